@@ -9,7 +9,7 @@
 //! writes the measured times to `tests/data/cpu_small.csv` (for `shardlab validate`) and prints the comparison. Other work
 //! on the machine disturbs: of several runs the one counts during which least of it was going on.
 
-use shardlab_exec::train::{RunOptions, Silent, train};
+use shardlab_exec::train::{NoObserver, RunOptions, train};
 use shardlab_plan::{Program, scenario};
 use shardlab_sim::{Options, hardware, simulate};
 use std::fmt::Write;
@@ -98,7 +98,7 @@ fn measure(scenario: &shardlab_plan::Scenario, program: &Arc<Program>) -> (f64, 
             steps: Some(STEPS),
             ..RunOptions::default()
         };
-        let outcome = train(scenario, program, options, &mut Silent).expect("a run");
+        let outcome = train(scenario, program, options, &mut NoObserver).expect("a run");
         let after = ticks();
         let others = (after.0 - before.0) - (after.1 - before.1);
         let share = (others / (after.2 - before.2).max(1.0)).max(0.0);

@@ -1,4 +1,4 @@
-//! The interpreter's cost an instruction, without and with the CPU device's queues.
+//! Cost of the interpreter per instruction, with the null device and with the CPU device's queues.
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use shardlab_exec::device::null::NullDevice;
@@ -10,7 +10,7 @@ use shardlab_plan::program::{Op, Program, SectionKind};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A shipped scenario's program.
+/// Plans a shipped scenario.
 fn program(name: &str, set: &[&str]) -> Arc<Program> {
     let set: Vec<String> = set.iter().map(|s| (*s).to_owned()).collect();
     let text = shardlab_plan::scenario::shipped()
@@ -22,7 +22,7 @@ fn program(name: &str, set: &[&str]) -> Arc<Program> {
     Arc::new(shardlab_plan::plan(&scenario).expect("a plan"))
 }
 
-/// Zeros for every input of a step.
+/// Returns zeros for every input of a step.
 fn inputs(program: &Program, ranks: usize) -> StepInputs {
     let mut rank = RankInputs::default();
     let section = program.section(SectionKind::First).expect("a first step");
@@ -41,10 +41,10 @@ fn inputs(program: &Program, ranks: usize) -> StepInputs {
     }
 }
 
-/// A kernel that computes nothing.
+/// A kernel that does nothing.
 ///
 /// # Safety
-/// It touches no range.
+/// It accesses no range.
 unsafe fn nothing(_: &LaunchContext<'_>, _: &[RawRange], _: &[RawRange]) -> Result<(), String> {
     Ok(())
 }
@@ -59,7 +59,7 @@ fn interpreter(c: &mut Criterion) {
         let p = program(name, &[&format!("fsdp.policy={policy}")]);
         let steady = p.section(SectionKind::Steady).expect("a steady step");
         group.throughput(Throughput::Elements(steady.instrs.len() as u64));
-        // One rank's host: the null device meets nobody.
+        // One rank's host: the null device waits for no other rank.
         let abort = Arc::new(Abort::new(Duration::from_secs(60)));
         let devices = vec![NullDevice::default()];
         let mut session =

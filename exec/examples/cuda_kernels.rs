@@ -1,5 +1,5 @@
-//! Every kernel of some scenarios on a GPU: compared with the CPU's (`check`), or timed (`time`); matrix products under load
-//! (`sustained`).
+//! Runs every kernel of some scenarios on a GPU: compares it with the CPU's (`check`), times it
+//! (`time`), or times GEMMs under load (`sustained`).
 //!
 //! ```text
 //! cuda_kernels check small-native small-cnn --set compile.mode=blocks
@@ -7,13 +7,15 @@
 //! cuda_kernels sustained peers-8b --seconds 60
 //! ```
 //!
-//! `check` launches each distinct kernel once with random operands on both and prints the largest difference, relative to the
-//! result's size; it fails where one is beyond the type's resolution. `time` replays a captured graph of launches that take
-//! turns on operands no cache holds, and prints bandwidth against a copy of a gibibyte and against one of as many bytes, and
-//! arithmetic rates. `--only` names kernels by parts of their names, `--first` takes the libraries' first offers untried.
-//! `sustained` times cuBLASLt's candidates for each distinct matrix product in a short burst after a pause, and the burst's best
-//! also back to back while the GPU is at its power limit, and prints what choosing by the latter would save in a step; it ends
-//! after about `--seconds`, weightiest products first. Needs a GPU.
+//! `check` launches each distinct kernel once with random operands on both, and prints the largest
+//! difference relative to the size of the result; it fails if a difference exceeds the resolution
+//! of the type. `time` replays a captured graph of launches that alternate between operands which
+//! no cache holds, and prints the bandwidth relative to a copy of one gibibyte and to one of the
+//! same size, and arithmetic rates. `--only` selects kernels by parts of their names; `--first`
+//! uses the libraries' first candidates without autotuning. `sustained` times cuBLASLt's candidates
+//! for each distinct GEMM in a short burst after a pause, and the best ones also back to back while
+//! the GPU is at its power limit. It prints what the latter choice would save per step, and ends
+//! after about `--seconds`, most expensive GEMMs first. Needs a GPU.
 
 #[cfg(not(feature = "cuda"))]
 fn main() {
@@ -110,7 +112,7 @@ mod bench {
                 println!("passed over: {why}");
             }
             let scratch = Memory::new(kernels.workspace_bytes())?;
-            // SAFETY: as many bytes as it asks for, used by nobody else.
+            // SAFETY: the memory has the requested size and is used by nothing else.
             unsafe { kernels.set_workspace(scratch.at)? };
             let mut bench = Bench {
                 stream: result::stream::create(result::stream::StreamKind::NonBlocking)?,
@@ -125,12 +127,13 @@ mod bench {
         Ok(good)
     }
 
-    /// Prints what products took, and what the choice among their candidates is worth.
+    /// Prints the times of GEMMs, and the effect of the choice among their candidates.
     fn sustained(trials: &[Trial]) {
         println!(
             "E: the engine's choice; B: the burst's winner by its rule; S: the fastest under load; microseconds a launch"
         );
-        // Of a step's launches: the engine's choices, the bursts' winners, the fastest under load.
+        // Of a step's launches: the engine's choices, the winners of the bursts, the fastest under
+        // load.
         let (mut sums, mut left) = ([0.0f64; 3], 0);
         for t in trials {
             let picks = [t.by_engine(), t.by_burst(), t.by_load()];
@@ -201,7 +204,7 @@ mod bench {
 
     impl Memory {
         fn new(bytes: u64) -> Result<Self, Failure> {
-            // SAFETY: the context is current; nobody reads what is not written.
+            // SAFETY: the context is current; uninitialized memory is not read.
             let at = unsafe { result::malloc_sync(bytes.max(256) as usize)? };
             Ok(Self { at })
         }
@@ -209,7 +212,7 @@ mod bench {
 
     impl Drop for Memory {
         fn drop(&mut self) {
-            // SAFETY: allocated once, freed once, after the stream was waited for.
+            // SAFETY: allocated once, and freed once after the stream was synchronized.
             let _ = unsafe { result::free_sync(self.at) };
         }
     }
@@ -219,11 +222,11 @@ mod bench {
         program: Arc<Program>,
         stream: CUstream,
         hyper: Memory,
-        /// Bandwidth of a copy, bytes read and written a second.
+        /// Returns the bandwidth of a copy: bytes read and written per second.
         copy: f64,
     }
 
-    /// A small generator of numbers; quality does not matter.
+    /// A small random number generator; its quality does not matter.
     struct Random(u64);
 
     impl Random {
@@ -243,7 +246,7 @@ mod bench {
         }
     }
 
-    /// Elements of a kind of buffer: random floats, ids below a limit.
+    /// Returns the elements of a kind of buffer: random floats, or indices below a limit.
     fn fill(dtype: DType, bytes: &mut [u8], limit: i64, positive: bool, random: &mut Random) {
         let mut float = || {
             let x = random.float();
@@ -267,7 +270,7 @@ mod bench {
         }
     }
 
-    /// What counts as one unit of a type's resolution.
+    /// Returns one unit of a type's resolution.
     fn unit(dtype: DType) -> f64 {
         match dtype {
             DType::Bf16 => 1.0 / 128.0,
@@ -276,8 +279,9 @@ mod bench {
         }
     }
 
-    /// Elements of each result that lies in a kernel's `n`-th write, of `len` elements: results of different sizes may share a
-    /// buffer, column by column. All of it where the kernel does not say.
+    /// Returns the elements of each result in a kernel's `n`-th write of `len` elements: results of
+    /// different sizes may share a buffer, column by column. Returns all elements if the kernel
+    /// does not specify them.
     fn results(kernel: &Kernel, n: usize, len: usize) -> Vec<Vec<usize>> {
         let here = |s: &&Slot| s.place == Place::Write(n as u8);
         let slots = kernel.body.iter().flat_map(|op| &op.outputs).filter(here);
@@ -289,7 +293,7 @@ mod bench {
         }
     }
 
-    /// Positions of a slot's elements in its operand.
+    /// Returns the positions of a slot's elements in its operand.
     fn elements(slot: &Slot) -> Vec<usize> {
         let mut out = vec![slot.offset as usize];
         let mut below: u64 = slot.shape.iter().product();
@@ -304,7 +308,8 @@ mod bench {
         out
     }
 
-    /// The largest difference among some elements, relative to their own and to all of these elements' size.
+    /// Returns the largest difference among some elements, relative to their own size and to that
+    /// of all of these elements.
     fn distance(want: &[f64], got: &[f64], elements: &[usize]) -> f64 {
         let squares = elements.iter().map(|&i| want[i] * want[i]);
         let size = (squares.sum::<f64>() / elements.len().max(1) as f64).sqrt();
@@ -315,7 +320,7 @@ mod bench {
                 false => (w - g).abs() / (w.abs() + size + 1e-30),
             }
         });
-        // What is not a number on one side alone is as far away as can be.
+        // NaN on one side only is the largest possible difference.
         let far = |e: f64| if e.is_nan() { f64::INFINITY } else { e };
         differences.map(far).fold(0.0, f64::max)
     }
@@ -342,7 +347,7 @@ mod bench {
         }
     }
 
-    /// Ids that all operations of a kernel can take.
+    /// Returns a bound of indices that is valid for all operations of a kernel.
     fn id_limit(kernel: &Kernel) -> i64 {
         let of = |op: &shardlab_plan::ir::BodyOp| match op.op {
             OpKind::Embedding => op.inputs[1].shape.first().copied(),
@@ -354,12 +359,14 @@ mod bench {
         kernel.body.iter().filter_map(of).min().unwrap_or(1 << 20) as i64
     }
 
-    /// Bytes that launches touch before they touch the same again: several times the second-level cache.
+    /// Bytes that launches access before they access the same memory again: several times the
+    /// second-level cache.
     const COLD: f64 = 512e6;
-    /// Bytes of device memory that operands may take.
+    /// Maximum bytes of device memory for operands.
     const ROOM: u64 = 24 << 30;
 
-    /// Median seconds of one launch among many in a captured graph, as they are in a step; `f` gets its number.
+    /// Returns the median seconds of one launch among many in a captured graph, as in a step; `f`
+    /// receives its index.
     fn launches(
         stream: CUstream,
         mut f: impl FnMut(usize) -> Result<(), Failure>,
@@ -380,7 +387,8 @@ mod bench {
         let one = timed(&mut || f(0))?;
         let count = (3e-3 / one.max(1e-6)).clamp(4.0, 128.0) as usize;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream is live, and nothing but `f` uses it meanwhile; the graph is destroyed after its last launch.
+        // SAFETY: the stream is live, and only `f` uses it meanwhile; the graph is destroyed after
+        // its last launch.
         unsafe {
             result::stream::begin_capture(stream, mode)?;
             let done = (0..count).try_for_each(&mut f);
@@ -410,7 +418,7 @@ mod bench {
             Ok(result::ctx::synchronize()?)
         }
 
-        /// The first launch of each kernel with each combination of element types.
+        /// Returns the first launch of each kernel with each combination of element types.
         fn launches(&self) -> Vec<InstrId> {
             let mut seen = BTreeSet::new();
             let mut out = Vec::new();
@@ -467,7 +475,7 @@ mod bench {
             let bytes = 1u64 << 30;
             let (a, b) = (Memory::new(bytes)?, Memory::new(bytes)?);
             let stream = self.stream;
-            // SAFETY: both hold as many bytes.
+            // SAFETY: both have the same size.
             let t = self.seconds(10, || unsafe {
                 sys::cuMemcpyDtoDAsync_v2(b.at, a.at, bytes as usize, stream).result()?;
                 Ok(())
@@ -475,7 +483,7 @@ mod bench {
             Ok(2.0 * bytes as f64 / t)
         }
 
-        /// Median seconds of a launch.
+        /// Returns the median seconds of a launch.
         fn seconds(
             &self,
             runs: usize,
@@ -521,7 +529,7 @@ mod bench {
             operands.iter().map(shape).collect()
         }
 
-        /// Ranges of the accesses within buffers that lie at these addresses.
+        /// Returns the ranges of accesses in buffers at given addresses.
         fn ranges(&self, accesses: &[Access], at: &BTreeMap<u32, u64>) -> Vec<RawRange> {
             let range = |a: &Access| RawRange {
                 ptr: (at[&a.buffer.0] + a.offset) as *mut u8,
@@ -579,7 +587,7 @@ mod bench {
                 self.forward_first(kernel, causal, scale, &hr)?;
             }
             for (k, v) in &host {
-                // SAFETY: both hold the buffer's bytes.
+                // SAFETY: both have the buffer's size.
                 unsafe {
                     result::memcpy_htod_sync(
                         on_device[k],
@@ -588,7 +596,8 @@ mod bench {
                     )?
                 };
             }
-            // A copy may be under way when the call returns, and the launch's stream does not wait for it.
+            // A copy may be in progress when the call returns, and the launch's stream does not
+            // wait for it.
             result::ctx::synchronize()?;
             let shapes = self.shapes(id);
             let context = LaunchContext {
@@ -596,7 +605,7 @@ mod bench {
                 hyper: HYPER,
                 shapes: &shapes,
             };
-            // SAFETY: the ranges lie in buffers of their own.
+            // SAFETY: the ranges are in separate buffers.
             unsafe { shardlab_exec::kernels::launch(&context, &hr, &hw)? };
             let mut bits: Vec<Vec<u8>> = Vec::new();
             for pass in 0..2 {
@@ -611,20 +620,21 @@ mod bench {
                 if pass == 0 {
                     for w in &dw {
                         let mut bytes = vec![0u8; w.bytes];
-                        // SAFETY: the range lies in device memory.
+                        // SAFETY: the range is in device memory.
                         unsafe { result::memcpy_dtoh_sync(&mut bytes, w.ptr as u64)? };
                         bits.push(bytes);
                     }
                 }
             }
-            // A convolution's gradient of weights comes in the type of its factors, whatever type it is converted to.
+            // A convolution's gradient of weights has the type of its factors, whatever type it is
+            // converted to.
             let factors = match kernel.body[0].op {
                 OpKind::ConvGradWeight { .. } => unit(hr[0].dtype),
                 _ => 0.0,
             };
             let (mut worst, mut at) = (0.0f64, 0);
             for (i, (h, d)) in hw.iter().zip(&bits).enumerate() {
-                // SAFETY: the range lies in the host's buffer.
+                // SAFETY: the range is in the host's buffer.
                 let want = floats(h.dtype, unsafe {
                     std::slice::from_raw_parts(h.ptr, h.bytes)
                 });
@@ -636,7 +646,8 @@ mod bench {
                     }
                 }
             }
-            // Attention rounds its probabilities to 16 bits: torch 2.11's kernels are up to 14 units from float64 here.
+            // Attention rounds its probabilities to 16 bits: torch 2.11's kernels differ by up to
+            // 14 units from float64 here.
             let attention = matches!(
                 kernel.class,
                 shardlab_plan::ir::KernelClass::Attention { .. }
@@ -653,7 +664,7 @@ mod bench {
             Ok(good)
         }
 
-        /// Puts the results of the forward where the backward reads them.
+        /// Writes the results of the forward to where the backward reads them.
         fn forward_first(
             &self,
             kernel: &Kernel,
@@ -681,12 +692,12 @@ mod bench {
                 hyper: HYPER,
                 shapes: &[],
             };
-            // SAFETY: the ranges lie in buffers of their own.
+            // SAFETY: the ranges are in separate buffers.
             unsafe { shardlab_exec::kernels::launch(&context, hr, &writes)? };
             Ok(())
         }
 
-        /// Bytes that a kernel has to move.
+        /// Returns the bytes that a kernel must move.
         fn bytes(&self, kernel: &Kernel, reads: &[Access], writes: &[Access]) -> f64 {
             use shardlab_plan::ir::KernelClass as C;
             let size = |a: &Access| self.program.buffers[a.buffer.index()].dtype.size();
@@ -698,7 +709,7 @@ mod bench {
                     let table = n * (size(&reads[2]) + size(&writes[0]));
                     (reads[0].bytes + reads[1].bytes + table) as f64
                 }
-                // An embedding's gradient that fills its table writes all of it.
+                // An embedding's gradient that covers its table writes all of it.
                 C::Pointwise | C::Fill | C::EmbeddingGrad => {
                     let widened = reads.iter().chain(writes).map(|a| a.bytes as f64);
                     known.max(widened.sum())
@@ -735,18 +746,18 @@ mod bench {
                     false,
                     &mut random,
                 );
-                // Random numbers cost power as real ones do; repeated every 32 MiB.
+                // Random numbers consume as much power as real data; they repeat every 32 MiB.
                 let mut done = 0;
                 while done < buffer.bytes.0 {
                     let n = few.min(buffer.bytes.0 - done) as usize;
-                    // SAFETY: the memory is as long as the buffer.
+                    // SAFETY: the memory has the buffer's length.
                     unsafe { result::memcpy_htod_sync(memory.at + done, &bytes[..n])? };
                     done += n as u64;
                 }
                 first.insert(a.buffer.0, memory);
             }
             result::ctx::synchronize()?;
-            // As many sets of operands as the cache cannot hold, within reason.
+            // As many sets of operands as exceed the cache, within limits.
             let sets = (COLD / bytes.max(1.0)).ceil().clamp(1.0, 16.0) as usize;
             let sets = sets.min((ROOM / held.max(1)).max(1) as usize);
             let mut device = vec![first];
@@ -755,7 +766,7 @@ mod bench {
                 for (k, v) in &device[0] {
                     let bytes = program.buffers[*k as usize].bytes.0;
                     let memory = Memory::new(bytes)?;
-                    // SAFETY: both are as long as the buffer.
+                    // SAFETY: both have the buffer's length.
                     unsafe { sys::cuMemcpyDtoD_v2(memory.at, v.at, bytes as usize).result()? };
                     more.insert(*k, memory);
                 }
@@ -773,7 +784,7 @@ mod bench {
             let copy = self.copy;
             let t = launches(stream, |n| {
                 let (reads, writes) = &operands[n % operands.len()];
-                // SAFETY: the ranges lie in buffers of their own; the stream is live.
+                // SAFETY: the ranges are in separate buffers; the stream is live.
                 unsafe {
                     kernels
                         .borrow_mut()
@@ -788,7 +799,7 @@ mod bench {
             );
             let equal = launches(stream, |n| {
                 let at = (half * (n % sets)) as u64;
-                // SAFETY: both hold as many parts as there are sets.
+                // SAFETY: both have one part per set.
                 unsafe {
                     sys::cuMemcpyDtoDAsync_v2(to.at + at, from.at + at, half, stream).result()?;
                 }

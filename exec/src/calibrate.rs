@@ -1,23 +1,25 @@
-//! Measures this machine: a hardware profile of the CPU device, in the format that `sim` reads.
+//! Measures this machine: produces a hardware profile of the CPU device, in the format that `sim`
+//! reads.
 //!
-//! Kernels are timed where they run, within training steps of small models of every family, and matrix products and
-//! attention also on a grid of sizes; collectives between rank threads by kind, size and ranks; issue, start, event and
-//! allocation costs from the recorded issue times and spans of the same steps. Every time is the middle one of several, as
-//! runs report the middle of their steps: measure on an idle machine.
+//! Kernels are timed within training steps of small models of every family; GEMMs and attention are
+//! also timed on a grid of sizes, and collectives between rank threads by kind, size and number of
+//! ranks. The costs of issue, start, events and allocations come from the recorded issue times and
+//! spans of the same steps. Every time is a median of several, as runs report the median of their
+//! steps, so measure on an idle machine.
 
 mod collectives;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod grid;
 mod machine;
-mod own;
 mod render;
 mod single;
 mod steps;
+mod user_scenario;
 
 #[cfg(feature = "cuda")]
 pub use cuda::{Base, add_kernels_cuda, calibrate_cuda};
-pub use own::{Added, Own};
+pub use user_scenario::{AddedKernels, UserScenario};
 
 use crate::train::TrainError;
 use shardlab_plan::Program;
@@ -25,17 +27,17 @@ use shardlab_plan::units::Picos;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What to measure, and how long.
+/// What to measure, and for how long.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Name of the profile.
     pub name: String,
-    /// Most ranks whose collectives are measured.
+    /// Maximum number of ranks whose collectives are measured.
     pub ranks: u32,
-    /// Time for all of it, roughly.
+    /// Approximate time for all measurements.
     pub budget: Duration,
-    /// Scenarios whose kernels are measured too, before all others.
-    pub own: Vec<Own>,
+    /// Scenarios whose kernels are measured as well, before all others.
+    pub user_scenarios: Vec<UserScenario>,
 }
 
 impl Default for Options {
@@ -44,12 +46,12 @@ impl Default for Options {
             name: "cpu".to_owned(),
             ranks: 4,
             budget: Duration::from_secs(90),
-            own: Vec::new(),
+            user_scenarios: Vec::new(),
         }
     }
 }
 
-/// What was measured; [`render`] makes a profile of it.
+/// Measurements; [`render`] formats them as a profile.
 #[derive(Debug, Default)]
 struct Measured {
     machine: machine::Machine,
@@ -59,8 +61,9 @@ struct Measured {
     collectives: Vec<collectives::Table>,
 }
 
-/// A measured machine. What several ranks on shared cores lose to one another shows in whole steps only: whoever can predict
-/// steps compares its predictions with [`Calibration::trials`], and gives [`Calibration::profile`] what fits.
+/// A measured machine. The contention between ranks on shared cores shows in whole steps only: a
+/// caller that can predict steps compares its predictions with [`Calibration::trials`] and passes
+/// the best fit to [`Calibration::profile`].
 #[derive(Debug)]
 pub struct Calibration {
     name: String,
@@ -70,47 +73,47 @@ pub struct Calibration {
 /// A run of several ranks on this machine.
 #[derive(Clone, Debug)]
 pub struct Trial {
-    /// What they performed.
+    /// Program that the ranks ran.
     pub program: Arc<Program>,
-    /// Their middle step.
+    /// Duration of their median step.
     pub step: Picos,
 }
 
-/// What ranks on shared cores lose to one another.
+/// Contention between ranks on shared cores.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Together {
     /// Share of its rate that work loses when every core is busy.
     pub shared_loss: f64,
-    /// The same when there are more ranks than cores.
+    /// Like `loss`, when there are more ranks than cores.
     pub turn_loss: f64,
-    /// From the first rank's arrival at a collective to the last one's, microseconds.
+    /// Time from the first rank's arrival at a collective to the last one's, in microseconds.
     pub wait_us: f64,
 }
 
 impl Calibration {
-    /// Cores that ranks share.
+    /// Number of cores that ranks share.
     #[must_use]
     pub fn cores(&self) -> u32 {
         self.measured.machine.cores
     }
 
-    /// Runs of several ranks.
+    /// Returns the runs of several ranks.
     #[must_use]
     pub fn trials(&self) -> &[Trial] {
         &self.measured.steps.trials
     }
 
-    /// The profile's text.
+    /// Returns the text of the profile.
     #[must_use]
     pub fn profile(&self, together: Together) -> String {
         render::profile(&self.name, &self.measured, together)
     }
 }
 
-/// Measures this machine. `note` hears what is being measured.
+/// Measures this machine. `note` is called with the name of each part.
 ///
 /// # Errors
-/// [`TrainError`] when a calibration step cannot be planned or performed.
+/// [`TrainError`] if a calibration step cannot be planned or run.
 pub fn calibrate(options: &Options, note: &mut dyn FnMut(&str)) -> Result<Calibration, TrainError> {
     let share = |x: f64| options.budget.mul_f64(x);
     let begin = Instant::now();
@@ -119,7 +122,7 @@ pub fn calibrate(options: &Options, note: &mut dyn FnMut(&str)) -> Result<Calibr
         ..Measured::default()
     };
     note("kernels within steps");
-    m.steps = steps::measure(share(0.7), m.machine.cores, &options.own, note)?;
+    m.steps = steps::measure(share(0.7), m.machine.cores, &options.user_scenarios, note)?;
     note("matrix products");
     m.gemm = grid::gemm(share(0.1));
     note("attention");
@@ -133,18 +136,20 @@ pub fn calibrate(options: &Options, note: &mut dyn FnMut(&str)) -> Result<Calibr
     })
 }
 
-/// Layers of a scenario that are run to time its kernels.
-const OWN_LAYERS: u32 = 2;
+/// Number of layers of a scenario that are run to time its kernels.
+const USER_LAYERS: u32 = 2;
 
-/// Measures the kernels of `options.own` alone, on one rank, for a profile of a machine with as many cores. `note` hears what is being measured.
+/// Measures only the kernels of `options.user_scenarios`, on one rank, for the profile of a machine with the
+/// same number of cores. `note` is called with the name of each part.
 ///
 /// # Errors
-/// [`TrainError`] when one of them cannot be planned or performed, or when the machine has another number of cores.
+/// [`TrainError`] if a scenario cannot be planned or run, or if the machine has another number of
+/// cores.
 pub fn add_kernels(
     options: &Options,
     cores: u32,
     note: &mut dyn FnMut(&str),
-) -> Result<Added, TrainError> {
+) -> Result<AddedKernels, TrainError> {
     let machine = machine::Machine::measure();
     if machine.cores != cores {
         return Err(TrainError::Plan(format!(
@@ -152,23 +157,23 @@ pub fn add_kernels(
             machine.cores
         )));
     }
-    let each = options.budget / (options.own.len() as u32).max(1);
+    let each = options.budget / (options.user_scenarios.len() as u32).max(1);
     let mut all = Vec::new();
-    for own in &options.own {
-        note(&own.name());
-        let observed = steps::own(own, each)?;
+    for scenario in &options.user_scenarios {
+        note(&scenario.name());
+        let observed = steps::user_scenario(scenario, each)?;
         let mut totals = steps::Totals::default();
         totals.add_all(observed.kernels());
         all.push((totals, observed.trial()));
     }
-    Ok(Added {
+    Ok(AddedKernels {
         source: machine.source("within steps"),
         all,
     })
 }
 
-/// Middle time of repeated calls, microseconds: at least three calls after a first one that is not counted, and more until
-/// `time` is over.
+/// Returns the median time of repeated calls, in microseconds: at least three calls after a warm-up
+/// call, and more until `time` has passed.
 fn typical(time: Duration, mut call: impl FnMut()) -> f64 {
     let begin = Instant::now();
     let mut times = Vec::new();
@@ -181,7 +186,7 @@ fn typical(time: Duration, mut call: impl FnMut()) -> f64 {
     quantile(times, 0.5)
 }
 
-/// The value below which a share of the numbers lies; 0 of none.
+/// Returns a quantile of the numbers; 0 if there are none.
 fn quantile(mut numbers: Vec<f64>, share: f64) -> f64 {
     numbers.sort_by(f64::total_cmp);
     let at = (numbers.len() as f64 * share) as usize;

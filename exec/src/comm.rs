@@ -1,11 +1,13 @@
-//! Collectives between ranks that are threads of one process (and, for trying things out, processes of one run: `remote`).
+//! Collectives between ranks that are threads of one process, or, for functional tests, processes
+//! of one run (`remote`).
 //!
-//! A communicator instance ([`Group`]) runs its collectives one after another in host launch order: each rank numbers its
-//! launches, and a rank may enter number `n` only when `n - 1` is over. Every rank brings its ranges; when all have
-//! arrived their descriptors are compared, and then each rank moves its own share of the data, straight from its peers'
-//! memory, in rank order with float32 accumulation: the result does not depend on who came when.
+//! A communicator instance ([`Group`]) runs its collectives one after another in host launch order:
+//! each rank numbers its launches, and a rank may enter number `n` only when `n - 1` has completed.
+//! Every rank contributes its ranges. When all have arrived, their descriptors are compared, and
+//! each rank moves its own share of the data directly from its peers' memory, in rank order with
+//! float32 accumulation. The result does not depend on the order of arrival.
 
-mod agree;
+mod check;
 mod group;
 mod moves;
 mod reduce;
@@ -13,8 +15,8 @@ mod remote;
 
 pub use group::{Arrival, Call, CommError, Group};
 
-use crate::device::abort::{Abort, Wake};
-use crate::process::Peers;
+use crate::base::abort::{Abort, Wake};
+use crate::process::ProcessGroup;
 use shardlab_plan::ir::CommId;
 use shardlab_plan::program::Program;
 use shardlab_plan::shard::mesh::{members, position};
@@ -27,31 +29,35 @@ pub struct Communicators {
     /// By communicator: instances by their first member.
     groups: Vec<BTreeMap<u32, Arc<Group>>>,
     /// By communicator and rank: first member of the instance, and position in it.
-    seats: Vec<Vec<(u32, u32)>>,
+    positions: Vec<Vec<(u32, u32)>>,
 }
 
 impl Communicators {
-    /// Instances of every communicator of a program.
+    /// Creates the instances of every communicator of a program.
     #[must_use]
     pub fn new(program: &Program, abort: &Arc<Abort>) -> Self {
         Self::with(program, abort, None)
     }
 
-    /// Likewise, where every rank is a process.
+    /// Creates the instances for a world in which every rank is a process.
     #[must_use]
-    pub fn between_processes(program: &Program, abort: &Arc<Abort>, peers: &Arc<Peers>) -> Self {
+    pub fn between_processes(
+        program: &Program,
+        abort: &Arc<Abort>,
+        peers: &Arc<ProcessGroup>,
+    ) -> Self {
         Self::with(program, abort, Some(peers))
     }
 
-    fn with(program: &Program, abort: &Arc<Abort>, peers: Option<&Arc<Peers>>) -> Self {
+    fn with(program: &Program, abort: &Arc<Abort>, peers: Option<&Arc<ProcessGroup>>) -> Self {
         let world = program.meta.world;
         let mut all = Self {
             groups: Vec::new(),
-            seats: Vec::new(),
+            positions: Vec::new(),
         };
         for comm in &program.communicators {
             let mut groups = BTreeMap::new();
-            let mut seats = Vec::new();
+            let mut positions = Vec::new();
             for rank in 0..world {
                 let ranks: Vec<u32> = members(comm, rank).collect();
                 let first = ranks[0];
@@ -66,18 +72,18 @@ impl Communicators {
                     abort.register(waker);
                     group
                 });
-                seats.push((first, position(comm, rank)));
+                positions.push((first, position(comm, rank)));
             }
             all.groups.push(groups);
-            all.seats.push(seats);
+            all.positions.push(positions);
         }
         all
     }
 
-    /// The instance that a rank belongs to, and its position there.
+    /// Returns the instance that a rank belongs to, and the rank's position in it.
     #[must_use]
-    pub fn seat(&self, comm: CommId, rank: u32) -> Option<(&Arc<Group>, u32)> {
-        let &(first, position) = self.seats.get(comm.index())?.get(rank as usize)?;
+    pub fn group(&self, comm: CommId, rank: u32) -> Option<(&Arc<Group>, u32)> {
+        let &(first, position) = self.positions.get(comm.index())?.get(rank as usize)?;
         Some((self.groups[comm.index()].get(&first)?, position))
     }
 }

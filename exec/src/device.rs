@@ -1,19 +1,20 @@
-//! The seam between the interpreter and hardware.
+//! Interface between the interpreter and hardware.
 //!
-//! The interpreter ([`crate::engine`]) walks a program in host order and tells a [`Device`] what to enqueue, with every
-//! address resolved. A device knows streams, events, graphs, memory and collectives; it knows nothing of buffers, sections
-//! or policies. One device serves one rank; devices of different ranks meet in their collectives.
+//! The interpreter ([`crate::engine`]) walks a program in host order and passes commands with
+//! resolved addresses to a [`Device`]. A device has streams, events, graphs, memory and
+//! collectives; it knows nothing of buffers, sections or policies. One device serves one rank;
+//! devices of different ranks synchronize in their collectives.
 
-pub mod abort;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod factory;
-pub(crate) mod muster;
 pub mod null;
 
-use crate::operand::{Hyper, RawRange};
-pub use abort::{Abort, Failure, FailureKind, Stop};
+pub use crate::base::abort::Abort;
+pub use crate::base::failure::{Failure, FailureKind, Stop};
+pub use crate::base::operand::NO_HYPER;
+use crate::base::operand::{Hyper, RawRange};
 pub use factory::{CpuFactory, DeviceFactory, Setup};
 use shardlab_plan::ir::{CollectiveId, EventId, InstrId, KernelId, StreamId};
 use shardlab_plan::units::Bytes;
@@ -25,18 +26,18 @@ use std::sync::Arc;
 /// Work for a stream, with addresses resolved.
 #[derive(Clone, Debug)]
 pub enum Command {
-    /// A kernel.
+    /// Launches a kernel.
     Launch {
         /// Instruction.
         instr: InstrId,
         /// Kernel.
         kernel: KernelId,
-        /// How many of `ranges` are read; the rest is written.
+        /// Number of `ranges` that are read; the others are written.
         reads: u32,
         /// Operands.
         ranges: SmallVec<[RawRange; 6]>,
     },
-    /// A collective.
+    /// Runs a collective.
     Collective {
         /// Instruction.
         instr: InstrId,
@@ -45,7 +46,7 @@ pub enum Command {
         /// Input and output of each part.
         parts: SmallVec<[(RawRange, RawRange); 1]>,
     },
-    /// A copy by a copy engine.
+    /// Copies memory with a copy engine.
     Copy {
         /// Instruction.
         instr: InstrId,
@@ -54,30 +55,30 @@ pub enum Command {
         /// Destination, of equal length.
         to: RawRange,
     },
-    /// The event completes.
+    /// Completes an event.
     Record {
         /// Instruction.
         instr: InstrId,
         /// Event.
         event: EventId,
     },
-    /// Nothing later on the stream starts before the event has completed.
+    /// Makes later work of the stream wait until the event has completed.
     Wait {
         /// Instruction.
         instr: InstrId,
         /// Event.
         event: EventId,
     },
-    /// Sets every byte.
+    /// Sets every byte of a range.
     Fill {
-        /// Instruction that made it necessary.
+        /// Instruction that needs the fill.
         instr: InstrId,
         /// Range.
         to: RawRange,
         /// Byte.
         byte: u8,
     },
-    /// An input of the step, from the host into device memory.
+    /// Uploads an input of the step from the host to device memory.
     Upload {
         /// Instruction that allocates its memory.
         instr: InstrId,
@@ -86,25 +87,25 @@ pub enum Command {
         /// Data of the same length.
         data: Arc<[u8]>,
     },
-    /// What a buffer holds at first, from the host into device memory.
+    /// Uploads the initial contents of a buffer from the host to device memory.
     Preset {
-        /// Instruction that made it necessary.
+        /// Instruction that needs the contents.
         instr: InstrId,
         /// Range.
         to: RawRange,
         /// Data of the same length.
         data: Arc<[u8]>,
     },
-    /// Sum of squares of floats into a host slot.
+    /// Writes the sum of squares of floats to a host slot.
     Squares {
-        /// Instruction that they belong to.
+        /// Instruction that reads the floats.
         instr: InstrId,
-        /// Numbers.
+        /// Ranges of floats.
         from: SmallVec<[RawRange; 1]>,
         /// Slot.
         slot: u32,
     },
-    /// A float32 scalar into a host slot.
+    /// Copies a float32 scalar to a host slot.
     Read {
         /// Instruction that produced it.
         instr: InstrId,
@@ -116,7 +117,7 @@ pub enum Command {
 }
 
 impl Command {
-    /// The instruction that it performs or belongs to.
+    /// Returns the instruction that the command performs or belongs to.
     #[must_use]
     pub const fn instr(&self) -> InstrId {
         match *self {
@@ -133,7 +134,7 @@ impl Command {
         }
     }
 
-    /// Whether it is an instruction's device task, which gets a span.
+    /// Returns whether the command is an instruction's device task, which gets a span.
     #[must_use]
     pub const fn is_task(&self) -> bool {
         matches!(
@@ -143,168 +144,164 @@ impl Command {
     }
 }
 
-/// Settings of a pass that runs no optimizer.
-pub const NO_HYPER: Hyper = Hyper {
-    lr: 0.0,
-    betas: [0.0; 2],
-    eps: 0.0,
-    weight_decay: 0.0,
-    clip_norm: 0.0,
-    step: 0,
-};
-
 /// A captured list of commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GraphId(pub usize);
 
-/// Addresses of one allocator region that a device must back with real memory.
+/// Addresses of an allocator region that a device must back with memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Region {
     /// Allocator addresses.
     pub addresses: Range<u64>,
-    /// Bytes of it that are expected to be touched (the rest is room to grow).
+    /// Bytes that are expected to be used; the others allow for growth.
     pub used: u64,
-    /// End of the addresses that are expected to be touched.
+    /// End of the addresses that are expected to be used.
     pub touched: u64,
 }
 
-/// What a pass over a section needs to know.
+/// Settings of a pass over a section.
 #[derive(Clone, Debug)]
 pub struct Pass {
     /// Optimizer settings.
     pub hyper: Hyper,
-    /// Host slots that [`Command::Read`] may name.
+    /// Number of host slots that [`Command::Read`] and [`Command::Squares`] may name.
     pub slots: u32,
-    /// Keep times of tasks.
+    /// Record the times of tasks.
     pub record: bool,
-    /// Issue captured commands one by one, as whoever keeps times has to. All ranks do or none does: a collective that one
-    /// rank issues as part of a graph and another on its own need not meet.
-    pub singly: bool,
-    /// What will be uploaded, in order: a device may bring it nearer before the pass begins.
+    /// Replay graphs as individual launches (required for per-kernel timing). Must be equal on all
+    /// ranks: a collective inside a CUDA graph may not match one outside.
+    pub replay_as_instructions: bool,
+    /// Data that will be uploaded, in order. A device may stage them before the pass begins.
     pub inputs: Vec<Arc<[u8]>>,
 }
 
-/// When a task was ready, ran, and what it waited for. Times are nanoseconds of the device's clock.
+/// Times of a task and the event that it waited for. Times are nanoseconds of the device's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskTimes {
-    /// Number of the task in issue order of the pass.
+    /// Index of the task in issue order of the pass.
     pub task: u32,
     /// When the host issued it.
     pub issued: u64,
-    /// When its stream came to it.
+    /// When its stream reached it.
     pub ready: u64,
-    /// When its communicator was free for it (collectives; else `ready`).
+    /// When its communicator was free for it (collectives; otherwise `ready`).
     pub free: u64,
-    /// When it began: for a collective, when the last rank had arrived.
+    /// When it started: for a collective, when the last rank had arrived.
     pub start: u64,
     /// When it ended.
     pub end: u64,
-    /// The last event that its stream waited for since the task before, and when that wait ended.
+    /// The last event that its stream waited for since the previous task, and when that wait ended.
     pub waited: Option<(EventId, u64)>,
 }
 
-/// A rank's hardware. Every call comes from the rank's host thread; a [`Stop`] means that the session's [`Abort`] knows why.
+/// Hardware of one rank. Every call comes from the rank's host thread. If a call returns [`Stop`],
+/// the cause is in the session's [`Abort`].
 pub trait Device: Send {
-    /// Name for run records.
+    /// Returns the device's name for run records.
     fn name(&self) -> String;
 
-    /// Backs allocator addresses with memory that holds zeros. Called once, before anything else.
+    /// Backs allocator addresses with zeroed memory. Called once, before anything else.
     ///
     /// # Errors
-    /// In words, if the machine has not enough memory.
+    /// A message, if the machine does not have enough memory.
     fn map(&mut self, regions: &[Region]) -> Result<(), String>;
 
-    /// Makes its memory known to the other ranks, where they need to. Called once, when all ranks of this process have theirs; it may wait
-    /// for them.
+    /// Registers the device's memory with the other ranks, if they need to access it. Called once,
+    /// after `map` has returned on all ranks of this process; may wait for other ranks.
     ///
     /// # Errors
-    /// In words.
-    fn meet(&mut self) -> Result<(), String> {
+    /// A message.
+    fn register_memory(&mut self) -> Result<(), String> {
         Ok(())
     }
 
-    /// Device address of an allocator address; `None` if the `bytes` from there on are outside of every region.
+    /// Returns the device address of an allocator address; `None` if the range of `bytes` bytes is
+    /// outside all regions.
     ///
     /// # Errors
-    /// Kind and words, if the machine refuses memory for them.
+    /// Kind and message, if the machine has no memory for the range.
     fn pointer(&self, address: u64, bytes: u64) -> Result<Option<*mut u8>, (FailureKind, String)>;
 
-    /// Starts a pass on an idle device: all events are incomplete, all slots 0.
+    /// Starts a pass on an idle device: all events are incomplete and all slots are 0.
     ///
     /// # Errors
     /// [`Stop`].
     fn begin(&mut self, pass: Pass) -> Result<(), Stop>;
 
-    /// Enqueues a command; blocks while the stream's queue is full. `task` numbers tasks in issue order.
+    /// Enqueues a command. Blocks while the stream's queue is full. `task` is the index of the task
+    /// in issue order.
     ///
     /// # Errors
     /// [`Stop`].
     fn submit(&mut self, stream: StreamId, command: Command, task: u32) -> Result<(), Stop>;
 
-    /// Keeps commands for [`Device::replay`].
+    /// Captures commands for [`Device::replay`].
     ///
     /// # Errors
     /// [`Stop`].
     fn capture(&mut self, commands: Vec<(StreamId, Command)>) -> Result<GraphId, Stop>;
 
-    /// Enqueues captured commands once more; tasks are numbered from `first`.
+    /// Enqueues captured commands; `first` is the index of their first task.
     ///
     /// # Errors
     /// [`Stop`].
     fn replay(&mut self, graph: GraphId, first: u32) -> Result<(), Stop>;
 
-    /// Blocks the host until the event has completed. `instr` is for messages.
+    /// Blocks the host until the event has completed. `instr` is used in messages.
     ///
     /// # Errors
     /// [`Stop`].
     fn host_wait(&mut self, instr: InstrId, event: EventId) -> Result<(), Stop>;
 
-    /// Blocks the host until nothing is enqueued.
+    /// Blocks the host until all enqueued work has completed.
     ///
     /// # Errors
     /// [`Stop`].
     fn idle(&mut self) -> Result<(), Stop>;
 
-    /// Whether anything is enqueued or running.
+    /// Returns whether work is enqueued or running.
     fn is_busy(&mut self) -> bool;
 
-    /// A slot's value; complete once the device is idle or the host has waited for an event behind the read.
+    /// Returns the value of a slot. It is valid once the device is idle, or once the host has
+    /// waited for an event after the read.
     fn slot(&self, slot: u32) -> f32;
 
-    /// Nanoseconds since the session's start.
+    /// Returns the nanoseconds since the session started.
     fn now(&self) -> u64;
 
-    /// Times of the tasks of the pass so far, in no order; the device is idle.
+    /// Returns the times of the tasks of the pass, in any order. The device is idle.
     fn times(&mut self) -> Vec<TaskTimes>;
 
     /// Copies device memory to the host. The range is backed memory that no work in flight writes.
     fn read(&self, range: RawRange) -> Vec<u8>;
 
-    /// Copies host memory to the device, likewise. `data` has the range's length.
+    /// Copies host memory to the device. The range is backed memory that no work in flight uses;
+    /// `data` has its length.
     fn write(&mut self, range: RawRange, data: &[u8]);
 
-    /// Ends what is in flight, after a failure. Whether the device may be dropped then: `false` where its driver would wait for
-    /// ever for work that has not ended.
-    fn cease(&mut self) -> bool {
+    /// Ends work in flight after a failure. Returns whether the device may be dropped: `false` if
+    /// its driver would wait forever for work that has not ended.
+    fn shutdown(&mut self) -> bool {
         true
     }
 
-    /// Whether recording times changes them so little that every step may be recorded.
+    /// Returns whether recording times is so cheap that every step may be recorded.
     fn records_freely(&self) -> bool {
         true
     }
 
-    /// What the user should know before the first step.
+    /// Returns notes for the user about the device.
     fn notes(&self) -> Vec<String> {
         Vec::new()
     }
 
-    /// Facts for the run's environment: hardware, libraries, settings.
+    /// Returns facts for the run's environment: hardware, libraries, settings.
     fn facts(&mut self) -> BTreeMap<String, String> {
         BTreeMap::new()
     }
 
-    /// Bytes in use on the whole device, where it can tell: the engine's memory, and that of contexts and libraries.
+    /// Returns the bytes in use on the whole device, if known: the engine's memory and that of
+    /// contexts and libraries.
     fn device_bytes(&mut self) -> Option<Bytes> {
         None
     }

@@ -1,35 +1,32 @@
-//! The interpreter: performs a program on devices, rank by rank, in host order.
+//! The interpreter: runs a program on devices, rank by rank, in host order.
 //!
-//! [`Session`] holds the ranks of a program that this process performs: all of them, or a part of a [`World`]. Each has an own host thread during a step, an own [`crate::device::Device`],
-//! and the allocators that `sim` uses. The interpreter takes no scheduling decision: it resolves addresses, shifts ranges
-//! to its rank and tells the device what the program says.
+//! [`Session`] owns the ranks of a program that this process runs: all of them, or its share of a
+//! [`World`](crate::process::World). Each rank has a host thread during a step, a
+//! [`crate::device::Device`], and the allocators that `sim` uses. The interpreter makes no
+//! scheduling decision: it resolves addresses, shifts ranges to its rank, and passes the program's
+//! instructions to the device.
 
-mod access;
 mod error;
 mod exchange;
-mod fault;
 mod gaps;
-pub(crate) mod gate;
-mod live;
 mod median;
 mod memory;
-mod options;
+mod offsets;
+mod pass;
 mod rank;
+mod readback;
 mod regions;
 mod report;
 mod session;
-pub(crate) mod standing;
-mod taps;
-mod world;
+mod step;
+pub(crate) mod step_barrier;
 
+pub use crate::base::fault::{Fault, FaultKind};
+pub use crate::base::options::{DelaySpec, ExecOptions, Registration, Times};
+pub use crate::base::progress::{Progress, RankSnapshot};
 pub use error::ExecError;
-pub use fault::{Fault, FaultKind};
-pub use live::{Live, RankLive};
-pub use options::{ExecOptions, Registration, Times};
-pub use session::{RankInputs, RankTimes, Session, StepInputs, StepResult};
-pub use world::World;
+pub use session::Session;
+pub use step::{RankInputs, RankTimes, StepInputs, StepResult};
 
-#[cfg(test)]
-pub(crate) mod testing;
 #[cfg(test)]
 mod tests;

@@ -1,23 +1,37 @@
-//! shardlab-exec: performs the program that `sim` prices.
+//! shardlab-exec: runs the program that `sim` prices.
 //!
 //! ```text
 //! program ─▶ engine (one interpreter) ─▶ Device (cpu: streams are worker threads)
 //!                 │                          ├─ kernels (bodies of launches)
 //!                 │                          └─ comm (collectives between ranks)
 //!                 ├─ process (ranks as processes: launcher, rendezvous, watchdog)
-//!                 └─ train (data, initialisation, optimizer schedule, checkpoints) ─▶ run
+//!                 └─ train (data, initialization, optimizer schedule, checkpoints) ─▶ run
 //! ```
 //!
-//! The engine takes no scheduling decision: what runs when, where memory lies and who waits for whom is in the program.
+//! The engine makes no scheduling decision: the program says what runs when, where memory is, and
+//! which work waits for which.
+//!
+//! # Layers
+//!
+//! Each folder imports only from those before it:
+//!
+//! - `base`: failures and the session's abort, options, progress of ranks, random numbers, operands
+//! - [`kernels`]: the bodies of launches, on the CPU and on GPUs
+//! - [`process`]: processes of a run, their store, and the ranks that each of them runs
+//! - [`comm`]: collectives between rank threads, or between processes over the store
+//! - [`device`]: the interface to hardware, with a CPU and a CUDA device
+//! - [`engine`]: the interpreter
+//! - [`train`]: training runs
+//! - [`calibrate`]: hardware profiles, measured with devices, engine and training
 
+mod base;
 pub mod calibrate;
 pub mod comm;
 pub mod device;
 pub mod engine;
 pub mod kernels;
-pub mod operand;
 pub mod process;
-mod stopped;
 pub mod train;
 
+pub use base::operand;
 pub use operand::{Hyper, LaunchContext, RawRange};

@@ -1,24 +1,32 @@
-//! Ranks as processes: how they are started, find one another, and end together.
+//! Ranks as processes: how they are launched, find one another, and end together.
 //!
-//! A [`Server`] keeps the store where processes leave words for one another, and notices who dies or hangs; it lives in the
-//! launcher, or in rank 0's process where something else started the ranks. [`Peers`] is a process's view of the others.
+//! A [`Server`] runs the store in which processes exchange data, and detects processes that die or
+//! hang. It lives in the launcher, or in rank 0's process if another launcher started the ranks.
+//! [`ProcessGroup`] is one process's view of the run; [`World`] says which ranks it runs.
 
-mod alone;
 mod client;
 mod codec;
+pub(crate) mod config_check;
 pub mod environment;
-pub(crate) mod facts;
-mod guard;
+mod error;
+mod force_exit;
 mod launch;
-mod peers;
+mod local_store;
+mod process_group;
+mod protocol;
+mod rendezvous;
 mod server;
+mod signals;
 mod state;
-mod wire;
+mod world;
 
-pub use client::{LastResort, Meeting};
 pub(crate) use codec::{Reader, Writer};
 pub use environment::{EnvironmentError, Launcher, Placement, placement};
-pub use guard::{PARENT, end_with_launcher, has_launcher, interrupt};
-pub use launch::{Asked, Ended, Launch, ending, launch};
-pub use peers::{PeerError, Peers};
-pub use server::{Server, StoreOptions};
+pub use error::PeerError;
+pub use force_exit::ExitHook;
+pub use launch::{ControlSignals, Launch, LaunchOutcome, describe_exit, launch};
+pub use process_group::ProcessGroup;
+pub use rendezvous::{Rendezvous, StoreOptions};
+pub use server::Server;
+pub use signals::{PARENT, end_with_launcher, has_launcher, interrupt};
+pub use world::World;

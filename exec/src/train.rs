@@ -1,4 +1,4 @@
-//! Training around the engine: where state lies, how it begins, what it is fed, how it is kept.
+//! Training around the engine: the layout of state, its initialization, data, and checkpoints.
 
 pub mod checkpoint;
 pub mod data;
@@ -6,20 +6,21 @@ mod error;
 pub mod hf;
 pub mod init;
 pub mod layout;
-pub(crate) mod random;
+mod resume;
 pub mod run;
-mod safe;
 pub mod schedule;
 pub mod state;
+mod tensor_file;
 #[cfg(test)]
 mod testing;
-mod together;
 
-pub use data::{DataError, Feed, TokenWidth, Tokens, tokenizer_beside};
+pub use data::{DataError, Feed, TokenWidth, Tokens, tokenizer_next_to};
 pub use error::TrainError;
+// `kernels` imports it from here.
+pub(crate) use crate::base::random;
 pub use layout::{Kind, Span, StateLayout};
 pub use run::{
-    Begun, CheckpointOptions, Flow, Observer, Outcome, Resume, RunOptions, Silent, StepReport,
-    train, train_on,
+    CheckpointOptions, Flow, NoObserver, Observer, Outcome, Resume, RunOptions, RunStart,
+    StepReport, train, train_on,
 };
 pub use state::{StateIo, With};

@@ -1,13 +1,14 @@
-//! The engine on real programs: every small scenario runs with poisoned memory, uses the memory that the plan says, and
-//! gives the same bits whatever the timing, and whatever only schedules.
+//! The engine on real programs: every small scenario runs with poisoned memory, uses the planned
+//! memory, and gives the same bits whatever the timing and schedule.
 
 mod common;
 
 use common::{load, plan, run};
 use shardlab_exec::Hyper;
 use shardlab_exec::device::FailureKind;
-use shardlab_exec::device::cpu::DelaySpec;
-use shardlab_exec::engine::{ExecOptions, Fault, FaultKind, RankInputs, Session, StepInputs};
+use shardlab_exec::engine::{
+    DelaySpec, ExecOptions, Fault, FaultKind, RankInputs, Session, StepInputs,
+};
 use shardlab_exec::train::{self, Outcome, RunOptions, StateLayout};
 use shardlab_plan::Program;
 use shardlab_plan::ir::{Holds, InstrId};
@@ -41,7 +42,7 @@ fn train_small(name: &str, set: &[&str], steps: u64, exec: ExecOptions) -> Outco
     run(&load(name, set), options)
 }
 
-/// Everything that training computes, as bits.
+/// All results of training, as bits.
 fn bits(o: &Outcome) -> Vec<u64> {
     let all = o.run.losses.iter().chain(&o.run.grad_norms);
     all.chain(&o.weight_norms).map(|x| x.to_bits()).collect()
@@ -64,7 +65,7 @@ fn every_small_scenario_runs_without_nan_in_the_planned_memory() {
             "{name}: {:?}",
             o.run.losses
         );
-        // There is none where nobody but the optimizer's kernel knows the gradient.
+        // The gradient is unavailable if only the optimizer's kernel sums it.
         let tells = |l: &f64| match scenario.sums_in_optimizer() {
             false => l.is_finite() && *l > 0.0,
             true => l.is_nan(),
@@ -95,7 +96,7 @@ fn every_small_scenario_runs_without_nan_in_the_planned_memory() {
             }
         })
         .unwrap();
-        // Without poison, which a gathered parameter may keep in its padding, nothing writes a NaN.
+        // Without poison, which a gathered parameter may keep in its padding, nothing writes NaN.
         let checked = ExecOptions {
             nan_check: true,
             poison: false,
@@ -116,7 +117,7 @@ fn every_small_scenario_runs_without_nan_in_the_planned_memory() {
         assert_eq!(m.peak_allocated, trace.peak_allocated(), "{name}");
         assert_eq!(m.peak_reserved, trace.peak_reserved(), "{name}");
 
-        // One span a task of the recorded step, in order on each stream.
+        // One span per task of the recorded step, in order on each stream.
         let section = program.section(SectionKind::Steady).unwrap();
         let runs = |i: &u32| match program.instrs[*i as usize].op {
             Op::Launch { .. } | Op::Collective { .. } | Op::Copy { .. } => true,
@@ -136,7 +137,7 @@ fn every_small_scenario_runs_without_nan_in_the_planned_memory() {
     }
 }
 
-/// Hundreds of seeds, a share of them for each scenario.
+/// Hundreds of seeds, divided among the scenarios.
 #[test]
 fn delays_change_no_bit() {
     let delayed = |seed| ExecOptions {
@@ -159,7 +160,7 @@ fn delays_change_no_bit() {
     }
 }
 
-/// Neither does it matter when a group is updated, as long as nothing is clipped.
+/// The time at which a group is updated does not matter either, as long as nothing is clipped.
 #[test]
 fn updates_during_backward_do_not_change_results() {
     let of = |set: &[&str]| bits(&train_small("small-in-backward", set, 4, exec()));
@@ -181,7 +182,7 @@ fn updates_during_backward_do_not_change_results() {
     }
 }
 
-/// What only schedules or moves data changes no bit of losses, gradient norms and weights.
+/// Options that only schedule or move data change no bit of losses, gradient norms and weights.
 #[test]
 fn schedules_do_not_change_results() {
     let of = |set: &[&str]| bits(&train_small("small-native", set, 4, exec()));
@@ -243,8 +244,9 @@ fn schedules_do_not_change_results() {
     }
 }
 
-/// Nor does who holds what: losses (and so weights) of all policies and strategies agree in float32. Norms are summed shard
-/// by shard, so with clipping they may differ in the last bit.
+/// Sharding changes no bit either: losses (and therefore weights) of all policies and strategies
+/// agree in float32. Norms are summed shard by shard, so with clipping they may differ in the last
+/// bit.
 #[test]
 fn policies_and_strategies_do_not_change_losses() {
     let base: &[&str] = &["precision.compute=f32", "train.clip_norm=0"];
@@ -274,8 +276,8 @@ fn policies_and_strategies_do_not_change_losses() {
     }
 }
 
-/// A wait that a test removes from a real program is caught by `check`, and the same stress that the whole program passes
-/// shows most of them, or the watchdog and the engine's own checks do.
+/// `check` detects a wait that is removed from a real program. The stress that the complete program
+/// passes exposes most of them, or the watchdog and the engine's own checks do.
 #[test]
 fn removed_waits_are_caught() {
     use shardlab_plan::program::{Phase, Rule};
@@ -283,7 +285,7 @@ fn removed_waits_are_caught() {
     let whole = plan(&scenario);
     let calm = bits(&train_small("small-native", &[], 3, exec()));
     let steady = whole.section(SectionKind::Steady).unwrap().instrs.clone();
-    // One wait of compute for a gather in forward, one of a reduction for the gradients.
+    // Waits of compute for a gather in forward and for a reduction of gradients.
     let find = |rule, phase| {
         steady
             .clone()
@@ -320,7 +322,7 @@ fn removed_waits_are_caught() {
                 },
                 ..RunOptions::default()
             };
-            match train::train(&scenario, &program, options, &mut train::Silent) {
+            match train::train(&scenario, &program, options, &mut train::NoObserver) {
                 Ok(o) => bits(&o) != calm,
                 Err(_) => true,
             }
@@ -366,7 +368,7 @@ fn a_fault_in_a_real_step_ends_every_rank() {
             ..RunOptions::default()
         };
         let begin = Instant::now();
-        let e = train::train(&scenario, &program, options, &mut train::Silent).unwrap_err();
+        let e = train::train(&scenario, &program, options, &mut train::NoObserver).unwrap_err();
         assert!(begin.elapsed() < Duration::from_secs(20), "{kind:?}");
         let text = e.to_string();
         assert!(text.contains(words), "{text}");
@@ -376,7 +378,8 @@ fn a_fault_in_a_real_step_ends_every_rank() {
     }
 }
 
-/// With `fsdp.nan_check` a NaN in one rank's shard is found before its gather, and the parameter is named.
+/// With `fsdp.nan_check` a NaN in one rank's shard is found before its gather, and the parameter is
+/// named.
 #[test]
 fn a_nan_in_a_shard_is_found_with_the_parameters_name() {
     let set = ["fsdp.nan_check=true", "precision.compute=f32"];
@@ -418,7 +421,7 @@ fn a_nan_in_a_shard_is_found_with_the_parameters_name() {
     assert!(named.len() > 3, "{named:?}");
 }
 
-/// Zeros for every input.
+/// Returns zeros for every input.
 fn zero_inputs(program: &Program) -> StepInputs {
     let mut rank = RankInputs::default();
     let first = program.section(SectionKind::First).unwrap();

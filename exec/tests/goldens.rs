@@ -1,13 +1,14 @@
-//! Training runs that torch made before (see `tests/goldens/README.md`), over ranks, strategies and policies.
+//! Training runs of torch (see `tests/goldens/README.md`), compared over ranks, strategies and
+//! policies.
 //!
-//! Forty steps where the whole run counts, six where only the combination does: a wrong reduction, scale or layout shows in
-//! the first or second step.
+//! Forty steps if the whole run counts, and six if only the combination does: a wrong reduction,
+//! scale or layout shows in the first or second step.
 
 mod common;
 
 use common::{GPT2, Golden, LLAMA, QWEN3};
 
-/// Steps of a run that looks at a combination only.
+/// Steps of a run that tests a combination only.
 const FEW: Option<u64> = Some(6);
 
 /// Splits of the batch of 8 over ranks and micro-batches.
@@ -52,11 +53,12 @@ const SHARDING: [&[&str]; 11] = [
     &["compile.mode=full", "compile.bucket_bytes=64KiB"],
 ];
 
-/// Blocks captured and replayed, which needs the fixed addresses of policy native; other steps are captured as a whole.
+/// Blocks that are captured and replayed, which needs the fixed addresses of policy native; other
+/// steps are captured as a whole.
 const CAPTURED: &[&str] = &["compile.cuda_graph=[\"block\"]"];
 const CAPTURED_WHOLE: &[&str] = &["compile.cuda_graph=full_iteration"];
 
-/// What else may change without changing the result.
+/// Other options that do not change the result.
 const EXTRAS: [&[&str]; 7] = [
     &[],
     CAPTURED,
@@ -86,7 +88,7 @@ fn whole_runs() {
     run(&GPT2, &[SPLITS[6], SHARDING[9]]);
 }
 
-/// Norms of queries and keys, alone, fused and recomputed; `transformers` made the run.
+/// Norms of queries and keys, alone, fused and recomputed; the run is from `transformers`.
 #[test]
 fn norms_of_queries_and_keys() {
     QWEN3.matches(&[], None);
@@ -103,7 +105,8 @@ fn norms_of_queries_and_keys() {
     }
 }
 
-/// Every split with every sharding; models and extras take turns, so that over the splits each extra meets each sharding.
+/// Every split with every sharding; models and extras alternate, so that over the splits each extra
+/// is combined with each sharding.
 #[test]
 fn every_split_of_every_sharding() {
     let mut failed = Vec::new();
@@ -198,7 +201,8 @@ fn compiled_and_captured() {
     }
 }
 
-/// Three ranks share a batch of six, which one rank can take alone: within float32 rounding the same run.
+/// Three ranks share a batch of six, which one rank can also run: the same run within float32
+/// rounding.
 #[test]
 fn three_ranks() {
     for golden in [&LLAMA, &GPT2] {

@@ -1,4 +1,5 @@
-//! Final weights bit for bit: over policies, strategies, meshes' schedules, and over an interruption with a checkpoint.
+//! Final weights are equal bit for bit over policies, strategies and schedules, and after an
+//! interruption with a checkpoint.
 
 mod common;
 
@@ -40,7 +41,7 @@ const EACH: [&[&str]; 5] = [
     &["fsdp.policy=megatron"],
     &["compile.mode=full", "compile.epilogues=false"],
 ];
-/// Add micro-batches up and reduce once a step.
+/// Accumulates micro-batches and reduces once per step.
 const ONCE: [&[&str]; 4] = [
     &["fsdp.strategy=no_shard"],
     &["fsdp.strategy=optim"],
@@ -48,7 +49,8 @@ const ONCE: [&[&str]; 4] = [
     &["fsdp.policy=megatron", "fsdp.strategy=no_shard"],
 ];
 
-/// The same where gradients are sharded between steps, which only steps of several micro-batches can be told.
+/// Likewise with gradients that are sharded between steps, which is only an option for steps of
+/// several micro-batches.
 const ONCE_SHARDED: [&[&str]; 4] = [
     &["fsdp.gradient_sync=last"],
     &["fsdp.gradient_sync=last", "fsdp.strategy=optim_grads"],
@@ -60,13 +62,14 @@ const ONCE_SHARDED: [&[&str]; 4] = [
     ],
 ];
 
-/// Who holds what changes nothing in float32: reductions add ranks in one order everywhere. With several micro-batches the
-/// two ways to accumulate add the same numbers in another order, which the golden runs bound.
+/// Sharding changes nothing in float32: reductions add ranks in one order everywhere. With several
+/// micro-batches, the two ways to accumulate add the same numbers in a different order, which the
+/// golden runs bound.
 #[test]
 fn policies_and_strategies_end_with_the_same_weights() {
     let four = &["mesh.dp_shard=4", "train.micro_batch=1"];
     same("llama-tiny", four, &[&EACH[..], &ONCE].concat());
-    // Units of frozen and trained parameters: groups of their own, or one with the others (fsdp2).
+    // Units with frozen and trained parameters: in separate groups, or together (fsdp2).
     let frozen = &["fsdp.frozen=[\"layers.*.attention\"]"][..];
     same("llama-tiny", &[four, frozen].concat(), &EACH);
     let two = &["train.grad_accum=2", "train.micro_batch=2"][..];
@@ -87,14 +90,14 @@ fn policies_and_strategies_end_with_the_same_weights() {
     }
 }
 
-/// Biases of queries, keys and values alone are sharded, reduced and updated as other parameters.
+/// Biases of queries, keys and values alone are sharded, reduced and updated like other parameters.
 #[test]
 fn biases_of_some_layers_end_with_the_same_values() {
     let base = &["model.bias=qkv", "mesh.dp_shard=4", "train.micro_batch=1"];
     same("llama-tiny", base, &EACH);
 }
 
-/// Recompute of some blocks changes nothing, under every policy and mode.
+/// Recomputing some blocks changes nothing, under every policy and mode.
 #[test]
 fn recompute_of_some_blocks_ends_with_the_same_weights() {
     let first = ["train.recompute=full", "train.recompute_layers=1"];
@@ -115,13 +118,14 @@ fn recompute_of_some_blocks_ends_with_the_same_weights() {
     }
 }
 
-/// Pieces that the optimizer adds up are those that a kernel behind the exchange would have added up, in the same order.
+/// Unreduced shards that the optimizer sums give the same result as a kernel after the exchange,
+/// which sums them in the same order.
 #[test]
 fn sums_in_the_optimizer_end_with_the_same_weights() {
     for base in [
         &["train.clip_norm=0"][..],
         &["train.clip_norm=0", "train.optimizer=sgd"],
-        // No main weights: the optimizer updates what computes.
+        // Without main weights, the optimizer updates the compute weights.
         &[
             "train.clip_norm=0",
             "precision.main_params=none",
@@ -148,12 +152,13 @@ fn sums_in_the_optimizer_end_with_the_same_weights() {
             ],
         );
     }
-    // One rank exchanges nothing.
+    // One rank has nothing to exchange.
     let one = ["mesh.dp_shard=1", "train.clip_norm=0"];
     assert!(results("small-summed", &one[..1]) == results("small-native", &one));
 }
 
-/// Elementwise code is part of the products in front of it, whatever else is compiled, made again or captured.
+/// Elementwise code can be the epilogue of preceding GEMMs, whatever else is compiled, recomputed
+/// or captured.
 #[test]
 fn fused_products_end_with_the_same_weights() {
     for mode in ["compile.mode=regions", "compile.mode=full"] {
@@ -171,7 +176,7 @@ fn fused_products_end_with_the_same_weights() {
     }
 }
 
-/// Streams, communicators and units, and what the other tests of schedules do not turn.
+/// Streams, communicators and units, and options that the other tests of schedules do not cover.
 #[test]
 fn schedules_end_with_the_same_weights() {
     same(
@@ -224,7 +229,7 @@ fn schedules_end_with_the_same_weights() {
             &["compile.mode=regions"],
         ],
     );
-    // Without clipping no norm is taken, whose order of summation would be that of the units.
+    // Without clipping no norm is computed, whose summation order would depend on the units.
     same(
         "small-native",
         &["train.clip_norm=0"],
@@ -236,7 +241,8 @@ fn schedules_end_with_the_same_weights() {
     );
 }
 
-/// Two rotations in place in one kernel, which read and write neighbouring columns: the same but for the order of additions.
+/// Two in-place rotations in one kernel, which read and write neighboring columns: equal except for
+/// the order of additions.
 #[test]
 fn merged_projections_of_a_whole_model_in_one_unit_have_the_same_losses() {
     let base = [
@@ -262,7 +268,8 @@ fn steps(name: &str, steps: u64, checkpoints: Option<CheckpointOptions>) -> Outc
     run(&load(name, &[]), options)
 }
 
-/// Every small scenario, stopped after its third step and resumed, ends as if it had not been.
+/// Every small scenario that is stopped after its third step and resumed gives the same result as
+/// without the interruption.
 #[test]
 fn a_resumed_run_ends_with_the_same_bits() {
     let bits = |o: &Outcome| -> Vec<u64> {

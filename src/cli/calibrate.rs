@@ -6,7 +6,7 @@ mod fit;
 
 use super::output::{Failure, Out, Status, writable, write_file};
 use clap::ValueEnum;
-use shardlab_exec::calibrate::{Options, Own, add_kernels, calibrate};
+use shardlab_exec::calibrate::{Options, UserScenario, add_kernels, calibrate};
 use shardlab_reports::store::day;
 use shardlab_sim::{Profile, hardware};
 use std::path::PathBuf;
@@ -65,7 +65,7 @@ fn cuda(args: &Args, options: &Options, onto: Option<&Onto>) -> Result<String, F
     // Nothing is printed before the profile, so nothing is lost where the process has to end at once.
     let stuck = |why: &str| {
         eprintln!("error: {why}");
-        shardlab_exec::device::cuda::leave(Status::RUN_FAILED)
+        shardlab_exec::device::cuda::exit_now(Status::RUN_FAILED)
     };
     let libraries = &args.library_path;
     match onto {
@@ -185,13 +185,13 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     if let Some(path) = &args.out {
         writable("--out", path)?;
     }
-    let own = args.own.iter().map(|scenario| Own {
+    let user_scenarios = args.own.iter().map(|scenario| UserScenario {
         scenario: scenario.clone(),
         sets: args.set.clone(),
     });
-    let own: Vec<Own> = own.collect();
-    for own in &own {
-        own.check().map_err(Failure::bad_input)?;
+    let user_scenarios: Vec<UserScenario> = user_scenarios.collect();
+    for scenario in &user_scenarios {
+        scenario.check().map_err(Failure::bad_input)?;
     }
     let stem = args.out.as_ref().and_then(|p| p.file_stem()?.to_str());
     let onto = args.onto.as_deref().map(|name| Onto::load(name, stem));
@@ -200,7 +200,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         name: stem.unwrap_or(args.device.name()).to_owned(),
         ranks: args.ranks,
         budget: Duration::from_secs(args.seconds),
-        own,
+        user_scenarios,
     };
     let text = match args.device {
         Device::Cpu => cpu(&options, onto.as_ref())?,

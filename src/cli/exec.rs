@@ -22,10 +22,11 @@ use crate::trace;
 use fault::FaultAt;
 use progress::{Follower, Progress, Style};
 use serde::Serialize;
-use shardlab_exec::engine::{ExecOptions, World};
+use shardlab_exec::engine::ExecOptions;
+use shardlab_exec::process::World;
 use shardlab_exec::train::{
     CheckpointOptions, Outcome, Resume, RunOptions, TokenWidth, Tokens, TrainError, hf,
-    tokenizer_beside,
+    tokenizer_next_to,
 };
 use shardlab_plan::record::Summary;
 use shardlab_plan::units::Bytes;
@@ -146,7 +147,7 @@ impl Args {
             Some(DataType::Uint32) => TokenWidth::U32,
         };
         let is_text = self.data_dtype.is_none() && width == TokenWidth::U8;
-        let beside = || tokenizer_beside(path).filter(|_| is_text);
+        let beside = || tokenizer_next_to(path).filter(|_| is_text);
         let tokens = match self.tokenizer.clone().or_else(beside) {
             Some(tokenizer) => Tokens::of_text(path, &tokenizer),
             None => Tokens::read(path, width),
@@ -284,7 +285,7 @@ fn perform(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         }
         None => {
             interrupt::watch();
-            (World::alone(&program), 0)
+            (World::single_process(&program), 0)
         }
     };
     if !world.leads() {
@@ -353,7 +354,7 @@ fn follow(
     world: World,
     local_rank: u32,
 ) -> Result<Status, Failure> {
-    let peers = Arc::clone(world.peers());
+    let peers = Arc::clone(world.process_group());
     let device = &args.device;
     match device.train_as(scenario, program, options, world, local_rank, &mut Follower) {
         Ok(outcome) if outcome.interrupted => Ok(Status::RunFailed),

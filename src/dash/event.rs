@@ -59,7 +59,7 @@ pub enum News {
     /// A training needs more memory than there is: why it was not started.
     TooLarge(String),
     /// A training begins, of so many steps.
-    Begun(u64),
+    RunStart(u64),
     /// What it trains on, in words that stand behind "on".
     On(String),
     /// Everything is set up: its first step begins.

@@ -421,7 +421,7 @@ fn news(app: &mut App, id: JobId, news: News) -> Vec<Effect> {
                 app.question = Some(Question::TooLarge);
             }
         }
-        News::Begun(steps) => app.train.planned = Some(steps),
+        News::RunStart(steps) => app.train.planned = Some(steps),
         News::On(place) => app.train.on = Some(place),
         News::Stepping => app.train.since = Some(app.now),
         News::Step(step) => app.train.step(step, app.now),

@@ -250,7 +250,7 @@ fn norms_that_no_run_tells_are_left_out() {
 /// The whole timeline: after every allocation and every free of a step, what is allocated and reserved, to the byte.
 #[test]
 fn sim_and_exec_agree_on_every_instant_of_memory() {
-    use shardlab_exec::train::{RunOptions, Silent, train};
+    use shardlab_exec::train::{NoObserver, RunOptions, train};
     use shardlab_plan::record::Run;
     let mut compared = 0;
     for (name, _) in shardlab_plan::scenario::shipped() {
@@ -266,7 +266,7 @@ fn sim_and_exec_agree_on_every_instant_of_memory() {
             ..RunOptions::default()
         };
         options.exec.record = true;
-        let measured = train(&scenario, &program, options, &mut Silent)
+        let measured = train(&scenario, &program, options, &mut NoObserver)
             .unwrap()
             .run;
         let timeline = |run: &Run| -> Vec<_> {

@@ -1,10 +1,11 @@
-//! Every call over all GPUs of this machine, one thread a GPU: values are checked, and sizes are timed.
+//! Runs every call on all GPUs of this machine, with one thread per GPU: checks values and times
+//! sizes.
 //!
 //! ```sh
 //! cargo run --release -p nccl-rs --example collectives [SITE_PACKAGES…]
 //! ```
 //!
-//! Prints one line a check and a table of times; ends with status 1 when a value is wrong.
+//! Prints one line per check and a table of times. Exits with status 1 if a value is wrong.
 
 #![allow(
     clippy::undocumented_unsafe_blocks,
@@ -26,13 +27,13 @@ use std::time::Duration;
 static WRONG: AtomicBool = AtomicBool::new(false);
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// How memory is made known.
+/// How memory is registered.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Mode {
     Off,
     Buffer,
     Window,
-    /// A window, and a communicator that leaves all-gathers to copy engines.
+    /// A window, and a communicator that uses copy engines for all-gathers.
     Engines,
 }
 
@@ -46,7 +47,7 @@ struct Rank<'a> {
 }
 
 impl Rank<'_> {
-    /// A communicator over all ranks; the next identity of the list.
+    /// Creates a communicator of all ranks, with the next unique id of the list.
     fn join(&self, number: usize, config: Config) -> Result<Communicator> {
         self.barrier.wait();
         if self.rank == 0 {
@@ -127,7 +128,7 @@ impl Rank<'_> {
             })?;
             g.wait(s)?;
             self.check("a ring of sends", &read(&b, count)?, |i| all(before, i));
-            // In place: the rank's own part of the output.
+            // In place: the rank's own slice of the output.
             let own = a.byte_add(rank * count * 4);
             comm.all_gather(own, a, count, f32, Stream(s))?;
             g.wait(s)?;
@@ -144,7 +145,7 @@ impl Rank<'_> {
                 println!("ok    split; estimate of an all-gather: {estimate:?}");
             }
             part.destroy()?;
-            // Another thread ends what nobody else has joined.
+            // Another thread aborts a communicator that no one else has joined.
             self.barrier.wait();
             let watch = comm.watch();
             if self.rank == 0 && n > 1 {
@@ -163,7 +164,7 @@ impl Rank<'_> {
         Ok(())
     }
 
-    /// Microseconds of gathers and reductions, by bytes of the full side.
+    /// Returns the microseconds of all-gathers and reduce-scatters, by bytes of the full side.
     fn times(&self, number: usize, mode: Mode) -> Result<()> {
         let (g, n) = (self.gpu, self.size as usize);
         let config = Config {
@@ -273,7 +274,7 @@ fn main() -> Result<()> {
                 };
                 if let Err(e) = run() {
                     println!("FAILED rank {rank}: {e}");
-                    // The others wait for it.
+                    // The other ranks wait for it.
                     std::process::exit(1);
                 }
             });
@@ -286,5 +287,5 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// A pointer as the calls take it.
+/// Converts a pointer to the type of calls.
 pub(crate) type Ptr = *mut c_void;

@@ -1,25 +1,26 @@
-//! Collectives and point-to-point calls. They return when the work is in the stream (or, within a group, noted).
+//! Collectives and point-to-point calls. They return when the work is in the stream, or, within a
+//! group, recorded.
 
 use crate::communicator::{Communicator, number};
 use crate::error::Error;
 use crate::types::{DataType, RedOp, Stream};
 use std::ffi::{c_int, c_void};
 
-/// The promise of every call here.
+/// Safety contract of every call in this file.
 ///
 /// # Safety
-/// Buffers are memory of the communicator's device (or reachable by it), of at least the length that the call says, and
-/// nothing else touches them until the work is done; the stream belongs to the device and is alive. A reduction belongs to
-/// this communicator and element type.
+/// Buffers are memory of the communicator's device (or reachable by it), of at least the length
+/// that the call needs, and nothing else accesses them until the work has completed. The stream
+/// belongs to the device and is alive. A reduction belongs to this communicator and element type.
 impl Communicator {
-    /// Every rank gets the concatenation of all ranks' `count` elements, by rank. In place where
-    /// `send == recv + rank * count`.
+    /// Writes the concatenation of all ranks' `count` elements, in rank order, on every rank. In
+    /// place if `send == recv + rank * count`.
     ///
     /// # Safety
-    /// Memory as the implementation's documentation says; `recv` has room for `count` times the size.
+    /// The contract of this file; `recv` has room for `count` times the number of ranks.
     ///
     /// # Errors
-    /// What NCCL reports.
+    /// Errors of NCCL.
     pub unsafe fn all_gather(
         &self,
         send: *const c_void,
@@ -31,19 +32,19 @@ impl Communicator {
         const CALL: &str = "ncclAllGather";
         let c = self.inner.enter(CALL)?;
         let f = self.nccl().functions().all_gather;
-        // SAFETY: the communicator is live while entered; the rest is the caller's promise.
+        // SAFETY: the communicator is live while entered; the rest is the caller's contract.
         let result = unsafe { f(send, recv, count, dtype.0, c.handle, stream.0) };
         self.finish(CALL, result, &c)
     }
 
-    /// Rank `i` gets the reduction of the `i`-th `count` elements of all ranks. In place where
+    /// Writes the reduction of the `i`-th `count` elements of all ranks on rank `i`. In place if
     /// `recv == send + rank * count`.
     ///
     /// # Safety
-    /// As [`Communicator::all_gather`]; `send` has `count` times the size.
+    /// As for [`Communicator::all_gather`]; `send` has `count` times the number of ranks.
     ///
     /// # Errors
-    /// What NCCL reports.
+    /// Errors of NCCL.
     pub unsafe fn reduce_scatter(
         &self,
         send: *const c_void,
@@ -61,13 +62,14 @@ impl Communicator {
         self.finish(CALL, result, &c)
     }
 
-    /// Every rank gets the reduction of all ranks' `count` elements. In place where the buffers are equal.
+    /// Writes the reduction of all ranks' `count` elements on every rank. In place if the buffers
+    /// are equal.
     ///
     /// # Safety
-    /// As [`Communicator::all_gather`].
+    /// As for [`Communicator::all_gather`].
     ///
     /// # Errors
-    /// What NCCL reports.
+    /// Errors of NCCL.
     pub unsafe fn all_reduce(
         &self,
         send: *const c_void,
@@ -85,13 +87,13 @@ impl Communicator {
         self.finish(CALL, result, &c)
     }
 
-    /// The root gets the reduction of all ranks' `count` elements.
+    /// Writes the reduction of all ranks' `count` elements on the root.
     ///
     /// # Safety
-    /// As [`Communicator::all_gather`]; `recv` is used on the root only.
+    /// As for [`Communicator::all_gather`]; `recv` is used on the root only.
     ///
     /// # Errors
-    /// What NCCL reports; a root that is no rank.
+    /// Errors of NCCL, and a root that is not a rank.
     #[allow(clippy::too_many_arguments, reason = "those of ncclReduce")]
     pub unsafe fn reduce(
         &self,
@@ -112,13 +114,13 @@ impl Communicator {
         self.finish(CALL, result, &c)
     }
 
-    /// Every rank gets the root's `count` elements.
+    /// Writes the root's `count` elements on every rank.
     ///
     /// # Safety
-    /// As [`Communicator::all_gather`]; `send` is used on the root only.
+    /// As for [`Communicator::all_gather`]; `send` is used on the root only.
     ///
     /// # Errors
-    /// What NCCL reports; a root that is no rank.
+    /// Errors of NCCL, and a root that is not a rank.
     pub unsafe fn broadcast(
         &self,
         send: *const c_void,
@@ -130,17 +132,17 @@ impl Communicator {
     ) -> Result<(), Error> {
         const CALL: &str = "ncclBroadcast";
         let f = self.nccl().functions().broadcast;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.rooted(CALL, f, send, recv, count, dtype, root, stream) }
     }
 
-    /// The root gets the concatenation of all ranks' `count` elements (since 2.28).
+    /// Writes the concatenation of all ranks' `count` elements on the root (since 2.28).
     ///
     /// # Safety
-    /// As [`Communicator::all_gather`]; `recv` is used on the root only.
+    /// As for [`Communicator::all_gather`]; `recv` is used on the root only.
     ///
     /// # Errors
-    /// What NCCL reports; a root that is no rank; an older library.
+    /// Errors of NCCL, a root that is not a rank, and an older library.
     pub unsafe fn gather(
         &self,
         send: *const c_void,
@@ -152,17 +154,17 @@ impl Communicator {
     ) -> Result<(), Error> {
         const CALL: &str = "ncclGather";
         let f = self.nccl().optional(self.nccl().functions().gather, CALL)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.rooted(CALL, f, send, recv, count, dtype, root, stream) }
     }
 
-    /// Rank `i` gets the root's `i`-th `count` elements (since 2.28).
+    /// Writes the root's `i`-th `count` elements on rank `i` (since 2.28).
     ///
     /// # Safety
-    /// As [`Communicator::all_gather`]; `send` is used on the root only.
+    /// As for [`Communicator::all_gather`]; `send` is used on the root only.
     ///
     /// # Errors
-    /// What NCCL reports; a root that is no rank; an older library.
+    /// Errors of NCCL, a root that is not a rank, and an older library.
     pub unsafe fn scatter(
         &self,
         send: *const c_void,
@@ -176,12 +178,12 @@ impl Communicator {
         let f = self
             .nccl()
             .optional(self.nccl().functions().scatter, CALL)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.rooted(CALL, f, send, recv, count, dtype, root, stream) }
     }
 
     /// # Safety
-    /// That of the call.
+    /// The contract of the call.
     #[allow(clippy::too_many_arguments, reason = "those of the C functions")]
     unsafe fn rooted(
         &self,
@@ -209,14 +211,14 @@ impl Communicator {
         self.finish(call, result, &c)
     }
 
-    /// Rank `i` gets the `i`-th `count` elements of every rank, by rank. Not in place. Libraries before 2.28 do it as a
-    /// group of sends and receives.
+    /// Writes the `i`-th `count` elements of every rank, in rank order, on rank `i`. Not in place.
+    /// For libraries before 2.28, this is a group of sends and receives.
     ///
     /// # Safety
-    /// As [`Communicator::all_gather`]; both buffers have `count` times the size.
+    /// As for [`Communicator::all_gather`]; both buffers have `count` times the number of ranks.
     ///
     /// # Errors
-    /// What NCCL reports; on older libraries an element type of unknown size.
+    /// Errors of NCCL, and, on older libraries, an element type of unknown size.
     pub unsafe fn all_to_all(
         &self,
         send: *const c_void,
@@ -232,17 +234,17 @@ impl Communicator {
             let result = unsafe { f(send, recv, count, dtype.0, c.handle, stream.0) };
             return self.finish(CALL, result, &c);
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.all_to_all_grouped(send, recv, count, dtype, stream) }
     }
 
-    /// The same as a group of sends and receives, whatever the library has.
+    /// Like [`Communicator::all_to_all`], always as a group of sends and receives.
     ///
     /// # Safety
-    /// As [`Communicator::all_to_all`].
+    /// As for [`Communicator::all_to_all`].
     ///
     /// # Errors
-    /// What NCCL reports; an element type of unknown size.
+    /// Errors of NCCL, and an element type of unknown size.
     pub unsafe fn all_to_all_grouped(
         &self,
         send: *const c_void,
@@ -261,7 +263,7 @@ impl Communicator {
         self.nccl().group(|| {
             for peer in 0..self.size() {
                 let at = peer as usize * bytes;
-                // SAFETY: the caller's promise: both buffers have a part for each rank.
+                // SAFETY: by the caller's contract, both buffers have a part for each rank.
                 unsafe {
                     self.send(send.byte_add(at), count, dtype, peer, stream)?;
                     self.recv(recv.byte_add(at), count, dtype, peer, stream)?;
@@ -271,13 +273,14 @@ impl Communicator {
         })
     }
 
-    /// Sends elements to a rank, which receives as many. Calls that have to progress together belong into one group.
+    /// Sends elements to a rank, which receives the same number. Calls that must progress together
+    /// belong into one group.
     ///
     /// # Safety
-    /// As [`Communicator::all_gather`].
+    /// As for [`Communicator::all_gather`].
     ///
     /// # Errors
-    /// What NCCL reports; a peer that is no rank.
+    /// Errors of NCCL, and a peer that is not a rank.
     pub unsafe fn send(
         &self,
         send: *const c_void,
@@ -298,10 +301,10 @@ impl Communicator {
     /// Receives elements from a rank.
     ///
     /// # Safety
-    /// As [`Communicator::all_gather`].
+    /// As for [`Communicator::all_gather`].
     ///
     /// # Errors
-    /// What NCCL reports; a peer that is no rank.
+    /// Errors of NCCL, and a peer that is not a rank.
     pub unsafe fn recv(
         &self,
         recv: *mut c_void,

@@ -1,4 +1,4 @@
-//! Communicators: how they begin, are watched, and end.
+//! Communicators: creation, supervision and destruction.
 
 use crate::error::Error;
 use crate::ffi::{IN_PROGRESS, NO_COLOR, RawComm, RawResult, SUCCESS};
@@ -14,25 +14,25 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How long calls of communicators that do not block wait by default.
-pub const PATIENCE: Duration = Duration::from_secs(600);
+/// Default timeout of calls of nonblocking communicators.
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// How long an owner that aborts waits for a thread that is inside.
-const PATIENCE_OF_ABORT: Duration = Duration::from_secs(1);
+/// How long an owner that aborts waits for a thread that is inside a call.
+const ABORT_GRACE: Duration = Duration::from_secs(1);
 
-/// One rank's end of a communicator.
+/// One rank's handle of a communicator.
 ///
-/// All ranks make the same calls in the same order; calls name the stream on which the work runs, and streams may differ
-/// from call to call. A communicator may be sent to another thread, but NCCL allows no two threads in it at a time, so it
-/// is not shared; a [`Watch`] is what another thread may have.
+/// All ranks make the same calls in the same order. Calls name the stream on which the work runs,
+/// and may use different streams. A communicator may be sent to another thread, but NCCL does not
+/// allow two threads in it at a time, so it is not shared; other threads can use a [`Watch`].
 ///
-/// Dropping it destroys it in good order, which all ranks have to do; after a failure, or while a thread panics, it is
-/// aborted instead, which waits for nobody.
+/// Dropping it destroys it in good order, which all ranks have to do. After a failure, or while a
+/// thread panics, it is aborted instead, which waits for no one.
 pub struct Communicator {
     pub(crate) inner: Arc<Inner>,
     size: u32,
     rank: u32,
-    patience: Duration,
+    timeout: Duration,
     one_thread: PhantomData<Cell<()>>,
 }
 
@@ -43,12 +43,12 @@ impl fmt::Debug for Communicator {
 }
 
 impl Communicator {
-    /// Joins the communicator of this identity as rank `rank` of `size`, with the calling thread's current CUDA device.
-    /// Waits for the other ranks, unless it is configured not to block. One thread that joins as several ranks does so
-    /// within [`Nccl::group`].
+    /// Joins the communicator of a unique id as rank `rank` of `size`, with the calling thread's
+    /// current CUDA device. Waits for the other ranks, unless it is configured as nonblocking. One
+    /// thread that joins as several ranks does so within [`Nccl::group`].
     ///
     /// # Errors
-    /// What NCCL reports; a rank that is not below the size.
+    /// Errors of NCCL, and a rank that is not below the size.
     pub fn init(
         nccl: &Nccl,
         id: &UniqueId,
@@ -66,8 +66,8 @@ impl Communicator {
         }
         let comm = Self::new(Arc::new(Inner::new(nccl, Arc::new(config))), size, rank);
         let mut raw = comm.inner.config.raw();
-        // SAFETY: the place for the handle stays where it is for as long as `inner` lives; the configuration points to
-        // strings that `inner` owns.
+        // SAFETY: the handle's location does not move as long as `inner` lives; the configuration
+        // points to strings that `inner` owns.
         let result = unsafe {
             (nccl.functions().comm_init_rank_config)(
                 comm.inner.place(),
@@ -85,14 +85,15 @@ impl Communicator {
             inner,
             size,
             rank,
-            patience: PATIENCE,
+            timeout: DEFAULT_TIMEOUT,
             one_thread: PhantomData,
         }
     }
 
-    /// A communicator that does not block may still be under way, and one that is made within a group is made at its end.
-    /// NCCL has written the handle by now (all versions from 2.14 to 2.30 do), and an abort waits for its thread, so that
-    /// whoever has no patience left may drop this.
+    /// Waits until a new communicator is ready. A nonblocking one may still be in progress, and one
+    /// that is created within a group is created at its end. NCCL has written the handle by now
+    /// (all versions from 2.14 to 2.30 do), and an abort waits for NCCL's thread, so a caller that
+    /// times out may drop the communicator.
     fn begun(self, call: &'static str, result: RawResult) -> Result<Self, Error> {
         match result {
             SUCCESS | IN_PROGRESS => {
@@ -109,11 +110,12 @@ impl Communicator {
         }
     }
 
-    /// A communicator of those ranks of this one that name the same colour, ordered by key; `None` for a rank that names
-    /// no colour. All ranks call it. Without a configuration the parent's is inherited.
+    /// Splits off a communicator of the ranks that name the same color, ordered by key; `None` for
+    /// a rank that names no color. All ranks call it. Without a configuration, the parent's is
+    /// inherited.
     ///
     /// # Errors
-    /// What NCCL reports; within a group.
+    /// Errors of NCCL, and a call within a group.
     pub fn split(
         &self,
         color: Option<u32>,
@@ -126,26 +128,28 @@ impl Communicator {
         group::refuse(CALL)?;
         let key = number(CALL, "key", key)?;
         let raw_color = color.map_or(Ok(NO_COLOR), |c| number(CALL, "color", c))?;
-        // What NCCL makes of a configuration that is inherited is a copy with the same pointers.
+        // NCCL inherits a configuration as a copy with the same pointers.
         let own = config.map(Arc::new);
         let mut raw = own.as_deref().map(Config::raw);
         let raw = raw.as_mut().map_or(std::ptr::null_mut(), |r| &raw mut *r);
         let config = own.unwrap_or_else(|| Arc::clone(&self.inner.config));
         let child = Arc::new(Inner::new(nccl, config));
         let parent = self.inner.enter(CALL)?;
-        // SAFETY: the parent is live while entered; the place for the handle stays where it is for as long as `child` lives,
-        // which is until NCCL has written to it; the configuration points to strings that `child` owns.
+        // SAFETY: the parent is live while entered; the handle's location does not move as long as
+        // `child` lives, which is until NCCL has written to it; the configuration points to strings
+        // that `child` owns.
         let result = unsafe { f(parent.handle, raw_color, key, child.place(), raw) };
-        // A parent that does not block is ready once NCCL has written the child's handle.
+        // A nonblocking parent is ready once NCCL has written the child's handle.
         let made = self.finish_later(CALL, result, &parent);
         let begun = matches!(result, SUCCESS | IN_PROGRESS);
         if begun && made.is_err() {
-            // Before the parent is left, which a watch may wait for.
+            // Before the parent is left, which a watch may be waiting for.
             self.inner.keep(&child);
         }
         drop(parent);
         if !begun {
-            // NCCL leaves one behind that is good for nothing else. The first error is the one to know.
+            // NCCL leaves a communicator behind that can only be freed. The first error is
+            // reported.
             let _ = child.end(End::Abort, None);
         }
         made?;
@@ -153,65 +157,66 @@ impl Communicator {
             return Ok(None);
         }
         let mut child = Self::new(child, 0, 0);
-        child.patience = self.patience;
-        child.wait_ready(child.patience, || false)?;
+        child.timeout = self.timeout;
+        child.wait_ready(child.timeout, || false)?;
         child.size = child.count()?;
         child.rank = child.user_rank()?;
         Ok(Some(child))
     }
 
-    /// How long calls of a communicator that does not block wait.
-    pub fn set_patience(&mut self, patience: Duration) {
-        self.patience = patience;
+    /// Sets the timeout of calls of a nonblocking communicator.
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        self.timeout = timeout;
     }
 
-    /// Waits until a communicator that does not block is ready, `give_up` says so, or time is over.
+    /// Waits until a nonblocking communicator is ready, `give_up` returns true, or the timeout has
+    /// passed.
     ///
     /// # Errors
-    /// The operation's error; [`Error::NotReady`].
-    pub fn wait_ready(&self, patience: Duration, give_up: impl Fn() -> bool) -> Result<(), Error> {
-        self.inner.wait_ready(patience, give_up)
+    /// The operation's error, or [`Error::NotReady`].
+    pub fn wait_ready(&self, timeout: Duration, give_up: impl Fn() -> bool) -> Result<(), Error> {
+        self.inner.wait_ready(timeout, give_up)
     }
 
-    /// Ranks.
+    /// Returns the number of ranks.
     #[must_use]
     pub fn size(&self) -> u32 {
         self.size
     }
 
-    /// This end's rank.
+    /// Returns this rank.
     #[must_use]
     pub fn rank(&self) -> u32 {
         self.rank
     }
 
-    /// The library.
+    /// Returns the library.
     #[must_use]
     pub fn nccl(&self) -> &Nccl {
         &self.inner.nccl
     }
 
-    /// Number of ranks as NCCL knows it.
+    /// Asks NCCL for the number of ranks.
     ///
     /// # Errors
-    /// What NCCL reports.
+    /// Errors of NCCL.
     pub fn count(&self) -> Result<u32, Error> {
         self.ask("ncclCommCount", self.inner.nccl.functions().comm_count)
     }
 
-    /// This end's rank as NCCL knows it.
+    /// Asks NCCL for this rank.
     ///
     /// # Errors
-    /// What NCCL reports.
+    /// Errors of NCCL.
     pub fn user_rank(&self) -> Result<u32, Error> {
         let f = self.inner.nccl.functions().comm_user_rank;
         self.ask("ncclCommUserRank", f)
     }
 
-    /// The CUDA device of this end.
+    /// Returns the CUDA device of this rank.
     ///
     /// # Errors
-    /// What NCCL reports.
+    /// Errors of NCCL.
     pub fn device(&self) -> Result<u32, Error> {
         let f = self.inner.nccl.functions().comm_cu_device;
         self.ask("ncclCommCuDevice", f)
@@ -233,15 +238,16 @@ impl Communicator {
         })
     }
 
-    /// Makes a call that this crate does not wrap: `f` gets NCCL's handle, and its result is that of `call`. See
-    /// [`Nccl::functions`].
+    /// Makes a call that this crate does not wrap: `f` receives NCCL's handle and returns the
+    /// call's result. See [`Nccl::functions`].
     ///
     /// # Safety
-    /// `f` makes one call of the function that is named, which does not free the communicator, and keeps to NCCL's rules on
-    /// everything else that it passes: a communicator that does not block may still write to it until it is ready.
+    /// `f` makes one call of the named function, which does not free the communicator. `f` follows
+    /// NCCL's rules for everything else that it passes: a nonblocking communicator may write to it
+    /// until it is ready.
     ///
     /// # Errors
-    /// What NCCL reports.
+    /// Errors of NCCL.
     pub unsafe fn call(
         &self,
         call: &'static str,
@@ -252,24 +258,25 @@ impl Communicator {
         self.finish(call, result, &entered)
     }
 
-    /// Errors that came up on their own: of the network, or of another rank.
+    /// Checks for asynchronous errors of the network or of another rank.
     ///
     /// # Errors
-    /// Such an error.
+    /// The asynchronous error.
     pub fn poll(&self) -> Result<State, Error> {
         self.inner.poll()
     }
 
-    /// What another thread may do: look for errors, and abort.
+    /// Returns a handle for another thread, which can check for errors and abort.
     #[must_use]
     pub fn watch(&self) -> Watch {
         Watch::new(Arc::clone(&self.inner))
     }
 
-    /// Waits until everything that was launched is done, on all ranks; only [`Communicator::destroy`] may follow.
+    /// Waits until everything that was launched has completed, on all ranks. Only
+    /// [`Communicator::destroy`] may follow.
     ///
     /// # Errors
-    /// What NCCL reports.
+    /// Errors of NCCL.
     pub fn finalize(&self) -> Result<(), Error> {
         const CALL: &str = "ncclCommFinalize";
         let entered = self.inner.enter(CALL)?;
@@ -278,16 +285,16 @@ impl Communicator {
         self.finish(CALL, result, &entered)
     }
 
-    /// Frees it in good order; all ranks do so. What is under way in a communicator that does not block is waited for. After
-    /// a failure it is aborted instead, as NCCL asks for. Within a group it is freed at the group's end, which then has the
-    /// errors.
+    /// Frees the communicator in good order; all ranks do so. Waits for operations of a nonblocking
+    /// communicator that are in progress. After a failure it is aborted instead, as NCCL requires.
+    /// Within a group it is freed at the group's end, which then reports the errors.
     ///
     /// # Errors
-    /// What NCCL reports.
+    /// Errors of NCCL.
     pub fn destroy(self) -> Result<(), Error> {
         if !group::is_open() && !self.inner.failed.load(Ordering::Relaxed) {
-            match self.inner.wait_ready(self.patience, || false) {
-                // A watch was first.
+            match self.inner.wait_ready(self.timeout, || false) {
+                // A watch has aborted it before.
                 Ok(()) | Err(Error::Aborted { .. }) => {}
                 error => return error,
             }
@@ -295,29 +302,31 @@ impl Communicator {
         self.end(End::Destroy)
     }
 
-    /// Frees it.
+    /// Frees the communicator.
     fn end(&self, end: End) -> Result<(), Error> {
         self.hold_to_end();
         self.inner.end(end, None)
     }
 
-    /// Within a group it is freed when that has ended, for NCCL may have noted calls.
+    /// Within a group, it is freed when the group has ended, because NCCL may have recorded calls.
     fn hold_to_end(&self) {
-        // It fails if a watch was first.
+        // It fails if a watch has aborted it before.
         let _ = group::hold(&self.inner, "ncclCommDestroy");
     }
 
-    /// Stops what runs on the device and frees it, without the other ranks. Within a group, at the group's end.
+    /// Stops the communicator's work on the device and frees it, without the other ranks. Within a
+    /// group, this happens at the group's end.
     ///
     /// # Errors
-    /// [`Error::Busy`] if another thread stays inside of it, in an open group, for a second: that thread frees it when it
-    /// leaves. Else what NCCL reports.
+    /// [`Error::Busy`] if another thread stays inside it, in an open group, for a second: that
+    /// thread frees it when it leaves. Otherwise errors of NCCL.
     pub fn abort(self) -> Result<(), Error> {
         self.hold_to_end();
-        self.inner.abort_at_last(PATIENCE_OF_ABORT)
+        self.inner.abort_at_last(ABORT_GRACE)
     }
 
-    /// The result of a call whose work is done later if the communicator does not block, also where it says success at once.
+    /// Returns the result of a call whose work completes later if the communicator is nonblocking,
+    /// even if the call reports success at once.
     pub(crate) fn finish_later(
         &self,
         call: &'static str,
@@ -325,10 +334,11 @@ impl Communicator {
         entered: &Entered<'_>,
     ) -> Result<(), Error> {
         self.finish(call, result, entered)?;
-        self.inner.wait_ready(self.patience, || false)
+        self.inner.wait_ready(self.timeout, || false)
     }
 
-    /// A call's result. A communicator that does not block is waited for, except within a group, which is over later.
+    /// Returns a call's result. Waits for a nonblocking communicator, except within a group, which
+    /// completes later.
     pub(crate) fn finish(
         &self,
         call: &'static str,
@@ -338,7 +348,7 @@ impl Communicator {
         match result {
             SUCCESS => Ok(()),
             IN_PROGRESS if group::is_open() => Ok(()),
-            IN_PROGRESS => self.inner.wait_ready(self.patience, || false),
+            IN_PROGRESS => self.inner.wait_ready(self.timeout, || false),
             error => {
                 self.inner.failed.store(true, Ordering::Relaxed);
                 self.inner.nccl.check(call, error, entered.handle)
@@ -354,12 +364,12 @@ impl Drop for Communicator {
         } else {
             End::Destroy
         };
-        // Nobody is left to tell; the owner of a communicator that matters calls `destroy`.
+        // No one is left to notify; the owner of an important communicator calls `destroy`.
         let _ = self.end(end);
     }
 }
 
-/// A number that C's `int` can hold.
+/// Converts a number to C's `int`.
 pub(crate) fn number(call: &'static str, name: &str, x: u32) -> Result<c_int, Error> {
     c_int::try_from(x).map_err(|_| Error::Argument {
         call,

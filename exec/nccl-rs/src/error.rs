@@ -1,32 +1,32 @@
-//! What can go wrong, in words.
+//! Errors and their messages.
 
 use std::fmt;
 use std::path::PathBuf;
 
-/// `ncclResult_t`. Values that later versions add are kept as they are.
+/// `ncclResult_t`. Unknown values of later versions are preserved.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Code(pub i32);
 
 impl Code {
-    /// Done.
+    /// Success.
     pub const SUCCESS: Self = Self(0);
     /// A CUDA call failed.
     pub const UNHANDLED_CUDA_ERROR: Self = Self(1);
     /// A system call failed.
     pub const SYSTEM_ERROR: Self = Self(2);
-    /// A bug of NCCL's, or corrupted memory.
+    /// An internal error of NCCL, or corrupted memory.
     pub const INTERNAL_ERROR: Self = Self(3);
     /// An argument has an invalid value.
     pub const INVALID_ARGUMENT: Self = Self(4);
-    /// Calls do not fit together.
+    /// Calls are invalid in combination.
     pub const INVALID_USAGE: Self = Self(5);
-    /// Another rank failed, or is gone.
+    /// Another rank failed or died.
     pub const REMOTE_ERROR: Self = Self(6);
-    /// Not done yet, and no error (communicators that do not block).
+    /// In progress; not an error (nonblocking communicators).
     pub const IN_PROGRESS: Self = Self(7);
 
-    /// Name in `nccl.h`.
+    /// Returns the name in `nccl.h`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self.0 {
@@ -49,51 +49,52 @@ impl fmt::Debug for Code {
     }
 }
 
-/// Why a call did not succeed.
+/// Why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
-    /// NCCL says so.
+    /// NCCL returned an error.
     Nccl {
-        /// Function.
+        /// Name of the function.
         call: &'static str,
         /// Result.
         code: Code,
-        /// The result in NCCL's words.
+        /// NCCL's description of the result.
         text: String,
-        /// NCCL's last error message, which says more; may be empty.
+        /// NCCL's last error message, which is more specific; may be empty.
         last: String,
     },
-    /// The loaded library has no such function.
+    /// The loaded library does not have the function.
     Unsupported {
-        /// Function.
+        /// Name of the function.
         symbol: &'static str,
         /// Version of the library.
         version: Version,
     },
-    /// An argument cannot be right, found before NCCL was called.
+    /// An argument is invalid, which was detected before NCCL was called.
     Argument {
-        /// Function.
+        /// Name of the function.
         call: &'static str,
-        /// What is wrong.
+        /// Description of the problem.
         what: String,
     },
     /// The communicator has been aborted.
     Aborted {
-        /// Function that was called afterwards.
+        /// Name of the function that was called afterwards.
         call: &'static str,
     },
-    /// A communicator that does not block was not ready in time, or the wait was given up.
+    /// A nonblocking communicator was not ready in time, or the wait was cancelled.
     NotReady {
-        /// Function.
+        /// Name of the function.
         call: &'static str,
     },
-    /// A communicator cannot be freed while another thread is inside one of its calls, or in a group of them.
+    /// A communicator cannot be freed while another thread is inside one of its calls, or in a
+    /// group of them.
     Busy,
 }
 
 impl Error {
-    /// NCCL's result, where there is one.
+    /// Returns NCCL's result, if there is one.
     #[must_use]
     pub fn code(&self) -> Option<Code> {
         match self {
@@ -137,16 +138,16 @@ impl std::error::Error for Error {}
 /// Version of a library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Version {
-    /// Major.
+    /// Major version.
     pub major: u32,
-    /// Minor.
+    /// Minor version.
     pub minor: u32,
-    /// Patch.
+    /// Patch version.
     pub patch: u32,
 }
 
 impl Version {
-    /// From `NCCL_VERSION_CODE`, whose factors changed with 2.9.
+    /// Decodes `NCCL_VERSION_CODE`, whose factors changed with 2.9.
     #[must_use]
     pub const fn from_code(code: i32) -> Self {
         let code = if code < 0 { 0 } else { code as u32 };
@@ -165,10 +166,10 @@ impl fmt::Display for Version {
     }
 }
 
-/// Why no library could be loaded: everything that was tried.
+/// Everything that was tried to load a library.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadError {
-    /// Files and names in the order in which they were tried, each with the reason.
+    /// Files and names in the order in which they were tried, with the reasons.
     pub tried: Vec<(PathBuf, String)>,
 }
 

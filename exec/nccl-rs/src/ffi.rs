@@ -1,7 +1,8 @@
-//! NCCL's C interface as it is in `nccl.h` 2.28: types by their layout, functions as a table.
+//! NCCL's C interface as in `nccl.h` 2.28: types with their layouts, and a table of functions.
 //!
-//! Enumerations are plain integers here. A closed Rust `enum` would be undefined behaviour as soon as the library returns a
-//! value that it does not list, which NCCL does: a reduction made by `ncclRedOpCreatePreMulSum` has a number of its own.
+//! Enumerations are plain integers here. A closed Rust `enum` would be undefined behavior as soon
+//! as the library returns an unlisted value, which NCCL does: a reduction made by
+//! `ncclRedOpCreatePreMulSum` has its own number.
 
 use std::ffi::{c_char, c_float, c_int, c_uint, c_void};
 
@@ -20,7 +21,7 @@ pub const SUCCESS: RawResult = 0;
 pub const IN_PROGRESS: RawResult = 7;
 /// `NCCL_CONFIG_UNDEF_INT`.
 pub const UNDEFINED: c_int = c_int::MIN;
-/// Version of the header that these types are from: `NCCL_VERSION(2, 28, 9)`.
+/// Version of the header of these types: `NCCL_VERSION(2, 28, 9)`.
 pub const HEADER_VERSION: c_uint = 22809;
 /// `NCCL_SPLIT_NOCOLOR`.
 pub const NO_COLOR: c_int = -1;
@@ -114,7 +115,8 @@ macro_rules! functions {
         required { $($field:ident $symbol:literal: fn($($arg:ty),*) -> $ret:ty;)* }
         optional { $($ofield:ident $osymbol:literal: fn($($oarg:ty),*) -> $oret:ty;)* }
     ) => {
-        /// The library's functions. Those of later versions, and those that one can do without, may be missing.
+        /// Functions of the library. Functions of later versions, and optional ones, may be
+        /// missing.
         #[derive(Clone, Copy)]
         pub struct Functions {
             $(#[doc = concat!("`", $symbol, "`.")] pub $field: unsafe extern "C" fn($($arg),*) -> $ret,)*
@@ -124,23 +126,24 @@ macro_rules! functions {
         impl Functions {
             /// Symbols that a library must have.
             pub const REQUIRED: &'static [&'static str] = &[$($symbol),*];
-            /// Symbols that it may have.
+            /// Symbols that a library may have.
             pub const OPTIONAL: &'static [&'static str] = &[$($osymbol),*];
 
-            /// Looks every symbol up; the error names the first required one that is missing.
+            /// Looks up every symbol; the error names the first required one that is missing.
             ///
             /// # Safety
-            /// The library is NCCL 2: its symbols have the types of `nccl.h`. The table is used only while it is loaded.
+            /// The library is NCCL 2: its symbols have the types of `nccl.h`. The table is used
+            /// only while it is loaded.
             pub(crate) unsafe fn of(library: &libloading::Library) -> Result<Self, &'static str> {
                 $(
-                    // SAFETY: the caller vouches for the symbol's type.
+                    // SAFETY: the caller guarantees the symbol's type.
                     let $field = match unsafe { library.get::<unsafe extern "C" fn($($arg),*) -> $ret>($symbol.as_bytes()) } {
                         Ok(f) => *f,
                         Err(_) => return Err($symbol),
                     };
                 )*
                 $(
-                    // SAFETY: likewise.
+                    // SAFETY: as above.
                     let $ofield = unsafe { library.get::<unsafe extern "C" fn($($oarg),*) -> $oret>($osymbol.as_bytes()) }
                         .ok()
                         .map(|f| *f);
@@ -148,7 +151,7 @@ macro_rules! functions {
                 Ok(Self { $($field,)* $($ofield,)* })
             }
 
-            /// Whether a symbol is there.
+            /// Returns whether a symbol exists.
             #[must_use]
             pub fn has(&self, symbol: &str) -> bool {
                 match symbol {
@@ -210,7 +213,7 @@ mod tests {
     use super::*;
     use std::mem::{align_of, offset_of, size_of};
 
-    /// Offsets as a C compiler lays out the structs of nccl.h 2.28.9 on a 64-bit machine.
+    /// Offsets by which a C compiler lays out the structs of nccl.h 2.28.9 on a 64-bit machine.
     #[test]
     fn structs_are_those_of_the_header() {
         assert_eq!((size_of::<RawConfig>(), align_of::<RawConfig>()), (80, 8));

@@ -1,4 +1,4 @@
-//! Groups: several calls as one launch.
+//! Groups: several calls that are launched together.
 
 use crate::error::Error;
 use crate::ffi::{IN_PROGRESS, RawResult, RawSimInfo};
@@ -10,11 +10,12 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 thread_local! {
-    /// Groups that this thread has open; NCCL counts by thread as well.
+    /// Number of groups that this thread has open; NCCL counts per thread as well.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
-    /// Whether the outermost one is there for an estimate.
+    /// Whether the outermost group is an estimate.
     static SIMULATED: Cell<bool> = const { Cell::new(false) };
-    /// Communicators that they have used: NCCL does the work of a group in its end, so they are not left before.
+    /// Communicators used in the group. They stay entered, because NCCL does the work of a group at
+    /// its end.
     static HELD: RefCell<Vec<Arc<Inner>>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -22,7 +23,7 @@ pub(crate) fn is_open() -> bool {
     DEPTH.get() > 0
 }
 
-/// Calls that hand results out at once cannot be part of a group, which runs later.
+/// Rejects calls with immediate results, because a group runs later.
 pub(crate) fn refuse(call: &'static str) -> Result<(), Error> {
     if !is_open() {
         return Ok(());
@@ -44,7 +45,7 @@ pub(crate) fn hold(inner: &Arc<Inner>, call: &'static str) -> Result<(), Error> 
     Ok(())
 }
 
-/// NCCL ends the group of an estimate like any other if its communicators do not block: it would run the calls.
+/// Rejects nonblocking communicators in an estimate: NCCL would run their calls.
 pub(crate) fn allow(inner: &Inner, call: &'static str) -> Result<(), Error> {
     if !SIMULATED.get() || inner.blocks {
         return Ok(());
@@ -55,8 +56,8 @@ pub(crate) fn allow(inner: &Inner, call: &'static str) -> Result<(), Error> {
     })
 }
 
-/// An open group. If it is dropped by a panic, it is ended all the same: an open group would swallow all later calls of
-/// the thread.
+/// An open group. It is also ended when a panic drops it, since an open group would capture all
+/// later calls of the thread.
 struct Open<'a>(&'a Nccl);
 
 impl<'a> Open<'a> {
@@ -82,7 +83,7 @@ impl<'a> Open<'a> {
         std::mem::forget(self);
         let mut info = RawSimInfo::initial();
         close(|| {
-            // SAFETY: the struct is initialised as the header asks and valid for writes.
+            // SAFETY: the struct is initialized as the header requires and valid for writes.
             let result = unsafe { f(&raw mut info) };
             nccl.check("ncclGroupSimulateEnd", result, std::ptr::null_mut())
         })?;
@@ -93,7 +94,7 @@ impl<'a> Open<'a> {
 
 impl Drop for Open<'_> {
     fn drop(&mut self) {
-        // A panic is on its way; its cause is worth more than this result.
+        // A panic is in progress; its cause matters more than this result.
         let _ = close(|| end(self.0));
     }
 }
@@ -106,7 +107,8 @@ fn end(nccl: &Nccl) -> Result<(), Error> {
     }
 }
 
-/// Ends a group by `end`; with the outermost one, leaves the communicators that were used. An error is one of all of them.
+/// Ends a group by `end`. With the outermost group, leaves the communicators that were used. An
+/// error belongs to all of them.
 fn close(end: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
     DEPTH.set(DEPTH.get() - 1);
     let ended = end();
@@ -125,13 +127,16 @@ fn close(end: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
 }
 
 impl Nccl {
-    /// Performs the calls that `f` makes as one: sends and receives progress together, and collectives on several
-    /// communicators or of several buffers are one launch. The group is ended also when `f` fails, whose error comes first.
+    /// Performs the calls of `f` as one operation: sends and receives progress together, and
+    /// collectives on several communicators or of several buffers are one launch. The group is also
+    /// ended if `f` fails, whose error takes precedence.
     ///
-    /// Communicators that were used belong to the group until its end has returned: other threads wait, and nobody frees
-    /// one before. An error at the end is one of all of them, and they are aborted when they are dropped.
+    /// Communicators that were used belong to the group until its end has returned: other threads
+    /// wait, and none is freed before. An error at the end belongs to all of them, and they are
+    /// aborted when they are dropped.
     ///
-    /// Communicators that do not block may not be ready afterwards: see [`crate::Communicator::wait_ready`].
+    /// Nonblocking communicators may not be ready afterwards: see
+    /// [`crate::Communicator::wait_ready`].
     ///
     /// ```no_run
     /// # use nccl_rs::{Communicator, DataType, Error, Stream};
@@ -145,7 +150,7 @@ impl Nccl {
     /// ```
     ///
     /// # Errors
-    /// The closure's; else those of the calls, which show at the group's end.
+    /// The closure's error, or else those of the calls, which appear at the group's end.
     pub fn group<T, E: From<Error>>(&self, f: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         let open = Open::new(self)?;
         let result = f();
@@ -155,11 +160,13 @@ impl Nccl {
         Ok(value)
     }
 
-    /// NCCL's own estimate of how long the calls that `f` makes take together; nothing is launched. `None` where NCCL has
-    /// no estimate. Not for communicators that do not block, whose calls NCCL would launch.
+    /// Returns NCCL's estimate of the duration of the calls of `f` together, without launching
+    /// anything; `None` if NCCL has no estimate. Not available for nonblocking communicators, whose
+    /// calls NCCL would launch.
     ///
     /// # Errors
-    /// As [`Nccl::group`]; within a group; libraries before 2.22 have no such function.
+    /// As for [`Nccl::group`]; also within a group, and for libraries before 2.22, which do not
+    /// have the function.
     pub fn simulate<E: From<Error>>(
         &self,
         f: impl FnOnce() -> Result<(), E>,

@@ -1,4 +1,4 @@
-//! Finding and loading the library.
+//! Finds and loads the library.
 
 use crate::error::{Code, Error, LoadError, Version};
 use crate::ffi::{Functions, IN_PROGRESS, RawComm, RawResult, RawUniqueId, SUCCESS};
@@ -8,24 +8,25 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Variable that names the library's file.
+/// Environment variable with the path of the library.
 pub const ENVIRONMENT: &str = "NCCL_RS_LIB";
 const FILE: &str = "libnccl.so.2";
 
-/// Where to look for the library. The default looks at the environment and the system.
+/// Where to search for the library. The default searches the environment and the system.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Search {
-    /// This file, and nothing else.
+    /// This file only.
     pub file: Option<PathBuf>,
-    /// Python's `site-packages` folders: pip puts the library into `nvidia/nccl/lib` there.
+    /// Python's `site-packages` folders, in which pip installs the library as `nvidia/nccl/lib`.
     pub site_packages: Vec<PathBuf>,
-    /// Folders that may hold `libnccl.so.2` itself.
+    /// Folders that may contain `libnccl.so.2`.
     pub folders: Vec<PathBuf>,
 }
 
 impl Search {
-    /// Candidates in order: the file that is named (by `file`, else by the environment) is the only one; otherwise pip's
-    /// packages, the folders, and the system's loader by name.
+    /// Returns the candidates in order. A file that is named (by `file`, or else by the
+    /// environment) is the only one; otherwise pip's packages, the folders, and the system's loader
+    /// by name.
     #[must_use]
     pub fn candidates(&self, environment: Option<&Path>) -> Vec<PathBuf> {
         if let Some(file) = self.file.as_deref().or(environment) {
@@ -47,8 +48,8 @@ struct Inner {
     version: Version,
 }
 
-/// The loaded library. Clones are the same one; it stays loaded until the process ends, because it runs threads that no
-/// call ends, such as the one behind a unique id.
+/// The loaded library. Clones refer to the same one. It stays loaded until the process ends,
+/// because it runs threads that no call ends, such as the one behind a unique id.
 #[derive(Clone)]
 pub struct Nccl(Arc<Inner>);
 
@@ -67,7 +68,8 @@ impl Nccl {
         let environment = std::env::var_os(ENVIRONMENT).map(PathBuf::from);
         let mut tried = Vec::new();
         for path in search.candidates(environment.as_deref()) {
-            // A path (unlike a bare name, which the system's loader looks up) is checked first, for a short reason.
+            // A path is checked first, to give a short reason; a bare name is searched by the
+            // system's loader.
             if path.components().count() > 1 && !path.exists() {
                 tried.push((path, "no such file".to_owned()));
                 continue;
@@ -81,12 +83,13 @@ impl Nccl {
     }
 
     fn open(path: &Path) -> Result<Self, String> {
-        // SAFETY: the file is NCCL as its name says; its initialisers have no requirements on the process.
+        // SAFETY: the file's name says that it is NCCL, whose initializers have no requirements on
+        // the process.
         let library = unsafe { libloading::Library::new(path) }.map_err(|e| {
             let source = std::error::Error::source(&e).map(ToString::to_string);
             source.unwrap_or_else(|| e.to_string())
         })?;
-        // SAFETY: likewise; the library stays loaded.
+        // SAFETY: as above; the library stays loaded.
         let functions = unsafe { Functions::of(&library) }
             .map_err(|symbol| format!("loaded, but it has no {symbol}"))?;
         let nccl = Self::with(functions, path.to_owned()).map_err(|e| e.to_string())?;
@@ -94,13 +97,14 @@ impl Nccl {
         Ok(nccl)
     }
 
-    /// A library of these functions.
+    /// Creates a library from functions.
     ///
     /// # Safety
-    /// Every function behaves as the one of `nccl.h` whose name it has, as long as the program runs.
+    /// Every function behaves like the function of `nccl.h` with its name, as long as the program
+    /// runs.
     ///
     /// # Errors
-    /// When the library does not tell its version.
+    /// If the library does not return its version.
     pub unsafe fn from_functions(functions: Functions) -> Result<Self, Error> {
         Self::with(functions, PathBuf::from("(functions)"))
     }
@@ -126,34 +130,35 @@ impl Nccl {
         Ok(Self(Arc::new(inner)))
     }
 
-    /// Version of the library.
+    /// Returns the version of the library.
     #[must_use]
     pub fn version(&self) -> Version {
         self.0.version
     }
 
-    /// Its file; a bare name where the system's loader found it.
+    /// Returns the path of its file, or a bare name if the system's loader found it.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.0.path
     }
 
-    /// Whether the library has a function, by its C name: versions differ.
+    /// Returns whether the library has a function, by its C name: versions differ.
     #[must_use]
     pub fn has(&self, symbol: &str) -> bool {
         self.0.functions.has(symbol)
     }
 
-    /// The C functions, for what is not wrapped.
+    /// Returns the C functions, for calls that are not wrapped.
     #[must_use]
     pub fn functions(&self) -> &Functions {
         &self.0.functions
     }
 
-    /// A new identity for a communicator: made by one rank, and given to the others by any means.
+    /// Creates the unique id of a communicator. One rank creates it and sends it to the others by
+    /// any means.
     ///
     /// # Errors
-    /// What NCCL reports, such as no usable network interface.
+    /// Errors of NCCL, such as no usable network interface.
     pub fn unique_id(&self) -> Result<UniqueId, Error> {
         let mut id = RawUniqueId { internal: [0; 128] };
         // SAFETY: the pointer is valid for a write.
@@ -162,14 +167,14 @@ impl Nccl {
         Ok(UniqueId::from_raw(id))
     }
 
-    /// A result in NCCL's words.
+    /// Returns NCCL's description of a result.
     #[must_use]
     pub fn error_string(&self, code: Code) -> String {
         // SAFETY: the function takes any integer and returns a static string.
         unsafe { text((self.functions().get_error_string)(code.0)) }
     }
 
-    /// NCCL's last error message, of any thread of the process; empty where there is none.
+    /// Returns NCCL's last error message, of any thread of the process; empty if there is none.
     #[must_use]
     pub fn last_error(&self) -> String {
         self.last_error_of(std::ptr::null_mut())
@@ -179,11 +184,12 @@ impl Nccl {
         let Some(f) = self.functions().get_last_error else {
             return String::new();
         };
-        // SAFETY: the communicator is live or null, both of which are allowed; the string is NCCL's own.
+        // SAFETY: the communicator is live or null, both of which are allowed; the string belongs
+        // to NCCL.
         unsafe { text(f(comm)) }.trim().to_owned()
     }
 
-    /// A result as `Result`. `comm` is live, or null.
+    /// Converts a result to a `Result`. `comm` is live or null.
     pub(crate) fn check(
         &self,
         call: &'static str,
@@ -205,7 +211,7 @@ impl Nccl {
         }
     }
 
-    /// An optional function, or the error that it is missing.
+    /// Returns an optional function, or the error that it is missing.
     pub(crate) fn optional<F>(&self, f: Option<F>, symbol: &'static str) -> Result<F, Error> {
         f.ok_or(Error::Unsupported {
             symbol,
@@ -214,15 +220,15 @@ impl Nccl {
     }
 }
 
-/// A C string as text; empty for null.
+/// Converts a C string to text; empty for null.
 ///
 /// # Safety
-/// Null, or a string that ends and lives meanwhile.
+/// Null, or a terminated string that lives during the call.
 unsafe fn text(p: *const c_char) -> String {
     if p.is_null() {
         return String::new();
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller's contract.
     unsafe { CStr::from_ptr(p) }.to_string_lossy().into_owned()
 }
 
@@ -268,7 +274,7 @@ mod tests {
             words.ends_with("/no/such/libnccl.so.2: no such file"),
             "{words}"
         );
-        // A library that is none of NCCL's.
+        // A library that is not NCCL.
         let other = [
             "/lib/x86_64-linux-gnu/libm.so.6",
             "/usr/lib/libm.so.6",

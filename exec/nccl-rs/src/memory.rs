@@ -1,4 +1,5 @@
-//! Memory that NCCL knows: registered buffers, symmetric windows, its own allocations; reductions with a factor.
+//! Memory that is known to NCCL (registered buffers, symmetric windows, its own allocations), and
+//! reductions with a factor.
 
 use crate::communicator::Communicator;
 use crate::error::Error;
@@ -11,14 +12,15 @@ use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
 
-/// Device memory of NCCL's (`ncclMemAlloc`): it can be registered in every way. Freed when it is dropped.
+/// Device memory allocated by NCCL (`ncclMemAlloc`), which can be registered in every way. Freed
+/// when it is dropped.
 pub struct DeviceMemory {
     nccl: Nccl,
     ptr: *mut c_void,
     bytes: usize,
 }
 
-// SAFETY: the pointer is an address of device memory, which has no thread.
+// SAFETY: the pointer is an address of device memory, which is not bound to a thread.
 unsafe impl Send for DeviceMemory {}
 
 impl fmt::Debug for DeviceMemory {
@@ -28,13 +30,13 @@ impl fmt::Debug for DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// Address.
+    /// Returns the address.
     #[must_use]
     pub fn as_ptr(&self) -> *mut c_void {
         self.ptr
     }
 
-    /// Bytes that were asked for.
+    /// Returns the requested number of bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
@@ -44,7 +46,8 @@ impl DeviceMemory {
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         if let Some(f) = self.nccl.functions().mem_free {
-            // SAFETY: the memory is from `ncclMemAlloc`, and this is its only owner. Nobody is left to hear of an error.
+            // SAFETY: the memory is from `ncclMemAlloc`, and this is its only owner. No one is left
+            // to notify of an error.
             let _ = unsafe { f(self.ptr) };
         }
     }
@@ -54,7 +57,7 @@ impl Nccl {
     /// Allocates memory on the calling thread's current CUDA device.
     ///
     /// # Errors
-    /// What NCCL reports; libraries before 2.19.
+    /// Errors of NCCL, and libraries before 2.19.
     pub fn mem_alloc(&self, bytes: usize) -> Result<DeviceMemory, Error> {
         const CALL: &str = "ncclMemAlloc";
         let f = self.optional(self.functions().mem_alloc, CALL)?;
@@ -74,36 +77,38 @@ impl Nccl {
 /// How a window is registered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WindowKind {
-    /// No promise.
+    /// No guarantee.
     #[default]
     Plain,
     /// Every rank registers memory of this size, and passes equal offsets in it to collectives.
     Symmetric,
 }
 
-/// A buffer that is registered with a communicator (`ncclCommRegister`); deregistered when dropped.
+/// A buffer that is registered with a communicator (`ncclCommRegister`); deregistered when it is
+/// dropped.
 pub struct Registration {
     comm: Arc<Inner>,
     handle: *mut c_void,
 }
 
-/// A window (`ncclCommWindowRegister`); deregistered when dropped.
+/// A window (`ncclCommWindowRegister`); deregistered when it is dropped.
 pub struct Window {
     comm: Arc<Inner>,
     handle: RawWindow,
 }
 
-/// A reduction that multiplies every input by a factor and sums (`ncclRedOpCreatePreMulSum`). It belongs to its
-/// communicator and the factor's type, and is destroyed when dropped, which may be as soon as the calls that were given it
-/// have returned.
+/// A reduction that multiplies every input by a factor and sums (`ncclRedOpCreatePreMulSum`). It
+/// belongs to its communicator and the factor's type. It is destroyed when it is dropped, which may
+/// happen as soon as the calls that use it have returned.
 pub struct PreMulSum {
     comm: Arc<Inner>,
     op: RedOp,
 }
 
-// SAFETY: handles are tokens for NCCL's tables, not memory, and only one thread at a time is inside a call.
+// SAFETY: handles are keys of NCCL's tables, not memory, and only one thread at a time is inside a
+// call.
 unsafe impl Send for Registration {}
-// SAFETY: likewise.
+// SAFETY: as above.
 unsafe impl Send for Window {}
 
 impl fmt::Debug for Registration {
@@ -125,7 +130,7 @@ impl fmt::Debug for PreMulSum {
 }
 
 impl Window {
-    /// NCCL's handle, for functions that are not wrapped and for kernels of one's own.
+    /// Returns NCCL's handle, for functions that are not wrapped and for custom kernels.
     #[must_use]
     pub fn as_raw(&self) -> RawWindow {
         self.handle
@@ -133,7 +138,7 @@ impl Window {
 }
 
 impl PreMulSum {
-    /// The reduction to give to calls.
+    /// Returns the reduction for calls.
     #[must_use]
     pub fn op(&self) -> RedOp {
         self.op
@@ -141,14 +146,15 @@ impl PreMulSum {
 }
 
 impl Communicator {
-    /// Registers a buffer, so that collectives use it without copies through NCCL's own buffers. Local to the rank, though
-    /// it helps only where all ranks do it.
+    /// Registers a buffer, so that collectives use it without copies through NCCL's own buffers.
+    /// Local to the rank, but it only helps if all ranks do it.
     ///
     /// # Safety
-    /// The memory is the device's, of this length, and stays allocated until the registration is dropped.
+    /// The memory belongs to the device, has this length, and stays allocated until the
+    /// registration is dropped.
     ///
     /// # Errors
-    /// What NCCL reports; libraries before 2.19.
+    /// Errors of NCCL, and libraries before 2.19.
     pub unsafe fn register(&self, ptr: *mut c_void, bytes: usize) -> Result<Registration, Error> {
         const CALL: &str = "ncclCommRegister";
         let f = self.nccl().functions();
@@ -159,8 +165,8 @@ impl Communicator {
         );
         let c = self.inner.enter(CALL)?;
         let mut handle = std::ptr::null_mut();
-        // SAFETY: the communicator is live while entered; the memory is the caller's promise; the handle is valid for a
-        // write.
+        // SAFETY: the communicator is live while entered; the memory follows the caller's contract;
+        // the handle is valid for a write.
         let result = unsafe { register(c.handle, ptr, bytes, &raw mut handle) };
         self.finish(CALL, result, &c)?;
         Ok(Registration {
@@ -169,15 +175,16 @@ impl Communicator {
         })
     }
 
-    /// Registers a window. All ranks call it. A symmetric window of memory from [`Nccl::mem_alloc`] (or of the driver's
-    /// virtual memory functions) is what collectives on copy engines need; it begins at a multiple of 4096 bytes within its
-    /// allocation. Returns `None` where NCCL has no use for windows on this machine.
+    /// Registers a window. All ranks call it. Collectives on copy engines need a symmetric window
+    /// of memory from [`Nccl::mem_alloc`] (or from the driver's virtual memory functions) that
+    /// begins at a multiple of 4096 bytes within its allocation. Returns `None` if NCCL does not
+    /// use windows on this machine.
     ///
     /// # Safety
-    /// As [`Communicator::register`].
+    /// As for [`Communicator::register`].
     ///
     /// # Errors
-    /// What NCCL reports; within a group; libraries before 2.27.
+    /// Errors of NCCL, a call within a group, and libraries before 2.27.
     pub unsafe fn window(
         &self,
         ptr: *mut c_void,
@@ -197,13 +204,13 @@ impl Communicator {
             WindowKind::Symmetric => 1,
         };
         let c = self.inner.enter(CALL)?;
-        // Where the communicator does not block, NCCL writes the handle when it is ready, whatever the result was. If it is
-        // not in time, these bytes are NCCL's for good.
+        // If the communicator is nonblocking, NCCL writes the handle when it is ready, whatever the
+        // result was. If that takes too long, these bytes are leaked to NCCL.
         let place = Box::into_raw(Box::new(std::ptr::null_mut()));
-        // SAFETY: as in `register`; the place stays.
+        // SAFETY: as in `register`; the location does not move.
         let result = unsafe { register(c.handle, ptr, bytes, place, flags) };
         self.finish_later(CALL, result, &c)?;
-        // SAFETY: it is from a box, and NCCL is done with it.
+        // SAFETY: the pointer is from a box, and NCCL no longer uses it.
         let handle = *unsafe { Box::from_raw(place) };
         Ok((!handle.is_null()).then(|| Window {
             comm: Arc::clone(&self.inner),
@@ -211,10 +218,10 @@ impl Communicator {
         }))
     }
 
-    /// A sum of inputs that are multiplied by `factor` first.
+    /// Creates a sum of inputs that are first multiplied by `factor`.
     ///
     /// # Errors
-    /// What NCCL reports; libraries before 2.11.
+    /// Errors of NCCL, and libraries before 2.11.
     pub fn pre_mul_sum(&self, factor: Scalar) -> Result<PreMulSum, Error> {
         const CALL: &str = "ncclRedOpCreatePreMulSum";
         let f = self.nccl().functions();
@@ -223,8 +230,8 @@ impl Communicator {
         let c = self.inner.enter(CALL)?;
         let mut op = 0;
         let mut scalar = factor.bytes();
-        // SAFETY: the communicator is live while entered; the scalar is in host memory, has the type that is named, and is
-        // read before the call returns ("host immediate").
+        // SAFETY: the communicator is live while entered; the scalar is in host memory, has the
+        // named type, and is read before the call returns ("host immediate").
         let result = unsafe {
             create(
                 &raw mut op,
@@ -242,8 +249,8 @@ impl Communicator {
     }
 }
 
-// A communicator that is gone has taken everything of its own with it, and then `enter` fails. Nobody is left to hear of
-// errors of a drop.
+// A communicator that is gone has freed everything of its own, and then `enter` fails. No one is
+// left to notify of errors of a drop.
 
 impl Drop for Registration {
     fn drop(&mut self) {

@@ -1,4 +1,5 @@
-//! What the threads that know a communicator share: who may be inside it, and who frees it.
+//! State that the threads of a communicator share: which thread is inside a call, and which one
+//! frees it.
 
 use crate::error::Error;
 use crate::ffi::{IN_PROGRESS, RawComm, RawResult, SUCCESS};
@@ -12,74 +13,77 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
-/// Pause between two looks at something that is not ready.
+/// Pause between two checks of something that is not ready.
 const PAUSE: Duration = Duration::from_micros(200);
 
-/// What a communicator's owner, its watches and what is registered with it share.
+/// State that a communicator's owner, its watches and its registrations share.
 pub(crate) struct Inner {
     pub(crate) nccl: Nccl,
-    /// Null before NCCL has made it and once it has been freed. NCCL keeps this place's address and writes to it when a
-    /// communicator becomes ready, which is why it lies on the heap.
+    /// Null before NCCL has created the communicator and after it has been freed. NCCL keeps this
+    /// address and writes to it when a communicator becomes ready, which is why it is on the heap.
     handle: AtomicPtr<c_void>,
     aborted: AtomicBool,
-    /// A call has failed: the other ranks may never come to a common end.
+    /// Whether a call has failed: the other ranks may never destroy the communicator with this one.
     pub(crate) failed: AtomicBool,
     gate: Mutex<Gate>,
-    /// Somebody has left, or the communicator has been closed.
+    /// Notified when a thread has left, or the communicator has been closed.
     changed: Condvar,
-    /// Communicators that NCCL may still be making out of this one, at their places.
+    /// Communicators that NCCL may still be creating from this one, at their locations.
     unborn: Mutex<Vec<Arc<Inner>>>,
-    /// NCCL keeps pointers to its strings, also in communicators that inherit it.
+    /// NCCL keeps pointers to the strings, also in communicators that inherit the configuration.
     pub(crate) config: Arc<Config>,
-    /// Whether calls return only when they are done.
+    /// Whether calls return only when their work is done.
     pub(crate) blocks: bool,
 }
 
-/// Who is inside.
+/// Threads inside calls.
 #[derive(Default)]
 struct Gate {
-    /// No call may begin any more.
+    /// Whether no call may begin any more.
     closed: bool,
-    /// The one thread that may be inside: drops of what is registered may come from any.
+    /// The one thread that may be inside: registrations may be dropped by any thread.
     owner: Option<ThreadId>,
-    /// Calls that the owner is inside of; an open group that has used the communicator counts as one.
+    /// Number of calls that the owner is inside; an open group that has used the communicator
+    /// counts as one.
     depth: usize,
-    /// Calls that NCCL allows beside others.
-    beside: usize,
-    /// How whoever leaves last frees it: its owner asked for it from within, or no longer waits for them.
+    /// Number of calls that NCCL allows concurrently with others.
+    concurrent: usize,
+    /// How the last thread to leave frees the communicator: its owner requested it from within a
+    /// call, or no longer waits.
     last: Option<End>,
 }
 
 impl Gate {
     fn is_empty(&self) -> bool {
-        self.depth + self.beside == 0
+        self.depth + self.concurrent == 0
     }
 }
 
 /// How a communicator ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// In good order, together with the other ranks; an abort instead where something has failed or is under way, which is
-    /// what NCCL asks for.
+    /// In good order, together with the other ranks; or by an abort if something has failed or is
+    /// in progress, as NCCL requires.
     Destroy,
-    /// At once and alone.
+    /// Immediately, without the other ranks.
     Abort,
 }
 
-/// A call that has begun. As long as it lives the communicator is not freed.
+/// A call that has begun. The communicator is not freed as long as it lives.
 pub(crate) struct Entered<'a> {
     inner: &'a Inner,
-    /// The live communicator.
+    /// Returns the live communicator.
     pub(crate) handle: RawComm,
-    /// Whether it is one of those that NCCL allows beside others.
-    beside: bool,
+    /// Whether NCCL allows the call concurrently with others.
+    concurrent: bool,
 }
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
-        // Whoever asked for the end of a communicator meanwhile has got the answer that it is under way.
-        let _ = if self.beside {
-            self.inner.leave_beside()
+        // If the end of the communicator was requested meanwhile, its requester has been answered
+        // that it is in progress.
+        let _ = if self.concurrent {
+            self.inner.leave_concurrent()
         } else {
             self.inner.leave()
         };
@@ -101,7 +105,7 @@ impl Inner {
         }
     }
 
-    /// Where NCCL writes the handle.
+    /// Returns the address at which NCCL writes the handle.
     pub(crate) fn place(&self) -> *mut RawComm {
         self.handle.as_ptr()
     }
@@ -110,16 +114,17 @@ impl Inner {
         self.gate.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins a call, once no other thread is inside. Within a group of the calling thread the communicator stays entered
-    /// until the group's end has returned: only there NCCL does what the calls say.
+    /// Begins a call, once no other thread is inside. Within a group of the calling thread, the
+    /// communicator stays entered until the group's end has returned, because only then NCCL
+    /// performs the calls.
     pub(crate) fn enter(self: &Arc<Self>, call: &'static str) -> Result<Entered<'_>, Error> {
         group::allow(self, call)?;
         self.occupy(call)?;
-        // From here on its drop leaves again.
+        // From here on, the drop of the call leaves again.
         let mut entered = Entered {
             inner: self,
             handle: std::ptr::null_mut(),
-            beside: false,
+            concurrent: false,
         };
         entered.handle = self.handle.load(Ordering::SeqCst);
         if entered.handle.is_null() {
@@ -129,7 +134,7 @@ impl Inner {
         Ok(entered)
     }
 
-    /// Waits for a turn and takes it; [`Inner::leave`] gives it back.
+    /// Waits for a turn and takes it; [`Inner::leave`] returns it.
     pub(crate) fn occupy(&self, call: &'static str) -> Result<(), Error> {
         let me = std::thread::current().id();
         let mut gate = self.gate();
@@ -146,7 +151,7 @@ impl Inner {
         }
     }
 
-    /// Until something at the gate has changed, or time is over.
+    /// Waits until the state has changed, or the timeout has passed.
     fn wait<'a>(&self, gate: MutexGuard<'a, Gate>, rest: Option<Duration>) -> MutexGuard<'a, Gate> {
         match rest {
             None => self
@@ -160,7 +165,7 @@ impl Inner {
         }
     }
 
-    /// Gives a turn back; with the last one, ends the communicator if that was asked for meanwhile.
+    /// Returns a turn. With the last one, frees the communicator if that was requested meanwhile.
     pub(crate) fn leave(&self) -> Result<(), Error> {
         let last = {
             let mut gate = self.gate();
@@ -175,11 +180,11 @@ impl Inner {
         last.map_or(Ok(()), |end| self.end(end, None))
     }
 
-    /// Likewise for a call beside others, which ends the communicator only where it is the last of all.
-    fn leave_beside(&self) -> Result<(), Error> {
+    /// Ends a concurrent call, which frees the communicator only if it is the last of all calls.
+    fn leave_concurrent(&self) -> Result<(), Error> {
         let last = {
             let mut gate = self.gate();
-            gate.beside -= 1;
+            gate.concurrent -= 1;
             if gate.is_empty() {
                 gate.last.take()
             } else {
@@ -190,8 +195,9 @@ impl Inner {
         last.map_or(Ok(()), |end| self.end(end, None))
     }
 
-    /// Begins to ask for the state; `None` where the answer is that something is under way. NCCL allows it beside a call that
-    /// blocks. Where none does, it also collects the thread that did the work, which only one may do.
+    /// Begins a query of the state; `None` if an operation is in progress. NCCL allows the query
+    /// concurrently with a call that blocks. For a nonblocking communicator, the query also joins
+    /// the thread that did the work, which only one thread may do.
     fn look(&self, call: &'static str) -> Result<Option<Entered<'_>>, Error> {
         let me = std::thread::current().id();
         let mut gate = self.gate();
@@ -203,7 +209,7 @@ impl Inner {
             return Ok(None);
         }
         if self.blocks {
-            gate.beside += 1;
+            gate.concurrent += 1;
         } else {
             gate.owner = Some(me);
             gate.depth += 1;
@@ -211,11 +217,11 @@ impl Inner {
         Ok(Some(Entered {
             inner: self,
             handle,
-            beside: self.blocks,
+            concurrent: self.blocks,
         }))
     }
 
-    /// The state that NCCL reports on its own.
+    /// Returns the asynchronous state that NCCL reports.
     pub(crate) fn poll(&self) -> Result<State, Error> {
         const CALL: &str = "ncclCommGetAsyncError";
         let Some(entered) = self.look(CALL)? else {
@@ -233,10 +239,10 @@ impl Inner {
         }
     }
 
-    /// Waits until it is ready, `give_up` says so, or time is over.
+    /// Waits until the communicator is ready, `give_up` returns true, or the timeout has passed.
     pub(crate) fn wait_ready(
         &self,
-        patience: Duration,
+        timeout: Duration,
         give_up: impl Fn() -> bool,
     ) -> Result<(), Error> {
         let begin = Instant::now();
@@ -244,7 +250,7 @@ impl Inner {
             if self.poll()? == State::Ready {
                 return Ok(());
             }
-            if give_up() || begin.elapsed() >= patience {
+            if give_up() || begin.elapsed() >= timeout {
                 self.failed.store(true, Ordering::Relaxed);
                 return Err(Error::NotReady {
                     call: "ncclCommGetAsyncError",
@@ -254,21 +260,21 @@ impl Inner {
         }
     }
 
-    /// What NCCL says of a communicator, or why it does not.
+    /// Queries NCCL's state of a communicator.
     ///
     /// # Safety
     /// The handle is live.
     unsafe fn state(&self, handle: RawComm) -> RawResult {
         let mut state: RawResult = SUCCESS;
-        // SAFETY: the caller's promise, and the pointer is valid for a write.
+        // SAFETY: the caller's contract, and the pointer is valid for a write.
         match unsafe { (self.nccl.functions().comm_get_async_error)(handle, &raw mut state) } {
             SUCCESS => state,
             error => error,
         }
     }
 
-    /// Keeps a communicator that NCCL may still be making out of this one: NCCL writes to its place until it is done, or
-    /// this one is gone.
+    /// Keeps a communicator that NCCL may still be creating from this one: NCCL writes to its
+    /// location until it is ready, or this one is gone.
     pub(crate) fn keep(&self, child: &Arc<Self>) {
         self.unborn().push(Arc::clone(child));
     }
@@ -277,8 +283,9 @@ impl Inner {
         self.unborn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Frees the communicator once nobody is inside a call, or gives up after `grace`. A thread that asks from within a
-    /// call or an open group of its own does it when it leaves.
+    /// Frees the communicator once no thread is inside a call, or fails after `grace`. If the
+    /// calling thread is itself inside a call or an open group, the communicator is freed when it
+    /// leaves.
     pub(crate) fn end(&self, end: End, grace: Option<Duration>) -> Result<(), Error> {
         let begin = Instant::now();
         if end == End::Abort {
@@ -293,7 +300,7 @@ impl Inner {
         }
         while !gate.is_empty() {
             if grace.is_none() && gate.last.is_some() {
-                // Its owner no longer waits: whoever leaves last frees it.
+                // The owner no longer waits: the last thread to leave frees it.
                 return Ok(());
             }
             let rest = grace.map(|g| g.saturating_sub(begin.elapsed()));
@@ -308,9 +315,9 @@ impl Inner {
             return Ok(());
         }
         let bad = self.failed.load(Ordering::Relaxed) || self.aborted.load(Ordering::SeqCst);
-        // A communicator with an error, or with something under way, cannot be destroyed.
-        // SAFETY: the handle was live, this is the only place that takes it, and no call uses it: none is inside, and none
-        // can begin any more.
+        // A communicator with an error, or with an operation in progress, cannot be destroyed.
+        // SAFETY: the handle was live, only this code takes it, and no call uses it: no thread is
+        // inside, and no call can begin any more.
         let abort = bad || unsafe { self.state(handle) } != SUCCESS;
         let functions = self.nccl.functions();
         let (call, free) = if abort {
@@ -322,14 +329,14 @@ impl Inner {
         let result = unsafe { free(handle) };
         self.release_unborn(abort && result == SUCCESS);
         match result {
-            // What is left of it ends on its own.
+            // Other operations end on their own.
             IN_PROGRESS => Ok(()),
             r => self.nccl.check(call, r, std::ptr::null_mut()),
         }
     }
 
-    /// Aborts the communicator on behalf of its owner, which waits no longer than `grace`: then whoever leaves last does it,
-    /// if anybody ever does.
+    /// Aborts the communicator on behalf of its owner, which waits for `grace` at most; after that,
+    /// the last thread to leave does it, if it ever leaves.
     pub(crate) fn abort_at_last(&self, grace: Duration) -> Result<(), Error> {
         let ended = self.end(End::Abort, Some(grace));
         if ended != Err(Error::Busy) {
@@ -344,12 +351,13 @@ impl Inner {
         ended
     }
 
-    /// What was to be made out of this one: an abort has waited for the thread that made it, so nothing writes to its place
-    /// any more, and what is there is to be freed. Without that certainty the places stay for good.
+    /// Frees the communicators that were being created from this one: an abort has waited for the
+    /// thread that creates them, so nothing writes to their locations any more. Without that
+    /// certainty, the locations are leaked.
     fn release_unborn(&self, certain: bool) {
         for child in std::mem::take(&mut *self.unborn()) {
             if certain {
-                // Nobody is left to tell.
+                // No one is left to notify.
                 let _ = child.end(End::Abort, None);
             } else {
                 std::mem::forget(child);
@@ -358,16 +366,16 @@ impl Inner {
     }
 }
 
-/// Whether a communicator can be used.
+/// State of a communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// It can.
+    /// It can be used.
     Ready,
-    /// An operation of a communicator that does not block is under way.
+    /// An operation of a nonblocking communicator is in progress.
     InProgress,
 }
 
-/// Another thread's view of a communicator. It keeps nothing alive on the device.
+/// Another thread's handle of a communicator. It keeps nothing alive on the device.
 #[derive(Clone)]
 pub struct Watch(Arc<Inner>);
 
@@ -384,36 +392,39 @@ impl Watch {
         Self(inner)
     }
 
-    /// As [`crate::Communicator::poll`]; [`State::InProgress`] while another thread is inside a communicator that does not
-    /// block.
+    /// Like [`crate::Communicator::poll`]; returns [`State::InProgress`] while another thread is
+    /// inside a nonblocking communicator.
     ///
     /// # Errors
-    /// As there; [`Error::Aborted`] once the communicator is gone.
+    /// As there, and [`Error::Aborted`] once the communicator is gone.
     pub fn poll(&self) -> Result<State, Error> {
         self.0.poll()
     }
 
-    /// Aborts the communicator: its kernels end, and calls that begin later fail. A thread that is inside a call, or in a
-    /// group that has used the communicator, is given `grace` to leave.
+    /// Aborts the communicator: its kernels end, and later calls fail. Waits for `grace` until a
+    /// thread that is inside a call, or in a group that has used the communicator, has left.
     ///
-    /// NCCL allows nobody inside while it aborts, so a thread that is stuck inside cannot be freed from outside, whatever
-    /// the function: `ncclCommRevoke`, too, is an operation that must not run beside another. What is stuck depends on the
-    /// communicator ([`crate::Config::blocking`]):
-    /// - One that does not block is not stuck: its calls return, and the waits of this crate end as soon as it is closed,
-    ///   with [`Error::Aborted`]. Who must be able to abort at any time uses such ones.
-    /// - A call of one that blocks may stay inside for ever when another rank is gone: connections are made at first uses.
-    ///   [`Error::Busy`] then leaves only the end of the process, which frees everything.
+    /// NCCL allows no thread inside while it aborts, so a thread that is stuck inside cannot be
+    /// released from outside, by any function: `ncclCommRevoke` is also an operation that must not
+    /// run concurrently with another. Which threads can be stuck depends on the communicator
+    /// ([`crate::Config::blocking`]):
+    /// - A nonblocking one is never stuck: its calls return, and the waits of this crate end with
+    ///   [`Error::Aborted`] as soon as it is closed. Use one if it must be possible to abort at any
+    ///   time.
+    /// - A call of a blocking one may stay inside forever when another rank is gone, because
+    ///   connections are made at first uses. After [`Error::Busy`], only the end of the process frees
+    ///   everything.
     ///
     /// # Errors
-    /// [`Error::Busy`] if a thread stays inside: the communicator is closed but not freed, and this may be tried again; its
-    /// owner aborts it when it drops it. Within a group of the calling thread nothing is done but to say so. Else what NCCL
-    /// reports.
+    /// [`Error::Busy`] if a thread stays inside: the communicator is closed but not freed, and this
+    /// may be retried; its owner aborts it when it drops it. Within a group of the calling thread,
+    /// only this error is returned. Otherwise errors of NCCL.
     pub fn abort(&self, grace: Duration) -> Result<(), Error> {
         group::refuse("ncclCommAbort")?;
         self.0.end(End::Abort, Some(grace))
     }
 
-    /// Whether it has been aborted.
+    /// Returns whether the communicator has been aborted.
     #[must_use]
     pub fn is_aborted(&self) -> bool {
         self.0.aborted.load(Ordering::SeqCst)

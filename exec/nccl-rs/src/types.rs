@@ -1,10 +1,10 @@
-//! Values that calls take.
+//! Arguments of calls.
 
 use crate::ffi::{RawConfig, RawStream, RawUniqueId};
 use std::ffi::{CString, c_char, c_int};
 use std::fmt;
 
-/// Identity of a communicator that is to be made: the same on all of its ranks.
+/// Unique id of a communicator, equal on all of its ranks.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct UniqueId([u8; 128]);
 
@@ -12,13 +12,13 @@ impl UniqueId {
     /// Length in bytes.
     pub const BYTES: usize = 128;
 
-    /// The bytes to give to other ranks.
+    /// Returns the bytes to send to other ranks.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8; Self::BYTES] {
         &self.0
     }
 
-    /// From another rank's bytes.
+    /// Creates the id from another rank's bytes.
     #[must_use]
     pub fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
         Self(bytes)
@@ -41,8 +41,8 @@ impl fmt::Debug for UniqueId {
     }
 }
 
-/// A CUDA stream (`cudaStream_t`, which is the driver's `CUstream`); null is the default stream. It belongs to whoever made
-/// it.
+/// A CUDA stream (`cudaStream_t`, which is the driver's `CUstream`); null is the default stream. It
+/// belongs to its creator.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stream(pub RawStream);
@@ -78,7 +78,7 @@ impl DataType {
     /// 8-bit float, 5 bits of exponent.
     pub const F8E5M2: Self = Self(11);
 
-    /// Bytes of an element; `None` for types that this crate does not know.
+    /// Returns the bytes of an element; `None` for types that this crate does not know.
     #[must_use]
     pub const fn size(self) -> Option<usize> {
         match self.0 {
@@ -91,7 +91,7 @@ impl DataType {
     }
 }
 
-/// Reduction. An integer, because NCCL makes new ones at run time (see [`crate::PreMulSum`]).
+/// Reduction. An integer, because NCCL creates new ones at run time (see [`crate::PreMulSum`]).
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RedOp(pub c_int);
@@ -135,7 +135,7 @@ pub enum Scalar {
 }
 
 impl Scalar {
-    /// A bfloat16, rounded to nearest, ties to even.
+    /// Rounds to a bfloat16: to nearest, ties to even.
     #[must_use]
     pub fn bf16(x: f32) -> Self {
         let bits = x.to_bits();
@@ -161,7 +161,7 @@ impl Scalar {
         }
     }
 
-    /// The value's bytes, in the first ones of eight.
+    /// Returns the value's bytes, at the start of eight bytes.
     pub(crate) fn bytes(self) -> [u8; 8] {
         let mut out = [0; 8];
         let mut put = |bytes: &[u8]| out[..bytes.len()].copy_from_slice(bytes);
@@ -180,54 +180,55 @@ impl Scalar {
     }
 }
 
-/// How a communicator uses the processors of the GPU (`CTAPolicy`, since 2.27).
+/// How a communicator uses the GPU's processors (`CTAPolicy`, since 2.27).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CtaPolicy {
-    /// As fast as it can be.
+    /// Maximum speed.
     Default,
-    /// Fewer processors where that costs little.
+    /// Fewer processors if that costs little speed.
     Efficiency,
-    /// None where it can be: copy engines move the data of all-gathers and the like between registered symmetric windows
-    /// (since 2.28).
+    /// No processors if possible: copy engines move the data of all-gathers and similar collectives
+    /// between registered symmetric windows (since 2.28).
     Zero,
 }
 
-/// Settings of a communicator; what is not set is NCCL's choice (or its environment's).
+/// Settings of a communicator. NCCL (or its environment) chooses those that are not set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Config {
-    /// Whether calls return only when they are done; else see [`crate::Communicator::wait_ready`]. A thread may stay for ever
-    /// in a call that blocks when another rank is gone, and cannot be freed from there: see [`crate::Watch::abort`].
+    /// Whether calls return only when their work is done; otherwise see
+    /// [`crate::Communicator::wait_ready`]. A thread may block forever in a call when another rank
+    /// is gone, and cannot be released: see [`crate::Watch::abort`].
     pub blocking: Option<bool>,
-    /// Blocks in a cluster.
+    /// Thread blocks per cluster.
     pub cga_cluster_size: Option<u32>,
-    /// Fewest thread blocks (channels) of a collective.
+    /// Minimum number of thread blocks (channels) of a collective.
     pub min_ctas: Option<u32>,
-    /// Most of them.
+    /// Maximum number of thread blocks (channels) of a collective.
     pub max_ctas: Option<u32>,
     /// Network module, for example `Socket`.
     pub net_name: Option<CString>,
     /// Whether a split shares resources with its parent.
     pub split_share: Option<bool>,
-    /// Network's traffic class.
+    /// Traffic class of the network.
     pub traffic_class: Option<u32>,
     /// Name in logs.
     pub comm_name: Option<CString>,
     /// Whether in-network reductions are allowed.
     pub collnet: Option<bool>,
-    /// Use of processors.
+    /// Use of the GPU's processors.
     pub cta_policy: Option<CtaPolicy>,
     /// Whether a shrunk communicator shares resources with its parent.
     pub shrink_share: Option<bool>,
     /// Thread blocks of NVLink multicast collectives.
     pub nvls_ctas: Option<u32>,
-    /// Channels for each peer over the network.
+    /// Channels per peer over the network.
     pub channels_per_net_peer: Option<u32>,
-    /// Whether scheduling is centred on NVLink.
+    /// Whether scheduling is centered on NVLink.
     pub nvlink_centric: Option<bool>,
 }
 
 impl Config {
-    /// Whether calls block with this configuration. NCCL lets its environment decide first.
+    /// Returns whether calls block with this configuration. NCCL's environment takes precedence.
     pub(crate) fn blocks(&self) -> bool {
         match std::env::var("NCCL_COMM_BLOCKING")
             .as_deref()
@@ -239,7 +240,7 @@ impl Config {
         }
     }
 
-    /// NCCL's struct. It points into `self`.
+    /// Returns NCCL's struct, which points into `self`.
     pub(crate) fn raw(&self) -> RawConfig {
         let mut raw = RawConfig::initial();
         let flag = |to: &mut c_int, x: Option<bool>| {
@@ -311,7 +312,7 @@ mod tests {
             (1.0f32, 0x3f80),
             (0.125, 0x3e00),
             (1.0 / 3.0, 0x3eab),
-            // Halfway between two neighbours: to the even one.
+            // Halfway between two neighbors: rounds to the even one.
             (f32::from_bits(0x3f80_8000), 0x3f80),
             (f32::from_bits(0x3f81_8000), 0x3f82),
             (f32::MAX, 0x7f80),
@@ -348,7 +349,7 @@ mod tests {
                 &[0, 0, 0, 0, 0, 0, 0, 1],
             ),
         ] {
-            // Of the machines that NCCL is made for, all are little-endian.
+            // All machines that NCCL supports are little-endian.
             assert_eq!(x.bytes()[..bytes.len()], *bytes, "{x:?}");
             assert_eq!((x.data_type(), dtype.size()), (dtype, Some(bytes.len())));
         }

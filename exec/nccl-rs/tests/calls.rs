@@ -1,4 +1,5 @@
-//! What reaches NCCL, and what comes back: over fake functions, so no GPU and no library is needed.
+//! What reaches NCCL and what it returns, tested with fake functions: no GPU and no library is
+//! needed.
 
 #[allow(
     clippy::undocumented_unsafe_blocks,
@@ -69,7 +70,7 @@ fn arguments_arrive_in_their_places() {
     let c = comm(&nccl, 4, 1);
     let (s, r, n) = (at(0xa0).cast_const(), at(0xb0), 5);
     let (f32, op) = (DataType::F32, RedOp::AVG);
-    // SAFETY: nobody looks behind the pointers.
+    // SAFETY: the pointers are never dereferenced.
     unsafe {
         c.all_gather(s, r, n, DataType::BF16, STREAM).unwrap();
         c.reduce_scatter(s, r, n, f32, op, STREAM).unwrap();
@@ -97,7 +98,7 @@ fn arguments_arrive_in_their_places() {
             "recv 0xb0 5 type 7 from 0 stream 0x99",
         ]
     );
-    // SAFETY: likewise.
+    // SAFETY: as above.
     let wrong = unsafe { c.broadcast(s, r, n, f32, 4, STREAM) }.unwrap_err();
     assert_eq!(wrong.to_string(), "ncclBroadcast: there is no rank 4 of 4");
     let wrong = Communicator::init(&nccl, &id(), 4, 4, Config::default()).unwrap_err();
@@ -114,7 +115,7 @@ fn an_all_to_all_of_older_libraries_is_a_group() {
     older.all_to_all = None;
     let nccl = library(older);
     let c = comm(&nccl, 2, 0);
-    // SAFETY: nobody looks behind the pointers.
+    // SAFETY: the pointers are never dereferenced.
     unsafe { c.all_to_all(at(0x100), at(0x200), 3, DataType::F32, STREAM) }.unwrap();
     assert_eq!(
         calls(),
@@ -157,7 +158,7 @@ fn errors_have_all_of_ncclss_words_and_end_in_an_abort() {
     let nccl = library(functions());
     let c = comm(&nccl, 2, 0);
     answer(5);
-    // SAFETY: nobody looks behind the pointers.
+    // SAFETY: the pointers are never dereferenced.
     let error = unsafe { c.all_gather(at(1), at(2), 3, DataType::F32, STREAM) }.unwrap_err();
     assert_eq!(
         error.to_string(),
@@ -165,15 +166,15 @@ fn errors_have_all_of_ncclss_words_and_end_in_an_abort() {
     );
     assert_eq!(error.code(), Some(Code::INVALID_USAGE));
     calls();
-    // The other ranks may not come to destroy it.
+    // The other ranks may never destroy it.
     drop(c);
     assert_eq!(calls(), ["abort"]);
     answer(3);
     let error = Communicator::init(&nccl, &id(), 2, 0, Config::default()).unwrap_err();
     assert!(error.to_string().contains("ncclInternalError"), "{error}");
-    // There was nothing to free.
+    // There is nothing to free.
     assert_eq!(calls(), ["init 0/2 id 7"]);
-    // Results that this crate does not know stay what they are.
+    // Unknown results are preserved.
     answer(42);
     let error = nccl.unique_id().unwrap_err();
     assert_eq!(error.code(), Some(Code(42)));
@@ -183,7 +184,7 @@ fn errors_have_all_of_ncclss_words_and_end_in_an_abort() {
 fn groups_end_whatever_happens() {
     let nccl = library(functions());
     let c = comm(&nccl, 2, 0);
-    // SAFETY: nobody looks behind the pointers.
+    // SAFETY: the pointers are never dereferenced.
     let send = || unsafe { c.send(at(1), 1, DataType::U8, 1, STREAM) };
     nccl.group(send).unwrap();
     assert_eq!(
@@ -194,7 +195,7 @@ fn groups_end_whatever_happens() {
             "group end"
         ]
     );
-    // The closure's error is the one to know.
+    // The closure's error takes precedence.
     let other = |_: Error| "mine".to_owned();
     #[derive(Debug, PartialEq)]
     struct Mine(String);
@@ -206,7 +207,7 @@ fn groups_end_whatever_happens() {
     fake::GROUP_END.set(3);
     let result: Result<(), Mine> = nccl.group(|| Err(Mine(other(Error::Busy))));
     assert_eq!(result, Err(Mine("mine".into())));
-    // An error at the end is no success.
+    // An error at the group's end is reported.
     fake::GROUP_END.set(3);
     let error = nccl.group(send).unwrap_err();
     assert!(
@@ -221,7 +222,7 @@ fn groups_end_whatever_happens() {
     }));
     assert!(panicked.is_err());
     assert_eq!(calls(), ["group start", "group end"]);
-    // None is open now: calls with an immediate result are allowed again.
+    // No group is open now: calls with an immediate result are allowed again.
     assert!(c.split(Some(0), 0, None).is_ok());
     calls();
     let refused = nccl.group(|| c.split(Some(0), 0, None)).unwrap_err();
@@ -234,7 +235,7 @@ fn an_estimate_launches_nothing() {
     let nccl = library(functions());
     let c = comm(&nccl, 2, 0);
     let time = nccl.simulate(|| {
-        // SAFETY: nobody looks behind the pointers.
+        // SAFETY: the pointers are never dereferenced.
         unsafe { c.all_gather(at(1), at(2), 3, DataType::F32, STREAM) }
     });
     assert_eq!(time, Ok(Some(Duration::from_nanos(12_500))));
@@ -255,7 +256,7 @@ fn reductions_with_a_factor_keep_their_number() {
     let sum = c.pre_mul_sum(Scalar::bf16(0.25)).unwrap();
     assert_eq!(fake::SCALAR.get(), (0x3e80, 9, 1));
     assert_eq!(sum.op(), RedOp(0x7eed_0001));
-    // SAFETY: nobody looks behind the pointers.
+    // SAFETY: the pointers are never dereferenced.
     unsafe { c.all_reduce(at(1), at(1), 1, DataType::BF16, sum.op(), STREAM) }.unwrap();
     assert!(
         calls()[1].contains("op 2129461249"),
@@ -266,7 +267,7 @@ fn reductions_with_a_factor_keep_their_number() {
     let sum = c.pre_mul_sum(Scalar::F32(0.5)).unwrap();
     assert_eq!(fake::SCALAR.get(), (0x3f00_0000, 7, 1));
     calls();
-    // Gone with its communicator.
+    // Freed with its communicator.
     drop(c);
     drop(sum);
     assert_eq!(calls(), ["destroy"]);
@@ -278,7 +279,7 @@ fn memory_is_given_back() {
     let c = comm(&nccl, 2, 0);
     let memory = nccl.mem_alloc(64).unwrap();
     assert_eq!((memory.as_ptr(), memory.bytes()), (at(0x1000), 64));
-    // SAFETY: the memory outlives what is registered.
+    // SAFETY: the memory outlives the registrations.
     unsafe {
         let a = c.register(memory.as_ptr(), 64).unwrap();
         let b = c
@@ -333,11 +334,11 @@ fn what_does_not_block_is_waited_for() {
     c.wait_ready(Duration::from_secs(60), || false).unwrap();
     answer(IN_PROGRESS);
     c.finalize().unwrap();
-    // A group is over later: nothing is waited for inside.
+    // A group completes later: nothing is awaited inside.
     fake::GROUP_END.set(IN_PROGRESS);
     nccl.group(|| {
         answer(IN_PROGRESS);
-        // SAFETY: nobody looks behind the pointers.
+        // SAFETY: the pointers are never dereferenced.
         unsafe { c.send(at(1), 1, DataType::U8, 1, STREAM) }
     })
     .unwrap();
@@ -358,7 +359,7 @@ fn another_thread_sees_errors_and_aborts() {
     });
     assert_eq!(other.join().unwrap(), ["abort"]);
     assert!(watch.is_aborted());
-    // SAFETY: nobody looks behind the pointers.
+    // SAFETY: the pointers are never dereferenced.
     let error = unsafe { c.send(at(1), 1, DataType::U8, 1, STREAM) }.unwrap_err();
     assert_eq!(
         error.to_string(),
@@ -371,9 +372,9 @@ fn another_thread_sees_errors_and_aborts() {
     assert!(calls().is_empty());
 }
 
-/// Longer than anything here takes.
+/// Longer than anything in these tests takes.
 const LONG: Duration = Duration::from_secs(60);
-/// As long as something that does not come is waited for.
+/// Timeout of waits for events that never happen.
 const SHORT: Duration = Duration::from_millis(50);
 
 fn freed(comm: &fake::Comm) -> usize {
@@ -381,12 +382,12 @@ fn freed(comm: &fake::Comm) -> usize {
 }
 
 fn send_one(c: &Communicator) -> Result<(), Error> {
-    // SAFETY: nobody looks behind the pointers.
+    // SAFETY: the pointers are never dereferenced.
     unsafe { c.send(at(1), 1, DataType::U8, 1, STREAM) }
 }
 
 #[test]
-fn nobody_frees_what_a_group_uses() {
+fn a_group_keeps_its_communicators_alive() {
     let nccl = library(functions());
     let (inside, is_inside) = channel();
     let (go_on, may_go_on) = channel();
@@ -401,7 +402,7 @@ fn nobody_frees_what_a_group_uses() {
         });
         nccl.group(|| send_one(&c)).unwrap();
         calls();
-        // Closed meanwhile: no new call begins, and its end is an abort.
+        // Closed meanwhile: no new call begins, and it is freed by an abort.
         assert!(matches!(send_one(&c), Err(Error::Aborted { .. })));
         drop(c);
         assert_eq!(calls(), ["abort"]);
@@ -453,13 +454,14 @@ fn what_is_made_in_a_group_is_kept_until_its_end() {
     assert_eq!(look.recv_timeout(LONG).unwrap(), (Err(Error::Busy), 0));
     drop(c);
     calls();
-    // Used by a group or not: what is freed in it is freed after it, in the way that its end demands.
+    // Communicators that are freed in a group are freed after it, in the way that the group's end
+    // requires, whether the group has used them or not.
     let (a, b) = (comm(&nccl, 2, 0), comm(&nccl, 2, 0));
     nccl.group(|| {
         send_one(&a)?;
         assert!(a.watch().abort(LONG).is_err(), "not in a group");
         drop(a);
-        // Within a group within the group nothing ends.
+        // The end of a nested group frees nothing.
         nccl.group(|| b.destroy())
     })
     .unwrap();
@@ -480,10 +482,10 @@ fn what_is_made_in_a_group_is_kept_until_its_end() {
     let error = nccl.group(|| send_one(&c)).unwrap_err();
     assert_eq!(error.code(), Some(Code::INTERNAL_ERROR));
     calls();
-    // Its calls may or may not have been made: the other ranks may never come to destroy it.
+    // Its calls may or may not have been made: the other ranks may never destroy it.
     c.destroy().unwrap();
     assert_eq!(calls(), ["abort"]);
-    // The error of what is freed at the end is not lost.
+    // The error of a communicator that is freed at the end is reported.
     let c = comm(&nccl, 2, 0);
     let error = nccl.group(|| {
         c.destroy()?;
@@ -510,7 +512,7 @@ fn other_threads_wait_for_a_group() {
     });
     nccl.group(|| send_one(&c)).unwrap();
     let (early, is_done) = has_waited.recv().unwrap();
-    assert_eq!(early, None, "beside the group's end");
+    assert_eq!(early, None, "concurrently with the group's end");
     assert_eq!(is_done.recv_timeout(LONG).unwrap(), ["op gone 0x7eed0001"]);
 }
 
@@ -543,7 +545,7 @@ fn two_do_not_look_at_what_does_not_block() {
     let nccl = library(functions());
     for (blocking, state, looks) in [
         (Some(true), State::Ready, 1),
-        // Whoever looks may collect a thread of NCCL's, as the call itself may.
+        // A thread that queries the state may join NCCL's thread, as the call itself may.
         (Some(false), State::InProgress, 0),
     ] {
         let config = Config {
@@ -609,10 +611,10 @@ fn a_split_that_is_late_has_its_place() {
     fake::LATE.set(true);
     let parent = || {
         let mut c = comm(&nccl, 8, 5);
-        c.set_patience(LONG);
+        c.set_timeout(LONG);
         (c, made())
     };
-    // NCCL answers success at once and writes the handle later.
+    // NCCL reports success at once and writes the handle later.
     let (c, raw) = parent();
     raw.under_way.store(3, Ordering::SeqCst);
     let half = c.split(Some(1), 3, None).unwrap().unwrap();
@@ -620,13 +622,13 @@ fn a_split_that_is_late_has_its_place() {
     drop((half, c));
     assert_eq!(freed(raw.child()), 1);
     calls();
-    // Too late, and it comes while the parent lives.
+    // Too late, and NCCL writes it while the parent lives.
     let (mut c, raw) = parent();
-    c.set_patience(SHORT);
+    c.set_timeout(SHORT);
     raw.under_way.store(-1, Ordering::SeqCst);
     let error = c.split(Some(1), 3, None).unwrap_err();
     assert!(matches!(error, Error::NotReady { .. }), "{error}");
-    // What takes the place's memory if it is free.
+    // Reuses the memory of the location if it is free.
     let others: Vec<_> = (0..64).map(|i| comm(&nccl, 2, i % 2)).collect();
     raw.deliver();
     assert!(others.iter().all(|c| c.count() == Ok(2)));
@@ -635,9 +637,9 @@ fn a_split_that_is_late_has_its_place() {
     drop(c);
     assert_eq!(calls(), ["abort", "abort"]);
     assert_eq!((freed(raw), freed(raw.child())), (1, 1));
-    // Too late, and the abort of the parent waits for it.
+    // Too late, and the abort of the parent waits for NCCL's thread.
     let (mut c, raw) = parent();
-    c.set_patience(SHORT);
+    c.set_timeout(SHORT);
     raw.under_way.store(-1, Ordering::SeqCst);
     assert!(c.split(Some(1), 3, None).is_err());
     let watch = c.watch();
@@ -672,7 +674,7 @@ fn an_inherited_configuration_outlives_the_parent() {
     let raw = made();
     drop(c);
     drop(child);
-    // What takes the string's memory if it is free.
+    // Reuses the memory of the string if it is free.
     let others: Vec<_> = (0..64)
         .map(|_| CString::new("x".repeat(NAME.len())).unwrap())
         .collect();
@@ -692,10 +694,10 @@ fn no_estimate_where_nccl_would_run_the_calls() {
     let error = nccl.simulate(|| send_one(&c)).unwrap_err();
     assert!(error.to_string().contains("do not block"), "{error}");
     assert_eq!(calls(), ["group start", "simulate end"]);
-    // It is over with the estimate.
+    // The group ends with the estimate.
     nccl.group(|| send_one(&c)).unwrap();
     calls();
-    // NCCL ends a group within a group by counting.
+    // NCCL only counts the end of a nested group.
     let blocks = comm(&nccl, 2, 0);
     let nested = nccl.group(|| nccl.simulate(|| send_one(&blocks)).map(drop));
     assert!(nested.unwrap_err().to_string().contains("within a group"));
@@ -713,12 +715,12 @@ fn a_window_that_is_late_has_its_place() {
     let ready = window().unwrap().expect("the handle came later");
     assert_eq!(ready.as_raw(), at(0x52));
     drop(ready);
-    c.set_patience(SHORT);
+    c.set_timeout(SHORT);
     raw.under_way.store(-1, Ordering::SeqCst);
-    // SAFETY: likewise.
+    // SAFETY: as above.
     let late = unsafe { c.window(at(0x1000), 64, WindowKind::Symmetric) };
     assert!(matches!(late, Err(Error::NotReady { .. })));
-    // Into memory that is still NCCL's; the stack's would not be.
+    // NCCL writes to memory that it still owns; the stack's would have been reused.
     let others: Vec<_> = (0..64).map(Box::new).collect();
     raw.deliver();
     assert!((0..64).eq(others.into_iter().map(|x: Box<usize>| *x)));

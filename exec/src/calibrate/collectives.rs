@@ -1,15 +1,15 @@
-//! Collectives between rank threads, by kind, element type, ranks and payload.
+//! Collectives between rank threads, by kind, element type, number of ranks and payload.
 
 use super::quantile;
+use crate::base::operand::RawRange;
 use crate::comm::{Call, Group};
 use crate::device::Abort;
-use crate::operand::RawRange;
 use shardlab_plan::ir::{CollectiveKind, DType, ReduceOp};
 use smallvec::smallvec;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes of the full side.
+/// Sizes of the full side, in bytes.
 const SIZES: [u64; 7] = [
     1 << 10,
     1 << 13,
@@ -19,12 +19,12 @@ const SIZES: [u64; 7] = [
     1 << 22,
     1 << 24,
 ];
-/// Repetitions: at least, and at most.
+/// Minimum and maximum number of repetitions.
 const REPEATS: (u64, u64) = (8, 80);
-/// The first ones warm caches and queues up.
+/// Number of repetitions that warm up caches and queues.
 const WARM: usize = 3;
 
-/// Kinds and types that differ in cost: reductions in bf16 convert.
+/// Kinds and types with different costs: reductions in bf16 convert.
 const KINDS: [(CollectiveKind, DType); 6] = [
     (CollectiveKind::AllGather, DType::F32),
     (CollectiveKind::ReduceScatter, DType::F32),
@@ -34,19 +34,19 @@ const KINDS: [(CollectiveKind, DType); 6] = [
     (CollectiveKind::AllToAll, DType::F32),
 ];
 
-/// Rows of one kind and number of ranks.
+/// Measurements of one kind and number of ranks.
 #[derive(Clone, Debug)]
 pub(super) struct Table {
     pub(super) kind: CollectiveKind,
-    /// Set where the type matters.
+    /// Element type, if it matters.
     pub(super) dtype: Option<DType>,
     pub(super) ranks: u32,
     pub(super) rows: Vec<(u64, f64)>,
-    /// What the library itself estimates, where it does.
+    /// The library's own estimates, if it has any.
     pub(super) estimates: Vec<(u64, f64)>,
 }
 
-/// All tables for 2, 4, .. up to `most` ranks.
+/// Measures all tables for 2, 4, ... up to `most` ranks.
 pub(super) fn measure(most: u32, budget: Duration) -> Vec<Table> {
     let worlds: Vec<u32> = std::iter::successors(Some(2u32), |w| Some(w * 2))
         .take_while(|&w| w <= most.max(2))
@@ -78,7 +78,7 @@ const fn reduces(kind: CollectiveKind) -> bool {
     )
 }
 
-/// Bytes of input and output of one rank, for a full side of `bytes`.
+/// Returns the input and output bytes of one rank, for a full side of `bytes`.
 fn sides(kind: CollectiveKind, bytes: u64, ranks: u64) -> (u64, u64) {
     match kind {
         CollectiveKind::AllGather => (bytes / ranks, bytes),
@@ -87,12 +87,12 @@ fn sides(kind: CollectiveKind, bytes: u64, ranks: u64) -> (u64, u64) {
     }
 }
 
-/// Microseconds from the last rank's arrival to the return on rank 0: the middle one of several.
+/// Returns the median time from the last rank's arrival to the return on rank 0, in microseconds.
 fn time(kind: CollectiveKind, dtype: DType, ranks: u32, bytes: u64, budget: Duration) -> f64 {
     let abort = Arc::new(Abort::new(Duration::from_secs(60)));
     let group = Arc::new(Group::new("calibration", (0..ranks).collect(), abort));
     let (input, output) = sides(kind, bytes, u64::from(ranks));
-    // Roughly, to know beforehand how often: every rank must count alike.
+    // An estimate that determines the number of repetitions, which must be equal on all ranks.
     let guess = 30.0 + bytes as f64 * f64::from(ranks) / 4e3;
     let repeats = ((budget.as_secs_f64() * 1e6 / guess) as u64).clamp(REPEATS.0, REPEATS.1);
     let reduce = if reduces(kind) {
@@ -118,8 +118,9 @@ fn time(kind: CollectiveKind, dtype: DType, ranks: u32, bytes: u64, budget: Dura
                 parts: smallvec![parts],
                 crash: false,
             };
-            // SAFETY: the ranges are this thread's own vectors, which live until every member has returned from the last
-            // call: nobody leaves a collective before all have done it.
+            // SAFETY: the ranges are this thread's own vectors, which live until every member has
+            // returned from the last call: no member leaves a collective before all have completed
+            // it.
             let arrival = unsafe { group.run(position, ticket, call) };
             if let Ok(arrival) = arrival {
                 times.push(arrival.start.elapsed().as_secs_f64() * 1e6);
@@ -135,7 +136,7 @@ fn time(kind: CollectiveKind, dtype: DType, ranks: u32, bytes: u64, budget: Dura
             .collect();
         let times = run(0, group);
         for other in others {
-            // A rank thread has nothing that panics.
+            // A rank thread cannot panic.
             let _ = other.join();
         }
         quantile(times.into_iter().skip(WARM).collect(), 0.5)

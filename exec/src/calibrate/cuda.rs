@@ -1,8 +1,9 @@
-//! Measures the GPUs of this machine: a hardware profile of the CUDA device.
+//! Measures the GPUs of this machine: produces a hardware profile of the CUDA device.
 //!
-//! Kernels are timed by the GPU's own records where they run, within training steps, and matmuls and attention also on
-//! a grid of sizes; collectives by kind, size and ranks, alone and beside kernels; host costs by issuing more than the
-//! device can keep up with, and by whole steps that nothing records.
+//! Kernels are timed by the GPU's own records within training steps; matmuls and attention are also
+//! timed on a grid of sizes. Collectives are timed by kind, size and number of ranks, alone and
+//! overlapping with kernels. Host costs are measured by issuing more work than the device can
+//! process, and by whole steps without recording.
 
 mod bench;
 mod grid;
@@ -16,7 +17,7 @@ mod watch;
 mod wires;
 
 use super::steps::{Between, Observed, On, Shown, Totals, means_alone, run};
-use super::{Added, Options, Own};
+use super::{AddedKernels, Options, UserScenario};
 use crate::device::cuda::{Context, CudaFactory, CudaOptions};
 use crate::train::TrainError;
 use bench::Bench;
@@ -25,22 +26,24 @@ use std::path::PathBuf;
 use std::time::Duration;
 use watch::{Limits, Watch};
 
-/// How long steps follow one another before any is recorded.
+/// Duration of steps before any is recorded.
 const WARM: Duration = Duration::from_millis(2000);
-/// Longest time in which nothing moves in a step: less than a calibration's own, which knows less of steps.
+/// Longest time without progress in a step. It is shorter than the calibration's own limit, whose
+/// message knows less about steps.
 const STEP: Duration = Duration::from_secs(40);
-/// Share of the time to measure that may be over when collectives of fewer ranks begin.
+/// Share of the measuring time after which collectives of fewer ranks are skipped.
 const FEWER: f64 = 0.35;
-/// Share of the time to measure that may be over when a communicator on copy engines is made.
+/// Share of the measuring time after which communicators on copy engines are skipped.
 const ENGINES: f64 = 0.35;
-/// Share of the time to measure that may be over when attention's backward is timed in both orders.
+/// Share of the measuring time after which the timing of attention's backward in both orders is
+/// skipped.
 const ORDERS: f64 = 0.6;
-/// Share of the time left for steps that those of several ranks may take.
+/// Share of the remaining time for steps that steps of several ranks may use.
 const SHARDED: f64 = 0.45;
-/// Kernels that what a recording adds can be seen in.
+/// Number of kernels for measuring the overhead of recording.
 const SHORT_US: f64 = 200.0;
 
-/// What was measured.
+/// Measurements.
 #[derive(Debug, Default)]
 struct Measured {
     gpu: String,
@@ -51,7 +54,7 @@ struct Measured {
     steps: Totals,
     gemm: Vec<super::grid::GemmTable>,
     attention: Vec<super::grid::AttentionRows>,
-    /// Attention's backward in a fixed order of its sums, relative to any order.
+    /// Time of attention's backward with a fixed order of its sums, relative to any order.
     fixed_order: Option<f64>,
     collectives: Vec<super::collectives::Table>,
     host: host::Host,
@@ -61,14 +64,18 @@ struct Measured {
     outside: Outside,
 }
 
-/// Measures GPUs with up to `options.ranks` ranks; the profile's text. `note` hears of every part as it begins.
+/// Measures GPUs with up to `options.ranks` ranks. Returns the text of the profile. `note` is
+/// called with the name of each part as it begins.
 ///
-/// No part lasts without end. Where nothing moves for a minute, or all takes much longer than it is to take, this fails with
-/// words on the part and its ranks. It cannot where a thread is inside of a call that does not return: then, or where the
-/// process has not ended soon after an error, `stuck` is called with the words, on another thread, and has to end it.
+/// Every part has a deadline. If nothing makes progress for a minute, or everything takes far
+/// longer than planned, this fails with a message that names the part and its ranks. It cannot
+/// return while a thread is inside a call that does not return. In that case, or if the process has
+/// not ended soon after an error, `stuck` is called with the message on another thread, and must
+/// end the process.
 ///
 /// # Errors
-/// [`TrainError`] when there is no GPU, a calibration step cannot be planned or performed, or a deadline passes.
+/// [`TrainError`] if there is no GPU, if a calibration step cannot be planned or run, or if a
+/// deadline passes.
 pub fn calibrate_cuda(
     options: &Options,
     library_path: &[PathBuf],
@@ -80,25 +87,26 @@ pub fn calibrate_cuda(
     })
 }
 
-/// What the profile says to which kernels are added.
+/// Values of the profile to which kernels are added.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Base {
-    /// Multiprocessors of its GPU.
+    /// Number of multiprocessors of its GPU.
     pub multiprocessors: u32,
-    /// Device memory, MiB.
+    /// Device memory in MiB.
     pub memory_mib: u64,
-    /// Share of a step, 0 to 1, up to which arithmetic runs at full clock.
+    /// Share of a step, 0 to 1, up to which arithmetic runs at the full clock.
     pub arithmetic_share: f64,
-    /// How much longer arithmetic takes above it: the fraction of its time for each unit of share.
+    /// Slowdown of arithmetic above this share: the fraction of its time per unit of share.
     pub arithmetic_slope: f64,
 }
 
-/// Device memory of GPUs of one kind, relative to one another: what the driver keeps differs.
+/// Relative difference of device memory between GPUs of one kind: the driver reserves different
+/// amounts.
 const SAME_MEMORY: f64 = 0.02;
 
 impl Base {
     /// # Errors
-    /// If the profile is of another kind of GPU than this one.
+    /// If the profile is of another kind of GPU.
     fn fits(&self, m: &Measured) -> Result<(), TrainError> {
         let memory = m.memory_mib as f64 / self.memory_mib.max(1) as f64;
         if self.multiprocessors == m.multiprocessors && (memory - 1.0).abs() < SAME_MEMORY {
@@ -111,26 +119,29 @@ impl Base {
     }
 }
 
-/// How long steps of a user's scenario follow one another: about a second after a load begins GPUs take back some of what they gave.
+/// Duration of steps of a user's scenario: about one second after a load begins, GPUs lower their
+/// clocks again.
 const OWN_WARM: Duration = Duration::from_millis(4000);
 
-/// What a scenario takes at least, with the making of its devices and weights, on all GPUs and on one.
+/// Minimum time of a scenario, including the creation of its devices and weights, on all GPUs and
+/// on one.
 const OWN_TIME: Duration = Duration::from_secs(30);
 
-/// Measures the kernels of `options.own` alone, on one GPU and, as whole steps, on up to `options.ranks`, for a profile of this kind of GPU. The rest is as
-/// in [`calibrate_cuda`].
+/// Measures only the kernels of `options.user_scenarios`, on one GPU and, as whole steps, on up to
+/// `options.ranks`, for the profile of this kind of GPU. The other arguments are those of
+/// [`calibrate_cuda`].
 ///
 /// # Errors
-/// [`TrainError`] when there is no GPU or one of another kind than the profile's, when a scenario cannot be planned or performed, or a deadline
-/// passes.
+/// [`TrainError`] if there is no GPU or one of another kind than the profile's, if a scenario
+/// cannot be planned or run, or if a deadline passes.
 pub fn add_kernels_cuda(
     options: &Options,
     base: Base,
     library_path: &[PathBuf],
     note: impl Fn(&str) + Send + Sync + 'static,
     stuck: impl FnOnce(&str) + Send + 'static,
-) -> Result<Added, TrainError> {
-    let count = options.own.len() as u32;
+) -> Result<AddedKernels, TrainError> {
+    let count = options.user_scenarios.len() as u32;
     let options = &Options {
         budget: options.budget.max(OWN_TIME * count),
         ..options.clone()
@@ -147,23 +158,23 @@ pub fn add_kernels_cuda(
             warm: OWN_WARM,
             ..on(&factory, &beat)
         };
-        let observe = |own, ranks| {
-            let job = Job::Own {
-                own,
+        let observe = |scenario, ranks| {
+            let job = Job::UserScenario {
+                scenario,
                 sharded: ranks > 1,
             };
             watch.say(&job.name());
             job.run(&on, ranks)
         };
-        // All ranks first: CUPTI, which times one rank, stays in a process once it is used.
-        let together = options.own.iter().map(|own| match m.gpus {
+        // All ranks first: once CUPTI has been used (to time one rank), it stays in the process.
+        let together = options.user_scenarios.iter().map(|scenario| match m.gpus {
             1 => Ok(None),
-            ranks => observe(own, ranks).map(Some),
+            ranks => observe(scenario, ranks).map(Some),
         });
         let together: Vec<Option<Observed>> = together.collect::<Result<_, _>>()?;
         let mut all = Vec::new();
-        for (own, together) in options.own.iter().zip(together) {
-            let alone = observe(own, 1)?;
+        for (scenario, together) in options.user_scenarios.iter().zip(together) {
+            let alone = observe(scenario, 1)?;
             let mut totals = Totals::default();
             totals.add_all(warm::Paced::of(&alone).at_full_clock(power));
             if let Some(together) = &together {
@@ -172,14 +183,14 @@ pub fn add_kernels_cuda(
             all.push((totals, together.unwrap_or(alone).plain_trial()));
         }
         watch.say("done");
-        Ok(Added {
+        Ok(AddedKernels {
             source: render::source(&m, "within steps"),
             all,
         })
     })
 }
 
-/// Runs something under a watch, whose verdict counts.
+/// Runs something under a watch, whose verdict takes precedence.
 fn watched<T>(
     options: &Options,
     note: impl Fn(&str) + Send + Sync + 'static,
@@ -196,7 +207,7 @@ fn watched<T>(
     measured
 }
 
-/// The GPUs that are there, and what they are.
+/// Returns the GPUs of this machine and their properties.
 fn open(
     options: &Options,
     library_path: &[PathBuf],
@@ -228,13 +239,14 @@ fn measure(
     let fault = |e: String| TrainError::Plan(e);
     let (factory, mut m) = open(options, library_path)?;
     let ranks = m.gpus;
-    // First: whatever runs leaves code of libraries on the device.
+    // First, because everything that runs leaves library code on the device.
     watch.say("memory used by other libraries");
     if let Err(e) = footprint(&factory, ranks, watch, &mut m) {
         watch.say(&format!("memory used by other libraries: {e}"));
     }
-    // What several ranks do comes before anything that is timed by CUPTI's records: it stays in a process once it is used, and
-    // may then make the driver wait for a GPU whose collective waits for another rank.
+    // Parts with several ranks precede everything that is timed with CUPTI's records. Once CUPTI
+    // has been used, it stays in the process, and may make the driver wait for a GPU whose
+    // collective waits for another rank.
     let all = Bench::new(&factory, ranks, watch);
     if ranks > 1 {
         watch.say(&format!("{ranks} ranks, joining for collectives"));
@@ -265,7 +277,7 @@ fn measure(
     } else {
         match grid::fixed_order(&one) {
             Ok(slower) => m.fixed_order = slower,
-            // The profile can do without.
+            // The profile is complete without it.
             Err(e) => watch.say(&format!("attention's backward in a fixed order: {e}")),
         }
     }
@@ -277,7 +289,8 @@ fn measure(
     Ok(render::profile(&options.name, &m))
 }
 
-/// Bytes on the device beside the engine's, without communicators, with one and with two, on SMs and on copy engines.
+/// Measures the device bytes that are not the engine's: without communicators, with one and with
+/// two, on SMs and on copy engines.
 fn footprint(
     factory: &CudaFactory,
     ranks: u32,
@@ -287,7 +300,8 @@ fn footprint(
     let on = On {
         factory,
         hardware: "h200-nvlink",
-        // One rank alone would be recorded by CUPTI, which must not be there when ranks meet.
+        // A single rank would be recorded with CUPTI, which must not be active when ranks
+        // synchronize.
         recorded: false,
         steps: (1, 1),
         plain: 0,
@@ -297,10 +311,11 @@ fn footprint(
     };
     let (model, variant, policies) = models::footprints();
     let look = |policy, ranks| run(&on, &model, variant, policy, ranks, Duration::ZERO);
-    let mut found: Vec<Beside> = Vec::new();
-    found.extend(Beside::of(&look(policies.one, 1)?));
+    let mut found: Vec<Footprint> = Vec::new();
+    found.extend(Footprint::of(&look(policies.one, 1)?));
     if ranks > 1 {
-        // Not every library and machine has copy engines, and the profile can do without.
+        // Not every library and machine supports copy engines, and the profile is complete without
+        // them.
         let on_engines = |policy| {
             if watch.late(ENGINES) {
                 watch.say("no time for communicators on copy engines");
@@ -310,39 +325,39 @@ fn footprint(
             let failed = |e: &TrainError| watch.say(&format!("communicators on copy engines: {e}"));
             observed.inspect_err(failed).ok()
         };
-        // Before any collective has run on SMs, whose kernels stay on the device.
+        // Before any collective has run on SMs, because its kernels stay on the device.
         let engines = on_engines(policies.engines);
-        found.extend(engines.as_ref().and_then(Beside::of));
+        found.extend(engines.as_ref().and_then(Footprint::of));
         for policy in [policies.one, policies.two] {
-            found.extend(Beside::of(&look(policy, ranks)?));
+            found.extend(Footprint::of(&look(policy, ranks)?));
         }
-        // What failed once is not tried again.
+        // A failure is not retried.
         if engines.is_some() {
             let mixed = on_engines(policies.mixed);
-            found.extend(mixed.as_ref().and_then(Beside::of));
+            found.extend(mixed.as_ref().and_then(Footprint::of));
         }
     }
     m.outside = Outside::of(&found);
     Ok(())
 }
 
-/// What was on the device beside the engine's, with so many communicators.
+/// Device bytes that are not the engine's, with given numbers of communicators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Beside {
-    /// Whose collectives run on SMs.
+struct Footprint {
+    /// Number of communicators whose collectives run on SMs.
     plain: u64,
-    /// Whose collectives run on copy engines.
+    /// Number of communicators whose collectives run on copy engines.
     engines: u64,
     bytes: u64,
 }
 
-impl Beside {
-    /// After steps of a run, where that is known.
+impl Footprint {
+    /// Reads the bytes after the steps of a run, if they are known.
     fn of(observed: &Observed) -> Option<Self> {
         Some(Self::with(&observed.program, observed.foreign?))
     }
 
-    /// The communicators of a program; one rank alone makes none.
+    /// Counts the communicators of a program; a single rank creates none.
     fn with(program: &Program, bytes: u64) -> Self {
         let used = program.used_communicators().into_values();
         let (engines, plain): (Vec<bool>, Vec<bool>) =
@@ -355,26 +370,28 @@ impl Beside {
     }
 }
 
-/// Bytes on the device beside the engine's.
+/// Model of the device bytes that are not the engine's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Outside {
-    /// Of a process without communicators.
+    /// Device memory (bytes) of a process with no communicator.
     context: u64,
-    /// More with the first communicator, beside its own; kernels of collectives are in it where they are not known.
+    /// Additional bytes with the first communicator, without those of the communicator itself.
+    /// Includes the kernels of collectives if `kernels` is unknown.
     joined: u64,
-    /// Of each communicator whose collectives run on SMs.
+    /// Bytes per communicator whose collectives run on SMs.
     communicator: u64,
-    /// Of one whose collectives run on copy engines, where there was any.
+    /// Bytes per communicator whose collectives run on copy engines, if there was one.
     engines: Option<u64>,
-    /// Once for all, as soon as collectives of any of them run on SMs; where it can be told from what `joined` counts.
+    /// Bytes of the kernels of collectives, which are loaded once when any of them runs on SMs, if
+    /// they can be separated from `joined`.
     kernels: Option<u64>,
 }
 
 impl Outside {
-    /// From what there was.
-    fn of(found: &[Beside]) -> Self {
+    /// Fits the model to measurements.
+    fn of(found: &[Footprint]) -> Self {
         let bytes = |plain, engines| {
-            let seen = |b: &&Beside| (b.plain, b.engines) == (plain, engines);
+            let seen = |b: &&Footprint| (b.plain, b.engines) == (plain, engines);
             found.iter().find(seen).map(|b| b.bytes)
         };
         let context = bytes(0, 0).unwrap_or(0);
@@ -386,9 +403,10 @@ impl Outside {
         };
         let more = |plain, engines| bytes(plain, engines).map(|b| b.saturating_sub(one));
         let communicator = more(2, 0).unwrap_or(0);
-        // One of no size is none that was seen.
+        // A communicator without bytes was not observed.
         let engines = more(1, 1).filter(|bytes| *bytes > 0);
-        // With communicators on copy engines only, and with one on SMs: what is left without them differs by kernels.
+        // Runs with communicators on copy engines only, and with one on SMs: without the
+        // communicators themselves, they differ by the kernels.
         let once = one.saturating_sub(communicator + context);
         let without_kernels = bytes(0, 2)
             .zip(engines)
@@ -404,7 +422,7 @@ impl Outside {
     }
 }
 
-/// How steps are run.
+/// Returns how steps are run.
 fn on<'a>(factory: &'a CudaFactory, beat: &'a dyn Fn()) -> On<'a, CudaFactory> {
     On {
         factory,
@@ -418,31 +436,35 @@ fn on<'a>(factory: &'a CudaFactory, beat: &'a dyn Fn()) -> On<'a, CudaFactory> {
     }
 }
 
-/// Layers of a user's scenario that are run: most of what follows from how much of a step is arithmetic is seen in so many.
-const OWN_LAYERS: u32 = 8;
+/// Number of layers of a user's scenario that are run: enough to show most effects of the share of
+/// arithmetic in a step.
+const USER_LAYERS: u32 = 8;
 
 /// Steps to run.
 enum Job<'a> {
-    /// Of a model of the calibration's own.
+    /// Steps of a model of the calibration.
     Model(models::Run),
-    /// Of a user's scenario, on one rank or on all.
-    Own { own: &'a Own, sharded: bool },
+    /// Steps of a user's scenario, on one rank or on all.
+    UserScenario {
+        scenario: &'a UserScenario,
+        sharded: bool,
+    },
 }
 
 impl Job<'_> {
     fn name(&self) -> String {
         match self {
             Self::Model((name, ..)) => name.clone(),
-            Self::Own { own, sharded } => {
+            Self::UserScenario { scenario, sharded } => {
                 let ranks = if *sharded { "all ranks" } else { "one rank" };
-                format!("{}, {ranks}", own.name())
+                format!("{}, {ranks}", scenario.name())
             }
         }
     }
 
     fn is_sharded(&self) -> bool {
         match self {
-            Self::Model((.., sharded)) | Self::Own { sharded, .. } => *sharded,
+            Self::Model((.., sharded)) | Self::UserScenario { sharded, .. } => *sharded,
         }
     }
 
@@ -451,24 +473,31 @@ impl Job<'_> {
             Self::Model((_, model, variant, policy, _)) => {
                 run(on, model, *variant, policy, ranks, Duration::ZERO)
             }
-            Self::Own { own, .. } => own.observe(on, OWN_LAYERS, ranks, Duration::ZERO),
+            Self::UserScenario { scenario, .. } => {
+                scenario.observe(on, USER_LAYERS, ranks, Duration::ZERO)
+            }
         }
     }
 }
 
-/// The user's scenarios first: there is time for them.
+/// Returns all jobs, the user's scenarios first, since there is time for them.
 fn jobs(options: &Options, ranks: u32, models: Vec<models::Run>) -> Vec<Job<'_>> {
     let ways = if ranks > 1 {
         &[true, false][..]
     } else {
         &[false]
     };
-    let own = options.own.iter();
-    let own = own.flat_map(|own| ways.iter().map(move |&sharded| Job::Own { own, sharded }));
-    own.chain(models.into_iter().map(Job::Model)).collect()
+    let scenarios = options.user_scenarios.iter();
+    let scenarios = scenarios.flat_map(|scenario| {
+        ways.iter()
+            .map(move |&sharded| Job::UserScenario { scenario, sharded })
+    });
+    scenarios
+        .chain(models.into_iter().map(Job::Model))
+        .collect()
 }
 
-/// Training steps of several ranks, as long as there is time for them.
+/// Runs training steps of several ranks, while there is time.
 fn sharded_steps(
     factory: &CudaFactory,
     jobs: &[Job<'_>],
@@ -492,15 +521,16 @@ fn sharded_steps(
         watch.say(&name);
         match (job.run(&on, ranks), job) {
             (Ok(observed), _) => all.push(observed),
-            (Err(e), Job::Own { .. }) => return Err(e),
-            // The profile can do without what only several ranks show.
+            (Err(e), Job::UserScenario { .. }) => return Err(e),
+            // The profile is complete without what only several ranks show.
             (Err(e), Job::Model(_)) => watch.say(&format!("{name}: {e}")),
         }
     }
     Ok(all)
 }
 
-/// Times within training steps: of one rank, as long as there is time, and what those of all ranks have shown.
+/// Measures times within training steps of one rank, while there is time, and adds what those of
+/// all ranks have shown.
 fn steps(
     factory: &CudaFactory,
     jobs: &[Job<'_>],
@@ -525,7 +555,8 @@ fn steps(
         watch.say(&name);
         let observed = match (job.run(&on, 1), job) {
             (Ok(observed), _) => observed,
-            // Smaller devices have no room for the larger ones, and the profile can do without.
+            // Smaller devices cannot run the larger models, and the profile is complete without
+            // them.
             (Err(e), Job::Model(_)) if job.is_sharded() || !alone.is_empty() => {
                 watch.say(&format!("{name}: {e}"));
                 continue;
@@ -554,7 +585,8 @@ fn steps(
     Ok(())
 }
 
-/// Microseconds of a launch, the interpreter's part included: what a step's issue takes beyond events and allocations.
+/// Returns the microseconds per launch, including the interpreter's part: the issue time of a step
+/// without events and allocations.
 fn host_cost(observed: &Observed, host: &host::Host) -> Option<f64> {
     let program = &observed.program;
     let section = program.section(SectionKind::Steady)?;
@@ -571,9 +603,11 @@ fn host_cost(observed: &Observed, host: &host::Host) -> Option<f64> {
     (launches > 0.0 && whole.is_finite()).then(|| (whole - others) / launches)
 }
 
-/// Adds the kernels that ran on several ranks only. With several GPUs in one process times come from events, which
-/// lengthen what they measure: by as much as they lengthen what was measured without. What never ran alone was held up by what ran
-/// beside it, for as much as six times its own time: others of its class say more about it, where there are any.
+/// Adds the kernels that ran on several ranks only. With several GPUs in one process, times come
+/// from events, which lengthen the measured times; they are corrected by the lengthening of kernels
+/// that were also measured without events. A kernel that never ran alone was slowed by overlapping
+/// work, by up to six times its own time; if other kernels of its class exist, they are more
+/// representative.
 fn new_kernels(observed: &Observed, steps: &mut Totals) {
     let (mut longer, mut new) = (Vec::new(), Vec::new());
     for (launched, Shown { us, alone }) in means_alone(observed) {
@@ -593,7 +627,7 @@ fn new_kernels(observed: &Observed, steps: &mut Totals) {
     }
 }
 
-/// The middle one; not a number of none.
+/// Returns the median; NaN if there are no numbers.
 fn middle(times: &mut [f64]) -> f64 {
     times.sort_by(f64::total_cmp);
     times.get(times.len() / 2).copied().unwrap_or(f64::NAN)
@@ -604,8 +638,8 @@ mod tests {
     use super::super::steps::scenario_text;
     use super::*;
 
-    fn beside(plain: u64, engines: u64, bytes: u64) -> Beside {
-        Beside {
+    fn footprint(plain: u64, engines: u64, bytes: u64) -> Footprint {
+        Footprint {
             plain,
             engines,
             bytes,
@@ -613,8 +647,9 @@ mod tests {
     }
 
     #[test]
-    fn communicators_are_told_from_the_context() {
-        // 600, with communicators 30 more, 170 for kernels on SMs, 500 each, and 260 of one on copy engines.
+    fn communicators_are_separated_from_the_context() {
+        // 600, with communicators 30 more, 170 for kernels on SMs, 500 each, and 260 for one on
+        // copy engines.
         let outside = |context, joined, communicator, engines, kernels| Outside {
             context,
             joined,
@@ -623,36 +658,37 @@ mod tests {
             kernels,
         };
         let [alone, engines, one, two, mixed] = [
-            beside(0, 0, 600),
-            beside(0, 2, 600 + 30 + 2 * 260),
-            beside(1, 0, 600 + 30 + 170 + 500),
-            beside(2, 0, 600 + 30 + 170 + 2 * 500),
-            beside(1, 1, 600 + 30 + 170 + 500 + 260),
+            footprint(0, 0, 600),
+            footprint(0, 2, 600 + 30 + 2 * 260),
+            footprint(1, 0, 600 + 30 + 170 + 500),
+            footprint(2, 0, 600 + 30 + 170 + 2 * 500),
+            footprint(1, 1, 600 + 30 + 170 + 500 + 260),
         ];
         let all = outside(600, 30, 500, Some(260), Some(170));
         assert_eq!(Outside::of(&[alone, engines, one, two, mixed]), all);
-        // Without one of the two runs on copy engines kernels are not told from the rest.
+        // Without one of the two runs on copy engines, kernels cannot be separated from the rest.
         let whole = outside(600, 200, 500, Some(260), None);
         assert_eq!(Outside::of(&[alone, one, two, mixed]), whole);
         let without = outside(600, 200, 500, None, None);
         assert_eq!(Outside::of(&[alone, engines, one, two]), without);
         assert_eq!(Outside::of(&[alone, one, two]), without);
         assert_eq!(Outside::of(&[alone]), outside(600, 0, 0, None, None));
-        // Kernels of less than nothing are not known: more with copy engines alone than with a communicator on SMs.
-        let more = beside(0, 2, 600 + 230 + 2 * 260);
+        // Negative kernel sizes are discarded: more bytes with copy engines alone than with a
+        // communicator on SMs.
+        let more = footprint(0, 2, 600 + 230 + 2 * 260);
         assert_eq!(Outside::of(&[alone, more, one, two, mixed]), whole);
-        // What memory a library gives back when others join is not less than nothing.
+        // Memory that a library frees when others join is not negative.
         let odd = [
             alone,
-            beside(1, 0, 500),
-            beside(2, 0, 600),
-            beside(1, 1, 400),
+            footprint(1, 0, 500),
+            footprint(2, 0, 600),
+            footprint(1, 1, 400),
         ];
         assert_eq!(Outside::of(&odd), outside(600, 0, 100, None, None));
         assert_eq!(Outside::of(&[]), Outside::default());
     }
 
-    /// The runs are those that the numbers are told apart by.
+    /// The runs are those that separate the numbers.
     #[test]
     fn footprints_have_the_communicators_that_they_are_for() {
         let (model, variant, policies) = models::footprints();
@@ -668,8 +704,8 @@ mod tests {
             let text = scenario_text("h200-nvlink", &model, variant, policy, ranks);
             let scenario = shardlab_plan::scenario::parse("footprint", &text, &[]).unwrap();
             let program = shardlab_plan::plan(&scenario).unwrap();
-            let found = Beside::with(&program, 7);
-            assert_eq!(found, beside(plain, engines, 7), "{policy} {ranks}");
+            let found = Footprint::with(&program, 7);
+            assert_eq!(found, footprint(plain, engines, 7), "{policy} {ranks}");
         }
     }
 }

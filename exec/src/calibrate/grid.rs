@@ -1,22 +1,22 @@
-//! Matrix products and attention on a grid of sizes, alone.
+//! GEMMs and attention on a grid of sizes, each in isolation.
 
 use super::{single, typical};
+use crate::base::operand::{LaunchContext, RawRange};
 use crate::device::NO_HYPER;
 use crate::kernels;
-use crate::operand::{LaunchContext, RawRange};
 use shardlab_plan::ir::{DType, KernelClass, OpKind, Real, op};
 use std::time::{Duration, Instant};
 
 /// Element types that models compute in.
 pub(super) const DTYPES: [DType; 2] = [DType::F32, DType::Bf16];
 
-/// Edges of matrix products.
+/// Edge lengths of matrices.
 const EDGES: [u64; 7] = [16, 32, 64, 128, 256, 512, 1024];
 
 /// `([batch, heads, kv_heads, seq, head_dim], microseconds)`.
 type AttentionRow = ([u64; 5], f64);
 
-/// Rows of one kind of attention kernel.
+/// Times of one kind of attention kernel.
 #[derive(Clone, Debug)]
 pub(super) struct AttentionRows {
     pub(super) dtype: DType,
@@ -25,7 +25,7 @@ pub(super) struct AttentionRows {
     pub(super) rows: Vec<AttentionRow>,
 }
 
-/// Memory of an operand, aligned, with harmless values.
+/// Memory of an operand, aligned, with valid values.
 struct Operand {
     words: Vec<u64>,
     bytes: usize,
@@ -36,7 +36,7 @@ impl Operand {
     fn new(elements: u64, dtype: DType) -> Self {
         let bytes = (elements * dtype.size()) as usize;
         let mut words = vec![0u64; bytes.div_ceil(8)];
-        // Between 0.25 and 0.5 in both float types, and not all alike.
+        // Between 0.25 and 0.5 in both float types, and not all equal.
         for (i, w) in words.iter_mut().enumerate() {
             let x = 0x3e80 + (i as u64 * 37 % 128);
             *w = match dtype {
@@ -60,7 +60,7 @@ impl Operand {
     }
 }
 
-/// Middle time of an operation alone, on operands of these shapes.
+/// Returns the median time of an operation in isolation, on operands of given shapes.
 fn time(
     op: OpKind,
     class: KernelClass,
@@ -84,16 +84,17 @@ fn time(
     let reads: Vec<RawRange> = reads.iter_mut().map(Operand::range).collect();
     let writes: Vec<RawRange> = writes.iter_mut().map(Operand::range).collect();
     typical(least, || {
-        // SAFETY: every range is an operand of its own that lives until after the last call.
+        // SAFETY: every range is its own operand, which lives until after the last call.
         let done = unsafe { kernels::launch(&context, &reads, &writes) };
         assert!(done.is_ok(), "the kernel's own operands fit it: {done:?}");
     })
 }
 
-/// Element type, and for each `[m, n, k]` microseconds.
+/// Element type, and microseconds for each `[m, n, k]`.
 pub(super) type GemmTable = (DType, Vec<([u64; 3], f64)>);
 
-/// Matrix products by element type: `[m, n, k]` against the mean over the operands' layouts in a training step.
+/// Measures GEMMs by element type: `[m, n, k]` and the mean over the operand layouts of a training
+/// step.
 pub(super) fn gemm(budget: Duration) -> Vec<GemmTable> {
     let mut shapes = Vec::new();
     for m in EDGES {
@@ -110,7 +111,7 @@ pub(super) fn gemm(budget: Duration) -> Vec<GemmTable> {
         .map(|dtype| {
             let mut rows = Vec::new();
             for &[m, n, k] in &shapes {
-                // Over time the large ones of the rest are left out.
+                // When the time has passed, the remaining large shapes are skipped.
                 if begin.elapsed() > budget * 2 && m * n * k > 1 << 24 {
                     continue;
                 }
@@ -137,7 +138,7 @@ pub(super) fn gemm(budget: Duration) -> Vec<GemmTable> {
         .collect()
 }
 
-/// Attention kernels.
+/// Measures attention kernels.
 pub(super) fn attention(budget: Duration) -> Vec<AttentionRows> {
     let mut shapes: Vec<[u64; 5]> = Vec::new();
     for (batch, heads) in [(1, 4), (4, 4), (4, 8)] {

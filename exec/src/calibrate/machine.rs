@@ -1,25 +1,25 @@
-//! What the machine is, and how fast it copies.
+//! Properties of the machine, and its copy rates.
 
 use super::typical;
 use std::time::Duration;
 
-/// Bytes of the copies that give the memory bandwidth: beyond caches.
+/// Bytes of the copies that measure the memory bandwidth: larger than caches.
 const COPY: usize = 64 << 20;
 
 /// See the module documentation.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Machine {
-    /// Processor.
+    /// Name of the processor.
     pub(super) model: String,
-    /// Cores that threads may use.
+    /// Number of cores that threads may use.
     pub(super) cores: u32,
-    /// Memory, MiB.
+    /// Memory in MiB.
     pub(super) memory_mib: u64,
-    /// Last-level cache, MiB.
+    /// Last-level cache in MiB.
     pub(super) cache_mib: u64,
-    /// Bytes of a large copy over its time, GB/s (read and written bytes are one).
+    /// Rate of a large copy in GB/s (a byte that is read and written counts once).
     pub(super) copy_gbps: f64,
-    /// Time of a copy of a kilobyte, microseconds.
+    /// Time of a copy of one kilobyte, in microseconds.
     pub(super) copy_latency_us: f64,
 }
 
@@ -55,7 +55,7 @@ impl Machine {
         }
     }
 
-    /// The `source` of what was measured here.
+    /// Returns the `source` of values that were measured here.
     pub(super) fn source(&self, what: &str) -> String {
         let cores = if self.cores == 1 { "core" } else { "cores" };
         format!(
@@ -66,7 +66,7 @@ impl Machine {
     }
 }
 
-/// Value of the first line with this key in a list of `key : value`.
+/// Returns the value of the first line with a key, in text with lines of the form `key : value`.
 fn field(text: &str, key: &str) -> Option<String> {
     let line = text.lines().find(|l| l.starts_with(key))?;
     Some(line.split_once(':')?.1.trim().to_owned())

@@ -1,4 +1,4 @@
-//! The profile as text.
+//! Formats the profile of a CPU.
 
 use super::collectives::Table;
 use super::grid::{AttentionRows, DTYPES, GemmTable};
@@ -27,7 +27,7 @@ pub(super) const CLASSES: [&str; 15] = [
     "fused",
 ];
 
-/// Where the numbers of a section come from: what was not measured is named.
+/// Returns the source of a section's numbers, which names the values that were not measured.
 #[derive(Debug, Default)]
 pub(super) struct Taken {
     measured: bool,
@@ -35,7 +35,7 @@ pub(super) struct Taken {
 }
 
 impl Taken {
-    /// A number, if it was measured; else one that is assumed.
+    /// Returns a measured number, or an assumed one.
     pub(super) fn of(&mut self, key: &'static str, x: Option<f64>, otherwise: f64) -> f64 {
         self.measured |= x.is_some();
         if x.is_none() {
@@ -44,7 +44,7 @@ impl Taken {
         x.unwrap_or(otherwise)
     }
 
-    /// Likewise, where only numbers above 0 are any.
+    /// Like `number`, for values that must be above 0.
     pub(super) fn positive(&mut self, key: &'static str, x: f64, otherwise: f64) -> f64 {
         self.of(
             key,
@@ -53,7 +53,7 @@ impl Taken {
         )
     }
 
-    /// The section's source, where `measured` says how it was measured.
+    /// Returns the section's source; `measured` says how it was measured.
     pub(super) fn source(&self, measured: String) -> String {
         let assumed = format!("assumed, not measured: {}", self.assumed.join(", "));
         match (self.measured, &self.assumed[..]) {
@@ -64,10 +64,10 @@ impl Taken {
     }
 }
 
-/// Rows of a table on a line.
+/// Rows of a table per line.
 const ON_A_LINE: usize = 5;
 
-/// Four significant digits.
+/// Rounds to four significant digits.
 pub(super) fn num(x: f64) -> String {
     let digits = 3 - x.abs().max(1e-9).log10().floor() as i32;
     let text = format!("{x:.*}", digits.clamp(0, 6) as usize);
@@ -83,7 +83,7 @@ pub(super) fn num(x: f64) -> String {
     }
 }
 
-/// A table of rows, a few on a line.
+/// Formats a table, a few rows per line.
 fn rows(out: &mut String, rows: impl IntoIterator<Item = String>) {
     let rows: Vec<String> = rows.into_iter().map(|r| format!("[{r}],")).collect();
     out.push_str("rows = [\n");
@@ -101,27 +101,27 @@ fn by_bytes(key: &str, list: &[(u64, f64)]) -> String {
     format!("{key} = [{}]\n", list.join(", "))
 }
 
-/// GFLOP/s of a product.
+/// Returns the GFLOP/s of a GEMM.
 pub(super) fn rate([m, n, k]: [u64; 3], us: f64) -> f64 {
     2.0 * (m * n * k) as f64 / us / 1e3
 }
 
-/// What the measured tables are made of.
+/// Inputs of the measured tables.
 pub(super) struct Tables<'a> {
-    /// Says where something was measured.
+    /// Returns the source of values measured at a place.
     pub(super) source: &'a dyn Fn(&str) -> String,
     pub(super) steps: &'a Totals,
     pub(super) gemm: &'a [GemmTable],
     pub(super) attention: &'a [AttentionRows],
     pub(super) collectives: &'a [Table],
-    /// Between what collectives ran.
+    /// Description of the ranks of collectives.
     pub(super) between: &'static str,
 }
 
-/// Rows of one kind of kernel, averaged where bytes are equal.
+/// Returns the rows of one kind of kernel, averaged if their bytes are equal.
 type Rows = BTreeMap<u64, (f64, f64)>;
 
-/// By class: rows of all its kernels of one type.
+/// Returns by class the rows of all its kernels of one type.
 pub(super) fn classes(steps: &Totals) -> BTreeMap<(&'static str, DType), Vec<(u64, f64)>> {
     let mut all: BTreeMap<(&'static str, DType), Rows> = BTreeMap::new();
     for ((class, _, dtype), table) in &steps.memory {
@@ -135,7 +135,7 @@ pub(super) fn classes(steps: &Totals) -> BTreeMap<(&'static str, DType), Vec<(u6
     all.into_iter().map(|(k, rows)| (k, mean(rows))).collect()
 }
 
-/// The profile's text.
+/// Returns the text of the profile.
 pub(super) fn profile(name: &str, m: &Measured, together: Together) -> String {
     let s = &m.steps;
     let machine = &m.machine;
@@ -148,7 +148,7 @@ pub(super) fn profile(name: &str, m: &Measured, together: Together) -> String {
     let (f32_peak, bf16_peak) = (peak(DType::F32), peak(DType::Bf16));
     let tflops = |gflops: f64| num(gflops / 1e3);
     let (f32s, bf16s) = (tflops(f32_peak), tflops(bf16_peak));
-    // Read and written bytes.
+    // Bytes read and written.
     let memory_gbps = 2.0 * machine.copy_gbps;
     let [launch, event, alloc] = s.issue_us;
     let source = |what: &str| machine.source(what);
@@ -273,7 +273,7 @@ shared_wait_us = {wait}
     out
 }
 
-/// All measured tables.
+/// Formats all measured tables.
 pub(super) fn tables(out: &mut String, t: &Tables<'_>) {
     products(out, t);
     attention(out, t);
@@ -282,7 +282,8 @@ pub(super) fn tables(out: &mut String, t: &Tables<'_>) {
     collectives(out, t);
 }
 
-/// Tables of kernels alone, as text that may stand before a profile's own: what a profile says of whole classes stays as it is.
+/// Formats tables of kernels alone, as text that precedes a profile's own tables. The profile's
+/// values of whole classes are not changed.
 pub(super) fn added(steps: &Totals, source: &dyn Fn(&str) -> String) -> String {
     let mut out = String::new();
     let t = Tables {
@@ -424,7 +425,7 @@ fn attention(out: &mut String, m: &Tables<'_>) {
     }
 }
 
-/// A table of memory-bound kernels: of one operation, or of a class.
+/// Formats a table of memory-bound kernels: of one operation, or of a class.
 fn memory_table(
     out: &mut String,
     source: &str,

@@ -1,11 +1,11 @@
-//! A kernel of one operation, as calibrations measure it.
+//! A kernel of one operation, for calibrations.
 
 use shardlab_plan::ir::{BodyOp, DType, Kernel, KernelClass, OpKind, Place, Shape, Slot};
 use shardlab_plan::units::{Bytes, Flops};
 use smallvec::SmallVec;
 
-/// A kernel of one operation over dense operands of these shapes and element types. Nobody asks what it costs, so it says
-/// nothing about that.
+/// Creates a kernel of one operation over dense operands of given shapes and element types. Its
+/// costs are not used, so they are zero.
 pub(super) fn kernel<S: AsRef<[u64]>>(
     op: OpKind,
     class: KernelClass,

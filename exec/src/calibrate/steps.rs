@@ -1,4 +1,5 @@
-//! Training steps of small models, as they run here: times of kernels by what they are, and what happens between them.
+//! Training steps of small models on this machine: times of kernels by kind, and of everything
+//! between them.
 
 mod between;
 mod totals;
@@ -6,9 +7,10 @@ mod totals;
 pub(super) use between::Between;
 pub(super) use totals::Totals;
 
-use super::{OWN_LAYERS, Own, Trial, quantile};
+use super::{Trial, USER_LAYERS, UserScenario, quantile};
 use crate::device::{CpuFactory, DeviceFactory};
-use crate::engine::{ExecOptions, RankInputs, Session, StepInputs, StepResult, World};
+use crate::engine::{ExecOptions, RankInputs, Session, StepInputs, StepResult};
+use crate::process::World;
 use crate::train::{Feed, StateLayout, TrainError, init, schedule};
 use shardlab_plan::config::Scenario;
 use shardlab_plan::ir::{Kernel, KernelId};
@@ -25,29 +27,30 @@ use totals::Mean;
 /// Element type and compile mode.
 pub(super) type Variant = (&'static str, &'static str);
 
-/// A model to run: its section, and what else it needs.
+/// A model to run: its section, and further settings.
 pub(super) struct Model {
     pub(super) text: String,
-    /// Ways to run it in.
+    /// Variants to run it in.
     pub(super) variants: &'static [Variant],
 }
 
-/// Where steps run, and how their times are taken together.
+/// How steps are run and measured.
 pub(super) struct On<'a, F> {
     pub(super) factory: &'a F,
     /// Name of the scenarios' hardware.
     pub(super) hardware: &'static str,
-    /// Whether times of tasks are taken.
+    /// Whether times of tasks are recorded.
     pub(super) recorded: bool,
-    /// Steps of a run whose times are taken, behind a first one: more than this, as long as there is time, and at most that.
+    /// Minimum and maximum number of recorded steps, after a first one. More than the minimum are
+    /// run while there is time.
     pub(super) steps: (usize, usize),
-    /// Steps that are not recorded before the others, at least, where recording changes times.
+    /// Minimum number of unrecorded steps before the others, if recording changes times.
     pub(super) plain: usize,
-    /// How long such steps follow one another, so that the device is as warm as in a long run.
+    /// Duration of such steps, so that the device is as warm as in a long run.
     pub(super) warm: Duration,
-    /// Longest time in which nothing moves.
+    /// Longest time without progress.
     pub(super) timeout: Duration,
-    /// Hears of every step.
+    /// Called after every step.
     pub(super) beat: &'a dyn Fn(),
 }
 
@@ -58,7 +61,7 @@ impl On<'static, CpuFactory> {
             factory: FACTORY.get_or_init(CpuFactory::default),
             hardware: "cpu",
             recorded: true,
-            steps: (LEAST, MOST),
+            steps: (MIN_STEPS, MAX_STEPS),
             plain: 0,
             warm: Duration::ZERO,
             timeout: ExecOptions::default().timeout,
@@ -67,7 +70,7 @@ impl On<'static, CpuFactory> {
     }
 }
 
-/// Types and modes of models with everything.
+/// Types and modes of models that run in all variants.
 const ALL: &[(&str, &str)] = &[
     ("f32", "off"),
     ("bf16", "off"),
@@ -76,14 +79,14 @@ const ALL: &[(&str, &str)] = &[
 ];
 const EAGER: &[(&str, &str)] = &[("f32", "off"), ("bf16", "off")];
 
-/// Steps of a run whose times are taken: more than this.
-const LEAST: usize = 4;
-/// And at most so many.
-const MOST: usize = 60;
-/// Models that run on several ranks even when time is over; the first ones are small.
-const LEAST_SHARDED: usize = 2;
-/// Most cores of a machine whose calibration runs more ranks than there are cores.
-const MOST_CORES: u32 = 8;
+/// Minimum number of recorded steps, exclusive.
+const MIN_STEPS: usize = 4;
+/// Maximum number of recorded steps.
+const MAX_STEPS: usize = 60;
+/// Number of models that run on several ranks even when time has run out; the first ones are small.
+const MIN_SHARDED_MODELS: usize = 2;
+/// Maximum number of cores for which a calibration runs more ranks than cores.
+const MAX_CORES: u32 = 8;
 
 fn models() -> Vec<Model> {
     let model = |text: String, variants| Model { text, variants };
@@ -144,14 +147,16 @@ fn models() -> Vec<Model> {
     all
 }
 
-/// Sharding of runs with several ranks: for the kernels of sharding, and how much ranks slow one another.
+/// Sharding of runs with several ranks, for the kernels of sharding and the contention between
+/// ranks.
 const SHARDED: [(&str, &str); 3] = [
     ("native", "policy = \"native\""),
     ("fsdp2", "policy = \"fsdp2\""),
     ("megatron", "policy = \"megatron\""),
 ];
 
-/// One run: the middle time of each task of the steady step, and the step of middle length.
+/// Measurements of one run: the median time of each task of the steady step, and the step of median
+/// duration.
 #[cfg_attr(
     not(feature = "cuda"),
     expect(
@@ -161,26 +166,26 @@ const SHARDED: [(&str, &str); 3] = [
 )]
 pub(super) struct Observed {
     pub(super) program: Arc<Program>,
-    /// By task in issue order: kernel where it is one, and time.
+    /// By task in issue order: kernel, if it is one, and time.
     pub(super) tasks: Vec<(Option<Launched>, f64)>,
     pub(super) typical: StepResult,
-    /// Steps that were not recorded, when the device was warm: whole, and the host's part, microseconds.
+    /// Unrecorded steps on a warm device: microseconds of the whole step and of the host.
     pub(super) plain: Vec<(f64, f64)>,
-    /// Bytes in use on the device beside the engine's own, after the last step, where it tells.
+    /// Device bytes that are not the engine's after the last step, if they are known.
     pub(super) foreign: Option<u64>,
 }
 
-/// A kernel where it is launched: launches of one kernel move as many bytes as their operands are wide, and gradients do not lie
-/// everywhere in the type that the kernel computes in.
+/// A kernel at a launch. Launches of one kernel may move different numbers of bytes, since
+/// gradients are not always stored in the type that the kernel computes in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Launched {
     pub(super) kernel: KernelId,
-    /// Read and written.
+    /// Bytes read and written.
     pub(super) moved: Bytes,
 }
 
 impl Launched {
-    /// Nothing for what launches no kernel.
+    /// Returns the kernel of a launch; `None` for other instructions.
     fn of(program: &Program, op: &Op) -> Option<Self> {
         let Op::Launch { kernel, .. } = *op else {
             return None;
@@ -191,19 +196,19 @@ impl Launched {
 }
 
 impl Observed {
-    /// Kernels, what a launch of each moved, and mean microseconds.
+    /// Returns kernels, the bytes that a launch moves, and mean microseconds.
     pub(super) fn kernels(&self) -> impl Iterator<Item = (&Kernel, Bytes, f64)> {
         let all = means(self).into_iter();
         all.map(|(l, us)| (&self.program.kernels[l.kernel.index()], l.moved, us))
     }
 
-    /// The step of middle length.
+    /// The step of median duration.
     pub(super) fn trial(&self) -> Trial {
         let record = &self.typical.record;
         self.trial_of(record.end - record.start)
     }
 
-    /// The middle one of the steps that were not recorded, or of the others where there were none.
+    /// Returns the median of the unrecorded steps, or of the recorded ones if there are none.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "for GPUs"))]
     pub(super) fn plain_trial(&self) -> Trial {
         if self.plain.is_empty() {
@@ -221,16 +226,19 @@ impl Observed {
     }
 }
 
-/// Steps of a user's scenario on one rank of the CPU device, for so long.
-pub(super) fn own(own: &Own, time: Duration) -> Result<Observed, TrainError> {
-    own.observe(&On::cpu(), OWN_LAYERS, 1, time)
+/// Runs steps of a user's scenario on one rank of the CPU device, for a given time.
+pub(super) fn user_scenario(
+    scenario: &UserScenario,
+    time: Duration,
+) -> Result<Observed, TrainError> {
+    scenario.observe(&On::cpu(), USER_LAYERS, 1, time)
 }
 
-/// Runs all models, and the user's scenarios before them.
+/// Runs the user's scenarios, and then all models.
 pub(super) fn measure(
     budget: Duration,
     cores: u32,
-    scenarios: &[Own],
+    scenarios: &[UserScenario],
     note: &mut dyn FnMut(&str),
 ) -> Result<Totals, TrainError> {
     let models = models();
@@ -238,18 +246,19 @@ pub(super) fn measure(
     let alone: usize = models.iter().map(|m| m.variants.len()).sum();
     let ranks = cores.clamp(2, 8);
     let sharded: Vec<&Model> = models.iter().filter(|m| m.text.contains("llama")).collect();
-    // More ranks than cores take turns; beyond a few cores nobody has so many.
-    let turns = if cores <= MOST_CORES { 2 * cores } else { 0 };
+    // If there are more ranks than cores, they take turns, which is not realistic on machines with
+    // many cores.
+    let turns = if cores <= MAX_CORES { 2 * cores } else { 0 };
     let crowd = if turns > 0 { &SHARDED[..2] } else { &[] };
     let runs = alone + sharded.len() * (SHARDED.len() * EAGER.len() + crowd.len());
     let one = budget / (runs + scenarios.len()) as u32;
     let begin = Instant::now();
-    let late = |model: usize| model >= LEAST_SHARDED && begin.elapsed() > 2 * budget;
+    let late = |model: usize| model >= MIN_SHARDED_MODELS && begin.elapsed() > 2 * budget;
     let mut totals = Totals::default();
     let mut between = Between::default();
     for scenario in scenarios {
         note(&scenario.name());
-        totals.add_all(own(scenario, one)?.kernels());
+        totals.add_all(user_scenario(scenario, one)?.kernels());
     }
     for m in &models {
         for variant in m.variants {
@@ -296,7 +305,7 @@ pub(super) fn measure(
     Ok(totals)
 }
 
-/// The factor by which half of the work (by time) is slowed less.
+/// Returns the factor by which half of the work (by time) is slowed less.
 fn crowded(mut factors: Vec<(f64, f64)>) -> f64 {
     factors.sort_by(|a, b| a.0.total_cmp(&b.0));
     let half: f64 = factors.iter().map(|f| f.1).sum::<f64>() / 2.0;
@@ -310,7 +319,7 @@ fn crowded(mut factors: Vec<(f64, f64)>) -> f64 {
     1.0
 }
 
-/// Mean time of each kernel of a run.
+/// Returns the mean time of each kernel of a run.
 pub(super) fn means(observed: &Observed) -> BTreeMap<Launched, f64> {
     let mut by: BTreeMap<Launched, Mean> = BTreeMap::new();
     for &(kernel, us) in &observed.tasks {
@@ -326,11 +335,13 @@ pub(super) fn means(observed: &Observed) -> BTreeMap<Launched, f64> {
 pub(super) struct Shown {
     /// Microseconds.
     pub(super) us: f64,
-    /// Of tasks beside which no other stream had one; else the kernel had none such.
+    /// Whether the mean is over tasks that overlap with no task of another stream; otherwise the
+    /// kernel had no such tasks.
     pub(super) alone: bool,
 }
 
-/// Likewise, of the tasks beside which no other stream had one, where a kernel has such tasks.
+/// Returns mean times over the tasks that overlap with no task of another stream, if a kernel has
+/// such tasks, or else over all.
 #[cfg_attr(
     not(any(test, feature = "cuda")),
     expect(dead_code, reason = "for GPUs")
@@ -338,8 +349,8 @@ pub(super) struct Shown {
 pub(super) fn means_alone(observed: &Observed) -> BTreeMap<Launched, Shown> {
     let spans = &observed.typical.spans;
     let alone = |s: &Span| {
-        let beside = |o: &Span| o.stream != s.stream && o.start < s.end && s.start < o.end;
-        !spans.iter().any(beside)
+        let overlaps = |o: &Span| o.stream != s.stream && o.start < s.end && s.start < o.end;
+        !spans.iter().any(overlaps)
     };
     let mut by: BTreeMap<Launched, [Mean; 2]> = BTreeMap::new();
     for (&(kernel, us), span) in observed.tasks.iter().zip(spans) {
@@ -357,7 +368,7 @@ pub(super) fn means_alone(observed: &Observed) -> BTreeMap<Launched, Shown> {
     by.into_iter().map(|(k, m)| (k, best(m))).collect()
 }
 
-/// The scenario of a run.
+/// Returns the scenario of a run.
 pub(super) fn scenario_text(
     hardware: &str,
     model: &str,
@@ -385,7 +396,7 @@ pub(super) fn run<F: DeviceFactory>(
     run_scenario(on, &scenario, time)
 }
 
-/// Steps of a scenario, with data of its own.
+/// Runs steps of a scenario, with synthetic data.
 pub(super) fn run_scenario<F: DeviceFactory>(
     on: &On<'_, F>,
     scenario: &Scenario,
@@ -402,7 +413,7 @@ pub(super) fn run_scenario<F: DeviceFactory>(
         timeout: on.timeout,
         ..ExecOptions::default()
     };
-    let world = World::alone(&program);
+    let world = World::single_process(&program);
     let mut session = Session::open(Arc::clone(&program), options, world, on.factory)?;
     (on.beat)();
     for rank in 0..ranks {
@@ -423,7 +434,7 @@ pub(super) fn run_scenario<F: DeviceFactory>(
             })
             .collect(),
     };
-    // Memory that libraries take at first launches is not that of records.
+    // Memory that libraries allocate at their first launches does not belong to records.
     session.set_recording(false);
     (on.beat)();
     session.step(&inputs, schedule::hyper(&scenario.train, 0))?;
@@ -473,7 +484,7 @@ pub(super) fn run_scenario<F: DeviceFactory>(
     }
     let typical = results.swap_remove(results.len() / 2);
     let run = session.into_run();
-    // Kernels' workspaces are planned, too.
+    // Workspaces of kernels are planned as well.
     let workspaces = run.environment.get("kernels.workspace_bytes");
     let workspaces = workspaces.and_then(|b| b.parse().ok()).unwrap_or(0);
     let engine = run.memory.peak_reserved.0 + workspaces;
@@ -524,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_beside_another_stream_counts_only_where_it_never_runs_alone() {
+    fn an_overlapping_kernel_counts_only_if_it_never_runs_alone() {
         let m = &models()[0];
         let on = On::cpu();
         let mut observed =
@@ -541,7 +552,8 @@ mod tests {
             end: shardlab_plan::units::Picos(end),
             ..observed.typical.spans[0]
         };
-        // The first kernel twice, the second time alone; the second one beside a task of another stream.
+        // The first kernel runs twice, the second time alone; the second one overlaps with a task
+        // of another stream.
         let spans = vec![
             span(0, 0, 10),
             span(0, 10, 20),
@@ -567,7 +579,8 @@ mod tests {
         assert_eq!(found, want);
     }
 
-    /// The table of 120 rows of 24 numbers gets its gradient cleared: in float32 under `native`, in what is computed in under `fsdp2`.
+    /// The gradient of the table with 120 rows of 24 numbers is cleared: in float32 under `native`,
+    /// and in the compute type under `fsdp2`.
     #[test]
     fn kernels_are_filed_by_what_their_launches_move() {
         let m = &models()[0];

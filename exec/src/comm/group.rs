@@ -1,15 +1,16 @@
-//! Rendezvous of one communicator instance.
+//! Rendezvous of the members of one communicator instance.
 
-use super::{agree, moves, remote};
-use crate::device::abort::{Abort, Patience, Stop, Wake, lock};
-use crate::operand::RawRange;
-use crate::process::{PeerError, Peers};
+use super::{check, moves, remote};
+use crate::base::abort::{Abort, WaitLimit, Wake, lock};
+use crate::base::failure::Stop;
+use crate::base::operand::RawRange;
+use crate::process::{PeerError, ProcessGroup};
 use shardlab_plan::ir::{CollectiveKind, DType, ReduceOp};
 use smallvec::SmallVec;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Instant;
 
-/// What one rank brings to a collective.
+/// Arguments of one rank for a collective.
 #[derive(Clone, Debug)]
 pub struct Call {
     /// Kind.
@@ -18,45 +19,45 @@ pub struct Call {
     pub reduce: ReduceOp,
     /// Element type.
     pub dtype: DType,
-    /// Input and output of each part. They stay allocated, and nothing else touches them, until [`Group::run`] returns on
-    /// every member.
+    /// Input and output of each part. They stay allocated, and nothing else uses them, until
+    /// [`Group::run`] has returned on every member.
     pub parts: SmallVec<[(RawRange, RawRange); 1]>,
-    /// A test wants the rank to die after its arrival.
+    /// A test makes the rank fail after its arrival.
     pub crash: bool,
 }
 
 /// When a collective could begin.
 #[derive(Clone, Copy, Debug)]
 pub struct Arrival {
-    /// The communicator was free.
+    /// When the communicator was free.
     pub free: Instant,
-    /// The last rank had arrived.
+    /// When the last rank had arrived.
     pub start: Instant,
 }
 
-/// Why a collective did not happen.
+/// Why a collective was not performed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CommError {
-    /// Somebody failed elsewhere.
+    /// Another thread failed.
     Aborted,
-    /// Somebody did not come in time; names who is missing.
+    /// A rank did not arrive in time; the message names it.
     Timeout(String),
-    /// The ranks' calls do not fit together; names who differs in what.
+    /// The ranks' calls do not match; the message names the rank and the difference.
     Mismatch(String),
 }
 
 #[derive(Debug)]
 struct State {
-    /// Number of the collective that is collecting or running.
+    /// Index of the collective that is collecting calls or running.
     sequence: u64,
     arrived: Vec<Option<Call>>,
     count: usize,
     /// Set when all have arrived.
     verdict: Option<Result<Arc<[Call]>, String>>,
     started: Option<Instant>,
-    /// Members done reading their peers, where data is staged.
+    /// Number of members that have read their peers' data, if data are staged.
     staged: usize,
-    /// Who has left.
+    /// By position: members that have completed the collective.
     left: Vec<bool>,
 }
 
@@ -64,11 +65,11 @@ struct State {
 #[derive(Debug)]
 pub struct Group {
     name: String,
-    /// World ranks in order of position.
+    /// World ranks by position.
     ranks: Vec<u32>,
     abort: Arc<Abort>,
-    /// The way to the other members, where each is a process.
-    peers: Option<Arc<Peers>>,
+    /// Process group, if each member is a process.
+    peers: Option<Arc<ProcessGroup>>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -81,7 +82,7 @@ impl Wake for Group {
 }
 
 impl Group {
-    /// An instance of the named communicator over these world ranks.
+    /// Creates an instance of the named communicator over world ranks.
     #[must_use]
     pub fn new(name: &str, ranks: Vec<u32>, abort: Arc<Abort>) -> Self {
         let n = ranks.len();
@@ -103,29 +104,30 @@ impl Group {
         }
     }
 
-    /// Its members are processes that find one another this way.
+    /// Makes each member a process of a group.
     #[must_use]
-    pub fn between_processes(self, peers: Arc<Peers>) -> Self {
+    pub fn between_processes(self, peers: Arc<ProcessGroup>) -> Self {
         Self {
             peers: Some(peers),
             ..self
         }
     }
 
-    /// Members, as world ranks.
+    /// Returns the members as world ranks.
     #[must_use]
     pub fn ranks(&self) -> &[u32] {
         &self.ranks
     }
 
-    /// Performs collective number `ticket` as the member at `position`; returns when this member may reuse its ranges.
+    /// Performs collective number `ticket` as the member at `position`. Returns when this member
+    /// may reuse its ranges.
     ///
     /// # Errors
-    /// [`CommError`]. Every member gets the mismatch.
+    /// [`CommError`]. Every member receives a mismatch.
     ///
     /// # Safety
-    /// The ranges of `call` are valid for reads and writes, aligned to their element, and used by nothing else until every
-    /// member has returned.
+    /// The ranges of `call` are valid for reads and writes, aligned to their element, and used by
+    /// nothing else until every member has returned.
     pub unsafe fn run(
         &self,
         position: usize,
@@ -133,59 +135,64 @@ impl Group {
         call: Call,
     ) -> Result<Arrival, CommError> {
         if let Some(peers) = &self.peers {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller's contract.
             return unsafe { self.run_between(peers, position, ticket, &call) };
         }
         let (kind, crash) = (call.kind, call.crash);
         let guard = lock(&self.state);
-        // Earlier collectives of this communicator first.
-        let (mut guard, turn) = self.abort.wait(&self.changed, guard, Patience::Cause, |s| {
-            (s.sequence == ticket && s.arrived[position].is_none()).then(Instant::now)
-        });
+        // Earlier collectives of this communicator complete first.
+        let (mut guard, turn) = self
+            .abort
+            .wait(&self.changed, guard, WaitLimit::Primary, |s| {
+                (s.sequence == ticket && s.arrived[position].is_none()).then(Instant::now)
+            });
         let free = self.check(turn, &guard, position, ticket, kind)?;
         guard.arrived[position] = Some(call);
         guard.count += 1;
         if guard.count == self.ranks.len() {
             let calls: Vec<Call> = guard.arrived.iter().flatten().cloned().collect();
             guard.verdict =
-                Some(agree::check(&self.name, &self.ranks, ticket, &calls).map(|()| calls.into()));
+                Some(check::check(&self.name, &self.ranks, ticket, &calls).map(|()| calls.into()));
             guard.started = Some(Instant::now());
             self.changed.notify_all();
         }
-        let (guard, verdict) = self.abort.wait(&self.changed, guard, Patience::Cause, |s| {
-            let start = s.started.unwrap_or(free);
-            s.verdict.clone().map(|v| (v, start))
-        });
+        let (guard, verdict) = self
+            .abort
+            .wait(&self.changed, guard, WaitLimit::Primary, |s| {
+                let start = s.started.unwrap_or(free);
+                s.verdict.clone().map(|v| (v, start))
+            });
         let (verdict, start) = self.check(verdict, &guard, position, ticket, kind)?;
         drop(guard);
         let calls = verdict.map_err(CommError::Mismatch)?;
         assert!(!crash, "injected panic in the middle of a collective");
-        // SAFETY: all members have arrived with ranges that are theirs, and none returns before all are done; the
-        // verdict has established that the ranges fit together.
+        // SAFETY: all members have arrived with ranges of their own, and none returns before all
+        // are done; the verdict has established that the ranges match.
         unsafe {
             if let Some(staged) = moves::perform(position, &calls) {
-                self.everybody_staged(position, ticket, kind)?;
+                self.wait_until_staged(position, ticket, kind)?;
                 moves::unstage(&calls[position], &staged);
             }
         }
-        self.leave(position, ticket, kind)?;
+        self.finish(position, ticket, kind)?;
         Ok(Arrival { free, start })
     }
 
-    /// A collective whose members are processes.
+    /// Performs a collective whose members are processes.
     ///
     /// # Safety
     /// As [`Group::run`].
     unsafe fn run_between(
         &self,
-        peers: &Peers,
+        peers: &ProcessGroup,
         position: usize,
         ticket: u64,
         call: &Call,
     ) -> Result<Arrival, CommError> {
         let free = Instant::now();
-        // SAFETY: the caller's promise.
-        let met = unsafe { remote::meet(peers, &self.name, &self.ranks, position, ticket, call) };
+        // SAFETY: the caller's contract.
+        let met =
+            unsafe { remote::exchange(peers, &self.name, &self.ranks, position, ticket, call) };
         let (calls, copies) = met.map_err(|e| match e {
             PeerError::Timeout(what) => CommError::Timeout(format!(
                 "communicator {} (ranks {:?}): {what}",
@@ -194,16 +201,17 @@ impl Group {
             PeerError::Failed(_) => CommError::Aborted,
         })?;
         let start = Instant::now();
-        agree::check(&self.name, &self.ranks, ticket, &calls).map_err(CommError::Mismatch)?;
+        check::check(&self.name, &self.ranks, ticket, &calls).map_err(CommError::Mismatch)?;
         assert!(!call.crash, "injected panic in the middle of a collective");
-        // SAFETY: the caller's promise for this member; the others' memory are copies, which outlive the call.
+        // SAFETY: the caller's contract for this member; the memory of the others are copies, which
+        // outlive the call.
         unsafe { remote::perform(position, &calls) };
         drop(copies);
         Ok(Arrival { free, start })
     }
 
-    /// Nobody may write its output before all have read their inputs.
-    fn everybody_staged(
+    /// Waits until all members have read their inputs, before any writes its output.
+    fn wait_until_staged(
         &self,
         position: usize,
         ticket: u64,
@@ -215,13 +223,15 @@ impl Group {
             self.changed.notify_all();
         }
         let n = self.ranks.len();
-        let (guard, r) = self.abort.wait(&self.changed, guard, Patience::Cause, |s| {
-            (s.sequence > ticket || s.staged == n).then_some(())
-        });
+        let (guard, r) = self
+            .abort
+            .wait(&self.changed, guard, WaitLimit::Primary, |s| {
+                (s.sequence > ticket || s.staged == n).then_some(())
+            });
         self.check(r, &guard, position, ticket, kind)
     }
 
-    fn leave(&self, position: usize, ticket: u64, kind: CollectiveKind) -> Result<(), CommError> {
+    fn finish(&self, position: usize, ticket: u64, kind: CollectiveKind) -> Result<(), CommError> {
         let mut guard = lock(&self.state);
         guard.left[position] = true;
         if guard.left.iter().all(|&l| l) {
@@ -233,13 +243,15 @@ impl Group {
             self.changed.notify_all();
             return Ok(());
         }
-        let (guard, r) = self.abort.wait(&self.changed, guard, Patience::Cause, |s| {
-            (s.sequence > ticket).then_some(())
-        });
+        let (guard, r) = self
+            .abort
+            .wait(&self.changed, guard, WaitLimit::Primary, |s| {
+                (s.sequence > ticket).then_some(())
+            });
         self.check(r, &guard, position, ticket, kind)
     }
 
-    /// Words for a wait that ended early.
+    /// Formats the error of a wait that ended early.
     fn check<T>(
         &self,
         r: Result<T, Stop>,

@@ -1,22 +1,25 @@
-//! The data movement of a collective, from the point of view of one member.
+//! Data movement of a collective, for one member.
 //!
-//! No byte is written by one member while another reads it: an all-gather's in-place input is a slice that its owner
-//! leaves alone; a reduce-scatter's in-place output is the slice that only its owner reads; in an all-reduce member `i`
-//! alone touches the `i`-th piece of every buffer; an all-to-all goes through a staging copy.
+//! No member writes a byte while another one reads it. An all-gather's in-place input is a slice
+//! that its owner does not change; a reduce-scatter's in-place output is the slice that only its
+//! owner reads; in an all-reduce, only member `i` accesses the `i`-th chunk of every buffer; an
+//! all-to-all uses a staging copy.
 
 use super::{Call, reduce};
 use shardlab_plan::ir::CollectiveKind;
 
-/// Moves member `me`'s share. An all-to-all returns what [`unstage`] must write once every member has got here.
+/// Moves the share of member `me`. For an all-to-all, returns the data that [`unstage`] must write
+/// once every member has called this.
 ///
 /// # Safety
-/// Calls have been found to fit together; every range is valid, and no other code touches it meanwhile.
+/// The calls match; every range is valid, and nothing else accesses it meanwhile.
 pub(super) unsafe fn perform(me: usize, calls: &[Call]) -> Option<Vec<Vec<u8>>> {
     let (mine, n) = (&calls[me], calls.len());
     let mut staged = Vec::new();
     for (p, (input, output)) in mine.parts.iter().enumerate() {
         let inputs = calls.iter().map(|c| c.parts[p].0);
-        // SAFETY: offsets stay within ranges whose sizes were compared; see the module documentation for who writes what.
+        // SAFETY: offsets are within ranges whose sizes were compared; see the module documentation
+        // for who writes which bytes.
         unsafe {
             match mine.kind {
                 CollectiveKind::AllGather => {
@@ -57,24 +60,24 @@ pub(super) unsafe fn perform(me: usize, calls: &[Call]) -> Option<Vec<Vec<u8>>> 
     (mine.kind == CollectiveKind::AllToAll).then_some(staged)
 }
 
-/// Writes what an all-to-all staged.
+/// Writes the data that an all-to-all has staged.
 ///
 /// # Safety
 /// As [`perform`]; every member has staged.
 pub(super) unsafe fn unstage(call: &Call, staged: &[Vec<u8>]) {
     for ((_, output), data) in call.parts.iter().zip(staged) {
-        // SAFETY: the stage has the output's length.
+        // SAFETY: the staged data have the output's length.
         unsafe { copy(data.as_ptr().cast_mut(), output.ptr, data.len()) };
     }
 }
 
-/// Copies a range; nothing to do in place.
+/// Copies a range, unless source and destination are equal.
 ///
 /// # Safety
 /// Both ranges are valid.
 unsafe fn copy(from: *mut u8, to: *mut u8, bytes: usize) {
     if from != to && bytes > 0 {
-        // SAFETY: the caller's promise; `copy` allows overlap.
+        // SAFETY: the caller's contract; `copy` allows overlap.
         unsafe { std::ptr::copy(from, to, bytes) };
     }
 }

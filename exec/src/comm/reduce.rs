@@ -3,7 +3,8 @@
 use half::{bf16, f16};
 use shardlab_plan::ir::{DType, ReduceOp};
 
-/// Elements accumulated at a time: the accumulator stays in the first-level cache.
+/// Number of elements that are accumulated at a time: the accumulator fits into the first-level
+/// cache.
 const BLOCK: usize = 1024;
 
 /// An element that is widened to float32 for arithmetic.
@@ -41,12 +42,12 @@ impl Element for f16 {
 
 /// Reduces `bytes` bytes of every source, in the order of the sources, into every output.
 ///
-/// An average is a sum of inputs multiplied by `1 / n` (as NCCL does for floating point), so that average, premultiplied
-/// sum and scaling before a plain sum agree bit for bit in float32.
+/// An average is a sum of inputs that are multiplied by `1 / n` (as in NCCL for floating point), so
+/// that average, premultiplied sum, and scaling before a plain sum agree bit for bit in float32.
 ///
 /// # Safety
-/// Sources are valid for reads and outputs for writes of `bytes` bytes, aligned to the element; an output may be a source,
-/// other overlaps are not allowed; nobody else writes them meanwhile.
+/// Sources are valid for reads and outputs for writes of `bytes` bytes, aligned to the element. An
+/// output may be a source; other overlaps are not allowed. Nothing else writes them meanwhile.
 pub(super) unsafe fn reduce(
     dtype: DType,
     op: ReduceOp,
@@ -60,7 +61,7 @@ pub(super) unsafe fn reduce(
         ReduceOp::PremulSum(f) => Some(f as f32),
     };
     let n = bytes / dtype.size() as usize;
-    // SAFETY: the caller's promise, element by element.
+    // SAFETY: the caller's contract, element by element.
     unsafe {
         match dtype {
             DType::F32 => run::<f32>(factor, sources, outputs, n),
@@ -86,7 +87,8 @@ unsafe fn run<T: Element>(
     while at < n {
         let len = BLOCK.min(n - at);
         for (i, source) in sources.iter().enumerate() {
-            // SAFETY: `at + len <= n` elements of the source are valid; it is written only after this loop, below.
+            // SAFETY: `at + len <= n` elements of the source are valid; it is written only after
+            // this loop, below.
             let from = unsafe { std::slice::from_raw_parts(source.cast::<T>().add(at), len) };
             let acc = &mut acc[..len];
             match (i, factor) {
@@ -103,7 +105,7 @@ unsafe fn run<T: Element>(
             }
         }
         for output in outputs {
-            // SAFETY: likewise for the output; the slices over the sources are gone.
+            // SAFETY: as above, for the output; the slices over the sources no longer exist.
             let to = unsafe { std::slice::from_raw_parts_mut(output.cast::<T>().add(at), len) };
             to.iter_mut().zip(&acc).for_each(|(o, &a)| *o = T::round(a));
         }

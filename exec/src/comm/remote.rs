@@ -1,12 +1,12 @@
-//! Collectives between ranks of different processes, over the store that the processes meet at.
+//! Collectives between ranks of different processes, over the process group's store.
 //!
-//! Every member leaves its call and its inputs for the others and performs its share as if all memory were its own, by the
-//! very code that rank threads use: results have the same bits. It is meant for trying out runs of several processes
-//! without GPUs; every byte passes through the store once for each member.
+//! Every member publishes its call and its inputs, and performs its share as if all memory were its
+//! own, with the code that rank threads use: results have the same bits. It is meant for functional
+//! tests of several processes without GPUs; every byte passes through the store once per member.
 
 use super::{Call, moves};
-use crate::operand::RawRange;
-use crate::process::{PeerError, Peers, Reader, Writer};
+use crate::base::operand::RawRange;
+use crate::process::{PeerError, ProcessGroup, Reader, Writer};
 use shardlab_plan::ir::{CollectiveKind, DType, ReduceOp};
 use smallvec::SmallVec;
 
@@ -18,7 +18,7 @@ const KINDS: [CollectiveKind; 4] = [
 ];
 const DTYPES: [DType; 5] = [DType::F32, DType::Bf16, DType::F16, DType::I64, DType::U8];
 
-/// Memory of a call that came from another process. Words keep elements aligned.
+/// Memory of calls of other processes. 64-bit words keep elements aligned.
 #[derive(Debug, Default)]
 pub(super) struct Copies(Vec<Vec<u64>>);
 
@@ -26,18 +26,19 @@ impl Copies {
     fn room(&mut self, bytes: usize, dtype: DType) -> RawRange {
         let mut words = vec![0u64; bytes.div_ceil(8).max(1)];
         let ptr = words.as_mut_ptr().cast();
-        // The words stay where they are when their list grows.
+        // The heap allocation of the words does not move when the list grows.
         self.0.push(words);
         RawRange { ptr, bytes, dtype }
     }
 }
 
-/// Leaves this member's call for the others and fetches theirs, in order of position; the memory behind them.
+/// Publishes this member's call and fetches those of the others. Returns all calls by position, and
+/// the memory of the fetched ones.
 ///
 /// # Safety
 /// The inputs of `call` are valid for reads.
-pub(super) unsafe fn meet(
-    peers: &Peers,
+pub(super) unsafe fn exchange(
+    peers: &ProcessGroup,
     name: &str,
     ranks: &[u32],
     position: usize,
@@ -53,7 +54,7 @@ pub(super) unsafe fn meet(
     };
     let others = ranks.len() as u32 - 1;
     if others > 0 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         let data = unsafe { encode(call) };
         peers.put_for(&key(position), others, data)?;
     }
@@ -74,12 +75,13 @@ pub(super) unsafe fn meet(
     Ok((calls, copies))
 }
 
-/// Performs this member's share; calls have been found to fit together.
+/// Performs this member's share of calls that match.
 ///
 /// # Safety
 /// The ranges of this member's call are valid and used by nothing else.
 pub(super) unsafe fn perform(position: usize, calls: &[Call]) {
-    // In an all-reduce each member writes a piece of every output: here all pieces of the copies as well.
+    // In an all-reduce, each member writes one chunk of every output: here all chunks, of the
+    // copies as well.
     let shares = match calls[position].kind {
         CollectiveKind::AllReduce => 0..calls.len(),
         _ => position..position + 1,
@@ -112,7 +114,7 @@ unsafe fn encode(call: &Call) -> Vec<u8> {
     w.u32(call.parts.len() as u32);
     for (input, output) in &call.parts {
         w.u64(output.bytes as u64);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         w.bytes(unsafe { std::slice::from_raw_parts(input.ptr.cast_const(), input.bytes) });
     }
     w.0
@@ -136,7 +138,7 @@ fn decode(data: &[u8], copies: &mut Copies) -> Option<Call> {
         let output = usize::try_from(r.u64()?).ok()?;
         let bytes = r.bytes()?;
         let input = copies.room(bytes.len(), dtype);
-        // SAFETY: the room was made for so many bytes.
+        // SAFETY: the memory was allocated with this size.
         unsafe {
             input
                 .ptr

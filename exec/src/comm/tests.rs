@@ -1,9 +1,9 @@
 //! Collectives against naive references, mismatches, timeouts.
 
 use super::*;
-use crate::device::abort::{Failure, FailureKind};
-use crate::engine::testing::Build;
-use crate::operand::RawRange;
+use crate::base::failure::{Failure, FailureKind};
+use crate::base::operand::RawRange;
+use crate::base::testing::Build;
 use half::bf16;
 use shardlab_plan::ir::{CollectiveKind, DType, ReduceOp};
 use smallvec::SmallVec;
@@ -52,7 +52,7 @@ fn numbers(rank: usize, n: usize) -> Vec<f32> {
         .collect()
 }
 
-/// What every member's output must be, one element after another in rank order in float32.
+/// Expected output of every member: a sum in rank order in float32, element by element.
 fn reference(kind: CollectiveKind, op: ReduceOp, inputs: &[Vec<f32>]) -> Vec<Vec<f32>> {
     let n = inputs.len();
     let factor = match op {
@@ -90,7 +90,7 @@ fn range(data: &mut [u8], dtype: DType) -> RawRange {
     }
 }
 
-/// Runs one collective on threads that arrive in a scrambled order; outputs by member.
+/// Runs one collective on threads that arrive in a scrambled order. Returns the outputs by member.
 fn perform(
     kind: CollectiveKind,
     reduce: ReduceOp,
@@ -114,7 +114,7 @@ fn perform(
                         CollectiveKind::ReduceScatter => len / n,
                         _ => len,
                     };
-                    // Aligned storage for either form.
+                    // Memory that is aligned for either form.
                     let mut memory = vec![0f32; (len + out) / 4 + 2];
                     let raw: &mut [u8] = bytemuck::cast_slice_mut(&mut memory);
                     let base = raw.as_mut_ptr();
@@ -139,7 +139,8 @@ fn perform(
                     };
                     let order = (me as u64 * 5 + scramble) % n as u64;
                     std::thread::sleep(Duration::from_micros(order * 300));
-                    // SAFETY: the memory lives until the call returns on every member (the scope), and is this thread's.
+                    // SAFETY: the memory lives until the call has returned on every member (the
+                    // scope), and belongs to this thread.
                     unsafe { group.run(me, 0, call) }.unwrap();
                     let done: &[u8] = bytemuck::cast_slice(&memory);
                     words(&done[o..o + out], dtype)
@@ -166,7 +167,8 @@ fn every_kind_equals_its_reference_in_every_world_and_form() {
                     &[ReduceOp::None]
                 };
                 for &op in ops {
-                    // An odd number of elements a piece, and more than one block of the accumulator.
+                    // An odd number of elements per chunk, and more than one block of the
+                    // accumulator.
                     let len = n * 1031;
                     let inputs: Vec<Vec<f32>> = (0..n)
                         .map(|r| words(&bytes(&numbers(r, len), dtype), dtype))
@@ -205,7 +207,7 @@ fn the_order_of_arrival_does_not_show() {
     for scramble in 1..4 {
         assert_eq!(run(scramble), first);
     }
-    // The order of ranks does: these numbers are not associative.
+    // The order of ranks matters: addition of these numbers is not associative.
     let reversed: Vec<Vec<f32>> = inputs.iter().rev().cloned().collect();
     let other = perform(
         CollectiveKind::AllReduce,
@@ -240,7 +242,7 @@ fn average_premultiplied_sum_and_scaling_before_a_sum_agree_bit_for_bit() {
     assert_eq!(run(ReduceOp::PremulSum(1.0 / 3.0), &inputs), sum);
 }
 
-/// Four threads call; results by member, within the given time.
+/// Calls a collective on four threads. Returns the results by member.
 fn calls(
     timeout: Duration,
     members: u32,
@@ -255,7 +257,8 @@ fn calls(
                 let (group, make) = (&group, &make);
                 s.spawn(move || {
                     let (ticket, call) = make(me)?;
-                    // SAFETY: the test's ranges are never touched (the calls do not fit together) or leaked.
+                    // SAFETY: the test's ranges are never accessed (the calls do not match) or
+                    // leaked.
                     Some(unsafe { group.run(me, ticket, call) })
                 })
             })
@@ -470,7 +473,7 @@ fn a_failure_elsewhere_ends_the_wait() {
     let all = Communicators::new(&p, &abort);
     let begin = Instant::now();
     std::thread::scope(|s| {
-        let (group, position) = all.seat(CommId(0), 2).unwrap();
+        let (group, position) = all.group(CommId(0), 2).unwrap();
         let waiting = s.spawn(move || {
             let call = leaked(
                 CollectiveKind::AllGather,
@@ -479,7 +482,7 @@ fn a_failure_elsewhere_ends_the_wait() {
                 64,
                 256,
             );
-            // SAFETY: leaked ranges.
+            // SAFETY: the ranges are leaked.
             unsafe { group.run(position as usize, 0, call) }
         });
         std::thread::sleep(Duration::from_millis(20));
@@ -498,15 +501,15 @@ fn a_failure_elsewhere_ends_the_wait() {
 
 #[test]
 fn instances_follow_the_mesh() {
-    // Eight ranks as 2 x 4: shard joins neighbours, outer joins ranks four apart.
+    // Eight ranks as 2 x 4: shard connects neighbors, outer connects ranks four apart.
     let p = Build::new(8, 4, 2).finish();
     let all = Communicators::new(&p, &Arc::new(Abort::new(Duration::from_secs(1))));
     let seat = |comm, rank| {
-        let (group, position) = all.seat(CommId(comm), rank).unwrap();
+        let (group, position) = all.group(CommId(comm), rank).unwrap();
         (group.ranks().to_vec(), position)
     };
     assert_eq!(seat(0, 6), (vec![4, 5, 6, 7], 2));
     assert_eq!(seat(1, 6), (vec![2, 6], 1));
     assert_eq!(seat(2, 6), ((0..8).collect(), 6));
-    assert!(all.seat(CommId(0), 8).is_none());
+    assert!(all.group(CommId(0), 8).is_none());
 }

@@ -1,25 +1,26 @@
 //! The CPU device: streams are threads with queues, events are real, memory is an arena.
 //!
-//! Nothing here orders work beyond what streams, events and communicators promise, so a wait that is missing from a
-//! program is a race here as it is on a GPU.
+//! Nothing here orders work beyond the guarantees of streams, events and communicators, so a wait
+//! that is missing from a program is a race here as it is on a GPU.
 
 mod arena;
-mod delay;
 mod events;
 mod queue;
 mod shapes;
 mod worker;
 
-pub use delay::DelaySpec;
-pub(crate) use delay::Delays;
-pub(crate) use worker::{first_nan, panic_text};
+pub(crate) use worker::first_nan;
 
-use super::abort::{Abort, Failure, FailureKind, Stop, Wake, lock};
 use super::{Command, Device, GraphId, NO_HYPER, Pass, Region, TaskTimes};
+use crate::base::abort::{Abort, Wake, lock};
+use crate::base::delay::Delays;
+use crate::base::failure::{Failure, FailureKind, Stop};
+use crate::base::fault::FaultKind;
+use crate::base::operand::{Hyper, LaunchContext, RawRange};
+use crate::base::options::{DEFAULT_QUEUE_DEPTH, DelaySpec, ExecOptions};
 use crate::comm::Communicators;
 use crate::kernels;
-use crate::operand::{Hyper, LaunchContext, RawRange};
-use crate::process::Peers;
+use crate::process::ProcessGroup;
 use arena::Arena;
 use events::Events;
 use queue::{Entry, Queue};
@@ -30,15 +31,16 @@ use shardlab_plan::units::Bytes;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// Performs a kernel. Errors are in words.
+/// Runs a kernel. Returns a message on failure.
 ///
 /// # Safety
-/// The promise of [`RawRange`]: ranges are valid and nobody else uses them meanwhile, other than the program allows.
+/// The ranges fulfill the contract of [`RawRange`]: they are valid, and nothing else uses them
+/// meanwhile except as the program allows.
 pub type Launcher = unsafe fn(&LaunchContext<'_>, &[RawRange], &[RawRange]) -> Result<(), String>;
 
-/// The crate's own kernels.
+/// Runs a kernel of this crate.
 ///
 /// # Safety
 /// As [`Launcher`].
@@ -47,29 +49,29 @@ pub unsafe fn launch(
     reads: &[RawRange],
     writes: &[RawRange],
 ) -> Result<(), String> {
-    // SAFETY: the caller's promise is the kernels'.
+    // SAFETY: the kernels' contract is the caller's.
     unsafe { crate::kernels::launch(context, reads, writes) }.map_err(|e| e.to_string())
 }
 
-/// How a CPU device behaves.
+/// Options of a CPU device.
 #[derive(Clone, Debug)]
 pub struct CpuOptions {
     /// Commands that a stream's queue holds before the host has to wait.
     pub queue_depth: usize,
-    /// Random sleeps.
+    /// Random sleeps, if any.
     pub delay: Option<DelaySpec>,
-    /// Look for NaN in every output.
+    /// Check every output for NaN.
     pub nan_check: bool,
     /// Threads that a kernel of the compute stream may use.
     pub threads: usize,
-    /// A test's worker panics when it comes to this instruction on this rank.
+    /// Rank and instruction at which a worker panics, for tests.
     pub crash: Option<(u32, InstrId)>,
 }
 
 impl Default for CpuOptions {
     fn default() -> Self {
         Self {
-            queue_depth: 1024,
+            queue_depth: DEFAULT_QUEUE_DEPTH,
             delay: None,
             nan_check: false,
             threads: 1,
@@ -78,7 +80,22 @@ impl Default for CpuOptions {
     }
 }
 
-/// What host and workers of a rank share.
+impl From<&ExecOptions> for CpuOptions {
+    fn from(options: &ExecOptions) -> Self {
+        Self {
+            queue_depth: options.queue_depth,
+            delay: options.delay,
+            nan_check: options.nan_check,
+            threads: options.threads,
+            crash: options
+                .fault
+                .filter(|f| f.kind == FaultKind::DevicePanic)
+                .map(|f| (f.rank, f.instr)),
+        }
+    }
+}
+
+/// State that the host and the workers of a rank share.
 struct Shared {
     rank: u32,
     program: Arc<Program>,
@@ -113,28 +130,29 @@ impl Wake for Shared {
     }
 }
 
-/// What the devices of one process share.
+/// State that the devices of one process share.
 pub struct CpuWorld {
     program: Arc<Program>,
     shapes: Arc<Shapes>,
     comms: Arc<Communicators>,
     abort: Arc<Abort>,
-    /// Every rank's memory: a collective of one rank reads another's, so all of it lives until the last worker has ended.
+    /// Memory of every rank. A collective of one rank reads the memory of others, so all of it
+    /// lives until the last worker has ended.
     arenas: Arc<Mutex<Vec<Arc<Arena>>>>,
     epoch: Instant,
 }
 
 impl CpuWorld {
-    /// For all ranks of a program.
+    /// Creates the state for all ranks of a program.
     #[must_use]
     pub fn new(program: Arc<Program>, abort: Arc<Abort>) -> Self {
         let comms = Communicators::new(&program, &abort);
         Self::with(program, abort, comms)
     }
 
-    /// For one of several processes, each of which performs one rank.
+    /// Creates the state of one of several processes, each of which runs one rank.
     #[must_use]
-    pub fn of_process(program: Arc<Program>, abort: Arc<Abort>, peers: &Arc<Peers>) -> Self {
+    pub fn of_process(program: Arc<Program>, abort: Arc<Abort>, peers: &Arc<ProcessGroup>) -> Self {
         let comms = Communicators::between_processes(&program, &abort, peers);
         Self::with(program, abort, comms)
     }
@@ -150,10 +168,10 @@ impl CpuWorld {
         }
     }
 
-    /// A device for one rank.
+    /// Creates the device of a rank.
     ///
     /// # Errors
-    /// In words, if a thread cannot be started.
+    /// A message, if a thread cannot be started.
     pub fn device(
         &self,
         rank: u32,
@@ -201,7 +219,7 @@ impl CpuWorld {
             let delays = options.delay.map(|d| Delays::new(d, rank, s as u32));
             let worker =
                 worker::Worker::new(Arc::clone(&shared), StreamId(s as u8), launcher, delays);
-            // The worker keeps every rank's memory alive.
+            // The worker keeps the memory of all ranks alive.
             let memory = Arc::clone(&self.arenas);
             let threads = if s == COMPUTE.index() {
                 options.threads
@@ -229,7 +247,7 @@ pub struct CpuDevice {
     arena: Arc<Arena>,
     arenas: Arc<Mutex<Vec<Arc<Arena>>>>,
     graphs: Vec<Vec<(StreamId, Command)>>,
-    /// Collectives issued, by communicator.
+    /// Number of collectives issued, by communicator.
     tickets: Vec<u64>,
 }
 
@@ -269,7 +287,7 @@ impl CpuDevice {
             })
     }
 
-    /// Reports a watchdog's end of a host wait.
+    /// Reports a host wait that has timed out.
     fn timed_out(&self, stop: Stop, instr: InstrId, what: impl FnOnce() -> String) -> Stop {
         if stop == Stop::TimedOut {
             self.shared.abort.fail(Failure {
@@ -401,13 +419,14 @@ impl Device for CpuDevice {
     }
 
     fn read(&self, range: RawRange) -> Vec<u8> {
-        // SAFETY: the caller's promise: backed memory that nothing in flight writes.
+        // SAFETY: by the caller's contract, the range is backed memory that nothing in flight
+        // writes.
         unsafe { std::slice::from_raw_parts(range.ptr.cast_const(), range.bytes) }.to_vec()
     }
 
     fn write(&mut self, range: RawRange, data: &[u8]) {
         assert_eq!(range.bytes, data.len(), "host data have the range's length");
-        // SAFETY: the caller's promise: backed memory that nothing in flight uses.
+        // SAFETY: by the caller's contract, the range is backed memory that nothing in flight uses.
         unsafe {
             range
                 .ptr
@@ -419,21 +438,18 @@ impl Device for CpuDevice {
 impl Drop for CpuDevice {
     fn drop(&mut self) {
         if self.is_busy() {
-            // Work in flight may wait for ranks that are gone already.
+            // Work in flight may wait for ranks that are gone.
             self.shared.abort.stop();
         }
         self.shared.queues.iter().for_each(Queue::close);
         for worker in self.workers.drain(..) {
-            // A worker catches every panic of a command; there is nothing to learn here.
+            // A worker catches every panic of a command, so there is no result to inspect.
             let _ = worker.join();
         }
     }
 }
 
-/// How long a wait may last by default.
-pub const WATCHDOG: Duration = Duration::from_secs(60);
-
-/// Memory that the system can still give, where it says so.
+/// Returns the memory that the system has available, if it is known.
 fn available() -> Option<Bytes> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find(|l| l.starts_with("MemAvailable:"))?;
@@ -441,7 +457,7 @@ fn available() -> Option<Bytes> {
     Some(Bytes(kib * 1024))
 }
 
-/// Words on who records an event that an instruction waits for.
+/// Describes which instruction records an event that another one waits for.
 fn recorder(program: &Program, waiting: InstrId, event: EventId) -> String {
     let section = program
         .sections
@@ -458,7 +474,7 @@ fn recorder(program: &Program, waiting: InstrId, event: EventId) -> String {
     )
 }
 
-/// The first buffer that an instruction writes.
+/// Returns the first buffer that an instruction writes.
 fn written_buffer(program: &Program, instr: InstrId) -> Option<BufferId> {
     let op = program.instrs[instr.index()].op;
     match op {

@@ -1,48 +1,50 @@
-//! The CUDA device: streams, events, memory and graphs of an NVIDIA GPU behind the [`crate::device::Device`] seam.
+//! The CUDA device: streams, events, memory and graphs of an NVIDIA GPU behind
+//! [`crate::device::Device`].
 //!
-//! Nothing of CUDA is linked: [`Libraries`] finds and loads what is there when a GPU is asked for, so the same binary
-//! starts anywhere. A rank has one GPU; its streams, events and memory are made once and used for the whole run, so that a
-//! step enqueues work and does nothing else.
+//! Nothing of CUDA is linked: [`Libraries`] finds and loads the libraries when a GPU is requested,
+//! so the same binary starts anywhere. A rank has one GPU; its streams, events and memory are
+//! created once and used for the whole run, so a step only enqueues work.
 
 mod activity;
-mod bodies;
+mod autotune_broadcast;
 mod collectives;
 mod context;
+mod device_assignment;
 mod driver;
+mod driver_watchdog;
+mod exit;
 mod factory;
+pub mod gpu_sharing;
 mod graph;
-mod guard;
-mod leader;
-mod leave;
+mod helper_kernels;
+mod kernels;
 pub mod libraries;
 mod memory;
 mod nccl;
 mod nvtx;
-mod patience;
-mod places;
 mod record;
-pub mod sharing;
 mod staging;
 mod submit;
-mod support;
 mod wait;
 
-pub use context::{Context, NoGpu, gpus};
+pub use context::{Context, GpuError, gpus};
+pub use device_assignment::check_gpus;
 pub use driver::CudaError;
+pub use exit::exit_now;
 pub use factory::{CudaFactory, CudaOptions};
-pub use leave::leave;
 pub use libraries::{Libraries, Library, MissingLibraries};
-pub use places::room;
 
-use super::abort::{Abort, Failure, FailureKind, Stop};
-use super::cpu::Delays;
 use super::{Command, Device, GraphId, Pass, Region, TaskTimes};
-use crate::operand::{Hyper, RawRange};
-use bodies::Bodies;
+use crate::base::abort::Abort;
+use crate::base::delay::Delays;
+use crate::base::failure::{Failure, FailureKind, Stop};
+use crate::base::operand::{Hyper, RawRange};
 use collectives::Collectives;
 use cudarc::driver::sys;
 use driver::{CudaError as Error, Event, RawStream, check};
-use guard::Guard;
+use driver_watchdog::DriverWatchdog;
+use helper_kernels::{HelperKernels, SUMS};
+use kernels::KernelLauncher;
 use memory::{Arena, Pinned};
 use record::Recorder;
 use shardlab_plan::ir::{DType, EventId, InstrId, StreamId};
@@ -53,9 +55,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
-use support::{SUMS, Support};
 
-/// Device memory of the device's own: settings of the step, words of the NaN check, partial sums by stream.
+// Layout of the scratch memory: settings of the step, words of the NaN check, partial sums by
+// stream.
 const NAN_AT: u64 = 256;
 const SUMS_AT: u64 = 512;
 
@@ -63,11 +65,54 @@ const SUMS_AT: u64 = 512;
 struct Captured {
     shape: graph::Shape,
     exec: graph::Exec,
-    /// Where a pass records times, the commands are enqueued one by one.
+    /// Commands of the scope, which are enqueued one by one if a pass records times.
     commands: Vec<(StreamId, Command)>,
-    /// By other stream: what was issued there before; then the graph itself.
+    /// By other stream: marks the work before the graph, which the graph waits for.
     before: Vec<Event>,
+    /// Marks the end of the graph, which the other streams wait for.
     after: Event,
+}
+
+/// Debugging aids and injected faults.
+struct Diagnostics {
+    /// Synchronize after every command, to find the one that fails.
+    sync: bool,
+    nan_check: bool,
+    /// Instruction whose task fails.
+    crash: Option<InstrId>,
+    /// Random delays, by stream.
+    delays: Vec<Option<Delays>>,
+    /// Ranges for profilers.
+    ranges: Option<nvtx::Ranges>,
+}
+
+/// Measurement of task times.
+struct Recording {
+    /// Whether the current pass records times.
+    enabled: bool,
+    /// Whether the current pass replays graphs as individual commands.
+    replay_as_instructions: bool,
+    /// Whether times are CUPTI's.
+    cupti: bool,
+    recorder: Option<Recorder>,
+    /// Source of the times of the last recorded pass.
+    source: Option<&'static str>,
+    /// Bytes in use on the GPU before the first recorded pass: the memory of records is not the
+    /// program's.
+    bytes_before: Option<u64>,
+}
+
+/// What commands are enqueued on. Fields are dropped in order.
+struct Queues {
+    events: Vec<Event>,
+    streams: Vec<RawStream>,
+    /// Scalars that the device writes for the host.
+    slots: Pinned,
+    staging: Staging,
+    /// Events in the order in which this pass recorded them.
+    recorded: Vec<EventId>,
+    /// Number of `recorded` events that are known to have completed.
+    completed: usize,
 }
 
 /// One rank on one GPU. See the module documentation.
@@ -76,37 +121,17 @@ pub struct CudaDevice {
     program: Arc<Program>,
     abort: Arc<Abort>,
     epoch: Instant,
-    /// Synchronise after every command, to learn which one fails.
-    sync: bool,
-    nan_check: bool,
-    crash: Option<InstrId>,
-    delays: Vec<Option<Delays>>,
-    ranges: Option<nvtx::Ranges>,
-    /// The pass records times.
-    recording: bool,
-    /// The pass issues what was captured one by one.
-    singly: bool,
-    /// They are CUPTI's.
-    records: bool,
-    /// Bytes in use on the GPU before the first pass that was recorded: what records need is not the program's.
-    before_records: Option<u64>,
-    recorder: Option<Recorder>,
-    /// What the last recorded pass took its times with.
-    times_from: Option<&'static str>,
-    /// Events in the order in which they were recorded in this pass, and how many of them are known to be done.
-    marks: Vec<EventId>,
-    passed: usize,
-    // What follows is dropped in this order: what uses the context before it.
-    guard: Guard,
+    diagnostics: Diagnostics,
+    recording: Recording,
+    // The fields below are dropped in this order: users of the context before the context.
+    watchdog: DriverWatchdog,
     graphs: Vec<Option<Captured>>,
     collectives: Box<dyn Collectives>,
-    bodies: Bodies,
-    support: Support,
-    events: Vec<Event>,
-    streams: Vec<RawStream>,
-    slots: Pinned,
-    staging: Staging,
-    own: sys::CUdeviceptr,
+    kernels: KernelLauncher,
+    helpers: HelperKernels,
+    queues: Queues,
+    /// Device memory of the device's own; see [`NAN_AT`] and [`SUMS_AT`].
+    scratch: sys::CUdeviceptr,
     arena: Option<Arena>,
     context: Arc<Context>,
 }
@@ -131,17 +156,18 @@ impl CudaDevice {
         Stop::Aborted
     }
 
-    /// Ends collectives in flight; whether the library has come back from it. NCCL frees a communicator only when no graph is
-    /// left that has captured collectives of it, however it is told to: graphs go first. The driver keeps what is in flight of
-    /// them until it has ended.
-    fn cut(&mut self) -> bool {
+    /// Aborts collectives in flight. Returns whether the library has returned from it. NCCL frees a
+    /// communicator only once no graph is left that has captured its collectives, even when it is
+    /// aborted, so graphs are dropped first. The driver keeps their work in flight until it has
+    /// ended.
+    fn abort_collectives(&mut self) -> bool {
         self.graphs.fill_with(|| None);
         self.collectives.abort()
     }
 
-    /// A driver's error outside of any instruction.
-    fn broken(&self, e: &Error) -> Stop {
-        let hint = if self.sync {
+    /// Reports a driver error outside of any instruction.
+    fn driver_error(&self, e: &Error) -> Stop {
+        let hint = if self.diagnostics.sync {
             ""
         } else {
             " (kernel errors are asynchronous: SHARDLAB_CUDA_SYNC=1 names the instruction)"
@@ -151,58 +177,65 @@ impl CudaDevice {
     }
 
     fn slot_ptr(&self, slot: u32) -> *mut u32 {
-        self.slots.ptr().cast::<u32>().wrapping_add(slot as usize)
+        self.queues
+            .slots
+            .ptr()
+            .cast::<u32>()
+            .wrapping_add(slot as usize)
     }
 
     fn write_hyper(&mut self, hyper: &Hyper) -> Result<(), Error> {
-        let block = bodies::settings_block(hyper);
-        // SAFETY: so many bytes of numbers; the device is idle, so nothing reads the destination.
+        let block = kernels::settings_block(hyper);
+        // SAFETY: the length is that of the host's block; the device is idle, so nothing reads the
+        // destination.
         check("cuMemcpyHtoD", unsafe {
-            sys::cuMemcpyHtoD_v2(self.own, block.as_ptr().cast(), size_of_val(&block))
+            sys::cuMemcpyHtoD_v2(self.scratch, block.as_ptr().cast(), size_of_val(&block))
         })
     }
 
     fn start_pass(&mut self, pass: &Pass) -> Result<(), Error> {
         self.context.bind()?;
         self.write_hyper(&pass.hyper)?;
-        self.staging.begin(&pass.inputs);
-        self.marks.clear();
-        self.passed = 0;
+        self.queues.staging.begin(&pass.inputs);
+        self.queues.recorded.clear();
+        self.queues.completed = 0;
         for slot in 0..pass.slots {
             // SAFETY: a slot of pinned memory; the device is idle.
             unsafe { self.slot_ptr(slot).write_volatile(0) };
         }
-        if self.nan_check {
-            // SAFETY: two words of the device's own memory; the device is idle.
+        if self.diagnostics.nan_check {
+            // SAFETY: two words of the scratch memory; the device is idle.
             check("cuMemsetD8", unsafe {
-                sys::cuMemsetD8_v2(self.own + NAN_AT, 0, 8)
+                sys::cuMemsetD8_v2(self.scratch + NAN_AT, 0, 8)
             })?;
-            // SAFETY: likewise.
+            // SAFETY: as above.
             check("cuMemsetD8", unsafe {
-                sys::cuMemsetD8_v2(self.own + NAN_AT + 8, 0xff, 8)
+                sys::cuMemsetD8_v2(self.scratch + NAN_AT + 8, 0xff, 8)
             })?;
         }
-        // The host does not wait for memory to be written, nor do our streams for the stream that writes it.
+        // Neither the host nor this device's streams wait for the stream that fills the memory.
         // SAFETY: no conditions.
         check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })?;
-        self.recording = pass.record;
-        self.singly = pass.singly;
+        self.recording.enabled = pass.record;
+        self.recording.replay_as_instructions = pass.replay_as_instructions;
         if pass.record {
-            if self.recorder.is_none() {
-                self.before_records = self.context.memory().ok().map(|(free, total)| total - free);
-                let (streams, events) = (self.streams.len(), self.events.len());
-                self.recorder = Some(Recorder::new(streams, events, self.records));
+            if self.recording.recorder.is_none() {
+                self.recording.bytes_before =
+                    self.context.memory().ok().map(|(free, total)| total - free);
+                let (streams, events) = (self.queues.streams.len(), self.queues.events.len());
+                self.recording.recorder =
+                    Some(Recorder::new(streams, events, self.recording.cupti));
             }
-            let (epoch, stream) = (self.epoch, self.streams[0]);
-            if let Some(recorder) = &mut self.recorder {
+            let (epoch, stream) = (self.epoch, self.queues.streams[0]);
+            if let Some(recorder) = &mut self.recording.recorder {
                 recorder.begin(stream, || epoch.elapsed().as_nanos() as u64)?;
-                self.times_from = Some(recorder.source());
+                self.recording.source = Some(recorder.source());
             }
         }
         Ok(())
     }
 
-    /// What is there and not used, and why: libraries, cuDNN's kernels.
+    /// Returns libraries and cuDNN kernels that are present but unused, with the reasons.
     fn unused(&self) -> Vec<(&'static str, String)> {
         let libraries = Libraries::load(&[]).map_or(&[][..], Libraries::refused);
         let libraries: Vec<String> = libraries
@@ -211,23 +244,23 @@ impl CudaDevice {
             .collect();
         let all = [
             ("libraries", libraries.join("; ")),
-            ("cudnn", self.bodies.refused().join("; ")),
+            ("cudnn", self.kernels.refused().join("; ")),
         ];
         all.into_iter().filter(|(_, why)| !why.is_empty()).collect()
     }
 
-    /// What kernels left in the device's own memory.
-    fn look_for_trouble(&mut self) -> Result<(), Stop> {
-        if let Some(what) = self.bodies.fault() {
+    /// Checks what kernels report in the scratch memory: invalid inputs and NaN.
+    fn check_kernel_errors(&mut self) -> Result<(), Stop> {
+        if let Some(what) = self.kernels.input_error() {
             return Err(self.fail(FailureKind::Kernel, None, InstrId(u32::MAX), what));
         }
-        if self.nan_check {
+        if self.diagnostics.nan_check {
             let mut found = [0u64; 2];
             // SAFETY: two words; the device is idle.
             check("cuMemcpyDtoH", unsafe {
-                sys::cuMemcpyDtoH_v2(found.as_mut_ptr().cast(), self.own + NAN_AT, 16)
+                sys::cuMemcpyDtoH_v2(found.as_mut_ptr().cast(), self.scratch + NAN_AT, 16)
             })
-            .map_err(|e| self.broken(&e))?;
+            .map_err(|e| self.driver_error(&e))?;
             if found[0] != 0 {
                 let instr = InstrId((found[0] - 1) as u32);
                 let what = format!("element {} of an output is NaN", found[1]);
@@ -253,7 +286,7 @@ impl HostMemory {
 }
 
 impl CudaDevice {
-    /// Pinned memory beside the arena; none if the system refuses it.
+    /// Allocates pinned memory outside of the arena; `None` if the system refuses it.
     pub(crate) fn pinned(&self, bytes: usize) -> Option<HostMemory> {
         self.context.bind().ok()?;
         Pinned::new(&self.context, bytes)
@@ -273,7 +306,7 @@ impl Device for CudaDevice {
         Ok(())
     }
 
-    fn meet(&mut self) -> Result<(), String> {
+    fn register_memory(&mut self) -> Result<(), String> {
         self.context.bind().map_err(|e| e.to_string())?;
         match &self.arena {
             Some(arena) => self.collectives.register(&arena.ranges()),
@@ -289,9 +322,9 @@ impl Device for CudaDevice {
     }
 
     fn begin(&mut self, pass: Pass) -> Result<(), Stop> {
-        self.context.bind().map_err(|e| self.broken(&e))?;
+        self.context.bind().map_err(|e| self.driver_error(&e))?;
         self.idle()?;
-        self.start_pass(&pass).map_err(|e| self.broken(&e))
+        self.start_pass(&pass).map_err(|e| self.driver_error(&e))
     }
 
     fn submit(&mut self, stream: StreamId, command: Command, task: u32) -> Result<(), Stop> {
@@ -319,26 +352,27 @@ impl Device for CudaDevice {
     }
 
     fn idle(&mut self) -> Result<(), Stop> {
-        if let Some(ranges) = &mut self.ranges {
+        if let Some(ranges) = &mut self.diagnostics.ranges {
             ranges.close();
         }
         self.wait_for_streams()?;
-        self.look_for_trouble()
+        self.check_kernel_errors()
     }
 
     fn is_busy(&mut self) -> bool {
         self.busy_stream().is_ok_and(|s| s.is_some())
     }
 
-    fn cease(&mut self) -> bool {
-        // Nothing can be done about errors here.
+    fn shutdown(&mut self) -> bool {
+        // Errors cannot be handled here.
         let _ = self.context.bind();
         // Work in flight may wait for ranks that are gone.
-        self.cut() && self.wait_briefly()
+        self.abort_collectives() && self.wait_briefly()
     }
 
     fn slot(&self, slot: u32) -> f32 {
-        // SAFETY: a word of pinned memory, which the device writes and the host reads; both are whole words.
+        // SAFETY: a word of pinned memory, which the device writes and the host reads; both are
+        // whole words.
         let word = unsafe { AtomicU32::from_ptr(self.slot_ptr(slot)) };
         f32::from_bits(word.load(Ordering::Acquire))
     }
@@ -348,7 +382,7 @@ impl Device for CudaDevice {
     }
 
     fn times(&mut self) -> Vec<TaskTimes> {
-        let Some(recorder) = &mut self.recorder else {
+        let Some(recorder) = &mut self.recording.recorder else {
             return Vec::new();
         };
         match recorder.times() {
@@ -363,7 +397,8 @@ impl Device for CudaDevice {
     fn read(&self, range: RawRange) -> Vec<u8> {
         let mut data = vec![0; range.bytes];
         let done = self.context.bind().and_then(|()| {
-            // SAFETY: the range is backed memory by the caller's promise; the buffer has its length.
+            // SAFETY: by the caller's contract, the range is backed memory; the buffer has its
+            // length.
             check("cuMemcpyDtoH", unsafe {
                 sys::cuMemcpyDtoH_v2(
                     data.as_mut_ptr().cast(),
@@ -373,7 +408,7 @@ impl Device for CudaDevice {
             })
         });
         if let Err(e) = done {
-            self.broken(&e);
+            self.driver_error(&e);
         }
         data
     }
@@ -381,13 +416,14 @@ impl Device for CudaDevice {
     fn write(&mut self, range: RawRange, data: &[u8]) {
         assert_eq!(range.bytes, data.len(), "host data have the range's length");
         let done = self.context.bind().and_then(|()| {
-            // SAFETY: the range is backed memory by the caller's promise; the data have its length.
+            // SAFETY: by the caller's contract, the range is backed memory; the data have its
+            // length.
             check("cuMemcpyHtoD", unsafe {
                 sys::cuMemcpyHtoD_v2(range.ptr.addr() as u64, data.as_ptr().cast(), range.bytes)
             })
         });
         if let Err(e) = done {
-            self.broken(&e);
+            self.driver_error(&e);
         }
     }
 
@@ -396,10 +432,14 @@ impl Device for CudaDevice {
     }
 
     fn facts(&mut self) -> BTreeMap<String, String> {
-        let mut facts = self.bodies.facts();
+        let mut facts = self.kernels.facts();
         facts.extend(self.collectives.facts());
         facts.extend(factory::facts(&self.context));
-        facts.extend(self.times_from.map(|s| ("times".to_owned(), s.to_owned())));
+        facts.extend(
+            self.recording
+                .source
+                .map(|s| ("times".to_owned(), s.to_owned())),
+        );
         let unused = self.unused().into_iter();
         facts.extend(unused.map(|(what, why)| (format!("{what}.refused"), why)));
         if let Some(arena) = &self.arena {
@@ -415,25 +455,25 @@ impl Device for CudaDevice {
 
     fn device_bytes(&mut self) -> Option<Bytes> {
         let used = || self.context.memory().ok().map(|(free, total)| total - free);
-        self.before_records.or_else(used).map(Bytes)
+        self.recording.bytes_before.or_else(used).map(Bytes)
     }
 }
 
 impl Drop for CudaDevice {
     fn drop(&mut self) {
-        // Nothing can be done about errors here.
+        // Errors cannot be handled here.
         let _ = self.context.bind();
         if self.is_busy() {
             self.abort.stop();
-            // Whoever could do without the drop has asked before.
-            let _ = self.cease();
+            // A caller that must not drop a busy device has called `shutdown` before.
+            let _ = self.shutdown();
         }
         self.graphs.clear();
-        for s in &self.streams {
-            // SAFETY: made for this device, used no more.
+        for s in &self.queues.streams {
+            // SAFETY: created for this device, and no longer used.
             let _ = unsafe { sys::cuStreamDestroy_v2(s.0) };
         }
-        // SAFETY: allocated when the device was made, used no more.
-        let _ = unsafe { sys::cuMemFree_v2(self.own) };
+        // SAFETY: allocated when the device was created, and no longer used.
+        let _ = unsafe { sys::cuMemFree_v2(self.scratch) };
     }
 }

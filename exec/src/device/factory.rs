@@ -1,49 +1,51 @@
-//! What makes the devices of a session's ranks.
+//! Creation of the devices of a session's ranks.
 
 use super::Device;
-use super::abort::Abort;
-use super::cpu::{CpuDevice, CpuWorld, Launcher, launch};
-use crate::engine::{ExecOptions, World};
+use super::cpu::{CpuDevice, CpuOptions, CpuWorld, Launcher, launch};
+use crate::base::abort::Abort;
+use crate::base::options::ExecOptions;
+use crate::process::World;
 use shardlab_plan::Program;
 use std::sync::Arc;
 
-/// What devices are made for.
+/// Inputs of device creation.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// The program that they will perform.
+    /// Program that the devices will run.
     pub program: Arc<Program>,
     /// Options of the session.
     pub options: Arc<ExecOptions>,
-    /// Where devices report failures, and hear of those of others: every wait of a device ends when it is set.
+    /// Where devices report failures and learn of those of other devices: it ends every wait of a
+    /// device.
     pub abort: Arc<Abort>,
-    /// Ranks of this process and the way to the others, by which devices agree on communicators.
+    /// Ranks of this process, and the process group in which devices agree on communicators.
     pub world: World,
-    /// Number of the session among those of the run: equal on all processes, and part of the keys by which devices find
-    /// one another.
+    /// Index of the session in the run: equal on all processes, and part of the keys that devices
+    /// use in the process group.
     pub session: u32,
 }
 
-/// Makes the devices of the ranks that a process performs.
+/// Creates the devices of the ranks of a process.
 pub trait DeviceFactory {
-    /// Kind of device.
+    /// Type of the devices.
     type Device: Device;
 
-    /// One device for each rank of [`World::local`], in order. Called once, by every process of the world at the same
-    /// time, so devices may wait for one another here.
+    /// Creates one device for each rank of [`World::local`], in order. Called once, by every
+    /// process of the world at the same time, so devices may wait for one another.
     ///
     /// # Errors
-    /// In words: what is missing, and where it was looked for.
+    /// A message: what is missing, and where it was searched.
     fn devices(&self, setup: &Setup) -> Result<Vec<Self::Device>, String>;
 }
 
-/// The CPU: ranks are threads (or, slowly, processes), streams are threads of theirs.
+/// Creates CPU devices: ranks are threads (or, slowly, processes), and each stream is a thread.
 #[derive(Clone, Copy, Debug)]
 pub struct CpuFactory {
     launcher: Launcher,
 }
 
 impl CpuFactory {
-    /// With kernels from elsewhere.
+    /// Uses `launcher` instead of the crate's kernels.
     #[must_use]
     pub fn with_launcher(launcher: Launcher) -> Self {
         Self { launcher }
@@ -64,9 +66,9 @@ impl DeviceFactory for CpuFactory {
         let world = if setup.world.local().len() as u32 == setup.world.size() {
             CpuWorld::new(program, abort)
         } else {
-            CpuWorld::of_process(program, abort, setup.world.peers())
+            CpuWorld::of_process(program, abort, setup.world.process_group())
         };
-        let cpu = setup.options.cpu();
+        let cpu = CpuOptions::from(&*setup.options);
         setup
             .world
             .local()

@@ -1,13 +1,13 @@
-//! A device that does nothing: what remains is the interpreter's own cost.
+//! A device that does nothing, to measure the interpreter's own cost.
 
 use super::{Command, Device, FailureKind, GraphId, Pass, Region, Stop, TaskTimes};
-use crate::operand::RawRange;
+use crate::base::operand::RawRange;
 use shardlab_plan::ir::{EventId, InstrId, StreamId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
-/// Takes every command and performs none; counts them.
+/// Counts commands and ignores them.
 #[derive(Debug)]
 pub struct NullDevice {
     epoch: Instant,
@@ -16,12 +16,12 @@ pub struct NullDevice {
     pub commands: u64,
     /// Addresses from here on have no memory.
     pub memory_end: u64,
-    /// Passes so far that were to be issued one by one.
-    pub singly: Arc<AtomicU32>,
-    /// Why it refuses memory, if it does.
+    /// Number of passes that replay graphs as individual launches.
+    pub replay_as_instructions: Arc<AtomicU32>,
+    /// Reason why it refuses memory, if it does.
     pub refuses: Option<String>,
-    /// What [`Device::cease`] answers.
-    pub ceases: bool,
+    /// Result of [`Device::shutdown`].
+    pub shuts_down: bool,
 }
 
 impl Default for NullDevice {
@@ -31,9 +31,9 @@ impl Default for NullDevice {
             graphs: Vec::new(),
             commands: 0,
             memory_end: u64::MAX,
-            singly: Arc::default(),
+            replay_as_instructions: Arc::default(),
             refuses: None,
-            ceases: true,
+            shuts_down: true,
         }
     }
 }
@@ -52,13 +52,13 @@ impl Device for NullDevice {
             let what = format!("no memory at {address:#x}");
             return Err((FailureKind::OutOfMemory, what));
         }
-        // Nobody looks behind it.
+        // The pointer is never dereferenced.
         Ok(Some(std::ptr::without_provenance_mut(address as usize)))
     }
 
     fn begin(&mut self, pass: Pass) -> Result<(), Stop> {
-        self.singly
-            .fetch_add(u32::from(pass.singly), Ordering::Relaxed);
+        self.replay_as_instructions
+            .fetch_add(u32::from(pass.replay_as_instructions), Ordering::Relaxed);
         Ok(())
     }
 
@@ -90,8 +90,8 @@ impl Device for NullDevice {
         false
     }
 
-    fn cease(&mut self) -> bool {
-        self.ceases
+    fn shutdown(&mut self) -> bool {
+        self.shuts_down
     }
 
     fn slot(&self, _: u32) -> f32 {

@@ -3,20 +3,20 @@
 use crate::device::Failure;
 use std::fmt::Write as _;
 
-/// Why a session could not be made or a step not be performed.
+/// Why a session could not be created or a step failed.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExecError {
-    /// The program asks for something that no device can do.
+    /// The program cannot run on any device.
     #[error("the program cannot be executed: {0}")]
     Program(String),
     /// Inputs or accesses to buffers that do not fit the program.
     #[error("{0}")]
     Input(String),
-    /// Threads or memory of the device.
+    /// Threads or memory of the device are unavailable.
     #[error("device: {0}")]
     Device(String),
-    /// The processes of the run did not come together.
+    /// The processes of the run could not communicate.
     #[error(transparent)]
     Peers(crate::process::PeerError),
     /// A rank failed; every rank has stopped.
@@ -24,12 +24,12 @@ pub enum ExecError {
     Failed {
         /// The first failure.
         first: Box<Failure>,
-        /// What each rank says, by rank: its own failure, or that it was stopped by the first one.
+        /// By rank: its own failure, or that it was stopped by the first one.
         ranks: Vec<String>,
     },
 }
 
-/// The first failure, and a line for each rank that does not repeat it.
+/// Formats the first failure, and a line for each rank that does not repeat it.
 fn failed(first: &Failure, ranks: &[String]) -> String {
     let mut text = first.to_string();
     let cause = without_rank(&text, first.rank as usize).to_owned();
@@ -43,7 +43,7 @@ fn failed(first: &Failure, ranks: &[String]) -> String {
     text
 }
 
-/// What a rank says, without its own number in front.
+/// Returns a rank's message without the rank's number at its start.
 fn without_rank(line: &str, rank: usize) -> &str {
     let rest = line.strip_prefix(&format!("rank {rank}"));
     let rest = rest.and_then(|r| r.strip_prefix(": ").or_else(|| r.strip_prefix(", ")));
@@ -51,7 +51,7 @@ fn without_rank(line: &str, rank: usize) -> &str {
 }
 
 impl ExecError {
-    /// From everything that was reported, the first failure first.
+    /// Creates the error from all failures, the first one first.
     pub(crate) fn from_failures(failures: Vec<Failure>, world: u32) -> Self {
         let Some(first) = failures.first().cloned() else {
             return Self::Device("a rank stopped without a reason".to_owned());
@@ -70,7 +70,7 @@ impl ExecError {
         }
     }
 
-    /// The first failure of a step.
+    /// Returns the first failure of a step.
     #[must_use]
     pub fn first(&self) -> Option<&Failure> {
         match self {
@@ -86,7 +86,7 @@ mod tests {
     use crate::device::FailureKind;
 
     #[test]
-    fn a_failure_is_told_once() {
+    fn a_failure_is_reported_once() {
         let failure = |rank, message: &str| Failure {
             kind: FailureKind::OutOfMemory,
             rank,

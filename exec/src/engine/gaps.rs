@@ -4,10 +4,11 @@ use shardlab_plan::ir::COMPUTE;
 use shardlab_plan::record::{Blocker, Cause, ExposedGap, Span};
 use shardlab_plan::units::Picos;
 
-/// Shorter gaps are the queue's own cost.
-const LEAST: u64 = 5_000_000;
+/// Gaps shorter than this, in nanoseconds, are the queue's own cost.
+const MIN_GAP: u64 = 5_000_000;
 
-/// Gaps of the compute stream between `from` and `to`. `input` says when a span's input was there, by the span's index.
+/// Returns the gaps of the compute stream between `from` and `to`. `input` returns when the input
+/// of a span, by index, was ready.
 pub(super) fn find(
     spans: &[Span],
     from: Picos,
@@ -17,12 +18,12 @@ pub(super) fn find(
     let mut gaps = Vec::new();
     let mut free = from;
     for span in spans.iter().filter(|s| s.stream == COMPUTE) {
-        if span.start.0 > free.0 + LEAST {
+        if span.start.0 > free.0 + MIN_GAP {
             gaps.push(explain(spans, span, free, input));
         }
         free = free.max(span.end);
     }
-    if !spans.is_empty() && to.0 > free.0 + LEAST {
+    if !spans.is_empty() && to.0 > free.0 + MIN_GAP {
         gaps.push(ExposedGap {
             start: free,
             end: to,
@@ -33,7 +34,7 @@ pub(super) fn find(
     gaps
 }
 
-/// Why `span` did not start at `free`.
+/// Explains why `span` did not start at `free`.
 fn explain(spans: &[Span], span: &Span, free: Picos, input: &dyn Fn(u32) -> Picos) -> ExposedGap {
     let gap = |cause, waited_for| ExposedGap {
         start: free,
@@ -44,23 +45,25 @@ fn explain(spans: &[Span], span: &Span, free: Picos, input: &dyn Fn(u32) -> Pico
     match span.blocker {
         Blocker::Event(i) => match spans.get(i as usize) {
             Some(w) if w.blocker == Blocker::Rank => gap(Cause::Straggler, Some(i)),
-            // It was late only if neither its input nor the queue explains when it began.
-            Some(w) if w.start.0 > free.max(input(i)).0 + LEAST => gap(Cause::Gate, Some(i)),
+            // It started late only if neither its input nor the queue explains the time.
+            Some(w) if w.start.0 > free.max(input(i)).0 + MIN_GAP => gap(Cause::Gate, Some(i)),
             _ => gap(Cause::Wire, Some(i)),
         },
         Blocker::Rank => gap(Cause::Straggler, None),
-        // It had been issued, and nothing was before it: what ran on other streams had the device.
-        Blocker::Stream(_) if spans.iter().any(|s| beside(s, free, span.start)) => {
+        // It had been issued, and nothing preceded it on its stream: work on other streams occupied
+        // the device.
+        Blocker::Stream(_) if spans.iter().any(|s| overlaps(s, free, span.start)) => {
             gap(Cause::Contention, None)
         }
         _ => gap(Cause::Host, None),
     }
 }
 
-/// Whether a task of another stream ran between two times, for longer than the queue's own cost.
-fn beside(span: &Span, from: Picos, to: Picos) -> bool {
+/// Returns whether a task of another stream ran between two times for longer than the queue's own
+/// cost.
+fn overlaps(span: &Span, from: Picos, to: Picos) -> bool {
     let (start, end) = (span.start.max(from), span.end.min(to));
-    span.stream != COMPUTE && end.0 > start.0 + LEAST
+    span.stream != COMPUTE && end.0 > start.0 + MIN_GAP
 }
 
 #[cfg(test)]
@@ -91,12 +94,14 @@ mod tests {
             span(1, 60, 80, Blocker::Stream(1)),
             span(0, 80, 90, Blocker::Event(3)),
             span(0, 100, 110, Blocker::Host),
-            // Behind what the kernel before computed, as soon as the queue can; then one whose input came from elsewhere.
+            // After the previous kernel, as soon as the queue allows; then one whose input came
+            // from another stream.
             span(1, 113, 120, Blocker::Event(5)),
             span(0, 120, 125, Blocker::Event(6)),
             span(1, 140, 150, Blocker::Host),
             span(0, 150, 155, Blocker::Event(8)),
-            // Issued long before, behind what has just ended: beside a kernel of another stream that holds the device, and beside none.
+            // Issued long before, after a task that has just ended: once while a kernel of another
+            // stream occupies the device, and once while none does.
             span(1, 152, 164, Blocker::Host),
             span(0, 165, 170, Blocker::Stream(9)),
             span(0, 178, 180, Blocker::Stream(11)),

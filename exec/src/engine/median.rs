@@ -1,4 +1,4 @@
-//! The median of a growing series.
+//! Running median of a series.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -23,14 +23,15 @@ impl<T: Ord + Copy> Median<T> {
     /// Adds a value.
     pub(super) fn add(&mut self, value: T) {
         self.low.push(value);
-        // The largest of the low half belongs to the high half, which may not become the larger one.
+        // The largest value of the low half moves to the high half, which must not become the
+        // larger one.
         self.high.extend(self.low.pop().map(Reverse));
         if self.high.len() > self.low.len() {
             self.low.extend(self.high.pop().map(|Reverse(value)| value));
         }
     }
 
-    /// Returns the median, of an even number of values the lower one in the middle; `None` of no values.
+    /// Returns the median, or the lower of the two middle values; `None` if there are no values.
     pub(super) fn get(&self) -> Option<T> {
         self.low.peek().copied()
     }

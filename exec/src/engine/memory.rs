@@ -1,13 +1,13 @@
-//! Memory of a rank over the passes of a run, with the figures that a run reports.
+//! Memory of a rank over the passes of a run, with the numbers that a run reports.
 //!
-//! The allocators are those of `sim`, and so is the accounting: figures must agree to the byte.
+//! Allocators and accounting are those of `sim`: the numbers must agree to the byte.
 
 use shardlab_plan::ir::{BufferId, InstrId, Role};
 use shardlab_plan::memory::{AllocError, Counters, Memory};
 use shardlab_plan::program::Program;
 use shardlab_plan::units::Bytes;
 
-/// What a pass did to memory.
+/// Memory statistics of a pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PassMemory {
     pub(crate) peak_allocated: Bytes,
@@ -15,11 +15,11 @@ pub(crate) struct PassMemory {
     pub(crate) end_allocated: Bytes,
 }
 
-/// The peak of a run and what was allocated then.
+/// Peak of a run, and what was allocated at that time.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RunPeak {
     pub(crate) allocated: u64,
-    /// Pass, step and instruction.
+    /// Pass of the peak.
     pub(crate) pass: usize,
     pub(crate) step: u32,
     pub(crate) instr: InstrId,
@@ -36,7 +36,7 @@ pub(crate) struct RankMemory {
     by_unit: Vec<u64>,
     counters: Counters,
     pub(crate) peak: RunPeak,
-    /// The peak's composition is not copied yet.
+    /// Whether the composition of the peak has not been copied yet.
     fresh: bool,
     pub(crate) peak_reserved: Bytes,
     pass: PassMemory,
@@ -64,7 +64,7 @@ impl RankMemory {
         }
     }
 
-    /// A pass starts; `step` counts finished training steps.
+    /// Begins a pass; `step` counts finished training steps.
     pub(crate) fn begin(&mut self, step: u32) {
         self.step = step;
         self.pass = PassMemory {
@@ -74,7 +74,7 @@ impl RankMemory {
         };
     }
 
-    /// It ends.
+    /// Ends the pass.
     pub(crate) fn end(&mut self) -> PassMemory {
         self.snapshot();
         self.peak_reserved = self.peak_reserved.max(self.pass.peak_reserved);
@@ -83,7 +83,7 @@ impl RankMemory {
         self.pass
     }
 
-    /// Takes memory for a buffer; its address.
+    /// Allocates a buffer. Returns its address.
     pub(crate) fn alloc(
         &mut self,
         program: &Program,
@@ -94,7 +94,8 @@ impl RankMemory {
         let address = self.memory.alloc(program, id)?;
         let now = self.memory.counters();
         let (role, unit) = self.owner(program, id);
-        // A double buffer's copies stay allocated when nobody uses them: they remain with their first user.
+        // The copies of a double buffer stay allocated while they are unused: they are attributed
+        // to their first user.
         let bytes = now.allocated.0.saturating_sub(self.counters.allocated.0);
         self.live[role] += bytes;
         self.by_unit[unit] += bytes;
@@ -103,7 +104,7 @@ impl RankMemory {
         Ok(address)
     }
 
-    /// Gives a buffer back. False if it is not live.
+    /// Frees a buffer. Returns whether it was live.
     pub(crate) fn free(
         &mut self,
         program: &Program,
@@ -132,7 +133,7 @@ impl RankMemory {
 
     fn update(&mut self, instr: InstrId, time: u64) {
         let now = self.counters;
-        // An equal peak of a later pass replaces an earlier one: what repeats matters more.
+        // An equal peak of a later pass replaces an earlier one, since repeated peaks matter more.
         let again = now.allocated.0 == self.peak.allocated && self.passes > self.peak.pass;
         if now.allocated.0 > self.peak.allocated || again {
             self.peak.allocated = now.allocated.0;
@@ -146,7 +147,7 @@ impl RankMemory {
         self.pass.peak_reserved = self.pass.peak_reserved.max(now.reserved);
     }
 
-    /// Keeps the composition of a peak before memory shrinks again.
+    /// Copies the composition of a peak before memory shrinks.
     fn snapshot(&mut self) {
         if std::mem::take(&mut self.fresh) {
             self.peak.by_role = self.live;
@@ -158,13 +159,13 @@ impl RankMemory {
         self.counters
     }
 
-    /// What is alive now, by role, largest first.
+    /// Returns the live bytes by role, largest first.
     pub(crate) fn by_role(&self) -> Vec<(Role, Bytes)> {
         by_role(&self.live)
     }
 }
 
-/// What a step needs at its peak, in words, by a dry run.
+/// Describes the memory that a step needs at its peak, from a dry run.
 pub(crate) fn needs(program: &Program) -> String {
     use shardlab_plan::program::{Op, SectionKind};
     let mut memory = RankMemory::new(program, None);
@@ -175,7 +176,7 @@ pub(crate) fn needs(program: &Program) -> String {
         memory.begin(0);
         for id in section.instrs.clone().map(InstrId) {
             match program.instrs[id.index()].op {
-                // A dry run without a limit is refused nothing.
+                // Without a limit, a dry run cannot run out of memory.
                 Op::Alloc(b) => {
                     let _ = memory.alloc(program, b, id, 0);
                 }
@@ -196,7 +197,7 @@ pub(crate) fn needs(program: &Program) -> String {
     format!("the peak of a step is {total}: {}", words.join(", "))
 }
 
-/// Roles with bytes, largest first.
+/// Returns roles with bytes, largest first.
 pub(crate) fn by_role(live: &[u64; Role::ALL.len()]) -> Vec<(Role, Bytes)> {
     let mut roles: Vec<(Role, Bytes)> = Role::ALL
         .iter()

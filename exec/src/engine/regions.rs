@@ -1,7 +1,8 @@
-//! Which allocator addresses need memory behind them.
+//! Determines which allocator addresses need memory.
 //!
-//! Allocations follow from the program alone, so a dry run tells every address that a run will use. Allocators spread
-//! their regions over a huge address space; each region becomes one piece of real memory with room to grow.
+//! Allocations follow from the program alone, so a dry run finds every address that a run will use.
+//! Allocators spread their regions over a large address space; each region is backed by one range
+//! of memory with room to grow.
 
 use crate::device::Region;
 use shardlab_plan::memory::Memory;
@@ -9,13 +10,14 @@ use shardlab_plan::program::{Op, Program, SectionKind};
 use shardlab_plan::units::Bytes;
 
 const MIB: u64 = 1 << 20;
-/// Ranges closer than this share a region.
+/// Ranges closer than this, in bytes, share a region.
 const JOIN: u64 = 32 * MIB;
-/// Room at a region's end, beside a quarter of its size. Untouched pages cost nothing.
+/// Bytes to grow at the end of a region, in addition to a quarter of its size. Untouched pages cost
+/// nothing.
 const ROOM: u64 = 64 * MIB;
 const PAGE: u64 = 4096;
 
-/// Passes of the dry run: until steady steps repeat, with validation in several places.
+/// Passes of the dry run: until steady steps repeat, with validation at several places.
 const PASSES: [SectionKind; 13] = {
     use SectionKind::{First, Init, Steady, Validation};
     [
@@ -24,7 +26,8 @@ const PASSES: [SectionKind; 13] = {
     ]
 };
 
-/// Regions of a program, ascending and disjoint. With a capacity that does not suffice they end where it was reached.
+/// Returns the regions of a program, ascending and disjoint. If the capacity is insufficient, they
+/// end where it is reached.
 pub(crate) fn regions(program: &Program, capacity: Option<Bytes>) -> Vec<Region> {
     let mut ranges = Vec::new();
     let mut memory = Memory::new(program, capacity);
@@ -100,7 +103,7 @@ mod tests {
             (23 * MIB, 24 * MIB),
         ]);
         assert_eq!(r.len(), 2);
-        // Two mebibytes are touched: the second range lies within the first, and the gap is nobody's.
+        // Two mebibytes are used: the second range is within the first, and the gap is unused.
         assert_eq!((r[0].addresses.start, r[0].used), (20 * MIB, 2 * MIB));
         assert_eq!(r[0].addresses.end, 24 * MIB + MIB + ROOM);
         assert_eq!((r[1].addresses.start, r[1].used), (far, 512));
@@ -113,7 +116,8 @@ mod tests {
         assert_eq!(r[0].addresses, 0..140 * MIB);
     }
 
-    /// A device that backs what is touched takes what a prediction says that allocators reserve.
+    /// A device that backs the used addresses takes the memory that a prediction says allocators
+    /// reserve.
     #[test]
     fn what_is_backed_is_what_is_reserved() {
         const GRANULE: u64 = 2 * MIB;

@@ -1,12 +1,11 @@
-//! From pass reports to step results and the run.
+//! Conversion of pass reports to step results and to the run.
 
-use super::exchange::RankPass;
 use super::gaps;
 use super::median::Median;
 use super::memory::{RankMemory, by_role};
-use super::options::ExecOptions;
-use super::rank::PassReport;
-use super::session::StepResult;
+use super::pass::{PassReport, RankPass};
+use super::step::StepResult;
+use crate::base::options::ExecOptions;
 use shardlab_plan::ir::InstrId;
 use shardlab_plan::program::{Op, Program, SectionKind};
 use shardlab_plan::record::{
@@ -16,22 +15,22 @@ use shardlab_plan::record::{
 use shardlab_plan::units::{Bytes, Picos};
 use std::collections::BTreeMap;
 
-/// A wait for other ranks shorter than this is the rendezvous itself.
+/// A wait for other ranks that is shorter than this, in nanoseconds, is the rendezvous itself.
 const RANK_WAIT: u64 = 20_000;
 
-/// What a session remembers.
+/// History of a session.
 #[derive(Debug, Default)]
 pub(crate) struct Log {
     steps: Vec<StepRecord>,
     /// Durations of steady steps.
     samples: Vec<Picos>,
-    /// Likewise, of those that were recorded.
+    /// Durations of steady steps that were recorded.
     recorded_samples: Vec<Picos>,
     losses: Vec<f64>,
     grad_norms: Vec<f64>,
-    /// Medians of both.
+    /// Medians of `samples` and `recorded_samples`.
     medians: [Median<Picos>; 2],
-    /// The recorded step that is kept: of steady ones one that is near the median.
+    /// Spans of the recorded step that is kept: a steady step near the median, if there is one.
     spans: Vec<Span>,
     timeline: Vec<MemorySample>,
     recorded: Option<StepRecord>,
@@ -39,7 +38,7 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// Adds a pass: reports of this process's ranks, and what is known of all ranks, both in rank order.
+    /// Adds a pass: reports of this process's ranks, and results of all ranks, both in rank order.
     pub(crate) fn add(
         &mut self,
         program: &Program,
@@ -52,7 +51,7 @@ impl Log {
         let loss = all.iter().sum::<f64>() / all.len().max(1) as f64;
         let start = reports.iter().map(|r| r.start).min().unwrap_or(0);
         let end = reports.iter().map(|r| r.end).max().unwrap_or(0);
-        // Other processes have other clocks: of theirs only durations are known.
+        // Other processes have other clocks, so only their durations are known.
         let slowest = world.iter().map(|r| r.duration).max().unwrap_or(0);
         let end = end.max(start + slowest);
         let first = &reports[0];
@@ -106,8 +105,8 @@ impl Log {
 }
 
 impl Log {
-    /// Whether a recorded step is to be kept instead of the one so far: if it is as near to the median of the steps that were not
-    /// recorded (of all steps, where all are recorded) as that one.
+    /// Returns whether a recorded step replaces the one that is kept: it must be at least as close
+    /// to the median of unrecorded steps (or of all steps, if all are recorded).
     fn is_more_typical(&self, step: &StepRecord) -> bool {
         let steady = |r: &StepRecord| r.section == SectionKind::Steady;
         let Some(kept) = self.recorded.as_ref().filter(|kept| steady(kept)) else {
@@ -119,8 +118,8 @@ impl Log {
         off(step) <= off(kept)
     }
 
-    /// Leaves the durations that a run reports: recorded steps count where recording costs nothing, or where there are no
-    /// others.
+    /// Selects step durations: includes recorded steps only if recording is free or nothing else
+    /// exists.
     pub(crate) fn timed(mut self, freely: bool) -> Self {
         if freely || self.samples.is_empty() {
             self.samples.append(&mut self.recorded_samples);
@@ -129,7 +128,7 @@ impl Log {
     }
 }
 
-/// Spans in issue order.
+/// Returns the spans in issue order.
 fn spans(program: &Program, report: &PassReport) -> Vec<Span> {
     let mut times = report.times.clone();
     times.sort_unstable_by_key(|t| t.task);
@@ -138,12 +137,14 @@ fn spans(program: &Program, report: &PassReport) -> Vec<Span> {
     for (task, t) in report.tasks.iter().zip(&times) {
         debug_assert_eq!(task.number, t.task);
         let before = last_of_stream.insert(task.stream.0, t.task);
-        // Only collectives wait for ranks; a kernel or a copy that starts late has waited for room on the device.
+        // Only collectives wait for ranks; a kernel or a copy that starts late has waited for a
+        // free device.
         let collective = matches!(program.instrs[task.instr.index()].op, Op::Collective { .. });
         let blocker = if collective && t.start > t.free + RANK_WAIT {
             Blocker::Rank
         } else {
-            // The latest of: issue, the end of the stream's last task, the wait for an event.
+            // The latest of: the issue, the end of the stream's previous task, the wait for an
+            // event.
             let stream = before.map(|b| (out[b as usize].end.0 / 1000, Blocker::Stream(b)));
             let event = t.waited.and_then(|(e, at)| {
                 let behind = *report.behind.get(&e)?;
@@ -169,7 +170,7 @@ fn spans(program: &Program, report: &PassReport) -> Vec<Span> {
     out
 }
 
-/// The run of a session.
+/// Creates the run of a session.
 pub(crate) fn run(
     program: &Program,
     options: &ExecOptions,
@@ -295,13 +296,13 @@ fn report(program: &Program, options: &ExecOptions, m: &RankMemory, log: &Log) -
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::testing::{AG, Build, SHARD};
     use crate::device::TaskTimes;
     use crate::engine::memory::PassMemory;
-    use crate::engine::rank::Issued;
-    use crate::engine::testing::{AG, Build, SHARD};
+    use crate::engine::pass::Issued;
     use shardlab_plan::ir::{COMPUTE, CollectiveKind, Role, ShardOp, StreamId};
 
-    /// An outlier among the recorded steps is not kept, wherever it comes.
+    /// An outlier among the recorded steps is not kept, wherever it occurs.
     #[test]
     fn the_recorded_step_is_a_typical_one() {
         let mut b = Build::new(1, 1, 1);
@@ -350,16 +351,16 @@ mod tests {
             log.recorded.map(|r| r.step)
         };
         let (first, steady) = (SectionKind::First, SectionKind::Steady);
-        // On a device that records freely all steps are recorded.
+        // On a device that records for free, all steps are recorded.
         let all = [900, 110, 100, 95, 101, 98].map(|end| (steady, true, end));
         assert_eq!(kept(&all), Some(4));
-        // Elsewhere the last steps, which are compared with those before.
+        // On other devices the last steps are recorded, and compared with the earlier ones.
         let mut few: Vec<_> = [900, 50, 100, 90, 110]
             .map(|end| (steady, false, end))
             .to_vec();
         few.extend([160, 130, 400].map(|end| (steady, true, end)));
         assert_eq!(kept(&few), Some(6));
-        // The first step is only kept where there is no other.
+        // The first step is only kept if there is no other.
         assert_eq!(kept(&[(first, true, 100)]), Some(0));
         assert_eq!(kept(&[(first, true, 100), (steady, true, 900)]), Some(1));
         assert_eq!(kept(&[(first, false, 100)]), None);

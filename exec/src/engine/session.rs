@@ -1,126 +1,60 @@
-//! All ranks of a program, step by step.
+//! Runs all ranks of a program, step by step.
 
+use super::ExecError;
 use super::exchange::exchange;
-use super::gate::Gate;
-use super::live::Live;
-use super::rank::{PassInputs, PassReport, Rank, plan_regions};
+use super::pass::{PassInputs, PassReport};
+use super::rank::{Rank, plan_regions};
 use super::report::{self, Log};
-use super::standing::{Standings, apart};
-use super::{ExecError, ExecOptions, World};
-use crate::device::cpu::{CpuDevice, Launcher, panic_text};
-use crate::device::muster::{Muster, Place};
+use super::step::{RankInputs, StepInputs, StepResult};
+use super::step_barrier::StepBarrier;
+use crate::base::divergence::{LocalProgress, describe_divergence};
+use crate::base::failure::panic_message;
+use crate::base::operand::Hyper;
+use crate::base::options::ExecOptions;
+use crate::base::progress::Progress;
+use crate::base::start_barrier::{StartBarrier, Ticket};
+use crate::device::cpu::{CpuDevice, Launcher};
 use crate::device::{
     Abort, CpuFactory, Device, DeviceFactory, Failure, FailureKind, NO_HYPER, Setup,
 };
-use crate::operand::Hyper;
-use shardlab_plan::ir::{BufferId, ConstId};
+use crate::process::World;
+use shardlab_plan::ir::BufferId;
 use shardlab_plan::memory::Counters;
 use shardlab_plan::program::{Program, Section, SectionKind};
-use shardlab_plan::record::{MemorySample, Run, Span, StepRecord};
-use shardlab_plan::units::Bytes;
+use shardlab_plan::record::Run;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Duration;
 
-/// Inputs of one rank: by micro-batch, the bytes of each constant that is new in every micro-batch.
-#[derive(Clone, Debug, Default)]
-pub struct RankInputs {
-    /// By micro-batch.
-    pub micro_batches: Vec<Vec<(ConstId, Arc<[u8]>)>>,
-}
-
-impl RankInputs {
-    pub(crate) fn get(&self, micro_batch: u16, id: ConstId) -> Option<&Arc<[u8]>> {
-        let list = self.micro_batches.get(usize::from(micro_batch))?;
-        list.iter().find(|(c, _)| *c == id).map(|(_, data)| data)
-    }
-
-    pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<[u8]>> {
-        self.micro_batches.iter().flatten().map(|(_, data)| data)
-    }
-
-    /// Whether they take so long to make that the time by which ranks differ in it could be seen in a step.
-    fn are_large(&self) -> bool {
-        self.all().map(|data| data.len()).sum::<usize>() > LARGE
-    }
-}
-
-/// Bytes of one rank's inputs of a step beyond which they are large: a few times those of a long batch of tokens.
-const LARGE: usize = 4 << 20;
-
-/// Inputs of a step, by rank.
-#[derive(Clone, Debug, Default)]
-pub struct StepInputs {
-    /// By rank of the world; those of other processes' ranks are not looked at.
-    pub ranks: Vec<RankInputs>,
-}
-
-/// One rank's part in a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RankTimes {
-    /// Rank.
-    pub rank: u32,
-    /// Begin to end.
-    pub time: Duration,
-    /// Part of it in which the host issued, waits left out.
-    pub host: Duration,
-    /// Peak of allocated bytes.
-    pub peak_allocated: Bytes,
-    /// Peak of reserved bytes.
-    pub peak_reserved: Bytes,
-}
-
-/// What a step (or a validation pass) yields.
-#[derive(Clone, Debug)]
-pub struct StepResult {
-    /// By rank and micro-batch.
-    pub losses: Vec<Vec<f32>>,
-    /// Mean over ranks and micro-batches.
-    pub loss: f64,
-    /// Global gradient norm before clipping, where the program computes it.
-    pub grad_norm: Option<f64>,
-    /// By rank: sum of squares of the gradients that its optimizer was given (see [`ExecOptions::grad_squares`]). Ranks
-    /// may hold copies of one another's.
-    pub grad_squares: Vec<f64>,
-    /// Times (of the slowest rank) and memory peaks.
-    pub record: StepRecord,
-    /// Ranks of all processes, in rank order.
-    pub ranks: Vec<RankTimes>,
-    /// Spans of this process's first rank, if asked for.
-    pub spans: Vec<Span>,
-    /// That rank's memory after every allocation and free, if asked for.
-    pub samples: Vec<MemorySample>,
-}
-
-/// A program on devices, one for each rank of this process. Dropping it ends all threads.
+/// A program on devices, one per rank of this process. Dropping it ends all threads.
 pub struct Session<D: Device = CpuDevice> {
     program: Arc<Program>,
     options: Arc<ExecOptions>,
     abort: Arc<Abort>,
     world: World,
-    standings: Arc<Standings>,
-    /// By place in [`World::local`].
+    progress: Arc<LocalProgress>,
+    /// By index in [`World::local`].
     ranks: Vec<Rank<D>>,
     /// Training steps done in this session.
     done: u32,
-    /// Number of the session's first step in the training run.
+    /// Index of the session's first step in the training run.
     first_step: u32,
-    /// Whether passes are recorded now, where the options ask for it.
+    /// Whether passes are recorded, if the options request it.
     recording: bool,
     log: Log,
 }
 
 impl Session<CpuDevice> {
-    /// Sets up all ranks on the CPU, in this process, and runs `Init`. Persistent buffers hold zeros.
+    /// Creates all ranks on the CPU, in this process, and runs `Init`. Persistent buffers are
+    /// zeroed.
     ///
     /// # Errors
     /// [`ExecError`].
     pub fn new(program: Arc<Program>, options: ExecOptions) -> Result<Self, ExecError> {
-        let world = World::alone(&program);
+        let world = World::single_process(&program);
         Self::open(program, options, world, &CpuFactory::default())
     }
 
-    /// Likewise, with kernels from elsewhere.
+    /// Like [`Session::new`], with `launcher` instead of the crate's kernels.
     ///
     /// # Errors
     /// [`ExecError`].
@@ -129,7 +63,7 @@ impl Session<CpuDevice> {
         options: ExecOptions,
         launcher: Launcher,
     ) -> Result<Self, ExecError> {
-        let world = World::alone(&program);
+        let world = World::single_process(&program);
         Self::open(
             program,
             options,
@@ -140,7 +74,8 @@ impl Session<CpuDevice> {
 }
 
 impl<D: Device> Session<D> {
-    /// Sets up this process's ranks of a world on devices of a kind, and runs `Init`. Persistent buffers hold zeros.
+    /// Creates this process's ranks of a world on the devices of a factory, and runs `Init`.
+    /// Persistent buffers are zeroed.
     ///
     /// # Errors
     /// [`ExecError`].
@@ -151,24 +86,25 @@ impl<D: Device> Session<D> {
         factory: &F,
     ) -> Result<Self, ExecError> {
         check(&program)?;
-        let standings = standings(&program, &options, &world);
+        let progress = local_progress(&program, &options, &world);
         let abort = Arc::new(Abort::new(options.timeout));
         let setup = Setup {
             program,
             options: Arc::new(options),
             abort,
-            session: world.peers().next_session(),
+            session: world.process_group().next_session(),
             world,
         };
-        setup.world.peers().watch(&setup.abort, &standings);
+        setup.world.process_group().watch(&setup.abort, &progress);
         let devices = factory.devices(&setup).map_err(|e| {
-            setup.world.peers().fail(&e);
+            setup.world.process_group().fail(&e);
             ExecError::Device(e)
         })?;
-        Self::begin(setup, devices, standings)
+        Self::begin(setup, devices, progress)
     }
 
-    /// Runs `Init` on given devices, one a rank in rank order, all in this process, which report failures to `abort`.
+    /// Runs `Init` on given devices, one per rank in rank order, all in this process. The devices
+    /// report failures to `abort`.
     ///
     /// # Errors
     /// [`ExecError`].
@@ -179,8 +115,8 @@ impl<D: Device> Session<D> {
         devices: Vec<D>,
     ) -> Result<Self, ExecError> {
         check(&program)?;
-        let world = World::alone(&program);
-        let standings = standings(&program, &options, &world);
+        let world = World::single_process(&program);
+        let progress = local_progress(&program, &options, &world);
         let setup = Setup {
             world,
             program,
@@ -188,10 +124,14 @@ impl<D: Device> Session<D> {
             abort,
             session: 0,
         };
-        Self::begin(setup, devices, standings)
+        Self::begin(setup, devices, progress)
     }
 
-    fn begin(setup: Setup, devices: Vec<D>, standings: Arc<Standings>) -> Result<Self, ExecError> {
+    fn begin(
+        setup: Setup,
+        devices: Vec<D>,
+        progress: Arc<LocalProgress>,
+    ) -> Result<Self, ExecError> {
         let Setup {
             program,
             options,
@@ -200,23 +140,23 @@ impl<D: Device> Session<D> {
             ..
         } = setup;
         let regions = plan_regions(&program, &options);
-        let muster = Muster::new(world.local().len().min(devices.len()));
-        // Before the rank's device is dropped, which takes leave of the others in good order unless it knows: they may be where
-        // they wait for this one, and no timeout ends that.
+        let barrier = StartBarrier::new(world.local().len().min(devices.len()));
+        // Reports a failure before the rank's device is dropped. Otherwise the drop would disconnect
+        // from the other ranks in good order, while they may wait for this one without a timeout.
         let leaving = |e: ExecError| {
-            world.peers().fail(&e.to_string());
+            world.process_group().fail(&e.to_string());
             abort.stop();
             e
         };
-        // `None`: another one has failed, and is there to say why.
-        let new = |id, device: D, place: Place<'_>| {
-            let rank = Rank::new(id, &standings, &options, &abort, device, &regions, &leaving);
+        // `None`: another rank has failed and reports the error.
+        let new = |id, device: D, ticket: Ticket<'_>| {
+            let rank = Rank::new(id, &progress, &options, &abort, device, &regions, &leaving);
             let mut rank = rank?;
-            if !place.come() {
+            if !ticket.arrive() {
                 return Ok(None);
             }
-            let met = rank.device.meet();
-            met.map_err(|e| leaving(ExecError::Device(e)))?;
+            let registered = rank.device.register_memory();
+            registered.map_err(|e| leaving(ExecError::Device(e)))?;
             Ok(Some(rank))
         };
         let new = &new;
@@ -225,13 +165,13 @@ impl<D: Device> Session<D> {
                 .local()
                 .zip(devices)
                 .map(|(id, device)| {
-                    let place = muster.place();
-                    scope.spawn(move || new(id, device, place))
+                    let ticket = barrier.ticket();
+                    scope.spawn(move || new(id, device, ticket))
                 })
                 .collect();
             let joined = made.into_iter().map(|t| match t.join() {
                 Ok(rank) => rank,
-                Err(panic) => Err(ExecError::Device(panic_text(&*panic))),
+                Err(panic) => Err(ExecError::Device(panic_message(&*panic))),
             });
             joined.collect::<Result<_, ExecError>>()
         })?;
@@ -242,7 +182,7 @@ impl<D: Device> Session<D> {
             options,
             abort,
             world,
-            standings,
+            progress,
             ranks,
             done: 0,
             first_step: 0,
@@ -253,44 +193,44 @@ impl<D: Device> Session<D> {
         Ok(session)
     }
 
-    /// All ranks, those of this process, and the way to the others.
+    /// Returns the session's world.
     #[must_use]
     pub fn world(&self) -> &World {
         &self.world
     }
 
-    /// The program.
+    /// Returns the program.
     #[must_use]
     pub fn program(&self) -> &Arc<Program> {
         &self.program
     }
 
-    /// Training steps done in this session.
+    /// Returns the number of training steps done in this session.
     #[must_use]
     pub fn steps_done(&self) -> u32 {
         self.done
     }
 
-    /// Numbers the session's first step, for records of a resumed run.
+    /// Sets the index of the session's first step, for records of a resumed run.
     pub fn set_first_step(&mut self, step: u32) {
         self.first_step = step;
     }
 
-    /// Whether recording changes times so little that every step may be recorded.
+    /// Returns whether recording is so cheap that every step may be recorded.
     #[must_use]
     pub fn records_freely(&self) -> bool {
         self.ranks.iter().all(|r| r.device.records_freely())
     }
 
-    /// Records passes from now on, or does not, where the options ask for records at all.
+    /// Enables or disables recording, if the options request it at all.
     pub fn set_recording(&mut self, on: bool) {
         self.recording = on;
     }
 
-    /// Runs one training step on all ranks and waits for it.
+    /// Runs one training step on all ranks and waits for its end.
     ///
     /// # Errors
-    /// [`ExecError::Failed`] if any rank fails; the session cannot go on then.
+    /// [`ExecError::Failed`] if any rank fails; the session cannot be used afterwards.
     pub fn step(&mut self, inputs: &StepInputs, hyper: Hyper) -> Result<StepResult, ExecError> {
         let kind = if self.done == 0 {
             SectionKind::First
@@ -302,7 +242,7 @@ impl<D: Device> Session<D> {
         Ok(result)
     }
 
-    /// Runs a validation pass on all ranks: one micro-batch of inputs each.
+    /// Runs a validation pass on all ranks, with one micro-batch of inputs each.
     ///
     /// # Errors
     /// As [`Session::step`]; also if the program has no validation.
@@ -327,18 +267,18 @@ impl<D: Device> Session<D> {
         let step = self.first_step + self.done;
         let record = self.options.record && self.recording && kind != SectionKind::Init;
         let first = self.world.local().start as usize;
-        // What is made, and brought near the device, before the pass begins is none of its time.
+        // The preparation of inputs before the pass begins does not count as its time.
         let local = inputs.ranks.get(first..).unwrap_or_default();
         let large = local.first().is_some_and(RankInputs::are_large);
-        let gate = (large || record && !self.records_freely())
-            .then(|| Gate::new(self.ranks.len(), self.world.peers(), &self.abort));
+        let barrier = (large || record && !self.records_freely())
+            .then(|| StepBarrier::new(self.ranks.len(), self.world.process_group(), &self.abort));
         let of = |index: usize| PassInputs {
             step,
             hyper,
             inputs: inputs.ranks.get(first + index).unwrap_or(&none),
             record: record && index == 0,
-            singly: record,
-            gate: gate.as_deref(),
+            replay_as_instructions: record,
+            barrier: barrier.as_deref(),
         };
         let abort = &self.abort;
         let mut reports: Vec<Option<PassReport>> = match self.ranks.as_mut_slice() {
@@ -366,19 +306,19 @@ impl<D: Device> Session<D> {
         Ok(self.log.add(&self.program, step, &reports, &all))
     }
 
-    /// What went wrong, which the other processes are told as well.
+    /// Returns the error of the session, and reports it to the other processes.
     fn failed(&self) -> ExecError {
-        let (mut failures, peers) = (self.abort.failures(), self.world.peers());
+        let (mut failures, group) = (self.abort.failures(), self.world.process_group());
         if let Some(first) = failures.first_mut() {
             if first.kind == FailureKind::Timeout {
-                // The store knows the places of all processes' ranks.
-                let apart = match peers.processes() {
-                    1 => apart(&self.standings.now()),
-                    _ => peers.give_up(&first.to_string()),
+                // The store knows the host positions of all processes.
+                let positions = match group.processes() {
+                    1 => describe_divergence(&self.progress.snapshot()),
+                    _ => group.fail_timed_out(&first.to_string()),
                 };
-                first.message.push_str(&apart);
+                first.message.push_str(&positions);
             } else {
-                peers.fail(&first.to_string());
+                group.fail(&first.to_string());
             }
         }
         ExecError::from_failures(failures, self.world.size())
@@ -392,7 +332,7 @@ impl<D: Device> Session<D> {
         self.ranks.get_mut(self.world.index(rank)?)
     }
 
-    /// Whether a buffer is allocated now (between steps: whether it is persistent).
+    /// Returns whether a buffer is allocated (between steps: whether it is persistent).
     #[must_use]
     pub fn is_live(&self, rank: u32, buffer: BufferId) -> bool {
         self.rank(rank)
@@ -402,7 +342,8 @@ impl<D: Device> Session<D> {
     /// Reads bytes of a persistent buffer.
     ///
     /// # Errors
-    /// [`ExecError::Input`] if the rank is not of this process, the buffer is not allocated or the range is not within it.
+    /// [`ExecError::Input`] if the rank belongs to another process, the buffer is not allocated, or
+    /// the range is not within it.
     pub fn read_buffer(
         &self,
         rank: u32,
@@ -431,11 +372,11 @@ impl<D: Device> Session<D> {
             .ok_or_else(|| outside(rank, buffer, offset, data.len() as u64))
     }
 
-    /// Contents that a buffer gets instead of zeros when it is allocated next: for state that the first step allocates
-    /// (optimizer moments of a resumed run).
+    /// Sets the contents of a buffer at its next allocation, instead of zeros: for state that the
+    /// first step allocates (optimizer moments of a resumed run).
     ///
     /// # Errors
-    /// [`ExecError::Input`] for an unknown rank or buffer, or data of another size.
+    /// [`ExecError::Input`] for an unknown rank or buffer, or data of the wrong size.
     pub fn preset_buffer(
         &mut self,
         rank: u32,
@@ -457,7 +398,7 @@ impl<D: Device> Session<D> {
         }
     }
 
-    /// What the user should know of this process's first device.
+    /// Returns notes for the user about this process's first device.
     #[must_use]
     pub fn notes(&self) -> Vec<String> {
         self.ranks
@@ -465,21 +406,21 @@ impl<D: Device> Session<D> {
             .map_or_else(Vec::new, |r| r.device.notes())
     }
 
-    /// Memory of a rank now.
+    /// Returns the current memory of a rank.
     #[must_use]
     pub fn rank_memory(&self, rank: u32) -> Option<Counters> {
         self.rank(rank).map(|r| r.memory.counters())
     }
 
-    /// What this process's first rank runs on.
+    /// Returns the device name of this process's first rank.
     #[must_use]
     pub fn device_name(&self) -> String {
         let first = self.ranks.first();
         first.map_or_else(String::new, |r| r.device.name())
     }
 
-    /// The record of everything so far. `scenario` and the environment's facts beyond the engine's are the caller's to
-    /// add.
+    /// Returns the record of the session. The caller adds the scenario and facts of the environment
+    /// beyond the engine's.
     #[must_use]
     pub fn into_run(mut self) -> Run {
         let device = self.device_name();
@@ -509,32 +450,38 @@ impl<D: Device> Drop for Session<D> {
         if !busy && !self.abort.aborted() {
             return;
         }
-        // Ranks are dropped one by one; none may wait for one that is gone. What is in flight ends on all at once.
+        // Ranks are dropped one by one, and none may wait for one that is gone: work in flight ends
+        // on all of them first.
         self.abort.stop();
         let mut ranks = std::mem::take(&mut self.ranks);
         let ended: Vec<bool> = std::thread::scope(|scope| {
             let ending: Vec<_> = ranks
                 .iter_mut()
-                .map(|rank| scope.spawn(|| rank.device.cease()))
+                .map(|rank| scope.spawn(|| rank.device.shutdown()))
                 .collect();
             let ended = ending.into_iter().map(|t| t.join().unwrap_or(false));
             ended.collect()
         });
         for (rank, ended) in ranks.into_iter().zip(ended) {
             if !ended {
-                // It is lost until the process ends: the driver would not come back from freeing any of it.
+                // Its memory is lost until the process ends, because the driver would never return
+                // from freeing it.
                 std::mem::forget(rank);
             }
         }
     }
 }
 
-/// Where a session's ranks will stand.
-fn standings(program: &Arc<Program>, options: &ExecOptions, world: &World) -> Arc<Standings> {
-    let watched = options.live.clone();
-    Arc::new(Standings {
+/// Creates what publishes the host positions of a session's ranks.
+fn local_progress(
+    program: &Arc<Program>,
+    options: &ExecOptions,
+    world: &World,
+) -> Arc<LocalProgress> {
+    let progress = options.progress.clone();
+    Arc::new(LocalProgress {
         program: Arc::clone(program),
-        live: watched.unwrap_or_else(|| Arc::new(Live::new(world.size()))),
+        progress: progress.unwrap_or_else(|| Arc::new(Progress::new(world.size()))),
         local: world.local(),
     })
 }
@@ -562,14 +509,14 @@ fn run_rank<D: Device>(
                 stream: None,
                 instr: None,
                 text: String::new(),
-                message: panic_text(&*panic),
+                message: panic_message(&*panic),
             });
             None
         }
     }
 }
 
-/// What no interpreter can work with.
+/// Rejects programs that no interpreter can run.
 fn check(program: &Program) -> Result<(), ExecError> {
     let fail = |m: String| Err(ExecError::Program(m));
     if program.streams.is_empty() || program.meta.world == 0 {

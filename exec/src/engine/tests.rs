@@ -1,4 +1,4 @@
-//! The engine on hand-built programs whose results are known.
+//! Tests of the engine on hand-built programs with known results.
 
 mod cost;
 mod faults;
@@ -7,16 +7,16 @@ mod memory;
 mod steps;
 mod stress;
 
-use super::testing::*;
-use super::{ExecError, ExecOptions, Live, RankInputs, Session, StepInputs, StepResult};
+use super::{ExecError, ExecOptions, Progress, RankInputs, Session, StepInputs, StepResult};
+use crate::base::testing::*;
 use crate::device::NO_HYPER;
 use shardlab_plan::ir::*;
 use shardlab_plan::program::*;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A small sharded step: `w += sum over ranks of 0.5 * gathered w's slice`, so that with `n` ranks every step multiplies
-/// the weights by `1 + n / 2`.
+/// A small sharded step: `w += sum over ranks of 0.5 * gathered w's slice`, so that with `n` ranks
+/// every step multiplies the weights by `1 + n / 2`.
 pub(super) struct Toy {
     pub(super) p: Program,
     pub(super) weight: BufferId,
@@ -30,7 +30,7 @@ pub(super) struct Toy {
 
 pub(super) const NUMEL: u64 = 96;
 
-/// `scope`: the kernels are captured.
+/// Builds the program; with `scope`, its kernels are captured.
 pub(super) fn toy(ranks: u32, pool: Pool, scope: bool) -> Toy {
     let mut b = Build::new(ranks, ranks, 1);
     let n = u64::from(ranks);
@@ -127,7 +127,7 @@ pub(super) fn start_value(rank: u32, i: u64) -> f32 {
     (rank * 1000) as f32 + i as f32 / 7.0
 }
 
-/// A session whose weights have known values.
+/// Creates a session whose weights have known values.
 pub(super) fn session(p: &Program, weight: BufferId, options: ExecOptions) -> Session {
     let mut s = Session::with_launcher(Arc::new(p.clone()), options, shard_ops).unwrap();
     for rank in 0..p.meta.world {
@@ -145,7 +145,7 @@ pub(super) fn steps(s: &mut Session, n: u32) -> Result<Vec<StepResult>, ExecErro
         .collect()
 }
 
-/// All ranks' weights.
+/// Returns the weights of all ranks.
 pub(super) fn weights(s: &mut Session, weight: BufferId) -> Vec<Vec<f32>> {
     (0..s.program().meta.world)
         .map(|r| floats(&s.read_buffer(r, weight, 0, NUMEL * 4).unwrap()))

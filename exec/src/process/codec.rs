@@ -1,6 +1,6 @@
-//! Little-endian fields one after another: what processes send one another.
+//! Little-endian encoding of the data that processes exchange: fields without padding or tags.
 
-/// Writes fields.
+/// Appends fields.
 #[derive(Debug, Default)]
 pub(crate) struct Writer(pub(crate) Vec<u8>);
 
@@ -17,24 +17,24 @@ impl Writer {
         self.0.extend(x.to_le_bytes());
     }
 
-    /// The very bits.
+    /// Writes the bits of a float.
     pub(crate) fn f32(&mut self, x: f32) {
         self.u32(x.to_bits());
     }
 
-    /// The very bits.
+    /// Writes the bits of a float.
     pub(crate) fn f64(&mut self, x: f64) {
         self.u64(x.to_bits());
     }
 
-    /// Bytes with their length before them.
+    /// Writes bytes, prefixed by their length.
     pub(crate) fn bytes(&mut self, x: &[u8]) {
         self.u64(x.len() as u64);
         self.0.extend_from_slice(x);
     }
 }
 
-/// Reads fields; `None` where the data end too early or cannot be right.
+/// Reads fields; each method returns `None` if the data end too early.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
 
@@ -70,7 +70,7 @@ impl<'a> Reader<'a> {
         self.take(n)
     }
 
-    /// A list whose length stands before it.
+    /// Reads a list that is prefixed by its length.
     pub(crate) fn list<T>(
         &mut self,
         mut one: impl FnMut(&mut Self) -> Option<T>,
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_come_back_and_short_data_are_refused() {
+    fn fields_round_trip_and_truncated_data_are_rejected() {
         let mut w = Writer::default();
         w.u8(7);
         w.u32(8);

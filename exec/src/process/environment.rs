@@ -1,10 +1,11 @@
-//! Which rank a process is, as whoever started it says in the environment.
+//! Reads the rank of a process from the environment variables of its launcher.
 //!
-//! Known are shardlab's own launcher, torchrun (and everything that sets `RANK` and `WORLD_SIZE`), Slurm's `srun`, Open
-//! MPI's `mpirun`, and MPICH's and Intel's. Where several have left words, the innermost launcher counts if it is known to
-//! be one, and otherwise all have to say the same.
+//! Known launchers are shardlab itself, torchrun (and everything else that sets `RANK` and
+//! `WORLD_SIZE`), Slurm's `srun`, Open MPI's `mpirun`, and those of MPICH and Intel MPI. If several
+//! have set variables, the innermost launcher counts if it can be identified; otherwise all must
+//! agree.
 
-use super::client::Meeting;
+use super::rendezvous::Rendezvous;
 use std::time::Duration;
 
 /// Variables of shardlab's own launcher.
@@ -12,34 +13,35 @@ pub(super) const OWN_RANK: &str = "SHARDLAB_RANK";
 pub(super) const OWN_WORLD: &str = "SHARDLAB_WORLD_SIZE";
 pub(super) const OWN_STORE: &str = "SHARDLAB_MEETING";
 pub(super) const OWN_RUN: &str = "SHARDLAB_RUN";
-/// The port of the store, where another one than the launcher's is wanted.
+/// Environment variable with the port of the store, which overrides the launcher's.
 pub const PORT: &str = "SHARDLAB_PORT";
-/// The port that is used when nobody names one; torch's choice as well.
+/// Default port, as in PyTorch.
 const DEFAULT_PORT: u16 = 29500;
-/// Ports that are tried beyond the first: it may be in use, as by torchrun's own store.
+/// Number of ports that are tried after the first, which may be in use, for example by torchrun's
+/// store.
 const MORE_PORTS: u16 = 8;
 
-/// What started a process.
+/// Program that started a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launcher {
-    /// `shardlab exec` itself.
-    Own,
-    /// torchrun, or somebody who sets the same variables.
+    /// `shardlab exec`.
+    Shardlab,
+    /// torchrun, or a launcher that sets the same variables.
     Torchrun,
     /// Slurm.
     Srun,
     /// Open MPI.
     OpenMpi,
-    /// MPICH, Intel MPI and relatives.
+    /// MPICH, Intel MPI and their derivatives.
     Pmi,
 }
 
 impl Launcher {
-    /// Name in messages.
+    /// Returns the name for messages.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Own => "shardlab",
+            Self::Shardlab => "shardlab",
             Self::Torchrun => "torchrun (RANK, WORLD_SIZE)",
             Self::Srun => "srun (SLURM_PROCID, SLURM_STEP_NUM_TASKS)",
             Self::OpenMpi => "mpirun (OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE)",
@@ -48,30 +50,30 @@ impl Launcher {
     }
 }
 
-/// A process's place in a run.
+/// Rank of a process and the rendezvous of its run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
-    /// Who started it.
+    /// Program that started it.
     pub launcher: Launcher,
     /// Rank.
     pub rank: u32,
-    /// Ranks.
+    /// Number of ranks.
     pub world: u32,
-    /// Place among the ranks of its host.
+    /// Index among the ranks of its host.
     pub local_rank: u32,
     /// Host of the store.
     pub host: String,
-    /// Ports that the store may be at.
+    /// Ports that the store may use.
     pub ports: Vec<u16>,
-    /// Distinguishes runs.
+    /// Name that distinguishes runs.
     pub run: String,
 }
 
 impl Placement {
-    /// Where to meet the others.
+    /// Returns where the processes of the run meet.
     #[must_use]
-    pub fn meeting(&self, timeout: Duration) -> Meeting {
-        Meeting {
+    pub fn rendezvous(&self, timeout: Duration) -> Rendezvous {
+        Rendezvous {
             host: self.host.clone(),
             ports: self.ports.clone(),
             process: self.rank,
@@ -82,22 +84,23 @@ impl Placement {
     }
 }
 
-/// Why the environment makes no sense.
+/// Invalid or contradictory environment variables.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the environment: {0}")]
 pub struct EnvironmentError(String);
 
 type Read<T> = Result<T, EnvironmentError>;
 
-/// Reads the place of this process; `None` if nobody started it as one of several.
+/// Reads the rank of this process; `None` if it was not started as one of several.
 ///
 /// # Errors
-/// Variables that are missing, no numbers, impossible or at odds, by name.
+/// [`EnvironmentError`] names variables that are missing, not numbers, out of range or
+/// contradictory.
 pub fn placement() -> Read<Option<Placement>> {
     read(&|name| std::env::var(name).ok().filter(|v| !v.is_empty()))
 }
 
-/// Likewise from given variables.
+/// Like [`placement`], from the variables that `var` returns.
 ///
 /// # Errors
 /// As [`placement`].
@@ -112,28 +115,29 @@ pub fn read(var: &dyn Fn(&str) -> Option<String>) -> Read<Option<Placement>> {
             found.push((source, rank, world));
         }
     }
-    // torchrun may itself have been started by one of the others, whose words are about it and not about this process.
+    // torchrun may have been started by another launcher, whose variables describe torchrun and not
+    // this process.
     if env.text("TORCHELASTIC_RUN_ID").is_some() {
         found.retain(|(s, ..)| s.launcher == Launcher::Torchrun);
     }
-    // Slurm's words are about the daemons on each node where mpirun or mpiexec has started the ranks; srun itself may say PMI's
-    // words too, all but the place on the host.
-    let says = |launcher| {
-        let said = found.iter().find(|f| f.0.launcher == launcher)?;
-        Some((said.1, said.2))
+    // If mpirun or mpiexec started the ranks, Slurm's variables describe their daemons, one per
+    // node. srun itself may set PMI's variables too, except for the local rank.
+    let pair_of = |launcher| {
+        let source = found.iter().find(|f| f.0.launcher == launcher)?;
+        Some((source.1, source.2))
     };
-    let mpiexec = says(Launcher::Pmi).filter(|_| env.text("MPI_LOCALRANKID").is_some());
-    let not = if mpiexec.or(says(Launcher::OpenMpi)).is_some() {
+    let mpiexec = pair_of(Launcher::Pmi).filter(|_| env.text("MPI_LOCALRANKID").is_some());
+    let outer = if mpiexec.or(pair_of(Launcher::OpenMpi)).is_some() {
         Some(Launcher::Srun)
     } else {
-        (says(Launcher::Srun) == says(Launcher::Pmi)).then_some(Launcher::Pmi)
+        (pair_of(Launcher::Srun) == pair_of(Launcher::Pmi)).then_some(Launcher::Pmi)
     };
-    found.retain(|f| Some(f.0.launcher) != not);
+    found.retain(|f| Some(f.0.launcher) != outer);
     let Some(&(source, rank, world)) = found.first() else {
         return Ok(None);
     };
     for (other, r, w) in &found[1..] {
-        // A launcher of one task (`srun` around a script) says nothing about ranks.
+        // A launcher of one task (`srun` around a script) does not describe ranks.
         if *w != 1 && (*r, *w) != (rank, world) {
             return Err(EnvironmentError(format!(
                 "{} says rank {rank} of {world}, but {} says rank {r} of {w}: unset the variables of one of them",
@@ -165,13 +169,13 @@ pub fn read(var: &dyn Fn(&str) -> Option<String>) -> Read<Option<Placement>> {
     if source.launcher == Launcher::Torchrun
         && env.text("TORCHELASTIC_USE_AGENT_STORE").as_deref() == Some("True")
     {
-        // There torchrun keeps its own store.
+        // torchrun runs its own store on that port.
         first = port.saturating_add(1);
     }
     let run = env.run(source);
     let ports = match env.number(PORT)? {
         Some(p) => vec![port_of(PORT, p)?],
-        // Another run without a name may have its store at the next port.
+        // Another unnamed run may have its store on the next port.
         None if run.is_empty() => vec![first],
         None => (first..=first.saturating_add(MORE_PORTS)).collect(),
     };
@@ -182,20 +186,20 @@ pub fn read(var: &dyn Fn(&str) -> Option<String>) -> Read<Option<Placement>> {
         local_rank,
         host,
         ports,
-        // torchrun's name is `none` where nobody gives one, and runs that share a host have ports of their own: who has another
-        // port is of another run. Hosts say nothing: ranks may know rank 0's by several names.
+        // torchrun's run id is `none` by default, but runs that share a host use different ports.
+        // Host names do not identify runs: ranks may know rank 0's host by several names.
         run: format!("{run}@{port}"),
     }))
 }
 
-/// Where a launcher leaves its words.
+/// Environment variables of a launcher.
 #[derive(Debug)]
 struct Source {
     launcher: Launcher,
     rank: &'static str,
     world: &'static str,
     local: &'static str,
-    /// Part of the run's name.
+    /// Variables that identify the run.
     run: &'static [&'static str],
 }
 
@@ -224,8 +228,8 @@ static SOURCES: &[Source] = &[
     Source {
         launcher: Launcher::Srun,
         rank: "SLURM_PROCID",
-        // A batch script has SLURM_PROCID and SLURM_NTASKS without being one of several; the step's number of tasks is
-        // set for tasks of `srun`.
+        // A batch script has SLURM_PROCID and SLURM_NTASKS without being one of several tasks; the
+        // step's number of tasks is only set for tasks of `srun`.
         world: "SLURM_STEP_NUM_TASKS",
         local: "SLURM_LOCALID",
         run: &["SLURM_JOB_ID", "SLURM_STEP_ID"],
@@ -250,11 +254,12 @@ impl Env<'_> {
         number.map(Some)
     }
 
-    /// Rank and number of ranks, where a launcher names both.
+    /// Returns rank and number of ranks if a launcher sets both.
     fn pair(&self, s: &Source) -> Read<Option<(u32, u32)>> {
         match (self.number(s.rank)?, self.number(s.world)?) {
             (Some(rank), Some(world)) => Ok(Some((rank, world))),
-            // Slurm's rank without the step's tasks is a batch script's; PMI_RANK alone is Slurm's PMI.
+            // SLURM_PROCID without the step's tasks belongs to a batch script; PMI_RANK alone is
+            // set by Slurm's PMI.
             (Some(_), None) if s.launcher != Launcher::Torchrun => Ok(None),
             (None, Some(_)) if s.launcher != Launcher::Torchrun => Ok(None),
             (None, None) => Ok(None),
@@ -278,7 +283,7 @@ impl Env<'_> {
                 EnvironmentError(format!("{OWN_STORE} is `{store}`; expected host:port"))
             })?;
         Ok(Some(Placement {
-            launcher: Launcher::Own,
+            launcher: Launcher::Shardlab,
             rank,
             world,
             local_rank: rank,
@@ -288,7 +293,7 @@ impl Env<'_> {
         }))
     }
 
-    /// Host and port of rank 0.
+    /// Returns host and port of rank 0.
     fn master(&self, s: &Source, world: u32) -> Read<(String, u16)> {
         let port = match self.number("MASTER_PORT")? {
             Some(p) => port_of("MASTER_PORT", p)?,
@@ -307,7 +312,7 @@ impl Env<'_> {
             }
             Launcher::OpenMpi => self.number("OMPI_COMM_WORLD_LOCAL_SIZE")?,
             Launcher::Pmi => self.number("MPI_LOCALNRANKS")?,
-            Launcher::Torchrun | Launcher::Own => None,
+            Launcher::Torchrun | Launcher::Shardlab => None,
         };
         if local == Some(world) {
             return Ok(("127.0.0.1".to_owned(), port));
@@ -335,7 +340,7 @@ fn port_of(name: &str, p: u32) -> Read<u16> {
         .ok_or_else(|| EnvironmentError(format!("{name} is {p}; expected a port from 1 to 65535")))
 }
 
-/// The first host of Slurm's list: `node[03-05,7],other` begins with `node03`.
+/// Returns the first host of a Slurm node list: `node03` for `node[03-05,7],other`.
 fn first_host(list: &str) -> String {
     let Some((prefix, rest)) = list.split_once('[') else {
         return list.split(',').next().unwrap_or(list).to_owned();

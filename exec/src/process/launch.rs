@@ -1,7 +1,8 @@
-//! Starts one process a rank on this host, and sees to it that none is left.
+//! Starts one process per rank on this host, and makes sure that none is left behind.
 
 use super::environment::{OWN_RANK, OWN_RUN, OWN_STORE, OWN_WORLD};
-use super::server::{Server, StoreOptions};
+use super::rendezvous::StoreOptions;
+use super::server::Server;
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::TcpListener;
@@ -10,69 +11,69 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// Between two looks at the children.
-const LOOK: Duration = Duration::from_millis(20);
-/// How long after a connection has ended the exit status may still come and say more.
+/// Period of the check of the children.
+const POLL_PERIOD: Duration = Duration::from_millis(20);
+/// How long after a connection has ended the exit status may still arrive, which says more.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// What to start.
+/// Processes to start.
 #[derive(Clone, Debug)]
 pub struct Launch {
-    /// Ranks.
+    /// Number of ranks.
     pub ranks: u32,
-    /// Program, with its arguments.
+    /// Executable.
     pub program: PathBuf,
-    /// Arguments, the same for each.
+    /// Arguments, equal for all ranks.
     pub args: Vec<OsString>,
-    /// How long ranks may be missing or idle.
+    /// How long ranks may be missing or make no progress.
     pub timeout: Duration,
-    /// How long the others may take to end in good order after one has failed; then they are killed.
-    pub farewell: Duration,
+    /// How long the other ranks may take to shut down after one has failed, before they are killed.
+    pub shutdown_grace: Duration,
 }
 
-/// What a terminal has asked the launcher for; asked now and then.
+/// Requests of the terminal, polled by the launcher.
 #[derive(Clone, Copy)]
-pub struct Asked<'a> {
-    /// Whether the run is to end in good order (Ctrl-C).
+pub struct ControlSignals<'a> {
+    /// Returns whether the run should shut down (Ctrl-C).
     pub interrupted: &'a dyn Fn() -> bool,
-    /// Whether it is to stop until it is told to go on (Ctrl-Z); each time is said once.
-    pub stopped: &'a dyn Fn() -> bool,
+    /// Returns once per request whether the run should be suspended (Ctrl-Z).
+    pub suspended: &'a dyn Fn() -> bool,
 }
 
-impl std::fmt::Debug for Asked<'_> {
+impl std::fmt::Debug for ControlSignals<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Asked")
+        f.write_str("ControlSignals")
     }
 }
 
 /// How a run of several processes ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ended {
+pub struct LaunchOutcome {
     /// By rank: exit status, or the signal that ended it as a negative number.
     pub status: Vec<i32>,
-    /// The first failure: rank and cause, as far as the launcher knows it.
+    /// The first failure that the launcher knows: rank and cause.
     pub failure: Option<(u32, String)>,
-    /// Ranks that something else than the launcher has ended by a signal, before the launcher ended any, and how.
-    pub struck: Vec<(u32, String)>,
+    /// Ranks that a signal ended before the launcher killed any, and how they ended.
+    pub killed: Vec<(u32, String)>,
 }
 
-impl Ended {
-    /// Whether all ranks have done what they were to do.
+impl LaunchOutcome {
+    /// Returns whether all ranks succeeded.
     #[must_use]
-    pub fn is_good(&self) -> bool {
+    pub fn is_success(&self) -> bool {
         self.status.iter().all(|s| *s == 0)
     }
 
-    /// Ranks that were ended from outside, and that the first failure does not tell of: others may have noticed what was missing
-    /// and said so before the launcher saw why.
-    pub fn unsaid(&self) -> impl Iterator<Item = &(u32, String)> {
-        let told = self.failure.as_ref().map_or("", |(_, cause)| cause);
-        self.struck
+    /// Returns the ranks in `killed` that the first failure does not mention: another rank may have
+    /// reported a missing peer before the launcher saw how it ended.
+    pub fn unreported_kills(&self) -> impl Iterator<Item = &(u32, String)> {
+        let reported = self.failure.as_ref().map_or("", |(_, cause)| cause);
+        self.killed
             .iter()
-            .filter(move |(_, how)| !told.contains(how.as_str()))
+            .filter(move |(_, how)| !reported.contains(how.as_str()))
     }
 
-    /// The rank that failed first, where one is known, and its exit status.
+    /// Returns the rank that failed first, if it is known, and its exit status.
     #[must_use]
     pub fn first(&self) -> Option<(u32, i32)> {
         let bad = |r: u32| self.status.get(r as usize).copied().filter(|s| *s != 0);
@@ -84,14 +85,14 @@ impl Ended {
     }
 }
 
-/// Children that are killed when this is dropped: whatever happens, none is left.
+/// Children, which are killed when this is dropped.
 struct Children(Vec<(Child, Option<ExitStatus>)>);
 
 impl Drop for Children {
     fn drop(&mut self) {
         for (child, status) in &mut self.0 {
             if status.is_none() {
-                // It may have ended meanwhile.
+                // The child may have ended meanwhile.
                 let _ = child.kill();
                 let _ = child.wait();
             }
@@ -99,13 +100,15 @@ impl Drop for Children {
     }
 }
 
-/// Starts the ranks and waits for their end. The ranks are in process groups of their own, so that what a terminal sends
-/// reaches the launcher only: an interruption is passed on to rank 0, and a stop to all. Were the launcher alone to stop, the
-/// ranks would miss the store, which is here.
+/// Starts the ranks and waits until all have ended.
+///
+/// Each rank has a process group of its own, so signals of a terminal reach only the launcher. It
+/// forwards an interrupt to rank 0 and a suspension to all ranks: if only the launcher were
+/// suspended, the ranks would lose the store, which runs here.
 ///
 /// # Errors
-/// When no port is free, or a process cannot be started.
-pub fn launch(what: &Launch, asked: Asked<'_>) -> io::Result<Ended> {
+/// If no port is free or a process cannot be started.
+pub fn launch(what: &Launch, signals: ControlSignals<'_>) -> io::Result<LaunchOutcome> {
     let listener = TcpListener::bind(("127.0.0.1", 0))?;
     let address = listener.local_addr()?;
     let run = format!("{}-{}", std::process::id(), address.port());
@@ -123,8 +126,8 @@ pub fn launch(what: &Launch, asked: Asked<'_>) -> io::Result<Ended> {
             .env(OWN_WORLD, what.ranks.to_string())
             .env(OWN_STORE, address.to_string())
             .env(OWN_RUN, &run)
-            .env(super::guard::PARENT, std::process::id().to_string())
-            // Ends when the launcher does.
+            .env(super::signals::PARENT, std::process::id().to_string())
+            // Ends with the launcher.
             .stdin(Stdio::piped())
             .process_group(0);
         if rank > 0 {
@@ -132,12 +135,13 @@ pub fn launch(what: &Launch, asked: Asked<'_>) -> io::Result<Ended> {
         }
         let mut child = command.spawn()?;
         if let Some(errors) = child.stderr.take() {
-            // A rank without this thread is heard of by its status only.
+            // Without this thread, only the exit status of the rank is known.
             let _ = std::thread::Builder::new()
                 .name(format!("errors of rank {rank}"))
                 .spawn(move || {
                     for line in BufReader::new(errors).lines().map_while(Result::ok) {
-                        // In one piece: rank 0 writes to the same place, lines that programs read among them.
+                        // Written at once: rank 0 writes to the same stream, including lines that
+                        // programs parse.
                         let line = format!("[rank {rank}] {line}\n");
                         let _ = io::stderr().write_all(line.as_bytes());
                     }
@@ -145,18 +149,18 @@ pub fn launch(what: &Launch, asked: Asked<'_>) -> io::Result<Ended> {
         }
         children.0.push((child, None));
     }
-    wait(what, &server, &mut children, asked)
+    wait(what, &server, &mut children, signals)
 }
 
 fn wait(
     what: &Launch,
     server: &Server,
     children: &mut Children,
-    asked: Asked<'_>,
-) -> io::Result<Ended> {
-    let mut told = false;
-    let mut doomed: Option<Instant> = None;
-    let (mut struck, mut killing) = (Vec::new(), false);
+    signals: ControlSignals<'_>,
+) -> io::Result<LaunchOutcome> {
+    let mut interrupted = false;
+    let mut kill_at: Option<Instant> = None;
+    let (mut killed, mut killing) = (Vec::new(), false);
     loop {
         let mut running = 0;
         for (rank, (child, status)) in (0u32..).zip(&mut children.0) {
@@ -168,10 +172,10 @@ fn wait(
                 Some(ended) => {
                     *status = Some(ended);
                     if ended.signal().is_some() && !killing {
-                        struck.push((rank, ending(ended)));
+                        killed.push((rank, describe_exit(ended)));
                     }
                     if !ended.success() {
-                        server.fail(rank, &format!("rank {rank} {}", ending(ended)));
+                        server.fail(rank, &format!("rank {rank} {}", describe_exit(ended)));
                     }
                 }
             }
@@ -179,19 +183,19 @@ fn wait(
         if running == 0 {
             break;
         }
-        if (asked.stopped)() {
+        if (signals.suspended)() {
             let begin = Instant::now();
             let running = children.0.iter().filter(|(_, status)| status.is_none());
-            super::guard::stop_with(running.map(|(child, _)| child));
-            doomed = doomed.map(|end| end + begin.elapsed());
+            super::signals::suspend_with(running.map(|(child, _)| child));
+            kill_at = kill_at.map(|end| end + begin.elapsed());
         }
-        if (asked.interrupted)() && !std::mem::replace(&mut told, true) {
-            super::guard::interrupt(&children.0[0].0);
+        if (signals.interrupted)() && !std::mem::replace(&mut interrupted, true) {
+            super::signals::interrupt(&children.0[0].0);
         }
         // The store knows of failures before a process has ended.
         let failed = server.failure().is_some();
-        match doomed {
-            None if failed => doomed = Some(Instant::now() + what.farewell),
+        match kill_at {
+            None if failed => kill_at = Some(Instant::now() + what.shutdown_grace),
             Some(end) if Instant::now() >= end => {
                 killing = true;
                 for (child, status) in &mut children.0 {
@@ -199,17 +203,17 @@ fn wait(
                         let _ = child.kill();
                     }
                 }
-                doomed = Some(Instant::now() + what.farewell);
+                kill_at = Some(Instant::now() + what.shutdown_grace);
             }
             _ => {}
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_PERIOD);
     }
     let status = children.0.iter().map(|(_, s)| s.map_or(-1, number));
-    Ok(Ended {
+    Ok(LaunchOutcome {
         status: status.collect(),
         failure: server.failure(),
-        struck,
+        killed,
     })
 }
 
@@ -219,9 +223,9 @@ fn number(status: ExitStatus) -> i32 {
         .unwrap_or_else(|| -status.signal().unwrap_or(1))
 }
 
-/// How a process ended, as in `it {ending}`.
+/// Describes how a process ended, as a verb phrase: `ended with exit status 1`.
 #[must_use]
-pub fn ending(status: ExitStatus) -> String {
+pub fn describe_exit(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("ended with exit status {code}"),
         (None, Some(9)) => {

@@ -1,12 +1,13 @@
-//! The store: keeps what processes leave, brings gatherings together, and notices who is missing.
+//! The store: keeps data for processes, performs gathers, and detects missing processes.
 //!
-//! It lives in the launcher, or in the process of rank 0 where something else started the ranks. Each connection has a
-//! thread that reads and one that writes; one more thread looks at the clock.
+//! It lives in the launcher, or in the process of rank 0 if another launcher started the ranks.
+//! Each connection has a thread that reads and one that writes; one more thread checks time limits.
 
+use super::protocol::{self, Attempt, MAGIC, Request, Response};
+use super::rendezvous::StoreOptions;
 use super::state::{Changes, State};
-use super::wire::{self, Ask, Attempt, MAGIC, Tell};
-use crate::device::abort::lock;
-use crate::stopped::stopped;
+use crate::base::abort::lock;
+use crate::base::suspend::suspended;
 use std::io::{self, Read};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,45 +15,15 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Between two looks at the clock.
+/// Period of the check of time limits.
 const TICK: Duration = Duration::from_millis(20);
-/// How long a new connection may take to say who it is.
-const HELLO: Duration = Duration::from_secs(10);
-
-/// How a store behaves.
-#[derive(Clone, Debug)]
-pub struct StoreOptions {
-    /// Processes of the run.
-    pub processes: u32,
-    /// Distinguishes runs that meet at the same port.
-    pub run: String,
-    /// How long processes may be missing from a gathering without moving.
-    pub timeout: Duration,
-    /// How long a process may be silent, or the store to it: hearts beat several times a second, and it answers.
-    pub silence: Duration,
-    /// How long after a connection has ended its process counts as lost. Whoever started the process may know more and
-    /// say so meanwhile.
-    pub grace: Duration,
-}
-
-impl StoreOptions {
-    /// For a run of so many processes.
-    #[must_use]
-    pub fn new(processes: u32, run: &str, timeout: Duration) -> Self {
-        Self {
-            processes,
-            run: run.to_owned(),
-            timeout,
-            silence: timeout.max(Duration::from_secs(10)),
-            grace: Duration::ZERO,
-        }
-    }
-}
+/// How long a new connection may take to send [`Request::Hello`].
+const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
 struct Shared {
     options: StoreOptions,
     state: Mutex<State>,
-    /// By process: where its writer takes frames from.
+    /// By process: queue of the thread that writes to it.
     writers: Mutex<Vec<Option<Sender<Vec<u8>>>>>,
     closed: AtomicBool,
 }
@@ -70,10 +41,10 @@ impl std::fmt::Debug for Server {
 }
 
 impl Server {
-    /// Serves on a socket that listens.
+    /// Serves on a listening socket.
     ///
     /// # Errors
-    /// When threads cannot be started.
+    /// If a thread cannot be started.
     pub fn start(listener: TcpListener, options: StoreOptions) -> io::Result<Self> {
         let address = listener.local_addr()?;
         let shared = Arc::new(Shared {
@@ -92,7 +63,7 @@ impl Server {
                     }
                     let Ok(stream) = stream else { continue };
                     let shared = Arc::clone(&accepting);
-                    // A connection without a thread ends; its process hears of it.
+                    // A connection without a thread is closed, which its process notices.
                     let _ = std::thread::Builder::new()
                         .name("store connection".to_owned())
                         .spawn(move || shared.serve(stream));
@@ -106,10 +77,10 @@ impl Server {
                 while !ticking.closed.load(Ordering::SeqCst) {
                     std::thread::sleep(TICK);
                     let now = Instant::now();
-                    let stopped = stopped(now.saturating_duration_since(last));
+                    let suspended = suspended(now.saturating_duration_since(last));
                     ticking.change(|s| {
-                        if !stopped.is_zero() {
-                            s.go_on(stopped, now);
+                        if !suspended.is_zero() {
+                            s.resume(suspended, now);
                         }
                         s.tick(now)
                     });
@@ -119,27 +90,28 @@ impl Server {
         Ok(Self { shared, address })
     }
 
-    /// Where it listens.
+    /// Returns the address that the store listens on.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Says on behalf of a process that it cannot go on. Only the first failure of a run counts.
+    /// Reports the failure of a process on its behalf. Only the first failure of a run counts.
     pub fn fail(&self, process: u32, cause: &str) {
         self.shared.change(|s| s.fail(process, cause));
     }
 
-    /// The first failure: process and cause.
+    /// Returns the process and the cause of the first failure.
     #[must_use]
     pub fn failure(&self) -> Option<(u32, String)> {
         lock(&self.shared.state).failure()
     }
 
-    /// Waits until every process has taken leave or is lost, for `patience` at most; whether they have.
+    /// Waits until every process has disconnected or is lost, for `timeout` at most. Returns
+    /// whether all have.
     #[must_use]
-    pub fn wait_for_leave(&self, patience: Duration) -> bool {
-        let end = Instant::now() + patience;
+    pub fn wait_for_disconnects(&self, timeout: Duration) -> bool {
+        let end = Instant::now() + timeout;
         loop {
             if lock(&self.shared.state).is_over() {
                 return true;
@@ -162,60 +134,61 @@ impl Drop for Server {
 }
 
 impl Shared {
-    /// Changes the state, and sends what follows from it.
+    /// Changes the state, and sends the messages that result.
     fn change(&self, f: impl FnOnce(&mut State) -> Changes) {
-        // Frames go out in the order in which they came about.
+        // Frames are sent in the order in which they were produced.
         let mut state = lock(&self.state);
         let changes = f(&mut state);
         if changes.is_empty() {
             return;
         }
         let writers = lock(&self.writers);
-        for (process, tell) in changes {
+        for (process, response) in changes {
             if let Some(Some(writer)) = writers.get(process as usize) {
-                // A writer that is gone had its connection end, which is noticed by its reader.
-                let _ = writer.send(tell.encode());
+                // If the writer is gone, the connection has ended, which its reader notices.
+                let _ = writer.send(response.encode());
             }
         }
     }
 
+    /// Handles a connection until it ends.
     fn serve(&self, mut stream: TcpStream) {
-        let Some((process, attempt)) = self.greet(&mut stream) else {
+        let Some((process, attempt)) = self.welcome(&mut stream) else {
             return;
         };
-        let mut said_bye = false;
-        while let Ok(frame) = wire::read(&mut stream) {
-            let Some(ask) = Ask::decode(&frame) else {
+        let mut disconnected = false;
+        while let Ok(frame) = protocol::read(&mut stream) {
+            let Some(message) = Request::decode(&frame) else {
                 self.change(|s| s.fail(process, "it sent a message that the store cannot read"));
                 break;
             };
-            if ask == Ask::Bye {
-                said_bye = true;
+            if message == Request::Disconnect {
+                disconnected = true;
             }
-            self.change(|s| s.hear(process, ask, Instant::now()));
+            self.change(|s| s.handle(process, message, Instant::now()));
         }
         let mut state = lock(&self.state);
-        let is_last = said_bye || state.disconnected(process, attempt, Instant::now());
+        let is_last = disconnected || state.connection_lost(process, attempt, Instant::now());
         if is_last && let Some(writer) = lock(&self.writers).get_mut(process as usize) {
             *writer = None;
         }
     }
 
-    /// Lets a process of this run in.
-    fn greet(&self, stream: &mut TcpStream) -> Option<(u32, Attempt)> {
+    /// Reads the hello of a connection and admits a process of this run.
+    fn welcome(&self, stream: &mut TcpStream) -> Option<(u32, Attempt)> {
         stream.set_nodelay(true).ok()?;
-        stream.set_read_timeout(Some(HELLO)).ok()?;
+        stream.set_read_timeout(Some(HELLO_TIMEOUT)).ok()?;
         let mut magic = [0; MAGIC.len()];
         stream.read_exact(&mut magic).ok()?;
         if &magic != MAGIC {
             return None;
         }
-        let hello = Ask::decode(&wire::read(stream).ok()?)?;
-        let Ask::Hello {
+        let hello = Request::decode(&protocol::read(stream).ok()?)?;
+        let Request::Hello {
             process,
             processes,
             run,
-            place,
+            location,
             attempt,
         } = hello
         else {
@@ -236,12 +209,13 @@ impl Shared {
             ))
         } else {
             let silence_ms = o.silence.as_millis() as u64;
-            let _ = sender.send(Tell::Welcome { silence_ms }.encode());
-            self.admit(process, attempt, &place, sender).err()
+            let _ = sender.send(Response::Welcome { silence_ms }.encode());
+            self.admit(process, attempt, &location, sender).err()
         };
         if let Some(why) = refusal {
-            let _ = wire::write(stream, &Tell::Refused { why }.encode());
-            // The word arrives before the end of the connection only if nothing unread is thrown away.
+            let _ = protocol::write(stream, &Response::Refused { why }.encode());
+            // Closing only the write side lets the message arrive before the end of the connection,
+            // even if the process has sent data that nobody reads.
             let _ = stream.shutdown(Shutdown::Write);
             return None;
         }
@@ -250,28 +224,29 @@ impl Shared {
             .name("store writer".to_owned())
             .spawn(move || {
                 for frame in frames {
-                    if wire::write(&mut out, &frame).is_err() {
+                    if protocol::write(&mut out, &frame).is_err() {
                         break;
                     }
                 }
                 let _ = out.shutdown(Shutdown::Both);
             })
             .ok()?;
-        // It may have missed that the run has failed.
-        self.change(|s| s.welcome(process));
+        // The process may have missed that the run has failed.
+        self.change(|s| s.known_failure(process));
         Some((process, attempt))
     }
 
-    /// Notes who has joined and where it takes frames from at once: another attempt of its may be here at the same time.
+    /// Admits a process and registers its writer under one lock: another attempt of the same
+    /// process may be handled at the same time.
     fn admit(
         &self,
         process: u32,
         attempt: Attempt,
-        place: &str,
+        location: &str,
         sender: Sender<Vec<u8>>,
     ) -> Result<(), String> {
         let mut state = lock(&self.state);
-        state.join(process, attempt, place, Instant::now())?;
+        state.join(process, attempt, location, Instant::now())?;
         if let Some(writer) = lock(&self.writers).get_mut(process as usize) {
             *writer = Some(sender);
         }

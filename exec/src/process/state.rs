@@ -1,43 +1,44 @@
-//! What the store knows, without sockets: who has joined, what was left, who waits for what, who is missing.
+//! State of the store, without sockets or clocks: members, stored data, waits and time limits.
 
-use super::server::StoreOptions;
-use super::wire::{Ask, Attempt, Mode, Tell};
-use crate::engine::standing::{Standing, apart, ranks_in_words};
+use super::protocol::{Attempt, GatherMode, Request, Response};
+use super::rendezvous::StoreOptions;
+use crate::base::divergence::{RankProgress, describe_divergence, list_ranks};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// What follows from a change: words for processes.
-pub(super) type Changes = Vec<(u32, Tell)>;
+/// Messages that result from a change, by process.
+pub(super) type Changes = Vec<(u32, Response)>;
 
-/// How much longer a process is waited for while it says that it computes, or where that is to be expected.
+/// Factor by which the timeout is longer while a process runs kernels, or if its data are slow.
 const BUSY: u32 = 10;
 
 #[derive(Debug)]
 struct Process {
-    /// The attempt by which it has joined.
+    /// Attempt by which it has joined.
     joined: Option<Attempt>,
-    /// It has said something since.
-    spoke: bool,
+    /// Whether it has sent a message since it joined.
+    active: bool,
+    /// Whether it has disconnected in good order.
     left: bool,
-    /// Its connection ended without a word.
-    cut: Option<Instant>,
-    heard: Instant,
-    /// When its progress changed last.
-    moved: Instant,
+    /// When its connection ended without [`Request::Disconnect`].
+    lost_at: Option<Instant>,
+    heard_at: Instant,
+    /// When its progress last changed.
+    progressed_at: Instant,
     progress: u64,
     running: u32,
-    /// Where its hosts stood last.
-    standing: Vec<Standing>,
-    /// Where it runs.
-    place: String,
+    /// Last host positions of its ranks.
+    ranks: Vec<RankProgress>,
+    /// Host and process id.
+    location: String,
 }
 
 #[derive(Debug)]
-struct Gathering {
+struct Gather {
     since: Instant,
-    mode: Mode,
-    /// By process: its data, and the request to answer.
-    brought: Vec<Option<(u64, Vec<u8>)>>,
+    mode: GatherMode,
+    /// By process: the request to answer, and the data.
+    arrived: Vec<Option<(u64, Vec<u8>)>>,
 }
 
 #[derive(Debug)]
@@ -45,7 +46,7 @@ struct Wait {
     process: u32,
     request: u64,
     since: Instant,
-    patient: bool,
+    slow: bool,
 }
 
 /// See the module documentation.
@@ -54,31 +55,31 @@ pub(super) struct State {
     timeout: Duration,
     silence: Duration,
     grace: Duration,
-    began: Instant,
+    started_at: Instant,
     processes: Vec<Process>,
-    /// By key: data, and how many more answers it is kept for (`None`: any number).
-    kept: BTreeMap<String, (Vec<u8>, Option<u32>)>,
+    /// By key: data, and the number of answers that are left (`None`: any number).
+    values: BTreeMap<String, (Vec<u8>, Option<u32>)>,
     waits: BTreeMap<String, Vec<Wait>>,
-    gatherings: BTreeMap<String, Gathering>,
-    failure: Option<Ended>,
+    gathers: BTreeMap<String, Gather>,
+    failure: Option<RunFailure>,
 }
 
-/// What ended the run.
+/// The failure that ended the run.
 #[derive(Clone, Debug)]
-struct Ended {
+struct RunFailure {
     process: u32,
     cause: String,
-    /// The cause's end: where hosts stood when it came.
-    apart: String,
+    /// Host positions at the failure: the end of its message.
+    divergence: String,
 }
 
-impl Ended {
-    fn tell(&self) -> Tell {
+impl RunFailure {
+    fn response(&self) -> Response {
         let it = self.clone();
-        Tell::Failed {
+        Response::Failed {
             process: it.process,
             cause: it.cause,
-            apart: it.apart,
+            divergence: it.divergence,
         }
     }
 }
@@ -87,46 +88,50 @@ impl State {
     pub(super) fn new(options: &StoreOptions, now: Instant) -> Self {
         let process = || Process {
             joined: None,
-            spoke: false,
+            active: false,
             left: false,
-            cut: None,
-            heard: now,
-            moved: now,
+            lost_at: None,
+            heard_at: now,
+            progressed_at: now,
             progress: 0,
             running: 0,
-            standing: Vec::new(),
-            place: String::new(),
+            ranks: Vec::new(),
+            location: String::new(),
         };
         Self {
             timeout: options.timeout,
             silence: options.silence,
             grace: options.grace,
-            began: now,
+            started_at: now,
             processes: (0..options.processes).map(|_| process()).collect(),
-            kept: BTreeMap::new(),
+            values: BTreeMap::new(),
             waits: BTreeMap::new(),
-            gatherings: BTreeMap::new(),
+            gathers: BTreeMap::new(),
             failure: None,
         }
     }
 
-    /// Who failed first, and why.
+    /// Returns the process that failed first, and the message.
     pub(super) fn failure(&self) -> Option<(u32, String)> {
         let it = self.failure.as_ref()?;
-        Some((it.process, format!("{}{}", it.cause, it.apart)))
+        Some((it.process, format!("{}{}", it.cause, it.divergence)))
     }
 
-    /// Whether nobody will say anything any more.
+    /// Returns whether every process has disconnected or lost its connection.
     pub(super) fn is_over(&self) -> bool {
-        self.processes.iter().all(|p| p.left || p.cut.is_some())
+        self.processes.iter().all(|p| p.left || p.lost_at.is_some())
     }
 
-    /// A process wants to take part. A later attempt of one that does replaces the earlier one, which it has given up.
+    /// Admits a process. A later attempt replaces an earlier one of the same process, which has
+    /// abandoned it.
+    ///
+    /// # Errors
+    /// A message, if the process is unknown or another process claims to be the same rank.
     pub(super) fn join(
         &mut self,
         process: u32,
         attempt: Attempt,
-        place: &str,
+        location: &str,
         now: Instant,
     ) -> Result<(), String> {
         let count = self.processes.len();
@@ -136,8 +141,8 @@ impl State {
         match p.joined {
             Some(it) if it.instance != attempt.instance => {
                 return Err(format!(
-                    "two processes claim to be rank {process}: one on {}, one on {place}",
-                    p.place
+                    "two processes claim to be rank {process}: one on {}, one on {location}",
+                    p.location
                 ));
             }
             Some(it) if it.number >= attempt.number => {
@@ -145,69 +150,67 @@ impl State {
             }
             _ => {}
         }
-        (p.joined, p.spoke) = (Some(attempt), false);
-        (p.heard, p.moved) = (now, now);
-        p.place = place.to_owned();
+        (p.joined, p.active) = (Some(attempt), false);
+        (p.heard_at, p.progressed_at) = (now, now);
+        p.location = location.to_owned();
         Ok(())
     }
 
-    pub(super) fn welcome(&self, process: u32) -> Changes {
+    /// Returns the message for a process that joins a run which has failed.
+    pub(super) fn known_failure(&self, process: u32) -> Changes {
         let failed = self.failure.iter();
-        failed.map(|it| (process, it.tell())).collect()
+        failed.map(|it| (process, it.response())).collect()
     }
 
-    pub(super) fn hear(&mut self, process: u32, ask: Ask, now: Instant) -> Changes {
+    /// Handles a message of a process.
+    pub(super) fn handle(&mut self, process: u32, message: Request, now: Instant) -> Changes {
         let Some(p) = self.processes.get_mut(process as usize) else {
             return Vec::new();
         };
-        (p.heard, p.spoke) = (now, true);
-        match ask {
-            Ask::Hello { .. } => Vec::new(),
-            Ask::Beat {
+        (p.heard_at, p.active) = (now, true);
+        match message {
+            Request::Hello { .. } => Vec::new(),
+            Request::Heartbeat {
                 progress,
                 running,
-                standing,
+                ranks,
             } => {
                 if p.progress != progress {
-                    p.moved = now;
+                    p.progressed_at = now;
                 }
-                (p.progress, p.running, p.standing) = (progress, running, standing);
-                vec![(process, Tell::Alive)]
+                (p.progress, p.running, p.ranks) = (progress, running, ranks);
+                vec![(process, Response::Alive)]
             }
-            Ask::Bye => {
+            Request::Disconnect => {
                 p.left = true;
                 Vec::new()
             }
-            Ask::Fail { cause, waited } => match waited {
+            Request::Fail { cause, timed_out } => match timed_out {
                 false => self.fail(process, &cause),
-                true => self.give_up(process, &cause),
+                true => self.fail_timed_out(process, &cause),
             },
-            Ask::Put { key, uses, data } => {
+            Request::Put { key, uses, data } => {
                 let waits = self.waits.remove(&key).unwrap_or_default();
-                self.kept
+                self.values
                     .insert(key.clone(), (data, (uses > 0).then_some(uses)));
                 waits
                     .iter()
                     .filter_map(|w| self.fetch(&key, w.process, w.request))
                     .collect()
             }
-            Ask::Get {
-                request,
-                key,
-                patient,
-            } => match self.fetch(&key, process, request) {
+            Request::Get { request, key, slow } => match self.fetch(&key, process, request) {
                 Some(change) => vec![change],
                 None => {
                     self.waits.entry(key).or_default().push(Wait {
                         process,
                         request,
                         since: now,
-                        patient,
+                        slow,
                     });
                     Vec::new()
                 }
             },
-            Ask::Gather {
+            Request::Gather {
                 request,
                 key,
                 mode,
@@ -216,17 +219,17 @@ impl State {
         }
     }
 
-    /// An answer with a key's data, if it is there.
-    fn fetch(&mut self, key: &str, process: u32, request: u64) -> Option<(u32, Tell)> {
-        let (data, left) = self.kept.get_mut(key)?;
-        let tell = answer(request, vec![data.clone()]);
+    /// Answers a request with a key's data, if they are stored.
+    fn fetch(&mut self, key: &str, process: u32, request: u64) -> Option<(u32, Response)> {
+        let (data, left) = self.values.get_mut(key)?;
+        let response = answer(request, vec![data.clone()]);
         if let Some(left) = left {
             *left -= 1;
             if *left == 0 {
-                self.kept.remove(key);
+                self.values.remove(key);
             }
         }
-        Some((process, tell))
+        Some((process, response))
     }
 
     fn gather(
@@ -234,30 +237,27 @@ impl State {
         process: u32,
         request: u64,
         key: String,
-        mode: Mode,
+        mode: GatherMode,
         data: Vec<u8>,
         now: Instant,
     ) -> Changes {
         let count = self.processes.len();
-        let g = self
-            .gatherings
-            .entry(key.clone())
-            .or_insert_with(|| Gathering {
-                since: now,
-                mode,
-                brought: vec![None; count],
-            });
-        g.brought[process as usize] = Some((request, data));
-        if g.brought.iter().any(Option::is_none) {
+        let g = self.gathers.entry(key.clone()).or_insert_with(|| Gather {
+            since: now,
+            mode,
+            arrived: vec![None; count],
+        });
+        g.arrived[process as usize] = Some((request, data));
+        if g.arrived.iter().any(Option::is_none) {
             return Vec::new();
         }
-        let Some(done) = self.gatherings.remove(&key) else {
+        let Some(done) = self.gathers.remove(&key) else {
             return Vec::new();
         };
         let (requests, parts): (Vec<u64>, Vec<Vec<u8>>) =
-            done.brought.into_iter().flatten().unzip();
+            done.arrived.into_iter().flatten().unzip();
         let of = |process: usize| {
-            if done.mode.all || process == 0 {
+            if done.mode.to_all || process == 0 {
                 parts.clone()
             } else {
                 Vec::new()
@@ -270,64 +270,67 @@ impl State {
             .collect()
     }
 
-    /// A process cannot go on; everybody hears of it.
+    /// Ends the run because a process has failed; every process is notified.
     pub(super) fn fail(&mut self, process: u32, cause: &str) -> Changes {
         self.end(process, cause, String::new())
     }
 
-    /// Somebody was waited for in vain, which the process says or is to blame for: where hosts stand shows who.
-    fn give_up(&mut self, process: u32, cause: &str) -> Changes {
-        let all = self.processes.iter().flat_map(|p| &p.standing);
-        let apart = apart(all);
-        self.end(process, cause, apart)
+    /// Ends the run because a wait has timed out. `process` waited or is the one that was waited
+    /// for; host positions show which rank is behind.
+    fn fail_timed_out(&mut self, process: u32, cause: &str) -> Changes {
+        let all = self.processes.iter().flat_map(|p| &p.ranks);
+        let divergence = describe_divergence(all);
+        self.end(process, cause, divergence)
     }
 
-    fn end(&mut self, process: u32, cause: &str, apart: String) -> Changes {
+    fn end(&mut self, process: u32, cause: &str, divergence: String) -> Changes {
         if self.failure.is_some() {
             return Vec::new();
         }
-        let it = Ended {
+        let it = RunFailure {
             process,
             cause: cause.to_owned(),
-            apart,
+            divergence,
         };
-        let tell = it.tell();
+        let response = it.response();
         self.failure = Some(it);
         self.waits.clear();
-        self.gatherings.clear();
+        self.gathers.clear();
         (0..self.processes.len() as u32)
-            .map(|p| (p, tell.clone()))
+            .map(|p| (p, response.clone()))
             .collect()
     }
 
-    /// The connection of an attempt ended; whether it was the process's last one. What follows is for the clock to say, which
-    /// knows whether the store was stopped meanwhile.
-    pub(super) fn disconnected(&mut self, process: u32, attempt: Attempt, now: Instant) -> bool {
+    /// Notes the end of an attempt's connection. Returns whether it was the process's last one. The
+    /// consequences are left to [`State::tick`], since the store may have been suspended meanwhile.
+    pub(super) fn connection_lost(&mut self, process: u32, attempt: Attempt, now: Instant) -> bool {
         let Some(p) = self.processes.get_mut(process as usize) else {
             return false;
         };
         if p.joined != Some(attempt) {
             return false;
         }
-        if p.spoke {
-            p.cut = Some(now);
+        if p.active {
+            p.lost_at = Some(now);
         } else {
-            // Whoever has been let in says at once that it lives: this attempt was given up before, and another one follows.
+            // A process that was admitted sends a heartbeat at once. This attempt was abandoned
+            // before that, and another one follows.
             p.joined = None;
         }
         true
     }
 
-    /// The store itself was stopped for so long, until now: nobody's silence follows from that, and nobody has waited.
-    pub(super) fn go_on(&mut self, stopped: Duration, now: Instant) {
-        // What came after the stop has no more time than it would have had.
-        let later = |t: Instant| (t + stopped).min(now);
-        self.began = later(self.began);
+    /// Adjusts all time limits after the store itself was suspended until `now`: processes were not
+    /// silent in that time, and nothing has waited.
+    pub(super) fn resume(&mut self, suspended: Duration, now: Instant) {
+        // Messages that arrived after the suspension keep their time.
+        let later = |t: Instant| (t + suspended).min(now);
+        self.started_at = later(self.started_at);
         for p in &mut self.processes {
-            (p.heard, p.moved) = (now, now);
-            p.cut = p.cut.map(later);
+            (p.heard_at, p.progressed_at) = (now, now);
+            p.lost_at = p.lost_at.map(later);
         }
-        for g in self.gatherings.values_mut() {
+        for g in self.gathers.values_mut() {
             g.since = later(g.since);
         }
         for w in self.waits.values_mut().flatten() {
@@ -335,70 +338,71 @@ impl State {
         }
     }
 
-    /// Time has passed.
+    /// Checks all time limits.
     pub(super) fn tick(&mut self, now: Instant) -> Changes {
         if self.failure.is_some() {
             return Vec::new();
         }
         let since = |t: Instant| now.saturating_duration_since(t);
         for (i, p) in (0u32..).zip(&self.processes) {
-            if !p.left && p.cut.is_some_and(|cut| since(cut) >= self.grace) {
-                let what = format!("rank {i} ({}) died: its connection was closed", p.place);
+            if !p.left && p.lost_at.is_some_and(|at| since(at) >= self.grace) {
+                let what = format!("rank {i} ({}) died: its connection was closed", p.location);
                 return self.fail(i, &what);
             }
-            if p.joined.is_some() && !p.left && since(p.heard) >= self.silence {
+            if p.joined.is_some() && !p.left && since(p.heard_at) >= self.silence {
                 let what = format!(
                     "rank {i} ({}) has not responded for {:.1?}",
-                    p.place,
-                    since(p.heard)
+                    p.location,
+                    since(p.heard_at)
                 );
                 return self.fail(i, &what);
             }
         }
         let late = self
             .missing_at_the_start(now)
-            .or_else(|| self.late_gathering(now));
+            .or_else(|| self.late_gather(now));
         match late {
-            Some((process, what)) => self.give_up(process, &what),
+            Some((process, what)) => self.fail_timed_out(process, &what),
             None => self.late_waits(now),
         }
     }
 
+    /// Returns the failure if processes have not joined in time.
     fn missing_at_the_start(&self, now: Instant) -> Option<(u32, String)> {
-        let waited = now.saturating_duration_since(self.began);
+        let waited = now.saturating_duration_since(self.started_at);
         let missing = self.who(|_, p| p.joined.is_none());
         let (&first, _) = missing.split_first()?;
         (waited >= self.timeout).then(|| {
             let n = self.processes.len();
             let what = format!(
                 "{} of {n} did not start within {:.1?}",
-                ranks_in_words(&missing),
+                list_ranks(&missing),
                 self.timeout
             );
             (first, what)
         })
     }
 
-    /// A gathering whose missing processes have not moved for too long.
-    fn late_gathering(&self, now: Instant) -> Option<(u32, String)> {
-        self.gatherings.iter().find_map(|(key, g)| {
-            let missing = self.who(|i, _| g.brought[i].is_none());
-            // How long each has not moved, and may not.
+    /// Returns the failure if the processes that a gather waits for make no progress.
+    fn late_gather(&self, now: Instant) -> Option<(u32, String)> {
+        self.gathers.iter().find_map(|(key, g)| {
+            let missing = self.who(|i, _| g.arrived[i].is_none());
+            // Time without progress of each, and its limit.
             let idle = missing.iter().map(|i| {
                 let p = &self.processes[*i as usize];
-                let patience = match p.running {
+                let limit = match p.running {
                     0 => self.timeout,
                     _ => self.timeout * BUSY,
                 };
-                let moved = p.moved.max(g.since);
-                (now.saturating_duration_since(moved), patience)
+                let progressed = p.progressed_at.max(g.since);
+                (now.saturating_duration_since(progressed), limit)
             });
-            let late = idle.clone().all(|(idle, patience)| idle >= patience);
+            let late = idle.clone().all(|(idle, limit)| idle >= limit);
             let least = idle.map(|(idle, _)| idle).min()?;
-            (!g.mode.patient && late).then(|| {
+            (!g.mode.untimed && late).then(|| {
                 let what = format!(
                     "{} did not reach `{}` and {} not made progress for {least:.1?}",
-                    ranks_in_words(&missing),
+                    list_ranks(&missing),
                     name(key),
                     if missing.len() == 1 { "has" } else { "have" },
                 );
@@ -407,18 +411,18 @@ impl State {
         })
     }
 
-    /// Waits for keys that nobody has left: the one who waits decides what it means.
+    /// Answers waits for keys that have timed out; the waiting process decides what follows.
     fn late_waits(&mut self, now: Instant) -> Changes {
         let timeout = self.timeout;
         let mut changes = Vec::new();
         for (key, waits) in &mut self.waits {
             waits.retain(|w| {
-                let patience = if w.patient { timeout * BUSY } else { timeout };
-                let late = now.saturating_duration_since(w.since) >= patience;
+                let limit = if w.slow { timeout * BUSY } else { timeout };
+                let late = now.saturating_duration_since(w.since) >= limit;
                 if late {
-                    let why = format!("no rank published `{key}` within {patience:.1?}");
+                    let why = format!("no rank published `{key}` within {limit:.1?}");
                     let request = w.request;
-                    changes.push((w.process, Tell::Late { request, why }));
+                    changes.push((w.process, Response::TimedOut { request, why }));
                 }
                 !late
             });
@@ -427,6 +431,7 @@ impl State {
         changes
     }
 
+    /// Returns the processes for which `is` holds.
     fn who(&self, is: impl Fn(usize, &Process) -> bool) -> Vec<u32> {
         let all = self.processes.iter().enumerate();
         all.filter(|(i, p)| is(*i, p))
@@ -435,11 +440,11 @@ impl State {
     }
 }
 
-fn answer(request: u64, parts: Vec<Vec<u8>>) -> Tell {
-    Tell::Answer { request, parts }
+fn answer(request: u64, parts: Vec<Vec<u8>>) -> Response {
+    Response::Answer { request, parts }
 }
 
-/// A gathering's name without its number.
+/// Returns the name of a gather without its number.
 fn name(key: &str) -> &str {
     key.rsplit_once('#').map_or(key, |(name, _)| name)
 }

@@ -1,8 +1,10 @@
-//! Checkpoints: one folder a step, with a `safetensors` file a rank and an index of what lies where.
+//! Checkpoints: one folder per step, with a `safetensors` file per rank and an index of their
+//! contents.
 //!
-//! Every element of every state is stored once, by the lowest rank that holds it, under its place in the whole parameter:
-//! a program of any mesh, strategy, policy or precision can load it. A folder is written under a temporary name, synced and
-//! renamed, so that whatever has the name `step-N` is complete; checksums tell damage that came later.
+//! Every element of every state is stored once, by the lowest rank that has it, with its position
+//! in the whole parameter, so programs of any mesh, strategy, policy or precision can load it. A
+//! folder is written under a temporary name, synced and renamed, so every folder named `step-N` is
+//! complete; checksums detect later damage.
 
 mod index;
 mod load;
@@ -16,12 +18,12 @@ use super::TrainError;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-/// Name of a finished checkpoint.
+/// Returns the name of a finished checkpoint.
 fn name_of(step: u64) -> String {
     format!("step-{step:08}")
 }
 
-/// Step of a finished checkpoint's name.
+/// Parses the step from the name of a finished checkpoint.
 fn step_of(name: &str) -> Option<u64> {
     name.strip_prefix("step-")?.parse().ok()
 }
@@ -34,11 +36,11 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens (and makes) a folder in which the newest `keep` checkpoints stay. Leftovers of a save that did not finish are
-    /// removed.
+    /// Opens (or creates) a folder that keeps the newest `keep` checkpoints. Removes leftovers of
+    /// unfinished saves.
     ///
     /// # Errors
-    /// When the folder cannot be made, read or tidied.
+    /// If the folder cannot be created, read or cleaned up.
     pub fn open(dir: &Path, keep: usize) -> Result<Self, TrainError> {
         std::fs::create_dir_all(dir).map_err(TrainError::io(dir))?;
         let store = Self {
@@ -53,7 +55,7 @@ impl Store {
         Ok(store)
     }
 
-    /// The folder that another process has opened.
+    /// Returns a folder that another process has opened.
     #[must_use]
     pub fn attach(dir: &Path, keep: usize) -> Self {
         Self {
@@ -76,10 +78,10 @@ impl Store {
         Ok(out)
     }
 
-    /// Steps of the finished checkpoints, ascending.
+    /// Returns the steps of the finished checkpoints, ascending.
     ///
     /// # Errors
-    /// When the folder cannot be read.
+    /// If the folder cannot be read.
     pub fn steps(&self) -> Result<Vec<u64>, TrainError> {
         let mut steps: Vec<u64> = self
             .entries()?
@@ -90,23 +92,23 @@ impl Store {
         Ok(steps)
     }
 
-    /// Folder of a step's checkpoint.
+    /// Returns the folder of a step's checkpoint.
     #[must_use]
     pub fn path(&self, step: u64) -> PathBuf {
         self.dir.join(name_of(step))
     }
 
-    /// Steps of the checkpoints that training from a step on does not build upon.
+    /// Returns the steps of checkpoints that a training from a given step does not continue.
     ///
     /// # Errors
-    /// When the folder cannot be read.
+    /// If the folder cannot be read.
     pub fn beyond(&self, step: u64) -> Result<Vec<u64>, TrainError> {
         let mut steps = self.steps()?;
         steps.retain(|s| *s > step);
         Ok(steps)
     }
 
-    /// Gives the checkpoints beyond a step names under which they are neither resumed from nor removed.
+    /// Renames the checkpoints after a step, so that they are neither resumed from nor removed.
     fn put_aside(&self, step: u64) -> Result<(), TrainError> {
         let steps = self.beyond(step)?;
         for step in &steps {
@@ -115,7 +117,7 @@ impl Store {
             let aside = names.find(|p| !p.exists()).unwrap_or_default();
             std::fs::rename(&path, aside).map_err(TrainError::io(&path))?;
         }
-        // Before a new one gets its name: no kill leaves them above it.
+        // Precedes the rename of a new checkpoint, so that no crash leaves the old ones after it.
         if steps.is_empty() {
             Ok(())
         } else {
@@ -134,7 +136,7 @@ impl Store {
     }
 }
 
-/// Makes names in a folder durable.
+/// Makes the names in a folder durable.
 fn sync_dir(dir: &Path) -> Result<(), TrainError> {
     File::open(dir)
         .and_then(|d| d.sync_all())

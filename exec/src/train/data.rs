@@ -1,17 +1,18 @@
-//! What a step is fed: token streams, random regression data, tables.
+//! Inputs of steps: token streams, random regression data, tables.
 //!
-//! The global batch of a step is a function of the step alone: with B the samples of all ranks and micro-batches, sample i
-//! of step s takes the tokens from `(s*B + i) * T mod (len - T - 1)` on, T + 1 of them. Ranks and micro-batches only split
-//! it, in the order micro-batch, rank, sample. Families without tokens get normal inputs that depend on the seed and the
-//! sample's number, and a fixed function of them as target.
+//! The global batch of a step is a function of the step alone: with B samples over all ranks and
+//! micro-batches, sample i of step s uses T + 1 tokens starting at `(s*B + i) * T mod (len - T -
+//! 1)`. Ranks and micro-batches only divide it, in the order micro-batch, rank, sample. Families
+//! without tokens get normal inputs that depend on the seed and the sample's index, and a fixed
+//! function of the inputs as target.
 
 mod source;
 mod text;
 
 pub use source::{DataError, TokenWidth, Tokens};
-pub use text::{TOKENIZER, tokenizer_beside};
+pub use text::{TOKENIZER, tokenizer_next_to};
 
-use super::random::Sequence;
+use crate::base::random::Sequence;
 use half::{bf16, f16};
 use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 use rayon::slice::{ParallelSlice, ParallelSliceMut};
@@ -21,17 +22,17 @@ use shardlab_plan::models::Inputs;
 use shardlab_plan::program::Program;
 use std::ops::Range;
 
-/// Contents of one rank's inputs: by micro-batch, the bytes of every constant that is new in each.
+/// Inputs of one rank: by micro-batch, the bytes of every constant that is new in each.
 pub type RankFeed = Vec<Vec<(ConstId, Vec<u8>)>>;
 
-/// Where samples come from.
+/// Source of samples.
 #[derive(Clone, Debug)]
 enum Samples {
     Tokens(Tokens),
     Random { seed: u64 },
 }
 
-/// Feeds the steps of a program.
+/// Produces the inputs of a program's steps.
 #[derive(Clone, Debug)]
 pub struct Feed {
     family: Family,
@@ -42,20 +43,21 @@ pub struct Feed {
     seq_len: u64,
     /// Constants that are new in every micro-batch.
     inputs: Vec<(ConstId, Const)>,
-    /// Contents of the tables that live for the whole run.
+    /// Contents of the tables that are constant during the run.
     tables: Vec<(BufferId, Vec<u8>)>,
     samples: Samples,
-    /// A step and the number of its first sample.
+    /// A step and the index of its first sample.
     base: (u64, u64),
-    /// Ranks whose inputs are made; those of others stay empty.
+    /// Ranks whose inputs are produced; those of other ranks stay empty.
     only: Range<u32>,
 }
 
 impl Feed {
-    /// A feed for a program of this scenario. Without `tokens` a synthetic language is made from the seed.
+    /// Creates a feed for a program and its scenario. Without `tokens`, a synthetic language is
+    /// generated from the seed.
     ///
     /// # Errors
-    /// [`DataError`] when the tokens do not suit the model, or a constant of the model is not known here.
+    /// [`DataError`] if the tokens do not fit the model, or a constant of the model is unknown.
     pub fn new(
         scenario: &Scenario,
         program: &Program,
@@ -105,36 +107,37 @@ impl Feed {
         Ok(feed)
     }
 
-    /// Makes inputs of these ranks only; those of others stay empty.
+    /// Restricts the feed to the inputs of some ranks; those of other ranks stay empty.
     pub fn only(&mut self, ranks: Range<u32>) {
         self.only = ranks;
     }
 
-    /// Samples of a step over all ranks and micro-batches.
+    /// Returns the number of samples per step over all ranks and micro-batches.
     #[must_use]
     pub fn global_batch(&self) -> u64 {
         self.world * self.micro_batches * self.micro_batch
     }
 
-    /// Buffers and contents of the tables that live for the whole run, the same on every rank.
+    /// Returns buffers and contents of the constant tables, which are equal on all ranks.
     #[must_use]
     pub fn tables(&self) -> &[(BufferId, Vec<u8>)] {
         &self.tables
     }
 
-    /// From step `step` on samples are counted from `samples`: a run may have had another batch size before.
+    /// Counts samples from `samples` at step `step`: the run may have had another batch size
+    /// before.
     pub fn resume(&mut self, step: u64, samples: u64) {
         self.base = (step, samples);
     }
 
-    /// Number of the first sample of a step.
+    /// Returns the index of the first sample of a step.
     #[must_use]
     pub fn position(&self, step: u64) -> u64 {
         let (base, samples) = self.base;
         samples + step.saturating_sub(base) * self.global_batch()
     }
 
-    /// Inputs of step `step` (from 0), by rank.
+    /// Returns the inputs of step `step` (from 0), by rank.
     #[must_use]
     pub fn step(&self, step: u64) -> Vec<RankFeed> {
         let first = self.position(step);
@@ -147,8 +150,9 @@ impl Feed {
         })
     }
 
-    /// Inputs of the `index`-th validation, by rank, one micro-batch each: for token streams windows counted from the
-    /// stream's end (which training reaches last), else samples that training asks for last.
+    /// Returns the inputs of the `index`-th validation, by rank, with one micro-batch each. Token
+    /// streams use windows counted from the end of the stream, which training reaches last; other
+    /// data use the samples that training reaches last.
     #[must_use]
     pub fn validation(&self, index: u64) -> Vec<RankFeed> {
         self.ranks(1, |_, rank, j| {
@@ -162,7 +166,7 @@ impl Feed {
 
     fn ranks(&self, micros: u64, sample: impl Fn(u64, u64, u64) -> u64 + Sync) -> Vec<RankFeed> {
         let one = |micro, rank| {
-            // Normal numbers of large samples take longer to make than a step.
+            // Normal values of large samples take longer to generate than a step.
             let bytes = |known: &Const| {
                 let made = (0..self.micro_batch).into_par_iter().map(|j| {
                     let mut bytes = Vec::new();
@@ -184,7 +188,7 @@ impl Feed {
         (0..self.world).map(of).collect()
     }
 
-    /// Appends one sample of an input: the one from a token on, or of this number.
+    /// Appends one sample of an input: tokens from a position, or the sample of an index.
     fn write(&self, known: &Const, sample: u64, out: &mut Vec<u8>) {
         let per_sample = known.bytes.0 / known.dtype.size() / self.micro_batch;
         match &self.samples {
@@ -215,7 +219,8 @@ impl Feed {
         (0..n).map(|_| s.normal() as f32).collect()
     }
 
-    /// Half of the positive part of the input; for images its mean over channels.
+    /// Computes the target: half of the positive part of the input; for images, of its mean over
+    /// channels.
     fn target(&self, x: &[f32], len: u64) -> Vec<f32> {
         let half = |v: f32| 0.5 * v.max(0.0);
         if x.len() as u64 == len {
@@ -231,13 +236,13 @@ impl Feed {
             .collect()
     }
 
-    /// Contents of a table.
+    /// Computes the contents of a table.
     fn table(&self, known: &Const) -> Result<Vec<u8>, DataError> {
         let m = &self.model;
         let mut out = Vec::with_capacity(known.bytes.0 as usize);
         match known.name {
             "rope_cos" | "rope_sin" => {
-                // In float32 throughout, as the usual implementations compute it.
+                // In float32 throughout, like the usual implementations.
                 for position in 0..self.seq_len {
                     for i in 0..m.head_dim / 2 {
                         let exponent = (2 * i) as f32 / m.head_dim as f32;
@@ -263,7 +268,7 @@ impl Feed {
         Ok(out)
     }
 
-    /// What is fed, for the run's environment.
+    /// Describes the data for the run's environment.
     #[must_use]
     pub fn name(&self) -> String {
         match &self.samples {
@@ -272,7 +277,7 @@ impl Feed {
         }
     }
 
-    /// Equal for equal data.
+    /// Returns a fingerprint, which is equal for equal data.
     #[must_use]
     pub fn fingerprint(&self) -> String {
         match &self.samples {
@@ -282,7 +287,7 @@ impl Feed {
     }
 }
 
-/// Appends a number in an element type.
+/// Appends a number as an element type.
 pub(crate) fn push(out: &mut Vec<u8>, dtype: DType, v: f32) {
     match dtype {
         DType::F32 => out.extend_from_slice(&v.to_le_bytes()),
@@ -293,13 +298,13 @@ pub(crate) fn push(out: &mut Vec<u8>, dtype: DType, v: f32) {
     }
 }
 
-/// Elements that one thread converts at a time.
+/// Number of elements that one thread converts at a time.
 const PIECE: usize = 1 << 16;
 
-/// Decodes numbers of a float type.
+/// Decodes floats of an element type.
 ///
 /// # Panics
-/// For integers: weights, moments and gradients are floats.
+/// For integer types: weights, moments and gradients are floats.
 pub(crate) fn floats(bytes: &[u8], dtype: DType) -> Vec<f32> {
     match dtype {
         DType::F32 => decoded(bytes, f32::from_le_bytes),
@@ -322,7 +327,7 @@ fn decoded<const N: usize>(bytes: &[u8], one: impl Fn([u8; N]) -> f32 + Sync) ->
     out
 }
 
-/// Encodes numbers in a type.
+/// Encodes floats as an element type.
 pub(crate) fn encode(values: &[f32], dtype: DType) -> Vec<u8> {
     match dtype {
         DType::F32 => encoded(values, f32::to_le_bytes),

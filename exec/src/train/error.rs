@@ -1,36 +1,36 @@
-//! Why training cannot begin or go on.
+//! Errors of training.
 
 use super::data::DataError;
 use super::layout::LayoutError;
 use crate::engine::ExecError;
 use std::path::{Path, PathBuf};
 
-/// Why training cannot begin or go on.
+/// Why training could not start or continue.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrainError {
     /// A file or folder cannot be read or written.
     #[error("{}: {error}", path.display())]
     Io {
-        /// Path.
+        /// Path of the file or folder.
         path: PathBuf,
         /// Reason.
         error: std::io::Error,
     },
-    /// A file is not what it should be.
+    /// A file is invalid.
     #[error("{}: {what}", path.display())]
     Format {
-        /// Path.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong.
+        /// Description of the problem.
         what: String,
     },
-    /// Weights or states that are asked for are not there.
+    /// Requested weights or states are missing.
     #[error("{}: missing {}", path.display(), names.join(", "))]
     Missing {
-        /// Where they were looked for.
+        /// Where they were searched.
         path: PathBuf,
-        /// All of them.
+        /// Names of all missing ones.
         names: Vec<String>,
     },
     /// The model's configuration differs from the scenario's.
@@ -38,35 +38,35 @@ pub enum TrainError {
     OtherModel {
         /// Configuration.
         path: PathBuf,
-        /// What differs.
+        /// Differences.
         differences: Vec<String>,
     },
-    /// The model, or its whole family, has no published names.
+    /// The model or its family has no published names.
     #[error(
         "this model cannot be written as a Hugging Face model: only gpt2 and llama without bias can (with qk_norm as Qwen3)"
     )]
     NoNames,
-    /// The data do not suit.
+    /// The data do not fit the model.
     #[error(transparent)]
     Data(#[from] DataError),
     /// The program's state cannot be mapped.
     #[error(transparent)]
     Layout(#[from] LayoutError),
-    /// The weights to begin with cannot be used.
+    /// The initial weights cannot be used.
     #[error(transparent)]
     Init(Box<Self>),
     /// The scenario cannot be planned.
     #[error("{0}")]
     Plan(String),
-    /// There is no checkpoint of this step.
+    /// There is no checkpoint of the requested step.
     #[error("{}: there is no such checkpoint; existing ones: {}", path.display(), list(steps))]
     NoCheckpoint {
-        /// Where it would be.
+        /// Path of the checkpoint.
         path: PathBuf,
-        /// Steps that have one.
+        /// Steps that have a checkpoint.
         steps: Vec<u64>,
     },
-    /// A loss is no number.
+    /// A loss is not a number.
     #[error(
         "step {step}: the loss of micro-batch {micro_batch} on rank {rank} is {loss}{}",
         bad(params)
@@ -78,12 +78,12 @@ pub enum TrainError {
         rank: usize,
         /// Micro-batch.
         micro_batch: usize,
-        /// Loss.
+        /// Value of the loss.
         loss: f32,
-        /// Parameters that are no numbers any more.
+        /// Parameters that are not numbers either.
         params: Vec<String>,
     },
-    /// The processes of the run did not come together.
+    /// The processes of the run could not communicate.
     #[error(transparent)]
     Peers(#[from] crate::process::PeerError),
     /// A process sent less state than its ranks have.
@@ -95,7 +95,7 @@ pub enum TrainError {
 }
 
 impl TrainError {
-    /// Whether the user's input is at fault, rather than the run.
+    /// Returns whether the user's input is at fault, not the run.
     #[must_use]
     pub fn is_bad_input(&self) -> bool {
         matches!(

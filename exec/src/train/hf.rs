@@ -1,12 +1,13 @@
-//! Models in Hugging Face form: `config.json` and `safetensors`, with the names of llama and gpt2.
+//! Models in Hugging Face format: `config.json` and `safetensors`, with the names of llama and
+//! gpt2.
 
 mod config;
 mod names;
 
 use super::TrainError;
 use super::layout::StateLayout;
-use super::safe::{self, Entry, SafeFile};
 use super::state::StateIo;
+use super::tensor_file::{self, Entry, TensorFile};
 use crate::train::data::encode;
 use names::Name;
 use serde_json::Value;
@@ -17,11 +18,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// The tensors of a folder: `model.safetensors`, or the files that `model.safetensors.index.json` names.
+/// Tensors of a folder: `model.safetensors`, or the files that `model.safetensors.index.json`
+/// lists.
 struct Folder {
     path: PathBuf,
-    files: Vec<SafeFile>,
-    /// File of every tensor.
+    files: Vec<TensorFile>,
+    /// By tensor: index of its file.
     of: BTreeMap<String, usize>,
 }
 
@@ -45,7 +47,7 @@ impl Folder {
         };
         let files = names
             .iter()
-            .map(|n| SafeFile::open(&dir.join(n)))
+            .map(|n| TensorFile::open(&dir.join(n)))
             .collect::<Result<Vec<_>, _>>()?;
         let of = files
             .iter()
@@ -59,7 +61,7 @@ impl Folder {
         })
     }
 
-    /// The tensor of a name, or of the same name without the model's prefix (gpt2 was published without).
+    /// Finds a tensor by name, also without the model's prefix (gpt2 was published without it).
     fn find(&self, name: &str) -> Option<(usize, String, Entry)> {
         let short = name.split_once('.').map_or(name, |(_, rest)| rest);
         [name, short].into_iter().find_map(|n| {
@@ -77,8 +79,8 @@ fn read_json(path: &Path) -> Result<Value, TrainError> {
 /// Writes the weights of a Hugging Face folder to all ranks.
 ///
 /// # Errors
-/// When `config.json` describes another model, and when tensors are missing, left over or of another shape; all of them
-/// are named. Else what files and memory report.
+/// If `config.json` describes another model, or if tensors are missing, unused or of another shape
+/// (all of them are named); errors of files and memory.
 pub fn load(
     dir: &Path,
     program: &Program,
@@ -137,7 +139,7 @@ pub fn load(
             if !name.transposed {
                 return file.read(&entry, elements);
             }
-            // Rows of a transposed tensor are spread over the file: keep one tensor at a time.
+            // Rows of a transposed tensor are spread over the file, so one tensor is cached.
             if whole.is_none() {
                 let stored = file.read(&entry, 0..entry.numel())?;
                 whole = Some(transpose(&stored, shape[1] as usize, shape[0] as usize));
@@ -149,7 +151,7 @@ pub fn load(
     Ok(())
 }
 
-/// A row-major `rows x cols` matrix as its transpose.
+/// Transposes a row-major `rows x cols` matrix.
 fn transpose(x: &[f32], rows: usize, cols: usize) -> Vec<f32> {
     let mut out = vec![0.0; x.len()];
     for r in 0..rows {
@@ -160,11 +162,11 @@ fn transpose(x: &[f32], rows: usize, cols: usize) -> Vec<f32> {
     out
 }
 
-/// Writes the optimizer's weights as a Hugging Face folder, float32, one tensor at a time. All processes call it; the one
-/// that leads writes.
+/// Writes the optimizer's weights as a Hugging Face folder, in float32, one tensor at a time. All
+/// processes call it; process 0 writes.
 ///
 /// # Errors
-/// For families without published names, and what files and memory report.
+/// For families without published names, and errors of files and memory.
 pub fn export(
     dir: &Path,
     program: &Program,
@@ -182,7 +184,7 @@ pub fn export(
     std::fs::create_dir_all(dir).map_err(TrainError::io(dir))?;
     let config = config::of(model).ok_or(TrainError::NoNames)?;
     let path = dir.join("config.json");
-    safe::replace(&path, |out| {
+    tensor_file::replace(&path, |out| {
         serde_json::to_writer_pretty(out, &config)
             .map_err(|e| TrainError::format(&path, e.to_string()))
     })?;
@@ -192,8 +194,8 @@ pub fn export(
         .map(|(n, p)| (n.name.clone(), DType::F32, n.stored_shape(&p.shape)))
         .collect();
     let path = dir.join("model.safetensors");
-    safe::replace(&path, |out| {
-        out.write_all(&safe::header(&tensors))
+    tensor_file::replace(&path, |out| {
+        out.write_all(&tensor_file::header(&tensors))
             .map_err(TrainError::io(&path))?;
         for (p, (Name { transposed, .. }, param)) in (0u32..).zip(names.iter().zip(&program.params))
         {
@@ -208,7 +210,8 @@ pub fn export(
     })
 }
 
-/// Published name of every parameter, in the program's order; `None` for families without.
+/// Returns the published name of every parameter, in the program's order; `None` for families
+/// without names.
 #[must_use]
 pub fn published_names(program: &Program) -> Option<Vec<String>> {
     Some(names::of(program)?.into_iter().map(|n| n.name).collect())

@@ -1,14 +1,15 @@
-//! Weights from a seed: the same for every mesh, strategy, policy and precision.
+//! Weights from a seed, equal for every mesh, strategy, policy and precision.
 //!
-//! Element e of a parameter is the e-th value of the parameter's own sequence, so that every shard is made on its own and
-//! nothing larger than a shard exists at any time. Transformers of tokens begin as GPT-2 does: matrices normal with
-//! standard deviation 0.02, norm weights 1, biases 0. The regression families begin as torch's `nn.Linear` and
-//! `nn.Conv2d`: uniform within 1 / sqrt(fan in), biases too.
+//! Element e of a parameter is the e-th value of the parameter's own sequence, so every shard is
+//! generated independently, and nothing larger than a shard exists at any time. Token transformers
+//! are initialized like GPT-2: matrices normal with standard deviation 0.02, norm weights 1, biases
+//! 0. Regression families are initialized like torch's `nn.Linear` and `nn.Conv2d`: uniform within
+//! 1 / sqrt(fan in), including biases.
 
 use super::TrainError;
 use super::layout::StateLayout;
-use super::random::Sequence;
 use super::state::StateIo;
+use crate::base::random::Sequence;
 use rayon::iter::{IndexedParallelIterator, ParallelIterator};
 use rayon::slice::ParallelSliceMut;
 use shardlab_plan::Program;
@@ -18,7 +19,7 @@ use std::ops::Range;
 /// Standard deviation of matrices.
 const STD: f64 = 0.02;
 
-/// How a parameter begins.
+/// Initialization of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Start {
     Constant(f32),
@@ -29,7 +30,7 @@ enum Start {
 /// Writes initial weights of all parameters on all ranks.
 ///
 /// # Errors
-/// What the memory reports.
+/// Errors of the memory.
 pub fn from_seed(
     program: &Program,
     layout: &StateLayout,
@@ -41,11 +42,11 @@ pub fn from_seed(
     })
 }
 
-/// As [`from_seed`], but the values of a parameter repeat after [`PERIOD`]: for timing, where making billions of them would take
-/// longer than what is timed.
+/// Like [`from_seed`], but the values of a parameter repeat after [`PERIOD`]: for timing, where
+/// generating billions of values would take longer than the measurement.
 ///
 /// # Errors
-/// What the memory reports.
+/// Errors of the memory.
 pub(crate) fn repeating(
     program: &Program,
     layout: &StateLayout,
@@ -58,7 +59,7 @@ pub(crate) fn repeating(
     })
 }
 
-/// Writes what `of` makes of every parameter's start and sequence.
+/// Writes the values that `of` computes from every parameter's initialization and sequence.
 fn write<V: Fn(Range<u64>) -> Vec<f32>>(
     program: &Program,
     layout: &StateLayout,
@@ -74,7 +75,7 @@ fn write<V: Fn(Range<u64>) -> Vec<f32>>(
     Ok(())
 }
 
-/// Elements of the endless repetition of a table.
+/// Returns elements of an endless repetition of a table.
 fn repeated(table: &[f32], elements: Range<u64>) -> Vec<f32> {
     let offset = (elements.start % table.len() as u64) as usize;
     let mut all = vec![0.0; (elements.end - elements.start) as usize];
@@ -95,9 +96,10 @@ fn start(param: &Param) -> Start {
     }
 }
 
-/// Elements after which values repeat in [`repeating`]: no multiple of any row's length.
+/// Number of elements after which values repeat in [`repeating`]: not a multiple of any row's
+/// length.
 const PERIOD: u64 = (1 << 20) + 7;
-/// Elements that one thread makes at a time.
+/// Number of elements that one thread generates at a time.
 const PIECE: u64 = 1 << 16;
 
 fn values(start: Start, sequence: &Sequence, elements: Range<u64>) -> Vec<f32> {
@@ -106,7 +108,7 @@ fn values(start: Start, sequence: &Sequence, elements: Range<u64>) -> Vec<f32> {
         return vec![v; n];
     }
     let mut all = vec![0.0; n];
-    // Values depend on their place alone, so pieces may be made in any order.
+    // Values depend on their position alone, so pieces may be generated in any order.
     all.par_chunks_mut(PIECE as usize)
         .enumerate()
         .for_each(|(i, piece)| {
@@ -139,7 +141,7 @@ mod tests {
     use super::*;
     use crate::train::testing::{BASE, Memory, scenario_of};
 
-    /// All weights of a program after initialisation, by parameter.
+    /// Returns all initial weights of a program, by parameter.
     fn weights(set: &[&str], seed: u64) -> Vec<Vec<f32>> {
         let set: Vec<String> = set.iter().map(|s| (*s).to_owned()).collect();
         let scenario = scenario_of(BASE[1], &set);
@@ -187,7 +189,8 @@ mod tests {
         }
     }
 
-    /// Initialisation takes no more than one rank's shard of a unit beyond what rests.
+    /// Initialization needs no more memory than one rank's shard of a unit in addition to resident
+    /// state.
     #[test]
     fn only_shards_are_made() {
         for set in [

@@ -1,8 +1,9 @@
-//! Which bytes of which buffer hold which elements of which parameter, for every rank.
+//! Maps bytes of buffers to elements of parameters, for every rank.
 //!
-//! All of it is derived from the program: a flat group's buffer is the inner slice of the group's layout, and within it
-//! the outer slice, as its size says; a buffer of one parameter holds that parameter's dim-0 shard. What the optimizer
-//! works on is read off its launches, because moments and gradients follow the weights of their launch element by element.
+//! Everything is derived from the program. The buffer of a flat group is the inner slice of the
+//! group's layout, and within it the outer slice, according to its size; the buffer of one
+//! parameter is that parameter's dim-0 shard. The state of the optimizer is read off its launches,
+//! because moments and gradients follow the weights of their launch element by element.
 
 use shardlab_plan::Program;
 use shardlab_plan::ir::{
@@ -13,7 +14,7 @@ use shardlab_plan::shard::{Layout, mesh};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// A run of elements of one parameter in a persistent buffer of one rank.
+/// A contiguous range of elements of one parameter in a persistent buffer of one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Span {
     /// Buffer.
@@ -24,28 +25,28 @@ pub struct Span {
     pub dtype: DType,
     /// Parameter.
     pub param: ParamId,
-    /// Elements of the parameter, row-major.
+    /// Range of elements of the parameter, row-major.
     pub elements: Range<u64>,
 }
 
 impl Span {
-    /// Number of elements.
+    /// Returns the number of elements.
     #[must_use]
     pub fn numel(&self) -> u64 {
         self.elements.end - self.elements.start
     }
 
-    /// Number of bytes.
+    /// Returns the number of bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.numel() * self.dtype.size()
     }
 }
 
-/// A kind of state that outlives a step.
+/// A kind of state that persists between steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
-    /// The weights the optimizer updates; of a frozen parameter the weights at rest.
+    /// Weights that the optimizer updates; for a frozen parameter, its resident weights.
     Master,
     /// First moment.
     First,
@@ -57,7 +58,7 @@ impl Kind {
     /// All kinds.
     pub const ALL: [Self; 3] = [Self::Master, Self::First, Self::Second];
 
-    /// Name in checkpoints (torch's names of AdamW's state).
+    /// Returns the name in checkpoints (torch's names of AdamW's state).
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -68,23 +69,25 @@ impl Kind {
     }
 }
 
-/// The state of one rank.
+/// State of one rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RankState {
-    /// What [`Kind::Master`] says. Slices of replicated weights appear here only on the rank whose optimizer owns them.
+    /// Spans of [`Kind::Master`]. Slices of replicated weights appear only on the rank whose
+    /// optimizer owns them.
     pub master: Vec<Span>,
-    /// All weights at rest, main and compute weights both; a superset of `master`.
+    /// All resident weights, including compute weights; a superset of `master`.
     pub weights: Vec<Span>,
     /// First moments.
     pub first: Vec<Span>,
     /// Second moments.
     pub second: Vec<Span>,
-    /// Gradients, where they rest between steps. They hold the step's gradients until the next step writes them.
+    /// Gradients, if they persist between steps. They are those of the last step until the next
+    /// step writes them.
     pub grads: Vec<Span>,
 }
 
 impl RankState {
-    /// Spans of a kind.
+    /// Returns the spans of a kind.
     #[must_use]
     pub fn of(&self, kind: Kind) -> &[Span] {
         match kind {
@@ -98,24 +101,24 @@ impl RankState {
 /// Why a program's state cannot be mapped.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
-    /// A buffer's size is no slice of its group.
+    /// A buffer's size is not that of a slice of its group.
     #[error(
         "buffer `{buffer}` has {elements} elements, which is not a slice of its group's {full}"
     )]
     Size {
         /// Buffer.
         buffer: String,
-        /// Elements.
+        /// Elements of the buffer.
         elements: u64,
         /// Elements of the group.
         full: u64,
     },
-    /// A parameter has no weights at rest.
+    /// A parameter has no resident weights.
     #[error("no persistent buffer holds `{0}`")]
     Missing(String),
 }
 
-/// The state of all ranks.
+/// State of all ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateLayout {
     /// By rank.
@@ -147,13 +150,15 @@ impl StateLayout {
         Ok(layout)
     }
 
-    /// Every element once: the spans of a kind with the lowest rank that holds them, by parameter and element.
+    /// Returns every element once: the spans of a kind on the lowest rank that has them, by
+    /// parameter and element.
     #[must_use]
     pub fn primaries(&self, kind: Kind) -> Vec<(u32, &Span)> {
         once(&self.ranks, |r| r.of(kind))
     }
 
-    /// Likewise for gradients at rest. Empty where gradients do not outlive the step.
+    /// Like [`StateLayout::primaries`], for persistent gradients. Empty if gradients do not
+    /// persist.
     #[must_use]
     pub fn primary_grads(&self) -> Vec<(u32, &Span)> {
         once(&self.ranks, |r| &r.grads)
@@ -177,7 +182,7 @@ fn once<'a>(
     out
 }
 
-/// Bytes of an access on a rank.
+/// Returns the bytes of an access on a rank.
 #[must_use]
 pub fn resolve(program: &Program, rank: u32, access: &Access) -> Range<u64> {
     let meta = &program.meta;
@@ -196,18 +201,18 @@ pub fn resolve(program: &Program, rank: u32, access: &Access) -> Range<u64> {
     start..start + access.bytes
 }
 
-/// One tensor of an optimizer launch.
+/// A tensor of an optimizer launch.
 struct Tensor {
     weight: Access,
     grad: Access,
-    /// Moment buffers and the first element there.
+    /// Buffers of the moments, and their first element there.
     moments: Option<([BufferId; 2], u64)>,
 }
 
 struct Map<'a> {
     program: &'a Program,
     persistent: BTreeSet<BufferId>,
-    /// Group of every parameter, with its index there.
+    /// By parameter: its group and its index there.
     home: BTreeMap<ParamId, (usize, usize)>,
     tensors: Vec<Tensor>,
 }
@@ -265,18 +270,18 @@ impl<'a> Map<'a> {
             let grad = resolve(self.program, rank, &t.grad);
             for (at, span) in weight {
                 trained.insert(span.param);
-                let beside = |buffer: BufferId, base: u64| Span {
+                let with_buffer = |buffer: BufferId, base: u64| Span {
                     buffer,
                     offset: base + at * size(buffer),
                     dtype: self.program.buffers[buffer.index()].dtype,
                     ..span.clone()
                 };
                 if let Some(([first, second], base)) = t.moments {
-                    state.first.push(beside(first, base * size(first)));
-                    state.second.push(beside(second, base * size(second)));
+                    state.first.push(with_buffer(first, base * size(first)));
+                    state.second.push(with_buffer(second, base * size(second)));
                 }
                 if self.persistent.contains(&t.grad.buffer) {
-                    state.grads.push(beside(t.grad.buffer, grad.start));
+                    state.grads.push(with_buffer(t.grad.buffer, grad.start));
                 }
                 state.master.push(span);
             }
@@ -298,7 +303,7 @@ impl<'a> Map<'a> {
         Ok(state)
     }
 
-    /// Spans inside an access, with their distance in elements from its start.
+    /// Returns the spans inside an access, with their distance in elements from its start.
     fn within(&self, rank: u32, access: &Access) -> Result<Vec<(u64, Span)>, LayoutError> {
         let bytes = resolve(self.program, rank, access);
         let spans = self.buffer(rank, access.buffer)?;
@@ -321,7 +326,7 @@ impl<'a> Map<'a> {
             .collect())
     }
 
-    /// What a persistent buffer holds on a rank.
+    /// Returns the contents of a persistent buffer on a rank.
     fn buffer(&self, rank: u32, id: BufferId) -> Result<Vec<Span>, LayoutError> {
         let buffer = &self.program.buffers[id.index()];
         let inner = rank % self.program.meta.dp_shard;
@@ -374,7 +379,8 @@ impl<'a> Map<'a> {
         }
     }
 
-    /// The slice of `full` elements that a buffer of `numel` elements holds: the inner axis cuts first, then the outer.
+    /// Returns the slice of `full` elements that is in a buffer of `numel` elements: the inner axis
+    /// divides first, then the outer one.
     fn interval(
         &self,
         rank: u32,
@@ -402,7 +408,7 @@ impl<'a> Map<'a> {
     }
 }
 
-/// Where buffers that only visit the device rest: the host buffers that they are copied to.
+/// Returns the host buffers that hold buffers which are only temporarily on the device.
 fn host_twins(program: &Program) -> BTreeMap<BufferId, BufferId> {
     let copies = program.copies.iter();
     copies
@@ -411,7 +417,7 @@ fn host_twins(program: &Program) -> BTreeMap<BufferId, BufferId> {
         .collect()
 }
 
-/// The tensors of the first step's optimizer launches.
+/// Returns the tensors of the first step's optimizer launches.
 fn tensors(program: &Program) -> Vec<Tensor> {
     let Some(section) = program.section(SectionKind::First) else {
         return Vec::new();
@@ -431,7 +437,8 @@ fn tensors(program: &Program) -> Vec<Tensor> {
         }
         let reads = program.reads(&instr.op);
         let mut i = 0;
-        // Moments of a tensor that names none go on after those of the tensor before.
+        // A tensor without moments reuses the previous tensor's (a parameter split over several
+        // ranges).
         let mut moments: Option<([BufferId; 2], u64)> = None;
         while i + 1 < reads.len() {
             let (weight, grad) = (reads[i], reads[i + 1]);

@@ -1,12 +1,13 @@
-//! Training runs: steps, validation, checkpoints, until the end or an interruption.
+//! Training runs: steps, validation and checkpoints, until the end or an interrupt.
 
 use super::checkpoint::{Progress, Saver, Snapshot};
 use super::data::{Feed, RankFeed, Tokens};
 use super::layout::StateLayout;
 use super::state::{StateIo, With};
-use super::{TrainError, hf, init, schedule, together};
+use super::{TrainError, hf, init, resume, schedule};
 use crate::device::{CpuFactory, Device, DeviceFactory};
-use crate::engine::{ExecOptions, RankInputs, RankTimes, Session, StepInputs, StepResult, World};
+use crate::engine::{ExecOptions, RankInputs, RankTimes, Session, StepInputs, StepResult};
+use crate::process::World;
 use shardlab_plan::ir::BufferId;
 use shardlab_plan::lower::tape_of;
 use shardlab_plan::record::Run;
@@ -16,15 +17,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Where a run with checkpoints begins.
+/// Where a run with checkpoints starts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Resume {
-    /// At the newest checkpoint that is whole, or from the start when there is none.
+    /// From the newest intact checkpoint, or from the beginning if there is none.
     #[default]
     Auto,
-    /// From the start.
+    /// From the beginning.
     Never,
-    /// At this step's checkpoint.
+    /// From this step's checkpoint.
     Step(u64),
 }
 
@@ -33,30 +34,31 @@ pub enum Resume {
 pub struct CheckpointOptions {
     /// Folder.
     pub dir: PathBuf,
-    /// Save after every so many steps, and after the last; 0 is after the last only.
+    /// Number of steps between saves, in addition to the last step; 0 saves only after the last
+    /// step.
     pub every: u64,
-    /// How many stay.
+    /// Number of checkpoints to keep.
     pub keep: usize,
-    /// Where to begin.
+    /// Where to start.
     pub resume: Resume,
 }
 
 /// Options of a run.
 #[derive(Clone, Debug, Default)]
 pub struct RunOptions {
-    /// Steps in all, those before a resumption included; the scenario's if not given.
+    /// Total number of steps, including those before a resumption; by default the scenario's.
     pub steps: Option<u64>,
-    /// Seed of weights and data; a resumed run's own if not given, else 0.
+    /// Seed of weights and data; by default that of the resumed run, or 0.
     pub seed: Option<u64>,
     /// Hugging Face folder of the initial weights.
     pub init: Option<PathBuf>,
-    /// Folder for the final weights in Hugging Face form.
+    /// Folder for the final weights in Hugging Face format.
     pub export: Option<PathBuf>,
-    /// Tokens; a synthetic language if not given.
+    /// Tokens; by default a synthetic language.
     pub tokens: Option<Tokens>,
     /// Checkpoints.
     pub checkpoints: Option<CheckpointOptions>,
-    /// Do not compute gradient norms beyond what the scenario asks for: they are reported as no number.
+    /// Do not compute gradient norms that the scenario does not request: they are reported as NaN.
     pub skip_grad_norms: bool,
     /// The engine's options.
     pub exec: ExecOptions,
@@ -65,83 +67,84 @@ pub struct RunOptions {
 /// A finished step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepReport {
-    /// Steps done.
+    /// Number of steps done.
     pub step: u64,
-    /// Steps of the run.
+    /// Total number of steps of the run.
     pub steps: u64,
     /// Loss: the mean over ranks and micro-batches.
     pub loss: f64,
-    /// Global gradient norm before clipping, unless the run does without ([`RunOptions::skip_grad_norms`]).
+    /// Global gradient norm before clipping, unless the run skips it
+    /// ([`RunOptions::skip_grad_norms`]).
     pub grad_norm: Option<f64>,
     /// Learning rate.
     pub lr: f64,
-    /// How long the step took.
+    /// Duration of the step.
     pub time: Duration,
-    /// Tokens (or samples) of one rank.
+    /// Tokens (or samples) per rank.
     pub tokens: u64,
 }
 
 /// What to do after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flow {
-    /// Go on.
+    /// Continue.
     Continue,
-    /// End the run here, in good order.
+    /// End the run after this step, in good order.
     Stop,
 }
 
-/// A run whose first step comes next.
+/// State of a run before its first step.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Begun {
-    /// Ranks.
+pub struct RunStart {
+    /// Number of ranks.
     pub ranks: u32,
-    /// What a rank runs on, as its device calls itself.
+    /// Name of a rank's device.
     pub device: String,
-    /// Steps that were done before this process.
+    /// Number of steps that were done before this process.
     pub resumed_from: u64,
-    /// Steps of the run, those included.
+    /// Total number of steps of the run.
     pub steps: u64,
 }
 
 /// Watches a run.
 pub trait Observer {
-    /// Devices and weights are there: the first step comes next.
-    fn begun(&mut self, _begun: &Begun) {}
+    /// Called when devices and weights are ready, before the first step.
+    fn begun(&mut self, _begun: &RunStart) {}
 
-    /// What all ranks did in the step that is reported next.
+    /// Called with the results of all ranks of the step that is reported next.
     fn ranks(&mut self, _ranks: &[RankTimes]) {}
 
-    /// A step is done.
+    /// Called after a step.
     fn step(&mut self, _report: &StepReport) -> Flow {
         Flow::Continue
     }
 
-    /// A validation after this many steps is done.
+    /// Called after a validation, with the number of steps done.
     fn validation(&mut self, _step: u64, _loss: f64) {}
 
-    /// Something that the user should know.
+    /// Called with a note for the user.
     fn note(&mut self, _text: &str) {}
 }
 
-/// Watches nothing.
+/// Ignores all events.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Silent;
-impl Observer for Silent {}
+pub struct NoObserver;
+impl Observer for NoObserver {}
 
-/// What a run yields.
+/// Result of a run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// The record, with losses and gradient norms of all steps, those before a resumption included.
+    /// Record, with losses and gradient norms of all steps, including those before a resumption.
     pub run: Run,
-    /// Steps that were done before this process.
+    /// Number of steps that were done before this process.
     pub resumed_from: u64,
-    /// The observer stopped it.
+    /// Whether the observer stopped the run.
     pub interrupted: bool,
-    /// Validation losses with the number of steps before each.
+    /// Validation losses, with the number of steps before each.
     pub validations: Vec<(u64, f64)>,
     /// Final norm of every parameter.
     pub weight_norms: Vec<f64>,
-    /// Norm of every parameter's last gradient, where gradients outlive the step.
+    /// Norm of every parameter's last gradient, if gradients persist.
     pub grad_norms: Option<Vec<f64>>,
 }
 
@@ -151,7 +154,7 @@ impl<D: Device> StateIo for Session<D> {
     }
 
     fn share(&mut self, mine: Vec<u8>, with: With) -> Result<Vec<Vec<u8>>, TrainError> {
-        let peers = self.world().peers();
+        let peers = self.world().process_group();
         Ok(match with {
             With::All => peers.all_gather("state", mine)?,
             With::Leader => peers.gather("state", mine)?.unwrap_or_default(),
@@ -183,17 +186,17 @@ impl<D: Device> StateIo for Session<D> {
     }
 }
 
-/// Trains a scenario whose program this is, all ranks in this process on the CPU.
+/// Trains the scenario of a program, with all ranks in this process on the CPU.
 ///
 /// # Errors
-/// [`TrainError`]. Checkpoints that were complete before stay usable.
+/// [`TrainError`]. Checkpoints that were complete before remain usable.
 pub fn train(
     scenario: &Scenario,
     program: &Arc<Program>,
     options: RunOptions,
     observer: &mut dyn Observer,
 ) -> Result<Outcome, TrainError> {
-    let world = World::alone(program);
+    let world = World::single_process(program);
     train_on(
         scenario,
         program,
@@ -204,8 +207,9 @@ pub fn train(
     )
 }
 
-/// Likewise, with this process's ranks of a world, on devices of any kind. Every process of the world calls it with the
-/// same scenario and options; the observer of any may stop the run, which then ends after the same step everywhere.
+/// Trains this process's ranks of a world, on devices of any kind. Every process of the world calls
+/// it with the same scenario and options. The observer of any process may stop the run, which then
+/// ends after the same step on all processes.
 ///
 /// # Errors
 /// [`TrainError`].
@@ -217,7 +221,7 @@ pub fn train_on<F: DeviceFactory>(
     factory: &F,
     observer: &mut dyn Observer,
 ) -> Result<Outcome, TrainError> {
-    let peers = Arc::clone(world.peers());
+    let peers = Arc::clone(world.process_group());
     let result = Trainer::new(scenario, program, options, world, factory, observer).and_then(
         |mut trainer| {
             observer.begun(&trainer.begun());
@@ -247,7 +251,7 @@ struct Trainer<'a, D: Device> {
     validations: Vec<(u64, f64)>,
     export: Option<PathBuf>,
     skip_grad_norms: bool,
-    /// What came before the first step: devices with their kernels, then weights.
+    /// Creates devices with their kernels, and then weights.
     seconds: [(&'static str, Duration); 2],
 }
 
@@ -261,11 +265,11 @@ impl<'a, D: Device> Trainer<'a, D> {
         observer: &mut dyn Observer,
     ) -> Result<Self, TrainError> {
         let layout = StateLayout::new(program)?;
-        let peers = Arc::clone(world.peers());
+        let peers = Arc::clone(world.process_group());
         let (store, mut checkpoint) = match &options.checkpoints {
             None => (None, None),
             Some(c) => {
-                let (store, found) = together::find(&peers, c, observer)?;
+                let (store, found) = resume::find(&peers, c, observer)?;
                 (Some(store), found)
             }
         };
@@ -276,7 +280,7 @@ impl<'a, D: Device> Trainer<'a, D> {
             .unwrap_or(0);
         let tape = tape_of(scenario).map_err(|e| TrainError::Plan(e.to_string()))?;
         let mut feed = Feed::new(scenario, program, &tape.consts, options.tokens, seed)?;
-        // Nobody else adds up what the optimizer's kernel does.
+        // Only the optimizer's kernel sums these gradients.
         let skip_grad_norms = options.skip_grad_norms || scenario.sums_in_optimizer();
         let exec = ExecOptions {
             grad_squares: !skip_grad_norms,
@@ -320,8 +324,9 @@ impl<'a, D: Device> Trainer<'a, D> {
         } else {
             init::from_seed(program, &layout, seed, &mut session)?;
         }
-        // The first step's collectives wait no longer than the watchdog's time; files of another host may take longer.
-        peers.all_gather_patiently("weights", Vec::new())?;
+        // The first step's collectives wait no longer than the watchdog's time, but files on
+        // another host may take longer.
+        peers.all_gather_untimed("weights", Vec::new())?;
         let seconds = [("devices", opened), ("weights", begin.elapsed())];
         let mut distinct = vec![false; program.meta.world as usize];
         for (rank, _) in layout.primaries(super::Kind::Master) {
@@ -346,8 +351,8 @@ impl<'a, D: Device> Trainer<'a, D> {
         })
     }
 
-    fn begun(&self) -> Begun {
-        Begun {
+    fn begun(&self) -> RunStart {
+        RunStart {
             ranks: self.program.meta.world,
             device: self.session.device_name(),
             resumed_from: self.resumed_from,
@@ -355,14 +360,14 @@ impl<'a, D: Device> Trainer<'a, D> {
         }
     }
 
-    /// Steps until the end; whether the observer ended it.
+    /// Runs steps until the end. Returns whether the observer ended the run.
     fn run(&mut self, observer: &mut dyn Observer) -> Result<bool, TrainError> {
         let validate = u64::from(self.scenario.train.validate_every);
         let freely = self.session.records_freely();
         let recorded = recorded_steps(self.steps.saturating_sub(self.progress.step));
         let tokens = self.program.meta.tokens;
         if self.progress.step >= self.steps {
-            // No error: a finished job that is started once more has done what was asked for.
+            // Not an error: a finished job that is started again has nothing to do.
             observer.note(&format!(
                 "nothing to train: the checkpoint is of step {}, and the run has {} steps in total",
                 self.progress.step, self.steps
@@ -411,11 +416,11 @@ impl<'a, D: Device> Trainer<'a, D> {
         Ok(false)
     }
 
-    /// All processes stop after the same step, whichever of them was told to.
+    /// All processes stop after the same step, whichever of them requested it.
     fn agree(&self, flow: Flow) -> Result<Flow, TrainError> {
         let mine = vec![u8::from(flow == Flow::Stop)];
-        let peers = self.session.world().peers();
-        let all = peers.all_gather_patiently("flow", mine)?;
+        let peers = self.session.world().process_group();
+        let all = peers.all_gather_untimed("flow", mine)?;
         Ok(if all.iter().any(|one| *one == [1]) {
             Flow::Stop
         } else {
@@ -435,7 +440,8 @@ impl<'a, D: Device> Trainer<'a, D> {
         }
     }
 
-    /// The program's own norm, or the one of the gradients that the optimizer was given, if it is asked for.
+    /// Returns the program's gradient norm, or that of the gradients that the optimizer reads, if
+    /// it is requested.
     fn grad_norm(&self, result: &StepResult) -> Option<f64> {
         result.grad_norm.or_else(|| {
             let ranks = result.grad_squares.iter().zip(&self.distinct);
@@ -444,7 +450,8 @@ impl<'a, D: Device> Trainer<'a, D> {
         })
     }
 
-    /// A loss that is no number ends the run: everything after it would be none either.
+    /// Ends the run if a loss is not a number, because all later results would not be numbers
+    /// either.
     fn diverged(&mut self, step: u64, result: &StepResult) -> Result<(), TrainError> {
         let bad = |l: &&f32| !l.is_finite();
         let found = result.losses.iter().enumerate().find_map(|(rank, micros)| {
@@ -516,8 +523,8 @@ impl<'a, D: Device> Trainer<'a, D> {
     }
 }
 
-/// Returns how many of the last steps are recorded where recording slows a step down: one in four, at most three. The run keeps the one
-/// nearest the median of the others.
+/// Returns how many of the last steps are recorded if recording slows a step down: one in four, at
+/// most three. The run keeps the one nearest the median of the others.
 fn recorded_steps(steps: u64) -> u64 {
     (steps / 4).clamp(1, 3)
 }

@@ -1,10 +1,11 @@
 //! Optimizer settings of each step.
 
-use crate::operand::Hyper;
+use crate::base::operand::Hyper;
 use shardlab_plan::config::{LrSchedule, Train};
 
-/// Learning rate of step `step` (from 0). The horizon of a cosine is the scenario's number of steps, whatever part of it
-/// a run does; beyond it the rate stays at its end.
+/// Returns the learning rate of step `step` (from 0). The horizon of a cosine schedule is the
+/// scenario's number of steps, whatever part of it a run does; after it, the rate stays at its
+/// final value.
 #[must_use]
 pub fn learning_rate(train: &Train, step: u64) -> f64 {
     let warmup = u64::from(train.warmup_steps);
@@ -22,7 +23,7 @@ pub fn learning_rate(train: &Train, step: u64) -> f64 {
     }
 }
 
-/// Settings of step `step` (from 0).
+/// Returns the settings of step `step` (from 0).
 #[must_use]
 pub fn hyper(train: &Train, step: u64) -> Hyper {
     Hyper {

@@ -9,16 +9,17 @@ use rayon::slice::ParallelSlice;
 use shardlab_plan::ir::{BufferId, DType, ParamId};
 use std::ops::Range;
 
-/// The persistent memory of ranks, between two steps. Where a run has several processes, each has a share of the ranks,
-/// and all of them call the same functions in the same order.
+/// Persistent memory of ranks, between two steps. If a run has several processes, each has a share
+/// of the ranks, and all call the same functions in the same order.
 pub trait StateIo {
-    /// Ranks whose memory this is.
+    /// Returns the ranks whose memory this is.
     fn local(&self) -> Range<u32>;
 
-    /// What every process brings, by process: for everybody, or for the one that leads only (the others get nothing).
+    /// Gathers the data of all processes, in process order: on all processes, or only on process 0
+    /// (the others get nothing).
     ///
     /// # Errors
-    /// When a process does not come, or has failed.
+    /// If a process is missing or has failed.
     fn share(&mut self, mine: Vec<u8>, _with: With) -> Result<Vec<Vec<u8>>, TrainError> {
         Ok(vec![mine])
     }
@@ -26,7 +27,7 @@ pub trait StateIo {
     /// Reads bytes of a rank's buffer.
     ///
     /// # Errors
-    /// When the buffer is not allocated or the range is not inside it.
+    /// If the buffer is not allocated or the range is not within it.
     fn read(
         &mut self,
         rank: u32,
@@ -47,24 +48,25 @@ pub trait StateIo {
         data: &[u8],
     ) -> Result<(), TrainError>;
 
-    /// Sets what a rank's buffer holds as soon as it is allocated (optimizer state, which the first step allocates).
+    /// Sets the contents of a rank's buffer at its next allocation (optimizer state, which the
+    /// first step allocates).
     ///
     /// # Errors
-    /// When the buffer does not exist or is of another size.
+    /// If the buffer does not exist or has another size.
     fn preset(&mut self, rank: u32, buffer: BufferId, data: Vec<u8>) -> Result<(), TrainError>;
 }
 
-/// Who gets what processes bring.
+/// Receivers of gathered data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum With {
-    /// Every process.
+    /// All processes.
     All,
-    /// The process of rank 0.
+    /// Process 0 only.
     Leader,
 }
 
 impl StateLayout {
-    /// Element type of a parameter's optimizer weights.
+    /// Returns the element type of a parameter's optimizer weights.
     fn master_dtype(&self, param: ParamId) -> Option<DType> {
         self.ranks
             .iter()
@@ -73,11 +75,12 @@ impl StateLayout {
             .map(|s| s.dtype)
     }
 
-    /// Sets a parameter's weights, main and compute weights both, on every rank whose memory this is. `values` yields elements of the
-    /// parameter; compute weights are those of the main weights, rounded as a refresh rounds them.
+    /// Sets a parameter's weights, main and compute weights, on every rank whose memory this is.
+    /// `values` returns elements of the parameter; compute weights are the main weights, rounded as
+    /// by a refresh.
     ///
     /// # Errors
-    /// What `values` and the memory report.
+    /// Errors of `values` and of the memory.
     pub fn set_weights(
         &self,
         io: &mut dyn StateIo,
@@ -90,7 +93,8 @@ impl StateLayout {
         let local = io.local();
         let ranks = (0u32..).zip(&self.ranks);
         for (rank, state) in ranks.filter(|(r, _)| local.contains(r)) {
-            // Main and compute weights of the same elements get them together: making them takes longer than writing.
+            // Main and compute weights of the same elements are written together: generating values
+            // takes longer than writing them.
             let mut spans: Vec<&Span> = state.weights.iter().filter(|s| s.param == param).collect();
             spans.sort_by_key(|s| (s.elements.start, s.elements.end));
             for same in spans.chunk_by(|a, b| a.elements == b.elements) {
@@ -109,10 +113,10 @@ impl StateLayout {
         Ok(())
     }
 
-    /// A parameter's optimizer weights, whole, on the process that leads; the others get none.
+    /// Returns a parameter's whole optimizer weights on process 0, and `None` on the others.
     ///
     /// # Errors
-    /// What the memory reports, and what keeps processes apart.
+    /// Errors of the memory and of the processes.
     pub fn weights(&self, io: &mut dyn StateIo, param: ParamId) -> Result<Vec<f32>, TrainError> {
         let mut spans = self.primaries(Kind::Master);
         spans.retain(|(_, s)| s.param == param);
@@ -122,10 +126,11 @@ impl StateLayout {
         Ok(parts.iter().flat_map(|p| floats(p, DType::F32)).collect())
     }
 
-    /// Euclidean norm of every parameter's optimizer weights, reduced over ranks in float64.
+    /// Returns the Euclidean norm of every parameter's optimizer weights, reduced over ranks in
+    /// float64.
     ///
     /// # Errors
-    /// What the memory reports.
+    /// Errors of the memory.
     pub fn weight_norms(
         &self,
         io: &mut dyn StateIo,
@@ -134,10 +139,10 @@ impl StateLayout {
         norms(io, &self.primaries(Kind::Master), params)
     }
 
-    /// Likewise for gradients at rest; `None` where they do not outlive the step.
+    /// Returns the norms of persistent gradients; `None` if gradients do not persist.
     ///
     /// # Errors
-    /// What the memory reports.
+    /// Errors of the memory.
     pub fn grad_norms(
         &self,
         io: &mut dyn StateIo,
@@ -151,10 +156,11 @@ impl StateLayout {
     }
 }
 
-/// Elements that one thread sums.
+/// Number of elements that one thread sums.
 const SUMMED: usize = 1 << 16;
 
-/// Elements that are made, converted and written at a time: a shard of a large model need not lie in host memory as a whole.
+/// Number of elements that are generated, converted and written at a time: a shard of a large model
+/// may not fit into host memory.
 const PIECE: u64 = 1 << 23;
 
 fn pieces(elements: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
@@ -169,9 +175,10 @@ fn norms(
     spans: &[(u32, &Span)],
     params: usize,
 ) -> Result<Vec<f64>, TrainError> {
-    // Summed in the order of the spans, whoever has them: the same bits for any number of processes.
+    // Summed in the order of the spans, whichever process has them, so that the bits do not depend
+    // on the number of processes.
     let parts = from_owners(io, spans, With::All, |values| {
-        // By pieces of one length, so that the bits do not depend on the number of threads.
+        // By pieces of equal length, so that the bits do not depend on the number of threads.
         let square = |p: &[f32]| p.iter().map(|v| f64::from(*v).powi(2)).sum();
         let sums: Vec<f64> = values.par_chunks(SUMMED).map(square).collect();
         let sum: f64 = sums.iter().sum();
@@ -184,8 +191,8 @@ fn norms(
     Ok(squares.into_iter().map(f64::sqrt).collect())
 }
 
-/// What `make` makes of the elements of every span on the process that has them, in the order of the spans; nothing on
-/// processes that do not get it.
+/// Computes `make` of the elements of every span on the process that has them. Returns the results
+/// in the order of the spans, or nothing on processes that do not receive them.
 fn from_owners(
     io: &mut dyn StateIo,
     spans: &[(u32, &Span)],

@@ -7,7 +7,7 @@ use shardlab_plan::{Program, Scenario, scenario};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// A llama and a gpt2 of odd sizes, in float32 on two ranks.
+/// Small llama and gpt2 models of odd sizes, in float32 on two ranks.
 pub(crate) const BASE: [&str; 2] = [
     "[model]\nfamily = \"llama\"\nlayers = 2\nhidden = 24\nheads = 4\nkv_heads = 2\nffn = 40\nvocab = 53\n\
      [train]\nseq_len = 7\nmicro_batch = 1\n[mesh]\nhardware = \"cpu\"\ndp_shard = 2\n[precision]\ncompute = \"f32\"\n",
@@ -23,12 +23,12 @@ pub(crate) fn plan_of(text: &str, set: &[String]) -> Program {
     shardlab_plan::plan(&scenario_of(text, set)).unwrap_or_else(|e| panic!("{set:?}: {e}"))
 }
 
-/// Persistent memory without an engine: zeroed buffers that remember what was written.
+/// Persistent memory without an engine: zeroed buffers that can be written and read back.
 pub(crate) struct Memory {
     sizes: Vec<u64>,
     world: u32,
     bytes: BTreeMap<(u32, BufferId), Vec<u8>>,
-    /// Bytes of the largest write.
+    /// Size of the largest write, in bytes.
     pub(crate) largest_write: usize,
 }
 

@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 use shardlab_exec::engine::ExecOptions;
-use shardlab_exec::train::{self, Outcome, RunOptions, Silent, TokenWidth, Tokens};
+use shardlab_exec::train::{self, NoObserver, Outcome, RunOptions, TokenWidth, Tokens};
 use shardlab_plan::{Program, Scenario, scenario};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -52,10 +52,11 @@ impl Golden {
         run(&scenario, options)
     }
 
-    /// Trains and compares with torch's run: losses, gradient norms and, after all steps, parameter norms.
+    /// Trains and compares with torch's run: losses, gradient norms and, after all steps, parameter
+    /// norms.
     ///
     /// # Panics
-    /// When something differs.
+    /// If something differs.
     pub(crate) fn matches(&self, set: &[&str], steps: Option<u64>) {
         let outcome = self.train(set, steps, ExecOptions::default());
         let reference = self.reference();
@@ -110,6 +111,6 @@ pub(crate) fn plan(scenario: &Scenario) -> Arc<Program> {
 }
 
 pub(crate) fn run(scenario: &Scenario, options: RunOptions) -> Outcome {
-    train::train(scenario, &plan(scenario), options, &mut Silent)
+    train::train(scenario, &plan(scenario), options, &mut NoObserver)
         .unwrap_or_else(|e| panic!("{}: {e}", scenario.name))
 }

@@ -7,14 +7,14 @@ use shardlab_exec::kernels::KernelError;
 use shardlab_plan::ir::{BodyOp, DType, OpKind, Place, Slot};
 use smallvec::SmallVec;
 
-/// How an operand lies in its buffer.
+/// Layout of an operand in its buffer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Lay {
     /// Without gaps, from the first element.
     Dense,
     /// Dimensions in another order, with an offset and gaps between rows.
     Scattered,
-    /// One element for all.
+    /// One element, broadcast to all positions.
     Repeated,
 }
 
@@ -24,11 +24,11 @@ pub(super) struct Arg {
     shape: Vec<u64>,
     dtype: DType,
     lay: Lay,
-    /// Ids below this instead of numbers.
+    /// Indices below this bound instead of floats.
     ids: Option<u64>,
-    /// Values instead of random ones.
+    /// Values that replace random ones.
     values: Option<Vec<f64>>,
-    /// Input that this output is.
+    /// Input that this output aliases.
     same_as: Option<usize>,
 }
 
@@ -64,7 +64,7 @@ impl Arg {
         self
     }
 
-    /// Strides and offset, and the elements of a buffer for it.
+    /// Returns strides and offset of an operand, and the number of elements of its buffer.
     fn place(&self, rng: &mut Rng) -> (SmallVec<[u64; 4]>, u64, usize) {
         let n: u64 = self.shape.iter().product();
         match self.lay {
@@ -171,7 +171,7 @@ impl Case {
         launch(&kernel(vec![self.op.clone()]), HYPER, &[], &reads, &writes)
     }
 
-    /// Runs it and compares every element of every output's buffer, gaps included.
+    /// Runs the operation and compares every element of every output's buffer, including gaps.
     pub(super) fn check(mut self) {
         let label = format!("{:?}", self.op);
         let ins: Vec<Vec<f64>> = self
@@ -214,7 +214,8 @@ impl Case {
 const TYPES: [DType; 2] = [DType::F32, DType::Bf16];
 const LAYS: [Lay; 2] = [Lay::Dense, Lay::Scattered];
 
-/// Every combination of types and layouts of inputs and outputs, some random shapes each.
+/// Runs every combination of types and layouts of inputs and outputs, with a few random shapes
+/// each.
 pub(super) fn each(mut f: impl FnMut(DType, Lay, Lay, &mut Rng)) {
     let mut rng = Rng(11);
     for t in TYPES {

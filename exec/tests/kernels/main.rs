@@ -11,6 +11,6 @@ mod tapes;
 /// Names for `semantics`, the reference that the planner's tests use as well.
 mod terms {
     pub(super) use shardlab_plan::ir::{BodyOp, OpKind, Slot, op};
-    /// How close a log-sum-exp in float32 that forward saved has to be.
+    /// Tolerance of a log-sum-exp that forward saved in float32.
     pub(super) const SAVED: f64 = 1e-4;
 }

@@ -1,4 +1,4 @@
-//! Memory for launches, and numbers for it.
+//! Memory of launches, and numbers to fill it.
 
 use half::{bf16, f16};
 use shardlab_exec::kernels::{self, KernelError};
@@ -6,11 +6,11 @@ use shardlab_exec::{Hyper, LaunchContext, RawRange};
 use shardlab_plan::ir::{BodyOp, DType, Kernel, KernelClass, Shape, Slot};
 use shardlab_plan::units::{Bytes, Flops};
 
-/// Deterministic numbers.
+/// Generates deterministic numbers.
 pub(super) struct Rng(pub(super) u64);
 
 impl Rng {
-    /// In (-1, 1).
+    /// Returns a number in (-1, 1).
     pub(super) fn next(&mut self) -> f64 {
         self.0 = self
             .0
@@ -19,13 +19,13 @@ impl Rng {
         (self.0 >> 11) as f64 / (1u64 << 52) as f64 - 1.0
     }
 
-    /// Below `n`.
+    /// Returns an integer below `n`.
     pub(super) fn below(&mut self, n: u64) -> u64 {
         ((self.next() + 1.0) / 2.0 * n as f64) as u64
     }
 }
 
-/// A buffer. Fresh ones hold NaN (all bits set), so that reads before writes show.
+/// A buffer. Fresh ones hold NaN (all bits set), so that reads before writes are detected.
 #[derive(Clone)]
 pub(super) struct Buffer {
     words: Vec<u64>,
@@ -58,7 +58,7 @@ impl Buffer {
         }
     }
 
-    /// Elements `from..from + n`.
+    /// Returns the elements `from..from + n`.
     pub(super) fn part(&mut self, from: usize, n: usize) -> RawRange {
         assert!(from + n <= self.numel);
         let size = self.dtype.size() as usize;
@@ -74,7 +74,7 @@ impl Buffer {
         &bytemuck::cast_slice(&self.words)[..self.numel * self.dtype.size() as usize]
     }
 
-    /// The bits, for comparisons.
+    /// Returns the bits, for comparisons.
     pub(super) fn bits(&self) -> Vec<u8> {
         self.bytes().to_vec()
     }
@@ -111,7 +111,7 @@ impl Buffer {
     }
 }
 
-/// Element positions of a slot in logical order.
+/// Returns the element positions of a slot in logical order.
 pub(super) fn positions(s: &Slot) -> Vec<usize> {
     let strides = if s.strides.is_empty() {
         super::semantics::contiguous(&s.shape)
@@ -137,7 +137,7 @@ pub(super) const HYPER: Hyper = Hyper {
     step: 1,
 };
 
-/// A kernel with this body.
+/// Creates a kernel with a body.
 pub(super) fn kernel(body: Vec<BodyOp>) -> Kernel {
     Kernel {
         name: "test".to_owned(),
@@ -163,6 +163,6 @@ pub(super) fn launch(
         hyper,
         shapes,
     };
-    // SAFETY: the tests' buffers outlive the call, and only this thread touches them.
+    // SAFETY: the tests' buffers outlive the call, and only this thread accesses them.
     unsafe { kernels::launch(&ctx, reads, writes) }
 }

@@ -46,7 +46,7 @@ fn elementwise() {
             .chain([OpKind::SquaredError(op::SquaredError { scale: Real(0.3) })])
         {
             Case::new(op, &[x(rng), x(rng)], &[y.clone()], rng).check();
-            // In place of the first or the second operand.
+            // In place of the first or of the second operand.
             if a == b {
                 Case::new(
                     op,
@@ -109,7 +109,7 @@ fn broadcasts_and_casts() {
             .check();
             Case::new(OpKind::Mul, &[y, x], &[arg(&s, other).lay(b)], rng).check();
         }
-        // A copy into another shape and type.
+        // A copy to another shape and type.
         let flat = [s[0] * s[2], s[1]];
         Case::new(
             OpKind::Copy,
@@ -410,7 +410,7 @@ fn attentions() {
             let inputs: Vec<Vec<f64>> = forward.ins.iter().map(Buffer::values).collect();
             let slots = forward.op.clone();
             forward.check();
-            // Backward of exactly these values: the reference insists on the saved statistics.
+            // Backward of exactly these values: the reference uses the saved statistics.
             let mut ins = vec![arg(&[batch, heads, seq, d], t).lay(b)];
             ins.extend([&q, &k, &k].map(Clone::clone));
             ins.extend([out, lse, state.clone(), state.clone()]);
@@ -478,7 +478,7 @@ fn convolutions() {
 
 #[test]
 fn a_buffer_of_another_type_wins() {
-    // A bfloat16 product whose result and bias lie in float32 buffers: nothing is rounded.
+    // A bfloat16 GEMM whose result and bias are in float32 buffers: nothing is rounded.
     let mut rng = Rng(5);
     let op = OpKind::Gemm(op::Gemm {
         ta: true,
@@ -499,7 +499,7 @@ fn a_buffer_of_another_type_wins() {
     for (g, w) in case.buffers()[0].values().iter().zip(&exact[0]) {
         assert!((g - w).abs() < 1e-5, "{g} {w}");
     }
-    // And one between.
+    // And one in between.
     let mut case = Case::new(
         OpKind::Mul,
         &[x.clone(), x.clone()],
@@ -534,12 +534,12 @@ fn extreme_values() {
             "{op:?} {y:?}"
         );
     }
-    // A dominant logit takes all; equal ones share, whatever their size.
+    // A dominant logit gets all probability; equal ones share it, whatever their size.
     let y = run(OpKind::LogSoftmax, &[1e4, 0.0, -1e4]);
     assert_eq!(y, [0.0, -1e4, -2e4]);
     let y = run(OpKind::LogSoftmax, &[-1e3; 4]);
     assert!(y.iter().all(|v| (v + 4f64.ln()).abs() < 1e-4), "{y:?}");
-    // NaN stays visible.
+    // NaN is preserved.
     for op in [
         OpKind::Silu,
         OpKind::Gelu,
@@ -560,7 +560,7 @@ fn extreme_values() {
     }
 }
 
-/// The fault of a launch that must fail.
+/// Returns the error of a launch that must fail.
 fn fault(op: OpKind, ins: &[Arg], outs: &[Arg]) -> Fault {
     let error = Case::new(op, ins, outs, &mut Rng(2)).run().unwrap_err();
     assert_eq!((error.kernel.as_str(), error.op), ("test", op.name()));
@@ -632,7 +632,7 @@ fn errors_say_what_is_wrong() {
         fault(OpKind::Add, &[arg(&[5], f)], &[arg(&[5], f)]),
         Fault::Count { .. }
     ));
-    // Operands outside what the launch gives.
+    // Operands outside of those that the launch passes.
     let mut case = Case::new(OpKind::Neg, &[arg(&[5], f)], &[arg(&[5], f)], &mut Rng(1));
     case.op.inputs[0].place = Place::Read(3);
     let unknown = Fault::UnknownSlot {

@@ -1,4 +1,5 @@
-//! Kernels of the sharding engine: layouts, sums, optimizers, and the operands of whole programs.
+//! Kernels of the sharding engine: layouts, sums, optimizers, and the operands of complete
+//! programs.
 
 use super::memory::{Buffer, HYPER, Rng, kernel, launch};
 use shardlab_exec::kernels::{self, Fault, KernelError};
@@ -30,7 +31,7 @@ fn random(rng: &mut Rng, dtype: DType, n: usize) -> Buffer {
     Buffer::of(dtype, &values)
 }
 
-/// What a float becomes in a buffer of a type.
+/// Rounds a float to the type of a buffer.
 fn rounded(dtype: DType, v: f64) -> f64 {
     Buffer::of(dtype, &[v]).get(0)
 }
@@ -68,7 +69,7 @@ fn copies_cut_ranges_differently() {
     }
 }
 
-/// Parameters whose rows do not divide, and one with fewer rows than ranks.
+/// Parameters whose rows are not divisible, and one with fewer rows than ranks.
 fn shapes() -> Vec<Shape> {
     [&[5u64, 3][..], &[7], &[2, 2, 2], &[8, 1]]
         .iter()
@@ -80,7 +81,7 @@ fn shapes() -> Vec<Shape> {
 fn packed_shards_hold_whole_rows() {
     let mut rng = Rng(4);
     let (ranks, shapes) = (3usize, shapes());
-    // Rows of a shard: ceil(5/3), ceil(7/3), ceil(2/3), ceil(8/3).
+    // Rows per shard: ceil(5/3), ceil(7/3), ceil(2/3), ceil(8/3).
     let shard = [2 * 3, 3, 4, 3];
     let stride: usize = shard.iter().sum();
     for (from, to) in [(F32, F32), (F32, BF16), (BF16, F32)] {
@@ -112,7 +113,7 @@ fn packed_shards_hold_whole_rows() {
                 offset += shard[p];
             }
         }
-        // And back.
+        // The inverse.
         let mut full: Vec<Buffer> = numel.iter().map(|&n| Buffer::new(to, n)).collect();
         let writes: Vec<RawRange> = full.iter_mut().map(Buffer::range).collect();
         let op = ShardOp::CopyOut { ranks: 3 };
@@ -121,7 +122,7 @@ fn packed_shards_hold_whole_rows() {
             let want: Vec<f64> = g.values().into_iter().map(|v| rounded(to, v)).collect();
             assert_eq!(f.values(), want);
         }
-        // A full parameter with its padding.
+        // A full parameter including its padding.
         let mut padded = Buffer::new(to, shard[0] * ranks);
         let with = [&[padded.range()], &writes[1..]].concat();
         run(op, HYPER, &shapes, &[packed.range()], &with).unwrap();
@@ -169,7 +170,8 @@ fn sums_scale_and_zero() {
     }
 }
 
-/// Pieces are summed in rank order, each times the factor first, and rounded once.
+/// Unreduced shards are summed in rank order, each multiplied by the factor first, and rounded
+/// once.
 #[test]
 fn pieces_are_summed() {
     let mut rng = Rng(7);
@@ -215,7 +217,7 @@ fn pieces_are_summed() {
     }
 }
 
-/// An update from pieces is the update from their sum, to the bit.
+/// An update from unreduced shards equals the update from their sum, bit for bit.
 #[test]
 fn updates_add_up_pieces() {
     const N: usize = 5001;
@@ -258,7 +260,7 @@ fn updates_add_up_pieces() {
             assert_eq!(update(within, pieces.range()).unwrap(), want);
             assert_ne!(want.0[0], start[0]);
         }
-        // Pieces of another number of ranks than there are.
+        // Unreduced shards of another number of ranks than there are.
         for op in both(Some(Pieces { ranks: 2, factor })) {
             let e = update(op, pieces.range()).unwrap_err();
             assert!(matches!(e.fault, Fault::Size { .. }), "{e}");
@@ -275,11 +277,11 @@ fn norms_and_clipping() {
     let [a, b] = &mut grads;
     let (a, b, s) = (a.range(), b.range(), scalar.range());
     run(ShardOp::SumSquares, HYPER, &[], &[a], &[s]).unwrap();
-    // The second launch goes on.
+    // The second launch continues.
     run(ShardOp::SumSquares, HYPER, &[], &[b, s], &[s]).unwrap();
     let square: f64 = before.iter().map(|v| v * v).sum();
     assert!((scalar.get(0) / square - 1.0).abs() < 1e-6);
-    // A limit above the norm changes nothing, one below scales to it.
+    // A limit above the norm changes nothing; one below scales to it.
     let loose = Hyper {
         clip_norm: 1e3,
         ..HYPER
@@ -316,7 +318,7 @@ fn nan_is_found() {
     }
 }
 
-/// `torch.optim.AdamW`'s rule in float64.
+/// Computes the rule of `torch.optim.AdamW` in float64.
 fn adamw(h: &Hyper, clip: f64, w: &mut [f64], g: &[f64], m: &mut [f64], v: &mut [f64]) {
     let [b1, b2] = h.betas;
     let (c1, c2) = (1.0 - b1.powi(h.step as i32), 1.0 - b2.powi(h.step as i32));
@@ -341,7 +343,8 @@ fn near(a: &[f64], b: &[f64], tolerance: f64) {
 
 #[test]
 fn adamw_follows_torch() {
-    // Weight 1, gradient 1, one step of torch.optim.AdamW(lr=0.1, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01): 0.899.
+    // Weight 1, gradient 1, one step of torch.optim.AdamW(lr=0.1, betas=(0.9, 0.999), eps=1e-8,
+    // weight_decay=0.01): 0.899.
     let h = Hyper {
         lr: 0.1,
         betas: [0.9, 0.999],
@@ -431,7 +434,7 @@ fn adamw_over_several_tensors_and_steps() {
 }
 
 #[test]
-fn flat_moments_go_on_from_tensor_to_tensor() {
+fn flat_moments_continue_from_tensor_to_tensor() {
     let mut rng = Rng(9);
     let sizes = [40usize, 60];
     let mut w: Vec<Buffer> = sizes.iter().map(|&n| random(&mut rng, F32, n)).collect();
@@ -544,7 +547,8 @@ fn sgd_follows_torch() {
     near(&w.values(), &want, 1e-5);
 }
 
-/// The new weight goes to its copies as a cast of what was stored does: rounded twice where the weight itself is narrow.
+/// The new weight is cast to its copies from the stored value: rounded twice if the weight itself
+/// is narrow.
 #[test]
 fn updates_leave_a_second_copy_of_the_weight() {
     let sizes = [5000usize, 70];
@@ -561,7 +565,7 @@ fn updates_leave_a_second_copy_of_the_weight() {
                 let [w0, w1] = [0, 1].map(|i| w[i].range());
                 let [g0, g1] = [0, 1].map(|i| g[i].range());
                 let (mr, vr) = (m.range(), v.range());
-                // The first weight's copy lies in three places.
+                // The first weight has a copy in three places.
                 let first = [
                     c.part(70, 2049),
                     c.part(70 + 2049, 1),
@@ -654,12 +658,13 @@ fn rehearse(p: &Program) -> usize {
     count
 }
 
-/// Precision, mesh, and more of `[fsdp]`.
+/// Precision, mesh, and further options of `[fsdp]`.
 type Variant = (&'static str, &'static str, &'static str);
 const THREE: &str = "dp_shard = 3\n";
 const GRID: &str = "dp_shard = 2\ndp_outer = 2\n";
 
-/// Rehearses all combinations that exist of policies, strategies and the rest; returns how many.
+/// Rehearses all existing combinations of policies, strategies and other options. Returns their
+/// number.
 fn rehearse_all(mode: &str, train: &str, variants: &[Variant]) -> usize {
     let model = "[model]\nfamily = \"llama\"\nlayers = 2\nhidden = 12\nheads = 6\nkv_heads = 2\nhead_dim = 4\nffn = 20\nvocab = 13\n";
     let mut programs = 0;

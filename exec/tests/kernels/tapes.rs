@@ -1,4 +1,5 @@
-//! Whole forward and backward passes: float kernels on real memory against a float64 interpreter.
+//! Complete forward and backward passes: float kernels on real memory against a float64
+//! interpreter.
 
 use super::memory::{Buffer, HYPER, Rng, launch, positions};
 use super::semantics;
@@ -77,7 +78,7 @@ impl Inputs {
     }
 }
 
-/// A way to perform launches.
+/// How launches are performed.
 trait Device {
     fn alloc(&mut self, storage: usize, dtype: DType, numel: usize);
     fn free(&mut self, storage: usize);
@@ -107,7 +108,7 @@ fn walk(t: &Tape, ops: &[TapeOp], d: &mut impl Device) {
     }
 }
 
-/// Float64, op by op, all of an operand at a time.
+/// Performs launches in float64, op by op, on whole operands.
 struct Exact {
     inputs: Inputs,
     storages: Vec<Vec<f64>>,
@@ -127,8 +128,8 @@ impl Exact {
         }
     }
 
-    /// Memory from where a source starts. Parameters lie one after another, and so do gradients: an operand may reach into those
-    /// that follow.
+    /// Returns the memory from the start of a source. Parameters are consecutive, and so are
+    /// gradients: an operand may extend into the following ones.
     fn memory(&mut self, s: Source) -> &mut [Vec<f64>] {
         match s {
             Source::Storage(id) => &mut self.storages[id.index()..=id.index()],
@@ -171,7 +172,7 @@ impl Device for Exact {
             .zip(writes)
             .map(|(i, o)| self.read(o.source, window(Place::Write(i), o)))
             .collect();
-        // Operands may lie between one another's rows: only what the launch makes is written.
+        // Operands may interleave: only the launch's output is written.
         let mut made: Vec<Vec<bool>> = written.iter().map(|w| vec![false; w.len()]).collect();
         let mut registers: Vec<Vec<f64>> = vec![];
         for op in &k.body {
@@ -223,7 +224,7 @@ impl Device for Exact {
     }
 }
 
-/// Parameters or their gradients, one after another.
+/// Consecutive parameters, or their gradients.
 struct Flat {
     buffer: Buffer,
     /// First element of each.
@@ -244,7 +245,7 @@ impl Flat {
         }
     }
 
-    /// One parameter's.
+    /// Returns the elements of one parameter.
     fn of(&self, t: &Tape, p: usize) -> Buffer {
         let (start, n) = (self.starts[p], t.params[p].numel() as usize);
         let values: Vec<f64> = (start..start + n).map(|i| self.buffer.get(i)).collect();
@@ -296,7 +297,7 @@ impl Device for Real {
                 .flat_map(|b| b.inputs.iter().chain(&b.outputs))
         };
         let mut range = |place: Place, o: &Operand| {
-            // Operands are in elements of their slot's type, whatever type the buffer has.
+            // Operands are in elements of their slot's type, whatever the type of the buffer.
             let size = slots().find(|s| s.place == place).unwrap().dtype.size();
             let (buffer, start) = match o.source {
                 Source::Storage(id) => (self.storages[id.index()].as_mut().expect("live"), 0),
@@ -321,7 +322,7 @@ impl Device for Real {
     }
 }
 
-/// Loss, and gradients of all parameters.
+/// Returns the loss, and gradients of all parameters.
 struct Outcome {
     loss: f64,
     grads: Vec<Vec<f64>>,
@@ -358,7 +359,7 @@ fn real(t: &Tape, inputs: &Inputs, compute: DType, grads: DType) -> Outcome {
     }
 }
 
-/// Largest difference, relative to the largest value.
+/// Returns the largest difference, relative to the largest value.
 fn distance(a: &[f64], b: &[f64]) -> f64 {
     let scale = a
         .iter()
@@ -444,7 +445,7 @@ fn float32_tapes_agree_with_float64() {
     }
 }
 
-/// Launches of all phases, and how many of them are fused.
+/// Returns the number of launches of all phases, and of those that are fused.
 fn launches(t: &Tape) -> (usize, usize) {
     let all = || {
         t.forward
@@ -458,7 +459,7 @@ fn launches(t: &Tape) -> (usize, usize) {
     (all().count(), all().filter(|&n| n > 1).count())
 }
 
-/// A model whose matrix products are cut into several blocks, with sizes that divide nothing.
+/// A model whose GEMMs are split into several blocks, with sizes that are not divisible.
 const LARGER: (&str, &str, &str) = (
     "llama",
     "family = \"llama\"\nlayers = 1\nhidden = 84\nheads = 6\nkv_heads = 3\nhead_dim = 14\nffn = 611\nvocab = 701\n",
@@ -477,7 +478,7 @@ fn compiling_and_recomputing_change_no_bit() {
             let base = build(&[]);
             let t = tape_of(&base).unwrap();
             let inputs = Inputs::new(&t, base.model.vocab.max(1));
-            // Gradients may be kept wider than they are computed.
+            // Gradients may be stored in a wider type than they are computed in.
             for grads in [compute, DType::F32] {
                 let want = real(&t, &inputs, compute, grads);
                 let again = real(&t, &inputs, compute, grads);
@@ -485,7 +486,7 @@ fn compiling_and_recomputing_change_no_bit() {
                 for v in VARIANTS {
                     let selective = v.contains(&"train.recompute=\"selective\"");
                     let skipped = selective && matches!(name, "linear" | "cnn");
-                    // The chunked loss is another sum.
+                    // The chunked loss is a different sum.
                     if skipped || v.contains(&"train.loss=\"chunked\"") {
                         continue;
                     }
@@ -510,11 +511,12 @@ fn compiling_and_recomputing_change_no_bit() {
     }
 }
 
-/// Sizes whose weights lie side by side in a flat buffer over two ranks under any policy.
+/// Sizes whose weights are adjacent in a flat buffer over two ranks under any policy.
 const ALIGNED: &str = "family = \"llama\"\nlayers = 2\nhidden = 16\nheads = 4\nkv_heads = 2\nhead_dim = 4\nffn = 32\nvocab = 13\n";
 
-/// Products whose kernels go on with the elementwise code behind them give the bits of products and code apart: forward, where both
-/// products of the gate are one kernel with it, and backward, where the result is needed nowhere else.
+/// GEMMs with a fused epilogue give the same bits as separate GEMMs and elementwise code: forward,
+/// where both GEMMs of the gate are one kernel with it, and backward, if the result is used nowhere
+/// else.
 #[test]
 fn fused_products_change_no_bit() {
     let train = "seq_len = 7\nmicro_batch = 2\n";
@@ -533,7 +535,7 @@ fn fused_products_change_no_bit() {
                     format!("compile.mode=\"{mode}\""),
                     format!("train.recompute=\"{recompute}\""),
                     format!("compile.fused_products={fused}"),
-                    // Products that add to something stand alone.
+                    // GEMMs that accumulate are separate.
                     "compile.epilogues=true".to_owned(),
                 ];
                 let o: Vec<&str> = o.iter().map(String::as_str).collect();
@@ -546,7 +548,7 @@ fn fused_products_change_no_bit() {
             assert!(products(&t, &t.forward).is_empty());
             let t = tape_of(&fused).unwrap();
             let again = usize::from(recompute == "full");
-            // `silu` and `mul` behind two products; what goes back through them behind one.
+            // `silu` and `mul` after two GEMMs; their backward after one.
             let forward = products(&t, &t.forward);
             assert_eq!(forward, [(2, 2); 2], "{mode} {recompute}");
             assert_eq!(products(&t, &t.eval), forward);
@@ -559,8 +561,8 @@ fn fused_products_change_no_bit() {
     }
 }
 
-/// Layers that are one product give, up to rounding, the same loss and gradients as layers on their own, and on them the kernels
-/// agree with the float64 interpreter as closely as on any others.
+/// Layers that are merged into one GEMM give, up to rounding, the same loss and gradients as
+/// separate layers, and the kernels agree with the float64 interpreter as closely as on others.
 #[test]
 fn merged_projections_change_no_value() {
     let train = "seq_len = 7\nmicro_batch = 2\n";
@@ -607,7 +609,7 @@ fn merged_projections_change_no_value() {
 
 #[test]
 fn threads_change_no_bit() {
-    // Large enough for products, attention and elementwise kernels to be split.
+    // Large enough for GEMMs, attention and elementwise kernels to be split.
     let model = "family = \"llama\"\nlayers = 1\nhidden = 192\nheads = 6\nkv_heads = 3\nhead_dim = 32\nffn = 611\nvocab = 701\n";
     for compute in ["precision.compute=\"f32\"", "precision.compute=\"bf16\""] {
         for mode in ["compile.mode=\"off\"", "compile.mode=\"blocks\""] {
@@ -665,8 +667,9 @@ fn gradients_equal_finite_differences() {
                 d.storages[t.loss.unwrap().index()].as_ref().unwrap().get(0)
             };
             let slope = (at(1.0) - at(-1.0)) / (2.0 * h);
-            // Float32 losses near 1 resolve the slope to about 1e-5; curvature and kinks of ReLU add the rest. The comparison with
-            // float64 is the sharper one; this one needs no second implementation.
+            // Float32 losses near 1 resolve the slope to about 1e-5; curvature and the kinks of
+            // ReLU add the rest. The comparison with float64 is more precise; this one needs no
+            // second implementation.
             assert!(
                 (slope - norm).abs() < 3e-4 + 1e-2 * norm,
                 "{name} {}: {slope} {norm}",

@@ -312,6 +312,7 @@ fn check(p: &Profile) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::source::{SHIPPED, shipped};
     use super::*;
 
     fn text(name: &str) -> &'static str {

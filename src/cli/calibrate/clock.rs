@@ -1,7 +1,7 @@
 //! The clock of GPUs in the steps of the user's scenarios, so that these are predicted to take what they took.
 
 use super::fit::{distance, predicted};
-use shardlab_exec::calibrate::{Added, Trial};
+use shardlab_exec::calibrate::{AddedKernels, Trial};
 use shardlab_sim::hardware;
 
 /// Halvings of the interval of factors, and how often each scenario's turn comes: kernels that several have are means over them.
@@ -14,7 +14,7 @@ const MOST_FACTOR: f64 = 1.25;
 
 /// The profile with which the user's scenarios take as long as they took; `whole` makes one of tables.
 pub(super) fn fit(
-    added: &Added,
+    added: &AddedKernels,
     whole: impl Fn(&str) -> String,
     note: &mut dyn FnMut(&str),
 ) -> Result<String, String> {

@@ -4,7 +4,8 @@ use super::super::output::Failure;
 use super::utilisation;
 use crate::gate::collect::on_cpu;
 use shardlab_exec::device::CpuFactory;
-use shardlab_exec::engine::{Registration, Times, World};
+use shardlab_exec::engine::{Registration, Times};
+use shardlab_exec::process::World;
 use shardlab_exec::train::{Observer, Outcome, RunOptions, train_on};
 use shardlab_plan::{Program, Scenario};
 use std::ffi::OsString;
@@ -229,7 +230,8 @@ impl DeviceArgs {
         } else {
             program.meta.world
         };
-        shardlab_exec::device::cuda::room(&self.library_path, base, ranks).map_err(Failure::run)
+        shardlab_exec::device::cuda::check_gpus(&self.library_path, base, ranks)
+            .map_err(Failure::run)
     }
 
     /// Without GPUs all find room.
@@ -241,7 +243,7 @@ impl DeviceArgs {
     /// Sees to it that NCCL takes ranks that share a GPU. This may begin the process anew, so it comes before ranks meet.
     #[cfg(feature = "cuda")]
     pub(super) fn prepare_sharing(&self, rank: u32) -> Result<(), Failure> {
-        use shardlab_exec::device::cuda::sharing::{HOST, variables};
+        use shardlab_exec::device::cuda::gpu_sharing::{HOST, variables};
         if !self.share_gpu || self.device != Kind::Cuda || std::env::var_os(HOST).is_some() {
             return Ok(());
         }
@@ -274,13 +276,11 @@ impl DeviceArgs {
             Clock::Cupti => Times::Cupti,
             Clock::Events => Times::Events,
         };
-        exec.delay = self
-            .delays
-            .map(|seed| shardlab_exec::device::cpu::DelaySpec {
-                seed,
-                probability: 0.05,
-                max: std::time::Duration::from_micros(500),
-            });
+        exec.delay = self.delays.map(|seed| shardlab_exec::engine::DelaySpec {
+            seed,
+            probability: 0.05,
+            max: std::time::Duration::from_micros(500),
+        });
     }
 
     /// Trains on the device, all ranks in this process.
@@ -292,7 +292,7 @@ impl DeviceArgs {
         observer: &mut dyn Observer,
     ) -> Result<Outcome, Failure> {
         self.prepare()?;
-        let world = World::alone(program);
+        let world = World::single_process(program);
         self.train_as(scenario, program, options, world, 0, observer)
     }
 
@@ -334,18 +334,18 @@ impl DeviceArgs {
         observer: &mut dyn Observer,
     ) -> Result<Outcome, Failure> {
         use super::super::output::{Status, say};
-        use shardlab_exec::device::cuda::{CudaFactory, CudaOptions, gpus, leave};
+        use shardlab_exec::device::cuda::{CudaFactory, CudaOptions, exit_now, gpus};
         // Before anything is made: without a GPU nothing else matters.
         let count = gpus(&self.library_path).map_err(Failure::run)?;
         if count == 0 {
             return Err(Failure::run("no usable GPU: the driver shows none"));
         }
-        if world.peers().processes() == 1 {
-            world.peers().set_last_resort(Arc::new(|cause| {
+        if world.process_group().processes() == 1 {
+            world.process_group().set_exit_hook(Arc::new(|cause| {
                 say(format_args!(
                     "error: the run cannot shut down cleanly: {cause}"
                 ));
-                leave(Status::RUN_FAILED);
+                exit_now(Status::RUN_FAILED);
             }));
         }
         let factory = CudaFactory::new(CudaOptions {

@@ -2,14 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 use shardlab_exec::engine::RankTimes;
-use shardlab_exec::train::{Begun, StepReport};
+use shardlab_exec::train::{RunStart, StepReport};
 
 /// Something that happened. A number that is none is `null`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub(crate) enum Event {
     /// Devices and weights are there; the first step comes next.
-    Begun {
+    RunStart {
         /// Ranks.
         ranks: u32,
         /// What a rank runs on.
@@ -80,8 +80,8 @@ pub(crate) struct Rank {
 }
 
 impl Event {
-    pub(super) fn begun(b: &Begun) -> Self {
-        Self::Begun {
+    pub(super) fn begun(b: &RunStart) -> Self {
+        Self::RunStart {
             ranks: b.ranks,
             device: b.device.clone(),
             resumed_from: b.resumed_from,

@@ -3,16 +3,16 @@
 use super::Failure;
 use crate::cli::interrupt;
 use crate::cli::output::{Status, say};
-use shardlab_exec::engine::World;
 use shardlab_exec::process::{
-    Asked, Launch, Launcher, Peers, Placement, StoreOptions, end_with_launcher, launch, placement,
+    ControlSignals, Launch, Launcher, Placement, ProcessGroup, StoreOptions, World,
+    end_with_launcher, launch, placement,
 };
 use shardlab_plan::Program;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// How long ranks may take to end in good order after one has failed.
-const FAREWELL: Duration = Duration::from_secs(15);
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(15);
 
 /// The place of this process among several; `None` if nobody has started it as one of several.
 pub(super) fn place() -> Result<Option<Placement>, Failure> {
@@ -42,35 +42,35 @@ pub(super) fn join(
             place.world
         )));
     }
-    let meeting = place.meeting(timeout);
-    let hosts = place.rank == 0 && place.launcher != Launcher::Own;
-    let peers = if hosts {
+    let rendezvous = place.rendezvous(timeout);
+    let hosts = place.rank == 0 && place.launcher != Launcher::Shardlab;
+    let group = if hosts {
         let options = StoreOptions::new(place.world, &place.run, timeout);
-        Peers::host(&meeting, options)
+        ProcessGroup::host(&rendezvous, options)
     } else {
-        Peers::connect(&meeting)
+        ProcessGroup::connect(&rendezvous)
     };
-    let peers = Arc::new(peers.map_err(Failure::run)?);
+    let group = Arc::new(group.map_err(Failure::run)?);
     let rank = place.rank;
-    peers.set_last_resort(Arc::new(move |cause| {
+    group.set_exit_hook(Arc::new(move |cause| {
         say(format_args!(
             "rank {rank} cannot shut down cleanly ({cause})"
         ));
-        leave();
+        exit_now();
     }));
-    peers.agree(facts).map_err(Failure::run)?;
-    World::shared(program, peers).map_err(Failure::bad_input)
+    group.check_config(facts).map_err(Failure::run)?;
+    World::shared(program, group).map_err(Failure::bad_input)
 }
 
 /// Ends the process without what runs at exit: a thread inside of a driver's call may never let that end.
 #[cfg(feature = "cuda")]
-fn leave() -> ! {
-    shardlab_exec::device::cuda::leave(Status::RUN_FAILED)
+fn exit_now() -> ! {
+    shardlab_exec::device::cuda::exit_now(Status::RUN_FAILED)
 }
 
 /// Ends the process.
 #[cfg(not(feature = "cuda"))]
-fn leave() -> ! {
+fn exit_now() -> ! {
     std::process::exit(i32::from(Status::RUN_FAILED))
 }
 
@@ -83,17 +83,17 @@ pub(super) fn start(ranks: u32, timeout: Duration) -> Result<Status, Failure> {
         program,
         args: std::env::args_os().skip(1).collect(),
         timeout,
-        farewell: FAREWELL,
+        shutdown_grace: SHUTDOWN_GRACE,
     };
     interrupt::watch();
     interrupt::watch_stops();
-    let asked = Asked {
+    let signals = ControlSignals {
         interrupted: &interrupt::requested,
-        stopped: &interrupt::stop_requested,
+        suspended: &interrupt::stop_requested,
     };
-    let ended = launch(&what, asked)
+    let ended = launch(&what, signals)
         .map_err(|e| Failure::run(format_args!("cannot start {ranks} ranks: {e}")))?;
-    for (rank, ending) in ended.unsaid() {
+    for (rank, ending) in ended.unreported_kills() {
         say(format_args!("error: rank {rank} {ending}"));
     }
     match (ended.first(), &ended.failure) {

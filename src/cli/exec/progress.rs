@@ -9,7 +9,7 @@ use crate::cli::keep::Saved;
 use crate::cli::output::Failure;
 use json::Json;
 use shardlab_exec::engine::RankTimes;
-use shardlab_exec::train::{Begun, Flow, Observer, Outcome, StepReport};
+use shardlab_exec::train::{Flow, Observer, Outcome, RunStart, StepReport};
 use shardlab_plan::Scenario;
 use std::io::{IsTerminal, Write};
 use text::Text;
@@ -115,7 +115,7 @@ fn flow() -> Flow {
 }
 
 impl Observer for Progress {
-    fn begun(&mut self, begun: &Begun) {
+    fn begun(&mut self, begun: &RunStart) {
         self.observer().begun(begun);
     }
 

@@ -212,7 +212,7 @@ fn training_elsewhere() {
     let mut stage = Stage::new();
     stage.keys("3x");
     stage.news(News::On("GPUs".into()));
-    stage.news(News::Begun(40));
+    stage.news(News::RunStart(40));
     stage.news(News::Note("NCCL WARN a cable is loose".into()));
     assert_snapshot!("train_elsewhere_begins_80x24", stage.screen(80, 24));
     stage.news(News::On("4 x NVIDIA H200".into()));
@@ -258,7 +258,7 @@ fn the_step_that_runs_is_counted() {
     };
     stage.event(Event::Tick(Duration::from_secs(10)));
     stage.keys("x");
-    stage.news(News::Begun(40));
+    stage.news(News::RunStart(40));
     stage.news(ranks(1));
     let line = said(&mut stage, 14);
     assert!(

@@ -98,7 +98,7 @@ pub(super) fn train(
         reporter.say(News::TooLarge(reason));
         return Ok(Ended::Cancelled);
     }
-    reporter.say(News::Begun(
+    reporter.say(News::RunStart(
         steps.unwrap_or_else(|| scenario.train.steps.into()),
     ));
     if what.elsewhere() {

@@ -1,4 +1,4 @@
-//! The few calls of CUDA's driver that the example needs, loaded at run time.
+//! The CUDA driver calls that the example needs, loaded at run time.
 
 use crate::Ptr;
 use libloading::Library;
@@ -9,7 +9,7 @@ type Words = String;
 
 pub(crate) struct Driver(Library);
 
-/// Calls a driver function by name; its error by name and number.
+/// Calls a driver function by name; errors have its name and number.
 macro_rules! cu {
     ($driver:expr, $name:literal, $($arg:expr => $ty:ty),*) => {{
         let f = unsafe { $driver.0.get::<unsafe extern "C" fn($($ty),*) -> c_int>($name.as_bytes()) }
@@ -36,7 +36,7 @@ impl Driver {
     }
 }
 
-/// A GPU whose context is the thread's.
+/// A GPU whose context is current on the thread.
 pub(crate) struct Gpu {
     driver: Arc<Driver>,
     device: c_int,
@@ -45,7 +45,7 @@ pub(crate) struct Gpu {
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Kind {
     Plain,
-    /// Of the virtual memory functions, with a handle for other processes.
+    /// Memory of the virtual memory functions, with a handle for other processes.
     Exportable,
 }
 
@@ -141,7 +141,7 @@ impl Gpu {
         cu!(self.driver, "cuStreamSynchronize", stream => Ptr)
     }
 
-    /// Microseconds of a call, by events around many.
+    /// Returns the microseconds of a call, by events around many.
     pub(crate) fn time(
         &self,
         stream: Ptr,

@@ -1,4 +1,5 @@
-//! A table of functions in place of the library: they note their arguments, and answer as they are told.
+//! A table of functions in place of the library: they record their arguments and return what tests
+//! request.
 
 use nccl_rs::Nccl;
 use nccl_rs::ffi::*;
@@ -10,69 +11,69 @@ type Hook = (&'static str, Box<dyn FnOnce()>);
 
 thread_local! {
     static HOOK: RefCell<Option<Hook>> = const { RefCell::new(None) };
-    /// The last communicator that this thread made.
+    /// The last communicator that this thread created.
     static MADE: Cell<Option<&'static Comm>> = const { Cell::new(None) };
-    /// Whether splits answer at once and are done later, as those of parents that do not block are.
+    /// Whether splits return at once and complete later, like those of nonblocking parents.
     pub(crate) static LATE: Cell<bool> = const { Cell::new(false) };
     static CALLS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
     static NEXT: Cell<RawResult> = const { Cell::new(SUCCESS) };
-    /// What `ncclGroupEnd` answers.
+    /// Result of `ncclGroupEnd`.
     pub(crate) static GROUP_END: Cell<RawResult> = const { Cell::new(SUCCESS) };
-    /// The configuration of the last communicator that was made.
+    /// Configuration of the last communicator that was created.
     pub(crate) static CONFIG: Cell<Option<RawConfig>> = const { Cell::new(None) };
     pub(crate) static SCALAR: Cell<(u64, c_int, c_int)> = const { Cell::new((0, 0, 0)) };
 }
 
-/// A communicator, as another thread may see it. Never freed, so that uses after its end are seen.
+/// A communicator, as seen by another thread. Never freed, so that uses after its end are detected.
 #[derive(Default)]
 pub(crate) struct Comm {
     pub(crate) rank: AtomicI32,
     pub(crate) size: AtomicI32,
     pub(crate) state: AtomicI32,
-    /// Looks at the state that say that something is under way; below zero for ever.
+    /// Number of queries that report an operation in progress; negative means always.
     pub(crate) under_way: AtomicI32,
-    /// Looks at the state.
+    /// Number of queries of the state.
     pub(crate) looks: AtomicUsize,
     pub(crate) freed: AtomicUsize,
-    /// The configuration's string as it was given.
+    /// Pointer to the configuration's name.
     name: AtomicPtr<c_char>,
-    /// Where a late split or window writes its handle, and the handle.
+    /// Address at which a late split or window writes its handle, and the handle.
     place: AtomicPtr<RawComm>,
     child: AtomicPtr<c_void>,
 }
 
 impl Comm {
-    /// Reads the name where the configuration said that it is.
+    /// Reads the name from the configuration's pointer.
     pub(crate) fn name(&self) -> String {
         let name = self.name.load(Ordering::SeqCst);
-        // SAFETY: NCCL's users keep the strings of configurations alive.
+        // SAFETY: users of NCCL keep the strings of configurations alive.
         unsafe { CStr::from_ptr(name) }
             .to_string_lossy()
             .into_owned()
     }
 
-    /// A late split or window is done.
+    /// Completes a late split or window.
     pub(crate) fn deliver(&self) {
         let place = self.place.swap(std::ptr::null_mut(), Ordering::SeqCst);
         if !place.is_null() {
-            // SAFETY: NCCL's users keep the place until the split is done.
+            // SAFETY: users of NCCL keep the location until the split has completed.
             unsafe { *place = self.child.load(Ordering::SeqCst) };
         }
         self.under_way.store(0, Ordering::SeqCst);
     }
 
-    /// The communicator of a late split.
+    /// Returns the communicator of a late split.
     pub(crate) fn child(&self) -> &'static Self {
         comm(self.child.load(Ordering::SeqCst))
     }
 }
 
-/// The last communicator that this thread made.
+/// Returns the last communicator that this thread created.
 pub(crate) fn made() -> &'static Comm {
     MADE.get().unwrap()
 }
 
-/// Runs `hook` within the next call whose note begins so.
+/// Runs `hook` within the next call whose record starts with a prefix.
 pub(crate) fn within(call: &'static str, hook: impl FnOnce() + 'static) {
     HOOK.set(Some((call, Box::new(hook))));
 }
@@ -89,12 +90,12 @@ pub(crate) fn note(text: String) {
     CALLS.with_borrow_mut(|c| c.push(text));
 }
 
-/// Calls since the last look.
+/// Returns the calls since the last query.
 pub(crate) fn calls() -> Vec<String> {
     CALLS.take()
 }
 
-/// The next call answers this.
+/// Sets the result of the next call.
 pub(crate) fn answer(result: RawResult) {
     NEXT.set(result);
 }
@@ -393,7 +394,7 @@ unsafe extern "C" fn split(
         parent.child.store(child, Ordering::SeqCst);
         MADE.set(Some(parent));
     } else {
-        // Also of a split that failed, as NCCL does.
+        // Also for a split that failed, as in NCCL.
         unsafe { *out = child };
     }
     result
@@ -418,7 +419,7 @@ unsafe extern "C" fn window_register(
     flags: c_int,
 ) -> RawResult {
     let comm = comm(c);
-    // Windows of odd length are of no use to it.
+    // It has no use for windows of odd length.
     if n.is_multiple_of(2) {
         comm.place.store(out, Ordering::SeqCst);
         let handle = std::ptr::without_provenance_mut(0x52);
@@ -455,7 +456,7 @@ unsafe extern "C" fn pre_mul_sum(
     // SAFETY: the scalar has its type's size.
     unsafe { std::ptr::copy_nonoverlapping(scalar.cast::<u8>(), value.as_mut_ptr(), bytes) };
     SCALAR.set((u64::from_ne_bytes(value), t, residence));
-    // No number of the closed list.
+    // A number outside of the closed list.
     unsafe { *op = 0x7eed_0001 };
     done("pre mul sum".into())
 }
@@ -505,8 +506,8 @@ pub(crate) fn functions() -> Functions {
     }
 }
 
-/// A library of these functions.
+/// Returns a library of these functions.
 pub(crate) fn library(functions: Functions) -> Nccl {
-    // SAFETY: they keep to the header.
+    // SAFETY: the functions follow the header.
     unsafe { Nccl::from_functions(functions) }.unwrap()
 }

@@ -1,18 +1,18 @@
-//! Reads what `nccl.h` says, as far as it is plain: structs of scalars, numbers, declared functions.
+//! Reads plain parts of `nccl.h`: structs of scalars, numbers, declared functions.
 
 /// Text of a header.
 pub(crate) struct Header(pub(crate) String);
 
-/// A struct as a C compiler lays it out on a 64-bit machine.
+/// A struct as laid out by a C compiler on a 64-bit machine.
 pub(crate) struct Layout {
     /// Names and offsets in bytes.
     pub(crate) fields: Vec<(String, usize)>,
-    /// Size.
+    /// Size in bytes.
     pub(crate) bytes: usize,
 }
 
 impl Header {
-    /// The value of a macro, or of a member of an enumeration.
+    /// Returns the value of a macro or of an enumerator.
     pub(crate) fn number(&self, name: &str) -> Option<i64> {
         let words: Vec<&str> = self
             .0
@@ -30,7 +30,7 @@ impl Header {
         })
     }
 
-    /// The fields of `typedef struct … { … } name;`.
+    /// Returns the fields of `typedef struct … { … } name;`.
     pub(crate) fn fields(&self, name: &str) -> Layout {
         let end = self.0.find(&format!("}} {name};")).expect("the struct");
         let begin = self.0[..end].rfind('{').expect("its begin") + 1;
@@ -60,7 +60,7 @@ impl Header {
         }
     }
 
-    /// Whether it declares a function.
+    /// Returns whether the header declares a function.
     pub(crate) fn declares(&self, name: &str) -> bool {
         self.0.contains(&format!(" {name}("))
     }

@@ -1,20 +1,21 @@
-//! Devices with a program of single kernels and collectives, which are issued as a measurement wants.
+//! Devices with a program of single kernels and collectives, which measurements issue as they need.
 
 use super::rank::{Rank, perform};
 use super::recipe::Recipe;
 use super::watch::{At, Doing, Watch};
 use crate::device::cuda::CudaFactory;
 use crate::device::{Abort, DeviceFactory, Setup, Stop};
-use crate::engine::gate::Gate;
-use crate::engine::{ExecOptions, World};
+use crate::engine::ExecOptions;
+use crate::engine::step_barrier::StepBarrier;
+use crate::process::World;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-/// The device's own watchdog. That of the calibration comes first, which knows all ranks.
-const PATIENCE: Duration = Duration::from_secs(100);
+/// Limit of the device's own watchdog. The calibration's, which knows all ranks, is shorter.
+const DEVICE_TIMEOUT: Duration = Duration::from_secs(100);
 
-/// A bench: adds what it wants to the recipe, then runs on every rank.
+/// A bench: measurements add operations to its recipe, and then run on every rank.
 pub(super) struct Bench<'a> {
     factory: &'a CudaFactory,
     ranks: u32,
@@ -22,7 +23,7 @@ pub(super) struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    /// With so many ranks, each on a GPU of its own.
+    /// Creates a bench of `ranks` ranks, each on its own GPU.
     pub(super) fn new(factory: &'a CudaFactory, ranks: u32, watch: &'a Watch) -> Self {
         Self {
             factory,
@@ -35,7 +36,8 @@ impl<'a> Bench<'a> {
         self.ranks
     }
 
-    /// Makes devices for what `recipe` adds and calls `on` for every rank at the same time; the first rank's result.
+    /// Creates devices for the operations that `recipe` adds, and calls `on` for every rank at the
+    /// same time. Returns the first rank's result.
     pub(super) fn run<R: Send + Sync, T: Send>(
         &self,
         recipe: impl FnOnce(&mut Recipe) -> R,
@@ -44,19 +46,19 @@ impl<'a> Bench<'a> {
         let mut r = Recipe::new(self.ranks)?;
         let what = recipe(&mut r);
         let program = Arc::new(r.finish());
-        let world = World::alone(&program);
+        let world = World::single_process(&program);
         let setup = Setup {
             program: Arc::clone(&program),
             options: Arc::new(ExecOptions::default()),
-            abort: Arc::new(Abort::new(PATIENCE)),
-            session: world.peers().next_session(),
+            abort: Arc::new(Abort::new(DEVICE_TIMEOUT)),
+            session: world.process_group().next_session(),
             world,
         };
         let abort = Arc::clone(&setup.abort);
         let at = self.watch.ranks(self.ranks, &abort);
         let result = self.on_ranks(&setup, &at, &what, &on);
         self.watch.alone();
-        // Whoever gave up knows more than whoever stopped for it.
+        // A rank that reported an error knows more than a rank that was stopped by it.
         self.watch.verdict().map_or(result, Err)
     }
 
@@ -69,7 +71,7 @@ impl<'a> Bench<'a> {
     ) -> Result<T, String> {
         let abort = &setup.abort;
         let devices = self.factory.devices(setup)?;
-        let gate = Gate::new(self.ranks as usize, setup.world.peers(), abort);
+        let barrier = StepBarrier::new(self.ranks as usize, setup.world.process_group(), abort);
         let answer = Arc::new(AtomicU64::new(0));
         let failed = || {
             abort
@@ -85,7 +87,7 @@ impl<'a> Bench<'a> {
                         id,
                         device,
                         program: Arc::clone(&setup.program),
-                        gate: Arc::clone(&gate),
+                        barrier: Arc::clone(&barrier),
                         abort: Arc::clone(abort),
                         watch: self.watch.clone(),
                         at: Arc::clone(at),
@@ -105,7 +107,7 @@ impl<'a> Bench<'a> {
                 .map(std::thread::ScopedJoinHandle::join)
                 .collect();
             if let Some(Err(panic)) = results.iter().find(|r| r.is_err()) {
-                return Err(crate::device::cpu::panic_text(&**panic));
+                return Err(crate::base::failure::panic_message(&**panic));
             }
             if results.iter().any(|r| matches!(r, Ok(None))) {
                 return Err(failed());

@@ -1,4 +1,4 @@
-//! Matrix products and attention on a grid of sizes, back to back.
+//! GEMMs and attention on a grid of sizes, back to back.
 
 use super::bench::Bench;
 use super::rank::Rank;
@@ -9,11 +9,11 @@ use crate::device::{Device, Stop};
 use shardlab_plan::ir::{DType, KernelClass, OpKind, Real, op};
 use std::collections::BTreeMap;
 
-/// Tokens of a rank.
+/// Numbers of tokens per rank.
 const TOKENS: [u64; 4] = [2048, 4096, 8192, 16_384];
 /// Widths of layers.
 const WIDTHS: [u64; 5] = [1024, 2048, 4096, 8192, 14_336];
-/// Vocabularies with their hidden sizes.
+/// Sizes of vocabularies with their hidden sizes.
 const HEADS: [(u64, u64); 3] = [(128_256, 2048), (128_256, 4096), (32_000, 1024)];
 /// Batch, heads, key heads, sequence, head dimension.
 const ATTENTION: [[u64; 5]; 14] = [
@@ -32,8 +32,8 @@ const ATTENTION: [[u64; 5]; 14] = [
     [1, 32, 8, 8192, 128],
     [1, 32, 8, 16_384, 128],
 ];
-/// Those whose backward is timed in both orders of its sums. Longer sequences are left out: the workspace of a fixed order grows with
-/// their square, and takes 4 GiB here.
+/// Shapes whose backward is timed in both orders of its sums. Longer sequences are excluded: the
+/// workspace of a fixed order grows with their square, and would take 4 GiB.
 const ORDERS: [[u64; 5]; 5] = [
     [2, 32, 8, 4096, 64],
     [2, 24, 8, 4096, 128],
@@ -41,16 +41,17 @@ const ORDERS: [[u64; 5]; 5] = [
     [4, 16, 8, 2048, 64],
     [1, 32, 8, 4096, 128],
 ];
-/// Launches of each kernel, the first ones not counted.
+/// Number of launches of each kernel, and of warm-up launches.
 const REPEATS: usize = 6;
 const WARM: usize = 2;
-/// Cells between two looks at the time, and the share of the time to measure that may be over when more begin.
-const LOOK: usize = 16;
+/// Number of cells between two checks of the time, and the share of the measuring time after which
+/// no more begin.
+const CELLS_PER_CHECK: usize = 16;
 const SHARE: f64 = 0.6;
-/// Bytes of operands that a bench has room for.
+/// Maximum bytes of operands in a bench.
 const ROOM: u64 = 5 << 30;
 
-/// What a kernel of the grid is.
+/// Kind of a kernel in the grid.
 enum Cell {
     Product(DType, [u64; 3]),
     Attention(bool, [u64; 5]),
@@ -69,7 +70,7 @@ pub(super) fn measure(bench: &Bench<'_>, m: &mut Measured) -> Result<(), String>
             let mut times = Vec::new();
             for (n, (_, single)) in cells.iter().enumerate() {
                 let rest = format!("{} kernels of {}", cells.len() - n, cells.len());
-                if n > 0 && n % LOOK == 0 && rank.late(SHARE, &rest)? {
+                if n > 0 && n % CELLS_PER_CHECK == 0 && rank.late(SHARE, &rest)? {
                     break;
                 }
                 times.push(time(rank, single)?);
@@ -85,7 +86,7 @@ pub(super) fn measure(bench: &Bench<'_>, m: &mut Measured) -> Result<(), String>
     Ok(())
 }
 
-/// Middle microseconds of a kernel.
+/// Returns the median time of a kernel in microseconds.
 fn time(rank: &mut Rank, single: &Single) -> Result<f64, Stop> {
     rank.begin(true)?;
     for n in 0..REPEATS {
@@ -96,10 +97,11 @@ fn time(rank: &mut Rank, single: &Single) -> Result<f64, Stop> {
     Ok(middle(&mut all))
 }
 
-/// Time of attention's backward when its sums have a fixed order, relative to any order: the middle over shapes. Nothing where the
-/// library does not have all of these kernels: what then runs in their place says nothing about them.
+/// Returns the time of attention's backward with a fixed order of its sums, relative to any order:
+/// the median over shapes. Returns `None` if the library lacks some of these kernels, because their
+/// replacements say nothing about them.
 pub(super) fn fixed_order(bench: &Bench<'_>) -> Result<Option<f64>, String> {
-    // Each in a device of its own, so that both begin equally rested.
+    // Each in its own device, so that both start equally cool.
     let Some(any) = backwards(bench, false)? else {
         return Ok(None);
     };
@@ -107,7 +109,7 @@ pub(super) fn fixed_order(bench: &Bench<'_>) -> Result<Option<f64>, String> {
     Ok(fixed.and_then(|fixed| ratio(&any, &fixed)))
 }
 
-/// Microseconds of attention's backward for each of [`ORDERS`].
+/// Returns the microseconds of attention's backward for each of [`ORDERS`].
 fn backwards(bench: &Bench<'_>, fixed: bool) -> Result<Option<Vec<f64>>, String> {
     bench.run(
         |recipe| {
@@ -129,7 +131,7 @@ fn backwards(bench: &Bench<'_>, fixed: bool) -> Result<Option<Vec<f64>>, String>
     )
 }
 
-/// The middle of what times are of others.
+/// Returns the median of ratios of times.
 fn ratio(of: &[f64], times: &[f64]) -> Option<f64> {
     let ratios = times.iter().zip(of).map(|(t, o)| t / o);
     let mut ratios: Vec<f64> = ratios.filter(|r| r.is_finite() && *r > 0.0).collect();
@@ -146,7 +148,7 @@ fn sort(times: Vec<(Cell, f64)>, m: &mut Measured) {
         }
     }
     for ((dtype, shape), all) in products {
-        // The mean over operand layouts, which a step has all of.
+        // The mean over operand layouts, all of which occur in a step.
         let us = all.iter().sum::<f64>() / all.len() as f64;
         match m.gemm.iter_mut().find(|t| t.0 == dtype) {
             Some(table) => table.1.push((shape, us)),
@@ -181,7 +183,8 @@ fn products(recipe: &mut Recipe) -> Vec<(Cell, Single)> {
             if size > ROOM || (n > 20_000 && tokens > 8192) {
                 continue;
             }
-            // Forward, and the gradient of the weight; that of the input is a forward of another layer.
+            // Forward, and the gradient of the weight; the gradient of the input is the forward of
+            // another layer.
             for (shape, ta, tb) in [([tokens, n, k], false, true), ([n, k, tokens], true, false)] {
                 cells.push(product(recipe, DType::Bf16, shape, ta, tb));
             }
@@ -283,18 +286,19 @@ mod tests {
 
     #[test]
     fn a_ratio_is_the_middle_one_of_shapes_that_were_timed() {
-        // 1.22, 1.09 and 1.10; a shape without a time does not count.
+        // 1.22, 1.09 and 1.10; a shape without a time is skipped.
         let any = [954.0, 1143.0, 2706.0, 500.0];
         let fixed = [1164.0, 1242.0, 2971.0, f64::NAN];
         let found = ratio(&any, &fixed).unwrap();
         assert!((found - 2971.0 / 2706.0).abs() < 1e-12, "{found}");
         assert_eq!(ratio(&any, &[f64::NAN; 4]), None);
         assert_eq!(ratio(&[], &[]), None);
-        // One time of none.
+        // Only one of the times exists.
         assert_eq!(ratio(&[0.0], &[1.0]), None);
     }
 
-    /// The benches of both orders differ in nothing but the order, which takes a workspace that a GPU of 40 GB has room for.
+    /// The benches of both orders differ only in the order, whose workspace fits on a GPU with 40
+    /// GB.
     #[test]
     fn orders_are_asked_of_the_same_kernels() {
         let program = |fixed: bool| {
@@ -315,7 +319,8 @@ mod tests {
         assert_eq!(any.kernels, fixed.kernels);
         assert_eq!(any.kernels.len(), ORDERS.len());
         let gib = |p| workspace::of(p).0 as f64 / f64::from(1 << 30);
-        // Two bytes for each pair of the largest's tokens and head, 32 x 8,192 x 8,192, and little more.
+        // Two bytes per pair of the largest shape's tokens and head, 32 x 8,192 x 8,192, and little
+        // more.
         assert!(gib(&any) < 0.5, "{}", gib(&any));
         assert!((4.0..4.5).contains(&gib(&fixed)), "{}", gib(&fixed));
     }

@@ -1,26 +1,26 @@
-//! What issuing costs the host, and copies.
+//! Host costs of issuing, and copies.
 
 use super::bench::Bench;
 use super::middle;
 use super::rank::Rank;
 use super::recipe::{COMPUTE_STREAM, OTHER, SIDE};
+use crate::base::operand::RawRange;
 use crate::device::Device;
-use crate::operand::RawRange;
 use shardlab_plan::ir::{CollectiveKind, DType, KernelClass, OpKind};
 
-/// Commands of a measurement; fewer than a stream's queue holds.
+/// Number of commands in a measurement, fewer than a stream's queue holds.
 const MANY: u32 = 400;
-/// Launches of a captured graph.
+/// Number of launches in a captured graph.
 const GRAPH: u32 = 500;
-/// Elements of a kernel that takes longer than its launch does on the host.
+/// Number of elements of a kernel that takes longer than its launch on the host.
 const LONGER: u64 = 8 << 20;
-/// Bytes of large copies, and of small ones.
+/// Bytes of large and of small copies.
 const LARGE: usize = 128 << 20;
 const SMALL: usize = 4096;
-/// Large copies in a direction.
+/// Number of large copies per direction.
 const COPIES: u32 = 12;
 
-/// Microseconds, and GB/s for copies.
+/// Host costs in microseconds, and copy rates in GB/s.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Host {
     pub(super) launch_us: f64,
@@ -30,12 +30,12 @@ pub(super) struct Host {
     pub(super) alloc_us: f64,
     pub(super) graph_launch_us: f64,
     pub(super) graph_gap_us: f64,
-    /// 0 where it was not measured.
+    /// Zero if it was not measured.
     pub(super) gap_us: f64,
     pub(super) copy_latency_us: f64,
 }
 
-/// Measures on one rank.
+/// Measures all costs on one rank.
 pub(super) fn measure(bench: &Bench<'_>, host: &mut Host) -> Result<(), String> {
     let small = (vec![1024u64], DType::F32);
     let measured = bench.run(
@@ -75,7 +75,8 @@ pub(super) fn measure(bench: &Bench<'_>, host: &mut Host) -> Result<(), String> 
                 rank.end()?;
             }
             (h.launch_us, h.event_us) = (launch, events);
-            // A wait's end: from the kernel's end to the host's going on, issue excluded.
+            // End of a wait: from the end of the kernel until the host continues, without the
+            // issue.
             rank.begin(true)?;
             let mut waits = Vec::new();
             for n in 0..8 {
@@ -91,7 +92,7 @@ pub(super) fn measure(bench: &Bench<'_>, host: &mut Host) -> Result<(), String> 
                 .map(|(t, &w)| w.saturating_sub(t.end) as f64 / 1e3)
                 .collect();
             h.host_wait_us = middle(&mut late);
-            // What a graph's launches take beyond their kernels.
+            // Time of a graph's launches in addition to their kernels.
             rank.begin(true)?;
             for n in 0..MANY {
                 rank.issue(COMPUTE_STREAM, command.clone(), n)?;
@@ -144,33 +145,35 @@ pub(super) fn measure(bench: &Bench<'_>, host: &mut Host) -> Result<(), String> 
     Ok(())
 }
 
-/// Large copies to the device and to the host, while all ranks copy: they share the host's memory, and may share links.
+/// Large copies to the device and to the host, while all ranks copy: ranks share the host's memory,
+/// and may share links.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Copies {
-    /// GB/s of each direction alone.
+    /// Rate of each direction alone, in GB/s.
     pub(super) gbps: [f64; 2],
-    /// Share of it that each loses to the other.
+    /// Share of its rate that each direction loses to the other.
     pub(super) loss: [f64; 2],
 }
 
 impl Copies {
-    /// From middle microseconds of a copy of so many bytes in each direction, alone and beside the other one.
-    fn of(bytes: usize, alone: [f64; 2], beside: [f64; 2]) -> Self {
+    /// Computes rates from the median microseconds of copies of `bytes` bytes in each direction,
+    /// alone and overlapping with the other direction.
+    fn of(bytes: usize, alone: [f64; 2], overlapped: [f64; 2]) -> Self {
         Self {
             gbps: alone.map(|us| bytes as f64 / us / 1e3),
-            loss: [0, 1].map(|i| (1.0 - alone[i] / beside[i]).clamp(0.0, 0.9)),
+            loss: [0, 1].map(|i| (1.0 - alone[i] / overlapped[i]).clamp(0.0, 0.9)),
         }
     }
 }
 
-/// Copies of all ranks of a bench at the same time; nothing where memory cannot be pinned.
+/// Copies on all ranks of a bench at the same time; `None` if memory cannot be pinned.
 pub(super) fn copies(bench: &Bench<'_>) -> Result<Option<Copies>, String> {
     bench.run(
         |_| (),
         |rank, ()| {
             rank.say("copies to and from the host");
             let pinned = rank.device().pinned(2 * LARGE);
-            // The first rank keeps times; another one without memory copies nothing.
+            // The first rank records times; another rank without memory copies nothing.
             if rank.agree(f64::from(u8::from(pinned.is_some())))? == 0.0 {
                 return Ok(None);
             }
@@ -181,7 +184,7 @@ pub(super) fn copies(bench: &Bench<'_>) -> Result<Option<Copies>, String> {
             };
             let host = pinned.as_ref().map(|p| p.range());
             let device = rank.scratch(2 * LARGE);
-            // Each direction on a stream and in halves of its own.
+            // Each direction on its own stream and in its own halves of memory.
             let copy = |rank: &mut Rank, back: bool, task| {
                 let Some(host) = host else { return Ok(()) };
                 let (host, device) = (half(host, back), half(device, back));
@@ -206,15 +209,15 @@ pub(super) fn copies(bench: &Bench<'_>) -> Result<Option<Copies>, String> {
             }
             let times: Vec<(u64, u64)> = rank.end()?.iter().map(|t| (t.start, t.end)).collect();
             let known = alone.iter().all(|us| *us > 0.0);
-            let beside = beside(&times).filter(|_| known);
-            Ok(beside.map(|beside| Copies::of(LARGE, alone, beside)))
+            let overlapped = overlapped(&times).filter(|_| known);
+            Ok(overlapped.map(|overlapped| Copies::of(LARGE, alone, overlapped)))
         },
     )
 }
 
-/// Middle microseconds of the even and of the odd ones among tasks (start and end, nanoseconds), of those from whose start to whose
-/// end the other kind was busy.
-fn beside(times: &[(u64, u64)]) -> Option<[f64; 2]> {
+/// Returns the median microseconds of the even and of the odd tasks (start and end in nanoseconds),
+/// among those that overlap completely with the other kind.
+fn overlapped(times: &[(u64, u64)]) -> Option<[f64; 2]> {
     let kind = |i: usize| times.iter().skip(i).step_by(2).copied();
     let middles = [0, 1].map(|i| {
         let first = kind(1 - i).map(|t| t.0).min().unwrap_or(u64::MAX);
@@ -226,16 +229,17 @@ fn beside(times: &[(u64, u64)]) -> Option<[f64; 2]> {
     middles.iter().all(|m| *m > 0.0).then_some(middles)
 }
 
-/// Microseconds of a kernel where many follow one another: the kernel's own where its time is recorded, else with what
-/// lies between it and the next one. Kernels end later for others to see where GPUs reach one another's memory, so ranks
-/// of a run are asked for the whole, and one rank for the kernel's own.
+/// Returns the microseconds per kernel in a sequence of many: the kernel's own time if it is
+/// recorded, otherwise including the gap to the next one. The end of a kernel becomes visible later
+/// if GPUs access one another's memory, so ranks of a run measure the total, and a single rank
+/// measures the kernel's own time.
 pub(super) fn spacing(bench: &Bench<'_>, record: bool) -> Result<f64, String> {
     bench.run(
         |recipe| {
             let two = [(vec![LONGER], DType::Bf16), (vec![LONGER], DType::Bf16)];
             let class = KernelClass::Pointwise;
             let kernel = recipe.kernel(OpKind::Mul, class, DType::Bf16, &two, &two[..1]);
-            // A collective, so that the ranks' GPUs reach one another.
+            // A collective, after which the ranks' GPUs access one another's memory.
             let kind = CollectiveKind::AllGather;
             (kernel, recipe.collective(kind, DType::Bf16, 1 << 20))
         },
@@ -263,7 +267,7 @@ pub(super) fn spacing(bench: &Bench<'_>, record: bool) -> Result<f64, String> {
     )
 }
 
-/// Microseconds of an allocation or a free, which need no device.
+/// Returns the microseconds of an allocation or a free, which need no device.
 fn allocation() -> f64 {
     let text = "[model]\nfamily = \"llama\"\nlayers = 4\nhidden = 64\nheads = 4\nffn = 128\nvocab = 128\n\
                 [train]\nseq_len = 16\n[mesh]\nhardware = \"h200-nvlink\"\ndp_shard = 2\n";
@@ -291,20 +295,20 @@ fn allocation() -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Copies, beside};
+    use super::{Copies, overlapped};
 
     #[test]
-    fn copies_lose_what_they_take_longer_beside_others() {
-        // 50 MB in 1 and 2 ms alone, in 1.25 and 2 ms beside one another.
+    fn copies_lose_what_they_take_longer_when_overlapping() {
+        // 50 MB in 1 and 2 ms alone, in 1.25 and 2 ms when overlapping.
         let copies = Copies::of(50_000_000, [1000.0, 2000.0], [1250.0, 2000.0]);
         assert_eq!(copies.gbps, [50.0, 25.0]);
         assert!((copies.loss[0] - 0.2).abs() < 1e-12 && copies.loss[1] == 0.0);
     }
 
     #[test]
-    fn what_ran_beside_nothing_does_not_count() {
-        // To the device from 0 to 12 in threes, to the host from 1 to 13 in fours: the first copy to the device begins alone, the last
-        // one to the host ends alone.
+    fn copies_without_overlap_do_not_count() {
+        // To the device from 0 to 12 in steps of three, to the host from 1 to 13 in steps of four:
+        // the first copy to the device begins alone, and the last one to the host ends alone.
         let times = [
             (0, 3),
             (1, 5),
@@ -316,8 +320,8 @@ mod tests {
             (13, 13),
         ];
         let us = |ns: f64| ns / 1e3;
-        assert_eq!(beside(&times), Some([us(3.0), us(4.0)]));
-        assert_eq!(beside(&[]), None);
-        assert_eq!(beside(&[(0, 3), (4, 8)]), None);
+        assert_eq!(overlapped(&times), Some([us(3.0), us(4.0)]));
+        assert_eq!(overlapped(&[]), None);
+        assert_eq!(overlapped(&[(0, 3), (4, 8)]), None);
     }
 }

@@ -1,6 +1,7 @@
-//! Steps that a calibration runs: shapes of common models, so many layers of each that arithmetic takes nearly the share of a
-//! step that it takes in whole models. A GPU at its power limit is the slower in arithmetic the less else it has to do: two
-//! layers below a whole vocabulary would show rates that long steps do not reach.
+//! Steps that a calibration runs: shapes of common models, with enough layers that arithmetic has
+//! nearly the same share of a step as in whole models. A GPU at its power limit slows arithmetic
+//! down as its share grows: two layers with a full vocabulary would show rates that long steps do
+//! not reach.
 
 use crate::calibrate::steps::Variant;
 
@@ -20,7 +21,7 @@ const IMAGES: [(&str, &str, [u64; 4]); 2] = [
     ("small images", "f32", [8, 64, 32, 64]),
 ];
 
-/// The smallest of them.
+/// The smallest transformer.
 const TINY: usize = 3;
 const NATIVE: &str = "policy = \"native\"";
 const FSDP2: &str = "policy = \"fsdp2\"";
@@ -29,7 +30,7 @@ const MEGATRON: &str = "policy = \"megatron\"";
 /// Name, model, variant, policy, and whether it runs on all ranks.
 pub(super) type Run = (String, String, Variant, &'static str, bool);
 
-/// Steps of a decoder.
+/// Returns the steps of a decoder.
 fn tokens(
     (dtype, mode): Variant,
     shape: usize,
@@ -54,7 +55,7 @@ fn tokens(
     )
 }
 
-/// Steps of convolutions.
+/// Returns the steps of convolutions.
 fn images((name, dtype, [layers, channels, side, batch]): (&str, &'static str, [u64; 4])) -> Run {
     let model = format!(
         "[model]\nfamily = \"cnn\"\nlayers = {layers}\nchannels = {channels}\nheight = {side}\nwidth = {side}\n\
@@ -64,7 +65,7 @@ fn images((name, dtype, [layers, channels, side, batch]): (&str, &'static str, [
     (name, model, (dtype, "off"), NATIVE, false)
 }
 
-/// All of them; what matters most comes first.
+/// Returns all steps, the most important ones first.
 pub(super) fn runs() -> Vec<Run> {
     let [whole, chunked] = ["materialized", "chunked"];
     let one = |mode, shape, loss| tokens(("bf16", mode), shape, NATIVE, false, loss);
@@ -96,20 +97,20 @@ pub(super) fn runs() -> Vec<Run> {
     all
 }
 
-/// Policies whose steps show what memory a process takes beside the engine's.
+/// Policies whose steps show the memory of a process that is not the engine's.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Footprints {
-    /// One communicator, where there are several ranks.
+    /// One communicator, if there are several ranks.
     pub(super) one: &'static str,
-    /// Two.
+    /// Two communicators.
     pub(super) two: &'static str,
-    /// Two as well, one of them on copy engines.
+    /// Two communicators, one of them on copy engines.
     pub(super) mixed: &'static str,
-    /// Two on copy engines.
+    /// Two communicators on copy engines.
     pub(super) engines: &'static str,
 }
 
-/// The model of these steps: what it runs, and the policies.
+/// Returns the model of these steps, its variant, and the policies.
 pub(super) fn footprints() -> (String, Variant, Footprints) {
     let (_, text, variant, _, _) = runs().swap_remove(0);
     let policies = Footprints {

@@ -1,13 +1,13 @@
-//! A rank of a bench: its device, and what a measurement does with it.
+//! A rank of a bench: its device, and the operations of measurements.
 
 use super::recipe::{BASE, EVENTS, MEMORY, SIDE, Single};
 use super::watch::{At, Doing, Watch};
+use crate::base::operand::RawRange;
 use crate::device::cuda::CudaDevice;
 use crate::device::{
     Abort, Command, Device, Failure, FailureKind, NO_HYPER, Pass, Region, Stop, TaskTimes,
 };
-use crate::engine::gate::Gate;
-use crate::operand::RawRange;
+use crate::engine::step_barrier::StepBarrier;
 use shardlab_plan::ir::{CollectiveId, CollectiveKind, DType, EventId, InstrId, StreamId};
 use shardlab_plan::program::Program;
 use std::sync::Arc;
@@ -18,14 +18,14 @@ pub(super) struct Rank {
     pub(super) id: u32,
     pub(super) device: CudaDevice,
     pub(super) program: Arc<Program>,
-    pub(super) gate: Arc<Gate>,
+    pub(super) barrier: Arc<StepBarrier>,
     pub(super) abort: Arc<Abort>,
     pub(super) watch: Watch,
-    /// What all ranks do.
+    /// State that all ranks share.
     pub(super) at: Arc<Vec<At>>,
-    /// Commands of the pass.
+    /// Number of commands in the pass.
     pub(super) enqueued: u32,
-    /// The first rank's answer to a question of all.
+    /// The first rank's answer to a question that all ranks ask.
     pub(super) answer: Arc<AtomicU64>,
     pub(super) ranks: u32,
 }
@@ -36,12 +36,12 @@ impl Rank {
     }
 
     /// Waits for the other ranks.
-    fn meet(&mut self) -> Result<(), Stop> {
-        self.doing(Doing::Meeting);
-        self.gate.pass(self.id, &self.abort, "come")
+    fn wait_for_all(&mut self) -> Result<(), Stop> {
+        self.doing(Doing::Rendezvous);
+        self.barrier.wait(self.id, &self.abort, "come")
     }
 
-    /// The first rank says which part begins.
+    /// Announces a part; only the first rank does.
     pub(super) fn say(&self, part: &str) {
         if self.id == 0 {
             let s = if self.ranks == 1 { "" } else { "s" };
@@ -49,8 +49,8 @@ impl Rank {
         }
     }
 
-    /// Whether a share of the time to measure is over, and the rest of something is to be left out: the first rank's answer,
-    /// since all have to do the same.
+    /// Returns whether a share of the measuring time has passed, so that the rest of something is
+    /// skipped: the first rank's answer, since all ranks must do the same.
     pub(super) fn late(&mut self, share: f64, rest: &str) -> Result<bool, Stop> {
         let late = self.id == 0 && self.watch.late(share);
         if late {
@@ -59,21 +59,23 @@ impl Rank {
         Ok(self.agree(f64::from(u8::from(late)))? != 0.0)
     }
 
-    /// The first rank's number: it alone keeps times, and where a time decides what is issued, all have to issue the same.
+    /// Returns the first rank's number. It alone records times, and if a time decides what is
+    /// issued, all ranks must issue the same.
     pub(super) fn agree(&mut self, mine: f64) -> Result<f64, Stop> {
         if self.id == 0 {
             self.answer.store(mine.to_bits(), Ordering::SeqCst);
         }
-        self.meet()?;
+        self.wait_for_all()?;
         let agreed = f64::from_bits(self.answer.load(Ordering::SeqCst));
-        // The next question comes after all have heard this answer.
-        self.meet()?;
+        // The next question must wait until all ranks have read this answer.
+        self.wait_for_all()?;
         Ok(agreed)
     }
 
-    /// Performs each command once, one after another on all ranks, before anything is measured: the libraries load, allocate
-    /// and connect at first uses, for which the driver may wait for a GPU; one whose collective waits for a rank that waits
-    /// for the driver would never end it.
+    /// Runs each command once, one after another on all ranks, before anything is measured. At
+    /// their first use, libraries load, allocate and connect, for which the driver may wait for a
+    /// GPU; if that GPU's collective waited for a rank that waits for the driver, neither would
+    /// end.
     pub(super) fn prime(&mut self, commands: &[(StreamId, Command)]) -> Result<(), Stop> {
         for (stream, command) in commands {
             self.begin(false)?;
@@ -83,7 +85,7 @@ impl Rank {
         Ok(())
     }
 
-    /// Begins a pass when all ranks are idle; `record` keeps times on the first of them.
+    /// Begins a pass when all ranks are idle; `record` records times on the first rank.
     pub(super) fn begin(&mut self, record: bool) -> Result<(), Stop> {
         self.enqueued = 0;
         self.doing(Doing::Beginning);
@@ -91,15 +93,15 @@ impl Rank {
             hyper: NO_HYPER,
             slots: 0,
             record: record && self.id == 0,
-            singly: record,
+            replay_as_instructions: record,
             inputs: Vec::new(),
         })?;
-        self.meet()?;
+        self.wait_for_all()?;
         self.doing(Doing::Enqueued);
         Ok(())
     }
 
-    /// Waits for everything.
+    /// Waits until the device is idle.
     pub(super) fn end(&mut self) -> Result<Vec<TaskTimes>, Stop> {
         self.doing(Doing::Waiting);
         self.device.idle()?;
@@ -109,11 +111,12 @@ impl Rank {
         } else {
             Vec::new()
         };
-        self.meet()?;
+        self.wait_for_all()?;
         Ok(times)
     }
 
-    /// Likewise; microseconds of every task but the first `warm`, where times were kept.
+    /// Waits until the device is idle. Returns the microseconds of every task but the first `warm`,
+    /// if times were recorded.
     pub(super) fn end_us(&mut self, warm: usize) -> Result<Vec<f64>, Stop> {
         let us = |t: &TaskTimes| (t.end - t.start) as f64 / 1e3;
         Ok(self.end()?.iter().skip(warm).map(us).collect())
@@ -123,7 +126,7 @@ impl Rank {
         self.device.now()
     }
 
-    /// How many there are.
+    /// Number of ranks.
     pub(super) fn ranks(&self) -> u32 {
         self.ranks
     }
@@ -154,7 +157,7 @@ impl Rank {
         }
     }
 
-    /// Collectives lie behind what kernels use.
+    /// Collectives use the memory after that of kernels.
     pub(super) fn gather(&self, id: CollectiveId) -> Command {
         let c = &self.program.collectives[id.index()];
         let full = c.bytes.0;
@@ -177,15 +180,16 @@ impl Rank {
         }
     }
 
-    /// What NCCL thinks that a collective takes, microseconds; nothing runs. All ranks ask at the same time.
+    /// Returns NCCL's estimate of a collective's duration in microseconds, without running it. All
+    /// ranks call it at the same time.
     pub(super) fn estimate(&mut self, command: &Command) -> Result<Option<f64>, Stop> {
         let Command::Collective { instr, id, parts } = command else {
             return Ok(None);
         };
-        self.meet()?;
+        self.wait_for_all()?;
         self.doing(Doing::Collective);
         let told = self.device.estimate(SIDE, *instr, *id, parts)?;
-        self.meet()?;
+        self.wait_for_all()?;
         Ok(told.map(|t| t.as_secs_f64() * 1e6).filter(|us| *us > 0.0))
     }
 
@@ -228,7 +232,7 @@ impl Rank {
         self.issue(stream, Command::Copy { instr, from, to }, task)
     }
 
-    /// Device memory for copies.
+    /// Returns device memory for copies.
     pub(super) fn scratch(&self, bytes: usize) -> RawRange {
         self.range(MEMORY / 2, bytes, DType::U8)
     }
@@ -267,7 +271,7 @@ impl Rank {
     }
 }
 
-/// Ends the waits of other ranks if its own rank ends before its time, even by a panic.
+/// Ends the waits of other ranks if its own rank ends early, even by a panic.
 struct Leaving {
     abort: Arc<Abort>,
     at: Arc<Vec<At>>,
@@ -284,13 +288,13 @@ impl Drop for Leaving {
     }
 }
 
-/// A rank's part in a bench; nothing if it failed, or others did.
+/// Runs a rank's part of a bench. Returns `None` if it or another rank failed.
 pub(super) fn perform<R, T>(
     mut rank: Rank,
     what: &R,
     on: &impl Fn(&mut Rank, &R) -> Result<T, Stop>,
 ) -> Option<T> {
-    // Dropped before the rank, whose device takes leave of the others only where all is well.
+    // Dropped before the rank, whose device shuts down in good order only if nothing has failed.
     let mut leaving = Leaving {
         abort: Arc::clone(&rank.abort),
         at: Arc::clone(&rank.at),

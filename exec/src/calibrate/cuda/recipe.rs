@@ -13,20 +13,20 @@ use smallvec::SmallVec;
 
 /// Allocator address of the bench's memory.
 pub(super) const BASE: u64 = 1 << 21;
-/// Its bytes: two sides of the largest collective, and a large product's operands.
+/// Bytes of the memory: two sides of the largest collective, and the operands of a large GEMM.
 pub(super) const MEMORY: u64 = 12 << 30;
 /// The stream of collectives; [`COMPUTE`] is the first.
 pub(super) const SIDE: StreamId = StreamId(1);
-/// Another one of collectives, which have a communicator of their own.
+/// A second stream of collectives, with its own communicator.
 pub(super) const OTHER: StreamId = StreamId(2);
-/// That of kernels.
+/// A second stream of kernels.
 pub(super) const COMPUTE_STREAM: StreamId = COMPUTE;
-/// Events that a program has.
+/// Number of events of a program.
 pub(super) const EVENTS: u32 = 1024;
-/// Operands begin at multiples of this.
+/// Alignment of operands, in bytes.
 const ALIGN: u64 = 512;
 
-/// A single kernel of the program, with where its operands lie.
+/// A single kernel of the program, with the location of its operands.
 #[derive(Clone, Debug)]
 pub(super) struct Single {
     pub(super) instr: InstrId,
@@ -57,7 +57,7 @@ impl Recipe {
         program.meta.world = ranks;
         program.meta.dp_shard = ranks;
         program.streams.truncate(3);
-        // NCCL makes those that a collective uses.
+        // NCCL creates the communicators that a collective uses.
         program.communicators = ["bench", "other"]
             .map(|name| Communicator {
                 name: name.to_owned(),
@@ -82,7 +82,7 @@ impl Recipe {
         Ok(Self { program })
     }
 
-    /// Asks for kernels whose sums have a fixed order.
+    /// Requests kernels with a fixed order of sums.
     pub(super) fn sum_in_fixed_order(&mut self) {
         self.program.meta.deterministic = true;
     }
@@ -147,7 +147,7 @@ impl Recipe {
         }
     }
 
-    /// Adds a collective whose full side has so many bytes.
+    /// Adds a collective whose full side has `bytes` bytes.
     pub(super) fn collective(
         &mut self,
         kind: CollectiveKind,
@@ -157,7 +157,7 @@ impl Recipe {
         self.collective_on(CommId(0), kind, dtype, bytes)
     }
 
-    /// Likewise, for stream [`OTHER`].
+    /// Adds a collective on stream [`OTHER`].
     pub(super) fn other_collective(
         &mut self,
         kind: CollectiveKind,

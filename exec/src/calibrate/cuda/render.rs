@@ -1,14 +1,16 @@
-//! The profile as text.
+//! Formats the profile of GPUs.
 
 use super::{Measured, middle};
 use crate::calibrate::render::{CLASSES, Tables, Taken, classes, num, rate, tables};
 use shardlab_plan::ir::DType;
 use std::fmt::Write;
 
-/// Dense TFLOP/s in float32 and bf16, GB/s of memory, MiB of cache, GB/s of a GPU's links in one direction.
+/// Dense TFLOP/s in float32 and bf16, GB/s of memory, MiB of cache, and GB/s of a GPU's links per
+/// direction.
 type Sheet = (f64, f64, f64, u64, f64);
 
-/// By data sheet, if the driver's name is that of a GPU whose sheet is known: others of the family have other numbers.
+/// Returns the data sheet of a GPU, by the driver's exact name: other GPUs of the same family have
+/// other numbers.
 fn sheet(gpu: &str) -> Option<Sheet> {
     match gpu {
         "NVIDIA H200" => Some((67.0, 989.0, 4800.0, 50, 450.0)),
@@ -19,16 +21,16 @@ fn sheet(gpu: &str) -> Option<Sheet> {
     }
 }
 
-/// Of a GPU whose sheet is not known.
+/// Values for a GPU without a known data sheet.
 const ASSUMED: Sheet = (60.0, 900.0, 3000.0, 50, 300.0);
 
-/// GPUs and driver.
+/// Describes GPUs and driver.
 fn machine(m: &Measured) -> String {
     let driver = format!("{}.{}", m.driver / 1000, m.driver % 1000 / 10);
     format!("{} {}, CUDA {driver}", m.gpus, m.gpu)
 }
 
-/// What was measured, where and by what.
+/// Describes what was measured, where and how.
 pub(super) fn source(m: &Measured, what: &str) -> String {
     let machine = machine(m);
     let what = what.replace(
@@ -38,7 +40,7 @@ pub(super) fn source(m: &Measured, what: &str) -> String {
     format!("{what}: measured on {machine}, by shardlab calibrate --device cuda")
 }
 
-/// The profile's text.
+/// Returns the text of the profile.
 pub(super) fn profile(name: &str, m: &Measured) -> String {
     let known = sheet(&m.gpu);
     let (f32_peak, bf16_peak, gbps, cache, links) = known.unwrap_or(ASSUMED);
@@ -59,11 +61,13 @@ pub(super) fn profile(name: &str, m: &Measured) -> String {
         .map(|(bytes, us)| *bytes as f64 / us / 1e3 * f64::from(m.gpus - 1) / f64::from(m.gpus))
         .fold(0.0, f64::max);
     let w = &m.wires;
-    // What one collective reaches may be less than links carry: two at a time divide these.
+    // One collective may reach less than the links carry: the rate of two at a time is divided
+    // between them.
     let bus = bus.max(w.reach_gbps);
-    // A kernel bound by arithmetic loses the multiprocessors that a collective holds; attention is one, too.
+    // A kernel bound by arithmetic loses the multiprocessors that a collective occupies; so does
+    // attention.
     let held = f64::from(m.multiprocessors) * (1.0 - 1.0 / w.product.0.max(1.0));
-    // A pair for which there was no time has factors of 0 or 1.
+    // A pair that was not measured has factors of 0 or 1.
     let seen = |pairs: &[(f64, f64)], x: f64| {
         let all = pairs.iter().all(|p| p.0 > 0.0 && *p != (1.0, 1.0));
         all.then_some(x)
@@ -88,10 +92,10 @@ pub(super) fn profile(name: &str, m: &Measured) -> String {
     let context = f.positive("context_mib", mib(m.outside.context) as f64, 0.0);
     let joined = f.of("joined_mib", together(m.outside.joined), 0.0);
     let communicator = f.of("communicator_mib", together(m.outside.communicator), 0.0);
-    // Until it is measured, as much as any other.
+    // Until they are measured, the same as other communicators.
     let engines = m.outside.engines.and_then(together);
     let engines = f.of("copy_engine_communicator_mib", engines, communicator);
-    // Until they are told apart, `joined_mib` has them.
+    // Until they are known separately, `joined_mib` includes them.
     let kernels = m.outside.kernels.and_then(together);
     let kernels = f.of("collective_kernels_mib", kernels, 0.0);
     let mut issue = Taken::default();
@@ -240,7 +244,8 @@ d2h_loss = {d2h_loss}
         tail = num(tail),
         network = n.source(source("collectives, one and two at a time")),
         efficiency = num(efficient),
-        // Two ranks reach with two collectives at a time what four do with one (334 and 327 GB/s on H100s and H200s).
+        // Two ranks reach with two collectives at a time what four reach with one (334 and 327 GB/s
+        // on H100s and H200s).
         reached_by = m.gpus.max(4),
         held = (held.round() as u32).min(m.multiprocessors / 2),
         contention = c.source(source(
@@ -276,7 +281,7 @@ d2h_loss = {d2h_loss}
     out
 }
 
-/// Shares of the data sheet's rates, for what the tables do not reach.
+/// Returns shares of the data sheet's rates, for sizes beyond the tables.
 fn efficiency(
     out: &mut String,
     m: &Measured,
@@ -336,7 +341,7 @@ fn efficiency(
             .into_iter()
             .filter_map(|d| classes.get(&(class, d)))
             .flatten()
-            // Small ones say nothing about rates.
+            // Small kernels say nothing about rates.
             .filter(|r| r.0 >= 16 << 20)
             .map(|(bytes, us)| *bytes as f64 / us / 1e3 / gbps);
         taken.of(class, share(rates.collect()), 0.6)
@@ -372,7 +377,7 @@ attention_backward_fixed_order = {}
 mod tests {
     use super::*;
 
-    /// Nothing measured leaves a profile of sensible numbers: no NaN, no infinity.
+    /// A profile without measurements has valid numbers: no NaN, no infinity.
     #[test]
     fn a_profile_of_nothing_has_numbers_everywhere() {
         let m = Measured {
@@ -387,7 +392,7 @@ mod tests {
         if let Ok(path) = std::env::var("SHARDLAB_PROFILE_OUT") {
             std::fs::write(path, &text).unwrap();
         }
-        // Nothing but the tables' own and the GPU's says that it was measured.
+        // Only the source of the tables and of the GPU says `measured`.
         assert!(!text.contains("measured on"), "{text}");
         for key in [
             "collective_us",
@@ -441,12 +446,12 @@ mod tests {
             "{network}"
         );
         assert!(!network.contains("not measured"), "{network}");
-        // Another sheet than that of the H200.
+        // Another data sheet than that of the H200.
         assert!(text.contains("memory_gbps = 3000\n"), "{text}");
         assert!(source("device").contains("TFLOP/s: assumed"), "{text}");
     }
 
-    /// What a fixed order costs is said to be measured where it was.
+    /// The cost of a fixed order is marked as measured only if it was.
     #[test]
     fn a_fixed_order_has_a_price_and_its_origin() {
         let lines = |fixed_order| {
@@ -476,10 +481,11 @@ mod tests {
         assert!(assumed);
     }
 
-    /// A communicator on copy engines has its own size where there was one, else that of any, which is then said; kernels of
-    /// collectives likewise, which are else in what joining takes.
+    /// A communicator on copy engines has its own size if it was measured, or else that of any
+    /// communicator, which the source says. Likewise for the kernels of collectives, which are
+    /// otherwise included in `joined_mib`.
     #[test]
-    fn communicators_on_copy_engines_and_kernels_of_collectives_are_told() {
+    fn communicators_on_copy_engines_and_kernels_of_collectives_are_reported() {
         let line = |engines, kernels| {
             let mut m = Measured {
                 gpus: 2,
@@ -507,16 +513,16 @@ mod tests {
                 assumed.trim_end_matches('"').to_owned(),
             )
         };
-        let told = |a: &str, b: &str, c: &str| (a.to_owned(), b.to_owned(), c.to_owned());
+        let reported = |a: &str, b: &str, c: &str| (a.to_owned(), b.to_owned(), c.to_owned());
         let engines = Some((258 << 20) - 5);
-        assert_eq!(line(engines, Some(171 << 20)), told("258", "171", ""));
+        assert_eq!(line(engines, Some(171 << 20)), reported("258", "171", ""));
         assert_eq!(
             line(engines, None),
-            told("258", "0", "collective_kernels_mib")
+            reported("258", "0", "collective_kernels_mib")
         );
         assert_eq!(
             line(None, None),
-            told(
+            reported(
                 "519",
                 "0",
                 "copy_engine_communicator_mib, collective_kernels_mib"
@@ -524,7 +530,7 @@ mod tests {
         );
     }
 
-    /// The names that the driver gives others of the same families.
+    /// The driver's names of other GPUs of the same families.
     #[test]
     fn data_sheets_are_those_of_exactly_one_gpu() {
         assert!(sheet("NVIDIA H100 80GB HBM3").is_some());

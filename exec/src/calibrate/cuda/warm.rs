@@ -1,4 +1,5 @@
-//! What a device that never rests does differently from one that runs a kernel now and then: power and clocks.
+//! Differences between a continuously busy device and one that runs single kernels: power and
+//! clocks.
 
 use super::{Measured, middle};
 use crate::calibrate::steps::{Launched, Observed, means_alone, us};
@@ -8,33 +9,34 @@ use shardlab_plan::units::Bytes;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Shorter kernels say nothing about rates, microseconds.
+/// Shorter kernels say nothing about rates, in microseconds.
 const LONG_US: f64 = 50.0;
-/// What steps that are shorter take more or less, microseconds, may be the host's as well as arithmetic's.
+/// Differences between shorter steps, in microseconds, may be due to the host instead of
+/// arithmetic.
 const SHORT_STEP_US: f64 = 20e3;
-/// The most that a unit of share is taken to cost arithmetic.
-const STEEPEST: f64 = 0.5;
-/// Shares between none and all that may be where the clock begins to fall.
+/// Maximum slowdown of arithmetic per unit of share.
+const MAX_SLOPE: f64 = 0.5;
+/// Number of shares between 0 and 1 that are tried as the start of the slowdown.
 const SHARES: u32 = 50;
-/// Part of what the best share explains that a larger one has to.
-const ENOUGH: f64 = 0.985;
-/// The most that arithmetic is taken to be slower or faster by in steps in a row.
-const MOST: f64 = 0.2;
-/// Sum of squared differences of shares, by microseconds, below which there is no slope.
+/// Minimum fraction of the best share's explained variance, for a larger share to be chosen.
+const MIN_EXPLAINED: f64 = 0.985;
+/// Maximum slowdown or speedup of arithmetic in consecutive steps.
+const MAX_CHANGE: f64 = 0.2;
+/// Sum of squared differences of shares, weighted by microseconds, below which there is no slope.
 const SPREAD: f64 = 1.0;
 
 /// Arithmetic in the steps of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Pace {
-    /// Its share of a step in a row.
+    /// Its share of a step without recording.
     share: f64,
-    /// How much longer it takes there than was recorded of it.
+    /// Its slowdown there, relative to recorded steps.
     slower: f64,
 }
 
 impl Pace {
-    /// What steps in a row take more, or less, than a recorded one is arithmetic's: the clock differs, by how long the device has
-    /// been busy.
+    /// Attributes the difference between consecutive steps and a recorded one to arithmetic: the
+    /// clock depends on how long the device has been busy.
     fn of(observed: &Observed) -> Self {
         let spans = &observed.typical.spans;
         let first = spans.iter().map(|s| s.start.0).min().unwrap_or(0);
@@ -61,7 +63,7 @@ impl Pace {
             };
         }
         let slower = 1.0 + (whole - recorded) / busy.max(1.0);
-        let slower = slower.clamp(1.0 - MOST, 1.0 + MOST);
+        let slower = slower.clamp(1.0 - MAX_CHANGE, 1.0 + MAX_CHANGE);
         Self {
             share: (busy * slower / whole.max(1.0)).min(1.0),
             slower,
@@ -69,10 +71,10 @@ impl Pace {
     }
 }
 
-/// A run's kernels, and the pace of arithmetic in it.
+/// Kernels of a run, and the pace of arithmetic in it.
 pub(super) struct Paced {
     program: Arc<Program>,
-    /// Microseconds as recorded, alone where that was seen.
+    /// Microseconds as recorded, without overlap if that was observed.
     kernels: BTreeMap<Launched, f64>,
     pace: Pace,
 }
@@ -89,13 +91,13 @@ impl Paced {
         }
     }
 
-    /// Kernels, what a launch moves and its recorded microseconds.
+    /// Returns kernels, the bytes that a launch moves, and the recorded microseconds.
     fn recorded(&self) -> impl Iterator<Item = (&Kernel, Bytes, f64)> {
         let kernels = self.kernels.iter();
         kernels.map(|(l, &us)| (&self.program.kernels[l.kernel.index()], l.moved, us))
     }
 
-    /// Kernels, what a launch moves and its microseconds at full clock.
+    /// Returns kernels, the bytes that a launch moves, and the microseconds at the full clock.
     pub(super) fn at_full_clock(
         &self,
         power: Power,
@@ -108,12 +110,13 @@ impl Paced {
     }
 }
 
-/// How the pace of arithmetic depends on its share of a step: at the limit of its power a device lowers its clock.
+/// Dependence of the pace of arithmetic on its share of a step: at its power limit, a device lowers
+/// its clock.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Power {
-    /// Share up to which it does not.
+    /// Share up to which the clock is not lowered.
     pub(super) share: f64,
-    /// Fraction of a time for each unit of share above.
+    /// Slowdown above it: the fraction of a time per unit of share.
     pub(super) slope: f64,
 }
 
@@ -126,19 +129,20 @@ impl Default for Power {
     }
 }
 
-/// A kernel's runs: arithmetic's share of the step, and microseconds.
+/// Runs of a kernel: arithmetic's share of the step, and microseconds.
 type Runs = Vec<(f64, f64)>;
 
 impl Power {
-    /// From the same kernels in runs of different shares.
+    /// Fits the dependence to equal kernels in runs of different shares.
     pub(super) fn of(runs: &[Paced]) -> Self {
         let mut seen: BTreeMap<String, Runs> = BTreeMap::new();
         for run in runs {
             for (kernel, moved, us) in run.recorded() {
-                // Without tensor cores a device is far from the limit.
+                // Without tensor cores, a device is far from its power limit.
                 let hot = kernel.class.is_arithmetic() && kernel.dtype != DType::F32;
                 if hot && us >= LONG_US {
-                    // All of it: products of one shape differ by layout, sums, what is folded into them and the width of results.
+                    // All properties of a kernel count: GEMMs of one shape differ in layout, sums,
+                    // fused epilogue and width of results.
                     let runs = seen.entry(format!("{kernel:?} {moved:?}")).or_default();
                     runs.push((run.pace.share, us * run.pace.slower));
                 }
@@ -147,14 +151,15 @@ impl Power {
         Self::fit(&seen.into_values().collect::<Vec<_>>())
     }
 
-    /// From kernels' runs. Where the clock begins to fall is hard to tell from where it falls; of the shares that explain the times
-    /// nearly as well as the best one it is the largest, since smaller ones would have arithmetic be faster than was ever seen.
+    /// Fits the dependence to kernels' runs. The start of the slowdown is hard to separate from its
+    /// slope. Of the shares that explain the times nearly as well as the best one, the largest is
+    /// chosen, since smaller ones would predict arithmetic that is faster than ever observed.
     fn fit(kernels: &[Runs]) -> Self {
         let shares = (0..=SHARES).map(|i| f64::from(i) / f64::from(SHARES));
         let fits = shares.filter_map(|share| Some((share, line(kernels, share)?)));
         let fits: Vec<(f64, Line)> = fits.collect();
         let best = fits.iter().map(|f| f.1.explained).fold(0.0, f64::max);
-        let good = |f: &&(f64, Line)| f.1.slope > 0.0 && f.1.explained >= ENOUGH * best;
+        let good = |f: &&(f64, Line)| f.1.slope > 0.0 && f.1.explained >= MIN_EXPLAINED * best;
         let last = fits.iter().rev().find(good);
         last.map_or(Self::default(), |&(share, Line { slope, .. })| Self {
             share,
@@ -162,7 +167,8 @@ impl Power {
         })
     }
 
-    /// By how much what was recorded of a run's arithmetic is to be multiplied for its time at full clock.
+    /// Returns the factor from the recorded times of a run's arithmetic to its times at the full
+    /// clock.
     fn at_full_clock(self, pace: Pace) -> f64 {
         pace.slower / (1.0 + self.slope * (pace.share - self.share).max(0.0))
     }
@@ -172,12 +178,13 @@ impl Power {
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Line {
     slope: f64,
-    /// How much of the squares it explains.
+    /// Fraction of the variance that it explains.
     explained: f64,
 }
 
-/// Least squares over kernels' times relative to their own means, against how far their shares are above one, relative to their
-/// means; a kernel counts by its time. Nothing where shares do not differ.
+/// Fits a line by least squares to kernels' times relative to their own means, as a function of the
+/// excess of their shares, relative to its mean. Kernels are weighted by time. Returns `None` if
+/// the shares do not differ.
 fn line(kernels: &[Runs], from: f64) -> Option<Line> {
     let (mut up, mut down) = (0.0, 0.0);
     for runs in kernels {
@@ -190,14 +197,15 @@ fn line(kernels: &[Runs], from: f64) -> Option<Line> {
             down += (above(r.0) - middle).powi(2) * us;
         }
     }
-    let slope = (up / down).clamp(0.0, STEEPEST);
+    let slope = (up / down).clamp(0.0, MAX_SLOPE);
     (down > SPREAD).then_some(Line {
         slope,
         explained: slope * (2.0 * up - slope * down),
     })
 }
 
-/// Makes what ran alone, now and then, as slow as steps have shown the same shapes to be: rows of one table mean one thing.
+/// Scales times of kernels that ran in isolation to the times of equal shapes in steps, so that all
+/// rows of a table have the same meaning.
 pub(super) fn as_in_steps(m: &mut Measured) {
     for (dtype, rows) in &mut m.gemm {
         let known = |shape: &[u64; 3]| m.steps.gemm.get(&(*dtype, *shape)).map(|t| t.us());
@@ -210,7 +218,7 @@ pub(super) fn as_in_steps(m: &mut Measured) {
     }
 }
 
-/// Multiplies long times by the middle of what is known over them, where that is more than one.
+/// Multiplies long times by the median of the known ratios, if it is above one.
 fn slow_down<S>(rows: &mut [(S, f64)], known: impl Fn(&S) -> Option<f64>) {
     let ratio = |(shape, us): &(S, f64)| Some(known(shape).filter(|_| *us >= LONG_US)? / us);
     let mut ratios: Vec<f64> = rows.iter().filter_map(ratio).collect();
@@ -228,15 +236,15 @@ mod tests {
 
     #[test]
     fn a_clock_falls_from_a_share_on() {
-        // 0.3 longer for each unit of share above 0.66. The longer kernel's runs have higher shares, which would look like a slope if
-        // kernels were not compared with themselves.
+        // 0.3 longer per unit of share above 0.66. The longer kernel's runs have higher shares,
+        // which would look like a slope if kernels were not compared with themselves.
         let at = |share: f64, us: f64| (share, us * (1.0 + 0.3 * (share - 0.66_f64).max(0.0)));
         let short = [0.5, 0.6, 0.7, 0.8].map(|s| at(s, 1000.0)).to_vec();
         let long = [0.55, 0.65, 0.75, 0.85].map(|s| at(s, 9000.0)).to_vec();
         let power = Power::fit(&[short, long]);
         assert!((power.slope - 0.3).abs() < 0.05, "{power:?}");
         assert!((0.64..=0.70).contains(&power.share), "{power:?}");
-        // One run of each tells nothing, and no device gets faster by having more to do.
+        // One run per kernel says nothing, and no device gets faster with more work.
         let none = Power::default();
         assert_eq!(Power::fit(&[vec![(0.7, 100.0)], vec![(0.9, 900.0)]]), none);
         assert_eq!(Power::fit(&[vec![(0.6, 9000.0), (0.8, 8000.0)]]), none);
@@ -254,7 +262,7 @@ mod tests {
 
     #[test]
     fn what_steps_in_a_row_take_more_is_arithmetic() {
-        // Half of a millisecond is arithmetic; what the rest is cannot be told.
+        // Half of a millisecond is arithmetic; the rest is unknown.
         let short = Pace::from_times(500.0, 900.0, 1000.0);
         assert_eq!((short.share, short.slower), (0.5, 1.0));
         // 80 of 100 ms recorded, 104 in a row: 84 of 104.
@@ -262,13 +270,14 @@ mod tests {
         assert!((pace.slower - 1.05).abs() < 1e-12);
         assert!((pace.share - 84.0 / 104.0).abs() < 1e-12);
         assert!(Pace::from_times(80e3, 104e3, 100e3).slower < 1.0);
-        // A run whose steps say nothing of arithmetic.
+        // A run whose steps say nothing about arithmetic.
         assert_eq!(Pace::from_times(0.0, 100.0, 4e3).share, 0.0);
     }
 
     #[test]
     fn rows_alone_are_as_slow_as_the_same_shapes_in_steps() {
-        // Seen in steps: 1.1, 1.2 and 1.3 times as long; a short one that says nothing; and one that was not seen.
+        // Ratios in steps of 1.1, 1.2 and 1.3; a short kernel that says nothing; and one that was
+        // not observed.
         let mut rows = vec![(1, 100.0), (2, 100.0), (3, 200.0), (4, 10.0), (5, 1000.0)];
         let steps = [110.0, 120.0, 260.0, 90.0];
         slow_down(&mut rows, |&shape: &usize| steps.get(shape - 1).copied());
@@ -277,7 +286,7 @@ mod tests {
             rows.iter().zip(want).all(|(r, w)| (r.1 - w).abs() < 1e-9),
             "{rows:?}"
         );
-        // Nothing known, nothing changed.
+        // Without known ratios, nothing changes.
         slow_down(&mut rows, |_| None);
         assert!((rows[4].1 - 1200.0).abs() < 1e-9);
     }

@@ -1,10 +1,11 @@
-//! Deadlines of a calibration: every part of it ends in time, or the whole ends with words on who did not come.
+//! Deadlines of a calibration: every part ends in time, or the calibration ends with a message that
+//! names the missing ranks.
 //!
-//! A thread looks at what ranks do. Where nothing moves for too long, or all of it takes too long, it ends the part's waits;
-//! where that is not enough, because a thread is inside of a driver's call that does not return, whoever started the
-//! calibration is asked to end the process.
+//! A thread observes the ranks. If nothing makes progress for too long, or everything takes too
+//! long, it ends the waits of the part. If that is not enough, because a thread is inside a driver
+//! call that does not return, the caller of the calibration is asked to end the process.
 
-use crate::device::abort::lock;
+use crate::base::abort::lock;
 use crate::device::{Abort, Failure, FailureKind};
 use shardlab_plan::ir::InstrId;
 use std::fmt::Write;
@@ -12,24 +13,25 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Between two looks.
+/// Period of the checks.
 const PERIOD: Duration = Duration::from_millis(100);
 
-/// How long things may take.
+/// Time limits.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Nothing moves: no rank goes on, no part begins.
+    /// Without progress: no rank continues, and no part begins.
     pub(super) silence: Duration,
-    /// The same once something has failed: others only have to hear of it.
+    /// Without progress after a failure: the other ranks only have to notice it.
     pub(super) farewell: Duration,
-    /// All of it.
+    /// For the whole calibration.
     pub(super) total: Duration,
     /// From the end of waits to the end of the process.
     pub(super) grace: Duration,
 }
 
 impl Limits {
-    /// Those of a calibration that is to measure for so long. What cannot be left out may take longer than a short one.
+    /// Returns the limits of a calibration with a given measuring time. Parts that cannot be
+    /// skipped may take longer than a short measuring time.
     pub(super) fn of(budget: Duration) -> Self {
         Self {
             silence: Duration::from_secs(60),
@@ -40,21 +42,21 @@ impl Limits {
     }
 }
 
-/// What a rank does.
+/// What a rank is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Doing {
-    /// Makes its device: kernels, communicators.
+    /// Creates its device: kernels, communicators.
     Joining,
-    /// Allocates memory and makes it known to the library of collectives.
+    /// Allocates memory and registers it with the library of collectives.
     Mapping,
     /// Fills memory.
     Filling,
     /// Begins a pass.
     Beginning,
     /// Waits for the other ranks.
-    Meeting,
-    /// Is inside of a call that enqueues a command.
+    Rendezvous,
+    /// Is inside a call that enqueues a command.
     Kernel,
     /// Likewise.
     Collective,
@@ -62,15 +64,15 @@ pub(super) enum Doing {
     Event,
     /// Likewise.
     Copy,
-    /// Between two commands.
+    /// Is between two commands.
     Enqueued,
     /// Waits for its device.
     Waiting,
     /// Reads times.
     Reading,
-    /// Gives its device back: memory, communicators.
+    /// Drops its device: memory, communicators.
     Leaving,
-    /// Has come to its end.
+    /// Has ended.
     Done,
 }
 
@@ -80,7 +82,7 @@ impl Doing {
         Self::Mapping,
         Self::Filling,
         Self::Beginning,
-        Self::Meeting,
+        Self::Rendezvous,
         Self::Kernel,
         Self::Collective,
         Self::Event,
@@ -92,7 +94,7 @@ impl Doing {
         Self::Done,
     ];
 
-    /// In words, when so many commands of the pass have been enqueued.
+    /// Describes the activity when `enqueued` commands of the pass have been enqueued.
     fn words(self, enqueued: u32) -> String {
         let call = |what| {
             format!("is inside the call that enqueues command {enqueued} of its pass, {what}")
@@ -102,7 +104,7 @@ impl Doing {
             Self::Mapping => "allocates and registers memory".to_owned(),
             Self::Filling => "fills memory".to_owned(),
             Self::Beginning => "starts a pass".to_owned(),
-            Self::Meeting => format!("waits for other ranks ({enqueued} commands enqueued)"),
+            Self::Rendezvous => format!("waits for other ranks ({enqueued} commands enqueued)"),
             Self::Kernel => call("a kernel"),
             Self::Collective => call("a collective"),
             Self::Event => call("an event"),
@@ -116,7 +118,7 @@ impl Doing {
     }
 }
 
-/// Where a rank says what it does. It costs a store, so that it does not lengthen what is measured.
+/// Publishes what a rank is doing. It costs one store, so it does not lengthen measurements.
 #[derive(Debug)]
 pub(super) struct At(AtomicU64);
 
@@ -125,7 +127,7 @@ impl At {
         Self(AtomicU64::new(Doing::Joining as u64))
     }
 
-    /// `enqueued` counts commands of the pass.
+    /// Publishes the number of commands of the pass that have been enqueued.
     pub(super) fn set(&self, doing: Doing, enqueued: u32) {
         let word = u64::from(enqueued) << 8 | doing as u64;
         self.0.store(word, Ordering::Relaxed);
@@ -138,7 +140,7 @@ impl At {
     }
 }
 
-/// The ranks of a bench.
+/// Ranks of a bench.
 #[derive(Clone, Debug)]
 struct Ranks {
     at: Arc<Vec<At>>,
@@ -147,10 +149,10 @@ struct Ranks {
 
 #[derive(Debug, Default)]
 struct State {
-    /// What was said last.
+    /// Current part.
     part: String,
     ranks: Option<Ranks>,
-    /// Why it was given up.
+    /// Why the calibration was ended.
     verdict: Option<String>,
 }
 
@@ -159,7 +161,7 @@ struct Shared {
     budget: Duration,
     note: Box<dyn Fn(&str) + Send + Sync>,
     state: Mutex<State>,
-    /// Signs of life.
+    /// Number of signs of progress.
     beats: AtomicU64,
     over: AtomicBool,
 }
@@ -169,7 +171,8 @@ struct Shared {
 pub(super) struct Watch(Arc<Shared>);
 
 impl Watch {
-    /// Begins. `note` hears of every part; `stuck` is called, on a thread of its own, where the process has to end.
+    /// Starts the watch. `note` is called with the name of every part; `stuck` is called on another
+    /// thread if the process must end.
     pub(super) fn start(
         budget: Duration,
         limits: Limits,
@@ -185,12 +188,12 @@ impl Watch {
             over: AtomicBool::new(false),
         }));
         let it = watch.clone();
-        // Nobody waits for it: whoever could may be what hangs.
+        // The thread is not joined: the thread that could do so may be the one that hangs.
         std::thread::spawn(move || it.look_on(limits, stuck));
         watch
     }
 
-    /// A part begins.
+    /// Announces the start of a part.
     pub(super) fn say(&self, part: &str) {
         self.beat();
         lock(&self.0.state).part = part.to_owned();
@@ -200,22 +203,22 @@ impl Watch {
         ));
     }
 
-    /// Something moved.
+    /// Notes progress.
     pub(super) fn beat(&self) {
         self.0.beats.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Whether more than a share of the time to measure is over.
+    /// Returns whether more than a share of the measuring time has passed.
     pub(super) fn late(&self, share: f64) -> bool {
         self.spent() > share
     }
 
-    /// Share of the time to measure that is over.
+    /// Returns the share of the measuring time that has passed.
     pub(super) fn spent(&self) -> f64 {
         self.0.begin.elapsed().as_secs_f64() / self.0.budget.as_secs_f64().max(1e-3)
     }
 
-    /// Ranks begin, whose waits end by `abort`.
+    /// Notes that ranks start, whose waits `abort` ends.
     pub(super) fn ranks(&self, count: u32, abort: &Arc<Abort>) -> Arc<Vec<At>> {
         let at: Arc<Vec<At>> = Arc::new((0..count).map(|_| At::new()).collect());
         let ranks = Ranks {
@@ -227,23 +230,23 @@ impl Watch {
         at
     }
 
-    /// They have ended.
+    /// Notes that the ranks have ended.
     pub(super) fn alone(&self) {
         lock(&self.0.state).ranks = None;
         self.beat();
     }
 
-    /// Why it was given up, if it was.
+    /// Returns why the calibration was ended, if it was.
     pub(super) fn verdict(&self) -> Option<String> {
         lock(&self.0.state).verdict.clone()
     }
 
-    /// All is measured: no deadline holds any more.
+    /// Ends all deadlines: everything is measured.
     pub(super) fn end(&self) {
         self.0.over.store(true, Ordering::Relaxed);
     }
 
-    /// Something failed, and the process is about to end: it has the time of the grace for it.
+    /// Notes that a failure has occurred and the process is about to end, within the grace time.
     pub(super) fn failed(&self, why: &str) {
         let mut state = lock(&self.0.state);
         state.verdict.get_or_insert_with(|| why.to_owned());
@@ -294,13 +297,13 @@ fn give_up(ranks: &Ranks, message: String) {
     });
 }
 
-/// Ranks that others wait for: all, if none waits for another.
+/// Returns the ranks that others wait for: all, if none waits for another.
 fn missing(at: &[At]) -> Vec<u32> {
-    let waits = |a: &At| matches!(a.get().0, Doing::Meeting | Doing::Done);
+    let waits = |a: &At| matches!(a.get().0, Doing::Rendezvous | Doing::Done);
     (0..).zip(at).filter(|r| !waits(r.1)).map(|r| r.0).collect()
 }
 
-/// What happened, in which part, and what everybody was doing.
+/// Describes what happened, in which part, and what every rank was doing.
 fn sentence(state: &State, why: &str) -> String {
     let mut text = format!("calibration, part `{}`: {why}", state.part);
     let Some(ranks) = &state.ranks else {
@@ -327,19 +330,19 @@ fn sentence(state: &State, why: &str) -> String {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Verdict {
     Fine,
-    /// Waits are to end.
+    /// Waits must end.
     GiveUp(String),
-    /// The process is to end.
+    /// The process must end.
     End,
 }
 
-/// When to give up.
+/// Decides when to end the calibration.
 struct Deadline {
     limits: Limits,
     begin: Instant,
     moved: Instant,
     pulse: Vec<u64>,
-    /// Since when it is given up.
+    /// When the calibration was ended.
     given_up: Option<Instant>,
 }
 
@@ -354,7 +357,8 @@ impl Deadline {
         }
     }
 
-    /// `pulse` changes as long as something moves; `failing` once a rank has failed; `over` once there is a verdict.
+    /// Checks the limits. `pulse` changes with every progress; `failing` is set once a rank has
+    /// failed, and `over` once there is a verdict.
     fn look(&mut self, now: Instant, pulse: Vec<u64>, failing: bool, over: bool) -> Verdict {
         if over {
             let since = *self.given_up.get_or_insert(now);
@@ -400,7 +404,7 @@ mod tests {
         let at = |s: u32| begin + s * SECOND;
         let mut d = Deadline::new(limits, begin);
         assert_eq!(d.look(at(59), vec![1, 7], false, false), Verdict::Fine);
-        // A rank went on.
+        // A rank made progress.
         assert_eq!(d.look(at(118), vec![1, 8], false, false), Verdict::Fine);
         assert_eq!(d.look(at(177), vec![1, 8], false, false), Verdict::Fine);
         let Verdict::GiveUp(why) = d.look(at(178), vec![1, 8], false, false) else {
@@ -410,7 +414,7 @@ mod tests {
         assert_eq!(d.look(at(185), vec![1, 9], false, true), Verdict::Fine);
         assert_eq!(d.look(at(186), vec![1, 9], false, true), Verdict::End);
 
-        // A failure is heard of soon.
+        // A failure shortens the limit.
         let mut d = Deadline::new(limits, begin);
         assert_eq!(d.look(at(1), vec![1], true, false), Verdict::Fine);
         assert!(matches!(
@@ -452,13 +456,13 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_does_not_come_is_named_with_what_it_does() {
+    fn a_missing_rank_is_named_with_its_activity() {
         let (watch, stuck) = short(60 * SECOND);
         let abort = Arc::new(Abort::new(60 * SECOND));
         watch.say("4 ranks, all-gather of bf16");
         let at = watch.ranks(4, &abort);
         for rank in [0, 2] {
-            at[rank].set(Doing::Meeting, 10);
+            at[rank].set(Doing::Rendezvous, 10);
         }
         at[1].set(Doing::Collective, 3);
         at[3].set(Doing::Waiting, 10);
@@ -476,7 +480,7 @@ mod tests {
              rank 3 waits for its device (10 commands enqueued)"
         );
         assert_eq!(abort.failures()[0].rank, 1);
-        // Nobody ends the calibration: the process has to.
+        // The calibration does not end, so the process must.
         assert_eq!(stuck.recv_timeout(20 * SECOND).unwrap(), what);
     }
 
@@ -492,7 +496,7 @@ mod tests {
         assert!(stuck.recv_timeout(Duration::from_millis(400)).is_err());
         assert_eq!(watch.verdict(), None);
 
-        // An error that the process does not end by.
+        // An error after which the process does not end.
         let (watch, stuck) = short(60 * SECOND);
         watch.failed("rank 2: no memory");
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Collectives by kind and size, alone and beside kernels.
+//! Collectives by kind and size, alone and overlapping with kernels.
 
 use super::bench::Bench;
 use super::middle;
@@ -8,7 +8,7 @@ use crate::calibrate::collectives::Table;
 use crate::device::{Command, Stop, TaskTimes};
 use shardlab_plan::ir::{CollectiveId, CollectiveKind, DType, KernelClass, OpKind, op};
 
-/// Bytes of the full side.
+/// Sizes of the full side, in bytes.
 const SIZES: [u64; 8] = [
     1 << 17,
     1 << 20,
@@ -30,25 +30,27 @@ const KINDS: [(CollectiveKind, DType); 6] = [
 ];
 const REPEATS: u32 = 10;
 const WARM: usize = 3;
-/// Payload beside kernels, and of two collectives at a time.
-const BESIDE: u64 = 1 << 30;
-/// Share of the time to measure that may be over when another part of this begins.
+/// Payload of collectives that overlap with kernels or with each other.
+const OVERLAP: u64 = 1 << 30;
+/// Share of the measuring time after which no other part of this begins.
 const SHARE: f64 = 0.45;
-/// Collectives beside each kernel, the first one not counted.
+/// Number of collectives that overlap with each kernel, and of warm-up ones.
 const ROUNDS: u32 = 5;
 
-/// How kernels and collectives slow one another, as factors of their times alone; 1 where nothing was measured.
+/// Mutual slowdown of kernels and collectives, as factors of their times alone; 1 if it was not
+/// measured.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Together {
-    /// A large product next to an all-gather, and the all-gather.
+    /// A large GEMM during an all-gather, and the all-gather.
     pub(super) product: (f64, f64),
-    /// A kernel bound by memory, likewise.
+    /// A memory-bound kernel during an all-gather, and the all-gather.
     pub(super) memory: (f64, f64),
-    /// Attention, likewise.
+    /// Attention during an all-gather, and the all-gather.
     pub(super) attention: (f64, f64),
-    /// The host's issue of a collective, microseconds.
+    /// Host time to issue a collective, in microseconds.
     pub(super) issue_us: f64,
-    /// Bus bandwidth of an all-gather and a reduce-scatter at the same time, GB/s; 0 where it was not measured.
+    /// Bus bandwidth of an all-gather and a reduce-scatter at the same time, in GB/s; 0 if it was
+    /// not measured.
     pub(super) reach_gbps: f64,
 }
 
@@ -64,7 +66,7 @@ impl Default for Together {
     }
 }
 
-/// Tables of all kinds between the bench's ranks.
+/// Measures the tables of all kinds between the bench's ranks.
 pub(super) fn alone(bench: &Bench<'_>) -> Result<Vec<Table>, String> {
     let (measured, estimates) = bench.run(
         |recipe| {
@@ -96,7 +98,7 @@ pub(super) fn alone(bench: &Bench<'_>) -> Result<Vec<Table>, String> {
                 let mut all = rank.end_us(WARM)?;
                 rows.push((kind, bytes, middle(&mut all)));
             }
-            // After everything that is timed: what NCCL keeps of an estimate is its own affair.
+            // After everything that is timed, because NCCL may keep state from an estimate.
             let mut estimates = Vec::new();
             if !rank.late(SHARE, "NCCL's own estimates")? {
                 rank.say("NCCL's own estimates");
@@ -130,7 +132,7 @@ pub(super) fn alone(bench: &Bench<'_>) -> Result<Vec<Table>, String> {
     Ok(tables)
 }
 
-/// Times of kernels and collectives that run at the same time.
+/// Measures kernels and collectives that run at the same time.
 pub(super) fn together(bench: &Bench<'_>) -> Result<Together, String> {
     bench.run(
         |recipe| {
@@ -152,8 +154,8 @@ pub(super) fn together(bench: &Bench<'_>) -> Result<Together, String> {
             };
             let (memory, short) = (mul(256 << 20), mul(8 << 20));
             let attention = super::grid::attend(recipe, [1, 32, 8, 8192, 128], false);
-            let gather = recipe.collective(CollectiveKind::AllGather, bf16, BESIDE);
-            let scatter = recipe.other_collective(CollectiveKind::ReduceScatter, bf16, BESIDE);
+            let gather = recipe.collective(CollectiveKind::AllGather, bf16, OVERLAP);
+            let scatter = recipe.other_collective(CollectiveKind::ReduceScatter, bf16, OVERLAP);
             ([product, memory, attention, short], gather, scatter)
         },
         |rank, (kernels, gather, scatter)| {
@@ -167,7 +169,7 @@ pub(super) fn together(bench: &Bench<'_>) -> Result<Together, String> {
                 let kernel = rank.command(kernel);
                 rank.prime(&[(COMPUTE_STREAM, kernel)])?;
             }
-            // It runs on this stream as well.
+            // It is also used on this stream.
             let ahead = rank.command(short);
             rank.prime(&[(OTHER, ahead.clone())])?;
             rank.say("issue of all-gathers");
@@ -212,7 +214,7 @@ fn length(t: &TaskTimes) -> f64 {
     (t.end - t.start) as f64
 }
 
-/// Nanoseconds of a command, one after another: the same number on all ranks.
+/// Returns the nanoseconds per command in a sequence: the same number on all ranks.
 fn row(
     rank: &mut Rank,
     stream: shardlab_plan::ir::StreamId,
@@ -226,9 +228,10 @@ fn row(
     rank.agree(middle(&mut times))
 }
 
-/// Bus bandwidth of two collectives at the same time, GB/s. Two at a time begin together: the all-gather at once, the
-/// reduce-scatter behind a short kernel. So the all-gather has its multiprocessors first on every GPU, and even where there
-/// is no room for both no GPU has one that waits for what another has not begun.
+/// Measures the bus bandwidth of two collectives at the same time, in GB/s. They start together:
+/// the all-gather at once, and the reduce-scatter after a short kernel. So the all-gather gets its
+/// multiprocessors first on every GPU. Even if both do not fit, no GPU runs one that waits for a
+/// collective which another GPU has not started.
 fn reach(
     rank: &mut Rank,
     gather: &Command,
@@ -248,13 +251,13 @@ fn reach(
     }
     let times = rank.end()?;
     let ranks = f64::from(rank.ranks());
-    let bytes = 2.0 * BESIDE as f64 * (ranks - 1.0) / ranks;
+    let bytes = 2.0 * OVERLAP as f64 * (ranks - 1.0) / ranks;
     let mut rates = rates(&times, bytes);
     let rate = middle(&mut rates);
     Ok(if rate.is_finite() { rate } else { 0.0 })
 }
 
-/// Bytes by nanosecond of each round of [`reach`], the first ones left out.
+/// Returns the bytes per nanosecond of each round of [`reach`], without the warm-up rounds.
 fn rates(times: &[TaskTimes], bytes: f64) -> Vec<f64> {
     let find = |task: u32| times.iter().find(|t| t.task == task);
     (WARM as u32..REPEATS)
@@ -267,8 +270,9 @@ fn rates(times: &[TaskTimes], bytes: f64) -> Vec<f64> {
         .collect()
 }
 
-/// How a kernel and a collective slow one another. Each collective begins as in steps: behind a kernel that has just
-/// ended and beside a short one, so that it gets its multiprocessors at once and not from the next kernel's end on.
+/// Measures the mutual slowdown of a kernel and a collective. Each collective starts as in training
+/// steps: after a kernel that has just ended, while a short kernel runs, so that it gets its
+/// multiprocessors at once instead of at the end of the next kernel.
 fn pair(
     rank: &mut Rank,
     single: &Single,
@@ -280,7 +284,7 @@ fn pair(
     if !(alone > 0.0 && gather_alone > 0.0) {
         return Ok((1.0, 1.0));
     }
-    // They outlast the collective even if it takes twice as long.
+    // The kernels outlast the collective even if it takes twice as long.
     let launches = ((2.0 * gather_alone / alone) as u32).clamp(3, 60);
     rank.begin(true)?;
     let mut task = 0;
@@ -314,8 +318,9 @@ fn pair(
     Ok((kernel, factor(&mut collectives, gather_alone)))
 }
 
-/// Times of kernels that ran wholly beside a collective, and of the collectives, the first round left out. `gathers` are
-/// the collectives' tasks; `launches` kernels follow one task behind each.
+/// Returns the times of kernels that overlap completely with a collective, and of the collectives,
+/// without the first round. `gathers` are the tasks of the collectives; `launches` kernels follow
+/// one task after each.
 fn slowed(times: &[TaskTimes], gathers: &[u32], launches: u32) -> (Vec<f64>, Vec<f64>) {
     let find = |task: u32| times.iter().find(|t| t.task == task);
     let (mut kernels, mut collectives) = (Vec::new(), Vec::new());
@@ -348,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn only_kernels_wholly_beside_a_collective_count_and_not_the_first_round() {
+    fn only_kernels_that_overlap_completely_count_without_the_first_round() {
         // A short kernel, the collective, a short one, two kernels; twice.
         let times = [
             task(0, 0, 1),

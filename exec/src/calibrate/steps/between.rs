@@ -1,4 +1,4 @@
-//! What happens between tasks: gaps, latencies, issue costs, the end of a step.
+//! Times between tasks: gaps, latencies, issue costs, the end of a step.
 
 use super::{Observed, Totals, us};
 use crate::calibrate::quantile;
@@ -7,25 +7,25 @@ use shardlab_plan::program::{Op, Program};
 use shardlab_plan::record::{Blocker, Span};
 use shardlab_plan::units::Picos;
 
-/// A task that starts this long after its issue or the one before, in microseconds, has waited for something that its record does
-/// not tell.
+/// A task that starts this long after its issue or the previous task, in microseconds, has waited
+/// for something that its record does not show.
 const LATE: f64 = 20.0;
 
-/// Observations that become medians.
+/// Observations that are reduced to medians.
 #[derive(Debug, Default)]
 pub(in crate::calibrate) struct Between {
     gaps: Vec<f64>,
     latencies: Vec<f64>,
     events: Vec<f64>,
     launches: Vec<f64>,
-    /// Time between two launches with so many of them between.
+    /// Time between two launches, and the number of instructions of one kind between them.
     records: Vec<(f64, usize)>,
     allocs: Vec<(f64, usize)>,
     tails: Vec<f64>,
 }
 
 impl Between {
-    /// What a run of one rank shows.
+    /// Adds the observations of a run with one rank.
     pub(in crate::calibrate) fn add(&mut self, observed: &Observed) {
         let spans = &observed.typical.spans;
         let program = &observed.program;
@@ -53,7 +53,7 @@ impl Between {
             .push(us(observed.typical.record.end.0.saturating_sub(end)));
     }
 
-    /// Issue times of what lies between two tasks, where it is of one kind.
+    /// Returns the issue time of the instructions between two tasks, if they are of one kind.
     fn issue(&mut self, program: &Program, a: &Span, b: &Span) {
         if b.instr <= a.instr {
             return;
@@ -72,7 +72,7 @@ impl Between {
         }
     }
 
-    /// What a run of several ranks shows.
+    /// Adds the observations of a run with several ranks.
     pub(in crate::calibrate) fn add_events(&mut self, observed: &Observed) {
         let spans = &observed.typical.spans;
         for span in spans {
@@ -90,12 +90,12 @@ impl Between {
         totals.latency_us = quantile(self.latencies, 0.5);
         totals.event_us = (quantile(self.events, 0.5) - totals.gap_us).max(0.0);
         let launch = quantile(self.launches, 0.5);
-        // What lies between two tasks is issued beside the second of them.
-        let beside = |x: Vec<(f64, usize)>| {
+        // The instructions between two tasks are issued in addition to the second one.
+        let in_addition = |x: Vec<(f64, usize)>| {
             let each = x.into_iter().map(|(took, n)| (took - launch) / n as f64);
             quantile(each.collect(), 0.5).max(0.02)
         };
-        totals.issue_us = [launch, beside(self.records), beside(self.allocs)];
+        totals.issue_us = [launch, in_addition(self.records), in_addition(self.allocs)];
         totals.tail_us = quantile(self.tails, 0.5);
     }
 }

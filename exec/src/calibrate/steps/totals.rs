@@ -1,4 +1,4 @@
-//! What steps showed, by what kernels are.
+//! Results of steps, by kind of kernel.
 
 use crate::calibrate::Trial;
 use shardlab_plan::ir::{BodyOp, DType, Kernel, KernelClass};
@@ -18,7 +18,7 @@ impl Mean {
         self.count += 1.0;
     }
 
-    /// Those of another one, each so many times as long.
+    /// Adds times of the same kind, multiplied by a factor.
     fn absorb(&mut self, other: Self, factor: f64) {
         self.sum += other.sum * factor;
         self.count += other.count;
@@ -30,15 +30,15 @@ impl Mean {
     }
 }
 
-/// What names a table of memory-bound kernels: class, kernel, element type.
+/// Key of a table of memory-bound kernels: class, kernel, element type.
 type MemoryKey = (&'static str, String, DType);
 
-/// Everything that the steps showed.
+/// All results of steps.
 #[derive(Debug, Default)]
 pub(in crate::calibrate) struct Totals {
-    /// Memory-bound kernels: bytes moved against time.
+    /// Memory-bound kernels: bytes moved and time.
     pub(in crate::calibrate) memory: BTreeMap<MemoryKey, BTreeMap<u64, Mean>>,
-    /// Matrix products.
+    /// GEMMs.
     pub(in crate::calibrate) gemm: BTreeMap<(DType, [u64; 3]), Mean>,
     /// Convolutions.
     pub(in crate::calibrate) conv: BTreeMap<(DType, [u64; 3]), Mean>,
@@ -46,24 +46,24 @@ pub(in crate::calibrate) struct Totals {
     pub(in crate::calibrate) attention: BTreeMap<(DType, bool, bool), BTreeMap<[u64; 5], Mean>>,
     /// From the end of a kernel to the start of the next one on its stream.
     pub(in crate::calibrate) gap_us: f64,
-    /// From the issue of a kernel to its start when its stream is idle.
+    /// From the issue of a kernel to its start if its stream is idle.
     pub(in crate::calibrate) latency_us: f64,
-    /// From the end of a kernel to the start of another stream's that waited for it.
+    /// From the end of a kernel to the start of a kernel on another stream that waited for it.
     pub(in crate::calibrate) event_us: f64,
-    /// Issuing a kernel; an event's record or wait; an allocation or a free.
+    /// Issue of a kernel; of an event's record or wait; of an allocation or a free.
     pub(in crate::calibrate) issue_us: [f64; 3],
     /// From the last task's end to the end of the step.
     pub(in crate::calibrate) tail_us: f64,
-    /// How much longer kernels take when every core is busy, as a factor.
+    /// Slowdown of kernels when every core is busy, as a factor.
     pub(in crate::calibrate) crowded: f64,
-    /// Shortest kernel.
+    /// Duration of the shortest kernel.
     pub(in crate::calibrate) shortest_us: f64,
     /// Whole steps of several ranks.
     pub(in crate::calibrate) trials: Vec<Trial>,
 }
 
 impl Totals {
-    /// Microseconds of a launch that moved so many bytes.
+    /// Returns the microseconds of a launch that moves a given number of bytes.
     pub(in crate::calibrate) fn add(&mut self, kernel: &Kernel, moved: Bytes, us: f64) {
         self.shortest_us = if self.shortest_us == 0.0 {
             us
@@ -85,7 +85,7 @@ impl Totals {
         }
     }
 
-    /// The kernels of others, arithmetic so many times as long.
+    /// Adds the kernels of other results, with the times of arithmetic multiplied by a factor.
     pub(in crate::calibrate) fn absorb(&mut self, other: &Self, arithmetic: f64) {
         for (row, &mean) in &other.gemm {
             self.gemm.entry(*row).or_default().absorb(mean, arithmetic);
@@ -107,7 +107,7 @@ impl Totals {
         }
     }
 
-    /// Kernels, what a launch of each moved, and microseconds.
+    /// Adds kernels, with the bytes that a launch of each moves, and microseconds.
     pub(in crate::calibrate) fn add_all<'a>(
         &mut self,
         kernels: impl IntoIterator<Item = (&'a Kernel, Bytes, f64)>,
@@ -117,7 +117,7 @@ impl Totals {
         }
     }
 
-    /// Whether there are times of memory-bound kernels of its class and element type.
+    /// Returns whether there are times of memory-bound kernels of its class and element type.
     #[cfg_attr(
         not(any(test, feature = "cuda")),
         expect(dead_code, reason = "for GPUs")
@@ -127,7 +127,7 @@ impl Totals {
         self.memory.keys().any(|(c, _, d)| (*c, *d) == like)
     }
 
-    /// Time of a kernel that ran alone before and moved as many bytes.
+    /// Returns the time of a kernel that ran in isolation before and moved as many bytes.
     pub(in crate::calibrate) fn find(&self, kernel: &Kernel, moved: Bytes) -> Option<f64> {
         let mean = match Row::of(kernel, moved)? {
             Row::Gemm(dtype, shape) => self.gemm.get(&(dtype, shape)),
@@ -139,7 +139,7 @@ impl Totals {
     }
 }
 
-/// Where a kernel's time belongs.
+/// Returns the table of a kernel.
 enum Row {
     Gemm(DType, [u64; 3]),
     Conv(DType, [u64; 3]),
@@ -148,11 +148,11 @@ enum Row {
 }
 
 impl Row {
-    /// Batches of products have no table, and neither have products that go on with elementwise code.
+    /// Batched GEMMs have no table, and neither have GEMMs with a fused epilogue.
     fn of(kernel: &Kernel, moved: Bytes) -> Option<Self> {
         let dtype = kernel.dtype;
         Some(match kernel.class {
-            // Tables of products say nothing of kernels that go on.
+            // Tables of GEMMs do not apply to kernels with a fused epilogue.
             KernelClass::Gemm { .. } if BodyOp::going_on(&kernel.body).is_some() => return None,
             KernelClass::Gemm { m, n, k, batch: 1 } => Self::Gemm(dtype, [m, n, k]),
             KernelClass::Gemm { .. } => return None,
@@ -174,7 +174,7 @@ impl Row {
     }
 }
 
-/// The profile's name of a memory-bound kernel's class.
+/// Returns the profile's name of a memory-bound kernel's class.
 fn class_name(kernel: &Kernel) -> &'static str {
     let backward = kernel.name.contains("backward");
     match kernel.class {

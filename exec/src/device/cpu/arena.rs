@@ -1,43 +1,44 @@
-//! Real memory behind allocator addresses.
+//! Memory behind allocator addresses.
 //!
-//! Equal allocator addresses are equal real addresses, so that a block that is handed out again while work on its former
-//! contents is in flight is a real hazard, as on a GPU. Pages that nobody touches cost nothing (the system maps zeroed
-//! pages on first touch), which leaves room for regions to grow.
+//! Equal allocator addresses are equal real addresses. So a block that is reused while work on its
+//! former contents is in flight is a real hazard, as on a GPU. Untouched pages cost nothing (the
+//! system maps zeroed pages on first touch), which leaves room for regions to grow.
 
 use crate::device::Region;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ops::Range;
 
-/// Alignment of every region, a page: offsets from an allocator's granule stay aligned.
+/// Alignment of every region, in bytes (a page), which preserves the alignment of the allocator's
+/// granule.
 const ALIGN: usize = 4096;
-/// Alignment that is asked for: up to here the system's zeroed pages are used as they are; a larger alignment would have
-/// every page written.
+/// Alignment that is requested from the system. Up to this value, zeroed pages are used as they
+/// are; a larger alignment would write every page.
 const ASKED: usize = 16;
 
 struct Mapped {
     addresses: Range<u64>,
-    /// What the system gave.
+    /// Address that the system returned.
     memory: *mut u8,
     layout: Layout,
-    /// The first aligned address of it.
+    /// First aligned address of the block.
     start: *mut u8,
 }
 
-/// The memory of one rank.
+/// Memory of one rank.
 #[derive(Default)]
 pub(crate) struct Arena {
-    /// By address.
+    /// Regions by address.
     regions: Vec<Mapped>,
 }
 
-// SAFETY: an arena hands out addresses and owns what lies there until it is dropped; uses of the addresses are the
-// business of whoever enqueues work on them.
+// SAFETY: an arena hands out addresses and owns their memory until it is dropped; whoever enqueues
+// work is responsible for uses of the addresses.
 unsafe impl Send for Arena {}
-// SAFETY: as above; nothing in it changes after construction.
+// SAFETY: as above; an arena does not change after construction.
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// Backs the regions, which are disjoint and ascending.
+    /// Backs regions, which are disjoint and ascending.
     pub(crate) fn new(regions: &[Region]) -> Result<Self, String> {
         let mut arena = Self::default();
         for region in regions {
@@ -63,7 +64,7 @@ impl Arena {
         Ok(arena)
     }
 
-    /// Real address of an allocator address with `bytes` behind it.
+    /// Returns the real address of `bytes` bytes at an allocator address.
     pub(crate) fn pointer(&self, address: u64, bytes: u64) -> Option<*mut u8> {
         let at = self.regions.partition_point(|r| r.addresses.end <= address);
         let region = self.regions.get(at)?;
@@ -108,7 +109,7 @@ mod tests {
             arena.pointer(pool + 512, 16).unwrap().addr(),
             arena.pointer(pool, 1).unwrap().addr() + 512
         );
-        // SAFETY: eight bytes of backed memory that nobody else uses.
+        // SAFETY: eight bytes of backed memory that nothing else uses.
         let fresh = unsafe { arena.pointer(12280, 8).unwrap().cast::<u64>().read() };
         assert_eq!(fresh, 0);
     }

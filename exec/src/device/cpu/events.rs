@@ -1,6 +1,7 @@
-//! Events of one rank: set once a pass, waited for by streams and the host.
+//! Events of one rank: completed once per pass, awaited by streams and the host.
 
-use crate::device::abort::{Abort, Patience, Stop, Wake, lock};
+use crate::base::abort::{Abort, WaitLimit, Wake, lock};
+use crate::base::failure::Stop;
 use shardlab_plan::ir::EventId;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -33,7 +34,7 @@ impl Events {
         }
     }
 
-    /// A pass starts on an idle device.
+    /// Resets all events. Called on an idle device, at the start of a pass.
     pub(crate) fn reset(&self) {
         self.done
             .iter()
@@ -42,7 +43,8 @@ impl Events {
 
     /// Completes an event.
     pub(crate) fn set(&self, event: EventId) {
-        // Sequentially consistent with the sleepers' count: either we see the sleeper or it sees the event.
+        // Sequentially consistent with the count of sleepers: either this thread sees the sleeper,
+        // or the sleeper sees the event.
         self.done[event.index()].store(true, Ordering::SeqCst);
         if self.sleepers.load(Ordering::SeqCst) > 0 {
             let _held = lock(&self.sleep);
@@ -50,7 +52,7 @@ impl Events {
         }
     }
 
-    /// Blocks until the event is complete. True if it had to.
+    /// Blocks until the event is complete. Returns whether it blocked.
     pub(crate) fn wait(&self, event: EventId) -> Result<bool, Stop> {
         let done = &self.done[event.index()];
         if done.load(Ordering::Acquire) {
@@ -60,7 +62,7 @@ impl Events {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         let (guard, r) = self
             .abort
-            .wait(&self.changed, guard, Patience::Consequence, |()| {
+            .wait(&self.changed, guard, WaitLimit::Secondary, |()| {
                 done.load(Ordering::SeqCst).then_some(())
             });
         self.sleepers.fetch_sub(1, Ordering::SeqCst);

@@ -1,7 +1,9 @@
-//! A stream's queue: bounded, first in first out, one producer (the host), one consumer (the worker).
+//! Queue of a stream: bounded, first in first out, with one producer (the host) and one consumer
+//! (the worker).
 
+use crate::base::abort::{Abort, WaitLimit, Wake, lock};
+use crate::base::failure::Stop;
 use crate::device::Command;
-use crate::device::abort::{Abort, Patience, Stop, Wake, lock};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex};
 
@@ -9,18 +11,18 @@ use std::sync::{Arc, Condvar, Mutex};
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) command: Command,
-    /// Number of the task in the pass.
+    /// Index of the task in the pass.
     pub(crate) task: u32,
-    /// Host time.
+    /// Host time of the issue, in nanoseconds.
     pub(crate) issued: u64,
-    /// Number of the collective on its communicator.
+    /// Index of the collective on its communicator.
     pub(crate) ticket: u64,
 }
 
 #[derive(Debug, Default)]
 struct State {
     items: VecDeque<Entry>,
-    /// The worker holds entries that it has taken.
+    /// Whether the worker is processing entries that it has taken.
     busy: bool,
     closed: bool,
     worker_sleeps: bool,
@@ -46,7 +48,8 @@ impl Wake for Queue {
 }
 
 impl Queue {
-    /// An empty queue that holds up to `depth` entries beside those that the worker has taken.
+    /// Creates an empty queue for up to `depth` entries in addition to those that the worker has
+    /// taken.
     pub(crate) fn new(depth: usize, abort: Arc<Abort>) -> Self {
         Self {
             state: Mutex::default(),
@@ -57,7 +60,7 @@ impl Queue {
         }
     }
 
-    /// Enqueues; blocks while the queue is full. True if it blocked.
+    /// Enqueues an entry. Blocks while the queue is full. Returns whether it blocked.
     pub(crate) fn push(&self, entry: Entry) -> Result<bool, Stop> {
         let mut guard = lock(&self.state);
         let mut blocked = false;
@@ -66,7 +69,7 @@ impl Queue {
             guard.host_sleeps = true;
             let (g, r) = self
                 .abort
-                .wait(&self.room, guard, Patience::Consequence, |s| {
+                .wait(&self.room, guard, WaitLimit::Secondary, |s| {
                     (s.items.len() < self.depth).then_some(())
                 });
             guard = g;
@@ -81,8 +84,8 @@ impl Queue {
         Ok(blocked)
     }
 
-    /// Takes everything there is, in order, into `into` (empty); blocks while there is nothing. False when the queue is
-    /// closed. What was taken before counts as done.
+    /// Moves all entries, in order, into `into`, which is empty. Blocks while there are none.
+    /// Returns `false` when the queue is closed. Entries taken before count as done.
     pub(crate) fn take(&self, into: &mut VecDeque<Entry>) -> bool {
         let mut guard = lock(&self.state);
         guard.busy = false;
@@ -113,13 +116,13 @@ impl Queue {
         true
     }
 
-    /// Blocks until the worker has done everything.
+    /// Blocks until the worker has processed everything.
     pub(crate) fn idle(&self) -> Result<(), Stop> {
         let mut guard = lock(&self.state);
         guard.host_sleeps = true;
         let (mut guard, r) = self
             .abort
-            .wait(&self.room, guard, Patience::Consequence, |s| {
+            .wait(&self.room, guard, WaitLimit::Secondary, |s| {
                 (s.items.is_empty() && !s.busy).then_some(())
             });
         guard.host_sleeps = false;
@@ -130,7 +133,7 @@ impl Queue {
         r
     }
 
-    /// Lets the worker end.
+    /// Closes the queue, which ends the worker.
     pub(crate) fn close(&self) {
         let mut guard = lock(&self.state);
         guard.closed = true;
@@ -139,7 +142,7 @@ impl Queue {
 }
 
 impl Queue {
-    /// Whether nothing is enqueued or running.
+    /// Returns whether nothing is enqueued or running.
     pub(crate) fn is_idle(&self) -> bool {
         let guard = lock(&self.state);
         guard.items.is_empty() && !guard.busy

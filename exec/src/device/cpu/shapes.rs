@@ -1,12 +1,12 @@
-//! Shapes of the parameters behind operands, for kernels that cut by parameter.
+//! Shapes of the parameters behind operands, for kernels that split by parameter.
 
 use shardlab_plan::ir::{Access, Holds, InstrId, OpKind, Shape, ShardOp};
 use shardlab_plan::program::{Op, Program};
 
-/// By launch: the shapes of the parameters that a `CopyOut` writes or a `ChunkCat` reads.
+/// By launch: shapes of the parameters that a `CopyOut` writes or a `ChunkCat` reads.
 pub(super) struct Shapes {
     shapes: Vec<Shape>,
-    /// First and last shape of an instruction, ascending by instruction.
+    /// By instruction, ascending: its range of `shapes`.
     of: Vec<(InstrId, u32, u32)>,
 }
 
@@ -35,7 +35,7 @@ impl Shapes {
         all
     }
 
-    /// Shapes of a launch's operands, in order.
+    /// Returns the shapes of a launch's operands, in order.
     pub(super) fn of(&self, instr: InstrId) -> &[Shape] {
         match self.of.binary_search_by_key(&instr, |o| o.0) {
             Ok(i) => &self.shapes[self.of[i].1 as usize..self.of[i].2 as usize],
@@ -44,7 +44,7 @@ impl Shapes {
     }
 }
 
-/// The parameter's shape; a buffer of something else counts as a vector.
+/// Returns the shape of an operand's parameter; other buffers count as vectors.
 fn shape(program: &Program, access: &Access) -> Shape {
     let buffer = &program.buffers[access.buffer.index()];
     match buffer.holds {

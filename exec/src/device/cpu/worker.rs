@@ -1,12 +1,14 @@
-//! The thread behind a stream.
+//! The thread of a stream.
 
-use super::delay::Delays;
 use super::queue::Entry;
 use super::{Launcher, Shared};
+use crate::base::abort::lock;
+use crate::base::delay::Delays;
+use crate::base::failure::panic_message;
+use crate::base::failure::{Failure, FailureKind, Stop};
+use crate::base::operand::{LaunchContext, RawRange};
 use crate::comm::{Call, CommError};
-use crate::device::abort::{Failure, FailureKind, Stop, lock};
 use crate::device::{Command, TaskTimes};
-use crate::operand::{LaunchContext, RawRange};
 use shardlab_plan::ir::{DType, EventId, InstrId, KernelId, StreamId};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,13 +21,13 @@ pub(super) struct Worker {
     pub(super) stream: StreamId,
     pub(super) launcher: Launcher,
     pub(super) delays: Option<Delays>,
-    /// The last wait since the task before.
+    /// The last wait since the previous task, and when it ended.
     waited: Option<(EventId, u64)>,
 }
 
-/// What ended a command early.
-enum Trouble {
-    /// The cause is known elsewhere.
+/// Why a command ended early.
+enum CommandError {
+    /// Root cause already recorded; stop silently.
     Stopped,
     Failed(FailureKind, String),
 }
@@ -46,7 +48,7 @@ impl Worker {
         }
     }
 
-    /// Runs until the queue is closed. After a failure anywhere commands are dropped unseen.
+    /// Runs until the queue is closed. Drops commands after a failure anywhere.
     pub(super) fn run(mut self) {
         let shared = Arc::clone(&self.shared);
         let mut batch = VecDeque::new();
@@ -56,15 +58,15 @@ impl Worker {
                     continue;
                 }
                 let instr = entry.command.instr();
-                let trouble = match catch_unwind(AssertUnwindSafe(|| self.execute(entry))) {
+                let error = match catch_unwind(AssertUnwindSafe(|| self.execute(entry))) {
                     Ok(Ok(())) => {
                         shared.abort.progressed();
                         continue;
                     }
-                    Ok(Err(trouble)) => trouble,
-                    Err(panic) => Trouble::Failed(FailureKind::Panic, panic_text(&*panic)),
+                    Ok(Err(error)) => error,
+                    Err(panic) => CommandError::Failed(FailureKind::Panic, panic_message(&*panic)),
                 };
-                if let Trouble::Failed(kind, message) = trouble {
+                if let CommandError::Failed(kind, message) = error {
                     self.fail(kind, instr, message);
                 }
             }
@@ -86,7 +88,7 @@ impl Worker {
         self.shared.program.streams[self.stream.index()].kind.name()
     }
 
-    fn execute(&mut self, entry: Entry) -> Result<(), Trouble> {
+    fn execute(&mut self, entry: Entry) -> Result<(), CommandError> {
         if let Some(delays) = &mut self.delays {
             delays.maybe_sleep();
         }
@@ -96,38 +98,39 @@ impl Worker {
             Command::Record { event, .. } => shared.events.set(event),
             Command::Wait { instr, event } => {
                 let stopped = shared.events.wait(event);
-                stopped.map_err(|s| self.event_trouble(s, instr, event))?;
+                stopped.map_err(|s| self.event_error(s, instr, event))?;
                 if shared.recording.load(Ordering::Relaxed) {
                     self.waited = Some((event, shared.now()));
                 }
             }
             Command::Fill { to, byte, .. } => {
-                // SAFETY: the interpreter's promise on ranges that it submits.
+                // SAFETY: the interpreter's contract for ranges that it submits.
                 unsafe { to.ptr.write_bytes(byte, to.bytes) };
             }
             Command::Upload { to, ref data, .. } => {
                 let ready = shared.now();
                 assert!(!crash, "injected panic in an input");
-                // SAFETY: the interpreter's promise on ranges that it submits.
+                // SAFETY: the interpreter's contract for ranges that it submits.
                 unsafe { write(to, data) };
                 self.log(entry.task, entry.issued, ready, None);
             }
-            // SAFETY: likewise.
+            // SAFETY: as above.
             Command::Preset { to, ref data, .. } => unsafe { write(to, data) },
             Command::Read { from, slot, .. } => {
-                // SAFETY: likewise, four bytes of float32.
+                // SAFETY: as above, for four bytes of float32.
                 let bits = unsafe { from.ptr.cast::<u32>().read_unaligned() };
                 shared.slots[slot as usize].store(bits, Ordering::Release);
             }
             Command::Squares { ref from, slot, .. } => {
-                // SAFETY: likewise; nothing writes what an optimizer has read before the next backward pass.
+                // SAFETY: as above; nothing writes what an optimizer has read before the next
+                // backward pass.
                 let sum = from.iter().map(|r| unsafe { squares(r) }).sum::<f64>() as f32;
                 shared.slots[slot as usize].store(sum.to_bits(), Ordering::Release);
             }
             Command::Copy { from, to, .. } => {
                 let ready = shared.now();
                 assert!(!crash, "injected panic in a copy");
-                // SAFETY: likewise; `copy` allows overlap.
+                // SAFETY: as above; `copy` allows overlap.
                 unsafe { from.ptr.cast_const().copy_to(to.ptr, to.bytes) };
                 self.log(entry.task, entry.issued, ready, None);
             }
@@ -150,8 +153,8 @@ impl Worker {
             } => {
                 let ready = shared.now();
                 let c = &shared.program.collectives[id.index()];
-                let Some((group, position)) = shared.comms.seat(c.comm, shared.rank) else {
-                    return Err(Trouble::Failed(
+                let Some((group, position)) = shared.comms.group(c.comm, shared.rank) else {
+                    return Err(CommandError::Failed(
                         FailureKind::Program,
                         format!("no communicator {}", c.comm.0),
                     ));
@@ -163,9 +166,9 @@ impl Worker {
                     parts: parts.clone(),
                     crash,
                 };
-                // SAFETY: the interpreter's promise on ranges, for all of its ranks.
+                // SAFETY: the interpreter's contract for ranges, for all of its ranks.
                 let arrival = unsafe { group.run(position as usize, entry.ticket, call) };
-                let arrival = arrival.map_err(comm_trouble)?;
+                let arrival = arrival.map_err(comm_error)?;
                 if shared.nan_check {
                     for (_, output) in parts {
                         self.no_nan(instr, output)?;
@@ -184,7 +187,7 @@ impl Worker {
         kernel: KernelId,
         reads: &[RawRange],
         writes: &[RawRange],
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), CommandError> {
         let shared = &self.shared;
         let context = LaunchContext {
             kernel: &shared.program.kernels[kernel.index()],
@@ -192,12 +195,13 @@ impl Worker {
             shapes: shared.shapes.of(instr),
         };
         let running = shared.abort.running();
-        // SAFETY: the interpreter's promise on ranges that it submits.
+        // SAFETY: the interpreter's contract for ranges that it submits.
         unsafe { (self.launcher)(&context, reads, writes) }
-            .map_err(|e| Trouble::Failed(FailureKind::Kernel, e))?;
+            .map_err(|e| CommandError::Failed(FailureKind::Kernel, e))?;
         drop(running);
         if shared.nan_check {
-            // A NaN between columns of others shows in what is made of them.
+            // An output that a kernel does not fill may hold NaN in the gaps between its columns; a
+            // NaN in the columns shows in the results that use them.
             let whole = |n: &usize| context.kernel.fills(*n);
             for n in (0..writes.len()).filter(whole) {
                 self.no_nan(instr, &writes[n])?;
@@ -207,7 +211,7 @@ impl Worker {
     }
 
     /// Fails on the first NaN of a range of floating-point numbers.
-    fn no_nan(&self, instr: InstrId, range: &RawRange) -> Result<(), Trouble> {
+    fn no_nan(&self, instr: InstrId, range: &RawRange) -> Result<(), CommandError> {
         // SAFETY: the command that has just run owned this range.
         let bytes = unsafe { std::slice::from_raw_parts(range.ptr.cast_const(), range.bytes) };
         let Some(at) = first_nan(bytes, range.dtype) else {
@@ -216,7 +220,7 @@ impl Worker {
         let program = &self.shared.program;
         let buffer = super::written_buffer(program, instr);
         let name = buffer.map_or_else(String::new, |b| format!(" ({})", program.buffer_name(b)));
-        Err(Trouble::Failed(
+        Err(CommandError::Failed(
             FailureKind::Nan,
             format!(
                 "element {at} of {} of an output is NaN{name}",
@@ -225,12 +229,12 @@ impl Worker {
         ))
     }
 
-    fn event_trouble(&self, stop: Stop, instr: InstrId, event: EventId) -> Trouble {
+    fn event_error(&self, stop: Stop, instr: InstrId, event: EventId) -> CommandError {
         match stop {
-            Stop::Aborted => Trouble::Stopped,
+            Stop::Aborted => CommandError::Stopped,
             Stop::TimedOut => {
                 let text = super::recorder(&self.shared.program, instr, event);
-                Trouble::Failed(
+                CommandError::Failed(
                     FailureKind::Timeout,
                     format!(
                         "event e{} has not completed after {:.1?}; {text}",
@@ -259,7 +263,7 @@ impl Worker {
     }
 }
 
-/// Puts data of the host into device memory.
+/// Writes data of the host into device memory.
 ///
 /// # Safety
 /// The range is backed memory that nothing else uses meanwhile.
@@ -269,21 +273,12 @@ unsafe fn write(to: RawRange, data: &[u8]) {
     unsafe { to.ptr.copy_from_nonoverlapping(data.as_ptr(), bytes) };
 }
 
-fn comm_trouble(e: CommError) -> Trouble {
+fn comm_error(e: CommError) -> CommandError {
     match e {
-        CommError::Aborted => Trouble::Stopped,
-        CommError::Timeout(m) => Trouble::Failed(FailureKind::Timeout, m),
-        CommError::Mismatch(m) => Trouble::Failed(FailureKind::Mismatch, m),
+        CommError::Aborted => CommandError::Stopped,
+        CommError::Timeout(m) => CommandError::Failed(FailureKind::Timeout, m),
+        CommError::Mismatch(m) => CommandError::Failed(FailureKind::Mismatch, m),
     }
-}
-
-/// The message of a panic.
-pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
-    panic
-        .downcast_ref::<&str>()
-        .map(|s| (*s).to_owned())
-        .or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "a panic without a message".to_owned())
 }
 
 /// Index of the first NaN.

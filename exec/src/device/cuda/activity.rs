@@ -1,10 +1,11 @@
-//! CUPTI's activity records: when each kernel and copy of a pass ran, by the GPU's own clock and without anything between
-//! them on their stream.
+//! CUPTI's activity records: when each kernel and copy of a pass ran, by the GPU's own clock,
+//! without inserting anything into their streams.
 //!
-//! Work is told apart by correlation ids. A task's commands are issued within an external region that carries the task's
-//! label; CUPTI relates the label to the calls made in it, and those to what ran.
+//! Records are assigned to tasks by correlation ids. A task's commands are issued within an
+//! external region with the task's label; CUPTI relates the label to the calls in the region, and
+//! the calls to the work that ran.
 
-use crate::device::abort::lock;
+use crate::base::abort::lock;
 use cudarc::cupti::result::{self as cupti, CuptiError, activity};
 use cudarc::cupti::sys::{
     self, CUpti_ActivityExternalCorrelation, CUpti_ActivityKernel9, CUpti_ActivityKind as Kind,
@@ -23,11 +24,11 @@ const LAYOUT: Layout = match Layout::from_size_align(BUFFER, 8) {
     Err(_) => panic!("a power of two is an alignment"),
 };
 
-/// What is recorded: work, and the calls that relate it to labels.
+/// Kinds of records: work, and the calls that relate it to labels.
 const KINDS: [Kind; 7] = [
     Kind::CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL,
     Kind::CUPTI_ACTIVITY_KIND_MEMCPY,
-    // Between GPUs: collectives on copy engines.
+    // Copies between GPUs: collectives on copy engines.
     Kind::CUPTI_ACTIVITY_KIND_MEMCPY2,
     Kind::CUPTI_ACTIVITY_KIND_MEMSET,
     Kind::CUPTI_ACTIVITY_KIND_DRIVER,
@@ -35,7 +36,7 @@ const KINDS: [Kind; 7] = [
     Kind::CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION,
 ];
 
-/// What buffers held. CUPTI serves the whole process, so this does too.
+/// Contents of the buffers. CUPTI serves the whole process, and so does this.
 static COLLECTED: Mutex<Collected> = Mutex::new(Collected {
     labels: Vec::new(),
     work: Vec::new(),
@@ -49,7 +50,7 @@ struct Collected {
     work: Vec<(u32, u64, u64)>,
 }
 
-/// Activity records of this process, while it lives. There is one at a time.
+/// Activity records of this process. Only one instance exists at a time.
 #[derive(Debug)]
 pub(super) struct Activity {
     /// Host clock minus CUPTI's, nanoseconds.
@@ -61,7 +62,7 @@ fn words(e: CuptiError) -> String {
 }
 
 impl Activity {
-    /// Starts recording. `now` is the host's clock.
+    /// Starts recording. `now` returns the host's clock.
     pub(super) fn start(now: impl Fn() -> u64) -> Result<Self, String> {
         static REGISTERED: OnceLock<Result<(), String>> = OnceLock::new();
         REGISTERED
@@ -75,34 +76,36 @@ impl Activity {
         drop(collected);
         for kind in KINDS {
             match activity::enable(kind) {
-                // Spans of collectives on copy engines are then those of their kernels.
+                // Without these records, collectives on copy engines have the spans of their
+                // kernels.
                 Err(_) if kind == Kind::CUPTI_ACTIVITY_KIND_MEMCPY2 => {}
                 other => other.map_err(words)?,
             }
         }
         let mut theirs = 0;
-        // SAFETY: a number is written where we say.
+        // SAFETY: the output is a local number.
         unsafe { cupti::get_timestamp(&raw mut theirs) }.map_err(words)?;
         Ok(Self {
             offset: i128::from(now()) - i128::from(theirs),
         })
     }
 
-    /// What this thread enqueues from now on belongs to a label.
+    /// Starts the region of a label: what this thread enqueues belongs to it.
     pub(super) fn enter(&self, label: u64) -> Result<(), String> {
         let kind = External::CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0;
         activity::push_external_correlation_id(kind, label).map_err(words)
     }
 
-    /// Until here.
+    /// Ends the region of a label.
     pub(super) fn leave(&self) -> Result<(), String> {
         let kind = External::CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0;
         let mut last = 0;
-        // SAFETY: a number is written where we say.
+        // SAFETY: the output is a local number.
         unsafe { activity::pop_external_correlation_id(kind, &raw mut last) }.map_err(words)
     }
 
-    /// Start and end of each label's work, nanoseconds of the host's clock. The device is idle.
+    /// Returns start and end of each label's work, in nanoseconds of the host's clock. The device
+    /// is idle.
     pub(super) fn spans(&self) -> Result<BTreeMap<u64, (u64, u64)>, String> {
         const FORCED: u32 = 1;
         activity::flush_all(FORCED).map_err(words)?;
@@ -118,18 +121,18 @@ impl Activity {
 impl Drop for Activity {
     fn drop(&mut self) {
         for kind in KINDS {
-            // Nothing can be done about errors here.
+            // Errors cannot be handled here.
             let _ = activity::disable(kind);
         }
     }
 }
 
-/// First start and last end by label.
+/// Returns the first start and the last end by label.
 fn join(collected: &Collected) -> BTreeMap<u64, (u64, u64)> {
     let labels: BTreeMap<u32, u64> = collected.labels.iter().copied().collect();
     let mut spans: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
     for &(correlation, start, end) in &collected.work {
-        // CUPTI's word for times that it could not get.
+        // CUPTI's value for times that it could not determine.
         if (start, end) == (0, 0) {
             continue;
         }
@@ -142,9 +145,10 @@ fn join(collected: &Collected) -> BTreeMap<u64, (u64, u64)> {
     spans
 }
 
-/// CUPTI wants a buffer.
+/// Callback: CUPTI requests a buffer.
 unsafe extern "C" fn request(buffer: *mut *mut u8, size: *mut usize, records: *mut usize) {
-    // SAFETY: the layout has a size; CUPTI passes places for its three results. A null buffer drops records.
+    // SAFETY: the layout is not empty; CUPTI passes addresses for its three results. A null buffer
+    // drops records.
     unsafe {
         buffer.write(alloc(LAYOUT));
         size.write(BUFFER);
@@ -152,7 +156,7 @@ unsafe extern "C" fn request(buffer: *mut *mut u8, size: *mut usize, records: *m
     }
 }
 
-/// CUPTI returns one.
+/// Callback: CUPTI returns a buffer.
 unsafe extern "C" fn complete(_: CUcontext, _: u32, buffer: *mut u8, _: usize, valid: usize) {
     if buffer.is_null() {
         return;
@@ -161,9 +165,10 @@ unsafe extern "C" fn complete(_: CUcontext, _: u32, buffer: *mut u8, _: usize, v
     let mut record: *mut sys::CUpti_Activity = std::ptr::null_mut();
     // SAFETY: `valid` bytes of the buffer hold records; CUPTI walks them.
     while unsafe { activity::get_next_record(buffer, valid, &raw mut record) }.is_ok() {
-        // SAFETY: a record starts with its kind, which is read as a number because there may be kinds that we do not know.
+        // SAFETY: a record starts with its kind, which is read as a number because newer versions
+        // may have unknown kinds.
         let kind = unsafe { record.cast::<u32>().read_unaligned() };
-        // SAFETY: the record has this kind's form; newer versions only append to it.
+        // SAFETY: the record has this kind's layout; newer versions only append to it.
         unsafe { collected.take(kind, record.cast()) };
     }
     drop(collected);
@@ -173,9 +178,9 @@ unsafe extern "C" fn complete(_: CUcontext, _: u32, buffer: *mut u8, _: usize, v
 
 impl Collected {
     /// # Safety
-    /// A record of this kind.
+    /// Reads a record of type `T`.
     unsafe fn take(&mut self, kind: u32, record: *const u8) {
-        /// Reads fields of a packed structure of C.
+        /// Reads fields of a packed C structure.
         macro_rules! fields {
             ($type:ty, $($field:ident),+) => {{
                 let it = record.cast::<$type>();
@@ -211,7 +216,7 @@ mod tests {
     fn a_label_covers_all_of_its_work() {
         let collected = Collected {
             labels: vec![(1, 10), (2, 10), (3, 11)],
-            // One belongs to nobody, one has no times.
+            // One record has no label, and one has no times.
             work: vec![(2, 50, 60), (1, 20, 30), (9, 0, 99), (3, 70, 80), (1, 0, 0)],
         };
         let spans: Vec<_> = join(&collected).into_iter().collect();

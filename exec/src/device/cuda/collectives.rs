@@ -1,9 +1,9 @@
-//! What the device asks of whoever performs collectives.
+//! Interface between the device and the library of collectives.
 
 use super::context::Context;
 use super::driver::{RawStream, check};
-use super::support::Support;
-use crate::operand::RawRange;
+use super::helper_kernels::HelperKernels;
+use crate::base::operand::RawRange;
 use cudarc::driver::sys;
 use shardlab_plan::ir::{Collective, CollectiveId, ReduceOp};
 use shardlab_plan::program::Program;
@@ -13,17 +13,18 @@ use std::time::Duration;
 
 /// Collectives of one rank.
 pub(crate) trait Collectives: Send {
-    /// Tells which memory collectives will use: device addresses and lengths, which stay allocated until this is dropped.
-    /// Called once, before anything else, on all ranks at the same time.
+    /// Registers the memory that collectives will use: device addresses and lengths, which stay
+    /// allocated until this is dropped. Called once, before anything else, on all ranks at the same
+    /// time.
     ///
     /// # Errors
-    /// In words.
+    /// A message.
     fn register(&mut self, ranges: &[(u64, usize)]) -> Result<(), String>;
 
-    /// Enqueues a collective; capturable.
+    /// Enqueues a collective; can be captured.
     ///
     /// # Errors
-    /// In words.
+    /// A message.
     fn launch(
         &mut self,
         id: CollectiveId,
@@ -31,11 +32,11 @@ pub(crate) trait Collectives: Send {
         stream: RawStream,
     ) -> Result<(), String>;
 
-    /// The library's own estimate of how long a collective takes; nothing is enqueued. `None` where it has none. All ranks of its
-    /// communicator ask at the same time.
+    /// Returns the library's estimate of a collective's duration, without enqueuing anything;
+    /// `None` if it has none. All ranks of the communicator call it at the same time.
     ///
     /// # Errors
-    /// In words.
+    /// A message.
     fn estimate(
         &mut self,
         _id: CollectiveId,
@@ -45,34 +46,36 @@ pub(crate) trait Collectives: Send {
         Ok(None)
     }
 
-    /// Whether something went wrong since.
+    /// Checks whether an asynchronous error has occurred.
     ///
     /// # Errors
-    /// In words.
+    /// A message.
     fn poll(&mut self) -> Result<(), String>;
 
-    /// Ends everything in flight at once: peers are gone. Waits a bounded time for that; whether it was enough.
+    /// Aborts everything in flight, because peers are gone. Waits for a limited time, and returns
+    /// whether everything has ended.
     fn abort(&mut self) -> bool;
 
-    /// Does the same from another thread, also while this one is inside of a call.
-    fn cutter(&self) -> Box<dyn Fn() + Send>;
+    /// Returns a function that aborts everything in flight from another thread, also while this one
+    /// is inside a call.
+    fn aborter(&self) -> Box<dyn Fn() + Send>;
 
-    /// Facts for the run's environment.
+    /// Returns facts for the run's environment.
     fn facts(&self) -> BTreeMap<String, String>;
 }
 
-/// Communicators of one rank: nothing is exchanged.
-pub(crate) struct Alone {
+/// Collectives of a rank whose communicators have no other members: nothing is exchanged.
+pub(crate) struct SingleRank {
     program: Arc<Program>,
-    support: Support,
+    helpers: HelperKernels,
 }
 
-impl Alone {
-    /// For a program none of whose collectives needs another rank.
+impl SingleRank {
+    /// Creates the collectives of a program in which no collective needs another rank.
     pub(crate) fn new(context: &Arc<Context>, program: &Arc<Program>) -> Result<Self, String> {
         Ok(Self {
             program: Arc::clone(program),
-            support: Support::new(context)?,
+            helpers: HelperKernels::new(context)?,
         })
     }
 
@@ -84,7 +87,7 @@ impl Alone {
     }
 }
 
-impl Collectives for Alone {
+impl Collectives for SingleRank {
     fn register(&mut self, _: &[(u64, usize)]) -> Result<(), String> {
         Ok(())
     }
@@ -98,11 +101,12 @@ impl Collectives for Alone {
         let factor = Self::factor(&self.program.collectives[id.index()]);
         for (from, to) in parts {
             let done = if factor != 1.0 {
-                self.support.scale(from, to, factor, stream)
+                self.helpers.scale(from, to, factor, stream)
             } else if from.ptr == to.ptr {
                 Ok(())
             } else {
-                // SAFETY: ranges of live device memory of equal length, by the interpreter's promise.
+                // SAFETY: by the interpreter's contract, ranges of live device memory of equal
+                // length.
                 check("cuMemcpyAsync", unsafe {
                     sys::cuMemcpyAsync(
                         to.ptr.addr() as u64,
@@ -125,7 +129,7 @@ impl Collectives for Alone {
         true
     }
 
-    fn cutter(&self) -> Box<dyn Fn() + Send> {
+    fn aborter(&self) -> Box<dyn Fn() + Send> {
         Box::new(|| ())
     }
 

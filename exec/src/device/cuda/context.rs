@@ -1,4 +1,4 @@
-//! One GPU: its context, what it is, how much memory it has.
+//! The context of a GPU, its properties and its memory.
 
 use super::driver::{CudaError, RawStream, check};
 use super::libraries::{Libraries, MissingLibraries};
@@ -9,13 +9,13 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// The CUDA version that the bindings were made for.
+/// CUDA version of the bindings.
 const DRIVER: i32 = 13_000;
 
-/// Why there is no GPU to work on.
+/// Why no GPU can be used.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum NoGpu {
+pub enum GpuError {
     /// Libraries are missing.
     #[error(transparent)]
     Libraries(#[from] MissingLibraries),
@@ -25,12 +25,12 @@ pub enum NoGpu {
         .0 / 1000, .0 % 1000 / 10
     )]
     OldDriver(i32),
-    /// There are fewer GPUs.
+    /// The GPU does not exist.
     #[error("there is no GPU {ordinal}: the driver shows {count}{}", visible())]
     NoDevice {
-        /// Wanted.
+        /// Number of the requested GPU.
         ordinal: u32,
-        /// There are.
+        /// Number of GPUs.
         count: u32,
     },
     /// All GPUs are too old.
@@ -46,32 +46,32 @@ pub enum NoGpu {
     Driver(#[from] CudaError),
 }
 
-/// What hides GPUs from the driver, for messages.
+/// Describes what hides GPUs from the driver, for messages.
 pub(super) fn visible() -> String {
     std::env::var("CUDA_VISIBLE_DEVICES")
         .map(|v| format!(" (CUDA_VISIBLE_DEVICES={v})"))
         .unwrap_or_default()
 }
 
-/// A GPU's context: its primary one, which libraries share.
+/// Primary context of a GPU, which libraries share.
 pub struct Context {
-    /// Number of the GPU among the visible ones.
+    /// Index of the GPU among the visible ones.
     pub ordinal: u32,
-    /// Its name.
+    /// Name of the GPU.
     pub name: String,
     /// Compute capability.
     pub capability: (u32, u32),
-    /// What kernels are compiled for.
+    /// Target that kernels are compiled for.
     pub(crate) target: Target,
-    /// Multiprocessors.
+    /// Number of multiprocessors.
     pub multiprocessors: u32,
-    /// CUDA version of the driver: 1000 times the major and ten times the minor.
+    /// CUDA version of the driver: 1000 times the major version plus ten times the minor version.
     pub driver: i32,
     device: sys::CUdevice,
     handle: sys::CUcontext,
 }
 
-// SAFETY: the handles are the driver's, which lets every thread use them.
+// SAFETY: the handles are the driver's, and every thread may use them.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
@@ -85,21 +85,21 @@ impl fmt::Debug for Context {
 /// Loads NVIDIA's libraries and counts the GPUs.
 ///
 /// # Errors
-/// [`NoGpu`].
-pub fn gpus(library_path: &[PathBuf]) -> Result<u32, NoGpu> {
+/// [`GpuError`].
+pub fn gpus(library_path: &[PathBuf]) -> Result<u32, GpuError> {
     Libraries::load(library_path)?;
     let mut version = 0;
-    // SAFETY: the driver writes a number where it is told to.
+    // SAFETY: the output is a local number.
     check("cuDriverGetVersion", unsafe {
         sys::cuDriverGetVersion(&raw mut version)
     })?;
     if version < DRIVER {
-        return Err(NoGpu::OldDriver(version));
+        return Err(GpuError::OldDriver(version));
     }
     // SAFETY: no conditions.
     check("cuInit", unsafe { sys::cuInit(0) })?;
     let mut count = 0;
-    // SAFETY: the driver writes a number where it is told to.
+    // SAFETY: the output is a local number.
     check("cuDeviceGetCount", unsafe {
         sys::cuDeviceGetCount(&raw mut count)
     })?;
@@ -111,7 +111,7 @@ pub fn gpus(library_path: &[PathBuf]) -> Result<u32, NoGpu> {
         .iter()
         .map(|d| capability(*d))
         .collect::<Result<Vec<_>, CudaError>>()?;
-    // Where some are new enough, whoever comes to another one is told.
+    // If some GPUs are new enough, the error is reported when an old one is used.
     match (devices.first(), capabilities.first()) {
         (Some(first), Some(&found)) if capabilities.iter().all(|c| Target::of(*c).is_none()) => {
             Err(too_old(*first, found))
@@ -120,10 +120,10 @@ pub fn gpus(library_path: &[PathBuf]) -> Result<u32, NoGpu> {
     }
 }
 
-/// The driver's device of a number below the count.
+/// Returns the driver's device of an index below the count.
 pub(super) fn device(ordinal: u32) -> Result<sys::CUdevice, CudaError> {
     let mut device = 0;
-    // SAFETY: the driver writes a number where it is told to.
+    // SAFETY: the output is a local number.
     check("cuDeviceGet", unsafe {
         sys::cuDeviceGet(&raw mut device, ordinal as i32)
     })?;
@@ -136,14 +136,14 @@ fn name(device: sys::CUdevice) -> Result<String, CudaError> {
     check("cuDeviceGetName", unsafe {
         sys::cuDeviceGetName(name.as_mut_ptr(), name.len() as i32, device)
     })?;
-    // SAFETY: the driver has ended the name with a zero.
+    // SAFETY: the driver has terminated the name with a zero byte.
     let name = unsafe { CStr::from_ptr(name.as_ptr()) };
     Ok(name.to_string_lossy().into_owned())
 }
 
 fn attribute(device: sys::CUdevice, a: CUdevice_attribute) -> Result<u32, CudaError> {
     let mut value = 0;
-    // SAFETY: the driver writes a number where it is told to.
+    // SAFETY: the output is a local number.
     check("cuDeviceGetAttribute", unsafe {
         sys::cuDeviceGetAttribute(&raw mut value, a, device)
     })?;
@@ -163,20 +163,20 @@ fn capability(device: sys::CUdevice) -> Result<(u32, u32), CudaError> {
     ))
 }
 
-fn too_old(device: sys::CUdevice, capability: (u32, u32)) -> NoGpu {
+fn too_old(device: sys::CUdevice, capability: (u32, u32)) -> GpuError {
     let name = name(device).unwrap_or_default();
-    NoGpu::OldGpu { name, capability }
+    GpuError::OldGpu { name, capability }
 }
 
 impl Context {
-    /// The context of a GPU, current on this thread from now on.
+    /// Creates the context of a GPU, and makes it current on this thread.
     ///
     /// # Errors
-    /// [`NoGpu`].
-    pub fn new(ordinal: u32, library_path: &[PathBuf]) -> Result<Arc<Self>, NoGpu> {
+    /// [`GpuError`].
+    pub fn new(ordinal: u32, library_path: &[PathBuf]) -> Result<Arc<Self>, GpuError> {
         let count = gpus(library_path)?;
         if ordinal >= count {
-            return Err(NoGpu::NoDevice { ordinal, count });
+            return Err(GpuError::NoDevice { ordinal, count });
         }
         let device = device(ordinal)?;
         let capability = capability(device)?;
@@ -187,7 +187,7 @@ impl Context {
             CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
         )?;
         let mut driver = 0;
-        // SAFETY: the driver writes a number where it is told to.
+        // SAFETY: the output is a local number.
         check("cuDriverGetVersion", unsafe {
             sys::cuDriverGetVersion(&raw mut driver)
         })?;
@@ -210,7 +210,7 @@ impl Context {
         Ok(Arc::new(context))
     }
 
-    /// Makes it current on this thread.
+    /// Makes the context current on this thread.
     ///
     /// # Errors
     /// [`CudaError`].
@@ -221,45 +221,45 @@ impl Context {
         })
     }
 
-    /// The driver's handle; alive as long as this is.
+    /// Returns the driver's handle, which is valid as long as this lives.
     #[must_use]
     pub fn handle(&self) -> sys::CUcontext {
         self.handle
     }
 
-    /// The driver's device.
+    /// Returns the driver's device.
     #[must_use]
     pub fn device(&self) -> sys::CUdevice {
         self.device
     }
 
-    /// Free and total bytes of the GPU.
+    /// Returns free and total bytes of the GPU.
     ///
     /// # Errors
     /// [`CudaError`].
     pub fn memory(&self) -> Result<(u64, u64), CudaError> {
         self.bind()?;
         let (mut free, mut total) = (0, 0);
-        // SAFETY: the driver writes two numbers where it is told to.
+        // SAFETY: the outputs are local numbers.
         check("cuMemGetInfo", unsafe {
             sys::cuMemGetInfo_v2(&raw mut free, &raw mut total)
         })?;
         Ok((free as u64, total as u64))
     }
 
-    /// A stream that waits for no other. `priority` is CUDA's: lower is more urgent; what the GPU does not have becomes
-    /// the nearest that it has.
+    /// Creates a stream that waits for no other one. `priority` is CUDA's: lower values are more
+    /// urgent, and values that the GPU does not support are clamped.
     pub(crate) fn stream(&self, priority: i8) -> Result<RawStream, CudaError> {
         let (mut least, mut greatest) = (0, 0);
-        // SAFETY: the driver writes two numbers where it is told to.
+        // SAFETY: the outputs are local numbers.
         check("cuCtxGetStreamPriorityRange", unsafe {
             sys::cuCtxGetStreamPriorityRange(&raw mut least, &raw mut greatest)
         })?;
-        // The program says 0 and -1; anything urgent goes before everything else.
+        // The program uses 0 and -1; urgent work precedes everything else.
         let priority = if priority < 0 { greatest } else { least.min(0) };
         let mut stream = std::ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: the driver writes a handle where it is told to.
+        // SAFETY: the output is a local handle.
         check("cuStreamCreateWithPriority", unsafe {
             sys::cuStreamCreateWithPriority(&raw mut stream, flags, priority)
         })?;
@@ -269,7 +269,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: retained once, in `new`. Nothing can be done about an error here.
+        // SAFETY: retained once, in `new`. An error cannot be handled here.
         let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
     }
 }

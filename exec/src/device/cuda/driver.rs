@@ -1,32 +1,32 @@
-//! Calls of the CUDA driver, with errors that say which call failed.
+//! Calls of the CUDA driver, with errors that name the call that failed.
 
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::{self, CUresult};
 use std::ffi::CStr;
 
-/// A call of the driver that failed.
+/// A failed call of the driver.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call}: {name}: {text}")]
 pub struct CudaError {
-    /// The call.
+    /// Name of the function.
     pub call: &'static str,
-    /// The error's name.
+    /// Name of the error.
     pub name: String,
-    /// What the driver says about it.
+    /// The driver's description.
     pub text: String,
-    /// Its number.
+    /// Number of the error.
     pub code: u32,
 }
 
 impl CudaError {
-    /// Device memory does not suffice.
+    /// Returns whether device memory was insufficient.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
         self.code == CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32
     }
 }
 
-/// The result of a call.
+/// Turns the result of a call into an error.
 #[inline]
 pub(crate) fn check(call: &'static str, result: CUresult) -> Result<(), CudaError> {
     if result == CUresult::CUDA_SUCCESS {
@@ -50,7 +50,7 @@ fn error(call: &'static str, result: CUresult) -> CudaError {
     }
 }
 
-/// Whether something asynchronous is done; `None` if it is not.
+/// Returns whether asynchronous work has completed, from the result of a query.
 pub(crate) fn done(call: &'static str, result: CUresult) -> Result<bool, CudaError> {
     match result {
         CUresult::CUDA_ERROR_NOT_READY => Ok(false),
@@ -58,11 +58,11 @@ pub(crate) fn done(call: &'static str, result: CUresult) -> Result<bool, CudaErr
     }
 }
 
-/// A stream. It is destroyed with its context.
+/// A stream, destroyed with its context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RawStream(pub(crate) sys::CUstream);
 
-// SAFETY: a handle that the driver lets every thread use.
+// SAFETY: a handle of the driver, which every thread may use.
 unsafe impl Send for RawStream {}
 // SAFETY: as above.
 unsafe impl Sync for RawStream {}
@@ -71,13 +71,13 @@ unsafe impl Sync for RawStream {}
 #[derive(Debug)]
 pub(crate) struct Event(sys::CUevent);
 
-// SAFETY: a handle that the driver lets every thread use.
+// SAFETY: a handle of the driver, which every thread may use.
 unsafe impl Send for Event {}
 // SAFETY: as above.
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// An event; one that takes times is slower.
+    /// Creates an event; one that records times is slower.
     pub(crate) fn new(timing: bool) -> Result<Self, CudaError> {
         let flags = if timing {
             sys::CUevent_flags_enum::CU_EVENT_DEFAULT
@@ -85,7 +85,7 @@ impl Event {
             sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING
         };
         let mut event = std::ptr::null_mut();
-        // SAFETY: the driver writes a handle where it is told to; a context is current.
+        // SAFETY: the output is a local handle; a context is current.
         check("cuEventCreate", unsafe {
             sys::cuEventCreate(&raw mut event, flags as u32)
         })?;
@@ -100,7 +100,7 @@ impl Event {
         })
     }
 
-    /// While capturing: the event is recorded for waits outside of the graph.
+    /// Records the event in a captured graph, for waits outside of the graph.
     pub(crate) fn record_external(&self, stream: RawStream) -> Result<(), CudaError> {
         const EXTERNAL: u32 = 1;
         // SAFETY: both handles are alive.
@@ -117,7 +117,7 @@ impl Event {
         })
     }
 
-    /// The host waits for what was recorded last.
+    /// Blocks the host until the work before the last record has completed.
     pub(crate) fn host_wait(&self) -> Result<(), CudaError> {
         // SAFETY: the handle is alive.
         check("cuEventSynchronize", unsafe {
@@ -130,7 +130,7 @@ impl Event {
         done("cuEventQuery", unsafe { sys::cuEventQuery(self.0) })
     }
 
-    /// Milliseconds from another event; both are done and take times.
+    /// Returns the milliseconds since another event; both have completed and record times.
     pub(crate) fn ms_since(&self, earlier: &Self) -> Result<f32, CudaError> {
         let mut ms = 0.0;
         // SAFETY: both handles are alive.
@@ -143,7 +143,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: the handle is alive and used no more. Nothing can be done about an error here.
+        // SAFETY: the handle is alive and no longer used. An error cannot be handled here.
         let _ = unsafe { sys::cuEventDestroy_v2(self.0) };
     }
 }

@@ -1,23 +1,22 @@
-//! Devices for the ranks of a session.
+//! Creation of the CUDA devices of a session's ranks.
 
-use super::bodies::{self, Bodies, Settings};
-use super::collectives::{Alone, Collectives};
+use super::autotune_broadcast::AutotuneBroadcast;
+use super::collectives::{Collectives, SingleRank};
 use super::context::{Context, gpus};
+use super::device_assignment;
 use super::driver::{Event, check};
-use super::guard::{Guard, Means};
-use super::leader::Leader;
+use super::driver_watchdog::{DriverWatchdog, WatchdogActions};
+use super::helper_kernels::{HelperKernels, SUMS};
+use super::kernels::{self, KernelLauncher, Settings};
 use super::libraries::{Libraries, Library};
 use super::memory::Pinned;
-use super::nccl::{self, NcclCollectives};
-use super::patience::Patience;
-use super::places;
+use super::nccl::{self, InitTimeout, NcclCollectives};
 use super::staging::Staging;
-use super::support::{SUMS, Support};
-use super::{CudaDevice, SUMS_AT};
-use crate::device::cpu::Delays;
-use crate::device::muster::{Muster, Place};
+use super::{CudaDevice, Diagnostics, Queues, Recording, SUMS_AT};
+use crate::base::delay::Delays;
+use crate::base::fault::FaultKind;
+use crate::base::start_barrier::{StartBarrier, Ticket};
 use crate::device::{DeviceFactory, Failure, FailureKind, Setup};
-use crate::engine::FaultKind;
 use crate::kernels::cuda::Agree;
 use cudarc::driver::sys;
 use shardlab_plan::ir::InstrId;
@@ -27,45 +26,47 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// How CUDA devices are made.
+/// Options of CUDA devices.
 #[derive(Clone, Debug, Default)]
 pub struct CudaOptions {
-    /// Folders to look for NVIDIA's libraries in before all others.
+    /// Folders that are searched for NVIDIA's libraries before all others.
     pub library_path: Vec<PathBuf>,
-    /// The first GPU to use among those that the driver shows.
+    /// First GPU to use, among those that the driver shows.
     pub first_gpu: u32,
-    /// Place of this process among those of its host: it takes as many GPUs further on.
+    /// Index of this process among those of its host; it offsets the GPUs of the process.
     pub local_rank: u32,
-    /// Multiply float32 matrices on tensor cores, with about three decimal digits.
+    /// Multiply float32 matrices on tensor cores with TF32, which has about three decimal digits.
     pub tf32: bool,
-    /// Do without cuDNN, even where it is there.
+    /// Do not use cuDNN, even if it is available.
     pub no_cudnn: bool,
-    /// Processes take GPUs in turn, several the same one where there are fewer: see [`sharing`].
+    /// Assign GPUs to processes in turn, so that several processes may share one: see
+    /// [`gpu_sharing`].
     ///
-    /// [`sharing`]: super::sharing
+    /// [`gpu_sharing`]: super::gpu_sharing
     pub share_gpu: bool,
 }
 
-/// Makes CUDA devices.
+/// Creates CUDA devices.
 #[derive(Clone, Debug, Default)]
 pub struct CudaFactory {
     options: CudaOptions,
 }
 
 impl CudaFactory {
-    /// With options.
+    /// Creates a factory with options.
     #[must_use]
     pub fn new(options: CudaOptions) -> Self {
         Self { options }
     }
 
-    /// The device of a rank; `None` if another rank of this process could not begin, and is there to say why.
+    /// Creates the device of a rank. Returns `None` if another rank of this process has failed;
+    /// that rank reports the error.
     fn device(
         &self,
         setup: &Setup,
         rank: u32,
         gpu: u32,
-        (opened, ready): (Place<'_>, Place<'_>),
+        (opened, ready): (Ticket<'_>, Ticket<'_>),
     ) -> Result<Option<CudaDevice>, String> {
         let words = |e: super::Error| e.to_string();
         let context = Context::new(gpu, &self.options.library_path).map_err(|e| e.to_string())?;
@@ -85,13 +86,13 @@ impl CudaFactory {
             .iter()
             .filter(|i| matches!(i.op, Op::Launch { .. }))
             .count();
-        // A slot for each launch at most, as on the CPU.
+        // At most one slot per launch, as on the CPU.
         let slots = launches + usize::from(program.meta.micro_batches) + 2;
-        let mut own = 0;
+        let mut scratch = 0;
         let bytes = SUMS_AT as usize + streams.len() * SUMS as usize * 8;
-        // SAFETY: the driver writes an address where it is told to.
+        // SAFETY: the output is a local address.
         check("cuMemAlloc", unsafe {
-            sys::cuMemAlloc_v2(&raw mut own, bytes)
+            sys::cuMemAlloc_v2(&raw mut scratch, bytes)
         })
         .map_err(words)?;
         let options = &setup.options;
@@ -99,62 +100,72 @@ impl CudaFactory {
             tf32: self.options.tf32,
             no_cudnn: self.options.no_cudnn,
         };
-        let leader = Leader::of(setup, rank);
-        let agree = leader.clone().map(|l| l as Arc<dyn Agree>);
-        let kernels = bodies::open(&context, program, settings, agree)?;
-        // Rank 0 waits for the facts of all.
-        if !opened.come() {
+        let broadcast = AutotuneBroadcast::of(setup, rank);
+        let agree = broadcast.clone().map(|b| b as Arc<dyn Agree>);
+        let kernels = kernels::open(&context, program, settings, agree)?;
+        // All ranks of this process must arrive: rank 0 waits for the configuration of each.
+        if !opened.arrive() {
             return Ok(None);
         }
-        if let Some(leader) = leader {
-            leader.same(&bodies::decisive(&context, settings, &kernels))?;
+        if let Some(broadcast) = broadcast {
+            broadcast.check_equal(&kernels::decisive(&context, settings, &kernels))?;
         }
-        let bodies = Bodies::new(&context, program, settings, kernels)?;
-        // What may fail comes before: the others would wait for whoever has joined and goes.
-        let support = Support::new(&context)?;
+        let kernels = KernelLauncher::new(&context, program, settings, kernels)?;
+        // Everything that may fail precedes the barrier: the other ranks would wait for a rank that
+        // joins NCCL and then fails.
+        let helpers = HelperKernels::new(&context)?;
         let slots = Pinned::new(&context, slots * 4).map_err(words)?;
-        let records = self.records(setup)?;
-        // Whoever joins a communicator is there until all have joined.
-        if !ready.come() {
+        let cupti = self.uses_cupti(setup)?;
+        // A rank that joins a communicator waits until all have joined.
+        if !ready.arrive() {
             return Ok(None);
         }
-        let faulty = |kind| options.fault.filter(|f| f.kind == kind && f.rank == rank);
-        if faulty(FaultKind::Absent).is_some() {
+        let fault = |kind| options.fault.filter(|f| f.kind == kind && f.rank == rank);
+        if fault(FaultKind::Absent).is_some() {
             setup.abort.idle_until_aborted();
             return Ok(None);
         }
         let collectives = self.collectives(setup, rank, &context)?;
-        let guard = Guard::start(&setup.abort, means(setup, rank, collectives.cutter()))?;
+        let watchdog = DriverWatchdog::start(
+            &setup.abort,
+            watchdog_actions(setup, rank, collectives.aborter()),
+        )?;
         Ok(Some(CudaDevice {
-            guard,
             rank,
             program: Arc::clone(program),
             abort: Arc::clone(&setup.abort),
             epoch: Instant::now(),
-            sync: std::env::var_os("SHARDLAB_CUDA_SYNC").is_some_and(|v| v != "0"),
-            nan_check: options.nan_check,
-            crash: faulty(FaultKind::DevicePanic).map(|f| f.instr),
-            delays: (0..streams.len())
-                .map(|s| options.delay.map(|d| Delays::new(d, rank, s as u32)))
-                .collect(),
-            ranges: super::nvtx::Ranges::new(),
-            recording: false,
-            singly: false,
-            records,
-            before_records: None,
-            recorder: None,
-            times_from: None,
-            marks: Vec::new(),
-            passed: 0,
+            diagnostics: Diagnostics {
+                sync: std::env::var_os("SHARDLAB_CUDA_SYNC").is_some_and(|v| v != "0"),
+                nan_check: options.nan_check,
+                crash: fault(FaultKind::DevicePanic).map(|f| f.instr),
+                delays: (0..streams.len())
+                    .map(|s| options.delay.map(|d| Delays::new(d, rank, s as u32)))
+                    .collect(),
+                ranges: super::nvtx::Ranges::new(),
+            },
+            recording: Recording {
+                enabled: false,
+                replay_as_instructions: false,
+                cupti,
+                recorder: None,
+                source: None,
+                bytes_before: None,
+            },
+            watchdog,
             graphs: Vec::new(),
             collectives,
-            bodies,
-            support,
-            events,
-            streams,
-            slots,
-            staging: Staging::new(&context),
-            own,
+            kernels,
+            helpers,
+            queues: Queues {
+                events,
+                streams,
+                slots,
+                staging: Staging::new(&context),
+                recorded: Vec::new(),
+                completed: 0,
+            },
+            scratch,
             arena: None,
             context,
         }))
@@ -162,8 +173,8 @@ impl CudaFactory {
 }
 
 impl CudaFactory {
-    /// Whether times are to be CUPTI's.
-    fn records(&self, setup: &Setup) -> Result<bool, String> {
+    /// Returns whether times are CUPTI's.
+    fn uses_cupti(&self, setup: &Setup) -> Result<bool, String> {
         let libraries = Libraries::load(&self.options.library_path).map_err(|e| e.to_string())?;
         let ranks = setup.world.local().len();
         setup
@@ -179,7 +190,7 @@ impl CudaFactory {
         context: &Arc<Context>,
     ) -> Result<Box<dyn Collectives>, String> {
         if !nccl::needed(&setup.program) {
-            return Ok(Box::new(Alone::new(context, &setup.program)?));
+            return Ok(Box::new(SingleRank::new(context, &setup.program)?));
         }
         let libraries = Libraries::load(&self.options.library_path).map_err(|e| e.to_string())?;
         let folders: Vec<PathBuf> = libraries.folders().iter().map(|f| f.path.clone()).collect();
@@ -188,9 +199,9 @@ impl CudaFactory {
             program: &setup.program,
             rank,
             session: setup.session,
-            peers: setup.world.peers(),
+            peers: setup.world.process_group(),
             abort: &setup.abort,
-            patience: patience(setup, rank),
+            init_timeout: init_timeout(setup, rank),
             registration: setup.options.registration,
             copy_engines: !self.options.share_gpu,
         };
@@ -205,31 +216,35 @@ impl DeviceFactory for CudaFactory {
         let local = setup.world.local();
         let count = gpus(&self.options.library_path).map_err(|e| e.to_string())?;
         let (base, place) = (self.options.first_gpu, self.options.local_rank);
-        let peers = setup.world.peers();
+        let peers = setup.world.process_group();
         let ranks = local.len() as u32;
         let first = if self.options.share_gpu {
-            places::in_turn(base, place, ranks, count)?
+            device_assignment::in_turn(base, place, ranks, count)?
         } else {
-            let first = places::first(base, place, ranks, count, peers.processes())?;
-            places::apart(peers, first..first + ranks)?;
+            let first = device_assignment::first(base, place, ranks, count, peers.processes())?;
+            device_assignment::check_distinct(peers, first..first + ranks)?;
             first
         };
-        let (opened, ready) = (Muster::new(local.len()), Muster::new(local.len()));
+        let (opened, ready) = (
+            StartBarrier::new(local.len()),
+            StartBarrier::new(local.len()),
+        );
         let made: Vec<Option<CudaDevice>> = std::thread::scope(|scope| {
             let made: Vec<_> = (first..)
                 .zip(local)
                 .map(|(gpu, rank)| {
-                    let places = (opened.place(), ready.place());
+                    let tickets = (opened.ticket(), ready.ticket());
                     scope.spawn(move || {
-                        let made = self.device(setup, rank, gpu, places);
-                        // Others of this process may be where they wait for this one, and no timeout ends that.
+                        let made = self.device(setup, rank, gpu, tickets);
+                        // Other ranks of this process may be waiting for this one without a
+                        // timeout.
                         made.inspect_err(|e| setup.abort.fail(no_device(rank, e)))
                     })
                 })
                 .collect();
             let joined = made.into_iter().map(|t| {
                 t.join()
-                    .unwrap_or_else(|panic| Err(crate::device::cpu::panic_text(&*panic)))
+                    .unwrap_or_else(|panic| Err(crate::base::failure::panic_message(&*panic)))
             });
             joined.collect::<Result<_, String>>()
         })?;
@@ -237,7 +252,7 @@ impl DeviceFactory for CudaFactory {
     }
 }
 
-/// A rank whose device could not be made.
+/// Creates the failure of a rank whose device could not be created.
 fn no_device(rank: u32, message: &str) -> Failure {
     Failure {
         kind: FailureKind::NoDevice,
@@ -249,33 +264,37 @@ fn no_device(rank: u32, message: &str) -> Failure {
     }
 }
 
-/// What to do about a call of the driver that does not return. Other processes hear of it here, since the rank's own thread
-/// may never tell them.
-fn means(setup: &Setup, rank: u32, cut: Box<dyn Fn() + Send>) -> Means {
+/// Creates the actions for a driver call that does not return. They notify other processes, because
+/// the rank's own thread may never do so.
+fn watchdog_actions(setup: &Setup, rank: u32, abort: Box<dyn Fn() + Send>) -> WatchdogActions {
     let (program, timeout) = (Arc::clone(&setup.program), setup.abort.timeout());
-    let waited = waited(setup, rank);
+    let report = report_timeout(setup, rank);
     let fail = move |instr: InstrId| {
         let why = format!(
             "the driver call has not returned after {timeout:.1?}: earlier work on the device does not finish"
         );
-        waited(Some(instr), program.op_text(instr), why);
+        report(Some(instr), program.op_text(instr), why);
     };
-    Means {
+    WatchdogActions {
         fail: Box::new(fail),
-        cut,
+        abort,
     }
 }
 
-/// What to do where NCCL lets a rank wait for the others without an end.
-fn patience(setup: &Setup, rank: u32) -> Patience {
-    let waited = waited(setup, rank);
-    let late = move |why: String| waited(None, String::new(), why);
-    Patience::new(setup.abort.timeout(), Arc::new(late))
+/// Creates the limit for calls in which NCCL waits for the other ranks without a timeout.
+fn init_timeout(setup: &Setup, rank: u32) -> InitTimeout {
+    let report = report_timeout(setup, rank);
+    let late = move |why: String| report(None, String::new(), why);
+    InitTimeout::new(setup.abort.timeout(), Arc::new(late))
 }
 
-/// Ends the run, for this process and the others: a rank has waited in vain, at an instruction with its words or before the first one.
-fn waited(setup: &Setup, rank: u32) -> impl Fn(Option<InstrId>, String, String) + use<> {
-    let (abort, peers) = (Arc::clone(&setup.abort), Arc::clone(setup.world.peers()));
+/// Returns a function that ends the run, in this process and the others, because a wait has timed
+/// out: at an instruction with its text, or before the first one.
+fn report_timeout(setup: &Setup, rank: u32) -> impl Fn(Option<InstrId>, String, String) + use<> {
+    let (abort, group) = (
+        Arc::clone(&setup.abort),
+        Arc::clone(setup.world.process_group()),
+    );
     move |instr, text, message| {
         let failure = Failure {
             kind: FailureKind::Timeout,
@@ -287,11 +306,11 @@ fn waited(setup: &Setup, rank: u32) -> impl Fn(Option<InstrId>, String, String) 
         };
         let words = failure.to_string();
         abort.fail(failure);
-        let _ = peers.give_up(&words);
+        let _ = group.fail_timed_out(&words);
     }
 }
 
-/// Facts about a GPU and the libraries for a run's environment.
+/// Returns facts about a GPU and the libraries for a run's environment.
 pub(super) fn facts(context: &Context) -> BTreeMap<String, String> {
     let mut facts = BTreeMap::new();
     let mut fact = |k: &str, v: String| facts.insert(k.to_owned(), v);

@@ -1,8 +1,9 @@
 //! Captured scopes as CUDA graphs.
 //!
-//! A scope's commands may use several streams. One of them is the origin: capture begins there, the others join it from an
-//! event and rejoin it at the end. A replay makes the origin wait for what was issued on the others before, and them
-//! for the graph. Events that are waited for outside of the scope, or were recorded outside, become nodes of the graph.
+//! A scope's commands may use several streams. One of them is the origin: the capture begins there,
+//! and the other streams fork from it and join it at the end. A replay makes the origin wait for
+//! earlier work of the other streams, and them for the graph. Events that are awaited outside of
+//! the scope, or were recorded outside, become nodes of the graph.
 
 use super::driver::{CudaError, Event, RawStream, check};
 use crate::device::Command;
@@ -11,24 +12,24 @@ use shardlab_plan::ir::{EventId, StreamId};
 use shardlab_plan::program::{Op, Program};
 use std::collections::BTreeSet;
 
-/// What a scope's capture needs to know of its commands.
+/// Streams and events of a scope's commands.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Shape {
-    /// Where the graph is launched.
+    /// Stream on which the graph is launched.
     pub(super) origin: StreamId,
     /// The other streams, ascending.
     pub(super) others: Vec<StreamId>,
-    /// Events that something outside of the scope waits for.
+    /// Events that commands outside of the scope wait for.
     pub(super) outward: BTreeSet<EventId>,
     /// Events that were recorded before the scope.
     pub(super) inward: BTreeSet<EventId>,
 }
 
 impl Shape {
-    /// `None` for a scope without commands.
+    /// Collects the streams and events of commands; `None` if there are none.
     pub(super) fn of(program: &Program, commands: &[(StreamId, Command)]) -> Option<Self> {
         let streams: BTreeSet<StreamId> = commands.iter().map(|c| c.0).collect();
-        // The lowest stream is the compute stream, where it takes part.
+        // The lowest stream is the compute stream, if the scope uses it.
         let origin = *streams.first()?;
         let first = commands.iter().map(|c| c.1.instr().0).min()?;
         let last = commands.iter().map(|c| c.1.instr().0).max()?;
@@ -73,11 +74,12 @@ pub(super) struct Exec {
     exec: sys::CUgraphExec,
 }
 
-// SAFETY: handles of the driver; one thread at a time uses them, since they are used by `&mut` only.
+// SAFETY: handles of the driver; only one thread at a time uses them, through `&mut`.
 unsafe impl Send for Exec {}
 
 impl Exec {
-    /// Captures what `issue` enqueues on streams that are forked from `origin` and joined again.
+    /// Captures the work that `issue` enqueues on streams that fork from `origin` and join it
+    /// again.
     pub(super) fn capture<E: From<CudaError>>(
         origin: RawStream,
         others: &[RawStream],
@@ -106,30 +108,31 @@ impl Exec {
             Ok::<_, E>(())
         })();
         let mut graph = std::ptr::null_mut();
-        // SAFETY: capture began above. It ends in any case, or the stream would be of no more use.
+        // SAFETY: the capture began above. It must end in any case, or the stream could not be used
+        // again.
         let ended = check("cuStreamEndCapture", unsafe {
             sys::cuStreamEndCapture(origin.0, &raw mut graph)
         });
         if let Err(e) = issued {
             if ended.is_ok() && !graph.is_null() {
-                // SAFETY: the graph is ours.
+                // SAFETY: the graph belongs to this function.
                 let _ = unsafe { sys::cuGraphDestroy(graph) };
             }
             return Err(e);
         }
         ended?;
         let mut exec = std::ptr::null_mut();
-        // SAFETY: the graph is whole.
+        // SAFETY: the graph is complete.
         let made = check("cuGraphInstantiate", unsafe {
             sys::cuGraphInstantiateWithFlags(&raw mut exec, graph, 0)
         });
         if let Err(e) = made {
-            // SAFETY: the graph is ours.
+            // SAFETY: the graph belongs to this function.
             let _ = unsafe { sys::cuGraphDestroy(graph) };
             return Err(e.into());
         }
         let it = Self { graph, exec };
-        // SAFETY: both handles are alive. The first launch is as fast as later ones then.
+        // SAFETY: both handles are alive. The upload makes the first launch as fast as later ones.
         check("cuGraphUpload", unsafe {
             sys::cuGraphUpload(it.exec, origin.0)
         })?;
@@ -137,7 +140,7 @@ impl Exec {
     }
 
     pub(super) fn launch(&mut self, stream: RawStream) -> Result<(), CudaError> {
-        // SAFETY: the graph is alive; the addresses in it are those of the arena, which is too.
+        // SAFETY: the graph is alive, and so is the arena whose addresses it contains.
         check("cuGraphLaunch", unsafe {
             sys::cuGraphLaunch(self.exec, stream.0)
         })
@@ -146,7 +149,7 @@ impl Exec {
 
 impl Drop for Exec {
     fn drop(&mut self) {
-        // SAFETY: made in `capture`, used no more. Nothing can be done about errors here.
+        // SAFETY: created in `capture`, and no longer used. Errors cannot be handled here.
         unsafe {
             let _ = sys::cuGraphExecDestroy(self.exec);
             let _ = sys::cuGraphDestroy(self.graph);
@@ -157,11 +160,11 @@ impl Drop for Exec {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::testing::{Build, WORLD};
+    use crate::base::testing::{Build, WORLD};
     use shardlab_plan::ir::{COMPUTE, InstrId};
 
     #[test]
-    fn events_of_a_scope_are_told_apart_by_who_records_and_waits() {
+    fn events_of_a_scope_are_classified_by_their_recorder_and_waiter() {
         let program = Build::new(WORLD, WORLD, 1).finish();
         let other = StreamId(1);
         let i = InstrId(0);

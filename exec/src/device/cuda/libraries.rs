@@ -1,10 +1,11 @@
-//! Finding and loading NVIDIA's libraries.
+//! Finds and loads NVIDIA's libraries.
 //!
-//! They come from four places, in this order: folders named on the command line, the environment, pip's `nvidia`
-//! packages, the system. What is found is loaded by its absolute path with its symbols global. A later `dlopen` of the
-//! bare name (the bindings' own) then finds the library that is loaded already, because names inside libraries match.
-//! The bindings panic when a library is missing, so nothing of theirs may be called before [`Libraries::load`] succeeded,
-//! and nothing of an optional library unless [`Libraries::has`] says that it is there.
+//! Libraries come from four places, in this order: folders named on the command line, the
+//! environment, pip's `nvidia` packages, the system. Each is loaded by its absolute path with
+//! global symbols. A later `dlopen` of the bare name (by the bindings) then finds the library that
+//! is already loaded, because the names inside the libraries match. The bindings panic if a library
+//! is missing, so none of their functions may be called before [`Libraries::load`] has succeeded,
+//! and none of an optional library unless [`Libraries::has`] returns `true`.
 
 mod folders;
 mod hidden;
@@ -18,25 +19,25 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// A library of NVIDIA's that the device uses.
+/// A library of NVIDIA that the device uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Library {
     /// `libcuda`, which comes with the driver.
     Driver,
-    /// Run-time compiler.
+    /// Run-time compiler (NVRTC).
     Nvrtc,
-    /// Matrix products.
+    /// GEMMs (cuBLASLt).
     CublasLt,
-    /// Matrix products, older interface; cuDNN uses it.
+    /// GEMMs, older interface (cuBLAS); cuDNN uses it.
     Cublas,
-    /// Attention and convolutions.
+    /// Attention and convolutions (cuDNN).
     Cudnn,
-    /// Activity records: exact times of what ran.
+    /// Activity records (CUPTI): exact times of the GPU's work.
     Cupti,
 }
 
 impl Library {
-    /// All of them, in the order in which they are loaded: each finds what it needs already there.
+    /// All libraries in the order in which they are loaded: dependencies precede their users.
     pub const ALL: [Self; 6] = [
         Self::Driver,
         Self::Nvrtc,
@@ -46,7 +47,7 @@ impl Library {
         Self::Cupti,
     ];
 
-    /// Name of its file.
+    /// Returns the name of the file.
     #[must_use]
     pub const fn file(self) -> &'static str {
         match self {
@@ -59,7 +60,8 @@ impl Library {
         }
     }
 
-    /// Files beside it that it opens by name when it needs them; loaded before it, where they are there.
+    /// Returns files in the same folder that the library opens by name when it needs them. They are
+    /// loaded before it, if they exist.
     const fn parts(self) -> &'static [&'static str] {
         match self {
             // The compiler has no search path of its own.
@@ -77,7 +79,7 @@ impl Library {
         }
     }
 
-    /// Name in run records.
+    /// Returns the name in run records.
     const fn name(self) -> &'static str {
         match self {
             Self::Driver => "cuda",
@@ -89,7 +91,7 @@ impl Library {
         }
     }
 
-    /// Name that the bindings look for, and a function of the library's.
+    /// Returns the name that the bindings look for, and a function of the library.
     pub(super) const fn stem(self) -> (&'static str, &'static CStr) {
         match self {
             Self::Driver => ("cuda", c"cuInit"),
@@ -101,7 +103,7 @@ impl Library {
         }
     }
 
-    /// What it is, and which package of pip's brings it.
+    /// Returns a description, and the pip package that contains the library.
     const fn words(self) -> (&'static str, &'static str) {
         match self {
             Self::Driver => ("GPU driver", "comes with the NVIDIA driver"),
@@ -112,7 +114,7 @@ impl Library {
         }
     }
 
-    /// Whether there is no way without it.
+    /// Returns whether the device needs the library.
     #[must_use]
     pub const fn is_required(self) -> bool {
         matches!(self, Self::Driver | Self::Nvrtc | Self::CublasLt)
@@ -125,12 +127,12 @@ impl fmt::Display for Library {
     }
 }
 
-/// A required library that could not be loaded, and everything that was tried.
+/// Required libraries that could not be loaded, and everything that was tried.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct MissingLibraries {
-    /// What is missing: each with the reason, where a file was there and did not load.
+    /// Missing libraries, each with the reason if a file exists and could not be loaded.
     pub missing: Vec<(Library, Option<String>)>,
-    /// Where it was looked for.
+    /// Folders that were searched.
     pub searched: Vec<Folder>,
 }
 
@@ -164,27 +166,27 @@ impl fmt::Display for MissingLibraries {
     }
 }
 
-/// A library that is loaded.
+/// A loaded library.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loaded {
-    /// Which.
+    /// Which library it is.
     pub library: Library,
-    /// Its file; the bare name where the system's loader found it.
+    /// Path of its file, or the bare name if the system's loader found it.
     pub path: PathBuf,
 }
 
-/// What is loaded. Libraries stay loaded until the process ends.
+/// Loaded libraries, which stay loaded until the process ends.
 #[derive(Clone, Debug)]
 pub struct Libraries {
     loaded: Vec<Loaded>,
-    /// Why an optional library is not there, where a file was.
+    /// Why optional libraries with an existing file are not loaded.
     refused: Vec<(Library, String)>,
     folders: Vec<Folder>,
 }
 
 impl Libraries {
-    /// Finds and loads everything; `extra` are folders to look in first. The first success holds for the process: later
-    /// calls return it, whatever they name.
+    /// Finds and loads all libraries; `extra` are folders that are searched first. Later calls
+    /// return the first success, whatever folders they name.
     ///
     /// # Errors
     /// [`MissingLibraries`] if a required library cannot be loaded.
@@ -226,32 +228,32 @@ impl Libraries {
         }
     }
 
-    /// Whether a library is there.
+    /// Returns whether a library is loaded.
     #[must_use]
     pub fn has(&self, library: Library) -> bool {
         self.path(library).is_some()
     }
 
-    /// The file of a library that is there.
+    /// Returns the path of a loaded library.
     #[must_use]
     pub fn path(&self, library: Library) -> Option<&Path> {
         let found = self.loaded.iter().find(|l| l.library == library)?;
         Some(&found.path)
     }
 
-    /// Everything that is loaded.
+    /// Returns all loaded libraries.
     #[must_use]
     pub fn loaded(&self) -> &[Loaded] {
         &self.loaded
     }
 
-    /// Why optional libraries that lie there did not load.
+    /// Returns why optional libraries that exist could not be loaded.
     #[must_use]
     pub fn refused(&self) -> &[(Library, String)] {
         &self.refused
     }
 
-    /// Why a library is not there; `None` if it is.
+    /// Returns why a library is not loaded; `None` if it is.
     #[must_use]
     pub fn missing(&self, library: Library) -> Option<String> {
         if self.has(library) {
@@ -264,14 +266,14 @@ impl Libraries {
         })
     }
 
-    /// Folders that were searched, first one first; NCCL's loader searches the same.
+    /// Returns the folders that were searched, in order; NCCL's loader searches the same ones.
     #[must_use]
     pub fn folders(&self) -> &[Folder] {
         &self.folders
     }
 }
 
-/// Versions of the loaded libraries, for a run's environment.
+/// Returns the versions of the loaded libraries, for a run's environment.
 pub(super) fn versions() -> BTreeMap<String, String> {
     let mut all = BTreeMap::new();
     let Ok(libraries) = Libraries::load(&[]) else {
@@ -287,11 +289,11 @@ pub(super) fn versions() -> BTreeMap<String, String> {
     all
 }
 
-/// What a loaded library says of itself.
+/// Returns the version that a loaded library reports.
 fn version(library: Library) -> Option<String> {
     use cudarc::{cublaslt, cudnn, cupti, nvrtc};
     let dotted = |v: usize| format!("{}.{}.{}", v / 10_000, v % 10_000 / 100, v % 100);
-    // SAFETY: the library is loaded; versions are written where we say.
+    // SAFETY: the library is loaded; the outputs are local numbers.
     unsafe {
         match library {
             Library::Driver | Library::Cublas => None,
@@ -311,11 +313,12 @@ fn version(library: Library) -> Option<String> {
     }
 }
 
-/// Loads a library from the first folder that has it, then by the system's loader. The error is why the last file that
-/// was there did not load.
+/// Loads a library from the first folder that has it, or else by the system's loader. The error
+/// says why the last existing file could not be loaded.
 fn open(library: Library, folders: &[Folder]) -> Result<PathBuf, Option<String>> {
     let mut reason = None;
-    // The driver must fit the kernel's module: only the system knows it, except where the user names another.
+    // The driver must match the kernel's module, so only the system's is used, unless the user
+    // names another one.
     let (before, after): (Vec<_>, Vec<_>) = folders
         .iter()
         .filter(|f| library != Library::Driver || f.origin != Origin::Pip)
@@ -328,7 +331,7 @@ fn open(library: Library, folders: &[Folder]) -> Result<PathBuf, Option<String>>
         for part in library.parts() {
             let part = folder.path.join(part);
             if part.exists() {
-                // A part that does not load is the library's own business: it says more when it needs it.
+                // A file that cannot be loaded here is reported by the library when it needs it.
                 let _ = keep(&part, RTLD_LAZY | RTLD_GLOBAL);
             }
         }
@@ -356,10 +359,10 @@ fn open(library: Library, folders: &[Folder]) -> Result<PathBuf, Option<String>>
     }
 }
 
-/// Whether the bindings will find a library; they panic where they do not.
+/// Returns whether the bindings will find a library; they panic if they do not.
 fn is_known(library: Library) -> bool {
     use cudarc::{cublas, cublaslt, cudnn, cupti, driver, nvrtc};
-    // SAFETY: it opens and closes a library that is loaded already.
+    // SAFETY: it opens and closes a library that is already loaded.
     unsafe {
         match library {
             Library::Driver => driver::sys::is_culib_present(),
@@ -374,8 +377,8 @@ fn is_known(library: Library) -> bool {
 
 /// Loads a file and never unloads it.
 fn keep(path: &Path, flags: i32) -> Result<(), String> {
-    // SAFETY: NVIDIA's libraries run no code at loading that depends on ours; they are never unloaded, so no pointer into
-    // them can dangle.
+    // SAFETY: loading NVIDIA's libraries runs no code that depends on this program; they are never
+    // unloaded, so no pointer into them can dangle.
     match unsafe { Handle::open(Some(path), flags) } {
         Ok(handle) => {
             std::mem::forget(handle);

@@ -1,12 +1,13 @@
 //! Device memory behind allocator addresses, and pinned host memory.
 //!
-//! A region of allocator addresses becomes one range of virtual addresses. Physical memory lies behind the part that the
-//! plan says will be used; should an allocation go beyond, more is put behind it where it ends, so addresses never move.
-//! The memory can be exported to other processes, which is what NCCL needs to register it.
+//! A region of allocator addresses is one range of virtual addresses. Physical memory backs the
+//! part that the plan uses; if an allocation goes beyond it, more memory is mapped after it, so
+//! addresses never change. The memory can be exported to other processes, which NCCL requires for
+//! registration.
 
 use super::context::Context;
 use super::driver::{CudaError, check};
-use crate::device::abort::lock;
+use crate::base::abort::lock;
 use crate::device::{FailureKind, Region};
 use cudarc::driver::sys;
 use shardlab_plan::memory::HOST_BASE;
@@ -22,23 +23,23 @@ pub(crate) struct Pinned {
     _context: Arc<Context>,
 }
 
-// SAFETY: it owns memory; uses of it are the business of whoever enqueues work on it.
+// SAFETY: it owns memory; whoever enqueues work on the memory is responsible for its uses.
 unsafe impl Send for Pinned {}
 // SAFETY: as above.
 unsafe impl Sync for Pinned {}
 
 impl Pinned {
-    /// Memory that holds zeros.
+    /// Allocates zeroed memory.
     pub(crate) fn new(context: &Arc<Context>, bytes: usize) -> Result<Self, CudaError> {
         let bytes = bytes.max(16);
         let mut start = std::ptr::null_mut();
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
-        // SAFETY: the driver writes an address where it is told to.
+        // SAFETY: the output is a local address.
         check("cuMemHostAlloc", unsafe {
             sys::cuMemHostAlloc(&raw mut start, bytes, flags)
         })?;
         let start = start.cast::<u8>();
-        // SAFETY: so many bytes were allocated.
+        // SAFETY: the allocation has this length.
         unsafe { start.write_bytes(0, bytes) };
         Ok(Self {
             start,
@@ -53,12 +54,12 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // SAFETY: allocated by this driver and freed once; the device has come to rest.
+        // SAFETY: allocated by this driver and freed once; the device is idle.
         let _ = unsafe { sys::cuMemFreeHost(self.start.cast()) };
     }
 }
 
-/// Physical memory behind a part of a region.
+/// Physical memory of a part of a region.
 #[derive(Debug)]
 struct Piece {
     start: u64,
@@ -72,27 +73,27 @@ struct Mapped {
     addresses: Range<u64>,
     /// Device address of `base`.
     start: u64,
-    /// The first allocator address of the range, at a granule.
+    /// First allocator address of the range, rounded down to the granularity.
     base: u64,
     reserved: usize,
     pieces: Vec<Piece>,
-    /// Allocator address up to which there is memory.
+    /// End of the allocator addresses that are backed.
     backed: u64,
 }
 
-/// Host memory behind host addresses.
+/// Pinned memory that backs host addresses.
 #[derive(Debug)]
 struct HostRegion {
     addresses: Range<u64>,
     memory: Pinned,
 }
 
-/// All memory of a rank. See the module documentation.
+/// Memory of one rank. See the module documentation.
 #[derive(Debug)]
 pub(crate) struct Arena {
     context: Arc<Context>,
     granule: u64,
-    /// By address.
+    /// Regions by address.
     regions: Vec<Mutex<Mapped>>,
     host: Vec<HostRegion>,
 }
@@ -109,12 +110,12 @@ fn property(device: sys::CUdevice) -> sys::CUmemAllocationProp {
 }
 
 impl Arena {
-    /// Backs the regions, which are disjoint and ascending, with zeros.
+    /// Backs regions, which are disjoint and ascending, with zeroed memory.
     pub(crate) fn new(context: &Arc<Context>, regions: &[Region]) -> Result<Self, String> {
         let mut granule = 0;
         let p = property(context.device());
         let flags = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
-        // SAFETY: the driver reads the property and writes a number where it is told to.
+        // SAFETY: the driver reads the property; the output is a local number.
         check("cuMemGetAllocationGranularity", unsafe {
             sys::cuMemGetAllocationGranularity(&raw mut granule, &raw const p, flags)
         })
@@ -158,7 +159,7 @@ impl Arena {
         let end = region.addresses.end.next_multiple_of(self.granule);
         let reserved = (end - base) as usize;
         let mut start = 0;
-        // SAFETY: the driver writes an address where it is told to.
+        // SAFETY: the output is a local address.
         check("cuMemAddressReserve", unsafe {
             sys::cuMemAddressReserve(&raw mut start, reserved, self.granule as usize, 0, 0)
         })?;
@@ -175,7 +176,7 @@ impl Arena {
         done
     }
 
-    /// Puts memory behind a region up to an allocator address.
+    /// Backs a region up to an allocator address.
     fn back(&self, region: &mut Mapped, to: u64) -> Result<(), CudaError> {
         let to = to.next_multiple_of(self.granule);
         if to <= region.backed {
@@ -185,16 +186,16 @@ impl Arena {
         let start = region.start + (region.backed - region.base);
         let p = property(self.context.device());
         let mut handle = 0;
-        // SAFETY: the driver reads the property and writes a handle where it is told to.
+        // SAFETY: the driver reads the property; the output is a local handle.
         check("cuMemCreate", unsafe {
             sys::cuMemCreate(&raw mut handle, bytes, &raw const p, 0)
         })?;
-        // SAFETY: the addresses were reserved, and nothing lies there yet.
+        // SAFETY: the addresses were reserved, and nothing is mapped there yet.
         let mapped = check("cuMemMap", unsafe {
             sys::cuMemMap(start, bytes, 0, handle, 0)
         });
         if let Err(e) = mapped {
-            // SAFETY: the handle is ours and unused.
+            // SAFETY: the handle belongs to this function and is unused.
             let _ = unsafe { sys::cuMemRelease(handle) };
             return Err(e);
         }
@@ -211,16 +212,16 @@ impl Arena {
         check("cuMemSetAccess", unsafe {
             sys::cuMemSetAccess(start, bytes, &raw const access, 1)
         })?;
-        // SAFETY: the range is mapped and nobody knows it yet.
+        // SAFETY: the range is mapped, and no one else uses it yet.
         check("cuMemsetD8", unsafe { sys::cuMemsetD8_v2(start, 0, bytes) })?;
-        // SAFETY: no conditions. The fill runs on a stream that others do not wait for.
+        // SAFETY: no conditions. The fill runs on a stream that other streams do not wait for.
         check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })?;
         region.backed = to;
         Ok(())
     }
 
     fn add_host(&mut self, region: &Region) -> Result<(), CudaError> {
-        // Host buffers never move, so there is no room to grow.
+        // Host buffers never move, so their regions do not grow.
         let bytes = region.touched - region.addresses.start;
         self.host.push(HostRegion {
             addresses: region.addresses.start..region.touched,
@@ -229,10 +230,10 @@ impl Arena {
         Ok(())
     }
 
-    /// Device (or pinned host) address of an allocator address with `bytes` behind it.
+    /// Returns the device (or pinned host) address of `bytes` bytes at an allocator address.
     ///
     /// # Errors
-    /// Why there is no memory for a region to grow.
+    /// Kind and message, if there is no memory for a region to grow.
     pub(crate) fn pointer(
         &self,
         address: u64,
@@ -246,7 +247,7 @@ impl Arena {
             let within = end <= h.addresses.end;
             return Ok(within.then(|| h.memory.ptr().wrapping_add(offset)));
         }
-        // Few regions: a run has one or two.
+        // A linear search: a run has one or two regions.
         for region in &self.regions {
             let mut region = lock(region);
             if !region.addresses.contains(&address) {
@@ -269,7 +270,7 @@ impl Arena {
         Ok(None)
     }
 
-    /// Device addresses and bytes that have memory behind them: what NCCL may register.
+    /// Returns the device addresses and lengths of backed memory, which NCCL may register.
     pub(crate) fn ranges(&self) -> Vec<(u64, usize)> {
         self.regions
             .iter()
@@ -280,7 +281,7 @@ impl Arena {
             .collect()
     }
 
-    /// Bytes of device memory.
+    /// Returns the bytes of device memory.
     pub(crate) fn bytes(&self) -> Bytes {
         self.ranges().iter().map(|r| Bytes(r.1 as u64)).sum()
     }
@@ -288,24 +289,24 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // Nothing can be done about errors here.
+        // Errors cannot be handled here.
         let _ = self.context.bind();
         for region in &self.regions {
             let region = lock(region);
             for piece in &region.pieces {
-                // SAFETY: mapped by `back`; the device has come to rest.
+                // SAFETY: mapped by `back`; the device is idle.
                 unsafe {
                     let _ = sys::cuMemUnmap(piece.start, piece.bytes);
                     let _ = sys::cuMemRelease(piece.handle);
                 }
             }
-            // SAFETY: reserved by `add`, and nothing is mapped any more.
+            // SAFETY: reserved by `add`, and no longer mapped.
             let _ = unsafe { sys::cuMemAddressFree(region.start, region.reserved) };
         }
     }
 }
 
-/// Whether a region's addresses are the host's.
+/// Returns whether a region consists of host addresses.
 fn is_host(region: &Region) -> bool {
     (HOST_BASE..POOL_BASE).contains(&region.addresses.start)
 }

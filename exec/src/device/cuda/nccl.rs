@@ -1,18 +1,21 @@
 //! Collectives of one rank through NCCL.
 //!
-//! Each communicator of the program that some collective uses becomes one of NCCL's, made in the program's order on every
-//! rank; several streams may use it. Everything that NCCL would make at a first use is made when ranks join, so that
-//! nothing but launches happens while a graph is captured.
+//! Each communicator of the program that some collective uses becomes an NCCL communicator, created
+//! in the program's order on every rank; several streams may use it. Everything that NCCL would
+//! initialize at its first use is initialized when ranks join, so that only launches happen during
+//! graph capture.
 
 mod check;
+mod init_timeout;
+
+pub(super) use init_timeout::InitTimeout;
 
 use super::collectives::Collectives;
 use super::driver::RawStream;
-use super::patience::Patience;
-use crate::device::abort::{Abort, lock};
-use crate::engine::Registration as Mode;
-use crate::operand::RawRange;
-use crate::process::Peers;
+use crate::base::abort::{Abort, lock};
+use crate::base::operand::RawRange;
+use crate::base::options::Registration as Mode;
+use crate::process::ProcessGroup;
 use half::f16;
 use nccl_rs::{
     Communicator, Config, CtaPolicy, DataType, Nccl, PreMulSum, RedOp, Registration, Scalar,
@@ -29,18 +32,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-/// How long a thread inside a call may take to leave it when everything is aborted.
+/// How long a thread inside a call may take to return after an abort.
 const GRACE: Duration = Duration::from_secs(2);
-/// How long aborts are waited for, that included. NCCL waits in them for streams, and for graphs that have captured collectives,
-/// without looking at the time.
-const FAREWELL: Duration = Duration::from_secs(4);
-/// Between two looks whether they have come back.
-const PERIOD: Duration = Duration::from_millis(1);
+/// How long to wait for aborts, including `GRACE`. During an abort, NCCL waits without a timeout
+/// for streams and for graphs that have captured collectives.
+const ABORT_TIMEOUT: Duration = Duration::from_secs(4);
+/// Period of the check whether aborts have returned.
+const POLL_PERIOD: Duration = Duration::from_millis(1);
 
 /// Finds and loads NCCL, once for the process. `folders` may hold the library itself.
 ///
 /// # Errors
-/// In words: everything that was tried.
+/// A message with everything that was tried.
 pub(super) fn library(folders: &[PathBuf]) -> Result<Nccl, String> {
     static LOADED: OnceLock<Nccl> = OnceLock::new();
     static LOADING: Mutex<()> = Mutex::new(());
@@ -56,39 +59,39 @@ pub(super) fn library(folders: &[PathBuf]) -> Result<Nccl, String> {
     Ok(LOADED.get_or_init(|| nccl).clone())
 }
 
-/// What a call of NCCL's returns.
+/// Result of an NCCL call.
 type Called = Result<(), nccl_rs::Error>;
 
-/// What ranks need to join.
+/// Inputs for joining the communicators.
 #[derive(Clone)]
 pub(super) struct Join<'a> {
     /// The program.
     pub(super) program: &'a Arc<Program>,
     /// This rank.
     pub(super) rank: u32,
-    /// Distinguishes the sessions of a run.
+    /// Index of the session in the run.
     pub(super) session: u32,
-    /// The way to the other ranks.
-    pub(super) peers: &'a Peers,
-    /// Says when everything is to end.
+    /// Process group of the run.
+    pub(super) peers: &'a ProcessGroup,
+    /// Session state, which ends waits.
     pub(super) abort: &'a Arc<Abort>,
-    /// For calls in which NCCL waits for the other ranks.
-    pub(super) patience: Patience,
-    /// How memory is made known to NCCL.
+    /// Limit for calls in which NCCL waits for the other ranks.
+    pub(super) init_timeout: InitTimeout,
+    /// How memory is registered with NCCL.
     pub(super) registration: Mode,
-    /// Whether copy engines reach the other ranks; where they do not, kernels do their work.
+    /// Whether copy engines reach the other ranks; otherwise kernels do their work.
     pub(super) copy_engines: bool,
 }
 
 /// A communicator that this rank is a member of.
 struct Member {
     comm: Communicator,
-    /// Place in it.
+    /// Position of the rank in the communicator.
     position: usize,
     size: usize,
     /// Whether its collectives run on copy engines.
     copy_engine: bool,
-    /// Sums with a factor, by element type and the factor's bits.
+    /// Reductions with a premultiplied factor, by element type and bits of the factor.
     sums: BTreeMap<(i32, u64), PreMulSum>,
     registrations: Vec<Registration>,
     windows: Vec<Window>,
@@ -99,23 +102,23 @@ pub(super) struct NcclCollectives {
     nccl: Nccl,
     program: Arc<Program>,
     rank: u32,
-    /// By [`CommId`]; `None` where no collective uses the communicator.
+    /// By [`CommId`]; `None` if no collective uses the communicator.
     members: Vec<Option<Member>>,
-    /// Descriptors whose first launch has been checked.
+    /// By collective: whether its first launch has been checked.
     checked: Vec<bool>,
     abort: Arc<Abort>,
-    /// Aborts that have not come back.
+    /// Number of aborts that have not returned.
     aborting: Arc<AtomicUsize>,
     registration: Mode,
-    patience: Patience,
+    init_timeout: InitTimeout,
 }
 
 impl NcclCollectives {
-    /// Joins the communicators of the program. The rank's CUDA context is current; all ranks call it at the same time,
-    /// each on a thread of its own.
+    /// Joins the communicators of the program. The rank's CUDA context is current; all ranks call
+    /// it at the same time, each on its own thread.
     ///
     /// # Errors
-    /// In words.
+    /// A message.
     pub(super) fn join(nccl: &Nccl, join: &Join<'_>) -> Result<Self, String> {
         let program = join.program;
         let used: BTreeSet<usize> = program.collectives.iter().map(|c| c.comm.index()).collect();
@@ -138,13 +141,13 @@ impl NcclCollectives {
             abort: Arc::clone(join.abort),
             aborting: Arc::default(),
             registration: join.registration,
-            patience: join.patience.clone(),
+            init_timeout: join.init_timeout.clone(),
         };
         it.make_sums()?;
         Ok(it)
     }
 
-    /// Calls NCCL for parts of a collective: `calls` gets the call for one part.
+    /// Calls NCCL for the parts of a collective; `calls` receives the call for one part.
     fn call<T>(
         &mut self,
         id: CollectiveId,
@@ -165,8 +168,8 @@ impl NcclCollectives {
         }
         let stream = Stream(stream.0.cast());
         let one = |part: &(RawRange, RawRange)| {
-            // SAFETY: the interpreter's promise on ranges that it submits; the stream is the device's; lengths have been
-            // checked against the kind.
+            // SAFETY: the interpreter's contract for ranges that it submits; the stream is the
+            // device's; lengths have been checked against the kind.
             unsafe { member.part(c, part, stream) }
         };
         calls(&self.nccl, &one).map_err(|e| {
@@ -206,7 +209,7 @@ impl NcclCollectives {
         Ok(())
     }
 
-    fn make_known(&mut self, ranges: &[(u64, usize)]) -> Result<(), String> {
+    fn register_all(&mut self, ranges: &[(u64, usize)]) -> Result<(), String> {
         for member in self.members.iter_mut().flatten() {
             let mode = if member.copy_engine {
                 Mode::Window
@@ -216,7 +219,8 @@ impl NcclCollectives {
             for &(address, bytes) in ranges.iter().filter(|r| r.1 > 0) {
                 let ptr = std::ptr::without_provenance_mut::<c_void>(address as usize);
                 let words = |e: nccl_rs::Error| format!("{bytes} bytes at {address:#x}: {e}");
-                // SAFETY: the device drops its collectives before its arena, whose memory this is.
+                // SAFETY: the device drops its collectives before its arena, which owns this
+                // memory.
                 unsafe {
                     match mode {
                         Mode::Off => {}
@@ -243,7 +247,7 @@ impl NcclCollectives {
         Ok(())
     }
 
-    /// What another thread may do meanwhile.
+    /// Returns a handle for another thread.
     #[must_use]
     pub(super) fn watch(&self) -> NcclWatch {
         let named = self.members.iter().zip(&self.program.communicators);
@@ -258,9 +262,11 @@ impl NcclCollectives {
 
 impl Collectives for NcclCollectives {
     fn register(&mut self, ranges: &[(u64, usize)]) -> Result<(), String> {
-        // Windows are made by all ranks together.
-        let patience = self.patience.clone();
-        patience.with("registered memory on all ranks", || self.make_known(ranges))
+        // All ranks create windows together.
+        let init_timeout = self.init_timeout.clone();
+        init_timeout.with("registered memory on all ranks", || {
+            self.register_all(ranges)
+        })
     }
 
     fn launch(
@@ -283,7 +289,8 @@ impl Collectives for NcclCollectives {
     ) -> Result<Option<Duration>, String> {
         let c = &self.program.collectives[id.index()];
         let engines = |m: &Member| m.copy_engine;
-        // NCCL's tuner knows kernels of rings and trees: no copy engines, and no sends and receives, which an exchange is.
+        // NCCL's cost model covers ring and tree kernels, but neither copy engines nor the sends
+        // and receives of an all-to-all.
         let unknown = c.kind == CollectiveKind::AllToAll
             || self.members[c.comm.index()].as_ref().is_some_and(engines)
             || !self.nccl.has("ncclGroupSimulateEnd");
@@ -303,10 +310,10 @@ impl Collectives for NcclCollectives {
         self.watch().abort()
     }
 
-    fn cutter(&self) -> Box<dyn Fn() + Send> {
+    fn aborter(&self) -> Box<dyn Fn() + Send> {
         let watch = self.watch();
         Box::new(move || {
-            // The host looks again once it comes out of its call.
+            // The host checks again once its call returns.
             let _ = watch.abort();
         })
     }
@@ -327,7 +334,8 @@ impl Collectives for NcclCollectives {
                 self.registration.name().to_owned(),
             ),
         ]);
-        // What changes NCCL's choices changes times and, across algorithms, the order of additions.
+        // Variables that change NCCL's choices change times and, between algorithms, the order of
+        // sums.
         for (name, value) in std::env::vars().filter(|(n, _)| n.starts_with("NCCL_")) {
             facts.insert(format!("env.{name}"), value);
         }
@@ -338,10 +346,10 @@ impl Collectives for NcclCollectives {
 impl Drop for NcclCollectives {
     fn drop(&mut self) {
         if self.abort.aborted() {
-            // The other ranks will not come to take leave. Nobody is left to tell.
+            // The other ranks will not finalize their communicators, and no one is left to notify.
             let _ = self.watch().abort();
         }
-        // Registrations go before their communicators.
+        // Registrations are dropped before their communicators.
         for member in self.members.iter_mut().flatten() {
             member.registrations.clear();
             member.windows.clear();
@@ -350,19 +358,19 @@ impl Drop for NcclCollectives {
     }
 }
 
-/// The communicators of a rank, as another thread may see them.
+/// Communicators of a rank, as seen by another thread.
 #[derive(Clone, Debug)]
 pub(super) struct NcclWatch {
     comms: Vec<(String, Watch)>,
-    /// Aborts that have not come back, of all watches of the rank.
+    /// Number of aborts that have not returned, over all handles of the rank.
     aborting: Arc<AtomicUsize>,
 }
 
 impl NcclWatch {
-    /// Whether NCCL has met with an error on its own.
+    /// Checks whether NCCL has reported an asynchronous error.
     ///
     /// # Errors
-    /// In words, with the communicator's name.
+    /// A message with the communicator's name.
     pub(super) fn poll(&self) -> Result<(), String> {
         for (name, watch) in &self.comms {
             watch
@@ -372,40 +380,41 @@ impl NcclWatch {
         Ok(())
     }
 
-    /// Ends everything in flight; whether NCCL has come back from all aborts within a bounded time. A communicator that a thread
-    /// is stuck inside of is closed, and freed with the process.
+    /// Aborts everything in flight. Returns whether all aborts have returned within a limited time.
+    /// A communicator in which a thread is stuck is closed, and freed with the process.
     ///
-    /// Each has a thread of its own: an abort first tells the communicator's kernels to end, and then may wait for the whole
-    /// GPU, where a kernel of another communicator that has not been told yet would never end.
+    /// Each abort has its own thread: it first ends the communicator's kernels, and then may wait
+    /// for the whole GPU, where a kernel of another communicator that has not been aborted yet
+    /// would never end.
     pub(super) fn abort(&self) -> bool {
         for (_, watch) in &self.comms {
             let (watch, aborting) = (watch.clone(), Arc::clone(&self.aborting));
             self.aborting.fetch_add(1, Ordering::SeqCst);
             let abort = move || {
-                // There is nobody left to tell.
+                // No one is left to notify.
                 let _ = watch.abort(GRACE);
                 aborting.fetch_sub(1, Ordering::SeqCst);
             };
-            // Without a thread the communicator is not aborted, and counts as one that does not come back.
+            // Without a thread the communicator is not aborted, and counts as not returned.
             let _ = std::thread::Builder::new()
                 .name("abort".to_owned())
                 .spawn(abort);
         }
         let begin = Instant::now();
         while self.aborting.load(Ordering::SeqCst) > 0 {
-            if begin.elapsed() >= FAREWELL {
+            if begin.elapsed() >= ABORT_TIMEOUT {
                 return false;
             }
-            std::thread::sleep(PERIOD);
+            std::thread::sleep(POLL_PERIOD);
         }
         true
     }
 }
 
-/// A communicator's identity, which its first rank makes and leaves for the others.
+/// Returns a communicator's unique id, which its first rank creates and publishes.
 fn identity(
     nccl: &Nccl,
-    peers: &Peers,
+    peers: &ProcessGroup,
     key: &str,
     first: u32,
     mine: bool,
@@ -416,7 +425,7 @@ fn identity(
         put.map_err(|e| e.to_string())?;
         return Ok(id);
     }
-    let left = peers.get_patiently(key);
+    let left = peers.get_slow(key);
     let bytes = left.map_err(|e| format!("rank {first} published no NCCL id: {e}"))?;
     let bytes = bytes
         .try_into()
@@ -436,7 +445,7 @@ impl Member {
             ..Config::default()
         };
         let has_not = format!("joined the {} ranks of {}", ranks.len(), comm.name);
-        let joined = join.patience.with(&has_not, || {
+        let joined = join.init_timeout.with(&has_not, || {
             let id = identity(nccl, join.peers, &key, ranks[0], position == 0)?;
             Communicator::init(nccl, &id, ranks.len() as u32, position, config)
                 .map_err(|e| e.to_string())
@@ -468,8 +477,8 @@ impl Member {
     }
 
     /// # Safety
-    /// Ranges are live memory of the rank's device that nothing else touches until the work is done; the stream (a
-    /// `CUstream`) is the device's; the part has been checked.
+    /// Ranges are live memory of the rank's device that nothing else uses until the work has
+    /// completed; the stream (a `CUstream`) is the device's; the part has been checked.
     unsafe fn part(
         &self,
         c: &Collective,
@@ -482,7 +491,7 @@ impl Member {
             return Ok(());
         }
         let comm = &self.comm;
-        // SAFETY: the caller's promise; counts are those of the checked lengths.
+        // SAFETY: the caller's contract; counts follow from the checked lengths.
         unsafe {
             match c.kind {
                 CollectiveKind::AllGather => {
@@ -505,7 +514,7 @@ impl Member {
     }
 }
 
-/// Which communicators of a program NCCL would have to make.
+/// Returns whether a program has communicators with several ranks, which NCCL must create.
 #[must_use]
 pub(super) fn needed(program: &Program) -> bool {
     let size = |c: CommId| program.communicators[c.index()].size;

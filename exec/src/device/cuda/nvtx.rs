@@ -1,7 +1,7 @@
-//! Ranges for profilers: what the host issues, by unit and phase.
+//! Ranges for profilers: the work that the host issues, by unit and phase.
 //!
-//! Off unless `SHARDLAB_NVTX` is set. The functions come from NVIDIA's own library for programs without its headers; where it
-//! is missing, there are no ranges.
+//! Enabled by `SHARDLAB_NVTX`. The functions come from NVIDIA's library for programs without its
+//! headers; if it is missing, there are no ranges.
 
 use super::libraries::Libraries;
 use libloading::os::unix::{Library, RTLD_LAZY};
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_int};
 use std::path::PathBuf;
 
-/// Names of the library: CUDA 13's, and that of the versions before.
+/// Names of the library in CUDA 13 and in earlier versions.
 const FILES: [&str; 2] = ["libnvtx3interop.so.1", "libnvToolsExt.so.1"];
 
 type Push = unsafe extern "C" fn(*const c_char) -> c_int;
@@ -26,7 +26,7 @@ pub(super) struct Ranges {
 }
 
 impl Ranges {
-    /// Ranges, if they are asked for and there is a library.
+    /// Creates ranges if they are requested and the library is available.
     pub(super) fn new() -> Option<Self> {
         std::env::var_os("SHARDLAB_NVTX").filter(|v| v != "0")?;
         let folders = Libraries::load(&[])
@@ -36,8 +36,8 @@ impl Ranges {
             let here = folders.iter().map(move |d| d.path.join(f));
             here.chain([PathBuf::from(f)])
         });
-        // SAFETY: the library runs no code at loading that depends on ours; it is never unloaded; the functions have these
-        // signatures in every version.
+        // SAFETY: loading the library runs no code that depends on this program; it is never
+        // unloaded; the functions have these signatures in every version.
         unsafe {
             let library = paths
                 .into_iter()
@@ -54,7 +54,7 @@ impl Ranges {
         }
     }
 
-    /// The host issues an instruction.
+    /// Notes that the host issues an instruction.
     pub(super) fn at(&mut self, program: &Program, instr: InstrId) {
         let Some(i) = program.instrs.get(instr.index()) else {
             return;
@@ -67,15 +67,15 @@ impl Ranges {
         let name = self.names.entry(key).or_insert_with(|| {
             let unit = program.units.get(i.unit.index());
             let unit = unit.map_or("", |u| u.name.as_str());
-            // Names of modules have no zero bytes.
+            // Names of modules contain no zero bytes.
             CString::new(format!("{unit} {}", i.phase.name())).unwrap_or_default()
         });
-        // SAFETY: the name ends with a zero and outlives the call.
+        // SAFETY: the name is zero-terminated and outlives the call.
         unsafe { (self.push)(name.as_ptr()) };
         self.open = Some(key);
     }
 
-    /// The pass is issued.
+    /// Ends the open range: the pass has been issued.
     pub(super) fn close(&mut self) {
         if self.open.take().is_some() {
             // SAFETY: a range is open on this thread.

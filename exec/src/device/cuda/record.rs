@@ -1,4 +1,4 @@
-//! When tasks ran: what the host knows of them, joined with what the device's clocks say.
+//! Times of tasks: what the host knows about them, combined with the device's clocks.
 
 use super::activity::Activity;
 use super::driver::{CudaError, Event, RawStream};
@@ -13,47 +13,48 @@ struct Task {
     stream: usize,
     comm: Option<CommId>,
     issued: u64,
-    /// Events that its stream waited for since the task before.
+    /// Events that its stream has waited for since the previous task.
     waits: SmallVec<[EventId; 2]>,
 }
 
-/// Where a task's times come from.
+/// Source of the times of tasks.
 #[derive(Debug)]
 enum Clock {
-    /// CUPTI's records; tasks are labelled with their place plus one.
+    /// CUPTI's records; the label of a task is its index plus one.
     Records(Activity),
-    /// Events around each task, where CUPTI is not there.
+    /// Events around each task, if CUPTI is unavailable.
     Events {
-        /// Recorded when the pass began.
+        /// Event that was recorded when the pass began.
         base: Event,
-        /// What the host's clock said then.
+        /// Host clock at that time.
         base_ns: u64,
-        /// Pairs, by task.
+        /// Pairs of events, by task.
         pairs: Vec<(Event, Event)>,
     },
 }
 
-/// Pairs of events that are there when a pass begins: while collectives wait for one another nothing should have to be made.
+/// Number of pairs that exist when a pass begins: nothing should be created while collectives wait
+/// for one another.
 const SPARE: usize = 512;
 
-/// Why times could not be taken, in words.
+/// Message of a failed measurement.
 pub(super) type Trouble = String;
 
 /// Records the tasks of passes.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     tasks: Vec<Task>,
-    /// Of the pass at hand.
+    /// Tasks of the current pass.
     clock: Option<Clock>,
-    /// Take CUPTI's records.
+    /// Use CUPTI's records.
     records: bool,
-    /// By stream: events waited for since the last task.
+    /// By stream: events awaited since the last task.
     waits: Vec<SmallVec<[EventId; 2]>>,
     /// By stream: the last task.
     last: Vec<Option<usize>>,
-    /// By event: the task behind which it was recorded.
+    /// By event: the task after which it was recorded.
     behind: Vec<Option<usize>>,
-    /// Of passes before.
+    /// Pairs of events of earlier passes.
     spare: Vec<(Event, Event)>,
 }
 
@@ -70,7 +71,7 @@ impl Recorder {
         }
     }
 
-    /// A pass begins on an idle device.
+    /// Begins a pass on an idle device.
     pub(crate) fn begin(
         &mut self,
         stream: RawStream,
@@ -82,10 +83,10 @@ impl Recorder {
         self.behind.fill(None);
         self.put_away();
         if self.records {
-            // Another profiler may hold CUPTI: events do as well.
+            // Another profiler may use CUPTI; events work as well.
             self.clock = Activity::start(&now).ok().map(Clock::Records);
         }
-        // CUPTI asks for room at the first call that it sees: that one is not the pass's.
+        // CUPTI allocates memory at the first call that it sees, which must not belong to the pass.
         let base = Event::new(true)?;
         base.record(stream)?;
         while !base.is_done()? {
@@ -104,7 +105,7 @@ impl Recorder {
         Ok(())
     }
 
-    /// What times are taken with.
+    /// Returns the source of times.
     pub(crate) fn source(&self) -> &'static str {
         match self.clock {
             Some(Clock::Records(_)) => "CUPTI activity records",
@@ -112,7 +113,7 @@ impl Recorder {
         }
     }
 
-    /// A task is about to be enqueued.
+    /// Notes that a task is about to be enqueued.
     pub(crate) fn start(
         &mut self,
         number: u32,
@@ -145,7 +146,7 @@ impl Recorder {
         Ok(())
     }
 
-    /// It has been enqueued.
+    /// Notes that the task has been enqueued.
     pub(crate) fn end(&mut self, stream: RawStream) -> Result<(), Trouble> {
         match &mut self.clock {
             Some(Clock::Records(activity)) => activity.leave(),
@@ -157,17 +158,18 @@ impl Recorder {
         }
     }
 
-    /// An event was recorded on a stream.
+    /// Notes that an event was recorded on a stream.
     pub(crate) fn recorded(&mut self, event: EventId, stream: usize) {
         self.behind[event.index()] = self.last[stream];
     }
 
-    /// A stream waits for an event.
+    /// Notes that a stream waits for an event.
     pub(crate) fn waited(&mut self, event: EventId, stream: usize) {
         self.waits[stream].push(event);
     }
 
-    /// Start and end of every task, in issue order, nanoseconds of the host's clock; nothing for tasks that left no trace.
+    /// Returns start and end of every task, in issue order, in nanoseconds of the host's clock;
+    /// `None` for tasks without a record.
     fn spans(&self) -> Result<Vec<Option<(u64, u64)>>, Trouble> {
         match &self.clock {
             None => Ok(vec![None; self.tasks.len()]),
@@ -194,14 +196,14 @@ impl Recorder {
         }
     }
 
-    /// Ends the recording; its events are for the next one.
+    /// Ends the recording, and keeps its events for the next one.
     fn put_away(&mut self) {
         if let Some(Clock::Events { pairs, .. }) = self.clock.take() {
             self.spare.extend(pairs);
         }
     }
 
-    /// Times of the pass; the device is idle. Ends the recording.
+    /// Returns the times of the pass and ends the recording. The device is idle.
     pub(crate) fn times(&mut self) -> Result<Vec<TaskTimes>, Trouble> {
         let spans = self.spans()?;
         self.put_away();
@@ -213,7 +215,7 @@ fn words<T>(r: Result<T, CudaError>) -> Result<T, Trouble> {
     r.map_err(|e| e.to_string())
 }
 
-/// Puts together what the host knows of tasks and when they ran.
+/// Combines what the host knows about tasks with the times when they ran.
 fn join(tasks: &[Task], spans: &[Option<(u64, u64)>], behind: &[Option<usize>]) -> Vec<TaskTimes> {
     let streams = tasks.iter().map(|t| t.stream + 1).max().unwrap_or(0);
     let comms = tasks
@@ -235,9 +237,9 @@ fn join(tasks: &[Task], spans: &[Option<(u64, u64)>], behind: &[Option<usize>]) 
             .issued
             .max(stream_end[task.stream])
             .max(waited.map_or(0, |w| w.1));
-        // A task without a trace had nothing to do.
+        // A task without a record had no work.
         let (start, end) = span.unwrap_or((ready, ready));
-        // The device's clock and the host's differ by a little: a task does not start before it could.
+        // The clocks of device and host differ slightly: a task does not start before it could.
         let ready = ready.min(start);
         let free = task.comm.map_or(ready, |c| comm_end[c.index()].max(ready));
         let end = end.max(start);
@@ -277,7 +279,7 @@ mod tests {
         let tasks = [
             task(0, 0, 10, &[]),
             task(1, 1, 20, &[]),
-            // Waits for both; the later one counts.
+            // The task waits for both events; the later one counts.
             task(2, 0, 30, &[0, 1]),
             task(3, 0, 500, &[]),
         ];

@@ -1,6 +1,7 @@
-//! Pinned memory through which host data go to the device.
+//! Pinned memory through which host data are copied to the device.
 //!
-//! The GPU reads it at the full rate of its link, and on its own, so the host copies the next piece of large data meanwhile.
+//! The GPU reads it asynchronously at the full rate of its link, while the host copies the next
+//! piece of large data.
 
 mod ring;
 
@@ -15,40 +16,44 @@ use std::sync::Arc;
 
 /// Bytes of a block, and of a piece of larger data.
 const BLOCK: usize = 8 << 20;
-/// Blocks at most, 64 MiB: an image batch's worth. Whoever sends more (a resumed run's states) waits for the first ones.
+/// Maximum number of blocks (64 MiB): enough for a batch of images. Larger uploads (the state of a
+/// resumed run) wait for the first blocks.
 const BLOCKS: usize = 8;
 const ALIGN: usize = 256;
-/// Bytes that one thread copies at a time: one alone takes 5 ms for 50 MB, the link 1 to 2.
+/// Bytes that one thread copies at a time. One thread takes 5 ms for 50 MB; the link takes 1 to 2
+/// ms.
 const SHARE: usize = 1 << 20;
 
-/// Bytes of inputs that are brought before a pass: more of them go through the blocks.
+/// Bytes of inputs that are staged before a pass; the rest goes through the blocks.
 const AHEAD: usize = 512 << 20;
 
-/// Blocks that are filled one after another during a pass and are all free at its start, and inputs that were there before it.
+/// Blocks that are filled one after another during a pass and are all free at its start, and inputs
+/// that were staged before the pass.
 #[derive(Debug)]
 pub(crate) struct Staging {
     context: Arc<Context>,
     ring: Ring,
     blocks: Vec<Block>,
-    /// By input of the pass, memory that is kept from pass to pass.
+    /// By input of the pass: memory that is kept from pass to pass.
     ahead: Vec<Ahead>,
 }
 
-/// An input that lies in pinned memory.
+/// An input in pinned memory.
 #[derive(Debug)]
 struct Ahead {
     memory: Pinned,
     room: usize,
-    /// What it is a copy of; nothing if it is of none of this pass.
+    /// Data that the memory is a copy of; `None` if it holds no input of this pass.
     of: Option<Arc<[u8]>>,
 }
 
 #[derive(Debug)]
 struct Block {
     memory: Pinned,
-    /// Streams with copies out of it since it was free.
+    /// Streams that have copied from the block since it was free.
     readers: Vec<RawStream>,
-    /// Recorded on the readers when it was left, one each; more are there if it once had more readers.
+    /// Events on these streams, recorded when the block was left. The list may be longer than
+    /// `readers` from an earlier use.
     read: Vec<Event>,
 }
 
@@ -61,7 +66,7 @@ impl Block {
         })
     }
 
-    /// Everything that will be read from it until it is free again has been enqueued.
+    /// Marks the block as left: all its copies have been enqueued.
     fn leave(&mut self) -> Result<(), CudaError> {
         for (i, stream) in self.readers.iter().enumerate() {
             if i == self.read.len() {
@@ -72,7 +77,7 @@ impl Block {
         Ok(())
     }
 
-    /// Waits until it is free; it has been left.
+    /// Waits until the block, which was left, is free.
     fn wait(&mut self) -> Result<(), CudaError> {
         for (event, _) in self.read.iter().zip(&self.readers) {
             event.host_wait()?;
@@ -92,7 +97,7 @@ impl Staging {
         }
     }
 
-    /// A pass with these inputs comes, and the device is at rest: everything is free.
+    /// Begins a pass with inputs on an idle device: all blocks are free.
     pub(crate) fn begin(&mut self, inputs: &[Arc<[u8]>]) {
         self.ring.reset();
         for block in &mut self.blocks {
@@ -104,8 +109,8 @@ impl Staging {
         self.bring(inputs);
     }
 
-    /// Copies inputs larger than a share into pinned memory, as loaders of data do. Where the host has no more such memory they
-    /// go through the blocks.
+    /// Copies inputs larger than a share into pinned memory, like a data loader. If the host has no
+    /// pinned memory left, they go through the blocks.
     fn bring(&mut self, inputs: &[Arc<[u8]>]) {
         let mut total = 0;
         let large = inputs.iter().filter(|data| data.len() > SHARE);
@@ -115,7 +120,7 @@ impl Staging {
                 break;
             }
             if self.ahead.get(i).is_none_or(|a| a.room < data.len()) {
-                // Memory that is too small is given back first.
+                // Memory that is too small is freed first.
                 self.ahead.truncate(i);
                 let Ok(memory) = Pinned::new(&self.context, data.len()) else {
                     break;
@@ -127,14 +132,15 @@ impl Staging {
                 });
             }
             let ahead = &mut self.ahead[i];
-            // SAFETY: so many bytes were allocated and hold numbers since; nothing reads them, for the device is at rest.
+            // SAFETY: the allocation has this length and has been initialized; nothing reads it,
+            // since the device is idle.
             let room = unsafe { std::slice::from_raw_parts_mut(ahead.memory.ptr(), data.len()) };
             copy(room, data);
             ahead.of = Some(Arc::clone(data));
         }
     }
 
-    /// Enqueues a copy of host data; they may change or vanish once this returns.
+    /// Enqueues a copy of host data, which may change or be freed once this returns.
     pub(crate) fn upload(
         &mut self,
         mut data: &[u8],
@@ -157,7 +163,7 @@ impl Staging {
         Ok(())
     }
 
-    /// Puts a piece into its place, from where the stream reads it next.
+    /// Copies a piece into its place in a block, from which the stream will read it.
     fn stage(
         &mut self,
         place: Place,
@@ -178,22 +184,23 @@ impl Staging {
             block.readers.push(stream);
         }
         let start = block.memory.ptr().wrapping_add(place.offset);
-        // SAFETY: the block has room, holds numbers since it was made, and nothing else reads or writes this part of it: it was
-        // free at the start of the pass or when it was entered, and the ring gives no part away twice.
+        // SAFETY: the block has this space and has been initialized, and nothing else reads or
+        // writes this part: the block was free at the start of the pass or when it was entered, and
+        // the ring uses no part twice.
         let room = unsafe { std::slice::from_raw_parts_mut(start, piece.len()) };
         copy(room, piece);
         Ok(start)
     }
 }
 
-/// Copies by several threads; a single share by this one.
+/// Copies with several threads; a single share with this one.
 fn copy(room: &mut [u8], data: &[u8]) {
     room.par_chunks_mut(SHARE)
         .zip(data.par_chunks(SHARE))
         .for_each(|(room, share)| room.copy_from_slice(share));
 }
 
-/// Enqueues a copy of pinned memory that is not written again before it is done.
+/// Enqueues a copy of pinned memory, which is not written again before the copy has completed.
 fn send(from: *const u8, to: u64, bytes: usize, stream: RawStream) -> Result<(), CudaError> {
     // SAFETY: the source is staging memory, see above; the destination is the caller's.
     check("cuMemcpyHtoDAsync", unsafe {

@@ -1,85 +1,88 @@
-//! Commands to the driver: the path that every step takes.
+//! Submits commands to the driver: the hot path of every step.
 
 use super::driver::{Event, check};
 use super::graph::{Exec, Shape};
 use super::{Captured, CudaDevice, Error, NAN_AT, SUMS, SUMS_AT};
+use crate::base::operand::RawRange;
 use crate::device::{Command, FailureKind, Stop};
-use crate::operand::RawRange;
 use cudarc::driver::sys;
 use shardlab_plan::ir::{CollectiveId, EventId, InstrId, StreamId};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Why a command was not enqueued.
-pub(super) enum Refused {
+pub(super) enum EnqueueError {
     Driver(Error),
-    /// In words: a kernel or a collective refuses.
-    Words(FailureKind, String),
+    /// Kind and message: a kernel or a collective rejects the command.
+    Rejected(FailureKind, String),
 }
 
-/// Times could not be taken.
-fn clock(what: String) -> Refused {
-    Refused::Words(FailureKind::Kernel, what)
+/// Creates the error of a failed time measurement.
+fn clock(what: String) -> EnqueueError {
+    EnqueueError::Rejected(FailureKind::Kernel, what)
 }
 
-impl From<Error> for Refused {
+impl From<Error> for EnqueueError {
     fn from(e: Error) -> Self {
         Self::Driver(e)
     }
 }
 
 impl CudaDevice {
-    /// Enqueues a command; `task` numbers tasks.
+    /// Enqueues a command; `task` is the index of the task.
     pub(super) fn enqueue(
         &mut self,
         stream: StreamId,
         command: &Command,
         task: u32,
     ) -> Result<(), Stop> {
-        if let Some(ranges) = &mut self.ranges {
+        if let Some(ranges) = &mut self.diagnostics.ranges {
             ranges.at(&self.program, command.instr());
         }
-        self.guard.pass(command.instr());
-        let done = self.disturb(stream, command).and_then(|()| {
-            if self.recording {
+        self.watchdog.pass(command.instr());
+        let done = self.inject_faults(stream, command).and_then(|()| {
+            if self.recording.enabled {
                 self.enqueue_recorded(stream, command, task)
             } else {
                 self.issue(stream, command)
             }
         });
         let done = done.and_then(|()| {
-            if self.sync {
+            if self.diagnostics.sync {
                 // SAFETY: no conditions.
                 check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })?;
             }
             Ok(())
         });
-        self.guard.pass(command.instr());
+        self.watchdog.pass(command.instr());
         done.map_err(|e| self.refused(stream, command.instr(), e))
     }
 
-    fn refused(&self, stream: StreamId, instr: InstrId, e: Refused) -> Stop {
+    fn refused(&self, stream: StreamId, instr: InstrId, e: EnqueueError) -> Stop {
         let (kind, what) = match e {
-            Refused::Driver(e) if self.sync => (FailureKind::Kernel, e.to_string()),
-            Refused::Driver(e) => {
+            EnqueueError::Driver(e) if self.diagnostics.sync => {
+                (FailureKind::Kernel, e.to_string())
+            }
+            EnqueueError::Driver(e) => {
                 let hint = "this or an earlier instruction; SHARDLAB_CUDA_SYNC=1 tells which";
                 (FailureKind::Kernel, format!("{e} ({hint})"))
             }
-            Refused::Words(kind, what) => (kind, what),
+            EnqueueError::Rejected(kind, what) => (kind, what),
         };
         self.fail(kind, Some(stream), instr, what)
     }
 
-    /// Injected delays and faults.
-    fn disturb(&mut self, stream: StreamId, command: &Command) -> Result<(), Refused> {
-        if let Some(Some(delays)) = self.delays.get_mut(stream.index())
+    /// Injects delays and faults.
+    fn inject_faults(&mut self, stream: StreamId, command: &Command) -> Result<(), EnqueueError> {
+        if let Some(Some(delays)) = self.diagnostics.delays.get_mut(stream.index())
             && let Some(time) = delays.draw()
         {
-            self.support.spin(time, self.streams[stream.index()])?;
+            self.helpers
+                .spin(time, self.queues.streams[stream.index()])?;
         }
-        if self.crash == Some(command.instr()) && command.is_task() {
+        if self.diagnostics.crash == Some(command.instr()) && command.is_task() {
             let what = "injected failure of a kernel".to_owned();
-            return Err(Refused::Words(FailureKind::Injected, what));
+            return Err(EnqueueError::Rejected(FailureKind::Injected, what));
         }
         Ok(())
     }
@@ -89,14 +92,14 @@ impl CudaDevice {
         stream: StreamId,
         command: &Command,
         task: u32,
-    ) -> Result<(), Refused> {
-        let (index, raw) = (stream.index(), self.streams[stream.index()]);
+    ) -> Result<(), EnqueueError> {
+        let (index, raw) = (stream.index(), self.queues.streams[stream.index()]);
         let issued = self.epoch.elapsed().as_nanos() as u64;
         let comm = match command {
             Command::Collective { id, .. } => Some(self.program.collectives[id.index()].comm),
             _ => None,
         };
-        let Some(recorder) = &mut self.recorder else {
+        let Some(recorder) = &mut self.recording.recorder else {
             return self.issue(stream, command);
         };
         match *command {
@@ -107,7 +110,7 @@ impl CudaDevice {
                     .start(task, (index, raw), comm, issued)
                     .map_err(clock)?;
                 let issued = self.issue(stream, command);
-                if let Some(recorder) = &mut self.recorder {
+                if let Some(recorder) = &mut self.recording.recorder {
                     recorder.end(raw).map_err(clock)?;
                 }
                 return issued;
@@ -117,8 +120,8 @@ impl CudaDevice {
         self.issue(stream, command)
     }
 
-    /// How long the library of collectives thinks that one takes; nothing is enqueued. All ranks of its communicator ask at the
-    /// same time. `None` where it has no estimate.
+    /// Returns the library's estimate of a collective's duration, without enqueuing anything;
+    /// `None` if it has none. All ranks of the communicator call it at the same time.
     pub(crate) fn estimate(
         &mut self,
         stream: StreamId,
@@ -126,14 +129,14 @@ impl CudaDevice {
         id: CollectiveId,
         parts: &[(RawRange, RawRange)],
     ) -> Result<Option<Duration>, Stop> {
-        let raw = self.streams[stream.index()];
+        let raw = self.queues.streams[stream.index()];
         let told = self.collectives.estimate(id, parts, raw);
         told.map_err(|e| self.fail(FailureKind::Kernel, Some(stream), instr, e))
     }
 
-    /// Hands a command to the driver.
-    fn issue(&mut self, stream: StreamId, command: &Command) -> Result<(), Refused> {
-        let raw = self.streams[stream.index()];
+    /// Passes a command to the driver.
+    fn issue(&mut self, stream: StreamId, command: &Command) -> Result<(), EnqueueError> {
+        let raw = self.queues.streams[stream.index()];
         match *command {
             Command::Launch {
                 instr,
@@ -142,11 +145,12 @@ impl CudaDevice {
                 ref ranges,
             } => {
                 let operands = ranges.split_at(reads as usize);
-                // SAFETY: the interpreter's promise on ranges that it submits.
-                unsafe { self.bodies.launch(instr, operands, self.own, raw) }
-                    .map_err(|e| Refused::Words(FailureKind::Kernel, e))?;
-                if self.nan_check {
-                    // A NaN between columns of others shows in what is made of them.
+                // SAFETY: the interpreter's contract for ranges that it submits.
+                unsafe { self.kernels.launch(instr, operands, self.scratch, raw) }
+                    .map_err(|e| EnqueueError::Rejected(FailureKind::Kernel, e))?;
+                if self.diagnostics.nan_check {
+                    // An output that a kernel does not fill may hold NaN in the gaps between its
+                    // columns; a NaN in the columns shows in the results that use them.
                     for (n, output) in operands.1.iter().enumerate() {
                         if self.program.kernels[kernel.index()].fills(n) {
                             self.check_nan(instr, output, stream)?;
@@ -161,15 +165,16 @@ impl CudaDevice {
             } => {
                 self.collectives
                     .launch(id, parts, raw)
-                    .map_err(|e| Refused::Words(FailureKind::Kernel, e))?;
-                if self.nan_check {
+                    .map_err(|e| EnqueueError::Rejected(FailureKind::Kernel, e))?;
+                if self.diagnostics.nan_check {
                     for (_, output) in parts {
                         self.check_nan(instr, output, stream)?;
                     }
                 }
             }
             Command::Copy { from, to, .. } => {
-                // SAFETY: the interpreter's promise on ranges that it submits; both have one address space.
+                // SAFETY: the interpreter's contract for ranges that it submits; both are in one
+                // address space.
                 check("cuMemcpyAsync", unsafe {
                     sys::cuMemcpyAsync(
                         to.ptr.addr() as u64,
@@ -180,10 +185,10 @@ impl CudaDevice {
                 })?;
             }
             Command::Record { event, .. } => {
-                self.events[event.index()].record(raw)?;
-                self.marks.push(event);
+                self.queues.events[event.index()].record(raw)?;
+                self.queues.recorded.push(event);
             }
-            Command::Wait { event, .. } => self.events[event.index()].wait(raw)?,
+            Command::Wait { event, .. } => self.queues.events[event.index()].wait(raw)?,
             Command::Fill { to, byte, .. } => {
                 // SAFETY: as for copies.
                 check("cuMemsetD8Async", unsafe {
@@ -192,13 +197,14 @@ impl CudaDevice {
             }
             Command::Upload { to, ref data, .. } | Command::Preset { to, ref data, .. } => {
                 let bytes = to.bytes.min(data.len());
-                self.staging
+                self.queues
+                    .staging
                     .upload(&data[..bytes], to.ptr.addr() as u64, raw)?;
             }
             Command::Squares { ref from, slot, .. } => {
                 let room = SUMS_AT + stream.index() as u64 * u64::from(SUMS) * 8;
                 let out = self.slot_ptr(slot).addr() as u64;
-                self.support.squares(from, self.own + room, out, raw)?;
+                self.helpers.squares(from, self.scratch + room, out, raw)?;
             }
             Command::Read { from, slot, .. } => {
                 // SAFETY: four bytes of device memory into a slot of pinned memory.
@@ -220,15 +226,15 @@ impl CudaDevice {
         instr: InstrId,
         output: &RawRange,
         stream: StreamId,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), EnqueueError> {
         let label = u64::from(instr.0) + 1;
-        let raw = self.streams[stream.index()];
-        self.support
-            .find_nan(output, label, self.own + NAN_AT, raw)?;
+        let raw = self.queues.streams[stream.index()];
+        self.helpers
+            .find_nan(output, label, self.scratch + NAN_AT, raw)?;
         Ok(())
     }
 
-    /// Captures commands. `None` for an empty scope.
+    /// Captures commands; `None` for an empty scope.
     pub(super) fn make_graph(
         &mut self,
         commands: Vec<(StreamId, Command)>,
@@ -236,34 +242,36 @@ impl CudaDevice {
         let Some(shape) = Shape::of(&self.program, &commands) else {
             return Ok(None);
         };
-        let origin = self.streams[shape.origin.index()];
+        let origin = self.queues.streams[shape.origin.index()];
         let others: Vec<_> = shape
             .others
             .iter()
-            .map(|s| self.streams[s.index()])
+            .map(|s| self.queues.streams[s.index()])
             .collect();
-        // Where it fails, for the message.
+        // Current command, for the message of a failure.
         let mut at = (shape.origin, commands[0].1.instr());
         let events = |n: usize| {
             (0..n)
                 .map(|_| Event::new(false))
                 .collect::<Result<Vec<_>, _>>()
         };
-        // An event recorded in a capture is of no use outside of it: edges within the graph have events of their own.
+        // An event recorded in a capture cannot be used outside of it, so edges within the graph
+        // have their own events.
         let mut inner = BTreeMap::new();
-        // The driver and NCCL may wait for the GPU while a graph is made: for good, where a collective of an earlier scope hangs
-        // there. Each command counts as a call of its own, and so does what comes after the last one.
-        self.guard.pass(at.1);
+        // The driver and NCCL may wait for the GPU while a graph is created: forever, if a
+        // collective of an earlier scope hangs there. Each command counts as its own call, and so
+        // does the work after the last one.
+        self.watchdog.pass(at.1);
         let made = Exec::capture(origin, &others, || {
             for (stream, command) in &commands {
                 at = (*stream, command.instr());
-                self.guard.next(at.1);
+                self.watchdog.next(at.1);
                 self.issue_captured(&shape, &mut inner, *stream, command)?;
             }
-            self.guard.next(at.1);
-            Ok::<_, Refused>(())
+            self.watchdog.next(at.1);
+            Ok::<_, EnqueueError>(())
         });
-        self.guard.pass(at.1);
+        self.watchdog.pass(at.1);
         let made = made.and_then(|exec| Ok((exec, events(others.len())?, Event::new(false)?)));
         match made {
             Ok((exec, before, after)) => Ok(Some(Captured {
@@ -283,15 +291,15 @@ impl CudaDevice {
         inner: &mut BTreeMap<EventId, Event>,
         stream: StreamId,
         command: &Command,
-    ) -> Result<(), Refused> {
-        let raw = self.streams[stream.index()];
+    ) -> Result<(), EnqueueError> {
+        let raw = self.queues.streams[stream.index()];
         match *command {
             Command::Record { event, .. } => {
                 let edge = Event::new(false)?;
                 edge.record(raw)?;
                 inner.insert(event, edge);
                 if shape.outward.contains(&event) {
-                    self.events[event.index()].record_external(raw)?;
+                    self.queues.events[event.index()].record_external(raw)?;
                 }
                 Ok(())
             }
@@ -305,16 +313,17 @@ impl CudaDevice {
             }
             Command::Upload { .. } | Command::Preset { .. } => {
                 let what = "host data cannot be part of a captured scope".to_owned();
-                Err(Refused::Words(FailureKind::Program, what))
+                Err(EnqueueError::Rejected(FailureKind::Program, what))
             }
             _ => self.issue(stream, command),
         }
     }
 
-    /// Enqueues a captured scope once more; tasks are numbered from `first`.
+    /// Enqueues a captured scope; `first` is the index of its first task.
     pub(super) fn launch_graph(&mut self, captured: &mut Captured, first: u32) -> Result<(), Stop> {
-        if self.recording || self.singly || self.sync {
-            // Times and errors of single tasks: the same commands, one by one.
+        if self.recording.enabled || self.recording.replay_as_instructions || self.diagnostics.sync
+        {
+            // Times and errors of individual tasks need individual commands.
             let mut task = first;
             for (stream, command) in &captured.commands {
                 self.enqueue(*stream, command, task)?;
@@ -324,22 +333,22 @@ impl CudaDevice {
         }
         let origin = captured.shape.origin;
         let instr = captured.commands[0].1.instr();
-        self.guard.pass(instr);
+        self.watchdog.pass(instr);
         let done = self.launch_whole(captured);
-        self.guard.pass(instr);
-        done.map_err(|e| self.refused(origin, instr, Refused::Driver(e)))
+        self.watchdog.pass(instr);
+        done.map_err(|e| self.refused(origin, instr, EnqueueError::Driver(e)))
     }
 
     fn launch_whole(&mut self, captured: &mut Captured) -> Result<(), Error> {
         let shape = &captured.shape;
-        let origin = self.streams[shape.origin.index()];
-        let others = || shape.others.iter().map(|s| self.streams[s.index()]);
+        let origin = self.queues.streams[shape.origin.index()];
+        let others = || shape.others.iter().map(|s| self.queues.streams[s.index()]);
         for (stream, before) in others().zip(&captured.before) {
             before.record(stream)?;
             before.wait(origin)?;
         }
         for event in &shape.inward {
-            self.events[event.index()].wait(origin)?;
+            self.queues.events[event.index()].wait(origin)?;
         }
         captured.exec.launch(origin)?;
         if !shape.others.is_empty() {
@@ -348,7 +357,7 @@ impl CudaDevice {
                 captured.after.wait(stream)?;
             }
         }
-        self.marks.extend(&shape.outward);
+        self.queues.recorded.extend(&shape.outward);
         Ok(())
     }
 }

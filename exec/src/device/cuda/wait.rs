@@ -1,25 +1,25 @@
-//! Waits of the host: they end when the device is done, when something has failed anywhere, or when nothing has moved for
-//! the watchdog's time.
+//! Waits of the host. They end when the device is done, when a failure has occurred anywhere, or
+//! when nothing has made progress for the watchdog's time.
 
 use super::driver::done;
 use super::{CudaDevice, Error};
+use crate::base::suspend::IdleTime;
 use crate::device::{FailureKind, Stop};
-use crate::stopped::Idle;
 use cudarc::driver::sys;
 use shardlab_plan::ir::{EventId, InstrId, StreamId};
 use std::time::{Duration, Instant};
 
-/// Looks without a pause between them: a step's end must not be noticed late.
-const EAGER: Duration = Duration::from_millis(2);
-/// Between looks at what else may have happened.
-const PERIOD: Duration = Duration::from_millis(1);
-/// How long work in flight may take to end once its collectives are aborted.
-const FAREWELL: Duration = Duration::from_secs(5);
+/// Time of busy waiting, so that the end of a step is noticed at once.
+const SPIN: Duration = Duration::from_millis(2);
+/// Period of the check for failures and timeouts.
+const POLL_PERIOD: Duration = Duration::from_millis(1);
+/// How long work in flight may take to end after its collectives have been aborted.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl CudaDevice {
-    /// A stream that has work left.
+    /// Returns a stream that has unfinished work.
     pub(super) fn busy_stream(&self) -> Result<Option<StreamId>, Error> {
-        for (i, s) in self.streams.iter().enumerate() {
+        for (i, s) in self.queues.streams.iter().enumerate() {
             // SAFETY: the stream is alive.
             if !done("cuStreamQuery", unsafe { sys::cuStreamQuery(s.0) })? {
                 return Ok(Some(StreamId(i as u8)));
@@ -31,10 +31,10 @@ impl CudaDevice {
     pub(super) fn wait_for_streams(&mut self) -> Result<(), Stop> {
         let mut watch = Watch::new();
         loop {
-            let busy = self.busy_stream().map_err(|e| self.broken(&e))?;
+            let busy = self.busy_stream().map_err(|e| self.driver_error(&e))?;
             let Some(stream) = busy else {
                 self.abort.progressed();
-                // Streams that ended although their peers are gone hold nothing of use.
+                // The results of streams that ended although their peers are gone are invalid.
                 return if self.abort.aborted() {
                     Err(Stop::Aborted)
                 } else {
@@ -51,8 +51,8 @@ impl CudaDevice {
     pub(super) fn wait_for_event(&mut self, instr: InstrId, event: EventId) -> Result<(), Stop> {
         let mut watch = Watch::new();
         loop {
-            let is_done = self.events[event.index()].is_done();
-            if is_done.map_err(|e| self.broken(&e))? {
+            let is_done = self.queues.events[event.index()].is_done();
+            if is_done.map_err(|e| self.driver_error(&e))? {
                 self.abort.progressed();
                 return Ok(());
             }
@@ -62,7 +62,7 @@ impl CudaDevice {
         }
     }
 
-    /// Pauses, and ends the wait where there is a reason.
+    /// Pauses, and ends the wait on a failure or timeout.
     fn look(
         &mut self,
         watch: &mut Watch,
@@ -70,31 +70,35 @@ impl CudaDevice {
         what: impl FnOnce(&Self) -> String,
     ) -> Result<(), Stop> {
         let now = Instant::now();
-        if now - watch.start < EAGER {
+        if now - watch.start < SPIN {
             std::hint::spin_loop();
         } else {
             std::thread::yield_now();
         }
-        if now - watch.looked < PERIOD {
+        if now - watch.looked < POLL_PERIOD {
             return Ok(());
         }
         watch.looked = now;
         if self.abort.aborted() {
-            // What does not end now is seen to when the device is given up.
-            let _ = self.cut();
+            // Work that does not end now is handled when the device is shut down.
+            let _ = self.abort_collectives();
             return Err(Stop::Aborted);
         }
         if let Err(e) = self.collectives.poll() {
             return Err(self.fail(FailureKind::Kernel, None, instr, e));
         }
-        if self.moved().map_err(|e| self.broken(&e))? {
+        if self.moved().map_err(|e| self.driver_error(&e))? {
             self.abort.progressed();
-            watch.idle.moved(now);
+            watch.idle.progressed(now);
         }
-        if watch.idle.look(now) < self.abort.timeout() {
+        if watch.idle.read(now) < self.abort.timeout() {
             return Ok(());
         }
-        let last = self.passed.checked_sub(1).map(|i| self.marks[i]);
+        let last = self
+            .queues
+            .completed
+            .checked_sub(1)
+            .map(|i| self.queues.recorded[i]);
         let behind = match last {
             Some(e) => format!("; the last completed event is e{}", e.0),
             None => "; no event of this pass has completed yet".to_owned(),
@@ -103,27 +107,28 @@ impl CudaDevice {
         Err(self.fail(FailureKind::Timeout, None, instr, what))
     }
 
-    /// Whether events have completed since the last look. Those of different streams complete in another order than
-    /// they were recorded in; the first that has not holds up the count, which is good enough for a watchdog.
+    /// Returns whether events have completed since the last call. Events of different streams
+    /// complete in another order than they were recorded in; the first incomplete one holds up the
+    /// count, which is good enough for a watchdog.
     fn moved(&mut self) -> Result<bool, Error> {
-        let before = self.passed;
-        while let Some(event) = self.marks.get(self.passed) {
-            if !self.events[event.index()].is_done()? {
+        let before = self.queues.completed;
+        while let Some(event) = self.queues.recorded.get(self.queues.completed) {
+            if !self.queues.events[event.index()].is_done()? {
                 break;
             }
-            self.passed += 1;
+            self.queues.completed += 1;
         }
-        Ok(self.passed > before)
+        Ok(self.queues.completed > before)
     }
 
-    /// Waits for work in flight for a little while, whatever has happened; whether it has ended.
+    /// Waits a limited time for work in flight, even after a failure. Returns whether it has ended.
     pub(super) fn wait_briefly(&self) -> bool {
         let start = Instant::now();
         while self.busy_stream().is_ok_and(|s| s.is_some()) {
-            if start.elapsed() >= FAREWELL {
+            if start.elapsed() >= SHUTDOWN_TIMEOUT {
                 return false;
             }
-            std::thread::sleep(PERIOD);
+            std::thread::sleep(POLL_PERIOD);
         }
         true
     }
@@ -132,7 +137,7 @@ impl CudaDevice {
 struct Watch {
     start: Instant,
     looked: Instant,
-    idle: Idle,
+    idle: IdleTime,
 }
 
 impl Watch {
@@ -141,7 +146,7 @@ impl Watch {
         Self {
             start: now,
             looked: now,
-            idle: Idle::new(now),
+            idle: IdleTime::new(now),
         }
     }
 }

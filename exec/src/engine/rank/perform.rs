@@ -1,9 +1,9 @@
-//! Instructions, one by one.
+//! Execution of single instructions.
 
-use super::{POISON, PassInputs, Pending, Rank};
+use super::{POISON, Pending, Rank};
+use crate::base::operand::RawRange;
 use crate::device::{Command, Device, FailureKind, Stop};
-use crate::engine::rank::Issued;
-use crate::operand::RawRange;
+use crate::engine::pass::{Issued, PassInputs};
 use shardlab_plan::ir::{BufferId, EventId, Holds, HostWorkKind, InstrId, StreamId};
 use shardlab_plan::memory::AllocError;
 use shardlab_plan::program::{Instr, Op, Program, SectionKind};
@@ -89,11 +89,11 @@ impl<D: Device> Rank<D> {
                 )
             }
             Op::Record { event, stream } => {
-                self.recorded[event.index()] = self.pass;
-                if self.record
-                    && let Some(task) = self.last_task[stream.index()]
+                self.pass.recorded[event.index()] = self.pass.number;
+                if self.pass.record
+                    && let Some(task) = self.pass.last_task[stream.index()]
                 {
-                    self.behind.insert(event, task);
+                    self.pass.behind.insert(event, task);
                 }
                 self.submit(stream, Command::Record { instr: id, event })
             }
@@ -103,13 +103,13 @@ impl<D: Device> Rank<D> {
             }
             Op::HostWait(event) => {
                 self.expect_recorded(id, event)?;
-                if self.capture.is_some() {
+                if self.capture.open.is_some() {
                     let what = "the host waits within a captured scope".to_owned();
                     return Err(self.fail(FailureKind::Program, id, what));
                 }
                 let before = self.device.now();
                 self.device.host_wait(id, event)?;
-                self.waited += self.device.now() - before;
+                self.pass.waited += self.device.now() - before;
                 Ok(())
             }
             Op::HostWork { kind, count } => {
@@ -120,9 +120,9 @@ impl<D: Device> Rank<D> {
             Op::Free(buffer) => self.free(program, id, buffer),
             Op::GraphBegin(scope) => {
                 if self.options.graphs && section != SectionKind::First {
-                    self.capture = Some((scope, Vec::new()));
-                    self.captured_tasks.clear();
-                    self.captured_bases.clear();
+                    self.capture.open = Some((scope, Vec::new()));
+                    self.capture.tasks.clear();
+                    self.capture.bases.clear();
                 }
                 Ok(())
             }
@@ -139,7 +139,11 @@ impl<D: Device> Rank<D> {
         buffer: BufferId,
         with: &PassInputs<'_>,
     ) -> Result<(), Stop> {
-        let time = if self.record { self.device.now() } else { 0 };
+        let time = if self.pass.record {
+            self.device.now()
+        } else {
+            0
+        };
         let address = match self.memory.alloc(program, buffer, id, time) {
             Ok(address) => address,
             Err(e) => {
@@ -152,8 +156,8 @@ impl<D: Device> Rank<D> {
         };
         self.sample(id, time);
         let b = &program.buffers[buffer.index()];
-        self.base[buffer.index()] = if b.bytes.0 == 0 {
-            // Nobody looks behind an address of nothing.
+        self.buffers.base[buffer.index()] = if b.bytes.0 == 0 {
+            // The address of an empty buffer is never dereferenced.
             b.align.max(1) as usize
         } else {
             match self.device.pointer(address, b.bytes.0) {
@@ -168,12 +172,12 @@ impl<D: Device> Rank<D> {
                 }
             }
         };
-        let preset = self.presets.contains_key(&buffer);
-        self.pending[buffer.index()] = match section {
+        let preset = self.buffers.presets.contains_key(&buffer);
+        self.buffers.pending[buffer.index()] = match section {
             _ if preset => Pending::Preset,
-            // Fresh memory holds zeros.
+            // Fresh memory is zeroed.
             SectionKind::Init => Pending::Nothing,
-            _ if self.persistent[buffer.index()] => Pending::Zero,
+            _ if self.buffers.persistent[buffer.index()] => Pending::Zero,
             _ if self.options.poison => Pending::Poison,
             _ => Pending::Nothing,
         };
@@ -190,7 +194,7 @@ impl<D: Device> Rank<D> {
                 return Err(self.fail(FailureKind::Program, id, what));
             };
             let data = Arc::clone(data);
-            self.pending[buffer.index()] = Pending::Nothing;
+            self.buffers.pending[buffer.index()] = Pending::Nothing;
             let to = self.range(id, buffer, 0, b.bytes.0)?;
             self.task(
                 b.stream,
@@ -210,22 +214,27 @@ impl<D: Device> Rank<D> {
         id: InstrId,
         buffer: BufferId,
     ) -> Result<(), Stop> {
-        let time = if self.record { self.device.now() } else { 0 };
+        let time = if self.pass.record {
+            self.device.now()
+        } else {
+            0
+        };
         if !self.memory.free(program, buffer, id, time) {
             let what = format!("{} is not live", program.buffer_name(buffer));
             return Err(self.fail(FailureKind::Program, id, what));
         }
-        self.base[buffer.index()] = 0;
-        self.pending[buffer.index()] = Pending::Nothing;
+        self.buffers.base[buffer.index()] = 0;
+        self.buffers.pending[buffer.index()] = Pending::Nothing;
         self.sample(id, time);
         Ok(())
     }
 
     pub(super) fn sample(&mut self, instr: InstrId, time: u64) {
         let now = self.memory.counters();
-        self.live.memory(self.id, now.allocated, now.reserved);
-        if self.record {
-            self.samples.push(MemorySample {
+        self.progress
+            .set_memory(self.id, now.allocated, now.reserved);
+        if self.pass.record {
+            self.pass.samples.push(MemorySample {
                 instr,
                 time: Picos::from_ns(time),
                 allocated: now.allocated,
@@ -234,7 +243,7 @@ impl<D: Device> Rank<D> {
         }
     }
 
-    /// A range of a live buffer.
+    /// Returns a range of a live buffer.
     pub(super) fn range(
         &self,
         id: InstrId,
@@ -242,7 +251,7 @@ impl<D: Device> Rank<D> {
         offset: u64,
         bytes: u64,
     ) -> Result<RawRange, Stop> {
-        let base = self.base[buffer.index()];
+        let base = self.buffers.base[buffer.index()];
         if base == 0 {
             let what = format!("{} is not live", self.program.buffer_name(buffer));
             return Err(self.fail(FailureKind::Program, id, what));
@@ -254,19 +263,20 @@ impl<D: Device> Rank<D> {
         })
     }
 
-    /// Writes what a fresh buffer must hold, on the stream that uses it first: whatever makes that use safe makes this
-    /// safe.
+    /// Writes the initial contents of a fresh buffer on the stream that uses it first, so the write
+    /// is as safe as that use.
     pub(super) fn first_use(
         &mut self,
         id: InstrId,
         buffer: BufferId,
         stream: StreamId,
     ) -> Result<(), Stop> {
-        if self.capture.is_some() {
-            self.captured_bases.push(self.base[buffer.index()]);
+        if self.capture.open.is_some() {
+            self.capture.bases.push(self.buffers.base[buffer.index()]);
         }
-        let pending = std::mem::replace(&mut self.pending[buffer.index()], Pending::Nothing);
-        if pending == Pending::Nothing || self.base[buffer.index()] == 0 {
+        let pending =
+            std::mem::replace(&mut self.buffers.pending[buffer.index()], Pending::Nothing);
+        if pending == Pending::Nothing || self.buffers.base[buffer.index()] == 0 {
             return Ok(());
         }
         let bytes = self.program.buffers[buffer.index()].bytes.0;
@@ -280,7 +290,7 @@ impl<D: Device> Rank<D> {
             Pending::Nothing => return Ok(()),
             Pending::Zero => fill(0),
             Pending::Poison => fill(POISON),
-            Pending::Preset => match self.presets.remove(&buffer) {
+            Pending::Preset => match self.buffers.presets.remove(&buffer) {
                 Some(data) => Command::Preset {
                     instr: id,
                     to,
@@ -293,45 +303,45 @@ impl<D: Device> Rank<D> {
     }
 
     pub(super) fn task(&mut self, stream: StreamId, command: Command) -> Result<(), Stop> {
-        let number = self.tasks;
+        let number = self.pass.tasks;
         self.note_task(command.instr(), stream);
-        if let Some((_, list)) = &mut self.capture {
+        if let Some((_, list)) = &mut self.capture.open {
             list.push((stream, command.clone()));
-            self.captured_tasks.push((command.instr(), stream));
+            self.capture.tasks.push((command.instr(), stream));
         }
-        self.hand(stream, command, number)
+        self.enqueue(stream, command, number)
     }
 
     pub(super) fn note_task(&mut self, instr: InstrId, stream: StreamId) {
-        if self.record {
-            self.issued.push(Issued {
+        if self.pass.record {
+            self.pass.issued.push(Issued {
                 instr,
                 stream,
-                number: self.tasks,
+                number: self.pass.tasks,
             });
-            self.last_task[stream.index()] = Some(self.tasks);
+            self.pass.last_task[stream.index()] = Some(self.pass.tasks);
         }
-        self.tasks += 1;
+        self.pass.tasks += 1;
     }
 
     pub(super) fn submit(&mut self, stream: StreamId, command: Command) -> Result<(), Stop> {
-        if let Some((_, list)) = &mut self.capture {
+        if let Some((_, list)) = &mut self.capture.open {
             list.push((stream, command.clone()));
         }
-        self.hand(stream, command, 0)
+        self.enqueue(stream, command, 0)
     }
 
-    /// Gives the device a command. A call that lasts longer than any launch has waited for room in the device's queue, as the
-    /// host does wherever it is far ahead: that is no work of the host's.
-    fn hand(&mut self, stream: StreamId, command: Command, task: u32) -> Result<(), Stop> {
+    /// Passes a command to the device. A call that takes longer than any launch has waited for
+    /// space in the device's queue, because the host is far ahead; that time is not host work.
+    fn enqueue(&mut self, stream: StreamId, command: Command, task: u32) -> Result<(), Stop> {
         let before = self.device.now();
         let done = self.device.submit(stream, command, task);
-        self.waited += queue_wait(self.device.now().saturating_sub(before));
+        self.pass.waited += queue_wait(self.device.now().saturating_sub(before));
         done
     }
 
     pub(super) fn expect_recorded(&mut self, id: InstrId, event: EventId) -> Result<(), Stop> {
-        if self.recorded[event.index()] == self.pass {
+        if self.pass.recorded[event.index()] == self.pass.number {
             return Ok(());
         }
         let what = format!("event e{} has not been recorded in this pass", event.0);
@@ -339,11 +349,11 @@ impl<D: Device> Rank<D> {
     }
 }
 
-/// Part of a call of so many nanoseconds that was waiting for room in the device's queue. Launches take 3 to 20 us,
-/// kernels that make room mostly longer than this bound.
+/// Returns the part of a call's `took` nanoseconds in which it waited for space in the device's
+/// queue. Launches take 3 to 20 us; kernels that free space mostly take longer than this bound.
 const fn queue_wait(took: u64) -> u64 {
-    const LONGEST: u64 = 100_000;
-    if took > LONGEST { took } else { 0 }
+    const MAX_LAUNCH: u64 = 100_000;
+    if took > MAX_LAUNCH { took } else { 0 }
 }
 
 const fn host_work_name(kind: HostWorkKind) -> &'static str {

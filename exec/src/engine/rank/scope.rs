@@ -1,32 +1,33 @@
-//! Captured scopes: recorded once, replayed afterwards.
+//! Captured scopes: captured once, then replayed.
 
-use super::{PassInputs, Pending, Rank};
+use super::{Pending, Rank};
 use crate::device::{Device, FailureKind, GraphId, Stop};
+use crate::engine::pass::PassInputs;
 use shardlab_plan::ir::{BufferId, InstrId, ScopeId, StreamId};
 use shardlab_plan::program::{Op, Program, SectionKind};
 
 /// A captured scope.
 pub(super) struct Graph {
     id: GraphId,
-    /// Addresses of the buffers that it touches, use by use.
+    /// Addresses of the buffers that it uses, one per use.
     bases: Vec<usize>,
-    /// Tasks inside, in order.
+    /// Tasks of the scope, in order.
     tasks: Vec<(InstrId, StreamId)>,
 }
 
 impl<D: Device> Rank<D> {
     pub(super) fn end_capture(&mut self, id: InstrId, scope: ScopeId) -> Result<(), Stop> {
-        let Some((open, commands)) = self.capture.take() else {
+        let Some((open, commands)) = self.capture.open.take() else {
             return Ok(());
         };
         if open != scope {
             let what = "ends a scope that is not the open one".to_owned();
             return Err(self.fail(FailureKind::Program, id, what));
         }
-        let bases = std::mem::take(&mut self.captured_bases);
-        let tasks = std::mem::take(&mut self.captured_tasks);
+        let bases = std::mem::take(&mut self.capture.bases);
+        let tasks = std::mem::take(&mut self.capture.tasks);
         let graph = self.device.capture(commands)?;
-        self.graphs[scope.index()] = Some(Graph {
+        self.capture.graphs[scope.index()] = Some(Graph {
             id: graph,
             bases,
             tasks,
@@ -34,8 +35,8 @@ impl<D: Device> Rank<D> {
         Ok(())
     }
 
-    /// Replays a scope: memory is managed as the program says, everything else comes from the captured list. Returns the
-    /// instruction behind the scope.
+    /// Replays a scope. Memory is managed as the program says; device work comes from the graph.
+    /// Returns the index of the instruction after the scope.
     pub(super) fn replay(
         &mut self,
         program: &Program,
@@ -44,7 +45,7 @@ impl<D: Device> Rank<D> {
         section_end: u32,
         with: &PassInputs<'_>,
     ) -> Result<u32, Stop> {
-        let Some(graph) = self.graphs[scope.index()].take() else {
+        let Some(graph) = self.capture.graphs[scope.index()].take() else {
             return Ok(begin + 1);
         };
         let mut end = begin;
@@ -56,7 +57,7 @@ impl<D: Device> Rank<D> {
                 Op::Alloc(_) | Op::Free(_) | Op::HostWork { .. } => {
                     self.perform(program, SectionKind::Steady, id, instr, with)?;
                 }
-                Op::Record { event, .. } => self.recorded[event.index()] = self.pass,
+                Op::Record { event, .. } => self.pass.recorded[event.index()] = self.pass.number,
                 Op::GraphEnd(s) if s == scope => {
                     end = i;
                     break;
@@ -65,9 +66,9 @@ impl<D: Device> Rank<D> {
             }
             let mut moved = None;
             each_buffer(program, &instr.op, |b| {
-                // The list holds the first fill of a buffer as well.
-                self.pending[b.index()] = Pending::Nothing;
-                let (now, before) = (self.base[b.index()], uses.next().copied());
+                // The graph includes the first fill of a buffer.
+                self.buffers.pending[b.index()] = Pending::Nothing;
+                let (now, before) = (self.buffers.base[b.index()], uses.next().copied());
                 if before != Some(now) {
                     moved = moved.or(Some((b, now, before.unwrap_or(0))));
                 }
@@ -80,19 +81,19 @@ impl<D: Device> Rank<D> {
                 return Err(self.fail(FailureKind::Program, id, what));
             }
         }
-        let first = self.tasks;
+        let first = self.pass.tasks;
         for &(instr, stream) in &graph.tasks {
             self.note_task(instr, stream);
         }
         self.device.replay(graph.id, first)?;
-        if self.record {
+        if self.pass.record {
             self.behind_of_scope(program, begin, end, first);
         }
-        self.graphs[scope.index()] = Some(graph);
+        self.capture.graphs[scope.index()] = Some(graph);
         Ok(end + 1)
     }
 
-    /// Events recorded within a replayed scope, for the blockers of spans.
+    /// Notes the events recorded within a replayed scope, for the blockers of spans.
     pub(super) fn behind_of_scope(&mut self, program: &Program, begin: u32, end: u32, first: u32) {
         let mut last: Vec<Option<u32>> = vec![None; program.streams.len()];
         let mut number = first;
@@ -106,7 +107,7 @@ impl<D: Device> Rank<D> {
                 }
                 Op::Record { event, stream } => {
                     if let Some(task) = last[stream.index()] {
-                        self.behind.insert(event, task);
+                        self.pass.behind.insert(event, task);
                     }
                 }
                 _ => {}
@@ -115,7 +116,7 @@ impl<D: Device> Rank<D> {
     }
 }
 
-/// Calls `f` for every buffer that an operation's device work touches.
+/// Calls `f` for every buffer that an operation uses on the device.
 fn each_buffer(program: &Program, op: &Op, mut f: impl FnMut(BufferId)) {
     match *op {
         Op::Launch { reads, end, .. } => program.accesses[reads as usize..end as usize]

@@ -1,16 +1,17 @@
-//! What the interpreter itself costs.
+//! Cost of the interpreter itself.
 
 use super::*;
 use crate::device::Abort;
 use crate::device::null::NullDevice;
 use std::time::Instant;
 
-/// Under 2 us an instruction, on a device that does nothing. Optimised builds need 50 ns (bench `engine`).
+/// Less than 2 us per instruction, on a device that does nothing. Optimized builds need 50 ns
+/// (bench `engine`).
 #[test]
 fn an_instruction_costs_the_interpreter_less_than_two_microseconds() {
     let toy = toy(8, Pool::Caching, false);
     let mut p = toy.p;
-    // One long step: the steady section, two hundred times.
+    // One long step: the steady section, 200 times.
     let steady = p.section(SectionKind::Steady).unwrap().instrs.clone();
     let body: Vec<Instr> = p.instrs[steady.start as usize..steady.end as usize].to_vec();
     let from = p.instrs.len() as u32;

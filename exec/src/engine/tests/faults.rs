@@ -1,11 +1,11 @@
 //! Faults end every rank quickly, with the cause.
 
 use super::*;
+use crate::base::operand::RawRange;
 use crate::device::cpu::{CpuOptions, CpuWorld};
 use crate::device::null::NullDevice;
 use crate::device::{Abort, Command, Device, FailureKind, Pass};
 use crate::engine::{Fault, FaultKind};
-use crate::operand::RawRange;
 use smallvec::smallvec;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -23,7 +23,7 @@ fn failing(toy: &Toy, kind: FaultKind, instr: InstrId, timeout: u64) -> ExecErro
     let begin = Instant::now();
     let mut s = session(&toy.p, toy.weight, options);
     let e = steps(&mut s, 3).unwrap_err();
-    // The session is over, and says the same again.
+    // The session has failed, and returns the same error again.
     assert_eq!(steps(&mut s, 1).unwrap_err().first(), e.first());
     drop(s);
     assert!(begin.elapsed() < Duration::from_secs(10), "{kind:?}");
@@ -106,7 +106,7 @@ fn a_wait_for_an_event_that_never_comes_is_named() {
     b.launch(ShardOp::Zero, COMPUTE, &[], &[a]);
     b.section(SectionKind::First);
     let mut p = b.finish();
-    // A wait before the record on its stream, for an event that is recorded behind it.
+    // A stream waits for an event that is only recorded later on the same stream.
     let wait = Instr {
         op: Op::Wait {
             event: f,
@@ -141,7 +141,7 @@ fn nan_checks_name_the_buffer() {
         (first.kind.clone(), first.instr),
         (FailureKind::Nan, Some(toy.gather))
     );
-    // Rank 1's third element, behind rank 0's slice.
+    // Rank 1's third element, after rank 0's slice.
     assert!(
         first
             .message
@@ -200,7 +200,7 @@ fn ranks_that_disagree_all_report_it() {
                 hyper: NO_HYPER,
                 slots: 0,
                 record: false,
-                singly: false,
+                replay_as_instructions: false,
                 inputs: Vec::new(),
             })
             .unwrap();
@@ -244,9 +244,10 @@ fn ranks_that_disagree_all_report_it() {
     }
 }
 
-/// Where one rank keeps times of a pass, none replays what was captured: their collectives need not meet.
+/// If one rank records times of a pass, none replays graphs: a collective inside a graph may not
+/// match one outside.
 #[test]
-fn all_ranks_issue_alike_whoever_keeps_times() {
+fn all_ranks_issue_alike_if_one_records_times() {
     let mut b = Build::new(2, 2, 1);
     b.section(SectionKind::Init);
     let scope = b.scope();
@@ -256,7 +257,10 @@ fn all_ranks_issue_alike_whoever_keeps_times() {
     b.repeat();
     let program = Arc::new(b.finish());
     let devices: Vec<NullDevice> = (0..2).map(|_| NullDevice::default()).collect();
-    let singly: Vec<_> = devices.iter().map(|d| Arc::clone(&d.singly)).collect();
+    let replay_as_instructions: Vec<_> = devices
+        .iter()
+        .map(|d| Arc::clone(&d.replay_as_instructions))
+        .collect();
     let options = ExecOptions {
         record: true,
         ..quick()
@@ -264,7 +268,9 @@ fn all_ranks_issue_alike_whoever_keeps_times() {
     let abort = Arc::new(Abort::new(options.timeout));
     let mut s = Session::with_devices(program, options, abort, devices).unwrap();
     let counts = || {
-        let counts = singly.iter().map(|s| s.load(Ordering::Relaxed));
+        let counts = replay_as_instructions
+            .iter()
+            .map(|s| s.load(Ordering::Relaxed));
         counts.collect::<Vec<_>>()
     };
     s.set_recording(false);
@@ -277,7 +283,7 @@ fn all_ranks_issue_alike_whoever_keeps_times() {
     assert_eq!(counts(), [1, 1]);
 }
 
-/// A device whose work does not end is not dropped: its driver would never come back.
+/// A device whose work does not end is not dropped, because its driver would never return.
 #[test]
 fn a_device_that_does_not_cease_is_kept() {
     let mut b = Build::new(2, 2, 1);
@@ -286,13 +292,16 @@ fn a_device_that_does_not_cease_is_kept() {
     let program = Arc::new(b.finish());
     for fails in [false, true] {
         let devices: Vec<NullDevice> = [true, false]
-            .map(|ceases| {
+            .map(|shuts_down| {
                 let mut device = NullDevice::default();
-                device.ceases = ceases;
+                device.shuts_down = shuts_down;
                 device
             })
             .into();
-        let kept: Vec<_> = devices.iter().map(|d| Arc::downgrade(&d.singly)).collect();
+        let kept: Vec<_> = devices
+            .iter()
+            .map(|d| Arc::downgrade(&d.replay_as_instructions))
+            .collect();
         let abort = Arc::new(Abort::new(Duration::from_secs(20)));
         let session =
             Session::with_devices(Arc::clone(&program), quick(), Arc::clone(&abort), devices);
@@ -306,7 +315,8 @@ fn a_device_that_does_not_cease_is_kept() {
     }
 }
 
-/// A rank that cannot begin says so before it goes: others may wait for it where nothing else ends the wait.
+/// A rank that cannot start reports its error before its device is dropped: other ranks may be
+/// waiting for it without a timeout.
 #[test]
 fn a_rank_without_memory_ends_all() {
     let mut b = Build::new(2, 2, 1);

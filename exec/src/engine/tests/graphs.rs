@@ -39,7 +39,7 @@ fn a_moved_buffer_is_found_before_the_replay() {
     let access = b.all(y);
     b.launch(ShardOp::Zero, COMPUTE, &[], &[access]);
     b.emit(Op::GraphEnd(scope));
-    // x goes to the free slot that z does not take: x and y swap places in every step.
+    // x takes the free slot that z does not take: x and y swap places in every step.
     b.free(x);
     b.alloc(z);
     b.free(y);

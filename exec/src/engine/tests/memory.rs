@@ -1,4 +1,4 @@
-//! Memory is what the allocators say, to the byte.
+//! Memory matches the allocators to the byte.
 
 use super::*;
 use crate::device::null::NullDevice;
@@ -48,7 +48,8 @@ fn peaks_and_timeline_equal_the_replay() {
 #[test]
 fn out_of_memory_says_what_was_alive_and_stops_every_rank() {
     let toy = toy(4, Pool::Caching, false);
-    // A small-pool segment holds 2 MiB; weights are on another stream's segment than gathered ones.
+    // A small-pool segment has 2 MiB; weights and gathered weights are in segments of different
+    // streams.
     let options = ExecOptions {
         capacity: Some(Bytes(3 << 20)),
         ..quick()
@@ -69,7 +70,7 @@ fn out_of_memory_says_what_was_alive_and_stops_every_rank() {
     assert_eq!(ranks.len(), 4);
 }
 
-/// The plan fits, the machine's memory does not.
+/// The plan fits, but not the machine's memory.
 #[test]
 fn memory_that_the_device_refuses_is_out_of_memory_too() {
     let toy = toy(1, Pool::Caching, false);

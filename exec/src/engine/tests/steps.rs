@@ -30,15 +30,15 @@ fn weights_follow_the_closed_form_in_every_world() {
 #[test]
 fn a_watcher_sees_where_ranks_are_and_what_each_did() {
     let toy = toy(2, Pool::Caching, false);
-    let live = Arc::new(Live::new(2));
+    let progress = Arc::new(Progress::new(2));
     let options = ExecOptions {
-        live: Some(Arc::clone(&live)),
+        progress: Some(Arc::clone(&progress)),
         ..quick()
     };
     let mut s = session(&toy.p, toy.weight, options);
     let results = steps(&mut s, 2).unwrap();
     let steady = toy.p.section(SectionKind::Steady).unwrap();
-    for (rank, now) in (0..).zip(live.ranks()) {
+    for (rank, now) in (0..).zip(progress.ranks()) {
         assert_eq!(now.at, Some(InstrId(steady.instrs.end - 1)));
         let memory = s.rank_memory(rank).unwrap();
         assert_eq!(
@@ -87,8 +87,8 @@ fn state_of_the_first_step_starts_at_zero_or_at_its_preset() {
     assert!(s.read_buffer(2, toy.moment, 0, 4).is_err());
 }
 
-/// In-place forms over both axes of a 2 x 2 mesh: every rank fills its slice, gathers over the inner axis, sums over the
-/// outer one.
+/// In-place forms over both axes of a 2 x 2 mesh: every rank fills its slice, gathers over the
+/// inner axis, sums over the outer one.
 #[test]
 fn ranges_shift_by_axis_and_collectives_work_in_place() {
     let mut b = Build::new(4, 2, 2);

@@ -1,7 +1,7 @@
-//! Random sleeps change no bit, and show a missing wait.
+//! Random delays change no bit, and expose a missing wait.
 
 use super::*;
-use crate::device::cpu::DelaySpec;
+use crate::engine::DelaySpec;
 
 fn delayed(seed: u64) -> ExecOptions {
     ExecOptions {

@@ -24,10 +24,10 @@ const TORCHRUN: [(&str, &str); 5] = [
 ];
 
 #[test]
-fn a_process_of_nobody_is_alone() {
+fn a_process_without_launcher_is_single() {
     assert_eq!(of(&[]), Ok(None));
     assert_eq!(of(&[("RANK", "0"), ("WORLD_SIZE", "1")]), Ok(None));
-    // A batch script of Slurm's before any srun.
+    // A Slurm batch script, outside of srun.
     let batch = [
         ("SLURM_PROCID", "0"),
         ("SLURM_NTASKS", "8"),
@@ -44,13 +44,13 @@ fn torchrun() {
         (Launcher::Torchrun, 5, 8, 1)
     );
     assert_eq!((p.host.as_str(), p.ports[0]), ("node1", 29400));
-    // Its own store listens at the port.
+    // torchrun's own store listens on the port.
     let mut vars = TORCHRUN.to_vec();
     vars.push(("TORCHELASTIC_USE_AGENT_STORE", "True"));
     vars.push(("TORCHELASTIC_RUN_ID", "abc"));
     let p = place(&vars);
     assert_eq!((p.ports[0], p.run.as_str()), (29401, "abc@29400"));
-    // Started by srun, once a node: torchrun's word is about this process.
+    // torchrun is started by srun, once per node: torchrun's variables describe this process.
     vars.extend([("SLURM_PROCID", "1"), ("SLURM_STEP_NUM_TASKS", "2")]);
     assert_eq!(place(&vars).rank, 5);
     vars.push(("SHARDLAB_PORT", "7000"));
@@ -74,7 +74,7 @@ fn srun() {
         ("gpu-017", "129.0@29516")
     );
     assert_eq!(p.ports[0], 29516);
-    // Around one script that is started otherwise it means nothing.
+    // srun around one script that another launcher starts does not describe the ranks.
     let mut vars = TORCHRUN.to_vec();
     vars.extend([("SLURM_PROCID", "0"), ("SLURM_STEP_NUM_TASKS", "1")]);
     assert_eq!(place(&vars).rank, 5);
@@ -101,13 +101,13 @@ fn mpirun() {
     assert_eq!(place(&pmi).launcher, Launcher::Pmi);
 }
 
-/// Two runs of one host, of which one must not join the other's store.
+/// Two runs on one host: neither must join the other's store.
 #[test]
 fn runs_that_share_a_host() {
     let torchrun = |port: &'static str| {
         let mut vars = TORCHRUN.to_vec();
         vars[4].1 = port;
-        // What torchrun says where nobody names the run.
+        // torchrun's default run id.
         vars.push(("TORCHELASTIC_RUN_ID", "none"));
         vars.push(("TORCHELASTIC_RESTART_COUNT", "0"));
         vars.push(("TORCHELASTIC_USE_AGENT_STORE", "True"));
@@ -116,7 +116,7 @@ fn runs_that_share_a_host() {
     let (one, other) = (torchrun("29500"), torchrun("29501"));
     assert!(one.ports.iter().any(|p| other.ports.contains(p)));
     assert_ne!(one.run, other.run);
-    // Nothing tells runs apart that have neither names nor ports: only the first port is the run's.
+    // Runs with neither names nor ports cannot be distinguished: only the first port is tried.
     let pmi = [
         ("PMI_RANK", "1"),
         ("PMI_SIZE", "2"),
@@ -191,7 +191,7 @@ fn its_own_launcher_comes_first() {
     let p = place(&vars);
     assert_eq!(
         (p.launcher, p.rank, p.local_rank, p.ports[0]),
-        (Launcher::Own, 2, 2, 4000)
+        (Launcher::Shardlab, 2, 2, 4000)
     );
     assert!(error(&[("SHARDLAB_RANK", "1")]).contains("SHARDLAB_WORLD_SIZE is not"));
 }

@@ -1,99 +1,101 @@
 use super::*;
 use std::io::Write;
 
-/// Longer than the store takes to notice an end.
+/// Longer than the store takes to notice the end of a connection.
 const A_WHILE: Duration = Duration::from_millis(200);
 
 fn listener() -> TcpListener {
     TcpListener::bind("127.0.0.1:0").unwrap()
 }
 
-/// A store of two.
+/// A store for two processes.
 fn store(listener: TcpListener) -> Server {
     let options = StoreOptions::new(2, "run", Duration::from_secs(60));
     Server::start(listener, options).unwrap()
 }
 
-/// A connection of rank 1 that has said who it is.
-fn greet(address: SocketAddr, instance: u64, number: u32) -> TcpStream {
+/// A connection of rank 1 that has sent its hello.
+fn connect(address: SocketAddr, instance: u64, number: u32) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.write_all(MAGIC).unwrap();
-    let hello = Ask::Hello {
+    let hello = Request::Hello {
         process: 1,
         processes: 2,
         run: "run".to_owned(),
-        place: format!("host, process {instance}"),
+        location: format!("host, process {instance}"),
         attempt: Attempt { instance, number },
     };
-    say(&mut stream, &hello);
+    send(&mut stream, &hello);
     stream
 }
 
-fn say(stream: &mut TcpStream, ask: &Ask) {
-    wire::write(stream, &ask.encode()).unwrap();
+fn send(stream: &mut TcpStream, message: &Request) {
+    protocol::write(stream, &message.encode()).unwrap();
 }
 
-fn hear(stream: &mut TcpStream) -> Option<Tell> {
+fn receive(stream: &mut TcpStream) -> Option<Response> {
     let limit = Some(Duration::from_secs(20));
     stream.set_read_timeout(limit).unwrap();
-    wire::read(stream).ok().and_then(|f| Tell::decode(&f))
+    protocol::read(stream)
+        .ok()
+        .and_then(|f| Response::decode(&f))
 }
 
 fn is_welcome(stream: &mut TcpStream) -> bool {
-    matches!(hear(stream), Some(Tell::Welcome { .. }))
+    matches!(receive(stream), Some(Response::Welcome { .. }))
 }
 
-/// It is let in, and what the store says reaches it.
-fn lives(stream: &mut TcpStream) {
+/// The process is welcome, and receives messages of the store.
+fn is_connected(stream: &mut TcpStream) {
     assert!(is_welcome(stream));
-    let beat = Ask::Beat {
+    let beat = Request::Heartbeat {
         progress: 0,
         running: 0,
-        standing: Vec::new(),
+        ranks: Vec::new(),
     };
-    say(stream, &beat);
-    assert_eq!(hear(stream), Some(Tell::Alive));
+    send(stream, &beat);
+    assert_eq!(receive(stream), Some(Response::Alive));
 }
 
 #[test]
-fn an_attempt_replaces_the_one_that_was_given_up() {
+fn an_attempt_replaces_an_abandoned_one() {
     let server = store(listener());
-    let mut given_up = greet(server.address(), 7, 1);
-    assert!(is_welcome(&mut given_up));
-    let mut stream = greet(server.address(), 7, 2);
-    lives(&mut stream);
-    // The store ends it, and so may the process.
-    assert_eq!(hear(&mut given_up), None);
-    drop(given_up);
+    let mut abandoned = connect(server.address(), 7, 1);
+    assert!(is_welcome(&mut abandoned));
+    let mut stream = connect(server.address(), 7, 2);
+    is_connected(&mut stream);
+    // The store closes the abandoned connection, and the process may do so as well.
+    assert_eq!(receive(&mut abandoned), None);
+    drop(abandoned);
     std::thread::sleep(A_WHILE);
     assert_eq!(server.failure(), None);
-    say(
+    send(
         &mut stream,
-        &Ask::Put {
+        &Request::Put {
             key: "k".to_owned(),
             uses: 0,
             data: vec![4],
         },
     );
-    say(
+    send(
         &mut stream,
-        &Ask::Get {
+        &Request::Get {
             request: 3,
             key: "k".to_owned(),
-            patient: false,
+            slow: false,
         },
     );
-    let answer = Tell::Answer {
+    let answer = Response::Answer {
         request: 3,
         parts: vec![vec![4]],
     };
-    assert_eq!(hear(&mut stream), Some(answer));
-    // Another process of this rank is refused.
-    let refused = hear(&mut greet(server.address(), 8, 3));
+    assert_eq!(receive(&mut stream), Some(answer));
+    // Another process that claims the same rank is refused.
+    let refused = receive(&mut connect(server.address(), 8, 3));
     let why = "two processes claim to be rank 1: one on host, process 7, one on host, process 8";
     assert_eq!(
         refused,
-        Some(Tell::Refused {
+        Some(Response::Refused {
             why: why.to_owned()
         })
     );
@@ -104,18 +106,18 @@ fn an_attempt_replaces_the_one_that_was_given_up() {
     assert_eq!(server.failure(), Some((1, died.to_owned())));
 }
 
-/// As after a stop of the store: it reads both at once, in any order.
+/// A store that was suspended reads several attempts at once, in any order.
 #[test]
-fn a_store_that_was_slow_lets_the_last_attempt_in() {
+fn a_slow_store_admits_the_last_attempt() {
     for _ in 0..20 {
         let listener = listener();
         let address = listener.local_addr().unwrap();
-        drop(greet(address, 7, 1));
-        let given_up = greet(address, 7, 2);
-        let mut stream = greet(address, 7, 3);
+        drop(connect(address, 7, 1));
+        let abandoned = connect(address, 7, 2);
+        let mut stream = connect(address, 7, 3);
         let server = store(listener);
-        lives(&mut stream);
-        drop(given_up);
+        is_connected(&mut stream);
+        drop(abandoned);
         std::thread::sleep(A_WHILE / 4);
         assert_eq!(server.failure(), None);
     }

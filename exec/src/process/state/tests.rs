@@ -16,37 +16,37 @@ fn three(now: Instant) -> State {
     options.grace = SECOND;
     let mut s = State::new(&options, now);
     for p in 0..3 {
-        let place = format!("host, process {}", 100 + p);
-        s.join(p, first(p.into()), &place, now).unwrap();
-        // As a heart does at once.
-        s.hear(p, beat(0, 0), now);
+        let location = format!("host, process {}", 100 + p);
+        s.join(p, first(p.into()), &location, now).unwrap();
+        // A process sends a heartbeat at once.
+        s.handle(p, heartbeat(0, 0), now);
     }
     s
 }
 
-fn gather(request: u64, patient: bool, all: bool, data: u8) -> Ask {
-    Ask::Gather {
+fn gather(request: u64, untimed: bool, to_all: bool, data: u8) -> Request {
+    Request::Gather {
         request,
         key: "pass#7".to_owned(),
-        mode: Mode { patient, all },
+        mode: GatherMode { untimed, to_all },
         data: vec![data],
     }
 }
 
-fn beat(progress: u64, running: u32) -> Ask {
-    Ask::Beat {
+fn heartbeat(progress: u64, running: u32) -> Request {
+    Request::Heartbeat {
         progress,
         running,
-        standing: Vec::new(),
+        ranks: Vec::new(),
     }
 }
 
-/// A rank's host stands at an instruction of its second pass.
-fn stands(rank: u32, instr: u32) -> Ask {
-    Ask::Beat {
+/// A heartbeat whose rank is at an instruction of its second pass.
+fn at_instruction(rank: u32, instr: u32) -> Request {
+    Request::Heartbeat {
         progress: 0,
         running: 0,
-        standing: vec![Standing {
+        ranks: vec![RankProgress {
             rank,
             pass: 2,
             step: 1,
@@ -61,43 +61,43 @@ fn cause(s: &State) -> String {
 }
 
 #[test]
-fn data_wait_for_readers_and_readers_for_data() {
+fn data_and_readers_may_come_in_any_order() {
     let now = Instant::now();
     let mut s = three(now);
-    let get = |request| Ask::Get {
+    let get = |request| Request::Get {
         request,
         key: "k".to_owned(),
-        patient: false,
+        slow: false,
     };
-    let put = |uses| Ask::Put {
+    let put = |uses| Request::Put {
         key: "k".to_owned(),
         uses,
         data: vec![5],
     };
-    assert!(s.hear(1, get(4), now).is_empty());
-    let told = s.hear(0, put(2), now);
-    assert_eq!(told, [(1, answer(4, vec![vec![5]]))]);
-    assert_eq!(s.hear(2, get(0), now), [(2, answer(0, vec![vec![5]]))]);
-    // Two have read it: it is forgotten.
-    assert!(s.hear(2, get(1), now).is_empty());
-    // Nobody leaves it: the one who waits hears so, and may go on.
-    (0..3).for_each(|p| drop(s.hear(p, beat(0, 0), now + 9 * SECOND)));
-    let told = s.tick(now + 10 * SECOND);
-    assert_eq!(told.len(), 1);
-    assert!(matches!(&told[0], (2, Tell::Late { request: 1, why }) if why.contains("`k`")));
+    assert!(s.handle(1, get(4), now).is_empty());
+    let sent = s.handle(0, put(2), now);
+    assert_eq!(sent, [(1, answer(4, vec![vec![5]]))]);
+    assert_eq!(s.handle(2, get(0), now), [(2, answer(0, vec![vec![5]]))]);
+    // Two have read it: it is dropped.
+    assert!(s.handle(2, get(1), now).is_empty());
+    // It is not stored again: the wait times out, and its process may continue.
+    (0..3).for_each(|p| drop(s.handle(p, heartbeat(0, 0), now + 9 * SECOND)));
+    let sent = s.tick(now + 10 * SECOND);
+    assert_eq!(sent.len(), 1);
+    assert!(matches!(&sent[0], (2, Response::TimedOut { request: 1, why }) if why.contains("`k`")));
     assert_eq!(s.failure(), None);
 }
 
 #[test]
-fn a_gathering_is_by_process_and_for_whom_it_is() {
+fn a_gather_is_in_process_order_and_answers_its_receivers() {
     let now = Instant::now();
     let mut s = three(now);
-    assert!(s.hear(2, gather(8, false, false, 12), now).is_empty());
-    assert!(s.hear(0, gather(6, false, false, 10), now).is_empty());
-    let told = s.hear(1, gather(7, false, false, 11), now);
+    assert!(s.handle(2, gather(8, false, false, 12), now).is_empty());
+    assert!(s.handle(0, gather(6, false, false, 10), now).is_empty());
+    let sent = s.handle(1, gather(7, false, false, 11), now);
     let all = vec![vec![10], vec![11], vec![12]];
     assert_eq!(
-        told,
+        sent,
         [
             (0, answer(6, all)),
             (1, answer(7, vec![])),
@@ -107,22 +107,22 @@ fn a_gathering_is_by_process_and_for_whom_it_is() {
 }
 
 #[test]
-fn whoever_does_not_move_is_named() {
+fn a_process_without_progress_is_named() {
     let now = Instant::now();
     let mut s = three(now);
-    s.hear(0, gather(0, false, true, 0), now);
+    s.handle(0, gather(0, false, true, 0), now);
     let mut at = now;
-    // Rank 1 moves, rank 2 only lives.
+    // Rank 1 makes progress, rank 2 is only alive.
     for i in 0..15 {
         at += SECOND;
-        s.hear(0, beat(0, 0), at);
-        s.hear(1, beat(i, 0), at);
-        s.hear(2, beat(7, 0), at);
+        s.handle(0, heartbeat(0, 0), at);
+        s.handle(1, heartbeat(i, 0), at);
+        s.handle(2, heartbeat(7, 0), at);
         assert!(s.tick(at).is_empty(), "{i}");
     }
-    s.hear(1, gather(0, false, true, 0), at);
-    let told = s.tick(at);
-    assert_eq!(told.len(), 3);
+    s.handle(1, gather(0, false, true, 0), at);
+    let sent = s.tick(at);
+    assert_eq!(sent.len(), 3);
     assert_eq!(
         cause(&s),
         "rank 2 did not reach `pass` and has not made progress for 14.0s"
@@ -130,21 +130,21 @@ fn whoever_does_not_move_is_named() {
 }
 
 #[test]
-fn whoever_computes_is_waited_for() {
+fn a_process_that_runs_kernels_gets_more_time() {
     let now = Instant::now();
     let mut s = three(now);
-    s.hear(0, gather(0, false, true, 0), now);
-    s.hear(2, gather(0, false, true, 0), now);
+    s.handle(0, gather(0, false, true, 0), now);
+    s.handle(2, gather(0, false, true, 0), now);
     for i in 1..=99 {
         let at = now + i * SECOND;
         for p in 0..3 {
-            s.hear(p, beat(0, u32::from(p == 1)), at);
+            s.handle(p, heartbeat(0, u32::from(p == 1)), at);
         }
         assert!(s.tick(at).is_empty(), "{i}");
     }
-    s.hear(0, beat(0, 0), now + 100 * SECOND);
-    s.hear(2, beat(0, 0), now + 100 * SECOND);
-    s.hear(1, beat(0, 1), now + 100 * SECOND);
+    s.handle(0, heartbeat(0, 0), now + 100 * SECOND);
+    s.handle(2, heartbeat(0, 0), now + 100 * SECOND);
+    s.handle(1, heartbeat(0, 1), now + 100 * SECOND);
     s.tick(now + 100 * SECOND);
     assert_eq!(
         cause(&s),
@@ -153,49 +153,52 @@ fn whoever_computes_is_waited_for() {
 }
 
 #[test]
-fn patience_ends_with_a_life() {
+fn an_untimed_gather_ends_with_a_death() {
     let now = Instant::now();
     let mut s = three(now);
-    s.hear(0, gather(0, true, true, 0), now);
+    s.handle(0, gather(0, true, true, 0), now);
     for i in 1..100 {
         let at = now + i * SECOND;
-        (0..3).for_each(|p| drop(s.hear(p, beat(0, 0), at)));
+        (0..3).for_each(|p| drop(s.handle(p, heartbeat(0, 0), at)));
         assert!(s.tick(at).is_empty(), "{i}");
     }
     let at = now + 100 * SECOND;
-    (0..3).for_each(|p| drop(s.hear(p, beat(0, 0), at)));
-    assert!(s.disconnected(1, first(1), at));
-    assert!(s.tick(at).is_empty(), "whoever knows more may say so");
-    let told = s.tick(at + SECOND);
-    assert_eq!(told.len(), 3);
+    (0..3).for_each(|p| drop(s.handle(p, heartbeat(0, 0), at)));
+    assert!(s.connection_lost(1, first(1), at));
+    assert!(
+        s.tick(at).is_empty(),
+        "the launcher may report a more precise cause"
+    );
+    let sent = s.tick(at + SECOND);
+    assert_eq!(sent.len(), 3);
     assert_eq!(
         cause(&s),
         "rank 1 (host, process 101) died: its connection was closed"
     );
-    // The first cause is the one that counts, also for those who come later.
+    // The first cause counts, also for processes that join later.
     assert!(s.fail(2, "something else").is_empty());
-    assert_eq!(s.welcome(2).len(), 1);
+    assert_eq!(s.known_failure(2).len(), 1);
 }
 
 #[test]
-fn whoever_says_goodbye_is_not_lost() {
+fn a_process_that_disconnects_is_not_lost() {
     let now = Instant::now();
     let mut s = three(now);
     for p in 0..3 {
         assert!(!s.is_over());
-        s.hear(p, Ask::Bye, now);
-        s.disconnected(p, first(p.into()), now);
+        s.handle(p, Request::Disconnect, now);
+        s.connection_lost(p, first(p.into()), now);
     }
     assert!(s.is_over());
     assert!(s.tick(now + 1000 * SECOND).is_empty());
 }
 
 #[test]
-fn the_silent_and_the_missing() {
+fn silent_and_missing_processes_fail_the_run() {
     let now = Instant::now();
     let mut s = three(now);
-    s.hear(0, beat(0, 0), now + 9 * SECOND);
-    s.hear(2, beat(0, 0), now + 9 * SECOND);
+    s.handle(0, heartbeat(0, 0), now + 9 * SECOND);
+    s.handle(2, heartbeat(0, 0), now + 9 * SECOND);
     assert!(s.tick(now + 9 * SECOND).is_empty());
     s.tick(now + 10 * SECOND);
     assert_eq!(
@@ -205,24 +208,24 @@ fn the_silent_and_the_missing() {
 
     let mut s = State::new(&StoreOptions::new(4, "run", 10 * SECOND), now);
     s.join(1, first(1), "host", now).unwrap();
-    s.hear(1, beat(0, 0), now + 9 * SECOND);
+    s.handle(1, heartbeat(0, 0), now + 9 * SECOND);
     s.tick(now + 10 * SECOND);
     assert_eq!(cause(&s), "ranks 0, 2, 3 of 4 did not start within 10.0s");
 }
 
 #[test]
-fn beats_are_answered() {
+fn heartbeats_are_answered() {
     let now = Instant::now();
     let mut s = three(now);
-    assert_eq!(s.hear(1, beat(3, 1), now), [(1, Tell::Alive)]);
+    assert_eq!(s.handle(1, heartbeat(3, 1), now), [(1, Response::Alive)]);
 }
 
 #[test]
-fn a_store_that_was_stopped_itself_blames_nobody() {
+fn a_suspension_of_the_store_is_not_silence_of_processes() {
     let now = Instant::now();
     let mut s = three(now);
-    s.hear(0, gather(6, false, false, 10), now);
-    s.go_on(59 * SECOND, now + 60 * SECOND);
+    s.handle(0, gather(6, false, false, 10), now);
+    s.resume(59 * SECOND, now + 60 * SECOND);
     assert!(s.tick(now + 69 * SECOND).is_empty());
     s.tick(now + 70 * SECOND);
     assert_eq!(
@@ -232,7 +235,7 @@ fn a_store_that_was_stopped_itself_blames_nobody() {
 }
 
 #[test]
-fn nobody_comes_twice() {
+fn a_rank_joins_once() {
     let now = Instant::now();
     let mut s = three(now);
     let error = s.join(1, first(9), "elsewhere", now).unwrap_err();
@@ -245,38 +248,38 @@ fn nobody_comes_twice() {
 }
 
 #[test]
-fn a_stop_of_the_store_is_no_wait_of_others() {
+fn a_suspension_of_the_store_extends_waits() {
     let start = Instant::now();
     let at = |seconds: u32| start + seconds * SECOND;
-    // Of the start: 1 s before the stop of 11 s, so 9 s are left after it.
+    // At the start: 1 s before the suspension of 11 s, so 9 s are left after it.
     let mut s = State::new(&StoreOptions::new(2, "run", 10 * SECOND), start);
     s.join(0, first(0), "host", start).unwrap();
-    s.go_on(11 * SECOND, at(12));
-    s.hear(0, beat(0, 0), at(20));
+    s.resume(11 * SECOND, at(12));
+    s.handle(0, heartbeat(0, 0), at(20));
     assert!(s.tick(at(20)).is_empty());
     s.tick(at(21));
     assert_eq!(cause(&s), "rank 1 of 2 did not start within 10.0s");
-    // Of keys and gatherings: 4 s before a stop of 60 s.
+    // For keys and gathers: 4 s before a suspension of 60 s.
     let mut s = three(start);
-    let get = |key: &str| Ask::Get {
+    let get = |key: &str| Request::Get {
         request: 3,
         key: key.to_owned(),
-        patient: false,
+        slow: false,
     };
-    s.hear(1, get("before"), start);
-    s.hear(0, gather(6, false, false, 10), start);
-    s.go_on(60 * SECOND, at(64));
-    // What comes after the stop has its own time.
-    s.hear(2, get("after"), at(64));
-    let late = |told: Changes| -> Vec<String> {
-        let why = |(_, tell)| match tell {
-            Tell::Late { why, .. } => why,
+    s.handle(1, get("before"), start);
+    s.handle(0, gather(6, false, false, 10), start);
+    s.resume(60 * SECOND, at(64));
+    // A request after the suspension has its own time.
+    s.handle(2, get("after"), at(64));
+    let late = |sent: Changes| -> Vec<String> {
+        let why = |(_, response)| match response {
+            Response::TimedOut { why, .. } => why,
             other => format!("{other:?}"),
         };
-        told.into_iter().map(why).collect()
+        sent.into_iter().map(why).collect()
     };
     let mut tick = |seconds: u32| {
-        (0..3).for_each(|p| drop(s.hear(p, beat(seconds.into(), 0), at(seconds))));
+        (0..3).for_each(|p| drop(s.handle(p, heartbeat(seconds.into(), 0), at(seconds))));
         late(s.tick(at(seconds)))
     };
     assert!(tick(69).is_empty());
@@ -285,33 +288,36 @@ fn a_stop_of_the_store_is_no_wait_of_others() {
     assert_eq!(tick(74), ["no rank published `after` within 10.0s"]);
 }
 
-/// Rank 0 chooses kernels, which may take longer than any step: it is waited for, and not for ever.
+/// Rank 0 autotunes kernels, which may take longer than any step: the wait is longer, but limited.
 #[test]
-fn a_patient_wait_is_longer() {
+fn a_slow_wait_is_longer() {
     let start = Instant::now();
     let mut s = three(start);
-    let get = |key: &str, patient| Ask::Get {
+    let get = |key: &str, slow| Request::Get {
         request: 3,
         key: key.to_owned(),
-        patient,
+        slow,
     };
-    s.hear(1, get("choice", true), start);
-    s.hear(2, get("piece", false), start);
+    s.handle(1, get("choice", true), start);
+    s.handle(2, get("piece", false), start);
     let mut late = |seconds: u32| -> Vec<String> {
         let now = start + seconds * SECOND;
-        (0..3).for_each(|p| drop(s.hear(p, beat(0, 0), now)));
-        let words = s.tick(now).into_iter().map(|(_, tell)| format!("{tell:?}"));
+        (0..3).for_each(|p| drop(s.handle(p, heartbeat(0, 0), now)));
+        let words = s
+            .tick(now)
+            .into_iter()
+            .map(|(_, response)| format!("{response:?}"));
         words.collect()
     };
-    let told = late(10);
-    assert!(told.len() == 1 && told[0].contains("no rank published `piece` within 10.0s"));
+    let sent = late(10);
+    assert!(sent.len() == 1 && sent[0].contains("no rank published `piece` within 10.0s"));
     assert!(late(99).is_empty());
-    let told = late(100);
-    assert!(told.len() == 1 && told[0].contains("no rank published `choice` within 100.0s"));
+    let sent = late(100);
+    assert!(sent.len() == 1 && sent[0].contains("no rank published `choice` within 100.0s"));
 }
 
 #[test]
-fn an_attempt_that_was_given_up_is_no_death() {
+fn an_abandoned_attempt_is_not_a_death() {
     let now = Instant::now();
     let mut options = StoreOptions::new(2, "run", 10 * SECOND);
     options.grace = Duration::ZERO;
@@ -322,57 +328,57 @@ fn an_attempt_that_was_given_up_is_no_death() {
     };
     let join = |s: &mut State, number| s.join(1, attempt(number), "host", now);
     s.join(0, first(0), "host", now).unwrap();
-    // It ends before the next one comes, or after it has come.
+    // It ends before the next one joins, or afterwards.
     join(&mut s, 1).unwrap();
-    assert!(s.disconnected(1, attempt(1), now));
+    assert!(s.connection_lost(1, attempt(1), now));
     join(&mut s, 2).unwrap();
     join(&mut s, 3).unwrap();
-    assert!(!s.disconnected(1, attempt(2), now));
+    assert!(!s.connection_lost(1, attempt(2), now));
     assert!(s.tick(now).is_empty());
-    // They are read in any order.
+    // Attempts are read in any order.
     let error = join(&mut s, 2).unwrap_err();
     assert_eq!(error, "rank 1 has connected again since");
-    // A process that has been let in is heard of, and may die.
-    s.hear(1, beat(0, 0), now);
-    assert!(s.disconnected(1, attempt(3), now));
+    // A process that was admitted and is active can die.
+    s.handle(1, heartbeat(0, 0), now);
+    assert!(s.connection_lost(1, attempt(3), now));
     s.tick(now);
     assert_eq!(cause(&s), "rank 1 (host) died: its connection was closed");
 }
 
 #[test]
-fn a_wait_in_vain_is_told_with_where_hosts_stand() {
+fn a_timeout_lists_host_positions() {
     let now = Instant::now();
-    let fail = |waited| Ask::Fail {
+    let fail = |timed_out| Request::Fail {
         cause: "rank 0: an event has not completed".to_owned(),
-        waited,
+        timed_out,
     };
-    let cause_of = |places: [u32; 3], waited| {
+    let cause_of = |positions: [u32; 3], timed_out| {
         let mut s = three(now);
-        for (rank, at) in (0..).zip(places) {
-            s.hear(rank, stands(rank, at), now);
+        for (rank, at) in (0..).zip(positions) {
+            s.handle(rank, at_instruction(rank, at), now);
         }
-        s.hear(0, fail(waited), now);
+        s.handle(0, fail(timed_out), now);
         cause(&s).to_owned()
     };
-    let said = "rank 0: an event has not completed";
-    let places = "host positions, slowest first: rank 1 at instruction 796 `op 796`; ranks 0, 2 at instruction 1565 `op 1565`";
+    let message = "rank 0: an event has not completed";
+    let positions = "host positions, slowest first: rank 1 at instruction 796 `op 796`; ranks 0, 2 at instruction 1565 `op 1565`";
     assert_eq!(
         cause_of([1565, 796, 1565], true),
-        format!("{said}; {places}")
+        format!("{message}; {positions}")
     );
-    assert_eq!(cause_of([1565, 796, 1565], false), said);
-    assert_eq!(cause_of([796, 796, 796], true), said);
+    assert_eq!(cause_of([1565, 796, 1565], false), message);
+    assert_eq!(cause_of([796, 796, 796], true), message);
 
-    // Nobody fails: one does not come.
+    // No process fails, but one does not arrive.
     let mut s = three(now);
     for (rank, at) in [(0, 9), (1, 9), (2, 4)] {
-        s.hear(rank, stands(rank, at), now);
+        s.handle(rank, at_instruction(rank, at), now);
     }
-    s.hear(0, gather(1, false, true, 0), now);
-    s.hear(1, gather(2, false, true, 0), now);
+    s.handle(0, gather(1, false, true, 0), now);
+    s.handle(1, gather(2, false, true, 0), now);
     let later = now + 10 * SECOND;
     for (rank, at) in [(0, 9), (1, 9), (2, 4)] {
-        s.hear(rank, stands(rank, at), later);
+        s.handle(rank, at_instruction(rank, at), later);
     }
     s.tick(later);
     assert!(cause(&s).starts_with("rank 2 did not reach `pass` and has not made progress"));

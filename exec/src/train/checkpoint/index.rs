@@ -1,4 +1,4 @@
-//! What a checkpoint says about itself.
+//! The index of a checkpoint.
 
 use crate::train::layout::Kind;
 use serde::{Deserialize, Serialize};
@@ -8,20 +8,20 @@ use std::collections::BTreeMap;
 /// Version of the format.
 pub(crate) const FORMAT: u32 = 1;
 
-/// Where a run stands.
+/// Progress of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
-    /// Steps done, which is the optimizer's step count as well.
+    /// Number of steps done, which is the optimizer's step count as well.
     pub step: u64,
-    /// Samples consumed.
+    /// Number of samples consumed.
     pub samples: u64,
     /// Seed of weights and data.
     pub seed: u64,
     /// Fingerprint of the data.
     pub data: String,
-    /// Losses of all steps; `null` where a loss is no number.
+    /// Losses of all steps; `null` if a loss is not a number.
     pub losses: Vec<Option<f64>>,
-    /// Gradient norms of all steps, likewise.
+    /// Gradient norms of all steps; `null` if a norm is not a number.
     pub grad_norms: Vec<Option<f64>>,
 }
 
@@ -34,20 +34,20 @@ pub struct IndexParam {
     pub shape: Vec<u64>,
 }
 
-/// A run of elements of one state of one parameter.
+/// A contiguous range of elements of one state of one parameter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Piece {
     /// Index into [`Index::params`].
     pub param: usize,
     /// `weight`, `exp_avg` or `exp_avg_sq`.
     pub kind: String,
-    /// First element in the whole parameter, row-major.
+    /// Index of the first element in the whole parameter, row-major.
     pub start: u64,
-    /// Elements.
+    /// Number of elements.
     pub numel: u64,
-    /// Tensor's name within its file.
+    /// Name of the tensor within its file.
     pub tensor: String,
-    /// File.
+    /// Name of the file.
     pub file: String,
 }
 
@@ -60,42 +60,42 @@ impl Piece {
 /// A file of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IndexFile {
-    /// Size.
+    /// Size in bytes.
     pub bytes: u64,
-    /// BLAKE3 of the content, hexadecimal.
+    /// BLAKE3 digest of the content, hexadecimal.
     pub blake3: String,
 }
 
-/// `index.json`.
+/// Contents of `index.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Index {
     /// Version of the format.
     pub format: u32,
-    /// Scenario's name.
+    /// Name of the scenario.
     pub scenario: String,
-    /// Digest of the program that made it.
+    /// Digest of the program that wrote it.
     pub program_digest: String,
-    /// Ranks of that program.
+    /// Number of ranks of that program.
     pub world_size: u32,
-    /// Where the run stands.
+    /// Progress of the run.
     pub progress: Progress,
     /// Parameters.
     pub params: Vec<IndexParam>,
     /// Files with their checksums.
     pub files: BTreeMap<String, IndexFile>,
-    /// What lies where.
+    /// Location of every state.
     pub pieces: Vec<Piece>,
 }
 
-/// Name of a rank's file.
+/// Returns the name of a rank's file.
 pub(crate) fn file_of(rank: u32, world: u32) -> String {
     format!("rank-{rank:05}-of-{world:05}.safetensors")
 }
 
-/// Name of a piece's tensor.
+/// Returns the name of a piece's tensor.
 pub(crate) fn tensor_of(param: &str, kind: Kind, start: u64) -> String {
     format!("{param}/{}/{start}", kind.name())
 }
 
-/// Element type of a piece, as it was in memory.
+/// Returns the element type of a piece, which is that in memory.
 pub(crate) type PieceType = DType;

@@ -1,11 +1,11 @@
-//! Loading into any program of the same model.
+//! Loading of checkpoints into any program of the same model.
 
 use super::index::{FORMAT, Index, Piece, Progress};
 use crate::train::TrainError;
 use crate::train::data::encode;
 use crate::train::layout::{Kind, Span, StateLayout};
-use crate::train::safe::SafeFile;
 use crate::train::state::StateIo;
+use crate::train::tensor_file::TensorFile;
 use shardlab_plan::Program;
 use shardlab_plan::ir::{BufferId, ParamId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,21 +13,21 @@ use std::io::Read;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// A checkpoint whose checksums have been found right.
+/// A checkpoint whose checksums have been verified.
 #[derive(Debug)]
 pub struct Checkpoint {
     path: PathBuf,
     index: Index,
-    files: BTreeMap<String, SafeFile>,
-    /// Pieces of a parameter and kind, ascending.
+    files: BTreeMap<String, TensorFile>,
+    /// By parameter and kind: pieces, ascending.
     pieces: BTreeMap<(usize, Kind), Vec<Piece>>,
 }
 
 impl Checkpoint {
-    /// Opens a checkpoint and verifies all of it.
+    /// Opens a checkpoint and verifies all of its files.
     ///
     /// # Errors
-    /// Files that are missing, truncated or altered, by name.
+    /// Names files that are missing, truncated or modified.
     pub fn open(path: &Path) -> Result<Self, TrainError> {
         Self::read(path, true)
     }
@@ -35,7 +35,7 @@ impl Checkpoint {
     /// Opens a checkpoint that another process has verified.
     ///
     /// # Errors
-    /// Files that are missing or cannot be read.
+    /// If files are missing or cannot be read.
     pub fn open_verified(path: &Path) -> Result<Self, TrainError> {
         Self::read(path, false)
     }
@@ -73,7 +73,7 @@ impl Checkpoint {
             if sum != file.blake3 {
                 return Err(TrainError::format(&at, "corrupt: wrong checksum"));
             }
-            files.insert(name.clone(), SafeFile::open(&at)?);
+            files.insert(name.clone(), TensorFile::open(&at)?);
         }
         let mut pieces: BTreeMap<(usize, Kind), Vec<Piece>> = BTreeMap::new();
         for piece in &index.pieces {
@@ -97,22 +97,23 @@ impl Checkpoint {
         })
     }
 
-    /// Where the run stood.
+    /// Returns the progress of the run.
     #[must_use]
     pub fn progress(&self) -> &Progress {
         &self.index.progress
     }
 
-    /// What the checkpoint says about itself.
+    /// Returns the index.
     #[must_use]
     pub fn index(&self) -> &Index {
         &self.index
     }
 
-    /// Puts weights and moments into the memory of ranks, before their first step.
+    /// Writes weights and moments into the memory of ranks, before their first step.
     ///
     /// # Errors
-    /// When a weight or moment is missing or has another shape (all of them are named), and what files and memory report.
+    /// If weights or moments are missing or have another shape (all of them are named), and errors
+    /// of files and memory.
     pub fn load(
         &mut self,
         program: &Program,
@@ -154,7 +155,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Index of every parameter of the program in this checkpoint.
+    /// Returns the index of every parameter of the program in this checkpoint.
     fn find(&self, program: &Program) -> Result<Vec<usize>, TrainError> {
         let known: BTreeMap<&str, usize> = self
             .index
@@ -199,7 +200,7 @@ impl Checkpoint {
         Ok(of)
     }
 
-    /// Every element that the program needs is there.
+    /// Checks that every element that the program needs exists.
     fn require(
         &self,
         program: &Program,
@@ -241,7 +242,7 @@ impl Checkpoint {
         at >= elements.end
     }
 
-    /// Elements of a state, put together from the pieces that hold them.
+    /// Assembles elements of a state from the pieces that contain them.
     fn elements(
         &mut self,
         param: usize,
@@ -279,7 +280,7 @@ impl Checkpoint {
     }
 }
 
-/// Size and BLAKE3 of a file.
+/// Returns the size and the BLAKE3 digest of a file.
 fn checksum(path: &Path) -> Result<(u64, String), TrainError> {
     let mut file = std::fs::File::open(path).map_err(TrainError::io(path))?;
     let mut hasher = blake3::Hasher::new();

@@ -1,16 +1,17 @@
-//! Saving: a snapshot between two steps, written to disk by a thread of its own while training goes on.
+//! Saving of checkpoints: a snapshot between two steps, written by a background thread while
+//! training continues.
 //!
-//! Several processes make one checkpoint: each writes the files of its ranks, and the one that leads makes the folder, the
-//! index, and the name by which the whole becomes valid.
+//! Several processes write one checkpoint: each writes the files of its ranks, and process 0
+//! creates the folder and the index, and renames the folder when it is complete.
 
 use super::index::{
     FORMAT, Index, IndexFile, IndexParam, Piece, PieceType, Progress, file_of, tensor_of,
 };
 use super::{Store, name_of, sync_dir};
-use crate::process::Peers;
+use crate::process::ProcessGroup;
 use crate::train::layout::{Kind, StateLayout};
 use crate::train::state::StateIo;
-use crate::train::{TrainError, safe};
+use crate::train::{TrainError, tensor_file};
 use shardlab_plan::Program;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -19,22 +20,23 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-/// Pieces of a rank with their types and bytes.
+/// Pieces of a rank with their element types and bytes.
 type Contents = Vec<(Piece, PieceType, Vec<u8>)>;
 
-/// State of this process's ranks at one moment, in host memory.
+/// State of this process's ranks at one step, in host memory.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     index: Index,
-    /// By rank of this process: its number, and what it holds in the index's order.
+    /// By rank of this process: its number, and its state in the order of the index.
     ranks: Vec<(u32, Contents)>,
 }
 
 impl Snapshot {
-    /// Copies the state out of the ranks' memory. `state` is false before the first step, when no moments exist.
+    /// Copies the state from the ranks' memory. `state` is false before the first step, when no
+    /// moments exist.
     ///
     /// # Errors
-    /// What the memory reports.
+    /// Errors of the memory.
     pub fn take(
         program: &Program,
         layout: &StateLayout,
@@ -89,37 +91,39 @@ impl Snapshot {
         Ok(Self { index, ranks })
     }
 
-    /// Writes the checkpoint together with the other processes and makes it durable; then drops the oldest ones. What the
-    /// folder has beyond `after`, the step up to which its checkpoints led here, is of another training and put aside.
+    /// Writes the checkpoint together with the other processes and makes it durable; then removes
+    /// the oldest ones. Checkpoints after `after`, the last step that this training continues,
+    /// belong to another training and are renamed.
     ///
     /// # Errors
-    /// What the file system reports, here or to another process. The folder then holds what it held before.
-    pub fn write(self, store: &Store, after: u64, peers: &Peers) -> Result<(), TrainError> {
+    /// Errors of the file system, in this process or another. The folder is then unchanged.
+    pub fn write(self, store: &Store, after: u64, peers: &ProcessGroup) -> Result<(), TrainError> {
         let name = name_of(self.index.progress.step);
         let temporary = store.dir.join(format!(".tmp-{name}"));
         let leads = peers.process() == 0;
         let done = self.write_parts(store, &temporary, after, peers);
         if done.is_err() && leads {
-            // The first error is the one to report; a leftover is removed when the folder is opened again.
+            // The first error is reported; leftovers are removed when the folder is opened again.
             let _ = std::fs::remove_dir_all(&temporary);
         }
         done?;
         if leads { store.prune() } else { Ok(()) }
     }
 
-    /// Each part is done everywhere before the next one begins; an error of one process is an error of all.
+    /// Every process completes a part before the next one begins; an error of one process is an
+    /// error of all.
     fn write_parts(
         mut self,
         store: &Store,
         temporary: &Path,
         after: u64,
-        peers: &Peers,
+        peers: &ProcessGroup,
     ) -> Result<(), TrainError> {
         let leads = peers.process() == 0;
         let made = if leads { make(temporary) } else { Ok(()) };
-        together(peers, temporary, made.map(|()| Vec::new()))?;
+        exchange_result(peers, temporary, made.map(|()| Vec::new()))?;
         let files = self.write_files(temporary);
-        for files in together(peers, temporary, files)? {
+        for files in exchange_result(peers, temporary, files)? {
             self.index.files.extend(files);
         }
         let placed = if leads {
@@ -132,7 +136,7 @@ impl Snapshot {
         } else {
             Ok(())
         };
-        together(peers, temporary, placed.map(|()| Vec::new()))?;
+        exchange_result(peers, temporary, placed.map(|()| Vec::new()))?;
         Ok(())
     }
 
@@ -145,7 +149,7 @@ impl Snapshot {
                 .iter()
                 .map(|(p, dtype, _)| (p.tensor.clone(), *dtype, vec![p.numel]))
                 .collect();
-            let header = safe::header(&tensors);
+            let header = tensor_file::header(&tensors);
             let parts =
                 std::iter::once(header.as_slice()).chain(pieces.iter().map(|p| p.2.as_slice()));
             let file = write_synced(&dir.join(&name), parts)?;
@@ -163,7 +167,7 @@ impl Snapshot {
     }
 }
 
-/// An empty folder.
+/// Creates an empty folder.
 fn make(dir: &Path) -> Result<(), TrainError> {
     if dir.exists() {
         std::fs::remove_dir_all(dir).map_err(TrainError::io(dir))?;
@@ -173,25 +177,25 @@ fn make(dir: &Path) -> Result<(), TrainError> {
 
 type Files = Vec<(String, IndexFile)>;
 
-/// Tells the others how a part went, and hears how it went there.
-fn together(
-    peers: &Peers,
+/// Exchanges the result of a part with the other processes.
+fn exchange_result(
+    peers: &ProcessGroup,
     dir: &Path,
     mine: Result<Files, TrainError>,
 ) -> Result<Vec<Files>, TrainError> {
     if peers.processes() == 1 {
         return Ok(vec![mine?]);
     }
-    let told: Result<&Files, String> = mine.as_ref().map_err(ToString::to_string);
+    let sent: Result<&Files, String> = mine.as_ref().map_err(ToString::to_string);
     let text =
-        serde_json::to_vec(&told).map_err(|e| TrainError::format(dir, format!("index: {e}")))?;
-    let all = peers.all_gather_patiently("checkpoint", text)?;
+        serde_json::to_vec(&sent).map_err(|e| TrainError::format(dir, format!("index: {e}")))?;
+    let all = peers.all_gather_untimed("checkpoint", text)?;
     mine?;
     let mut parts = Vec::new();
     for (process, text) in all.iter().enumerate() {
-        let heard: Result<Files, String> =
+        let received: Result<Files, String> =
             serde_json::from_slice(text).unwrap_or_else(|e| Err(e.to_string()));
-        parts.push(heard.map_err(|e| TrainError::format(dir, format!("rank {process}: {e}")))?);
+        parts.push(received.map_err(|e| TrainError::format(dir, format!("rank {process}: {e}")))?);
     }
     Ok(parts)
 }
@@ -223,16 +227,16 @@ fn write_synced<'a>(
 #[derive(Debug)]
 pub struct Saver {
     store: Store,
-    /// Step of the checkpoint before the next one; that of the start at first.
+    /// Step of the previous checkpoint, or the first step of this training.
     after: u64,
-    peers: Arc<Peers>,
+    peers: Arc<ProcessGroup>,
     running: Option<JoinHandle<Result<(), TrainError>>>,
 }
 
 impl Saver {
-    /// Saves into this folder what is trained from a step on, together with these processes.
+    /// Creates a saver for a training from a given step, together with the processes of a group.
     #[must_use]
-    pub fn new(store: Store, from: u64, peers: Arc<Peers>) -> Self {
+    pub fn new(store: Store, from: u64, peers: Arc<ProcessGroup>) -> Self {
         Self {
             store,
             after: from,
@@ -241,10 +245,10 @@ impl Saver {
         }
     }
 
-    /// Begins to write a snapshot, once the one before is done.
+    /// Begins to write a snapshot, once the previous one is complete.
     ///
     /// # Errors
-    /// Those of the save before.
+    /// Errors of the previous save.
     pub fn save(&mut self, snapshot: Snapshot) -> Result<(), TrainError> {
         self.finish()?;
         let (store, peers) = (self.store.clone(), Arc::clone(&self.peers));
@@ -256,10 +260,10 @@ impl Saver {
         Ok(())
     }
 
-    /// Waits for the save at hand.
+    /// Waits for the current save.
     ///
     /// # Errors
-    /// Its errors.
+    /// Errors of the save.
     pub fn finish(&mut self) -> Result<(), TrainError> {
         match self.running.take().map(JoinHandle::join) {
             None => Ok(()),
@@ -274,7 +278,7 @@ impl Saver {
 
 impl Drop for Saver {
     fn drop(&mut self) {
-        // An error here follows one that is already reported.
+        // An error here follows one that has been reported.
         let _ = self.finish();
     }
 }

@@ -25,7 +25,7 @@ impl Setup {
         }
     }
 
-    /// Weights from a seed and moments that tell parameter, kind and element apart.
+    /// Weights from a seed, and moments that identify parameter, kind and element.
     fn fill(&mut self) {
         init::from_seed(&self.program, &self.layout, 4, &mut self.memory).unwrap();
         for (rank, state) in (0u32..).zip(&self.layout.ranks) {
@@ -57,7 +57,7 @@ impl Setup {
         };
         Snapshot::take(&self.program, &self.layout, &mut self.memory, progress)
             .unwrap()
-            .write(store, after, &crate::process::Peers::alone())
+            .write(store, after, &crate::process::ProcessGroup::single())
             .unwrap();
     }
 
@@ -67,7 +67,7 @@ impl Setup {
         Ok(c.progress().clone())
     }
 
-    /// All elements of a kind, by parameter.
+    /// Returns all elements of a kind, by parameter.
     fn all(&mut self, kind: Kind) -> Vec<Vec<f32>> {
         let mut out = vec![Vec::new(); self.program.params.len()];
         for (rank, s) in self.layout.primaries(kind) {
@@ -124,7 +124,7 @@ fn what_is_saved_loads_into_any_other_mesh_strategy_policy_and_precision() {
                     "{kind:?} {from:?} -> {to:?}"
                 );
             }
-            // Every weight at rest, compute weights too.
+            // Every resident weight, including compute weights.
             let mut made = Setup::new(to);
             made.fill();
             for (rank, state) in (0u32..).zip(&made.layout.ranks) {
@@ -137,7 +137,8 @@ fn what_is_saved_loads_into_any_other_mesh_strategy_policy_and_precision() {
     }
 }
 
-/// Five rows over four ranks leave rank 3 with nothing of some parameters, and with empty files where it has nothing.
+/// Five rows over four ranks leave rank 3 without elements of some parameters, and with empty files
+/// if it has none.
 #[test]
 fn replicas_are_stored_once() {
     let dir = tempfile::tempdir().unwrap();
@@ -170,7 +171,7 @@ fn old_ones_go_and_leftovers_too() {
         s.save(&store, step);
     }
     assert_eq!(store.steps().unwrap(), [10, 15]);
-    // Killed while writing.
+    // As after a crash during the write.
     std::fs::create_dir(dir.path().join(".tmp-step-00000020")).unwrap();
     let store = Store::open(dir.path(), 2).unwrap();
     assert_eq!(store.steps().unwrap(), [10, 15]);
@@ -178,7 +179,7 @@ fn old_ones_go_and_leftovers_too() {
     assert!(Checkpoint::open(&store.path(15)).is_ok());
 }
 
-/// What was trained before from the same folder is neither removed nor what a later run goes on from.
+/// Checkpoints of an earlier training in the same folder are neither removed nor resumed from.
 #[test]
 fn another_training_is_put_aside() {
     let dir = tempfile::tempdir().unwrap();
@@ -192,7 +193,8 @@ fn another_training_is_put_aside() {
         let names = store.entries().unwrap().into_iter().map(|e| e.1);
         names.filter(|n| n.contains("aside")).collect::<Vec<_>>()
     };
-    // On from 100, then anew: the newest are always the own ones.
+    // Continued from step 100, then restarted: the newest checkpoints always belong to the current
+    // training.
     for (after, step) in [(100, 250), (250, 260), (260, 270)] {
         s.save_after(&store, after, step);
         assert_eq!(store.steps().unwrap().last(), Some(&step));
@@ -266,7 +268,7 @@ fn every_missing_state_is_named() {
     let params = Setup::new(&[]).program.params.len();
     assert_eq!(names.len(), 2 * params);
     assert!(names.contains(&"exp_avg of layers.1.mlp.w2.weight".to_owned()));
-    // The other way round nothing is missing, nor before the first step.
+    // In the other direction nothing is missing, and neither before the first step.
     let mut adamw = Setup::new(&[]);
     adamw.fill();
     adamw.save(&store, 2);
@@ -314,13 +316,13 @@ fn saving_in_the_background_reports_its_errors() {
     let mut saver = Saver::new(
         store.clone(),
         0,
-        std::sync::Arc::new(crate::process::Peers::alone()),
+        std::sync::Arc::new(crate::process::ProcessGroup::single()),
     );
     saver.save(snapshot(1)).unwrap();
     saver.save(snapshot(2)).unwrap();
     saver.finish().unwrap();
     assert_eq!(store.steps().unwrap(), [1, 2]);
-    // A file where the temporary folder should be.
+    // A file in place of the temporary folder.
     std::fs::write(dir.path().join(".tmp-step-00000003"), "x").unwrap();
     saver.save(snapshot(3)).unwrap();
     assert!(saver.finish().is_err());

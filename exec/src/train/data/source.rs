@@ -3,11 +3,11 @@
 use super::Sequence;
 use std::path::{Path, PathBuf};
 
-/// Shortest synthetic stream, tokens.
+/// Minimum length of a synthetic stream, in tokens.
 const SYNTHETIC: u64 = 1 << 18;
-/// Candidates that may follow a pair of tokens.
+/// Number of candidates that may follow a pair of tokens.
 const SUCCESSORS: u64 = 4;
-/// Classes of the token before the last that the next one depends on.
+/// Number of classes of the second-last token, on which the next token depends.
 const CLASSES: u64 = 2;
 
 /// Why data cannot be used.
@@ -17,19 +17,19 @@ pub enum DataError {
     /// The file cannot be read.
     #[error("{}: {error}", path.display())]
     Read {
-        /// File.
+        /// Path of the file.
         path: PathBuf,
         /// Reason.
         error: std::io::Error,
     },
-    /// The file's size is no multiple of a token's.
+    /// The file's size is not a multiple of the size of a token.
     #[error("{}: {bytes} bytes are not a whole number of {width}-byte tokens", path.display())]
     Torn {
-        /// File.
+        /// Path of the file.
         path: PathBuf,
-        /// Size.
+        /// Size in bytes.
         bytes: usize,
-        /// Bytes of a token.
+        /// Bytes per token.
         width: usize,
     },
     /// Too few tokens for one window.
@@ -37,12 +37,12 @@ pub enum DataError {
     Short {
         /// Name of the stream.
         name: String,
-        /// Tokens.
+        /// Number of tokens.
         len: u64,
-        /// Tokens a sample.
+        /// Tokens per sample.
         seq_len: u64,
     },
-    /// A token is beyond the vocabulary.
+    /// A token is outside of the vocabulary.
     #[error(
         "{name}: token {token} at position {position} is outside the vocabulary of {vocab}; is --data-dtype right?"
     )]
@@ -51,37 +51,37 @@ pub enum DataError {
         name: String,
         /// Token.
         token: u32,
-        /// Position.
+        /// Position of the token.
         position: usize,
-        /// Vocabulary.
+        /// Size of the vocabulary.
         vocab: u64,
     },
     /// A tokenizer cannot be used.
     #[error("{}: no tokenizer: {reason}", path.display())]
     Tokenizer {
-        /// Its file.
+        /// Path of its file.
         path: PathBuf,
         /// Reason.
         reason: String,
     },
-    /// This program knows no tokenizers.
+    /// This build has no support for tokenizers.
     #[error(
         "{}: this binary was built without feature `tokenizers`; --data-dtype uint8 takes the bytes of a text as tokens",
         path.display()
     )]
     NoTokenizers {
-        /// The tokenizer's file.
+        /// Path of the tokenizer's file.
         path: PathBuf,
     },
     /// The model has no vocabulary.
     #[error("this model family has no tokens: its data is generated from the seed")]
     NoTokens,
-    /// The model has a constant that nothing here can fill.
+    /// The model has an unknown constant.
     #[error("the model has an unknown constant `{0}`")]
     UnknownConst(String),
 }
 
-/// How tokens are stored in a file.
+/// Storage of tokens in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenWidth {
     /// Every byte is a token (a text file).
@@ -101,7 +101,8 @@ impl TokenWidth {
         }
     }
 
-    /// What a file of this name holds unless said otherwise: `.bin` and `.u16` 16-bit tokens, everything else text.
+    /// Returns the default for a file name: 16-bit tokens for `.bin` and `.u16`, text for other
+    /// names.
     #[must_use]
     pub fn of_file(path: &Path) -> Self {
         match path.extension().and_then(|e| e.to_str()) {
@@ -144,7 +145,7 @@ impl Tokens {
         })
     }
 
-    /// Tokens made elsewhere.
+    /// Creates a stream of given tokens.
     pub(super) fn of_ids(name: String, ids: &[u32]) -> Self {
         let bytes: Vec<u8> = ids.iter().flat_map(|i| i.to_le_bytes()).collect();
         Self {
@@ -154,8 +155,9 @@ impl Tokens {
         }
     }
 
-    /// A language with structure to learn: few tokens are frequent, and what follows depends on the token before and on
-    /// the class of the one before that, with `SUCCESSORS` candidates of falling probability.
+    /// Generates a language with learnable structure: few tokens are frequent, and the next token
+    /// depends on the last one and on the class of the one before, with `SUCCESSORS` candidates of
+    /// decreasing probability.
     #[must_use]
     pub fn synthetic(vocab: u64, seq_len: u64, seed: u64) -> Self {
         let len = SYNTHETIC.max(64 * (seq_len + 1));
@@ -183,25 +185,25 @@ impl Tokens {
         }
     }
 
-    /// Where the stream comes from.
+    /// Returns the source of the stream.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Equal for equal tokens in equal files.
+    /// Returns a fingerprint, which is equal for equal tokens in equal files.
     #[must_use]
     pub fn fingerprint(&self) -> String {
         format!("blake3 {}", blake3::hash(&self.bytes).to_hex())
     }
 
-    /// Number of tokens.
+    /// Returns the number of tokens.
     #[must_use]
     pub fn len(&self) -> u64 {
         (self.bytes.len() / self.width.bytes()) as u64
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no tokens.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
@@ -221,7 +223,7 @@ impl Tokens {
         }
     }
 
-    /// Checks length and vocabulary.
+    /// Checks the length and the vocabulary.
     ///
     /// # Errors
     /// [`DataError::Short`], [`DataError::Vocabulary`].
@@ -244,27 +246,28 @@ impl Tokens {
         }
     }
 
-    /// Windows of the stream that do not overlap in their inputs.
+    /// Returns the number of windows of the stream with disjoint inputs.
     #[must_use]
     pub fn windows(&self, seq_len: u64) -> u64 {
         (self.len() - 1) / seq_len
     }
 
-    /// First token of a sample of training.
+    /// Returns the first token of a training sample.
     #[must_use]
     pub fn start(&self, sample: u64, seq_len: u64) -> u64 {
         let span = u128::from(self.len() - seq_len - 1);
         (u128::from(sample) * u128::from(seq_len) % span) as u64
     }
 
-    /// Likewise of validation: windows counted from the stream's end, which training reaches last.
+    /// Returns the first token of a validation sample: windows are counted from the end of the
+    /// stream, which training reaches last.
     #[must_use]
     pub fn start_from_end(&self, sample: u64, seq_len: u64) -> u64 {
         let windows = self.windows(seq_len).max(1);
         (windows - 1 - sample % windows) * seq_len
     }
 
-    /// The `T + 1` tokens from one on.
+    /// Returns the `T + 1` tokens from a position.
     pub fn window(&self, start: u64, seq_len: u64) -> impl Iterator<Item = u32> + '_ {
         (start..=start + seq_len).map(|i| self.token(i as usize))
     }

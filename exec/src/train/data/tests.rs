@@ -20,7 +20,7 @@ fn ids(bytes: &[u8]) -> Vec<i64> {
         .collect()
 }
 
-/// All samples of a step, in the order of their numbers.
+/// Returns all samples of a step, ordered by index.
 fn global(feed: &Feed, step: u64) -> Vec<Vec<i64>> {
     let ranks = feed.step(step);
     let mut out = Vec::new();
@@ -61,8 +61,8 @@ fn the_global_batch_does_not_depend_on_its_split() {
     }
 }
 
-/// The rule `tokens[(s*B + i)*T mod (len - T - 1)] .. +T+1`, worked by hand for 20 tokens, T = 7, B = 2: starts 0, 7, 2
-/// (14 mod 12), 9, 4.
+/// The rule `tokens[(s*B + i)*T mod (len - T - 1)] .. +T+1`, computed by hand for 20 tokens, T = 7,
+/// B = 2: starts 0, 7, 2 (14 mod 12), 9, 4.
 #[test]
 fn windows_follow_the_sampling_rule() {
     let dir = tempfile::tempdir().unwrap();
@@ -76,7 +76,8 @@ fn windows_follow_the_sampling_rule() {
     assert_eq!(global(&f, 0)[1], [17, 18, 19, 20, 21, 22, 23, 24]);
 }
 
-/// Also of a stream that ends with a window, where training's last start would be its first again.
+/// Also for a stream that ends with a window, where training's last start would be its first one
+/// again.
 #[test]
 fn validation_begins_with_the_last_window() {
     for (len, last) in [(7 * 3, 7), (7 * 3 + 1, 14), (7 * 3 + 2, 14)] {
@@ -124,7 +125,8 @@ fn faulty_data_is_named() {
     assert!(Tokens::read(&dir.path().join("absent"), TokenWidth::U8).is_err());
 }
 
-/// The entropy of what follows a token and the class before it is far below that of the tokens themselves.
+/// The entropy of the next token given the last one and the class of the one before is far below
+/// that of the tokens themselves.
 #[test]
 fn the_synthetic_language_can_be_learned() {
     let t = Tokens::synthetic(256, 64, 0);
@@ -148,7 +150,7 @@ fn the_synthetic_language_can_be_learned() {
         *after.entry((w[0] % 2, w[1], w[2])).or_insert(0.0) += 1.0;
     }
     let (alone, after) = (entropy(&alone), entropy(&after));
-    // Of the probabilities 0.6, 0.2, 0.12, 0.08: 1.085 nats.
+    // For the probabilities 0.6, 0.2, 0.12, 0.08: 1.085 nats.
     assert!(after < 1.1, "{after}");
     assert!(alone > 2.5, "{alone}");
     let again = Tokens::synthetic(256, 64, 0);
@@ -192,10 +194,10 @@ fn regression_data_splits_alike() {
 }
 
 #[test]
-fn a_resumed_feed_goes_on_where_another_batch_size_stopped() {
+fn a_resumed_feed_continues_after_another_batch_size() {
     let mut small = feed(BASE[0], &["mesh.dp_shard=2"], None);
     let large = feed(BASE[0], &["mesh.dp_shard=4"], None);
-    // Six steps of two samples are three of four.
+    // Six steps of two samples are three steps of four.
     small.resume(3, large.position(3));
     assert_eq!(small.position(3), 12);
     assert_eq!(global(&small, 3), global(&large, 3)[..2]);

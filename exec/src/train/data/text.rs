@@ -1,23 +1,24 @@
-//! Texts through the tokenizer of a published model.
+//! Tokenization of texts with the tokenizer of a published model.
 
 use super::{DataError, Tokens};
 use std::path::{Path, PathBuf};
 
-/// Name of the file that describes a tokenizer, in folders of published models.
+/// Name of the tokenizer's file in folders of published models.
 pub const TOKENIZER: &str = "tokenizer.json";
 
-/// The tokenizer that lies beside a text, if any.
+/// Returns the tokenizer in the folder of a text, if there is one.
 #[must_use]
-pub fn tokenizer_beside(text: &Path) -> Option<PathBuf> {
+pub fn tokenizer_next_to(text: &Path) -> Option<PathBuf> {
     let path = text.with_file_name(TOKENIZER);
     (path != text && path.is_file()).then_some(path)
 }
 
 impl Tokens {
-    /// The tokens that a tokenizer makes of a text (UTF-8), the whole of it at once; none are added at its ends.
+    /// Tokenizes a whole UTF-8 text at once, without special tokens at its ends.
     ///
     /// # Errors
-    /// [`DataError::Read`], [`DataError::Tokenizer`]; [`DataError::NoTokenizers`] in a build without them.
+    /// [`DataError::Read`], [`DataError::Tokenizer`]; [`DataError::NoTokenizers`] in a build
+    /// without them.
     pub fn of_text(text: &Path, tokenizer: &Path) -> Result<Self, DataError> {
         let words = std::fs::read_to_string(text).map_err(|error| DataError::Read {
             path: text.to_owned(),
@@ -51,7 +52,7 @@ fn encode(_: &str, tokenizer: &Path) -> Result<Vec<u32>, DataError> {
 mod tests {
     use super::*;
 
-    /// A byte-level BPE of four merges, split as GPT-2 splits.
+    /// A byte-level BPE tokenizer with four merges, which splits like GPT-2's.
     const BYTE_LEVEL: &str = r#"{
         "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
@@ -70,11 +71,11 @@ mod tests {
         let path = |name: &str| dir.path().join(name);
         let text = path("a.txt");
         std::fs::write(&text, "abab ab a\nb").unwrap();
-        assert_eq!(tokenizer_beside(&text), None);
+        assert_eq!(tokenizer_next_to(&text), None);
         std::fs::write(path(TOKENIZER), BYTE_LEVEL).unwrap();
-        let tokenizer = tokenizer_beside(&text).unwrap();
-        // The tokenizer is not a text that it lies beside.
-        assert_eq!(tokenizer_beside(&tokenizer), None);
+        let tokenizer = tokenizer_next_to(&text).unwrap();
+        // A tokenizer is not the tokenizer of itself.
+        assert_eq!(tokenizer_next_to(&tokenizer), None);
         let tokens = Tokens::of_text(&text, &tokenizer).unwrap();
         let ids: Vec<u32> = (0..tokens.len() as usize)
             .map(|i| tokens.token(i))

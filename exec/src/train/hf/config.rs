@@ -5,18 +5,18 @@ use serde_json::{Value, json};
 use shardlab_plan::config::{Bias, Family, Model};
 use std::path::Path;
 
-/// What transformers calls a model of family llama.
+/// Name of a llama variant in transformers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Llama,
-    /// Its layers of queries, keys and values have a bias whatever the configuration says.
+    /// Whether its query, key and value projections always have biases.
     Qwen2,
-    /// Its queries and keys are normalised.
+    /// Whether its queries and keys are normalized.
     Qwen3,
 }
 
 impl Kind {
-    /// `None`: nothing there has all of it.
+    /// Name of the variant; `None` if no variant has these features.
     fn of(m: &Model) -> Option<Self> {
         match (m.bias, m.qk_norm) {
             (Bias::None | Bias::All, false) => Some(Self::Llama),
@@ -66,7 +66,7 @@ fn of_llama(m: &Model, kind: Kind) -> Value {
     config
 }
 
-/// The configuration of a model; `None` for those without.
+/// Returns the configuration of a model; `None` for families without one.
 pub(crate) fn of(m: &Model) -> Option<Value> {
     match m.family {
         Family::Llama => Kind::of(m).map(|kind| of_llama(m, kind)),
@@ -91,26 +91,27 @@ pub(crate) fn of(m: &Model) -> Option<Value> {
     }
 }
 
-/// Collects what differs.
+/// Collects differences.
 struct Differences<'a> {
     config: &'a Value,
     all: Vec<String>,
 }
 
 impl Differences<'_> {
-    /// The value of a key, where it is given and not null.
+    /// Returns the value of a key that is present and not null.
     fn get(&self, key: &str) -> Option<&Value> {
         self.config.get(key).filter(|v| !v.is_null())
     }
 
-    /// A number; absent, it is `default`.
+    /// Compares a number, whose default is `default`.
     fn number(&mut self, key: &str, default: f64, path: &str, ours: f64) {
         let theirs = self.get(key).map_or(Some(default), Value::as_f64);
         self.same(key, theirs, path, ours);
     }
 
     fn same(&mut self, key: &str, theirs: Option<f64>, path: &str, ours: f64) {
-        // Configurations and scenarios both write decimal literals: equal settings parse to equal numbers.
+        // Configurations and scenarios both contain decimal literals, so equal settings parse to
+        // equal numbers.
         if theirs != Some(ours) {
             let theirs = theirs.map_or_else(|| "no number".to_owned(), |v| v.to_string());
             self.all.push(format!("`{key}` is {theirs}, {path} {ours}"));

@@ -1,9 +1,9 @@
-//! Names of parameters.
+//! Published names of parameters.
 
 use shardlab_plan::Program;
 use shardlab_plan::ir::Param;
 
-/// How a parameter is stored.
+/// How a parameter is stored in published files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Name {
     pub(crate) name: String,
@@ -12,7 +12,7 @@ pub(crate) struct Name {
 }
 
 impl Name {
-    /// Shape in the file.
+    /// Returns the shape in the file.
     pub(crate) fn stored_shape(&self, shape: &[u64]) -> Vec<u64> {
         let mut shape = shape.to_vec();
         if self.transposed {
@@ -36,7 +36,7 @@ pub(crate) fn of(program: &Program) -> Option<Vec<Name>> {
     program.params.iter().map(name).collect()
 }
 
-/// Tensors of published files that carry no weights of their own.
+/// Returns whether a tensor of published files is not a weight.
 pub(crate) fn ignorable(name: &str, tied: bool) -> bool {
     name.ends_with(".rotary_emb.inv_freq")
         || name.ends_with(".attn.bias")

@@ -49,7 +49,7 @@ impl Loaded {
     }
 }
 
-/// The files as the safetensors crate reads them.
+/// Returns the files as read by the safetensors crate.
 fn tensors(dir: &Path) -> BTreeMap<String, (Vec<usize>, Vec<u8>)> {
     let bytes = std::fs::read(dir.join("model.safetensors")).unwrap();
     let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
@@ -80,13 +80,14 @@ fn goldens_survive_loading_and_export_on_any_mesh() {
             )
             .unwrap();
             assert_eq!(tensors(dir.path()), original, "{name} {set:?}");
-            // What was exported can be loaded.
+            // An export can be loaded.
             l.load(dir.path()).unwrap();
         }
     }
 }
 
-/// gpt2's `c_fc` is stored `[64, 256]`: element (out 3, in 5) of the parameter is element (5, 3) of the file.
+/// gpt2's `c_fc` is stored as `[64, 256]`: element (out 3, in 5) of the parameter is element (5, 3)
+/// of the file.
 #[test]
 fn conv1d_weights_are_transposed() {
     let mut l = Loaded::new(GPT2, &[]);
@@ -105,7 +106,7 @@ fn conv1d_weights_are_transposed() {
     assert_eq!(ours[3 * 64 + 5], theirs[5 * 256 + 3]);
 }
 
-/// Biases of queries, keys and values make it another model by name, which is read again as it was written.
+/// Biases of queries, keys and values change the name of the model, and can be read back.
 #[test]
 fn biases_of_queries_keys_and_values_are_qwen2s() {
     let mut l = Loaded::new(LLAMA, &["model.bias=qkv"]);
@@ -122,7 +123,7 @@ fn biases_of_queries_keys_and_values_are_qwen2s() {
     let config = std::fs::read_to_string(dir.path().join("config.json")).unwrap();
     assert!(config.contains("Qwen2ForCausalLM"), "{config}");
     l.load(dir.path()).unwrap();
-    // To a llama without any it is no llama.
+    // A llama without them does not accept it.
     let e = Loaded::new(LLAMA, &[]).load(dir.path()).unwrap_err();
     assert!(e.to_string().contains("`model_type` is \"qwen2\""), "{e}");
     let windowed = config.replace(
@@ -135,7 +136,7 @@ fn biases_of_queries_keys_and_values_are_qwen2s() {
     assert!(e.contains("`use_sliding_window` is true"), "{e}");
 }
 
-/// Norms of queries and keys make it another one.
+/// Norms of queries and keys change the name of the model as well.
 #[test]
 fn norms_of_queries_and_keys_are_qwen3s() {
     let sets = &["model.qk_norm=true", "model.head_dim=32"];
@@ -147,7 +148,7 @@ fn norms_of_queries_and_keys_are_qwen3s() {
     let written = tensors(dir.path());
     let (shape, bytes) = &written["model.layers.3.self_attn.k_norm.weight"];
     assert_eq!(shape, &[32]);
-    // Norms begin as ones.
+    // Norms are initialized to ones.
     assert_eq!(crate::train::data::floats(bytes, DType::F32), [1.0; 32]);
     assert!(written.contains_key("model.layers.0.self_attn.q_norm.weight"));
     let config = std::fs::read_to_string(dir.path().join("config.json")).unwrap();
@@ -158,7 +159,7 @@ fn norms_of_queries_and_keys_are_qwen3s() {
     let text = "[train]\nseq_len = 64\n[mesh]\nhardware = \"cpu\"\ndp_shard = 2\n";
     let read = Loaded::new(text, &[&preset]).scenario.model;
     assert_eq!((read.qk_norm, read.head_dim), (true, 32));
-    // To a llama without any it is no llama, and nothing there has biases as well.
+    // A llama without them does not accept it, and no published variant has norms and biases.
     let e = Loaded::new(LLAMA, &sets[1..]).load(dir.path()).unwrap_err();
     assert!(e.to_string().contains("`model_type` is \"qwen3\""), "{e}");
     let all = &["model.qk_norm=true", "model.head_dim=32", "model.bias=true"];
@@ -204,7 +205,7 @@ fn faults_are_named_in_full() {
             .iter()
             .map(|(n, (s, _))| (n.clone(), DType::F32, s.iter().map(|d| *d as u64).collect()))
             .collect();
-        let mut bytes = safe::header(&list);
+        let mut bytes = tensor_file::header(&list);
         tensors.values().for_each(|(_, d)| bytes.extend(d));
         std::fs::write(dir.path().join("model.safetensors"), bytes).unwrap();
     };

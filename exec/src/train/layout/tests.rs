@@ -2,8 +2,8 @@ use super::*;
 use crate::train::testing::{BASE, plan_of};
 use proptest::prelude::*;
 
-/// Checks that the primaries of a kind hold each element of `params` exactly once, and that no two spans of a rank
-/// share a byte.
+/// Checks that the primaries of a kind hold each element of `params` exactly once, and that no two
+/// spans of a rank overlap.
 fn covers(program: &Program, layout: &StateLayout, kind: Kind, trained_only: bool) {
     let mut next: BTreeMap<ParamId, u64> = BTreeMap::new();
     for (_, s) in layout.primaries(kind) {
@@ -47,7 +47,8 @@ fn covers(program: &Program, layout: &StateLayout, kind: Kind, trained_only: boo
     }
 }
 
-/// Every rank's compute weights at rest hold the whole model, or together with the other ranks of its shard axis do.
+/// Every rank's resident compute weights are the whole model, or are together with those of its
+/// shard axis.
 fn weights_cover(program: &Program, layout: &StateLayout) {
     let inner = program.meta.dp_shard as usize;
     for replica in layout.ranks.chunks(inner) {

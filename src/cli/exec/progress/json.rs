@@ -2,7 +2,7 @@
 
 use crate::cli::exec::events::Event;
 use shardlab_exec::engine::RankTimes;
-use shardlab_exec::train::{Begun, Flow, Observer, Outcome, StepReport};
+use shardlab_exec::train::{Flow, Observer, Outcome, RunStart, StepReport};
 use shardlab_reports::store::Id;
 use std::io::Write;
 use std::sync::mpsc::{Sender, channel};
@@ -67,7 +67,7 @@ pub(super) fn write(event: &Event) {
 }
 
 impl Observer for Json {
-    fn begun(&mut self, begun: &Begun) {
+    fn begun(&mut self, begun: &RunStart) {
         self.say(Event::begun(begun));
     }
 

@@ -8,7 +8,7 @@ use crate::dash::keys::{self, Command as Key, Place};
 use crate::dash::lanes::Lanes;
 use crate::dash::worker::{Ended, Reporter, Stop};
 use shardlab_exec::engine::ExecOptions;
-use shardlab_exec::process::{PARENT, ending, interrupt};
+use shardlab_exec::process::{PARENT, describe_exit, interrupt};
 use shardlab_plan::scenario::BatchUnit;
 use shardlab_reports::store::Store;
 use std::collections::VecDeque;
@@ -191,7 +191,7 @@ impl Watch<'_> {
     fn hear(&self, line: &str, told: &mut Told) {
         let say = |news| self.reporter.say(news);
         match Event::read(line) {
-            Some(Event::Begun { device, .. }) => {
+            Some(Event::RunStart { device, .. }) => {
                 told.begun = true;
                 say(News::On((self.place)(&device)));
                 say(News::Stepping);
@@ -285,7 +285,7 @@ impl Told {
         let mut reason = match (self.error, self.status) {
             (Some(error), _) => error,
             (None, status) => {
-                let how = status.map_or_else(|| "has ended".to_owned(), ending);
+                let how = status.map_or_else(|| "has ended".to_owned(), describe_exit);
                 let words = self.words.iter().map(|w| format!("\n{w}"));
                 format!("the training's process {how}{}", words.collect::<String>())
             }

@@ -5,8 +5,8 @@ use crate::cli::{utilisation, with_source};
 use crate::dash::event::{News, RankNow, RankStep, StepNews};
 use crate::dash::lanes::Lanes;
 use crate::dash::worker::{Ended, Reporter, Stop};
-use shardlab_exec::engine::{ExecOptions, Live, RankTimes};
-use shardlab_exec::train::{Begun, Flow, Observer, RunOptions, StepReport, train as run};
+use shardlab_exec::engine::{ExecOptions, Progress, RankTimes};
+use shardlab_exec::train::{Flow, Observer, RunOptions, RunStart, StepReport, train as run};
 use shardlab_plan::Program;
 use shardlab_plan::ir::InstrId;
 use shardlab_plan::program::SectionKind;
@@ -27,10 +27,10 @@ pub(super) fn train(what: &What<'_>, reporter: &Reporter, stop: &Stop) -> Result
         setup,
         ..
     } = *what;
-    let live = Arc::new(Live::new(program.meta.world));
+    let progress = Arc::new(Progress::new(program.meta.world));
     let mut exec = ExecOptions {
         record: true,
-        live: Some(Arc::clone(&live)),
+        progress: Some(Arc::clone(&progress)),
         ..ExecOptions::default()
     };
     what.device.apply(&mut exec, program.meta.world);
@@ -43,7 +43,7 @@ pub(super) fn train(what: &What<'_>, reporter: &Reporter, stop: &Stop) -> Result
     let result = std::thread::scope(|scope| {
         let watcher = scope.spawn(|| {
             while !over.load(Ordering::Relaxed) {
-                reporter.say(News::Ranks(places(program, &live)));
+                reporter.say(News::Ranks(places(program, &progress)));
                 std::thread::park_timeout(LOOK);
             }
         });
@@ -95,7 +95,7 @@ struct Watch<'a> {
 }
 
 impl Observer for Watch<'_> {
-    fn begun(&mut self, _: &Begun) {
+    fn begun(&mut self, _: &RunStart) {
         self.reporter.say(News::Stepping);
     }
 
@@ -140,8 +140,9 @@ impl Observer for Watch<'_> {
 }
 
 /// Where the ranks are, in words.
-fn places(program: &Program, live: &Live) -> Vec<RankNow> {
-    live.ranks()
+fn places(program: &Program, progress: &Progress) -> Vec<RankNow> {
+    progress
+        .ranks()
         .iter()
         .map(|r| RankNow {
             at: r

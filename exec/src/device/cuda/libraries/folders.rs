@@ -14,15 +14,15 @@ pub enum Origin {
     Environment,
     /// A Python installation with `nvidia` packages.
     Pip,
-    /// Usual places.
+    /// Usual installation paths.
     System,
 }
 
 impl Origin {
-    /// In the order in which they are searched.
+    /// All sources, in search order.
     pub const ALL: [Self; 4] = [Self::Flag, Self::Environment, Self::Pip, Self::System];
 
-    /// Name in messages.
+    /// Returns the name in messages.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -33,7 +33,7 @@ impl Origin {
         }
     }
 
-    /// In messages, where it named none.
+    /// Returns the text of messages if the source named no folder.
     pub(super) const fn nothing(self) -> &'static str {
         match self {
             Self::Flag => "not given",
@@ -51,24 +51,25 @@ impl Origin {
 pub struct Folder {
     /// Path.
     pub path: PathBuf,
-    /// Who named it.
+    /// Source of the folder.
     pub origin: Origin,
 }
 
-/// What of the process's surroundings decides where libraries are looked for.
+/// Inputs of the search for libraries from the process's environment.
 #[derive(Clone, Debug, Default)]
 pub struct Surroundings {
     /// Environment variables.
     pub variables: Vec<(String, OsString)>,
-    /// May start `python3` to ask for its packages, where no folder of its own tells.
+    /// Whether `python3` may be started to ask for its packages, if no folder reveals them.
     pub ask_python: bool,
-    /// The running program. An environment's packages lie next to the programs of its `bin`.
+    /// Path of the running program. An environment's packages are located relative to the programs
+    /// in its `bin`.
     pub program: Option<PathBuf>,
-    /// Usual places.
+    /// Usual installation paths.
     pub system: Vec<PathBuf>,
 }
 
-/// Variables that matter.
+/// Names of the variables that are read.
 const VARIABLES: [&str; 7] = [
     "SHARDLAB_NVIDIA_LIBS",
     "LD_LIBRARY_PATH",
@@ -80,7 +81,7 @@ const VARIABLES: [&str; 7] = [
 ];
 
 impl Surroundings {
-    /// Those of this process.
+    /// Reads the surroundings of this process.
     #[must_use]
     pub fn of_process() -> Self {
         Self {
@@ -89,7 +90,7 @@ impl Surroundings {
                 .filter_map(|&n| Some((n.to_owned(), std::env::var_os(n)?)))
                 .collect(),
             ask_python: true,
-            // Without the links that pipx and similar tools put on the PATH.
+            // Resolves the links that pipx and similar tools put on the PATH.
             program: std::env::current_exe().and_then(|p| p.canonicalize()).ok(),
             system: [
                 "/usr/local/cuda/lib64",
@@ -118,8 +119,8 @@ impl Surroundings {
     }
 }
 
-/// Existing folders, in the order of the search, each once. `extra` may name folders of libraries, roots of CUDA toolkits
-/// and folders of pip's `nvidia` packages.
+/// Returns existing folders in search order, without duplicates. `extra` may name folders of
+/// libraries, roots of CUDA toolkits and folders of pip's `nvidia` packages.
 #[must_use]
 pub fn folders(around: &Surroundings, extra: &[PathBuf]) -> Vec<Folder> {
     let mut all: Vec<Folder> = Vec::new();
@@ -148,7 +149,8 @@ pub fn folders(around: &Surroundings, extra: &[PathBuf]) -> Vec<Folder> {
     all
 }
 
-/// A folder, the library folders of a toolkit whose root it is, and those of packages in it.
+/// Returns a folder, the library folders of a toolkit whose root it is, and those of the packages
+/// in it.
 fn within(path: &Path) -> Vec<PathBuf> {
     let mut all = vec![path.to_owned()];
     all.extend(["lib64", "lib", "extras/CUPTI/lib64"].map(|d| path.join(d)));
@@ -157,7 +159,7 @@ fn within(path: &Path) -> Vec<PathBuf> {
     all
 }
 
-/// `*/lib` under a folder of packages, in the order of their names.
+/// Returns `*/lib` in a folder of packages, sorted by name.
 fn packages(nvidia: &Path) -> Vec<PathBuf> {
     let is_packages = nvidia.file_name().is_some_and(|n| n == "nvidia");
     let Ok(entries) = std::fs::read_dir(nvidia) else {
@@ -175,8 +177,8 @@ fn packages(nvidia: &Path) -> Vec<PathBuf> {
     all
 }
 
-/// Folders of `nvidia` packages: of the environment that the program is installed in, of active ones, then of the python3
-/// on the PATH.
+/// Returns folders of `nvidia` packages: of the environment in which the program is installed, of
+/// active environments, then of the python3 on the PATH.
 fn pip(around: &Surroundings) -> Vec<PathBuf> {
     let bin = around.program.as_deref().and_then(Path::parent);
     let bin = bin.filter(|d| d.file_name().is_some_and(|n| n == "bin"));
@@ -190,7 +192,8 @@ fn pip(around: &Surroundings) -> Vec<PathBuf> {
         .map(|d| d.join("python3"))
         .find(|p| p.is_file());
     if let Some(python) = &python {
-        // An environment's python3 is a link: its packages lie beside the link, those of the system behind it.
+        // An environment's python3 is a link: its packages are next to the link, the system's next
+        // to the target.
         let real = python.canonicalize().ok();
         let bins = [python.parent(), real.as_deref().and_then(Path::parent)];
         prefixes.extend(
@@ -211,7 +214,7 @@ fn pip(around: &Surroundings) -> Vec<PathBuf> {
     }
 }
 
-/// Folders of packages of a Python installation.
+/// Returns the package folders of a Python installation.
 fn sites(prefix: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(prefix.join("lib")) else {
         return Vec::new();
@@ -228,7 +231,7 @@ fn sites(prefix: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// What Python itself says (a launcher script hides where it lives).
+/// Asks Python itself, since a launcher script hides its location.
 fn asked(python: &Path) -> Vec<PathBuf> {
     const CODE: &str = "import sys; print(*[p for p in sys.path if p], sep='\\n')";
     let Ok(output) = Command::new(python).args(["-c", CODE]).output() else {
@@ -269,7 +272,7 @@ mod tests {
         for d in [&cu, &dnn, &toolkit, &mine, &usual] {
             create_dir_all(d).unwrap();
         }
-        // A package without libraries is none.
+        // A package without libraries is skipped.
         create_dir_all(site.join("empty")).unwrap();
         let variables = [
             ("VIRTUAL_ENV", env.as_path()),
@@ -300,7 +303,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn packages_lie_beside_the_link_to_python_or_behind_it() {
+    fn packages_are_next_to_the_link_to_python_or_its_target() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path();
         let lib = |prefix: &str| {
@@ -339,7 +342,7 @@ mod tests {
             folders(&around, &[]).into_iter().map(|f| f.path).collect()
         };
         assert_eq!(found("bin/shardlab"), [lib(&own), lib(&active)]);
-        // A build folder is no environment.
+        // A build folder is not an environment.
         assert_eq!(found("release/shardlab"), [lib(&active)]);
     }
 }

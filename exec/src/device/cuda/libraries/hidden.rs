@@ -1,8 +1,9 @@
-//! Libraries that the bindings would not use although they are loaded.
+//! Detects libraries that the bindings would not use although they are loaded.
 //!
-//! The bindings try a library's shortest name first (`libcudnn.so` before `libcudnn.so.9`). pip's packages have none of that
-//! name, so where the system has one, it wins. The loader's search path is read when a process starts and at no other time:
-//! a process can only be started anew with a better one.
+//! The bindings try a library's shortest name first (`libcudnn.so` before `libcudnn.so.9`). pip's
+//! packages have no file of that name, so a system library with that name is preferred. The loader
+//! reads its search path only when a process starts, so the process has to be restarted with a
+//! better path.
 
 use super::{Libraries, Library};
 use libloading::os::unix::{Library as Handle, RTLD_LAZY};
@@ -10,12 +11,14 @@ use std::ffi::{CStr, OsString};
 use std::path::{Path, PathBuf};
 
 impl Libraries {
-    /// The `LD_LIBRARY_PATH` with which a new process would use the libraries that are loaded here; `None` if this one does.
+    /// Returns the `LD_LIBRARY_PATH` with which a new process would use the libraries that are
+    /// loaded here; `None` if this process does.
     ///
-    /// It begins with a folder in the user's cache that has those libraries under their shortest names.
+    /// The path begins with a folder in the user's cache that has these libraries under their
+    /// shortest names.
     ///
     /// # Errors
-    /// In words, if there is no place for that folder.
+    /// A message, if the folder cannot be created.
     pub fn better_path(&self) -> Result<Option<OsString>, String> {
         let hidden: Vec<_> = self
             .loaded
@@ -36,7 +39,7 @@ impl Libraries {
         for l in &hidden {
             let link = links.join(format!("lib{}.so", l.library.stem().0));
             if !link.exists() {
-                // Another process may make it at the same time, which is as good.
+                // Another process may create the link at the same time, which is as good.
                 let _ = std::os::unix::fs::symlink(&l.path, &link);
             }
         }
@@ -53,7 +56,7 @@ impl Libraries {
     }
 }
 
-/// The user's cache folder.
+/// Returns the user's cache folder.
 fn cache() -> PathBuf {
     let set = |name| std::env::var_os(name).filter(|v: &OsString| !v.is_empty());
     set("XDG_CACHE_HOME")
@@ -62,7 +65,7 @@ fn cache() -> PathBuf {
         .unwrap_or_else(std::env::temp_dir)
 }
 
-/// Whether the bindings would use another file than the one that was loaded.
+/// Returns whether the bindings would use another file than the one that was loaded.
 fn is_hidden(library: Library, path: &Path) -> bool {
     let (stem, function) = library.stem();
     let found = cudarc::get_lib_name_candidates(stem)
@@ -72,9 +75,10 @@ fn is_hidden(library: Library, path: &Path) -> bool {
     ours.is_some() && found != ours
 }
 
-/// Where a library has a function.
+/// Returns the address of a library's function.
 fn address(path: &Path, function: &CStr) -> Option<usize> {
-    // SAFETY: NVIDIA's libraries run no code at loading that depends on ours; the function is not called.
+    // SAFETY: loading NVIDIA's libraries runs no code that depends on this program; the function is
+    // not called.
     unsafe {
         let library = Handle::open(Some(path), RTLD_LAZY).ok()?;
         let symbol = library.get::<*const ()>(function).ok()?;

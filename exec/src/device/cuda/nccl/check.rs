@@ -1,6 +1,6 @@
-//! Whether a collective's ranges are what its kind needs: NCCL is given one length and trusts it.
+//! Checks that a collective's ranges fit its kind: NCCL receives one length and trusts it.
 
-use crate::operand::RawRange;
+use crate::base::operand::RawRange;
 use shardlab_plan::ir::{CollectiveKind, DType};
 
 /// Checks the parts of the member at `position` of `n`.
@@ -46,7 +46,7 @@ fn in_place(kind: CollectiveKind, position: usize, input: &RawRange, output: &Ra
     match kind {
         CollectiveKind::AllGather => i == o + position * input.bytes,
         CollectiveKind::ReduceScatter => o == i + position * output.bytes,
-        // NCCL's exchange has no staging copy.
+        // NCCL's all-to-all has no staging copy.
         CollectiveKind::AllToAll => false,
         CollectiveKind::AllReduce => i == o,
     }
@@ -72,7 +72,7 @@ mod tests {
         };
         assert!(ok(AllGather, 2, at(0x1000, 16), at(0x2000, 64)));
         assert!(!ok(AllGather, 2, at(0x1000, 16), at(0x2000, 60)));
-        // In place is one address, and it is the rank's.
+        // In place means one address: the rank's own slice.
         assert!(ok(AllGather, 2, at(0x1020, 16), at(0x1000, 64)));
         assert!(!ok(AllGather, 1, at(0x1020, 16), at(0x1000, 64)));
         assert!(ok(ReduceScatter, 3, at(0x1000, 64), at(0x1030, 16)));
@@ -82,7 +82,7 @@ mod tests {
         assert!(ok(AllToAll, 0, at(0x1000, 64), at(0x1040, 64)));
         assert!(!ok(AllToAll, 0, at(0x1000, 64), at(0x1000, 64)));
         assert!(!ok(AllToAll, 0, at(0x1000, 72), at(0x2000, 72)));
-        // Not whole elements.
+        // Lengths that are not whole elements.
         assert!(!ok(AllReduce, 0, at(0x1000, 6), at(0x2000, 6)));
     }
 }

@@ -1,20 +1,22 @@
-//! Where data lie in blocks that are filled one after another, and again from the first one after the last.
+//! Placement of data in a ring of blocks, which are filled one after another and reused from the
+//! first.
 
-/// Blocks of one size, as numbers: what lies in them is somebody else's business.
+/// The ring only computes positions; it does not know the blocks' contents.
 #[derive(Debug)]
 pub(super) struct Ring {
     blocks: usize,
     /// Bytes of a block.
     bytes: usize,
-    /// Multiple of bytes at which data begin within a block.
+    /// Alignment of data within a block, in bytes.
     align: usize,
-    /// The block being filled, and how many bytes of it are.
+    /// Index of the current block, and the bytes of it that are used.
     at: (usize, usize),
-    /// The last block has been left: every block that is entered now has been filled before.
+    /// Whether the last block has been left: every block that is entered from now on has been
+    /// filled before.
     around: bool,
 }
 
-/// Where the next piece of some data lies.
+/// Place of the next piece of data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) block: usize,
@@ -25,17 +27,17 @@ pub(super) struct Place {
     pub(super) turn: Option<Turn>,
 }
 
-/// The ring goes on to the next block.
+/// The ring moves to the next block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Turn {
-    /// The block that is full: nothing more is put into it before it is entered again.
+    /// The full block. It is not written until it is entered again.
     pub(super) left: usize,
-    /// The block that is entered was filled before: whoever reads it must be waited for first.
+    /// Whether the entered block was filled before, so its readers must be awaited first.
     pub(super) wait: bool,
 }
 
 impl Ring {
-    /// So many blocks, at least one, of so many bytes; all of them are free.
+    /// Creates a ring of `blocks` free blocks (at least one) of `size` bytes.
     pub(super) fn new(blocks: usize, bytes: usize, align: usize) -> Self {
         debug_assert!(blocks > 0 && bytes > 0, "data need a place");
         Self {
@@ -47,13 +49,14 @@ impl Ring {
         }
     }
 
-    /// Everything is free again.
+    /// Marks all blocks as free.
     pub(super) fn reset(&mut self) {
         self.at = (0, 0);
         self.around = false;
     }
 
-    /// A place for as much of `bytes` (at least one) as a block holds. A piece lies in one block.
+    /// Returns a place for as many of `bytes` bytes (at least one) as fit into a block. A piece
+    /// never spans two blocks.
     pub(super) fn place(&mut self, bytes: usize) -> Place {
         let bytes = bytes.min(self.bytes);
         let mut turn = None;

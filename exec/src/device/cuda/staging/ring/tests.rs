@@ -1,7 +1,7 @@
 use super::*;
 use proptest::prelude::*;
 
-/// Places of data of a length, in order.
+/// Returns the places of data of a given length, in order.
 fn places(ring: &mut Ring, mut bytes: usize) -> Vec<Place> {
     let mut all = Vec::new();
     while bytes > 0 {
@@ -36,7 +36,7 @@ fn small_data_share_a_block_from_aligned_bytes_on() {
     // To the last byte: 48 + 52.
     assert_eq!(places(&mut ring, 52), [at(0, 48, 52)]);
     assert_eq!(places(&mut ring, 1), [turned(at(1, 0, 1), 0, false)]);
-    // What does not fit into the rest of a block is not cut for it.
+    // Data that do not fit into the rest of a block are not split for it.
     assert_eq!(places(&mut ring, 85), [turned(at(2, 0, 85), 1, false)]);
 }
 
@@ -66,17 +66,17 @@ fn one_block_is_waited_for_whenever_it_is_full() {
     assert_eq!(places(&mut ring, 130), expected);
 }
 
-/// What a block holds while copies out of it are in flight.
+/// Contents of a block while copies from it are in flight.
 #[derive(Clone, Default)]
 struct Block {
-    /// Which of its bytes have been written since it was free.
+    /// Bytes that have been written since the block was free.
     written: Vec<bool>,
-    /// It was left, so there are events behind every copy out of it.
+    /// Whether the block was left, so that events follow every copy from it.
     marked: bool,
 }
 
 proptest! {
-    /// Uploads of several lengths, with a rest of the device between some of them (a length of nothing).
+    /// Uploads of several lengths; a length of zero means that the device becomes idle.
     #[test]
     fn bytes_are_covered_once_and_blocks_are_written_again_only_behind_their_events(
         blocks in 1usize..5,
@@ -97,26 +97,26 @@ proptest! {
                 if let Some(turn) = place.turn {
                     memory[turn.left].marked = true;
                     if turn.wait {
-                        prop_assert!(memory[place.block].marked, "waits for an event that nobody has recorded");
+                        prop_assert!(memory[place.block].marked, "waits for an event that was not recorded");
                         memory[place.block] = fresh[place.block].clone();
                     }
                 }
                 prop_assert!(place.bytes > 0 && place.offset + place.bytes <= bytes);
                 prop_assert_eq!(place.offset % align, 0);
                 prop_assert!(!memory[place.block].marked, "a block that was left is written before its event");
-                // Bytes of the block: none of them holds anything that may still be read.
+                // No byte of the place may still be read.
                 for byte in &mut memory[place.block].written[place.offset..place.offset + place.bytes] {
                     prop_assert!(!*byte, "written twice");
                     *byte = true;
                 }
                 covered += place.bytes;
             }
-            // In order and without gaps, as each piece begins where the last one ends.
+            // In order and without gaps: each piece begins where the last one ends.
             prop_assert_eq!(covered, upload);
         }
     }
 
-    /// Blocks are waited for as late as there is a choice: with all others behind them.
+    /// A block is awaited as late as possible: after all others have been used.
     #[test]
     fn all_blocks_are_used_before_one_is_waited_for(blocks in 1usize..9, rounds in 1usize..4) {
         let mut ring = Ring::new(blocks, 8, 4);

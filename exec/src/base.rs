@@ -1,0 +1,18 @@
+//! The ground floor: what devices, collectives, processes and the engine all use.
+//!
+//! Nothing here knows a device, a kernel or a socket, so every other folder may import this one.
+
+pub(crate) mod abort;
+pub(crate) mod clock;
+pub(crate) mod delay;
+pub(crate) mod divergence;
+pub(crate) mod failure;
+pub(crate) mod fault;
+pub mod operand;
+pub(crate) mod options;
+pub(crate) mod progress;
+pub(crate) mod random;
+pub(crate) mod start_barrier;
+pub(crate) mod suspend;
+#[cfg(test)]
+pub(crate) mod testing;

@@ -1,0 +1,112 @@
+//! Checks that the calls of all members of a collective match.
+
+use super::Call;
+use crate::base::operand::RawRange;
+use shardlab_plan::ir::{CollectiveKind, DType, ReduceOp};
+
+/// Checks calls in order of position. The error names the first rank that differs, or whose call is
+/// invalid.
+pub(super) fn check(name: &str, ranks: &[u32], ticket: u64, calls: &[Call]) -> Result<(), String> {
+    let at = |i: usize, what: String| {
+        Err(format!(
+            "communicator {name}, collective number {ticket}: rank {} {what}",
+            ranks[i]
+        ))
+    };
+    let first = &calls[0];
+    for (i, call) in calls.iter().enumerate() {
+        if let Some(difference) = difference(first, call) {
+            return at(
+                i,
+                format!("{difference}, rank {} {}", ranks[0], words(first)),
+            );
+        }
+        if let Some(wrong) = wrong(call, i, ranks.len()) {
+            return at(i, wrong);
+        }
+    }
+    Ok(())
+}
+
+fn words(call: &Call) -> String {
+    let bytes: usize = call.parts.iter().map(|(i, o)| i.bytes.max(o.bytes)).sum();
+    format!(
+        "launches {} of {bytes} bytes {} {:?} in {} parts",
+        call.kind.name(),
+        call.dtype,
+        call.reduce,
+        call.parts.len()
+    )
+}
+
+fn difference(a: &Call, b: &Call) -> Option<String> {
+    let sizes = |c: &Call| -> Vec<(usize, usize)> {
+        c.parts.iter().map(|(i, o)| (i.bytes, o.bytes)).collect()
+    };
+    let same = a.kind == b.kind
+        && a.reduce == b.reduce
+        && a.dtype == b.dtype
+        && a.parts.len() == b.parts.len()
+        && sizes(a) == sizes(b);
+    (!same).then(|| words(b))
+}
+
+/// Describes what is invalid about a call, at `position` of `n` members.
+fn wrong(call: &Call, position: usize, n: usize) -> Option<String> {
+    let reduces = matches!(
+        call.kind,
+        CollectiveKind::ReduceScatter | CollectiveKind::AllReduce
+    );
+    if reduces && matches!(call.dtype, DType::I64 | DType::U8) {
+        return Some(format!("asks for a reduction of {}", call.dtype));
+    }
+    if reduces == (call.reduce == ReduceOp::None) {
+        return Some(format!("asks for {} {:?}", call.kind.name(), call.reduce));
+    }
+    for (p, (input, output)) in call.parts.iter().enumerate() {
+        let (i, o) = (input.bytes, output.bytes);
+        let fits = match call.kind {
+            CollectiveKind::AllGather => o == n * i,
+            CollectiveKind::ReduceScatter => i == n * o,
+            CollectiveKind::AllReduce => i == o,
+            CollectiveKind::AllToAll => i == o && i.is_multiple_of(n),
+        };
+        let element = call.dtype.size() as usize;
+        if !fits || !i.is_multiple_of(element) || !o.is_multiple_of(element) {
+            return Some(format!(
+                "brings {i} bytes in and {o} bytes out of {} in part {p} of {} over {n} ranks",
+                call.dtype,
+                call.kind.name()
+            ));
+        }
+        if overlap(input, output) && !in_place(call.kind, position, input, output) {
+            return Some(format!(
+                "lets input and output of part {p} of {} overlap other than in place",
+                call.kind.name()
+            ));
+        }
+    }
+    // The outputs of coalesced parts are disjoint, and no part reads what another one writes.
+    for (p, (_, output)) in call.parts.iter().enumerate() {
+        for (q, (input, other)) in call.parts.iter().enumerate() {
+            if p != q && (overlap(output, other) || overlap(output, input)) {
+                return Some(format!("lets parts {p} and {q} overlap"));
+            }
+        }
+    }
+    None
+}
+
+fn overlap(a: &RawRange, b: &RawRange) -> bool {
+    let (x, y) = (a.ptr.addr(), b.ptr.addr());
+    a.bytes > 0 && b.bytes > 0 && x < y + b.bytes && y < x + a.bytes
+}
+
+fn in_place(kind: CollectiveKind, position: usize, input: &RawRange, output: &RawRange) -> bool {
+    let (i, o) = (input.ptr.addr(), output.ptr.addr());
+    match kind {
+        CollectiveKind::AllGather => i == o + position * input.bytes,
+        CollectiveKind::ReduceScatter => o == i + position * output.bytes,
+        _ => i == o,
+    }
+}
