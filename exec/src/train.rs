@@ -6,6 +6,7 @@ mod error;
 pub mod hf;
 pub mod init;
 pub mod layout;
+mod options;
 mod resume;
 pub mod run;
 pub mod schedule;
@@ -19,8 +20,8 @@ pub use error::TrainError;
 // `kernels` imports it from here.
 pub(crate) use crate::base::random;
 pub use layout::{Kind, Span, StateLayout};
-pub use run::{
-    CheckpointOptions, Flow, NoObserver, Observer, Outcome, Resume, RunOptions, RunStart,
-    StepReport, train, train_on,
+pub use options::{
+    CheckpointOptions, Flow, NoObserver, Observer, Resume, RunOptions, RunStart, StepReport,
 };
+pub use run::{Outcome, train, train_on};
 pub use state::{StateIo, With};

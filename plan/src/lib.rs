@@ -16,6 +16,7 @@ pub mod ir;
 pub mod lower;
 pub mod memory;
 pub mod models;
+mod names;
 pub mod ops;
 pub mod program;
 pub mod record;

@@ -14,13 +14,13 @@ mod limits;
 mod load;
 mod merge;
 mod modules;
-mod names;
 mod placements;
 mod presets;
 mod read;
 mod reference;
 mod schema;
 mod shipped;
+mod source;
 mod spellings;
 mod sweep;
 mod validate;
@@ -29,11 +29,11 @@ mod value;
 #[cfg(test)]
 mod tests;
 
+pub use crate::names::nearest;
 pub use batch::BatchUnit;
 pub use error::{Position, ScenarioError};
 pub use keys::{Accept, HARDWARE, KeyInfo, SECTIONS, keys};
 pub use load::{is_stdin, text};
-pub use names::nearest;
 pub use reference::reference;
 pub use schema::schema;
 pub use shipped::{find_shipped, is_example, shipped};

@@ -108,23 +108,23 @@ fn medians(items: &[Item], by: &[String]) -> Result<Table, Failure> {
     let settings: BTreeSet<&str> = items
         .iter()
         .flat_map(|item| item.view.scenario.settings.keys())
-        .chain(
-            items
-                .iter()
-                .flat_map(|item| item.axes.iter().map(|(k, _)| k)),
-        )
         .map(String::as_str)
         .collect();
     let rows = items.iter().map(|item| {
         let value = |key: &&str| {
-            let axis = item.axes.iter().find(|(k, _)| k == key).map(|(_, v)| v);
-            let set = || item.view.scenario.settings.get(*key);
-            axis.or_else(set).cloned().unwrap_or_default()
+            let set = item.view.scenario.settings.get(*key);
+            set.cloned().unwrap_or_default()
         };
         let reserved = item.view.run.memory.peak_reserved.gib();
         let numbers = [item.view.step_ms(), item.view.exposed_ms(), reserved];
         // What is unknown has an empty cell.
-        let shown = |x: f64| x.to_string().replace("NaN", "");
+        let shown = |x: f64| {
+            if x.is_nan() {
+                String::new()
+            } else {
+                x.to_string()
+            }
+        };
         let cells = settings.iter().map(value);
         cells.chain(numbers.map(shown)).collect()
     });

@@ -3,7 +3,7 @@
 use super::TrainError;
 use super::checkpoint::{Checkpoint, Store};
 use super::error::list;
-use super::run::{CheckpointOptions, Observer, Resume};
+use super::options::{CheckpointOptions, Observer, Resume};
 use crate::process::{ProcessGroup, Reader, Writer};
 
 /// Opens the folder of checkpoints and finds the one to resume from. Process 0 decides and

@@ -3,8 +3,8 @@
 use super::error::ScenarioError;
 use super::keys::{Accept, Key, expected};
 use super::merge::Document;
-use super::names::nearest;
 use super::value::{Datum, Value};
+use crate::names::nearest;
 
 /// Refuses a value that has none of the key's forms.
 pub(crate) fn form(document: &Document, key: Key, value: &Value) -> Result<(), ScenarioError> {

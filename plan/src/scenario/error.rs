@@ -1,6 +1,6 @@
 //! Errors about a scenario, with the place they come from.
 
-use super::value::Source;
+use super::source::Source;
 use std::fmt;
 use std::ops::Range;
 

@@ -3,9 +3,10 @@
 use super::error::ScenarioError;
 use super::keys::{Key, SECTIONS};
 use super::merge::{Document, LONGEST_TEXT};
-use super::names::nearest;
 use super::shipped;
-use super::value::{Datum, Entry, Origin, Source, Value, convert, syntax_error};
+use super::source::Source;
+use super::value::{Datum, Entry, Origin, Value, convert, syntax_error};
+use crate::names::nearest;
 use std::io::Read;
 use std::ops::Range;
 use std::path::{Path, PathBuf};

@@ -3,9 +3,10 @@
 use super::check;
 use super::error::{Position, ScenarioError};
 use super::keys::{KEYS, Key, SECTIONS};
-use super::names::nearest;
+use super::source::Source;
 use super::spellings;
-use super::value::{Datum, Entry, Origin, Source, Value, convert_table, syntax_error};
+use super::value::{Datum, Entry, Origin, Value, convert_table, syntax_error};
+use crate::names::nearest;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use toml::de::DeTable;
@@ -237,13 +238,22 @@ impl Document {
         value: Value,
         layer: Layer,
     ) -> Result<(), ScenarioError> {
-        let value = spellings::resolved(key.info().accepts, value);
-        check::form(self, key, &value)?;
+        let value = self.checked(key, value)?;
         let slot = &mut self.given[key as usize];
         if layer > Layer::Preset || slot.is_none() {
             *slot = Some(Given { value, layer });
         }
         Ok(())
+    }
+
+    /// Returns a key's value in the spelling of this format.
+    ///
+    /// # Errors
+    /// When it has the wrong form.
+    fn checked(&self, key: Key, value: Value) -> Result<Value, ScenarioError> {
+        let value = spellings::resolved(key.info().accepts, value);
+        check::form(self, key, &value)?;
+        Ok(value)
     }
 
     /// The key of this name, or an error that suggests one.
@@ -415,13 +425,8 @@ impl Document {
                 }
             };
             let parts = keys.iter().zip(parts.iter().cloned());
-            let parts: Vec<Value> = parts
-                .map(|(key, part)| spellings::resolved(key.info().accepts, part))
-                .collect();
-            for (key, part) in keys.iter().zip(&parts) {
-                check::form(self, *key, part)?;
-            }
-            values.push(parts);
+            let parts = parts.map(|(key, part)| self.checked(*key, part));
+            values.push(parts.collect::<Result<Vec<_>, _>>()?);
         }
         Ok(values)
     }

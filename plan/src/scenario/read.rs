@@ -3,7 +3,6 @@
 use super::error::ScenarioError;
 use super::keys::{HARDWARE, Key};
 use super::merge::Document;
-use super::names::nearest;
 use super::placements::strategies;
 use super::presets::{self, Filled};
 use super::validate;
@@ -12,6 +11,7 @@ use crate::config::pattern::unit_pattern;
 use crate::config::*;
 use crate::ir::DType;
 use crate::models::Inputs;
+use crate::names::nearest;
 use crate::units::Bytes;
 use std::path::Path;
 

@@ -1,21 +1,11 @@
 //! TOML values that remember where they were written.
 
 use super::error::ScenarioError;
+use super::source::Source;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use toml::de::{DeTable, DeValue};
-
-/// A text that values come from: a file, a preset, or one override.
-#[derive(Clone, Debug)]
-pub(crate) struct Source {
-    /// As errors show it.
-    pub name: Arc<str>,
-    /// Its text.
-    pub text: Arc<str>,
-    /// Folder that its paths are relative to: that of a file on disk. Other texts have none, and mean the working directory.
-    pub folder: Option<Arc<Path>>,
-}
 
 /// Where something was written.
 #[derive(Clone, Copy, Debug)]

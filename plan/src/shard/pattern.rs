@@ -1,7 +1,7 @@
 //! What a module pattern without a match may have meant.
 
 use crate::ir::{Module, ModuleKind};
-use crate::scenario::nearest;
+use crate::names::nearest;
 
 /// A sentence's end for a pattern that matches no module: the nearest one, or what there is in its place.
 ///
