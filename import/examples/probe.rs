@@ -14,6 +14,9 @@ fn main() {
         println!("steps by {}: {:#?}", a.steps.found_by, a.steps.all);
         println!("time {:?} {} unmatched {:?}", a.time, a.time.0 as f64 / a.time.1 as f64, a.unmatched);
         println!("prefetch {:?} opt {:?}", a.prefetch, a.optimizers);
+        let times = shardlab_import::measured::step_times(&trace, &a);
+        let facts = shardlab_import::facts::find(&trace, &a, shardlab_import::measured::typical(&times).map(|t| t.step));
+        println!("{times:?}\n{facts:#?}");
         let mut by: BTreeMap<String, (u64, i64)> = BTreeMap::new();
         for w in &a.work {
             let e = &trace.device[w.device as usize];

@@ -58,7 +58,7 @@ pub struct Attributed {
     pub unmatched: BTreeMap<String, (u64, u64)>,
     /// Nanoseconds of device work that has a place, and of all.
     pub time: (u64, u64),
-    /// Prefetches in forward and backward by their annotations: how many are in one place at most.
+    /// Prefetches that the user asks for.
     pub prefetch: Prefetch,
     /// Optimizers by the names that PyTorch gives them, such as `AdamW`.
     pub optimizers: Vec<String>,
@@ -68,13 +68,13 @@ pub struct Attributed {
     pub root_modules: Option<String>,
 }
 
-/// Units that annotations prefetch.
+/// Prefetches that the user asks for, by their annotations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Prefetch {
-    /// Most units that one unit prefetches in forward.
-    pub forward: u32,
+    /// Most units that one unit prefetches in forward; `None` where none is asked for.
+    pub forward: Option<u32>,
     /// In backward.
-    pub backward: u32,
+    pub backward: Option<u32>,
 }
 
 /// Finds the place of every piece of device work.
@@ -249,24 +249,31 @@ fn optimizers(classes: &[Class]) -> Vec<String> {
     named.collect()
 }
 
+/// Prefetches that the user asks for: those outside of the range of a unit's own hook. FSDP2 nests its own prefetch of one
+/// unit within `pre_backward`.
 fn prefetch(trace: &Trace, tree: &Tree, classes: &[Class]) -> Prefetch {
-    let mut within: HashMap<usize, Prefetch> = HashMap::new();
+    let mut found = Prefetch::default();
+    let mut run = (0, 0);
     for (i, event) in trace.host.iter().enumerate() {
-        let class = &classes[event.name.index()];
-        let (forward, backward) = match class {
-            Class::ForwardPrefetch(_) => (1, 0),
-            Class::BackwardPrefetch(_) => (0, 1),
-            _ => continue,
-        };
-        // The range before which the prefetch is issued: siblings without one count alone.
-        let of = within.entry(tree.parent(i).unwrap_or(i)).or_default();
-        of.forward += forward;
-        of.backward += backward;
+        match &classes[event.name.index()] {
+            Class::PreForward(_) | Class::PreBackward(_) | Class::PostForward(_) => run = (0, 0),
+            Class::ForwardPrefetch(_) => {
+                run.0 += 1;
+                found.forward = found.forward.max(Some(run.0));
+            }
+            Class::BackwardPrefetch(_) => {
+                let own = tree
+                    .parent(i)
+                    .is_some_and(|p| matches!(classes[trace.host[p].name.index()], Class::PreBackward(_)));
+                if !own {
+                    run.1 += 1;
+                    found.backward = found.backward.max(Some(run.1));
+                }
+            }
+            _ => {}
+        }
     }
-    within.values().fold(Prefetch::default(), |most, p| Prefetch {
-        forward: most.forward.max(p.forward),
-        backward: most.backward.max(p.backward),
-    })
+    found
 }
 
 /// Launch of a piece of work.

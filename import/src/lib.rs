@@ -9,6 +9,7 @@
 
 pub mod attribute;
 mod error;
+pub mod facts;
 pub mod kineto;
 pub mod measured;
 pub mod names;
