@@ -18,7 +18,6 @@ pub use places::Place;
 pub use steps::{MicroBatch, Step, Steps};
 pub use units::{ROOT, Units, normalize};
 
-pub(crate) use kinds::collective;
 pub(crate) use tree::Tree;
 
 use crate::kineto::{DeviceEvent, Launch, Trace};

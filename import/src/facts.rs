@@ -5,6 +5,7 @@ mod model;
 mod optimizer;
 mod schedule;
 
+pub(crate) use model::is_block;
 pub use model::Model;
 pub use optimizer::Optimizer;
 
