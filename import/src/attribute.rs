@@ -6,6 +6,7 @@
 //! ```
 
 mod classes;
+mod device;
 mod kinds;
 mod order;
 mod places;
@@ -17,6 +18,7 @@ pub use kinds::Work;
 pub use places::Place;
 pub use steps::{MicroBatch, Step, Steps};
 pub use units::{ROOT, Units, normalize};
+pub(crate) use units::{common_prefix, without};
 
 pub(crate) use tree::Tree;
 
@@ -100,14 +102,30 @@ pub fn attribute(trace: &Trace) -> Attributed {
     };
     let places = places::find(&context, &mut units);
     let mut join = Join::new(trace, &order, &tree);
+    // Where the host does not show steps, kernels do.
+    let by_kernels = is_without_host(trace, &steps).then(|| {
+        steps = device::steps(trace);
+        device::places(trace, &steps, &mut units)
+    });
     let mut work = Vec::with_capacity(trace.device.len());
     let mut unmatched: BTreeMap<String, (u64, u64)> = BTreeMap::new();
     let mut time = (0, 0);
     for (i, event) in trace.device.iter().enumerate() {
         let length = (event.end - event.start).max(0).cast_unsigned();
         time.1 += length;
-        let Some(found) = join.place(event, &places, &steps) else {
-            let of = unmatched.entry(short(trace.name(event.name)).to_owned()).or_default();
+        let found = match &by_kernels {
+            None => join.place(event, &places, &steps),
+            Some(places) => places[i].map(|place| Found {
+                place,
+                operator: None,
+                launch: event.correlation.and_then(|c| join.launch(c)),
+                collective: event.collective,
+            }),
+        };
+        let Some(found) = found else {
+            let of = unmatched
+                .entry(short(trace.name(event.name)).to_owned())
+                .or_default();
             of.0 += 1;
             of.1 += length;
             continue;
@@ -118,7 +136,12 @@ pub fn attribute(trace: &Trace) -> Attributed {
             .take(AROUND)
             .map(|o| trace.name(trace.host[o].name))
             .collect();
-        let kind = kinds::of(event.kind, trace.name(event.name), found.place.phase, &operators);
+        let kind = kinds::of(
+            event.kind,
+            trace.name(event.name),
+            found.place.phase,
+            &operators,
+        );
         work.push(Placed {
             device: i as u32,
             place: found.place,
@@ -141,6 +164,23 @@ pub fn attribute(trace: &Trace) -> Attributed {
         root_modules: places.root.map(|_| units::root_modules(&units)),
         units,
     }
+}
+
+/// Whether device work was launched by no operator that would tell its place: there are none, or
+/// CUDA graphs run it.
+fn is_without_host(trace: &Trace, steps: &Steps) -> bool {
+    if trace.host.iter().all(|e| e.is_annotation) {
+        return true;
+    }
+    let trains = steps
+        .all
+        .iter()
+        .any(|s| s.micro_batches.iter().any(|m| m.backward.is_some()));
+    let graphs = trace
+        .launches
+        .iter()
+        .any(|l| trace.name(l.name).contains("GraphLaunch"));
+    graphs && !trains
 }
 
 /// Joins device events with what launched them.
@@ -174,14 +214,25 @@ impl<'a> Join<'a> {
         }
     }
 
-    fn place(&mut self, event: &DeviceEvent, places: &places::Places, steps: &Steps) -> Option<Found> {
+    fn place(
+        &mut self,
+        event: &DeviceEvent,
+        places: &places::Places,
+        steps: &Steps,
+    ) -> Option<Found> {
         let launch = event.correlation.and_then(|c| self.launch(c));
-        // Nesting in time holds in every version; the external id where the call is not in the trace.
+        // Nesting in time holds in every version; the external id where the call is not in the
+        // trace.
         let nested = launch.and_then(|l| {
             let call = &self.trace.launches[l];
             self.tree.at(self.trace, call.thread, call.start)
         });
-        let external = || event.external.and_then(|e| self.externals.get(&e)).map(|&o| o as usize);
+        let external = || {
+            event
+                .external
+                .and_then(|e| self.externals.get(&e))
+                .map(|&o| o as usize)
+        };
         let operator = nested.or_else(external);
         let call = self.call(event, operator);
         let mut place = match (operator, launch) {
@@ -194,7 +245,11 @@ impl<'a> Join<'a> {
                     let in_model = matches!(phase, Phase::Forward | Phase::Backward);
                     Place {
                         step: step as u32,
-                        unit: self.order.at(at).filter(|_| in_model).unwrap_or(Units::ROOT),
+                        unit: self
+                            .order
+                            .at(at)
+                            .filter(|_| in_model)
+                            .unwrap_or(Units::ROOT),
                         phase,
                         micro_batch,
                     }
@@ -205,7 +260,9 @@ impl<'a> Join<'a> {
         if let Some(unit) = call.and_then(|c| self.order.of_call(c)) {
             place.unit = unit;
         }
-        let described = event.collective.or_else(|| call.map(|c| self.trace.calls[c].collective));
+        let described = event
+            .collective
+            .or_else(|| call.map(|c| self.trace.calls[c].collective));
         Some(Found {
             place,
             operator,
@@ -217,7 +274,9 @@ impl<'a> Join<'a> {
     fn launch(&self, correlation: u32) -> Option<usize> {
         let all = &self.trace.launches;
         let first = all.partition_point(|l| l.correlation < correlation);
-        all.get(first).filter(|l| l.correlation == correlation).map(|_| first)
+        all.get(first)
+            .filter(|l| l.correlation == correlation)
+            .map(|_| first)
     }
 
     /// The call of a collective around an event's launch.
@@ -236,7 +295,10 @@ impl<'a> Join<'a> {
 /// A kernel's name without its parameters.
 pub(crate) fn short(name: &str) -> &str {
     let name = name.strip_prefix("void ").unwrap_or(name);
-    let end = name.find(['<', '(']).filter(|&e| e > 0).unwrap_or(name.len());
+    let end = name
+        .find(['<', '('])
+        .filter(|&e| e > 0)
+        .unwrap_or(name.len());
     &name[..end]
 }
 
@@ -248,8 +310,8 @@ fn optimizers(classes: &[Class]) -> Vec<String> {
     named.collect()
 }
 
-/// Prefetches that the user asks for: those outside of the range of a unit's own hook. FSDP2 nests its own prefetch of one
-/// unit within `pre_backward`.
+/// Prefetches that the user asks for: those outside of the range of a unit's own hook. FSDP2 nests
+/// its own prefetch of one unit within `pre_backward`.
 fn prefetch(trace: &Trace, tree: &Tree, classes: &[Class]) -> Prefetch {
     let mut found = Prefetch::default();
     let mut run = (0, 0);
@@ -261,9 +323,9 @@ fn prefetch(trace: &Trace, tree: &Tree, classes: &[Class]) -> Prefetch {
                 found.forward = found.forward.max(Some(run.0));
             }
             Class::BackwardPrefetch(_) => {
-                let own = tree
-                    .parent(i)
-                    .is_some_and(|p| matches!(classes[trace.host[p].name.index()], Class::PreBackward(_)));
+                let own = tree.parent(i).is_some_and(|p| {
+                    matches!(classes[trace.host[p].name.index()], Class::PreBackward(_))
+                });
                 if !own {
                     run.1 += 1;
                     found.backward = found.backward.max(Some(run.1));

@@ -1,10 +1,12 @@
 //! Execution traces (`ExecutionTraceObserver`): every operator with its shapes, without times.
 //!
-//! An execution trace becomes a [`Trace`] whose times are positions, so that the same rules find units, steps and
-//! options. Operators that matter to them get device work of their own.
+//! An execution trace becomes a [`Trace`] whose times are positions, so that the same rules find
+//! units, steps and options. Operators that matter to them get device work of their own.
 
 use crate::ImportError;
-use crate::kineto::{Collective, CollectiveCall, DeviceEvent, DeviceKind, HostEvent, Inputs, Trace};
+use crate::kineto::{
+    Collective, CollectiveCall, DeviceEvent, DeviceKind, HostEvent, Inputs, Trace,
+};
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::HashMap;
@@ -68,7 +70,12 @@ const STEP: i64 = 1000;
 /// When the file is no execution trace, or has no operators.
 pub(crate) fn read(from: impl Read, path: &Path) -> Result<Trace, ImportError> {
     let file: File = serde_json::from_reader(std::io::BufReader::with_capacity(1 << 20, from))
-        .map_err(|e| ImportError::invalid(path, format!("line {}, column {}: {e}", e.line(), e.column())))?;
+        .map_err(|e| {
+            ImportError::invalid(
+                path,
+                format!("line {}, column {}: {e}", e.line(), e.column()),
+            )
+        })?;
     let mut nodes = file.nodes;
     // Nodes are listed in the order of their ends; ids count their starts.
     nodes.sort_by_key(|n| n.id);
@@ -96,7 +103,13 @@ pub(crate) fn read(from: impl Read, path: &Path) -> Result<Trace, ImportError> {
         let at = i as i64 * STEP;
         let external = u32::try_from(i).ok();
         let sequence = node.integer("seq_id").and_then(|s| u32::try_from(s).ok());
-        let text = |v: &Value| if v.is_null() { "[]".to_owned() } else { v.to_string() };
+        let text = |v: &Value| {
+            if v.is_null() {
+                "[]".to_owned()
+            } else {
+                v.to_string()
+            }
+        };
         let dims = tensors(&node.inputs.shapes);
         let types = types(&node.inputs.types);
         let inputs = Inputs {
@@ -114,7 +127,10 @@ pub(crate) fn read(from: impl Read, path: &Path) -> Result<Trace, ImportError> {
             is_annotation,
             external,
             sequence,
-            forward_thread: node.integer("fw_tid").and_then(|t| u32::try_from(t).ok()).unwrap_or(0),
+            forward_thread: node
+                .integer("fw_tid")
+                .and_then(|t| u32::try_from(t).ok())
+                .unwrap_or(0),
             inputs: Some(trace.inputs.len() as u32 - 1),
         });
         trace.events += 1;
@@ -127,7 +143,12 @@ pub(crate) fn read(from: impl Read, path: &Path) -> Result<Trace, ImportError> {
                 trace.collectives.push(c.clone());
                 next
             });
-            trace.calls.push(CollectiveCall { start: at, thread, external, collective: described });
+            trace.calls.push(CollectiveCall {
+                start: at,
+                thread,
+                external,
+                collective: described,
+            });
             if trace.collectives[described as usize].name != "wait" {
                 let name = format!("nccl {}", trace.collectives[described as usize].name);
                 work(&mut trace, at, external, &name, Some(described));
@@ -137,11 +158,19 @@ pub(crate) fn read(from: impl Read, path: &Path) -> Result<Trace, ImportError> {
         }
     }
     if trace.host.is_empty() {
-        return Err(ImportError::invalid(path, format!("the execution trace (schema {}) has no operators", file.schema)));
+        return Err(ImportError::invalid(
+            path,
+            format!(
+                "the execution trace (schema {}) has no operators",
+                file.schema
+            ),
+        ));
     }
     trace.head.shapes = true;
     trace.host.sort_by_key(|e| (e.thread, e.start, -e.end));
-    trace.notes.push("execution traces have no times: only structure is known".into());
+    trace
+        .notes
+        .push("execution traces have no times: only structure is known".into());
     Ok(trace)
 }
 
@@ -162,18 +191,33 @@ fn work(trace: &mut Trace, at: i64, external: Option<u32>, name: &str, collectiv
 
 /// A kernel that stands for an operator.
 fn kernel(name: &str, outputs: &Ports) -> Option<&'static str> {
-    let float = if outputs.types.to_string().contains("BFloat16") { "fused optimizer c10::BFloat16" } else { "fused optimizer float" };
+    let float = if outputs.types.to_string().contains("BFloat16") {
+        "fused optimizer c10::BFloat16"
+    } else {
+        "fused optimizer float"
+    };
     Some(match name.rsplit("::").next().unwrap_or(name) {
         "mm" | "addmm" | "bmm" | "baddbmm" | "_scaled_mm" => "gemm",
-        "_cudnn_attention_forward" | "_flash_attention_forward" | "_efficient_attention_forward" => "attention fprop",
-        "_cudnn_attention_backward" | "_flash_attention_backward" | "_efficient_attention_backward" => "attention bprop",
+        "_cudnn_attention_forward"
+        | "_flash_attention_forward"
+        | "_efficient_attention_forward" => "attention fprop",
+        "_cudnn_attention_backward"
+        | "_flash_attention_backward"
+        | "_efficient_attention_backward" => "attention bprop",
+        // Casts between backward and optimizer tell the type of kept gradients.
+        "copy_" => "copy",
         op if op.starts_with("_fused_adam") || op.starts_with("_fused_sgd") => float,
         _ => return None,
     })
 }
 
 fn collective(node: &Node) -> Option<Collective> {
-    let text = |name: &str| node.attribute(name).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let text = |name: &str| {
+        node.attribute(name)
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+            .to_owned()
+    };
     let number = |name: &str| node.attribute(name).and_then(Value::as_u64).unwrap_or(0);
     let name = text("collective_name");
     if name.is_empty() {
@@ -193,17 +237,33 @@ fn collective(node: &Node) -> Option<Collective> {
 
 /// Groups and the number of ranks, from what the observer writes first.
 fn groups(trace: &mut Trace, values: &Value) {
-    let text = values.as_array().and_then(|v| v.first()).and_then(Value::as_str).unwrap_or_default();
+    let text = values
+        .as_array()
+        .and_then(|v| v.first())
+        .and_then(Value::as_str)
+        .unwrap_or_default();
     let all: Vec<Value> = serde_json::from_str(text).unwrap_or_default();
-    let default = all.iter().find(|g| g["pg_desc"] == "default_pg").or_else(|| all.first());
-    trace.head.world_size = default.and_then(|g| g["group_size"].as_u64()).and_then(|n| u32::try_from(n).ok());
+    let default = all
+        .iter()
+        .find(|g| g["pg_desc"] == "default_pg")
+        .or_else(|| all.first());
+    trace.head.world_size = default
+        .and_then(|g| g["group_size"].as_u64())
+        .and_then(|n| u32::try_from(n).ok());
 }
 
 /// Shapes as the profiler writes them: those of scalars and lists of scalars are empty.
 fn tensors(shapes: &Value) -> String {
     let list = shapes.as_array().map_or(&[][..], Vec::as_slice);
     let plain = |v: &Value| match v.as_array() {
-        Some(items) if !items.is_empty() && items.iter().all(|i| i.as_array().is_some_and(Vec::is_empty)) => Value::Array(Vec::new()),
+        Some(items)
+            if !items.is_empty()
+                && items
+                    .iter()
+                    .all(|i| i.as_array().is_some_and(Vec::is_empty)) =>
+        {
+            Value::Array(Vec::new())
+        }
         _ => v.clone(),
     };
     Value::Array(list.iter().map(plain).collect()).to_string()
@@ -214,9 +274,15 @@ fn types(types: &Value) -> String {
     let list = types.as_array().map_or(&[][..], Vec::as_slice);
     let plain = |v: &Value| {
         let text = v.as_str().unwrap_or_default();
-        let inner = text.strip_prefix("Tensor(").and_then(|t| t.strip_suffix(')'));
+        let inner = text
+            .strip_prefix("Tensor(")
+            .and_then(|t| t.strip_suffix(')'));
         let list = text.starts_with("GenericList[Tensor");
-        Value::from(if list { "TensorList" } else { inner.unwrap_or(text) })
+        Value::from(if list {
+            "TensorList"
+        } else {
+            inner.unwrap_or(text)
+        })
     };
     Value::Array(list.iter().map(plain).collect()).to_string()
 }

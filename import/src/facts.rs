@@ -3,10 +3,11 @@
 mod count;
 mod model;
 mod optimizer;
+mod passes;
 mod schedule;
 
-pub(crate) use model::is_block;
 pub use model::Model;
+pub(crate) use model::is_block;
 pub use optimizer::Optimizer;
 
 use crate::attribute::Attributed;
@@ -157,8 +158,8 @@ pub fn find(trace: &Trace, a: &Attributed, step: Option<u32>) -> Facts {
     schedule::types(trace, a, &counts, step, &mut facts);
     schedule::gathers(a, &counts, &mut facts);
     schedule::micro_batches(a, step, &counts, &mut facts);
-    schedule::recompute(trace, a, step, &mut facts);
-    schedule::compiled(trace, a, step, &mut facts);
+    passes::recompute(trace, a, step, &mut facts);
+    passes::compiled(trace, a, step, &mut facts);
     optimizer::find(trace, a, step, &mut facts);
     model::find(trace, a, step, &mut facts);
     facts

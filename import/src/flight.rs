@@ -95,12 +95,17 @@ pub struct FlightReport {
 /// When the file is no record, is cut off, or holds code.
 pub fn read(mut from: impl Read, path: &Path, rank: u32) -> Result<FlightRecord, ImportError> {
     let mut bytes = Vec::new();
-    from.read_to_end(&mut bytes).map_err(|e| ImportError::io(path, e))?;
+    from.read_to_end(&mut bytes)
+        .map_err(|e| ImportError::io(path, e))?;
     let value = if bytes.first() == Some(&0x80) {
         pickle::read(&bytes).map_err(|e| ImportError::invalid(path, e.to_string()))?
     } else {
-        let json: serde_json::Value = serde_json::from_slice(&bytes)
-            .map_err(|e| ImportError::invalid(path, format!("line {}, column {}: {e}", e.line(), e.column())))?;
+        let json: serde_json::Value = serde_json::from_slice(&bytes).map_err(|e| {
+            ImportError::invalid(
+                path,
+                format!("line {}, column {}: {e}", e.line(), e.column()),
+            )
+        })?;
         Value::from_json(&json)
     };
     let Some(entries) = value.get("entries") else {
@@ -114,13 +119,25 @@ pub fn read(mut from: impl Read, path: &Path, rank: u32) -> Result<FlightRecord,
         let ranks = config.get("ranks")?;
         let ranks = match ranks.text() {
             Some(list) => serde_json::from_str(list).unwrap_or_default(),
-            None => ranks.items().iter().filter_map(|r| u32::try_from(r.int()?).ok()).collect(),
+            None => ranks
+                .items()
+                .iter()
+                .filter_map(|r| u32::try_from(r.int()?).ok())
+                .collect(),
         };
         Some((name.text()?.to_owned(), ranks))
     });
     Ok(FlightRecord {
-        rank: value.get("rank").and_then(Value::int).and_then(|r| u32::try_from(r).ok()).unwrap_or(rank),
-        version: value.get("version").and_then(Value::text).unwrap_or_default().to_owned(),
+        rank: value
+            .get("rank")
+            .and_then(Value::int)
+            .and_then(|r| u32::try_from(r).ok())
+            .unwrap_or(rank),
+        version: value
+            .get("version")
+            .and_then(Value::text)
+            .unwrap_or_default()
+            .to_owned(),
         groups: groups.collect(),
         entries: entries.items().iter().map(entry).collect(),
     })
@@ -130,9 +147,19 @@ fn entry(value: &Value) -> Entry {
     let text = |key: &str| value.get(key).and_then(Value::text).unwrap_or_default();
     let int = |key: &str| value.get(key).and_then(Value::int).unwrap_or(0);
     let group = value.get("process_group").map_or(&[][..], Value::items);
-    let part = |i: usize| group.get(i).and_then(Value::text).unwrap_or_default().to_owned();
+    let part = |i: usize| {
+        group
+            .get(i)
+            .and_then(Value::text)
+            .unwrap_or_default()
+            .to_owned()
+    };
     let is_p2p = value.get("is_p2p").and_then(Value::int) == Some(1);
-    let sequence = if is_p2p { int("p2p_seq_id") } else { int("collective_seq_id") };
+    let sequence = if is_p2p {
+        int("p2p_seq_id")
+    } else {
+        int("collective_seq_id")
+    };
     let shown = |key: &str| value.get(key).map(plain).unwrap_or_default();
     let frames = value.get("frames").map_or(&[][..], Value::items);
     let own = frames.iter().find(|f| {
@@ -148,8 +175,15 @@ fn entry(value: &Value) -> Entry {
         group: (part(0), part(1)),
         sequence: u64::try_from(sequence).unwrap_or(0),
         is_p2p,
-        name: text("profiling_name").trim_start_matches("nccl:").to_owned(),
-        sizes: format!("{} {} -> {}", shown("input_sizes"), shown("input_dtypes"), shown("output_sizes")),
+        name: text("profiling_name")
+            .trim_start_matches("nccl:")
+            .to_owned(),
+        sizes: format!(
+            "{} {} -> {}",
+            shown("input_sizes"),
+            shown("input_dtypes"),
+            shown("output_sizes")
+        ),
         state: text("state").to_owned(),
         created: int("time_created_ns"),
         frame: frame.unwrap_or_default(),
@@ -171,13 +205,19 @@ fn plain(value: &Value) -> String {
 
 impl Entry {
     fn describe(&self) -> String {
-        let at = if self.frame.is_empty() { String::new() } else { format!(" at {}", self.frame) };
+        let at = if self.frame.is_empty() {
+            String::new()
+        } else {
+            format!(" at {}", self.frame)
+        };
         format!("{} {}{at}", self.name, self.sizes)
     }
 
     /// What has to be the same on all ranks. The sizes of exchanges may differ.
     fn signature(&self) -> (&str, &str) {
-        let sized = !self.name.contains("all_to_all") && !self.name.contains("alltoall") && !self.name.contains("barrier");
+        let sized = !self.name.contains("all_to_all")
+            && !self.name.contains("alltoall")
+            && !self.name.contains("barrier");
         (&self.name, if sized { &self.sizes } else { "" })
     }
 }
@@ -189,15 +229,21 @@ impl Entry {
 pub fn compare(records: &[FlightRecord]) -> Result<FlightReport, ImportError> {
     let mut report = FlightReport::default();
     for record in records {
-        if report.ranks.insert(record.rank, record.entries.len()).is_some() {
+        if report
+            .ranks
+            .insert(record.rank, record.entries.len())
+            .is_some()
+        {
             return Err(ImportError::Arguments(format!(
                 "two flight records are of rank {}: give one per rank, with the rank in the file's name",
                 record.rank
             )));
         }
     }
-    let groups: BTreeSet<&(String, String)> =
-        records.iter().flat_map(|r| r.entries.iter().filter(|e| !e.is_p2p).map(|e| &e.group)).collect();
+    let groups: BTreeSet<&(String, String)> = records
+        .iter()
+        .flat_map(|r| r.entries.iter().filter(|e| !e.is_p2p).map(|e| &e.group))
+        .collect();
     let mut first: Option<(i64, Divergence)> = None;
     for group in groups {
         if let Some((at, found)) = compare_group(records, group, &mut report)
@@ -215,13 +261,22 @@ fn compare_group(
     group: &(String, String),
     report: &mut FlightReport,
 ) -> Option<(i64, Divergence)> {
-    let label = if group.1.is_empty() { group.0.clone() } else { format!("{} ({})", group.1, group.0) };
+    let label = if group.1.is_empty() {
+        group.0.clone()
+    } else {
+        format!("{} ({})", group.1, group.0)
+    };
     let of = |r: &'_ FlightRecord| -> BTreeMap<u64, usize> {
-        let own = r.entries.iter().enumerate().filter(|(_, e)| !e.is_p2p && e.group == *group);
+        let own = r
+            .entries
+            .iter()
+            .enumerate()
+            .filter(|(_, e)| !e.is_p2p && e.group == *group);
         own.map(|(i, e)| (e.sequence, i)).collect()
     };
     // Groups of the same name on disjoint ranks are others.
-    let mut families: BTreeMap<Vec<u32>, Vec<(&FlightRecord, BTreeMap<u64, usize>)>> = BTreeMap::new();
+    let mut families: BTreeMap<Vec<u32>, Vec<(&FlightRecord, BTreeMap<u64, usize>)>> =
+        BTreeMap::new();
     for record in records {
         let entries = of(record);
         let members = record.groups.get(&group.0).cloned().unwrap_or_default();
@@ -235,14 +290,27 @@ fn compare_group(
     for (members, ranks) in families {
         if ranks.len() < 2 {
             if members.len() > 1 {
-                report.notes.push(format!("process group {label}: records of {} of {} ranks are given", ranks.len(), members.len()));
+                report.notes.push(format!(
+                    "process group {label}: records of {} of {} ranks are given",
+                    ranks.len(),
+                    members.len()
+                ));
             }
             continue;
         }
         // A ring buffer may have lost the first ones.
-        let start = ranks.iter().filter_map(|(_, e)| e.keys().next().copied()).max().unwrap_or(0);
-        let end = ranks.iter().filter_map(|(_, e)| e.keys().last().copied()).max().unwrap_or(0);
-        if let Some(found) = (start..=end).find_map(|sequence| difference(&ranks, &label, sequence, report))
+        let start = ranks
+            .iter()
+            .filter_map(|(_, e)| e.keys().next().copied())
+            .max()
+            .unwrap_or(0);
+        let end = ranks
+            .iter()
+            .filter_map(|(_, e)| e.keys().last().copied())
+            .max()
+            .unwrap_or(0);
+        if let Some(found) =
+            (start..=end).find_map(|sequence| difference(&ranks, &label, sequence, report))
             && first.as_ref().is_none_or(|f| found.0 < f.0)
         {
             first = Some(found);
@@ -264,20 +332,52 @@ fn difference(
     let at = issued.iter().map(|(_, e)| e.created).min()?;
     let describe = |list: &[(u32, &Entry)]| list.iter().map(|(r, e)| (*r, e.describe())).collect();
     let group = label.to_owned();
-    let same = issued.windows(2).all(|w| w[0].1.signature() == w[1].1.signature());
+    let same = issued
+        .windows(2)
+        .all(|w| w[0].1.signature() == w[1].1.signature());
     if !same {
-        return Some((at, Divergence::Different { group, sequence, ranks: describe(&issued) }));
+        return Some((
+            at,
+            Divergence::Different {
+                group,
+                sequence,
+                ranks: describe(&issued),
+            },
+        ));
     }
     if issued.len() < ranks.len() {
-        let missing = ranks.iter().filter(|(_, e)| !e.contains_key(&sequence)).map(|(r, e)| {
-            let last = e.range(..sequence).next_back().map(|(n, i)| format!("{n}: {}", r.entries[*i].describe()));
-            (r.rank, last.unwrap_or_else(|| "none".to_owned()))
-        });
-        return Some((at, Divergence::Missing { group, sequence, issued: describe(&issued), missing: missing.collect() }));
+        let missing = ranks
+            .iter()
+            .filter(|(_, e)| !e.contains_key(&sequence))
+            .map(|(r, e)| {
+                let last = e
+                    .range(..sequence)
+                    .next_back()
+                    .map(|(n, i)| format!("{n}: {}", r.entries[*i].describe()));
+                (r.rank, last.unwrap_or_else(|| "none".to_owned()))
+            });
+        return Some((
+            at,
+            Divergence::Missing {
+                group,
+                sequence,
+                issued: describe(&issued),
+                missing: missing.collect(),
+            },
+        ));
     }
     if issued.iter().any(|(_, e)| e.state != "completed") {
-        let states = issued.iter().map(|(r, e)| (*r, format!("{} {}", e.state, e.describe())));
-        return Some((at, Divergence::Incomplete { group, sequence, ranks: states.collect() }));
+        let states = issued
+            .iter()
+            .map(|(r, e)| (*r, format!("{} {}", e.state, e.describe())));
+        return Some((
+            at,
+            Divergence::Incomplete {
+                group,
+                sequence,
+                ranks: states.collect(),
+            },
+        ));
     }
     report.matched += 1;
     None
@@ -311,17 +411,32 @@ mod tests {
         let same = ["a", "b", "c"];
         let report = compare(&[record(0, &same), record(1, &same)]).unwrap();
         assert_eq!((report.matched, report.divergence), (3, None));
-        let found = compare(&[record(0, &same), record(1, &["a", "x", "c"])]).unwrap().divergence;
-        assert!(matches!(found, Some(Divergence::Different { sequence: 2, .. })), "{found:?}");
-        let found = compare(&[record(0, &same), record(1, &["a", "b"])]).unwrap().divergence;
-        let Some(Divergence::Missing { sequence: 3, missing, .. }) = found else {
+        let found = compare(&[record(0, &same), record(1, &["a", "x", "c"])])
+            .unwrap()
+            .divergence;
+        assert!(
+            matches!(found, Some(Divergence::Different { sequence: 2, .. })),
+            "{found:?}"
+        );
+        let found = compare(&[record(0, &same), record(1, &["a", "b"])])
+            .unwrap()
+            .divergence;
+        let Some(Divergence::Missing {
+            sequence: 3,
+            missing,
+            ..
+        }) = found
+        else {
             panic!("{found:?}");
         };
         assert!(missing[&1].starts_with("2: b"));
         let mut late = record(1, &same);
         late.entries[1].state = "started".into();
         let found = compare(&[record(0, &same), late]).unwrap().divergence;
-        assert!(matches!(found, Some(Divergence::Incomplete { sequence: 2, .. })), "{found:?}");
+        assert!(
+            matches!(found, Some(Divergence::Incomplete { sequence: 2, .. })),
+            "{found:?}"
+        );
     }
 
     #[test]

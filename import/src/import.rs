@@ -1,6 +1,6 @@
 //! Files to results: each file by its format, ranks put together.
 
-use crate::attribute::{Attributed, attribute};
+use crate::attribute::{Attributed, attribute, launch_of};
 use crate::facts::{self, Facts};
 use crate::flight::{self, FlightReport};
 use crate::kineto::{self, Trace};
@@ -75,7 +75,12 @@ pub fn import(arguments: &[PathBuf], name: &str) -> Result<Import, ImportError> 
             None => return Err(unknown(&path, &source)),
         }
     }
-    let of = |format| sorted.iter().filter(move |f| f.1 == format).map(|f| f.0.as_path());
+    let of = |format| {
+        sorted
+            .iter()
+            .filter(move |f| f.1 == format)
+            .map(|f| f.0.as_path())
+    };
     let mut all = Import::default();
     let traces: Vec<&Path> = of(Format::Kineto).collect();
     if !traces.is_empty() {
@@ -94,11 +99,16 @@ pub fn import(arguments: &[PathBuf], name: &str) -> Result<Import, ImportError> 
         ));
     }
     for path in of(Format::Snapshot) {
-        all.snapshots.push((path.to_owned(), snapshot::read(Source::open(path)?, path)?));
+        all.snapshots
+            .push((path.to_owned(), snapshot::read(Source::open(path)?, path)?));
     }
     let mut records = Vec::new();
     for (i, path) in of(Format::Flight).enumerate() {
-        records.push(flight::read(Source::open(path)?, path, ranks::rank_of(None, path, i))?);
+        records.push(flight::read(
+            Source::open(path)?,
+            path,
+            ranks::rank_of(None, path, i),
+        )?);
     }
     if !records.is_empty() {
         all.flight = Some(flight::compare(&records)?);
@@ -122,7 +132,10 @@ pub fn facts_of(path: &Path) -> Result<(Facts, Vec<String>), ImportError> {
         Some(other) => {
             return Err(ImportError::invalid(
                 path,
-                format!("a {} does not show a scenario; give a profiler's trace or an execution trace", other.name()),
+                format!(
+                    "a {} does not show a scenario; give a profiler's trace or an execution trace",
+                    other.name()
+                ),
             ));
         }
         None => return Err(unknown(path, &source)),
@@ -188,7 +201,14 @@ fn traces_to_run(paths: &[&Path], name: &str) -> Result<RunImport, ImportError> 
         ranks.push(kept);
         // The lowest rank is shown; others are only needed for their collectives.
         if first.as_ref().is_none_or(|f| rank < f.0) {
-            first = Some((rank, First { trace, attributed, times }));
+            first = Some((
+                rank,
+                First {
+                    trace,
+                    attributed,
+                    times,
+                },
+            ));
         }
     }
     ranks.sort_by_key(|r| r.rank);
@@ -202,21 +222,37 @@ fn traces_to_run(paths: &[&Path], name: &str) -> Result<RunImport, ImportError> 
     let facts = facts::find(&first.trace, &first.attributed, step);
     let mut undetermined = undetermined(&first.trace, &first.attributed, &facts);
     if ranks.len() == 1 && facts.world_size.as_ref().is_some_and(|w| w.value > 1) {
-        undetermined.push("time of collectives without waits for other ranks: only one rank's trace is given".into());
+        undetermined.push(
+            "time of collectives without waits for other ranks: only one rank's trace is given"
+                .into(),
+        );
     }
     let mut notes: Vec<String> = Vec::new();
     for rank in &ranks {
-        notes.extend(rank.notes.iter().map(|n| format!("rank {}: {n}", rank.rank)));
+        notes.extend(
+            rank.notes
+                .iter()
+                .map(|n| format!("rank {}: {n}", rank.rank)),
+        );
     }
     if alone > 0 {
-        notes.push(format!("{alone} collectives of rank {} have no counterpart on the other ranks", ranks[0].rank));
+        notes.push(format!(
+            "{alone} collectives of rank {} have no counterpart: traces of the other ranks of their groups are not given",
+            ranks[0].rank
+        ));
     }
     let labels = labels(&first, &facts, &ranks, &late, name);
     let measured = measured(&first.trace, &first.attributed, &first.times, &pure, labels);
-    let time = ranks.iter().fold((0, 0), |t, r| (t.0 + r.time.0, t.1 + r.time.1));
+    let time = ranks
+        .iter()
+        .fold((0, 0), |t, r| (t.0 + r.time.0, t.1 + r.time.1));
     Ok(RunImport {
         measured,
-        ranks: ranks.iter().zip(&late).map(|(r, l)| r.summary(*l)).collect(),
+        ranks: ranks
+            .iter()
+            .zip(&late)
+            .map(|(r, l)| r.summary(*l))
+            .collect(),
         attributed_share: ranks::share(time),
         unmatched,
         context,
@@ -241,7 +277,10 @@ fn collect(
         of.1 += time;
     }
     for (category, count) in &trace.unknown {
-        unmatched.entry(format!("events of category {category}")).or_default().0 += count;
+        unmatched
+            .entry(format!("events of category {category}"))
+            .or_default()
+            .0 += count;
     }
     if trace.malformed > 0 {
         unmatched.entry("malformed events".into()).or_default().0 += trace.malformed;
@@ -253,7 +292,10 @@ fn collect(
 
 fn labels(first: &First, facts: &Facts, ranks: &[Rank], late: &[i64], name: &str) -> Labels {
     let model = &facts.model;
-    let batches = facts.accumulation.as_ref().map_or(1, |a| u64::from(a.value));
+    let batches = facts
+        .accumulation
+        .as_ref()
+        .map_or(1, |a| u64::from(a.value));
     let tokens = model.micro_batch.as_ref().zip(model.seq_len.as_ref());
     let tokens = tokens.map_or(0, |(b, s)| b.value * s.value * batches);
     let head = &first.trace.head;
@@ -264,17 +306,33 @@ fn labels(first: &First, facts: &Facts, ranks: &[Rank], late: &[i64], name: &str
         }
     };
     fact("engine", Some("imported trace".into()));
-    fact("source", Some(ranks.iter().map(|r| r.path.display().to_string()).collect::<Vec<_>>().join(" ")));
+    fact(
+        "source",
+        Some(
+            ranks
+                .iter()
+                .map(|r| r.path.display().to_string())
+                .collect::<Vec<_>>()
+                .join(" "),
+        ),
+    );
     fact("device", head.devices.first().cloned());
     fact("nccl", head.nccl.clone());
     fact("steps_by", Some(first.attributed.steps.found_by.to_owned()));
     for (rank, late) in ranks.iter().zip(late).filter(|_| ranks.len() > 1) {
-        fact(&format!("late_ms.rank{}", rank.rank), Some(format!("{:.3}", *late as f64 / 1e6)));
+        fact(
+            &format!("late_ms.rank{}", rank.rank),
+            Some(format!("{:.3}", *late as f64 / 1e6)),
+        );
     }
     let world = facts.world_size.as_ref().map_or(1, |w| w.value);
     Labels {
         name: name.to_owned(),
-        policy: facts.policy.as_ref().map_or("unknown", |p| p.value).to_owned(),
+        policy: facts
+            .policy
+            .as_ref()
+            .map_or("unknown", |p| p.value)
+            .to_owned(),
         world_size: world.max(u32::try_from(ranks.len()).unwrap_or(u32::MAX)),
         tokens,
         environment,
@@ -285,11 +343,30 @@ fn labels(first: &First, facts: &Facts, ranks: &[Rank], late: &[i64], name: &str
 fn undetermined(trace: &Trace, a: &Attributed, facts: &Facts) -> Vec<String> {
     let mut all = Vec::new();
     let mut say = |text: &str| all.push(text.to_owned());
+    if trace.host.iter().all(|e| e.is_annotation) {
+        say(
+            "names of units, and options: the trace has no operators of the host (it was recorded without ProfilerActivity.CPU); kernels tell steps and phases",
+        );
+        return all;
+    }
+    let in_graphs = a.work.iter().filter(|w| {
+        launch_of(trace, w).is_some_and(|l| trace.name(l.name).contains("GraphLaunch"))
+    });
+    let in_graphs = in_graphs.count();
+    if in_graphs * 2 > a.work.len() {
+        say(&format!(
+            "units and phases of {in_graphs} kernels: they run in CUDA graphs, which launch them as a whole"
+        ));
+    }
     if !trace.head.shapes && !trace.host.iter().any(|e| e.inputs.is_some()) {
-        say("shapes of parameters and activations: the trace was recorded without record_shapes=True");
+        say(
+            "shapes of parameters and activations: the trace was recorded without record_shapes=True",
+        );
     }
     if trace.memory.is_empty() {
-        say("memory over time: the trace was recorded without profile_memory=True (a snapshot tells it, too)");
+        say(
+            "memory over time: the trace was recorded without profile_memory=True (a snapshot tells it, too)",
+        );
     }
     if a.steps.all.iter().all(|s| !s.is_whole()) {
         say("step time: no step is in the trace as a whole");

@@ -2,6 +2,8 @@
 
 mod units;
 
+pub use units::family_names;
+
 use crate::facts::{Ahead, Compiled, Facts, Found, Recompute, Reshard};
 use std::fmt::{Display, Write};
 
@@ -19,11 +21,14 @@ pub struct Inferred {
 /// Column at which comments start.
 const COMMENT: usize = 42;
 
-/// Writes the scenario. `preset` is the path of a Hugging Face `config.json` that stands for the model.
+/// Writes the scenario. `preset` is the path of a Hugging Face `config.json` that stands for the
+/// model.
 #[must_use]
 pub fn infer(facts: &Facts, name: &str, preset: Option<&str>) -> Inferred {
     let mut w = Writer::default();
-    w.line(&format!("# Inferred from {name} by `shardlab infer`. A comment says how a value was determined."));
+    w.line(&format!(
+        "# Inferred from {name} by `shardlab infer`. A comment says how a value was determined."
+    ));
     model(&mut w, facts, preset);
     train(&mut w, facts);
     mesh(&mut w, facts);
@@ -79,7 +84,11 @@ fn train(w: &mut Writer, facts: &Facts) {
     w.section("train");
     w.needed("seq_len", m.seq_len.as_ref(), ToString::to_string);
     w.needed("micro_batch", m.micro_batch.as_ref(), ToString::to_string);
-    w.found("grad_accum", facts.accumulation.as_ref(), ToString::to_string);
+    w.found(
+        "grad_accum",
+        facts.accumulation.as_ref(),
+        ToString::to_string,
+    );
     w.found("recompute", facts.recompute.as_ref(), |v| {
         quote(match v {
             Recompute::None => "none",
@@ -98,19 +107,32 @@ fn train(w: &mut Writer, facts: &Facts) {
         if matches!(name, "adamw" | "sgd") {
             w.known("optimizer", &quote(name), &found.because);
         } else {
-            w.missing.push(format!("train.optimizer: `{name}` has no counterpart; adamw is the default"));
+            w.missing.push(format!(
+                "train.optimizer: `{name}` has no counterpart; adamw is the default"
+            ));
         }
         if let Some(n) = &found.value.numbers {
             let because = "argument of the optimizer's operator";
             w.known("lr", &n.lr, because);
-            w.known("betas", &format!("[{}, {}]", n.betas[0], n.betas[1]), because);
+            w.known(
+                "betas",
+                &format!("[{}, {}]", n.betas[0], n.betas[1]),
+                because,
+            );
             w.known("eps", &n.eps, because);
             w.known("weight_decay", &n.weight_decay, because);
         }
     }
     match &facts.clip {
         Some(found) if found.value => {
-            w.known("clip_norm", "1.0", &format!("{}; the limit is not recorded: 1.0 is assumed", found.because));
+            w.known(
+                "clip_norm",
+                "1.0",
+                &format!(
+                    "{}; the limit is not recorded: 1.0 is assumed",
+                    found.because
+                ),
+            );
             w.assumed.push("train.clip_norm = 1.0".into());
         }
         Some(found) => {
@@ -127,17 +149,27 @@ fn mesh(w: &mut Writer, facts: &Facts) {
     w.section("mesh");
     match facts.device.as_deref() {
         Some(device) => match hardware(device) {
-            Some(profile) => w.known("hardware", &quote(profile), &format!("the device is {device}")),
+            Some(profile) => w.known(
+                "hardware",
+                &quote(profile),
+                &format!("the device is {device}"),
+            ),
             None => w.missing.push(format!(
                 "mesh.hardware: there is no profile of {device}; `shardlab calibrate` makes one"
             )),
         },
-        None => w.missing.push("mesh.hardware: the trace does not name the device".into()),
+        None => w
+            .missing
+            .push("mesh.hardware: the trace does not name the device".into()),
     }
     match (&facts.dp_shard, &facts.world_size) {
         (Some(shard), _) => w.known("dp_shard", &shard.value.to_string(), &shard.because),
         (None, Some(world)) => w.known("dp_shard", &world.value.to_string(), &world.because),
-        (None, None) => w.known("dp_shard", "1", "no collective and no world size is in the trace"),
+        (None, None) => w.known(
+            "dp_shard",
+            "1",
+            "no collective and no world size is in the trace",
+        ),
     }
     if let Some(outer) = facts.dp_outer.as_ref().filter(|o| o.value > 1) {
         w.known("dp_outer", &outer.value.to_string(), &outer.because);
@@ -148,27 +180,40 @@ fn fsdp(w: &mut Writer, facts: &Facts) {
     w.section("fsdp");
     w.found("policy", facts.policy.as_ref(), |v| quote(v));
     w.found("strategy", facts.strategy.as_ref(), |v| quote(v));
-    let sharded = facts.strategy.as_ref().is_some_and(|s| s.value == "optim_grads_params");
+    let sharded = facts
+        .strategy
+        .as_ref()
+        .is_some_and(|s| s.value == "optim_grads_params");
     if !sharded {
         return;
     }
     if let Some(found) = units::patterns(facts) {
         w.known("units", &found.value, &found.because);
     }
-    w.found("reshard_after_forward", facts.reshard.as_ref(), |v| match v {
-        Reshard::Always => "true".into(),
-        Reshard::Never => "false".into(),
-        Reshard::ButLast => quote("auto"),
-        Reshard::Group(n) => n.to_string(),
-    });
-    w.found("reshard_root", facts.reshard_root.as_ref().filter(|f| f.value), ToString::to_string);
+    w.found(
+        "reshard_after_forward",
+        facts.reshard.as_ref(),
+        |v| match v {
+            Reshard::Always => "true".into(),
+            Reshard::Never => "false".into(),
+            Reshard::ButLast => quote("auto"),
+            Reshard::Group(n) => n.to_string(),
+        },
+    );
+    w.found(
+        "reshard_root",
+        facts.reshard_root.as_ref().filter(|f| f.value),
+        ToString::to_string,
+    );
     let ahead = |v: &Ahead| match v {
         Ahead::Implicit => quote("implicit"),
         Ahead::Depth(n) => n.to_string(),
     };
     w.found("prefetch_forward", facts.prefetch_forward.as_ref(), ahead);
     w.found("prefetch_backward", facts.prefetch_backward.as_ref(), ahead);
-    w.found("gradient_sync", facts.sync_last.as_ref(), |last| quote(if *last { "last" } else { "every" }));
+    w.found("gradient_sync", facts.sync_last.as_ref(), |last| {
+        quote(if *last { "last" } else { "every" })
+    });
 }
 
 /// Shipped profile of a device.
@@ -229,7 +274,10 @@ impl Writer {
     /// A key without which there is no scenario.
     fn needed<T>(&mut self, key: &str, found: Option<&Found<T>>, show: impl Fn(&T) -> String) {
         if found.is_none() {
-            self.missing.push(format!("{}.{key}: not determined; shapes are recorded with record_shapes=True", self.section));
+            self.missing.push(format!(
+                "{}.{key}: not determined; shapes are recorded with record_shapes=True",
+                self.section
+            ));
         }
         self.found(key, found, show);
     }

@@ -1,4 +1,5 @@
-//! shardlab-import: profiler traces, memory snapshots and flight records of PyTorch jobs as measured runs.
+//! shardlab-import: profiler traces, memory snapshots and flight records of PyTorch jobs as
+//! measured runs.
 //!
 //! ```text
 //! file ─ source ─┬─▶ kineto ────┬─▶ Trace ─ attribute ─▶ places ─┬─▶ measured  a run like one of `exec`
@@ -27,3 +28,8 @@ pub mod source;
 pub use error::ImportError;
 pub use import::{Import, RunImport, Structure, facts_of, import};
 pub use ranks::RankSummary;
+
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;

@@ -7,8 +7,8 @@ mod names;
 mod spans;
 
 pub use collectives::{CollectiveSpan, Pure, bytes_of, of_rank, pure_times};
-pub(crate) use names::shapes;
 pub use memory::role_at;
+pub(crate) use names::shapes;
 
 use crate::attribute::{Attributed, Step, Work};
 use crate::kineto::Trace;
@@ -25,6 +25,9 @@ pub struct Instr {
     pub id: InstrId,
     /// Index of its name in [`Measured::names`].
     pub name: u32,
+    /// Rule that issues it in programs, such as `prefetch`; `imported` where the trace does not
+    /// tell.
+    pub rule: &'static str,
     /// Kind of work; none for allocations and frees.
     pub work: Option<Work>,
     /// Role of the memory that it allocates.
@@ -79,7 +82,9 @@ pub fn step_times(trace: &Trace, a: &Attributed) -> Vec<StepTime> {
     let mut spans: BTreeMap<u32, (i64, i64)> = BTreeMap::new();
     for w in &a.work {
         let event = &trace.device[w.device as usize];
-        let span = spans.entry(w.place.step).or_insert((event.start, event.end));
+        let span = spans
+            .entry(w.place.step)
+            .or_insert((event.start, event.end));
         *span = (span.0.min(event.start), span.1.max(event.end));
     }
     let mut times = Vec::new();
@@ -100,11 +105,16 @@ pub fn step_times(trace: &Trace, a: &Attributed) -> Vec<StepTime> {
     times
 }
 
-/// The step that is shown in detail: the one with the median time among those that follow another one.
+/// The step that is shown in detail: the one with the median time among those that follow another
+/// one.
 #[must_use]
 pub fn typical(times: &[StepTime]) -> Option<StepTime> {
     let following: Vec<&StepTime> = times.iter().filter(|t| t.follows).collect();
-    let mut sorted = if following.is_empty() { times.iter().collect() } else { following };
+    let mut sorted = if following.is_empty() {
+        times.iter().collect()
+    } else {
+        following
+    };
     sorted.sort_by_key(|t| t.to - t.from);
     sorted.get(sorted.len().saturating_sub(1) / 2).map(|t| **t)
 }
@@ -124,7 +134,8 @@ pub struct Labels {
     pub environment: BTreeMap<String, String>,
 }
 
-/// Makes the run of a trace. `pure` are the times of collectives without waits for other ranks, by device event.
+/// Makes the run of a trace. `pure` are the times of collectives without waits for other ranks, by
+/// device event.
 #[must_use]
 pub fn measured(
     trace: &Trace,
@@ -137,14 +148,21 @@ pub fn measured(
     let origin = origin(trace);
     let ps = |t: i64| Picos((t - origin).max(0).cast_unsigned() * 1000);
     let mut table = names::Table::default();
-    let parts = spans::Parts { trace, attributed: a, origin, pure };
+    let parts = spans::Parts {
+        trace,
+        attributed: a,
+        origin,
+        pure,
+    };
     let (spans, mut instrs, streams) = spans::build(&parts, shown, &mut table);
     let memory = memory::build(trace, a, shown, origin, &mut instrs, &mut table);
     let (from, to) = shown.map_or((Picos::ZERO, Picos::ZERO), |s| (ps(s.from), ps(s.to)));
     let by_id: BTreeMap<InstrId, Instr> = instrs.iter().map(|i| (i.id, *i)).collect();
     let work = |id: InstrId| by_id.get(&id).and_then(|i| i.work);
     let bytes = |id: InstrId| by_id.get(&id).map_or(0, |i| i.bytes);
-    let gaps = gaps::find(&spans, from, to, &|id| work(id).is_some_and(Work::is_collective));
+    let gaps = gaps::find(&spans, from, to, &|id| {
+        work(id).is_some_and(Work::is_collective)
+    });
     let mut exposed = BTreeMap::new();
     for gap in &gaps {
         *exposed.entry(gap.cause).or_insert(Picos::ZERO) += gap.end - gap.start;
@@ -211,7 +229,8 @@ pub fn measured(
     }
 }
 
-/// Times of steps; where some follow another one, only theirs: the first one lacks the host's share.
+/// Times of steps; where some follow another one, only theirs: the first one lacks the host's
+/// share.
 #[must_use]
 pub fn samples(times: &[StepTime]) -> Vec<Picos> {
     let follow = times.iter().any(|t| t.follows);

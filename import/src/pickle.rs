@@ -1,7 +1,8 @@
 //! Reads pickles of plain data: numbers, text, lists, tuples, dictionaries, sets, bytes.
 //!
-//! A pickle is a program; this reader knows only the instructions that build plain values. Whatever would import or call
-//! something (`GLOBAL`, `REDUCE`, `BUILD` and the like) is refused. Shared values are shared in the result too.
+//! A pickle is a program; this reader knows only the instructions that build plain values. Whatever
+//! would import or call something (`GLOBAL`, `REDUCE`, `BUILD` and the like) is refused. Shared
+//! values are shared in the result too.
 
 use std::fmt;
 use std::rc::Rc;
@@ -32,7 +33,10 @@ impl Value {
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&Self> {
         match self {
-            Self::Dict(pairs) => pairs.iter().find(|(k, _)| k.text() == Some(key)).map(|(_, v)| v),
+            Self::Dict(pairs) => pairs
+                .iter()
+                .find(|(k, _)| k.text() == Some(key))
+                .map(|(_, v)| v),
             _ => None,
         }
     }
@@ -99,7 +103,9 @@ impl Value {
             Json::String(text) => Self::Text(text.as_str().into()),
             Json::Array(items) => Self::List(Rc::new(items.iter().map(Self::from_json).collect())),
             Json::Object(pairs) => {
-                let pairs = pairs.iter().map(|(k, v)| (Self::Text(k.as_str().into()), Self::from_json(v)));
+                let pairs = pairs
+                    .iter()
+                    .map(|(k, v)| (Self::Text(k.as_str().into()), Self::from_json(v)));
                 Self::Dict(Rc::new(pairs.collect()))
             }
         }
@@ -176,7 +182,9 @@ impl<'a> Machine<'a> {
                 self.at += n;
                 Ok(found)
             }
-            None => self.fail(format!("the pickle ends here; {n} more bytes are expected: it was cut off")),
+            None => self.fail(format!(
+                "the pickle ends here; {n} more bytes are expected: it was cut off"
+            )),
         }
     }
 
@@ -472,13 +480,27 @@ impl<'a> Machine<'a> {
                         "it would import `{module}.{name}`: a pickle with code is not read"
                     ));
                 }
-                0x93 | b'R' | b'b' | b'i' | b'o' | 0x81 | 0x92 | b'P' | b'Q' | 0x82..=0x84 | 0x97 | 0x98 => {
+                0x93
+                | b'R'
+                | b'b'
+                | b'i'
+                | b'o'
+                | 0x81
+                | 0x92
+                | b'P'
+                | b'Q'
+                | 0x82..=0x84
+                | 0x97
+                | 0x98 => {
                     self.at = start;
-                    return self.fail("it would import or call something: a pickle with code is not read");
+                    return self
+                        .fail("it would import or call something: a pickle with code is not read");
                 }
                 other => {
                     self.at = start;
-                    return self.fail(format!("instruction {other:#04x} is not known: this is no pickle, or it is damaged"));
+                    return self.fail(format!(
+                        "instruction {other:#04x} is not known: this is no pickle, or it is damaged"
+                    ));
                 }
             }
         }
@@ -501,7 +523,10 @@ impl<'a> Machine<'a> {
         let value = match &self.nodes[node] {
             Node::Plain(value) => value.clone(),
             Node::List(items) => {
-                let items: Done<Vec<Value>> = items.iter().map(|i| self.finish(*i, built, depth + 1)).collect();
+                let items: Done<Vec<Value>> = items
+                    .iter()
+                    .map(|i| self.finish(*i, built, depth + 1))
+                    .collect();
                 Value::List(Rc::new(items?))
             }
             Node::Dict(pairs) => {
@@ -522,11 +547,9 @@ impl<'a> Machine<'a> {
 fn long(bytes: &[u8]) -> i64 {
     let negative = bytes.last().is_some_and(|b| b & 0x80 != 0);
     let start: u64 = if negative { u64::MAX } else { 0 };
-    let bits = bytes
-        .iter()
-        .take(8)
-        .enumerate()
-        .fold(start, |x, (i, b)| (x & !(0xff << (8 * i))) | (u64::from(*b) << (8 * i)));
+    let bits = bytes.iter().take(8).enumerate().fold(start, |x, (i, b)| {
+        (x & !(0xff << (8 * i))) | (u64::from(*b) << (8 * i))
+    });
     bits.cast_signed()
 }
 

@@ -32,7 +32,8 @@ pub struct RankSummary {
     pub file: String,
     /// Median step time, milliseconds.
     pub step_ms: Option<f64>,
-    /// How long the other ranks waited in collectives for this one, milliseconds over the whole trace.
+    /// How long the other ranks waited in collectives for this one, milliseconds over the whole
+    /// trace.
     pub late_ms: f64,
     /// Share of device time with a place.
     pub attributed_share: f64,
@@ -42,7 +43,13 @@ impl Rank {
     pub(crate) fn new(rank: u32, path: &Path, trace: &Trace, a: &Attributed) -> Self {
         let first = origin(trace);
         let last = trace.device.iter().map(|d| d.end).max().unwrap_or(first);
-        let marks = trace.host.iter().filter_map(|e| trace.name(e.name).strip_prefix("ProfilerStep#")?.parse().ok());
+        let marks = trace.host.iter().filter_map(|e| {
+            trace
+                .name(e.name)
+                .strip_prefix("ProfilerStep#")?
+                .parse()
+                .ok()
+        });
         Self {
             rank,
             path: path.to_owned(),
@@ -70,19 +77,28 @@ impl Rank {
 }
 
 pub(crate) fn share(time: (u64, u64)) -> f64 {
-    if time.1 == 0 { 0.0 } else { time.0 as f64 / time.1 as f64 }
+    if time.1 == 0 {
+        0.0
+    } else {
+        time.0 as f64 / time.1 as f64
+    }
 }
 
-/// The rank of a file: what the trace says, else the last number behind `rank` in its name, else its place.
+/// The rank of a file: what the trace says, else the last number behind `rank` in its name, else
+/// its place.
 pub(crate) fn rank_of(said: Option<u32>, path: &Path, place: usize) -> u32 {
-    let name = path.file_name().map(|n| n.to_string_lossy().to_ascii_lowercase()).unwrap_or_default();
+    let name = path
+        .file_name()
+        .map(|n| n.to_string_lossy().to_ascii_lowercase())
+        .unwrap_or_default();
     let named = || {
         let (_, rest) = name.rsplit_once("rank")?;
         let rest = rest.trim_start_matches(['-', '_', '.']);
         let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
         digits.parse().ok()
     };
-    said.or_else(named).unwrap_or_else(|| u32::try_from(place).unwrap_or(u32::MAX))
+    said.or_else(named)
+        .unwrap_or_else(|| u32::try_from(place).unwrap_or(u32::MAX))
 }
 
 /// Refuses traces that do not belong together.
@@ -105,7 +121,9 @@ pub(crate) fn check(ranks: &[Rank]) -> Result<(), ImportError> {
         if let (Some(a), Some(b)) = (first.head.world_size, other.head.world_size)
             && a != b
         {
-            return refuse(format!("{pair}: traces of different jobs: one has {a} ranks, the other {b}"));
+            return refuse(format!(
+                "{pair}: traces of different jobs: one has {a} ranks, the other {b}"
+            ));
         }
         if first.marks != other.marks && !first.marks.is_empty() && !other.marks.is_empty() {
             return refuse(format!(
@@ -137,14 +155,23 @@ pub(crate) fn check(ranks: &[Rank]) -> Result<(), ImportError> {
 }
 
 fn list(marks: &[u64]) -> String {
-    marks.iter().map(|m| format!("#{m}")).collect::<Vec<_>>().join(" ")
+    marks
+        .iter()
+        .map(|m| format!("#{m}"))
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 /// Whether the kinds and sizes of a step's collectives have little in common.
 fn differ(a: &Rank, b: &Rank) -> bool {
     let of = |r: &Rank| {
         let step = r.times.last().map(|t| t.step);
-        let mut keys: Vec<_> = r.collectives.iter().filter(|c| Some(c.step) == step).map(|c| (c.key.0, c.key.2)).collect();
+        let mut keys: Vec<_> = r
+            .collectives
+            .iter()
+            .filter(|c| Some(c.step) == step)
+            .map(|c| (c.key.0, c.key.2))
+            .collect();
         keys.sort_unstable();
         keys
     };
@@ -153,7 +180,15 @@ fn differ(a: &Rank, b: &Rank) -> bool {
         return a.len() != b.len();
     }
     let mut rest = b.clone();
-    let common = a.iter().filter(|k| rest.iter().position(|r| r == *k).map(|i| rest.swap_remove(i)).is_some()).count();
+    let common = a
+        .iter()
+        .filter(|k| {
+            rest.iter()
+                .position(|r| r == *k)
+                .map(|i| rest.swap_remove(i))
+                .is_some()
+        })
+        .count();
     common * 2 < a.len().max(b.len())
 }
 

@@ -1,11 +1,13 @@
-//! Memory snapshots (`torch.cuda.memory._dump_snapshot`): the peak by role and unit, and out-of-memory events.
+//! Memory snapshots (`torch.cuda.memory._dump_snapshot`): the peak by role and unit, and
+//! out-of-memory events.
 //!
-//! The history is a ring buffer, so it may begin in the middle of a run. What was allocated before follows from the state
-//! at the end, less what the history adds.
+//! The history is a ring buffer, so it may begin in the middle of a run. What was allocated before
+//! follows from the state at the end, less what the history adds.
 
 mod roles;
 
 use crate::ImportError;
+use crate::attribute::{common_prefix, without};
 use crate::pickle::{self, Value};
 use roles::Places;
 use serde::Serialize;
@@ -81,34 +83,65 @@ pub struct OutOfMemory {
 /// When the file is no snapshot, is cut off, or holds code.
 pub fn read(mut from: impl Read, path: &Path) -> Result<Vec<SnapshotReport>, ImportError> {
     let mut bytes = Vec::new();
-    from.read_to_end(&mut bytes).map_err(|e| ImportError::io(path, e))?;
+    from.read_to_end(&mut bytes)
+        .map_err(|e| ImportError::io(path, e))?;
     let value = pickle::read(&bytes).map_err(|e| ImportError::invalid(path, e.to_string()))?;
     let Some(segments) = value.get("segments") else {
-        return Err(ImportError::invalid(path, "a memory snapshot has `segments`; this one has none"));
+        return Err(ImportError::invalid(
+            path,
+            "a memory snapshot has `segments`; this one has none",
+        ));
     };
     let traces = value.get("device_traces").map_or(&[][..], Value::items);
-    let annotations = value.get("external_annotations").map_or(&[][..], Value::items);
-    let mut devices: Vec<u32> = segments.items().iter().map(|s| number(s, "device") as u32).collect();
-    let with_history = traces.iter().enumerate().filter(|(_, t)| !t.items().is_empty());
+    let annotations = value
+        .get("external_annotations")
+        .map_or(&[][..], Value::items);
+    let mut devices: Vec<u32> = segments
+        .items()
+        .iter()
+        .map(|s| number(s, "device") as u32)
+        .collect();
+    let with_history = traces
+        .iter()
+        .enumerate()
+        .filter(|(_, t)| !t.items().is_empty());
     devices.extend(with_history.map(|(i, _)| i as u32));
     devices.sort_unstable();
     devices.dedup();
     if devices.is_empty() {
-        return Err(ImportError::invalid(path, "the snapshot has neither segments nor a history"));
+        return Err(ImportError::invalid(
+            path,
+            "the snapshot has neither segments nor a history",
+        ));
     }
     let report = |&device: &u32| {
-        let own: Vec<&Value> = segments.items().iter().filter(|s| number(s, "device") == u64::from(device)).collect();
+        let own: Vec<&Value> = segments
+            .items()
+            .iter()
+            .filter(|s| number(s, "device") == u64::from(device))
+            .collect();
         let history = traces.get(device as usize).map_or(&[][..], Value::items);
-        let annotations: Vec<&Value> = annotations.iter().filter(|a| number(a, "device") == u64::from(device)).collect();
+        let annotations: Vec<&Value> = annotations
+            .iter()
+            .filter(|a| number(a, "device") == u64::from(device))
+            .collect();
         let mut report = device_report(device, &own, history, &annotations);
         report.settings = settings(value.get("allocator_settings"));
+        let names: Vec<String> = report.by_unit.iter().map(|u| u.name.clone()).collect();
+        let prefix = common_prefix(&names);
+        for unit in &mut report.by_unit {
+            unit.name = without(&unit.name, &prefix);
+        }
         report
     };
     Ok(devices.iter().map(report).collect())
 }
 
 fn number(value: &Value, key: &str) -> u64 {
-    value.get(key).and_then(Value::int).map_or(0, |n| u64::try_from(n).unwrap_or(0))
+    value
+        .get(key)
+        .and_then(Value::int)
+        .map_or(0, |n| u64::try_from(n).unwrap_or(0))
 }
 
 fn text<'a>(value: &'a Value, key: &str) -> &'a str {
@@ -121,7 +154,9 @@ fn settings(value: Option<&Value>) -> BTreeMap<String, String> {
     let shown = pairs.iter().filter_map(|(key, value)| {
         let key = key.text()?;
         let differs = match (key, value) {
-            ("PYTORCH_CUDA_ALLOC_CONF" | "PYTORCH_ALLOC_CONF", Value::Text(conf)) => !conf.is_empty(),
+            ("PYTORCH_CUDA_ALLOC_CONF" | "PYTORCH_ALLOC_CONF", Value::Text(conf)) => {
+                !conf.is_empty()
+            }
             ("max_split_size", Value::Int(n)) => *n >= 0,
             ("garbage_collection_threshold", Value::Float(x)) => *x > 0.0,
             ("expandable_segments", Value::Bool(on)) => *on,
@@ -145,7 +180,12 @@ struct Live {
     unit: String,
 }
 
-fn device_report(device: u32, segments: &[&Value], history: &[Value], annotations: &[&Value]) -> SnapshotReport {
+fn device_report(
+    device: u32,
+    segments: &[&Value],
+    history: &[Value],
+    annotations: &[&Value],
+) -> SnapshotReport {
     let mut report = SnapshotReport {
         device,
         events: history.len(),
@@ -157,7 +197,9 @@ fn device_report(device: u32, segments: &[&Value], history: &[Value], annotation
         for block in segment.get("blocks").map_or(&[][..], Value::items) {
             match text(block, "state") {
                 "active_allocated" => report.end_allocated_bytes += number(block, "size"),
-                "inactive" => report.largest_free_bytes = report.largest_free_bytes.max(number(block, "size")),
+                "inactive" => {
+                    report.largest_free_bytes = report.largest_free_bytes.max(number(block, "size"))
+                }
                 _ => {}
             }
         }
@@ -174,19 +216,33 @@ fn device_report(device: u32, segments: &[&Value], history: &[Value], annotation
             other => *report.unknown.entry(other.to_owned()).or_default() += 1,
         }
     }
-    let mut allocated = report.end_allocated_bytes.cast_signed().saturating_sub(added);
-    let mut held = report.end_reserved_bytes.cast_signed().saturating_sub(reserved);
+    let mut allocated = report
+        .end_allocated_bytes
+        .cast_signed()
+        .saturating_sub(added);
+    let mut held = report
+        .end_reserved_bytes
+        .cast_signed()
+        .saturating_sub(reserved);
     if allocated < 0 {
-        report.notes.push("the history frees more than it allocates and the end state holds: it is not complete".into());
+        report.notes.push(
+            "the history frees more than it allocates and the end state holds: it is not complete"
+                .into(),
+        );
     }
     report.before_bytes = u64::try_from(allocated).unwrap_or(0);
     report.peak_allocated_bytes = report.before_bytes;
     report.peak_reserved_bytes = u64::try_from(held).unwrap_or(0);
     if report.before_bytes > 0 {
-        report.notes.push("the history begins in the middle of the run: what was allocated before has no frames".into());
+        report.notes.push(
+            "the history begins in the middle of the run: what was allocated before has no frames"
+                .into(),
+        );
     }
     if history.is_empty() {
-        report.notes.push("there is no history: only the state at the end is known".into());
+        report
+            .notes
+            .push("there is no history: only the state at the end is known".into());
         report.peak_allocated_bytes = report.end_allocated_bytes;
         report.peak_reserved_bytes = report.end_reserved_bytes;
     }
@@ -199,7 +255,14 @@ fn device_report(device: u32, segments: &[&Value], history: &[Value], annotation
             "alloc" => {
                 allocated += size.cast_signed();
                 let (role, unit) = places.of(event);
-                live.insert(address, Live { bytes: size, role, unit });
+                live.insert(
+                    address,
+                    Live {
+                        bytes: size,
+                        role,
+                        unit,
+                    },
+                );
             }
             "free_requested" | "free" => {
                 allocated -= size.cast_signed();
@@ -221,9 +284,13 @@ fn device_report(device: u32, segments: &[&Value], history: &[Value], annotation
             }
             _ => {}
         }
-        report.peak_reserved_bytes = report.peak_reserved_bytes.max(u64::try_from(held).unwrap_or(0));
+        report.peak_reserved_bytes = report
+            .peak_reserved_bytes
+            .max(u64::try_from(held).unwrap_or(0));
         let now = u64::try_from(allocated).unwrap_or(0);
-        if now > report.peak_allocated_bytes || report.by_role.is_empty() && now == report.peak_allocated_bytes {
+        if now > report.peak_allocated_bytes
+            || report.by_role.is_empty() && now == report.peak_allocated_bytes
+        {
             report.peak_allocated_bytes = now;
             (report.by_role, report.by_unit) = shares(&live, before);
         }
@@ -245,7 +312,13 @@ fn shares(live: &HashMap<u64, Live>, before: u64) -> Shares {
         units.insert(BEFORE, before);
     }
     let sorted = |map: BTreeMap<&str, u64>| {
-        let mut all: Vec<Share> = map.into_iter().map(|(name, bytes)| Share { name: name.to_owned(), bytes }).collect();
+        let mut all: Vec<Share> = map
+            .into_iter()
+            .map(|(name, bytes)| Share {
+                name: name.to_owned(),
+                bytes,
+            })
+            .collect();
         all.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
         all
     };

@@ -96,7 +96,9 @@ impl Source {
         }
         let whole = io::Cursor::new(magic[..n].to_vec()).chain(file);
         let mut rest: Box<dyn Read + Send> = if magic == [0x1f, 0x8b] {
-            Box::new(Pieces::of(MultiGzDecoder::new(BufReader::with_capacity(PIECE, whole))))
+            Box::new(Pieces::of(MultiGzDecoder::new(BufReader::with_capacity(
+                PIECE, whole,
+            ))))
         } else {
             Box::new(whole)
         };
@@ -104,7 +106,10 @@ impl Source {
         let n = fill(&mut rest, &mut head).map_err(io)?;
         head.truncate(n);
         if head.is_empty() {
-            return Err(ImportError::invalid(path, "the file is empty after decompression"));
+            return Err(ImportError::invalid(
+                path,
+                "the file is empty after decompression",
+            ));
         }
         Ok(Self {
             head: io::Cursor::new(head),
@@ -130,7 +135,10 @@ impl Source {
             "compressed with zstd; decompress it first (zstd -d)"
         } else if head.starts_with(&[0x80]) {
             "a pickle, but neither a memory snapshot nor a flight record"
-        } else if matches!(head.iter().find(|b| !b.is_ascii_whitespace()), Some(b'{' | b'[')) {
+        } else if matches!(
+            head.iter().find(|b| !b.is_ascii_whitespace()),
+            Some(b'{' | b'[')
+        ) {
             "JSON, but it has neither `traceEvents`, nor the `nodes` of an execution trace, nor the `entries` of a flight record"
         } else {
             "of no known format"
@@ -147,8 +155,8 @@ impl Read for Source {
     }
 }
 
-/// Reads until the buffer is full or the end is reached. What comes before an error is kept: a cut-off gzip file is
-/// told of where its content ends.
+/// Reads until the buffer is full or the end is reached. What comes before an error is kept: a
+/// cut-off gzip file is told of where its content ends.
 fn fill(from: &mut impl Read, to: &mut [u8]) -> io::Result<usize> {
     let mut n = 0;
     while n < to.len() {
@@ -255,11 +263,23 @@ mod tests {
     #[test]
     fn formats_are_told_by_content() {
         for (text, expected) in [
-            (&b"{\"schemaVersion\": 1, \"traceEvents\": ["[..], Some(Format::Kineto)),
+            (
+                &b"{\"schemaVersion\": 1, \"traceEvents\": ["[..],
+                Some(Format::Kineto),
+            ),
             (b" [{\"ph\": \"X\"}]", Some(Format::Kineto)),
-            (b"{\"schema\": \"1.1.1\", \"nodes\": []}", Some(Format::ExecutionTrace)),
-            (b"{\"version\": \"2.10\", \"pg_config\": {}, \"entries\": []}", Some(Format::Flight)),
-            (b"\x80\x04}q\x00X\x08\x00\x00\x00segments", Some(Format::Snapshot)),
+            (
+                b"{\"schema\": \"1.1.1\", \"nodes\": []}",
+                Some(Format::ExecutionTrace),
+            ),
+            (
+                b"{\"version\": \"2.10\", \"pg_config\": {}, \"entries\": []}",
+                Some(Format::Flight),
+            ),
+            (
+                b"\x80\x04}q\x00X\x08\x00\x00\x00segments",
+                Some(Format::Snapshot),
+            ),
             (b"\x80\x02}X\x07\x00\x00\x00entries", Some(Format::Flight)),
             (b"\x80\x02}", None),
             (b"{\"a\": 1}", None),

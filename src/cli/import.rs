@@ -42,7 +42,8 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     if let Some(place) = &place {
         place.probe()?;
     }
-    let import = shardlab_import::import(&args.files, &name(&args.files)).map_err(failure)?;
+    let files = shardlab_import::source::expand(&args.files).map_err(failure)?;
+    let import = shardlab_import::import(&files, &name(&files)).map_err(failure)?;
     let mut saved = Saved::Unasked;
     if let (Some(place), Some(run)) = (&place, &import.run) {
         saved = place.save(&view::of(run))?;
@@ -63,7 +64,9 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
 /// A failure to import; all but a failure to read is bad input.
 pub(super) fn failure(e: ImportError) -> Failure {
     match &e {
-        ImportError::Io { source, .. } if source.kind() != std::io::ErrorKind::NotFound => Failure::run(e),
+        ImportError::Io { source, .. } if source.kind() != std::io::ErrorKind::NotFound => {
+            Failure::run(e)
+        }
         _ => Failure::bad_input(e),
     }
 }
@@ -71,11 +74,19 @@ pub(super) fn failure(e: ImportError) -> Failure {
 /// Name of a run: that of its first file, without what says its rank and format.
 fn name(files: &[PathBuf]) -> String {
     let first = files.first().and_then(|f| f.file_name());
-    let name = first.map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-    let stem = [".gz", ".json", ".pt", ".trace"].iter().fold(name.as_str(), |n, end| n.strip_suffix(end).unwrap_or(n));
+    let name = first
+        .map(|n| n.to_string_lossy().into_owned())
+        .unwrap_or_default();
+    let stem = [".gz", ".json", ".pt", ".trace"]
+        .iter()
+        .fold(name.as_str(), |n, end| n.strip_suffix(end).unwrap_or(n));
     let end = stem.find("rank").unwrap_or(stem.len());
     let stem = stem[..end].trim_end_matches(['-', '_', '.', '*']);
-    if stem.is_empty() { "trace".to_owned() } else { stem.replace(['*', '?', '[', ']'], "") }
+    if stem.is_empty() {
+        "trace".to_owned()
+    } else {
+        stem.replace(['*', '?', '[', ']'], "")
+    }
 }
 
 /// A path as a name in messages and comments.

@@ -64,7 +64,9 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     if inferred.missing.is_empty()
         && let Err(e) = scenario::parse("inferred", &inferred.text, &[])
     {
-        say(format_args!("warning: the inferred scenario cannot be predicted as it is: {e}"));
+        say(format_args!(
+            "warning: the inferred scenario cannot be predicted as it is: {e}"
+        ));
     }
     if args.json {
         out.json(&Report {
@@ -75,7 +77,9 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
             notes: &notes,
         })?;
     } else if let Some(path) = &args.out {
-        write_file("--out", path, |file| file.write_all(inferred.text.as_bytes()))?;
+        write_file("--out", path, |file| {
+            file.write_all(inferred.text.as_bytes())
+        })?;
     } else {
         out.text(&inferred.text)?;
     }
@@ -91,12 +95,15 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
 
 /// The trace's name in the first line of the scenario.
 fn name(path: &Path) -> String {
-    path.file_name().map_or_else(|| shown(path), |n| n.to_string_lossy().into_owned())
+    path.file_name()
+        .map_or_else(|| shown(path), |n| n.to_string_lossy().into_owned())
 }
 
 /// A preset's path, as one that holds wherever the scenario is written.
 fn preset(path: &Path) -> Result<String, Failure> {
-    let full = path.canonicalize().map_err(|e| Failure::bad_input(format_args!("{}: {e}", path.display())))?;
+    let full = path
+        .canonicalize()
+        .map_err(|e| Failure::bad_input(format_args!("{}: {e}", path.display())))?;
     Ok(full.display().to_string().replace('\\', "\\\\"))
 }
 
@@ -104,7 +111,8 @@ fn preset(path: &Path) -> Result<String, Failure> {
 fn contradictions(path: &Path, facts: &Facts) -> Result<(), Failure> {
     let bad = |text: String| Failure::bad_input(format_args!("{}: {text}", path.display()));
     let text = std::fs::read(path).map_err(|e| bad(e.to_string()))?;
-    let config: Value = serde_json::from_slice(&text).map_err(|e| bad(format!("line {}, column {}: {e}", e.line(), e.column())))?;
+    let config: Value = serde_json::from_slice(&text)
+        .map_err(|e| bad(format!("line {}, column {}: {e}", e.line(), e.column())))?;
     let m = &facts.model;
     let checks: [(&[&str], Option<&Found<u64>>); 6] = [
         (&["num_hidden_layers", "n_layer"], m.layers.as_ref()),
@@ -115,7 +123,9 @@ fn contradictions(path: &Path, facts: &Facts) -> Result<(), Failure> {
         (&["vocab_size"], m.vocab.as_ref()),
     ];
     for (keys, found) in checks {
-        let of = keys.iter().find_map(|k| Some((k, config.get(k)?.as_u64()?)));
+        let of = keys
+            .iter()
+            .find_map(|k| Some((k, config.get(k)?.as_u64()?)));
         if let (Some((key, configured)), Some(found)) = (of, found)
             && configured != found.value
         {

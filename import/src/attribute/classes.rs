@@ -1,7 +1,8 @@
 //! What the names of operators and annotations mean.
 //!
-//! Sources: `torch/distributed/fsdp/_fully_shard` (FSDP2's `FSDP::…` ranges), `torch/optim/optimizer.py`
-//! (`Optimizer.step#…`), `torch/csrc/autograd/engine.cpp` (`autograd::engine::evaluate_function: …`).
+//! Sources: `torch/distributed/fsdp/_fully_shard` (FSDP2's `FSDP::…` ranges),
+//! `torch/optim/optimizer.py` (`Optimizer.step#…`), `torch/csrc/autograd/engine.cpp`
+//! (`autograd::engine::evaluate_function: …`).
 
 /// Meaning of a name. Units are as FSDP2 writes them; the root's is empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,10 +68,16 @@ impl Class {
         if fused("adam") || fused("sgd") || fused("adagrad") || op.contains("multi_tensor_adam") {
             return Self::OptimizerOp;
         }
-        if op.starts_with("_foreach_addcdiv") || op.starts_with("_foreach_addcmul") || op.starts_with("_foreach_lerp") {
+        if op.starts_with("_foreach_addcdiv")
+            || op.starts_with("_foreach_addcmul")
+            || op.starts_with("_foreach_lerp")
+        {
             return Self::OptimizerOp;
         }
-        if op == "linalg_vector_norm" || op.starts_with("_foreach_norm") || op.contains("multi_tensor_l2norm") {
+        if op == "linalg_vector_norm"
+            || op.starts_with("_foreach_norm")
+            || op.contains("multi_tensor_l2norm")
+        {
             return Self::Norm;
         }
         Self::Other
@@ -112,20 +119,44 @@ mod tests {
     fn names_are_understood() {
         let unit = |s: &str| s.to_owned();
         for (name, expected) in [
-            ("FSDP::pre_forward (layers.0)", Class::PreForward(unit("layers.0"))),
+            (
+                "FSDP::pre_forward (layers.0)",
+                Class::PreForward(unit("layers.0")),
+            ),
             ("FSDP::pre_forward", Class::PreForward(unit(""))),
-            ("FSDP::post_forward (norm, out)", Class::PostForward(unit("norm, out"))),
-            ("FSDP::all_gather (layers.3) [pg=1]", Class::OfUnit(unit("layers.3"))),
-            ("FSDP::backward_prefetch for layers.2", Class::BackwardPrefetch(unit("layers.2"))),
-            ("FSDP::forward_prefetch for a.b", Class::ForwardPrefetch(unit("a.b"))),
-            ("FSDP::post_backward_rs_wait (x)", Class::PostBackward(unit("x"))),
+            (
+                "FSDP::post_forward (norm, out)",
+                Class::PostForward(unit("norm, out")),
+            ),
+            (
+                "FSDP::all_gather (layers.3) [pg=1]",
+                Class::OfUnit(unit("layers.3")),
+            ),
+            (
+                "FSDP::backward_prefetch for layers.2",
+                Class::BackwardPrefetch(unit("layers.2")),
+            ),
+            (
+                "FSDP::forward_prefetch for a.b",
+                Class::ForwardPrefetch(unit("a.b")),
+            ),
+            (
+                "FSDP::post_backward_rs_wait (x)",
+                Class::PostBackward(unit("x")),
+            ),
             ("FSDP::root_post_backward_callback", Class::RootBackward),
             ("FSDP::finalize_backward", Class::RootBackward),
             ("FSDP::root_pre_forward", Class::RootForward),
-            ("Optimizer.step#AdamW.step", Class::OptimizerStep(unit("AdamW"))),
+            (
+                "Optimizer.step#AdamW.step",
+                Class::OptimizerStep(unit("AdamW")),
+            ),
             ("Optimizer.zero_grad#AdamW.zero_grad", Class::ZeroGrad),
             ("ProfilerStep#3", Class::ProfilerStep),
-            ("autograd::engine::evaluate_function: MmBackward0", Class::BackwardNode),
+            (
+                "autograd::engine::evaluate_function: MmBackward0",
+                Class::BackwardNode,
+            ),
             ("aten::_fused_adamw_", Class::OptimizerOp),
             ("aten::_foreach_norm", Class::Norm),
             ("_c10d_functional::wait_tensor", Class::Wait),

@@ -1,7 +1,7 @@
 //! Units of traces that do not name them: by the order of gathers, and their sizes.
 //!
-//! Forward uses units in the order in which they are gathered, and starts to use one when it has waited for its gather.
-//! Backward gathers and reduces units of one size in the opposite order.
+//! Forward uses units in the order in which they are gathered, and starts to use one when it has
+//! waited for its gather. Backward gathers and reduces units of one size in the opposite order.
 
 use super::classes::Class;
 use super::kinds::{Work, collective};
@@ -22,7 +22,10 @@ pub(super) struct Order {
 impl Order {
     /// Unit that forward uses at a time.
     pub(super) fn at(&self, time: i64) -> Option<u32> {
-        let i = self.switches.partition_point(|s| s.0 <= time).checked_sub(1)?;
+        let i = self
+            .switches
+            .partition_point(|s| s.0 <= time)
+            .checked_sub(1)?;
         Some(self.switches[i].1)
     }
 
@@ -30,7 +33,6 @@ impl Order {
     pub(super) fn of_call(&self, call: usize) -> Option<u32> {
         self.calls.get(&call).copied()
     }
-
 }
 
 /// A gather or a reduction of a micro-batch.
@@ -43,22 +45,44 @@ struct Call {
 }
 
 /// Finds units by order, where there are gathers in forward.
-pub(super) fn find(trace: &Trace, steps: &mut Steps, classes: &[Class], units: &mut Units) -> Order {
+pub(super) fn find(
+    trace: &Trace,
+    steps: &mut Steps,
+    classes: &[Class],
+    units: &mut Units,
+) -> Order {
     let mut order = Order::default();
-    let calls: Vec<Call> = trace.calls.iter().enumerate().filter_map(|(index, call)| {
-        let c = &trace.collectives[call.collective as usize];
-        let work = collective(&c.name).filter(|w| w.is_collective())?;
-        Some(Call { index, at: call.start, work, size: c.elements_in.max(c.elements_out) })
-    }).collect();
+    let calls: Vec<Call> = trace
+        .calls
+        .iter()
+        .enumerate()
+        .filter_map(|(index, call)| {
+            let c = &trace.collectives[call.collective as usize];
+            let work = collective(&c.name).filter(|w| w.is_collective())?;
+            Some(Call {
+                index,
+                at: call.start,
+                work,
+                size: c.elements_in.max(c.elements_out),
+            })
+        })
+        .collect();
     let mut waits: Vec<i64> = trace
         .calls
         .iter()
         .filter(|c| trace.collectives[c.collective as usize].name == "wait")
         .map(|c| c.start)
         .collect();
-    waits.extend(trace.host.iter().filter(|e| classes[e.name.index()] == Class::Wait).map(|e| e.start));
+    waits.extend(
+        trace
+            .host
+            .iter()
+            .filter(|e| classes[e.name.index()] == Class::Wait)
+            .map(|e| e.start),
+    );
     waits.sort_unstable();
-    // The sizes of the longest forward tell the units; shorter ones (kept parameters) match it by size.
+    // The sizes of the longest forward tell the units; shorter ones (kept parameters) match it by
+    // size.
     let mut windows = Vec::new();
     for step in &steps.all {
         for batch in &step.micro_batches {
@@ -67,32 +91,65 @@ pub(super) fn find(trace: &Trace, steps: &mut Steps, classes: &[Class], units: &
             }
         }
     }
-    let gathers = |from: i64, to: i64| calls.iter().filter(move |c| c.work == Work::AllGather && (from..to).contains(&c.at) && c.size > 0);
+    let gathers = |from: i64, to: i64| {
+        calls
+            .iter()
+            .filter(move |c| c.work == Work::AllGather && (from..to).contains(&c.at) && c.size > 0)
+    };
     // The first gather may be issued before the first operator that counts as forward.
-    let starts: Vec<i64> = windows.iter().enumerate().map(|(i, w)| {
-        let floor = if i == 0 { i64::MIN } else { windows[i - 1].2 };
-        let optimizer = steps.all.iter().filter_map(|s| s.optimizer).map(|o| o.1).filter(|&o| o <= w.0).max();
-        let floor = optimizer.map_or(floor, |o| floor.max(o));
-        gathers(floor, w.0).map(|c| c.at).min().unwrap_or(w.0)
-    }).collect();
-    let Some((best, _)) = windows.iter().zip(&starts).enumerate().max_by_key(|(i, (w, s))| (gathers(**s, w.1).count(), usize::MAX - i)) else {
+    let starts: Vec<i64> = windows
+        .iter()
+        .enumerate()
+        .map(|(i, w)| {
+            let floor = if i == 0 { i64::MIN } else { windows[i - 1].2 };
+            let optimizer = steps
+                .all
+                .iter()
+                .filter_map(|s| s.optimizer)
+                .map(|o| o.1)
+                .filter(|&o| o <= w.0)
+                .max();
+            let floor = optimizer.map_or(floor, |o| floor.max(o));
+            gathers(floor, w.0).map(|c| c.at).min().unwrap_or(w.0)
+        })
+        .collect();
+    let Some((best, _)) = windows
+        .iter()
+        .zip(&starts)
+        .enumerate()
+        .max_by_key(|(i, (w, s))| (gathers(**s, w.1).count(), usize::MAX - i))
+    else {
         return order;
     };
-    let sizes: Vec<u64> = gathers(starts[best], windows[best].1).map(|c| c.size).collect();
+    let sizes: Vec<u64> = gathers(starts[best], windows[best].1)
+        .map(|c| c.size)
+        .collect();
     if sizes.is_empty() {
         return order;
     }
-    let names = names(trace, &sizes, &gather_windows(&calls, &waits, starts[best], windows[best].1));
+    let names = names(
+        trace,
+        &sizes,
+        &gather_windows(&calls, &waits, starts[best], windows[best].1),
+    );
     let ids: Vec<u32> = names.iter().map(|n| units.id(n)).collect();
     for (window, &start) in windows.iter().zip(&starts) {
         let forward: Vec<&Call> = gathers(start, window.1).collect();
         let used = match_sizes(&sizes, &forward);
-        let waited: Vec<i64> = waits.iter().copied().filter(|w| (start..window.1).contains(w)).collect();
+        let waited: Vec<i64> = waits
+            .iter()
+            .copied()
+            .filter(|w| (start..window.1).contains(w))
+            .collect();
         for (k, (call, unit)) in forward.iter().zip(&used).enumerate() {
             let Some(unit) = unit else { continue };
             order.calls.insert(call.index, ids[*unit]);
             // Without a wait for each gather, a unit is used from its gather on.
-            let at = if waited.len() >= forward.len() { waited[k] } else { call.at };
+            let at = if waited.len() >= forward.len() {
+                waited[k]
+            } else {
+                call.at
+            };
             order.switches.push((at, ids[*unit]));
         }
         // In backward, units of one size come in the opposite order.
@@ -101,8 +158,18 @@ pub(super) fn find(trace: &Trace, steps: &mut Steps, classes: &[Class], units: &
             for (i, size) in sizes.iter().enumerate() {
                 left.entry(*size).or_default().push(i);
             }
-            let end = steps.all.iter().filter_map(|s| s.optimizer).map(|o| o.0).filter(|&o| o >= window.2).min().unwrap_or(window.2);
-            for call in calls.iter().filter(|c| c.work == work && (window.1..=end).contains(&c.at)) {
+            let end = steps
+                .all
+                .iter()
+                .filter_map(|s| s.optimizer)
+                .map(|o| o.0)
+                .filter(|&o| o >= window.2)
+                .min()
+                .unwrap_or(window.2);
+            for call in calls
+                .iter()
+                .filter(|c| c.work == work && (window.1..=end).contains(&c.at))
+            {
                 if let Some(unit) = left.get_mut(&call.size).and_then(Vec::pop) {
                     order.calls.insert(call.index, ids[unit]);
                 }
@@ -113,7 +180,11 @@ pub(super) fn find(trace: &Trace, steps: &mut Steps, classes: &[Class], units: &
     // Forward starts with its first gather.
     let mut starts = starts.into_iter();
     for step in &mut steps.all {
-        for batch in step.micro_batches.iter_mut().filter(|b| b.forward.is_some()) {
+        for batch in step
+            .micro_batches
+            .iter_mut()
+            .filter(|b| b.forward.is_some())
+        {
             batch.forward = starts.next();
         }
     }
@@ -127,8 +198,16 @@ fn gather_windows(calls: &[Call], waits: &[i64], from: i64, to: i64) -> Vec<(i64
         .filter(|c| c.work == Work::AllGather && (from..to).contains(&c.at) && c.size > 0)
         .map(|c| c.at)
         .collect();
-    let waited: Vec<i64> = waits.iter().copied().filter(|w| (from..to).contains(w)).collect();
-    let starts = if waited.len() >= issued.len() { &waited[..issued.len()] } else { &issued };
+    let waited: Vec<i64> = waits
+        .iter()
+        .copied()
+        .filter(|w| (from..to).contains(w))
+        .collect();
+    let starts = if waited.len() >= issued.len() {
+        &waited[..issued.len()]
+    } else {
+        &issued
+    };
     let ends = starts.iter().skip(1).copied().chain([to]);
     starts.iter().copied().zip(ends).collect()
 }
@@ -146,19 +225,33 @@ fn match_sizes(sizes: &[u64], calls: &[&Call]) -> Vec<Option<usize>> {
         .collect()
 }
 
-/// Names of units: equal sizes in a row are blocks, one with an embedding is called so, and the last other one is the root.
+/// Names of units: equal sizes in a row are blocks, one with an embedding is called so, and the
+/// last other one is the root.
 fn names(trace: &Trace, sizes: &[u64], windows: &[(i64, i64)]) -> Vec<String> {
     let mut counts: BTreeMap<u64, usize> = BTreeMap::new();
     for size in sizes {
         *counts.entry(*size).or_default() += 1;
     }
-    let block = counts.iter().max_by_key(|(size, n)| (**n, **size)).filter(|(_, n)| **n > 1).map(|(s, _)| *s);
+    let block = counts
+        .iter()
+        .max_by_key(|(size, n)| (**n, **size))
+        .filter(|(_, n)| **n > 1)
+        .map(|(s, _)| *s);
     let embeds = |i: usize| {
         let (from, to) = windows[i];
-        trace.host.iter().any(|e| (from..to).contains(&e.start) && trace.name(e.name) == "aten::embedding")
+        trace
+            .host
+            .iter()
+            .any(|e| (from..to).contains(&e.start) && trace.name(e.name) == "aten::embedding")
     };
-    let others: Vec<usize> = (0..sizes.len()).filter(|&i| Some(sizes[i]) != block).collect();
-    let embedding = others.iter().copied().find(|&i| embeds(i)).filter(|_| others.len() > 1);
+    let others: Vec<usize> = (0..sizes.len())
+        .filter(|&i| Some(sizes[i]) != block)
+        .collect();
+    let embedding = others
+        .iter()
+        .copied()
+        .find(|&i| embeds(i))
+        .filter(|_| others.len() > 1);
     let root = others.iter().copied().rfind(|i| Some(*i) != embedding);
     let mut layer = 0;
     (0..sizes.len())

@@ -66,8 +66,10 @@ pub(super) fn find(c: &Context<'_>, units: &mut Units) -> Places {
         let id = ids[event.name.index()];
         let thread = &mut now[event.thread as usize];
         let parent = c.tree.parent(i);
-        // What an event took from around it is no news to those within it, unless the trace says so.
-        let steady = |p: &usize| known[*p] || !matches!(c.sections[*p], Section::Open | Section::Forward);
+        // What an event took from around it is no news to those within it, unless the trace says
+        // so.
+        let steady =
+            |p: &usize| known[*p] || !matches!(c.sections[*p], Section::Open | Section::Forward);
         let inherited = parent.filter(steady).and_then(|p| unit[p]);
         let own = match class {
             Class::PreForward(_) => {
@@ -93,13 +95,18 @@ pub(super) fn find(c: &Context<'_>, units: &mut Units) -> Places {
             }
             _ => id,
         };
-        // What autograd links counts more than what happens to be around: a prefetch runs within another unit's backward.
+        // What autograd links counts more than what happens to be around: a prefetch runs within
+        // another unit's backward.
         let linked = || flows.forward_of(i, event).and_then(|f| unit[f]);
         let found = own.or_else(|| if id.is_none() { linked() } else { None });
         known[i] = found.is_some() || parent.is_some_and(|p| known[p]);
         let section = c.sections[i];
         unit[i] = found.or(inherited).or_else(|| match section {
-            Section::Open | Section::Forward => thread.forward.last().copied().or_else(|| c.order.at(event.start)),
+            Section::Open | Section::Forward => thread
+                .forward
+                .last()
+                .copied()
+                .or_else(|| c.order.at(event.start)),
             Section::Recompute => thread.forward.last().copied().or(thread.backward),
             Section::Backward => {
                 // A node takes the unit of the first operator in it that autograd links.
@@ -109,14 +116,18 @@ pub(super) fn find(c: &Context<'_>, units: &mut Units) -> Places {
             }
             Section::Optimizer => Some(Units::ROOT),
         });
-        if parent.is_none() && matches!(section, Section::Backward) && matches!(class, Class::BackwardNode) {
+        if parent.is_none()
+            && matches!(section, Section::Backward)
+            && matches!(class, Class::BackwardNode)
+        {
             thread.last = unit[i].or(thread.last);
             if known[i] {
                 thread.backward = unit[i];
             }
         }
     }
-    // Accelerate wraps the embedding, the last norm and the head together, and leaves nothing to the root.
+    // Accelerate wraps the embedding, the last norm and the head together, and leaves nothing to
+    // the root.
     let alias = nested.root(&ids, c);
     if let Some(alias) = alias {
         units.rename_to_root(alias);
@@ -139,7 +150,9 @@ pub(super) fn find(c: &Context<'_>, units: &mut Units) -> Places {
         Some(Place {
             step: step as u32,
             // Steps as a whole belong to the root.
-            unit: unit[i].filter(|_| in_model || known[i]).unwrap_or(Units::ROOT),
+            unit: unit[i]
+                .filter(|_| in_model || known[i])
+                .unwrap_or(Units::ROOT),
             phase,
             micro_batch,
         })
@@ -158,7 +171,10 @@ fn ids(c: &Context<'_>, by_time: &[u32], units: &mut Units) -> Vec<Option<u32>> 
             units.id(name);
         }
     }
-    c.classes.iter().map(|class| named(class).map(|n| units.id(n))).collect()
+    c.classes
+        .iter()
+        .map(|class| named(class).map(|n| units.id(n)))
+        .collect()
 }
 
 /// Which units run within which.
@@ -182,9 +198,16 @@ impl Nested {
         if own || self.around.len() < 2 {
             return None;
         }
-        let outer = self.around.iter().find(|(_, around)| around.is_empty()).map(|(u, _)| *u)?;
+        let outer = self
+            .around
+            .iter()
+            .find(|(_, around)| around.is_empty())
+            .map(|(u, _)| *u)?;
         let within = |u: &u32, around: &Vec<u32>| *u == outer || around.contains(&outer);
-        self.around.iter().all(|(u, around)| within(u, around)).then_some(outer)
+        self.around
+            .iter()
+            .all(|(u, around)| within(u, around))
+            .then_some(outer)
     }
 }
 
@@ -254,8 +277,11 @@ impl Flows {
     fn first_within(&self, c: &Context<'_>, i: usize) -> Option<usize> {
         let host = &c.trace.host;
         let inside = host.get(i + 1..)?.iter().enumerate();
-        let inside = inside.take_while(|(_, e)| e.thread == host[i].thread && e.start < host[i].end);
+        let inside =
+            inside.take_while(|(_, e)| e.thread == host[i].thread && e.start < host[i].end);
         // Nodes are short; what is far in is not their own operator.
-        inside.take(4).find_map(|(k, e)| self.forward_of(i + 1 + k, e))
+        inside
+            .take(4)
+            .find_map(|(k, e)| self.forward_of(i + 1 + k, e))
     }
 }

@@ -1,7 +1,8 @@
 //! Steps and micro-batches, from the order of forward, backward and optimizer on the host.
 //!
-//! A step ends with the last optimizer that runs before the next forward. A micro-batch starts with a forward that follows
-//! a backward. Nothing needs `ProfilerStep` marks; where no optimizer is seen, they are what is left.
+//! A step ends with the last optimizer that runs before the next forward. A micro-batch starts with
+//! a forward that follows a backward. Nothing needs `ProfilerStep` marks; where no optimizer is
+//! seen, they are what is left.
 
 use super::classes::Class;
 use super::tree::Tree;
@@ -46,7 +47,10 @@ impl Step {
     #[must_use]
     pub fn is_whole(&self) -> bool {
         !self.micro_batches.is_empty()
-            && self.micro_batches.iter().all(|m| m.forward.is_some() && m.backward.is_some())
+            && self
+                .micro_batches
+                .iter()
+                .all(|m| m.forward.is_some() && m.backward.is_some())
     }
 
     /// Phase and micro-batch at a time of a thread that does not run backward.
@@ -54,7 +58,11 @@ impl Step {
         if let Some((from, to)) = self.optimizer
             && at >= from
         {
-            let phase = if at < to { Phase::Optimizer } else { Phase::Refresh };
+            let phase = if at < to {
+                Phase::Optimizer
+            } else {
+                Phase::Refresh
+            };
             return (phase, 0);
         }
         let begun = self
@@ -123,12 +131,17 @@ pub(super) fn sections(trace: &Trace, tree: &Tree, classes: &[Class]) -> Vec<Sec
             | Class::PostBackward(_)
             | Class::BackwardPrefetch(_)
             | Class::RootBackward => Some(Section::Backward),
-            Class::PreForward(_) | Class::PostForward(_) | Class::RootForward => Some(match around {
-                Section::Backward | Section::Recompute => Section::Recompute,
-                _ => Section::Forward,
-            }),
-            // Operators with a number of their own within backward make new nodes of its graph: forward runs again.
-            _ if around == Section::Backward && is_differentiable(event) => Some(Section::Recompute),
+            Class::PreForward(_) | Class::PostForward(_) | Class::RootForward => {
+                Some(match around {
+                    Section::Backward | Section::Recompute => Section::Recompute,
+                    _ => Section::Forward,
+                })
+            }
+            // Operators with a number of their own within backward make new nodes of its graph:
+            // forward runs again.
+            _ if around == Section::Backward && is_differentiable(event) => {
+                Some(Section::Recompute)
+            }
             _ => None,
         };
         sections.push(own.unwrap_or(around));
@@ -164,7 +177,9 @@ pub(super) fn find(trace: &Trace, tree: &Tree, classes: &[Class], sections: &[Se
         let to = step.optimizer.map_or(i64::MAX, |o| o.0);
         step.norm = from.is_some_and(|from| {
             trace.host.iter().zip(sections).any(|(e, s)| {
-                classes[e.name.index()] == Class::Norm && *s == Section::Open && (from..to).contains(&e.start)
+                classes[e.name.index()] == Class::Norm
+                    && *s == Section::Open
+                    && (from..to).contains(&e.start)
             })
         });
     }
@@ -176,8 +191,14 @@ pub(super) fn find(trace: &Trace, tree: &Tree, classes: &[Class], sections: &[Se
 
 type Sign = (i64, i64, Evidence);
 
-/// Signs of forward, backward and optimizer with start and end, and starts of `ProfilerStep` ranges.
-fn signs(trace: &Trace, tree: &Tree, classes: &[Class], sections: &[Section]) -> (Vec<Sign>, Vec<i64>) {
+/// Signs of forward, backward and optimizer with start and end, and starts of `ProfilerStep`
+/// ranges.
+fn signs(
+    trace: &Trace,
+    tree: &Tree,
+    classes: &[Class],
+    sections: &[Section],
+) -> (Vec<Sign>, Vec<i64>) {
     let mut signs: Vec<Sign> = Vec::new();
     let mut marks = Vec::new();
     let mut named_forward = false;
@@ -190,7 +211,9 @@ fn signs(trace: &Trace, tree: &Tree, classes: &[Class], sections: &[Section]) ->
             }
             Class::OptimizerStep(_) | Class::OptimizerOp
                 if sections[i] == Section::Optimizer
-                    && tree.parent(i).is_none_or(|p| sections[p] != Section::Optimizer) =>
+                    && tree
+                        .parent(i)
+                        .is_none_or(|p| sections[p] != Section::Optimizer) =>
             {
                 let within_backward = tree
                     .around(i)
@@ -201,7 +224,9 @@ fn signs(trace: &Trace, tree: &Tree, classes: &[Class], sections: &[Section]) ->
             }
             Class::BackwardNode
                 if sections[i] == Section::Backward
-                    && tree.parent(i).is_none_or(|p| sections[p] != Section::Backward) =>
+                    && tree
+                        .parent(i)
+                        .is_none_or(|p| sections[p] != Section::Backward) =>
             {
                 signs.push((span.0, span.1, Evidence::Backward));
             }
@@ -213,7 +238,9 @@ fn signs(trace: &Trace, tree: &Tree, classes: &[Class], sections: &[Section]) ->
         }
     }
     for flow in &trace.forward {
-        let event = tree.starting(trace, flow.thread, flow.at).or_else(|| tree.at(trace, flow.thread, flow.at));
+        let event = tree
+            .starting(trace, flow.thread, flow.at)
+            .or_else(|| tree.at(trace, flow.thread, flow.at));
         if event.is_none_or(|e| matches!(sections[e], Section::Open | Section::Forward)) {
             signs.push((flow.at, flow.at, Evidence::Forward));
         }
@@ -262,7 +289,11 @@ fn walk(signs: &[Sign], each_is_a_step: bool) -> Vec<Step> {
                 Some(_) if each_is_a_step => {
                     steps.push(new(start));
                     if let Some(step) = steps.last_mut() {
-                        step.micro_batches.push(MicroBatch { forward: Some(start), backward: None, end: start });
+                        step.micro_batches.push(MicroBatch {
+                            forward: Some(start),
+                            backward: None,
+                            end: start,
+                        });
                     }
                 }
                 _ => step.micro_batches.push(MicroBatch {
@@ -295,8 +326,8 @@ fn walk(signs: &[Sign], each_is_a_step: bool) -> Vec<Step> {
     steps
 }
 
-/// A step starts where the one before ends: behind its optimizer, the clearing of gradients, and the copies of updated
-/// weights. What follows are the inputs of the next step.
+/// A step starts where the one before ends: behind its optimizer, the clearing of gradients, and
+/// the copies of updated weights. What follows are the inputs of the next step.
 fn set_starts(trace: &Trace, tree: &Tree, classes: &[Class], steps: &mut [Step], marks: &[i64]) {
     let mut from = i64::MIN;
     for i in 0..steps.len() {
@@ -318,7 +349,9 @@ fn set_starts(trace: &Trace, tree: &Tree, classes: &[Class], steps: &mut [Step],
             continue;
         }
         let between = trace.host.iter().enumerate().filter(|(e, event)| {
-            event.start >= ended && event.start < next && tree.parent(*e).is_none_or(|p| trace.host[p].start < ended)
+            event.start >= ended
+                && event.start < next
+                && tree.parent(*e).is_none_or(|p| trace.host[p].start < ended)
         });
         let belongs = between.filter(|(_, event)| {
             let class = &classes[event.name.index()];
@@ -349,7 +382,16 @@ mod tests {
     #[test]
     fn micro_batches_and_steps_follow_from_the_order() {
         use Evidence::{Backward as B, Forward as F, Optimizer as O};
-        let signs = [(1, 1, F), (2, 3, B), (4, 4, F), (5, 6, B), (7, 8, O), (8, 9, O), (10, 10, F), (11, 12, B)];
+        let signs = [
+            (1, 1, F),
+            (2, 3, B),
+            (4, 4, F),
+            (5, 6, B),
+            (7, 8, O),
+            (8, 9, O),
+            (10, 10, F),
+            (11, 12, B),
+        ];
         let steps = walk(&signs, false);
         assert_eq!(steps.len(), 2);
         assert_eq!(steps[0].micro_batches.len(), 2);

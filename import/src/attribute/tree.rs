@@ -22,7 +22,8 @@ impl Tree {
                 threads[event.thread as usize] = i..i;
             }
             threads[event.thread as usize].end = i + 1;
-            // Times are rounded: what starts within an event is within it, even if it seems to end later.
+            // Times are rounded: what starts within an event is within it, even if it seems to end
+            // later.
             while let Some(&top) = open.last() {
                 if host[top as usize].end > event.start {
                     break;

@@ -93,28 +93,41 @@ pub fn normalize(name: &str) -> String {
     modules.join("+")
 }
 
-/// Drops a prefix that all modules of all units share up to the one that numbers them: `model.layers.0` is `layers.0`.
-/// The modules that have no such prefix (`lm_head`) keep their names.
+/// Drops a prefix that all modules of all units share up to the one that numbers them:
+/// `model.layers.0` is `layers.0`. The modules that have no such prefix (`lm_head`) keep their
+/// names.
 pub(super) fn strip_common(units: &mut Units) {
+    let prefix = common_prefix(&units.names);
+    for name in &mut units.names {
+        *name = without(name, &prefix);
+    }
+}
+
+/// What stands before the list of blocks in the names of all that are numbered, with its dot; empty
+/// where they differ.
+pub(crate) fn common_prefix(names: &[String]) -> String {
     let blocks = |name: &String| {
         let mut parts: Vec<&str> = name.split('.').collect();
-        let at = parts.iter().position(|p| !p.is_empty() && p.bytes().all(|b| b.is_ascii_digit()))?;
+        let at = parts
+            .iter()
+            .position(|p| !p.is_empty() && p.bytes().all(|b| b.is_ascii_digit()))?;
         parts.truncate(at.checked_sub(1)?);
         Some(parts.join("."))
     };
-    let mut prefixes = units.names.iter().filter_map(blocks);
-    let Some(prefix) = prefixes.next().filter(|p| !p.is_empty()) else {
-        return;
-    };
-    if prefixes.any(|p| p != prefix) {
-        return;
+    let mut prefixes = names.iter().filter_map(blocks);
+    match prefixes.next() {
+        Some(prefix) if !prefix.is_empty() && prefixes.all(|p| p == prefix) => format!("{prefix}."),
+        _ => String::new(),
     }
-    let prefix = format!("{prefix}.");
-    for name in &mut units.names {
-        let modules = name.split('+');
-        let short: Vec<&str> = modules.map(|m| m.strip_prefix(prefix.as_str()).unwrap_or(m)).collect();
-        *name = short.join("+");
-    }
+}
+
+/// A unit's name whose modules lack a prefix.
+pub(crate) fn without(name: &str, prefix: &str) -> String {
+    let modules = name.split('+');
+    let short: Vec<&str> = modules
+        .map(|m| m.strip_prefix(prefix).unwrap_or(m))
+        .collect();
+    short.join("+")
 }
 
 #[cfg(test)]
@@ -126,7 +139,10 @@ mod tests {
         for (name, expected) in [
             ("", "root"),
             ("layers.0", "layers.0"),
-            ("module._orig_mod.layers.0._checkpoint_wrapped_module", "layers.0"),
+            (
+                "module._orig_mod.layers.0._checkpoint_wrapped_module",
+                "layers.0",
+            ),
             ("norm, out", "norm+out"),
             ("_orig_mod", "root"),
         ] {

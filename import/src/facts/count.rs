@@ -37,19 +37,22 @@ impl<'a> Counts<'a> {
     /// Gathers of a unit in forward (`true`) or backward.
     pub(super) fn gathers(&self, unit: u32, forward: bool) -> impl Iterator<Item = &One<'a>> {
         self.all.iter().filter(move |c| {
-            c.work == Work::AllGather && c.unit == unit && is_forward(c.phase) == forward && in_model(c.phase)
+            c.work == Work::AllGather
+                && c.unit == unit
+                && is_forward(c.phase) == forward
+                && in_model(c.phase)
         })
     }
 
     /// Collectives of a kind within forward and backward.
     pub(super) fn of(&self, work: Work) -> impl Iterator<Item = &One<'a>> {
-        self.all.iter().filter(move |c| c.work == work && in_model(c.phase))
+        self.all
+            .iter()
+            .filter(move |c| c.work == work && in_model(c.phase))
     }
 
     /// What most of some collectives have in common.
-    pub(super) fn most<T: Ord + Clone>(
-        list: impl Iterator<Item = T>,
-    ) -> Option<T> {
+    pub(super) fn most<T: Ord + Clone>(list: impl Iterator<Item = T>) -> Option<T> {
         let mut counts: BTreeMap<T, usize> = BTreeMap::new();
         for value in list {
             *counts.entry(value).or_default() += 1;
@@ -63,5 +66,8 @@ fn is_forward(phase: Phase) -> bool {
 }
 
 fn in_model(phase: Phase) -> bool {
-    matches!(phase, Phase::Forward | Phase::Backward | Phase::Recompute | Phase::Start)
+    matches!(
+        phase,
+        Phase::Forward | Phase::Backward | Phase::Recompute | Phase::Start
+    )
 }

@@ -47,6 +47,7 @@ pub(super) fn find(trace: &Trace, a: &Attributed, step: Option<u32>, facts: &mut
     let mut attentions = BTreeSet::new();
     let mut attended: BTreeMap<u32, u64> = BTreeMap::new();
     let mut norms = (false, false);
+    let mut weights: BTreeMap<String, Vec<Vec<u64>>> = BTreeMap::new();
     let mut rows = None;
     for (i, event) in trace.host.iter().enumerate() {
         let Some(place) = a.host[i].filter(|p| {
@@ -58,7 +59,9 @@ pub(super) fn find(trace: &Trace, a: &Attributed, step: Option<u32>, facts: &mut
         let plain = name.rsplit("::").next().unwrap_or(name);
         norms.0 |= plain.contains("rms_norm");
         norms.1 |= plain.contains("layer_norm");
-        let dims = event.inputs.map(|i| shapes(trace.name(trace.inputs[i as usize].dims)));
+        let dims = event
+            .inputs
+            .map(|i| shapes(trace.name(trace.inputs[i as usize].dims)));
         let Some(dims) = dims else { continue };
         match plain {
             "embedding" => {
@@ -95,6 +98,15 @@ pub(super) fn find(trace: &Trace, a: &Attributed, step: Option<u32>, facts: &mut
                     attention.get_or_insert_with(|| (vec![*b, *h, *t, *d], vec![*b, *kv, *s, *d]));
                 }
             }
+            "linear" => {
+                if let Some(weight) = dims.get(1).filter(|w| w.len() == 2) {
+                    let unit = &a.units.names()[place.unit as usize];
+                    weights
+                        .entry(unit.clone())
+                        .or_default()
+                        .push(weight.clone());
+                }
+            }
             "cross_entropy_loss" => {
                 losses += 1;
                 rows = dims.first().and_then(|d| d.first().copied());
@@ -108,8 +120,12 @@ pub(super) fn find(trace: &Trace, a: &Attributed, step: Option<u32>, facts: &mut
         if let Some(kv) = k.get(1) {
             model.kv_heads = Some(Found::new(*kv, "shape of the attention's keys"));
         }
-        model.micro_batch = model.micro_batch.or_else(|| Some(Found::new(q[0], "shape of the attention's queries")));
-        model.seq_len = model.seq_len.or_else(|| Some(Found::new(q[2], "shape of the attention's queries")));
+        model.micro_batch = model
+            .micro_batch
+            .or_else(|| Some(Found::new(q[0], "shape of the attention's queries")));
+        model.seq_len = model
+            .seq_len
+            .or_else(|| Some(Found::new(q[2], "shape of the attention's queries")));
     }
     let blocks: Vec<&UnitFacts> = facts.units.iter().filter(|u| is_block(&u.name)).collect();
     let attending: u64 = attended.values().sum();
@@ -120,45 +136,76 @@ pub(super) fn find(trace: &Trace, a: &Attributed, step: Option<u32>, facts: &mut
     } else {
         Some(Found::new(blocks.len() as u64, "numbered units"))
     };
-    if let Some(block) = blocks.first().filter(|b| !b.parameters.is_empty()) {
-        of_block(&mut model, &block.parameters, norms);
+    if let Some(block) = blocks.first() {
+        // Engines that flatten parameters show their shapes only where they are used.
+        let flat = block.parameters.iter().all(|p| p.len() < 2);
+        let used = weights.get(&block.name).filter(|_| flat);
+        of_block(&mut model, used.unwrap_or(&block.parameters), norms, 1);
     }
     // Without units the root's parameters are those of all blocks.
     if blocks.is_empty()
-        && let Some(root) = facts.units.iter().find(|u| u.name == crate::attribute::ROOT)
+        && let Some(root) = facts
+            .units
+            .iter()
+            .find(|u| u.name == crate::attribute::ROOT)
     {
         let vocab = model.vocab.as_ref().map(|v| v.value);
-        let inner: Vec<Vec<u64>> = root.parameters.iter().filter(|p| p.first().copied() != vocab).cloned().collect();
-        of_block(&mut model, &inner, norms);
+        let inner: Vec<Vec<u64>> = root
+            .parameters
+            .iter()
+            .filter(|p| p.first().copied() != vocab)
+            .cloned()
+            .collect();
+        let n = model.layers.as_ref().map_or(1, |l| l.value as usize);
+        of_block(&mut model, &inner, norms, n);
     }
     if let (Some(vocab), Some(hidden)) = (&model.vocab, &model.hidden) {
         let table = [vocab.value, hidden.value];
-        let n = facts.units.iter().flat_map(|u| &u.parameters).filter(|p| **p == table).count();
+        let n = facts
+            .units
+            .iter()
+            .flat_map(|u| &u.parameters)
+            .filter(|p| **p == table)
+            .count();
         model.tied = match n {
             0 => None,
             1 => Some(Found::new(true, "one parameter has the embedding's shape")),
-            _ => Some(Found::new(false, format!("{n} parameters have the embedding's shape"))),
+            _ => Some(Found::new(
+                false,
+                format!("{n} parameters have the embedding's shape"),
+            )),
         };
     }
     let known = facts.units.iter().all(|u| !u.parameters.is_empty()) && !facts.units.is_empty();
     let all = facts.units.iter().flat_map(|u| &u.parameters);
     model.parameters = known.then(|| all.map(|p| p.iter().product::<u64>()).sum());
-    let tokens = model.micro_batch.as_ref().zip(model.seq_len.as_ref()).map(|(b, s)| b.value * s.value);
+    let tokens = model
+        .micro_batch
+        .as_ref()
+        .zip(model.seq_len.as_ref())
+        .map(|(b, s)| b.value * s.value);
     facts.chunked_loss = match (losses, rows, tokens) {
         (0, ..) => None,
-        (1, Some(rows), Some(tokens)) if rows + 1 < tokens / 2 => Some(Found::new(true, "the loss takes part of the tokens at a time")),
+        (1, Some(rows), Some(tokens)) if rows + 1 < tokens / 2 => Some(Found::new(
+            true,
+            "the loss takes part of the tokens at a time",
+        )),
         (1, ..) => Some(Found::new(false, "one cross entropy over all tokens")),
-        (n, ..) => Some(Found::new(true, format!("{n} cross entropies per micro-batch"))),
+        (n, ..) => Some(Found::new(
+            true,
+            format!("{n} cross entropies per micro-batch"),
+        )),
     };
     facts.model = model;
 }
 
 pub(crate) fn is_block(name: &str) -> bool {
-    name.split('.').any(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
+    name.split('.')
+        .any(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
 }
 
-/// Widths from the parameters of a block.
-fn of_block(model: &mut Model, parameters: &[Vec<u64>], norms: (bool, bool)) {
+/// Widths from the parameters of some blocks.
+fn of_block(model: &mut Model, parameters: &[Vec<u64>], norms: (bool, bool), blocks: usize) {
     let Some(hidden) = model.hidden.as_ref().map(|h| h.value) else {
         return;
     };
@@ -177,20 +224,39 @@ fn of_block(model: &mut Model, parameters: &[Vec<u64>], norms: (bool, bool)) {
         }
     }
     // A merged gate and up projection has twice the width, and occurs once.
-    let ffn = widths.iter().max_by_key(|(w, n)| (**n, std::cmp::Reverse(**w))).map(|(w, _)| *w);
+    let ffn = widths
+        .iter()
+        .max_by_key(|(w, n)| (**n, std::cmp::Reverse(**w)))
+        .map(|(w, _)| *w);
     model.ffn = ffn.map(|w| Found::new(w, "shapes of a block's parameters"));
-    let gated = ffn.and_then(|w| widths.get(&w)).is_some_and(|n| *n >= 3);
-    let vectors: Vec<u64> = parameters.iter().filter(|p| p.len() == 1).map(|p| p[0]).collect();
+    let gated = ffn
+        .and_then(|w| widths.get(&w))
+        .is_some_and(|n| *n as usize >= 3 * blocks);
+    let vectors: Vec<u64> = parameters
+        .iter()
+        .filter(|p| p.len() == 1)
+        .map(|p| p[0])
+        .collect();
     let of_width = |w: u64| vectors.iter().filter(|v| **v == w).count();
     model.family = if gated || norms.0 && !norms.1 {
-        Some(Found::new("llama", "a gated feed-forward layer, or RMSNorm"))
+        Some(Found::new(
+            "llama",
+            "a gated feed-forward layer, or RMSNorm",
+        ))
     } else if norms.1 {
-        Some(Found::new("gpt2", "LayerNorm, and no gate in the feed-forward layer"))
+        Some(Found::new(
+            "gpt2",
+            "LayerNorm, and no gate in the feed-forward layer",
+        ))
     } else {
-        Some(Found::new("llama", "two or three wide projections per block"))
+        Some(Found::new(
+            "llama",
+            "two or three wide projections per block",
+        ))
     };
     let wide = ffn.is_some_and(|w| of_width(w) > 0);
-    let narrow = of_width(kv) > 0 && kv != hidden || of_width(q) > 2 && q == hidden && !norms.1;
+    let narrow =
+        of_width(kv) > 0 && kv != hidden || of_width(q) > 2 * blocks + 1 && q == hidden && !norms.1;
     model.bias = Some(match (wide, narrow) {
         (true, _) => Found::new("true", "vectors of the feed-forward layer's width"),
         (false, true) => Found::new("\"qkv\"", "vectors of the width of keys"),

@@ -12,7 +12,8 @@ pub struct Optimizer {
     pub name: String,
     /// How it runs: `fused`, `foreach` or `for-loop`.
     pub form: &'static str,
-    /// Learning rate, betas, weight decay and epsilon, as text of numbers, where they were recorded.
+    /// Learning rate, betas, weight decay and epsilon, as text of numbers, where they were
+    /// recorded.
     pub numbers: Option<Numbers>,
 }
 
@@ -41,7 +42,12 @@ pub(super) fn find(trace: &Trace, a: &Attributed, step: Option<u32>, facts: &mut
                 let plain = name.rsplit("::").next().unwrap_or(name);
                 if plain.starts_with("_fused_") {
                     form = "fused";
-                    op = Some(plain.trim_start_matches("_fused_").trim_matches('_').to_owned());
+                    op = Some(
+                        plain
+                            .trim_start_matches("_fused_")
+                            .trim_matches('_')
+                            .to_owned(),
+                    );
                     let inputs = event.inputs.map(|i| &trace.inputs[i as usize]);
                     numbers = numbers.or_else(|| adam(plain, trace.name(inputs?.concrete)));
                 } else if plain.starts_with("_foreach_") && form != "fused" {
@@ -56,7 +62,11 @@ pub(super) fn find(trace: &Trace, a: &Attributed, step: Option<u32>, facts: &mut
         }
     }
     let named = a.optimizers.first().map(|n| n.to_ascii_lowercase());
-    let because = if named.is_some() { "name of the Optimizer.step range" } else { "name of the optimizer's operator" };
+    let because = if named.is_some() {
+        "name of the Optimizer.step range"
+    } else {
+        "name of the optimizer's operator"
+    };
     facts.optimizer = named.or(op).map(|name| {
         Found::new(
             Optimizer {
@@ -67,12 +77,21 @@ pub(super) fn find(trace: &Trace, a: &Attributed, step: Option<u32>, facts: &mut
             because,
         )
     });
-    let Some(step) = step.map(|s| &a.steps.all[s as usize]).filter(|s| s.optimizer.is_some()) else {
+    let Some(step) = step
+        .map(|s| &a.steps.all[s as usize])
+        .filter(|s| s.optimizer.is_some())
+    else {
         return;
     };
     facts.clip = Some(match (step.norm, scales) {
-        (true, true) => Found::new(true, "gradients' norm is computed and gradients are scaled before the optimizer"),
-        (true, false) => Found::new(false, "gradients' norm is computed, but nothing is scaled by it"),
+        (true, true) => Found::new(
+            true,
+            "gradients' norm is computed and gradients are scaled before the optimizer",
+        ),
+        (true, false) => Found::new(
+            false,
+            "gradients' norm is computed, but nothing is scaled by it",
+        ),
         (false, _) => Found::new(false, "no norm is computed between backward and optimizer"),
     });
 }
@@ -87,11 +106,16 @@ fn adam(name: &str, concrete: &str) -> Option<Numbers> {
         let x: f64 = all.get(i)?.parse().ok()?;
         Some(shortest(x))
     };
+    // Execution traces write small numbers as 0.
+    let eps = number(10)?;
+    if eps == "0.0" {
+        return None;
+    }
     Some(Numbers {
         lr: number(6)?,
         betas: [number(7)?, number(8)?],
         weight_decay: number(9)?,
-        eps: number(10)?,
+        eps,
     })
 }
 

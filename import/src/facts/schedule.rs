@@ -1,21 +1,28 @@
 //! Units, ranks, types and the order of communication.
 
 use super::count::Counts;
-use super::{Ahead, Compiled, Facts, Found, Recompute, Reshard, UnitFacts, dtype};
-use crate::attribute::{Attributed, Units, Work, short};
+use super::{Ahead, Facts, Found, Reshard, UnitFacts, dtype};
+use crate::attribute::{Attributed, Units, Work};
 use crate::kineto::Trace;
-use crate::measured::{shapes, window};
+use crate::measured::shapes;
 use shardlab_plan::program::Phase;
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Units that gather or reduce something, or that FSDP2's annotations name, in forward order.
-pub(super) fn units(trace: &Trace, a: &Attributed, step: Option<u32>, counts: &Counts<'_>) -> Vec<UnitFacts> {
+pub(super) fn units(
+    trace: &Trace,
+    a: &Attributed,
+    step: Option<u32>,
+    counts: &Counts<'_>,
+) -> Vec<UnitFacts> {
     let parameters = parameters(trace, a, step);
     let names = a.units.names();
     let mut units: Vec<UnitFacts> = Vec::new();
     for (i, name) in names.iter().enumerate() {
         let id = i as u32;
-        let size = |c: &super::count::One<'_>| c.described.map_or(0, |d| d.elements_out.max(d.elements_in));
+        let size = |c: &super::count::One<'_>| {
+            c.described.map_or(0, |d| d.elements_out.max(d.elements_in))
+        };
         let gathered = counts.gathers(id, true).map(size).sum::<u64>();
         let regathered = counts.gathers(id, false).next().is_some();
         let parameters = parameters.get(&id).cloned().unwrap_or_default();
@@ -34,8 +41,8 @@ pub(super) fn units(trace: &Trace, a: &Attributed, step: Option<u32>, counts: &C
     units
 }
 
-/// Shapes of parameters by unit: those of gradients that are packed for a reduction, else those that autograd
-/// accumulates.
+/// Shapes of parameters by unit: those of gradients that are packed for a reduction, else those
+/// that autograd accumulates.
 fn parameters(trace: &Trace, a: &Attributed, step: Option<u32>) -> BTreeMap<u32, Vec<Vec<u64>>> {
     let mut packed: BTreeMap<u32, Vec<Vec<u64>>> = BTreeMap::new();
     let mut accumulated: BTreeMap<u32, Vec<Vec<u64>>> = BTreeMap::new();
@@ -54,7 +61,10 @@ fn parameters(trace: &Trace, a: &Attributed, step: Option<u32>) -> BTreeMap<u32,
             let list = first_list(trace.name(inputs.dims));
             packed.entry(place.unit).or_insert(list);
         } else if name == "torch::autograd::AccumulateGrad" {
-            accumulated.entry(place.unit).or_default().extend(shapes(trace.name(inputs.dims)).into_iter().take(1));
+            accumulated
+                .entry(place.unit)
+                .or_default()
+                .extend(shapes(trace.name(inputs.dims)).into_iter().take(1));
         }
     }
     accumulated.extend(packed);
@@ -67,13 +77,19 @@ fn first_list(dims: &str) -> Vec<Vec<u64>> {
         return Vec::new();
     };
     let list = all.first().and_then(|v| v.as_array());
-    let shape = |v: &serde_json::Value| v.as_array().map(|d| d.iter().filter_map(serde_json::Value::as_u64).collect());
+    let shape = |v: &serde_json::Value| {
+        v.as_array()
+            .map(|d| d.iter().filter_map(serde_json::Value::as_u64).collect())
+    };
     list.into_iter().flatten().filter_map(shape).collect()
 }
 
 pub(super) fn ranks(trace: &Trace, counts: &Counts<'_>, facts: &mut Facts) {
     let size = |work: Work| {
-        let sizes = counts.of(work).filter_map(|c| c.described).map(|d| d.group_size);
+        let sizes = counts
+            .of(work)
+            .filter_map(|c| c.described)
+            .map(|d| d.group_size);
         Counts::most(sizes.filter(|s| *s > 0))
     };
     let shard = size(Work::AllGather).or_else(|| size(Work::ReduceScatter));
@@ -89,12 +105,25 @@ pub(super) fn ranks(trace: &Trace, counts: &Counts<'_>, facts: &mut Facts) {
         });
     facts.dp_shard = shard.map(|s| Found::new(s, "group size of the all-gathers"));
     facts.dp_outer = match (shard, replicas) {
-        (Some(_), Some(outer)) => Some(Found::new(outer, "group size of the all-reduces in backward")),
-        (Some(shard), None) => facts.world_size.as_ref().filter(|w| w.value == shard).map(|_| {
-            Found::new(1, "no all-reduce follows the reduce-scatters, and the all-gathers span all ranks")
-        }),
+        (Some(_), Some(outer)) => Some(Found::new(
+            outer,
+            "group size of the all-reduces in backward",
+        )),
+        (Some(shard), None) => facts
+            .world_size
+            .as_ref()
+            .filter(|w| w.value == shard)
+            .map(|_| {
+                Found::new(
+                    1,
+                    "no all-reduce follows the reduce-scatters, and the all-gathers span all ranks",
+                )
+            }),
         (None, Some(outer)) => {
-            facts.dp_shard = Some(Found::new(outer, "group size of the all-reduces in backward"));
+            facts.dp_shard = Some(Found::new(
+                outer,
+                "group size of the all-reduces in backward",
+            ));
             Some(Found::new(1, "gradients are all-reduced over one group"))
         }
         (None, None) => None,
@@ -108,35 +137,61 @@ pub(super) fn engine(trace: &Trace, a: &Attributed, counts: &Counts<'_>, facts: 
         Some(Found::new("fsdp2", "ranges named FSDP::…"))
     } else if named(&["MFSDP", "CustomFSDP", "MegatronFSDP"]) {
         Some(Found::new("megatron", "ranges of Megatron-FSDP"))
-    } else if named(&["allgather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced"]) {
-        Some(Found::new("megatron", "coalesced gathers and reductions, as Megatron-FSDP issues them"))
+    } else if named(&[
+        "allgather_into_tensor_coalesced",
+        "reduce_scatter_tensor_coalesced",
+    ]) {
+        Some(Found::new(
+            "megatron",
+            "coalesced gathers and reductions, as Megatron-FSDP issues them",
+        ))
     } else {
         None
     };
     let has = |work| counts.of(work).next().is_some();
     let late = counts.all.iter().any(|c| {
-        c.work == Work::AllGather && matches!(c.phase, Phase::Optimizer | Phase::Refresh | Phase::Final)
+        c.work == Work::AllGather
+            && matches!(c.phase, Phase::Optimizer | Phase::Refresh | Phase::Final)
     });
-    facts.strategy = match (has(Work::AllGather), has(Work::ReduceScatter), has(Work::AllReduce)) {
+    facts.strategy = match (
+        has(Work::AllGather),
+        has(Work::ReduceScatter),
+        has(Work::AllReduce),
+    ) {
         (true, true, _) => Some(Found::new(
             "optim_grads_params",
             "parameters are gathered in forward and gradients reduce-scattered in backward",
         )),
-        (true, false, true) => Some(Found::new("optim_grads_params", "parameters are gathered in forward")),
+        (true, false, true) => Some(Found::new(
+            "optim_grads_params",
+            "parameters are gathered in forward",
+        )),
         (false, true, _) if late => Some(Found::new(
             "optim_grads",
             "gradients are reduce-scattered, and parameters gathered after the optimizer",
         )),
-        (false, false, true) => Some(Found::new("no_shard", "gradients are all-reduced, and nothing is gathered")),
+        (false, false, true) => Some(Found::new(
+            "no_shard",
+            "gradients are all-reduced, and nothing is gathered",
+        )),
         _ => None,
     };
     if facts.policy.is_none() && a.units.names().len() > 1 {
         // Engines without names of their own gather units as FSDP2 does.
-        facts.policy = Some(Found::new("fsdp2", "units are gathered, by an engine that the trace does not name"));
+        facts.policy = Some(Found::new(
+            "fsdp2",
+            "units are gathered, by an engine that the trace does not name",
+        ));
     }
 }
 
-pub(super) fn types(trace: &Trace, a: &Attributed, counts: &Counts<'_>, step: Option<u32>, facts: &mut Facts) {
+pub(super) fn types(
+    trace: &Trace,
+    a: &Attributed,
+    counts: &Counts<'_>,
+    step: Option<u32>,
+    facts: &mut Facts,
+) {
     let of = |work| {
         let types = counts.of(work).filter_map(|c| dtype(&c.described?.dtype));
         Counts::most(types)
@@ -161,7 +216,11 @@ pub(super) fn types(trace: &Trace, a: &Attributed, counts: &Counts<'_>, step: Op
 /// Types of what the optimizer reads and writes.
 fn main_types(trace: &Trace, a: &Attributed, step: Option<u32>, facts: &mut Facts) {
     let mut time: BTreeMap<&'static str, i64> = BTreeMap::new();
-    for w in a.work.iter().filter(|w| w.place.phase == Phase::Optimizer && step.is_none_or(|s| w.place.step == s)) {
+    for w in a
+        .work
+        .iter()
+        .filter(|w| w.place.phase == Phase::Optimizer && step.is_none_or(|s| w.place.step == s))
+    {
         let event = &trace.device[w.device as usize];
         let name = trace.name(event.name);
         let found = if name.contains("BFloat16") {
@@ -180,13 +239,19 @@ fn main_types(trace: &Trace, a: &Attributed, step: Option<u32>, facts: &mut Fact
     // Gradients that are cast before the optimizer reads them are kept in the narrower type.
     let cast = a.work.iter().any(|w| {
         let between = matches!(w.place.phase, Phase::Final | Phase::Clip);
-        between && step.is_none_or(|s| w.place.step == s) && w.operator.is_some_and(|o| widens(trace, o as usize))
+        between
+            && step.is_none_or(|s| w.place.step == s)
+            && w.operator.is_some_and(|o| widens(trace, o as usize))
     });
     facts.main_grads = match (&facts.reduce, main) {
-        (Some(reduce), Some("f32")) if reduce.value != "f32" && cast => {
-            Some(Found::new(reduce.value, "gradients are cast to float32 between backward and optimizer"))
-        }
-        (Some(_), Some(main)) => Some(Found::new(main, "the optimizer reads gradients in the type of its weights, without a cast")),
+        (Some(reduce), Some("f32")) if reduce.value != "f32" && cast => Some(Found::new(
+            reduce.value,
+            "gradients are cast to float32 between backward and optimizer",
+        )),
+        (Some(_), Some(main)) => Some(Found::new(
+            main,
+            "the optimizer reads gradients in the type of its weights, without a cast",
+        )),
         _ => None,
     };
 }
@@ -199,39 +264,75 @@ fn widens(trace: &Trace, operator: usize) -> bool {
     };
     let name = trace.name(event.name);
     name.ends_with("copy_") && {
-        let types: Vec<&str> = trace.name(inputs.types).split('"').skip(1).step_by(2).collect();
-        types.first() == Some(&"float") && matches!(types.get(1), Some(&"c10::BFloat16" | &"c10::Half"))
+        let types: Vec<&str> = trace
+            .name(inputs.types)
+            .split('"')
+            .skip(1)
+            .step_by(2)
+            .collect();
+        types.first() == Some(&"float")
+            && matches!(types.get(1), Some(&"c10::BFloat16" | &"c10::Half"))
     }
 }
 
 pub(super) fn gathers(a: &Attributed, counts: &Counts<'_>, facts: &mut Facts) {
     let gathered: Vec<&UnitFacts> = facts.units.iter().filter(|u| u.gathered > 0).collect();
-    let others: Vec<&&UnitFacts> = gathered.iter().filter(|u| u.name != crate::attribute::ROOT).collect();
+    let others: Vec<&&UnitFacts> = gathered
+        .iter()
+        .filter(|u| u.name != crate::attribute::ROOT)
+        .collect();
     let root = gathered.iter().find(|u| u.name == crate::attribute::ROOT);
     if !others.is_empty() {
         let again = others.iter().filter(|u| u.regathered).count();
         let size = |forward: bool| {
             let ids = 0..a.units.names().len() as u32;
-            let all = ids.flat_map(|u| counts.gathers(u, forward).filter_map(|c| c.described).map(|d| d.group_size).collect::<Vec<_>>());
+            let all = ids.flat_map(|u| {
+                counts
+                    .gathers(u, forward)
+                    .filter_map(|c| c.described)
+                    .map(|d| d.group_size)
+                    .collect::<Vec<_>>()
+            });
             Counts::most(all.filter(|s| *s > 0))
         };
-        let is_block = |u: &UnitFacts| u.name.rsplit('.').next().is_some_and(|n| n.parse::<u32>().is_ok());
+        let is_block = |u: &UnitFacts| {
+            u.name
+                .rsplit('.')
+                .next()
+                .is_some_and(|n| n.parse::<u32>().is_ok())
+        };
         let last_block = others.iter().rfind(|u| is_block(u)).map(|u| u.name.clone());
-        let kept: Vec<&str> = others.iter().filter(|u| !u.regathered).map(|u| u.name.as_str()).collect();
+        let kept: Vec<&str> = others
+            .iter()
+            .filter(|u| !u.regathered)
+            .map(|u| u.name.as_str())
+            .collect();
         facts.reshard = Some(if again == 0 {
             Found::new(Reshard::Never, "no unit is gathered again in backward")
         } else if let (Some(full), Some(part)) = (size(true), size(false))
             && part < full
         {
-            Found::new(Reshard::Group(part), format!("backward gathers over {part} ranks, forward over {full}"))
+            Found::new(
+                Reshard::Group(part),
+                format!("backward gathers over {part} ranks, forward over {full}"),
+            )
         } else if kept.len() == 1 && kept.first().copied() == last_block.as_deref() {
-            Found::new(Reshard::ButLast, "all units but the last block are gathered again in backward")
+            Found::new(
+                Reshard::ButLast,
+                "all units but the last block are gathered again in backward",
+            )
         } else if kept.is_empty() {
-            Found::new(Reshard::Always, format!("all {again} units are gathered again in backward"))
+            Found::new(
+                Reshard::Always,
+                format!("all {again} units are gathered again in backward"),
+            )
         } else {
             Found::new(
                 Reshard::Always,
-                format!("{again} units are gathered again in backward; {} not", kept.join(", ")),
+                format!(
+                    "{again} units are gathered again in backward; {} not",
+                    kept.join(", ")
+                ),
             )
         });
     }
@@ -242,154 +343,67 @@ pub(super) fn gathers(a: &Attributed, counts: &Counts<'_>, facts: &mut Facts) {
             Found::new(false, "the root is gathered once")
         }
     });
-    if facts.strategy.as_ref().is_some_and(|s| s.value == "optim_grads_params") {
+    if facts
+        .strategy
+        .as_ref()
+        .is_some_and(|s| s.value == "optim_grads_params")
+    {
         let of = |depth: Option<u32>, none: &str| match depth {
             Some(depth) => Found::new(Ahead::Depth(depth), "annotations of explicit prefetches"),
             None => Found::new(Ahead::Implicit, none),
         };
-        facts.prefetch_forward = Some(of(a.prefetch.forward, "no explicit prefetch is annotated in forward"));
-        facts.prefetch_backward = Some(of(a.prefetch.backward, "backward has only the engine's own prefetches"));
+        facts.prefetch_forward = Some(of(
+            a.prefetch.forward,
+            "no explicit prefetch is annotated in forward",
+        ));
+        facts.prefetch_backward = Some(of(
+            a.prefetch.backward,
+            "backward has only the engine's own prefetches",
+        ));
     }
 }
 
-pub(super) fn micro_batches(a: &Attributed, step: Option<u32>, counts: &Counts<'_>, facts: &mut Facts) {
+pub(super) fn micro_batches(
+    a: &Attributed,
+    step: Option<u32>,
+    counts: &Counts<'_>,
+    facts: &mut Facts,
+) {
     let Some(step) = step.map(|s| &a.steps.all[s as usize]) else {
         return;
     };
     let n = step.micro_batches.len() as u32;
     facts.accumulation = step.optimizer.map(|_| {
-        Found::new(n, format!("{n} forward and backward {} before the optimizer", if n == 1 { "pass" } else { "passes" }))
+        Found::new(
+            n,
+            format!(
+                "{n} forward and backward {} before the optimizer",
+                if n == 1 { "pass" } else { "passes" }
+            ),
+        )
     });
     if n > 1 {
         let reduced: BTreeSet<u16> = counts
             .all
             .iter()
-            .filter(|c| matches!(c.work, Work::ReduceScatter | Work::AllReduce) && c.phase == Phase::Backward)
+            .filter(|c| {
+                matches!(c.work, Work::ReduceScatter | Work::AllReduce)
+                    && c.phase == Phase::Backward
+            })
             .map(|c| c.micro_batch)
             .collect();
         facts.sync_last = (!reduced.is_empty()).then(|| {
             if reduced.len() == 1 {
                 Found::new(true, "gradients are reduced in one micro-batch only")
             } else {
-                Found::new(false, format!("gradients are reduced in {} micro-batches", reduced.len()))
+                Found::new(
+                    false,
+                    format!("gradients are reduced in {} micro-batches", reduced.len()),
+                )
             }
         });
     }
     if step.optimizer.is_some() {
         facts.grad_norm = step.norm;
     }
-}
-
-/// Operators of products, and kinds of kernels, of a block.
-#[derive(Default)]
-struct Passes {
-    forward: HashSet<u32>,
-    backward: HashSet<u32>,
-    again: HashSet<u32>,
-    attention_again: bool,
-    other_again: bool,
-    attends: bool,
-}
-
-pub(super) fn recompute(trace: &Trace, a: &Attributed, step: Option<u32>, facts: &mut Facts) {
-    let mut blocks: BTreeMap<u32, Passes> = BTreeMap::new();
-    for w in &a.work {
-        if step.is_some_and(|s| w.place.step != s) || w.place.micro_batch != 0 {
-            continue;
-        }
-        let of = blocks.entry(w.place.unit).or_default();
-        // A product may take several kernels: its operator counts.
-        let id = w.operator.unwrap_or(u32::MAX - w.device);
-        match (w.place.phase, w.work) {
-            (Phase::Forward, Work::Gemm) => drop(of.forward.insert(id)),
-            (Phase::Backward, Work::Gemm) => drop(of.backward.insert(id)),
-            (Phase::Recompute, Work::Gemm) => drop(of.again.insert(id)),
-            (Phase::Forward, Work::Attention) => of.attends = true,
-            (Phase::Recompute, Work::Attention) => of.attention_again = true,
-            (Phase::Recompute, Work::Memory) => of.other_again = true,
-            (Phase::Backward, Work::Attention) => {
-                of.attention_again |= is_forward_attention(trace.name(trace.device[w.device as usize].name));
-            }
-            _ => {}
-        }
-    }
-    // The root's products do not tell: head and embedding are outside of what is recomputed.
-    let blocks: Vec<&Passes> = blocks
-        .iter()
-        .filter(|(unit, p)| **unit != Units::ROOT && p.forward.len() > 2)
-        .map(|(_, p)| p)
-        .collect();
-    if blocks.is_empty() {
-        let again = a.work.iter().any(|w| w.place.phase == Phase::Recompute);
-        let whole = step.is_some();
-        facts.recompute = whole.then(|| {
-            if again {
-                Found::new(Recompute::Full, "forward operators run within backward")
-            } else {
-                Found::new(Recompute::None, "no forward operator runs within backward")
-            }
-        });
-        return;
-    }
-    let full = blocks.iter().filter(|p| {
-        let spare = p.backward.len().saturating_sub(2 * p.forward.len()) + p.again.len();
-        // The last product's result is not needed again, so it may be missing.
-        spare * 2 > p.forward.len() || p.attention_again && p.attends
-    });
-    let full = full.count();
-    let selective = blocks.iter().filter(|p| p.other_again).count();
-    facts.recompute = Some(if full * 2 > blocks.len() {
-        Found::new(
-            Recompute::Full,
-            format!("matmuls and attention of forward run again in backward, in {full} of {} blocks", blocks.len()),
-        )
-    } else if selective > 0 || full > 0 {
-        Found::new(
-            Recompute::Selective,
-            format!("operators of forward run again in backward, without matmuls, in {} of {} blocks", selective.max(full), blocks.len()),
-        )
-    } else {
-        Found::new(Recompute::None, "backward has two matmuls for each of forward, and no attention of forward")
-    });
-}
-
-/// Whether an attention kernel is one of forward.
-fn is_forward_attention(kernel: &str) -> bool {
-    let lower = kernel.to_ascii_lowercase();
-    let forward = ["fprop", "flash_fwd", "fmha_fwd", "fmha_cutlassf", "attn_fwd"];
-    forward.iter().any(|w| lower.contains(w))
-}
-
-pub(super) fn compiled(trace: &Trace, a: &Attributed, step: Option<u32>, facts: &mut Facts) {
-    let (from, to) = step.map_or((i64::MIN, i64::MAX), |s| window(&a.steps.all, s));
-    let mut graphs: BTreeMap<u32, u32> = BTreeMap::new();
-    for (i, event) in trace.host.iter().enumerate() {
-        if !(from..to).contains(&event.start) {
-            continue;
-        }
-        let name = trace.name(event.name);
-        if name.contains("CompiledFxGraph")
-            && let Some(place) = a.host[i].filter(|p| p.phase == Phase::Forward && p.micro_batch == 0)
-        {
-            *graphs.entry(place.unit).or_default() += 1;
-        }
-    }
-    let generated = a.work.iter().any(|w| {
-        let name = short(trace.name(trace.device[w.device as usize].name));
-        name.starts_with("triton_") && matches!(w.place.phase, Phase::Forward | Phase::Backward)
-    });
-    if step.is_none() {
-        return;
-    }
-    let blocks = graphs.iter().filter(|(u, _)| **u != Units::ROOT);
-    let most = blocks.map(|(_, n)| *n).max();
-    facts.compiled = Some(match most {
-        Some(1) => Found::new(Compiled::Blocks, "one compiled graph per block"),
-        Some(n) => Found::new(Compiled::Regions, format!("{n} compiled graphs per block")),
-        None if graphs.contains_key(&Units::ROOT) && generated => {
-            Found::new(Compiled::Full, "compiled graphs outside of blocks")
-        }
-        None if generated => Found::new(Compiled::Blocks, "kernels named triton_…, but no range of a compiled graph"),
-        None => Found::new(Compiled::Off, "no compiled graph and no generated kernel"),
-    });
 }

@@ -1,6 +1,7 @@
 //! Units of a trace as patterns over the modules of shardlab's model families.
 
 use crate::facts::{Facts, Found, Reshard, UnitFacts};
+use std::collections::BTreeMap;
 
 /// Modules outside of the blocks, as the llama and gpt2 families name them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +29,10 @@ pub(super) fn patterns(facts: &Facts) -> Option<Found<String>> {
     if others.is_empty() {
         return Some(Found::new("\"block\"".to_owned(), because));
     }
-    let kept_counts = !matches!(facts.reshard.as_ref().map(|r| r.value), Some(Reshard::Never | Reshard::ButLast));
+    let kept_counts = !matches!(
+        facts.reshard.as_ref().map(|r| r.value),
+        Some(Reshard::Never | Reshard::ButLast)
+    );
     let mut patterns = Vec::new();
     if !blocks.is_empty() {
         patterns.push("\"layers.*\"".to_owned());
@@ -40,7 +44,11 @@ pub(super) fn patterns(facts: &Facts) -> Option<Found<String>> {
         }
         let mut names: Vec<&str> = parts.iter().map(|p| name(*p)).collect();
         names.dedup();
-        let keep = if kept_counts && unit.gathered > 0 && !unit.regathered { "=keep" } else { "" };
+        let keep = if kept_counts && unit.gathered > 0 && !unit.regathered {
+            "=keep"
+        } else {
+            ""
+        };
         patterns.push(format!("\"{}{keep}\"", names.join("+")));
     }
     Some(Found::new(format!("[{}]", patterns.join(", ")), because))
@@ -50,8 +58,8 @@ fn is_block(name: &str) -> bool {
     crate::facts::is_block(name)
 }
 
-/// What a unit outside of the blocks holds: by the shapes of its parameters, and by its name where both an embedding and
-/// a head have the same shape.
+/// What a unit outside of the blocks holds: by the shapes of its parameters, and by its name where
+/// both an embedding and a head have the same shape.
 fn parts(unit: &UnitFacts, facts: &Facts) -> Vec<Part> {
     let m = &facts.model;
     let vocab = m.vocab.as_ref().map(|v| v.value);
@@ -60,7 +68,10 @@ fn parts(unit: &UnitFacts, facts: &Facts) -> Vec<Part> {
         .iter()
         .filter(|p| p.len() == 2 && p.first().copied() == vocab)
         .count();
-    let positions = unit.parameters.iter().any(|p| p.len() == 2 && p.first().copied() != vocab);
+    let positions = unit
+        .parameters
+        .iter()
+        .any(|p| p.len() == 2 && p.first().copied() != vocab);
     let norm = unit.parameters.iter().any(|p| p.len() == 1);
     let lower = unit.name.to_ascii_lowercase();
     let embeds = ["emb", "tok", "wte"].iter().any(|w| lower.contains(w));
@@ -106,8 +117,23 @@ const fn name(part: Part) -> &'static str {
     }
 }
 
+/// Names of a trace's units as shardlab's model families name theirs; those that are known.
+#[must_use]
+pub fn family_names(facts: &Facts) -> BTreeMap<String, String> {
+    let others = facts
+        .units
+        .iter()
+        .filter(|u| !is_block(&u.name) && u.name != crate::attribute::ROOT);
+    let named = others.filter_map(|unit| {
+        let mut names: Vec<&str> = parts(unit, facts).iter().map(|p| name(*p)).collect();
+        names.dedup();
+        (!names.is_empty()).then(|| (unit.name.clone(), names.join("+")))
+    });
+    named.collect()
+}
+
 /// Names with neighbours joined: `layers.0 to layers.3, root`.
-pub(crate) fn ranges(names: &[&str]) -> String {
+pub(super) fn ranges(names: &[&str]) -> String {
     shardlab_plan::record::awaited_units(names)
 }
 
@@ -141,9 +167,15 @@ mod tests {
     fn units_become_patterns() {
         let found = |units| patterns(&facts(units)).map(|f| f.value);
         assert_eq!(found(vec![]), None);
-        assert_eq!(found(vec![unit("root", &[&[50, 8]], false)]).unwrap(), "\"root\"");
+        assert_eq!(
+            found(vec![unit("root", &[&[50, 8]], false)]).unwrap(),
+            "\"root\""
+        );
         let block = || unit("layers.0", &[&[8, 8]], true);
-        assert_eq!(found(vec![unit("root", &[&[50, 8]], false), block()]).unwrap(), "\"block\"");
+        assert_eq!(
+            found(vec![unit("root", &[&[50, 8]], false), block()]).unwrap(),
+            "\"block\""
+        );
         let split = vec![
             unit("tok", &[&[50, 8]], true),
             block(),

@@ -41,8 +41,8 @@ pub(super) struct Event<'a> {
     pub(super) args: &'a str,
 }
 
-/// Reads an object into fields, by a function that takes those it knows. A key that occurs twice is no fault: the last
-/// one counts.
+/// Reads an object into fields, by a function that takes those it knows. A key that occurs twice is
+/// no fault: the last one counts.
 pub(super) trait Fields<'a>: Default {
     fn take<M: MapAccess<'a>>(&mut self, key: &str, from: &mut M) -> Result<bool, M::Error>;
 }
@@ -174,7 +174,9 @@ pub(super) fn integer(raw: &str) -> Option<i64> {
     let digits = raw.trim_matches('"').trim();
     digits.parse().ok().or_else(|| {
         let (whole, rest) = digits.split_once('.')?;
-        rest.bytes().all(|b| b.is_ascii_digit()).then(|| whole.parse().ok())?
+        rest.bytes()
+            .all(|b| b.is_ascii_digit())
+            .then(|| whole.parse().ok())?
     })
 }
 
@@ -223,10 +225,14 @@ mod tests {
 
     #[test]
     fn an_event_is_read_whatever_the_type_of_its_fields() {
-        let text = br#"{"ph": "X", "name": "a\"b", "pid": "Spans", "tid": 7, "ts": "12", "other": [1],
+        let text =
+            br#"{"ph": "X", "name": "a\"b", "pid": "Spans", "tid": 7, "ts": "12", "other": [1],
             "args": {"External id": "5", "External id": 6, "correlation": 9.0}}"#;
         let event: Event<'_> = read(text).unwrap();
-        assert_eq!((&*event.ph, &*event.name, event.pid), ("X", "a\"b", "\"Spans\""));
+        assert_eq!(
+            (&*event.ph, &*event.name, event.pid),
+            ("X", "a\"b", "\"Spans\"")
+        );
         let arguments: Arguments<'_> = read(event.args.as_bytes()).unwrap();
         assert_eq!(integer(arguments.external), Some(6));
         assert_eq!(integer(arguments.correlation), Some(9));

@@ -1,7 +1,8 @@
 //! Finds the events of a trace in a stream of bytes, one at a time.
 //!
-//! A trace of several gigabytes is never in memory as a whole: the scanner holds one chunk, and hands out each event as
-//! a slice of it. Events that are not valid JSON are told of; what follows them is still read.
+//! A trace of several gigabytes is never in memory as a whole: the scanner holds one chunk, and
+//! hands out each event as a slice of it. Events that are not valid JSON are told of; what follows
+//! them is still read.
 
 use memchr::{memchr2, memchr3, memmem};
 use std::io::{self, Read};
@@ -9,7 +10,7 @@ use std::io::{self, Read};
 /// Bytes read at a time.
 const CHUNK: usize = 1 << 20;
 /// Longest event, and longest value of the root besides the events.
-const LONGEST: usize = 64 << 20;
+const LONGEST: usize = 16 << 20;
 
 /// What comes next in a trace.
 pub(super) enum Item<'a> {
@@ -148,8 +149,8 @@ impl<R: Read> Scanner<R> {
         }
     }
 
-    /// Goes to the next thing that looks like an event, behind the start of the one that is not valid, where there is
-    /// one. Returns whether there is.
+    /// Goes to the next thing that looks like an event, behind the start of the one that is not
+    /// valid, where there is one. Returns whether there is.
     pub(super) fn resume(&mut self, bad: &[u8]) -> bool {
         let start = self.at - bad.len().min(self.at);
         self.resume_from(start + 1)
@@ -170,7 +171,11 @@ impl<R: Read> Scanner<R> {
                 self.at = from + found;
                 return true;
             }
-            self.at = self.buffer.len().saturating_sub(64).max(from.min(self.buffer.len()));
+            self.at = self
+                .buffer
+                .len()
+                .saturating_sub(64)
+                .max(from.min(self.buffer.len()));
             let kept = self.buffer.len() - self.at;
             match self.more() {
                 Ok(true) if self.buffer.len() > kept => from = self.at,
@@ -243,12 +248,16 @@ impl<R: Read> Scanner<R> {
                 (false, 0) => (!unread.is_empty()).then_some(0),
                 (false, _) => brackets(&unread[i..]),
             };
-            let Some(step) = step.filter(|s| unread[i + s] != b'\\' || i + s + 1 < unread.len())
-            else {
-                // A backslash at the end of the chunk is looked at again with what follows.
-                i = unread.len() - usize::from(text && unread.last() == Some(&b'\\'));
+            // A backslash at the end of what has been read is looked at again with what follows it.
+            let escapes = step.is_some_and(|s| unread[i + s] == b'\\' && i + s + 1 == unread.len());
+            let Some(step) = step.filter(|_| !escapes) else {
+                i = if escapes {
+                    unread.len() - 1
+                } else {
+                    unread.len()
+                };
                 if i > LONGEST {
-                    return Err(self.syntax("no event or value is longer than 64 MiB"));
+                    return Err(self.syntax("no event or value is longer than 16 MiB"));
                 }
                 let scalar_ends = !text && depth == 0 && i > 0;
                 if !self.more()? {
@@ -402,7 +411,7 @@ mod tests {
 
     #[test]
     fn scanning_goes_on_behind_a_bad_event() {
-        let text = b"[{\"ph\": \"X\", \"name\": \"a\"b\"}, {\"ph\": \"X\", \"ts\": 3}]";
+        let text = b"[{\"ph\": \"X\", \"name\": \"a\" b\" c\"}, {\"ph\": \"X\", \"ts\": 3}]";
         let mut scanner = Scanner::new(&text[..]);
         let bad = match scanner.next() {
             Ok(Some(Item::Event(e))) => e.to_vec(),
@@ -410,6 +419,12 @@ mod tests {
         };
         assert!(serde_json::from_slice::<serde_json::Value>(&bad).is_err());
         assert!(scanner.resume(&bad));
+        assert!(matches!(scanner.next(), Ok(Some(Item::Event(e))) if e.ends_with(b"3}")));
+        // An odd number of quotes hides the end of the event.
+        let text = b"[{\"ph\": \"X\", \"name\": \"a\"b\"}, {\"ph\": \"X\", \"ts\": 3}]";
+        let mut scanner = Scanner::new(&text[..]);
+        assert!(matches!(scanner.next(), Err(Fault::CutOff(_))));
+        assert!(scanner.skip());
         assert!(matches!(scanner.next(), Ok(Some(Item::Event(e))) if e.ends_with(b"3}")));
     }
 }

@@ -66,8 +66,8 @@ pub struct Pure {
     pub waited: i64,
 }
 
-/// Times of the first rank's collectives without waits, by device event; how many have no counterpart on every rank; and
-/// by rank how long the others waited for it.
+/// Times of the first rank's collectives without waits, by device event; how many have no
+/// counterpart on any rank; and by rank how long the others waited for it.
 #[must_use]
 pub fn pure_times(ranks: &[&[CollectiveSpan]]) -> (BTreeMap<u32, Pure>, usize, Vec<i64>) {
     let mut late = vec![0; ranks.len()];
@@ -96,17 +96,29 @@ pub fn pure_times(ranks: &[&[CollectiveSpan]]) -> (BTreeMap<u32, Pure>, usize, V
         let n = seen.entry((c.step, c.key.clone())).or_default();
         let key = (c.step, c.key.clone(), *n);
         *n += 1;
-        let spans: Option<Vec<(i64, i64)>> = others.iter().map(|o| o.get(&key).copied()).collect();
-        let Some(spans) = spans else {
+        // Ranks outside of its group do not take part.
+        let spans: Vec<(usize, (i64, i64))> = std::iter::once((0, c.span))
+            .chain(
+                others
+                    .iter()
+                    .enumerate()
+                    .filter_map(|(i, o)| Some((i + 1, *o.get(&key)?))),
+            )
+            .collect();
+        if spans.len() == 1 {
             alone += 1;
             continue;
-        };
-        let all = || std::iter::once(c.span).chain(spans.iter().copied());
+        }
+        let all = || spans.iter().map(|s| s.1);
         let start = all().map(|s| s.0).max().unwrap_or(c.span.0);
         let end = all().map(|s| s.1).min().unwrap_or(c.span.1);
-        let second = all().map(|s| s.0).filter(|s| *s < start).max().unwrap_or(start);
-        if let Some(last) = all().position(|s| s.0 == start) {
-            late[last] += start - second;
+        let second = all()
+            .map(|s| s.0)
+            .filter(|s| *s < start)
+            .max()
+            .unwrap_or(start);
+        if let Some((last, _)) = spans.iter().find(|(_, s)| s.0 == start) {
+            late[*last] += start - second;
         }
         found.insert(
             c.device,
@@ -127,7 +139,9 @@ pub(super) fn stats(
     bytes: &dyn Fn(InstrId) -> u64,
 ) -> BTreeMap<CollectiveKind, CollectiveStats> {
     let on_compute = |want: fn(Work) -> bool| {
-        let of = spans.iter().filter(|s| s.stream == COMPUTE && work(s.instr).is_some_and(want));
+        let of = spans
+            .iter()
+            .filter(|s| s.stream == COMPUTE && work(s.instr).is_some_and(want));
         union(of.map(|s| (s.start.0, s.end.0)).collect())
     };
     let compute = on_compute(|_| true);
@@ -147,7 +161,10 @@ pub(super) fn stats(
         entry.bytes += Bytes(bytes(span.instr));
         let over = overlap(&products, &[(span.start.0, span.end.0)]);
         entry.overlapped_with_gemm += u32::from(over > 0);
-        running.entry(kind).or_default().push((span.start.0, span.end.0));
+        running
+            .entry(kind)
+            .or_default()
+            .push((span.start.0, span.end.0));
     }
     for (kind, list) in running {
         let merged = union(list);
@@ -201,11 +218,27 @@ mod tests {
 
     #[test]
     fn pure_time_starts_with_the_last_rank() {
-        let a = [span(1, 8, (0, 100)), span(2, 8, (110, 150)), span(3, 4, (200, 210))];
+        let a = [
+            span(1, 8, (0, 100)),
+            span(2, 8, (110, 150)),
+            span(3, 4, (200, 210)),
+        ];
         let b = [span(9, 8, (60, 101)), span(8, 8, (100, 149))];
         let (pure, alone, late) = pure_times(&[&a, &b]);
-        assert_eq!(pure[&1], Pure { alone: 40, waited: 60 });
-        assert_eq!(pure[&2], Pure { alone: 39, waited: 0 });
+        assert_eq!(
+            pure[&1],
+            Pure {
+                alone: 40,
+                waited: 60
+            }
+        );
+        assert_eq!(
+            pure[&2],
+            Pure {
+                alone: 39,
+                waited: 0
+            }
+        );
         assert_eq!((pure.len(), alone), (2, 1));
         assert_eq!(late, [10, 60]);
         assert!(pure_times(&[&a]).0.is_empty());

@@ -94,10 +94,19 @@ mod tests {
             span(0, 92, 131, 140, Blocker::Event(6)),
         ];
         let found = find(&spans, Picos::ZERO, us(150), &|i| i.0 == 1);
-        let causes: Vec<_> = found.iter().map(|g| (g.start.0 / 1_000_000, g.cause)).collect();
+        let causes: Vec<_> = found
+            .iter()
+            .map(|g| (g.start.0 / 1_000_000, g.cause))
+            .collect();
         assert_eq!(
             causes,
-            [(10, Cause::Wire), (50, Cause::Host), (90, Cause::Host), (110, Cause::Straggler), (140, Cause::Tail)]
+            [
+                (10, Cause::Wire),
+                (50, Cause::Host),
+                (90, Cause::Host),
+                (110, Cause::Straggler),
+                (140, Cause::Tail)
+            ]
         );
     }
 }

@@ -1,6 +1,6 @@
 //! Memory of a step, from the profiler's own events (`profile_memory=True`).
 
-use super::names::Table;
+use super::names::{IMPORTED, Table};
 use super::{Instr, StepTime, window};
 use crate::attribute::{Attributed, Place, Step, Units};
 use crate::kineto::Trace;
@@ -12,15 +12,22 @@ use std::collections::{BTreeMap, HashMap};
 /// Who holds what was allocated before the trace began.
 const BEFORE: &str = "before the trace";
 
-/// Role of memory by where it is allocated: by the operators around it, outermost last, and the phase.
+/// Role of memory by where it is allocated: by the operators around it, outermost last, and the
+/// phase.
 #[must_use]
 pub fn role_at<'a>(phase: Phase, mut around: impl Iterator<Item = &'a str>) -> Role {
     let found = around.find_map(|name| {
         Some(match name {
             n if n.starts_with("FSDP::all_gather_copy_out") => Role::FullWeight,
-            n if n.starts_with("FSDP::all_gather") || n.starts_with("fsdp::all_gather") => Role::GatherBuffer,
+            n if n.starts_with("FSDP::all_gather") || n.starts_with("fsdp::all_gather") => {
+                Role::GatherBuffer
+            }
             n if n.starts_with("FSDP::post_backward_reduce") => Role::ReduceInput,
-            n if n.starts_with("c10d::_reduce_scatter") || n.starts_with("c10d::reduce_scatter") => Role::ReduceOutput,
+            n if n.starts_with("c10d::_reduce_scatter")
+                || n.starts_with("c10d::reduce_scatter") =>
+            {
+                Role::ReduceOutput
+            }
             n if n.starts_with("c10d::") => Role::GatherBuffer,
             n if n.contains("cross_entropy") || n.contains("log_softmax") => Role::Logits,
             _ => return None,
@@ -42,7 +49,8 @@ pub(super) fn peak(trace: &Trace, steps: &[Step], step: u32) -> (u64, u64) {
     within.fold((0, 0), |p, m| (p.0.max(m.allocated), p.1.max(m.reserved)))
 }
 
-/// Memory of the shown step. Its samples take instructions of their own, behind those of device work.
+/// Memory of the shown step. Its samples take instructions of their own, behind those of device
+/// work.
 pub(super) fn build(
     trace: &Trace,
     a: &Attributed,
@@ -58,7 +66,10 @@ pub(super) fn build(
     let (from, to) = window(&a.steps.all, shown.step);
     let before = trace.memory.iter().rfind(|m| m.at < from);
     let first = trace.memory.iter().find(|m| m.at >= from);
-    let at_rest = before.map_or_else(|| first.map_or(0, |m| m.allocated.saturating_add_signed(-m.bytes)), |m| m.allocated);
+    let at_rest = before.map_or_else(
+        || first.map_or(0, |m| m.allocated.saturating_add_signed(-m.bytes)),
+        |m| m.allocated,
+    );
     report.persistent = Bytes(at_rest);
     let mut live: HashMap<u64, (u64, u32, Role)> = HashMap::new();
     let mut peak: Option<(u64, MemorySample, Place)> = None;
@@ -74,10 +85,16 @@ pub(super) fn build(
             phase: Phase::Start,
             micro_batch: 0,
         });
-        let around = op.into_iter().flat_map(|o| a.tree.around(o)).map(|o| trace.name(trace.host[o].name));
+        let around = op
+            .into_iter()
+            .flat_map(|o| a.tree.around(o))
+            .map(|o| trace.name(trace.host[o].name));
         let role = role_at(place.phase, around);
         if event.bytes >= 0 {
-            live.insert(event.address, (event.bytes.cast_unsigned(), place.unit, role));
+            live.insert(
+                event.address,
+                (event.bytes.cast_unsigned(), place.unit, role),
+            );
         } else {
             live.remove(&event.address);
         }
@@ -89,6 +106,7 @@ pub(super) fn build(
         instrs.push(Instr {
             id,
             name: table.index(if event.bytes >= 0 { "alloc" } else { "free" }),
+            rule: IMPORTED,
             work: None,
             role: Some(role),
             unit: UnitId(place.unit as _),
@@ -150,7 +168,8 @@ fn empty(trace: &Trace) -> MemoryReport {
 
 type Shares = (Vec<(Role, Bytes)>, Vec<(String, Bytes)>);
 
-/// What is allocated, by role and by unit, largest first. What was there before the trace are weights and states.
+/// What is allocated, by role and by unit, largest first. What was there before the trace are
+/// weights and states.
 fn shares(live: &HashMap<u64, (u64, u32, Role)>, allocated: u64, units: &[String]) -> Shares {
     let mut roles: BTreeMap<Role, u64> = BTreeMap::new();
     let mut of_units: BTreeMap<&str, u64> = BTreeMap::new();
@@ -166,8 +185,10 @@ fn shares(live: &HashMap<u64, (u64, u32, Role)>, allocated: u64, units: &[String
         of_units.insert(BEFORE, before);
     }
     let mut by_role: Vec<(Role, Bytes)> = roles.into_iter().map(|(r, b)| (r, Bytes(b))).collect();
-    let mut by_unit: Vec<(String, Bytes)> =
-        of_units.into_iter().map(|(u, b)| (u.to_owned(), Bytes(b))).collect();
+    let mut by_unit: Vec<(String, Bytes)> = of_units
+        .into_iter()
+        .map(|(u, b)| (u.to_owned(), Bytes(b)))
+        .collect();
     by_role.sort_by_key(|(_, b)| std::cmp::Reverse(*b));
     by_unit.sort_by_key(|(_, b)| std::cmp::Reverse(*b));
     (by_role, by_unit)

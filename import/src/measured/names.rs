@@ -27,8 +27,8 @@ impl Table {
     }
 }
 
-/// Name of a piece of device work, as programs name theirs where they have the same: that of a collective, of an operator
-/// without its namespace, of a compiled kernel.
+/// Name of a piece of device work, as programs name theirs where they have the same: that of a
+/// collective, of an operator without its namespace, of a compiled kernel.
 pub(super) fn of(trace: &Trace, a: &Attributed, work: &Placed) -> String {
     let event = &trace.device[work.device as usize];
     let kernel = short(trace.name(event.name));
@@ -37,7 +37,9 @@ pub(super) fn of(trace: &Trace, a: &Attributed, work: &Placed) -> String {
         Work::ReduceScatter => return "reduce_scatter".into(),
         Work::AllReduce => return "all_reduce".into(),
         Work::OtherCollective => {
-            let named = work.collective.map(|c| trace.collectives[c as usize].name.clone());
+            let named = work
+                .collective
+                .map(|c| trace.collectives[c as usize].name.clone());
             return named.unwrap_or_else(|| kernel.to_owned());
         }
         _ => {}
@@ -56,10 +58,61 @@ pub(super) fn of(trace: &Trace, a: &Attributed, work: &Placed) -> String {
             .find(|n| n.contains("::") && !n.starts_with("autograd") && !n.starts_with("FSDP"))
     });
     match operator {
-        Some(name) => name.rsplit("::").next().unwrap_or(name).trim_end_matches('_').to_owned(),
+        Some(name) => {
+            let plain = name
+                .rsplit("::")
+                .next()
+                .unwrap_or(name)
+                .trim_end_matches('_');
+            alias(plain, trace.name(event.name), work.work).to_owned()
+        }
         None => kernel.to_owned(),
     }
 }
+
+/// What programs call the kernels of an operator, where they have another name for it.
+fn alias<'a>(operator: &'a str, kernel: &str, work: Work) -> &'a str {
+    let backward = operator.contains("backward");
+    match operator {
+        _ if work == Work::Attention && backward => "attention_backward",
+        _ if work == Work::Attention => "attention",
+        "_chunk_cat" => "chunk_cat",
+        "split_with_sizes_copy" => "split_copy_out",
+        "_foreach_copy" => "multi_copy",
+        "_fused_rms_norm" => "rms_norm",
+        "_fused_rms_norm_backward" if kernel.contains("GammaBeta") => "rms_norm_weight_backward",
+        "_fused_rms_norm_backward" => "rms_norm_backward",
+        "native_layer_norm" => "layer_norm",
+        "_log_softmax" => "log_softmax",
+        "_log_softmax_backward_data" => "log_softmax_backward",
+        "nll_loss_forward" => "nll_loss",
+        "embedding_dense_backward" => "embedding_backward",
+        "index_select" | "gather" if work == Work::Memory => "embedding",
+        "_fused_adamw" => "adamw",
+        other => other,
+    }
+}
+
+/// The rule that issues a collective in programs: a prefetch, or on demand.
+pub(super) fn rule(trace: &Trace, a: &Attributed, work: &Placed) -> &'static str {
+    let prefetched = || {
+        let around = work
+            .operator
+            .into_iter()
+            .flat_map(|o| a.tree.around(o as usize));
+        let mut names = around.map(|o| trace.name(trace.host[o].name));
+        names.any(|n| n.contains("_prefetch for "))
+    };
+    match work.work {
+        Work::AllGather if prefetched() => "prefetch",
+        Work::AllGather => "unshard",
+        Work::ReduceScatter | Work::AllReduce => "reduce",
+        _ => IMPORTED,
+    }
+}
+
+/// The rule of all else.
+pub(super) const IMPORTED: &str = "imported";
 
 /// Floating-point operations of a matrix product, from the shapes of its operator.
 pub(super) fn flops(trace: &Trace, work: &Placed) -> u64 {
@@ -87,13 +140,17 @@ pub(super) fn flops(trace: &Trace, work: &Placed) -> u64 {
     }
 }
 
-/// Shapes of tensors in `Input Dims`; lists of tensors give theirs in a row, and scalars an empty one.
+/// Shapes of tensors in `Input Dims`; lists of tensors give theirs in a row, and scalars an empty
+/// one.
 pub(crate) fn shapes(dims: &str) -> Vec<Vec<u64>> {
     let Ok(values) = serde_json::from_str::<Vec<serde_json::Value>>(dims) else {
         return Vec::new();
     };
     let shape = |v: &serde_json::Value| -> Option<Vec<u64>> {
-        v.as_array()?.iter().map(serde_json::Value::as_u64).collect()
+        v.as_array()?
+            .iter()
+            .map(serde_json::Value::as_u64)
+            .collect()
     };
     let mut all = Vec::new();
     for value in &values {
@@ -112,7 +169,10 @@ mod tests {
     #[test]
     fn shapes_are_read_from_dimensions() {
         assert_eq!(shapes("[[2, 3], [], [4]]"), [vec![2, 3], vec![], vec![4]]);
-        assert_eq!(shapes("[[[1024], [32000, 1024]], [], [2, 5]]"), [vec![1024], vec![32000, 1024], vec![], vec![2, 5]]);
+        assert_eq!(
+            shapes("[[[1024], [32000, 1024]], [], [2, 5]]"),
+            [vec![1024], vec![32000, 1024], vec![], vec![2, 5]]
+        );
         assert!(shapes("nonsense").is_empty());
         assert!(shapes("").is_empty());
     }

@@ -29,8 +29,13 @@ pub(super) fn build(p: &Parts<'_>, shown: Option<StepTime>, table: &mut Table) -
     let Some(shown) = shown else {
         return (Vec::new(), Vec::new(), vec!["compute".into()]);
     };
-    let issued = |w: &Placed| launch_of(trace, w).map_or(trace.device[w.device as usize].start, |l| l.start);
-    let mut work: Vec<&Placed> = a.work.iter().filter(|w| w.place.step == shown.step).collect();
+    let issued =
+        |w: &Placed| launch_of(trace, w).map_or(trace.device[w.device as usize].start, |l| l.start);
+    let mut work: Vec<&Placed> = a
+        .work
+        .iter()
+        .filter(|w| w.place.step == shown.step)
+        .collect();
     work.sort_by_key(|w| (issued(w), trace.device[w.device as usize].start));
     let streams = streams(trace, &work);
     let mut spans: Vec<Span> = Vec::with_capacity(work.len());
@@ -53,7 +58,9 @@ pub(super) fn build(p: &Parts<'_>, shown: Option<StepTime>, table: &mut Table) -
         let pure = p.pure.get(&w.device);
         let blocker = blocker(p, &work, &ends, before, at, w, pure, i);
         let ready = before
-            .map_or(at, |b| at.max(trace.device[work[b as usize].device as usize].end))
+            .map_or(at, |b| {
+                at.max(trace.device[work[b as usize].device as usize].end)
+            })
             .min(event.start);
         let ps = |t: i64| Picos((t - p.origin).max(0).cast_unsigned() * 1000);
         let alone = pure.map_or(event.end - event.start, |p| p.alone);
@@ -75,6 +82,7 @@ pub(super) fn build(p: &Parts<'_>, shown: Option<StepTime>, table: &mut Table) -
         instrs.push(Instr {
             id,
             name: table.index(&names::of(trace, a, w)),
+            rule: names::rule(trace, a, w),
             work: Some(w.work),
             role: None,
             unit: UnitId(w.place.unit as _),
@@ -88,7 +96,10 @@ pub(super) fn build(p: &Parts<'_>, shown: Option<StepTime>, table: &mut Table) -
     (spans, instrs, streams.names)
 }
 
-#[expect(clippy::too_many_arguments, reason = "one decision over everything that is known of a span")]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "one decision over everything that is known of a span"
+)]
 fn blocker(
     p: &Parts<'_>,
     work: &[&Placed],
@@ -103,15 +114,23 @@ fn blocker(
     if pure.is_some_and(|p| p.waited > RANK_WAIT) {
         return Blocker::Rank;
     }
-    let stream = before.map(|b| (p.trace.device[work[b as usize].device as usize].end, Blocker::Stream(b)));
-    // Events are not in a trace. Work that had been issued, on a stream that was free, waited for what ended last
-    // before it on another stream.
+    let stream = before.map(|b| {
+        (
+            p.trace.device[work[b as usize].device as usize].end,
+            Blocker::Stream(b),
+        )
+    });
+    // Events are not in a trace. Work that had been issued, on a stream that was free, waited for
+    // what ended last before it on another stream.
     let free = stream.map_or(i64::MIN, |s| s.0);
     if event.start > issued.max(free) + LATENCY {
         let upto = ends.partition_point(|e| e.0 <= event.start);
         let found = ends[..upto].iter().rev().take(8).find(|(end, i)| {
             let other = &p.trace.device[work[*i as usize].device as usize];
-            *i as usize != me && (*i as usize) < me && other.stream != event.stream && *end > issued.max(free)
+            *i as usize != me
+                && (*i as usize) < me
+                && other.stream != event.stream
+                && *end > issued.max(free)
         });
         if let Some((_, i)) = found {
             return Blocker::Event(*i);
@@ -135,8 +154,8 @@ impl Streams {
     }
 }
 
-/// The compute stream is the one with most work that is no communication; others are named after what takes most of
-/// their time.
+/// The compute stream is the one with most work that is no communication; others are named after
+/// what takes most of their time.
 fn streams(trace: &Trace, work: &[&Placed]) -> Streams {
     let mut time: BTreeMap<(u32, u32), BTreeMap<&'static str, i64>> = BTreeMap::new();
     for w in work {
@@ -145,8 +164,16 @@ fn streams(trace: &Trace, work: &[&Placed]) -> Streams {
             Work::AllGather => "all_gather",
             Work::ReduceScatter => "reduce_scatter",
             Work::AllReduce | Work::OtherCollective => "outer",
-            Work::Copy if event.kind == DeviceKind::Copy && trace.name(event.name).contains("HtoD") => "h2d",
-            Work::Copy if event.kind == DeviceKind::Copy && trace.name(event.name).contains("DtoH") => "d2h",
+            Work::Copy
+                if event.kind == DeviceKind::Copy && trace.name(event.name).contains("HtoD") =>
+            {
+                "h2d"
+            }
+            Work::Copy
+                if event.kind == DeviceKind::Copy && trace.name(event.name).contains("DtoH") =>
+            {
+                "d2h"
+            }
             Work::Copy => "copy_in",
             _ => "compute",
         };
@@ -158,7 +185,10 @@ fn streams(trace: &Trace, work: &[&Placed]) -> Streams {
         let of = |w: &&&Placed| {
             let event = &trace.device[w.device as usize];
             (event.device, event.stream) == *key
-                && matches!(w.place.phase, Phase::Forward | Phase::Backward | Phase::Recompute)
+                && matches!(
+                    w.place.phase,
+                    Phase::Forward | Phase::Backward | Phase::Recompute
+                )
         };
         work.iter().filter(of).count()
     };
@@ -173,10 +203,20 @@ fn streams(trace: &Trace, work: &[&Placed]) -> Streams {
         if Some(*key) == compute {
             continue;
         }
-        let lane = of.iter().max_by_key(|(_, t)| **t).map_or("compute", |(lane, _)| *lane);
-        let same = names.iter().filter(|n| n.split(' ').next() == Some(lane)).count();
+        let lane = of
+            .iter()
+            .max_by_key(|(_, t)| **t)
+            .map_or("compute", |(lane, _)| *lane);
+        let same = names
+            .iter()
+            .filter(|n| n.split(' ').next() == Some(lane))
+            .count();
         known.insert(*key, u8::try_from(names.len()).unwrap_or(u8::MAX));
-        names.push(if same == 0 { lane.to_owned() } else { format!("{lane} {}", same + 1) });
+        names.push(if same == 0 {
+            lane.to_owned()
+        } else {
+            format!("{lane} {}", same + 1)
+        });
     }
     Streams { known, names }
 }

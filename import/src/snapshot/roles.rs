@@ -19,7 +19,13 @@ pub(super) struct Places {
 
 impl Places {
     pub(super) fn new(annotations: &[&Value]) -> Self {
-        let mark = |a: &&Value| (number(a, "time_us"), text(a, "stage") == "START", text(a, "name").to_owned());
+        let mark = |a: &&Value| {
+            (
+                number(a, "time_us"),
+                text(a, "stage") == "START",
+                text(a, "name").to_owned(),
+            )
+        };
         let mut marks: Vec<_> = annotations.iter().map(mark).collect();
         marks.sort_by_key(|m| m.0);
         Self {
@@ -38,10 +44,17 @@ impl Places {
         let frames = Frames::of(event);
         let named = self.open.iter().rev().find_map(|name| unit_of(name));
         let unit = named.or_else(|| {
-            if frames.is_backward() { self.backward.clone() } else { self.forward.last().cloned() }
+            if frames.is_backward() {
+                self.backward.clone()
+            } else {
+                self.forward.last().cloned()
+            }
         });
         let role = self.role(&frames);
-        (role.name(), unit.map_or_else(|| ROOT.to_owned(), |u| normalize(&u)))
+        (
+            role.name(),
+            unit.map_or_else(|| ROOT.to_owned(), |u| normalize(&u)),
+        )
     }
 
     fn advance(&mut self, time: u64) {
@@ -54,7 +67,8 @@ impl Places {
                 match () {
                     () if name.starts_with("FSDP::pre_forward") => self.forward.extend(unit),
                     () if name.starts_with("FSDP::post_forward") => {
-                        if let Some(i) = self.forward.iter().rposition(|u| Some(u) == unit.as_ref()) {
+                        if let Some(i) = self.forward.iter().rposition(|u| Some(u) == unit.as_ref())
+                        {
                             self.forward.truncate(i);
                         }
                     }
@@ -78,20 +92,33 @@ impl Places {
         if frames.any("_fsdp_collectives.py", "_get_param_all_gather_inputs") {
             return Role::GatherInput;
         }
-        if frames.any("_fsdp_collectives.py", "foreach_all_gather") || annotated("FSDP::all_gather") {
+        if frames.any("_fsdp_collectives.py", "foreach_all_gather") || annotated("FSDP::all_gather")
+        {
             return Role::GatherBuffer;
         }
-        if frames.any("_fsdp_collectives.py", "foreach_reduce") || annotated("FSDP::post_backward_reduce") {
+        if frames.any("_fsdp_collectives.py", "foreach_reduce")
+            || annotated("FSDP::post_backward_reduce")
+        {
             if frames.any("_fsdp_common.py", "_to_dtype_if_needed") {
                 return Role::MainGrad;
             }
             // The packed input is allocated first, then the output.
             self.reducing += 1;
-            return if self.reducing == 1 { Role::ReduceInput } else { Role::ReduceOutput };
+            return if self.reducing == 1 {
+                Role::ReduceInput
+            } else {
+                Role::ReduceOutput
+            };
         }
-        if frames.any("megatron_fsdp", "") || frames.any("param_and_grad_buffer.py", "") {
+        // Further out the whole forward runs within Megatron-FSDP's module.
+        if frames.inner().any("param_and_grad_buffer.py", "") {
+            let frames = frames.inner();
             let grad = frames.functions("grad") || frames.functions("reduce");
-            return if grad && !frames.functions("all_gather") { Role::FullGrad } else { Role::FullWeight };
+            return if grad && !frames.functions("all_gather") {
+                Role::FullGrad
+            } else {
+                Role::FullWeight
+            };
         }
         if frames.any("/optim/", "") || annotated("Optimizer.step") {
             return Role::OptimizerState;
@@ -129,7 +156,14 @@ impl<'a> Frames<'a> {
     }
 
     fn any(&self, file: &str, function: &str) -> bool {
-        self.0.iter().any(|(f, n)| f.contains(file) && n.contains(function))
+        self.0
+            .iter()
+            .any(|(f, n)| f.contains(file) && n.contains(function))
+    }
+
+    /// The innermost frames.
+    fn inner(&self) -> Self {
+        Self(self.0.iter().take(3).copied().collect())
     }
 
     fn functions(&self, part: &str) -> bool {
@@ -138,7 +172,11 @@ impl<'a> Frames<'a> {
 
     /// Autograd's threads have no Python frames but those of hooks.
     fn is_backward(&self) -> bool {
-        let hook = |file: &str| file.contains("_fully_shard") || file.contains("megatron_fsdp") || file.contains("_contextlib");
+        let hook = |file: &str| {
+            file.contains("_fully_shard")
+                || file.contains("megatron_fsdp")
+                || file.contains("_contextlib")
+        };
         self.0.is_empty() || self.0.iter().all(|(f, _)| hook(f))
     }
 }

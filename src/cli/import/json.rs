@@ -1,11 +1,11 @@
 //! What `import --json` prints.
 
+use serde::Serialize;
+use serde_json::{Value, json};
 use shardlab_import::facts::{Ahead, Compiled, Facts, Found, Recompute, Reshard};
 use shardlab_import::flight::FlightReport;
 use shardlab_import::snapshot::SnapshotReport;
 use shardlab_import::{Import, RankSummary, RunImport, Structure};
-use serde::Serialize;
-use serde_json::{Value, json};
 use shardlab_plan::record::Summary;
 use shardlab_reports::store::Id;
 use std::collections::BTreeMap;
@@ -108,7 +108,10 @@ fn ahead(found: Option<&Found<Ahead>>) -> Value {
 
 impl Options {
     fn of(f: &Facts) -> Self {
-        let (forward, backward) = (ahead(f.prefetch_forward.as_ref()), ahead(f.prefetch_backward.as_ref()));
+        let (forward, backward) = (
+            ahead(f.prefetch_forward.as_ref()),
+            ahead(f.prefetch_backward.as_ref()),
+        );
         let m = &f.model;
         Self {
             world_size: value(f.world_size.as_ref()),
@@ -144,7 +147,11 @@ impl Options {
             },
             reshard_root: value(f.reshard_root.as_ref()),
             // One word where both directions agree.
-            prefetch: if forward == backward { forward.clone() } else { json!({"forward": forward, "backward": backward}) },
+            prefetch: if forward == backward {
+                forward.clone()
+            } else {
+                json!({"forward": forward, "backward": backward})
+            },
             prefetch_forward: forward,
             prefetch_backward: backward,
             recompute: value(f.recompute.as_ref()).map(|r| match r {
@@ -153,7 +160,8 @@ impl Options {
                 Recompute::Selective => "selective",
             }),
             accumulation: value(f.accumulation.as_ref()),
-            gradient_sync: value(f.sync_last.as_ref()).map(|last| if last { "last" } else { "every" }),
+            gradient_sync: value(f.sync_last.as_ref())
+                .map(|last| if last { "last" } else { "every" }),
             clip: value(f.clip.as_ref()),
             compile: value(f.compiled.as_ref()).map(|c| match c {
                 Compiled::Off => "off",
@@ -161,8 +169,12 @@ impl Options {
                 Compiled::Blocks => "blocks",
                 Compiled::Full => "full",
             }),
-            optimizer: f.optimizer.as_ref().map_or(Value::Null, |o| json!({"name": o.value.name, "form": o.value.form})),
-            loss: value(f.chunked_loss.as_ref()).map(|chunked| if chunked { "chunked" } else { "materialized" }),
+            optimizer: f.optimizer.as_ref().map_or(
+                Value::Null,
+                |o| json!({"name": o.value.name, "form": o.value.form}),
+            ),
+            loss: value(f.chunked_loss.as_ref())
+                .map(|chunked| if chunked { "chunked" } else { "materialized" }),
             model: json!({
                 "family": value(m.family.as_ref()),
                 "layers": value(m.layers.as_ref()),
@@ -192,7 +204,11 @@ impl Run {
             unmatched: Unmatched {
                 events: run.unmatched.values().map(|u| u.0).sum(),
                 time_ms: run.unmatched.values().map(|u| u.1).sum::<u64>() as f64 / 1e6,
-                by_name: run.unmatched.iter().map(|(name, u)| (name.clone(), u.0)).collect(),
+                by_name: run
+                    .unmatched
+                    .iter()
+                    .map(|(name, u)| (name.clone(), u.0))
+                    .collect(),
             },
             options: Options::of(&run.facts),
             step_ms: Some(m.step_ms()).filter(|ms| ms.is_finite()),

@@ -51,13 +51,22 @@ fn run(import: &RunImport, out: &mut Out) -> Result<(), Failure> {
         r.scenario,
         plural(ranks, "rank"),
         r.world_size,
-        if r.hardware.is_empty() { "an unknown device" } else { &r.hardware }
+        if r.hardware.is_empty() {
+            "an unknown device"
+        } else {
+            &r.hardware
+        }
     ))?;
     let steps = r.step_samples.len();
     let step = if steps == 0 {
         "not determined: no step is in the trace as a whole".to_owned()
     } else {
-        format!("{} ms, median of {}, by {}", thousands(r.step_ms(), 2), plural(steps, "step"), import.steps_by)
+        format!(
+            "{} ms, median of {}, by {}",
+            thousands(r.step_ms(), 2),
+            plural(steps, "step"),
+            import.steps_by
+        )
     };
     out.labelled("step", &step)?;
     let causes: Vec<String> = r
@@ -67,17 +76,34 @@ fn run(import: &RunImport, out: &mut Out) -> Result<(), Failure> {
         .map(|(c, t): (&Cause, _)| format!("{} {}", c.name(), t.show_ms(2)))
         .collect();
     if !causes.is_empty() {
-        out.labelled("exposed", &format!("{} ms ({})", r.exposed_total().show_ms(2), causes.join(", ")))?;
+        out.labelled(
+            "exposed",
+            &format!(
+                "{} ms ({})",
+                r.exposed_total().show_ms(2),
+                causes.join(", ")
+            ),
+        )?;
     }
     if r.memory.peak_allocated.0 > 0 {
         out.labelled(
             "memory",
-            &format!("allocated {}, reserved {} at most", r.memory.peak_allocated, r.memory.peak_reserved),
+            &format!(
+                "allocated {}, reserved {} at most",
+                r.memory.peak_allocated, r.memory.peak_reserved
+            ),
         )?;
     }
     out.labelled("units", &awaited_units(&units(import)))?;
     out.labelled("options", &options(&import.facts))?;
-    out.labelled("placed", &format!("{:.2} % of the device time, {} events", 100.0 * import.attributed_share, count(import.events)))?;
+    out.labelled(
+        "placed",
+        &format!(
+            "{:.2} % of the device time, {} events",
+            100.0 * import.attributed_share,
+            count(import.events)
+        ),
+    )?;
     if !import.unmatched.is_empty() {
         out.labelled("unmatched", &unmatched(&import.unmatched))?;
     }
@@ -86,7 +112,8 @@ fn run(import: &RunImport, out: &mut Out) -> Result<(), Failure> {
         for rank in &import.ranks {
             table.row([
                 rank.rank.to_string(),
-                rank.step_ms.map_or_else(|| "n/a".into(), |ms| thousands(ms, 2)),
+                rank.step_ms
+                    .map_or_else(|| "n/a".into(), |ms| thousands(ms, 2)),
                 thousands(rank.late_ms, 2),
                 rank.file.clone(),
             ]);
@@ -117,11 +144,25 @@ fn remarks(undetermined: &[String], notes: &[String], out: &mut Out) -> Result<(
 
 fn options(facts: &shardlab_import::facts::Facts) -> String {
     let inferred = shardlab_import::infer::infer(facts, "", None).text;
-    let wanted = ["policy", "strategy", "reshard_after_forward", "prefetch_forward", "prefetch_backward", "recompute", "grad_accum", "compute", "comm_grads", "mode", "clip_norm"];
+    let wanted = [
+        "policy",
+        "strategy",
+        "reshard_after_forward",
+        "prefetch_forward",
+        "prefetch_backward",
+        "recompute",
+        "grad_accum",
+        "compute",
+        "comm_grads",
+        "mode",
+        "clip_norm",
+    ];
     let lines = inferred.lines().filter_map(|line| {
         let (pair, _) = line.split_once(" #")?;
         let (key, value) = pair.trim().split_once(" = ")?;
-        wanted.contains(&key).then(|| format!("{key} {}", value.trim_matches('"')))
+        wanted
+            .contains(&key)
+            .then(|| format!("{key} {}", value.trim_matches('"')))
     });
     lines.collect::<Vec<_>>().join(", ")
 }
@@ -133,16 +174,35 @@ fn unmatched(all: &BTreeMap<String, (u64, u64)>) -> String {
     let shown: Vec<String> = list
         .iter()
         .take(LISTED)
-        .map(|(name, (n, time))| format!("{name} {} ({} ms)", count(*n), thousands(*time as f64 / 1e6, 2)))
+        .map(|(name, (n, time))| {
+            format!(
+                "{name} {} ({} ms)",
+                count(*n),
+                thousands(*time as f64 / 1e6, 2)
+            )
+        })
         .collect();
     let more = list.len().saturating_sub(LISTED);
-    let rest = if more > 0 { format!(", and {more} other names") } else { String::new() };
+    let rest = if more > 0 {
+        format!(", and {more} other names")
+    } else {
+        String::new()
+    };
     format!("{} events: {}{rest}", count(events), shown.join(", "))
 }
 
 fn execution(path: &Path, structure: &Structure, out: &mut Out) -> Result<(), Failure> {
-    out.heading(format_args!("{}: execution trace of {} operators, without times", path.display(), count(structure.operators)))?;
-    let units: Vec<&str> = structure.facts.units.iter().map(|u| u.name.as_str()).collect();
+    out.heading(format_args!(
+        "{}: execution trace of {} operators, without times",
+        path.display(),
+        count(structure.operators)
+    ))?;
+    let units: Vec<&str> = structure
+        .facts
+        .units
+        .iter()
+        .map(|u| u.name.as_str())
+        .collect();
     if !units.is_empty() {
         out.labelled("units", &awaited_units(&units))?;
     }
@@ -186,14 +246,21 @@ fn snapshot(path: &Path, device: &SnapshotReport, out: &mut Out) -> Result<(), F
         )?;
     }
     if !device.unknown.is_empty() {
-        let unknown = device.unknown.iter().map(|(name, n)| (name.clone(), (*n, 0))).collect();
+        let unknown = device
+            .unknown
+            .iter()
+            .map(|(name, n)| (name.clone(), (*n, 0)))
+            .collect();
         out.labelled("unmatched", &unmatched(&unknown))?;
     }
     remarks(&[], &device.notes, out)
 }
 
 fn shares(all: &[Share]) -> String {
-    let shown = all.iter().take(LISTED).map(|s| format!("{} {}", s.name, Bytes(s.bytes)));
+    let shown = all
+        .iter()
+        .take(LISTED)
+        .map(|s| format!("{} {}", s.name, Bytes(s.bytes)));
     let mut shown: Vec<String> = shown.collect();
     let rest: u64 = all.iter().skip(LISTED).map(|s| s.bytes).sum();
     if rest > 0 {
@@ -204,20 +271,48 @@ fn shares(all: &[Share]) -> String {
 
 fn flight(report: &FlightReport, out: &mut Out) -> Result<(), Failure> {
     let collectives = report.ranks.values().max().copied().unwrap_or(0);
-    out.heading(format_args!("Flight records of {}, up to {} collectives each", plural(report.ranks.len(), "rank"), count(collectives as u64)))?;
+    out.heading(format_args!(
+        "Flight records of {}, up to {} collectives each",
+        plural(report.ranks.len(), "rank"),
+        count(collectives as u64)
+    ))?;
     match &report.divergence {
-        None => out.labelled("ranks", &format!("agree in all {} collectives that can be compared", count(report.matched)))?,
+        None => out.labelled(
+            "ranks",
+            &format!(
+                "agree in all {} collectives that can be compared",
+                count(report.matched)
+            ),
+        )?,
         Some(found) => {
             let (title, group, sequence) = match found {
-                Divergence::Different { group, sequence, .. } => ("ranks issue different collectives", group, sequence),
-                Divergence::Missing { group, sequence, .. } => ("some ranks do not issue a collective", group, sequence),
-                Divergence::Incomplete { group, sequence, .. } => ("a collective does not complete", group, sequence),
+                Divergence::Different {
+                    group, sequence, ..
+                } => ("ranks issue different collectives", group, sequence),
+                Divergence::Missing {
+                    group, sequence, ..
+                } => ("some ranks do not issue a collective", group, sequence),
+                Divergence::Incomplete {
+                    group, sequence, ..
+                } => ("a collective does not complete", group, sequence),
             };
-            out.labelled("diverge", &format!("{title}: number {sequence} of process group {group}, after {} that agree", count(report.matched)))?;
+            out.labelled(
+                "diverge",
+                &format!(
+                    "{title}: number {sequence} of process group {group}, after {} that agree",
+                    count(report.matched)
+                ),
+            )?;
             let rows: Vec<(u32, String)> = match found {
-                Divergence::Different { ranks, .. } | Divergence::Incomplete { ranks, .. } => ranks.clone().into_iter().collect(),
-                Divergence::Missing { issued, missing, .. } => {
-                    let missing = missing.iter().map(|(r, last)| (*r, format!("none; its last is {last}")));
+                Divergence::Different { ranks, .. } | Divergence::Incomplete { ranks, .. } => {
+                    ranks.clone().into_iter().collect()
+                }
+                Divergence::Missing {
+                    issued, missing, ..
+                } => {
+                    let missing = missing
+                        .iter()
+                        .map(|(r, last)| (*r, format!("none; its last is {last}")));
                     issued.clone().into_iter().chain(missing).collect()
                 }
             };
@@ -230,5 +325,9 @@ fn flight(report: &FlightReport, out: &mut Out) -> Result<(), Failure> {
 }
 
 fn plural(n: usize, what: &str) -> String {
-    if n == 1 { format!("{n} {what}") } else { format!("{} {what}s", count(n as u64)) }
+    if n == 1 {
+        format!("{n} {what}")
+    } else {
+        format!("{} {what}s", count(n as u64))
+    }
 }

@@ -1,7 +1,7 @@
 //! An imported run as the view that everything else reads.
 
 use shardlab_import::attribute::Work as Imported;
-use shardlab_import::infer::infer;
+use shardlab_import::infer::{family_names, infer};
 use shardlab_import::measured::Instr;
 use shardlab_import::{RunImport, facts::Facts};
 use shardlab_plan::program::SectionKind;
@@ -14,8 +14,13 @@ use std::collections::BTreeMap;
 pub(super) fn of(run: &RunImport) -> RunView {
     let m = &run.measured;
     let mut names = m.names.clone();
-    let rule = names.len() as u32;
-    names.push("imported".to_owned());
+    let mut rules: BTreeMap<&str, u32> = BTreeMap::new();
+    for instr in &m.instrs {
+        rules.entry(instr.rule).or_insert_with(|| {
+            names.push(instr.rule.to_owned());
+            names.len() as u32 - 1
+        });
+    }
     let mut counts: BTreeMap<String, u32> = BTreeMap::new();
     for instr in &m.instrs {
         *counts.entry(kind(instr).to_owned()).or_default() += 1;
@@ -28,21 +33,43 @@ pub(super) fn of(run: &RunImport) -> RunView {
         scenario: scenario_of(facts, &m.run.scenario),
         program: ProgramView {
             digest: String::new(),
-            units: m.units.clone(),
+            units: units(run),
             streams: m.streams.clone(),
             counts: BTreeMap::from([(SectionKind::Steady, counts)]),
             parameters: facts.model.parameters.unwrap_or(0),
             dp_shard: value(facts.dp_shard.as_ref().map(|d| d.value)),
             dp_outer: value(facts.dp_outer.as_ref().map(|d| d.value)),
-            micro_batches: u16::try_from(value(facts.accumulation.as_ref().map(|a| a.value))).unwrap_or(u16::MAX),
+            micro_batches: u16::try_from(value(facts.accumulation.as_ref().map(|a| a.value)))
+                .unwrap_or(u16::MAX),
             model_flops: m.flops,
         },
-        instrs: m.instrs.iter().map(|i| instr_view(i, rule)).collect(),
+        instrs: m
+            .instrs
+            .iter()
+            .map(|i| instr_view(i, rules[i.rule]))
+            .collect(),
         names,
         alive: Vec::new(),
         validations: Vec::new(),
         interrupted: false,
     }
+}
+
+/// Names of units, as predictions name theirs, so that both can be aligned: blocks are `layers.N`.
+fn units(run: &RunImport) -> Vec<String> {
+    let known = family_names(&run.facts);
+    let name = |unit: &String| {
+        if let Some(known) = known.get(unit) {
+            return known.clone();
+        }
+        match unit.rsplit_once('.') {
+            Some((list, n)) if !list.contains('.') && n.bytes().all(|b| b.is_ascii_digit()) => {
+                format!("layers.{n}")
+            }
+            _ => unit.clone(),
+        }
+    };
+    run.measured.units.iter().map(name).collect()
 }
 
 /// The options that the trace determines, as those of the scenario that `infer` writes.
