@@ -4,7 +4,7 @@ KEEP = {"External id", "correlation", "stream", "device", "bytes", "Sequence num
         "Input type", "Concrete Inputs", "Collective name", "In msg nelems", "Out msg nelems", "Group size", "dtype",
         "Process Group Name", "Process Group Description", "Process Group Ranks", "Total Allocated", "Total Reserved",
         "Bytes", "Addr", "Device Type", "Device Id"}
-SHAPED = ("embedding", "mm", "attention", "cross_entropy", "AccumulateGrad", "chunk_cat", "all_gather_copy_in", "copy_", "_fused_", "rms_norm")
+SHAPED = ("embedding", "linear", "mm", "attention", "cross_entropy", "AccumulateGrad", "chunk_cat", "all_gather_copy_in", "copy_", "_fused_", "rms_norm")
 DROP = {"ac2g", "gpu_user_annotation", "overhead", "Trace"}
 source, target = sys.argv[1:3]
 trace = json.load(gzip.open(source))
@@ -18,7 +18,7 @@ for e in trace["traceEvents"]:
             for k in ("Input Dims", "Input type", "Concrete Inputs"): a.pop(k, None)
     if e.get("cat") in ("cuda_runtime", "cuda_driver"):
         a = {k: a[k] for k in ("correlation",) if k in a}
-    if e.get("cat") == "kernel" and len(e["name"]) > 160: e["name"] = e["name"][:160]
+    if e.get("cat") == "kernel" and len(e["name"]) > 300: e["name"] = e["name"][:300]
     e["args"] = a
     if not a: del e["args"]
     e.pop("s", None)
