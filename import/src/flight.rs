@@ -256,6 +256,9 @@ pub fn compare(records: &[FlightRecord]) -> Result<FlightReport, ImportError> {
     Ok(report)
 }
 
+/// A rank's record with the entries of one group by their number.
+type OfRank<'a> = (&'a FlightRecord, BTreeMap<u64, usize>);
+
 fn compare_group(
     records: &[FlightRecord],
     group: &(String, String),
@@ -275,8 +278,7 @@ fn compare_group(
         own.map(|(i, e)| (e.sequence, i)).collect()
     };
     // Groups of the same name on disjoint ranks are others.
-    let mut families: BTreeMap<Vec<u32>, Vec<(&FlightRecord, BTreeMap<u64, usize>)>> =
-        BTreeMap::new();
+    let mut families: BTreeMap<Vec<u32>, Vec<OfRank<'_>>> = BTreeMap::new();
     for record in records {
         let entries = of(record);
         let members = record.groups.get(&group.0).cloned().unwrap_or_default();
@@ -320,7 +322,7 @@ fn compare_group(
 }
 
 fn difference(
-    ranks: &[(&FlightRecord, BTreeMap<u64, usize>)],
+    ranks: &[OfRank<'_>],
     label: &str,
     sequence: u64,
     report: &mut FlightReport,

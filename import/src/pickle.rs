@@ -241,7 +241,7 @@ impl<'a> Machine<'a> {
     }
 
     /// Values above the last mark.
-    fn to_mark(&mut self) -> Done<Vec<usize>> {
+    fn above_mark(&mut self) -> Done<Vec<usize>> {
         let mut found = Vec::new();
         loop {
             match self.stack.pop() {
@@ -325,7 +325,7 @@ impl<'a> Machine<'a> {
                         return self.fail("there is nothing to drop");
                     }
                 }
-                b'1' => drop(self.to_mark()?),
+                b'1' => drop(self.above_mark()?),
                 b'2' => {
                     let top = self.top()?;
                     self.stack.push(Slot::Value(top));
@@ -409,11 +409,11 @@ impl<'a> Machine<'a> {
                 b']' | b')' | 0x8f => self.push(Node::List(Vec::new())),
                 b'}' => self.push(Node::Dict(Vec::new())),
                 b'l' | b't' | 0x91 => {
-                    let items = self.to_mark()?;
+                    let items = self.above_mark()?;
                     self.push(Node::List(items));
                 }
                 b'd' => {
-                    let items = self.to_mark()?;
+                    let items = self.above_mark()?;
                     self.push(Node::Dict(Vec::new()));
                     self.set(&items)?;
                 }
@@ -430,7 +430,7 @@ impl<'a> Machine<'a> {
                     self.append(vec![item])?;
                 }
                 b'e' | 0x90 => {
-                    let items = self.to_mark()?;
+                    let items = self.above_mark()?;
                     self.append(items)?;
                 }
                 b's' => {
@@ -439,7 +439,7 @@ impl<'a> Machine<'a> {
                     self.set(&[key, value])?;
                 }
                 b'u' => {
-                    let items = self.to_mark()?;
+                    let items = self.above_mark()?;
                     self.set(&items)?;
                 }
                 b'q' => {

@@ -34,8 +34,7 @@ impl Script {
 
     fn kernel(
         &mut self,
-        name: &str,
-        stream: u32,
+        (name, stream): (&str, u32),
         id: u32,
         tid: u32,
         at: u32,
@@ -62,7 +61,7 @@ impl Script {
         let at = self.clock;
         self.clock += 20;
         let id = self.host("cpu_op", name, tid, at, 15, args);
-        self.kernel(kernel, 7, id, tid, at + 1, 8, "");
+        self.kernel((kernel, 7), id, tid, at + 1, 8, "");
     }
 
     fn collective(&mut self, name: &str, kernel: &str, tid: u32, elements: u32) {
@@ -73,7 +72,7 @@ impl Script {
             elements / 2
         );
         let id = self.host("cpu_op", "record_param_comms", tid, at, 15, &args);
-        self.kernel(kernel, 20, id, tid, at + 1, 12, &args);
+        self.kernel((kernel, 20), id, tid, at + 1, 12, &args);
     }
 
     fn around(&mut self, name: &str, tid: u32, inner: impl FnOnce(&mut Self)) {

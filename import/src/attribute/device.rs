@@ -25,7 +25,7 @@ fn stage(name: &str) -> Option<Stage> {
     }
     let lower = name.to_ascii_lowercase();
     let has = |words: &[&str]| words.iter().any(|w| lower.contains(w));
-    if has(&["adam", "fusedoptimizer", "fusedsgd", "lamb"])
+    if has(&["adam", "fusedoptimizer", "fusedsgd", "fusedlamb"])
         || lower.contains("multi_tensor_apply")
             && has(&["pointwiseop", "addcdiv", "addcmul", "lerp"])
     {
@@ -217,6 +217,10 @@ mod tests {
             ),
             ("void cunn_SoftMaxBackward<4, float>", Some(Stage::Backward)),
             ("cudnn_sdpa_flash_bprop", Some(Stage::Backward)),
+            (
+                "elementwise_kernel<copy_kernel(TensorIteratorBase&)::{lambda()#3}>",
+                None,
+            ),
             ("nvjet_sm90", None),
         ] {
             assert_eq!(stage(name), expected, "{name}");

@@ -77,6 +77,10 @@ pub(super) fn find(trace: &Trace, a: &Attributed, step: Option<u32>, facts: &mut
             because,
         )
     });
+    // Without operators of the host nothing tells whether there is a norm.
+    if trace.host.iter().all(|e| e.is_annotation) {
+        return;
+    }
     let Some(step) = step
         .map(|s| &a.steps.all[s as usize])
         .filter(|s| s.optimizer.is_some())
