@@ -10,11 +10,11 @@ use shardlab_import::{ImportError, RunImport};
 use std::path::{Path, PathBuf};
 
 const NOTES: &str = "\
-FILE is told by its content, whatever its name, compressed by gzip or not:
-  trace            JSON of the PyTorch profiler (Kineto); one per rank, of the same steps
-  snapshot         torch.cuda.memory._dump_snapshot; pickles with code are refused
-  execution trace  JSON of ExecutionTraceObserver: structure without times
-  flight record    dump of NCCL's flight recorder, pickle or JSON; one per rank
+FILE is recognized by its content, whatever its name, compressed by gzip or not:
+  trace      JSON of the PyTorch profiler (Kineto): one per rank, of the same steps
+  snapshot   memory snapshot of PyTorch; a pickle with code is refused
+  execution  execution trace of PyTorch: structure without times
+  flight     dump of NCCL's flight recorder, pickle or JSON: one per rank
 
 A trace becomes a measured run that `runs`, `compare`, `explain` and `report` read. What could not be placed is
 counted and listed, and so is what the trace does not determine.
