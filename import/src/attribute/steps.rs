@@ -172,16 +172,14 @@ pub(super) fn find(trace: &Trace, tree: &Tree, classes: &[Class], sections: &[Se
     let each_is_a_step = found_by.starts_with("forward");
     let mut steps = walk(&signs, each_is_a_step);
     set_starts(trace, tree, classes, &mut steps, &marks);
+    let norms: Vec<i64> = (trace.host.iter().zip(sections))
+        .filter(|(e, s)| classes[e.name.index()] == Class::Norm && **s == Section::Open)
+        .map(|(e, _)| e.start)
+        .collect();
     for step in &mut steps {
         let from = step.micro_batches.iter().map(|m| m.end).max();
         let to = step.optimizer.map_or(i64::MAX, |o| o.0);
-        step.norm = from.is_some_and(|from| {
-            trace.host.iter().zip(sections).any(|(e, s)| {
-                classes[e.name.index()] == Class::Norm
-                    && *s == Section::Open
-                    && (from..to).contains(&e.start)
-            })
-        });
+        step.norm = from.is_some_and(|from| norms.iter().any(|at| (from..to).contains(at)));
     }
     Steps {
         all: steps,
@@ -329,6 +327,7 @@ fn walk(signs: &[Sign], each_is_a_step: bool) -> Vec<Step> {
 /// A step starts where the one before ends: behind its optimizer, the clearing of gradients, and
 /// the copies of updated weights. What follows are the inputs of the next step.
 fn set_starts(trace: &Trace, tree: &Tree, classes: &[Class], steps: &mut [Step], marks: &[i64]) {
+    let endings = endings(trace, tree, classes);
     let mut from = i64::MIN;
     for i in 0..steps.len() {
         steps[i].start = from;
@@ -348,18 +347,33 @@ fn set_starts(trace: &Trace, tree: &Tree, classes: &[Class], steps: &mut [Step],
             from = mark;
             continue;
         }
-        let between = trace.host.iter().enumerate().filter(|(e, event)| {
-            event.start >= ended
-                && event.start < next
-                && tree.parent(*e).is_none_or(|p| trace.host[p].start < ended)
+        let belongs = endings.iter().filter(|e| {
+            (ended..next).contains(&e.start) && e.around.is_none_or(|around| around < ended)
         });
-        let belongs = between.filter(|(_, event)| {
-            let class = &classes[event.name.index()];
-            let clears = matches!(trace.name(event.name), "aten::zero_" | "aten::fill_");
-            *class == Class::ZeroGrad || clears || is_cast(trace, event)
-        });
-        from = belongs.map(|(_, event)| event.end).max().unwrap_or(ended);
+        from = belongs.map(|e| e.end).max().unwrap_or(ended);
     }
+}
+
+/// An operator that ends a step where it stands behind its optimizer.
+struct Ending {
+    start: i64,
+    end: i64,
+    /// Start of the event around it.
+    around: Option<i64>,
+}
+
+/// Operators that clear gradients or copy updated weights.
+fn endings(trace: &Trace, tree: &Tree, classes: &[Class]) -> Vec<Ending> {
+    let all = trace.host.iter().enumerate().filter(|(_, event)| {
+        let clears = matches!(trace.name(event.name), "aten::zero_" | "aten::fill_");
+        classes[event.name.index()] == Class::ZeroGrad || clears || is_cast(trace, event)
+    });
+    all.map(|(i, event)| Ending {
+        start: event.start,
+        end: event.end,
+        around: tree.parent(i).map(|p| trace.host[p].start),
+    })
+    .collect()
 }
 
 /// Whether an operator copies float32 into a narrower type: the refresh of compute weights.
