@@ -15,6 +15,8 @@ mod exec;
 mod explain;
 mod frames;
 mod gate;
+mod import;
+mod infer;
 mod interrupt;
 mod keep;
 mod output;
@@ -86,6 +88,10 @@ enum Command {
     Report(report::Args),
     /// Check for regressions against a baseline, for CI: memory, time, convergence, program
     Gate(Box<gate::Args>),
+    /// Import traces, memory snapshots and flight records of PyTorch jobs
+    Import(import::Args),
+    /// Write the scenario that a trace shows
+    Infer(infer::Args),
     /// Compare predictions with measurements
     Validate(validate::Args),
     /// Measure this machine and write its hardware profile
@@ -156,6 +162,8 @@ fn run(command: &Command, out: &mut Out) -> Result<Status, Failure> {
         Command::Runs(args) => runs::run(args, out),
         Command::Report(args) => report::run(args, out),
         Command::Gate(args) => gate::run(args, out),
+        Command::Import(args) => import::run(args, out),
+        Command::Infer(args) => infer::run(args, out),
         Command::Validate(args) => validate::run(args, out),
         Command::Calibrate(args) => calibrate::run(args, out),
         #[cfg(feature = "dash")]

@@ -11,6 +11,7 @@ mod documents;
 mod exec;
 mod faults;
 mod gate;
+mod import;
 mod output;
 mod paths;
 mod plan;

@@ -1,6 +1,7 @@
 //! Options of a run, and what its observer sees.
 
-use crate::engine::ExecOptions;
+use super::data::Tokens;
+use crate::engine::{ExecOptions, RankTimes};
 use std::path::PathBuf;
 use std::time::Duration;
 

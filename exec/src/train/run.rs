@@ -1,13 +1,13 @@
 //! Training runs: steps, validation and checkpoints, until the end or an interrupt.
 
 use super::checkpoint::{Progress, Saver, Snapshot};
-use super::data::{Feed, RankFeed, Tokens};
+use super::data::{Feed, RankFeed};
 use super::layout::StateLayout;
 use super::options::{Flow, Observer, RunOptions, RunStart, StepReport};
 use super::state::{StateIo, With};
 use super::{TrainError, hf, init, resume, schedule};
 use crate::device::{CpuFactory, Device, DeviceFactory};
-use crate::engine::{ExecOptions, RankInputs, RankTimes, Session, StepInputs, StepResult};
+use crate::engine::{ExecOptions, RankInputs, Session, StepInputs, StepResult};
 use crate::process::World;
 use shardlab_plan::ir::BufferId;
 use shardlab_plan::lower::tape_of;

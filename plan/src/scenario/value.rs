@@ -3,8 +3,6 @@
 use super::error::ScenarioError;
 use super::source::Source;
 use std::ops::Range;
-use std::path::Path;
-use std::sync::Arc;
 use toml::de::{DeTable, DeValue};
 
 /// Where something was written.

@@ -1,0 +1,343 @@
+//! Where in a step each piece of device work belongs: step, unit, phase, micro-batch, kind.
+//!
+//! ```text
+//! device work ─correlation─▶ call ─thread, time─▶ operator ─nesting─▶ annotation
+//!                                                     └─fwdbwd─▶ forward operator ─▶ unit
+//! ```
+
+mod classes;
+mod device;
+mod kinds;
+mod order;
+mod places;
+mod steps;
+mod tree;
+mod units;
+
+pub use kinds::Work;
+pub use places::Place;
+pub use steps::{MicroBatch, Step, Steps};
+pub use units::{ROOT, Units, normalize};
+pub(crate) use units::{common_prefix, without};
+
+pub(crate) use tree::Tree;
+
+use crate::kineto::{DeviceEvent, Launch, Trace};
+use classes::Class;
+use shardlab_plan::program::Phase;
+use std::collections::{BTreeMap, HashMap};
+
+/// Operators around a launch that tell its kind.
+const AROUND: usize = 6;
+
+/// A piece of device work with what is known of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Placed {
+    /// Index into [`Trace::device`].
+    pub device: u32,
+    /// Where it belongs.
+    pub place: Place,
+    /// Kind.
+    pub work: Work,
+    /// Operator that launched it, an index into [`Trace::host`].
+    pub operator: Option<u32>,
+    /// Call that launched it, an index into [`Trace::launches`].
+    pub launch: Option<u32>,
+    /// Description of a collective, an index into [`Trace::collectives`].
+    pub collective: Option<u32>,
+}
+
+/// A trace whose device work has its places.
+pub struct Attributed {
+    /// Units.
+    pub units: Units,
+    /// Steps.
+    pub steps: Steps,
+    /// Device work in the order of its starts.
+    pub work: Vec<Placed>,
+    /// Device work without a place, by name: how often, and nanoseconds in all.
+    pub unmatched: BTreeMap<String, (u64, u64)>,
+    /// Nanoseconds of device work that has a place, and of all.
+    pub time: (u64, u64),
+    /// Prefetches that the user asks for.
+    pub prefetch: Prefetch,
+    /// Optimizers by the names that PyTorch gives them, such as `AdamW`.
+    pub optimizers: Vec<String>,
+    pub(crate) tree: Tree,
+    pub(crate) host: Vec<Option<Place>>,
+    /// Modules of the unit that takes the root's part, where the root itself holds nothing.
+    pub root_modules: Option<String>,
+}
+
+/// Prefetches that the user asks for, by their annotations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Prefetch {
+    /// Most units that one unit prefetches in forward; `None` where none is asked for.
+    pub forward: Option<u32>,
+    /// In backward.
+    pub backward: Option<u32>,
+}
+
+/// Finds the place of every piece of device work.
+#[must_use]
+pub fn attribute(trace: &Trace) -> Attributed {
+    let classes = trace.names.map(Class::of);
+    let tree = Tree::new(trace);
+    let sections = steps::sections(trace, &tree, &classes);
+    let mut steps = steps::find(trace, &tree, &classes, &sections);
+    let mut units = Units::default();
+    let has_names = classes.iter().any(|c| matches!(c, Class::PreForward(_)));
+    let order = if has_names {
+        order::Order::default()
+    } else {
+        order::find(trace, &mut steps, &classes, &mut units)
+    };
+    let context = places::Context {
+        trace,
+        tree: &tree,
+        classes: &classes,
+        sections: &sections,
+        steps: &steps,
+        order: &order,
+    };
+    let places = places::find(&context, &mut units);
+    let mut join = Join::new(trace, &order, &tree);
+    // Where the host does not show steps, kernels do.
+    let by_kernels = is_without_host(trace, &steps).then(|| {
+        steps = device::steps(trace);
+        device::places(trace, &steps, &mut units)
+    });
+    let mut work = Vec::with_capacity(trace.device.len());
+    let mut unmatched: BTreeMap<String, (u64, u64)> = BTreeMap::new();
+    let mut time = (0, 0);
+    for (i, event) in trace.device.iter().enumerate() {
+        let length = (event.end - event.start).max(0).cast_unsigned();
+        time.1 += length;
+        let found = match &by_kernels {
+            None => join.place(event, &places, &steps),
+            Some(places) => places[i].map(|place| Found {
+                place,
+                operator: None,
+                launch: event.correlation.and_then(|c| join.launch(c)),
+                collective: event.collective,
+            }),
+        };
+        let Some(found) = found else {
+            let of = unmatched
+                .entry(short(trace.name(event.name)).to_owned())
+                .or_default();
+            of.0 += 1;
+            of.1 += length;
+            continue;
+        };
+        time.0 += length;
+        let operators = found.operator.into_iter().flat_map(|o| tree.around(o));
+        let operators: Vec<&str> = operators
+            .take(AROUND)
+            .map(|o| trace.name(trace.host[o].name))
+            .collect();
+        let kind = kinds::of(
+            event.kind,
+            trace.name(event.name),
+            found.place.phase,
+            &operators,
+        );
+        work.push(Placed {
+            device: i as u32,
+            place: found.place,
+            work: kind,
+            operator: found.operator.map(|o| o as u32),
+            launch: found.launch.map(|l| l as u32),
+            collective: found.collective.filter(|_| kind.is_collective()),
+        });
+    }
+    units::strip_common(&mut units);
+    Attributed {
+        prefetch: prefetch(trace, &tree, &classes),
+        optimizers: optimizers(&classes),
+        steps,
+        work,
+        unmatched,
+        time,
+        tree,
+        host: places.host,
+        root_modules: places.root.map(|_| units::root_modules(&units)),
+        units,
+    }
+}
+
+/// Whether device work was launched by no operator that would tell its place: there are none, or
+/// CUDA graphs run it.
+fn is_without_host(trace: &Trace, steps: &Steps) -> bool {
+    if trace.host.iter().all(|e| e.is_annotation) {
+        return true;
+    }
+    let trains = steps
+        .all
+        .iter()
+        .any(|s| s.micro_batches.iter().any(|m| m.backward.is_some()));
+    let graphs = trace
+        .launches
+        .iter()
+        .any(|l| trace.name(l.name).contains("GraphLaunch"));
+    graphs && !trains
+}
+
+/// Joins device events with what launched them.
+struct Join<'a> {
+    trace: &'a Trace,
+    order: &'a order::Order,
+    tree: &'a Tree,
+    externals: HashMap<u32, u32>,
+    calls: HashMap<u32, usize>,
+}
+
+struct Found {
+    place: Place,
+    operator: Option<usize>,
+    launch: Option<usize>,
+    collective: Option<u32>,
+}
+
+impl<'a> Join<'a> {
+    fn new(trace: &'a Trace, order: &'a order::Order, tree: &'a Tree) -> Self {
+        let externals = trace.host.iter().enumerate();
+        let externals = externals.filter_map(|(i, e)| Some((e.external?, i as u32)));
+        let calls = trace.calls.iter().enumerate();
+        let calls = calls.filter_map(|(i, c)| Some((c.external?, i)));
+        Self {
+            trace,
+            order,
+            tree,
+            externals: externals.collect(),
+            calls: calls.collect(),
+        }
+    }
+
+    fn place(
+        &mut self,
+        event: &DeviceEvent,
+        places: &places::Places,
+        steps: &Steps,
+    ) -> Option<Found> {
+        let launch = event.correlation.and_then(|c| self.launch(c));
+        // Nesting in time holds in every version; the external id where the call is not in the
+        // trace.
+        let nested = launch.and_then(|l| {
+            let call = &self.trace.launches[l];
+            self.tree.at(self.trace, call.thread, call.start)
+        });
+        let external = || {
+            event
+                .external
+                .and_then(|e| self.externals.get(&e))
+                .map(|&o| o as usize)
+        };
+        let operator = nested.or_else(external);
+        let call = self.call(event, operator);
+        let mut place = match (operator, launch) {
+            (Some(o), _) => places.host[o],
+            // A call outside of all operators: what time says.
+            (None, Some(l)) => {
+                let at = self.trace.launches[l].start;
+                steps.at(at).map(|step| {
+                    let (phase, micro_batch) = steps.all[step].phase(at);
+                    let in_model = matches!(phase, Phase::Forward | Phase::Backward);
+                    Place {
+                        step: step as u32,
+                        unit: self
+                            .order
+                            .at(at)
+                            .filter(|_| in_model)
+                            .unwrap_or(Units::ROOT),
+                        phase,
+                        micro_batch,
+                    }
+                })
+            }
+            (None, None) => None,
+        }?;
+        if let Some(unit) = call.and_then(|c| self.order.of_call(c)) {
+            place.unit = unit;
+        }
+        let described = event
+            .collective
+            .or_else(|| call.map(|c| self.trace.calls[c].collective));
+        Some(Found {
+            place,
+            operator,
+            launch,
+            collective: described,
+        })
+    }
+
+    fn launch(&self, correlation: u32) -> Option<usize> {
+        let all = &self.trace.launches;
+        let first = all.partition_point(|l| l.correlation < correlation);
+        all.get(first)
+            .filter(|l| l.correlation == correlation)
+            .map(|_| first)
+    }
+
+    /// The call of a collective around an event's launch.
+    fn call(&self, event: &DeviceEvent, operator: Option<usize>) -> Option<usize> {
+        let own = event.external.and_then(|e| self.calls.get(&e));
+        let around = || {
+            self.tree.around(operator?).take(3).find_map(|o| {
+                let external = self.trace.host[o].external?;
+                self.calls.get(&external)
+            })
+        };
+        own.or_else(around).copied()
+    }
+}
+
+/// A kernel's name without its parameters.
+pub(crate) fn short(name: &str) -> &str {
+    let name = name.strip_prefix("void ").unwrap_or(name);
+    let end = name
+        .find(['<', '('])
+        .filter(|&e| e > 0)
+        .unwrap_or(name.len());
+    &name[..end]
+}
+
+fn optimizers(classes: &[Class]) -> Vec<String> {
+    let named = classes.iter().filter_map(|c| match c {
+        Class::OptimizerStep(name) => Some(name.clone()),
+        _ => None,
+    });
+    named.collect()
+}
+
+/// Prefetches that the user asks for: those outside of the range of a unit's own hook. FSDP2 nests
+/// its own prefetch of one unit within `pre_backward`.
+fn prefetch(trace: &Trace, tree: &Tree, classes: &[Class]) -> Prefetch {
+    let mut found = Prefetch::default();
+    let mut run = (0, 0);
+    for (i, event) in trace.host.iter().enumerate() {
+        match &classes[event.name.index()] {
+            Class::PreForward(_) | Class::PreBackward(_) | Class::PostForward(_) => run = (0, 0),
+            Class::ForwardPrefetch(_) => {
+                run.0 += 1;
+                found.forward = found.forward.max(Some(run.0));
+            }
+            Class::BackwardPrefetch(_) => {
+                let own = tree.parent(i).is_some_and(|p| {
+                    matches!(classes[trace.host[p].name.index()], Class::PreBackward(_))
+                });
+                if !own {
+                    run.1 += 1;
+                    found.backward = found.backward.max(Some(run.1));
+                }
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+/// Launch of a piece of work.
+pub(crate) fn launch_of<'a>(trace: &'a Trace, work: &Placed) -> Option<&'a Launch> {
+    work.launch.map(|l| &trace.launches[l as usize])
+}

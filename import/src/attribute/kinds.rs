@@ -1,0 +1,230 @@
+//! Which kind of work a device event is.
+
+use crate::kineto::DeviceKind;
+use shardlab_plan::program::Phase;
+
+/// Kind of device work, as runs group it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Work {
+    /// Matrix products and convolutions.
+    Gemm,
+    /// Fused attention.
+    Attention,
+    /// Norms, pointwise, softmax, embeddings: bound by memory bandwidth.
+    Memory,
+    /// Copies, casts, fills.
+    Copy,
+    /// Optimizer and gradient norm.
+    Optimizer,
+    /// All-gathers.
+    AllGather,
+    /// Reduce-scatters.
+    ReduceScatter,
+    /// All-reduces.
+    AllReduce,
+    /// Other collectives.
+    OtherCollective,
+}
+
+impl Work {
+    /// Whether it is communication.
+    #[must_use]
+    pub const fn is_collective(self) -> bool {
+        matches!(
+            self,
+            Self::AllGather | Self::ReduceScatter | Self::AllReduce | Self::OtherCollective
+        )
+    }
+}
+
+/// Kind of the collective that a name means: that of an NCCL kernel, of PyTorch's call, of a c10d
+/// operator.
+pub(crate) fn collective(name: &str) -> Option<Work> {
+    let plain: String = name
+        .chars()
+        .filter(|c| c.is_ascii_alphanumeric())
+        .map(|c| c.to_ascii_lowercase())
+        .collect();
+    [
+        ("reducescatter", Work::ReduceScatter),
+        ("allgather", Work::AllGather),
+        ("allreduce", Work::AllReduce),
+        ("alltoall", Work::OtherCollective),
+        ("broadcast", Work::OtherCollective),
+        ("sendrecv", Work::OtherCollective),
+        ("barrier", Work::OtherCollective),
+        ("gather", Work::OtherCollective),
+        ("scatter", Work::OtherCollective),
+        ("reduce", Work::OtherCollective),
+        ("send", Work::OtherCollective),
+        ("recv", Work::OtherCollective),
+    ]
+    .into_iter()
+    .find(|(word, _)| plain.contains(word))
+    .map(|(_, work)| work)
+}
+
+/// Whether a kernel is one of NCCL's.
+pub(crate) fn is_nccl(kernel: &str) -> bool {
+    let start = kernel.get(..4).unwrap_or_default();
+    start.eq_ignore_ascii_case("nccl")
+}
+
+/// Kind of a device event: by its name, and by the operators around its launch, innermost first.
+pub(super) fn of(kind: DeviceKind, kernel: &str, phase: Phase, operators: &[&str]) -> Work {
+    if is_nccl(kernel) {
+        // Kernels of several collectives at once have no name of their own.
+        let called = || operators.iter().take(4).find_map(|op| collective(op));
+        return collective(kernel)
+            .or_else(called)
+            .unwrap_or(Work::OtherCollective);
+    }
+    if kind == DeviceKind::Copy {
+        // Copy engines gather and exchange between devices within a collective's call.
+        let between = kernel.contains("PtoP") || kernel.contains("DtoD");
+        let called = operators
+            .iter()
+            .take(4)
+            .filter(|op| {
+                op.starts_with("c10d::")
+                    || op.starts_with("nccl:")
+                    || op.contains("_c10d_functional")
+            })
+            .find_map(|op| collective(op));
+        return called.filter(|_| between).unwrap_or(Work::Copy);
+    }
+    if matches!(phase, Phase::Optimizer | Phase::Clip) {
+        return Work::Optimizer;
+    }
+    if kind == DeviceKind::Fill {
+        return Work::Copy;
+    }
+    let lower = kernel.to_ascii_lowercase();
+    let has = |words: &[&str]| words.iter().any(|w| lower.contains(w));
+    // Inductor names its pointwise kernels and reductions after all operators that they take part
+    // in.
+    if ["triton_poi_", "triton_red_", "triton_per_"]
+        .iter()
+        .any(|p| lower.starts_with(p))
+    {
+        return Work::Memory;
+    }
+    if has(&[
+        "flash",
+        "fmha",
+        "sdpa",
+        "attention",
+        "compute_dot_do_o",
+        "convert_dq",
+    ]) {
+        return Work::Attention;
+    }
+    if has(&[
+        "gemm",
+        "nvjet",
+        "xmma",
+        "cutlass",
+        "matmul",
+        "splitk",
+        "implicit_convolve",
+        "cudnn_convolve",
+        "conv2d",
+        "_mm_",
+        "fprop",
+        "wgrad",
+        "dgrad",
+    ]) {
+        return Work::Gemm;
+    }
+    if has(&[
+        "copy",
+        "memcpy",
+        "memset",
+        "fillfunctor",
+        "chunk_cat",
+        "split_with_sizes",
+    ]) && !has(&["catarray"])
+    {
+        return Work::Copy;
+    }
+    let product = |op: &str| {
+        matches!(
+            op.rsplit("::").next().unwrap_or(op),
+            "mm" | "addmm"
+                | "bmm"
+                | "baddbmm"
+                | "_scaled_mm"
+                | "_grouped_mm"
+                | "convolution"
+                | "cudnn_convolution"
+                | "convolution_backward"
+        )
+    };
+    if operators.iter().take(2).any(|op| product(op)) {
+        return Work::Gemm;
+    }
+    Work::Memory
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_follow_from_kernel_and_operator() {
+        let kernel = |name, ops: &[&'static str]| of(DeviceKind::Kernel, name, Phase::Forward, ops);
+        assert_eq!(
+            kernel("ncclDevKernel_AllGather_RING_LL(x)", &[]),
+            Work::AllGather
+        );
+        assert_eq!(
+            kernel("ncclKernel_AllReduce_RING_LL_Sum_float", &[]),
+            Work::AllReduce
+        );
+        assert_eq!(
+            kernel("ncclDevKernel_ReduceScatter_Sum_f32_RING_LL", &[]),
+            Work::ReduceScatter
+        );
+        assert_eq!(kernel("ncclDevKernel_SendRecv", &[]), Work::OtherCollective);
+        assert_eq!(kernel("nvjet_sm90_tst_256x128", &["aten::mm"]), Work::Gemm);
+        assert_eq!(kernel("void some_splitk_thing", &["aten::mm"]), Work::Gemm);
+        assert_eq!(kernel("void other", &["aten::addmm"]), Work::Gemm);
+        assert_eq!(
+            kernel("cudnn_generated_fort_native_sdpa_sm90_flash_fprop", &[]),
+            Work::Attention
+        );
+        assert_eq!(
+            kernel("void at::native::direct_copy_kernel", &["aten::copy_"]),
+            Work::Copy
+        );
+        assert_eq!(
+            kernel("triton_poi_fused_copy_flash_attention_add", &[]),
+            Work::Memory
+        );
+        assert_eq!(kernel("triton_tem_fused_mm_3", &[]), Work::Gemm);
+        assert_eq!(
+            kernel("ncclDevKernel_Generic_2", &["nccl:_all_gather_base"]),
+            Work::AllGather
+        );
+        assert_eq!(kernel("void silu_kernel", &["aten::silu"]), Work::Memory);
+        let copy = |name, ops: &[&'static str]| of(DeviceKind::Copy, name, Phase::Forward, ops);
+        assert_eq!(
+            copy(
+                "Memcpy PtoP (Device -> Device)",
+                &["record_param_comms", "c10d::_allgather_base_"]
+            ),
+            Work::AllGather
+        );
+        assert_eq!(
+            copy("Memcpy HtoD (Pinned -> Device)", &["aten::copy_"]),
+            Work::Copy
+        );
+        let update = of(
+            DeviceKind::Kernel,
+            "void multi_tensor",
+            Phase::Optimizer,
+            &[],
+        );
+        assert_eq!(update, Work::Optimizer);
+    }
+}

@@ -1,0 +1,271 @@
+//! Units of traces that do not name them: by the order of gathers, and their sizes.
+//!
+//! Forward uses units in the order in which they are gathered, and starts to use one when it has
+//! waited for its gather. Backward gathers and reduces units of one size in the opposite order.
+
+use super::classes::Class;
+use super::kinds::{Work, collective};
+use super::steps::Steps;
+use super::units::Units;
+use crate::kineto::Trace;
+use std::collections::{BTreeMap, HashMap};
+
+/// Units by order.
+#[derive(Debug, Default)]
+pub(super) struct Order {
+    /// Host times from which on forward uses a unit.
+    switches: Vec<(i64, u32)>,
+    /// Units of collective calls, by index into [`Trace::calls`].
+    calls: HashMap<usize, u32>,
+}
+
+impl Order {
+    /// Unit that forward uses at a time.
+    pub(super) fn at(&self, time: i64) -> Option<u32> {
+        let i = self
+            .switches
+            .partition_point(|s| s.0 <= time)
+            .checked_sub(1)?;
+        Some(self.switches[i].1)
+    }
+
+    /// Unit of a collective call.
+    pub(super) fn of_call(&self, call: usize) -> Option<u32> {
+        self.calls.get(&call).copied()
+    }
+}
+
+/// A gather or a reduction of a micro-batch.
+struct Call {
+    index: usize,
+    at: i64,
+    work: Work,
+    /// Elements of the full side.
+    size: u64,
+}
+
+/// Finds units by order, where there are gathers in forward.
+pub(super) fn find(
+    trace: &Trace,
+    steps: &mut Steps,
+    classes: &[Class],
+    units: &mut Units,
+) -> Order {
+    let mut order = Order::default();
+    let calls: Vec<Call> = trace
+        .calls
+        .iter()
+        .enumerate()
+        .filter_map(|(index, call)| {
+            let c = &trace.collectives[call.collective as usize];
+            let work = collective(&c.name).filter(|w| w.is_collective())?;
+            Some(Call {
+                index,
+                at: call.start,
+                work,
+                size: c.elements_in.max(c.elements_out),
+            })
+        })
+        .collect();
+    let mut waits: Vec<i64> = trace
+        .calls
+        .iter()
+        .filter(|c| trace.collectives[c.collective as usize].name == "wait")
+        .map(|c| c.start)
+        .collect();
+    waits.extend(
+        trace
+            .host
+            .iter()
+            .filter(|e| classes[e.name.index()] == Class::Wait)
+            .map(|e| e.start),
+    );
+    waits.sort_unstable();
+    // The sizes of the longest forward tell the units; shorter ones (kept parameters) match it by
+    // size.
+    let mut windows = Vec::new();
+    for step in &steps.all {
+        for batch in &step.micro_batches {
+            if let Some(from) = batch.forward {
+                windows.push((from, batch.backward.unwrap_or(i64::MAX), batch.end));
+            }
+        }
+    }
+    let gathers = |from: i64, to: i64| {
+        calls
+            .iter()
+            .filter(move |c| c.work == Work::AllGather && (from..to).contains(&c.at) && c.size > 0)
+    };
+    // The first gather may be issued before the first operator that counts as forward.
+    let starts: Vec<i64> = windows
+        .iter()
+        .enumerate()
+        .map(|(i, w)| {
+            let floor = if i == 0 { i64::MIN } else { windows[i - 1].2 };
+            let optimizer = steps
+                .all
+                .iter()
+                .filter_map(|s| s.optimizer)
+                .map(|o| o.1)
+                .filter(|&o| o <= w.0)
+                .max();
+            let floor = optimizer.map_or(floor, |o| floor.max(o));
+            gathers(floor, w.0).map(|c| c.at).min().unwrap_or(w.0)
+        })
+        .collect();
+    let Some((best, _)) = windows
+        .iter()
+        .zip(&starts)
+        .enumerate()
+        .max_by_key(|(i, (w, s))| (gathers(**s, w.1).count(), usize::MAX - i))
+    else {
+        return order;
+    };
+    let sizes: Vec<u64> = gathers(starts[best], windows[best].1)
+        .map(|c| c.size)
+        .collect();
+    if sizes.is_empty() {
+        return order;
+    }
+    let names = names(
+        trace,
+        &sizes,
+        &gather_windows(&calls, &waits, starts[best], windows[best].1),
+    );
+    let ids: Vec<u32> = names.iter().map(|n| units.id(n)).collect();
+    for (window, &start) in windows.iter().zip(&starts) {
+        let forward: Vec<&Call> = gathers(start, window.1).collect();
+        let used = match_sizes(&sizes, &forward);
+        let waited: Vec<i64> = waits
+            .iter()
+            .copied()
+            .filter(|w| (start..window.1).contains(w))
+            .collect();
+        for (k, (call, unit)) in forward.iter().zip(&used).enumerate() {
+            let Some(unit) = unit else { continue };
+            order.calls.insert(call.index, ids[*unit]);
+            // Without a wait for each gather, a unit is used from its gather on.
+            let at = if waited.len() >= forward.len() {
+                waited[k]
+            } else {
+                call.at
+            };
+            order.switches.push((at, ids[*unit]));
+        }
+        // In backward, units of one size come in the opposite order.
+        for work in [Work::AllGather, Work::ReduceScatter, Work::AllReduce] {
+            let mut left: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
+            for (i, size) in sizes.iter().enumerate() {
+                left.entry(*size).or_default().push(i);
+            }
+            let end = steps
+                .all
+                .iter()
+                .filter_map(|s| s.optimizer)
+                .map(|o| o.0)
+                .filter(|&o| o >= window.2)
+                .min()
+                .unwrap_or(window.2);
+            for call in calls
+                .iter()
+                .filter(|c| c.work == work && (window.1..=end).contains(&c.at))
+            {
+                if let Some(unit) = left.get_mut(&call.size).and_then(Vec::pop) {
+                    order.calls.insert(call.index, ids[unit]);
+                }
+            }
+        }
+    }
+    order.switches.sort_unstable();
+    // Forward starts with its first gather.
+    let mut starts = starts.into_iter();
+    for step in &mut steps.all {
+        for batch in step
+            .micro_batches
+            .iter_mut()
+            .filter(|b| b.forward.is_some())
+        {
+            batch.forward = starts.next();
+        }
+    }
+    order
+}
+
+/// Host times between which each gathered unit is used.
+fn gather_windows(calls: &[Call], waits: &[i64], from: i64, to: i64) -> Vec<(i64, i64)> {
+    let issued: Vec<i64> = calls
+        .iter()
+        .filter(|c| c.work == Work::AllGather && (from..to).contains(&c.at) && c.size > 0)
+        .map(|c| c.at)
+        .collect();
+    let waited: Vec<i64> = waits
+        .iter()
+        .copied()
+        .filter(|w| (from..to).contains(w))
+        .collect();
+    let starts = if waited.len() >= issued.len() {
+        &waited[..issued.len()]
+    } else {
+        &issued
+    };
+    let ends = starts.iter().skip(1).copied().chain([to]);
+    starts.iter().copied().zip(ends).collect()
+}
+
+/// Units that gathers belong to: the next of the known ones with the same size.
+fn match_sizes(sizes: &[u64], calls: &[&Call]) -> Vec<Option<usize>> {
+    let mut from = 0;
+    calls
+        .iter()
+        .map(|call| {
+            let found = sizes[from..].iter().position(|s| *s == call.size)? + from;
+            from = found + 1;
+            Some(found)
+        })
+        .collect()
+}
+
+/// Names of units: equal sizes in a row are blocks, one with an embedding is called so, and the
+/// last other one is the root.
+fn names(trace: &Trace, sizes: &[u64], windows: &[(i64, i64)]) -> Vec<String> {
+    let mut counts: BTreeMap<u64, usize> = BTreeMap::new();
+    for size in sizes {
+        *counts.entry(*size).or_default() += 1;
+    }
+    let block = counts
+        .iter()
+        .max_by_key(|(size, n)| (**n, **size))
+        .filter(|(_, n)| **n > 1)
+        .map(|(s, _)| *s);
+    let embeds = |i: usize| {
+        let (from, to) = windows[i];
+        trace
+            .host
+            .iter()
+            .any(|e| (from..to).contains(&e.start) && trace.name(e.name) == "aten::embedding")
+    };
+    let others: Vec<usize> = (0..sizes.len())
+        .filter(|&i| Some(sizes[i]) != block)
+        .collect();
+    let embedding = others
+        .iter()
+        .copied()
+        .find(|&i| embeds(i))
+        .filter(|_| others.len() > 1);
+    let root = others.iter().copied().rfind(|i| Some(*i) != embedding);
+    let mut layer = 0;
+    (0..sizes.len())
+        .map(|i| {
+            if Some(sizes[i]) == block {
+                layer += 1;
+                format!("layers.{}", layer - 1)
+            } else if Some(i) == embedding {
+                "tok_embeddings".to_owned()
+            } else if Some(i) == root {
+                String::new()
+            } else {
+                format!("unit.{i}")
+            }
+        })
+        .collect()
+}

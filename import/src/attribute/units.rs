@@ -1,0 +1,165 @@
+//! Units: what is gathered together, by name where the trace names it, else by order and size.
+
+use std::collections::HashMap;
+
+/// Name of the unit of everything that no other unit holds.
+pub const ROOT: &str = "root";
+
+/// Parts of module names that wrappers add.
+const WRAPPERS: [&str; 4] = [
+    "_orig_mod",
+    "_checkpoint_wrapped_module",
+    "_fsdp_wrapped_module",
+    "module",
+];
+
+/// Units by index, in the order in which they were first used. The first is the root.
+#[derive(Clone, Debug)]
+pub struct Units {
+    names: Vec<String>,
+    known: HashMap<String, u32>,
+    root_modules: String,
+}
+
+impl Default for Units {
+    fn default() -> Self {
+        let mut units = Self {
+            names: Vec::new(),
+            known: HashMap::new(),
+            root_modules: String::new(),
+        };
+        units.id("");
+        units
+    }
+}
+
+impl Units {
+    /// Index of the root.
+    pub const ROOT: u32 = 0;
+
+    /// Returns the index of a unit by the name that FSDP2 gives it.
+    pub(super) fn id(&mut self, name: &str) -> u32 {
+        if let Some(&id) = self.known.get(name) {
+            return id;
+        }
+        let id = self.names.len() as u32;
+        self.known.insert(name.to_owned(), id);
+        let plain = normalize(name);
+        // Two spellings of one name are one unit.
+        if let Some(same) = self.names.iter().position(|n| *n == plain) {
+            self.known.insert(name.to_owned(), same as u32);
+            return same as u32;
+        }
+        self.names.push(plain);
+        id
+    }
+
+    /// Makes a unit the root: what refers to it by name refers to the root from now on.
+    pub(super) fn rename_to_root(&mut self, unit: u32) {
+        for id in self.known.values_mut().filter(|id| **id == unit) {
+            *id = Self::ROOT;
+        }
+        self.root_modules = self.names[unit as usize].clone();
+        // The index stays taken, so that others keep theirs.
+        self.names[unit as usize].clear();
+    }
+
+    /// Names by index; one that became the root has none.
+    #[must_use]
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+}
+
+/// Modules of a unit that became the root.
+pub(super) fn root_modules(units: &Units) -> String {
+    units.root_modules.clone()
+}
+
+/// Drops what wrappers add to module names, and joins several modules by `+`, as scenario files do.
+#[must_use]
+pub fn normalize(name: &str) -> String {
+    let modules = name.split(", ").map(|module| {
+        let parts = module.trim().split('.');
+        parts
+            .filter(|part| !WRAPPERS.contains(part))
+            .collect::<Vec<_>>()
+            .join(".")
+    });
+    let modules: Vec<String> = modules.filter(|m| !m.is_empty()).collect();
+    if modules.is_empty() {
+        return ROOT.to_owned();
+    }
+    modules.join("+")
+}
+
+/// Drops a prefix that all modules of all units share up to the one that numbers them:
+/// `model.layers.0` is `layers.0`. The modules that have no such prefix (`lm_head`) keep their
+/// names.
+pub(super) fn strip_common(units: &mut Units) {
+    let prefix = common_prefix(&units.names);
+    for name in &mut units.names {
+        *name = without(name, &prefix);
+    }
+}
+
+/// What stands before the list of blocks in the names of all that are numbered, with its dot; empty
+/// where they differ.
+pub(crate) fn common_prefix(names: &[String]) -> String {
+    let blocks = |name: &String| {
+        let mut parts: Vec<&str> = name.split('.').collect();
+        let at = parts
+            .iter()
+            .position(|p| !p.is_empty() && p.bytes().all(|b| b.is_ascii_digit()))?;
+        parts.truncate(at.checked_sub(1)?);
+        Some(parts.join("."))
+    };
+    let mut prefixes = names.iter().filter_map(blocks);
+    match prefixes.next() {
+        Some(prefix) if !prefix.is_empty() && prefixes.all(|p| p == prefix) => format!("{prefix}."),
+        _ => String::new(),
+    }
+}
+
+/// A unit's name whose modules lack a prefix.
+pub(crate) fn without(name: &str, prefix: &str) -> String {
+    let modules = name.split('+');
+    let short: Vec<&str> = modules
+        .map(|m| m.strip_prefix(prefix).unwrap_or(m))
+        .collect();
+    short.join("+")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wrappers_are_dropped() {
+        for (name, expected) in [
+            ("", "root"),
+            ("layers.0", "layers.0"),
+            (
+                "module._orig_mod.layers.0._checkpoint_wrapped_module",
+                "layers.0",
+            ),
+            ("norm, out", "norm+out"),
+            ("_orig_mod", "root"),
+        ] {
+            assert_eq!(normalize(name), expected);
+        }
+    }
+
+    #[test]
+    fn one_unit_has_one_index() {
+        let mut units = Units::default();
+        let a = units.id("model.layers.0");
+        assert_eq!(units.id("model.layers.0._orig_mod"), a);
+        assert_eq!(units.id(""), Units::ROOT);
+        let joined = units.id("model.embed_tokens, model.norm, lm_head");
+        strip_common(&mut units);
+        assert_eq!(units.names()[a as usize], "layers.0");
+        assert_eq!(units.names()[joined as usize], "embed_tokens+norm+lm_head");
+        assert_eq!(units.names()[0], "root");
+    }
+}

@@ -1,0 +1,44 @@
+//! What is wrong with a file that cannot be imported.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// A file that cannot be imported. All but [`ImportError::Io`] are bad input.
+#[derive(Debug, thiserror::Error)]
+pub enum ImportError {
+    /// The file cannot be read.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// File.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The content is not what its format asks for.
+    #[error("{}: {reason}", path.display())]
+    Invalid {
+        /// File.
+        path: PathBuf,
+        /// What is wrong, where, and what was expected.
+        reason: String,
+    },
+    /// Files that do not belong together, or an argument that names none.
+    #[error("{0}")]
+    Arguments(String),
+}
+
+impl ImportError {
+    pub(crate) fn io(path: &Path, source: io::Error) -> Self {
+        Self::Io {
+            path: path.to_owned(),
+            source,
+        }
+    }
+
+    pub(crate) fn invalid(path: &Path, reason: impl Into<String>) -> Self {
+        Self::Invalid {
+            path: path.to_owned(),
+            reason: reason.into(),
+        }
+    }
+}

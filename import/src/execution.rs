@@ -1,0 +1,300 @@
+//! Execution traces (`ExecutionTraceObserver`): every operator with its shapes, without times.
+//!
+//! An execution trace becomes a [`Trace`] whose times are positions, so that the same rules find
+//! units, steps and options. Operators that matter to them get device work of their own.
+
+use crate::ImportError;
+use crate::kineto::{
+    Collective, CollectiveCall, DeviceEvent, DeviceKind, HostEvent, Inputs, Trace,
+};
+use serde::Deserialize;
+use serde_json::Value;
+use std::collections::HashMap;
+use std::io::Read;
+use std::path::Path;
+
+#[derive(Deserialize)]
+struct File {
+    schema: String,
+    #[serde(default)]
+    nodes: Vec<Node>,
+}
+
+#[derive(Deserialize)]
+struct Node {
+    id: u64,
+    #[serde(default)]
+    name: String,
+    /// Parent; `parent` before schema 1.1.
+    #[serde(default, alias = "parent")]
+    ctrl_deps: u64,
+    #[serde(default)]
+    inputs: Ports,
+    #[serde(default)]
+    outputs: Ports,
+    #[serde(default)]
+    attrs: Vec<Attribute>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Ports {
+    values: Value,
+    shapes: Value,
+    types: Value,
+}
+
+#[derive(Deserialize)]
+struct Attribute {
+    name: String,
+    #[serde(default)]
+    value: Value,
+}
+
+impl Node {
+    fn attribute(&self, name: &str) -> Option<&Value> {
+        self.attrs.iter().find(|a| a.name == name).map(|a| &a.value)
+    }
+
+    fn integer(&self, name: &str) -> Option<i64> {
+        self.attribute(name)?.as_i64()
+    }
+}
+
+/// Distance between the positions of two operators; device work lies between.
+const STEP: i64 = 1000;
+
+/// Reads an execution trace.
+///
+/// # Errors
+/// When the file is no execution trace, or has no operators.
+pub(crate) fn read(from: impl Read, path: &Path) -> Result<Trace, ImportError> {
+    let file: File = serde_json::from_reader(std::io::BufReader::with_capacity(1 << 20, from))
+        .map_err(|e| {
+            ImportError::invalid(
+                path,
+                format!("line {}, column {}: {e}", e.line(), e.column()),
+            )
+        })?;
+    let mut nodes = file.nodes;
+    // Nodes are listed in the order of their ends; ids count their starts.
+    nodes.sort_by_key(|n| n.id);
+    let mut trace = Trace::default();
+    let index: HashMap<u64, usize> = nodes.iter().enumerate().map(|(i, n)| (n.id, i)).collect();
+    // The last position within each node.
+    let mut last: Vec<usize> = (0..nodes.len()).collect();
+    for i in (0..nodes.len()).rev() {
+        if let Some(&parent) = index.get(&nodes[i].ctrl_deps).filter(|p| **p < i) {
+            last[parent] = last[parent].max(last[i]);
+        }
+    }
+    let mut threads: HashMap<i64, u32> = HashMap::new();
+    let mut descriptions: HashMap<Collective, u32> = HashMap::new();
+    for (i, node) in nodes.iter().enumerate() {
+        if node.name.starts_with("[pytorch|") || node.name.is_empty() {
+            continue;
+        }
+        let tid = node.integer("tid").unwrap_or(0);
+        let next = threads.len() as u32;
+        let thread = *threads.entry(tid).or_insert_with(|| {
+            trace.threads.push(("0".into(), tid.to_string()));
+            next
+        });
+        let at = i as i64 * STEP;
+        let external = u32::try_from(i).ok();
+        let sequence = node.integer("seq_id").and_then(|s| u32::try_from(s).ok());
+        let text = |v: &Value| {
+            if v.is_null() {
+                "[]".to_owned()
+            } else {
+                v.to_string()
+            }
+        };
+        let dims = tensors(&node.inputs.shapes);
+        let types = types(&node.inputs.types);
+        let inputs = Inputs {
+            dims: trace.names.id(&dims),
+            types: trace.names.id(&types),
+            concrete: trace.names.id(&concrete(&text(&node.inputs.values))),
+        };
+        trace.inputs.push(inputs);
+        let is_annotation = node.integer("scope") == Some(7);
+        trace.host.push(HostEvent {
+            start: at,
+            end: last[i] as i64 * STEP + STEP - 1,
+            name: trace.names.id(&node.name),
+            thread,
+            is_annotation,
+            external,
+            sequence,
+            forward_thread: node
+                .integer("fw_tid")
+                .and_then(|t| u32::try_from(t).ok())
+                .unwrap_or(0),
+            inputs: Some(trace.inputs.len() as u32 - 1),
+        });
+        trace.events += 1;
+        if node.name.starts_with("## process_group:init") {
+            groups(&mut trace, &node.inputs.values);
+        }
+        if let Some(collective) = collective(node) {
+            let next = trace.collectives.len() as u32;
+            let described = *descriptions.entry(collective).or_insert_with_key(|c| {
+                trace.collectives.push(c.clone());
+                next
+            });
+            trace.calls.push(CollectiveCall {
+                start: at,
+                thread,
+                external,
+                collective: described,
+            });
+            if trace.collectives[described as usize].name != "wait" {
+                let name = format!("nccl {}", trace.collectives[described as usize].name);
+                work(&mut trace, at, external, &name, Some(described));
+            }
+        } else if let Some(kernel) = kernel(&node.name, &node.outputs) {
+            work(&mut trace, at, external, kernel, None);
+        }
+    }
+    if trace.host.is_empty() {
+        return Err(ImportError::invalid(
+            path,
+            format!(
+                "the execution trace (schema {}) has no operators",
+                file.schema
+            ),
+        ));
+    }
+    trace.head.shapes = true;
+    trace.host.sort_by_key(|e| (e.thread, e.start, -e.end));
+    trace
+        .notes
+        .push("execution traces have no times: only structure is known".into());
+    Ok(trace)
+}
+
+fn work(trace: &mut Trace, at: i64, external: Option<u32>, name: &str, collective: Option<u32>) {
+    trace.device.push(DeviceEvent {
+        start: at + 1,
+        end: at + 2,
+        name: trace.names.id(name),
+        kind: DeviceKind::Kernel,
+        device: 0,
+        stream: if collective.is_some() { 1 } else { 0 },
+        correlation: None,
+        external,
+        bytes: 0,
+        collective,
+    });
+}
+
+/// A kernel that stands for an operator.
+fn kernel(name: &str, outputs: &Ports) -> Option<&'static str> {
+    let float = if outputs.types.to_string().contains("BFloat16") {
+        "fused optimizer c10::BFloat16"
+    } else {
+        "fused optimizer float"
+    };
+    Some(match name.rsplit("::").next().unwrap_or(name) {
+        "mm" | "addmm" | "bmm" | "baddbmm" | "_scaled_mm" => "gemm",
+        "_cudnn_attention_forward"
+        | "_flash_attention_forward"
+        | "_efficient_attention_forward" => "attention fprop",
+        "_cudnn_attention_backward"
+        | "_flash_attention_backward"
+        | "_efficient_attention_backward" => "attention bprop",
+        // Casts between backward and optimizer tell the type of kept gradients.
+        "copy_" => "copy",
+        op if op.starts_with("_fused_adam") || op.starts_with("_fused_sgd") => float,
+        _ => return None,
+    })
+}
+
+fn collective(node: &Node) -> Option<Collective> {
+    let text = |name: &str| {
+        node.attribute(name)
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+            .to_owned()
+    };
+    let number = |name: &str| node.attribute(name).and_then(Value::as_u64).unwrap_or(0);
+    let name = text("collective_name");
+    if name.is_empty() {
+        return None;
+    }
+    Some(Collective {
+        name,
+        elements_in: number("in_msg_nelems"),
+        elements_out: number("out_msg_nelems"),
+        group_size: u32::try_from(number("group_size")).unwrap_or(0),
+        dtype: text("dtype"),
+        group: text("pg_name"),
+        about: text("pg_desc"),
+        ranks: text("pg_ranks"),
+    })
+}
+
+/// Groups and the number of ranks, from what the observer writes first.
+fn groups(trace: &mut Trace, values: &Value) {
+    let text = values
+        .as_array()
+        .and_then(|v| v.first())
+        .and_then(Value::as_str)
+        .unwrap_or_default();
+    let all: Vec<Value> = serde_json::from_str(text).unwrap_or_default();
+    let default = all
+        .iter()
+        .find(|g| g["pg_desc"] == "default_pg")
+        .or_else(|| all.first());
+    trace.head.world_size = default
+        .and_then(|g| g["group_size"].as_u64())
+        .and_then(|n| u32::try_from(n).ok());
+}
+
+/// Shapes as the profiler writes them: those of scalars and lists of scalars are empty.
+fn tensors(shapes: &Value) -> String {
+    let list = shapes.as_array().map_or(&[][..], Vec::as_slice);
+    let plain = |v: &Value| match v.as_array() {
+        Some(items)
+            if !items.is_empty()
+                && items
+                    .iter()
+                    .all(|i| i.as_array().is_some_and(Vec::is_empty)) =>
+        {
+            Value::Array(Vec::new())
+        }
+        _ => v.clone(),
+    };
+    Value::Array(list.iter().map(plain).collect()).to_string()
+}
+
+/// Types as the profiler writes them: `Tensor(float)` is `float`.
+fn types(types: &Value) -> String {
+    let list = types.as_array().map_or(&[][..], Vec::as_slice);
+    let plain = |v: &Value| {
+        let text = v.as_str().unwrap_or_default();
+        let inner = text
+            .strip_prefix("Tensor(")
+            .and_then(|t| t.strip_suffix(')'));
+        let list = text.starts_with("GenericList[Tensor");
+        Value::from(if list {
+            "TensorList"
+        } else {
+            inner.unwrap_or(text)
+        })
+    };
+    Value::Array(list.iter().map(plain).collect()).to_string()
+}
+
+/// Scalars as the profiler writes them: as text.
+fn concrete(values: &str) -> String {
+    let list: Vec<Value> = serde_json::from_str(values).unwrap_or_default();
+    let plain = |v: &Value| match v {
+        Value::Number(n) => Value::from(n.to_string()),
+        Value::Bool(true) => Value::from("True"),
+        Value::Bool(false) => Value::from("False"),
+        _ => Value::from(""),
+    };
+    Value::Array(list.iter().map(plain).collect()).to_string()
+}

@@ -1,0 +1,271 @@
+//! Sizes of the model and the batch, from recorded shapes.
+
+use super::{Facts, Found, UnitFacts};
+use crate::attribute::Attributed;
+use crate::kineto::Trace;
+use crate::measured::shapes;
+use shardlab_plan::program::Phase;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What shapes tell of a transformer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Model {
+    /// `llama` or `gpt2`.
+    pub family: Option<Found<&'static str>>,
+    /// Blocks.
+    pub layers: Option<Found<u64>>,
+    /// Width.
+    pub hidden: Option<Found<u64>>,
+    /// Heads of queries.
+    pub heads: Option<Found<u64>>,
+    /// Heads of keys and values.
+    pub kv_heads: Option<Found<u64>>,
+    /// Width of a head.
+    pub head_dim: Option<Found<u64>>,
+    /// Width of the feed-forward layer.
+    pub ffn: Option<Found<u64>>,
+    /// Vocabulary.
+    pub vocab: Option<Found<u64>>,
+    /// Whether embedding and head share a parameter.
+    pub tied: Option<Found<bool>>,
+    /// Linear layers with a bias: `true`, `false` or `"qkv"`.
+    pub bias: Option<Found<&'static str>>,
+    /// Whether queries and keys are normalized.
+    pub qk_norm: Option<Found<bool>>,
+    /// Tokens of a sequence.
+    pub seq_len: Option<Found<u64>>,
+    /// Sequences of a micro-batch.
+    pub micro_batch: Option<Found<u64>>,
+    /// Parameters in all.
+    pub parameters: Option<u64>,
+}
+
+pub(super) fn find(trace: &Trace, a: &Attributed, step: Option<u32>, facts: &mut Facts) {
+    let mut model = Model::default();
+    let mut losses = 0_u32;
+    let mut attention: Option<(Vec<u64>, Vec<u64>)> = None;
+    let mut attentions = BTreeSet::new();
+    let mut attended: BTreeMap<u32, u64> = BTreeMap::new();
+    let mut norms = (false, false);
+    let mut weights: BTreeMap<String, Vec<Vec<u64>>> = BTreeMap::new();
+    let mut rows = None;
+    for (i, event) in trace.host.iter().enumerate() {
+        let Some(place) = a.host[i].filter(|p| {
+            step.is_none_or(|s| p.step == s) && p.phase == Phase::Forward && p.micro_batch == 0
+        }) else {
+            continue;
+        };
+        let name = trace.name(event.name);
+        let plain = name.rsplit("::").next().unwrap_or(name);
+        norms.0 |= plain.contains("rms_norm");
+        norms.1 |= plain.contains("layer_norm");
+        let dims = event
+            .inputs
+            .map(|i| shapes(trace.name(trace.inputs[i as usize].dims)));
+        let Some(dims) = dims else { continue };
+        match plain {
+            "embedding" => {
+                if let [Some(table), Some(ids)] = [dims.first(), dims.get(1)]
+                    && let ([vocab, hidden], [batch, tokens]) = (table.as_slice(), ids.as_slice())
+                    && model.vocab.is_none()
+                {
+                    model.vocab = Some(Found::new(*vocab, "rows of the embedding"));
+                    model.hidden = Some(Found::new(*hidden, "columns of the embedding"));
+                    model.micro_batch = Some(Found::new(*batch, "shape of the token ids"));
+                    model.seq_len = Some(Found::new(*tokens, "shape of the token ids"));
+                }
+            }
+            "scaled_dot_product_attention"
+            | "_scaled_dot_product_flash_attention"
+            | "_scaled_dot_product_cudnn_attention"
+            | "_scaled_dot_product_efficient_attention" => {
+                // One attention may show as several operators within one another.
+                let outer = a.tree.around(i).skip(1).any(|o| attentions.contains(&o));
+                attentions.insert(i);
+                if let (false, Some(q), Some(k)) = (outer, dims.first(), dims.get(1))
+                    && q.len() == 4
+                {
+                    *attended.entry(place.unit).or_default() += 1;
+                    attention.get_or_insert_with(|| (q.clone(), k.clone()));
+                }
+            }
+            "_flash_attn_forward" | "_flash_attention_forward" => {
+                // Heads are the third dimension there.
+                if let (Some(q), Some(k)) = (dims.first(), dims.get(1))
+                    && let ([b, t, h, d], [_, s, kv, _]) = (q.as_slice(), k.as_slice())
+                {
+                    *attended.entry(place.unit).or_default() += 1;
+                    attention.get_or_insert_with(|| (vec![*b, *h, *t, *d], vec![*b, *kv, *s, *d]));
+                }
+            }
+            "linear" => {
+                if let Some(weight) = dims.get(1).filter(|w| w.len() == 2) {
+                    let unit = &a.units.names()[place.unit as usize];
+                    weights
+                        .entry(unit.clone())
+                        .or_default()
+                        .push(weight.clone());
+                }
+            }
+            "cross_entropy_loss" => {
+                losses += 1;
+                rows = dims.first().and_then(|d| d.first().copied());
+            }
+            _ => {}
+        }
+    }
+    if let Some((q, k)) = &attention {
+        model.heads = Some(Found::new(q[1], "shape of the attention's queries"));
+        model.head_dim = Some(Found::new(q[3], "shape of the attention's queries"));
+        if let Some(kv) = k.get(1) {
+            model.kv_heads = Some(Found::new(*kv, "shape of the attention's keys"));
+        }
+        model.micro_batch = model
+            .micro_batch
+            .or_else(|| Some(Found::new(q[0], "shape of the attention's queries")));
+        model.seq_len = model
+            .seq_len
+            .or_else(|| Some(Found::new(q[2], "shape of the attention's queries")));
+    }
+    let blocks: Vec<&UnitFacts> = facts.units.iter().filter(|u| is_block(&u.name)).collect();
+    let attending: u64 = attended.values().sum();
+    model.layers = if attending > 0 {
+        Some(Found::new(attending, "attention operators in forward"))
+    } else if blocks.is_empty() {
+        None
+    } else {
+        Some(Found::new(blocks.len() as u64, "numbered units"))
+    };
+    if let Some(block) = blocks.first() {
+        // Engines that flatten parameters show their shapes only where they are used.
+        let flat = block.parameters.iter().all(|p| p.len() < 2);
+        let used = weights.get(&block.name).filter(|_| flat);
+        of_block(&mut model, used.unwrap_or(&block.parameters), norms, 1);
+    }
+    // Without units the root's parameters are those of all blocks.
+    if blocks.is_empty()
+        && let Some(root) = facts
+            .units
+            .iter()
+            .find(|u| u.name == crate::attribute::ROOT)
+    {
+        let vocab = model.vocab.as_ref().map(|v| v.value);
+        let inner: Vec<Vec<u64>> = root
+            .parameters
+            .iter()
+            .filter(|p| p.first().copied() != vocab)
+            .cloned()
+            .collect();
+        let n = model.layers.as_ref().map_or(1, |l| l.value as usize);
+        of_block(&mut model, &inner, norms, n);
+    }
+    if let (Some(vocab), Some(hidden)) = (&model.vocab, &model.hidden) {
+        let table = [vocab.value, hidden.value];
+        let n = facts
+            .units
+            .iter()
+            .flat_map(|u| &u.parameters)
+            .filter(|p| **p == table)
+            .count();
+        model.tied = match n {
+            0 => None,
+            1 => Some(Found::new(true, "one parameter has the embedding's shape")),
+            _ => Some(Found::new(
+                false,
+                format!("{n} parameters have the embedding's shape"),
+            )),
+        };
+    }
+    let known = facts.units.iter().all(|u| !u.parameters.is_empty()) && !facts.units.is_empty();
+    let all = facts.units.iter().flat_map(|u| &u.parameters);
+    model.parameters = known.then(|| all.map(|p| p.iter().product::<u64>()).sum());
+    let tokens = model
+        .micro_batch
+        .as_ref()
+        .zip(model.seq_len.as_ref())
+        .map(|(b, s)| b.value * s.value);
+    facts.chunked_loss = match (losses, rows, tokens) {
+        (0, ..) => None,
+        (1, Some(rows), Some(tokens)) if rows + 1 < tokens / 2 => Some(Found::new(
+            true,
+            "the loss takes part of the tokens at a time",
+        )),
+        (1, ..) => Some(Found::new(false, "one cross entropy over all tokens")),
+        (n, ..) => Some(Found::new(
+            true,
+            format!("{n} cross entropies per micro-batch"),
+        )),
+    };
+    facts.model = model;
+}
+
+pub(crate) fn is_block(name: &str) -> bool {
+    name.split('.')
+        .any(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
+}
+
+/// Widths from the parameters of some blocks.
+fn of_block(model: &mut Model, parameters: &[Vec<u64>], norms: (bool, bool), blocks: usize) {
+    let Some(hidden) = model.hidden.as_ref().map(|h| h.value) else {
+        return;
+    };
+    let head = model.head_dim.as_ref().map_or(0, |h| h.value);
+    let q = model.heads.as_ref().map_or(hidden, |h| h.value * head);
+    let kv = model.kv_heads.as_ref().map_or(q, |h| h.value * head);
+    let mut widths: BTreeMap<u64, u32> = BTreeMap::new();
+    for p in parameters {
+        if let [a, b] = p.as_slice() {
+            // The feed-forward layer reads or writes the model's width.
+            for (width, other) in [(a, b), (b, a)] {
+                if *other == hidden && ![q, kv, q + 2 * kv].contains(width) {
+                    *widths.entry(*width).or_default() += 1;
+                }
+            }
+        }
+    }
+    // A merged gate and up projection has twice the width, and occurs once.
+    let ffn = widths
+        .iter()
+        .max_by_key(|(w, n)| (**n, std::cmp::Reverse(**w)))
+        .map(|(w, _)| *w);
+    model.ffn = ffn.map(|w| Found::new(w, "shapes of a block's parameters"));
+    let gated = ffn
+        .and_then(|w| widths.get(&w))
+        .is_some_and(|n| *n as usize >= 3 * blocks);
+    let vectors: Vec<u64> = parameters
+        .iter()
+        .filter(|p| p.len() == 1)
+        .map(|p| p[0])
+        .collect();
+    let of_width = |w: u64| vectors.iter().filter(|v| **v == w).count();
+    model.family = if gated || norms.0 && !norms.1 {
+        Some(Found::new(
+            "llama",
+            "a gated feed-forward layer, or RMSNorm",
+        ))
+    } else if norms.1 {
+        Some(Found::new(
+            "gpt2",
+            "LayerNorm, and no gate in the feed-forward layer",
+        ))
+    } else {
+        Some(Found::new(
+            "llama",
+            "two or three wide projections per block",
+        ))
+    };
+    let wide = ffn.is_some_and(|w| of_width(w) > 0);
+    let narrow =
+        of_width(kv) > 0 && kv != hidden || of_width(q) > 2 * blocks + 1 && q == hidden && !norms.1;
+    model.bias = Some(match (wide, narrow) {
+        (true, _) => Found::new("true", "vectors of the feed-forward layer's width"),
+        (false, true) => Found::new("\"qkv\"", "vectors of the width of keys"),
+        (false, false) => Found::new("false", "no vector of a linear layer's width"),
+    });
+    let normed = head != 0 && head != hidden && of_width(head) >= 2;
+    model.qk_norm = Some(if normed {
+        Found::new(true, "vectors of a head's width")
+    } else {
+        Found::new(false, "no vector of a head's width")
+    });
+}

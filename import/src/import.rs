@@ -1,0 +1,386 @@
+//! Files to results: each file by its format, ranks put together.
+
+use crate::attribute::{Attributed, attribute, launch_of};
+use crate::facts::{self, Facts};
+use crate::flight::{self, FlightReport};
+use crate::kineto::{self, Trace};
+use crate::measured::{Labels, Measured, StepTime, measured, pure_times, step_times, typical};
+use crate::ranks::{self, Rank, RankSummary};
+use crate::snapshot::{self, SnapshotReport};
+use crate::source::{Format, Source, expand};
+use crate::{ImportError, execution};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Everything that some files say.
+#[derive(Debug, Default)]
+pub struct Import {
+    /// The run that traces show.
+    pub run: Option<RunImport>,
+    /// Memory snapshots with their files.
+    pub snapshots: Vec<(PathBuf, Vec<SnapshotReport>)>,
+    /// Flight records, compared.
+    pub flight: Option<FlightReport>,
+    /// What execution traces show, with their files.
+    pub structure: Vec<(PathBuf, Structure)>,
+}
+
+/// What an execution trace shows.
+#[derive(Debug)]
+pub struct Structure {
+    /// Operators.
+    pub operators: u64,
+    /// What it determines.
+    pub facts: Facts,
+}
+
+/// A run that traces show.
+#[derive(Debug)]
+pub struct RunImport {
+    /// The run of the first rank.
+    pub measured: Measured,
+    /// What the first rank's trace determines.
+    pub facts: Facts,
+    /// Ranks.
+    pub ranks: Vec<RankSummary>,
+    /// Share of the device time of all ranks that has a place, 0 to 1.
+    pub attributed_share: f64,
+    /// What has no place or meaning, by name: how often, and device time in nanoseconds.
+    pub unmatched: BTreeMap<String, (u64, u64)>,
+    /// Events that carry no work, by category.
+    pub context: BTreeMap<String, u64>,
+    /// What step boundaries follow from.
+    pub steps_by: &'static str,
+    /// What cannot be determined, and why.
+    pub undetermined: Vec<String>,
+    /// What a reader should know.
+    pub notes: Vec<String>,
+    /// Bytes of text that were read.
+    pub bytes: u64,
+    /// Events that were read.
+    pub events: u64,
+}
+
+/// Imports files; arguments may be globs.
+///
+/// # Errors
+/// When a file cannot be read or is not what it should be, or when files do not belong together.
+pub fn import(arguments: &[PathBuf], name: &str) -> Result<Import, ImportError> {
+    let files = expand(arguments)?;
+    let mut sorted: Vec<(PathBuf, Format)> = Vec::new();
+    for path in files {
+        let source = Source::open(&path)?;
+        match source.format() {
+            Some(format) => sorted.push((path, format)),
+            None => return Err(unknown(&path, &source)),
+        }
+    }
+    let of = |format| {
+        sorted
+            .iter()
+            .filter(move |f| f.1 == format)
+            .map(|f| f.0.as_path())
+    };
+    let mut all = Import::default();
+    let traces: Vec<&Path> = of(Format::Kineto).collect();
+    if !traces.is_empty() {
+        all.run = Some(traces_to_run(&traces, name)?);
+    }
+    for path in of(Format::ExecutionTrace) {
+        let trace = execution::read(Source::open(path)?, path)?;
+        let a = attribute(&trace);
+        let step = typical(&step_times(&trace, &a)).map(|t| t.step);
+        all.structure.push((
+            path.to_owned(),
+            Structure {
+                operators: trace.events,
+                facts: facts::find(&trace, &a, step),
+            },
+        ));
+    }
+    for path in of(Format::Snapshot) {
+        all.snapshots
+            .push((path.to_owned(), snapshot::read(Source::open(path)?, path)?));
+    }
+    let mut records = Vec::new();
+    for (i, path) in of(Format::Flight).enumerate() {
+        records.push(flight::read(
+            Source::open(path)?,
+            path,
+            ranks::rank_of(None, path, i),
+        )?);
+    }
+    if !records.is_empty() {
+        all.flight = Some(flight::compare(&records)?);
+    }
+    Ok(all)
+}
+
+/// Reads what a trace, a profiler's or an execution trace, determines.
+///
+/// # Errors
+/// When the file cannot be read or is neither.
+pub fn facts_of(path: &Path) -> Result<(Facts, Vec<String>), ImportError> {
+    let source = Source::open(path)?;
+    let trace = match source.format() {
+        Some(Format::Kineto) => {
+            let trace = kineto::read(source, path)?;
+            has_device_work(&trace, path)?;
+            trace
+        }
+        Some(Format::ExecutionTrace) => execution::read(source, path)?,
+        Some(other) => {
+            return Err(ImportError::invalid(
+                path,
+                format!(
+                    "a {} does not show a scenario; give a profiler's trace or an execution trace",
+                    other.name()
+                ),
+            ));
+        }
+        None => return Err(unknown(path, &source)),
+    };
+    let a = attribute(&trace);
+    let step = typical(&step_times(&trace, &a)).map(|t| t.step);
+    let facts = facts::find(&trace, &a, step);
+    let mut notes = trace.notes.clone();
+    notes.extend(undetermined(&trace, &a, &facts));
+    Ok((facts, notes))
+}
+
+fn unknown(path: &Path, source: &Source) -> ImportError {
+    ImportError::invalid(
+        path,
+        format!(
+            "the file is {}; a trace of the PyTorch profiler, an execution trace, a memory snapshot or a flight record is expected",
+            source.otherwise()
+        ),
+    )
+}
+
+fn has_device_work(trace: &Trace, path: &Path) -> Result<(), ImportError> {
+    if !trace.device.is_empty() {
+        return Ok(());
+    }
+    let mut reason = "the trace has no work of a GPU".to_owned();
+    if let Some(note) = trace.notes.first() {
+        reason += &format!(": {note}");
+    } else if trace.launches.is_empty() {
+        reason += ": the job ran on a CPU, or without ProfilerActivity.CUDA";
+    } else {
+        reason += ", though it has calls of the CUDA runtime: CUPTI could not record it (another profiler may have been attached)";
+    }
+    for error in trace.head.errors.iter().take(2) {
+        reason += &format!("; the profiler says: {error}");
+    }
+    Err(ImportError::invalid(path, reason))
+}
+
+struct First {
+    trace: Trace,
+    attributed: Attributed,
+    times: Vec<StepTime>,
+}
+
+fn traces_to_run(paths: &[&Path], name: &str) -> Result<RunImport, ImportError> {
+    let mut ranks: Vec<Rank> = Vec::new();
+    let mut first: Option<(u32, First)> = None;
+    let mut unmatched: BTreeMap<String, (u64, u64)> = BTreeMap::new();
+    let mut context: BTreeMap<String, u64> = BTreeMap::new();
+    let (mut bytes, mut events) = (0, 0);
+    for (i, path) in paths.iter().enumerate() {
+        let trace = kineto::read(Source::open(path)?, path)?;
+        has_device_work(&trace, path)?;
+        let attributed = attribute(&trace);
+        let rank = ranks::rank_of(trace.head.rank, path, i);
+        bytes += trace.bytes;
+        events += trace.events;
+        collect(&trace, &attributed, &mut unmatched, &mut context);
+        let kept = Rank::new(rank, path, &trace, &attributed);
+        let times = kept.times.clone();
+        ranks.push(kept);
+        // The lowest rank is shown; others are only needed for their collectives.
+        if first.as_ref().is_none_or(|f| rank < f.0) {
+            first = Some((
+                rank,
+                First {
+                    trace,
+                    attributed,
+                    times,
+                },
+            ));
+        }
+    }
+    ranks.sort_by_key(|r| r.rank);
+    ranks::check(&ranks)?;
+    let Some((_, first)) = first else {
+        return Err(ImportError::Arguments("no trace is given".into()));
+    };
+    let lists: Vec<&[_]> = ranks.iter().map(|r| r.collectives.as_slice()).collect();
+    let (pure, alone, late) = pure_times(&lists);
+    let step = typical(&first.times).map(|t| t.step);
+    let facts = facts::find(&first.trace, &first.attributed, step);
+    let mut undetermined = undetermined(&first.trace, &first.attributed, &facts);
+    if ranks.len() == 1 && facts.world_size.as_ref().is_some_and(|w| w.value > 1) {
+        undetermined.push(
+            "time of collectives without waits for other ranks: only one rank's trace is given"
+                .into(),
+        );
+    }
+    let mut notes: Vec<String> = Vec::new();
+    for rank in &ranks {
+        notes.extend(
+            rank.notes
+                .iter()
+                .map(|n| format!("rank {}: {n}", rank.rank)),
+        );
+    }
+    if alone > 0 {
+        notes.push(format!(
+            "{alone} collectives of rank {} have no counterpart: traces of the other ranks of their groups are not given",
+            ranks[0].rank
+        ));
+    }
+    let labels = labels(&first, &facts, &ranks, &late, name);
+    let measured = measured(&first.trace, &first.attributed, &first.times, &pure, labels);
+    let time = ranks
+        .iter()
+        .fold((0, 0), |t, r| (t.0 + r.time.0, t.1 + r.time.1));
+    Ok(RunImport {
+        measured,
+        ranks: ranks
+            .iter()
+            .zip(&late)
+            .map(|(r, l)| r.summary(*l))
+            .collect(),
+        attributed_share: ranks::share(time),
+        unmatched,
+        context,
+        steps_by: ranks::found_by(&first.attributed.steps),
+        undetermined,
+        notes,
+        bytes,
+        events,
+        facts,
+    })
+}
+
+fn collect(
+    trace: &Trace,
+    a: &Attributed,
+    unmatched: &mut BTreeMap<String, (u64, u64)>,
+    context: &mut BTreeMap<String, u64>,
+) {
+    for (name, (count, time)) in &a.unmatched {
+        let of = unmatched.entry(name.clone()).or_default();
+        of.0 += count;
+        of.1 += time;
+    }
+    for (category, count) in &trace.unknown {
+        unmatched
+            .entry(format!("events of category {category}"))
+            .or_default()
+            .0 += count;
+    }
+    if trace.malformed > 0 {
+        unmatched.entry("malformed events".into()).or_default().0 += trace.malformed;
+    }
+    for (category, count) in &trace.context {
+        *context.entry(category.clone()).or_default() += count;
+    }
+}
+
+fn labels(first: &First, facts: &Facts, ranks: &[Rank], late: &[i64], name: &str) -> Labels {
+    let model = &facts.model;
+    let batches = facts
+        .accumulation
+        .as_ref()
+        .map_or(1, |a| u64::from(a.value));
+    let tokens = model.micro_batch.as_ref().zip(model.seq_len.as_ref());
+    let tokens = tokens.map_or(0, |(b, s)| b.value * s.value * batches);
+    let head = &first.trace.head;
+    let mut environment = BTreeMap::new();
+    let mut fact = |key: &str, value: Option<String>| {
+        if let Some(value) = value {
+            environment.insert(key.to_owned(), value);
+        }
+    };
+    fact("engine", Some("imported trace".into()));
+    fact(
+        "source",
+        Some(
+            ranks
+                .iter()
+                .map(|r| r.path.display().to_string())
+                .collect::<Vec<_>>()
+                .join(" "),
+        ),
+    );
+    fact("device", head.devices.first().cloned());
+    fact("nccl", head.nccl.clone());
+    fact("steps_by", Some(first.attributed.steps.found_by.to_owned()));
+    for (rank, late) in ranks.iter().zip(late).filter(|_| ranks.len() > 1) {
+        fact(
+            &format!("late_ms.rank{}", rank.rank),
+            Some(format!("{:.3}", *late as f64 / 1e6)),
+        );
+    }
+    let world = facts.world_size.as_ref().map_or(1, |w| w.value);
+    Labels {
+        name: name.to_owned(),
+        policy: facts
+            .policy
+            .as_ref()
+            .map_or("unknown", |p| p.value)
+            .to_owned(),
+        world_size: world.max(u32::try_from(ranks.len()).unwrap_or(u32::MAX)),
+        tokens,
+        environment,
+    }
+}
+
+/// What the trace does not tell, and why.
+fn undetermined(trace: &Trace, a: &Attributed, facts: &Facts) -> Vec<String> {
+    let mut all = Vec::new();
+    let mut say = |text: &str| all.push(text.to_owned());
+    if trace.host.iter().all(|e| e.is_annotation) {
+        say(
+            "names of units, and options: the trace has no operators of the host (it was recorded without ProfilerActivity.CPU); kernels tell steps and phases",
+        );
+        return all;
+    }
+    let in_graphs = a.work.iter().filter(|w| {
+        launch_of(trace, w).is_some_and(|l| trace.name(l.name).contains("GraphLaunch"))
+    });
+    let in_graphs = in_graphs.count();
+    if in_graphs * 2 > a.work.len() {
+        say(&format!(
+            "units and phases of {in_graphs} kernels: they run in CUDA graphs, which launch them as a whole"
+        ));
+    }
+    if !trace.head.shapes && !trace.host.iter().any(|e| e.inputs.is_some()) {
+        say(
+            "shapes of parameters and activations: the trace was recorded without record_shapes=True",
+        );
+    }
+    if trace.memory.is_empty() {
+        say(
+            "memory over time: the trace was recorded without profile_memory=True (a snapshot tells it, too)",
+        );
+    }
+    if a.steps.all.iter().all(|s| !s.is_whole()) {
+        say("step time: no step is in the trace as a whole");
+    } else if a.steps.all.iter().all(|s| s.optimizer.is_none()) {
+        say("gradient accumulation: no optimizer is in the trace");
+    }
+    if trace.head.world_size.is_none() {
+        say("the number of ranks, except from process groups: the trace has no distributedInfo");
+    }
+    if facts.units.is_empty() {
+        say("units: nothing is gathered in the trace");
+    }
+    if facts.clip.as_ref().is_some_and(|c| c.value) {
+        say("the limit of gradient clipping: PyTorch does not record it");
+    }
+    all
+}

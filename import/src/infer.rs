@@ -1,0 +1,298 @@
+//! Writes the scenario that a trace shows, with a comment per line saying how it was determined.
+
+mod units;
+
+pub use units::family_names;
+
+use crate::facts::{Ahead, Compiled, Facts, Found, Recompute, Reshard};
+use std::fmt::{Display, Write};
+
+/// A scenario as text, and what the trace does not determine.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Inferred {
+    /// The scenario file.
+    pub text: String,
+    /// Keys that a scenario needs and the trace does not determine, with why.
+    pub missing: Vec<String>,
+    /// Keys that were taken for granted.
+    pub assumed: Vec<String>,
+}
+
+/// Column at which comments start.
+const COMMENT: usize = 42;
+
+/// Writes the scenario. `preset` is the path of a Hugging Face `config.json` that stands for the
+/// model.
+#[must_use]
+pub fn infer(facts: &Facts, name: &str, preset: Option<&str>) -> Inferred {
+    let mut w = Writer::default();
+    w.line(&format!(
+        "# Inferred from {name} by `shardlab infer`. A comment says how a value was determined."
+    ));
+    model(&mut w, facts, preset);
+    train(&mut w, facts);
+    mesh(&mut w, facts);
+    fsdp(&mut w, facts);
+    w.section("precision");
+    w.found("compute", facts.compute.as_ref(), |v| quote(v));
+    w.found("main_params", facts.main_params.as_ref(), |v| quote(v));
+    w.found("main_grads", facts.main_grads.as_ref(), |v| quote(v));
+    w.found("comm_grads", facts.reduce.as_ref(), |v| quote(v));
+    w.section("compile");
+    w.found("mode", facts.compiled.as_ref(), |v| {
+        quote(match v {
+            Compiled::Off => "off",
+            Compiled::Regions => "regions",
+            Compiled::Blocks => "blocks",
+            Compiled::Full => "full",
+        })
+    });
+    w.finish()
+}
+
+fn quote(text: impl Display) -> String {
+    format!("\"{text}\"")
+}
+
+fn model(w: &mut Writer, facts: &Facts, preset: Option<&str>) {
+    let m = &facts.model;
+    w.section("model");
+    if let Some(path) = preset {
+        w.known("preset", &quote(path), "--config");
+        return;
+    }
+    w.needed("family", m.family.as_ref(), |v| quote(v));
+    w.needed("layers", m.layers.as_ref(), ToString::to_string);
+    w.needed("hidden", m.hidden.as_ref(), ToString::to_string);
+    w.needed("heads", m.heads.as_ref(), ToString::to_string);
+    let llama = m.family.as_ref().is_none_or(|f| f.value == "llama");
+    if llama {
+        w.found("kv_heads", m.kv_heads.as_ref(), ToString::to_string);
+        w.found("head_dim", m.head_dim.as_ref(), ToString::to_string);
+    }
+    w.needed("ffn", m.ffn.as_ref(), ToString::to_string);
+    w.needed("vocab", m.vocab.as_ref(), ToString::to_string);
+    w.found("tie_embeddings", m.tied.as_ref(), ToString::to_string);
+    if llama {
+        w.found("bias", m.bias.as_ref(), |v| (*v).to_owned());
+        w.found("qk_norm", m.qk_norm.as_ref(), ToString::to_string);
+    }
+}
+
+fn train(w: &mut Writer, facts: &Facts) {
+    let m = &facts.model;
+    w.section("train");
+    w.needed("seq_len", m.seq_len.as_ref(), ToString::to_string);
+    w.needed("micro_batch", m.micro_batch.as_ref(), ToString::to_string);
+    w.found(
+        "grad_accum",
+        facts.accumulation.as_ref(),
+        ToString::to_string,
+    );
+    w.found("recompute", facts.recompute.as_ref(), |v| {
+        quote(match v {
+            Recompute::None => "none",
+            Recompute::Full => "full",
+            Recompute::Selective => "selective",
+        })
+    });
+    w.found("loss", facts.chunked_loss.as_ref(), |chunked| {
+        quote(if *chunked { "chunked" } else { "materialized" })
+    });
+    if let Some(found) = &facts.optimizer {
+        let name = match found.value.name.as_str() {
+            "adam" => "adamw",
+            other => other,
+        };
+        if matches!(name, "adamw" | "sgd") {
+            w.known("optimizer", &quote(name), &found.because);
+        } else {
+            w.missing.push(format!(
+                "train.optimizer: `{name}` has no counterpart; adamw is the default"
+            ));
+        }
+        if let Some(n) = &found.value.numbers {
+            let because = "argument of the optimizer's operator";
+            w.known("lr", &n.lr, because);
+            w.known(
+                "betas",
+                &format!("[{}, {}]", n.betas[0], n.betas[1]),
+                because,
+            );
+            w.known("eps", &n.eps, because);
+            w.known("weight_decay", &n.weight_decay, because);
+        }
+    }
+    match &facts.clip {
+        Some(found) if found.value => {
+            w.known(
+                "clip_norm",
+                "1.0",
+                &format!(
+                    "{}; the limit is not recorded: 1.0 is assumed",
+                    found.because
+                ),
+            );
+            w.assumed.push("train.clip_norm = 1.0".into());
+        }
+        Some(found) => {
+            w.known("clip_norm", "0.0", &found.because);
+            if facts.grad_norm {
+                w.known("grad_norm", "true", "gradients' norm is computed");
+            }
+        }
+        None => {}
+    }
+}
+
+fn mesh(w: &mut Writer, facts: &Facts) {
+    w.section("mesh");
+    match facts.device.as_deref() {
+        Some(device) => match hardware(device) {
+            Some(profile) => w.known(
+                "hardware",
+                &quote(profile),
+                &format!("the device is {device}"),
+            ),
+            None => w.missing.push(format!(
+                "mesh.hardware: there is no profile of {device}; `shardlab calibrate` makes one"
+            )),
+        },
+        None => w
+            .missing
+            .push("mesh.hardware: the trace does not name the device".into()),
+    }
+    match (&facts.dp_shard, &facts.world_size) {
+        (Some(shard), _) => w.known("dp_shard", &shard.value.to_string(), &shard.because),
+        (None, Some(world)) => w.known("dp_shard", &world.value.to_string(), &world.because),
+        (None, None) => w.known(
+            "dp_shard",
+            "1",
+            "no collective and no world size is in the trace",
+        ),
+    }
+    if let Some(outer) = facts.dp_outer.as_ref().filter(|o| o.value > 1) {
+        w.known("dp_outer", &outer.value.to_string(), &outer.because);
+    }
+}
+
+fn fsdp(w: &mut Writer, facts: &Facts) {
+    w.section("fsdp");
+    w.found("policy", facts.policy.as_ref(), |v| quote(v));
+    w.found("strategy", facts.strategy.as_ref(), |v| quote(v));
+    let sharded = facts
+        .strategy
+        .as_ref()
+        .is_some_and(|s| s.value == "optim_grads_params");
+    if !sharded {
+        return;
+    }
+    if let Some(found) = units::patterns(facts) {
+        w.known("units", &found.value, &found.because);
+    }
+    w.found(
+        "reshard_after_forward",
+        facts.reshard.as_ref(),
+        |v| match v {
+            Reshard::Always => "true".into(),
+            Reshard::Never => "false".into(),
+            Reshard::ButLast => quote("auto"),
+            Reshard::Group(n) => n.to_string(),
+        },
+    );
+    w.found(
+        "reshard_root",
+        facts.reshard_root.as_ref().filter(|f| f.value),
+        ToString::to_string,
+    );
+    let ahead = |v: &Ahead| match v {
+        Ahead::Implicit => quote("implicit"),
+        Ahead::Depth(n) => n.to_string(),
+    };
+    w.found("prefetch_forward", facts.prefetch_forward.as_ref(), ahead);
+    w.found("prefetch_backward", facts.prefetch_backward.as_ref(), ahead);
+    w.found("gradient_sync", facts.sync_last.as_ref(), |last| {
+        quote(if *last { "last" } else { "every" })
+    });
+}
+
+/// Shipped profile of a device.
+fn hardware(device: &str) -> Option<&'static str> {
+    let has = |part: &str| device.contains(part);
+    Some(if has("H200") {
+        "h200-nvlink"
+    } else if has("H100") {
+        "h100-80"
+    } else if has("A100") && has("40GB") {
+        "a100-40"
+    } else if has("A100") {
+        "a100-80"
+    } else if has("B200") {
+        "b200"
+    } else {
+        return None;
+    })
+}
+
+#[derive(Default)]
+struct Writer {
+    text: String,
+    section: &'static str,
+    begun: bool,
+    missing: Vec<String>,
+    assumed: Vec<String>,
+}
+
+impl Writer {
+    fn line(&mut self, text: &str) {
+        // Writing to a text cannot fail.
+        let _ = writeln!(self.text, "{text}");
+    }
+
+    /// Starts a section, which is written with its first key.
+    fn section(&mut self, name: &'static str) {
+        self.section = name;
+        self.begun = false;
+    }
+
+    fn known(&mut self, key: &str, value: &str, because: &str) {
+        if !self.begun {
+            let section = self.section;
+            self.line(&format!("\n[{section}]"));
+            self.begun = true;
+        }
+        let pair = format!("{key} = {value}");
+        self.line(&format!("{pair:<COMMENT$} # {because}"));
+    }
+
+    fn found<T>(&mut self, key: &str, found: Option<&Found<T>>, show: impl Fn(&T) -> String) {
+        if let Some(found) = found {
+            self.known(key, &show(&found.value), &found.because);
+        }
+    }
+
+    /// A key without which there is no scenario.
+    fn needed<T>(&mut self, key: &str, found: Option<&Found<T>>, show: impl Fn(&T) -> String) {
+        if found.is_none() {
+            self.missing.push(format!(
+                "{}.{key}: not determined; shapes are recorded with record_shapes=True",
+                self.section
+            ));
+        }
+        self.found(key, found, show);
+    }
+
+    fn finish(mut self) -> Inferred {
+        if !self.missing.is_empty() {
+            self.line("\n# Not determined:");
+            for missing in self.missing.clone() {
+                self.line(&format!("#   {missing}"));
+            }
+        }
+        Inferred {
+            text: self.text,
+            missing: self.missing,
+            assumed: self.assumed,
+        }
+    }
+}

@@ -1,0 +1,301 @@
+//! Events of the file to those of a trace.
+
+use super::event::{self, Arguments, Event, integer, nanos};
+use super::scan;
+use super::types::{
+    Collective, CollectiveCall, DeviceEvent, DeviceKind, Flow, HostEvent, Inputs, Launch,
+    MemoryEvent, Trace,
+};
+use std::collections::{BTreeMap, HashMap};
+
+/// Malformed events of which the place is kept.
+const PLACES: usize = 3;
+
+#[derive(Default)]
+pub(super) struct Builder {
+    pub(super) trace: Trace,
+    threads: HashMap<(String, String), u32>,
+    inputs: HashMap<Inputs, u32>,
+    collectives: HashMap<Collective, u32>,
+    last_thread: Option<u32>,
+}
+
+impl Builder {
+    pub(super) fn note(&mut self, text: String) {
+        self.trace.notes.push(text);
+    }
+
+    pub(super) fn malformed(&mut self, place: scan::Position, reason: &str) {
+        self.trace.malformed += 1;
+        if self.trace.malformed <= PLACES as u64 {
+            self.note(format!(
+                "malformed event before line {}, column {}: {reason}",
+                place.line, place.column
+            ));
+        }
+    }
+
+    fn thread(&mut self, event: &Event<'_>) -> u32 {
+        if let Some(last) = self.last_thread {
+            let (pid, tid) = &self.trace.threads[last as usize];
+            if pid == event.pid && tid == event.tid {
+                return last;
+            }
+        }
+        let key = (event.pid.to_owned(), event.tid.to_owned());
+        let next = self.trace.threads.len() as u32;
+        let index = *self.threads.entry(key).or_insert_with_key(|key| {
+            self.trace.threads.push(key.clone());
+            next
+        });
+        self.last_thread = Some(index);
+        index
+    }
+
+    fn count(map: &mut BTreeMap<String, u64>, key: &str) {
+        match map.get_mut(key) {
+            Some(n) => *n += 1,
+            None => {
+                map.insert(key.to_owned(), 1);
+            }
+        }
+    }
+
+    pub(super) fn event(&mut self, text: &[u8]) -> Result<(), String> {
+        let event: Event<'_> = event::read(text).map_err(|e| e.to_string())?;
+        match (&*event.ph, &*event.cat) {
+            ("X", "cpu_op" | "user_annotation" | "Operator") => self.host(&event),
+            ("X", "cuda_runtime" | "cuda_driver" | "Runtime") => self.launch(&event),
+            ("X", "kernel" | "Kernel") => self.device(&event, DeviceKind::Kernel),
+            ("X", "gpu_memcpy" | "Memcpy") => self.device(&event, DeviceKind::Copy),
+            ("X", "gpu_memset" | "Memset") => self.device(&event, DeviceKind::Fill),
+            ("s" | "f", "fwdbwd") => self.flow(&event),
+            ("i", "cpu_instant_event") if event.name == "[memory]" => self.memory(&event),
+            (
+                "X",
+                "gpu_user_annotation"
+                | "cuda_sync"
+                | "cuda_event"
+                | "overhead"
+                | "python_function"
+                | "Trace"
+                | "cuda_profiler_range"
+                | "ac2g",
+            )
+            | ("s" | "f" | "t", "ac2g" | "async_cpu_to_gpu" | "forward_backward" | "async_gpu") => {
+                Self::count(&mut self.trace.context, &event.cat);
+                Ok(())
+            }
+            ("M", _) => {
+                Self::count(&mut self.trace.context, "names");
+                Ok(())
+            }
+            ("i", _)
+                if event.name.starts_with("Iteration Start")
+                    || event.name == "Record Window End" =>
+            {
+                Self::count(&mut self.trace.context, "marks");
+                Ok(())
+            }
+            ("", _) => Err("`ph` is missing".to_owned()),
+            (ph, "") => {
+                Self::count(&mut self.trace.unknown, &format!("ph {ph}"));
+                Ok(())
+            }
+            (_, cat) => {
+                Self::count(&mut self.trace.unknown, cat);
+                Ok(())
+            }
+        }
+    }
+
+    fn arguments<'a>(event: &Event<'a>) -> Result<Arguments<'a>, String> {
+        if event.args.is_empty() {
+            return Ok(Arguments::default());
+        }
+        event::read(event.args.as_bytes()).map_err(|e| format!("args: {e}"))
+    }
+
+    fn host(&mut self, event: &Event<'_>) -> Result<(), String> {
+        let (start, end) = span(event)?;
+        let a = Self::arguments(event)?;
+        let thread = self.thread(event);
+        let external = small(a.external);
+        let names = &mut self.trace.names;
+        let inputs = (!a.dims.is_empty() || !a.concrete.is_empty()).then(|| Inputs {
+            dims: names.id(a.dims),
+            types: names.id(a.types),
+            concrete: names.id(a.concrete),
+        });
+        let inputs = inputs.map(|inputs| {
+            let next = self.trace.inputs.len() as u32;
+            *self.inputs.entry(inputs).or_insert_with(|| {
+                self.trace.inputs.push(inputs);
+                next
+            })
+        });
+        if !a.collective.is_empty() {
+            let collective = self.collective(&a);
+            self.trace.calls.push(CollectiveCall {
+                start,
+                thread,
+                external,
+                collective,
+            });
+        }
+        self.trace.host.push(HostEvent {
+            start,
+            end,
+            name: self.trace.names.id(&event.name),
+            thread,
+            is_annotation: event.cat == "user_annotation",
+            external,
+            sequence: small(a.sequence),
+            forward_thread: small(a.forward_thread).unwrap_or(0),
+            inputs,
+        });
+        Ok(())
+    }
+
+    fn collective(&mut self, a: &Arguments<'_>) -> u32 {
+        let size = |raw: &str| {
+            integer(raw)
+                .and_then(|n| u64::try_from(n).ok())
+                .unwrap_or(0)
+        };
+        let collective = Collective {
+            name: a.collective.to_string(),
+            elements_in: size(a.elements_in),
+            elements_out: size(a.elements_out),
+            group_size: small(a.group_size).unwrap_or(0),
+            dtype: a.dtype.to_string(),
+            group: a.group.to_string(),
+            about: a.group_about.to_string(),
+            ranks: a.group_ranks.to_string(),
+        };
+        let next = self.trace.collectives.len() as u32;
+        *self
+            .collectives
+            .entry(collective)
+            .or_insert_with_key(|key| {
+                self.trace.collectives.push(key.clone());
+                next
+            })
+    }
+
+    fn launch(&mut self, event: &Event<'_>) -> Result<(), String> {
+        let (start, end) = span(event)?;
+        let a = Self::arguments(event)?;
+        let Some(correlation) = small(a.correlation) else {
+            Self::count(&mut self.trace.context, "runtime calls without device work");
+            return Ok(());
+        };
+        let thread = self.thread(event);
+        self.trace.launches.push(Launch {
+            start,
+            end,
+            thread,
+            correlation,
+            name: self.trace.names.id(&event.name),
+        });
+        Ok(())
+    }
+
+    fn device(&mut self, event: &Event<'_>, kind: DeviceKind) -> Result<(), String> {
+        let (start, end) = span(event)?;
+        let a = Self::arguments(event)?;
+        let collective = (!a.collective.is_empty()).then(|| self.collective(&a));
+        // Process and thread of a device event are its device and stream.
+        let number =
+            |argument: &str, field: &str| small(argument).or_else(|| small(field)).unwrap_or(0);
+        self.trace.device.push(DeviceEvent {
+            start,
+            end,
+            name: self.trace.names.id(&event.name),
+            kind,
+            device: number(a.device, event.pid),
+            stream: number(a.stream, event.tid),
+            correlation: small(a.correlation).filter(|&c| c != 0),
+            external: small(a.external).filter(|&e| e != 0),
+            bytes: integer(a.bytes)
+                .and_then(|n| u64::try_from(n).ok())
+                .unwrap_or(0),
+            collective,
+        });
+        Ok(())
+    }
+
+    fn flow(&mut self, event: &Event<'_>) -> Result<(), String> {
+        let at = nanos(event.ts).ok_or("`ts` is no number")?;
+        let id = integer(event.id).ok_or("`id` is no number")?;
+        let flow = Flow {
+            id: id.cast_unsigned(),
+            at,
+            thread: self.thread(event),
+        };
+        if event.ph == "s" {
+            self.trace.forward.push(flow);
+        } else {
+            self.trace.backward.push(flow);
+        }
+        Ok(())
+    }
+
+    fn memory(&mut self, event: &Event<'_>) -> Result<(), String> {
+        let at = nanos(event.ts).ok_or("`ts` is no number")?;
+        let a = Self::arguments(event)?;
+        // Device type 1 is CUDA; host memory is no matter here.
+        if integer(a.device_type) != Some(1) {
+            Self::count(&mut self.trace.context, "host memory");
+            return Ok(());
+        }
+        let size = |raw: &str| integer(raw).map_or(0, |n| u64::try_from(n).unwrap_or(0));
+        let thread = self.thread(event);
+        self.trace.memory.push(MemoryEvent {
+            at,
+            thread,
+            bytes: integer(a.memory_bytes).unwrap_or(0),
+            address: size(a.address),
+            allocated: size(a.allocated),
+            reserved: size(a.reserved),
+            device: small(a.device_id).unwrap_or(0),
+        });
+        Ok(())
+    }
+
+    pub(super) fn finish(mut self) -> Trace {
+        let trace = &mut self.trace;
+        if trace.malformed > PLACES as u64 {
+            let n = trace.malformed;
+            trace.notes.push(format!("{n} events are malformed in all"));
+        }
+        trace.host.sort_by(|a, b| {
+            (a.thread, a.start, -a.end, !a.is_annotation).cmp(&(
+                b.thread,
+                b.start,
+                -b.end,
+                !b.is_annotation,
+            ))
+        });
+        trace.launches.sort_by_key(|l| (l.correlation, l.start));
+        trace.device.sort_by_key(|d| (d.start, d.end));
+        trace.calls.sort_by_key(|c| c.start);
+        trace.memory.sort_by_key(|m| m.at);
+        self.trace
+    }
+}
+
+fn span(event: &Event<'_>) -> Result<(i64, i64), String> {
+    let start = nanos(event.ts).ok_or("`ts` is no number")?;
+    let dur = if event.dur.is_empty() {
+        0
+    } else {
+        nanos(event.dur).ok_or("`dur` is no number")?
+    };
+    let end = start.checked_add(dur.max(0)).ok_or("`dur` is too large")?;
+    Ok((start, end))
+}
+
+fn small(raw: &str) -> Option<u32> {
+    integer(raw).and_then(|n| u32::try_from(n).ok())
+}

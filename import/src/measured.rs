@@ -1,0 +1,270 @@
+//! A trace as a measured run: the structure that `exec` gives its own.
+
+mod collectives;
+mod gaps;
+mod memory;
+mod names;
+mod spans;
+
+pub use collectives::{CollectiveSpan, Pure, bytes_of, of_rank, pure_times};
+pub use memory::role_at;
+pub(crate) use names::shapes;
+
+use crate::attribute::{Attributed, Step, Work};
+use crate::kineto::Trace;
+use serde::Serialize;
+use shardlab_plan::ir::{InstrId, Role, StreamId, UnitId};
+use shardlab_plan::program::{Phase, SectionKind};
+use shardlab_plan::record::{CostSources, Run, RunKind, StepRecord};
+use shardlab_plan::units::{Bytes, Picos};
+use std::collections::BTreeMap;
+
+/// What a span or a memory sample of a measured run stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Instr {
+    /// Number in the order in which the host issued it.
+    pub id: InstrId,
+    /// Index of its name in [`Measured::names`].
+    pub name: u32,
+    /// Rule that issues it in programs, such as `prefetch`; `imported` where the trace does not
+    /// tell.
+    pub rule: &'static str,
+    /// Kind of work; none for allocations and frees.
+    pub work: Option<Work>,
+    /// Role of the memory that it allocates.
+    pub role: Option<Role>,
+    /// Unit, an index into [`Measured::units`].
+    pub unit: UnitId,
+    /// Phase.
+    pub phase: Phase,
+    /// Micro-batch.
+    pub micro_batch: u16,
+    /// Stream, an index into [`Measured::streams`].
+    pub stream: StreamId,
+    /// Payload of a collective, bytes of a copy or an allocation.
+    pub bytes: u64,
+    /// Floating-point operations, where shapes were recorded.
+    pub flops: u64,
+}
+
+/// A measured run and what its numbers refer to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Measured {
+    /// The run.
+    pub run: Run,
+    /// Instructions by increasing id.
+    pub instrs: Vec<Instr>,
+    /// Names.
+    pub names: Vec<String>,
+    /// Units; the first is the root.
+    pub units: Vec<String>,
+    /// Streams; the first is the compute stream.
+    pub streams: Vec<String>,
+    /// Floating-point operations of a step; 0 without shapes.
+    pub flops: u64,
+}
+
+/// Device times of a step, nanoseconds of the trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct StepTime {
+    /// Step, an index into [`crate::attribute::Steps::all`].
+    pub step: u32,
+    /// End of the step before, or the start of its own first work.
+    pub from: i64,
+    /// End of its last work.
+    pub to: i64,
+    /// Whether a step before it is in the trace: if not, `from` misses the host's share.
+    pub follows: bool,
+}
+
+/// Times of the steps that are whole.
+#[must_use]
+pub fn step_times(trace: &Trace, a: &Attributed) -> Vec<StepTime> {
+    let mut spans: BTreeMap<u32, (i64, i64)> = BTreeMap::new();
+    for w in &a.work {
+        let event = &trace.device[w.device as usize];
+        let span = spans
+            .entry(w.place.step)
+            .or_insert((event.start, event.end));
+        *span = (span.0.min(event.start), span.1.max(event.end));
+    }
+    let mut times = Vec::new();
+    let mut before: Option<i64> = None;
+    for (step, span) in spans {
+        // Work that was issued for the next step already counts to that one.
+        let from = before.map_or(span.0, |b| b.min(span.1));
+        if a.steps.all[step as usize].is_whole() {
+            times.push(StepTime {
+                step,
+                from,
+                to: span.1,
+                follows: before.is_some(),
+            });
+        }
+        before = Some(span.1);
+    }
+    times
+}
+
+/// The step that is shown in detail: the one with the median time among those that follow another
+/// one.
+#[must_use]
+pub fn typical(times: &[StepTime]) -> Option<StepTime> {
+    let following: Vec<&StepTime> = times.iter().filter(|t| t.follows).collect();
+    let mut sorted = if following.is_empty() {
+        times.iter().collect()
+    } else {
+        following
+    };
+    sorted.sort_by_key(|t| t.to - t.from);
+    sorted.get(sorted.len().saturating_sub(1) / 2).map(|t| **t)
+}
+
+/// What a run says besides its times.
+#[derive(Clone, Debug, Default)]
+pub struct Labels {
+    /// Name.
+    pub name: String,
+    /// Policy.
+    pub policy: String,
+    /// Ranks.
+    pub world_size: u32,
+    /// Tokens of a step and rank; 0 where shapes do not tell.
+    pub tokens: u64,
+    /// Facts.
+    pub environment: BTreeMap<String, String>,
+}
+
+/// Makes the run of a trace. `pure` are the times of collectives without waits for other ranks, by
+/// device event.
+#[must_use]
+pub fn measured(
+    trace: &Trace,
+    a: &Attributed,
+    times: &[StepTime],
+    pure: &BTreeMap<u32, Pure>,
+    labels: Labels,
+) -> Measured {
+    let shown = typical(times);
+    let origin = origin(trace);
+    let ps = |t: i64| Picos((t - origin).max(0).cast_unsigned() * 1000);
+    let mut table = names::Table::default();
+    let parts = spans::Parts {
+        trace,
+        attributed: a,
+        origin,
+        pure,
+    };
+    let (spans, mut instrs, streams) = spans::build(&parts, shown, &mut table);
+    let memory = memory::build(trace, a, shown, origin, &mut instrs, &mut table);
+    let (from, to) = shown.map_or((Picos::ZERO, Picos::ZERO), |s| (ps(s.from), ps(s.to)));
+    let by_id: BTreeMap<InstrId, Instr> = instrs.iter().map(|i| (i.id, *i)).collect();
+    let work = |id: InstrId| by_id.get(&id).and_then(|i| i.work);
+    let bytes = |id: InstrId| by_id.get(&id).map_or(0, |i| i.bytes);
+    let gaps = gaps::find(&spans, from, to, &|id| {
+        work(id).is_some_and(Work::is_collective)
+    });
+    let mut exposed = BTreeMap::new();
+    for gap in &gaps {
+        *exposed.entry(gap.cause).or_insert(Picos::ZERO) += gap.end - gap.start;
+    }
+    let steps: Vec<StepRecord> = times
+        .iter()
+        .enumerate()
+        .map(|(i, t)| {
+            let (host_from, host_to) = host_span(trace, a, t.step);
+            StepRecord {
+                step: u32::try_from(i).unwrap_or(u32::MAX),
+                section: SectionKind::Steady,
+                start: ps(t.from),
+                end: ps(t.to),
+                host: Picos((host_to - host_from).max(0).cast_unsigned() * 1000),
+                peak_allocated: Bytes(memory::peak(trace, &a.steps.all, t.step).0),
+                peak_reserved: Bytes(memory::peak(trace, &a.steps.all, t.step).1),
+            }
+        })
+        .collect();
+    let samples = samples(times);
+    let busy = spans.iter().map(|s| s.end - s.start).sum();
+    let host = shown.map_or(Picos::ZERO, |s| {
+        let (from, to) = host_span(trace, a, s.step);
+        Picos((to - from).max(0).cast_unsigned() * 1000)
+    });
+    let flops = instrs.iter().map(|i| i.flops).sum();
+    let run = Run {
+        scenario: labels.name,
+        program_digest: String::new(),
+        kind: RunKind::Exec,
+        world_size: labels.world_size,
+        policy: labels.policy,
+        hardware: trace.head.devices.first().cloned().unwrap_or_default(),
+        collectives: collectives::stats(&spans, &work, &bytes),
+        steps,
+        step_samples: samples,
+        spans,
+        recorded_from: from,
+        recorded_to: to,
+        memory,
+        gaps,
+        exposed,
+        host,
+        tokens: labels.tokens,
+        mfu: 0.0,
+        costs: CostSources {
+            measured: busy,
+            ..CostSources::default()
+        },
+        losses: Vec::new(),
+        grad_norms: Vec::new(),
+        environment: labels.environment,
+        basis: None,
+        other: None,
+    };
+    Measured {
+        run,
+        instrs,
+        names: table.into_vec(),
+        units: a.units.names().to_vec(),
+        streams,
+        flops,
+    }
+}
+
+/// Times of steps; where some follow another one, only theirs: the first one lacks the host's
+/// share.
+#[must_use]
+pub fn samples(times: &[StepTime]) -> Vec<Picos> {
+    let follow = times.iter().any(|t| t.follows);
+    times
+        .iter()
+        .filter(|t| t.follows || !follow)
+        .map(|t| Picos((t.to - t.from).max(0).cast_unsigned() * 1000))
+        .collect()
+}
+
+/// The first time of a trace.
+pub(crate) fn origin(trace: &Trace) -> i64 {
+    let host = trace.host.iter().map(|e| e.start);
+    let device = trace.device.iter().map(|e| e.start);
+    let launches = trace.launches.iter().map(|e| e.start);
+    host.chain(device).chain(launches).min().unwrap_or(0)
+}
+
+/// Host times between which a step is issued.
+fn host_span(trace: &Trace, a: &Attributed, step: u32) -> (i64, i64) {
+    let mut span: Option<(i64, i64)> = None;
+    for w in a.work.iter().filter(|w| w.place.step == step) {
+        if let Some(launch) = crate::attribute::launch_of(trace, w) {
+            let s = span.get_or_insert((launch.start, launch.end));
+            *s = (s.0.min(launch.start), s.1.max(launch.end));
+        }
+    }
+    span.unwrap_or((0, 0))
+}
+
+/// Host times of a step, from its start to that of the next.
+pub(crate) fn window(steps: &[Step], step: u32) -> (i64, i64) {
+    let step = step as usize;
+    let to = steps.get(step + 1).map_or(i64::MAX, |s| s.start);
+    (steps[step].start, to)
+}

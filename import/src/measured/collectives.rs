@@ -1,0 +1,246 @@
+//! Collectives: bytes, totals, and their time without waits for other ranks.
+
+use crate::attribute::{Attributed, Work};
+use crate::kineto::{Collective, Trace};
+use shardlab_plan::ir::{COMPUTE, CollectiveKind, InstrId};
+use shardlab_plan::record::{CollectiveStats, Span};
+use shardlab_plan::units::{Bytes, Picos};
+use std::collections::{BTreeMap, HashMap};
+
+/// Bytes of an element type, as PyTorch's profiler names it.
+pub(crate) fn element_bytes(dtype: &str) -> u64 {
+    match dtype {
+        "Double" | "Long" | "ComplexFloat" => 8,
+        "Float" | "Int" => 4,
+        "BFloat16" | "Half" | "Short" => 2,
+        _ => 1,
+    }
+}
+
+/// Payload of a collective: the full side.
+#[must_use]
+pub fn bytes_of(collective: &Collective) -> u64 {
+    let elements = collective.elements_in.max(collective.elements_out);
+    elements * element_bytes(&collective.dtype)
+}
+
+/// A collective of one rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CollectiveSpan {
+    /// Device event, an index into [`Trace::device`].
+    pub device: u32,
+    /// Step, an index into the rank's steps.
+    pub step: u32,
+    /// Kind and group.
+    pub key: (Work, String, u64),
+    /// Start and end on the clock of all ranks, nanoseconds.
+    pub span: (i64, i64),
+}
+
+/// Collectives of a rank in the order of their starts.
+#[must_use]
+pub fn of_rank(trace: &Trace, a: &Attributed) -> Vec<CollectiveSpan> {
+    a.work
+        .iter()
+        .filter(|w| w.work.is_collective())
+        .map(|w| {
+            let event = &trace.device[w.device as usize];
+            let described = w.collective.map(|c| &trace.collectives[c as usize]);
+            let group = described.map_or_else(String::new, |c| format!("{} {}", c.group, c.ranks));
+            CollectiveSpan {
+                device: w.device,
+                step: w.place.step,
+                key: (w.work, group, described.map_or(0, bytes_of)),
+                span: (event.start + trace.head.base, event.end + trace.head.base),
+            }
+        })
+        .collect()
+}
+
+/// Time of a collective without waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pure {
+    /// Least end over all ranks minus latest start, nanoseconds.
+    pub alone: i64,
+    /// How long this rank waited for the last one, nanoseconds.
+    pub waited: i64,
+}
+
+/// Times of the first rank's collectives without waits, by device event; how many have no
+/// counterpart on any rank; and by rank how long the others waited for it.
+#[must_use]
+pub fn pure_times(ranks: &[&[CollectiveSpan]]) -> (BTreeMap<u32, Pure>, usize, Vec<i64>) {
+    let mut late = vec![0; ranks.len()];
+    let mut found = BTreeMap::new();
+    let Some((first, others)) = ranks.split_first() else {
+        return (found, 0, late);
+    };
+    if others.is_empty() {
+        return (found, 0, late);
+    }
+    // The n-th collective of one kind, group and size of a step is the same on every rank.
+    let numbered = |rank: &[CollectiveSpan]| {
+        let mut seen: HashMap<(u32, (Work, String, u64)), u32> = HashMap::new();
+        let mut all = HashMap::new();
+        for c in rank {
+            let n = seen.entry((c.step, c.key.clone())).or_default();
+            all.insert((c.step, c.key.clone(), *n), c.span);
+            *n += 1;
+        }
+        all
+    };
+    let others: Vec<_> = others.iter().map(|r| numbered(r)).collect();
+    let mut seen: HashMap<(u32, (Work, String, u64)), u32> = HashMap::new();
+    let mut alone = 0;
+    for c in *first {
+        let n = seen.entry((c.step, c.key.clone())).or_default();
+        let key = (c.step, c.key.clone(), *n);
+        *n += 1;
+        // Ranks outside of its group do not take part.
+        let spans: Vec<(usize, (i64, i64))> = std::iter::once((0, c.span))
+            .chain(
+                others
+                    .iter()
+                    .enumerate()
+                    .filter_map(|(i, o)| Some((i + 1, *o.get(&key)?))),
+            )
+            .collect();
+        if spans.len() == 1 {
+            alone += 1;
+            continue;
+        }
+        let all = || spans.iter().map(|s| s.1);
+        let start = all().map(|s| s.0).max().unwrap_or(c.span.0);
+        let end = all().map(|s| s.1).min().unwrap_or(c.span.1);
+        let second = all()
+            .map(|s| s.0)
+            .filter(|s| *s < start)
+            .max()
+            .unwrap_or(start);
+        if let Some((last, _)) = spans.iter().find(|(_, s)| s.0 == start) {
+            late[*last] += start - second;
+        }
+        found.insert(
+            c.device,
+            Pure {
+                // Clocks of several hosts may differ: a collective does not take less than nothing.
+                alone: (end - start).clamp(0, c.span.1 - c.span.0),
+                waited: (start - c.span.0).max(0),
+            },
+        );
+    }
+    (found, alone, late)
+}
+
+/// Totals by kind, over a step's spans.
+pub(super) fn stats(
+    spans: &[Span],
+    work: &dyn Fn(InstrId) -> Option<Work>,
+    bytes: &dyn Fn(InstrId) -> u64,
+) -> BTreeMap<CollectiveKind, CollectiveStats> {
+    let on_compute = |want: fn(Work) -> bool| {
+        let of = spans
+            .iter()
+            .filter(|s| s.stream == COMPUTE && work(s.instr).is_some_and(want));
+        union(of.map(|s| (s.start.0, s.end.0)).collect())
+    };
+    let compute = on_compute(|_| true);
+    let products = on_compute(|w| matches!(w, Work::Gemm | Work::Attention));
+    let mut stats: BTreeMap<CollectiveKind, CollectiveStats> = BTreeMap::new();
+    let mut running: BTreeMap<CollectiveKind, Vec<(u64, u64)>> = BTreeMap::new();
+    for span in spans {
+        let kind = match work(span.instr) {
+            Some(Work::AllGather) => CollectiveKind::AllGather,
+            Some(Work::ReduceScatter) => CollectiveKind::ReduceScatter,
+            Some(Work::AllReduce) => CollectiveKind::AllReduce,
+            Some(Work::OtherCollective) => CollectiveKind::AllToAll,
+            _ => continue,
+        };
+        let entry = stats.entry(kind).or_default();
+        entry.count += 1;
+        entry.bytes += Bytes(bytes(span.instr));
+        let over = overlap(&products, &[(span.start.0, span.end.0)]);
+        entry.overlapped_with_gemm += u32::from(over > 0);
+        running
+            .entry(kind)
+            .or_default()
+            .push((span.start.0, span.end.0));
+    }
+    for (kind, list) in running {
+        let merged = union(list);
+        let busy: u64 = merged.iter().map(|i| i.1 - i.0).sum();
+        let entry = stats.entry(kind).or_default();
+        entry.busy = Picos(busy);
+        entry.exposed = Picos(busy - overlap(&merged, &compute));
+    }
+    stats
+}
+
+/// Sorted, disjoint intervals of the same times.
+pub(super) fn union(mut list: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+    list.sort_unstable();
+    let mut merged: Vec<(u64, u64)> = Vec::with_capacity(list.len());
+    for (start, end) in list {
+        match merged.last_mut() {
+            Some(last) if start <= last.1 => last.1 = last.1.max(end),
+            _ => merged.push((start, end)),
+        }
+    }
+    merged
+}
+
+fn overlap(a: &[(u64, u64)], b: &[(u64, u64)]) -> u64 {
+    let (mut i, mut j, mut total) = (0, 0, 0);
+    while i < a.len() && j < b.len() {
+        let (start, end) = (a[i].0.max(b[j].0), a[i].1.min(b[j].1));
+        total += end.saturating_sub(start);
+        if a[i].1 < b[j].1 {
+            i += 1;
+        } else {
+            j += 1;
+        }
+    }
+    total
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn span(device: u32, bytes: u64, span: (i64, i64)) -> CollectiveSpan {
+        CollectiveSpan {
+            device,
+            step: 0,
+            key: (Work::AllGather, "0".into(), bytes),
+            span,
+        }
+    }
+
+    #[test]
+    fn pure_time_starts_with_the_last_rank() {
+        let a = [
+            span(1, 8, (0, 100)),
+            span(2, 8, (110, 150)),
+            span(3, 4, (200, 210)),
+        ];
+        let b = [span(9, 8, (60, 101)), span(8, 8, (100, 149))];
+        let (pure, alone, late) = pure_times(&[&a, &b]);
+        assert_eq!(
+            pure[&1],
+            Pure {
+                alone: 40,
+                waited: 60
+            }
+        );
+        assert_eq!(
+            pure[&2],
+            Pure {
+                alone: 39,
+                waited: 0
+            }
+        );
+        assert_eq!((pure.len(), alone), (2, 1));
+        assert_eq!(late, [10, 60]);
+        assert!(pure_times(&[&a]).0.is_empty());
+    }
+}

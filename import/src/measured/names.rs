@@ -1,0 +1,179 @@
+//! Names of instructions, and floating-point operations from shapes.
+
+use crate::attribute::{Attributed, Placed, Work, short};
+use crate::kineto::{DeviceKind, Trace};
+use std::collections::HashMap;
+
+/// Names by index.
+#[derive(Default)]
+pub(super) struct Table {
+    known: HashMap<String, u32>,
+    all: Vec<String>,
+}
+
+impl Table {
+    pub(super) fn index(&mut self, name: &str) -> u32 {
+        if let Some(&i) = self.known.get(name) {
+            return i;
+        }
+        let i = self.all.len() as u32;
+        self.known.insert(name.to_owned(), i);
+        self.all.push(name.to_owned());
+        i
+    }
+
+    pub(super) fn into_vec(self) -> Vec<String> {
+        self.all
+    }
+}
+
+/// Name of a piece of device work, as programs name theirs where they have the same: that of a
+/// collective, of an operator without its namespace, of a compiled kernel.
+pub(super) fn of(trace: &Trace, a: &Attributed, work: &Placed) -> String {
+    let event = &trace.device[work.device as usize];
+    let kernel = short(trace.name(event.name));
+    match work.work {
+        Work::AllGather => return "all_gather".into(),
+        Work::ReduceScatter => return "reduce_scatter".into(),
+        Work::AllReduce => return "all_reduce".into(),
+        Work::OtherCollective => {
+            let named = work
+                .collective
+                .map(|c| trace.collectives[c as usize].name.clone());
+            return named.unwrap_or_else(|| kernel.to_owned());
+        }
+        _ => {}
+    }
+    if kernel.starts_with("triton_") {
+        return kernel.to_owned();
+    }
+    if event.kind == DeviceKind::Copy {
+        let input = trace.name(event.name).contains("HtoD");
+        return if input { "input" } else { "copy" }.into();
+    }
+    let operator = work.operator.and_then(|o| {
+        a.tree
+            .around(o as usize)
+            .map(|o| trace.name(trace.host[o].name))
+            .find(|n| n.contains("::") && !n.starts_with("autograd") && !n.starts_with("FSDP"))
+    });
+    match operator {
+        Some(name) => {
+            let plain = name
+                .rsplit("::")
+                .next()
+                .unwrap_or(name)
+                .trim_end_matches('_');
+            alias(plain, trace.name(event.name), work.work).to_owned()
+        }
+        None => kernel.to_owned(),
+    }
+}
+
+/// What programs call the kernels of an operator, where they have another name for it.
+fn alias<'a>(operator: &'a str, kernel: &str, work: Work) -> &'a str {
+    let backward = operator.contains("backward");
+    match operator {
+        _ if work == Work::Attention && backward => "attention_backward",
+        _ if work == Work::Attention => "attention",
+        "_chunk_cat" => "chunk_cat",
+        "split_with_sizes_copy" => "split_copy_out",
+        "_foreach_copy" => "multi_copy",
+        "_fused_rms_norm" => "rms_norm",
+        "_fused_rms_norm_backward" if kernel.contains("GammaBeta") => "rms_norm_weight_backward",
+        "_fused_rms_norm_backward" => "rms_norm_backward",
+        "native_layer_norm" => "layer_norm",
+        "_log_softmax" => "log_softmax",
+        "_log_softmax_backward_data" => "log_softmax_backward",
+        "nll_loss_forward" => "nll_loss",
+        "embedding_dense_backward" => "embedding_backward",
+        "index_select" | "gather" if work == Work::Memory => "embedding",
+        "_fused_adamw" => "adamw",
+        other => other,
+    }
+}
+
+/// The rule that issues a collective in programs: a prefetch, or on demand.
+pub(super) fn rule(trace: &Trace, a: &Attributed, work: &Placed) -> &'static str {
+    let prefetched = || {
+        let around = work
+            .operator
+            .into_iter()
+            .flat_map(|o| a.tree.around(o as usize));
+        let mut names = around.map(|o| trace.name(trace.host[o].name));
+        names.any(|n| n.contains("_prefetch for "))
+    };
+    match work.work {
+        Work::AllGather if prefetched() => "prefetch",
+        Work::AllGather => "unshard",
+        Work::ReduceScatter | Work::AllReduce => "reduce",
+        _ => IMPORTED,
+    }
+}
+
+/// The rule of all else.
+pub(super) const IMPORTED: &str = "imported";
+
+/// Floating-point operations of a matrix product, from the shapes of its operator.
+pub(super) fn flops(trace: &Trace, work: &Placed) -> u64 {
+    if work.work != Work::Gemm {
+        return 0;
+    }
+    let Some(event) = work.operator.map(|o| &trace.host[o as usize]) else {
+        return 0;
+    };
+    let Some(inputs) = event.inputs.map(|i| &trace.inputs[i as usize]) else {
+        return 0;
+    };
+    let shapes = shapes(trace.name(inputs.dims));
+    let name = trace.name(event.name);
+    let (a, b) = match name.rsplit("::").next().unwrap_or(name) {
+        "mm" | "bmm" | "_scaled_mm" => (shapes.first(), shapes.get(1)),
+        "addmm" | "baddbmm" => (shapes.get(1), shapes.get(2)),
+        _ => return 0,
+    };
+    match (a, b) {
+        (Some(a), Some(b)) if a.len() >= 2 && b.len() == a.len() => {
+            2 * a.iter().product::<u64>() * b.last().copied().unwrap_or(0)
+        }
+        _ => 0,
+    }
+}
+
+/// Shapes of tensors in `Input Dims`; lists of tensors give theirs in a row, and scalars an empty
+/// one.
+pub(crate) fn shapes(dims: &str) -> Vec<Vec<u64>> {
+    let Ok(values) = serde_json::from_str::<Vec<serde_json::Value>>(dims) else {
+        return Vec::new();
+    };
+    let shape = |v: &serde_json::Value| -> Option<Vec<u64>> {
+        v.as_array()?
+            .iter()
+            .map(serde_json::Value::as_u64)
+            .collect()
+    };
+    let mut all = Vec::new();
+    for value in &values {
+        match shape(value) {
+            Some(own) => all.push(own),
+            None => all.extend(value.as_array().into_iter().flatten().filter_map(shape)),
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shapes_are_read_from_dimensions() {
+        assert_eq!(shapes("[[2, 3], [], [4]]"), [vec![2, 3], vec![], vec![4]]);
+        assert_eq!(
+            shapes("[[[1024], [32000, 1024]], [], [2, 5]]"),
+            [vec![1024], vec![32000, 1024], vec![], vec![2, 5]]
+        );
+        assert!(shapes("nonsense").is_empty());
+        assert!(shapes("").is_empty());
+    }
+}

@@ -1,0 +1,56 @@
+//! Texts that occur many times, each kept once.
+
+use std::collections::HashMap;
+
+/// Index of a text in [`Names`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NameId(u32);
+
+/// Texts by their index, in the order in which they were first met.
+#[derive(Clone, Debug, Default)]
+pub struct Names {
+    known: HashMap<Box<str>, NameId>,
+    all: Vec<Box<str>>,
+}
+
+impl Names {
+    /// Returns the index of a text.
+    pub fn id(&mut self, text: &str) -> NameId {
+        if let Some(&id) = self.known.get(text) {
+            return id;
+        }
+        let id = NameId(self.all.len() as u32);
+        self.known.insert(text.into(), id);
+        self.all.push(text.into());
+        id
+    }
+
+    /// Returns the text of an index that these names gave.
+    #[must_use]
+    pub fn get(&self, id: NameId) -> &str {
+        &self.all[id.0 as usize]
+    }
+
+    /// Returns the number of texts.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    /// Returns whether there is no text.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// Returns what a function says of each text, by index.
+    pub(crate) fn map<T>(&self, of: impl Fn(&str) -> T) -> Vec<T> {
+        self.all.iter().map(|text| of(text)).collect()
+    }
+}
+
+impl NameId {
+    pub(crate) const fn index(self) -> usize {
+        self.0 as usize
+    }
+}

@@ -1,0 +1,217 @@
+//! Traces of several ranks: whether they belong together, and what one says of another.
+
+use crate::ImportError;
+use crate::attribute::{Attributed, Steps};
+use crate::kineto::{Head, Trace};
+use crate::measured::{CollectiveSpan, StepTime, of_rank, origin, samples, step_times};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+
+/// What is kept of a rank's trace when it is gone.
+#[derive(Clone, Debug)]
+pub(crate) struct Rank {
+    pub(crate) rank: u32,
+    pub(crate) path: PathBuf,
+    pub(crate) head: Head,
+    pub(crate) collectives: Vec<CollectiveSpan>,
+    pub(crate) times: Vec<StepTime>,
+    /// Numbers of `ProfilerStep` marks.
+    pub(crate) marks: Vec<u64>,
+    /// First and last time, nanoseconds since 1970.
+    pub(crate) span: (i64, i64),
+    pub(crate) time: (u64, u64),
+    pub(crate) notes: Vec<String>,
+}
+
+/// A rank in the result.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct RankSummary {
+    /// Rank.
+    pub rank: u32,
+    /// File.
+    pub file: String,
+    /// Median step time, milliseconds.
+    pub step_ms: Option<f64>,
+    /// How long the other ranks waited in collectives for this one, milliseconds over the whole
+    /// trace.
+    pub late_ms: f64,
+    /// Share of device time with a place.
+    pub attributed_share: f64,
+}
+
+impl Rank {
+    pub(crate) fn new(rank: u32, path: &Path, trace: &Trace, a: &Attributed) -> Self {
+        let first = origin(trace);
+        let last = trace.device.iter().map(|d| d.end).max().unwrap_or(first);
+        let marks = trace.host.iter().filter_map(|e| {
+            trace
+                .name(e.name)
+                .strip_prefix("ProfilerStep#")?
+                .parse()
+                .ok()
+        });
+        Self {
+            rank,
+            path: path.to_owned(),
+            head: trace.head.clone(),
+            collectives: of_rank(trace, a),
+            times: step_times(trace, a),
+            marks: marks.collect(),
+            span: (first + trace.head.base, last + trace.head.base),
+            time: a.time,
+            notes: trace.notes.clone(),
+        }
+    }
+
+    pub(crate) fn summary(&self, late: i64) -> RankSummary {
+        let mut ms: Vec<f64> = samples(&self.times).iter().map(|t| t.ms()).collect();
+        ms.sort_by(f64::total_cmp);
+        RankSummary {
+            rank: self.rank,
+            file: self.path.display().to_string(),
+            step_ms: ms.get(ms.len().saturating_sub(1) / 2).copied(),
+            late_ms: late as f64 / 1e6,
+            attributed_share: share(self.time),
+        }
+    }
+}
+
+pub(crate) fn share(time: (u64, u64)) -> f64 {
+    if time.1 == 0 {
+        0.0
+    } else {
+        time.0 as f64 / time.1 as f64
+    }
+}
+
+/// The rank of a file: what the trace says, else the last number behind `rank` in its name, else
+/// its place.
+pub(crate) fn rank_of(said: Option<u32>, path: &Path, place: usize) -> u32 {
+    let name = path
+        .file_name()
+        .map(|n| n.to_string_lossy().to_ascii_lowercase())
+        .unwrap_or_default();
+    let named = || {
+        let (_, rest) = name.rsplit_once("rank")?;
+        let rest = rest.trim_start_matches(['-', '_', '.']);
+        let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+        digits.parse().ok()
+    };
+    said.or_else(named)
+        .unwrap_or_else(|| u32::try_from(place).unwrap_or(u32::MAX))
+}
+
+/// Refuses traces that do not belong together.
+pub(crate) fn check(ranks: &[Rank]) -> Result<(), ImportError> {
+    let Some((first, others)) = ranks.split_first() else {
+        return Ok(());
+    };
+    let refuse = |text: String| Err(ImportError::Arguments(text));
+    let file = |r: &Rank| r.path.display().to_string();
+    for (i, other) in others.iter().enumerate() {
+        let pair = format!("{} and {}", file(first), file(other));
+        if let Some(same) = ranks[..=i].iter().find(|r| r.rank == other.rank) {
+            return refuse(format!(
+                "{} and {}: both are of rank {}; give one trace per rank of one job",
+                file(same),
+                file(other),
+                other.rank
+            ));
+        }
+        if let (Some(a), Some(b)) = (first.head.world_size, other.head.world_size)
+            && a != b
+        {
+            return refuse(format!(
+                "{pair}: traces of different jobs: one has {a} ranks, the other {b}"
+            ));
+        }
+        if first.marks != other.marks && !first.marks.is_empty() && !other.marks.is_empty() {
+            return refuse(format!(
+                "{pair}: the ranks show different steps: ProfilerStep {} and {}",
+                list(&first.marks),
+                list(&other.marks)
+            ));
+        }
+        if first.span.1 < other.span.0 || other.span.1 < first.span.0 {
+            let apart = (other.span.0 - first.span.1).max(first.span.0 - other.span.1) as f64 / 1e9;
+            return refuse(format!(
+                "{pair}: the traces do not overlap in time ({apart:.1} s lie between them): they show different steps or jobs"
+            ));
+        }
+        if first.times.len() != other.times.len() {
+            return refuse(format!(
+                "{pair}: the ranks show different steps: {} and {} of them",
+                first.times.len(),
+                other.times.len()
+            ));
+        }
+        if differ(first, other) {
+            return refuse(format!(
+                "{pair}: the ranks issue different collectives in the same step: traces of different jobs, or of pipeline stages, which are not supported"
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn list(marks: &[u64]) -> String {
+    marks
+        .iter()
+        .map(|m| format!("#{m}"))
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+/// Whether the kinds and sizes of a step's collectives have little in common.
+fn differ(a: &Rank, b: &Rank) -> bool {
+    let of = |r: &Rank| {
+        let step = r.times.last().map(|t| t.step);
+        let mut keys: Vec<_> = r
+            .collectives
+            .iter()
+            .filter(|c| Some(c.step) == step)
+            .map(|c| (c.key.0, c.key.2))
+            .collect();
+        keys.sort_unstable();
+        keys
+    };
+    let (a, b) = (of(a), of(b));
+    if a.is_empty() || b.is_empty() {
+        return a.len() != b.len();
+    }
+    let mut rest = b.clone();
+    let common = a
+        .iter()
+        .filter(|k| {
+            rest.iter()
+                .position(|r| r == *k)
+                .map(|i| rest.swap_remove(i))
+                .is_some()
+        })
+        .count();
+    common * 2 < a.len().max(b.len())
+}
+
+/// Whether steps were found at all, as a phrase for the user.
+pub(crate) fn found_by(steps: &Steps) -> &'static str {
+    steps.found_by
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_told_by_name() {
+        for (name, expected) in [
+            ("rank3_trace.json.gz", 3),
+            ("megatron-rank-12.json", 12),
+            ("job_rank_0.pickle", 0),
+            ("trace.json", 7),
+            ("ranking.json", 7),
+        ] {
+            assert_eq!(rank_of(None, Path::new(name), 7), expected, "{name}");
+        }
+        assert_eq!(rank_of(Some(5), Path::new("rank3.json"), 7), 5);
+    }
+}

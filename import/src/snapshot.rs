@@ -1,0 +1,326 @@
+//! Memory snapshots (`torch.cuda.memory._dump_snapshot`): the peak by role and unit, and
+//! out-of-memory events.
+//!
+//! The history is a ring buffer, so it may begin in the middle of a run. What was allocated before
+//! follows from the state at the end, less what the history adds.
+
+mod roles;
+
+use crate::ImportError;
+use crate::attribute::{common_prefix, without};
+use crate::pickle::{self, Value};
+use roles::Places;
+use serde::Serialize;
+use std::collections::{BTreeMap, HashMap};
+use std::io::Read;
+use std::path::Path;
+
+/// Who holds what was allocated before the history began.
+pub const BEFORE: &str = "before the history";
+
+/// What a snapshot says of one device.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct SnapshotReport {
+    /// Device.
+    pub device: u32,
+    /// Events of the history.
+    pub events: usize,
+    /// Bytes allocated before the history began; 0 where it covers the whole run.
+    pub before_bytes: u64,
+    /// Peak of allocated bytes within the history.
+    pub peak_allocated_bytes: u64,
+    /// Peak of reserved bytes within the history.
+    pub peak_reserved_bytes: u64,
+    /// Allocated and reserved bytes at the end.
+    pub end_allocated_bytes: u64,
+    /// Reserved bytes at the end.
+    pub end_reserved_bytes: u64,
+    /// Largest free block at the end.
+    pub largest_free_bytes: u64,
+    /// Segments at the end.
+    pub segments: usize,
+    /// Bytes at the peak by role, largest first.
+    pub by_role: Vec<Share>,
+    /// Bytes at the peak by unit, largest first.
+    pub by_unit: Vec<Share>,
+    /// Allocations that failed.
+    pub out_of_memory: Vec<OutOfMemory>,
+    /// Events of unknown kinds, by kind.
+    pub unknown: BTreeMap<String, u64>,
+    /// Settings of the allocator that are not the default.
+    pub settings: BTreeMap<String, String>,
+    /// What cannot be told.
+    pub notes: Vec<String>,
+}
+
+/// Bytes of a role or unit.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Share {
+    /// Role or unit.
+    pub name: String,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// An allocation that failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct OutOfMemory {
+    /// Bytes that were asked for.
+    pub requested_bytes: u64,
+    /// Bytes that the device had free.
+    pub device_free_bytes: u64,
+    /// Bytes that were missing on the device.
+    pub missing_bytes: u64,
+    /// Bytes allocated at that time.
+    pub allocated_bytes: u64,
+    /// Bytes that the allocator held without use.
+    pub reserved_unused_bytes: u64,
+}
+
+/// Reads a snapshot.
+///
+/// # Errors
+/// When the file is no snapshot, is cut off, or holds code.
+pub fn read(mut from: impl Read, path: &Path) -> Result<Vec<SnapshotReport>, ImportError> {
+    let mut bytes = Vec::new();
+    from.read_to_end(&mut bytes)
+        .map_err(|e| ImportError::io(path, e))?;
+    let value = pickle::read(&bytes).map_err(|e| ImportError::invalid(path, e.to_string()))?;
+    let Some(segments) = value.get("segments") else {
+        return Err(ImportError::invalid(
+            path,
+            "a memory snapshot has `segments`; this one has none",
+        ));
+    };
+    let traces = value.get("device_traces").map_or(&[][..], Value::items);
+    let annotations = value
+        .get("external_annotations")
+        .map_or(&[][..], Value::items);
+    let mut devices: Vec<u32> = segments
+        .items()
+        .iter()
+        .map(|s| number(s, "device") as u32)
+        .collect();
+    let with_history = traces
+        .iter()
+        .enumerate()
+        .filter(|(_, t)| !t.items().is_empty());
+    devices.extend(with_history.map(|(i, _)| i as u32));
+    devices.sort_unstable();
+    devices.dedup();
+    if devices.is_empty() {
+        return Err(ImportError::invalid(
+            path,
+            "the snapshot has neither segments nor a history",
+        ));
+    }
+    let report = |&device: &u32| {
+        let own: Vec<&Value> = segments
+            .items()
+            .iter()
+            .filter(|s| number(s, "device") == u64::from(device))
+            .collect();
+        let history = traces.get(device as usize).map_or(&[][..], Value::items);
+        let annotations: Vec<&Value> = annotations
+            .iter()
+            .filter(|a| number(a, "device") == u64::from(device))
+            .collect();
+        let mut report = device_report(device, &own, history, &annotations);
+        report.settings = settings(value.get("allocator_settings"));
+        let names: Vec<String> = report.by_unit.iter().map(|u| u.name.clone()).collect();
+        let prefix = common_prefix(&names);
+        for unit in &mut report.by_unit {
+            unit.name = without(&unit.name, &prefix);
+        }
+        report
+    };
+    Ok(devices.iter().map(report).collect())
+}
+
+fn number(value: &Value, key: &str) -> u64 {
+    value
+        .get(key)
+        .and_then(Value::int)
+        .map_or(0, |n| u64::try_from(n).unwrap_or(0))
+}
+
+fn text<'a>(value: &'a Value, key: &str) -> &'a str {
+    value.get(key).and_then(Value::text).unwrap_or_default()
+}
+
+/// Settings that differ from PyTorch's defaults.
+fn settings(value: Option<&Value>) -> BTreeMap<String, String> {
+    let pairs = value.map_or(&[][..], Value::pairs);
+    let shown = pairs.iter().filter_map(|(key, value)| {
+        let key = key.text()?;
+        let differs = match (key, value) {
+            ("PYTORCH_CUDA_ALLOC_CONF" | "PYTORCH_ALLOC_CONF", Value::Text(conf)) => {
+                !conf.is_empty()
+            }
+            ("max_split_size", Value::Int(n)) => *n >= 0,
+            ("garbage_collection_threshold", Value::Float(x)) => *x > 0.0,
+            ("expandable_segments", Value::Bool(on)) => *on,
+            _ => false,
+        };
+        let shown = match value {
+            Value::Text(text) => text.to_string(),
+            Value::Int(n) => n.to_string(),
+            Value::Float(x) => x.to_string(),
+            Value::Bool(b) => b.to_string(),
+            _ => return None,
+        };
+        differs.then(|| (key.to_owned(), shown))
+    });
+    shown.collect()
+}
+
+struct Live {
+    bytes: u64,
+    role: &'static str,
+    unit: String,
+}
+
+fn device_report(
+    device: u32,
+    segments: &[&Value],
+    history: &[Value],
+    annotations: &[&Value],
+) -> SnapshotReport {
+    let mut report = SnapshotReport {
+        device,
+        events: history.len(),
+        segments: segments.len(),
+        ..SnapshotReport::default()
+    };
+    for segment in segments {
+        report.end_reserved_bytes += number(segment, "total_size");
+        for block in segment.get("blocks").map_or(&[][..], Value::items) {
+            match text(block, "state") {
+                "active_allocated" => report.end_allocated_bytes += number(block, "size"),
+                "inactive" => {
+                    report.largest_free_bytes = report.largest_free_bytes.max(number(block, "size"))
+                }
+                _ => {}
+            }
+        }
+    }
+    let (mut added, mut reserved) = (0_i64, 0_i64);
+    for event in history {
+        let size = number(event, "size").cast_signed();
+        match text(event, "action") {
+            "alloc" => added += size,
+            "free_requested" | "free" => added -= size,
+            "segment_alloc" | "segment_map" => reserved += size,
+            "segment_free" | "segment_unmap" => reserved -= size,
+            "free_completed" | "snapshot" | "oom" | "annotate" | "workspace_snapshot" => {}
+            other => *report.unknown.entry(other.to_owned()).or_default() += 1,
+        }
+    }
+    let mut allocated = report
+        .end_allocated_bytes
+        .cast_signed()
+        .saturating_sub(added);
+    let mut held = report
+        .end_reserved_bytes
+        .cast_signed()
+        .saturating_sub(reserved);
+    if allocated < 0 {
+        report.notes.push(
+            "the history frees more than it allocates and the end state holds: it is not complete"
+                .into(),
+        );
+    }
+    report.before_bytes = u64::try_from(allocated).unwrap_or(0);
+    report.peak_allocated_bytes = report.before_bytes;
+    report.peak_reserved_bytes = u64::try_from(held).unwrap_or(0);
+    if report.before_bytes > 0 {
+        report.notes.push(
+            "the history begins in the middle of the run: what was allocated before has no frames"
+                .into(),
+        );
+    }
+    if history.is_empty() {
+        report
+            .notes
+            .push("there is no history: only the state at the end is known".into());
+        report.peak_allocated_bytes = report.end_allocated_bytes;
+        report.peak_reserved_bytes = report.end_reserved_bytes;
+    }
+    let mut places = Places::new(annotations);
+    let mut live: HashMap<u64, Live> = HashMap::new();
+    let mut before = report.before_bytes;
+    for event in history {
+        let (address, size) = (number(event, "addr"), number(event, "size"));
+        match text(event, "action") {
+            "alloc" => {
+                allocated += size.cast_signed();
+                let (role, unit) = places.of(event);
+                live.insert(
+                    address,
+                    Live {
+                        bytes: size,
+                        role,
+                        unit,
+                    },
+                );
+            }
+            "free_requested" | "free" => {
+                allocated -= size.cast_signed();
+                if live.remove(&address).is_none() {
+                    before = before.saturating_sub(size);
+                }
+            }
+            "segment_alloc" | "segment_map" => held += size.cast_signed(),
+            "segment_free" | "segment_unmap" => held -= size.cast_signed(),
+            "oom" => {
+                let free = number(event, "device_free");
+                report.out_of_memory.push(OutOfMemory {
+                    requested_bytes: size,
+                    device_free_bytes: free,
+                    missing_bytes: size.saturating_sub(free),
+                    allocated_bytes: u64::try_from(allocated).unwrap_or(0),
+                    reserved_unused_bytes: u64::try_from(held - allocated).unwrap_or(0),
+                });
+            }
+            _ => {}
+        }
+        report.peak_reserved_bytes = report
+            .peak_reserved_bytes
+            .max(u64::try_from(held).unwrap_or(0));
+        let now = u64::try_from(allocated).unwrap_or(0);
+        if now > report.peak_allocated_bytes
+            || report.by_role.is_empty() && now == report.peak_allocated_bytes
+        {
+            report.peak_allocated_bytes = now;
+            (report.by_role, report.by_unit) = shares(&live, before);
+        }
+    }
+    report
+}
+
+type Shares = (Vec<Share>, Vec<Share>);
+
+fn shares(live: &HashMap<u64, Live>, before: u64) -> Shares {
+    let mut roles: BTreeMap<&str, u64> = BTreeMap::new();
+    let mut units: BTreeMap<&str, u64> = BTreeMap::new();
+    for one in live.values() {
+        *roles.entry(one.role).or_default() += one.bytes;
+        *units.entry(&one.unit).or_default() += one.bytes;
+    }
+    if before > 0 {
+        roles.insert(BEFORE, before);
+        units.insert(BEFORE, before);
+    }
+    let sorted = |map: BTreeMap<&str, u64>| {
+        let mut all: Vec<Share> = map
+            .into_iter()
+            .map(|(name, bytes)| Share {
+                name: name.to_owned(),
+                bytes,
+            })
+            .collect();
+        all.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
+        all
+    };
+    (sorted(roles), sorted(units))
+}

@@ -1,0 +1,308 @@
+//! Files: globs, gzip, and which format a file has, by its content.
+
+use crate::ImportError;
+use flate2::read::MultiGzDecoder;
+use std::fs::File;
+use std::io::{self, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::thread;
+
+/// Bytes at the start of a file that tell its format.
+const PROBE: usize = 64 << 10;
+/// Bytes that the decompressing thread hands over at a time, and how many such pieces wait.
+const PIECE: usize = 1 << 20;
+const WAITING: usize = 4;
+
+/// What a file holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// Trace of the PyTorch profiler (Kineto) in Chrome's JSON format.
+    Kineto,
+    /// Execution trace of PyTorch's `ExecutionTraceObserver`.
+    ExecutionTrace,
+    /// CUDA memory snapshot, a pickle.
+    Snapshot,
+    /// Dump of NCCL's flight recorder, a pickle or JSON.
+    Flight,
+}
+
+impl Format {
+    /// Name in messages.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Kineto => "Kineto trace",
+            Self::ExecutionTrace => "execution trace",
+            Self::Snapshot => "memory snapshot",
+            Self::Flight => "flight record",
+        }
+    }
+}
+
+/// Expands globs into files, sorted and each once. A name without a match is an error.
+///
+/// # Errors
+/// When an argument names no file or is no valid glob.
+pub fn expand(arguments: &[PathBuf]) -> Result<Vec<PathBuf>, ImportError> {
+    let mut files = Vec::new();
+    for argument in arguments {
+        if argument.is_dir() {
+            return Err(ImportError::Arguments(format!(
+                "{}: is a folder; give its files, for example '{}/*.json.gz'",
+                argument.display(),
+                argument.display()
+            )));
+        }
+        let text = argument.to_string_lossy();
+        // A file that exists is itself, whatever characters its name has.
+        if argument.exists() || !text.contains(['*', '?', '[']) {
+            files.push(argument.clone());
+            continue;
+        }
+        let found = glob::glob(&text)
+            .map_err(|e| ImportError::Arguments(format!("{text}: not a valid glob: {e}")))?;
+        let before = files.len();
+        for path in found {
+            files.push(path.map_err(|e| ImportError::io(e.path(), io::ErrorKind::Other.into()))?);
+        }
+        if files.len() == before {
+            return Err(ImportError::Arguments(format!("{text}: no file matches")));
+        }
+    }
+    files.sort();
+    files.dedup();
+    Ok(files)
+}
+
+/// A file, decompressed where it is compressed.
+pub struct Source {
+    head: io::Cursor<Vec<u8>>,
+    rest: Box<dyn Read + Send>,
+}
+
+impl Source {
+    /// Opens a file.
+    ///
+    /// # Errors
+    /// When it cannot be read or is empty.
+    pub fn open(path: &Path) -> Result<Self, ImportError> {
+        let io = |e| ImportError::io(path, e);
+        let mut file = File::open(path).map_err(io)?;
+        let mut magic = [0; 2];
+        let n = fill(&mut file, &mut magic).map_err(io)?;
+        if n == 0 {
+            return Err(ImportError::invalid(path, "the file is empty"));
+        }
+        let whole = io::Cursor::new(magic[..n].to_vec()).chain(file);
+        let mut rest: Box<dyn Read + Send> = if magic == [0x1f, 0x8b] {
+            Box::new(Pieces::of(MultiGzDecoder::new(BufReader::with_capacity(
+                PIECE, whole,
+            ))))
+        } else {
+            Box::new(whole)
+        };
+        let mut head = vec![0; PROBE];
+        let n = fill(&mut rest, &mut head).map_err(io)?;
+        head.truncate(n);
+        if head.is_empty() {
+            return Err(ImportError::invalid(
+                path,
+                "the file is empty after decompression",
+            ));
+        }
+        Ok(Self {
+            head: io::Cursor::new(head),
+            rest,
+        })
+    }
+
+    /// Returns the format of the content; `None` where it is none that can be imported.
+    #[must_use]
+    pub fn format(&self) -> Option<Format> {
+        format(self.head.get_ref())
+    }
+
+    /// Says what the content seems to be instead.
+    #[must_use]
+    pub fn otherwise(&self) -> &'static str {
+        let head = self.head.get_ref().as_slice();
+        if head.starts_with(b"SQLite format 3\0") {
+            "an SQLite database; exports of Nsight Systems are not imported yet"
+        } else if head.starts_with(b"PK") {
+            "a zip archive; unpack it first"
+        } else if head.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) {
+            "compressed with zstd; decompress it first (zstd -d)"
+        } else if head.starts_with(&[0x80]) {
+            "a pickle, but neither a memory snapshot nor a flight record"
+        } else if matches!(
+            head.iter().find(|b| !b.is_ascii_whitespace()),
+            Some(b'{' | b'[')
+        ) {
+            "JSON, but it has neither `traceEvents`, nor the `nodes` of an execution trace, nor the `entries` of a flight record"
+        } else {
+            "of no known format"
+        }
+    }
+}
+
+impl Read for Source {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        match self.head.read(to)? {
+            0 => self.rest.read(to),
+            n => Ok(n),
+        }
+    }
+}
+
+/// Reads until the buffer is full or the end is reached. What comes before an error is kept: a
+/// cut-off gzip file is told of where its content ends.
+fn fill(from: &mut impl Read, to: &mut [u8]) -> io::Result<usize> {
+    let mut n = 0;
+    while n < to.len() {
+        match from.read(&mut to[n..]) {
+            Ok(0) => break,
+            Ok(more) => n += more,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) if n == 0 => return Err(e),
+            Err(_) => break,
+        }
+    }
+    Ok(n)
+}
+
+fn format(head: &[u8]) -> Option<Format> {
+    let has = |needle: &str| memchr::memmem::find(head, needle.as_bytes()).is_some();
+    if head.first() == Some(&0x80) {
+        // Keys of the outermost dictionaries come early in a pickle.
+        return if has("segments") || has("device_traces") {
+            Some(Format::Snapshot)
+        } else if has("pg_config") || has("entries") || has("nccl_version") {
+            Some(Format::Flight)
+        } else {
+            None
+        };
+    }
+    match head.iter().find(|b| !b.is_ascii_whitespace())? {
+        b'[' => (has("\"ph\"")).then_some(Format::Kineto),
+        b'{' if has("\"traceEvents\"") || has("\"ph\"") => Some(Format::Kineto),
+        b'{' if has("\"nodes\"") && has("\"schema\"") => Some(Format::ExecutionTrace),
+        b'{' if has("\"pg_config\"") || has("\"entries\"") => Some(Format::Flight),
+        // The root's small keys may stand before the events in any order.
+        b'{' if has("\"schemaVersion\"") || has("\"deviceProperties\"") => Some(Format::Kineto),
+        _ => None,
+    }
+}
+
+/// What another thread reads ahead.
+struct Pieces {
+    from: Receiver<io::Result<Vec<u8>>>,
+    piece: io::Cursor<Vec<u8>>,
+}
+
+impl Pieces {
+    fn of(mut reader: impl Read + Send + 'static) -> Self {
+        let (to, from) = sync_channel(WAITING);
+        // The thread ends when this side is gone or the file is.
+        thread::spawn(move || {
+            loop {
+                let mut piece = vec![0; PIECE];
+                let (n, error) = fill_or_fail(&mut reader, &mut piece);
+                piece.truncate(n);
+                if n > 0 && to.send(Ok(piece)).is_err() {
+                    return;
+                }
+                match error {
+                    Some(e) => {
+                        let _ = to.send(Err(e));
+                        return;
+                    }
+                    None if n == 0 => return,
+                    None => {}
+                }
+            }
+        });
+        Self {
+            from,
+            piece: io::Cursor::default(),
+        }
+    }
+}
+
+fn fill_or_fail(from: &mut impl Read, to: &mut [u8]) -> (usize, Option<io::Error>) {
+    let mut n = 0;
+    while n < to.len() {
+        match from.read(&mut to[n..]) {
+            Ok(0) => break,
+            Ok(more) => n += more,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return (n, Some(e)),
+        }
+    }
+    (n, None)
+}
+
+impl Read for Pieces {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match self.piece.read(to)? {
+                0 => match self.from.recv() {
+                    Ok(piece) => self.piece = io::Cursor::new(piece?),
+                    Err(_) => return Ok(0),
+                },
+                n => return Ok(n),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn formats_are_told_by_content() {
+        for (text, expected) in [
+            (
+                &b"{\"schemaVersion\": 1, \"traceEvents\": ["[..],
+                Some(Format::Kineto),
+            ),
+            (b" [{\"ph\": \"X\"}]", Some(Format::Kineto)),
+            (
+                b"{\"schema\": \"1.1.1\", \"nodes\": []}",
+                Some(Format::ExecutionTrace),
+            ),
+            (
+                b"{\"version\": \"2.10\", \"pg_config\": {}, \"entries\": []}",
+                Some(Format::Flight),
+            ),
+            (
+                b"\x80\x04}q\x00X\x08\x00\x00\x00segments",
+                Some(Format::Snapshot),
+            ),
+            (b"\x80\x02}X\x07\x00\x00\x00entries", Some(Format::Flight)),
+            (b"\x80\x02}", None),
+            (b"{\"a\": 1}", None),
+            (b"text", None),
+            (b"   ", None),
+        ] {
+            assert_eq!(format(text), expected, "{}", String::from_utf8_lossy(text));
+        }
+    }
+
+    #[test]
+    fn globs_are_expanded_and_missing_ones_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["b.json", "a.json", "[x].json"] {
+            std::fs::write(dir.path().join(name), "{}").unwrap();
+        }
+        let found = expand(&[dir.path().join("?.json"), dir.path().join("a.json")]).unwrap();
+        let names: Vec<_> = found.iter().map(|p| p.file_name().unwrap()).collect();
+        assert_eq!(names, ["a.json", "b.json"]);
+        assert_eq!(expand(&[dir.path().join("[x].json")]).unwrap().len(), 1);
+        let none = expand(&[dir.path().join("*.gz")]).unwrap_err().to_string();
+        assert!(none.ends_with("*.gz: no file matches"), "{none}");
+        let folder = expand(&[dir.path().to_owned()]).unwrap_err().to_string();
+        assert!(folder.contains("is a folder"), "{folder}");
+    }
+}

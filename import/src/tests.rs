@@ -1,0 +1,150 @@
+//! The whole way from a trace's text to a run, on a written trace and on damaged ones.
+
+use crate::attribute::{Attributed, Work, attribute};
+use crate::facts::{self, Ahead, Recompute, Reshard};
+use crate::kineto::{self, Trace};
+use crate::measured::{Labels, measured, step_times, typical};
+use crate::testing;
+use proptest::prelude::*;
+use shardlab_plan::program::Phase;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+fn read(text: &[u8]) -> Option<(Trace, Attributed)> {
+    let trace = kineto::read(text, Path::new("t.json")).ok()?;
+    let attributed = attribute(&trace);
+    Some((trace, attributed))
+}
+
+/// Everything that is done with a trace.
+fn all(text: &[u8]) {
+    let Some((trace, a)) = read(text) else { return };
+    let times = step_times(&trace, &a);
+    let _ = facts::find(&trace, &a, typical(&times).map(|t| t.step));
+    let _ = measured(&trace, &a, &times, &BTreeMap::new(), Labels::default());
+}
+
+#[test]
+fn device_work_has_its_place() {
+    let text = testing::trace();
+    let (trace, a) = read(text.as_bytes()).unwrap();
+    assert_eq!(a.units.names(), ["root", "layers.0", "layers.1"]);
+    assert_eq!(a.steps.all.len(), 2);
+    assert_eq!(a.time.0, a.time.1);
+    let count = |phase: Phase, unit: u32, work: Work| {
+        let found = a
+            .work
+            .iter()
+            .filter(|w| w.place.phase == phase && w.place.unit == unit && w.work == work);
+        found.count()
+    };
+    // In each of two steps.
+    for unit in [1, 2] {
+        assert_eq!(count(Phase::Forward, unit, Work::AllGather), 2);
+        assert_eq!(count(Phase::Forward, unit, Work::Gemm), 2);
+        assert_eq!(count(Phase::Backward, unit, Work::AllGather), 2);
+        assert_eq!(count(Phase::Backward, unit, Work::Gemm), 4, "unit {unit}");
+        assert_eq!(count(Phase::Backward, unit, Work::ReduceScatter), 2);
+    }
+    assert_eq!(count(Phase::Optimizer, 0, Work::Optimizer), 2);
+    assert_eq!(a.work.len(), trace.device.len());
+}
+
+#[test]
+fn facts_follow_from_the_trace() {
+    let (trace, a) = read(testing::trace().as_bytes()).unwrap();
+    let step = typical(&step_times(&trace, &a)).map(|t| t.step);
+    assert_eq!(step, Some(1));
+    let f = facts::find(&trace, &a, step);
+    assert_eq!(f.world_size.unwrap().value, 2);
+    assert_eq!(f.reshard.unwrap().value, Reshard::Always);
+    assert_eq!(f.prefetch_forward.unwrap().value, Ahead::Implicit);
+    assert_eq!(f.recompute.unwrap().value, Recompute::None);
+    assert_eq!(f.accumulation.unwrap().value, 1);
+    assert_eq!(
+        (f.compute.unwrap().value, f.main_params.unwrap().value),
+        ("bf16", "f32")
+    );
+    assert_eq!(f.units[0].gathered, 128);
+}
+
+#[test]
+fn a_run_has_spans_and_flops_of_one_step() {
+    let (trace, a) = read(testing::trace().as_bytes()).unwrap();
+    let times = step_times(&trace, &a);
+    let m = measured(&trace, &a, &times, &BTreeMap::new(), Labels::default());
+    // Two units: gather, product, gather, two products, reduction; and the optimizer.
+    assert_eq!(m.run.spans.len(), 13);
+    assert_eq!(m.streams, ["compute", "all_gather"]);
+    assert_eq!(m.flops, 2 * 2 * 4 * 8 * 16);
+    assert!(m.run.spans.windows(2).all(|w| w[0].issued <= w[1].issued));
+    assert!(
+        m.run
+            .spans
+            .iter()
+            .all(|s| s.issued <= s.start && s.ready <= s.start && s.start < s.end)
+    );
+    assert_eq!(m.run.step_samples.len(), 1);
+    let gaps: u64 = m.run.gaps.iter().map(|g| g.end.0 - g.start.0).sum();
+    assert_eq!(gaps, m.run.exposed_total().0);
+    assert!(m.run.recorded_to > m.run.recorded_from);
+}
+
+#[test]
+fn what_is_not_understood_is_counted() {
+    let (trace, _) = read(testing::trace().as_bytes()).unwrap();
+    assert_eq!(
+        trace.unknown,
+        BTreeMap::from([("of_tomorrow".to_owned(), 1), ("ph Q".to_owned(), 1)])
+    );
+    // Waits are no work.
+    assert_eq!(trace.context["cuda_sync"], 1);
+    let known = trace.host.len() + trace.launches.len() + trace.device.len() + trace.memory.len();
+    let counted: u64 = trace.context.values().chain(trace.unknown.values()).sum();
+    assert_eq!(known as u64 + counted, trace.events);
+    assert_eq!(trace.malformed, 0);
+}
+
+#[test]
+fn a_cut_keeps_what_stands_before_it() {
+    let text = testing::trace();
+    let (whole, _) = read(text.as_bytes()).unwrap();
+    let cut = text.len() / 2;
+    let trace = kineto::read(&text.as_bytes()[..cut], Path::new("t.json")).unwrap();
+    assert!(trace.events > whole.events / 3 && trace.events < whole.events);
+    assert!(trace.notes[0].contains("cut off"), "{:?}", trace.notes);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn no_cut_makes_it_panic(end in 0..testing::trace().len()) {
+        all(&testing::trace().as_bytes()[..end]);
+    }
+
+    #[test]
+    fn no_damage_makes_it_panic(at in 0..testing::trace().len(), to: u8, n in 1_usize..40) {
+        let mut text = testing::trace().into_bytes();
+        let end = (at + n).min(text.len());
+        text[at..end].fill(to);
+        all(&text);
+    }
+
+    #[test]
+    fn every_event_is_counted_whatever_is_missing(drop in prop::collection::vec(0_usize..60, 0..20)) {
+        let text = testing::trace();
+        let mut json: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let events = json["traceEvents"].as_array_mut().unwrap();
+        for at in drop {
+            if at < events.len() {
+                events.remove(at);
+            }
+        }
+        let n = events.len() as u64;
+        let (trace, a) = read(json.to_string().as_bytes()).unwrap();
+        prop_assert_eq!(trace.events, n);
+        let unmatched: u64 = a.unmatched.values().map(|u| u.0).sum();
+        prop_assert_eq!(a.work.len() as u64 + unmatched, trace.device.len() as u64);
+    }
+}

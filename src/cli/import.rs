@@ -1,0 +1,118 @@
+//! `shardlab import`: traces, snapshots and flight records of PyTorch jobs.
+
+mod json;
+mod print;
+mod view;
+
+use super::keep::{SaveByDefault, Saved};
+use super::output::{Failure, Out, Status, say};
+use shardlab_import::{ImportError, RunImport};
+use std::path::{Path, PathBuf};
+
+const NOTES: &str = "\
+FILE is recognized by its content, whatever its name, compressed by gzip or not:
+  trace      JSON of the PyTorch profiler (Kineto): one per rank, of the same steps
+  snapshot   memory snapshot of PyTorch; a pickle with code is refused
+  execution  execution trace of PyTorch: structure without times
+  flight     dump of NCCL's flight recorder, pickle or JSON: one per rank
+
+A trace becomes a measured run that `runs`, `compare`, `explain` and `report` read. What could not be placed is
+counted and listed, and so is what the trace does not determine.
+
+Examples:
+  shardlab import trace.json.gz --name base
+  shardlab import 'iteration_10/rank*_trace.json.gz' --json
+  shardlab import comm_traces/rank_*";
+
+#[derive(clap::Args)]
+#[command(after_help = NOTES)]
+pub(super) struct Args {
+    /// Files or globs
+    #[arg(value_name = "FILE", required = true)]
+    files: Vec<PathBuf>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    save: SaveByDefault,
+}
+
+pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
+    let place = args.save.place()?;
+    if let Some(place) = &place {
+        place.probe()?;
+    }
+    let files = shardlab_import::source::expand(&args.files).map_err(failure)?;
+    let import = shardlab_import::import(&files, &name(&files)).map_err(failure)?;
+    let mut saved = Saved::Unasked;
+    if let (Some(place), Some(run)) = (&place, &import.run) {
+        saved = place.save(&view::of(run))?;
+    }
+    if args.json {
+        out.json(&json::of(&import, saved.id()))?;
+    } else {
+        print::all(&import, out)?;
+    }
+    out.flush()?;
+    saved.say();
+    if place.as_ref().is_some_and(super::keep::Place::is_asked) && import.run.is_none() {
+        say("warning: no trace is among the files, so there is no run to save");
+    }
+    Ok(Status::Done)
+}
+
+/// A failure to import; all but a failure to read is bad input.
+pub(super) fn failure(e: ImportError) -> Failure {
+    match &e {
+        ImportError::Io { source, .. } if source.kind() != std::io::ErrorKind::NotFound => {
+            Failure::run(e)
+        }
+        _ => Failure::bad_input(e),
+    }
+}
+
+/// Name of a run: that of its first file, without what says its rank and format.
+fn name(files: &[PathBuf]) -> String {
+    let first = files.first().and_then(|f| f.file_name());
+    let name = first
+        .map(|n| n.to_string_lossy().into_owned())
+        .unwrap_or_default();
+    let stem = [".gz", ".json", ".pt", ".trace"]
+        .iter()
+        .fold(name.as_str(), |n, end| n.strip_suffix(end).unwrap_or(n));
+    let end = stem.find("rank").unwrap_or(stem.len());
+    let stem = stem[..end].trim_end_matches(['-', '_', '.', '*']);
+    if stem.is_empty() {
+        "trace".to_owned()
+    } else {
+        stem.replace(['*', '?', '[', ']'], "")
+    }
+}
+
+/// A path as a name in messages and comments.
+pub(super) fn shown(path: &Path) -> String {
+    path.display().to_string()
+}
+
+/// Names of a run's units, the root among them where it holds parameters.
+fn units(run: &RunImport) -> Vec<&str> {
+    run.facts.units.iter().map(|u| u.name.as_str()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_named_after_their_files() {
+        for (file, expected) in [
+            ("a/fsdp2-units-rank0.trace.json.gz", "fsdp2-units"),
+            ("trace.json", "trace"),
+            ("rank0_trace.json.gz", "trace"),
+            ("host_1.pt.trace.json", "host_1"),
+            ("job-rank*.json.gz", "job"),
+        ] {
+            assert_eq!(name(&[file.into()]), expected);
+        }
+    }
+}

@@ -1,0 +1,333 @@
+//! What `import` prints for people.
+
+use super::super::output::{Failure, Out};
+use super::super::table::Table;
+use super::units;
+use shardlab_import::flight::{Divergence, FlightReport};
+use shardlab_import::snapshot::{Share, SnapshotReport};
+use shardlab_import::{Import, RunImport, Structure};
+use shardlab_plan::record::{Cause, awaited_units};
+use shardlab_plan::units::{Bytes, count, thousands};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Unmatched names and shares that are listed.
+const LISTED: usize = 8;
+
+pub(super) fn all(import: &Import, out: &mut Out) -> Result<(), Failure> {
+    let mut first = true;
+    let mut apart = |out: &mut Out| -> Result<(), Failure> {
+        if !std::mem::take(&mut first) {
+            out.blank()?;
+        }
+        Ok(())
+    };
+    if let Some(imported) = &import.run {
+        apart(out)?;
+        run(imported, out)?;
+    }
+    for (path, structure) in &import.structure {
+        apart(out)?;
+        execution(path, structure, out)?;
+    }
+    for (path, devices) in &import.snapshots {
+        for device in devices {
+            apart(out)?;
+            snapshot(path, device, out)?;
+        }
+    }
+    if let Some(report) = &import.flight {
+        apart(out)?;
+        flight(report, out)?;
+    }
+    Ok(())
+}
+
+fn run(import: &RunImport, out: &mut Out) -> Result<(), Failure> {
+    let r = &import.measured.run;
+    let ranks = import.ranks.len();
+    out.heading(format_args!(
+        "{}: {} of {} on {}",
+        r.scenario,
+        plural(ranks, "rank"),
+        r.world_size,
+        if r.hardware.is_empty() {
+            "an unknown device"
+        } else {
+            &r.hardware
+        }
+    ))?;
+    let steps = r.step_samples.len();
+    let step = if steps == 0 {
+        "not determined: no step is in the trace as a whole".to_owned()
+    } else {
+        format!(
+            "{} ms, median of {}, by {}",
+            thousands(r.step_ms(), 2),
+            plural(steps, "step"),
+            import.steps_by
+        )
+    };
+    out.labelled("step", &step)?;
+    let causes: Vec<String> = r
+        .exposed
+        .iter()
+        .filter(|(_, t)| t.0 > 0)
+        .map(|(c, t): (&Cause, _)| format!("{} {}", c.name(), t.show_ms(2)))
+        .collect();
+    if !causes.is_empty() {
+        out.labelled(
+            "exposed",
+            &format!(
+                "{} ms ({})",
+                r.exposed_total().show_ms(2),
+                causes.join(", ")
+            ),
+        )?;
+    }
+    if r.memory.peak_allocated.0 > 0 {
+        out.labelled(
+            "memory",
+            &format!(
+                "allocated {}, reserved {} at most",
+                r.memory.peak_allocated, r.memory.peak_reserved
+            ),
+        )?;
+    }
+    out.labelled("units", &awaited_units(&units(import)))?;
+    out.labelled("options", &options(&import.facts))?;
+    out.labelled(
+        "placed",
+        &format!(
+            "{:.2} % of the device time, {} events",
+            100.0 * import.attributed_share,
+            count(import.events)
+        ),
+    )?;
+    if !import.unmatched.is_empty() {
+        out.labelled("unmatched", &unmatched(&import.unmatched))?;
+    }
+    if ranks > 1 {
+        let mut table = Table::new(["rank", "step ms", "waited for, ms", "file"]);
+        for rank in &import.ranks {
+            table.row([
+                rank.rank.to_string(),
+                rank.step_ms
+                    .map_or_else(|| "n/a".into(), |ms| thousands(ms, 2)),
+                thousands(rank.late_ms, 2),
+                rank.file.clone(),
+            ]);
+        }
+        out.blank()?;
+        out.text(table)?;
+    }
+    remarks(&import.undetermined, &import.notes, out)
+}
+
+fn remarks(undetermined: &[String], notes: &[String], out: &mut Out) -> Result<(), Failure> {
+    if !undetermined.is_empty() {
+        out.blank()?;
+        out.heading("Not determined")?;
+        for text in undetermined {
+            out.paragraph(2, text)?;
+        }
+    }
+    if !notes.is_empty() {
+        out.blank()?;
+        out.heading("Notes")?;
+        for text in notes {
+            out.paragraph(2, text)?;
+        }
+    }
+    Ok(())
+}
+
+fn options(facts: &shardlab_import::facts::Facts) -> String {
+    let inferred = shardlab_import::infer::infer(facts, "", None).text;
+    let wanted = [
+        "policy",
+        "strategy",
+        "reshard_after_forward",
+        "prefetch_forward",
+        "prefetch_backward",
+        "recompute",
+        "grad_accum",
+        "compute",
+        "comm_grads",
+        "mode",
+        "clip_norm",
+    ];
+    let lines = inferred.lines().filter_map(|line| {
+        let (pair, _) = line.split_once(" #")?;
+        let (key, value) = pair.trim().split_once(" = ")?;
+        wanted
+            .contains(&key)
+            .then(|| format!("{key} {}", value.trim_matches('"')))
+    });
+    lines.collect::<Vec<_>>().join(", ")
+}
+
+fn unmatched(all: &BTreeMap<String, (u64, u64)>) -> String {
+    let mut list: Vec<(&String, &(u64, u64))> = all.iter().collect();
+    list.sort_by_key(|(_, (n, time))| std::cmp::Reverse((*time, *n)));
+    let events: u64 = all.values().map(|u| u.0).sum();
+    let shown: Vec<String> = list
+        .iter()
+        .take(LISTED)
+        .map(|(name, (n, time))| {
+            format!(
+                "{name} {} ({} ms)",
+                count(*n),
+                thousands(*time as f64 / 1e6, 2)
+            )
+        })
+        .collect();
+    let more = list.len().saturating_sub(LISTED);
+    let rest = if more > 0 {
+        format!(", and {more} other names")
+    } else {
+        String::new()
+    };
+    format!("{} events: {}{rest}", count(events), shown.join(", "))
+}
+
+fn execution(path: &Path, structure: &Structure, out: &mut Out) -> Result<(), Failure> {
+    out.heading(format_args!(
+        "{}: execution trace of {} operators, without times",
+        path.display(),
+        count(structure.operators)
+    ))?;
+    let units: Vec<&str> = structure
+        .facts
+        .units
+        .iter()
+        .map(|u| u.name.as_str())
+        .collect();
+    if !units.is_empty() {
+        out.labelled("units", &awaited_units(&units))?;
+    }
+    out.labelled("options", &options(&structure.facts))?;
+    Ok(())
+}
+
+fn snapshot(path: &Path, device: &SnapshotReport, out: &mut Out) -> Result<(), Failure> {
+    out.heading(format_args!("{}: device {}", path.display(), device.device))?;
+    out.labelled(
+        "peak",
+        &format!(
+            "allocated {}, reserved {}; {} were allocated before the history",
+            Bytes(device.peak_allocated_bytes),
+            Bytes(device.peak_reserved_bytes),
+            Bytes(device.before_bytes)
+        ),
+    )?;
+    out.labelled(
+        "end",
+        &format!(
+            "allocated {}, reserved {} in {}, largest free block {}",
+            Bytes(device.end_allocated_bytes),
+            Bytes(device.end_reserved_bytes),
+            plural(device.segments, "segment"),
+            Bytes(device.largest_free_bytes)
+        ),
+    )?;
+    out.labelled("by role", &shares(&device.by_role))?;
+    out.labelled("by unit", &shares(&device.by_unit))?;
+    for oom in &device.out_of_memory {
+        out.labelled(
+            "failed",
+            &format!(
+                "an allocation of {}: {} were free on the device, {} were missing; the allocator held {} without use",
+                Bytes(oom.requested_bytes),
+                Bytes(oom.device_free_bytes),
+                Bytes(oom.missing_bytes),
+                Bytes(oom.reserved_unused_bytes)
+            ),
+        )?;
+    }
+    if !device.unknown.is_empty() {
+        let unknown = device
+            .unknown
+            .iter()
+            .map(|(name, n)| (name.clone(), (*n, 0)))
+            .collect();
+        out.labelled("unmatched", &unmatched(&unknown))?;
+    }
+    remarks(&[], &device.notes, out)
+}
+
+fn shares(all: &[Share]) -> String {
+    let shown = all
+        .iter()
+        .take(LISTED)
+        .map(|s| format!("{} {}", s.name, Bytes(s.bytes)));
+    let mut shown: Vec<String> = shown.collect();
+    let rest: u64 = all.iter().skip(LISTED).map(|s| s.bytes).sum();
+    if rest > 0 {
+        shown.push(format!("others {}", Bytes(rest)));
+    }
+    shown.join(", ")
+}
+
+fn flight(report: &FlightReport, out: &mut Out) -> Result<(), Failure> {
+    let collectives = report.ranks.values().max().copied().unwrap_or(0);
+    out.heading(format_args!(
+        "Flight records of {}, up to {} collectives each",
+        plural(report.ranks.len(), "rank"),
+        count(collectives as u64)
+    ))?;
+    match &report.divergence {
+        None => out.labelled(
+            "ranks",
+            &format!(
+                "agree in all {} collectives that can be compared",
+                count(report.matched)
+            ),
+        )?,
+        Some(found) => {
+            let (title, group, sequence) = match found {
+                Divergence::Different {
+                    group, sequence, ..
+                } => ("ranks issue different collectives", group, sequence),
+                Divergence::Missing {
+                    group, sequence, ..
+                } => ("some ranks do not issue a collective", group, sequence),
+                Divergence::Incomplete {
+                    group, sequence, ..
+                } => ("a collective does not complete", group, sequence),
+            };
+            out.labelled(
+                "diverge",
+                &format!(
+                    "{title}: number {sequence} of process group {group}, after {} that agree",
+                    count(report.matched)
+                ),
+            )?;
+            let rows: Vec<(u32, String)> = match found {
+                Divergence::Different { ranks, .. } | Divergence::Incomplete { ranks, .. } => {
+                    ranks.clone().into_iter().collect()
+                }
+                Divergence::Missing {
+                    issued, missing, ..
+                } => {
+                    let missing = missing
+                        .iter()
+                        .map(|(r, last)| (*r, format!("none; its last is {last}")));
+                    issued.clone().into_iter().chain(missing).collect()
+                }
+            };
+            for (rank, text) in rows {
+                out.labelled(&format!("rank {rank}"), &text)?;
+            }
+        }
+    }
+    remarks(&[], &report.notes, out)
+}
+
+fn plural(n: usize, what: &str) -> String {
+    if n == 1 {
+        format!("{n} {what}")
+    } else {
+        format!("{} {what}s", count(n as u64))
+    }
+}

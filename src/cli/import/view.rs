@@ -1,0 +1,126 @@
+//! An imported run as the view that everything else reads.
+
+use shardlab_import::attribute::Work as Imported;
+use shardlab_import::infer::{family_names, infer};
+use shardlab_import::measured::Instr;
+use shardlab_import::{RunImport, facts::Facts};
+use shardlab_plan::program::SectionKind;
+use shardlab_plan::scenario;
+use shardlab_reports::RunView;
+use shardlab_reports::view::{InstrView, ProgramView, ScenarioView, VIEW_FORMAT, Work};
+use std::collections::BTreeMap;
+
+/// The view of an imported run. Its options are those that the trace determines.
+pub(super) fn of(run: &RunImport) -> RunView {
+    let m = &run.measured;
+    let mut names = m.names.clone();
+    let mut rules: BTreeMap<&str, u32> = BTreeMap::new();
+    for instr in &m.instrs {
+        rules.entry(instr.rule).or_insert_with(|| {
+            names.push(instr.rule.to_owned());
+            names.len() as u32 - 1
+        });
+    }
+    let mut counts: BTreeMap<String, u32> = BTreeMap::new();
+    for instr in &m.instrs {
+        *counts.entry(kind(instr).to_owned()).or_default() += 1;
+    }
+    let facts = &run.facts;
+    let value = |found: Option<u32>| found.unwrap_or(1);
+    RunView {
+        format: VIEW_FORMAT,
+        run: m.run.clone(),
+        scenario: scenario_of(facts, &m.run.scenario),
+        program: ProgramView {
+            digest: String::new(),
+            units: units(run),
+            streams: m.streams.clone(),
+            counts: BTreeMap::from([(SectionKind::Steady, counts)]),
+            parameters: facts.model.parameters.unwrap_or(0),
+            dp_shard: value(facts.dp_shard.as_ref().map(|d| d.value)),
+            dp_outer: value(facts.dp_outer.as_ref().map(|d| d.value)),
+            micro_batches: u16::try_from(value(facts.accumulation.as_ref().map(|a| a.value)))
+                .unwrap_or(u16::MAX),
+            model_flops: m.flops,
+        },
+        instrs: m
+            .instrs
+            .iter()
+            .map(|i| instr_view(i, rules[i.rule]))
+            .collect(),
+        names,
+        alive: Vec::new(),
+        validations: Vec::new(),
+        interrupted: false,
+    }
+}
+
+/// Names of units, as predictions name theirs, so that both can be aligned: blocks are `layers.N`.
+fn units(run: &RunImport) -> Vec<String> {
+    let known = family_names(&run.facts);
+    let name = |unit: &String| {
+        if let Some(known) = known.get(unit) {
+            return known.clone();
+        }
+        match unit.rsplit_once('.') {
+            Some((list, n)) if !list.contains('.') && n.bytes().all(|b| b.is_ascii_digit()) => {
+                format!("layers.{n}")
+            }
+            _ => unit.clone(),
+        }
+    };
+    run.measured.units.iter().map(name).collect()
+}
+
+/// The options that the trace determines, as those of the scenario that `infer` writes.
+fn scenario_of(facts: &Facts, name: &str) -> ScenarioView {
+    let text = infer(facts, name, None).text;
+    let mut view = match scenario::parse(name, &text, &[]) {
+        Ok(scenario) => ScenarioView::new(&scenario),
+        // A scenario that lacks something has no options that could be compared.
+        Err(_) => ScenarioView::default(),
+    };
+    name.clone_into(&mut view.name);
+    view.about = "Imported from a profiler's trace.".to_owned();
+    view.text = text;
+    view
+}
+
+fn instr_view(instr: &Instr, rule: u32) -> InstrView {
+    InstrView {
+        id: instr.id,
+        name: instr.name,
+        rule,
+        work: instr.work.map(work),
+        role: instr.role,
+        unit: instr.unit,
+        phase: instr.phase,
+        micro_batch: instr.micro_batch,
+        stream: instr.stream,
+        bytes: instr.bytes,
+        flops: instr.flops,
+    }
+}
+
+const fn work(work: Imported) -> Work {
+    match work {
+        Imported::Gemm => Work::Gemm,
+        Imported::Attention => Work::Attention,
+        Imported::Memory => Work::Memory,
+        Imported::Copy => Work::Copy,
+        Imported::Optimizer => Work::Optimizer,
+        Imported::AllGather => Work::AllGather,
+        Imported::ReduceScatter => Work::ReduceScatter,
+        Imported::AllReduce => Work::AllReduce,
+        Imported::OtherCollective => Work::OtherCollective,
+    }
+}
+
+fn kind(instr: &Instr) -> &'static str {
+    match instr.work.map(work) {
+        Some(w) if w.is_collective() => w.name(),
+        Some(Work::Copy) => "copy",
+        Some(_) => "launch",
+        None => "alloc",
+    }
+}

@@ -1,0 +1,139 @@
+//! `shardlab infer`: the scenario that a trace shows.
+
+use super::import::{failure, shown};
+use super::output::{Failure, Out, Status, say, writable, write_file};
+use serde::Serialize;
+use serde_json::Value;
+use shardlab_import::facts::{Facts, Found};
+use shardlab_import::{facts_of, infer::infer};
+use shardlab_plan::scenario;
+use std::path::{Path, PathBuf};
+
+const NOTES: &str = "\
+Writes a scenario with a comment per line that says how its value was determined. What the trace does not determine
+is listed at the end, and on standard error.
+
+Shapes come from record_shapes=True. Without them the sizes of the model are not in the trace: --config names a
+Hugging Face config.json that has them. A config that contradicts the trace is refused.
+
+Examples:
+  shardlab infer trace.json.gz > scenario.toml
+  shardlab infer trace.json.gz --config config.json --out scenario.toml
+  shardlab compare base scenario.toml";
+
+#[derive(clap::Args)]
+#[command(after_help = NOTES)]
+pub(super) struct Args {
+    /// Trace of the PyTorch profiler, or an execution trace; compressed by gzip or not
+    #[arg(value_name = "TRACE")]
+    trace: PathBuf,
+    /// Hugging Face config.json of the model
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Write the scenario to a file instead of standard output
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Print one JSON object
+    #[arg(long, conflicts_with = "out")]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    format: u32,
+    scenario: &'a str,
+    missing: &'a [String],
+    assumed: &'a [String],
+    notes: &'a [String],
+}
+
+pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
+    if let Some(path) = &args.out {
+        writable("--out", path)?;
+    }
+    let (facts, notes) = facts_of(&args.trace).map_err(failure)?;
+    let preset = match &args.config {
+        None => None,
+        Some(path) => {
+            contradictions(path, &facts)?;
+            Some(preset(path)?)
+        }
+    };
+    let inferred = infer(&facts, &name(&args.trace), preset.as_deref());
+    // What is complete has to be a scenario; a file without all keys says what it lacks.
+    if inferred.missing.is_empty()
+        && let Err(e) = scenario::parse("inferred", &inferred.text, &[])
+    {
+        say(format_args!(
+            "warning: the inferred scenario cannot be predicted as it is: {e}"
+        ));
+    }
+    if args.json {
+        out.json(&Report {
+            format: 1,
+            scenario: &inferred.text,
+            missing: &inferred.missing,
+            assumed: &inferred.assumed,
+            notes: &notes,
+        })?;
+    } else if let Some(path) = &args.out {
+        write_file("--out", path, |file| {
+            file.write_all(inferred.text.as_bytes())
+        })?;
+    } else {
+        out.text(&inferred.text)?;
+    }
+    out.flush()?;
+    for missing in &inferred.missing {
+        say(format_args!("not determined: {missing}"));
+    }
+    for note in &notes {
+        say(format_args!("note: {note}"));
+    }
+    Ok(Status::Done)
+}
+
+/// The trace's name in the first line of the scenario.
+fn name(path: &Path) -> String {
+    path.file_name()
+        .map_or_else(|| shown(path), |n| n.to_string_lossy().into_owned())
+}
+
+/// A preset's path, as one that holds wherever the scenario is written.
+fn preset(path: &Path) -> Result<String, Failure> {
+    let full = path
+        .canonicalize()
+        .map_err(|e| Failure::bad_input(format_args!("{}: {e}", path.display())))?;
+    Ok(full.display().to_string().replace('\\', "\\\\"))
+}
+
+/// Refuses a config whose sizes are not those of the trace.
+fn contradictions(path: &Path, facts: &Facts) -> Result<(), Failure> {
+    let bad = |text: String| Failure::bad_input(format_args!("{}: {text}", path.display()));
+    let text = std::fs::read(path).map_err(|e| bad(e.to_string()))?;
+    let config: Value = serde_json::from_slice(&text)
+        .map_err(|e| bad(format!("line {}, column {}: {e}", e.line(), e.column())))?;
+    let m = &facts.model;
+    let checks: [(&[&str], Option<&Found<u64>>); 6] = [
+        (&["num_hidden_layers", "n_layer"], m.layers.as_ref()),
+        (&["hidden_size", "n_embd"], m.hidden.as_ref()),
+        (&["num_attention_heads", "n_head"], m.heads.as_ref()),
+        (&["num_key_value_heads"], m.kv_heads.as_ref()),
+        (&["intermediate_size"], m.ffn.as_ref()),
+        (&["vocab_size"], m.vocab.as_ref()),
+    ];
+    for (keys, found) in checks {
+        let of = keys
+            .iter()
+            .find_map(|k| Some((k, config.get(k)?.as_u64()?)));
+        if let (Some((key, configured)), Some(found)) = (of, found)
+            && configured != found.value
+        {
+            return Err(bad(format!(
+                "{key} is {configured}, but the trace shows {} ({}): it is the config of another model",
+                found.value, found.because
+            )));
+        }
+    }
+    Ok(())
+}

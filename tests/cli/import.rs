@@ -1,0 +1,387 @@
+//! `import` and `infer` on recorded traces, and on what is left of them.
+
+use crate::{json, shardlab, stdout};
+use serde_json::{Value, json};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+const TRACES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/traces");
+
+fn at(name: &str) -> String {
+    format!("{TRACES}/{name}")
+}
+
+fn imported(files: &[&str]) -> Value {
+    let files: Vec<String> = files.iter().map(|f| at(f)).collect();
+    let mut args = vec!["import", "--json"];
+    args.extend(files.iter().map(String::as_str));
+    json(&args).remove(0)
+}
+
+/// Text of a compressed file.
+fn unpacked(name: &str) -> Vec<u8> {
+    let mut text = Vec::new();
+    let file = std::fs::File::open(at(name)).unwrap();
+    flate2::read::GzDecoder::new(file)
+        .read_to_end(&mut text)
+        .unwrap();
+    text
+}
+
+#[test]
+fn ranks_make_one_run_with_everything_placed() {
+    let run = imported(&[
+        "fsdp2-compiled-rank0.json.gz",
+        "fsdp2-compiled-rank1.json.gz",
+    ]);
+    assert!(run["attributed_share"].as_f64().unwrap() >= 0.99);
+    assert_eq!(run["unmatched"]["events"], 0);
+    assert_eq!(run["world_size"], 2);
+    assert_eq!(
+        run["units"],
+        json!(["root", "layers.0", "layers.1", "layers.2", "layers.3"])
+    );
+    assert_eq!(
+        run["dtypes"],
+        json!({"compute": "bf16", "reduce": "f32", "main_params": "f32", "main_grads": "f32"})
+    );
+    for (key, expected) in [
+        ("policy", json!("fsdp2")),
+        ("strategy", json!("optim_grads_params")),
+        ("reshard", json!(true)),
+        ("reshard_root", json!(false)),
+        ("prefetch", json!("implicit")),
+        ("recompute", json!("full")),
+        ("accumulation", json!(1)),
+        ("clip", json!(true)),
+        ("compile", json!("blocks")),
+        ("steps_by", json!("optimizer")),
+    ] {
+        assert_eq!(run[key], expected, "{key}");
+    }
+    // The profiler itself makes steps slow: 44 ms without it, 116 ms with it.
+    let step = run["step_ms"].as_f64().unwrap();
+    assert!((100.0..130.0).contains(&step), "{step}");
+    let gathers = &run["summary"]["collectives"]["all_gather"];
+    // Once for the root, twice for each of four blocks; 65,537,024 and 11,798,528 elements of two
+    // bytes.
+    assert_eq!(gathers["count"], 9.0);
+    assert_eq!(gathers["bytes"], 2.0 * (65_537_024.0 + 8.0 * 11_798_528.0));
+    let late: Vec<f64> = run["ranks"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|r| r["late_ms"].as_f64().unwrap())
+        .collect();
+    assert!(
+        late.len() == 2 && late.iter().all(|ms| *ms > 0.0),
+        "{late:?}"
+    );
+    // The same peak as `torch.cuda.max_memory_allocated` reports.
+    let peak = run["summary"]["memory"]["peak_allocated_bytes"]
+        .as_f64()
+        .unwrap()
+        / f64::from(1 << 20);
+    assert!((peak - 2386.87).abs() < 0.01, "{peak}");
+}
+
+#[test]
+fn engines_and_options_are_told_apart() {
+    let megatron = imported(&["megatron-rank0.json.gz"]);
+    assert_eq!(megatron["policy"], "megatron");
+    assert_eq!(megatron["dtypes"]["reduce"], "bf16");
+    assert_eq!(megatron["dtypes"]["main_grads"], "bf16");
+    let units = megatron["units"].as_array().unwrap();
+    assert_eq!(units.len(), 6, "{units:?}");
+    let prefetch = imported(&["prefetch.json.gz"]);
+    assert_eq!(prefetch["prefetch"], 2);
+    assert_eq!(prefetch["dp_shard"], 4);
+    let never = imported(&["never-noshapes.json.gz"]);
+    assert_eq!(
+        (&never["reshard"], &never["clip"]),
+        (&json!(false), &json!(true))
+    );
+    assert_eq!(never["model"]["hidden"], Value::Null);
+    assert!(
+        never["undetermined"][0]
+            .as_str()
+            .unwrap()
+            .contains("record_shapes")
+    );
+    // Without names of units, order and sizes tell them.
+    let flat = imported(&["fsdp1.json.gz"]);
+    assert_eq!(flat["units"].as_array().unwrap().len(), 6);
+    assert_eq!(flat["reshard"], true);
+    assert_eq!(flat["model"]["ffn"], 2048);
+    for run in [megatron, prefetch, never, flat] {
+        assert!(run["attributed_share"].as_f64().unwrap() >= 0.99);
+    }
+}
+
+#[test]
+fn a_saved_run_is_one_like_any_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().to_str().unwrap();
+    let trace = at("fsdp2-units-rank0.json.gz");
+    shardlab(&["import", &trace, "--name", "base", "--store", store])
+        .assert()
+        .success();
+    let scenario = dir.path().join("inferred.toml");
+    let scenario = scenario.to_str().unwrap();
+    shardlab(&["infer", &trace, "--out", scenario])
+        .assert()
+        .success();
+    let shown = stdout(&["runs", "--store", store]);
+    assert!(shown.contains("fsdp2-units"), "{shown}");
+    let compared = json(&["compare", "base", scenario, "--store", store, "--json"]);
+    assert!(compared[0].to_string().contains("layers.0"));
+    let report = dir.path().join("report.html");
+    let report = report.to_str().unwrap();
+    shardlab(&[
+        "report", "base", scenario, "--store", store, "--out", report,
+    ])
+    .assert()
+    .success();
+    // Units have the names of predictions, so that both are aligned.
+    let full: Value = serde_json::from_str(&stdout(&[
+        "runs", "show", "base", "--full", "--store", store,
+    ]))
+    .unwrap();
+    let units = full["program"]["units"].as_array().unwrap();
+    assert!(
+        units.contains(&json!("norm+output")) && units.contains(&json!("tok_embeddings")),
+        "{units:?}"
+    );
+}
+
+#[test]
+fn the_inferred_scenario_is_the_one_that_was_run() {
+    let text = stdout(&["infer", &at("fsdp2-units-rank0.json.gz")]);
+    for line in [
+        "layers = 4",
+        "hidden = 1024",
+        "heads = 16",
+        "kv_heads = 8",
+        "ffn = 2816",
+        "vocab = 32000",
+        "tie_embeddings = false",
+        "seq_len = 2048",
+        "micro_batch = 2",
+        "grad_accum = 1",
+        "recompute = \"none\"",
+        "lr = 3e-4",
+        "clip_norm = 0.0",
+        "dp_shard = 2",
+        "policy = \"fsdp2\"",
+        "units = [\"layers.*\", \"tok_embeddings\", \"norm+output=keep\"]",
+        "reshard_after_forward = true",
+        "comm_grads = \"f32\"",
+        "mode = \"off\"",
+    ] {
+        let found = text.lines().find(|l| l.starts_with(line));
+        // Each line says how it was determined.
+        assert!(
+            found.is_some_and(|l| l.contains(" # ")),
+            "{line} in\n{text}"
+        );
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s.toml");
+    std::fs::write(&path, &text).unwrap();
+    let predicted = json(&["sim", path.to_str().unwrap(), "--json"]);
+    assert_eq!(predicted[0]["world_size"], 2);
+    // An execution trace, which has no times, shows the same.
+    let other = stdout(&["infer", &at("fsdp2-compiled.et.json.gz")]);
+    for line in [
+        "layers = 4",
+        "recompute = \"full\"",
+        "units = \"block\"",
+        "mode = \"blocks\"",
+        "dp_shard = 2",
+    ] {
+        assert!(
+            other.lines().any(|l| l.starts_with(line)),
+            "{line} in\n{other}"
+        );
+    }
+}
+
+#[test]
+fn a_config_stands_for_shapes_that_were_not_recorded() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("config.json");
+    let config = config.to_str().unwrap();
+    let sizes = |layers: u32| {
+        json!({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": layers, "hidden_size": 1024,
+            "num_attention_heads": 16, "num_key_value_heads": 8, "intermediate_size": 2816, "vocab_size": 32000,
+            "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "tie_word_embeddings": false})
+    };
+    std::fs::write(config, sizes(4).to_string()).unwrap();
+    let text = stdout(&[
+        "infer",
+        &at("fsdp2-units-rank0.json.gz"),
+        "--config",
+        config,
+    ]);
+    assert!(
+        text.contains("preset = ") && !text.contains("hidden = "),
+        "{text}"
+    );
+    std::fs::write(config, sizes(5).to_string()).unwrap();
+    let output = shardlab(&[
+        "infer",
+        &at("fsdp2-units-rank0.json.gz"),
+        "--config",
+        config,
+    ])
+    .assert()
+    .code(2);
+    let error = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
+    assert!(
+        error.contains("num_hidden_layers is 5, but the trace shows 4"),
+        "{error}"
+    );
+    let output = shardlab(&["infer", &at("never-noshapes.json.gz")])
+        .assert()
+        .success();
+    let said = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
+    assert!(said.contains("not determined: model.hidden"), "{said}");
+}
+
+#[test]
+fn snapshots_and_flight_records_are_read() {
+    let found = imported(&["fsdp2-compiled.snapshot.pickle.gz"]);
+    let device = &found["snapshots"][0]["devices"][0];
+    let mib = |key: &str| device[key].as_f64().unwrap() / f64::from(1 << 20);
+    assert!((mib("peak_allocated_bytes") - 2386.87).abs() < 0.01);
+    assert!((mib("peak_reserved_bytes") - 3262.0).abs() < 0.01);
+    let roles: u64 = device["by_role"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|r| r["bytes"].as_u64().unwrap())
+        .sum();
+    assert_eq!(Some(roles), device["peak_allocated_bytes"].as_u64());
+    assert!(
+        device["notes"][0]
+            .as_str()
+            .unwrap()
+            .contains("middle of the run")
+    );
+    let found = imported(&[
+        "fsdp2-compiled-rank0.flight.pickle.gz",
+        "fsdp2-compiled-rank1.flight.pickle.gz",
+    ]);
+    assert_eq!(found["flight"]["divergence"], Value::Null);
+    assert_eq!(found["flight"]["matched"], 60);
+}
+
+/// Standard error of a call that ends with status 2.
+fn refused(files: &[&Path]) -> String {
+    let mut args = vec!["import"];
+    args.extend(files.iter().map(|f| f.to_str().unwrap()));
+    let output = shardlab(&args).assert().code(2);
+    let text = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
+    assert!(!text.contains("panicked"), "{text}");
+    text
+}
+
+#[test]
+fn bad_input_is_refused_with_a_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, bytes: &[u8]| -> PathBuf {
+        let path = dir.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        path
+    };
+    let header = br#"{"schemaVersion": 1, "traceEvents": ["#;
+    let cpu = br#"{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1, "dur": 2}]}"#;
+    for (name, bytes, expected) in [
+        ("empty.json", &b""[..], "the file is empty"),
+        (
+            "no-events.json",
+            br#"{"schemaVersion": 1, "traceEvents": []}"#,
+            "no events",
+        ),
+        ("cut.json", header, "before the first event"),
+        ("cpu.json", cpu, "no work of a GPU"),
+        ("text.json", b"hello", "of no known format"),
+        ("other.json", b"{\"a\": 1}", "neither `traceEvents`"),
+        (
+            "syntax.json",
+            b"{\"traceEvents\": [\n 7]}",
+            "syntax.json:2:2",
+        ),
+        ("nsys.sqlite", b"SQLite format 3\0rest", "SQLite"),
+        (
+            "code.pickle",
+            b"\x80\x04X\x08\x00\x00\x00segmentscos\nsystem\n(S'true'\ntR.",
+            "pickle with code",
+        ),
+        (
+            "cut.pickle",
+            b"\x80\x04}X\x08\x00\x00\x00segments",
+            "cut off",
+        ),
+        (
+            "record.json",
+            b"{\"pg_config\": {}, \"version\": \"2.10\"}",
+            "has no `entries`",
+        ),
+    ] {
+        let error = refused(&[&write(name, bytes)]);
+        assert!(
+            error.contains(expected) && error.contains(name.split('.').next().unwrap()),
+            "{name}: {error}"
+        );
+    }
+    let missing = dir.path().join("missing.json");
+    assert!(refused(&[&missing]).contains("missing.json"));
+    let glob = dir.path().join("none*.json");
+    assert!(refused(&[&glob]).contains("no file matches"));
+}
+
+#[test]
+fn files_that_do_not_belong_together_are_refused() {
+    let file = |name: &str| PathBuf::from(at(name));
+    let twice = refused(&[
+        &file("fsdp2-compiled-rank0.json.gz"),
+        &file("megatron-rank0.json.gz"),
+    ]);
+    assert!(twice.contains("both are of rank 0"), "{twice}");
+    let jobs = refused(&[
+        &file("fsdp2-compiled-rank1.json.gz"),
+        &file("prefetch.json.gz"),
+    ]);
+    assert!(jobs.contains("one has 4 ranks, the other 2"), "{jobs}");
+    let apart = refused(&[
+        &file("fsdp2-compiled-rank1.json.gz"),
+        &file("megatron-rank0.json.gz"),
+    ]);
+    assert!(apart.contains("do not overlap in time"), "{apart}");
+}
+
+#[test]
+fn a_trace_that_was_cut_off_is_read_up_to_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = unpacked("fsdp2-units-rank0.json.gz");
+    let path = dir.path().join("cut.json");
+    std::fs::write(&path, &text[..text.len() * 2 / 3]).unwrap();
+    let run = json(&["import", "--json", path.to_str().unwrap()]).remove(0);
+    let note = run["notes"][0].as_str().unwrap();
+    assert!(note.contains("it was cut off"), "{note}");
+    assert!(run["events"].as_u64().unwrap() > 1000);
+    // What is compressed is cut off within its compression.
+    let packed = std::fs::read(at("fsdp2-units-rank0.json.gz")).unwrap();
+    std::fs::write(&path, &packed[..packed.len() * 9 / 10]).unwrap();
+    let run = json(&["import", "--json", path.to_str().unwrap()]).remove(0);
+    assert!(run["notes"][0].as_str().unwrap().contains("it was cut off"));
+    // One event with quotes that are not escaped is counted, and the others are read.
+    let text = String::from_utf8(text).unwrap();
+    let broken = text.replacen("\"name\":\"aten::mm\"", "\"name\":\"a \"b\" c\"", 1);
+    assert_ne!(broken, text);
+    std::fs::write(&path, broken).unwrap();
+    let run = json(&["import", "--json", path.to_str().unwrap()]).remove(0);
+    assert_eq!(run["unmatched"]["by_name"]["malformed events"], 1);
+    assert!(run["attributed_share"].as_f64().unwrap() >= 0.99);
+}
