@@ -1,7 +1,7 @@
 //! Kernels of the sharding engine: layouts, sums, optimizers, and the operands of whole programs.
 
 use super::memory::{Buffer, HYPER, Rng, kernel, launch};
-use shardlab_exec::kernels::{self, Fault, KernelError};
+use shardlab_exec::kernels::{self, KernelError, OperandError};
 use shardlab_exec::{Hyper, RawRange};
 use shardlab_plan::ir::{BodyOp, DType, Holds, OpKind, Pieces, Real, Shape, ShardOp};
 use shardlab_plan::program::{Op, Program};
@@ -56,7 +56,7 @@ fn copies_cut_ranges_differently() {
             assert!(
                 matches!(
                     short.fault,
-                    Fault::Size {
+                    OperandError::Size {
                         needed: 7000,
                         found: 5000,
                         ..
@@ -129,7 +129,7 @@ fn packed_shards_hold_whole_rows() {
         assert_eq!(&padded.values()[15..], [0.0; 3]);
         let e = run(op, HYPER, &shapes[..2], &[packed.range()], &writes).unwrap_err();
         assert!(
-            matches!(e.fault, Fault::Count { what: "shapes", .. }),
+            matches!(e.fault, OperandError::Count { what: "shapes", .. }),
             "{e}"
         );
     }
@@ -211,7 +211,7 @@ fn pieces_are_summed() {
             &[a.range()],
         )
         .unwrap_err();
-        assert!(matches!(e.fault, Fault::Size { .. }), "{e}");
+        assert!(matches!(e.fault, OperandError::Size { .. }), "{e}");
     }
 }
 
@@ -261,7 +261,7 @@ fn updates_add_up_pieces() {
         // Pieces of another number of ranks than there are.
         for op in both(Some(Pieces { ranks: 2, factor })) {
             let e = update(op, pieces.range()).unwrap_err();
-            assert!(matches!(e.fault, Fault::Size { .. }), "{e}");
+            assert!(matches!(e.fault, OperandError::Size { .. }), "{e}");
         }
     }
 }
@@ -341,7 +341,8 @@ fn near(a: &[f64], b: &[f64], tolerance: f64) {
 
 #[test]
 fn adamw_follows_torch() {
-    // Weight 1, gradient 1, one step of torch.optim.AdamW(lr=0.1, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01): 0.899.
+    // Weight 1, gradient 1, one step of torch.optim.AdamW(lr=0.1, betas=(0.9, 0.999), eps=1e-8,
+    // weight_decay=0.01): 0.899.
     let h = Hyper {
         lr: 0.1,
         betas: [0.9, 0.999],
@@ -481,7 +482,7 @@ fn flat_moments_go_on_from_tensor_to_tensor() {
     );
     assert!(matches!(
         e.unwrap_err().fault,
-        Fault::Size {
+        OperandError::Size {
             needed: 160,
             found: 100,
             ..
@@ -544,7 +545,8 @@ fn sgd_follows_torch() {
     near(&w.values(), &want, 1e-5);
 }
 
-/// The new weight goes to its copies as a cast of what was stored does: rounded twice where the weight itself is narrow.
+/// The new weight goes to its copies as a cast of what was stored does: rounded twice where the
+/// weight itself is narrow.
 #[test]
 fn updates_leave_a_second_copy_of_the_weight() {
     let sizes = [5000usize, 70];

@@ -126,8 +126,8 @@ impl Exact {
         }
     }
 
-    /// Memory from where a source starts. Parameters lie one after another, and so do gradients: an operand may reach into those
-    /// that follow.
+    /// Memory from where a source starts. Parameters lie one after another, and so do gradients: an
+    /// operand may reach into those that follow.
     fn memory(&mut self, s: Source) -> &mut [Vec<f64>] {
         match s {
             Source::Storage(id) => &mut self.storages[id.index()..=id.index()],
@@ -512,14 +512,17 @@ fn compiling_and_recomputing_change_no_bit() {
 /// Sizes whose weights lie side by side in a flat buffer over two ranks under any policy.
 const ALIGNED: &str = "family = \"llama\"\nlayers = 2\nhidden = 16\nheads = 4\nkv_heads = 2\nhead_dim = 4\nffn = 32\nvocab = 13\n";
 
-/// Products whose kernels go on with the elementwise code behind them give the bits of products and code apart: forward, where both
-/// products of the gate are one kernel with it, and backward, where the result is needed nowhere else.
+/// Products whose kernels go on with the elementwise code behind them give the bits of products and
+/// code apart: forward, where both products of the gate are one kernel with it, and backward, where
+/// the result is needed nowhere else.
 #[test]
 fn fused_products_change_no_bit() {
     let train = "seq_len = 7\nmicro_batch = 2\n";
     let products = |t: &Tape, ops: &[TapeOp]| -> Vec<(usize, usize)> {
         let counts = ops.iter().filter_map(|op| match op {
-            TapeOp::Launch { kernel, .. } => BodyOp::going_on(&t.kernels[kernel.index()].body),
+            TapeOp::Launch { kernel, .. } => {
+                BodyOp::split_gemm_epilogue(&t.kernels[kernel.index()].body)
+            }
             _ => None,
         });
         counts.map(|(p, rest)| (p.len(), rest.len())).collect()
@@ -558,8 +561,8 @@ fn fused_products_change_no_bit() {
     }
 }
 
-/// Layers that are one product give, up to rounding, the same loss and gradients as layers on their own, and on them the kernels
-/// agree with the float64 interpreter as closely as on any others.
+/// Layers that are one product give, up to rounding, the same loss and gradients as layers on their
+/// own, and on them the kernels agree with the float64 interpreter as closely as on any others.
 #[test]
 fn merged_projections_change_no_value() {
     let train = "seq_len = 7\nmicro_batch = 2\n";
@@ -664,8 +667,9 @@ fn gradients_equal_finite_differences() {
                 d.storages[t.loss.unwrap().index()].as_ref().unwrap().get(0)
             };
             let slope = (at(1.0) - at(-1.0)) / (2.0 * h);
-            // Float32 losses near 1 resolve the slope to about 1e-5; curvature and kinks of ReLU add the rest. The comparison with
-            // float64 is the sharper one; this one needs no second implementation.
+            // Float32 losses near 1 resolve the slope to about 1e-5; curvature and kinks of ReLU
+            // add the rest. The comparison with float64 is the sharper one; this one needs no
+            // second implementation.
             assert!(
                 (slope - norm).abs() < 3e-4 + 1e-2 * norm,
                 "{name} {}: {slope} {norm}",
