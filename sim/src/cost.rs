@@ -1,6 +1,8 @@
 //! What each kernel, collective and copy takes when it runs alone, and how it weighs on its neighbours.
 
 mod attention;
+#[cfg(test)]
+mod every;
 mod gemm;
 mod memory;
 mod table;

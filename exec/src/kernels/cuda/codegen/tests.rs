@@ -16,6 +16,15 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
+#[path = "../../../../../plan/src/ops/tests/examples.rs"]
+mod examples;
+
+/// Names for `examples`.
+mod terms {
+    pub(super) use shardlab_plan::ir::OpKind;
+    pub(super) use shardlab_plan::ops::{Extent, Operand};
+}
+
 /// Programs of all shipped scenarios, as they are, with their blocks compiled, and in bf16.
 fn programs() -> impl Iterator<Item = (String, Program)> {
     scenario::shipped().iter().flat_map(|(name, _)| {
@@ -190,6 +199,65 @@ fn every_kernel_of_every_shipped_scenario_is_generated_and_compiles() {
     let own = include_str!("../../../device/cuda/support.cu").to_owned();
     all.insert(own, "the device itself".to_owned());
     assert!(all.len() > 300, "{}", all.len());
+    compile(all, Target::HOPPER);
+}
+
+/// Every operation, as a kernel of its own, over float32 and bfloat16.
+#[test]
+fn every_operation_is_generated_and_compiles() {
+    let mut all = BTreeMap::new();
+    for &kind in OpKind::ALL {
+        let (inputs, outputs) = examples::operands(&kind);
+        for dtype in [DType::F32, DType::Bf16] {
+            let arg = |e: &examples::Example| Arg {
+                dtype: e.ids.map_or(dtype, |_| DType::I64),
+                align: 16,
+            };
+            // The statistics of attention are float32.
+            let stats = |mut args: Vec<Arg>, lse: usize| {
+                args[lse].dtype = DType::F32;
+                args
+            };
+            let mut reads: Vec<Arg> = inputs.iter().map(arg).collect();
+            let mut writes: Vec<Arg> = outputs.iter().map(arg).collect();
+            match kind {
+                OpKind::Attention(_) => writes = stats(writes, 1),
+                OpKind::AttentionGrad(_) => reads = stats(reads, 5),
+                _ => {}
+            }
+            let slots = |examples: &[examples::Example], args: &[Arg], place: fn(u8) -> Place| {
+                let with = |(i, (e, a)): (usize, (&examples::Example, &Arg))| Slot {
+                    dtype: a.dtype,
+                    ..slot(place(i as u8), &e.shape, &[])
+                };
+                let slots = examples.iter().zip(args).enumerate().map(with);
+                slots.collect::<Vec<_>>()
+            };
+            let body = [BodyOp {
+                op: kind,
+                inputs: slots(&inputs, &reads, Place::Read).into(),
+                outputs: slots(&outputs, &writes, Place::Write).into(),
+            }];
+            let same = vec![None; reads.len()];
+            let req = Request {
+                target: Target::HOPPER,
+                body: &body,
+                reads: &reads,
+                writes: &writes,
+                same: &same,
+            };
+            let who = format!("{} in {dtype}", kind.name());
+            if let OpKind::Gemm(_) = kind {
+                let gemm = crate::kernels::cuda::gemm::problem(&req, &body[0]);
+                gemm.unwrap_or_else(|e| panic!("{who}: {e}"));
+                continue;
+            }
+            let module = generate(&req).unwrap_or_else(|e| panic!("{who}: {e}"));
+            assert!(!module.entries.is_empty(), "{who}");
+            all.entry(module.source).or_insert(who);
+        }
+    }
+    assert!(all.len() >= OpKind::ALL.len(), "{}", all.len());
     compile(all, Target::HOPPER);
 }
 
