@@ -137,6 +137,11 @@ pub(super) fn generate(req: &Request<'_>, lanes: usize) -> Result<Module, Codege
             params,
         });
     }
+    // Concatenations of unequal parts count in it.
+    if module.source.contains("IDX") {
+        let index = req.index();
+        module.source = format!("typedef {index} IDX;\n{}", module.source);
+    }
     Ok(module)
 }
 
