@@ -18,7 +18,7 @@ mod products;
 mod schedule;
 pub mod tape;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use crate::autodiff::{self, recompute::Recomputed};
 use crate::config::{CompileMode, MergeProjections, Scenario};

@@ -1,6 +1,8 @@
 //! What each kernel, collective and copy takes when it runs alone, and how it weighs on its neighbours.
 
 mod attention;
+#[cfg(test)]
+mod every;
 mod gemm;
 mod memory;
 mod table;
@@ -195,7 +197,7 @@ pub(crate) fn price(kernel: &Kernel, traffic: Traffic, profile: &Profile) -> Pri
     let asked = kernel;
     let kernel = &*as_measured(asked, profile);
     let price = match kernel.class {
-        KernelClass::Gemm { m, n, k, batch } => match BodyOp::going_on(&kernel.body) {
+        KernelClass::Gemm { m, n, k, batch } => match BodyOp::split_gemm_epilogue(&kernel.body) {
             Some((products, _)) => {
                 let (shape, count) = ([m, n, k], products.len() as u64);
                 gemm::going_on(profile, kernel.dtype, shape, count, traffic.moved())

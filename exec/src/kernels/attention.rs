@@ -1,16 +1,16 @@
 //! Softmax attention, by blocks of query rows.
 //!
-//! A block's scores are a small matrix product over the keys it may see; nothing of the size of the whole score matrix is
-//! kept. Backward makes the scores again from the saved log-sum-exp.
+//! A block's scores are a small GEMM over the keys it may see; nothing of the size of the whole
+//! score matrix is kept. Backward makes the scores again from the saved log-sum-exp.
 
-use super::error::Fault;
-use super::gemm::{Mat, product};
-use super::math::{LANES, sum2};
+use super::error::OperandError;
+use super::gemm::{Mat, multiply};
+use super::math::{LANES, exp, max, sum1, sum2};
+use super::operands::{Operands, dims, same};
+use super::parallel;
 use super::scratch::Scratch;
-use super::softmax;
 use super::view::{self, View};
 use super::wide::wide;
-use super::{Operands, dims, parallel, same};
 use shardlab_plan::ir::DType;
 use std::ops::Range;
 
@@ -18,6 +18,41 @@ use std::ops::Range;
 const ROWS: usize = 64;
 
 wide! {
+    /// Replaces the first `seen` scores of a row by `exp(scale * (score - max))` and the others by
+    /// 0; returns the sum of these and the log-sum-exp of the scaled scores. The row is a multiple
+    /// of [`LANES`] long.
+    fn attention_row(row: &mut [f32], seen: usize, scale: f32) -> (f32, f32) {
+        let (used, rest) = row.split_at_mut(seen.next_multiple_of(LANES));
+        used[seen..].fill(f32::NEG_INFINITY);
+        rest.fill(0.0);
+        let m = scale * max(used);
+        let mut acc = [0.0; LANES];
+        for c in used.chunks_exact_mut(LANES) {
+            for (s, v) in acc.iter_mut().zip(c) {
+                *v = exp(scale * *v - m);
+                *s += *v;
+            }
+        }
+        let total = sum1(&acc, |v| v);
+        (total, m + total.ln())
+    }
+
+    /// Replaces the first `seen` scores of a row by their probabilities, given the log-sum-exp of
+    /// the scaled scores, and the others by 0; `dp` becomes `p * (dp - delta) * scale`. Both are a
+    /// multiple of [`LANES`] long.
+    fn attention_row_grad(row: &mut [f32], dp: &mut [f32], seen: usize, scale: f32, lse: f32, delta: f32) {
+        let used = seen.next_multiple_of(LANES);
+        row[seen..].fill(f32::NEG_INFINITY);
+        dp[seen..].fill(0.0);
+        for (p, d) in row[..used].chunks_exact_mut(LANES).zip(dp[..used].chunks_exact_mut(LANES)) {
+            for (p, d) in p.iter_mut().zip(d) {
+                *p = exp(scale * *p - lse);
+                *d = *p * (*d - delta) * scale;
+            }
+        }
+        row[used..].fill(0.0);
+    }
+
     /// Dot products of the rows of two matrices of `d` columns.
     fn row_dots(a: &[f32], b: &[f32], d: usize, out: &mut [f32]) {
         for ((a, b), o) in a.chunks_exact(d).zip(b.chunks_exact(d)).zip(out) {
@@ -43,7 +78,7 @@ struct Heads {
 }
 
 impl Heads {
-    fn new(o: &Operands<'_>, outputs: bool, i: usize) -> Result<Self, Fault> {
+    fn new(o: &Operands<'_>, outputs: bool, i: usize) -> Result<Self, OperandError> {
         let slot = o.slot(outputs, i)?;
         let shape = dims::<4>(slot)?;
         let st = view::strides(slot);
@@ -55,17 +90,18 @@ impl Heads {
         })
     }
 
-    fn like(&self, other: &Self) -> Result<(), Fault> {
+    fn like(&self, other: &Self) -> Result<(), OperandError> {
         if self.shape == other.shape {
             return Ok(());
         }
-        Err(Fault::Shape(format!(
+        Err(OperandError::Shape(format!(
             "{:?} and {:?} in one attention",
             self.shape, other.shape
         )))
     }
 
-    /// Rows `from..from + n` of a head as a matrix of floats: in memory, or copied into `to`.
+    /// Returns the rows `from..from + n` of a head as a matrix of floats: in memory, or copied into
+    /// `to`.
     fn matrix(&self, b: usize, h: usize, from: usize, n: usize, to: &mut [f32]) -> Mat {
         let [_, heads, seq, d] = self.shape;
         if self.view.dtype == DType::F32 {
@@ -116,12 +152,12 @@ impl Geometry {
         if all < PARALLEL { groups } else { 1 }
     }
 
-    fn new(q: &Heads, k: &Heads, v: &Heads, causal: bool) -> Result<Self, Fault> {
+    fn new(q: &Heads, k: &Heads, v: &Heads, causal: bool) -> Result<Self, OperandError> {
         let [batch, heads, seq, d] = q.shape;
         let kv = k.shape[1];
         v.like(k)?;
         if k.shape != [batch, kv, seq, d] || kv == 0 || !heads.is_multiple_of(kv) {
-            return Err(Fault::Shape(format!(
+            return Err(OperandError::Shape(format!(
                 "queries {:?} with keys {:?}",
                 q.shape, k.shape
             )));
@@ -136,7 +172,7 @@ impl Geometry {
         })
     }
 
-    /// Blocks of query rows: first row, rows, and how many keys the last of them sees.
+    /// Returns the blocks of query rows: first row, rows, and how many keys the last of them sees.
     fn blocks(self) -> impl Iterator<Item = (usize, usize, usize)> {
         (0..self.seq).step_by(ROWS).map(move |from| {
             let n = ROWS.min(self.seq - from);
@@ -150,12 +186,12 @@ impl Geometry {
     }
 }
 
-/// The log-sum-exp, its rows possibly padded.
-fn statistics(view: &View, shape: [usize; 3], g: Geometry) -> Result<usize, Fault> {
+/// Returns the log-sum-exp, its rows possibly padded.
+fn statistics(view: &View, shape: [usize; 3], g: Geometry) -> Result<usize, OperandError> {
     let [batch, heads, rows] = shape;
     same("the log-sum-exp", g.batch * g.heads, batch * heads)?;
     if rows < g.seq {
-        return Err(Fault::Size {
+        return Err(OperandError::Size {
             what: "a row of the log-sum-exp",
             needed: g.seq,
             found: rows,
@@ -165,8 +201,8 @@ fn statistics(view: &View, shape: [usize; 3], g: Geometry) -> Result<usize, Faul
     Ok(rows)
 }
 
-/// `q, k, v -> out, lse[, seed, offset]`.
-pub(super) fn forward(o: &Operands<'_>, causal: bool, scale: f32) -> Result<(), Fault> {
+/// Computes `q, k, v -> out, lse[, seed, offset]`.
+pub(super) fn forward(o: &Operands<'_>, causal: bool, scale: f32) -> Result<(), OperandError> {
     o.expect(3, 2)?;
     let [q, k, v] = [
         Heads::new(o, false, 0)?,
@@ -180,12 +216,14 @@ pub(super) fn forward(o: &Operands<'_>, causal: bool, scale: f32) -> Result<(), 
     let rows = statistics(&lse, dims::<3>(o.slot(true, 1)?)?, g)?;
     for x in [&q, &k, &v] {
         if o.written(&x.view)? {
-            return Err(Fault::Shape("attention cannot work in place".to_owned()));
+            return Err(OperandError::Shape(
+                "attention cannot work in place".to_owned(),
+            ));
         }
     }
     parallel::split(g.batch * g.kv, g.step(), |part| {
         forward_heads(g, part, [&q, &k, &v], &out, (&lse, rows), scale);
-        Ok::<(), Fault>(())
+        Ok::<(), OperandError>(())
     })?;
     for i in 2..o.op.outputs.len() {
         o.output(i)?.fill(0.0);
@@ -216,9 +254,9 @@ fn forward_heads(
             for (from, n, keys) in g.blocks() {
                 let pitch = keys.next_multiple_of(LANES);
                 let qm = q.matrix(b, h, from, n, &mut queries);
-                // SAFETY: the matrices lie inside checked views or in scratch that is long enough.
+                // SAFETY: the matrices are inside checked views or in scratch that is long enough.
                 unsafe {
-                    product(
+                    multiply(
                         n,
                         keys,
                         d,
@@ -229,12 +267,12 @@ fn forward_heads(
                     )
                 };
                 for (i, row) in scores[..n * pitch].chunks_exact_mut(pitch).enumerate() {
-                    let (total, z) = softmax::attention_row(row, g.seen(from + i), scale);
+                    let (total, z) = attention_row(row, g.seen(from + i), scale);
                     (factors[i], stats[i]) = (1.0 / total, z);
                 }
                 // SAFETY: as above.
                 unsafe {
-                    product(
+                    multiply(
                         n,
                         d,
                         keys,
@@ -255,8 +293,8 @@ fn forward_heads(
     }
 }
 
-/// `d_out, q, k, v, out, lse, .. -> d_q, d_k, d_v`.
-pub(super) fn backward(o: &Operands<'_>, causal: bool, scale: f32) -> Result<(), Fault> {
+/// Computes `d_out, q, k, v, out, lse, .. -> d_q, d_k, d_v`.
+pub(super) fn backward(o: &Operands<'_>, causal: bool, scale: f32) -> Result<(), OperandError> {
     o.expect(6, 3)?;
     let heads = |i| Heads::new(o, false, i);
     let [dy, q, k, v, y] = [heads(0)?, heads(1)?, heads(2)?, heads(3)?, heads(4)?];
@@ -273,7 +311,9 @@ pub(super) fn backward(o: &Operands<'_>, causal: bool, scale: f32) -> Result<(),
     let rows = statistics(&lse, dims::<3>(o.slot(false, 5)?)?, g)?;
     for x in [&dy, &q, &k, &v, &y] {
         if o.written(&x.view)? {
-            return Err(Fault::Shape("attention cannot work in place".to_owned()));
+            return Err(OperandError::Shape(
+                "attention cannot work in place".to_owned(),
+            ));
         }
     }
     parallel::split(g.batch * g.kv, g.step(), |part| {
@@ -320,10 +360,10 @@ fn backward_heads(
                 row_dots(&douts[..n * d], &outs[..n * d], d, &mut delta[..n]);
                 let dym = Mat::rows(&douts, d);
                 let (pm, dpm) = (Mat::target(&mut p, pitch), Mat::target(&mut dp, pitch));
-                // SAFETY: the matrices lie inside checked views or in scratch that is long enough.
+                // SAFETY: the matrices are inside checked views or in scratch that is long enough.
                 unsafe {
-                    product(n, keys, d, qm, km.t(), pm, false);
-                    product(n, keys, d, dym, vm.t(), dpm, false);
+                    multiply(n, keys, d, qm, km.t(), pm, false);
+                    multiply(n, keys, d, dym, vm.t(), dpm, false);
                 }
                 let rows = p
                     .chunks_exact_mut(pitch)
@@ -331,14 +371,14 @@ fn backward_heads(
                     .take(n);
                 for (i, (p, dp)) in rows.enumerate() {
                     let seen = g.seen(from + i);
-                    softmax::attention_row_grad(p, dp, seen, scale, stats[i], delta[i]);
+                    attention_row_grad(p, dp, seen, scale, stats[i], delta[i]);
                 }
                 // SAFETY: as above.
                 unsafe {
                     let (pm, dpm) = (Mat::rows(&p, pitch), Mat::rows(&dp, pitch));
-                    product(keys, d, n, pm.t(), dym, Mat::target(&mut dvs, d), true);
-                    product(n, d, keys, dpm, km, Mat::target(&mut dqs, d), false);
-                    product(keys, d, n, dpm.t(), qm, Mat::target(&mut dks, d), true);
+                    multiply(keys, d, n, pm.t(), dym, Mat::target(&mut dvs, d), true);
+                    multiply(n, d, keys, dpm, km, Mat::target(&mut dqs, d), false);
+                    multiply(keys, d, n, dpm.t(), qm, Mat::target(&mut dks, d), true);
                 }
                 dq.store(b, h, from, &dqs[..n * d]);
             }

@@ -1,10 +1,10 @@
-//! Convolutions as matrix products over unfolded images.
+//! Convolutions as GEMMs over unfolded images.
 
-use super::error::Fault;
-use super::gemm::{Mat, product};
+use super::error::OperandError;
+use super::gemm::{Mat, multiply};
+use super::operands::{Operands, dims, same};
 use super::scratch::Scratch;
 use super::view::View;
-use super::{Operands, dims, same};
 
 /// Shapes of one convolution.
 #[derive(Clone, Copy)]
@@ -19,7 +19,12 @@ struct Geometry {
 
 impl Geometry {
     /// From the two image operands and the weight.
-    fn new(x: [usize; 4], y: [usize; 4], w: [usize; 4], kernel: usize) -> Result<Self, Fault> {
+    fn new(
+        x: [usize; 4],
+        y: [usize; 4],
+        w: [usize; 4],
+        kernel: usize,
+    ) -> Result<Self, OperandError> {
         let g = Self {
             images: x[0],
             cin: x[1],
@@ -32,7 +37,7 @@ impl Geometry {
             || w != [g.cout, g.cin, kernel, kernel]
             || kernel.is_multiple_of(2)
         {
-            return Err(Fault::Shape(format!(
+            return Err(OperandError::Shape(format!(
                 "convolution of {x:?} by {w:?} to {y:?}"
             )));
         }
@@ -48,8 +53,8 @@ impl Geometry {
         self.cin * self.kernel * self.kernel
     }
 
-    /// Calls `f(start of a run in the unfolded image, start in the image, length)`, row by row; all else in the unfolded image is
-    /// padding.
+    /// Calls `f(start of a run in the unfolded image, start in the image, length)`, row by row; all
+    /// else in the unfolded image is padding.
     fn rows(self, mut f: impl FnMut(usize, usize, usize)) {
         let (h, w, k, pad) = (self.height, self.width, self.kernel, self.kernel / 2);
         for c in 0..self.cin {
@@ -93,8 +98,8 @@ fn load_image(view: &View, i: usize, image: &mut [f32]) {
     view.load(i * image.len(), image);
 }
 
-/// `x, w -> y`.
-pub(super) fn forward(o: &Operands<'_>, kernel: usize) -> Result<(), Fault> {
+/// Computes `x, w -> y`.
+pub(super) fn forward(o: &Operands<'_>, kernel: usize) -> Result<(), OperandError> {
     o.expect(2, 1)?;
     let (xs, ws, ys) = (
         dims::<4>(o.slot(false, 0)?)?,
@@ -115,14 +120,14 @@ pub(super) fn forward(o: &Operands<'_>, kernel: usize) -> Result<(), Fault> {
             Mat::target(&mut out, p),
         );
         // SAFETY: all three are as long as their shapes say.
-        unsafe { product(g.cout, p, taps, a, b, c, false) };
+        unsafe { multiply(g.cout, p, taps, a, b, c, false) };
         y.store(i * g.cout * p, &out);
     }
     Ok(())
 }
 
-/// `d_y, w -> d_x`.
-pub(super) fn grad_input(o: &Operands<'_>, kernel: usize) -> Result<(), Fault> {
+/// Computes `d_y, w -> d_x`.
+pub(super) fn grad_input(o: &Operands<'_>, kernel: usize) -> Result<(), OperandError> {
     o.expect(2, 1)?;
     let (ys, ws, xs) = (
         dims::<4>(o.slot(false, 0)?)?,
@@ -142,15 +147,15 @@ pub(super) fn grad_input(o: &Operands<'_>, kernel: usize) -> Result<(), Fault> {
             Mat::target(&mut columns, p),
         );
         // SAFETY: all three are as long as their shapes say.
-        unsafe { product(taps, p, g.cout, a, b, c, false) };
+        unsafe { multiply(taps, p, g.cout, a, b, c, false) };
         g.fold(&columns, &mut grad);
         dx.store(i * g.cin * p, &grad);
     }
     Ok(())
 }
 
-/// `d_y, x -> d_w`.
-pub(super) fn grad_weight(o: &Operands<'_>, kernel: usize) -> Result<(), Fault> {
+/// Computes `d_y, x -> d_w`.
+pub(super) fn grad_weight(o: &Operands<'_>, kernel: usize) -> Result<(), OperandError> {
     o.expect(2, 1)?;
     let (ys, xs, ws) = (
         dims::<4>(o.slot(false, 0)?)?,
@@ -175,15 +180,15 @@ pub(super) fn grad_weight(o: &Operands<'_>, kernel: usize) -> Result<(), Fault> 
             Mat::target(&mut sum, taps),
         );
         // SAFETY: all three are as long as their shapes say.
-        unsafe { product(g.cout, taps, p, a, b, c, true) };
+        unsafe { multiply(g.cout, taps, p, a, b, c, true) };
     }
     dw.store(0, &sum);
     Ok(())
 }
 
-fn in_place(o: &Operands<'_>, view: &View) -> Result<(), Fault> {
+fn in_place(o: &Operands<'_>, view: &View) -> Result<(), OperandError> {
     if o.written(view)? {
-        return Err(Fault::Shape(
+        return Err(OperandError::Shape(
             "a convolution cannot work in place".to_owned(),
         ));
     }

@@ -4,7 +4,7 @@ use super::wide::wide;
 use half::f16;
 use shardlab_plan::ir::DType;
 
-/// The bfloat16 nearest to a float, ties to even; NaN stays NaN.
+/// Returns the bfloat16 nearest to a float, ties to even; NaN stays NaN.
 #[inline(always)]
 pub(super) fn to_bf16(x: f32) -> u16 {
     let bits = x.to_bits();
@@ -13,7 +13,7 @@ pub(super) fn to_bf16(x: f32) -> u16 {
     (if x.is_nan() { nan } else { rounded }) as u16
 }
 
-/// A bfloat16 as float.
+/// Returns a bfloat16 as float.
 #[inline(always)]
 pub(super) fn from_bf16(x: u16) -> f32 {
     f32::from_bits(u32::from(x) << 16)
@@ -54,8 +54,8 @@ pub(super) fn round(dtype: DType, x: &mut [f32]) {
 /// Reads `dst.len()` elements that lie `stride` elements apart, as floats.
 ///
 /// # Safety
-/// All of them lie in live memory that nobody writes meanwhile, aligned for the type (integers need not be); `dst` lies
-/// elsewhere.
+/// All of them are in live memory that nothing writes meanwhile, aligned for the type
+/// (integers need not be); `dst` lies elsewhere.
 #[inline]
 pub(super) unsafe fn read(dtype: DType, ptr: *const u8, stride: usize, dst: &mut [f32]) {
     // SAFETY: the caller's promise covers every element that is read.
@@ -109,8 +109,8 @@ unsafe fn read_one(dtype: DType, ptr: *const u8, at: usize) -> f32 {
 /// Writes elements `stride` apart, rounding each to the type.
 ///
 /// # Safety
-/// All of them lie in live memory that nobody else touches meanwhile, aligned for the type (integers need not be); `src`
-/// lies elsewhere.
+/// All of them are in live memory that nothing else touches meanwhile, aligned for the
+/// type (integers need not be); `src` is elsewhere.
 #[inline]
 pub(super) unsafe fn write(dtype: DType, ptr: *mut u8, stride: usize, src: &[f32]) {
     // SAFETY: the caller's promise covers every element that is written.

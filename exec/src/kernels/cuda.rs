@@ -1,15 +1,16 @@
 //! Kernels on NVIDIA GPUs, with the meaning of the CPU's.
 //!
-//! [`Kernels`] makes ready what a program launches and launches it: matrix products by cuBLASLt (`blas`), attention and convolutions by
-//! cuDNN where it is there (`dnn`), everything else by generated code (`codegen`, compiled by `nvrtc`, kept on disk by
-//! `cache`). Nothing is compiled, chosen or allocated between [`Kernels::prepare`] and the last launch of the program's own
-//! instructions, so that launches can be captured in graphs.
+//! [`Kernels`] makes ready what a program launches and launches it: GEMMs by cuBLASLt (`blas`),
+//! attention and convolutions by cuDNN where it is there (`dnn`), everything else by generated code
+//! (`codegen`, compiled by `nvrtc`, kept on disk by `cache`). Nothing is compiled, chosen or
+//! allocated between [`Kernels::prepare`] and the last launch of the program's own instructions, so
+//! that launches can be captured in graphs.
 
 mod blas;
 mod cache;
 mod code;
 pub(crate) mod codegen;
-mod dnn;
+pub(in crate::kernels) mod dnn;
 mod error;
 mod gemm;
 mod memory;
@@ -24,7 +25,7 @@ mod variant;
 
 pub use blas::{Candidate, Trial};
 pub(crate) use code::Loader;
-pub use error::{Error, Trouble};
+pub use error::{Error, ErrorKind};
 pub(crate) use target::Target;
 
 use crate::operand::{Hyper, RawRange};
@@ -41,48 +42,51 @@ use std::sync::Arc;
 use std::time::Duration;
 use variant::Variant;
 
-/// How ranks come to the same choices: different kernels add up in different orders, and ranks that hold copies of one
-/// another's numbers must not drift apart.
+/// How ranks come to the same choices. Different kernels sum in different orders, and ranks that
+/// hold copies of the same numbers must not drift apart.
 pub trait Agree: Send + Sync + std::fmt::Debug {
-    /// The choice that the leading rank makes by calling `choose`. Every rank asks for the same names in the same order.
+    /// Returns the choice that the leading rank makes by calling `choose`. Every rank asks for the
+    /// same names in the same order.
     ///
     /// # Errors
-    /// What `choose` fails with there, the same for all; [`Trouble::Ranks`] if nothing comes.
+    /// The error of `choose` on the leading rank, the same on all; [`ErrorKind::Ranks`] if
+    /// the leading rank publishes nothing.
     fn choice(
         &self,
         name: &str,
-        choose: &mut dyn FnMut() -> Result<Vec<u8>, Trouble>,
-    ) -> Result<Vec<u8>, Trouble>;
+        choose: &mut dyn FnMut() -> Result<Vec<u8>, ErrorKind>,
+    ) -> Result<Vec<u8>, ErrorKind>;
 }
 
-/// What was chosen, as `read` has it: by this rank, or where ranks agree, under a name, by the leading one. The name says nothing of the machine: another one
-/// is to be found out, not to be waited for.
+/// Returns the autotuned choice for `name`, decoded by `read`: made by this rank, or, where ranks
+/// agree, by the leading rank. `name` must not depend on the GPU, so that mismatched hardware is
+/// reported instead of deadlocked on.
 fn agreed<T>(
     agree: Option<&dyn Agree>,
     (name, machine): (&str, &str),
-    choose: &mut dyn FnMut() -> Result<Vec<u8>, Trouble>,
+    choose: &mut dyn FnMut() -> Result<Vec<u8>, ErrorKind>,
     read: impl FnOnce(&[u8]) -> Option<T>,
-) -> Result<T, Trouble> {
+) -> Result<T, ErrorKind> {
     let packed = match agree {
         None => choose()?,
         Some(agree) => agree.choice(name, choose)?,
     };
     read(&packed).ok_or_else(|| {
-        Trouble::Ranks(format!(
+        ErrorKind::Ranks(format!(
             "{machine} does not have the kernel that the leading rank chose for {name}: all ranks need the same GPU and libraries"
         ))
     })
 }
 
-/// How one of the library's candidates for a matrix product is chosen.
+/// How one of the library's candidates for a GEMM is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choose {
     /// The library's first one.
     First,
     /// The fastest in a short burst.
     Burst,
-    /// Of those that are about the fastest in a burst, the fastest while the GPU is at its power limit, as in a step. Takes
-    /// seconds for each product, once.
+    /// Of those that are about the fastest in a burst, the fastest while the GPU is at its power
+    /// limit, as in a step. Takes seconds for each GEMM, once.
     Load,
 }
 
@@ -92,7 +96,7 @@ impl Choose {
     /// What it may say; the first one is the default.
     pub const NAMES: [(&str, Self); 2] = [("burst", Self::Burst), ("sustained", Self::Load)];
 
-    /// What the user wants.
+    /// Returns what the user wants.
     fn of_user() -> Self {
         let said = std::env::var_os(Self::VARIABLE);
         let named = Self::NAMES
@@ -101,7 +105,7 @@ impl Choose {
         named.unwrap_or(Self::NAMES[0]).1
     }
 
-    /// The kind of entry in the cache.
+    /// Returns the kind of entry in the cache.
     const fn kind(self) -> &'static str {
         match self {
             Self::First | Self::Burst => "gemm 2",
@@ -121,15 +125,15 @@ pub struct Options {
     pub tf32: bool,
     /// Use cuDNN's attention and convolutions where they fit.
     pub cudnn: bool,
-    /// How kernels for matrix products are chosen.
+    /// How kernels for GEMMs are chosen.
     pub choose: Choose,
     /// How ranks agree on the choice; alone, a rank chooses for itself.
     pub agree: Option<Arc<dyn Agree>>,
 }
 
 impl Default for Options {
-    /// Everything on but TF32; the cache is `$SHARDLAB_KERNEL_CACHE` or lies in the user's cache directory, and
-    /// `SHARDLAB_GEMM_TUNING=sustained` chooses matrix products under load.
+    /// Everything on but TF32; the cache is `$SHARDLAB_KERNEL_CACHE` or is in the user's cache
+    /// directory, and `SHARDLAB_GEMM_TUNING=sustained` chooses GEMMs under load.
     fn default() -> Self {
         Self {
             cache: Cache::of_user().folder().map(PathBuf::from),
@@ -142,12 +146,13 @@ impl Default for Options {
     }
 }
 
-/// Optimizer settings as kernels read them from device memory: the learning rate, `1 - lr * weight_decay`, `1 - beta1`, `beta2`,
-/// `1 - beta2`, `lr / (1 - beta1^step)`, `sqrt(1 - beta2^step)`, epsilon, the norm's limit, the weight decay. They lie in
-/// memory so that captured launches see a new step's.
+/// Optimizer settings as kernels read them from device memory: the learning rate, `1 - lr *
+/// weight_decay`, `1 - beta1`, `beta2`, `1 - beta2`, `lr / (1 - beta1^step)`, `sqrt(1 -
+/// beta2^step)`, epsilon, the norm's limit, the weight decay. They are in memory so that captured
+/// launches see a new step's.
 pub type HyperBlock = [f32; 10];
 
-/// The block of a step's settings.
+/// Returns the block of a step's settings.
 #[must_use]
 pub fn hyper_block(h: &Hyper) -> HyperBlock {
     let [b1, b2] = h.betas;
@@ -168,8 +173,8 @@ pub fn hyper_block(h: &Hyper) -> HyperBlock {
 
 /// Everything that a program launches on one GPU. Belongs to one host thread at a time.
 ///
-/// The order of calls: [`Kernels::new`], [`Kernels::prepare`], [`Kernels::set_workspace`], then launches. The context is current
-/// on the calling thread throughout.
+/// The order of calls: [`Kernels::new`], [`Kernels::prepare`], [`Kernels::set_workspace`], then
+/// launches. The context is current on the calling thread throughout.
 pub struct Kernels {
     program: Arc<Program>,
     /// Keeps the context alive.
@@ -193,19 +198,20 @@ pub struct Kernels {
     refused: Vec<String>,
 }
 
-/// What code for the context's GPU is made for.
-fn target_of(context: &CudaContext) -> Result<Target, Trouble> {
+/// Returns what code for the context's GPU is made for.
+fn target_of(context: &CudaContext) -> Result<Target, ErrorKind> {
     let found = context.compute_capability();
-    let (major, minor) = found.map_err(Trouble::driver("cuDeviceGetAttribute"))?;
+    let (major, minor) = found.map_err(ErrorKind::driver("cuDeviceGetAttribute"))?;
     Target::of((major.unsigned_abs(), minor.unsigned_abs())).ok_or_else(|| {
-        Trouble::Unsupported(format!(
+        ErrorKind::Unsupported(format!(
             "compute capability {major}.{minor} is too old: generated kernels need 8.0"
         ))
     })
 }
 
 impl Kernels {
-    /// Opens what kernels need on a context that is current on this thread. NVIDIA's libraries are loaded.
+    /// Opens what kernels need on a context that is current on this thread. NVIDIA's libraries are
+    /// loaded.
     ///
     /// # Errors
     /// [`Error`], if a library refuses.
@@ -244,7 +250,8 @@ impl Kernels {
         })
     }
 
-    /// Compiles and chooses everything that the program launches. Needs free device memory for trying matrix products and convolutions out.
+    /// Compiles and chooses everything that the program launches. Needs free device memory for
+    /// trying GEMMs and convolutions out.
     ///
     /// # Errors
     /// [`Error`] for the first kernel that cannot be made.
@@ -252,7 +259,8 @@ impl Kernels {
         prepare::everything(self)
     }
 
-    /// Bytes of device memory that launches use beside their operands; valid after [`Kernels::prepare`].
+    /// Returns the bytes of device memory that launches use besides their operands; valid after
+    /// [`Kernels::prepare`].
     #[must_use]
     pub fn workspace_bytes(&self) -> u64 {
         self.scratch
@@ -268,7 +276,8 @@ impl Kernels {
     /// [`Error`], if the driver refuses to clear it.
     ///
     /// # Safety
-    /// It has [`Kernels::workspace_bytes`] bytes that nobody else uses until the kernels are dropped.
+    /// It has [`Kernels::workspace_bytes`] bytes that nothing else uses until the kernels
+    /// are dropped.
     pub unsafe fn set_workspace(&mut self, at: CUdeviceptr) -> Result<(), Error> {
         // SAFETY: the caller's promise.
         unsafe { prepare::set_workspace(self, at) }
@@ -280,9 +289,10 @@ impl Kernels {
     /// [`Error`], if the operands are not those that the program has, or the driver refuses.
     ///
     /// # Safety
-    /// Every range lies in live device memory until the stream has done the work; other streams neither write the reads nor
-    /// touch the writes meanwhile; `hyper` holds a [`HyperBlock`]; `stream` is the one that stands for the instruction's
-    /// stream in all launches.
+    /// Every range is in live device memory until the stream has done the work; other
+    /// streams neither write the reads nor touch the writes meanwhile; `hyper` holds a
+    /// [`HyperBlock`]; `stream` is the one that stands for the instruction's stream in all
+    /// launches.
     pub unsafe fn launch(
         &mut self,
         instr: InstrId,
@@ -295,7 +305,7 @@ impl Kernels {
         unsafe { perform::launch(self, instr, reads, writes, hyper, stream) }
     }
 
-    /// An id outside its range that a kernel has met, in words. The device is idle.
+    /// Returns an id outside its range that a kernel has met, in words. The device is idle.
     ///
     /// # Errors
     /// [`Error`], if the driver refuses to read it.
@@ -303,7 +313,7 @@ impl Kernels {
         perform::fault(self)
     }
 
-    /// Whether cuDNN is used where it fits.
+    /// Tells whether cuDNN is used where it fits.
     #[must_use]
     pub fn has_cudnn(&self) -> bool {
         self.dnn.is_some()
@@ -315,19 +325,20 @@ impl Kernels {
         &self.refused
     }
 
-    /// Tries the matrix products of a steady step out, in bursts and under load, weightiest first, for about so long. Nothing needs to be
-    /// prepared.
+    /// Tries the GEMMs of a steady step, in bursts and under load, heaviest first, for about
+    /// `limit`. Nothing needs to be prepared.
     ///
     /// # Errors
-    /// [`Error`], if a product cannot be performed.
+    /// [`Error`], if a GEMM cannot be performed.
     pub fn trials(&self, limit: Duration) -> Result<Vec<Trial>, Error> {
-        let products = prepare::products(&self.program, self.target)?;
+        let gemms = prepare::gemms(&self.program, self.target)?;
         self.blas
-            .trials(&products, &self.cache, limit)
-            .map_err(|t| Error::new("matrix products", t))
+            .trials(&gemms, &self.cache, limit)
+            .map_err(|t| Error::new("matmuls", t))
     }
 
-    /// How a kernel is performed, for reports: one line for each way in which the program launches it.
+    /// Returns how a kernel is performed, for reports: one line for each way in which the program
+    /// launches it.
     #[must_use]
     pub fn describe(&self, kernel: KernelId) -> String {
         let mut lines = Vec::new();

@@ -11,13 +11,13 @@ pub struct KernelError {
     /// Name of the operation of its body.
     pub op: &'static str,
     /// What was wrong.
-    pub fault: Fault,
+    pub fault: OperandError,
 }
 
 /// What was wrong with a launch.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Fault {
+pub enum OperandError {
     /// A slot names an operand that the launch does not have.
     #[error("the body uses {place:?}, but the launch has only {count}")]
     UnknownSlot {

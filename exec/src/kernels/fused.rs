@@ -1,21 +1,21 @@
-//! Bodies of row-local operations: one loop over blocks of rows, through a few float temporaries. Sums over rows among them are
-//! done when the loop has ended.
+//! Bodies of row-local operations: one loop over blocks of rows, through a few float temporaries.
+//! Sums over rows among them are done when the loop has ended.
 //!
-//! Every operation's result is rounded to its slot's type before another one uses it, so that a fused body computes what
-//! its operations would compute one by one, bit for bit. Integers inside a fused body go through floats, exact to 2^24.
+//! Every operation's result is rounded to its slot's type before another one uses it, so that a
+//! fused body computes what its operations would compute one by one, bit for bit. Integers inside a
+//! fused body go through floats, exact to 2^24.
 
-mod apply;
 mod plan;
 
 use super::convert;
-use super::error::Fault;
+use super::error::OperandError;
+use super::ops::{self, Call, Rows};
 use super::parallel;
-use super::reduce;
 use super::scratch::Scratch;
 use super::view::{View, overlap};
 use crate::operand::RawRange;
 use plan::{Step, Touch, Use};
-use shardlab_plan::ir::{BodyOp, OpKind, Place};
+use shardlab_plan::ir::{BodyOp, Place};
 use smallvec::SmallVec;
 
 pub(super) use plan::handles;
@@ -56,7 +56,7 @@ pub(super) fn run(
     body: &[BodyOp],
     reads: &[RawRange],
     writes: &[RawRange],
-) -> Result<(), (usize, Fault)> {
+) -> Result<(), (usize, OperandError)> {
     let mut steps: SmallVec<[Step<'_>; 1]> = SmallVec::with_capacity(body.len());
     for (i, op) in body.iter().enumerate() {
         steps.push(plan::step(i, op, reads, writes).map_err(|f| (i, f))?);
@@ -110,8 +110,8 @@ fn registers(steps: &[Step<'_>]) -> SmallVec<[Place; 16]> {
     out
 }
 
-// SAFETY: these are addresses inside checked views, whose makers' promise covers all threads that work for the launch; the
-// threads of a stage write different rows.
+// SAFETY: these are addresses inside checked views, whose makers' promise covers all threads that
+// work for the launch; the threads of a stage write different rows.
 unsafe impl Send for At {}
 // SAFETY: as above.
 unsafe impl Sync for At {}
@@ -130,7 +130,7 @@ struct Layout {
     floats: usize,
 }
 
-/// Whether a step writes what an operand of it reads.
+/// Tells whether a step writes what an operand of it reads.
 fn overwritten(step: &Step<'_>, t: &Touch) -> bool {
     step.outs.iter().any(|o| match (t.local, o.local) {
         (false, false) => overlap(&o.view.extent(), &t.view.extent()),
@@ -138,7 +138,8 @@ fn overwritten(step: &Step<'_>, t: &Touch) -> bool {
     })
 }
 
-/// Gives registers, whole operands and temporaries their places for blocks of `block` of `rows` rows.
+/// Gives registers, whole operands and temporaries their places for blocks of `block` of `rows`
+/// rows.
 fn lay_out(steps: &[Step<'_>], rows: usize, block: usize) -> Layout {
     let mut floats = 0;
     let mut take = |n: usize| {
@@ -210,14 +211,18 @@ fn lay_out(steps: &[Step<'_>], rows: usize, block: usize) -> Layout {
 }
 
 /// Sums over rows.
-fn sums(step: &Step<'_>) -> Result<(), Fault> {
-    let ins: SmallVec<[&View; 4]> = step.ins.iter().map(|t| &t.view).collect();
-    let outs: SmallVec<[&View; 2]> = step.outs.iter().map(|t| &t.view).collect();
-    reduce::norm_param_sums(step.cols, &ins, &outs)
+fn sums(step: &Step<'_>) -> Result<(), OperandError> {
+    let inputs: SmallVec<[&View; 4]> = step.ins.iter().map(|t| &t.view).collect();
+    let outputs: SmallVec<[&View; 2]> = step.outs.iter().map(|t| &t.view).collect();
+    ops::cpu(&step.op.op).run(Call::Sums {
+        cols: step.cols,
+        inputs: &inputs,
+        outputs: &outputs,
+    })
 }
 
 /// Runs a stage, block by block.
-fn perform(steps: &[Step<'_>], rows: usize) -> Result<(), (usize, Fault)> {
+fn perform(steps: &[Step<'_>], rows: usize) -> Result<(), (usize, OperandError)> {
     if rows == 0 {
         return Ok(());
     }
@@ -228,7 +233,8 @@ fn perform(steps: &[Step<'_>], rows: usize) -> Result<(), (usize, Fault)> {
         .max();
     let block = (BLOCK / largest.unwrap_or(1).max(1)).clamp(1, rows);
     let layout = lay_out(steps, rows, block);
-    let serial = steps.iter().any(|s| s.op.op == OpKind::NllLoss);
+    let totals = |s: &Step<'_>| ops::cpu(&s.op.op).totals();
+    let serial = steps.iter().any(|s| totals(s).is_some());
     let mut sums: SmallVec<[f64; 4]> = SmallVec::from_elem(0.0, steps.len());
     let elements = largest.unwrap_or(1) * rows;
     if serial || elements < PARALLEL || parallel::threads() == 1 {
@@ -240,9 +246,8 @@ fn perform(steps: &[Step<'_>], rows: usize) -> Result<(), (usize, Fault)> {
         })?;
     }
     for (step, sum) in steps.iter().zip(sums) {
-        if step.op.op == OpKind::NllLoss {
-            let n = step.ins[1].view.numel;
-            for (t, value) in step.outs.iter().zip([sum / n as f64, n as f64]) {
+        if let Some(totals) = totals(step) {
+            for (t, value) in step.outs.iter().zip(totals(sum, step.rows)) {
                 // A register that is still local here is one that nobody reads.
                 if !t.local {
                     t.view.store(0, &[value as f32]);
@@ -261,7 +266,7 @@ fn some_rows(
     block: usize,
     part: std::ops::Range<usize>,
     sums: &mut [f64],
-) -> Result<(), (usize, Fault)> {
+) -> Result<(), (usize, OperandError)> {
     let mut arena = Scratch::take(layout.floats);
     let arena = arena.as_mut_ptr();
     for (step, located) in steps.iter().zip(&layout.located) {
@@ -312,11 +317,12 @@ impl Block<'_> {
         step: &Step<'_>,
         located: &Located,
         sum: &mut f64,
-    ) -> Result<(), Fault> {
-        // SAFETY: either memory inside a checked view, or a place of the arena that is as long as the blocks put there.
+    ) -> Result<(), OperandError> {
+        // SAFETY: either memory inside a checked view, or a place of the arena that is as long as
+        // the blocks put there.
         let read = |p: *const f32, n: usize| unsafe { std::slice::from_raw_parts(p, n) };
-        // SAFETY: as above; what a step writes is disjoint from all else it touches, since `lay_out` has routed operands that
-        // are both read and written through a temporary.
+        // SAFETY: as above; what a step writes is disjoint from all else it touches, since
+        // `lay_out` has routed operands that are both read and written through a temporary.
         let write = |p: *mut f32, n: usize| unsafe { std::slice::from_raw_parts_mut(p, n) };
         let local = |start: usize| self.arena.wrapping_add(start);
         let temp = |i: usize| self.arena.wrapping_add(self.layout.temps[i]);
@@ -324,8 +330,8 @@ impl Block<'_> {
             let per = t.view.numel / self.rows;
             (self.row * per, self.count * per)
         };
-        if let (OpKind::Copy, [At::Through { .. }], [At::Memory(p)]) =
-            (step.op.op, &located.ins[..], &located.outs[..])
+        if let ([At::Through { .. }], [At::Memory(p)]) = (&located.ins[..], &located.outs[..])
+            && ops::copy::is_copy(step.op)
             && !step.outs[0].rounds()
             && !overwritten(step, &step.ins[0])
         {
@@ -356,7 +362,7 @@ impl Block<'_> {
                 } => {
                     let to = write(temp(to), len);
                     let origin = local(start).wrapping_sub(self.row * per);
-                    // SAFETY: these rows of the operand lie in the register's block.
+                    // SAFETY: these rows of the operand are in the register's block.
                     unsafe { t.view.load_at(origin.cast(), first, to) };
                     to
                 }
@@ -377,7 +383,14 @@ impl Block<'_> {
                 _ => &mut [],
             });
         }
-        apply::apply(step, &ins, &mut outs, self.row, self.rows, sum)?;
+        ops::cpu(&step.op.op).run(Call::Rows(Rows {
+            op: step.op,
+            x: &ins,
+            y: &mut outs,
+            cols: step.cols,
+            first: self.row * (step.rows / self.rows),
+            sum,
+        }))?;
         for ((t, at), out) in step.outs.iter().zip(&located.outs).zip(&mut outs) {
             if t.rounds() {
                 convert::round(t.dtype, out);

@@ -1,9 +1,10 @@
-//! Matrix products.
+//! GEMMs.
 
-use super::error::Fault;
+use super::error::OperandError;
+use super::operands::{Floats, Operands, same};
+use super::parallel;
 use super::scratch::Scratch;
 use super::view::{self, Dim, View};
-use super::{Floats, Operands, parallel, same};
 use shardlab_plan::ir::{DType, Slot};
 
 /// A matrix of floats somewhere in memory, rows and columns the given numbers of elements apart.
@@ -33,7 +34,7 @@ impl Mat {
         }
     }
 
-    /// The transpose.
+    /// Returns the transpose.
     pub(super) fn t(self) -> Self {
         Self {
             row: self.col,
@@ -43,11 +44,11 @@ impl Mat {
     }
 }
 
-/// `c = a b`, or `c += a b`, for `m x k` by `k x n`.
+/// Computes `c = a b`, or `c += a b`, for `m x k` by `k x n`.
 ///
 /// # Safety
 /// All elements of `a` and `b` may be read, those of `c` written; `c` shares memory with neither.
-pub(super) unsafe fn product(m: usize, n: usize, k: usize, a: Mat, b: Mat, c: Mat, add: bool) {
+pub(super) unsafe fn multiply(m: usize, n: usize, k: usize, a: Mat, b: Mat, c: Mat, add: bool) {
     let threads = match parallel::threads() {
         1 => gemm::Parallelism::None,
         n => gemm::Parallelism::Rayon(n),
@@ -78,7 +79,8 @@ pub(super) unsafe fn product(m: usize, n: usize, k: usize, a: Mat, b: Mat, c: Ma
     }
 }
 
-/// An operand as a matrix: in place where it holds floats and its rows are equally spaced, else a copy.
+/// An operand as a matrix: in place where it holds floats and its rows are equally spaced, else a
+/// copy.
 struct Operand {
     mat: Mat,
     rows: usize,
@@ -104,7 +106,7 @@ fn spacing(slot: &Slot) -> Option<(usize, usize)> {
     }
 }
 
-fn operand(o: &Operands<'_>, i: usize) -> Result<Operand, Fault> {
+fn operand(o: &Operands<'_>, i: usize) -> Result<Operand, OperandError> {
     let slot = o.slot(false, i)?;
     let (rows, cols) = view::matrix(slot);
     let view = o.input(i)?;
@@ -133,14 +135,14 @@ fn operand(o: &Operands<'_>, i: usize) -> Result<Operand, Fault> {
     })
 }
 
-/// `a, b[, bias][, c] -> c`.
+/// Computes `a, b[, bias][, c] -> c`.
 pub(super) fn run(
     o: &Operands<'_>,
     ta: bool,
     tb: bool,
     bias: bool,
     accumulate: bool,
-) -> Result<(), Fault> {
+) -> Result<(), OperandError> {
     o.expect(2 + usize::from(bias) + usize::from(accumulate), 1)?;
     let (mut a, mut b) = (operand(o, 0)?, operand(o, 1)?);
     if ta {
@@ -153,7 +155,7 @@ pub(super) fn run(
     same("the inner dimension of the second operand", k, b.rows)?;
     let slot = o.slot(true, 0)?;
     let out = o.output(0)?;
-    same("the product", m * n, out.numel)?;
+    same("the matmul", m * n, out.numel)?;
     let mut copy = None;
     let place = (out.dtype == DType::F32).then(|| spacing(slot)).flatten();
     let direct = place.filter(|_| view::matrix(slot) == (m, n));
@@ -168,15 +170,16 @@ pub(super) fn run(
     if accumulate || bias {
         start(o, m, n, bias, accumulate, &out, copy.as_deref_mut())?;
     }
-    // SAFETY: the views were checked against their ranges; operands that share memory with the output have been copied.
-    unsafe { product(m, n, k, a.mat, b.mat, c, accumulate || bias) };
+    // SAFETY: the views were checked against their ranges; operands that share memory with the
+    // output have been copied.
+    unsafe { multiply(m, n, k, a.mat, b.mat, c, accumulate || bias) };
     if let Some(copy) = copy {
         out.store(0, &copy);
     }
     Ok(())
 }
 
-/// Puts what the product is added to into the output, or its copy.
+/// Puts what the GEMM is added to into the output, or its copy.
 fn start(
     o: &Operands<'_>,
     m: usize,
@@ -185,7 +188,7 @@ fn start(
     accumulate: bool,
     out: &View,
     mut copy: Option<&mut [f32]>,
-) -> Result<(), Fault> {
+) -> Result<(), OperandError> {
     let before = o.input(o.op.inputs.len() - 1)?;
     let bias = if bias { Some(o.floats(2)?) } else { None };
     if let Some(b) = &bias {

@@ -1,11 +1,13 @@
 //! Float32 functions that vectorise, and reductions with a fixed order.
 //!
-//! Everything here is marked for inlining, so that it is compiled for the vector level of its caller.
+//! Everything here is marked for inlining, so that it is compiled for the vector level of its
+//! caller.
 
 /// Lanes of a reduction.
 pub(super) const LANES: usize = 16;
 
-/// `e^x` to about two units in the last place; 0 below the range of normal floats, infinity above.
+/// Computes `e^x` to about two units in the last place; 0 below the range of normal floats,
+/// infinity above.
 #[inline(always)]
 pub(super) fn exp(x: f32) -> f32 {
     const LO: f32 = -87.336_54;
@@ -33,13 +35,13 @@ pub(super) fn exp(x: f32) -> f32 {
     if x < LO { 0.0 } else { y }
 }
 
-/// `1 / (1 + e^-x)`.
+/// Computes `1 / (1 + e^-x)`.
 #[inline(always)]
 pub(super) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
-/// Hyperbolic tangent, to about 1e-7.
+/// Returns the hyperbolic tangent, to about 1e-7.
 #[inline(always)]
 pub(super) fn tanh(x: f32) -> f32 {
     1.0 - 2.0 / (exp(2.0 * x) + 1.0)
@@ -58,7 +60,7 @@ fn fold(mut acc: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
     acc[0]
 }
 
-/// Sum of `f` over elements.
+/// Sums `f` over elements.
 #[inline(always)]
 pub(super) fn sum1(a: &[f32], f: impl Fn(f32) -> f32) -> f32 {
     let mut acc = [0.0; LANES];
@@ -74,7 +76,7 @@ pub(super) fn sum1(a: &[f32], f: impl Fn(f32) -> f32) -> f32 {
     fold(acc, |x, y| x + y)
 }
 
-/// Sum of `f` over pairs.
+/// Sums `f` over pairs.
 #[inline(always)]
 pub(super) fn sum2(a: &[f32], b: &[f32], f: impl Fn(f32, f32) -> f32) -> f32 {
     let mut acc = [0.0; LANES];
@@ -90,7 +92,7 @@ pub(super) fn sum2(a: &[f32], b: &[f32], f: impl Fn(f32, f32) -> f32) -> f32 {
     fold(acc, |x, y| x + y)
 }
 
-/// Sum of `f` over triples.
+/// Sums `f` over triples.
 #[inline(always)]
 pub(super) fn sum3(a: &[f32], b: &[f32], c: &[f32], f: impl Fn(f32, f32, f32) -> f32) -> f32 {
     let mut acc = [0.0; LANES];
@@ -115,7 +117,7 @@ pub(super) fn sum3(a: &[f32], b: &[f32], c: &[f32], f: impl Fn(f32, f32, f32) ->
     fold(acc, |x, y| x + y)
 }
 
-/// Largest element; NaN if there is one.
+/// Returns the largest element; NaN if there is one.
 #[inline(always)]
 pub(super) fn max(a: &[f32]) -> f32 {
     // A NaN is taken, and then kept: no comparison with it holds.

@@ -1,7 +1,8 @@
 //! Several threads for one launch.
 //!
-//! Ranks are threads already, so a launch runs on the thread that makes it, unless that thread has asked for more. Work is cut
-//! where its parts do not depend on each other: results have the same bits however many threads there are.
+//! Ranks are threads already, so a launch runs on the thread that makes it, unless that thread has
+//! asked for more. Work is cut where its parts do not depend on each other: results have the same
+//! bits however many threads there are.
 
 use std::cell::Cell;
 
@@ -9,19 +10,20 @@ thread_local! {
     static THREADS: Cell<usize> = const { Cell::new(1) };
 }
 
-/// Lets launches made by this thread use `n` threads (at least 1, which is the default); worth it where there are fewer ranks
-/// than processors.
+/// Lets launches made by this thread use `n` threads (at least 1, which is the default); worth it
+/// where there are fewer ranks than processors.
 pub fn use_threads(n: usize) {
     THREADS.set(n.max(1));
 }
 
-/// Threads that launches made by this thread may use.
+/// Returns the threads that launches made by this thread may use.
 #[must_use]
 pub fn threads() -> usize {
     THREADS.get()
 }
 
-/// Calls `f` with consecutive ranges that cover `0..n`: one for each thread, cut at multiples of `step`.
+/// Calls `f` with consecutive ranges that cover `0..n`: one for each thread, cut at multiples of
+/// `step`.
 pub(super) fn split<E: Send>(
     n: usize,
     step: usize,

@@ -1,4 +1,5 @@
-//! Temporary memory of kernels: kept by thread, so that a launch allocates nothing once its thread is warm.
+//! Temporary memory of kernels: kept by thread, so that a launch allocates nothing once its thread
+//! is warm.
 
 use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
@@ -7,7 +8,8 @@ thread_local! {
     static FREE: RefCell<Vec<Vec<f32>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Float temporaries with contents left over from earlier uses; returned to the thread when dropped.
+/// Float temporaries with contents left over from earlier uses; returned to the thread when
+/// dropped.
 pub(super) struct Scratch {
     data: Vec<f32>,
     len: usize,

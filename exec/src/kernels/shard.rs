@@ -3,9 +3,9 @@
 mod layout;
 mod optimizer;
 
-use super::error::Fault;
+use super::error::OperandError;
 use super::math::LANES;
-use super::same;
+use super::operands::same;
 use super::scratch::Scratch;
 use super::view::{View, overlap};
 use super::wide::wide;
@@ -17,21 +17,21 @@ use smallvec::SmallVec;
 const BLOCK: usize = 2048;
 
 wide! {
-    /// `x += y`.
+    /// Computes `x += y`.
     fn add_to(x: &mut [f32], y: &[f32]) {
         for (x, y) in x.iter_mut().zip(y) {
             *x += y;
         }
     }
 
-    /// `x *= factor`.
+    /// Computes `x *= factor`.
     fn scale(x: &mut [f32], factor: f32) {
         for x in x {
             *x *= factor;
         }
     }
 
-    /// Sum of squares in float64, by lanes.
+    /// Returns the sum of squares in float64, by lanes.
     fn squares(x: &[f32]) -> f64 {
         let mut acc = [0.0f64; LANES];
         let mut chunks = x.chunks_exact(LANES);
@@ -46,7 +46,7 @@ wide! {
         acc.iter().sum()
     }
 
-    /// Whether there is a NaN.
+    /// Tells whether there is a NaN.
     fn any_nan(x: &[f32]) -> bool {
         x.iter().fold(false, |found, v| found | v.is_nan())
     }
@@ -59,8 +59,9 @@ struct Sequence {
 }
 
 impl Sequence {
-    /// The first of `ranges` that hold `numel` elements together, or fewer where there are not as many.
-    fn of_length(ranges: &[RawRange], numel: usize) -> Result<Self, Fault> {
+    /// Returns the first of `ranges` that hold `numel` elements together, or fewer where there are
+    /// not as many.
+    fn of_length(ranges: &[RawRange], numel: usize) -> Result<Self, OperandError> {
         let mut found = Self::new(&[])?;
         for r in ranges {
             if found.numel >= numel {
@@ -85,7 +86,7 @@ impl Sequence {
         }
     }
 
-    fn new(ranges: &[RawRange]) -> Result<Self, Fault> {
+    fn new(ranges: &[RawRange]) -> Result<Self, OperandError> {
         let mut views = SmallVec::with_capacity(ranges.len());
         for r in ranges {
             views.push(View::flat(*r)?);
@@ -94,8 +95,9 @@ impl Sequence {
         Ok(Self { views, numel })
     }
 
-    /// Calls `f(view, first element within it, length, position within the sequence)` for blocks of at most `BLOCK` elements that lie
-    /// in one range of this sequence and, where `other` is given, also in one of that: then its view and position come along.
+    /// Calls `f(view, first element within it, length, position within the sequence)` for blocks of
+    /// at most `BLOCK` elements that lie in one range of this sequence and, where `other` is given,
+    /// also in one of that: then its view and position come along.
     fn blocks(&self, mut f: impl FnMut(&View, usize, usize)) {
         for v in &self.views {
             for start in (0..v.numel).step_by(BLOCK) {
@@ -104,8 +106,8 @@ impl Sequence {
         }
     }
 
-    /// Calls `f(view, first, other's view, other's first, length)` for pieces that lie in one range of each of two sequences of the
-    /// same length.
+    /// Calls `f(view, first, other's view, other's first, length)` for pieces that are in one range
+    /// of each of two sequences of the same length.
     fn pieces(&self, other: &Self, mut f: impl FnMut(&View, usize, &View, usize, usize)) {
         let (mut i, mut j, mut at, mut from) = (0, 0, 0, 0);
         while let (Some(a), Some(b)) = (self.views.get(i), other.views.get(j)) {
@@ -129,7 +131,8 @@ impl Sequence {
 fn copy(from: &View, first: usize, to: &View, start: usize, n: usize, block: &mut [f32]) {
     if from.dtype == to.dtype {
         let size = from.dtype.size() as usize;
-        // SAFETY: both pieces lie inside their ranges, which the launch's caller promised to be live; they may overlap.
+        // SAFETY: both pieces are inside their ranges, which the launch's caller promised to be
+        // live; they may overlap.
         unsafe {
             std::ptr::copy(
                 from.ptr.add(first * size),
@@ -146,21 +149,22 @@ fn copy(from: &View, first: usize, to: &View, start: usize, n: usize, block: &mu
     }
 }
 
-/// A float32 scalar.
-fn scalar(range: Option<&RawRange>) -> Result<View, Fault> {
-    let view = View::flat(*range.ok_or(Fault::Count {
+/// Returns a float32 scalar.
+fn scalar(range: Option<&RawRange>) -> Result<View, OperandError> {
+    let view = View::flat(*range.ok_or(OperandError::Count {
         what: "scalars",
         needed: 1,
         found: 0,
     })?)?;
     same("the scalar", 1, view.numel)?;
     if view.dtype != DType::F32 {
-        return Err(Fault::Type(view.dtype));
+        return Err(OperandError::Type(view.dtype));
     }
     Ok(view)
 }
 
-/// What gradients are multiplied by so that their norm, given its square, is at most `limit` (0 is no limit).
+/// Returns what gradients are multiplied by so that their norm, given its square, is at most
+/// `limit` (0 is no limit).
 fn clip_factor(square: f32, limit: f64) -> f32 {
     if limit <= 0.0 {
         return 1.0;
@@ -176,7 +180,7 @@ pub(super) fn run(
     ctx: &LaunchContext<'_>,
     reads: &[RawRange],
     writes: &[RawRange],
-) -> Result<(), Fault> {
+) -> Result<(), OperandError> {
     match op {
         ShardOp::Copy | ShardOp::MultiCopy => copies(reads, writes),
         ShardOp::CopyOut { ranks } => layout::copy_out(ranks as usize, ctx.shapes, reads, writes),
@@ -202,7 +206,7 @@ pub(super) fn run(
     }
 }
 
-fn copies(reads: &[RawRange], writes: &[RawRange]) -> Result<(), Fault> {
+fn copies(reads: &[RawRange], writes: &[RawRange]) -> Result<(), OperandError> {
     let (from, to) = (Sequence::new(reads)?, Sequence::new(writes)?);
     same("the copy's source", to.numel, from.numel)?;
     let mut block = Scratch::take(BLOCK);
@@ -212,7 +216,7 @@ fn copies(reads: &[RawRange], writes: &[RawRange]) -> Result<(), Fault> {
     Ok(())
 }
 
-fn accumulate(reads: &[RawRange], writes: &[RawRange]) -> Result<(), Fault> {
+fn accumulate(reads: &[RawRange], writes: &[RawRange]) -> Result<(), OperandError> {
     let (from, to) = (
         Sequence::new(reads.get(..1).unwrap_or(&[]))?,
         Sequence::new(writes)?,
@@ -221,7 +225,9 @@ fn accumulate(reads: &[RawRange], writes: &[RawRange]) -> Result<(), Fault> {
     if let [r] = &from.views[..]
         && to.views.iter().any(|w| overlap(&w.extent(), &r.extent()))
     {
-        return Err(Fault::Shape("what is added overlaps the sum".to_owned()));
+        return Err(OperandError::Shape(
+            "what is added overlaps the sum".to_owned(),
+        ));
     }
     let [mut x, mut y] = [BLOCK, BLOCK].map(Scratch::take);
     to.pieces(&from, |w, start, r, first, n| {
@@ -242,7 +248,7 @@ fn sum_pieces(
     accumulate: bool,
     reads: &[RawRange],
     writes: &[RawRange],
-) -> Result<(), Fault> {
+) -> Result<(), OperandError> {
     let (from, to) = (
         Sequence::new(reads.get(..1).unwrap_or(&[]))?,
         Sequence::new(writes)?,
@@ -250,10 +256,12 @@ fn sum_pieces(
     let ranks = ranks.max(1) as usize;
     same("the pieces", to.numel * ranks, from.numel)?;
     let [r] = &from.views[..] else {
-        return Err(Fault::Shape("pieces in several ranges".to_owned()));
+        return Err(OperandError::Shape("pieces in several ranges".to_owned()));
     };
     if to.views.iter().any(|w| overlap(&w.extent(), &r.extent())) {
-        return Err(Fault::Shape("the pieces overlap their sum".to_owned()));
+        return Err(OperandError::Shape(
+            "the pieces overlap their sum".to_owned(),
+        ));
     }
     let [mut sum, mut x] = [BLOCK, BLOCK].map(Scratch::take);
     let mut at = 0;
@@ -273,8 +281,8 @@ fn sum_pieces(
     Ok(())
 }
 
-/// Elements from `start` on of so many pieces, `apart` elements from one another, each times the factor, added in order; the last
-/// argument is where their sums go, and room for as many.
+/// Sums pieces that are `apart` elements from one another, from element `start` of each on, each
+/// times the factor, in order. The last argument takes the sums, and has room for as many.
 fn add_up(
     pieces: &View,
     (ranks, factor): (usize, f32),
@@ -294,7 +302,7 @@ fn add_up(
     }
 }
 
-fn multiply(writes: &[RawRange], factor: f32) -> Result<(), Fault> {
+fn multiply(writes: &[RawRange], factor: f32) -> Result<(), OperandError> {
     if factor == 1.0 {
         return Ok(());
     }
@@ -307,7 +315,7 @@ fn multiply(writes: &[RawRange], factor: f32) -> Result<(), Fault> {
     Ok(())
 }
 
-fn zero(writes: &[RawRange]) -> Result<(), Fault> {
+fn zero(writes: &[RawRange]) -> Result<(), OperandError> {
     for w in writes {
         // SAFETY: the launch's caller promised the range; all types' zeros are zero bytes.
         unsafe { std::ptr::write_bytes(w.ptr, 0, w.bytes) };
@@ -315,7 +323,7 @@ fn zero(writes: &[RawRange]) -> Result<(), Fault> {
     Ok(())
 }
 
-fn sum_squares(reads: &[RawRange], writes: &[RawRange]) -> Result<(), Fault> {
+fn sum_squares(reads: &[RawRange], writes: &[RawRange]) -> Result<(), OperandError> {
     let out = scalar(writes.first())?;
     let (reads, mut total) = match reads.split_last() {
         Some((last, rest)) if last.ptr == out.ptr => (rest, f64::from(out.get(0))),
@@ -330,7 +338,7 @@ fn sum_squares(reads: &[RawRange], writes: &[RawRange]) -> Result<(), Fault> {
     Ok(())
 }
 
-fn nan_check(reads: &[RawRange], writes: &[RawRange]) -> Result<(), Fault> {
+fn nan_check(reads: &[RawRange], writes: &[RawRange]) -> Result<(), OperandError> {
     let out = scalar(writes.first())?;
     let mut found = false;
     let mut x = Scratch::take(BLOCK);

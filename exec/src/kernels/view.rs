@@ -1,7 +1,7 @@
 //! Strided windows on a launch's operands.
 
 use super::convert;
-use super::error::Fault;
+use super::error::OperandError;
 use crate::operand::RawRange;
 use shardlab_plan::ir::{DType, Slot};
 use smallvec::SmallVec;
@@ -18,8 +18,8 @@ pub(super) type Dims = SmallVec<[Dim; 4]>;
 
 /// Elements in logical (row-major) order, somewhere in memory.
 ///
-/// Whoever makes one promises that the range it was made of stays live while the view is used, and that nothing but the
-/// launch at hand touches it. All elements lie inside that range.
+/// Whoever makes one promises that the range it was made of stays live while the view is used, and
+/// that nothing but the launch at hand touches it. All elements are inside that range.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct View {
     pub(super) ptr: *mut u8,
@@ -29,13 +29,13 @@ pub(super) struct View {
     pub(super) numel: usize,
 }
 
-// SAFETY: a view is an address with a shape; its maker's promise is what makes uses of it sound, on any thread that works for
-// the launch.
+// SAFETY: a view is an address with a shape; its maker's promise is what makes uses of it sound, on
+// any thread that works for the launch.
 unsafe impl Send for View {}
 // SAFETY: as above.
 unsafe impl Sync for View {}
 
-/// Strides of a slot, one a dimension.
+/// Returns the strides of a slot, one per dimension.
 pub(super) fn strides(slot: &Slot) -> SmallVec<[usize; 4]> {
     if slot.strides.is_empty() {
         let mut out: SmallVec<[usize; 4]> = SmallVec::from_elem(1, slot.shape.len());
@@ -48,12 +48,12 @@ pub(super) fn strides(slot: &Slot) -> SmallVec<[usize; 4]> {
     }
 }
 
-/// Elements of a slot.
+/// Returns the number of elements of a slot.
 pub(super) fn numel(slot: &Slot) -> usize {
     slot.shape.iter().product::<u64>() as usize
 }
 
-/// Rows and length of the last dimension.
+/// Returns the rows and length of the last dimension.
 pub(super) fn matrix(slot: &Slot) -> (usize, usize) {
     let cols = slot.shape.last().map_or(1, |&c| c as usize);
     (numel(slot) / cols.max(1), cols)
@@ -78,8 +78,8 @@ pub(super) fn merge(dims: impl Iterator<Item = Dim>) -> Dims {
 }
 
 impl View {
-    /// The window that a slot describes, in the element type of the range.
-    pub(super) fn new(range: RawRange, slot: &Slot) -> Result<Self, Fault> {
+    /// Returns the window that a slot describes, in the element type of the range.
+    pub(super) fn new(range: RawRange, slot: &Slot) -> Result<Self, OperandError> {
         let st = strides(slot);
         let dims = slot.shape.iter().zip(&st);
         Self::build(
@@ -92,10 +92,15 @@ impl View {
         )
     }
 
-    /// The same, repeated over a larger shape whose last dimensions match.
-    pub(super) fn broadcast(range: RawRange, slot: &Slot, to: &[u64]) -> Result<Self, Fault> {
+    /// Returns the same, repeated over a larger shape whose last dimensions match.
+    pub(super) fn broadcast(
+        range: RawRange,
+        slot: &Slot,
+        to: &[u64],
+    ) -> Result<Self, OperandError> {
         let st = strides(slot);
-        let misfit = || Fault::Shape(format!("{:?} does not broadcast to {to:?}", slot.shape));
+        let misfit =
+            || OperandError::Shape(format!("{:?} does not broadcast to {to:?}", slot.shape));
         let lead = to.len().checked_sub(slot.shape.len()).ok_or_else(misfit)?;
         let mut dims: SmallVec<[Dim; 4]> = SmallVec::with_capacity(to.len());
         for (i, &n) in to.iter().enumerate() {
@@ -117,7 +122,7 @@ impl View {
         range: RawRange,
         slot: &Slot,
         dims: impl Iterator<Item = Dim> + Clone,
-    ) -> Result<Self, Fault> {
+    ) -> Result<Self, OperandError> {
         let numel = dims.clone().map(|d| d.n).product();
         let size = range.dtype.size() as usize;
         let offset = slot.offset as usize;
@@ -125,7 +130,7 @@ impl View {
             let last: usize = dims.clone().map(|d| (d.n - 1) * d.stride).sum();
             let (needed, found) = (offset + last + 1, range.bytes / size);
             if needed > found {
-                return Err(Fault::Size {
+                return Err(OperandError::Size {
                     what: "an operand",
                     needed,
                     found,
@@ -142,7 +147,7 @@ impl View {
     }
 
     /// All elements of a range, one after another.
-    pub(super) fn flat(range: RawRange) -> Result<Self, Fault> {
+    pub(super) fn flat(range: RawRange) -> Result<Self, OperandError> {
         aligned(range.ptr, range.dtype)?;
         let numel = range.bytes / range.dtype.size() as usize;
         let dims = merge(std::iter::once(Dim {
@@ -157,7 +162,7 @@ impl View {
         })
     }
 
-    /// Whether the elements lie one after another.
+    /// Tells whether the elements are contiguous.
     pub(super) fn is_contiguous(&self) -> bool {
         self.numel <= 1 || matches!(self.dims[..], [Dim { stride: 1, .. }])
     }
@@ -167,7 +172,7 @@ impl View {
         (self.dtype == DType::F32 && self.is_contiguous()).then_some(self.ptr.cast())
     }
 
-    /// Bytes from the first to the end of the last element.
+    /// Returns the bytes from the first to the end of the last element.
     pub(super) fn extent(&self) -> std::ops::Range<usize> {
         let start = self.ptr as usize;
         if self.numel == 0 {
@@ -177,7 +182,8 @@ impl View {
         start..start + (last + 1) * self.dtype.size() as usize
     }
 
-    /// Calls `f(element, stride, from, len)` for runs of `len` equally spaced elements that cover `start..start + count`.
+    /// Calls `f(element, stride, from, len)` for runs of `len` equally spaced elements that cover
+    /// `start..start + count`.
     #[inline]
     fn runs(&self, start: usize, count: usize, mut f: impl FnMut(usize, usize, usize, usize)) {
         debug_assert!(start + count <= self.numel);
@@ -226,7 +232,7 @@ impl View {
     /// As [`View::load`], with the view's first element at `ptr`.
     ///
     /// # Safety
-    /// The elements asked for lie in live memory that nobody writes meanwhile.
+    /// The elements asked for are in live memory that nothing writes meanwhile.
     #[inline]
     pub(super) unsafe fn load_at(&self, ptr: *const u8, start: usize, dst: &mut [f32]) {
         let size = self.dtype.size() as usize;
@@ -243,12 +249,12 @@ impl View {
         let size = self.dtype.size() as usize;
         self.runs(start, src.len(), |at, stride, from, len| {
             let dst = self.ptr.wrapping_add(at * size);
-            // SAFETY: the run lies inside the view, whose maker promised that it may be written.
+            // SAFETY: the run is inside the view, whose maker promised that it may be written.
             unsafe { convert::write(self.dtype, dst, stride, &src[from..from + len]) }
         });
     }
 
-    /// The element at a position, as float.
+    /// Returns the element at a position, as float.
     pub(super) fn get(&self, at: usize) -> f32 {
         let mut v = [0.0];
         self.load(at, &mut v);
@@ -264,14 +270,14 @@ impl View {
     }
 
     /// Integers `start..`, exactly.
-    pub(super) fn load_ids(&self, start: usize, dst: &mut [i64]) -> Result<(), Fault> {
+    pub(super) fn load_ids(&self, start: usize, dst: &mut [i64]) -> Result<(), OperandError> {
         if self.dtype != DType::I64 {
-            return Err(Fault::Type(self.dtype));
+            return Err(OperandError::Type(self.dtype));
         }
         let ptr = self.ptr.cast::<i64>();
         self.runs(start, dst.len(), |at, stride, from, len| {
             for i in 0..len {
-                // SAFETY: the element lies inside the view.
+                // SAFETY: the element is inside the view.
                 dst[from + i] = unsafe { ptr.add(at + i * stride).read_unaligned() };
             }
         });
@@ -283,22 +289,22 @@ impl View {
         let ptr = self.ptr.cast::<i64>();
         self.runs(start, src.len(), |at, stride, from, len| {
             for i in 0..len {
-                // SAFETY: the element lies inside the view.
+                // SAFETY: the element is inside the view.
                 unsafe { ptr.add(at + i * stride).write_unaligned(src[from + i]) };
             }
         });
     }
 }
 
-/// Whether two byte ranges share a byte.
+/// Tells whether two byte ranges share a byte.
 pub(super) fn overlap(a: &std::ops::Range<usize>, b: &std::ops::Range<usize>) -> bool {
     a.start < b.end && b.start < a.end
 }
 
-fn aligned(ptr: *mut u8, dtype: DType) -> Result<(), Fault> {
+fn aligned(ptr: *mut u8, dtype: DType) -> Result<(), OperandError> {
     // Integers are read and written unaligned.
     if dtype != DType::I64 && !(ptr as usize).is_multiple_of(dtype.size() as usize) {
-        return Err(Fault::Misaligned(dtype));
+        return Err(OperandError::Misaligned(dtype));
     }
     Ok(())
 }

@@ -1,7 +1,8 @@
 //! Compiling one loop for several vector widths.
 //!
-//! The loops are written so that their results do not depend on the width: every reduction has a fixed number of lanes, and
-//! nothing is contracted into fused multiply-adds. The widest variant that the processor has runs.
+//! The loops are written so that their results do not depend on the width: every reduction has a
+//! fixed number of lanes, and nothing is contracted into fused multiply-adds. The widest variant
+//! that the processor has runs.
 
 /// Vector instructions that the processor has, beyond the baseline of the target.
 #[cfg(target_arch = "x86_64")]
@@ -15,7 +16,7 @@ pub(super) enum Level {
     V4,
 }
 
-/// The level of this processor; asked once.
+/// Returns the level of this processor; asked once.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 pub(super) fn level() -> Level {

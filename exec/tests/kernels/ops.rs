@@ -8,7 +8,7 @@
 use super::case::{Arg, Case, Lay, arg, each, shape};
 use super::memory::{Buffer, Rng, positions};
 use super::semantics;
-use shardlab_exec::kernels::Fault;
+use shardlab_exec::kernels::OperandError;
 use shardlab_plan::ir::{DType, OpKind, Place, Real, Slot, op};
 
 #[test]
@@ -561,7 +561,7 @@ fn extreme_values() {
 }
 
 /// Returns the error of a launch that must fail.
-fn fault(op: OpKind, ins: &[Arg], outs: &[Arg]) -> Fault {
+fn fault(op: OpKind, ins: &[Arg], outs: &[Arg]) -> OperandError {
     let error = Case::new(op, ins, outs, &mut Rng(2)).run().unwrap_err();
     assert_eq!((error.kernel.as_str(), error.op), ("test", op.name()));
     error.fault
@@ -572,7 +572,7 @@ fn errors_say_what_is_wrong() {
     let f = DType::F32;
     let ids = |v: &[f64]| arg(&[v.len() as u64], DType::I64).values(v);
     let table = arg(&[5, 3], f);
-    let label = |row, value, limit| Fault::Label { row, value, limit };
+    let label = |row, value, limit| OperandError::Label { row, value, limit };
     let out = [arg(&[3, 3], f)];
     assert_eq!(
         fault(
@@ -609,7 +609,7 @@ fn errors_say_what_is_wrong() {
         fault(chunk, &ins, &[arg(&[2, 4], f).same_as(0), one.same_as(2)]),
         label(1, 7, 4)
     );
-    let size = |needed, found| move |f: &Fault| matches!(f, Fault::Size { needed: n, found: g, .. } if (*n, *g) == (needed, found));
+    let size = |needed, found| move |f: &OperandError| matches!(f, OperandError::Size { needed: n, found: g, .. } if (*n, *g) == (needed, found));
     let gemm = OpKind::Gemm(op::Gemm {
         ta: false,
         tb: false,
@@ -626,16 +626,16 @@ fn errors_say_what_is_wrong() {
     assert!(size(6, 5)(&got), "{got}");
     assert!(matches!(
         fault(OpKind::Add, &[arg(&[5], f), arg(&[2], f)], &[arg(&[5], f)]),
-        Fault::Shape(_)
+        OperandError::Shape(_)
     ));
     assert!(matches!(
         fault(OpKind::Add, &[arg(&[5], f)], &[arg(&[5], f)]),
-        Fault::Count { .. }
+        OperandError::Count { .. }
     ));
     // Operands outside of those that the launch passes.
     let mut case = Case::new(OpKind::Neg, &[arg(&[5], f)], &[arg(&[5], f)], &mut Rng(1));
     case.op.inputs[0].place = Place::Read(3);
-    let unknown = Fault::UnknownSlot {
+    let unknown = OperandError::UnknownSlot {
         place: Place::Read(3),
         count: 1,
     };

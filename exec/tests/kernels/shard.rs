@@ -2,7 +2,7 @@
 //! programs.
 
 use super::memory::{Buffer, HYPER, Rng, kernel, launch};
-use shardlab_exec::kernels::{self, Fault, KernelError};
+use shardlab_exec::kernels::{self, KernelError, OperandError};
 use shardlab_exec::{Hyper, RawRange};
 use shardlab_plan::ir::{BodyOp, DType, Holds, OpKind, Pieces, Real, Shape, ShardOp};
 use shardlab_plan::program::{Op, Program};
@@ -57,7 +57,7 @@ fn copies_cut_ranges_differently() {
             assert!(
                 matches!(
                     short.fault,
-                    Fault::Size {
+                    OperandError::Size {
                         needed: 7000,
                         found: 5000,
                         ..
@@ -130,7 +130,7 @@ fn packed_shards_hold_whole_rows() {
         assert_eq!(&padded.values()[15..], [0.0; 3]);
         let e = run(op, HYPER, &shapes[..2], &[packed.range()], &writes).unwrap_err();
         assert!(
-            matches!(e.fault, Fault::Count { what: "shapes", .. }),
+            matches!(e.fault, OperandError::Count { what: "shapes", .. }),
             "{e}"
         );
     }
@@ -213,7 +213,7 @@ fn pieces_are_summed() {
             &[a.range()],
         )
         .unwrap_err();
-        assert!(matches!(e.fault, Fault::Size { .. }), "{e}");
+        assert!(matches!(e.fault, OperandError::Size { .. }), "{e}");
     }
 }
 
@@ -263,7 +263,7 @@ fn updates_add_up_pieces() {
         // Unreduced shards of another number of ranks than there are.
         for op in both(Some(Pieces { ranks: 2, factor })) {
             let e = update(op, pieces.range()).unwrap_err();
-            assert!(matches!(e.fault, Fault::Size { .. }), "{e}");
+            assert!(matches!(e.fault, OperandError::Size { .. }), "{e}");
         }
     }
 }
@@ -484,7 +484,7 @@ fn flat_moments_continue_from_tensor_to_tensor() {
     );
     assert!(matches!(
         e.unwrap_err().fault,
-        Fault::Size {
+        OperandError::Size {
             needed: 160,
             found: 100,
             ..

@@ -522,7 +522,9 @@ fn fused_products_change_no_bit() {
     let train = "seq_len = 7\nmicro_batch = 2\n";
     let products = |t: &Tape, ops: &[TapeOp]| -> Vec<(usize, usize)> {
         let counts = ops.iter().filter_map(|op| match op {
-            TapeOp::Launch { kernel, .. } => BodyOp::going_on(&t.kernels[kernel.index()].body),
+            TapeOp::Launch { kernel, .. } => {
+                BodyOp::split_gemm_epilogue(&t.kernels[kernel.index()].body)
+            }
             _ => None,
         });
         counts.map(|(p, rest)| (p.len(), rest.len())).collect()

@@ -14,7 +14,7 @@ mod interp;
 mod liveness;
 mod measured;
 mod products;
-mod semantics;
+pub(crate) mod semantics;
 
 /// Names for `semantics`.
 mod terms {

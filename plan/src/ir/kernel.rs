@@ -97,12 +97,13 @@ pub struct BodyOp {
 }
 
 impl BodyOp {
-    /// The matrix products in front of a body's other operations, and these; `None` unless it has both.
+    /// Splits a fused body into its leading GEMMs and its elementwise epilogue; `None` if either
+    /// is empty.
     #[must_use]
-    pub fn going_on(body: &[Self]) -> Option<(&[Self], &[Self])> {
-        let is_product = |op: &&Self| matches!(op.op, OpKind::Gemm { .. });
-        let (products, rest) = body.split_at(body.iter().take_while(is_product).count());
-        (!products.is_empty() && !rest.is_empty()).then_some((products, rest))
+    pub fn split_gemm_epilogue(body: &[Self]) -> Option<(&[Self], &[Self])> {
+        let is_gemm = |op: &&Self| matches!(op.op, OpKind::Gemm { .. });
+        let (gemms, epilogue) = body.split_at(body.iter().take_while(is_gemm).count());
+        (!gemms.is_empty() && !epilogue.is_empty()).then_some((gemms, epilogue))
     }
 }
 

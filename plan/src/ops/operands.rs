@@ -11,7 +11,9 @@ pub struct Operands<'g> {
 }
 
 impl<'g> Operands<'g> {
-    pub(crate) fn new(graph: &'g Graph, op: &'g Op) -> Self {
+    /// Names one op of a graph.
+    #[must_use]
+    pub fn new(graph: &'g Graph, op: &'g Op) -> Self {
         Self { graph, op }
     }
 

@@ -4,6 +4,15 @@ use super::*;
 use crate::ir::OpKind;
 use std::collections::BTreeSet;
 
+mod examples;
+mod gradients;
+
+/// Names for `examples`.
+mod terms {
+    pub(super) use crate::ir::OpKind;
+    pub(super) use crate::ops::{Extent, Operand};
+}
+
 #[test]
 fn names_are_unique_and_signatures_consistent() {
     let mut names = BTreeSet::new();

@@ -153,7 +153,9 @@ impl Row {
         let dtype = kernel.dtype;
         Some(match kernel.class {
             // Tables of GEMMs do not apply to kernels with a fused epilogue.
-            KernelClass::Gemm { .. } if BodyOp::going_on(&kernel.body).is_some() => return None,
+            KernelClass::Gemm { .. } if BodyOp::split_gemm_epilogue(&kernel.body).is_some() => {
+                return None;
+            }
             KernelClass::Gemm { m, n, k, batch: 1 } => Self::Gemm(dtype, [m, n, k]),
             KernelClass::Gemm { .. } => return None,
             KernelClass::Conv { m, n, k } => Self::Conv(dtype, [m, n, k]),

@@ -3,7 +3,7 @@
 
 use crate::base::abort::lock;
 use crate::device::Setup;
-use crate::kernels::cuda::{Agree, Trouble};
+use crate::kernels::cuda::{Agree, ErrorKind};
 use crate::process::{PeerError, ProcessGroup, config_check};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -86,14 +86,14 @@ impl Agree for AutotuneBroadcast {
     fn choice(
         &self,
         name: &str,
-        choose: &mut dyn FnMut() -> Result<Vec<u8>, Trouble>,
-    ) -> Result<Vec<u8>, Trouble> {
+        choose: &mut dyn FnMut() -> Result<Vec<u8>, ErrorKind>,
+    ) -> Result<Vec<u8>, ErrorKind> {
         if let Some(made) = lock(&self.made).get(name) {
             return Ok(made.clone());
         }
         let key = format!("choice {} {name}", self.session);
         let words =
-            |e: PeerError| Trouble::Ranks(format!("rank 0 published no choice of kernels: {e}"));
+            |e: PeerError| ErrorKind::Ranks(format!("rank 0 published no choice of kernels: {e}"));
         let sent = if self.rank > 0 {
             self.peers.get_slow(&key).map_err(words)?
         } else {
@@ -112,7 +112,7 @@ const CHOSEN: u8 = 1;
 const REFUSED: u8 = 0;
 
 /// Encodes rank 0's choice, or the error if there is no choice.
-fn pack(choice: Result<Vec<u8>, Trouble>) -> Vec<u8> {
+fn pack(choice: Result<Vec<u8>, ErrorKind>) -> Vec<u8> {
     let (kind, mut bytes) = match choice {
         Ok(chosen) => (CHOSEN, chosen),
         Err(why) => (REFUSED, why.to_string().into_bytes()),
@@ -121,13 +121,13 @@ fn pack(choice: Result<Vec<u8>, Trouble>) -> Vec<u8> {
     bytes
 }
 
-fn unpack(sent: &[u8]) -> Result<Vec<u8>, Trouble> {
+fn unpack(sent: &[u8]) -> Result<Vec<u8>, ErrorKind> {
     match sent.split_first() {
         Some((&CHOSEN, chosen)) => Ok(chosen.to_vec()),
-        Some((_, why)) => Err(Trouble::Unsupported(
+        Some((_, why)) => Err(ErrorKind::Unsupported(
             String::from_utf8_lossy(why).into_owned(),
         )),
-        None => Err(Trouble::Ranks("rank 0 sent nothing".to_owned())),
+        None => Err(ErrorKind::Ranks("rank 0 sent nothing".to_owned())),
     }
 }
 
@@ -152,14 +152,14 @@ mod tests {
             let broadcast = one_of_four(&peers, rank, 0);
             broadcast.choice("conv", &mut || {
                 assert_eq!(rank, 0);
-                Err(Trouble::Library("no engine".to_owned()))
+                Err(ErrorKind::Library("no engine".to_owned()))
             })
         };
         std::thread::scope(|scope| {
             // They wait before rank 0 publishes, for a short time.
             let late: Vec<_> = (1..4).map(|r| scope.spawn(move || of(r))).collect();
             std::thread::sleep(std::time::Duration::from_millis(20));
-            let refusal = Err(Trouble::Unsupported("no engine".to_owned()));
+            let refusal = Err(ErrorKind::Unsupported("no engine".to_owned()));
             assert_eq!(of(0), refusal);
             for rank in late {
                 assert_eq!(rank.join().unwrap(), refusal);

@@ -6,8 +6,8 @@ mod trials;
 pub use trials::{Candidate, Trial};
 
 use super::cache::Cache;
-use super::error::Trouble;
-use super::gemm::Product;
+use super::error::ErrorKind;
+use super::gemm::GemmProblem;
 use super::memory::Stopwatch;
 use super::{Agree, Choose};
 use cudarc::cublaslt::sys;
@@ -16,12 +16,12 @@ use shardlab_plan::ir::DType;
 use shardlab_plan::program::workspace;
 use std::ffi::c_void;
 
-/// Bytes that a product may use beside its operands.
+/// Bytes that a GEMM may use besides its operands.
 pub(super) const WORKSPACE: usize = workspace::PRODUCT as usize;
 /// Candidates that are timed.
 const CANDIDATES: usize = 8;
-/// A candidate wins over an earlier one only if it takes this part of its time: the order of candidates is the library's,
-/// and noise should not decide.
+/// A candidate wins over an earlier one only if it takes this part of its time: the order of
+/// candidates is the library's, and noise should not decide.
 pub(super) const BETTER: f32 = 0.985;
 
 /// The library's handle and what choices depend on.
@@ -33,12 +33,13 @@ pub(super) struct Blas {
     choose: Choose,
 }
 
-// SAFETY: the handle may be used from any thread (cuBLASLt's documentation); descriptors are used by their owner alone.
+// SAFETY: the handle may be used from any thread (cuBLASLt's documentation); descriptors are used
+// by their owner alone.
 unsafe impl Send for Blas {}
 // SAFETY: as above.
 unsafe impl Send for Plan {}
 
-/// A product that is ready to be launched.
+/// A GEMM that is ready to be launched.
 pub(super) struct Plan {
     desc: sys::cublasLtMatmulDesc_t,
     /// In the library's order: its `A` is our `b`.
@@ -49,28 +50,28 @@ pub(super) struct Plan {
     pub(super) choice: String,
 }
 
-fn check(call: &'static str, status: sys::cublasStatus_t) -> Result<(), Trouble> {
+fn check(call: &'static str, status: sys::cublasStatus_t) -> Result<(), ErrorKind> {
     match status {
         sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS => Ok(()),
-        other => Err(Trouble::Driver {
+        other => Err(ErrorKind::Driver {
             call,
             reason: format!("{other:?}"),
         }),
     }
 }
 
-fn data_type(ty: DType) -> Result<sys::cudaDataType, Trouble> {
+fn data_type(ty: DType) -> Result<sys::cudaDataType, ErrorKind> {
     match ty {
         DType::F32 => Ok(sys::cudaDataType::CUDA_R_32F),
         DType::Bf16 => Ok(sys::cudaDataType::CUDA_R_16BF),
         DType::F16 => Ok(sys::cudaDataType::CUDA_R_16F),
-        other => Err(Trouble::Unsupported(format!(
+        other => Err(ErrorKind::Unsupported(format!(
             "no matmul for elements of type {other}"
         ))),
     }
 }
 
-/// Addresses of a product's operands.
+/// Addresses of a GEMM's operands.
 #[derive(Clone, Copy)]
 pub(super) struct Addresses {
     pub(super) a: CUdeviceptr,
@@ -81,8 +82,8 @@ pub(super) struct Addresses {
     pub(super) workspace: CUdeviceptr,
 }
 
-/// A product that the library has for no shape.
-fn unsupported(p: &Product) -> Trouble {
+/// Makes the error of a GEMM that the library does not support.
+fn unsupported(p: &GemmProblem) -> ErrorKind {
     let mut why = format!(
         "cuBLASLt has no matmul of {} inputs with a {} result",
         p.factors, p.result
@@ -90,12 +91,12 @@ fn unsupported(p: &Product) -> Trouble {
     if p.factors == DType::F32 && p.result != DType::F32 {
         why += "; precision.comm_grads = \"f32\" keeps the gradients of float32 weights in float32";
     }
-    Trouble::Unsupported(why)
+    ErrorKind::Unsupported(why)
 }
 
 impl Blas {
     /// Opens the library for the current context.
-    pub(super) fn new(gpu: &str, tf32: bool, choose: Choose) -> Result<Self, Trouble> {
+    pub(super) fn new(gpu: &str, tf32: bool, choose: Choose) -> Result<Self, ErrorKind> {
         let mut handle = std::ptr::null_mut();
         // SAFETY: the library is loaded; the handle is written before it is read.
         let (status, version) = unsafe {
@@ -113,17 +114,18 @@ impl Blas {
         })
     }
 
-    /// Makes a product ready: by the choice on disk, or by timing candidates; where ranks agree, by the leading rank's.
+    /// Makes a GEMM ready: by the choice on disk, or by timing candidates; where ranks agree, by
+    /// the leading rank's.
     pub(super) fn plan(
         &self,
-        p: &Product,
+        p: &GemmProblem,
         cache: &Cache,
         agree: Option<&dyn Agree>,
-    ) -> Result<Plan, Trouble> {
+    ) -> Result<Plan, ErrorKind> {
         let mut plan = self.describe(p)?;
         let tf32 = if self.tf32 { "tf32" } else { "" };
-        let key = Cache::key(&[self.choose.kind(), &self.machine, tf32, &format!("{p:?}")]);
-        let name = format!("{tf32}{p:?}");
+        let key = Cache::key(&[self.choose.kind(), &self.machine, tf32, &p.key()]);
+        let name = format!("{tf32}{}", p.key());
         let (algo, choice) = super::agreed(
             agree,
             (&name, &self.machine),
@@ -139,10 +141,10 @@ impl Blas {
     fn choose(
         &self,
         plan: &Plan,
-        p: &Product,
+        p: &GemmProblem,
         key: &str,
         cache: &Cache,
-    ) -> Result<Vec<u8>, Trouble> {
+    ) -> Result<Vec<u8>, ErrorKind> {
         if let Some(kept) = cache.get(key, "algo")
             && unpack(&kept).is_some_and(|(algo, _)| self.fits(plan, &algo))
         {
@@ -166,7 +168,7 @@ impl Blas {
         Ok(packed)
     }
 
-    fn describe(&self, p: &Product) -> Result<Plan, Trouble> {
+    fn describe(&self, p: &GemmProblem) -> Result<Plan, ErrorKind> {
         let compute = match (p.factors, self.tf32) {
             (DType::F32, true) => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
             _ => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
@@ -183,7 +185,8 @@ impl Blas {
         // `cublasOperation_t`: as stored, or transposed.
         let op = |t: bool| -> i32 { i32::from(t) };
         use sys::cublasLtMatmulDescAttributes_t as Attr;
-        // SAFETY: descriptors are created before their attributes are set, with values of the attributes' types and sizes.
+        // SAFETY: descriptors are created before their attributes are set, with values of the
+        // attributes' types and sizes.
         unsafe {
             check(
                 "cublasLtMatmulDescCreate",
@@ -221,7 +224,7 @@ impl Blas {
         Ok(plan)
     }
 
-    /// Whether a kept choice still works.
+    /// Tells whether a kept choice still works.
     fn fits(&self, plan: &Plan, algo: &sys::cublasLtMatmulAlgo_t) -> bool {
         let [a, b, c, d] = plan.layouts;
         // SAFETY: all descriptors are live; the result is written before it is read.
@@ -242,13 +245,13 @@ impl Blas {
         }
     }
 
-    /// The library's offers, best first by its estimate.
+    /// Returns the library's offers, best first by its estimate.
     fn candidates(
         &self,
         plan: &Plan,
-        p: &Product,
+        p: &GemmProblem,
         most: usize,
-    ) -> Result<Vec<sys::cublasLtMatmulAlgo_t>, Trouble> {
+    ) -> Result<Vec<sys::cublasLtMatmulAlgo_t>, ErrorKind> {
         use sys::cublasLtMatmulPreferenceAttributes_t as Attr;
         let [a, b, c, d] = plan.layouts;
         let mut pref = std::ptr::null_mut();
@@ -256,8 +259,8 @@ impl Blas {
         // SAFETY: zeros are a valid value of the result's fields.
         let mut found: [sys::cublasLtMatmulHeuristicResult_t; sustained::MORE] =
             unsafe { std::mem::zeroed() };
-        // SAFETY: the preference is created before it is used and destroyed once; values have the attributes' types and
-        // sizes; as many results are asked for as there is room.
+        // SAFETY: the preference is created before it is used and destroyed once; values have the
+        // attributes' types and sizes; as many results are asked for as there is room.
         let status = unsafe {
             check(
                 "cublasLtMatmulPreferenceCreate",
@@ -272,7 +275,8 @@ impl Blas {
                 (&raw const workspace).cast(),
                 8,
             );
-            // Parts of the inner dimension may be added up from the workspace, in order, but not by atomics.
+            // Parts of the inner dimension may be added up from the workspace, in order, but not by
+            // atomics.
             let schemes = 2u32;
             put(
                 Attr::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
@@ -314,53 +318,55 @@ impl Blas {
             .filter(|r| r.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS);
         let found: Vec<_> = good.map(|r| r.algo).collect();
         if found.is_empty() {
-            return Err(Trouble::Unsupported(format!(
+            return Err(ErrorKind::Unsupported(format!(
                 "cuBLASLt has no algorithm for {p:?}"
             )));
         }
         Ok(found)
     }
 
-    /// Microseconds of each candidate in a short burst; infinite for those that do not run.
+    /// Returns the microseconds of each candidate in a short burst; infinite for those that do not
+    /// run.
     fn bursts(
         &self,
         plan: &Plan,
-        p: &Product,
+        p: &GemmProblem,
         found: &[sys::cublasLtMatmulAlgo_t],
-    ) -> Result<Vec<f32>, Trouble> {
-        // Numbers as in training: one that repeats takes less power, and the clock stays higher than it would.
+    ) -> Result<Vec<f32>, ErrorKind> {
+        // Numbers as in training: one that repeats takes less power, and the clock stays higher
+        // than it would.
         let load = sustained::Load::of_sets(p, 1)?;
         let at = load.set(0);
         let watch = Stopwatch::new()?;
         watch.bursts(found.len(), |i| {
-            // SAFETY: the operands are as long as the product's shapes, and nobody else uses them.
+            // SAFETY: the operands are as long as the GEMM's shapes, and nothing else uses them.
             unsafe { self.run(plan, &found[i], at, watch.stream()) }
         })
     }
 
-    /// The fastest candidate and its time.
+    /// Returns the fastest candidate and its time.
     fn fastest(
         &self,
         plan: &Plan,
-        p: &Product,
+        p: &GemmProblem,
         found: &[sys::cublasLtMatmulAlgo_t],
-    ) -> Result<(usize, Option<f32>), Trouble> {
+    ) -> Result<(usize, Option<f32>), ErrorKind> {
         let times = self.bursts(plan, p, found)?;
         let best = ahead(times.iter().copied(), BETTER);
         Ok((best.unwrap_or(0), best.map(|i| times[i])))
     }
 
-    /// Launches a product.
+    /// Launches a GEMM.
     ///
     /// # Safety
-    /// The operands are as long as the plan's shapes say and live until the stream has done the work; the workspace has
-    /// [`WORKSPACE`] bytes that only this stream uses.
+    /// The operands are as long as the plan's shapes say and live until the stream has
+    /// done the work; the workspace has [`WORKSPACE`] bytes that only this stream uses.
     pub(super) unsafe fn launch(
         &self,
         plan: &Plan,
         at: Addresses,
         stream: CUstream,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), ErrorKind> {
         // SAFETY: the caller's promise.
         unsafe { self.run(plan, &plan.algo, at, stream) }
     }
@@ -371,7 +377,7 @@ impl Blas {
         algo: &sys::cublasLtMatmulAlgo_t,
         at: Addresses,
         stream: CUstream,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), ErrorKind> {
         let one = 1.0f32;
         let [a, b, c, d] = plan.layouts;
         // SAFETY: the caller promised the operands; descriptors are live.
@@ -407,8 +413,8 @@ impl Blas {
     }
 }
 
-/// Bytes of a product's operands: `a`, `b`, the result, the bias.
-fn sizes(p: &Product) -> [u64; 4] {
+/// Returns the bytes of a GEMM's operands: `a`, `b`, the result, the bias.
+fn sizes(p: &GemmProblem) -> [u64; 4] {
     let (fs, rs) = (p.factors.size(), p.result.size());
     let rows = |t: bool, a: u64, b: u64| if t { b } else { a };
     [
@@ -419,7 +425,8 @@ fn sizes(p: &Product) -> [u64; 4] {
     ]
 }
 
-/// The one that takes the least time, where a later one has to take at most a part of an earlier one's.
+/// Returns the one that takes the least time, where a later one has to take at most a part of an
+/// earlier one's.
 pub(super) fn ahead(times: impl IntoIterator<Item = f32>, part: f32) -> Option<usize> {
     let (mut best, mut least) = (None, f32::INFINITY);
     for (i, time) in times.into_iter().enumerate() {
@@ -430,7 +437,7 @@ pub(super) fn ahead(times: impl IntoIterator<Item = f32>, part: f32) -> Option<u
     best
 }
 
-/// Sets an attribute of a product's descriptor.
+/// Sets an attribute of a GEMM's descriptor.
 ///
 /// # Safety
 /// The descriptor is live and `T` is the attribute's type.
@@ -438,7 +445,7 @@ unsafe fn set<T>(
     desc: sys::cublasLtMatmulDesc_t,
     attr: sys::cublasLtMatmulDescAttributes_t,
     value: &T,
-) -> Result<(), Trouble> {
+) -> Result<(), ErrorKind> {
     let value: *const T = value;
     // SAFETY: the caller's promise; the value lives through the call, which copies it.
     let status =

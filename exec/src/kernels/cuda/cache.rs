@@ -1,7 +1,8 @@
 //! Machine code and measured choices on disk, by content.
 //!
-//! A file's name is the hash of everything that its content depends on; the content begins with its own hash, so that a file
-//! that was cut short or changed counts as missing. Files appear whole: they are written beside and renamed.
+//! A file's name is the hash of everything that its content depends on; the content begins with its
+//! own hash, so that a file that was cut short or changed counts as missing. Files appear whole:
+//! they are written to a temporary name and renamed.
 
 use std::fs;
 use std::io::Write as _;
@@ -32,12 +33,12 @@ impl Cache {
         Self { folder }
     }
 
-    /// The folder.
+    /// Returns the folder.
     pub(crate) fn folder(&self) -> Option<&Path> {
         self.folder.as_deref()
     }
 
-    /// Name of an entry that depends on these texts.
+    /// Returns the name of an entry that depends on these texts.
     pub(crate) fn key(parts: &[&str]) -> String {
         let mut h = blake3::Hasher::new();
         for p in parts {
@@ -51,7 +52,7 @@ impl Cache {
         Some(self.folder.as_ref()?.join(format!("{key}.{ending}")))
     }
 
-    /// The entry, if it is there and whole.
+    /// Returns the entry, if it is there and whole.
     pub(crate) fn get(&self, key: &str, ending: &str) -> Option<Vec<u8>> {
         let mut bytes = fs::read(self.path(key, ending)?).ok()?;
         let content = bytes.get(HASH..)?;

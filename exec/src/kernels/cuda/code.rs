@@ -1,7 +1,7 @@
 //! Generated sources as loaded functions.
 
 use super::cache::Cache;
-use super::error::Trouble;
+use super::error::ErrorKind;
 use super::nvrtc::Compiler;
 use super::target::Target;
 use cudarc::driver::{result, sys};
@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::path::PathBuf;
 
-/// Options of a compilation. Nothing is contracted, so that fused and separate operations give the same bits.
+/// Options of a compilation. Nothing is contracted, so that fused and separate operations give the
+/// same bits.
 pub(crate) fn options(target: Target) -> [String; 3] {
     [
         format!("--gpu-architecture={target}"),
@@ -35,7 +36,7 @@ struct Loaded {
 // SAFETY: modules and functions belong to the context, not to a thread.
 unsafe impl Send for Loader {}
 
-/// Name of a source's entry on disk.
+/// Returns the name of a source's entry on disk.
 pub(crate) fn key(target: Target, source: &str) -> String {
     let options = options(target).join(" ");
     Cache::key(&["cubin 1", &target.to_string(), &options, source])
@@ -57,40 +58,40 @@ impl Loader {
         Self::new(target, Cache::of_user(), folders)
     }
 
-    /// A function of a source, compiled and loaded if it is not yet.
+    /// Returns a function of a source, compiled and loaded if it is not yet.
     pub(crate) fn function(
         &mut self,
         source: &str,
         name: &str,
         shared: u32,
-    ) -> Result<sys::CUfunction, Trouble> {
+    ) -> Result<sys::CUfunction, ErrorKind> {
         let key = key(self.target, source);
         if !self.modules.contains_key(&key) {
             let loaded = self.load(source, &key)?;
             self.modules.insert(key.clone(), loaded);
         }
         let Some(loaded) = self.modules.get_mut(&key) else {
-            return Err(Trouble::Launch("a module vanished".to_owned()));
+            return Err(ErrorKind::Launch("a module vanished".to_owned()));
         };
         if let Some(f) = loaded.functions.get(name) {
             return Ok(*f);
         }
-        let text = CString::new(name).map_err(|e| Trouble::Launch(e.to_string()))?;
+        let text = CString::new(name).map_err(|e| ErrorKind::Launch(e.to_string()))?;
         // SAFETY: the module is loaded and never unloaded while this lives.
         let f = unsafe { result::module::get_function(loaded.module, text) }
-            .map_err(Trouble::driver("cuModuleGetFunction"))?;
+            .map_err(ErrorKind::driver("cuModuleGetFunction"))?;
         if shared > 48 << 10 {
             let attribute =
                 sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             // SAFETY: the function is live.
             unsafe { result::function::set_function_attribute(f, attribute, shared as i32) }
-                .map_err(Trouble::driver("cuFuncSetAttribute"))?;
+                .map_err(ErrorKind::driver("cuFuncSetAttribute"))?;
         }
         loaded.functions.insert(name.to_owned(), f);
         Ok(f)
     }
 
-    fn load(&mut self, source: &str, key: &str) -> Result<Loaded, Trouble> {
+    fn load(&mut self, source: &str, key: &str) -> Result<Loaded, ErrorKind> {
         if let Some(code) = self.cache.get(key, "cubin")
             && let Ok(loaded) = open(&code)
         {
@@ -98,20 +99,20 @@ impl Loader {
         }
         let compiler = match &mut self.compiler {
             Some(c) => c,
-            none => none.insert(Compiler::open(&self.folders).map_err(Trouble::Library)?),
+            none => none.insert(Compiler::open(&self.folders).map_err(ErrorKind::Library)?),
         };
         let code = compiler
             .compile(source, &options(self.target))
-            .map_err(Trouble::Compiler)?;
+            .map_err(ErrorKind::Compiler)?;
         self.cache.put(key, "cubin", &code);
         open(&code)
     }
 }
 
-fn open(code: &[u8]) -> Result<Loaded, Trouble> {
+fn open(code: &[u8]) -> Result<Loaded, ErrorKind> {
     // SAFETY: the code is a whole image, which the driver checks and copies.
     let module = unsafe { result::module::load_data(code.as_ptr().cast()) }
-        .map_err(Trouble::driver("cuModuleLoadData"))?;
+        .map_err(ErrorKind::driver("cuModuleLoadData"))?;
     Ok(Loaded {
         module,
         functions: BTreeMap::new(),
@@ -127,7 +128,7 @@ impl Drop for Loader {
     }
 }
 
-/// Registers and local memory of a function, for reports.
+/// Returns the registers and local memory of a function, for reports.
 pub(super) fn resources(f: sys::CUfunction) -> String {
     use sys::CUfunction_attribute_enum as A;
     let get = |a| {

@@ -1,33 +1,43 @@
 //! CUDA C++ for kernel bodies.
 //!
-//! A body is turned into a few entry points (usually one) whose shapes are constants. Values are generated on demand from
-//! the outputs backwards (`expr`), so that views, concatenations and broadcasts are index arithmetic (`index`) and nothing
-//! but outputs reaches memory. `pointwise` runs over elements, `rows` over rows whose statistics later operations need (and adds
-//! up rows where that reads the same), `columns` sums over rows; `tables` holds gathers and scatters, `entropy` the chunked cross entropy, `convolution` and `attention`
-//! the fallbacks of library kernels, `product` matrix products that go on with elementwise code, `shard` the kernels of the sharding engine.
+//! A body becomes a few entry points (usually one) whose shapes are constants. Values are generated
+//! on demand from the outputs backwards (`expr`), so that views, concatenations and broadcasts are
+//! index arithmetic (`index`) and nothing but outputs reaches memory. What each operation
+//! contributes is in `kernels/ops`.
 //!
-//! Reductions have an order that depends on shapes alone. Every operation's result is rounded to its slot's type, fused or
-//! not, as on the CPU.
+//! - `pointwise`: kernels over elements;
+//! - `rows`: kernels over rows whose statistics later operations need, which also sum over rows
+//!   where that reads the same;
+//! - `columns`: sums over rows, channels or everything;
+//! - `tables`: gathers and scatters;
+//! - `entropy`: the chunked cross entropy;
+//! - `convolution`, `attention`: fallbacks of library kernels;
+//! - `gemm_epilogue`: GEMMs with fused epilogue;
+//! - `shard`: kernels of the sharding engine.
+//!
+//! Reductions have an order that depends on shapes alone. Every operation's result is rounded to
+//! its slot's type, fused or not, as on the CPU.
 
-mod attention;
-mod columns;
-mod convolution;
-mod entropy;
-mod expr;
-mod index;
+pub(in crate::kernels) mod attention;
+pub(in crate::kernels) mod columns;
+pub(in crate::kernels) mod convolution;
+pub(in crate::kernels) mod entropy;
+pub(in crate::kernels) mod expr;
+pub(super) mod gemm_epilogue;
+pub(in crate::kernels) mod index;
 mod kept;
-mod ops;
+pub(in crate::kernels) mod lanes;
 mod pointwise;
-pub(super) mod product;
-mod rows;
+pub(in crate::kernels) mod rows;
 pub(crate) mod shard;
-mod tables;
+pub(in crate::kernels) mod tables;
 #[cfg(test)]
 mod tests;
 
 use super::target::Target;
+use crate::kernels::ops::{self, CudaCode, float};
 use crate::kernels::view;
-use shardlab_plan::ir::{BodyOp, DType, OpKind, Place, Slot, op};
+use shardlab_plan::ir::{BodyOp, DType, Place, Slot};
 
 /// What every source starts with.
 pub(super) const PREAMBLE: &str = include_str!("codegen/preamble.cuh");
@@ -52,7 +62,8 @@ pub(crate) struct Request<'a> {
     pub(crate) reads: &'a [Arg],
     /// Operands that are written.
     pub(crate) writes: &'a [Arg],
-    /// The write that has the same memory as a read, for each read; [`CLASH`] if it shares only some with one.
+    /// The write that has the same memory as a read, for each read; [`CLASH`] if it shares only
+    /// some with one.
     pub(crate) same: &'a [Option<u8>],
 }
 
@@ -68,14 +79,15 @@ pub(crate) enum Param {
     Write(u8),
     /// Address this many bytes into the launch's scratch memory.
     Scratch(u64),
-    /// Address of [`TICKETS`] words by which the blocks of a launch find out which is the last: zero before and after it.
+    /// Address of [`TICKETS`] words by which the blocks of a launch find out which is the last:
+    /// zero before and after it.
     Tickets,
     /// Address of the word that takes ids outside their range.
     Fault,
     /// The kernel's number, for that word.
     Kernel,
     /// How tensor copies address an operand: 128 bytes by value.
-    Map(product::Map),
+    Map(gemm_epilogue::Map),
 }
 
 /// Words for finding the last block of a launch: what is left beside the word for faults.
@@ -110,14 +122,14 @@ pub(crate) struct Module {
 /// Why the generator does not make a kernel.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
-pub(crate) struct Refusal {
+pub(crate) struct CodegenError {
     reason: String,
     /// Fewer lanes might do.
     lanes: bool,
 }
 
-impl Refusal {
-    pub(super) fn new(reason: impl Into<String>) -> Self {
+impl CodegenError {
+    pub(in crate::kernels) fn new(reason: impl Into<String>) -> Self {
         Self {
             reason: reason.into(),
             lanes: false,
@@ -133,11 +145,11 @@ impl Refusal {
 }
 
 /// Generates the kernel of a body.
-pub(crate) fn generate(req: &Request<'_>) -> Result<Module, Refusal> {
+pub(crate) fn generate(req: &Request<'_>) -> Result<Module, CodegenError> {
     let mut module = match req.body {
         [only] => alone(req, only)?,
-        body => match BodyOp::going_on(body) {
-            Some((products, rest)) => product::generate(req, products, rest)?,
+        body => match BodyOp::split_gemm_epilogue(body) {
+            Some((gemms, epilogue)) => gemm_epilogue::generate(req, gemms, epilogue)?,
             None => fused(req)?,
         },
     };
@@ -146,42 +158,30 @@ pub(crate) fn generate(req: &Request<'_>) -> Result<Module, Refusal> {
 }
 
 /// Generates what converts the gradient of a convolution's weights from the type of its factors.
-pub(crate) fn widen(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refusal> {
+pub(crate) fn widen(req: &Request<'_>, op: &BodyOp) -> Result<Module, CodegenError> {
     let mut module = convolution::widen(req, op)?;
     module.source = format!("{PREAMBLE}\n{}", module.source);
     Ok(module)
 }
 
-fn alone(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refusal> {
-    match op.op {
-        OpKind::RmsNormWeightGrad
-        | OpKind::LayerNormParamGrad
-        | OpKind::SumLeading
-        | OpKind::SumChannels
-        | OpKind::SumAll => columns::generate(req, op),
-        OpKind::Embedding => tables::gather(req, op),
-        OpKind::EmbeddingGrad => tables::scatter(req, op),
-        OpKind::CrossEntropy(op::CrossEntropy { scale, gradient }) => {
-            entropy::generate(req, op, scale.0, gradient.0)
-        }
-        OpKind::NllLossGrad if tables::fills_labels_only(req, op) => tables::nll_labels(req, op),
-        OpKind::Attention(op::Attention { causal, scale }) => {
-            attention::forward(req, op, causal, scale.0)
-        }
-        OpKind::AttentionGrad(op::AttentionGrad { causal, scale }) => {
-            attention::backward(req, op, causal, scale.0)
-        }
-        OpKind::Conv { .. } => convolution::forward(req, op),
-        OpKind::ConvGradInput { .. } => convolution::grad_input(req, op),
-        OpKind::ConvGradWeight { .. } => convolution::grad_weight(req, op),
-        OpKind::Gemm { .. } => Err(Refusal::new("matmuls are library kernels")),
-        OpKind::Shard(_) => Err(Refusal::new("sharding kernels have no body")),
-        _ => fused(req),
+/// Generates the kernel of a body that is one operation.
+fn alone(req: &Request<'_>, op: &BodyOp) -> Result<Module, CodegenError> {
+    match ops::cuda(&op.op) {
+        CudaCode::Elementwise(_)
+        | CudaCode::Copy
+        | CudaCode::Cat(_)
+        | CudaCode::Row(_)
+        | CudaCode::Loss(_) => fused(req),
+        CudaCode::Label(code) => code.labels_only(req, op).unwrap_or_else(|| fused(req)),
+        CudaCode::Columns(_) => columns::generate(req, op),
+        CudaCode::Kernel(generate) | CudaCode::Library(_, Some(generate)) => generate(req, op),
+        CudaCode::Library(_, None) => Err(CodegenError::new("matmuls are library kernels")),
+        CudaCode::Ranges(_) => Err(CodegenError::new("sharding kernels have no body")),
     }
 }
 
 /// Bodies of elementwise and row operations: with as many lanes as possible.
-fn fused(req: &Request<'_>) -> Result<Module, Refusal> {
+fn fused(req: &Request<'_>) -> Result<Module, CodegenError> {
     let narrow = req
         .reads
         .iter()
@@ -201,8 +201,8 @@ fn fused(req: &Request<'_>) -> Result<Module, Refusal> {
     }
 }
 
-/// Name of an element type in the generated code.
-pub(super) const fn ctype(dtype: DType) -> &'static str {
+/// Returns the name of an element type in the generated code.
+pub(in crate::kernels) const fn ctype(dtype: DType) -> &'static str {
     match dtype {
         DType::F32 => "float",
         DType::Bf16 => "bf16",
@@ -213,22 +213,22 @@ pub(super) const fn ctype(dtype: DType) -> &'static str {
 }
 
 impl Request<'_> {
-    pub(super) fn arg(&self, place: Place) -> Result<Arg, Refusal> {
+    pub(in crate::kernels) fn arg(&self, place: Place) -> Result<Arg, CodegenError> {
         let found = match place {
             Place::Read(i) => self.reads.get(usize::from(i)),
             Place::Write(i) => self.writes.get(usize::from(i)),
             Place::Register(_) => None,
         };
         let missing = || {
-            Refusal::new(format!(
+            CodegenError::new(format!(
                 "the body uses {place:?}, which the launch does not have"
             ))
         };
         found.copied().ok_or_else(missing)
     }
 
-    /// A slot's address as C code, `at` elements further.
-    fn address(&self, slot: &Slot) -> Result<String, Refusal> {
+    /// Returns a slot's address as C code, `at` elements further.
+    pub(in crate::kernels) fn address(&self, slot: &Slot) -> Result<String, CodegenError> {
         self.arg(slot.place)?;
         let name = pointer(slot.place);
         Ok(if slot.offset == 0 {
@@ -238,7 +238,7 @@ impl Request<'_> {
         })
     }
 
-    /// C type of indices that reach every element of every slot.
+    /// Returns the C type of indices that reach every element of every slot.
     fn index(&self) -> &'static str {
         let slots = self
             .body
@@ -248,12 +248,12 @@ impl Request<'_> {
         if most < 1 << 31 { "u32" } else { "u64" }
     }
 
-    /// C type of a slot's memory.
-    fn memory(&self, slot: &Slot) -> Result<&'static str, Refusal> {
+    /// Returns the C type of a slot's memory.
+    fn memory(&self, slot: &Slot) -> Result<&'static str, CodegenError> {
         Ok(ctype(self.arg(slot.place)?.dtype))
     }
 
-    /// Parameters of an entry that gets all operands, and their declaration.
+    /// Returns the parameters of an entry that gets all operands, and their declaration.
     fn operands(&self) -> (Vec<Param>, Vec<String>) {
         let mut params = Vec::new();
         let mut declared = Vec::new();
@@ -269,7 +269,7 @@ impl Request<'_> {
     }
 }
 
-/// Name of an operand's address.
+/// Returns the name of an operand's address.
 fn pointer(place: Place) -> String {
     match place {
         Place::Read(i) => format!("r{i}"),
@@ -278,29 +278,20 @@ fn pointer(place: Place) -> String {
     }
 }
 
-/// Whether a slot's elements lie one after another.
+/// Tells whether a slot's elements are contiguous.
 pub(super) fn is_dense(slot: &Slot) -> bool {
     index::is_contiguous(&index::dims(slot))
 }
 
-/// Elements of a slot.
+/// Returns the number of elements of a slot.
 fn numel(slot: &Slot) -> usize {
     view::numel(slot)
 }
 
-/// A float literal with all its bits.
-fn float(x: f32) -> String {
-    if x.is_finite() {
-        format!("{x:?}f")
-    } else {
-        format!("__uint_as_float({}u)", x.to_bits())
-    }
-}
-
-/// Blocks that cover `n` things `per` at a time.
-fn blocks(n: usize, per: usize) -> Result<u32, Refusal> {
+/// Returns how many blocks cover `n` things, `per` each.
+fn blocks(n: usize, per: usize) -> Result<u32, CodegenError> {
     u32::try_from(n.div_ceil(per))
         .ok()
         .filter(|&b| b < 1 << 31)
-        .ok_or_else(|| Refusal::new("too many blocks for one launch"))
+        .ok_or_else(|| CodegenError::new("too many blocks for one launch"))
 }

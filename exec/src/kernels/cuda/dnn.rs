@@ -10,16 +10,28 @@ mod tests;
 
 use super::cache::Cache;
 use super::codegen::Request;
-use super::error::Trouble;
+use super::error::ErrorKind;
 use super::{Agree, Choose};
 use crate::kernels::view;
 use backend::{Machine, Plan, Wants};
 use cudarc::cudnn::sys;
 use cudarc::driver::sys::CUstream;
+pub(in crate::kernels) use graph::Direction;
 use graph::{Graph, Kind, Operand, Shape};
-use shardlab_plan::ir::{BodyOp, DType, OpKind, Place, Slot, op};
+use shardlab_plan::ir::{BodyOp, DType, Place, Slot};
 
-/// Where operands lie: place and first element.
+/// Attention that the library is asked for.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::kernels) struct Attention {
+    /// Position `i` sees positions up to `i`.
+    pub(in crate::kernels) causal: bool,
+    /// Factor of the scores.
+    pub(in crate::kernels) scale: f32,
+    /// The gradients of queries, keys and values instead of the result.
+    pub(in crate::kernels) backward: bool,
+}
+
+/// Where operands are: place and first element.
 type Places = Vec<(Operand, Place, u64)>;
 
 /// The library, open on a context.
@@ -79,15 +91,20 @@ impl Dnn {
     }
 
     /// Makes a body's attention ready, if the library has a kernel for it.
-    pub(super) fn attention(&self, req: &Request<'_>, op: &BodyOp) -> Result<Ready, Trouble> {
-        let (graph, places) = graph_of(req, op, self.ordered)?;
+    pub(super) fn attention(
+        &self,
+        req: &Request<'_>,
+        op: &BodyOp,
+        attention: Attention,
+    ) -> Result<Ready, ErrorKind> {
+        let (graph, places) = graph_of(req, op, attention, self.ordered)?;
         let wants = Wants {
             ordered: self.ordered,
             exact: false,
             workspace: u64::MAX,
         };
         let mut zeros = Vec::new();
-        if let OpKind::Attention { .. } = op.op {
+        if !attention.backward {
             for s in op.outputs.iter().skip(2) {
                 let size = req.arg(s.place)?.dtype.size();
                 zeros.push((s.place, s.offset * size, view::numel(s) as u64 * size));
@@ -98,17 +115,19 @@ impl Dnn {
         Ok(self.ready("attention", graph, plan, places, zeros))
     }
 
-    /// Makes a body's convolution ready, if the library has a kernel for it that adds up in a fixed order, multiplies float32 as
-    /// such unless TF32 is allowed, and finds room in so many bytes of workspace: the fastest one of those.
+    /// Makes a body's convolution ready, if the library has a kernel for it that adds up in a fixed
+    /// order, multiplies float32 as such unless TF32 is allowed, and needs at most `workspace`
+    /// bytes: the fastest of those.
     pub(super) fn convolution(
         &self,
         req: &Request<'_>,
         op: &BodyOp,
+        direction: Direction,
         workspace: u64,
         cache: &Cache,
         agree: Option<&dyn Agree>,
-    ) -> Result<Ready, Trouble> {
-        let (graph, places, dtype) = convolution::graph_of(req, op)?;
+    ) -> Result<Ready, ErrorKind> {
+        let (graph, places, dtype) = convolution::graph_of(req, op, direction)?;
         let wants = Wants {
             ordered: true,
             exact: dtype == DType::F32 && !self.tf32,
@@ -146,11 +165,11 @@ impl Dnn {
     }
 
     /// What follows runs on a stream.
-    fn on(&self, stream: CUstream) -> Result<(), Trouble> {
+    fn on(&self, stream: CUstream) -> Result<(), ErrorKind> {
         // SAFETY: handle and stream are live.
         match unsafe { (self.api.set_stream)(self.handle, stream.cast()) } {
             0 => Ok(()),
-            status => Err(Trouble::Driver {
+            status => Err(ErrorKind::Driver {
                 call: "cudnnSetStream",
                 reason: format!("status {status}"),
             }),
@@ -160,14 +179,15 @@ impl Dnn {
     /// Launches a graph.
     ///
     /// # Safety
-    /// `address` gives the live device memory of the operands, `scratch` has [`Ready::scratch`] bytes.
+    /// `address` gives the live device memory of the operands, `scratch` has
+    /// [`Ready::scratch`] bytes.
     pub(super) unsafe fn launch(
         &self,
         a: &Ready,
         address: impl Fn(Place) -> (u64, DType),
         scratch: u64,
         stream: CUstream,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), ErrorKind> {
         self.on(stream)?;
         let at = |i: usize, kind: Kind| match kind {
             Kind::Virtual => 0,
@@ -195,28 +215,34 @@ impl Drop for Dnn {
 }
 
 impl Ready {
-    /// Whether the result lies in the scratch memory's first bytes, in the factors' type, and has yet to be converted.
+    /// Tells whether the result is in the scratch memory's first bytes, in the factors' type, and
+    /// has yet to be converted.
     pub(super) fn is_narrow(&self) -> bool {
         convolution::is_narrow(&self.graph)
     }
 
-    /// Bytes of scratch memory.
+    /// Returns the bytes of scratch memory.
     pub(super) fn scratch(&self) -> u64 {
         self.graph.scratch + self.plan.workspace
     }
 }
 
-/// The graph of a body's attention, and where its operands lie.
-fn graph_of(req: &Request<'_>, op: &BodyOp, ordered: bool) -> Result<(Graph, Places), Trouble> {
+/// Returns the graph of a body's attention, and where its operands are.
+fn graph_of(
+    req: &Request<'_>,
+    op: &BodyOp,
+    attention: Attention,
+    ordered: bool,
+) -> Result<(Graph, Places), ErrorKind> {
     use Operand as O;
-    let no = |why: &str| Trouble::Unsupported(why.to_owned());
-    let (ins, outs): (&[O], &[O]) = match op.op {
-        OpKind::Attention { .. } => (&[O::Q, O::K, O::V], &[O::O, O::Stats]),
-        OpKind::AttentionGrad { .. } => (
+    let no = |why: &str| ErrorKind::Unsupported(why.to_owned());
+    let (ins, outs): (&[O], &[O]) = if attention.backward {
+        (
             &[O::DO, O::Q, O::K, O::V, O::O, O::Stats],
             &[O::DQ, O::DK, O::DV],
-        ),
-        _ => return Err(no("no attention")),
+        )
+    } else {
+        (&[O::Q, O::K, O::V], &[O::O, O::Stats])
     };
     if op.inputs.len() < ins.len() || op.outputs.len() < outs.len() {
         return Err(no("attention lacks operands"));
@@ -230,11 +256,6 @@ fn graph_of(req: &Request<'_>, op: &BodyOp, ordered: bool) -> Result<(Graph, Pla
     let slot = |o: O| all.iter().find(|a| a.0 == o).map(|a| a.1);
     let (Some(q), Some(k), Some(lse)) = (slot(O::Q), slot(O::K), slot(O::Stats)) else {
         return Err(no("attention lacks operands"));
-    };
-    let (OpKind::Attention(op::Attention { causal, scale })
-    | OpKind::AttentionGrad(op::AttentionGrad { causal, scale })) = op.op
-    else {
-        return Err(no("no attention"));
     };
     let (&[batch, heads, seq, d], &[_, kv, _, _], &[.., stat]) =
         (&q.shape[..], &k.shape[..], &lse.shape[..])
@@ -265,8 +286,8 @@ fn graph_of(req: &Request<'_>, op: &BodyOp, ordered: bool) -> Result<(Graph, Pla
         seq: seq as i64,
         d: d as i64,
         stat: stat as i64,
-        causal,
-        scale: scale.0 as f32,
+        causal: attention.causal,
+        scale: attention.scale,
         dtype,
     };
     let strides = |o: O| {
@@ -277,9 +298,10 @@ fn graph_of(req: &Request<'_>, op: &BodyOp, ordered: bool) -> Result<(Graph, Pla
         }
         out
     };
-    let graph = match op.op {
-        OpKind::Attention { .. } => graph::forward(&shape, &strides),
-        _ => graph::backward(&shape, &strides, ordered),
+    let graph = if attention.backward {
+        graph::backward(&shape, &strides, ordered)
+    } else {
+        graph::forward(&shape, &strides)
     };
     let graph = graph.ok_or_else(|| no("cuDNN does not take this type"))?;
     let places = all.iter().map(|(o, s)| (*o, s.place, s.offset)).collect();

@@ -1,26 +1,27 @@
 //! What can go wrong with kernels on a GPU.
 
-use super::codegen::Refusal;
+use super::codegen::CodegenError;
 use cudarc::driver::DriverError;
 
 /// A kernel that could not be made or launched.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("kernel `{kernel}`: {trouble}")]
+#[error("kernel `{kernel}`: {kind}")]
 pub struct Error {
     /// Name of the kernel, or what was being prepared.
     pub kernel: String,
     /// What was wrong.
-    pub trouble: Trouble,
+    pub kind: ErrorKind,
 }
 
 /// What was wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Trouble {
+pub enum ErrorKind {
     /// There is no kernel for such a body or such operands.
     #[error("{0}")]
     Unsupported(String),
-    /// Ranks cannot come to the same choice. Nothing may take the kernel's place: ranks would drift apart.
+    /// Ranks cannot come to the same choice. Nothing may take the kernel's place: ranks would drift
+    /// apart.
     #[error("{0}")]
     Ranks(String),
     /// A library is missing.
@@ -43,15 +44,15 @@ pub enum Trouble {
 }
 
 impl Error {
-    pub(super) fn new(kernel: impl Into<String>, trouble: Trouble) -> Self {
+    pub(super) fn new(kernel: impl Into<String>, kind: ErrorKind) -> Self {
         Self {
             kernel: kernel.into(),
-            trouble,
+            kind,
         }
     }
 }
 
-impl Trouble {
+impl ErrorKind {
     pub(super) fn driver(call: &'static str) -> impl FnOnce(DriverError) -> Self {
         move |e| Self::Driver {
             call,
@@ -60,8 +61,8 @@ impl Trouble {
     }
 }
 
-impl From<Refusal> for Trouble {
-    fn from(r: Refusal) -> Self {
+impl From<CodegenError> for ErrorKind {
+    fn from(r: CodegenError) -> Self {
         Self::Unsupported(r.to_string())
     }
 }

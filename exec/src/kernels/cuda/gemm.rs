@@ -1,6 +1,6 @@
-//! Matrix products as cuBLASLt sees them: column-major, so that everything is transposed.
+//! GEMMs as cuBLASLt sees them: column-major, so that everything is transposed.
 
-use super::codegen::{Arg, Refusal, Request};
+use super::codegen::{Arg, CodegenError, Request};
 use crate::kernels::view::{self, Dim};
 use shardlab_plan::ir::{BodyOp, DType, OpKind, Place, Slot, op};
 
@@ -15,15 +15,15 @@ struct Stored {
     flipped: bool,
 }
 
-/// A matrix product in row-major terms: `c[m, n] (+)= a[m, k] b[k, n] (+ bias[n])`.
+/// A GEMM in row-major terms: `c[m, n] (+)= a[m, k] b[k, n] (+ bias[n])`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Product {
+pub(super) struct GemmProblem {
     pub(super) m: u64,
     pub(super) n: u64,
     pub(super) k: u64,
-    /// `a` lies as `[k, m]`.
+    /// `a` is as `[k, m]`.
     pub(super) ta: bool,
-    /// `b` lies as `[n, k]`.
+    /// `b` is as `[n, k]`.
     pub(super) tb: bool,
     /// Distances of stored rows in elements: `a`, `b`, what is added, `c`.
     pub(super) pitch: [u64; 4],
@@ -39,7 +39,15 @@ pub(super) struct Product {
     pub(super) align: [u8; 4],
 }
 
-/// Places of a product's operands, and their first elements.
+impl GemmProblem {
+    /// Returns the name under which choices for this are cached. It is that of earlier versions:
+    /// their choices stay valid.
+    pub(super) fn key(&self) -> String {
+        format!("{self:?}").replacen("GemmProblem", "Product", 1)
+    }
+}
+
+/// Places of a GEMM's operands, and their first elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Operands {
     pub(super) a: (Place, u64),
@@ -50,7 +58,7 @@ pub(super) struct Operands {
     pub(super) c: (Place, u64),
 }
 
-fn stored(slot: &Slot) -> Result<Stored, Refusal> {
+fn stored(slot: &Slot) -> Result<Stored, CodegenError> {
     let (rows, cols) = view::matrix(slot);
     let strides = view::strides(slot);
     let (col, lead) = match strides.split_last() {
@@ -64,7 +72,7 @@ fn stored(slot: &Slot) -> Result<Stored, Refusal> {
     let row = match dims[..] {
         [] => cols * col,
         [d] => d.stride,
-        _ => return Err(Refusal::new("a factor's rows are not equally spaced")),
+        _ => return Err(CodegenError::new("a factor's rows are not equally spaced")),
     };
     let (rows, cols, row, col) = (rows as u64, cols as u64, row as u64, col as u64);
     if col == 1 || cols == 1 {
@@ -82,12 +90,15 @@ fn stored(slot: &Slot) -> Result<Stored, Refusal> {
             flipped: true,
         })
     } else {
-        Err(Refusal::new("a factor has gaps between neighbours"))
+        Err(CodegenError::new("a factor has gaps between neighbours"))
     }
 }
 
-/// Reads a product off a body, of which it may be a part whose result stays in the kernel.
-pub(super) fn product(req: &Request<'_>, op: &BodyOp) -> Result<(Product, Operands), Refusal> {
+/// Reads a GEMM off a body, of which it may be a part whose result stays in the kernel.
+pub(super) fn problem(
+    req: &Request<'_>,
+    op: &BodyOp,
+) -> Result<(GemmProblem, Operands), CodegenError> {
     let OpKind::Gemm(op::Gemm {
         ta,
         tb,
@@ -95,18 +106,18 @@ pub(super) fn product(req: &Request<'_>, op: &BodyOp) -> Result<(Product, Operan
         accumulate,
     }) = op.op
     else {
-        return Err(Refusal::new("not a matmul"));
+        return Err(CodegenError::new("not a matmul"));
     };
     let input = |i: usize| {
         op.inputs
             .get(i)
-            .ok_or_else(|| Refusal::new("a matmul lacks operands"))
+            .ok_or_else(|| CodegenError::new("a matmul lacks operands"))
     };
     let (a, b) = (input(0)?, input(1)?);
     let c = op
         .outputs
         .first()
-        .ok_or_else(|| Refusal::new("a matmul lacks its result"))?;
+        .ok_or_else(|| CodegenError::new("a matmul lacks its result"))?;
     let before = if accumulate {
         input(op.inputs.len() - 1)?
     } else {
@@ -126,18 +137,18 @@ pub(super) fn product(req: &Request<'_>, op: &BodyOp) -> Result<(Product, Operan
     };
     let whole = |s: &Slot| view::numel(s) as u64;
     if k != k2 || whole(c) != m * n || whole(before) != m * n {
-        return Err(Refusal::new(format!(
+        return Err(CodegenError::new(format!(
             "{:?} times {:?} is not {:?}",
             a.shape, b.shape, c.shape
         )));
     }
-    let out = |s: &Slot| -> Result<u64, Refusal> {
+    let out = |s: &Slot| -> Result<u64, CodegenError> {
         if super::codegen::is_dense(s) {
             return Ok(n);
         }
         let s = stored(s)?;
         if s.flipped || s.cols != n {
-            return Err(Refusal::new("a matmul's result is strided"));
+            return Err(CodegenError::new("a matmul's result is strided"));
         }
         Ok(s.pitch)
     };
@@ -150,15 +161,15 @@ pub(super) fn product(req: &Request<'_>, op: &BodyOp) -> Result<(Product, Operan
     };
     let (fa, fb, fc) = (arg(a)?, arg(b)?, arg(c)?);
     if fa.dtype != fb.dtype {
-        return Err(Refusal::new(format!(
+        return Err(CodegenError::new(format!(
             "factors of types {} and {}",
             fa.dtype, fb.dtype
         )));
     }
     if arg(before)?.dtype != fc.dtype {
-        return Err(Refusal::new("a matmul is added to another type"));
+        return Err(CodegenError::new("a matmul is added to another type"));
     }
-    let aligned = |s: &Slot| -> Result<u8, Refusal> {
+    let aligned = |s: &Slot| -> Result<u8, CodegenError> {
         let arg = arg(s)?;
         Ok(super::variant::alignment([
             u64::from(arg.align),
@@ -166,7 +177,7 @@ pub(super) fn product(req: &Request<'_>, op: &BodyOp) -> Result<(Product, Operan
         ]))
     };
     let bias = if bias { Some(input(2)?) } else { None };
-    let product = Product {
+    let problem = GemmProblem {
         m,
         n,
         k,
@@ -181,7 +192,7 @@ pub(super) fn product(req: &Request<'_>, op: &BodyOp) -> Result<(Product, Operan
     };
     let place = |s: &Slot| (s.place, s.offset);
     Ok((
-        product,
+        problem,
         Operands {
             a: place(a),
             b: place(b),

@@ -1,6 +1,6 @@
 //! Device memory and times for what is tried out while kernels are prepared.
 
-use super::error::Trouble;
+use super::error::ErrorKind;
 use cudarc::driver::result;
 use cudarc::driver::sys::{self, CUdeviceptr, CUstream};
 
@@ -11,16 +11,17 @@ pub(super) struct Scratch {
 
 impl Scratch {
     /// Memory of the current context, every byte set.
-    pub(super) fn new(bytes: u64, byte: u8) -> Result<Self, Trouble> {
+    pub(super) fn new(bytes: u64, byte: u8) -> Result<Self, ErrorKind> {
         // SAFETY: the context is current; what was allocated is set before anyone reads it.
         unsafe {
             let at = result::malloc_sync(bytes.max(256) as usize)
-                .map_err(Trouble::driver("cuMemAlloc"))?;
+                .map_err(ErrorKind::driver("cuMemAlloc"))?;
             let it = Self { at };
             result::memset_d8_sync(at, byte, bytes as usize)
-                .map_err(Trouble::driver("cuMemsetD8"))?;
-            // The host does not wait for memory to be set, and other streams do not wait for the stream that sets it.
-            result::ctx::synchronize().map_err(Trouble::driver("cuCtxSynchronize"))?;
+                .map_err(ErrorKind::driver("cuMemsetD8"))?;
+            // The host does not wait for memory to be set, and other streams do not wait for the
+            // stream that sets it.
+            result::ctx::synchronize().map_err(ErrorKind::driver("cuCtxSynchronize"))?;
             Ok(it)
         }
     }
@@ -40,13 +41,13 @@ pub(super) struct Stopwatch {
 }
 
 impl Stopwatch {
-    pub(super) fn new() -> Result<Self, Trouble> {
+    pub(super) fn new() -> Result<Self, ErrorKind> {
         use result::{event, stream};
         let kind = stream::StreamKind::NonBlocking;
-        let stream = stream::create(kind).map_err(Trouble::driver("cuStreamCreate"))?;
+        let stream = stream::create(kind).map_err(ErrorKind::driver("cuStreamCreate"))?;
         let make = || {
             event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)
-                .map_err(Trouble::driver("cuEventCreate"))
+                .map_err(ErrorKind::driver("cuEventCreate"))
         };
         Ok(Self {
             stream,
@@ -62,8 +63,8 @@ impl Stopwatch {
     pub(super) fn micros(
         &self,
         runs: usize,
-        mut f: impl FnMut() -> Result<(), Trouble>,
-    ) -> Result<f32, Trouble> {
+        mut f: impl FnMut() -> Result<(), ErrorKind>,
+    ) -> Result<f32, ErrorKind> {
         f()?;
         let mut best = f32::INFINITY;
         for _ in 0..runs {
@@ -72,15 +73,15 @@ impl Stopwatch {
         Ok(best)
     }
 
-    /// Microseconds of each of so many candidates in a short burst; infinite for those that do not run.
+    /// Times candidates in a short burst: microseconds of each, infinite for those that do not run.
     ///
     /// # Errors
     /// The last one's reason, if none runs.
     pub(super) fn bursts(
         &self,
         candidates: usize,
-        mut run: impl FnMut(usize) -> Result<(), Trouble>,
-    ) -> Result<Vec<f32>, Trouble> {
+        mut run: impl FnMut(usize) -> Result<(), ErrorKind>,
+    ) -> Result<Vec<f32>, ErrorKind> {
         let (mut times, mut trouble) = (Vec::new(), None);
         for i in 0..candidates {
             // One that does not run is no candidate.
@@ -95,33 +96,34 @@ impl Stopwatch {
         }
     }
 
-    /// Mean time of runs one after another, behind some that are not counted, microseconds. `f` gets a run's number.
+    /// Mean time of runs one after another, behind some that are not counted, microseconds. `f`
+    /// gets a run's number.
     pub(super) fn mean(
         &self,
         before: usize,
         runs: usize,
-        mut f: impl FnMut(usize) -> Result<(), Trouble>,
-    ) -> Result<f32, Trouble> {
+        mut f: impl FnMut(usize) -> Result<(), ErrorKind>,
+    ) -> Result<f32, ErrorKind> {
         (0..before).try_for_each(&mut f)?;
         let all = self.once(|| (before..before + runs).try_for_each(&mut f))?;
         Ok(all / runs.max(1) as f32)
     }
 
     /// Microseconds of what `f` enqueues.
-    fn once(&self, f: impl FnOnce() -> Result<(), Trouble>) -> Result<f32, Trouble> {
+    fn once(&self, f: impl FnOnce() -> Result<(), ErrorKind>) -> Result<f32, ErrorKind> {
         use result::{event, stream};
         let record = |e| {
             // SAFETY: stream and events are live.
-            unsafe { event::record(e, self.stream) }.map_err(Trouble::driver("cuEventRecord"))
+            unsafe { event::record(e, self.stream) }.map_err(ErrorKind::driver("cuEventRecord"))
         };
         record(self.events[0])?;
         f()?;
         record(self.events[1])?;
         // SAFETY: likewise.
         let ms = unsafe {
-            stream::synchronize(self.stream).map_err(Trouble::driver("cuStreamSynchronize"))?;
+            stream::synchronize(self.stream).map_err(ErrorKind::driver("cuStreamSynchronize"))?;
             event::elapsed(self.events[0], self.events[1])
-                .map_err(Trouble::driver("cuEventElapsedTime"))?
+                .map_err(ErrorKind::driver("cuEventElapsedTime"))?
         };
         Ok(ms * 1000.0)
     }

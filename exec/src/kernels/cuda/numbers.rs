@@ -1,36 +1,38 @@
-//! Operands with values as in training, for what is tried out: the power of a kernel depends on how many bits change, and numbers that repeat
-//! would let the clock stay higher than it will.
+//! Operands with values as in training, for what is tried out: the power of a kernel depends on how
+//! many bits change, and numbers that repeat would let the clock stay higher than it will.
 
-use super::error::Trouble;
-use crate::train::random::Sequence;
+use super::error::ErrorKind;
+use crate::base::random::Sequence;
 use cudarc::driver::result;
 use cudarc::driver::sys::CUdeviceptr;
 use half::{bf16, f16};
 use shardlab_plan::ir::DType;
 use std::sync::OnceLock;
 
-/// Elements that are repeated through an operand; a prime's multiple, so that the rows of tiles are not one another's copies.
+/// Elements that are repeated through an operand; a prime's multiple, so that the rows of tiles are
+/// not one another's copies.
 const DISTINCT: usize = 256 * 4099;
 
-/// Fills so many bytes of live device memory with normal numbers of an element type; `turn` tells operands apart. The device has to be waited for
-/// before anyone reads them.
+/// Fills live device memory with normal numbers of an element type; `turn` makes operands differ.
+/// Wait for the device before reading them.
 pub(super) fn fill(
     at: CUdeviceptr,
     bytes: u64,
     dtype: DType,
     scale: f32,
     turn: usize,
-) -> Result<(), Trouble> {
+) -> Result<(), ErrorKind> {
     let block = block(dtype, scale, turn, bytes);
     let first = block.len().min(bytes as usize);
-    // SAFETY: the memory has as many bytes; what is copied within it is written already and lies before its copy.
+    // SAFETY: the memory has as many bytes; what is copied within it is written already and is
+    // before its copy.
     unsafe {
-        result::memcpy_htod_sync(at, &block[..first]).map_err(Trouble::driver("cuMemcpyHtoD"))?;
+        result::memcpy_htod_sync(at, &block[..first]).map_err(ErrorKind::driver("cuMemcpyHtoD"))?;
         let mut done = first as u64;
         while done < bytes {
             let more = done.min(bytes - done);
             result::memcpy_dtod_sync(at + done, at, more as usize)
-                .map_err(Trouble::driver("cuMemcpyDtoD"))?;
+                .map_err(ErrorKind::driver("cuMemcpyDtoD"))?;
             done += more;
         }
     }
@@ -46,7 +48,7 @@ fn normals() -> &'static [f32] {
     })
 }
 
-/// At most so many bytes of the numbers from one on, in an element type.
+/// Returns at most `bytes` bytes of the numbers from number `turn` on, in an element type.
 fn block(dtype: DType, scale: f32, turn: usize, bytes: u64) -> Vec<u8> {
     let all = normals();
     let (end, start) = all.split_at(turn % all.len());

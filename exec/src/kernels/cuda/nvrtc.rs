@@ -42,11 +42,13 @@ impl Compiler {
     }
 
     fn load(path: &Path) -> Result<Self, libloading::Error> {
-        // It looks for its built-ins by name alone; a library of that name that is loaded already is found.
+        // It looks for its built-ins by name alone; a library of that name that is loaded already
+        // is found.
         for part in ["libnvrtc-builtins.so.13.0", "libnvrtc-builtins.so.13"] {
             let part = path.with_file_name(part);
             if part.exists() {
-                // SAFETY: NVIDIA's library runs no code at loading that depends on ours; it is never unloaded.
+                // SAFETY: NVIDIA's library runs no code at loading that depends on ours; it is
+                // never unloaded.
                 if let Ok(handle) = unsafe { Library::open(Some(&part), RTLD_LAZY | RTLD_GLOBAL) } {
                     std::mem::forget(handle);
                 }
@@ -82,8 +84,8 @@ impl Compiler {
             .collect();
         let pointers: Vec<*const c_char> = options.iter().map(|o| o.as_ptr()).collect();
         let mut program: Program = std::ptr::null_mut();
-        // SAFETY: strings end in zero bytes and outlive the calls; buffers are as long as the library says; the program is
-        // destroyed once.
+        // SAFETY: strings end in zero bytes and outlive the calls; buffers are as long as the
+        // library says; the program is destroyed once.
         unsafe {
             let made = (self.create)(
                 &raw mut program,
@@ -122,7 +124,8 @@ impl Compiler {
     }
 }
 
-// SAFETY: the compiler may be called from any thread, on different programs at once (nvrtc's documentation).
+// SAFETY: the compiler may be called from any thread, on different programs at once (nvrtc's
+// documentation).
 unsafe impl Send for Compiler {}
 // SAFETY: as above.
 unsafe impl Sync for Compiler {}

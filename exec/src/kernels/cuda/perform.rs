@@ -4,11 +4,12 @@ use super::Kernels;
 use super::blas::Addresses;
 use super::codegen::shard::{CAPACITIES, Extra};
 use super::codegen::{Entry, Param};
-use super::error::{Error, Trouble};
+use super::error::{Error, ErrorKind};
 use super::prepare::{self, Plan};
 use super::ranges::{self, Batch, Fold, Work};
 use super::tensor;
 use super::variant::{self, Variant};
+use crate::kernels::ops::{self, CudaCode};
 use crate::operand::RawRange;
 use cudarc::driver::result;
 use cudarc::driver::sys::{self, CUdeviceptr, CUfunction, CUstream};
@@ -20,7 +21,7 @@ fn address(r: &RawRange) -> CUdeviceptr {
     r.ptr as CUdeviceptr
 }
 
-/// The variant that these operands make.
+/// Returns the variant that these operands make.
 fn variant_of(kernel: KernelId, reads: &[RawRange], writes: &[RawRange]) -> Variant {
     let arg = |r: &RawRange| super::codegen::Arg {
         dtype: r.dtype,
@@ -66,22 +67,23 @@ pub(super) unsafe fn launch(
     else {
         return Err(Error::new(
             program.op_text(instr),
-            Trouble::Launch("no kernel is launched here".to_owned()),
+            ErrorKind::Launch("no kernel is launched here".to_owned()),
         ));
     };
-    let named = |t: Trouble| Error::new(program.kernels[kernel.index()].name.clone(), t);
+    let named = |t: ErrorKind| Error::new(program.kernels[kernel.index()].name.clone(), t);
     let scratch = k.workspace.get(on.index()).copied().unwrap_or(0);
     let body = &program.kernels[kernel.index()].body;
     if let [only] = &body[..]
-        && let shardlab_plan::ir::OpKind::Shard(op) = only.op
+        && let CudaCode::Ranges(op) = ops::cuda(&only.op)
     {
         let shapes = k.shapes.get(&instr).map_or(&[][..], |s| s);
         let work = ranges::work(op, shapes, reads, writes)
-            .map_err(|f| named(Trouble::Launch(f.to_string())))?;
+            .map_err(|f| named(ErrorKind::Launch(f.to_string())))?;
         // SAFETY: the caller's promise.
         return unsafe { lists(k, &work, hyper, scratch, stream) }.map_err(named);
     }
-    // What was prepared for the program's alignment fits the addresses, unless these are aligned worse than it says.
+    // What was prepared for the program's alignment fits the addresses, unless these are aligned
+    // worse than it says.
     let prepared = variant::of_launch(&program, &op).map(|v| v.0);
     let actual = variant_of(kernel, reads, writes);
     let fits = |p: &Variant| {
@@ -100,7 +102,7 @@ pub(super) unsafe fn launch(
         let bytes =
             prepare::one(k, variant.clone(), &program.kernels[kernel.index()]).map_err(named)?;
         if bytes > k.scratch.get(on.index()).copied().unwrap_or(0) {
-            return Err(named(Trouble::Launch(
+            return Err(named(ErrorKind::Launch(
                 "its operands are not those that it was prepared for".to_owned(),
             )));
         }
@@ -111,7 +113,7 @@ pub(super) unsafe fn launch(
             // SAFETY: the caller's promise.
             unsafe { each(k, entries, kernel, (reads, writes), scratch, stream) }.map_err(named)
         }
-        Plan::Product(plan, o) => {
+        Plan::Gemm(plan, o) => {
             let at = |(place, first): (Place, u64)| {
                 let r = match place {
                     Place::Read(i) => &reads[usize::from(i)],
@@ -128,12 +130,13 @@ pub(super) unsafe fn launch(
                 c: at(o.c),
                 workspace: scratch,
             };
-            // SAFETY: the plan was made for operands of these shapes; the caller promised the memory.
+            // SAFETY: the plan was made for operands of these shapes; the caller promised the
+            // memory.
             unsafe { k.blas.launch(plan, at, stream) }.map_err(named)
         }
         Plan::Library(a, then) => {
             let Some(dnn) = &k.dnn else {
-                return Err(named(Trouble::Launch("cuDNN is closed".to_owned())));
+                return Err(named(ErrorKind::Launch("cuDNN is closed".to_owned())));
             };
             let range = |place: Place| match place {
                 Place::Read(i) => Some(&reads[usize::from(i)]),
@@ -142,11 +145,12 @@ pub(super) unsafe fn launch(
             };
             let at = |place: Place| range(place).map_or((0, DType::F32), |r| (address(r), r.dtype));
             for &(place, first, bytes) in &a.zeros {
-                // SAFETY: the scalar lies inside its operand.
+                // SAFETY: the scalar is inside its operand.
                 unsafe { result::memset_d8_async(at(place).0 + first, 0, bytes as usize, stream) }
-                    .map_err(|e| named(Trouble::driver("cuMemsetD8Async")(e)))?;
+                    .map_err(|e| named(ErrorKind::driver("cuMemsetD8Async")(e)))?;
             }
-            // SAFETY: the plan was made for operands of these shapes; the caller promised the memory.
+            // SAFETY: the plan was made for operands of these shapes; the caller promised the
+            // memory.
             unsafe {
                 dnn.launch(a, at, scratch, stream)
                     .and_then(|()| each(k, then, kernel, (reads, writes), scratch, stream))
@@ -184,13 +188,13 @@ unsafe fn each(
     (reads, writes): (&[RawRange], &[RawRange]),
     scratch: CUdeviceptr,
     stream: CUstream,
-) -> Result<(), Trouble> {
+) -> Result<(), ErrorKind> {
     let at = |place: Place| match place {
         Place::Read(i) => reads[usize::from(i)],
         Place::Write(i) | Place::Register(i) => writes[usize::from(i)],
     };
     for (entry, f) in entries {
-        let value = |p: &Param| -> Result<Argument, Trouble> {
+        let value = |p: &Param| -> Result<Argument, ErrorKind> {
             Ok(Argument::Word(match *p {
                 Param::Read(i) => address(&reads[usize::from(i)]),
                 Param::Write(i) => address(&writes[usize::from(i)]),
@@ -204,8 +208,8 @@ unsafe fn each(
         let values = entry.params.iter().map(value);
         let mut values = values.collect::<Result<Vec<_>, _>>()?;
         let mut params: Vec<*mut c_void> = values.iter_mut().map(Argument::address).collect();
-        // SAFETY: the generator wrote the entry for these parameters; the caller promised the memory. The arguments outlive the
-        // call, which copies them.
+        // SAFETY: the generator wrote the entry for these parameters; the caller promised the
+        // memory. The arguments outlive the call, which copies them.
         unsafe {
             start(
                 *f,
@@ -231,7 +235,7 @@ unsafe fn start(
     shared: u32,
     params: &mut [*mut c_void],
     stream: CUstream,
-) -> Result<(), Trouble> {
+) -> Result<(), ErrorKind> {
     // SAFETY: the caller's promise; the arguments outlive the call, which copies them.
     unsafe {
         result::launch_kernel(
@@ -243,7 +247,7 @@ unsafe fn start(
             params,
         )
     }
-    .map_err(Trouble::driver("cuLaunchKernel"))
+    .map_err(ErrorKind::driver("cuLaunchKernel"))
 }
 
 /// Runs lists of ranges.
@@ -256,7 +260,7 @@ unsafe fn lists(
     hyper: CUdeviceptr,
     scratch: CUdeviceptr,
     stream: CUstream,
-) -> Result<(), Trouble> {
+) -> Result<(), ErrorKind> {
     let mut parts = 0u64;
     for batch in &work.batches {
         let functions = prepare::list(k, batch.kind)?;
@@ -276,7 +280,8 @@ unsafe fn lists(
             }
             let mut params: Vec<*mut c_void> = vec![table.as_ptr().cast_mut().cast()];
             params.extend(values.iter_mut().map(|v| (v as *mut u64).cast::<c_void>()));
-            // SAFETY: the table has the layout of the kernel's first parameter; the caller promised the memory it names.
+            // SAFETY: the table has the layout of the kernel's first parameter; the caller promised
+            // the memory it names.
             unsafe {
                 result::launch_kernel(
                     functions[usize::from(wide)],
@@ -287,7 +292,7 @@ unsafe fn lists(
                     &mut params,
                 )
             }
-            .map_err(Trouble::driver("cuLaunchKernel"))?;
+            .map_err(ErrorKind::driver("cuLaunchKernel"))?;
             parts += u64::from(blocks);
         }
     }
@@ -301,12 +306,13 @@ unsafe fn lists(
     Ok(())
 }
 
-/// A list as the kernels read it: addresses, lengths, first blocks, their number. In words of 8 bytes.
+/// Returns a list as the kernels read it: addresses, lengths, first blocks, their number. In words
+/// of 8 bytes.
 fn table(
     batch: &Batch,
     pieces: &[ranges::Piece],
     capacity: usize,
-) -> Result<(Vec<u64>, u32), Trouble> {
+) -> Result<(Vec<u64>, u32), ErrorKind> {
     let width = batch.kind.width();
     let mut out = vec![0u64; capacity * (width + 1) + (capacity + 2) / 2];
     let mut blocks = 0u64;
@@ -320,7 +326,7 @@ fn table(
     let total = u32::try_from(blocks)
         .ok()
         .filter(|b| *b < 1 << 31)
-        .ok_or_else(|| Trouble::Launch("a list is too long for one launch".to_owned()))?;
+        .ok_or_else(|| ErrorKind::Launch("a list is too long for one launch".to_owned()))?;
     first.resize(capacity + 1, total);
     first.push(pieces.len() as u32);
     for (word, pair) in out[capacity * (width + 1)..]
@@ -332,22 +338,22 @@ fn table(
     Ok((out, total))
 }
 
-/// An id outside its range, if a kernel has met one.
+/// Returns an id outside its range, if a kernel has met one.
 pub(super) fn fault(k: &mut Kernels) -> Result<Option<String>, Error> {
-    let named = |t: Trouble| Error::new("faults", t);
+    let named = |t: ErrorKind| Error::new("faults", t);
     if k.fault == 0 {
         return Ok(None);
     }
     let mut word = [0u64; 1];
-    // SAFETY: the word lies in the workspace.
+    // SAFETY: the word is in the workspace.
     unsafe {
         result::memcpy_dtoh_sync(&mut word, k.fault)
-            .map_err(|e| named(Trouble::driver("cuMemcpyDtoH")(e)))?;
+            .map_err(|e| named(ErrorKind::driver("cuMemcpyDtoH")(e)))?;
         if word[0] == 0 {
             return Ok(None);
         }
         result::memset_d8_sync(k.fault, 0, 8)
-            .map_err(|e| named(Trouble::driver("cuMemsetD8")(e)))?;
+            .map_err(|e| named(ErrorKind::driver("cuMemsetD8")(e)))?;
     }
     let kernel = (word[0] >> 40) as usize - 1;
     // The low 40 bits, with their sign.

@@ -6,11 +6,12 @@ use super::code;
 use super::codegen::shard::{CAPACITIES, Ranges, fold};
 use super::codegen::{self, Entry, Param, TICKETS};
 use super::dnn;
-use super::error::{Error, Trouble};
+use super::error::{Error, ErrorKind};
 use super::gemm::{self, Operands};
 use super::ranges;
 use super::target::Target;
 use super::variant::{self, Variant};
+use crate::kernels::ops::{self, CudaCode, Library};
 use crate::operand::RawRange;
 use cudarc::driver::result;
 use cudarc::driver::sys::{CUdeviceptr, CUfunction};
@@ -27,8 +28,8 @@ type Entries = Vec<(Entry, CUfunction)>;
 pub(super) enum Plan {
     /// Generated entries, one after another, and their bytes of scratch memory.
     Generated(Entries, u64),
-    /// A matrix product.
-    Product(blas::Plan, Operands),
+    /// A GEMM.
+    Gemm(blas::Plan, Operands),
     /// Attention, or a convolution, by cuDNN; then generated entries.
     Library(Box<dnn::Ready>, Entries),
     /// A list of ranges.
@@ -45,7 +46,7 @@ impl Plan {
     pub(super) fn describe(&self) -> String {
         match self {
             Self::Generated(entries, _) => format!("generated: {}", listed(entries)),
-            Self::Product(plan, _) => plan.choice.clone(),
+            Self::Gemm(plan, _) => plan.choice.clone(),
             Self::Library(a, then) if then.is_empty() => a.describe.clone(),
             Self::Library(a, then) => format!("{}; then {}", a.describe, listed(then)),
             Self::Ranges(op) => format!("generated: list of ranges for {}", op.name()),
@@ -54,7 +55,7 @@ impl Plan {
     }
 }
 
-/// Entries in words.
+/// Describes entries.
 fn listed(entries: &Entries) -> String {
     let each = entries.iter().map(|(e, f)| {
         let [x, y, z] = e.grid;
@@ -87,13 +88,13 @@ pub(super) const FOUND: u64 = 8 + 4 * TICKETS as u64;
 // A plan leaves this much for them.
 const _: () = assert!(FOUND <= workspace::ALIGN);
 
-/// Space that a part of the workspace takes.
+/// Returns the space that a part of the workspace takes.
 pub(super) const fn rounded(bytes: u64) -> u64 {
     bytes.next_multiple_of(workspace::ALIGN)
 }
 
-/// By launch: the shapes of the parameters that a `CopyOut` writes or a `ChunkCat` reads; a buffer of something else counts
-/// as a vector.
+/// By launch: the shapes of the parameters that a `CopyOut` writes or a `ChunkCat` reads; a buffer
+/// of something else counts as a vector.
 pub(super) fn shapes(program: &Program) -> BTreeMap<InstrId, Vec<Shape>> {
     let shape = |access: &Access| {
         let buffer = &program.buffers[access.buffer.index()];
@@ -117,7 +118,7 @@ pub(super) fn shapes(program: &Program) -> BTreeMap<InstrId, Vec<Shape>> {
     out
 }
 
-/// Ranges with made-up addresses, as long and as aligned as a launch's.
+/// Makes ranges with made-up addresses, as long and as aligned as a launch's.
 pub(super) fn stand_ins(program: &Program, accesses: &[Access]) -> Vec<RawRange> {
     let make = |a: &Access| RawRange {
         ptr: std::ptr::without_provenance_mut(((a.buffer.index() + 1) << 40) + a.offset as usize),
@@ -137,10 +138,10 @@ pub(super) fn everything(k: &mut Kernels) -> Result<(), Error> {
             continue;
         };
         let kernel = &program.kernels[variant.kernel.index()];
-        let named = |t: Trouble| Error::new(kernel.name.clone(), t);
+        let named = |t: ErrorKind| Error::new(kernel.name.clone(), t);
         let id = InstrId(i as u32);
         let bytes = if let [only] = &kernel.body[..]
-            && let OpKind::Shard(op) = only.op
+            && let CudaCode::Ranges(op) = ops::cuda(&only.op)
         {
             k.plans.entry(variant).or_insert(Plan::Ranges(op));
             list_launch(k, &program, id, op).map_err(named)?
@@ -154,20 +155,21 @@ pub(super) fn everything(k: &mut Kernels) -> Result<(), Error> {
     Ok(())
 }
 
-/// Refuses a kernel that would use the tickets at the same time as another: there is one set, for the compute stream.
-pub(super) fn takes_turns(plan: &Plan, on: StreamId) -> Result<(), Trouble> {
+/// Refuses a kernel that would use the tickets at the same time as another: there is one set, for
+/// the compute stream.
+pub(super) fn takes_turns(plan: &Plan, on: StreamId) -> Result<(), ErrorKind> {
     if on == COMPUTE || !plan.takes_tickets() {
         return Ok(());
     }
     let why = "it takes tickets, and does not run on the compute stream";
-    Err(Trouble::Unsupported(why.to_owned()))
+    Err(ErrorKind::Unsupported(why.to_owned()))
 }
 
-/// The distinct matrix products of a program, with how often a steady step launches each.
-pub(super) fn products(
+/// Returns the distinct GEMMs of a program, with how often a steady step launches each.
+pub(super) fn gemms(
     program: &Program,
     target: Target,
-) -> Result<BTreeMap<gemm::Product, usize>, Error> {
+) -> Result<BTreeMap<gemm::GemmProblem, usize>, Error> {
     let mut out = BTreeMap::new();
     let steady = program.section(SectionKind::Steady);
     for instr in steady.map_or(&[][..], |s| program.section_instrs(s)) {
@@ -175,13 +177,11 @@ pub(super) fn products(
             continue;
         };
         let kernel = &program.kernels[variant.kernel.index()];
-        if let [only] = &kernel.body[..]
-            && matches!(only.op, OpKind::Gemm { .. })
-        {
-            let (product, _) = gemm::product(&variant.request(&kernel.body, target), only)
+        if let Some((Library::CublasLt, only)) = library(&kernel.body) {
+            let (problem, _) = gemm::problem(&variant.request(&kernel.body, target), only)
                 .map_err(|r| Error::new(kernel.name.clone(), r.into()))?;
-            if product.m * product.n * product.k > 0 {
-                *out.entry(product).or_default() += 1;
+            if problem.m * problem.n * problem.k > 0 {
+                *out.entry(problem).or_default() += 1;
             }
         }
     }
@@ -195,34 +195,31 @@ fn need(k: &mut Kernels, stream: usize, bytes: u64) {
 }
 
 /// Makes a variant ready if it is not yet; returns its scratch bytes.
-pub(super) fn one(k: &mut Kernels, variant: Variant, kernel: &Kernel) -> Result<u64, Trouble> {
+pub(super) fn one(k: &mut Kernels, variant: Variant, kernel: &Kernel) -> Result<u64, ErrorKind> {
     if let Some(plan) = k.plans.get(&variant) {
         return Ok(scratch_of(plan));
     }
     let req = variant.request(&kernel.body, k.target);
-    let plan = match &kernel.body[..] {
-        [only] if matches!(only.op, OpKind::Gemm { .. }) => {
-            let (product, operands) = gemm::product(&req, only)?;
-            if product.m * product.n * product.k == 0 {
+    let plan = match library(&kernel.body) {
+        Some((Library::CublasLt, only)) => {
+            let (problem, operands) = gemm::problem(&req, only)?;
+            if problem.m * problem.n * problem.k == 0 {
                 Plan::Nothing
             } else {
-                let plan = k.blas.plan(&product, &k.cache, k.agree.as_deref())?;
-                Plan::Product(plan, operands)
+                let plan = k.blas.plan(&problem, &k.cache, k.agree.as_deref())?;
+                Plan::Gemm(plan, operands)
             }
         }
-        body => {
-            let library = match body {
-                [only] => by_library(k, &req, only, kernel),
-                _ => None,
-            };
-            match library {
+        library => {
+            let ready = library.and_then(|(l, only)| by_library(k, &req, l, only, kernel));
+            match ready {
                 Some(Ok((ready, then))) => {
                     let then = then.map_or(Ok(Vec::new()), |module| loaded(k, module))?;
                     Plan::Library(Box::new(ready), then)
                 }
-                Some(Err(drift @ Trouble::Ranks(_))) => return Err(drift),
-                library => {
-                    if let Some(Err(why)) = library {
+                Some(Err(drift @ ErrorKind::Ranks(_))) => return Err(drift),
+                refused => {
+                    if let Some(Err(why)) = refused {
                         k.refused.push(format!("{}: {why}", kernel.name));
                     }
                     let module = codegen::generate(&req)?;
@@ -240,32 +237,45 @@ pub(super) fn one(k: &mut Kernels, variant: Variant, kernel: &Kernel) -> Result<
     Ok(bytes)
 }
 
-/// What cuDNN has for an operation, and what its result still needs; `None` if it is asked for nothing.
+/// Returns the library whose kernel a body that is one operation is, and the operation.
+fn library(body: &[BodyOp]) -> Option<(Library, &BodyOp)> {
+    let [only] = body else { return None };
+    match ops::cuda(&only.op) {
+        CudaCode::Library(library, _) => Some((library, only)),
+        _ => None,
+    }
+}
+
+/// Makes cuDNN's kernel for an operation ready, and what its result still needs; `None` if it is
+/// asked for nothing.
 fn by_library(
     k: &Kernels,
     req: &codegen::Request<'_>,
+    library: Library,
     op: &BodyOp,
     kernel: &Kernel,
-) -> Option<Result<(dnn::Ready, Option<codegen::Module>), Trouble>> {
+) -> Option<Result<(dnn::Ready, Option<codegen::Module>), ErrorKind>> {
     let dnn = k.dnn.as_ref()?;
-    match op.op {
-        OpKind::Attention { .. } | OpKind::AttentionGrad { .. } => {
-            Some(dnn.attention(req, op).map(|ready| (ready, None)))
+    match library {
+        Library::CublasLt => None,
+        Library::Attention(attention) => {
+            let ready = dnn.attention(req, op, attention);
+            Some(ready.map(|ready| (ready, None)))
         }
-        OpKind::Conv { .. } | OpKind::ConvGradInput { .. } | OpKind::ConvGradWeight { .. } => {
+        Library::Convolution(direction) => {
             let room = workspace::kernel_bytes(kernel, k.program.meta.deterministic);
-            let ready = dnn.convolution(req, op, room, &k.cache, k.agree.as_deref());
+            let agree = k.agree.as_deref();
+            let ready = dnn.convolution(req, op, direction, room, &k.cache, agree);
             Some(ready.and_then(|ready| {
                 let then = ready.is_narrow().then(|| codegen::widen(req, op));
                 Ok((ready, then.transpose()?))
             }))
         }
-        _ => None,
     }
 }
 
-/// A module's entries, compiled.
-fn loaded(k: &mut Kernels, module: codegen::Module) -> Result<Entries, Trouble> {
+/// Compiles a module's entries.
+fn loaded(k: &mut Kernels, module: codegen::Module) -> Result<Entries, ErrorKind> {
     let mut entries = Vec::new();
     for e in module.entries {
         let f = k.loader.function(&module.source, &e.name, e.shared)?;
@@ -277,14 +287,14 @@ fn loaded(k: &mut Kernels, module: codegen::Module) -> Result<Entries, Trouble> 
 fn scratch_of(plan: &Plan) -> u64 {
     match plan {
         Plan::Generated(_, bytes) => *bytes,
-        Plan::Product(..) => WORKSPACE as u64,
+        Plan::Gemm(..) => WORKSPACE as u64,
         Plan::Library(a, _) => a.scratch(),
         Plan::Ranges(_) | Plan::Nothing => 0,
     }
 }
 
-/// The functions of a kind of list.
-pub(super) fn list(k: &mut Kernels, kind: Ranges) -> Result<[CUfunction; 2], Trouble> {
+/// Returns the functions of a kind of list.
+pub(super) fn list(k: &mut Kernels, kind: Ranges) -> Result<[CUfunction; 2], ErrorKind> {
     if let Some(f) = k.ranges.lists.get(&kind) {
         return Ok(*f);
     }
@@ -297,7 +307,7 @@ pub(super) fn list(k: &mut Kernels, kind: Ranges) -> Result<[CUfunction; 2], Tro
     Ok(f)
 }
 
-pub(super) fn fold_kernel(k: &mut Kernels, any: bool) -> Result<CUfunction, Trouble> {
+pub(super) fn fold_kernel(k: &mut Kernels, any: bool) -> Result<CUfunction, ErrorKind> {
     if let Some(f) = k.ranges.folds[usize::from(any)] {
         return Ok(f);
     }
@@ -312,13 +322,13 @@ fn list_launch(
     program: &Program,
     id: InstrId,
     op: ShardOp,
-) -> Result<u64, Trouble> {
+) -> Result<u64, ErrorKind> {
     let instr = &program.instrs[id.index()];
     let reads = stand_ins(program, program.reads(&instr.op));
     let writes = stand_ins(program, program.writes(&instr.op));
     let shapes = k.shapes.get(&id).map_or(&[][..], |s| s);
     let work = ranges::work(op, shapes, &reads, &writes)
-        .map_err(|f| Trouble::Unsupported(f.to_string()))?;
+        .map_err(|f| ErrorKind::Unsupported(f.to_string()))?;
     for batch in &work.batches {
         list(k, batch.kind)?;
     }
@@ -340,10 +350,11 @@ pub(super) unsafe fn set_workspace(k: &mut Kernels, at: CUdeviceptr) -> Result<(
         next += rounded(*bytes);
     }
     k.fault = next;
-    let named = |t: Trouble| Error::new("workspace", t);
+    let named = |t: ErrorKind| Error::new("workspace", t);
     // SAFETY: the caller promised memory up to here and as much more.
     unsafe { result::memset_d8_sync(k.fault, 0, FOUND as usize) }
-        .map_err(|e| named(Trouble::driver("cuMemsetD8")(e)))?;
-    // The host does not wait for memory to be set, and streams of our own do not wait for the stream that sets it.
-    result::ctx::synchronize().map_err(|e| named(Trouble::driver("cuCtxSynchronize")(e)))
+        .map_err(|e| named(ErrorKind::driver("cuMemsetD8")(e)))?;
+    // The host does not wait for memory to be set, and streams of our own do not wait for the
+    // stream that sets it.
+    result::ctx::synchronize().map_err(|e| named(ErrorKind::driver("cuCtxSynchronize")(e)))
 }

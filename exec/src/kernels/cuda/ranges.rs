@@ -1,12 +1,13 @@
 //! Launches of the sharding engine as lists of ranges.
 //!
-//! Pure address arithmetic: which kernels, over which pieces. Pieces that follow one another on every side are joined.
+//! Pure address arithmetic: which kernels, over which pieces. Pieces that follow one another on
+//! every side are joined.
 
 #[cfg(test)]
 mod tests;
 
 use super::codegen::shard::Ranges;
-use crate::kernels::error::Fault;
+use crate::kernels::error::OperandError;
 use crate::operand::RawRange;
 use shardlab_plan::ir::{DType, Pieces, Shape, ShardOp};
 use smallvec::SmallVec;
@@ -90,7 +91,7 @@ impl Work {
         }
     }
 
-    /// Blocks of all batches that leave a part each.
+    /// Returns the blocks of all batches that leave a part each.
     pub(super) fn parts(&self) -> u64 {
         let blocks = |b: &Batch| {
             b.pieces
@@ -106,7 +107,7 @@ impl Work {
     }
 }
 
-/// Bytes of an element of each operand of a kind.
+/// Returns the bytes of an element of each operand of a kind.
 fn sizes(kind: Ranges) -> [u64; 6] {
     match kind {
         Ranges::Raw => [1, 1, 0, 0, 0, 0],
@@ -163,40 +164,41 @@ fn at(r: &RawRange) -> u64 {
     r.ptr as u64
 }
 
-fn size(what: &'static str, needed: u64, found: u64) -> Result<(), Fault> {
+fn size(what: &'static str, needed: u64, found: u64) -> Result<(), OperandError> {
     if needed == found {
         return Ok(());
     }
-    Err(Fault::Size {
+    Err(OperandError::Size {
         what,
         needed: needed as usize,
         found: found as usize,
     })
 }
 
-fn count(what: &'static str, needed: usize, found: usize) -> Fault {
-    Fault::Count {
+fn count(what: &'static str, needed: usize, found: usize) -> OperandError {
+    OperandError::Count {
         what,
         needed,
         found,
     }
 }
 
-fn scalar(range: Option<&RawRange>) -> Result<u64, Fault> {
+fn scalar(range: Option<&RawRange>) -> Result<u64, OperandError> {
     let r = range.ok_or(count("scalars", 1, 0))?;
     size("the scalar", 1, numel(r))?;
     if r.dtype != DType::F32 {
-        return Err(Fault::Type(r.dtype));
+        return Err(OperandError::Type(r.dtype));
     }
     Ok(at(r))
 }
 
-/// Calls `f(target, source, elements)` for pieces that lie in one range of each of two sequences of equal length.
+/// Calls `f(target, source, elements)` for pieces that are in one range of each of two sequences of
+/// equal length.
 fn pairs(
     to: &[RawRange],
     from: &[RawRange],
     mut f: impl FnMut((u64, DType), (u64, DType), u64),
-) -> Result<(), Fault> {
+) -> Result<(), OperandError> {
     let total = |rs: &[RawRange]| rs.iter().map(numel).sum();
     size("the source", total(to), total(from))?;
     let (mut i, mut j, mut a, mut b) = (0, 0, 0, 0);
@@ -215,13 +217,14 @@ fn pairs(
     Ok(())
 }
 
-/// Plans a sharding kernel's launch; `shapes` are those of the parameters behind the operands of `CopyOut` and `ChunkCat`.
+/// Plans a sharding kernel's launch; `shapes` are those of the parameters behind the operands of
+/// `CopyOut` and `ChunkCat`.
 pub(super) fn work(
     op: ShardOp,
     shapes: &[Shape],
     reads: &[RawRange],
     writes: &[RawRange],
-) -> Result<Work, Fault> {
+) -> Result<Work, OperandError> {
     let mut w = Work {
         factor: 1.0,
         ..Work::default()
@@ -353,7 +356,7 @@ fn shards(
     params: &[RawRange],
     packed: &[RawRange],
     mut f: impl FnMut(Packed),
-) -> Result<(), Fault> {
+) -> Result<(), OperandError> {
     let [packed] = packed else {
         return Err(count("packed buffers", 1, packed.len()));
     };
@@ -398,26 +401,26 @@ fn updates(
     weight: &RawRange,
     (grad, pieces): (&RawRange, u32),
     target: Option<&RawRange>,
-) -> Result<(), Fault> {
+) -> Result<(), OperandError> {
     let target = target.ok_or(count("writes", 1, 0))?;
     size("a gradient", numel(weight) * u64::from(pieces), numel(grad))?;
     if (weight.ptr, weight.bytes) != (target.ptr, target.bytes) && weight.bytes > 0 {
-        return Err(Fault::Shape(
+        return Err(OperandError::Shape(
             "a weight is not written where it is read".to_owned(),
         ));
     }
     Ok(())
 }
 
-/// Calls `f(first element, elements, copy)` for the parts of a weight of `n` elements that have one copy each: with `cast` the
-/// writes from `next` on, else the whole and no copy.
+/// Calls `f(first element, elements, copy)` for the parts of a weight of `n` elements that have one
+/// copy each: with `cast` the writes from `next` on, else the whole and no copy.
 fn copies(
     cast: bool,
     n: u64,
     writes: &[RawRange],
     next: &mut usize,
     mut f: impl FnMut(u64, u64, Option<(u64, DType)>),
-) -> Result<(), Fault> {
+) -> Result<(), OperandError> {
     if !cast {
         f(0, n, None);
         return Ok(());
@@ -434,7 +437,8 @@ fn copies(
     size("a weight's copies", n, first)
 }
 
-/// Operands of an update's range: those that it always has, and of a copy and the distance of the gradient's pieces what there is.
+/// Operands of an update's range: those that it always has, and of a copy and the distance of the
+/// gradient's pieces what there is.
 fn operands<const N: usize>(first: [u64; N], more: [Option<u64>; 2]) -> [u64; 6] {
     let all = first.into_iter().chain(more.into_iter().flatten());
     let mut at = [0; 6];
@@ -444,7 +448,7 @@ fn operands<const N: usize>(first: [u64; N], more: [Option<u64>; 2]) -> [u64; 6]
     at
 }
 
-/// How many pieces a gradient is in; their factor becomes the launch's.
+/// Returns how many pieces a gradient is in; their factor becomes the launch's.
 fn summed_by(w: &mut Work, pieces: Option<Pieces>) -> u32 {
     pieces.map_or(1, |p| {
         w.factor = p.factor.0 as f32;
@@ -452,14 +456,15 @@ fn summed_by(w: &mut Work, pieces: Option<Pieces>) -> u32 {
     })
 }
 
-/// `weight, gradient[, first, second moment], ..[, square of the norm]`; a tensor whose moments are not named goes on where
-/// the one before ended. With `cast`, a tensor's writes end with the copies of its weight.
+/// Computes `weight, gradient[, first, second moment], ..[, square of the norm]`; a tensor without
+/// moments continues those of the tensor before. With `cast`, a tensor's writes end with the copies
+/// of its weight.
 fn adamw(
     w: &mut Work,
     (cast, summed): (bool, Option<Pieces>),
     reads: &[RawRange],
     writes: &[RawRange],
-) -> Result<(), Fault> {
+) -> Result<(), OperandError> {
     let pieces = summed_by(w, summed);
     if !reads.len().is_multiple_of(2) {
         w.square = scalar(reads.last())?;
@@ -491,7 +496,7 @@ fn adamw(
             }
         }
         if m.dtype != v.dtype {
-            return Err(Fault::Type(v.dtype));
+            return Err(OperandError::Type(v.dtype));
         }
         let distance = (pieces > 1).then(|| n * grad.dtype.size());
         let place = |r: &RawRange, element: u64| at(r) + element * r.dtype.size();
@@ -517,13 +522,13 @@ fn adamw(
     }
 }
 
-/// `weight, gradient, ..[, square of the norm]`.
+/// Computes `weight, gradient, ..[, square of the norm]`.
 fn sgd(
     w: &mut Work,
     (cast, summed): (bool, Option<Pieces>),
     reads: &[RawRange],
     writes: &[RawRange],
-) -> Result<(), Fault> {
+) -> Result<(), OperandError> {
     let pieces = summed_by(w, summed);
     if !reads.len().is_multiple_of(2) {
         w.square = scalar(reads.last())?;

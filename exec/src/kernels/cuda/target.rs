@@ -4,7 +4,8 @@ use std::fmt;
 
 /// A compute capability that the generator writes code for.
 ///
-/// Limits are those of the CUDA C++ Programming Guide 13.0, "Technical Specifications per Compute Capability".
+/// Limits are those of the CUDA C++ Programming Guide 13.0, "Technical Specifications per Compute
+/// Capability".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Target {
     major: u32,
@@ -16,7 +17,8 @@ impl Target {
     #[cfg(test)]
     pub(crate) const HOPPER: Self = Self { major: 9, minor: 0 };
 
-    /// The target of a GPU of this compute capability; `None` before 8.0, which has neither bf16 nor copies past the registers.
+    /// Returns the target of a GPU of this compute capability; `None` before 8.0, which has neither
+    /// bf16 nor copies past the registers.
     pub(crate) const fn of((major, minor): (u32, u32)) -> Option<Self> {
         if major >= 8 {
             Some(Self { major, minor })
@@ -25,18 +27,19 @@ impl Target {
         }
     }
 
-    /// Whether the blocks of a cluster can write into one another's shared memory.
+    /// Tells whether the blocks of a cluster can write into one another's shared memory.
     pub(crate) const fn has_clusters(self) -> bool {
         // GPUs for desktops (12.x) are not used so.
         matches!(self.major, 9..=11)
     }
 
-    /// Whether groups of warps multiply tiles in shared memory: Hopper's tensor cores, and no others since.
+    /// Tells whether groups of warps multiply tiles in shared memory: Hopper's tensor cores, and no
+    /// others since.
     pub(crate) const fn has_wgmma(self) -> bool {
         self.major == 9
     }
 
-    /// Most bytes of shared memory that a block may have.
+    /// Returns the maximum number of bytes of shared memory per block.
     pub(crate) const fn shared(self) -> u32 {
         let kib = match (self.major, self.minor) {
             (8, 0 | 7) => 163,
@@ -48,7 +51,8 @@ impl Target {
 }
 
 impl fmt::Display for Target {
-    /// As compilers name it: `sm_90a`, since Hopper's tensor cores are for code that runs nowhere else; `sm_80`.
+    /// As compilers name it: `sm_90a`, since Hopper's tensor cores are for code that runs nowhere
+    /// else; `sm_80`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let alone = if self.has_wgmma() { "a" } else { "" };
         write!(f, "sm_{}{}{alone}", self.major, self.minor)

@@ -1,17 +1,18 @@
 //! Matrices as tensor copies address them.
 
-use super::codegen::product::Map;
-use super::error::Trouble;
+use super::codegen::gemm_epilogue::Map;
+use super::error::ErrorKind;
 use crate::operand::RawRange;
 use cudarc::driver::sys;
 use shardlab_plan::ir::DType;
 
-/// What a kernel is handed to copy boxes of a matrix into shared memory, in lines of 128 bytes that are swizzled; beyond its edges
-/// there are zeros.
+/// Returns what a kernel is handed to copy boxes of a matrix into shared memory, in lines of 128
+/// bytes that are swizzled; beyond its edges there are zeros.
 ///
 /// # Errors
-/// What the driver says against the matrix: an address or a row that is no multiple of 16 bytes, say.
-pub(super) fn map(of: &Map, at: &RawRange) -> Result<sys::CUtensorMap, Trouble> {
+/// What the driver says against the matrix: an address or a row that is no multiple of 16
+/// bytes, say.
+pub(super) fn map(of: &Map, at: &RawRange) -> Result<sys::CUtensorMap, ErrorKind> {
     let mut out = sys::CUtensorMap { opaque: [0; 16] };
     let size = of.dtype.size();
     let (strides, steps) = ([of.size[0] * size], [1, 1]);
@@ -19,7 +20,8 @@ pub(super) fn map(of: &Map, at: &RawRange) -> Result<sys::CUtensorMap, Trouble> 
         DType::F16 => sys::CUtensorMapDataType_enum::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         _ => sys::CUtensorMapDataType_enum::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
     };
-    // SAFETY: all arrays are as long as the two dimensions ask for, and outlive the call; the driver only computes with the address.
+    // SAFETY: all arrays are as long as the two dimensions ask for, and outlive the call; the
+    // driver only computes with the address.
     let done = unsafe {
         sys::cuTensorMapEncodeTiled(
             &raw mut out,
@@ -37,6 +39,6 @@ pub(super) fn map(of: &Map, at: &RawRange) -> Result<sys::CUtensorMap, Trouble> 
         )
     };
     done.result()
-        .map_err(Trouble::driver("cuTensorMapEncodeTiled"))?;
+        .map_err(ErrorKind::driver("cuTensorMapEncodeTiled"))?;
     Ok(out)
 }

@@ -32,7 +32,7 @@ impl Variant {
     }
 }
 
-/// Largest power of two up to 16 that divides all of these.
+/// Returns the largest power of two up to 16 that divides all of these.
 pub(crate) fn alignment(numbers: impl IntoIterator<Item = u64>) -> u8 {
     let all = numbers.into_iter().fold(16, |a, n| a | n);
     1 << all.trailing_zeros().min(4)
@@ -51,7 +51,7 @@ fn arg(program: &Program, access: &Access) -> Arg {
     }
 }
 
-/// The variant of one launch.
+/// Returns the variant of one launch.
 pub(crate) fn of_launch(program: &Program, op: &Op) -> Option<(Variant, StreamId)> {
     let Op::Launch { kernel, stream, .. } = *op else {
         return None;

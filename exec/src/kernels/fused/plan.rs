@@ -1,14 +1,16 @@
 //! What a body of row-local operations touches, and which operations can share a loop.
 //!
-//! Every operation here can be cut into rows that do not depend on each other: elementwise ones anywhere, norms and
-//! softmaxes by their rows, concatenations by what lies before their axis. A stage is a run of operations over the same
-//! number of rows, each of which needs, of what an earlier one of the stage has made, only the same row. Between stages
-//! values go through memory. Sums over rows are stages of their own.
+//! Every operation here can be cut into rows that do not depend on each other: elementwise ones
+//! anywhere, norms and softmaxes by their rows, concatenations by what is before their axis. A
+//! stage is a run of operations over the same number of rows, each of which needs, of what an
+//! earlier one of the stage has made, only the same row. Between stages values go through memory.
+//! Sums over rows are stages of their own.
 
-use super::super::error::Fault;
+use super::super::error::OperandError;
+use super::super::ops;
 use super::super::view::{View, matrix, numel, overlap};
 use crate::operand::RawRange;
-use shardlab_plan::ir::{BodyOp, DType, OpKind, Place, Slot, op};
+use shardlab_plan::ir::{BodyOp, DType, OpKind, Place, Slot};
 use shardlab_plan::ops::{Extent, Fusion, Operand, Reduced, Signature};
 use smallvec::SmallVec;
 use std::ops::Range;
@@ -40,7 +42,8 @@ pub(super) struct Touch {
 }
 
 impl Touch {
-    /// Whether a value written here must be rounded by hand: registers are floats whatever their type.
+    /// Tells whether a value written here must be rounded by hand: registers are floats whatever
+    /// their type.
     pub(super) fn rounds(&self) -> bool {
         matches!(self.place, Place::Register(_)) && self.dtype != DType::F32
     }
@@ -55,13 +58,13 @@ pub(super) struct Step<'k> {
     pub(super) ins: SmallVec<[Touch; 4]>,
     pub(super) outs: SmallVec<[Touch; 2]>,
     /// Rows it can be cut into.
-    rows: usize,
+    pub(super) rows: usize,
     /// Length of the rows it reduces.
     pub(super) cols: usize,
 }
 
 impl Step<'_> {
-    /// Whether it adds up rows, which takes all of them.
+    /// Tells whether it adds up rows, which takes all of them.
     pub(super) fn is_sum(&self) -> bool {
         self.op.op.sums_rows()
     }
@@ -74,7 +77,7 @@ pub(super) struct Stage {
     pub(super) rows: usize,
 }
 
-/// Whether an operation is row-local.
+/// Tells whether an operation is row-local.
 pub(in crate::kernels) fn handles(op: OpKind) -> bool {
     matches!(op.fusion(), Fusion::Pointwise | Fusion::Row)
 }
@@ -85,17 +88,17 @@ pub(super) fn step<'k>(
     op: &'k BodyOp,
     reads: &[RawRange],
     writes: &[RawRange],
-) -> Result<Step<'k>, Fault> {
+) -> Result<Step<'k>, OperandError> {
     let sums = op.op.sums_rows();
     if !sums && !handles(op.op) {
-        return Err(Fault::Unsupported);
+        return Err(OperandError::Unsupported);
     }
     let signature = op.op.def().signature();
     let count = |what, (least, most): (usize, usize), found| {
         if (least..=most).contains(&found) {
             return Ok(());
         }
-        Err(Fault::Count {
+        Err(OperandError::Count {
             what,
             needed: least,
             found,
@@ -104,7 +107,7 @@ pub(super) fn step<'k>(
     count("inputs", signature.input_count(), op.inputs.len())?;
     count("outputs", signature.output_count(), op.outputs.len())?;
     let out = &op.outputs[0];
-    let resolve = |slot: &Slot, usage, to: Option<&[u64]>| -> Result<Touch, Fault> {
+    let resolve = |slot: &Slot, usage, to: Option<&[u64]>| -> Result<Touch, OperandError> {
         let range = range(slot, reads, writes)?;
         let view = match to {
             Some(shape) => View::broadcast(range, slot, shape)?,
@@ -131,25 +134,14 @@ pub(super) fn step<'k>(
         });
     }
     let reference = reduced_operand(op, &signature);
-    let (rows, cols) = match (op.op, reference) {
-        (OpKind::Cat(op::Cat { axis }), _) => {
-            let axis = usize::from(axis);
-            let lead = out
-                .shape
-                .get(..axis)
-                .ok_or_else(|| Fault::Shape(format!("no axis {axis} in {:?}", out.shape)))?;
-            (lead.iter().product::<u64>() as usize, 1)
-        }
-        (_, Some(slot)) => matrix(slot),
-        _ => (numel(out), 1),
-    };
+    let (rows, cols) = ops::cpu(&op.op).rows(op, reference)?;
     let full = rows * cols;
     let check = |what, touch: Touch, needed: usize| {
         let found = touch.view.numel;
         if found == needed {
             Ok(touch)
         } else {
-            Err(Fault::Size {
+            Err(OperandError::Size {
                 what,
                 needed,
                 found,
@@ -186,18 +178,6 @@ pub(super) fn step<'k>(
             _ => place(operand, slot)?,
         });
     }
-    if let OpKind::Cat { .. } = op.op
-        && rows > 0
-        && let Some(odd) = op
-            .inputs
-            .iter()
-            .map(numel)
-            .find(|n| !n.is_multiple_of(rows))
-    {
-        return Err(Fault::Shape(format!(
-            "a part of {odd} elements is not a multiple of {rows} rows"
-        )));
-    }
     Ok(Step {
         at,
         op,
@@ -208,7 +188,7 @@ pub(super) fn step<'k>(
     })
 }
 
-/// The operand whose last dimension an operation reduces or indexes.
+/// Returns the operand whose last dimension an operation reduces or indexes.
 fn reduced_operand<'k>(op: &'k BodyOp, signature: &Signature) -> Option<&'k Slot> {
     match signature.reduced? {
         Reduced::Input(n) => op.inputs.get(n),
@@ -216,9 +196,10 @@ fn reduced_operand<'k>(op: &'k BodyOp, signature: &Signature) -> Option<&'k Slot
     }
 }
 
-/// The memory behind a slot; a register gets addresses from 0 on, to be moved to where it is put.
-fn range(slot: &Slot, reads: &[RawRange], writes: &[RawRange]) -> Result<RawRange, Fault> {
-    let unknown = |count| Fault::UnknownSlot {
+/// Returns the memory behind a slot; a register gets addresses from 0 on, to be moved to where it
+/// is put.
+fn range(slot: &Slot, reads: &[RawRange], writes: &[RawRange]) -> Result<RawRange, OperandError> {
+    let unknown = |count| OperandError::UnknownSlot {
         place: slot.place,
         count,
     };
@@ -239,8 +220,8 @@ fn range(slot: &Slot, reads: &[RawRange], writes: &[RawRange]) -> Result<RawRang
     }
 }
 
-/// Moves sums over rows behind everything else that does not change what they read or use what they write: what runs row by row
-/// stays one loop.
+/// Moves sums over rows behind everything else that does not change what they read or use what they
+/// write: what runs row by row stays one loop.
 pub(super) fn put_off_sums(steps: &mut [Step<'_>]) {
     let clash = |a: &Touch, b: &Touch| match (a.place, b.place) {
         (Place::Register(x), Place::Register(y)) => x == y,
@@ -259,8 +240,8 @@ pub(super) fn put_off_sums(steps: &mut [Step<'_>]) {
     }
 }
 
-/// Reads that must be copied before anything is written, because a write would change what a later operation, or another row,
-/// reads from them.
+/// Returns the reads that must be copied before anything is written, because a write would change
+/// what a later operation, or another row, reads from them.
 pub(super) fn endangered(steps: &[Step<'_>]) -> SmallVec<[Place; 4]> {
     let mut out: SmallVec<[Place; 4]> = SmallVec::new();
     for (w, writer) in steps.iter().enumerate() {
@@ -293,7 +274,7 @@ pub(super) fn endangered(steps: &[Step<'_>]) -> SmallVec<[Place; 4]> {
 }
 
 /// Cuts a body into stages.
-pub(super) fn stages(steps: &[Step<'_>]) -> Result<SmallVec<[Stage; 2]>, Fault> {
+pub(super) fn stages(steps: &[Step<'_>]) -> Result<SmallVec<[Stage; 2]>, OperandError> {
     let mut out: SmallVec<[Stage; 2]> = SmallVec::new();
     let mut start = 0;
     let mut rows = 0;
@@ -325,7 +306,7 @@ pub(super) fn stages(steps: &[Step<'_>]) -> Result<SmallVec<[Stage; 2]>, Fault> 
 }
 
 /// A register is written before it is read.
-fn written_before(steps: &[Step<'_>], at: usize) -> Result<(), Fault> {
+fn written_before(steps: &[Step<'_>], at: usize) -> Result<(), OperandError> {
     for t in steps[at].ins.iter().filter(|t| t.usage != Use::Ignored) {
         let written = || {
             steps[..at]
@@ -334,7 +315,7 @@ fn written_before(steps: &[Step<'_>], at: usize) -> Result<(), Fault> {
                 .any(|o| o.place == t.place)
         };
         if matches!(t.place, Place::Register(_)) && !written() {
-            return Err(Fault::Shape(format!(
+            return Err(OperandError::Shape(format!(
                 "{:?} is read before it is written",
                 t.place
             )));
@@ -343,14 +324,18 @@ fn written_before(steps: &[Step<'_>], at: usize) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Rows of the stage once `step` has joined it; `None` if it cannot.
+/// Returns the rows of the stage once `step` has joined it; `None` if it cannot.
 fn join(stage: &[Step<'_>], rows: usize, step: &Step<'_>) -> Option<usize> {
     let mut joined = gcd(rows, step.rows);
     for earlier in stage {
         for (a, a_writes) in touches(earlier) {
             for (b, b_writes) in touches(step) {
                 if a_writes || b_writes {
-                    joined = gcd(joined, meet(a, a_writes, b)?);
+                    match sharing(a, a_writes, b) {
+                        Sharing::Unlimited => {}
+                        Sharing::Rows(rows) => joined = gcd(joined, rows),
+                        Sharing::Conflict => return None,
+                    }
                 }
             }
         }
@@ -377,32 +362,45 @@ fn touches<'s>(s: &'s Step<'_>) -> impl Iterator<Item = (&'s Touch, bool)> {
         .chain(s.outs.iter().map(|t| (t, true)))
 }
 
-/// Into how many rows two uses of memory, one of them a write, may be cut; `None` if they must not share a loop, 0 if they do
-/// not limit it.
-fn meet(a: &Touch, a_writes: bool, b: &Touch) -> Option<usize> {
+/// What two uses of memory, one of them a write, mean for a loop over rows.
+enum Sharing {
+    /// They do not limit it.
+    Unlimited,
+    /// It may be cut into this many rows, and into divisors of them.
+    Rows(usize),
+    /// They must not share a loop.
+    Conflict,
+}
+
+fn sharing(a: &Touch, a_writes: bool, b: &Touch) -> Sharing {
     let registers = matches!((a.place, b.place), (Place::Register(_), Place::Register(_)));
     if registers && a.place != b.place {
-        return Some(0);
+        return Sharing::Unlimited;
     }
     let mixed = matches!(a.place, Place::Register(_)) != matches!(b.place, Place::Register(_));
     if mixed || !registers && !overlap(&a.view.extent(), &b.view.extent()) {
-        return Some(0);
+        return Sharing::Unlimited;
     }
     if a.usage == Use::Whole || b.usage == Use::Whole {
-        return None;
+        return Sharing::Conflict;
     }
     if a.view == b.view {
-        return Some(0);
+        return Sharing::Unlimited;
     }
-    // A statistic of each row that is repeated over the row: the reader's outermost dimension walks what was written.
+    // A statistic of each row that is repeated over the row: the reader's outermost dimension walks
+    // what was written.
     let [first, ..] = b.view.dims[..] else {
-        return None;
+        return Sharing::Conflict;
     };
     let walks = a_writes
         && a.view.is_contiguous()
         && a.view.ptr == b.view.ptr
         && first.n * first.stride == a.view.numel;
-    walks.then_some(first.n)
+    if walks {
+        Sharing::Rows(first.n)
+    } else {
+        Sharing::Conflict
+    }
 }
 
 /// Greatest common divisor; 0 is neutral.
@@ -410,7 +408,7 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// Elements a register needs when all of it is kept.
+/// Returns the elements a register needs when all of it is kept.
 pub(super) fn extent_of(steps: &[Step<'_>], register: Place) -> usize {
     let all = steps.iter().flat_map(|s| s.ins.iter().chain(&s.outs));
     all.filter(|t| t.place == register)
@@ -432,7 +430,7 @@ pub(super) fn relocate(steps: &mut [Step<'_>], place: Place, from: *mut u8, to: 
     }
 }
 
-/// The stages that touch a register lie between these two, both included.
+/// Returns the first and the last stage that touch a register.
 pub(super) fn span(steps: &[Step<'_>], stages: &[Stage], register: Place) -> (usize, usize) {
     let touching = |s: &Stage| {
         let ops = steps[s.steps.clone()].iter();

@@ -1,24 +1,24 @@
 //! Between parameters and buffers laid out `[rank][parameter]` in padded shards of whole rows.
 
-use super::super::error::Fault;
-use super::super::same;
+use super::super::error::OperandError;
+use super::super::operands::same;
 use super::super::scratch::Scratch;
 use super::super::view::View;
 use super::{BLOCK, copy};
 use crate::operand::RawRange;
 use shardlab_plan::ir::Shape;
 
-/// Elements of each parameter's padded shard: `ceil(rows / ranks)` rows.
+/// Returns the elements of each parameter's padded shard: `ceil(rows / ranks)` rows.
 fn shard(shape: &Shape, ranks: usize) -> usize {
     let rows = shape.first().copied().unwrap_or(1) as usize;
     let row: u64 = shape.iter().skip(1).product();
     rows.div_ceil(ranks.max(1)) * row as usize
 }
 
-fn one(ranges: &[RawRange], what: &'static str) -> Result<View, Fault> {
+fn one(ranges: &[RawRange], what: &'static str) -> Result<View, OperandError> {
     match ranges {
         [r] => View::flat(*r),
-        _ => Err(Fault::Count {
+        _ => Err(OperandError::Count {
             what,
             needed: 1,
             found: ranges.len(),
@@ -26,16 +26,17 @@ fn one(ranges: &[RawRange], what: &'static str) -> Result<View, Fault> {
     }
 }
 
-/// Calls `f(parameter, its first element, position in the packed buffer, elements, padding after them)` for every shard.
+/// Calls `f(parameter, its first element, position in the packed buffer, elements, padding after
+/// them)` for every shard.
 fn shards(
     ranks: usize,
     shapes: &[Shape],
     params: &[RawRange],
     packed: &View,
     mut f: impl FnMut(&View, usize, usize, usize, usize),
-) -> Result<(), Fault> {
+) -> Result<(), OperandError> {
     if shapes.len() != params.len() {
-        return Err(Fault::Count {
+        return Err(OperandError::Count {
             what: "shapes",
             needed: params.len(),
             found: shapes.len(),
@@ -68,7 +69,7 @@ pub(super) fn copy_out(
     shapes: &[Shape],
     reads: &[RawRange],
     writes: &[RawRange],
-) -> Result<(), Fault> {
+) -> Result<(), OperandError> {
     let packed = one(reads, "reads")?;
     let mut block = Scratch::take(BLOCK);
     shards(ranks, shapes, writes, &packed, |param, first, at, n, _| {
@@ -82,14 +83,15 @@ pub(super) fn chunk_cat(
     shapes: &[Shape],
     reads: &[RawRange],
     writes: &[RawRange],
-) -> Result<(), Fault> {
+) -> Result<(), OperandError> {
     let packed = one(writes, "writes")?;
     let mut block = Scratch::take(BLOCK);
     shards(ranks, shapes, reads, &packed, |grad, first, at, n, pad| {
         copy(grad, first, &packed, at, n, &mut block);
         if pad > 0 {
             let size = packed.dtype.size() as usize;
-            // SAFETY: the packed buffer is as long as all shards with their padding; zero bytes are zeros of every type.
+            // SAFETY: the packed buffer is as long as all shards with their padding; zero bytes are
+            // zeros of every type.
             unsafe { std::ptr::write_bytes(packed.ptr.add((at + n) * size), 0, pad * size) };
         }
     })

@@ -1,8 +1,8 @@
 //! AdamW and SGD as `torch.optim` has them, on whatever ranges the program gives.
 
-use super::super::error::Fault;
+use super::super::error::OperandError;
+use super::super::operands::same;
 use super::super::parallel;
-use super::super::same;
 use super::super::scratch::Scratch;
 use super::super::view::View;
 use super::super::wide::wide;
@@ -69,28 +69,29 @@ fn factors(h: &Hyper, clip: f32) -> Factors {
     }
 }
 
-/// The clip factor of a last scalar read, if the reads before it come in pairs.
-fn clip(h: &Hyper, reads: &[RawRange]) -> Result<f32, Fault> {
+/// Returns the clip factor of a last scalar read, if the reads before it come in pairs.
+fn clip(h: &Hyper, reads: &[RawRange]) -> Result<f32, OperandError> {
     if reads.len().is_multiple_of(2) {
         return Ok(1.0);
     }
     Ok(clip_factor(scalar(reads.last())?.get(0), h.clip_norm))
 }
 
-/// `weight, gradient[, first moment, second moment], ..[, square of the norm]`; a tensor whose moments are not named goes on
-/// where the one before ended. With `cast`, a tensor's writes end with the copies of its weight.
+/// Computes `weight, gradient[, first moment, second moment], ..[, square of the norm]`; a tensor
+/// without moments continues those of the tensor before. With `cast`, a tensor's writes end with
+/// the copies of its weight.
 pub(super) fn adamw(
     h: &Hyper,
     cast: bool,
     pieces: Option<Pieces>,
     reads: &[RawRange],
     writes: &[RawRange],
-) -> Result<(), Fault> {
+) -> Result<(), OperandError> {
     let f = factors(h, clip(h, reads)?);
     let (mut r, mut w) = (0, 0);
     let mut moments: Option<(View, View, usize)> = None;
     while r + 1 < reads.len() {
-        let missing = Fault::Count {
+        let missing = OperandError::Count {
             what: "writes",
             needed: w + 1,
             found: writes.len(),
@@ -100,7 +101,8 @@ pub(super) fn adamw(
         let grad = Gradient::of(&weight, reads[r + 1], pieces)?;
         updates(&weight, &target)?;
         (r, w) = (r + 2, w + 1);
-        // Moments are what is read and written next; a next weight would be followed by a gradient, which is not written.
+        // Moments are what is read and written next; a next weight would be followed by a gradient,
+        // which is not written.
         if let (Some([m, v]), Some([wm, wv])) = (reads.get(r..r + 2), writes.get(w..w + 2))
             && m.ptr == wm.ptr
             && v.ptr == wv.ptr
@@ -116,7 +118,7 @@ pub(super) fn adamw(
             continue;
         }
         let Some((m, v, at)) = &mut moments else {
-            return Err(Fault::Count {
+            return Err(OperandError::Count {
                 what: "moments",
                 needed: 2,
                 found: 0,
@@ -124,7 +126,7 @@ pub(super) fn adamw(
         };
         for x in [&*m, &*v] {
             if *at + weight.numel > x.numel {
-                return Err(Fault::Size {
+                return Err(OperandError::Size {
                     what: "a moment",
                     needed: *at + weight.numel,
                     found: x.numel,
@@ -152,26 +154,26 @@ pub(super) fn adamw(
                 m.store(at_first + start, &bm[..n]);
                 v.store(at_first + start, &bv[..n]);
             }
-            Ok::<(), Fault>(())
+            Ok::<(), OperandError>(())
         })?;
         *at += weight.numel;
     }
     all_written(w, writes)
 }
 
-/// `weight, gradient, ..[, square of the norm]`.
+/// Computes `weight, gradient, ..[, square of the norm]`.
 pub(super) fn sgd(
     h: &Hyper,
     cast: bool,
     pieces: Option<Pieces>,
     reads: &[RawRange],
     writes: &[RawRange],
-) -> Result<(), Fault> {
+) -> Result<(), OperandError> {
     let clip = clip(h, reads)?;
     let [mut bw, mut bg] = [BLOCK; 2].map(Scratch::take);
     let mut w = 0;
     for pair in reads.chunks_exact(2) {
-        let missing = Fault::Count {
+        let missing = OperandError::Count {
             what: "writes",
             needed: w + 1,
             found: writes.len(),
@@ -200,13 +202,14 @@ pub(super) fn sgd(
     all_written(w, writes)
 }
 
-/// Where a weight goes a second time: with `cast` the writes from `next` on that make up its length.
+/// Returns where a weight goes a second time: with `cast` the writes from `next` on that make up
+/// its length.
 fn copies(
     cast: bool,
     weight: &View,
     writes: &[RawRange],
     next: &mut usize,
-) -> Result<Sequence, Fault> {
+) -> Result<Sequence, OperandError> {
     let numel = if cast { weight.numel } else { 0 };
     let found = Sequence::of_length(writes.get(*next..).unwrap_or(&[]), numel)?;
     same("a weight's copies", numel, found.numel)?;
@@ -214,7 +217,8 @@ fn copies(
     Ok(found)
 }
 
-/// Writes the new weights `new`, which stand at `start`, to their copies as a cast of what was stored would.
+/// Writes the new weights `new`, which stand at `start`, to their copies as a cast of what was
+/// stored would.
 fn again(weight: &View, start: usize, new: &mut [f32], copies: &Sequence) {
     if copies.views.is_empty() {
         return;
@@ -233,7 +237,7 @@ struct Gradient {
 }
 
 impl Gradient {
-    fn of(weight: &View, range: RawRange, pieces: Option<Pieces>) -> Result<Self, Fault> {
+    fn of(weight: &View, range: RawRange, pieces: Option<Pieces>) -> Result<Self, OperandError> {
         let (view, numel) = (View::flat(range)?, weight.numel);
         let ranks = pieces.map_or(1, |p| p.ranks.max(1) as usize);
         same("a gradient", numel * ranks, view.numel)?;
@@ -258,15 +262,15 @@ impl Gradient {
 }
 
 /// A weight is updated in place.
-fn updates(weight: &View, target: &View) -> Result<(), Fault> {
+fn updates(weight: &View, target: &View) -> Result<(), OperandError> {
     if weight.numel > 0 && weight != target {
-        return Err(Fault::Shape(
+        return Err(OperandError::Shape(
             "a weight is not written where it is read".to_owned(),
         ));
     }
     Ok(())
 }
 
-fn all_written(used: usize, writes: &[RawRange]) -> Result<(), Fault> {
+fn all_written(used: usize, writes: &[RawRange]) -> Result<(), OperandError> {
     same("the list of writes", writes.len(), used)
 }

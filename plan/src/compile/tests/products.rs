@@ -18,7 +18,7 @@ fn fused(base: &Scenario) -> Scenario {
 
 /// Products and other operations of the kernels that have both.
 fn counts(t: &Tape, ops: &[TapeOp]) -> Vec<(usize, usize)> {
-    let parts = performed(t, ops).filter_map(|(k, ..)| BodyOp::going_on(&k.body));
+    let parts = performed(t, ops).filter_map(|(k, ..)| BodyOp::split_gemm_epilogue(&k.body));
     parts
         .map(|(products, rest)| (products.len(), rest.len()))
         .collect()
@@ -91,7 +91,8 @@ fn a_gate_and_its_gradient_belong_to_products() {
         k: 16,
         batch: 1,
     };
-    let mut both = performed(&t, &t.forward).filter(|(k, ..)| BodyOp::going_on(&k.body).is_some());
+    let mut both =
+        performed(&t, &t.forward).filter(|(k, ..)| BodyOp::split_gemm_epilogue(&k.body).is_some());
     assert!(both.all(|(k, ..)| k.class == wide));
 }
 
@@ -110,7 +111,7 @@ fn results_take_over_what_code_reads_and_never_a_factor() {
             let mut taken = 0;
             for ops in [&t.forward, &t.backward, &t.eval] {
                 for (kernel, reads, writes) in performed(&t, ops) {
-                    let Some((products, _)) = BodyOp::going_on(&kernel.body) else {
+                    let Some((products, _)) = BodyOp::split_gemm_epilogue(&kernel.body) else {
                         continue;
                     };
                     let over = |r: &Operand| writes.iter().any(|w| w.source == r.source);

@@ -73,7 +73,7 @@ fn zip2(op: &BodyOp, x: &[Vec<f64>], f: impl Fn(f64, f64) -> f64) -> Vec<f64> {
         .collect()
 }
 
-pub(super) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
+pub(crate) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
     let ins = &op.inputs;
     let map = |f: &dyn Fn(f64) -> f64| vec![x[0].iter().map(|&v| f(v)).collect::<Vec<f64>>()];
     let pair = |f: &dyn Fn(f64, f64) -> f64| {

@@ -1,10 +1,11 @@
 //! Candidates under load.
 //!
-//! In a training step the GPU is at its power limit and lowers its clock until it keeps it. There the candidate that takes the
-//! least energy wins, which need not be the fastest of a burst on an idle GPU.
+//! In a training step the GPU is at its power limit and lowers its clock until it keeps it. There
+//! the candidate that takes the least energy wins, which need not be the fastest of a burst on an
+//! idle GPU.
 
-use super::{Addresses, Blas, CANDIDATES, Plan, Trouble, WORKSPACE, ahead};
-use crate::kernels::cuda::gemm::Product;
+use super::{Addresses, Blas, CANDIDATES, ErrorKind, Plan, WORKSPACE, ahead};
+use crate::kernels::cuda::gemm::GemmProblem;
 use crate::kernels::cuda::memory::{Scratch, Stopwatch};
 use crate::kernels::cuda::numbers;
 use cudarc::cublaslt::sys;
@@ -17,21 +18,26 @@ pub(super) const MORE: usize = 2 * CANDIDATES;
 const CONTENDERS: usize = 6;
 /// if they took at most this part of the best one's time.
 const CLOSE: f32 = 1.08;
-/// As [`super::BETTER`], for means over many launches, which are far less noisy than the best of three.
+/// As [`super::BETTER`], for means over many launches, which are far less noisy than the best of
+/// three.
 const STEADIER: f32 = 0.995;
-/// Load before anything counts: the limit acts on an average of the power over tens of milliseconds.
+/// Load before anything counts: the limit acts on an average of the power over tens of
+/// milliseconds.
 const HEAT: f32 = 600e3;
-/// Microseconds that one candidate runs before its time counts, and for which it counts; twice each.
+/// Microseconds that one candidate runs before its time counts, and for which it counts; twice
+/// each.
 const BEFORE: f32 = 100e3;
 const COUNTED: f32 = 120e3;
-/// Bytes that launches touch before they touch the same again: several times the second-level cache, as in a step.
+/// Bytes that launches touch before they touch the same again: several times the second-level
+/// cache, as in a step.
 const COLD: u64 = 256 << 20;
 const SETS: u64 = 8;
 
 /// A candidate: what it belongs to, its settings, its time in a burst in microseconds.
 pub(super) type Contender<'a> = (&'a Plan, &'a sys::cublasLtMatmulAlgo_t, f32);
 
-/// Operands of a product with values as in training: the power of a product depends on how many bits change.
+/// Operands of a GEMM with values as in training: the power of a GEMM depends on how many bits
+/// change.
 pub(super) struct Load {
     _memory: Vec<Scratch>,
     sets: Vec<Addresses>,
@@ -39,13 +45,13 @@ pub(super) struct Load {
 
 impl Load {
     /// As many sets as no cache holds.
-    pub(super) fn new(p: &Product) -> Result<Self, Trouble> {
+    pub(super) fn new(p: &GemmProblem) -> Result<Self, ErrorKind> {
         let bytes: u64 = super::sizes(p)[..3].iter().sum();
         Self::of_sets(p, COLD.div_ceil(bytes.max(1)).clamp(1, SETS))
     }
 
     /// So many sets.
-    pub(super) fn of_sets(p: &Product, count: u64) -> Result<Self, Trouble> {
+    pub(super) fn of_sets(p: &GemmProblem, count: u64) -> Result<Self, ErrorKind> {
         let sizes = super::sizes(p);
         let mut memory = vec![Scratch::new(WORKSPACE as u64, 0)?];
         let workspace = memory[0].at;
@@ -77,7 +83,7 @@ impl Load {
             });
         }
         // Copies within the device are not waited for.
-        result::ctx::synchronize().map_err(Trouble::driver("cuCtxSynchronize"))?;
+        result::ctx::synchronize().map_err(ErrorKind::driver("cuCtxSynchronize"))?;
         Ok(Self {
             _memory: memory,
             sets,
@@ -89,7 +95,7 @@ impl Load {
     }
 }
 
-/// Which candidates run under load, by their times in a burst: the best ones, best first.
+/// Returns which candidates run under load, by their times in a burst: the best ones, best first.
 pub(super) fn contenders(bursts: &[f32]) -> Vec<usize> {
     let best = bursts.iter().copied().fold(f32::INFINITY, f32::min);
     let mut close: Vec<usize> = (0..bursts.len())
@@ -100,25 +106,26 @@ pub(super) fn contenders(bursts: &[f32]) -> Vec<usize> {
     close
 }
 
-/// The best of contenders by their times under load.
+/// Returns the best of contenders by their times under load.
 pub(super) fn winner(times: &[[f32; 2]]) -> usize {
     ahead(times.iter().map(|[a, b]| a + b), STEADIER).unwrap_or(0)
 }
 
 impl Blas {
-    /// Mean microseconds of each contender under load, once in this order and once in reverse, so that a drift shows and
-    /// does not favour anyone.
+    /// Returns the mean microseconds of each contender under load, once in this order and once in
+    /// reverse, so that a drift shows and does not favour anyone.
     pub(super) fn under_load(
         &self,
         load: &Load,
         watch: &Stopwatch,
         these: &[Contender<'_>],
         heat: f32,
-    ) -> Result<Vec<[f32; 2]>, Trouble> {
+    ) -> Result<Vec<[f32; 2]>, ErrorKind> {
         let launches = |micros: f32, each: f32| (micros / each.max(1.0)) as usize + 1;
         let mean = |&(plan, algo, each): &Contender<'_>, before, counted| {
             watch.mean(launches(before, each), launches(counted, each), |n| {
-                // SAFETY: the operands are as long as the product's shapes, and nobody else uses them.
+                // SAFETY: the operands are as long as the GEMM's shapes, and nothing else uses
+                // them.
                 unsafe { self.run(plan, algo, load.set(n), watch.stream()) }
             })
         };
@@ -135,13 +142,14 @@ impl Blas {
         Ok(times)
     }
 
-    /// Of the candidates that are about the fastest in a burst, the fastest under load, and its time.
+    /// Of the candidates that are about the fastest in a burst, the fastest under load, and its
+    /// time.
     pub(super) fn steadiest(
         &self,
         plan: &Plan,
-        p: &Product,
+        p: &GemmProblem,
         found: &[sys::cublasLtMatmulAlgo_t],
-    ) -> Result<(usize, Option<f32>), Trouble> {
+    ) -> Result<(usize, Option<f32>), ErrorKind> {
         let bursts = self.bursts(plan, p, found)?;
         let close = contenders(&bursts);
         let [first, _, ..] = close[..] else {

@@ -1,15 +1,15 @@
-//! What the choice among candidates is worth: every product of a program, in bursts and under load.
+//! What the choice among candidates is worth: every GEMM of a program, in bursts and under load.
 
 use super::sustained::{Contender, Load, MORE, contenders};
-use super::{Blas, CANDIDATES, Plan, Trouble, ahead, set};
+use super::{Blas, CANDIDATES, ErrorKind, Plan, ahead, set};
 use crate::kernels::cuda::cache::Cache;
-use crate::kernels::cuda::gemm::Product;
+use crate::kernels::cuda::gemm::GemmProblem;
 use crate::kernels::cuda::memory::Stopwatch;
 use cudarc::cublaslt::sys;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// A product of a program, tried out.
+/// A GEMM of a program, tried out.
 #[derive(Clone, Debug)]
 pub struct Trial {
     /// Its shape, layouts and types.
@@ -22,7 +22,7 @@ pub struct Trial {
     pub candidates: Vec<Candidate>,
 }
 
-/// A way to perform a product.
+/// A way to perform a GEMM.
 #[derive(Clone, Debug)]
 pub struct Candidate {
     /// Place in the library's list, from 1.
@@ -33,14 +33,15 @@ pub struct Candidate {
     pub sms: Option<i32>,
     /// Shortest of three runs after a pause, microseconds; infinite where it does not run.
     pub burst: f32,
-    /// Means of two passes under load, microseconds; absent where it was not close in the burst, or time was up.
+    /// Means of two passes under load, microseconds; absent where it was not close in the burst, or
+    /// time was up.
     pub sustained: Option<[f32; 2]>,
     /// The engine's choice as it is now.
     pub engine: bool,
 }
 
 impl Candidate {
-    /// Mean microseconds under load.
+    /// Returns the mean microseconds under load.
     #[must_use]
     pub fn steady(&self) -> Option<f32> {
         self.sustained.map(|[a, b]| (a + b) / 2.0)
@@ -48,14 +49,14 @@ impl Candidate {
 }
 
 impl Trial {
-    /// The winner of the burst, by the engine's rule among as many candidates as it times.
+    /// Returns the winner of the burst, by the engine's rule among as many candidates as it times.
     #[must_use]
     pub fn by_burst(&self) -> Option<usize> {
         let bursts = self.candidates.iter().take_while(|c| c.sms.is_none());
         ahead(bursts.take(CANDIDATES).map(|c| c.burst), super::BETTER)
     }
 
-    /// The fastest under load among those for all multiprocessors.
+    /// Returns the fastest under load among those for all multiprocessors.
     #[must_use]
     pub fn by_load(&self) -> Option<usize> {
         let all = self.candidates.iter().enumerate();
@@ -65,7 +66,7 @@ impl Trial {
             .map(|(i, _)| i)
     }
 
-    /// The engine's choice.
+    /// Returns the engine's choice.
     #[must_use]
     pub fn by_engine(&self) -> Option<usize> {
         self.candidates.iter().position(|c| c.engine)
@@ -76,18 +77,18 @@ impl Trial {
 const PAUSE: Duration = Duration::from_millis(20);
 /// Multiprocessors that collectives leave over, roughly, on a GPU with 132.
 const SMS: i32 = 108;
-/// Products of the backward, by weight, that are tried with so many.
+/// GEMMs of the backward, heaviest first, that are tried with [`SMS`] multiprocessors.
 const WITH_SMS: usize = 4;
-/// Load before the first product and before each, microseconds.
+/// Load before the first GEMM and before each, microseconds.
 const HOT: f32 = 1e6;
 const WARM: f32 = 250e3;
-/// Seconds that one contender takes, and what lies before a product's first.
+/// Seconds that one contender takes, and the seconds before a GEMM's first contender.
 const EACH: f64 = 0.47;
 const FIRST: f64 = 0.9;
 
-/// A product and its candidates, while they are tried.
+/// A GEMM and its candidates, while they are tried.
 struct Tried {
-    product: Product,
+    product: GemmProblem,
     /// For all multiprocessors, and for fewer.
     plans: Vec<Plan>,
     /// Which plan, and settings.
@@ -96,15 +97,15 @@ struct Tried {
 }
 
 impl Blas {
-    /// Tries the products of a program, weightiest first, for about so long.
+    /// Tries the GEMMs of a program, heaviest first, for about `limit`.
     pub(in crate::kernels::cuda) fn trials(
         &self,
-        products: &BTreeMap<Product, usize>,
+        gemms: &BTreeMap<GemmProblem, usize>,
         cache: &Cache,
         limit: Duration,
-    ) -> Result<Vec<Trial>, Trouble> {
+    ) -> Result<Vec<Trial>, ErrorKind> {
         let started = Instant::now();
-        let mut by_weight: Vec<_> = products.iter().map(|(&p, &n)| (p, n)).collect();
+        let mut by_weight: Vec<_> = gemms.iter().map(|(&p, &n)| (p, n)).collect();
         by_weight.sort_by(|a, b| (flops(&b.0) * b.1 as f64).total_cmp(&(flops(&a.0) * a.1 as f64)));
         let watch = Stopwatch::new()?;
         let (mut all, mut with_sms) = (Vec::new(), 0);
@@ -121,7 +122,8 @@ impl Blas {
         }
         let mut heat = HOT;
         for tried in &mut all {
-            // Whatever the engine takes is part of the comparison, and so is the burst's winner by its rule.
+            // Whatever the engine takes is part of the comparison, and so is the burst's winner by
+            // its rule.
             let also = [tried.trial.by_engine(), tried.trial.by_burst()];
             let rows = &mut tried.trial.candidates;
             let whole = rows.iter().take_while(|c| c.sms.is_none());
@@ -157,12 +159,12 @@ impl Blas {
 
     fn in_bursts(
         &self,
-        p: Product,
+        p: GemmProblem,
         launches: usize,
         sms: Option<i32>,
         cache: &Cache,
         watch: &Stopwatch,
-    ) -> Result<Tried, Trouble> {
+    ) -> Result<Tried, ErrorKind> {
         let chosen = self.plan(&p, cache, None)?.algo;
         let whole = self.describe(&p)?;
         let found = self.candidates(&whole, &p, MORE)?;
@@ -186,7 +188,7 @@ impl Blas {
         let mut places = [0, 0];
         for (plan, algo) in &algos {
             std::thread::sleep(PAUSE);
-            // SAFETY: the operands are as long as the product's shapes, and nobody else uses them.
+            // SAFETY: the operands are as long as the GEMM's shapes, and nothing else uses them.
             let burst = watch.micros(3, || unsafe {
                 self.run(&plans[*plan], algo, at, watch.stream())
             });
@@ -215,11 +217,11 @@ impl Blas {
     }
 }
 
-fn flops(p: &Product) -> f64 {
+fn flops(p: &GemmProblem) -> f64 {
     2.0 * p.m as f64 * p.n as f64 * p.k as f64
 }
 
-fn name(p: &Product) -> String {
+fn name(p: &GemmProblem) -> String {
     let t = |t: bool| if t { "t" } else { "n" };
     let bias = if p.bias.is_some() { ", bias" } else { "" };
     let added = if p.accumulate { ", added" } else { "" };
@@ -236,7 +238,7 @@ fn name(p: &Product) -> String {
     )
 }
 
-/// What the library tells about an algorithm.
+/// Returns what the library says about an algorithm.
 fn config(algo: &sys::cublasLtMatmulAlgo_t) -> String {
     use sys::cublasLtMatmulAlgoConfigAttributes_t as Attr;
     let attrs = [
@@ -253,7 +255,8 @@ fn config(algo: &sys::cublasLtMatmulAlgo_t) -> String {
     let mut out = Vec::new();
     for (what, attr, size) in attrs {
         let (mut value, mut written) = (0u32, 0usize);
-        // SAFETY: the value has room for the attribute's two or four bytes, and the rest of it is 0.
+        // SAFETY: the value has room for the attribute's two or four bytes, and the rest of it is
+        // 0.
         let status = unsafe {
             sys::cublasLtMatmulAlgoConfigGetAttribute(
                 algo,

@@ -1,7 +1,7 @@
-//! Attention without a library: any head size, float32 arithmetic, no tensor cores. For float32, which cuDNN's attention does not
-//! take, and for machines without cuDNN.
+//! Attention without a library: any head size, float32 arithmetic, no tensor cores. For float32,
+//! which cuDNN's attention does not take, and for machines without cuDNN.
 
-use super::{Entry, Module, Param, Refusal, Request, blocks, ctype, float};
+use super::{CodegenError, Entry, Module, Param, Request, blocks, ctype, float};
 use crate::kernels::cuda::target::Target;
 use crate::kernels::view;
 use shardlab_plan::ir::{BodyOp, Slot};
@@ -22,15 +22,15 @@ struct Geometry {
     tile: u64,
 }
 
-fn slots(slots: &[Slot], n: usize) -> Result<&[Slot], Refusal> {
+fn slots(slots: &[Slot], n: usize) -> Result<&[Slot], CodegenError> {
     slots
         .get(..n)
-        .ok_or_else(|| Refusal::new("attention lacks operands"))
+        .ok_or_else(|| CodegenError::new("attention lacks operands"))
 }
 
 impl Geometry {
-    fn new(target: Target, q: &Slot, k: &Slot, lse: &Slot) -> Result<Self, Refusal> {
-        let misfit = || Refusal::new(format!("queries {:?} with keys {:?}", q.shape, k.shape));
+    fn new(target: Target, q: &Slot, k: &Slot, lse: &Slot) -> Result<Self, CodegenError> {
+        let misfit = || CodegenError::new(format!("queries {:?} with keys {:?}", q.shape, k.shape));
         let (&[batch, heads, seq, d], &[b2, kv, s2, d2], &[b3, h3, stat]) =
             (&q.shape[..], &k.shape[..], &lse.shape[..])
         else {
@@ -71,8 +71,8 @@ impl Geometry {
         )
     }
 
-    /// Blocks for all tiles of rows of so many heads.
-    fn blocks(&self, heads: u64) -> Result<u32, Refusal> {
+    /// Returns how many blocks take all tiles of rows of `heads` heads.
+    fn blocks(&self, heads: u64) -> Result<u32, CodegenError> {
         blocks(
             (self.batch * heads * self.seq.div_ceil(self.tile)) as usize,
             1,
@@ -85,7 +85,7 @@ impl Geometry {
         heads: u64,
         rows: u64,
         params: Vec<Param>,
-    ) -> Result<Entry, Refusal> {
+    ) -> Result<Entry, CodegenError> {
         Ok(Entry {
             name: name.to_owned(),
             grid: [self.blocks(heads)?, 1, 1],
@@ -96,7 +96,8 @@ impl Geometry {
     }
 }
 
-/// Bytes of shared memory with so many tiles of rows of `d` numbers, and one of scores (`PITCH` and `SPITCH` of the source).
+/// Returns the bytes of shared memory of `rows` tiles of rows of `d` numbers, and a tile of scores
+/// (`PITCH` and `SPITCH` of the source).
 fn shared(tile: u64, d: u64, rows: u64) -> u64 {
     let vectors = d.div_ceil(4);
     let pitch = 4 * (vectors + 1 + vectors % 2);
@@ -104,21 +105,27 @@ fn shared(tile: u64, d: u64, rows: u64) -> u64 {
 }
 
 /// Tiles of rows that the backward keeps, which is most.
-const MOST_ROWS: u64 = 4;
+const MAX_ROWS: u64 = 4;
 
-/// The largest tile that finds room: of long heads, and on smaller GPUs, fewer rows.
+/// Returns the largest tile that finds room: of long heads, and on smaller GPUs, fewer rows.
 fn tile(target: Target, d: u64) -> u64 {
-    let fits = |tile: &u64| shared(*tile, d, MOST_ROWS) <= u64::from(target.shared());
+    let fits = |tile: &u64| shared(*tile, d, MAX_ROWS) <= u64::from(target.shared());
     // A thread keeps sums of its rows for all of a head: of long ones, no more than half as many.
     let largest = if d <= 128 { 64 } else { 32 };
     [largest, 32].into_iter().find(fits).unwrap_or(16)
 }
 
-/// Function `name(b, h, s)` that gives the address of a row, and `NAME_STEP`, the distance of its components.
-fn rows(req: &Request<'_>, slot: &Slot, name: &str, constant: bool) -> Result<String, Refusal> {
+/// Generates the function `name(b, h, s)` that gives the address of a row, and `NAME_STEP`, the
+/// distance of its components.
+fn rows(
+    req: &Request<'_>,
+    slot: &Slot,
+    name: &str,
+    constant: bool,
+) -> Result<String, CodegenError> {
     let st = view::strides(slot);
     let [b, h, s, d] = st[..] else {
-        return Err(Refusal::new("attention works on four dimensions"));
+        return Err(CodegenError::new("attention works on four dimensions"));
     };
     let ty = ctype(req.arg(slot.place)?.dtype);
     let c = if constant { "const " } else { "" };
@@ -132,25 +139,25 @@ fn name(slot: &Slot) -> String {
     super::pointer(slot.place)
 }
 
-fn lse_type(req: &Request<'_>, lse: &Slot) -> Result<(), Refusal> {
+fn lse_type(req: &Request<'_>, lse: &Slot) -> Result<(), CodegenError> {
     if req.memory(lse)? == "float" && super::index::is_contiguous(&super::index::dims(lse)) {
         return Ok(());
     }
-    Err(Refusal::new("the log-sum-exp is contiguous float32"))
+    Err(CodegenError::new("the log-sum-exp is contiguous float32"))
 }
 
-/// `q, k, v -> out, lse[, seed, offset]`.
-pub(super) fn forward(
+/// Generates `q, k, v -> out, lse[, seed, offset]`.
+pub(in crate::kernels) fn forward(
     req: &Request<'_>,
     op: &BodyOp,
     causal: bool,
     scale: f64,
-) -> Result<Module, Refusal> {
+) -> Result<Module, CodegenError> {
     let [q, k, v] = slots(&op.inputs, 3)? else {
-        return Err(Refusal::new("attention lacks operands"));
+        return Err(CodegenError::new("attention lacks operands"));
     };
     let [out, lse] = slots(&op.outputs, 2)? else {
-        return Err(Refusal::new("attention lacks operands"));
+        return Err(CodegenError::new("attention lacks operands"));
     };
     let g = Geometry::new(req.target, q, k, lse)?;
     lse_type(req, lse)?;
@@ -237,18 +244,18 @@ pub(super) fn forward(
     })
 }
 
-/// `d_out, q, k, v, out, lse, .. -> d_q, d_k, d_v`.
-pub(super) fn backward(
+/// Generates `d_out, q, k, v, out, lse, .. -> d_q, d_k, d_v`.
+pub(in crate::kernels) fn backward(
     req: &Request<'_>,
     op: &BodyOp,
     causal: bool,
     scale: f64,
-) -> Result<Module, Refusal> {
+) -> Result<Module, CodegenError> {
     let [dy, q, k, v, y, lse] = slots(&op.inputs, 6)? else {
-        return Err(Refusal::new("attention lacks operands"));
+        return Err(CodegenError::new("attention lacks operands"));
     };
     let [dq, dk, dv] = slots(&op.outputs, 3)? else {
-        return Err(Refusal::new("attention lacks operands"));
+        return Err(CodegenError::new("attention lacks operands"));
     };
     let g = Geometry::new(req.target, q, k, lse)?;
     lse_type(req, lse)?;
@@ -375,8 +382,8 @@ KERNEL({THREADS}) k1({args}) {{
     Ok(Module {
         source,
         entries: vec![
-            g.entry("k0", g.heads, MOST_ROWS, params.clone())?,
-            g.entry("k1", g.kv, MOST_ROWS, params)?,
+            g.entry("k0", g.heads, MAX_ROWS, params.clone())?,
+            g.entry("k1", g.kv, MAX_ROWS, params)?,
         ],
         scratch: g.batch * g.heads * g.seq * 4,
     })

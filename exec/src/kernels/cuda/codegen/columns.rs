@@ -1,13 +1,18 @@
-//! Sums over rows, channels or everything, in two stages of a fixed order: blocks of rows in float32, these in float64.
+//! Sums over rows, channels or everything, in two stages of a fixed order: blocks of rows in
+//! float32, these in float64.
 
 use super::expr::{self, Gen};
 use super::index::{self, Domain, Index};
-use super::{Entry, Module, Param, Refusal, Request, TICKETS, blocks, ctype, numel};
-use shardlab_plan::ir::{BodyOp, OpKind, Place, Slot};
+use super::lanes::Lanes;
+use super::rows;
+use super::{CodegenError, Entry, Module, Param, Request, TICKETS, blocks, ctype, numel};
+use crate::kernels::ops::{self, CudaCode};
+use shardlab_plan::ir::{BodyOp, Place, Slot};
 
 /// Blocks that fill a large GPU a few times over.
 const FULL: usize = 1056;
-/// Multiprocessors of an H200: the order of sums depends on this number, not on the GPU that is there.
+/// Multiprocessors of an H200: the order of sums depends on this number, not on the GPU that is
+/// there.
 pub(super) const MULTIPROCESSORS: usize = 132;
 /// Threads of a multiprocessor, with the registers that these kernels take.
 const RESIDENT: usize = 1024;
@@ -18,77 +23,52 @@ const AHEAD: usize = 4;
 /// Parts into which the sum over blocks is divided.
 const SHARES: usize = 4;
 
-/// Generates a column or full reduction.
-pub(super) fn generate(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refusal> {
-    match op.op {
-        OpKind::SumAll => everything(req, op),
-        OpKind::SumChannels => channels(req, op),
-        _ => {
-            let mut lanes = 8;
-            loop {
-                match columns(req, op, lanes) {
-                    Err(r) if r.lanes && lanes > 1 => lanes /= 2,
-                    other => return other,
-                }
-            }
+/// Generates sums over rows.
+pub(super) fn generate(req: &Request<'_>, op: &BodyOp) -> Result<Module, CodegenError> {
+    let mut lanes = 8;
+    loop {
+        match columns(req, op, lanes) {
+            Err(r) if r.lanes && lanes > 1 => lanes /= 2,
+            other => return other,
         }
     }
 }
 
-fn input(op: &BodyOp, n: usize) -> Result<&Slot, Refusal> {
+fn input(op: &BodyOp, n: usize) -> Result<&Slot, CodegenError> {
     op.inputs
         .get(n)
-        .ok_or_else(|| Refusal::new(format!("`{}` lacks input {n}", op.op.name())))
+        .ok_or_else(|| CodegenError::new(format!("`{}` lacks input {n}", op.op.name())))
 }
 
-/// What each row adds to each output's columns, for the operation that is number `i` of the body.
+/// Returns the operand whose rows are summed.
+fn summed(op: &BodyOp) -> Result<&Slot, CodegenError> {
+    rows::reduced(op).map_or_else(|| input(op, 0), Ok)
+}
+
+/// Returns what each row adds to each output's columns, for operation `i` of the body.
 pub(super) fn terms(
     g: &mut Gen<'_>,
     i: usize,
     op: &BodyOp,
     at: &Index,
-) -> Result<Vec<String>, Refusal> {
-    let shape = |n: usize| input(op, n).map(|s| s.shape.clone());
-    Ok(match op.op {
-        OpKind::RmsNormWeightGrad => {
-            let full = shape(1)?;
-            let (dy, x) = (g.input(i, 0, &full, at)?, g.input(i, 1, &full, at)?);
-            let s = g.input(i, 2, &shape(2)?, &Index::row())?;
-            vec![format!("{} * ({} * {})", dy.lane(), x.lane(), s.lane())]
-        }
-        OpKind::LayerNormParamGrad => {
-            let full = shape(1)?;
-            let (dy, x) = (g.input(i, 0, &full, at)?, g.input(i, 1, &full, at)?);
-            let m = g.input(i, 2, &shape(2)?, &Index::row())?;
-            let s = g.input(i, 3, &shape(3)?, &Index::row())?;
-            let dw = format!(
-                "{} * (({} - {}) * {})",
-                dy.lane(),
-                x.lane(),
-                m.lane(),
-                s.lane()
-            );
-            vec![dw, dy.lane()]
-        }
-        _ => vec![g.input(i, 0, &shape(0)?, at)?.lane()],
-    })
+) -> Result<Vec<String>, CodegenError> {
+    let CudaCode::Columns(terms) = ops::cuda(&op.op) else {
+        let name = op.op.name();
+        return Err(CodegenError::new(format!("`{name}` does not sum rows")));
+    };
+    let full = summed(op)?.shape.clone();
+    terms(&mut Lanes::new(g, i, at.clone(), full))
 }
 
-fn columns(req: &Request<'_>, op: &BodyOp, lanes: usize) -> Result<Module, Refusal> {
-    let outs = match op.op {
-        OpKind::LayerNormParamGrad => op.outputs.len().min(2),
-        _ => 1,
-    };
+fn columns(req: &Request<'_>, op: &BodyOp, lanes: usize) -> Result<Module, CodegenError> {
+    let outs = op.op.def().signature().outputs.len().min(op.outputs.len());
     let cols = op.outputs.first().map_or(0, numel);
-    let whole = match op.op {
-        OpKind::SumLeading => numel(input(op, 0)?),
-        _ => numel(input(op, 1)?),
-    };
+    let whole = numel(summed(op)?);
     if cols == 0 || !whole.is_multiple_of(cols) {
-        return Err(Refusal::new("rows of another length than the sums"));
+        return Err(CodegenError::new("rows of another length than the sums"));
     }
     if !cols.is_multiple_of(lanes) {
-        return Err(Refusal::lanes());
+        return Err(CodegenError::lanes());
     }
     let rows = whole / cols;
     let domain = Domain { rows, cols };
@@ -219,11 +199,13 @@ fn columns(req: &Request<'_>, op: &BodyOp, lanes: usize) -> Result<Module, Refus
     })
 }
 
-/// `[n, c, h, w] -> [c]`: a block a channel.
-fn channels(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refusal> {
+/// Generates `[n, c, h, w] -> [c]`: one block per channel.
+pub(in crate::kernels) fn channels(req: &Request<'_>, op: &BodyOp) -> Result<Module, CodegenError> {
     let slot = input(op, 0)?;
     let [images, channels, h, w] = slot.shape[..] else {
-        return Err(Refusal::new("channels are summed over four dimensions"));
+        return Err(CodegenError::new(
+            "channels are summed over four dimensions",
+        ));
     };
     let mut g = Gen::new(req, 1, None);
     g.line("double sum = 0.0;");
@@ -248,7 +230,7 @@ fn channels(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refusal> {
     g.close();
     let out = &op.outputs[0];
     if numel(out) as u64 != channels {
-        return Err(Refusal::new("one sum a channel"));
+        return Err(CodegenError::new("one sum a channel"));
     }
     g.line(format!(
         "sum = block_sum<256>(sum);\nif (threadIdx.x == 0) down((float)sum, {}[blockIdx.x]);",
@@ -268,8 +250,11 @@ fn channels(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refusal> {
     })
 }
 
-/// The sum of all elements.
-fn everything(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refusal> {
+/// Generates the sum of all elements.
+pub(in crate::kernels) fn everything(
+    req: &Request<'_>,
+    op: &BodyOp,
+) -> Result<Module, CodegenError> {
     let slot = input(op, 0)?;
     let n = numel(slot);
     let count = n.div_ceil(256 * 16).clamp(1, FULL);
@@ -292,7 +277,7 @@ fn everything(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refusal> {
     g.line("sum = block_sum<256>(sum);\nif (threadIdx.x == 0) part[blockIdx.x] = sum;");
     let out = &op.outputs[0];
     let Place::Write(w) = out.place else {
-        return Err(Refusal::new("a sum goes to memory"));
+        return Err(CodegenError::new("a sum goes to memory"));
     };
     let ty = ctype(req.arg(out.place)?.dtype);
     let (mut params, mut declared) = req.operands();

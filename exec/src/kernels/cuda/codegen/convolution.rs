@@ -1,7 +1,8 @@
-//! Direct convolutions, stride 1, padded to the same size: one thread an output element, one block a weight.
+//! Direct convolutions, stride 1, padded to the same size: one thread an output element, one block
+//! a weight.
 
 use super::index::{self, Index};
-use super::{Entry, Module, Param, Refusal, Request, blocks, ctype, numel};
+use super::{CodegenError, Entry, Module, Param, Request, blocks, ctype, numel};
 use shardlab_plan::ir::{BodyOp, Slot};
 
 /// Sizes of a convolution.
@@ -15,9 +16,9 @@ struct Geometry {
 }
 
 impl Geometry {
-    fn new(x: &Slot, y: &Slot, w: &Slot) -> Result<Self, Refusal> {
+    fn new(x: &Slot, y: &Slot, w: &Slot) -> Result<Self, CodegenError> {
         let misfit = || {
-            Refusal::new(format!(
+            CodegenError::new(format!(
                 "convolution of {:?} by {:?} to {:?}",
                 x.shape, w.shape, y.shape
             ))
@@ -53,8 +54,8 @@ impl Geometry {
     }
 }
 
-/// A function that reads a slot's element by its logical position.
-fn reader(req: &Request<'_>, slot: &Slot, name: &str) -> Result<String, Refusal> {
+/// Returns a function that reads a slot's element by its logical position.
+fn reader(req: &Request<'_>, slot: &Slot, name: &str) -> Result<String, CodegenError> {
     let at = Index {
         own: None,
         ..Index::elem(1)
@@ -67,7 +68,7 @@ fn reader(req: &Request<'_>, slot: &Slot, name: &str) -> Result<String, Refusal>
     ))
 }
 
-fn target(req: &Request<'_>, slot: &Slot, value: &str) -> Result<String, Refusal> {
+fn target(req: &Request<'_>, slot: &Slot, value: &str) -> Result<String, CodegenError> {
     let at = Index {
         own: None,
         ..Index::elem(1)
@@ -80,10 +81,10 @@ fn target(req: &Request<'_>, slot: &Slot, value: &str) -> Result<String, Refusal
     ))
 }
 
-fn three(op: &BodyOp) -> Result<[&Slot; 3], Refusal> {
+fn three(op: &BodyOp) -> Result<[&Slot; 3], CodegenError> {
     match (&op.inputs[..], &op.outputs[..]) {
         ([a, b, ..], [c, ..]) => Ok([a, b, c]),
-        _ => Err(Refusal::new("a convolution lacks operands")),
+        _ => Err(CodegenError::new("a convolution lacks operands")),
     }
 }
 
@@ -102,8 +103,9 @@ fn module(req: &Request<'_>, source: String, grid: u32, block: u32) -> Module {
     }
 }
 
-/// The result from the scratch memory's first bytes, where it lies dense, in the type of the factors.
-pub(super) fn widen(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refusal> {
+/// Generates the conversion of a result that is dense in the scratch memory's first bytes, in the
+/// type of the factors.
+pub(super) fn widen(req: &Request<'_>, op: &BodyOp) -> Result<Module, CodegenError> {
     let [from, _, y] = three(op)?;
     let n = numel(y);
     let (operands, declared) = req.operands();
@@ -127,8 +129,8 @@ KERNEL(256) k0(const {}* narrow, {}) {{
     Ok(module)
 }
 
-/// `x, w -> y`.
-pub(super) fn forward(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refusal> {
+/// Generates `x, w -> y`.
+pub(in crate::kernels) fn forward(req: &Request<'_>, op: &BodyOp) -> Result<Module, CodegenError> {
     let [x, w, y] = three(op)?;
     let g = Geometry::new(x, y, w)?;
     let n = g.images * g.cout * g.h * g.w;
@@ -164,8 +166,11 @@ pub(super) fn forward(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refusal>
     Ok(module(req, source, blocks(n as usize, 256)?, 256))
 }
 
-/// `d_y, w -> d_x`.
-pub(super) fn grad_input(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refusal> {
+/// Generates `d_y, w -> d_x`.
+pub(in crate::kernels) fn grad_input(
+    req: &Request<'_>,
+    op: &BodyOp,
+) -> Result<Module, CodegenError> {
     let [dy, w, dx] = three(op)?;
     let g = Geometry::new(dx, dy, w)?;
     let n = g.images * g.cin * g.h * g.w;
@@ -201,8 +206,11 @@ pub(super) fn grad_input(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refus
     Ok(module(req, source, blocks(n as usize, 256)?, 256))
 }
 
-/// `d_y, x -> d_w`.
-pub(super) fn grad_weight(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refusal> {
+/// Generates `d_y, x -> d_w`.
+pub(in crate::kernels) fn grad_weight(
+    req: &Request<'_>,
+    op: &BodyOp,
+) -> Result<Module, CodegenError> {
     let [dy, x, dw] = three(op)?;
     let g = Geometry::new(x, dy, dw)?;
     let n = g.cout * g.cin * g.k * g.k;

@@ -1,11 +1,13 @@
-//! The chunked cross entropy: logits become their gradient, and the loss is added up, in one pass over memory.
+//! The chunked cross entropy: logits become their gradient, and the loss is added up, in one pass
+//! over memory.
 //!
-//! A row of a large vocabulary is longer than what a block may keep. It is divided among the blocks of a cluster, which keep
-//! their parts in shared memory and tell one another their maxima and sums. Parts are short enough for several blocks on a
-//! multiprocessor, so that one writes while another reads.
+//! A row of a large vocabulary is longer than what a block may keep. It is divided among the blocks
+//! of a cluster, which keep their parts in shared memory and tell one another their maxima and
+//! sums. Parts are short enough for several blocks on a multiprocessor, so that one writes while
+//! another reads.
 
 use super::tables::{NAN, contiguous, entry, id, lanes, slots};
-use super::{Entry, Module, Param, Refusal, Request, float, numel};
+use super::{CodegenError, Entry, Module, Param, Request, float, numel};
 use crate::kernels::view;
 use shardlab_plan::ir::{BodyOp, Place, Slot};
 use std::fmt::Write as _;
@@ -35,23 +37,23 @@ struct Pieces<'a> {
     gradient: f64,
 }
 
-/// `logits, labels, loss -> logits, loss`.
-pub(super) fn generate(
+/// Generates `logits, labels, loss -> logits, loss`.
+pub(in crate::kernels) fn generate(
     req: &Request<'_>,
     op: &BodyOp,
     scale: f64,
     gradient: f64,
-) -> Result<Module, Refusal> {
+) -> Result<Module, CodegenError> {
     let ([logits, labels, before], [grad, loss]) = slots::<3, 2>(op)?;
     let (rows, cols) = view::matrix(logits);
     if numel(labels) != rows || numel(grad) != rows * cols {
-        return Err(Refusal::new("one label a row"));
+        return Err(CodegenError::new("one label a row"));
     }
     if before.place == loss.place {
-        return Err(Refusal::new("the loss is read as a read"));
+        return Err(CodegenError::new("the loss is read as a read"));
     }
     if !matches!(loss.place, Place::Write(_)) {
-        return Err(Refusal::new("the loss goes to memory"));
+        return Err(CodegenError::new("the loss goes to memory"));
     }
     let lanes = lanes(req, cols, &[logits, grad])?;
     let p = Pieces {
@@ -82,7 +84,8 @@ pub(super) fn generate(
 }
 
 impl Pieces<'_> {
-    /// What follows once `top` and `s` are the row's: its share of the loss is `z - target`, its gradients come from `a`.
+    /// Returns what follows once `top` and `s` are the row's: its share of the loss is `z -
+    /// target`, its gradients come from `a`.
     fn gradients(&self, fast: bool) -> (String, String) {
         // The factor becomes a part of the exponent where the gradient is rounded to 16 bits.
         if fast {
@@ -101,12 +104,12 @@ impl Pieces<'_> {
         }
     }
 
-    fn is_fast(&self, req: &Request<'_>) -> Result<bool, Refusal> {
+    fn is_fast(&self, req: &Request<'_>) -> Result<bool, CodegenError> {
         Ok(req.memory(self.grad)? != "float" && self.gradient > 0.0)
     }
 
     /// Adds up the rows' shares by all `threads` of a block.
-    fn total(&self, req: &Request<'_>, threads: usize) -> Result<String, Refusal> {
+    fn total(&self, req: &Request<'_>, threads: usize) -> Result<String, CodegenError> {
         Ok(format!(
             "  double sum = 0.0;\n  for (u32 i = threadIdx.x; i < {rows}u; i += {threads}) sum += __ldcg(part + i);\n  sum = block_sum<{threads}>(sum);\n  if (threadIdx.x == 0) down((float)((double)up({b}[0]) + {scale:?} * sum), {o}[0]);\n",
             rows = self.rows,
@@ -118,7 +121,7 @@ impl Pieces<'_> {
 }
 
 /// Every block of a cluster keeps its part of the row; the last one of the launch adds up the loss.
-fn kept(req: &Request<'_>, p: &Pieces<'_>, cluster: usize) -> Result<Module, Refusal> {
+fn kept(req: &Request<'_>, p: &Pieces<'_>, cluster: usize) -> Result<Module, CodegenError> {
     let (l, d) = (p.lanes, p.cols);
     let part = (d / l).div_ceil(cluster);
     let (threads, steps) = (THREADS, part.div_ceil(THREADS));
@@ -228,8 +231,9 @@ fn kept(req: &Request<'_>, p: &Pieces<'_>, cluster: usize) -> Result<Module, Ref
     })
 }
 
-/// A block a row, which it reads twice: for rows that are short, too long or not aligned.
-fn twice(req: &Request<'_>, p: &Pieces<'_>) -> Result<Module, Refusal> {
+/// Generates a kernel of one block per row, which reads it twice: for rows that are short, too long
+/// or not aligned.
+fn twice(req: &Request<'_>, p: &Pieces<'_>) -> Result<Module, CodegenError> {
     let (l, d) = (p.lanes, p.cols);
     let threads = (d / l).next_multiple_of(32).clamp(32, 1024);
     let steps = (d / l).div_ceil(threads);

@@ -1,21 +1,22 @@
 //! Values of a body, generated on demand at an index.
 
-use super::index::{self, Domain, Index, Own};
-use super::{Arg, Refusal, Request, ctype, numel, ops, pointer};
-use shardlab_plan::ir::{BodyOp, DType, OpKind, Place, Slot, op};
+use super::index::{self, Domain, Index};
+use super::{Arg, CodegenError, Request, ctype, numel, pointer};
+use crate::kernels::ops::{self, CudaCode, Library};
+use shardlab_plan::ir::{BodyOp, DType, Place, Slot};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 /// A generated value: one for each lane, or the same for all.
 #[derive(Clone, Debug)]
-pub(super) enum Var {
+pub(in crate::kernels) enum Var {
     Each(String),
     Same(String),
 }
 
 impl Var {
-    /// The value of lane `v`, as C.
-    pub(super) fn lane(&self) -> String {
+    /// Returns the value of lane `v`, as C.
+    pub(in crate::kernels) fn lane(&self) -> String {
         match self {
             Self::Each(name) => format!("{name}[v]"),
             Self::Same(name) => name.clone(),
@@ -23,20 +24,21 @@ impl Var {
     }
 }
 
-/// A vector that is kept in registers: of the own row from one pass to the next, or read ahead of its use.
+/// A vector that is kept in registers: of the own row from one pass to the next, or read ahead of
+/// its use.
 #[derive(Clone, Debug)]
-pub(super) struct Cached {
-    pub(super) name: String,
-    pub(super) ctype: &'static str,
+pub(in crate::kernels) struct Cached {
+    pub(in crate::kernels) name: String,
+    pub(in crate::kernels) ctype: &'static str,
     /// Elements.
-    pub(super) lanes: usize,
+    pub(in crate::kernels) lanes: usize,
     /// Address of the vector at `i`.
-    pub(super) address: String,
+    pub(in crate::kernels) address: String,
     /// Registers it takes, in bytes.
-    pub(super) bytes: usize,
+    pub(in crate::kernels) bytes: usize,
 }
 
-/// The vector at an address, once it is kept.
+/// Returns the vector at an address, once it is kept.
 fn keep(kept: &mut Vec<Cached>, address: String, arg: Arg, lanes: usize) -> String {
     if let Some(c) = kept.iter().find(|c| c.address == address) {
         return c.value();
@@ -59,7 +61,7 @@ impl Cached {
     }
 
     /// Declares room for this many.
-    pub(super) fn declared(&self, count: usize) -> String {
+    pub(in crate::kernels) fn declared(&self, count: usize) -> String {
         let Self {
             name, ctype, lanes, ..
         } = self;
@@ -67,7 +69,7 @@ impl Cached {
     }
 
     /// Reads the one of number `k`.
-    pub(super) fn taken(&self) -> String {
+    pub(in crate::kernels) fn taken(&self) -> String {
         let Self {
             ctype,
             lanes,
@@ -81,6 +83,11 @@ impl Cached {
     }
 }
 
+/// Tells whether an operation's results are rounded to 16 bits, so that the fast functions will do.
+fn is_fast(op: &BodyOp) -> bool {
+    op.outputs.iter().all(|s| s.dtype.size() == 2)
+}
+
 /// Where a slot's value comes from.
 enum Origin {
     Memory,
@@ -88,30 +95,36 @@ enum Origin {
 }
 
 /// The generator of one entry's code.
-pub(super) struct Gen<'a> {
-    pub(super) req: &'a Request<'a>,
-    pub(super) lanes: usize,
-    pub(super) domain: Option<Domain>,
-    pub(super) code: String,
+pub(in crate::kernels) struct Gen<'a> {
+    pub(in crate::kernels) req: &'a Request<'a>,
+    pub(in crate::kernels) lanes: usize,
+    pub(in crate::kernels) domain: Option<Domain>,
+    pub(in crate::kernels) code: String,
     depth: usize,
     next: usize,
     memo: Vec<BTreeMap<String, Var>>,
     /// Statistics of row operations computed so far: variables by operation.
-    pub(super) stats: BTreeMap<usize, Vec<String>>,
+    pub(in crate::kernels) stats: BTreeMap<usize, Vec<String>>,
     /// Vectors to keep, if any are.
-    pub(super) cache: Option<Vec<Cached>>,
-    /// Concatenations of the own row, by what they are: where rows stay in registers, later passes find them there.
-    pub(super) held: Option<BTreeMap<String, String>>,
+    pub(in crate::kernels) cache: Option<Vec<Cached>>,
+    /// Concatenations of the own row, by what they are: where rows stay in registers, later passes
+    /// find them there.
+    pub(in crate::kernels) held: Option<BTreeMap<String, String>>,
     /// What all lanes share is kept as well.
-    pub(super) keep_shared: bool,
+    pub(in crate::kernels) keep_shared: bool,
     /// What all rows share is kept as well.
-    pub(super) keep_columns: bool,
-    /// Rounded vectors by the variables that hold their elements, if they are to be written as they are.
-    pub(super) packs: Option<BTreeMap<String, (DType, String)>>,
+    pub(in crate::kernels) keep_columns: bool,
+    /// Rounded vectors by the variables that hold their elements, if they are to be written as they
+    /// are.
+    pub(in crate::kernels) packs: Option<BTreeMap<String, (DType, String)>>,
 }
 
 impl<'a> Gen<'a> {
-    pub(super) fn new(req: &'a Request<'a>, lanes: usize, domain: Option<Domain>) -> Self {
+    pub(in crate::kernels) fn new(
+        req: &'a Request<'a>,
+        lanes: usize,
+        domain: Option<Domain>,
+    ) -> Self {
         Self {
             req,
             lanes,
@@ -129,26 +142,26 @@ impl<'a> Gen<'a> {
         }
     }
 
-    pub(super) fn line(&mut self, text: impl AsRef<str>) {
+    pub(in crate::kernels) fn line(&mut self, text: impl AsRef<str>) {
         for part in text.as_ref().lines() {
             let _ = writeln!(self.code, "{}{part}", "  ".repeat(self.depth));
         }
     }
 
     /// Opens a block; values made inside are forgotten at its end.
-    pub(super) fn open(&mut self, head: impl AsRef<str>) {
+    pub(in crate::kernels) fn open(&mut self, head: impl AsRef<str>) {
         self.line(format!("{} {{", head.as_ref()).trim_start());
         self.depth += 1;
         self.memo.push(BTreeMap::new());
     }
 
-    pub(super) fn close(&mut self) {
+    pub(in crate::kernels) fn close(&mut self) {
         self.memo.pop();
         self.depth -= 1;
         self.line("}");
     }
 
-    pub(super) fn fresh(&mut self) -> String {
+    pub(in crate::kernels) fn fresh(&mut self) -> String {
         self.next += 1;
         format!("t{}", self.next)
     }
@@ -164,12 +177,12 @@ impl<'a> Gen<'a> {
         var
     }
 
-    fn op(&self, i: usize) -> &'a BodyOp {
+    pub(in crate::kernels) fn op(&self, i: usize) -> &'a BodyOp {
         &self.req.body[i]
     }
 
-    /// The last operation before `before` that writes the slot's place.
-    fn origin(&self, slot: &Slot, before: usize) -> Result<Origin, Refusal> {
+    /// Returns the last operation before `before` that writes the slot's place.
+    fn origin(&self, slot: &Slot, before: usize) -> Result<Origin, CodegenError> {
         for i in (0..before).rev() {
             for (o, out) in self.op(i).outputs.iter().enumerate() {
                 if out.place == slot.place {
@@ -178,7 +191,7 @@ impl<'a> Gen<'a> {
             }
         }
         match slot.place {
-            Place::Register(_) => Err(Refusal::new(format!(
+            Place::Register(_) => Err(CodegenError::new(format!(
                 "{:?} is read before it is written",
                 slot.place
             ))),
@@ -186,27 +199,28 @@ impl<'a> Gen<'a> {
         }
     }
 
-    /// Type that a value is rounded to: its memory's, or its slot's.
-    pub(super) fn rounding(&self, slot: &Slot) -> Result<DType, Refusal> {
+    /// Returns the type that a value is rounded to: its memory's, or its slot's.
+    pub(in crate::kernels) fn rounding(&self, slot: &Slot) -> Result<DType, CodegenError> {
         match slot.place {
             Place::Register(_) => Ok(slot.dtype),
             place => Ok(self.req.arg(place)?.dtype),
         }
     }
 
-    /// Input `n` of operation `i` at a position of its output (or of another shape that it is repeated over).
-    pub(super) fn input(
+    /// Input `n` of operation `i` at a position of its output (or of another shape that it is
+    /// repeated over).
+    pub(in crate::kernels) fn input(
         &mut self,
         i: usize,
         n: usize,
         to: &[u64],
         at: &Index,
-    ) -> Result<Var, Refusal> {
+    ) -> Result<Var, CodegenError> {
         let op = self.op(i);
         let slot = op
             .inputs
             .get(n)
-            .ok_or_else(|| Refusal::new(format!("`{}` lacks input {n}", op.op.name())))?;
+            .ok_or_else(|| CodegenError::new(format!("`{}` lacks input {n}", op.op.name())))?;
         let dims = if numel(slot) as u64 == to.iter().product::<u64>() {
             index::dims(slot)
         } else {
@@ -215,14 +229,14 @@ impl<'a> Gen<'a> {
         self.read(slot, i, &dims, at)
     }
 
-    /// A slot's value at a position of a view of it.
-    pub(super) fn read(
+    /// Returns a slot's value at a position of a view of it.
+    pub(in crate::kernels) fn read(
         &mut self,
         slot: &Slot,
         before: usize,
         dims: &crate::kernels::view::Dims,
         at: &Index,
-    ) -> Result<Var, Refusal> {
+    ) -> Result<Var, CodegenError> {
         match self.origin(slot, before)? {
             Origin::Memory => {
                 let at = index::offset(at, dims, self.lanes, self.domain)?;
@@ -235,7 +249,9 @@ impl<'a> Gen<'a> {
                     return self.output(w, o, at);
                 }
                 if slot.offset < written.offset {
-                    return Err(Refusal::new("a value is read before its first element"));
+                    return Err(CodegenError::new(
+                        "a value is read before its first element",
+                    ));
                 }
                 let at = index::offset(at, dims, self.lanes, self.domain)?
                     .plus((slot.offset - written.offset) as usize);
@@ -253,8 +269,8 @@ impl<'a> Gen<'a> {
             && (offset as usize * size).is_multiple_of(wide)
     }
 
-    /// Elements of memory at an offset from the slot's first.
-    fn memory(&mut self, slot: &Slot, at: &Index) -> Result<Var, Refusal> {
+    /// Returns the elements of memory at an offset from the slot's first.
+    fn memory(&mut self, slot: &Slot, at: &Index) -> Result<Var, CodegenError> {
         let key = format!(
             "{}+{}@{}/{}",
             pointer(slot.place),
@@ -299,7 +315,12 @@ impl<'a> Gen<'a> {
     }
 
     /// Output `o` of operation `i` at a logical position.
-    pub(super) fn output(&mut self, i: usize, o: usize, at: &Index) -> Result<Var, Refusal> {
+    pub(in crate::kernels) fn output(
+        &mut self,
+        i: usize,
+        o: usize,
+        at: &Index,
+    ) -> Result<Var, CodegenError> {
         let key = format!("op{i}.{o}@{}/{}", at.code, at.step);
         if let Some(var) = self.known(&key) {
             return Ok(var);
@@ -309,20 +330,28 @@ impl<'a> Gen<'a> {
         }
         let op = self.op(i);
         let slot = &op.outputs[o];
-        let var = match op.op {
-            OpKind::Cat(op::Cat { axis }) => return self.cat(i, usize::from(axis), at, key),
-            OpKind::Gemm { .. } => return self.made(i, at, key),
-            OpKind::NllLossGrad => self.label_gradient(i, at)?,
-            kind if ops::is_elementwise(kind) => {
+        let var = match ops::cuda(&op.op) {
+            CudaCode::Cat(axis) => return self.cat(i, axis, at, key),
+            CudaCode::Library(Library::CublasLt, _) => return self.made(i, at, key),
+            CudaCode::Copy => {
+                let from = self.input(i, 0, &slot.shape, at)?;
+                self.define(&from.lane(), matches!(from, Var::Each(_)))
+            }
+            CudaCode::Elementwise(code) => {
                 let mut inputs = Vec::new();
-                for n in 0..kind.def().signature().used_inputs() {
+                for n in 0..op.op.def().signature().used_inputs() {
                     inputs.push(self.input(i, n, &slot.shape, at)?);
                 }
                 let lanes: Vec<String> = inputs.iter().map(Var::lane).collect();
                 let each = inputs.iter().any(|v| matches!(v, Var::Each(_)));
-                self.define(&ops::lane(op, &lanes)?, each)
+                self.define(&code.lane(&lanes, is_fast(op)), each)
             }
-            _ => self.row_value(i, o, at)?,
+            CudaCode::Label(code) => code.value(self, i, at)?,
+            CudaCode::Row(code) => self.row_value(i, o, at, code)?,
+            _ => {
+                let name = op.op.name();
+                return Err(CodegenError::new(format!("`{name}` has no value to fuse")));
+            }
         };
         let ty = self.rounding(slot)?;
         match (&var, &mut self.packs) {
@@ -338,12 +367,14 @@ impl<'a> Gen<'a> {
         Ok(self.remember(key, var))
     }
 
-    /// A vector of product `i`, which the kernel has rounded and has at hand as `made`.
-    fn made(&mut self, i: usize, at: &Index, key: String) -> Result<Var, Refusal> {
+    /// Returns a vector of GEMM `i`, which the kernel has rounded and holds in `made`.
+    fn made(&mut self, i: usize, at: &Index, key: String) -> Result<Var, CodegenError> {
         let slot = &self.op(i).outputs[0];
         let ty = self.rounding(slot)?;
         if at.code != "i" || at.step != 1 || ty != slot.dtype {
-            return Err(Refusal::new("a product's result is taken in another order"));
+            return Err(CodegenError::new(
+                "a GEMM's result is read in another order",
+            ));
         }
         let (t, lanes) = (self.fresh(), self.lanes);
         self.line(format!(
@@ -356,11 +387,17 @@ impl<'a> Gen<'a> {
         Ok(self.remember(key, Var::Each(t)))
     }
 
-    /// Where the copy `i` puts the element at a position of what it copies, and its value, if it copies a value of the body
-    /// into another order: rows are complete where they are made, not where they go.
-    pub(super) fn pushed(&mut self, i: usize, at: &Index) -> Result<Option<(Index, Var)>, Refusal> {
+    /// Returns where the copy `i` puts the element at a position of what it copies, and its value,
+    /// if it copies a value of the body into another order: rows are complete where they are made,
+    /// not where they go.
+    pub(in crate::kernels) fn pushed(
+        &mut self,
+        i: usize,
+        at: &Index,
+    ) -> Result<Option<(Index, Var)>, CodegenError> {
         let op = self.op(i);
-        let (OpKind::Copy, [from], [to]) = (op.op, &op.inputs[..], &op.outputs[..]) else {
+        let (CudaCode::Copy, [from], [to]) = (ops::cuda(&op.op), &op.inputs[..], &op.outputs[..])
+        else {
             return Ok(None);
         };
         let Origin::Op(w, o) = self.origin(from, i)? else {
@@ -383,7 +420,7 @@ impl<'a> Gen<'a> {
     }
 
     /// Rounds a value to what a type holds.
-    pub(super) fn round(&mut self, var: &Var, ty: DType) {
+    pub(in crate::kernels) fn round(&mut self, var: &Var, ty: DType) {
         if ty == DType::F32 {
             return;
         }
@@ -393,8 +430,8 @@ impl<'a> Gen<'a> {
         }
     }
 
-    /// A new value from a lane's expression.
-    pub(super) fn define(&mut self, lane: &str, each: bool) -> Var {
+    /// Returns a new value from a lane's expression.
+    pub(in crate::kernels) fn define(&mut self, lane: &str, each: bool) -> Var {
         let t = self.fresh();
         if !each {
             self.line(format!("float {t} = {lane};"));
@@ -408,12 +445,15 @@ impl<'a> Gen<'a> {
     }
 
     /// Concatenation: the part that the position falls into.
-    fn cat(&mut self, i: usize, axis: usize, at: &Index, key: String) -> Result<Var, Refusal> {
+    fn cat(&mut self, i: usize, axis: usize, at: &Index, key: String) -> Result<Var, CodegenError> {
         let op = self.op(i);
         let tail = |shape: &[u64]| shape[axis..].iter().product::<u64>() as usize;
         let out = &op.outputs[0];
         if axis >= out.shape.len() || op.inputs.iter().any(|s| s.shape.len() != out.shape.len()) {
-            return Err(Refusal::new(format!("no axis {axis} in {:?}", out.shape)));
+            return Err(CodegenError::new(format!(
+                "no axis {axis} in {:?}",
+                out.shape
+            )));
         }
         let whole = tail(&out.shape);
         let lanes = self.lanes;
@@ -427,7 +467,7 @@ impl<'a> Gen<'a> {
                     .iter()
                     .all(|s| tail(&s.shape).is_multiple_of(lanes));
         if lanes > 1 && !together {
-            return Err(Refusal::lanes());
+            return Err(CodegenError::lanes());
         }
         self.line(if each {
             format!("float {t}[{lanes}];")
@@ -435,7 +475,8 @@ impl<'a> Gen<'a> {
             format!("float {t};")
         });
         self.line(format!("const IDX {w} = ({}) % {whole}u;", at.code));
-        // A part is read where the position falls into it, and nowhere ahead: what is kept is read for every position.
+        // A part is read where the position falls into it, and nowhere ahead: what is kept is read
+        // for every position.
         let kept = self.cache.take();
         let mut from = 0;
         for (n, slot) in op.inputs.iter().enumerate() {
@@ -464,7 +505,9 @@ impl<'a> Gen<'a> {
         }
         self.cache = kept;
         if from != whole {
-            return Err(Refusal::new("the parts do not make up the concatenation"));
+            return Err(CodegenError::new(
+                "the parts do not make up the concatenation",
+            ));
         }
         let var = if each { Var::Each(t) } else { Var::Same(t) };
         // Parts were rounded to what their slots hold; the concatenation may be coarser.
@@ -480,8 +523,8 @@ impl<'a> Gen<'a> {
         Ok(self.remember(key, var))
     }
 
-    /// The label of the own row, as an integer variable.
-    pub(super) fn label(&mut self, i: usize, n: usize) -> Result<String, Refusal> {
+    /// Returns the label of the own row, as an integer variable.
+    pub(in crate::kernels) fn label(&mut self, i: usize, n: usize) -> Result<String, CodegenError> {
         let key = format!("label{i}.{n}");
         if let Some(Var::Same(name)) = self.known(&key) {
             return Ok(name);
@@ -489,7 +532,7 @@ impl<'a> Gen<'a> {
         let slot = &self.op(i).inputs[n];
         let rows = self.domain.map_or(0, |d| d.rows);
         if numel(slot) != rows || self.req.arg(slot.place)?.dtype != DType::I64 {
-            return Err(Refusal::new("labels are one integer a row"));
+            return Err(CodegenError::new("labels are one integer a row"));
         }
         let at = index::offset(&Index::row(), &index::dims(slot), 1, None)?;
         let t = self.fresh();
@@ -499,27 +542,13 @@ impl<'a> Gen<'a> {
         Ok(t)
     }
 
-    /// `-d_loss / weight` at the row's label, what was there before elsewhere.
-    fn label_gradient(&mut self, i: usize, at: &Index) -> Result<Var, Refusal> {
-        if at.own != Some(Own::Elem) {
-            return Err(Refusal::new("a row's labels are used in another row"));
-        }
-        let shape = self.op(i).outputs[0].shape.clone();
-        let label = self.label(i, 1)?;
-        let loss = self.input(i, 0, &[1], &Index::zero())?;
-        let weight = self.input(i, 2, &[1], &Index::zero())?;
-        let before = self.input(i, 3, &shape, at)?;
-        let lane = format!(
-            "(i64)(c + v) == {label} ? -{} / {} : {}",
-            loss.lane(),
-            weight.lane(),
-            before.lane()
-        );
-        Ok(self.define(&lane, true))
-    }
-
     /// Writes a value to memory.
-    pub(super) fn store(&mut self, slot: &Slot, at: &Index, var: &Var) -> Result<(), Refusal> {
+    pub(in crate::kernels) fn store(
+        &mut self,
+        slot: &Slot,
+        at: &Index,
+        var: &Var,
+    ) -> Result<(), CodegenError> {
         let arg = self.req.arg(slot.place)?;
         let (ty, lanes) = (ctype(arg.dtype), self.lanes);
         let at = index::offset(at, &index::dims(slot), lanes, self.domain)?;

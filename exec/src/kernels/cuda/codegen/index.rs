@@ -1,16 +1,17 @@
-//! Index arithmetic of generated kernels: where element `i` of one view lies in another.
+//! Index arithmetic of generated kernels: where element `i` of one view is in another.
 //!
-//! An [`Index`] is the C expression of the first of a few neighbouring elements (lanes), with what is known about it: how far
-//! the lanes lie apart, a number that divides it, and whether it stays within the kernel's own row. Shapes are constants
-//! of the generated code, so that divisions become multiplications.
+//! An [`Index`] is the C expression of the first of a few neighbouring elements (lanes), with what
+//! is known about it: the distance between the lanes, a number that divides it, and whether it
+//! stays within the kernel's own row. Shapes are constants of the generated code, so that divisions
+//! become multiplications.
 
-use super::Refusal;
+use super::CodegenError;
 use crate::kernels::view::{self, Dim, Dims};
 use shardlab_plan::ir::Slot;
 
 /// Position relative to the row that a block works on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Own {
+pub(in crate::kernels) enum Own {
     /// Some lanes' elements of the own row.
     Elem,
     /// One element of the own row: the column is in the variable `pick`.
@@ -21,19 +22,19 @@ pub(super) enum Own {
 
 /// Position of a few elements.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Index {
+pub(in crate::kernels) struct Index {
     /// Of the first lane.
-    pub(super) code: String,
+    pub(in crate::kernels) code: String,
     /// Distance between lanes; 0 if they are all the same element.
-    pub(super) step: usize,
+    pub(in crate::kernels) step: usize,
     /// Divides `code`.
-    pub(super) multiple: usize,
+    pub(in crate::kernels) multiple: usize,
     /// Set while this is still a row of the kernel.
-    pub(super) own: Option<Own>,
+    pub(in crate::kernels) own: Option<Own>,
 }
 
 impl Index {
-    pub(super) fn zero() -> Self {
+    pub(in crate::kernels) fn zero() -> Self {
         Self {
             code: "0".to_owned(),
             step: 0,
@@ -43,7 +44,7 @@ impl Index {
     }
 
     /// `i`: the kernel's own elements.
-    pub(super) fn elem(lanes: usize) -> Self {
+    pub(in crate::kernels) fn elem(lanes: usize) -> Self {
         Self {
             code: "i".to_owned(),
             step: 1,
@@ -53,7 +54,7 @@ impl Index {
     }
 
     /// One element at a position given as C, nobody's own.
-    pub(super) fn single(code: impl Into<String>) -> Self {
+    pub(in crate::kernels) fn single(code: impl Into<String>) -> Self {
         Self {
             code: code.into(),
             step: 0,
@@ -63,7 +64,7 @@ impl Index {
     }
 
     /// `r`: the kernel's own row.
-    pub(super) fn row() -> Self {
+    pub(in crate::kernels) fn row() -> Self {
         Self {
             code: "r".to_owned(),
             step: 0,
@@ -72,8 +73,8 @@ impl Index {
         }
     }
 
-    /// The element of the own row in column `pick`.
-    pub(super) fn pick() -> Self {
+    /// Makes the element of the own row in column `pick`.
+    pub(in crate::kernels) fn pick() -> Self {
         Self {
             code: "(base + pick)".to_owned(),
             step: 0,
@@ -83,7 +84,7 @@ impl Index {
     }
 
     /// Moves by a constant.
-    pub(super) fn plus(self, n: usize) -> Self {
+    pub(in crate::kernels) fn plus(self, n: usize) -> Self {
         if n == 0 {
             return self;
         }
@@ -98,17 +99,17 @@ impl Index {
 
 /// Rows and columns that a kernel works on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Domain {
-    pub(super) rows: usize,
-    pub(super) cols: usize,
+pub(in crate::kernels) struct Domain {
+    pub(in crate::kernels) rows: usize,
+    pub(in crate::kernels) cols: usize,
 }
 
-pub(super) fn gcd(a: usize, b: usize) -> usize {
+pub(in crate::kernels) fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// The merged dimensions of a slot.
-pub(super) fn dims(slot: &Slot) -> Dims {
+/// Returns the merged dimensions of a slot.
+pub(in crate::kernels) fn dims(slot: &Slot) -> Dims {
     let st = view::strides(slot);
     view::merge(slot.shape.iter().zip(&st).map(|(&n, &stride)| Dim {
         n: n as usize,
@@ -116,16 +117,16 @@ pub(super) fn dims(slot: &Slot) -> Dims {
     }))
 }
 
-/// Elements from a slot's first to its last, those between its own included.
-pub(super) fn extent(slot: &Slot) -> usize {
+/// Returns the elements from a slot's first to its last, those between its own included.
+pub(in crate::kernels) fn extent(slot: &Slot) -> usize {
     let reach = |d: &Dim| (d.n.max(1) - 1) * d.stride;
     let last: usize = dims(slot).iter().map(reach).sum();
     (last + 1).max(view::numel(slot))
 }
 
-/// The merged dimensions of a slot that is repeated over a larger shape.
-pub(super) fn broadcast(slot: &Slot, to: &[u64]) -> Result<Dims, Refusal> {
-    let misfit = || Refusal::new(format!("{:?} does not broadcast to {to:?}", slot.shape));
+/// Returns the merged dimensions of a slot that is repeated over a larger shape.
+pub(in crate::kernels) fn broadcast(slot: &Slot, to: &[u64]) -> Result<Dims, CodegenError> {
+    let misfit = || CodegenError::new(format!("{:?} does not broadcast to {to:?}", slot.shape));
     let st = view::strides(slot);
     let lead = to.len().checked_sub(slot.shape.len()).ok_or_else(misfit)?;
     let mut out = Vec::with_capacity(to.len());
@@ -144,7 +145,7 @@ pub(super) fn broadcast(slot: &Slot, to: &[u64]) -> Result<Dims, Refusal> {
     Ok(view::merge(out.into_iter()))
 }
 
-pub(super) fn is_contiguous(dims: &Dims) -> bool {
+pub(in crate::kernels) fn is_contiguous(dims: &Dims) -> bool {
     matches!(dims[..], [] | [Dim { stride: 1, .. }])
 }
 
@@ -156,13 +157,13 @@ fn quotient(code: &str, by: usize) -> String {
     }
 }
 
-/// Element offset of the logical position `at` of a view.
-pub(super) fn offset(
+/// Returns the element offset of the logical position `at` of a view.
+pub(in crate::kernels) fn offset(
     at: &Index,
     dims: &Dims,
     lanes: usize,
     domain: Option<Domain>,
-) -> Result<Index, Refusal> {
+) -> Result<Index, CodegenError> {
     if let Some(d) = domain
         && let Some(own) = at.own
         && own != Own::Row
@@ -192,12 +193,12 @@ pub(super) fn offset(
     }
 }
 
-fn general(at: &Index, dims: &Dims, lanes: usize) -> Result<Index, Refusal> {
+fn general(at: &Index, dims: &Dims, lanes: usize) -> Result<Index, CodegenError> {
     let last = dims[dims.len() - 1];
     let together = at.step == 0
         || at.step == 1 && last.n.is_multiple_of(lanes) && at.multiple.is_multiple_of(lanes);
     if lanes > 1 && !together {
-        return Err(Refusal::lanes());
+        return Err(CodegenError::lanes());
     }
     let mut terms = Vec::new();
     let mut multiple = 0;
@@ -231,8 +232,12 @@ fn general(at: &Index, dims: &Dims, lanes: usize) -> Result<Index, Refusal> {
     })
 }
 
-/// The logical position at which a dense view holds the element `at` an offset.
-pub(super) fn position(at: &Index, dims: &Dims, lanes: usize) -> Result<Index, Refusal> {
+/// Returns the logical position at which a dense view holds the element `at` an offset.
+pub(in crate::kernels) fn position(
+    at: &Index,
+    dims: &Dims,
+    lanes: usize,
+) -> Result<Index, CodegenError> {
     if is_contiguous(dims) {
         return Ok(at.clone());
     }
@@ -246,7 +251,9 @@ pub(super) fn position(at: &Index, dims: &Dims, lanes: usize) -> Result<Index, R
     let mut expect = 1;
     for (d, _) in sorted.iter().rev() {
         if d.stride != expect {
-            return Err(Refusal::new("a value with gaps is read by another view"));
+            return Err(CodegenError::new(
+                "a value with gaps is read by another view",
+            ));
         }
         expect *= d.n;
     }
@@ -254,7 +261,7 @@ pub(super) fn position(at: &Index, dims: &Dims, lanes: usize) -> Result<Index, R
     let together = at.step == 0
         || at.step == 1 && inner.n.is_multiple_of(lanes) && at.multiple.is_multiple_of(lanes);
     if lanes > 1 && !together {
-        return Err(Refusal::lanes());
+        return Err(CodegenError::lanes());
     }
     let mut terms = Vec::new();
     let mut multiple = 0;
@@ -280,11 +287,11 @@ pub(super) fn position(at: &Index, dims: &Dims, lanes: usize) -> Result<Index, R
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(in crate::kernels) mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// What an expression is for a position.
+    /// Returns what an expression is for a position.
     pub(crate) fn eval(code: &str, i: u64) -> u64 {
         // The expressions know only +, *, /, %, brackets, unsigned literals and `i`.
         struct P<'a>(&'a [u8], usize, u64);

@@ -1,12 +1,14 @@
 //! Reads that a kernel would spoil before it has used them.
 //!
-//! An operand that is updated in place is safe where each thread writes only what it alone has read. Where a body reorders
-//! elements otherwise, or operands overlap in another way, the read is copied to scratch memory first.
+//! An operand that is updated in place is safe where each thread writes only what it alone has
+//! read. Where a body reorders elements otherwise, or operands overlap in another way, the read is
+//! copied to scratch memory first.
 
 use super::index::dims;
 use super::{CLASH, Entry, Module, Param, Request, blocks};
+use crate::kernels::ops::{self, CudaCode};
 use crate::kernels::view;
-use shardlab_plan::ir::{OpKind, Place, Slot, op};
+use shardlab_plan::ir::{Place, Slot};
 
 /// Bytes that a thread copies at once.
 const VECTOR: usize = 16;
@@ -17,7 +19,8 @@ fn slots<'a>(req: &Request<'a>) -> impl Iterator<Item = &'a Slot> {
         .flat_map(|op| op.inputs.iter().chain(&op.outputs))
 }
 
-/// Whether some operation takes a read, or what is made of it, in another order than that in which it is there.
+/// Tells whether some operation takes a read, or what is made of it, in another order than that in
+/// which it is there.
 fn reorders(req: &Request<'_>, read: u8) -> bool {
     let mut of_it = vec![Place::Read(read)];
     let mut made: Vec<&Slot> = Vec::new();
@@ -31,7 +34,7 @@ fn reorders(req: &Request<'_>, read: u8) -> bool {
             })
         };
         if let Some(first) = takes.next() {
-            let cat = matches!(op.op, OpKind::Cat { .. });
+            let cat = matches!(ops::cuda(&op.op), CudaCode::Cat(_));
             if cat || otherwise(first) || takes.any(otherwise) {
                 return true;
             }
@@ -42,18 +45,19 @@ fn reorders(req: &Request<'_>, read: u8) -> bool {
     false
 }
 
-/// Whether all the body does is to make equal parts, element by element, of those parts of the written operand in which it puts
-/// them: a thread makes one element of every part (`pointwise`), from the same elements, before it writes any.
+/// Tells whether all the body does is to make equal parts, element by element, of those parts of
+/// the written operand in which it puts them: a thread makes one element of every part
+/// (`pointwise`), from the same elements, before it writes any.
 fn rotates(req: &Request<'_>, read: u8, write: u8) -> bool {
     let Some((cat, before)) = req.body.split_last() else {
         return false;
     };
-    let (OpKind::Cat(op::Cat { axis }), [first, ..], [out]) =
-        (cat.op, &cat.inputs[..], &cat.outputs[..])
+    let (CudaCode::Cat(axis), [first, ..], [out]) =
+        (ops::cuda(&cat.op), &cat.inputs[..], &cat.outputs[..])
     else {
         return false;
     };
-    let (axis, part) = (usize::from(axis), &first.shape);
+    let part = &first.shape;
     let strides = view::strides(out);
     let one = |s: &Slot| {
         let made = before.iter().flat_map(|op| &op.outputs);
@@ -62,7 +66,8 @@ fn rotates(req: &Request<'_>, read: u8, write: u8) -> bool {
     let registers = |s: &Slot| !matches!(s.place, Place::Register(_)) || s.shape == *part && one(s);
     let elementwise = before.iter().all(|op| {
         let local = |s: &Slot| matches!(s.place, Place::Register(_)) && s.shape == *part;
-        super::ops::is_elementwise(op.op)
+        let code = ops::cuda(&op.op);
+        matches!(code, CudaCode::Elementwise(_) | CudaCode::Copy)
             && op.outputs.iter().all(local)
             && op.inputs.iter().all(registers)
     });
@@ -94,7 +99,7 @@ fn is_safe(req: &Request<'_>, read: u8, write: u8) -> bool {
     sources.all(|s| s.offset == to.offset && dims(s) == dims(to))
 }
 
-/// Elements from the operand's first to the last that the body touches.
+/// Returns the elements from the operand's first to the last that the body touches.
 fn extent(req: &Request<'_>, read: u8) -> u64 {
     let end = |s: &Slot| {
         let last: usize = dims(s).iter().map(|d| (d.n - 1) * d.stride).sum();

@@ -2,8 +2,10 @@
 
 use super::expr::{Cached, Gen, Var};
 use super::index::{self, Index};
-use super::{Entry, Module, Refusal, Request, blocks, numel};
-use shardlab_plan::ir::{DType, OpKind, Place, Slot, op};
+use super::{CodegenError, Entry, Module, Request, blocks, numel};
+use crate::kernels::ops::copy::is_integer_copy;
+use crate::kernels::ops::{self, CudaCode};
+use shardlab_plan::ir::{DType, Place, Slot};
 
 /// Threads of a block.
 const THREADS: usize = 256;
@@ -15,8 +17,8 @@ const ENOUGH: usize = 128 << 10;
 enum Job {
     /// Each from what it depends on: output `o` of operation `i`.
     Pull(usize, usize),
-    /// From the parts of a concatenation of equal ones, element by element of a part, so that what the parts share is read
-    /// once; through a copy into another order, where there is one.
+    /// From the parts of a concatenation of equal ones, element by element of a part, so that what
+    /// the parts share is read once; through a copy into another order, where there is one.
     Push { cat: usize, copy: Option<usize> },
 }
 
@@ -25,13 +27,13 @@ impl Job {
         let body = req.body;
         let equal = |at: usize| {
             let op = &body[at];
-            matches!(op.op, OpKind::Cat { .. })
+            matches!(ops::cuda(&op.op), CudaCode::Cat(_))
                 && op.inputs.iter().all(|s| s.shape == op.inputs[0].shape)
         };
         if equal(i) {
             return Self::Push { cat: i, copy: None };
         }
-        if let (OpKind::Copy, [from]) = (body[i].op, &body[i].inputs[..])
+        if let (CudaCode::Copy, [from]) = (ops::cuda(&body[i].op), &body[i].inputs[..])
             && matches!(from.place, Place::Register(_))
             && let Some(w) = (0..i)
                 .rev()
@@ -49,7 +51,7 @@ impl Job {
         Self::Pull(i, o)
     }
 
-    /// Shape of what threads walk over.
+    /// Returns the shape of what threads walk over.
     fn shape<'a>(self, req: &Request<'a>) -> &'a [u64] {
         match self {
             Self::Pull(i, o) => &req.body[i].outputs[o].shape,
@@ -58,8 +60,9 @@ impl Job {
     }
 }
 
-/// Generates a body of elementwise operations: an entry for all outputs over the same number of elements.
-pub(super) fn generate(req: &Request<'_>, lanes: usize) -> Result<Module, Refusal> {
+/// Generates a body of elementwise operations: an entry for all outputs over the same number of
+/// elements.
+pub(super) fn generate(req: &Request<'_>, lanes: usize) -> Result<Module, CodegenError> {
     if let Some(module) = integers(req)? {
         return Ok(module);
     }
@@ -134,11 +137,17 @@ pub(super) fn generate(req: &Request<'_>, lanes: usize) -> Result<Module, Refusa
             params,
         });
     }
+    // Concatenations of unequal parts count in it.
+    if module.source.contains("IDX") {
+        let index = req.index();
+        module.source = format!("typedef {index} IDX;\n{}", module.source);
+    }
     Ok(module)
 }
 
-/// The order in which threads walk over elements of which some operand has fewer: those that share its elements are
-/// neighbours. `[outer, repeats, rows, inner]` in the order of the elements becomes `[outer, rows, repeats, inner]`.
+/// The order in which threads walk over elements of which some operand has fewer: those that share
+/// its elements are neighbours. `[outer, repeats, rows, inner]` in the order of the elements
+/// becomes `[outer, rows, repeats, inner]`.
 #[derive(Clone, Copy, Debug)]
 struct Walk {
     repeats: usize,
@@ -182,7 +191,7 @@ impl Walk {
         None
     }
 
-    /// The first element of thread `t`.
+    /// Returns the first element of thread `t`.
     fn element(&self, lanes: usize) -> String {
         let (repeats, each) = (self.repeats, self.inner / lanes);
         let line = each * repeats;
@@ -203,7 +212,7 @@ fn make<'a>(
     job: Job,
     lanes: usize,
     values: &mut Vec<(&'a Slot, Index, Var)>,
-) -> Result<(), Refusal> {
+) -> Result<(), CodegenError> {
     let at = Index::elem(lanes);
     let body = g.req.body;
     let (cat, copy) = match job {
@@ -214,21 +223,24 @@ fn make<'a>(
         }
         Job::Push { cat, copy } => (&body[cat], copy.map(|c| &body[c])),
     };
-    let OpKind::Cat(op::Cat { axis }) = cat.op else {
-        return Err(Refusal::new("no concatenation"));
+    let CudaCode::Cat(axis) = ops::cuda(&cat.op) else {
+        return Err(CodegenError::new("no concatenation"));
     };
     let index = body.iter().position(|o| std::ptr::eq(o, cat)).unwrap_or(0);
-    let tail = |s: &Slot| -> Result<usize, Refusal> {
-        let rest = s.shape.get(usize::from(axis)..);
-        let rest = rest.ok_or_else(|| Refusal::new(format!("no axis {axis} in {:?}", s.shape)))?;
+    let tail = |s: &Slot| -> Result<usize, CodegenError> {
+        let rest = s.shape.get(axis..);
+        let rest =
+            rest.ok_or_else(|| CodegenError::new(format!("no axis {axis} in {:?}", s.shape)))?;
         Ok(rest.iter().product::<u64>() as usize)
     };
     let (whole, part) = (tail(&cat.outputs[0])?, tail(&cat.inputs[0])?);
     if part * cat.inputs.len() != whole {
-        return Err(Refusal::new("the parts do not make up the concatenation"));
+        return Err(CodegenError::new(
+            "the parts do not make up the concatenation",
+        ));
     }
     if !part.is_multiple_of(lanes) {
-        return Err(Refusal::lanes());
+        return Err(CodegenError::lanes());
     }
     for (p, slot) in cat.inputs.iter().enumerate() {
         let value = g.input(index, p, &slot.shape, &at)?;
@@ -241,7 +253,7 @@ fn make<'a>(
         };
         // What is as coarse already need not be rounded again.
         let mut held = g.rounding(slot)?;
-        let mut round = |g: &mut Gen<'_>, to: &Slot| -> Result<(), Refusal> {
+        let mut round = |g: &mut Gen<'_>, to: &Slot| -> Result<(), CodegenError> {
             let ty = g.rounding(to)?;
             if ty != held {
                 g.round(&var, ty);
@@ -263,22 +275,21 @@ fn make<'a>(
     Ok(())
 }
 
-/// A copy of integers, which floats could not carry.
-fn integers(req: &Request<'_>) -> Result<Option<Module>, Refusal> {
+/// Generates a copy of integers, which floats could not carry.
+fn integers(req: &Request<'_>) -> Result<Option<Module>, CodegenError> {
     let [op] = req.body else { return Ok(None) };
-    let all = op.inputs.iter().chain(&op.outputs);
-    if op.op != OpKind::Copy || all.clone().any(|s| s.dtype != DType::I64) {
+    if !is_integer_copy(op) {
         return Ok(None);
     }
-    for slot in all {
+    for slot in op.inputs.iter().chain(&op.outputs) {
         if req.arg(slot.place)?.dtype != DType::I64 {
-            return Err(Refusal::new("integers are copied to integers"));
+            return Err(CodegenError::new("integers are copied to integers"));
         }
     }
     let (from, to) = (&op.inputs[0], &op.outputs[0]);
     let n = numel(to);
     if numel(from) != n {
-        return Err(Refusal::new(
+        return Err(CodegenError::new(
             "a copy's shapes hold different numbers of elements",
         ));
     }

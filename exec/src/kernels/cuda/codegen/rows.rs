@@ -1,19 +1,22 @@
 //! Kernels over rows: a block (or a warp) for each, with the statistics that later operations need.
 //!
-//! Statistics are computed in passes over the row; the last pass makes what is written. Rows that fit are read once and kept
-//! in registers as they came from memory; of longer ones (a vocabulary) each pass reads them again, mostly from the
-//! second-level cache. Bodies that also add up rows (`mixed`) let each block take several.
+//! Statistics are computed in passes over the row; the last pass makes what is written. Rows that
+//! fit are read once and kept in registers as they came from memory; of longer ones (a vocabulary)
+//! each pass reads them again, mostly from the second-level cache. Bodies that also add up rows
+//! (`mixed`) let each block take several.
 
 mod mixed;
 mod statistics;
 
 use super::expr::Gen;
 use super::index::{Domain, Index};
-use super::{Entry, Module, Param, Refusal, Request, blocks, ctype, numel};
+use super::{CodegenError, Entry, Module, Param, Request, blocks, numel};
+use crate::kernels::ops::{self, CudaCode};
 use mixed::Mixed;
-use shardlab_plan::ir::{BodyOp, OpKind, Place, Slot};
+use shardlab_plan::ir::{BodyOp, Place, Slot};
 use shardlab_plan::ops::Reduced;
-use statistics::statistics;
+pub(in crate::kernels) use statistics::Row;
+use statistics::{statistic, statistics};
 use std::collections::BTreeMap;
 
 /// Bytes of registers that a thread may spend on its part of the row.
@@ -21,13 +24,18 @@ const KEPT: usize = 160;
 /// Threads of a block whose rows are a warp each.
 const WARPS: usize = 128;
 
-/// Whether a body needs whole rows.
+/// Tells whether a body needs whole rows.
 pub(super) fn applies(req: &Request<'_>) -> bool {
     req.body.iter().any(|op| reduced(op).is_some())
 }
 
-/// The operand whose last dimension an operation reduces or indexes.
-fn reduced(op: &BodyOp) -> Option<&Slot> {
+/// Tells whether an operation reduces all rows to scalars.
+fn is_loss(op: &BodyOp) -> bool {
+    matches!(ops::cuda(&op.op), CudaCode::Loss(_))
+}
+
+/// Returns the operand whose last dimension an operation reduces or indexes.
+pub(super) fn reduced(op: &BodyOp) -> Option<&Slot> {
     match op.op.def().signature().reduced? {
         Reduced::Input(n) => op.inputs.get(n),
         Reduced::Output(n) => op.outputs.get(n),
@@ -54,24 +62,29 @@ struct Shape {
 /// What a body's operations ask of the threads that share a row.
 #[derive(Clone, Copy)]
 struct Sharing {
-    /// Rows that leave threads of a warp without work may be taken several by a warp: nothing waits for whole warps.
+    /// Rows that leave threads of a warp without work may be taken several by a warp: nothing waits
+    /// for whole warps.
     parts: bool,
     /// Each thread has one vector of either half of such a row, where that makes two.
     halves: bool,
-    /// Threads hold their columns' sums beside their part of the row.
+    /// Threads hold the sums of their columns in addition to their part of the row.
     sums: bool,
 }
 
 impl Sharing {
     fn of(req: &Request<'_>) -> Self {
-        let has = |wanted: fn(OpKind) -> bool| req.body.iter().any(|op| wanted(op.op));
-        let sums = has(|op| op.sums_rows());
+        let has = |wanted: fn(CudaCode<'_>) -> bool| {
+            let mut codes = req.body.iter().map(|op| ops::cuda(&op.op));
+            codes.any(wanted)
+        };
+        let sums = req.body.iter().any(|op| op.op.sums_rows());
         Self {
             // Losses wait for whole warps.
-            parts: !has(|op| op == OpKind::NllLoss),
-            // A rotation makes elements of both halves from the same ones of both halves. Where rows are added up besides, a block
-            // takes many of them one after another, so that fewer threads a row are enough.
-            halves: sums && has(|op| matches!(op, OpKind::Cat { .. })),
+            parts: !has(|code| matches!(code, CudaCode::Loss(_))),
+            // A rotation makes elements of both halves from the same elements of both halves. Where
+            // rows are summed too, a block takes many of them one after another, so that fewer
+            // threads per row are enough.
+            halves: sums && has(|code| matches!(code, CudaCode::Cat(_))),
             sums,
         }
     }
@@ -106,7 +119,7 @@ impl Shape {
         }
     }
 
-    /// Head of a loop over the row's vectors.
+    /// Returns the head of a loop over the row's vectors.
     fn walk(&self) -> String {
         let unroll = if self.kept { "" } else { " 2" };
         format!(
@@ -115,7 +128,7 @@ impl Shape {
         )
     }
 
-    /// What all threads of the row make of their values by `op`, as C.
+    /// Returns what all threads of the row make of their values by `op`, as C.
     fn all(&self, op: &str, value: &str) -> String {
         if self.rows > 1 && self.threads > 32 {
             format!(
@@ -127,7 +140,7 @@ impl Shape {
         }
     }
 
-    /// Definition of the column, and the test whether the row has it.
+    /// Returns the definition of the column, and the test whether the row has it.
     fn column(&self) -> String {
         let guard = if self.ragged {
             format!("\nif (c >= {}u) break;", self.domain.cols)
@@ -140,19 +153,19 @@ impl Shape {
         )
     }
 
-    /// The same, and the element.
+    /// Returns that, and the definition of the element.
     fn place(&self) -> String {
         format!("{}\nconst IDX i = base + c;", self.column())
     }
 }
 
 /// Generates a body with row operations.
-pub(super) fn generate(req: &Request<'_>, lanes: usize) -> Result<Module, Refusal> {
+pub(super) fn generate(req: &Request<'_>, lanes: usize) -> Result<Module, CodegenError> {
     let slot = req
         .body
         .iter()
         .find_map(reduced)
-        .ok_or_else(|| Refusal::new("no row operation"))?;
+        .ok_or_else(|| CodegenError::new("no row operation"))?;
     let cols = slot.shape.last().map_or(1, |&c| c as usize).max(1);
     let domain = Domain {
         rows: numel(slot) / cols,
@@ -162,11 +175,11 @@ pub(super) fn generate(req: &Request<'_>, lanes: usize) -> Result<Module, Refusa
         if let Some(s) = reduced(op)
             && (numel(s) != domain.rows * cols || s.shape.last().map_or(1, |&c| c as usize) != cols)
         {
-            return Err(Refusal::new("rows of different lengths in one kernel"));
+            return Err(CodegenError::new("rows of different lengths in one kernel"));
         }
     }
     if !cols.is_multiple_of(lanes) {
-        return Err(Refusal::lanes());
+        return Err(CodegenError::lanes());
     }
     let sharing = Sharing::of(req);
     for (kept, columns) in [(true, true), (true, false), (false, false)] {
@@ -175,14 +188,18 @@ pub(super) fn generate(req: &Request<'_>, lanes: usize) -> Result<Module, Refusa
             return Ok(module);
         }
     }
-    Err(Refusal::new("no shape for the rows"))
+    Err(CodegenError::new("no shape for the rows"))
 }
 
-/// The module, or nothing if the row does not fit into registers; with `columns`, what all rows share (a norm's weight) is read
-/// together with the row instead of after its statistics.
-fn build(req: &Request<'_>, mut shape: Shape, columns: bool) -> Result<Option<Module>, Refusal> {
+/// Generates the module, or nothing if the row does not fit into registers; with `columns`, what
+/// all rows share (a norm's weight) is read together with the row instead of after its statistics.
+fn build(
+    req: &Request<'_>,
+    mut shape: Shape,
+    columns: bool,
+) -> Result<Option<Module>, CodegenError> {
     let d = shape.domain;
-    let losses = req.body.iter().filter(|op| op.op == OpKind::NllLoss);
+    let losses = req.body.iter().filter(|op| is_loss(op));
     let taken = (losses.count() * d.rows * 8) as u64;
     let mixed = Mixed::new(req, &mut shape, taken);
     let mut g = Gen::new(req, shape.lanes, Some(d));
@@ -195,18 +212,19 @@ fn build(req: &Request<'_>, mut shape: Shape, columns: bool) -> Result<Option<Mo
     let mut finish = Vec::new();
     for (i, op) in req.body.iter().enumerate() {
         statistics(&mut g, shape, i, op)?;
-        if op.op == OpKind::NllLoss {
-            finish.push((i, op));
+        if let CudaCode::Loss(code) = ops::cuda(&op.op) {
+            finish.push((i, op, code));
         }
     }
     let mut params = req.operands();
-    for (n, (i, _)) in finish.iter().enumerate() {
-        picked(&mut g, *i, n)?;
+    for (n, (i, _, code)) in finish.iter().enumerate() {
+        code.share(&mut g, *i, n)?;
         params.0.push(Param::Scratch((n * d.rows * 8) as u64));
         params.1.push(format!("double* part{n}"));
     }
     if !finish.is_empty() {
-        // An output may lie where the row does: one thread has read any of its elements, all write theirs.
+        // An output may are where the row does: one thread has read any of its elements, all write
+        // theirs.
         g.line(if shape.threads == 32 {
             "__syncwarp();"
         } else {
@@ -303,8 +321,8 @@ fn build(req: &Request<'_>, mut shape: Shape, columns: bool) -> Result<Option<Mo
         entries.push(entry);
         scratch = m.scratch();
     }
-    for (n, (_, op)) in finish.iter().enumerate() {
-        let (text, entry) = mean(req, op, n, d.rows)?;
+    for (n, (_, op, code)) in finish.iter().enumerate() {
+        let (text, entry) = code.totals(req, op, n, d.rows)?;
         source += &text;
         entries.push(entry);
     }
@@ -316,7 +334,7 @@ fn build(req: &Request<'_>, mut shape: Shape, columns: bool) -> Result<Option<Mo
 }
 
 /// Writes everything that goes to memory.
-fn outputs(g: &mut Gen<'_>, shape: Shape, mixed: Option<&Mixed<'_>>) -> Result<(), Refusal> {
+fn outputs(g: &mut Gen<'_>, shape: Shape, mixed: Option<&Mixed<'_>>) -> Result<(), CodegenError> {
     let d = shape.domain;
     let (mut wide, mut narrow) = (Vec::new(), Vec::new());
     for (i, op) in g.req.body.iter().enumerate() {
@@ -325,15 +343,15 @@ fn outputs(g: &mut Gen<'_>, shape: Shape, mixed: Option<&Mixed<'_>>) -> Result<(
             let last = !again
                 .flat_map(|l| &l.outputs)
                 .any(|s| s.place == slot.place);
-            let apart = op.op == OpKind::NllLoss || op.op.sums_rows();
+            let apart = is_loss(op) || op.op.sums_rows();
             if !matches!(slot.place, Place::Write(_)) || apart || !last {
                 continue;
             }
             match numel(slot) {
-                n if n == d.rows * d.cols && !is_statistic(op, o) => wide.push((i, o, slot)),
+                n if n == d.rows * d.cols && statistic(op, o).is_none() => wide.push((i, o, slot)),
                 n if n == d.rows => narrow.push((i, o, slot)),
                 _ => {
-                    return Err(Refusal::new(
+                    return Err(CodegenError::new(
                         "an output has neither elements nor rows of the kernel",
                     ));
                 }
@@ -368,60 +386,4 @@ fn outputs(g: &mut Gen<'_>, shape: Shape, mixed: Option<&Mixed<'_>>) -> Result<(
         g.close();
     }
     Ok(())
-}
-
-/// Whether an output is one value a row.
-fn is_statistic(op: &BodyOp, o: usize) -> bool {
-    match op.op {
-        OpKind::RmsNorm { .. } | OpKind::LayerNorm { .. } => o > 0,
-        OpKind::LogSumExp => true,
-        _ => false,
-    }
-}
-
-/// The row's share of a loss: the entry of its label.
-fn picked(g: &mut Gen<'_>, i: usize, n: usize) -> Result<(), Refusal> {
-    g.open("if (tid == 0)");
-    let label = g.label(i, 1)?;
-    let d = g.domain.unwrap_or(Domain { rows: 1, cols: 1 });
-    g.line(format!(
-        "const bool bad = bad_id({label}, {}, fault, kernel);\nconst u32 pick = bad ? 0u : (u32){label};",
-        d.cols
-    ));
-    let shape = g.req.body[i].inputs[0].shape.clone();
-    let value = g.input(i, 0, &shape, &Index::pick())?.lane();
-    g.line(format!(
-        "part{n}[r] = bad ? (double)__int_as_float(0x7fffffff) : -(double){value};"
-    ));
-    g.close();
-    Ok(())
-}
-
-/// The mean of the rows' shares, by one block.
-fn mean(req: &Request<'_>, op: &BodyOp, n: usize, rows: usize) -> Result<(String, Entry), Refusal> {
-    let mut params = vec![Param::Scratch((n * rows * 8) as u64)];
-    let mut declared = vec!["const double* part".to_owned()];
-    let mut stores = String::new();
-    for (o, value) in ["sum / ROWS", "ROWS"].iter().enumerate() {
-        let slot = &op.outputs[o];
-        let Place::Write(w) = slot.place else {
-            continue;
-        };
-        params.push(Param::Write(w));
-        declared.push(format!("{}* w{w}", ctype(req.arg(slot.place)?.dtype)));
-        stores += &format!("  down((float)({value}), {}[0]);\n", req.address(slot)?);
-    }
-    let name = format!("mean{n}");
-    let source = format!(
-        "KERNEL(1024) {name}({}) {{\n  const double ROWS = {rows}.0;\n  double sum = 0.0;\n  for (u64 i = threadIdx.x; i < {rows}u; i += 1024) sum += part[i];\n  sum = block_sum<1024>(sum);\n  if (threadIdx.x) return;\n{stores}}}\n",
-        declared.join(", ")
-    );
-    let entry = Entry {
-        name,
-        grid: [1, 1, 1],
-        block: 1024,
-        shared: 0,
-        params,
-    };
-    Ok((source, entry))
 }

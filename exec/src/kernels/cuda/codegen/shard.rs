@@ -1,11 +1,13 @@
-//! Kernels of the sharding engine: copies, casts, accumulation, sums of squares, optimizers, over lists of ranges.
+//! Kernels of the sharding engine: copies, casts, accumulation, sums of squares, optimizers, over
+//! lists of ranges.
 
 use super::{PREAMBLE, ctype};
 use shardlab_plan::ir::DType;
 
 const COMMON: &str = include_str!("shard.cuh");
 
-/// Operands a launch may have: few, so that its arguments are short, or as many as a launch can take.
+/// Operands a launch may have: few, so that its arguments are short, or as many as a launch can
+/// take.
 pub(crate) const CAPACITIES: [usize; 2] = [24, 540];
 
 /// What a kernel does with each range of its list.
@@ -27,7 +29,8 @@ pub(crate) enum Ranges {
         /// Type of the sum.
         to: DType,
     },
-    /// `to, from, distance`: pieces, the given number of bytes apart, added in order, each times a factor first.
+    /// `to, from, distance`: pieces, the given number of bytes apart, added in order, each times a
+    /// factor first.
     Sum {
         /// Type of the pieces.
         from: DType,
@@ -53,8 +56,8 @@ pub(crate) enum Ranges {
         /// Type.
         of: DType,
     },
-    /// `weight, gradient, first, second moment[, copy][, distance]`: of several pieces that make up a gradient, the number of bytes that
-    /// they are apart.
+    /// `weight, gradient, first, second moment[, copy][, distance]`: of several pieces that make up
+    /// a gradient, the number of bytes that they are apart.
     AdamW {
         /// Weight.
         weight: DType,
@@ -92,7 +95,7 @@ impl Ranges {
         }
     }
 
-    /// Elements of a range that one block works on.
+    /// Returns the elements of a range that one block works on.
     pub(crate) const fn chunk(self) -> u64 {
         match self {
             Self::Raw => 65536,
@@ -100,7 +103,7 @@ impl Ranges {
         }
     }
 
-    /// What a launch gets beside its table, in order.
+    /// Returns what a launch gets besides its table, in order.
     pub(crate) const fn extra(self) -> &'static [Extra] {
         match self {
             Self::Raw | Self::Cast { .. } | Self::Accumulate { .. } => &[],
@@ -190,7 +193,7 @@ impl Ranges {
         }
     }
 
-    /// Parameters of an update, in the order of [`Self::extra`].
+    /// Returns the parameters of an update, in the order of [`Self::extra`].
     fn settings(self) -> Vec<&'static str> {
         let names = |e: &Extra| match e {
             Extra::Factor => "float factor",
@@ -202,7 +205,7 @@ impl Ranges {
     }
 }
 
-/// What a launch gets beside its table.
+/// What a launch gets besides its table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extra {
     /// A factor by value.
@@ -215,7 +218,8 @@ pub(crate) enum Extra {
     Part,
 }
 
-/// The kernel that adds up the blocks' parts: `k0(part, count, out, before)`; with `any` it tells whether one is not 0.
+/// Returns the kernel that adds up the blocks' parts: `k0(part, count, out, before)`; with `any` it
+/// tells whether one is not 0.
 pub(crate) fn fold(any: bool) -> String {
     let result = if any {
         "sum > 0.0 ? 1.0f : 0.0f"
@@ -269,7 +273,7 @@ impl Use {
     }
 }
 
-/// A loop over the chunk's elements, four at a time where all operands are aligned.
+/// Returns a loop over the chunk's elements, four at a time where all operands are aligned.
 fn update(types: &[(&str, &str, Use)], pieces: u32, step: &str) -> String {
     let mut out = String::new();
     let mut aligned = Vec::new();
@@ -323,7 +327,7 @@ fn update(types: &[(&str, &str, Use)], pieces: u32, step: &str) -> String {
     out
 }
 
-/// The copy of a new weight, as a cast of the stored one would make it.
+/// Returns the copy of a new weight, as a cast of the stored one would make it.
 fn copied(weight: DType) -> String {
     format!(" c[v] = rounded<{}>(w[v]);", ctype(weight))
 }

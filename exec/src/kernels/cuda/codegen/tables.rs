@@ -1,14 +1,14 @@
 //! Gathers and scatters by token ids.
 
 use super::index::{self, Index};
-use super::{Entry, Module, Param, Refusal, Request, blocks, numel};
+use super::{CodegenError, Entry, Module, Param, Request, blocks, numel};
 use crate::kernels::view;
 use shardlab_plan::ir::{BodyOp, DType, Place, Slot};
 
 pub(super) fn slots<'a, const I: usize, const O: usize>(
     op: &'a BodyOp,
-) -> Result<([&'a Slot; I], [&'a Slot; O]), Refusal> {
-    let missing = || Refusal::new(format!("`{}` lacks operands", op.op.name()));
+) -> Result<([&'a Slot; I], [&'a Slot; O]), CodegenError> {
+    let missing = || CodegenError::new(format!("`{}` lacks operands", op.op.name()));
     let take = |s: &'a [Slot], i: usize| s.get(i).ok_or_else(missing);
     let mut ins = [take(&op.inputs, 0)?; I];
     for (i, x) in ins.iter_mut().enumerate() {
@@ -21,25 +21,29 @@ pub(super) fn slots<'a, const I: usize, const O: usize>(
     Ok((ins, outs))
 }
 
-/// An address expression of contiguous operands only.
-pub(super) fn contiguous(req: &Request<'_>, slot: &Slot) -> Result<String, Refusal> {
+/// Returns an address expression of contiguous operands only.
+pub(super) fn contiguous(req: &Request<'_>, slot: &Slot) -> Result<String, CodegenError> {
     if !index::is_contiguous(&index::dims(slot)) {
-        return Err(Refusal::new("a table or its rows are strided"));
+        return Err(CodegenError::new("a table or its rows are strided"));
     }
     req.address(slot)
 }
 
-/// The integer at position `at` of a slot, as C.
-pub(super) fn id(req: &Request<'_>, slot: &Slot, at: &str) -> Result<String, Refusal> {
+/// Returns the integer at position `at` of a slot, as C.
+pub(super) fn id(req: &Request<'_>, slot: &Slot, at: &str) -> Result<String, CodegenError> {
     if req.arg(slot.place)?.dtype != DType::I64 {
-        return Err(Refusal::new("ids are 64-bit integers"));
+        return Err(CodegenError::new("ids are 64-bit integers"));
     }
     let at = index::offset(&Index::single(at), &index::dims(slot), 1, None)?;
     Ok(format!("{}[{}]", req.address(slot)?, at.code))
 }
 
 /// Lanes that all these operands can be accessed with, for rows of `cols`.
-pub(super) fn lanes(req: &Request<'_>, cols: usize, slots: &[&Slot]) -> Result<usize, Refusal> {
+pub(super) fn lanes(
+    req: &Request<'_>,
+    cols: usize,
+    slots: &[&Slot],
+) -> Result<usize, CodegenError> {
     let mut lanes = 8;
     for s in slots {
         let arg = req.arg(s.place)?;
@@ -73,13 +77,13 @@ const ZEROS: usize = 4;
 const KEYS: usize = 4096;
 pub(super) const NAN: &str = "__int_as_float(0x7fffffff)";
 
-/// `ids, table -> rows`.
-pub(super) fn gather(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refusal> {
+/// Generates `ids, table -> rows`.
+pub(in crate::kernels) fn gather(req: &Request<'_>, op: &BodyOp) -> Result<Module, CodegenError> {
     let ([ids, table], [out]) = slots::<2, 1>(op)?;
     let (vocab, d) = view::matrix(table);
     let n = numel(ids);
     if numel(out) != n * d {
-        return Err(Refusal::new("as many rows as ids"));
+        return Err(CodegenError::new("as many rows as ids"));
     }
     let l = lanes(req, d, &[table, out])?;
     let per = d / l;
@@ -132,19 +136,21 @@ pub(super) fn gather(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refusal> 
     })
 }
 
-/// `d_rows, ids, d_table -> d_table`: ids are sorted (each is ranked among all others, no atomics), then the first of each
-/// run of equal ids adds up all rows of that id in their order. Without a table that is added to, further blocks of the first
-/// entry write zeros all over it while the ranking, which hardly touches memory, goes on.
-pub(super) fn scatter(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refusal> {
+/// Generates `d_rows, ids, d_table -> d_table`: ids are sorted (each is ranked among all others, no
+/// atomics), then the first of each run of equal ids adds up all rows of that id in their order.
+/// Without a table that is added to, further blocks of the first entry fill it with zeros during
+/// the ranking, which hardly touches memory.
+pub(in crate::kernels) fn scatter(req: &Request<'_>, op: &BodyOp) -> Result<Module, CodegenError> {
     let ([rows, ids], [table]) = slots::<2, 1>(op)?;
     let before = op.inputs.get(2);
     let (vocab, d) = view::matrix(table);
     let n = numel(ids);
     if numel(rows) != n * d || before.is_some_and(|b| numel(b) != vocab * d) {
-        return Err(Refusal::new("as many rows as ids"));
+        return Err(CodegenError::new("as many rows as ids"));
     }
     let l = lanes(req, d, &[rows, before.unwrap_or(table), table])?;
-    // An id and the number of its row make a key, so that all are different; ids outside the table come last.
+    // An id and the number of its row make a key, so that all are different; ids outside the table
+    // come last.
     let (key, bytes) = match (vocab + 1) * n < 1 << 32 {
         true => ("u32", 4),
         false => ("u64", 8),
@@ -288,7 +294,7 @@ KERNEL(256) k1({args}) {{
     })
 }
 
-/// Whether two slots are the same memory.
+/// Tells whether two slots are the same memory.
 fn in_place(req: &Request<'_>, read: &Slot, write: &Slot) -> bool {
     let same = match (read.place, write.place) {
         (Place::Read(r), Place::Write(w)) => {
@@ -299,17 +305,21 @@ fn in_place(req: &Request<'_>, read: &Slot, write: &Slot) -> bool {
     same && read.offset == write.offset
 }
 
-/// Whether the gradient of the negative log-likelihood is written into the zeros that are there.
-pub(super) fn fills_labels_only(req: &Request<'_>, op: &BodyOp) -> bool {
+/// Tells whether the gradient of the negative log-likelihood is written into the zeros that are
+/// there.
+pub(in crate::kernels) fn fills_labels_only(req: &Request<'_>, op: &BodyOp) -> bool {
     matches!((op.inputs.get(3), op.outputs.first()), (Some(a), Some(b)) if in_place(req, a, b))
 }
 
-/// `d_loss, labels, weight, d_x -> d_x`, in place: one element a row.
-pub(super) fn nll_labels(req: &Request<'_>, op: &BodyOp) -> Result<Module, Refusal> {
+/// Generates `d_loss, labels, weight, d_x -> d_x`, in place: one element per row.
+pub(in crate::kernels) fn nll_labels(
+    req: &Request<'_>,
+    op: &BodyOp,
+) -> Result<Module, CodegenError> {
     let ([loss, labels, weight, _], [out]) = slots::<4, 1>(op)?;
     let (rows, d) = view::matrix(out);
     if numel(labels) != rows {
-        return Err(Refusal::new("one label a row"));
+        return Err(CodegenError::new("one label a row"));
     }
     let (mut params, mut declared) = req.operands();
     params.extend([Param::Fault, Param::Kernel]);

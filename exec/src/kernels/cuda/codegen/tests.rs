@@ -16,6 +16,15 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
+#[path = "../../../../../plan/src/ops/tests/examples.rs"]
+mod examples;
+
+/// Names for `examples`.
+mod terms {
+    pub(super) use shardlab_plan::ir::OpKind;
+    pub(super) use shardlab_plan::ops::{Extent, Operand};
+}
+
 /// Programs of all shipped scenarios, as they are, with their blocks compiled, and in bf16.
 fn programs() -> impl Iterator<Item = (String, Program)> {
     scenario::shipped().iter().flat_map(|(name, _)| {
@@ -44,11 +53,11 @@ fn sources(who: &str, program: &Program, target: Target, out: &mut BTreeMap<Stri
         if let [only] = &kernel.body[..]
             && matches!(only.op, OpKind::Gemm { .. })
         {
-            let product = crate::kernels::cuda::gemm::product(
+            let gemm = crate::kernels::cuda::gemm::problem(
                 &v.request(&kernel.body, target),
                 &kernel.body[0],
             );
-            assert!(product.is_ok(), "{who}: {}: {product:?}", kernel.name);
+            assert!(gemm.is_ok(), "{who}: {}: {gemm:?}", kernel.name);
             continue;
         }
         if let OpKind::Shard(_) = kernel.body[0].op {
@@ -62,8 +71,8 @@ fn sources(who: &str, program: &Program, target: Target, out: &mut BTreeMap<Stri
             "{who}: {} takes {shared:?} bytes of shared memory on {target}",
             kernel.name
         );
-        // The planned workspace says nothing of these: they find room in that of the matrix products, which every model
-        // has. A copy of what a kernel would spoil is rare, and may be larger.
+        // The planned workspace says nothing of these: they find room in that of the GEMMs, which
+        // every model has. A copy of what a kernel would spoil is rare, and may be larger.
         let keeps = module.source.contains(" keep");
         if let OpKind::ConvGradWeight { .. } = kernel.body[0].op {
             let then = widen(&v.request(&kernel.body, target), &kernel.body[0]).unwrap();
@@ -193,6 +202,65 @@ fn every_kernel_of_every_shipped_scenario_is_generated_and_compiles() {
     compile(all, Target::HOPPER);
 }
 
+/// Every operation, as a kernel of its own, over float32 and bfloat16.
+#[test]
+fn every_operation_is_generated_and_compiles() {
+    let mut all = BTreeMap::new();
+    for &kind in OpKind::ALL {
+        let (inputs, outputs) = examples::operands(&kind);
+        for dtype in [DType::F32, DType::Bf16] {
+            let arg = |e: &examples::Example| Arg {
+                dtype: e.ids.map_or(dtype, |_| DType::I64),
+                align: 16,
+            };
+            // The statistics of attention are float32.
+            let stats = |mut args: Vec<Arg>, lse: usize| {
+                args[lse].dtype = DType::F32;
+                args
+            };
+            let mut reads: Vec<Arg> = inputs.iter().map(arg).collect();
+            let mut writes: Vec<Arg> = outputs.iter().map(arg).collect();
+            match kind {
+                OpKind::Attention(_) => writes = stats(writes, 1),
+                OpKind::AttentionGrad(_) => reads = stats(reads, 5),
+                _ => {}
+            }
+            let slots = |examples: &[examples::Example], args: &[Arg], place: fn(u8) -> Place| {
+                let with = |(i, (e, a)): (usize, (&examples::Example, &Arg))| Slot {
+                    dtype: a.dtype,
+                    ..slot(place(i as u8), &e.shape, &[])
+                };
+                let slots = examples.iter().zip(args).enumerate().map(with);
+                slots.collect::<Vec<_>>()
+            };
+            let body = [BodyOp {
+                op: kind,
+                inputs: slots(&inputs, &reads, Place::Read).into(),
+                outputs: slots(&outputs, &writes, Place::Write).into(),
+            }];
+            let same = vec![None; reads.len()];
+            let req = Request {
+                target: Target::HOPPER,
+                body: &body,
+                reads: &reads,
+                writes: &writes,
+                same: &same,
+            };
+            let who = format!("{} in {dtype}", kind.name());
+            if let OpKind::Gemm(_) = kind {
+                let gemm = crate::kernels::cuda::gemm::problem(&req, &body[0]);
+                gemm.unwrap_or_else(|e| panic!("{who}: {e}"));
+                continue;
+            }
+            let module = generate(&req).unwrap_or_else(|e| panic!("{who}: {e}"));
+            assert!(!module.entries.is_empty(), "{who}");
+            all.entry(module.source).or_insert(who);
+        }
+    }
+    assert!(all.len() >= OpKind::ALL.len(), "{}", all.len());
+    compile(all, Target::HOPPER);
+}
+
 /// A100, L40S, B200 and desktops: no clusters, less shared memory, other instructions.
 #[test]
 fn kernels_for_other_gpus_compile_and_find_room() {
@@ -240,11 +308,11 @@ fn kernels_for_other_gpus_compile_and_find_room() {
     assert_eq!(Target::of((7, 5)), None);
 }
 
-/// Products that go on with elementwise code: both ways through the gate of a feed-forward network, with what backward makes again,
-/// in both 16-bit types; rows and columns that fill no tile; residuals, where no epilogue adds them. Registers
-/// do for all of them, or the compiler would have spilled them.
+/// GEMMs with fused epilogue: both ways through the gate of a feed-forward network, with what
+/// backward makes again, in both 16-bit types; rows and columns that fill no tile; residuals, where
+/// no epilogue adds them. Registers do for all of them, or the compiler would have spilled them.
 #[test]
-fn products_that_go_on_compile_for_hopper_and_are_refused_elsewhere() {
+fn gemms_with_fused_epilogue_compile_for_hopper_and_are_refused_elsewhere() {
     let mut all = BTreeMap::new();
     for (set, expected) in [
         (&["train.recompute=none"][..], 2),
@@ -265,7 +333,7 @@ fn products_that_go_on_compile_for_hopper_and_are_refused_elsewhere() {
         all.append(&mut own);
         for v in variant::of_program(&program).keys() {
             let body = &program.kernels[v.kernel.index()].body[..];
-            if BodyOp::going_on(body).is_some() {
+            if BodyOp::split_gemm_epilogue(body).is_some() {
                 let refused = generate(&v.request(body, Target::of((8, 0)).unwrap()));
                 let why = refused.unwrap_err().to_string();
                 assert!(why.contains("compile.fused_products"), "{why}");
@@ -275,8 +343,9 @@ fn products_that_go_on_compile_for_hopper_and_are_refused_elsewhere() {
     compile(all, Target::HOPPER);
 }
 
-/// Rotated queries and keys of a merged product go where the unrotated ones were, without a copy of these; one that shares
-/// memory in any other way is copied. With one sequence a dimension has one element, and any stride.
+/// Rotated queries and keys of a merged GEMM go where the unrotated ones were, without a copy of
+/// these; one that shares memory in any other way is copied. With one sequence a dimension has one
+/// element, and any stride.
 #[test]
 fn rotations_of_merged_projections_spoil_nothing() {
     for sequences in [1, 2] {
@@ -301,7 +370,8 @@ fn assert_rotations_spoil_nothing(program: &Program) {
         assert_eq!(v.same[read], Some(0));
         let module = generate(&v.request(body, Target::HOPPER)).unwrap();
         assert_eq!(module.scratch, 0);
-        // Each half is read once and written once, eight elements at a time, and written after all is read.
+        // Each half is read once and written once, eight elements at a time, and written after all
+        // is read.
         let at =
             |what: &str| -> Vec<usize> { module.source.match_indices(what).map(|m| m.0).collect() };
         let (loads, stores) = (
@@ -362,7 +432,7 @@ fn lists_of_ranges_fit_a_launch_s_arguments() {
 
 #[test]
 fn a_loss_reads_its_labels_entries_before_anything_is_written_in_place() {
-    // In float32 nothing is cast, so log-probabilities lie where the logits did.
+    // In float32 nothing is cast, so log-probabilities are where the logits did.
     let sets = ["precision.compute=\"f32\"".to_owned()];
     let s = scenario::load(Path::new("small-full"), &sets).unwrap();
     let mut all = BTreeMap::new();
@@ -404,7 +474,8 @@ fn a_row_of_logits_is_kept_by_as_few_blocks_as_hold_it() {
             c.compile(&module.source, &options(Target::HOPPER)).unwrap();
         }
     };
-    // Logits of 2 bytes: in parts of up to 72 KiB where eight parts of that do, else of up to 224 KiB.
+    // Logits of 2 bytes: in parts of up to 72 KiB where eight parts of that do, else of up to 224
+    // KiB.
     for (vocab, blocks, bytes) in [
         (4_096, 1, 8_192),
         (32_768, 1, 65_536),
@@ -433,7 +504,7 @@ fn a_row_of_logits_is_kept_by_as_few_blocks_as_hold_it() {
     }
 }
 
-/// What slots lie in.
+/// What slots are in.
 const OPERAND: Arg = Arg {
     dtype: DType::Bf16,
     align: 16,
@@ -480,7 +551,7 @@ fn indices_are_as_wide_as_operands_are_large() {
         has("u64")
     };
     let (read, write) = (Place::Read, Place::Write(0));
-    // Columns of a merged product: few elements, far apart.
+    // Columns of a merged GEMM: few elements, far apart.
     for (tokens, expected) in [(200_000, false), (500_000, true)] {
         let merged = slot(read(0), &[tokens, 2048], &[10_240, 1]);
         let dense = |place| slot(place, &[tokens, 2048], &[]);
@@ -572,8 +643,9 @@ fn reads_that_a_kernel_would_spoil_are_copied_first() {
     assert_eq!((module.entries.len(), module.scratch), (1, 0));
 }
 
-/// What is planned over an operand needs none: gradients of norms of heads take the place of what the norm read, in its order, while the
-/// rotation back before them reorders what attention has made; where a result is in another order, it gets memory of its own.
+/// What is planned over an operand needs none: gradients of norms of heads take the place of what
+/// the norm read, in its order, while the rotation back before them reorders what attention has
+/// made; where a result is in another order, it gets memory of its own.
 #[test]
 fn no_kernel_of_a_shipped_scenario_copies_what_it_reads() {
     let mut in_place = 0;

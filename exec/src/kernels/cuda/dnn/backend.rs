@@ -1,6 +1,6 @@
 //! cuDNN's backend descriptors.
 
-use super::super::error::Trouble;
+use super::super::error::ErrorKind;
 use super::graph::{Direction, Graph, Kind, Mode, Node, Tensor, Ty};
 use super::library::{Api, Status, api, last_error};
 use cudarc::cudnn::sys::{
@@ -26,19 +26,19 @@ impl Drop for Desc {
     }
 }
 
-fn check(api: &Api, call: &'static str, status: Status) -> Result<(), Trouble> {
+fn check(api: &Api, call: &'static str, status: Status) -> Result<(), ErrorKind> {
     if status == 0 {
         return Ok(());
     }
-    Err(Trouble::Driver {
+    Err(ErrorKind::Driver {
         call,
         reason: format!("status {status}: {}", last_error(api, 600)),
     })
 }
 
 impl Desc {
-    pub(super) fn new(kind: Descriptor) -> Result<Self, Trouble> {
-        let api = api().map_err(|e| Trouble::Library(e.to_owned()))?;
+    pub(super) fn new(kind: Descriptor) -> Result<Self, ErrorKind> {
+        let api = api().map_err(|e| ErrorKind::Library(e.to_owned()))?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: written before it is read.
         let status = unsafe { (api.new)(kind, &raw mut raw) };
@@ -51,31 +51,36 @@ impl Desc {
     }
 
     /// Sets an attribute of `T`s that the library knows as `ty`.
-    pub(super) fn set<T: Copy>(&self, name: Name, ty: Type, values: &[T]) -> Result<(), Trouble> {
+    pub(super) fn set<T: Copy>(&self, name: Name, ty: Type, values: &[T]) -> Result<(), ErrorKind> {
         let count = values.len() as i64;
         // SAFETY: the values live through the call, which copies as many as it is told.
         let status = unsafe { (self.api.set)(self.raw, name, ty, count, values.as_ptr().cast()) };
         if status == 0 {
             return Ok(());
         }
-        Err(Trouble::Driver {
+        Err(ErrorKind::Driver {
             call: "cudnnBackendSetAttribute",
             reason: format!("{name:?}: status {status}"),
         })
     }
 
-    pub(super) fn refer(&self, name: Name, to: &Self) -> Result<(), Trouble> {
+    pub(super) fn refer(&self, name: Name, to: &Self) -> Result<(), ErrorKind> {
         self.set(name, Type::CUDNN_TYPE_BACKEND_DESCRIPTOR, &[to.raw])
     }
 
-    pub(super) fn finish(&self) -> Result<(), Trouble> {
+    pub(super) fn finish(&self) -> Result<(), ErrorKind> {
         // SAFETY: the descriptor is live.
         let status = unsafe { (self.api.finish)(self.raw) };
         check(self.api, "cudnnBackendFinalize", status)
     }
 
     /// Up to `out.len()` values of an attribute; how many there are.
-    pub(super) fn get<T: Copy>(&self, name: Name, ty: Type, out: &mut [T]) -> Result<i64, Trouble> {
+    pub(super) fn get<T: Copy>(
+        &self,
+        name: Name,
+        ty: Type,
+        out: &mut [T],
+    ) -> Result<i64, ErrorKind> {
         let mut count = 0;
         let asked = out.len() as i64;
         // Asked for none, the library counts only if there is no room at all.
@@ -101,7 +106,7 @@ fn data_type(ty: Ty) -> sys::cudnnDataType_t {
     }
 }
 
-fn tensor(uid: i64, t: &Tensor) -> Result<Desc, Trouble> {
+fn tensor(uid: i64, t: &Tensor) -> Result<Desc, ErrorKind> {
     let d = Desc::new(Descriptor::CUDNN_BACKEND_TENSOR_DESCRIPTOR)?;
     d.set(
         Name::CUDNN_ATTR_TENSOR_DATA_TYPE,
@@ -140,8 +145,8 @@ fn mode(m: Mode) -> cudnnPointwiseMode_t {
     }
 }
 
-/// How a convolution of two dimensions and stride 1 is done.
-fn convolution(pad: i64) -> Result<Desc, Trouble> {
+/// Returns how a convolution of two dimensions and stride 1 is done.
+fn convolution(pad: i64) -> Result<Desc, ErrorKind> {
     let how = Desc::new(Descriptor::CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR)?;
     let int = Type::CUDNN_TYPE_INT64;
     let float = sys::cudnnDataType_t::CUDNN_DATA_FLOAT;
@@ -164,7 +169,8 @@ fn convolution(pad: i64) -> Result<Desc, Trouble> {
     Ok(how)
 }
 
-/// A direction's operation and its attributes: factors of the result and of what was there, description, weights, input, result.
+/// Returns a direction's operation and its attributes: factors of the result and of what was there,
+/// description, weights, input, result.
 fn names(direction: Direction) -> (Descriptor, [Name; 6]) {
     match direction {
         Direction::Forward => (
@@ -203,8 +209,8 @@ fn names(direction: Direction) -> (Descriptor, [Name; 6]) {
     }
 }
 
-/// A node's operation; descriptors that it refers to go to `keep`.
-fn operation(node: &Node, tensors: &[Desc], keep: &mut Vec<Desc>) -> Result<Desc, Trouble> {
+/// Returns a node's operation; descriptors that it refers to go to `keep`.
+fn operation(node: &Node, tensors: &[Desc], keep: &mut Vec<Desc>) -> Result<Desc, ErrorKind> {
     let float = sys::cudnnDataType_t::CUDNN_DATA_FLOAT;
     let op = match *node {
         Node::Matmul { a, b, c } => {
@@ -354,7 +360,7 @@ struct Built {
 // SAFETY: what is shared of a graph is that it lives: nothing is read or changed once it is built.
 unsafe impl Sync for Built {}
 
-fn build(g: &Graph, on: Machine<'_>) -> Result<Built, Trouble> {
+fn build(g: &Graph, on: Machine<'_>) -> Result<Built, ErrorKind> {
     let mut tensors = Vec::new();
     for (i, t) in g.tensors.iter().enumerate() {
         tensors.push(tensor(i as i64 + 1, t)?);
@@ -364,7 +370,7 @@ fn build(g: &Graph, on: Machine<'_>) -> Result<Built, Trouble> {
     for (i, node) in g.nodes.iter().enumerate() {
         let made = operation(node, &tensors, &mut keep);
         ops.push(made.map_err(|e| match e {
-            Trouble::Driver { call, reason } => Trouble::Driver {
+            ErrorKind::Driver { call, reason } => ErrorKind::Driver {
                 call,
                 reason: format!("node {i} {node:?}: {reason}"),
             },
@@ -391,9 +397,10 @@ fn build(g: &Graph, on: Machine<'_>) -> Result<Built, Trouble> {
     Ok(Built { graph, _keep: keep })
 }
 
-/// What the library says about the configurations that it proposes for a graph, in its own words.
+/// Returns what the library says about the configurations that it proposes for a graph, in its own
+/// words.
 #[cfg(test)]
-pub(super) fn verdict(g: &Graph, on: Machine<'_>) -> Result<String, Trouble> {
+pub(super) fn verdict(g: &Graph, on: Machine<'_>) -> Result<String, ErrorKind> {
     let built = build(g, on)?;
     let mode = sys::cudnnBackendHeurMode_t::CUDNN_HEUR_MODE_A;
     if !configurations(&built.graph, on, mode)?.is_empty() {
@@ -403,13 +410,14 @@ pub(super) fn verdict(g: &Graph, on: Machine<'_>) -> Result<String, Trouble> {
     Ok(text.unwrap_or_default())
 }
 
-/// How many configurations the library proposes for a graph, and how many of them do what is wanted but for their workspace.
+/// Returns how many configurations the library proposes for a graph, and how many of them do what
+/// is wanted but for their workspace.
 #[cfg(test)]
 pub(super) fn proposals(
     g: &Graph,
     on: Machine<'_>,
     wants: Wants,
-) -> Result<(usize, usize), Trouble> {
+) -> Result<(usize, usize), ErrorKind> {
     let built = build(g, on)?;
     let (mut all, mut good) = (0, 0);
     for mode in [
@@ -435,16 +443,17 @@ pub(super) struct Wants {
     pub(super) workspace: u64,
 }
 
-/// The first `most` of the library's engine configurations that work and do what is wanted, its favourite first; at least one.
+/// Returns the first `most` of the library's engine configurations that work and do what is wanted,
+/// its favourite first; at least one.
 pub(super) fn offers(
     g: &Graph,
     on: Machine<'_>,
     wants: Wants,
     most: usize,
-) -> Result<Vec<Plan>, Trouble> {
+) -> Result<Vec<Plan>, ErrorKind> {
     let built = Arc::new(build(g, on)?);
     let mut found = Vec::new();
-    let mut trouble = Trouble::Unsupported("cuDNN has no engine for this".to_owned());
+    let mut trouble = ErrorKind::Unsupported("cuDNN has no engine for this".to_owned());
     for mode in [
         sys::cudnnBackendHeurMode_t::CUDNN_HEUR_MODE_A,
         sys::cudnnBackendHeurMode_t::CUDNN_HEUR_MODE_FALLBACK,
@@ -461,7 +470,7 @@ pub(super) fn offers(
                 return Ok(found);
             }
             if !wants.allow(notes(&config).as_deref()) {
-                trouble = Trouble::Unsupported(
+                trouble = ErrorKind::Unsupported(
                     "cuDNN has only nondeterministic kernels, or kernels that round their inputs"
                         .to_owned(),
                 );
@@ -469,7 +478,7 @@ pub(super) fn offers(
             }
             match executable(&config, on) {
                 Ok((_, workspace)) if workspace > wants.workspace => {
-                    trouble = Trouble::Unsupported(format!(
+                    trouble = ErrorKind::Unsupported(format!(
                         "cuDNN's kernel takes {workspace} bytes of workspace, more than {}",
                         wants.workspace
                     ));
@@ -494,7 +503,7 @@ fn heuristic(
     graph: &Desc,
     on: Machine<'_>,
     mode: sys::cudnnBackendHeurMode_t,
-) -> Result<Desc, Trouble> {
+) -> Result<Desc, ErrorKind> {
     let h = Desc::new(Descriptor::CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR)?;
     h.refer(Name::CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph)?;
     h.set(
@@ -509,7 +518,7 @@ fn heuristic(
     Ok(h)
 }
 
-fn proposed(h: &Desc) -> Result<i64, Trouble> {
+fn proposed(h: &Desc) -> Result<i64, ErrorKind> {
     let mut none: [cudnnBackendDescriptor_t; 0] = [];
     h.get(
         Name::CUDNN_ATTR_ENGINEHEUR_RESULTS,
@@ -522,7 +531,7 @@ fn configurations(
     graph: &Desc,
     on: Machine<'_>,
     mode: sys::cudnnBackendHeurMode_t,
-) -> Result<Vec<Desc>, Trouble> {
+) -> Result<Vec<Desc>, ErrorKind> {
     let h = heuristic(graph, on, mode)?;
     let count = proposed(&h)?;
     let mut found = Vec::new();
@@ -540,7 +549,8 @@ fn configurations(
 }
 
 impl Wants {
-    /// Whether a kernel with these notes will do; one that says nothing will not where anything is wanted.
+    /// Tells whether a kernel with these notes will do; one that says nothing will not where
+    /// anything is wanted.
     fn allow(self, notes: Option<&[u32]>) -> bool {
         use sys::cudnnBackendNumericalNote_t as Note;
         let mut refused = Vec::new();
@@ -561,9 +571,9 @@ impl Wants {
     }
 }
 
-/// What the library notes about a configuration's numbers.
+/// Returns what the library notes about a configuration's numbers.
 fn notes(config: &Desc) -> Option<Vec<u32>> {
-    let read = || -> Result<Vec<u32>, Trouble> {
+    let read = || -> Result<Vec<u32>, ErrorKind> {
         let engine = Desc::new(Descriptor::CUDNN_BACKEND_ENGINE_DESCRIPTOR)?;
         let mut raw = [engine.raw()];
         config.get(
@@ -583,7 +593,7 @@ fn notes(config: &Desc) -> Option<Vec<u32>> {
     read().ok()
 }
 
-fn executable(config: &Desc, on: Machine<'_>) -> Result<(Desc, u64), Trouble> {
+fn executable(config: &Desc, on: Machine<'_>) -> Result<(Desc, u64), ErrorKind> {
     let plan = Desc::new(Descriptor::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?;
     plan.refer(Name::CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config)?;
     match on {
@@ -610,15 +620,16 @@ impl Plan {
     /// Launches the plan on the handle's stream.
     ///
     /// # Safety
-    /// `addresses` gives for each tensor of the graph that is in memory, by its index and kind, an address of that much live device memory (for constants,
-    /// a host address), and `workspace` as many bytes as the plan needs.
+    /// `addresses` gives for each tensor of the graph that is in memory, by its index and
+    /// kind, an address of that much live device memory (for constants, a host address), and
+    /// `workspace` as many bytes as the plan needs.
     pub(super) unsafe fn execute(
         &self,
         handle: sys::cudnnHandle_t,
         g: &Graph,
         addresses: impl Fn(usize, Kind) -> u64,
         workspace: u64,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), ErrorKind> {
         let (mut ids, mut at) = (Vec::new(), Vec::new());
         for (i, t) in g.tensors.iter().enumerate() {
             if t.kind != Kind::Virtual {

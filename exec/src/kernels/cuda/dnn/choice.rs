@@ -1,8 +1,9 @@
-//! The choice among the library's offers for a graph, by time: kept on disk, and the same on all ranks.
+//! The choice among the library's offers for a graph, by time: kept on disk, and the same on all
+//! ranks.
 
 use super::backend::{self, Machine, Plan, Wants};
 use super::graph::{Direction, Graph, Kind, Node, Ty};
-use super::{Dnn, Trouble};
+use super::{Dnn, ErrorKind};
 use crate::kernels::cuda::blas::{BETTER, ahead};
 use crate::kernels::cuda::cache::Cache;
 use crate::kernels::cuda::memory::{Scratch, Stopwatch};
@@ -36,14 +37,15 @@ impl Choice {
 }
 
 impl Dnn {
-    /// The fastest offer for a graph, and words on it: by the choice on disk, or by timing; where ranks agree, the leading rank's.
+    /// Returns the fastest offer for a graph, and words on it: by the choice on disk, or by timing;
+    /// where ranks agree, the leading rank's.
     pub(super) fn fastest(
         &self,
         graph: &Graph,
         wants: Wants,
         cache: &Cache,
         agree: Option<&dyn Agree>,
-    ) -> Result<(Plan, String), Trouble> {
+    ) -> Result<(Plan, String), ErrorKind> {
         let what = format!("{graph:?} {wants:?}");
         let key = Cache::key(&["cudnn 1", &self.machine, &what]);
         let name = format!("convolution {}", Cache::key(&[&what]));
@@ -55,7 +57,7 @@ impl Dnn {
         )
     }
 
-    /// What a packed choice names, if it is there.
+    /// Returns what a packed choice names, if it is there.
     fn offer(&self, graph: &Graph, wants: Wants, packed: &[u8]) -> Option<(Plan, String)> {
         let choice = Choice::unpack(packed)?;
         let place = usize::from(choice.place);
@@ -72,7 +74,7 @@ impl Dnn {
         wants: Wants,
         key: &str,
         cache: &Cache,
-    ) -> Result<Vec<u8>, Trouble> {
+    ) -> Result<Vec<u8>, ErrorKind> {
         if let Some(kept) = cache.get(key, "engine")
             && self.offer(graph, wants, &kept).is_some()
         {
@@ -100,8 +102,8 @@ impl Dnn {
         Ok(packed)
     }
 
-    /// Microseconds of each offer in a short burst; infinite for those that do not run.
-    fn bursts(&self, graph: &Graph, offers: &[Plan]) -> Result<Vec<f32>, Trouble> {
+    /// Returns the microseconds of each offer in a short burst; infinite for those that do not run.
+    fn bursts(&self, graph: &Graph, offers: &[Plan]) -> Result<Vec<f32>, ErrorKind> {
         let most = offers.iter().map(|p| p.workspace).max().unwrap_or(0);
         let scratch = Scratch::new(graph.scratch + most, 0)?;
         let mut operands = Vec::new();
@@ -121,7 +123,7 @@ impl Dnn {
             operands.push(at);
         }
         // Copies within the device are not waited for.
-        result::ctx::synchronize().map_err(Trouble::driver("cuCtxSynchronize"))?;
+        result::ctx::synchronize().map_err(ErrorKind::driver("cuCtxSynchronize"))?;
         let watch = Stopwatch::new()?;
         self.on(watch.stream())?;
         let address = |i: usize, kind: Kind| match kind {
@@ -130,7 +132,8 @@ impl Dnn {
         };
         let workspace = scratch.at + graph.scratch;
         watch.bursts(offers.len(), |i| {
-            // SAFETY: the operands are as long as the graph's tensors, the workspace as any offer's; nobody else uses them.
+            // SAFETY: the operands are as long as the graph's tensors, the workspace as any
+            // offer's; nothing else uses them.
             unsafe { offers[i].execute(self.handle, graph, address, workspace) }
         })
     }

@@ -3,15 +3,15 @@
 use super::Places;
 use super::graph::{Direction, Graph, Kind, Node, Operand, Tensor, Ty};
 use crate::kernels::cuda::codegen::Request;
-use crate::kernels::cuda::error::Trouble;
+use crate::kernels::cuda::error::ErrorKind;
 use crate::kernels::view;
-use shardlab_plan::ir::{BodyOp, DType, OpKind, Slot};
+use shardlab_plan::ir::{BodyOp, DType, Slot};
 use shardlab_plan::program::workspace;
 
 /// An operand of a convolution: dimensions, strides, alignment in bytes.
 pub(super) type Lies = ([i64; 4], [i64; 4], i64);
 
-/// The graph of a direction over its input, weights and result.
+/// Returns the graph of a direction over its input, weights and result.
 pub(super) fn graph(direction: Direction, ty: Ty, tensors: [Lies; 3]) -> Graph {
     let mut g = Graph::default();
     let pad = tensors[1].0[3] / 2;
@@ -32,8 +32,9 @@ pub(super) fn graph(direction: Direction, ty: Ty, tensors: [Lies; 3]) -> Graph {
     g
 }
 
-/// Has the result written to scratch memory in the type of the factors, dense: the library has no gradients of weights that are wider than what
-/// they are made from. Whoever launches the graph converts them.
+/// Has the result written to scratch memory in the type of the factors, dense: the library has no
+/// gradients of weights that are wider than what they are made from. Whoever launches the graph
+/// converts them.
 fn narrow(g: &mut Graph, ty: Ty) {
     let [Node::Convolution { filter, .. }] = g.nodes[..] else {
         return;
@@ -50,23 +51,26 @@ fn narrow(g: &mut Graph, ty: Ty) {
     g.scratch = t.bytes().next_multiple_of(workspace::ALIGN);
 }
 
-/// Whether [`narrow`] was here.
+/// Tells whether [`narrow`] was here.
 pub(super) fn is_narrow(g: &Graph) -> bool {
     matches!(g.nodes[..], [Node::Convolution { direction: Direction::Filter, filter, .. }]
         if g.tensors[filter].kind == Kind::Scratch(0))
 }
 
-/// The graph of a body's convolution, where its operands lie, and the type of its factors.
-pub(super) fn graph_of(req: &Request<'_>, op: &BodyOp) -> Result<(Graph, Places, DType), Trouble> {
-    let no = |why: &str| Trouble::Unsupported(why.to_owned());
+/// Returns the graph of a body's convolution, where its operands are, and the type of its factors.
+pub(super) fn graph_of(
+    req: &Request<'_>,
+    op: &BodyOp,
+    direction: Direction,
+) -> Result<(Graph, Places, DType), ErrorKind> {
+    let no = |why: &str| ErrorKind::Unsupported(why.to_owned());
     let ([a, b, ..], [c, ..]) = (&op.inputs[..], &op.outputs[..]) else {
         return Err(no("a convolution lacks operands"));
     };
-    let (direction, [image, filter, result]) = match op.op {
-        OpKind::Conv { .. } => (Direction::Forward, [a, b, c]),
-        OpKind::ConvGradInput { .. } => (Direction::Image, [c, b, a]),
-        OpKind::ConvGradWeight { .. } => (Direction::Filter, [b, c, a]),
-        _ => return Err(no("no convolution")),
+    let [image, filter, result] = match direction {
+        Direction::Forward => [a, b, c],
+        Direction::Image => [c, b, a],
+        Direction::Filter => [b, c, a],
     };
     if req.same.iter().any(Option::is_some) {
         return Err(no("a convolution does not work in place"));
@@ -76,7 +80,7 @@ pub(super) fn graph_of(req: &Request<'_>, op: &BodyOp) -> Result<(Graph, Places,
         && dtype.size() == 2
         && req.arg(filter.place)?.dtype == DType::F32;
     let ty = Ty::of(dtype).ok_or_else(|| no("cuDNN does not take this type"))?;
-    let tensor = |s: &Slot| -> Result<Lies, Trouble> {
+    let tensor = |s: &Slot| -> Result<Lies, ErrorKind> {
         let arg = req.arg(s.place)?;
         if arg.dtype != dtype && !(widens && std::ptr::eq(s, filter)) {
             return Err(no("a convolution's operands have different types"));

@@ -1,7 +1,9 @@
-//! Graphs of cuDNN's. Attention is one of small operations that cuDNN 9.8 to 9.20 recognise as one fused kernel.
+//! Graphs of cuDNN's. Attention is one of small operations that cuDNN 9.8 to 9.20 recognise as one
+//! fused kernel.
 //!
-//! Plain data: tensors, and nodes over them. The order of nodes and the shapes and strides of values that never reach memory
-//! are those that NVIDIA's own front end emits for causal attention; the library matches the pattern as a whole.
+//! Plain data: tensors, and nodes over them. The order of nodes and the shapes and strides of
+//! values that never reach memory are those that NVIDIA's own front end emits for causal attention;
+//! the library matches the pattern as a whole.
 
 use shardlab_plan::ir::DType;
 
@@ -71,7 +73,7 @@ pub(crate) struct Tensor {
 }
 
 impl Tensor {
-    /// Bytes from its first element to behind its last one.
+    /// Returns the bytes from its first element to behind its last one.
     pub(super) fn bytes(&self) -> u64 {
         let size = match self.ty {
             Ty::F32 | Ty::I32 => 4,
@@ -191,7 +193,7 @@ impl Graph {
         self.tensor([1; 4], [1; 4], Ty::F32, Kind::Value(x))
     }
 
-    /// A value like another one that never reaches memory.
+    /// Returns a value like another one that never reaches memory.
     fn like(&mut self, x: T, ty: Ty) -> T {
         let Tensor { dims, strides, .. } = self.tensors[x];
         self.tensor(dims, strides, ty, Kind::Virtual)
@@ -345,7 +347,8 @@ pub(crate) fn forward(s: &Shape, strides: Strides<'_>) -> Option<Graph> {
     Some(g)
 }
 
-/// Gradients from the saved log-sum-exp. `ordered` asks for the kernel whose sums have a fixed order.
+/// Gradients from the saved log-sum-exp. `ordered` asks for the kernel whose sums have a fixed
+/// order.
 pub(crate) fn backward(s: &Shape, strides: Strides<'_>, ordered: bool) -> Option<Graph> {
     let io = s.io()?;
     let mut g = Graph::default();

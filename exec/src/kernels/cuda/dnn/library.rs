@@ -1,7 +1,8 @@
 //! The functions of cuDNN that attention needs.
 //!
-//! The general bindings open `libcudnn.so`, which pip's package does not have: a machine with another cuDNN of its own would
-//! mix two versions. Here the file that was loaded is found by its full name.
+//! The general bindings open `libcudnn.so`, which pip's package does not have: a machine with
+//! another cuDNN of its own would mix two versions. Here the file that was loaded is found by its
+//! full name.
 
 use cudarc::cudnn::sys::{
     cudnnBackendAttributeName_t as Name, cudnnBackendAttributeType_t as Type,
@@ -29,7 +30,7 @@ pub(super) struct Api {
     pub(super) execute: unsafe extern "C" fn(Handle, Raw, Raw) -> Status,
 }
 
-/// The library, if it is loaded or can be; else why it cannot.
+/// Returns the library, if it is loaded or can be; else why it cannot.
 pub(super) fn api() -> Result<&'static Api, &'static str> {
     static API: OnceLock<Result<Api, String>> = OnceLock::new();
     let api = API.get_or_init(|| load().map_err(|e| e.to_string()));
@@ -37,8 +38,8 @@ pub(super) fn api() -> Result<&'static Api, &'static str> {
 }
 
 fn load() -> Result<Api, libloading::Error> {
-    // SAFETY: NVIDIA's library runs no code at loading that depends on ours, and is never unloaded; the names are those of
-    // its headers, whose signatures are the fields' types.
+    // SAFETY: NVIDIA's library runs no code at loading that depends on ours, and is never unloaded;
+    // the names are those of its headers, whose signatures are the fields' types.
     unsafe {
         fn raw<T: Copy>(s: Symbol<T>) -> T {
             *s
@@ -62,7 +63,7 @@ fn load() -> Result<Api, libloading::Error> {
     }
 }
 
-/// What the library says about its last failure on this thread; its first lines.
+/// Returns what the library says about its last failure on this thread; its first lines.
 pub(super) fn last_error(api: &Api, most: usize) -> String {
     let mut text = vec![0u8; most];
     // SAFETY: there is room for as many bytes as are named.

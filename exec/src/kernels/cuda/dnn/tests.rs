@@ -1,4 +1,5 @@
-//! cuDNN finds its fused kernels for our graphs, on the saved properties of a GPU: no GPU is needed, only the library.
+//! cuDNN finds its fused kernels for our graphs, on the saved properties of a GPU: no GPU is
+//! needed, only the library.
 
 use super::backend::{Desc, Machine, Wants, proposals, verdict};
 use super::convolution;
@@ -33,7 +34,8 @@ fn is_loaded() -> bool {
     );
     let load = |name: &str| {
         let found = all.iter().map(|f| f.join(name)).find(|p| p.exists());
-        // SAFETY: NVIDIA's libraries run no code at loading that depends on ours; they are never unloaded.
+        // SAFETY: NVIDIA's libraries run no code at loading that depends on ours; they are never
+        // unloaded.
         let handle =
             found.and_then(|p| unsafe { Library::open(Some(p), RTLD_LAZY | RTLD_GLOBAL) }.ok());
         handle.map(std::mem::forget).is_some()
@@ -93,7 +95,8 @@ fn shape(batch: i64, heads: i64, kv: i64, seq: i64, d: i64, causal: bool) -> Sha
     }
 }
 
-/// Strides of `[batch, seq, heads, d]` memory seen as `[batch, heads, seq, d]`, and of `[batch, heads, seq, d]` itself.
+/// Strides of `[batch, seq, heads, d]` memory seen as `[batch, heads, seq, d]`, and of `[batch,
+/// heads, seq, d]` itself.
 fn strides(s: &Shape, o: Operand) -> [i64; 4] {
     let heads = match o {
         Operand::K | Operand::V | Operand::DK | Operand::DV => s.kv,
@@ -105,8 +108,8 @@ fn strides(s: &Shape, o: Operand) -> [i64; 4] {
     }
 }
 
-/// Strides of queries, keys and values as columns of one merged product's rows, and of the values' gradient as columns of its
-/// gradient.
+/// Strides of queries, keys and values as columns of one merged GEMM's rows, and of the values'
+/// gradient as columns of its gradient.
 fn merged(s: &Shape, o: Operand) -> [i64; 4] {
     let row = (s.heads + 2 * s.kv) * s.d;
     match o {
@@ -149,7 +152,8 @@ fn there_is_an_engine_for_every_attention_of_the_models() {
     assert!(!fits(&wrong), "{wrong:?}");
 }
 
-/// Whether a configuration is ready, or would be on a machine with a driver: what is missing is asked for last.
+/// Tells whether a configuration is ready, or would be on a machine with a driver: what is missing
+/// is asked for last.
 fn fits(verdict: &str) -> bool {
     verdict == "ready" || verdict.contains("RUNTIME_PREREQUISITE_MISSING")
 }
@@ -191,7 +195,8 @@ fn dense(dims: [i64; 4], align: i64) -> convolution::Lies {
     (dims, [c * h * w, h * w, w, 1], align)
 }
 
-/// Every convolution of the toy, of the small scenario (whose buffers are aligned to single elements), and one in bf16.
+/// Every convolution of the toy, of the small scenario (whose buffers are aligned to single
+/// elements), and one in bf16.
 #[test]
 fn there_is_an_engine_for_every_convolution_of_the_models() {
     let Some(properties) = saved() else { return };
@@ -227,7 +232,8 @@ fn there_is_an_engine_for_every_convolution_of_the_models() {
     }
 }
 
-/// Gradients of weights in float32 from 16-bit factors: the library refuses them, and makes those in the factors' type, which are converted.
+/// Gradients of weights in float32 from 16-bit factors: the library refuses them, and makes those
+/// in the factors' type, which are converted.
 #[test]
 fn gradients_of_weights_that_are_wider_than_their_factors_come_narrow() {
     let slot = |place, shape: &[u64]| Slot {
@@ -255,7 +261,9 @@ fn gradients_of_weights_that_are_wider_than_their_factors_come_narrow() {
             writes: &[arg(result)],
             same: &[None, None],
         };
-        convolution::graph_of(&req, &op).unwrap().0
+        convolution::graph_of(&req, &op, Direction::Filter)
+            .unwrap()
+            .0
     };
     let wide = graph(DType::F32);
     assert!(convolution::is_narrow(&wide));

@@ -85,7 +85,7 @@ fn perform(kind: Ranges, p: &Piece, w: &Work) {
             hyper: NO_HYPER,
             shapes: &[],
         };
-        // SAFETY: the pieces lie in the test's memory.
+        // SAFETY: the pieces are in the test's memory.
         unsafe { kernels::launch(&context, reads, writes) }.unwrap();
     };
     match kind {
@@ -165,7 +165,7 @@ fn agree(
         hyper: NO_HYPER,
         shapes,
     };
-    // SAFETY: the ranges lie in the test's memory.
+    // SAFETY: the ranges are in the test's memory.
     unsafe { kernels::launch(&context, &r, &w) }.unwrap();
     let (r, w) = (of(&mut gpu, reads), of(&mut gpu, writes));
     let work = work(op, shapes, &r, &w).unwrap();

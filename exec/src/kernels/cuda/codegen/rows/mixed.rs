@@ -1,13 +1,16 @@
-//! Sums over rows beside what is done in rows: the gradient of a norm's weight in the kernel that goes back through the norm.
+//! Sums over rows in kernels that also work row by row: the gradient of a norm's weight in the
+//! kernel of the norm's backward.
 //!
-//! A worker (a group of threads, as many as share a row) takes every `workers`-th row (blocks by turns, so that none has more of the
-//! last round than another) and adds up its rows' terms in registers, in float32, then the block the sums of its workers; a second entry adds those of the blocks in float64. How many there are follows
-//! from shapes alone, and so does the order of the sums.
+//! A worker (a group of threads, as many as share a row) takes every `workers`-th row (blocks by
+//! turns, so that none has more of the last round than another) and adds up its rows' terms in
+//! registers, in float32, then the block the sums of its workers; a second entry adds those of the
+//! blocks in float64. How many there are follows from shapes alone, and so does the order of the
+//! sums.
 
 use super::{Gen, Index, Shape};
 use crate::kernels::cuda::codegen::columns::{MULTIPROCESSORS, terms};
 use crate::kernels::cuda::codegen::index;
-use crate::kernels::cuda::codegen::{Entry, Param, Refusal, Request, blocks};
+use crate::kernels::cuda::codegen::{CodegenError, Entry, Param, Request, blocks};
 use shardlab_plan::ir::{BodyOp, Place};
 use shardlab_plan::program::workspace;
 
@@ -17,22 +20,25 @@ const COMBINED: usize = 8192;
 const BLOCK: usize = 768;
 /// Threads of a multiprocessor, with the registers that these kernels take.
 const RESIDENT: usize = 768;
-/// Rows that a worker takes at least, where there are so many: the sums are written and read once more.
+/// Minimum number of rows per worker, if there are that many: each worker's sums are written and
+/// read once more.
 const ROWS: usize = 4;
 /// Columns of a block that adds up the workers' sums, and its threads for each.
 const COLUMNS: usize = 32;
 const SHARES: usize = 16;
 
-/// Blocks of a multiprocessor.
+/// Returns how many blocks a multiprocessor holds.
 fn resident(shape: &Shape) -> usize {
     (RESIDENT / (shape.threads * shape.rows)).max(1)
 }
 
-/// Rows that a block takes at a time: as many as it can without leaving multiprocessors idle.
+/// Returns the rows that a block takes at a time: as many as it can without leaving multiprocessors
+/// idle.
 fn together(shape: &Shape) -> usize {
     let most = match shape.threads {
         0..32 => BLOCK / shape.threads,
-        // Rows of several warps meet by barriers of their own, of which there are a few; of one warp, larger blocks are slower.
+        // Rows of several warps meet by barriers of their own, of which there are a few; of one
+        // warp, larger blocks are slower.
         _ => (BLOCK / shape.threads).clamp(1, 8),
     };
     let blocks = |rows: usize| shape.domain.rows.div_ceil(ROWS * rows);
@@ -55,7 +61,7 @@ pub(super) struct Mixed<'a> {
 }
 
 impl<'a> Mixed<'a> {
-    /// The sums of a body, if it has any; `at` bytes of scratch memory are taken.
+    /// Returns the sums of a body, if it has any; `at` bytes of scratch memory are taken.
     pub(super) fn new(req: &Request<'a>, shape: &mut Shape, at: u64) -> Option<Self> {
         let ops: Vec<_> = req
             .body
@@ -83,12 +89,13 @@ impl<'a> Mixed<'a> {
         })
     }
 
-    /// Blocks that a multiprocessor has at once: as many registers as these leave a thread.
+    /// Returns the blocks that a multiprocessor has at once: as many registers as these leave a
+    /// thread.
     pub(super) fn resident(&self) -> usize {
         resident(&self.shape)
     }
 
-    /// Rows that are under way at once.
+    /// Returns how many rows are in flight at once.
     pub(super) fn workers(&self) -> usize {
         self.blocks * self.shape.rows
     }
@@ -98,17 +105,17 @@ impl<'a> Mixed<'a> {
         self.ops.iter().flat_map(outs)
     }
 
-    /// Blocks of the kernel.
+    /// Returns how many blocks the kernel has.
     pub(super) fn grid(&self) -> u32 {
         self.blocks as u32
     }
 
-    /// What the kernel's entry takes beside operands.
+    /// Returns what the kernel's entry takes besides operands.
     pub(super) fn param(&self) -> (Param, String) {
         (Param::Scratch(self.at), "float* sums".to_owned())
     }
 
-    /// Bytes of scratch memory, with those before.
+    /// Returns the bytes of scratch memory, with those before.
     pub(super) fn scratch(&self) -> u64 {
         self.at + (self.blocks * self.sums().count() * self.shape.domain.cols * 4) as u64
     }
@@ -121,7 +128,7 @@ impl<'a> Mixed<'a> {
     }
 
     /// Adds the row's terms, in the walk over its vectors.
-    pub(super) fn add(&self, g: &mut Gen<'_>, at: &Index) -> Result<(), Refusal> {
+    pub(super) fn add(&self, g: &mut Gen<'_>, at: &Index) -> Result<(), CodegenError> {
         let lanes = self.shape.lanes;
         let mut n = 0;
         for &(i, op) in &self.ops {
@@ -138,7 +145,8 @@ impl<'a> Mixed<'a> {
         Ok(())
     }
 
-    /// Adds up the sums of the block's groups, in an order that is always the same, and writes them.
+    /// Adds up the sums of the block's groups, in an order that is always the same, and writes
+    /// them.
     pub(super) fn written(&self) -> String {
         let (lanes, cols, count) = (
             self.shape.lanes,
@@ -148,7 +156,8 @@ impl<'a> Mixed<'a> {
         let n = self.shape.steps * lanes;
         let own = self.shape.threads;
         let mut s = String::new();
-        // Groups of one warp by its registers first: then each warp is one, whose first threads speak for it.
+        // Groups of one warp by its registers first: then each warp is one, whose first threads
+        // speak for it.
         let (mut rows, mut threads) = (self.shape.rows, own);
         while threads < 32 && rows.is_multiple_of(2) {
             for i in 0..count {
@@ -197,8 +206,8 @@ impl<'a> Mixed<'a> {
         )
     }
 
-    /// The entry that adds up the workers' sums.
-    pub(super) fn fold(&self, req: &Request<'_>) -> Result<(String, Entry), Refusal> {
+    /// Returns the entry that adds up the workers' sums.
+    pub(super) fn fold(&self, req: &Request<'_>) -> Result<(String, Entry), CodegenError> {
         let (cols, count) = (self.shape.domain.cols, self.sums().count());
         let (mut params, mut declared) = req.operands();
         params.push(Param::Scratch(self.at));
@@ -265,7 +274,8 @@ mod tests {
             let shape = Shape::new(Domain { rows, cols }, 8, true, sharing);
             (shape.threads, together(&shape))
         };
-        // 16 heads of 8,192 tokens, eight heads of as many, of half of them, and of a few: 132 blocks of four times so many rows.
+        // 16 heads of 8,192 tokens, eight heads of as many, of half of them, and of a few: 132
+        // blocks of four times so many rows.
         assert_eq!(rows(131_072, 128, true), (8, 96));
         assert_eq!(rows(65_536, 128, true), (8, 96));
         assert_eq!(rows(32_768, 128, true), (8, 48));

@@ -1,25 +1,31 @@
-//! Gather and scatter-add of table rows.
+//! Gathers rows of a table, and scatters their gradients.
 
-use super::error::Fault;
-use super::scratch::Scratch;
-use super::view::{self, View};
-use super::{Operands, same};
+use super::{Call, CpuKernel};
+#[cfg(feature = "cuda")]
+use super::{CudaCode, CudaKernel};
+#[cfg(feature = "cuda")]
+use crate::kernels::cuda::codegen::tables;
+use crate::kernels::error::OperandError;
+use crate::kernels::operands::{Operands, same};
+use crate::kernels::scratch::Scratch;
+use crate::kernels::view::{self, View};
+use shardlab_plan::ir::op;
 use smallvec::SmallVec;
 
-/// Ids of all rows, checked against the table.
-fn ids(view: &View, limit: usize) -> Result<SmallVec<[i64; 256]>, Fault> {
+/// Returns the ids of all rows, checked against the table.
+fn ids(view: &View, limit: usize) -> Result<SmallVec<[i64; 256]>, OperandError> {
     let mut ids: SmallVec<[i64; 256]> = SmallVec::from_elem(0, view.numel);
     view.load_ids(0, &mut ids)?;
     for (row, &value) in ids.iter().enumerate() {
         if value < 0 || value as usize >= limit {
-            return Err(Fault::Label { row, value, limit });
+            return Err(OperandError::Label { row, value, limit });
         }
     }
     Ok(ids)
 }
 
-/// `ids, table -> rows`.
-pub(super) fn gather(o: &Operands<'_>) -> Result<(), Fault> {
+/// Computes `ids, table -> rows`.
+fn gather(o: &Operands<'_>) -> Result<(), OperandError> {
     o.expect(2, 1)?;
     let (table, out) = (o.input(1)?, o.output(0)?);
     let (vocab, d) = view::matrix(o.slot(false, 1)?);
@@ -33,9 +39,9 @@ pub(super) fn gather(o: &Operands<'_>) -> Result<(), Fault> {
     Ok(())
 }
 
-/// `d_rows, ids, d_table -> d_table`: rows of one id are added in their order, in float32, and rounded once. Without the table
-/// to zeros.
-pub(super) fn scatter_add(o: &Operands<'_>) -> Result<(), Fault> {
+/// Computes `d_rows, ids, d_table -> d_table`: rows of one id are added in their order, in float32,
+/// and rounded once. Without the table to zeros.
+fn scatter_add(o: &Operands<'_>) -> Result<(), OperandError> {
     o.expect(2, 1)?;
     let (rows, table) = (o.input(0)?, o.output(0)?);
     let before = match o.op.inputs.len() {
@@ -73,4 +79,30 @@ pub(super) fn scatter_add(o: &Operands<'_>) -> Result<(), Fault> {
         table.store(at, &sum);
     }
     Ok(())
+}
+
+impl CpuKernel for op::Embedding {
+    fn run(&self, call: Call<'_, '_>) -> Result<(), OperandError> {
+        gather(call.whole()?)
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl CudaKernel for op::Embedding {
+    fn code(&self) -> CudaCode<'_> {
+        CudaCode::kernel(tables::gather)
+    }
+}
+
+impl CpuKernel for op::EmbeddingGrad {
+    fn run(&self, call: Call<'_, '_>) -> Result<(), OperandError> {
+        scatter_add(call.whole()?)
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl CudaKernel for op::EmbeddingGrad {
+    fn code(&self) -> CudaCode<'_> {
+        CudaCode::kernel(tables::scatter)
+    }
 }

@@ -1,28 +1,32 @@
-//! Matrix products that go on with elementwise code, by a kernel of our own for Hopper's tensor cores (`product.cuh`).
+//! GEMMs with fused epilogue, by a kernel of our own for Hopper's tensor cores
+//! (`gemm_epilogue.cuh`).
 //!
-//! Forms of instructions and of tiles in shared memory are those of the PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix
-//! Multiply-Accumulate Instructions" and "Strides of matrices in shared memory".
+//! Forms of instructions and of tiles in shared memory are those of the PTX ISA 9.0, "Asynchronous
+//! Warpgroup Level Matrix Multiply-Accumulate Instructions" and "Strides of matrices in shared
+//! memory".
 
 use super::expr::{Cached, Gen};
 use super::index::Index;
-use super::{Arg, Entry, Module, Param, Refusal, Request, ctype, numel};
+use super::{Arg, CodegenError, Entry, Module, Param, Request, ctype, numel};
 use crate::kernels::cuda::gemm;
 use shardlab_plan::ir::{BodyOp, DType, OpKind, Place, op};
 use std::fmt::Write as _;
 
 /// The kernel, less what depends on the body.
-const KERNEL: &str = include_str!("product.cuh");
-/// Shared memory of a block: three steps of both factors' tiles, a rounded tile, barriers and the ring of tile numbers, and what
-/// aligning them may cost.
+const KERNEL: &str = include_str!("gemm_epilogue.cuh");
+/// Shared memory of a block: three steps of both factors' tiles, a rounded tile, barriers and the
+/// ring of tile numbers, and what aligning them may cost.
 const SHARED: u32 = 3 * ((16 << 10) + (32 << 10)) + (64 << 10) + 256 + 1024;
 /// Elements of a vector in memory.
 const LANES: usize = 8;
 /// Elements of a tile's inner dimension: 128 bytes, what tensor copies swizzle.
 const STEP: u32 = 64;
-/// Multiprocessors of the GPUs that this is for. Where there are fewer, what finds no room starts late and finds nothing to do.
+/// Multiprocessors of the GPUs that this is for. Where there are fewer, what finds no room starts
+/// late and finds nothing to do.
 const PROCESSORS: u32 = 132;
 
-/// A matrix in memory as tensor copies take it: rows without gaps, in boxes of some rows and columns.
+/// A matrix in memory as tensor copies take it: rows without gaps, in boxes of some rows and
+/// columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Map {
     /// Operand.
@@ -37,31 +41,35 @@ pub(crate) struct Map {
     pub(crate) part: [u32; 2],
 }
 
-/// Generates the kernel of a body that is products and the elementwise code behind them.
+/// Generates the kernel of a body that is GEMMs and their elementwise epilogue.
 pub(super) fn generate(
     req: &Request<'_>,
-    products: &[BodyOp],
-    rest: &[BodyOp],
-) -> Result<Module, Refusal> {
+    gemms: &[BodyOp],
+    epilogue: &[BodyOp],
+) -> Result<Module, CodegenError> {
     if !req.target.has_wgmma() {
-        return Err(Refusal::new(format!(
+        return Err(CodegenError::new(format!(
             "fused matmuls need sm_90a, not {}; set compile.fused_products = false",
             req.target
         )));
     }
-    let count = products.len();
-    if count > 2 || rest.iter().any(|op| matches!(op.op, OpKind::Gemm { .. })) {
-        return Err(Refusal::new("more products than tiles have room for"));
+    let count = gemms.len();
+    if count > 2
+        || epilogue
+            .iter()
+            .any(|op| matches!(op.op, OpKind::Gemm { .. }))
+    {
+        return Err(CodegenError::new("more GEMMs than tiles have room for"));
     }
-    let (m, n, k, maps) = factors(req, products)?;
+    let (m, n, k, maps) = factors(req, gemms)?;
     let ty = maps[0].dtype;
-    let tb = matches!(products[0].op, OpKind::Gemm(op::Gemm { tb: true, .. }));
+    let tb = matches!(gemms[0].op, OpKind::Gemm(op::Gemm { tb: true, .. }));
     // Tiles, and rounds of tiles' numbers, are counted in 32 bits.
     if [m, n, k].iter().any(|&x| x >= 1 << 31) {
-        return Err(Refusal::new("a product has too many rows or columns"));
+        return Err(CodegenError::new("a GEMM has too many rows or columns"));
     }
     if let Some(i) = req.same.iter().position(|s| *s == Some(super::CLASH)) {
-        return Err(Refusal::new(format!("read {i} overlaps a result")));
+        return Err(CodegenError::new(format!("read {i} overlaps a result")));
     }
 
     let mut g = Gen::new(req, LANES, None);
@@ -71,8 +79,8 @@ pub(super) fn generate(
     for (i, op) in req.body.iter().enumerate() {
         for (o, slot) in op.outputs.iter().enumerate() {
             if numel(slot) as u64 != m * n || !super::is_dense(slot) {
-                return Err(Refusal::new(
-                    "a result is not as large as the product, or not in its order",
+                return Err(CodegenError::new(
+                    "a result is not as large as the GEMM's, or not in its order",
                 ));
             }
             let mut later = req.body[i + 1..].iter().flat_map(|l| &l.outputs);
@@ -86,9 +94,9 @@ pub(super) fn generate(
         g.store(slot, &at, &var)?;
     }
     let kept = g.cache.take().unwrap_or_default();
-    // Vectors that are on their way at once, as many as a writer's 120 registers allow beside the results. On an H200 the gate's
-    // gradient of 8,192 x 8,192 takes 427 us with eight of both that it reads, 435 with six, 447 with four; asking the second-level
-    // cache for the tile takes longer.
+    // Vectors in flight: as many as a writer's 120 registers allow in addition to the results. On
+    // an H200 the gate's gradient of 8,192 x 8,192 takes 427 us with eight of each that it reads,
+    // 435 with six, 447 with four; prefetching the tile into the second-level cache takes longer.
     let room = 16 - 4 * req.writes.len().saturating_sub(2).min(3);
     let ahead = match kept.len() {
         0 => 4,
@@ -130,12 +138,13 @@ pub(super) fn generate(
     })
 }
 
-/// Size of the product (rows, columns of one factor's result, inner dimension), and the factors in memory.
-fn factors(req: &Request<'_>, products: &[BodyOp]) -> Result<(u64, u64, u64, Vec<Map>), Refusal> {
+/// Returns the size of the GEMM (rows, columns of one factor's result, inner dimension), and the
+/// factors in memory.
+fn factors(req: &Request<'_>, gemms: &[BodyOp]) -> Result<(u64, u64, u64, Vec<Map>), CodegenError> {
     let mut maps: Vec<Map> = Vec::new();
     let mut size = None;
-    for op in products {
-        let (p, o) = gemm::product(req, op)?;
+    for op in gemms {
+        let (p, o) = gemm::problem(req, op)?;
         let plain = !p.ta && p.factors == p.result && p.factors.size() == 2 && p.bias.is_none();
         let widths = [p.k, if p.tb { p.k } else { p.n }];
         let dense = p.pitch[0] == widths[0] && p.pitch[1] == widths[1];
@@ -144,7 +153,7 @@ fn factors(req: &Request<'_>, products: &[BodyOp]) -> Result<(u64, u64, u64, Vec
             && widths.iter().all(|w| w.is_multiple_of(LANES as u64))
             && p.n.is_multiple_of(LANES as u64);
         if !plain || p.accumulate || !dense || !whole {
-            return Err(Refusal::new(
+            return Err(CodegenError::new(
                 "factors are not in 16 bits, row after row, at addresses that tensor copies take",
             ));
         }
@@ -163,33 +172,33 @@ fn factors(req: &Request<'_>, products: &[BodyOp]) -> Result<(u64, u64, u64, Vec
         };
         for map in [&a, &b] {
             let Place::Read(i) = map.place else {
-                return Err(Refusal::new("a factor is made in the kernel"));
+                return Err(CodegenError::new("a factor is made in the kernel"));
             };
             if req.same.get(usize::from(i)).is_some_and(Option::is_some) {
-                return Err(Refusal::new("a factor is written over"));
+                return Err(CodegenError::new("a factor is written over"));
             }
         }
         match (maps.first(), size) {
             (None, _) => maps.push(a),
             (Some(first), Some(s)) if *first == a && s == (p.m, p.n, p.k) && p.tb => {}
             _ => {
-                return Err(Refusal::new(
-                    "products of one kernel have a factor in common",
+                return Err(CodegenError::new(
+                    "GEMMs of one kernel must have a factor in common",
                 ));
             }
         }
         size = Some((p.m, p.n, p.k));
         maps.push(b);
     }
-    let (m, n, k) = size.ok_or_else(|| Refusal::new("not a matmul"))?;
+    let (m, n, k) = size.ok_or_else(|| CodegenError::new("not a matmul"))?;
     let fits = |a: &Arg| a.dtype == maps[0].dtype && a.align == 16;
     if m * n * k == 0 || !req.writes.iter().all(fits) {
-        return Err(Refusal::new("results are not of the factors' type"));
+        return Err(CodegenError::new("results are not of the factors' type"));
     }
     Ok((m, n, k, maps))
 }
 
-/// The instruction that multiplies 64 rows by 16 by 256 columns.
+/// Returns the instruction that multiplies 64 rows by 16 by 256 columns.
 fn multiply(ty: DType, tb: bool) -> String {
     let name = if ty == DType::F16 { "f16" } else { "bf16" };
     let mut out = String::from(

@@ -1,26 +1,29 @@
-//! Matrix products whose kernels go on with elementwise code: one after the other here, through memory of their own where a result
-//! is for the code behind it alone.
+//! GEMMs with fused epilogue: one operation after the other here, through memory of their own where
+//! only the epilogue reads a result.
 
-use super::error::Fault;
+use super::error::OperandError;
+use super::fused;
+use super::operands::Operands;
+use super::ops::{self, Call};
 use super::scratch::Scratch;
 use super::view::overlap;
-use super::{Operands, fused, gemm};
-use crate::operand::RawRange;
-use shardlab_plan::ir::{BodyOp, OpKind, Place, op};
+use crate::operand::{LaunchContext, RawRange};
+use shardlab_plan::ir::{BodyOp, Place};
 use smallvec::SmallVec;
 
-/// Performs products, and the elementwise code behind them.
+/// Performs GEMMs and the elementwise operations of their epilogue.
 ///
 /// # Errors
 /// With the index of the operation at fault.
 pub(super) fn run(
-    products: &[BodyOp],
-    rest: &[BodyOp],
+    ctx: &LaunchContext<'_>,
+    gemms: &[BodyOp],
+    epilogue: &[BodyOp],
     reads: &[RawRange],
     writes: &[RawRange],
-) -> Result<(), (usize, Fault)> {
+) -> Result<(), (usize, OperandError)> {
     let mut reads: SmallVec<[RawRange; 8]> = SmallVec::from_slice(reads);
-    let (mut products, mut rest) = (products.to_vec(), rest.to_vec());
+    let (mut gemms, mut epilogue) = (gemms.to_vec(), epilogue.to_vec());
     let mut kept: SmallVec<[Scratch; 3]> = SmallVec::new();
     let mut room = |bytes: usize| {
         let mut new = Scratch::take(bytes.div_ceil(size_of::<f32>()));
@@ -32,8 +35,8 @@ pub(super) fn run(
         Some(Place::Write(w)) => writes.get(usize::from(w)).copied(),
         _ => None,
     };
-    // What a product writes may be what a later operation reads: every operation sees what was there before.
-    let written: SmallVec<[RawRange; 2]> = products.iter().filter_map(made).collect();
+    // A GEMM may write what a later operation reads: every operation sees what was there before.
+    let written: SmallVec<[RawRange; 2]> = gemms.iter().filter_map(made).collect();
     let extent = |r: &RawRange| r.ptr as usize..r.ptr as usize + r.bytes;
     for read in &mut reads {
         if written.iter().any(|w| overlap(&extent(w), &extent(read))) {
@@ -44,8 +47,8 @@ pub(super) fn run(
         }
     }
     // Results that never leave the kernel become further operands.
-    for i in 0..products.len() {
-        let Some(slot) = products[i].outputs.first() else {
+    for i in 0..gemms.len() {
+        let Some(slot) = gemms[i].outputs.first() else {
             continue;
         };
         let place = slot.place;
@@ -59,24 +62,16 @@ pub(super) fn run(
             bytes,
             dtype: slot.dtype,
         });
-        let ops = products.iter_mut().chain(&mut rest);
+        let ops = gemms.iter_mut().chain(&mut epilogue);
         let slots = ops.flat_map(|op| op.inputs.iter_mut().chain(&mut op.outputs));
         for slot in slots.filter(|s| s.place == place) {
             slot.place = at;
         }
     }
-    for (i, op) in products.iter().enumerate() {
-        let OpKind::Gemm(op::Gemm {
-            ta,
-            tb,
-            bias,
-            accumulate,
-        }) = op.op
-        else {
-            continue;
-        };
-        let o = Operands::new(op, &reads, writes);
-        gemm::run(&o, ta, tb, bias, accumulate).map_err(|f| (i, f))?;
+    for (i, op) in gemms.iter().enumerate() {
+        let operands = Operands::new(ctx, op, &reads, writes);
+        let whole = Call::Whole(&operands);
+        ops::cpu(&op.op).run(whole).map_err(|e| (i, e))?;
     }
-    fused::run(&rest, &reads, writes).map_err(|(i, f)| (products.len() + i, f))
+    fused::run(&epilogue, &reads, writes).map_err(|(i, f)| (gemms.len() + i, f))
 }

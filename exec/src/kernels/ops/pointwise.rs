@@ -1,0 +1,226 @@
+//! Elementwise functions.
+
+use super::{Elementwise, float};
+use crate::kernels::math::{exp, sigmoid, tanh};
+use crate::kernels::wide::wide;
+use shardlab_plan::ir::op;
+
+/// `sqrt(2 / pi)` of the tanh approximation of GELU.
+const GELU_C: f32 = 0.797_884_6;
+const GELU_A: f32 = 0.044_715;
+
+wide! {
+    /// Computes `a + b`.
+    fn add(a: &[f32], b: &[f32], y: &mut [f32]) {
+        for ((y, a), b) in y.iter_mut().zip(a).zip(b) {
+            *y = a + b;
+        }
+    }
+
+    /// Computes `a - b`.
+    fn sub(a: &[f32], b: &[f32], y: &mut [f32]) {
+        for ((y, a), b) in y.iter_mut().zip(a).zip(b) {
+            *y = a - b;
+        }
+    }
+
+    /// Computes `a * b`.
+    fn mul(a: &[f32], b: &[f32], y: &mut [f32]) {
+        for ((y, a), b) in y.iter_mut().zip(a).zip(b) {
+            *y = a * b;
+        }
+    }
+
+    /// Computes `-a`.
+    fn neg(a: &[f32], y: &mut [f32]) {
+        for (y, a) in y.iter_mut().zip(a) {
+            *y = -a;
+        }
+    }
+
+    /// Computes `x * sigmoid(x)`.
+    fn silu(x: &[f32], y: &mut [f32]) {
+        for (y, &x) in y.iter_mut().zip(x) {
+            *y = x / (1.0 + exp(-x));
+        }
+    }
+
+    /// Computes the gradient of SiLU.
+    fn silu_grad(dy: &[f32], x: &[f32], dx: &mut [f32]) {
+        for ((d, &g), &x) in dx.iter_mut().zip(dy).zip(x) {
+            let s = sigmoid(x);
+            *d = g * (s * (1.0 + x * (1.0 - s)));
+        }
+    }
+
+    /// GELU by the tanh approximation.
+    fn gelu(x: &[f32], y: &mut [f32]) {
+        for (y, &x) in y.iter_mut().zip(x) {
+            let t = tanh(GELU_C * (x + GELU_A * x * x * x));
+            *y = 0.5 * x * (1.0 + t);
+        }
+    }
+
+    /// Computes the gradient of GELU.
+    fn gelu_grad(dy: &[f32], x: &[f32], dx: &mut [f32]) {
+        for ((d, &g), &x) in dx.iter_mut().zip(dy).zip(x) {
+            let t = tanh(GELU_C * (x + GELU_A * x * x * x));
+            let dt = (1.0 - t * t) * GELU_C * (1.0 + 3.0 * GELU_A * x * x);
+            *d = g * (0.5 * (1.0 + t) + 0.5 * x * dt);
+        }
+    }
+
+    /// Computes `max(x, 0)`; NaN stays NaN.
+    fn relu(x: &[f32], y: &mut [f32]) {
+        for (y, &x) in y.iter_mut().zip(x) {
+            *y = if x < 0.0 { 0.0 } else { x };
+        }
+    }
+
+    /// Computes the gradient of ReLU from its result.
+    fn relu_grad(dy: &[f32], y: &[f32], dx: &mut [f32]) {
+        for ((d, &g), &y) in dx.iter_mut().zip(dy).zip(y) {
+            *d = if y <= 0.0 { 0.0 } else { g };
+        }
+    }
+
+    /// Computes `scale * (x - target)^2`.
+    fn squared_error(x: &[f32], target: &[f32], scale: f32, y: &mut [f32]) {
+        for ((y, x), t) in y.iter_mut().zip(x).zip(target) {
+            let e = x - t;
+            *y = scale * (e * e);
+        }
+    }
+
+    /// Computes `dy * 2 * scale * (x - target)`.
+    fn squared_error_grad(dy: &[f32], x: &[f32], target: &[f32], scale: f32, dx: &mut [f32]) {
+        for (((d, g), x), t) in dx.iter_mut().zip(dy).zip(x).zip(target) {
+            *d = g * (2.0 * scale * (x - t));
+        }
+    }
+}
+
+impl Elementwise for op::Add {
+    fn block(&self, x: &[&[f32]], y: &mut [f32]) {
+        add(x[0], x[1], y);
+    }
+
+    fn lane(&self, x: &[String], _: bool) -> String {
+        format!("{} + {}", x[0], x[1])
+    }
+}
+
+impl Elementwise for op::Sub {
+    fn block(&self, x: &[&[f32]], y: &mut [f32]) {
+        sub(x[0], x[1], y);
+    }
+
+    fn lane(&self, x: &[String], _: bool) -> String {
+        format!("{} - {}", x[0], x[1])
+    }
+}
+
+impl Elementwise for op::Mul {
+    fn block(&self, x: &[&[f32]], y: &mut [f32]) {
+        mul(x[0], x[1], y);
+    }
+
+    fn lane(&self, x: &[String], _: bool) -> String {
+        format!("{} * {}", x[0], x[1])
+    }
+}
+
+impl Elementwise for op::Neg {
+    fn block(&self, x: &[&[f32]], y: &mut [f32]) {
+        neg(x[0], y);
+    }
+
+    fn lane(&self, x: &[String], _: bool) -> String {
+        format!("-{}", x[0])
+    }
+}
+
+impl Elementwise for op::Silu {
+    fn block(&self, x: &[&[f32]], y: &mut [f32]) {
+        silu(x[0], y);
+    }
+
+    fn lane(&self, x: &[String], fast: bool) -> String {
+        format!("silu_<{fast}>({})", x[0])
+    }
+}
+
+impl Elementwise for op::SiluGrad {
+    fn block(&self, x: &[&[f32]], y: &mut [f32]) {
+        silu_grad(x[0], x[1], y);
+    }
+
+    fn lane(&self, x: &[String], fast: bool) -> String {
+        format!("silu_grad_<{fast}>({}, {})", x[0], x[1])
+    }
+}
+
+impl Elementwise for op::Gelu {
+    fn block(&self, x: &[&[f32]], y: &mut [f32]) {
+        gelu(x[0], y);
+    }
+
+    fn lane(&self, x: &[String], fast: bool) -> String {
+        format!("gelu_<{fast}>({})", x[0])
+    }
+}
+
+impl Elementwise for op::GeluGrad {
+    fn block(&self, x: &[&[f32]], y: &mut [f32]) {
+        gelu_grad(x[0], x[1], y);
+    }
+
+    fn lane(&self, x: &[String], fast: bool) -> String {
+        format!("gelu_grad_<{fast}>({}, {})", x[0], x[1])
+    }
+}
+
+impl Elementwise for op::Relu {
+    fn block(&self, x: &[&[f32]], y: &mut [f32]) {
+        relu(x[0], y);
+    }
+
+    fn lane(&self, x: &[String], _: bool) -> String {
+        format!("relu_({})", x[0])
+    }
+}
+
+impl Elementwise for op::ReluGrad {
+    fn block(&self, x: &[&[f32]], y: &mut [f32]) {
+        relu_grad(x[0], x[1], y);
+    }
+
+    fn lane(&self, x: &[String], _: bool) -> String {
+        format!("relu_grad_({}, {})", x[0], x[1])
+    }
+}
+
+impl Elementwise for op::SquaredError {
+    fn block(&self, x: &[&[f32]], y: &mut [f32]) {
+        squared_error(x[0], x[1], self.scale.0 as f32, y);
+    }
+
+    fn lane(&self, x: &[String], _: bool) -> String {
+        let (a, b) = (&x[0], &x[1]);
+        format!(
+            "{} * (({a} - {b}) * ({a} - {b}))",
+            float(self.scale.0 as f32)
+        )
+    }
+}
+
+impl Elementwise for op::SquaredErrorGrad {
+    fn block(&self, x: &[&[f32]], y: &mut [f32]) {
+        squared_error_grad(x[0], x[1], x[2], self.scale.0 as f32, y);
+    }
+
+    fn lane(&self, x: &[String], _: bool) -> String {
+        let twice = float(2.0 * self.scale.0 as f32);
+        format!("{} * ({twice} * ({} - {}))", x[0], x[1], x[2])
+    }
+}

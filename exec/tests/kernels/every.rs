@@ -1,0 +1,67 @@
+//! Every operation's CPU kernel against float64.
+
+use super::case::{Arg, Case, arg};
+use super::examples::{Example, operands};
+use super::memory::Rng;
+use super::semantics;
+use shardlab_plan::ir::{BodyOp, DType, OpKind, Place, Slot, op};
+
+fn operand(e: &Example, dtype: DType) -> Arg {
+    match e.ids {
+        Some(below) => arg(&e.shape, DType::I64).ids(below),
+        None => arg(&e.shape, dtype),
+    }
+}
+
+fn slot(e: &Example) -> Slot {
+    Slot {
+        place: Place::Register(0),
+        offset: 0,
+        shape: e.shape[..].into(),
+        strides: Default::default(),
+        dtype: DType::F32,
+    }
+}
+
+/// Values of the inputs of attention's backward: its result and log-sum-exp are the forward's.
+fn forward(of: &op::AttentionGrad, inputs: &[Example], rng: &mut Rng) -> Vec<Vec<f64>> {
+    let mut values: Vec<Vec<f64>> = inputs
+        .iter()
+        .map(|e| {
+            let n = e.shape.iter().product::<u64>();
+            (0..n).map(|_| f64::from(rng.next() as f32)).collect()
+        })
+        .collect();
+    let body = BodyOp {
+        op: OpKind::Attention(op::Attention {
+            causal: of.causal,
+            scale: of.scale,
+        }),
+        inputs: inputs[1..4].iter().map(slot).collect(),
+        outputs: inputs[4..6].iter().map(slot).collect(),
+    };
+    let made = semantics::apply(&body, &values[1..4]);
+    values[4].clone_from(&made[0]);
+    values[5].clone_from(&made[1]);
+    values
+}
+
+#[test]
+fn every_operation_equals_float64() {
+    for &kind in OpKind::ALL {
+        let (inputs, outputs) = operands(&kind);
+        let mut rng = Rng(17);
+        for dtype in [DType::F32, DType::Bf16] {
+            let mut ins: Vec<Arg> = inputs.iter().map(|e| operand(e, dtype)).collect();
+            let mut outs: Vec<Arg> = outputs.iter().map(|e| operand(e, dtype)).collect();
+            if let OpKind::AttentionGrad(of) = &kind {
+                ins = inputs.iter().map(|e| operand(e, DType::F32)).collect();
+                outs = outputs.iter().map(|e| operand(e, DType::F32)).collect();
+                let values = forward(of, &inputs, &mut rng);
+                let with = |(a, v): (Arg, &Vec<f64>)| a.values(v);
+                ins = ins.into_iter().zip(&values).map(with).collect();
+            }
+            Case::new(kind, &ins, &outs, &mut rng).check();
+        }
+    }
+}
