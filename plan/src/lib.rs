@@ -17,6 +17,7 @@ pub mod lower;
 pub mod memory;
 pub mod models;
 pub mod ops;
+pub mod policies;
 pub mod program;
 pub mod record;
 pub mod scenario;
@@ -24,5 +25,5 @@ pub mod shard;
 pub mod units;
 
 pub use config::Scenario;
-pub use lower::plan;
+pub use policies::{plan, tape_of};
 pub use program::Program;

@@ -12,10 +12,10 @@ use crate::engine::{ExecOptions, RankInputs, Session, StepInputs, StepResult, Wo
 use crate::train::{Feed, StateLayout, TrainError, init, schedule};
 use shardlab_plan::config::Scenario;
 use shardlab_plan::ir::{Kernel, KernelId};
-use shardlab_plan::lower::tape_of;
 use shardlab_plan::program::{Op, Program};
 use shardlab_plan::record::Span;
 use shardlab_plan::scenario;
+use shardlab_plan::tape_of;
 use shardlab_plan::units::{Bytes, Picos};
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};

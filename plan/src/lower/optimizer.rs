@@ -86,7 +86,7 @@ pub(crate) fn late_norm(cx: &Cx<'_>) -> bool {
 }
 
 /// Clipping and the update; the policy has reduced all gradients.
-pub(crate) fn step<L: Lifecycle>(cx: &mut Cx<'_>, life: &mut L) {
+pub(crate) fn step(cx: &mut Cx<'_>, life: &mut dyn Lifecycle) {
     cx.b.at(UnitId(0), Phase::Clip);
     let states = life.optimizer_state(cx);
     let clips = cx.scenario.train.clip_norm > 0.0;
@@ -175,12 +175,7 @@ pub(crate) fn update(
 
 /// Global gradient norm: squares summed over local shards, then over the ranks that hold different ones. With `clips` the
 /// gradients are scaled by it, except where the optimizer's kernel does that.
-fn norm<L: Lifecycle>(
-    cx: &mut Cx<'_>,
-    life: &mut L,
-    states: &[ShardState],
-    clips: bool,
-) -> BufferId {
+fn norm(cx: &mut Cx<'_>, life: &mut dyn Lifecycle, states: &[ShardState], clips: bool) -> BufferId {
     let pool = cx.rest_pool;
     let norm = cx.b.buffer(NewBuffer {
         role: Role::Temporary,

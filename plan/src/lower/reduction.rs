@@ -7,7 +7,7 @@ use crate::program::Rule;
 use smallvec::smallvec;
 
 /// Reduces `input` into this rank's part of it, in the dtype of gradients on the wire. One rank alone copies.
-pub(super) fn scatter(
+pub(crate) fn scatter(
     cx: &mut Cx<'_>,
     (comm, stream): (Option<CommId>, StreamId),
     op: ReduceOp,
@@ -33,7 +33,7 @@ pub(super) fn scatter(
 }
 
 /// Sums what was reduced on one stream over the replicas on another, in place and in the same dtype.
-pub(super) fn all_reduce(
+pub(crate) fn all_reduce(
     cx: &mut Cx<'_>,
     comm: CommId,
     (reduced_on, stream): (StreamId, StreamId),
@@ -51,7 +51,7 @@ pub(super) fn all_reduce(
 }
 
 /// Adds a range to others, one after another, in the dtype of these.
-pub(super) fn accumulate(
+pub(crate) fn accumulate(
     cx: &mut Cx<'_>,
     rule: Rule,
     from: Access,

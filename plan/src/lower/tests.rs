@@ -5,11 +5,11 @@ mod fsdp2;
 mod full;
 mod micro_batches;
 
-use super::plan;
 use crate::config::{OuterStrategy, PolicyKind, Scenario, Strategy, UnitPattern, Units};
 use crate::ir::{
     Access, BufferId, COMPUTE, CollectiveKind, DType, Holds, InstrId, ReduceOp, Role, UnitId,
 };
+use crate::plan;
 use crate::program::{Instr, Op, Phase, Program, Rule, SectionKind, StreamKind};
 use crate::scenario::parse;
 use crate::shard::{Layout, persistent_bytes};

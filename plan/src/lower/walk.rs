@@ -85,9 +85,9 @@ pub(crate) enum Pass {
 }
 
 /// Walks a tape through a policy.
-pub(crate) struct Walk<'c, 'a, L> {
+pub(crate) struct Walk<'c, 'a> {
     pub(crate) cx: &'c mut Cx<'a>,
-    pub(crate) life: &'c mut L,
+    pub(crate) life: &'c mut dyn Lifecycle,
     pub(crate) buffers: &'c TapeBuffers,
     units: Vec<UnitId>,
     /// Framework host work applies (not for the native engine).
@@ -99,8 +99,12 @@ pub(crate) struct Walk<'c, 'a, L> {
     workspaces_made: [bool; 2],
 }
 
-impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
-    pub(crate) fn new(cx: &'c mut Cx<'a>, life: &'c mut L, buffers: &'c TapeBuffers) -> Self {
+impl<'c, 'a> Walk<'c, 'a> {
+    pub(crate) fn new(
+        cx: &'c mut Cx<'a>,
+        life: &'c mut dyn Lifecycle,
+        buffers: &'c TapeBuffers,
+    ) -> Self {
         let units = unit_of_module(cx);
         let framework = cx.scenario.fsdp.policy != PolicyKind::Native;
         Self {

@@ -10,7 +10,10 @@
 
 mod gather;
 mod reduce;
+mod spec;
 mod tables;
+
+pub(super) use spec::SPEC;
 
 use crate::config::{OuterStrategy, Reshard};
 use crate::ir::{

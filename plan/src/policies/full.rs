@@ -14,6 +14,9 @@
 mod buckets;
 mod gather;
 mod reduce;
+mod spec;
+
+pub(super) use spec::{LOWERING, RULES};
 
 use crate::config::Reshard;
 use crate::ir::{Access, BufferId, COMPUTE, EventId, Holds, ParamId, PerRank, Role, UnitId};

@@ -11,6 +11,10 @@
 //! - the final callback fences, it does no hidden work; in a step's last backward the fence is one a group, before the
 //!   optimizer's launch on it, and groups are updated in the order of their reductions.
 
+mod spec;
+
+pub(super) use spec::SPEC;
+
 use crate::compile::tape::TapeOp;
 use crate::config::{Prefetch, Reshard};
 use crate::ir::{

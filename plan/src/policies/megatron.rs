@@ -6,6 +6,10 @@
 //!   on; behind the last one the bucket is reduced in place into the rank's slice and then added to the shard at rest; a queue bounded
 //!   in elements decides when buckets are released.
 
+mod spec;
+
+pub(super) use spec::SPEC;
+
 use crate::config::{AllocatorKind, Prefetch, Strategy};
 use crate::ir::{
     Access, BufferId, COMPUTE, DType, EventId, GroupId, HostWorkKind, ParamId, PerRank, Role,
