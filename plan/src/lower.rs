@@ -18,7 +18,7 @@ pub(crate) mod streams;
 pub(crate) mod walk;
 
 use crate::compile::tape::Tape;
-use crate::compile::{self, Neighbours, Sharding};
+use crate::compile::{self, Sharding, WeightAdjacency};
 use crate::config::{AllocatorKind, CudaGraph, OuterStrategy, Scenario, Strategy};
 use crate::ir::{Module, Param, UnitId};
 use crate::memory::{self, AllocError, ReplayError};
@@ -27,7 +27,8 @@ use crate::shard::{
     Group, Layout, LayoutKind, ShardError, UnitSpec, assign_units, build_groups, check_frozen,
 };
 use buffers::TapeBuffers;
-use context::Cx;
+use builder::Builder;
+use context::{Emitter, LoweringInputs};
 use walk::{Lifecycle, Walk};
 
 /// Why a scenario cannot be lowered although its file is valid.
@@ -55,9 +56,9 @@ pub(crate) struct Lowering {
     /// The layout of other engines is their own.
     pub(crate) places_merged_weights: bool,
     /// What is adjacent where two weights of a flat layout are.
-    pub(crate) adjacency: Neighbours,
+    pub(crate) adjacency: WeightAdjacency,
     /// Makes the lifecycle, with its buffers and streams.
-    pub(crate) lifecycle: fn(&mut Cx<'_>) -> Result<Box<dyn Lifecycle>, PlanError>,
+    pub(crate) lifecycle: fn(&mut Emitter<'_>) -> Result<Box<dyn Lifecycle>, PlanError>,
 }
 
 /// Plans a scenario with a schedule.
@@ -74,13 +75,15 @@ pub(crate) fn plan(scenario: &Scenario, lowering: &Lowering) -> Result<Program, 
     }
     let (specs, groups) = units(scenario, lowering, &modules, &params)?;
     let tape = tape(scenario, lowering, modules.len(), &specs, &groups);
-    let mut cx = Cx::new(scenario, &tape, specs, groups)?;
-    capture::check_scopes(&cx)?;
-    let buffers = TapeBuffers::new(&mut cx);
-    cx.b.kernels.clone_from(&tape.kernels);
-    let mut life = (lowering.lifecycle)(&mut cx)?;
-    let sections = sections(&mut cx, life.as_mut(), &buffers);
-    let mut program = finish(cx, &buffers, sections);
+    let inputs = LoweringInputs::new(scenario, &tape, specs, groups);
+    capture::check_scopes(&inputs)?;
+    let mut out = Emitter::new(&inputs);
+    let buffers = TapeBuffers::new(&mut out);
+    out.b.kernels.clone_from(&tape.kernels);
+    let mut life = (lowering.lifecycle)(&mut out)?;
+    let sections = sections(&mut out, life.as_mut(), &buffers);
+    let emitted = out.b;
+    let mut program = finish(inputs, emitted, &buffers, sections);
     if scenario.compile.cuda_graph == CudaGraph::FullIteration {
         capture::fix_addresses(&mut program);
     }
@@ -140,42 +143,51 @@ fn contiguous_with_next(scenario: &Scenario, lowering: &Lowering, params: &[Para
         .collect()
 }
 
-fn sections(cx: &mut Cx<'_>, life: &mut dyn Lifecycle, buffers: &TapeBuffers) -> Vec<Section> {
+fn sections(
+    out: &mut Emitter<'_>,
+    life: &mut dyn Lifecycle,
+    buffers: &TapeBuffers,
+) -> Vec<Section> {
     let mut sections = Vec::new();
-    let mut close = |cx: &mut Cx<'_>, kind, from: u32| {
-        let to = cx.b.instrs.len() as u32;
+    let mut close = |out: &mut Emitter<'_>, kind, from: u32| {
+        let to = out.b.instrs.len() as u32;
         sections.push(Section {
             kind,
             instrs: from..to,
         });
-        cx.b.new_section();
+        out.b.new_section();
         to
     };
-    cx.b.at(UnitId(0), Phase::Init);
-    life.init(cx);
-    cx.b.at(UnitId(0), Phase::Init);
-    buffers.init(cx);
-    let first = close(cx, SectionKind::Init, 0);
-    Walk::new(cx, life, buffers).step();
-    let steady = close(cx, SectionKind::First, first);
+    out.b.at(UnitId(0), Phase::Init);
+    life.init(out);
+    out.b.at(UnitId(0), Phase::Init);
+    buffers.init(out);
+    let first = close(out, SectionKind::Init, 0);
+    Walk::new(out, life, buffers).step();
+    let steady = close(out, SectionKind::First, first);
     // A steady step is the first one without what only the first allocates.
-    let mut once = std::mem::take(&mut cx.b.first_only).into_iter().peekable();
+    let mut once = std::mem::take(&mut out.b.first_only).into_iter().peekable();
     for i in first..steady {
         if once.next_if_eq(&i).is_none() {
-            let instr: Instr = cx.b.instrs[i as usize];
-            cx.b.instrs.push(instr);
+            let instr: Instr = out.b.instrs[i as usize];
+            out.b.instrs.push(instr);
         }
     }
-    let validation = close(cx, SectionKind::Steady, steady);
-    if cx.scenario.train.validate_every > 0 {
-        Walk::new(cx, life, buffers).validation();
-        close(cx, SectionKind::Validation, validation);
+    let validation = close(out, SectionKind::Steady, steady);
+    if out.inputs.scenario.train.validate_every > 0 {
+        Walk::new(out, life, buffers).validation();
+        close(out, SectionKind::Validation, validation);
     }
     sections
 }
 
-fn finish(cx: Cx<'_>, buffers: &TapeBuffers, sections: Vec<Section>) -> Program {
-    let scenario = cx.scenario;
+fn finish(
+    inputs: LoweringInputs<'_>,
+    emitted: Builder,
+    buffers: &TapeBuffers,
+    sections: Vec<Section>,
+) -> Program {
+    let scenario = inputs.scenario;
     let mesh = &scenario.mesh;
     let accum = u64::from(scenario.train.grad_accum);
     let meta = ProgramMeta {
@@ -187,8 +199,8 @@ fn finish(cx: Cx<'_>, buffers: &TapeBuffers, sections: Vec<Section>) -> Program 
         dp_outer: mesh.dp_outer,
         gpus_per_node: mesh.gpus_per_node,
         micro_batches: scenario.train.grad_accum as u16,
-        tokens: cx.tape.tokens * accum,
-        model_flops: cx.tape.model_flops * accum,
+        tokens: inputs.tape.tokens * accum,
+        model_flops: inputs.tape.model_flops * accum,
         deterministic: scenario.precision.deterministic,
         expandable_segments: scenario.fsdp.expandable_segments,
         reduce_in_flight: scenario.fsdp.reduce_in_flight,
@@ -199,9 +211,9 @@ fn finish(cx: Cx<'_>, buffers: &TapeBuffers, sections: Vec<Section>) -> Program 
     let double_buffer = scenario.fsdp.allocator == AllocatorKind::DoubleBuffer;
     Program {
         meta,
-        modules: cx.tape.modules.clone(),
-        params: cx.tape.params.clone(),
-        units: cx
+        modules: inputs.tape.modules.clone(),
+        params: inputs.tape.params.clone(),
+        units: inputs
             .units
             .into_iter()
             .map(|u| Unit {
@@ -212,20 +224,20 @@ fn finish(cx: Cx<'_>, buffers: &TapeBuffers, sections: Vec<Section>) -> Program 
                 groups: u.groups,
             })
             .collect(),
-        groups: cx.groups,
-        streams: cx.b.streams,
-        communicators: cx.b.communicators,
-        kernels: cx.b.kernels,
-        buffers: cx.b.buffers,
-        accesses: cx.b.accesses,
-        collectives: cx.b.collectives,
-        copies: cx.b.copies,
-        scopes: cx.b.scopes,
-        loss: cx.tape.loss.map(|s| buffers.storage(s)),
-        eval_loss: cx.tape.eval_loss.map(|s| buffers.storage(s)),
-        events: cx.b.events,
+        groups: inputs.groups,
+        streams: emitted.streams,
+        communicators: emitted.communicators,
+        kernels: emitted.kernels,
+        buffers: emitted.buffers,
+        accesses: emitted.accesses,
+        collectives: emitted.collectives,
+        copies: emitted.copies,
+        scopes: emitted.scopes,
+        loss: inputs.tape.loss.map(|s| buffers.storage(s)),
+        eval_loss: inputs.tape.eval_loss.map(|s| buffers.storage(s)),
+        events: emitted.events,
         sections,
-        instrs: cx.b.instrs,
+        instrs: emitted.instrs,
         double_buffer_copies: if double_buffer { 2 } else { 0 },
         persist_on_alloc_fail: scenario.fsdp.persist_on_alloc_fail,
         placement: Default::default(),
@@ -273,18 +285,22 @@ fn tape(
     for m in specs.iter().flat_map(|s| &s.modules) {
         is_unit[m.index()] = true;
     }
-    let neighbours = neighbours(scenario, lowering, groups);
+    let adjacency = weight_adjacency(scenario, lowering, groups);
     let sharding = Sharding {
         is_unit: &|m| is_unit[m.index()],
-        neighbours: &|p| neighbours[p.index()],
+        adjacency: &|p| adjacency[p.index()],
     };
     compile::tape(scenario, sharding)
 }
 
-/// Returns how each parameter and the next one lie in the buffers that kernels read weights from
-/// and write gradients to.
-fn neighbours(scenario: &Scenario, lowering: &Lowering, groups: &[Group]) -> Vec<Neighbours> {
-    let mut out = vec![Neighbours::Apart; groups.iter().map(|g| g.params.len()).sum()];
+/// Returns what is contiguous for each parameter and the next one in the buffers that kernels read
+/// weights from and write gradients to.
+fn weight_adjacency(
+    scenario: &Scenario,
+    lowering: &Lowering,
+    groups: &[Group],
+) -> Vec<WeightAdjacency> {
+    let mut out = vec![WeightAdjacency::None; groups.iter().map(|g| g.params.len()).sum()];
     if context::params_apart(scenario) {
         return out;
     }

@@ -1,6 +1,5 @@
-//! What every policy works with: scenario, tape, units, groups and the growing program.
+//! What every policy works with: the inputs of lowering, and the growing program.
 
-use super::PlanError;
 use super::builder::{Builder, NewBuffer};
 use super::kernels::Kernels;
 use crate::compile::tape::{Tape, TapeOp};
@@ -31,14 +30,16 @@ pub(crate) struct UnitPlan {
 /// Where on the tape a unit's hooks fire.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Hooks {
-    /// Unit whose forward starts when this module is entered (and whose backward ends when it is left).
+    /// Unit whose forward starts when this module is entered (and whose backward ends when it is
+    /// left).
     pub(crate) first_of: Option<UnitId>,
-    /// Unit whose forward ends when this module is left (and whose backward starts when it is entered).
+    /// Unit whose forward ends when this module is left (and whose backward starts when it is
+    /// entered).
     pub(crate) last_of: Option<UnitId>,
 }
 
-/// State shared by the walk and the policies.
-pub(crate) struct Cx<'a> {
+/// What lowering starts from: the scenario and what follows from it. Policies only read it.
+pub(crate) struct LoweringInputs<'a> {
     pub(crate) scenario: &'a Scenario,
     pub(crate) tape: &'a Tape,
     pub(crate) units: Vec<UnitPlan>,
@@ -51,12 +52,6 @@ pub(crate) struct Cx<'a> {
     pub(crate) backward_order: Vec<UnitId>,
     /// Group and index within it of every parameter.
     pub(crate) home: Vec<(GroupId, u32)>,
-    pub(crate) b: Builder,
-    pub(crate) kernels: Kernels,
-    /// Transients of groups, one a role and stream.
-    pub(crate) made: HashMap<(Role, GroupId, StreamId), BufferId>,
-    /// What kernels take beside their operands while they run, one a name and size.
-    scratch: HashMap<(&'static str, u64), BufferId>,
     /// Inner and outer axis sizes.
     pub(crate) inner: u32,
     pub(crate) outer: u32,
@@ -65,16 +60,40 @@ pub(crate) struct Cx<'a> {
     /// Pool of transient full-size buffers.
     pub(crate) transient_pool: Pool,
     /// Pool of everything else.
-    pub(crate) rest_pool: Pool,
+    pub(crate) persistent_pool: Pool,
 }
 
-impl<'a> Cx<'a> {
+/// The growing program, which the walk and the policies emit into.
+pub(crate) struct Emitter<'a> {
+    pub(crate) inputs: &'a LoweringInputs<'a>,
+    pub(crate) b: Builder,
+    kernels: Kernels,
+    /// Transients of groups, by role and stream.
+    pub(crate) made: HashMap<(Role, GroupId, StreamId), BufferId>,
+    /// Memory that kernels need next to their operands while they run, by name and size.
+    scratch: HashMap<(&'static str, u64), BufferId>,
+}
+
+/// Launch of a sharding kernel.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KernelLaunch<'a> {
+    pub(crate) rule: Rule,
+    pub(crate) op: ShardOp,
+    /// Elements that it works on, for its FLOPs.
+    pub(crate) elements: u64,
+    pub(crate) dtype: DType,
+    pub(crate) stream: StreamId,
+    pub(crate) reads: &'a [Access],
+    pub(crate) writes: &'a [Access],
+}
+
+impl<'a> LoweringInputs<'a> {
     pub(crate) fn new(
         scenario: &'a Scenario,
         tape: &'a Tape,
         specs: Vec<UnitSpec>,
         groups: Vec<Group>,
-    ) -> Result<Self, PlanError> {
+    ) -> Self {
         let inner = scenario.mesh.dp_shard;
         let strategy = strategy(scenario);
         let last_block = last_block(&specs);
@@ -118,8 +137,8 @@ impl<'a> Cx<'a> {
             })
             .collect();
         let hooks = hooks(&units, tape.modules.len());
-        let (transient_pool, rest_pool) = pools(scenario);
-        let mut cx = Self {
+        let (transient_pool, persistent_pool) = pools(scenario);
+        let mut inputs = Self {
             scenario,
             tape,
             forward_order: Vec::new(),
@@ -128,19 +147,15 @@ impl<'a> Cx<'a> {
             groups,
             hooks,
             home,
-            b: Builder::with_compute(),
-            kernels: Kernels::default(),
-            made: HashMap::new(),
-            scratch: HashMap::new(),
             inner,
             outer: scenario.mesh.dp_outer,
             strategy,
             transient_pool,
-            rest_pool,
+            persistent_pool,
         };
-        cx.forward_order = cx.order(&tape.forward, |h| h.first_of);
-        cx.backward_order = cx.order(&tape.backward, |h| h.last_of);
-        Ok(cx)
+        inputs.forward_order = inputs.order(&tape.forward, |h| h.first_of);
+        inputs.backward_order = inputs.order(&tape.backward, |h| h.last_of);
+        inputs
     }
 
     fn order(&self, ops: &[TapeOp], of: impl Fn(&Hooks) -> Option<UnitId>) -> Vec<UnitId> {
@@ -210,7 +225,20 @@ impl<'a> Cx<'a> {
     pub(crate) fn module_kind(&self, m: ModuleId) -> ModuleKind {
         self.tape.modules[m.index()].kind
     }
+}
 
+impl<'a> Emitter<'a> {
+    pub(crate) fn new(inputs: &'a LoweringInputs<'a>) -> Self {
+        Self {
+            inputs,
+            b: Builder::with_compute(),
+            kernels: Kernels::default(),
+            made: HashMap::new(),
+            scratch: HashMap::new(),
+        }
+    }
+
+    /// Makes a full-size buffer of a group, in the pool of such buffers.
     pub(crate) fn transient(
         &mut self,
         role: Role,
@@ -219,8 +247,8 @@ impl<'a> Cx<'a> {
         stream: StreamId,
         g: GroupId,
     ) -> BufferId {
-        let unit = self.group(g).unit;
-        let pool = self.transient_pool;
+        let unit = self.inputs.group(g).unit;
+        let pool = self.inputs.transient_pool;
         self.b.buffer(NewBuffer {
             role,
             bytes,
@@ -232,7 +260,35 @@ impl<'a> Cx<'a> {
         })
     }
 
-    pub(crate) fn resting(
+    /// Makes a buffer of a group outside the double-buffer pattern, once per role and stream.
+    pub(crate) fn transient_on(
+        &mut self,
+        role: Role,
+        bytes: u64,
+        dtype: DType,
+        stream: StreamId,
+        g: GroupId,
+    ) -> BufferId {
+        if let Some(id) = self.made.get(&(role, g, stream)) {
+            return *id;
+        }
+        let unit = self.inputs.group(g).unit;
+        let pool = self.inputs.persistent_pool;
+        let id = self.b.buffer(NewBuffer {
+            role,
+            bytes,
+            dtype,
+            pool,
+            stream,
+            unit,
+            holds: Holds::Group(g),
+        });
+        self.made.insert((role, g, stream), id);
+        id
+    }
+
+    /// Makes a buffer of the compute stream outside the pool of full-size ones.
+    pub(crate) fn persistent(
         &mut self,
         role: Role,
         bytes: u64,
@@ -240,7 +296,7 @@ impl<'a> Cx<'a> {
         unit: UnitId,
         holds: Holds,
     ) -> BufferId {
-        let pool = self.rest_pool;
+        let pool = self.inputs.persistent_pool;
         self.b.buffer(NewBuffer {
             role,
             bytes,
@@ -252,48 +308,36 @@ impl<'a> Cx<'a> {
         })
     }
 
-    /// Memory of the compute stream that a kernel has beside its operands, to be allocated and freed around its launch.
+    /// Returns memory of the compute stream that a kernel needs next to its operands, to be
+    /// allocated and freed around its launch.
     pub(crate) fn scratch(&mut self, name: &'static str, bytes: u64) -> BufferId {
         if let Some(id) = self.scratch.get(&(name, bytes)) {
             return *id;
         }
         let holds = Holds::Named(name);
-        let id = self.resting(Role::Temporary, bytes, DType::U8, UnitId(0), holds);
+        let id = self.persistent(Role::Temporary, bytes, DType::U8, UnitId(0), holds);
         self.scratch.insert((name, bytes), id);
         id
     }
 
-    /// Launches a sharding kernel over `elements` elements.
-    #[expect(clippy::too_many_arguments, reason = "a launch has that many parts")]
-    pub(crate) fn run(
-        &mut self,
-        rule: Rule,
-        op: ShardOp,
-        elements: u64,
-        dtype: DType,
-        stream: StreamId,
-        reads: &[Access],
-        writes: &[Access],
-    ) {
-        let sum = |a: &[Access]| a.iter().map(|x| x.bytes).sum::<u64>();
-        let kernel = self
-            .kernels
-            .get(&mut self.b, op, elements, sum(reads), sum(writes), dtype);
+    /// Launches a sharding kernel.
+    pub(crate) fn run(&mut self, launch: KernelLaunch<'_>) {
+        let kernel = self.kernels.get(&mut self.b, &launch);
         self.b.launch(
-            rule,
+            launch.rule,
             kernel,
-            stream,
-            reads.iter().copied(),
-            writes.iter().copied(),
+            launch.stream,
+            launch.reads.iter().copied(),
+            launch.writes.iter().copied(),
         );
     }
 
-    /// Adds the communicators that the mesh needs: shard, its twin for reductions, the outer axis, a part of the shard
-    /// axis for integer reshard.
+    /// Adds the communicators that the mesh needs: shard, a second one of the same ranks for
+    /// reductions, the outer axis, a part of the shard axis for integer reshard.
     pub(crate) fn communicators(&mut self, separate: bool) -> Comms {
-        let (inner, outer) = (self.inner, self.outer);
+        let (inner, outer) = (self.inputs.inner, self.inputs.outer);
         let b = &mut self.b;
-        let fsdp = &self.scenario.fsdp;
+        let fsdp = &self.inputs.scenario.fsdp;
         let (gathers, reduces) = (fsdp.copy_engine_gather, fsdp.copy_engine_reduce);
         let mut add = |name: &str, axis, size, stride, copy_engine| {
             (size > 1).then(|| {
@@ -312,7 +356,7 @@ impl<'a> Cx<'a> {
         } else {
             shard
         };
-        let sub = match self.scenario.fsdp.reshard_after_forward {
+        let sub = match self.inputs.scenario.fsdp.reshard_after_forward {
             Reshard::Group(n) => add("sub_shard", Axis::SubShard, n, 1, gathers),
             _ => None,
         };
@@ -388,9 +432,10 @@ fn pools(scenario: &Scenario) -> (Pool, Pool) {
     (transient, rest)
 }
 
-/// Units that a prefetch rule reaches from position `at` of `order`: those it returns are gathered now.
+/// Units that a prefetch rule reaches from position `at` of `order`: those it returns are gathered
+/// now.
 pub(crate) fn prefetch_targets(
-    cx: &Cx<'_>,
+    inputs: &LoweringInputs<'_>,
     order: &[UnitId],
     at: usize,
     rule: Prefetch,
@@ -416,7 +461,7 @@ pub(crate) fn prefetch_targets(
                 .skip(at + 1)
                 .take_while(|u| {
                     let go = left > 0;
-                    left -= i128::from(cx.unit(**u).numel);
+                    left -= i128::from(inputs.unit(**u).numel);
                     go
                 })
                 .copied()

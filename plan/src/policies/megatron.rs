@@ -1,10 +1,14 @@
-//! The `megatron` policy: megatron-fsdp 0.6.1, the production engine (`megatron_fsdp.py`, `param_and_grad_buffer.py`).
+//! The `megatron` policy: megatron-fsdp 0.6.1, the production engine (`megatron_fsdp.py`,
+//! `param_and_grad_buffer.py`).
 //!
-//! - one flat bucket a unit and one for the root's own parameters, which stays gathered once it has been;
-//! - gathers are prefetched in bucket order until half of the suggested communication size is in flight;
-//! - each of autograd's gradients is copied, as soon as it is complete, into its group's full bucket, which exists from the first one
-//!   on; behind the last one the bucket is reduced in place into the rank's slice and then added to the shard at rest; a queue bounded
-//!   in elements decides when buckets are released.
+//! - one flat bucket a unit and one for the root's own parameters, which stays gathered once it has
+//!   been;
+//! - gathers are prefetched in bucket order until half of the suggested communication size is in
+//!   flight;
+//! - each of autograd's gradients is copied, as soon as it is complete, into its group's full
+//!   bucket, which exists from the first one on; behind the last one the bucket is reduced in place
+//!   into the rank's slice and then added to the shard at rest; a queue bounded in elements decides
+//!   when buckets are released.
 
 mod spec;
 
@@ -16,7 +20,7 @@ use crate::ir::{
     ShardOp, UnitId,
 };
 use crate::lower::autograd::AutogradGrads;
-use crate::lower::context::Cx;
+use crate::lower::context::{Emitter, KernelLaunch, LoweringInputs};
 use crate::lower::flat::{Flat, Reduction, fill_padding};
 use crate::lower::optimizer::ShardState;
 use crate::lower::streams::CommStreams;
@@ -30,7 +34,8 @@ use std::collections::VecDeque;
 struct Queued {
     unit: UnitId,
     done: EventId,
-    /// What is freed behind it: the bucket, if gradients are sharded, and copies in the communication dtype.
+    /// What is freed behind it: the bucket, if gradients are sharded, and copies in the
+    /// communication dtype.
     buffers: SmallVec<[BufferId; 3]>,
     elements: u64,
 }
@@ -62,18 +67,18 @@ pub(crate) struct Megatron {
 }
 
 impl Megatron {
-    pub(crate) fn new(cx: &mut Cx<'_>) -> Self {
-        let fsdp = &cx.scenario.fsdp;
+    pub(crate) fn new(out: &mut Emitter<'_>) -> Self {
+        let fsdp = &out.inputs.scenario.fsdp;
         let separate = fsdp.separate_communicators;
         let double_buffer = fsdp.allocator == AllocatorKind::DoubleBuffer;
-        let multi = cx.world() > 1;
-        let streams = CommStreams::new(cx, multi, 0, 0);
-        let comms = cx.communicators(separate);
+        let multi = out.inputs.world() > 1;
+        let streams = CommStreams::new(out, multi, 0, 0);
+        let comms = out.communicators(separate);
         if multi {
-            // The device mesh broadcasts initial parameters over a group of its own, which stays: 384 MiB of device memory
-            // beside the sharding group's, measured on 4 H200.
-            let size = cx.world();
-            cx.b.add_communicator(Communicator {
+            // The device mesh broadcasts initial parameters over a group of its own, which stays:
+            // 384 MiB of device memory beside the sharding group's, measured on 4 H200.
+            let size = out.inputs.world();
+            out.b.add_communicator(Communicator {
                 name: "mesh".to_owned(),
                 axis: Axis::World,
                 size,
@@ -81,34 +86,34 @@ impl Megatron {
                 copy_engine: false,
             });
         }
-        let flat = Flat::new(cx, comms, streams, true);
-        let mut buckets = cx.forward_order.clone();
+        let flat = Flat::new(out, comms, streams, true);
+        let mut buckets = out.inputs.forward_order.clone();
         buckets.sort_by_key(|u| {
-            let groups = &cx.unit(*u).groups;
+            let groups = &out.inputs.unit(*u).groups;
             // The root's own parameters form the last bucket: units are matched before the rest.
             (
-                cx.unit(*u).spec.is_root,
+                out.inputs.unit(*u).spec.is_root,
                 groups
                     .first()
-                    .and_then(|g| cx.group(*g).params.first().copied()),
+                    .and_then(|g| out.inputs.group(*g).params.first().copied()),
             )
         });
-        let capacity = suggested_size(cx);
-        let units = cx.units.len();
+        let capacity = suggested_size(out.inputs);
+        let units = out.inputs.units.len();
         Self {
             flat,
             buckets,
             gathered: vec![None; units],
             full: vec![false; units],
             preserved: vec![false; units],
-            grads: AutogradGrads::new(cx.tape.params.len(), cx.compute_dtype()),
-            filling: vec![None; cx.groups.len()],
-            ready: vec![0; cx.groups.len()],
+            grads: AutogradGrads::new(out.inputs.tape.params.len(), out.inputs.compute_dtype()),
+            filling: vec![None; out.inputs.groups.len()],
+            ready: vec![0; out.inputs.groups.len()],
             queue: VecDeque::new(),
-            casts: vec![None; cx.groups.len()],
+            casts: vec![None; out.inputs.groups.len()],
             done: vec![false; units],
             reached: (0..units as u16)
-                .map(|u| cx.backward_order.contains(&UnitId(u)))
+                .map(|u| out.inputs.backward_order.contains(&UnitId(u)))
                 .collect(),
             first: true,
             last: true,
@@ -117,53 +122,56 @@ impl Megatron {
         }
     }
 
-    fn unshard(&mut self, cx: &mut Cx<'_>, unit: UnitId, rule: Rule) {
+    fn unshard(&mut self, out: &mut Emitter<'_>, unit: UnitId, rule: Rule) {
         if std::mem::replace(&mut self.full[unit.index()], true)
-            || !self.flat.gathers(cx, self.first)
+            || !self.flat.gathers(out.inputs, self.first)
         {
             return;
         }
-        let (phase, at) = (cx.b.phase(), cx.b.unit());
-        cx.b.at(unit, phase);
-        cx.b.host(rule, HostWorkKind::Hook, 1);
-        cx.b.host(rule, HostWorkKind::HookParam, cx.unit(unit).params);
-        let resident = is_resident(cx, unit);
+        let (phase, at) = (out.b.phase(), out.b.unit());
+        out.b.at(unit, phase);
+        out.b.host(rule, HostWorkKind::Hook, 1);
+        out.b
+            .host(rule, HostWorkKind::HookParam, out.inputs.unit(unit).params);
+        let resident = is_resident(out.inputs, unit);
         let kept = std::mem::replace(&mut self.preserved[unit.index()], resident);
-        for g in cx.groups_of(unit) {
+        for g in out.inputs.groups_of(unit) {
             if let Some(full) = self.flat.state(g).full {
                 if resident {
                     if !kept {
-                        cx.b.first_only(|b| b.alloc(rule, full));
+                        out.b.first_only(|b| b.alloc(rule, full));
                     }
                 } else {
-                    cx.b.alloc(rule, full);
+                    out.b.alloc(rule, full);
                 }
             }
         }
         // Every gather waits for the work already enqueued on the compute stream.
-        cx.b.join(Rule::GatherGate, COMPUTE, self.flat.streams.gather);
-        for g in cx.groups_of(unit) {
-            self.flat.gather(cx, rule, g, self.first, None);
+        out.b
+            .join(Rule::GatherGate, COMPUTE, self.flat.streams.gather);
+        for g in out.inputs.groups_of(unit) {
+            self.flat.gather(out, rule, g, self.first, None);
         }
-        self.gathered[unit.index()] = Some(cx.b.record(rule, self.flat.streams.gather));
-        cx.b.at(at, phase);
+        self.gathered[unit.index()] = Some(out.b.record(rule, self.flat.streams.gather));
+        out.b.at(at, phase);
     }
 
-    fn require(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
-        self.unshard(cx, unit, Rule::Unshard);
+    fn require(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        self.unshard(out, unit, Rule::Unshard);
         if let Some(event) = self.gathered[unit.index()]
             && self.flat.streams.gather != COMPUTE
         {
-            cx.b.wait(Rule::GatherDone, event, COMPUTE);
+            out.b.wait(Rule::GatherDone, event, COMPUTE);
         }
     }
 
-    /// `AllGatherPipeline`: walk the bucket order from `unit` until the prefetched elements reach the budget.
-    fn prefetch(&mut self, cx: &mut Cx<'_>, unit: UnitId, backward: bool) {
+    /// `AllGatherPipeline`: walk the bucket order from `unit` until the prefetched elements reach
+    /// the budget.
+    fn prefetch(&mut self, out: &mut Emitter<'_>, unit: UnitId, backward: bool) {
         let rule = if backward {
-            cx.scenario.fsdp.prefetch_backward
+            out.inputs.scenario.fsdp.prefetch_backward
         } else {
-            cx.scenario.fsdp.prefetch_forward
+            out.inputs.scenario.fsdp.prefetch_forward
         };
         let Some(at) = self.buckets.iter().position(|u| *u == unit) else {
             return;
@@ -180,69 +188,75 @@ impl Megatron {
                 Prefetch::Elements(n) => elements < n,
                 Prefetch::Depth(d) => count < d,
             };
-            // Under the double buffer a third unit never is in flight, and non-unit parameters are not prefetched.
-            if !go || (self.double_buffer && (self.live_units(cx) >= 2 || is_resident(cx, next))) {
+            // Under the double buffer a third unit never is in flight, and non-unit parameters are
+            // not prefetched.
+            if !go
+                || (self.double_buffer
+                    && (self.live_units(out.inputs) >= 2 || is_resident(out.inputs, next)))
+            {
                 break;
             }
-            elements += cx.unit(next).numel;
+            elements += out.inputs.unit(next).numel;
             count += 1;
-            // A unit that backward does not reach (frozen, before anything trained) would never be released.
+            // A unit that backward does not reach (frozen, before anything trained) would never be
+            // released.
             let useless = backward && (self.done[next.index()] || !self.reached[next.index()]);
             if !useless {
-                self.unshard(cx, next, Rule::Prefetch);
+                self.unshard(out, next, Rule::Prefetch);
             }
         }
     }
 
-    fn live_units(&self, cx: &Cx<'_>) -> usize {
+    fn live_units(&self, inputs: &LoweringInputs<'_>) -> usize {
         (0..self.full.len())
-            .filter(|u| self.full[*u] && !is_resident(cx, UnitId(*u as u16)))
+            .filter(|u| self.full[*u] && !is_resident(inputs, UnitId(*u as u16)))
             .count()
     }
 
-    fn release(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
-        if is_resident(cx, unit) || !self.flat.weight_sharded() {
+    fn release(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        if is_resident(out.inputs, unit) || !self.flat.weight_sharded() {
             return;
         }
         if !std::mem::replace(&mut self.full[unit.index()], false) {
             return;
         }
         self.gathered[unit.index()] = None;
-        for g in cx.groups_of(unit) {
+        for g in out.inputs.groups_of(unit) {
             if let Some(full) = self.flat.state(g).full {
-                cx.b.free(Rule::Reshard, full);
+                out.b.free(Rule::Reshard, full);
             }
         }
     }
 
-    fn pop(&mut self, cx: &mut Cx<'_>, rule: Rule) {
+    fn pop(&mut self, out: &mut Emitter<'_>, rule: Rule) {
         if let Some(q) = self.queue.pop_front() {
             if self.flat.streams.reduce != COMPUTE {
-                cx.b.wait(rule, q.done, COMPUTE);
+                out.b.wait(rule, q.done, COMPUTE);
             }
             for buffer in q.buffers {
-                cx.b.free(Rule::ReduceRelease, buffer);
+                out.b.free(Rule::ReduceRelease, buffer);
             }
         }
     }
 
     /// Pops what is above the queue's capacity: `wait_for_previous_grad_reduce`.
-    fn gate(&mut self, cx: &mut Cx<'_>) {
+    fn gate(&mut self, out: &mut Emitter<'_>) {
         while self.queue.iter().map(|q| q.elements).sum::<u64>() > self.capacity {
-            self.pop(cx, Rule::ReduceGate);
+            self.pop(out, Rule::ReduceGate);
         }
     }
 
-    /// Under the double buffer two units may be reduced, of which the one whose gradients are gathered is one if it is double-buffered:
-    /// `_enforce_double_buffer_limit`, which runs before a bucket is taken. (Its waits are on the reduce stream, so that nothing orders
-    /// the copies into the bucket behind its last reduction; computation waits here.)
-    fn limit_double_buffer(&mut self, cx: &mut Cx<'_>, g: GroupId) {
+    /// Under the double buffer two units may be reduced, of which the one whose gradients are
+    /// gathered is one if it is double-buffered: `_enforce_double_buffer_limit`, which runs before
+    /// a bucket is taken. (Its waits are on the reduce stream, so that nothing orders the copies
+    /// into the bucket behind its last reduction; computation waits here.)
+    fn limit_double_buffer(&mut self, out: &mut Emitter<'_>, g: GroupId) {
         if !self.double_buffer {
             return;
         }
-        let unit = cx.group(g).unit;
+        let unit = out.inputs.group(g).unit;
         let mut units: SmallVec<[UnitId; 4]> = SmallVec::new();
-        if !is_resident(cx, unit) {
+        if !is_resident(out.inputs, unit) {
             units.push(unit);
         }
         let newest = self.queue.iter().rev();
@@ -254,15 +268,22 @@ impl Megatron {
         });
         let keep = keep.count();
         while self.queue.len() > keep {
-            self.pop(cx, Rule::ReduceGate);
+            self.pop(out, Rule::ReduceGate);
         }
     }
 
-    /// The source keeps the bucket until the reduction over the outer axis is over too, although that reads main gradients only: it
-    /// records one event, behind both (`_bucket_group_gradient_reduce`).
-    fn enqueue(&mut self, cx: &mut Cx<'_>, g: GroupId, r: Reduction, bucket: Option<BufferId>) {
+    /// The source keeps the bucket until the reduction over the outer axis is over too, although
+    /// that reads main gradients only: it records one event, behind both
+    /// (`_bucket_group_gradient_reduce`).
+    fn enqueue(
+        &mut self,
+        out: &mut Emitter<'_>,
+        g: GroupId,
+        r: Reduction,
+        bucket: Option<BufferId>,
+    ) {
         self.queue.push_back(Queued {
-            unit: cx.group(g).unit,
+            unit: out.inputs.group(g).unit,
             done: r.complete,
             buffers: bucket
                 .into_iter()
@@ -271,56 +292,56 @@ impl Megatron {
             elements: self.flat.state(g).numel,
         });
         if self.flat.streams.reduce == COMPUTE && self.flat.streams.outer == COMPUTE {
-            self.pop(cx, Rule::ReduceGate);
+            self.pop(out, Rule::ReduceGate);
         }
     }
 
-    /// Where a group's gradients are gathered: its bucket, taken at the first one of a backward (`get_main_grad`), or all of G, to which
-    /// later micro-batches add.
-    fn bucket(&mut self, cx: &mut Cx<'_>, g: GroupId) -> (Access, DType) {
+    /// Where a group's gradients are gathered: its bucket, taken at the first one of a backward
+    /// (`get_main_grad`), or all of G, to which later micro-batches add.
+    fn bucket(&mut self, out: &mut Emitter<'_>, g: GroupId) -> (Access, DType) {
         if !self.flat.grad_sharded() {
             let rest = self.flat.state(g).grad;
             let rest = rest.expect("only trained groups have gradients");
-            let dtype = cx.scenario.precision.main_grads;
+            let dtype = out.inputs.scenario.precision.main_grads;
             if self.first && self.ready[g.index()] == 0 {
-                fill_padding(cx, g, rest, dtype);
+                fill_padding(out, g, rest, dtype);
             }
             return (rest, dtype);
         }
         let c = self.flat.comm_dtype();
         if let Some(bucket) = self.filling[g.index()] {
-            return (cx.b.whole(bucket), c);
+            return (out.b.whole(bucket), c);
         }
-        self.limit_double_buffer(cx, g);
-        let bucket = match cx.made.get(&(Role::FullGrad, g, COMPUTE)) {
+        self.limit_double_buffer(out, g);
+        let bucket = match out.made.get(&(Role::FullGrad, g, COMPUTE)) {
             Some(id) => *id,
             None => {
                 let bytes = self.flat.state(g).numel * c.size();
-                let id = cx.transient(Role::FullGrad, bytes, c, COMPUTE, g);
-                cx.made.insert((Role::FullGrad, g, COMPUTE), id);
+                let id = out.transient(Role::FullGrad, bytes, c, COMPUTE, g);
+                out.made.insert((Role::FullGrad, g, COMPUTE), id);
                 id
             }
         };
-        cx.b.alloc(Rule::Grad, bucket);
-        let whole = cx.b.whole(bucket);
-        fill_padding(cx, g, whole, c);
+        out.b.alloc(Rule::Grad, bucket);
+        let whole = out.b.whole(bucket);
+        fill_padding(out, g, whole, c);
         self.filling[g.index()] = Some(bucket);
         (whole, c)
     }
 
     /// Moves one of autograd's gradients to where its group's are gathered: `_grad_acc`.
-    fn handle_grad(&mut self, cx: &mut Cx<'_>, g: GroupId, p: ParamId) {
+    fn handle_grad(&mut self, out: &mut Emitter<'_>, g: GroupId, p: ParamId) {
         let Some(grad) = self.grads.take(p) else {
             return;
         };
-        let (to, dtype) = self.bucket(cx, g);
-        let numel = cx.tape.params[p.index()].numel();
+        let (to, dtype) = self.bucket(out, g);
+        let numel = out.inputs.tape.params[p.index()].numel();
         let slot = Access {
-            offset: to.offset + cx.flat_offset(p) * dtype.size(),
+            offset: to.offset + out.inputs.flat_offset(p) * dtype.size(),
             bytes: numel * dtype.size(),
             ..to
         };
-        let from = cx.b.whole(grad);
+        let from = out.b.whole(grad);
         let (rule, kind, reads) = if self.flat.grad_sharded() {
             (Rule::ReduceCopyIn, ShardOp::Copy, vec![from])
         } else if self.first {
@@ -328,49 +349,66 @@ impl Megatron {
         } else {
             (Rule::Accumulate, ShardOp::Accumulate, vec![from, slot])
         };
-        cx.run(rule, kind, numel, dtype, COMPUTE, &reads, &[slot]);
-        cx.b.free(Rule::Grad, grad);
+        out.run(KernelLaunch {
+            rule,
+            op: kind,
+            elements: numel,
+            dtype,
+            stream: COMPUTE,
+            reads: &reads,
+            writes: &[slot],
+        });
+        out.b.free(Rule::Grad, grad);
     }
 
-    /// Reduces a group all of whose gradients are there: every backward where gradients are sharded, else in the last one.
-    fn reduce(&mut self, cx: &mut Cx<'_>, g: GroupId) {
-        cx.b.host(Rule::Reduce, HostWorkKind::Hook, 1);
+    /// Reduces a group all of whose gradients are there: every backward where gradients are
+    /// sharded, else in the last one.
+    fn reduce(&mut self, out: &mut Emitter<'_>, g: GroupId) {
+        out.b.host(Rule::Reduce, HostWorkKind::Hook, 1);
         let bucket = self.filling[g.index()].take();
         if bucket.is_none() && !self.last {
             return;
         }
-        self.gate(cx);
-        self.limit_double_buffer(cx, g);
+        self.gate(out);
+        self.limit_double_buffer(out, g);
         let reduction = match bucket {
             Some(bucket) => {
-                let (whole, first, last) = (cx.b.whole(bucket), self.first, self.last);
-                self.flat.reduce_sharded(cx, g, whole, first, last, true)
+                let (whole, first, last) = (out.b.whole(bucket), self.first, self.last);
+                self.flat.reduce_sharded(out, g, whole, first, last, true)
             }
-            None => self.flat.reduce_full(cx, g),
+            None => self.flat.reduce_full(out, g),
         };
-        self.enqueue(cx, g, reduction, bucket);
+        self.enqueue(out, g, reduction, bucket);
     }
 }
 
 /// Parameters outside every unit stay gathered: their bucket keeps its storage for the whole run.
-fn is_resident(cx: &Cx<'_>, unit: UnitId) -> bool {
-    let spec = &cx.unit(unit).spec;
+fn is_resident(inputs: &LoweringInputs<'_>, unit: UnitId) -> bool {
+    let spec = &inputs.unit(unit).spec;
     spec.is_root || spec.keep
 }
 
-/// `suggested_communication_unit_size` where it is not set, in elements (`megatron_fsdp.py`, `_init_fsdp_param_and_grad_buffer`): twice
-/// the mean unit under ZeRO-3, else the bucket size, which is 1e9 by default (`bucket_size` has no key here). What it comes to is at
-/// least 1e9 (the source's comment says "cap", its code is a floor).
-fn suggested_size(cx: &Cx<'_>) -> u64 {
+/// `suggested_communication_unit_size` where it is not set, in elements (`megatron_fsdp.py`,
+/// `_init_fsdp_param_and_grad_buffer`): twice the mean unit under ZeRO-3, else the bucket size,
+/// which is 1e9 by default (`bucket_size` has no key here). What it comes to is at least 1e9 (the
+/// source's comment says "cap", its code is a floor).
+fn suggested_size(inputs: &LoweringInputs<'_>) -> u64 {
     const DEFAULT: u64 = 1_000_000_000;
-    if cx.scenario.fsdp.strategy != Strategy::OptimGradsParams {
+    if inputs.scenario.fsdp.strategy != Strategy::OptimGradsParams {
         return DEFAULT;
     }
-    let units = cx.forward_order.iter().filter(|u| !is_resident(cx, **u));
+    let units = inputs
+        .forward_order
+        .iter()
+        .filter(|u| !is_resident(inputs, **u));
     // Of parameters, without padding.
     let numel = |u: &UnitId| -> u64 {
-        let params = cx.unit(*u).groups.iter().flat_map(|g| &cx.group(*g).params);
-        params.map(|p| cx.tape.params[p.index()].numel()).sum()
+        let params = inputs
+            .unit(*u)
+            .groups
+            .iter()
+            .flat_map(|g| &inputs.group(*g).params);
+        params.map(|p| inputs.tape.params[p.index()].numel()).sum()
     };
     let (count, total) = units.fold((0, 0), |(n, sum), u| (n + 1, sum + numel(u)));
     let mean = u64::checked_div(total, count).unwrap_or(0);
@@ -378,8 +416,8 @@ fn suggested_size(cx: &Cx<'_>) -> u64 {
 }
 
 impl Lifecycle for Megatron {
-    fn init(&mut self, cx: &mut Cx<'_>) {
-        self.flat.init(cx);
+    fn init(&mut self, out: &mut Emitter<'_>) {
+        self.flat.init(out);
     }
 
     fn micro_batch(&mut self, index: u16, last: bool) {
@@ -387,98 +425,102 @@ impl Lifecycle for Megatron {
         self.last = last;
     }
 
-    fn forward_start(&mut self, cx: &mut Cx<'_>) {
+    fn forward_start(&mut self, out: &mut Emitter<'_>) {
         if self.first {
             // The pipeline is reset: resident buckets keep their storage, their content is stale.
             self.full.fill(false);
             self.gathered.fill(None);
         }
         if self.flat.streams.gather != COMPUTE {
-            cx.b.join(Rule::StepStart, COMPUTE, self.flat.streams.gather);
+            out.b
+                .join(Rule::StepStart, COMPUTE, self.flat.streams.gather);
         }
     }
 
-    fn pre_forward(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
-        self.require(cx, unit);
-        self.prefetch(cx, unit, false);
+    fn pre_forward(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        self.require(out, unit);
+        self.prefetch(out, unit, false);
     }
 
-    fn post_forward(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
-        if cx.unit(unit).reshards || cx.b.phase() == Phase::Validation {
-            self.release(cx, unit);
+    fn post_forward(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        if out.inputs.unit(unit).reshards || out.b.phase() == Phase::Validation {
+            self.release(out, unit);
         }
     }
 
-    fn forward_end(&mut self, _cx: &mut Cx<'_>) {}
+    fn forward_end(&mut self, _out: &mut Emitter<'_>) {}
 
-    fn backward_start(&mut self, _cx: &mut Cx<'_>) {
+    fn backward_start(&mut self, _out: &mut Emitter<'_>) {
         self.done.fill(false);
     }
 
-    fn pre_recompute(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
-        self.require(cx, unit);
+    fn pre_recompute(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        self.require(out, unit);
     }
 
-    fn pre_backward(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
-        self.require(cx, unit);
-        self.prefetch(cx, unit, true);
+    fn pre_backward(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        self.require(out, unit);
+        self.prefetch(out, unit, true);
     }
 
-    fn post_backward(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
+    fn post_backward(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
         self.done[unit.index()] = true;
-        self.release(cx, unit);
+        self.release(out, unit);
     }
 
     /// `_process_post_backward_gradients`, the hook behind a parameter's accumulation.
-    fn grad_ready(&mut self, cx: &mut Cx<'_>, p: ParamId) {
-        let (g, _) = cx.home[p.index()];
-        if !cx.group(g).requires_grad {
+    fn grad_ready(&mut self, out: &mut Emitter<'_>, p: ParamId) {
+        let (g, _) = out.inputs.home[p.index()];
+        if !out.inputs.group(g).requires_grad {
             return;
         }
-        let (phase, at) = (cx.b.phase(), cx.b.unit());
-        cx.b.at(cx.group(g).unit, phase);
-        cx.b.host(Rule::Reduce, HostWorkKind::HookParam, 1);
-        self.handle_grad(cx, g, p);
+        let (phase, at) = (out.b.phase(), out.b.unit());
+        out.b.at(out.inputs.group(g).unit, phase);
+        out.b.host(Rule::Reduce, HostWorkKind::HookParam, 1);
+        self.handle_grad(out, g, p);
         self.ready[g.index()] += 1;
-        if self.ready[g.index()] == cx.group(g).params.len() {
+        if self.ready[g.index()] == out.inputs.group(g).params.len() {
             self.ready[g.index()] = 0;
-            self.reduce(cx, g);
+            self.reduce(out, g);
         }
-        cx.b.at(at, phase);
+        out.b.at(at, phase);
     }
 
-    fn backward_end(&mut self, cx: &mut Cx<'_>) {
+    fn backward_end(&mut self, out: &mut Emitter<'_>) {
         while !self.queue.is_empty() {
-            self.pop(cx, Rule::FinalFence);
+            self.pop(out, Rule::FinalFence);
         }
         // Frozen units before the first trained one have no backward to be released in.
-        for unit in cx.forward_order.clone() {
-            self.release(cx, unit);
+        for unit in out.inputs.forward_order.clone() {
+            self.release(out, unit);
         }
-        cx.b.join(Rule::FinalFence, self.flat.streams.reduce, COMPUTE);
-        if self.last && cx.outer > 1 {
-            cx.b.join(Rule::FinalFence, self.flat.streams.outer, COMPUTE);
+        out.b
+            .join(Rule::FinalFence, self.flat.streams.reduce, COMPUTE);
+        if self.last && out.inputs.outer > 1 {
+            out.b
+                .join(Rule::FinalFence, self.flat.streams.outer, COMPUTE);
         }
     }
 
-    fn weight(&mut self, cx: &mut Cx<'_>, p: ParamId) -> Location {
-        self.flat.weight(cx, p)
+    fn weight(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location {
+        self.flat.weight(out.inputs, p)
     }
 
-    fn grad(&mut self, cx: &mut Cx<'_>, p: ParamId) -> Location {
-        self.grads.location(cx, p)
+    fn grad(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location {
+        self.grads.location(out, p)
     }
 
-    fn optimizer_state(&mut self, cx: &mut Cx<'_>) -> Vec<ShardState> {
-        let mut states = self.flat.optimizer_state(cx, cx.group_ids());
-        let precision = cx.scenario.precision;
+    fn optimizer_state(&mut self, out: &mut Emitter<'_>) -> Vec<ShardState> {
+        let mut states = self.flat.optimizer_state(out, out.inputs.group_ids());
+        let precision = out.inputs.scenario.precision;
         let Some(main) = precision.main_params.filter(|m| *m != precision.main_grads) else {
             return states;
         };
         // `update_main_grads`: the optimizer sees gradients in the main dtype.
-        let trained: Vec<GroupId> = cx
+        let trained: Vec<GroupId> = out
+            .inputs
             .group_ids()
-            .filter(|g| cx.group(*g).requires_grad)
+            .filter(|g| out.inputs.group(*g).requires_grad)
             .collect();
         for (state, g) in states.iter_mut().zip(trained) {
             let numel = state.items.iter().map(|i| i.numel).sum::<u64>();
@@ -486,23 +528,23 @@ impl Lifecycle for Megatron {
                 Some(id) => id,
                 None => {
                     let id =
-                        cx.transient_on(Role::ReduceOutput, numel * main.size(), main, COMPUTE, g);
+                        out.transient_on(Role::ReduceOutput, numel * main.size(), main, COMPUTE, g);
                     self.casts[g.index()] = Some(id);
                     id
                 }
             };
-            cx.b.alloc(Rule::Optimizer, id);
-            let whole = cx.b.whole(id);
+            out.b.alloc(Rule::Optimizer, id);
+            let whole = out.b.whole(id);
             let grads: Vec<Access> = state.items.iter().map(|i| i.grad).collect();
-            cx.run(
-                Rule::Optimizer,
-                ShardOp::Copy,
-                numel,
-                main,
-                COMPUTE,
-                &grads,
-                &[whole],
-            );
+            out.run(KernelLaunch {
+                rule: Rule::Optimizer,
+                op: ShardOp::Copy,
+                elements: numel,
+                dtype: main,
+                stream: COMPUTE,
+                reads: &grads,
+                writes: &[whole],
+            });
             let mut offset = 0;
             for item in &mut state.items {
                 let bytes = item.numel * main.size();
@@ -518,32 +560,33 @@ impl Lifecycle for Megatron {
         states
     }
 
-    fn step_end(&mut self, cx: &mut Cx<'_>) {
-        self.flat.refresh(cx, COMPUTE);
-        for g in cx.group_ids() {
+    fn step_end(&mut self, out: &mut Emitter<'_>) {
+        self.flat.refresh(out, COMPUTE);
+        for g in out.inputs.group_ids() {
             if let Some(id) = self.casts[g.index()] {
-                cx.b.at(cx.group(g).unit, Phase::Optimizer);
-                cx.b.free(Rule::ZeroGrad, id);
+                out.b.at(out.inputs.group(g).unit, Phase::Optimizer);
+                out.b.free(Rule::ZeroGrad, id);
             }
         }
-        // `zero_grad_buffer`: the gradients at rest are zeroed in one go.
-        let grads: Vec<Access> = cx
+        // `zero_grad_buffer`: all persistent gradients are zeroed in one go.
+        let grads: Vec<Access> = out
+            .inputs
             .group_ids()
             .filter_map(|g| self.flat.state(g).grad)
             .collect();
         let bytes = grads.iter().map(|a| a.bytes).sum::<u64>();
         if bytes > 0 {
-            let g = cx.scenario.precision.main_grads;
-            cx.b.at(UnitId(0), Phase::Optimizer);
-            cx.run(
-                Rule::ZeroGrad,
-                ShardOp::Zero,
-                bytes / g.size(),
-                g,
-                COMPUTE,
-                &[],
-                &grads,
-            );
+            let g = out.inputs.scenario.precision.main_grads;
+            out.b.at(UnitId(0), Phase::Optimizer);
+            out.run(KernelLaunch {
+                rule: Rule::ZeroGrad,
+                op: ShardOp::Zero,
+                elements: bytes / g.size(),
+                dtype: g,
+                stream: COMPUTE,
+                reads: &[],
+                writes: &grads,
+            });
         }
     }
 }

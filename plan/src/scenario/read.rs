@@ -37,7 +37,8 @@ pub(crate) fn scenario(mut document: Document) -> Result<Scenario, ScenarioError
     Ok(scenario)
 }
 
-/// The forms are checked when a document takes a value in; a getter returns `None` for an absent key.
+/// The forms are checked when a document takes a value in; a getter returns `None` for an absent
+/// key.
 impl Document {
     fn integer(&self, key: Key) -> Option<u64> {
         self.value(key).and_then(Value::integer)
@@ -240,7 +241,8 @@ pub(crate) fn profile(d: &Document, value: &Value) -> String {
     d.found(value).display().to_string()
 }
 
-/// The hardware profile. One that a file gives by its path has to be there; one from outside is found by whoever reads it.
+/// The hardware profile. One that a file gives by its path has to be there; one from outside is
+/// found by whoever reads it.
 fn hardware(d: &Document) -> Result<Option<String>, ScenarioError> {
     let Some(value) = d.value(Key::Hardware) else {
         return Ok(None);
@@ -301,8 +303,9 @@ fn mesh(d: &Document) -> Result<Mesh, ScenarioError> {
     })
 }
 
-/// cuBLAS's workspace, which torch takes from its caching allocator, one a thread: 32 MiB on Hopper and later, 4096 KiB x 2 +
-/// 16 KiB x 8 before (`CUBLAS_WORKSPACE_CONFIG` default, torch `CUDABlas.cpp`). What a profile in a file is of is not known here.
+/// cuBLAS's workspace, which torch takes from its caching allocator, one a thread: 32 MiB on Hopper
+/// and later, 4096 KiB x 2 + 16 KiB x 8 before (`CUBLAS_WORKSPACE_CONFIG` default, torch
+/// `CUDABlas.cpp`). What a profile in a file is of is not known here.
 fn cublas_workspace_default(hardware: &str) -> u64 {
     match hardware {
         "a100-40" | "a100-80" => 8_519_680,

@@ -1,7 +1,7 @@
 //! Defaults and rules of the policy `fsdp2`.
 
 use super::Fsdp2;
-use crate::compile::Neighbours;
+use crate::compile::WeightAdjacency;
 use crate::config::{
     AllocatorKind, GradientSync, MergeProjections, OuterStrategy, PolicyKind, Prefetch, Reshard,
     Strategy,
@@ -40,10 +40,10 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         // and reduces those that have gradients.
         frozen_apart: false,
         places_merged_weights: false,
-        adjacency: Neighbours::Apart,
-        lifecycle: |cx| {
-            super::supports(cx)?;
-            Ok(Box::new(Fsdp2::new(cx)))
+        adjacency: WeightAdjacency::None,
+        lifecycle: |out| {
+            super::supports(out.inputs)?;
+            Ok(Box::new(Fsdp2::new(out)))
         },
     },
 };

@@ -1,7 +1,7 @@
 //! Rules of compile mode full.
 
 use super::Full;
-use crate::compile::Neighbours;
+use crate::compile::WeightAdjacency;
 use crate::config::{
     CudaGraph, GradientSync, MergeProjections, OuterStrategy, PolicyKind, Prefetch, Reshard,
     Scenario, Strategy,
@@ -15,10 +15,10 @@ pub(crate) const LOWERING: Lowering = Lowering {
     layout: per_param_layout,
     frozen_apart: true,
     places_merged_weights: false,
-    adjacency: Neighbours::Apart,
-    lifecycle: |cx| {
-        fsdp2::supports(cx)?;
-        Ok(Box::new(Full::new(cx)))
+    adjacency: WeightAdjacency::None,
+    lifecycle: |out| {
+        fsdp2::supports(out.inputs)?;
+        Ok(Box::new(Full::new(out)))
     },
 };
 
@@ -32,7 +32,7 @@ pub(crate) const RULES: Rules = Rules {
 const REFUSES: &[Refusal] = &[
     Refusal {
         keys: &["fsdp.strategy", "fsdp.placements", "compile.mode"],
-        // Parameters of policy fsdp2 are sharded at rest with each strategy that it has.
+        // Each strategy of policy fsdp2 keeps parameters sharded.
         when: |s| {
             s.fsdp.policy == PolicyKind::Native && s.fsdp.strategy != Strategy::OptimGradsParams
         },

@@ -1,7 +1,7 @@
 //! Defaults and rules of the policy `megatron`.
 
 use super::Megatron;
-use crate::compile::Neighbours;
+use crate::compile::WeightAdjacency;
 use crate::config::{AllocatorKind, GradientSync, PolicyKind, Prefetch, Reshard};
 use crate::ir::DType;
 use crate::lower::{Lowering, flat_layout};
@@ -43,8 +43,8 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         frozen_apart: true,
         places_merged_weights: false,
         // Gradients are autograd's until they are copied into the bucket.
-        adjacency: Neighbours::Weights,
-        lifecycle: |cx| Ok(Box::new(Megatron::new(cx))),
+        adjacency: WeightAdjacency::Weights,
+        lifecycle: |out| Ok(Box::new(Megatron::new(out))),
     },
 };
 

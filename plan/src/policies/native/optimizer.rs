@@ -3,7 +3,7 @@
 use super::reduction::Reductions;
 use super::unshard::Unshard;
 use crate::ir::{COMPUTE, EventId, GroupId};
-use crate::lower::context::Cx;
+use crate::lower::context::{Emitter, LoweringInputs};
 use crate::lower::flat::Flat;
 use crate::program::Rule;
 use std::collections::VecDeque;
@@ -20,7 +20,7 @@ impl OffloadedState {
     /// while this one is updated. `norm`: the launch only sums squares of gradients.
     pub(super) fn before(
         &mut self,
-        cx: &mut Cx<'_>,
+        out: &mut Emitter<'_>,
         flat: &Flat,
         reductions: &Reductions,
         index: usize,
@@ -35,53 +35,53 @@ impl OffloadedState {
             index + 1..index + 2
         };
         for group in fetched.filter_map(|i| reductions.group(i)) {
-            let event = fetch(cx, flat, group, norm);
+            let event = fetch(out, flat, group, norm);
             self.h2d_in_flight.extend(event);
         }
         if let Some(event) = self.h2d_in_flight.pop_front() {
-            cx.b.wait(Rule::Offload, event, COMPUTE);
+            out.b.wait(Rule::Offload, event, COMPUTE);
         }
     }
 }
 
 /// Fetches a group's offloaded state to the device; only its gradient for the norm.
-fn fetch(cx: &mut Cx<'_>, flat: &Flat, g: GroupId, norm: bool) -> Option<EventId> {
+fn fetch(out: &mut Emitter<'_>, flat: &Flat, g: GroupId, norm: bool) -> Option<EventId> {
     let state = flat.state(g).clone();
     if let Some(grad) = state.grad {
-        flat.visit(cx, grad.buffer, true);
+        flat.start_fetch(out, grad.buffer, true);
     }
     if !norm {
         let moments = state.moments.iter().flat_map(|m| [m.first, m.second]);
         // Without main weights the optimizer updates the compute weights themselves.
         let weights = state.main.or(state.weight);
         for id in weights.into_iter().chain(moments) {
-            flat.visit(cx, id, true);
+            flat.start_fetch(out, id, true);
         }
         if let (Some(_), Some(written)) = (state.main, state.weight) {
-            flat.visit(cx, written, false);
+            flat.start_fetch(out, written, false);
         }
     }
-    flat.visited(cx)
+    flat.fetch_issued(out)
 }
 
 /// Evicts a group's offloaded state to the host, after its update or (`norm`) after its norm.
-pub(super) fn evict(cx: &mut Cx<'_>, flat: &Flat, g: GroupId, norm: bool) {
+pub(super) fn evict(out: &mut Emitter<'_>, flat: &Flat, g: GroupId, norm: bool) {
     if !flat.offloads() {
         return;
     }
     let state = flat.state(g).clone();
     if let Some(grad) = state.grad {
-        flat.leave(cx, grad.buffer, false, COMPUTE);
+        flat.evict_to_host(out, grad.buffer, false, COMPUTE);
     }
     if norm {
         return;
     }
     if let Some(weight) = state.weight {
-        flat.leave(cx, weight, true, COMPUTE);
+        flat.evict_to_host(out, weight, true, COMPUTE);
     }
     let moments = state.moments.iter().flat_map(|m| [m.first, m.second]);
     for id in state.main.into_iter().chain(moments) {
-        flat.leave(cx, id, true, COMPUTE);
+        flat.evict_to_host(out, id, true, COMPUTE);
     }
 }
 
@@ -89,14 +89,14 @@ pub(super) fn evict(cx: &mut Cx<'_>, flat: &Flat, g: GroupId, norm: bool) {
 /// updated in the middle: its reduction, one of the last, overlaps with the updates before it, its
 /// gather with those after it.
 pub(super) fn update_order(
-    cx: &Cx<'_>,
+    inputs: &LoweringInputs<'_>,
     unshard: &Unshard,
     reductions: &Reductions,
     states: usize,
 ) -> Vec<usize> {
     let next = |&i: &usize| {
         let group = reductions.group(i);
-        group.is_some_and(|g| unshard.prefetches_for_next_step(cx, g))
+        group.is_some_and(|g| unshard.prefetches_for_next_step(inputs, g))
     };
     let (next, mut order): (Vec<usize>, Vec<usize>) = (0..states).partition(next);
     let middle = order.len().div_ceil(2);

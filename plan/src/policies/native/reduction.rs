@@ -2,7 +2,7 @@
 
 use super::MicroBatch;
 use crate::ir::{BufferId, COMPUTE, EventId, GroupId, StreamId};
-use crate::lower::context::Cx;
+use crate::lower::context::Emitter;
 use crate::lower::flat::{Flat, Reduction};
 use crate::lower::optimizer::{self, ShardState};
 use crate::program::{Phase, Rule};
@@ -50,13 +50,13 @@ impl Reductions {
     }
 
     /// Makes room for one more full gradient.
-    pub(super) fn make_room(&mut self, cx: &mut Cx<'_>, flat: &Flat) {
-        self.drain(cx, flat, self.max_in_flight - 1, Rule::ReduceGate);
+    pub(super) fn make_room(&mut self, out: &mut Emitter<'_>, flat: &Flat) {
+        self.drain(out, flat, self.max_in_flight - 1, Rule::ReduceGate);
     }
 
     /// Waits for reductions until no more than `limit` gradient buffers are in flight, and frees
     /// theirs.
-    pub(super) fn drain(&mut self, cx: &mut Cx<'_>, flat: &Flat, limit: usize, rule: Rule) {
+    pub(super) fn drain(&mut self, out: &mut Emitter<'_>, flat: &Flat, limit: usize, rule: Rule) {
         while self.pending.len() > limit {
             let Some(p) = self.pending.pop_front() else {
                 break;
@@ -65,21 +65,21 @@ impl Reductions {
             // another one is not complete.
             if flat.streams.reduce != COMPUTE {
                 let event = p.reduction.input_free;
-                cx.b.wait(rule, event, COMPUTE);
-                self.retire_reduction(cx, flat, event);
+                out.b.wait(rule, event, COMPUTE);
+                self.retire_reduction(out, flat, event);
             }
-            cx.b.free(Rule::ReduceRelease, p.buffer);
+            out.b.free(Rule::ReduceRelease, p.buffer);
         }
     }
 
     /// Marks a reduction complete and frees gradients that the optimizer has consumed.
-    fn retire_reduction(&mut self, cx: &mut Cx<'_>, flat: &Flat, done: EventId) {
+    fn retire_reduction(&mut self, out: &mut Emitter<'_>, flat: &Flat, done: EventId) {
         for index in 0..self.reduced.len() {
             let r = &mut self.reduced[index];
             if r.done == Some(done) {
                 r.done = None;
                 if r.updated {
-                    self.free_gradient(cx, flat, index);
+                    self.free_gradient(out, flat, index);
                 }
             }
         }
@@ -89,22 +89,24 @@ impl Reductions {
     /// been reduced into the shard yet.
     pub(super) fn reduce_sharded(
         &mut self,
-        cx: &mut Cx<'_>,
+        out: &mut Emitter<'_>,
         flat: &Flat,
         micro: MicroBatch,
         g: GroupId,
         buffer: BufferId,
     ) {
         // The root's buffer lives all through backward and joins the others in flight here.
-        self.make_room(cx, flat);
-        let first = micro.first || !cx.scenario.fsdp.reduces(false, false);
-        if let (true, true, Some(grad)) = (first, flat.grads_of_a_step(cx), flat.state(g).grad) {
-            cx.b.alloc(Rule::Reduce, grad.buffer);
+        self.make_room(out, flat);
+        let first = micro.first || !out.inputs.scenario.fsdp.reduces(false, false);
+        if let (true, true, Some(grad)) =
+            (first, flat.grads_of_a_step(out.inputs), flat.state(g).grad)
+        {
+            out.b.alloc(Rule::Reduce, grad.buffer);
         }
-        make_moments(cx, flat, micro, g);
-        let input = cx.b.whole(buffer);
-        let mut reduction = flat.reduce_sharded(cx, g, input, first, micro.last, false);
-        if let Some(updated) = self.note_reduced(cx, flat, micro, g, reduction.complete) {
+        make_moments(out, flat, micro, g);
+        let input = out.b.whole(buffer);
+        let mut reduction = flat.reduce_sharded(out, g, input, first, micro.last, false);
+        if let Some(updated) = self.note_reduced(out, flat, micro, g, reduction.complete) {
             // The shard of the gradient is freed with the full one, which thus waits for the
             // update.
             reduction = Reduction {
@@ -115,22 +117,22 @@ impl Reductions {
         }
         self.pending.push_back(Pending { reduction, buffer });
         if flat.streams.reduce == COMPUTE {
-            self.drain(cx, flat, 0, Rule::ReduceGate);
+            self.drain(out, flat, 0, Rule::ReduceGate);
         }
     }
 
     /// Reduces a gradient that is kept in full, in the step's last micro-batch.
     pub(super) fn reduce_full(
         &mut self,
-        cx: &mut Cx<'_>,
+        out: &mut Emitter<'_>,
         flat: &Flat,
         micro: MicroBatch,
         g: GroupId,
     ) {
         if micro.last {
-            make_moments(cx, flat, micro, g);
-            let reduction = flat.reduce_full(cx, g);
-            self.note_reduced(cx, flat, micro, g, reduction.complete);
+            make_moments(out, flat, micro, g);
+            let reduction = flat.reduce_full(out, g);
+            self.note_reduced(out, flat, micro, g, reduction.complete);
         }
     }
 
@@ -138,7 +140,7 @@ impl Reductions {
     /// updates it if backward does that. Returns the end of the update.
     fn note_reduced(
         &mut self,
-        cx: &mut Cx<'_>,
+        out: &mut Emitter<'_>,
         flat: &Flat,
         micro: MicroBatch,
         group: GroupId,
@@ -147,8 +149,8 @@ impl Reductions {
         if !micro.last {
             return None;
         }
-        let in_backward = cx.scenario.fsdp.optimizer_in_backward;
-        let updated = in_backward.then(|| update(cx, flat, group));
+        let in_backward = out.inputs.scenario.fsdp.optimizer_in_backward;
+        let updated = in_backward.then(|| update(out, flat, group));
         let elsewhere = last_stage(flat) != COMPUTE;
         self.reduced.push(Reduced {
             group,
@@ -156,41 +158,41 @@ impl Reductions {
             updated: in_backward,
         });
         if in_backward && !elsewhere {
-            self.free_gradient(cx, flat, self.reduced.len() - 1);
+            self.free_gradient(out, flat, self.reduced.len() - 1);
         }
         updated
     }
 
     /// Makes computation wait for the reduction of the optimizer's state `index`, and frees the
     /// gradient buffers that this shows to be out of use.
-    pub(super) fn await_reduction(&mut self, cx: &mut Cx<'_>, flat: &Flat, index: usize) {
+    pub(super) fn await_reduction(&mut self, out: &mut Emitter<'_>, flat: &Flat, index: usize) {
         let Some(done) = self.reduced.get(index).and_then(|r| r.done) else {
             return;
         };
-        cx.b.wait(Rule::FinalFence, done, COMPUTE);
+        out.b.wait(Rule::FinalFence, done, COMPUTE);
         // Reductions end in the order of their issue.
         while self.pending.iter().any(|p| p.reduction.complete == done) {
             let Some(p) = self.pending.pop_front() else {
                 break;
             };
-            cx.b.free(Rule::ReduceRelease, p.buffer);
-            self.retire_reduction(cx, flat, p.reduction.complete);
+            out.b.free(Rule::ReduceRelease, p.buffer);
+            self.retire_reduction(out, flat, p.reduction.complete);
         }
-        self.retire_reduction(cx, flat, done);
+        self.retire_reduction(out, flat, done);
     }
 
     /// Returns what the optimizer works on: groups in the order of their reductions, then trained
     /// groups that were not reduced.
-    pub(super) fn optimizer_state(&mut self, cx: &Cx<'_>, flat: &Flat) -> Vec<ShardState> {
+    pub(super) fn optimizer_state(&mut self, out: &Emitter<'_>, flat: &Flat) -> Vec<ShardState> {
         let known: Vec<GroupId> = self.groups().collect();
-        let trained = |g: &GroupId| cx.group(*g).requires_grad && !known.contains(g);
-        let others = cx.group_ids().filter(trained);
+        let trained = |g: &GroupId| out.inputs.group(*g).requires_grad && !known.contains(g);
+        let others = out.inputs.group_ids().filter(trained);
         self.reduced.extend(others.map(|group| Reduced {
             group,
             done: None,
             updated: false,
         }));
-        flat.optimizer_state(cx, self.groups())
+        flat.optimizer_state(out, self.groups())
     }
 
     /// Groups in the optimizer's order.
@@ -209,22 +211,22 @@ impl Reductions {
     }
 
     /// Frees the gradient of the optimizer's state `index`, if it lives for a step only.
-    pub(super) fn free_gradient(&self, cx: &mut Cx<'_>, flat: &Flat, index: usize) {
+    pub(super) fn free_gradient(&self, out: &mut Emitter<'_>, flat: &Flat, index: usize) {
         let Some(group) = self.group(index) else {
             return;
         };
-        if let (true, Some(grad)) = (flat.grads_of_a_step(cx), flat.state(group).grad) {
-            let (phase, unit) = (cx.b.phase(), cx.b.unit());
-            cx.b.at(cx.group(group).unit, Phase::Optimizer);
-            cx.b.free(Rule::ZeroGrad, grad.buffer);
-            cx.b.at(unit, phase);
+        if let (true, Some(grad)) = (flat.grads_of_a_step(out.inputs), flat.state(group).grad) {
+            let (phase, unit) = (out.b.phase(), out.b.unit());
+            out.b.at(out.inputs.group(group).unit, Phase::Optimizer);
+            out.b.free(Rule::ZeroGrad, grad.buffer);
+            out.b.at(unit, phase);
         }
     }
 
     /// Frees the gradients of all groups that live for a step only.
-    pub(super) fn free_gradients(&self, cx: &mut Cx<'_>, flat: &Flat) {
+    pub(super) fn free_gradients(&self, out: &mut Emitter<'_>, flat: &Flat) {
         for index in 0..self.reduced.len() {
-            self.free_gradient(cx, flat, index);
+            self.free_gradient(out, flat, index);
         }
     }
 }
@@ -238,23 +240,23 @@ fn last_stage(flat: &Flat) -> StreamId {
 }
 
 /// Issues a group's update behind its reduction; returns its end.
-fn update(cx: &mut Cx<'_>, flat: &Flat, group: GroupId) -> EventId {
-    let (phase, unit) = (cx.b.phase(), cx.b.unit());
+fn update(out: &mut Emitter<'_>, flat: &Flat, group: GroupId) -> EventId {
+    let (phase, unit) = (out.b.phase(), out.b.unit());
     let stream = last_stage(flat);
-    cx.b.at(cx.group(group).unit, Phase::Optimizer);
-    for state in flat.optimizer_state(cx, std::iter::once(group)) {
-        optimizer::update(cx, &state, None, stream);
+    out.b.at(out.inputs.group(group).unit, Phase::Optimizer);
+    for state in flat.optimizer_state(out, std::iter::once(group)) {
+        optimizer::update(out, &state, None, stream);
     }
-    let end = cx.b.record(Rule::Optimizer, stream);
-    cx.b.at(unit, phase);
+    let end = out.b.record(Rule::Optimizer, stream);
+    out.b.at(unit, phase);
     end
 }
 
 /// In the first step: allocates the optimizer's state of a group that backward updates.
-fn make_moments(cx: &mut Cx<'_>, flat: &Flat, micro: MicroBatch, group: GroupId) {
-    if micro.last && cx.scenario.fsdp.optimizer_in_backward {
-        for state in flat.optimizer_state(cx, std::iter::once(group)) {
-            optimizer::make_moments(cx, &state);
+fn make_moments(out: &mut Emitter<'_>, flat: &Flat, micro: MicroBatch, group: GroupId) {
+    if micro.last && out.inputs.scenario.fsdp.optimizer_in_backward {
+        for state in flat.optimizer_state(out, std::iter::once(group)) {
+            optimizer::make_moments(out, &state);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Defaults and rules of the policy `native`.
 
 use super::Native;
-use crate::compile::Neighbours;
+use crate::compile::WeightAdjacency;
 use crate::config::{AllocatorKind, GradientSync, PolicyKind, Prefetch, Reshard};
 use crate::ir::DType;
 use crate::lower::{Lowering, flat_layout};
@@ -36,8 +36,8 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         layout: flat_layout,
         frozen_apart: true,
         places_merged_weights: true,
-        adjacency: Neighbours::WeightsAndGradients,
-        lifecycle: |cx| Ok(Box::new(Native::new(cx))),
+        adjacency: WeightAdjacency::WeightsAndGradients,
+        lifecycle: |out| Ok(Box::new(Native::new(out))),
     },
 };
 

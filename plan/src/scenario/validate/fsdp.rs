@@ -52,8 +52,8 @@ fn strategy(s: &Scenario, d: &Document) -> Checked {
     Ok(())
 }
 
-/// Refuses values of `reshard_after_forward` that the schedule does not have, and groups that do not
-/// divide `dp_shard`.
+/// Refuses values of `reshard_after_forward` that the schedule does not have, and groups that do
+/// not divide `dp_shard`.
 fn reshard(s: &Scenario, d: &Document) -> Checked {
     refuse(s, d, "fsdp.reshard_after_forward")?;
     let Reshard::Group(n) = s.fsdp.reshard_after_forward else {
@@ -139,7 +139,8 @@ fn copy_engines(s: &Scenario, d: &Document) -> Checked {
     if f.copy_engine_reduce {
         exchange(s, d)?;
     }
-    // Without communicators of their own, gathers and reductions are on engines together or not at all.
+    // Without communicators of their own, gathers and reductions are on engines together or not at
+    // all.
     match (f.copy_engine_gather, f.copy_engine_reduce) {
         (false, false) => return Ok(()),
         (true, false) if !f.separate_communicators => {
