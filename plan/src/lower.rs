@@ -9,6 +9,7 @@ mod buffers;
 pub(crate) mod builder;
 mod capture;
 pub(crate) mod context;
+pub(crate) mod engine;
 pub(crate) mod flat;
 mod kernels;
 mod offload;
@@ -29,6 +30,7 @@ use crate::shard::{
 use buffers::TapeBuffers;
 use builder::Builder;
 use context::{Emitter, LoweringInputs};
+use engine::Engine;
 use walk::{Lifecycle, Walk};
 
 /// Why a scenario cannot be lowered although its file is valid.
@@ -65,7 +67,11 @@ pub(crate) struct Lowering {
 ///
 /// # Errors
 /// See [`PlanError`].
-pub(crate) fn plan(scenario: &Scenario, lowering: &Lowering) -> Result<Program, PlanError> {
+pub(crate) fn plan(
+    scenario: &Scenario,
+    engine: &Engine,
+    lowering: &Lowering,
+) -> Result<Program, PlanError> {
     let (modules, params) = compile::modules_and_params(scenario);
     check_frozen(&scenario.fsdp.frozen, &modules)?;
     if !params.iter().any(|p| p.requires_grad) {
@@ -74,8 +80,8 @@ pub(crate) fn plan(scenario: &Scenario, lowering: &Lowering) -> Result<Program, 
         ));
     }
     let (specs, groups) = units(scenario, lowering, &modules, &params)?;
-    let tape = tape(scenario, lowering, modules.len(), &specs, &groups);
-    let inputs = LoweringInputs::new(scenario, &tape, specs, groups);
+    let tape = tape(scenario, engine, lowering, &modules, &specs, &groups);
+    let inputs = LoweringInputs::new(scenario, engine, &tape, specs, groups);
     capture::check_scopes(&inputs)?;
     let mut out = Emitter::new(&inputs);
     let buffers = TapeBuffers::new(&mut out);
@@ -248,10 +254,14 @@ fn finish(
 ///
 /// # Errors
 /// As [`plan`].
-pub(crate) fn tape_of(scenario: &Scenario, lowering: &Lowering) -> Result<Tape, PlanError> {
+pub(crate) fn tape_of(
+    scenario: &Scenario,
+    engine: &Engine,
+    lowering: &Lowering,
+) -> Result<Tape, PlanError> {
     let (modules, params) = compile::modules_and_params(scenario);
     let (specs, groups) = units(scenario, lowering, &modules, &params)?;
-    Ok(tape(scenario, lowering, modules.len(), &specs, &groups))
+    Ok(tape(scenario, engine, lowering, &modules, &specs, &groups))
 }
 
 /// Returns the units of a scenario's model, and the groups of their parameters.
@@ -276,16 +286,17 @@ fn units(
 /// Returns the tape for these units and layouts.
 fn tape(
     scenario: &Scenario,
+    engine: &Engine,
     lowering: &Lowering,
-    modules: usize,
+    modules: &[Module],
     specs: &[UnitSpec],
     groups: &[Group],
 ) -> Tape {
-    let mut is_unit = vec![false; modules];
+    let mut is_unit = vec![false; modules.len()];
     for m in specs.iter().flat_map(|s| &s.modules) {
         is_unit[m.index()] = true;
     }
-    let adjacency = weight_adjacency(scenario, lowering, groups);
+    let adjacency = weight_adjacency(scenario, engine, lowering, groups);
     let sharding = Sharding {
         is_unit: &|m| is_unit[m.index()],
         adjacency: &|p| adjacency[p.index()],
@@ -297,11 +308,12 @@ fn tape(
 /// weights from and write gradients to.
 fn weight_adjacency(
     scenario: &Scenario,
+    engine: &Engine,
     lowering: &Lowering,
     groups: &[Group],
 ) -> Vec<WeightAdjacency> {
     let mut out = vec![WeightAdjacency::None; groups.iter().map(|g| g.params.len()).sum()];
-    if context::params_apart(scenario) {
+    if context::params_apart(scenario, engine) {
         return out;
     }
     for group in groups {

@@ -101,7 +101,11 @@ fn lowering(scenario: &Scenario) -> &'static Lowering {
 /// # Errors
 /// See [`PlanError`].
 pub fn plan(scenario: &Scenario) -> Result<Program, PlanError> {
-    lower::plan(scenario, lowering(scenario))
+    lower::plan(
+        scenario,
+        &scenario.fsdp.policy.spec().engine,
+        lowering(scenario),
+    )
 }
 
 /// Returns the tape of a scenario as [`plan`] uses it, for tools and tests.
@@ -109,7 +113,11 @@ pub fn plan(scenario: &Scenario) -> Result<Program, PlanError> {
 /// # Errors
 /// As [`plan`].
 pub fn tape_of(scenario: &Scenario) -> Result<Tape, PlanError> {
-    lower::tape_of(scenario, lowering(scenario))
+    lower::tape_of(
+        scenario,
+        &scenario.fsdp.policy.spec().engine,
+        lowering(scenario),
+    )
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Gradients that autograd allocates, one a parameter, when the first kernel adds to it.
+//! Gradients that autograd allocates, one per parameter, when the first kernel adds to it.
 
 use super::builder::NewBuffer;
 use super::context::{Emitter, KernelLaunch};
@@ -119,8 +119,8 @@ impl AutogradGrads {
         self.grads[p.index()].sum = Some(sum);
     }
 
-    /// Hands the gradient (or the sum of the step's) over: whoever takes it copies it away and
-    /// frees it.
+    /// Takes the gradient, or the sum over the step's micro-batches. The caller copies it and frees
+    /// it.
     pub(crate) fn take(&mut self, p: ParamId) -> Option<BufferId> {
         let grad = &mut self.grads[p.index()];
         grad.sum.take().or_else(|| grad.live.take())

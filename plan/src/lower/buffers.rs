@@ -8,7 +8,7 @@ use crate::program::Rule;
 /// Buffers of the tape, made once and used by every micro-batch.
 pub(crate) struct TapeBuffers {
     pub(super) storages: Vec<BufferId>,
-    /// By constant: one buffer, or one a micro-batch.
+    /// By constant: one buffer, or one per micro-batch.
     pub(super) consts: Vec<Vec<BufferId>>,
     /// Bases of library workspaces, allocated in the first step.
     pub(super) workspaces: Vec<BufferId>,

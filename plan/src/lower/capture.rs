@@ -1,7 +1,7 @@
 //! What captures contain: the scopes of a module, and the memory of a captured iteration.
 //!
 //! A replay finds every buffer where it was at capture. torch gives a graph a private pool for
-//! that; here what an iteration allocates and frees is planned, so that it lies where it lay,
+//! that; here what an iteration allocates and frees is planned, so that it keeps its addresses
 //! whatever an allocator without a plan would do.
 
 use super::PlanError;

@@ -1,11 +1,10 @@
 //! What every policy works with: the inputs of lowering, and the growing program.
 
 use super::builder::{Builder, NewBuffer};
+use super::engine::Engine;
 use super::kernels::Kernels;
 use crate::compile::tape::{Tape, TapeOp};
-use crate::config::{
-    AllocatorKind, OuterStrategy, PolicyKind, Prefetch, Reshard, Scenario, Strategy,
-};
+use crate::config::{AllocatorKind, OuterStrategy, Prefetch, Reshard, Scenario, Strategy};
 use crate::ir::{
     Access, BufferId, COMPUTE, CommId, DType, GroupId, Holds, ModuleId, ModuleKind, ParamId, Pool,
     Role, ShardOp, StreamId, UnitId,
@@ -41,6 +40,7 @@ pub(crate) struct Hooks {
 /// What lowering starts from: the scenario and what follows from it. Policies only read it.
 pub(crate) struct LoweringInputs<'a> {
     pub(crate) scenario: &'a Scenario,
+    pub(crate) engine: &'a Engine,
     pub(crate) tape: &'a Tape,
     pub(crate) units: Vec<UnitPlan>,
     pub(crate) groups: Vec<Group>,
@@ -90,12 +90,13 @@ pub(crate) struct KernelLaunch<'a> {
 impl<'a> LoweringInputs<'a> {
     pub(crate) fn new(
         scenario: &'a Scenario,
+        engine: &'a Engine,
         tape: &'a Tape,
         specs: Vec<UnitSpec>,
         groups: Vec<Group>,
     ) -> Self {
         let inner = scenario.mesh.dp_shard;
-        let strategy = strategy(scenario);
+        let strategy = strategy(scenario, engine);
         let last_block = last_block(&specs);
         let mut home = vec![(GroupId(0), 0); tape.params.len()];
         for (g, group) in groups.iter().enumerate() {
@@ -137,9 +138,10 @@ impl<'a> LoweringInputs<'a> {
             })
             .collect();
         let hooks = hooks(&units, tape.modules.len());
-        let (transient_pool, persistent_pool) = pools(scenario);
+        let (transient_pool, persistent_pool) = pools(scenario, engine);
         let mut inputs = Self {
             scenario,
+            engine,
             tape,
             forward_order: Vec::new(),
             backward_order: Vec::new(),
@@ -379,12 +381,13 @@ pub(crate) struct Comms {
 }
 
 /// Strategy in effect.
-fn strategy(scenario: &Scenario) -> Strategy {
-    match scenario.fsdp.policy {
-        _ if scenario.mesh.dp_shard == 1 => Strategy::NoShard,
-        // torch's ZeRO-2 is its ZeRO-3 without resharding: parameters rest sharded either way.
-        PolicyKind::Fsdp2 => Strategy::OptimGradsParams,
-        PolicyKind::Native | PolicyKind::Megatron => scenario.fsdp.strategy,
+fn strategy(scenario: &Scenario, engine: &Engine) -> Strategy {
+    if scenario.mesh.dp_shard == 1 {
+        Strategy::NoShard
+    } else if engine.shards_params {
+        Strategy::OptimGradsParams
+    } else {
+        scenario.fsdp.strategy
     }
 }
 
@@ -394,8 +397,8 @@ pub(crate) fn outer_optim(scenario: &Scenario) -> bool {
 }
 
 /// Whether no axis shards anything, so that every parameter keeps a buffer of its own.
-pub(crate) fn params_apart(scenario: &Scenario) -> bool {
-    strategy(scenario) == Strategy::NoShard && !outer_optim(scenario)
+pub(crate) fn params_apart(scenario: &Scenario, engine: &Engine) -> bool {
+    strategy(scenario, engine) == Strategy::NoShard && !outer_optim(scenario)
 }
 
 fn last_block(specs: &[UnitSpec]) -> Option<usize> {
@@ -419,17 +422,19 @@ fn hooks(units: &[UnitPlan], modules: usize) -> Vec<Hooks> {
     hooks
 }
 
-fn pools(scenario: &Scenario) -> (Pool, Pool) {
-    let rest = match scenario.fsdp.policy {
-        PolicyKind::Native if scenario.fsdp.allocator == AllocatorKind::Pool => Pool::Planned,
-        _ => Pool::Caching,
+fn pools(scenario: &Scenario, engine: &Engine) -> (Pool, Pool) {
+    let planned = scenario.fsdp.allocator == AllocatorKind::Pool;
+    let persistent = if engine.plans_persistent && planned {
+        Pool::Planned
+    } else {
+        Pool::Caching
     };
     let transient = match scenario.fsdp.allocator {
         AllocatorKind::Pool => Pool::Planned,
         AllocatorKind::DoubleBuffer => Pool::DoubleBuffer,
         AllocatorKind::Caching | AllocatorKind::Temporary => Pool::Caching,
     };
-    (transient, rest)
+    (transient, persistent)
 }
 
 /// Units that a prefetch rule reaches from position `at` of `order`: those it returns are gathered

@@ -15,7 +15,6 @@ use super::context::{Comms, Emitter, KernelLaunch, LoweringInputs, outer_optim, 
 use super::optimizer::{Moments, moments};
 use super::streams::CommStreams;
 use super::walk::Location;
-use crate::config::PolicyKind;
 use crate::ir::{
     Access, BufferId, COMPUTE, CollectiveKind, DType, GroupId, Holds, ParamId, Part, PerRank,
     ReduceOp, Role, ShardOp, StreamId,
@@ -93,12 +92,9 @@ impl Flat {
             inner: u64::from(out.inputs.inner),
             outer: u64::from(out.inputs.outer),
         };
-        // The native engine lets W be the optimizer's buffer when the dtypes agree (main-branch
-        // rewrite's aliasing); production Megatron-FSDP keeps M apart whenever a main dtype is
-        // asked for.
-        let main = precision.main_params.filter(|m| {
-            *m != precision.compute || out.inputs.scenario.fsdp.policy == PolicyKind::Megatron
-        });
+        let main = precision
+            .main_params
+            .filter(|m| *m != precision.compute || out.inputs.engine.separate_main_params);
         for g in out.inputs.group_ids() {
             flat.groups.push(flat.group_state(out, g, main));
         }
@@ -123,7 +119,7 @@ impl Flat {
             outer_comm: None,
             numel,
         };
-        if params_apart(out.inputs.scenario) {
+        if params_apart(out.inputs.scenario, out.inputs.engine) {
             for p in &group.params {
                 let bytes = out.inputs.tape.params[p.index()].numel() * self.w.size();
                 state.params.push(out.persistent(
@@ -165,7 +161,7 @@ impl Flat {
             };
             let grad = out.persistent(role, n * dtype.size(), dtype, group.unit, holds);
             state.grad = Some(out.b.whole(grad));
-            let casts = out.inputs.scenario.fsdp.policy == PolicyKind::Megatron && self.c != self.g;
+            let casts = out.inputs.engine.copies_for_comm && self.c != self.g;
             state.outer_comm = (casts && self.comms.outer.is_some()).then(|| {
                 let reduced = if mesh::optim_sharded(out.inputs.strategy) {
                     numel / self.inner
@@ -175,13 +171,7 @@ impl Flat {
                 let (bytes, stream) = (reduced * self.c.size(), self.streams.outer);
                 out.transient(Role::ReduceOutput, bytes, self.c, stream, id)
             });
-            state.moments = moments(
-                out,
-                group.unit,
-                own,
-                holds,
-                out.inputs.scenario.fsdp.policy != PolicyKind::Native,
-            );
+            state.moments = moments(out, group.unit, own, holds, out.inputs.engine.framework);
         }
         if self.weight_sharded {
             let stream = self.streams.gather;
@@ -241,7 +231,7 @@ impl Flat {
     /// that is not sharded is what backward writes.)
     pub(crate) fn grads_of_a_step(&self, inputs: &LoweringInputs<'_>) -> bool {
         let fsdp = &inputs.scenario.fsdp;
-        fsdp.policy == PolicyKind::Native && self.grad_sharded && !fsdp.offload.grads
+        inputs.engine.frees_gradients && self.grad_sharded && !fsdp.offload.grads
     }
 
     /// Section `Init`: W and M of every group, and G where it outlives a step.
@@ -323,7 +313,7 @@ impl Flat {
         }
     }
 
-    /// Outer all-gather of a group's W shard (HFSDP, once a step); leaves the gather stream waiting
+    /// Outer all-gather of a group's W shard (HFSDP, once per step); leaves the gather stream waiting
     /// for it.
     fn gather_outer(&self, out: &mut Emitter<'_>, g: GroupId) {
         let (Some(comm), Some(rest)) = (self.comms.outer, self.state(g).weight) else {

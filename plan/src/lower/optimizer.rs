@@ -3,7 +3,7 @@
 use super::builder::{CollectiveLaunch, NewBuffer};
 use super::context::{Emitter, KernelLaunch, LoweringInputs};
 use super::walk::Lifecycle;
-use crate::config::{Optimizer, PolicyKind};
+use crate::config::Optimizer;
 use crate::ir::{
     Access, BufferId, COMPUTE, CollectiveKind, CommId, DType, Holds, HostWorkKind, Part, Pieces,
     ReduceOp, Role, ShardOp, StreamId, UnitId,
@@ -29,7 +29,7 @@ pub(crate) struct OptimizerItem {
 pub(crate) struct Moments {
     pub(crate) first: BufferId,
     pub(crate) second: BufferId,
-    /// Step counter, where the engine keeps one a tensor on the device.
+    /// Step counter, where the engine keeps one per tensor on the device.
     pub(crate) step: Option<BufferId>,
     /// It is kept in host memory: the policy fetches it to the device.
     pub(crate) offloaded: bool,
@@ -79,10 +79,10 @@ pub(crate) fn moments(
 }
 
 /// Whether the gradient norm comes after the updates: nothing waits for one that only is reported,
-/// so it must not keep the native engine's updates from running beside the last reductions.
+/// so it must not keep the native engine's updates from overlapping with the last reductions.
 pub(crate) fn late_norm(inputs: &LoweringInputs<'_>) -> bool {
     let train = &inputs.scenario.train;
-    train.grad_norm && train.clip_norm <= 0.0 && inputs.scenario.fsdp.policy == PolicyKind::Native
+    train.grad_norm && train.clip_norm <= 0.0 && inputs.engine.late_norm
 }
 
 /// Clipping and the update; the policy has reduced all gradients.
@@ -94,7 +94,7 @@ pub(crate) fn step(out: &mut Emitter<'_>, life: &mut dyn Lifecycle) {
     let late = late_norm(out.inputs);
     let mut known = (wanted && !late).then(|| norm(out, life, &states, clips));
     out.b.at(UnitId(0), Phase::Optimizer);
-    if out.inputs.scenario.fsdp.policy != PolicyKind::Native {
+    if out.inputs.engine.framework {
         out.b.host(Rule::Optimizer, HostWorkKind::OptimizerStep, 1);
     }
     for (index, state) in states.iter().enumerate() {
@@ -102,7 +102,7 @@ pub(crate) fn step(out: &mut Emitter<'_>, life: &mut dyn Lifecycle) {
             make_moments(out, state);
         }
     }
-    let scale = known.filter(|_| clips && out.inputs.scenario.fsdp.policy == PolicyKind::Native);
+    let scale = known.filter(|_| clips && out.inputs.engine.fused_optimizer);
     for index in life.update_order(out.inputs, states.len()) {
         let state = &states[index];
         out.b.at(state.unit, Phase::Optimizer);
@@ -240,7 +240,7 @@ fn norm(
             parts: smallvec![part],
         });
     }
-    if clips && out.inputs.scenario.fsdp.policy != PolicyKind::Native {
+    if clips && !out.inputs.engine.fused_optimizer {
         for state in states {
             let grads: Vec<Access> = state.items.iter().map(|i| i.grad).collect();
             let reads: Vec<Access> = grads.iter().copied().chain([scalar]).collect();

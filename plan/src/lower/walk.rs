@@ -5,14 +5,14 @@ use super::capture::captured;
 use super::context::{Emitter, LoweringInputs};
 use super::optimizer;
 use crate::compile::tape::TapeOp;
-use crate::config::{CompileMode, CudaGraph, Loss, PolicyKind};
+use crate::config::{CompileMode, CudaGraph, Loss};
 use crate::ir::{
     Access, BufferId, COMPUTE, EventId, HostWorkKind, KernelClass, KernelId, ModuleId, ModuleKind,
     ParamId, PerRank, ScopeId, Source, UnitId,
 };
 use crate::program::{Phase, Rule, workspace};
 
-/// Where a parameter or gradient lies.
+/// Where a parameter or gradient is stored.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Location {
     pub(crate) buffer: BufferId,
@@ -50,8 +50,8 @@ pub(crate) trait Lifecycle {
     fn grad(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location;
     /// What the optimizer works on, after `backward_end` of the last micro-batch.
     fn optimizer_state(&mut self, out: &mut Emitter<'_>) -> Vec<optimizer::ShardState>;
-    /// In which order the states of `optimizer_state`, so many, are updated; a norm is summed in
-    /// their own.
+    /// Returns the order in which the states of `optimizer_state` are updated. A norm is summed in
+    /// the order of the states themselves.
     fn update_order(&self, _inputs: &LoweringInputs<'_>, states: usize) -> Vec<usize> {
         (0..states).collect()
     }
@@ -109,7 +109,7 @@ impl<'c, 'a> Walk<'c, 'a> {
         buffers: &'c TapeBuffers,
     ) -> Self {
         let units = unit_of_module(out.inputs);
-        let framework = out.inputs.scenario.fsdp.policy != PolicyKind::Native;
+        let framework = out.inputs.engine.framework;
         Self {
             out,
             life,
@@ -286,9 +286,8 @@ impl<'c, 'a> Walk<'c, 'a> {
     /// What torch's caching allocator gives cuDNN's (or flash) attention for the time of a
     /// backward.
     fn scratch(&mut self, kernel: KernelId) -> Option<BufferId> {
-        let scenario = self.out.inputs.scenario;
-        let policy = scenario.fsdp.policy;
-        if !policy.allocates_workspaces(&scenario.mesh.hardware) {
+        let (scenario, engine) = (self.out.inputs.scenario, self.out.inputs.engine);
+        if !engine.allocates_workspaces(&scenario.mesh.hardware) {
             return None;
         }
         let k = &self.out.b.kernels[kernel.index()];

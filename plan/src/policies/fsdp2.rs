@@ -359,13 +359,13 @@ impl Lifecycle for Fsdp2 {
     }
 }
 
-/// What a hook costs the host, with what it does for so many parameters.
+/// Emits the host work of a hook and of what it does for its parameters.
 fn hooks(out: &mut Emitter<'_>, rule: Rule, params: usize) {
     out.b.host(rule, HostWorkKind::Hook, 1);
     out.b.host(rule, HostWorkKind::HookParam, params as u16);
 }
 
-/// Strategies of this policy: ZeRO-3, replicated over the outer axis.
+/// Refuses strategies that this policy does not have: it can only replicate over the outer axis.
 pub(crate) fn supports(inputs: &LoweringInputs<'_>) -> Result<(), crate::lower::PlanError> {
     if inputs.outer > 1 && inputs.scenario.fsdp.outer_strategy == OuterStrategy::Optim {
         return Err(crate::lower::PlanError::Unsupported(

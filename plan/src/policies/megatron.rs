@@ -76,7 +76,7 @@ impl Megatron {
         let comms = out.communicators(separate);
         if multi {
             // The device mesh broadcasts initial parameters over a group of its own, which stays:
-            // 384 MiB of device memory beside the sharding group's, measured on 4 H200.
+            // 384 MiB of device memory on top of the sharding group's, measured on 4 H200.
             let size = out.inputs.world();
             out.b.add_communicator(Communicator {
                 name: "mesh".to_owned(),

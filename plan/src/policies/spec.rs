@@ -5,6 +5,7 @@ use crate::config::{
 };
 use crate::ir::DType;
 use crate::lower::Lowering;
+use crate::lower::engine::Engine;
 
 /// A policy.
 pub(crate) struct PolicySpec {
@@ -14,11 +15,10 @@ pub(crate) struct PolicySpec {
     pub(crate) defaults: Defaults,
     /// Rules for the scenario's other keys.
     pub(crate) rules: Rules,
-    /// Why the workspaces of libraries do not come from PyTorch's allocator, for an engine that
-    /// plans them itself.
-    pub(crate) own_workspaces: Option<&'static str>,
     /// What to change so that buffers keep their addresses, which captured scopes need.
     pub(crate) fixed_addresses: &'static str,
+    /// How its engine works, in compile mode full too.
+    pub(crate) engine: Engine,
     /// Its schedule, outside compile mode full.
     pub(crate) lowering: Lowering,
 }

@@ -241,8 +241,8 @@ pub(crate) fn profile(d: &Document, value: &Value) -> String {
     d.found(value).display().to_string()
 }
 
-/// The hardware profile. One that a file gives by its path has to be there; one from outside is
-/// found by whoever reads it.
+/// Returns the hardware profile. A path in a file must exist; a path from the command line is
+/// checked where the profile is loaded.
 fn hardware(d: &Document) -> Result<Option<String>, ScenarioError> {
     let Some(value) = d.value(Key::Hardware) else {
         return Ok(None);
@@ -303,7 +303,7 @@ fn mesh(d: &Document) -> Result<Mesh, ScenarioError> {
     })
 }
 
-/// cuBLAS's workspace, which torch takes from its caching allocator, one a thread: 32 MiB on Hopper
+/// cuBLAS's workspace, which torch takes from its caching allocator, one per thread: 32 MiB on Hopper
 /// and later, 4096 KiB x 2 + 16 KiB x 8 before (`CUBLAS_WORKSPACE_CONFIG` default, torch
 /// `CUDABlas.cpp`). What a profile in a file is of is not known here.
 fn cublas_workspace_default(hardware: &str) -> u64 {
@@ -382,7 +382,7 @@ fn fsdp(d: &Document, mesh: &Mesh) -> Result<Fsdp, ScenarioError> {
             )
             .unwrap_or(defaults.allocator),
         expandable_segments: d.flag(Key::ExpandableSegments).unwrap_or(true),
-        cublas_workspace_bytes: if policy.allocates_workspaces(&mesh.hardware) {
+        cublas_workspace_bytes: if spec.engine.allocates_workspaces(&mesh.hardware) {
             let said = d.value(Key::CublasWorkspaceBytes).and_then(Value::bytes);
             said.unwrap_or_else(|| cublas_workspace_default(&mesh.hardware))
         } else {

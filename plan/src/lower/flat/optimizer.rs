@@ -1,7 +1,6 @@
 //! What the optimizer of the flat policies updates, and the refresh of compute weights after it.
 
 use super::{Flat, GroupState};
-use crate::config::PolicyKind;
 use crate::ir::{Access, COMPUTE, GroupId, PerRank, ShardOp, StreamId};
 use crate::lower::context::{Emitter, KernelLaunch, LoweringInputs};
 use crate::lower::optimizer::{OptimizerItem, ShardState};
@@ -88,7 +87,7 @@ impl Flat {
     /// is no M, or where [`Flat::refresh`] casts it.
     fn written_with_main(&self, out: &Emitter<'_>, g: GroupId) -> Vec<Access> {
         let state = self.state(g);
-        if state.main.is_none() || out.inputs.scenario.fsdp.policy != PolicyKind::Native {
+        if state.main.is_none() || !out.inputs.engine.fused_optimizer {
             return Vec::new();
         }
         let weights = self.own_weights(out, state);

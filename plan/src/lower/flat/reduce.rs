@@ -1,7 +1,6 @@
 //! Reductions of the flat policies, of gradients that are kept sharded or in full.
 
 use super::Flat;
-use crate::config::PolicyKind;
 use crate::ir::{
     Access, BufferId, COMPUTE, CollectiveKind, CommId, DType, EventId, GroupId, Part, PerRank,
     Pieces, Real, ReduceOp, Role, ShardOp, StreamId,
@@ -32,23 +31,17 @@ impl Flat {
         }
     }
 
-    /// How the inner reduction scales, and whether its input must be multiplied first.
-    /// Megatron-FSDP leaves that to the collective for every dtype but bf16
-    /// (`gradient_reduce_preprocessing`, `gradient_reduce_div_fusion` being its default).
+    /// Returns how the inner reduction scales, and whether a kernel must multiply its input first.
     pub(crate) fn scaling(&self, inputs: &LoweringInputs<'_>) -> (ReduceOp, bool) {
         let fsdp = &inputs.scenario.fsdp;
         let factor = 1.0 / f64::from(inputs.world());
-        let fused = match fsdp.policy {
-            PolicyKind::Megatron => self.c != DType::Bf16,
-            PolicyKind::Native | PolicyKind::Fsdp2 => self.c == DType::F32,
-        };
         if fsdp.per_token_loss {
             (ReduceOp::Sum, false)
         } else if fsdp.average_in_collective {
             (ReduceOp::Avg, false)
-        } else if fused {
+        } else if (inputs.engine.premultiplies)(self.c) {
             (ReduceOp::PremulSum(factor), false)
-        } else if fsdp.policy == PolicyKind::Native && inputs.outer == 1 {
+        } else if inputs.engine.averages && inputs.outer == 1 {
             (ReduceOp::Avg, false)
         } else {
             (ReduceOp::Sum, true)
@@ -259,7 +252,7 @@ impl Flat {
         let rs = self.streams.reduce;
         let grad = self.state(g).grad.expect("only trained groups are reduced");
         let numel = self.state(g).numel;
-        let megatron = out.inputs.scenario.fsdp.policy == PolicyKind::Megatron;
+        let queued = out.inputs.engine.copies_for_comm;
         out.b.join(Rule::ReduceFork, COMPUTE, rs);
         self.nan_check(out, rs, g, grad);
         // Without an inner reduction there is nothing to cast for: the outer one casts what it
@@ -343,7 +336,7 @@ impl Flat {
                 reads: &[part(input)],
                 writes: &[mine],
             });
-            if !megatron {
+            if !queued {
                 out.b.free(Rule::ReduceRelease, id);
             }
         }
@@ -356,7 +349,7 @@ impl Flat {
             input_free,
             complete: outer.unwrap_or(input_free),
             held: [
-                cast.filter(|_| megatron),
+                cast.filter(|_| queued),
                 self.state(g).outer_comm.filter(|_| outer.is_some()),
             ],
         }

@@ -7,7 +7,9 @@ use crate::config::{
     Strategy,
 };
 use crate::ir::DType;
+use crate::lower::engine::Engine;
 use crate::lower::{Lowering, per_param_layout};
+use crate::policies::NO_NAN_CHECK;
 use crate::policies::spec::{Defaults, PolicySpec, Refusal, Rules, fully_compiled};
 
 pub(crate) const SPEC: PolicySpec = PolicySpec {
@@ -32,8 +34,20 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         refuses: REFUSES,
         without_effect: &[],
     },
-    own_workspaces: None,
     fixed_addresses: "use policy native",
+    engine: Engine {
+        framework: true,
+        fused_optimizer: false,
+        late_norm: false,
+        frees_gradients: false,
+        own_workspaces: None,
+        plans_persistent: false,
+        shards_params: true,
+        separate_main_params: false,
+        copies_for_comm: false,
+        premultiplies: |dtype| dtype == DType::F32,
+        averages: false,
+    },
     lowering: Lowering {
         layout: per_param_layout,
         // torch has one `FSDPParamGroup` per `fully_shard` call: it gathers all of its parameters
@@ -98,7 +112,7 @@ const REFUSES: &[Refusal] = &[
         keys: &["fsdp.nan_check", "fsdp.policy"],
         when: |s| s.fsdp.nan_check && !fully_compiled(s),
         message: "policy fsdp2 does not check for NaN: torch `fully_shard` has no such check",
-        help: super::super::NO_NAN_CHECK,
+        help: NO_NAN_CHECK,
     },
     Refusal {
         keys: &["compile.merge_projections", "fsdp.policy"],

@@ -18,13 +18,13 @@ const TILE: u64 = 128 * 16;
 /// more or less.
 const MOST_BLOCKS: u64 = 132 * 2048 / 128 * 2;
 
-/// Bytes of so many entries.
+/// Returns the bytes of a number of entries.
 const fn bytes(entries: u64) -> u64 {
     entries * 8
 }
 
-/// Bytes of `_chunk_cat`'s table, for padded shards of so many bytes in the result's dtype, one a
-/// gradient.
+/// Returns the bytes of `_chunk_cat`'s table, from the bytes of each gradient's padded shard in the
+/// result's dtype.
 fn chunk_cat(shards: &[u64]) -> u64 {
     let (tensors, blocks) = (shards.len() as u64, shards.iter().map(|b| b.div_ceil(TILE)));
     // Sources, sizes, padded shards and numbers of blocks; beginnings in bytes and blocks, one
@@ -32,8 +32,8 @@ fn chunk_cat(shards: &[u64]) -> u64 {
     bytes(4 * tensors + 2 * (tensors + 1) + blocks.sum::<u64>())
 }
 
-/// Bytes of `split_with_sizes_copy`'s table, for padded shards of so many bytes, one a parameter,
-/// of each of `ranks`.
+/// Returns the bytes of `split_with_sizes_copy`'s table, from the bytes of each parameter's padded
+/// shard on each of `ranks`.
 fn copy_out(shards: &[u64], ranks: u64) -> u64 {
     let tensors = shards.len() as u64;
     let blocks = |tile: u64| shards.iter().map(|b| b.div_ceil(tile)).sum::<u64>();
@@ -80,9 +80,9 @@ pub(super) fn run(
     shards: &[u64],
 ) {
     let scenario = out.inputs.scenario;
-    let torch = scenario
-        .fsdp
-        .policy
+    let torch = out
+        .inputs
+        .engine
         .allocates_workspaces(&scenario.mesh.hardware);
     let bytes = if torch {
         size(out, op, reads, writes, shards)

@@ -7,8 +7,8 @@ use crate::config::{
     Scenario, Strategy,
 };
 use crate::lower::{Lowering, per_param_layout};
-use crate::policies::fsdp2;
 use crate::policies::spec::{Refusal, Rules, WithoutEffect, sets_reduce_in_flight};
+use crate::policies::{NO_NAN_CHECK, fsdp2};
 
 /// The schedule, whose graph takes the place of the policy's hooks.
 pub(crate) const LOWERING: Lowering = Lowering {
@@ -63,7 +63,7 @@ const REFUSES: &[Refusal] = &[
         keys: &["fsdp.nan_check", "compile.mode"],
         when: |s| s.fsdp.nan_check,
         message: "compile mode full does not check for NaN around its collectives",
-        help: super::super::NO_NAN_CHECK,
+        help: NO_NAN_CHECK,
     },
     Refusal {
         keys: &["fsdp.reshard_after_backward", "compile.mode"],

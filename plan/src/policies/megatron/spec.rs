@@ -4,7 +4,9 @@ use super::Megatron;
 use crate::compile::WeightAdjacency;
 use crate::config::{AllocatorKind, GradientSync, PolicyKind, Prefetch, Reshard};
 use crate::ir::DType;
+use crate::lower::engine::Engine;
 use crate::lower::{Lowering, flat_layout};
+use crate::policies::GRADIENTS_ADDED_UP;
 use crate::policies::spec::{
     Defaults, PolicySpec, Refusal, Rules, WithoutEffect, fully_compiled, sets_reduce_in_flight,
 };
@@ -36,8 +38,22 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
             why: "policy megatron bounds gradients in flight by elements, not buffers",
         }],
     },
-    own_workspaces: None,
     fixed_addresses: "set fsdp.allocator = \"double_buffer\" and persist_on_alloc_fail = true",
+    engine: Engine {
+        framework: true,
+        fused_optimizer: false,
+        late_norm: false,
+        frees_gradients: false,
+        own_workspaces: None,
+        plans_persistent: false,
+        shards_params: false,
+        // The production engine has main weights whenever a main dtype is asked for.
+        separate_main_params: true,
+        copies_for_comm: true,
+        // `gradient_reduce_preprocessing`, with `gradient_reduce_div_fusion` as by default.
+        premultiplies: |dtype| dtype != DType::Bf16,
+        averages: false,
+    },
     lowering: Lowering {
         layout: flat_layout,
         frozen_apart: true,
@@ -68,7 +84,7 @@ const REFUSES: &[Refusal] = &[
                   Megatron-FSDP releases every unit after its backward",
         help: "set reshard_after_backward = true",
     },
-    super::super::GRADIENTS_ADDED_UP,
+    GRADIENTS_ADDED_UP,
     Refusal {
         keys: &["fsdp.gradient_sync", "fsdp.policy", "fsdp.strategy"],
         when: |s| {

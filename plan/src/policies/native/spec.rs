@@ -4,7 +4,9 @@ use super::Native;
 use crate::compile::WeightAdjacency;
 use crate::config::{AllocatorKind, GradientSync, PolicyKind, Prefetch, Reshard};
 use crate::ir::DType;
+use crate::lower::engine::Engine;
 use crate::lower::{Lowering, flat_layout};
+use crate::policies::GRADIENTS_ADDED_UP;
 use crate::policies::spec::{Defaults, PolicySpec, Refusal, Rules, fully_compiled};
 use crate::shard::mesh;
 
@@ -30,8 +32,22 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         refuses: REFUSES,
         without_effect: &[],
     },
-    own_workspaces: Some("policy native plans the workspace of its matmuls with its kernels"),
     fixed_addresses: "set fsdp.allocator = \"pool\"",
+    engine: Engine {
+        framework: false,
+        fused_optimizer: true,
+        late_norm: true,
+        frees_gradients: true,
+        own_workspaces: Some("policy native plans the workspace of its matmuls with its kernels"),
+        plans_persistent: true,
+        shards_params: false,
+        // Compute weights are the optimizer's buffer where dtypes agree, as in the rewrite on
+        // Megatron-LM's main branch.
+        separate_main_params: false,
+        copies_for_comm: false,
+        premultiplies: |dtype| dtype == DType::F32,
+        averages: true,
+    },
     lowering: Lowering {
         layout: flat_layout,
         frozen_apart: true,
@@ -52,5 +68,5 @@ const REFUSES: &[Refusal] = &[
                   weights are never sharded",
         help: "set reshard_after_backward = true",
     },
-    super::super::GRADIENTS_ADDED_UP,
+    GRADIENTS_ADDED_UP,
 ];

@@ -120,7 +120,7 @@ fn cublas_workspace(s: &Scenario, d: &Document) -> Checked {
     if bytes.is_none_or(|bytes| bytes == 0) {
         return Ok(());
     }
-    if let Some(why) = s.fsdp.policy.spec().own_workspaces {
+    if let Some(why) = s.fsdp.policy.spec().engine.own_workspaces {
         reject(d, key, Key::Policy, why)?;
     }
     if s.mesh.hardware == "cpu" {
