@@ -8,9 +8,10 @@ pub(crate) mod autograd;
 mod buffers;
 pub(crate) mod builder;
 mod capture;
-pub(crate) mod context;
+pub(crate) mod emitter;
 pub(crate) mod engine;
 pub(crate) mod flat;
+pub(crate) mod inputs;
 mod kernels;
 mod offload;
 pub(crate) mod optimizer;
@@ -29,8 +30,9 @@ use crate::shard::{
 };
 use buffers::TapeBuffers;
 use builder::Builder;
-use context::{Emitter, LoweringInputs};
+use emitter::Emitter;
 use engine::Engine;
+use inputs::LoweringInputs;
 use walk::{Lifecycle, Walk};
 
 /// Why a scenario cannot be lowered although its file is valid.
@@ -313,7 +315,7 @@ fn weight_adjacency(
     groups: &[Group],
 ) -> Vec<WeightAdjacency> {
     let mut out = vec![WeightAdjacency::None; groups.iter().map(|g| g.params.len()).sum()];
-    if context::params_apart(scenario, engine) {
+    if inputs::params_apart(scenario, engine) {
         return out;
     }
     for group in groups {

@@ -1,7 +1,8 @@
 //! Buffers of the tape and of the libraries its kernels call.
 
 use super::builder::NewBuffer;
-use super::context::{Emitter, LoweringInputs};
+use super::emitter::Emitter;
+use super::inputs::LoweringInputs;
 use crate::ir::{BufferId, COMPUTE, ConstId, DType, Holds, Role, StorageId, StorageRole, UnitId};
 use crate::program::Rule;
 

@@ -5,7 +5,7 @@
 //! whatever an allocator without a plan would do.
 
 use super::PlanError;
-use super::context::LoweringInputs;
+use super::inputs::LoweringInputs;
 use crate::config::{CudaGraph, Scope};
 use crate::ir::{ModuleKind, Pool};
 use crate::program::{Op, Program};

@@ -11,7 +11,8 @@ mod reduce;
 pub(crate) use reduce::Reduction;
 
 use super::builder::CollectiveLaunch;
-use super::context::{Comms, Emitter, KernelLaunch, LoweringInputs, outer_optim, params_apart};
+use super::emitter::{Comms, Emitter, KernelLaunch};
+use super::inputs::{LoweringInputs, outer_optim, params_apart};
 use super::optimizer::{Moments, moments};
 use super::streams::CommStreams;
 use super::walk::Location;

@@ -1,7 +1,7 @@
 //! Kernels that sharding adds to the model's own: copies, casts, scaling, optimizer.
 
 use super::builder::Builder;
-use super::context::KernelLaunch;
+use super::emitter::KernelLaunch;
 use crate::ir::{Access, BodyOp, DType, Kernel, KernelClass, KernelId, OpKind, Pieces, ShardOp};
 use crate::units::{Bytes, Flops};
 use smallvec::SmallVec;

@@ -6,7 +6,7 @@
 //! read).
 
 use super::builder::NewBuffer;
-use super::context::Emitter;
+use super::emitter::Emitter;
 use super::flat::Flat;
 use crate::ir::{BufferId, CopyKind, EventId, Pool, StreamId};
 use crate::program::{Rule, StreamKind};

@@ -1,7 +1,8 @@
 //! Clipping by global norm, and the optimizer on shards.
 
 use super::builder::{CollectiveLaunch, NewBuffer};
-use super::context::{Emitter, KernelLaunch, LoweringInputs};
+use super::emitter::{Emitter, KernelLaunch};
+use super::inputs::LoweringInputs;
 use super::walk::Lifecycle;
 use crate::config::Optimizer;
 use crate::ir::{

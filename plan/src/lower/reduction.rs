@@ -2,7 +2,7 @@
 //! over replicas behind it; and sums, which every policy makes.
 
 use super::builder::CollectiveLaunch;
-use super::context::{Emitter, KernelLaunch};
+use super::emitter::{Emitter, KernelLaunch};
 use crate::ir::{Access, CollectiveKind, CommId, Part, ReduceOp, ShardOp, StreamId};
 use crate::program::Rule;
 use smallvec::smallvec;

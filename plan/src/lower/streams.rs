@@ -1,6 +1,6 @@
 //! Streams of the collectives, by policy.
 
-use super::context::Emitter;
+use super::emitter::Emitter;
 use crate::ir::{COMPUTE, StreamId};
 use crate::program::StreamKind;
 

@@ -2,7 +2,8 @@
 
 use super::buffers::{TapeBuffers, unit_of_module};
 use super::capture::captured;
-use super::context::{Emitter, LoweringInputs};
+use super::emitter::Emitter;
+use super::inputs::LoweringInputs;
 use super::optimizer;
 use crate::compile::tape::TapeOp;
 use crate::config::{CompileMode, CudaGraph, Loss};

@@ -25,7 +25,8 @@ use crate::ir::{
     StreamId, UnitId,
 };
 use crate::lower::autograd::AutogradGrads;
-use crate::lower::context::{Comms, Emitter, LoweringInputs};
+use crate::lower::emitter::{Comms, Emitter};
+use crate::lower::inputs::LoweringInputs;
 use crate::lower::optimizer::{OptimizerItem, ShardState, moments};
 use crate::lower::streams::CommStreams;
 use crate::lower::walk::{Lifecycle, Location};

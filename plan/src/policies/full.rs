@@ -26,7 +26,7 @@ pub(super) use spec::{LOWERING, RULES};
 use crate::config::Reshard;
 use crate::ir::{Access, BufferId, COMPUTE, EventId, Holds, ParamId, PerRank, Role, UnitId};
 use crate::lower::builder::NewBuffer;
-use crate::lower::context::{Comms, Emitter};
+use crate::lower::emitter::{Comms, Emitter};
 use crate::lower::optimizer::{Moments, OptimizerItem, ShardState, moments};
 use crate::lower::streams::CommStreams;
 use crate::lower::walk::{Lifecycle, Location, Pass};

@@ -1,13 +1,13 @@
 //! The `megatron` policy: megatron-fsdp 0.6.1, the production engine (`megatron_fsdp.py`,
 //! `param_and_grad_buffer.py`).
 //!
-//! - one flat bucket a unit and one for the root's own parameters, which stays gathered once it has
+//! - one flat bucket per unit and one for the root's own parameters, which stays gathered once it has
 //!   been;
 //! - gathers are prefetched in bucket order until half of the suggested communication size is in
 //!   flight;
 //! - each of autograd's gradients is copied, as soon as it is complete, into its group's full
 //!   bucket, which exists from the first one on; behind the last one the bucket is reduced in place
-//!   into the rank's slice and then added to the shard at rest; a queue bounded in elements decides
+//!   into the rank's slice and then added to the persistent shard; a queue bounded in elements decides
 //!   when buckets are released.
 
 mod spec;
@@ -20,8 +20,9 @@ use crate::ir::{
     ShardOp, UnitId,
 };
 use crate::lower::autograd::AutogradGrads;
-use crate::lower::context::{Emitter, KernelLaunch, LoweringInputs};
+use crate::lower::emitter::{Emitter, KernelLaunch};
 use crate::lower::flat::{Flat, Reduction, fill_padding};
+use crate::lower::inputs::LoweringInputs;
 use crate::lower::optimizer::ShardState;
 use crate::lower::streams::CommStreams;
 use crate::lower::walk::{Lifecycle, Location};
@@ -300,13 +301,13 @@ impl Megatron {
     /// (`get_main_grad`), or all of G, to which later micro-batches add.
     fn bucket(&mut self, out: &mut Emitter<'_>, g: GroupId) -> (Access, DType) {
         if !self.flat.grad_sharded() {
-            let rest = self.flat.state(g).grad;
-            let rest = rest.expect("only trained groups have gradients");
+            let grad = self.flat.state(g).grad;
+            let grad = grad.expect("only trained groups have gradients");
             let dtype = out.inputs.scenario.precision.main_grads;
             if self.first && self.ready[g.index()] == 0 {
-                fill_padding(out, g, rest, dtype);
+                fill_padding(out, g, grad, dtype);
             }
-            return (rest, dtype);
+            return (grad, dtype);
         }
         let c = self.flat.comm_dtype();
         if let Some(bucket) = self.filling[g.index()] {

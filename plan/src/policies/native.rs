@@ -26,8 +26,9 @@ pub(super) use spec::SPEC;
 
 use crate::config::Reshard;
 use crate::ir::{COMPUTE, ParamId, UnitId};
-use crate::lower::context::{Emitter, LoweringInputs};
+use crate::lower::emitter::Emitter;
 use crate::lower::flat::Flat;
+use crate::lower::inputs::LoweringInputs;
 use crate::lower::optimizer::{ShardState, late_norm};
 use crate::lower::streams::CommStreams;
 use crate::lower::walk::{Lifecycle, Location};

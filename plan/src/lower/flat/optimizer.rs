@@ -2,7 +2,8 @@
 
 use super::{Flat, GroupState};
 use crate::ir::{Access, COMPUTE, GroupId, PerRank, ShardOp, StreamId};
-use crate::lower::context::{Emitter, KernelLaunch, LoweringInputs};
+use crate::lower::emitter::{Emitter, KernelLaunch};
+use crate::lower::inputs::LoweringInputs;
 use crate::lower::optimizer::{OptimizerItem, ShardState};
 use crate::program::Rule;
 use crate::shard::{Layout, mesh};

@@ -6,7 +6,8 @@ use crate::ir::{
     Pieces, Real, ReduceOp, Role, ShardOp, StreamId,
 };
 use crate::lower::builder::CollectiveLaunch;
-use crate::lower::context::{Emitter, KernelLaunch, LoweringInputs};
+use crate::lower::emitter::{Emitter, KernelLaunch};
+use crate::lower::inputs::LoweringInputs;
 use crate::program::Rule;
 use crate::shard::mesh;
 use smallvec::smallvec;

@@ -7,7 +7,8 @@ use crate::ir::{
     UnitId,
 };
 use crate::lower::builder::{CollectiveLaunch, NewBuffer};
-use crate::lower::context::{Emitter, KernelLaunch, prefetch_targets};
+use crate::lower::emitter::{Emitter, KernelLaunch};
+use crate::lower::inputs::prefetch_targets;
 use crate::program::Rule;
 use smallvec::smallvec;
 

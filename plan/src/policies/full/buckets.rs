@@ -2,7 +2,7 @@
 
 use crate::compile::tape::TapeOp;
 use crate::ir::{ParamId, Source};
-use crate::lower::context::LoweringInputs;
+use crate::lower::inputs::LoweringInputs;
 use crate::shard::Layout;
 
 /// Parameters gathered, or gradients reduced, by one collective.

@@ -5,7 +5,7 @@ use crate::ir::{
     Access, COMPUTE, CollectiveKind, Holds, ParamId, Part, PerRank, ReduceOp, Role, ShardOp,
 };
 use crate::lower::builder::{CollectiveLaunch, NewBuffer};
-use crate::lower::context::{Emitter, KernelLaunch};
+use crate::lower::emitter::{Emitter, KernelLaunch};
 use crate::program::Rule;
 use smallvec::smallvec;
 

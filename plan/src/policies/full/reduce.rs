@@ -3,7 +3,7 @@
 use super::{Full, Reducing};
 use crate::ir::{Access, BufferId, COMPUTE, Holds, ReduceOp, Role, ShardOp};
 use crate::lower::builder::NewBuffer;
-use crate::lower::context::{Emitter, KernelLaunch};
+use crate::lower::emitter::{Emitter, KernelLaunch};
 use crate::lower::reduction;
 use crate::program::Rule;
 use smallvec::{SmallVec, smallvec};

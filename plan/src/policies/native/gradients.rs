@@ -3,7 +3,7 @@
 use super::MicroBatch;
 use super::reduction::Reductions;
 use crate::ir::{Access, BufferId, COMPUTE, DType, GroupId, Holds, ParamId, Role, ShardOp};
-use crate::lower::context::{Emitter, KernelLaunch};
+use crate::lower::emitter::{Emitter, KernelLaunch};
 use crate::lower::flat::{Flat, fill_padding};
 use crate::lower::reduction;
 use crate::lower::walk::Location;

@@ -3,8 +3,9 @@
 use super::reduction::Reductions;
 use super::unshard::Unshard;
 use crate::ir::{COMPUTE, EventId, GroupId};
-use crate::lower::context::{Emitter, LoweringInputs};
+use crate::lower::emitter::Emitter;
 use crate::lower::flat::Flat;
+use crate::lower::inputs::LoweringInputs;
 use crate::program::Rule;
 use std::collections::VecDeque;
 

@@ -2,7 +2,7 @@
 
 use super::MicroBatch;
 use crate::ir::{BufferId, COMPUTE, EventId, GroupId, StreamId};
-use crate::lower::context::Emitter;
+use crate::lower::emitter::Emitter;
 use crate::lower::flat::{Flat, Reduction};
 use crate::lower::optimizer::{self, ShardState};
 use crate::program::{Phase, Rule};
