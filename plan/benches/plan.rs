@@ -2,7 +2,7 @@
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use shardlab_plan::memory::Memory;
-use shardlab_plan::{Program, check, lower, scenario};
+use shardlab_plan::{Program, check, plan, scenario};
 use std::hint::black_box;
 use std::path::PathBuf;
 
@@ -14,13 +14,13 @@ fn planner(c: &mut Criterion) {
             .join("../scenarios")
             .join(format!("{name}.toml"));
         let scenario = scenario::load(&path, &[]).expect("shipped");
-        let program = lower::plan(&scenario).expect("shipped");
+        let program = plan(&scenario).expect("shipped");
         group.throughput(Throughput::Elements(program.instrs.len() as u64));
         group.bench_function(format!("load/{name}"), |b| {
             b.iter(|| scenario::load(black_box(&path), &[]));
         });
         group.bench_function(format!("plan/{name}"), |b| {
-            b.iter(|| lower::plan(black_box(&scenario)));
+            b.iter(|| plan(black_box(&scenario)));
         });
         group.bench_function(format!("check/{name}"), |b| {
             b.iter(|| check::check(black_box(&program)));
@@ -37,10 +37,10 @@ fn depth(c: &mut Criterion) {
         let set = [format!("model.layers={layers}")];
         let path = std::path::Path::new("llama3-8b-4xh200");
         let scenario = scenario::load(path, &set).expect("shipped");
-        let program = lower::plan(&scenario).expect("shipped");
+        let program = plan(&scenario).expect("shipped");
         group.throughput(Throughput::Elements(u64::from(layers)));
         group.bench_function(format!("plan/{layers}"), |b| {
-            b.iter(|| lower::plan(black_box(&scenario)));
+            b.iter(|| plan(black_box(&scenario)));
         });
         // A program keeps where its planned buffers lie: forgotten, so that each time plans the pool too.
         let unplaced = || Program {

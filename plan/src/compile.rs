@@ -29,12 +29,12 @@ use crate::models::{self, Declared, build};
 use crate::units::Flops;
 use tape::Tape;
 
-/// How the full buffers of a parameter and of the one registered after it lie to each other.
+/// What is contiguous in the full buffers of a parameter and of the one registered after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Neighbours {
-    /// Apart, or with something between them.
-    Apart,
-    /// The next weight begins where this one ends; gradients lie apart.
+pub enum WeightAdjacency {
+    /// Nothing: separate buffers, or a gap between them.
+    None,
+    /// The next weight begins where this one ends; gradients are separate.
     Weights,
     /// Weights and gradients both.
     WeightsAndGradients,
@@ -45,8 +45,9 @@ pub enum Neighbours {
 pub struct Sharding<'a> {
     /// Whether a module is a sharding unit.
     pub is_unit: &'a dyn Fn(ModuleId) -> bool,
-    /// How a parameter and the next one lie; asked for parameters that have a next one.
-    pub neighbours: &'a dyn Fn(ParamId) -> Neighbours,
+    /// What is contiguous for a parameter and the next one; asked for parameters that have a next
+    /// one.
+    pub adjacency: &'a dyn Fn(ParamId) -> WeightAdjacency,
 }
 
 /// Modules in pre-order and parameters in registration order, without building any graph.
@@ -146,7 +147,7 @@ fn repeat(scenario: &Scenario, tree: &Tree, sharding: Sharding<'_>) -> Option<Ta
     let param = |p: ParamId| ParamId(p.0 + if p.0 < last { 0 } else { more * blocks.params });
     let stand_in = Sharding {
         is_unit: &|m| (sharding.is_unit)(in_deep(m)),
-        neighbours: &|p| (sharding.neighbours)(param(p)),
+        adjacency: &|p| (sharding.adjacency)(param(p)),
     };
     let small = full(scenario, shallow, stand_in);
     expand::expand(&small, blocks, layers)
@@ -156,7 +157,7 @@ fn repeat(scenario: &Scenario, tree: &Tree, sharding: Sharding<'_>) -> Option<Ta
 fn alike(scenario: &Scenario, tree: &Tree, b: Blocks, sharding: Sharding<'_>) -> bool {
     let unit = |l: u32, m: u32| (sharding.is_unit)(ModuleId(b.module + l * b.modules + m));
     // A block's last parameter is the neighbour of another block, which never matters.
-    let near = |l: u32, p: u32| (sharding.neighbours)(ParamId(b.param + l * b.params + p));
+    let near = |l: u32, p: u32| (sharding.adjacency)(ParamId(b.param + l * b.params + p));
     scenario.fsdp.frozen.is_empty()
         && Recomputed::new(&scenario.train, &tree.modules).is_uniform()
         && (0..b.modules).all(|m| (1..b.count).all(|l| unit(l, m) == unit(0, m)))

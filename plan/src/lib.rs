@@ -18,6 +18,7 @@ pub mod memory;
 pub mod models;
 mod names;
 pub mod ops;
+pub mod policies;
 pub mod program;
 pub mod record;
 pub mod scenario;
@@ -25,5 +26,5 @@ pub mod shard;
 pub mod units;
 
 pub use config::Scenario;
-pub use lower::plan;
+pub use policies::{plan, tape_of};
 pub use program::Program;

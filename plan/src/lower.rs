@@ -1,28 +1,27 @@
-//! Policies: from tape and layouts to the program.
+//! The machinery that lowers tape and layouts to a program, which all policies share.
 //!
-//! [`plan`] is the whole way from a scenario. A policy (`policy/`) is a lifecycle over shared building blocks: the walk
-//! (`walk.rs`) runs the tape and calls the policy at its hooks; `flat.rs` and the policies emit gathers, reductions and
-//! state through the builder. Steps after the first are the first one without its one-time allocations.
+//! The walk (`walk.rs`) runs the tape and calls the policy at its hooks; the policy emits gathers,
+//! reductions and state through `flat.rs`, `optimizer.rs` and the builder. Steps after the first
+//! are the first one without its one-time allocations.
 
-mod autograd;
+pub(crate) mod autograd;
 mod buffers;
-mod builder;
+pub(crate) mod builder;
 mod capture;
-mod context;
-mod flat;
+pub(crate) mod emitter;
+pub(crate) mod engine;
+pub(crate) mod flat;
+pub(crate) mod inputs;
 mod kernels;
 mod offload;
-mod optimizer;
-mod policy;
-mod reduction;
-mod streams;
-mod walk;
+pub(crate) mod optimizer;
+pub(crate) mod reduction;
+pub(crate) mod streams;
+pub(crate) mod walk;
 
 use crate::compile::tape::Tape;
-use crate::compile::{self, Neighbours, Sharding};
-use crate::config::{
-    AllocatorKind, CompileMode, CudaGraph, OuterStrategy, PolicyKind, Scenario, Strategy,
-};
+use crate::compile::{self, Sharding, WeightAdjacency};
+use crate::config::{AllocatorKind, CudaGraph, OuterStrategy, Scenario, Strategy};
 use crate::ir::{Module, Param, UnitId};
 use crate::memory::{self, AllocError, ReplayError};
 use crate::program::{Instr, Phase, Program, ProgramMeta, Section, SectionKind, Unit};
@@ -30,7 +29,10 @@ use crate::shard::{
     Group, Layout, LayoutKind, ShardError, UnitSpec, assign_units, build_groups, check_frozen,
 };
 use buffers::TapeBuffers;
-use context::Cx;
+use builder::Builder;
+use emitter::Emitter;
+use engine::Engine;
+use inputs::LoweringInputs;
 use walk::{Lifecycle, Walk};
 
 /// Why a scenario cannot be lowered although its file is valid.
@@ -48,11 +50,30 @@ pub enum PlanError {
     Unsupported(String),
 }
 
-/// Plans a scenario: model, autodiff, compile, shard and lower.
+/// A schedule: how it lays parameters out, and its lifecycle.
+pub(crate) struct Lowering {
+    /// Layout of its groups.
+    pub(crate) layout: fn(&Scenario) -> LayoutKind,
+    /// Whether frozen parameters have groups of their own.
+    pub(crate) frozen_apart: bool,
+    /// Whether it places weights that `compile.merge_projections` would merge next to each other.
+    /// The layout of other engines is their own.
+    pub(crate) places_merged_weights: bool,
+    /// What is adjacent where two weights of a flat layout are.
+    pub(crate) adjacency: WeightAdjacency,
+    /// Makes the lifecycle, with its buffers and streams.
+    pub(crate) lifecycle: fn(&mut Emitter<'_>) -> Result<Box<dyn Lifecycle>, PlanError>,
+}
+
+/// Plans a scenario with a schedule.
 ///
 /// # Errors
 /// See [`PlanError`].
-pub fn plan(scenario: &Scenario) -> Result<Program, PlanError> {
+pub(crate) fn plan(
+    scenario: &Scenario,
+    engine: &Engine,
+    lowering: &Lowering,
+) -> Result<Program, PlanError> {
     let (modules, params) = compile::modules_and_params(scenario);
     check_frozen(&scenario.fsdp.frozen, &modules)?;
     if !params.iter().any(|p| p.requires_grad) {
@@ -60,33 +81,17 @@ pub fn plan(scenario: &Scenario) -> Result<Program, PlanError> {
             "no parameter is trained: `fsdp.frozen` names every module that has any".to_owned(),
         ));
     }
-    let (specs, groups) = units(scenario, &modules, &params)?;
-    let tape = tape(scenario, modules.len(), &specs, &groups);
-    let mut cx = Cx::new(scenario, &tape, specs, groups)?;
-    capture::check_scopes(&cx)?;
-    let buffers = TapeBuffers::new(&mut cx);
-    cx.b.kernels.clone_from(&tape.kernels);
-    let sections = match scenario.fsdp.policy {
-        _ if scenario.compile.mode == CompileMode::Full => {
-            policy::fsdp2::supports(&cx)?;
-            let mut life = policy::full::Full::new(&mut cx);
-            sections(&mut cx, &mut life, &buffers)
-        }
-        PolicyKind::Native => {
-            let mut life = policy::native::Native::new(&mut cx);
-            sections(&mut cx, &mut life, &buffers)
-        }
-        PolicyKind::Fsdp2 => {
-            policy::fsdp2::supports(&cx)?;
-            let mut life = policy::fsdp2::Fsdp2::new(&mut cx);
-            sections(&mut cx, &mut life, &buffers)
-        }
-        PolicyKind::Megatron => {
-            let mut life = policy::megatron::Megatron::new(&mut cx);
-            sections(&mut cx, &mut life, &buffers)
-        }
-    };
-    let mut program = finish(cx, &buffers, sections);
+    let (specs, groups) = units(scenario, lowering, &modules, &params)?;
+    let tape = tape(scenario, engine, lowering, &modules, &specs, &groups);
+    let inputs = LoweringInputs::new(scenario, engine, &tape, specs, groups);
+    capture::check_scopes(&inputs)?;
+    let mut out = Emitter::new(&inputs);
+    let buffers = TapeBuffers::new(&mut out);
+    out.b.kernels.clone_from(&tape.kernels);
+    let mut life = (lowering.lifecycle)(&mut out)?;
+    let sections = sections(&mut out, life.as_mut(), &buffers);
+    let emitted = out.b;
+    let mut program = finish(inputs, emitted, &buffers, sections);
     if scenario.compile.cuda_graph == CudaGraph::FullIteration {
         capture::fix_addresses(&mut program);
     }
@@ -117,80 +122,80 @@ fn check_double_buffer(program: &Program) -> Result<(), PlanError> {
     }
 }
 
-fn layout_kind(scenario: &Scenario) -> LayoutKind {
+/// Layout of policies whose groups are one flat buffer each.
+pub(crate) fn flat_layout(scenario: &Scenario) -> LayoutKind {
     let mesh = &scenario.mesh;
-    match scenario.fsdp.policy {
-        _ if scenario.compile.mode == CompileMode::Full => LayoutKind::PerParam {
-            shards: mesh.dp_shard,
-        },
-        PolicyKind::Fsdp2 => LayoutKind::PerParam {
-            shards: mesh.dp_shard,
-        },
-        PolicyKind::Native | PolicyKind::Megatron => {
-            let outer = mesh.dp_outer > 1 && scenario.fsdp.outer_strategy == OuterStrategy::Optim;
-            let shards = if outer { mesh.world() } else { mesh.dp_shard };
-            let pad = shards > 1 && scenario.fsdp.strategy != Strategy::NoShard;
-            LayoutKind::Flat {
-                shards: if pad { shards } else { 1 },
-                pad,
-            }
-        }
+    let outer = mesh.dp_outer > 1 && scenario.fsdp.outer_strategy == OuterStrategy::Optim;
+    let shards = if outer { mesh.world() } else { mesh.dp_shard };
+    let pad = shards > 1 && scenario.fsdp.strategy != Strategy::NoShard;
+    LayoutKind::Flat {
+        shards: if pad { shards } else { 1 },
+        pad,
     }
 }
 
-/// Whether frozen parameters have groups of their own. torch has one `FSDPParamGroup` a `fully_shard` call: it gathers all and reduces
-/// what has gradients.
-fn frozen_apart(scenario: &Scenario) -> bool {
-    scenario.fsdp.policy != PolicyKind::Fsdp2 || scenario.compile.mode == CompileMode::Full
+/// Layout of schedules that shard each parameter over its first dimension.
+pub(crate) fn per_param_layout(scenario: &Scenario) -> LayoutKind {
+    LayoutKind::PerParam {
+        shards: scenario.mesh.dp_shard,
+    }
 }
 
-/// Parameters that the next one is to follow without a gap, so that their layers can be merged. The layout of the others is their
-/// engines'.
-fn follows(scenario: &Scenario, params: &[Param]) -> Vec<bool> {
+/// Returns for every parameter but the last whether the next one follows without a gap, so that
+/// their layers can be merged.
+fn contiguous_with_next(scenario: &Scenario, lowering: &Lowering, params: &[Param]) -> Vec<bool> {
     let which = scenario.compile.merge_projections;
-    let native = scenario.fsdp.policy == PolicyKind::Native;
     let pairs = params.windows(2);
     pairs
-        .map(|p| native && compile::mergeable(&p[0], &p[1], which))
+        .map(|p| lowering.places_merged_weights && compile::mergeable(&p[0], &p[1], which))
         .collect()
 }
 
-fn sections<L: Lifecycle>(cx: &mut Cx<'_>, life: &mut L, buffers: &TapeBuffers) -> Vec<Section> {
+fn sections(
+    out: &mut Emitter<'_>,
+    life: &mut dyn Lifecycle,
+    buffers: &TapeBuffers,
+) -> Vec<Section> {
     let mut sections = Vec::new();
-    let mut close = |cx: &mut Cx<'_>, kind, from: u32| {
-        let to = cx.b.instrs.len() as u32;
+    let mut close = |out: &mut Emitter<'_>, kind, from: u32| {
+        let to = out.b.instrs.len() as u32;
         sections.push(Section {
             kind,
             instrs: from..to,
         });
-        cx.b.new_section();
+        out.b.new_section();
         to
     };
-    cx.b.at(UnitId(0), Phase::Init);
-    life.init(cx);
-    cx.b.at(UnitId(0), Phase::Init);
-    buffers.init(cx);
-    let first = close(cx, SectionKind::Init, 0);
-    Walk::new(cx, life, buffers).step();
-    let steady = close(cx, SectionKind::First, first);
+    out.b.at(UnitId(0), Phase::Init);
+    life.init(out);
+    out.b.at(UnitId(0), Phase::Init);
+    buffers.init(out);
+    let first = close(out, SectionKind::Init, 0);
+    Walk::new(out, life, buffers).step();
+    let steady = close(out, SectionKind::First, first);
     // A steady step is the first one without what only the first allocates.
-    let mut once = std::mem::take(&mut cx.b.first_only).into_iter().peekable();
+    let mut once = std::mem::take(&mut out.b.first_only).into_iter().peekable();
     for i in first..steady {
         if once.next_if_eq(&i).is_none() {
-            let instr: Instr = cx.b.instrs[i as usize];
-            cx.b.instrs.push(instr);
+            let instr: Instr = out.b.instrs[i as usize];
+            out.b.instrs.push(instr);
         }
     }
-    let validation = close(cx, SectionKind::Steady, steady);
-    if cx.scenario.train.validate_every > 0 {
-        Walk::new(cx, life, buffers).validation();
-        close(cx, SectionKind::Validation, validation);
+    let validation = close(out, SectionKind::Steady, steady);
+    if out.inputs.scenario.train.validate_every > 0 {
+        Walk::new(out, life, buffers).validation();
+        close(out, SectionKind::Validation, validation);
     }
     sections
 }
 
-fn finish(cx: Cx<'_>, buffers: &TapeBuffers, sections: Vec<Section>) -> Program {
-    let scenario = cx.scenario;
+fn finish(
+    inputs: LoweringInputs<'_>,
+    emitted: Builder,
+    buffers: &TapeBuffers,
+    sections: Vec<Section>,
+) -> Program {
+    let scenario = inputs.scenario;
     let mesh = &scenario.mesh;
     let accum = u64::from(scenario.train.grad_accum);
     let meta = ProgramMeta {
@@ -202,8 +207,8 @@ fn finish(cx: Cx<'_>, buffers: &TapeBuffers, sections: Vec<Section>) -> Program 
         dp_outer: mesh.dp_outer,
         gpus_per_node: mesh.gpus_per_node,
         micro_batches: scenario.train.grad_accum as u16,
-        tokens: cx.tape.tokens * accum,
-        model_flops: cx.tape.model_flops * accum,
+        tokens: inputs.tape.tokens * accum,
+        model_flops: inputs.tape.model_flops * accum,
         deterministic: scenario.precision.deterministic,
         expandable_segments: scenario.fsdp.expandable_segments,
         reduce_in_flight: scenario.fsdp.reduce_in_flight,
@@ -214,9 +219,9 @@ fn finish(cx: Cx<'_>, buffers: &TapeBuffers, sections: Vec<Section>) -> Program 
     let double_buffer = scenario.fsdp.allocator == AllocatorKind::DoubleBuffer;
     Program {
         meta,
-        modules: cx.tape.modules.clone(),
-        params: cx.tape.params.clone(),
-        units: cx
+        modules: inputs.tape.modules.clone(),
+        params: inputs.tape.params.clone(),
+        units: inputs
             .units
             .into_iter()
             .map(|u| Unit {
@@ -227,39 +232,44 @@ fn finish(cx: Cx<'_>, buffers: &TapeBuffers, sections: Vec<Section>) -> Program 
                 groups: u.groups,
             })
             .collect(),
-        groups: cx.groups,
-        streams: cx.b.streams,
-        communicators: cx.b.communicators,
-        kernels: cx.b.kernels,
-        buffers: cx.b.buffers,
-        accesses: cx.b.accesses,
-        collectives: cx.b.collectives,
-        copies: cx.b.copies,
-        scopes: cx.b.scopes,
-        loss: cx.tape.loss.map(|s| buffers.storage(s)),
-        eval_loss: cx.tape.eval_loss.map(|s| buffers.storage(s)),
-        events: cx.b.events,
+        groups: inputs.groups,
+        streams: emitted.streams,
+        communicators: emitted.communicators,
+        kernels: emitted.kernels,
+        buffers: emitted.buffers,
+        accesses: emitted.accesses,
+        collectives: emitted.collectives,
+        copies: emitted.copies,
+        scopes: emitted.scopes,
+        loss: inputs.tape.loss.map(|s| buffers.storage(s)),
+        eval_loss: inputs.tape.eval_loss.map(|s| buffers.storage(s)),
+        events: emitted.events,
         sections,
-        instrs: cx.b.instrs,
+        instrs: emitted.instrs,
         double_buffer_copies: if double_buffer { 2 } else { 0 },
         persist_on_alloc_fail: scenario.fsdp.persist_on_alloc_fail,
         placement: Default::default(),
     }
 }
 
-/// The tape of a scenario as `plan` uses it, for tools and tests.
+/// Returns the tape of a scenario as [`plan`] uses it.
 ///
 /// # Errors
 /// As [`plan`].
-pub fn tape_of(scenario: &Scenario) -> Result<Tape, PlanError> {
+pub(crate) fn tape_of(
+    scenario: &Scenario,
+    engine: &Engine,
+    lowering: &Lowering,
+) -> Result<Tape, PlanError> {
     let (modules, params) = compile::modules_and_params(scenario);
-    let (specs, groups) = units(scenario, &modules, &params)?;
-    Ok(tape(scenario, modules.len(), &specs, &groups))
+    let (specs, groups) = units(scenario, lowering, &modules, &params)?;
+    Ok(tape(scenario, engine, lowering, &modules, &specs, &groups))
 }
 
-/// Units of a scenario's model, and the groups of their parameters.
+/// Returns the units of a scenario's model, and the groups of their parameters.
 fn units(
     scenario: &Scenario,
+    lowering: &Lowering,
     modules: &[Module],
     params: &[Param],
 ) -> Result<(Vec<UnitSpec>, Vec<Group>), PlanError> {
@@ -268,43 +278,52 @@ fn units(
         &specs,
         modules,
         params,
-        layout_kind(scenario),
-        &follows(scenario, params),
-        frozen_apart(scenario),
+        (lowering.layout)(scenario),
+        &contiguous_with_next(scenario, lowering, params),
+        lowering.frozen_apart,
     )?;
     Ok((specs, groups))
 }
 
-/// The tape for these units and layouts.
-fn tape(scenario: &Scenario, modules: usize, specs: &[UnitSpec], groups: &[Group]) -> Tape {
-    let mut is_unit = vec![false; modules];
+/// Returns the tape for these units and layouts.
+fn tape(
+    scenario: &Scenario,
+    engine: &Engine,
+    lowering: &Lowering,
+    modules: &[Module],
+    specs: &[UnitSpec],
+    groups: &[Group],
+) -> Tape {
+    let mut is_unit = vec![false; modules.len()];
     for m in specs.iter().flat_map(|s| &s.modules) {
         is_unit[m.index()] = true;
     }
-    let neighbours = neighbours(scenario, groups);
+    let adjacency = weight_adjacency(scenario, engine, lowering, groups);
     let sharding = Sharding {
         is_unit: &|m| is_unit[m.index()],
-        neighbours: &|p| neighbours[p.index()],
+        adjacency: &|p| adjacency[p.index()],
     };
     compile::tape(scenario, sharding)
 }
 
-/// How each parameter and the next one lie in the buffers that kernels read weights from and write gradients to.
-fn neighbours(scenario: &Scenario, groups: &[Group]) -> Vec<Neighbours> {
-    let mut out = vec![Neighbours::Apart; groups.iter().map(|g| g.params.len()).sum()];
-    let together = match scenario.fsdp.policy {
-        _ if context::params_apart(scenario) => Neighbours::Apart,
-        PolicyKind::Native => Neighbours::WeightsAndGradients,
-        // Gradients are autograd's until they are copied into the bucket.
-        PolicyKind::Megatron => Neighbours::Weights,
-        PolicyKind::Fsdp2 => Neighbours::Apart,
-    };
+/// Returns what is contiguous for each parameter and the next one in the buffers that kernels read
+/// weights from and write gradients to.
+fn weight_adjacency(
+    scenario: &Scenario,
+    engine: &Engine,
+    lowering: &Lowering,
+    groups: &[Group],
+) -> Vec<WeightAdjacency> {
+    let mut out = vec![WeightAdjacency::None; groups.iter().map(|g| g.params.len()).sum()];
+    if inputs::params_apart(scenario, engine) {
+        return out;
+    }
     for group in groups {
         if let Layout::Flat(layout) = &group.layout {
             for pair in layout.items.windows(2) {
                 let next = pair[0].param.0 + 1 == pair[1].param.0;
                 if next && pair[0].offset + pair[0].numel == pair[1].offset {
-                    out[pair[0].param.index()] = together;
+                    out[pair[0].param.index()] = lowering.adjacency;
                 }
             }
         }

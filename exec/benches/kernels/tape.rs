@@ -5,8 +5,8 @@ use shardlab_exec::kernels;
 use shardlab_exec::{LaunchContext, RawRange};
 use shardlab_plan::compile::tape::{Tape, TapeOp};
 use shardlab_plan::ir::{DType, Kernel, Operand, Place, Source};
-use shardlab_plan::lower::tape_of;
 use shardlab_plan::scenario;
+use shardlab_plan::tape_of;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 

@@ -7,8 +7,8 @@ use shardlab_exec::kernels;
 use shardlab_plan::compile::tape::{Tape, TapeOp};
 use shardlab_plan::config::Scenario;
 use shardlab_plan::ir::{BodyOp, DType, Kernel, Operand, Place, Source};
-use shardlab_plan::lower::tape_of;
 use shardlab_plan::scenario;
+use shardlab_plan::tape_of;
 
 const LLAMA: &str = "family = \"llama\"\nlayers = 2\nhidden = 12\nheads = 6\nkv_heads = 2\nhead_dim = 4\nffn = 20\nvocab = 13\n";
 const MODELS: [(&str, &str, &str); 5] = [

@@ -9,7 +9,7 @@
 //! attention), or gradients do not meet in a plain chain of additions, the layers stay apart.
 
 use super::schedule::Orders;
-use super::{Neighbours, Sharding};
+use super::{Sharding, WeightAdjacency};
 use crate::autodiff::Ready;
 use crate::config::MergeProjections;
 use crate::graph::{Act, Buffer, Graph, Op, Root, Value, ValueId, View};
@@ -168,11 +168,11 @@ fn families(
         if params.len() < 2 || !consecutive || params.iter().any(tied) {
             continue;
         }
-        let near = |p: &ParamId| (sharding.neighbours)(*p);
+        let near = |p: &ParamId| (sharding.adjacency)(*p);
         let pairs = &params[..params.len() - 1];
         let weight = |p: ParamId| g.value(m.params[p.index()]);
         let inner = weight(params[0]).cols();
-        if pairs.iter().any(|p| near(p) == Neighbours::Apart)
+        if pairs.iter().any(|p| near(p) == WeightAdjacency::None)
             || params.iter().any(|&p| weight(p).cols() != inner)
         {
             continue;
@@ -182,7 +182,7 @@ fn families(
             inner,
             gradients: pairs
                 .iter()
-                .all(|p| near(p) == Neighbours::WeightsAndGradients),
+                .all(|p| near(p) == WeightAdjacency::WeightsAndGradients),
             forward: which != MergeProjections::Gradients,
             params,
         });

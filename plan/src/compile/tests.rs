@@ -1,7 +1,7 @@
 //! Tapes against measured allocations, closed forms, and each other.
 
 use super::tape::*;
-use super::{Neighbours, Sharding, modules_and_params, tape};
+use super::{Sharding, WeightAdjacency, modules_and_params, tape};
 use crate::config::*;
 use crate::ir::*;
 use crate::models::testing::*;
@@ -44,7 +44,7 @@ fn with_units(s: &Scenario, is_unit: &dyn Fn(ModuleId) -> bool) -> Tape {
 fn side_by_side(is_unit: &dyn Fn(ModuleId) -> bool) -> Sharding<'_> {
     Sharding {
         is_unit,
-        neighbours: &|_| Neighbours::WeightsAndGradients,
+        adjacency: &|_| WeightAdjacency::WeightsAndGradients,
     }
 }
 

@@ -24,13 +24,6 @@ impl PolicyKind {
             Self::Megatron => "megatron",
         }
     }
-
-    /// Whether what libraries work in (cuBLAS's products, attention's backward) comes from PyTorch's allocator, on this hardware: this
-    /// engine has its own, with the kernels.
-    #[must_use]
-    pub fn allocates_workspaces(self, hardware: &str) -> bool {
-        self != Self::Native && hardware != "cpu"
-    }
 }
 
 /// What is sharded over the inner axis.

@@ -1,7 +1,7 @@
-//! Gradients that autograd allocates, one a parameter, when the first kernel adds to it.
+//! Gradients that autograd allocates, one per parameter, when the first kernel adds to it.
 
 use super::builder::NewBuffer;
-use super::context::Cx;
+use super::emitter::{Emitter, KernelLaunch};
 use super::reduction;
 use super::walk::Location;
 use crate::ir::{BufferId, COMPUTE, DType, Holds, ParamId, Pool, Role, ShardOp};
@@ -12,10 +12,11 @@ use crate::program::Rule;
 struct Grad {
     /// What this backward has made, until somebody takes it.
     live: Option<BufferId>,
-    /// Sum of the micro-batches that were not reduced (`unsharded_accumulated_grad`, or `.grad` itself where dtypes agree).
+    /// Sum of the micro-batches that were not reduced (`unsharded_accumulated_grad`, or `.grad`
+    /// itself where dtypes agree).
     sum: Option<BufferId>,
-    /// Buffers of the compute dtype and of sums, once made. Where dtypes agree a first micro-batch's gradient becomes the sum: the
-    /// next ones need another buffer.
+    /// Buffers of the compute dtype and of sums, once made. Where dtypes agree a first
+    /// micro-batch's gradient becomes the sum: the next ones need another buffer.
     made: [Option<BufferId>; 2],
 }
 
@@ -35,12 +36,12 @@ impl AutogradGrads {
         }
     }
 
-    fn made(&mut self, cx: &mut Cx<'_>, p: ParamId, which: usize, dtype: DType) -> BufferId {
+    fn made(&mut self, out: &mut Emitter<'_>, p: ParamId, which: usize, dtype: DType) -> BufferId {
         *self.grads[p.index()].made[which].get_or_insert_with(|| {
-            let (g, _) = cx.home[p.index()];
-            let unit = cx.group(g).unit;
-            let bytes = cx.tape.params[p.index()].numel() * dtype.size();
-            cx.b.buffer(NewBuffer {
+            let (g, _) = out.inputs.home[p.index()];
+            let unit = out.inputs.group(g).unit;
+            let bytes = out.inputs.tape.params[p.index()].numel() * dtype.size();
+            out.b.buffer(NewBuffer {
                 role: Role::FullGrad,
                 bytes,
                 dtype,
@@ -53,13 +54,13 @@ impl AutogradGrads {
     }
 
     /// Where a kernel writes the gradient of `p`; allocated if there is none.
-    pub(crate) fn location(&mut self, cx: &mut Cx<'_>, p: ParamId) -> Location {
-        let dtype = cx.compute_dtype();
+    pub(crate) fn location(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location {
+        let dtype = out.inputs.compute_dtype();
         let grad = self.grads[p.index()];
         let buffer = grad.live.unwrap_or_else(|| {
             let taken = grad.sum.is_some() && grad.sum == grad.made[0];
-            let id = self.made(cx, p, usize::from(taken), dtype);
-            cx.b.alloc(Rule::Grad, id);
+            let id = self.made(out, p, usize::from(taken), dtype);
+            out.b.alloc(Rule::Grad, id);
             self.grads[p.index()].live = Some(id);
             id
         });
@@ -70,53 +71,56 @@ impl AutogradGrads {
         }
     }
 
-    /// A gradient of the dtype of sums is complete: autograd adds it to what earlier micro-batches have left.
-    pub(crate) fn accumulate_alike(&mut self, cx: &mut Cx<'_>, p: ParamId) {
-        if self.sums == cx.compute_dtype() {
-            self.accumulate(cx, p);
+    /// A gradient of the dtype of sums is complete: autograd adds it to what earlier micro-batches
+    /// have left.
+    pub(crate) fn accumulate_alike(&mut self, out: &mut Emitter<'_>, p: ParamId) {
+        if self.sums == out.inputs.compute_dtype() {
+            self.accumulate(out, p);
         }
     }
 
-    /// Adds the gradient to what earlier micro-batches have left, if they have (`accumulate_unsharded_grad_if_needed`).
-    pub(crate) fn accumulate(&mut self, cx: &mut Cx<'_>, p: ParamId) {
+    /// Adds the gradient to what earlier micro-batches have left, if they have
+    /// (`accumulate_unsharded_grad_if_needed`).
+    pub(crate) fn accumulate(&mut self, out: &mut Emitter<'_>, p: ParamId) {
         let grad = &mut self.grads[p.index()];
         if let Some(sum) = grad.sum
             && let Some(live) = grad.live.take()
         {
-            let (from, to) = (cx.b.whole(live), cx.b.whole(sum));
-            reduction::accumulate(cx, Rule::Accumulate, from, &[to], COMPUTE);
-            cx.b.free(Rule::Grad, live);
+            let (from, to) = (out.b.whole(live), out.b.whole(sum));
+            reduction::accumulate(out, Rule::Accumulate, from, &[to], COMPUTE);
+            out.b.free(Rule::Grad, live);
         }
     }
 
     /// Keeps a first micro-batch's gradient for the next ones to be added to, in the dtype of sums.
-    pub(crate) fn keep(&mut self, cx: &mut Cx<'_>, p: ParamId) {
+    pub(crate) fn keep(&mut self, out: &mut Emitter<'_>, p: ParamId) {
         let Some(live) = self.grads[p.index()].live.take() else {
             return;
         };
-        if self.sums == cx.compute_dtype() {
+        if self.sums == out.inputs.compute_dtype() {
             self.grads[p.index()].sum = Some(live);
             return;
         }
-        let sum = self.made(cx, p, 1, self.sums);
-        cx.b.alloc(Rule::Accumulate, sum);
-        let (from, to) = (cx.b.whole(live), cx.b.whole(sum));
+        let sum = self.made(out, p, 1, self.sums);
+        out.b.alloc(Rule::Accumulate, sum);
+        let (from, to) = (out.b.whole(live), out.b.whole(sum));
         let n = to.bytes / self.sums.size();
         let copy = ShardOp::Copy;
-        cx.run(
-            Rule::Accumulate,
-            copy,
-            n,
-            self.sums,
-            COMPUTE,
-            &[from],
-            &[to],
-        );
-        cx.b.free(Rule::Grad, live);
+        out.run(KernelLaunch {
+            rule: Rule::Accumulate,
+            op: copy,
+            elements: n,
+            dtype: self.sums,
+            stream: COMPUTE,
+            reads: &[from],
+            writes: &[to],
+        });
+        out.b.free(Rule::Grad, live);
         self.grads[p.index()].sum = Some(sum);
     }
 
-    /// Hands the gradient (or the sum of the step's) over: whoever takes it copies it away and frees it.
+    /// Takes the gradient, or the sum over the step's micro-batches. The caller copies it and frees
+    /// it.
     pub(crate) fn take(&mut self, p: ParamId) -> Option<BufferId> {
         let grad = &mut self.grads[p.index()];
         grad.sum.take().or_else(|| grad.live.take())

@@ -1,30 +1,31 @@
 //! Buffers of the tape and of the libraries its kernels call.
 
 use super::builder::NewBuffer;
-use super::context::Cx;
+use super::emitter::Emitter;
+use super::inputs::LoweringInputs;
 use crate::ir::{BufferId, COMPUTE, ConstId, DType, Holds, Role, StorageId, StorageRole, UnitId};
 use crate::program::Rule;
 
 /// Buffers of the tape, made once and used by every micro-batch.
 pub(crate) struct TapeBuffers {
     pub(super) storages: Vec<BufferId>,
-    /// By constant: one buffer, or one a micro-batch.
+    /// By constant: one buffer, or one per micro-batch.
     pub(super) consts: Vec<Vec<BufferId>>,
     /// Bases of library workspaces, allocated in the first step.
     pub(super) workspaces: Vec<BufferId>,
 }
 
 impl TapeBuffers {
-    pub(crate) fn new(cx: &mut Cx<'_>) -> Self {
-        let unit_of_module = unit_of_module(cx);
-        let pool = cx.rest_pool;
-        let tape = cx.tape;
+    pub(crate) fn new(out: &mut Emitter<'_>) -> Self {
+        let unit_of_module = unit_of_module(out.inputs);
+        let pool = out.inputs.persistent_pool;
+        let tape = out.inputs.tape;
         let storages = tape
             .storages
             .iter()
             .enumerate()
             .map(|(i, s)| {
-                cx.b.buffer(NewBuffer {
+                out.b.buffer(NewBuffer {
                     role: match s.role {
                         StorageRole::Saved => Role::Activation,
                         StorageRole::Logits => Role::Logits,
@@ -45,13 +46,13 @@ impl TapeBuffers {
             .enumerate()
             .map(|(i, c)| {
                 let copies = if c.per_micro_batch {
-                    cx.scenario.train.grad_accum
+                    out.inputs.scenario.train.grad_accum
                 } else {
                     1
                 };
                 (0..copies)
                     .map(|_| {
-                        cx.b.buffer(NewBuffer {
+                        out.b.buffer(NewBuffer {
                             role: Role::Input,
                             bytes: c.bytes.0,
                             dtype: c.dtype,
@@ -64,7 +65,7 @@ impl TapeBuffers {
                     .collect()
             })
             .collect();
-        let workspace = cx.scenario.fsdp.cublas_workspace_bytes;
+        let workspace = out.inputs.scenario.fsdp.cublas_workspace_bytes;
         let workspaces = if workspace == 0 {
             Vec::new()
         } else {
@@ -74,7 +75,7 @@ impl TapeBuffers {
             ]
             .into_iter()
             .map(|name| {
-                cx.resting(
+                out.persistent(
                     Role::Workspace,
                     workspace,
                     DType::U8,
@@ -97,25 +98,25 @@ impl TapeBuffers {
     }
 
     /// Tables that live for the whole run.
-    pub(crate) fn init(&self, cx: &mut Cx<'_>) {
-        for (c, ids) in cx.tape.consts.iter().zip(&self.consts) {
+    pub(crate) fn init(&self, out: &mut Emitter<'_>) {
+        for (c, ids) in out.inputs.tape.consts.iter().zip(&self.consts) {
             if !c.per_micro_batch {
-                cx.b.alloc(Rule::State, ids[0]);
+                out.b.alloc(Rule::State, ids[0]);
             }
         }
     }
 }
 
 /// Unit that each module's parameters would belong to.
-pub(super) fn unit_of_module(cx: &Cx<'_>) -> Vec<UnitId> {
-    let mut own = vec![None; cx.tape.modules.len()];
-    for (u, unit) in cx.units.iter().enumerate() {
+pub(super) fn unit_of_module(inputs: &LoweringInputs<'_>) -> Vec<UnitId> {
+    let mut own = vec![None; inputs.tape.modules.len()];
+    for (u, unit) in inputs.units.iter().enumerate() {
         for m in &unit.spec.modules {
             own[m.index()] = Some(UnitId(u as u16));
         }
     }
     let mut out = vec![UnitId(0); own.len()];
-    for (i, m) in cx.tape.modules.iter().enumerate() {
+    for (i, m) in inputs.tape.modules.iter().enumerate() {
         out[i] = own[i]
             .or_else(|| m.parent.map(|p| out[p.index()]))
             .unwrap_or(UnitId(0));

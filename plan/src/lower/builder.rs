@@ -21,6 +21,18 @@ pub(crate) struct NewBuffer {
     pub(crate) holds: Holds,
 }
 
+/// Launch of a collective.
+#[derive(Clone, Debug)]
+pub(crate) struct CollectiveLaunch {
+    pub(crate) rule: Rule,
+    pub(crate) stream: StreamId,
+    pub(crate) kind: CollectiveKind,
+    pub(crate) comm: CommId,
+    pub(crate) reduce: ReduceOp,
+    pub(crate) dtype: DType,
+    pub(crate) parts: SmallVec<[Part; 1]>,
+}
+
 /// The growing program and the tag of the next instruction.
 #[derive(Debug, Default)]
 pub(crate) struct Builder {
@@ -99,7 +111,8 @@ impl Builder {
         self.first_only.extend(from..self.instrs.len() as u32);
     }
 
-    /// Marks instructions that were emitted last, with the events they record, as belonging to the first step only.
+    /// Marks instructions that were emitted last, with the events they record, as belonging to the
+    /// first step only.
     pub(crate) fn withhold_from_later(&mut self, instrs: std::ops::Range<u32>) {
         self.first_only.extend(instrs);
         // Later steps record none of their events.
@@ -180,35 +193,22 @@ impl Builder {
         }
     }
 
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "a collective has that many parts"
-    )]
-    pub(crate) fn collective(
-        &mut self,
-        rule: Rule,
-        stream: StreamId,
-        kind: CollectiveKind,
-        comm: CommId,
-        reduce: ReduceOp,
-        dtype: DType,
-        parts: SmallVec<[Part; 1]>,
-    ) {
-        let bytes = parts
-            .iter()
-            .map(|p| Bytes(p.input.bytes.max(p.output.bytes)))
-            .sum();
+    pub(crate) fn collective(&mut self, launch: CollectiveLaunch) {
+        let parts = launch.parts.iter();
         let id = CollectiveId(self.collectives.len() as u32);
         self.collectives.push(Collective {
-            kind,
-            comm,
-            reduce,
-            dtype,
-            bytes,
-            parts,
+            kind: launch.kind,
+            comm: launch.comm,
+            reduce: launch.reduce,
+            dtype: launch.dtype,
+            bytes: parts
+                .map(|p| Bytes(p.input.bytes.max(p.output.bytes)))
+                .sum(),
+            parts: launch.parts,
         });
+        let stream = launch.stream;
         self.fresh[stream.index()] = None;
-        self.emit(rule, Op::Collective { id, stream });
+        self.emit(launch.rule, Op::Collective { id, stream });
         self.count_in_scope();
     }
 
@@ -229,7 +229,8 @@ impl Builder {
         self.count_in_scope();
     }
 
-    /// An event after everything issued on `stream` so far; reuses the last one when nothing came since.
+    /// An event after everything issued on `stream` so far; reuses the last one when nothing came
+    /// since.
     pub(crate) fn record(&mut self, rule: Rule, stream: StreamId) -> EventId {
         if let Some(event) = self.fresh[stream.index()] {
             return event;

@@ -1,10 +1,11 @@
 //! What captures contain: the scopes of a module, and the memory of a captured iteration.
 //!
-//! A replay finds every buffer where it was at capture. torch gives a graph a private pool for that; here what an iteration
-//! allocates and frees is planned, so that it lies where it lay, whatever an allocator without a plan would do.
+//! A replay finds every buffer where it was at capture. torch gives a graph a private pool for
+//! that; here what an iteration allocates and frees is planned, so that it keeps its addresses
+//! whatever an allocator without a plan would do.
 
 use super::PlanError;
-use super::context::Cx;
+use super::inputs::LoweringInputs;
 use crate::config::{CudaGraph, Scope};
 use crate::ir::{ModuleKind, Pool};
 use crate::program::{Op, Program};
@@ -32,15 +33,15 @@ pub(super) fn captured(scopes: &[Scope], kind: ModuleKind) -> bool {
 }
 
 /// Refuses scopes that contain a unit's hooks.
-pub(super) fn check_scopes(cx: &Cx<'_>) -> Result<(), PlanError> {
-    let CudaGraph::Scopes(scopes) = &cx.scenario.compile.cuda_graph else {
+pub(super) fn check_scopes(inputs: &LoweringInputs<'_>) -> Result<(), PlanError> {
+    let CudaGraph::Scopes(scopes) = &inputs.scenario.compile.cuda_graph else {
         return Ok(());
     };
-    for unit in &cx.units {
+    for unit in &inputs.units {
         for m in &unit.spec.modules {
-            let mut up = cx.tape.modules[m.index()].parent;
+            let mut up = inputs.tape.modules[m.index()].parent;
             while let Some(p) = up {
-                let module = &cx.tape.modules[p.index()];
+                let module = &inputs.tape.modules[p.index()];
                 if captured(scopes, module.kind) {
                     return Err(PlanError::Unsupported(format!(
                         "unit `{}` lies inside the captured scope `{}`: its hooks cannot run during a replay; capture a \

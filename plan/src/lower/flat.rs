@@ -1,20 +1,21 @@
-//! Building blocks of the flat-buffer policies (`native`, `megatron`): state at rest, gathers and reductions of one
-//! parameter group, by strategy.
+//! Building blocks of the flat-buffer policies (`native`, `megatron`): persistent state, gathers
+//! and reductions of one parameter group, by strategy.
 //!
-//! Notation: S padded elements of a group, I and O the inner and outer sizes; W, M, G the compute weights, main weights
-//! and gradients at rest (Megatron-FSDP `param_and_grad_buffer.py`, DDP configuration tables).
+//! Notation: S padded elements of a group, I and O the inner and outer sizes; W, M, G the compute
+//! weights, main weights and gradients that are kept between uses (Megatron-FSDP
+//! `param_and_grad_buffer.py`, DDP configuration tables).
 
 mod optimizer;
 mod reduce;
 
 pub(crate) use reduce::Reduction;
 
-use super::builder::NewBuffer;
-use super::context::{Comms, Cx, outer_optim, params_apart};
+use super::builder::CollectiveLaunch;
+use super::emitter::{Comms, Emitter, KernelLaunch};
+use super::inputs::{LoweringInputs, outer_optim, params_apart};
 use super::optimizer::{Moments, moments};
 use super::streams::CommStreams;
 use super::walk::Location;
-use crate::config::PolicyKind;
 use crate::ir::{
     Access, BufferId, COMPUTE, CollectiveKind, DType, GroupId, Holds, ParamId, Part, PerRank,
     ReduceOp, Role, ShardOp, StreamId,
@@ -27,20 +28,21 @@ use std::collections::BTreeMap;
 /// Buffers of one group.
 #[derive(Clone, Debug)]
 pub(crate) struct GroupState {
-    /// W at rest: the shard, or all of it; `None` when every parameter has a buffer of its own.
+    /// Persistent W: the shard, or all of it; `None` when every parameter has a separate buffer.
     pub(crate) weight: Option<BufferId>,
     /// W of a group that no axis shards: native parameters.
     pub(crate) params: Vec<BufferId>,
     /// M, where it is not W itself.
     pub(crate) main: Option<BufferId>,
-    /// G at rest.
+    /// Persistent G.
     pub(crate) grad: Option<Access>,
     /// Optimizer state.
     pub(crate) moments: Option<Moments>,
     /// Gathered weights.
     pub(crate) full: Option<BufferId>,
-    /// What the inner axis has left of the gradient, in the communication dtype, while the outer axis reduces it: policy megatron, where
-    /// that is not the dtype of G (`hsdp_comm_gbuf`). Other policies reduce G itself.
+    /// What the inner axis has left of the gradient, in the communication dtype, while the outer
+    /// axis reduces it: policy megatron, where that is not the dtype of G (`hsdp_comm_gbuf`). Other
+    /// policies reduce G itself.
     pub(crate) outer_comm: Option<BufferId>,
     /// S.
     pub(crate) numel: u64,
@@ -51,8 +53,8 @@ pub(crate) struct Flat {
     pub(crate) comms: Comms,
     pub(crate) streams: CommStreams,
     pub(crate) groups: Vec<GroupState>,
-    /// Host twins of the buffers that rest in host memory, by device buffer.
-    pub(super) twins: BTreeMap<BufferId, BufferId>,
+    /// Host buffers of what is offloaded, by device buffer.
+    pub(super) host_copies: BTreeMap<BufferId, BufferId>,
     /// Streams to and from the host.
     pub(super) host: Option<(StreamId, StreamId)>,
     /// Buffer behind the groups' G, where one allocation holds them all.
@@ -69,45 +71,43 @@ pub(crate) struct Flat {
 
 impl Flat {
     pub(crate) fn new(
-        cx: &mut Cx<'_>,
+        out: &mut Emitter<'_>,
         comms: Comms,
         streams: CommStreams,
         one_grad_arena: bool,
     ) -> Self {
-        let precision = cx.scenario.precision;
+        let precision = out.inputs.scenario.precision;
         let mut flat = Self {
             comms,
             streams,
             groups: Vec::new(),
-            twins: BTreeMap::new(),
+            host_copies: BTreeMap::new(),
             host: None,
             grad_arena: None,
             w: precision.compute,
             g: precision.main_grads,
             c: precision.comm_grads,
-            weight_sharded: mesh::weight_sharded(cx.strategy),
-            grad_sharded: mesh::grad_sharded(cx.strategy),
-            outer_optim: outer_optim(cx.scenario),
-            inner: u64::from(cx.inner),
-            outer: u64::from(cx.outer),
+            weight_sharded: mesh::weight_sharded(out.inputs.strategy),
+            grad_sharded: mesh::grad_sharded(out.inputs.strategy),
+            outer_optim: outer_optim(out.inputs.scenario),
+            inner: u64::from(out.inputs.inner),
+            outer: u64::from(out.inputs.outer),
         };
-        // The native engine lets W be the optimizer's buffer when the dtypes agree (main-branch rewrite's aliasing);
-        // production Megatron-FSDP keeps M apart whenever a main dtype is asked for.
         let main = precision
             .main_params
-            .filter(|m| *m != precision.compute || cx.scenario.fsdp.policy == PolicyKind::Megatron);
-        for g in cx.group_ids() {
-            flat.groups.push(flat.group_state(cx, g, main));
+            .filter(|m| *m != precision.compute || out.inputs.engine.separate_main_params);
+        for g in out.inputs.group_ids() {
+            flat.groups.push(flat.group_state(out, g, main));
         }
         if one_grad_arena {
-            flat.merge_grads(cx);
+            flat.merge_grads(out);
         }
-        flat.offload(cx);
+        flat.offload(out);
         flat
     }
 
-    fn group_state(&self, cx: &mut Cx<'_>, id: GroupId, main: Option<DType>) -> GroupState {
-        let group = cx.group(id).clone();
+    fn group_state(&self, out: &mut Emitter<'_>, id: GroupId, main: Option<DType>) -> GroupState {
+        let group = out.inputs.group(id).clone();
         let holds = Holds::Group(id);
         let numel = group.layout.full_numel();
         let mut state = GroupState {
@@ -120,10 +120,10 @@ impl Flat {
             outer_comm: None,
             numel,
         };
-        if params_apart(cx.scenario) {
+        if params_apart(out.inputs.scenario, out.inputs.engine) {
             for p in &group.params {
-                let bytes = cx.tape.params[p.index()].numel() * self.w.size();
-                state.params.push(cx.resting(
+                let bytes = out.inputs.tape.params[p.index()].numel() * self.w.size();
+                state.params.push(out.persistent(
                     Role::ModelWeight,
                     bytes,
                     self.w,
@@ -137,7 +137,7 @@ impl Flat {
             } else {
                 numel
             };
-            state.weight = Some(cx.resting(
+            state.weight = Some(out.persistent(
                 Role::ModelWeight,
                 n * self.w.size(),
                 self.w,
@@ -146,51 +146,45 @@ impl Flat {
             ));
         }
         if group.requires_grad {
-            let own = self.optimizer_numel(cx, numel);
-            state.main =
-                main.map(|m| cx.resting(Role::MainWeight, own * m.size(), m, group.unit, holds));
-            let at_rest = if self.grad_sharded {
+            let own = self.optimizer_numel(out.inputs, numel);
+            state.main = main
+                .map(|m| out.persistent(Role::MainWeight, own * m.size(), m, group.unit, holds));
+            let kept = if self.grad_sharded {
                 numel / self.inner
             } else {
                 numel
             };
             // Pieces of all ranks, until the optimizer adds them up.
-            let (role, n, dtype) = if cx.scenario.sums_in_optimizer() {
+            let (role, n, dtype) = if out.inputs.scenario.sums_in_optimizer() {
                 (Role::ReduceOutput, numel, self.c)
             } else {
-                (Role::MainGrad, at_rest, self.g)
+                (Role::MainGrad, kept, self.g)
             };
-            let grad = cx.resting(role, n * dtype.size(), dtype, group.unit, holds);
-            state.grad = Some(cx.b.whole(grad));
-            let casts = cx.scenario.fsdp.policy == PolicyKind::Megatron && self.c != self.g;
+            let grad = out.persistent(role, n * dtype.size(), dtype, group.unit, holds);
+            state.grad = Some(out.b.whole(grad));
+            let casts = out.inputs.engine.copies_for_comm && self.c != self.g;
             state.outer_comm = (casts && self.comms.outer.is_some()).then(|| {
-                let reduced = if mesh::optim_sharded(cx.strategy) {
+                let reduced = if mesh::optim_sharded(out.inputs.strategy) {
                     numel / self.inner
                 } else {
                     numel
                 };
                 let (bytes, stream) = (reduced * self.c.size(), self.streams.outer);
-                cx.transient(Role::ReduceOutput, bytes, self.c, stream, id)
+                out.transient(Role::ReduceOutput, bytes, self.c, stream, id)
             });
-            state.moments = moments(
-                cx,
-                group.unit,
-                own,
-                holds,
-                cx.scenario.fsdp.policy != PolicyKind::Native,
-            );
+            state.moments = moments(out, group.unit, own, holds, out.inputs.engine.framework);
         }
         if self.weight_sharded {
             let stream = self.streams.gather;
             state.full =
-                Some(cx.transient(Role::FullWeight, numel * self.w.size(), self.w, stream, id));
+                Some(out.transient(Role::FullWeight, numel * self.w.size(), self.w, stream, id));
         }
         state
     }
 
     /// Elements of M and of each moment.
-    fn optimizer_numel(&self, cx: &Cx<'_>, numel: u64) -> u64 {
-        let inner = if mesh::optim_sharded(cx.strategy) {
+    fn optimizer_numel(&self, inputs: &LoweringInputs<'_>, numel: u64) -> u64 {
+        let inner = if mesh::optim_sharded(inputs.strategy) {
             numel / self.inner
         } else {
             numel
@@ -202,7 +196,7 @@ impl Flat {
         }
     }
 
-    fn merge_grads(&mut self, cx: &mut Cx<'_>) {
+    fn merge_grads(&mut self, out: &mut Emitter<'_>) {
         let total: u64 = self
             .groups
             .iter()
@@ -212,7 +206,7 @@ impl Flat {
         if total == 0 {
             return;
         }
-        let arena = cx.resting(
+        let arena = out.persistent(
             Role::MainGrad,
             total,
             self.g,
@@ -232,33 +226,43 @@ impl Flat {
         self.grad_arena = Some(arena);
     }
 
-    /// Whether G lives from the first reduction of a step to its optimizer only: a sharded one of the native engine, which
-    /// needs no buffer of its own while the step's activations are at their largest. (Megatron-FSDP keeps its gradients;
-    /// an offloaded one rests in host memory; one that is not sharded is what backward writes.)
-    pub(crate) fn grads_of_a_step(&self, cx: &Cx<'_>) -> bool {
-        let fsdp = &cx.scenario.fsdp;
-        fsdp.policy == PolicyKind::Native && self.grad_sharded && !fsdp.offload.grads
+    /// Whether G lives from the first reduction of a step to its optimizer only: a sharded one of
+    /// the native engine, which needs no separate buffer while the step's activations are at their
+    /// largest. (Megatron-FSDP keeps its gradients; an offloaded one is kept in host memory; one
+    /// that is not sharded is what backward writes.)
+    pub(crate) fn grads_of_a_step(&self, inputs: &LoweringInputs<'_>) -> bool {
+        let fsdp = &inputs.scenario.fsdp;
+        inputs.engine.frees_gradients && self.grad_sharded && !fsdp.offload.grads
     }
 
     /// Section `Init`: W and M of every group, and G where it outlives a step.
-    pub(crate) fn init(&self, cx: &mut Cx<'_>) {
+    pub(crate) fn init(&self, out: &mut Emitter<'_>) {
         for (i, state) in self.groups.iter().enumerate() {
-            cx.b.at(cx.groups[i].unit, crate::program::Phase::Init);
+            out.b
+                .at(out.inputs.groups[i].unit, crate::program::Phase::Init);
             let moments = state.moments.filter(|m| m.offloaded);
             let moments = moments.iter().flat_map(|m| [&m.first, &m.second]);
-            let resting = state.weight.iter().chain(&state.params).chain(&state.main);
-            for id in resting.chain(moments) {
-                cx.b.alloc(Rule::State, self.twins.get(id).copied().unwrap_or(*id));
+            let persistent = state.weight.iter().chain(&state.params).chain(&state.main);
+            for id in persistent.chain(moments) {
+                out.b.alloc(
+                    Rule::State,
+                    self.host_copies.get(id).copied().unwrap_or(*id),
+                );
             }
-            if let (None, Some(grad), false) =
-                (self.grad_arena, state.grad, self.grads_of_a_step(cx))
-            {
+            if let (None, Some(grad), false) = (
+                self.grad_arena,
+                state.grad,
+                self.grads_of_a_step(out.inputs),
+            ) {
                 let id = grad.buffer;
-                cx.b.alloc(Rule::State, self.twins.get(&id).copied().unwrap_or(id));
+                out.b.alloc(
+                    Rule::State,
+                    self.host_copies.get(&id).copied().unwrap_or(id),
+                );
             }
         }
         if let Some(arena) = self.grad_arena {
-            cx.b.alloc(Rule::State, arena);
+            out.b.alloc(Rule::State, arena);
         }
     }
 
@@ -266,10 +270,11 @@ impl Flat {
         &self.groups[g.index()]
     }
 
-    /// Whether weights of a unit must be gathered in this pass: always for sharded weights, on the first micro-batch
-    /// where the optimizer updated only a shard of replicated ones (ZeRO-1, ZeRO-2).
-    pub(crate) fn gathers(&self, cx: &Cx<'_>, first_micro_batch: bool) -> bool {
-        self.weight_sharded || (first_micro_batch && mesh::optim_sharded(cx.strategy))
+    /// Whether weights of a unit must be gathered in this pass: always for sharded weights, on the
+    /// first micro-batch where the optimizer updated only a shard of replicated ones (ZeRO-1,
+    /// ZeRO-2).
+    pub(crate) fn gathers(&self, inputs: &LoweringInputs<'_>, first_micro_batch: bool) -> bool {
+        self.weight_sharded || (first_micro_batch && mesh::optim_sharded(inputs.strategy))
     }
 
     pub(crate) fn weight_sharded(&self) -> bool {
@@ -285,11 +290,11 @@ impl Flat {
     }
 
     /// Full weight of a parameter.
-    pub(crate) fn weight(&self, cx: &Cx<'_>, p: ParamId) -> Location {
-        let (g, i) = cx.home[p.index()];
+    pub(crate) fn weight(&self, inputs: &LoweringInputs<'_>, p: ParamId) -> Location {
+        let (g, i) = inputs.home[p.index()];
         let state = self.state(g);
         let element = self.w.size();
-        let offset = cx.flat_offset(p) * element;
+        let offset = inputs.flat_offset(p) * element;
         match (state.full, state.weight) {
             (Some(full), _) => Location {
                 buffer: full,
@@ -309,40 +314,42 @@ impl Flat {
         }
     }
 
-    /// Outer all-gather of a group's W shard (HFSDP, once a step); leaves the gather stream waiting for it.
-    fn gather_outer(&self, cx: &mut Cx<'_>, g: GroupId) {
+    /// Outer all-gather of a group's W shard (HFSDP, once per step); leaves the gather stream waiting
+    /// for it.
+    fn gather_outer(&self, out: &mut Emitter<'_>, g: GroupId) {
         let (Some(comm), Some(rest)) = (self.comms.outer, self.state(g).weight) else {
             return;
         };
-        let whole = cx.b.whole(rest);
+        let whole = out.b.whole(rest);
         let input = Access {
             bytes: whole.bytes / self.outer,
             per_rank: PerRank::Outer,
             ..whole
         };
-        cx.b.join(Rule::GatherGate, COMPUTE, self.streams.outer);
+        out.b.join(Rule::GatherGate, COMPUTE, self.streams.outer);
         let parts = smallvec![Part {
             input,
             output: whole
         }];
         let stream = self.streams.outer;
-        cx.b.collective(
-            Rule::OuterGather,
+        out.b.collective(CollectiveLaunch {
+            rule: Rule::OuterGather,
             stream,
-            CollectiveKind::AllGather,
+            kind: CollectiveKind::AllGather,
             comm,
-            ReduceOp::None,
-            self.w,
+            reduce: ReduceOp::None,
+            dtype: self.w,
             parts,
-        );
-        cx.b.join(Rule::OuterGather, stream, self.streams.gather);
+        });
+        out.b.join(Rule::OuterGather, stream, self.streams.gather);
     }
 
-    /// Issues the gather of a group on the gather stream; the caller has allocated `full` and placed the gates. `stale`: the outer axis
-    /// has not refreshed the shard since its ranks updated their parts.
+    /// Issues the gather of a group on the gather stream; the caller has allocated `full` and
+    /// placed the gates. `stale`: the outer axis has not refreshed the shard since its ranks
+    /// updated their parts.
     pub(crate) fn gather(
         &self,
-        cx: &mut Cx<'_>,
+        out: &mut Emitter<'_>,
         rule: Rule,
         g: GroupId,
         stale: bool,
@@ -350,23 +357,23 @@ impl Flat {
     ) {
         let state = self.state(g);
         if self.outer_optim && stale {
-            self.gather_outer(cx, g);
+            self.gather_outer(out, g);
         }
         let Some(rest) = state.weight else { return };
-        let whole = cx.b.whole(rest);
+        let whole = out.b.whole(rest);
         let (comm, part) = match (from, state.full) {
             (Some(input), Some(full)) => (
                 self.comms.sub,
                 Part {
                     input,
-                    output: cx.b.whole(full),
+                    output: out.b.whole(full),
                 },
             ),
             (None, Some(full)) => (
                 self.comms.shard,
                 Part {
                     input: whole,
-                    output: cx.b.whole(full),
+                    output: out.b.whole(full),
                 },
             ),
             // Replicated W: every rank refreshed its slice, gather in place.
@@ -388,53 +395,26 @@ impl Flat {
         let Some(comm) = comm else { return };
         let stream = self.streams.gather;
         if from.is_none() {
-            // Its own part only: the outer axis has refreshed that, the others' parts are as old as the last step.
-            self.nan_check(cx, stream, g, part.input);
+            // Its own part only: the outer axis has refreshed that, the others' parts are as old as
+            // the last step.
+            self.nan_check(out, stream, g, part.input);
         }
-        cx.b.collective(
+        out.b.collective(CollectiveLaunch {
             rule,
             stream,
-            CollectiveKind::AllGather,
+            kind: CollectiveKind::AllGather,
             comm,
-            ReduceOp::None,
-            self.w,
-            smallvec![part],
-        );
-    }
-}
-
-impl Cx<'_> {
-    /// A transient of a group outside the double-buffer pattern.
-    pub(crate) fn transient_on(
-        &mut self,
-        role: Role,
-        bytes: u64,
-        dtype: DType,
-        stream: StreamId,
-        g: GroupId,
-    ) -> BufferId {
-        if let Some(id) = self.made.get(&(role, g, stream)) {
-            return *id;
-        }
-        let unit = self.group(g).unit;
-        let pool = self.rest_pool;
-        let id = self.b.buffer(NewBuffer {
-            role,
-            bytes,
-            dtype,
-            pool,
-            stream,
-            unit,
-            holds: Holds::Group(g),
+            reduce: ReduceOp::None,
+            dtype: self.w,
+            parts: smallvec![part],
         });
-        self.made.insert((role, g, stream), id);
-        id
     }
 }
 
-/// Zeroes the ranges of a fresh full-size gradient buffer that no parameter covers: the reduction reads them.
-pub(crate) fn fill_padding(cx: &mut Cx<'_>, g: GroupId, full: Access, dtype: DType) {
-    let Layout::Flat(layout) = &cx.group(g).layout else {
+/// Zeroes the ranges of a fresh full-size gradient buffer that no parameter covers: the reduction
+/// reads them.
+pub(crate) fn fill_padding(out: &mut Emitter<'_>, g: GroupId, full: Access, dtype: DType) {
+    let Layout::Flat(layout) = &out.inputs.group(g).layout else {
         return;
     };
     let element = dtype.size();
@@ -458,6 +438,14 @@ pub(crate) fn fill_padding(cx: &mut Cx<'_>, g: GroupId, full: Access, dtype: DTy
     }
     if !gaps.is_empty() {
         let n = gaps.iter().map(|a| a.bytes / element).sum();
-        cx.run(Rule::Grad, ShardOp::Zero, n, dtype, COMPUTE, &[], &gaps);
+        out.run(KernelLaunch {
+            rule: Rule::Grad,
+            op: ShardOp::Zero,
+            elements: n,
+            dtype,
+            stream: COMPUTE,
+            reads: &[],
+            writes: &gaps,
+        });
     }
 }

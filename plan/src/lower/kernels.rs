@@ -1,7 +1,8 @@
 //! Kernels that sharding adds to the model's own: copies, casts, scaling, optimizer.
 
 use super::builder::Builder;
-use crate::ir::{BodyOp, DType, Kernel, KernelClass, KernelId, OpKind, Pieces, ShardOp};
+use super::emitter::KernelLaunch;
+use crate::ir::{Access, BodyOp, DType, Kernel, KernelClass, KernelId, OpKind, Pieces, ShardOp};
 use crate::units::{Bytes, Flops};
 use smallvec::SmallVec;
 use std::collections::HashMap;
@@ -49,16 +50,11 @@ pub(crate) struct Kernels {
 }
 
 impl Kernels {
-    /// The kernel of `op` over `elements`, reading and writing so many bytes.
-    pub(crate) fn get(
-        &mut self,
-        b: &mut Builder,
-        op: ShardOp,
-        elements: u64,
-        read: u64,
-        written: u64,
-        dtype: DType,
-    ) -> KernelId {
+    /// Returns the kernel of a launch.
+    pub(crate) fn get(&mut self, b: &mut Builder, launch: &KernelLaunch<'_>) -> KernelId {
+        let sum = |a: &[Access]| a.iter().map(|x| x.bytes).sum::<u64>();
+        let (op, elements, dtype) = (launch.op, launch.elements, launch.dtype);
+        let (read, written) = (sum(launch.reads), sum(launch.writes));
         *self
             .known
             .entry((op, elements, read, written, dtype))

@@ -1,9 +1,10 @@
 //! Clipping by global norm, and the optimizer on shards.
 
-use super::builder::NewBuffer;
-use super::context::Cx;
+use super::builder::{CollectiveLaunch, NewBuffer};
+use super::emitter::{Emitter, KernelLaunch};
+use super::inputs::LoweringInputs;
 use super::walk::Lifecycle;
-use crate::config::{Optimizer, PolicyKind};
+use crate::config::Optimizer;
 use crate::ir::{
     Access, BufferId, COMPUTE, CollectiveKind, CommId, DType, Holds, HostWorkKind, Part, Pieces,
     ReduceOp, Role, ShardOp, StreamId, UnitId,
@@ -29,9 +30,9 @@ pub(crate) struct OptimizerItem {
 pub(crate) struct Moments {
     pub(crate) first: BufferId,
     pub(crate) second: BufferId,
-    /// Step counter, where the engine keeps one a tensor on the device.
+    /// Step counter, where the engine keeps one per tensor on the device.
     pub(crate) step: Option<BufferId>,
-    /// It rests in host memory: the policy brings it to the device.
+    /// It is kept in host memory: the policy fetches it to the device.
     pub(crate) offloaded: bool,
 }
 
@@ -48,19 +49,19 @@ pub(crate) struct ShardState {
 
 /// Makes the state buffers of a tensor (they are allocated in the first step).
 pub(crate) fn moments(
-    cx: &mut Cx<'_>,
+    out: &mut Emitter<'_>,
     unit: UnitId,
     numel: u64,
     holds: Holds,
     counter: bool,
 ) -> Option<Moments> {
-    if cx.scenario.train.optimizer != Optimizer::Adamw || numel == 0 {
+    if out.inputs.scenario.train.optimizer != Optimizer::Adamw || numel == 0 {
         return None;
     }
-    let dtype = cx.scenario.precision.moments;
+    let dtype = out.inputs.scenario.precision.moments;
     let bytes = numel * dtype.size();
     let step = counter.then(|| {
-        cx.resting(
+        out.persistent(
             Role::Workspace,
             4,
             DType::F32,
@@ -68,8 +69,8 @@ pub(crate) fn moments(
             Holds::Named("adam step counter"),
         )
     });
-    let first = cx.resting(Role::OptimizerState, bytes, dtype, unit, holds);
-    let second = cx.resting(Role::OptimizerState, bytes, dtype, unit, holds);
+    let first = out.persistent(Role::OptimizerState, bytes, dtype, unit, holds);
+    let second = out.persistent(Role::OptimizerState, bytes, dtype, unit, holds);
     Some(Moments {
         first,
         second,
@@ -78,54 +79,54 @@ pub(crate) fn moments(
     })
 }
 
-/// Whether the gradient norm comes after the updates: nothing waits for one that only is reported, so it must not keep the
-/// native engine's updates from running beside the last reductions.
-pub(crate) fn late_norm(cx: &Cx<'_>) -> bool {
-    let train = &cx.scenario.train;
-    train.grad_norm && train.clip_norm <= 0.0 && cx.scenario.fsdp.policy == PolicyKind::Native
+/// Whether the gradient norm comes after the updates: nothing waits for one that only is reported,
+/// so it must not keep the native engine's updates from overlapping with the last reductions.
+pub(crate) fn late_norm(inputs: &LoweringInputs<'_>) -> bool {
+    let train = &inputs.scenario.train;
+    train.grad_norm && train.clip_norm <= 0.0 && inputs.engine.late_norm
 }
 
 /// Clipping and the update; the policy has reduced all gradients.
-pub(crate) fn step<L: Lifecycle>(cx: &mut Cx<'_>, life: &mut L) {
-    cx.b.at(UnitId(0), Phase::Clip);
-    let states = life.optimizer_state(cx);
-    let clips = cx.scenario.train.clip_norm > 0.0;
-    let wanted = clips || cx.scenario.train.grad_norm;
-    let late = late_norm(cx);
-    let mut known = (wanted && !late).then(|| norm(cx, life, &states, clips));
-    cx.b.at(UnitId(0), Phase::Optimizer);
-    if cx.scenario.fsdp.policy != PolicyKind::Native {
-        cx.b.host(Rule::Optimizer, HostWorkKind::OptimizerStep, 1);
+pub(crate) fn step(out: &mut Emitter<'_>, life: &mut dyn Lifecycle) {
+    out.b.at(UnitId(0), Phase::Clip);
+    let states = life.optimizer_state(out);
+    let clips = out.inputs.scenario.train.clip_norm > 0.0;
+    let wanted = clips || out.inputs.scenario.train.grad_norm;
+    let late = late_norm(out.inputs);
+    let mut known = (wanted && !late).then(|| norm(out, life, &states, clips));
+    out.b.at(UnitId(0), Phase::Optimizer);
+    if out.inputs.engine.framework {
+        out.b.host(Rule::Optimizer, HostWorkKind::OptimizerStep, 1);
     }
     for (index, state) in states.iter().enumerate() {
         if !life.is_updated(index) {
-            make_moments(cx, state);
+            make_moments(out, state);
         }
     }
-    let scale = known.filter(|_| clips && cx.scenario.fsdp.policy == PolicyKind::Native);
-    for index in life.update_order(cx, states.len()) {
+    let scale = known.filter(|_| clips && out.inputs.engine.fused_optimizer);
+    for index in life.update_order(out.inputs, states.len()) {
         let state = &states[index];
-        cx.b.at(state.unit, Phase::Optimizer);
-        life.before_state(cx, index, false);
+        out.b.at(state.unit, Phase::Optimizer);
+        life.before_state(out, index, false);
         if !life.is_updated(index) {
-            update(cx, state, scale, COMPUTE);
+            update(out, state, scale, COMPUTE);
         }
-        life.after_state(cx, index, false);
+        life.after_state(out, index, false);
     }
     if late {
-        cx.b.at(UnitId(0), Phase::Clip);
-        known = Some(norm(cx, life, &states, clips));
+        out.b.at(UnitId(0), Phase::Clip);
+        known = Some(norm(out, life, &states, clips));
     }
     if let Some(norm) = known {
-        cx.b.free(Rule::Clip, norm);
+        out.b.free(Rule::Clip, norm);
     }
 }
 
-/// Allocates a launch's state in the first step, unless it rests in host memory.
-pub(crate) fn make_moments(cx: &mut Cx<'_>, state: &ShardState) {
+/// Allocates a launch's state in the first step, unless it is offloaded.
+pub(crate) fn make_moments(out: &mut Emitter<'_>, state: &ShardState) {
     let moments = state.items.iter().filter_map(|i| i.state);
     for m in moments.filter(|m| !m.offloaded) {
-        cx.b.first_only(|b| {
+        out.b.first_only(|b| {
             m.step
                 .into_iter()
                 .chain([m.first, m.second])
@@ -136,7 +137,7 @@ pub(crate) fn make_moments(cx: &mut Cx<'_>, state: &ShardState) {
 
 /// The optimizer's launch over one state; `scale`: the norm by which it clips.
 pub(crate) fn update(
-    cx: &mut Cx<'_>,
+    out: &mut Emitter<'_>,
     state: &ShardState,
     scale: Option<BufferId>,
     stream: StreamId,
@@ -147,42 +148,43 @@ pub(crate) fn update(
         reads.extend([i.weight, i.grad]);
         writes.push(i.weight);
         if let Some(m) = i.state {
-            let both = [cx.b.whole(m.first), cx.b.whole(m.second)];
+            let both = [out.b.whole(m.first), out.b.whole(m.second)];
             reads.extend(both);
             writes.extend(both);
         }
     }
-    reads.extend(scale.map(|n| cx.b.whole(n)));
+    reads.extend(scale.map(|n| out.b.whole(n)));
     writes.extend(&state.compute);
     let (cast, pieces) = (!state.compute.is_empty(), state.pieces);
-    let kind = match cx.scenario.train.optimizer {
+    let kind = match out.inputs.scenario.train.optimizer {
         Optimizer::Adamw => ShardOp::AdamW { cast, pieces },
         Optimizer::Sgd => ShardOp::Sgd { cast, pieces },
     };
     let elements = state.items.iter().map(|i| i.numel).sum();
     if elements > 0 {
-        cx.run(
-            Rule::Optimizer,
-            kind,
+        out.run(KernelLaunch {
+            rule: Rule::Optimizer,
+            op: kind,
             elements,
-            DType::F32,
+            dtype: DType::F32,
             stream,
-            &reads,
-            &writes,
-        );
+            reads: &reads,
+            writes: &writes,
+        });
     }
 }
 
-/// Global gradient norm: squares summed over local shards, then over the ranks that hold different ones. With `clips` the
-/// gradients are scaled by it, except where the optimizer's kernel does that.
-fn norm<L: Lifecycle>(
-    cx: &mut Cx<'_>,
-    life: &mut L,
+/// Global gradient norm: squares summed over local shards, then over the ranks that hold different
+/// ones. With `clips` the gradients are scaled by it, except where the optimizer's kernel does
+/// that.
+fn norm(
+    out: &mut Emitter<'_>,
+    life: &mut dyn Lifecycle,
     states: &[ShardState],
     clips: bool,
 ) -> BufferId {
-    let pool = cx.rest_pool;
-    let norm = cx.b.buffer(NewBuffer {
+    let pool = out.inputs.persistent_pool;
+    let norm = out.b.buffer(NewBuffer {
         role: Role::Temporary,
         bytes: 4,
         dtype: DType::F32,
@@ -191,33 +193,33 @@ fn norm<L: Lifecycle>(
         unit: UnitId(0),
         holds: Holds::Named("gradient norm"),
     });
-    cx.b.alloc(Rule::Clip, norm);
-    let scalar = cx.b.whole(norm);
+    out.b.alloc(Rule::Clip, norm);
+    let scalar = out.b.whole(norm);
     for (n, state) in states.iter().enumerate() {
         let mut grads: Vec<Access> = state.items.iter().map(|i| i.grad).collect();
         if n > 0 {
             grads.push(scalar);
         }
         let elements = state.items.iter().map(|i| i.numel).sum();
-        life.before_state(cx, n, true);
-        cx.run(
-            Rule::Clip,
-            ShardOp::SumSquares,
+        life.before_state(out, n, true);
+        out.run(KernelLaunch {
+            rule: Rule::Clip,
+            op: ShardOp::SumSquares,
             elements,
-            DType::F32,
-            COMPUTE,
-            &grads,
-            &[scalar],
-        );
-        life.after_state(cx, n, true);
+            dtype: DType::F32,
+            stream: COMPUTE,
+            reads: &grads,
+            writes: &[scalar],
+        });
+        life.after_state(out, n, true);
     }
-    if let Some((axis, size, stride)) = norm_axis(cx) {
+    if let Some((axis, size, stride)) = norm_axis(out.inputs) {
         // The ranks often have a communicator already; another would cost device memory.
         let same = |c: &Communicator| (c.axis, c.size, c.stride) == (axis, size, stride);
-        let known = cx.b.communicators.iter().rposition(same);
+        let known = out.b.communicators.iter().rposition(same);
         let comm = match known {
             Some(i) => CommId(i as u8),
-            None => cx.b.add_communicator(Communicator {
+            None => out.b.add_communicator(Communicator {
                 name: "norm".to_owned(),
                 axis,
                 size,
@@ -229,43 +231,44 @@ fn norm<L: Lifecycle>(
             input: scalar,
             output: scalar,
         };
-        cx.b.collective(
-            Rule::Clip,
-            COMPUTE,
-            CollectiveKind::AllReduce,
+        out.b.collective(CollectiveLaunch {
+            rule: Rule::Clip,
+            stream: COMPUTE,
+            kind: CollectiveKind::AllReduce,
             comm,
-            ReduceOp::Sum,
-            DType::F32,
-            smallvec![part],
-        );
+            reduce: ReduceOp::Sum,
+            dtype: DType::F32,
+            parts: smallvec![part],
+        });
     }
-    if clips && cx.scenario.fsdp.policy != PolicyKind::Native {
+    if clips && !out.inputs.engine.fused_optimizer {
         for state in states {
             let grads: Vec<Access> = state.items.iter().map(|i| i.grad).collect();
             let reads: Vec<Access> = grads.iter().copied().chain([scalar]).collect();
             let elements = state.items.iter().map(|i| i.numel).sum();
-            cx.run(
-                Rule::Clip,
-                ShardOp::ClipScale,
+            out.run(KernelLaunch {
+                rule: Rule::Clip,
+                op: ShardOp::ClipScale,
                 elements,
-                DType::F32,
-                COMPUTE,
-                &reads,
-                &grads,
-            );
+                dtype: DType::F32,
+                stream: COMPUTE,
+                reads: &reads,
+                writes: &grads,
+            });
         }
     }
     norm
 }
 
-/// Ranks whose optimizer shards differ: the inner axis where anything is sharded, both axes under HFSDP.
-fn norm_axis(cx: &Cx<'_>) -> Option<(Axis, u32, u32)> {
+/// Ranks whose optimizer shards differ: the inner axis where anything is sharded, both axes under
+/// HFSDP.
+fn norm_axis(inputs: &LoweringInputs<'_>) -> Option<(Axis, u32, u32)> {
     use crate::config::{OuterStrategy, Strategy};
-    let inner = cx.strategy != Strategy::NoShard;
-    let outer = cx.outer > 1 && cx.scenario.fsdp.outer_strategy == OuterStrategy::Optim;
+    let inner = inputs.strategy != Strategy::NoShard;
+    let outer = inputs.outer > 1 && inputs.scenario.fsdp.outer_strategy == OuterStrategy::Optim;
     match (inner, outer) {
-        (true, true) => Some((Axis::World, cx.world(), 1)),
-        (true, false) => Some((Axis::Shard, cx.inner, 1)),
+        (true, true) => Some((Axis::World, inputs.world(), 1)),
+        (true, false) => Some((Axis::Shard, inputs.inner, 1)),
         _ => None,
     }
 }

@@ -1,65 +1,92 @@
-//! What torch's two ways of sharding reduce with: a reduce-scatter of gradients and an all-reduce over replicas behind it; and sums, which
-//! every policy makes.
+//! What torch's two ways of sharding reduce with: a reduce-scatter of gradients and an all-reduce
+//! over replicas behind it; and sums, which every policy makes.
 
-use super::context::Cx;
+use super::builder::CollectiveLaunch;
+use super::emitter::{Emitter, KernelLaunch};
 use crate::ir::{Access, CollectiveKind, CommId, Part, ReduceOp, ShardOp, StreamId};
 use crate::program::Rule;
 use smallvec::smallvec;
 
-/// Reduces `input` into this rank's part of it, in the dtype of gradients on the wire. One rank alone copies.
-pub(super) fn scatter(
-    cx: &mut Cx<'_>,
+/// Reduces `input` into this rank's part of it, in the dtype of gradients on the wire. One rank
+/// alone copies.
+pub(crate) fn scatter(
+    out: &mut Emitter<'_>,
     (comm, stream): (Option<CommId>, StreamId),
     op: ReduceOp,
     (input, output): (Access, Access),
 ) {
-    let dtype = cx.scenario.precision.comm_grads;
+    let dtype = out.inputs.scenario.precision.comm_grads;
     let Some(comm) = comm else {
         let n = output.bytes / dtype.size();
-        cx.run(
-            Rule::Reduce,
-            ShardOp::Copy,
-            n,
+        out.run(KernelLaunch {
+            rule: Rule::Reduce,
+            op: ShardOp::Copy,
+            elements: n,
             dtype,
             stream,
-            &[input],
-            &[output],
-        );
+            reads: &[input],
+            writes: &[output],
+        });
         return;
     };
     let kind = CollectiveKind::ReduceScatter;
     let parts = smallvec![Part { input, output }];
-    cx.b.collective(Rule::Reduce, stream, kind, comm, op, dtype, parts);
+    out.b.collective(CollectiveLaunch {
+        rule: Rule::Reduce,
+        stream,
+        kind,
+        comm,
+        reduce: op,
+        dtype,
+        parts,
+    });
 }
 
-/// Sums what was reduced on one stream over the replicas on another, in place and in the same dtype.
-pub(super) fn all_reduce(
-    cx: &mut Cx<'_>,
+/// Sums what was reduced on one stream over the replicas on another, in place and in the same
+/// dtype.
+pub(crate) fn all_reduce(
+    out: &mut Emitter<'_>,
     comm: CommId,
     (reduced_on, stream): (StreamId, StreamId),
     op: ReduceOp,
     what: Access,
 ) {
-    let dtype = cx.scenario.precision.comm_grads;
-    cx.b.join(Rule::OuterReduce, reduced_on, stream);
+    let dtype = out.inputs.scenario.precision.comm_grads;
+    out.b.join(Rule::OuterReduce, reduced_on, stream);
     let kind = CollectiveKind::AllReduce;
     let parts = smallvec![Part {
         input: what,
         output: what
     }];
-    cx.b.collective(Rule::OuterReduce, stream, kind, comm, op, dtype, parts);
+    out.b.collective(CollectiveLaunch {
+        rule: Rule::OuterReduce,
+        stream,
+        kind,
+        comm,
+        reduce: op,
+        dtype,
+        parts,
+    });
 }
 
 /// Adds a range to others, one after another, in the dtype of these.
-pub(super) fn accumulate(
-    cx: &mut Cx<'_>,
+pub(crate) fn accumulate(
+    out: &mut Emitter<'_>,
     rule: Rule,
     from: Access,
     to: &[Access],
     stream: StreamId,
 ) {
-    let dtype = cx.b.buffers[to[0].buffer.index()].dtype;
+    let dtype = out.b.buffers[to[0].buffer.index()].dtype;
     let n = to.iter().map(|a| a.bytes).sum::<u64>() / dtype.size();
     let reads: Vec<Access> = std::iter::once(from).chain(to.iter().copied()).collect();
-    cx.run(rule, ShardOp::Accumulate, n, dtype, stream, &reads, to);
+    out.run(KernelLaunch {
+        rule,
+        op: ShardOp::Accumulate,
+        elements: n,
+        dtype,
+        stream,
+        reads: &reads,
+        writes: to,
+    });
 }

@@ -5,11 +5,11 @@ mod fsdp2;
 mod full;
 mod micro_batches;
 
-use super::plan;
 use crate::config::{OuterStrategy, PolicyKind, Scenario, Strategy, UnitPattern, Units};
 use crate::ir::{
     Access, BufferId, COMPUTE, CollectiveKind, DType, Holds, InstrId, ReduceOp, Role, UnitId,
 };
+use crate::plan;
 use crate::program::{Instr, Op, Phase, Program, Rule, SectionKind, StreamKind};
 use crate::scenario::parse;
 use crate::shard::{Layout, persistent_bytes};
@@ -147,7 +147,8 @@ fn persistent_bytes_are_the_closed_forms() {
     }
 }
 
-/// FSDP2 at rest: every parameter's padded shard in the stored dtype, and two moments of the unpadded shard.
+/// FSDP2 at rest: every parameter's padded shard in the stored dtype, and two moments of the
+/// unpadded shard.
 #[test]
 fn persistent_bytes_of_fsdp2() {
     for shard in [1u64, 3, 4] {
@@ -180,9 +181,9 @@ fn count(p: &Program, kind: CollectiveKind) -> usize {
         .count()
 }
 
-/// Collectives of N linear children and two micro-batches (Megatron-LM `test_overlap.py`): all-gathers N, N, 4N and
-/// reduce-scatters N, 2N, 2N for ZeRO-1, 2, 3. The native engine does not gather the first child for backward, where its
-/// weight would only give a gradient of the input.
+/// Collectives of N linear children and two micro-batches (Megatron-LM `test_overlap.py`):
+/// all-gathers N, N, 4N and reduce-scatters N, 2N, 2N for ZeRO-1, 2, 3. The native engine does not
+/// gather the first child for backward, where its weight would only give a gradient of the input.
 #[test]
 fn collectives_of_linear_children() {
     for policy in ["native", "megatron"] {
@@ -213,8 +214,9 @@ fn collectives_of_linear_children() {
     }
 }
 
-/// HFSDP: the outer axis refreshes every group's shard once a step, whatever is gathered again in backward, in later micro-batches or
-/// for the next step. (Megatron-FSDP does it again in backward.)
+/// HFSDP: the outer axis refreshes every group's shard once a step, whatever is gathered again in
+/// backward, in later micro-batches or for the next step. (Megatron-FSDP does it again in
+/// backward.)
 #[test]
 fn shards_are_refreshed_over_the_outer_axis_once_a_step() {
     for set in [
@@ -248,7 +250,8 @@ fn steady(p: &Program) -> &[Instr] {
     p.section_instrs(steady.expect("every program has steady steps"))
 }
 
-/// Tokens are new in every micro-batch, with one more than the sequence for the labels; tables of rotations stay.
+/// Tokens are new in every micro-batch, with one more than the sequence for the labels; tables of
+/// rotations stay.
 #[test]
 fn inputs_are_sent_where_they_are_new() {
     let sent = |text, sets: &[&str]| {
@@ -289,8 +292,9 @@ fn collective(p: &Program, i: &Instr) -> Option<CollectiveKind> {
 
 const UNITS: &str = "fsdp.units=[\"layers.*\", \"tok_embeddings\", \"norm+output=keep\"]";
 
-/// The native engine updates groups in the order of their reductions, and between the last reduction and the update of its
-/// group stand the updates (or, with clipping, the sums of squares) of all others.
+/// The native engine updates groups in the order of their reductions, and between the last
+/// reduction and the update of its group stand the updates (or, with clipping, the sums of squares)
+/// of all others.
 #[test]
 fn the_last_reduction_hides_behind_the_updates_of_the_others() {
     for strategy in ["optim", "optim_grads", "optim_grads_params"] {
@@ -340,7 +344,8 @@ fn the_last_reduction_hides_behind_the_updates_of_the_others() {
     }
 }
 
-/// Backward reads the weights of layers (and of the head, which stays full here), not those of an embedding.
+/// Backward reads the weights of layers (and of the head, which stays full here), not those of an
+/// embedding.
 #[test]
 fn native_gathers_for_backward_what_backward_reads() {
     let backward = |sets: &[&str]| {
@@ -369,8 +374,8 @@ fn native_gathers_for_backward_what_backward_reads() {
     }
 }
 
-/// With main weights the native update leaves the compute weights as well: in one range, or, where parameters have buffers of
-/// their own, in one range each.
+/// With main weights the native update leaves the compute weights as well: in one range, or, where
+/// parameters have buffers of their own, in one range each.
 #[test]
 fn native_updates_write_compute_weights() {
     for (sets, refreshes) in [
@@ -407,7 +412,8 @@ fn native_updates_write_compute_weights() {
     }
 }
 
-/// A captured iteration of the native engine ends behind its updates; torch's and Megatron's have forward and backward only.
+/// A captured iteration of the native engine ends behind its updates; torch's and Megatron's have
+/// forward and backward only.
 #[test]
 fn what_a_captured_iteration_contains() {
     for (policy, whole) in [("native", true), ("fsdp2", false), ("megatron", false)] {
@@ -649,7 +655,8 @@ fn further_options_check() {
     }
 }
 
-/// Validation of a wholly compiled step frees a parameter behind its last use, as forward does: it never holds the model at once.
+/// Validation of a wholly compiled step frees a parameter behind its last use, as forward does: it
+/// never holds the model at once.
 #[test]
 fn full_mode_validates_within_the_memory_of_a_step() {
     let p = program(
@@ -682,7 +689,8 @@ fn full_mode_validates_within_the_memory_of_a_step() {
     assert!(0 < validation && validation <= most(SectionKind::Steady));
 }
 
-/// Prefetch never runs in recompute, and validation leaves nothing behind: it frees what it allocates, and nothing else.
+/// Prefetch never runs in recompute, and validation leaves nothing behind: it frees what it
+/// allocates, and nothing else.
 #[test]
 fn recompute_gathers_on_demand() {
     for policy in ["native", "fsdp2", "megatron"] {
@@ -773,7 +781,8 @@ fn gradients_are_cast_for_a_reduction_only() {
     }
 }
 
-/// Globs of frozen modules are those of units: a star within a component too; what lies below a match is frozen with it.
+/// Globs of frozen modules are those of units: a star within a component too; what lies below a
+/// match is frozen with it.
 #[test]
 fn globs_freeze_what_they_match_and_all_below() {
     let trained = |glob: &str| {
@@ -846,7 +855,8 @@ fn refusals() {
     );
 }
 
-/// Matrix products of a step, and the launches that write more than one parameter's gradient at once.
+/// Matrix products of a step, and the launches that write more than one parameter's gradient at
+/// once.
 fn products(sets: &[&str]) -> (usize, usize) {
     const ALIGNED: &str = "[model]\nfamily = \"llama\"\nlayers = 2\nhidden = 64\nheads = 4\nkv_heads = 2\n\
         ffn = 256\nvocab = 250\nmax_seq_len = 32\n[train]\nseq_len = 32\nmicro_batch = 2\n\
@@ -874,8 +884,8 @@ fn products(sets: &[&str]) -> (usize, usize) {
     count
 }
 
-/// Two blocks of 7 products in forward and 14 in backward, and three of the head. What lies side by side depends on the policy
-/// and on whether anything is sharded.
+/// Two blocks of 7 products in forward and 14 in backward, and three of the head. What lies side by
+/// side depends on the policy and on whether anything is sharded.
 #[test]
 fn projections_merge_where_the_layout_has_them_side_by_side() {
     assert_eq!(products(&["compile.merge_projections=none"]), (45, 0));
@@ -898,8 +908,8 @@ fn projections_merge_where_the_layout_has_them_side_by_side() {
     assert_eq!(products(&[units]), (45, 0));
 }
 
-/// Rows of the feed-forward width, which have a factor that the others lack, cut the grid so that queries, keys and values would lie
-/// apart: 64 rows of 64 are no multiple of 448.
+/// Rows of the feed-forward width, which have a factor that the others lack, cut the grid so that
+/// queries, keys and values would lie apart: 64 rows of 64 are no multiple of 448.
 #[test]
 fn merging_keeps_gaps_out_of_the_layout() {
     let model = LLAMA.replace("ffn = 176", "ffn = 448");
@@ -944,8 +954,8 @@ fn merging_keeps_gaps_out_of_the_layout() {
     assert_eq!(apart(&megatron), [true, false, false]);
 }
 
-/// The first units' gathers move from the begin of a step to the end of the one before: behind their update, beside those of others;
-/// only the first step begins with them.
+/// The first units' gathers move from the begin of a step to the end of the one before: behind
+/// their update, beside those of others; only the first step begins with them.
 #[test]
 fn the_next_steps_first_units_are_gathered_beside_updates() {
     let program = |n: u32| {
@@ -986,8 +996,9 @@ fn the_next_steps_first_units_are_gathered_beside_updates() {
     assert!(before >= after && after + 1 >= before, "{before} {after}");
 }
 
-/// Updated in backward, a group's gradient is freed with the full one behind it: no more than `reduce_in_flight` live, and none of
-/// them after backward. What is updated, and in which order, stays.
+/// Updated in backward, a group's gradient is freed with the full one behind it: no more than
+/// `reduce_in_flight` live, and none of them after backward. What is updated, and in which order,
+/// stays.
 #[test]
 fn gradients_live_for_moments_where_backward_updates() {
     let of = |in_backward: bool, depth: u32| {
@@ -1030,9 +1041,10 @@ fn gradients_live_for_moments_where_backward_updates() {
     }
 }
 
-/// HSDP reduces shards over the outer axis: the full gradient buffer is out of use before. The native engine releases it behind the
-/// inner reduction and lets only the optimizer wait for the outer one; Megatron-FSDP records one event behind both
-/// (`_bucket_group_gradient_reduce`), so its computation waits for outer reductions in backward too.
+/// HSDP reduces shards over the outer axis: the full gradient buffer is out of use before. The
+/// native engine releases it behind the inner reduction and lets only the optimizer wait for the
+/// outer one; Megatron-FSDP records one event behind both (`_bucket_group_gradient_reduce`), so its
+/// computation waits for outer reductions in backward too.
 #[test]
 fn an_outer_reduction_holds_no_full_gradient_of_the_native_engine() {
     for (policy, early) in [("native", true), ("megatron", false)] {
@@ -1091,8 +1103,8 @@ fn an_outer_reduction_holds_no_full_gradient_of_the_native_engine() {
     }
 }
 
-/// Megatron-FSDP multiplies gradients before a reduction in bf16 only; NCCL's premultiplied sum does it for others
-/// (`gradient_reduce_preprocessing`).
+/// Megatron-FSDP multiplies gradients before a reduction in bf16 only; NCCL's premultiplied sum
+/// does it for others (`gradient_reduce_preprocessing`).
 #[test]
 fn megatron_scales_bf16_gradients_before_their_reduction_and_no_others() {
     for (dtype, scaled) in [("bf16", true), ("f16", false), ("f32", false)] {
@@ -1123,9 +1135,9 @@ fn megatron_scales_bf16_gradients_before_their_reduction_and_no_others() {
     }
 }
 
-/// Megatron-FSDP lets twice its mean unit wait in the reduce queue under ZeRO-3, else 1e9 elements. A unit of 32,768² elements and a
-/// bias is 1.07e9: one waits beside the one that is reduced (two, which are counted with padding, would be above twice the mean
-/// without), or none does.
+/// Megatron-FSDP lets twice its mean unit wait in the reduce queue under ZeRO-3, else 1e9 elements.
+/// A unit of 32,768² elements and a bias is 1.07e9: one waits beside the one that is reduced (two,
+/// which are counted with padding, would be above twice the mean without), or none does.
 #[test]
 fn megatrons_reduce_queue_holds_twice_a_unit_under_zero_3_only() {
     for (strategy, want) in [("optim_grads_params", 2), ("optim_grads", 1)] {
@@ -1155,8 +1167,9 @@ fn megatrons_reduce_queue_holds_twice_a_unit_under_zero_3_only() {
     }
 }
 
-/// Megatron-FSDP sends gradients over the outer axis in the communication dtype: it copies them into a buffer of that dtype, reduces it
-/// there, copies it back, and frees it when the queue pops (`hsdp_comm_gbuf`).
+/// Megatron-FSDP sends gradients over the outer axis in the communication dtype: it copies them
+/// into a buffer of that dtype, reduces it there, copies it back, and frees it when the queue pops
+/// (`hsdp_comm_gbuf`).
 #[test]
 fn megatron_reduces_over_the_outer_axis_in_the_communication_dtype() {
     for (strategy, outer_strategy) in [
@@ -1234,9 +1247,10 @@ fn megatron_reduces_over_the_outer_axis_in_the_communication_dtype() {
     }
 }
 
-/// Megatron-FSDP copies each gradient into the bucket in its parameter's post-accumulate hook and deletes it (`_grad_acc`): a bucket
-/// exists from its first gradient on, the root's, to which the head belongs, through all of backward; a bucket is reduced behind its
-/// last gradient. Gradients that rest in full take in each one at the same place.
+/// Megatron-FSDP copies each gradient into the bucket in its parameter's post-accumulate hook and
+/// deletes it (`_grad_acc`): a bucket exists from its first gradient on, the root's, to which the
+/// head belongs, through all of backward; a bucket is reduced behind its last gradient. Gradients
+/// that rest in full take in each one at the same place.
 #[test]
 fn megatron_gathers_gradients_as_they_become_ready() {
     for strategy in ["optim_grads_params", "optim_grads", "optim", "no_shard"] {
@@ -1301,8 +1315,8 @@ fn megatron_gathers_gradients_as_they_become_ready() {
     }
 }
 
-/// `_enforce_double_buffer_limit` counts units of the double buffer, which the root is none of: while its gradients are reduced, two of
-/// these may be.
+/// `_enforce_double_buffer_limit` counts units of the double buffer, which the root is none of:
+/// while its gradients are reduced, two of these may be.
 #[test]
 fn the_double_buffer_bounds_its_own_units() {
     let p = program(

@@ -2,17 +2,18 @@
 
 use super::buffers::{TapeBuffers, unit_of_module};
 use super::capture::captured;
-use super::context::Cx;
+use super::emitter::Emitter;
+use super::inputs::LoweringInputs;
 use super::optimizer;
 use crate::compile::tape::TapeOp;
-use crate::config::{CompileMode, CudaGraph, Loss, PolicyKind};
+use crate::config::{CompileMode, CudaGraph, Loss};
 use crate::ir::{
     Access, BufferId, COMPUTE, EventId, HostWorkKind, KernelClass, KernelId, ModuleId, ModuleKind,
     ParamId, PerRank, ScopeId, Source, UnitId,
 };
 use crate::program::{Phase, Rule, workspace};
 
-/// Where a parameter or gradient lies.
+/// Where a parameter or gradient is stored.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Location {
     pub(crate) buffer: BufferId,
@@ -25,33 +26,34 @@ pub(crate) struct Location {
 /// A policy: what happens at the hooks of a step.
 pub(crate) trait Lifecycle {
     /// Persistent state (section `Init`).
-    fn init(&mut self, cx: &mut Cx<'_>);
-    /// Inputs of the step are sent to the device next: what need not wait for them begins before. They cannot be part of a captured iteration,
-    /// for which this is not called.
-    fn before_inputs(&mut self, _cx: &mut Cx<'_>) {}
+    fn init(&mut self, out: &mut Emitter<'_>);
+    /// Called before the H2D input copies; issue work that does not depend on inputs. Not called
+    /// inside a captured iteration.
+    fn before_inputs(&mut self, _out: &mut Emitter<'_>) {}
     /// A forward pass starts (training micro-batch or validation).
-    fn forward_start(&mut self, cx: &mut Cx<'_>);
-    fn pre_forward(&mut self, cx: &mut Cx<'_>, unit: UnitId);
-    fn post_forward(&mut self, cx: &mut Cx<'_>, unit: UnitId);
-    /// The model's outputs are there; the loss, which is outside of the model, comes next. Where it computes logits itself, chunk by chunk,
-    /// there is no such moment.
-    fn outputs(&mut self, _cx: &mut Cx<'_>) {}
+    fn forward_start(&mut self, out: &mut Emitter<'_>);
+    fn pre_forward(&mut self, out: &mut Emitter<'_>, unit: UnitId);
+    fn post_forward(&mut self, out: &mut Emitter<'_>, unit: UnitId);
+    /// The model's outputs are there; the loss, which is outside of the model, comes next. Where it
+    /// computes logits itself, chunk by chunk, there is no such moment.
+    fn outputs(&mut self, _out: &mut Emitter<'_>) {}
     /// The forward pass has ended (the loss comes before).
-    fn forward_end(&mut self, cx: &mut Cx<'_>);
-    fn backward_start(&mut self, cx: &mut Cx<'_>);
-    fn pre_recompute(&mut self, cx: &mut Cx<'_>, unit: UnitId);
-    fn pre_backward(&mut self, cx: &mut Cx<'_>, unit: UnitId);
-    fn post_backward(&mut self, cx: &mut Cx<'_>, unit: UnitId);
+    fn forward_end(&mut self, out: &mut Emitter<'_>);
+    fn backward_start(&mut self, out: &mut Emitter<'_>);
+    fn pre_recompute(&mut self, out: &mut Emitter<'_>, unit: UnitId);
+    fn pre_backward(&mut self, out: &mut Emitter<'_>, unit: UnitId);
+    fn post_backward(&mut self, out: &mut Emitter<'_>, unit: UnitId);
     /// Final callback of a backward pass.
-    fn backward_end(&mut self, cx: &mut Cx<'_>);
+    fn backward_end(&mut self, out: &mut Emitter<'_>);
     /// Full weight of a parameter, which the hooks have made available.
-    fn weight(&mut self, cx: &mut Cx<'_>, p: ParamId) -> Location;
+    fn weight(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location;
     /// Full gradient of a parameter; allocates on first touch.
-    fn grad(&mut self, cx: &mut Cx<'_>, p: ParamId) -> Location;
+    fn grad(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location;
     /// What the optimizer works on, after `backward_end` of the last micro-batch.
-    fn optimizer_state(&mut self, cx: &mut Cx<'_>) -> Vec<optimizer::ShardState>;
-    /// In which order the states of `optimizer_state`, so many, are updated; a norm is summed in their own.
-    fn update_order(&self, _cx: &Cx<'_>, states: usize) -> Vec<usize> {
+    fn optimizer_state(&mut self, out: &mut Emitter<'_>) -> Vec<optimizer::ShardState>;
+    /// Returns the order in which the states of `optimizer_state` are updated. A norm is summed in
+    /// the order of the states themselves.
+    fn update_order(&self, _inputs: &LoweringInputs<'_>, states: usize) -> Vec<usize> {
         (0..states).collect()
     }
     /// Backward has updated state `index` of `optimizer_state` already.
@@ -62,16 +64,18 @@ pub(crate) trait Lifecycle {
     fn captures_optimizer(&self) -> bool {
         false
     }
-    /// The launch over state `index` of `optimizer_state` comes next (its norm when `norm`): make the state available.
-    fn before_state(&mut self, _cx: &mut Cx<'_>, _index: usize, _norm: bool) {}
+    /// The launch over state `index` of `optimizer_state` comes next (its norm when `norm`): make
+    /// the state available.
+    fn before_state(&mut self, _out: &mut Emitter<'_>, _index: usize, _norm: bool) {}
     /// It has been issued.
-    fn after_state(&mut self, _cx: &mut Cx<'_>, _index: usize, _norm: bool) {}
+    fn after_state(&mut self, _out: &mut Emitter<'_>, _index: usize, _norm: bool) {}
     /// After the optimizer: refresh compute weights, drop gradients.
-    fn step_end(&mut self, cx: &mut Cx<'_>);
+    fn step_end(&mut self, out: &mut Emitter<'_>);
     /// A model kernel has been issued; `position` is its place in the pass's list.
-    fn after_launch(&mut self, _cx: &mut Cx<'_>, _pass: Pass, _position: u32) {}
-    /// A parameter's gradient is complete. A captured scope hands all of its gradients over at its end.
-    fn grad_ready(&mut self, _cx: &mut Cx<'_>, _p: ParamId) {}
+    fn after_launch(&mut self, _out: &mut Emitter<'_>, _pass: Pass, _position: u32) {}
+    /// A parameter's gradient is complete. A captured scope hands all of its gradients over at its
+    /// end.
+    fn grad_ready(&mut self, _out: &mut Emitter<'_>, _p: ParamId) {}
     /// Number of the current micro-batch and whether it is the last; called before `forward_start`.
     fn micro_batch(&mut self, index: u16, last: bool);
 }
@@ -85,9 +89,9 @@ pub(crate) enum Pass {
 }
 
 /// Walks a tape through a policy.
-pub(crate) struct Walk<'c, 'a, L> {
-    pub(crate) cx: &'c mut Cx<'a>,
-    pub(crate) life: &'c mut L,
+pub(crate) struct Walk<'c, 'a> {
+    pub(crate) out: &'c mut Emitter<'a>,
+    pub(crate) life: &'c mut dyn Lifecycle,
     pub(crate) buffers: &'c TapeBuffers,
     units: Vec<UnitId>,
     /// Framework host work applies (not for the native engine).
@@ -99,12 +103,16 @@ pub(crate) struct Walk<'c, 'a, L> {
     workspaces_made: [bool; 2],
 }
 
-impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
-    pub(crate) fn new(cx: &'c mut Cx<'a>, life: &'c mut L, buffers: &'c TapeBuffers) -> Self {
-        let units = unit_of_module(cx);
-        let framework = cx.scenario.fsdp.policy != PolicyKind::Native;
+impl<'c, 'a> Walk<'c, 'a> {
+    pub(crate) fn new(
+        out: &'c mut Emitter<'a>,
+        life: &'c mut dyn Lifecycle,
+        buffers: &'c TapeBuffers,
+    ) -> Self {
+        let units = unit_of_module(out.inputs);
+        let framework = out.inputs.engine.framework;
         Self {
-            cx,
+            out,
             life,
             buffers,
             units,
@@ -118,22 +126,22 @@ impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
 
     /// One training step: all micro-batches, clipping, optimizer, refresh.
     pub(crate) fn step(&mut self) {
-        let n = self.cx.scenario.train.grad_accum as u16;
-        let full_graph = self.cx.scenario.compile.cuda_graph == CudaGraph::FullIteration;
-        self.cx.b.at(UnitId(0), Phase::Start);
+        let n = self.out.inputs.scenario.train.grad_accum as u16;
+        let full_graph = self.out.inputs.scenario.compile.cuda_graph == CudaGraph::FullIteration;
+        self.out.b.at(UnitId(0), Phase::Start);
         if self.framework {
-            self.cx.b.host(Rule::StepStart, HostWorkKind::Step, 1);
+            self.out.b.host(Rule::StepStart, HostWorkKind::Step, 1);
         }
         if !full_graph {
-            self.life.before_inputs(self.cx);
+            self.life.before_inputs(self.out);
         }
         for m in 0..n {
-            self.cx.b.micro_batch(m);
+            self.out.b.micro_batch(m);
             self.inputs(m, true);
         }
-        let scope = full_graph.then(|| self.cx.b.graph_begin("iteration".to_owned()));
+        let scope = full_graph.then(|| self.out.b.graph_begin("iteration".to_owned()));
         for m in 0..n {
-            self.cx.b.micro_batch(m);
+            self.out.b.micro_batch(m);
             self.micro = usize::from(m);
             self.life.micro_batch(m, m + 1 == n);
             self.pass(Pass::Forward);
@@ -141,20 +149,20 @@ impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
         }
         let whole = self.life.captures_optimizer();
         if let Some(scope) = scope.filter(|_| !whole) {
-            self.cx.b.at(UnitId(0), Phase::Final);
-            self.cx.b.graph_end(scope);
+            self.out.b.at(UnitId(0), Phase::Final);
+            self.out.b.graph_end(scope);
         }
-        self.cx.b.micro_batch(n - 1);
-        optimizer::step(self.cx, self.life);
-        self.cx.b.at(UnitId(0), Phase::Optimizer);
-        self.life.step_end(self.cx);
+        self.out.b.micro_batch(n - 1);
+        optimizer::step(self.out, self.life);
+        self.out.b.at(UnitId(0), Phase::Optimizer);
+        self.life.step_end(self.out);
         if let Some(scope) = scope.filter(|_| whole) {
-            self.cx.b.at(UnitId(0), Phase::Final);
-            self.cx.b.graph_end(scope);
+            self.out.b.at(UnitId(0), Phase::Final);
+            self.out.b.graph_end(scope);
         }
-        if self.cx.scenario.train.sync {
-            let done = self.cx.b.record(Rule::StepEnd, COMPUTE);
-            self.cx.b.host_wait(Rule::StepEnd, done);
+        if self.out.inputs.scenario.train.sync {
+            let done = self.out.b.record(Rule::StepEnd, COMPUTE);
+            self.out.b.host_wait(Rule::StepEnd, done);
         }
         for m in 0..n {
             self.inputs(m, false);
@@ -163,42 +171,43 @@ impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
 
     /// A validation forward.
     pub(crate) fn validation(&mut self) {
-        self.cx.b.micro_batch(0);
-        self.cx.b.at(UnitId(0), Phase::Validation);
+        self.out.b.micro_batch(0);
+        self.out.b.at(UnitId(0), Phase::Validation);
         self.inputs(0, true);
         self.micro = 0;
         self.life.micro_batch(0, true);
         self.pass(Pass::Eval);
-        self.cx.b.at(UnitId(0), Phase::Validation);
+        self.out.b.at(UnitId(0), Phase::Validation);
         self.inputs(0, false);
     }
 
-    /// Inputs of a micro-batch: written by the loader when they are allocated, at the start of the step.
+    /// Inputs of a micro-batch: written by the loader when they are allocated, at the start of the
+    /// step.
     fn inputs(&mut self, m: u16, alloc: bool) {
-        for (c, ids) in self.cx.tape.consts.iter().zip(&self.buffers.consts) {
+        for (c, ids) in self.out.inputs.tape.consts.iter().zip(&self.buffers.consts) {
             if c.per_micro_batch {
                 let id = ids[usize::from(m)];
                 if alloc {
-                    self.cx.b.alloc(Rule::StepStart, id);
+                    self.out.b.alloc(Rule::StepStart, id);
                 } else {
-                    self.cx.b.free(Rule::StepStart, id);
+                    self.out.b.free(Rule::StepStart, id);
                 }
             }
         }
     }
 
     fn pass(&mut self, pass: Pass) {
-        let tape = self.cx.tape;
+        let tape = self.out.inputs.tape;
         let (ops, phase) = match pass {
             Pass::Forward => (&tape.forward, Phase::Forward),
             Pass::Backward => (&tape.backward, Phase::Backward),
             Pass::Eval => (&tape.eval, Phase::Validation),
         };
-        self.cx.b.at(UnitId(0), phase);
+        self.out.b.at(UnitId(0), phase);
         if pass == Pass::Backward {
-            self.life.backward_start(self.cx);
+            self.life.backward_start(self.out);
         } else {
-            self.life.forward_start(self.cx);
+            self.life.forward_start(self.out);
         }
         let mut recompute = 0u32;
         for (position, op) in ops.iter().enumerate() {
@@ -207,23 +216,23 @@ impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
                 TapeOp::Exit(m) => self.exit(pass, m, phase),
                 TapeOp::EnterRecompute(m) => {
                     recompute += 1;
-                    self.cx.b.at(self.units[m.index()], Phase::Recompute);
-                    if let Some(u) = self.cx.hooks[m.index()].first_of {
-                        self.life.pre_recompute(self.cx, u);
+                    self.out.b.at(self.units[m.index()], Phase::Recompute);
+                    if let Some(u) = self.out.inputs.hooks[m.index()].first_of {
+                        self.life.pre_recompute(self.out, u);
                     }
                 }
                 TapeOp::ExitRecompute(m) => {
                     recompute -= 1;
                     if recompute == 0 {
-                        self.cx.b.at(self.units[m.index()], phase);
+                        self.out.b.at(self.units[m.index()], phase);
                     }
                 }
                 TapeOp::Alloc(s) => self
-                    .cx
+                    .out
                     .b
                     .alloc(Rule::Model, self.buffers.storages[s.index()]),
                 TapeOp::Free(s) => self
-                    .cx
+                    .out
                     .b
                     .free(Rule::Model, self.buffers.storages[s.index()]),
                 TapeOp::Launch {
@@ -233,7 +242,7 @@ impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
                     end,
                 } => {
                     self.launch(kernel, reads, writes, end);
-                    self.life.after_launch(self.cx, pass, position as u32);
+                    self.life.after_launch(self.out, pass, position as u32);
                 }
                 TapeOp::Host { kind, count } => {
                     if self.framework {
@@ -242,25 +251,25 @@ impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
                         } else {
                             Rule::Model
                         };
-                        self.cx.b.host(rule, kind, count);
+                        self.out.b.host(rule, kind, count);
                     }
                 }
                 TapeOp::GradReady(p) => {
                     // Compiled or not, autograd visits every parameter's accumulation node.
-                    if self.framework && self.cx.scenario.compile.mode != CompileMode::Off {
-                        self.cx
+                    if self.framework && self.out.inputs.scenario.compile.mode != CompileMode::Off {
+                        self.out
                             .b
                             .host(Rule::Compile, HostWorkKind::AutogradDispatch, 2);
                     }
                     if self.scope.is_some() {
                         self.ready.push(p);
                     } else {
-                        self.life.grad_ready(self.cx, p);
+                        self.life.grad_ready(self.out, p);
                     }
                 }
             }
         }
-        self.cx.b.at(
+        self.out.b.at(
             UnitId(0),
             if pass == Pass::Backward {
                 Phase::Final
@@ -269,20 +278,20 @@ impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
             },
         );
         if pass == Pass::Backward {
-            self.life.backward_end(self.cx);
+            self.life.backward_end(self.out);
         } else {
-            self.life.forward_end(self.cx);
+            self.life.forward_end(self.out);
         }
     }
 
-    /// What torch's caching allocator gives cuDNN's (or flash) attention for the time of a backward.
+    /// What torch's caching allocator gives cuDNN's (or flash) attention for the time of a
+    /// backward.
     fn scratch(&mut self, kernel: KernelId) -> Option<BufferId> {
-        let scenario = self.cx.scenario;
-        let policy = scenario.fsdp.policy;
-        if !policy.allocates_workspaces(&scenario.mesh.hardware) {
+        let (scenario, engine) = (self.out.inputs.scenario, self.out.inputs.engine);
+        if !engine.allocates_workspaces(&scenario.mesh.hardware) {
             return None;
         }
-        let k = &self.cx.b.kernels[kernel.index()];
+        let k = &self.out.b.kernels[kernel.index()];
         let deterministic = scenario.precision.deterministic;
         let bytes = match k.class {
             KernelClass::Attention { .. } => workspace::kernel_bytes(k, deterministic),
@@ -291,17 +300,18 @@ impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
         if bytes == 0 {
             return None;
         }
-        Some(self.cx.scratch("attention workspace", bytes))
+        Some(self.out.scratch("attention workspace", bytes))
     }
 
-    /// The library workspace of a thread appears with its first matrix product, behind that one's result, and stays.
+    /// The library workspace of a thread appears with its first matrix product, behind that one's
+    /// result, and stays.
     fn workspace(&mut self, kernel: KernelId) {
         let product = matches!(
-            self.cx.b.kernels[kernel.index()].class,
+            self.out.b.kernels[kernel.index()].class,
             KernelClass::Gemm { .. }
         );
         // Validation comes after the first step, which has made it.
-        let thread = match self.cx.b.phase() {
+        let thread = match self.out.b.phase() {
             Phase::Forward => 0,
             Phase::Validation => return,
             _ => 1,
@@ -310,37 +320,37 @@ impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
             && let Some(&id) = self.buffers.workspaces.get(thread)
             && !std::mem::replace(&mut self.workspaces_made[thread], true)
         {
-            self.cx.b.first_only(|b| b.alloc(Rule::State, id));
+            self.out.b.first_only(|b| b.alloc(Rule::State, id));
         }
     }
 
     fn enter(&mut self, pass: Pass, m: ModuleId, phase: Phase) {
-        self.cx.b.at(self.units[m.index()], phase);
+        self.out.b.at(self.units[m.index()], phase);
         if pass != Pass::Backward
-            && self.cx.module_kind(m) == ModuleKind::Loss
-            && self.cx.scenario.train.loss == Loss::Materialized
+            && self.out.inputs.module_kind(m) == ModuleKind::Loss
+            && self.out.inputs.scenario.train.loss == Loss::Materialized
         {
-            self.life.outputs(self.cx);
+            self.life.outputs(self.out);
         }
-        let hooks = self.cx.hooks[m.index()];
+        let hooks = self.out.inputs.hooks[m.index()];
         let unit = if pass == Pass::Backward {
             hooks.last_of
         } else {
             hooks.first_of
         };
-        if let Some(u) = unit.filter(|u| !self.cx.unit(*u).groups.is_empty()) {
+        if let Some(u) = unit.filter(|u| !self.out.inputs.unit(*u).groups.is_empty()) {
             self.graph_break();
             if pass == Pass::Backward {
-                self.life.pre_backward(self.cx, u);
+                self.life.pre_backward(self.out, u);
             } else {
-                self.life.pre_forward(self.cx, u);
+                self.life.pre_forward(self.out, u);
             }
-            self.cx.b.at(self.units[m.index()], phase);
+            self.out.b.at(self.units[m.index()], phase);
         }
         if pass != Pass::Eval && self.scope.is_none() && self.captures(m) {
-            let module = &self.cx.tape.modules[m.index()];
+            let module = &self.out.inputs.tape.modules[m.index()];
             let name = format!("{} {}", module.path, phase.name());
-            let scope = self.cx.b.graph_begin(name);
+            let scope = self.out.b.graph_begin(name);
             self.scope = Some((m, scope));
         }
     }
@@ -349,49 +359,50 @@ impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
         if let Some((module, scope)) = self.scope
             && module == m
         {
-            self.cx.b.graph_end(scope);
+            self.out.b.graph_end(scope);
             self.scope = None;
             for p in std::mem::take(&mut self.ready) {
-                self.life.grad_ready(self.cx, p);
+                self.life.grad_ready(self.out, p);
             }
         }
-        let hooks = self.cx.hooks[m.index()];
+        let hooks = self.out.inputs.hooks[m.index()];
         let unit = if pass == Pass::Backward {
             hooks.first_of
         } else {
             hooks.last_of
         };
-        if let Some(u) = unit.filter(|u| !self.cx.unit(*u).groups.is_empty()) {
-            self.cx.b.at(u, phase);
+        if let Some(u) = unit.filter(|u| !self.out.inputs.unit(*u).groups.is_empty()) {
+            self.out.b.at(u, phase);
             self.graph_break();
             if pass == Pass::Backward {
-                self.life.post_backward(self.cx, u);
+                self.life.post_backward(self.out, u);
             } else {
-                self.life.post_forward(self.cx, u);
+                self.life.post_forward(self.out, u);
             }
         }
-        let parent = self.cx.tape.modules[m.index()]
+        let parent = self.out.inputs.tape.modules[m.index()]
             .parent
             .unwrap_or(ModuleId(0));
-        self.cx.b.at(self.units[parent.index()], phase);
+        self.out.b.at(self.units[parent.index()], phase);
     }
 
-    /// With `regions` every hook is opaque to the compiler: compiled code is left and entered again around it.
+    /// With `regions` every hook is opaque to the compiler: compiled code is left and entered again
+    /// around it.
     fn graph_break(&mut self) {
-        if self.framework && self.cx.scenario.compile.mode == CompileMode::Regions {
-            self.cx.b.host(Rule::Compile, HostWorkKind::GraphBreak, 1);
+        if self.framework && self.out.inputs.scenario.compile.mode == CompileMode::Regions {
+            self.out.b.host(Rule::Compile, HostWorkKind::GraphBreak, 1);
         }
     }
 
     fn captures(&self, m: ModuleId) -> bool {
-        let CudaGraph::Scopes(scopes) = &self.cx.scenario.compile.cuda_graph else {
+        let CudaGraph::Scopes(scopes) = &self.out.inputs.scenario.compile.cuda_graph else {
             return false;
         };
-        captured(scopes, self.cx.module_kind(m))
+        captured(scopes, self.out.inputs.module_kind(m))
     }
 
     fn launch(&mut self, kernel: crate::ir::KernelId, reads: u32, writes: u32, end: u32) {
-        let operands = &self.cx.tape.operands;
+        let operands = &self.out.inputs.tape.operands;
         // Gradients allocate on first touch, so resolve them before the launch is emitted.
         let resolved: smallvec::SmallVec<[Access; 12]> = operands[reads as usize..end as usize]
             .iter()
@@ -401,9 +412,9 @@ impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
         self.workspace(kernel);
         let scratch = self.scratch(kernel);
         if let Some(id) = scratch {
-            self.cx.b.alloc(Rule::Model, id);
+            self.out.b.alloc(Rule::Model, id);
         }
-        self.cx.b.launch(
+        self.out.b.launch(
             Rule::Model,
             kernel,
             COMPUTE,
@@ -411,7 +422,7 @@ impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
             resolved[split..].iter().copied(),
         );
         if let Some(id) = scratch {
-            self.cx.b.free(Rule::Model, id);
+            self.out.b.free(Rule::Model, id);
         }
     }
 
@@ -422,7 +433,7 @@ impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
             bytes: o.bytes / size * l.element,
             per_rank: PerRank::Same,
         };
-        let size = self.cx.compute_dtype().size();
+        let size = self.out.inputs.compute_dtype().size();
         match o.source {
             Source::Storage(s) => Access {
                 buffer: self.buffers.storages[s.index()],
@@ -440,9 +451,9 @@ impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
                     per_rank: PerRank::Same,
                 }
             }
-            Source::Param(p) => at(self.life.weight(self.cx, p), size),
+            Source::Param(p) => at(self.life.weight(self.out, p), size),
             Source::Grad(p) => {
-                let l = self.life.grad(self.cx, p);
+                let l = self.life.grad(self.out, p);
                 at(l, size)
             }
         }
@@ -450,8 +461,8 @@ impl<'c, 'a, L: Lifecycle> Walk<'c, 'a, L> {
 }
 
 /// Waits on the host for an event, unless the step is captured (a capture may not block).
-pub(crate) fn host_sync(cx: &mut Cx<'_>, rule: Rule, event: EventId) {
-    if cx.scenario.compile.cuda_graph == CudaGraph::Off {
-        cx.b.host_wait(rule, event);
+pub(crate) fn host_sync(out: &mut Emitter<'_>, rule: Rule, event: EventId) {
+    if out.inputs.scenario.compile.cuda_graph == CudaGraph::Off {
+        out.b.host_wait(rule, event);
     }
 }

@@ -64,7 +64,7 @@ impl Program {
 mod tests {
     use super::*;
     use crate::ir::DType;
-    use crate::lower::plan;
+    use crate::plan;
     use crate::program::{Phase, SectionKind};
     use crate::scenario::parse;
     use std::collections::BTreeSet;

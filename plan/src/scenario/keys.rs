@@ -3,6 +3,7 @@
 use super::huggingface;
 use super::presets::PRESETS;
 use crate::models;
+use crate::policies;
 
 /// Sections of a scenario file that hold keys (`[sweep]` holds paths of keys instead).
 pub const SECTIONS: [&str; 7] = [
@@ -179,6 +180,12 @@ impl Key {
         format!("{}.{}", k.section, k.key)
     }
 
+    /// Returns the key at a path such as `fsdp.policy`.
+    pub(crate) fn at(path: &str) -> Option<Self> {
+        let (section, key) = path.split_once('.')?;
+        Self::find(section, key)
+    }
+
     pub(crate) fn find(section: &str, key: &str) -> Option<Self> {
         IDS.iter()
             .copied()
@@ -260,7 +267,7 @@ keys! {
     DpOuter: "mesh" "dp_outer" also ["dp_replicate", "data_parallel_replicate_degree"] [Integer(1, MIB)] "1" "Outer data-parallel mesh dimension: number of replicas (HSDP), or of outer shards with `outer_strategy = \"optim\"` (torchtitan: data_parallel_replicate_degree)";
     GpusPerNode: "mesh" "gpus_per_node" [Integer(1, 1024)] "(8, or fewer when there are fewer ranks)" "GPUs per node, connected by NVLink";
 
-    Policy: "fsdp" "policy" [Choice(&["native", "fsdp2", "megatron"])] "\"native\"" "Engine to model: native (that of `shardlab exec`), fsdp2 (fully_shard of torch 2.11), megatron (megatron-fsdp 0.6.1)";
+    Policy: "fsdp" "policy" [Choice(&policies::POLICY_NAMES)] "\"native\"" "Engine to model: native (that of `shardlab exec`), fsdp2 (fully_shard of torch 2.11), megatron (megatron-fsdp 0.6.1)";
     Strategy: "fsdp" "strategy" also ["sharding_strategy"] [Choice(&["no_shard", "optim", "optim_grads", "optim_grads_params"])] "\"optim_grads_params\"" "Sharded over dp_shard: no_shard (nothing: DDP), optim (optimizer state and master weights: ZeRO-1), optim_grads (and gradients: ZeRO-2), optim_grads_params (and parameters: ZeRO-3, FULL_SHARD)";
     OuterStrategy: "fsdp" "outer_strategy" [Choice(&["no_shard", "optim"])] "\"no_shard\"" "Sharded over dp_outer: no_shard (nothing: HSDP), optim (optimizer state and master weights: HFSDP)";
     Placements: "fsdp" "placements" [Table(PLACEMENTS)] "(from the strategies)" "Explicit placement (flat: sharded, replicate: not sharded) of [parameters, gradients, optimizer state] on each mesh dimension; replaces `strategy` and `outer_strategy`";

@@ -12,6 +12,7 @@ use crate::config::*;
 use crate::ir::DType;
 use crate::models::Inputs;
 use crate::names::nearest;
+use crate::policies;
 use crate::units::Bytes;
 use std::path::Path;
 
@@ -36,7 +37,8 @@ pub(crate) fn scenario(mut document: Document) -> Result<Scenario, ScenarioError
     Ok(scenario)
 }
 
-/// The forms are checked when a document takes a value in; a getter returns `None` for an absent key.
+/// The forms are checked when a document takes a value in; a getter returns `None` for an absent
+/// key.
 impl Document {
     fn integer(&self, key: Key) -> Option<u64> {
         self.value(key).and_then(Value::integer)
@@ -87,27 +89,6 @@ pub(crate) const LOSS_CHUNK_ROWS: u64 = 4096;
 pub(crate) const BUCKET_BYTES: u64 = 100 << 20;
 pub(crate) const MAX_INFLIGHT_BYTES: u64 = 5_000_000_000;
 pub(crate) const MEMORY_BUDGET: f64 = 0.05;
-
-/// What a policy gathers ahead by default.
-pub(crate) fn prefetch_default(policy: PolicyKind) -> Prefetch {
-    match policy {
-        PolicyKind::Native => Prefetch::Depth(1),
-        PolicyKind::Fsdp2 | PolicyKind::Megatron => Prefetch::Implicit,
-    }
-}
-
-/// Gradient buffers in flight by default.
-pub(crate) fn in_flight_default(policy: PolicyKind) -> u32 {
-    if policy == PolicyKind::Fsdp2 { 1 } else { 2 }
-}
-
-/// Which micro-batches reduce, where nothing is said: torch reduces everything every time unless it is told not to.
-pub(crate) fn gradient_sync_default(policy: PolicyKind) -> GradientSync {
-    match policy {
-        PolicyKind::Fsdp2 => GradientSync::Every,
-        PolicyKind::Native | PolicyKind::Megatron => GradientSync::OuterLast,
-    }
-}
 
 fn model_and_train(d: &Document, preset: Option<Filled>) -> Result<(Model, Train), ScenarioError> {
     let families: Vec<_> = Family::named_all().collect();
@@ -260,7 +241,8 @@ pub(crate) fn profile(d: &Document, value: &Value) -> String {
     d.found(value).display().to_string()
 }
 
-/// The hardware profile. One that a file gives by its path has to be there; one from outside is found by whoever reads it.
+/// Returns the hardware profile. A path in a file must exist; a path from the command line is
+/// checked where the profile is loaded.
 fn hardware(d: &Document) -> Result<Option<String>, ScenarioError> {
     let Some(value) = d.value(Key::Hardware) else {
         return Ok(None);
@@ -305,10 +287,10 @@ fn mesh(d: &Document) -> Result<Mesh, ScenarioError> {
     };
     let dp_outer = d.small(Key::DpOuter).unwrap_or(1);
     let world = u64::from(dp_shard) * u64::from(dp_outer);
-    if world > validate::MOST_RANKS {
+    if world > validate::MAX_RANKS {
         let message = format!(
             "{world} ranks (dp_shard * dp_outer) are more than {}",
-            validate::MOST_RANKS
+            validate::MAX_RANKS
         );
         return Err(d.conflict(&[Key::DpOuter, Key::DpShard], message));
     }
@@ -321,8 +303,9 @@ fn mesh(d: &Document) -> Result<Mesh, ScenarioError> {
     })
 }
 
-/// cuBLAS's workspace, which torch takes from its caching allocator, one a thread: 32 MiB on Hopper and later, 4096 KiB x 2 +
-/// 16 KiB x 8 before (`CUBLAS_WORKSPACE_CONFIG` default, torch `CUDABlas.cpp`). What a profile in a file is of is not known here.
+/// cuBLAS's workspace, which torch takes from its caching allocator, one per thread: 32 MiB on Hopper
+/// and later, 4096 KiB x 2 + 16 KiB x 8 before (`CUBLAS_WORKSPACE_CONFIG` default, torch
+/// `CUDABlas.cpp`). What a profile in a file is of is not known here.
 fn cublas_workspace_default(hardware: &str) -> u64 {
     match hardware {
         "a100-40" | "a100-80" => 8_519_680,
@@ -331,20 +314,11 @@ fn cublas_workspace_default(hardware: &str) -> u64 {
 }
 
 fn fsdp(d: &Document, mesh: &Mesh) -> Result<Fsdp, ScenarioError> {
-    let policy = d
-        .pick(
-            Key::Policy,
-            &[
-                ("fsdp2", PolicyKind::Fsdp2),
-                ("megatron", PolicyKind::Megatron),
-            ],
-        )
-        .unwrap_or(PolicyKind::Native);
-    let native = policy == PolicyKind::Native;
-    let fsdp2 = policy == PolicyKind::Fsdp2;
+    let spec = policies::named(d.word(Key::Policy));
+    let (policy, defaults) = (spec.kind, &spec.defaults);
     let (strategy, outer_strategy) = strategies(d, mesh)?;
     let ahead = |key| match d.value(key) {
-        None => prefetch_default(policy),
+        None => defaults.prefetch,
         Some(value) => match (value.integer(), value.table()) {
             (Some(n), _) => Prefetch::Depth(u32::try_from(n).unwrap_or(u32::MAX)),
             (_, Some(t)) => {
@@ -352,11 +326,6 @@ fn fsdp(d: &Document, mesh: &Mesh) -> Result<Fsdp, ScenarioError> {
             }
             _ => Prefetch::Implicit,
         },
-    };
-    let reshard_default = if fsdp2 && strategy == Strategy::OptimGrads {
-        Reshard::Never
-    } else {
-        Reshard::Always
     };
     Ok(Fsdp {
         policy,
@@ -372,7 +341,7 @@ fn fsdp(d: &Document, mesh: &Mesh) -> Result<Fsdp, ScenarioError> {
             (Some(false), ..) => Reshard::Never,
             (_, Some(n), _) => Reshard::Group(n),
             (_, _, Some(_)) => Reshard::Auto,
-            _ => reshard_default,
+            _ => (defaults.reshard)(strategy),
         },
         reshard_root: d.flag(Key::ReshardRoot).unwrap_or(false),
         reshard_after_backward: d.flag(Key::ReshardAfterBackward).unwrap_or(true),
@@ -385,16 +354,18 @@ fn fsdp(d: &Document, mesh: &Mesh) -> Result<Fsdp, ScenarioError> {
                     ("last", GradientSync::Last),
                 ],
             )
-            .unwrap_or_else(|| gradient_sync_default(policy)),
+            .unwrap_or(defaults.gradient_sync),
         prefetch_forward: ahead(Key::PrefetchForward),
         prefetch_backward: ahead(Key::PrefetchBackward),
         prefetch_next_step: d.small(Key::PrefetchNextStep).unwrap_or(0),
         optimizer_in_backward: d.flag(Key::OptimizerInBackward).unwrap_or(false),
         reduce_in_flight: d
             .small(Key::ReduceInFlight)
-            .unwrap_or_else(|| in_flight_default(policy)),
+            .unwrap_or(defaults.reduce_in_flight),
         async_reduce: d.flag(Key::AsyncReduce).unwrap_or(true),
-        separate_communicators: d.flag(Key::SeparateCommunicators).unwrap_or(native),
+        separate_communicators: d
+            .flag(Key::SeparateCommunicators)
+            .unwrap_or(defaults.separate_communicators),
         copy_engine_gather: d.flag(Key::CopyEngineGather).unwrap_or(false),
         copy_engine_reduce: d.flag(Key::CopyEngineReduce).unwrap_or(false),
         sum_in_optimizer: d.flag(Key::SumInOptimizer).unwrap_or(false),
@@ -409,13 +380,9 @@ fn fsdp(d: &Document, mesh: &Mesh) -> Result<Fsdp, ScenarioError> {
                     ("temporary", AllocatorKind::Temporary),
                 ],
             )
-            .unwrap_or(if native {
-                AllocatorKind::Pool
-            } else {
-                AllocatorKind::Caching
-            }),
+            .unwrap_or(defaults.allocator),
         expandable_segments: d.flag(Key::ExpandableSegments).unwrap_or(true),
-        cublas_workspace_bytes: if policy.allocates_workspaces(&mesh.hardware) {
+        cublas_workspace_bytes: if spec.engine.allocates_workspaces(&mesh.hardware) {
             let said = d.value(Key::CublasWorkspaceBytes).and_then(Value::bytes);
             said.unwrap_or_else(|| cublas_workspace_default(&mesh.hardware))
         } else {
@@ -475,14 +442,9 @@ fn dtype(name: &str) -> Option<DType> {
 
 fn precision(d: &Document) -> Precision {
     let of = |key| d.word(key).and_then(dtype);
-    let policy = d.word(Key::Policy).unwrap_or("native");
+    let defaults = &policies::named(d.word(Key::Policy)).defaults;
     let compute = of(Key::Compute).unwrap_or(DType::Bf16);
-    let full = compute == DType::F32;
-    let main_grads = of(Key::MainGrads).unwrap_or(if policy == "megatron" && !full {
-        DType::Bf16
-    } else {
-        DType::F32
-    });
+    let main_grads = of(Key::MainGrads).unwrap_or_else(|| (defaults.main_grads)(compute));
     Precision {
         compute,
         main_params: match d.word(Key::MainParams) {
@@ -490,11 +452,7 @@ fn precision(d: &Document) -> Precision {
             None => Some(DType::F32),
         },
         main_grads,
-        comm_grads: of(Key::CommGrads).unwrap_or(if policy == "fsdp2" {
-            DType::F32
-        } else {
-            main_grads
-        }),
+        comm_grads: of(Key::CommGrads).unwrap_or_else(|| (defaults.comm_grads)(main_grads)),
         moments: of(Key::Moments).unwrap_or(DType::F32),
         deterministic: d.flag(Key::Deterministic).unwrap_or(false),
     }
@@ -517,10 +475,11 @@ fn compile(d: &Document) -> Compile {
             ],
         )
         .unwrap_or(CompileMode::Off);
-    let native = d.word(Key::Policy).is_none_or(|p| p == "native");
-    // What the peers run is left as they run it; full graphs gather each parameter into a buffer of its own.
-    let merges = native && matches!(mode, CompileMode::Regions | CompileMode::Blocks);
-    let generates = native && mode != CompileMode::Off;
+    let policy = policies::named(d.word(Key::Policy));
+    let optimizes = policy.defaults.optimizes_code;
+    // Compile mode full gathers each parameter into a separate buffer.
+    let merges = optimizes && matches!(mode, CompileMode::Regions | CompileMode::Blocks);
+    let generates = optimizes && mode != CompileMode::Off;
     Compile {
         mode,
         merge_projections: match d.word(Key::MergeProjections) {

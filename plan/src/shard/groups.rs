@@ -43,7 +43,7 @@ impl LayoutKind {
         self,
         params: &[ParamId],
         table: &[Param],
-        follows: &[bool],
+        contiguous_with_next: &[bool],
     ) -> Result<Layout, LayoutError> {
         let shape = |&p: &ParamId| &table[p.index()].shape;
         let dims = |p| {
@@ -70,7 +70,7 @@ impl LayoutKind {
                     let before = param.index().wrapping_sub(1);
                     let behind = |run: &[FlatItem]| {
                         run.last().is_some_and(|l| l.param.index() == before)
-                            && follows.get(before) == Some(&true)
+                            && contiguous_with_next.get(before) == Some(&true)
                     };
                     match (runs.last_mut(), members.last_mut()) {
                         (Some(run), Some(of)) if run.2 == row && behind(of) => {
@@ -303,7 +303,7 @@ pub fn owners(specs: &[UnitSpec], modules: &[Module], params: &[Param]) -> Vec<U
 }
 
 /// The parameter groups of all units, laid out: units in their order, within a unit (where `frozen_apart`) by first occurrence of
-/// `requires_grad`, parameters in registration order. Units without parameters have no group. Where `follows` (by parameter; none
+/// `requires_grad`, parameters in registration order. Units without parameters have no group. Where `contiguous_with_next` (by parameter; none
 /// beyond its end) says so, and both have rows of one length, a flat layout leaves no gap between a parameter and the next one.
 ///
 /// # Errors
@@ -313,7 +313,7 @@ pub fn build_groups(
     modules: &[Module],
     params: &[Param],
     kind: LayoutKind,
-    follows: &[bool],
+    contiguous_with_next: &[bool],
     frozen_apart: bool,
 ) -> Result<Vec<Group>, ShardError> {
     let mut members: Vec<Vec<(bool, Vec<ParamId>)>> = vec![Vec::new(); specs.len()];
@@ -333,12 +333,12 @@ pub fn build_groups(
     let mut groups = Vec::new();
     for ((unit, of_unit), spec) in (0u16..).zip(members).zip(specs) {
         for (requires_grad, ids) in of_unit {
-            let layout =
-                kind.layout(&ids, params, follows)
-                    .map_err(|source| ShardError::Layout {
-                        unit: spec.name.clone(),
-                        source,
-                    })?;
+            let layout = kind
+                .layout(&ids, params, contiguous_with_next)
+                .map_err(|source| ShardError::Layout {
+                    unit: spec.name.clone(),
+                    source,
+                })?;
             groups.push(Group {
                 unit: UnitId(unit),
                 params: ids,

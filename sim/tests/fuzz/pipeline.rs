@@ -3,10 +3,10 @@
 //!
 //! Shared by the libFuzzer target (`fuzz/`) and the test beside this folder.
 
+use shardlab_plan::check;
 use shardlab_plan::config::Scenario;
 use shardlab_plan::scenario;
 use shardlab_plan::scenario::{Accept, ScenarioError};
-use shardlab_plan::{check, lower};
 use shardlab_sim::{Options, Profile, SimError, simulate_light};
 use std::fmt::Write as _;
 
@@ -244,7 +244,7 @@ pub(crate) fn run(data: &[u8], profiles: &[(&str, Profile)]) -> Reached {
         return Reached::Large;
     }
 
-    let program = match lower::plan(&scenario) {
+    let program = match shardlab_plan::plan(&scenario) {
         Ok(p) => p,
         Err(e) => {
             assert!(!e.to_string().is_empty());

@@ -1,6 +1,6 @@
 use super::*;
 use crate::train::testing::{BASE, scenario_of};
-use shardlab_plan::lower::tape_of;
+use shardlab_plan::tape_of;
 use std::collections::BTreeMap;
 
 fn feed(text: &str, set: &[&str], tokens: Option<Tokens>) -> Feed {

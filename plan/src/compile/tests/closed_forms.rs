@@ -343,7 +343,7 @@ fn leaves_appear_when_they_are_units() {
 /// A block of a llama has 7 products in forward and 14 in backward.
 #[test]
 fn merged_projections_are_one_product_each() {
-    let products = |merge, neighbours: Neighbours, recompute| {
+    let products = |merge, neighbours: WeightAdjacency, recompute| {
         let mut s = tiny(Family::Llama);
         s.compile.mode = CompileMode::Blocks;
         s.compile.merge_projections = merge;
@@ -352,7 +352,7 @@ fn merged_projections_are_one_product_each() {
             &s,
             Sharding {
                 is_unit: &|m| s_is_unit(&s, m),
-                neighbours: &|_| neighbours,
+                adjacency: &|_| neighbours,
             },
         );
         // Two blocks, and the head's one and two.
@@ -364,7 +364,10 @@ fn merged_projections_are_one_product_each() {
         ]
     };
     use MergeProjections as M;
-    let (near, weights) = (Neighbours::WeightsAndGradients, Neighbours::Weights);
+    let (near, weights) = (
+        WeightAdjacency::WeightsAndGradients,
+        WeightAdjacency::Weights,
+    );
     let none = Recompute::None;
     assert_eq!(products(M::None, near, none), [7, 7, 14]);
     assert_eq!(products(M::Qkv, near, none), [5, 5, 10]);
@@ -373,7 +376,7 @@ fn merged_projections_are_one_product_each() {
     // Weight gradients stay three products and two.
     assert_eq!(products(M::Qkv, weights, none), [5, 5, 12]);
     assert_eq!(products(M::All, weights, none), [4, 4, 11]);
-    assert_eq!(products(M::All, Neighbours::Apart, none), [7, 7, 14]);
+    assert_eq!(products(M::All, WeightAdjacency::None, none), [7, 7, 14]);
     // All but the last product of a block are computed again.
     assert_eq!(products(M::None, near, Recompute::Full), [7, 7, 20]);
     assert_eq!(products(M::All, near, Recompute::Full), [4, 4, 11]);

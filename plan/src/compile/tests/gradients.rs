@@ -293,7 +293,7 @@ fn merging_projections_changes_no_gradient() {
                         &s,
                         Sharding {
                             is_unit: &|m| s_is_unit(&s, m),
-                            neighbours: &|_| Neighbours::Weights,
+                            adjacency: &|_| WeightAdjacency::Weights,
                         },
                     );
                     assert_same_tapes(&s, &build(&base), &weights);

@@ -1,19 +1,20 @@
 //! What the optimizer of the flat policies updates, and the refresh of compute weights after it.
 
 use super::{Flat, GroupState};
-use crate::config::PolicyKind;
 use crate::ir::{Access, COMPUTE, GroupId, PerRank, ShardOp, StreamId};
-use crate::lower::context::Cx;
+use crate::lower::emitter::{Emitter, KernelLaunch};
+use crate::lower::inputs::LoweringInputs;
 use crate::lower::optimizer::{OptimizerItem, ShardState};
 use crate::program::Rule;
 use crate::shard::{Layout, mesh};
 
 impl Flat {
-    /// How the optimizer's part of a buffer moves from rank to rank; `sharded`: the buffer holds the inner shard already.
-    fn optimizer_slice(&self, cx: &Cx<'_>, sharded: bool) -> PerRank {
+    /// How the optimizer's part of a buffer moves from rank to rank; `sharded`: the buffer holds
+    /// the inner shard already.
+    fn optimizer_slice(&self, inputs: &LoweringInputs<'_>, sharded: bool) -> PerRank {
         if self.outer_optim {
             PerRank::Outer
-        } else if mesh::optim_sharded(cx.strategy) && !sharded {
+        } else if mesh::optim_sharded(inputs.strategy) && !sharded {
             PerRank::Inner
         } else {
             PerRank::Same
@@ -21,46 +22,47 @@ impl Flat {
     }
 
     /// The part of G that this rank's optimizer reads.
-    fn optimizer_grad(&self, cx: &Cx<'_>, state: &GroupState) -> Option<Access> {
+    fn optimizer_grad(&self, inputs: &LoweringInputs<'_>, state: &GroupState) -> Option<Access> {
         let grad = state.grad?;
-        if cx.scenario.sums_in_optimizer() {
+        if inputs.scenario.sums_in_optimizer() {
             return Some(grad);
         }
-        let numel = self.optimizer_numel(cx, state.numel);
+        let numel = self.optimizer_numel(inputs, state.numel);
         Some(Access {
             bytes: numel * self.g.size(),
-            per_rank: self.optimizer_slice(cx, self.grad_sharded),
+            per_rank: self.optimizer_slice(inputs, self.grad_sharded),
             ..grad
         })
     }
 
-    /// The part of W that this rank's optimizer owns, as ranges (several where parameters have buffers of their own).
-    fn own_weights(&self, cx: &Cx<'_>, state: &GroupState) -> Vec<Access> {
+    /// The part of W that this rank's optimizer owns, as ranges (several where parameters have
+    /// buffers of their own).
+    fn own_weights(&self, out: &Emitter<'_>, state: &GroupState) -> Vec<Access> {
         match state.weight {
             Some(rest) => {
-                let bytes = self.optimizer_numel(cx, state.numel) * self.w.size();
+                let bytes = self.optimizer_numel(out.inputs, state.numel) * self.w.size();
                 vec![Access {
                     buffer: rest,
                     offset: 0,
                     bytes,
-                    per_rank: self.optimizer_slice(cx, self.weight_sharded),
+                    per_rank: self.optimizer_slice(out.inputs, self.weight_sharded),
                 }]
             }
-            None => state.params.iter().map(|p| cx.b.whole(*p)).collect(),
+            None => state.params.iter().map(|p| out.b.whole(*p)).collect(),
         }
     }
 
     /// One optimizer launch a trained group, in the order given.
     pub(crate) fn optimizer_state(
         &self,
-        cx: &Cx<'_>,
+        out: &Emitter<'_>,
         order: impl Iterator<Item = GroupId>,
     ) -> Vec<ShardState> {
         order
             .filter_map(|g| {
                 let state = self.state(g);
-                let grad = self.optimizer_grad(cx, state)?;
-                let numel = self.optimizer_numel(cx, state.numel);
+                let grad = self.optimizer_grad(out.inputs, state)?;
+                let numel = self.optimizer_numel(out.inputs, state.numel);
                 let item = |weight, grad, numel, moments| OptimizerItem {
                     weight,
                     grad,
@@ -68,28 +70,29 @@ impl Flat {
                     state: moments,
                 };
                 let items = match state.main {
-                    Some(main) => vec![item(cx.b.whole(main), grad, numel, state.moments)],
-                    None => self.items_of_weights(cx, g, grad, numel),
+                    Some(main) => vec![item(out.b.whole(main), grad, numel, state.moments)],
+                    None => self.items_of_weights(out, g, grad, numel),
                 };
                 Some(ShardState {
-                    unit: cx.group(g).unit,
+                    unit: out.inputs.group(g).unit,
                     items,
-                    compute: self.written_with_main(cx, g),
-                    pieces: self.pieces(cx),
+                    compute: self.written_with_main(out, g),
+                    pieces: self.pieces(out.inputs),
                 })
             })
             .collect()
     }
 
-    /// W, where the optimizer's launch writes it together with M: in the native engine, unless the layout of M has holes that
-    /// parameters with buffers of their own have not. Empty where there is no M, or where [`Flat::refresh`] casts it.
-    fn written_with_main(&self, cx: &Cx<'_>, g: GroupId) -> Vec<Access> {
+    /// W, where the optimizer's launch writes it together with M: in the native engine, unless the
+    /// layout of M has holes that parameters with buffers of their own have not. Empty where there
+    /// is no M, or where [`Flat::refresh`] casts it.
+    fn written_with_main(&self, out: &Emitter<'_>, g: GroupId) -> Vec<Access> {
         let state = self.state(g);
-        if state.main.is_none() || cx.scenario.fsdp.policy != PolicyKind::Native {
+        if state.main.is_none() || !out.inputs.engine.fused_optimizer {
             return Vec::new();
         }
-        let weights = self.own_weights(cx, state);
-        let Layout::Flat(layout) = &cx.group(g).layout else {
+        let weights = self.own_weights(out, state);
+        let Layout::Flat(layout) = &out.inputs.group(g).layout else {
             return Vec::new();
         };
         if state.weight.is_some() {
@@ -114,16 +117,17 @@ impl Flat {
         placed.into_iter().map(|p| p.2).collect()
     }
 
-    /// Without M the optimizer updates W itself; native parameters are separate buffers over one flat gradient.
+    /// Without M the optimizer updates W itself; native parameters are separate buffers over one
+    /// flat gradient.
     fn items_of_weights(
         &self,
-        cx: &Cx<'_>,
+        out: &Emitter<'_>,
         g: GroupId,
         grad: Access,
         numel: u64,
     ) -> Vec<OptimizerItem> {
         let state = self.state(g);
-        let weights = self.own_weights(cx, state);
+        let weights = self.own_weights(out, state);
         if weights.len() == 1 && state.weight.is_some() {
             return vec![OptimizerItem {
                 weight: weights[0],
@@ -132,7 +136,7 @@ impl Flat {
                 state: state.moments,
             }];
         }
-        let group = cx.group(g);
+        let group = out.inputs.group(g);
         let Layout::Flat(layout) = &group.layout else {
             return Vec::new();
         };
@@ -156,41 +160,43 @@ impl Flat {
     }
 
     /// Compute weights from main weights, group by group, where the optimizer has not written both.
-    pub(crate) fn refresh(&self, cx: &mut Cx<'_>, stream: StreamId) {
-        cx.b.join(Rule::Refresh, COMPUTE, stream);
-        for g in cx.group_ids() {
-            self.refresh_group(cx, g, stream);
+    pub(crate) fn refresh(&self, out: &mut Emitter<'_>, stream: StreamId) {
+        out.b.join(Rule::Refresh, COMPUTE, stream);
+        for g in out.inputs.group_ids() {
+            self.refresh_group(out, g, stream);
         }
     }
 
     /// One group's compute weights from its main weights.
-    pub(crate) fn refresh_group(&self, cx: &mut Cx<'_>, g: GroupId, stream: StreamId) {
+    pub(crate) fn refresh_group(&self, out: &mut Emitter<'_>, g: GroupId, stream: StreamId) {
         {
             let state = self.state(g).clone();
             let Some(main) = state.main else { return };
-            if !self.written_with_main(cx, g).is_empty() {
+            if !self.written_with_main(out, g).is_empty() {
                 return;
             }
-            cx.b.at(cx.group(g).unit, crate::program::Phase::Refresh);
-            let whole = cx.b.whole(main);
-            let to = self.own_weights(cx, &state);
-            let n = self.optimizer_numel(cx, state.numel);
-            let Layout::Flat(layout) = &cx.group(g).layout else {
+            out.b
+                .at(out.inputs.group(g).unit, crate::program::Phase::Refresh);
+            let whole = out.b.whole(main);
+            let to = self.own_weights(out, &state);
+            let n = self.optimizer_numel(out.inputs, state.numel);
+            let Layout::Flat(layout) = &out.inputs.group(g).layout else {
                 return;
             };
             if state.weight.is_some() {
-                cx.run(
-                    Rule::Refresh,
-                    ShardOp::Copy,
-                    n,
-                    self.w,
+                out.run(KernelLaunch {
+                    rule: Rule::Refresh,
+                    op: ShardOp::Copy,
+                    elements: n,
+                    dtype: self.w,
                     stream,
-                    &[whole],
-                    &to,
-                );
+                    reads: &[whole],
+                    writes: &to,
+                });
                 return;
             }
-            // Parameters with buffers of their own: the layout's order need not be theirs, and it may have holes.
+            // Parameters with buffers of their own: the layout's order need not be theirs, and it
+            // may have holes.
             let element = whole.bytes / state.numel.max(1);
             let from: Vec<Access> = layout
                 .items
@@ -202,15 +208,15 @@ impl Flat {
                 })
                 .collect();
             let n = layout.payload_numel();
-            cx.run(
-                Rule::Refresh,
-                ShardOp::MultiCopy,
-                n,
-                self.w,
+            out.run(KernelLaunch {
+                rule: Rule::Refresh,
+                op: ShardOp::MultiCopy,
+                elements: n,
+                dtype: self.w,
                 stream,
-                &from,
-                &to,
-            );
+                reads: &from,
+                writes: &to,
+            });
         }
     }
 }

@@ -45,8 +45,8 @@ fn only_the_end_of_backward_waits_for_all_reduces() {
     }
 }
 
-/// What follows a reduce-scatter, on its own stream or another, does not hold up the next copy-in: `reduce_scatter_event` is recorded right
-/// behind it.
+/// What follows a reduce-scatter, on its own stream or another, does not hold up the next copy-in:
+/// `reduce_scatter_event` is recorded right behind it.
 #[test]
 fn the_gate_waits_for_reduce_scatters_alone() {
     for sets in [
@@ -76,7 +76,8 @@ fn the_gate_waits_for_reduce_scatters_alone() {
     }
 }
 
-/// `AllReduceState` holds what the replicas reduce until `finalize_backward`, where that is not the gradient itself.
+/// `AllReduceState` holds what the replicas reduce until `finalize_backward`, where that is not the
+/// gradient itself.
 #[test]
 fn inputs_of_all_reduces_live_until_the_end_of_backward() {
     for (dtype, role, phase, rule) in [
@@ -108,8 +109,8 @@ fn inputs_of_all_reduces_live_until_the_end_of_backward() {
     }
 }
 
-/// `partial_reduce_output` has the reduction's dtype and lives on its stream; the last micro-batch adds it to its own sum, and that is
-/// all-reduced before the one cast.
+/// `partial_reduce_output` has the reduction's dtype and lives on its stream; the last micro-batch
+/// adds it to its own sum, and that is all-reduced before the one cast.
 #[test]
 fn partial_sums_have_the_dtype_of_the_reduction() {
     let p = fsdp2(&[
@@ -145,8 +146,9 @@ fn partial_sums_have_the_dtype_of_the_reduction() {
     }
 }
 
-/// `_get_gradient_divide_factors`: of N ranks, sums in f16 are divided by a power of two near √N before the reduce-scatter, and by what is
-/// left behind the last reduction; other dtypes are averaged.
+/// `_get_gradient_divide_factors`: of N ranks, sums in f16 are divided by a power of two near √N
+/// before the reduce-scatter, and by what is left behind the last reduction; other dtypes are
+/// averaged.
 #[test]
 fn f16_divides_on_both_sides_of_the_reductions() {
     for (shard, outer, before, after) in [
@@ -201,8 +203,9 @@ fn f16_divides_on_both_sides_of_the_reductions() {
     assert!(kernels(&p, |op| matches!(op, ShardOp::Scale { .. })).is_empty());
 }
 
-/// `reshard` records an event behind the slices it keeps; only the same group's next `unshard` waits for it, on both gather streams, and
-/// `to_unsharded` frees the slices right behind the copy-out, ahead of the backward that uses it.
+/// `reshard` records an event behind the slices it keeps; only the same group's next `unshard`
+/// waits for it, on both gather streams, and `to_unsharded` frees the slices right behind the
+/// copy-out, ahead of the backward that uses it.
 #[test]
 fn slices_of_an_integer_reshard_hold_up_their_own_gather_alone() {
     let p = fsdp2(&["fsdp.reshard_after_forward=2", "model.layers=3"]);
@@ -263,8 +266,8 @@ fn slices_of_an_integer_reshard_hold_up_their_own_gather_alone() {
     }
 }
 
-/// `reshard` returns at once in a forward, recorded by autograd or not, where a group does not reshard: what is kept is full until the whole
-/// validation ends.
+/// `reshard` returns at once in a forward, recorded by autograd or not, where a group does not
+/// reshard: what is kept is full until the whole validation ends.
 #[test]
 fn validation_keeps_what_forward_keeps() {
     let units = "fsdp.units=[\"tok_embeddings=keep\", \"layers.*\"]";
@@ -294,8 +297,8 @@ fn validation_keeps_what_forward_keeps() {
     assert_eq!(kept, 3);
 }
 
-/// `fully_shard` makes one `FSDPParamGroup` of a unit, whatever it trains: one all-gather of all its parameters, one reduce-scatter of those
-/// with gradients.
+/// `fully_shard` makes one `FSDPParamGroup` of a unit, whatever it trains: one all-gather of all
+/// its parameters, one reduce-scatter of those with gradients.
 #[test]
 fn frozen_parameters_are_gathered_with_the_others() {
     let p = fsdp2(&[
@@ -317,7 +320,8 @@ fn frozen_parameters_are_gathered_with_the_others() {
         (gathers(Phase::Forward), gathers(Phase::Backward)),
         (p.groups.len(), blocks.len())
     );
-    // Hidden 64, feed-forward 176, over four ranks without padding: the norm, gate, up and down of a layer in float32.
+    // Hidden 64, feed-forward 176, over four ranks without padding: the norm, gate, up and down of
+    // a layer in float32.
     let trained = 64 + 3 * 64 * 176;
     for at in collectives(&p, CollectiveKind::ReduceScatter) {
         if p.units[list[at].unit.index()].reshards {
@@ -336,7 +340,8 @@ fn frozen_parameters_are_gathered_with_the_others() {
     assert_eq!(native.groups.len(), p.groups.len() + blocks.len());
 }
 
-/// What attention's kernel works in comes from the caching allocator for the time of a backward; this engine's is not the program's.
+/// What attention's kernel works in comes from the caching allocator for the time of a backward;
+/// this engine's is not the program's.
 #[test]
 fn attention_has_its_workspace_while_it_runs() {
     let named = |p: &Program| {
@@ -352,8 +357,8 @@ fn attention_has_its_workspace_while_it_runs() {
     let &[(id, bytes)] = &named(&p)[..] else {
         panic!("one size, one buffer")
     };
-    // Two sequences of 32, four heads of 16 over two: dot products and queries' gradients in float32, keys' and values' by query head in
-    // bf16, in parts of 256 bytes.
+    // Two sequences of 32, four heads of 16 over two: dot products and queries' gradients in
+    // float32, keys' and values' by query head in bf16, in parts of 256 bytes.
     let rows = 2 * 4 * 32;
     assert_eq!(bytes, rows * 4 + rows * 16 * 4 + 2 * rows * 16 * 2);
     let allocated = steady(&p)
@@ -365,8 +370,8 @@ fn attention_has_its_workspace_while_it_runs() {
     assert!(named(&fsdp2(&["mesh.hardware=cpu"])).is_empty());
 }
 
-/// `FSDPState._post_forward` reshards the root before the loss sees its output; the root's pre-backward hook is on that output, so its
-/// gather follows the loss's backward and is the first.
+/// `FSDPState._post_forward` reshards the root before the loss sees its output; the root's
+/// pre-backward hook is on that output, so its gather follows the loss's backward and is the first.
 #[test]
 fn a_root_that_reshards_is_gathered_again_behind_the_loss() {
     let of = |sets: &[&str]| {

@@ -1,4 +1,5 @@
-//! What a step's micro-batches leave to the last one: reductions (`gradient_sync`) and resharding (`reshard_after_backward`).
+//! What a step's micro-batches leave to the last one: reductions (`gradient_sync`) and resharding
+//! (`reshard_after_backward`).
 
 use super::find::{checked, collectives, frees, kernels};
 use super::{collective, steady};
@@ -66,7 +67,8 @@ fn the_last_micro_batch_reduces_for_all() {
     }
 }
 
-/// torch all-reduces in every micro-batch, unless `set_requires_all_reduce(False)` leaves it to the last.
+/// torch all-reduces in every micro-batch, unless `set_requires_all_reduce(False)` leaves it to the
+/// last.
 #[test]
 fn replicas_reduce_every_micro_batch_or_the_last() {
     for mode in ["off", "full"] {
@@ -82,8 +84,9 @@ fn replicas_reduce_every_micro_batch_or_the_last() {
     }
 }
 
-/// `unsharded_accumulated_grad`: one a parameter in the dtype that is reduced, cast from the first micro-batch's gradient, added to by the
-/// others; where dtypes agree the first gradient itself stays.
+/// `unsharded_accumulated_grad`: one a parameter in the dtype that is reduced, cast from the first
+/// micro-batch's gradient, added to by the others; where dtypes agree the first gradient itself
+/// stays.
 #[test]
 fn torch_keeps_full_gradients_in_the_dtype_of_the_reduction() {
     for (dtype, bytes, casts) in [(DType::F32, 4, true), (DType::Bf16, 2, false)] {
@@ -115,7 +118,8 @@ fn torch_keeps_full_gradients_in_the_dtype_of_the_reduction() {
     }
 }
 
-/// The native engine writes the first micro-batch's gradients where they are added up, in the dtype of gradients between micro-batches.
+/// The native engine writes the first micro-batch's gradients where they are added up, in the dtype
+/// of gradients between micro-batches.
 #[test]
 fn native_keeps_full_gradients_in_their_own_dtype() {
     let p = three(&["fsdp.gradient_sync=last", "precision.comm_grads=bf16"]);

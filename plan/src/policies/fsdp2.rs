@@ -1,16 +1,23 @@
-//! The `fsdp2` policy: torch 2.11 `torch.distributed.fsdp.fully_shard`, per-parameter dim-0 sharding.
+//! The `fsdp2` policy: torch 2.11 `torch.distributed.fsdp.fully_shard`, per-parameter dim-0
+//! sharding.
 //!
-//! Host order, streams, waits and frees follow `_fsdp_param_group.py`, `_fsdp_collectives.py` and `_fsdp_state.py`:
-//! - the gather casts and packs on the copy-in stream, gathers on the all-gather stream, and is copied out to one
-//!   allocation a parameter on the compute stream;
-//! - forward keeps one gather buffer until the next unit's copy-out, whose event gates the gather after it;
+//! Host order, streams, waits and frees follow `_fsdp_param_group.py`, `_fsdp_collectives.py` and
+//! `_fsdp_state.py`:
+//! - the gather casts and packs on the copy-in stream, gathers on the all-gather stream, and is
+//!   copied out to one allocation a parameter on the compute stream;
+//! - forward keeps one gather buffer until the next unit's copy-out, whose event gates the gather
+//!   after it;
 //! - backward frees the gather buffer at once and prefetches the unit before in forward order;
-//! - the reduction packs on the compute stream after waiting for the reduce-scatter K units before; what comes after a reduce-scatter
-//!   (all-reduce over replicas, cast, accumulation) is waited for at the end of backward.
+//! - the reduction packs on the compute stream after waiting for the reduce-scatter K units before;
+//!   what comes after a reduce-scatter (all-reduce over replicas, cast, accumulation) is waited for
+//!   at the end of backward.
 
 mod gather;
 mod reduce;
+mod spec;
 mod tables;
+
+pub(super) use spec::SPEC;
 
 use crate::config::{OuterStrategy, Reshard};
 use crate::ir::{
@@ -18,7 +25,8 @@ use crate::ir::{
     StreamId, UnitId,
 };
 use crate::lower::autograd::AutogradGrads;
-use crate::lower::context::{Comms, Cx};
+use crate::lower::emitter::{Comms, Emitter};
+use crate::lower::inputs::LoweringInputs;
 use crate::lower::optimizer::{OptimizerItem, ShardState, moments};
 use crate::lower::streams::CommStreams;
 use crate::lower::walk::{Lifecycle, Location};
@@ -50,11 +58,13 @@ struct GroupState {
     moments: Vec<Option<crate::lower::optimizer::Moments>>,
     /// Reduced gradients of the step (the output of the first reduction whose result is whole).
     reduced: Option<BufferId>,
-    /// Sum over the shard axis of the micro-batches so far, where the last one's is reduced over the replicas.
+    /// Sum over the shard axis of the micro-batches so far, where the last one's is reduced over
+    /// the replicas.
     partial: Option<BufferId>,
     /// Its buffer, once made.
     partial_made: Option<BufferId>,
-    /// What the replicas reduced, when the gradient is a cast of it: kept until the end of backward.
+    /// What the replicas reduced, when the gradient is a cast of it: kept until the end of
+    /// backward.
     all_reduced: Option<BufferId>,
     /// End of the group's last reduction, cast and accumulation included.
     post_reduce: Option<EventId>,
@@ -85,43 +95,50 @@ pub(crate) struct Fsdp2 {
 }
 
 impl Fsdp2 {
-    pub(crate) fn new(cx: &mut Cx<'_>) -> Self {
-        let fsdp = &cx.scenario.fsdp;
+    pub(crate) fn new(out: &mut Emitter<'_>) -> Self {
+        let fsdp = &out.inputs.scenario.fsdp;
         let separate = fsdp.separate_communicators;
         let in_flight = fsdp.reduce_in_flight as usize;
-        let sharded = cx.inner > 1;
+        let sharded = out.inputs.inner > 1;
         let copy_in = if sharded {
-            cx.b.add_stream(StreamKind::CopyIn, -1)
+            out.b.add_stream(StreamKind::CopyIn, -1)
         } else {
             COMPUTE
         };
-        let streams = CommStreams::new(cx, sharded, -1, 0);
-        let comms = cx.communicators(separate);
-        let groups = cx.group_ids().map(|g| Self::group_state(cx, g)).collect();
+        let streams = CommStreams::new(out, sharded, -1, 0);
+        let comms = out.communicators(separate);
+        let groups = out
+            .inputs
+            .group_ids()
+            .map(|g| Self::group_state(out, g))
+            .collect();
         Self {
             comms,
             copy_in,
             streams,
             groups,
-            issued: vec![None; cx.groups.len()],
-            full: vec![false; cx.units.len()],
+            issued: vec![None; out.inputs.groups.len()],
+            full: vec![false; out.inputs.units.len()],
             held: None,
             pending: VecDeque::new(),
-            grads: AutogradGrads::new(cx.tape.params.len(), cx.scenario.precision.comm_grads),
+            grads: AutogradGrads::new(
+                out.inputs.tape.params.len(),
+                out.inputs.scenario.precision.comm_grads,
+            ),
             backward: false,
             last: true,
             in_flight,
         }
     }
 
-    fn group_state(cx: &mut Cx<'_>, g: GroupId) -> GroupState {
-        let group = cx.group(g).clone();
-        let precision = cx.scenario.precision;
-        let stored = cx.stored_dtype();
+    fn group_state(out: &mut Emitter<'_>, g: GroupId) -> GroupState {
+        let group = out.inputs.group(g).clone();
+        let precision = out.inputs.scenario.precision;
+        let stored = out.inputs.stored_dtype();
         let Layout::PerParam(layout) = &group.layout else {
             return GroupState::default();
         };
-        let trained = |p: ParamId| cx.tape.params[p.index()].requires_grad;
+        let trained = |p: ParamId| out.inputs.tape.params[p.index()].requires_grad;
         let mut state = GroupState {
             grads: layout.only(trained),
             ..GroupState::default()
@@ -131,15 +148,15 @@ impl Fsdp2 {
             let bytes = item.shard_numel * stored.size();
             state
                 .shards
-                .push(cx.resting(Role::MainWeight, bytes, stored, group.unit, holds));
+                .push(out.persistent(Role::MainWeight, bytes, stored, group.unit, holds));
             if trained(item.param) {
                 let local = layout.local_numel(i, 0);
-                let moments = moments(cx, group.unit, local, holds, true);
+                let moments = moments(out, group.unit, local, holds, true);
                 state.moments.push(moments);
                 state.trained.push(i);
             }
             let full = item.shard_numel * u64::from(layout.shards) * precision.compute.size();
-            let id = cx.b.buffer(crate::lower::builder::NewBuffer {
+            let id = out.b.buffer(crate::lower::builder::NewBuffer {
                 role: Role::FullWeight,
                 bytes: full,
                 dtype: precision.compute,
@@ -155,11 +172,12 @@ impl Fsdp2 {
 }
 
 impl Lifecycle for Fsdp2 {
-    fn init(&mut self, cx: &mut Cx<'_>) {
-        for p in 0..cx.tape.params.len() {
-            let (g, i) = cx.home[p];
-            cx.b.at(cx.group(g).unit, Phase::Init);
-            cx.b.alloc(Rule::State, self.groups[g.index()].shards[i as usize]);
+    fn init(&mut self, out: &mut Emitter<'_>) {
+        for p in 0..out.inputs.tape.params.len() {
+            let (g, i) = out.inputs.home[p];
+            out.b.at(out.inputs.group(g).unit, Phase::Init);
+            out.b
+                .alloc(Rule::State, self.groups[g.index()].shards[i as usize]);
         }
     }
 
@@ -167,122 +185,128 @@ impl Lifecycle for Fsdp2 {
         self.last = last;
     }
 
-    fn forward_start(&mut self, cx: &mut Cx<'_>) {
+    fn forward_start(&mut self, out: &mut Emitter<'_>) {
         self.backward = false;
         for stream in [self.copy_in, self.streams.gather] {
-            cx.b.join(Rule::StepStart, COMPUTE, stream);
+            out.b.join(Rule::StepStart, COMPUTE, stream);
         }
     }
 
-    fn pre_forward(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
-        let rule = cx.scenario.fsdp.prefetch_forward;
-        self.require(cx, unit, rule);
-        self.prefetch(cx, unit);
+    fn pre_forward(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        let rule = out.inputs.scenario.fsdp.prefetch_forward;
+        self.require(out, unit, rule);
+        self.prefetch(out, unit);
     }
 
-    fn post_forward(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
-        if !cx.unit(unit).reshards {
+    fn post_forward(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        if !out.inputs.unit(unit).reshards {
             return;
         }
-        match cx.scenario.fsdp.reshard_after_forward {
+        match out.inputs.scenario.fsdp.reshard_after_forward {
             // Slices would outlive a validation forward, which no backward follows.
-            Reshard::Group(n) if cx.b.phase() != Phase::Validation => self.keep_slices(cx, unit, n),
-            _ => self.reshard(cx, unit),
+            Reshard::Group(n) if out.b.phase() != Phase::Validation => {
+                self.keep_slices(out, unit, n)
+            }
+            _ => self.reshard(out, unit),
         }
     }
 
-    fn outputs(&mut self, cx: &mut Cx<'_>) {
+    fn outputs(&mut self, out: &mut Emitter<'_>) {
         // The root's post-forward (`iter_forward_root`).
-        self.drop_held(cx);
+        self.drop_held(out);
     }
 
-    fn forward_end(&mut self, cx: &mut Cx<'_>) {
-        self.drop_held(cx);
-        // torch keeps units that do not reshard for the next forward; here a step finds the same state whatever was before it.
-        if cx.b.phase() == Phase::Validation {
-            for unit in cx.forward_order.clone() {
-                self.reshard(cx, unit);
+    fn forward_end(&mut self, out: &mut Emitter<'_>) {
+        self.drop_held(out);
+        // torch keeps units that do not reshard for the next forward; here a step finds the same
+        // state whatever was before it.
+        if out.b.phase() == Phase::Validation {
+            for unit in out.inputs.forward_order.clone() {
+                self.reshard(out, unit);
             }
         }
     }
 
-    fn backward_start(&mut self, _cx: &mut Cx<'_>) {
+    fn backward_start(&mut self, _out: &mut Emitter<'_>) {
         self.backward = true;
     }
 
-    fn pre_recompute(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
-        let rule = cx.scenario.fsdp.prefetch_backward;
-        self.require(cx, unit, rule);
+    fn pre_recompute(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        let rule = out.inputs.scenario.fsdp.prefetch_backward;
+        self.require(out, unit, rule);
     }
 
-    fn pre_backward(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
-        let rule = cx.scenario.fsdp.prefetch_backward;
-        self.require(cx, unit, rule);
-        self.prefetch(cx, unit);
+    fn pre_backward(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        let rule = out.inputs.scenario.fsdp.prefetch_backward;
+        self.require(out, unit, rule);
+        self.prefetch(out, unit);
     }
 
-    fn grad_ready(&mut self, cx: &mut Cx<'_>, p: ParamId) {
-        self.grads.accumulate_alike(cx, p);
+    fn grad_ready(&mut self, out: &mut Emitter<'_>, p: ParamId) {
+        self.grads.accumulate_alike(out, p);
     }
 
-    fn post_backward(&mut self, cx: &mut Cx<'_>, unit: UnitId) {
-        let groups = cx.trained_groups_of(unit);
+    fn post_backward(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        let groups = out.inputs.trained_groups_of(unit);
         for g in &groups {
-            for p in cx.group(*g).params.clone() {
-                self.grads.accumulate(cx, p);
+            for p in out.inputs.group(*g).params.clone() {
+                self.grads.accumulate(out, p);
             }
         }
-        self.reshard_after_backward(cx, unit);
-        let reduces = cx.scenario.fsdp.reduces(false, self.last);
+        self.reshard_after_backward(out, unit);
+        let reduces = out.inputs.scenario.fsdp.reduces(false, self.last);
         for g in groups {
             if reduces {
-                self.reduce(cx, g);
+                self.reduce(out, g);
             } else {
-                hooks(cx, Rule::Accumulate, cx.group(g).params.len());
-                // Once the parameters are freed: a cast needs memory (`to_accumulated_grad_if_needed`).
-                for p in cx.group(g).params.clone() {
-                    self.grads.keep(cx, p);
+                hooks(out, Rule::Accumulate, out.inputs.group(g).params.len());
+                // Once the parameters are freed: a cast needs memory
+                // (`to_accumulated_grad_if_needed`).
+                for p in out.inputs.group(g).params.clone() {
+                    self.grads.keep(out, p);
                 }
             }
         }
     }
 
-    fn backward_end(&mut self, cx: &mut Cx<'_>) {
-        // Frozen units before the first trained one have no backward; torch's root callback runs their post-backward.
-        for unit in cx.forward_order.clone() {
-            self.reshard_after_backward(cx, unit);
+    fn backward_end(&mut self, out: &mut Emitter<'_>) {
+        // Frozen units before the first trained one have no backward; torch's root callback runs
+        // their post-backward.
+        for unit in out.inputs.forward_order.clone() {
+            self.reshard_after_backward(out, unit);
         }
         // `finalize_backward` of every group, then the last inputs of the root's.
         for state in &mut self.groups {
             if let Some(event) = state.post_reduce.take() {
-                cx.b.wait(Rule::FinalFence, event, COMPUTE);
+                out.b.wait(Rule::FinalFence, event, COMPUTE);
             }
             if let Some(buffer) = state.all_reduced.take() {
-                cx.b.free(Rule::ReduceRelease, buffer);
+                out.b.free(Rule::ReduceRelease, buffer);
             }
         }
-        self.recycle(cx, 0, Rule::FinalFence);
+        self.recycle(out, 0, Rule::FinalFence);
     }
 
-    fn weight(&mut self, cx: &mut Cx<'_>, p: ParamId) -> Location {
-        let (g, i) = cx.home[p.index()];
+    fn weight(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location {
+        let (g, i) = out.inputs.home[p.index()];
         let buffer = self.groups[g.index()].full[i as usize];
         Location {
             buffer,
             offset: 0,
-            element: cx.compute_dtype().size(),
+            element: out.inputs.compute_dtype().size(),
         }
     }
 
-    fn grad(&mut self, cx: &mut Cx<'_>, p: ParamId) -> Location {
-        self.grads.location(cx, p)
+    fn grad(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location {
+        self.grads.location(out, p)
     }
 
-    fn optimizer_state(&mut self, cx: &mut Cx<'_>) -> Vec<ShardState> {
-        let stored = cx.stored_dtype();
-        cx.group_ids()
+    fn optimizer_state(&mut self, out: &mut Emitter<'_>) -> Vec<ShardState> {
+        let stored = out.inputs.stored_dtype();
+        out.inputs
+            .group_ids()
             .filter_map(|g| {
-                let group = cx.group(g);
+                let group = out.inputs.group(g);
                 let state = &self.groups[g.index()];
                 let reduced = state.reduced?;
                 let packed = state.trained.iter().zip(&state.grads.items);
@@ -323,27 +347,28 @@ impl Lifecycle for Fsdp2 {
             .collect()
     }
 
-    fn step_end(&mut self, cx: &mut Cx<'_>) {
-        // zero_grad(set_to_none=True). The gradients came from the reduce stream, which saw the optimizer's reads only
-        // through the next step's first reduction: that one waits for compute before it writes.
-        for g in cx.group_ids() {
+    fn step_end(&mut self, out: &mut Emitter<'_>) {
+        // zero_grad(set_to_none=True). The gradients came from the reduce stream, which saw the
+        // optimizer's reads only through the next step's first reduction: that one waits for
+        // compute before it writes.
+        for g in out.inputs.group_ids() {
             if let Some(id) = self.groups[g.index()].reduced.take() {
-                cx.b.at(cx.group(g).unit, Phase::Optimizer);
-                cx.b.free(Rule::ZeroGrad, id);
+                out.b.at(out.inputs.group(g).unit, Phase::Optimizer);
+                out.b.free(Rule::ZeroGrad, id);
             }
         }
     }
 }
 
-/// What a hook costs the host, with what it does for so many parameters.
-fn hooks(cx: &mut Cx<'_>, rule: Rule, params: usize) {
-    cx.b.host(rule, HostWorkKind::Hook, 1);
-    cx.b.host(rule, HostWorkKind::HookParam, params as u16);
+/// Emits the host work of a hook and of what it does for its parameters.
+fn hooks(out: &mut Emitter<'_>, rule: Rule, params: usize) {
+    out.b.host(rule, HostWorkKind::Hook, 1);
+    out.b.host(rule, HostWorkKind::HookParam, params as u16);
 }
 
-/// Strategies of this policy: ZeRO-3, replicated over the outer axis.
-pub(crate) fn supports(cx: &Cx<'_>) -> Result<(), crate::lower::PlanError> {
-    if cx.outer > 1 && cx.scenario.fsdp.outer_strategy == OuterStrategy::Optim {
+/// Refuses strategies that this policy does not have: it can only replicate over the outer axis.
+pub(crate) fn supports(inputs: &LoweringInputs<'_>) -> Result<(), crate::lower::PlanError> {
+    if inputs.outer > 1 && inputs.scenario.fsdp.outer_strategy == OuterStrategy::Optim {
         return Err(crate::lower::PlanError::Unsupported(
             "fsdp2 replicates over the outer axis (HSDP); outer_strategy = \"optim\" needs policy native or megatron"
                 .to_owned(),

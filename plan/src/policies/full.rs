@@ -1,24 +1,32 @@
-//! `compile.mode = "full"`: collectives are nodes of the compiled graph (SimpleFSDP and Inductor's passes over it).
+//! `compile.mode = "full"`: collectives are nodes of the compiled graph (SimpleFSDP and Inductor's
+//! passes over it).
 //!
-//! There are no units and no hooks: every parameter's gather is a functional collective before its first use, every
-//! gradient's reduce-scatter one after its last contribution. The passes, in the order they run here:
+//! There are no units and no hooks: every parameter's gather is a functional collective before its
+//! first use, every gradient's reduce-scatter one after its last contribution. The passes, in the
+//! order they run here:
 //! - bucketing: neighbours in use order are merged up to `bucket_bytes` (`bucketing.py`);
-//! - reordering: gathers start ahead of their use while the bytes in flight stay under `max_inflight_bytes` and under the
-//!   memory that the budget allows, at least one bucket ahead (`overlap_scheduling.py`);
-//! - wait sinking: computation waits for a gather at its first use, for a reduction when the next one has started;
-//! - re-inplacing: a gather's input is the rank's slice of its output, the first reduction's output is the gradient.
+//! - reordering: gathers start ahead of their use while the bytes in flight stay under
+//!   `max_inflight_bytes` and under the memory that the budget allows, at least one bucket ahead
+//!   (`overlap_scheduling.py`);
+//! - wait sinking: computation waits for a gather at its first use, for a reduction when the next
+//!   one has started;
+//! - re-inplacing: a gather's input is the rank's slice of its output, the first reduction's output
+//!   is the gradient.
 //!
-//! Bucket copies run on the compute stream, as in the published implementation. All decisions depend on the graph alone,
-//! so every rank issues the same order.
+//! Bucket copies run on the compute stream, as in the published implementation. All decisions
+//! depend on the graph alone, so every rank issues the same order.
 
 mod buckets;
 mod gather;
 mod reduce;
+mod spec;
+
+pub(super) use spec::{LOWERING, RULES};
 
 use crate::config::Reshard;
 use crate::ir::{Access, BufferId, COMPUTE, EventId, Holds, ParamId, PerRank, Role, UnitId};
 use crate::lower::builder::NewBuffer;
-use crate::lower::context::{Comms, Cx};
+use crate::lower::emitter::{Comms, Emitter};
 use crate::lower::optimizer::{Moments, OptimizerItem, ShardState, moments};
 use crate::lower::streams::CommStreams;
 use crate::lower::walk::{Lifecycle, Location, Pass};
@@ -86,20 +94,20 @@ pub(crate) struct Full {
 }
 
 impl Full {
-    pub(crate) fn new(cx: &mut Cx<'_>) -> Self {
-        let separate = cx.scenario.fsdp.separate_communicators;
-        let sharded = cx.inner > 1;
-        let streams = CommStreams::new(cx, sharded, -1, 0);
-        let comms = cx.communicators(separate);
-        let params = (0..cx.tape.params.len() as u32)
-            .map(|p| param_state(cx, ParamId(p)))
+    pub(crate) fn new(out: &mut Emitter<'_>) -> Self {
+        let separate = out.inputs.scenario.fsdp.separate_communicators;
+        let sharded = out.inputs.inner > 1;
+        let streams = CommStreams::new(out, sharded, -1, 0);
+        let comms = out.communicators(separate);
+        let params = (0..out.inputs.tape.params.len() as u32)
+            .map(|p| param_state(out, ParamId(p)))
             .collect();
-        let cap = cx.scenario.compile.bucket_bytes;
-        let tape = cx.tape;
+        let cap = out.inputs.scenario.compile.bucket_bytes;
+        let tape = out.inputs.tape;
         let directions =
-            [&tape.forward, &tape.backward, &tape.eval].map(|ops| direction(cx, ops, cap));
-        let (reductions, reduction_of) = reductions(cx, cap);
-        let window = window(cx);
+            [&tape.forward, &tape.backward, &tape.eval].map(|ops| direction(out.inputs, ops, cap));
+        let (reductions, reduction_of) = reductions(out.inputs, cap);
+        let window = window(out.inputs);
         Self {
             comms,
             streams,
@@ -116,8 +124,8 @@ impl Full {
             pass: Pass::Forward,
             next: 0,
             issued: Vec::new(),
-            full: vec![false; cx.tape.params.len()],
-            grad_live: vec![false; cx.tape.params.len()],
+            full: vec![false; out.inputs.tape.params.len()],
+            grad_live: vec![false; out.inputs.tape.params.len()],
             reducing: VecDeque::new(),
             uses: 0,
             window,
@@ -132,11 +140,11 @@ impl Full {
     }
 }
 
-fn param_state(cx: &mut Cx<'_>, p: ParamId) -> ParamState {
-    let (g, i) = cx.home[p.index()];
-    let group = cx.group(g).clone();
+fn param_state(out: &mut Emitter<'_>, p: ParamId) -> ParamState {
+    let (g, i) = out.inputs.home[p.index()];
+    let group = out.inputs.group(g).clone();
     let holds = Holds::Param(p);
-    let (stored, w) = (cx.stored_dtype(), cx.compute_dtype());
+    let (stored, w) = (out.inputs.stored_dtype(), out.inputs.compute_dtype());
     let (shard_numel, local_numel) = match &group.layout {
         Layout::PerParam(l) => (
             l.items[i as usize].shard_numel,
@@ -144,9 +152,9 @@ fn param_state(cx: &mut Cx<'_>, p: ParamId) -> ParamState {
         ),
         Layout::Flat(_) => unreachable!("full mode lays parameters out one by one"),
     };
-    let padded = shard_numel * u64::from(cx.inner);
-    let numel = cx.tape.params[p.index()].numel();
-    let shard = cx.resting(
+    let padded = shard_numel * u64::from(out.inputs.inner);
+    let numel = out.inputs.tape.params[p.index()].numel();
+    let shard = out.persistent(
         Role::MainWeight,
         shard_numel * stored.size(),
         stored,
@@ -154,13 +162,13 @@ fn param_state(cx: &mut Cx<'_>, p: ParamId) -> ParamState {
         holds,
     );
     let moments = if group.requires_grad {
-        moments(cx, group.unit, local_numel, holds, true)
+        moments(out, group.unit, local_numel, holds, true)
     } else {
         None
     };
-    let pool = cx.transient_pool;
+    let pool = out.inputs.transient_pool;
     let mut transient = |role, bytes, dtype| {
-        cx.b.buffer(NewBuffer {
+        out.b.buffer(NewBuffer {
             role,
             bytes,
             dtype,
@@ -183,10 +191,10 @@ fn param_state(cx: &mut Cx<'_>, p: ParamId) -> ParamState {
 }
 
 impl Lifecycle for Full {
-    fn init(&mut self, cx: &mut Cx<'_>) {
+    fn init(&mut self, out: &mut Emitter<'_>) {
         for p in &self.params {
-            cx.b.at(p.unit, Phase::Init);
-            cx.b.alloc(Rule::State, p.shard);
+            out.b.at(p.unit, Phase::Init);
+            out.b.alloc(Rule::State, p.shard);
         }
     }
 
@@ -195,10 +203,10 @@ impl Lifecycle for Full {
         self.last = last;
     }
 
-    fn forward_start(&mut self, cx: &mut Cx<'_>) {
-        let validation = cx.b.phase() == Phase::Validation;
+    fn forward_start(&mut self, out: &mut Emitter<'_>) {
+        let validation = out.b.phase() == Phase::Validation;
         self.start(
-            cx,
+            out,
             if validation {
                 Pass::Eval
             } else {
@@ -207,76 +215,76 @@ impl Lifecycle for Full {
         );
     }
 
-    fn pre_forward(&mut self, _cx: &mut Cx<'_>, _unit: UnitId) {}
-    fn post_forward(&mut self, _cx: &mut Cx<'_>, _unit: UnitId) {}
-    fn pre_recompute(&mut self, _cx: &mut Cx<'_>, _unit: UnitId) {}
-    fn pre_backward(&mut self, _cx: &mut Cx<'_>, _unit: UnitId) {}
-    fn post_backward(&mut self, _cx: &mut Cx<'_>, _unit: UnitId) {}
+    fn pre_forward(&mut self, _out: &mut Emitter<'_>, _unit: UnitId) {}
+    fn post_forward(&mut self, _out: &mut Emitter<'_>, _unit: UnitId) {}
+    fn pre_recompute(&mut self, _out: &mut Emitter<'_>, _unit: UnitId) {}
+    fn pre_backward(&mut self, _out: &mut Emitter<'_>, _unit: UnitId) {}
+    fn post_backward(&mut self, _out: &mut Emitter<'_>, _unit: UnitId) {}
 
-    fn forward_end(&mut self, _cx: &mut Cx<'_>) {}
+    fn forward_end(&mut self, _out: &mut Emitter<'_>) {}
 
-    fn backward_start(&mut self, cx: &mut Cx<'_>) {
+    fn backward_start(&mut self, out: &mut Emitter<'_>) {
         for (m, b) in self.missing.iter_mut().zip(&self.reductions) {
             *m = b.params.len();
         }
-        self.start(cx, Pass::Backward);
+        self.start(out, Pass::Backward);
     }
 
-    fn after_launch(&mut self, cx: &mut Cx<'_>, pass: Pass, position: u32) {
-        let keeps =
-            pass == Pass::Forward && cx.scenario.fsdp.reshard_after_forward == Reshard::Never;
+    fn after_launch(&mut self, out: &mut Emitter<'_>, pass: Pass, position: u32) {
+        let keeps = pass == Pass::Forward
+            && out.inputs.scenario.fsdp.reshard_after_forward == Reshard::Never;
         while let Some(&(at, p)) = self.direction().last_uses.get(self.uses) {
             if at > position {
                 break;
             }
             self.uses += 1;
             if !keeps && std::mem::replace(&mut self.full[p.index()], false) {
-                cx.b.free(Rule::Reshard, self.params[p.index()].full);
+                out.b.free(Rule::Reshard, self.params[p.index()].full);
             }
         }
     }
 
-    fn grad_ready(&mut self, cx: &mut Cx<'_>, p: ParamId) {
+    fn grad_ready(&mut self, out: &mut Emitter<'_>, p: ParamId) {
         let Some(b) = self.reduction_of[p.index()] else {
             return;
         };
         self.missing[b as usize] -= 1;
         if self.missing[b as usize] == 0 {
-            self.reduce(cx, b as usize);
+            self.reduce(out, b as usize);
         }
     }
 
-    fn backward_end(&mut self, cx: &mut Cx<'_>) {
-        self.release_reductions(cx, 0, Rule::FinalFence);
-        self.free_all(cx);
+    fn backward_end(&mut self, out: &mut Emitter<'_>) {
+        self.release_reductions(out, 0, Rule::FinalFence);
+        self.free_all(out);
     }
 
-    fn weight(&mut self, cx: &mut Cx<'_>, p: ParamId) -> Location {
-        self.require(cx, p);
+    fn weight(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location {
+        self.require(out, p);
         Location {
             buffer: self.params[p.index()].full,
             offset: 0,
-            element: cx.compute_dtype().size(),
+            element: out.inputs.compute_dtype().size(),
         }
     }
 
-    fn grad(&mut self, cx: &mut Cx<'_>, p: ParamId) -> Location {
+    fn grad(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location {
         let buffer = self.params[p.index()].grad;
         if !std::mem::replace(&mut self.grad_live[p.index()], true) {
-            cx.b.alloc(Rule::Grad, buffer);
+            out.b.alloc(Rule::Grad, buffer);
         }
         Location {
             buffer,
             offset: 0,
-            element: cx.compute_dtype().size(),
+            element: out.inputs.compute_dtype().size(),
         }
     }
 
-    fn optimizer_state(&mut self, cx: &mut Cx<'_>) -> Vec<ShardState> {
-        let element = cx.stored_dtype().size();
-        let mut out: Vec<ShardState> = Vec::new();
+    fn optimizer_state(&mut self, out: &mut Emitter<'_>) -> Vec<ShardState> {
+        let element = out.inputs.stored_dtype().size();
+        let mut states: Vec<ShardState> = Vec::new();
         for (i, p) in self.params.iter().enumerate() {
-            if !cx.tape.params[i].requires_grad || p.local_numel == 0 {
+            if !out.inputs.tape.params[i].requires_grad || p.local_numel == 0 {
                 continue;
             }
             let bytes = p.local_numel * element;
@@ -296,9 +304,9 @@ impl Lifecycle for Full {
                 numel: p.local_numel,
                 state: p.moments,
             };
-            match out.last_mut().filter(|s| s.unit == p.unit) {
+            match states.last_mut().filter(|s| s.unit == p.unit) {
                 Some(s) => s.items.push(item),
-                None => out.push(ShardState {
+                None => states.push(ShardState {
                     unit: p.unit,
                     items: vec![item],
                     compute: Vec::new(),
@@ -306,35 +314,35 @@ impl Lifecycle for Full {
                 }),
             }
         }
-        out
+        states
     }
 
-    fn step_end(&mut self, cx: &mut Cx<'_>) {
+    fn step_end(&mut self, out: &mut Emitter<'_>) {
         for (i, p) in self.params.iter().enumerate() {
-            if cx.tape.params[i].requires_grad {
-                cx.b.at(p.unit, Phase::Optimizer);
-                cx.b.free(Rule::ZeroGrad, p.reduced);
+            if out.inputs.tape.params[i].requires_grad {
+                out.b.at(p.unit, Phase::Optimizer);
+                out.b.free(Rule::ZeroGrad, p.reduced);
             }
         }
     }
 }
 
 impl Full {
-    fn start(&mut self, cx: &mut Cx<'_>, pass: Pass) {
+    fn start(&mut self, out: &mut Emitter<'_>, pass: Pass) {
         self.pass = pass;
         self.next = 0;
         self.uses = 0;
         self.in_flight = 0;
         self.issued = vec![None; self.direction().buckets.len()];
         if self.streams.gather != COMPUTE && pass != Pass::Backward {
-            cx.b.join(Rule::StepStart, COMPUTE, self.streams.gather);
+            out.b.join(Rule::StepStart, COMPUTE, self.streams.gather);
         }
     }
 
-    fn free_all(&mut self, cx: &mut Cx<'_>) {
+    fn free_all(&mut self, out: &mut Emitter<'_>) {
         for (full, p) in self.full.iter_mut().zip(&self.params) {
             if std::mem::replace(full, false) {
-                cx.b.free(Rule::Reshard, p.full);
+                out.b.free(Rule::Reshard, p.full);
             }
         }
     }

@@ -3,7 +3,7 @@
 use super::{Full, Reducing};
 use crate::ir::{Access, BufferId, COMPUTE, Holds, ReduceOp, Role, ShardOp};
 use crate::lower::builder::NewBuffer;
-use crate::lower::context::Cx;
+use crate::lower::emitter::{Emitter, KernelLaunch};
 use crate::lower::reduction;
 use crate::program::Rule;
 use smallvec::{SmallVec, smallvec};
@@ -13,30 +13,31 @@ use smallvec::{SmallVec, smallvec};
 pub(super) struct ReduceBuffers {
     input: BufferId,
     output: BufferId,
-    /// Sum over the shard axis of the micro-batches so far, where the last one's is reduced over the replicas.
+    /// Sum over the shard axis of the micro-batches so far, where the last one's is reduced over
+    /// the replicas.
     partial: Option<BufferId>,
 }
 
 impl Full {
-    pub(super) fn release_reductions(&mut self, cx: &mut Cx<'_>, limit: usize, rule: Rule) {
+    pub(super) fn release_reductions(&mut self, out: &mut Emitter<'_>, limit: usize, rule: Rule) {
         while self.reducing.len() > limit {
             let Some(r) = self.reducing.pop_front() else {
                 break;
             };
             if let Some(done) = r.done {
-                cx.b.wait(rule, done, COMPUTE);
+                out.b.wait(rule, done, COMPUTE);
             }
             for buffer in r.buffers {
-                cx.b.free(Rule::ReduceRelease, buffer);
+                out.b.free(Rule::ReduceRelease, buffer);
             }
         }
     }
 
     /// Copy-in and reductions of a bucket whose gradients are complete.
-    pub(super) fn reduce(&mut self, cx: &mut Cx<'_>, index: usize) {
+    pub(super) fn reduce(&mut self, out: &mut Emitter<'_>, index: usize) {
         let bucket = self.reductions[index].clone();
-        let c = cx.scenario.precision.comm_grads;
-        let inner = u64::from(cx.inner);
+        let c = out.inputs.scenario.precision.comm_grads;
+        let inner = u64::from(out.inputs.inner);
         let shard_numel: u64 = bucket
             .params
             .iter()
@@ -48,11 +49,12 @@ impl Full {
             output,
             partial,
         } = *self.reduce_buffers[index].get_or_insert_with(|| {
-            let once = !cx.scenario.fsdp.reduces(true, false);
-            let partial = self.comms.outer.is_some() && cx.scenario.train.grad_accum > 1 && once;
-            let pool = cx.transient_pool;
+            let once = !out.inputs.scenario.fsdp.reduces(true, false);
+            let partial =
+                self.comms.outer.is_some() && out.inputs.scenario.train.grad_accum > 1 && once;
+            let pool = out.inputs.transient_pool;
             let mut make = |role, numel, name| {
-                cx.b.buffer(NewBuffer {
+                out.b.buffer(NewBuffer {
                     role,
                     bytes: numel * c.size(),
                     dtype: c,
@@ -68,91 +70,100 @@ impl Full {
                 partial: partial.then(|| make(Role::ReduceOutput, shard_numel, "partial bucket")),
             }
         });
-        cx.b.alloc(Rule::ReduceCopyIn, input);
+        out.b.alloc(Rule::ReduceCopyIn, input);
         let grads: Vec<Access> = bucket
             .params
             .iter()
-            .map(|p| cx.b.whole(self.params[p.index()].grad))
+            .map(|p| out.b.whole(self.params[p.index()].grad))
             .collect();
-        let whole = cx.b.whole(input);
-        cx.run(
-            Rule::ReduceCopyIn,
-            ShardOp::ChunkCat { ranks: cx.inner },
-            shard_numel * inner,
-            c,
-            COMPUTE,
-            &grads,
-            &[whole],
-        );
+        let whole = out.b.whole(input);
+        out.run(KernelLaunch {
+            rule: Rule::ReduceCopyIn,
+            op: ShardOp::ChunkCat {
+                ranks: out.inputs.inner,
+            },
+            elements: shard_numel * inner,
+            dtype: c,
+            stream: COMPUTE,
+            reads: &grads,
+            writes: &[whole],
+        });
         for p in &bucket.params {
-            cx.b.free(Rule::Grad, self.params[p.index()].grad);
+            out.b.free(Rule::Grad, self.params[p.index()].grad);
             self.grad_live[p.index()] = false;
         }
         let streams = self.streams;
         let replicas = self.comms.outer;
         // A sum that is not all-reduced yet is kept as it is.
-        let keeps = replicas.is_some() && !cx.scenario.fsdp.reduces(true, self.last);
+        let keeps = replicas.is_some() && !out.inputs.scenario.fsdp.reduces(true, self.last);
         let target = partial.filter(|_| keeps && self.first).unwrap_or(output);
-        cx.b.alloc(Rule::Reduce, target);
+        out.b.alloc(Rule::Reduce, target);
         // The gradients' first result that is whole.
         let fresh = self.first || partial.is_some();
         if fresh && !keeps {
             for p in &bucket.params {
-                cx.b.alloc(Rule::Reduce, self.params[p.index()].reduced);
+                out.b.alloc(Rule::Reduce, self.params[p.index()].reduced);
             }
         }
-        cx.b.join(Rule::ReduceFork, COMPUTE, streams.reduce);
-        let op = if cx.scenario.fsdp.per_token_loss {
+        out.b.join(Rule::ReduceFork, COMPUTE, streams.reduce);
+        let op = if out.inputs.scenario.fsdp.per_token_loss {
             ReduceOp::Sum
         } else {
             ReduceOp::Avg
         };
-        let out = cx.b.whole(target);
+        let reduced = out.b.whole(target);
         let over = (self.comms.reduce, streams.reduce);
-        reduction::scatter(cx, over, op, (whole, out));
+        reduction::scatter(out, over, op, (whole, reduced));
         let mut buffers: SmallVec<[BufferId; 3]> = smallvec![input];
         let mut tail = streams.reduce;
         let sum = partial.filter(|_| !self.first);
         if keeps {
             if let Some(sum) = sum {
-                let sum = cx.b.whole(sum);
-                reduction::accumulate(cx, Rule::ReduceAccumulate, out, &[sum], tail);
+                let sum = out.b.whole(sum);
+                reduction::accumulate(out, Rule::ReduceAccumulate, reduced, &[sum], tail);
                 buffers.push(output);
             }
         } else {
             if let Some(sum) = sum {
-                reduction::accumulate(cx, Rule::ReduceAccumulate, cx.b.whole(sum), &[out], tail);
+                reduction::accumulate(
+                    out,
+                    Rule::ReduceAccumulate,
+                    out.b.whole(sum),
+                    &[reduced],
+                    tail,
+                );
                 buffers.push(sum);
             }
             if let Some(comm) = replicas {
                 tail = streams.outer;
-                // Every communicator has a stream of its own, and both reductions one dtype (`redistribute(backward_dtype)` of SimpleFSDP).
-                reduction::all_reduce(cx, comm, (streams.reduce, tail), op, out);
+                // Every communicator has a stream of its own, and both reductions one dtype
+                // (`redistribute(backward_dtype)` of SimpleFSDP).
+                reduction::all_reduce(out, comm, (streams.reduce, tail), op, reduced);
             }
             let to: Vec<Access> = bucket
                 .params
                 .iter()
-                .map(|p| cx.b.whole(self.params[p.index()].reduced))
+                .map(|p| out.b.whole(self.params[p.index()].reduced))
                 .collect();
             if fresh {
                 let kind = ShardOp::MultiCopy;
-                let dtype = cx.stored_dtype();
-                cx.run(
-                    Rule::ReduceAccumulate,
-                    kind,
-                    shard_numel,
+                let dtype = out.inputs.stored_dtype();
+                out.run(KernelLaunch {
+                    rule: Rule::ReduceAccumulate,
+                    op: kind,
+                    elements: shard_numel,
                     dtype,
-                    tail,
-                    &[out],
-                    &to,
-                );
+                    stream: tail,
+                    reads: &[reduced],
+                    writes: &to,
+                });
             } else {
-                reduction::accumulate(cx, Rule::ReduceAccumulate, out, &to, tail);
+                reduction::accumulate(out, Rule::ReduceAccumulate, reduced, &to, tail);
             }
             buffers.push(output);
         }
-        let done = (tail != COMPUTE).then(|| cx.b.record(Rule::Reduce, tail));
+        let done = (tail != COMPUTE).then(|| out.b.record(Rule::Reduce, tail));
         self.reducing.push_back(Reducing { buffers, done });
-        self.release_reductions(cx, usize::from(done.is_some()), Rule::ReduceGate);
+        self.release_reductions(out, usize::from(done.is_some()), Rule::ReduceGate);
     }
 }

@@ -4,14 +4,14 @@ use super::{Full, InFlight};
 use crate::ir::{
     Access, COMPUTE, CollectiveKind, Holds, ParamId, Part, PerRank, ReduceOp, Role, ShardOp,
 };
-use crate::lower::builder::NewBuffer;
-use crate::lower::context::Cx;
+use crate::lower::builder::{CollectiveLaunch, NewBuffer};
+use crate::lower::emitter::{Emitter, KernelLaunch};
 use crate::program::Rule;
 use smallvec::smallvec;
 
 impl Full {
     /// Copy-in and all-gather of a bucket.
-    pub(super) fn issue(&mut self, cx: &mut Cx<'_>, index: usize, rule: Rule) {
+    pub(super) fn issue(&mut self, out: &mut Emitter<'_>, index: usize, rule: Rule) {
         let bucket = self.direction().buckets[index].clone();
         let todo: Vec<ParamId> = bucket
             .params
@@ -22,12 +22,12 @@ impl Full {
         let Some(comm) = self.comms.shard.filter(|_| !todo.is_empty()) else {
             return;
         };
-        let w = cx.compute_dtype();
+        let w = out.inputs.compute_dtype();
         let unit = self.params[todo[0].index()].unit;
         let slot = &mut self.gather_buffers[self.pass as usize][index];
         let buffer = *slot.get_or_insert_with(|| {
-            let pool = cx.transient_pool;
-            cx.b.buffer(NewBuffer {
+            let pool = out.inputs.transient_pool;
+            out.b.buffer(NewBuffer {
                 role: Role::GatherBuffer,
                 bytes: bucket.bytes,
                 dtype: w,
@@ -37,42 +37,42 @@ impl Full {
                 holds: Holds::Named("gather bucket"),
             })
         });
-        cx.b.alloc(rule, buffer);
-        let output = cx.b.whole(buffer);
+        out.b.alloc(rule, buffer);
+        let output = out.b.whole(buffer);
         let slice = Access {
-            bytes: output.bytes / u64::from(cx.inner),
+            bytes: output.bytes / u64::from(out.inputs.inner),
             per_rank: PerRank::Inner,
             ..output
         };
         let shards: Vec<Access> = bucket
             .params
             .iter()
-            .map(|p| cx.b.whole(self.params[p.index()].shard))
+            .map(|p| out.b.whole(self.params[p.index()].shard))
             .collect();
-        cx.run(
-            Rule::CopyIn,
-            ShardOp::MultiCopy,
-            slice.bytes / w.size(),
-            w,
-            COMPUTE,
-            &shards,
-            &[slice],
-        );
-        cx.b.join(Rule::CopyIn, COMPUTE, self.streams.gather);
+        out.run(KernelLaunch {
+            rule: Rule::CopyIn,
+            op: ShardOp::MultiCopy,
+            elements: slice.bytes / w.size(),
+            dtype: w,
+            stream: COMPUTE,
+            reads: &shards,
+            writes: &[slice],
+        });
+        out.b.join(Rule::CopyIn, COMPUTE, self.streams.gather);
         let parts = smallvec![Part {
             input: slice,
             output
         }];
-        cx.b.collective(
+        out.b.collective(CollectiveLaunch {
             rule,
-            self.streams.gather,
-            CollectiveKind::AllGather,
+            stream: self.streams.gather,
+            kind: CollectiveKind::AllGather,
             comm,
-            ReduceOp::None,
-            w,
+            reduce: ReduceOp::None,
+            dtype: w,
             parts,
-        );
-        let done = cx.b.record(rule, self.streams.gather);
+        });
+        let done = out.b.record(rule, self.streams.gather);
         self.in_flight += bucket.bytes;
         self.issued[index] = Some(InFlight {
             buffer,
@@ -82,7 +82,7 @@ impl Full {
     }
 
     /// Starts buckets ahead of their use: at least one, more while the window has room.
-    pub(super) fn run_ahead(&mut self, cx: &mut Cx<'_>, used: usize) {
+    pub(super) fn run_ahead(&mut self, out: &mut Emitter<'_>, used: usize) {
         while self.next < self.direction().buckets.len() {
             let bytes = self.direction().buckets[self.next].bytes;
             let needed = self.next <= used + 1;
@@ -96,21 +96,21 @@ impl Full {
             };
             let index = self.next;
             self.next += 1;
-            self.issue(cx, index, rule);
+            self.issue(out, index, rule);
         }
     }
 
     /// Makes a parameter full: waits for its bucket and copies the bucket out.
-    pub(super) fn require(&mut self, cx: &mut Cx<'_>, p: ParamId) {
+    pub(super) fn require(&mut self, out: &mut Emitter<'_>, p: ParamId) {
         if self.full[p.index()] {
             return;
         }
         let Some(index) = self.direction().of[p.index()].map(|b| b as usize) else {
             return;
         };
-        self.run_ahead(cx, index);
+        self.run_ahead(out, index);
         let bucket = self.direction().buckets[index].clone();
-        let w = cx.compute_dtype();
+        let w = out.inputs.compute_dtype();
         let todo: Vec<ParamId> = bucket
             .params
             .iter()
@@ -121,30 +121,40 @@ impl Full {
         let from = match gathered {
             Some(g) => {
                 self.in_flight -= g.bytes;
-                cx.b.wait(Rule::GatherDone, g.done, COMPUTE);
-                vec![cx.b.whole(g.buffer)]
+                out.b.wait(Rule::GatherDone, g.done, COMPUTE);
+                vec![out.b.whole(g.buffer)]
             }
             None => todo
                 .iter()
-                .map(|p| cx.b.whole(self.params[p.index()].shard))
+                .map(|p| out.b.whole(self.params[p.index()].shard))
                 .collect(),
         };
         let mut to = Vec::new();
         for p in &todo {
             let full = self.params[p.index()].full;
-            cx.b.alloc(Rule::CopyOut, full);
-            to.push(cx.b.whole(full));
+            out.b.alloc(Rule::CopyOut, full);
+            to.push(out.b.whole(full));
             self.full[p.index()] = true;
         }
         let n = to.iter().map(|a| a.bytes).sum::<u64>() / w.size();
         let kind = if gathered.is_some() {
-            ShardOp::CopyOut { ranks: cx.inner }
+            ShardOp::CopyOut {
+                ranks: out.inputs.inner,
+            }
         } else {
             ShardOp::MultiCopy
         };
-        cx.run(Rule::CopyOut, kind, n, w, COMPUTE, &from, &to);
+        out.run(KernelLaunch {
+            rule: Rule::CopyOut,
+            op: kind,
+            elements: n,
+            dtype: w,
+            stream: COMPUTE,
+            reads: &from,
+            writes: &to,
+        });
         if let Some(g) = gathered {
-            cx.b.free(Rule::CopyOut, g.buffer);
+            out.b.free(Rule::CopyOut, g.buffer);
         }
     }
 }

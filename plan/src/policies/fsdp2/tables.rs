@@ -1,32 +1,39 @@
-//! Tables that torch's copies into and out of collective buffers take from the caching allocator while they are launched.
+//! Tables that torch's copies into and out of collective buffers take from the caching allocator
+//! while they are launched.
 //!
-//! `split_with_sizes_copy` (copy-out) and `_chunk_cat` (copy-in of reductions) run one kernel over many tensors and send it what every
-//! block works on as one tensor of 64-bit integers, which is freed when the host has launched the kernel (`pack_vecs` in torch 2.11
-//! `ATen/native/cuda/TensorShape.cu`). It grows with the largest unit: 1 MiB for a root of 525 M parameters over 8 ranks.
+//! `split_with_sizes_copy` (copy-out) and `_chunk_cat` (copy-in of reductions) run one kernel over
+//! many tensors and send it what every block works on as one tensor of 64-bit integers, which is
+//! freed when the host has launched the kernel (`pack_vecs` in torch 2.11
+//! `ATen/native/cuda/TensorShape.cu`). It grows with the largest unit: 1 MiB for a root of 525 M
+//! parameters over 8 ranks.
 
 use crate::ir::{Access, COMPUTE, DType, ShardOp};
-use crate::lower::context::Cx;
+use crate::lower::emitter::{Emitter, KernelLaunch};
 use crate::program::Rule;
 
 /// Bytes that a block copies in one round: 16 for each of its 128 threads.
 const TILE: u64 = 128 * 16;
-/// Blocks that a copy-out aims at: all that run at once, twice, on the 132 multiprocessors of 2,048 threads that an H100 and an H200
-/// have. Other GPUs have other numbers, and tables of a little more or less.
+/// Blocks that a copy-out aims at: all that run at once, twice, on the 132 multiprocessors of 2,048
+/// threads that an H100 and an H200 have. Other GPUs have other numbers, and tables of a little
+/// more or less.
 const MOST_BLOCKS: u64 = 132 * 2048 / 128 * 2;
 
-/// Bytes of so many entries.
+/// Returns the bytes of a number of entries.
 const fn bytes(entries: u64) -> u64 {
     entries * 8
 }
 
-/// Bytes of `_chunk_cat`'s table, for padded shards of so many bytes in the result's dtype, one a gradient.
+/// Returns the bytes of `_chunk_cat`'s table, from the bytes of each gradient's padded shard in the
+/// result's dtype.
 fn chunk_cat(shards: &[u64]) -> u64 {
     let (tensors, blocks) = (shards.len() as u64, shards.iter().map(|b| b.div_ceil(TILE)));
-    // Sources, sizes, padded shards and numbers of blocks; beginnings in bytes and blocks, one more; a tensor for every block.
+    // Sources, sizes, padded shards and numbers of blocks; beginnings in bytes and blocks, one
+    // more; a tensor for every block.
     bytes(4 * tensors + 2 * (tensors + 1) + blocks.sum::<u64>())
 }
 
-/// Bytes of `split_with_sizes_copy`'s table, for padded shards of so many bytes, one a parameter, of each of `ranks`.
+/// Returns the bytes of `split_with_sizes_copy`'s table, from the bytes of each parameter's padded
+/// shard on each of `ranks`.
 fn copy_out(shards: &[u64], ranks: u64) -> u64 {
     let tensors = shards.len() as u64;
     let blocks = |tile: u64| shards.iter().map(|b| b.div_ceil(tile)).sum::<u64>();
@@ -39,15 +46,16 @@ fn copy_out(shards: &[u64], ranks: u64) -> u64 {
     bytes(3 * tensors + (tensors + 1) + blocks(tile))
 }
 
-/// The bytes of an operation's table, where torch makes one: not for dtypes that its kernel does not convert.
+/// The bytes of an operation's table, where torch makes one: not for dtypes that its kernel does
+/// not convert.
 fn size(
-    cx: &Cx<'_>,
+    out: &Emitter<'_>,
     op: ShardOp,
     reads: &[Access],
     writes: &[Access],
     shards: &[u64],
 ) -> Option<u64> {
-    let dtype = |a: &Access| cx.b.buffers[a.buffer.index()].dtype;
+    let dtype = |a: &Access| out.b.buffers[a.buffer.index()].dtype;
     match op {
         ShardOp::ChunkCat { .. } => {
             let (from, to) = (reads.first().map(dtype)?, writes.first().map(dtype)?);
@@ -60,10 +68,10 @@ fn size(
     }
 }
 
-/// Launches a copy into or out of a collective's buffer on the compute stream, with its table. `shards`: bytes of each parameter's
-/// padded shard there.
+/// Launches a copy into or out of a collective's buffer on the compute stream, with its table.
+/// `shards`: bytes of each parameter's padded shard there.
 pub(super) fn run(
-    cx: &mut Cx<'_>,
+    out: &mut Emitter<'_>,
     rule: Rule,
     op: ShardOp,
     dtype: DType,
@@ -71,28 +79,36 @@ pub(super) fn run(
     writes: &[Access],
     shards: &[u64],
 ) {
-    let scenario = cx.scenario;
-    let torch = scenario
-        .fsdp
-        .policy
+    let scenario = out.inputs.scenario;
+    let torch = out
+        .inputs
+        .engine
         .allocates_workspaces(&scenario.mesh.hardware);
     let bytes = if torch {
-        size(cx, op, reads, writes, shards)
+        size(out, op, reads, writes, shards)
     } else {
         None
     };
-    let table = bytes.map(|bytes| cx.scratch("copy table", bytes));
+    let table = bytes.map(|bytes| out.scratch("copy table", bytes));
     if let Some(id) = table {
-        cx.b.alloc(rule, id);
+        out.b.alloc(rule, id);
     }
     let ranks = match op {
         ShardOp::ChunkCat { ranks } | ShardOp::CopyOut { ranks } => u64::from(ranks),
         _ => 1,
     };
     let elements = shards.iter().sum::<u64>() / dtype.size() * ranks;
-    cx.run(rule, op, elements, dtype, COMPUTE, reads, writes);
+    out.run(KernelLaunch {
+        rule,
+        op,
+        elements,
+        dtype,
+        stream: COMPUTE,
+        reads,
+        writes,
+    });
     if let Some(id) = table {
-        cx.b.free(rule, id);
+        out.b.free(rule, id);
     }
 }
 
@@ -100,7 +116,8 @@ pub(super) fn run(
 mod tests {
     use super::*;
 
-    /// Elements of the parameters of a root (embedding, norm, head) and of a block of 2,048 columns.
+    /// Elements of the parameters of a root (embedding, norm, head) and of a block of 2,048
+    /// columns.
     const ROOT: [u64; 3] = [128_256 * 2048, 2048, 128_256 * 2048];
     const BLOCK: [u64; 9] = [
         2048,
@@ -118,8 +135,9 @@ mod tests {
         params.iter().map(|n| n / ranks * size).collect()
     }
 
-    /// The sizes that torch 2.11 asked its allocator for on an H200 (`torch.cuda.memory._snapshot`), as rank 0 of 8 and of 64; copies out
-    /// of two ranks are those of slices that an integer reshard kept.
+    /// The sizes that torch 2.11 asked its allocator for on an H200
+    /// (`torch.cuda.memory._snapshot`), as rank 0 of 8 and of 64; copies out of two ranks are those
+    /// of slices that an integer reshard kept.
     #[test]
     fn tables_are_as_large_as_those_that_torch_makes() {
         for (params, ranks, size) in [

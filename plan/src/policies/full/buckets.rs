@@ -2,7 +2,7 @@
 
 use crate::compile::tape::TapeOp;
 use crate::ir::{ParamId, Source};
-use crate::lower::context::Cx;
+use crate::lower::inputs::LoweringInputs;
 use crate::shard::Layout;
 
 /// Parameters gathered, or gradients reduced, by one collective.
@@ -13,7 +13,8 @@ pub(super) struct Bucket {
     pub(super) bytes: u64,
 }
 
-/// Gathers of one direction: buckets in order of first use, and what each position of the tape ends.
+/// Gathers of one direction: buckets in order of first use, and what each position of the tape
+/// ends.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Direction {
     pub(super) buckets: Vec<Bucket>,
@@ -23,22 +24,23 @@ pub(super) struct Direction {
     pub(super) last_uses: Vec<(u32, ParamId)>,
 }
 
-/// Merges parameters in order of first use into buckets of at most `cap` bytes, and finds last uses.
-pub(super) fn direction(cx: &Cx<'_>, ops: &[TapeOp], cap: u64) -> Direction {
+/// Merges parameters in order of first use into buckets of at most `cap` bytes, and finds last
+/// uses.
+pub(super) fn direction(inputs: &LoweringInputs<'_>, ops: &[TapeOp], cap: u64) -> Direction {
     let mut out = Direction {
-        of: vec![None; cx.tape.params.len()],
+        of: vec![None; inputs.tape.params.len()],
         ..Direction::default()
     };
-    let mut last = vec![None; cx.tape.params.len()];
+    let mut last = vec![None; inputs.tape.params.len()];
     for (at, op) in ops.iter().enumerate() {
         let TapeOp::Launch { reads, end, .. } = *op else {
             continue;
         };
-        for o in &cx.tape.operands[reads as usize..end as usize] {
+        for o in &inputs.tape.operands[reads as usize..end as usize] {
             let Source::Param(p) = o.source else { continue };
             last[p.index()] = Some(at as u32);
             if out.of[p.index()].is_none() {
-                let bytes = padded_bytes(cx, p);
+                let bytes = padded_bytes(inputs, p);
                 match out.buckets.last_mut().filter(|b| b.bytes + bytes <= cap) {
                     Some(b) => {
                         b.params.push(p);
@@ -62,22 +64,22 @@ pub(super) fn direction(cx: &Cx<'_>, ops: &[TapeOp], cap: u64) -> Direction {
     out
 }
 
-fn padded_bytes(cx: &Cx<'_>, p: ParamId) -> u64 {
-    let (g, i) = cx.home[p.index()];
-    let numel = match &cx.group(g).layout {
+fn padded_bytes(inputs: &LoweringInputs<'_>, p: ParamId) -> u64 {
+    let (g, i) = inputs.home[p.index()];
+    let numel = match &inputs.group(g).layout {
         Layout::PerParam(l) => l.items[i as usize].shard_numel * u64::from(l.shards),
-        Layout::Flat(_) => cx.tape.params[p.index()].numel(),
+        Layout::Flat(_) => inputs.tape.params[p.index()].numel(),
     };
-    numel * cx.compute_dtype().size()
+    numel * inputs.compute_dtype().size()
 }
 
 /// Merges gradients in the order in which they complete.
-pub(super) fn reductions(cx: &Cx<'_>, cap: u64) -> (Vec<Bucket>, Vec<Option<u32>>) {
+pub(super) fn reductions(inputs: &LoweringInputs<'_>, cap: u64) -> (Vec<Bucket>, Vec<Option<u32>>) {
     let mut buckets: Vec<Bucket> = Vec::new();
-    let mut of = vec![None; cx.tape.params.len()];
-    for op in &cx.tape.backward {
+    let mut of = vec![None; inputs.tape.params.len()];
+    for op in &inputs.tape.backward {
         let TapeOp::GradReady(p) = *op else { continue };
-        let bytes = padded_bytes(cx, p);
+        let bytes = padded_bytes(inputs, p);
         match buckets.last_mut().filter(|b| b.bytes + bytes <= cap) {
             Some(b) => {
                 b.params.push(p);
@@ -93,20 +95,21 @@ pub(super) fn reductions(cx: &Cx<'_>, cap: u64) -> (Vec<Bucket>, Vec<Option<u32>
     (buckets, of)
 }
 
-/// Bytes that may be gathered ahead: the in-flight limit, and at most `max(1 GB, budget x peak of the tape)` of extra
-/// memory (defaults of `overlap_scheduling.py`).
-pub(super) fn window(cx: &Cx<'_>) -> u64 {
+/// Bytes that may be gathered ahead: the in-flight limit, and at most `max(1 GB, budget x peak of
+/// the tape)` of extra memory (defaults of `overlap_scheduling.py`).
+pub(super) fn window(inputs: &LoweringInputs<'_>) -> u64 {
     let (mut live, mut peak) = (0u64, 0u64);
-    for op in cx.tape.forward.iter().chain(&cx.tape.backward) {
+    for op in inputs.tape.forward.iter().chain(&inputs.tape.backward) {
         match *op {
-            TapeOp::Alloc(s) => live += cx.tape.storages[s.index()].bytes.0,
-            TapeOp::Free(s) => live -= cx.tape.storages[s.index()].bytes.0,
+            TapeOp::Alloc(s) => live += inputs.tape.storages[s.index()].bytes.0,
+            TapeOp::Free(s) => live -= inputs.tape.storages[s.index()].bytes.0,
             _ => {}
         }
         peak = peak.max(live);
     }
-    let budget = (cx.scenario.compile.memory_budget * peak as f64) as u64;
-    cx.scenario
+    let budget = (inputs.scenario.compile.memory_budget * peak as f64) as u64;
+    inputs
+        .scenario
         .compile
         .max_inflight_bytes
         .min(budget.max(1_000_000_000))

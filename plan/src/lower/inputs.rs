@@ -1,19 +1,10 @@
-//! What every policy works with: scenario, tape, units, groups and the growing program.
+//! What lowering starts from: the scenario, its tape, units and groups, and what follows from them.
 
-use super::PlanError;
-use super::builder::{Builder, NewBuffer};
-use super::kernels::Kernels;
+use super::engine::Engine;
 use crate::compile::tape::{Tape, TapeOp};
-use crate::config::{
-    AllocatorKind, OuterStrategy, PolicyKind, Prefetch, Reshard, Scenario, Strategy,
-};
-use crate::ir::{
-    Access, BufferId, COMPUTE, CommId, DType, GroupId, Holds, ModuleId, ModuleKind, ParamId, Pool,
-    Role, ShardOp, StreamId, UnitId,
-};
-use crate::program::{Axis, Communicator, Rule};
+use crate::config::{AllocatorKind, OuterStrategy, Prefetch, Reshard, Scenario, Strategy};
+use crate::ir::{DType, GroupId, ModuleId, ModuleKind, ParamId, Pool, UnitId};
 use crate::shard::{Group, Layout, UnitSpec, mesh};
-use std::collections::HashMap;
 
 /// A unit with everything a policy asks about it.
 #[derive(Clone, Debug)]
@@ -31,15 +22,18 @@ pub(crate) struct UnitPlan {
 /// Where on the tape a unit's hooks fire.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Hooks {
-    /// Unit whose forward starts when this module is entered (and whose backward ends when it is left).
+    /// Unit whose forward starts when this module is entered (and whose backward ends when it is
+    /// left).
     pub(crate) first_of: Option<UnitId>,
-    /// Unit whose forward ends when this module is left (and whose backward starts when it is entered).
+    /// Unit whose forward ends when this module is left (and whose backward starts when it is
+    /// entered).
     pub(crate) last_of: Option<UnitId>,
 }
 
-/// State shared by the walk and the policies.
-pub(crate) struct Cx<'a> {
+/// What lowering starts from: the scenario and what follows from it. Policies only read it.
+pub(crate) struct LoweringInputs<'a> {
     pub(crate) scenario: &'a Scenario,
+    pub(crate) engine: &'a Engine,
     pub(crate) tape: &'a Tape,
     pub(crate) units: Vec<UnitPlan>,
     pub(crate) groups: Vec<Group>,
@@ -51,12 +45,6 @@ pub(crate) struct Cx<'a> {
     pub(crate) backward_order: Vec<UnitId>,
     /// Group and index within it of every parameter.
     pub(crate) home: Vec<(GroupId, u32)>,
-    pub(crate) b: Builder,
-    pub(crate) kernels: Kernels,
-    /// Transients of groups, one a role and stream.
-    pub(crate) made: HashMap<(Role, GroupId, StreamId), BufferId>,
-    /// What kernels take beside their operands while they run, one a name and size.
-    scratch: HashMap<(&'static str, u64), BufferId>,
     /// Inner and outer axis sizes.
     pub(crate) inner: u32,
     pub(crate) outer: u32,
@@ -65,18 +53,19 @@ pub(crate) struct Cx<'a> {
     /// Pool of transient full-size buffers.
     pub(crate) transient_pool: Pool,
     /// Pool of everything else.
-    pub(crate) rest_pool: Pool,
+    pub(crate) persistent_pool: Pool,
 }
 
-impl<'a> Cx<'a> {
+impl<'a> LoweringInputs<'a> {
     pub(crate) fn new(
         scenario: &'a Scenario,
+        engine: &'a Engine,
         tape: &'a Tape,
         specs: Vec<UnitSpec>,
         groups: Vec<Group>,
-    ) -> Result<Self, PlanError> {
+    ) -> Self {
         let inner = scenario.mesh.dp_shard;
-        let strategy = strategy(scenario);
+        let strategy = strategy(scenario, engine);
         let last_block = last_block(&specs);
         let mut home = vec![(GroupId(0), 0); tape.params.len()];
         for (g, group) in groups.iter().enumerate() {
@@ -118,9 +107,10 @@ impl<'a> Cx<'a> {
             })
             .collect();
         let hooks = hooks(&units, tape.modules.len());
-        let (transient_pool, rest_pool) = pools(scenario);
-        let mut cx = Self {
+        let (transient_pool, persistent_pool) = pools(scenario, engine);
+        let mut inputs = Self {
             scenario,
+            engine,
             tape,
             forward_order: Vec::new(),
             backward_order: Vec::new(),
@@ -128,19 +118,15 @@ impl<'a> Cx<'a> {
             groups,
             hooks,
             home,
-            b: Builder::with_compute(),
-            kernels: Kernels::default(),
-            made: HashMap::new(),
-            scratch: HashMap::new(),
             inner,
             outer: scenario.mesh.dp_outer,
             strategy,
             transient_pool,
-            rest_pool,
+            persistent_pool,
         };
-        cx.forward_order = cx.order(&tape.forward, |h| h.first_of);
-        cx.backward_order = cx.order(&tape.backward, |h| h.last_of);
-        Ok(cx)
+        inputs.forward_order = inputs.order(&tape.forward, |h| h.first_of);
+        inputs.backward_order = inputs.order(&tape.backward, |h| h.last_of);
+        inputs
     }
 
     fn order(&self, ops: &[TapeOp], of: impl Fn(&Hooks) -> Option<UnitId>) -> Vec<UnitId> {
@@ -210,137 +196,16 @@ impl<'a> Cx<'a> {
     pub(crate) fn module_kind(&self, m: ModuleId) -> ModuleKind {
         self.tape.modules[m.index()].kind
     }
-
-    pub(crate) fn transient(
-        &mut self,
-        role: Role,
-        bytes: u64,
-        dtype: DType,
-        stream: StreamId,
-        g: GroupId,
-    ) -> BufferId {
-        let unit = self.group(g).unit;
-        let pool = self.transient_pool;
-        self.b.buffer(NewBuffer {
-            role,
-            bytes,
-            dtype,
-            pool,
-            stream,
-            unit,
-            holds: Holds::Group(g),
-        })
-    }
-
-    pub(crate) fn resting(
-        &mut self,
-        role: Role,
-        bytes: u64,
-        dtype: DType,
-        unit: UnitId,
-        holds: Holds,
-    ) -> BufferId {
-        let pool = self.rest_pool;
-        self.b.buffer(NewBuffer {
-            role,
-            bytes,
-            dtype,
-            pool,
-            stream: COMPUTE,
-            unit,
-            holds,
-        })
-    }
-
-    /// Memory of the compute stream that a kernel has beside its operands, to be allocated and freed around its launch.
-    pub(crate) fn scratch(&mut self, name: &'static str, bytes: u64) -> BufferId {
-        if let Some(id) = self.scratch.get(&(name, bytes)) {
-            return *id;
-        }
-        let holds = Holds::Named(name);
-        let id = self.resting(Role::Temporary, bytes, DType::U8, UnitId(0), holds);
-        self.scratch.insert((name, bytes), id);
-        id
-    }
-
-    /// Launches a sharding kernel over `elements` elements.
-    #[expect(clippy::too_many_arguments, reason = "a launch has that many parts")]
-    pub(crate) fn run(
-        &mut self,
-        rule: Rule,
-        op: ShardOp,
-        elements: u64,
-        dtype: DType,
-        stream: StreamId,
-        reads: &[Access],
-        writes: &[Access],
-    ) {
-        let sum = |a: &[Access]| a.iter().map(|x| x.bytes).sum::<u64>();
-        let kernel = self
-            .kernels
-            .get(&mut self.b, op, elements, sum(reads), sum(writes), dtype);
-        self.b.launch(
-            rule,
-            kernel,
-            stream,
-            reads.iter().copied(),
-            writes.iter().copied(),
-        );
-    }
-
-    /// Adds the communicators that the mesh needs: shard, its twin for reductions, the outer axis, a part of the shard
-    /// axis for integer reshard.
-    pub(crate) fn communicators(&mut self, separate: bool) -> Comms {
-        let (inner, outer) = (self.inner, self.outer);
-        let b = &mut self.b;
-        let fsdp = &self.scenario.fsdp;
-        let (gathers, reduces) = (fsdp.copy_engine_gather, fsdp.copy_engine_reduce);
-        let mut add = |name: &str, axis, size, stride, copy_engine| {
-            (size > 1).then(|| {
-                b.add_communicator(Communicator {
-                    name: name.to_owned(),
-                    axis,
-                    size,
-                    stride,
-                    copy_engine,
-                })
-            })
-        };
-        let shard = add("shard", Axis::Shard, inner, 1, gathers);
-        let reduce = if separate {
-            add("shard_reduce", Axis::Shard, inner, 1, reduces)
-        } else {
-            shard
-        };
-        let sub = match self.scenario.fsdp.reshard_after_forward {
-            Reshard::Group(n) => add("sub_shard", Axis::SubShard, n, 1, gathers),
-            _ => None,
-        };
-        Comms {
-            shard,
-            reduce,
-            outer: add("outer", Axis::Outer, outer, inner, false),
-            sub,
-        }
-    }
-}
-
-/// Communicators of a program; `None` where the axis has one rank.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Comms {
-    pub(crate) shard: Option<CommId>,
-    pub(crate) reduce: Option<CommId>,
-    pub(crate) outer: Option<CommId>,
-    pub(crate) sub: Option<CommId>,
 }
 
 /// Strategy in effect.
-fn strategy(scenario: &Scenario) -> Strategy {
-    match scenario.fsdp.policy {
-        _ if scenario.mesh.dp_shard == 1 => Strategy::NoShard,
-        // torch's ZeRO-2 is its ZeRO-3 without resharding: parameters rest sharded either way.
-        PolicyKind::Fsdp2 => Strategy::OptimGradsParams,
-        PolicyKind::Native | PolicyKind::Megatron => scenario.fsdp.strategy,
+fn strategy(scenario: &Scenario, engine: &Engine) -> Strategy {
+    if scenario.mesh.dp_shard == 1 {
+        Strategy::NoShard
+    } else if engine.shards_params {
+        Strategy::OptimGradsParams
+    } else {
+        scenario.fsdp.strategy
     }
 }
 
@@ -350,8 +215,8 @@ pub(crate) fn outer_optim(scenario: &Scenario) -> bool {
 }
 
 /// Whether no axis shards anything, so that every parameter keeps a buffer of its own.
-pub(crate) fn params_apart(scenario: &Scenario) -> bool {
-    strategy(scenario) == Strategy::NoShard && !outer_optim(scenario)
+pub(crate) fn params_apart(scenario: &Scenario, engine: &Engine) -> bool {
+    strategy(scenario, engine) == Strategy::NoShard && !outer_optim(scenario)
 }
 
 fn last_block(specs: &[UnitSpec]) -> Option<usize> {
@@ -375,22 +240,25 @@ fn hooks(units: &[UnitPlan], modules: usize) -> Vec<Hooks> {
     hooks
 }
 
-fn pools(scenario: &Scenario) -> (Pool, Pool) {
-    let rest = match scenario.fsdp.policy {
-        PolicyKind::Native if scenario.fsdp.allocator == AllocatorKind::Pool => Pool::Planned,
-        _ => Pool::Caching,
+fn pools(scenario: &Scenario, engine: &Engine) -> (Pool, Pool) {
+    let planned = scenario.fsdp.allocator == AllocatorKind::Pool;
+    let persistent = if engine.plans_persistent && planned {
+        Pool::Planned
+    } else {
+        Pool::Caching
     };
     let transient = match scenario.fsdp.allocator {
         AllocatorKind::Pool => Pool::Planned,
         AllocatorKind::DoubleBuffer => Pool::DoubleBuffer,
         AllocatorKind::Caching | AllocatorKind::Temporary => Pool::Caching,
     };
-    (transient, rest)
+    (transient, persistent)
 }
 
-/// Units that a prefetch rule reaches from position `at` of `order`: those it returns are gathered now.
+/// Units that a prefetch rule reaches from position `at` of `order`: those it returns are gathered
+/// now.
 pub(crate) fn prefetch_targets(
-    cx: &Cx<'_>,
+    inputs: &LoweringInputs<'_>,
     order: &[UnitId],
     at: usize,
     rule: Prefetch,
@@ -416,7 +284,7 @@ pub(crate) fn prefetch_targets(
                 .skip(at + 1)
                 .take_while(|u| {
                     let go = left > 0;
-                    left -= i128::from(cx.unit(**u).numel);
+                    left -= i128::from(inputs.unit(**u).numel);
                     go
                 })
                 .copied()

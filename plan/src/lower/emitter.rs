@@ -1,0 +1,186 @@
+//! The growing program: buffers, launches and communicators that policies add to it.
+
+use super::builder::{Builder, NewBuffer};
+use super::inputs::LoweringInputs;
+use super::kernels::Kernels;
+use crate::config::Reshard;
+use crate::ir::{
+    Access, BufferId, COMPUTE, CommId, DType, GroupId, Holds, Role, ShardOp, StreamId, UnitId,
+};
+use crate::program::{Axis, Communicator, Rule};
+use std::collections::HashMap;
+
+/// The growing program, which the walk and the policies emit into.
+pub(crate) struct Emitter<'a> {
+    pub(crate) inputs: &'a LoweringInputs<'a>,
+    pub(crate) b: Builder,
+    kernels: Kernels,
+    /// Transients of groups, by role and stream.
+    pub(crate) made: HashMap<(Role, GroupId, StreamId), BufferId>,
+    /// Memory that kernels need next to their operands while they run, by name and size.
+    scratch: HashMap<(&'static str, u64), BufferId>,
+}
+
+/// Launch of a sharding kernel.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KernelLaunch<'a> {
+    pub(crate) rule: Rule,
+    pub(crate) op: ShardOp,
+    /// Elements that it works on, for its FLOPs.
+    pub(crate) elements: u64,
+    pub(crate) dtype: DType,
+    pub(crate) stream: StreamId,
+    pub(crate) reads: &'a [Access],
+    pub(crate) writes: &'a [Access],
+}
+
+impl<'a> Emitter<'a> {
+    pub(crate) fn new(inputs: &'a LoweringInputs<'a>) -> Self {
+        Self {
+            inputs,
+            b: Builder::with_compute(),
+            kernels: Kernels::default(),
+            made: HashMap::new(),
+            scratch: HashMap::new(),
+        }
+    }
+
+    /// Makes a full-size buffer of a group, in the pool of such buffers.
+    pub(crate) fn transient(
+        &mut self,
+        role: Role,
+        bytes: u64,
+        dtype: DType,
+        stream: StreamId,
+        g: GroupId,
+    ) -> BufferId {
+        let unit = self.inputs.group(g).unit;
+        let pool = self.inputs.transient_pool;
+        self.b.buffer(NewBuffer {
+            role,
+            bytes,
+            dtype,
+            pool,
+            stream,
+            unit,
+            holds: Holds::Group(g),
+        })
+    }
+
+    /// Makes a buffer of a group outside the double-buffer pattern, once per role and stream.
+    pub(crate) fn transient_on(
+        &mut self,
+        role: Role,
+        bytes: u64,
+        dtype: DType,
+        stream: StreamId,
+        g: GroupId,
+    ) -> BufferId {
+        if let Some(id) = self.made.get(&(role, g, stream)) {
+            return *id;
+        }
+        let unit = self.inputs.group(g).unit;
+        let pool = self.inputs.persistent_pool;
+        let id = self.b.buffer(NewBuffer {
+            role,
+            bytes,
+            dtype,
+            pool,
+            stream,
+            unit,
+            holds: Holds::Group(g),
+        });
+        self.made.insert((role, g, stream), id);
+        id
+    }
+
+    /// Makes a buffer of the compute stream outside the pool of full-size ones.
+    pub(crate) fn persistent(
+        &mut self,
+        role: Role,
+        bytes: u64,
+        dtype: DType,
+        unit: UnitId,
+        holds: Holds,
+    ) -> BufferId {
+        let pool = self.inputs.persistent_pool;
+        self.b.buffer(NewBuffer {
+            role,
+            bytes,
+            dtype,
+            pool,
+            stream: COMPUTE,
+            unit,
+            holds,
+        })
+    }
+
+    /// Returns memory of the compute stream that a kernel needs next to its operands, to be
+    /// allocated and freed around its launch.
+    pub(crate) fn scratch(&mut self, name: &'static str, bytes: u64) -> BufferId {
+        if let Some(id) = self.scratch.get(&(name, bytes)) {
+            return *id;
+        }
+        let holds = Holds::Named(name);
+        let id = self.persistent(Role::Temporary, bytes, DType::U8, UnitId(0), holds);
+        self.scratch.insert((name, bytes), id);
+        id
+    }
+
+    /// Launches a sharding kernel.
+    pub(crate) fn run(&mut self, launch: KernelLaunch<'_>) {
+        let kernel = self.kernels.get(&mut self.b, &launch);
+        self.b.launch(
+            launch.rule,
+            kernel,
+            launch.stream,
+            launch.reads.iter().copied(),
+            launch.writes.iter().copied(),
+        );
+    }
+
+    /// Adds the communicators that the mesh needs: shard, a second one of the same ranks for
+    /// reductions, the outer axis, a part of the shard axis for integer reshard.
+    pub(crate) fn communicators(&mut self, separate: bool) -> Comms {
+        let (inner, outer) = (self.inputs.inner, self.inputs.outer);
+        let b = &mut self.b;
+        let fsdp = &self.inputs.scenario.fsdp;
+        let (gathers, reduces) = (fsdp.copy_engine_gather, fsdp.copy_engine_reduce);
+        let mut add = |name: &str, axis, size, stride, copy_engine| {
+            (size > 1).then(|| {
+                b.add_communicator(Communicator {
+                    name: name.to_owned(),
+                    axis,
+                    size,
+                    stride,
+                    copy_engine,
+                })
+            })
+        };
+        let shard = add("shard", Axis::Shard, inner, 1, gathers);
+        let reduce = if separate {
+            add("shard_reduce", Axis::Shard, inner, 1, reduces)
+        } else {
+            shard
+        };
+        let sub = match self.inputs.scenario.fsdp.reshard_after_forward {
+            Reshard::Group(n) => add("sub_shard", Axis::SubShard, n, 1, gathers),
+            _ => None,
+        };
+        Comms {
+            shard,
+            reduce,
+            outer: add("outer", Axis::Outer, outer, inner, false),
+            sub,
+        }
+    }
+}
+
+/// Communicators of a program; `None` where the axis has one rank.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Comms {
+    pub(crate) shard: Option<CommId>,
+    pub(crate) reduce: Option<CommId>,
+    pub(crate) outer: Option<CommId>,
+    pub(crate) sub: Option<CommId>,
+}

@@ -1,0 +1,155 @@
+//! Policies: who gathers, reduces and frees what, and when.
+//!
+//! A policy is one folder: `spec.rs` holds its defaults, the values that it refuses, the keys that
+//! have no effect under it, and how it lays parameters out; the rest is its lifecycle over the
+//! machinery of [`lower`]. `full/` is the schedule of compile mode full, which takes the place of
+//! the policy's own. [`plan`] is the whole way from a scenario to a program.
+
+pub(crate) mod fsdp2;
+pub(crate) mod full;
+pub(crate) mod megatron;
+pub(crate) mod native;
+pub(crate) mod spec;
+
+use crate::compile::tape::Tape;
+use crate::config::{GradientSync, PolicyKind, Scenario};
+use crate::lower::{self, Lowering, PlanError};
+use crate::program::Program;
+use spec::{PolicySpec, Refusal, Rules, fully_compiled};
+
+/// All policies; the first is the default.
+const SPECS: [&PolicySpec; 3] = [&native::SPEC, &fsdp2::SPEC, &megatron::SPEC];
+
+/// Names of all policies in scenario files.
+pub(crate) const POLICY_NAMES: [&str; SPECS.len()] = {
+    let mut names = [""; SPECS.len()];
+    let mut i = 0;
+    while i < names.len() {
+        names[i] = SPECS[i].kind.name();
+        i += 1;
+    }
+    names
+};
+
+impl PolicyKind {
+    /// Returns what is known of the policy.
+    ///
+    /// # Panics
+    /// Never: a test finds every policy among the specs.
+    pub(crate) fn spec(self) -> &'static PolicySpec {
+        let spec = SPECS.iter().find(|spec| spec.kind == self);
+        spec.expect("every policy has a spec")
+    }
+}
+
+/// Returns the policy of this name, or the default one.
+pub(crate) fn named(name: Option<&str>) -> &'static PolicySpec {
+    let named = SPECS.iter().find(|spec| Some(spec.kind.name()) == name);
+    named.unwrap_or(&SPECS[0])
+}
+
+/// Returns the rules that apply to a scenario: its policy's and, in compile mode full, that mode's.
+pub(crate) fn rules(s: &Scenario) -> impl DoubleEndedIterator<Item = &'static Rules> {
+    let full = fully_compiled(s).then_some(&full::RULES);
+    std::iter::once(&s.fsdp.policy.spec().rules).chain(full)
+}
+
+/// Names the policies that have an option of `[fsdp]`, for example
+/// `policy native outside compile mode full`.
+pub(crate) fn with_option(option: &str) -> String {
+    let has = |spec: &&&PolicySpec| spec.rules.has(option);
+    let names: Vec<&str> = SPECS.iter().filter(has).map(|s| s.kind.name()).collect();
+    let noun = if names.len() == 1 {
+        "policy"
+    } else {
+        "policies"
+    };
+    let outside = if full::RULES.has(option) {
+        ""
+    } else {
+        " outside compile mode full"
+    };
+    format!("{noun} {}{outside}", names.join(" and "))
+}
+
+/// The engines that reduce over `dp_outer` in a step's last micro-batch only.
+const GRADIENTS_ADDED_UP: Refusal = Refusal {
+    keys: &["fsdp.gradient_sync", "fsdp.policy"],
+    when: |s| {
+        let every = s.fsdp.gradient_sync == GradientSync::Every;
+        every && s.mesh.dp_outer > 1 && !fully_compiled(s)
+    },
+    message: "`gradient_sync` = \"every\" reduces over dp_outer in every micro-batch, as torch \
+              does, but policies native and megatron add up shards and reduce them once per step",
+    help: "set gradient_sync = \"outer_last\"",
+};
+
+/// What to do where a schedule does not check for NaN.
+const NO_NAN_CHECK: &str = "set fsdp.nan_check = false, or use policy native or megatron outside \
+                            mode full; `exec --check-nan` finds the first NaN of any program";
+
+fn lowering(scenario: &Scenario) -> &'static Lowering {
+    if fully_compiled(scenario) {
+        &full::LOWERING
+    } else {
+        &scenario.fsdp.policy.spec().lowering
+    }
+}
+
+/// Plans a scenario: model, autodiff, compile, shard and lower.
+///
+/// # Errors
+/// See [`PlanError`].
+pub fn plan(scenario: &Scenario) -> Result<Program, PlanError> {
+    lower::plan(
+        scenario,
+        &scenario.fsdp.policy.spec().engine,
+        lowering(scenario),
+    )
+}
+
+/// Returns the tape of a scenario as [`plan`] uses it, for tools and tests.
+///
+/// # Errors
+/// As [`plan`].
+pub fn tape_of(scenario: &Scenario) -> Result<Tape, PlanError> {
+    lower::tape_of(
+        scenario,
+        &scenario.fsdp.policy.spec().engine,
+        lowering(scenario),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::SPECS;
+    use super::full;
+    use crate::scenario::keys;
+
+    #[test]
+    fn every_policy_has_one_spec_whose_keys_exist() {
+        let exists = |path: &str| {
+            let known = |k: &&crate::scenario::KeyInfo| format!("{}.{}", k.section, k.key) == path;
+            assert!(keys().iter().any(|k| known(&k)), "{path}");
+        };
+        for spec in SPECS {
+            assert_eq!(spec.kind.spec().kind, spec.kind);
+            // The serialized name is that of scenario files.
+            let json = serde_json::to_value(spec.kind).unwrap();
+            assert_eq!(json, spec.kind.name());
+        }
+        for rules in SPECS.iter().map(|s| &s.rules).chain([&full::RULES]) {
+            let options = rules.options.iter().map(|o| format!("fsdp.{o}"));
+            options.for_each(|path| exists(&path));
+            rules
+                .refuses
+                .iter()
+                .flat_map(|r| r.keys)
+                .for_each(|k| exists(k));
+            for row in rules.without_effect {
+                exists(row.key);
+                exists(row.because_of);
+            }
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! Gathers, copy-outs and what resharding keeps or frees.
+
+use super::{Fsdp2, Gather, hooks, tables};
+use crate::config::{Prefetch, Reshard};
+use crate::ir::{
+    Access, COMPUTE, CollectiveKind, GroupId, Holds, Part, PerRank, Pool, ReduceOp, Role, ShardOp,
+    UnitId,
+};
+use crate::lower::builder::{CollectiveLaunch, NewBuffer};
+use crate::lower::emitter::{Emitter, KernelLaunch};
+use crate::lower::inputs::prefetch_targets;
+use crate::program::Rule;
+use smallvec::smallvec;
+
+impl Fsdp2 {
+    /// Issues a group's gather: cast and copy-in, all-gather.
+    pub(super) fn issue(&mut self, out: &mut Emitter<'_>, g: GroupId, rule: Rule) {
+        let precision = out.inputs.scenario.precision;
+        let w = precision.compute;
+        let layout = out.inputs.group(g).layout.clone();
+        let (full, shard) = (layout.full_numel(), layout.shard_numel());
+        hooks(out, rule, self.groups[g.index()].shards.len());
+        // The slices come from the compute stream; nothing but their own gather waits for it.
+        if let Some(event) = self.groups[g.index()].resharded.take() {
+            for stream in [self.copy_in, self.streams.gather] {
+                out.b.wait(Rule::ReshardGroup, event, stream);
+            }
+        }
+        let kept = self.groups[g.index()].kept.clone();
+        let (comm, input_numel, per_rank) = match out.inputs.scenario.fsdp.reshard_after_forward {
+            Reshard::Group(s) if !kept.is_empty() => {
+                (self.comms.sub, full / u64::from(s), PerRank::SubShard)
+            }
+            _ => (self.comms.shard, shard, PerRank::Inner),
+        };
+        let sources = if kept.is_empty() {
+            self.groups[g.index()].shards.clone()
+        } else {
+            kept
+        };
+        let sources: Vec<Access> = sources.into_iter().map(|id| out.b.whole(id)).collect();
+        let stored = out.inputs.stored_dtype();
+        let casts = self.groups[g.index()].kept.is_empty() && stored != w;
+        let cast = casts.then(|| {
+            let id = out.transient_on(
+                Role::GatherInput,
+                input_numel * w.size(),
+                w,
+                self.copy_in,
+                g,
+            );
+            out.b.alloc(Rule::CopyIn, id);
+            let whole = out.b.whole(id);
+            out.run(KernelLaunch {
+                rule: Rule::CopyIn,
+                op: ShardOp::MultiCopy,
+                elements: input_numel,
+                dtype: w,
+                stream: self.copy_in,
+                reads: &sources,
+                writes: &[whole],
+            });
+            id
+        });
+        let buffer = out.transient_on(Role::GatherBuffer, full * w.size(), w, self.copy_in, g);
+        out.b.alloc(rule, buffer);
+        let output = out.b.whole(buffer);
+        let slice = Access {
+            bytes: input_numel * w.size(),
+            per_rank,
+            ..output
+        };
+        let from = cast.map_or(sources, |id| vec![out.b.whole(id)]);
+        out.run(KernelLaunch {
+            rule: Rule::CopyIn,
+            op: ShardOp::MultiCopy,
+            elements: input_numel,
+            dtype: w,
+            stream: self.copy_in,
+            reads: &from,
+            writes: &[slice],
+        });
+        out.b.join(Rule::CopyIn, self.copy_in, self.streams.gather);
+        if let Some(comm) = comm {
+            let parts = smallvec![Part {
+                input: slice,
+                output
+            }];
+            out.b.collective(CollectiveLaunch {
+                rule,
+                stream: self.streams.gather,
+                kind: CollectiveKind::AllGather,
+                comm,
+                reduce: ReduceOp::None,
+                dtype: w,
+                parts,
+            });
+        }
+        let done = out.b.record(rule, self.streams.gather);
+        // The cast buffer lives as long as the host call that made it.
+        if let Some(id) = cast {
+            out.b.free(Rule::CopyIn, id);
+        }
+        self.issued[g.index()] = Some(Gather {
+            buffer,
+            done,
+            slice: slice.bytes,
+        });
+    }
+
+    pub(super) fn unshard(&mut self, out: &mut Emitter<'_>, unit: UnitId, rule: Rule) {
+        if self.full[unit.index()] || self.comms.shard.is_none() {
+            return;
+        }
+        let (phase, at) = (out.b.phase(), out.b.unit());
+        out.b.at(unit, phase);
+        for g in out.inputs.groups_of(unit) {
+            if self.issued[g.index()].is_none() {
+                self.issue(out, g, rule);
+            }
+        }
+        out.b.at(at, phase);
+    }
+
+    /// Gates the gather streams on an earlier copy-out and drops its gather buffer.
+    pub(super) fn drop_held(&mut self, out: &mut Emitter<'_>) {
+        if let Some((buffer, event)) = self.held.take() {
+            out.b.wait(Rule::GatherGate, event, self.copy_in);
+            out.b.wait(Rule::GatherGate, event, self.streams.gather);
+            out.b.free(Rule::GatherGate, buffer);
+        }
+    }
+
+    pub(super) fn wait_for_unshard(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        if std::mem::replace(&mut self.full[unit.index()], true) {
+            return;
+        }
+        for g in out.inputs.groups_of(unit) {
+            self.copy_out(out, g);
+        }
+    }
+
+    pub(super) fn copy_out(&mut self, out: &mut Emitter<'_>, g: GroupId) {
+        let w = out.inputs.compute_dtype();
+        let full = self.groups[g.index()].full.clone();
+        let numel = out.inputs.group(g).layout.full_numel();
+        let Some(gather) = self.issued[g.index()].take() else {
+            // One rank: parameters are cast straight from the shards.
+            let from: Vec<Access> = self.groups[g.index()]
+                .shards
+                .iter()
+                .map(|id| out.b.whole(*id))
+                .collect();
+            let to: Vec<Access> = full
+                .iter()
+                .map(|id| {
+                    out.b.alloc(Rule::CopyOut, *id);
+                    out.b.whole(*id)
+                })
+                .collect();
+            out.run(KernelLaunch {
+                rule: Rule::CopyOut,
+                op: ShardOp::MultiCopy,
+                elements: numel,
+                dtype: w,
+                stream: COMPUTE,
+                reads: &from,
+                writes: &to,
+            });
+            return;
+        };
+        if !self.backward {
+            self.drop_held(out);
+        }
+        out.b.wait(Rule::GatherDone, gather.done, COMPUTE);
+        let to: Vec<Access> = full
+            .iter()
+            .map(|id| {
+                out.b.alloc(Rule::CopyOut, *id);
+                out.b.whole(*id)
+            })
+            .collect();
+        let ranks = (numel * w.size() / gather.slice) as u32;
+        let from = out.b.whole(gather.buffer);
+        let shards: Vec<u64> = to.iter().map(|a| a.bytes / u64::from(ranks)).collect();
+        let op = ShardOp::CopyOut { ranks };
+        tables::run(out, Rule::CopyOut, op, w, &[from], &to, &shards);
+        // Copied out, so copied in (`to_unsharded`).
+        self.drop_slices(out, g);
+        let copied = out.b.record(Rule::CopyOut, COMPUTE);
+        self.held = Some((gather.buffer, copied));
+        if self.backward {
+            self.drop_held(out);
+        }
+    }
+
+    pub(super) fn reshard(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        if !std::mem::replace(&mut self.full[unit.index()], false) {
+            return;
+        }
+        for g in out.inputs.groups_of(unit) {
+            for id in self.groups[g.index()].full.clone() {
+                out.b.free(Rule::Reshard, id);
+            }
+        }
+    }
+
+    fn drop_slices(&mut self, out: &mut Emitter<'_>, g: GroupId) {
+        for slice in std::mem::take(&mut self.groups[g.index()].kept) {
+            out.b.free(Rule::ReshardGroup, slice);
+        }
+    }
+
+    /// Frees what a unit holds beyond its shards, the slices of an integer reshard included if no
+    /// backward gathered them.
+    pub(super) fn release(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        self.reshard(out, unit);
+        for g in out.inputs.groups_of(unit) {
+            self.drop_slices(out, g);
+            self.groups[g.index()].resharded = None;
+        }
+    }
+
+    /// What a unit's post-backward frees: all that [`Self::release`] does, unless the next
+    /// micro-batch is to find the parameters.
+    pub(super) fn reshard_after_backward(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        if self.last || out.inputs.scenario.fsdp.reshard_after_backward {
+            self.release(out, unit);
+        }
+    }
+
+    /// Integer reshard: one parameter after another, clone this rank's slice for the smaller group
+    /// and free the whole (`to_sharded_post_forward`).
+    pub(super) fn keep_slices(&mut self, out: &mut Emitter<'_>, unit: UnitId, ranks: u32) {
+        if !std::mem::replace(&mut self.full[unit.index()], false) {
+            return;
+        }
+        let w = out.inputs.compute_dtype();
+        for g in out.inputs.groups_of(unit) {
+            let full = self.groups[g.index()].full.clone();
+            for (i, id) in full.iter().enumerate() {
+                let whole = out.b.whole(*id);
+                let bytes = whole.bytes / u64::from(ranks);
+                let param = out.inputs.group(g).params[i];
+                let unit = out.inputs.group(g).unit;
+                let slice = out.b.buffer(NewBuffer {
+                    role: Role::GatherInput,
+                    bytes,
+                    dtype: w,
+                    pool: Pool::Caching,
+                    stream: COMPUTE,
+                    unit,
+                    holds: Holds::Param(param),
+                });
+                out.b.alloc(Rule::ReshardGroup, slice);
+                let from = Access {
+                    bytes,
+                    per_rank: PerRank::SubShard,
+                    ..whole
+                };
+                let to = out.b.whole(slice);
+                out.run(KernelLaunch {
+                    rule: Rule::ReshardGroup,
+                    op: ShardOp::Copy,
+                    elements: bytes / w.size(),
+                    dtype: w,
+                    stream: COMPUTE,
+                    reads: &[from],
+                    writes: &[to],
+                });
+                self.groups[g.index()].kept.push(slice);
+                out.b.free(Rule::Reshard, *id);
+            }
+            let resharded = out.b.record(Rule::ReshardGroup, COMPUTE);
+            self.groups[g.index()].resharded = Some(resharded);
+        }
+    }
+
+    pub(super) fn prefetch(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        let fsdp = &out.inputs.scenario.fsdp;
+        let (order, rule, implicit) = if self.backward {
+            (out.inputs.backward_order.clone(), fsdp.prefetch_backward, 1)
+        } else {
+            (out.inputs.forward_order.clone(), fsdp.prefetch_forward, 0)
+        };
+        let Some(at) = order.iter().position(|u| *u == unit) else {
+            return;
+        };
+        for next in prefetch_targets(out.inputs, &order, at, rule, implicit) {
+            self.unshard(out, next, Rule::Prefetch);
+        }
+    }
+
+    pub(super) fn require(&mut self, out: &mut Emitter<'_>, unit: UnitId, direction: Prefetch) {
+        let issued = out
+            .inputs
+            .groups_of(unit)
+            .iter()
+            .any(|g| self.issued[g.index()].is_some());
+        if direction == Prefetch::Depth(0)
+            && !issued
+            && !self.full[unit.index()]
+            && self.comms.shard.is_some()
+        {
+            out.b.join(Rule::GatherGate, COMPUTE, self.copy_in);
+        }
+        self.unshard(out, unit, Rule::Unshard);
+        self.wait_for_unshard(out, unit);
+    }
+}

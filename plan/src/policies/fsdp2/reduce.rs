@@ -1,0 +1,298 @@
+//! Reductions: copy-in, reduce-scatter, all-reduce over replicas, accumulation (`foreach_reduce`).
+
+use super::{Fsdp2, hooks, tables};
+use crate::config::Scenario;
+use crate::ir::{
+    Access, BufferId, COMPUTE, DType, GroupId, Holds, Pool, Real, ReduceOp, Role, ShardOp, StreamId,
+};
+use crate::lower::builder::NewBuffer;
+use crate::lower::emitter::{Emitter, KernelLaunch};
+use crate::lower::reduction;
+use crate::program::Rule;
+use smallvec::SmallVec;
+
+/// How gradients become an average.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Division {
+    /// What the input of the reduce-scatter is divided by.
+    before: u32,
+    /// What the result of the last reduction is divided by.
+    after: f64,
+    op: ReduceOp,
+}
+
+impl Division {
+    /// bf16 and float32 average in the collectives; other dtypes might overflow there, so sums of
+    /// them are divided by about the root of the number of ranks on either side
+    /// (`_get_gradient_divide_factors`). `ranks`: that average, of both axes.
+    fn new(scenario: &Scenario, ranks: u32) -> Self {
+        let sums = scenario.fsdp.per_token_loss;
+        if matches!(scenario.precision.comm_grads, DType::F32 | DType::Bf16) {
+            let op = if sums { ReduceOp::Sum } else { ReduceOp::Avg };
+            return Self {
+                before: 1,
+                after: 1.0,
+                op,
+            };
+        }
+        let factor = if sums { 1 } else { ranks };
+        let mut before = 1;
+        while factor % before == 0 && factor / before > before {
+            before *= 2;
+        }
+        Self {
+            before,
+            after: f64::from(factor) / f64::from(before),
+            op: ReduceOp::Sum,
+        }
+    }
+}
+
+/// Divides a range in place, unless by 1 (`_div_if_needed`).
+fn divide(out: &mut Emitter<'_>, what: Access, by: f64, dtype: DType, stream: StreamId) {
+    if by > 1.0 {
+        let scale = ShardOp::Scale {
+            factor: Real(1.0 / by),
+        };
+        let n = what.bytes / dtype.size();
+        out.run(KernelLaunch {
+            rule: Rule::Scale,
+            op: scale,
+            elements: n,
+            dtype,
+            stream,
+            reads: &[what],
+            writes: &[what],
+        });
+    }
+}
+
+impl Fsdp2 {
+    /// Compute waits for the oldest reduce-scatters and drops their inputs until `limit` of these
+    /// are left.
+    pub(super) fn recycle(&mut self, out: &mut Emitter<'_>, limit: usize, rule: Rule) {
+        while self.pending.len() > limit {
+            let Some((buffer, event)) = self.pending.pop_front() else {
+                break;
+            };
+            if self.streams.reduce != COMPUTE {
+                out.b.wait(rule, event, COMPUTE);
+            }
+            out.b.free(Rule::ReduceRelease, buffer);
+        }
+    }
+
+    pub(super) fn reduce(&mut self, out: &mut Emitter<'_>, g: GroupId) {
+        let rs = self.streams.reduce;
+        let (c, stored) = (
+            out.inputs.scenario.precision.comm_grads,
+            out.inputs.stored_dtype(),
+        );
+        let division = Division::new(out.inputs.scenario, out.inputs.world());
+        let (input, held) = self.pack(out, g, c);
+        out.b.join(Rule::ReduceFork, COMPUTE, rs);
+        let replicas = self.comms.outer;
+        // A sum that is not all-reduced yet is kept as it is (`_partial_reduce_output`).
+        let partial = replicas.is_some() && !out.inputs.scenario.fsdp.reduces(true, self.last);
+        let first = self.groups[g.index()].reduced.is_none();
+        let output = if partial && self.groups[g.index()].partial.is_none() {
+            self.partial(out, g, c)
+        } else {
+            // The output of the first reduction becomes the gradient; later ones are added to it.
+            let role = if !partial && first && c == stored {
+                Role::MainGrad
+            } else {
+                Role::ReduceOutput
+            };
+            let bytes = self.shard_numel(g) * c.size();
+            out.transient_on(role, bytes, c, rs, g)
+        };
+        out.b.alloc(Rule::Reduce, output);
+        divide(out, out.b.whole(input), f64::from(division.before), c, rs);
+        let over = (self.comms.reduce, rs);
+        let ends = (out.b.whole(input), out.b.whole(output));
+        reduction::scatter(out, over, division.op, ends);
+        // The next group's post-backward waits for the reduce-scatter alone: what follows it on any
+        // stream is the end of backward's.
+        let scattered = out.b.record(Rule::Reduce, rs);
+        self.pending.push_back((input, scattered));
+        let mut tail = rs;
+        let mut held: SmallVec<[BufferId; 2]> = held.into_iter().collect();
+        if partial {
+            self.keep_partial(out, g, output);
+        } else {
+            if let Some(comm) = replicas {
+                held.extend(self.add_partial(out, g, output));
+                tail = self.streams.outer;
+                let shard = out.b.whole(output);
+                reduction::all_reduce(out, comm, (rs, tail), division.op, shard);
+            }
+            divide(out, out.b.whole(output), division.after, c, tail);
+            if c == stored && first {
+                self.groups[g.index()].reduced = Some(output);
+            } else {
+                held.extend(self.accumulate(out, g, output, tail));
+                if replicas.is_some() {
+                    // The reduce stream does not wait for the all-reduce: freed now, the next
+                    // group's output could take its memory (`AllReduceState`).
+                    self.groups[g.index()].all_reduced = Some(output);
+                } else {
+                    out.b.free(Rule::Reduce, output);
+                }
+            }
+        }
+        if tail != COMPUTE {
+            self.groups[g.index()].post_reduce = Some(out.b.record(Rule::Reduce, tail));
+        }
+        // What the call itself refers to.
+        for buffer in held {
+            out.b.free(Rule::Reduce, buffer);
+        }
+        if rs == COMPUTE {
+            self.recycle(out, 0, Rule::ReduceGate);
+        }
+    }
+
+    /// Elements of a rank's shard of what a group reduces.
+    fn shard_numel(&self, g: GroupId) -> u64 {
+        self.groups[g.index()].grads.shard_numel()
+    }
+
+    /// Packs a group's gradients into the input of its reduce-scatter, and frees them: all but the
+    /// last one, which several ranks hold until the reduction is issued (the variable of a loop
+    /// over the gradients in `foreach_reduce` refers to it).
+    fn pack(
+        &mut self,
+        out: &mut Emitter<'_>,
+        g: GroupId,
+        c: DType,
+    ) -> (BufferId, Option<BufferId>) {
+        let group = out.inputs.group(g).clone();
+        let full = self.groups[g.index()].grads.full_numel();
+        hooks(out, Rule::Reduce, group.params.len());
+        self.recycle(out, self.in_flight - 1, Rule::ReduceGate);
+        let input = out.transient_on(Role::ReduceInput, full * c.size(), c, COMPUTE, g);
+        out.b.alloc(Rule::ReduceCopyIn, input);
+        let mut grads: Vec<BufferId> = group
+            .params
+            .iter()
+            .filter_map(|p| self.grads.take(*p))
+            .collect();
+        let from: Vec<Access> = grads.iter().map(|id| out.b.whole(*id)).collect();
+        let whole = out.b.whole(input);
+        let pack = ShardOp::ChunkCat {
+            ranks: out.inputs.inner,
+        };
+        let items = &self.groups[g.index()].grads.items;
+        let shards: Vec<u64> = items.iter().map(|i| i.shard_numel * c.size()).collect();
+        tables::run(out, Rule::ReduceCopyIn, pack, c, &from, &[whole], &shards);
+        let held = if out.inputs.inner > 1 {
+            grads.pop()
+        } else {
+            None
+        };
+        for id in grads {
+            out.b.free(Rule::Grad, id);
+        }
+        (input, held)
+    }
+
+    /// The buffer of a group's sums between micro-batches.
+    fn partial(&mut self, out: &mut Emitter<'_>, g: GroupId, dtype: DType) -> BufferId {
+        let rs = self.streams.reduce;
+        let (unit, numel) = (out.inputs.group(g).unit, self.shard_numel(g));
+        *self.groups[g.index()].partial_made.get_or_insert_with(|| {
+            out.b.buffer(NewBuffer {
+                role: Role::ReduceOutput,
+                bytes: numel * dtype.size(),
+                dtype,
+                pool: Pool::Caching,
+                stream: rs,
+                unit,
+                holds: Holds::Group(g),
+            })
+        })
+    }
+
+    /// Keeps a micro-batch's sum over the shard axis, added to those before it.
+    fn keep_partial(&mut self, out: &mut Emitter<'_>, g: GroupId, output: BufferId) {
+        match self.groups[g.index()].partial {
+            Some(sum) => {
+                self.add(out, output, sum);
+                out.b.free(Rule::Reduce, output);
+            }
+            None => self.groups[g.index()].partial = Some(output),
+        }
+    }
+
+    /// Adds what earlier micro-batches left, and returns it: the group refers to it until it gets
+    /// the call's result.
+    fn add_partial(
+        &mut self,
+        out: &mut Emitter<'_>,
+        g: GroupId,
+        output: BufferId,
+    ) -> Option<BufferId> {
+        let sum = self.groups[g.index()].partial.take()?;
+        self.add(out, sum, output);
+        Some(sum)
+    }
+
+    /// Adds one sum over the shard axis to another, on their stream.
+    fn add(&self, out: &mut Emitter<'_>, from: BufferId, to: BufferId) {
+        let (from, to) = (out.b.whole(from), out.b.whole(to));
+        reduction::accumulate(
+            out,
+            Rule::ReduceAccumulate,
+            from,
+            &[to],
+            self.streams.reduce,
+        );
+    }
+
+    /// Casts a reduced shard to the sharded gradient, or adds it there.
+    /// Returns what a sum was added from, where that is not `output`.
+    fn accumulate(
+        &mut self,
+        out: &mut Emitter<'_>,
+        g: GroupId,
+        output: BufferId,
+        stream: StreamId,
+    ) -> Option<BufferId> {
+        let (c, stored) = (
+            out.inputs.scenario.precision.comm_grads,
+            out.inputs.stored_dtype(),
+        );
+        let n = self.shard_numel(g);
+        let rule = Rule::ReduceAccumulate;
+        let at_rest = self.groups[g.index()].reduced;
+        // `_to_dtype_if_needed`: a gradient of its own, which becomes the sharded one or is added
+        // to it.
+        let role = match at_rest {
+            None => Role::MainGrad,
+            Some(_) => Role::Temporary,
+        };
+        let new = (c != stored).then(|| {
+            let id = out.transient_on(role, n * stored.size(), stored, stream, g);
+            out.b.alloc(rule, id);
+            let (from, to) = (out.b.whole(output), out.b.whole(id));
+            out.run(KernelLaunch {
+                rule,
+                op: ShardOp::Copy,
+                elements: n,
+                dtype: stored,
+                stream,
+                reads: &[from],
+                writes: &[to],
+            });
+            id
+        });
+        let Some(grad) = at_rest else {
+            self.groups[g.index()].reduced = new;
+            return None;
+        };
+        let (from, to) = (out.b.whole(new.unwrap_or(output)), out.b.whole(grad));
+        reduction::accumulate(out, rule, from, &[to], stream);
+        new
+    }
+}

@@ -1,0 +1,124 @@
+//! Defaults and rules of the policy `fsdp2`.
+
+use super::Fsdp2;
+use crate::compile::WeightAdjacency;
+use crate::config::{
+    AllocatorKind, GradientSync, MergeProjections, OuterStrategy, PolicyKind, Prefetch, Reshard,
+    Strategy,
+};
+use crate::ir::DType;
+use crate::lower::engine::Engine;
+use crate::lower::{Lowering, per_param_layout};
+use crate::policies::NO_NAN_CHECK;
+use crate::policies::spec::{Defaults, PolicySpec, Refusal, Rules, fully_compiled};
+
+pub(crate) const SPEC: PolicySpec = PolicySpec {
+    kind: PolicyKind::Fsdp2,
+    defaults: Defaults {
+        prefetch: Prefetch::Implicit,
+        reduce_in_flight: 1,
+        // Without `set_requires_gradient_sync(False)`, torch reduces over all axes every time.
+        gradient_sync: GradientSync::Every,
+        reshard: |strategy| match strategy {
+            Strategy::OptimGrads => Reshard::Never,
+            _ => Reshard::Always,
+        },
+        separate_communicators: false,
+        allocator: AllocatorKind::Caching,
+        main_grads: |_| DType::F32,
+        comm_grads: |_| DType::F32,
+        optimizes_code: false,
+    },
+    rules: Rules {
+        options: &["reshard_root"],
+        refuses: REFUSES,
+        without_effect: &[],
+    },
+    fixed_addresses: "use policy native",
+    engine: Engine {
+        framework: true,
+        fused_optimizer: false,
+        late_norm: false,
+        frees_gradients: false,
+        own_workspaces: None,
+        plans_persistent: false,
+        shards_params: true,
+        separate_main_params: false,
+        copies_for_comm: false,
+        premultiplies: |dtype| dtype == DType::F32,
+        averages: false,
+    },
+    lowering: Lowering {
+        layout: per_param_layout,
+        // torch has one `FSDPParamGroup` per `fully_shard` call: it gathers all of its parameters
+        // and reduces those that have gradients.
+        frozen_apart: false,
+        places_merged_weights: false,
+        adjacency: WeightAdjacency::None,
+        lifecycle: |out| {
+            super::supports(out.inputs)?;
+            Ok(Box::new(Fsdp2::new(out)))
+        },
+    },
+};
+
+const REFUSES: &[Refusal] = &[
+    Refusal {
+        keys: &["fsdp.strategy", "fsdp.placements", "fsdp.policy"],
+        when: |s| matches!(s.fsdp.strategy, Strategy::NoShard | Strategy::Optim),
+        message: "policy fsdp2 always shards gradients: torch `fully_shard` has no ZeRO-1 and no \
+                  replication over its shard axis",
+        help: "use optim_grads_params, optim_grads (reshard_after_forward = false), or policy \
+               native or megatron",
+    },
+    Refusal {
+        keys: &[
+            "fsdp.reshard_after_forward",
+            "fsdp.strategy",
+            "fsdp.placements",
+            "fsdp.policy",
+        ],
+        when: |s| {
+            let reshards = s.fsdp.reshard_after_forward != Reshard::Never;
+            s.fsdp.strategy == Strategy::OptimGrads && reshards
+        },
+        message: "with policy fsdp2, optim_grads means reshard_after_forward = false",
+        help: "set reshard_after_forward = false, or strategy = \"optim_grads_params\"",
+    },
+    Refusal {
+        keys: &["fsdp.outer_strategy", "fsdp.placements", "fsdp.policy"],
+        when: |s| s.fsdp.outer_strategy == OuterStrategy::Optim,
+        message: "policy fsdp2 can only replicate over dp_outer: torch `fully_shard` has HSDP, \
+                  not HFSDP",
+        help: "use policy native or megatron, or outer_strategy = \"no_shard\"",
+    },
+    Refusal {
+        keys: &["fsdp.allocator", "fsdp.policy"],
+        when: |s| {
+            let allocator = s.fsdp.allocator;
+            matches!(allocator, AllocatorKind::Pool | AllocatorKind::DoubleBuffer)
+        },
+        message: "policy fsdp2 allocates through PyTorch's caching allocator: it has no planned \
+                  pool and no double buffer",
+        help: "use \"caching\" or \"temporary\", or policy native",
+    },
+    Refusal {
+        keys: &["fsdp.offload", "fsdp.policy"],
+        when: |s| s.fsdp.offload.any(),
+        message: "policy fsdp2 has no host offload; only policy native has it",
+        help: "set fsdp.policy = \"native\", or fsdp.offload = []",
+    },
+    Refusal {
+        keys: &["fsdp.nan_check", "fsdp.policy"],
+        when: |s| s.fsdp.nan_check && !fully_compiled(s),
+        message: "policy fsdp2 does not check for NaN: torch `fully_shard` has no such check",
+        help: NO_NAN_CHECK,
+    },
+    Refusal {
+        keys: &["compile.merge_projections", "fsdp.policy"],
+        when: |s| s.compile.merge_projections != MergeProjections::None && !fully_compiled(s),
+        message: "policy fsdp2 copies every parameter into a separate buffer, but merging needs \
+                  adjacent weights",
+        help: "use policy native or megatron, or merge_projections none",
+    },
+];

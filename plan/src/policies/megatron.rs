@@ -1,0 +1,593 @@
+//! The `megatron` policy: megatron-fsdp 0.6.1, the production engine (`megatron_fsdp.py`,
+//! `param_and_grad_buffer.py`).
+//!
+//! - one flat bucket per unit and one for the root's own parameters, which stays gathered once it has
+//!   been;
+//! - gathers are prefetched in bucket order until half of the suggested communication size is in
+//!   flight;
+//! - each of autograd's gradients is copied, as soon as it is complete, into its group's full
+//!   bucket, which exists from the first one on; behind the last one the bucket is reduced in place
+//!   into the rank's slice and then added to the persistent shard; a queue bounded in elements decides
+//!   when buckets are released.
+
+mod spec;
+
+pub(super) use spec::SPEC;
+
+use crate::config::{AllocatorKind, Prefetch, Strategy};
+use crate::ir::{
+    Access, BufferId, COMPUTE, DType, EventId, GroupId, HostWorkKind, ParamId, PerRank, Role,
+    ShardOp, UnitId,
+};
+use crate::lower::autograd::AutogradGrads;
+use crate::lower::emitter::{Emitter, KernelLaunch};
+use crate::lower::flat::{Flat, Reduction, fill_padding};
+use crate::lower::inputs::LoweringInputs;
+use crate::lower::optimizer::ShardState;
+use crate::lower::streams::CommStreams;
+use crate::lower::walk::{Lifecycle, Location};
+use crate::program::{Axis, Communicator, Phase, Rule};
+use smallvec::SmallVec;
+use std::collections::VecDeque;
+
+/// A reduction in flight.
+#[derive(Clone, Debug)]
+struct Queued {
+    unit: UnitId,
+    done: EventId,
+    /// What is freed behind it: the bucket, if gradients are sharded, and copies in the
+    /// communication dtype.
+    buffers: SmallVec<[BufferId; 3]>,
+    elements: u64,
+}
+
+pub(crate) struct Megatron {
+    flat: Flat,
+    /// Units in bucket order: registration order of their first parameter.
+    buckets: Vec<UnitId>,
+    gathered: Vec<Option<EventId>>,
+    full: Vec<bool>,
+    /// Root buckets keep their storage between steps once they have one.
+    preserved: Vec<bool>,
+    grads: AutogradGrads,
+    /// Full buckets that gather gradients, by group.
+    filling: Vec<Option<BufferId>>,
+    /// Gradients of this backward that have been handled, by group.
+    ready: Vec<usize>,
+    queue: VecDeque<Queued>,
+    /// Gradients cast to the main dtype for the optimizer.
+    casts: Vec<Option<BufferId>>,
+    done: Vec<bool>,
+    /// Units that backward reaches.
+    reached: Vec<bool>,
+    first: bool,
+    last: bool,
+    /// Elements that may wait in the reduce queue, and that prefetch aims at.
+    capacity: u64,
+    double_buffer: bool,
+}
+
+impl Megatron {
+    pub(crate) fn new(out: &mut Emitter<'_>) -> Self {
+        let fsdp = &out.inputs.scenario.fsdp;
+        let separate = fsdp.separate_communicators;
+        let double_buffer = fsdp.allocator == AllocatorKind::DoubleBuffer;
+        let multi = out.inputs.world() > 1;
+        let streams = CommStreams::new(out, multi, 0, 0);
+        let comms = out.communicators(separate);
+        if multi {
+            // The device mesh broadcasts initial parameters over a group of its own, which stays:
+            // 384 MiB of device memory on top of the sharding group's, measured on 4 H200.
+            let size = out.inputs.world();
+            out.b.add_communicator(Communicator {
+                name: "mesh".to_owned(),
+                axis: Axis::World,
+                size,
+                stride: 1,
+                copy_engine: false,
+            });
+        }
+        let flat = Flat::new(out, comms, streams, true);
+        let mut buckets = out.inputs.forward_order.clone();
+        buckets.sort_by_key(|u| {
+            let groups = &out.inputs.unit(*u).groups;
+            // The root's own parameters form the last bucket: units are matched before the rest.
+            (
+                out.inputs.unit(*u).spec.is_root,
+                groups
+                    .first()
+                    .and_then(|g| out.inputs.group(*g).params.first().copied()),
+            )
+        });
+        let capacity = suggested_size(out.inputs);
+        let units = out.inputs.units.len();
+        Self {
+            flat,
+            buckets,
+            gathered: vec![None; units],
+            full: vec![false; units],
+            preserved: vec![false; units],
+            grads: AutogradGrads::new(out.inputs.tape.params.len(), out.inputs.compute_dtype()),
+            filling: vec![None; out.inputs.groups.len()],
+            ready: vec![0; out.inputs.groups.len()],
+            queue: VecDeque::new(),
+            casts: vec![None; out.inputs.groups.len()],
+            done: vec![false; units],
+            reached: (0..units as u16)
+                .map(|u| out.inputs.backward_order.contains(&UnitId(u)))
+                .collect(),
+            first: true,
+            last: true,
+            capacity,
+            double_buffer,
+        }
+    }
+
+    fn unshard(&mut self, out: &mut Emitter<'_>, unit: UnitId, rule: Rule) {
+        if std::mem::replace(&mut self.full[unit.index()], true)
+            || !self.flat.gathers(out.inputs, self.first)
+        {
+            return;
+        }
+        let (phase, at) = (out.b.phase(), out.b.unit());
+        out.b.at(unit, phase);
+        out.b.host(rule, HostWorkKind::Hook, 1);
+        out.b
+            .host(rule, HostWorkKind::HookParam, out.inputs.unit(unit).params);
+        let resident = is_resident(out.inputs, unit);
+        let kept = std::mem::replace(&mut self.preserved[unit.index()], resident);
+        for g in out.inputs.groups_of(unit) {
+            if let Some(full) = self.flat.state(g).full {
+                if resident {
+                    if !kept {
+                        out.b.first_only(|b| b.alloc(rule, full));
+                    }
+                } else {
+                    out.b.alloc(rule, full);
+                }
+            }
+        }
+        // Every gather waits for the work already enqueued on the compute stream.
+        out.b
+            .join(Rule::GatherGate, COMPUTE, self.flat.streams.gather);
+        for g in out.inputs.groups_of(unit) {
+            self.flat.gather(out, rule, g, self.first, None);
+        }
+        self.gathered[unit.index()] = Some(out.b.record(rule, self.flat.streams.gather));
+        out.b.at(at, phase);
+    }
+
+    fn require(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        self.unshard(out, unit, Rule::Unshard);
+        if let Some(event) = self.gathered[unit.index()]
+            && self.flat.streams.gather != COMPUTE
+        {
+            out.b.wait(Rule::GatherDone, event, COMPUTE);
+        }
+    }
+
+    /// `AllGatherPipeline`: walk the bucket order from `unit` until the prefetched elements reach
+    /// the budget.
+    fn prefetch(&mut self, out: &mut Emitter<'_>, unit: UnitId, backward: bool) {
+        let rule = if backward {
+            out.inputs.scenario.fsdp.prefetch_backward
+        } else {
+            out.inputs.scenario.fsdp.prefetch_forward
+        };
+        let Some(at) = self.buckets.iter().position(|u| *u == unit) else {
+            return;
+        };
+        let order: Vec<UnitId> = if backward {
+            self.buckets[..at].iter().rev().copied().collect()
+        } else {
+            self.buckets[at + 1..].to_vec()
+        };
+        let (mut elements, mut count) = (0, 0);
+        for next in order {
+            let go = match rule {
+                Prefetch::Implicit => elements < self.capacity / 2,
+                Prefetch::Elements(n) => elements < n,
+                Prefetch::Depth(d) => count < d,
+            };
+            // Under the double buffer a third unit never is in flight, and non-unit parameters are
+            // not prefetched.
+            if !go
+                || (self.double_buffer
+                    && (self.live_units(out.inputs) >= 2 || is_resident(out.inputs, next)))
+            {
+                break;
+            }
+            elements += out.inputs.unit(next).numel;
+            count += 1;
+            // A unit that backward does not reach (frozen, before anything trained) would never be
+            // released.
+            let useless = backward && (self.done[next.index()] || !self.reached[next.index()]);
+            if !useless {
+                self.unshard(out, next, Rule::Prefetch);
+            }
+        }
+    }
+
+    fn live_units(&self, inputs: &LoweringInputs<'_>) -> usize {
+        (0..self.full.len())
+            .filter(|u| self.full[*u] && !is_resident(inputs, UnitId(*u as u16)))
+            .count()
+    }
+
+    fn release(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        if is_resident(out.inputs, unit) || !self.flat.weight_sharded() {
+            return;
+        }
+        if !std::mem::replace(&mut self.full[unit.index()], false) {
+            return;
+        }
+        self.gathered[unit.index()] = None;
+        for g in out.inputs.groups_of(unit) {
+            if let Some(full) = self.flat.state(g).full {
+                out.b.free(Rule::Reshard, full);
+            }
+        }
+    }
+
+    fn pop(&mut self, out: &mut Emitter<'_>, rule: Rule) {
+        if let Some(q) = self.queue.pop_front() {
+            if self.flat.streams.reduce != COMPUTE {
+                out.b.wait(rule, q.done, COMPUTE);
+            }
+            for buffer in q.buffers {
+                out.b.free(Rule::ReduceRelease, buffer);
+            }
+        }
+    }
+
+    /// Pops what is above the queue's capacity: `wait_for_previous_grad_reduce`.
+    fn gate(&mut self, out: &mut Emitter<'_>) {
+        while self.queue.iter().map(|q| q.elements).sum::<u64>() > self.capacity {
+            self.pop(out, Rule::ReduceGate);
+        }
+    }
+
+    /// Under the double buffer two units may be reduced, of which the one whose gradients are
+    /// gathered is one if it is double-buffered: `_enforce_double_buffer_limit`, which runs before
+    /// a bucket is taken. (Its waits are on the reduce stream, so that nothing orders the copies
+    /// into the bucket behind its last reduction; computation waits here.)
+    fn limit_double_buffer(&mut self, out: &mut Emitter<'_>, g: GroupId) {
+        if !self.double_buffer {
+            return;
+        }
+        let unit = out.inputs.group(g).unit;
+        let mut units: SmallVec<[UnitId; 4]> = SmallVec::new();
+        if !is_resident(out.inputs, unit) {
+            units.push(unit);
+        }
+        let newest = self.queue.iter().rev();
+        let keep = newest.take_while(|q| {
+            if !units.contains(&q.unit) {
+                units.push(q.unit);
+            }
+            units.len() <= 2
+        });
+        let keep = keep.count();
+        while self.queue.len() > keep {
+            self.pop(out, Rule::ReduceGate);
+        }
+    }
+
+    /// The source keeps the bucket until the reduction over the outer axis is over too, although
+    /// that reads main gradients only: it records one event, behind both
+    /// (`_bucket_group_gradient_reduce`).
+    fn enqueue(
+        &mut self,
+        out: &mut Emitter<'_>,
+        g: GroupId,
+        r: Reduction,
+        bucket: Option<BufferId>,
+    ) {
+        self.queue.push_back(Queued {
+            unit: out.inputs.group(g).unit,
+            done: r.complete,
+            buffers: bucket
+                .into_iter()
+                .chain(r.held.into_iter().flatten())
+                .collect(),
+            elements: self.flat.state(g).numel,
+        });
+        if self.flat.streams.reduce == COMPUTE && self.flat.streams.outer == COMPUTE {
+            self.pop(out, Rule::ReduceGate);
+        }
+    }
+
+    /// Where a group's gradients are gathered: its bucket, taken at the first one of a backward
+    /// (`get_main_grad`), or all of G, to which later micro-batches add.
+    fn bucket(&mut self, out: &mut Emitter<'_>, g: GroupId) -> (Access, DType) {
+        if !self.flat.grad_sharded() {
+            let grad = self.flat.state(g).grad;
+            let grad = grad.expect("only trained groups have gradients");
+            let dtype = out.inputs.scenario.precision.main_grads;
+            if self.first && self.ready[g.index()] == 0 {
+                fill_padding(out, g, grad, dtype);
+            }
+            return (grad, dtype);
+        }
+        let c = self.flat.comm_dtype();
+        if let Some(bucket) = self.filling[g.index()] {
+            return (out.b.whole(bucket), c);
+        }
+        self.limit_double_buffer(out, g);
+        let bucket = match out.made.get(&(Role::FullGrad, g, COMPUTE)) {
+            Some(id) => *id,
+            None => {
+                let bytes = self.flat.state(g).numel * c.size();
+                let id = out.transient(Role::FullGrad, bytes, c, COMPUTE, g);
+                out.made.insert((Role::FullGrad, g, COMPUTE), id);
+                id
+            }
+        };
+        out.b.alloc(Rule::Grad, bucket);
+        let whole = out.b.whole(bucket);
+        fill_padding(out, g, whole, c);
+        self.filling[g.index()] = Some(bucket);
+        (whole, c)
+    }
+
+    /// Moves one of autograd's gradients to where its group's are gathered: `_grad_acc`.
+    fn handle_grad(&mut self, out: &mut Emitter<'_>, g: GroupId, p: ParamId) {
+        let Some(grad) = self.grads.take(p) else {
+            return;
+        };
+        let (to, dtype) = self.bucket(out, g);
+        let numel = out.inputs.tape.params[p.index()].numel();
+        let slot = Access {
+            offset: to.offset + out.inputs.flat_offset(p) * dtype.size(),
+            bytes: numel * dtype.size(),
+            ..to
+        };
+        let from = out.b.whole(grad);
+        let (rule, kind, reads) = if self.flat.grad_sharded() {
+            (Rule::ReduceCopyIn, ShardOp::Copy, vec![from])
+        } else if self.first {
+            (Rule::Accumulate, ShardOp::Copy, vec![from])
+        } else {
+            (Rule::Accumulate, ShardOp::Accumulate, vec![from, slot])
+        };
+        out.run(KernelLaunch {
+            rule,
+            op: kind,
+            elements: numel,
+            dtype,
+            stream: COMPUTE,
+            reads: &reads,
+            writes: &[slot],
+        });
+        out.b.free(Rule::Grad, grad);
+    }
+
+    /// Reduces a group all of whose gradients are there: every backward where gradients are
+    /// sharded, else in the last one.
+    fn reduce(&mut self, out: &mut Emitter<'_>, g: GroupId) {
+        out.b.host(Rule::Reduce, HostWorkKind::Hook, 1);
+        let bucket = self.filling[g.index()].take();
+        if bucket.is_none() && !self.last {
+            return;
+        }
+        self.gate(out);
+        self.limit_double_buffer(out, g);
+        let reduction = match bucket {
+            Some(bucket) => {
+                let (whole, first, last) = (out.b.whole(bucket), self.first, self.last);
+                self.flat.reduce_sharded(out, g, whole, first, last, true)
+            }
+            None => self.flat.reduce_full(out, g),
+        };
+        self.enqueue(out, g, reduction, bucket);
+    }
+}
+
+/// Parameters outside every unit stay gathered: their bucket keeps its storage for the whole run.
+fn is_resident(inputs: &LoweringInputs<'_>, unit: UnitId) -> bool {
+    let spec = &inputs.unit(unit).spec;
+    spec.is_root || spec.keep
+}
+
+/// `suggested_communication_unit_size` where it is not set, in elements (`megatron_fsdp.py`,
+/// `_init_fsdp_param_and_grad_buffer`): twice the mean unit under ZeRO-3, else the bucket size,
+/// which is 1e9 by default (`bucket_size` has no key here). What it comes to is at least 1e9 (the
+/// source's comment says "cap", its code is a floor).
+fn suggested_size(inputs: &LoweringInputs<'_>) -> u64 {
+    const DEFAULT: u64 = 1_000_000_000;
+    if inputs.scenario.fsdp.strategy != Strategy::OptimGradsParams {
+        return DEFAULT;
+    }
+    let units = inputs
+        .forward_order
+        .iter()
+        .filter(|u| !is_resident(inputs, **u));
+    // Of parameters, without padding.
+    let numel = |u: &UnitId| -> u64 {
+        let params = inputs
+            .unit(*u)
+            .groups
+            .iter()
+            .flat_map(|g| &inputs.group(*g).params);
+        params.map(|p| inputs.tape.params[p.index()].numel()).sum()
+    };
+    let (count, total) = units.fold((0, 0), |(n, sum), u| (n + 1, sum + numel(u)));
+    let mean = u64::checked_div(total, count).unwrap_or(0);
+    (2 * mean).max(DEFAULT)
+}
+
+impl Lifecycle for Megatron {
+    fn init(&mut self, out: &mut Emitter<'_>) {
+        self.flat.init(out);
+    }
+
+    fn micro_batch(&mut self, index: u16, last: bool) {
+        self.first = index == 0;
+        self.last = last;
+    }
+
+    fn forward_start(&mut self, out: &mut Emitter<'_>) {
+        if self.first {
+            // The pipeline is reset: resident buckets keep their storage, their content is stale.
+            self.full.fill(false);
+            self.gathered.fill(None);
+        }
+        if self.flat.streams.gather != COMPUTE {
+            out.b
+                .join(Rule::StepStart, COMPUTE, self.flat.streams.gather);
+        }
+    }
+
+    fn pre_forward(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        self.require(out, unit);
+        self.prefetch(out, unit, false);
+    }
+
+    fn post_forward(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        if out.inputs.unit(unit).reshards || out.b.phase() == Phase::Validation {
+            self.release(out, unit);
+        }
+    }
+
+    fn forward_end(&mut self, _out: &mut Emitter<'_>) {}
+
+    fn backward_start(&mut self, _out: &mut Emitter<'_>) {
+        self.done.fill(false);
+    }
+
+    fn pre_recompute(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        self.require(out, unit);
+    }
+
+    fn pre_backward(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        self.require(out, unit);
+        self.prefetch(out, unit, true);
+    }
+
+    fn post_backward(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        self.done[unit.index()] = true;
+        self.release(out, unit);
+    }
+
+    /// `_process_post_backward_gradients`, the hook behind a parameter's accumulation.
+    fn grad_ready(&mut self, out: &mut Emitter<'_>, p: ParamId) {
+        let (g, _) = out.inputs.home[p.index()];
+        if !out.inputs.group(g).requires_grad {
+            return;
+        }
+        let (phase, at) = (out.b.phase(), out.b.unit());
+        out.b.at(out.inputs.group(g).unit, phase);
+        out.b.host(Rule::Reduce, HostWorkKind::HookParam, 1);
+        self.handle_grad(out, g, p);
+        self.ready[g.index()] += 1;
+        if self.ready[g.index()] == out.inputs.group(g).params.len() {
+            self.ready[g.index()] = 0;
+            self.reduce(out, g);
+        }
+        out.b.at(at, phase);
+    }
+
+    fn backward_end(&mut self, out: &mut Emitter<'_>) {
+        while !self.queue.is_empty() {
+            self.pop(out, Rule::FinalFence);
+        }
+        // Frozen units before the first trained one have no backward to be released in.
+        for unit in out.inputs.forward_order.clone() {
+            self.release(out, unit);
+        }
+        out.b
+            .join(Rule::FinalFence, self.flat.streams.reduce, COMPUTE);
+        if self.last && out.inputs.outer > 1 {
+            out.b
+                .join(Rule::FinalFence, self.flat.streams.outer, COMPUTE);
+        }
+    }
+
+    fn weight(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location {
+        self.flat.weight(out.inputs, p)
+    }
+
+    fn grad(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location {
+        self.grads.location(out, p)
+    }
+
+    fn optimizer_state(&mut self, out: &mut Emitter<'_>) -> Vec<ShardState> {
+        let mut states = self.flat.optimizer_state(out, out.inputs.group_ids());
+        let precision = out.inputs.scenario.precision;
+        let Some(main) = precision.main_params.filter(|m| *m != precision.main_grads) else {
+            return states;
+        };
+        // `update_main_grads`: the optimizer sees gradients in the main dtype.
+        let trained: Vec<GroupId> = out
+            .inputs
+            .group_ids()
+            .filter(|g| out.inputs.group(*g).requires_grad)
+            .collect();
+        for (state, g) in states.iter_mut().zip(trained) {
+            let numel = state.items.iter().map(|i| i.numel).sum::<u64>();
+            let id = match self.casts[g.index()] {
+                Some(id) => id,
+                None => {
+                    let id =
+                        out.transient_on(Role::ReduceOutput, numel * main.size(), main, COMPUTE, g);
+                    self.casts[g.index()] = Some(id);
+                    id
+                }
+            };
+            out.b.alloc(Rule::Optimizer, id);
+            let whole = out.b.whole(id);
+            let grads: Vec<Access> = state.items.iter().map(|i| i.grad).collect();
+            out.run(KernelLaunch {
+                rule: Rule::Optimizer,
+                op: ShardOp::Copy,
+                elements: numel,
+                dtype: main,
+                stream: COMPUTE,
+                reads: &grads,
+                writes: &[whole],
+            });
+            let mut offset = 0;
+            for item in &mut state.items {
+                let bytes = item.numel * main.size();
+                item.grad = Access {
+                    buffer: id,
+                    offset,
+                    bytes,
+                    per_rank: PerRank::Same,
+                };
+                offset += bytes;
+            }
+        }
+        states
+    }
+
+    fn step_end(&mut self, out: &mut Emitter<'_>) {
+        self.flat.refresh(out, COMPUTE);
+        for g in out.inputs.group_ids() {
+            if let Some(id) = self.casts[g.index()] {
+                out.b.at(out.inputs.group(g).unit, Phase::Optimizer);
+                out.b.free(Rule::ZeroGrad, id);
+            }
+        }
+        // `zero_grad_buffer`: all persistent gradients are zeroed in one go.
+        let grads: Vec<Access> = out
+            .inputs
+            .group_ids()
+            .filter_map(|g| self.flat.state(g).grad)
+            .collect();
+        let bytes = grads.iter().map(|a| a.bytes).sum::<u64>();
+        if bytes > 0 {
+            let g = out.inputs.scenario.precision.main_grads;
+            out.b.at(UnitId(0), Phase::Optimizer);
+            out.run(KernelLaunch {
+                rule: Rule::ZeroGrad,
+                op: ShardOp::Zero,
+                elements: bytes / g.size(),
+                dtype: g,
+                stream: COMPUTE,
+                reads: &[],
+                writes: &grads,
+            });
+        }
+    }
+}

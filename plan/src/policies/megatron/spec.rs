@@ -1,0 +1,105 @@
+//! Defaults and rules of the policy `megatron`.
+
+use super::Megatron;
+use crate::compile::WeightAdjacency;
+use crate::config::{AllocatorKind, GradientSync, PolicyKind, Prefetch, Reshard};
+use crate::ir::DType;
+use crate::lower::engine::Engine;
+use crate::lower::{Lowering, flat_layout};
+use crate::policies::GRADIENTS_ADDED_UP;
+use crate::policies::spec::{
+    Defaults, PolicySpec, Refusal, Rules, WithoutEffect, fully_compiled, sets_reduce_in_flight,
+};
+use crate::shard::mesh;
+
+pub(crate) const SPEC: PolicySpec = PolicySpec {
+    kind: PolicyKind::Megatron,
+    defaults: Defaults {
+        prefetch: Prefetch::Implicit,
+        reduce_in_flight: 2,
+        gradient_sync: GradientSync::OuterLast,
+        reshard: |_| Reshard::Always,
+        separate_communicators: false,
+        allocator: AllocatorKind::Caching,
+        main_grads: |compute| match compute {
+            DType::F32 => DType::F32,
+            _ => DType::Bf16,
+        },
+        comm_grads: |main_grads| main_grads,
+        optimizes_code: false,
+    },
+    rules: Rules {
+        options: &[],
+        refuses: REFUSES,
+        without_effect: &[WithoutEffect {
+            key: "fsdp.reduce_in_flight",
+            because_of: "fsdp.policy",
+            when: sets_reduce_in_flight,
+            why: "policy megatron bounds gradients in flight by elements, not buffers",
+        }],
+    },
+    fixed_addresses: "set fsdp.allocator = \"double_buffer\" and persist_on_alloc_fail = true",
+    engine: Engine {
+        framework: true,
+        fused_optimizer: false,
+        late_norm: false,
+        frees_gradients: false,
+        own_workspaces: None,
+        plans_persistent: false,
+        shards_params: false,
+        // The production engine has main weights whenever a main dtype is asked for.
+        separate_main_params: true,
+        copies_for_comm: true,
+        // `gradient_reduce_preprocessing`, with `gradient_reduce_div_fusion` as by default.
+        premultiplies: |dtype| dtype != DType::Bf16,
+        averages: false,
+    },
+    lowering: Lowering {
+        layout: flat_layout,
+        frozen_apart: true,
+        places_merged_weights: false,
+        // Gradients are autograd's until they are copied into the bucket.
+        adjacency: WeightAdjacency::Weights,
+        lifecycle: |out| Ok(Box::new(Megatron::new(out))),
+    },
+};
+
+const REFUSES: &[Refusal] = &[
+    Refusal {
+        keys: &["fsdp.reshard_after_forward", "fsdp.policy"],
+        when: |s| matches!(s.fsdp.reshard_after_forward, Reshard::Group(_)),
+        message: "policy megatron cannot reshard to a smaller group",
+        help: "use true, false or \"auto\", or policy native or fsdp2",
+    },
+    Refusal {
+        keys: &["fsdp.offload", "fsdp.policy"],
+        when: |s| s.fsdp.offload.any(),
+        message: "policy megatron has no host offload; only policy native has it",
+        help: "set fsdp.policy = \"native\", or fsdp.offload = []",
+    },
+    Refusal {
+        keys: &["fsdp.reshard_after_backward", "fsdp.policy"],
+        when: |s| !s.fsdp.reshard_after_backward && !fully_compiled(s),
+        message: "`reshard_after_backward` = false is an option of policies native and fsdp2: \
+                  Megatron-FSDP releases every unit after its backward",
+        help: "set reshard_after_backward = true",
+    },
+    GRADIENTS_ADDED_UP,
+    Refusal {
+        keys: &["fsdp.gradient_sync", "fsdp.policy", "fsdp.strategy"],
+        when: |s| {
+            let last = s.fsdp.gradient_sync == GradientSync::Last;
+            last && mesh::grad_sharded(s.fsdp.strategy) && !fully_compiled(s)
+        },
+        message: "`gradient_sync` = \"last\" needs unsharded gradients: Megatron-FSDP's no_sync \
+                  reduces sharded ones all the same",
+        help: "set gradient_sync = \"outer_last\"",
+    },
+    Refusal {
+        keys: &["compile.mode", "fsdp.policy"],
+        when: fully_compiled,
+        message: "compile mode full makes collectives graph nodes, but policy megatron issues \
+                  them from hooks",
+        help: "use mode regions or blocks, or policy native or fsdp2",
+    },
+];

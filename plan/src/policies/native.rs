@@ -1,0 +1,243 @@
+//! The policy `native`: the per-module lifecycle of the `fully_shard` rewrite (Megatron-LM #4435),
+//! with the discipline of the clean one on its main branch: every buffer is freed on the stream
+//! that used it last, behind a wait edge.
+//!
+//! - `unshard.rs`: a gather lands in the flat buffer that parameters view. Gathers run up to the
+//!   prefetch depth or element budget ahead, never in recompute. Backward gathers only the units of
+//!   which one of its kernels reads a weight. Under HFSDP a unit's shards are gathered over the
+//!   outer axis once per step, before its first gather. The end of a step may gather the units that
+//!   the next one begins with, as soon as they are updated.
+//! - `gradients.rs`: kernels of weight gradients write the flat gradient buffer.
+//! - `reduction.rs`: at most `reduce_in_flight` full gradient buffers are live, the one being
+//!   written included; an outer axis reduces shards and holds none. With `optimizer_in_backward` a
+//!   group is updated behind its reduction, and its shard of the gradient is freed with its full
+//!   one.
+//! - `optimizer.rs`: groups are updated in the order of their reductions. The final callback of a
+//!   backward pass fences and does no hidden work; in a step's last backward there is one fence per
+//!   group, before the optimizer's launch on it.
+
+mod gradients;
+mod optimizer;
+mod reduction;
+mod spec;
+mod unshard;
+
+pub(super) use spec::SPEC;
+
+use crate::config::Reshard;
+use crate::ir::{COMPUTE, ParamId, UnitId};
+use crate::lower::emitter::Emitter;
+use crate::lower::flat::Flat;
+use crate::lower::inputs::LoweringInputs;
+use crate::lower::optimizer::{ShardState, late_norm};
+use crate::lower::streams::CommStreams;
+use crate::lower::walk::{Lifecycle, Location};
+use crate::program::{Phase, Rule};
+use gradients::Gradients;
+use optimizer::OffloadedState;
+use reduction::Reductions;
+use unshard::Unshard;
+
+/// Place of a micro-batch in its step.
+#[derive(Clone, Copy, Debug)]
+struct MicroBatch {
+    first: bool,
+    last: bool,
+}
+
+struct Native {
+    flat: Flat,
+    micro: MicroBatch,
+    unshard: Unshard,
+    gradients: Gradients,
+    reductions: Reductions,
+    offloaded: OffloadedState,
+}
+
+impl Native {
+    fn new(out: &mut Emitter<'_>) -> Self {
+        let multi = out.inputs.world() > 1;
+        let streams = CommStreams::new(out, multi, -1, -1);
+        let comms = out.communicators(out.inputs.scenario.fsdp.separate_communicators);
+        let flat = Flat::new(out, comms, streams, false);
+        Self {
+            unshard: Unshard::new(out.inputs, &flat),
+            gradients: Gradients::new(out.inputs.groups.len()),
+            reductions: Reductions::new(out.inputs.scenario.fsdp.reduce_in_flight),
+            offloaded: OffloadedState::default(),
+            micro: MicroBatch {
+                first: true,
+                last: true,
+            },
+            flat,
+        }
+    }
+
+    /// Reduces the gradients of a unit, or adds them up for a later reduction.
+    fn reduce(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        let (flat, micro) = (&self.flat, self.micro);
+        let reductions = &mut self.reductions;
+        for g in out.inputs.trained_groups_of(unit) {
+            if !flat.grad_sharded() {
+                self.gradients.accumulate(out, flat, g);
+                reductions.reduce_full(out, flat, micro, g);
+            } else if let Some(buffer) = self.gradients.take_full(out, flat, micro, reductions, g) {
+                reductions.reduce_sharded(out, flat, micro, g, buffer);
+            }
+        }
+    }
+
+    /// Gathers a unit for the next step once its last group, the optimizer's state `index`, has
+    /// been updated.
+    fn gather_for_next_step(&mut self, out: &mut Emitter<'_>, index: usize) {
+        let Some(group) = self.reductions.group(index) else {
+            return;
+        };
+        let unit = out.inputs.group(group).unit;
+        let mut later = self.reductions.groups().skip(index + 1);
+        if later.all(|g| out.inputs.group(g).unit != unit)
+            && self.unshard.prefetches_for_next_step(out.inputs, group)
+        {
+            self.unshard
+                .gather_for_next_step(out, &self.flat, self.micro, unit);
+        }
+    }
+}
+
+impl Lifecycle for Native {
+    fn init(&mut self, out: &mut Emitter<'_>) {
+        self.flat.init(out);
+    }
+
+    fn micro_batch(&mut self, index: u16, last: bool) {
+        let first = index == 0;
+        self.micro = MicroBatch { first, last };
+        self.reductions.start_micro_batch();
+        if first {
+            self.unshard.start_step();
+        }
+    }
+
+    fn before_inputs(&mut self, out: &mut Emitter<'_>) {
+        self.unshard.issue_gather_waits(out, &self.flat);
+    }
+
+    fn forward_start(&mut self, out: &mut Emitter<'_>) {
+        self.unshard.start_forward(out, &self.flat);
+        if self.micro.first && out.b.phase() != Phase::Validation {
+            self.unshard.gather_first_step(out, &self.flat, self.micro);
+        }
+    }
+
+    fn pre_forward(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        let (flat, micro) = (&self.flat, self.micro);
+        self.unshard.require_forward(out, flat, micro, unit);
+        self.unshard.prefetch_forward(out, flat, micro, unit);
+    }
+
+    fn post_forward(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        let flat = &self.flat;
+        if out.b.phase() == Phase::Validation && flat.weight_sharded() {
+            self.unshard.reshard_after_validation(out, flat, unit);
+        } else if out.inputs.unit(unit).reshards {
+            if let Reshard::Group(n) = out.inputs.scenario.fsdp.reshard_after_forward {
+                self.unshard.keep_slice(out, flat, unit, n);
+            }
+            self.unshard.reshard(out, flat, unit);
+        }
+    }
+
+    fn forward_end(&mut self, _out: &mut Emitter<'_>) {}
+
+    fn backward_start(&mut self, out: &mut Emitter<'_>) {
+        self.unshard.start_backward(out, &self.flat, self.micro);
+    }
+
+    fn pre_recompute(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        let (flat, micro) = (&self.flat, self.micro);
+        self.unshard.require_backward(out, flat, micro, unit);
+    }
+
+    fn pre_backward(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        let (flat, micro) = (&self.flat, self.micro);
+        self.unshard.require_backward(out, flat, micro, unit);
+        self.unshard.prefetch_backward(out, flat, micro, unit);
+    }
+
+    fn post_backward(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        let (flat, micro) = (&self.flat, self.micro);
+        self.unshard.end_backward(unit);
+        self.unshard.reshard_after_backward(out, flat, micro, unit);
+        self.reduce(out, unit);
+    }
+
+    fn backward_end(&mut self, out: &mut Emitter<'_>) {
+        let (flat, micro) = (&self.flat, self.micro);
+        if !micro.last {
+            self.reductions.drain(out, flat, 0, Rule::FinalFence);
+        }
+        // Frozen units before the first trained one have no backward to reshard in.
+        for unit in out.inputs.forward_order.clone() {
+            self.unshard.reshard_after_backward(out, flat, micro, unit);
+        }
+        // The last reductions of a step overlap with the updates of the groups reduced before.
+        if !micro.last {
+            out.b.join(Rule::FinalFence, flat.streams.reduce, COMPUTE);
+        }
+    }
+
+    fn weight(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location {
+        self.flat.weight(out.inputs, p)
+    }
+
+    fn grad(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location {
+        let (flat, micro) = (&self.flat, self.micro);
+        self.gradients
+            .locate(out, flat, micro, &mut self.reductions, p)
+    }
+
+    fn optimizer_state(&mut self, out: &mut Emitter<'_>) -> Vec<ShardState> {
+        self.reductions.optimizer_state(out, &self.flat)
+    }
+
+    fn update_order(&self, inputs: &LoweringInputs<'_>, states: usize) -> Vec<usize> {
+        optimizer::update_order(inputs, &self.unshard, &self.reductions, states)
+    }
+
+    fn is_updated(&self, index: usize) -> bool {
+        self.reductions.is_updated(index)
+    }
+
+    fn captures_optimizer(&self) -> bool {
+        true
+    }
+
+    fn before_state(&mut self, out: &mut Emitter<'_>, index: usize, norm: bool) {
+        let flat = &self.flat;
+        self.reductions.await_reduction(out, flat, index);
+        self.offloaded
+            .before(out, flat, &self.reductions, index, norm);
+    }
+
+    fn after_state(&mut self, out: &mut Emitter<'_>, index: usize, norm: bool) {
+        if !norm && !late_norm(out.inputs) && !self.is_updated(index) {
+            self.reductions.free_gradient(out, &self.flat, index);
+        }
+        if !norm {
+            self.gather_for_next_step(out, index);
+        }
+        if let Some(g) = self.reductions.group(index) {
+            optimizer::evict(out, &self.flat, g, norm);
+        }
+    }
+
+    fn step_end(&mut self, out: &mut Emitter<'_>) {
+        if !self.flat.offloads() {
+            self.flat.refresh(out, COMPUTE);
+        }
+        if late_norm(out.inputs) {
+            self.reductions.free_gradients(out, &self.flat);
+        }
+        self.unshard.end_step(out, &self.flat, self.micro);
+    }
+}

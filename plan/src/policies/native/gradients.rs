@@ -1,0 +1,178 @@
+//! Where backward writes gradients, and their sums over micro-batches.
+
+use super::MicroBatch;
+use super::reduction::Reductions;
+use crate::ir::{Access, BufferId, COMPUTE, DType, GroupId, Holds, ParamId, Role, ShardOp};
+use crate::lower::emitter::{Emitter, KernelLaunch};
+use crate::lower::flat::{Flat, fill_padding};
+use crate::lower::reduction;
+use crate::lower::walk::Location;
+use crate::program::Rule;
+
+/// Full gradient buffers, by group.
+pub(super) struct Gradients {
+    /// The buffers of this micro-batch, while live.
+    full: Vec<Option<BufferId>>,
+    /// Sums that wait for the last micro-batch to be reduced, while live.
+    sums: Vec<Option<BufferId>>,
+    /// The buffers of such sums, once made.
+    accum_buffers: Vec<Option<BufferId>>,
+}
+
+impl Gradients {
+    pub(super) fn new(groups: usize) -> Self {
+        Self {
+            full: vec![None; groups],
+            sums: vec![None; groups],
+            accum_buffers: vec![None; groups],
+        }
+    }
+
+    /// Returns where backward writes the gradient of a parameter; allocates on first touch.
+    pub(super) fn locate(
+        &mut self,
+        out: &mut Emitter<'_>,
+        flat: &Flat,
+        micro: MicroBatch,
+        reductions: &mut Reductions,
+        p: ParamId,
+    ) -> Location {
+        let (g, _) = out.inputs.home[p.index()];
+        let (main, sharded) = (
+            out.inputs.scenario.precision.main_grads,
+            flat.grad_sharded(),
+        );
+        let once = !out.inputs.scenario.fsdp.reduces(false, false);
+        let (base, dtype) = if !sharded && micro.first {
+            let grad = flat.state(g).grad;
+            (grad.expect("only trained parameters have gradients"), main)
+        } else if sharded && once && micro.first && !micro.last {
+            let sum = self.sum(out, flat, g);
+            (out.b.whole(sum), main)
+        } else {
+            // What is added to a sum has the sum's dtype.
+            let dtype = if sharded && self.sums[g.index()].is_none() {
+                flat.comm_dtype()
+            } else {
+                main
+            };
+            let buffer = match self.full[g.index()] {
+                Some(buffer) => buffer,
+                None => self.allocate(out, flat, reductions, g, dtype),
+            };
+            (out.b.whole(buffer), dtype)
+        };
+        Location {
+            buffer: base.buffer,
+            offset: base.offset + out.inputs.flat_offset(p) * dtype.size(),
+            element: dtype.size(),
+        }
+    }
+
+    /// Allocates the full gradient of a group for this micro-batch.
+    fn allocate(
+        &mut self,
+        out: &mut Emitter<'_>,
+        flat: &Flat,
+        reductions: &mut Reductions,
+        g: GroupId,
+        dtype: DType,
+    ) -> BufferId {
+        let root = out.inputs.unit(out.inputs.group(g).unit).spec.is_root;
+        if flat.grad_sharded() && !root {
+            reductions.make_room(out, flat);
+        }
+        let buffer = match out.made.get(&(Role::FullGrad, g, COMPUTE)) {
+            Some(id) => *id,
+            None => {
+                let bytes = flat.state(g).numel * dtype.size();
+                let id = out.transient(Role::FullGrad, bytes, dtype, COMPUTE, g);
+                out.made.insert((Role::FullGrad, g, COMPUTE), id);
+                id
+            }
+        };
+        out.b.alloc(Rule::Grad, buffer);
+        let whole = out.b.whole(buffer);
+        fill_padding(out, g, whole, dtype);
+        self.full[g.index()] = Some(buffer);
+        buffer
+    }
+
+    /// Adds a later micro-batch's gradient to the one that is kept in full.
+    pub(super) fn accumulate(&mut self, out: &mut Emitter<'_>, flat: &Flat, g: GroupId) {
+        if let Some(sum) = flat.state(g).grad {
+            self.add_to(out, g, sum);
+        }
+    }
+
+    /// Adds a later micro-batch's gradient to the sum of earlier ones, in the sum's dtype.
+    fn add_to(&mut self, out: &mut Emitter<'_>, g: GroupId, sum: Access) {
+        let Some(buffer) = self.full[g.index()].take() else {
+            return;
+        };
+        let from = out.b.whole(buffer);
+        reduction::accumulate(out, Rule::Accumulate, from, &[sum], COMPUTE);
+        out.b.free(Rule::Accumulate, buffer);
+    }
+
+    /// Takes the full gradient of a group for its reduction, in the dtype of communication; `None`
+    /// in a micro-batch that reduces nothing.
+    pub(super) fn take_full(
+        &mut self,
+        out: &mut Emitter<'_>,
+        flat: &Flat,
+        micro: MicroBatch,
+        reductions: &mut Reductions,
+        g: GroupId,
+    ) -> Option<BufferId> {
+        let Some(sum) = self.sums[g.index()] else {
+            return self.full[g.index()].take();
+        };
+        let whole = out.b.whole(sum);
+        self.add_to(out, g, whole);
+        if !out.inputs.scenario.fsdp.reduces(false, micro.last) {
+            return None;
+        }
+        self.sums[g.index()] = None;
+        let dtype = flat.comm_dtype();
+        if dtype == out.inputs.scenario.precision.main_grads {
+            return Some(sum);
+        }
+        reductions.make_room(out, flat);
+        let n = flat.state(g).numel;
+        let sent = out.transient_on(Role::ReduceInput, n * dtype.size(), dtype, COMPUTE, g);
+        out.b.alloc(Rule::ReduceCopyIn, sent);
+        let to = out.b.whole(sent);
+        let (rule, copy) = (Rule::ReduceCopyIn, ShardOp::Copy);
+        out.run(KernelLaunch {
+            rule,
+            op: copy,
+            elements: n,
+            dtype,
+            stream: COMPUTE,
+            reads: &[whole],
+            writes: &[to],
+        });
+        out.b.free(Rule::ReduceRelease, sum);
+        Some(sent)
+    }
+
+    /// Returns the buffer in which the first of several micro-batches starts a sum that only the
+    /// last one reduces.
+    fn sum(&mut self, out: &mut Emitter<'_>, flat: &Flat, g: GroupId) -> BufferId {
+        if let Some(sum) = self.sums[g.index()] {
+            return sum;
+        }
+        let dtype = out.inputs.scenario.precision.main_grads;
+        let id = *self.accum_buffers[g.index()].get_or_insert_with(|| {
+            let bytes = flat.state(g).numel * dtype.size();
+            let unit = out.inputs.group(g).unit;
+            out.persistent(Role::FullGrad, bytes, dtype, unit, Holds::Group(g))
+        });
+        out.b.alloc(Rule::Grad, id);
+        let whole = out.b.whole(id);
+        fill_padding(out, g, whole, dtype);
+        self.sums[g.index()] = Some(id);
+        id
+    }
+}

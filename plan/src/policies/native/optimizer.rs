@@ -1,0 +1,106 @@
+//! Order of the updates, and offloaded state on its way to the device and back.
+
+use super::reduction::Reductions;
+use super::unshard::Unshard;
+use crate::ir::{COMPUTE, EventId, GroupId};
+use crate::lower::emitter::Emitter;
+use crate::lower::flat::Flat;
+use crate::lower::inputs::LoweringInputs;
+use crate::program::Rule;
+use std::collections::VecDeque;
+
+/// Offloaded state that comes to the device for its update.
+#[derive(Default)]
+pub(super) struct OffloadedState {
+    /// Events of state on its way to the device, in the order of its use.
+    h2d_in_flight: VecDeque<EventId>,
+}
+
+impl OffloadedState {
+    /// Makes the state `index` available to computation, and fetches the next one: it comes in
+    /// while this one is updated. `norm`: the launch only sums squares of gradients.
+    pub(super) fn before(
+        &mut self,
+        out: &mut Emitter<'_>,
+        flat: &Flat,
+        reductions: &Reductions,
+        index: usize,
+        norm: bool,
+    ) {
+        if !flat.offloads() {
+            return;
+        }
+        let fetched = if index == 0 {
+            0..2
+        } else {
+            index + 1..index + 2
+        };
+        for group in fetched.filter_map(|i| reductions.group(i)) {
+            let event = fetch(out, flat, group, norm);
+            self.h2d_in_flight.extend(event);
+        }
+        if let Some(event) = self.h2d_in_flight.pop_front() {
+            out.b.wait(Rule::Offload, event, COMPUTE);
+        }
+    }
+}
+
+/// Fetches a group's offloaded state to the device; only its gradient for the norm.
+fn fetch(out: &mut Emitter<'_>, flat: &Flat, g: GroupId, norm: bool) -> Option<EventId> {
+    let state = flat.state(g).clone();
+    if let Some(grad) = state.grad {
+        flat.start_fetch(out, grad.buffer, true);
+    }
+    if !norm {
+        let moments = state.moments.iter().flat_map(|m| [m.first, m.second]);
+        // Without main weights the optimizer updates the compute weights themselves.
+        let weights = state.main.or(state.weight);
+        for id in weights.into_iter().chain(moments) {
+            flat.start_fetch(out, id, true);
+        }
+        if let (Some(_), Some(written)) = (state.main, state.weight) {
+            flat.start_fetch(out, written, false);
+        }
+    }
+    flat.fetch_issued(out)
+}
+
+/// Evicts a group's offloaded state to the host, after its update or (`norm`) after its norm.
+pub(super) fn evict(out: &mut Emitter<'_>, flat: &Flat, g: GroupId, norm: bool) {
+    if !flat.offloads() {
+        return;
+    }
+    let state = flat.state(g).clone();
+    if let Some(grad) = state.grad {
+        flat.evict_to_host(out, grad.buffer, false, COMPUTE);
+    }
+    if norm {
+        return;
+    }
+    if let Some(weight) = state.weight {
+        flat.evict_to_host(out, weight, true, COMPUTE);
+    }
+    let moments = state.moments.iter().flat_map(|m| [m.first, m.second]);
+    for id in state.main.into_iter().chain(moments) {
+        flat.evict_to_host(out, id, true, COMPUTE);
+    }
+}
+
+/// Returns the order of the updates of `states` states. What is gathered for the next step is
+/// updated in the middle: its reduction, one of the last, overlaps with the updates before it, its
+/// gather with those after it.
+pub(super) fn update_order(
+    inputs: &LoweringInputs<'_>,
+    unshard: &Unshard,
+    reductions: &Reductions,
+    states: usize,
+) -> Vec<usize> {
+    let next = |&i: &usize| {
+        let group = reductions.group(i);
+        group.is_some_and(|g| unshard.prefetches_for_next_step(inputs, g))
+    };
+    let (next, mut order): (Vec<usize>, Vec<usize>) = (0..states).partition(next);
+    let middle = order.len().div_ceil(2);
+    order.splice(middle..middle, next);
+    order
+}

@@ -1,0 +1,262 @@
+//! Reductions in flight, and the order in which groups are reduced: the optimizer's.
+
+use super::MicroBatch;
+use crate::ir::{BufferId, COMPUTE, EventId, GroupId, StreamId};
+use crate::lower::emitter::Emitter;
+use crate::lower::flat::{Flat, Reduction};
+use crate::lower::optimizer::{self, ShardState};
+use crate::program::{Phase, Rule};
+use std::collections::VecDeque;
+
+/// A gradient buffer whose reduction is in flight.
+#[derive(Clone, Copy, Debug)]
+struct Pending {
+    reduction: Reduction,
+    buffer: BufferId,
+}
+
+/// A group whose gradient the optimizer may read behind an event.
+#[derive(Clone, Copy, Debug)]
+struct Reduced {
+    group: GroupId,
+    /// End of its last reduction (and of its update, where `updated`), until computation has
+    /// waited for it.
+    done: Option<EventId>,
+    /// Backward has issued its update too.
+    updated: bool,
+}
+
+/// The reductions of a step.
+pub(super) struct Reductions {
+    pending: VecDeque<Pending>,
+    /// Groups reduced in the step's last micro-batch, in that order: the optimizer's.
+    reduced: Vec<Reduced>,
+    /// Full gradient buffers that may be live, the one being written included.
+    max_in_flight: usize,
+}
+
+impl Reductions {
+    pub(super) fn new(max_in_flight: u32) -> Self {
+        Self {
+            pending: VecDeque::new(),
+            reduced: Vec::new(),
+            max_in_flight: max_in_flight as usize,
+        }
+    }
+
+    /// Starts a micro-batch.
+    pub(super) fn start_micro_batch(&mut self) {
+        self.reduced.clear();
+    }
+
+    /// Makes room for one more full gradient.
+    pub(super) fn make_room(&mut self, out: &mut Emitter<'_>, flat: &Flat) {
+        self.drain(out, flat, self.max_in_flight - 1, Rule::ReduceGate);
+    }
+
+    /// Waits for reductions until no more than `limit` gradient buffers are in flight, and frees
+    /// theirs.
+    pub(super) fn drain(&mut self, out: &mut Emitter<'_>, flat: &Flat, limit: usize, rule: Rule) {
+        while self.pending.len() > limit {
+            let Some(p) = self.pending.pop_front() else {
+                break;
+            };
+            // On the compute stream itself the buffer is free at once; what reduces further on
+            // another one is not complete.
+            if flat.streams.reduce != COMPUTE {
+                let event = p.reduction.input_free;
+                out.b.wait(rule, event, COMPUTE);
+                self.retire_reduction(out, flat, event);
+            }
+            out.b.free(Rule::ReduceRelease, p.buffer);
+        }
+    }
+
+    /// Marks a reduction complete and frees gradients that the optimizer has consumed.
+    fn retire_reduction(&mut self, out: &mut Emitter<'_>, flat: &Flat, done: EventId) {
+        for index in 0..self.reduced.len() {
+            let r = &mut self.reduced[index];
+            if r.done == Some(done) {
+                r.done = None;
+                if r.updated {
+                    self.free_gradient(out, flat, index);
+                }
+            }
+        }
+    }
+
+    /// Reduces the full gradient of a group, which is sharded at the end. `first`: nothing has
+    /// been reduced into the shard yet.
+    pub(super) fn reduce_sharded(
+        &mut self,
+        out: &mut Emitter<'_>,
+        flat: &Flat,
+        micro: MicroBatch,
+        g: GroupId,
+        buffer: BufferId,
+    ) {
+        // The root's buffer lives all through backward and joins the others in flight here.
+        self.make_room(out, flat);
+        let first = micro.first || !out.inputs.scenario.fsdp.reduces(false, false);
+        if let (true, true, Some(grad)) =
+            (first, flat.grads_of_a_step(out.inputs), flat.state(g).grad)
+        {
+            out.b.alloc(Rule::Reduce, grad.buffer);
+        }
+        make_moments(out, flat, micro, g);
+        let input = out.b.whole(buffer);
+        let mut reduction = flat.reduce_sharded(out, g, input, first, micro.last, false);
+        if let Some(updated) = self.note_reduced(out, flat, micro, g, reduction.complete) {
+            // The shard of the gradient is freed with the full one, which thus waits for the
+            // update.
+            reduction = Reduction {
+                input_free: updated,
+                complete: updated,
+                ..reduction
+            };
+        }
+        self.pending.push_back(Pending { reduction, buffer });
+        if flat.streams.reduce == COMPUTE {
+            self.drain(out, flat, 0, Rule::ReduceGate);
+        }
+    }
+
+    /// Reduces a gradient that is kept in full, in the step's last micro-batch.
+    pub(super) fn reduce_full(
+        &mut self,
+        out: &mut Emitter<'_>,
+        flat: &Flat,
+        micro: MicroBatch,
+        g: GroupId,
+    ) {
+        if micro.last {
+            make_moments(out, flat, micro, g);
+            let reduction = flat.reduce_full(out, g);
+            self.note_reduced(out, flat, micro, g, reduction.complete);
+        }
+    }
+
+    /// Notes a group that was reduced in the last micro-batch (until the event `complete`), and
+    /// updates it if backward does that. Returns the end of the update.
+    fn note_reduced(
+        &mut self,
+        out: &mut Emitter<'_>,
+        flat: &Flat,
+        micro: MicroBatch,
+        group: GroupId,
+        complete: EventId,
+    ) -> Option<EventId> {
+        if !micro.last {
+            return None;
+        }
+        let in_backward = out.inputs.scenario.fsdp.optimizer_in_backward;
+        let updated = in_backward.then(|| update(out, flat, group));
+        let elsewhere = last_stage(flat) != COMPUTE;
+        self.reduced.push(Reduced {
+            group,
+            done: elsewhere.then_some(updated.unwrap_or(complete)),
+            updated: in_backward,
+        });
+        if in_backward && !elsewhere {
+            self.free_gradient(out, flat, self.reduced.len() - 1);
+        }
+        updated
+    }
+
+    /// Makes computation wait for the reduction of the optimizer's state `index`, and frees the
+    /// gradient buffers that this shows to be out of use.
+    pub(super) fn await_reduction(&mut self, out: &mut Emitter<'_>, flat: &Flat, index: usize) {
+        let Some(done) = self.reduced.get(index).and_then(|r| r.done) else {
+            return;
+        };
+        out.b.wait(Rule::FinalFence, done, COMPUTE);
+        // Reductions end in the order of their issue.
+        while self.pending.iter().any(|p| p.reduction.complete == done) {
+            let Some(p) = self.pending.pop_front() else {
+                break;
+            };
+            out.b.free(Rule::ReduceRelease, p.buffer);
+            self.retire_reduction(out, flat, p.reduction.complete);
+        }
+        self.retire_reduction(out, flat, done);
+    }
+
+    /// Returns what the optimizer works on: groups in the order of their reductions, then trained
+    /// groups that were not reduced.
+    pub(super) fn optimizer_state(&mut self, out: &Emitter<'_>, flat: &Flat) -> Vec<ShardState> {
+        let known: Vec<GroupId> = self.groups().collect();
+        let trained = |g: &GroupId| out.inputs.group(*g).requires_grad && !known.contains(g);
+        let others = out.inputs.group_ids().filter(trained);
+        self.reduced.extend(others.map(|group| Reduced {
+            group,
+            done: None,
+            updated: false,
+        }));
+        flat.optimizer_state(out, self.groups())
+    }
+
+    /// Groups in the optimizer's order.
+    pub(super) fn groups(&self) -> impl Iterator<Item = GroupId> {
+        self.reduced.iter().map(|r| r.group)
+    }
+
+    /// Returns the group of the optimizer's state `index`.
+    pub(super) fn group(&self, index: usize) -> Option<GroupId> {
+        self.reduced.get(index).map(|r| r.group)
+    }
+
+    /// Whether backward has updated the optimizer's state `index`.
+    pub(super) fn is_updated(&self, index: usize) -> bool {
+        self.reduced.get(index).is_some_and(|r| r.updated)
+    }
+
+    /// Frees the gradient of the optimizer's state `index`, if it lives for a step only.
+    pub(super) fn free_gradient(&self, out: &mut Emitter<'_>, flat: &Flat, index: usize) {
+        let Some(group) = self.group(index) else {
+            return;
+        };
+        if let (true, Some(grad)) = (flat.grads_of_a_step(out.inputs), flat.state(group).grad) {
+            let (phase, unit) = (out.b.phase(), out.b.unit());
+            out.b.at(out.inputs.group(group).unit, Phase::Optimizer);
+            out.b.free(Rule::ZeroGrad, grad.buffer);
+            out.b.at(unit, phase);
+        }
+    }
+
+    /// Frees the gradients of all groups that live for a step only.
+    pub(super) fn free_gradients(&self, out: &mut Emitter<'_>, flat: &Flat) {
+        for index in 0..self.reduced.len() {
+            self.free_gradient(out, flat, index);
+        }
+    }
+}
+
+/// Returns the stream on which a group's reduction ends.
+fn last_stage(flat: &Flat) -> StreamId {
+    match &flat.streams {
+        s if s.outer != COMPUTE => s.outer,
+        s => s.reduce,
+    }
+}
+
+/// Issues a group's update behind its reduction; returns its end.
+fn update(out: &mut Emitter<'_>, flat: &Flat, group: GroupId) -> EventId {
+    let (phase, unit) = (out.b.phase(), out.b.unit());
+    let stream = last_stage(flat);
+    out.b.at(out.inputs.group(group).unit, Phase::Optimizer);
+    for state in flat.optimizer_state(out, std::iter::once(group)) {
+        optimizer::update(out, &state, None, stream);
+    }
+    let end = out.b.record(Rule::Optimizer, stream);
+    out.b.at(unit, phase);
+    end
+}
+
+/// In the first step: allocates the optimizer's state of a group that backward updates.
+fn make_moments(out: &mut Emitter<'_>, flat: &Flat, micro: MicroBatch, group: GroupId) {
+    if micro.last && out.inputs.scenario.fsdp.optimizer_in_backward {
+        for state in flat.optimizer_state(out, std::iter::once(group)) {
+            optimizer::make_moments(out, &state);
+        }
+    }
+}

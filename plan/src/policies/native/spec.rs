@@ -1,0 +1,72 @@
+//! Defaults and rules of the policy `native`.
+
+use super::Native;
+use crate::compile::WeightAdjacency;
+use crate::config::{AllocatorKind, GradientSync, PolicyKind, Prefetch, Reshard};
+use crate::ir::DType;
+use crate::lower::engine::Engine;
+use crate::lower::{Lowering, flat_layout};
+use crate::policies::GRADIENTS_ADDED_UP;
+use crate::policies::spec::{Defaults, PolicySpec, Refusal, Rules, fully_compiled};
+use crate::shard::mesh;
+
+pub(crate) const SPEC: PolicySpec = PolicySpec {
+    kind: PolicyKind::Native,
+    defaults: Defaults {
+        prefetch: Prefetch::Depth(1),
+        reduce_in_flight: 2,
+        gradient_sync: GradientSync::OuterLast,
+        reshard: |_| Reshard::Always,
+        separate_communicators: true,
+        allocator: AllocatorKind::Pool,
+        main_grads: |_| DType::F32,
+        comm_grads: |main_grads| main_grads,
+        optimizes_code: true,
+    },
+    rules: Rules {
+        options: &[
+            "copy_engine_reduce",
+            "optimizer_in_backward",
+            "prefetch_next_step",
+        ],
+        refuses: REFUSES,
+        without_effect: &[],
+    },
+    fixed_addresses: "set fsdp.allocator = \"pool\"",
+    engine: Engine {
+        framework: false,
+        fused_optimizer: true,
+        late_norm: true,
+        frees_gradients: true,
+        own_workspaces: Some("policy native plans the workspace of its matmuls with its kernels"),
+        plans_persistent: true,
+        shards_params: false,
+        // Compute weights are the optimizer's buffer where dtypes agree, as in the rewrite on
+        // Megatron-LM's main branch.
+        separate_main_params: false,
+        copies_for_comm: false,
+        premultiplies: |dtype| dtype == DType::F32,
+        averages: true,
+    },
+    lowering: Lowering {
+        layout: flat_layout,
+        frozen_apart: true,
+        places_merged_weights: true,
+        adjacency: WeightAdjacency::WeightsAndGradients,
+        lifecycle: |out| Ok(Box::new(Native::new(out))),
+    },
+};
+
+const REFUSES: &[Refusal] = &[
+    Refusal {
+        keys: &["fsdp.reshard_after_backward", "fsdp.strategy"],
+        when: |s| {
+            let weight_sharded = mesh::weight_sharded(s.fsdp.strategy);
+            !s.fsdp.reshard_after_backward && !weight_sharded && !fully_compiled(s)
+        },
+        message: "`reshard_after_backward` = false keeps gathered weights, but with this strategy \
+                  weights are never sharded",
+        help: "set reshard_after_backward = true",
+    },
+    GRADIENTS_ADDED_UP,
+];

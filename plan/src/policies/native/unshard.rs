@@ -1,0 +1,397 @@
+//! Which units are unsharded: gathers, prefetch, reshard.
+
+use super::MicroBatch;
+use crate::compile::tape::TapeOp;
+use crate::config::Prefetch;
+use crate::ir::{
+    Access, BufferId, COMPUTE, EventId, GroupId, PerRank, Role, ShardOp, Source, UnitId,
+};
+use crate::lower::emitter::{Emitter, KernelLaunch};
+use crate::lower::flat::Flat;
+use crate::lower::inputs::{LoweringInputs, prefetch_targets};
+use crate::program::Rule;
+
+/// State of every unit's full weights.
+pub(super) struct Unshard {
+    /// Event of each unit's gather while it is unsharded.
+    gathered: Vec<Option<EventId>>,
+    /// Whether the unit is full (or needs no gather in this pass).
+    full: Vec<bool>,
+    /// Groups whose shards the outer axis has refreshed since the optimizer.
+    outer_fresh: Vec<bool>,
+    /// Units whose backward is done in this pass.
+    backward_done: Vec<bool>,
+    /// Slices that integer reshard keeps, by group.
+    resharded_slices: Vec<Option<BufferId>>,
+    /// Units of which a kernel of backward (recompute included) reads a weight.
+    read_in_backward: Vec<bool>,
+    /// Units that the end of a step gathers for the next one, in forward order.
+    next_step_prefetch: Vec<UnitId>,
+    /// The gathers of the next forward pass already wait for what they read.
+    gather_waits_issued: bool,
+}
+
+impl Unshard {
+    pub(super) fn new(inputs: &LoweringInputs<'_>, flat: &Flat) -> Self {
+        let (units, groups) = (inputs.units.len(), inputs.groups.len());
+        let count = if flat.weight_sharded() {
+            inputs.scenario.fsdp.prefetch_next_step as usize
+        } else {
+            0
+        };
+        let with_weights = inputs
+            .forward_order
+            .iter()
+            .filter(|u| !inputs.unit(**u).groups.is_empty());
+        Self {
+            gathered: vec![None; units],
+            full: vec![false; units],
+            outer_fresh: vec![false; groups],
+            backward_done: vec![false; units],
+            resharded_slices: vec![None; groups],
+            read_in_backward: read_in_backward(inputs),
+            next_step_prefetch: with_weights.take(count).copied().collect(),
+            gather_waits_issued: false,
+        }
+    }
+
+    /// Starts a step: the optimizer has updated what the outer axis had gathered.
+    pub(super) fn start_step(&mut self) {
+        self.outer_fresh.fill(false);
+    }
+
+    /// Starts a forward pass.
+    pub(super) fn start_forward(&mut self, out: &mut Emitter<'_>, flat: &Flat) {
+        if !std::mem::take(&mut self.gather_waits_issued) {
+            wait_for_weights(out, flat);
+        }
+        if !flat.weight_sharded() {
+            self.full.fill(false);
+            self.gathered.fill(None);
+        }
+    }
+
+    /// Makes the gathers of the next forward pass wait for what they read, ahead of its start.
+    pub(super) fn issue_gather_waits(&mut self, out: &mut Emitter<'_>, flat: &Flat) {
+        wait_for_weights(out, flat);
+        self.gather_waits_issued = true;
+    }
+
+    /// Starts a backward pass, and gathers its first unit: a root without parameters has no hook
+    /// of its own to prefetch that from.
+    pub(super) fn start_backward(&mut self, out: &mut Emitter<'_>, flat: &Flat, micro: MicroBatch) {
+        self.backward_done.fill(false);
+        let read = |u: &&UnitId| self.read_in_backward[u.index()];
+        let first = out.inputs.backward_order.iter().find(read).copied();
+        if let Some(first) = first.filter(|u| !out.inputs.unit(*u).spec.is_root)
+            && out.inputs.scenario.fsdp.prefetch_backward != Prefetch::Depth(0)
+        {
+            self.unshard(out, flat, micro, first, Rule::Prefetch);
+        }
+    }
+
+    /// Gathers a unit unless it is full already.
+    fn unshard(
+        &mut self,
+        out: &mut Emitter<'_>,
+        flat: &Flat,
+        micro: MicroBatch,
+        unit: UnitId,
+        rule: Rule,
+    ) {
+        if std::mem::replace(&mut self.full[unit.index()], true)
+            || !flat.gathers(out.inputs, micro.first)
+        {
+            return;
+        }
+        let (phase, at) = (out.b.phase(), out.b.unit());
+        out.b.at(unit, phase);
+        for g in out.inputs.groups_of(unit) {
+            if let Some(full) = flat.state(g).full {
+                out.b.alloc(rule, full);
+            }
+            let slice = self.resharded_slices[g.index()].map(|id| out.b.whole(id));
+            let gather = flat.streams.gather;
+            if let (None, Some(shard)) = (slice, flat.state(g).weight) {
+                flat.fetch_to_device(out, shard, true, gather);
+            }
+            // Nobody updates a frozen group.
+            let stale = out.inputs.group(g).requires_grad
+                && !std::mem::replace(&mut self.outer_fresh[g.index()], true);
+            flat.gather(out, rule, g, stale, slice);
+            if let (None, Some(shard)) = (slice, flat.state(g).weight) {
+                flat.evict_to_host(out, shard, false, gather);
+            }
+        }
+        self.gathered[unit.index()] = Some(out.b.record(rule, flat.streams.gather));
+        out.b.at(at, phase);
+    }
+
+    /// Gathers a unit that is needed now and makes computation wait for it.
+    fn require(
+        &mut self,
+        out: &mut Emitter<'_>,
+        flat: &Flat,
+        micro: MicroBatch,
+        unit: UnitId,
+        direction: Prefetch,
+    ) {
+        if !self.full[unit.index()] && direction == Prefetch::Depth(0) {
+            // Without prefetch a gather runs when its unit's turn has come, not while the unit
+            // before it computes.
+            out.b.join(Rule::GatherGate, COMPUTE, flat.streams.gather);
+        }
+        self.unshard(out, flat, micro, unit, Rule::Unshard);
+        if let Some(event) = self.gathered[unit.index()]
+            && flat.streams.gather != COMPUTE
+        {
+            out.b.wait(Rule::GatherDone, event, COMPUTE);
+        }
+    }
+
+    /// Makes a unit full for its forward.
+    pub(super) fn require_forward(
+        &mut self,
+        out: &mut Emitter<'_>,
+        flat: &Flat,
+        micro: MicroBatch,
+        unit: UnitId,
+    ) {
+        let direction = out.inputs.scenario.fsdp.prefetch_forward;
+        self.require(out, flat, micro, unit, direction);
+    }
+
+    /// Makes a unit full for its backward, if that reads one of its weights: an embedding's
+    /// gradient needs none.
+    pub(super) fn require_backward(
+        &mut self,
+        out: &mut Emitter<'_>,
+        flat: &Flat,
+        micro: MicroBatch,
+        unit: UnitId,
+    ) {
+        if self.read_in_backward[unit.index()] {
+            let direction = out.inputs.scenario.fsdp.prefetch_backward;
+            self.require(out, flat, micro, unit, direction);
+        }
+    }
+
+    /// Gathers the units after `unit` in forward.
+    pub(super) fn prefetch_forward(
+        &mut self,
+        out: &mut Emitter<'_>,
+        flat: &Flat,
+        micro: MicroBatch,
+        unit: UnitId,
+    ) {
+        let Some(at) = out.inputs.forward_order.iter().position(|u| *u == unit) else {
+            return;
+        };
+        let rule = out.inputs.scenario.fsdp.prefetch_forward;
+        for next in prefetch_targets(out.inputs, &out.inputs.forward_order[at..], 0, rule, 1) {
+            self.unshard(out, flat, micro, next, Rule::Prefetch);
+        }
+    }
+
+    /// Gathers the units after `unit` in backward, of which backward reads a weight.
+    pub(super) fn prefetch_backward(
+        &mut self,
+        out: &mut Emitter<'_>,
+        flat: &Flat,
+        micro: MicroBatch,
+        unit: UnitId,
+    ) {
+        let Some(at) = out.inputs.backward_order.iter().position(|u| *u == unit) else {
+            return;
+        };
+        let read = |u: &&UnitId| self.read_in_backward[u.index()];
+        let order: Vec<UnitId> = std::iter::once(unit)
+            .chain(
+                out.inputs.backward_order[at + 1..]
+                    .iter()
+                    .filter(read)
+                    .copied(),
+            )
+            .collect();
+        let rule = out.inputs.scenario.fsdp.prefetch_backward;
+        for next in prefetch_targets(out.inputs, &order, 0, rule, 1) {
+            if !self.backward_done[next.index()] {
+                self.unshard(out, flat, micro, next, Rule::Prefetch);
+            }
+        }
+    }
+
+    /// Reshards a unit after validation, where no backward will. The next step begins with the
+    /// units that stay.
+    pub(super) fn reshard_after_validation(
+        &mut self,
+        out: &mut Emitter<'_>,
+        flat: &Flat,
+        unit: UnitId,
+    ) {
+        if !self.next_step_prefetch.contains(&unit) {
+            self.reshard(out, flat, unit);
+        }
+    }
+
+    /// Frees a unit's full weights on the gather stream, once computation is done with them.
+    pub(super) fn reshard(&mut self, out: &mut Emitter<'_>, flat: &Flat, unit: UnitId) {
+        if !std::mem::replace(&mut self.full[unit.index()], false) {
+            return;
+        }
+        self.gathered[unit.index()] = None;
+        if !flat.weight_sharded() {
+            return;
+        }
+        out.b.join(Rule::Reshard, COMPUTE, flat.streams.gather);
+        for g in out.inputs.groups_of(unit) {
+            if let Some(full) = flat.state(g).full {
+                out.b.free(Rule::Reshard, full);
+            }
+        }
+    }
+
+    /// Notes the end of a unit's backward.
+    pub(super) fn end_backward(&mut self, unit: UnitId) {
+        self.backward_done[unit.index()] = true;
+    }
+
+    /// Frees what a unit holds beyond its shards, the slice of an integer reshard included; full
+    /// weights stay if the next micro-batch is to find them.
+    pub(super) fn reshard_after_backward(
+        &mut self,
+        out: &mut Emitter<'_>,
+        flat: &Flat,
+        micro: MicroBatch,
+        unit: UnitId,
+    ) {
+        if flat.weight_sharded() && (micro.last || out.inputs.scenario.fsdp.reshard_after_backward)
+        {
+            self.reshard(out, flat, unit);
+        }
+        for g in out.inputs.groups_of(unit) {
+            if let Some(slice) = self.resharded_slices[g.index()].take() {
+                out.b.free(Rule::ReshardGroup, slice);
+            }
+        }
+    }
+
+    /// Copies this rank's slice of the full weights, for a gather within a group of `ranks`
+    /// (integer reshard).
+    pub(super) fn keep_slice(
+        &mut self,
+        out: &mut Emitter<'_>,
+        flat: &Flat,
+        unit: UnitId,
+        ranks: u32,
+    ) {
+        for g in out.inputs.groups_of(unit) {
+            let Some(full) = flat.state(g).full else {
+                continue;
+            };
+            let whole = out.b.whole(full);
+            let bytes = whole.bytes / u64::from(ranks);
+            let dtype = out.inputs.compute_dtype();
+            let slice = out.transient_on(Role::GatherInput, bytes, dtype, COMPUTE, g);
+            out.b.alloc(Rule::ReshardGroup, slice);
+            let from = Access {
+                bytes,
+                per_rank: PerRank::SubShard,
+                ..whole
+            };
+            let to = out.b.whole(slice);
+            out.run(KernelLaunch {
+                rule: Rule::ReshardGroup,
+                op: ShardOp::Copy,
+                elements: bytes / dtype.size(),
+                dtype,
+                stream: COMPUTE,
+                reads: &[from],
+                writes: &[to],
+            });
+            self.resharded_slices[g.index()] = Some(slice);
+        }
+        // The backward gather reads the slice on another stream.
+        out.b.join(Rule::ReshardGroup, COMPUTE, flat.streams.gather);
+    }
+
+    /// Whether the end of a step gathers a group's unit for the next one.
+    pub(super) fn prefetches_for_next_step(&self, inputs: &LoweringInputs<'_>, g: GroupId) -> bool {
+        self.next_step_prefetch.contains(&inputs.group(g).unit)
+    }
+
+    /// First step only: all-gathers the units that later steps prefetch at the end of the previous
+    /// step.
+    pub(super) fn gather_first_step(
+        &mut self,
+        out: &mut Emitter<'_>,
+        flat: &Flat,
+        micro: MicroBatch,
+    ) {
+        if self.next_step_prefetch.is_empty() {
+            return;
+        }
+        let from = out.b.instrs.len() as u32;
+        for unit in self.next_step_prefetch.clone() {
+            self.unshard(out, flat, micro, unit, Rule::Prefetch);
+            self.gathered[unit.index()] = None;
+        }
+        out.b.join(Rule::Prefetch, flat.streams.gather, COMPUTE);
+        let to = out.b.instrs.len() as u32;
+        out.b.withhold_from_later(from..to);
+    }
+
+    /// Gathers a unit at the end of a step, unless it is full already.
+    pub(super) fn gather_for_next_step(
+        &mut self,
+        out: &mut Emitter<'_>,
+        flat: &Flat,
+        micro: MicroBatch,
+        unit: UnitId,
+    ) {
+        if self.full[unit.index()] {
+            return;
+        }
+        out.b.join(Rule::Prefetch, COMPUTE, flat.streams.gather);
+        // An outer axis gathers what its ranks have updated.
+        for g in out.inputs.groups_of(unit) {
+            self.outer_fresh[g.index()] = false;
+        }
+        self.unshard(out, flat, micro, unit, Rule::Prefetch);
+        self.gathered[unit.index()] = None;
+    }
+
+    /// Gathers the rest of what the next step begins with: frozen units, which no update precedes.
+    pub(super) fn end_step(&mut self, out: &mut Emitter<'_>, flat: &Flat, micro: MicroBatch) {
+        for unit in self.next_step_prefetch.clone() {
+            self.gather_for_next_step(out, flat, micro, unit);
+        }
+        if !self.next_step_prefetch.is_empty() {
+            out.b.join(Rule::StepEnd, flat.streams.gather, COMPUTE);
+        }
+    }
+}
+
+/// Makes gathers wait for the weights that the optimizer (or the micro-batch before) wrote.
+fn wait_for_weights(out: &mut Emitter<'_>, flat: &Flat) {
+    if flat.streams.gather != COMPUTE {
+        out.b.join(Rule::StepStart, COMPUTE, flat.streams.gather);
+    }
+}
+
+/// Returns the units of which a kernel of backward reads a weight, recomputed forwards included.
+fn read_in_backward(inputs: &LoweringInputs<'_>) -> Vec<bool> {
+    let mut read = vec![false; inputs.units.len()];
+    for op in &inputs.tape.backward {
+        let TapeOp::Launch { reads, writes, .. } = *op else {
+            continue;
+        };
+        for operand in &inputs.tape.operands[reads as usize..writes as usize] {
+            if let Source::Param(p) = operand.source {
+                let (group, _) = inputs.home[p.index()];
+                read[inputs.group(group).unit.index()] = true;
+            }
+        }
+    }
+    read
+}

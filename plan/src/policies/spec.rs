@@ -1,0 +1,98 @@
+//! What the rest of the crate knows of a policy before it lowers anything.
+
+use crate::config::{
+    AllocatorKind, CompileMode, GradientSync, PolicyKind, Prefetch, Reshard, Scenario, Strategy,
+};
+use crate::ir::DType;
+use crate::lower::Lowering;
+use crate::lower::engine::Engine;
+
+/// A policy.
+pub(crate) struct PolicySpec {
+    /// The policy.
+    pub(crate) kind: PolicyKind,
+    /// Defaults of keys.
+    pub(crate) defaults: Defaults,
+    /// Rules for the scenario's other keys.
+    pub(crate) rules: Rules,
+    /// What to change so that buffers keep their addresses, which captured scopes need.
+    pub(crate) fixed_addresses: &'static str,
+    /// How its engine works, in compile mode full too.
+    pub(crate) engine: Engine,
+    /// Its schedule, outside compile mode full.
+    pub(crate) lowering: Lowering,
+}
+
+/// Defaults that depend on the policy.
+pub(crate) struct Defaults {
+    /// `prefetch_forward` and `prefetch_backward`.
+    pub(crate) prefetch: Prefetch,
+    /// `reduce_in_flight`.
+    pub(crate) reduce_in_flight: u32,
+    /// `gradient_sync`.
+    pub(crate) gradient_sync: GradientSync,
+    /// `reshard_after_forward`, from the strategy.
+    pub(crate) reshard: fn(Strategy) -> Reshard,
+    /// `separate_communicators`.
+    pub(crate) separate_communicators: bool,
+    /// `allocator`.
+    pub(crate) allocator: AllocatorKind,
+    /// `main_grads`, from the dtype of computation.
+    pub(crate) main_grads: fn(DType) -> DType,
+    /// `comm_grads`, from `main_grads`.
+    pub(crate) comm_grads: fn(DType) -> DType,
+    /// Whether compiled code merges and fuses all that this project's compiler can. Other engines
+    /// keep the code that their own compiler generates.
+    pub(crate) optimizes_code: bool,
+}
+
+/// Rules of a schedule for the keys of a scenario.
+pub(crate) struct Rules {
+    /// Options of `[fsdp]` that not every schedule has, of which this one has these.
+    pub(crate) options: &'static [&'static str],
+    /// Values that the schedule cannot have.
+    pub(crate) refuses: &'static [Refusal],
+    /// Keys without effect.
+    pub(crate) without_effect: &'static [WithoutEffect],
+}
+
+impl Rules {
+    /// Whether the schedule has an option of `[fsdp]`.
+    pub(crate) fn has(&self, option: &str) -> bool {
+        self.options.contains(&option)
+    }
+}
+
+/// A value that a schedule cannot have.
+pub(crate) struct Refusal {
+    /// Paths of the keys, the refused one first.
+    pub(crate) keys: &'static [&'static str],
+    /// Whether the scenario has the value.
+    pub(crate) when: fn(&Scenario) -> bool,
+    /// What is wrong.
+    pub(crate) message: &'static str,
+    /// What to write instead.
+    pub(crate) help: &'static str,
+}
+
+/// A key that changes nothing.
+pub(crate) struct WithoutEffect {
+    /// Path of the key.
+    pub(crate) key: &'static str,
+    /// Path of the key that decides so.
+    pub(crate) because_of: &'static str,
+    /// Whether its value would change something elsewhere.
+    pub(crate) when: fn(&Scenario) -> bool,
+    /// Why it has no effect.
+    pub(crate) why: &'static str,
+}
+
+/// Whether the schedule of compile mode full takes the place of the policy's own.
+pub(crate) fn fully_compiled(s: &Scenario) -> bool {
+    s.compile.mode == CompileMode::Full
+}
+
+/// Whether `reduce_in_flight` differs from the policy's default.
+pub(super) fn sets_reduce_in_flight(s: &Scenario) -> bool {
+    s.fsdp.reduce_in_flight != s.fsdp.policy.spec().defaults.reduce_in_flight
+}

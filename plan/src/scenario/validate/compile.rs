@@ -1,0 +1,128 @@
+//! Rules for `[compile]`.
+
+use super::{Checked, refuse};
+use crate::config::{AllocatorKind, CompileMode, CudaGraph, MergeProjections, Scenario, Scope};
+use crate::scenario::keys::Key;
+use crate::scenario::merge::Document;
+
+/// Refuses the first impossible combination.
+pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
+    let (c, f) = (&s.compile, &s.fsdp);
+    refuse(s, d, "compile.mode")?;
+    merges(s, d)?;
+    match &c.cuda_graph {
+        CudaGraph::Off => Ok(()),
+        CudaGraph::FullIteration if f.nan_check => {
+            let message = "`nan_check` reads results on the host, which a full-iteration CUDA graph cannot contain";
+            Err(d
+                .conflict(&[Key::NanCheck, Key::CudaGraph], message)
+                .with_help("set fsdp.nan_check = false"))
+        }
+        CudaGraph::FullIteration if f.offload.any() => {
+            let message = "`offload` waits on the host for its copies, which a full-iteration CUDA graph cannot contain";
+            Err(d
+                .conflict(&[Key::Offload, Key::CudaGraph], message)
+                .with_help("set fsdp.offload = [], or capture scopes"))
+        }
+        CudaGraph::FullIteration => persistent_copies(s, d),
+        CudaGraph::Scopes(scopes) => scopes_fit(s, d, scopes),
+    }
+}
+
+/// Refuses what only compiled code has where nothing is compiled, and merged projections where the
+/// schedule keeps their weights apart.
+fn merges(s: &Scenario, d: &Document) -> Checked {
+    let c = &s.compile;
+    let compiled = [
+        (c.epilogues, Key::Epilogues, "epilogues", "epilogues"),
+        (
+            c.mix_order_reductions,
+            Key::MixOrderReductions,
+            "mixed-order reductions",
+            "mix_order_reductions",
+        ),
+        (
+            c.fused_products,
+            Key::FusedProducts,
+            "fused matmuls",
+            "fused_products",
+        ),
+    ];
+    for (on, key, what, name) in compiled {
+        if on && c.mode == CompileMode::Off {
+            let message = format!(
+                "{what} are compiled code, but with compile mode off every op is a separate kernel"
+            );
+            return Err(d
+                .conflict(&[key, Key::Mode], message)
+                .with_help(format!("use mode regions, blocks or full, or {name} false")));
+        }
+    }
+    if c.merge_projections == MergeProjections::None {
+        return Ok(());
+    }
+    if c.mode == CompileMode::Off {
+        let message = "merged projections are compiled code, but with compile mode off every op is a separate kernel";
+        return Err(d
+            .conflict(&[Key::MergeProjections, Key::Mode], message)
+            .with_help("use mode regions or blocks, or merge_projections none"));
+    }
+    refuse(s, d, "compile.merge_projections")
+}
+
+/// Refuses a double buffer that may move buffers between steps.
+fn persistent_copies(s: &Scenario, d: &Document) -> Checked {
+    let f = &s.fsdp;
+    if f.allocator != AllocatorKind::DoubleBuffer || f.persist_on_alloc_fail {
+        return Ok(());
+    }
+    let keys = [Key::CudaGraph, Key::Allocator, Key::PersistOnAllocFail];
+    let message = "a replay needs memory at the addresses of the capture, but a double buffer gives units that do not fit a new address each time";
+    Err(d
+        .conflict(&keys, message)
+        .with_help("set fsdp.persist_on_alloc_fail = true"))
+}
+
+/// Refuses captured scopes that the schedule, the allocator or the model does not have.
+fn scopes_fit(s: &Scenario, d: &Document, scopes: &[Scope]) -> Checked {
+    let f = &s.fsdp;
+    let keys = [Key::CudaGraph, Key::Allocator, Key::Policy];
+    refuse(s, d, "compile.cuda_graph")?;
+    match f.allocator {
+        AllocatorKind::Caching | AllocatorKind::Temporary => {
+            let name = if f.allocator == AllocatorKind::Caching {
+                "caching"
+            } else {
+                "temporary"
+            };
+            let help = f.policy.spec().fixed_addresses;
+            let message = format!(
+                "captured scopes replay fixed addresses, but the {name} allocator moves buffers between steps"
+            );
+            return Err(d
+                .conflict(&keys, message)
+                .with_help(format!("{help}, or capture the full iteration")));
+        }
+        AllocatorKind::DoubleBuffer | AllocatorKind::Pool => persistent_copies(s, d)?,
+    }
+    let mut sorted = scopes.to_vec();
+    sorted.sort_unstable();
+    if sorted.windows(2).any(|w| w[0] == w[1]) {
+        return Err(d.conflict(&[Key::CudaGraph], "a scope is listed twice"));
+    }
+    if sorted.len() > 1 && sorted.contains(&Scope::Block) {
+        return Err(d
+            .conflict(&[Key::CudaGraph], "scope block contains attn and mlp")
+            .with_help("list block alone"));
+    }
+    if sorted != [Scope::Block] && s.model.family.spec().attention.is_none() {
+        let message = format!(
+            "a block of family {} has no attention and no mlp",
+            s.model.family.name()
+        );
+        return Err(d
+            .conflict(&[Key::CudaGraph], message)
+            .with_help("use scope block"));
+    }
+    Ok(())
+}

@@ -1,0 +1,318 @@
+//! Rules for `[fsdp]`.
+
+use super::{Checked, cannot, missing, refuse};
+use crate::config::{AllocatorKind, CudaGraph, OuterStrategy, Reshard, Scenario, Strategy};
+use crate::scenario::keys::Key;
+use crate::scenario::merge::Document;
+use crate::shard::mesh;
+
+/// Refuses the first impossible combination.
+pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
+    strategy(s, d)?;
+    reshard(s, d)?;
+    allocator(s, d)?;
+    reduction(s, d)?;
+    next_step(s, d)?;
+    in_backward(s, d)?;
+    in_optimizer(s, d)?;
+    resharded_root(s, d)?;
+    refuse(s, d, "fsdp.reshard_after_backward")?;
+    refuse(s, d, "fsdp.gradient_sync")
+}
+
+/// Refuses strategies that the schedule does not have, and outer ones that shard nothing.
+fn strategy(s: &Scenario, d: &Document) -> Checked {
+    let f = &s.fsdp;
+    refuse(s, d, "fsdp.strategy")?;
+    if f.outer_strategy == OuterStrategy::Optim {
+        let keys = [Key::OuterStrategy, Key::Placements];
+        if f.strategy != Strategy::OptimGradsParams {
+            let keys = [Key::OuterStrategy, Key::Placements, Key::Strategy];
+            return Err(d.conflict(&keys, "outer_strategy = \"optim\" splits the shards of optim_grads_params further; other strategies have none")
+                .with_help("set strategy = \"optim_grads_params\", or outer_strategy = \"no_shard\""));
+        }
+        refuse(s, d, "fsdp.outer_strategy")?;
+        if s.mesh.dp_outer == 1 {
+            return Err(d
+                .conflict(
+                    &keys,
+                    "outer_strategy = \"optim\" has nothing to shard over: `mesh.dp_outer` is 1",
+                )
+                .with_help("set mesh.dp_outer to 2 or more"));
+        }
+        if s.mesh.dp_shard == 1 {
+            return Err(d
+                .conflict(
+                    &[Key::OuterStrategy, Key::Placements, Key::DpShard],
+                    "outer_strategy = \"optim\" splits the shards of dp_shard further, but with dp_shard = 1 parameters are not sharded",
+                )
+                .with_help("shard over the inner axis instead: set mesh.dp_shard to the number of ranks and mesh.dp_outer to 1"));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses values of `reshard_after_forward` that the schedule does not have, and groups that do
+/// not divide `dp_shard`.
+fn reshard(s: &Scenario, d: &Document) -> Checked {
+    refuse(s, d, "fsdp.reshard_after_forward")?;
+    let Reshard::Group(n) = s.fsdp.reshard_after_forward else {
+        return Ok(());
+    };
+    let ranks = s.mesh.dp_shard;
+    if s.fsdp.strategy != Strategy::OptimGradsParams {
+        let keys = [Key::Reshard, Key::Strategy, Key::Placements];
+        return Err(d.conflict(
+            &keys,
+            "only optim_grads_params shards parameters; other strategies have nothing to reshard to a group",
+        ));
+    }
+    if n == 1 {
+        return Err(d
+            .conflict(
+                &[Key::Reshard],
+                "a group of 1 rank keeps the full parameters",
+            )
+            .with_help("write false instead"));
+    }
+    if n == ranks {
+        let message = format!("a group of {n} ranks is all of `dp_shard`");
+        return Err(d
+            .conflict(&[Key::Reshard, Key::DpShard], message)
+            .with_help("write true instead"));
+    }
+    if !ranks.is_multiple_of(n) {
+        let message = format!("groups of {n} ranks do not divide `dp_shard` = {ranks}");
+        return Err(d.conflict(&[Key::Reshard, Key::DpShard], message));
+    }
+    Ok(())
+}
+
+/// Refuses combinations of the allocator and of host offload.
+fn allocator(s: &Scenario, d: &Document) -> Checked {
+    let f = &s.fsdp;
+    refuse(s, d, "fsdp.allocator")?;
+    refuse(s, d, "fsdp.offload")?;
+    if f.offload.any() {
+        let message = if f.strategy != Strategy::OptimGradsParams || s.mesh.dp_shard < 2 {
+            "host offload moves shards: it needs strategy optim_grads_params over at least two ranks"
+        } else if f.outer_strategy == OuterStrategy::Optim {
+            "host offload keeps inner shards, but outer_strategy = \"optim\" splits them again"
+        } else {
+            ""
+        };
+        if !message.is_empty() {
+            let keys = [
+                Key::Offload,
+                Key::Policy,
+                Key::Strategy,
+                Key::OuterStrategy,
+                Key::Mode,
+            ];
+            return Err(d.conflict(&keys, message));
+        }
+    }
+    if f.persist_on_alloc_fail && f.allocator != AllocatorKind::DoubleBuffer {
+        let message = "`persist_on_alloc_fail` is an option of the double buffer, for units that do not fit it";
+        return Err(d
+            .conflict(&[Key::PersistOnAllocFail, Key::Allocator], message)
+            .with_help("set allocator = \"double_buffer\""));
+    }
+    Ok(())
+}
+
+/// Refuses gradients that are averaged and summed, NaN checks that the schedule does not have, and
+/// reductions that copy engines cannot do.
+fn reduction(s: &Scenario, d: &Document) -> Checked {
+    let f = &s.fsdp;
+    if f.average_in_collective && f.per_token_loss {
+        let keys = [Key::AverageInCollective, Key::PerTokenLoss];
+        return Err(d.conflict(&keys, "`average_in_collective` averages gradients over ranks, but `per_token_loss` needs their sum")
+            .with_help("set one of the two to false"));
+    }
+    refuse(s, d, "fsdp.nan_check")?;
+    copy_engines(s, d)
+}
+
+fn copy_engines(s: &Scenario, d: &Document) -> Checked {
+    let (f, m) = (&s.fsdp, &s.mesh);
+    if f.copy_engine_reduce {
+        exchange(s, d)?;
+    }
+    // Without communicators of their own, gathers and reductions are on engines together or not at
+    // all.
+    match (f.copy_engine_gather, f.copy_engine_reduce) {
+        (false, false) => return Ok(()),
+        (true, false) if !f.separate_communicators => {
+            let message = "`copy_engine_gather` needs a communicator without reductions: copy engines cannot add";
+            let keys = [Key::CopyEngineGather, Key::SeparateCommunicators];
+            return Err(d
+                .conflict(&keys, message)
+                .with_help("set fsdp.separate_communicators = true"));
+        }
+        (false, true) if !f.separate_communicators => {
+            let message = "`copy_engine_reduce` puts its communicator on copy engines, but gathers use the same communicator";
+            let keys = [Key::CopyEngineReduce, Key::SeparateCommunicators];
+            let help = "set fsdp.copy_engine_gather = true, or separate_communicators = true";
+            return Err(d.conflict(&keys, message).with_help(help));
+        }
+        _ => {}
+    }
+    if mesh::nodes(m.dp_shard, 1, m.world(), m.gpus_per_node) > 1 {
+        let (name, key) = if f.copy_engine_gather {
+            ("copy_engine_gather", Key::CopyEngineGather)
+        } else {
+            ("copy_engine_reduce", Key::CopyEngineReduce)
+        };
+        let message = format!(
+            "`{name}` works within a node: groups of dp_shard = {} ranks cross nodes of {} GPUs",
+            m.dp_shard, m.gpus_per_node
+        );
+        return Err(d
+            .conflict(&[key, Key::DpShard], message)
+            .with_help("shard within the node (dp_outer over nodes), or leave it off"));
+    }
+    Ok(())
+}
+
+/// Refuses exchanges of gradients where the schedule has none, or where there are no shards to sum.
+fn exchange(s: &Scenario, d: &Document) -> Checked {
+    let f = &s.fsdp;
+    if let Some(why) = missing(s, "copy_engine_reduce") {
+        let message = format!("`copy_engine_reduce` {why}");
+        return Err(d
+            .conflict(&[Key::CopyEngineReduce, Key::Policy, Key::Mode], message)
+            .with_help("leave it off"));
+    }
+    if !mesh::grad_sharded(f.strategy) {
+        let message =
+            "`copy_engine_reduce` sums shards, but with this strategy gradients are not sharded";
+        return Err(d
+            .conflict(&[Key::CopyEngineReduce, Key::Strategy], message)
+            .with_help("use strategy optim_grads or optim_grads_params"));
+    }
+    Ok(())
+}
+
+/// Refuses gathers for the next step where the end of a step cannot have them.
+fn next_step(s: &Scenario, d: &Document) -> Checked {
+    let f = &s.fsdp;
+    if f.prefetch_next_step == 0 {
+        return Ok(());
+    }
+    if let Some(why) = missing(s, "prefetch_next_step") {
+        let keys = [Key::Policy, Key::Mode];
+        return Err(cannot(d, Key::PrefetchNextStep, &keys, &why, "0"));
+    }
+    let (keys, why): (&[Key], _) = if !mesh::weight_sharded(f.strategy) {
+        (
+            &[Key::Strategy],
+            "gathers sharded weights, but with this strategy weights are not sharded",
+        )
+    } else if f.offload.any() {
+        (
+            &[Key::Offload],
+            "gathers weights that the optimizer has just updated on the device, but `offload` moves them to the host",
+        )
+    } else if s.compile.cuda_graph == CudaGraph::FullIteration {
+        (
+            &[Key::CudaGraph],
+            "makes the first step start with a gather that later steps do not have, which a captured iteration cannot replay",
+        )
+    } else {
+        return Ok(());
+    };
+    Err(cannot(d, Key::PrefetchNextStep, keys, why, "0"))
+}
+
+/// Refuses updates in backward where they need what is known later.
+fn in_backward(s: &Scenario, d: &Document) -> Checked {
+    let (f, t) = (&s.fsdp, &s.train);
+    if !f.optimizer_in_backward {
+        return Ok(());
+    }
+    if let Some(why) = missing(s, "optimizer_in_backward") {
+        let keys = [Key::Policy, Key::Mode];
+        return Err(cannot(d, Key::OptimizerInBackward, &keys, &why, "false"));
+    }
+    let (keys, why): (&[Key], _) = if t.clip_norm > 0.0 {
+        (
+            &[Key::ClipNorm],
+            "updates weights before `clip_norm` knows the global gradient norm",
+        )
+    } else if t.grad_norm {
+        (
+            &[Key::GradNorm],
+            "frees gradients before `grad_norm` could sum them",
+        )
+    } else if f.offload.any() {
+        (
+            &[Key::Offload],
+            "needs state that stays on the device, but `offload` moves it to the host",
+        )
+    } else {
+        return Ok(());
+    };
+    Err(cannot(d, Key::OptimizerInBackward, keys, why, "false"))
+}
+
+/// Refuses to leave sums to the optimizer where something else needs them first.
+fn in_optimizer(s: &Scenario, d: &Document) -> Checked {
+    let (f, t) = (&s.fsdp, &s.train);
+    if !f.sum_in_optimizer {
+        return Ok(());
+    }
+    let (keys, why): (&[Key], _) = if !f.copy_engine_reduce {
+        (
+            &[Key::CopyEngineReduce],
+            "sums the pieces that `copy_engine_reduce` exchanges, but that option is off",
+        )
+    } else if t.grad_accum > 1 {
+        (
+            &[Key::GradAccum],
+            "keeps the pieces of one micro-batch, but with `grad_accum` their sums have to be accumulated",
+        )
+    } else if s.mesh.dp_outer > 1 {
+        (
+            &[Key::DpOuter],
+            "produces no sums that could be reduced over `dp_outer`",
+        )
+    } else if t.clip_norm > 0.0 {
+        (
+            &[Key::ClipNorm],
+            "produces no summed gradients, whose norm `clip_norm` needs",
+        )
+    } else if t.grad_norm {
+        (
+            &[Key::GradNorm],
+            "produces no summed gradients, whose norm `grad_norm` needs",
+        )
+    } else if f.offload.grads {
+        (
+            &[Key::Offload],
+            "keeps unsummed gradients on the device, but `offload` moves summed ones to the host",
+        )
+    } else {
+        return Ok(());
+    };
+    Err(cannot(d, Key::SumInOptimizer, keys, why, "false"))
+}
+
+/// Refuses to reshard the root where the schedule keeps it.
+fn resharded_root(s: &Scenario, d: &Document) -> Checked {
+    let f = &s.fsdp;
+    if !f.reshard_root {
+        return Ok(());
+    }
+    if let Some(why) = missing(s, "reshard_root") {
+        let keys = [Key::Policy, Key::Mode];
+        let why =
+            format!("{why}: other schedules need the root's parameters as soon as backward starts");
+        return Err(cannot(d, Key::ReshardRoot, &keys, &why, "false"));
+    }
+    if f.reshard_after_forward == Reshard::Never {
+        let why = "= true has no effect: it applies `reshard_after_forward` to the root, and that does nothing here";
+        return Err(cannot(d, Key::ReshardRoot, &[Key::Reshard], why, "false"));
+    }
+    Ok(())
+}

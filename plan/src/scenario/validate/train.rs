@@ -1,0 +1,83 @@
+//! Rules for `[train]`.
+
+use super::Checked;
+use crate::config::{CompileMode, Loss, LrSchedule, Recompute, RecomputeLayers, Scenario};
+use crate::models::Inputs;
+use crate::scenario::keys::Key;
+use crate::scenario::merge::Document;
+
+pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
+    let (m, t) = (&s.model, &s.train);
+    let plain = m.family.spec().attention.is_none();
+    if t.seq_len > m.max_seq_len {
+        let message = format!(
+            "`seq_len` ({}) is longer than `max_seq_len` ({})",
+            t.seq_len, m.max_seq_len
+        );
+        let error = d.conflict(&[Key::SeqLen, Key::MaxSeqLen], message);
+        return Err(error.with_help(format!(
+            "set model.max_seq_len = {} to give the model more positions",
+            t.seq_len
+        )));
+    }
+    if m.family.spec().inputs == Inputs::Images && t.seq_len != 1 {
+        return Err(d
+            .conflict(
+                &[Key::SeqLen],
+                "images are not sequences: `seq_len` of a cnn must be 1",
+            )
+            .with_help("the number of images is `micro_batch`"));
+    }
+    if t.loss == Loss::Chunked && m.vocab == 0 {
+        let message = format!(
+            "the chunked loss needs logits over a vocabulary, which family {} does not have",
+            m.family.name()
+        );
+        return Err(d.conflict(&[Key::Loss], message));
+    }
+    if t.recompute == Recompute::Selective && plain {
+        let message = format!(
+            "selective recompute keeps matmuls and recomputes the rest, but a block of family {} has nothing else worth recomputing",
+            m.family.name()
+        );
+        return Err(d
+            .conflict(&[Key::Recompute], message)
+            .with_help("use \"none\" or \"full\""));
+    }
+    if t.recompute == Recompute::Pointwise && s.compile.mode == CompileMode::Off {
+        let message = "pointwise recompute happens inside fused kernels, but `compile.mode = \"off\"` fuses nothing";
+        return Err(d
+            .conflict(&[Key::Recompute, Key::Mode], message)
+            .with_help("set compile.mode = \"regions\", or train.recompute = \"selective\""));
+    }
+    if let RecomputeLayers::First(n) = t.recompute_layers
+        && n > m.layers
+    {
+        let message = format!(
+            "`recompute_layers` is {n}, but the model has {} blocks",
+            m.layers
+        );
+        return Err(d
+            .conflict(&[Key::RecomputeLayers, Key::Layers], message)
+            .with_help("\"all\" is every block"));
+    }
+    if t.lr_schedule == LrSchedule::Constant && d.says(Key::MinLr) {
+        return Err(d
+            .conflict(
+                &[Key::MinLr, Key::LrSchedule],
+                "`min_lr` is the end of a cosine schedule; a constant schedule never reaches it",
+            )
+            .with_help("set lr_schedule = \"cosine\""));
+    }
+    if t.min_lr > t.lr {
+        let message = format!(
+            "`min_lr` ({}) is above `lr` ({}): the schedule would rise",
+            t.min_lr, t.lr
+        );
+        return Err(d.conflict(&[Key::MinLr, Key::Lr], message));
+    }
+    if t.betas.iter().any(|b| *b >= 1.0) {
+        return Err(d.conflict(&[Key::Betas], "both betas must be below 1"));
+    }
+    Ok(())
+}
