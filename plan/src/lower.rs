@@ -12,7 +12,7 @@ pub(crate) mod emitter;
 pub(crate) mod engine;
 pub(crate) mod flat;
 pub(crate) mod inputs;
-mod kernels;
+pub(crate) mod kernels;
 mod offload;
 pub(crate) mod optimizer;
 pub(crate) mod reduction;

@@ -251,7 +251,7 @@ pub struct Program {
     pub units: Vec<Unit>,
     /// Parameter groups with their layouts.
     pub groups: Vec<Group>,
-    /// Streams; [`COMPUTE`] is the first.
+    /// Streams; [`COMPUTE`](crate::ir::COMPUTE) is the first.
     pub streams: Vec<Stream>,
     /// Communicators.
     pub communicators: Vec<Communicator>,

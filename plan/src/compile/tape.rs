@@ -2,7 +2,7 @@
 //!
 //! `model`, `autodiff` and `compile` together turn a scenario into a tape: kernels in host issue order, the storages
 //! they read and write, when each storage is allocated and freed, and the boundaries of every module, where `lower`
-//! hangs the sharding hooks. Parameters appear as operands ([`Source::Param`], [`Source::Grad`]); which buffer they live
+//! hangs the sharding hooks. Parameters appear as operands ([`Source`](crate::ir::Source)); which buffer they live
 //! in is `lower`'s decision.
 
 use crate::ir::{

@@ -1,7 +1,8 @@
 //! Gradients that autograd allocates, one per parameter, when the first kernel adds to it.
 
 use super::builder::NewBuffer;
-use super::emitter::{Emitter, KernelLaunch};
+use super::emitter::Emitter;
+use super::kernels::KernelLaunch;
 use super::reduction;
 use super::walk::Location;
 use crate::ir::{BufferId, COMPUTE, DType, Holds, ParamId, Pool, Role, ShardOp};

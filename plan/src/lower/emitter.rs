@@ -2,12 +2,10 @@
 
 use super::builder::{Builder, NewBuffer};
 use super::inputs::LoweringInputs;
-use super::kernels::Kernels;
+use super::kernels::{KernelLaunch, Kernels};
 use crate::config::Reshard;
-use crate::ir::{
-    Access, BufferId, COMPUTE, CommId, DType, GroupId, Holds, Role, ShardOp, StreamId, UnitId,
-};
-use crate::program::{Axis, Communicator, Rule};
+use crate::ir::{BufferId, COMPUTE, CommId, DType, GroupId, Holds, Role, StreamId, UnitId};
+use crate::program::{Axis, Communicator};
 use std::collections::HashMap;
 
 /// The growing program, which the walk and the policies emit into.
@@ -19,19 +17,6 @@ pub(crate) struct Emitter<'a> {
     pub(crate) made: HashMap<(Role, GroupId, StreamId), BufferId>,
     /// Memory that kernels need next to their operands while they run, by name and size.
     scratch: HashMap<(&'static str, u64), BufferId>,
-}
-
-/// Launch of a sharding kernel.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct KernelLaunch<'a> {
-    pub(crate) rule: Rule,
-    pub(crate) op: ShardOp,
-    /// Elements that it works on, for its FLOPs.
-    pub(crate) elements: u64,
-    pub(crate) dtype: DType,
-    pub(crate) stream: StreamId,
-    pub(crate) reads: &'a [Access],
-    pub(crate) writes: &'a [Access],
 }
 
 impl<'a> Emitter<'a> {

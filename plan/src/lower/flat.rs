@@ -11,8 +11,9 @@ mod reduce;
 pub(crate) use reduce::Reduction;
 
 use super::builder::CollectiveLaunch;
-use super::emitter::{Comms, Emitter, KernelLaunch};
+use super::emitter::{Comms, Emitter};
 use super::inputs::{LoweringInputs, outer_optim, params_apart};
+use super::kernels::KernelLaunch;
 use super::optimizer::{Moments, moments};
 use super::streams::CommStreams;
 use super::walk::Location;

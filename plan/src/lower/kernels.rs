@@ -1,11 +1,26 @@
 //! Kernels that sharding adds to the model's own: copies, casts, scaling, optimizer.
 
 use super::builder::Builder;
-use super::emitter::KernelLaunch;
-use crate::ir::{Access, BodyOp, DType, Kernel, KernelClass, KernelId, OpKind, Pieces, ShardOp};
+use crate::ir::{
+    Access, BodyOp, DType, Kernel, KernelClass, KernelId, OpKind, Pieces, ShardOp, StreamId,
+};
+use crate::program::Rule;
 use crate::units::{Bytes, Flops};
 use smallvec::SmallVec;
 use std::collections::HashMap;
+
+/// Launch of a sharding kernel.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KernelLaunch<'a> {
+    pub(crate) rule: Rule,
+    pub(crate) op: ShardOp,
+    /// Elements that it works on, for its FLOPs.
+    pub(crate) elements: u64,
+    pub(crate) dtype: DType,
+    pub(crate) stream: StreamId,
+    pub(crate) reads: &'a [Access],
+    pub(crate) writes: &'a [Access],
+}
 
 const fn class(op: ShardOp) -> KernelClass {
     match op {

@@ -1,8 +1,9 @@
 //! Clipping by global norm, and the optimizer on shards.
 
 use super::builder::{CollectiveLaunch, NewBuffer};
-use super::emitter::{Emitter, KernelLaunch};
+use super::emitter::Emitter;
 use super::inputs::LoweringInputs;
+use super::kernels::KernelLaunch;
 use super::walk::Lifecycle;
 use crate::config::Optimizer;
 use crate::ir::{

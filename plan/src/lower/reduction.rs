@@ -2,7 +2,8 @@
 //! over replicas behind it; and sums, which every policy makes.
 
 use super::builder::CollectiveLaunch;
-use super::emitter::{Emitter, KernelLaunch};
+use super::emitter::Emitter;
+use super::kernels::KernelLaunch;
 use crate::ir::{Access, CollectiveKind, CommId, Part, ReduceOp, ShardOp, StreamId};
 use crate::program::Rule;
 use smallvec::smallvec;

@@ -20,9 +20,10 @@ use crate::ir::{
     ShardOp, UnitId,
 };
 use crate::lower::autograd::AutogradGrads;
-use crate::lower::emitter::{Emitter, KernelLaunch};
+use crate::lower::emitter::Emitter;
 use crate::lower::flat::{Flat, Reduction, fill_padding};
 use crate::lower::inputs::LoweringInputs;
+use crate::lower::kernels::KernelLaunch;
 use crate::lower::optimizer::ShardState;
 use crate::lower::streams::CommStreams;
 use crate::lower::walk::{Lifecycle, Location};

@@ -2,8 +2,9 @@
 
 use super::{Flat, GroupState};
 use crate::ir::{Access, COMPUTE, GroupId, PerRank, ShardOp, StreamId};
-use crate::lower::emitter::{Emitter, KernelLaunch};
+use crate::lower::emitter::Emitter;
 use crate::lower::inputs::LoweringInputs;
+use crate::lower::kernels::KernelLaunch;
 use crate::lower::optimizer::{OptimizerItem, ShardState};
 use crate::program::Rule;
 use crate::shard::{Layout, mesh};

@@ -6,8 +6,9 @@ use crate::ir::{
     Pieces, Real, ReduceOp, Role, ShardOp, StreamId,
 };
 use crate::lower::builder::CollectiveLaunch;
-use crate::lower::emitter::{Emitter, KernelLaunch};
+use crate::lower::emitter::Emitter;
 use crate::lower::inputs::LoweringInputs;
+use crate::lower::kernels::KernelLaunch;
 use crate::program::Rule;
 use crate::shard::mesh;
 use smallvec::smallvec;

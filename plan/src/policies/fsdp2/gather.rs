@@ -7,8 +7,9 @@ use crate::ir::{
     UnitId,
 };
 use crate::lower::builder::{CollectiveLaunch, NewBuffer};
-use crate::lower::emitter::{Emitter, KernelLaunch};
+use crate::lower::emitter::Emitter;
 use crate::lower::inputs::prefetch_targets;
+use crate::lower::kernels::KernelLaunch;
 use crate::program::Rule;
 use smallvec::smallvec;
 

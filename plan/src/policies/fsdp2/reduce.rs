@@ -6,7 +6,8 @@ use crate::ir::{
     Access, BufferId, COMPUTE, DType, GroupId, Holds, Pool, Real, ReduceOp, Role, ShardOp, StreamId,
 };
 use crate::lower::builder::NewBuffer;
-use crate::lower::emitter::{Emitter, KernelLaunch};
+use crate::lower::emitter::Emitter;
+use crate::lower::kernels::KernelLaunch;
 use crate::lower::reduction;
 use crate::program::Rule;
 use smallvec::SmallVec;

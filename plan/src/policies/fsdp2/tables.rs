@@ -8,7 +8,8 @@
 //! parameters over 8 ranks.
 
 use crate::ir::{Access, COMPUTE, DType, ShardOp};
-use crate::lower::emitter::{Emitter, KernelLaunch};
+use crate::lower::emitter::Emitter;
+use crate::lower::kernels::KernelLaunch;
 use crate::program::Rule;
 
 /// Bytes that a block copies in one round: 16 for each of its 128 threads.

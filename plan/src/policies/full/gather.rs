@@ -5,7 +5,8 @@ use crate::ir::{
     Access, COMPUTE, CollectiveKind, Holds, ParamId, Part, PerRank, ReduceOp, Role, ShardOp,
 };
 use crate::lower::builder::{CollectiveLaunch, NewBuffer};
-use crate::lower::emitter::{Emitter, KernelLaunch};
+use crate::lower::emitter::Emitter;
+use crate::lower::kernels::KernelLaunch;
 use crate::program::Rule;
 use smallvec::smallvec;
 

@@ -3,7 +3,8 @@
 use super::{Full, Reducing};
 use crate::ir::{Access, BufferId, COMPUTE, Holds, ReduceOp, Role, ShardOp};
 use crate::lower::builder::NewBuffer;
-use crate::lower::emitter::{Emitter, KernelLaunch};
+use crate::lower::emitter::Emitter;
+use crate::lower::kernels::KernelLaunch;
 use crate::lower::reduction;
 use crate::program::Rule;
 use smallvec::{SmallVec, smallvec};

@@ -3,8 +3,9 @@
 use super::MicroBatch;
 use super::reduction::Reductions;
 use crate::ir::{Access, BufferId, COMPUTE, DType, GroupId, Holds, ParamId, Role, ShardOp};
-use crate::lower::emitter::{Emitter, KernelLaunch};
+use crate::lower::emitter::Emitter;
 use crate::lower::flat::{Flat, fill_padding};
+use crate::lower::kernels::KernelLaunch;
 use crate::lower::reduction;
 use crate::lower::walk::Location;
 use crate::program::Rule;

@@ -6,9 +6,10 @@ use crate::config::Prefetch;
 use crate::ir::{
     Access, BufferId, COMPUTE, EventId, GroupId, PerRank, Role, ShardOp, Source, UnitId,
 };
-use crate::lower::emitter::{Emitter, KernelLaunch};
+use crate::lower::emitter::Emitter;
 use crate::lower::flat::Flat;
 use crate::lower::inputs::{LoweringInputs, prefetch_targets};
+use crate::lower::kernels::KernelLaunch;
 use crate::program::Rule;
 
 /// State of every unit's full weights.
