@@ -34,7 +34,8 @@ fn press(app: &mut App, c: char) {
     let _ = update(app, Event::Key(key));
 }
 
-/// A frame after a change of the window, in which everything is binned anew, and one in which nothing has changed.
+/// A frame after a change of the window, in which everything is binned anew, and one in which
+/// nothing has changed.
 fn redraw(c: &mut Criterion) {
     let mut group = c.benchmark_group("redraw");
     for spans in [20_000, 100_000] {
@@ -83,8 +84,8 @@ fn open(c: &mut Criterion) {
     group.finish();
 }
 
-/// From a changed option of the 8B scenario to the frame that shows its prediction: scenario, plan, simulation, sentences,
-/// drawing.
+/// From a changed option of the 8B scenario to the frame that shows its prediction: scenario, plan,
+/// simulation, sentences, drawing.
 fn edit(c: &mut Criterion) {
     let profiles = Profiles::default();
     let name = "llama3-8b-4xh200";

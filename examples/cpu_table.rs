@@ -6,8 +6,9 @@
 //! cargo run --release --example cpu_table
 //! ```
 //!
-//! writes the measured times to `tests/data/cpu_small.csv` (for `shardlab validate`) and prints the comparison. Other work
-//! on the machine disturbs: of several runs the one counts during which least of it was going on.
+//! writes the measured times to `tests/data/cpu_small.csv` (for `shardlab validate`) and prints the
+//! comparison. Other work on the machine disturbs: of several runs the one counts during which
+//! least of it was going on.
 
 use shardlab_exec::train::{NoObserver, RunOptions, train};
 use shardlab_plan::{Program, scenario};
@@ -74,7 +75,8 @@ const SETTINGS: [(&str, &str, &str); 18] = [
     ),
 ];
 
-/// Processor time in ticks: of everybody, and of this process; and the ticks of all processors so far.
+/// Processor time in ticks: of everybody, and of this process; and the ticks of all processors so
+/// far.
 fn ticks() -> (f64, f64, f64) {
     let numbers = |text: &str, skip: usize| -> Vec<f64> {
         let words = text.split_whitespace().skip(skip);

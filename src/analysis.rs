@@ -1,7 +1,7 @@
 //! What a prediction means: the verdict, where time and memory go, and what other options would do.
 //!
-//! Everything here is computed from a [`crate::predict::Prediction`] and rendered elsewhere (command
-//! line, dashboard).
+//! Everything here is computed from a [`crate::predict::Prediction`] and rendered elsewhere
+//! (command line, dashboard).
 
 mod awaited;
 pub mod basis;

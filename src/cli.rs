@@ -1,7 +1,8 @@
 //! The command line: one file per verb.
 //!
-//! Results go to stdout, everything else to stderr. Exit status: 0 done, 1 a check or gate failed, 2 bad input, 3 the
-//! run itself failed. A reader that closes the pipe early (`| head`) ends the program successfully.
+//! Results go to stdout, everything else to stderr. Exit status: 0 done, 1 a check or gate failed,
+//! 2 bad input, 3 the run itself failed. A reader that closes the pipe early (`| head`) ends the
+//! program successfully.
 
 mod args;
 mod budget;

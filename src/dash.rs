@@ -1,5 +1,5 @@
-//! The terminal dashboard: scenarios and their options with the prediction beside them, timelines, live training, sweeps,
-//! comparisons, gates.
+//! The terminal dashboard: scenarios and their options with the prediction beside them, timelines,
+//! live training, sweeps, comparisons, gates.
 //!
 //! ```text
 //! keys, mouse, clock ─┐                     ┌─▶ draw(&App, frame)
@@ -7,9 +7,9 @@
 //! reports of work ────┘                     └─▶ effects ─▶ worker threads ─▶ reports
 //! ```
 //!
-//! State changes in [`update`] only, which waits for nothing and touches nothing; drawing only reads. What takes time runs
-//! on threads (`worker`) and can be cancelled. The key table ([`keys`]) is what dispatches, what the footer shows and
-//! what the help prints.
+//! State changes in [`update`] only, which waits for nothing and touches nothing; drawing only
+//! reads. What takes time runs on threads (`worker`) and can be cancelled. The key table ([`keys`])
+//! is what dispatches, what the footer shows and what the help prints.
 
 pub mod app;
 pub mod compare;

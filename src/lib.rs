@@ -1,7 +1,7 @@
 //! shardlab: predicts what a fully sharded training step costs, and says why.
 //!
-//! The library behind the command line: [`cli`] has one file a verb, [`predict`] goes from a scenario to a run,
-//! [`analysis`] explains runs and compares options, [`trace`] writes timelines.
+//! The library behind the command line: [`cli`] has one file a verb, [`predict`] goes from a
+//! scenario to a run, [`analysis`] explains runs and compares options, [`trace`] writes timelines.
 
 pub mod analysis;
 pub mod cli;

@@ -88,7 +88,8 @@ impl PredictError {
 pub enum Fit {
     /// It does.
     Fits,
-    /// It does, but the allocator has to give cached memory back in between, which synchronises the device.
+    /// It does, but the allocator has to give cached memory back in between, which synchronises the
+    /// device.
     Tight {
         /// Times it has to over the simulated steps.
         retries: u32,
@@ -148,7 +149,8 @@ impl Prediction {
         self.run.step_ms()
     }
 
-    /// Bytes of the device that the run never takes; negative where it takes more than there are, `None` where their number is not known.
+    /// Bytes of the device that the run never takes; negative where it takes more than there are,
+    /// `None` where their number is not known.
     #[must_use]
     pub fn free_bytes(&self) -> Option<i64> {
         let m = &self.run.memory;
@@ -156,7 +158,8 @@ impl Prediction {
         Some(signed(m.capacity?) - signed(m.peak_device))
     }
 
-    /// Whether the run fits and leaves this share of the device's memory (0 to 1) free, as far as that is known.
+    /// Whether the run fits and leaves this share of the device's memory (0 to 1) free, as far as
+    /// that is known.
     #[must_use]
     pub fn leaves(&self, share: f64) -> bool {
         let capacity = self.run.memory.capacity;
@@ -173,9 +176,9 @@ impl Prediction {
 
 /// Plans and simulates a scenario.
 ///
-/// Memory is unlimited at first, so that a step that does not fit has a prediction too. When the peak is beyond the
-/// device's capacity, the limit is enforced in a second simulation: what is served after giving cached memory back still
-/// fits, and is what the run reports then.
+/// Memory is unlimited at first, so that a step that does not fit has a prediction too. When the
+/// peak is beyond the device's capacity, the limit is enforced in a second simulation: what is
+/// served after giving cached memory back still fits, and is what the run reports then.
 ///
 /// # Errors
 /// See [`PredictError`]. Memory that does not suffice is no error; see [`Fit`].

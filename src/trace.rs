@@ -1,12 +1,14 @@
 //! Timelines for Perfetto and `chrome://tracing`.
 //!
-//! One process a rank (rank 0, and beside it a straggler where one is simulated), one thread a stream and one for the host,
-//! counters of allocated and reserved memory, and an arrow from every collective to the first work that waited for it. Written as
-//! a stream: memory does not grow with the run.
+//! One process a rank (rank 0, and beside it a straggler where one is simulated), one thread a
+//! stream and one for the host, counters of allocated and reserved memory, and an arrow from every
+//! collective to the first work that waited for it. Written as a stream: memory does not grow with
+//! the run.
 //!
-//! Time 0 is where the recorded step begins, as in `explain`, reports and the dashboard. The host may issue a step while the
-//! device is at the one before. Viewers move the first event of a file to their 0, and drop what is before 0: so launches
-//! before the step are left out, and their slices on streams tell when they were (`issued_us`, negative then).
+//! Time 0 is where the recorded step begins, as in `explain`, reports and the dashboard. The host
+//! may issue a step while the device is at the one before. Viewers move the first event of a file
+//! to their 0, and drop what is before 0: so launches before the step are left out, and their
+//! slices on streams tell when they were (`issued_us`, negative then).
 
 mod flows;
 mod json;
@@ -215,8 +217,9 @@ impl<W: Write> Trace<'_, W> {
         Ok(())
     }
 
-    /// Allocators work when the host issues, not when the device gets there: the counter's name says so. Of what was before the
-    /// step the highest and the last sample count, so that no peak is lost.
+    /// Allocators work when the host issues, not when the device gets there: the counter's name
+    /// says so. Of what was before the step the highest and the last sample count, so that no peak
+    /// is lost.
     fn memory(&mut self, of: Ranked<'_>) -> io::Result<()> {
         let timeline = &self.run.memory.timeline;
         let began = timeline.partition_point(|s| s.time < self.run.recorded_from);
@@ -240,7 +243,8 @@ impl<W: Write> Trace<'_, W> {
     fn arrows(&mut self, of: Ranked<'_>) -> io::Result<()> {
         for Flow { from, to } in flows::flows(self.program, of.spans) {
             let (a, b) = (&of.spans[from], &of.spans[to]);
-            // The arrow leaves inside the collective's slice and arrives at the begin of the consumer's.
+            // The arrow leaves inside the collective's slice and arrives at the begin of the
+            // consumer's.
             let (leaves, arrives) = (self.us(a.end), self.us(b.start));
             let inside = leaves.min(self.us(a.start).max(leaves - 0.001));
             let threads = [a, b].map(|s| u32::from(s.stream.0) + 1);

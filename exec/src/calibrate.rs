@@ -139,8 +139,8 @@ pub fn calibrate(options: &Options, note: &mut dyn FnMut(&str)) -> Result<Calibr
 /// Number of layers of a scenario that are run to time its kernels.
 const USER_LAYERS: u32 = 2;
 
-/// Measures only the kernels of `options.user_scenarios`, on one rank, for the profile of a machine with the
-/// same number of cores. `note` is called with the name of each part.
+/// Measures only the kernels of `options.user_scenarios`, on one rank, for the profile of a machine
+/// with the same number of cores. `note` is called with the name of each part.
 ///
 /// # Errors
 /// [`TrainError`] if a scenario cannot be planned or run, or if the machine has another number of

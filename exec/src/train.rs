@@ -17,8 +17,6 @@ mod testing;
 
 pub use data::{DataError, Feed, TokenWidth, Tokens, tokenizer_next_to};
 pub use error::TrainError;
-// `kernels` imports it from here.
-pub(crate) use crate::base::random;
 pub use layout::{Kind, Span, StateLayout};
 pub use options::{
     CheckpointOptions, Flow, NoObserver, Observer, Resume, RunOptions, RunStart, StepReport,

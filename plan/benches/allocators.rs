@@ -1,4 +1,5 @@
-//! Speed of the allocators' state machines, and of planning a pool: `cargo bench -p shardlab-plan --bench allocators`.
+//! Speed of the allocators' state machines, and of planning a pool:
+//! `cargo bench -p shardlab-plan --bench allocators`.
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use shardlab_plan::ir::StreamId;
@@ -11,8 +12,9 @@ const MIB: u64 = 1 << 20;
 /// One allocation (`true`) or free of a key.
 type Event = (bool, u32);
 
-/// Host-order events of a training step: two units gathered at once, `saved` activations a layer that live until
-/// backward, short-lived scratch in both directions, gradients until the next unit is reduced.
+/// Host-order events of a training step: two units gathered at once, `saved` activations a layer
+/// that live until backward, short-lived scratch in both directions, gradients until the next unit
+/// is reduced.
 struct Step {
     events: Vec<Event>,
     bytes: Vec<u64>,

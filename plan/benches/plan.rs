@@ -42,7 +42,8 @@ fn depth(c: &mut Criterion) {
         group.bench_function(format!("plan/{layers}"), |b| {
             b.iter(|| plan(black_box(&scenario)));
         });
-        // A program keeps where its planned buffers lie: forgotten, so that each time plans the pool too.
+        // A program keeps where its planned buffers lie: forgotten, so that each time plans the
+        // pool too.
         let unplaced = || Program {
             placement: Default::default(),
             ..program.clone()

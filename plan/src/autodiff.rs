@@ -1,8 +1,9 @@
 //! Reverse-mode transformation of the forward graph: backward ops, saved tensors, recompute.
 //!
-//! Forward ops are visited in reverse issue order, which is the order in which PyTorch's engine runs their nodes (it prefers
-//! the node created last). Each op kind has one rule (`rules`); nothing is written per model. A forward value that a rule
-//! refers to is thereby saved: lifetimes follow from uses, so there is no separate list of saved tensors.
+//! Forward ops are visited in reverse issue order, which is the order in which PyTorch's engine
+//! runs their nodes (it prefers the node created last). Each op kind has one rule (`rules`);
+//! nothing is written per model. A forward value that a rule refers to is thereby saved: lifetimes
+//! follow from uses, so there is no separate list of saved tensors.
 
 pub(crate) mod recompute;
 mod rules;
@@ -67,8 +68,8 @@ struct Engine<'m> {
     seed: f64,
 }
 
-/// Appends the backward ops of `m.loss` to `m.graph`, starting from a gradient of `seed` (1 over the micro-batches of a step
-/// makes their gradients add up to that of the step's mean loss).
+/// Appends the backward ops of `m.loss` to `m.graph`, starting from a gradient of `seed` (1 over
+/// the micro-batches of a step makes their gradients add up to that of the step's mean loss).
 pub(crate) fn differentiate(m: &mut ModelGraph, recompute: &Recomputed, seed: f64) -> Backward {
     let first = m.graph.ops.len() as u32;
     let pending = vec![None; m.graph.values.len()];
@@ -215,7 +216,8 @@ impl Engine<'_> {
         self.pending[v.index()] = Some(sum);
     }
 
-    /// Adds in place when only this node's input buffer holds the old gradient, else into a new tensor.
+    /// Adds in place when only this node's input buffer holds the old gradient, else into a new
+    /// tensor.
     fn add(&mut self, old: Pending, new: ValueId) -> ValueId {
         if old.exclusive {
             self.g().add_into(old.value, new)
@@ -224,7 +226,8 @@ impl Engine<'_> {
         }
     }
 
-    /// The first contribution is computed straight into the gradient; later ones (tied parameters) are added to it.
+    /// The first contribution is computed straight into the gradient; later ones (tied parameters)
+    /// are added to it.
     fn accumulate_param(&mut self, v: ValueId, p: ParamId, new: Pending) {
         match self.pending[v.index()] {
             None => {

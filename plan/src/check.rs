@@ -1,14 +1,15 @@
 //! Proofs over a program.
 //!
-//! [`check`] walks `Init`, `First`, `Steady`, `Steady`, `Validation`, `Steady` as one trace. Happens-before comes from
-//! stream order, events and host waits (vector clocks, `clock`); addresses come from replaying the program's own
-//! allocators, so that a recycled block is seen by whoever uses it next; the state that a step carries (which optimizer
-//! step weights hold, over which axes a gradient and the norm of all have been reduced) is followed through every instruction (`state`, `norm`).
-//! [`RULES`] lists what is proven and the historical bug behind each rule; a [`Violation`] names the instruction, the
-//! buffer and what was expected.
+//! [`check`] walks `Init`, `First`, `Steady`, `Steady`, `Validation`, `Steady` as one trace.
+//! Happens-before comes from stream order, events and host waits (vector clocks, `clock`);
+//! addresses come from replaying the program's own allocators, so that a recycled block is seen by
+//! whoever uses it next; the state that a step carries (which optimizer step weights hold, over
+//! which axes a gradient and the norm of all have been reduced) is followed through every
+//! instruction (`state`, `norm`). [`RULES`] lists what is proven and the historical bug behind each
+//! rule; a [`Violation`] names the instruction, the buffer and what was expected.
 //!
-//! What a program cannot show is not here: numbers (scaling, accumulation order), attributes of parameters, and the
-//! state of an engine between programs.
+//! What a program cannot show is not here: numbers (scaling, accumulation order), attributes of
+//! parameters, and the state of an engine between programs.
 
 mod access;
 mod capture;

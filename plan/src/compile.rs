@@ -1,8 +1,10 @@
 //! From graphs to the tape: eager kernels, fusion, regions, liveness.
 //!
-//! `schedule` puts ops into steps (one kernel each), `merge` makes one product of several, `epilogue` lets products add to
-//! something and gradients of embeddings fill their tables, `products` lets them go on with elementwise code, `inplace` saves
-//! their readers memory, `kernel` describes a step's kernel, `emit` decides lifetimes and writes the tape, `expand` repeats the steps of a middle block for all middle blocks.
+//! `schedule` puts ops into steps (one kernel each), `merge` makes one product of several,
+//! `epilogue` lets products add to something and gradients of embeddings fill their tables,
+//! `products` lets them go on with elementwise code, `inplace` saves their readers memory, `kernel`
+//! describes a step's kernel, `emit` decides lifetimes and writes the tape, `expand` repeats the
+//! steps of a middle block for all middle blocks.
 
 mod alike;
 mod emit;
@@ -57,8 +59,8 @@ pub fn modules_and_params(scenario: &Scenario) -> (Vec<Module>, Vec<Param>) {
     (tree.modules, tree.params)
 }
 
-/// Whether two parameters, the second registered after the first, are weights of layers that `which` would merge if they lay side by
-/// side: whether they do read one input, the graph says.
+/// Whether two parameters, the second registered after the first, are weights of layers that
+/// `which` would merge if they lay side by side: whether they do read one input, the graph says.
 #[must_use]
 pub fn mergeable(a: &Param, b: &Param, which: MergeProjections) -> bool {
     const ATTENTION: [(&str, &str); 2] = [
@@ -81,9 +83,10 @@ pub fn mergeable(a: &Param, b: &Param, which: MergeProjections) -> bool {
 
 /// Builds the tape of one micro-batch.
 ///
-/// The boundaries of units break compiled regions (`compile.mode = "regions"`), and leaves inside a block are entered and left on
-/// the tape only when they are units. The loss is entered after the root has been left, since it is computed outside the model.
-/// An operand may reach over the end of its parameter into those after it, where these are its neighbours.
+/// The boundaries of units break compiled regions (`compile.mode = "regions"`), and leaves inside a
+/// block are entered and left on the tape only when they are units. The loss is entered after the
+/// root has been left, since it is computed outside the model. An operand may reach over the end of
+/// its parameter into those after it, where these are its neighbours.
 #[must_use]
 pub fn tape(scenario: &Scenario, sharding: Sharding<'_>) -> Tape {
     let model = models::declare(scenario, scenario.model.layers);
@@ -102,10 +105,11 @@ pub fn tape(scenario: &Scenario, sharding: Sharding<'_>) -> Tape {
 
 /// Whether mode `regions` finds nothing to compile.
 ///
-/// A hook in the model's loop over its layers breaks the graph there, and a frame whose graph breaks within a loop is
-/// skipped as a whole; the layers' own frames are then compiled one by one, unless they are the library's (torch 2.11,
-/// "Skipped functions": `torch.nn` is among what is never compiled as a frame of its own). So a stack of library layers
-/// runs eagerly, and pays for the breaks. Measured on 4 H200: 52.09 ms eager and 52.03 ms compiled for six encoder layers.
+/// A hook in the model's loop over its layers breaks the graph there, and a frame whose graph
+/// breaks within a loop is skipped as a whole; the layers' own frames are then compiled one by one,
+/// unless they are the library's (torch 2.11, "Skipped functions": `torch.nn` is among what is
+/// never compiled as a frame of its own). So a stack of library layers runs eagerly, and pays for
+/// the breaks. Measured on 4 H200: 52.09 ms eager and 52.03 ms compiled for six encoder layers.
 fn frames_are_skipped(
     scenario: &Scenario,
     tree: &Tree,
@@ -153,7 +157,8 @@ fn repeat(scenario: &Scenario, tree: &Tree, sharding: Sharding<'_>) -> Option<Ta
     expand::expand(&small, blocks, layers)
 }
 
-/// Whether all blocks are built alike: none frozen, all recomputed or none, the same modules of each are units, the same parameters neighbours.
+/// Whether all blocks are built alike: none frozen, all recomputed or none, the same modules of
+/// each are units, the same parameters neighbours.
 fn alike(scenario: &Scenario, tree: &Tree, b: Blocks, sharding: Sharding<'_>) -> bool {
     let unit = |l: u32, m: u32| (sharding.is_unit)(ModuleId(b.module + l * b.modules + m));
     // A block's last parameter is the neighbour of another block, which never matters.

@@ -54,8 +54,8 @@ impl Scenario {
         self.fsdp.sum_in_optimizer && self.fsdp.copy_engine_reduce && self.mesh.dp_shard > 1
     }
 
-    /// Returns what is sharded, with the name that the policy's users know it by: `ZeRO-3 (FULL_SHARD)`, with Megatron-FSDP
-    /// `ZeRO-3 (optim_grads_params)`.
+    /// Returns what is sharded, with the name that the policy's users know it by:
+    /// `ZeRO-3 (FULL_SHARD)`, with Megatron-FSDP `ZeRO-3 (optim_grads_params)`.
     #[must_use]
     pub fn sharding(&self) -> String {
         let strategy = self.fsdp.strategy;

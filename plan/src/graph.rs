@@ -99,8 +99,8 @@ pub enum View {
     },
     /// Repeats dimensions (zero strides).
     Expand,
-    /// `loss, x, w, d_x, d_w -> loss`: ties gradients of `x` and `w` that the forward pass has computed to the loss, where
-    /// backward starts; they contain the factor that it starts from.
+    /// `loss, x, w, d_x, d_w -> loss`: ties gradients of `x` and `w` that the forward pass has
+    /// computed to the loss, where backward starts; they contain the factor that it starts from.
     Precomputed,
     /// Nothing: a node of the autograd graph that passes its gradient on.
     Pass,
@@ -126,7 +126,8 @@ pub struct Op {
     pub outputs: SmallVec<[ValueId; 2]>,
     /// Module it belongs to.
     pub module: ModuleId,
-    /// Autograd node (backward) or op (forward): operands are held until all of a node's ops have been issued.
+    /// Autograd node (backward) or op (forward): operands are held until all of a node's ops have
+    /// been issued.
     pub node: u32,
     /// Framework calls it takes when run eagerly, itself included.
     pub dispatches: u8,
@@ -162,7 +163,8 @@ pub struct Graph {
     pub consts: Vec<Const>,
     /// Op that computes a value, by value; `u32::MAX` for leaves.
     pub producer: Vec<u32>,
-    /// `(op, buffer)`: a local variable of the model's code holds the buffer until this op has been issued.
+    /// `(op, buffer)`: a local variable of the model's code holds the buffer until this op has been
+    /// issued.
     pub holds: Vec<(u32, u32)>,
     /// Module of new ops.
     pub(crate) module: Option<ModuleId>,

@@ -1,11 +1,11 @@
 //! Allocators as pure state machines over allocations and frees in host order.
 //!
-//! The same state machines serve `sim` (prediction) and `exec` (real memory): equal calls give equal addresses and equal
-//! counters, whatever the clock says.
+//! The same state machines serve `sim` (prediction) and `exec` (real memory): equal calls give
+//! equal addresses and equal counters, whatever the clock says.
 //!
-//! [`Memory`] holds all memory of a program: each buffer from the allocator its [`crate::ir::Pool`] names. Storage
-//! that is allocated and freed for every use ("temporary" in a scenario) is the caching allocator as well: that is where
-//! torch takes it from.
+//! [`Memory`] holds all memory of a program: each buffer from the allocator its [`crate::ir::Pool`]
+//! names. Storage that is allocated and freed for every use ("temporary" in a scenario) is the
+//! caching allocator as well: that is where torch takes it from.
 
 mod arena;
 pub mod caching;
@@ -126,7 +126,8 @@ pub trait Allocator {
     /// See [`AllocError`].
     fn alloc(&mut self, request: Request) -> Result<Block, AllocError>;
 
-    /// Takes a block back. A block that is not live is a programming error and panics with its address.
+    /// Takes a block back. A block that is not live is a programming error and panics with its
+    /// address.
     fn free(&mut self, address: u64);
 
     /// Counters now.

@@ -3,8 +3,8 @@
 //! A family is one file, written like an `nn.Module`: `new` declares modules and parameters,
 //! `forward` traces the pass as eager PyTorch would run it (every op, view and copy in issue order,
 //! with the strides that decide whether a reshape copies). Its `SPEC` holds its keys and defaults.
-//! Everything after that (backward, saved tensors, recompute, fusion, lifetimes) is derived from the
-//! graph by `autodiff` and `compile`.
+//! Everything after that (backward, saved tensors, recompute, fusion, lifetimes) is derived from
+//! the graph by `autodiff` and `compile`.
 
 pub(crate) mod build;
 mod chunked;

@@ -3,7 +3,8 @@
 /// Longest name that is compared; anything longer has no neighbour.
 const LONGEST: usize = 64;
 
-/// The candidate nearest to `word`: by edit distance up to a third of its length, or else one that contains it.
+/// The candidate nearest to `word`: by edit distance up to a third of its length, or else one that
+/// contains it.
 pub fn nearest<'c>(word: &str, candidates: impl IntoIterator<Item = &'c str>) -> Option<&'c str> {
     let word = word.to_lowercase();
     let length = word.chars().count();

@@ -35,7 +35,8 @@ pub enum Fusion {
     Extern,
     /// A generated kernel of its own (column and full reductions).
     Alone,
-    /// Sums over rows for the gradients of a norm's parameters: alone, or with kernels over the same rows.
+    /// Sums over rows for the gradients of a norm's parameters: alone, or with kernels over the
+    /// same rows.
     Column,
     /// Reduces rows; fuses with elementwise neighbors over the same elements.
     Row,
@@ -89,7 +90,8 @@ pub trait OpDef {
         false
     }
 
-    /// Tells whether the kernel takes operands whose rows are not adjacent: columns of a wider buffer.
+    /// Tells whether the kernel takes operands whose rows are not adjacent: columns of a wider
+    /// buffer.
     fn takes_strides(&self) -> bool {
         self.fusion() == Fusion::Pointwise
     }

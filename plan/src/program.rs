@@ -1,12 +1,14 @@
 //! The program: every decision of a training step, written down as instructions.
 //!
-//! One instruction list a rank, in host issue order. Ranks differ in offsets, not in shape (SPMD), so one list stands
-//! for all of them: the ranges of a sharded buffer are those of rank 0's shard, and an interpreter shifts them by its
-//! position in the communicator. `sim` prices the list, `exec` performs it, `check` proves things about it.
+//! One instruction list a rank, in host issue order. Ranks differ in offsets, not in shape (SPMD),
+//! so one list stands for all of them: the ranges of a sharded buffer are those of rank 0's shard,
+//! and an interpreter shifts them by its position in the communicator. `sim` prices the list,
+//! `exec` performs it, `check` proves things about it.
 //!
-//! Sections run as: `Init` once, `First` once, then `Steady` for every further step; `Validation`, where present, runs
-//! between steps. Every event a section waits for is recorded in that section, and every buffer a section allocates is
-//! freed in it, except persistent ones (from `Init`, and optimizer state from `First`).
+//! Sections run as: `Init` once, `First` once, then `Steady` for every further step; `Validation`,
+//! where present, runs between steps. Every event a section waits for is recorded in that section,
+//! and every buffer a section allocates is freed in it, except persistent ones (from `Init`, and
+//! optimizer state from `First`).
 
 mod digest;
 mod lanes;
@@ -267,8 +269,8 @@ pub struct Program {
     pub copies: Vec<CopyDesc>,
     /// Captured scopes.
     pub scopes: Vec<CaptureScope>,
-    /// The loss of a training micro-batch: a float32 scalar, readable from the end of its forward until its backward is
-    /// done.
+    /// The loss of a training micro-batch: a float32 scalar, readable from the end of its forward
+    /// until its backward is done.
     pub loss: Option<BufferId>,
     /// The loss of a validation forward.
     pub eval_loss: Option<BufferId>,
@@ -294,8 +296,9 @@ impl Program {
         self.sections.iter().find(|s| s.kind == kind)
     }
 
-    /// Communicators that some collective uses, and whether each takes no more than copy engines do: a reduction takes what
-    /// collectives on SMs take, but that of one number nothing (measured on 2 H200, NCCL 2.28.9: benchmarks/options.md).
+    /// Communicators that some collective uses, and whether each takes no more than copy engines
+    /// do: a reduction takes what collectives on SMs take, but that of one number nothing (measured
+    /// on 2 H200, NCCL 2.28.9: benchmarks/options.md).
     #[must_use]
     pub fn used_communicators(&self) -> BTreeMap<CommId, bool> {
         let mut used = BTreeMap::new();
@@ -313,8 +316,9 @@ impl Program {
         &self.instrs[section.instrs.start as usize..section.instrs.end as usize]
     }
 
-    /// The buffer into which an instruction sends data of the host: that of an input which is new in every micro-batch, where
-    /// its memory is allocated, on the buffer's stream. Inputs that stay are allocated in [`SectionKind::Init`].
+    /// The buffer into which an instruction sends data of the host: that of an input which is new
+    /// in every micro-batch, where its memory is allocated, on the buffer's stream. Inputs that
+    /// stay are allocated in [`SectionKind::Init`].
     #[must_use]
     pub fn upload(&self, instr: InstrId) -> Option<BufferId> {
         let Op::Alloc(id) = self.instrs[instr.index()].op else {
@@ -350,23 +354,23 @@ impl Program {
         text::buffer_name(self, id)
     }
 
-    /// One instruction in words, without its tag. Nothing where there is no such instruction, as for what goes wrong outside
-    /// of all of them.
+    /// One instruction in words, without its tag. Nothing where there is no such instruction, as
+    /// for what goes wrong outside of all of them.
     #[must_use]
     pub fn op_text(&self, id: InstrId) -> String {
         let instr = self.instrs.get(id.index());
         instr.map_or_else(String::new, |i| text::op(self, i))
     }
 
-    /// Content digest: 16 hexadecimal digits, equal exactly for equal programs. The scenario's name and the hardware
-    /// profile do not enter it.
+    /// Content digest: 16 hexadecimal digits, equal exactly for equal programs. The scenario's name
+    /// and the hardware profile do not enter it.
     #[must_use]
     pub fn digest(&self) -> String {
         digest::digest(self)
     }
 
-    /// Returns the lines that introduce the program's text: streams, communicators, and the parameter groups of these units
-    /// (`None`: of all).
+    /// Returns the lines that introduce the program's text: streams, communicators, and the
+    /// parameter groups of these units (`None`: of all).
     #[must_use]
     pub fn header_text(&self, units: Option<&[UnitId]>) -> String {
         text::header(self, units)

@@ -1,6 +1,7 @@
 //! What interpreting a program yields: steps, spans, memory, collectives, exposed time.
 //!
-//! `sim` and `exec` both produce a [`Run`]; everything downstream reads only this. [`Run::summary`] is the JSON contract.
+//! `sim` and `exec` both produce a [`Run`]; everything downstream reads only this. [`Run::summary`]
+//! is the JSON contract.
 
 mod awaited;
 pub mod basis;
@@ -175,7 +176,8 @@ pub enum Cause {
     Host,
     /// The collective was issued or allowed to start late (a prefetch or reduce gate).
     Gate,
-    /// The collective was issued and ready, and waited for its turn behind a collective of another kind, see [`Queues`].
+    /// The collective was issued and ready, and waited for its turn behind a collective of another
+    /// kind, see [`Queues`].
     Queue,
     /// The collective ran as early as its input allowed; the link is the limit.
     Wire,
@@ -275,7 +277,8 @@ pub struct Run {
     pub host: Picos,
     /// Tokens a rank and step.
     pub tokens: u64,
-    /// Model FLOPs utilisation against the device's dense peak, 0 to 1; 0 where that peak is not known.
+    /// Model FLOPs utilisation against the device's dense peak, 0 to 1; 0 where that peak is not
+    /// known.
     #[serde(with = "float")]
     pub mfu: f64,
     /// Cost sources.
@@ -288,10 +291,12 @@ pub struct Run {
     pub grad_norms: Vec<f64>,
     /// Environment: versions, devices, seeds.
     pub environment: BTreeMap<String, String>,
-    /// What a prediction rests on; `None` for measured runs, and for predictions saved before this was recorded.
+    /// What a prediction rests on; `None` for measured runs, and for predictions saved before this
+    /// was recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub basis: Option<Basis>,
-    /// The recorded step on a rank unlike rank 0 (`sim` with stragglers, recorded): for timelines, not kept.
+    /// The recorded step on a rank unlike rank 0 (`sim` with stragglers, recorded): for timelines,
+    /// not kept.
     #[serde(skip)]
     pub other: Option<OtherRank>,
 }

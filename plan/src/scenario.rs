@@ -44,20 +44,21 @@ use crate::config::Scenario;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Loads a scenario file. A bare name that is not a file means the shipped scenario of that name, and `-` standard input.
+/// Loads a scenario file. A bare name that is not a file means the shipped scenario of that name,
+/// and `-` standard input.
 ///
-/// `overrides` are `section.key=VALUE`; later ones win over earlier ones and over the file. `VALUE` is TOML, and what is
-/// no TOML is a string.
+/// `overrides` are `section.key=VALUE`; later ones win over earlier ones and over the file. `VALUE`
+/// is TOML, and what is no TOML is a string.
 ///
 /// # Errors
-/// A file that cannot be read, a syntax error, an unknown key, a value of the wrong form, or a combination that cannot
-/// be; always the first fault.
+/// A file that cannot be read, a syntax error, an unknown key, a value of the wrong form, or a
+/// combination that cannot be; always the first fault.
 pub fn load(path: &Path, overrides: &[String]) -> Result<Scenario, ScenarioError> {
     read::scenario(load::document(path, overrides)?)
 }
 
-/// As [`load`], of a text that is to be written to `path`: it reads as it would from there, so that a file which it would extend
-/// goes in a circle before anything has been replaced.
+/// As [`load`], of a text that is to be written to `path`: it reads as it would from there, so that
+/// a file which it would extend goes in a circle before anything has been replaced.
 ///
 /// # Errors
 /// As [`load`].
@@ -65,8 +66,8 @@ pub fn load_to_be(path: &Path, text: &str) -> Result<Scenario, ScenarioError> {
     read::scenario(load::document_to_be(path, text)?)
 }
 
-/// Where each key that a scenario gives was written, by path (`gate.loss`): the file along `extends`, or `--set KEY=VALUE`,
-/// and the position there. Presets and defaults have no place.
+/// Where each key that a scenario gives was written, by path (`gate.loss`): the file along
+/// `extends`, or `--set KEY=VALUE`, and the position there. Presets and defaults have no place.
 ///
 /// # Errors
 /// As [`load`], without the check of combinations.
@@ -77,7 +78,8 @@ pub fn places(
     Ok(load::document(path, overrides)?.places())
 }
 
-/// As [`load`], from a text. `name` is the scenario's name (or `NAME.toml`) and stands in errors; `extends` is refused.
+/// As [`load`], from a text. `name` is the scenario's name (or `NAME.toml`) and stands in errors;
+/// `extends` is refused.
 ///
 /// # Errors
 /// As [`load`].

@@ -1,7 +1,8 @@
 //! Mesh, placements, parameter groups and the layouts of their buffers.
 //!
-//! [`assign_units`] turns the scenario's `units` into units of the module tree, [`build_groups`] gives every parameter
-//! to one unit and lays the groups out, [`mesh`] knows which axis shards what.
+//! [`assign_units`] turns the scenario's `units` into units of the module tree, [`build_groups`]
+//! gives every parameter to one unit and lays the groups out, [`mesh`] knows which axis shards
+//! what.
 
 mod error;
 mod flat;
@@ -24,8 +25,8 @@ pub use per_param::{PerParamItem, PerParamLayout, per_param_layout};
 use crate::ir::{ParamId, UnitId};
 use serde::Serialize;
 
-/// A unit's parameters of one dtype and (but for policy `fsdp2`) `requires_grad`: gathered together, and those that are trained reduced
-/// together.
+/// A unit's parameters of one dtype and (but for policy `fsdp2`) `requires_grad`: gathered
+/// together, and those that are trained reduced together.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Group {
     /// Owning unit.
@@ -76,7 +77,8 @@ impl Layout {
         }
     }
 
-    /// Elements of the group's `index`-th parameter that `rank` of the shard axis holds; 0 where it holds none.
+    /// Elements of the group's `index`-th parameter that `rank` of the shard axis holds; 0 where it
+    /// holds none.
     ///
     /// # Panics
     /// If `index` is not below the number of parameters or `rank` not below the number of shards.

@@ -1,7 +1,7 @@
 //! Quantities with units: bytes, time, floating-point operations.
 //!
-//! Time is an integer number of picoseconds, so that sums never drift: 64 bits hold 213 days. Every conversion to a
-//! floating-point number happens at the edge (tables, JSON).
+//! Time is an integer number of picoseconds, so that sums never drift: 64 bits hold 213 days. Every
+//! conversion to a floating-point number happens at the edge (tables, JSON).
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -191,8 +191,8 @@ impl ByteUnit {
         Self::ALL.into_iter().find(fits).unwrap_or(Self::B)
     }
 
-    /// One unit for numbers that are compared: that of the largest, or a smaller one where the smallest would show as
-    /// nothing.
+    /// One unit for numbers that are compared: that of the largest, or a smaller one where the
+    /// smallest would show as nothing.
     #[must_use]
     pub fn common(all: impl IntoIterator<Item = Bytes>) -> Self {
         let some = all.into_iter().filter(|b| b.0 > 0);

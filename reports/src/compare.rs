@@ -1,7 +1,7 @@
 //! What differs between runs, and why.
 //!
-//! Two runs of one program are aligned instruction by instruction; runs of different programs by unit, phase,
-//! micro-batch and kernel, in order of their launch. Many runs make a [`Matrix`].
+//! Two runs of one program are aligned instruction by instruction; runs of different programs by
+//! unit, phase, micro-batch and kernel, in order of their launch. Many runs make a [`Matrix`].
 
 mod align;
 mod breakdown;

@@ -1,4 +1,5 @@
-//! What is known about the machine and the checkout that a run comes from, without starting another program.
+//! What is known about the machine and the checkout that a run comes from, without starting another
+//! program.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,8 +16,8 @@ pub(crate) const MACHINE: [&str; 8] = [
     "git_revision",
 ];
 
-/// Facts by name: `shardlab`, `os`, `kernel`, `host`, `cpu`, `cpus`, `memory_bytes`, `nvidia_driver`, `git_revision`;
-/// those that cannot be found out are left out.
+/// Facts by name: `shardlab`, `os`, `kernel`, `host`, `cpu`, `cpus`, `memory_bytes`,
+/// `nvidia_driver`, `git_revision`; those that cannot be found out are left out.
 #[must_use]
 pub fn facts() -> Vec<(String, String)> {
     let mut all = Vec::new();
@@ -69,7 +70,8 @@ fn driver() -> Option<String> {
         .map(str::to_owned)
 }
 
-/// Commit that is checked out in the repository around a folder. Changes that are not committed do not show.
+/// Commit that is checked out in the repository around a folder. Changes that are not committed do
+/// not show.
 fn git_revision(dir: &Path) -> Option<String> {
     let dot_git = dir
         .ancestors()

@@ -1,13 +1,15 @@
 //! Files that are written in full or not at all.
 //!
-//! A file appears under its name only when all of it is on the disk: until then it is a temporary file in the same folder,
-//! which is removed when anything fails. Pipes and devices have no contents to protect and are written directly.
+//! A file appears under its name only when all of it is on the disk: until then it is a temporary
+//! file in the same folder, which is removed when anything fails. Pipes and devices have no
+//! contents to protect and are written directly.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-/// Prefix and suffix of temporary files: hidden, and without the ending of the file that they become.
+/// Prefix and suffix of temporary files: hidden, and without the ending of the file that they
+/// become.
 const PART: (&str, &str) = (".", ".part");
 
 /// What happens to a file that already has the name.
@@ -61,7 +63,8 @@ pub fn write_as<T>(
     Ok(done)
 }
 
-/// Checks before a long computation that [`write()`] will be able to write this file, without changing it.
+/// Checks before a long computation that [`write()`] will be able to write this file, without
+/// changing it.
 ///
 /// # Errors
 /// When the folder or the file cannot be written.
@@ -74,8 +77,8 @@ pub fn check(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Whether the user named a place that cannot be written: a missing folder, a folder instead of a file, no permission.
-/// Other failures, such as a full disk, are not the input's fault.
+/// Whether the user named a place that cannot be written: a missing folder, a folder instead of a
+/// file, no permission. Other failures, such as a full disk, are not the input's fault.
 #[must_use]
 pub fn is_bad_path(error: &io::Error) -> bool {
     matches!(

@@ -6,8 +6,8 @@
 //!                                   └─▶ stats    whether a difference is one
 //! ```
 //!
-//! A [`RunView`] is everything a reader of a run needs without its program at hand; nothing here plans, simulates or
-//! executes.
+//! A [`RunView`] is everything a reader of a run needs without its program at hand; nothing here
+//! plans, simulates or executes.
 
 pub mod compare;
 pub mod environment;

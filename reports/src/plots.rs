@@ -1,7 +1,7 @@
 //! Plots as SVG, in colours that the page chooses.
 //!
-//! Colours in an SVG are variables (`var(--c1)`), so that one drawing serves light and dark pages and paper;
-//! [`Plot::standalone`] fills them in for a file of its own.
+//! Colours in an SVG are variables (`var(--c1)`), so that one drawing serves light and dark pages
+//! and paper; [`Plot::standalone`] fills them in for a file of its own.
 
 mod draw;
 mod heat;

@@ -22,7 +22,8 @@ pub struct Item {
     pub label: String,
     /// The run.
     pub view: RunView,
-    /// Its place in a sweep: options and values, in the order of the axes; empty when it is of none.
+    /// Its place in a sweep: options and values, in the order of the axes; empty when it is of
+    /// none.
     pub axes: Vec<(String, String)>,
 }
 
@@ -88,7 +89,8 @@ pub struct Table {
 }
 
 impl Report {
-    /// The report over these runs; the first is what the others are compared with. There must be one.
+    /// The report over these runs; the first is what the others are compared with. There must be
+    /// one.
     #[must_use]
     pub fn new(title: Option<&str>, items: &[Item]) -> Self {
         content::report(title, items)

@@ -1,10 +1,12 @@
 //! Whether two sets of samples differ, by how much, and whether they can tell at all.
 //!
-//! The verdict is that of the interval of the ratio of medians against a threshold; rank and t tests are second opinions
-//! that are shown with it and decide nothing. Randomness is a fixed ChaCha stream: one input, one verdict.
+//! The verdict is that of the interval of the ratio of medians against a threshold; rank and t
+//! tests are second opinions that are shown with it and decide nothing. Randomness is a fixed
+//! ChaCha stream: one input, one verdict.
 //!
-//! Steps of one run are not independent of one another (clocks drift, neighbours come and go). Where several runs of a
-//! side exist, give one median a run; otherwise resample blocks ([`Options::block`]).
+//! Steps of one run are not independent of one another (clocks drift, neighbours come and go).
+//! Where several runs of a side exist, give one median a run; otherwise resample blocks
+//! ([`Options::block`]).
 
 mod bootstrap;
 mod power;
@@ -51,8 +53,8 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Block length for step times of a single run: the cube root of their number, which lets blocks grow with the
-    /// series, but slower.
+    /// Block length for step times of a single run: the cube root of their number, which lets
+    /// blocks grow with the series, but slower.
     #[must_use]
     pub fn block_of(samples: usize) -> usize {
         ((samples as f64).cbrt().ceil() as usize).max(1)
@@ -143,7 +145,8 @@ pub struct Comparison {
     pub medians: [f64; 2],
     /// Means of A and B.
     pub means: [f64; 2],
-    /// Ratio of the medians, B to A, with its interval. Of two exact numbers the interval is the ratio itself.
+    /// Ratio of the medians, B to A, with its interval. Of two exact numbers the interval is the
+    /// ratio itself.
     pub ratio: Interval,
     /// Second opinion by ranks; for two measured sides.
     pub mann_whitney: Option<RankTest>,
@@ -155,7 +158,8 @@ pub struct Comparison {
     pub magnitude: Magnitude,
     /// Standardised difference of the means (Hedges), where there is any spread.
     pub hedges_g: Option<f64>,
-    /// Chance that a change of [`Options::threshold`] would be seen by Welch's test, given this spread and these numbers.
+    /// Chance that a change of [`Options::threshold`] would be seen by Welch's test, given this
+    /// spread and these numbers.
     pub power: Option<f64>,
     /// Smallest relative change that would be seen with a chance of 80 %.
     pub detectable: Option<f64>,
@@ -278,8 +282,8 @@ pub fn variance(all: &[f64]) -> f64 {
     all.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / (all.len() as f64 - 1.0)
 }
 
-/// Adjusts p-values for being many (Benjamini and Hochberg): those at most `q` are discoveries of which a share of `q`
-/// at most is expected to be false.
+/// Adjusts p-values for being many (Benjamini and Hochberg): those at most `q` are discoveries of
+/// which a share of `q` at most is expected to be false.
 #[must_use]
 pub fn adjusted(p: &[f64]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..p.len()).collect();
@@ -301,7 +305,8 @@ impl Comparison {
         self.ratio.estimate - 1.0
     }
 
-    /// Returns the verdict on two step times in one or two sentences; `a` and `b` are the names of the runs.
+    /// Returns the verdict on two step times in one or two sentences; `a` and `b` are the names of
+    /// the runs.
     #[must_use]
     pub fn sentence(&self, a: &str, b: &str) -> String {
         let percent = |x: f64| format!("{:.1} %", 100.0 * x.abs());

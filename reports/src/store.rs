@@ -11,9 +11,9 @@
 //! runs/.names/NAME    holds the id that NAME stands for
 //! ```
 //!
-//! A run is written under a temporary name, flushed to the disk and renamed: what has an id is whole. Writers do not meet:
-//! ids are unique, and of two writers of one id the later one takes another. Whatever is not whole is left out of lists and
-//! reported with the reason.
+//! A run is written under a temporary name, flushed to the disk and renamed: what has an id is
+//! whole. Writers do not meet: ids are unique, and of two writers of one id the later one takes
+//! another. Whatever is not whole is left out of lists and reported with the reason.
 
 mod cap;
 mod entry;
@@ -68,7 +68,8 @@ pub struct Skipped {
     pub path: PathBuf,
     /// Why it is left out.
     pub reason: String,
-    /// Whether it is left over from a writer or remover that is gone, so that removing it loses nothing.
+    /// Whether it is left over from a writer or remover that is gone, so that removing it loses
+    /// nothing.
     pub litter: bool,
 }
 
@@ -85,7 +86,8 @@ impl Store {
         &self.dir
     }
 
-    /// Checks, before a long computation, that runs can be saved: a folder is made and removed again.
+    /// Checks, before a long computation, that runs can be saved: a folder is made and removed
+    /// again.
     ///
     /// # Errors
     /// [`StoreError::Io`] when they cannot.
@@ -178,8 +180,8 @@ impl Store {
         Ok(ids)
     }
 
-    /// The run that a text means: an id, an unambiguous beginning of one or of its last part, `last`, `last~N`, or a name
-    /// given with [`Store::name`].
+    /// The run that a text means: an id, an unambiguous beginning of one or of its last part,
+    /// `last`, `last~N`, or a name given with [`Store::name`].
     ///
     /// # Errors
     /// When there is no such run, or more than one; the nearest valid name is part of the message.
@@ -245,11 +247,12 @@ impl Store {
         write::replace(&dir, name, format!("{id}\n").as_bytes())
     }
 
-    /// Gives the run that has the name `from` the name `to` instead, in one step: others find it by the one or by the other. A
-    /// run that had `to` before has it no more.
+    /// Gives the run that has the name `from` the name `to` instead, in one step: others find it by
+    /// the one or by the other. A run that had `to` before has it no more.
     ///
     /// # Errors
-    /// When there is no such name, when the new one could be taken for an id or a path, or when it cannot be written.
+    /// When there is no such name, when the new one could be taken for an id or a path, or when it
+    /// cannot be written.
     pub fn rename(&self, from: &str, to: &str) -> Result<(), StoreError> {
         valid(to)?;
         self.has_name(from)?;

@@ -15,7 +15,8 @@ use std::collections::BTreeMap;
 const US: u64 = 1_000_000;
 const UNITS: u32 = 32;
 
-/// A run of about so many spans on three streams: in each unit eight kernels, a gather and a reduction, with a wait.
+/// A run of about so many spans on three streams: in each unit eight kernels, a gather and a
+/// reduction, with a wait.
 #[must_use]
 pub fn view(spans: u32) -> RunView {
     let mut made = Made::default();

@@ -11,7 +11,8 @@ use std::str::FromStr;
 pub struct Tolerance(f64);
 
 impl Tolerance {
-    /// 0.5 %: below what repeated measurements of one program tell apart, and far below the error of a prediction.
+    /// 0.5 %: below what repeated measurements of one program tell apart, and far below the error
+    /// of a prediction.
     pub const DEFAULT: Self = Self(0.005);
     /// Only equal values tie.
     pub const EXACT: Self = Self(0.0);
@@ -22,8 +23,9 @@ impl Tolerance {
         (0.0..1.0).contains(&share).then_some(Self(share))
     }
 
-    /// Returns the tolerance within which predictions on these bases are equal: the default, or the largest error band of those that
-    /// are estimates, in whole percent. Where an estimate has no band, the default has to do.
+    /// Returns the tolerance within which predictions on these bases are equal: the default, or the
+    /// largest error band of those that are estimates, in whole percent. Where an estimate has no
+    /// band, the default has to do.
     #[must_use]
     pub fn of_bases<'a>(bases: impl Iterator<Item = Option<&'a Basis>>) -> Self {
         let estimates = bases.flatten().filter(|b| b.is_estimate());
@@ -37,8 +39,8 @@ impl Tolerance {
         self.0
     }
 
-    /// Returns the tolerance of memory where this is the tolerance of time: predictions of memory are exact enough that the default
-    /// is never exceeded.
+    /// Returns the tolerance of memory where this is the tolerance of time: predictions of memory
+    /// are exact enough that the default is never exceeded.
     #[must_use]
     pub const fn of_memory(self) -> Self {
         Self(self.0.min(Self::DEFAULT.0))

@@ -134,8 +134,9 @@ fn kind(program: &Program, op: &Op) -> &'static str {
 }
 
 impl RunView {
-    /// What a filter may ask for: a field, an option or a fact of the environment, as [`crate::store::Entry::field`] has
-    /// them once the run is kept. It has no id and no date before.
+    /// What a filter may ask for: a field, an option or a fact of the environment, as
+    /// [`crate::store::Entry::field`] has them once the run is kept. It has no id and no date
+    /// before.
     #[must_use]
     pub fn field(&self, key: &str) -> Option<String> {
         Some(match key {
@@ -223,7 +224,8 @@ impl RunView {
         )
     }
 
-    /// Whether single instructions were recorded. A gate's baseline has none, and neither has a run that was not recorded.
+    /// Whether single instructions were recorded. A gate's baseline has none, and neither has a run
+    /// that was not recorded.
     #[must_use]
     pub fn is_recorded(&self) -> bool {
         !self.run.spans.is_empty()
@@ -287,7 +289,8 @@ impl RunView {
         BatchUnit::common(views.into_iter().filter_map(|v| v.scenario.counted_in()))
     }
 
-    /// Tokens (rows, images: [`RunView::counted_in`]) a second and rank; NaN where steps have no tokens.
+    /// Tokens (rows, images: [`RunView::counted_in`]) a second and rank; NaN where steps have no
+    /// tokens.
     #[must_use]
     pub fn tokens_per_s(&self) -> f64 {
         match self.run.tokens {
@@ -296,7 +299,8 @@ impl RunView {
         }
     }
 
-    /// Whether the steps of runs have the same tokens (or rows, or images): else their times do not tell which is better.
+    /// Whether the steps of runs have the same tokens (or rows, or images): else their times do not
+    /// tell which is better.
     pub(crate) fn have_same_tokens<'a>(views: impl IntoIterator<Item = &'a Self>) -> bool {
         let mut tokens = views.into_iter().map(|v| v.run.tokens);
         let first = tokens.next();

@@ -65,7 +65,8 @@ fn wall_times_add_up_to_the_step() {
 fn the_instruction_that_changed_is_found_under_another_digest_too() {
     let a = testing::view(200);
     let mut b = a.clone();
-    // Two kernels later and longer, one gone; instruction numbers shifted as another program would have them.
+    // Two kernels later and longer, one gone; instruction numbers shifted as another program would
+    // have them.
     for i in 100..200 {
         b.run.spans[i].start += Picos(9_000_000);
         b.run.spans[i].end += Picos(9_000_000);
@@ -140,7 +141,8 @@ fn predictions_are_judged_by_kind() {
     assert_eq!(compared(&predicted, &other).prediction, None);
 }
 
-/// The sentence names what makes the step longer or shorter: neither what other streams hide nor what errs the other way.
+/// The sentence names what makes the step longer or shorter: neither what other streams hide nor
+/// what errs the other way.
 #[test]
 fn the_error_of_a_step_is_that_of_what_it_consists_of() {
     let predicted = testing::view(100);

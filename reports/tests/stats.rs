@@ -71,8 +71,8 @@ fn adjustment_agrees_with_scipy() {
     }
 }
 
-/// Of three and three samples all 729 pairs of resamples can be listed: ratios 12/13 (49), 14/13 (91), 12/11 (91),
-/// 15/13 (49), 1.2 (49), 14/11 (169), 15/11 (91), 1.4 (91), 1.5 (49).
+/// Of three and three samples all 729 pairs of resamples can be listed: ratios 12/13 (49), 14/13
+/// (91), 12/11 (91), 15/13 (49), 1.2 (49), 14/11 (169), 15/11 (91), 1.4 (91), 1.5 (49).
 #[test]
 fn the_interval_is_that_of_the_listed_resamples() {
     let (a, b) = ([10.0, 11.0, 13.0], [12.0, 14.0, 15.0]);
@@ -162,7 +162,8 @@ fn bad_samples_are_named() {
     assert!(compare(Samples::Exact(1.0), Samples::Exact(1.0), &wrong).is_err());
 }
 
-/// Runs of step-time medians with 1 % noise, from a fixed linear congruence through the normal quantile's logistic stand-in.
+/// Runs of step-time medians with 1 % noise, from a fixed linear congruence through the normal
+/// quantile's logistic stand-in.
 fn noisy(seed: u64, n: usize, centre: f64) -> Vec<f64> {
     let mut state = seed
         .wrapping_mul(6_364_136_223_846_793_005)
@@ -224,7 +225,8 @@ proptest! {
         prop_assert!((ab.p - ba.p).abs() < 1e-12);
     }
 
-    /// A unit of time changes no ratio, test or verdict; the interval holds the estimate and grows with the level.
+    /// A unit of time changes no ratio, test or verdict; the interval holds the estimate and grows
+    /// with the level.
     #[test]
     fn units_do_not_matter(a in samples(), b in samples(), unit in 1u32..20, block in 1usize..4) {
         let options = Options { resamples: 300, block, ..Options::default() };

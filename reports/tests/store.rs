@@ -64,7 +64,8 @@ fn fields_of_a_run_are_those_of_its_entry() {
 #[test]
 fn odd_runs_come_out_too() {
     let (_dir, store) = store();
-    // No spans (a sweep's point); a span and a gap without an instruction; names with commas and quotes.
+    // No spans (a sweep's point); a span and a gap without an instruction; names with commas and
+    // quotes.
     let mut empty = testing::view(0);
     empty.run.gaps.clear();
     let mut strange = testing::view(20);

@@ -1,4 +1,5 @@
-//! Prints the prediction of a scenario: `cargo run -p shardlab-sim --example step -- SCENARIO [section.key=VALUE]...`.
+//! Prints the prediction of a scenario:
+//! `cargo run -p shardlab-sim --example step -- SCENARIO [section.key=VALUE]...`.
 
 use shardlab_plan::program::Op;
 use shardlab_sim::{Options, hardware, simulate_counted};

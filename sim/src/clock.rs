@@ -1,7 +1,8 @@
 //! Integer time with fractional rates: progress never drifts.
 //!
-//! A task's work is its time alone, in picoseconds. It progresses at a rate of at most one, a multiple of 1/[`ONE`];
-//! remaining work is kept in picoseconds times [`ONE`], so that elapsed time times rate is exact.
+//! A task's work is its time alone, in picoseconds. It progresses at a rate of at most one, a
+//! multiple of 1/[`ONE`]; remaining work is kept in picoseconds times [`ONE`], so that elapsed time
+//! times rate is exact.
 
 /// Full rate.
 pub(crate) const ONE: u32 = 1 << 12;

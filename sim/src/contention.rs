@@ -1,18 +1,23 @@
 //! How running tasks slow one another: they share SMs, memory bandwidth and links.
 //!
-//! - A running collective holds a fixed number of SMs; kernels share the rest. A kernel bound by arithmetic uses all SMs,
-//!   one bound by memory bandwidth is as fast on half of them. Beside arithmetic it takes all it can get: blocks of a matrix product
-//!   need an SM's whole shared memory, so an SM runs one kernel or the other, and what one gains the other loses.
-//! - Of a collective on copy engines SMs copy the rank's own part: for that share of its time it is as a kernel bound by memory.
-//! - Kernels whose joint demand exceeds the memory bandwidth slow down in proportion to how much they depend on it.
-//! - A collective loses a fixed share of its rate while any kernel runs, and more the more bandwidth the kernels use. Those shares are of what its SMs
-//!   carry over NVLink: one across nodes runs at the cards' rate as long as what is left to its SMs is more, and takes from kernels the memory
-//!   bandwidth of what it moves. SMs it holds all the same.
+//! - A running collective holds a fixed number of SMs; kernels share the rest. A kernel bound by
+//!   arithmetic uses all SMs, one bound by memory bandwidth is as fast on half of them. Beside
+//!   arithmetic it takes all it can get: blocks of a matrix product need an SM's whole shared
+//!   memory, so an SM runs one kernel or the other, and what one gains the other loses.
+//! - Of a collective on copy engines SMs copy the rank's own part: for that share of its time it is
+//!   as a kernel bound by memory.
+//! - Kernels whose joint demand exceeds the memory bandwidth slow down in proportion to how much
+//!   they depend on it.
+//! - A collective loses a fixed share of its rate while any kernel runs, and more the more
+//!   bandwidth the kernels use. Those shares are of what its SMs carry over NVLink: one across
+//!   nodes runs at the cards' rate as long as what is left to its SMs is more, and takes from
+//!   kernels the memory bandwidth of what it moves. SMs it holds all the same.
 //! - Collectives on the same links divide them.
-//! - Copies to and from the host lose fixed shares of their rates to one another: host memory and the link serve both.
+//! - Copies to and from the host lose fixed shares of their rates to one another: host memory and
+//!   the link serve both.
 //!
-//! Ranks that share cores instead of having a device each are simpler: whatever runs takes a core, and ranks do the same
-//! things at the same time.
+//! Ranks that share cores instead of having a device each are simpler: whatever runs takes a core,
+//! and ranks do the same things at the same time.
 
 use crate::clock::ONE;
 use crate::hardware::Profile;
@@ -47,13 +52,15 @@ pub(crate) struct Pressure {
     to_host: u32,
     /// Collectives that move data, and copies: each keeps a core busy.
     moves: u32,
-    /// All kernels; those bound by arithmetic; of those bound by memory, the ones that fill the device.
+    /// All kernels; those bound by arithmetic; of those bound by memory, the ones that fill the
+    /// device.
     kernels: u32,
     arithmetic: u32,
     filling: u32,
     kernel_bandwidth: u32,
     collective_bandwidth: u32,
-    /// Shares of their time in which collectives on copy engines are as kernels that fill the device and are bound by memory.
+    /// Shares of their time in which collectives on copy engines are as kernels that fill the
+    /// device and are bound by memory.
     own_copies: u32,
     nvlink: u32,
     nic: u32,
@@ -167,7 +174,8 @@ impl Pressure {
         (halves + more) / 2
     }
 
-    /// Adds a running task. `idle` collectives hold SMs while they wait for other ranks, but move nothing.
+    /// Adds a running task. `idle` collectives hold SMs while they wait for other ranks, but move
+    /// nothing.
     pub(crate) fn add(&mut self, task: &Cost, idle: bool) {
         match task.load {
             Load::Collective => {
@@ -253,8 +261,9 @@ mod tests {
         assert!(r[1] < 0.9 && r[1] > 0.6, "{r:?}");
     }
 
-    /// Beside a product a collective keeps 85 % of NVLink's rate, beside one that uses all of the memory bandwidth 55 %: 1.7 and 1.1 times what one at
-    /// half of NVLink's rate needs, 1.0625 and 0.6875 times what one at four fifths does.
+    /// Beside a product a collective keeps 85 % of NVLink's rate, beside one that uses all of the
+    /// memory bandwidth 55 %: 1.7 and 1.1 times what one at half of NVLink's rate needs, 1.0625 and
+    /// 0.6875 times what one at four fifths does.
     #[test]
     fn a_collective_bound_by_the_cards_loses_what_its_sms_cannot_keep_up_with() {
         let at = |headroom: f64, bandwidth: u32| {
@@ -274,7 +283,8 @@ mod tests {
         near(at(1.25, ONE)[0], 0.6875);
         // The product loses its SMs whatever the collective's rate is.
         near(at(64.0, 0)[1], 108.0 / 132.0);
-        // Two collectives across nodes divide the cards; each could do half of their rate beside the product.
+        // Two collectives across nodes divide the cards; each could do half of their rate beside
+        // the product.
         let collective = Cost {
             nvlink: 0,
             nic: ONE,
@@ -287,7 +297,8 @@ mod tests {
 
     #[test]
     fn an_update_takes_from_a_product_what_it_uses() {
-        // Alone 1 and 1: while both run each has half, so that together they take as long as one after the other.
+        // Alone 1 and 1: while both run each has half, so that together they take as long as one
+        // after the other.
         let update = Cost {
             bandwidth: ONE,
             ..task(Load::Memory, 0, 0)

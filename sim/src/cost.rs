@@ -1,4 +1,5 @@
-//! What each kernel, collective and copy takes when it runs alone, and how it weighs on its neighbours.
+//! What each kernel, collective and copy takes when it runs alone, and how it weighs on its
+//! neighbours.
 
 mod attention;
 #[cfg(test)]
@@ -19,7 +20,8 @@ use shardlab_plan::units::Picos;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-/// Prices of a program on a profile: kernels, then collectives, then copies, by index; then inputs from the host.
+/// Prices of a program on a profile: kernels, then collectives, then copies, by index; then inputs
+/// from the host.
 #[derive(Debug)]
 pub(crate) struct Costs {
     /// All costs.
@@ -32,8 +34,8 @@ pub(crate) struct Costs {
     pub(crate) inputs: usize,
     /// By buffer: index of the input that is sent into it.
     uploads: BTreeMap<BufferId, usize>,
-    /// The profile does not say what a fixed order of sums costs in attention's backward, which this program asks for: it is
-    /// priced as in any order.
+    /// The profile does not say what a fixed order of sums costs in attention's backward, which
+    /// this program asks for: it is priced as in any order.
     any_order: bool,
 }
 
@@ -107,7 +109,8 @@ impl Costs {
 
     /// What a part of the machine does takes so many times as long.
     pub(crate) fn slow(&mut self, part: Part, factor: f64) {
-        // A product of as many picoseconds as a `u64` holds would not come out of a `f64` as it was.
+        // A product of as many picoseconds as a `u64` holds would not come out of a `f64` as it
+        // was.
         if factor == 1.0 {
             return;
         }
@@ -174,7 +177,8 @@ fn moved(program: &Program) -> Vec<Traffic> {
         .collect()
 }
 
-/// A kernel in float16 as the one in bf16, if nothing was measured in float16: devices move both alike and compute at one rate.
+/// A kernel in float16 as the one in bf16, if nothing was measured in float16: devices move both
+/// alike and compute at one rate.
 fn as_measured<'a>(kernel: &'a Kernel, profile: &Profile) -> Cow<'a, Kernel> {
     let [f16, bf16] = [DType::F16, DType::Bf16];
     let (products, attention) = (profile.gemm.iter(), profile.attention.iter());
@@ -239,8 +243,8 @@ fn kernel_cost(kernel: &Kernel, traffic: Traffic, profile: &Profile) -> Cost {
     let price = price(kernel, traffic, profile);
     let bytes = traffic.moved().0 as f64;
     let bound_by_memory = MemoryClass::of(&kernel.class, &kernel.name).is_some();
-    // Bandwidth relative to what a plain copy reaches: a kernel that reads its operands several times (softmax) or badly
-    // (strided) keeps the memory system as busy as one that streams.
+    // Bandwidth relative to what a plain copy reaches: a kernel that reads its operands several
+    // times (softmax) or badly (strided) keeps the memory system as busy as one that streams.
     let reach = copy_gbps(profile);
     let bandwidth = if bound_by_memory {
         1.0
@@ -308,7 +312,8 @@ mod tests {
         )
     }
 
-    /// 2,048 rows of the 1b model's feed-forward layer stand in the table of the profile that `exec` has measured, in bf16 only.
+    /// 2,048 rows of the 1b model's feed-forward layer stand in the table of the profile that
+    /// `exec` has measured, in bf16 only.
     #[test]
     fn float16_takes_what_bf16_does_where_it_was_not_measured() {
         let mut profile = hardware::load("h200-nvlink-exec").unwrap();
@@ -345,7 +350,8 @@ mod tests {
         assert_eq!(of(DType::F16, &profile).us, 500.0);
     }
 
-    /// Memory half as fast again, collectives at half of their rate: the own part takes so much more of their time, and half as much.
+    /// Memory half as fast again, collectives at half of their rate: the own part takes so much
+    /// more of their time, and half as much.
     #[test]
     fn a_rank_s_own_part_is_as_slow_as_memory() {
         let mut program = crate::synthetic::fsdp(&crate::synthetic::Shape::tiny());
@@ -379,8 +385,8 @@ mod tests {
         }
     }
 
-    /// Kernels of a 1.5 B model's step (8,192 tokens a rank), averages of two eager steps under the profiler, against
-    /// the profile's tables of isolated kernels.
+    /// Kernels of a 1.5 B model's step (8,192 tokens a rank), averages of two eager steps under the
+    /// profiler, against the profile's tables of isolated kernels.
     #[test]
     fn memory_bound_kernels_of_a_profiled_step() {
         let profile = hardware::load("h200-nvlink").unwrap();
@@ -436,7 +442,8 @@ mod tests {
         }
     }
 
-    /// Weight gradients in float32 take as long as the tables say, and keep more of the memory system busy beside collectives.
+    /// Weight gradients in float32 take as long as the tables say, and keep more of the memory
+    /// system busy beside collectives.
     #[test]
     fn gradients_weigh_on_neighbours_by_the_bytes_that_are_written() {
         let profile = hardware::load("h200-nvlink").unwrap();

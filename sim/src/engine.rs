@@ -1,9 +1,10 @@
 //! The event loop of one rank.
 //!
-//! Host and device are two clocks. The host runs ahead, filling queues, until one is full or it has to wait for the
-//! device; the device follows, event by event, never past the host. Device events are starts and ends of tasks; with at
-//! most a handful of streams the next one is found by scanning them, and rates change only when the set of running tasks
-//! does. Nothing is allocated while running.
+//! Host and device are two clocks. The host runs ahead, filling queues, until one is full or it has
+//! to wait for the device; the device follows, event by event, never past the host. Device events
+//! are starts and ends of tasks; with at most a handful of streams the next one is found by
+//! scanning them, and rates change only when the set of running tasks does. Nothing is allocated
+//! while running.
 
 use crate::clock::{NEVER, ONE, Progress};
 use crate::contention::Pressure;
@@ -21,7 +22,8 @@ pub(crate) use driver::{run_all, run_one};
 pub(crate) use jitter::Jitter;
 pub(crate) use tables::{Pass, Stall, Tables};
 
-/// Most passes that may be in flight: the host starts a pass only when the one this many before it is complete.
+/// Most passes that may be in flight: the host starts a pass only when the one this many before it
+/// is complete.
 pub(crate) const IN_FLIGHT: usize = 2;
 
 /// Other ranks, as a collective sees them.
@@ -323,7 +325,8 @@ impl<'a> Rank<'a> {
         }
     }
 
-    /// Longest time from now in which the kernels that fill the device keep a collective of stream `s` out.
+    /// Longest time from now in which the kernels that fill the device keep a collective of stream
+    /// `s` out.
     fn wait_for_sms(&self, s: usize) -> u64 {
         let rules = &self.tables.rules;
         let fraction = rules.start_wait[usize::from(self.streams[s].priority < 0)];
@@ -522,7 +525,8 @@ impl<'a> Rank<'a> {
             self.now = now;
             self.finish(s);
             self.settle();
-            // Whatever may start at this very moment does so in its own event; waiters for SMs look again.
+            // Whatever may start at this very moment does so in its own event; waiters for SMs look
+            // again.
             for &w in &self.tables.by_priority {
                 if self.on_sms & (1 << w) != 0 {
                     self.try_start(usize::from(w), peers);

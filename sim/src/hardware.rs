@@ -1,6 +1,7 @@
 //! Hardware profiles: everything that `sim` knows about a machine, each number with its source.
 //!
-//! A profile is a TOML file. Shipped profiles are embedded in the binary; [`load`] takes their names or a path.
+//! A profile is a TOML file. Shipped profiles are embedded in the binary; [`load`] takes their
+//! names or a path.
 
 mod extend;
 mod figures;

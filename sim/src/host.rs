@@ -1,4 +1,5 @@
-//! The host thread's view of a program: per section, the device work to issue and the host time before each issue.
+//! The host thread's view of a program: per section, the device work to issue and the host time
+//! before each issue.
 
 use crate::cost::Costs;
 use crate::hardware::Profile;
@@ -124,8 +125,8 @@ const fn slot(kind: HostWorkKind) -> usize {
     }
 }
 
-/// Host time of each instruction of a section in order: inside a captured scope that is replayed, only its beginning
-/// costs anything. The first step captures, so it pays for everything.
+/// Host time of each instruction of a section in order: inside a captured scope that is replayed,
+/// only its beginning costs anything. The first step captures, so it pays for everything.
 pub(crate) fn costs<'a>(
     section: SectionKind,
     instrs: &'a [Instr],

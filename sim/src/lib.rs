@@ -6,9 +6,10 @@
 //!          └─▶ host code per section ──────────────────────┴▶ engine ─▶ report ─▶ run
 //! ```
 //!
-//! Time is an integer number of picoseconds. The host issues in order and pays for it, streams are FIFO, events join
-//! them, communicators serialise their collectives, running tasks share SMs, bandwidth and links. The result says which
-//! costs were measured, and every run checks its own invariants.
+//! Time is an integer number of picoseconds. The host issues in order and pays for it, streams are
+//! FIFO, events join them, communicators serialise their collectives, running tasks share SMs,
+//! bandwidth and links. The result says which costs were measured, and every run checks its own
+//! invariants.
 
 mod clock;
 mod contention;

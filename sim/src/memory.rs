@@ -129,7 +129,8 @@ impl<'a> MemoryRun<'a> {
                 described.role as usize,
                 described.unit.index().min(self.live_by_unit.len() - 1),
             );
-            // A double buffer's copies stay allocated when nobody uses them: they remain with their first user.
+            // A double buffer's copies stay allocated when nobody uses them: they remain with their
+            // first user.
             if allocates {
                 let bytes = now.allocated.0.saturating_sub(self.counters.allocated.0);
                 self.live[role] += bytes;
@@ -188,8 +189,8 @@ impl<'a> MemoryRun<'a> {
         Ok(())
     }
 
-    /// Adds a steady pass that does what the last one did, without performing it. `false` where that is not certain:
-    /// where an allocator decides anew each time.
+    /// Adds a steady pass that does what the last one did, without performing it. `false` where
+    /// that is not certain: where an allocator decides anew each time.
     pub(crate) fn repeat(&mut self, kinds: &[SectionKind]) -> bool {
         let before = kinds[..self.passes.len()]
             .iter()
@@ -302,7 +303,8 @@ fn by_role(live: &[u64; Role::ALL.len()]) -> Vec<(Role, Bytes)> {
     roles
 }
 
-/// Sections in the order of a run: initial state, first step, steady steps with one validation among them.
+/// Sections in the order of a run: initial state, first step, steady steps with one validation
+/// among them.
 pub(crate) fn order(program: &Program, steady: usize) -> Vec<SectionKind> {
     let mut kinds = Vec::with_capacity(steady + 3);
     for kind in [SectionKind::Init, SectionKind::First] {

@@ -51,8 +51,9 @@ impl<'a> Network<'a> {
         let bus = formula::bus_factor(collective.kind, group.size) * collective.bytes.0 as f64
             / seconds.max(1e-12);
         let load = (bus / (group.bandwidth_gbps * 1e9)).min(1.0);
-        // Contention was fitted where collectives run at NVLink's rate. Across nodes their kernels wait for the cards most of the time: they move
-        // less of what kernels want, and have as much more to lose.
+        // Contention was fitted where collectives run at NVLink's rate. Across nodes their kernels
+        // wait for the cards most of the time: they move less of what kernels want, and have as
+        // much more to lose.
         let fitted = self.profile.network.nvlink_gbps * self.profile.network.nvlink_efficiency;
         let moved = (bus / (fitted * 1e9)).min(1.0);
         let link = formula::rate_gbps(collective.kind, &group) / fitted;
@@ -194,16 +195,17 @@ mod tests {
 
     #[test]
     fn eight_ranks_scale_from_four_by_what_they_receive_and_copy() {
-        // Of n ranks each receives n - 1 parts and copies its own, which takes 0.4 times as long: 7.4 eighths against 3.4 quarters.
+        // Of n ranks each receives n - 1 parts and copies its own, which takes 0.4 times as long:
+        // 7.4 eighths against 3.4 quarters.
         let p = priced(CollectiveKind::AllGather, 1 << 30, 8, 1, 8, "h200-nvlink");
         assert!(!p.measured);
         let ratio = (7.4 / 8.0) / (3.4 / 4.0);
         assert!((p.us / 2458.31 / ratio - 1.0).abs() < 0.005, "{p:?}");
     }
 
-    /// Between eight H100s `all_gather_perf` of nccl-tests shows about 360 GB/s of bus bandwidth for 16 GB
-    /// (github.com/NVIDIA/nccl-tests/issues/326): nothing was fitted to it. One profile has measured two and four GPUs and none of eight,
-    /// the other nothing.
+    /// Between eight H100s `all_gather_perf` of nccl-tests shows about 360 GB/s of bus bandwidth
+    /// for 16 GB (github.com/NVIDIA/nccl-tests/issues/326): nothing was fitted to it. One profile
+    /// has measured two and four GPUs and none of eight, the other nothing.
     #[test]
     fn large_gathers_of_eight_reach_what_others_have_measured() {
         let bytes = 16 << 30;
@@ -217,7 +219,8 @@ mod tests {
 
     #[test]
     fn crossing_nodes_is_bound_by_the_cards() {
-        // 16 ranks on 2 nodes: 15/16 of 1 GiB over min(NVLink, 8 cards of 50 GB/s at the profile's efficiency).
+        // 16 ranks on 2 nodes: 15/16 of 1 GiB over min(NVLink, 8 cards of 50 GB/s at the profile's
+        // efficiency).
         let profile = hardware::load("h200-nvlink").unwrap();
         let n = &profile.network;
         let gbps = (n.nvlink_gbps * n.nvlink_efficiency).min(8.0 * n.nic_gbps * n.nic_efficiency);
@@ -251,7 +254,8 @@ mod tests {
         assert!(!on_engines(CollectiveKind::AllReduce));
     }
 
-    /// A gather of 1 GiB among four: its own quarter is read and written at a copy's rate, 4,800 GB/s times the profile's efficiency.
+    /// A gather of 1 GiB among four: its own quarter is read and written at a copy's rate, 4,800
+    /// GB/s times the profile's efficiency.
     #[test]
     fn engines_leave_a_rank_its_own_part_to_copy() {
         let mut program = synthetic::fsdp(&synthetic::Shape::tiny());
@@ -280,7 +284,8 @@ mod tests {
         );
     }
 
-    /// Groups of six on nodes of eight: the second one has two ranks on the first node and four on the next, and the slowest counts.
+    /// Groups of six on nodes of eight: the second one has two ranks on the first node and four on
+    /// the next, and the slowest counts.
     #[test]
     fn a_group_that_straddles_nodes_crosses_the_network() {
         let of = |size: u32, per_node: u32| {
@@ -326,8 +331,9 @@ mod tests {
         // One rank a node, eight groups at once, each with a card of its own: as when one is alone.
         let price = gather(2, 8, &profile);
         assert_eq!((price.us, price.measured), (40_000.0, true));
-        // Eight nodes, from the table with as many ranks a node: by NCCL's Simple protocol, whose steps take 3.4 us within a node and 14 between
-        // nodes, and 8 more for the network; the eight cards carry 340 GB/s.
+        // Eight nodes, from the table with as many ranks a node: by NCCL's Simple protocol, whose
+        // steps take 3.4 us within a node and 14 between nodes, and 8 more for the network; the
+        // eight cards carry 340 GB/s.
         let simple = |ranks: f64, nodes: f64| {
             let steps = (ranks - nodes) * 3.4 + (nodes - 1.0) * (14.0 + 8.0);
             8.4 + steps + (ranks - 1.0) / ranks * f64::from(1 << 30) / 340e3
@@ -338,7 +344,8 @@ mod tests {
             !price.measured && (price.us / us - 1.0).abs() < 1e-9,
             "{price:?}"
         );
-        // Four cards for the eight groups of one rank a node: half a card each, where the table's had a whole one.
+        // Four cards for the eight groups of one rank a node: half a card each, where the table's
+        // had a whole one.
         profile.network.nics_per_node = 4;
         let price = gather(2, 8, &profile);
         assert!(
@@ -349,7 +356,8 @@ mod tests {
         assert_eq!(gather(8, 1, &profile), within);
     }
 
-    /// Gathers over two nodes of eight H100s by eight cards of 6.25 GB/s at 85 %, 42.5 GB/s of NVLink's 369: in seconds, 15/16 of the bytes by that rate.
+    /// Gathers over two nodes of eight H100s by eight cards of 6.25 GB/s at 85 %, 42.5 GB/s of
+    /// NVLink's 369: in seconds, 15/16 of the bytes by that rate.
     #[test]
     fn a_collective_across_nodes_weighs_on_neighbours_by_what_it_moves() {
         let mut profile = hardware::load("h100-80").unwrap();

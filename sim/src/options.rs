@@ -13,7 +13,8 @@ pub struct Options {
     pub jitter: f64,
     /// Ranks whose kernels take longer, and how many times.
     pub stragglers: Vec<(u32, f64)>,
-    /// Parts of every rank's machine that take longer than the profile says (with its `[scale]`), and how many times.
+    /// Parts of every rank's machine that take longer than the profile says (with its `[scale]`),
+    /// and how many times.
     pub slower: Vec<(Part, f64)>,
     /// Simulate every rank even though they are equal.
     pub full_ranks: bool,

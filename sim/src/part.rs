@@ -6,13 +6,14 @@ use std::ops::RangeInclusive;
 /// How many times as long a part may take.
 pub(crate) const SCALES: RangeInclusive<f64> = 0.01..=1000.0;
 
-/// A part of a machine whose work can be made longer than a profile says ([`crate::Options::slower`]).
+/// A part of a machine whose work can be made longer than a profile says
+/// ([`crate::Options::slower`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// What the host thread does to issue work: launches, hooks, dispatch, allocation.
     Host,
-    /// Kernels bound by arithmetic: products, convolutions, attention. A power limit takes the longer share that they have of a step for more
-    /// load, so the clock goes down further.
+    /// Kernels bound by arithmetic: products, convolutions, attention. A power limit takes the
+    /// longer share that they have of a step for more load, so the clock goes down further.
     Arithmetic,
     /// Kernels bound by memory bandwidth, and copies within the device.
     Memory,

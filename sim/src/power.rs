@@ -6,11 +6,12 @@ use crate::price::Load;
 use shardlab_plan::program::{Op, Program, SectionKind};
 use shardlab_plan::record::Clock;
 
-/// Rounds until share and clock agree; each comes closer at least fourfold, since the slope is at most one.
+/// Rounds until share and clock agree; each comes closer at least fourfold, since the slope is at
+/// most one.
 const ROUNDS: usize = 40;
 
-/// The clock of steps of `step` picoseconds at the rates of the tables, in which arithmetic takes `busy`: what is not arithmetic
-/// takes what it took, so share and clock determine each other.
+/// The clock of steps of `step` picoseconds at the rates of the tables, in which arithmetic takes
+/// `busy`: what is not arithmetic takes what it took, so share and clock determine each other.
 pub(crate) fn clock(power: &Power, busy: u64, step: u64) -> Clock {
     let (busy, step) = (busy as f64, step.max(1) as f64);
     let rest = (step - busy).max(0.0);
@@ -57,7 +58,8 @@ mod tests {
 
     #[test]
     fn share_and_clock_agree_with_each_other() {
-        // 80 of 100 ms. With f = 1 + 0.2 (s - 0.6) and s = 80 f / (80 f + 20): 80 f² - (80 · 1.08 - 20) f - 0.88 · 20 = 0.
+        // 80 of 100 ms. With f = 1 + 0.2 (s - 0.6) and s = 80 f / (80 f + 20): 80 f² - (80 · 1.08 -
+        // 20) f - 0.88 · 20 = 0.
         let c = clock(&power(0.6, 0.2), 80_000_000_000, 100_000_000_000);
         let b: f64 = 80.0 * 1.08 - 20.0;
         let f = (b + (b * b + 4.0 * 80.0 * 0.88 * 20.0).sqrt()) / 160.0;

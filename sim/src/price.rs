@@ -35,13 +35,15 @@ pub(crate) struct Cost {
     pub(crate) work: u64,
     /// What it occupies.
     pub(crate) load: Load,
-    /// Share of the reachable memory bandwidth it uses when alone, in units of [`crate::clock::ONE`].
+    /// Share of the reachable memory bandwidth it uses when alone, in units of
+    /// [`crate::clock::ONE`].
     pub(crate) bandwidth: u32,
     /// Share of the NVLink bandwidth it uses when alone.
     pub(crate) nvlink: u32,
     /// Share of the network cards' bandwidth it uses when alone.
     pub(crate) nic: u32,
-    /// How many times the rate at which it runs across nodes its SMs could keep up with over NVLink, in the same units; not used within a node.
+    /// How many times the rate at which it runs across nodes its SMs could keep up with over
+    /// NVLink, in the same units; not used within a node.
     pub(crate) headroom: u32,
     /// Payload of a collective, bytes.
     pub(crate) bytes: u64,
@@ -51,7 +53,8 @@ pub(crate) struct Cost {
     pub(crate) fills: bool,
     /// A collective on copy engines: it holds no SMs and waits for none.
     pub(crate) on_engines: bool,
-    /// Of such a collective, the share of its time alone in which SMs copy the rank's own part: engines carry what goes to others.
+    /// Of such a collective, the share of its time alone in which SMs copy the rank's own part:
+    /// engines carry what goes to others.
     pub(crate) own_copy: u32,
     /// From measured rows.
     pub(crate) measured: bool,

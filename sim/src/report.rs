@@ -1,4 +1,5 @@
-//! From engine state to a run: step times, memory, collectives, exposed time, cost sources, and the run's invariants.
+//! From engine state to a run: step times, memory, collectives, exposed time, cost sources, and the
+//! run's invariants.
 
 mod gaps;
 
@@ -68,8 +69,8 @@ pub(crate) fn repeats(parts: &Parts<'_>, ranks: &[Rank<'_>]) -> bool {
     }
 }
 
-/// Program instructions interpreted by the host over all timed passes and ranks; passes that only the allocators saw do
-/// not count.
+/// Program instructions interpreted by the host over all timed passes and ranks; passes that only
+/// the allocators saw do not count.
 pub(crate) fn instructions(parts: &Parts<'_>, ranks: &[Rank<'_>]) -> u64 {
     let of = |section: usize| u64::from(parts.program.sections[section].instrs.len() as u32);
     parts
@@ -277,7 +278,8 @@ fn steps(parts: &Parts<'_>, rank: &Rank<'_>, ends: &[u64]) -> Vec<StepRecord> {
     records
 }
 
-/// Host time after each instruction of the recorded section, from the times of the codes that were performed.
+/// Host time after each instruction of the recorded section, from the times of the codes that were
+/// performed.
 fn host_times(parts: &Parts<'_>, rank: &Rank<'_>, last: usize) -> Vec<u64> {
     let pass = &parts.tables.passes[last];
     let section = &parts.program.sections[pass.section];

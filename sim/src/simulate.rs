@@ -32,8 +32,8 @@ const MEMORY_PASSES: usize = 6;
 /// Simulates a program.
 ///
 /// # Errors
-/// When options or program are impossible, when memory is enforced and does not suffice, when streams wait for one
-/// another in a circle, or when an invariant of the simulator does not hold.
+/// When options or program are impossible, when memory is enforced and does not suffice, when
+/// streams wait for one another in a circle, or when an invariant of the simulator does not hold.
 pub fn simulate(program: &Program, profile: &Profile, options: &Options) -> Result<Run, SimError> {
     simulate_counted(program, profile, options).map(|(run, _)| run)
 }
@@ -57,8 +57,8 @@ pub fn simulate_light(
     )
 }
 
-/// Simulates, and counts the program instructions that the host interpreted (over all timed passes and ranks), for
-/// benchmarks.
+/// Simulates, and counts the program instructions that the host interpreted (over all timed passes
+/// and ranks), for benchmarks.
 ///
 /// # Errors
 /// As [`simulate`].
@@ -128,7 +128,8 @@ pub fn simulate_counted(
     }
 }
 
-/// The clock of this program's steps, where the profile knows of a power limit: from steps at the rates of its tables.
+/// The clock of this program's steps, where the profile knows of a power limit: from steps at the
+/// rates of its tables.
 fn clock(
     program: &Program,
     profile: &Profile,
@@ -275,7 +276,8 @@ fn tables<'a>(
         None => return Err(SimError::Program("nothing to run".into())),
     }
     let mut by_priority: Vec<u8> = (0..program.streams.len() as u8).collect();
-    // Among equals compute comes last: a collective that waited for a kernel to end precedes the next kernel.
+    // Among equals compute comes last: a collective that waited for a kernel to end precedes the
+    // next kernel.
     by_priority.sort_by_key(|&s| (program.streams[usize::from(s)].priority, s == 0, s));
     let us = |x: f64| Picos::from_us(x).0;
     let node = program.meta.world.min(program.meta.gpus_per_node).max(1);

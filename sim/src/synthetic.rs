@@ -1,4 +1,5 @@
-//! Synthetic programs for tests and benchmarks: a small builder, and a fully sharded step without a model behind it.
+//! Synthetic programs for tests and benchmarks: a small builder, and a fully sharded step without a
+//! model behind it.
 
 use shardlab_plan::ir::{
     Access, Buffer, BufferId, COMPUTE, Collective, CollectiveId, CollectiveKind, CommId, DType,
@@ -350,8 +351,8 @@ impl Shape {
     }
 }
 
-/// A fully sharded step: per block gather, compute, release; backward with reduce-scatters; an optimizer kernel.
-/// Gathers run on a stream of their own, one unit ahead.
+/// A fully sharded step: per block gather, compute, release; backward with reduce-scatters; an
+/// optimizer kernel. Gathers run on a stream of their own, one unit ahead.
 #[must_use]
 pub fn fsdp(shape: &Shape) -> Program {
     let mut b = Builder::new("synthetic", shape.ranks);
@@ -500,7 +501,8 @@ pub fn fsdp(shape: &Shape) -> Program {
                     })
                     .op(Op::Free(grads[i]));
                 }
-                // Gathers wait for the compute issued so far, so that at most two units are whole at once.
+                // Gathers wait for the compute issued so far, so that at most two units are whole
+                // at once.
                 b.join(COMPUTE, gather);
                 ready = next.unwrap_or(ready);
             }

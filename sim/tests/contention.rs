@@ -1,9 +1,10 @@
-//! The contention model against measured pairs: kernels back to back on one stream, twenty collectives back to back on
-//! another, both streams of default priority, on 4 H200 (torch 2.11, NCCL 2.28.9, NVLS off).
+//! The contention model against measured pairs: kernels back to back on one stream, twenty
+//! collectives back to back on another, both streams of default priority, on 4 H200 (torch 2.11,
+//! NCCL 2.28.9, NVLS off).
 //!
-//! Each pair was issued like this: the host enqueues all collectives, then all kernels; times are from the first issue to
-//! the end of each stream's work, divided by the number of its launches. They therefore contain what either stream does
-//! after the other has finished.
+//! Each pair was issued like this: the host enqueues all collectives, then all kernels; times are
+//! from the first issue to the end of each stream's work, divided by the number of its launches.
+//! They therefore contain what either stream does after the other has finished.
 
 mod common;
 
@@ -50,8 +51,8 @@ const fn row(
     }
 }
 
-/// m, n, k, MiB, kernel alone, collective alone, kernels, kernel overlapped, collective overlapped (microseconds).
-/// All-gather and reduce-scatter alternate.
+/// m, n, k, MiB, kernel alone, collective alone, kernels, kernel overlapped, collective overlapped
+/// (microseconds). All-gather and reduce-scatter alternate.
 const ROWS: &[Row] = &[
     row(8192, 8192, 2048, 64, 364.0, 201.2, 11, 432.1, 311.2),
     row(8192, 8192, 2048, 64, 369.9, 189.1, 10, 443.8, 295.2),

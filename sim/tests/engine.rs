@@ -21,7 +21,8 @@ fn one_stream_is_a_sum() {
     assert!(run.gaps.is_empty(), "{:?}", run.gaps);
 }
 
-/// A host of 3 us a launch, a kernel of 100 us behind a gather of 40: what the profile's `[scale]` says, and with `slower` the product.
+/// A host of 3 us a launch, a kernel of 100 us behind a gather of 40: what the profile's `[scale]`
+/// says, and with `slower` the product.
 #[test]
 fn a_profiles_scale_lengthens_what_the_parts_do() {
     let mut m = Machine::new(4);
@@ -162,7 +163,8 @@ fn what_is_saved_beside_arithmetic_is_paid_back_in_part_at_the_power_limit() {
         arithmetic_share: 0.6,
         arithmetic_slope: 0.2,
     });
-    // 80 of 100 us: f = 1 + 0.2 (s - 0.6) with s = 80 f / (80 f + 20), so 80 f² - 66.4 f - 17.6 = 0.
+    // 80 of 100 us: f = 1 + 0.2 (s - 0.6) with s = 80 f / (80 f + 20), so 80 f² - 66.4 f - 17.6 =
+    // 0.
     profile.device.kernel_gap_us = 5.0;
     let factor = (66.4 + f64::sqrt(66.4 * 66.4 + 4.0 * 80.0 * 17.6)) / 160.0;
     let gaps = m.simulate(&profile);
@@ -253,7 +255,8 @@ fn the_host_waits_for_an_event() {
     m.run(5, COMPUTE);
     let mut profile = m.profile();
     profile.host.launch_us = 1.0;
-    // 1 launch, 10 kernel, 1 launch, 5 kernel; the next step's first launch overlaps with the last kernel.
+    // 1 launch, 10 kernel, 1 launch, 5 kernel; the next step's first launch overlaps with the last
+    // kernel.
     let run = m.simulate(&profile);
     assert_eq!(times(&run).iter().map(|t| t.1 - t.0).sum::<f64>(), 15.0);
     assert_eq!(run.spans[1].issued.0 - run.spans[0].end.0, 1_000_000);
@@ -263,7 +266,8 @@ fn the_host_waits_for_an_event() {
 
 #[test]
 fn a_full_queue_holds_the_host_up() {
-    // Side work is issued after 8 long kernels. With 2 places the host has to see 6 of them start first.
+    // Side work is issued after 8 long kernels. With 2 places the host has to see 6 of them start
+    // first.
     let build = || {
         let mut m = Machine::new(1);
         let side = m.b.stream(StreamKind::CopyIn, 0);
@@ -321,7 +325,8 @@ fn a_replayed_scope_costs_one_launch() {
 
 #[test]
 fn the_urgent_stream_goes_first() {
-    // Two collectives are issued while a kernel holds all SMs: one waits for its end, the other for a part of it.
+    // Two collectives are issued while a kernel holds all SMs: one waits for its end, the other for
+    // a part of it.
     let mut m = Machine::new(4);
     let (low, high) = (
         m.b.stream(StreamKind::AllGather, 0),
@@ -429,7 +434,8 @@ fn exposed_time_is_attributed() {
 
 #[test]
 fn waiting_for_its_own_input_is_no_gate() {
-    // A(100), perhaps B(20), a collective of 60 us that reads buffer 0, and C behind it: the host has issued all of it at 0.
+    // A(100), perhaps B(20), a collective of 60 us that reads buffer 0, and C behind it: the host
+    // has issued all of it at 0.
     let input = BufferId(0);
     let exposed = |before: &dyn Fn(&mut Machine)| {
         let mut m = Machine::new(4);
@@ -491,7 +497,8 @@ fn a_long_gather_is_bound_by_the_wire() {
     assert_eq!(run.exposed[&Cause::Wire].us(), 130.0);
 }
 
-/// A(20), a reduction of 100 of what it computed, and B(70). A gather of 30 for C comes behind the reduction.
+/// A(20), a reduction of 100 of what it computed, and B(70). A gather of 30 for C comes behind the
+/// reduction.
 #[test]
 fn a_gather_behind_a_reduction_is_in_a_queue() {
     let exposed = |us: u64, own: bool, shared: bool| {
@@ -521,22 +528,26 @@ fn a_gather_behind_a_reduction_is_in_a_queue() {
             .map(|c| run.exposed.get(&c).map_or(0.0, |t| t.us()));
         (by, queued)
     };
-    // The gather could have run from 0 to 30 and runs from 120 to 150, where B ends at 90: all of it is the queue's.
+    // The gather could have run from 0 to 30 and runs from 120 to 150, where B ends at 90: all of
+    // it is the queue's.
     let waited = Some((2, 1, Shared::Communicator, 120.0));
     assert_eq!(exposed(70, false, false), ([60.0, 0.0, 0.0], waited));
     // B ends within the gather.
     assert_eq!(exposed(120, false, false), ([10.0, 0.0, 0.0], waited));
-    // Without B's work the gap is as long as the gather and what hides it is not there: 100 of 130 are the queue's.
+    // Without B's work the gap is as long as the gather and what hides it is not there: 100 of 130
+    // are the queue's.
     let (by, _) = exposed(0, false, false);
     assert_eq!(by, [120.0, 10.0, 0.0]);
-    // On one stream nothing tells since when it was ready but for the reduction, whose own wait is not counted.
+    // On one stream nothing tells since when it was ready but for the reduction, whose own wait is
+    // not counted.
     let waited = Some((2, 1, Shared::Stream, 100.0));
     assert_eq!(exposed(70, true, true), ([60.0, 0.0, 0.0], waited));
     // A communicator and a stream of its own.
     assert_eq!(exposed(70, true, false), ([0.0; 3], None));
 }
 
-/// Behind a reduction of 100 come gathers of 50 and 50, whose results are needed one after the other.
+/// Behind a reduction of 100 come gathers of 50 and 50, whose results are needed one after the
+/// other.
 #[test]
 fn a_line_of_gathers_waits_as_its_first_one_does() {
     let mut m = Machine::new(4);
@@ -552,8 +563,8 @@ fn a_line_of_gathers_waits_as_its_first_one_does() {
     m.run(10, COMPUTE);
     let run = m.isolated(&m.profile());
     assert_eq!(step_us(&run), 210.0);
-    // 0 to 150 for the first: 100 behind the reduction, 50 of its own; 160 to 200 for the second, which without the reduction would have
-    // ended 100 earlier, as would the kernel before it.
+    // 0 to 150 for the first: 100 behind the reduction, 50 of its own; 160 to 200 for the second,
+    // which without the reduction would have ended 100 earlier, as would the kernel before it.
     let by = [Cause::Queue, Cause::Wire].map(|c| run.exposed[&c].us());
     assert_eq!(by, [140.0, 50.0]);
 }

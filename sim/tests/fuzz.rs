@@ -1,5 +1,5 @@
-//! The fuzz target's inputs from a seed, so that every run of the tests tries the same few thousand; `fuzz/` searches
-//! further, guided by coverage.
+//! The fuzz target's inputs from a seed, so that every run of the tests tries the same few
+//! thousand; `fuzz/` searches further, guided by coverage.
 
 #[path = "fuzz/pipeline.rs"]
 mod pipeline;
@@ -11,8 +11,8 @@ use std::collections::BTreeMap;
 
 const INPUTS: u64 = 3_000;
 
-/// `SHARDLAB_FUZZ_INPUTS` tries more, `SHARDLAB_FUZZ_FROM` others; `SHARDLAB_FUZZ_SHOW` prints each before it runs, to find one that
-/// does not end.
+/// `SHARDLAB_FUZZ_INPUTS` tries more, `SHARDLAB_FUZZ_FROM` others; `SHARDLAB_FUZZ_SHOW` prints each
+/// before it runs, to find one that does not end.
 fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name)
         .ok()

@@ -35,8 +35,8 @@ fn every_shipped_scenario_runs_and_adds_up() {
         };
         assert!(r.mfu > least && r.mfu < 0.9, "{name}: mfu {}", r.mfu);
         assert_eq!(r.recorded_to - r.recorded_from, step, "{name}");
-        // Compute and exposed time fill the step, up to launch gaps. Offloaded state is on its way to the host while the next
-        // step computes already: of such work counts what lies within.
+        // Compute and exposed time fill the step, up to launch gaps. Offloaded state is on its way
+        // to the host while the next step computes already: of such work counts what lies within.
         let within = |t: Picos| t.clamp(r.recorded_from, r.recorded_to);
         let compute: u64 = r
             .spans
@@ -81,9 +81,10 @@ fn symmetric_ranks_of_a_real_step() {
     assert!(one.spans == all.spans && one.exposed == all.exposed);
 }
 
-/// The 1.5 B model of the measured peers under FSDP2, eager, micro-batch 2: 178.0 ms on one machine, 172.6 ms on
-/// another; peak allocated 28,990.89 MiB, reserved 33,376 MiB, device 34,990.9 MiB. In the profile of its step all-gathers
-/// ran for 19.9 ms and reduce-scatters for 19.3 ms, matrix products for 89.4 ms.
+/// The 1.5 B model of the measured peers under FSDP2, eager, micro-batch 2: 178.0 ms on one
+/// machine, 172.6 ms on another; peak allocated 28,990.89 MiB, reserved 33,376 MiB, device 34,990.9
+/// MiB. In the profile of its step all-gathers ran for 19.9 ms and reduce-scatters for 19.3 ms,
+/// matrix products for 89.4 ms.
 #[test]
 fn a_measured_step_is_predicted() {
     let program = planned("peers-1b", &[]);
@@ -122,8 +123,8 @@ fn a_measured_step_is_predicted() {
     near(products, 89.4, 0.10, "matrix products ms");
 }
 
-/// 8,192 rows of 1,024 numbers in bf16, and what they should become in float32, at 55 GB/s behind 5 us, as copies take on pinned
-/// memory.
+/// 8,192 rows of 1,024 numbers in bf16, and what they should become in float32, at 55 GB/s behind 5
+/// us, as copies take on pinned memory.
 #[test]
 fn inputs_take_the_time_of_copies_from_the_host() {
     let text = "[model]\nfamily = \"linear\"\nlayers = 4\nhidden = 1024\n\
@@ -168,8 +169,8 @@ fn prefetch_pays_where_gathers_would_be_exposed() {
     assert!(without.step_samples[0].0 > with.step_samples[0].0 * 11 / 10);
 }
 
-/// Where kernels' workspaces lie outside the allocator, the whole device holds them as well; a fixed order of sums makes
-/// attention's larger and slower.
+/// Where kernels' workspaces lie outside the allocator, the whole device holds them as well; a
+/// fixed order of sums makes attention's larger and slower.
 #[test]
 fn the_device_holds_what_kernels_take_beside_the_program_s_buffers() {
     let measured = hardware::load("h200-nvlink").unwrap();
@@ -186,7 +187,8 @@ fn the_device_holds_what_kernels_take_beside_the_program_s_buffers() {
         &["fsdp.policy=\"native\"", "precision.deterministic=true"],
     );
     assert_ne!(any.digest(), fixed.digest());
-    // By hand: 129 MiB for 2 x 32 heads of 4,096 tokens of 64 numbers, and a word; 2,113 MiB in a fixed order.
+    // By hand: 129 MiB for 2 x 32 heads of 4,096 tokens of 64 numbers, and a word; 2,113 MiB in a
+    // fixed order.
     let more = device(&any, &ours).0 - device(&any, &measured).0;
     assert_eq!(more >> 20, 129);
     let more = device(&fixed, &ours).0 - device(&fixed, &measured).0;
@@ -194,7 +196,8 @@ fn the_device_holds_what_kernels_take_beside_the_program_s_buffers() {
     assert!(device(&fixed, &ours).1 > device(&any, &ours).1);
 }
 
-/// Where a profile does not know what a fixed order costs, it is priced as any order, and costs say so: no measurement covers it.
+/// Where a profile does not know what a fixed order costs, it is priced as any order, and costs say
+/// so: no measurement covers it.
 #[test]
 fn a_fixed_order_that_nothing_says_the_price_of_is_told() {
     let profile = hardware::load("h200-nvlink").unwrap();
@@ -209,7 +212,8 @@ fn a_fixed_order_that_nothing_says_the_price_of_is_told() {
         (r.step_samples[0], time.collect::<Vec<_>>())
     };
     let (any, fixed) = (&[][..], &["precision.deterministic=true"][..]);
-    // By hand: 16 layers, each as long as its row says, at the rate of GPUs that train side by side.
+    // By hand: 16 layers, each as long as its row says, at the rate of GPUs that train side by
+    // side.
     let rows = profile.attention.iter().filter(|t| t.backward && t.causal);
     let row = rows
         .flat_map(|t| &t.rows)
@@ -226,8 +230,8 @@ fn a_fixed_order_that_nothing_says_the_price_of_is_told() {
     assert_eq!(told(fixed, &knows), told(any, &profile));
 }
 
-/// Frameworks make every communicator, `exec` those that a collective uses: policy `megatron` keeps one of its two for
-/// clipping, which this scenario does not do.
+/// Frameworks make every communicator, `exec` those that a collective uses: policy `megatron` keeps
+/// one of its two for clipping, which this scenario does not do.
 #[test]
 fn communicators_that_nothing_uses_take_memory_in_frameworks_alone() {
     let mut profile = hardware::load("h200-nvlink").unwrap();
@@ -264,7 +268,8 @@ fn communicators_on_copy_engines_have_a_size_of_their_own() {
         profile.outside_allocator(&program).communicators.0 >> 20,
         200
     );
-    // The norm's sum is no work for copy engines, but one number takes nothing. Gradients take what others take.
+    // The norm's sum is no work for copy engines, but one number takes nothing. Gradients take what
+    // others take.
     let program = planned("peers-1b", &[&set[..], &["train.grad_norm=true"]].concat());
     assert_eq!(
         profile.outside_allocator(&program).communicators.0 >> 20,
@@ -281,8 +286,9 @@ fn communicators_on_copy_engines_have_a_size_of_their_own() {
     );
 }
 
-/// Steps of PyTorch's FSDP2 as rank 0 of four on one H200, with collectives that take no time (`scenarios/hardware/measure/steps.py`,
-/// torch 2.11, 2026-11-23; medians of 16): scenario, overrides, compile mode, milliseconds. Left out are the smallest steps, which hosts pace.
+/// Steps of PyTorch's FSDP2 as rank 0 of four on one H200, with collectives that take no time
+/// (`scenarios/hardware/measure/steps.py`, torch 2.11, 2026-11-23; medians of 16): scenario,
+/// overrides, compile mode, milliseconds. Left out are the smallest steps, which hosts pace.
 const ALONE: &[(&str, &[&str], &str, f64)] = &[
     ("peers-1b", &[], "off", 157.29),
     ("peers-1b", &[], "blocks", 144.72),
@@ -310,8 +316,9 @@ const CUSTOM: &[&str] = &[
     "model.vocab=50304",
 ];
 
-/// What computes and copies, without the wire: each step within 2.5 %, one in the mean. Products and attention have rows of these very
-/// steps; kernels bound by memory, gaps and the host's work are priced by tables and costs that were measured elsewhere.
+/// What computes and copies, without the wire: each step within 2.5 %, one in the mean. Products
+/// and attention have rows of these very steps; kernels bound by memory, gaps and the host's work
+/// are priced by tables and costs that were measured elsewhere.
 #[test]
 fn steps_without_a_wire_take_what_one_rank_took() {
     let mut profile = hardware::load("h200-nvlink").unwrap();

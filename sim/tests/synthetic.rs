@@ -207,7 +207,8 @@ fn memory_of_a_synthetic_step_is_the_sum_of_what_is_alive() {
     assert!(run.memory.peak_device > run.memory.capacity.unwrap());
 }
 
-/// A random program without contradictions: kernels and gathers on four streams, joined by events in issue order.
+/// A random program without contradictions: kernels and gathers on four streams, joined by events
+/// in issue order.
 #[derive(Clone, Debug)]
 enum Step {
     Kernel(u8, u64),
@@ -269,8 +270,8 @@ fn machine(steps: &[Step]) -> Machine {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// The engine's own invariants hold (it returns an error otherwise), spans of a stream do not overlap, nothing runs
-    /// before it was issued, and the recorded step lies within its bounds.
+    /// The engine's own invariants hold (it returns an error otherwise), spans of a stream do not
+    /// overlap, nothing runs before it was issued, and the recorded step lies within its bounds.
     #[test]
     fn random_programs_run(steps in steps(), host in 0.0f64..20.0, contention: bool, full_ranks: bool) {
         let m = machine(&steps);
@@ -290,8 +291,8 @@ proptest! {
         prop_assert!(run == again);
     }
 
-    /// Every moment in which the compute stream has nothing to run has one cause, what waited in a queue waited as long as is said, and
-    /// where nothing is slowed there is no contention.
+    /// Every moment in which the compute stream has nothing to run has one cause, what waited in a
+    /// queue waited as long as is said, and where nothing is slowed there is no contention.
     #[test]
     fn exposed_time_has_one_cause(steps in steps(), host in 0.0f64..20.0, contention: bool, full_ranks: bool) {
         let m = machine(&steps);
@@ -311,7 +312,8 @@ proptest! {
         }
         let mut pieces: Vec<_> = run.gaps.iter().map(|g| (g.start, g.end)).collect();
         pieces.dedup_by(|next, last| last.1 == next.0 && { last.1 = next.1; true });
-        // Neighbouring gaps of different kernels touch where a kernel takes no time; none does here.
+        // Neighbouring gaps of different kernels touch where a kernel takes no time; none does
+        // here.
         prop_assert_eq!(pieces, idle);
         let of = |cause| run.gaps.iter().filter(move |g| g.cause == cause);
         let sum: Picos = run.gaps.iter().map(|g| g.end - g.start).sum();

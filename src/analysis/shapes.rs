@@ -80,8 +80,8 @@ pub(super) fn padded_vocabulary(scenario: &Scenario, profile: &Profile) -> Optio
 }
 
 fn of_scenario(scenario: &Scenario, profile: &Profile) -> Vec<Dimension> {
-    // Ranks without a device of their own run on cores of the host, and GEMMs in float32 lose nothing: see
-    // `scenarios/hardware/measure/alignment.py`.
+    // Ranks without a device of their own run on cores of the host, and GEMMs in float32 lose
+    // nothing: see `scenarios/hardware/measure/alignment.py`.
     let size = scenario.precision.compute.size();
     if profile.device.shared_cores.is_some() || size != 2 {
         return Vec::new();

@@ -1,7 +1,8 @@
 //! Predictions against measured runs.
 //!
-//! The table is CSV with the columns `scenario` and `overrides` (values for `--set`, separated by `;`), any of the
-//! measured columns of [`Metric`] (an empty cell was not measured), and optionally `name` and `source`.
+//! The table is CSV with the columns `scenario` and `overrides` (values for `--set`, separated by
+//! `;`), any of the measured columns of [`Metric`] (an empty cell was not measured), and optionally
+//! `name` and `source`.
 
 mod null;
 mod table;

@@ -74,7 +74,8 @@ pub fn of(p: &Prediction) -> Vec<Warning> {
     all
 }
 
-/// Returns the same with the places where the options are written, in the scenario of this path with these overrides.
+/// Returns the same with the places where the options are written, in the scenario of this path
+/// with these overrides.
 #[must_use]
 pub fn located(p: &Prediction, path: &Path, overrides: &[String]) -> Vec<Warning> {
     let mut all = of(p);

@@ -11,7 +11,8 @@ pub(super) struct Check {
     /// Exit with status 1 if a prediction does not fit the device's memory
     #[arg(long)]
     check: bool,
-    /// Exit with status 1 if a prediction reserves more memory than this, such as 60GiB; implies --check
+    /// Exit with status 1 if a prediction reserves more memory than this, such as 60GiB; implies
+    /// --check
     #[arg(long, value_name = "SIZE", value_parser = size)]
     max_memory: Option<Bytes>,
     /// Exit with status 1 if a step takes longer than this many milliseconds; implies --check
@@ -27,7 +28,8 @@ fn milliseconds(text: &str) -> Result<f64, String> {
 }
 
 impl Check {
-    /// Judges a prediction, if that is asked for, and says the verdict on stderr: standard output is the prediction's.
+    /// Judges a prediction, if that is asked for, and says the verdict on stderr: standard output
+    /// is the prediction's.
     pub(super) fn judge(&self, p: &Prediction) -> Status {
         if !(self.check || self.max_memory.is_some() || self.max_step_ms.is_some()) {
             return Status::Done;

@@ -32,10 +32,12 @@ pub(super) struct Args {
     /// Also measure the kernels of this scenario, in steps of a few of its layers (repeatable)
     #[arg(long = "for", value_name = "SCENARIO")]
     own: Vec<PathBuf>,
-    /// Override a key of these scenarios, for example compile.mode=regions (repeatable; the last one wins)
+    /// Override a key of these scenarios, for example compile.mode=regions (repeatable; the last
+    /// one wins)
     #[arg(long, value_name = "SECTION.KEY=VALUE", requires = "own")]
     set: Vec<String>,
-    /// Only measure the kernels of --for, and add them to this profile: a file, or the name of a shipped one
+    /// Only measure the kernels of --for, and add them to this profile: a file, or the name of a
+    /// shipped one
     #[arg(long, value_name = "PROFILE", requires = "own")]
     onto: Option<String>,
 }
@@ -62,7 +64,8 @@ impl Device {
 fn cuda(args: &Args, options: &Options, onto: Option<&Onto>) -> Result<String, Failure> {
     use shardlab_exec::calibrate::{add_kernels_cuda, calibrate_cuda};
     super::exec::use_libraries(&args.library_path)?;
-    // Nothing is printed before the profile, so nothing is lost where the process has to end at once.
+    // Nothing is printed before the profile, so nothing is lost where the process has to end at
+    // once.
     let stuck = |why: &str| {
         eprintln!("error: {why}");
         shardlab_exec::device::cuda::exit_now(Status::RUN_FAILED)

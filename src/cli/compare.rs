@@ -82,19 +82,22 @@ pub(super) struct Args {
     /// Use this git revision for the second run
     #[arg(long, value_name = "REV", conflicts_with = "binary_b")]
     rev_b: Option<String>,
-    /// Folder of the gate's baselines, for baseline:SCENARIO [default: tests/baselines or baselines]
+    /// Folder of the gate's baselines, for baseline:SCENARIO [default: tests/baselines or
+    /// baselines]
     #[arg(long, value_name = "DIR")]
     baseline: Option<PathBuf>,
     /// Steps of measured runs [default: train.steps]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     steps: Option<u64>,
-    /// Measure in N rounds, the runs in turn; from 3 rounds on, the medians of the rounds are compared
+    /// Measure in N rounds, the runs in turn; from 3 rounds on, the medians of the rounds are
+    /// compared
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
     /// Relative change of a measured step time that matters
     #[arg(long, value_name = "FRACTION", default_value_t = 0.02, value_parser = threshold)]
     threshold: f64,
-    /// Treat values within this share of each other as equal [default: 0.5%, or the error band of estimates]
+    /// Treat values within this share of each other as equal [default: 0.5%, or the error band of
+    /// estimates]
     #[arg(long, value_name = "PERCENT")]
     tolerance: Option<Tolerance>,
     #[command(flatten)]

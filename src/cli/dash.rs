@@ -14,7 +14,8 @@ use std::path::{Path, PathBuf};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// Scenario files, folders of them, or names of shipped ones; all shipped ones are listed after them
+    /// Scenario files, folders of them, or names of shipped ones; all shipped ones are listed after
+    /// them
     #[arg(value_name = "SCENARIO")]
     scenarios: Vec<PathBuf>,
     #[command(flatten)]
@@ -104,7 +105,8 @@ fn sources(asked: &[PathBuf]) -> Result<(Vec<Source>, usize), Failure> {
         for file in files(path)? {
             all.push(match scenario::load(&file, &[]) {
                 Ok(scenario) => Source::new(scenario.name.clone(), file, scenario.about),
-                // One of a folder that is none, or not one yet, does not hide the others: the list says why.
+                // One of a folder that is none, or not one yet, does not hide the others: the list
+                // says why.
                 Err(e) if path.is_dir() => {
                     let stem = file.file_stem().unwrap_or_default();
                     // In one line: a caret needs lines of its own.

@@ -48,14 +48,15 @@ pub(super) struct Args {
     /// Seed of weights and synthetic data [default: that of the resumed run, else 0]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Start from the weights in a Hugging Face folder (config.json and safetensors; llama and gpt2)
+    /// Start from the weights in a Hugging Face folder (config.json and safetensors; llama and
+    /// gpt2)
     #[arg(long, value_name = "DIR")]
     init: Option<PathBuf>,
     /// Write the final weights to a Hugging Face folder
     #[arg(long, value_name = "DIR")]
     export: Option<PathBuf>,
-    /// Train on a file of tokens (.bin: uint16) or a text file, whose tokens come from the tokenizer.json next to it, else
-    /// are its bytes [default: a synthetic language]
+    /// Train on a file of tokens (.bin: uint16) or a text file, whose tokens come from the
+    /// tokenizer.json next to it, else are its bytes [default: a synthetic language]
     #[arg(long, value_name = "FILE")]
     data: Option<PathBuf>,
     /// Type of the tokens in --data
@@ -72,7 +73,8 @@ pub(super) struct Args {
     /// Folder of checkpoints [default, if one is needed: checkpoints/SCENARIO]
     #[arg(long, value_name = "DIR")]
     checkpoint_dir: Option<PathBuf>,
-    /// Save a checkpoint every N steps and at the end [default with --checkpoint-dir: only at the end]
+    /// Save a checkpoint every N steps and at the end [default with --checkpoint-dir: only at the
+    /// end]
     #[arg(long, value_name = "N")]
     checkpoint_every: Option<u64>,
     /// Keep the newest K checkpoints
@@ -359,7 +361,8 @@ fn follow(
     match device.train_as(scenario, program, options, world, local_rank, &mut Follower) {
         Ok(outcome) if outcome.interrupted => Ok(Status::RunFailed),
         Ok(_) => Ok(Status::Done),
-        // Rank 0 tells all of it; here the cause is named for whoever reads this rank's words alone.
+        // Rank 0 tells all of it; here the cause is named for whoever reads this rank's words
+        // alone.
         Err(_) if let Some(cause) = peers.failure() => {
             let rank = peers.process();
             let first = cause.lines().next().unwrap_or_default();
@@ -434,7 +437,8 @@ impl Object {
     }
 }
 
-/// Values by parameter name. A tied head appears under its own name too, as it does in a published model.
+/// Values by parameter name. A tied head appears under its own name too, as it does in a published
+/// model.
 fn named(scenario: &Scenario, program: &Program, values: &[f64]) -> BTreeMap<String, f64> {
     let own = || program.params.iter().map(|p| p.name.clone()).collect();
     let published = hf::published_names(program);

@@ -38,11 +38,13 @@ pub(super) struct Args {
     scenarios: Vec<PathBuf>,
     #[command(flatten)]
     overrides: Overrides,
-    /// What the gate is for. budget: the step has to fit and to stay within its budgets, and growth beyond a tolerance
-    /// fails; strict: every change fails, for better or worse [default: gate.preset of the scenario, else budget]
+    /// What the gate is for. budget: the step has to fit and to stay within its budgets, and growth
+    /// beyond a tolerance fails; strict: every change fails, for better or worse [default:
+    /// gate.preset of the scenario, else budget]
     #[arg(long, value_name = "PRESET", value_parser = ["budget", "strict"])]
     preset: Option<String>,
-    /// Folder of baselines (SCENARIO.toml each), or the file of one; not needed for scenarios with a budget
+    /// Folder of baselines (SCENARIO.toml each), or the file of one; not needed for scenarios with
+    /// a budget
     #[arg(long, value_name = "DIR|FILE")]
     baseline: Option<PathBuf>,
     /// Write the baselines instead of comparing
@@ -51,7 +53,8 @@ pub(super) struct Args {
     /// Compare with another shardlab binary: its baselines, and interleaved measured runs
     #[arg(long, value_name = "BINARY", conflicts_with_all = ["baseline", "against_rev"])]
     against: Option<PathBuf>,
-    /// Compare with a git revision: with its versions of the scenarios, or in shardlab's own repository with its build
+    /// Compare with a git revision: with its versions of the scenarios, or in shardlab's own
+    /// repository with its build
     #[arg(long, value_name = "REV", conflicts_with = "baseline")]
     against_rev: Option<String>,
     /// Number of interleaved pairs of measured runs, old and new; 0: none
@@ -60,8 +63,8 @@ pub(super) struct Args {
     /// Pass ARG to `exec` on both sides of the measured pairs (repeatable)
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     exec_arg: Vec<String>,
-    /// Judge this measured run: a file written by `exec --json`, or the id, name or folder of a saved run; several runs of
-    /// one scenario are seeds (repeatable)
+    /// Judge this measured run: a file written by `exec --json`, or the id, name or folder of a
+    /// saved run; several runs of one scenario are seeds (repeatable)
     #[arg(long, value_name = "FILE|RUN")]
     run: Vec<PathBuf>,
     #[command(flatten)]
@@ -96,7 +99,8 @@ pub(super) struct Args {
 }
 
 impl Args {
-    /// Overrides with what other flags stand for. A self-test is about the gate: the tightest limits see every fault.
+    /// Overrides with what other flags stand for. A self-test is about the gate: the tightest
+    /// limits see every fault.
     fn set(&self) -> Vec<String> {
         let preset = self.preset.as_deref();
         let preset = preset.or_else(|| self.selftest.then_some("strict"));
@@ -320,7 +324,8 @@ fn by_budgets(
     })
 }
 
-/// With baselines that lie in files. A scenario that has none there is judged by its budgets; one without budgets fails.
+/// With baselines that lie in files. A scenario that has none there is judged by its budgets; one
+/// without budgets fails.
 fn with_files(
     jobs: &[Job],
     at: &Path,
@@ -426,8 +431,8 @@ fn against(
     })
 }
 
-/// With a revision's versions of the scenarios, read by this binary. A scenario that is new is judged by what needs no
-/// counterpart.
+/// With a revision's versions of the scenarios, read by this binary. A scenario that is new is
+/// judged by what needs no counterpart.
 fn against_files(
     args: &Args,
     jobs: &[Job],
@@ -496,7 +501,8 @@ fn this_binary() -> Result<Binary, Failure> {
         .map_err(|e| Failure::run(format_args!("cannot find this binary: {e}")))
 }
 
-/// Measured time, old against new, where runs are asked for. The old side has the scenario at another path.
+/// Measured time, old against new, where runs are asked for. The old side has the scenario at
+/// another path.
 fn interleaved(
     args: &Args,
     job: &Job,
@@ -558,7 +564,8 @@ fn bless(
         let path = baseline::path_of(at, name);
         let before = Baseline::read(&path, name).ok();
         let done = baseline::bless(&path, &now).map_err(|e| match e {
-            // To a caller that asks for a baseline in order to compare with it, exit status 2 means an unknown scenario.
+            // To a caller that asks for a baseline in order to compare with it, exit status 2 means
+            // an unknown scenario.
             BaselineError::Io { .. } => Failure::run(e),
             other => other.into(),
         })?;
@@ -600,7 +607,8 @@ fn bless(
     Ok(Status::Done)
 }
 
-/// Says and writes everything that was asked for: first what is printed, because a file that cannot be written takes no verdict with it.
+/// Says and writes everything that was asked for: first what is printed, because a file that cannot
+/// be written takes no verdict with it.
 fn report(args: &Args, verdicts: &[Verdict], out: &mut Out) -> Result<(), Failure> {
     if args.json {
         for verdict in verdicts {

@@ -1,5 +1,5 @@
-//! Ctrl-C, and the signal by which batch schedulers announce a job's end: finish with what there is. Ctrl-Z, where others are to
-//! stop as well.
+//! Ctrl-C, and the signal by which batch schedulers announce a job's end: finish with what there
+//! is. Ctrl-Z, where others are to stop as well.
 
 use shardlab_exec::process::has_launcher;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGTSTP};
@@ -18,7 +18,8 @@ pub(super) fn watch() {
     ONCE.call_once(|| {
         on(SIGINT);
         if has_launcher() {
-            // A scheduler sends it to every process of a job, and the launcher passes on what it gets.
+            // A scheduler sends it to every process of a job, and the launcher passes on what it
+            // gets.
             let _ = flag::register(SIGTERM, Arc::clone(&TERMINATED));
         } else {
             on(SIGTERM);
@@ -40,7 +41,8 @@ pub(super) fn requested() -> bool {
         .any(|f| f.load(Ordering::Relaxed))
 }
 
-/// From now on Ctrl-Z sets a flag instead of stopping the process: whoever asks for it stops itself, after its children.
+/// From now on Ctrl-Z sets a flag instead of stopping the process: whoever asks for it stops
+/// itself, after its children.
 pub(super) fn watch_stops() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

@@ -36,7 +36,8 @@ pub(super) struct SaveByDefault {
 /// Options of a verb that saves its runs only when asked.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(super) struct SaveOnRequest {
-    /// Save the run for `runs`, `compare` and `report`; SHARDLAB_STORE names another folder than runs
+    /// Save the run for `runs`, `compare` and `report`; SHARDLAB_STORE names another folder than
+    /// runs
     #[arg(long)]
     save: bool,
     /// Save the run under this name; a named run is never removed to make room
@@ -56,7 +57,8 @@ pub(super) struct Place {
     store: Store,
     /// Name of the run.
     name: Option<String>,
-    /// The options that asked for it: a failure to save is one of the command. Without any it is a warning.
+    /// The options that asked for it: a failure to save is one of the command. Without any it is a
+    /// warning.
     asked: Option<&'static str>,
     /// Folders given by `--store` are the user's: they have no cap.
     cap: Option<Cap>,
@@ -190,7 +192,8 @@ impl Place {
         }
     }
 
-    /// Saves a run, gives it its name and makes room for it. A failure that nobody asked to know about is a warning.
+    /// Saves a run, gives it its name and makes room for it. A failure that nobody asked to know
+    /// about is a warning.
     pub(super) fn save(&self, run: &RunView) -> Result<Saved, Failure> {
         match (self.try_save(run), self.asked) {
             (Ok(saved), _) => Ok(saved),

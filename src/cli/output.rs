@@ -12,8 +12,8 @@ use std::process::ExitCode;
 /// Columns of a label with the blanks behind it.
 const LABEL: usize = 10;
 
-/// Checks, before a long computation, that the file of an option is in a place that can be written. A full disk is told after
-/// the results: it may have room by then.
+/// Checks, before a long computation, that the file of an option is in a place that can be written.
+/// A full disk is told after the results: it may have room by then.
 pub(super) fn writable(option: &str, path: &Path) -> Result<(), Failure> {
     match files::check(path) {
         Err(e) if files::is_bad_path(&e) => Err(Failure::unwritten(
@@ -104,7 +104,8 @@ impl Failure {
         Self::Run(message.to_string())
     }
 
-    /// A file that cannot be written: bad input where the path is wrong, else a failed run (a full disk, for example).
+    /// A file that cannot be written: bad input where the path is wrong, else a failed run (a full
+    /// disk, for example).
     pub(super) fn unwritten(what: impl Display, e: &io::Error) -> Self {
         let message = format!("{what}: {e}");
         if files::is_bad_path(e) {
@@ -114,7 +115,8 @@ impl Failure {
         }
     }
 
-    /// Tells the user by other means than [`Failure::report`]; a reader that closes the pipe is not told of.
+    /// Tells the user by other means than [`Failure::report`]; a reader that closes the pipe is not
+    /// told of.
     pub(super) fn told(self, tell: impl FnOnce(&str)) -> Self {
         let (message, code) = match self {
             Self::Output(ref e) if e.kind() == ErrorKind::BrokenPipe => return self,
@@ -199,7 +201,8 @@ impl Out {
         }
     }
 
-    /// From now on a reader that stops reading does not end the command: its exit status is what it is run for.
+    /// From now on a reader that stops reading does not end the command: its exit status is what it
+    /// is run for.
     pub(super) fn outlive_reader(&mut self) {
         self.writer.get_mut().outlives_its_reader = true;
     }

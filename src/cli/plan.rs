@@ -1,4 +1,5 @@
-//! `shardlab plan`: the program as text, all of it or one section or unit, and the layout of its parameters.
+//! `shardlab plan`: the program as text, all of it or one section or unit, and the layout of its
+//! parameters.
 
 mod groups;
 
@@ -16,7 +17,8 @@ use shardlab_plan::scenario::nearest;
 pub(super) struct Args {
     #[command(flatten)]
     scenario: One,
-    /// Print only instructions of this unit, for example layers.3 (repeatable); of the steady step, unless --first or --section is given
+    /// Print only instructions of this unit, for example layers.3 (repeatable); of the steady step,
+    /// unless --first or --section is given
     #[arg(long, value_name = "NAME")]
     unit: Vec<String>,
     /// Print only this part of the program
@@ -147,7 +149,8 @@ impl Selection {
             })
     }
 
-    /// Prints the instructions of the selection, one per line; on a terminal, lines are broken to its width.
+    /// Prints the instructions of the selection, one per line; on a terminal, lines are broken to
+    /// its width.
     fn print(&self, program: &Program, out: &mut Out) -> Result<(), Failure> {
         let width = text::asked();
         for line in program.header_text(self.units.as_deref()).lines() {

@@ -1,4 +1,5 @@
-//! Progress on a terminal's stderr of what takes longer than a second. Nothing elsewhere, and nothing with `--json`.
+//! Progress on a terminal's stderr of what takes longer than a second. Nothing elsewhere, and
+//! nothing with `--json`.
 
 use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use std::fmt::Write;
@@ -92,7 +93,8 @@ fn later(bar: ProgressBar) -> Option<(Sender<()>, JoinHandle<()>)> {
     Some((working, thread.spawn(body).ok()?))
 }
 
-/// Shows a bar unless work has `ended` by then; `ended` waits for at most the time that it is given.
+/// Shows a bar unless work has `ended` by then; `ended` waits for at most the time that it is
+/// given.
 fn show(bar: &ProgressBar, on: ProgressDrawTarget, ended: impl FnOnce(Duration) -> bool) {
     if !ended(AFTER) {
         bar.set_draw_target(on);
@@ -149,7 +151,8 @@ mod tests {
         }
     }
 
-    /// What is on the screen when work of so many parts, of which some are done, has `ended` or not when time is up.
+    /// What is on the screen when work of so many parts, of which some are done, has `ended` or not
+    /// when time is up.
     fn shown(parts: usize, done: u64, ended: bool) -> String {
         let screen = Screen::default();
         let bar = bar("predicting", parts);

@@ -23,13 +23,14 @@ const LONG: usize = 48;
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// Scenario files or names, which are predicted, and saved runs by id, name or folder; all others are compared with the
-    /// first
+    /// Scenario files or names, which are predicted, and saved runs by id, name or folder; all
+    /// others are compared with the first
     #[arg(value_name = "SCENARIO|RUN", required = true)]
     runs: Vec<String>,
     #[command(flatten)]
     overrides: Overrides,
-    /// Override a key for every run but the first (repeatable); with one scenario: compare it with and without these overrides
+    /// Override a key for every run but the first (repeatable); with one scenario: compare it with
+    /// and without these overrides
     #[arg(long = "set-b", value_name = "SECTION.KEY=VALUE")]
     set_b: Vec<String>,
     #[command(flatten)]
@@ -40,10 +41,12 @@ pub(super) struct Args {
     /// Title of the report [default: the names of the runs]
     #[arg(long)]
     title: Option<String>,
-    /// Predict the scenarios over this axis, for example 'fsdp.prefetch_forward=[0, 1, 2]' (repeatable)
+    /// Predict the scenarios over this axis, for example 'fsdp.prefetch_forward=[0, 1, 2]'
+    /// (repeatable)
     #[arg(long = "axis", value_name = "SECTION.KEY=[V1, V2]")]
     axes: Vec<String>,
-    /// Add a table of medians by this option or axis (repeatable; in a build with `--features frames`)
+    /// Add a table of medians by this option or axis (repeatable; in a build with
+    /// `--features frames`)
     #[arg(long, value_name = "SECTION.KEY")]
     by: Vec<String>,
     /// Also write every plot as a PNG, into a folder next to the file
@@ -201,7 +204,8 @@ enum Found {
     Predicted(Vec<Item>),
 }
 
-/// Labels kept runs by what they are called and, where there are several of one scenario, by the options in which these differ.
+/// Labels kept runs by what they are called and, where there are several of one scenario, by the
+/// options in which these differ.
 fn name_kept(items: &mut [Item], ids: &[(usize, String)]) {
     let scenario = |at: usize| items[at].view.scenario.name.as_str();
     let options = |at: usize| items[at].view.scenario.overrides.as_slice();

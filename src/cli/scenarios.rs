@@ -1,4 +1,5 @@
-//! `shardlab scenarios`: the shipped scenarios, what each shows and is predicted to take, and the shipped hardware profiles.
+//! `shardlab scenarios`: the shipped scenarios, what each shows and is predicted to take, and the
+//! shipped hardware profiles.
 
 use super::args::profiles;
 use super::output::{Failure, Out, Status};
@@ -38,7 +39,8 @@ pub(super) struct Args {
     /// Say what each scenario shows
     #[arg(long, conflicts_with_all = ["name", "hardware", "json"])]
     long: bool,
-    /// List the hardware profiles instead; with NAME, print that profile, as a starting point for your own
+    /// List the hardware profiles instead; with NAME, print that profile, as a starting point for
+    /// your own
     #[arg(long, value_name = "NAME", num_args = 0..=1, conflicts_with = "name")]
     hardware: Option<Option<String>>,
     /// Print one JSON object per scenario, for all of them

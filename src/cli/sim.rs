@@ -33,7 +33,8 @@ pub(super) struct Args {
     /// Print one JSON object per scenario
     #[arg(long)]
     json: bool,
-    /// Write a Perfetto trace of the last step; t = 0 is the start of the step, as in `explain` (one scenario only)
+    /// Write a Perfetto trace of the last step; t = 0 is the start of the step, as in `explain`
+    /// (one scenario only)
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Steps to simulate after the first [default: until time and memory repeat]
@@ -48,8 +49,8 @@ pub(super) struct Args {
     /// Slow down the kernels of one rank by FACTOR (repeatable)
     #[arg(long, value_name = "RANK=FACTOR", value_parser = straggler)]
     straggler: Vec<(u32, f64)>,
-    /// Slow one component down on every rank by FACTOR (below 1: speed up): host, arithmetic, memory, collectives or
-    /// host_copies (repeatable)
+    /// Slow one component down on every rank by FACTOR (below 1: speed up): host, arithmetic,
+    /// memory, collectives or host_copies (repeatable)
     #[arg(long, value_name = "PART=FACTOR", value_parser = slower)]
     slower: Vec<(Part, f64)>,
     /// Simulate every rank, even if all are identical

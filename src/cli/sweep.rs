@@ -42,12 +42,14 @@ const STORE: Option<&str> = Some("--store");
 #[derive(clap::Args)]
 #[command(after_help = NOTES)]
 pub(super) struct Args {
-    /// Scenario file, name of a shipped scenario, or - for standard input; its [sweep] section gives axes
+    /// Scenario file, name of a shipped scenario, or - for standard input; its [sweep] section
+    /// gives axes
     #[arg(value_name = "SCENARIO")]
     scenario: PathBuf,
     /// Add an axis, for example 'fsdp.prefetch_forward=[0, 1, 2]' (repeatable)
     ///
-    /// Join keys with commas to vary them together: 'mesh.dp_shard,mesh.dp_outer=[[16, 1], [8, 2]]'.
+    /// Join keys with commas to vary them together: 'mesh.dp_shard,mesh.dp_outer=[[16, 1], [8,
+    /// 2]]'.
     #[arg(long = "axis", value_name = "SECTION.KEY=[V1, V2]")]
     axes: Vec<String>,
     #[command(flatten)]
@@ -58,7 +60,8 @@ pub(super) struct Args {
     /// Write all points as Parquet (in a build with `--features frames`)
     #[arg(long, value_name = "FILE")]
     parquet: Option<PathBuf>,
-    /// Summarize the points that fit by an axis instead of listing all (repeatable; in a build with `--features frames`)
+    /// Summarize the points that fit by an axis instead of listing all (repeatable; in a build with
+    /// `--features frames`)
     #[arg(long, value_name = "SECTION.KEY", conflicts_with = "json")]
     by: Vec<String>,
     /// Print one JSON object per point
@@ -79,7 +82,8 @@ pub(super) struct Args {
     /// Require this share of device memory to stay free; 0 turns it off [default: 5%]
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     headroom: Option<f64>,
-    /// Treat times and memory within this share of each other as equal [default: 0.5%, or the error band of estimates]
+    /// Treat times and memory within this share of each other as equal [default: 0.5%, or the error
+    /// band of estimates]
     #[arg(long, value_name = "PERCENT")]
     tolerance: Option<Tolerance>,
     /// Show only the first N points, of those that fit if any does

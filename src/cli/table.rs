@@ -1,8 +1,8 @@
 //! Tables as wide as the terminal: a header, a rule, right-aligned numbers.
 //!
-//! A table that is too wide first loses its optional columns, then breaks texts between words, then shortens long words,
-//! and only then loses further columns, from the right. Numbers are never broken. The last line names the columns that
-//! are left out.
+//! A table that is too wide first loses its optional columns, then breaks texts between words, then
+//! shortens long words, and only then loses further columns, from the right. Numbers are never
+//! broken. The last line names the columns that are left out.
 
 use super::text::wrap;
 pub(super) use super::text::{WIDTH, width};
@@ -18,7 +18,8 @@ const PADDING: usize = 2;
 /// Room between columns.
 const GAP: usize = PADDING + 1;
 
-/// Texts up to this length stay on one line as long as that is possible: an option's value in pieces is another value.
+/// Texts up to this length stay on one line as long as that is possible: an option's value in
+/// pieces is another value.
 const UNBROKEN: usize = 14;
 
 /// Words are never shortened to fewer characters.
@@ -139,8 +140,9 @@ fn shortened(text: &str, most: usize) -> String {
 }
 
 impl Table {
-    /// Makes a table with these column titles. A title that starts with `>` makes a column of numbers, aligned to the
-    /// right; one that starts with `?` (before `>`) a column that is left out first where there is no room.
+    /// Makes a table with these column titles. A title that starts with `>` makes a column of
+    /// numbers, aligned to the right; one that starts with `?` (before `>`) a column that is left
+    /// out first where there is no room.
     pub(super) fn new<'a>(titles: impl IntoIterator<Item = &'a str>) -> Self {
         Self {
             columns: titles.into_iter().map(Column::new).collect(),
@@ -305,7 +307,8 @@ mod tests {
         }
     }
 
-    /// Six columns of options next to a long text: as long as there is room, only the text is broken.
+    /// Six columns of options next to a long text: as long as there is room, only the text is
+    /// broken.
     #[test]
     fn short_values_are_never_broken() {
         let values = ["native", "implicit", "chunked", "true", "auto", "f32 main"];
@@ -331,7 +334,8 @@ mod tests {
         assert_eq!(narrow[3], "(no room for: facts)");
     }
 
-    /// At every width lines fit, and every word is whole, shortened with a mark, or in a column that is named as left out.
+    /// At every width lines fit, and every word is whole, shortened with a mark, or in a column
+    /// that is named as left out.
     #[test]
     fn no_width_breaks_a_word() {
         let mut table = Table::new(["unit", ">A ms", ">B ms", "what it waited for", ">change"]);

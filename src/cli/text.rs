@@ -53,8 +53,9 @@ fn shown(text: &str) -> usize {
     first + rest.sum::<usize>()
 }
 
-/// Breaks a text into lines of at most `width` characters, between words but not between a number and its unit. Runs of
-/// blanks within a line stay as they are. A word that is longer than a line has a line of its own.
+/// Breaks a text into lines of at most `width` characters, between words but not between a number
+/// and its unit. Runs of blanks within a line stay as they are. A word that is longer than a line
+/// has a line of its own.
 pub(super) fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut words: Vec<String> = Vec::new();
     for word in text.split(' ') {
@@ -72,7 +73,8 @@ pub(super) fn wrap(text: &str, width: usize) -> Vec<String> {
     fill(words, width, "")
 }
 
-/// Puts words into lines of at most `width` characters; `end` stands behind every line but the last.
+/// Puts words into lines of at most `width` characters; `end` stands behind every line but the
+/// last.
 fn fill(words: impl IntoIterator<Item = String>, width: usize, end: &str) -> Vec<String> {
     let room = width.saturating_sub(end.len());
     let mut lines: Vec<String> = Vec::new();
@@ -95,7 +97,8 @@ fn fill(words: impl IntoIterator<Item = String>, width: usize, end: &str) -> Vec
     lines
 }
 
-/// Breaks a line that is longer than `width`, if there is one, between words; `indent` stands before its further lines.
+/// Breaks a line that is longer than `width`, if there is one, between words; `indent` stands
+/// before its further lines.
 pub(super) fn hanging(line: &str, indent: &str, width: Option<usize>) -> Vec<String> {
     let Some(width) = width.filter(|w| shown(line) > *w) else {
         return vec![line.to_owned()];
@@ -110,8 +113,9 @@ pub(super) fn hanging(line: &str, indent: &str, width: Option<usize>) -> Vec<Str
 
 /// Lays out the text below the options of `--help`.
 ///
-/// Lines of a paragraph are joined and wrapped to the terminal. Lines that start with blanks stand alone: `  KEY  text`
-/// continues below its text, and a command (`  shardlab …`) behind a backslash, so that it can be pasted.
+/// Lines of a paragraph are joined and wrapped to the terminal. Lines that start with blanks stand
+/// alone: `  KEY  text` continues below its text, and a command (`  shardlab …`) behind a
+/// backslash, so that it can be pasted.
 pub(super) fn help(text: &str) -> String {
     laid_out(text, sentence())
 }
@@ -192,7 +196,8 @@ fn entry(line: &str, width: usize) -> Vec<String> {
     lines.collect()
 }
 
-/// Splits a command between arguments, where a new line may begin: an option stays with its value, and what is quoted stays together.
+/// Splits a command between arguments, where a new line may begin: an option stays with its value,
+/// and what is quoted stays together.
 fn arguments(command: &str) -> Vec<String> {
     let mut parts: Vec<String> = Vec::new();
     let mut quoted = false;

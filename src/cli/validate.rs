@@ -1,4 +1,5 @@
-//! `shardlab validate`: predictions against a table of measured runs, or a profile's measured collectives.
+//! `shardlab validate`: predictions against a table of measured runs, or a profile's measured
+//! collectives.
 
 mod collectives;
 
@@ -19,13 +20,14 @@ use std::path::{Path, PathBuf};
 pub(super) struct Args {
     /// Tables of measured runs, or a hardware profile
     ///
-    /// A table is a CSV file with the columns scenario, overrides (separated by `;`), step_ms, peak_allocated_mib,
-    /// peak_reserved_mib and device_mib, and optionally name and source. A hardware profile is a name or a file (.toml): its
-    /// measured collectives are compared with predictions that do not use their table, and with NCCL's own estimates.
+    /// A table is a CSV file with the columns scenario, overrides (separated by `;`), step_ms,
+    /// peak_allocated_mib, peak_reserved_mib and device_mib, and optionally name and source. A
+    /// hardware profile is a name or a file (.toml): its measured collectives are compared with
+    /// predictions that do not use their table, and with NCCL's own estimates.
     #[arg(value_name = "TABLE.csv|PROFILE", required = true)]
     tables: Vec<PathBuf>,
-    /// Only rows whose name, source, scenario or overrides contain TEXT; for a profile: whose kind, type, ranks or size do
-    /// (repeatable: rows must contain all)
+    /// Only rows whose name, source, scenario or overrides contain TEXT; for a profile: whose kind,
+    /// type, ranks or size do (repeatable: rows must contain all)
     #[arg(long, value_name = "TEXT")]
     rows: Vec<String>,
     /// Print one JSON object per row, then one with the errors
@@ -122,8 +124,8 @@ fn predicted(table: &Path, args: &Args, profiles: &Profiles) -> Result<Vec<Compa
     })
 }
 
-/// Prints the errors of all rows as CSV, with two decimals: bounds need no more, and the table stays the same where arithmetic
-/// differs in the last bits.
+/// Prints the errors of all rows as CSV, with two decimals: bounds need no more, and the table
+/// stays the same where arithmetic differs in the last bits.
 fn residuals(compared: &[Compared], out: &mut Out) -> Result<(), Failure> {
     let rounded = |percent: Option<f64>| percent.map(|p| (p * 100.0).round() / 100.0 + 0.0);
     let mut writer = csv::Writer::from_writer(out);

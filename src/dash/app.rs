@@ -352,7 +352,8 @@ impl App {
         setup
     }
 
-    /// Starts a job. One of a kind runs at a time: the one before is cancelled, unless each is about a thing of its own.
+    /// Starts a job. One of a kind runs at a time: the one before is cancelled, unless each is
+    /// about a thing of its own.
     pub fn start(&mut self, task: Task) -> Vec<Effect> {
         let (purpose, of) = match &task {
             Task::Simulate(setup) => (Purpose::Simulate, setup.name()),

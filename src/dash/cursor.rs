@@ -15,7 +15,8 @@ pub struct Cursor {
     page: Cell<usize>,
 }
 
-/// Where a command leads from a row, by pages of so many, and no further than the last; `None` for one that does not move.
+/// Where a command leads from a row, by pages of so many, and no further than the last; `None` for
+/// one that does not move.
 pub(super) fn moved(at: usize, command: Command, page: usize, last: usize) -> Option<usize> {
     let to = match command {
         Command::Up => at.saturating_sub(1),

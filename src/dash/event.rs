@@ -273,7 +273,8 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// Name of the scenario: its file's without `.toml`. Other dots are part of it, as in `llama3.2-1b-4xh200`.
+    /// Name of the scenario: its file's without `.toml`. Other dots are part of it, as in
+    /// `llama3.2-1b-4xh200`.
     #[must_use]
     pub fn name(&self) -> String {
         let file = self.path.file_name().unwrap_or_default();

@@ -221,7 +221,8 @@ mod tests {
         names
     }
 
-    /// Not only the scenario itself: all that it extends, under whatever name, is refused before anyone is asked.
+    /// Not only the scenario itself: all that it extends, under whatever name, is refused before
+    /// anyone is asked.
     #[test]
     fn a_file_that_the_scenario_extends_is_never_replaced() {
         let folder = tempfile::tempdir().unwrap();
@@ -253,7 +254,8 @@ mod tests {
         );
     }
 
-    /// What cannot be written leaves nothing behind, and what is replaced stays what it was beside its text.
+    /// What cannot be written leaves nothing behind, and what is replaced stays what it was beside
+    /// its text.
     #[test]
     fn a_file_is_written_whole_or_not_at_all() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! The fields that filters compare: which a list has, how they are completed, what is said of one that it does not have.
+//! The fields that filters compare: which a list has, how they are completed, what is said of one
+//! that it does not have.
 
 use super::app::App;
 use super::glance;
@@ -93,7 +94,8 @@ fn values(app: &App, asks: Asks, name: &str) -> Vec<String> {
     all.into_iter().collect()
 }
 
-/// What the last word of a filter could become: the name of a field, or behind its `=` a value. The whole line each.
+/// What the last word of a filter could become: the name of a field, or behind its `=` a value. The
+/// whole line each.
 pub(super) fn complete(app: &App, asks: Asks, text: &str) -> Vec<String> {
     let at = text.rfind(char::is_whitespace).map_or(0, |i| i + 1);
     let (before, word) = text.split_at(at);

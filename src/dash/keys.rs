@@ -1,4 +1,5 @@
-//! The key table: dispatch, the footer and the help all read it, so that none can lie about another.
+//! The key table: dispatch, the footer and the help all read it, so that none can lie about
+//! another.
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 

@@ -13,8 +13,9 @@ pub fn letter(n: usize) -> String {
         .map_or_else(|| (n + 1).to_string(), |n| char::from(b'A' + n).to_string())
 }
 
-/// For each run, what tells it from the others: `prefetch_forward=2` where all are of one scenario, else its own changes,
-/// since different scenarios differ in more than a title can hold. Empty where there is nothing.
+/// For each run, what tells it from the others: `prefetch_forward=2` where all are of one scenario,
+/// else its own changes, since different scenarios differ in more than a title can hold. Empty
+/// where there is nothing.
 #[must_use]
 pub fn apart(runs: &[&RunView]) -> Vec<String> {
     let one = runs

@@ -1,4 +1,5 @@
-//! The options of a scenario as the editor shows them: their order, their values as a file would say them, completion.
+//! The options of a scenario as the editor shows them: their order, their values as a file would
+//! say them, completion.
 
 use serde_json::Value;
 use shardlab_plan::Scenario;
@@ -34,8 +35,8 @@ pub fn path(info: &KeyInfo) -> String {
     format!("{}.{}", info.section, info.key)
 }
 
-/// Values of all options in a scenario, in the order of [`all`], as `--set` takes them. `None` where an option is not set
-/// and has no value of its own.
+/// Values of all options in a scenario, in the order of [`all`], as `--set` takes them. `None`
+/// where an option is not set and has no value of its own.
 #[must_use]
 pub fn values(scenario: &Scenario) -> Vec<Option<String>> {
     // A scenario is plain data: it always has a JSON form.
@@ -166,7 +167,8 @@ pub fn completions(info: &KeyInfo, current: Option<&str>, typed: &str) -> Vec<St
     first.chain(second).collect()
 }
 
-/// The value `by` places further: the next candidate, or an integer or number next to it. `None` where there is none.
+/// The value `by` places further: the next candidate, or an integer or number next to it. `None`
+/// where there is none.
 #[must_use]
 pub fn neighbour(info: &KeyInfo, current: Option<&str>, forward: bool) -> Option<String> {
     let current = current.unwrap_or_default();
@@ -213,7 +215,8 @@ mod tests {
         assert_eq!(all().len(), keys().len());
     }
 
-    /// What the editor shows is what `--set` takes: setting every option to its shown value changes nothing.
+    /// What the editor shows is what `--set` takes: setting every option to its shown value changes
+    /// nothing.
     #[test]
     fn shown_values_are_valid_and_mean_the_same() {
         for (name, _) in shipped() {
@@ -222,7 +225,8 @@ mod tests {
                 .iter()
                 .zip(values(&scenario))
                 .filter_map(|(info, value)| Some(format!("{}={}", path(info), value?)))
-                // A preset's name next to its own values says nothing new, and a constant schedule refuses its end.
+                // A preset's name next to its own values says nothing new, and a constant schedule
+                // refuses its end.
                 .filter(|s| !s.starts_with("model.") && !s.starts_with("train.min_lr="))
                 .collect();
             let again = load(Path::new(name), &set).unwrap_or_else(|e| panic!("{name}: {e}"));

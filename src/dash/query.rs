@@ -1,7 +1,7 @@
 //! Filters, as typed into every list: words, and comparisons of named fields.
 //!
-//! `llama step<100 fits=yes !fsdp2` keeps what contains `llama`, has a `step` below 100, `fits` equal to `yes`, and does
-//! not contain `fsdp2`. Case does not matter.
+//! `llama step<100 fits=yes !fsdp2` keeps what contains `llama`, has a `step` below 100, `fits`
+//! equal to `yes`, and does not contain `fsdp2`. Case does not matter.
 
 /// Something that a filter can look at.
 pub trait Fields {
@@ -42,7 +42,8 @@ enum Term {
     },
 }
 
-/// A parsed filter. Every text is one; unfinished comparisons count as absent, so that nothing flickers while typing.
+/// A parsed filter. Every text is one; unfinished comparisons count as absent, so that nothing
+/// flickers while typing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Query(Vec<Term>);
 
@@ -83,7 +84,8 @@ impl Query {
     }
 }
 
-/// A comparison as it is typed: all up to its value, the field's name, and the value, which may still be empty.
+/// A comparison as it is typed: all up to its value, the field's name, and the value, which may
+/// still be empty.
 #[must_use]
 pub fn unfinished(word: &str) -> Option<(&str, &str, &str)> {
     let (sign, _) = OPERATORS.iter().find(|(sign, _)| word.contains(sign))?;

@@ -51,8 +51,8 @@ pub struct RunsView {
     pub kept: Vec<Kept>,
     /// Runs of the store, newest first.
     pub stored: Vec<StoredRun>,
-    /// Keys of all their fields, collected when they are listed: there may be thousands of runs, and filters ask with every key
-    /// that is typed.
+    /// Keys of all their fields, collected when they are listed: there may be thousands of runs,
+    /// and filters ask with every key that is typed.
     pub stored_keys: BTreeSet<String>,
     /// Why the store cannot be read.
     pub store_error: Option<String>,
@@ -79,8 +79,8 @@ pub enum Row {
     Stored(usize),
 }
 
-/// Columns that the list can be sorted by, and the field of a [`Listed`] that each shows. The first is the order of the
-/// list: runs at hand, then those of the store, newest first.
+/// Columns that the list can be sorted by, and the field of a [`Listed`] that each shows. The first
+/// is the order of the list: runs at hand, then those of the store, newest first.
 pub const COLUMNS: [(&str, &str); 7] = [
     ("run", ""),
     ("kind", "kind"),
@@ -208,7 +208,8 @@ impl RunsView {
         rows
     }
 
-    /// All rows in the order of the list: runs at hand, newest first, then the store's that are not open.
+    /// All rows in the order of the list: runs at hand, newest first, then the store's that are not
+    /// open.
     #[must_use]
     pub fn all(&self) -> Vec<Row> {
         let opened = |id: &str| self.kept.iter().any(|k| k.stored.as_deref() == Some(id));
@@ -310,7 +311,8 @@ impl RunsView {
         }
     }
 
-    /// The newest run of the other kind and the same program: what was predicted for what was measured, or the reverse.
+    /// The newest run of the other kind and the same program: what was predicted for what was
+    /// measured, or the reverse.
     #[must_use]
     pub fn counterpart(&self, lanes: &Lanes) -> Option<Arc<Lanes>> {
         let other = match lanes.view.run.kind {

@@ -22,7 +22,8 @@ pub struct Source {
     pub name: String,
     /// File, or the name of a shipped one.
     pub path: PathBuf,
-    /// What tells it from all others, in this folder and elsewhere: the whole path of a file, the name of a shipped one.
+    /// What tells it from all others, in this folder and elsewhere: the whole path of a file, the
+    /// name of a shipped one.
     pub key: String,
     /// What it shows.
     pub about: String,
@@ -88,9 +89,11 @@ pub struct Scenarios {
     pub overrides: BTreeMap<String, Changes>,
     /// Numbers of scenarios with their changes, by [`Source::key`].
     changed: BTreeMap<String, Result<Brief, String>>,
-    /// The selected scenario: it stays in the list whatever its numbers become, until another is selected.
+    /// The selected scenario: it stays in the list whatever its numbers become, until another is
+    /// selected.
     held: Option<String>,
-    /// Changes of a scenario, by its key, with which it could be predicted: they are in force again when others cannot be.
+    /// Changes of a scenario, by its key, with which it could be predicted: they are in force again
+    /// when others cannot be.
     proven: Option<(String, Changes)>,
     /// What was typed or set last, where it cannot be.
     pub refused: Option<Refused>,
@@ -104,7 +107,8 @@ pub struct Scenarios {
     pub ticket: u64,
     /// It has not come yet.
     pub pending: bool,
-    /// What was selected when the filter was begun: it is selected again as soon as the filter lets it through.
+    /// What was selected when the filter was begun: it is selected again as soon as the filter lets
+    /// it through.
     pub(super) anchor: Option<String>,
 }
 
@@ -136,7 +140,8 @@ impl Scenarios {
         }
     }
 
-    /// Numbers of a scenario as it is now: with its changes, where these have been predicted already.
+    /// Numbers of a scenario as it is now: with its changes, where these have been predicted
+    /// already.
     #[must_use]
     pub fn brief<'a>(&'a self, source: &'a Source) -> Option<&'a Result<Brief, String>> {
         let changes = self.overrides.get(&source.key).filter(|c| !c.is_empty());
@@ -165,7 +170,8 @@ impl Scenarios {
         }
     }
 
-    /// Whose numbers are asked for at the begin: of all scenarios as they are, then of those with changes.
+    /// Whose numbers are asked for at the begin: of all scenarios as they are, then of those with
+    /// changes.
     pub(super) fn survey(&self) -> Vec<Setup> {
         let own = self.sources.iter().map(|s| Setup {
             path: s.path.clone(),
@@ -301,7 +307,8 @@ impl Scenarios {
         proven.is_some() && proven == self.current().map(|s| &s.key)
     }
 
-    /// The scenario cannot be with its changes: those with which it could are in force again. Whether there are any.
+    /// The scenario cannot be with its changes: those with which it could are in force again.
+    /// Whether there are any.
     pub(super) fn fall_back(&mut self, reason: &str) -> bool {
         let proven = self.proven.clone().filter(|_| self.is_proven());
         let now = self.changes().cloned().unwrap_or_default();
@@ -435,7 +442,8 @@ pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
     Vec::new()
 }
 
-/// Tells of changes of last time where a scenario was asked for: its file alone would not say what is shown.
+/// Tells of changes of last time where a scenario was asked for: its file alone would not say what
+/// is shown.
 pub(super) fn tell_kept(app: &mut App) {
     let Some(n) = app.scenarios.changes().map(BTreeMap::len) else {
         return;
@@ -470,7 +478,8 @@ fn clear(app: &mut App) -> Vec<Effect> {
     Vec::new()
 }
 
-/// The filter of the list is another one: the selection goes back to where it was as soon as the filter lets it.
+/// The filter of the list is another one: the selection goes back to where it was as soon as the
+/// filter lets it.
 pub(super) fn filter(app: &mut App, text: &str) -> Vec<Effect> {
     let s = &mut app.scenarios;
     let before = s.current().map(|c| c.key.clone());

@@ -18,8 +18,8 @@ pub struct Saved {
     pub mouse: bool,
     /// Selected scenario, by [`Source::key`](super::scenarios::Source).
     pub scenario: Option<String>,
-    /// Changes by [`Source::key`](super::scenarios::Source), then by option. A bare name is that of a shipped scenario: that of
-    /// a file, as it was written once, says nothing about which.
+    /// Changes by [`Source::key`](super::scenarios::Source), then by option. A bare name is that of
+    /// a shipped scenario: that of a file, as it was written once, says nothing about which.
     pub overrides: BTreeMap<String, BTreeMap<String, String>>,
     /// Filter of the scenario list.
     pub filter: String,
@@ -66,7 +66,8 @@ pub fn path(var: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
     Some(base.join("shardlab/dash.json"))
 }
 
-/// Reads the file. One that is missing, damaged or of another version is as none: it holds nothing that matters.
+/// Reads the file. One that is missing, damaged or of another version is as none: it holds nothing
+/// that matters.
 #[must_use]
 pub fn read(path: &Path) -> Saved {
     std::fs::read_to_string(path)

@@ -151,7 +151,8 @@ impl SweepView {
             .filter(|r| self.keeps(&query, *r))
             .collect();
         if let Some(column) = self.sort.checked_sub(1) {
-            // Sorted once by a key that is made once: tables of thousands are sorted in every frame.
+            // Sorted once by a key that is made once: tables of thousands are sorted in every
+            // frame.
             rows.sort_by_cached_key(|r| self.sort_key(&self.points[r.point], column));
         }
         if self.reversed {

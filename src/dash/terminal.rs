@@ -63,9 +63,10 @@ fn take(mouse: bool) -> io::Result<()> {
 /// Gives the terminal to the shell and stops; when the shell lets it go on, all is drawn anew.
 fn suspend(mouse: bool, terminal: &mut Terminal<CrosstermBackend<Stdout>>) -> io::Result<Size> {
     give_back();
-    // What the terminal does for programs that leave Ctrl-Z to it: a script that waits for this one stops as well, else its shell
-    // would never know. Without a shell that could let it go on nothing happens. The drawing thread is the main one, which
-    // takes its own signal before it comes back from here.
+    // What the terminal does for programs that leave Ctrl-Z to it: a script that waits for this one
+    // stops as well, else its shell would never know. Without a shell that could let it go on
+    // nothing happens. The drawing thread is the main one, which takes its own signal before it
+    // comes back from here.
     kill_current_process_group(Signal::TSTP)?;
     take(mouse)?;
     // Not told while it was stopped.
@@ -80,8 +81,9 @@ impl Drop for Guard {
     }
 }
 
-/// Gives the terminal back, once: leaving the other screen again would put the cursor back to where it was before, over
-/// what a panic has said meanwhile. Nothing can be done about a terminal that is gone.
+/// Gives the terminal back, once: leaving the other screen again would put the cursor back to where
+/// it was before, over what a panic has said meanwhile. Nothing can be done about a terminal that
+/// is gone.
 fn give_back() {
     if !HELD.swap(false, Ordering::Relaxed) {
         return;
@@ -91,8 +93,8 @@ fn give_back() {
     let _ = disable_raw_mode();
 }
 
-/// A panic of the drawing thread gives the terminal back before it is reported. Others become failed jobs: what they
-/// would print would only spoil the screen.
+/// A panic of the drawing thread gives the terminal back before it is reported. Others become
+/// failed jobs: what they would print would only spoil the screen.
 fn hook(own: ThreadId) {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
@@ -164,7 +166,8 @@ fn turn(
             worker.carry_out(Effect::Save(app.save()));
             return Ok(());
         }
-        // Drawing comes first when it is due: reports that never cease must not keep the screen from moving.
+        // Drawing comes first when it is due: reports that never cease must not keep the screen
+        // from moving.
         if changed && drawn.elapsed() >= FRAME {
             let _ = update(app, Event::Tick(begin.elapsed()));
             terminal.draw(|frame| draw(app, frame))?;

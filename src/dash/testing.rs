@@ -41,8 +41,8 @@ pub(crate) fn view(name: &str, set: &[&str]) -> Arc<RunView> {
 const US: u64 = 1_000_000;
 const MIB: u64 = 1 << 20;
 
-/// A step that no change of the simulator moves: four layers forward and backward, gathers a unit ahead, reductions, and
-/// an optimizer; `slow` in percent stretches every kernel.
+/// A step that no change of the simulator moves: four layers forward and backward, gathers a unit
+/// ahead, reductions, and an optimizer; `slow` in percent stretches every kernel.
 pub(crate) fn step(kind: RunKind, slow: u64) -> Arc<RunView> {
     let mut made = Made {
         slow,

@@ -1,4 +1,5 @@
-//! Colours and glyphs. Colour never carries meaning alone: kinds of work have textures, states have marks.
+//! Colours and glyphs. Colour never carries meaning alone: kinds of work have textures, states have
+//! marks.
 
 mod palette;
 

@@ -137,7 +137,8 @@ impl Timeline {
         (time as f64 / self.scale(run)) as u64
     }
 
-    /// Lanes as they lie on the screen: streams of the run above, each with its fellow of the run below.
+    /// Lanes as they lie on the screen: streams of the run above, each with its fellow of the run
+    /// below.
     #[must_use]
     pub fn rows(&self) -> Vec<LaneRow> {
         let Some(main) = &self.main else {
@@ -363,7 +364,8 @@ impl Timeline {
         }
     }
 
-    /// The next or previous gap worth seeing: of a thousandth of the step at least, or any when there is none.
+    /// The next or previous gap worth seeing: of a thousandth of the step at least, or any when
+    /// there is none.
     fn go_to_gap(&mut self, forward: bool) -> Option<String> {
         let run_index = self.selected.map_or(0, |s| s.run);
         let run = Arc::clone(self.run(run_index)?);

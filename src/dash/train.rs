@@ -70,8 +70,8 @@ impl Training {
         self.since = Some(now);
     }
 
-    /// What a step takes now: the median of the last ones. One that is late for a reason of its own (the first prepares, the last is
-    /// recorded) says nothing of the others.
+    /// What a step takes now: the median of the last ones. One that is late for a reason of its own
+    /// (the first prepares, the last is recorded) says nothing of the others.
     #[must_use]
     pub fn pace(&self) -> Option<Duration> {
         const LAST: usize = 10;
@@ -126,7 +126,8 @@ pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
     }
 }
 
-/// Trains the selected scenario on this machine: on what its hardware is if that is there, or on the CPU.
+/// Trains the selected scenario on this machine: on what its hardware is if that is there, or on
+/// the CPU.
 pub(super) fn train(app: &mut App, on_cpu: bool) -> Vec<Effect> {
     let Some(setup) = app.wanted() else {
         return Vec::new();

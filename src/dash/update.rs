@@ -1,4 +1,5 @@
-//! From an event to the next state, and what the world is asked to do. Nothing here waits for anything.
+//! From an event to the next state, and what the world is asked to do. Nothing here waits for
+//! anything.
 
 mod mouse;
 
@@ -195,7 +196,8 @@ fn typing(app: &mut App, key: KeyEvent, command: Option<Command>) -> Vec<Effect>
             };
         }
         Some(Command::Complete | Command::CompleteBack) => {
-            // Fields are offered when they are asked for: most filters are words. Behind a name come its values.
+            // Fields are offered when they are asked for: most filters are words. Behind a name
+            // come its values.
             if asks.is_filter() && prompt.completions.len() < 2 {
                 prompt.completions = fields::complete(app, asks, prompt.line.text());
                 prompt.chosen = None;
@@ -346,7 +348,8 @@ fn news(app: &mut App, id: JobId, news: News) -> Vec<Effect> {
     let Some(job) = app.jobs.get(&id).cloned() else {
         return Vec::new();
     };
-    // What a cancelled job still has to say is not for the view that has gone on; a training's run is kept all the same.
+    // What a cancelled job still has to say is not for the view that has gone on; a training's run
+    // is kept all the same.
     let stale = job.cancelled && job.purpose != Purpose::Train;
     let ends = matches!(news, News::Done | News::Cancelled | News::Failed(_));
     if ends && job.purpose == Purpose::Train && app.question == Some(Question::Quit) {
@@ -459,7 +462,8 @@ fn news(app: &mut App, id: JobId, news: News) -> Vec<Effect> {
     Vec::new()
 }
 
-/// A training's run: the timeline has it, but the training's own view stays until one asks for that. Its number.
+/// A training's run: the timeline has it, but the training's own view stays until one asks for
+/// that. Its number.
 fn trained(app: &mut App, lanes: Arc<Lanes>, stored: Option<String>) -> u32 {
     let sim = app.runs.counterpart(&lanes);
     let number = runs::arrived(app, Arc::clone(&lanes), stored, false);

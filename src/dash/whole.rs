@@ -1,4 +1,5 @@
-//! All that is told of the selected scenario, or of a training, over everything else: what a pane has no room for.
+//! All that is told of the selected scenario, or of a training, over everything else: what a pane
+//! has no room for.
 
 use super::app::App;
 use super::cursor::moved;

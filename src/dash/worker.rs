@@ -1,7 +1,7 @@
 //! The world behind the dashboard: threads that carry effects out and report back.
 //!
-//! Predictions have one thread, which only ever answers the newest question; every job has its own. A panic in any of
-//! them is a failed job and nothing else.
+//! Predictions have one thread, which only ever answers the newest question; every job has its own.
+//! A panic in any of them is a failed job and nothing else.
 
 mod predict;
 mod sweep;

@@ -1,5 +1,6 @@
-//! Old against new: the baseline comes from another binary or revision, in the same call. Of a revision of shardlab itself
-//! that is the binary that it builds; of any other repository it is that revision's scenarios, read by this binary.
+//! Old against new: the baseline comes from another binary or revision, in the same call. Of a
+//! revision of shardlab itself that is the binary that it builds; of any other repository it is
+//! that revision's scenarios, read by this binary.
 
 use std::ffi::OsStr;
 use std::io::Write;
@@ -185,8 +186,8 @@ impl Binary {
         output(Command::new(&self.0).args(["gate", "--help"])).map(|_| ())
     }
 
-    /// Writes its baseline of a scenario into a folder; or why it has none, when it does not know the scenario or an option
-    /// of it yet.
+    /// Writes its baseline of a scenario into a folder; or why it has none, when it does not know
+    /// the scenario or an option of it yet.
     ///
     /// # Errors
     /// When it cannot be started, or the run fails.
@@ -302,8 +303,8 @@ impl Commit {
         manifest.is_ok_and(|text| text.lines().any(|l| l.trim() == "name = \"shardlab\""))
     }
 
-    /// Writes its files into a folder of their own, which goes when the tree is dropped. Files that are too large for a
-    /// scenario, a model's configuration or a hardware profile are left out.
+    /// Writes its files into a folder of their own, which goes when the tree is dropped. Files that
+    /// are too large for a scenario, a model's configuration or a hardware profile are left out.
     ///
     /// # Errors
     /// When git fails.
@@ -404,8 +405,9 @@ pub struct Revision {
 }
 
 impl Revision {
-    /// Builds a revision with `cargo build --release` (or what `CARGO` names) in a work tree of its own, which goes when
-    /// the revision is dropped. Build output is kept in `target/gate-old`, so that the next call is quick.
+    /// Builds a revision with `cargo build --release` (or what `CARGO` names) in a work tree of its
+    /// own, which goes when the revision is dropped. Build output is kept in `target/gate-old`, so
+    /// that the next call is quick.
     ///
     /// # Errors
     /// When it cannot be checked out, or does not build.

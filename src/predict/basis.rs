@@ -1,8 +1,9 @@
 //! What a prediction rests on, and how far predictions like it were off.
 //!
-//! The error band comes from the validation rows nearest to the prediction: those of the same hardware profile, policy
-//! and model size where there are enough of them, else of wider classes. `shardlab validate --residuals` makes the
-//! table of their errors, `residuals.csv`, from the measured tables.
+//! The error band comes from the validation rows nearest to the prediction: those of the same
+//! hardware profile, policy and model size where there are enough of them, else of wider classes.
+//! `shardlab validate --residuals` makes the table of their errors, `residuals.csv`, from the
+//! measured tables.
 
 use serde::{Deserialize, Serialize};
 use shardlab_plan::record::{Basis, BasisKind, ErrorBand};
@@ -124,7 +125,8 @@ fn residuals() -> &'static [Residual] {
 /// A class of rows, and what its rows have in common with a prediction.
 type Class = (&'static str, fn(&Residual, &Residual) -> bool);
 
-/// Classes of rows for step times, the nearest first. The number of nodes always has to agree: one, or several.
+/// Classes of rows for step times, the nearest first. The number of nodes always has to agree: one,
+/// or several.
 const TIME: [Class; 4] = [
     ("same hardware, policy and model size", |a, b| {
         a.hardware == b.hardware && a.policy == b.policy && a.same_size(b)

@@ -15,8 +15,9 @@ pub(super) struct Flow {
 
 /// Arrows of the recorded section, in order of their consumers.
 ///
-/// What has to be done before the next work of a stream is followed through records and waits in issue order, so that a
-/// wait handed on by a stream without work of its own in between still ends at the work that it held up.
+/// What has to be done before the next work of a stream is followed through records and waits in
+/// issue order, so that a wait handed on by a stream without work of its own in between still ends
+/// at the work that it held up.
 pub(super) fn flows(program: &Program, spans: &[Span]) -> Vec<Flow> {
     let by_instr: BTreeMap<InstrId, usize> = spans
         .iter()

@@ -9,11 +9,12 @@ pub(super) struct Writer<W: Write> {
     first_arg: bool,
 }
 
-/// Microseconds as whole nanoseconds, rounded down: what readers keep. A slice that ends where the next one begins still does
-/// then; a nanosecond too long, it would overlap the next one, and Perfetto drops slices that overlap
-/// (`slice_drop_overlapping_complete_event`).
+/// Microseconds as whole nanoseconds, rounded down: what readers keep. A slice that ends where the
+/// next one begins still does then; a nanosecond too long, it would overlap the next one, and
+/// Perfetto drops slices that overlap (`slice_drop_overlapping_complete_event`).
 fn nanos(micros: f64) -> i64 {
-    // Through picoseconds, so that no sum of floating-point numbers falls short of the nanosecond that it means.
+    // Through picoseconds, so that no sum of floating-point numbers falls short of the nanosecond
+    // that it means.
     ((micros * 1e6).round() as i64).div_euclid(1000)
 }
 

@@ -183,7 +183,8 @@ fn the_text_leads_with_the_answer() {
     assert!(short.contains("--all") && short.lines().count() < all.lines().count() / 2);
 }
 
-/// `regions` gains nothing on the small toys, whose layers are the library's, and gains on large blocks; `explain` says why.
+/// `regions` gains nothing on the small toys, whose layers are the library's, and gains on large
+/// blocks; `explain` says why.
 #[test]
 fn compiled_regions_gain_on_large_blocks_and_not_on_toys() {
     let step = |name: &str, mode: &str| {
@@ -210,7 +211,8 @@ fn compiled_regions_gain_on_large_blocks_and_not_on_toys() {
     assert!(text.contains("regions gains"), "{text}");
 }
 
-/// States that rest in the host's memory take none of the device's, and copies are no communication.
+/// States that rest in the host's memory take none of the device's, and copies are no
+/// communication.
 #[test]
 fn offloaded_states_are_not_alive_on_the_device_and_copies_are_named() {
     let e = explain(&["offload", "--no-what-if"]);
@@ -231,15 +233,16 @@ fn offloaded_states_are_not_alive_on_the_device_and_copies_are_named() {
     assert!(late.contains("Bound by a straggler:"), "{late}");
 }
 
-/// Compiled as a whole, a step waits for a reduction and for the kernel that puts its result where it rests, and its
-/// collectives carry the parameters of several units: both are named.
+/// Compiled as a whole, a step waits for a reduction and for the kernel that puts its result where
+/// it rests, and its collectives carry the parameters of several units: both are named.
 #[test]
 fn waits_of_whole_steps_name_all_that_was_waited_for() {
     let e = explain(&["small-full", "--no-what-if"]);
     let gaps = e["exposed_ms"]["longest"].as_array().unwrap();
     let last = gaps.iter().find(|g| g["cause"] == "tail").unwrap();
     assert_eq!(last["waited_for"], "reduce_scatter + multi_copy");
-    // The first wait: buckets of 16 KiB have room for the embedding (97 x 32 in bf16, 6.1 KiB) and what layers.0 reads first.
+    // The first wait: buckets of 16 KiB have room for the embedding (97 x 32 in bf16, 6.1 KiB) and
+    // what layers.0 reads first.
     let first = gaps
         .iter()
         .filter(|g| g["waited_for"] == "all_gather")
@@ -254,8 +257,9 @@ fn waits_of_whole_steps_name_all_that_was_waited_for() {
     assert!(why.contains("Bound by communication:"), "{why}");
 }
 
-/// Across nodes the mesh and the groups that forward reshards to are tried, with what `sim` predicts for them; within a node neither
-/// helps. States in the host's memory are tried where the policy has them.
+/// Across nodes the mesh and the groups that forward reshards to are tried, with what `sim`
+/// predicts for them; within a node neither helps. States in the host's memory are tried where the
+/// policy has them.
 #[test]
 fn changes_across_nodes_are_tried() {
     let two = [
@@ -464,7 +468,8 @@ fn tasks_of_many_minutes_are_explained() {
     assert!(twice("host") >= e["step_ms"].as_f64());
 }
 
-/// Four cards of 12.5 GB/s for 8 GPUs: a layer's reduction takes longer than the computation of the layer before, and gathers wait behind it.
+/// Four cards of 12.5 GB/s for 8 GPUs: a layer's reduction takes longer than the computation of the
+/// layer before, and gathers wait behind it.
 #[test]
 fn a_gather_behind_a_reduction_is_named_with_it() {
     let folder = tempfile::tempdir().unwrap();

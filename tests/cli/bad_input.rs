@@ -152,7 +152,8 @@ fn faulty_options_are_refused_by_name() {
     insta::assert_snapshot!(all);
 }
 
-/// A scenario on standard input: verbs read it as they read a file, paths in it are relative to the current folder.
+/// A scenario on standard input: verbs read it as they read a file, paths in it are relative to the
+/// current folder.
 #[test]
 fn standard_input_is_a_scenario() {
     let folder = tempfile::tempdir().unwrap();

@@ -2,7 +2,8 @@
 
 use super::{json, shardlab, stdout};
 
-/// A short measurement yields a profile that predicts: the scenario of the CPU device is priced from measured tables.
+/// A short measurement yields a profile that predicts: the scenario of the CPU device is priced
+/// from measured tables.
 #[test]
 fn a_measured_profile_predicts() {
     let dir = tempfile::tempdir().unwrap();

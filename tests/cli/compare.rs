@@ -212,7 +212,8 @@ fn many_runs_make_a_table() {
     );
 }
 
-/// Training on this machine has nothing to do with a simulated job of another model: no time is compared, by whatever view.
+/// Training on this machine has nothing to do with a simulated job of another model: no time is
+/// compared, by whatever view.
 #[test]
 fn unrelated_runs_are_not_judged() {
     let dir = tempfile::tempdir().unwrap();
@@ -315,7 +316,8 @@ fn ties_are_not_stars() {
     assert!(error.contains("for example 0.5%"), "{error}");
 }
 
-/// Scenarios that differ in dozens of options: columns are left out, none is broken within a word or a number.
+/// Scenarios that differ in dozens of options: columns are left out, none is broken within a word
+/// or a number.
 #[test]
 fn a_table_of_unlike_runs_can_be_read() {
     let names = ["llama3-8b-4xh200", "small-native", "toy-cnn"];
@@ -364,7 +366,8 @@ fn what_cannot_be_compared_is_said() {
     assert!(error.contains("prefetch_forward"), "{error}");
 }
 
-/// A baseline of the gate beside runs: its prediction beside predictions, its training beside trainings.
+/// A baseline of the gate beside runs: its prediction beside predictions, its training beside
+/// trainings.
 #[test]
 fn baselines_are_compared() {
     let dir = tempfile::tempdir().unwrap();

@@ -80,8 +80,8 @@ impl Tmux {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// Waits until the screen is as wanted twice in a row: the first time a frame may be half drawn. The limit is for machines
-    /// that hang, not for slow ones.
+    /// Waits until the screen is as wanted twice in a row: the first time a frame may be half
+    /// drawn. The limit is for machines that hang, not for slow ones.
     #[track_caller]
     fn wait(&self, what: &str, done: impl Fn(&str) -> bool) -> String {
         let begin = Instant::now();
@@ -142,7 +142,8 @@ fn step(screen: &str) -> Option<String> {
     behind.split_whitespace().next().map(str::to_owned)
 }
 
-/// Change prefetch, simulate, zoom into the backward of one block, train live, compare, quit; the terminal is as before.
+/// Change prefetch, simulate, zoom into the backward of one block, train live, compare, quit; the
+/// terminal is as before.
 #[test]
 fn a_session_from_a_changed_option_to_a_comparison() {
     let Some(tmux) = Tmux::start("session", 120, 40) else {
@@ -235,7 +236,8 @@ fn it_follows_the_terminals_size_and_gives_it_back_on_a_signal() {
     assert_eq!(rest(tmux.settings("after")), rest(before));
 }
 
-/// Ctrl-Z gives the terminal to the shell, also while something is typed; `fg` goes on where it was.
+/// Ctrl-Z gives the terminal to the shell, also while something is typed; `fg` goes on where it
+/// was.
 #[test]
 fn it_can_be_suspended() {
     let Some(tmux) = Tmux::start("suspend", 100, 30) else {
@@ -263,8 +265,8 @@ fn it_can_be_suspended() {
     assert_eq!(tmux.settings("after"), before);
 }
 
-/// Ctrl-Z stops all that the shell started as one, as it does where the terminal itself answers to it: a script that waits for
-/// the dashboard would keep the terminal otherwise.
+/// Ctrl-Z stops all that the shell started as one, as it does where the terminal itself answers to
+/// it: a script that waits for the dashboard would keep the terminal otherwise.
 #[test]
 fn a_script_around_it_is_suspended_too() {
     let Some(tmux) = Tmux::start("script", 100, 30) else {
@@ -290,7 +292,8 @@ fn a_script_around_it_is_suspended_too() {
     assert_eq!(tmux.settings("after"), before);
 }
 
-/// The smallest terminal, without colours: the mouse, a live training that is stopped, a gate and its baseline.
+/// The smallest terminal, without colours: the mouse, a live training that is stopped, a gate and
+/// its baseline.
 #[test]
 fn a_small_terminal_without_colours() {
     let Some(tmux) = Tmux::start("small", 80, 24) else {
@@ -412,7 +415,8 @@ impl Tmux {
     }
 }
 
-/// A training in processes of its own, as on GPUs: its end, its stop, the death of a rank, and leaving while it trains.
+/// A training in processes of its own, as on GPUs: its end, its stop, the death of a rank, and
+/// leaving while it trains.
 #[test]
 fn a_training_in_processes_of_its_own() {
     let Some(tmux) = Tmux::start("processes", 100, 30) else {

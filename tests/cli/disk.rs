@@ -1,5 +1,5 @@
-//! Files that cannot be written: a full disk ends with status 3, leaves nothing behind and takes no result with it; a wrong
-//! path is bad input, found before anything is computed.
+//! Files that cannot be written: a full disk ends with status 3, leaves nothing behind and takes no
+//! result with it; a wrong path is bad input, found before anything is computed.
 
 use crate::shardlab;
 use std::fs;

@@ -1,4 +1,5 @@
-//! The documents: their commands run, their numbers are those of the tables, their links lead somewhere.
+//! The documents: their commands run, their numbers are those of the tables, their links lead
+//! somewhere.
 
 use crate::{json, stdout};
 use serde_json::Value;

@@ -50,7 +50,8 @@ fn a_fresh_machine_trains_and_shows_it() {
     assert_eq!(run["step_ms"]["samples"].as_array().unwrap().len(), 39);
 }
 
-/// Acceptance: a golden run through the command line. Its scenario asks for no gradient norms; they are reported anyway.
+/// Acceptance: a golden run through the command line. Its scenario asks for no gradient norms; they
+/// are reported anyway.
 #[test]
 fn a_golden_run() {
     for (name, tied) in [("llama-tiny", false), ("gpt2-tiny", true)] {
@@ -137,7 +138,8 @@ fn nothing_is_left_to_train() {
     }
 }
 
-/// Progress and summary count the tokens of one rank: the two clocks are not the same, but four ranks would put a factor of four between them.
+/// Progress and summary count the tokens of one rank: the two clocks are not the same, but four
+/// ranks would put a factor of four between them.
 #[test]
 fn progress_and_summary_count_alike() {
     let output = shardlab(&[
@@ -247,7 +249,8 @@ fn norms_that_no_run_tells_are_left_out() {
     );
 }
 
-/// The whole timeline: after every allocation and every free of a step, what is allocated and reserved, to the byte.
+/// The whole timeline: after every allocation and every free of a step, what is allocated and
+/// reserved, to the byte.
 #[test]
 fn sim_and_exec_agree_on_every_instant_of_memory() {
     use shardlab_exec::train::{NoObserver, RunOptions, train};
@@ -282,8 +285,8 @@ fn sim_and_exec_agree_on_every_instant_of_memory() {
     assert!(compared >= 25, "{compared}");
 }
 
-/// Killed without warning, once while the second checkpoint is there or being written, the resumed run has the losses and the
-/// final weights of one that nobody disturbed.
+/// Killed without warning, once while the second checkpoint is there or being written, the resumed
+/// run has the losses and the final weights of one that nobody disturbed.
 #[test]
 fn a_killed_run_goes_on_bit_for_bit() {
     let dir = tempfile::tempdir().unwrap();
@@ -410,7 +413,8 @@ fn text_and_wide_tokens() {
     );
 }
 
-/// A tokenizer beside the text, or named; the same tokens from a file are the same run. Asked for bytes, it is not used.
+/// A tokenizer beside the text, or named; the same tokens from a file are the same run. Asked for
+/// bytes, it is not used.
 #[cfg(feature = "tokenizers")]
 #[test]
 fn text_through_a_tokenizer() {
@@ -501,7 +505,8 @@ fn bad_input_is_told_apart_from_failed_runs() {
     }
 }
 
-/// A checkpoint that was damaged is named; `auto` takes the one before, and gives up when none is whole.
+/// A checkpoint that was damaged is named; `auto` takes the one before, and gives up when none is
+/// whole.
 #[test]
 fn damaged_checkpoints() {
     let dir = tempfile::tempdir().unwrap();
@@ -546,7 +551,8 @@ fn damaged_checkpoints() {
     );
 }
 
-/// A run that begins before the newest checkpoint keeps its own, and it is those that a later run goes on from.
+/// A run that begins before the newest checkpoint keeps its own, and it is those that a later run
+/// goes on from.
 #[test]
 fn a_new_beginning_among_checkpoints() {
     let dir = tempfile::tempdir().unwrap();
@@ -575,7 +581,8 @@ fn a_new_beginning_among_checkpoints() {
     assert!(dir.path().join("step-00000006.aside-1").exists());
 }
 
-/// A file system that takes no more: the run ends with the reason, and the checkpoint before stays usable.
+/// A file system that takes no more: the run ends with the reason, and the checkpoint before stays
+/// usable.
 #[cfg(unix)]
 #[test]
 fn a_full_disk_while_saving() {
@@ -592,7 +599,8 @@ fn a_full_disk_while_saving() {
     shardlab(&[&base[..], &["--steps", "2"]].concat())
         .assert()
         .success();
-    // No file may grow beyond 32 blocks of 1024 bytes; the signal that says so is ignored, as a full disk sends none.
+    // No file may grow beyond 32 blocks of 1024 bytes; the signal that says so is ignored, as a
+    // full disk sends none.
     let script = format!(
         "trap '' XFSZ; ulimit -f 32; exec {} {}",
         env!("CARGO_BIN_EXE_shardlab"),
@@ -612,7 +620,8 @@ fn a_full_disk_while_saving() {
     assert_eq!(on["resumed_from"], 2);
 }
 
-/// Ctrl-C, or what a batch scheduler sends first: the step is finished, what there is is printed and saved.
+/// Ctrl-C, or what a batch scheduler sends first: the step is finished, what there is is printed
+/// and saved.
 #[test]
 fn an_interruption() {
     for signal in ["INT", "TERM"] {
@@ -678,8 +687,9 @@ fn a_trace_of_a_measured_step() {
     );
 }
 
-/// Acceptance: without a GPU the same binary says what is missing and where it was looked for.
-/// What cannot be written is found out before training where it can be; where it cannot, the result is not lost with it.
+/// Acceptance: without a GPU the same binary says what is missing and where it was looked for. What
+/// cannot be written is found out before training where it can be; where it cannot, the result is
+/// not lost with it.
 #[test]
 fn outputs_that_cannot_be_written() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! Faults end a run within seconds, name their cause on every rank, and leave the last checkpoint usable.
+//! Faults end a run within seconds, name their cause on every rank, and leave the last checkpoint
+//! usable.
 
 use crate::{json, shardlab};
 use serde_json::Value;
@@ -40,7 +41,8 @@ fn told(words: &str, ranks: u32, cause: &str) {
     }
 }
 
-/// A panic on the host, an error, a rank that goes missing or never comes, and one that dies inside a collective.
+/// A panic on the host, an error, a rank that goes missing or never comes, and one that dies inside
+/// a collective.
 #[test]
 fn a_rank_that_fails() {
     let whole = exec(&["small-native", "--steps", "5"]);
@@ -77,7 +79,8 @@ fn a_rank_that_fails() {
             let error = words.lines().find(|l| l.contains("small-native: rank "));
             let says = error.is_some_and(|l| l.contains(stands));
             assert_eq!(says, cause == missing, "{words}");
-            // The third step was done but for a rank that never came; its checkpoint may have been in the making.
+            // The third step was done but for a rank that never came; its checkpoint may have been
+            // in the making.
             let resumed = exec(&[&base[..], &["5"]].concat());
             let from = resumed["resumed_from"].as_u64().unwrap();
             let at_most = if kind == "absent" { 2 } else { 3 };
@@ -87,7 +90,8 @@ fn a_rank_that_fails() {
     }
 }
 
-/// A rank's memory is used up: what was alive is said, the checkpoint of a run with more memory loads.
+/// A rank's memory is used up: what was alive is said, the checkpoint of a run with more memory
+/// loads.
 #[test]
 fn out_of_memory() {
     let dir = tempfile::tempdir().unwrap();
@@ -107,7 +111,8 @@ fn out_of_memory() {
     assert_eq!(on["resumed_from"], 2);
 }
 
-/// A weight that is no number reaches the loss: the parameters are named; with `--check-nan` the first kernel that shows it.
+/// A weight that is no number reaches the loss: the parameters are named; with `--check-nan` the
+/// first kernel that shows it.
 #[test]
 fn a_number_that_is_none() {
     let dir = tempfile::tempdir().unwrap();

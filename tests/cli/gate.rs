@@ -136,7 +136,8 @@ fn old_against_new_in_one_call() {
     assert!(flat.contains("over 3 interleaved pairs"), "{out}");
 }
 
-/// A budget fails where the baseline has the same numbers, and the finding points at the line that gives it.
+/// A budget fails where the baseline has the same numbers, and the finding points at the line that
+/// gives it.
 #[test]
 fn budgets_point_at_their_line() {
     let dir = tempfile::tempdir().unwrap();
@@ -393,7 +394,8 @@ fn the_gate_tests_itself() {
     assert!(!out.contains("MISSED") && !out.contains("FALSE"), "{out}");
 }
 
-/// One scenario without a baseline takes nothing from the others: they are judged, and the reports say what is missing.
+/// One scenario without a baseline takes nothing from the others: they are judged, and the reports
+/// say what is missing.
 #[test]
 fn a_missing_baseline_is_a_finding_beside_the_others() {
     let dir = blessed(&["small-linear", "small-cnn"]);
@@ -532,7 +534,8 @@ fn script(dir: &Path, name: &str, text: &str) -> String {
     path.display().to_string()
 }
 
-/// A scenario that the old side does not know blocks nothing; what it proves wrong about itself does.
+/// A scenario that the old side does not know blocks nothing; what it proves wrong about itself
+/// does.
 #[test]
 fn what_the_old_side_does_not_know_is_skipped() {
     let dir = tempfile::tempdir().unwrap();
@@ -590,7 +593,8 @@ fn a_baseline_that_cannot_be_written_is_no_bad_input() {
     assert!(err.contains("/proc/small-linear.toml: "), "{err}");
 }
 
-/// A measured slow-down fails by the ratio of interleaved runs alone. The old side says here what its runs took.
+/// A measured slow-down fails by the ratio of interleaved runs alone. The old side says here what
+/// its runs took.
 #[test]
 fn a_measured_slow_down_fails() {
     let dir = tempfile::tempdir().unwrap();
@@ -620,7 +624,8 @@ fn a_measured_slow_down_fails() {
     }
 }
 
-/// A revision is checked out beside, built, asked, and removed. The build is a copy here: what cargo does is cargo's.
+/// A revision is checked out beside, built, asked, and removed. The build is a copy here: what
+/// cargo does is cargo's.
 #[test]
 fn old_against_new_by_revision() {
     let dir = tempfile::tempdir().unwrap();
@@ -695,7 +700,8 @@ fn old_against_new_by_revision() {
     assert!(out.contains("predicted by revision HEAD~1"), "{out}");
 }
 
-/// A git repository that holds a scenario, its model's options and its budget, and nothing of shardlab.
+/// A git repository that holds a scenario, its model's options and its budget, and nothing of
+/// shardlab.
 struct Team {
     dir: tempfile::TempDir,
 }
@@ -895,7 +901,8 @@ fn revisions_of_a_repository_of_scenarios_are_compared() {
     );
     let (code, out) = team.call(&[&new[..], &["--set", "gate.max_memory=1GiB"]].concat());
     assert_eq!(code, 1, "{out}");
-    // What the old version gets wrong is named, and a call that compares nothing at all has not passed.
+    // What the old version gets wrong is named, and a call that compares nothing at all has not
+    // passed.
     team.write("jobs/broken.toml", "[model]\nlayer = 4\n");
     team.commit();
     team.write("jobs/broken.toml", Team::JOB);
@@ -1051,8 +1058,8 @@ mod action {
     }
 }
 
-/// The steps of the action in a clean repository that holds a scenario and a baseline: nothing of shardlab's sources, no
-/// shardlab on the path.
+/// The steps of the action in a clean repository that holds a scenario and a baseline: nothing of
+/// shardlab's sources, no shardlab on the path.
 #[test]
 fn the_action_gates_a_repository_of_scenarios() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -1143,7 +1150,8 @@ fn the_action_gates_a_repository_of_scenarios() {
     assert_eq!(code, 0, "{log}");
     assert!(log.starts_with("shardlab "), "{log}");
     assert!(summary.starts_with("## Gate: passed"), "{summary}");
-    // A change of the scenario fails the job, with an annotation and a summary that start with the cause.
+    // A change of the scenario fails the job, with an annotation and a summary that start with the
+    // cause.
     team.write("jobs/base.toml", &Team::BASE.replace("full", "none"));
     let (code, log, summary) = act(&base);
     assert_eq!(code, 1, "{log}");

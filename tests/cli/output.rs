@@ -95,7 +95,8 @@ fn scenarios_are_a_table_of_examples() {
     );
 }
 
-/// Lines that are longer than `width`, unless they hold a word that finds no room, such as a path, or are a usage line of clap.
+/// Lines that are longer than `width`, unless they hold a word that finds no room, such as a path,
+/// or are a usage line of clap.
 fn too_long(text: &str, width: usize) -> Vec<&str> {
     let word = |line: &str| line.split(' ').map(|w| w.chars().count()).max();
     let whole = |line: &str| word(line) > Some(width * 2 / 3) || line.starts_with("Usage: ");
@@ -147,7 +148,8 @@ fn help_fits_the_terminal() {
     }
 }
 
-/// Fails where a sentence goes on in the next line though its next word has room: the text was wrapped twice.
+/// Fails where a sentence goes on in the next line though its next word has room: the text was
+/// wrapped twice.
 fn orphans(text: &str, width: usize, which: &str) {
     let indent = |l: &str| l.len() - l.trim_start().len();
     let lines: Vec<&str> = text.lines().collect();
@@ -350,7 +352,8 @@ fn every_json_key_is_documented() {
     }
 }
 
-/// A small model's memory is told in a unit in which it is not nothing, and no number is less than nothing.
+/// A small model's memory is told in a unit in which it is not nothing, and no number is less than
+/// nothing.
 #[test]
 fn small_numbers_are_told() {
     let kept = tempfile::tempdir().unwrap();

@@ -6,7 +6,8 @@ use std::path::Path;
 
 const SCENARIO: &str = "extends = \"small-fsdp2\"\n[mesh]\nhardware = \"hw/mine.toml\"\n";
 
-/// A folder with `there/mine.toml`, a scenario, and the profile that it names, which has a name of its own.
+/// A folder with `there/mine.toml`, a scenario, and the profile that it names, which has a name of
+/// its own.
 fn folder() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let there = dir.path().join("there");

@@ -74,7 +74,8 @@ fn groups_that_are_alike_share_a_line() {
     );
 }
 
-/// On a terminal, an instruction that is longer than a line goes on below its text, and no word is broken.
+/// On a terminal, an instruction that is longer than a line goes on below its text, and no word is
+/// broken.
 #[test]
 fn instructions_fit_the_terminal() {
     let args = &["plan", "llama3-8b-4xh200", "--unit", "layers.3"];

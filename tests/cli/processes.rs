@@ -172,8 +172,8 @@ fn torchrun_and_mpirun_start_ranks_too() {
     }
 }
 
-/// Two runs of torchrun on one host, whose stores may lie at the same ports: each rank finds its own run's, though it looks for
-/// it while only the other's is there.
+/// Two runs of torchrun on one host, whose stores may lie at the same ports: each rank finds its
+/// own run's, though it looks for it while only the other's is there.
 #[test]
 fn runs_that_share_a_host_do_not_mix() {
     // Agents' own stores would listen at `port` and `port + 1`; the runs' are at the next ones.
@@ -208,7 +208,8 @@ fn runs_that_share_a_host_do_not_mix() {
     }
 }
 
-/// Weights that one rank reads for longer than the watchdog's time: the others wait for it before the first step.
+/// Weights that one rank reads for longer than the watchdog's time: the others wait for it before
+/// the first step.
 #[test]
 fn ranks_wait_for_the_weights_of_others() {
     let dir = tempfile::tempdir().unwrap();
@@ -242,8 +243,8 @@ fn ranks_wait_for_the_weights_of_others() {
         ranks(1, &[&base[..], &args].concat(), vars).remove(0)
     };
     let children = [start(0, &whole), start(1, &slow)];
-    // As long as it takes to come to the first step, and then more than the watchdog's time. A run that has failed meanwhile
-    // reads nothing.
+    // As long as it takes to come to the first step, and then more than the watchdog's time. A run
+    // that has failed meanwhile reads nothing.
     std::thread::sleep(Duration::from_secs(7));
     let words = std::fs::read(whole.join("config.json")).unwrap();
     std::thread::spawn(move || std::fs::write(config, words).unwrap());
@@ -350,7 +351,8 @@ pub(crate) fn signal(name: &str, process: u32) {
     assert!(status.unwrap().success());
 }
 
-/// A process's state: running `R`, sleeping `S`, stopped `T`, and others; `None` for one that has ended.
+/// A process's state: running `R`, sleeping `S`, stopped `T`, and others; `None` for one that has
+/// ended.
 fn state(process: u32) -> Option<char> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     let state = stat.rsplit_once(") ")?.1.chars().next();
@@ -370,7 +372,8 @@ pub(crate) fn all_end(ranks: &[u32]) {
     }
 }
 
-/// Ctrl-Z, and `fg` after more than the watchdog's time: neither the store nor the waits of ranks count it.
+/// Ctrl-Z, and `fg` after more than the watchdog's time: neither the store nor the waits of ranks
+/// count it.
 #[test]
 fn a_run_that_was_stopped_goes_on() {
     let (mut child, mut errors, ranks) = long_run(&["--timeout", "3"]);
@@ -391,7 +394,8 @@ fn a_run_that_was_stopped_goes_on() {
     assert!(go_on, "{words}");
 }
 
-/// The terminal tells the launcher alone, in whose process the store is: the ranks stop and go on with it.
+/// The terminal tells the launcher alone, in whose process the store is: the ranks stop and go on
+/// with it.
 #[test]
 fn ctrl_z_stops_the_ranks_too() {
     interrupted(|launcher, ranks| {
@@ -429,8 +433,9 @@ fn a_rank_that_dies_ends_all() {
     }
 }
 
-/// Two processes that save every five steps are killed without warning, once one of them and once both: the last checkpoint
-/// is whole, what goes on from it has the losses and weights of a run that nobody disturbed, and other worlds load it.
+/// Two processes that save every five steps are killed without warning, once one of them and once
+/// both: the last checkpoint is whole, what goes on from it has the losses and weights of a run
+/// that nobody disturbed, and other worlds load it.
 #[test]
 fn killed_processes_go_on_bit_for_bit() {
     let dir = tempfile::tempdir().unwrap();
@@ -530,7 +535,8 @@ fn the_end_of_a_job() {
     });
 }
 
-/// Somebody else's signal, or the end of one host of a job: one rank is told, and it is not the one that speaks.
+/// Somebody else's signal, or the end of one host of a job: one rank is told, and it is not the one
+/// that speaks.
 #[test]
 fn the_end_of_one_rank() {
     interrupted(|_, ranks| signal("TERM", ranks[2]));

@@ -32,7 +32,8 @@ fn names(events: &[Value]) -> Vec<&str> {
         .collect()
 }
 
-/// The events say what the object at the end says, and all ranks' parts, whether ranks are threads or processes.
+/// The events say what the object at the end says, and all ranks' parts, whether ranks are threads
+/// or processes.
 #[test]
 fn events_tell_of_the_run_as_it_happens() {
     let store = tempfile::tempdir().unwrap();

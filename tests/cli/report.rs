@@ -70,7 +70,8 @@ fn open(browser: &str, page: &Path, profile: &Path) -> (String, Vec<String>) {
     )
 }
 
-/// Buttons, keys and pointer of a timeline, tried by a script in the page; it writes what it saw into an attribute.
+/// Buttons, keys and pointer of a timeline, tried by a script in the page; it writes what it saw
+/// into an attribute.
 const PROBE: &str = r#"<script>
 const seen = [];
 const f = document.querySelector(".timeline");
@@ -95,7 +96,8 @@ is("wide", document.documentElement.scrollWidth <= innerWidth);
 document.documentElement.setAttribute("data-seen", seen.join(" "));
 </script></body>"#;
 
-/// Acceptance: the page opens in Chromium without errors and shows the timeline, which can be zoomed into.
+/// Acceptance: the page opens in Chromium without errors and shows the timeline, which can be
+/// zoomed into.
 #[test]
 fn a_page_works_in_a_browser() {
     let dir = tempfile::tempdir().unwrap();
@@ -204,7 +206,8 @@ fn kept_runs_are_labelled_by_what_differs() {
     let runs = ids.iter().map(String::as_str);
     stdout(&args.into_iter().chain(runs).collect::<Vec<_>>());
     let text = std::fs::read_to_string(&out).unwrap();
-    // What runs of one scenario have in common does not tell them apart, and one alone needs nothing that does.
+    // What runs of one scenario have in common does not tell them apart, and one alone needs
+    // nothing that does.
     for label in [
         format!("small-native prefetch_forward=0 ({})", ids[0]),
         format!("small-native prefetch_forward=2 ({})", ids[1]),

@@ -258,7 +258,8 @@ fn a_prediction_is_stored_once_and_named() {
     }
 }
 
-/// Runs with other options of the simulator are told apart in lists, comparisons and by their names.
+/// Runs with other options of the simulator are told apart in lists, comparisons and by their
+/// names.
 #[test]
 fn what_was_changed_is_shown() {
     let dir = tempfile::tempdir().unwrap();
@@ -398,7 +399,8 @@ fn a_sweep_keeps_its_points_where_asked() {
 fn writers_do_not_meet() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().to_str().unwrap();
-    // Equal predictions are stored once: each writer has a seed of its own, and every scenario is another one.
+    // Equal predictions are stored once: each writer has a seed of its own, and every scenario is
+    // another one.
     let all = shardlab_plan::scenario::shipped();
     let names: Vec<&str> = all.iter().map(|(n, _)| *n).collect();
     let names: Vec<&str> = names

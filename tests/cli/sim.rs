@@ -36,7 +36,8 @@ fn at<'a>(value: &'a Value, path: &str) -> Option<&'a Value> {
     path.split('.').try_fold(value, |v, key| v.get(key))
 }
 
-/// The first gathers of a step, of the embedding and of a block, have nothing beside them, unless they run at the end of the step before.
+/// The first gathers of a step, of the embedding and of a block, have nothing beside them, unless
+/// they run at the end of the step before.
 #[test]
 fn gathers_for_the_next_step_are_hidden_behind_updates() {
     let run = |n: u32| {
@@ -172,7 +173,8 @@ fn the_power_limit_is_told_where_the_profile_knows_of_one() {
         fact("power.arithmetic_share"),
         fact("power.arithmetic_factor"),
     );
-    // What the calibrated steps of this kind had (0.84), and the profile's slope of 0.23 above 0.58.
+    // What the calibrated steps of this kind had (0.84), and the profile's slope of 0.23 above
+    // 0.58.
     assert!((0.8..0.92).contains(&share), "{share}");
     assert!(
         (factor - 1.0 - 0.2341 * (share - 0.58)).abs() < 2e-4,
@@ -302,7 +304,8 @@ fn scenarios_can_be_files_and_profiles_too() {
     .success();
 }
 
-/// A profile in a file is of no GPU that is known, so the scenario says what cuBLAS takes there: two threads have one each.
+/// A profile in a file is of no GPU that is known, so the scenario says what cuBLAS takes there:
+/// two threads have one each.
 #[test]
 fn cublas_workspaces_are_what_the_scenario_says() {
     let dir = tempfile::tempdir().unwrap();
@@ -324,7 +327,8 @@ fn cublas_workspaces_are_what_the_scenario_says() {
     assert_eq!(named - none, 2 * ampere);
 }
 
-/// A profile from the binary alone: printed, taken as a base, changed, and scaled for every command.
+/// A profile from the binary alone: printed, taken as a base, changed, and scaled for every
+/// command.
 #[test]
 fn a_profile_extends_a_shipped_one_and_scales_it() {
     let folder = tempfile::tempdir().unwrap();

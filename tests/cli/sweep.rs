@@ -216,7 +216,8 @@ fn a_table_of_many_axes_can_be_read() {
     assert!(!text.contains("--csv"), "{text}");
 }
 
-/// Throughput is counted in what the model's batches are: images and rows here, with no word of tokens.
+/// Throughput is counted in what the model's batches are: images and rows here, with no word of
+/// tokens.
 #[test]
 fn throughput_is_told_in_the_models_own_unit() {
     let unit = |model: &str, column: &str| {
@@ -252,7 +253,8 @@ fn too_large<'a>(more: &[&'a str]) -> Vec<&'a str> {
     [&TOO_LARGE[..], more].concat()
 }
 
-/// What is shown under a limit, in which order, and what the last line names, against the same asked of all points by hand.
+/// What is shown under a limit, in which order, and what the last line names, against the same
+/// asked of all points by hand.
 #[test]
 fn the_fastest_under_a_limit() {
     const LIMIT: u64 = 60 << 30;
@@ -395,7 +397,8 @@ fn one_axis_for_a_key_and_short_places() {
     assert!(err.len() < 500, "{err}");
 }
 
-/// With a headroom only what leaves it counts as fitting; where the fastest that fits is tight, the fastest that is not is named too.
+/// With a headroom only what leaves it counts as fitting; where the fastest that fits is tight, the
+/// fastest that is not is named too.
 #[test]
 fn the_fastest_with_room_to_spare() {
     let of = |more: &[&'static str]| {
@@ -449,7 +452,8 @@ fn the_fastest_with_room_to_spare() {
     }
 }
 
-/// Meshes of one number of GPUs by keys that are set together; a column of GPUs only where their number varies.
+/// Meshes of one number of GPUs by keys that are set together; a column of GPUs only where their
+/// number varies.
 #[test]
 fn linked_axes_keep_the_number_of_gpus() {
     let mesh = ["sweep", "small-native", "--axis"];

@@ -27,8 +27,9 @@ const PUBLISHED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/publish
 /// Steps of the CPU device.
 const CPU: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/cpu_small.csv");
 
-/// The error bands that predictions state come from a table in the binary. It is made by the command that this test runs; where
-/// predictions or measurements have changed, run it again and write `src/predict/residuals.csv`.
+/// The error bands that predictions state come from a table in the binary. It is made by the
+/// command that this test runs; where predictions or measurements have changed, run it again and
+/// write `src/predict/residuals.csv`.
 #[test]
 fn error_bands_rest_on_todays_predictions() {
     let tables = [
@@ -62,9 +63,10 @@ fn error(totals: &Value, metric: &str, field: &str) -> f64 {
     found.unwrap()[field].as_f64().unwrap()
 }
 
-/// Steps of PyTorch FSDP2 and Megatron-FSDP within 6 % each, 2.2 in the mean; those of the smallest model, which hosts pace (28.5 to 32.9 ms in
-/// three runs of one setting), within 27. Where two of one machine and model differ by more than 2 %, the order is right but for the
-/// smallest model and for Megatron-FSDP without sharded parameters, whose steps are longer than those with.
+/// Steps of PyTorch FSDP2 and Megatron-FSDP within 6 % each, 2.2 in the mean; those of the smallest
+/// model, which hosts pace (28.5 to 32.9 ms in three runs of one setting), within 27. Where two of
+/// one machine and model differ by more than 2 %, the order is right but for the smallest model and
+/// for Megatron-FSDP without sharded parameters, whose steps are longer than those with.
 #[test]
 fn predictions_agree_with_what_was_measured() {
     for (table, misplaced) in [(TABLE, 9), (HELD_OUT, 0)] {
@@ -113,8 +115,9 @@ fn predictions_agree_with_what_was_measured() {
     }
 }
 
-/// Peaks of FSDP2 to what the table prints, those of Megatron-FSDP within 0.01 %. The caching allocator's segments within 2 % in all but
-/// four of FSDP2's rows, of which three differ between repeated runs by as much.
+/// Peaks of FSDP2 to what the table prints, those of Megatron-FSDP within 0.01 %. The caching
+/// allocator's segments within 2 % in all but four of FSDP2's rows, of which three differ between
+/// repeated runs by as much.
 #[test]
 fn memory_is_that_of_the_engines_on_every_mesh() {
     let mut lines = json(&["validate", ENGINE_MEMORY, "--json"]);
@@ -136,7 +139,8 @@ fn memory_is_that_of_the_engines_on_every_mesh() {
     assert!(error(&totals, "peak_reserved_mib", "mean_abs_percent") < 1.2);
 }
 
-/// The measured profiles: steps within 2 % in the middle and 5 % at worst (options that nothing was calibrated on, on H200s: 7).
+/// The measured profiles: steps within 2 % in the middle and 5 % at worst (options that nothing was
+/// calibrated on, on H200s: 7).
 #[test]
 fn predictions_agree_with_steps_of_exec() {
     agree(EXEC, 60, 2.0, 5.0, (11, 0.04), 0);
@@ -144,10 +148,11 @@ fn predictions_agree_with_steps_of_exec() {
     agree(EXEC_H100, 60, 2.0, 5.0, (8, 0.045), 3);
 }
 
-/// Steps within `middle` and `worst` percent, the engine's memory to what the table prints of it, the device's within 1 %, and
-/// variants of a scenario that differ by more than 2 % in the right order, but for so many `misplaced` pairs, which are no further apart
-/// than that: rows come from several machines, whose times differ by 3 % themselves. Of one machine, or one number of GPUs, no more
-/// than `near` are.
+/// Steps within `middle` and `worst` percent, the engine's memory to what the table prints of it,
+/// the device's within 1 %, and variants of a scenario that differ by more than 2 % in the right
+/// order, but for so many `misplaced` pairs, which are no further apart than that: rows come from
+/// several machines, whose times differ by 3 % themselves. Of one machine, or one number of GPUs,
+/// no more than `near` are.
 #[track_caller]
 fn agree(
     table: &str,
@@ -199,8 +204,8 @@ fn agree(
     assert!(pairs > 180 && wrong.len() <= near, "of {pairs}: {wrong:#?}");
 }
 
-/// Pairs of rows of one scenario that differ by more than 2 % and may be compared: how many, and those whose order is predicted the
-/// other way round, with the ratio of what was measured.
+/// Pairs of rows of one scenario that differ by more than 2 % and may be compared: how many, and
+/// those whose order is predicted the other way round, with the ratio of what was measured.
 fn out_of_order(
     lines: &[Value],
     comparable: impl Fn(&str, &str) -> bool,
@@ -305,7 +310,8 @@ fn errors_beyond_a_limit_fail() {
     assert_eq!(only("much").status.code(), Some(2));
 }
 
-/// A hardware profile: its measured collectives, what the simulator would say without them, and what NCCL says.
+/// A hardware profile: its measured collectives, what the simulator would say without them, and
+/// what NCCL says.
 #[test]
 fn a_profile_s_collectives_are_compared_with_predictions() {
     let name = "h100-80-exec";
@@ -327,8 +333,9 @@ fn a_profile_s_collectives_are_compared_with_predictions() {
         (two["measured_us"].as_f64(), two["nccl_us"].as_f64()),
         (Some(2013.0), Some(1503.0))
     );
-    // Four ranks reach 450 GB/s times 0.7464, copying a third as much as they receive, in 0.4 of the time; two ranks copy as much as they
-    // receive. Half of 1 GiB so, and 2.5 roots of the microseconds more.
+    // Four ranks reach 450 GB/s times 0.7464, copying a third as much as they receive, in 0.4 of
+    // the time; two ranks copy as much as they receive. Half of 1 GiB so, and 2.5 roots of the
+    // microseconds more.
     let formula = two["formula_us"].as_f64().unwrap();
     let wire = f64::from(1 << 29) / (450e3 * 0.7464) * 1.4 / (1.0 + 0.4 / 3.0);
     let longer = wire + 2.5 * wire.sqrt();

@@ -31,9 +31,11 @@
 //!
 //! - [`Nccl`] is the loaded library: [`Nccl::has`] looks up functions by name, [`Nccl::group`]
 //!   launches calls together, [`Nccl::simulate`] returns NCCL's estimate of a group's duration.
-//! - [`Communicator`] has the collectives, and [`Communicator::call`] makes calls that are not wrapped.
-//!   Another thread can use a [`Watch`] of it, whose documentation says what can be aborted when.
-//! - [`RedOp`] is an integer, not an enumeration, because [`PreMulSum`] creates new ones at run time.
+//! - [`Communicator`] has the collectives, and [`Communicator::call`] makes calls that are not
+//!   wrapped. Another thread can use a [`Watch`] of it, whose documentation says what can be
+//!   aborted when.
+//! - [`RedOp`] is an integer, not an enumeration, because [`PreMulSum`] creates new ones at run
+//!   time.
 //! - [`ffi`] is the C interface.
 
 mod collectives;

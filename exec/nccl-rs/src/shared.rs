@@ -412,8 +412,8 @@ impl Watch {
     ///   [`Error::Aborted`] as soon as it is closed. Use one if it must be possible to abort at any
     ///   time.
     /// - A call of a blocking one may stay inside forever when another rank is gone, because
-    ///   connections are made at first uses. After [`Error::Busy`], only the end of the process frees
-    ///   everything.
+    ///   connections are made at first uses. After [`Error::Busy`], only the end of the process
+    ///   frees everything.
     ///
     /// # Errors
     /// [`Error::Busy`] if a thread stays inside: the communicator is closed but not freed, and this

@@ -141,8 +141,9 @@ impl<D: Device> Session<D> {
         } = setup;
         let regions = plan_regions(&program, &options);
         let barrier = StartBarrier::new(world.local().len().min(devices.len()));
-        // Reports a failure before the rank's device is dropped. Otherwise the drop would disconnect
-        // from the other ranks in good order, while they may wait for this one without a timeout.
+        // Reports a failure before the rank's device is dropped. Otherwise the drop would
+        // disconnect from the other ranks in good order, while they may wait for this one without a
+        // timeout.
         let leaving = |e: ExecError| {
             world.process_group().fail(&e.to_string());
             abort.stop();

@@ -1,4 +1,5 @@
-//! Recompute: a block's forward is run again at the start of its backward, and the rules refer to its new values.
+//! Recompute: a block's forward is run again at the start of its backward, and the rules refer to
+//! its new values.
 
 use super::{Engine, Section};
 use crate::config::{Recompute, RecomputeLayers, Train};
@@ -14,7 +15,8 @@ pub(crate) struct Recomputed {
     pub(crate) mode: Recompute,
     /// Block that each module belongs to.
     block_of: Vec<Option<ModuleId>>,
-    /// Whether each module is, or lies in, a block that the mode applies to; without a choice of blocks, all modules.
+    /// Whether each module is, or lies in, a block that the mode applies to; without a choice of
+    /// blocks, all modules.
     chosen: Vec<bool>,
 }
 
@@ -70,8 +72,8 @@ pub(super) struct State {
     current: Option<ModuleId>,
 }
 
-/// Whether forward ops of a block run again before its backward. What [`Recompute::Pointwise`] drops is decided when kernels are
-/// fused.
+/// Whether forward ops of a block run again before its backward. What [`Recompute::Pointwise`]
+/// drops is decided when kernels are fused.
 const fn reruns(mode: Recompute) -> bool {
     matches!(mode, Recompute::Full | Recompute::Selective)
 }
@@ -171,7 +173,8 @@ impl Engine<'_> {
         }
         let inputs: SmallVec<[ValueId; 4]> =
             op.inputs.iter().map(|&v| self.recompute.get(v)).collect();
-        // Views of kept values stand for themselves, and what was done to a kept value in place is not done again.
+        // Views of kept values stand for themselves, and what was done to a kept value in place is
+        // not done again.
         let shares = |v: &ValueId| {
             let root = self.m.graph.value(*v).root;
             op.inputs
@@ -229,7 +232,8 @@ impl Engine<'_> {
         Root::Buffer(self.m.graph.buffers.len() as u32 - 1)
     }
 
-    /// Drops recomputed ops that nothing uses: recomputation stops once every saved tensor is there.
+    /// Drops recomputed ops that nothing uses: recomputation stops once every saved tensor is
+    /// there.
     pub(super) fn finish_sections(&mut self) {
         if self.out.sections.is_empty() {
             return;

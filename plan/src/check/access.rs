@@ -41,7 +41,8 @@ impl Inputs {
     };
 }
 
-/// Pieces that a kernel sums, if it is the second half of a reduction, by itself or in an optimizer; which of its reads they are.
+/// Pieces that a kernel sums, if it is the second half of a reduction, by itself or in an
+/// optimizer; which of its reads they are.
 fn pieces(kernel: &Kernel) -> Option<(u32, usize)> {
     let [
         BodyOp {

@@ -9,7 +9,8 @@ use std::collections::HashMap;
 
 /// Addresses that a captured scope saw.
 pub(super) struct Captured {
-    /// By operand of a launch; 0 is not seen (no allocator gives address 0 to two buffers, and `+ 1` is stored).
+    /// By operand of a launch; 0 is not seen (no allocator gives address 0 to two buffers, and
+    /// `+ 1` is stored).
     operands: Vec<u64>,
     /// By instruction and operand, for everything else.
     others: HashMap<(InstrId, u32), u64>,

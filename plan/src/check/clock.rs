@@ -1,12 +1,13 @@
 //! Happens-before as vector clocks.
 //!
-//! Positions in the walked trace (from 1) serve as times. A *lane* is a sequence of device work in which each item comes
-//! after the one before: a stream, or a stream's part inside a captured scope (a replayed graph keeps only the edges that
-//! were captured, so the stream's own order does not reach into it). A clock holds, for every lane, the last position
-//! known to be done.
+//! Positions in the walked trace (from 1) serve as times. A *lane* is a sequence of device work in
+//! which each item comes after the one before: a stream, or a stream's part inside a captured scope
+//! (a replayed graph keeps only the edges that were captured, so the stream's own order does not
+//! reach into it). A clock holds, for every lane, the last position known to be done.
 //!
-//! Each clock is kept twice: `edges` knows stream order, events and host waits; `comms` knows the order of each
-//! communicator's collectives as well. An order that only `comms` shows is real but fragile.
+//! Each clock is kept twice: `edges` knows stream order, events and host waits; `comms` knows the
+//! order of each communicator's collectives as well. An order that only `comms` shows is real but
+//! fragile.
 
 use crate::ir::{COMPUTE, CommId, EventId, StreamId};
 use crate::program::Program;
@@ -197,7 +198,8 @@ impl Order {
         &self.lanes[lane]
     }
 
-    /// The first of many uses (the last of each lane) that neither a lane nor the host knows to be over.
+    /// The first of many uses (the last of each lane) that neither a lane nor the host knows to be
+    /// over.
     pub(super) fn open(&self, lane: usize, uses: &Times) -> Option<Use> {
         let (own, host) = (&self.lanes[lane].edges, &self.host.edges);
         (0..LANES)
@@ -236,7 +238,8 @@ impl Order {
         }
         let bit = 1 << stream.index();
         if self.scope != 0 && e.scope == self.scope && self.captured & bit == 0 {
-            // The stream enters the capture: it knows what the event knows, and nothing of its own past.
+            // The stream enters the capture: it knows what the event knows, and nothing of its own
+            // past.
             self.captured |= bit;
             let lane = self.lane(stream);
             self.lanes[lane] = e.clock;

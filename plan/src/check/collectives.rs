@@ -130,7 +130,8 @@ fn apart(a: Access, b: Access) -> bool {
     a.buffer != b.buffer || a.offset + a.bytes <= b.offset || b.offset + b.bytes <= a.offset
 }
 
-/// A shard may lie within the full range of its own launch only where its rank's part is: rank 0's at the start.
+/// A shard may lie within the full range of its own launch only where its rank's part is: rank 0's
+/// at the start.
 fn aliasing(p: &Program, c: &Collective, instr: InstrId, sink: &mut Sink) {
     let (rule, reduces) = match c.kind {
         CollectiveKind::ReduceScatter => (RuleId::ReduceAlias, true),
@@ -166,8 +167,8 @@ fn aliasing(p: &Program, c: &Collective, instr: InstrId, sink: &mut Sink) {
 
 /// Whether all ranks launch the same collectives in the same order on every communicator.
 ///
-/// Give one program a rank, in rank order. Programs made for all ranks at once (one list stands for all) are symmetric
-/// by construction; this is for ranks that were planned apart.
+/// Give one program a rank, in rank order. Programs made for all ranks at once (one list stands for
+/// all) are symmetric by construction; this is for ranks that were planned apart.
 #[must_use]
 pub fn check_symmetry(programs: &[Program]) -> Report {
     let mut sink = Sink::new();

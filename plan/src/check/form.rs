@@ -255,7 +255,8 @@ impl Reach {
         self.bytes = self.bytes.max(elements * slot.dtype.size());
     }
 
-    /// Bytes of it in a buffer. Bodies are described before it is known where gradients lie: their type is the buffer's.
+    /// Bytes of it in a buffer. Bodies are described before it is known where gradients lie: their
+    /// type is the buffer's.
     fn bytes(self, of: &Buffer) -> u64 {
         match of.role {
             Role::FullGrad | Role::MainGrad => self.elements * of.dtype.size(),

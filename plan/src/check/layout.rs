@@ -253,7 +253,8 @@ fn owners(p: &Program, sink: &mut Sink) {
     }
 }
 
-/// A buffer of optimizer state has no more elements than the weights it belongs to (fewer where those are padded).
+/// A buffer of optimizer state has no more elements than the weights it belongs to (fewer where
+/// those are padded).
 fn state(p: &Program, sink: &mut Sink) {
     let numel = |b: BufferId| {
         let d = &p.buffers[b.index()];

@@ -1,4 +1,5 @@
-//! The gradient norm: squares of the part that a rank's optimizer updates, summed over the ranks that update other parts.
+//! The gradient norm: squares of the part that a rank's optimizer updates, summed over the ranks
+//! that update other parts.
 
 use super::describe;
 use super::rules::RuleId;
@@ -49,7 +50,8 @@ impl Norms {
 }
 
 impl Walk<'_> {
-    /// A buffer is read, or freed with the host's copy of it on its way: if it is a norm, it has to be complete.
+    /// A buffer is read, or freed with the host's copy of it on its way: if it is a norm, it has to
+    /// be complete.
     pub(super) fn norm_used(&mut self, id: InstrId, b: BufferId) {
         let Some(over) = self.norms.open.remove(&b) else {
             return;

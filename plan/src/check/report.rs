@@ -15,7 +15,8 @@ const KEPT: usize = 32;
 pub struct Violation {
     /// Rule.
     pub rule: RuleId,
-    /// The instruction that breaks it; `None` where the program's tables do (layouts, groups, descriptors).
+    /// The instruction that breaks it; `None` where the program's tables do (layouts, groups,
+    /// descriptors).
     pub instr: Option<InstrId>,
     /// The instruction it conflicts with.
     pub other: Option<InstrId>,

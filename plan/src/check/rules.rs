@@ -55,7 +55,8 @@ pub struct RuleInfo {
     pub id: &'static str,
     /// What holds.
     pub title: &'static str,
-    /// The bug that taught it: invariants of the Megatron-FSDP study (`INV-n`), issues and pull requests.
+    /// The bug that taught it: invariants of the Megatron-FSDP study (`INV-n`), issues and pull
+    /// requests.
     pub source: &'static str,
     /// How it is checked.
     pub kind: Kind,

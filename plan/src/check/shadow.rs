@@ -1,5 +1,5 @@
-//! What the walk knows about memory: the last write and the reads since of every range of every buffer, and who used an
-//! address before.
+//! What the walk knows about memory: the last write and the reads since of every range of every
+//! buffer, and who used an address before.
 
 use super::clock::{LANES, Times, Use};
 use crate::ir::{BufferId, InstrId};
@@ -198,7 +198,8 @@ pub(super) struct Space {
 }
 
 impl Space {
-    /// A buffer moves in: pushes the earlier tenants of its addresses; a tenant that still lives there is returned.
+    /// A buffer moves in: pushes the earlier tenants of its addresses; a tenant that still lives
+    /// there is returned.
     pub(super) fn enter(
         &mut self,
         buffer: BufferId,
@@ -259,7 +260,8 @@ impl Space {
         }
     }
 
-    /// Puts a span in place of what is known of its addresses, keeping the parts outside. Returns what was there, clipped.
+    /// Puts a span in place of what is known of its addresses, keeping the parts outside. Returns
+    /// what was there, clipped.
     fn replace(&mut self, span: Span) -> SmallVec<[Span; 2]> {
         let (start, end) = (span.tenant.start, span.tenant.end);
         if start >= end {
@@ -276,7 +278,8 @@ impl Space {
         removed
     }
 
-    /// Removes what is known of `[start, end)`, keeping the parts outside; the removed parts, clipped.
+    /// Removes what is known of `[start, end)`, keeping the parts outside; the removed parts,
+    /// clipped.
     fn carve(&mut self, start: u64, end: u64) -> SmallVec<[Span; 2]> {
         let mut out = SmallVec::new();
         let first = self

@@ -1,4 +1,5 @@
-//! State that a step carries: which optimizer step weights hold, over which axes gradients are reduced.
+//! State that a step carries: which optimizer step weights hold, over which axes gradients are
+//! reduced.
 
 use super::access::{Inputs, is_full_grad, is_grad};
 use super::describe;
@@ -129,7 +130,8 @@ impl Walk<'_> {
         self.kind(b).is_some_and(|(_, trained)| !trained)
     }
 
-    /// Group of a buffer, and whether what it holds is trained: the parameter, or any of the group's.
+    /// Group of a buffer, and whether what it holds is trained: the parameter, or any of the
+    /// group's.
     fn kind(&self, b: BufferId) -> Option<(GroupId, bool)> {
         let g = self.facts.group_of[b.index()]?;
         let trained = match self.p.buffers[b.index()].holds {
@@ -139,7 +141,8 @@ impl Walk<'_> {
         Some((g, trained))
     }
 
-    /// Axes that a collective reduces over, or will have once its pieces are summed; 0 if it reduces nothing.
+    /// Axes that a collective reduces over, or will have once its pieces are summed; 0 if it
+    /// reduces nothing.
     pub(super) fn axes_of(&self, c: &Collective) -> u8 {
         match c.kind {
             CollectiveKind::ReduceScatter | CollectiveKind::AllReduce => {}
@@ -153,7 +156,8 @@ impl Walk<'_> {
         }
     }
 
-    /// Whether a collective is the first half of a reduction: an all-to-all of gradients over the shard axis.
+    /// Whether a collective is the first half of a reduction: an all-to-all of gradients over the
+    /// shard axis.
     fn exchanges_gradients(&self, c: &Collective) -> bool {
         c.kind == CollectiveKind::AllToAll
             && self.p.communicators[c.comm.index()].axis == Axis::Shard
@@ -162,8 +166,8 @@ impl Walk<'_> {
                 .all(|part| is_grad(self.p.buffers[part.input.buffer.index()].role))
     }
 
-    /// Axes after the second half, `ranks` pieces of `from` that become `to` elements; `read` is what the pieces have been
-    /// through.
+    /// Axes after the second half, `ranks` pieces of `from` that become `to` elements; `read` is
+    /// what the pieces have been through.
     pub(super) fn summed(
         &mut self,
         work: &Work,
@@ -192,7 +196,8 @@ impl Walk<'_> {
         (read & !EXCHANGED) | SHARD
     }
 
-    /// The optimizer reads something, after all that has been `read`: pieces would have to be summed first.
+    /// The optimizer reads something, after all that has been `read`: pieces would have to be
+    /// summed first.
     pub(super) fn unsummed(&mut self, work: &Work, read: u8, a: Access) {
         let p = self.p;
         if is_grad(p.buffers[a.buffer.index()].role) && read & EXCHANGED != 0 {
@@ -394,7 +399,8 @@ impl Walk<'_> {
         }
         self.sink.fact(RuleId::RecomputePrefetch, 1);
         let out = c.parts[0].output;
-        // Buckets are placed by passes over the whole backward graph, recompute included: each is read in it.
+        // Buckets are placed by passes over the whole backward graph, recompute included: each is
+        // read in it.
         let bucket = matches!(p.buffers[out.buffer.index()].holds, Holds::Named(_));
         if work.instr.phase == Phase::Recompute && work.instr.rule == Rule::Prefetch && !bucket {
             self.violate(RuleId::RecomputePrefetch, work.id, None, || {
@@ -433,7 +439,8 @@ impl Walk<'_> {
         }
     }
 
-    /// Shards are about to be gathered over the outer axis: once between two updates, and again behind a pass.
+    /// Shards are about to be gathered over the outer axis: once between two updates, and again
+    /// behind a pass.
     fn before_refresh(&mut self, work: &Work, c: &Collective) {
         // The production engine's flag of a step's first micro-batch holds through its backward.
         if self.p.meta.policy == "megatron" {

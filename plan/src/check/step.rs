@@ -30,7 +30,8 @@ struct Returned {
 
 /// What is open within a pass.
 pub(super) struct Step {
-    /// Units with gradient buffers in flight, oldest first, with their number and the buffer that came first.
+    /// Units with gradient buffers in flight, oldest first, with their number and the buffer that
+    /// came first.
     in_flight: Vec<(UnitId, u32, BufferId)>,
     kernels: u32,
     /// Last reduction of every lane.
@@ -203,7 +204,8 @@ impl Walk<'_> {
         });
     }
 
-    /// Full weights of which nothing was read. A bias or a norm alone may go unread: the unit is gathered as a whole.
+    /// Full weights of which nothing was read. A bias or a norm alone may go unread: the unit is
+    /// gathered as a whole.
     fn unused(&mut self, id: InstrId, b: BufferId) {
         self.sink.fact(RuleId::UnusedGather, 1);
         let written = self.cells[b.index()]
@@ -285,7 +287,8 @@ impl Walk<'_> {
         let unit = p.buffers[b.index()].unit;
         // Buckets are bounded in bytes, by the pass that made them.
         let bucket = matches!(p.buffers[b.index()].holds, Holds::Named(_));
-        // Megatron-FSDP bounds the units of its double buffer, which the root and units that keep their parameters are not.
+        // Megatron-FSDP bounds the units of its double buffer, which the root and units that keep
+        // their parameters are not.
         let outside = p.meta.policy == "megatron" && !p.units[unit.index()].reshards;
         if !first || bucket || outside {
             return;
@@ -375,7 +378,8 @@ impl Walk<'_> {
                 },
                 1,
             );
-            // Gathered behind the optimizer's update, for the next step: that they are fresh is another rule's business.
+            // Gathered behind the optimizer's update, for the next step: that they are fresh is
+            // another rule's business.
             let ahead = |a: InstrId| p.instrs[a.index()].phase == Phase::Optimizer;
             let stays =
                 may_persist(p, d) || gathers(d.role) && self.cells[i].allocated.is_some_and(ahead);
@@ -462,8 +466,8 @@ fn space(pool: Pool) -> usize {
     }
 }
 
-/// Units with gradient buffers in flight; 0 is any number. The production engine's queue is bounded in elements, or by
-/// its double buffer.
+/// Units with gradient buffers in flight; 0 is any number. The production engine's queue is bounded
+/// in elements, or by its double buffer.
 fn in_flight_limit(p: &Program) -> usize {
     match p.meta.policy {
         "megatron" => p.double_buffer_copies as usize,

@@ -1,8 +1,9 @@
 //! A small, correct fully sharded program, and ways to break it.
 //!
-//! Three units of one flat group each over four ranks: gathers on their own stream behind a gate, prefetched by one;
-//! weights freed behind a wait; gradients written straight into flat buffers, reduced with K in flight, accumulated
-//! into a shard; fence, clipping, optimizer, zeroing, refresh.
+//! Three units of one flat group each over four ranks: gathers on their own stream behind a gate,
+//! prefetched by one; weights freed behind a wait; gradients written straight into flat buffers,
+//! reduced with K in flight, accumulated into a shard; fence, clipping, optimizer, zeroing,
+//! refresh.
 
 mod observed;
 mod tables;

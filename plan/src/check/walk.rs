@@ -1,5 +1,6 @@
-//! The walk: instructions of `Init`, `First`, `Steady`, `Steady`, `Validation`, `Steady` as one trace, with
-//! happens-before and shadow memory carried from pass to pass, so that hazards between steps show.
+//! The walk: instructions of `Init`, `First`, `Steady`, `Steady`, `Validation`, `Steady` as one
+//! trace, with happens-before and shadow memory carried from pass to pass, so that hazards between
+//! steps show.
 
 use super::access::Conflict;
 use super::capture::Captured;

@@ -1,5 +1,6 @@
-//! Alike ops on neighbouring windows become one op on both: queries and keys of a merged product are rotated by one kernel, as
-//! if they were heads of one tensor. A kernel over few elements is far from the bandwidth of memory, and takes a launch.
+//! Alike ops on neighbouring windows become one op on both: queries and keys of a merged product
+//! are rotated by one kernel, as if they were heads of one tensor. A kernel over few elements is
+//! far from the bandwidth of memory, and takes a launch.
 
 use super::inplace::{self, Columns, elementwise, operands, touches};
 use super::schedule::Orders;
@@ -77,7 +78,8 @@ fn joined(a: &Value, b: &Value, axis: usize) -> Option<Value> {
     })
 }
 
-/// Whether a value is the same everywhere along a dimension of a result of `rank`, counted from the first.
+/// Whether a value is the same everywhere along a dimension of a result of `rank`, counted from the
+/// first.
 fn constant_along(v: &Value, axis: usize, rank: usize) -> bool {
     let own = (axis + v.shape.len()).checked_sub(rank);
     own.is_none_or(|d| v.shape[d] == 1)
@@ -90,7 +92,8 @@ fn treats_alike(op: &Op, axis: usize) -> bool {
     elementwise(op) && !along && op.outputs.len() == 1
 }
 
-/// The chains that end at two positions of the order, if they do the same to neighbours and nothing looks in between.
+/// The chains that end at two positions of the order, if they do the same to neighbours and nothing
+/// looks in between.
 fn twins(g: &Graph, o: &Orders, order: &[u32], a: usize, b: usize) -> Option<Twins> {
     let op = |at: usize| &g.ops[order[at] as usize];
     let root = |v: ValueId| g.value(v).root;
@@ -169,7 +172,8 @@ struct Joiner<'g> {
 }
 
 impl Joiner<'_> {
-    /// One op in place of two, in the module and region of `late`, with the views that tie it to what they read and make.
+    /// One op in place of two, in the module and region of `late`, with the views that tie it to
+    /// what they read and make.
     fn join(&mut self, pair: [u32; 2], late: u32) -> SmallVec<[u32; 4]> {
         let [first, second] = pair.map(|i| self.g.ops[i as usize].clone());
         let axis = self.axis as u8;

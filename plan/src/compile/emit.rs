@@ -99,7 +99,8 @@ struct Phase<'a> {
     host: HostWorkKind,
 }
 
-/// After which step each gradient is ready: compiled code returns all of a region's gradients at its end.
+/// After which step each gradient is ready: compiled code returns all of a region's gradients at
+/// its end.
 fn ready(b: &Backward, plan: &Plan, lives: &Lives, split: u32) -> Vec<(u32, ParamId)> {
     let mut out: Vec<(u32, ParamId)> = Vec::with_capacity(b.ready.len());
     let last = split + plan.backward.len() as u32 - 1;

@@ -1,8 +1,9 @@
 //! What comes before or after a kernel that stands alone becomes part of it.
 //!
-//! Additions to a product's result: its epilogue reads what is added and writes the sum, which is rounded once, and neither a
-//! kernel of its own nor the next one reads the product's result again. In a block these are the residual connections and, in
-//! backward, the gradients of an input that several layers read.
+//! Additions to a product's result: its epilogue reads what is added and writes the sum, which is
+//! rounded once, and neither a kernel of its own nor the next one reads the product's result again.
+//! In a block these are the residual connections and, in backward, the gradients of an input that
+//! several layers read.
 //!
 //! Zeros that an embedding's gradient is added to: it writes them itself, where no id points.
 

@@ -1,8 +1,9 @@
 //! Repeats a middle block: the tape of a deep model from that of a shallow one.
 //!
-//! Blocks other than the first and last two are alike, so a tape of five blocks holds all there is to know: block 2 is
-//! written again for every block in between, with modules, parameters and storages renumbered. A block refers to storages of
-//! its neighbours at most; where that does not hold (or blocks differ), the caller builds the whole tape op by op.
+//! Blocks other than the first and last two are alike, so a tape of five blocks holds all there is
+//! to know: block 2 is written again for every block in between, with modules, parameters and
+//! storages renumbered. A block refers to storages of its neighbours at most; where that does not
+//! hold (or blocks differ), the caller builds the whole tape op by op.
 
 use super::tape::{Tape, TapeOp};
 use crate::ir::{ModuleId, Operand, ParamId, Source, Storage, StorageId};
@@ -25,7 +26,8 @@ pub(super) fn stand_in(layer: u32, layers: u32) -> u32 {
     }
 }
 
-/// The tape of a model of `layers` blocks (more than [`SHALLOW`]), or `None` when the shallow tape does not repeat.
+/// The tape of a model of `layers` blocks (more than [`SHALLOW`]), or `None` when the shallow tape
+/// does not repeat.
 pub(super) fn expand(t: &Tape, blocks: Blocks, layers: u32) -> Option<Tape> {
     let mut e = Expander::new(t, blocks, layers)?;
     let forward = e.phase(&t.forward, false)?;
@@ -52,7 +54,8 @@ struct Expander<'t> {
     layers: u32,
     /// Block that owns a storage, and the storage's number among the block's.
     local: Vec<(u32, u32)>,
-    /// First entry of each block of the deep model in `ids`; the last one is that of nobody's storages.
+    /// First entry of each block of the deep model in `ids`; the last one is that of nobody's
+    /// storages.
     base: Vec<u32>,
     /// Storage of the deep model by block and number.
     ids: Vec<StorageId>,

@@ -1,9 +1,11 @@
 //! Fusion inside a compiled region: elementwise chains, row reductions with their neighbours.
 //!
-//! Ops are taken in order. A fusible op joins the kernel of a producer, or of an op that reads the same large tensor, when both
-//! run over the same elements and no path leads from that kernel through another one back to the op. Library kernels and
-//! column reductions stay alone; where orders of reduction may be mixed, the sums over rows that make the gradient of a norm's
-//! weight belong to the kernel that goes back through the norm, which reads the same (torch's Inductor calls it the same).
+//! Ops are taken in order. A fusible op joins the kernel of a producer, or of an op that reads the
+//! same large tensor, when both run over the same elements and no path leads from that kernel
+//! through another one back to the op. Library kernels and column reductions stay alone; where
+//! orders of reduction may be mixed, the sums over rows that make the gradient of a norm's weight
+//! belong to the kernel that goes back through the norm, which reads the same (torch's Inductor
+//! calls it the same).
 
 use crate::graph::{Act, Graph, Op, Root};
 use crate::ir::{ModuleId, OpKind};
@@ -76,8 +78,8 @@ struct Fuser<'m> {
     readers: BTreeMap<Root, SmallVec<[u32; 4]>>,
 }
 
-/// Groups the ops of a region into kernels and yields them in an order that respects dependencies. `mixed`: kernels may sum
-/// over rows beside what they do in rows.
+/// Groups the ops of a region into kernels and yields them in an order that respects dependencies.
+/// `mixed`: kernels may sum over rows beside what they do in rows.
 pub(super) fn fuse(
     m: &ModelGraph,
     order: &[u32],
@@ -126,7 +128,8 @@ fn outer_modules(m: &ModelGraph) -> Vec<ModuleId> {
     out
 }
 
-/// Elements an op runs over and the length of the rows it reduces; `None` for ops that are kernels of their own.
+/// Elements an op runs over and the length of the rows it reduces; `None` for ops that are kernels
+/// of their own.
 fn domain(g: &Graph, op: &Op, kind: OpKind, mixed: bool) -> Option<(u64, Option<u64>)> {
     let value = |v| g.value(v);
     match kind.fusion() {
@@ -155,7 +158,8 @@ impl Fuser<'_> {
         &self.g.ops[self.order[at as usize] as usize]
     }
 
-    /// Earlier ops of the region that this one must follow: writers of what it reads, users of what it writes.
+    /// Earlier ops of the region that this one must follow: writers of what it reads, users of what
+    /// it writes.
     fn predecessors(&self, at: u32) -> SmallVec<[u32; 8]> {
         let op = self.op(at);
         let mut out: SmallVec<[u32; 8]> = SmallVec::new();
@@ -230,7 +234,8 @@ impl Fuser<'_> {
         self.note(at);
     }
 
-    /// The kernel that an op joins: that of its latest producer, else one that reads the same tensor.
+    /// The kernel that an op joins: that of its latest producer, else one that reads the same
+    /// tensor.
     fn choose(&self, at: u32, kind: OpKind, new: &Group, preds: &[u32]) -> Option<u32> {
         let legal = |&t: &u32| {
             self.fits(t, new, kind)
@@ -255,7 +260,8 @@ impl Fuser<'_> {
         siblings.into_iter().filter(legal).max_by_key(by_last)
     }
 
-    /// Whether two kernels run over the same elements, with rows of one length and parameters of one block.
+    /// Whether two kernels run over the same elements, with rows of one length and parameters of
+    /// one block.
     fn fits(&self, t: u32, new: &Group, kind: OpKind) -> bool {
         let group = &self.groups[t as usize];
         let (Some(a), Some(b)) = (group.domain, new.domain) else {
@@ -273,7 +279,8 @@ impl Fuser<'_> {
             && group.ops.len() < 64
     }
 
-    /// Whether nothing but the op that `new` holds reads what the kernel's ops make for others so far.
+    /// Whether nothing but the op that `new` holds reads what the kernel's ops make for others so
+    /// far.
     fn feeds_only(&self, t: u32, new: &Group) -> bool {
         let inputs = &self.op(new.ops[0]).inputs;
         self.groups[t as usize].ops.iter().all(|&at| {
@@ -381,7 +388,8 @@ impl Fuser<'_> {
         }
     }
 
-    /// Position that decides a kernel's place and module: its last op with a parameter, else its first op.
+    /// Position that decides a kernel's place and module: its last op with a parameter, else its
+    /// first op.
     fn anchor(&self, group: &Group) -> u32 {
         let uses_param = |&&at: &&u32| {
             let op = self.op(at);

@@ -1,10 +1,13 @@
-//! Rotations in place: what a generated kernel makes of some columns of a buffer goes back into these columns.
+//! Rotations in place: what a generated kernel makes of some columns of a buffer goes back into
+//! these columns.
 //!
-//! Queries, keys and values of a merged product share a buffer that lives as long as the values do. The rotated queries and keys
-//! live as long, and the unrotated ones are not needed again, so they take their place: a saved block holds no more than it
-//! would if the layers were apart. Backward, attention writes the gradients of queries and keys to the columns of the buffer that
-//! the merged products read, beside that of the values, and they are rotated back there: they need no memory of their own, and
-//! no copy into another order. Elsewhere a result takes over all of a dying operand's memory (`lives`).
+//! Queries, keys and values of a merged product share a buffer that lives as long as the values do.
+//! The rotated queries and keys live as long, and the unrotated ones are not needed again, so they
+//! take their place: a saved block holds no more than it would if the layers were apart. Backward,
+//! attention writes the gradients of queries and keys to the columns of the buffer that the merged
+//! products read, beside that of the values, and they are rotated back there: they need no memory
+//! of their own, and no copy into another order. Elsewhere a result takes over all of a dying
+//! operand's memory (`lives`).
 
 use super::schedule::Orders;
 use crate::graph::{Act, Graph, Op, Root, Value, ValueId};
@@ -22,8 +25,8 @@ pub(super) struct Columns {
 }
 
 impl Columns {
-    /// The columns that a window takes of its buffer, which a matrix product writes or reads row after row; `None` where it takes
-    /// all of them.
+    /// The columns that a window takes of its buffer, which a matrix product writes or reads row
+    /// after row; `None` where it takes all of them.
     pub(super) fn of(g: &Graph, order: &[u32], window: &Value) -> Option<Self> {
         let rows = order.iter().find_map(|&i| {
             let op = &g.ops[i as usize];
@@ -94,8 +97,8 @@ pub(super) fn filled(g: &Graph, value: &Value) -> Option<u32> {
     all.then_some(b)
 }
 
-/// Where the elements of `value` lie once those of `from`, a window on the same buffer, have moved to those of `to`, which has the
-/// same shape.
+/// Where the elements of `value` lie once those of `from`, a window on the same buffer, have moved
+/// to those of `to`, which has the same shape.
 fn moved(value: &Value, from: &Value, to: &Value) -> Option<(u64, Strides)> {
     let mut offset = to.offset;
     let mut rest = value.offset.checked_sub(from.offset)?;
@@ -126,7 +129,8 @@ struct Rotation {
     at: usize,
     /// Positions of the elementwise ops that it follows from, itself included.
     ops: Vec<usize>,
-    /// The window that its parts are read from, each where it will be in the result, and nothing else of that buffer.
+    /// The window that its parts are read from, each where it will be in the result, and nothing
+    /// else of that buffer.
     source: Value,
     /// The result.
     result: Value,
@@ -154,7 +158,8 @@ impl Rotation {
     }
 }
 
-/// Positions of the elementwise ops of one region that the op at a position follows from, itself included, in order.
+/// Positions of the elementwise ops of one region that the op at a position follows from, itself
+/// included, in order.
 pub(super) fn cone(g: &Graph, o: &Orders, order: &[u32], at: usize) -> Vec<usize> {
     let together = |i: u32| {
         let (i, last) = (i as usize, order[at] as usize);
@@ -181,8 +186,8 @@ pub(super) fn cone(g: &Graph, o: &Orders, order: &[u32], at: usize) -> Vec<usize
     ops
 }
 
-/// The window on a buffer that the parts of `cat` are made of, part by part at the place it will have in the result: all that
-/// `ops` read of that buffer.
+/// The window on a buffer that the parts of `cat` are made of, part by part at the place it will
+/// have in the result: all that `ops` read of that buffer.
 fn source(g: &Graph, ops: &[u32], cat: &Op, axis: usize) -> Option<Value> {
     let result = g.value(cat.outputs[0]);
     let parts = cat.inputs.len() as u64;
@@ -226,8 +231,9 @@ fn source(g: &Graph, ops: &[u32], cat: &Op, axis: usize) -> Option<Value> {
     roots.into_iter().find_map(window)
 }
 
-/// Lets concatenations whose parts are read from some columns of a longer-lived buffer be written there, and gradients that are
-/// rotated into some columns be there before. `eval` are the ops of validation.
+/// Lets concatenations whose parts are read from some columns of a longer-lived buffer be written
+/// there, and gradients that are rotated into some columns be there before. `eval` are the ops of
+/// validation.
 pub(super) fn rotations(g: &mut Graph, o: &mut Orders, eval: &[u32]) {
     let order = o.all();
     uncopy(g, o, &order);
@@ -258,8 +264,8 @@ fn relocate(g: &mut Graph, values: &[ValueId], from: &Value, to: &Value) -> Opti
     Some(())
 }
 
-/// Values of a buffer that kernels use, and the positions of the first and last that do; `None` if one of them needs its operands
-/// in their own order.
+/// Values of a buffer that kernels use, and the positions of the first and last that do; `None` if
+/// one of them needs its operands in their own order.
 fn uses(g: &Graph, order: &[u32], root: Root) -> Option<(Vec<ValueId>, usize, usize)> {
     let mut values = Vec::new();
     let (mut first, mut last) = (usize::MAX, 0);

@@ -80,7 +80,8 @@ impl Hasher for Fx {
 }
 
 impl Table {
-    /// Describes the launch of these ops as one kernel. Buffers for which `internal` holds never reach memory.
+    /// Describes the launch of these ops as one kernel. Buffers for which `internal` holds never
+    /// reach memory.
     pub(super) fn launch(
         &mut self,
         g: &Graph,
@@ -233,7 +234,8 @@ impl<'g> Describe<'g> {
             _ => {}
         }
         self.class = match (self.class, class) {
-            // A product stays one whatever follows; of two with a common factor the results lie side by side.
+            // A product stays one whatever follows; of two with a common factor the results lie
+            // side by side.
             (Some(first @ KernelClass::Gemm { m, n, k, batch }), second) => match second {
                 KernelClass::Gemm { n: more, .. } => Some(KernelClass::Gemm {
                     m,
@@ -266,8 +268,8 @@ impl<'g> Describe<'g> {
         )
     }
 
-    /// Reads of parts of what is written become reads of all of it, so that operand and result are the same range: the kernel
-    /// works in place.
+    /// Reads of parts of what is written become reads of all of it, so that operand and result are
+    /// the same range: the kernel works in place.
     fn unite(&mut self) {
         for w in 0..self.writes.len() {
             let to = self.writes[w].0;

@@ -1,10 +1,11 @@
 //! Lifetimes of buffers over a list of steps.
 //!
-//! A buffer is allocated by the first step that writes it and freed after the last that uses it. Run eagerly, two things
-//! hold it longer: all operands of an autograd node live until the node returns, and local variables of the model's code
-//! live until they go out of scope. Compiled code holds nothing longer, keeps what only one kernel uses in registers, and
-//! writes a result over an operand that dies in the same kernel and belongs to the same graph (made by it, or saved by
-//! its forward; not an input of it).
+//! A buffer is allocated by the first step that writes it and freed after the last that uses it.
+//! Run eagerly, two things hold it longer: all operands of an autograd node live until the node
+//! returns, and local variables of the model's code live until they go out of scope. Compiled code
+//! holds nothing longer, keeps what only one kernel uses in registers, and writes a result over an
+//! operand that dies in the same kernel and belongs to the same graph (made by it, or saved by its
+//! forward; not an input of it).
 
 use super::inplace;
 use super::products;
@@ -34,7 +35,8 @@ pub(super) struct Lives {
 }
 
 impl Lives {
-    /// Lifetimes over `steps`, of which backward starts at `split`; the buffers in `keep` live to their end.
+    /// Lifetimes over `steps`, of which backward starts at `split`; the buffers in `keep` live to
+    /// their end.
     pub(super) fn new(g: &Graph, tree: &Tree, steps: &[&Step], split: usize, keep: &[u32]) -> Self {
         let n = g.buffers.len();
         let mut l = Self {
@@ -129,8 +131,8 @@ impl Lives {
         }
     }
 
-    /// In generated kernels, and products that add, lets results take over operands of the same size that are read in the same
-    /// order and die.
+    /// In generated kernels, and products that add, lets results take over operands of the same
+    /// size that are read in the same order and die.
     fn reuse(&mut self, r: &Reuse<'_>) {
         for (s, step) in r.steps.iter().enumerate() {
             let generated = |&i: &u32| match r.g.ops[i as usize].act {
@@ -162,7 +164,8 @@ impl Lives {
             Act::Compute(kind) => !kind.sums_rows(),
             Act::View(_) => true,
         };
-        // Products read their factors until the end, and write before the code behind them has read everything.
+        // Products read their factors until the end, and write before the code behind them has read
+        // everything.
         let factors = products::factors(g, step).unwrap_or_default();
         let behind = |op: &&Op| factors.is_empty() || inplace::elementwise(op);
         let made = ops().filter(in_rows).filter(behind);
@@ -194,8 +197,8 @@ impl Lives {
     }
 }
 
-/// Whether a step takes a buffer, or what it makes of it, in another order than that in which it is there. A kernel that wrote over it would
-/// spoil what it has yet to read.
+/// Whether a step takes a buffer, or what it makes of it, in another order than that in which it is
+/// there. A kernel that wrote over it would spoil what it has yet to read.
 fn reorders(g: &Graph, step: &Step, buffer: u32) -> bool {
     let mut of_it = vec![buffer];
     let mut made: Vec<&Value> = Vec::new();
@@ -256,7 +259,8 @@ impl Reuse<'_> {
         a.bytes == b.bytes && a.dtype == b.dtype && !matches!(blocks, (Some(x), Some(y)) if x != y)
     }
 
-    /// Whether the graph of step `s` owns the buffer: it made it, or its forward (or recomputed forward) saved it.
+    /// Whether the graph of step `s` owns the buffer: it made it, or its forward (or recomputed
+    /// forward) saved it.
     fn donated(&self, made_at: u32, s: u32, buffer: u32) -> bool {
         let (made, here) = (self.steps[made_at as usize], self.steps[s as usize]);
         let saved =

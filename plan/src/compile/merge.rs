@@ -1,12 +1,16 @@
-//! Merged projections: linear layers that read one input and whose weights lie side by side become one product.
+//! Merged projections: linear layers that read one input and whose weights lie side by side become
+//! one product.
 //!
-//! Three products `y_i = x W_i^T` become `y = x W^T`, where `W` is the range of the full weight buffer that the `W_i` fill, and
-//! the `y_i` are columns of `y`: every view of a `y_i` becomes a strided one of `y`, so that whoever read it reads it where it
-//! lies. In backward whoever wrote the gradient of a `y_i` writes its columns of one buffer, the input's gradient is one
-//! product instead of several that are added up, and so is the weights' where their gradients lie side by side too.
+//! Three products `y_i = x W_i^T` become `y = x W^T`, where `W` is the range of the full weight
+//! buffer that the `W_i` fill, and the `y_i` are columns of `y`: every view of a `y_i` becomes a
+//! strided one of `y`, so that whoever read it reads it where it lies. In backward whoever wrote
+//! the gradient of a `y_i` writes its columns of one buffer, the input's gradient is one product
+//! instead of several that are added up, and so is the weights' where their gradients lie side by
+//! side too.
 //!
-//! Nothing is copied for it: where a kernel cannot take a strided operand (reductions of rows, library kernels other than
-//! attention), or gradients do not meet in a plain chain of additions, the layers stay apart.
+//! Nothing is copied for it: where a kernel cannot take a strided operand (reductions of rows,
+//! library kernels other than attention), or gradients do not meet in a plain chain of additions,
+//! the layers stay apart.
 
 use super::schedule::Orders;
 use super::{Sharding, WeightAdjacency};
@@ -79,7 +83,8 @@ struct Merger<'g> {
     replaced: BTreeMap<u32, SmallVec<[u32; 4]>>,
 }
 
-/// Merges what `which` asks for wherever it is possible; gradients that change their writer are noted in `ready`.
+/// Merges what `which` asks for wherever it is possible; gradients that change their writer are
+/// noted in `ready`.
 pub(super) fn projections(
     m: &mut ModelGraph,
     o: &mut Orders,
@@ -133,7 +138,8 @@ fn role(g: &Graph, op: &Op) -> Option<(ParamId, Role)> {
     }
 }
 
-/// Layers of compiled code that read the same value in the same half of a block, where their weights are neighbours.
+/// Layers of compiled code that read the same value in the same half of a block, where their
+/// weights are neighbours.
 fn families(
     m: &ModelGraph,
     o: &Orders,
@@ -203,8 +209,8 @@ fn half(m: &ModelGraph, module: ModuleId) -> Option<ModuleKind> {
     None
 }
 
-/// Where columns `start..` of rows of `width` hold what `value` shows of rows of `cols`; `None` for a value whose elements are
-/// not a regular part of the rows.
+/// Where columns `start..` of rows of `width` hold what `value` shows of rows of `cols`; `None` for
+/// a value whose elements are not a regular part of the rows.
 fn window(value: &Value, cols: u64, start: u64, width: u64) -> Option<(u64, Strides)> {
     let (row, first) = (value.offset / cols, value.offset % cols);
     let mut last = first;
@@ -249,8 +255,8 @@ impl<'g> Merger<'g> {
         &self.g.ops[i as usize]
     }
 
-    /// Products of a role, one for each weight; `None` unless each has exactly one, compiled together and outside of recomputed
-    /// forwards.
+    /// Products of a role, one for each weight; `None` unless each has exactly one, compiled
+    /// together and outside of recomputed forwards.
     fn one_each(&self, f: &Family, role: Role) -> Option<SmallVec<[u32; 4]>> {
         let mut out = SmallVec::new();
         for &p in &f.params {
@@ -278,8 +284,8 @@ impl<'g> Merger<'g> {
         (all && value.is_contiguous()).then_some(b)
     }
 
-    /// Windows on the merged buffer of all values in `buffers`, whose rows are `widths` long; `None` where one of them cannot be
-    /// strided. `products` are the layers' own.
+    /// Windows on the merged buffer of all values in `buffers`, whose rows are `widths` long;
+    /// `None` where one of them cannot be strided. `products` are the layers' own.
     fn moves(&self, f: &Family, buffers: &[u32], products: &[u32]) -> Option<Vec<Move>> {
         let mut out = Vec::new();
         let mut start = 0;
@@ -315,8 +321,8 @@ impl<'g> Merger<'g> {
         Some(out)
     }
 
-    /// One buffer in place of `buffers`: moves their values there, and returns the value that is all of it. `like` is one of the
-    /// layers' results or its gradient.
+    /// One buffer in place of `buffers`: moves their values there, and returns the value that is
+    /// all of it. `like` is one of the layers' results or its gradient.
     fn stack(&mut self, f: &Family, buffers: &[u32], like: ValueId, moves: Vec<Move>) -> ValueId {
         let mut shape = self.g.value(like).shape.clone();
         if let Some(last) = shape.last_mut() {
@@ -380,7 +386,8 @@ impl<'g> Merger<'g> {
         self.push(stead, Act::Compute(kind), &[a, b], &[c])
     }
 
-    /// Merges every forward that runs all layers on one input: the forward itself and a recomputed one.
+    /// Merges every forward that runs all layers on one input: the forward itself and a recomputed
+    /// one.
     fn forward(&mut self, f: &Family) {
         let mut instances: BTreeMap<(ValueId, Option<u32>), SmallVec<[u32; 4]>> = BTreeMap::new();
         for &p in &f.params {
@@ -456,7 +463,8 @@ impl<'g> Merger<'g> {
         writer
     }
 
-    /// The additions in which the input gradients of all layers meet, if they form a chain that nothing else looks into.
+    /// The additions in which the input gradients of all layers meet, if they form a chain that
+    /// nothing else looks into.
     fn chain(&self, products: &[u32]) -> Option<Chain> {
         let mut parts: SmallVec<[u32; 4]> = SmallVec::new();
         let mut adds: SmallVec<[u32; 4]> = SmallVec::new();

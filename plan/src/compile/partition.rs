@@ -1,9 +1,11 @@
-//! What compiled code saves: values that a fused backward can recompute from other saved values are dropped.
+//! What compiled code saves: values that a fused backward can recompute from other saved values are
+//! dropped.
 //!
-//! A saved value is recomputed when elementwise ops make it from values that are saved anyway (or that are smaller, taken
-//! together) and every use in backward is in a fusible op. Matrix products and attention need their operands in memory, so
-//! what they read stays saved, unless `train.recompute = "pointwise"` asks for memory: then a fused kernel of backward that reads
-//! what such an operand is made from writes the operand too, and the product comes after that kernel.
+//! A saved value is recomputed when elementwise ops make it from values that are saved anyway (or
+//! that are smaller, taken together) and every use in backward is in a fusible op. Matrix products
+//! and attention need their operands in memory, so what they read stays saved, unless
+//! `train.recompute = "pointwise"` asks for memory: then a fused kernel of backward that reads what
+//! such an operand is made from writes the operand too, and the product comes after that kernel.
 
 use super::schedule::Orders;
 use crate::autodiff::recompute::Recomputed;
@@ -30,7 +32,8 @@ struct Partition<'g> {
     operands: Option<&'g Recomputed>,
 }
 
-/// Rewrites backward uses of cheap saved values to recomputed ones; the recomputing ops go before their first use.
+/// Rewrites backward uses of cheap saved values to recomputed ones; the recomputing ops go before
+/// their first use.
 pub(super) fn recompute_cheap(g: &mut Graph, o: &mut Orders, what: &Recomputed) {
     let buffers = g.buffers.len();
     let mut p = Partition {
@@ -138,8 +141,8 @@ impl Partition<'_> {
         self.o.region[op as usize] != 0 && matches!(kind.fusion(), Fusion::Pointwise | Fusion::Row)
     }
 
-    /// Whether a fused kernel in the region where `b` is used first reads `leaf` in any case, so that making `b` from it reads
-    /// nothing more.
+    /// Whether a fused kernel in the region where `b` is used first reads `leaf` in any case, so
+    /// that making `b` from it reads nothing more.
     fn is_read_beside(&self, leaf: u32, b: u32) -> bool {
         let region = |op: u32| self.o.region[op as usize];
         let here = region(self.uses[b as usize][0]);
@@ -148,7 +151,8 @@ impl Partition<'_> {
             .any(|&i| region(i) == here && self.fusible(i))
     }
 
-    /// Collects the ops that make `b` (in execution order) and the buffers they start from. False when it takes too many.
+    /// Collects the ops that make `b` (in execution order) and the buffers they start from. False
+    /// when it takes too many.
     fn grow(&self, b: u32, cone: &mut Vec<u32>, leaves: &mut Vec<u32>) -> bool {
         let w = self.writer[b as usize];
         if cone.contains(&w) {

@@ -1,9 +1,11 @@
 //! Elementwise code behind matrix products becomes part of them.
 //!
-//! A product's result that an elementwise kernel reads next never has to be read from memory: the kernel that multiplies has it,
-//! and does the rest while it multiplies the next tile. In a block these are the gate of the feed-forward network, behind the two
-//! products that make its factors of one input, and its gradient, behind the product that goes back through the last layer, whose
-//! result then needs no memory at all. The result is rounded as if it had been written, so that nothing else changes.
+//! A product's result that an elementwise kernel reads next never has to be read from memory: the
+//! kernel that multiplies has it, and does the rest while it multiplies the next tile. In a block
+//! these are the gate of the feed-forward network, behind the two products that make its factors of
+//! one input, and its gradient, behind the product that goes back through the last layer, whose
+//! result then needs no memory at all. The result is rounded as if it had been written, so that
+//! nothing else changes.
 
 use super::inplace::{elementwise, kind};
 use super::schedule::Step;
@@ -29,8 +31,8 @@ struct Product<'g> {
 }
 
 impl<'g> Product<'g> {
-    /// The product that a step consists of, if a kernel that multiplies and goes on can do it: factors and result of one 16-bit
-    /// type, each row after row without gaps.
+    /// The product that a step consists of, if a kernel that multiplies and goes on can do it:
+    /// factors and result of one 16-bit type, each row after row without gaps.
     fn of(g: &'g Graph, step: &Step) -> Option<Self> {
         let &[i] = &step.ops[..] else { return None };
         let op = &g.ops[i as usize];
@@ -77,8 +79,9 @@ impl<'g> Product<'g> {
     }
 }
 
-/// Lets the elementwise kernels among the steps from `first` on, those of one region, take over the products in front of them.
-/// `together`: whether two steps run while the same parameters are gathered.
+/// Lets the elementwise kernels among the steps from `first` on, those of one region, take over the
+/// products in front of them. `together`: whether two steps run while the same parameters are
+/// gathered.
 pub(super) fn join(
     g: &Graph,
     steps: &mut Vec<Step>,
@@ -98,7 +101,8 @@ pub(super) fn join(
     }
 }
 
-/// Places of the products, one or two, that the step after a range of places can take over from them.
+/// Places of the products, one or two, that the step after a range of places can take over from
+/// them.
 fn behind(
     g: &Graph,
     steps: &[Step],
@@ -136,7 +140,8 @@ fn behind(
     found
 }
 
-/// Whether a step is elementwise over the elements of a product's result, in their order, and reads them.
+/// Whether a step is elementwise over the elements of a product's result, in their order, and reads
+/// them.
 fn continues(g: &Graph, step: &Step, product: &Product<'_>) -> bool {
     let ops = || step.ops.iter().map(|&i| &g.ops[i as usize]);
     let result = product.result;
@@ -178,8 +183,8 @@ fn is_passed(g: &Graph, step: &Step, product: &Op) -> bool {
     })
 }
 
-/// What a step's products read, if elementwise code goes on with them: it is read until the last of the step's results is written,
-/// and cannot be written over.
+/// What a step's products read, if elementwise code goes on with them: it is read until the last of
+/// the step's results is written, and cannot be written over.
 pub(super) fn factors(g: &Graph, step: &Step) -> Option<SmallVec<[Root; 4]>> {
     let ops = || step.ops.iter().map(|&i| &g.ops[i as usize]);
     let products = ops().filter(|op| matches!(kind(op), Some(OpKind::Gemm { .. })));

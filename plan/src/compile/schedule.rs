@@ -28,7 +28,8 @@ pub(super) struct Plan {
     pub(super) forward: Vec<Step>,
     pub(super) backward: Vec<Step>,
     pub(super) eval: Vec<Step>,
-    /// Gradients become ready as soon as they are computed, inside a region too (collectives are part of the graph).
+    /// Gradients become ready as soon as they are computed, inside a region too (collectives are
+    /// part of the graph).
     pub(super) ready_inside: bool,
     /// Regions whose entry runs guards.
     pub(super) guarded: Vec<bool>,
@@ -48,7 +49,8 @@ impl Orders {
         self.forward.iter().chain(&self.backward).copied().collect()
     }
 
-    /// A new op in the module, region and section of `stead`; its place in the order is the caller's to give.
+    /// A new op in the module, region and section of `stead`; its place in the order is the
+    /// caller's to give.
     pub(super) fn add(
         &mut self,
         g: &mut Graph,
@@ -141,7 +143,8 @@ fn sections(b: &Backward, end: u32) -> Vec<Option<u32>> {
     out
 }
 
-/// Assigns regions: maximal runs of ops that are compiled and not separated by a boundary. Returns which of them are guarded.
+/// Assigns regions: maximal runs of ops that are compiled and not separated by a boundary. Returns
+/// which of them are guarded.
 fn regions(
     m: &ModelGraph,
     o: &mut Orders,
@@ -174,7 +177,8 @@ fn regions(
     guarded
 }
 
-/// For each module the compiled piece that its ops belong to: the nearest unit (whose hooks break the graph), or the block.
+/// For each module the compiled piece that its ops belong to: the nearest unit (whose hooks break
+/// the graph), or the block.
 fn places(
     modules: &[Module],
     mode: CompileMode,

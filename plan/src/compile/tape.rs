@@ -1,9 +1,9 @@
 //! The tape: what one micro-batch executes, before any sharding decision.
 //!
-//! `model`, `autodiff` and `compile` together turn a scenario into a tape: kernels in host issue order, the storages
-//! they read and write, when each storage is allocated and freed, and the boundaries of every module, where `lower`
-//! hangs the sharding hooks. Parameters appear as operands ([`Source`](crate::ir::Source)); which buffer they live
-//! in is `lower`'s decision.
+//! `model`, `autodiff` and `compile` together turn a scenario into a tape: kernels in host issue
+//! order, the storages they read and write, when each storage is allocated and freed, and the
+//! boundaries of every module, where `lower` hangs the sharding hooks. Parameters appear as
+//! operands ([`Source`](crate::ir::Source)); which buffer they live in is `lower`'s decision.
 
 use crate::ir::{
     Const, HostWorkKind, Kernel, KernelId, Module, ModuleId, Operand, Param, ParamId, Storage,
@@ -16,7 +16,8 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TapeOp {
-    /// A module's forward (in [`Tape::forward`], [`Tape::eval`]) or backward (in [`Tape::backward`]) starts.
+    /// A module's forward (in [`Tape::forward`], [`Tape::eval`]) or backward (in
+    /// [`Tape::backward`]) starts.
     Enter(ModuleId),
     /// It ends.
     Exit(ModuleId),
@@ -75,7 +76,8 @@ pub struct Tape {
     pub loss: Option<StorageId>,
     /// The loss of [`Tape::eval`].
     pub eval_loss: Option<StorageId>,
-    /// Model FLOPs of forward and backward of one micro-batch and rank, recompute not counted (for MFU).
+    /// Model FLOPs of forward and backward of one micro-batch and rank, recompute not counted (for
+    /// MFU).
     pub model_flops: Flops,
     /// Tokens (or samples, for families without tokens) of one micro-batch and rank.
     pub tokens: u64,

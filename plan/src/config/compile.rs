@@ -34,13 +34,15 @@ pub enum Scope {
 pub enum CudaGraph {
     /// No capture.
     Off,
-    /// Forward and backward of a step (and, with the native policy, its optimizer), collectives included, as one graph.
+    /// Forward and backward of a step (and, with the native policy, its optimizer), collectives
+    /// included, as one graph.
     FullIteration,
     /// These scopes of every block; hooks stay outside.
     Scopes(Vec<Scope>),
 }
 
-/// `compile.merge_projections`: which linear layers that read the same input are one product, where their weights lie side by side.
+/// `compile.merge_projections`: which linear layers that read the same input are one product, where
+/// their weights lie side by side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MergeProjections {

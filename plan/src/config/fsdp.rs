@@ -63,7 +63,8 @@ impl Strategy {
         }
     }
 
-    /// Returns the name of torch's `ShardingStrategy`, if it has one; `replicated` over an outer axis.
+    /// Returns the name of torch's `ShardingStrategy`, if it has one; `replicated` over an outer
+    /// axis.
     #[must_use]
     pub const fn torch(self, replicated: bool) -> Option<&'static str> {
         match (self, replicated) {
@@ -99,12 +100,13 @@ pub enum Units {
     Patterns(Vec<UnitPattern>),
 }
 
-/// One entry of `units = [...]`: module globs joined with `+` make one unit; the suffix `=keep` exempts the unit from
-/// `reshard_after_forward`.
+/// One entry of `units = [...]`: module globs joined with `+` make one unit; the suffix `=keep`
+/// exempts the unit from `reshard_after_forward`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct UnitPattern {
-    /// Globs over module paths; `*` matches any characters of one path component. With one glob each match is a unit of its own, with
-    /// several (`norm+output`) all matches together are one unit.
+    /// Globs over module paths; `*` matches any characters of one path component. With one glob
+    /// each match is a unit of its own, with several (`norm+output`) all matches together are one
+    /// unit.
     pub modules: Vec<String>,
     /// Never reshard this unit after forward.
     pub keep: bool,
@@ -114,7 +116,8 @@ pub struct UnitPattern {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Reshard {
-    /// `true`: free full parameters after forward, gather again in backward (the root only with `reshard_root`).
+    /// `true`: free full parameters after forward, gather again in backward (the root only with
+    /// `reshard_root`).
     Always,
     /// `false`: keep full parameters until backward is done.
     Never,
@@ -209,7 +212,8 @@ pub struct Fsdp {
     pub expandable_segments: bool,
     /// Bytes of cuBLAS's workspace, one for each of PyTorch's two threads; 0 where there is none.
     pub cublas_workspace_bytes: u64,
-    /// Double buffer: units that do not fit the pattern get a persistent buffer instead of a temporary one.
+    /// Double buffer: units that do not fit the pattern get a persistent buffer instead of a
+    /// temporary one.
     pub persist_on_alloc_fail: bool,
     /// Use AVG in the collective instead of scaling by 1/dp.
     pub average_in_collective: bool,
@@ -224,7 +228,8 @@ pub struct Fsdp {
 }
 
 impl Fsdp {
-    /// Whether a micro-batch's gradients are reduced over `dp_shard` (and, where `outer`, over `dp_outer` too); `last`: the step's last one.
+    /// Whether a micro-batch's gradients are reduced over `dp_shard` (and, where `outer`, over
+    /// `dp_outer` too); `last`: the step's last one.
     #[must_use]
     pub fn reduces(&self, outer: bool, last: bool) -> bool {
         last || match self.gradient_sync {
@@ -235,8 +240,8 @@ impl Fsdp {
     }
 }
 
-/// `fsdp.offload`: what rests in host memory between uses. Each piece keeps its identity and its device address: bytes move,
-/// objects do not.
+/// `fsdp.offload`: what rests in host memory between uses. Each piece keeps its identity and its
+/// device address: bytes move, objects do not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Offload {
     /// Compute weights at rest.

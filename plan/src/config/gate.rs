@@ -19,8 +19,8 @@ pub enum GateProgram {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GatePreset {
-    /// The step has to fit and to stay within its budgets; growth beyond a tolerance fails, improvements and other
-    /// changes of the program do not.
+    /// The step has to fit and to stay within its budgets; growth beyond a tolerance fails,
+    /// improvements and other changes of the program do not.
     #[default]
     Budget,
     /// Every change fails, for better or worse: allocated bytes and the program have to be equal.

@@ -5,7 +5,8 @@ use serde::Serialize;
 /// `[mesh]`: the ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Mesh {
-    /// Name of a shipped hardware profile, or path of a profile file, as the working directory has it.
+    /// Name of a shipped hardware profile, or path of a profile file, as the working directory has
+    /// it.
     pub hardware: String,
     /// Inner (sharding) data-parallel size.
     pub dp_shard: u32,

@@ -40,7 +40,8 @@ pub(crate) fn glob(text: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether `glob` matches `path`: component by component, where `*` stands for any characters of one component.
+/// Whether `glob` matches `path`: component by component, where `*` stands for any characters of
+/// one component.
 pub(crate) fn matches(glob: &str, path: &str) -> bool {
     let (mut g, mut p) = (glob.split('.'), path.split('.'));
     loop {
@@ -52,7 +53,8 @@ pub(crate) fn matches(glob: &str, path: &str) -> bool {
     }
 }
 
-/// Whether `glob` matches `path` or what contains it; the root contains everything and is matched by nothing.
+/// Whether `glob` matches `path` or what contains it; the root contains everything and is matched
+/// by nothing.
 pub(crate) fn covers(glob: &str, path: &str) -> bool {
     let above = path.match_indices('.').map(|(dot, _)| &path[..dot]);
     !path.is_empty() && above.chain([path]).any(|p| matches(glob, p))

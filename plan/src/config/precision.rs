@@ -8,11 +8,13 @@ use serde::Serialize;
 pub struct Precision {
     /// Dtype of gathered parameters, activations and matrix products.
     pub compute: DType,
-    /// Dtype of the main (optimizer) weights; `None` (scenario: `"none"`): the compute weights are the optimizer's.
+    /// Dtype of the main (optimizer) weights; `None` (scenario: `"none"`): the compute weights are
+    /// the optimizer's.
     pub main_params: Option<DType>,
     /// Dtype in which gradients are kept between micro-batches.
     pub main_grads: DType,
-    /// Dtype in which gradients are reduced over the inner axis (policies fsdp2 and megatron: over both).
+    /// Dtype in which gradients are reduced over the inner axis (policies fsdp2 and megatron: over
+    /// both).
     pub comm_grads: DType,
     /// Dtype of the optimizer moments.
     pub moments: DType,

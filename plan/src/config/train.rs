@@ -13,7 +13,8 @@ pub enum Recompute {
     Full,
     /// Keep the results of matrix products and attention; rerun the rest.
     Selective,
-    /// Keep what no fused kernel of backward can make again from what it reads anyway. Needs compiled code.
+    /// Keep what no fused kernel of backward can make again from what it reads anyway. Needs
+    /// compiled code.
     Pointwise,
 }
 

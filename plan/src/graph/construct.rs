@@ -131,8 +131,9 @@ impl Graph {
         outputs
     }
 
-    /// Fused attention. The result has the layout of the query (cuDNN's kernel, 16-bit types) or `[batch, seq, heads, head_dim]`
-    /// order (the memory-efficient kernel, float32; and with `by_rows`).
+    /// Fused attention. The result has the layout of the query (cuDNN's kernel, 16-bit types) or
+    /// `[batch, seq, heads, head_dim]` order (the memory-efficient kernel, float32; and with
+    /// `by_rows`).
     pub(crate) fn attention(
         &mut self,
         kind: OpKind,

@@ -143,7 +143,8 @@ pub enum PerRank {
     /// The same on every rank.
     #[default]
     Same,
-    /// Rank's slice of the inner axis: the offset grows by the range's length times the inner coordinate.
+    /// Rank's slice of the inner axis: the offset grows by the range's length times the inner
+    /// coordinate.
     Inner,
     /// Rank's slice of the outer axis: likewise with the outer coordinate.
     Outer,

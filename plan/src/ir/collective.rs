@@ -79,11 +79,12 @@ pub struct Collective {
 }
 
 impl Collective {
-    /// Bytes to a multiple of which each rank's payload has to be aligned, for NCCL's kernels to move it by whole vectors.
+    /// Bytes to a multiple of which each rank's payload has to be aligned, for NCCL's kernels to
+    /// move it by whole vectors.
     pub const ALIGNMENT: u64 = 16;
 
-    /// Whether ranks gather or scatter payloads that are no multiple of [`Self::ALIGNMENT`] in a group of `ranks`: NCCL then moves them
-    /// element by element.
+    /// Whether ranks gather or scatter payloads that are no multiple of [`Self::ALIGNMENT`] in a
+    /// group of `ranks`: NCCL then moves them element by element.
     #[must_use]
     pub fn misaligned(&self, ranks: u32) -> bool {
         let ranks = u64::from(ranks.max(1));
@@ -103,8 +104,9 @@ pub enum CopyKind {
     H2d,
     /// Device to host.
     D2h,
-    /// Device to device by copy engine. No policy asks for it yet: what they copy on the device, kernels do, and collectives on
-    /// copy engines are collectives. Devices and the simulator can, so that one that does needs nothing else.
+    /// Device to device by copy engine. No policy asks for it yet: what they copy on the device,
+    /// kernels do, and collectives on copy engines are collectives. Devices and the simulator can,
+    /// so that one that does needs nothing else.
     D2d,
 }
 

@@ -75,7 +75,8 @@ pub enum KernelClass {
 }
 
 impl KernelClass {
-    /// Whether arithmetic bounds it, as products, convolutions and attention; memory bounds all others.
+    /// Whether arithmetic bounds it, as products, convolutions and attention; memory bounds all
+    /// others.
     #[must_use]
     pub fn is_arithmetic(&self) -> bool {
         matches!(
@@ -107,7 +108,8 @@ impl BodyOp {
     }
 }
 
-/// A value inside a kernel's body. All reads of a launch are taken before its writes (an operand may be both).
+/// A value inside a kernel's body. All reads of a launch are taken before its writes (an operand
+/// may be both).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Slot {
     /// Place.
@@ -154,8 +156,9 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// Whether every element of the `n`th range that a launch writes is written: not where the body makes some columns of each row
-    /// only. The others are somebody else's, and may not have been written yet.
+    /// Whether every element of the `n`th range that a launch writes is written: not where the body
+    /// makes some columns of each row only. The others are somebody else's, and may not have been
+    /// written yet.
     #[must_use]
     pub fn fills(&self, n: usize) -> bool {
         let made = self.body.iter().flat_map(|op| &op.outputs);

@@ -15,7 +15,8 @@ pub(crate) fn contiguous(shape: &[u64]) -> Strides {
     strides
 }
 
-/// Whether the elements lie in row-major order without gaps (strides of dimensions of size 1 do not matter).
+/// Whether the elements lie in row-major order without gaps (strides of dimensions of size 1 do not
+/// matter).
 pub(crate) fn is_contiguous(shape: &[u64], strides: &[u64]) -> bool {
     let mut expected = 1;
     for (&n, &s) in shape.iter().zip(strides).rev() {
@@ -29,8 +30,9 @@ pub(crate) fn is_contiguous(shape: &[u64], strides: &[u64]) -> bool {
     true
 }
 
-/// Dense strides whose order of dimensions is that of `strides`, as PyTorch's TensorIterator sorts them: broadcast dimensions keep
-/// their place and are looked past, of equal strides the longer dimension is the outer one.
+/// Dense strides whose order of dimensions is that of `strides`, as PyTorch's TensorIterator sorts
+/// them: broadcast dimensions keep their place and are looked past, of equal strides the longer
+/// dimension is the outer one.
 pub(crate) fn dense_like(shape: &[u64], strides: &[u64]) -> Strides {
     // Innermost first; an insertion sort that goes on behind what it cannot compare.
     let mut order: SmallVec<[usize; 4]> = (0..shape.len()).rev().collect();
@@ -167,7 +169,8 @@ mod tests {
 
     #[test]
     fn dense_layout_follows_the_order_of_strides() {
-        // The first half of the last dimension of a transposed view: not dense, order batch, sequence, head, element.
+        // The first half of the last dimension of a transposed view: not dense, order batch,
+        // sequence, head, element.
         assert_eq!(
             dense_like(&[2, 4, 3, 5], &[120, 10, 40, 1]).as_slice(),
             &[60, 5, 20, 1]
@@ -178,14 +181,17 @@ mod tests {
         );
     }
 
-    /// Dimensions of size 1 and broadcast ones do not part those beside them; expected strides derived from `reorder_dimensions` by hand.
+    /// Dimensions of size 1 and broadcast ones do not part those beside them; expected strides
+    /// derived from `reorder_dimensions` by hand.
     #[test]
     fn dense_layout_looks_past_dimensions_that_say_nothing() {
-        // A transposed [5, 3] with a dimension of size 1 between; its stride is that of the outermost.
+        // A transposed [5, 3] with a dimension of size 1 between; its stride is that of the
+        // outermost.
         assert_eq!(dense_like(&[3, 1, 5], &[1, 15, 3]).as_slice(), &[1, 15, 3]);
         // A broadcast one keeps its place between the two that change theirs.
         assert_eq!(dense_like(&[3, 2, 5], &[1, 0, 3]).as_slice(), &[1, 3, 6]);
-        // Equal strides: one head of a [batch, sequence, head, element] tensor, seen with heads first.
+        // Equal strides: one head of a [batch, sequence, head, element] tensor, seen with heads
+        // first.
         assert_eq!(
             dense_like(&[2, 1, 3, 4], &[12, 4, 4, 1]).as_slice(),
             &[12, 4, 4, 1]

@@ -315,8 +315,8 @@ impl Flat {
         }
     }
 
-    /// Outer all-gather of a group's W shard (HFSDP, once per step); leaves the gather stream waiting
-    /// for it.
+    /// Outer all-gather of a group's W shard (HFSDP, once per step); leaves the gather stream
+    /// waiting for it.
     fn gather_outer(&self, out: &mut Emitter<'_>, g: GroupId) {
         let (Some(comm), Some(rest)) = (self.comms.outer, self.state(g).weight) else {
             return;

@@ -32,11 +32,11 @@ pub struct Peak {
     pub reserved: Bytes,
 }
 
-/// Memory of one rank running one program: the caching allocator, and where the program wants them a planned pool and a
-/// double buffer.
+/// Memory of one rank running one program: the caching allocator, and where the program wants them
+/// a planned pool and a double buffer.
 ///
-/// Every method takes the program that it was made for. Counters sum over the allocators; a planned pool is reserved
-/// from the start and a double buffer's copies stay allocated once used.
+/// Every method takes the program that it was made for. Counters sum over the allocators; a planned
+/// pool is reserved from the start and a double buffer's copies stay allocated once used.
 #[derive(Clone, Debug)]
 pub struct Memory {
     caching: CachingAllocator,
@@ -60,7 +60,8 @@ const NO_SLOT: u32 = u32::MAX;
 /// Where addresses of host buffers start: above the caching allocator's, below the pool's.
 pub const HOST_BASE: u64 = 1 << 61;
 
-/// Addresses of host buffers: they lie one after another in the program's order, for ever. Empty if there are none.
+/// Addresses of host buffers: they lie one after another in the program's order, for ever. Empty if
+/// there are none.
 fn host_addresses(program: &Program) -> Vec<u64> {
     if program.buffers.iter().all(|b| b.pool != Pool::Host) {
         return Vec::new();
@@ -77,14 +78,15 @@ fn host_addresses(program: &Program) -> Vec<u64> {
 }
 
 impl Memory {
-    /// Empty memory of a device that gives at most `capacity` bytes; plans the pool from the program's sections.
+    /// Empty memory of a device that gives at most `capacity` bytes; plans the pool from the
+    /// program's sections.
     #[must_use]
     pub fn new(program: &Program, capacity: Option<Bytes>) -> Self {
         Self::with(program, capacity, PoolAllocator::new)
     }
 
-    /// [`Memory::new`] for a caller that performs whole sections in the program's order, and nothing else: the planned
-    /// pool then need not look for conflicts, which its plan rules out.
+    /// [`Memory::new`] for a caller that performs whole sections in the program's order, and
+    /// nothing else: the planned pool then need not look for conflicts, which its plan rules out.
     #[must_use]
     pub fn of_whole_sections(program: &Program, capacity: Option<Bytes>) -> Self {
         Self::with(program, capacity, PoolAllocator::unguarded)
@@ -211,7 +213,8 @@ impl Memory {
         self.held[id.index()] != Held::Nothing
     }
 
-    /// Live buffers, ascending. Idle copies of a double buffer are allocated without being anybody's.
+    /// Live buffers, ascending. Idle copies of a double buffer are allocated without being
+    /// anybody's.
     #[must_use]
     pub fn live_buffers(&self) -> Vec<BufferId> {
         (0..)

@@ -1,17 +1,20 @@
 //! PyTorch's caching allocator as a state machine.
 //!
-//! Constants and rules are those of c10 `CUDACachingAllocator.cpp` (torch 2.11) with default settings: no
-//! `max_split_size`, no power-of-two rounding, no garbage collection.
+//! Constants and rules are those of c10 `CUDACachingAllocator.cpp` (torch 2.11) with default
+//! settings: no `max_split_size`, no power-of-two rounding, no garbage collection.
 //!
-//! * A request is rounded to 512 bytes; up to 1 MiB it comes from the small pool, else from the large one.
-//! * Each (stream, pool) has its own free blocks. The smallest that suffices is taken, of equal ones the lowest address.
-//!   No block ever serves another stream.
-//! * A miss takes a new segment: 2 MiB for small requests, 20 MiB below 10 MiB, else the request rounded to 2 MiB.
-//! * The low end of a block is handed out; the rest becomes a free block if it is at least 512 bytes (small pool) or more
-//!   than 1 MiB (large pool). A smaller rest stays with the block and counts as allocated.
+//! * A request is rounded to 512 bytes; up to 1 MiB it comes from the small pool, else from the
+//!   large one.
+//! * Each (stream, pool) has its own free blocks. The smallest that suffices is taken, of equal
+//!   ones the lowest address. No block ever serves another stream.
+//! * A miss takes a new segment: 2 MiB for small requests, 20 MiB below 10 MiB, else the request
+//!   rounded to 2 MiB.
+//! * The low end of a block is handed out; the rest becomes a free block if it is at least 512
+//!   bytes (small pool) or more than 1 MiB (large pool). A smaller rest stays with the block and
+//!   counts as allocated.
 //! * A freed block merges with free neighbours of its segment. The segment stays reserved.
-//! * When the device is full, every segment without a live block is returned, of all streams, and the request is tried
-//!   once more (a retry; it synchronises the device).
+//! * When the device is full, every segment without a live block is returned, of all streams, and
+//!   the request is tried once more (a retry; it synchronises the device).
 //!
 //! With `expandable_segments` a (stream, pool) has one growable range instead; see `expandable`.
 
@@ -114,7 +117,8 @@ impl CachingAllocator {
     /// Takes a block for `bytes` on `stream`'s lists.
     ///
     /// # Errors
-    /// [`AllocError::OutOfMemory`] when the device is full even after returning every segment without a live block.
+    /// [`AllocError::OutOfMemory`] when the device is full even after returning every segment
+    /// without a live block.
     pub fn take(&mut self, bytes: Bytes, stream: StreamId) -> Result<BlockId, AllocError> {
         let size = bytes
             .0
@@ -202,8 +206,8 @@ impl CachingAllocator {
         self.nodes.iter().filter(mine).map(|n| Bytes(n.size)).sum()
     }
 
-    /// Returns every segment without a live block (every free page of expandable segments) to the device, as
-    /// `torch.cuda.empty_cache` does.
+    /// Returns every segment without a live block (every free page of expandable segments) to the
+    /// device, as `torch.cuda.empty_cache` does.
     pub fn release_cached(&mut self) {
         for list in 0..self.lists.len() {
             let free: Vec<FreeKey> = self.lists[list].free.iter().collect();
@@ -240,7 +244,8 @@ impl CachingAllocator {
         Some(self.lists[list].free.remove_at(at).2)
     }
 
-    /// New memory that holds `size`, as a block outside the free list; `None` if the device is full.
+    /// New memory that holds `size`, as a block outside the free list; `None` if the device is
+    /// full.
     fn grow(&mut self, list: usize, size: u64) -> Option<u32> {
         if self.expandable {
             return self.grow_range(list, size);
@@ -285,7 +290,8 @@ impl CachingAllocator {
         self.insert_free(rest);
     }
 
-    /// Merges a block that is not in a list with its neighbours of the same state, and takes those out of theirs.
+    /// Merges a block that is not in a list with its neighbours of the same state, and takes those
+    /// out of theirs.
     fn merge(&mut self, id: u32) -> u32 {
         let Node {
             prev, next, state, ..

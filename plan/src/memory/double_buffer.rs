@@ -1,9 +1,10 @@
-//! The double buffer: a few copies of one unit's buffers, used in turn by all units that look alike.
+//! The double buffer: a few copies of one unit's buffers, used in turn by all units that look
+//! alike.
 //!
-//! The largest set of units with identical buffers (role, element type, bytes) shares the copies; of equal sets the
-//! first in unit order wins. The other units' buffers get a persistent buffer of their own, or a temporary one from the
-//! caching allocator. A copy is taken from the caching allocator when it is first used and kept for ever, as
-//! Megatron-FSDP's global memory buffers are.
+//! The largest set of units with identical buffers (role, element type, bytes) shares the copies;
+//! of equal sets the first in unit order wins. The other units' buffers get a persistent buffer of
+//! their own, or a temporary one from the caching allocator. A copy is taken from the caching
+//! allocator when it is first used and kept for ever, as Megatron-FSDP's global memory buffers are.
 
 use super::AllocError;
 use crate::ir::{Buffer, DType, Pool, Role, UnitId};
@@ -55,8 +56,8 @@ pub struct DoubleBuffer {
 }
 
 impl DoubleBuffer {
-    /// Slots for the program's buffers of [`Pool::DoubleBuffer`]: `double_buffer_copies` (at least 1) of each buffer of
-    /// the shared unit pattern.
+    /// Slots for the program's buffers of [`Pool::DoubleBuffer`]: `double_buffer_copies` (at least
+    /// 1) of each buffer of the shared unit pattern.
     #[must_use]
     pub fn new(program: &Program) -> Self {
         // Buffers with one key are one bucket of the unit, in forward and in backward.
@@ -123,11 +124,12 @@ impl DoubleBuffer {
         }
     }
 
-    /// Takes an idle copy of the buffer's class, the lowest first, or the buffer's own persistent slot. `None` for a
-    /// buffer that is [`Place::Temporary`].
+    /// Takes an idle copy of the buffer's class, the lowest first, or the buffer's own persistent
+    /// slot. `None` for a buffer that is [`Place::Temporary`].
     ///
     /// # Errors
-    /// [`AllocError::DoubleBufferExhausted`] if all copies are in use, [`AllocError::SlotInUse`] if the key's own slot is.
+    /// [`AllocError::DoubleBufferExhausted`] if all copies are in use, [`AllocError::SlotInUse`] if
+    /// the key's own slot is.
     pub fn take(&mut self, buffer: &Buffer) -> Result<Option<Taken>, AllocError> {
         let slot = match self.place(buffer) {
             Place::Temporary => return Ok(None),

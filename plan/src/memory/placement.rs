@@ -5,7 +5,8 @@ use crate::ir::Pool;
 use crate::program::{Op, Program};
 use std::sync::{Arc, OnceLock};
 
-/// Where a program's planned buffers lie: worked out when somebody first asks, and kept with the program.
+/// Where a program's planned buffers lie: worked out when somebody first asks, and kept with the
+/// program.
 ///
 /// It follows from the program, so it neither takes part in comparisons nor in digests.
 #[derive(Clone, Debug, Default)]
@@ -18,7 +19,8 @@ impl PartialEq for Placement {
 }
 
 impl Placement {
-    /// The plan for `program`, or nothing if it has no planned buffers. A program that was edited since is planned again.
+    /// The plan for `program`, or nothing if it has no planned buffers. A program that was edited
+    /// since is planned again.
     pub(super) fn of(program: &Program) -> Option<Arc<PoolPlan>> {
         if program.buffers.iter().all(|b| b.pool != Pool::Planned) {
             return None;

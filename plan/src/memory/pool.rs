@@ -1,8 +1,9 @@
 //! The planned pool: one fixed slot a key, from the lifetimes of one traced step.
 //!
-//! A plan that gives every key one address for ever cannot break when a validation forward runs between two steps, and
-//! captured graphs may rely on it. (Megatron-FSDP's first trace pool gave a key several slots in allocation order with a
-//! cursor; forward-only passes ran the cursor out of step.)
+//! A plan that gives every key one address for ever cannot break when a validation forward runs
+//! between two steps, and captured graphs may rely on it. (Megatron-FSDP's first trace pool gave a
+//! key several slots in allocation order with a cursor; forward-only passes ran the cursor out of
+//! step.)
 
 mod lifetimes;
 mod occupancy;
@@ -22,7 +23,8 @@ pub const POOL_BASE: u64 = 1 << 62;
 
 /// Serves requests from the slots of a [`PoolPlan`].
 ///
-/// A slot's bytes count as allocated while its key is live; the whole pool is reserved from the start.
+/// A slot's bytes count as allocated while its key is live; the whole pool is reserved from the
+/// start.
 #[derive(Clone, Debug)]
 pub struct PoolAllocator {
     plan: Arc<PoolPlan>,
@@ -31,7 +33,8 @@ pub struct PoolAllocator {
     /// What was requested of each live slot.
     requested: Vec<Option<Bytes>>,
     counters: Counters,
-    /// Whether calls may come in another order than in the trace, so that slots have to be compared.
+    /// Whether calls may come in another order than in the trace, so that slots have to be
+    /// compared.
     guarded: bool,
 }
 
@@ -53,8 +56,9 @@ impl PoolAllocator {
         }
     }
 
-    /// An empty pool for callers that do exactly what the plan's trace did: that no two live slots overlap then follows
-    /// from the plan, and only sizes and keys are looked at. [`Allocator::free`] finds nothing in it.
+    /// An empty pool for callers that do exactly what the plan's trace did: that no two live slots
+    /// overlap then follows from the plan, and only sizes and keys are looked at.
+    /// [`Allocator::free`] finds nothing in it.
     #[must_use]
     pub(super) fn unguarded(plan: Arc<PoolPlan>) -> Self {
         Self {
@@ -72,8 +76,8 @@ impl PoolAllocator {
     /// Takes the slot at `index` of the plan.
     ///
     /// # Errors
-    /// [`AllocError::SizeChanged`] if it is smaller than `bytes`, [`AllocError::SlotInUse`] if it or a slot that shares
-    /// addresses with it is live.
+    /// [`AllocError::SizeChanged`] if it is smaller than `bytes`, [`AllocError::SlotInUse`] if it
+    /// or a slot that shares addresses with it is live.
     pub fn take(&mut self, index: usize, bytes: Bytes) -> Result<Block, AllocError> {
         let slot = self.plan.slots()[index];
         if bytes > slot.bytes {
@@ -117,8 +121,9 @@ impl PoolAllocator {
         })
     }
 
-    /// Gives the slot at `index` back. `false`, and nothing else, if its key is not live: a key that does not hold its
-    /// slot must never release it, the addresses may be another key's by now.
+    /// Gives the slot at `index` back. `false`, and nothing else, if its key is not live: a key
+    /// that does not hold its slot must never release it, the addresses may be another key's by
+    /// now.
     pub fn release(&mut self, index: usize) -> bool {
         let Some(bytes) = self.requested[index].take() else {
             return false;

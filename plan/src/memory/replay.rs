@@ -1,6 +1,7 @@
 //! A program's memory without a clock: what every interpreter must agree with.
 //!
-//! Allocations and frees happen in host order, so their addresses, counters and peaks do not depend on time.
+//! Allocations and frees happen in host order, so their addresses, counters and peaks do not depend
+//! on time.
 
 use super::arena::Memory;
 use super::{AllocError, Counters};
@@ -19,7 +20,8 @@ pub struct PassMemory {
     pub peak_allocated: Bytes,
     /// Peak of reserved bytes within the pass.
     pub peak_reserved: Bytes,
-    /// The allocation that made the allocated peak; `None` if no allocation rose above what was live at the start.
+    /// The allocation that made the allocated peak; `None` if no allocation rose above what was
+    /// live at the start.
     pub peak_at: Option<InstrId>,
     /// Counters at its end.
     pub end: Counters,
@@ -82,8 +84,8 @@ pub enum ReplayError {
     },
 }
 
-/// Replays `Init`, the first step and `steps - 1` steady ones on an unlimited device. `Validation`, where the program has
-/// it, runs before the last step, and after every `validate_every`-th one.
+/// Replays `Init`, the first step and `steps - 1` steady ones on an unlimited device. `Validation`,
+/// where the program has it, runs before the last step, and after every `validate_every`-th one.
 ///
 /// # Errors
 /// [`ReplayError`].

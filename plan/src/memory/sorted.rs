@@ -1,7 +1,8 @@
 //! A sorted set of small `Copy` items in chunks.
 //!
-//! Free lists hold tens to hundreds of entries and change with every call; contiguous chunks of 64 beat a B-tree there
-//! and stay logarithmic when a list grows to thousands. A set keeps its chunks, so a steady state allocates nothing.
+//! Free lists hold tens to hundreds of entries and change with every call; contiguous chunks of 64
+//! beat a B-tree there and stay logarithmic when a list grows to thousands. A set keeps its chunks,
+//! so a steady state allocates nothing.
 
 /// Entries of a full chunk.
 const CHUNK: usize = 64;

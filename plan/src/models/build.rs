@@ -121,8 +121,8 @@ impl<'s> Builder<'s> {
         })
     }
 
-    /// `nn.Linear` where PyTorch cannot fuse the bias (input of other than two dimensions and not contiguous): copies the
-    /// input to a matrix, multiplies, adds the bias in place.
+    /// `nn.Linear` where PyTorch cannot fuse the bias (input of other than two dimensions and not
+    /// contiguous): copies the input to a matrix, multiplies, adds the bias in place.
     pub(crate) fn linear_unfused(&mut self, layer: Layer, x: ValueId) -> ValueId {
         let (w, b) = (self.weight(layer), self.bias(layer));
         self.within(layer.module(), |s| {
@@ -251,7 +251,8 @@ fn compiled(s: &Scenario, tree: &Tree) -> Vec<bool> {
     out
 }
 
-/// The gradient that backward starts from: that of a step is the gradient of its mean loss, or of the sum over its tokens.
+/// The gradient that backward starts from: that of a step is the gradient of its mean loss, or of
+/// the sum over its tokens.
 pub(crate) fn seed(s: &Scenario, tokens: u64) -> f64 {
     if s.fsdp.per_token_loss {
         tokens as f64

@@ -1,8 +1,9 @@
-//! Chunked cross entropy: head and loss together, a chunk of rows at a time (as Liger's fused linear cross entropy).
+//! Chunked cross entropy: head and loss together, a chunk of rows at a time (as Liger's fused
+//! linear cross entropy).
 //!
-//! Each chunk's logits are turned into their gradient in place, from which the gradients of the hidden states and of the
-//! head's weight follow at once: the loss is where backward starts, so the factor that it starts from is known here, and
-//! backward takes both as they are.
+//! Each chunk's logits are turned into their gradient in place, from which the gradients of the
+//! hidden states and of the head's weight follow at once: the loss is where backward starts, so the
+//! factor that it starts from is known here, and backward takes both as they are.
 
 use super::build::{self, Builder};
 use super::declare::Layer;

@@ -1,4 +1,5 @@
-//! Model FLOPs: the arithmetic that a step asks for, however it is done. What recompute adds does not count.
+//! Model FLOPs: the arithmetic that a step asks for, however it is done. What recompute adds does
+//! not count.
 
 use super::declare::Tree;
 use super::spec::{Inputs, Mask};
@@ -17,8 +18,8 @@ pub(crate) struct Backward {
 }
 
 impl Backward {
-    /// That of a model without frozen parameters. The first layer counts as all others do, though what it reads needs no gradient: so does the
-    /// convention of 6 FLOPs a parameter and token.
+    /// That of a model without frozen parameters. The first layer counts as all others do, though
+    /// what it reads needs no gradient: so does the convention of 6 FLOPs a parameter and token.
     pub(crate) fn whole(tree: &Tree) -> Self {
         Self {
             inputs: vec![true; tree.params.len()],
@@ -58,9 +59,11 @@ impl Backward {
     }
 }
 
-/// Model FLOPs of forward and backward and the tokens of one micro-batch. Each matmul parameter takes 2 FLOPs a token in forward, 2 for the gradient
-/// of its input where that is needed, and 2 for its own where it is trained: 6 without frozen parameters. Attention takes
-/// `2 * heads * head_dim * seq^2 * batch` a layer in forward, half of that if causal, and twice as much backward.
+/// Model FLOPs of forward and backward and the tokens of one micro-batch. Each matmul parameter
+/// takes 2 FLOPs a token in forward, 2 for the gradient of its input where that is needed, and 2
+/// for its own where it is trained: 6 without frozen parameters. Attention takes
+/// `2 * heads * head_dim * seq^2 * batch` a layer in forward, half of that if causal, and twice as
+/// much backward.
 pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Flops, u64) {
     let (m, b, t) = (&s.model, s.train.micro_batch, s.train.seq_len);
     let spec = m.family.spec();

@@ -1,4 +1,5 @@
-//! GPT-2: LayerNorm with bias, learned positions, fused query-key-value projection, GELU, tied head.
+//! GPT-2: LayerNorm with bias, learned positions, fused query-key-value projection, GELU, tied
+//! head.
 
 use super::build::Builder;
 use super::declare::{Declare, Layer, Order, ROOT, Weights};

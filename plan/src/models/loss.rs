@@ -48,7 +48,8 @@ fn cross_entropy(b: &mut Builder<'_>, logits: ValueId, labels: ValueId) {
             &[log_probs, labels],
             &[(&[], DType::F32), (&[], DType::F32)],
         );
-        // The arguments of the call live until it returns, the logits until the code around it does.
+        // The arguments of the call live until it returns, the logits until the code around it
+        // does.
         for v in [float, labels, logits] {
             b.g.release(v);
         }

@@ -53,9 +53,9 @@ impl OpDef for op::Gemm {
         KernelClass::Gemm { m, n, k, batch: 1 }
     }
 
-    /// `y = x w^T + b`. PyTorch computes gradients in the alphabetical order of its arguments' names:
-    /// `mm(self, mat2)` the weight's first, `addmm(self, mat1, mat2)` the input's, the weight's, then
-    /// the bias'.
+    /// `y = x w^T + b`. PyTorch computes gradients in the alphabetical order of its arguments'
+    /// names: `mm(self, mat2)` the weight's first, `addmm(self, mat1, mat2)` the input's, the
+    /// weight's, then the bias'.
     fn vjp(&self, at: Vjp<'_>) -> Contributions {
         let Vjp { g, op, dy, needs } = at;
         let (x, w) = (op.inputs[0], op.inputs[1]);

@@ -1,14 +1,14 @@
 //! The `megatron` policy: megatron-fsdp 0.6.1, the production engine (`megatron_fsdp.py`,
 //! `param_and_grad_buffer.py`).
 //!
-//! - one flat bucket per unit and one for the root's own parameters, which stays gathered once it has
-//!   been;
+//! - one flat bucket per unit and one for the root's own parameters, which stays gathered once it
+//!   has been;
 //! - gathers are prefetched in bucket order until half of the suggested communication size is in
 //!   flight;
 //! - each of autograd's gradients is copied, as soon as it is complete, into its group's full
 //!   bucket, which exists from the first one on; behind the last one the bucket is reduced in place
-//!   into the rank's slice and then added to the persistent shard; a queue bounded in elements decides
-//!   when buckets are released.
+//!   into the rank's slice and then added to the persistent shard; a queue bounded in elements
+//!   decides when buckets are released.
 
 mod spec;
 

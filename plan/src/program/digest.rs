@@ -6,7 +6,8 @@ use super::Program;
 use serde::Serialize;
 
 pub(super) fn digest(program: &Program) -> String {
-    // Labels that do not change what is executed stay out: the scenario's name and the hardware profile.
+    // Labels that do not change what is executed stay out: the scenario's name and the hardware
+    // profile.
     let mut meta = program.meta.clone();
     meta.scenario.clear();
     meta.hardware.clear();

@@ -61,7 +61,8 @@ pub enum Axis {
     World,
 }
 
-/// A communicator. It runs its collectives one after another in host launch order, whatever their streams.
+/// A communicator. It runs its collectives one after another in host launch order, whatever their
+/// streams.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Communicator {
     /// Name, for example `shard`, `shard_rs`, `outer`.
@@ -77,7 +78,8 @@ pub struct Communicator {
     pub copy_engine: bool,
 }
 
-/// What is not so is not written: a program keeps the digest that it had before there was the choice.
+/// What is not so is not written: a program keeps the digest that it had before there was the
+/// choice.
 #[allow(
     clippy::trivially_copy_pass_by_ref,
     reason = "serde asks for a reference"

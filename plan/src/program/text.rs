@@ -151,7 +151,8 @@ pub(super) fn op(program: &Program, instr: &Instr) -> String {
     }
 }
 
-/// The comment lines at the top, with the groups of these units (`None`: of all); equal neighbours share a line.
+/// The comment lines at the top, with the groups of these units (`None`: of all); equal neighbours
+/// share a line.
 pub(super) fn header(program: &Program, units: Option<&[UnitId]>) -> String {
     let mut out = String::new();
     write_header(program, units, &mut out);

@@ -24,8 +24,9 @@ impl Traffic {
 impl Program {
     /// Traffic of a launch; nothing for what launches no kernel.
     ///
-    /// A kernel is described before it is known where gradients lie and counts them in the type it computes in. The launch's
-    /// ranges know how wide their elements are (`precision.main_grads`, `precision.comm_grads`).
+    /// A kernel is described before it is known where gradients lie and counts them in the type it
+    /// computes in. The launch's ranges know how wide their elements are (`precision.main_grads`,
+    /// `precision.comm_grads`).
     #[must_use]
     pub fn traffic(&self, op: &Op) -> Traffic {
         let Op::Launch { kernel, .. } = *op else {
@@ -74,7 +75,8 @@ mod tests {
     const LLAMA: &str = "[model]\nfamily = \"llama\"\nlayers = 1\nhidden = 64\nheads = 4\nffn = 176\nvocab = 250\n\
         max_seq_len = 32\n[train]\nseq_len = 32\nmicro_batch = 2\n[mesh]\nhardware = \"h200-nvlink\"\ndp_shard = 4\n";
 
-    /// Traffic of the backward launches that write a buffer of this type as a whole kernel's only result.
+    /// Traffic of the backward launches that write a buffer of this type as a whole kernel's only
+    /// result.
     fn gradients(text: &str, grads: &str, kernel: &str, to: DType) -> BTreeSet<(u64, u64)> {
         let set = [
             "fsdp.policy=native".to_owned(),
@@ -118,7 +120,8 @@ mod tests {
 
     #[test]
     fn an_embedding_s_gradient_touches_its_rows_in_both_directions() {
-        // 64 tokens: gradients of 64 numbers in bf16, ids of 8 bytes, and the rows themselves, which are added to.
+        // 64 tokens: gradients of 64 numbers in bf16, ids of 8 bytes, and the rows themselves,
+        // which are added to.
         let (rows, ids) = (64 * 64, 64 * 8);
         for (grads, to, size) in [("f32", DType::F32, 4), ("bf16", DType::Bf16, 2)] {
             assert_eq!(

@@ -1,7 +1,9 @@
-//! Memory that kernels of a GPU take beside the program's buffers: a device allocates it once, before the first step.
+//! Memory that kernels of a GPU take beside the program's buffers: a device allocates it once,
+//! before the first step.
 //!
-//! It is part of the plan in that it follows from the program alone, so that a prediction of the whole device's memory needs
-//! no device. The sizes are those of the libraries that `exec` uses (cuBLASLt, cuDNN 9.19).
+//! It is part of the plan in that it follows from the program alone, so that a prediction of the
+//! whole device's memory needs no device. The sizes are those of the libraries that `exec` uses
+//! (cuBLASLt, cuDNN 9.19).
 
 use super::{Op, Program};
 use crate::ir::{Kernel, KernelClass, OpKind, Slot};
@@ -44,7 +46,8 @@ pub fn of(program: &Program) -> Bytes {
 pub fn kernel_bytes(kernel: &Kernel, deterministic: bool) -> u64 {
     match kernel.class {
         KernelClass::Gemm { m, n, k, .. } if m * n * k > 0 => PRODUCT,
-        // Tensor cores take channels last: cuDNN's kernels for 16-bit types work on copies of images, weights and results in that order.
+        // Tensor cores take channels last: cuDNN's kernels for 16-bit types work on copies of
+        // images, weights and results in that order.
         KernelClass::Conv { .. } if kernel.dtype.size() == 2 => {
             let bytes = |slot: &Slot| slot.shape.iter().product::<u64>() * 2;
             let operands = kernel
@@ -77,8 +80,8 @@ pub fn kernel_bytes(kernel: &Kernel, deterministic: bool) -> u64 {
             if !fused {
                 return delta;
             }
-            // The gradient of the queries is added up in float32, tile after tile; in a fixed order only from all of the
-            // scores' gradients.
+            // The gradient of the queries is added up in float32, tile after tile; in a fixed order
+            // only from all of the scores' gradients.
             let queries = if deterministic {
                 rows * seq * 2
             } else {
@@ -142,8 +145,8 @@ mod tests {
         assert_eq!(kernel_bytes(&own, true), 4 * 256 * 4);
     }
 
-    /// cuDNN 9.19 asked for 65.125 MiB on an H200 for 16 images of 256 channels of 64 x 64 and as many channels of 3 x 3 weights, whichever of the
-    /// three was the result: a copy of each.
+    /// cuDNN 9.19 asked for 65.125 MiB on an H200 for 16 images of 256 channels of 64 x 64 and as
+    /// many channels of 3 x 3 weights, whichever of the three was the result: a copy of each.
     #[test]
     fn convolutions_have_room_for_copies_in_the_order_of_tensor_cores() {
         let scenario = |compute| {

@@ -5,11 +5,13 @@ use crate::ir::{COMPUTE, InstrId, UnitId};
 use crate::program::Phase;
 
 impl Run {
-    /// Spans that ran in a gap and whose end it waited for, in their order: the one the run names, and those of the same gather or
-    /// reduction that it came behind (a sum behind a reduce-scatter, a gather behind a copy). Where none of them ran, the one that
-    /// the run names; none where nothing on the device was waited for.
+    /// Spans that ran in a gap and whose end it waited for, in their order: the one the run names,
+    /// and those of the same gather or reduction that it came behind (a sum behind a
+    /// reduce-scatter, a gather behind a copy). Where none of them ran, the one that the run names;
+    /// none where nothing on the device was waited for.
     ///
-    /// `place` is the unit, phase and micro-batch of an instruction: those of one unit's gather or reduction share them.
+    /// `place` is the unit, phase and micro-batch of an instruction: those of one unit's gather or
+    /// reduction share them.
     #[must_use]
     pub fn awaited(
         &self,
@@ -34,7 +36,8 @@ impl Run {
                     break;
                 }
                 Blocker::Stream(y) | Blocker::Event(y) if together(at, y) => y,
-                // Time on the wire, or lost to others on it, is that of the collective that had the communicator.
+                // Time on the wire, or lost to others on it, is that of the collective that had the
+                // communicator.
                 Blocker::Communicator(y)
                     if matches!(gap.cause, Cause::Wire | Cause::Contention) =>
                 {

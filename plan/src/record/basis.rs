@@ -121,7 +121,8 @@ pub fn milliseconds(ms: f64, basis: Option<&Basis>) -> String {
     format!("{} ms", number(ms, 2, basis))
 }
 
-/// Formats a number with this many significant digits, without an exponent and with a comma between thousands.
+/// Formats a number with this many significant digits, without an exponent and with a comma between
+/// thousands.
 #[must_use]
 pub fn significant(x: f64, digits: u32) -> String {
     if !x.is_finite() || x == 0.0 {

@@ -1,4 +1,5 @@
-//! What a device's power limit makes of its clock, as a run tells it among the facts of its environment.
+//! What a device's power limit makes of its clock, as a run tells it among the facts of its
+//! environment.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +9,8 @@ const FACTOR: &str = "power.arithmetic_factor";
 /// The clock of a run's steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Clock {
-    /// Share of a step's time (0 to 1) that matrix products, convolutions and attention take, alone.
+    /// Share of a step's time (0 to 1) that matrix products, convolutions and attention take,
+    /// alone.
     pub arithmetic_share: f64,
     /// Their time relative to that at full clock.
     pub arithmetic_factor: f64,

@@ -7,8 +7,9 @@ use crate::program::{Op, Program};
 use crate::units::Picos;
 use std::collections::BTreeMap;
 
-/// Time of a kind of collective is counted once where several run at the same time; what the compute stream does not
-/// cover is exposed. A collective overlaps a product when any matrix product, attention or convolution shares time with it.
+/// Time of a kind of collective is counted once where several run at the same time; what the
+/// compute stream does not cover is exposed. A collective overlaps a product when any matrix
+/// product, attention or convolution shares time with it.
 #[must_use]
 pub fn collective_stats(
     program: &Program,

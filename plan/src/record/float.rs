@@ -1,4 +1,5 @@
-//! Floating-point numbers in JSON, those that JSON does not know included: `"NaN"`, `"inf"`, `"-inf"`.
+//! Floating-point numbers in JSON, those that JSON does not know included: `"NaN"`, `"inf"`,
+//! `"-inf"`.
 //!
 //! For `#[serde(with = "…")]`; a diverged loss has to survive being stored.
 

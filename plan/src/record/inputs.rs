@@ -27,9 +27,9 @@ impl<'a> Inputs<'a> {
         }
     }
 
-    /// The earliest time at which the input of span `x` could be there: what this step computes is there when the kernel that
-    /// computed it has ended, all else from the step's begin on. Copies into a bucket are part of the way: they could have run as
-    /// soon as what they copy was there.
+    /// The earliest time at which the input of span `x` could be there: what this step computes is
+    /// there when the kernel that computed it has ended, all else from the step's begin on. Copies
+    /// into a bucket are part of the way: they could have run as soon as what they copy was there.
     ///
     /// # Panics
     /// If there is no such span.

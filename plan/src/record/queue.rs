@@ -1,7 +1,9 @@
-//! Collectives that were issued and ready, and waited for their turn behind collectives of another kind.
+//! Collectives that were issued and ready, and waited for their turn behind collectives of another
+//! kind.
 //!
-//! Collectives of one communicator run in the order in which they are issued, and so do those of one stream. One behind others of its own kind is
-//! in their line: gathers are issued in the order in which their results are needed, so what such a line takes is the wire's time. Behind another
+//! Collectives of one communicator run in the order in which they are issued, and so do those of
+//! one stream. One behind others of its own kind is in their line: gathers are issued in the order
+//! in which their results are needed, so what such a line takes is the wire's time. Behind another
 //! kind (a gather behind a reduction) it waits for what computation does not need first.
 
 use super::{Blocker, ExposedGap, Span};
@@ -73,13 +75,15 @@ impl<'a> Queues<'a> {
         }
     }
 
-    /// The wait of span `x` itself behind a collective of another kind; none where `x` is no collective or did not wait.
+    /// The wait of span `x` itself behind a collective of another kind; none where `x` is no
+    /// collective or did not wait.
     #[must_use]
     pub fn of(&self, x: u32) -> Option<Queued> {
         let kind = self.collective(x)?.kind;
         let span = self.spans.get(x as usize)?;
         let (behind, shared, ready) = match span.blocker {
-            // Its stream was free only when the one before had ended, so it cannot tell when it was ready but for that.
+            // Its stream was free only when the one before had ended, so it cannot tell when it was
+            // ready but for that.
             Blocker::Stream(y) if y < x && self.collective(y).is_some() => {
                 let ready = self.spans[y as usize].start.max(self.let_go(y, x));
                 (y, Shared::Stream, ready)
@@ -98,7 +102,8 @@ impl<'a> Queues<'a> {
         })
     }
 
-    /// The wait that made span `x` late and by how much: its own, or that of the first of the line of its kind that it came right behind.
+    /// The wait that made span `x` late and by how much: its own, or that of the first of the line
+    /// of its kind that it came right behind.
     #[must_use]
     pub fn late(&self, x: u32) -> Option<(Queued, Picos)> {
         let mut line = x;
@@ -123,7 +128,8 @@ impl<'a> Queues<'a> {
         }
     }
 
-    /// The wait that a gap of cause [`super::Cause::Queue`] is due to: that of what the gap waited for, or of what that came behind.
+    /// The wait that a gap of cause [`super::Cause::Queue`] is due to: that of what the gap waited
+    /// for, or of what that came behind.
     #[must_use]
     pub fn of_gap(&self, gap: &ExposedGap) -> Option<Queued> {
         let mut x = gap.waited_for?;
@@ -159,7 +165,8 @@ impl<'a> Queues<'a> {
         })
     }
 
-    /// When the last of the events had happened that the stream waits for between spans `y` and `x`.
+    /// When the last of the events had happened that the stream waits for between spans `y` and
+    /// `x`.
     fn let_go(&self, y: u32, x: u32) -> Picos {
         let [from, to] = [y, x].map(|i| self.spans[i as usize].instr.index());
         let on = self.spans[x as usize].stream;

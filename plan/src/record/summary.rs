@@ -5,7 +5,8 @@ use crate::units::Picos;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Version of [`Summary`]'s JSON; raised when a field changes meaning. Fields are added, never renamed.
+/// Version of [`Summary`]'s JSON; raised when a field changes meaning. Fields are added, never
+/// renamed.
 pub const SUMMARY_FORMAT: u32 = 1;
 
 /// Step times in milliseconds.
@@ -121,8 +122,9 @@ impl Run {
         self.exposed.values().copied().sum()
     }
 
-    /// Gradient norms that the run tells: none where no step has one, as under `fsdp.sum_in_optimizer`, whose runs never sum a gradient. (Where
-    /// one becomes infinite or no number on the way, others before it are finite.)
+    /// Gradient norms that the run tells: none where no step has one, as under
+    /// `fsdp.sum_in_optimizer`, whose runs never sum a gradient. (Where one becomes infinite or no
+    /// number on the way, others before it are finite.)
     #[must_use]
     pub fn told_grad_norms(&self) -> &[f64] {
         told(&self.grad_norms)

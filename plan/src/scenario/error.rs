@@ -14,7 +14,8 @@ pub struct Position {
 }
 
 impl Position {
-    /// The place of a byte; what lies beyond the text, or within a character, counts as the nearest character before.
+    /// The place of a byte; what lies beyond the text, or within a character, counts as the nearest
+    /// character before.
     #[must_use]
     pub fn of(text: &str, byte: usize) -> Self {
         let before = &text[..boundary(text, byte)];
@@ -38,8 +39,8 @@ fn boundary(text: &str, byte: usize) -> usize {
 
 /// Why a scenario is refused.
 ///
-/// `Display` prints `file:line:column: message`, the line with a caret under the fault, and a `help:` line where there is
-/// something to suggest.
+/// `Display` prints `file:line:column: message`, the line with a caret under the fault, and a
+/// `help:` line where there is something to suggest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScenarioError(Box<Detail>);
 

@@ -1,8 +1,10 @@
-//! Models by their Hugging Face `config.json`: its fields as values of `[model]`, each at its place in that file.
+//! Models by their Hugging Face `config.json`: its fields as values of `[model]`, each at its place
+//! in that file.
 //!
-//! Names and defaults are those of the configuration classes of transformers (4.57): `LlamaConfig`, `MistralConfig`, `Qwen2Config`,
-//! `Qwen3Config` and `GPT2Config`. What a file must not leave to them are the shapes. Dropout and the stretching of rotary frequencies
-//! (`rope_scaling`) change numbers, not the time or memory of a step, and are passed over.
+//! Names and defaults are those of the configuration classes of transformers (4.57): `LlamaConfig`,
+//! `MistralConfig`, `Qwen2Config`, `Qwen3Config` and `GPT2Config`. What a file must not leave to
+//! them are the shapes. Dropout and the stretching of rotary frequencies (`rope_scaling`) change
+//! numbers, not the time or memory of a step, and are passed over.
 
 use super::error::ScenarioError;
 use super::keys::Key;
@@ -31,7 +33,8 @@ struct Kind {
     family: &'static str,
     /// Fields without which there is no shape.
     required: &'static [(&'static str, Key)],
-    /// Fields that may be absent or null. What holds then is what the scenario's keys default to, or stands in `defaults`.
+    /// Fields that may be absent or null. What holds then is what the scenario's keys default to,
+    /// or stands in `defaults`.
     optional: &'static [(&'static str, Key)],
     /// Where the class's defaults are others than the scenario's keys'.
     defaults: &'static [(Key, Datum)],
@@ -127,7 +130,8 @@ struct Config<'t> {
     fields: BTreeMap<String, &'t RawValue>,
 }
 
-/// Takes in what a file, named at a place, says about keys that nobody gives. Returns what others depend on.
+/// Takes in what a file, named at a place, says about keys that nobody gives. Returns what others
+/// depend on.
 pub(crate) fn fill(
     document: &mut Document,
     path: &Path,
@@ -324,7 +328,8 @@ impl<'t> Config<'t> {
     }
 }
 
-/// A JSON value as TOML would have it. Objects and lists are no value of `[model]`: as empty ones they are refused by name.
+/// A JSON value as TOML would have it. Objects and lists are no value of `[model]`: as empty ones
+/// they are refused by name.
 fn datum(value: serde_json::Value) -> Datum {
     match value {
         serde_json::Value::Bool(b) => Datum::Bool(b),

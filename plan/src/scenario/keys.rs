@@ -1,4 +1,5 @@
-//! Every key of a scenario file, once: the check, the suggestions, the JSON Schema and shell completion read this table.
+//! Every key of a scenario file, once: the check, the suggestions, the JSON Schema and shell
+//! completion read this table.
 
 use super::huggingface;
 use super::presets::PRESETS;
@@ -36,7 +37,8 @@ pub enum Accept {
     Bool,
     /// An integer, both ends included.
     Integer(u64, u64),
-    /// A finite number (an integer too), both ends included. `f64::MIN_POSITIVE` as the lower end means "above 0".
+    /// A finite number (an integer too), both ends included. `f64::MIN_POSITIVE` as the lower end
+    /// means "above 0".
     Number(f64, f64),
     /// Bytes, both ends included: an integer, or a string with a unit such as `"25MiB"`.
     Bytes(u64, u64),

@@ -1,4 +1,5 @@
-//! Sizes beyond which sums of bytes, FLOPs or time would leave 64 bits, or a plan would not fit in memory.
+//! Sizes beyond which sums of bytes, FLOPs or time would leave 64 bits, or a plan would not fit in
+//! memory.
 
 use super::error::ScenarioError;
 use super::keys::Key;
@@ -90,7 +91,8 @@ pub(crate) fn check(s: &Scenario, d: &Document) -> Result<(), ScenarioError> {
     Ok(())
 }
 
-/// Upper bounds of what one micro-batch does; every factor is at most 2^24, so that 128 bits hold the products.
+/// Upper bounds of what one micro-batch does; every factor is at most 2^24, so that 128 bits hold
+/// the products.
 struct Work {
     /// Parameters of the model.
     parameters: u128,

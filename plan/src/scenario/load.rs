@@ -34,14 +34,16 @@ pub fn is_stdin(path: &Path) -> bool {
     path.as_os_str() == STDIN
 }
 
-/// The text on standard input. It can be read only once, and is asked for again by every pass over the scenario.
+/// The text on standard input. It can be read only once, and is asked for again by every pass over
+/// the scenario.
 fn stdin() -> Result<&'static str, String> {
     static TEXT: OnceLock<Result<String, String>> = OnceLock::new();
     let text = TEXT.get_or_init(|| read_text(std::io::stdin().lock()));
     text.as_deref().map_err(Clone::clone)
 }
 
-/// The text of a scenario: of a file, a shipped one, or standard input. `None` where it cannot be read.
+/// The text of a scenario: of a file, a shipped one, or standard input. `None` where it cannot be
+/// read.
 #[must_use]
 pub fn text(path: &Path) -> Option<String> {
     open(path).ok().map(|(_, source)| source.text.to_string())
@@ -63,7 +65,8 @@ impl Place {
     }
 }
 
-/// The document of a file (or of a shipped scenario, when `path` is a bare name that is no file) with overrides.
+/// The document of a file (or of a shipped scenario, when `path` is a bare name that is no file)
+/// with overrides.
 pub(crate) fn document(path: &Path, overrides: &[String]) -> Result<Document, ScenarioError> {
     let (place, source) = open(path)?;
     let name = match &place {

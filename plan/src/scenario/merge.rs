@@ -1,4 +1,5 @@
-//! The merged document: files along `extends`, overrides and sweep points, key by key, each value with its place.
+//! The merged document: files along `extends`, overrides and sweep points, key by key, each value
+//! with its place.
 
 use super::check;
 use super::error::{Position, ScenarioError};
@@ -17,8 +18,8 @@ pub(crate) const LONGEST_TEXT: usize = 1 << 20;
 /// Most points of a sweep.
 pub(crate) const MOST_POINTS: usize = 100_000;
 
-/// How strong a value is: the preset is weakest, then files in the order of inheritance, then overrides, then the
-/// axes of a sweep.
+/// How strong a value is: the preset is weakest, then files in the order of inheritance, then
+/// overrides, then the axes of a sweep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Layer {
     Preset,
@@ -99,7 +100,8 @@ impl Document {
         self.layer(key).is_some_and(|l| l > Layer::Preset)
     }
 
-    /// Where each key that the user gives was written, by path (`gate.loss`): the file or override, and the position.
+    /// Where each key that the user gives was written, by path (`gate.loss`): the file or override,
+    /// and the position.
     pub(crate) fn places(&self) -> BTreeMap<String, (String, Position)> {
         let keys = KEYS.iter().zip(&self.given);
         keys.filter_map(|(info, given)| {
@@ -119,7 +121,8 @@ impl Document {
         }
     }
 
-    /// An error about a combination of keys, at the one that was set last; at the section when none was.
+    /// An error about a combination of keys, at the one that was set last; at the section when none
+    /// was.
     pub(crate) fn conflict(&self, keys: &[Key], message: impl Into<String>) -> ScenarioError {
         let mut best: Option<(Layer, Origin)> = None;
         for given in keys.iter().filter_map(|k| self.given[*k as usize].as_ref()) {
@@ -482,8 +485,8 @@ impl Document {
         self.sources.get(source as usize).map_or("", |s| &s.name)
     }
 
-    /// Where a part of what was written at a place is, searched from `read` on, which is moved behind it; the whole
-    /// where it is not written as such.
+    /// Where a part of what was written at a place is, searched from `read` on, which is moved
+    /// behind it; the whole where it is not written as such.
     fn part(&self, whole: Origin, part: &str, read: &mut usize) -> Origin {
         let source = self.sources.get(whole.source as usize);
         let text = source.and_then(|s| s.text.get(whole.span()));
@@ -499,12 +502,14 @@ impl Document {
         }
     }
 
-    /// The folder that a path written at a place is relative to, where that is not the working directory.
+    /// The folder that a path written at a place is relative to, where that is not the working
+    /// directory.
     pub(crate) fn folder(&self, at: Origin) -> Option<&Path> {
         self.sources.get(at.source as usize)?.folder.as_deref()
     }
 
-    /// A path as the working directory has it: one in a file is relative to that file, as `extends` is.
+    /// A path as the working directory has it: one in a file is relative to that file, as `extends`
+    /// is.
     pub(crate) fn found(&self, path: &Value) -> PathBuf {
         let name = path.str().unwrap_or_default();
         self.folder(path.origin)

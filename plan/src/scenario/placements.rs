@@ -13,8 +13,8 @@ const STRATEGIES: &[(&str, Strategy)] = &[
     ("optim_grads_params", Strategy::OptimGradsParams),
 ];
 
-/// Strategy of both axes, from their names or from placements; of the two the one set later counts, and both at once
-/// are an error.
+/// Strategy of both axes, from their names or from placements; of the two the one set later counts,
+/// and both at once are an error.
 pub(crate) fn strategies(
     d: &Document,
     mesh: &Mesh,

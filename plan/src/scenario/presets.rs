@@ -46,8 +46,8 @@ presets![
 pub(crate) struct Filled {
     /// As the scenario has it: a name or a path.
     pub(crate) name: String,
-    /// Its feed-forward width and the model width that goes with it, where the scenario gives another model width and says nothing of
-    /// the feed-forward layer.
+    /// Its feed-forward width and the model width that goes with it, where the scenario gives
+    /// another model width and says nothing of the feed-forward layer.
     pub(crate) ffn_to_hidden: Option<(u64, u64)>,
 }
 

@@ -303,8 +303,8 @@ fn mesh(d: &Document) -> Result<Mesh, ScenarioError> {
     })
 }
 
-/// cuBLAS's workspace, which torch takes from its caching allocator, one per thread: 32 MiB on Hopper
-/// and later, 4096 KiB x 2 + 16 KiB x 8 before (`CUBLAS_WORKSPACE_CONFIG` default, torch
+/// cuBLAS's workspace, which torch takes from its caching allocator, one per thread: 32 MiB on
+/// Hopper and later, 4096 KiB x 2 + 16 KiB x 8 before (`CUBLAS_WORKSPACE_CONFIG` default, torch
 /// `CUDABlas.cpp`). What a profile in a file is of is not known here.
 fn cublas_workspace_default(hardware: &str) -> u64 {
     match hardware {

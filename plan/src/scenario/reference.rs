@@ -61,7 +61,8 @@ fn meaning(info: &KeyInfo) -> String {
     }
 }
 
-/// The accepted forms in one cell. Long lists of names are cut: the error about another one lists them all.
+/// The accepted forms in one cell. Long lists of names are cut: the error about another one lists
+/// them all.
 fn accepts(forms: &[Accept]) -> String {
     let each: Vec<String> = forms
         .iter()

@@ -10,6 +10,7 @@ pub(crate) struct Source {
     pub name: Arc<str>,
     /// Its text.
     pub text: Arc<str>,
-    /// Folder that its paths are relative to: that of a file on disk. Other texts have none, and mean the working directory.
+    /// Folder that its paths are relative to: that of a file on disk. Other texts have none, and
+    /// mean the working directory.
     pub folder: Option<Arc<Path>>,
 }

@@ -3,7 +3,8 @@
 use super::keys::Accept;
 use super::value::{Datum, Value};
 
-/// A spelling that is accepted, and the value that it means. It applies to every key that takes this value.
+/// A spelling that is accepted, and the value that it means. It applies to every key that takes
+/// this value.
 const SPELLINGS: &[(&str, &str)] = &[
     ("fp32", "f32"),
     ("float32", "f32"),
@@ -17,7 +18,8 @@ const SPELLINGS: &[(&str, &str)] = &[
     ("zero1", "optim"),
     ("zero2", "optim_grads"),
     ("zero3", "optim_grads_params"),
-    // torch.distributed.fsdp.ShardingStrategy. What is replicated in a hybrid follows from mesh.dp_outer.
+    // torch.distributed.fsdp.ShardingStrategy. What is replicated in a hybrid follows from
+    // mesh.dp_outer.
     ("NO_SHARD", "no_shard"),
     ("SHARD_GRAD_OP", "optim_grads"),
     ("FULL_SHARD", "optim_grads_params"),

@@ -11,9 +11,11 @@ use std::path::Path;
 /// One axis of a sweep.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Axis {
-    /// Paths of the keys that it sets together, for example `fsdp.prefetch_forward` alone, or `mesh.dp_shard` and `mesh.dp_outer`.
+    /// Paths of the keys that it sets together, for example `fsdp.prefetch_forward` alone, or
+    /// `mesh.dp_shard` and `mesh.dp_outer`.
     pub keys: Vec<String>,
-    /// Values, each with one for every key, as written: strings without quotes; paths of files as the working directory has them.
+    /// Values, each with one for every key, as written: strings without quotes; paths of files as
+    /// the working directory has them.
     pub values: Vec<Vec<String>>,
 }
 
@@ -47,14 +49,14 @@ impl Sweep {
 /// The sweep that a file's `[sweep]` describes, with overrides.
 ///
 /// # Errors
-/// A file that cannot be read or has a fault; the base's error when no point is possible at all. Impossible points of
-/// a sweep that has others carry their own.
+/// A file that cannot be read or has a fault; the base's error when no point is possible at all.
+/// Impossible points of a sweep that has others carry their own.
 pub fn load_sweep(path: &Path, overrides: &[String]) -> Result<Sweep, ScenarioError> {
     sweep_of(path, overrides, &[])
 }
 
-/// As [`load_sweep`], with further axes written as `section.key=[v1, v2]`, or over several keys as `s.a,s.b=[[a1, b1], [a2, b2]]`. One over
-/// all keys of one of the file's own axes replaces it.
+/// As [`load_sweep`], with further axes written as `section.key=[v1, v2]`, or over several keys as
+/// `s.a,s.b=[[a1, b1], [a2, b2]]`. One over all keys of one of the file's own axes replaces it.
 ///
 /// # Errors
 /// As [`load_sweep`]; and an axis with a fault.
@@ -70,8 +72,8 @@ pub fn sweep_of(
     sweep(&document)
 }
 
-/// Checks an axis written as for [`sweep_of`] for itself: its key and the form of its values. Whether its values go together
-/// with a scenario only [`sweep_of`] can say.
+/// Checks an axis written as for [`sweep_of`] for itself: its key and the form of its values.
+/// Whether its values go together with a scenario only [`sweep_of`] can say.
 ///
 /// # Errors
 /// As [`sweep_of`] for the same axis.

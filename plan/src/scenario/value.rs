@@ -16,7 +16,8 @@ pub(crate) struct Origin {
 
 impl Origin {
     pub(crate) fn new(source: u32, span: Range<usize>) -> Self {
-        // Sources are limited to 1 MiB when they are read, so the casts keep the value; beyond, positions saturate.
+        // Sources are limited to 1 MiB when they are read, so the casts keep the value; beyond,
+        // positions saturate.
         let cut = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         Self {
             source,
@@ -118,8 +119,8 @@ impl Value {
     }
 }
 
-/// `25MiB`, `5 GB`, `1.5GiB`, `4096B`: a number and a unit, decimal or binary. A number alone is refused: it would be read as
-/// bytes, and is probably not meant so.
+/// `25MiB`, `5 GB`, `1.5GiB`, `4096B`: a number and a unit, decimal or binary. A number alone is
+/// refused: it would be read as bytes, and is probably not meant so.
 #[must_use]
 pub fn parse_bytes(text: &str) -> Option<u64> {
     let text = text.trim();

@@ -4,8 +4,9 @@
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayoutError {
-    /// Shards must hold whole rows of every parameter, so the shard grid is the least common multiple of all rows; rows
-    /// with few common factors make it, and the padding to `grid * shards`, absurdly large.
+    /// Shards must hold whole rows of every parameter, so the shard grid is the least common
+    /// multiple of all rows; rows with few common factors make it, and the padding to
+    /// `grid * shards`, absurdly large.
     #[error(
         "too much padding: over {shards} shards, a unit with rows of {} elements needs {padded} for {payload} elements; \
          put parameters with different rows into separate units",

@@ -1,10 +1,12 @@
-//! Flat layout: all parameters of a group in one buffer that is cut into equal shards, at row boundaries only.
+//! Flat layout: all parameters of a group in one buffer that is cut into equal shards, at row
+//! boundaries only.
 //!
-//! A shard boundary is a multiple of the chunk factor, the least common multiple of the rows of all parameters, so a
-//! parameter that starts on a multiple of its own row is never cut inside one. Parameters smaller than the chunk factor
-//! ("fragments") fill the holes that the others leave, and what is left over is packed into grids of one chunk factor
-//! each, so that no fragment meets a boundary (Megatron-FSDP `dbuffer.py`/`dp_buffer.py`; the production engine appends
-//! left-over fragments back to back instead, which can cut a row).
+//! A shard boundary is a multiple of the chunk factor, the least common multiple of the rows of all
+//! parameters, so a parameter that starts on a multiple of its own row is never cut inside one.
+//! Parameters smaller than the chunk factor ("fragments") fill the holes that the others leave, and
+//! what is left over is packed into grids of one chunk factor each, so that no fragment meets a
+//! boundary (Megatron-FSDP `dbuffer.py`/`dp_buffer.py`; the production engine appends left-over
+//! fragments back to back instead, which can cut a row).
 
 use super::LayoutError;
 use crate::ir::ParamId;
@@ -25,7 +27,8 @@ pub struct FlatItem {
 /// Flat layout of a group over `shards` ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct FlatLayout {
-    /// Elements of the full buffer, padding included: a multiple of `chunk_factor * shards` when padded.
+    /// Elements of the full buffer, padding included: a multiple of `chunk_factor * shards` when
+    /// padded.
     pub numel: u64,
     /// Least common multiple of the parameters' rows.
     pub chunk_factor: u64,
@@ -56,8 +59,8 @@ impl FlatLayout {
         u64::from(rank) * n..(u64::from(rank) + 1) * n
     }
 
-    /// Where `rank`'s shard holds its part of the `index`-th parameter, in elements from the shard's start. Empty (and
-    /// `0..0`) where it holds none of it.
+    /// Where `rank`'s shard holds its part of the `index`-th parameter, in elements from the
+    /// shard's start. Empty (and `0..0`) where it holds none of it.
     ///
     /// # Panics
     /// If `index` is not below the number of parameters or `rank` not below the number of shards.
@@ -81,12 +84,14 @@ const PADDING_SLACK: u64 = 1 << 30;
 
 /// Lays `items` (parameter, elements, elements of a row) out over `shards` ranks.
 ///
-/// With `pad` the buffer is padded to a multiple of chunk factor times shards; without it (`no_shard`) nothing is cut:
-/// the layout ends with its last parameter and has one shard whatever `shards` says.
+/// With `pad` the buffer is padded to a multiple of chunk factor times shards; without it
+/// (`no_shard`) nothing is cut: the layout ends with its last parameter and has one shard whatever
+/// `shards` says.
 ///
 /// # Errors
-/// [`LayoutError::Padding`] when rows without common factors need more than twice the payload plus 2^30 elements (or
-/// more than 64 bits), [`LayoutError::EmptyRow`], [`LayoutError::TooLarge`], [`LayoutError::NoShards`].
+/// [`LayoutError::Padding`] when rows without common factors need more than twice the payload plus
+/// 2^30 elements (or more than 64 bits), [`LayoutError::EmptyRow`], [`LayoutError::TooLarge`],
+/// [`LayoutError::NoShards`].
 pub fn flat_layout(
     items: &[(ParamId, u64, u64)],
     shards: u32,
@@ -157,8 +162,8 @@ pub fn flat_layout(
     })
 }
 
-/// Places parameters. Offsets stay below 2^62: regular items occupy less than twice their size, and of two neighbouring
-/// bins of fragments at least one is half full.
+/// Places parameters. Offsets stay below 2^62: regular items occupy less than twice their size, and
+/// of two neighbouring bins of fragments at least one is half full.
 struct Packer<'a> {
     items: &'a [(ParamId, u64, u64)],
     factor: u64,
@@ -197,8 +202,8 @@ impl<'a> Packer<'a> {
             if rest == 0 {
                 continue;
             }
-            // A later parameter whose remainder fits beside this one's shares the last grid: it starts that much before
-            // the grid's end and fills whole grids from there.
+            // A later parameter whose remainder fits beside this one's shares the last grid: it
+            // starts that much before the grid's end and fills whole grids from there.
             let gap = at;
             at = at.next_multiple_of(f);
             let conjugate = (next..regular.len()).find(|&k| {
@@ -278,20 +283,23 @@ mod tests {
         l.items.iter().map(|i| i.offset).collect()
     }
 
-    /// The worked example of Megatron-FSDP's layout documentation, shapes (2,6) (4,4) (4,4) (1,2) (1,6) on 5 ranks.
+    /// The worked example of Megatron-FSDP's layout documentation, shapes (2,6) (4,4) (4,4) (1,2)
+    /// (1,6) on 5 ranks.
     #[test]
     fn megatron_worked_example() {
         let l = flat_layout(&items(&[(2, 6), (4, 4), (4, 4), (1, 2), (1, 6)]), 5, true).unwrap();
         assert_eq!((l.chunk_factor, l.numel, l.shard_numel()), (12, 60, 12));
         assert_eq!(offsets(&l), [0, 12, 32, 28, 48]);
-        // The third tensor is elements 32..48 of the buffer: rank 2 holds 24..36, rank 3 holds 36..48.
+        // The third tensor is elements 32..48 of the buffer: rank 2 holds 24..36, rank 3 holds
+        // 36..48.
         assert_eq!(l.local(2, 2), 8..12);
         assert_eq!(l.local(2, 3), 0..12);
         assert_eq!(l.local(2, 4), 0..0);
         assert_eq!(l.local(4, 4), 0..6);
     }
 
-    /// The case in which appending left-over fragments back to back cuts a row: (1,3) and (2,2) on 2 ranks.
+    /// The case in which appending left-over fragments back to back cuts a row: (1,3) and (2,2) on
+    /// 2 ranks.
     #[test]
     fn left_over_fragments_stay_within_a_grid() {
         let l = flat_layout(&items(&[(1, 3), (2, 2)]), 2, true).unwrap();
@@ -300,7 +308,8 @@ mod tests {
         assert_eq!((l.numel, l.shard_numel()), (12, 6));
     }
 
-    /// Sizes that megatron-fsdp 0.6.1 allocates for Llama-3.2-1B on 4 ranks (measured, see BENCHMARKS.md).
+    /// Sizes that megatron-fsdp 0.6.1 allocates for Llama-3.2-1B on 4 ranks (measured, see
+    /// BENCHMARKS.md).
     #[test]
     fn measured_sizes() {
         let l = flat_layout(&items(&[(2048, 1), (128_256, 2048)]), 4, true).unwrap();

@@ -101,11 +101,12 @@ impl LayoutKind {
     }
 }
 
-/// The units that `units` asks for: the root first, then the others in forward order (the order of their first module).
+/// The units that `units` asks for: the root first, then the others in forward order (the order of
+/// their first module).
 ///
 /// # Errors
-/// [`ShardError::NoSuchModule`] for a pattern without a match, [`ShardError::TwoUnits`] for a module that two patterns
-/// match, [`ShardError::TooManyUnits`].
+/// [`ShardError::NoSuchModule`] for a pattern without a match, [`ShardError::TwoUnits`] for a
+/// module that two patterns match, [`ShardError::TooManyUnits`].
 pub fn assign_units(units: &Units, modules: &[Module]) -> Result<Vec<UnitSpec>, ShardError> {
     let mut specs = match units {
         Units::Root => Vec::new(),
@@ -250,8 +251,8 @@ fn from_patterns(
     Ok(specs)
 }
 
-/// The unit that owns each parameter: the innermost one around its module, and for a tied parameter the innermost one
-/// around all its modules (it must be full for every use).
+/// The unit that owns each parameter: the innermost one around its module, and for a tied parameter
+/// the innermost one around all its modules (it must be full for every use).
 #[must_use]
 pub fn owners(specs: &[UnitSpec], modules: &[Module], params: &[Param]) -> Vec<UnitId> {
     let mut own: Vec<Option<u16>> = vec![None; modules.len()];
@@ -302,9 +303,11 @@ pub fn owners(specs: &[UnitSpec], modules: &[Module], params: &[Param]) -> Vec<U
         .collect()
 }
 
-/// The parameter groups of all units, laid out: units in their order, within a unit (where `frozen_apart`) by first occurrence of
-/// `requires_grad`, parameters in registration order. Units without parameters have no group. Where `contiguous_with_next` (by parameter; none
-/// beyond its end) says so, and both have rows of one length, a flat layout leaves no gap between a parameter and the next one.
+/// The parameter groups of all units, laid out: units in their order, within a unit (where
+/// `frozen_apart`) by first occurrence of `requires_grad`, parameters in registration order. Units
+/// without parameters have no group. Where `contiguous_with_next` (by parameter; none beyond its
+/// end) says so, and both have rows of one length, a flat layout leaves no gap between a parameter
+/// and the next one.
 ///
 /// # Errors
 /// [`ShardError::Layout`] with the unit's name.

@@ -1,7 +1,7 @@
 //! Ranks on the mesh, the nodes they lie on, and what each axis does to each kind of state.
 //!
-//! Rank `r` sits at outer coordinate `r / dp_shard` and inner coordinate `r % dp_shard`: the inner (sharding) axis joins
-//! neighbours, which share a node where they can.
+//! Rank `r` sits at outer coordinate `r / dp_shard` and inner coordinate `r % dp_shard`: the inner
+//! (sharding) axis joins neighbours, which share a node where they can.
 
 #[cfg(test)]
 use crate::config::Precision;
@@ -119,7 +119,8 @@ pub const fn optim_sharded(strategy: Strategy) -> bool {
     !matches!(strategy, Strategy::NoShard)
 }
 
-/// Placements of a combination of strategies (Megatron-FSDP's names; with `outer` Optim it is HFSDP, else HSDP).
+/// Placements of a combination of strategies (Megatron-FSDP's names; with `outer` Optim it is
+/// HFSDP, else HSDP).
 #[must_use]
 pub const fn placements(strategy: Strategy, outer: OuterStrategy) -> Placements {
     use Placement::{Flat, Partial, Replicate};
@@ -147,8 +148,8 @@ pub const fn placements(strategy: Strategy, outer: OuterStrategy) -> Placements 
     }
 }
 
-/// Part of a flat buffer of `numel` elements that a rank holds: the inner axis cuts first, then the outer one.
-/// [`Placement::Partial`] and [`Placement::Replicate`] do not cut.
+/// Part of a flat buffer of `numel` elements that a rank holds: the inner axis cuts first, then the
+/// outer one. [`Placement::Partial`] and [`Placement::Replicate`] do not cut.
 #[must_use]
 pub fn interval(mesh: &Mesh, placed: Placed, at: Coord, numel: u64) -> Range<u64> {
     let cut = |whole: Range<u64>, placement, index: u32, of: u32| {
@@ -189,8 +190,9 @@ impl Persistent {
     }
 }
 
-/// Bytes that a trained group of `padded` elements (`payload` of them parameters) keeps on every rank, by the closed
-/// forms for flat buffers: with S padded, P payload, I inner, O outer ranks and w, m, g, o bytes an element
+/// Bytes that a trained group of `padded` elements (`payload` of them parameters) keeps on every
+/// rank, by the closed forms for flat buffers: with S padded, P payload, I inner, O outer ranks and
+/// w, m, g, o bytes an element
 ///
 /// | strategy | bytes |
 /// |---|---|
@@ -200,8 +202,8 @@ impl Persistent {
 /// | `optim_grads_params` | S/I (w + m + g + o) |
 /// | HFSDP (`outer` Optim) | S/I (w + g) + S/(I O) (m + o) |
 ///
-/// `moments` is the number of optimizer moments. Without main weights the compute weights are the optimizer's own and m
-/// is 0; they then are replicated or sharded as `w` says.
+/// `moments` is the number of optimizer moments. Without main weights the compute weights are the
+/// optimizer's own and m is 0; they then are replicated or sharded as `w` says.
 #[cfg(test)]
 pub(crate) fn persistent_bytes(
     padded: u64,
@@ -217,7 +219,8 @@ pub(crate) fn persistent_bytes(
         let r = interval(mesh, placed, Coord { outer: 0, inner: 0 }, padded);
         r.end - r.start
     };
-    // The outer axis scatters gradients at the step boundary only: at rest a rank keeps the inner shard.
+    // The outer axis scatters gradients at the step boundary only: at rest a rank keeps the inner
+    // shard.
     let grad = held(at_rest.accumulating);
     let optim = held(at_rest.optimizer);
     let weight = if strategy == Strategy::NoShard {
@@ -317,7 +320,8 @@ mod tests {
         assert_eq!(sharded(Strategy::OptimGradsParams), (true, true, true));
     }
 
-    /// Bytes an element before division, bf16 parameters, from the published ZeRO tables (Adam: 8 more).
+    /// Bytes an element before division, bf16 parameters, from the published ZeRO tables (Adam: 8
+    /// more).
     #[test]
     fn closed_forms() {
         let p = |main, grads| Precision {

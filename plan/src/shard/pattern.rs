@@ -3,10 +3,11 @@
 use crate::ir::{Module, ModuleKind};
 use crate::names::nearest;
 
-/// A sentence's end for a pattern that matches no module: the nearest one, or what there is in its place.
+/// A sentence's end for a pattern that matches no module: the nearest one, or what there is in its
+/// place.
 ///
-/// Modules are named as patterns name them, all blocks at once (`layers.*.mlp`), and compared with those of the pattern's shape: as
-/// many components, numbers and stars in the same places.
+/// Modules are named as patterns name them, all blocks at once (`layers.*.mlp`), and compared with
+/// those of the pattern's shape: as many components, numbers and stars in the same places.
 pub(super) fn hint(pattern: &str, modules: &[Module]) -> String {
     let all = families(modules);
     let alike: Vec<&Vec<&str>> = all.iter().filter(|m| same_shape(m, pattern)).collect();

@@ -1,4 +1,5 @@
-//! Per-parameter layout: every parameter cut on dimension 0 by ceiling division, as torch `fully_shard` does.
+//! Per-parameter layout: every parameter cut on dimension 0 by ceiling division, as torch
+//! `fully_shard` does.
 
 use super::LayoutError;
 use crate::ir::ParamId;
@@ -19,7 +20,8 @@ pub struct PerParamItem {
 }
 
 impl PerParamItem {
-    /// Elements of the whole parameter that `rank` holds; empty where the ranks before it hold everything.
+    /// Elements of the whole parameter that `rank` holds; empty where the ranks before it hold
+    /// everything.
     #[must_use]
     pub fn local(&self, rank: u32) -> Range<u64> {
         let start = u64::from(rank)
@@ -95,8 +97,8 @@ const MAX_NUMEL: u64 = 1 << 59;
 
 /// Lays `params` (parameter, dimension 0, elements of a row) out over `shards` ranks.
 ///
-/// Rank `r` holds rows `r*c .. (r+1)*c` with `c = ceil(dim0 / shards)`, fewer at the end and none beyond it; every rank
-/// stores `c` rows.
+/// Rank `r` holds rows `r*c .. (r+1)*c` with `c = ceil(dim0 / shards)`, fewer at the end and none
+/// beyond it; every rank stores `c` rows.
 ///
 /// # Errors
 /// [`LayoutError::EmptyRow`], [`LayoutError::TooLarge`], [`LayoutError::NoShards`].

@@ -88,7 +88,8 @@ impl Frame {
         self.0.height()
     }
 
-    /// The full name of the column that a name means: its own, or the only one that ends with it behind a dot.
+    /// The full name of the column that a name means: its own, or the only one that ends with it
+    /// behind a dot.
     ///
     /// # Errors
     /// When there is none; the nearest is part of the message.
@@ -142,7 +143,8 @@ impl Frame {
         Ok(Self(self.0.select(names)?))
     }
 
-    /// In the order of a column, smallest first unless `descending`; rows without a value come last.
+    /// In the order of a column, smallest first unless `descending`; rows without a value come
+    /// last.
     ///
     /// # Errors
     /// As [`Frame::name`].

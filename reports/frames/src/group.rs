@@ -89,8 +89,8 @@ impl Aggregate {
 }
 
 impl Frame {
-    /// A row for every combination of values of `by`, in the order they are first met, with every aggregate of every
-    /// metric as `METRIC AGGREGATE`. Without `by` all rows are one group.
+    /// A row for every combination of values of `by`, in the order they are first met, with every
+    /// aggregate of every metric as `METRIC AGGREGATE`. Without `by` all rows are one group.
     ///
     /// # Errors
     /// When a column is not there or a metric holds no numbers.

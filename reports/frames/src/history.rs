@@ -4,7 +4,8 @@ use super::FrameError;
 use super::frame::{Frame, floats};
 
 impl Frame {
-    /// The runs in order of time with a metric and `change %` against the run before it in the same group of `by`.
+    /// The runs in order of time with a metric and `change %` against the run before it in the same
+    /// group of `by`.
     ///
     /// # Errors
     /// When a column is not there or the metric holds no numbers.

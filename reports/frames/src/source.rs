@@ -7,8 +7,8 @@ use polars::prelude::{DataFrameJoinOps, PlSmallStr};
 use shardlab_reports::store::{Entry, Store};
 use std::collections::BTreeSet;
 
-/// A row a run: its fields, options, facts of the environment and metrics, each a column. Text and numbers are what they
-/// are in the summary; a run without an option or metric has nothing there.
+/// A row a run: its fields, options, facts of the environment and metrics, each a column. Text and
+/// numbers are what they are in the summary; a run without an option or metric has nothing there.
 ///
 /// # Errors
 /// When there are no runs.
@@ -76,7 +76,8 @@ const SPAN: [(&str, DataType); 9] = [
 /// Times of a span, picoseconds.
 const TIMES: [&str; 3] = ["start_ps", "end_ps", "alone_ps"];
 
-/// A row a span of every run: kernel or collective with unit, phase and `duration_us`, joined with the fields of its run.
+/// A row a span of every run: kernel or collective with unit, phase and `duration_us`, joined with
+/// the fields of its run.
 ///
 /// # Errors
 /// When there are no runs or no spans, or a table cannot be read.

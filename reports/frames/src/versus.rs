@@ -7,8 +7,8 @@ use polars::prelude::{
 };
 
 impl Frame {
-    /// Runs whose `field` is `a` joined with those whose `field` is `b` where all of `on` are equal: medians of a metric
-    /// over either, and the ratio of `b` to `a`.
+    /// Runs whose `field` is `a` joined with those whose `field` is `b` where all of `on` are
+    /// equal: medians of a metric over either, and the ratio of `b` to `a`.
     ///
     /// # Errors
     /// When a column is not there, the metric holds no numbers, or a side has no runs.

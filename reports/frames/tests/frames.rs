@@ -7,7 +7,8 @@ use shardlab_reports::store::{Entry, Store};
 use shardlab_reports::testing;
 use tempfile::TempDir;
 
-/// Six runs: predicted and measured in turn, of 10, 20, 30, 40, 50, 60 ms; the first four of program `one`.
+/// Six runs: predicted and measured in turn, of 10, 20, 30, 40, 50, 60 ms; the first four of
+/// program `one`.
 fn kept() -> (TempDir, Store, Vec<Entry>) {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::at(dir.path());

@@ -23,7 +23,8 @@ pub struct Alignment {
 }
 
 impl Alignment {
-    /// Says which spans have no counterpart; `None` where all have one. `a` and `b` are the names of the runs.
+    /// Says which spans have no counterpart; `None` where all have one. `a` and `b` are the names
+    /// of the runs.
     #[must_use]
     pub fn sentence(&self, a: &str, b: &str) -> Option<String> {
         let lack = |n: usize| self.matched + n == 0;
@@ -96,8 +97,8 @@ pub struct KindError {
     pub mean_error: f64,
 }
 
-/// What stands for a span in a program that is not the same: name, unit, stream, phase, micro-batch; then which of
-/// several.
+/// What stands for a span in a program that is not the same: name, unit, stream, phase,
+/// micro-batch; then which of several.
 type Place = (u32, u32, u32, Phase, u16);
 
 impl<'a> Aligned<'a> {

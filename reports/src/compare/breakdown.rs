@@ -19,7 +19,8 @@ pub struct Part {
 /// Time by several cuts, the largest change first in each.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Breakdown {
-    /// Wall time by phase: kernels of the compute stream with the waits before them. Adds up to the step.
+    /// Wall time by phase: kernels of the compute stream with the waits before them. Adds up to the
+    /// step.
     pub by_phase: Vec<Part>,
     /// Wall time by unit.
     pub by_unit: Vec<Part>,
@@ -29,7 +30,8 @@ pub struct Breakdown {
     pub by_kind: Vec<Part>,
     /// Busy time of the compute stream.
     pub compute: [Picos; 2],
-    /// The same by kind of work: together with the exposed time it adds up to the step, without what other streams hide.
+    /// The same by kind of work: together with the exposed time it adds up to the step, without
+    /// what other streams hide.
     pub compute_by_kind: Vec<Part>,
 }
 
@@ -37,7 +39,8 @@ pub struct Breakdown {
 const END: &str = "end of step";
 
 impl Breakdown {
-    /// Returns the breakdown; empty where one of the runs has no spans, since nothing is known about the parts of its step.
+    /// Returns the breakdown; empty where one of the runs has no spans, since nothing is known
+    /// about the parts of its step.
     pub(super) fn new(sides: [&RunView; 2]) -> Self {
         if !sides.iter().all(|s| s.is_recorded()) {
             return Self {
@@ -105,8 +108,8 @@ fn clipped(view: &RunView, span: &Span) -> (Picos, Picos) {
     )
 }
 
-/// Returns the wall time of each kernel of the compute stream with the wait before it, and its busy time; then what follows the last
-/// kernel. Wall times add up to the recorded step.
+/// Returns the wall time of each kernel of the compute stream with the wait before it, and its busy
+/// time; then what follows the last kernel. Wall times add up to the recorded step.
 fn walls(view: &RunView) -> Vec<(Option<&InstrView>, Picos, Picos)> {
     let mut reached = view.run.recorded_from;
     let mut all = Vec::new();

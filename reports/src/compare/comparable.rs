@@ -75,7 +75,8 @@ impl Comparable {
         self.level != Level::None
     }
 
-    /// Whether one of the runs may be called better than another one: never of a prediction and a measurement.
+    /// Whether one of the runs may be called better than another one: never of a prediction and a
+    /// measurement.
     #[must_use]
     pub fn ranks(&self) -> bool {
         self.times() && self.one_kind
@@ -114,7 +115,8 @@ fn is_cpu(hardware: &str) -> bool {
     hardware == CPU
 }
 
-/// Whether a profile can be of the device that a run was measured on. Profiles of one's own may be of any.
+/// Whether a profile can be of the device that a run was measured on. Profiles of one's own may be
+/// of any.
 fn may_be(profile: &str, device: &str) -> bool {
     if !HARDWARE.contains(&profile) {
         return true;

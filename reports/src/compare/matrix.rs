@@ -37,7 +37,8 @@ impl Unit {
         }
     }
 
-    /// Whether a run's value competes: runs that do not fit never do, and step times only where all steps do the same work.
+    /// Whether a run's value competes: runs that do not fit never do, and step times only where all
+    /// steps do the same work.
     #[must_use]
     pub fn counts(self, fits: Option<bool>, same_tokens: bool) -> bool {
         fits != Some(false) && (self != Self::StepTime || same_tokens)
@@ -64,7 +65,8 @@ pub struct Metric {
 }
 
 impl Metric {
-    /// Whether the second of two runs is better than the first; `None` if they tie or one has no value.
+    /// Whether the second of two runs is better than the first; `None` if they tie or one has no
+    /// value.
     #[must_use]
     pub fn improves(&self, tolerance: Tolerance) -> Option<bool> {
         let &[a, b] = self.values.as_slice() else {
@@ -165,7 +167,8 @@ const COLUMNS: [Column; 10] = [
     }),
 ];
 
-/// Returns the main numbers of some runs, without those that no run has, and without retries where there are none.
+/// Returns the main numbers of some runs, without those that no run has, and without retries where
+/// there are none.
 pub(super) fn metrics(runs: &[&RunView]) -> Vec<Metric> {
     let counted_in = RunView::counted_in(runs.iter().copied());
     COLUMNS
@@ -197,7 +200,8 @@ pub struct Row {
     pub kind: &'static str,
     /// Whether it fits the device, where that is known.
     pub fits: Option<bool>,
-    /// Whether it is on the Pareto front of time per token and reserved memory, among the runs that fit. See [`ties::front`].
+    /// Whether it is on the Pareto front of time per token and reserved memory, among the runs that
+    /// fit. See [`ties::front`].
     pub on_front: bool,
 }
 
@@ -206,7 +210,8 @@ pub struct Row {
 pub struct Matrix {
     /// The runs.
     pub rows: Vec<Row>,
-    /// Whether they can be compared, and why. Where they cannot be ranked, none is the best and none is on the front.
+    /// Whether they can be compared, and why. Where they cannot be ranked, none is the best and
+    /// none is on the front.
     pub comparable: Comparable,
     /// Options that are not the same in all, with their values.
     pub options: Vec<Difference>,
@@ -227,9 +232,9 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// Marks the best value of a metric among the runs that fit. Of values that tie the run with the least reserved memory is the best,
-    /// then the one with the fewest options that differ from the defaults. No run is marked if all values tie, or if the runs cannot be
-    /// ranked.
+    /// Marks the best value of a metric among the runs that fit. Of values that tie the run with
+    /// the least reserved memory is the best, then the one with the fewest options that differ from
+    /// the defaults. No run is marked if all values tie, or if the runs cannot be ranked.
     #[must_use]
     pub fn best(&self, metric: &Metric) -> Vec<bool> {
         if !self.comparable.ranks() {
@@ -269,8 +274,8 @@ impl Matrix {
         points.iter().map(equal).collect()
     }
 
-    /// Builds the matrix of some runs with their names. Without a tolerance, it follows from what the runs rest on: see
-    /// [`Tolerance::of_bases`].
+    /// Builds the matrix of some runs with their names. Without a tolerance, it follows from what
+    /// the runs rest on: see [`Tolerance::of_bases`].
     #[must_use]
     pub fn new(runs: &[(&str, &RunView)], tolerance: Option<Tolerance>) -> Self {
         let views: Vec<&RunView> = runs.iter().map(|(_, v)| *v).collect();

@@ -41,7 +41,8 @@ pub struct MemoryPair {
     pub by_unit: Vec<Sized>,
     /// Places that both runs have, by the largest change of their peaks.
     pub places: Vec<PlacePeak>,
-    /// Largest allocated bytes in each of equally many parts of the recorded step, by host time; empty without samples.
+    /// Largest allocated bytes in each of equally many parts of the recorded step, by host time;
+    /// empty without samples.
     pub curves: [Vec<u64>; 2],
 }
 

@@ -57,7 +57,8 @@ pub(super) fn change(pair: [u64; 2]) -> u64 {
     pair[0].abs_diff(pair[1])
 }
 
-/// Phase names of the instructions of a run in the order they are first met; shared by what lists places in order.
+/// Phase names of the instructions of a run in the order they are first met; shared by what lists
+/// places in order.
 pub(super) fn unit_numbers<'a>(common: &mut Common<'a>, run: &'a RunView) -> Vec<u32> {
     common.of(&run.program.units)
 }

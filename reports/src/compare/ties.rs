@@ -1,16 +1,18 @@
 //! Ties: values closer than a tolerance are equal, and what decides among equals.
 //!
-//! The front and the best of several runs follow from one relation between [`Point`]s. A point *dominates* another if it is no worse
-//! than a tie in time and in memory, and better by more than the tolerance in one of them. Two points *tie* if neither is better by
-//! more than the tolerance in either. Unlike exact dominance this is not transitive, so that the front is a set that covers all points
-//! without overlap rather than "all points that nothing dominates": see [`front`].
+//! The front and the best of several runs follow from one relation between [`Point`]s. A point
+//! *dominates* another if it is no worse than a tie in time and in memory, and better by more than
+//! the tolerance in one of them. Two points *tie* if neither is better by more than the tolerance
+//! in either. Unlike exact dominance this is not transitive, so that the front is a set that covers
+//! all points without overlap rather than "all points that nothing dominates": see [`front`].
 
 use crate::tolerance::Tolerance;
 
 /// One of several candidates.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Point {
-    /// What should be small: time per step, or per token where batches differ. NaN does not compete.
+    /// What should be small: time per step, or per token where batches differ. NaN does not
+    /// compete.
     pub time: f64,
     /// Reserved memory, which should be small too. NaN does not compete.
     pub memory: f64,
@@ -30,7 +32,8 @@ impl Point {
         !self.time.is_nan() && !self.memory.is_nan()
     }
 
-    /// Whether this point makes another one needless: no worse within the tolerance in both, better beyond it in at least one.
+    /// Whether this point makes another one needless: no worse within the tolerance in both, better
+    /// beyond it in at least one.
     #[must_use]
     pub fn dominates(&self, other: &Self, tolerance: Tolerance) -> bool {
         let memory = tolerance.of_memory();
@@ -56,9 +59,10 @@ impl Point {
 
 /// For each point whether it is on the Pareto front of time and memory.
 ///
-/// No point of the front dominates another one or ties with it, and every other point that competes is dominated by a point of the
-/// front or ties with one. Of points that tie, the one with the fewest changes is on the front, then the one with less memory, then
-/// the faster, then the first. With [`Tolerance::EXACT`] it is the classical front, of equal points one.
+/// No point of the front dominates another one or ties with it, and every other point that competes
+/// is dominated by a point of the front or ties with one. Of points that tie, the one with the
+/// fewest changes is on the front, then the one with less memory, then the faster, then the first.
+/// With [`Tolerance::EXACT`] it is the classical front, of equal points one.
 #[must_use]
 pub fn front(points: &[Point], tolerance: Tolerance) -> Vec<bool> {
     let mut on = vec![false; points.len()];
@@ -67,8 +71,8 @@ pub fn front(points: &[Point], tolerance: Tolerance) -> Vec<bool> {
         .collect();
     open.sort_by(|&a, &b| points[a].time.total_cmp(&points[b].time));
     while let Some(&fastest) = open.first() {
-        // Dominance has no cycles: in a cycle each of the two numbers would have to fall by more than the tolerance in half of the
-        // steps, and rise by no more than it in the other half.
+        // Dominance has no cycles: in a cycle each of the two numbers would have to fall by more
+        // than the tolerance in half of the steps, and rise by no more than it in the other half.
         let free = undominated(points, &open, tolerance);
         let anchor = free.first().copied().unwrap_or(fastest);
         let tied = free
@@ -93,7 +97,8 @@ pub fn front(points: &[Point], tolerance: Tolerance) -> Vec<bool> {
 /// Those of the open points, which are sorted by time, that no other one dominates.
 fn undominated(points: &[Point], open: &[usize], tolerance: Tolerance) -> Vec<usize> {
     let memory = tolerance.of_memory();
-    // The least memory of the points before the first that `within` does not admit: thresholds rise with the time.
+    // The least memory of the points before the first that `within` does not admit: thresholds rise
+    // with the time.
     let least = |within: &dyn Fn(f64, f64) -> bool| -> Vec<f64> {
         let (mut reached, mut so_far) = (0, f64::INFINITY);
         let of = |&i: &usize| {
@@ -120,8 +125,8 @@ fn undominated(points: &[Point], open: &[usize], tolerance: Tolerance) -> Vec<us
     .collect()
 }
 
-/// The best of the points: the fastest of the front. Of points that tie in time it is the one with the least memory, then the one
-/// with the fewest changes.
+/// The best of the points: the fastest of the front. Of points that tie in time it is the one with
+/// the least memory, then the one with the fewest changes.
 #[must_use]
 pub fn best(points: &[Point], tolerance: Tolerance) -> Option<usize> {
     let on = front(points, tolerance);
@@ -143,8 +148,8 @@ mod tests {
         }
     }
 
-    /// A setting that buys 0.002 % of the time for 10 % more memory is not on the front, and of settings that tie in both the
-    /// one nearest to the defaults is.
+    /// A setting that buys 0.002 % of the time for 10 % more memory is not on the front, and of
+    /// settings that tie in both the one nearest to the defaults is.
     #[test]
     fn noise_is_not_worth_memory() {
         let points = [
@@ -163,7 +168,8 @@ mod tests {
 
     #[test]
     fn a_chain_of_ties_is_covered_without_gaps() {
-        // Each ties with the next in memory and is 1 % faster: the ends have nothing to do with each other.
+        // Each ties with the next in memory and is 1 % faster: the ends have nothing to do with
+        // each other.
         let points: Vec<Point> = (0..20)
             .map(|i| point(1.01f64.powi(i), 0.996f64.powi(i), 0))
             .collect();

@@ -5,8 +5,8 @@ use crate::stats::median;
 
 /// Relative distance from the median from which on a recorded step is not typical.
 ///
-/// A choice, not a measurement: far above the change of 2 % that comparisons look for, so that most of what is seen in such a step is
-/// something else.
+/// A choice, not a measurement: far above the change of 2 % that comparisons look for, so that most
+/// of what is seen in such a step is something else.
 const ATYPICAL: f64 = 0.25;
 
 /// Warns of a recorded step that is far from the median of its run.

@@ -36,13 +36,15 @@ pub struct Wait {
     pub count: [u32; 2],
     /// Largest cause in A and in B, where there are gaps.
     pub cause: [Option<Cause>; 2],
-    /// Instructions of this name and phase by the rule that emitted them: how many in A and B. Empty for the host.
+    /// Instructions of this name and phase by the rule that emitted them: how many in A and B.
+    /// Empty for the host.
     pub rules: Rules,
     /// Mean time between the first instruction's issue and its start.
     pub held: [Picos; 2],
 }
 
-/// Returns the exposed time by cause, for all causes that occur; empty where a run does not know its exposed time.
+/// Returns the exposed time by cause, for all causes that occur; empty where a run does not know
+/// its exposed time.
 pub(super) fn causes(sides: [&RunView; 2]) -> Vec<CauseTime> {
     let unknown = |s: &&RunView| !s.is_recorded() && s.run.exposed.is_empty();
     if sides.iter().any(unknown) {
@@ -62,7 +64,8 @@ pub(super) fn causes(sides: [&RunView; 2]) -> Vec<CauseTime> {
     .collect()
 }
 
-/// Returns the exposed time by what was waited for, the largest change first; empty where a run has no spans.
+/// Returns the exposed time by what was waited for, the largest change first; empty where a run has
+/// no spans.
 pub(super) fn waits(sides: [&RunView; 2]) -> Vec<Wait> {
     if !sides.iter().all(|s| s.is_recorded()) {
         return Vec::new();

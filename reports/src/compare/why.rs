@@ -74,7 +74,8 @@ fn parts_of_the_step(pair: &Pair, sides: [&RunView; 2]) -> Vec<String> {
     all
 }
 
-/// Compares throughput where steps differ in their tokens (rows, images). Different units are not compared.
+/// Compares throughput where steps differ in their tokens (rows, images). Different units are not
+/// compared.
 pub(crate) fn tokens(sides: [&RunView; 2], labels: [&str; 2]) -> Option<String> {
     let [a, b] = sides.map(|s| s.run.tokens);
     if a == b || a == 0 || b == 0 {
@@ -324,8 +325,9 @@ fn memory(pair: &Pair, sides: [&RunView; 2]) -> String {
     )
 }
 
-/// How far the prediction of the step is off, and where that comes from: of computation and exposed time, which make up the step, the
-/// part with the largest error of the step's sign. Hidden communication does not make a step longer.
+/// How far the prediction of the step is off, and where that comes from: of computation and exposed
+/// time, which make up the step, the part with the largest error of the step's sign. Hidden
+/// communication does not make a step longer.
 fn prediction(p: &super::Prediction, pair: &Pair, sides: [&RunView; 2]) -> String {
     // Predicted less measured.
     let error = |time: [Picos; 2]| signed([time[p.measured], time[1 - p.measured]]);

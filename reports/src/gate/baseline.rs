@@ -11,8 +11,9 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// Version of the file format that is written; raised when a field changes meaning. Format 1 has the outline of the plan
-/// in a form that only its own version could compare; everything else of it is read.
+/// Version of the file format that is written; raised when a field changes meaning. Format 1 has
+/// the outline of the plan in a form that only its own version could compare; everything else of it
+/// is read.
 pub const BASELINE_FORMAT: u32 = 2;
 /// The oldest format that is read.
 const OLDEST_FORMAT: u32 = 1;
@@ -137,7 +138,8 @@ impl Baseline {
     /// Reads a file.
     ///
     /// # Errors
-    /// When there is none, or it is not a baseline of a known format. `scenario` is what the caller wants it for.
+    /// When there is none, or it is not a baseline of a known format. `scenario` is what the caller
+    /// wants it for.
     pub fn read(path: &Path, scenario: &str) -> Result<Self, BaselineError> {
         let io = |error| BaselineError::Io {
             path: path.to_owned(),
@@ -261,7 +263,8 @@ fn near(path: &Path, scenario: &str) -> Option<String> {
     nearest(scenario, names.iter().map(String::as_str)).map(str::to_owned)
 }
 
-/// Whether a text is meant as a baseline, well or ill: its head says a format, which no scenario has.
+/// Whether a text is meant as a baseline, well or ill: its head says a format, which no scenario
+/// has.
 #[must_use]
 pub fn is_baseline(text: &str) -> bool {
     head(text, "format").is_some()
@@ -287,7 +290,8 @@ pub fn folder() -> Option<PathBuf> {
     FOLDERS.iter().map(PathBuf::from).find(|p| p.is_dir())
 }
 
-/// Where a scenario's baseline lies: `at` itself when it ends in `.toml` and is no folder, else `NAME.toml` in it.
+/// Where a scenario's baseline lies: `at` itself when it ends in `.toml` and is no folder, else
+/// `NAME.toml` in it.
 #[must_use]
 pub fn path_of(at: &Path, scenario: &str) -> PathBuf {
     if at.extension().is_some_and(|e| e == "toml") && !at.is_dir() {
@@ -308,7 +312,8 @@ pub enum Blessed {
     Unchanged,
 }
 
-/// Makes sure that what a path holds, if anything, may give way to a scenario's baseline: an older one of it, well or ill.
+/// Makes sure that what a path holds, if anything, may give way to a scenario's baseline: an older
+/// one of it, well or ill.
 ///
 /// # Errors
 /// When it is anything else.
@@ -366,8 +371,8 @@ pub fn bless(path: &Path, facts: &Facts) -> Result<Blessed, BaselineError> {
     })
 }
 
-/// Writes a file next to a path and puts it there when it is complete; what was there stays until then, and no part is
-/// left of one that cannot be written.
+/// Writes a file next to a path and puts it there when it is complete; what was there stays until
+/// then, and no part is left of one that cannot be written.
 fn replace(
     path: &Path,
     write: impl FnOnce(&mut File) -> std::io::Result<()>,

@@ -24,7 +24,8 @@ pub struct Facts {
     /// Overrides of the command line.
     #[serde(default)]
     pub set: Vec<String>,
-    /// Options of the resolved scenario, `section.key` to its value, except the profile's path and the limits of the gate.
+    /// Options of the resolved scenario, `section.key` to its value, except the profile's path and
+    /// the limits of the gate.
     #[serde(default, deserialize_with = "super::baseline::options::read")]
     pub options: BTreeMap<String, String>,
     /// Policy.
@@ -174,8 +175,8 @@ impl Facts {
     }
 }
 
-/// The options that a baseline holds: all except the profile's path, which depends on the folder of the call, and the
-/// limits of the gate, which are not about the step.
+/// The options that a baseline holds: all except the profile's path, which depends on the folder of
+/// the call, and the limits of the gate, which are not about the step.
 fn options(scenario: &Scenario) -> BTreeMap<String, String> {
     let mut all = ScenarioView::new(scenario).settings;
     all.retain(|key, _| key != HARDWARE && !key.starts_with("gate."));
@@ -282,8 +283,8 @@ impl Measured {
     }
 }
 
-/// What of a run's environment a baseline tells: no seed (each curve has its own), nothing that differs from call to
-/// call.
+/// What of a run's environment a baseline tells: no seed (each curve has its own), nothing that
+/// differs from call to call.
 #[must_use]
 pub fn lasting(environment: &BTreeMap<String, String>) -> BTreeMap<String, String> {
     let kept = [

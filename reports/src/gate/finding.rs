@@ -104,8 +104,8 @@ pub struct Finding {
     pub place: Option<Place>,
 }
 
-/// What differs between a scenario and its baseline before any number is compared: the reason of the differences that
-/// follow.
+/// What differs between a scenario and its baseline before any number is compared: the reason of
+/// the differences that follow.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Change {
     /// In words, for example `scenario changed: train.recompute_layers all → 78`.

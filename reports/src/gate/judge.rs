@@ -32,8 +32,8 @@ struct Subject<'a> {
 }
 
 impl<'a> Subject<'a> {
-    /// About a number with a relative limit. An annotation points at the limit where the user gave one, else at the
-    /// baseline's value, else at the scenario.
+    /// About a number with a relative limit. An annotation points at the limit where the user gave
+    /// one, else at the baseline's value, else at the scenario.
     fn limited(
         class: Class,
         metric: &'a str,
@@ -73,7 +73,8 @@ fn place(limit: Option<&Place>, otherwise: Option<Place>, limits: &Limits) -> Op
 
 /// Compares a scenario's facts with its baseline.
 ///
-/// Measured runs are judged when both sides have them; a side that lacks them is named, and does not fail.
+/// Measured runs are judged when both sides have them; a side that lacks them is named, and does
+/// not fail.
 #[must_use]
 pub fn judge(baseline: &Baseline, now: &Facts, limits: &Limits) -> Verdict {
     let old = &baseline.facts;
@@ -144,8 +145,8 @@ pub fn judge(baseline: &Baseline, now: &Facts, limits: &Limits) -> Verdict {
     Verdict::new(&now.scenario, limits.preset, change, findings).resting_on(now.basis.clone())
 }
 
-/// The verdict on a scenario whose baseline cannot be had, for the reason given, which may be the fault of a place in its
-/// file: nothing was compared, which is a failure.
+/// The verdict on a scenario whose baseline cannot be had, for the reason given, which may be the
+/// fault of a place in its file: nothing was compared, which is a failure.
 #[must_use]
 pub fn missing(now: Facts, limits: &Limits, reason: &str, fault: Option<Place>) -> Verdict {
     by_itself(now, limits, |_| Finding {
@@ -163,7 +164,8 @@ pub fn alone(now: Facts, limits: &Limits, reason: &str) -> Verdict {
     })
 }
 
-/// What holds whatever a baseline has: proofs, budgets, and that numbers are numbers; and that there is none.
+/// What holds whatever a baseline has: proofs, budgets, and that numbers are numbers; and that
+/// there is none.
 fn by_itself(now: Facts, limits: &Limits, none: impl FnOnce(&Facts) -> Finding) -> Verdict {
     let itself = Baseline::of(now);
     let mut findings = judge(&itself, &itself.facts, limits).findings;

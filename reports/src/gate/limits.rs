@@ -108,7 +108,8 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// The limits that a scenario gives; `places` are those of its keys, `file` is the scenario's own.
+    /// The limits that a scenario gives; `places` are those of its keys, `file` is the scenario's
+    /// own.
     #[must_use]
     pub fn new(
         gate: &Gate,

@@ -1,10 +1,11 @@
 //! The plan as a short text that can be kept, read and diffed.
 //!
-//! A program's full text has a line per instruction, numbered buffers and numbered events: one more buffer renumbers
-//! half of it. An outline gives the same order of work without numbers: operands by role, layers relative to the layer
-//! named before, loops instead of repetitions, and parts that several places share written once, so that neither depth
-//! nor the number of micro-batches lengthens it. What an outline cannot tell apart (which of two buffers of one role is
-//! read), the digest can.
+//! A program's full text has a line per instruction, numbered buffers and numbered events: one more
+//! buffer renumbers half of it. An outline gives the same order of work without numbers: operands
+//! by role, layers relative to the layer named before, loops instead of repetitions, and parts that
+//! several places share written once, so that neither depth nor the number of micro-batches
+//! lengthens it. What an outline cannot tell apart (which of two buffers of one role is read), the
+//! digest can.
 //!
 //! ```text
 //! [block 1] alloc act 128Mi 2*32Ki; free act 2*tmp      a shared part: act is activation, tmp temporary
@@ -13,8 +14,8 @@
 //!    reshard: record, wait on all_gather, free full_weight}
 //! ```
 //!
-//! `= PHASE UNIT` is a heading: what follows belongs there. A statement behind a comma has the label of the one before
-//! it (`reshard: wait on all_gather`). Lines end anywhere between words.
+//! `= PHASE UNIT` is a heading: what follows belongs there. A statement behind a comma has the
+//! label of the one before it (`reshard: wait on all_gather`). Lines end anywhere between words.
 
 mod changes;
 mod expand;
@@ -145,7 +146,8 @@ impl Group {
     }
 }
 
-/// The buffers that a statement of an expanded outline allocates: their role, and each size with its number.
+/// The buffers that a statement of an expanded outline allocates: their role, and each size with
+/// its number.
 pub(crate) fn allocations(statement: &str) -> Option<(&str, Vec<(u64, u32)>)> {
     let words = match statement.split_once(": ") {
         Some((label, rest)) if !label.contains(' ') => rest,
@@ -170,7 +172,8 @@ struct Place {
 }
 
 impl Place {
-    /// A heading, when the phase or the unit changes. Layers are numbered from the one named before.
+    /// A heading, when the phase or the unit changes. Layers are numbered from the one named
+    /// before.
     fn go(&mut self, program: &Program, instr: &Instr) -> Option<String> {
         let (phase, unit) = (instr.phase.name(), instr.unit.index());
         if self.at.replace((phase, unit)) == Some((phase, unit)) {

@@ -1,8 +1,8 @@
 //! Measured time: old against new, interleaved in one call.
 //!
-//! A stored time says as much about the machine's mood as about the program, so measured time is never compared with a
-//! baseline file. Runs of both sides alternate (A B B A …), so that drift hits both; each run counts with its median, since
-//! steps within a run are not independent.
+//! A stored time says as much about the machine's mood as about the program, so measured time is
+//! never compared with a baseline file. Runs of both sides alternate (A B B A …), so that drift
+//! hits both; each run counts with its median, since steps within a run are not independent.
 
 use super::finding::{Class, Finding, Status};
 use super::limits::{Limits, percent};
@@ -51,7 +51,8 @@ pub fn judge(old: &[f64], new: &[f64], limits: &Limits) -> Result<Finding, Stats
         Samples::Measured(new),
         &Options::default(),
     )?;
-    // A faster program needs no new baseline, since there is none for measured time: only the upper limit counts.
+    // A faster program needs no new baseline, since there is none for measured time: only the upper
+    // limit counts.
     let above = 1.0 + limit.value;
     let status = if c.ratio.low > above {
         Status::Regression
@@ -75,7 +76,8 @@ pub fn judge(old: &[f64], new: &[f64], limits: &Limits) -> Result<Finding, Stats
 
 fn sentence(c: &Comparison, limit: f64) -> String {
     let relative = |x: f64| format!("{} %", signed(100.0 * x, 1));
-    // What is seen has to stand out of the noise by itself; the gate asks that it does so beyond the limit.
+    // What is seen has to stand out of the noise by itself; the gate asks that it does so beyond
+    // the limit.
     let seen = c.detectable.map_or_else(String::new, |least| {
         let least = (1000.0 * (limit + least)).ceil() / 1000.0;
         format!(

@@ -15,8 +15,8 @@ fn named<T: DeserializeOwned>(word: &str) -> Option<T> {
 }
 
 impl Facts {
-    /// What the baseline holds of a run: its prediction, or the first seed's training (`None` where it has none). There are
-    /// no spans and no memory curve, and of a training no times.
+    /// What the baseline holds of a run: its prediction, or the first seed's training (`None` where
+    /// it has none). There are no spans and no memory curve, and of a training no times.
     #[must_use]
     pub fn run_view(&self, kind: RunKind) -> Option<RunView> {
         let measured = match kind {

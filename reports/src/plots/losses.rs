@@ -16,8 +16,8 @@ pub struct Curve {
     pub values: Vec<f64>,
 }
 
-/// Dashes of the second, third… curve: equal curves are seen to lie on one another, and colour is not all that tells them
-/// apart.
+/// Dashes of the second, third… curve: equal curves are seen to lie on one another, and colour is
+/// not all that tells them apart.
 const DASHES: [&str; 4] = ["16 10", "5 8", "24 8 5 8", "2 6"];
 
 /// Curves on one pair of axes. The first is solid, those beyond the first eight are thin.

@@ -138,8 +138,9 @@ pub fn memory(name: &str, title: &str, view: &RunView) -> Option<Plot> {
 
 /// Composition after every allocation and free of the recorded step.
 ///
-/// A sample tells the total and which buffer came or went; the composition is known at the peak, and elsewhere follows
-/// from it. Where the peak is in another step, what is there from the start is "at rest".
+/// A sample tells the total and which buffer came or went; the composition is known at the peak,
+/// and elsewhere follows from it. Where the peak is in another step, what is there from the start
+/// is "at rest".
 fn samples(view: &RunView) -> Option<Vec<Sample>> {
     let run = &view.run;
     let timeline = &run.memory.timeline;

@@ -133,7 +133,8 @@ mod tests {
         }
     }
 
-    /// Simulations of full protanopia, deuteranopia and tritanopia by Machado, Oliveira and Fernandes (2009).
+    /// Simulations of full protanopia, deuteranopia and tritanopia by Machado, Oliveira and
+    /// Fernandes (2009).
     const BLIND: [[[f64; 3]; 3]; 3] = [
         [
             [0.152_286, 1.052_583, -0.204_868],

@@ -1,4 +1,5 @@
-//! The streams of a step as lanes over time: a drawing that stands alone, and the data to zoom into it.
+//! The streams of a step as lanes over time: a drawing that stands alone, and the data to zoom into
+//! it.
 
 use super::Plot;
 use super::draw::{WIDTH, escape, short, titled};
@@ -85,7 +86,8 @@ struct Data<'a> {
 #[derive(Serialize)]
 struct Lane {
     name: String,
-    /// Seven numbers a span: start since the one before, length, colour, name, unit, phase, what it waited for.
+    /// Seven numbers a span: start since the one before, length, colour, name, unit, phase, what it
+    /// waited for.
     spans: Vec<u64>,
 }
 
@@ -224,7 +226,8 @@ pub fn timeline(name: &str, title: &str, view: &RunView, most: usize) -> Timelin
             description,
             legend,
         },
-        // Plain data always serialises; `<` is written so that no text can end the page's script element.
+        // Plain data always serialises; `<` is written so that no text can end the page's script
+        // element.
         data: serde_json::to_string(&data)
             .unwrap_or_default()
             .replace('<', "\\u003c"),

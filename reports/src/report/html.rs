@@ -52,7 +52,8 @@ pub fn html(report: &Report) -> String {
     out
 }
 
-/// The palettes as style variables: light, dark where the reader's system or choice says so, light again on paper.
+/// The palettes as style variables: light, dark where the reader's system or choice says so, light
+/// again on paper.
 fn themes() -> String {
     let variables = |p: &Palette| {
         p.variables()

@@ -4,7 +4,8 @@ use super::{Block, Report, Table};
 use crate::plots::Plot;
 use std::fmt::Write;
 
-/// The report as Markdown. `image` gives the address of a drawing, where it has been written to a file.
+/// The report as Markdown. `image` gives the address of a drawing, where it has been written to a
+/// file.
 #[must_use]
 pub fn markdown(report: &Report, image: impl Fn(&Plot) -> Option<String>) -> String {
     let mut out = format!("# {}\n", line(&report.title));

@@ -88,7 +88,8 @@ fn commands_are_words_for_a_shell() {
     }
 }
 
-/// The report and `compare` say the same of the same runs, a measured one and a longer one with jitter here.
+/// The report and `compare` say the same of the same runs, a measured one and a longer one with
+/// jitter here.
 #[test]
 fn step_times_are_judged_as_in_a_comparison() {
     let measured = |label: &str, steps: u64| {
@@ -265,7 +266,8 @@ fn a_map_follows_the_axes_it_is_given() {
     assert_eq!(plot.title, "Step time by fsdp.policy");
 }
 
-/// Four steps of as many milliseconds as they have thousands of tokens, but for the last, which is faster than that.
+/// Four steps of as many milliseconds as they have thousands of tokens, but for the last, which is
+/// faster than that.
 fn batches() -> Vec<Item> {
     [(1u64, 10_000u64), (2, 20_000), (4, 40_000), (8, 64_000)]
         .into_iter()
@@ -279,8 +281,8 @@ fn batches() -> Vec<Item> {
         .collect()
 }
 
-/// A sweep of three axes: a step takes 100 ms, less 10 for each prefetch, 1 for each unit, and more without `recompute`,
-/// with which alone everything fits.
+/// A sweep of three axes: a step takes 100 ms, less 10 for each prefetch, 1 for each unit, and more
+/// without `recompute`, with which alone everything fits.
 fn cube() -> Vec<Item> {
     let mut all = Vec::new();
     for prefetch in 0..3u64 {
@@ -319,7 +321,8 @@ fn a_sweep_of_three_axes_tells_the_best_that_fit() {
         Block::Cards(cards) => Some(cards),
         _ => None,
     });
-    // By milliseconds: 2 and 3 are 84 and 85 with recompute (79 and 80 without do not fit), then 89, 90 and 94, 95.
+    // By milliseconds: 2 and 3 are 84 and 85 with recompute (79 and 80 without do not fit), then
+    // 89, 90 and 94, 95.
     let heads: Vec<(&str, &str)> = cards
         .unwrap()
         .iter()

@@ -5,8 +5,8 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use serde::Serialize;
 
-/// Samples that all resamples together draw at most: beyond it there are fewer resamples, but never fewer than
-/// [`LEAST`], so that long series cost no more than a tenth of a second.
+/// Samples that all resamples together draw at most: beyond it there are fewer resamples, but never
+/// fewer than [`LEAST`], so that long series cost no more than a tenth of a second.
 const BUDGET: usize = 5_000_000;
 /// Resamples that are made in any case, where as many are asked for.
 const LEAST: usize = 1_000;
@@ -24,7 +24,8 @@ pub struct Interval {
     pub level: f64,
 }
 
-/// Ratio of the medians of `b` to `a` with its percentile interval. Both have to have samples, all positive.
+/// Ratio of the medians of `b` to `a` with its percentile interval. Both have to have samples, all
+/// positive.
 ///
 /// A side with one sample, or with equal ones, adds no spread.
 #[must_use]
@@ -79,7 +80,8 @@ impl<'a> Side<'a> {
         }
     }
 
-    /// Median of a resample. Blocks wrap around, so that every sample is drawn as often as any other.
+    /// Median of a resample. Blocks wrap around, so that every sample is drawn as often as any
+    /// other.
     fn draw(&mut self, rng: &mut ChaCha8Rng) -> f64 {
         if self.constant {
             return self.median;

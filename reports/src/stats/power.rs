@@ -10,8 +10,8 @@ const ENOUGH: f64 = 0.8;
 /// Pieces of the integral over the estimated spread.
 const PIECES: u32 = 60;
 
-/// Chance that Welch's test at `1 - level` sees a change of the mean of A by `threshold`, were it there; `None` where
-/// there is nothing to estimate spread from.
+/// Chance that Welch's test at `1 - level` sees a change of the mean of A by `threshold`, were it
+/// there; `None` where there is nothing to estimate spread from.
 #[must_use]
 pub fn power(a: &[f64], b: &[f64], options: &Options) -> Option<f64> {
     let (error, df) = standard_error(a, b)?;
@@ -22,8 +22,8 @@ pub fn power(a: &[f64], b: &[f64], options: &Options) -> Option<f64> {
     ))
 }
 
-/// Smallest relative change that Welch's test would see with a chance of 80 %; `None` where there is nothing to estimate
-/// spread from.
+/// Smallest relative change that Welch's test would see with a chance of 80 %; `None` where there
+/// is nothing to estimate spread from.
 #[must_use]
 pub fn detectable(a: &[f64], b: &[f64], options: &Options) -> Option<f64> {
     let (error, df) = standard_error(a, b)?;
@@ -47,8 +47,9 @@ pub fn detectable(a: &[f64], b: &[f64], options: &Options) -> Option<f64> {
     Some(high * error / mean(a))
 }
 
-/// Chance that a t with these degrees of freedom and noncentrality is beyond the two-sided critical value: the normal
-/// chance given the estimated spread `s`, integrated over `s`, which is chi over the root of `df`.
+/// Chance that a t with these degrees of freedom and noncentrality is beyond the two-sided critical
+/// value: the normal chance given the estimated spread `s`, integrated over `s`, which is chi over
+/// the root of `df`.
 fn noncentral(df: f64, shift: f64, significance: f64) -> f64 {
     let (Ok(student), Ok(normal)) = (StudentsT::new(0.0, 1.0, df), Normal::new(0.0, 1.0)) else {
         return f64::NAN;
@@ -63,7 +64,8 @@ fn noncentral(df: f64, shift: f64, significance: f64) -> f64 {
         }
         (constant + (df - 1.0) * s.ln() - df * s * s / 2.0).exp()
     };
-    // Ten standard deviations (about 1 / sqrt(2 df)) around 1 hold all of it; for few degrees it reaches further down.
+    // Ten standard deviations (about 1 / sqrt(2 df)) around 1 hold all of it; for few degrees it
+    // reaches further down.
     let reach = 10.0 / (2.0 * df).sqrt();
     let (from, to) = ((1.0 - reach).max(0.0), 1.0 + reach);
     let step = (to - from) / f64::from(2 * PIECES);
@@ -88,7 +90,8 @@ fn noncentral(df: f64, shift: f64, significance: f64) -> f64 {
 mod tests {
     use super::noncentral;
 
-    /// scipy 1.17.1: `t = stats.t.ppf(.975, df); stats.nct.sf(t, df, nc) + stats.nct.cdf(-t, df, nc)`.
+    /// scipy 1.17.1:
+    /// `t = stats.t.ppf(.975, df); stats.nct.sf(t, df, nc) + stats.nct.cdf(-t, df, nc)`.
     #[test]
     fn power_agrees_with_the_noncentral_t_distribution() {
         let known = [

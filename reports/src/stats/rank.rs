@@ -14,8 +14,8 @@ pub struct RankTest {
     pub u: f64,
     /// Chance of such a U, or one further from the middle, when both come from one distribution.
     pub p: f64,
-    /// Whether `p` is exact: few samples, none equal. Otherwise it is the normal approximation with corrections for
-    /// continuity and ties.
+    /// Whether `p` is exact: few samples, none equal. Otherwise it is the normal approximation with
+    /// corrections for continuity and ties.
     pub exact: bool,
 }
 
@@ -23,8 +23,8 @@ pub struct RankTest {
 #[must_use]
 pub fn mann_whitney(a: &[f64], b: &[f64]) -> RankTest {
     let method = MannWhitneyUMethod::AsymptoticInclContinuityCorrection;
-    // It refuses what has no order and what is empty, and gives NaN where all are equal: nothing speaks for a
-    // difference then.
+    // It refuses what has no order and what is empty, and gives NaN where all are equal: nothing
+    // speaks for a difference then.
     let (u, p) = mannwhitneyu(b, a, method, Alternative::TwoSided)
         .unwrap_or((a.len() as f64 * b.len() as f64 / 2.0, 1.0));
     let p = if p.is_nan() { 1.0 } else { p };
@@ -43,10 +43,11 @@ pub fn mann_whitney(a: &[f64], b: &[f64]) -> RankTest {
 
 /// Two-sided p-value from the number of orders that yield each U.
 ///
-/// statrs has an exact method too, but 0.19.1 returns the other tail unless the first sample is the larger one, and
-/// enumerates every combination.
+/// statrs has an exact method too, but 0.19.1 returns the other tail unless the first sample is the
+/// larger one, and enumerates every combination.
 fn exact_p(u: usize, n: usize, m: usize) -> f64 {
-    // ways[k][u]: orders of k of one side among i of the other with this U; one more of the other side at a time.
+    // ways[k][u]: orders of k of one side among i of the other with this U; one more of the other
+    // side at a time.
     let most = n * m;
     let mut ways = vec![vec![0.0f64; most + 1]; n + 1];
     for row in &mut ways {
@@ -58,8 +59,8 @@ fn exact_p(u: usize, n: usize, m: usize) -> f64 {
         for k in 1..=n {
             let (before, row) = next.split_at_mut(k);
             for (u, ways_here) in row[0].iter_mut().enumerate().take(k * i + 1) {
-                // The largest is of the first side (it beats nobody of the other, U stays) or of the other side (it
-                // beats all k).
+                // The largest is of the first side (it beats nobody of the other, U stays) or of
+                // the other side (it beats all k).
                 let first = before[k - 1][u];
                 let other = u.checked_sub(k).map_or(0.0, |u| ways[k][u]);
                 *ways_here = first + other;
@@ -73,7 +74,8 @@ fn exact_p(u: usize, n: usize, m: usize) -> f64 {
     (2.0 * tail / all).min(1.0)
 }
 
-/// Share of pairs in which a sample of `b` is larger than one of `a`, minus the share in which it is smaller.
+/// Share of pairs in which a sample of `b` is larger than one of `a`, minus the share in which it
+/// is smaller.
 #[must_use]
 pub fn cliffs_delta(a: &[f64], b: &[f64]) -> f64 {
     let mut sorted = a.to_vec();

@@ -15,8 +15,8 @@ pub struct WelchTest {
     pub p: f64,
 }
 
-/// Standard error of the difference of means and its degrees of freedom; `None` with fewer than two samples on a side or
-/// without any spread.
+/// Standard error of the difference of means and its degrees of freedom; `None` with fewer than two
+/// samples on a side or without any spread.
 pub(super) fn standard_error(a: &[f64], b: &[f64]) -> Option<(f64, f64)> {
     if a.len() < 2 || b.len() < 2 {
         return None;
@@ -44,8 +44,8 @@ pub fn welch(a: &[f64], b: &[f64]) -> Option<WelchTest> {
     })
 }
 
-/// Difference of the means over the pooled standard deviation, corrected for small samples; `None` where there is nothing
-/// to estimate spread from.
+/// Difference of the means over the pooled standard deviation, corrected for small samples; `None`
+/// where there is nothing to estimate spread from.
 #[must_use]
 pub fn hedges_g(a: &[f64], b: &[f64]) -> Option<f64> {
     standard_error(a, b)?;

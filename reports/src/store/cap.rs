@@ -10,7 +10,8 @@ use std::fmt;
 use std::fs;
 use std::path::Path;
 
-/// Share of the cap that is left after runs were removed, in percent, so that not every save removes one.
+/// Share of the cap that is left after runs were removed, in percent, so that not every save
+/// removes one.
 const ROOM: u64 = 90;
 
 /// Most runs and bytes of a store.
@@ -38,7 +39,8 @@ impl fmt::Display for Cap {
 }
 
 impl Cap {
-    /// Reads `RUNS`, `SIZE` or `RUNS,SIZE`, for example `200,1GiB`; `off` is no cap. What is not given is as in the default.
+    /// Reads `RUNS`, `SIZE` or `RUNS,SIZE`, for example `200,1GiB`; `off` is no cap. What is not
+    /// given is as in the default.
     ///
     /// # Errors
     /// When the text is none of these.
@@ -63,8 +65,9 @@ impl Cap {
 }
 
 impl Store {
-    /// Removes the oldest runs without a name until the store is well below the cap, and returns their number. Predictions
-    /// go before measurements, which cost more to make again. `newest`, which was just saved, stays.
+    /// Removes the oldest runs without a name until the store is well below the cap, and returns
+    /// their number. Predictions go before measurements, which cost more to make again. `newest`,
+    /// which was just saved, stays.
     ///
     /// # Errors
     /// When the folder cannot be read or a run cannot be removed.

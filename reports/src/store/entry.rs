@@ -150,7 +150,8 @@ impl Entry {
         })
     }
 
-    /// What was changed: `section.key=VALUE` of the command line, and the options of a what-if (`--slower host=2`).
+    /// What was changed: `section.key=VALUE` of the command line, and the options of a what-if
+    /// (`--slower host=2`).
     #[must_use]
     pub fn changes(&self) -> Vec<String> {
         let what_if = what_if(&self.environment);
@@ -160,8 +161,8 @@ impl Entry {
         self.overrides.iter().cloned().chain(what_if).collect()
     }
 
-    /// What makes a prediction the same as another one: everything but when and on which machine it was made. Measurements
-    /// are never the same.
+    /// What makes a prediction the same as another one: everything but when and on which machine it
+    /// was made. Measurements are never the same.
     pub(super) fn identity(&self) -> Option<String> {
         if self.kind != "sim" {
             return None;

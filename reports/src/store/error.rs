@@ -66,7 +66,8 @@ impl StoreError {
         }
     }
 
-    /// Whether the user's input is at fault: a wrong name or path rather than, for example, a full disk.
+    /// Whether the user's input is at fault: a wrong name or path rather than, for example, a full
+    /// disk.
     #[must_use]
     pub fn is_bad_input(&self) -> bool {
         match self {

@@ -7,8 +7,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// Shortest beginning of an id that may stand for it.
 const SHORTEST: usize = 2;
 
-/// Name of a run: `YYYYMMDD-HHMMSSmmm-xxxxxx` in UTC (milliseconds last) with six random hexadecimal digits. Ids sort by
-/// time.
+/// Name of a run: `YYYYMMDD-HHMMSSmmm-xxxxxx` in UTC (milliseconds last) with six random
+/// hexadecimal digits. Ids sort by time.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Id(String);
 

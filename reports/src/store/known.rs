@@ -32,8 +32,9 @@ impl Store {
         Ok(Known(Mutex::new(known.collect())))
     }
 
-    /// Saves a run, unless it is a prediction that is there already: one of the same program with the same options and the
-    /// same numbers, made by the same version. Measurements are always saved.
+    /// Saves a run, unless it is a prediction that is there already: one of the same program with
+    /// the same options and the same numbers, made by the same version. Measurements are always
+    /// saved.
     ///
     /// # Errors
     /// When it cannot be written; then nothing of it is listed.

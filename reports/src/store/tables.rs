@@ -1,7 +1,7 @@
 //! The large parts of a run as CSV: spans, memory samples, gaps.
 //!
-//! A row names its instruction in full (kernel, kind of work, unit, phase, …), so that a table can be read without
-//! anything else; the numbers of unit and stream are there for exact reading back.
+//! A row names its instruction in full (kernel, kind of work, unit, phase, …), so that a table can
+//! be read without anything else; the numbers of unit and stream are there for exact reading back.
 
 use crate::view::{InstrView, Names, RunView, Work};
 use csv::{ByteRecord, Writer};

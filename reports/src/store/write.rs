@@ -16,7 +16,8 @@ use std::time::Duration;
 /// The scenario's text.
 const SCENARIO: &str = "scenario.toml";
 
-/// Names that are tried before giving up; two runs in one second share random digits once in 16 million times.
+/// Names that are tried before giving up; two runs in one second share random digits once in 16
+/// million times.
 const TRIES: u32 = 16;
 /// Age from which a folder whose writer has not even begun is taken for abandoned.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -100,7 +101,8 @@ fn save_in(store: &Store, view: &RunView) -> Result<Id, StoreError> {
     Err(StoreError::invalid(&store.dir, "no free name was found"))
 }
 
-/// Writes and flushes everything; the returned file is locked, which tells others that its writer lives.
+/// Writes and flushes everything; the returned file is locked, which tells others that its writer
+/// lives.
 fn write(dir: &Path, id: &Id, view: &RunView) -> Result<File, StoreError> {
     let path = dir.join(RUN);
     let failed = |e| StoreError::io(&path, e);

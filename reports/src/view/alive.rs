@@ -7,7 +7,8 @@ use shardlab_plan::program::{Op, SectionKind};
 use shardlab_plan::units::Bytes;
 use std::collections::BTreeMap;
 
-/// Buffers alive on the device after an instruction, in order of allocation, when the program has run its sections up to it.
+/// Buffers alive on the device after an instruction, in order of allocation, when the program has
+/// run its sections up to it.
 ///
 /// The instruction's own allocation counts; its own free does too, as done.
 #[must_use]
@@ -78,7 +79,8 @@ impl Alive {
     }
 }
 
-/// The largest groups of equal buffers (role, size, type) alive after an instruction, largest total first.
+/// The largest groups of equal buffers (role, size, type) alive after an instruction, largest total
+/// first.
 #[must_use]
 pub fn largest(program: &Program, at: InstrId, limit: usize) -> Vec<Alive> {
     let mut groups: BTreeMap<(Role, Bytes, DType), Alive> = BTreeMap::new();

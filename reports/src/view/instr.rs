@@ -13,11 +13,13 @@ use std::collections::BTreeMap;
 pub struct InstrView {
     /// Its id in the program.
     pub id: InstrId,
-    /// Index of its name (kernel, collective, `copy`, `input`, `alloc`, `free`) in [`super::RunView::names`].
+    /// Index of its name (kernel, collective, `copy`, `input`, `alloc`, `free`) in
+    /// [`super::RunView::names`].
     pub name: u32,
     /// Index of its rule's name.
     pub rule: u32,
-    /// Kind of work; none for allocations and frees, but for the allocation that an input is sent into.
+    /// Kind of work; none for allocations and frees, but for the allocation that an input is sent
+    /// into.
     pub work: Option<Work>,
     /// Role of the buffer it allocates or frees.
     pub role: Option<Role>,

@@ -26,8 +26,8 @@ pub struct ScenarioView {
     /// `section.key=VALUE` from the command line, in order.
     #[serde(default)]
     pub overrides: Vec<String>,
-    /// Every option of the resolved scenario: `section.key` to its value. Options without a value are left out. The
-    /// options of a what-if follow, see [`what_if`].
+    /// Every option of the resolved scenario: `section.key` to its value. Options without a value
+    /// are left out. The options of a what-if follow, see [`what_if`].
     pub settings: BTreeMap<String, String>,
     /// Digest of the scenario's options: 16 hexadecimal digits, equal exactly for equal options.
     pub digest: String,
@@ -71,8 +71,9 @@ impl ScenarioView {
         Family::named(family).map(Family::counted_in)
     }
 
-    /// Counts the options of training, sharding, precision and compilation that differ from their defaults, as its policy has them.
-    /// It orders scenarios of one model by closeness to the defaults.
+    /// Counts the options of training, sharding, precision and compilation that differ from their
+    /// defaults, as its policy has them. It orders scenarios of one model by closeness to the
+    /// defaults.
     #[must_use]
     pub fn changes(&self) -> usize {
         let policy = self.settings.get("fsdp.policy").map_or("", |p| p);
@@ -94,8 +95,8 @@ impl ScenarioView {
     }
 }
 
-/// The options of a what-if prediction (`sim --slower`, `--straggler`, `--jitter`, `--seed`), each with its value, as the
-/// environment of its run tells them.
+/// The options of a what-if prediction (`sim --slower`, `--straggler`, `--jitter`, `--seed`), each
+/// with its value, as the environment of its run tells them.
 #[must_use]
 pub fn what_if(environment: &BTreeMap<String, String>) -> Vec<(String, String)> {
     let mut all = Vec::new();
@@ -175,8 +176,8 @@ pub struct Difference {
     pub values: Vec<Option<String>>,
 }
 
-/// Options that are not the same in all of these scenarios, by key. One without any option is not known in full (that of a
-/// gate's baseline): it differs from none.
+/// Options that are not the same in all of these scenarios, by key. One without any option is not
+/// known in full (that of a gate's baseline): it differs from none.
 #[must_use]
 pub fn differences(all: &[&ScenarioView]) -> Vec<Difference> {
     let keys: BTreeSet<&String> = all.iter().flat_map(|s| s.settings.keys()).collect();
@@ -187,7 +188,8 @@ pub fn differences(all: &[&ScenarioView]) -> Vec<Difference> {
         })
         .filter(|d| {
             let known = all.iter().zip(&d.values);
-            // Every scenario names its hardware; a gate's baseline leaves it out, as it may be a path.
+            // Every scenario names its hardware; a gate's baseline leaves it out, as it may be a
+            // path.
             let mut known = known
                 .filter(|(s, v)| !s.settings.is_empty() && (v.is_some() || d.key != HARDWARE))
                 .map(|(_, v)| v);

@@ -94,8 +94,8 @@ impl Work {
     }
 }
 
-/// Name of the kernel, collective or copy of an instruction, `input` where it sends one to the device; empty for what runs on no
-/// device stream.
+/// Name of the kernel, collective or copy of an instruction, `input` where it sends one to the
+/// device; empty for what runs on no device stream.
 #[must_use]
 pub fn name(program: &Program, instr: InstrId) -> &str {
     match program.instrs[instr.index()].op {

@@ -8,7 +8,8 @@ use shardlab_plan::units::Bytes;
 /// Distance in powers of two within which a row counts as a measurement of its neighbour.
 const NEAR: f64 = 2.0;
 
-/// Multiply-add FLOPs of one sample, head and direction: two products forward, five backward; half when causal.
+/// Multiply-add FLOPs of one sample, head and direction: two products forward, five backward; half
+/// when causal.
 fn flops([batch, heads, seq, head_dim]: [u64; 4], causal: bool, backward: bool) -> f64 {
     let products = if backward { 5.0 } else { 2.0 };
     let all = products * 2.0 * (batch * heads) as f64 * (seq as f64).powi(2) * head_dim as f64;
@@ -52,7 +53,8 @@ pub(super) fn price(kernel: &Kernel, moved: Bytes, profile: &Profile) -> Price {
                 };
             }
             let log = |a: u64, b: u64| (a as f64 / b as f64).log2().abs();
-            // Batch and heads only multiply the number of independent tiles; sequence and head size change the kernel.
+            // Batch and heads only multiply the number of independent tiles; sequence and head size
+            // change the kernel.
             let distance = 0.5 * log(row.0 * row.1, batch * heads)
                 + log(row.3, seq)
                 + 2.0 * log(row.4, head_dim);

@@ -1,13 +1,14 @@
-//! Matrix products: measured rows, else a roofline with tile and wave quantisation whose efficiency is interpolated
-//! between the nearest measured rows.
+//! Matrix products: measured rows, else a roofline with tile and wave quantisation whose efficiency
+//! is interpolated between the nearest measured rows.
 
 use super::Price;
 use crate::hardware::{GemmRow, GemmTable, MemoryClass, Profile};
 use shardlab_plan::ir::{BodyOp, DType, OpKind};
 use shardlab_plan::units::Bytes;
 
-/// Output tiles of a kernel (rows, columns) and its efficiency relative to the best one, from large to small. The
-/// largest three are those that cuBLAS picks on Hopper; relative rates follow operand traffic per multiply-add.
+/// Output tiles of a kernel (rows, columns) and its efficiency relative to the best one, from large
+/// to small. The largest three are those that cuBLAS picks on Hopper; relative rates follow operand
+/// traffic per multiply-add.
 const TILES: [(u64, u64, f64); 4] = [
     (128, 256, 1.0),
     (128, 128, 0.85),
@@ -15,11 +16,12 @@ const TILES: [(u64, u64, f64); 4] = [
     (64, 64, 0.45),
 ];
 
-/// Distance in powers of two (summed over m, n, k) within which a row counts as a measurement of its neighbour.
+/// Distance in powers of two (summed over m, n, k) within which a row counts as a measurement of
+/// its neighbour.
 const NEAR: f64 = 2.0;
 
-/// Share of the time lost to whole waves of tiles that a product takes. Leaving out one row of a table at a time, a tenth predicts
-/// the others of three profiles best (benchmarks/exec-h200.md).
+/// Share of the time lost to whole waves of tiles that a product takes. Leaving out one row of a
+/// table at a time, a tenth predicts the others of three profiles best (benchmarks/exec-h200.md).
 const PAID: f64 = 0.1;
 
 /// Rows that an interpolation takes into account.
@@ -30,7 +32,8 @@ pub(super) fn tiles(m: u64, n: u64) -> u64 {
     m.div_ceil(128) * n.div_ceil(128)
 }
 
-/// Time by formula, microseconds, at full efficiency of the largest tile; elements of the result take `result` bytes.
+/// Time by formula, microseconds, at full efficiency of the largest tile; elements of the result
+/// take `result` bytes.
 fn formula(profile: &Profile, dtype: DType, result: f64, [m, n, k]: [u64; 3], batch: u64) -> f64 {
     let sms = u64::from(profile.device.sms);
     let per_sm = profile.peak_flops(dtype) / sms as f64;
@@ -43,7 +46,8 @@ fn formula(profile: &Profile, dtype: DType, result: f64, [m, n, k]: [u64; 3], ba
             if split > 1 && (k / split < 256 || tiles * split > 2 * sms) {
                 break;
             }
-            // Within a wave tiles finish at different times, and what is left is split: a tenth of the quantisation is paid.
+            // Within a wave tiles finish at different times, and what is left is split: a tenth of
+            // the quantisation is paid.
             let needed = ((tiles * split) as f64 / sms as f64).max(1.0);
             let waves = needed + PAID * (needed.ceil() - needed);
             let inner = k.div_ceil(split) as f64 + 64.0;
@@ -56,8 +60,8 @@ fn formula(profile: &Profile, dtype: DType, result: f64, [m, n, k]: [u64; 3], ba
     best.max(bytes / profile.device.memory_gbps / 1e3)
 }
 
-/// Price of a matrix product from `tables`, whose rows say nothing about the type of the result; elements of it take `result`
-/// bytes, and `relative` scales the default efficiency.
+/// Price of a matrix product from `tables`, whose rows say nothing about the type of the result;
+/// elements of it take `result` bytes, and `relative` scales the default efficiency.
 pub(super) fn price(
     tables: &[GemmTable],
     profile: &Profile,
@@ -96,8 +100,8 @@ pub(super) fn price(
         .get(&dtype)
         .or_else(|| profile.efficiency.gemm.get(&DType::F32));
     let by_default = by_default.copied().unwrap_or(0.5) * relative;
-    // Weights fall with the square of the distance; the default counts like a row at distance 3, so that lone far rows
-    // say little.
+    // Weights fall with the square of the distance; the default counts like a row at distance 3, so
+    // that lone far rows say little.
     let (mut weight, mut efficiency) = (1.0 / 9.0, by_default / 9.0);
     for (distance, row) in near.iter().filter_map(|&(d, row)| Some((d, row?))) {
         let w = 1.0 / (distance * distance).max(1e-3);
@@ -118,9 +122,9 @@ pub(super) fn price(
 /// Elements of 16 bits that one 16-byte load takes.
 const ALIGNED: u64 = 8;
 
-/// How many times as long the GEMMs of a kernel take because rows of their operands do not start at multiples of 16 bytes:
-/// 1 where all do, for other element types, and where the profile does not know. (float32 loses nothing: measured with
-/// `scenarios/hardware/measure/alignment.py`.)
+/// How many times as long the GEMMs of a kernel take because rows of their operands do not start at
+/// multiples of 16 bytes: 1 where all do, for other element types, and where the profile does not
+/// know. (float32 loses nothing: measured with `scenarios/hardware/measure/alignment.py`.)
 pub(super) fn misaligned(body: &[BodyOp], profile: &Profile) -> f64 {
     let Some(factors) = profile.efficiency.gemm_misaligned else {
         return 1.0;
@@ -148,21 +152,24 @@ pub(super) fn is_measured(tables: &[GemmTable], dtype: DType, [m, n, k]: [u64; 3
     rows.any(|r| [r.0, r.1, r.2] == [m, n, k])
 }
 
-/// What a kernel of our own that multiplies and goes on with elementwise code takes beyond the library's product.
+/// What a kernel of our own that multiplies and goes on with elementwise code takes beyond the
+/// library's product.
 const OWN: f64 = 0.017;
 
-/// How the time of a product grows with what else is moved while it runs: this many times the square of the time that a copy takes for
-/// it, by the product's own (benchmarks/training.md, "Fused matmuls").
+/// How the time of a product grows with what else is moved while it runs: this many times the
+/// square of the time that a copy takes for it, by the product's own (benchmarks/training.md,
+/// "Fused matmuls").
 const BESIDE: f64 = 2.4;
 
-/// Time of a product of our own beside which a copy's worth of other bytes is moved, in the unit of both: never more than of the two
-/// one after the other.
+/// Time of a product of our own beside which a copy's worth of other bytes is moved, in the unit of
+/// both: never more than of the two one after the other.
 fn beside(product: f64, more: f64) -> f64 {
     product * (1.0 + OWN) + more.min(BESIDE * more * more / product)
 }
 
-/// Price of a kernel that multiplies, goes on with elementwise code and moves so many bytes in all: never more than of the two apart.
-/// Several products of one factor, of the same size, have their columns side by side.
+/// Price of a kernel that multiplies, goes on with elementwise code and moves so many bytes in all:
+/// never more than of the two apart. Several products of one factor, of the same size, have their
+/// columns side by side.
 pub(super) fn going_on(
     profile: &Profile,
     dtype: DType,
@@ -191,7 +198,8 @@ mod tests {
     use shardlab_plan::units::Bytes;
     use std::collections::BTreeMap;
 
-    /// Mean relative error of every product of at least 50 us in bf16, priced by all the others of its profile.
+    /// Mean relative error of every product of at least 50 us in bf16, priced by all the others of
+    /// its profile.
     fn left_out(profile: &Profile) -> (usize, f64) {
         let tables = profile.gemm.iter().filter(|t| t.dtype == DType::Bf16);
         let mut rows = BTreeMap::new();
@@ -218,7 +226,8 @@ mod tests {
         )
     }
 
-    /// What is said of products that no table has. With half of the quantisation paid, as before, the first was off by 5.4 %.
+    /// What is said of products that no table has. With half of the quantisation paid, as before,
+    /// the first was off by 5.4 %.
     #[test]
     fn a_product_that_was_left_out_is_priced_by_the_others() {
         for name in ["h200-nvlink-exec", "h200-nvlink", "h100-80-exec"] {
@@ -232,7 +241,8 @@ mod tests {
         }
     }
 
-    /// Every GEMM of a linear layer has its in and out features as lengths of rows; tokens are never one.
+    /// Every GEMM of a linear layer has its in and out features as lengths of rows; tokens are
+    /// never one.
     #[test]
     fn odd_features_cost_what_was_measured_and_odd_tokens_nothing() {
         let worst = |profile: &str, set: &str| {
@@ -254,8 +264,9 @@ mod tests {
         assert_eq!(worst("a100-80", "model.vocab=32001"), 1.0);
     }
 
-    /// Gates of the 1b, 3b and 8b models, 8,192 tokens: microseconds of the products alone, of a copy of what else is moved, and of the one
-    /// kernel (2026-11-25). Forward in bursts on one H200, products in the same call; backward there in another call, the products' time
+    /// Gates of the 1b, 3b and 8b models, 8,192 tokens: microseconds of the products alone, of a
+    /// copy of what else is moved, and of the one kernel (2026-11-25). Forward in bursts on one
+    /// H200, products in the same call; backward there in another call, the products' time
     /// corrected by that of the forward kernels; and within steps of two H100, in one call.
     #[test]
     fn products_that_go_on_take_what_they_were_measured_to() {
@@ -274,7 +285,8 @@ mod tests {
         }
     }
 
-    /// Little arithmetic hides nothing: the two one after the other. Of two products of one factor each takes what it would alone.
+    /// Little arithmetic hides nothing: the two one after the other. Of two products of one factor
+    /// each takes what it would alone.
     #[test]
     fn products_that_go_on_cost_no_more_than_both_apart() {
         let profile = hardware::load("h200-nvlink-exec").unwrap();

@@ -1,4 +1,5 @@
-//! Memory-bound kernels: measured times by bytes moved, else bytes over the class's share of the bandwidth.
+//! Memory-bound kernels: measured times by bytes moved, else bytes over the class's share of the
+//! bandwidth.
 
 use super::{Price, table};
 use crate::hardware::{Counted, MemoryClass, MemoryTable, Profile};
@@ -56,8 +57,8 @@ pub(super) fn price(kernel: &Kernel, moved: Bytes, profile: &Profile) -> Price {
     }
 }
 
-/// Tables come from loops over the same operands, which small ones leave in the cache; within a step they come from
-/// memory, at the rate of the table's largest size.
+/// Tables come from loops over the same operands, which small ones leave in the cache; within a
+/// step they come from memory, at the rate of the table's largest size.
 fn cold(table: Option<&MemoryTable>, bytes: u64, profile: &Profile) -> f64 {
     let in_step = table.is_some_and(|t| t.in_step);
     match table.and_then(|t| t.rows.last()) {

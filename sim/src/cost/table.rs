@@ -1,7 +1,8 @@
 //! Interpolation in measured tables.
 
-/// Interpolates a table of (bytes, microseconds), ascending in bytes, linearly in logarithms. Returns the value and
-/// whether it lies within the table; below it the first time holds (a latency), above it the last rate.
+/// Interpolates a table of (bytes, microseconds), ascending in bytes, linearly in logarithms.
+/// Returns the value and whether it lies within the table; below it the first time holds (a
+/// latency), above it the last rate.
 pub(crate) fn log_interpolate(rows: &[(u64, f64)], bytes: u64) -> Option<(f64, bool)> {
     let (&first, &last) = (rows.first()?, rows.last()?);
     if bytes <= first.0 {
@@ -33,9 +34,10 @@ pub(super) struct Beyond {
     pub(super) usual: f64,
 }
 
-/// The same for kernels bound by memory, which take a start and their bytes at a rate: between rows far apart (a flag and
-/// a gradient buffer) along a straight line, and below a first row that is no latency along the line that takes the shortest
-/// kernel's time for no bytes. Above a last row that is a latency, what is more than its bytes goes at the rate that is usual.
+/// The same for kernels bound by memory, which take a start and their bytes at a rate: between rows
+/// far apart (a flag and a gradient buffer) along a straight line, and below a first row that is no
+/// latency along the line that takes the shortest kernel's time for no bytes. Above a last row that
+/// is a latency, what is more than its bytes goes at the rate that is usual.
 pub(super) fn of_memory(rows: &[(u64, f64)], bytes: u64, beyond: Beyond) -> Option<(f64, bool)> {
     let Beyond {
         shortest,
@@ -99,7 +101,8 @@ mod tests {
         let short = of_memory(&[(100, 1.0)], 50, beyond(2.0, 1.0));
         assert_eq!(short, Some((1.0, false)));
         assert_eq!(of_memory(&[], 1, beyond(2.0, 1.0)), None);
-        // Above a last row of 24 KB in 7 us the rate of such a row says nothing: 2 MB more take a microsecond.
+        // Above a last row of 24 KB in 7 us the rate of such a row says nothing: 2 MB more take a
+        // microsecond.
         let small = of_memory(&[(24_000, 7.0)], 2_024_000, beyond(2.0, 1e6));
         near(small.unwrap(), 8.0, false);
     }

@@ -13,7 +13,8 @@ const MEASURED: &str = "measured";
 /// Most profiles that may stand on one another.
 const MOST: usize = 8;
 
-/// The profile of a text as one table, with all that it does not say itself; none where it extends nothing and the text is all there is.
+/// The profile of a text as one table, with all that it does not say itself; none where it extends
+/// nothing and the text is all there is.
 pub(super) fn whole(path: &str, text: &str) -> Result<Option<Table>, ProfileError> {
     // Profiles are long, and loaded by every command: most are parsed once.
     if !text.contains(KEY) || base(path, text)?.is_none() {

@@ -1,4 +1,5 @@
-//! What follows from a profile's numbers: the footprint of a process, FLOPs and their share of the peak.
+//! What follows from a profile's numbers: the footprint of a process, FLOPs and their share of the
+//! peak.
 
 use super::profile::Profile;
 use shardlab_plan::ir::{CommId, DType};
@@ -63,7 +64,8 @@ impl Profile {
         }
     }
 
-    /// Model FLOPs of a rank's step over what one device's dense peak does in that time: 0 to 1, and 0 for no time.
+    /// Model FLOPs of a rank's step over what one device's dense peak does in that time: 0 to 1,
+    /// and 0 for no time.
     #[must_use]
     pub fn utilisation(&self, program: &Program, step: Picos) -> f64 {
         let most = step.secs() * self.peak_flops(program.meta.compute);

@@ -15,7 +15,8 @@ pub fn load(name_or_path: &str) -> Result<Profile, ProfileError> {
     parse(name_or_path, &read(name_or_path)?)
 }
 
-/// The text of a shipped profile by name, or of a profile file by path, which says all there is: none that extends another one.
+/// The text of a shipped profile by name, or of a profile file by path, which says all there is:
+/// none that extends another one.
 ///
 /// # Errors
 /// When there is no such profile, or it extends another one.
@@ -30,7 +31,8 @@ pub fn text(name_or_path: &str) -> Result<Cow<'static, str>, ProfileError> {
     Ok(text)
 }
 
-/// Parses and checks a profile; `path` names it in errors, and what it extends is looked for beside it.
+/// Parses and checks a profile; `path` names it in errors, and what it extends is looked for beside
+/// it.
 ///
 /// # Errors
 /// When the text is no profile or has impossible numbers.
@@ -379,7 +381,8 @@ mod tests {
         assert!(with(&table.replace("nodes = 8", "nodes = 4")).is_ok());
     }
 
-    /// Every number that a step's time is made of: a sign, no number, more than all there is, an empty product.
+    /// Every number that a step's time is made of: a sign, no number, more than all there is, an
+    /// empty product.
     #[test]
     fn numbers_that_cannot_be_are_refused_wherever_they_stand() {
         let text = text("cpu");
@@ -522,7 +525,8 @@ mod tests {
         assert_eq!(ways, either.into_iter().collect());
     }
 
-    /// docs/hardware.md names every key: those that a section expects, as its error about another one lists them.
+    /// docs/hardware.md names every key: those that a section expects, as its error about another
+    /// one lists them.
     #[test]
     fn every_key_is_documented() {
         let docs = include_str!("../../../docs/hardware.md");

@@ -13,8 +13,8 @@ pub struct Profile {
     pub name: String,
     /// What it describes, in a line.
     pub about: String,
-    /// `[measured]`, where the numbers come from a machine rather than from data sheets. A profile that extends another one
-    /// does not inherit it: what it changes was not measured there.
+    /// `[measured]`, where the numbers come from a machine rather than from data sheets. A profile
+    /// that extends another one does not inherit it: what it changes was not measured there.
     #[serde(default)]
     pub measured: Option<MeasuredOn>,
     /// `[device]`
@@ -86,8 +86,9 @@ pub struct Device {
     pub l2_mib: u64,
     /// Dense peak by element type, TFLOP/s.
     pub tflops: BTreeMap<DType, f64>,
-    /// Rate of arithmetic-bound kernels while several GPUs of a node train, relative to one GPU on its own: power and
-    /// clocks (0 to 1). One number for all programs, where only that is known; a profile with [`Power`] has none.
+    /// Rate of arithmetic-bound kernels while several GPUs of a node train, relative to one GPU on
+    /// its own: power and clocks (0 to 1). One number for all programs, where only that is known; a
+    /// profile with [`Power`] has none.
     #[serde(default = "one")]
     pub loaded_rate: f64,
     /// From the end of a kernel to the start of the next one on its stream, microseconds.
@@ -96,12 +97,12 @@ pub struct Device {
     pub graph_gap_us: f64,
     /// From the end of a launch call to the start of the kernel on an idle device, microseconds.
     pub launch_latency_us: f64,
-    /// From an event to the start of the work of another stream that waited for it, beyond `kernel_gap_us`,
-    /// microseconds.
+    /// From an event to the start of the work of another stream that waited for it, beyond
+    /// `kernel_gap_us`, microseconds.
     #[serde(default)]
     pub event_latency_us: f64,
-    /// Where the ranks of a node have no device each, but share these cores: every running kernel, collective and copy
-    /// of any rank takes one of them, and all slow down when there are more.
+    /// Where the ranks of a node have no device each, but share these cores: every running kernel,
+    /// collective and copy of any rank takes one of them, and all slow down when there are more.
     pub shared_cores: Option<u32>,
     /// Shortest kernel, microseconds.
     pub min_kernel_us: f64,
@@ -121,12 +122,14 @@ pub struct Footprint {
     pub source: String,
     /// Context, libraries and kernels' code, MiB.
     pub context_mib: u64,
-    /// What a process takes once more as soon as it has a communicator at all, MiB: the library's state, ways to other devices.
+    /// What a process takes once more as soon as it has a communicator at all, MiB: the library's
+    /// state, ways to other devices.
     #[serde(default)]
     pub joined_mib: u64,
     /// Each communicator, MiB.
     pub communicator_mib: u64,
-    /// Each communicator whose collectives run on copy engines, MiB: it has fewer buffers. As others where it is not known.
+    /// Each communicator whose collectives run on copy engines, MiB: it has fewer buffers. As
+    /// others where it is not known.
     #[serde(default)]
     pub copy_engine_communicator_mib: Option<u64>,
     /// What communicators take once, as soon as one of them runs collectives on SMs, MiB.
@@ -135,7 +138,8 @@ pub struct Footprint {
     /// Communicators that no collective uses do not exist, as in `exec`; frameworks make them all.
     #[serde(default)]
     pub used_communicators: bool,
-    /// Kernels' workspaces lie outside the allocator too, as those of `exec` on GPUs do; frameworks take theirs from it.
+    /// Kernels' workspaces lie outside the allocator too, as those of `exec` on GPUs do; frameworks
+    /// take theirs from it.
     #[serde(default)]
     pub kernel_workspaces: bool,
 }
@@ -164,7 +168,8 @@ pub struct Host {
     pub graph_launch_us: f64,
     /// Launches a stream holds before the host has to wait.
     pub queue_depth: u32,
-    /// Steps that may be in flight: with 1 the host begins a step when the device has finished the one before.
+    /// Steps that may be in flight: with 1 the host begins a step when the device has finished the
+    /// one before.
     #[serde(default = "two")]
     pub steps_in_flight: u32,
     /// `[host.work]`
@@ -199,11 +204,13 @@ pub struct HostWork {
 pub struct Network {
     /// Where the numbers come from.
     pub source: String,
-    /// NVLink bandwidth of a GPU, one direction, GB/s by data sheet; without NVLink what takes its place, PCIe's or memory's.
+    /// NVLink bandwidth of a GPU, one direction, GB/s by data sheet; without NVLink what takes its
+    /// place, PCIe's or memory's.
     pub nvlink_gbps: f64,
     /// Bus bandwidth that large collectives reach, as a share of `nvlink_gbps`.
     pub nvlink_efficiency: f64,
-    /// Ranks of the groups that reached it: smaller ones reach less, since a rank also copies its own part, and larger ones more.
+    /// Ranks of the groups that reached it: smaller ones reach less, since a rank also copies its
+    /// own part, and larger ones more.
     #[serde(default = "eight")]
     pub nvlink_ranks: u32,
     /// GPUs that NVLink connects to one another; unknown where not given.
@@ -217,13 +224,15 @@ pub struct Network {
     pub nic_efficiency: f64,
     /// Extra time of one network hop, microseconds.
     pub nic_latency_us: f64,
-    /// How many times slower a gather or scatter runs when a rank's payload is no multiple of 16 bytes.
+    /// How many times slower a gather or scatter runs when a rank's payload is no multiple of 16
+    /// bytes.
     pub misaligned_factor: f64,
     /// SMs that a running collective holds.
     pub sms_per_collective: u32,
 }
 
-/// `[contention]`: how kernels and collectives slow one another. All are rates relative to running alone.
+/// `[contention]`: how kernels and collectives slow one another. All are rates relative to running
+/// alone.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Contention {
@@ -233,10 +242,11 @@ pub struct Contention {
     pub collective_loss_compute: f64,
     /// Share that it loses in proportion to the memory bandwidth that compute kernels use.
     pub collective_loss_bandwidth: f64,
-    /// Memory bandwidth that a collective at full bus bandwidth uses, as a share of what kernels reach.
+    /// Memory bandwidth that a collective at full bus bandwidth uses, as a share of what kernels
+    /// reach.
     pub collective_bandwidth: f64,
-    /// Share of a filling kernel's duration after which a waiting collective of a default-priority stream gets its
-    /// SMs (1: only when the kernel ends).
+    /// Share of a filling kernel's duration after which a waiting collective of a default-priority
+    /// stream gets its SMs (1: only when the kernel ends).
     pub start_wait: f64,
     /// The same for high-priority streams.
     pub start_wait_priority: f64,
@@ -248,32 +258,37 @@ pub struct Contention {
     /// Share of its rate that a copy to host memory loses while one from it runs.
     #[serde(default)]
     pub d2h_loss: f64,
-    /// Share of its rate that work on one of `device.shared_cores` loses to caches and memory when all cores are busy.
+    /// Share of its rate that work on one of `device.shared_cores` loses to caches and memory when
+    /// all cores are busy.
     #[serde(default)]
     pub shared_loss: f64,
-    /// The same when more ranks than cores take turns, the turns themselves apart; `shared_loss` if not given.
+    /// The same when more ranks than cores take turns, the turns themselves apart; `shared_loss` if
+    /// not given.
     pub turn_loss: Option<f64>,
-    /// Where ranks share cores: from the first rank's arrival at a collective to the last one's, microseconds.
+    /// Where ranks share cores: from the first rank's arrival at a collective to the last one's,
+    /// microseconds.
     #[serde(default)]
     pub shared_wait_us: f64,
 }
 
-/// `[power]`: a device at its power limit lowers its clock, the more the larger the share of a step is that arithmetic takes.
-/// What is saved where nothing computes is then paid back in part by slower products. It takes the place of
-/// [`Device::loaded_rate`], which slows the same kernels: no profile has both.
+/// `[power]`: a device at its power limit lowers its clock, the more the larger the share of a step
+/// is that arithmetic takes. What is saved where nothing computes is then paid back in part by
+/// slower products. It takes the place of [`Device::loaded_rate`], which slows the same kernels: no
+/// profile has both.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Power {
     /// Where the numbers come from.
     pub source: String,
-    /// Share of a step's time (0 to 1) that matrix products, convolutions and attention may take, alone, at the rates of `[[gemm]]`,
-    /// `[[conv]]` and `[[attention]]`.
+    /// Share of a step's time (0 to 1) that matrix products, convolutions and attention may take,
+    /// alone, at the rates of `[[gemm]]`, `[[conv]]` and `[[attention]]`.
     pub arithmetic_share: f64,
     /// How much longer they take above it: the fraction of their time for each unit of share.
     pub arithmetic_slope: f64,
 }
 
-/// `[scale]`: how many times as long as the other sections say the parts of the machine take; 1 where not given.
+/// `[scale]`: how many times as long as the other sections say the parts of the machine take; 1
+/// where not given.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scale {
@@ -311,7 +326,8 @@ impl Profile {
     }
 }
 
-/// `[efficiency]`: shares of the data sheet's rates that kernels reach where nothing was measured for their size.
+/// `[efficiency]`: shares of the data sheet's rates that kernels reach where nothing was measured
+/// for their size.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Efficiency {
@@ -319,11 +335,12 @@ pub struct Efficiency {
     pub source: String,
     /// Large matrix products, by element type.
     pub gemm: BTreeMap<DType, f64>,
-    /// Output tiles of matrix products, `[rows, columns, rate relative to the best one]`; those of Hopper's libraries
-    /// if not given.
+    /// Output tiles of matrix products, `[rows, columns, rate relative to the best one]`; those of
+    /// Hopper's libraries if not given.
     #[serde(default)]
     pub gemm_tiles: Vec<(u64, u64, f64)>,
-    /// How many times as long 16-bit GEMMs take whose rows do not start at multiples of 16 bytes; not known if not given.
+    /// How many times as long 16-bit GEMMs take whose rows do not start at multiples of 16 bytes;
+    /// not known if not given.
     #[serde(default)]
     pub gemm_misaligned: Option<GemmMisaligned>,
     /// Convolutions relative to the equal matrix product.
@@ -332,15 +349,16 @@ pub struct Efficiency {
     pub attention: f64,
     /// Attention backward.
     pub attention_backward: f64,
-    /// Time of attention's backward when its sums have a fixed order, relative to the tables'; not known if not given.
+    /// Time of attention's backward when its sums have a fixed order, relative to the tables'; not
+    /// known if not given.
     #[serde(default)]
     pub attention_backward_fixed_order: Option<f64>,
     /// Memory-bound classes: share of `memory_gbps`.
     pub memory: BTreeMap<MemoryClass, f64>,
 }
 
-/// What it costs 16-bit GEMMs that a row of an operand has a number of elements that is not a multiple of 8: the library
-/// takes kernels without 16-byte loads.
+/// What it costs 16-bit GEMMs that a row of an operand has a number of elements that is not a
+/// multiple of 8: the library takes kernels without 16-byte loads.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GemmMisaligned {
@@ -463,11 +481,13 @@ pub struct MemoryTable {
     pub source: String,
     /// Class.
     pub class: MemoryClass,
-    /// Only kernels whose name contains this (they prefer the longest name to a shorter one, and that to the class's).
+    /// Only kernels whose name contains this (they prefer the longest name to a shorter one, and
+    /// that to the class's).
     pub op: Option<String>,
     /// Only kernels on this element type (they prefer this table to one for all types).
     pub dtype: Option<DType>,
-    /// The rows were measured within steps, where operands lie in the caches or not as they do there.
+    /// The rows were measured within steps, where operands lie in the caches or not as they do
+    /// there.
     #[serde(default)]
     pub in_step: bool,
     /// Which bytes the rows are filed by; see [`MemoryTable::counted`] where it is not given.
@@ -476,18 +496,21 @@ pub struct MemoryTable {
     pub rows: Vec<(u64, f64)>,
 }
 
-/// How the bytes of a [`MemoryTable`]'s rows were counted. They differ for kernels that write gradients.
+/// How the bytes of a [`MemoryTable`]'s rows were counted. They differ for kernels that write
+/// gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Counted {
     /// What a launch reads and writes, gradients as wide as they lie.
     Moved,
-    /// As the kernel is described, which is before it is known how gradients lie: all in the type it computes in.
+    /// As the kernel is described, which is before it is known how gradients lie: all in the type
+    /// it computes in.
     Described,
 }
 
 impl MemoryTable {
-    /// How its rows' bytes were counted. Calibrations filed times within steps by descriptors before tables could say so.
+    /// How its rows' bytes were counted. Calibrations filed times within steps by descriptors
+    /// before tables could say so.
     #[must_use]
     pub fn counted(&self) -> Counted {
         let before = if self.in_step {
@@ -516,8 +539,9 @@ pub struct CollectiveTable {
     pub dtype: Option<DType>,
     /// `[bytes of the full side, microseconds]`, ascending.
     pub rows: Vec<(u64, f64)>,
-    /// What NCCL itself estimates for the same, in the same form: nothing is priced by it. It tells how far the formula,
-    /// which follows NCCL's tuner, and the tuner's numbers are from each other and from what was measured.
+    /// What NCCL itself estimates for the same, in the same form: nothing is priced by it. It tells
+    /// how far the formula, which follows NCCL's tuner, and the tuner's numbers are from each other
+    /// and from what was measured.
     #[serde(default)]
     pub nccl_rows: Vec<(u64, f64)>,
 }

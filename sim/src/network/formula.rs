@@ -1,10 +1,13 @@
-//! Times by formula, after NCCL's tuner (`src/graph/tuning.cc` of NCCL 2.28): the fastest of ring and tree with the LL,
-//! LL128 and Simple protocols, each with a base latency, a latency a step and a share of the bandwidth.
+//! Times by formula, after NCCL's tuner (`src/graph/tuning.cc` of NCCL 2.28): the fastest of ring
+//! and tree with the LL, LL128 and Simple protocols, each with a base latency, a latency a step and
+//! a share of the bandwidth.
 //!
-//! Within a node two things are added that the tuner does not know, and NCCL's own estimates are short by (benchmarks/exec-h100.md): a rank
-//! also copies its own part, beside what it receives, and the rate grows with the payload. Their constants are fitted to collectives of
-//! 1 MiB to 1 GiB between two and four H200 and two H100. Of groups of eight, on which nothing was fitted, they say 366 GB/s for
-//! a gather of 16 GB between H100s, where nccl-tests show about 360 (github.com/NVIDIA/nccl-tests/issues/326).
+//! Within a node two things are added that the tuner does not know, and NCCL's own estimates are
+//! short by (benchmarks/exec-h100.md): a rank also copies its own part, beside what it receives,
+//! and the rate grows with the payload. Their constants are fitted to collectives of 1 MiB to 1 GiB
+//! between two and four H200 and two H100. Of groups of eight, on which nothing was fitted, they
+//! say 366 GB/s for a gather of 16 GB between H100s, where nccl-tests show about 360
+//! (github.com/NVIDIA/nccl-tests/issues/326).
 
 use shardlab_plan::ir::CollectiveKind;
 
@@ -19,8 +22,8 @@ pub(super) struct Group {
     pub(super) nodes: u32,
     /// Bus bandwidth that large collectives reach, GB/s.
     pub(super) bandwidth_gbps: f64,
-    /// Ranks of the groups within a node that reach that; `None` where ranks share the cores of a processor, and what holds of GPUs
-    /// does not.
+    /// Ranks of the groups within a node that reach that; `None` where ranks share the cores of a
+    /// processor, and what holds of GPUs does not.
     pub(super) reached_by: Option<u32>,
     /// Extra time of a network hop, microseconds.
     pub(super) nic_latency_us: f64,
@@ -34,14 +37,15 @@ impl Group {
     }
 }
 
-/// Base latency, ring step inside a node, ring step between nodes, tree step inside a node, between nodes
-/// (microseconds), and share of the bandwidth.
+/// Base latency, ring step inside a node, ring step between nodes, tree step inside a node, between
+/// nodes (microseconds), and share of the bandwidth.
 struct Protocol {
     base: [f64; 2],
     nvlink: [f64; 2],
     net: [f64; 2],
     share: f64,
-    /// Payloads reach its rate by and by: those of the protocol of small ones wait for no other step.
+    /// Payloads reach its rate by and by: those of the protocol of small ones wait for no other
+    /// step.
     ramps: bool,
 }
 
@@ -84,10 +88,12 @@ const fn own_copy(kind: CollectiveKind) -> f64 {
     }
 }
 
-/// What a payload takes longer than at the full rate: so many times the root of its time, in microseconds, at that rate.
+/// What a payload takes longer than at the full rate: so many times the root of its time, in
+/// microseconds, at that rate.
 const RAMP: f64 = 2.5;
 
-/// Microseconds on the wire within a node, and how much longer payloads take that do not reach the full rate.
+/// Microseconds on the wire within a node, and how much longer payloads take that do not reach the
+/// full rate.
 fn within(kind: CollectiveKind, bytes: f64, group: &Group, reached_by: u32) -> (f64, f64) {
     let share = |kind, ranks: u32| 1.0 + own_copy(kind) / f64::from(ranks.max(2) - 1);
     // The rate that is known is a gather's.
@@ -110,7 +116,8 @@ pub(super) fn bus_factor(kind: CollectiveKind, ranks: u32) -> f64 {
 /// What a rank sends while a large collective runs, GB/s.
 pub(super) fn rate_gbps(kind: CollectiveKind, group: &Group) -> f64 {
     match kind {
-        // A ring enters and leaves a node once, and passes all of its ranks; in an exchange each has its part of the node's cards.
+        // A ring enters and leaves a node once, and passes all of its ranks; in an exchange each
+        // has its part of the node's cards.
         CollectiveKind::AllToAll if group.nodes > 1 => {
             group.bandwidth_gbps / f64::from(group.per_node)
         }
@@ -156,7 +163,8 @@ pub(super) fn time_us(kind: CollectiveKind, bytes: f64, group: &Group) -> f64 {
             let depth = f64::from(group.nodes).log2().ceil();
             let inside = f64::from(group.per_node - 1) * p.nvlink[TREE];
             let hops = inside + depth * (p.net[TREE] + group.nic_latency_us);
-            // A tree pays for full bandwidth: NCCL's own estimate of its efficiency on several nodes.
+            // A tree pays for full bandwidth: NCCL's own estimate of its efficiency on several
+            // nodes.
             best = best.min(p.base[TREE] + 2.0 * hops + wire / (p.share * 0.85) + ramp);
         }
     }

@@ -6,7 +6,8 @@ use shardlab_plan::program::{Axis, Communicator};
 use shardlab_plan::shard::mesh;
 use std::collections::BTreeMap;
 
-/// A communicator's groups and what their links carry; where groups differ, what the slowest one has.
+/// A communicator's groups and what their links carry; where groups differ, what the slowest one
+/// has.
 pub(super) fn place(
     comm: &Communicator,
     world: u32,
@@ -40,7 +41,8 @@ pub(super) fn place(
     }
 }
 
-/// A group alone on its nodes, as many ranks on each: what tables are measured with. It has the cards near to its GPUs.
+/// A group alone on its nodes, as many ranks on each: what tables are measured with. It has the
+/// cards near to its GPUs.
 pub(super) fn alone(ranks: u32, nodes: u32, profile: &Profile) -> Group {
     let comm = Communicator {
         name: String::new(),
@@ -52,8 +54,9 @@ pub(super) fn alone(ranks: u32, nodes: u32, profile: &Profile) -> Group {
     place(&comm, ranks, ranks / nodes, profile)
 }
 
-/// What a group's ranks of one node send over the network together, GB/s, on the node where that is least. Ranks are SPMD: all groups
-/// that cross a node's border do so at the same time and divide its cards by their ranks; groups that lie within the node leave them free.
+/// What a group's ranks of one node send over the network together, GB/s, on the node where that is
+/// least. Ranks are SPMD: all groups that cross a node's border do so at the same time and divide
+/// its cards by their ranks; groups that lie within the node leave them free.
 fn network_gbps(comm: &Communicator, world: u32, gpus_per_node: u32, profile: &Profile) -> f64 {
     let mut least = f64::INFINITY;
     for first in (0..world).step_by(gpus_per_node as usize) {
@@ -71,8 +74,9 @@ fn network_gbps(comm: &Communicator, world: u32, gpus_per_node: u32, profile: &P
     least
 }
 
-/// What one GPU sends over the network when it may have this many of the node's cards (or a share of one), GB/s. It uses those near to it:
-/// as many as its link to the host feeds, at least one, and no faster than that link.
+/// What one GPU sends over the network when it may have this many of the node's cards (or a share
+/// of one), GB/s. It uses those near to it: as many as its link to the host feeds, at least one,
+/// and no faster than that link.
 fn gpu_gbps(cards: f64, profile: &Profile) -> f64 {
     let (n, d) = (&profile.network, &profile.device);
     let link = d.h2d_gbps.min(d.d2h_gbps);
@@ -85,7 +89,8 @@ mod tests {
     use super::*;
     use crate::hardware;
 
-    /// What the groups of `size` ranks, `stride` apart, have of nodes with `gpus` GPUs and `nics` cards of 50 GB/s at 85 %.
+    /// What the groups of `size` ranks, `stride` apart, have of nodes with `gpus` GPUs and `nics`
+    /// cards of 50 GB/s at 85 %.
     fn of(size: u32, stride: u32, world: u32, gpus: u32, nics: u32) -> Group {
         let mut profile = hardware::load("h100-80").unwrap();
         profile.network.nics_per_node = nics;
@@ -119,8 +124,9 @@ mod tests {
         for nics in [1, 2, 4] {
             near(of(16, 1, 16, 8, nics), f64::from(nics) * 42.5);
         }
-        // Groups of five on nodes of eight with one card. The first node has a whole group, whose ranks do not send, and three ranks of the
-        // next one; the second has that one's other two, a whole group, and one rank of the fourth: a third of the card.
+        // Groups of five on nodes of eight with one card. The first node has a whole group, whose
+        // ranks do not send, and three ranks of the next one; the second has that one's other two,
+        // a whole group, and one rank of the fourth: a third of the card.
         near(of(5, 1, 40, 8, 1), 42.5 / 3.0);
         // Groups of six: on the second node four ranks each of two groups.
         near(of(6, 1, 24, 8, 1), 42.5 / 2.0);

@@ -18,8 +18,9 @@ pub(super) struct Asked {
     pub(super) dtype: Option<DType>,
 }
 
-/// From tables: the group's own size, or another size of the same kind, scaled by what the formula says about the two sizes. Groups within
-/// a node go by tables of one node, groups across nodes by those of several: NVLink says nothing about the cards, nor they about it.
+/// From tables: the group's own size, or another size of the same kind, scaled by what the formula
+/// says about the two sizes. Groups within a node go by tables of one node, groups across nodes by
+/// those of several: NVLink says nothing about the cards, nor they about it.
 pub(super) fn price(profile: &Profile, asked: Asked, group: &Group) -> Option<Price> {
     let Asked { kind, bytes, dtype } = asked;
     let fits = |t: &&CollectiveTable| {

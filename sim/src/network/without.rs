@@ -21,15 +21,18 @@ pub struct CollectiveCheck {
     pub bytes: Bytes,
     /// Measured, microseconds.
     pub measured_us: f64,
-    /// By the formula alone, which prices groups of which nothing like them was measured, microseconds.
+    /// By the formula alone, which prices groups of which nothing like them was measured,
+    /// microseconds.
     pub formula_us: f64,
-    /// From the profile's tables of the kind for other groups, as if this one was not there, microseconds. `None` where there are none.
+    /// From the profile's tables of the kind for other groups, as if this one was not there,
+    /// microseconds. `None` where there are none.
     pub others_us: Option<f64>,
     /// NCCL's own estimate, microseconds, where the profile has it.
     pub nccl_us: Option<f64>,
 }
 
-/// Every row of the profile's `[[collective]]` tables with its predictions, in the order of the profile.
+/// Every row of the profile's `[[collective]]` tables with its predictions, in the order of the
+/// profile.
 #[must_use]
 pub fn check_collectives(profile: &Profile) -> Vec<CollectiveCheck> {
     let same = |a: &CollectiveTable, b: &CollectiveTable| {
@@ -83,7 +86,8 @@ mod tests {
     const TWO: &str = "[[collective]]\nsource = \"s\"\nkind = \"all_gather\"\nranks = 2\nrows = [[1000000000, 20000.0], [2000000000, 30000.0]]\nnccl_rows = [[2000000000, 25000.0]]\n";
     const FOUR: &str = "[[collective]]\nsource = \"s\"\nkind = \"all_gather\"\nranks = 4\nrows = [[1000000000, 40000.0]]\n";
 
-    /// Two ranks are those that reach 50 GB/s: half of 1 and of 2 GB take 10 and 20 ms, and 2.5 roots of their microseconds more.
+    /// Two ranks are those that reach 50 GB/s: half of 1 and of 2 GB take 10 and 20 ms, and 2.5
+    /// roots of their microseconds more.
     #[test]
     fn the_formula_knows_nothing_of_the_tables() {
         let found = rows(TWO);
@@ -99,8 +103,9 @@ mod tests {
         assert_eq!((found[0].nccl_us, found[1].nccl_us), (None, Some(25000.0)));
     }
 
-    /// Of four ranks each copies a third of what it receives, not as much, so that they reach 61.8 GB/s instead of 50: 12.1 and 24.3 ms,
-    /// with the roots 12.42 and 24.68. Four ranks from two: 20 ms times 12.42 over 10.25. Two from four: the other way round.
+    /// Of four ranks each copies a third of what it receives, not as much, so that they reach 61.8
+    /// GB/s instead of 50: 12.1 and 24.3 ms, with the roots 12.42 and 24.68. Four ranks from two:
+    /// 20 ms times 12.42 over 10.25. Two from four: the other way round.
     #[test]
     fn a_row_is_predicted_from_the_tables_of_other_groups() {
         let found = rows(&format!("{TWO}{FOUR}"));
@@ -122,7 +127,8 @@ mod tests {
         off[off.len() / 2]
     }
 
-    /// What NCCL 2.28 expects between two H100s is short by a quarter. The formula, and one group's times from another's, are not.
+    /// What NCCL 2.28 expects between two H100s is short by a quarter. The formula, and one group's
+    /// times from another's, are not.
     #[test]
     fn what_was_measured_is_predicted_without_it() {
         assert!(off("h100-80-exec", |r| r.nccl_us) > 20.0);

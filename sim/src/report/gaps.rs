@@ -1,10 +1,11 @@
 //! Exposed time: when the compute stream had nothing to run, and why.
 //!
-//! A gap before a kernel is cut at the start of what the kernel waited for. While that had not begun, the cause is what
-//! held *it* up (host, gate, another rank, missing SMs), followed backwards; while it ran, the time that another rank joined
-//! it late is the straggler's, the time that it lost to contention is contention's, the time that it could have started earlier
-//! is its gate's or the host's, the rest is the wire's. Nothing could have started before its own input was there: waiting for
-//! that is no gate.
+//! A gap before a kernel is cut at the start of what the kernel waited for. While that had not
+//! begun, the cause is what held *it* up (host, gate, another rank, missing SMs), followed
+//! backwards; while it ran, the time that another rank joined it late is the straggler's, the time
+//! that it lost to contention is contention's, the time that it could have started earlier is its
+//! gate's or the host's, the rest is the wire's. Nothing could have started before its own input
+//! was there: waiting for that is no gate.
 
 use shardlab_plan::ir::COMPUTE;
 use shardlab_plan::program::{Op, Phase, Program};
@@ -121,7 +122,8 @@ impl Finder<'_> {
         )
     }
 
-    /// Whether it is a collective or, on another stream than the compute stream, what has to be done with its result.
+    /// Whether it is a collective or, on another stream than the compute stream, what has to be
+    /// done with its result.
     fn ends_collective(&self, i: u32) -> bool {
         let span = &self.spans[i as usize];
         match span.blocker {
@@ -133,7 +135,8 @@ impl Finder<'_> {
         }
     }
 
-    /// How much earlier a collective would be over, had every rank joined it, and those that it came right behind, in time.
+    /// How much earlier a collective would be over, had every rank joined it, and those that it
+    /// came right behind, in time.
     fn joined_late(&self, mut x: u32) -> Picos {
         let mut late = Picos::ZERO;
         loop {
@@ -157,8 +160,8 @@ impl Finder<'_> {
         }
     }
 
-    /// Attributes `a..b` to span `x`, whose end was waited for; `shown` is what the gap reports. Blockers precede what
-    /// they block in issue order, so this ends.
+    /// Attributes `a..b` to span `x`, whose end was waited for; `shown` is what the gap reports.
+    /// Blockers precede what they block in issue order, so this ends.
     fn waited(&mut self, a: Picos, b: Picos, x: u32, shown: u32) {
         if b <= a {
             return;
@@ -191,11 +194,12 @@ impl Finder<'_> {
                 }
             }
         }
-        // While it ran, earliest first: what an earlier start would have hidden, the wire, what contention added.
+        // While it ran, earliest first: what an earlier start would have hidden, the wire, what
+        // contention added.
         let ran = b - begun;
         let lost = (span.end - span.start).saturating_sub(span.alone);
-        // Its turn and a late rank come before contention: had it begun when it was ready, or that rank been in time, this would be hidden,
-        // however slowly it runs.
+        // Its turn and a late rank come before contention: had it begun when it was ready, or that
+        // rank been in time, this would be hidden, however slowly it runs.
         let behind = self.queues.late(x).map_or(Picos::ZERO, |(_, late)| late);
         let behind = ran.min(behind.saturating_sub(self.queued - counted));
         self.push(begun, begun + behind, Cause::Queue, Some(shown));
@@ -228,7 +232,8 @@ impl Finder<'_> {
         self.push(begun + ran, b, Cause::Contention, Some(shown));
     }
 
-    /// Attributes `a..b`, in which span `x` could not yet wait for its turn: it was not issued, or its stream was not ready.
+    /// Attributes `a..b`, in which span `x` could not yet wait for its turn: it was not issued, or
+    /// its stream was not ready.
     fn held(&mut self, a: Picos, b: Picos, x: u32, shown: u32) {
         let span = &self.spans[x as usize];
         let mut before = self.spans[..x as usize].iter();

@@ -129,7 +129,8 @@ impl Machine {
         self.b.clone().finish()
     }
 
-    /// Runs without contention, each step on an idle device: at its end the host waits for every stream.
+    /// Runs without contention, each step on an idle device: at its end the host waits for every
+    /// stream.
     pub fn isolated(&self, profile: &Profile) -> Run {
         let mut b = self.b.clone();
         let streams = b.clone().finish().streams.len() as u8;

@@ -1,5 +1,5 @@
-//! One fuzz input: bytes choose a scenario, which is read, planned, checked and simulated. Errors are answers; panics,
-//! programs that break a rule and simulations that break an invariant are not.
+//! One fuzz input: bytes choose a scenario, which is read, planned, checked and simulated. Errors
+//! are answers; panics, programs that break a rule and simulations that break an invariant are not.
 //!
 //! Shared by the libFuzzer target (`fuzz/`) and the test beside this folder.
 
@@ -10,7 +10,8 @@ use shardlab_plan::scenario::{Accept, ScenarioError};
 use shardlab_sim::{Options, Profile, SimError, simulate_light};
 use std::fmt::Write as _;
 
-/// Block executions a step up to which a scenario is planned: keeps an input within a few milliseconds.
+/// Block executions a step up to which a scenario is planned: keeps an input within a few
+/// milliseconds.
 const BLOCK_RUNS: u64 = 12;
 
 /// How far an input came.
@@ -22,7 +23,8 @@ pub(crate) enum Reached {
     Large,
     /// It has no plan.
     Unplanned,
-    /// Planned and checked, but a task is longer than the simulator counts, or the profile is not a shipped one.
+    /// Planned and checked, but a task is longer than the simulator counts, or the profile is not a
+    /// shipped one.
     Unpriced,
     /// Planned, checked and simulated.
     Simulated,

@@ -16,8 +16,9 @@ pub struct Null {
 
 /// Both null models.
 ///
-/// *Constant MFU*: step time is proportional to model FLOPs, the factor fitted on the table itself so that the mean
-/// absolute error is least. *Nearest neighbour*: the step time of the row most like it in another setting, scaled by FLOPs.
+/// *Constant MFU*: step time is proportional to model FLOPs, the factor fitted on the table itself
+/// so that the mean absolute error is least. *Nearest neighbour*: the step time of the row most
+/// like it in another setting, scaled by FLOPs.
 #[must_use]
 pub fn null_models(rows: &[Compared]) -> Vec<Null> {
     let measured: Vec<(&Compared, f64)> = rows
@@ -39,7 +40,8 @@ pub fn null_models(rows: &[Compared]) -> Vec<Null> {
 }
 
 fn constant_mfu(rows: &[(&Compared, f64)]) -> Option<f64> {
-    // The error of a row is |factor * flops / measured - 1|, so the best factor is a measured / flops of some row.
+    // The error of a row is |factor * flops / measured - 1|, so the best factor is a measured /
+    // flops of some row.
     let error = |factor: f64| {
         let sum: f64 = rows
             .iter()
@@ -121,7 +123,8 @@ mod tests {
         for null in null_models(&even) {
             assert!(null.mean_abs_percent.unwrap() < 1e-9, "{null:?}");
         }
-        // The third takes twice as long: half of its time is predicted, 50 % off in one of three rows.
+        // The third takes twice as long: half of its time is predicted, 50 % off in one of three
+        // rows.
         let odd = [
             row("a", 1e12, 2.0),
             row("b", 2e12, 4.0),

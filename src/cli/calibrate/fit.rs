@@ -1,4 +1,5 @@
-//! What ranks on shared cores lose to one another, so that predicted steps of several ranks take what they took.
+//! What ranks on shared cores lose to one another, so that predicted steps of several ranks take
+//! what they took.
 
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use shardlab_exec::calibrate::{Calibration, Together, Trial};

@@ -17,7 +17,8 @@ pub(super) struct Kept {
     pub(super) path: PathBuf,
 }
 
-/// Returns the baseline that an argument means, if it means one: `baseline:SCENARIO`, or a baseline's file.
+/// Returns the baseline that an argument means, if it means one: `baseline:SCENARIO`, or a
+/// baseline's file.
 pub(super) fn of(argument: &Path, at: Option<&Path>) -> Result<Option<Kept>, Failure> {
     let (path, name) = match argument.to_str().and_then(|a| a.strip_prefix(PREFIX)) {
         Some(name) => {
@@ -44,7 +45,8 @@ pub(super) fn of(argument: &Path, at: Option<&Path>) -> Result<Option<Kept>, Fai
     Ok(Some(Kept { facts, path }))
 }
 
-/// Returns the scenario of a baseline: the shipped one of its name, else the file of that name in this folder.
+/// Returns the scenario of a baseline: the shipped one of its name, else the file of that name in
+/// this folder.
 pub(super) fn scenario(kept: &Kept) -> Result<PathBuf, Failure> {
     let name = &kept.facts.scenario;
     let file = PathBuf::from(format!("{name}.toml"));
@@ -62,7 +64,8 @@ pub(super) fn scenario(kept: &Kept) -> Result<PathBuf, Failure> {
 }
 
 impl Kept {
-    /// Returns its training where one is wanted and it has one, else its prediction, and where that comes from.
+    /// Returns its training where one is wanted and it has one, else its prediction, and where that
+    /// comes from.
     pub(super) fn view(&self, measured: bool) -> Result<(RunView, String), Failure> {
         let wanted = if measured {
             RunKind::Exec

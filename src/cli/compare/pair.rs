@@ -132,7 +132,8 @@ fn metrics(pair: &Pair, out: &mut Out) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The tests behind the verdict, where anything was measured. A prediction is not an improvement on a measurement.
+/// The tests behind the verdict, where anything was measured. A prediction is not an improvement on
+/// a measurement.
 fn statistics(c: &Comparison, is_prediction: bool, out: &mut Out) -> Result<(), Failure> {
     if c.n == [1, 1] {
         return Ok(());

@@ -32,13 +32,15 @@ pub(crate) struct DeviceArgs {
     /// Do not use cuDNN (GPUs)
     #[arg(long)]
     no_cudnn: bool,
-    /// Start one process per rank; the default for several GPUs (torchrun, srun and mpirun start the processes themselves)
+    /// Start one process per rank; the default for several GPUs (torchrun, srun and mpirun start
+    /// the processes themselves)
     #[arg(long)]
     processes: bool,
     /// Run all ranks as threads of one process, also on several GPUs
     #[arg(long, conflicts_with = "processes")]
     one_process: bool,
-    /// Let ranks share GPUs, to try a multi-GPU job on fewer GPUs: same results, no meaningful timings (one host)
+    /// Let ranks share GPUs, to try a multi-GPU job on fewer GPUs: same results, no meaningful
+    /// timings (one host)
     #[arg(long, conflicts_with = "one_process")]
     share_gpu: bool,
     /// How to register device memory with NCCL
@@ -88,8 +90,8 @@ enum Clock {
 }
 
 impl DeviceArgs {
-    /// These arguments as another shardlab takes them; those that say nothing new are left out, so that one that does not
-    /// know them yet can be asked too.
+    /// These arguments as another shardlab takes them; those that say nothing new are left out, so
+    /// that one that does not know them yet can be asked too.
     pub(crate) fn words(&self) -> Vec<OsString> {
         // In full, so that a new argument is not forgotten here.
         let Self {
@@ -203,7 +205,8 @@ impl DeviceArgs {
         }
     }
 
-    /// Finds the device's libraries. This may begin the process anew, so it comes before ranks meet.
+    /// Finds the device's libraries. This may begin the process anew, so it comes before ranks
+    /// meet.
     #[cfg(feature = "cuda")]
     pub(super) fn prepare(&self) -> Result<(), Failure> {
         if self.device == Kind::Cuda {
@@ -218,7 +221,8 @@ impl DeviceArgs {
         Ok(())
     }
 
-    /// Whether every rank finds a GPU on this host, where each is to be a process: none is started otherwise.
+    /// Whether every rank finds a GPU on this host, where each is to be a process: none is started
+    /// otherwise.
     #[cfg(feature = "cuda")]
     pub(super) fn has_room(&self, program: &Program) -> Result<(), Failure> {
         if self.device != Kind::Cuda {
@@ -240,7 +244,8 @@ impl DeviceArgs {
         Ok(())
     }
 
-    /// Sees to it that NCCL takes ranks that share a GPU. This may begin the process anew, so it comes before ranks meet.
+    /// Sees to it that NCCL takes ranks that share a GPU. This may begin the process anew, so it
+    /// comes before ranks meet.
     #[cfg(feature = "cuda")]
     pub(super) fn prepare_sharing(&self, rank: u32) -> Result<(), Failure> {
         use shardlab_exec::device::cuda::gpu_sharing::{HOST, variables};
@@ -379,7 +384,8 @@ impl DeviceArgs {
     }
 }
 
-/// Loads NVIDIA's libraries; where the loader would use others than those, in a process that it does not do that in.
+/// Loads NVIDIA's libraries; where the loader would use others than those, in a process that it
+/// does not do that in.
 #[cfg(feature = "cuda")]
 pub(in crate::cli) fn use_libraries(folders: &[PathBuf]) -> Result<(), Failure> {
     known_tuning()?;
@@ -417,7 +423,8 @@ fn known_tuning() -> Result<(), Failure> {
     )))
 }
 
-/// Starts this process anew with more in its environment, which loaders and libraries read once. Returns only to say why not.
+/// Starts this process anew with more in its environment, which loaders and libraries read once.
+/// Returns only to say why not.
 #[cfg(all(feature = "cuda", unix))]
 fn again_with(variables: &[(&str, OsString)]) -> Result<(), Failure> {
     use std::os::unix::process::CommandExt;

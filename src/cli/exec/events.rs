@@ -1,4 +1,5 @@
-//! What `exec --progress json` says, one object a line: written by a training, read by the dashboard that has started one.
+//! What `exec --progress json` says, one object a line: written by a training, read by the
+//! dashboard that has started one.
 
 use serde::{Deserialize, Serialize};
 use shardlab_exec::engine::RankTimes;
@@ -109,7 +110,8 @@ impl Event {
 
     /// The line that says it, with its end.
     pub(super) fn line(&self) -> String {
-        // No map with keys other than texts, and nothing that fails to be serialized: only that could fail.
+        // No map with keys other than texts, and nothing that fails to be serialized: only that
+        // could fail.
         let mut line = serde_json::to_string(self).unwrap_or_default();
         line.push('\n');
         line

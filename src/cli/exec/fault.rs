@@ -6,7 +6,8 @@ use shardlab_plan::Program;
 use shardlab_plan::ir::InstrId;
 use shardlab_plan::program::{Op, SectionKind};
 
-/// `RANK:KIND`: what a rank does at the first collective of the second step, or of all where it is absent.
+/// `RANK:KIND`: what a rank does at the first collective of the second step, or of all where it is
+/// absent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FaultAt {
     rank: u32,
@@ -32,7 +33,8 @@ pub(super) fn fault(text: &str) -> Result<FaultAt, String> {
 }
 
 impl FaultAt {
-    /// The fault in a program. One that could never happen is refused: a test would take the run for one that survived it.
+    /// The fault in a program. One that could never happen is refused: a test would take the run
+    /// for one that survived it.
     pub(super) fn of(self, program: &Program) -> Result<Fault, Failure> {
         let (rank, world) = (self.rank, program.meta.world);
         if rank >= world {

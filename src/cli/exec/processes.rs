@@ -62,7 +62,8 @@ pub(super) fn join(
     World::shared(program, group).map_err(Failure::bad_input)
 }
 
-/// Ends the process without what runs at exit: a thread inside of a driver's call may never let that end.
+/// Ends the process without what runs at exit: a thread inside of a driver's call may never let
+/// that end.
 #[cfg(feature = "cuda")]
 fn exit_now() -> ! {
     shardlab_exec::device::cuda::exit_now(Status::RUN_FAILED)

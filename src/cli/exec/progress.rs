@@ -96,8 +96,8 @@ impl Progress {
     }
 }
 
-/// A rank that says nothing of the training, and may be told to end it like the one that does: a host that is taken away from a job
-/// is told alone.
+/// A rank that says nothing of the training, and may be told to end it like the one that does: a
+/// host that is taken away from a job is told alone.
 pub(super) struct Follower;
 
 impl Observer for Follower {

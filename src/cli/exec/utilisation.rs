@@ -5,8 +5,9 @@ use shardlab_plan::units::Picos;
 use shardlab_plan::{Program, Scenario};
 use shardlab_sim::hardware;
 
-/// Model FLOPs utilisation of a measured run against the peak that the scenario's hardware profile gives; 0 where that
-/// profile is of another kind of device than the one that ran, or cannot be read.
+/// Model FLOPs utilisation of a measured run against the peak that the scenario's hardware profile
+/// gives; 0 where that profile is of another kind of device than the one that ran, or cannot be
+/// read.
 pub(crate) fn utilisation(scenario: &Scenario, program: &Program, run: &Run, on_cpu: bool) -> f64 {
     let Ok(profile) = hardware::load(&scenario.mesh.hardware) else {
         return 0.0;

@@ -57,7 +57,8 @@ pub(super) fn read(
     Ok(all)
 }
 
-/// Why a run is no measurement whose checkpoint was of the last step already: its losses are the checkpoint's, and its memory has seen no step.
+/// Why a run is no measurement whose checkpoint was of the last step already: its losses are the
+/// checkpoint's, and its memory has seen no step.
 const UNTRAINED: &str = "trained no step: its checkpoint was of the last one already";
 
 /// A file that `exec --json` printed, the folder of a kept run, or its id or name.

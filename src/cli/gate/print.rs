@@ -5,7 +5,8 @@ use crate::cli::table::{Table, WIDTH};
 use shardlab_reports::gate::metric::BASELINE;
 use shardlab_reports::gate::{Finding, Status, Verdict};
 
-/// Prints the verdicts: one line per scenario, and below it the failures, each with its cause first.
+/// Prints the verdicts: one line per scenario, and below it the failures, each with its cause
+/// first.
 pub(super) fn verdicts(all: bool, verdicts: &[Verdict], out: &mut Out) -> Result<(), Failure> {
     for v in verdicts {
         heading(v, out)?;

@@ -44,7 +44,8 @@ struct ParamReport {
     offset: u64,
     numel: u64,
     requires_grad: bool,
-    /// Elements of it that each rank of the shard axis holds, equal neighbours merged: `[ranks, elements]`.
+    /// Elements of it that each rank of the shard axis holds, equal neighbours merged:
+    /// `[ranks, elements]`.
     per_rank: Vec<(u32, u64)>,
 }
 

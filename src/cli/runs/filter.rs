@@ -10,8 +10,8 @@ use std::collections::BTreeSet;
 pub(in crate::cli) struct Filter {
     /// Only runs with this option, field or fact: KEY=VALUE or KEY!=VALUE (repeatable)
     ///
-    /// KEY is an option (fsdp.policy), a field (kind, scenario, policy, hardware, world_size, program_digest) or a fact of
-    /// the environment (host, git_revision, seed).
+    /// KEY is an option (fsdp.policy), a field (kind, scenario, policy, hardware, world_size,
+    /// program_digest) or a fact of the environment (host, git_revision, seed).
     #[arg(long = "where", value_name = "KEY=VALUE", value_parser = Term::parse)]
     terms: Vec<Term>,
     /// Only runs of this scenario
@@ -74,7 +74,8 @@ impl Filter {
         all
     }
 
-    /// The runs that match. A key or a value that is close to a known one, but that no run has, is a mistake.
+    /// The runs that match. A key or a value that is close to a known one, but that no run has, is
+    /// a mistake.
     pub(in crate::cli) fn apply(&self, runs: Vec<Entry>) -> Result<Vec<Entry>, Failure> {
         let terms = self.terms();
         for term in &terms {

@@ -29,17 +29,19 @@ pub(super) struct Args {
     /// Query spans instead of runs
     #[arg(long)]
     spans: bool,
-    /// Query a table instead of the saved runs: a .csv or .parquet file, such as the points of `sweep --csv`
+    /// Query a table instead of the saved runs: a .csv or .parquet file, such as the points of
+    /// `sweep --csv`
     #[arg(long, value_name = "FILE", conflicts_with_all = ["spans", "history"])]
     table: Option<PathBuf>,
     /// Group by this (repeatable)
     #[arg(long, value_name = "KEY")]
     by: Vec<String>,
-    /// Metrics to report (repeatable); default: step time, peak of reserved memory, last loss; with --spans duration_us
+    /// Metrics to report (repeatable); default: step time, peak of reserved memory, last loss; with
+    /// --spans duration_us
     #[arg(long, value_name = "METRIC")]
     metric: Vec<String>,
-    /// How to aggregate the numbers of a group: count, mean, std, min, max, sum, median, or a quantile such as p95 (repeatable);
-    /// default: median
+    /// How to aggregate the numbers of a group: count, mean, std, min, max, sum, median, or a
+    /// quantile such as p95 (repeatable); default: median
     #[arg(long, value_name = "WHAT")]
     agg: Vec<String>,
     /// The runs in order of time with this metric and its change from run to run

@@ -100,8 +100,9 @@ impl Numbers {
 /// What is called for each point that there is, with its settings.
 type Done<'a> = &'a (dyn Fn(&Prediction, &[(String, String)]) + Sync);
 
-/// Predicts the points, in their order, until done or interrupted; `done` is called for each that there is, with its
-/// settings. What leaves less than the share `headroom` of the device free is short of it.
+/// Predicts the points, in their order, until done or interrupted; `done` is called for each that
+/// there is, with its settings. What leaves less than the share `headroom` of the device free is
+/// short of it.
 pub(super) fn evaluate(
     points: Vec<SweepPoint>,
     headroom: f64,
@@ -135,7 +136,8 @@ pub(super) fn evaluate(
         .collect()
 }
 
-/// Counts the settings of every point that change the scenario, which is what `load` returns with these overrides.
+/// Counts the settings of every point that change the scenario, which is what `load` returns with
+/// these overrides.
 pub(super) fn count_changes<S: PartialEq>(
     points: &mut [Point],
     keys: &[String],

@@ -48,7 +48,8 @@ impl Selection {
         self.max_memory.is_none_or(|most| n.reserved <= most.0)
     }
 
-    /// Indices of all points, in order. Points without numbers are last, unless it is that of the axes.
+    /// Indices of all points, in order. Points without numbers are last, unless it is that of the
+    /// axes.
     pub(super) fn sorted(&self, points: &[Point]) -> Vec<usize> {
         let key = |i: &usize| {
             points[*i]
@@ -104,7 +105,8 @@ impl Selection {
         done.filter(|n| !n.fits() && self.within_limit(n)).count()
     }
 
-    /// Returns what competes for the best and the front: points that fit (where `easily`, without being tight) and keep the limit.
+    /// Returns what competes for the best and the front: points that fit (where `easily`, without
+    /// being tight) and keep the limit.
     pub(super) fn contest(&self, points: &[Point], easily: bool) -> Vec<pareto::Point> {
         let admitted = |n: &&Numbers| n.fits() && !(easily && n.is_tight()) && self.within_limit(n);
         points

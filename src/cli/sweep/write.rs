@@ -112,7 +112,8 @@ impl<'a> Table<'a> {
         columns
     }
 
-    /// Of these numbers those for which there is room beside the axes, in the order in which they are read.
+    /// Of these numbers those for which there is room beside the axes, in the order in which they
+    /// are read.
     fn numbers_shown(&self, axes: &[Column], numbers: &[Column]) -> Vec<usize> {
         let room_of = |(title, cells): &Column| room(title, cells.iter().map(String::as_str));
         let used = room("fits", []) + room("front", []);
@@ -201,8 +202,8 @@ impl<'a> Table<'a> {
         Ok(())
     }
 
-    /// The fastest point that fits, in a sentence, and where it is tight the fastest that is not, in another. Models that count in
-    /// different units have none.
+    /// The fastest point that fits, in a sentence, and where it is tight the fastest that is not,
+    /// in another. Models that count in different units have none.
     fn best(&self) -> Vec<String> {
         let none = self.points.iter().all(|p| p.done().is_none());
         if none || self.keys.is_empty() || self.counted_in() == BatchUnit::Items {
@@ -396,8 +397,8 @@ impl<'a> Table<'a> {
         Ok(frames::Points(csv))
     }
 
-    /// Prints the points that fit by the values of some axes: how many there are, their step times, throughput and reserved
-    /// memory.
+    /// Prints the points that fit by the values of some axes: how many there are, their step times,
+    /// throughput and reserved memory.
     pub(super) fn summary(&self, by: &[String], out: &mut Out) -> Result<(), Failure> {
         for basis in self.bases() {
             out.labelled("basis", &basis)?;

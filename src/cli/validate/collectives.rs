@@ -1,4 +1,5 @@
-//! A profile's measured collectives beside what is predicted without their table, and beside NCCL's own estimates.
+//! A profile's measured collectives beside what is predicted without their table, and beside NCCL's
+//! own estimates.
 
 use super::{Args, Sheet};
 use crate::cli::output::{Failure, Out, Status};
@@ -8,7 +9,8 @@ use shardlab_plan::units::{Bytes, signed};
 use shardlab_sim::{CollectiveCheck, Profile, check_collectives, hardware};
 use std::path::Path;
 
-/// Payloads from here on are bound by links rather than by latencies: training steps are made of them.
+/// Payloads from here on are bound by links rather than by latencies: training steps are made of
+/// them.
 const LARGE: Bytes = Bytes(1 << 20);
 
 /// The profile that an argument names, if it is one: the name of a shipped one, or a TOML file.

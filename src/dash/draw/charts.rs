@@ -60,7 +60,8 @@ pub(super) fn family_fill(theme: Theme, family: Family) -> char {
     }
 }
 
-/// One line: parts of a whole side by side, each with its name where there is room, dots for the rest.
+/// One line: parts of a whole side by side, each with its name where there is room, dots for the
+/// rest.
 pub(super) fn stacked(buf: &mut Buffer, area: Rect, parts: &[Part], whole: u64, theme: Theme) {
     let column = |n: u64| (n as f64 / whole.max(1) as f64 * f64::from(area.width)).round() as u16;
     let mut sum = 0;

@@ -116,7 +116,8 @@ pub(super) fn wrap(text: &str, width: usize) -> Vec<String> {
 /// What a message that is cut ends with: the key that shows all of it.
 pub(super) const MORE: &str = "… (e)";
 
-/// A text in so many lines at most; that it goes on shows behind the last, by a mark that may say where.
+/// A text in so many lines at most; that it goes on shows behind the last, by a mark that may say
+/// where.
 pub(super) fn excerpt(text: &str, width: usize, most: usize, mark: &str) -> Vec<String> {
     let mut all = wrap(text, width);
     if all.len() > most {

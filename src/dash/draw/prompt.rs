@@ -9,7 +9,8 @@ use ratatui::layout::{Position, Rect};
 /// Completions that are shown at once.
 const SHOWN: usize = 7;
 
-/// Draws the prompt into the status line; where the cursor goes. A value being edited has drawn itself in its place.
+/// Draws the prompt into the status line; where the cursor goes. A value being edited has drawn
+/// itself in its place.
 pub(super) fn draw(app: &App, buf: &mut Buffer, area: Rect) -> Option<Position> {
     let prompt = app.prompt.as_ref()?;
     if matches!(prompt.asks, Asks::Option(_)) {

@@ -80,7 +80,8 @@ pub(super) fn draw(app: &App, buf: &mut Buffer, body: Rect) {
     );
 }
 
-/// What the rows below the heading are for: lanes get up to three rows, the memory a dozen; what is left goes to lists below the details.
+/// What the rows below the heading are for: lanes get up to three rows, the memory a dozen; what is
+/// left goes to lists below the details.
 fn plan(t: &Timeline, height: u16) -> Plan {
     const DETAILS: u16 = 6;
     let lanes = (t.rows().len() as u16).max(1);
@@ -123,7 +124,8 @@ fn empty(app: &App, buf: &mut Buffer, body: Rect) {
     }
 }
 
-/// What is shown, in a line; of two runs in two where one is not wide enough, so that neither loses what it is.
+/// What is shown, in a line; of two runs in two where one is not wide enough, so that neither loses
+/// what it is.
 fn titles(app: &App, room: usize) -> Vec<String> {
     let t = &app.timeline;
     let runs: Vec<&Arc<Lanes>> = t.main.iter().chain(&t.other).collect();

@@ -41,7 +41,8 @@ pub(crate) fn compare(runs: &[(String, Arc<RunView>)]) -> Page {
     page
 }
 
-/// `llama-tiny: A #1 sim, prefetch_forward=1 │ B #2 sim, prefetch_forward=2`; the scenario is named once where it is one.
+/// `llama-tiny: A #1 sim, prefetch_forward=1 │ B #2 sim, prefetch_forward=2`; the scenario is named
+/// once where it is one.
 fn title(runs: &[(String, Arc<RunView>)], apart: &[String]) -> String {
     let name = |i: usize| runs[i].1.scenario.name.as_str();
     let one = (1..runs.len()).all(|i| name(i) == name(0));

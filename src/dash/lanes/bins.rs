@@ -1,7 +1,7 @@
 //! Lanes cut into the columns of a screen.
 //!
-//! One pass over the spans that are in view; the timeline keeps the result until the window or the width changes, so that
-//! drawing costs by the column and not by the span.
+//! One pass over the spans that are in view; the timeline keeps the result until the window or the
+//! width changes, so that drawing costs by the column and not by the span.
 
 use super::{Gap, Lane};
 use shardlab_plan::record::Cause;
@@ -60,7 +60,8 @@ impl Window {
 #[must_use]
 pub fn bins(lane: &Lane, critical: &[bool], window: Window, columns: u16) -> Vec<Bin> {
     let mut bins = vec![Bin::default(); usize::from(columns)];
-    // Time of each kind in the column at hand: spans come in order, so there is one such column at a time.
+    // Time of each kind in the column at hand: spans come in order, so there is one such column at
+    // a time.
     let mut kinds = [0f32; Work::ALL.len()];
     let mut at = usize::MAX;
     for item in lane.within(window.from, window.to) {

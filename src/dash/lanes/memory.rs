@@ -103,8 +103,9 @@ pub struct Column {
 impl Curve {
     /// The curve of a run.
     ///
-    /// The host is ahead of the device: much of a step is allocated before the device begins it. Such samples stand a step later,
-    /// where the next step's are, for steady steps are alike; at the step's begin all of them are done.
+    /// The host is ahead of the device: much of a step is allocated before the device begins it.
+    /// Such samples stand a step later, where the next step's are, for steady steps are alike; at
+    /// the step's begin all of them are done.
     #[must_use]
     pub fn new(view: &RunView) -> Self {
         let from = view.run.recorded_from.0;
@@ -173,8 +174,8 @@ impl Curve {
     }
 }
 
-/// Composition of every sample, from the one at the peak on: each sample after or before differs by one buffer, whose role
-/// is known.
+/// Composition of every sample, from the one at the peak on: each sample after or before differs by
+/// one buffer, whose role is known.
 fn stacks(view: &RunView) -> Vec<Stack> {
     let memory = &view.run.memory;
     let timeline = &memory.timeline;
@@ -238,8 +239,8 @@ mod tests {
         }
     }
 
-    /// The host is a step ahead: what it allocates before the step begins is shown where the next step's is, and no sample of
-    /// another time stands at the begin.
+    /// The host is a step ahead: what it allocates before the step begins is shown where the next
+    /// step's is, and no sample of another time stands at the begin.
     #[test]
     fn what_comes_before_the_step_stands_a_step_later() {
         let mut view = RunView::clone(&view("llama-tiny", &[]));

@@ -19,8 +19,8 @@ impl Lanes {
         all
     }
 
-    /// The time of a unit, given as `UNIT` or `UNIT PHASE` (of which the beginning suffices), on the compute stream, and
-    /// its first span.
+    /// The time of a unit, given as `UNIT` or `UNIT PHASE` (of which the beginning suffices), on
+    /// the compute stream, and its first span.
     #[must_use]
     pub fn find_unit(&self, text: &str) -> Option<(Window, u32)> {
         let mut words = text.split_whitespace();
@@ -68,7 +68,8 @@ impl Lanes {
         Some((window, first.span))
     }
 
-    /// The span of an instruction: of its number, or the next behind `after` whose name or unit contains the text.
+    /// The span of an instruction: of its number, or the next behind `after` whose name or unit
+    /// contains the text.
     #[must_use]
     pub fn find_instr(&self, text: &str, after: Option<u32>) -> Option<u32> {
         let spans = &self.view.run.spans;
@@ -99,7 +100,8 @@ impl Lanes {
         (from..all).chain(0..from.min(all)).find(fits)
     }
 
-    /// The next gap of at least `least` picoseconds behind a time, or the one before it; round the ends.
+    /// The next gap of at least `least` picoseconds behind a time, or the one before it; round the
+    /// ends.
     #[must_use]
     pub fn gap(&self, time: u64, forward: bool, least: u64) -> Option<&Gap> {
         let mut worth = self.gaps.iter().filter(|g| g.end - g.start >= least);

@@ -158,7 +158,8 @@ fn arrows_pass_by_values_that_cannot_be() {
     assert_eq!(changes(&stage), Vec::<String>::new());
 }
 
-/// Changes that were kept and can no longer be have nothing to fall back to: they are told, and can be taken back.
+/// Changes that were kept and can no longer be have nothing to fall back to: they are told, and can
+/// be taken back.
 #[test]
 fn kept_changes_that_can_no_longer_be_are_told() {
     let mut saved = Saved::default();
@@ -241,7 +242,8 @@ fn the_filter_keeps_the_selection_and_finds_by_numbers() {
     assert_eq!(stage.app.scenarios.current().map(|s| s.name.clone()), None);
 }
 
-/// A search that finds nothing selects nothing: no numbers of another scenario are shown, and keys say why they do nothing.
+/// A search that finds nothing selects nothing: no numbers of another scenario are shown, and keys
+/// say why they do nothing.
 #[test]
 fn where_nothing_is_selected_nothing_is_shown() {
     let mut stage = Stage::new();
@@ -843,7 +845,8 @@ fn runs_are_sorted_named_and_removed() {
     assert_eq!(stage.app.question, None);
 }
 
-/// The line begins with the name that a run has: emptied, it takes the name away, and only then there is a question.
+/// The line begins with the name that a run has: emptied, it takes the name away, and only then
+/// there is a question.
 #[test]
 fn a_run_that_has_a_name_is_not_removed_and_the_name_can_be_taken_away() {
     let mut stage = with_stored();
@@ -979,7 +982,8 @@ fn a_point_of_the_sweep_leaves_as_a_command() {
     assert_eq!(stage.effects.last(), Some(&Effect::Copy(command.into())));
 }
 
-/// Keeping and opening are about one run each: the next is no reason to drop what the one before comes to.
+/// Keeping and opening are about one run each: the next is no reason to drop what the one before
+/// comes to.
 #[test]
 fn every_run_that_is_kept_or_opened_counts() {
     let mut stage = Stage::new();

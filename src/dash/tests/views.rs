@@ -1,4 +1,5 @@
-//! Every view at the smallest and at a large size. The numbers are made: no change of the simulator moves them.
+//! Every view at the smallest and at a large size. The numbers are made: no change of the simulator
+//! moves them.
 
 use crate::dash::app::Tone;
 use crate::dash::event::{
@@ -206,7 +207,8 @@ fn training() {
     assert_snapshot!("train_failed_80x24", stage.screen(80, 24));
 }
 
-/// Of a process that trains it is not known where its ranks are; what it says may be longer than the pane.
+/// Of a process that trains it is not known where its ranks are; what it says may be longer than
+/// the pane.
 #[test]
 fn training_elsewhere() {
     let mut stage = Stage::new();
@@ -499,7 +501,8 @@ fn a_baseline_is_confirmed() {
     assert_eq!(folder.to_str(), Some("other"));
 }
 
-/// A gate without a baseline, the baseline it becomes, and what passes by it: in the real world, without a terminal.
+/// A gate without a baseline, the baseline it becomes, and what passes by it: in the real world,
+/// without a terminal.
 #[test]
 fn a_gate_becomes_a_baseline() {
     let folder = tempfile::tempdir().unwrap();

@@ -22,7 +22,8 @@ impl Predictor {
         let question = Arc::new(Latest::empty());
         let (wake, woken) = sync_channel::<()>(1);
         let asked = Arc::clone(&question);
-        // Without the thread there are no predictions, and the dashboard says "…" for ever: the system is out of threads.
+        // Without the thread there are no predictions, and the dashboard says "…" for ever: the
+        // system is out of threads.
         let _ = std::thread::Builder::new()
             .name("predict".into())
             .spawn(move || {

@@ -56,7 +56,8 @@ impl What<'_> {
         self.device.is_gpus() || self.device.wants_processes(self.program)
     }
 
-    /// What it is trained on, in words that stand behind "on"; `name` is a GPU's, once that is known.
+    /// What it is trained on, in words that stand behind "on"; `name` is a GPU's, once that is
+    /// known.
     fn place(&self, name: Option<&str>) -> String {
         match name {
             Some(name) if self.device.is_gpus() => format!("{} x {name}", self.program.meta.world),
@@ -67,7 +68,8 @@ impl What<'_> {
     }
 }
 
-/// Trains. The run is in `store` afterwards if another process has trained, else in the report only.
+/// Trains. The run is in `store` afterwards if another process has trained, else in the report
+/// only.
 pub(super) fn train(
     asked: Asked<'_>,
     trainer: &Trainer,
@@ -111,7 +113,8 @@ pub(super) fn train(
 /// Why this machine is too small, if it seems so: all ranks live in its memory.
 fn too_large(program: &Program) -> Option<String> {
     let free = free_memory()?;
-    // Init and a step's own buffers, without reuse: an upper bound would refuse too much, so only what rests is counted.
+    // Init and a step's own buffers, without reuse: an upper bound would refuse too much, so only
+    // what rests is counted.
     let resting: u64 = program
         .section(SectionKind::Init)
         .into_iter()

@@ -60,7 +60,8 @@ fn find(p: &Program, f: impl Fn(&Instr) -> bool) -> Vec<InstrId> {
 
 fn passes(r: &Report, what: &str) {
     assert!(r.is_ok(), "{what}\n{r}");
-    // Gathers nobody reads, small payloads and waits that the options ask for are the only things to warn about.
+    // Gathers nobody reads, small payloads and waits that the options ask for are the only things
+    // to warn about.
     for v in &r.violations {
         assert!(
             ["CHK-UNUSED-GATHER", "CHK-ALIGN", "INV-06"].contains(&v.rule.id()),
@@ -91,7 +92,8 @@ fn captured_iterations_pass_with_any_allocator() {
             passes(&check(&p), policy);
         }
     }
-    // Found by fuzzing: two blocks of unequal neighbours, whose activations changed places every other step.
+    // Found by fuzzing: two blocks of unequal neighbours, whose activations changed places every
+    // other step.
     let set = [
         full,
         "fsdp.allocator=caching",
@@ -102,8 +104,8 @@ fn captured_iterations_pass_with_any_allocator() {
     passes(&check(&p), "cuda-graph-full");
 }
 
-/// Found by random scenarios: with as many keys as queries, in one unit for the whole model, two rotations in place stay two, of
-/// which the second one was taken to read what the first had made.
+/// Found by random scenarios: with as many keys as queries, in one unit for the whole model, two
+/// rotations in place stay two, of which the second one was taken to read what the first had made.
 #[test]
 fn rotations_of_two_parts_of_a_buffer_in_one_kernel() {
     let set = [
@@ -129,7 +131,8 @@ fn rotations_of_two_parts_of_a_buffer_in_one_kernel() {
     passes(&check(&p), "kv_heads=4");
 }
 
-/// A result in another order than the operand that dies in its kernel has memory of its own; one in the same order takes the operand's.
+/// A result in another order than the operand that dies in its kernel has memory of its own; one in
+/// the same order takes the operand's.
 #[test]
 fn results_in_another_order_take_over_nothing() {
     let p = try_lower("toy-transformer", &["compile.mode=blocks"]).expect("accepted");
@@ -147,7 +150,8 @@ fn results_in_another_order_take_over_nothing() {
     assert!(named("fused_add_layer_norm").any(|op| in_place(&op)));
 }
 
-/// Found by fuzzing: units below the first trained one stay full until backward ends, and no longer.
+/// Found by fuzzing: units below the first trained one stay full until backward ends, and no
+/// longer.
 #[test]
 fn frozen_units_without_a_backward_are_released() {
     for policy in POLICIES {
@@ -172,7 +176,8 @@ fn frozen_units_without_a_backward_are_released() {
     }
 }
 
-/// Gaps between the parameters of a buffer that all groups share are reduced with them and read by nobody.
+/// Gaps between the parameters of a buffer that all groups share are reduced with them and read by
+/// nobody.
 #[test]
 fn padding_of_shared_gradients_needs_no_reader() {
     let set = [
@@ -189,8 +194,9 @@ fn padding_of_shared_gradients_needs_no_reader() {
     passes(&check(&p), "megatron no_shard");
 }
 
-/// Found by fuzzing: kernels are described before it is known where gradients lie, and count them in the type they compute in. A tied
-/// weight's second gradient is added to the first one, which is then read, too.
+/// Found by fuzzing: kernels are described before it is known where gradients lie, and count them
+/// in the type they compute in. A tied weight's second gradient is added to the first one, which is
+/// then read, too.
 #[test]
 fn gradients_of_any_type_are_as_long_as_kernels_take_them_to_be() {
     for policy in POLICIES {

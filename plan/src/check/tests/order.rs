@@ -89,7 +89,8 @@ fn half_a_write_leaves_the_other_half_unwritten() {
 
 #[test]
 fn padding_of_a_flat_buffer_need_not_be_written() {
-    // Parameters end at element 1056 of 1088; backward writes no further, and the reduction reads everything.
+    // Parameters end at element 1056 of 1088; backward writes no further, and the reduction reads
+    // everything.
     let t = Toy::new(Shape::default());
     assert_eq!(t.p.buffers[t.grad[0].index()].bytes.0, 2176);
     assert!(check(&t.p).is_ok());
@@ -141,7 +142,8 @@ fn a_write_behind_a_read_on_another_stream() {
 
 #[test]
 fn a_gather_into_memory_that_the_unit_before_still_reads() {
-    // Unit 2 gets the block of unit 0; neither the release nor the gate makes the gather stream wait.
+    // Unit 2 gets the block of unit 0; neither the release nor the gate makes the gather stream
+    // wait.
     let mut t = Toy::new(Shape::default());
     let release = t.at(0, Phase::Forward, 0, |o| matches!(o, Op::Free(_)));
     let reshard = t.find(SectionKind::Steady, |i| {

@@ -104,7 +104,8 @@ fn an_inverted_drain_frees_a_buffer_in_flight() {
 
 #[test]
 fn weight_gradients_written_under_the_reduction_before() {
-    // Units 1 and 2 share one slot of a planned pool: unit 2's reduction is waited for before unit 1 takes it.
+    // Units 1 and 2 share one slot of a planned pool: unit 2's reduction is waited for before unit
+    // 1 takes it.
     let mut t = Toy::new(Shape {
         in_flight: 1,
         pool: Pool::Planned,

@@ -23,7 +23,8 @@ fn message(t: &Toy, rule: RuleId) -> String {
 
 #[test]
 fn a_shard_boundary_within_a_row() {
-    // The row that was cut in the production engine: shapes (1, 3) and (2, 2) over two ranks, back to back.
+    // The row that was cut in the production engine: shapes (1, 3) and (2, 2) over two ranks, back
+    // to back.
     let mut t = Toy::new(Shape::default());
     t.p.params[0].shape = [1, 3].as_slice().into();
     t.p.params[1].shape = [2, 2].as_slice().into();

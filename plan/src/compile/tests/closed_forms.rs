@@ -274,14 +274,16 @@ fn frozen_modules_get_no_gradient_and_stop_backward() {
     );
 }
 
-/// What the model counts is what the tape's products do: forward of all, no gradient of frozen weights, nothing below the first trained one.
+/// What the model counts is what the tape's products do: forward of all, no gradient of frozen
+/// weights, nothing below the first trained one.
 #[test]
 fn frozen_weights_count_no_gradients() {
     let of = |frozen: &[&str]| {
         let mut s = tiny(Family::Llama);
         s.fsdp.frozen = frozen.iter().map(|&g| g.into()).collect();
         let t = build(&s);
-        // Forward's share of causal attention in one layer; its backward, where there is one, is counted as twice that.
+        // Forward's share of causal attention in one layer; its backward, where there is one, is
+        // counted as twice that.
         let attention =
             2 * s.model.heads * s.model.head_dim * s.train.seq_len.pow(2) * s.train.micro_batch;
         let products = flops(&t, &t.forward, is_gemm) + flops(&t, &t.backward, is_gemm);
@@ -382,7 +384,8 @@ fn merged_projections_are_one_product_each() {
     assert_eq!(products(M::All, near, Recompute::Full), [4, 4, 11]);
 }
 
-/// Queries, keys and values of 8, 4 and 4 columns are columns of rows of 16, in both directions, and the weights are one operand.
+/// Queries, keys and values of 8, 4 and 4 columns are columns of rows of 16, in both directions,
+/// and the weights are one operand.
 #[test]
 fn a_merged_product_is_read_and_written_where_it_lies() {
     let mut s = tiny(Family::Llama);
@@ -423,7 +426,8 @@ fn a_merged_product_is_read_and_written_where_it_lies() {
     let gradient = touched(&t.backward, Source::Grad(q));
     assert_eq!(gradient.len(), 1);
     assert_eq!(gradient[0].1.bytes, 16 * 8 * 2);
-    // Attention reads the values in the 12th column on, and its backward writes their gradient there.
+    // Attention reads the values in the 12th column on, and its backward writes their gradient
+    // there.
     let attention = |ops: &[TapeOp], name: &str, read: bool| -> Operand {
         let of = |op: &TapeOp| match *op {
             TapeOp::Launch {
@@ -452,9 +456,9 @@ fn a_merged_product_is_read_and_written_where_it_lies() {
     }
 }
 
-/// Rotated queries and keys take the columns of the unrotated ones: a block saves no more than with layers apart,
-/// however many heads share a key. One kernel rotates both, and one rotates both gradients where attention has put them, beside
-/// that of the values.
+/// Rotated queries and keys take the columns of the unrotated ones: a block saves no more than with
+/// layers apart, however many heads share a key. One kernel rotates both, and one rotates both
+/// gradients where attention has put them, beside that of the values.
 #[test]
 fn rotations_of_merged_projections_work_in_place() {
     for kv_heads in [1, 2, 4] {
@@ -492,7 +496,8 @@ fn rotations_of_merged_projections_work_in_place() {
                     if from_attention.is_some() {
                         assert_eq!(Some(written[0].source), from_attention);
                     }
-                    // Half of the rows' part is read twice, and counted once: heads of 2 elements, 2 sequences of 5.
+                    // Half of the rows' part is read twice, and counted once: heads of 2 elements,
+                    // 2 sequences of 5.
                     let rotated = (4 + kv_heads) * 2 * 2 * 5;
                     let made = &kernel.body.last().expect("a body").outputs[0];
                     assert_eq!(made.shape.iter().product::<u64>(), rotated);

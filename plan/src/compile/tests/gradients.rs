@@ -149,7 +149,8 @@ fn in_every_mode(base: &Scenario) {
     }
 }
 
-/// Blocks that are recomputed may lie beside blocks that are not, however many there are and whatever is compiled.
+/// Blocks that are recomputed may lie beside blocks that are not, however many there are and
+/// whatever is compiled.
 #[test]
 fn recompute_of_some_blocks_changes_no_gradient() {
     let globs =
@@ -210,8 +211,8 @@ fn chunked_loss_changes_no_gradient() {
     }
 }
 
-/// Rotated queries are laid out by heads, the product behind attention reads rows: torch's compiled code copies, the native
-/// engine's attention writes rows.
+/// Rotated queries are laid out by heads, the product behind attention reads rows: torch's compiled
+/// code copies, the native engine's attention writes rows.
 #[test]
 fn native_compiled_attention_needs_no_copy() {
     let mut base = tiny(Family::Llama);
@@ -271,8 +272,8 @@ fn compiling_changes_no_gradient() {
     }
 }
 
-/// Layers that are one product compute the same gradients, whichever of them are, and whether or not their gradients lie side
-/// by side too.
+/// Layers that are one product compute the same gradients, whichever of them are, and whether or
+/// not their gradients lie side by side too.
 #[test]
 fn merging_projections_changes_no_gradient() {
     for family in FAMILIES {
@@ -303,7 +304,8 @@ fn merging_projections_changes_no_gradient() {
     }
 }
 
-/// So may queries and keys be rotated by one kernel, however many heads share a key and whatever dimensions have one element.
+/// So may queries and keys be rotated by one kernel, however many heads share a key and whatever
+/// dimensions have one element.
 #[test]
 fn rotating_queries_and_keys_together_changes_no_gradient() {
     for (heads, kv_heads) in [(1, 1), (2, 1), (2, 2), (4, 2)] {
@@ -326,7 +328,8 @@ fn rotating_queries_and_keys_together_changes_no_gradient() {
     }
 }
 
-/// A product may add what comes behind it, with every option that decides what else is read and kept.
+/// A product may add what comes behind it, with every option that decides what else is read and
+/// kept.
 #[test]
 fn epilogues_change_no_gradient() {
     for family in FAMILIES {
@@ -366,8 +369,9 @@ fn mixed_orders_of_reduction_change_no_gradient() {
     }
 }
 
-/// What goes back through a norm makes the gradient of its weight too: a kernel less for every norm, and its operands are read
-/// once less. Results still take over what they are the last to read.
+/// What goes back through a norm makes the gradient of its weight too: a kernel less for every
+/// norm, and its operands are read once less. Results still take over what they are the last to
+/// read.
 #[test]
 fn norms_go_back_in_one_kernel() {
     for (family, sum) in [
@@ -406,7 +410,8 @@ fn norms_go_back_in_one_kernel() {
     }
 }
 
-/// An embedding's gradient in compiled code writes its whole table: no zeros before it, and as many bytes as the table has.
+/// An embedding's gradient in compiled code writes its whole table: no zeros before it, and as many
+/// bytes as the table has.
 #[test]
 fn gradients_of_embeddings_fill_their_tables() {
     for (family, embeddings) in [(Family::Llama, 1), (Family::Gpt2, 2)] {
@@ -436,8 +441,9 @@ fn gradients_of_embeddings_fill_their_tables() {
     }
 }
 
-/// Both residual connections of a block and the sum of two gradients are products' business: nothing adds them again, no
-/// product is more, and the sum of gradients lies where the first one did.
+/// Both residual connections of a block and the sum of two gradients are products' business:
+/// nothing adds them again, no product is more, and the sum of gradients lies where the first one
+/// did.
 #[test]
 fn epilogues_leave_no_additions() {
     let mut s = tiny(Family::Llama);
@@ -471,7 +477,8 @@ fn epilogues_leave_no_additions() {
     // Two in forward; queries, keys and values meet in two, gate and up in one.
     assert_eq!((count(&apart, &sums), count(&t, &sums)), (0, 5 * layers));
     let (before, after) = (count(&apart, &adds), count(&t, &adds));
-    // A kernel that went back through a norm added gate's and up's gradients too, and still adds the residual's.
+    // A kernel that went back through a norm added gate's and up's gradients too, and still adds
+    // the residual's.
     assert!(after + 2 * layers <= before, "{before} {after}");
     let written = |ops: &[TapeOp]| {
         let over = ops.iter().filter(|op| match **op {

@@ -1,5 +1,5 @@
-//! A tiny float64 interpreter of tapes: executes kernel bodies op by op, in the order and memory the tape prescribes.
-//! Fresh storages hold NaN, so that a read before a write shows.
+//! A tiny float64 interpreter of tapes: executes kernel bodies op by op, in the order and memory
+//! the tape prescribes. Fresh storages hold NaN, so that a read before a write shows.
 
 use super::*;
 
@@ -136,7 +136,8 @@ impl<'t> Machine<'t> {
 
     fn read(&self, o: &Operand, size: u64) -> Vec<f64> {
         let range = (o.offset / size) as usize..((o.offset + o.bytes) / size) as usize;
-        // Parameters lie one after another, and so do gradients: an operand may reach into those that follow.
+        // Parameters lie one after another, and so do gradients: an operand may reach into those
+        // that follow.
         let across = |all: &[Vec<f64>]| -> Vec<f64> {
             let elements = all.iter().flatten().copied();
             elements.skip(range.start).take(range.len()).collect()
@@ -149,7 +150,8 @@ impl<'t> Machine<'t> {
         }
     }
 
-    /// Writes those of the values that the launch has made: operands may lie between one another's rows.
+    /// Writes those of the values that the launch has made: operands may lie between one another's
+    /// rows.
     fn write(&mut self, o: &Operand, size: u64, values: Vec<f64>, made: &[bool]) {
         let at = (o.offset / size) as usize;
         let all = match o.source {

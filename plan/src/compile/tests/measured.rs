@@ -1,8 +1,10 @@
-//! What torch 2.11 had alive and launched in measured steps of the 1b model (4 H200, FSDP2, micro-batch 2).
+//! What torch 2.11 had alive and launched in measured steps of the 1b model (4 H200, FSDP2,
+//! micro-batch 2).
 
 use super::*;
 
-/// Storages alive after `at` launches of the kernel `name` in backward have begun (sizes with multiplicity).
+/// Storages alive after `at` launches of the kernel `name` in backward have begun (sizes with
+/// multiplicity).
 fn alive_at(t: &Tape, name: &str) -> BTreeMap<u64, usize> {
     let mut alive: BTreeMap<StorageId, u64> = BTreeMap::new();
     for op in t.forward.iter().chain(&t.backward) {
@@ -24,8 +26,9 @@ fn alive_at(t: &Tape, name: &str) -> BTreeMap<u64, usize> {
     sizes
 }
 
-/// Blocks of the model that the allocator's trace shows alive at the peak, the backward of the cross entropy: size and number.
-/// Left out: parameters, optimizer state, library workspaces, data, and scalars of other steps.
+/// Blocks of the model that the allocator's trace shows alive at the peak, the backward of the
+/// cross entropy: size and number. Left out: parameters, optimizer state, library workspaces, data,
+/// and scalars of other steps.
 const EAGER: &[(u64, usize)] = &[
     (4_202_692_608, 3),
     (134_217_728, 48 + 16),
@@ -105,12 +108,14 @@ fn compiled_blocks_save_what_was_measured() {
     s.compile.mode = CompileMode::Blocks;
     let t = build(&s);
     let mut expected: BTreeMap<u64, usize> = EAGER.iter().copied().collect();
-    // The trace of the compiled run differs in one entry: silu's result is computed again in backward.
+    // The trace of the compiled run differs in one entry: silu's result is computed again in
+    // backward.
     expected.insert(134_217_728, 16 + 16 + 16);
     assert_eq!(alive_at(&t, "log_softmax_backward"), expected);
 }
 
-/// Results of activations go with `pointwise`, and backward launches as many kernels as before: no kernel makes them alone.
+/// Results of activations go with `pointwise`, and backward launches as many kernels as before: no
+/// kernel makes them alone.
 #[test]
 fn pointwise_recompute_saves_activations_for_no_kernel() {
     let mut s = measured_1b();

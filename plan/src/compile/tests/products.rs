@@ -51,8 +51,8 @@ fn they_change_no_gradient() {
     }
 }
 
-/// Both products of a gate and the gate are one kernel; so are the product that goes back through the last layer and the gate's
-/// gradient, and what that product makes needs no memory.
+/// Both products of a gate and the gate are one kernel; so are the product that goes back through
+/// the last layer and the gate's gradient, and what that product makes needs no memory.
 #[test]
 fn a_gate_and_its_gradient_belong_to_products() {
     let base = aligned();
@@ -96,8 +96,8 @@ fn a_gate_and_its_gradient_belong_to_products() {
     assert!(both.all(|(k, ..)| k.class == wide));
 }
 
-/// The kernel reads its factors until its last tile: no result may take their memory, while the gate's gradients lie where the gate's
-/// factors did.
+/// The kernel reads its factors until its last tile: no result may take their memory, while the
+/// gate's gradients lie where the gate's factors did.
 #[test]
 fn results_take_over_what_code_reads_and_never_a_factor() {
     for recompute in [Recompute::None, Recompute::Pointwise, Recompute::Full] {
@@ -132,8 +132,8 @@ fn results_take_over_what_code_reads_and_never_a_factor() {
     }
 }
 
-/// What the kernel could not do stays apart: float32, columns of a merged product, rows that are no multiple of 16 bytes, a bias,
-/// and layers whose parameters are gathered one after another.
+/// What the kernel could not do stays apart: float32, columns of a merged product, rows that are no
+/// multiple of 16 bytes, a bias, and layers whose parameters are gathered one after another.
 #[test]
 fn what_does_not_fit_stays_apart() {
     let none = |s: &Scenario| {

@@ -1,4 +1,5 @@
-//! What each op kind computes, in float64, over dense operands in logical order. Written for clarity: plain loops, no blocks.
+//! What each op kind computes, in float64, over dense operands in logical order. Written for
+//! clarity: plain loops, no blocks.
 //!
 //! The tests of the CPU kernels use it too; `terms` is what the two crates call differently.
 

@@ -6,7 +6,8 @@ use crate::program::SectionKind;
 
 const MIB: u64 = 1 << 20;
 
-/// Weight (persistent), moment (from the first step on), two activations that overlap, one validation activation.
+/// Weight (persistent), moment (from the first step on), two activations that overlap, one
+/// validation activation.
 fn step(pool: Pool) -> Fixture {
     let mut f = Fixture::new();
     for mib in [30, 60, 12, 14, 40] {
@@ -70,7 +71,8 @@ fn validation_runs_every_so_many_steps() {
     assert_eq!(at, [2, 4, 5]);
 }
 
-/// The same step from a planned pool: 90 MiB persistent, and one region that the step (26) and the validation (40) share.
+/// The same step from a planned pool: 90 MiB persistent, and one region that the step (26) and the
+/// validation (40) share.
 #[test]
 fn the_pool_survives_a_validation() {
     let f = step(Pool::Planned);
@@ -91,8 +93,8 @@ fn the_pool_survives_a_validation() {
     );
 }
 
-/// Three buffers one after another: the two of one stream share a slot, the other stream's and the one with a key on both
-/// streams have their own.
+/// Three buffers one after another: the two of one stream share a slot, the other stream's and the
+/// one with a key on both streams have their own.
 #[test]
 fn the_pool_keeps_streams_apart() {
     let mut f = Fixture::new();
@@ -110,7 +112,8 @@ fn the_pool_keeps_streams_apart() {
         at.push(memory.alloc(&f.program, id).unwrap() - crate::memory::pool::POOL_BASE);
         memory.free(&f.program, id);
     }
-    // Key 3 lies below what comes and goes in the first stream's region (4 + 8 MiB), then the second region.
+    // Key 3 lies below what comes and goes in the first stream's region (4 + 8 MiB), then the
+    // second region.
     assert_eq!(at, [4, 4, 12, 0, 0].map(|m| m * MIB));
 }
 
@@ -184,7 +187,8 @@ fn capacity_covers_pool_and_cache() {
     ));
 }
 
-/// Two copies of a layer's weight serve three layers; they stay allocated, and the odd root comes and goes.
+/// Two copies of a layer's weight serve three layers; they stay allocated, and the odd root comes
+/// and goes.
 #[test]
 fn double_buffer_copies_stay() {
     let mut f = Fixture::new();

@@ -1,13 +1,15 @@
 //! Expandable segments: one growable range of addresses a (stream, pool).
 //!
-//! Memory is mapped into the range in pages of 2 MiB (small pool) or 20 MiB (large pool). A request without a free block
-//! maps what it lacks: behind the last block of the range, extending it where it is free, or into a hole that an earlier
-//! release left. Blocks are split whenever 512 bytes remain. When the device is full, whole pages of free blocks are
-//! unmapped. (c10 `try_allocate_expandable_block`, `map_block`, `unmap_block`.)
+//! Memory is mapped into the range in pages of 2 MiB (small pool) or 20 MiB (large pool). A request
+//! without a free block maps what it lacks: behind the last block of the range, extending it where
+//! it is free, or into a hole that an earlier release left. Blocks are split whenever 512 bytes
+//! remain. When the device is full, whole pages of free blocks are unmapped. (c10
+//! `try_allocate_expandable_block`, `map_block`, `unmap_block`.)
 
 use super::{Bytes, CachingAllocator, LARGE_SEGMENT, NONE, Node, SMALL_SEGMENT, State};
 
-/// Length of a range when the device's size is unknown: more than a scenario's tensors may take together.
+/// Length of a range when the device's size is unknown: more than a scenario's tensors may take
+/// together.
 const RANGE: u64 = 1 << 56;
 
 impl CachingAllocator {
@@ -21,8 +23,8 @@ impl CachingAllocator {
         }
     }
 
-    /// Maps memory until some free block holds `size`, and takes it out of the free list. `None` if the device is full;
-    /// pages mapped until then stay, as free blocks.
+    /// Maps memory until some free block holds `size`, and takes it out of the free list. `None` if
+    /// the device is full; pages mapped until then stay, as free blocks.
     pub(super) fn grow_range(&mut self, list: usize, size: u64) -> Option<u32> {
         let mut at = self.room_in_range(list, size)?;
         if self.node(at).state == State::Unmapped {
@@ -36,7 +38,8 @@ impl CachingAllocator {
         Some(at)
     }
 
-    /// The first run of free and unmapped blocks, in address order, with room for `size`; a new range if there is none.
+    /// The first run of free and unmapped blocks, in address order, with room for `size`; a new
+    /// range if there is none.
     fn room_in_range(&mut self, list: usize, size: u64) -> Option<u32> {
         for &hole in &self.lists[list].unmapped {
             let prev = self.node(hole).prev;
@@ -70,7 +73,8 @@ impl CachingAllocator {
         Some(id)
     }
 
-    /// Maps whole pages for `size` bytes (at most all) of an unmapped block and merges them with their free neighbours.
+    /// Maps whole pages for `size` bytes (at most all) of an unmapped block and merges them with
+    /// their free neighbours.
     fn map(&mut self, id: u32, size: u64) -> Option<u32> {
         let Node {
             address,

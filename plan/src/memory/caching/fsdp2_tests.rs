@@ -1,12 +1,14 @@
-//! The replay of FSDP2's schedule through the allocator: the published figures of its memory, by stream.
+//! The replay of FSDP2's schedule through the allocator: the published figures of its memory, by
+//! stream.
 
 use super::*;
 use crate::ir::COMPUTE;
 
 const SIDE: StreamId = StreamId(1);
 
-/// FSDP2's allocations in CPU order (torch 2.11 `_fsdp_param_group.py`) for one block of Llama-3-8B: bf16 gathers and
-/// gradients, float32 reduction input. Activations and reduced gradients are left out.
+/// FSDP2's allocations in CPU order (torch 2.11 `_fsdp_param_group.py`) for one block of
+/// Llama-3-8B: bf16 gathers and gradients, float32 reduction input. Activations and reduced
+/// gradients are left out.
 struct Fsdp {
     a: CachingAllocator,
     copy_in: StreamId,
@@ -135,7 +137,8 @@ fn close(found: f64, expected: f64) {
     );
 }
 
-/// Forward of 32 equal blocks: allocated, and reserved of the copy-in and the compute stream, in blocks of bf16 weights.
+/// Forward of 32 equal blocks: allocated, and reserved of the copy-in and the compute stream, in
+/// blocks of bf16 weights.
 #[test]
 fn fsdp2_forward_peaks() {
     for (ranks, ahead, allocated, copy_in) in [
@@ -153,7 +156,8 @@ fn fsdp2_forward_peaks() {
     }
 }
 
-/// Backward of 32 equal blocks over 128 ranks: allocated and compute-stream reserved bytes a parameter of a block.
+/// Backward of 32 equal blocks over 128 ranks: allocated and compute-stream reserved bytes a
+/// parameter of a block.
 #[test]
 fn fsdp2_backward_peaks() {
     for (ahead, inputs, allocated, reserved) in [
@@ -174,8 +178,8 @@ fn fsdp2_backward_peaks() {
     }
 }
 
-/// The head's group is 8 KiB larger than the embedding's 1002 MiB, so its gather does not fit the embedding's segment:
-/// segments of 126, 1002, 418 and 1004 MiB for 1544 MiB alive.
+/// The head's group is 8 KiB larger than the embedding's 1002 MiB, so its gather does not fit the
+/// embedding's segment: segments of 126, 1002, 418 and 1004 MiB for 1544 MiB alive.
 #[test]
 fn eight_kib_cliff() {
     let vocab = 128_256 * 4096;
@@ -192,8 +196,8 @@ fn eight_kib_cliff() {
         gathered(32, &[4096, vocab], false),
         (126 + 1002 + 418 + 1004) * MIB
     );
-    // Layers alternate between the 418 and the 1002 MiB segment. With an odd number the last one leaves the latter free,
-    // and a head without its norm fits there.
+    // Layers alternate between the 418 and the 1002 MiB segment. With an odd number the last one
+    // leaves the latter free, and a head without its norm fits there.
     assert_eq!(
         gathered(31, &[4096, vocab], false),
         (126 + 1002 + 418 + 1004) * MIB

@@ -210,12 +210,14 @@ fn expandable_blocks_keep_no_slack() {
     assert_eq!(counters(&a).1, 20 * MIB - 1024 + 1025 * KIB);
     a.release(b);
     let c = take(&mut a, 15 * MIB);
-    // 1024 bytes of the first page and all of the second one are free: 15 MiB fit without another page.
+    // 1024 bytes of the first page and all of the second one are free: 15 MiB fit without another
+    // page.
     assert_eq!(counters(&a).2, 40 * MIB);
     assert_eq!(a.block(c).bytes, Bytes(15 * MIB));
 }
 
-/// A block at the end of the range counts with what it can grow to, so an inner one that suffices is better.
+/// A block at the end of the range counts with what it can grow to, so an inner one that suffices
+/// is better.
 #[test]
 fn the_end_of_a_range_is_the_last_choice() {
     let mut a = expandable();
@@ -240,10 +242,12 @@ fn holes_are_unmapped_and_mapped_again() {
     a.release_cached();
     // Pages 0 and 1 go (0 to 40), 40 to 50 shares a page with the live block.
     assert_eq!(counters(&a).2, 20 * MIB);
-    // 45 MiB fit into the hole and the free piece behind it: 35 MiB are missing, two pages come back.
+    // 45 MiB fit into the hole and the free piece behind it: 35 MiB are missing, two pages come
+    // back.
     let again = take(&mut a, 45 * MIB);
     assert_eq!((address(&a, again), counters(&a).2), (low_at, 60 * MIB));
-    // 60 MiB do not: behind the wall, after 5 free MiB, 55 are missing, and 40 are left of the device.
+    // 60 MiB do not: behind the wall, after 5 free MiB, 55 are missing, and 40 are left of the
+    // device.
     assert!(a.take(Bytes(60 * MIB), COMPUTE).is_err());
     a.release(again);
     a.release(wall);
@@ -367,8 +371,8 @@ proptest! {
     }
 }
 
-/// What torch 2.11 allocated and freed on an H200 in four steps of FSDP2, and when it mapped memory: after every allocation, as much is
-/// reserved for each stream (`tests/data/README.md`).
+/// What torch 2.11 allocated and freed on an H200 in four steps of FSDP2, and when it mapped
+/// memory: after every allocation, as much is reserved for each stream (`tests/data/README.md`).
 #[test]
 fn a_recorded_run_of_torch_reserves_what_it_did() {
     let recorded = include_str!("../../../../tests/data/torch_allocations.txt");

@@ -5,7 +5,8 @@ use crate::program::{Op, Program};
 use crate::units::Bytes;
 use std::collections::BTreeMap;
 
-/// One life of a key. Times are positions in host order; a slot that is given back at a time can be taken again at it.
+/// One life of a key. Times are positions in host order; a slot that is given back at a time can be
+/// taken again at it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lifetime {
     /// Key; a key may live several times.
@@ -25,11 +26,12 @@ impl Lifetime {
     pub const FOREVER: u32 = u32::MAX;
 }
 
-/// The lives of all planned buffers over one pass of every section, each in a time range of its own: one list a stream,
-/// in order of their starts.
+/// The lives of all planned buffers over one pass of every section, each in a time range of its
+/// own: one list a stream, in order of their starts.
 ///
-/// Whatever is alive at the end of a section lives for ever: sections follow one another in an order that the program
-/// does not fix. So does a key whose buffers belong to several streams: it shares its slot with no other key.
+/// Whatever is alive at the end of a section lives for ever: sections follow one another in an
+/// order that the program does not fix. So does a key whose buffers belong to several streams: it
+/// shares its slot with no other key.
 pub(in crate::memory) fn trace(program: &Program) -> Vec<Vec<Lifetime>> {
     let streams = program
         .buffers

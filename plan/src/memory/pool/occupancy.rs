@@ -1,11 +1,12 @@
 //! Which addresses are taken when: the index behind the pool's plan.
 //!
-//! Time is cut into columns (one per life), and the columns form a tree: a leaf covers [`LEAF`] columns, every other node
-//! [`FAN`] nodes of the level below. A life is noted at the largest nodes that it covers whole. Each node knows the
-//! addresses that are taken during *all* of its time by lives noted at it, and those taken during *any* of it, both as
-//! merged ranges; a leaf does so for its parts too. A query then visits a few nodes per level, whatever
-//! its length: `any` of the largest nodes that it covers, `all` of those that it covers in part, and the parts of its
-//! first and last leaf.
+//! Time is cut into columns (one per life), and the columns form a tree: a leaf covers [`LEAF`]
+//! columns, every other node [`FAN`] nodes of the level below. A life is noted at the largest nodes
+//! that it covers whole. Each node knows the addresses that are taken during *all* of its time by
+//! lives noted at it, and those taken during *any* of it, both as merged ranges; a leaf does so for
+//! its parts too. A query then visits a few nodes per level, whatever its length: `any` of the
+//! largest nodes that it covers, `all` of those that it covers in part, and the parts of its first
+//! and last leaf.
 
 use smallvec::{SmallVec, smallvec};
 use std::ops::Range;
@@ -53,8 +54,8 @@ impl Ranges {
     }
 }
 
-/// A part of a leaf, and the addresses that lives take there that cover it and no more of the leaf. Many lives may end at
-/// once, such as gradients after the optimizer.
+/// A part of a leaf, and the addresses that lives take there that cover it and no more of the leaf.
+/// Many lives may end at once, such as gradients after the optimizer.
 #[derive(Clone, Debug)]
 struct Part {
     start: u32,
@@ -92,7 +93,8 @@ impl Occupancy {
         }
     }
 
-    /// Lowest multiple of `align` (a power of two) where `size` addresses are free during all of `spans`.
+    /// Lowest multiple of `align` (a power of two) where `size` addresses are free during all of
+    /// `spans`.
     pub(super) fn lowest_gap(&self, spans: &[Range<u32>], size: u64, align: u64) -> u64 {
         let mut taken: SmallVec<[&[(u64, u64)]; 64]> = SmallVec::new();
         for columns in spans {
@@ -137,8 +139,9 @@ impl Occupancy {
     }
 }
 
-/// Calls `node` with level, index and `true` for each of the largest nodes that `columns` cover whole, and with `false`
-/// for each node that they cover in part. Larger nodes come first: long lives lie low.
+/// Calls `node` with level, index and `true` for each of the largest nodes that `columns` cover
+/// whole, and with `false` for each node that they cover in part. Larger nodes come first: long
+/// lives lie low.
 fn visit(levels: usize, columns: &Range<u32>, mut node: impl FnMut(usize, usize, bool)) {
     let (start, end) = (columns.start as usize, columns.end as usize);
     // Nodes of the level above that are covered whole: those below them are left to them.
@@ -166,7 +169,8 @@ fn visit(levels: usize, columns: &Range<u32>, mut node: impl FnMut(usize, usize,
     }
 }
 
-/// Lowest multiple of `align` where `size` addresses are in none of the lists, each ascending and disjoint.
+/// Lowest multiple of `align` where `size` addresses are in none of the lists, each ascending and
+/// disjoint.
 fn lowest_gap(taken: &mut [&[(u64, u64)]], size: u64, align: u64) -> u64 {
     let mut at: u64 = 0;
     loop {

@@ -1,7 +1,8 @@
 //! Slots for keys: offline dynamic storage allocation.
 //!
-//! Largest first, each key at the lowest address that is free during all its lives. The lower bound of any plan is the
-//! most bytes alive at once; on traces of training steps the result is a few percent above it.
+//! Largest first, each key at the lowest address that is free during all its lives. The lower bound
+//! of any plan is the most bytes alive at once; on traces of training steps the result is a few
+//! percent above it.
 
 use super::lifetimes::Lifetime;
 use super::occupancy::Occupancy;
@@ -33,7 +34,8 @@ pub struct PoolPlan {
 }
 
 impl PoolPlan {
-    /// Plans slots for all keys of `lifetimes`: two keys that are alive at once never share an address.
+    /// Plans slots for all keys of `lifetimes`: two keys that are alive at once never share an
+    /// address.
     ///
     /// Deterministic: equal lifetimes give equal plans.
     #[must_use]
@@ -87,8 +89,9 @@ impl PoolPlan {
         }
     }
 
-    /// Plans one region a stream and stacks the regions. Keys of different streams never share an address: a free in host
-    /// order says nothing about when another stream's kernels have run. Every key belongs to one region.
+    /// Plans one region a stream and stacks the regions. Keys of different streams never share an
+    /// address: a free in host order says nothing about when another stream's kernels have run.
+    /// Every key belongs to one region.
     #[must_use]
     pub fn by_stream(lifetimes: impl IntoIterator<Item = Vec<Lifetime>>) -> Self {
         let mut all = Self::default();
@@ -157,7 +160,8 @@ impl Keys {
         let index = Self::index(lifetimes);
         let mut table: Vec<Key> = Vec::new();
         let mut of_life = Vec::with_capacity(lifetimes.len());
-        // Keeps every sum below 2^62. No scenario's buffers reach that; 16 TiB apiece fit no device either.
+        // Keeps every sum below 2^62. No scenario's buffers reach that; 16 TiB apiece fit no device
+        // either.
         let sum: u128 = lifetimes.iter().map(|l| u128::from(l.bytes.0)).sum();
         let most = if sum < 1 << 61 { 1 << 61 } else { 1 << 44 };
         for life in lifetimes {
@@ -212,10 +216,11 @@ impl Keys {
     }
 }
 
-/// Lives on a time axis with one column for each: a life spans the columns of all lives that start within it.
+/// Lives on a time axis with one column for each: a life spans the columns of all lives that start
+/// within it.
 ///
-/// Lives of keys that live for ever are left out. Stretches of time that repeat an earlier one (every micro-batch, the
-/// second step) are left out too: they add no conflict.
+/// Lives of keys that live for ever are left out. Stretches of time that repeat an earlier one
+/// (every micro-batch, the second step) are left out too: they add no conflict.
 struct Columns {
     count: usize,
     /// Spans grouped by key.

@@ -36,7 +36,8 @@ fn keys_apart_in_time_share_a_slot() {
     );
 }
 
-/// A key that lives in forward and again in backward keeps one slot and respects what is alive in both.
+/// A key that lives in forward and again in backward keeps one slot and respects what is alive in
+/// both.
 #[test]
 fn one_slot_for_several_lives() {
     let lives = [
@@ -62,8 +63,8 @@ fn what_is_never_freed_shares_with_nobody() {
     assert_eq!(plan.total(), Bytes(5 * MIB));
 }
 
-/// First fit in time order would grow the first slot to 8 and open a second of 8 for a step that never has more than 9
-/// alive; largest first does not.
+/// First fit in time order would grow the first slot to 8 and open a second of 8 for a step that
+/// never has more than 9 alive; largest first does not.
 #[test]
 fn bytes_matter_not_slots() {
     let plan = PoolPlan::plan(&[
@@ -154,8 +155,9 @@ fn double_free_panics() {
     pool.free(a);
 }
 
-/// Lives of one step as FSDP makes them: `layers` units are gathered two at a time in both directions, each saves some
-/// activations and uses some scratch, gradients live until their reduction one unit later.
+/// Lives of one step as FSDP makes them: `layers` units are gathered two at a time in both
+/// directions, each saves some activations and uses some scratch, gradients live until their
+/// reduction one unit later.
 fn training_step(layers: u32, sizes: &[u64], micro_batches: u32) -> Vec<Lifetime> {
     let mut lives = Vec::new();
     let mut open = std::collections::BTreeMap::new();
@@ -284,8 +286,8 @@ fn a_llama_like_step_is_packed_tightly() {
     assert!(ratio <= 1.1, "{ratio}");
 }
 
-/// Twice the layers take twice the work, give or take a logarithm: of an eager step, and of one that is compiled whole, where
-/// all gradients end at once.
+/// Twice the layers take twice the work, give or take a logarithm: of an eager step, and of one
+/// that is compiled whole, where all gradients end at once.
 #[test]
 fn planning_scales_with_depth() {
     let work = |layers: u32, mode: &str| {

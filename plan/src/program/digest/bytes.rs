@@ -1,7 +1,9 @@
-//! A serde serializer that hashes: values go in as bytes of a fixed size, lengths and variants before what they govern.
+//! A serde serializer that hashes: values go in as bytes of a fixed size, lengths and variants
+//! before what they govern.
 //!
-//! The encoding is injective for values of one type, which is all that a digest needs: nothing reads it back. Field and
-//! variant names stay out, so the text form of a program may be renamed without changing its digest.
+//! The encoding is injective for values of one type, which is all that a digest needs: nothing
+//! reads it back. Field and variant names stay out, so the text form of a program may be renamed
+//! without changing its digest.
 
 use serde::Serialize;
 use serde::ser;

@@ -372,7 +372,8 @@ fn qwen3_presets_have_the_published_number_of_parameters() {
     }
 }
 
-/// Another width keeps a preset's proportion, and what is said of the feed-forward layer is kept whatever the width.
+/// Another width keeps a preset's proportion, and what is said of the feed-forward layer is kept
+/// whatever the width.
 #[test]
 fn the_feed_forward_layer_of_a_preset_follows_its_width() {
     let ffn = |sets: &[&str]| minimal(sets).unwrap().model.ffn;

@@ -164,7 +164,8 @@ fn published_files_are_the_presets() {
     }
 }
 
-/// Attention sees the whole sequence here, which a window's length is the end of. Parameters as published.
+/// Attention sees the whole sequence here, which a window's length is the end of. Parameters as
+/// published.
 #[test]
 fn a_sliding_window_ends_the_sequence() {
     let s = read("window", MISTRAL, &[]).unwrap();

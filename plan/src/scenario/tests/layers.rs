@@ -80,7 +80,8 @@ fn circles_are_named() {
     );
 }
 
-/// A text that is not written yet is in its own way where it will be, whether there is such a file or not.
+/// A text that is not written yet is in its own way where it will be, whether there is such a file
+/// or not.
 #[test]
 fn a_text_reads_as_it_would_from_its_file() {
     let f = Folder::new(
@@ -333,7 +334,8 @@ fn sweeps_have_a_limit() {
     assert!(e.message().contains("100000 points"), "{e}");
 }
 
-/// A base may set what a later text makes idle; the defaults say nothing; a check for NaNs is never dropped.
+/// A base may set what a later text makes idle; the defaults say nothing; a check for NaNs is never
+/// dropped.
 #[test]
 fn what_a_later_text_makes_idle_is_no_mistake() {
     let base = format!(
@@ -355,7 +357,8 @@ fn what_a_later_text_makes_idle_is_no_mistake() {
     assert!(e.message().contains("does not check for NaN"), "{e}");
 }
 
-/// A path is relative to the file that it is written in, wherever that is extended from; one from outside is not touched.
+/// A path is relative to the file that it is written in, wherever that is extended from; one from
+/// outside is not touched.
 #[test]
 fn a_profile_lies_beside_the_file_that_names_it() {
     let base = MINIMAL.replace("\"h200-nvlink\"", "\"../profiles/mine.toml\"");

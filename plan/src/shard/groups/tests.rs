@@ -120,7 +120,8 @@ fn root_alone_owns_everything() {
     );
 }
 
-/// torchtitan's wrap: embedding, blocks, and `[norm, output]` kept after forward; the root is left without parameters.
+/// torchtitan's wrap: embedding, blocks, and `[norm, output]` kept after forward; the root is left
+/// without parameters.
 #[test]
 fn torchtitan_patterns() {
     let units = Units::Patterns(vec![

@@ -1,4 +1,5 @@
-//! Options in a baseline: `section = ["key = value", …]`, or `"section.key" = "value"` as files of format 1 have them.
+//! Options in a baseline: `section = ["key = value", …]`, or `"section.key" = "value"` as files of
+//! format 1 have them.
 
 use serde::{Deserialize, Deserializer, de};
 use std::collections::BTreeMap;

@@ -1,4 +1,5 @@
-//! A baseline's text: TOML with one fact per line, lists as many entries as a line has room for, the outline at the end.
+//! A baseline's text: TOML with one fact per line, lists as many entries as a line has room for,
+//! the outline at the end.
 
 use super::BASELINE_FORMAT;
 use crate::gate::facts::{Curve, Facts, Measured, MemoryFacts};
@@ -38,7 +39,8 @@ pub(super) fn text(facts: &Facts) -> String {
         map(w, &format!("instructions.{}", key(section)), counts);
     }
     let outline = &facts.program.outline;
-    // A literal string may hold anything but three quotes in a row and control characters; names hold neither.
+    // A literal string may hold anything but three quotes in a row and control characters; names
+    // hold neither.
     let plain = !outline.contains("'''") && !outline.chars().any(|c| c.is_control() && c != '\n');
     if plain {
         let _ = writeln!(w, "outline = '''\n{outline}'''");

@@ -1,8 +1,8 @@
-//! JUnit XML: a suite per scenario, a case per finding. Findings that fail for one reason are one failure: the first has
-//! all of it, the others are skipped and refer to it.
+//! JUnit XML: a suite per scenario, a case per finding. Findings that fail for one reason are one
+//! failure: the first has all of it, the others are skipped and refer to it.
 //!
-//! Readers differ: some show a failure's `message` and some only its text, so the text starts with the message; some print
-//! `NaN` for a case without a time, and a comparison takes none.
+//! Readers differ: some show a failure's `message` and some only its text, so the text starts with
+//! the message; some print `NaN` for a case without a time, and a comparison takes none.
 
 use super::{outcome, sentence};
 use crate::gate::finding::{Finding, Status, Verdict};

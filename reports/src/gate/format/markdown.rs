@@ -3,7 +3,8 @@
 use crate::gate::finding::{Finding, Status, Verdict};
 use std::fmt::Write;
 
-/// The verdicts as Markdown: one line per scenario, then the failures with their causes and details.
+/// The verdicts as Markdown: one line per scenario, then the failures with their causes and
+/// details.
 #[must_use]
 pub fn markdown(verdicts: &[Verdict]) -> String {
     let failed = verdicts.iter().filter(|v| !v.pass).count();

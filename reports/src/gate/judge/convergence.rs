@@ -25,7 +25,8 @@ pub(super) fn judge(
     } else {
         findings.extend(seeds::unmatched(baseline, before, after, limits));
     }
-    // One curve a seed that both have; with enough seeds only its gradient norms, which have little noise.
+    // One curve a seed that both have; with enough seeds only its gradient norms, which have little
+    // noise.
     let pairs: Vec<(&Curve, &Curve)> = before
         .curves
         .iter()
@@ -91,7 +92,8 @@ fn finite(baseline: &Baseline, after: &Measured, limits: &Limits) -> Finding {
     }
 }
 
-/// The steps of two series that are further apart than allowed, from 0. Messages count from 1, as training prints them.
+/// The steps of two series that are further apart than allowed, from 0. Messages count from 1, as
+/// training prints them.
 struct Misses {
     first: usize,
     worst: usize,
@@ -299,8 +301,8 @@ fn norms(
     subject.finding(status, mean(x), mean(y), message)
 }
 
-/// A factor that is the world size (or one over it) has a usual reason. The step where curves part first tells, before
-/// training on other gradients moves the weights elsewhere.
+/// A factor that is the world size (or one over it) has a usual reason. The step where curves part
+/// first tells, before training on other gradients moves the weights elsewhere.
 fn scale(ratio: f64, world: u32) -> String {
     let world = f64::from(world);
     let near = |x: f64| (ratio / x - 1.0).abs() < 0.02;

@@ -49,8 +49,9 @@ pub(super) fn predicted(baseline: &Baseline, now: &Facts, limits: &Limits) -> Ve
     )
 }
 
-/// Whether the step fits the device; nothing where the device's memory is not known. With preset `budget` it has to. With
-/// preset `strict` it has to where it did before; one that did not is named, and nothing is said where both sides fit.
+/// Whether the step fits the device; nothing where the device's memory is not known. With preset
+/// `budget` it has to. With preset `strict` it has to where it did before; one that did not is
+/// named, and nothing is said where both sides fit.
 pub(super) fn fits(baseline: &Baseline, now: &Facts, limits: &Limits) -> Option<Finding> {
     let capacity = now.memory.capacity?;
     let (before, after) = (baseline.facts.memory.device, now.memory.device);

@@ -90,8 +90,8 @@ pub(super) fn change(baseline: &Baseline, now: &Facts, limits: &Limits) -> Optio
     })
 }
 
-/// The options that have another value than in the baseline. An option that only one side knows came or went with a
-/// version.
+/// The options that have another value than in the baseline. An option that only one side knows
+/// came or went with a version.
 pub(super) fn options(baseline: &Baseline, now: &Facts, limits: &Limits) -> Option<Finding> {
     let old = &baseline.facts;
     let hardware = (old.hardware != now.hardware)
@@ -138,8 +138,8 @@ pub(super) fn options(baseline: &Baseline, now: &Facts, limits: &Limits) -> Opti
     })
 }
 
-/// Buffers that a steady step allocates more often now, or less often where `more` is false, in words:
-/// `8 more temporary buffers (448 MiB each)`. The largest difference first.
+/// Buffers that a steady step allocates more often now, or less often where `more` is false, in
+/// words: `8 more temporary buffers (448 MiB each)`. The largest difference first.
 pub(super) fn buffers(baseline: &Baseline, now: &Facts, more: bool) -> Vec<String> {
     let Some(old) = baseline.outline() else {
         return Vec::new();

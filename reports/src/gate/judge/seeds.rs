@@ -14,8 +14,8 @@ const SIGNIFICANCE: f64 = 0.05;
 /// Part of the steps at the end whose mean is a run's final loss.
 const TAIL: f64 = 0.1;
 
-/// Seeds that only one side has: their curves have nothing to be compared with. A seed that is missing fails, since its
-/// curve would go unjudged.
+/// Seeds that only one side has: their curves have nothing to be compared with. A seed that is
+/// missing fails, since its curve would go unjudged.
 pub(super) fn unmatched(
     baseline: &Baseline,
     before: &Measured,
@@ -162,14 +162,16 @@ pub(super) fn final_losses(
 mod tests {
     use super::*;
 
-    /// Student's distribution at 4 degrees of freedom has a closed form: F(t) = 1/2 + 3/8 t/s (1 - t²/(12 s²)), s² = 1 + t²/4.
+    /// Student's distribution at 4 degrees of freedom has a closed form: F(t) = 1/2 + 3/8 t/s (1 -
+    /// t²/(12 s²)), s² = 1 + t²/4.
     #[test]
     fn the_paired_test_agrees_with_the_closed_form() {
         let a = [2.31, 2.28, 2.35, 2.30, 2.33];
         let b = [2.33, 2.29, 2.38, 2.31, 2.36];
         let pairs: Vec<(f64, f64)> = a.into_iter().zip(b).collect();
         let t = paired(&pairs).unwrap();
-        // Differences 0.02 0.01 0.03 0.01 0.03: mean 0.02, sd 0.01, t = 4.4721 at 4 degrees of freedom.
+        // Differences 0.02 0.01 0.03 0.01 0.03: mean 0.02, sd 0.01, t = 4.4721 at 4 degrees of
+        // freedom.
         assert!((t.p - 0.005_528).abs() < 1e-5, "{}", t.p);
     }
 

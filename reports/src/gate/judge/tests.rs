@@ -153,7 +153,8 @@ fn curves_leave_their_band() {
         message(&v, "loss curve"),
         "outside at 1 of 4 steps, first at step 2; furthest at step 2: 5.006000 instead of 5.000000 (+0.120 %)"
     );
-    // Each step within its band, but all on one side: 0.0009 of every loss is more than 0.0005 of the area.
+    // Each step within its band, but all on one side: 0.0009 of every loss is more than 0.0005 of
+    // the area.
     let v = after(|f| curve(f).losses.iter_mut().for_each(|x| *x *= 1.0009));
     assert_eq!(failures(&v), ["area between losses: REGRESSION"]);
     // A better end is a change of the curve, but not a worse end.

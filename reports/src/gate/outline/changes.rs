@@ -7,9 +7,10 @@ use std::fmt::Write;
 /// Lines of context around a change.
 const CONTEXT: usize = 2;
 
-/// Returns what turns one outline into another: changed statements behind `-` and `+`, each under the heading of its
-/// place in the model, with some context. Equal changes are counted instead of repeated. There are `limit` lines at most,
-/// and a last one that counts what is left out; none when the outlines say the same.
+/// Returns what turns one outline into another: changed statements behind `-` and `+`, each under
+/// the heading of its place in the model, with some context. Equal changes are counted instead of
+/// repeated. There are `limit` lines at most, and a last one that counts what is left out; none
+/// when the outlines say the same.
 #[must_use]
 pub fn changes(old: &str, new: &str, limit: usize) -> String {
     let (old, new) = (expand(old), expand(new));
@@ -74,7 +75,8 @@ fn title(visit: &str) -> &str {
     visit.lines().next().unwrap_or_default()
 }
 
-/// The parts that differ, as they correspond; one that has no counterpart stands next to an empty text.
+/// The parts that differ, as they correspond; one that has no counterpart stands next to an empty
+/// text.
 fn pairs<'a>(old: &[&'a str], new: &[&'a str]) -> Vec<(&'a str, &'a str)> {
     let mut all = Vec::new();
     let whole = TextDiff::from_slices(old, new);

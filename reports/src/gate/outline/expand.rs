@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 /// Longest expansion: a faulty file must not fill the memory.
 const MOST_BYTES: usize = 64 << 20;
 
-/// Returns an outline with every loop and block written out, one statement per line. Texts that are not an outline come
-/// back as far as they make sense.
+/// Returns an outline with every loop and block written out, one statement per line. Texts that are
+/// not an outline come back as far as they make sense.
 #[must_use]
 pub fn expand(outline: &str) -> String {
     let mut blocks: BTreeMap<&str, String> = BTreeMap::new();

@@ -16,12 +16,13 @@ pub(super) enum Symbol {
     Block(Vec<Id>),
 }
 
-/// Earlier occurrences of a symbol that are looked at for a loop. A loop's body has to have one symbol that it holds at
-/// most so often.
+/// Earlier occurrences of a symbol that are looked at for a loop. A loop's body has to have one
+/// symbol that it holds at most so often.
 const HOPS: usize = 8;
 /// Characters that sharing a part must save.
 const LEAST_SAVED: usize = 30;
-/// Characters of the shortest part that gets a name: a reference in the place of less is harder to read.
+/// Characters of the shortest part that gets a name: a reference in the place of less is harder to
+/// read.
 const SHORTEST: usize = 48;
 /// Characters that naming a part takes: its title, and a line that is not full.
 const TITLE: usize = 60;
@@ -53,8 +54,9 @@ impl Symbols {
         &self.all[id as usize]
     }
 
-    /// Folds adjacent repetitions into loops, shortest bodies first, so that equal lists fold alike wherever they are.
-    /// A body starts with a statement that `first` accepts where the loop leaves that choice.
+    /// Folds adjacent repetitions into loops, shortest bodies first, so that equal lists fold alike
+    /// wherever they are. A body starts with a statement that `first` accepts where the loop leaves
+    /// that choice.
     pub(super) fn fold(&mut self, mut list: Vec<Id>, first: impl Fn(&str) -> bool) -> Vec<Id> {
         while let Some(length) = shortest(&list, self.all.len()) {
             let mut folded = Vec::with_capacity(list.len());
@@ -87,8 +89,8 @@ impl Symbols {
         list
     }
 
-    /// Gives parts that come more than once in these lists, or in bodies of their loops, a block of their own, those
-    /// that save most text first.
+    /// Gives parts that come more than once in these lists, or in bodies of their loops, a block of
+    /// their own, those that save most text first.
     pub(super) fn share(&mut self, lists: &mut [Vec<Id>]) {
         loop {
             let inner = self.reachable(lists);

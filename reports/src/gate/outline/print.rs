@@ -40,8 +40,8 @@ fn define(symbols: &Symbols, list: &[Id], names: &mut Names, out: &mut String) {
     }
 }
 
-/// Writes a title and a list of statements, lines broken between words; headings start a line. Lines after the first are
-/// indented, and more so within loops.
+/// Writes a title and a list of statements, lines broken between words; headings start a line.
+/// Lines after the first are indented, and more so within loops.
 fn fill(title: &str, symbols: &Symbols, list: &[Id], names: &Names, out: &mut String) {
     let mut statements = Vec::new();
     spell(symbols, list, names, &mut statements);

@@ -33,7 +33,8 @@ fn keys(items: &[Item]) -> Option<Vec<&str>> {
     (!first.axes.is_empty() && items.iter().all(same)).then(|| keys_of(first))
 }
 
-/// Names of the axes for columns, without their sections where that leaves them apart; `None` where the runs are of no sweep.
+/// Names of the axes for columns, without their sections where that leaves them apart; `None` where
+/// the runs are of no sweep.
 pub(super) fn names(items: &[Item]) -> Option<Vec<String>> {
     let keys = keys(items)?;
     let short = |k: &str| k.split_once('.').map_or(k, |(_, o)| o).to_owned();
@@ -60,7 +61,8 @@ fn better(measure: Measure, a: &RunView, b: &RunView) -> Ordering {
     out(a).cmp(&out(b)).then(numbers)
 }
 
-/// The runs that are told in full, and a sentence on which these are: all of them, or of a large sweep the best.
+/// The runs that are told in full, and a sentence on which these are: all of them, or of a large
+/// sweep the best.
 pub(super) fn told(items: &[Item]) -> (Cow<'_, [Item]>, Option<String>) {
     if items.len() <= TOLD || keys(items).is_none() {
         return (Cow::Borrowed(items), None);
@@ -223,7 +225,8 @@ fn value(measure: Measure, view: &RunView) -> f64 {
     }
 }
 
-/// What the map shows, with its name: step times tell which point is better only where all steps do the same work.
+/// What the map shows, with its name: step times tell which point is better only where all steps do
+/// the same work.
 fn measure(items: &[Item]) -> (&'static str, Measure) {
     let tokens = |i: &Item| i.view.run.tokens;
     let same_tokens = RunView::have_same_tokens(items.iter().map(|i| &i.view));

@@ -8,8 +8,8 @@ use std::io::Write;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 
-/// Writes events from a thread of its own: a reader that stands still must not hold up the ranks, which would take that for
-/// a hang.
+/// Writes events from a thread of its own: a reader that stands still must not hold up the ranks,
+/// which would take that for a hang.
 pub(in crate::cli::exec) struct Json {
     /// What the ranks did in the step that is reported next.
     ranks: Vec<RankTimes>,

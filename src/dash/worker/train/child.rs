@@ -53,7 +53,8 @@ pub(super) fn train(
 ) -> Result<Ended, String> {
     // Before the folder: whoever waits for the children waits until that is removed.
     let _counted = trainer.children.clone();
-    // A store that cannot be written is no reason not to train: whoever keeps the run then will say so.
+    // A store that cannot be written is no reason not to train: whoever keeps the run then will say
+    // so.
     let store = store.filter(|dir| Store::at(*dir).writable().is_ok());
     let passing = match store {
         Some(_) => None,
@@ -124,7 +125,8 @@ impl Drop for Running {
 impl Watch<'_> {
     /// Starts it, reports what it says, and ends it when that is asked for.
     fn follow(&self, mut command: Command) -> Result<Told, String> {
-        // It ends when standard input does or its parent is gone, and has a group of its own: keys of the terminal do not reach it.
+        // It ends when standard input does or its parent is gone, and has a group of its own: keys
+        // of the terminal do not reach it.
         command
             .env(PARENT, std::process::id().to_string())
             .stdin(Stdio::piped())

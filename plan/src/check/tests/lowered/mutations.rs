@@ -92,7 +92,8 @@ fn operands_shorter_than_what_a_kernel_takes_of_them() {
     }
 }
 
-/// Nor may a gradient's range be short by an element of the type it lies in, which is not the kernel's.
+/// Nor may a gradient's range be short by an element of the type it lies in, which is not the
+/// kernel's.
 #[test]
 fn gradients_shorter_than_what_a_kernel_makes_of_them() {
     for (compute, grads) in [("f32", "bf16"), ("bf16", "f32")] {
@@ -208,7 +209,8 @@ fn a_skipped_reduction() {
                 Op::Collective { id, .. } => p.collectives[id.index()].parts[0].input.buffer,
                 _ => unreachable!(),
             };
-            // The input is freed unread, or the optimizer gets a gradient that is not this step's sum.
+            // The input is freed unread, or the optimizer gets a gradient that is not this step's
+            // sum.
             let v = first(&q, &r, RuleId::ReduceMissing, policy);
             assert!(
                 v.message.contains(&p.buffer_name(input)) || v.message.contains("main_grad"),
@@ -365,7 +367,8 @@ fn a_unit_gathered_twice() {
         }
         let r = check(&q);
         if policy == "fsdp2" {
-            // The gather lands in a buffer of its own; it is a second gather only when the unit is full already.
+            // The gather lands in a buffer of its own; it is a second gather only when the unit is
+            // full already.
             assert!(r.of(RuleId::DoubleGather).next().is_none() || r.errors() > 0);
             continue;
         }
@@ -445,7 +448,8 @@ fn weights_that_were_not_refreshed() {
         );
         let mut q = p.clone();
         if policy == "native" {
-            // The optimizer's launch writes both: take the compute weights from what the second one writes.
+            // The optimizer's launch writes both: take the compute weights from what the second one
+            // writes.
             let update = find(&p, |i| i.rule == Rule::Optimizer && is_launch(i))[1];
             let Op::Launch { end, .. } = &mut q.instrs[update.index()].op else {
                 panic!("a launch");

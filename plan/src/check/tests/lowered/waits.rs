@@ -54,7 +54,8 @@ fn every_wait_of_a_step_is_needed_or_implied() {
             "{policy}: {all:?} {outcomes:?}"
         );
         assert!(count(Outcome::Reported) > all.len() / 3, "{policy}");
-        // What `implied_waits` lists is redundant; a wait may also be overtaken by a later one before any work.
+        // What `implied_waits` lists is redundant; a wait may also be overtaken by a later one
+        // before any work.
         for w in implied_waits(&p) {
             if let Some(n) = all.iter().position(|x| *x == w) {
                 assert_eq!(outcomes[n], Outcome::Redundant, "{policy} #{}", w.0);
@@ -66,9 +67,11 @@ fn every_wait_of_a_step_is_needed_or_implied() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// Over micro-batches and hybrid meshes three kinds are not needed although they order something: the gate at the start of a
-    /// later micro-batch (weights have not changed), the fork of the root's reduction (it follows the fork before), and the fence behind
-    /// a micro-batch that is not the last (FSDP2 waits there for its all-reduces, which nothing reads before the last fence).
+    /// Over micro-batches and hybrid meshes three kinds are not needed although they order
+    /// something: the gate at the start of a later micro-batch (weights have not changed), the fork
+    /// of the root's reduction (it follows the fork before), and the fence behind a micro-batch
+    /// that is not the last (FSDP2 waits there for its all-reduces, which nothing reads before the
+    /// last fence).
     #[test]
     fn no_wait_is_dropped_unseen(
         policy in 0..3usize,

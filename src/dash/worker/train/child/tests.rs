@@ -140,8 +140,8 @@ fn a_program_that_is_not_there() {
     assert!(reason.starts_with("cannot start a training: "), "{reason}");
 }
 
-/// What a process has ignored its children ignore, and `sh` cannot trap; what it handles they have the usual way again. Scripts that
-/// start tests with `&` have SIGINT ignored.
+/// What a process has ignored its children ignore, and `sh` cannot trap; what it handles they have
+/// the usual way again. Scripts that start tests with `&` have SIGINT ignored.
 fn children_hear_interrupts() {
     use signal_hook::{consts::SIGINT, flag};
     use std::sync::{Arc, atomic::AtomicBool};
