@@ -16,7 +16,7 @@ FILE is recognized by its content, whatever its name, compressed by gzip or not:
   execution  execution trace of PyTorch: structure without times
   flight     dump of NCCL's flight recorder, pickle or JSON: one per rank
 
-A trace becomes a measured run that `runs`, `compare`, `explain` and `report` read. What could not be placed is
+A trace becomes a measured run that `runs`, `compare` and `report` read. What could not be placed is
 counted and listed, and so is what the trace does not determine.
 
 Examples:
@@ -77,7 +77,7 @@ fn name(files: &[PathBuf]) -> String {
     let name = first
         .map(|n| n.to_string_lossy().into_owned())
         .unwrap_or_default();
-    let stem = [".gz", ".json", ".pt", ".trace"]
+    let stem = [".gz", ".json", ".trace", ".pt"]
         .iter()
         .fold(name.as_str(), |n, end| n.strip_suffix(end).unwrap_or(n));
     let end = stem.find("rank").unwrap_or(stem.len());

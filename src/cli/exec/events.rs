@@ -10,7 +10,7 @@ use shardlab_exec::train::{RunStart, StepReport};
 #[serde(tag = "event", rename_all = "snake_case")]
 pub(crate) enum Event {
     /// Devices and weights are there; the first step comes next.
-    RunStart {
+    Begun {
         /// Ranks.
         ranks: u32,
         /// What a rank runs on.
@@ -82,7 +82,7 @@ pub(crate) struct Rank {
 
 impl Event {
     pub(super) fn begun(b: &RunStart) -> Self {
-        Self::RunStart {
+        Self::Begun {
             ranks: b.ranks,
             device: b.device.clone(),
             resumed_from: b.resumed_from,

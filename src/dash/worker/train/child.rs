@@ -193,7 +193,7 @@ impl Watch<'_> {
     fn hear(&self, line: &str, told: &mut Told) {
         let say = |news| self.reporter.say(news);
         match Event::read(line) {
-            Some(Event::RunStart { device, .. }) => {
+            Some(Event::Begun { device, .. }) => {
                 told.begun = true;
                 say(News::On((self.place)(&device)));
                 say(News::Stepping);
