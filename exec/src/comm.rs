@@ -7,7 +7,7 @@
 //! each rank moves its own share of the data directly from its peers' memory, in rank order with
 //! float32 accumulation. The result does not depend on the order of arrival.
 
-mod check;
+pub(crate) mod check;
 mod group;
 mod moves;
 mod reduce;

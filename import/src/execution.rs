@@ -67,7 +67,7 @@ const STEP: i64 = 1000;
 /// Reads an execution trace.
 ///
 /// # Errors
-/// When the file is no execution trace, or has no operators.
+/// If the file is not an execution trace, or has no operators.
 pub(crate) fn read(from: impl Read, path: &Path) -> Result<Trace, ImportError> {
     let file: File = serde_json::from_reader(std::io::BufReader::with_capacity(1 << 20, from))
         .map_err(|e| {

@@ -41,7 +41,7 @@ pub enum Reshard {
     Never,
     /// All but those of the last block, as torchtitan's default.
     ButLast,
-    /// Shards over groups of so many ranks are kept.
+    /// Keeps shards over groups of this many ranks.
     Group(u32),
 }
 

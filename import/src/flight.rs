@@ -92,7 +92,7 @@ pub struct FlightReport {
 /// Reads a record, a pickle or JSON. `rank` is what the file's name or place says.
 ///
 /// # Errors
-/// When the file is no record, is cut off, or holds code.
+/// If the file is not a flight record, is cut off, or contains code.
 pub fn read(mut from: impl Read, path: &Path, rank: u32) -> Result<FlightRecord, ImportError> {
     let mut bytes = Vec::new();
     from.read_to_end(&mut bytes)

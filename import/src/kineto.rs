@@ -24,7 +24,7 @@ use std::path::Path;
 /// Reads a trace.
 ///
 /// # Errors
-/// When the file is no trace. A file that ends too early is read up to there, with a note.
+/// If the file is not a trace. A file that ends too early is read up to there, with a note.
 pub fn read(from: impl Read, path: &Path) -> Result<Trace, ImportError> {
     let mut builder = Builder::default();
     let mut scanner = Scanner::new(from);

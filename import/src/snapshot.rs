@@ -80,7 +80,7 @@ pub struct OutOfMemory {
 /// Reads a snapshot.
 ///
 /// # Errors
-/// When the file is no snapshot, is cut off, or holds code.
+/// If the file is not a snapshot, is cut off, or contains code.
 pub fn read(mut from: impl Read, path: &Path) -> Result<Vec<SnapshotReport>, ImportError> {
     let mut bytes = Vec::new();
     from.read_to_end(&mut bytes)

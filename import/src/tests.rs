@@ -97,7 +97,7 @@ fn what_is_not_understood_is_counted() {
         trace.unknown,
         BTreeMap::from([("of_tomorrow".to_owned(), 1), ("ph Q".to_owned(), 1)])
     );
-    // Waits are no work.
+    // Waits are not work.
     assert_eq!(trace.context["cuda_sync"], 1);
     let known = trace.host.len() + trace.launches.len() + trace.device.len() + trace.memory.len();
     let counted: u64 = trace.context.values().chain(trace.unknown.values()).sum();

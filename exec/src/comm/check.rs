@@ -97,12 +97,19 @@ fn wrong(call: &Call, position: usize, n: usize) -> Option<String> {
     None
 }
 
-fn overlap(a: &RawRange, b: &RawRange) -> bool {
+/// Tells whether two ranges share bytes.
+pub(crate) fn overlap(a: &RawRange, b: &RawRange) -> bool {
     let (x, y) = (a.ptr.addr(), b.ptr.addr());
     a.bytes > 0 && b.bytes > 0 && x < y + b.bytes && y < x + a.bytes
 }
 
-fn in_place(kind: CollectiveKind, position: usize, input: &RawRange, output: &RawRange) -> bool {
+/// Tells whether input and output of the member at `position` are those of an in-place collective.
+pub(crate) fn in_place(
+    kind: CollectiveKind,
+    position: usize,
+    input: &RawRange,
+    output: &RawRange,
+) -> bool {
     let (i, o) = (input.ptr.addr(), output.ptr.addr());
     match kind {
         CollectiveKind::AllGather => i == o + position * input.bytes,

@@ -62,7 +62,7 @@ pub enum OperandError {
     /// Elements of this type cannot be computed with.
     #[error("cannot compute with elements of type {0}")]
     Type(DType),
-    /// An address that is no multiple of the element size.
+    /// An address that is not a multiple of the element size.
     #[error("the address of an operand of type {0} is not a multiple of its size")]
     Misaligned(DType),
     /// An operation that this device does not have.

@@ -34,7 +34,10 @@ pub(super) trait Elementwise {
 
     /// Returns the C expression of one element from those of its inputs. `fast` allows functions
     /// that are exact to 16 bits only.
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    #[cfg_attr(
+        not(feature = "cuda"),
+        allow(dead_code, reason = "the code generator for GPUs calls it")
+    )]
     fn lane(&self, x: &[String], fast: bool) -> String;
 }
 

@@ -29,7 +29,7 @@ pub(super) struct Places {
     pub(super) root: Option<u32>,
 }
 
-/// What one thread is in, as time goes on.
+/// The scopes that one thread is in, over time.
 #[derive(Clone, Default)]
 struct Now {
     /// Units in forward, outermost first.
@@ -66,7 +66,7 @@ pub(super) fn find(c: &Context<'_>, units: &mut Units) -> Places {
         let id = ids[event.name.index()];
         let thread = &mut now[event.thread as usize];
         let parent = c.tree.parent(i);
-        // What an event took from around it is no news to those within it, unless the trace says
+        // Events within this one do not inherit what it inherited itself, unless the trace says
         // so.
         let steady =
             |p: &usize| known[*p] || !matches!(c.sections[*p], Section::Open | Section::Forward);

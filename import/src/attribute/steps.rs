@@ -1,8 +1,8 @@
 //! Steps and micro-batches, from the order of forward, backward and optimizer on the host.
 //!
 //! A step ends with the last optimizer that runs before the next forward. A micro-batch starts with
-//! a forward that follows a backward. Nothing needs `ProfilerStep` marks; where no optimizer is
-//! seen, they are what is left.
+//! a forward that follows a backward. `ProfilerStep` marks are only used if the trace has no
+//! optimizer.
 
 use super::classes::Class;
 use super::tree::Tree;

@@ -31,8 +31,8 @@ pub(crate) struct Arena {
     regions: Vec<Mapped>,
 }
 
-// SAFETY: an arena hands out addresses and owns their memory until it is dropped; whoever enqueues
-// work is responsible for uses of the addresses.
+// SAFETY: an arena hands out addresses and owns their memory until it is dropped. Code that
+// enqueues work is responsible for uses of the addresses.
 unsafe impl Send for Arena {}
 // SAFETY: as above; an arena does not change after construction.
 unsafe impl Sync for Arena {}

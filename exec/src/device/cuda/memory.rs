@@ -23,7 +23,7 @@ pub(crate) struct Pinned {
     _context: Arc<Context>,
 }
 
-// SAFETY: it owns memory; whoever enqueues work on the memory is responsible for its uses.
+// SAFETY: it owns memory. Code that enqueues work on the memory is responsible for its uses.
 unsafe impl Send for Pinned {}
 // SAFETY: as above.
 unsafe impl Sync for Pinned {}

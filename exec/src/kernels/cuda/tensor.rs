@@ -10,8 +10,8 @@ use shardlab_plan::ir::DType;
 /// bytes that are swizzled; beyond its edges there are zeros.
 ///
 /// # Errors
-/// What the driver says against the matrix: an address or a row that is no multiple of 16
-/// bytes, say.
+/// The driver's reason if it refuses the matrix, for example an address or a row that is not a
+/// multiple of 16 bytes.
 pub(super) fn map(of: &Map, at: &RawRange) -> Result<sys::CUtensorMap, ErrorKind> {
     let mut out = sys::CUtensorMap { opaque: [0; 16] };
     let size = of.dtype.size();

@@ -295,7 +295,7 @@ impl CudaKernel for op::LayerNormParamGrad {
     }
 }
 
-/// Sums over rows for the gradients of a norm's parameters, from so many inputs:
+/// Sums over rows for the gradients of a norm's parameters, from `inputs` inputs:
 /// `d_y, x, rstd -> d_w` or `d_y, x, mean, rstd -> d_w[, d_b]`.
 fn param_grads(call: Call<'_, '_>, inputs: usize) -> Result<(), OperandError> {
     let o: &Operands<'_> = match call {

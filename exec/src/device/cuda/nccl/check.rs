@@ -1,6 +1,7 @@
 //! Checks that a collective's ranges fit its kind: NCCL receives one length and trusts it.
 
 use crate::base::operand::RawRange;
+use crate::comm::check::{in_place, overlap};
 use shardlab_plan::ir::{CollectiveKind, DType};
 
 /// Checks the parts of the member at `position` of `n`.
@@ -26,7 +27,9 @@ pub(super) fn parts(
                 kind.name()
             ));
         }
-        if overlap(input, output) && !in_place(kind, position, input, output) {
+        // NCCL's all-to-all has no staging copy.
+        let staged = kind != CollectiveKind::AllToAll;
+        if overlap(input, output) && !(staged && in_place(kind, position, input, output)) {
             return Err(format!(
                 "part {p} of {}: input and output overlap other than in place",
                 kind.name()
@@ -34,22 +37,6 @@ pub(super) fn parts(
         }
     }
     Ok(())
-}
-
-fn overlap(a: &RawRange, b: &RawRange) -> bool {
-    let (x, y) = (a.ptr.addr(), b.ptr.addr());
-    a.bytes > 0 && b.bytes > 0 && x < y + b.bytes && y < x + a.bytes
-}
-
-fn in_place(kind: CollectiveKind, position: usize, input: &RawRange, output: &RawRange) -> bool {
-    let (i, o) = (input.ptr.addr(), output.ptr.addr());
-    match kind {
-        CollectiveKind::AllGather => i == o + position * input.bytes,
-        CollectiveKind::ReduceScatter => o == i + position * output.bytes,
-        // NCCL's all-to-all has no staging copy.
-        CollectiveKind::AllToAll => false,
-        CollectiveKind::AllReduce => i == o,
-    }
 }
 
 #[cfg(test)]

@@ -275,7 +275,7 @@ mod tests {
             (shape.threads, together(&shape))
         };
         // 16 heads of 8,192 tokens, eight heads of as many, of half of them, and of a few: 132
-        // blocks of four times so many rows.
+        // blocks of four times as many rows.
         assert_eq!(rows(131_072, 128, true), (8, 96));
         assert_eq!(rows(65_536, 128, true), (8, 96));
         assert_eq!(rows(32_768, 128, true), (8, 48));
