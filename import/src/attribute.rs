@@ -14,8 +14,8 @@ mod steps;
 mod tree;
 mod units;
 
-pub use kinds::Work;
 pub use places::Place;
+pub use shardlab_plan::record::Work;
 pub use steps::{MicroBatch, Step, Steps};
 pub use units::{ROOT, Units, normalize};
 pub(crate) use units::{common_prefix, without};

@@ -9,18 +9,22 @@ mod clock;
 mod collectives;
 mod critical_path;
 pub mod float;
+mod gaps;
 mod inputs;
-mod intervals;
+pub mod intervals;
 mod queue;
 mod summary;
+mod work;
 
 pub use awaited::{awaited_names, awaited_units};
 pub use basis::{Basis, BasisKind, ErrorBand};
 pub use clock::Clock;
 pub use collectives::collective_stats;
+pub use gaps::{MIN_GAP, exposed_gaps};
 pub use inputs::Inputs;
 pub use queue::{Queued, Queues, Shared};
 pub use summary::{MemorySummary, SUMMARY_FORMAT, StepSummary, Summary};
+pub use work::Work;
 
 use crate::ir::{CollectiveKind, InstrId, Role, StreamId, UnitId};
 use crate::program::{Phase, SectionKind};

@@ -12,7 +12,8 @@ pub use instr::InstrView;
 pub(crate) use instr::Names;
 pub(crate) use settings::HARDWARE;
 pub use settings::{Difference, ScenarioView, differences, what_if};
-pub use work::{Work, bytes, flops, name};
+pub use shardlab_plan::record::Work;
+pub use work::{bytes, flops, name};
 
 use serde::{Deserialize, Serialize};
 use shardlab_plan::ir::UnitId;

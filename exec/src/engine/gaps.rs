@@ -1,11 +1,8 @@
 //! Exposed time of a measured step: when the compute stream had nothing to run, and why.
 
 use shardlab_plan::ir::COMPUTE;
-use shardlab_plan::record::{Blocker, Cause, ExposedGap, Span};
+use shardlab_plan::record::{Blocker, Cause, ExposedGap, MIN_GAP, Span, exposed_gaps};
 use shardlab_plan::units::Picos;
-
-/// Gaps shorter than this, in nanoseconds, are the queue's own cost.
-const MIN_GAP: u64 = 5_000_000;
 
 /// Returns the gaps of the compute stream between `from` and `to`. `input` returns when the input
 /// of a span, by index, was ready.
@@ -15,47 +12,36 @@ pub(super) fn find(
     to: Picos,
     input: &dyn Fn(u32) -> Picos,
 ) -> Vec<ExposedGap> {
-    let mut gaps = Vec::new();
-    let mut free = from;
-    for span in spans.iter().filter(|s| s.stream == COMPUTE) {
-        if span.start.0 > free.0 + MIN_GAP {
-            gaps.push(explain(spans, span, free, input));
-        }
-        free = free.max(span.end);
+    if spans.is_empty() {
+        return Vec::new();
     }
-    if !spans.is_empty() && to.0 > free.0 + MIN_GAP {
-        gaps.push(ExposedGap {
-            start: free,
-            end: to,
-            cause: Cause::Tail,
-            waited_for: None,
-        });
-    }
-    gaps
+    let compute = spans.iter().filter(|s| s.stream == COMPUTE);
+    exposed_gaps(compute, from, to, |span, free| {
+        explain(spans, span, free, input)
+    })
 }
 
 /// Explains why `span` did not start at `free`.
-fn explain(spans: &[Span], span: &Span, free: Picos, input: &dyn Fn(u32) -> Picos) -> ExposedGap {
-    let gap = |cause, waited_for| ExposedGap {
-        start: free,
-        end: span.start,
-        cause,
-        waited_for,
-    };
+fn explain(
+    spans: &[Span],
+    span: &Span,
+    free: Picos,
+    input: &dyn Fn(u32) -> Picos,
+) -> (Cause, Option<u32>) {
     match span.blocker {
         Blocker::Event(i) => match spans.get(i as usize) {
-            Some(w) if w.blocker == Blocker::Rank => gap(Cause::Straggler, Some(i)),
+            Some(w) if w.blocker == Blocker::Rank => (Cause::Straggler, Some(i)),
             // It started late only if neither its input nor the queue explains the time.
-            Some(w) if w.start.0 > free.max(input(i)).0 + MIN_GAP => gap(Cause::Gate, Some(i)),
-            _ => gap(Cause::Wire, Some(i)),
+            Some(w) if w.start.0 > free.max(input(i)).0 + MIN_GAP => (Cause::Gate, Some(i)),
+            _ => (Cause::Wire, Some(i)),
         },
-        Blocker::Rank => gap(Cause::Straggler, None),
+        Blocker::Rank => (Cause::Straggler, None),
         // It had been issued, and nothing preceded it on its stream: work on other streams occupied
         // the device.
         Blocker::Stream(_) if spans.iter().any(|s| overlaps(s, free, span.start)) => {
-            gap(Cause::Contention, None)
+            (Cause::Contention, None)
         }
-        _ => gap(Cause::Host, None),
+        _ => (Cause::Host, None),
     }
 }
 

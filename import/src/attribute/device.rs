@@ -4,12 +4,13 @@
 //! Kernels of the loss, of backward and of the optimizer divide device time into steps and phases;
 //! the order of gathers tells units.
 
-use super::kinds::{Work, collective, is_nccl};
+use super::kinds::{collective, is_nccl};
 use super::places::Place;
 use super::steps::{MicroBatch, Step, Steps};
 use super::units::Units;
 use crate::kineto::{DeviceEvent, DeviceKind, Trace};
 use shardlab_plan::program::Phase;
+use shardlab_plan::record::Work;
 
 /// What a kernel's name says of its place in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

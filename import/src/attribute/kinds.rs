@@ -2,40 +2,7 @@
 
 use crate::kineto::DeviceKind;
 use shardlab_plan::program::Phase;
-
-/// Kind of device work, as runs group it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Work {
-    /// Matrix products and convolutions.
-    Gemm,
-    /// Fused attention.
-    Attention,
-    /// Norms, pointwise, softmax, embeddings: bound by memory bandwidth.
-    Memory,
-    /// Copies, casts, fills.
-    Copy,
-    /// Optimizer and gradient norm.
-    Optimizer,
-    /// All-gathers.
-    AllGather,
-    /// Reduce-scatters.
-    ReduceScatter,
-    /// All-reduces.
-    AllReduce,
-    /// Other collectives.
-    OtherCollective,
-}
-
-impl Work {
-    /// Whether it is communication.
-    #[must_use]
-    pub const fn is_collective(self) -> bool {
-        matches!(
-            self,
-            Self::AllGather | Self::ReduceScatter | Self::AllReduce | Self::OtherCollective
-        )
-    }
-}
+use shardlab_plan::record::Work;
 
 /// Kind of the collective that a name means: that of an NCCL kernel, of PyTorch's call, of a c10d
 /// operator.

@@ -4,10 +4,11 @@
 //! waited for its gather. Backward gathers and reduces units of one size in the opposite order.
 
 use super::classes::Class;
-use super::kinds::{Work, collective};
+use super::kinds::collective;
 use super::steps::Steps;
 use super::units::Units;
 use crate::kineto::Trace;
+use shardlab_plan::record::Work;
 use std::collections::{BTreeMap, HashMap};
 
 /// Units by order.

@@ -3,6 +3,7 @@
 use crate::attribute::{Attributed, Work};
 use crate::kineto::{Collective, Trace};
 use shardlab_plan::ir::{COMPUTE, CollectiveKind, InstrId};
+use shardlab_plan::record::intervals::{length, overlap, union};
 use shardlab_plan::record::{CollectiveStats, Span};
 use shardlab_plan::units::{Bytes, Picos};
 use std::collections::{BTreeMap, HashMap};
@@ -142,7 +143,7 @@ pub(super) fn stats(
         let of = spans
             .iter()
             .filter(|s| s.stream == COMPUTE && work(s.instr).is_some_and(want));
-        union(of.map(|s| (s.start.0, s.end.0)).collect())
+        union(&mut of.map(|s| (s.start.0, s.end.0)).collect::<Vec<_>>())
     };
     let compute = on_compute(|_| true);
     let products = on_compute(|w| matches!(w, Work::Gemm | Work::Attention));
@@ -166,41 +167,14 @@ pub(super) fn stats(
             .or_default()
             .push((span.start.0, span.end.0));
     }
-    for (kind, list) in running {
-        let merged = union(list);
-        let busy: u64 = merged.iter().map(|i| i.1 - i.0).sum();
+    for (kind, mut list) in running {
+        let merged = union(&mut list);
+        let busy = length(&merged);
         let entry = stats.entry(kind).or_default();
         entry.busy = Picos(busy);
         entry.exposed = Picos(busy - overlap(&merged, &compute));
     }
     stats
-}
-
-/// Sorted, disjoint intervals of the same times.
-pub(super) fn union(mut list: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
-    list.sort_unstable();
-    let mut merged: Vec<(u64, u64)> = Vec::with_capacity(list.len());
-    for (start, end) in list {
-        match merged.last_mut() {
-            Some(last) if start <= last.1 => last.1 = last.1.max(end),
-            _ => merged.push((start, end)),
-        }
-    }
-    merged
-}
-
-fn overlap(a: &[(u64, u64)], b: &[(u64, u64)]) -> u64 {
-    let (mut i, mut j, mut total) = (0, 0, 0);
-    while i < a.len() && j < b.len() {
-        let (start, end) = (a[i].0.max(b[j].0), a[i].1.min(b[j].1));
-        total += end.saturating_sub(start);
-        if a[i].1 < b[j].1 {
-            i += 1;
-        } else {
-            j += 1;
-        }
-    }
-    total
 }
 
 #[cfg(test)]

@@ -1,11 +1,8 @@
 //! Exposed time of an imported step: when the compute stream had nothing to run, and why.
 
 use shardlab_plan::ir::{COMPUTE, InstrId};
-use shardlab_plan::record::{Blocker, Cause, ExposedGap, Span};
+use shardlab_plan::record::{Blocker, Cause, ExposedGap, MIN_GAP, Span, exposed_gaps};
 use shardlab_plan::units::Picos;
-
-/// Shorter gaps are the queue's own cost.
-const LEAST: u64 = 5_000_000;
 
 /// Gaps of the compute stream between `from` and `to`, both within the step.
 pub(super) fn find(
@@ -14,31 +11,14 @@ pub(super) fn find(
     to: Picos,
     is_collective: &dyn Fn(InstrId) -> bool,
 ) -> Vec<ExposedGap> {
+    if spans.is_empty() {
+        return Vec::new();
+    }
     let mut compute: Vec<&Span> = spans.iter().filter(|s| s.stream == COMPUTE).collect();
     compute.sort_by_key(|s| s.start);
-    let mut gaps = Vec::new();
-    let mut free = from;
-    for span in &compute {
-        if span.start.0 > free.0 + LEAST {
-            let (cause, waited_for) = cause(spans, span, free, is_collective);
-            gaps.push(ExposedGap {
-                start: free,
-                end: span.start,
-                cause,
-                waited_for,
-            });
-        }
-        free = free.max(span.end);
-    }
-    if !spans.is_empty() && to.0 > free.0 + LEAST {
-        gaps.push(ExposedGap {
-            start: free,
-            end: to,
-            cause: Cause::Tail,
-            waited_for: None,
-        });
-    }
-    gaps
+    exposed_gaps(compute, from, to, |span, free| {
+        cause(spans, span, free, is_collective)
+    })
 }
 
 fn cause(
@@ -52,8 +32,8 @@ fn cause(
         Blocker::Event(i) => match spans.get(i as usize) {
             Some(w) if w.blocker == Blocker::Rank => (Cause::Straggler, Some(i)),
             // The host issued what was waited for only when the stream was free already.
-            Some(w) if w.issued.0 > free.0 + LEAST => (Cause::Host, Some(i)),
-            Some(w) if w.start.0 > free.0.max(w.issued.0) + LEAST => match w.blocker {
+            Some(w) if w.issued.0 > free.0 + MIN_GAP => (Cause::Host, Some(i)),
+            Some(w) if w.start.0 > free.0.max(w.issued.0) + MIN_GAP => match w.blocker {
                 Blocker::Stream(_) => (Cause::Queue, Some(i)),
                 _ => (Cause::Gate, Some(i)),
             },

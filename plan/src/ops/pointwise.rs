@@ -17,13 +17,33 @@ pub(super) fn elementwise(at: &Operands<'_>) -> KernelClass {
     }
 }
 
-impl OpDef for op::Add {
+/// A function that makes each element from the elements of its inputs at the same position; inputs
+/// are broadcast.
+pub(super) trait Elementwise {
+    /// Name of the kernel that does only this.
+    const NAME: &'static str;
+    /// Number of inputs.
+    const INPUTS: usize;
+    /// FLOPs per element.
+    const FLOPS: u64;
+
+    /// Emits the gradients, as [`OpDef::vjp`].
+    fn gradients(&self, at: Vjp<'_>) -> Contributions;
+
+    /// Tells whether input `n` gets a gradient, as [`OpDef::differentiable`].
+    fn has_gradient(&self, n: usize) -> bool {
+        let _ = n;
+        true
+    }
+}
+
+impl<T: Elementwise> OpDef for T {
     fn name(&self) -> &'static str {
-        "add"
+        Self::NAME
     }
 
     fn signature(&self) -> Signature {
-        Signature::new(&[X, X], &[Y])
+        Signature::new(&[X; 2][..Self::INPUTS], &[Y])
     }
 
     fn fusion(&self) -> Fusion {
@@ -31,14 +51,28 @@ impl OpDef for op::Add {
     }
 
     fn flops(&self, at: &Operands<'_>) -> u64 {
-        at.output_numel()
+        Self::FLOPS * at.output_numel()
     }
 
     fn class(&self, at: &Operands<'_>) -> KernelClass {
         elementwise(at)
     }
 
+    fn differentiable(&self, n: usize) -> bool {
+        self.has_gradient(n)
+    }
+
     fn vjp(&self, at: Vjp<'_>) -> Contributions {
+        self.gradients(at)
+    }
+}
+
+impl Elementwise for op::Add {
+    const NAME: &'static str = "add";
+    const INPUTS: usize = 2;
+    const FLOPS: u64 = 1;
+
+    fn gradients(&self, at: Vjp<'_>) -> Contributions {
         let mut out = Contributions::new();
         for i in [0, 1].into_iter().filter(|&i| at.needs[i]) {
             let shape = at.g.value(at.x(i)).shape.clone();
@@ -48,28 +82,12 @@ impl OpDef for op::Add {
     }
 }
 
-impl OpDef for op::Sub {
-    fn name(&self) -> &'static str {
-        "sub"
-    }
+impl Elementwise for op::Sub {
+    const NAME: &'static str = "sub";
+    const INPUTS: usize = 2;
+    const FLOPS: u64 = 1;
 
-    fn signature(&self) -> Signature {
-        Signature::new(&[X, X], &[Y])
-    }
-
-    fn fusion(&self) -> Fusion {
-        Fusion::Pointwise
-    }
-
-    fn flops(&self, at: &Operands<'_>) -> u64 {
-        at.output_numel()
-    }
-
-    fn class(&self, at: &Operands<'_>) -> KernelClass {
-        elementwise(at)
-    }
-
-    fn vjp(&self, at: Vjp<'_>) -> Contributions {
+    fn gradients(&self, at: Vjp<'_>) -> Contributions {
         let mut out = Contributions::new();
         if at.needs[0] {
             out.push((0, at.dy));
@@ -81,28 +99,12 @@ impl OpDef for op::Sub {
     }
 }
 
-impl OpDef for op::Mul {
-    fn name(&self) -> &'static str {
-        "mul"
-    }
+impl Elementwise for op::Mul {
+    const NAME: &'static str = "mul";
+    const INPUTS: usize = 2;
+    const FLOPS: u64 = 1;
 
-    fn signature(&self) -> Signature {
-        Signature::new(&[X, X], &[Y])
-    }
-
-    fn fusion(&self) -> Fusion {
-        Fusion::Pointwise
-    }
-
-    fn flops(&self, at: &Operands<'_>) -> u64 {
-        at.output_numel()
-    }
-
-    fn class(&self, at: &Operands<'_>) -> KernelClass {
-        elementwise(at)
-    }
-
-    fn vjp(&self, at: Vjp<'_>) -> Contributions {
+    fn gradients(&self, at: Vjp<'_>) -> Contributions {
         let mut out = Contributions::new();
         for i in [1, 0].into_iter().filter(|&i| at.needs[i]) {
             let d = at.g.binary(OpKind::Mul, at.dy, at.x(1 - i));
@@ -113,213 +115,85 @@ impl OpDef for op::Mul {
     }
 }
 
-impl OpDef for op::Neg {
-    fn name(&self) -> &'static str {
-        "neg"
-    }
+impl Elementwise for op::Neg {
+    const NAME: &'static str = "neg";
+    const INPUTS: usize = 1;
+    const FLOPS: u64 = 1;
 
-    fn signature(&self) -> Signature {
-        Signature::new(&[X], &[Y])
-    }
-
-    fn fusion(&self) -> Fusion {
-        Fusion::Pointwise
-    }
-
-    fn flops(&self, at: &Operands<'_>) -> u64 {
-        at.output_numel()
-    }
-
-    fn class(&self, at: &Operands<'_>) -> KernelClass {
-        elementwise(at)
-    }
-
-    fn vjp(&self, at: Vjp<'_>) -> Contributions {
+    fn gradients(&self, at: Vjp<'_>) -> Contributions {
         Vjp::first(at.g.unary(OpKind::Neg, at.dy))
     }
 }
 
-impl OpDef for op::Silu {
-    fn name(&self) -> &'static str {
-        "silu"
-    }
+impl Elementwise for op::Silu {
+    const NAME: &'static str = "silu";
+    const INPUTS: usize = 1;
+    const FLOPS: u64 = 4;
 
-    fn signature(&self) -> Signature {
-        Signature::new(&[X], &[Y])
-    }
-
-    fn fusion(&self) -> Fusion {
-        Fusion::Pointwise
-    }
-
-    fn flops(&self, at: &Operands<'_>) -> u64 {
-        4 * at.output_numel()
-    }
-
-    fn class(&self, at: &Operands<'_>) -> KernelClass {
-        elementwise(at)
-    }
-
-    fn vjp(&self, at: Vjp<'_>) -> Contributions {
+    fn gradients(&self, at: Vjp<'_>) -> Contributions {
         let x = at.x(0);
         at.unary(OpKind::SiluGrad, x)
     }
 }
 
-impl OpDef for op::SiluGrad {
-    fn name(&self) -> &'static str {
-        "silu_backward"
-    }
+impl Elementwise for op::SiluGrad {
+    const NAME: &'static str = "silu_backward";
+    const INPUTS: usize = 2;
+    const FLOPS: u64 = 8;
 
-    fn signature(&self) -> Signature {
-        Signature::new(&[X, X], &[Y])
-    }
-
-    fn fusion(&self) -> Fusion {
-        Fusion::Pointwise
-    }
-
-    fn flops(&self, at: &Operands<'_>) -> u64 {
-        8 * at.output_numel()
-    }
-
-    fn class(&self, at: &Operands<'_>) -> KernelClass {
-        elementwise(at)
-    }
-
-    fn vjp(&self, _: Vjp<'_>) -> Contributions {
+    fn gradients(&self, _: Vjp<'_>) -> Contributions {
         backward_only()
     }
 }
 
-impl OpDef for op::Gelu {
-    fn name(&self) -> &'static str {
-        "gelu"
-    }
+impl Elementwise for op::Gelu {
+    const NAME: &'static str = "gelu";
+    const INPUTS: usize = 1;
+    const FLOPS: u64 = 10;
 
-    fn signature(&self) -> Signature {
-        Signature::new(&[X], &[Y])
-    }
-
-    fn fusion(&self) -> Fusion {
-        Fusion::Pointwise
-    }
-
-    fn flops(&self, at: &Operands<'_>) -> u64 {
-        10 * at.output_numel()
-    }
-
-    fn class(&self, at: &Operands<'_>) -> KernelClass {
-        elementwise(at)
-    }
-
-    fn vjp(&self, at: Vjp<'_>) -> Contributions {
+    fn gradients(&self, at: Vjp<'_>) -> Contributions {
         let x = at.x(0);
         at.unary(OpKind::GeluGrad, x)
     }
 }
 
-impl OpDef for op::GeluGrad {
-    fn name(&self) -> &'static str {
-        "gelu_backward"
-    }
+impl Elementwise for op::GeluGrad {
+    const NAME: &'static str = "gelu_backward";
+    const INPUTS: usize = 2;
+    const FLOPS: u64 = 18;
 
-    fn signature(&self) -> Signature {
-        Signature::new(&[X, X], &[Y])
-    }
-
-    fn fusion(&self) -> Fusion {
-        Fusion::Pointwise
-    }
-
-    fn flops(&self, at: &Operands<'_>) -> u64 {
-        18 * at.output_numel()
-    }
-
-    fn class(&self, at: &Operands<'_>) -> KernelClass {
-        elementwise(at)
-    }
-
-    fn vjp(&self, _: Vjp<'_>) -> Contributions {
+    fn gradients(&self, _: Vjp<'_>) -> Contributions {
         backward_only()
     }
 }
 
-impl OpDef for op::Relu {
-    fn name(&self) -> &'static str {
-        "relu"
-    }
+impl Elementwise for op::Relu {
+    const NAME: &'static str = "relu";
+    const INPUTS: usize = 1;
+    const FLOPS: u64 = 1;
 
-    fn signature(&self) -> Signature {
-        Signature::new(&[X], &[Y])
-    }
-
-    fn fusion(&self) -> Fusion {
-        Fusion::Pointwise
-    }
-
-    fn flops(&self, at: &Operands<'_>) -> u64 {
-        at.output_numel()
-    }
-
-    fn class(&self, at: &Operands<'_>) -> KernelClass {
-        elementwise(at)
-    }
-
-    fn vjp(&self, at: Vjp<'_>) -> Contributions {
+    fn gradients(&self, at: Vjp<'_>) -> Contributions {
         let y = at.y(0);
         at.unary(OpKind::ReluGrad, y)
     }
 }
 
-impl OpDef for op::ReluGrad {
-    fn name(&self) -> &'static str {
-        "relu_backward"
-    }
+impl Elementwise for op::ReluGrad {
+    const NAME: &'static str = "relu_backward";
+    const INPUTS: usize = 2;
+    const FLOPS: u64 = 1;
 
-    fn signature(&self) -> Signature {
-        Signature::new(&[X, X], &[Y])
-    }
-
-    fn fusion(&self) -> Fusion {
-        Fusion::Pointwise
-    }
-
-    fn flops(&self, at: &Operands<'_>) -> u64 {
-        at.output_numel()
-    }
-
-    fn class(&self, at: &Operands<'_>) -> KernelClass {
-        elementwise(at)
-    }
-
-    fn vjp(&self, _: Vjp<'_>) -> Contributions {
+    fn gradients(&self, _: Vjp<'_>) -> Contributions {
         backward_only()
     }
 }
 
-impl OpDef for op::SquaredError {
-    fn name(&self) -> &'static str {
-        "squared_error"
-    }
+impl Elementwise for op::SquaredError {
+    const NAME: &'static str = "squared_error";
+    const INPUTS: usize = 2;
+    const FLOPS: u64 = 3;
 
-    fn signature(&self) -> Signature {
-        Signature::new(&[X, X], &[Y])
-    }
-
-    fn fusion(&self) -> Fusion {
-        Fusion::Pointwise
-    }
-
-    fn flops(&self, at: &Operands<'_>) -> u64 {
-        3 * at.output_numel()
-    }
-
-    fn class(&self, at: &Operands<'_>) -> KernelClass {
-        elementwise(at)
-    }
-
-    fn vjp(&self, at: Vjp<'_>) -> Contributions {
+    fn gradients(&self, at: Vjp<'_>) -> Contributions {
         let Vjp { g, op, dy, .. } = at;
         let (x, target) = (op.inputs[0], op.inputs[1]);
         let zeros = g.fill_like(x, 0.0);
@@ -327,7 +201,7 @@ impl OpDef for op::SquaredError {
         Vjp::first(g.compute_into(kind, &[dy, x, target, zeros], zeros))
     }
 
-    fn differentiable(&self, n: usize) -> bool {
+    fn has_gradient(&self, n: usize) -> bool {
         n == 0
     }
 }

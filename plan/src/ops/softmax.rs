@@ -1,6 +1,6 @@
 //! Log-softmax over the last dimension.
 
-use super::pointwise::elementwise;
+use super::pointwise::Elementwise;
 use super::signature::{Extent, Operand, Reduced, Signature, full, operand};
 use super::vjp::backward_only;
 use super::{Contributions, Fusion, OpDef, Operands, Vjp};
@@ -41,32 +41,16 @@ impl OpDef for op::LogSoftmax {
     }
 }
 
-impl OpDef for op::LogProbs {
-    fn name(&self) -> &'static str {
-        "log_probs"
-    }
+impl Elementwise for op::LogProbs {
+    const NAME: &'static str = "log_probs";
+    const INPUTS: usize = 2;
+    const FLOPS: u64 = 1;
 
-    fn signature(&self) -> Signature {
-        Signature::new(&[X, X], &[Y])
-    }
-
-    fn fusion(&self) -> Fusion {
-        Fusion::Pointwise
-    }
-
-    fn flops(&self, at: &Operands<'_>) -> u64 {
-        at.output_numel()
-    }
-
-    fn class(&self, at: &Operands<'_>) -> KernelClass {
-        elementwise(at)
-    }
-
-    fn vjp(&self, at: Vjp<'_>) -> Contributions {
+    fn gradients(&self, at: Vjp<'_>) -> Contributions {
         from_result(at)
     }
 
-    fn differentiable(&self, n: usize) -> bool {
+    fn has_gradient(&self, n: usize) -> bool {
         n == 0
     }
 }

@@ -1,7 +1,8 @@
 //! Sets of time as sorted, disjoint intervals.
 
 /// Sorts and merges.
-pub(crate) fn union(list: &mut [(u64, u64)]) -> Vec<(u64, u64)> {
+#[must_use]
+pub fn union(list: &mut [(u64, u64)]) -> Vec<(u64, u64)> {
     list.sort_unstable();
     let mut merged: Vec<(u64, u64)> = Vec::with_capacity(list.len());
     for &(start, end) in list.iter() {
@@ -14,12 +15,14 @@ pub(crate) fn union(list: &mut [(u64, u64)]) -> Vec<(u64, u64)> {
 }
 
 /// Total length.
-pub(crate) fn length(set: &[(u64, u64)]) -> u64 {
+#[must_use]
+pub fn length(set: &[(u64, u64)]) -> u64 {
     set.iter().map(|i| i.1 - i.0).sum()
 }
 
 /// Length common to two sets.
-pub(crate) fn overlap(a: &[(u64, u64)], b: &[(u64, u64)]) -> u64 {
+#[must_use]
+pub fn overlap(a: &[(u64, u64)], b: &[(u64, u64)]) -> u64 {
     let (mut i, mut j, mut total) = (0, 0, 0);
     while i < a.len() && j < b.len() {
         let (start, end) = (a[i].0.max(b[j].0), a[i].1.min(b[j].1));
@@ -34,7 +37,8 @@ pub(crate) fn overlap(a: &[(u64, u64)], b: &[(u64, u64)]) -> u64 {
 }
 
 /// Whether an interval shares time with a set.
-pub(crate) fn touches(set: &[(u64, u64)], (start, end): (u64, u64)) -> bool {
+#[must_use]
+pub fn touches(set: &[(u64, u64)], (start, end): (u64, u64)) -> bool {
     let i = set.partition_point(|s| s.1 <= start);
     set.get(i).is_some_and(|s| s.0 < end)
 }

@@ -1,11 +1,12 @@
 //! What instructions are, for those that a run refers to.
 
-use super::work::{Work, bytes, flops, name};
+use super::work::{bytes, flops, name};
 use serde::{Deserialize, Serialize};
 use shardlab_plan::Program;
 use shardlab_plan::ir::{COMPUTE, InstrId, Role, StreamId, UnitId};
 use shardlab_plan::program::{Op, Phase};
 use shardlab_plan::record::Run;
+use shardlab_plan::record::Work;
 use std::collections::BTreeMap;
 
 /// An instruction that a span or a memory sample refers to.

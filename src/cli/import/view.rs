@@ -1,6 +1,5 @@
 //! An imported run as the view that everything else reads.
 
-use shardlab_import::attribute::Work as Imported;
 use shardlab_import::infer::{family_names, infer};
 use shardlab_import::measured::Instr;
 use shardlab_import::{RunImport, facts::Facts};
@@ -91,7 +90,7 @@ fn instr_view(instr: &Instr, rule: u32) -> InstrView {
         id: instr.id,
         name: instr.name,
         rule,
-        work: instr.work.map(work),
+        work: instr.work,
         role: instr.role,
         unit: instr.unit,
         phase: instr.phase,
@@ -102,22 +101,8 @@ fn instr_view(instr: &Instr, rule: u32) -> InstrView {
     }
 }
 
-const fn work(work: Imported) -> Work {
-    match work {
-        Imported::Gemm => Work::Gemm,
-        Imported::Attention => Work::Attention,
-        Imported::Memory => Work::Memory,
-        Imported::Copy => Work::Copy,
-        Imported::Optimizer => Work::Optimizer,
-        Imported::AllGather => Work::AllGather,
-        Imported::ReduceScatter => Work::ReduceScatter,
-        Imported::AllReduce => Work::AllReduce,
-        Imported::OtherCollective => Work::OtherCollective,
-    }
-}
-
 fn kind(instr: &Instr) -> &'static str {
-    match instr.work.map(work) {
+    match instr.work {
         Some(w) if w.is_collective() => w.name(),
         Some(Work::Copy) => "copy",
         Some(_) => "launch",
