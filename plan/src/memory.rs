@@ -12,6 +12,7 @@ pub mod caching;
 pub mod double_buffer;
 #[cfg(test)]
 pub(crate) mod fixture;
+mod ledger;
 mod placement;
 pub mod pool;
 mod replay;
@@ -20,6 +21,7 @@ mod sorted;
 pub use arena::{HOST_BASE, Memory, Peak};
 pub use caching::CachingAllocator;
 pub use double_buffer::DoubleBuffer;
+pub use ledger::{Ledger, PassPeaks, RunPeak};
 pub use placement::Placement;
 pub use pool::{Lifetime, PoolAllocator, PoolPlan};
 pub use replay::{MemoryTrace, PassMemory, ReplayError, replay, replay_on};

@@ -270,8 +270,8 @@ fn steps(parts: &Parts<'_>, rank: &Rank<'_>, ends: &[u64]) -> Vec<StepRecord> {
             start: Picos(rank.passes[i].start),
             end: Picos(ends[i]),
             host: Picos(section.host + pass.stalls.iter().map(|s| s.cost).sum::<u64>()),
-            peak_allocated: Bytes(memory.map_or(0, |m| m.peak_allocated)),
-            peak_reserved: Bytes(memory.map_or(0, |m| m.peak_reserved)),
+            peak_allocated: memory.map_or(Bytes::ZERO, |m| m.peaks.peak_allocated),
+            peak_reserved: memory.map_or(Bytes::ZERO, |m| m.peaks.peak_reserved),
         });
         step += u32::from(section.kind != SectionKind::Validation);
     }
@@ -316,24 +316,31 @@ fn memory(parts: &Parts<'_>, rank: &Rank<'_>, last: usize) -> MemoryReport {
     let (phase, unit, micro_batch) = m.peak_instr();
     let order = crate::memory::order(parts.program, m.passes.len());
     let counted = |k: &&SectionKind| matches!(k, SectionKind::First | SectionKind::Steady);
-    let step = order.iter().take(m.peak.pass).filter(counted).count() as u32;
+    let step = order
+        .iter()
+        .take(m.ledger.peak().pass)
+        .filter(counted)
+        .count() as u32;
     MemoryReport {
-        peak_allocated: Bytes(m.peak.allocated),
-        peak_reserved: Bytes(m.peak_reserved),
-        peak_device: Bytes(m.peak_reserved) + outside,
-        persistent: Bytes(m.passes.last().map_or(0, |p| p.end_allocated)),
+        peak_allocated: m.ledger.peak().allocated,
+        peak_reserved: m.ledger.peak_reserved(),
+        peak_device: m.ledger.peak_reserved() + outside,
+        persistent: m
+            .passes
+            .last()
+            .map_or(Bytes::ZERO, |p| p.peaks.end_allocated),
         capacity: Some(parts.profile.capacity()),
         at: PeakAt {
             step,
-            instr: InstrId(m.peak.instr),
-            time: time(m.peak.instr),
+            instr: m.ledger.peak().instr,
+            time: time(m.ledger.peak().instr.0),
             phase,
             unit,
             micro_batch,
         },
-        by_role: m.peak_by_role(),
-        by_unit: m.peak_by_unit(),
-        retries: m.retries,
+        by_role: m.ledger.peak_by_role(),
+        by_unit: m.ledger.peak_by_unit(parts.program),
+        retries: m.ledger.counters().retries,
         timeline: m
             .timeline
             .iter()

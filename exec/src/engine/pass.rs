@@ -1,12 +1,12 @@
 //! Inputs and results of one pass of a rank over a section of the program.
 
-use super::memory::PassMemory;
 use super::step::{RankInputs, RankTimes};
 use super::step_barrier::StepBarrier;
 use crate::base::operand::Hyper;
 use crate::device::TaskTimes;
 use crate::process::{Reader, Writer};
 use shardlab_plan::ir::{EventId, InstrId, StreamId};
+use shardlab_plan::memory::PassPeaks;
 use shardlab_plan::program::SectionKind;
 use shardlab_plan::record::MemorySample;
 use shardlab_plan::units::Bytes;
@@ -35,7 +35,7 @@ pub(crate) struct PassReport {
     /// Part of the issue time in which the host waited for events or for space in the device's
     /// queue.
     pub(crate) waited: u64,
-    pub(crate) memory: PassMemory,
+    pub(crate) memory: PassPeaks,
     pub(crate) losses: Vec<f32>,
     /// Square of the global gradient norm, if the program computes it.
     pub(crate) square: Option<f32>,

@@ -2,7 +2,7 @@
 
 use super::gaps;
 use super::median::Median;
-use super::memory::{RankMemory, by_role};
+use super::memory::RankMemory;
 use super::pass::{PassReport, RankPass};
 use super::step::StepResult;
 use crate::base::options::ExecOptions;
@@ -260,35 +260,24 @@ fn empty_memory(options: &ExecOptions) -> MemoryReport {
 
 fn report(program: &Program, options: &ExecOptions, m: &RankMemory, log: &Log) -> MemoryReport {
     let mut r = empty_memory(options);
-    r.peak_allocated = Bytes(m.peak.allocated);
-    r.peak_reserved = m.peak_reserved;
-    r.peak_device = m.peak_reserved;
+    let (ledger, peak) = (&m.ledger, m.ledger.peak());
+    r.peak_allocated = peak.allocated;
+    r.peak_reserved = ledger.peak_reserved();
+    r.peak_device = ledger.peak_reserved();
     r.persistent = log.persistent;
-    if let Some(i) = program.instrs.get(m.peak.instr.index()) {
+    if let Some(i) = program.instrs.get(peak.instr.index()) {
         r.at = PeakAt {
-            step: m.peak.step,
-            instr: m.peak.instr,
-            time: Picos::from_ns(m.peak.time),
+            step: m.peak_step,
+            instr: peak.instr,
+            time: Picos::from_ns(m.peak_time),
             phase: i.phase,
             unit: i.unit,
             micro_batch: i.micro_batch,
         };
     }
-    r.by_role = by_role(&m.peak.by_role);
-    let mut units: Vec<(usize, u64)> = m.peak.by_unit.iter().copied().enumerate().collect();
-    units.retain(|u| u.1 > 0);
-    units.sort_by_key(|&(i, bytes)| (std::cmp::Reverse(bytes), i));
-    let name = |i: usize| {
-        program
-            .units
-            .get(i)
-            .map_or_else(|| "root".to_owned(), |u| u.name.clone())
-    };
-    r.by_unit = units
-        .into_iter()
-        .map(|(i, b)| (name(i), Bytes(b)))
-        .collect();
-    r.retries = m.counters().retries;
+    r.by_role = ledger.peak_by_role();
+    r.by_unit = ledger.peak_by_unit(program);
+    r.retries = ledger.counters().retries;
     r.timeline.clone_from(&log.timeline);
     r
 }
@@ -298,9 +287,9 @@ mod tests {
     use super::*;
     use crate::base::testing::{AG, Build, SHARD};
     use crate::device::TaskTimes;
-    use crate::engine::memory::PassMemory;
     use crate::engine::pass::Issued;
     use shardlab_plan::ir::{COMPUTE, CollectiveKind, Role, ShardOp, StreamId};
+    use shardlab_plan::memory::PassPeaks;
 
     /// An outlier among the recorded steps is not kept, wherever it occurs.
     #[test]
@@ -329,7 +318,7 @@ mod tests {
                     issued_at: 0,
                     end,
                     waited: 0,
-                    memory: PassMemory::default(),
+                    memory: PassPeaks::default(),
                     losses: Vec::new(),
                     square: None,
                     squares: 0.0,
@@ -404,7 +393,7 @@ mod tests {
             issued_at: 0,
             end: 90_000,
             waited: 0,
-            memory: PassMemory::default(),
+            memory: PassPeaks::default(),
             losses: Vec::new(),
             square: None,
             squares: 0.0,

@@ -410,7 +410,7 @@ impl<D: Device> Session<D> {
     /// Returns the current memory of a rank.
     #[must_use]
     pub fn rank_memory(&self, rank: u32) -> Option<Counters> {
-        self.rank(rank).map(|r| r.memory.counters())
+        self.rank(rank).map(|r| r.memory.ledger.counters())
     }
 
     /// Returns the device name of this process's first rank.

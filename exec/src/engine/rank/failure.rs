@@ -113,7 +113,8 @@ impl<D: Device> Rank<D> {
         if kind == FailureKind::OutOfMemory {
             let alive: Vec<String> = self
                 .memory
-                .by_role()
+                .ledger
+                .live_by_role()
                 .iter()
                 .map(|(role, bytes)| format!("{} {bytes}", role.name()))
                 .collect();

@@ -230,7 +230,7 @@ impl<D: Device> Rank<D> {
     }
 
     pub(super) fn sample(&mut self, instr: InstrId, time: u64) {
-        let now = self.memory.counters();
+        let now = self.memory.ledger.counters();
         self.progress
             .set_memory(self.id, now.allocated, now.reserved);
         if self.pass.record {
