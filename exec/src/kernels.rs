@@ -35,6 +35,7 @@ mod ops;
 mod parallel;
 mod scratch;
 mod shard;
+mod strides;
 mod view;
 mod wide;
 

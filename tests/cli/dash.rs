@@ -21,14 +21,7 @@ struct Tmux {
 }
 
 impl Tmux {
-    /// `None`, loudly, where there is no tmux.
-    fn start(name: &str, columns: u16, rows: u16) -> Option<Self> {
-        if Command::new("tmux").arg("-V").output().is_err() {
-            eprintln!(
-                "SKIPPED: {name} needs tmux, which is not installed; the dashboard was NOT tested in a terminal"
-            );
-            return None;
-        }
+    fn start(name: &str, columns: u16, rows: u16) -> Self {
         let tmux = Self {
             socket: format!("shardlab-{name}-{}", std::process::id()),
             folder: tempfile::tempdir().unwrap(),
@@ -49,7 +42,7 @@ impl Tmux {
             "env PS1='ready> ' HISTFILE= bash --norc --noprofile",
         ]);
         tmux.wait_for("ready>");
-        Some(tmux)
+        tmux
     }
 
     fn call(&self, args: &[&str]) -> Output {
@@ -145,10 +138,9 @@ fn step(screen: &str) -> Option<String> {
 /// Change prefetch, simulate, zoom into the backward of one block, train live, compare, quit; the
 /// terminal is as before.
 #[test]
+#[ignore = "needs tmux"]
 fn a_session_from_a_changed_option_to_a_comparison() {
-    let Some(tmux) = Tmux::start("session", 120, 40) else {
-        return;
-    };
+    let tmux = Tmux::start("session", 120, 40);
     let before = tmux.settings("before");
     tmux.dash("llama-tiny");
     tmux.wait("the prediction", |s| {
@@ -217,10 +209,9 @@ fn a_session_from_a_changed_option_to_a_comparison() {
 
 /// Another size while it runs, one that is too small, and the end by a signal.
 #[test]
+#[ignore = "needs tmux"]
 fn it_follows_the_terminals_size_and_gives_it_back_on_a_signal() {
-    let Some(tmux) = Tmux::start("size", 100, 30) else {
-        return;
-    };
+    let tmux = Tmux::start("size", 100, 30);
     let before = tmux.settings("before");
     tmux.dash("--no-state small-native");
     tmux.wait_for("▸ small-native");
@@ -239,10 +230,9 @@ fn it_follows_the_terminals_size_and_gives_it_back_on_a_signal() {
 /// Ctrl-Z gives the terminal to the shell, also while something is typed; `fg` goes on where it
 /// was.
 #[test]
+#[ignore = "needs tmux"]
 fn it_can_be_suspended() {
-    let Some(tmux) = Tmux::start("suspend", 100, 30) else {
-        return;
-    };
+    let tmux = Tmux::start("suspend", 100, 30);
     let before = tmux.settings("before");
     tmux.dash("--no-state small-native");
     tmux.wait("the prediction", |s| {
@@ -268,10 +258,9 @@ fn it_can_be_suspended() {
 /// Ctrl-Z stops all that the shell started as one, as it does where the terminal itself answers to
 /// it: a script that waits for the dashboard would keep the terminal otherwise.
 #[test]
+#[ignore = "needs tmux"]
 fn a_script_around_it_is_suspended_too() {
-    let Some(tmux) = Tmux::start("script", 100, 30) else {
-        return;
-    };
+    let tmux = Tmux::start("script", 100, 30);
     let before = tmux.settings("before");
     let script = tmux.folder.path().join("wrapper.sh");
     let binary = env!("CARGO_BIN_EXE_shardlab");
@@ -295,10 +284,9 @@ fn a_script_around_it_is_suspended_too() {
 /// The smallest terminal, without colours: the mouse, a live training that is stopped, a gate and
 /// its baseline.
 #[test]
+#[ignore = "needs tmux"]
 fn a_small_terminal_without_colours() {
-    let Some(tmux) = Tmux::start("small", 80, 24) else {
-        return;
-    };
+    let tmux = Tmux::start("small", 80, 24);
     let before = tmux.settings("before");
     let folder = tmux.folder.path().join("baselines");
     tmux.type_text("export NO_COLOR=1\n");
@@ -363,10 +351,9 @@ fn a_small_terminal_without_colours() {
 
 /// A fault of the program gives the terminal back, and is told on it.
 #[test]
+#[ignore = "needs tmux"]
 fn a_panic_gives_the_terminal_back() {
-    let Some(tmux) = Tmux::start("panic", 100, 30) else {
-        return;
-    };
+    let tmux = Tmux::start("panic", 100, 30);
     let flags = || {
         let what = "#{alternate_on} #{mouse_any_flag} #{cursor_flag}";
         let output = tmux.call(&["display-message", "-p", "-t", "main", what]);
@@ -418,10 +405,9 @@ impl Tmux {
 /// A training in processes of its own, as on GPUs: its end, its stop, the death of a rank, and
 /// leaving while it trains.
 #[test]
+#[ignore = "needs tmux"]
 fn a_training_in_processes_of_its_own() {
-    let Some(tmux) = Tmux::start("processes", 100, 30) else {
-        return;
-    };
+    let tmux = Tmux::start("processes", 100, 30);
     let before = tmux.settings("before");
     let quick = "--no-state --device cpu --processes small-native";
     tmux.dash(quick);
@@ -494,10 +480,9 @@ fn a_training_in_processes_of_its_own() {
 
 /// Without a store the run is there all the same, and its folder is gone.
 #[test]
+#[ignore = "needs tmux"]
 fn a_training_in_processes_that_is_not_kept() {
-    let Some(tmux) = Tmux::start("passing", 80, 24) else {
-        return;
-    };
+    let tmux = Tmux::start("passing", 80, 24);
     let passing = tmux.folder.path().join("passing");
     std::fs::create_dir(&passing).unwrap();
     tmux.type_text(&format!("export TMPDIR={}\n", passing.display()));

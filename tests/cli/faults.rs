@@ -4,10 +4,6 @@
 use crate::{json, shardlab};
 use serde_json::Value;
 use std::path::Path;
-use std::time::{Duration, Instant};
-
-/// Far above what any of these takes, far below the 60 s in which a run gives up by itself.
-const SOON: Duration = Duration::from_secs(40);
 
 /// Ranks as threads, and as processes.
 const MODES: [&[&str]; 2] = [&[], &["--processes"]];
@@ -18,15 +14,14 @@ fn exec(args: &[&str]) -> Value {
     json(&all).remove(0)
 }
 
-/// The words of a run that fails with status 3 soon enough.
+/// Returns the message of a run that fails with status 3. A run that gave up after its timeout of
+/// 60 s would name another cause.
 fn failing(args: &[&str]) -> String {
-    let begin = Instant::now();
     let mut all = vec!["exec", "--no-store"];
     all.extend_from_slice(args);
     let output = shardlab(&all).output().unwrap();
     let words = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(3), "{args:?}: {words}");
-    assert!(begin.elapsed() < SOON, "{args:?}: {:?}", begin.elapsed());
     words
 }
 

@@ -35,17 +35,14 @@ fn run_id(store: &str) -> String {
     run["id"].as_str().unwrap().to_owned()
 }
 
-/// A browser, or a loud word that there is none.
-fn chromium() -> Option<&'static str> {
+/// Returns the command of an installed browser.
+fn chromium() -> &'static str {
     let known = ["chromium", "chromium-browser", "google-chrome"];
     let found = known.into_iter().find(|name| {
         let version = Command::new(name).arg("--version").output();
         version.is_ok_and(|o| o.status.success())
     });
-    if found.is_none() {
-        eprintln!("SKIPPED: no Chromium is installed; the page was not opened in a browser");
-    }
-    found
+    found.expect("Chromium is not installed")
 }
 
 /// The page's elements after its scripts have run, and what the browser complained about.
@@ -99,12 +96,13 @@ document.documentElement.setAttribute("data-seen", seen.join(" "));
 /// Acceptance: the page opens in Chromium without errors and shows the timeline, which can be
 /// zoomed into.
 #[test]
+#[ignore = "needs Chromium"]
 fn a_page_works_in_a_browser() {
     let dir = tempfile::tempdir().unwrap();
     let page = page(dir.path());
     let text = std::fs::read_to_string(&page).unwrap();
     assert!(text.contains("<title>A &amp; B &lt;c&gt;</title>"));
-    let Some(browser) = chromium() else { return };
+    let browser = chromium();
     let profile = dir.path().join("profile");
     let (dom, complaints) = open(browser, &page, &profile);
     assert!(complaints.is_empty(), "{complaints:?}");

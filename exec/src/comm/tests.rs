@@ -7,7 +7,7 @@ use crate::base::testing::Build;
 use half::bf16;
 use shardlab_plan::ir::{CollectiveKind, DType, ReduceOp};
 use smallvec::SmallVec;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const KINDS: [CollectiveKind; 4] = [
     CollectiveKind::AllGather,
@@ -250,7 +250,6 @@ fn calls(
 ) -> Vec<Option<Result<Arrival, CommError>>> {
     let abort = Arc::new(Abort::new(timeout));
     let group = Group::new("shard", (10..10 + members).collect(), Arc::clone(&abort));
-    let begin = Instant::now();
     let out = std::thread::scope(|s| {
         let threads: Vec<_> = (0..members as usize)
             .map(|me| {
@@ -265,7 +264,6 @@ fn calls(
             .collect();
         threads.into_iter().map(|t| t.join().unwrap()).collect()
     });
-    assert!(begin.elapsed() < Duration::from_secs(5));
     out
 }
 
@@ -471,7 +469,6 @@ fn a_failure_elsewhere_ends_the_wait() {
     let mut p = Build::new(4, 4, 1).finish();
     p.communicators.truncate(1);
     let all = Communicators::new(&p, &abort);
-    let begin = Instant::now();
     std::thread::scope(|s| {
         let (group, position) = all.group(CommId(0), 2).unwrap();
         let waiting = s.spawn(move || {
@@ -496,7 +493,6 @@ fn a_failure_elsewhere_ends_the_wait() {
         });
         assert_eq!(waiting.join().unwrap().unwrap_err(), CommError::Aborted);
     });
-    assert!(begin.elapsed() < Duration::from_secs(5));
 }
 
 #[test]

@@ -9,7 +9,8 @@ use super::math::{LANES, exp, max, sum1, sum2};
 use super::operands::{Operands, dims, same};
 use super::parallel;
 use super::scratch::Scratch;
-use super::view::{self, View};
+use super::strides;
+use super::view::View;
 use super::wide::wide;
 use shardlab_plan::ir::DType;
 use std::ops::Range;
@@ -81,7 +82,7 @@ impl Heads {
     fn new(o: &Operands<'_>, outputs: bool, i: usize) -> Result<Self, OperandError> {
         let slot = o.slot(outputs, i)?;
         let shape = dims::<4>(slot)?;
-        let st = view::strides(slot);
+        let st = strides::of(slot);
         let view = if outputs { o.output(i)? } else { o.input(i)? };
         Ok(Self {
             view,

@@ -4,7 +4,8 @@ use super::error::OperandError;
 use super::operands::{Floats, Operands, same};
 use super::parallel;
 use super::scratch::Scratch;
-use super::view::{self, Dim, View};
+use super::strides::{self, Dim};
+use super::view::View;
 use shardlab_plan::ir::{DType, Slot};
 
 /// A matrix of floats somewhere in memory, rows and columns the given numbers of elements apart.
@@ -90,12 +91,12 @@ struct Operand {
 
 /// Distances of rows and columns of a slot seen as a matrix, if the rows are equally spaced.
 fn spacing(slot: &Slot) -> Option<(usize, usize)> {
-    let strides = view::strides(slot);
+    let strides = strides::of(slot);
     let (Some(&col), Some(lead)) = (strides.last(), strides.len().checked_sub(1)) else {
         return Some((1, 1));
     };
     let leading = slot.shape[..lead].iter().zip(&strides);
-    let dims = view::merge(leading.map(|(&n, &stride)| Dim {
+    let dims = strides::merge(leading.map(|(&n, &stride)| Dim {
         n: n as usize,
         stride,
     }));
@@ -108,7 +109,7 @@ fn spacing(slot: &Slot) -> Option<(usize, usize)> {
 
 fn operand(o: &Operands<'_>, i: usize) -> Result<Operand, OperandError> {
     let slot = o.slot(false, i)?;
-    let (rows, cols) = view::matrix(slot);
+    let (rows, cols) = strides::matrix(slot);
     let view = o.input(i)?;
     if view.dtype == DType::F32
         && let Some((row, col)) = spacing(slot)
@@ -158,7 +159,7 @@ pub(super) fn run(
     same("the matmul", m * n, out.numel)?;
     let mut copy = None;
     let place = (out.dtype == DType::F32).then(|| spacing(slot)).flatten();
-    let direct = place.filter(|_| view::matrix(slot) == (m, n));
+    let direct = place.filter(|_| strides::matrix(slot) == (m, n));
     let c = match direct {
         Some((row, col)) => Mat {
             ptr: out.ptr.cast(),

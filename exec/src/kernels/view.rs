@@ -2,19 +2,10 @@
 
 use super::convert;
 use super::error::OperandError;
+use super::strides::{self, Dim, Dims, merge};
 use crate::operand::RawRange;
 use shardlab_plan::ir::{DType, Slot};
 use smallvec::SmallVec;
-
-/// A dimension: entries and the distance between them in elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Dim {
-    pub(super) n: usize,
-    pub(super) stride: usize,
-}
-
-/// Dimensions, outermost first.
-pub(super) type Dims = SmallVec<[Dim; 4]>;
 
 /// Elements in logical (row-major) order, somewhere in memory.
 ///
@@ -35,61 +26,10 @@ unsafe impl Send for View {}
 // SAFETY: as above.
 unsafe impl Sync for View {}
 
-/// Returns the strides of a slot, one per dimension.
-pub(super) fn strides(slot: &Slot) -> SmallVec<[usize; 4]> {
-    if slot.strides.is_empty() {
-        let mut out: SmallVec<[usize; 4]> = SmallVec::from_elem(1, slot.shape.len());
-        for i in (1..slot.shape.len()).rev() {
-            out[i - 1] = out[i] * slot.shape[i] as usize;
-        }
-        out
-    } else {
-        slot.strides.iter().map(|&s| s as usize).collect()
-    }
-}
-
-/// Returns the number of elements of a slot.
-pub(super) fn numel(slot: &Slot) -> usize {
-    slot.shape.iter().product::<u64>() as usize
-}
-
-/// Returns the rows and length of the last dimension.
-pub(super) fn matrix(slot: &Slot) -> (usize, usize) {
-    let cols = slot.shape.last().map_or(1, |&c| c as usize);
-    (numel(slot) / cols.max(1), cols)
-}
-
-/// Merges dimensions that one loop can run over.
-pub(super) fn merge(dims: impl Iterator<Item = Dim>) -> Dims {
-    let mut out = Dims::new();
-    for d in dims {
-        if d.n == 1 {
-            continue;
-        }
-        match out.last_mut() {
-            Some(last) if last.stride == d.stride * d.n => {
-                last.n *= d.n;
-                last.stride = d.stride;
-            }
-            _ => out.push(d),
-        }
-    }
-    out
-}
-
 impl View {
     /// Returns the window that a slot describes, in the element type of the range.
     pub(super) fn new(range: RawRange, slot: &Slot) -> Result<Self, OperandError> {
-        let st = strides(slot);
-        let dims = slot.shape.iter().zip(&st);
-        Self::build(
-            range,
-            slot,
-            dims.map(|(&n, &stride)| Dim {
-                n: n as usize,
-                stride,
-            }),
-        )
+        Self::build(range, slot, strides::dims(slot).into_iter())
     }
 
     /// Returns the same, repeated over a larger shape whose last dimensions match.
@@ -98,23 +38,9 @@ impl View {
         slot: &Slot,
         to: &[u64],
     ) -> Result<Self, OperandError> {
-        let st = strides(slot);
-        let misfit =
-            || OperandError::Shape(format!("{:?} does not broadcast to {to:?}", slot.shape));
-        let lead = to.len().checked_sub(slot.shape.len()).ok_or_else(misfit)?;
-        let mut dims: SmallVec<[Dim; 4]> = SmallVec::with_capacity(to.len());
-        for (i, &n) in to.iter().enumerate() {
-            let stride = match i.checked_sub(lead).map(|j| (slot.shape[j], st[j])) {
-                None => 0,
-                Some((m, s)) if m == n => s,
-                Some((1, _)) => 0,
-                Some(_) => return Err(misfit()),
-            };
-            dims.push(Dim {
-                n: n as usize,
-                stride,
-            });
-        }
+        let dims = strides::broadcast(slot, to).ok_or_else(|| {
+            OperandError::Shape(format!("{:?} does not broadcast to {to:?}", slot.shape))
+        })?;
         Self::build(range, slot, dims.into_iter())
     }
 

@@ -8,7 +8,6 @@ use crate::device::{Abort, Command, Device, FailureKind, Pass};
 use crate::engine::{Fault, FaultKind};
 use smallvec::smallvec;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 fn failing(toy: &Toy, kind: FaultKind, instr: InstrId, timeout: u64) -> ExecError {
     let options = ExecOptions {
@@ -20,13 +19,11 @@ fn failing(toy: &Toy, kind: FaultKind, instr: InstrId, timeout: u64) -> ExecErro
         }),
         ..quick()
     };
-    let begin = Instant::now();
     let mut s = session(&toy.p, toy.weight, options);
     let e = steps(&mut s, 3).unwrap_err();
     // The session has failed, and returns the same error again.
     assert_eq!(steps(&mut s, 1).unwrap_err().first(), e.first());
     drop(s);
-    assert!(begin.elapsed() < Duration::from_secs(10), "{kind:?}");
     let ExecError::Failed { ranks, .. } = &e else {
         panic!("{e}");
     };

@@ -36,7 +36,7 @@ mod tests;
 
 use super::target::Target;
 use crate::kernels::ops::{self, CudaCode, float};
-use crate::kernels::view;
+use crate::kernels::strides;
 use shardlab_plan::ir::{BodyOp, DType, Place, Slot};
 
 /// What every source starts with.
@@ -285,7 +285,7 @@ pub(super) fn is_dense(slot: &Slot) -> bool {
 
 /// Returns the number of elements of a slot.
 fn numel(slot: &Slot) -> usize {
-    view::numel(slot)
+    strides::numel(slot)
 }
 
 /// Returns how many blocks cover `n` things, `per` each.

@@ -12,7 +12,7 @@ use super::cache::Cache;
 use super::codegen::Request;
 use super::error::ErrorKind;
 use super::{Agree, Choose};
-use crate::kernels::view;
+use crate::kernels::strides;
 use backend::{Machine, Plan, Wants};
 use cudarc::cudnn::sys;
 use cudarc::driver::sys::CUstream;
@@ -107,7 +107,7 @@ impl Dnn {
         if !attention.backward {
             for s in op.outputs.iter().skip(2) {
                 let size = req.arg(s.place)?.dtype.size();
-                zeros.push((s.place, s.offset * size, view::numel(s) as u64 * size));
+                zeros.push((s.place, s.offset * size, strides::numel(s) as u64 * size));
             }
         }
         let on = Machine::Handle(self.handle);
@@ -270,7 +270,7 @@ fn graph_of(
             return Err(no("attention's operands have different types"));
         }
         let aligned = arg.align >= 16 && (s.offset * arg.dtype.size()).is_multiple_of(16);
-        if *o != O::Stats && (!aligned || view::strides(s).last() != Some(&1)) {
+        if *o != O::Stats && (!aligned || strides::of(s).last() != Some(&1)) {
             return Err(no("attention's operands are not aligned to 16 bytes"));
         }
     }
@@ -291,7 +291,7 @@ fn graph_of(
         dtype,
     };
     let strides = |o: O| {
-        let st = slot(o).map(view::strides).unwrap_or_default();
+        let st = slot(o).map(strides::of).unwrap_or_default();
         let mut out = [0; 4];
         for (o, s) in out.iter_mut().zip(st) {
             *o = s as i64;

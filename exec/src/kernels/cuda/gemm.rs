@@ -1,7 +1,7 @@
 //! GEMMs as cuBLASLt sees them: column-major, so that everything is transposed.
 
 use super::codegen::{Arg, CodegenError, Request};
-use crate::kernels::view::{self, Dim};
+use crate::kernels::strides::{self, Dim};
 use shardlab_plan::ir::{BodyOp, DType, OpKind, Place, Slot, op};
 
 /// A stored matrix: how its rows lie.
@@ -59,13 +59,13 @@ pub(super) struct Operands {
 }
 
 fn stored(slot: &Slot) -> Result<Stored, CodegenError> {
-    let (rows, cols) = view::matrix(slot);
-    let strides = view::strides(slot);
+    let (rows, cols) = strides::matrix(slot);
+    let strides = strides::of(slot);
     let (col, lead) = match strides.split_last() {
         Some((&col, lead)) => (col, lead),
         None => (1, &strides[..]),
     };
-    let dims = view::merge(lead.iter().zip(&slot.shape).map(|(&stride, &n)| Dim {
+    let dims = strides::merge(lead.iter().zip(&slot.shape).map(|(&stride, &n)| Dim {
         n: n as usize,
         stride,
     }));
@@ -135,7 +135,7 @@ pub(super) fn problem(
     } else {
         (sb.rows, sb.cols)
     };
-    let whole = |s: &Slot| view::numel(s) as u64;
+    let whole = |s: &Slot| strides::numel(s) as u64;
     if k != k2 || whole(c) != m * n || whole(before) != m * n {
         return Err(CodegenError::new(format!(
             "{:?} times {:?} is not {:?}",

@@ -8,7 +8,8 @@
 
 use super::super::error::OperandError;
 use super::super::ops;
-use super::super::view::{View, matrix, numel, overlap};
+use super::super::strides::{matrix, numel};
+use super::super::view::{View, overlap};
 use crate::operand::RawRange;
 use shardlab_plan::ir::{BodyOp, DType, OpKind, Place, Slot};
 use shardlab_plan::ops::{Extent, Fusion, Operand, Reduced, Signature};

@@ -5,7 +5,7 @@ use super::{Call, CpuKernel, Elementwise, Rows, float};
 use super::{CudaCode, CudaKernel};
 use crate::kernels::error::OperandError;
 use crate::kernels::operands::{Operands, same};
-use crate::kernels::view::numel;
+use crate::kernels::strides::numel;
 use shardlab_plan::ir::{BodyOp, DType, OpKind, Slot, op};
 
 impl Elementwise for op::Fill {

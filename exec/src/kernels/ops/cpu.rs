@@ -3,7 +3,8 @@
 use super::Elementwise;
 use crate::kernels::error::OperandError;
 use crate::kernels::operands::Operands;
-use crate::kernels::view::{self, View};
+use crate::kernels::strides;
+use crate::kernels::view::View;
 use shardlab_plan::ir::{BodyOp, Slot};
 
 /// What a kernel is called for.
@@ -78,8 +79,8 @@ pub(in crate::kernels) trait CpuKernel {
     /// [`OperandError::Shape`], if the operands have no such rows.
     fn rows(&self, op: &BodyOp, reduced: Option<&Slot>) -> Result<(usize, usize), OperandError> {
         Ok(match reduced {
-            Some(slot) => view::matrix(slot),
-            None => (view::numel(&op.outputs[0]), 1),
+            Some(slot) => strides::matrix(slot),
+            None => (strides::numel(&op.outputs[0]), 1),
         })
     }
 

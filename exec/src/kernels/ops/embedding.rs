@@ -8,7 +8,8 @@ use crate::kernels::cuda::codegen::tables;
 use crate::kernels::error::OperandError;
 use crate::kernels::operands::{Operands, same};
 use crate::kernels::scratch::Scratch;
-use crate::kernels::view::{self, View};
+use crate::kernels::strides;
+use crate::kernels::view::View;
 use shardlab_plan::ir::op;
 use smallvec::SmallVec;
 
@@ -28,7 +29,7 @@ fn ids(view: &View, limit: usize) -> Result<SmallVec<[i64; 256]>, OperandError> 
 fn gather(o: &Operands<'_>) -> Result<(), OperandError> {
     o.expect(2, 1)?;
     let (table, out) = (o.input(1)?, o.output(0)?);
-    let (vocab, d) = view::matrix(o.slot(false, 1)?);
+    let (vocab, d) = strides::matrix(o.slot(false, 1)?);
     let ids = ids(&o.input(0)?, vocab)?;
     same("the gathered rows", ids.len() * d, out.numel)?;
     let mut row = Scratch::take(d);
@@ -48,7 +49,7 @@ fn scatter_add(o: &Operands<'_>) -> Result<(), OperandError> {
         2 => None,
         _ => Some(o.input(2)?),
     };
-    let (vocab, d) = view::matrix(o.slot(true, 0)?);
+    let (vocab, d) = strides::matrix(o.slot(true, 0)?);
     let ids = ids(&o.input(1)?, vocab)?;
     same("the gradients of the rows", ids.len() * d, rows.numel)?;
     let mut sum = Scratch::take(d);

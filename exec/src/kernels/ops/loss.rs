@@ -12,7 +12,7 @@ use crate::kernels::error::OperandError;
 use crate::kernels::math::{exp, max, sum1};
 use crate::kernels::operands::{Operands, same};
 use crate::kernels::scratch::Scratch;
-use crate::kernels::view;
+use crate::kernels::strides;
 use crate::kernels::wide::wide;
 use shardlab_plan::ir::op;
 #[cfg(feature = "cuda")]
@@ -177,7 +177,7 @@ impl LabelCode for op::NllLossGrad {
 /// rows' cross entropies, the logits become its gradient.
 fn cross_entropy(o: &Operands<'_>, scale: f64, gradient: f64) -> Result<(), OperandError> {
     o.expect(3, 2)?;
-    let (rows, d) = view::matrix(o.slot(false, 0)?);
+    let (rows, d) = strides::matrix(o.slot(false, 0)?);
     let (logits, labels, before) = (o.input(0)?, o.input(1)?, o.input(2)?);
     let (grad, loss) = (o.output(0)?, o.output(1)?);
     same("the labels", rows, labels.numel)?;

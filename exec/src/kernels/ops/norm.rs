@@ -10,7 +10,8 @@ use crate::kernels::error::OperandError;
 use crate::kernels::math::{sum1, sum2, sum3};
 use crate::kernels::operands::{Operands, same};
 use crate::kernels::scratch::Scratch;
-use crate::kernels::view::{self, View};
+use crate::kernels::strides;
+use crate::kernels::view::View;
 use crate::kernels::wide::wide;
 use shardlab_plan::ir::op;
 use smallvec::SmallVec;
@@ -308,7 +309,7 @@ fn param_grads(call: Call<'_, '_>, inputs: usize) -> Result<(), OperandError> {
     };
     o.expect(inputs, 1)?;
     let outputs = (inputs - 2).min(o.op.outputs.len());
-    let d = view::matrix(o.slot(false, 1)?).1;
+    let d = strides::matrix(o.slot(false, 1)?).1;
     let ins: SmallVec<[View; 4]> = (0..inputs).map(|i| o.input(i)).collect::<Result<_, _>>()?;
     let outs: SmallVec<[View; 2]> = (0..outputs)
         .map(|i| o.output(i))

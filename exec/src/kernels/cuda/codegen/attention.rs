@@ -3,7 +3,7 @@
 
 use super::{CodegenError, Entry, Module, Param, Request, blocks, ctype, float};
 use crate::kernels::cuda::target::Target;
-use crate::kernels::view;
+use crate::kernels::strides;
 use shardlab_plan::ir::{BodyOp, Slot};
 
 const COMMON: &str = include_str!("attention.cuh");
@@ -123,7 +123,7 @@ fn rows(
     name: &str,
     constant: bool,
 ) -> Result<String, CodegenError> {
-    let st = view::strides(slot);
+    let st = strides::of(slot);
     let [b, h, s, d] = st[..] else {
         return Err(CodegenError::new("attention works on four dimensions"));
     };

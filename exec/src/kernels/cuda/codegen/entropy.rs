@@ -8,7 +8,7 @@
 
 use super::tables::{NAN, contiguous, entry, id, lanes, slots};
 use super::{CodegenError, Entry, Module, Param, Request, float, numel};
-use crate::kernels::view;
+use crate::kernels::strides;
 use shardlab_plan::ir::{BodyOp, Place, Slot};
 use std::fmt::Write as _;
 
@@ -45,7 +45,7 @@ pub(in crate::kernels) fn generate(
     gradient: f64,
 ) -> Result<Module, CodegenError> {
     let ([logits, labels, before], [grad, loss]) = slots::<3, 2>(op)?;
-    let (rows, cols) = view::matrix(logits);
+    let (rows, cols) = strides::matrix(logits);
     if numel(labels) != rows || numel(grad) != rows * cols {
         return Err(CodegenError::new("one label a row"));
     }

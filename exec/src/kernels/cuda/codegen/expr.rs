@@ -234,7 +234,7 @@ impl<'a> Gen<'a> {
         &mut self,
         slot: &Slot,
         before: usize,
-        dims: &crate::kernels::view::Dims,
+        dims: &crate::kernels::strides::Dims,
         at: &Index,
     ) -> Result<Var, CodegenError> {
         match self.origin(slot, before)? {

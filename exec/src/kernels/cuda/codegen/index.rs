@@ -6,7 +6,7 @@
 //! become multiplications.
 
 use super::CodegenError;
-use crate::kernels::view::{self, Dim, Dims};
+use crate::kernels::strides::{self, Dim, Dims};
 use shardlab_plan::ir::Slot;
 
 /// Position relative to the row that a block works on.
@@ -110,39 +110,22 @@ pub(in crate::kernels) fn gcd(a: usize, b: usize) -> usize {
 
 /// Returns the merged dimensions of a slot.
 pub(in crate::kernels) fn dims(slot: &Slot) -> Dims {
-    let st = view::strides(slot);
-    view::merge(slot.shape.iter().zip(&st).map(|(&n, &stride)| Dim {
-        n: n as usize,
-        stride,
-    }))
+    strides::merge(strides::dims(slot).into_iter())
 }
 
 /// Returns the elements from a slot's first to its last, those between its own included.
 pub(in crate::kernels) fn extent(slot: &Slot) -> usize {
     let reach = |d: &Dim| (d.n.max(1) - 1) * d.stride;
     let last: usize = dims(slot).iter().map(reach).sum();
-    (last + 1).max(view::numel(slot))
+    (last + 1).max(strides::numel(slot))
 }
 
 /// Returns the merged dimensions of a slot that is repeated over a larger shape.
 pub(in crate::kernels) fn broadcast(slot: &Slot, to: &[u64]) -> Result<Dims, CodegenError> {
-    let misfit = || CodegenError::new(format!("{:?} does not broadcast to {to:?}", slot.shape));
-    let st = view::strides(slot);
-    let lead = to.len().checked_sub(slot.shape.len()).ok_or_else(misfit)?;
-    let mut out = Vec::with_capacity(to.len());
-    for (i, &n) in to.iter().enumerate() {
-        let stride = match i.checked_sub(lead).map(|j| (slot.shape[j], st[j])) {
-            None => 0,
-            Some((m, s)) if m == n => s,
-            Some((1, _)) => 0,
-            Some(_) => return Err(misfit()),
-        };
-        out.push(Dim {
-            n: n as usize,
-            stride,
-        });
-    }
-    Ok(view::merge(out.into_iter()))
+    let dims = strides::broadcast(slot, to).ok_or_else(|| {
+        CodegenError::new(format!("{:?} does not broadcast to {to:?}", slot.shape))
+    })?;
+    Ok(strides::merge(dims.into_iter()))
 }
 
 pub(in crate::kernels) fn is_contiguous(dims: &Dims) -> bool {
@@ -369,7 +352,7 @@ pub(in crate::kernels) mod tests {
             stride[k] = next;
             next *= shape[k];
         }
-        view::merge(
+        strides::merge(
             shape
                 .iter()
                 .zip(&stride)

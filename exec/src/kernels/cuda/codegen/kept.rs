@@ -7,7 +7,7 @@
 use super::index::dims;
 use super::{CLASH, Entry, Module, Param, Request, blocks};
 use crate::kernels::ops::{self, CudaCode};
-use crate::kernels::view;
+use crate::kernels::strides;
 use shardlab_plan::ir::{Place, Slot};
 
 /// Bytes that a thread copies at once.
@@ -30,7 +30,7 @@ fn reorders(req: &Request<'_>, read: u8) -> bool {
             let by = made.iter().rev().find(|m| m.place == slot.place);
             by.is_some_and(|by| {
                 (by.offset != slot.offset || dims(by) != dims(slot))
-                    && view::numel(by) == view::numel(slot)
+                    && strides::numel(by) == strides::numel(slot)
             })
         };
         if let Some(first) = takes.next() {
@@ -58,7 +58,7 @@ fn rotates(req: &Request<'_>, read: u8, write: u8) -> bool {
         return false;
     };
     let part = &first.shape;
-    let strides = view::strides(out);
+    let strides = strides::of(out);
     let one = |s: &Slot| {
         let made = before.iter().flat_map(|op| &op.outputs);
         made.filter(|m| m.place == s.place).all(|m| m == s)
@@ -75,7 +75,7 @@ fn rotates(req: &Request<'_>, read: u8, write: u8) -> bool {
     let size = part.get(axis).map_or(0, |&n| n as usize * strides[axis]) as u64;
     let own = |s: &Slot| {
         let places = (0..cat.inputs.len() as u64).map(|p| out.offset + p * size);
-        s.shape == *part && view::strides(s) == strides && places.into_iter().any(|p| p == s.offset)
+        s.shape == *part && strides::of(s) == strides && places.into_iter().any(|p| p == s.offset)
     };
     let mut sources = req
         .body
@@ -105,7 +105,7 @@ fn extent(req: &Request<'_>, read: u8) -> u64 {
         let last: usize = dims(s).iter().map(|d| (d.n - 1) * d.stride).sum();
         s.offset + last as u64 + 1
     };
-    let all = slots(req).filter(|s| s.place == Place::Read(read) && view::numel(s) > 0);
+    let all = slots(req).filter(|s| s.place == Place::Read(read) && strides::numel(s) > 0);
     all.map(end).max().unwrap_or(0)
 }
 

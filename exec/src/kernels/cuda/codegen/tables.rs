@@ -2,7 +2,7 @@
 
 use super::index::{self, Index};
 use super::{CodegenError, Entry, Module, Param, Request, blocks, numel};
-use crate::kernels::view;
+use crate::kernels::strides;
 use shardlab_plan::ir::{BodyOp, DType, Place, Slot};
 
 pub(super) fn slots<'a, const I: usize, const O: usize>(
@@ -80,7 +80,7 @@ pub(super) const NAN: &str = "__int_as_float(0x7fffffff)";
 /// Generates `ids, table -> rows`.
 pub(in crate::kernels) fn gather(req: &Request<'_>, op: &BodyOp) -> Result<Module, CodegenError> {
     let ([ids, table], [out]) = slots::<2, 1>(op)?;
-    let (vocab, d) = view::matrix(table);
+    let (vocab, d) = strides::matrix(table);
     let n = numel(ids);
     if numel(out) != n * d {
         return Err(CodegenError::new("as many rows as ids"));
@@ -143,7 +143,7 @@ pub(in crate::kernels) fn gather(req: &Request<'_>, op: &BodyOp) -> Result<Modul
 pub(in crate::kernels) fn scatter(req: &Request<'_>, op: &BodyOp) -> Result<Module, CodegenError> {
     let ([rows, ids], [table]) = slots::<2, 1>(op)?;
     let before = op.inputs.get(2);
-    let (vocab, d) = view::matrix(table);
+    let (vocab, d) = strides::matrix(table);
     let n = numel(ids);
     if numel(rows) != n * d || before.is_some_and(|b| numel(b) != vocab * d) {
         return Err(CodegenError::new("as many rows as ids"));
@@ -317,7 +317,7 @@ pub(in crate::kernels) fn nll_labels(
     op: &BodyOp,
 ) -> Result<Module, CodegenError> {
     let ([loss, labels, weight, _], [out]) = slots::<4, 1>(op)?;
-    let (rows, d) = view::matrix(out);
+    let (rows, d) = strides::matrix(out);
     if numel(labels) != rows {
         return Err(CodegenError::new("one label a row"));
     }

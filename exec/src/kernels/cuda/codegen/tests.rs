@@ -12,7 +12,6 @@ use shardlab_plan::ir::{BodyOp, COMPUTE, DType, InstrId, OpKind, Place, Shape, S
 use shardlab_plan::program::{Op, Program, workspace};
 use shardlab_plan::{plan, scenario};
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
@@ -119,28 +118,19 @@ fn sources(who: &str, program: &Program, target: Target, out: &mut BTreeMap<Stri
     }
 }
 
-fn compiler() -> Option<Compiler> {
+/// Opens NVRTC from `SHARDLAB_NVRTC` or where a device finds it.
+fn compiler() -> Compiler {
     let named = std::env::var_os("SHARDLAB_NVRTC").map(PathBuf::from);
     let found = folders(&Surroundings::of_process(), &[]);
     let all: Vec<PathBuf> = named
         .into_iter()
         .chain(found.into_iter().map(|f| f.path))
         .collect();
-    match Compiler::open(&all) {
-        Ok(c) => Some(c),
-        Err(e) => {
-            assert!(
-                std::env::var_os("SHARDLAB_NVRTC").is_none(),
-                "SHARDLAB_NVRTC is set: {e}"
-            );
-            // Written past the harness, which would swallow it.
-            let _ = writeln!(
-                std::io::stderr(),
-                "SKIPPED: no generated kernel was compiled: {e}; `pip install nvidia-cuda-nvrtc==13.0.88` and name its lib folder in SHARDLAB_NVRTC"
-            );
-            None
-        }
-    }
+    Compiler::open(&all).unwrap_or_else(|e| {
+        panic!(
+            "{e}; `pip install nvidia-cuda-nvrtc==13.0.88` and name its lib folder in SHARDLAB_NVRTC"
+        )
+    })
 }
 
 /// Sources that compiled once are not compiled again: their hashes lie beside the test's binary.
@@ -149,9 +139,9 @@ fn cache() -> Cache {
     Cache::new(Some(exe.parent().unwrap().join("compiled-kernels")))
 }
 
-/// Compiles all of them, where there is a compiler. They come with who needs them.
-fn compile(all: BTreeMap<String, String>, target: Target) {
-    let Some(compiler) = compiler() else { return };
+/// Compiles all of them, if the test has a compiler. They come with who needs them.
+fn compile(all: BTreeMap<String, String>, target: Target, nvrtc: Option<&Compiler>) {
+    let Some(compiler) = nvrtc else { return };
     let cache = cache();
     let work: Mutex<Vec<(String, String)>> = Mutex::new(all.into_iter().collect());
     let failed: Mutex<BTreeSet<String>> = Mutex::default();
@@ -187,7 +177,17 @@ fn compile(all: BTreeMap<String, String>, target: Target) {
 }
 
 #[test]
-fn every_kernel_of_every_shipped_scenario_is_generated_and_compiles() {
+fn every_kernel_of_every_shipped_scenario_is_generated() {
+    shipped_kernels(None);
+}
+
+#[test]
+#[ignore = "needs NVRTC"]
+fn every_kernel_of_every_shipped_scenario_compiles() {
+    shipped_kernels(Some(&compiler()));
+}
+
+fn shipped_kernels(nvrtc: Option<&Compiler>) {
     let mut all = BTreeMap::new();
     for (who, program) in programs() {
         sources(&who, &program, Target::HOPPER, &mut all);
@@ -199,12 +199,22 @@ fn every_kernel_of_every_shipped_scenario_is_generated_and_compiles() {
     let own = include_str!("../../../device/cuda/support.cu").to_owned();
     all.insert(own, "the device itself".to_owned());
     assert!(all.len() > 300, "{}", all.len());
-    compile(all, Target::HOPPER);
+    compile(all, Target::HOPPER, nvrtc);
+}
+
+#[test]
+fn every_operation_is_generated() {
+    operations(None);
+}
+
+#[test]
+#[ignore = "needs NVRTC"]
+fn every_operation_compiles() {
+    operations(Some(&compiler()));
 }
 
 /// Every operation, as a kernel of its own, over float32 and bfloat16.
-#[test]
-fn every_operation_is_generated_and_compiles() {
+fn operations(nvrtc: Option<&Compiler>) {
     let mut all = BTreeMap::new();
     for &kind in OpKind::ALL {
         let (inputs, outputs) = examples::operands(&kind);
@@ -258,12 +268,22 @@ fn every_operation_is_generated_and_compiles() {
         }
     }
     assert!(all.len() >= OpKind::ALL.len(), "{}", all.len());
-    compile(all, Target::HOPPER);
+    compile(all, Target::HOPPER, nvrtc);
+}
+
+#[test]
+fn kernels_for_other_gpus_find_room() {
+    other_gpus(None);
+}
+
+#[test]
+#[ignore = "needs NVRTC"]
+fn kernels_for_other_gpus_compile() {
+    other_gpus(Some(&compiler()));
 }
 
 /// A100, L40S, B200 and desktops: no clusters, less shared memory, other instructions.
-#[test]
-fn kernels_for_other_gpus_compile_and_find_room() {
+fn other_gpus(nvrtc: Option<&Compiler>) {
     let scenarios = [
         ("small-native", vec![]),
         ("small-cnn", vec![]),
@@ -303,16 +323,26 @@ fn kernels_for_other_gpus_compile_and_find_room() {
         }
         let has = all.keys().any(|source| source.contains("__cluster_dims__"));
         assert_eq!(has, clusters, "{target}");
-        compile(all, target);
+        compile(all, target, nvrtc);
     }
     assert_eq!(Target::of((7, 5)), None);
+}
+
+#[test]
+fn gemms_with_fused_epilogue_are_refused_except_on_hopper() {
+    gemms_with_fused_epilogue(None);
+}
+
+#[test]
+#[ignore = "needs NVRTC"]
+fn gemms_with_fused_epilogue_compile_for_hopper() {
+    gemms_with_fused_epilogue(Some(&compiler()));
 }
 
 /// GEMMs with fused epilogue: both ways through the gate of a feed-forward network, with what
 /// backward makes again, in both 16-bit types; rows and columns that fill no tile; residuals, where
 /// no epilogue adds them. Registers do for all of them, or the compiler would have spilled them.
-#[test]
-fn gemms_with_fused_epilogue_compile_for_hopper_and_are_refused_elsewhere() {
+fn gemms_with_fused_epilogue(nvrtc: Option<&Compiler>) {
     let mut all = BTreeMap::new();
     for (set, expected) in [
         (&["train.recompute=none"][..], 2),
@@ -340,7 +370,7 @@ fn gemms_with_fused_epilogue_compile_for_hopper_and_are_refused_elsewhere() {
             }
         }
     }
-    compile(all, Target::HOPPER);
+    compile(all, Target::HOPPER, nvrtc);
 }
 
 /// Rotated queries and keys of a merged GEMM go where the unrotated ones were, without a copy of
@@ -395,8 +425,9 @@ fn assert_rotations_spoil_nothing(program: &Program) {
 }
 
 #[test]
+#[ignore = "needs NVRTC"]
 fn a_source_that_is_wrong_is_named_by_the_compiler() {
-    let Some(compiler) = compiler() else { return };
+    let compiler = compiler();
     let log = compiler
         .compile(
             "__global__ void k() { nonsense; }",
@@ -468,9 +499,18 @@ fn entropy(vocab: u64) -> Module {
 
 #[test]
 fn a_row_of_logits_is_kept_by_as_few_blocks_as_hold_it() {
-    let compiler = compiler();
+    rows_of_logits(None);
+}
+
+#[test]
+#[ignore = "needs NVRTC"]
+fn rows_of_logits_compile() {
+    rows_of_logits(Some(&compiler()));
+}
+
+fn rows_of_logits(nvrtc: Option<&Compiler>) {
     let compiles = |module: &Module| {
-        if let Some(c) = &compiler {
+        if let Some(c) = nvrtc {
             c.compile(&module.source, &options(Target::HOPPER)).unwrap();
         }
     };
@@ -521,10 +561,19 @@ fn slot(place: Place, shape: &[u64], strides: &[u64]) -> Slot {
     }
 }
 
-/// The largest offset of any operand counts, not the number of results.
 #[test]
 fn indices_are_as_wide_as_operands_are_large() {
-    let compiler = compiler();
+    indices(None);
+}
+
+#[test]
+#[ignore = "needs NVRTC"]
+fn wide_indices_compile() {
+    indices(Some(&compiler()));
+}
+
+/// The largest offset of any operand counts, not the number of results.
+fn indices(nvrtc: Option<&Compiler>) {
     let wide = |op, inputs: &[Slot], output: Slot| {
         let body = [BodyOp {
             op,
@@ -539,7 +588,7 @@ fn indices_are_as_wide_as_operands_are_large() {
             same: &vec![None; inputs.len()],
         };
         let module = generate(&req).unwrap();
-        if let Some(c) = &compiler {
+        if let Some(c) = nvrtc {
             c.compile(&module.source, &options(Target::HOPPER)).unwrap();
         }
         let own = module.source.strip_prefix(super::PREAMBLE).unwrap();
@@ -595,7 +644,7 @@ fn indices_are_as_wide_as_operands_are_large() {
 }
 
 /// A sum and a copy of it in rows or in columns, over the sum's first operand.
-fn added_and_copied(columns: bool) -> Module {
+fn added_and_copied(columns: bool, nvrtc: Option<&Compiler>) -> Module {
     let shape = [24, 40];
     let strides: &[u64] = if columns { &[1, 40] } else { &[] };
     let turned = if columns { [40, 24] } else { shape };
@@ -619,7 +668,7 @@ fn added_and_copied(columns: bool) -> Module {
         same: &[Some(0), None],
     };
     let module = generate(&req).unwrap();
-    if let Some(c) = compiler() {
+    if let Some(c) = nvrtc {
         c.compile(&module.source, &options(Target::HOPPER)).unwrap();
     }
     module
@@ -627,7 +676,17 @@ fn added_and_copied(columns: bool) -> Module {
 
 #[test]
 fn reads_that_a_kernel_would_spoil_are_copied_first() {
-    let module = added_and_copied(true);
+    spoiled_reads(None);
+}
+
+#[test]
+#[ignore = "needs NVRTC"]
+fn copies_of_spoiled_reads_compile() {
+    spoiled_reads(Some(&compiler()));
+}
+
+fn spoiled_reads(nvrtc: Option<&Compiler>) {
+    let module = added_and_copied(true, nvrtc);
     let [keep, own] = &module.entries[..] else {
         panic!("{} entries", module.entries.len());
     };
@@ -639,7 +698,7 @@ fn reads_that_a_kernel_would_spoil_are_copied_first() {
     assert_eq!(keep.params, [Param::Read(0), Param::Scratch(0)]);
     assert_eq!(own.params[0], Param::Scratch(0));
     assert_eq!(module.scratch, 1920);
-    let module = added_and_copied(false);
+    let module = added_and_copied(false, nvrtc);
     assert_eq!((module.entries.len(), module.scratch), (1, 0));
 }
 

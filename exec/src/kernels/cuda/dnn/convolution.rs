@@ -4,7 +4,7 @@ use super::Places;
 use super::graph::{Direction, Graph, Kind, Node, Operand, Tensor, Ty};
 use crate::kernels::cuda::codegen::Request;
 use crate::kernels::cuda::error::ErrorKind;
-use crate::kernels::view;
+use crate::kernels::strides;
 use shardlab_plan::ir::{BodyOp, DType, Slot};
 use shardlab_plan::program::workspace;
 
@@ -92,7 +92,7 @@ pub(super) fn graph_of(
         for (to, from) in dims.iter_mut().zip(&s.shape) {
             *to = *from as i64;
         }
-        for (to, from) in strides.iter_mut().zip(view::strides(s)) {
+        for (to, from) in strides.iter_mut().zip(strides::of(s)) {
             *to = from as i64;
         }
         let offset = s.offset * arg.dtype.size();

@@ -14,7 +14,6 @@ use cudarc::cudnn::sys::{
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LAZY};
 use shardlab_plan::ir::{BodyOp, DType, OpKind, Place, Slot, op};
 use smallvec::{SmallVec, smallvec};
-use std::io::Write as _;
 use std::path::PathBuf;
 
 /// Properties of an NVIDIA H200 as cuDNN 9.19 writes them.
@@ -58,18 +57,12 @@ fn is_loaded() -> bool {
     load("libcudnn.so.9")
 }
 
-fn saved() -> Option<Desc> {
-    if !is_loaded() || super::library::api().is_err() {
-        assert!(
-            std::env::var_os("SHARDLAB_CUDNN").is_none(),
-            "SHARDLAB_CUDNN is set, and cuDNN cannot be loaded"
-        );
-        let _ = writeln!(
-            std::io::stderr(),
-            "SKIPPED: no attention graph was shown to cuDNN: it is not there; `pip install nvidia-cudnn-cu13==9.19.0.56 nvidia-cublas==13.1.0.3 nvidia-cuda-nvrtc==13.0.88` and name its lib folder in SHARDLAB_CUDNN"
-        );
-        return None;
-    }
+/// Loads cuDNN and describes an H200 to it.
+fn saved() -> Desc {
+    assert!(
+        is_loaded() && super::library::api().is_ok(),
+        "cuDNN cannot be loaded; `pip install nvidia-cudnn-cu13==9.19.0.56 nvidia-cublas==13.1.0.3 nvidia-cuda-nvrtc==13.0.88` and name its lib folder in SHARDLAB_CUDNN"
+    );
     let d = Desc::new(Descriptor::CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR).unwrap();
     d.set(
         Name::CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION,
@@ -78,7 +71,7 @@ fn saved() -> Option<Desc> {
     )
     .unwrap();
     d.finish().unwrap();
-    Some(d)
+    d
 }
 
 fn shape(batch: i64, heads: i64, kv: i64, seq: i64, d: i64, causal: bool) -> Shape {
@@ -119,8 +112,9 @@ fn merged(s: &Shape, o: Operand) -> [i64; 4] {
 }
 
 #[test]
+#[ignore = "needs cuDNN"]
 fn there_is_an_engine_for_every_attention_of_the_models() {
-    let Some(properties) = saved() else { return };
+    let properties = saved();
     let on = Machine::Saved(&properties);
     for s in [
         shape(2, 32, 8, 4096, 64, true),
@@ -198,8 +192,9 @@ fn dense(dims: [i64; 4], align: i64) -> convolution::Lies {
 /// Every convolution of the toy, of the small scenario (whose buffers are aligned to single
 /// elements), and one in bf16.
 #[test]
+#[ignore = "needs cuDNN"]
 fn there_is_an_engine_for_every_convolution_of_the_models() {
-    let Some(properties) = saved() else { return };
+    let properties = saved();
     let on = Machine::Saved(&properties);
     for (images, cin, cout, side, k, ty, align) in [
         (32, 3, 16, 32, 3, Ty::F32, 16),
@@ -232,10 +227,8 @@ fn there_is_an_engine_for_every_convolution_of_the_models() {
     }
 }
 
-/// Gradients of weights in float32 from 16-bit factors: the library refuses them, and makes those
-/// in the factors' type, which are converted.
-#[test]
-fn gradients_of_weights_that_are_wider_than_their_factors_come_narrow() {
+/// Returns the graph of a convolution's weight gradient from bf16 factors.
+fn weight_gradient(result: DType) -> Graph {
     let slot = |place, shape: &[u64]| Slot {
         place,
         offset: 0,
@@ -253,27 +246,37 @@ fn gradients_of_weights_that_are_wider_than_their_factors_come_narrow() {
     };
     let arg = |dtype| Arg { dtype, align: 16 };
     let reads = [arg(DType::Bf16); 2];
-    let graph = |result| {
-        let req = Request {
-            target: Target::HOPPER,
-            body: std::slice::from_ref(&op),
-            reads: &reads,
-            writes: &[arg(result)],
-            same: &[None, None],
-        };
-        convolution::graph_of(&req, &op, Direction::Filter)
-            .unwrap()
-            .0
+    let req = Request {
+        target: Target::HOPPER,
+        body: std::slice::from_ref(&op),
+        reads: &reads,
+        writes: &[arg(result)],
+        same: &[None, None],
     };
-    let wide = graph(DType::F32);
+    convolution::graph_of(&req, &op, Direction::Filter)
+        .unwrap()
+        .0
+}
+
+#[test]
+fn gradients_of_weights_that_are_wider_than_their_factors_come_narrow() {
+    let wide = weight_gradient(DType::F32);
     assert!(convolution::is_narrow(&wide));
     assert_eq!(wide.tensors[1].ty, Ty::Bf16);
     // 16 x 8 x 9 elements of two bytes.
     assert_eq!((wide.tensors[1].bytes(), wide.scratch), (2304, 2304));
-    let equal = graph(DType::Bf16);
+    let equal = weight_gradient(DType::Bf16);
     assert!(!convolution::is_narrow(&equal));
     assert_eq!(equal.scratch, 0);
-    let Some(properties) = saved() else { return };
+}
+
+/// cuDNN refuses gradients of weights in float32 from 16-bit factors. It makes them in the factors'
+/// type, and they are converted.
+#[test]
+#[ignore = "needs cuDNN"]
+fn there_is_an_engine_for_narrow_gradients_of_weights() {
+    let (wide, equal) = (weight_gradient(DType::F32), weight_gradient(DType::Bf16));
+    let properties = saved();
     let on = Machine::Saved(&properties);
     let wants = Wants {
         ordered: true,

@@ -192,7 +192,6 @@ fn one_that_does_not_listen_is_killed() {
 #[test]
 fn none_is_left_behind() {
     let children = Children::default();
-    let begin = Instant::now();
     std::thread::scope(|scope| {
         let counted = children.clone();
         let (said, heard) = channel();
@@ -215,5 +214,4 @@ fn none_is_left_behind() {
         let (told, ..) = job.join().unwrap();
         assert_eq!(told.unwrap().status, None);
     });
-    assert!(begin.elapsed() < Duration::from_secs(60));
 }
