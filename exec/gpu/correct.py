@@ -184,11 +184,15 @@ def modes():
 
 
 def hangs():
-    """A rank that goes on no more, never comes, or has no memory ends all."""
+    """A rank that goes on no more, never comes, or has no memory ends all, and leaves nothing on the GPUs."""
     if gpus() > 1:
-        hung()
-        absent()
+        before = on_gpus()
+        together(hung() + absent(), 1 if CPU else AT_ONCE)
+        # Alone: these fill the GPUs.
         no_room()
+        time.sleep(1)
+        after = on_gpus()
+        row("hangs", "nothing stays on the GPUs", after <= before, f"{before} processes on the GPUs before, {after} after")
 
 
 # Collectives of a communicator that is aborted: kernels, copy engines, and either as part of graphs.
@@ -200,50 +204,49 @@ MODES = (("processes", "--processes"), ("threads", "--one-process"))[:1 if SHARE
 
 
 def hung():
-    """Rank 1 does not go on: its host, or its part in a collective. The others notice within the timeout, as processes and as threads, and
-    the run ends by itself, whatever the collectives are made of."""
-    before = on_gpus()
+    """Cases in which rank 1 does not go on: its host, or its part in a collective. The others notice within the timeout, as processes and
+    as threads, and the run ends by itself, whatever the collectives are made of."""
     patience = 5
-    for title, mode in MODES:
-        for name, sets in HANGS.items():
-            # On the CPU the collective panics, which everybody hears of at once.
-            for what in ("stall",) if CPU else ("stall", "collective"):
-                code, _, err, s = train(name.split(",")[0], "--steps", 50, "--timeout", patience, "--fault", f"1:{what}", mode, sets=[*fit(gpus()), *sets], timeout=60)
-                time.sleep(1)
-                # Whoever ends earlier has not hung; one that hangs for good may take its time to be ended from outside.
-                ok = code == 3 and (patience if what == "stall" else 0) <= s < 40 and on_gpus() <= before
-                # Whoever waits reports it; the cause says who is waited for.
-                if what == "stall" and "the last one first: rank 1 at instruction" not in err:
-                    ok, err = False, err + "\nrank 1 is not named as the one that stands behind"
-                how = ", by the last resort" if "in good order" in err else ""
-                row("hangs", f"{what} of rank 1, {name}, {title}", ok, f"status {code} after {s:.1f} s{how}: {last_line(err)[:110]}")
+
+    def case(title, mode, name, sets, what):
+        def job():
+            code, _, err, s = train(name.split(",")[0], "--steps", 50, "--timeout", patience, "--fault", f"1:{what}", mode, sets=[*fit(gpus()), *sets], timeout=60)
+            # One that ends earlier has not hung; one that hangs for good may take its time to be ended from outside.
+            ok = code == 3 and (patience if what == "stall" else 0) <= s < 40
+            # Those who wait report it; the cause says who is waited for.
+            if what == "stall" and "slowest first: rank 1 at instruction" not in err:
+                ok, err = False, err + "\nrank 1 is not named as the one that stands behind"
+            how = ", by the last resort" if "in good order" in err else ""
+            row("hangs", f"{what} of rank 1, {name}, {title}", ok, f"status {code} after {s:.1f} s{how}: {last_line(err)[:110]}")
+        return job
+    # On the CPU the collective panics, which everybody hears of at once.
+    faults = ("stall",) if CPU else ("stall", "collective")
+    return [case(title, mode, name, sets, what) for title, mode in MODES for name, sets in HANGS.items() for what in faults]
 
 
 def absent():
-    """A rank that never comes to where ranks join: NCCL would wait for it for ever. The others, among them the one that leaves the
+    """Cases of a rank that never comes to where ranks join: NCCL would wait for it for ever. The others, among them the one that leaves the
     communicator's identity for all, end the run after ten times the timeout."""
-    before = on_gpus()
-    for title, mode in MODES:
-        for who in (1, 0):
+    def case(title, mode, who):
+        def job():
             code, _, err, s = train("small-native", "--steps", 2, "--timeout", 1, "--fault", f"{who}:absent", mode, sets=fit(gpus()), timeout=60)
-            time.sleep(1)
-            ok = code == 3 and (1 if CPU else 10) <= s < 40 and on_gpus() <= before
+            ok = code == 3 and (1 if CPU else 10) <= s < 40
             if not CPU and who and "NCCL has not joined" not in err:
                 ok, err = False, err + "\nnobody says that NCCL waits"
             row("hangs", f"rank {who} never comes, {title}", ok, f"status {code} after {s:.1f} s: {last_line(err)[:110]}")
+        return job
+    return [case(title, mode, who) for title, mode in MODES for who in (1, 0)]
 
 
 def no_room():
     """Ranks whose memory does not fit, all of them, end with the cause; none waits for another where memory is made known to NCCL."""
     if CPU:
         return
-    before = on_gpus()
     # Weights and optimizer state of some hundred GB a GPU.
     sets = [*fit(gpus()), "model.hidden=16384", "model.heads=128", "model.kv_heads=8", "model.ffn=53248", "model.layers=40"]
     for title, mode in MODES:
         code, _, err, s = train("small-engines", "--steps", 2, mode, sets=sets, timeout=60)
-        time.sleep(1)
-        row("hangs", f"no memory, {title}", code in (2, 3) and on_gpus() <= before, f"status {code} after {s:.1f} s: {last_line(err)[:110]}")
+        row("hangs", f"no memory, {title}", code in (2, 3), f"status {code} after {s:.1f} s: {last_line(err)[:110]}")
 
 
 def stopped():

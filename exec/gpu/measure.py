@@ -1,176 +1,14 @@
-"""Stages that measure: speed beside the peers, the machine's profile, predictions against measurements."""
-import array, json, math, os, queue, random, sys, threading
-from tools import CPU, HERE, OUT, call, fit, gpus, last_line, left, row, shardlab, train
+"""Stages that measure: the machine's profile, predictions against measurements, the acceptance run."""
+import json, os, queue, threading
+from keys import AS_THEY_COME, BEST, CAPTURED, CHUNKED, FUSED, NATIVE, POINTWISE, REGIONS, SUMMED
+from tools import CPU, OUT, call, chosen, fit, gpus, last_line, left, row, shardlab, train
 import tools
-
-NATIVE = ['fsdp.policy="native"']
-REGIONS = 'compile.mode="regions"'
-CHUNKED = 'train.loss="chunked"'
-CAPTURED = 'compile.cuda_graph="full_iteration"'
-GATHERS = "fsdp.copy_engine_gather=true"
-REDUCTIONS = "fsdp.copy_engine_reduce=true"
-# What FSDP2 does with `reduce_dtype` float32: gradients come in bf16 and are summed in float32. Copy engines carry them as they come.
-AS_THEY_COME = 'precision.comm_grads="bf16"'
-ONE_CHUNK = "train.loss_chunk_rows=8192"
-# A gradient's pieces go from the exchange to the optimizer without a sum between them.
-SUMMED = "fsdp.sum_in_optimizer=true"
-FUSED = "compile.fused_products=true"
-POINTWISE = 'train.recompute="pointwise"'
-
-# Steps of each run, and how many of the first do not count (peer.py's number): until the power limit has settled they are slower.
-STEPS, WARM = 24, 4
-# Tokens of the peers' models; every run trains on uniformly random ones, since what a step computes on decides what power it takes.
-VOCABULARY = 128_256
-
-# Rows of the comparison: micro-batch and sequence length of peer.py's model of that name, our scenario and what makes it the same work,
-# and the floor: every matrix product and attention alone on one H200, ms.
-ROWS = {
-    "1b": (2, 4096, "peers-1b", [], 99.7),
-    "3b": (2, 4096, "peers-3b", ["train.micro_batch=2"], 253.1),
-    "8b": (1, 8192, "peers-8b", ['train.recompute="none"'], 630.7),
-}
-FLOATS = [*NATIVE, REGIONS, CHUNKED, GATHERS, REDUCTIONS]
-BEST = [*FLOATS, AS_THEY_COME]
-OURS = {
-    "ours compiled": BEST,
-    "ours compiled, one chunk": [*BEST, ONE_CHUNK],
-    "ours compiled, pointwise": [*BEST, POINTWISE],
-    "ours compiled, summed in the optimizer": [*BEST, SUMMED],
-    "ours compiled, summed in the optimizer, pointwise": [*BEST, SUMMED, POINTWISE],
-    "ours compiled, summed in the optimizer, all merged": [*BEST, SUMMED, 'compile.merge_projections="all"'],
-    "ours compiled, fused products": [*BEST, FUSED],
-    "ours compiled, fused products, pointwise": [*BEST, FUSED, POINTWISE],
-    "ours compiled, fused products, summed in the optimizer": [*BEST, FUSED, SUMMED],
-    "ours compiled, fused products, summed in the optimizer, pointwise": [*BEST, FUSED, SUMMED, POINTWISE],
-    "ours compiled, next step": [*BEST, "fsdp.prefetch_next_step=2"],
-    "ours compiled, float32 sent": FLOATS,
-    "ours compiled, no epilogues": [*BEST, "compile.epilogues=false"],
-    "ours compiled, norms apart": [*BEST, "compile.mix_order_reductions=false"],
-    "ours captured": [*BEST, CAPTURED],
-    "ours compiled, reductions on SMs": [*NATIVE, REGIONS, CHUNKED, GATHERS],
-    "ours compiled, collectives on SMs": [*NATIVE, REGIONS, CHUNKED],
-    "ours compiled, all merged": [*BEST, 'compile.merge_projections="all"'],
-    "ours compiled, selective": [*BEST, 'train.recompute="selective"'],
-    "ours eager": NATIVE,
-    "ours compiled, all logits": [*NATIVE, REGIONS],
-}
-PEERS = {
-    "fsdp2 compiled": {"engine": "fsdp2", "compile": "layer"},
-    "fsdp2 eager": {"engine": "fsdp2"},
-    "megatron-fsdp compiled": {"engine": "mfsdp", "compile": "layer"},
-    "megatron-fsdp eager": {"engine": "mfsdp"},
-    # The per-module rewrite; its blocks cannot be compiled.
-    "megatron-fsdp experimental eager": {"engine": "mfsdp2"},
-}
-# What counts first, for every size, then the rest, as far as time allows. Each list of peers runs in processes of its own:
-# Megatron-FSDP does not give its memory back.
-PASSES = [
-    ([["fsdp2 compiled", "fsdp2 eager"], ["megatron-fsdp compiled"]], ["ours compiled", "ours compiled, fused products", "ours compiled, fused products, summed in the optimizer, pointwise", "ours compiled, fused products, summed in the optimizer", "ours compiled, fused products, pointwise", "ours compiled, summed in the optimizer", "ours compiled, pointwise", "ours compiled, summed in the optimizer, pointwise", "ours compiled, one chunk", "ours captured"]),
-    ([], ["ours eager", "ours compiled, summed in the optimizer, all merged", "ours compiled, next step", "ours compiled, float32 sent", "ours compiled, no epilogues", "ours compiled, norms apart", "ours compiled, reductions on SMs", "ours compiled, collectives on SMs", "ours compiled, all merged",
-         "ours compiled, selective"]),
-    ([["megatron-fsdp eager"], ["megatron-fsdp experimental eager"]], ["ours compiled, all logits"]),
-]
-
-
-def chosen(names):
-    """Those that RUNS names, where it names any."""
-    wanted = os.environ.get("RUNS")
-    return [n for n in names if not wanted or n in wanted.split(";")]
-
-
-STAND_IN = """
-import json, sys
-for c in json.load(open(sys.argv[1])):
-    print("RESULT " + json.dumps(dict(c, step_ms=10.0, min_ms=9.0, max_ms=11.0, peak_alloc_mib=1.0, device_used_mib=2.0)))
-"""
-
-
-def peer(world, size, configs):
-    """Configurations of peer.py in processes of their own: results in order, as far as they came, and why no more."""
-    batch, length = ROWS[size][:2]
-    file = OUT / "peer.json"
-    file.write_text(json.dumps([{"size": size, "B": batch, "T": length, "steps": STEPS, **c} for c in configs]))
-    command = ["torchrun", f"--nproc-per-node={world}", "--master-port", str(20000 + (os.getpid() + int(left())) % 20000),
-               HERE / "peers/peer.py", file]
-    if CPU:
-        command = [sys.executable, "-c", STAND_IN, file]
-    env = {}
-    if os.environ.get("PEER_PYTHONPATH"):
-        env["PYTHONPATH"] = os.environ["PEER_PYTHONPATH"]
-    code, out, err, _ = call(command, 40 + 55 * len(configs), env)
-    with open(OUT / "log.txt", "a") as log:
-        log.write(out[-4000:])
-    found = [json.loads(l.split("RESULT ", 1)[1]) for l in out.splitlines() if "RESULT " in l]
-    failed = [l for l in out.splitlines() if "FAILED" in l]
-    return found, (failed or [last_line(err)])[0]
-
-
-def tokens(world, size):
-    """A file of random tokens, enough for a run."""
-    batch, length = ROWS[size][:2]
-    file = OUT / "tokens.bin"
-    draw = random.Random(1).randrange
-    file.write_bytes(array.array("I", (draw(VOCABULARY) for _ in range((STEPS + 1) * world * batch * (length + 1)))).tobytes())
-    return file
-
-
-def ours(world, size, name, sets):
-    scenario, extra = ROWS[size][2:4]
-    data = [] if CPU else ["--data", tokens(world, size), "--data-dtype", "uint32"]
-    if CPU:
-        scenario, extra = "small-native", ["train.clip_norm=0"]
-    trace = OUT / f"trace-{size}-{name.replace(' ', '-').replace(',', '')}.json"
-    code, run, err, s = train(scenario, "--steps", STEPS, "--no-grad-norms", "--trace", trace, *data, sets=[*fit(world), *extra, *sets], timeout=110)
-    if code:
-        return row("speed", f"{size} {name}", False, last_line(err)[:160])
-    (OUT / f"run-{trace.stem[6:]}.json").write_text(json.dumps(run))
-    m = run["memory"]
-    samples = sorted(run["step_ms"]["samples"][WARM - STEPS:])
-    return samples[len(samples) // 2], m["peak_allocated_bytes"] / 2**20, m["peak_device_bytes"] / 2**20, samples, s
-
-
-def speed():
-    """Ours beside the peers: step time and memory of the same work on the same machine, in the same call."""
-    world = gpus()
-    sizes = os.environ.get("ROWS", ",".join(ROWS)).split(",")
-    found = {size: {} for size in sizes}
-
-    def say(size, name, ms, allocated, device, **facts):
-        found[size][name] = (ms, allocated)
-        row("speed", f"{size} {name}", None, f"{ms:9.2f} ms {allocated:10.1f} MiB allocated {device:10.1f} device  {ms / ROWS[size][4]:.2f} of the floor",
-            size=size, name=name, step_ms=ms, allocated_mib=allocated, device_mib=device, **facts)
-
-    for groups, own in PASSES:
-        for size in sizes:
-            for names in filter(None, map(chosen, groups)):
-                if "megatron" in names[0] and not CPU and not os.environ.get("PEER_PYTHONPATH"):
-                    continue
-                results, why = peer(world, size, [PEERS[n] for n in names])
-                for i, name in enumerate(names):
-                    if i < len(results):
-                        r = results[i]
-                        say(size, name, r["step_ms"], r["peak_alloc_mib"], r["device_used_mib"], least_ms=r["min_ms"], most_ms=r["max_ms"])
-                    else:
-                        row("speed", f"{size} {name}", None, why[:160])
-            for name in chosen(own):
-                one = ours(world, size, name, OURS[name])
-                if one:
-                    ms, allocated, device, samples, s = one
-                    say(size, name, ms, allocated, device, least_ms=samples[0], most_ms=samples[-1], seconds=s)
-    for size in sizes:
-        mine = {n: r for n, r in found[size].items() if n.startswith("ours")}
-        theirs = {n: r for n, r in found[size].items() if n not in mine}
-        if mine and theirs:
-            o, p = min(mine, key=lambda n: mine[n][0]), min(theirs, key=lambda n: theirs[n][0])
-            time, memory = mine[o][0] / theirs[p][0], mine[o][1] / theirs[p][1]
-            row("speed", f"{size} best", None, f"{o} at {time:.3f} of {p}'s time, {memory:.3f} of its memory, {mine[o][0] / ROWS[size][4]:.2f} of the floor",
-                size=size, time_ratio=time, memory_ratio=memory)
 
 
 def calibrate():
     """The hardware profile of this machine."""
     file = OUT / "calibrated.toml"
-    seconds = "10" if CPU else "200"
+    seconds = "10" if CPU else os.environ.get("CALIBRATE_SECONDS", "200")
     code, _, err, s = shardlab("calibrate", "--device", tools.DEVICE, "--ranks", gpus(), "--seconds", seconds, "--out", file, timeout=300)
     row("calibrate", str(file), code == 0 and s < 300, f"{s:.0f} s" if code == 0 else last_line(err))
     if code == 0 and not CPU and gpus() > 1:
@@ -381,3 +219,27 @@ def order(results):
                 good = (x[3] < y[3]) == (x[2] < y[2])
                 right, wrong = right + good, wrong + (not good)
     return right, wrong
+
+
+def acceptance():
+    """A first run on four GPUs as a user starts it, its trace, and its prediction compared with it."""
+    scenario = "small-native" if CPU else "llama3.2-1b-4xh200"
+    trace = OUT / "trace-acceptance.json"
+    code, run, err, s = train(scenario, "--trace", trace, sets=fit(gpus()), timeout=90)
+    if code:
+        return row("acceptance", scenario, False, last_line(err))
+    (OUT / "run-acceptance.json").write_text(json.dumps(run))
+    slices = sum(e["ph"] == "X" for e in json.loads(trace.read_text())["traceEvents"])
+    m, losses = run["memory"], run["losses"]
+    row("acceptance", scenario, losses[-1] < losses[0] and slices > 100,
+        f"{run['step_ms']['median']:.2f} ms, loss {losses[0]:.2f} to {losses[-1]:.2f} in {len(losses)} steps, {m['peak_allocated_bytes'] / 2**20:,.0f} MiB allocated, "
+        f"{m['peak_device_bytes'] / 2**20:,.0f} on the device, {run['exposed_ms']['total']:.1f} ms exposed {run['exposed_ms']['by_cause']}, {slices} slices, {s:.0f} s")
+    sets = [*fit(gpus()), *([] if CPU else [f'mesh.hardware="{hardware()}"'])]
+    code, found, err, s = shardlab("compare", scenario, scenario, "--exec-b", "--device", tools.DEVICE, "--steps", 8, "--json", *[x for v in sets for x in ("--set", v)], timeout=90)
+    # 1: the difference is a regression, which a prediction that is too fast looks like.
+    if code not in (0, 1) or not found:
+        return row("acceptance", "compare", False, last_line(err))
+    (OUT / "compare-acceptance.json").write_text(json.dumps(found))
+    (a, b), memory = found["step"]["medians"], [m["values"] for m in found["metrics"] if m["name"] == "allocated_gib"]
+    row("acceptance", "compare", all(x == y for x, y in memory),
+        f"{a:.2f} ms predicted, {b:.2f} measured ({a / b - 1:+.1%}), allocated GiB {memory}, {s:.0f} s")

@@ -3,10 +3,11 @@ import sys, time
 from pathlib import Path
 import tools
 from tools import left, row, rows
-import correct, measure, varied
+import correct, measure, speed, varied
 
-STAGES = {f.__name__: f for f in (correct.modes, correct.hangs, correct.goldens, correct.small, measure.speed, measure.calibrate, measure.fidelity, measure.options, correct.bits,
-                                  correct.delays, correct.checkpoint, correct.band, correct.sanitize, varied.varied)}
+STAGES = {f.__name__: f for f in (correct.modes, correct.hangs, correct.goldens, correct.small, speed.speed, speed.floor, measure.calibrate, measure.fidelity,
+                                  measure.acceptance, measure.options, correct.bits, correct.delays, correct.checkpoint, correct.band, correct.sanitize,
+                                  varied.varied)}
 SETS = {"first": ["modes", "goldens", "small", "speed"], "second": ["calibrate", "fidelity", "bits", "delays"],
         "third": ["hangs", "checkpoint", "band", "sanitize"]}
 
@@ -39,7 +40,7 @@ def main():
         if judged:
             print(f"== {name:<10} {sum(r[2] for r in judged)} of {len(judged)} ok")
         for r in mine:
-            if name == "speed" and r[2] is None or r[1].endswith("variants"):
+            if name in ("speed", "floor") and r[2] is None or r[1].endswith("variants"):
                 print(f"   {r[1]:<44} {r[3]}")
     wrong = [f"{s} {c}" for s, c, ok, _ in rows if ok is False]
     if wrong:

@@ -161,3 +161,9 @@ def worst(a, b):
         return float("inf")
     a, b = ([x for x in l if x is not None] for l in (a, b))
     return max((abs(x - y) / max(abs(y), 1e-6) for x, y in zip(a, b)), default=0.0)
+
+
+def chosen(names):
+    """Those that RUNS names, where it names any."""
+    wanted = os.environ.get("RUNS")
+    return [n for n in names if not wanted or n in wanted.split(";")]

@@ -1,0 +1,19 @@
+"""Settings of runs that stages compare."""
+NATIVE = ['fsdp.policy="native"']
+REGIONS = 'compile.mode="regions"'
+CHUNKED = 'train.loss="chunked"'
+CAPTURED = 'compile.cuda_graph="full_iteration"'
+GATHERS = "fsdp.copy_engine_gather=true"
+REDUCTIONS = "fsdp.copy_engine_reduce=true"
+# What FSDP2 does with `reduce_dtype` float32: gradients come in bf16 and are summed in float32.
+# Copy engines carry them as they come.
+AS_THEY_COME = 'precision.comm_grads="bf16"'
+ONE_CHUNK = "train.loss_chunk_rows=8192"
+# A gradient's pieces go from the exchange to the optimizer without a sum between them.
+SUMMED = "fsdp.sum_in_optimizer=true"
+FUSED = "compile.fused_products=true"
+POINTWISE = 'train.recompute="pointwise"'
+SELECTIVE = 'train.recompute="selective"'
+# Compiled, with collectives on copy engines: the base of most comparisons.
+FLOATS = [*NATIVE, REGIONS, CHUNKED, GATHERS, REDUCTIONS]
+BEST = [*FLOATS, AS_THEY_COME]

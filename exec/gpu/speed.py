@@ -1,0 +1,201 @@
+"""Stages that compare: a step of ours beside the peers, and beside the floor of the hardware."""
+import array, json, os, random, sys
+from collections import namedtuple
+from keys import AS_THEY_COME, BEST, CAPTURED, CHUNKED, FLOATS, FUSED, GATHERS, NATIVE, ONE_CHUNK, POINTWISE, REGIONS, SELECTIVE, SUMMED
+from tools import CPU, HERE, OUT, call, chosen, fit, gpus, last_line, left, row, train
+
+# Steps that do not count (peer.py's number): until the power limit has settled they are slower.
+WARM = 4
+# Tokens of the peers' models; every run trains on uniformly random ones, since what a step computes on decides what power it takes.
+VOCABULARY = 128_256
+
+# Rows of the comparison: micro-batch and sequence length of peer.py's model of that name, our scenario and what makes it the same
+# work, steps of each run, and the floor in ms with every kernel alone in a short burst, on one H200.
+Row = namedtuple("Row", "batch length scenario sets steps alone_ms")
+ROWS = {
+    "1b": Row(2, 4096, "peers-1b", [], 24, 99.7),
+    "3b": Row(2, 4096, "peers-3b", ["train.micro_batch=2"], 24, 253.1),
+    "8b": Row(1, 8192, "peers-8b", ['train.recompute="none"'], 16, 630.7),
+}
+FASTEST = [*BEST, FUSED, SUMMED]
+# Chunks of half the rows: with selective recompute, the logits would be the peak.
+LEANEST = [*FASTEST, SELECTIVE, "train.loss_chunk_rows=2048"]
+OURS = {
+    "ours compiled": BEST,
+    "ours compiled, one chunk": [*BEST, ONE_CHUNK],
+    "ours compiled, pointwise": [*BEST, POINTWISE],
+    "ours compiled, summed in the optimizer": [*BEST, SUMMED],
+    "ours compiled, summed in the optimizer, pointwise": [*BEST, SUMMED, POINTWISE],
+    "ours compiled, summed in the optimizer, all merged": [*BEST, SUMMED, 'compile.merge_projections="all"'],
+    "ours compiled, fused products": [*BEST, FUSED],
+    "ours compiled, fused products, pointwise": [*BEST, FUSED, POINTWISE],
+    "ours compiled, fused products, summed in the optimizer": FASTEST,
+    "ours compiled, fused products, summed in the optimizer, pointwise": [*FASTEST, POINTWISE],
+    "ours compiled, fused products, summed in the optimizer, selective, small chunks": LEANEST,
+    "ours compiled, next step": [*BEST, "fsdp.prefetch_next_step=2"],
+    "ours compiled, float32 sent": FLOATS,
+    "ours compiled, no epilogues": [*BEST, "compile.epilogues=false"],
+    "ours compiled, norms apart": [*BEST, "compile.mix_order_reductions=false"],
+    "ours captured": [*BEST, CAPTURED],
+    "ours captured, fused products, summed in the optimizer": [*FASTEST, CAPTURED],
+    "ours compiled, reductions on SMs": [*NATIVE, REGIONS, CHUNKED, GATHERS],
+    "ours compiled, collectives on SMs": [*NATIVE, REGIONS, CHUNKED],
+    "ours compiled, all merged": [*BEST, 'compile.merge_projections="all"'],
+    "ours compiled, selective": [*BEST, SELECTIVE],
+    "ours eager": NATIVE,
+    "ours compiled, all logits": [*NATIVE, REGIONS],
+}
+# A tuned peer has a loss that never holds all logits, and reduces gradients in bf16 as ours and Megatron-FSDP do.
+PEERS = {
+    "fsdp2 compiled": {"engine": "fsdp2", "compile": "layer"},
+    "fsdp2 compiled, liger, bf16 sent": {"engine": "fsdp2", "compile": "layer", "loss": "liger", "reduce": "bfloat16"},
+    "fsdp2 compiled, chunked, bf16 sent": {"engine": "fsdp2", "compile": "layer", "loss": 2048, "reduce": "bfloat16"},
+    "fsdp2 eager": {"engine": "fsdp2"},
+    "megatron-fsdp compiled": {"engine": "mfsdp", "compile": "layer"},
+    "megatron-fsdp eager": {"engine": "mfsdp"},
+    # The per-module rewrite; its blocks cannot be compiled.
+    "megatron-fsdp experimental eager": {"engine": "mfsdp2"},
+}
+# What counts first, for every size, then the rest, as far as time allows. Each list of peers runs in processes of its own:
+# Megatron-FSDP does not give its memory back.
+PASSES = [
+    ([["fsdp2 compiled", "fsdp2 compiled, liger, bf16 sent"], ["megatron-fsdp compiled"]],
+     ["ours compiled, fused products, summed in the optimizer", "ours compiled, fused products, summed in the optimizer, pointwise",
+      "ours compiled, fused products, summed in the optimizer, selective, small chunks"]),
+    ([["fsdp2 compiled, chunked, bf16 sent"]],
+     ["ours compiled", "ours compiled, fused products", "ours captured, fused products, summed in the optimizer",
+      "ours compiled, fused products, pointwise", "ours compiled, summed in the optimizer", "ours compiled, pointwise",
+      "ours compiled, summed in the optimizer, pointwise", "ours compiled, one chunk", "ours captured"]),
+    ([["fsdp2 eager"]],
+     ["ours eager", "ours compiled, summed in the optimizer, all merged", "ours compiled, next step", "ours compiled, float32 sent",
+      "ours compiled, no epilogues", "ours compiled, norms apart", "ours compiled, reductions on SMs", "ours compiled, collectives on SMs",
+      "ours compiled, all merged", "ours compiled, selective"]),
+    ([["megatron-fsdp eager"], ["megatron-fsdp experimental eager"]], ["ours compiled, all logits"]),
+]
+# What a rehearsal runs in place of the programs that need torch and GPUs.
+STAND_IN = """
+import json, sys
+for c in json.load(open(sys.argv[1])):
+    print("RESULT " + json.dumps(dict(c, step_ms=10.0, min_ms=9.0, max_ms=11.0, peak_alloc_mib=1.0, device_used_mib=2.0,
+                                      alone_ms=5.0, first_ms=6.0, loop_ms=7.0, attention="cuDNN", mhz=[1500], watts=[700])))
+"""
+
+
+def sizes():
+    return os.environ.get("ROWS", ",".join(ROWS)).split(",")
+
+
+def torchrun(program, world, configs, timeout):
+    """Runs configurations of a program of `peers/`: results in order, as far as they came, and why no more."""
+    file = OUT / "configs.json"
+    file.write_text(json.dumps(configs))
+    command = ["torchrun", f"--nproc-per-node={world}", "--master-port", str(20000 + (os.getpid() + int(left())) % 20000),
+               HERE / "peers" / program, file]
+    if CPU:
+        command = [sys.executable, "-c", STAND_IN, file]
+    env = {}
+    if os.environ.get("PEER_PYTHONPATH"):
+        env["PYTHONPATH"] = os.environ["PEER_PYTHONPATH"]
+    code, out, err, _ = call(command, timeout, env)
+    with open(OUT / "log.txt", "a") as log:
+        log.write(out[-4000:])
+    found = [json.loads(l.split("RESULT ", 1)[1]) for l in out.splitlines() if "RESULT " in l]
+    failed = [l for l in out.splitlines() if "FAILED" in l]
+    return found, (failed or [last_line(err)])[0]
+
+
+def peer(world, size, names):
+    """Steps of peers, all in one process per rank."""
+    r = ROWS[size]
+    configs = [{"size": size, "B": r.batch, "T": r.length, "steps": r.steps, **PEERS[n]} for n in names]
+    return torchrun("peer.py", world, configs, 40 + 55 * len(configs))
+
+
+def tokens(world, size):
+    """A file of random tokens, enough for a run."""
+    r = ROWS[size]
+    file = OUT / "tokens.bin"
+    draw = random.Random(1).randrange
+    file.write_bytes(array.array("I", (draw(VOCABULARY) for _ in range((r.steps + 1) * world * r.batch * (r.length + 1)))).tobytes())
+    return file
+
+
+def ours(world, size, name, sets):
+    r = ROWS[size]
+    scenario, extra = r.scenario, r.sets
+    data = [] if CPU else ["--data", tokens(world, size), "--data-dtype", "uint32"]
+    if CPU:
+        scenario, extra = "small-native", ["train.clip_norm=0"]
+    trace = OUT / f"trace-{size}-{name.replace(' ', '-').replace(',', '')}.json"
+    code, run, err, s = train(scenario, "--steps", r.steps, "--no-grad-norms", "--trace", trace, *data, sets=[*fit(world), *extra, *sets], timeout=110)
+    if code:
+        return row("speed", f"{size} {name}", False, last_line(err)[:160])
+    (OUT / f"run-{trace.stem[6:]}.json").write_text(json.dumps(run))
+    m = run["memory"]
+    samples = sorted(run["step_ms"]["samples"][WARM - r.steps:])
+    return samples[len(samples) // 2], m["peak_allocated_bytes"] / 2**20, m["peak_device_bytes"] / 2**20, samples, s
+
+
+def speed():
+    """Ours beside the peers: step time and memory of the same work on the same machine, in the same call."""
+    world = gpus()
+    found = {size: {} for size in sizes()}
+
+    def say(size, name, ms, allocated, device, **facts):
+        found[size][name] = (ms, allocated, device)
+        row("speed", f"{size} {name}", None, f"{ms:9.2f} ms {allocated:10.1f} MiB allocated {device:10.1f} device  {ms / ROWS[size].alone_ms:.2f} of the floor",
+            size=size, name=name, step_ms=ms, allocated_mib=allocated, device_mib=device, **facts)
+
+    for groups, own in PASSES:
+        for size in sizes():
+            for names in filter(None, map(chosen, groups)):
+                if any("megatron" in n or "liger" in n for n in names) and not CPU and not os.environ.get("PEER_PYTHONPATH"):
+                    continue
+                results, why = peer(world, size, names)
+                # A configuration that fails prints no result; the ones behind it do.
+                of = {json.dumps({k: r.get(k) for k in ("engine", "compile", "loss", "reduce")}): r for r in results}
+                for name in names:
+                    r = of.get(json.dumps({k: PEERS[name].get(k) for k in ("engine", "compile", "loss", "reduce")}))
+                    if r:
+                        say(size, name, r["step_ms"], r["peak_alloc_mib"], r["device_used_mib"], least_ms=r["min_ms"], most_ms=r["max_ms"], losses=r.get("losses"))
+                    else:
+                        row("speed", f"{size} {name}", None, why[:160])
+            for name in chosen(own):
+                one = ours(world, size, name, OURS[name])
+                if one:
+                    ms, allocated, device, samples, s = one
+                    say(size, name, ms, allocated, device, least_ms=samples[0], most_ms=samples[-1], seconds=s)
+    for size in sizes():
+        ratios(size, found[size])
+
+
+def ratios(size, found):
+    """Each run of ours relative to the fastest peer's time, the leanest one's memory, and that of its device."""
+    theirs = {n: r for n, r in found.items() if not n.startswith("ours")}
+    if not theirs:
+        return
+    fast, lean, device = (min(theirs, key=lambda n: theirs[n][i]) for i in range(3))
+    row("speed", f"{size} peers", None, f"fastest: {fast}; leanest: {lean}; on the device: {device}", size=size)
+    for name, (ms, allocated, used) in found.items():
+        if name not in theirs:
+            time, memory, total = ms / theirs[fast][0], allocated / theirs[lean][1], used / theirs[device][2]
+            row("speed", f"{size} ratio, {name}", None, f"{time:.3f} of the time, {memory:.3f} of the memory, {total:.3f} on the device",
+                size=size, time_ratio=time, memory_ratio=memory, device_ratio=total)
+
+
+def floor():
+    """Every matmul and attention kernel of a step, back to back on all GPUs at once until power and clocks settle."""
+    seconds = float(os.environ.get("FLOOR_SECONDS", "30"))
+    configs = [{"size": s, "B": ROWS[s].batch, "T": ROWS[s].length, "seconds": seconds} for s in sizes()]
+    results, why = torchrun("floor.py", gpus(), configs, 40 + (seconds + 20) * len(configs))
+    best = {}
+    for line in (OUT / "rows.jsonl").read_text().splitlines() if (OUT / "rows.jsonl").exists() else ():
+        r = json.loads(line)
+        if r["stage"] == "speed" and r.get("name", "").startswith("ours"):
+            best[r["size"]] = min(r["step_ms"], best.get(r["size"], r["step_ms"]))
+    for size, r in zip(sizes(), results):
+        loop = r["loop_ms"]
+        ours = f", the best of ours at {best[size] / loop:.3f} of it" if size in best else ""
+        row("floor", size, None, f"{loop:.1f} ms in the loop, {r['first_ms']:.1f} in its first steps, {r['alone_ms']:.1f} alone; {r['mhz']} MHz, {r['watts']} W, {r['attention']}{ours}", **r)
+    if len(results) < len(configs):
+        row("floor", "floor.py", False, why[:160])
