@@ -2,6 +2,18 @@
 //!
 //! The library behind the command line: [`cli`] has one file a verb, [`predict`] goes from a
 //! scenario to a run, [`analysis`] explains runs and compares options, [`trace`] writes timelines.
+//!
+//! ```
+//! use shardlab::predict::{Profiles, predict};
+//! use shardlab_plan::scenario;
+//!
+//! let sets = ["fsdp.prefetch_forward=2".to_owned()];
+//! let scenario = scenario::load("llama3-8b-4xh200".as_ref(), &sets)?;
+//! let prediction = predict(&scenario, &Profiles::default(), &Default::default())?;
+//! println!("{:.0} ms per step, {}", prediction.step_ms(), prediction.fit.word());
+//! # assert!(prediction.fit.is_ok());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 pub mod analysis;
 pub mod cli;

@@ -11,6 +11,18 @@
 //! The engine makes no scheduling decision: the program says what runs when, where memory is, and
 //! which work waits for which.
 //!
+//! ```
+//! use shardlab_exec::train::{NoObserver, RunOptions, train};
+//! use std::{path::Path, sync::Arc};
+//!
+//! let scenario = shardlab_plan::scenario::load(Path::new("llama-tiny"), &[])?;
+//! let program = Arc::new(shardlab_plan::plan(&scenario)?);
+//! let options = RunOptions { steps: Some(3), ..RunOptions::default() };
+//! let run = train(&scenario, &program, options, &mut NoObserver)?.run;
+//! assert!(run.losses[2] < run.losses[0]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! # Layers
 //!
 //! Each folder imports only from those before it:

@@ -9,6 +9,15 @@
 //! ```
 //!
 //! Nothing is dropped silently: what cannot be read or placed is counted and listed.
+//!
+//! ```
+//! # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/traces/megatron-rank0.json.gz");
+//! let found = shardlab_import::import(&[path.into()], "megatron")?;
+//! let run = found.run.expect("a profiler trace holds a run");
+//! println!("{:.1} % of device time is attributed", 100.0 * run.attributed_share);
+//! # assert!(run.attributed_share > 0.99);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 pub mod attribute;
 mod error;

@@ -6,6 +6,19 @@
 //! ```
 //!
 //! Nothing here reads a clock or touches a device; nothing downstream takes a scheduling decision.
+//!
+//! ```
+//! use shardlab_plan::{check::check, plan, scenario};
+//!
+//! let text = r#"
+//! model = { family = "llama", layers = 4, hidden = 64, heads = 4, vocab = 256, max_seq_len = 64 }
+//! mesh = { dp_shard = 2, hardware = "cpu" }
+//! "#;
+//! let scenario = scenario::parse("tiny", text, &[])?;
+//! let program = plan(&scenario)?;
+//! assert!(check(&program).is_ok());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 pub mod autodiff;
 pub mod check;

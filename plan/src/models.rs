@@ -13,6 +13,7 @@ pub(crate) mod declare;
 mod encoder;
 pub(crate) mod flops;
 mod gpt2;
+mod hf;
 mod linear;
 mod llama;
 mod loss;
@@ -20,6 +21,7 @@ mod spec;
 #[cfg(test)]
 pub(crate) mod testing;
 
+pub use hf::{Field, Given, HfType, Meaning};
 pub use spec::{Defaults, FamilySpec, Inputs, Mask};
 
 use crate::config::{Family, Scenario};
@@ -48,6 +50,11 @@ pub(crate) const FAMILY_NAMES: [&str; SPECS.len()] = {
     }
     names
 };
+
+/// Returns the Hugging Face types of all families, each with its family.
+pub fn hf_types() -> impl Iterator<Item = (&'static FamilySpec, &'static HfType)> {
+    SPECS.iter().flat_map(|s| s.hf.iter().map(|t| (*s, t)))
+}
 
 impl Family {
     /// All families, with their names in scenario files.

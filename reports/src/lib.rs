@@ -8,6 +8,19 @@
 //!
 //! A [`RunView`] is everything a reader of a run needs without its program at hand; nothing here
 //! plans, simulates or executes.
+//!
+//! ```
+//! use shardlab_reports::Store;
+//! # let view = shardlab_reports::testing::view(100);
+//! # let folder = std::env::temp_dir().join(format!("shardlab-doc-{}", std::process::id()));
+//!
+//! // `view` is `RunView::new(&run, &program, &scenario)` of what `simulate` or `train` returned.
+//! let store = Store::at(&folder);
+//! let id = store.save(&view)?;
+//! assert_eq!(store.open(&id)?.run.step_ms(), view.run.step_ms());
+//! # std::fs::remove_dir_all(folder)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 pub mod compare;
 pub mod environment;

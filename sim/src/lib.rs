@@ -10,6 +10,23 @@
 //! FIFO, events join them, communicators serialise their collectives, running tasks share SMs,
 //! bandwidth and links. The result says which costs were measured, and every run checks its own
 //! invariants.
+//!
+//! ```
+//! use shardlab_sim::{Options, hardware, simulate};
+//!
+//! let text = r#"
+//! model = { preset = "llama3-8b" }
+//! train = { seq_len = 8192 }
+//! mesh = { dp_shard = 8, hardware = "h100-80" }
+//! "#;
+//! let scenario = shardlab_plan::scenario::parse("llama3-8b", text, &[])?;
+//! let program = shardlab_plan::plan(&scenario)?;
+//! let profile = hardware::load(&scenario.mesh.hardware)?;
+//! let run = simulate(&program, &profile, &Options::default())?;
+//! println!("{:.0} ms per step, peak {}", run.step_ms(), run.memory.peak_reserved);
+//! # assert!(run.step_ms() > 100.0 && run.step_ms() < 10_000.0);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod clock;
 mod contention;

@@ -24,6 +24,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     attention: None,
     torch_modules: true,
     weights: Weights::Uniform,
+    hf: &[],
     dimensions: |_| Vec::new(),
     check,
     declare: |d, m| Box::new(Cnn::new(d, m)),

@@ -25,6 +25,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     attention: Some(Mask::Full),
     torch_modules: true,
     weights: Weights::Uniform,
+    hf: &[],
     dimensions: |m| vec![("hidden", m.hidden), ("ffn", m.ffn)],
     check: Conflict::packed_projections,
     declare: |d, m| Box::new(Encoder::new(d, m)),

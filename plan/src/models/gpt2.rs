@@ -3,6 +3,7 @@
 
 use super::build::Builder;
 use super::declare::{Declare, Layer, Order, ROOT, Weights};
+use super::hf::{HfType, Meaning, TIED, VOCAB, field};
 use super::spec::{Conflict, DEFAULT_SEQ_LEN, Defaults, FamilySpec, Inputs, Mask};
 use super::{Forward, loss};
 use crate::config::{Bias, Family, Model};
@@ -34,10 +35,36 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     attention: Some(Mask::Causal),
     torch_modules: false,
     weights: Weights::Normal,
+    hf: HF,
     dimensions: |m| vec![("vocab", m.vocab), ("hidden", m.hidden), ("ffn", m.ffn)],
     check: Conflict::packed_projections,
     declare: |d, m| Box::new(Gpt2::new(d, m)),
 };
+
+const HF: &[HfType] = &[HfType {
+    model_type: "gpt2",
+    architecture: "GPT2LMHeadModel",
+    fixed: &[],
+    fields: &[
+        VOCAB,
+        field(&["n_embd"], Meaning::Required("hidden")),
+        field(&["n_inner"], Meaning::Optional("ffn")),
+        field(&["n_layer"], Meaning::Required("layers")),
+        field(&["n_head"], Meaning::Required("heads")),
+        field(&["n_positions"], Meaning::Optional("max_seq_len")),
+        field(
+            &["activation_function"],
+            Meaning::Word(&["gelu_new", "gelu_pytorch_tanh"]),
+        ),
+        field(&["layer_norm_epsilon"], Meaning::Optional("norm_eps")),
+        field(&["resid_pdrop"], Meaning::Dropout),
+        field(&["embd_pdrop"], Meaning::Dropout),
+        field(&["attn_pdrop"], Meaning::Dropout),
+        field(&["scale_attn_by_inverse_layer_idx"], Meaning::Off),
+        field(&["add_cross_attention"], Meaning::Off),
+        TIED,
+    ],
+}];
 
 struct Gpt2 {
     embedding: ModuleId,

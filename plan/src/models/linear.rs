@@ -23,6 +23,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     attention: None,
     torch_modules: true,
     weights: Weights::Uniform,
+    hf: &[],
     dimensions: |m| vec![("hidden", m.hidden)],
     check: Conflict::packed_projections,
     declare: |d, m| Box::new(Linear::new(d, m)),

@@ -2,6 +2,9 @@
 
 use super::build::Builder;
 use super::declare::{Declare, Layer, Order, ROOT, Weights};
+use super::hf::{
+    FFN, Field, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, ROPE_THETA, TIED, VOCAB, field,
+};
 use super::spec::{Conflict, DEFAULT_SEQ_LEN, Defaults, FamilySpec, Inputs, Mask};
 use super::{Forward, loss};
 use crate::config::{Bias, Family, Model};
@@ -35,6 +38,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     attention: Some(Mask::Causal),
     torch_modules: false,
     weights: Weights::Normal,
+    hf: HF,
     dimensions: |m| {
         vec![
             ("vocab", m.vocab),
@@ -47,6 +51,103 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     check,
     declare: |d, m| Box::new(Llama::new(d, m)),
 };
+
+const SILU: Field = field(&["hidden_act"], Meaning::Word(&["silu", "swish"]));
+const KV_HEADS: Field = field(&["num_key_value_heads"], Meaning::Optional("kv_heads"));
+const HEAD_DIM: Field = field(&["head_dim"], Meaning::Optional("head_dim"));
+const NORM_EPS: Field = field(
+    &["rms_norm_eps"],
+    Meaning::Default("norm_eps", Given::Float(1e-6)),
+);
+const POSITIONS: Field = field(
+    &["max_position_embeddings"],
+    Meaning::Positions { slides: false },
+);
+const SLIDES: Field = field(&["use_sliding_window"], Meaning::Slides);
+const ATTENTION_BIAS: Field = field(&["attention_bias"], Meaning::HasBias);
+const MLP_BIAS: Field = field(&["mlp_bias"], Meaning::HasBias);
+
+const HF: &[HfType] = &[
+    HfType {
+        model_type: "llama",
+        architecture: "LlamaForCausalLM",
+        fixed: &[("qk_norm", Given::Bool(false))],
+        fields: &[
+            VOCAB,
+            HIDDEN,
+            FFN,
+            LAYERS,
+            HEADS,
+            KV_HEADS,
+            HEAD_DIM,
+            SILU,
+            POSITIONS,
+            NORM_EPS,
+            ROPE_THETA,
+            ATTENTION_BIAS,
+            MLP_BIAS,
+            TIED,
+        ],
+    },
+    HfType {
+        model_type: "mistral",
+        architecture: "MistralForCausalLM",
+        fixed: &[
+            ("qk_norm", Given::Bool(false)),
+            ("bias", Given::Bool(false)),
+        ],
+        fields: &[
+            VOCAB,
+            HIDDEN,
+            FFN,
+            LAYERS,
+            HEADS,
+            field(
+                &["num_key_value_heads"],
+                Meaning::Default("kv_heads", Given::Int(8)),
+            ),
+            HEAD_DIM,
+            SILU,
+            field(
+                &["max_position_embeddings"],
+                Meaning::Positions { slides: true },
+            ),
+            NORM_EPS,
+            ROPE_THETA,
+            TIED,
+        ],
+    },
+    HfType {
+        model_type: "qwen2",
+        architecture: "Qwen2ForCausalLM",
+        fixed: &[("qk_norm", Given::Bool(false)), ("bias", Given::Str("qkv"))],
+        fields: &[
+            VOCAB, HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, SILU, POSITIONS, NORM_EPS,
+            ROPE_THETA, SLIDES, TIED,
+        ],
+    },
+    HfType {
+        model_type: "qwen3",
+        architecture: "Qwen3ForCausalLM",
+        fixed: &[("qk_norm", Given::Bool(true)), ("bias", Given::Bool(false))],
+        fields: &[
+            VOCAB,
+            HIDDEN,
+            FFN,
+            LAYERS,
+            HEADS,
+            KV_HEADS,
+            field(&["head_dim"], Meaning::Default("head_dim", Given::Int(128))),
+            SILU,
+            POSITIONS,
+            NORM_EPS,
+            ROPE_THETA,
+            SLIDES,
+            field(&["attention_bias"], Meaning::Off),
+            TIED,
+        ],
+    },
+];
 
 /// The default width of the feed-forward layer is a multiple of this.
 const FFN_MULTIPLE: u64 = 256;

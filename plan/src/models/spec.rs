@@ -2,6 +2,7 @@
 
 use super::Forward;
 use super::declare::{Declare, Weights};
+use super::hf::HfType;
 use crate::config::{Bias, Family, Model};
 
 /// Longest sequence that a language model trains on by default.
@@ -46,6 +47,8 @@ pub struct FamilySpec {
     pub torch_modules: bool,
     /// How its weights start.
     pub(crate) weights: Weights,
+    /// The types of transformers that it covers.
+    pub hf: &'static [HfType],
     /// Inner dimensions of its weights, by name.
     pub dimensions: fn(&Model) -> Vec<(&'static str, u64)>,
     /// Refuses values that exclude each other.

@@ -1,10 +1,9 @@
 //! Models by their Hugging Face `config.json`: its fields as values of `[model]`, each at its place
 //! in that file.
 //!
-//! Names and defaults are those of the configuration classes of transformers (4.57): `LlamaConfig`,
-//! `MistralConfig`, `Qwen2Config`, `Qwen3Config` and `GPT2Config`. What a file must not leave to
-//! them are the shapes. Dropout and the stretching of rotary frequencies (`rope_scaling`) change
-//! numbers, not the time or memory of a step, and are passed over.
+//! Each family lists its fields ([`crate::models::HfType`]). A file must give the shapes; the rest
+//! has the defaults of transformers' configuration classes. Dropout and the scaling of rotary
+//! frequencies (`rope_scaling`) change numbers, not the time or memory of a step, and are not read.
 
 use super::error::ScenarioError;
 use super::keys::Key;
@@ -12,116 +11,13 @@ use super::load;
 use super::merge::{Document, Layer, Shape};
 use super::source::Source;
 use super::value::{Datum, Origin, Value};
+use crate::models::{self, FamilySpec, Given, HfType, Meaning};
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
 use std::path::Path;
 
 /// How file names of such models end.
 pub(crate) const ENDING: &str = ".json";
-
-/// What a field has to be.
-enum Must {
-    /// This word, or the same under another name; absent, it is the first one.
-    Be(&'static str, &'static [&'static str]),
-    /// Off, or absent.
-    BeOff(&'static str),
-}
-
-/// What one `model_type` says, and how.
-struct Kind {
-    name: &'static str,
-    family: &'static str,
-    /// Fields without which there is no shape.
-    required: &'static [(&'static str, Key)],
-    /// Fields that may be absent or null. What holds then is what the scenario's keys default to,
-    /// or stands in `defaults`.
-    optional: &'static [(&'static str, Key)],
-    /// Where the class's defaults are others than the scenario's keys'.
-    defaults: &'static [(Key, Datum)],
-    musts: &'static [Must],
-}
-
-const SHAPES: &[(&str, Key)] = &[
-    ("num_hidden_layers", Key::Layers),
-    ("hidden_size", Key::Hidden),
-    ("num_attention_heads", Key::Heads),
-    ("intermediate_size", Key::Ffn),
-    ("vocab_size", Key::Vocab),
-];
-
-const OPTIONS: &[(&str, Key)] = &[
-    ("num_key_value_heads", Key::KvHeads),
-    ("head_dim", Key::HeadDim),
-    ("tie_word_embeddings", Key::TieEmbeddings),
-    ("rms_norm_eps", Key::NormEps),
-    ("rope_theta", Key::RopeTheta),
-    ("max_position_embeddings", Key::MaxSeqLen),
-];
-
-const SILU: Must = Must::Be("hidden_act", &["silu", "swish"]);
-
-const KINDS: &[Kind] = &[
-    Kind {
-        name: "llama",
-        family: "llama",
-        required: SHAPES,
-        optional: OPTIONS,
-        defaults: &[(Key::NormEps, Datum::Float(1e-6))],
-        musts: &[SILU],
-    },
-    Kind {
-        name: "mistral",
-        family: "llama",
-        required: SHAPES,
-        optional: OPTIONS,
-        defaults: &[
-            (Key::NormEps, Datum::Float(1e-6)),
-            (Key::KvHeads, Datum::Int(8)),
-        ],
-        musts: &[SILU],
-    },
-    Kind {
-        name: "qwen2",
-        family: "llama",
-        required: SHAPES,
-        optional: OPTIONS,
-        defaults: &[(Key::NormEps, Datum::Float(1e-6))],
-        musts: &[SILU],
-    },
-    Kind {
-        name: "qwen3",
-        family: "llama",
-        required: SHAPES,
-        optional: OPTIONS,
-        defaults: &[
-            (Key::NormEps, Datum::Float(1e-6)),
-            (Key::HeadDim, Datum::Int(128)),
-        ],
-        musts: &[SILU, Must::BeOff("attention_bias")],
-    },
-    Kind {
-        name: "gpt2",
-        family: "gpt2",
-        required: &[
-            ("n_layer", Key::Layers),
-            ("n_embd", Key::Hidden),
-            ("n_head", Key::Heads),
-            ("vocab_size", Key::Vocab),
-        ],
-        optional: &[
-            ("n_inner", Key::Ffn),
-            ("n_positions", Key::MaxSeqLen),
-            ("layer_norm_epsilon", Key::NormEps),
-            ("tie_word_embeddings", Key::TieEmbeddings),
-        ],
-        defaults: &[],
-        musts: &[
-            Must::Be("activation_function", &["gelu_new", "gelu_pytorch_tanh"]),
-            Must::BeOff("scale_attn_by_inverse_layer_idx"),
-            Must::BeOff("add_cross_attention"),
-        ],
-    },
-];
 
 /// A file's fields.
 struct Config<'t> {
@@ -162,7 +58,7 @@ pub(crate) fn fill(
     let kind = config.kind(document)?;
     config.check(document, kind)?;
     let mut shape = Shape {
-        family: Some(kind.family.to_owned()),
+        family: Some(kind.family.name.to_owned()),
         ..Shape::default()
     };
     for (key, value) in config.values(document, kind)? {
@@ -192,139 +88,176 @@ impl<'t> Config<'t> {
         }
     }
 
-    /// A field that is there and not null.
+    /// Returns the first of these fields that is there and not null. A dot leads into an object.
+    fn first(&self, names: &[&str]) -> Option<Value> {
+        names.iter().find_map(|name| self.get(name))
+    }
+
     fn get(&self, name: &str) -> Option<Value> {
-        let raw = self.fields.get(name).filter(|raw| raw.get() != "null")?;
-        Some(self.value(raw))
+        let raw = match name.split_once('.') {
+            None => *self.fields.get(name)?,
+            Some((object, name)) => {
+                let text = self.fields.get(object)?.get();
+                let inner: BTreeMap<String, &'t RawValue> = serde_json::from_str(text).ok()?;
+                *inner.get(name)?
+            }
+        };
+        (raw.get() != "null").then(|| self.value(raw))
     }
 
-    /// A field of an object.
-    fn within(&self, object: &str, name: &str) -> Option<Value> {
-        let inner: BTreeMap<String, &'t RawValue> =
-            serde_json::from_str(self.fields.get(object)?.get()).ok()?;
-        let raw = inner.get(name).filter(|raw| raw.get() != "null")?;
-        Some(self.value(raw))
-    }
-
-    fn kind(&self, d: &Document) -> Result<&'static Kind, ScenarioError> {
-        let known: Vec<&str> = KINDS.iter().map(|k| k.name).collect();
-        let expected = known.join(" | ");
+    fn kind(&self, d: &Document) -> Result<Kind, ScenarioError> {
+        let all = || models::hf_types().map(|(family, hf)| Kind { family, hf });
+        let expected = || {
+            let names: Vec<&str> = all().map(|k| k.hf.model_type).collect();
+            names.join(" | ")
+        };
         let Some(given) = self.get("model_type") else {
             let error = d.error(self.whole(), "no `config.json`: `model_type` is missing");
-            return Err(error.with_expected(expected));
+            return Err(error.with_expected(expected()));
         };
-        let found = KINDS.iter().find(|k| given.str() == Some(k.name));
+        let found = all().find(|k| given.str() == Some(k.hf.model_type));
         found.ok_or_else(|| {
+            let expected = expected();
             let what = format!("`model_type` must be {expected}, not {}", given.describe());
             d.error(given.origin, what).with_expected(expected)
         })
     }
 
-    /// What the families here do not have must be off.
-    fn check(&self, d: &Document, kind: &Kind) -> Result<(), ScenarioError> {
-        for must in kind.musts {
-            let (name, want) = match must {
-                Must::Be(name, words) => (*name, words.join(" or ")),
-                Must::BeOff(name) => (*name, "false".to_owned()),
-            };
-            let Some(value) = self.get(name) else {
-                continue;
-            };
-            let fits = match must {
-                Must::Be(_, words) => value.str().is_some_and(|w| words.contains(&w)),
-                Must::BeOff(_) => matches!(value.datum, Datum::Bool(false)),
-            };
-            if !fits {
-                let what = format!(
-                    "`{name}` must be {want}, not {}: family {} supports nothing else",
-                    value.describe(),
-                    kind.family
-                );
-                return Err(d.error(value.origin, what).with_expected(want));
+    /// Refuses a value that the family does not support.
+    fn must(
+        &self,
+        d: &Document,
+        kind: Kind,
+        name: &str,
+        want: &str,
+        fits: impl Fn(&Value) -> bool,
+    ) -> Result<(), ScenarioError> {
+        let Some(value) = self.get(name).filter(|v| !fits(v)) else {
+            return Ok(());
+        };
+        let what = format!(
+            "`{name}` must be {want}, not {}: family {} supports nothing else",
+            value.describe(),
+            kind.family.name
+        );
+        Err(d.error(value.origin, what).with_expected(want))
+    }
+
+    /// Checks words and flags, which have no key.
+    fn check(&self, d: &Document, kind: Kind) -> Result<(), ScenarioError> {
+        for field in kind.hf.fields {
+            let name = field.names[0];
+            match field.meaning {
+                Meaning::Word(words) => self.must(d, kind, name, &words.join(" or "), |v| {
+                    v.str().is_some_and(|w| words.contains(&w))
+                })?,
+                Meaning::Off => self.must(d, kind, name, "false", |v| {
+                    matches!(v.datum, Datum::Bool(false))
+                })?,
+                _ => {}
             }
         }
         Ok(())
     }
 
     /// Keys of `[model]` with their values.
-    fn values(&self, d: &Document, kind: &Kind) -> Result<Vec<(Key, Value)>, ScenarioError> {
+    fn values(&self, d: &Document, kind: Kind) -> Result<Vec<(Key, Value)>, ScenarioError> {
         let own = |datum| Value {
             origin: self.whole(),
             datum,
         };
-        let mut out = vec![(Key::Family, own(Datum::Str(kind.family.to_owned())))];
-        for &(name, key) in kind.required {
-            let Some(value) = self.get(name) else {
-                let what = format!("`{name}` is missing: a {} needs it", kind.name);
-                return Err(d
-                    .error(self.whole(), what)
-                    .with_expected(key.info().expected()));
-            };
-            out.push((key, value));
+        let key = |name: &str| Key::find("model", name).expect("a family's keys exist");
+        let mut out = vec![(Key::Family, own(Datum::Str(kind.family.name.to_owned())))];
+        for &(name, given) in kind.hf.fixed {
+            out.push((key(name), own(given.into())));
         }
-        for &(name, key) in kind.optional {
-            let given = match key {
-                Key::MaxSeqLen => self.longest(name, kind),
-                // Transformers 5 writes it beside the kind of the embedding.
-                Key::RopeTheta => self
-                    .get(name)
-                    .or_else(|| self.within("rope_parameters", name)),
-                _ => self.get(name),
+        let mut has_bias = Vec::new();
+        for field in kind.hf.fields {
+            let found = self.first(field.names);
+            let (name, value) = match field.meaning {
+                Meaning::Required(name) => {
+                    let Some(value) = found else {
+                        let field = field.names[0];
+                        let what =
+                            format!("`{field}` is missing: a {} needs it", kind.hf.model_type);
+                        let expected = key(name).info().expected();
+                        return Err(d.error(self.whole(), what).with_expected(expected));
+                    };
+                    (name, Some(value))
+                }
+                Meaning::Optional(name) => (name, found),
+                Meaning::Default(name, given) => (name, found.or_else(|| Some(own(given.into())))),
+                Meaning::Positions { slides } => ("max_seq_len", self.longest(found, slides)),
+                Meaning::HasBias => {
+                    has_bias.push((field.names[0], found));
+                    continue;
+                }
+                Meaning::Slides | Meaning::Word(_) | Meaning::Off | Meaning::Dropout => continue,
             };
-            let default = kind.defaults.iter().find(|(k, _)| *k == key);
-            let value = given.or_else(|| default.map(|(_, datum)| own(datum.clone())));
-            out.extend(value.map(|v| (key, v)));
+            out.extend(value.map(|v| (key(name), v)));
         }
-        if kind.family == "llama" {
-            out.push((Key::Bias, self.bias(d, kind)?));
-            out.push((Key::QkNorm, own(Datum::Bool(kind.name == "qwen3"))));
+        if !has_bias.is_empty() {
+            out.push((Key::Bias, self.bias(d, has_bias)?));
         }
         Ok(out)
     }
 
-    /// Positions that attention sees all at once: with a sliding window no more than that.
-    fn longest(&self, name: &str, kind: &Kind) -> Option<Value> {
-        let longest = self.get(name);
+    /// Returns how many positions attention sees at once: with a sliding window no more than that.
+    fn longest(&self, positions: Option<Value>, slides: bool) -> Option<Value> {
         let slides = match self.get("use_sliding_window").map(|v| v.datum) {
             Some(Datum::Bool(on)) => on,
-            // Mistral's slides wherever it has one, Qwen2's where it is told to.
-            _ => kind.name == "mistral",
+            _ => slides,
         };
         let window = self.get("sliding_window").filter(|_| slides);
-        match (longest, window) {
+        match (positions, window) {
             (Some(all), Some(window)) if window.integer() < all.integer() => Some(window),
             (None, window) => window,
             (all, _) => all,
         }
     }
 
-    fn bias(&self, d: &Document, kind: &Kind) -> Result<Value, ScenarioError> {
-        let [attention, mlp] = ["attention_bias", "mlp_bias"].map(|name| self.get(name));
-        let on = |v: &Option<Value>| {
+    /// Returns whether all linear layers have a bias, from what fields say about some of them.
+    fn bias(
+        &self,
+        d: &Document,
+        fields: Vec<(&str, Option<Value>)>,
+    ) -> Result<Value, ScenarioError> {
+        let is_on = |v: &Option<Value>| {
             v.as_ref()
                 .is_some_and(|v| !matches!(v.datum, Datum::Bool(false)))
         };
-        let datum = match (kind.name, on(&attention), on(&mlp)) {
-            // Its attention has them whatever the file says.
-            ("qwen2", ..) => Datum::Str("qkv".to_owned()),
-            (_, false, false) => Datum::Bool(false),
-            (_, true, true) => Datum::Bool(true),
-            (_, one, _) => {
-                let (has, other) = match one {
-                    true => (attention, "mlp_bias"),
-                    false => (mlp, "attention_bias"),
-                };
-                let at = has.map_or(self.whole(), |v| v.origin);
-                let what = format!(
-                    "all linear layers of a block must have a bias, or none: `{other}` is not true"
-                );
-                return Err(d.error(at, what).with_help(
-                    "model.bias = \"qkv\" gives a bias to queries, keys and values only",
-                ));
-            }
-        };
-        let origin = attention.or(mlp).map_or(self.whole(), |v| v.origin);
+        let off = fields.iter().find(|(_, v)| !is_on(v));
+        let on = fields.iter().find(|(_, v)| is_on(v));
+        if let (Some((_, Some(on))), Some((off, _))) = (on, off) {
+            let what = format!(
+                "all linear layers of a block must have a bias, or none: `{off}` is not true"
+            );
+            return Err(d
+                .error(on.origin, what)
+                .with_help("model.bias = \"qkv\" gives a bias to queries, keys and values only"));
+        }
+        let datum = Datum::Bool(off.is_none());
+        let given = fields.into_iter().find_map(|(_, value)| value);
+        let origin = given.map_or(self.whole(), |v| v.origin);
         Ok(Value { origin, datum })
+    }
+}
+
+/// A `model_type`, and the family that covers it.
+#[derive(Clone, Copy)]
+struct Kind {
+    family: &'static FamilySpec,
+    hf: &'static HfType,
+}
+
+impl From<Given> for Datum {
+    fn from(given: Given) -> Self {
+        match given {
+            Given::Bool(b) => Self::Bool(b),
+            Given::Int(n) => Self::Int(n.into()),
+            Given::Float(x) => Self::Float(x),
+            Given::Str(s) => Self::Str(s.to_owned()),
+        }
     }
 }
 

@@ -1,0 +1,117 @@
+//! How families appear in the `config.json` of Hugging Face's transformers.
+//!
+//! Names and defaults are those of the configuration classes of transformers 5. The same rows read
+//! a file into a scenario, compare a file with a scenario, and write the file of a trained model.
+
+use crate::config::Model;
+use serde_json::Value;
+
+/// A `model_type` of transformers that a family covers.
+pub struct HfType {
+    /// `model_type`.
+    pub model_type: &'static str,
+    /// Class of the language model.
+    pub architecture: &'static str,
+    /// Values of keys of `[model]` that every model of this type has.
+    pub fixed: &'static [(&'static str, Given)],
+    /// Fields, in the order in which they are written.
+    pub fields: &'static [Field],
+}
+
+/// A field of `config.json`.
+pub struct Field {
+    /// Name. A dot leads into an object. Of several names, the first one in a file counts.
+    pub names: &'static [&'static str],
+    /// Its meaning.
+    pub meaning: Meaning,
+}
+
+/// What a field says.
+#[derive(Clone, Copy)]
+pub enum Meaning {
+    /// The value of a key, without which there is no shape.
+    Required(&'static str),
+    /// The value of a key. Absent or null, it has the key's own default.
+    Optional(&'static str),
+    /// The value of a key. Absent or null, it has the default of the configuration class.
+    Default(&'static str, Given),
+    /// The longest sequence. Where `sliding_window` is shorter, it is that.
+    Positions {
+        /// Whether the window slides if `use_sliding_window` does not say so.
+        slides: bool,
+    },
+    /// Whether the window slides. A model of ours sees the whole sequence: written as false.
+    Slides,
+    /// Whether some linear layers have a bias: key `bias` is true where all of them say so.
+    HasBias,
+    /// One of these words. Absent, it is the first one.
+    Word(&'static [&'static str]),
+    /// Off, or absent.
+    Off,
+    /// Written as 0 and not read: it does not change a step's time or memory.
+    Dropout,
+}
+
+/// A value of a key.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Given {
+    /// `true` or `false`.
+    Bool(bool),
+    /// An integer.
+    Int(u64),
+    /// A number.
+    Float(f64),
+    /// A string.
+    Str(&'static str),
+}
+
+impl From<Given> for Value {
+    fn from(given: Given) -> Self {
+        match given {
+            Given::Bool(b) => b.into(),
+            Given::Int(n) => n.into(),
+            Given::Float(x) => x.into(),
+            Given::Str(s) => s.into(),
+        }
+    }
+}
+
+/// Returns a field with one name.
+pub(super) const fn field(name: &'static [&'static str; 1], meaning: Meaning) -> Field {
+    Field {
+        names: name,
+        meaning,
+    }
+}
+
+/// Shapes that every decoder of transformers names alike.
+pub(super) const LAYERS: Field = field(&["num_hidden_layers"], Meaning::Required("layers"));
+pub(super) const HIDDEN: Field = field(&["hidden_size"], Meaning::Required("hidden"));
+pub(super) const HEADS: Field = field(&["num_attention_heads"], Meaning::Required("heads"));
+pub(super) const FFN: Field = field(&["intermediate_size"], Meaning::Required("ffn"));
+pub(super) const VOCAB: Field = field(&["vocab_size"], Meaning::Required("vocab"));
+pub(super) const TIED: Field = field(
+    &["tie_word_embeddings"],
+    Meaning::Optional("tie_embeddings"),
+);
+/// Transformers 5 writes it next to the kind of the embedding.
+pub(super) const ROPE_THETA: Field = Field {
+    names: &["rope_theta", "rope_parameters.rope_theta"],
+    meaning: Meaning::Optional("rope_theta"),
+};
+
+impl HfType {
+    /// Returns whether a model of the family is one of this type.
+    #[must_use]
+    pub fn describes(&self, model: &Model) -> bool {
+        let values = serde_json::to_value(model).unwrap_or_default();
+        let is_fixed = |(key, given): &(&str, Given)| values.get(key) == Some(&Value::from(*given));
+        // Without a field for biases, some layers only may not have any.
+        let says_bias = self
+            .fields
+            .iter()
+            .any(|f| matches!(f.meaning, Meaning::HasBias));
+        let fits_bias = !says_bias || values["bias"].is_boolean();
+        fits_bias && self.fixed.iter().all(is_fixed)
+    }
+}
