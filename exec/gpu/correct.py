@@ -211,6 +211,8 @@ def hung():
     def case(title, mode, name, sets, what):
         def job():
             code, _, err, s = train(name.split(",")[0], "--steps", 50, "--timeout", patience, "--fault", f"1:{what}", mode, sets=[*fit(gpus()), *sets], timeout=60)
+            if code == 125:
+                return row("hangs", f"{what} of rank 1, {name}, {title}", None, err)
             # One that ends earlier has not hung; one that hangs for good may take its time to be ended from outside.
             ok = code == 3 and (patience if what == "stall" else 0) <= s < 40
             # Those who wait report it; the cause says who is waited for.
@@ -230,6 +232,8 @@ def absent():
     def case(title, mode, who):
         def job():
             code, _, err, s = train("small-native", "--steps", 2, "--timeout", 1, "--fault", f"{who}:absent", mode, sets=fit(gpus()), timeout=60)
+            if code == 125:
+                return row("hangs", f"rank {who} never comes, {title}", None, err)
             ok = code == 3 and (1 if CPU else 10) <= s < 40
             if not CPU and who and "NCCL has not joined" not in err:
                 ok, err = False, err + "\nnobody says that NCCL waits"
@@ -246,7 +250,7 @@ def no_room():
     sets = [*fit(gpus()), "model.hidden=16384", "model.heads=128", "model.kv_heads=8", "model.ffn=53248", "model.layers=40"]
     for title, mode in MODES:
         code, _, err, s = train("small-engines", "--steps", 2, mode, sets=sets, timeout=60)
-        row("hangs", f"no memory, {title}", code in (2, 3), f"status {code} after {s:.1f} s: {last_line(err)[:110]}")
+        row("hangs", f"no memory, {title}", None if code == 125 else code in (2, 3), f"status {code} after {s:.1f} s: {last_line(err)[:110]}")
 
 
 def stopped():

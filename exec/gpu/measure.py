@@ -163,7 +163,7 @@ def options():
     profile, results = hardware(), []
     for name in chosen(list(runs)):
         if left() < 20:
-            row("options", name, None, "no time is left in this call")
+            row("options", name, None, tools.NO_TIME)
             break
         results.append(judged("options", name, profile, 2, None, *scaled(*runs[name])))
     results = [r for r in results if r]

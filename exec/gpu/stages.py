@@ -26,7 +26,7 @@ def main():
     for name in wanted:
         begin = time.time()
         if left() < 5:
-            row(name, "not begun", False, "no time is left in this call")
+            row(name, "not begun", False, tools.NO_TIME)
             continue
         try:
             STAGES[name]()
