@@ -174,6 +174,11 @@ ops! {
     Mul;
     /// `a -> -a`.
     Neg;
+    /// `x -> by * x`.
+    Scale {
+        /// Factor.
+        by: Real = Real(0.5),
+    };
     /// `x -> x * sigmoid(x)`.
     Silu;
     /// `d_y, x -> d_x` of [`Silu`].
@@ -182,6 +187,10 @@ ops! {
     Gelu;
     /// `d_y, x -> d_x` of [`Gelu`].
     GeluGrad;
+    /// `x -> gelu(x)`, exact: `x * (1 + erf(x / sqrt(2))) / 2`.
+    GeluErf;
+    /// `d_y, x -> d_x` of [`GeluErf`].
+    GeluErfGrad;
     /// `x -> max(x, 0)`.
     Relu;
     /// `d_y, y -> d_x` of [`Relu`], from its result.

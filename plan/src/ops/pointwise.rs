@@ -125,6 +125,17 @@ impl Elementwise for op::Neg {
     }
 }
 
+impl Elementwise for op::Scale {
+    const NAME: &'static str = "scale";
+    const INPUTS: usize = 1;
+    const FLOPS: u64 = 1;
+
+    fn gradients(&self, at: Vjp<'_>) -> Contributions {
+        let kind = OpKind::Scale(*self);
+        Vjp::first(at.g.unary(kind, at.dy))
+    }
+}
+
 impl Elementwise for op::Silu {
     const NAME: &'static str = "silu";
     const INPUTS: usize = 1;
@@ -161,6 +172,27 @@ impl Elementwise for op::GeluGrad {
     const NAME: &'static str = "gelu_backward";
     const INPUTS: usize = 2;
     const FLOPS: u64 = 18;
+
+    fn gradients(&self, _: Vjp<'_>) -> Contributions {
+        backward_only()
+    }
+}
+
+impl Elementwise for op::GeluErf {
+    const NAME: &'static str = "gelu_erf";
+    const INPUTS: usize = 1;
+    const FLOPS: u64 = 8;
+
+    fn gradients(&self, at: Vjp<'_>) -> Contributions {
+        let x = at.x(0);
+        at.unary(OpKind::GeluErfGrad, x)
+    }
+}
+
+impl Elementwise for op::GeluErfGrad {
+    const NAME: &'static str = "gelu_erf_backward";
+    const INPUTS: usize = 2;
+    const FLOPS: u64 = 16;
 
     fn gradients(&self, _: Vjp<'_>) -> Contributions {
         backward_only()

@@ -4,10 +4,13 @@ use super::{Elementwise, float};
 use crate::kernels::math::{exp, sigmoid, tanh};
 use crate::kernels::wide::wide;
 use shardlab_plan::ir::op;
+use std::f32::consts::FRAC_1_SQRT_2;
 
 /// `sqrt(2 / pi)` of the tanh approximation of GELU.
 const GELU_C: f32 = 0.797_884_6;
 const GELU_A: f32 = 0.044_715;
+/// `1 / sqrt(2 pi)`, the factor of the normal density.
+const FRAC_1_SQRT_2PI: f32 = 0.398_942_3;
 
 wide! {
     /// Computes `a + b`.
@@ -35,6 +38,13 @@ wide! {
     fn neg(a: &[f32], y: &mut [f32]) {
         for (y, a) in y.iter_mut().zip(a) {
             *y = -a;
+        }
+    }
+
+    /// Computes `by * x`.
+    fn scale(x: &[f32], by: f32, y: &mut [f32]) {
+        for (y, x) in y.iter_mut().zip(x) {
+            *y = by * x;
         }
     }
 
@@ -67,6 +77,21 @@ wide! {
             let t = tanh(GELU_C * (x + GELU_A * x * x * x));
             let dt = (1.0 - t * t) * GELU_C * (1.0 + 3.0 * GELU_A * x * x);
             *d = g * (0.5 * (1.0 + t) + 0.5 * x * dt);
+        }
+    }
+
+    /// Computes the exact GELU.
+    fn gelu_erf(x: &[f32], y: &mut [f32]) {
+        for (y, &x) in y.iter_mut().zip(x) {
+            *y = x * (0.5 + 0.5 * libm::erff(x * FRAC_1_SQRT_2));
+        }
+    }
+
+    /// Computes the gradient of the exact GELU.
+    fn gelu_erf_grad(dy: &[f32], x: &[f32], dx: &mut [f32]) {
+        for ((d, &g), &x) in dx.iter_mut().zip(dy).zip(x) {
+            let cdf = 0.5 + 0.5 * libm::erff(x * FRAC_1_SQRT_2);
+            *d = g * (cdf + x * (FRAC_1_SQRT_2PI * exp(-0.5 * x * x)));
         }
     }
 
@@ -140,6 +165,16 @@ impl Elementwise for op::Neg {
     }
 }
 
+impl Elementwise for op::Scale {
+    fn block(&self, x: &[&[f32]], y: &mut [f32]) {
+        scale(x[0], self.by.0 as f32, y);
+    }
+
+    fn lane(&self, x: &[String], _: bool) -> String {
+        format!("{} * {}", float(self.by.0 as f32), x[0])
+    }
+}
+
 impl Elementwise for op::Silu {
     fn block(&self, x: &[&[f32]], y: &mut [f32]) {
         silu(x[0], y);
@@ -177,6 +212,29 @@ impl Elementwise for op::GeluGrad {
 
     fn lane(&self, x: &[String], fast: bool) -> String {
         format!("gelu_grad_<{fast}>({}, {})", x[0], x[1])
+    }
+}
+
+impl Elementwise for op::GeluErf {
+    fn block(&self, x: &[&[f32]], y: &mut [f32]) {
+        gelu_erf(x[0], y);
+    }
+
+    fn lane(&self, x: &[String], _: bool) -> String {
+        format!("{0} * (0.5f + 0.5f * erff({0} * 0.70710678f))", x[0])
+    }
+}
+
+impl Elementwise for op::GeluErfGrad {
+    fn block(&self, x: &[&[f32]], y: &mut [f32]) {
+        gelu_erf_grad(x[0], x[1], y);
+    }
+
+    fn lane(&self, x: &[String], fast: bool) -> String {
+        format!(
+            "{} * (0.5f + 0.5f * erff({1} * 0.70710678f) + {1} * 0.39894228f * exp_<{fast}>(-0.5f * {1} * {1}))",
+            x[0], x[1]
+        )
     }
 }
 

@@ -69,12 +69,11 @@ impl Differences<'_> {
             return;
         }
         let name = names[0];
-        let theirs = match theirs {
-            Value::Null => "missing".to_owned(),
-            value => value.to_string(),
-        };
-        self.all
-            .push(format!("`{name}` is {theirs}, model.{key} {ours}"));
+        self.all.push(match theirs {
+            Value::Null => format!("`{name}` is missing, model.{key} {ours}"),
+            Value::Bool(_) => format!("`{name}` is not model.{key} = {ours}"),
+            value => format!("`{name}` is {value}, model.{key} {ours}"),
+        });
     }
 
     fn word(&mut self, name: &str, allowed: &[&str]) {

@@ -40,6 +40,13 @@ fn gelu(x: f64) -> (f64, f64) {
     (0.5 * x * (1.0 + t), 0.5 * (1.0 + t) + 0.5 * x * dt)
 }
 
+/// The exact GELU, and its derivative.
+fn gelu_erf(x: f64) -> (f64, f64) {
+    let cdf = 0.5 * (1.0 + libm::erf(x / std::f64::consts::SQRT_2));
+    let pdf = (-0.5 * x * x).exp() / (2.0 * std::f64::consts::PI).sqrt();
+    (x * cdf, cdf + x * pdf)
+}
+
 fn lse(row: &[f64]) -> f64 {
     let m = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     m + row.iter().map(|x| (x - m).exp()).sum::<f64>().ln()
@@ -209,10 +216,13 @@ pub(crate) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
         OpKind::Sub | OpKind::LogProbs => vec![zip2(op, x, |a, b| a - b)],
         OpKind::Mul => vec![zip2(op, x, |a, b| a * b)],
         OpKind::Neg => map(&|v| -v),
+        OpKind::Scale(op::Scale { by }) => map(&|v| by.0 * v),
         OpKind::Silu => map(&|v| v * sigmoid(v)),
         OpKind::SiluGrad => pair(&|g, v| g * (sigmoid(v) + v * sigmoid(v) * (1.0 - sigmoid(v)))),
         OpKind::Gelu => map(&|v| gelu(v).0),
         OpKind::GeluGrad => pair(&|g, v| g * gelu(v).1),
+        OpKind::GeluErf => map(&|v| gelu_erf(v).0),
+        OpKind::GeluErfGrad => pair(&|g, v| g * gelu_erf(v).1),
         OpKind::Relu => map(&|v| v.max(0.0)),
         OpKind::ReluGrad => pair(&|g, y| if y > 0.0 { g } else { 0.0 }),
         OpKind::Copy => map(&|v| v),
