@@ -179,6 +179,16 @@ ops! {
         /// Factor.
         by: Real = Real(0.5),
     };
+    /// `x -> cap * tanh(x / cap)`: a soft limit of the absolute value (Gemma 2).
+    Softcap {
+        /// Limit.
+        cap: Real = Real(2.0),
+    };
+    /// `d_y, y -> d_x` of [`Softcap`], from its result.
+    SoftcapGrad {
+        /// As in the forward op.
+        cap: Real = Real(2.0),
+    };
     /// `x -> x * sigmoid(x)`.
     Silu;
     /// `d_y, x -> d_x` of [`Silu`].

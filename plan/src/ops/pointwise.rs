@@ -136,6 +136,27 @@ impl Elementwise for op::Scale {
     }
 }
 
+impl Elementwise for op::Softcap {
+    const NAME: &'static str = "softcap";
+    const INPUTS: usize = 1;
+    const FLOPS: u64 = 8;
+
+    fn gradients(&self, at: Vjp<'_>) -> Contributions {
+        let y = at.y(0);
+        at.unary(OpKind::SoftcapGrad(op::SoftcapGrad { cap: self.cap }), y)
+    }
+}
+
+impl Elementwise for op::SoftcapGrad {
+    const NAME: &'static str = "softcap_backward";
+    const INPUTS: usize = 2;
+    const FLOPS: u64 = 4;
+
+    fn gradients(&self, _: Vjp<'_>) -> Contributions {
+        backward_only()
+    }
+}
+
 impl Elementwise for op::Silu {
     const NAME: &'static str = "silu";
     const INPUTS: usize = 1;

@@ -48,6 +48,20 @@ wide! {
         }
     }
 
+    /// Computes `cap * tanh(x / cap)`.
+    fn softcap(x: &[f32], cap: f32, y: &mut [f32]) {
+        for (y, x) in y.iter_mut().zip(x) {
+            *y = cap * tanh(x / cap);
+        }
+    }
+
+    /// Computes the gradient of a soft cap from its result.
+    fn softcap_grad(dy: &[f32], y: &[f32], cap: f32, dx: &mut [f32]) {
+        for ((d, g), y) in dx.iter_mut().zip(dy).zip(y) {
+            *d = g * (1.0 - (y / cap) * (y / cap));
+        }
+    }
+
     /// Computes `x * sigmoid(x)`.
     fn silu(x: &[f32], y: &mut [f32]) {
         for (y, &x) in y.iter_mut().zip(x) {
@@ -172,6 +186,28 @@ impl Elementwise for op::Scale {
 
     fn lane(&self, x: &[String], _: bool) -> String {
         format!("{} * {}", float(self.by.0 as f32), x[0])
+    }
+}
+
+impl Elementwise for op::Softcap {
+    fn block(&self, x: &[&[f32]], y: &mut [f32]) {
+        softcap(x[0], self.cap.0 as f32, y);
+    }
+
+    fn lane(&self, x: &[String], fast: bool) -> String {
+        let cap = float(self.cap.0 as f32);
+        format!("{cap} * tanh_<{fast}>({} / {cap})", x[0])
+    }
+}
+
+impl Elementwise for op::SoftcapGrad {
+    fn block(&self, x: &[&[f32]], y: &mut [f32]) {
+        softcap_grad(x[0], x[1], self.cap.0 as f32, y);
+    }
+
+    fn lane(&self, x: &[String], _: bool) -> String {
+        let (cap, y) = (float(self.cap.0 as f32), &x[1]);
+        format!("{} * (1.0f - ({y} / {cap}) * ({y} / {cap}))", x[0])
     }
 }
 

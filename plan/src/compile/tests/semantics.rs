@@ -217,6 +217,10 @@ pub(crate) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
         OpKind::Mul => vec![zip2(op, x, |a, b| a * b)],
         OpKind::Neg => map(&|v| -v),
         OpKind::Scale(op::Scale { by }) => map(&|v| by.0 * v),
+        OpKind::Softcap(op::Softcap { cap }) => map(&|v| cap.0 * (v / cap.0).tanh()),
+        OpKind::SoftcapGrad(op::SoftcapGrad { cap }) => {
+            pair(&|g, y| g * (1.0 - (y / cap.0).powi(2)))
+        }
         OpKind::Silu => map(&|v| v * sigmoid(v)),
         OpKind::SiluGrad => pair(&|g, v| g * (sigmoid(v) + v * sigmoid(v) * (1.0 - sigmoid(v)))),
         OpKind::Gelu => map(&|v| gelu(v).0),
