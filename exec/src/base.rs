@@ -6,6 +6,7 @@ pub(crate) mod abort;
 pub(crate) mod clock;
 pub(crate) mod delay;
 pub(crate) mod divergence;
+pub(crate) mod element;
 pub(crate) mod failure;
 pub(crate) mod fault;
 pub mod operand;

@@ -13,6 +13,7 @@ pub use optimizer::Optimizer;
 use crate::attribute::Attributed;
 use crate::kineto::Trace;
 use count::Counts;
+use shardlab_plan::ir::DType;
 
 /// A value and how it was determined.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -167,10 +168,6 @@ pub fn find(trace: &Trace, a: &Attributed, step: Option<u32>) -> Facts {
 
 /// Scenario files' name of an element type.
 pub(crate) fn dtype(name: &str) -> Option<&'static str> {
-    Some(match name {
-        "BFloat16" | "c10::BFloat16" => "bf16",
-        "Float" | "float" => "f32",
-        "Half" | "c10::Half" => "f16",
-        _ => return None,
-    })
+    let found = DType::find(|n| n.torch.contains(&name))?;
+    found.is_float().then(|| found.name())
 }

@@ -28,6 +28,7 @@ use crate::ir::{Module, ModuleId, Param, ParamId};
 use crate::models::declare::{Blocks, Tree};
 use crate::models::flops::{self, Backward};
 use crate::models::{self, Declared, build};
+use crate::recipes;
 use crate::units::Flops;
 use tape::Tape;
 
@@ -172,6 +173,7 @@ fn alike(scenario: &Scenario, tree: &Tree, b: Blocks, sharding: Sharding<'_>) ->
 /// The tape of a model, built op by op.
 fn full(scenario: &Scenario, model: Declared, sharding: Sharding<'_>) -> Tape {
     let mut m = models::graph_of(scenario, model);
+    recipes::convert(&mut m.graph, &*recipes::of(&scenario.precision));
     let seed = build::seed(scenario, m.tokens);
     let recompute = Recomputed::new(&scenario.train, m.modules());
     let mut backward = autodiff::differentiate(&mut m, &recompute, seed);

@@ -1,6 +1,7 @@
 //! The op graph: values that view buffers, ops in issue order.
 
 mod construct;
+mod convert;
 
 use crate::ir::{Const, ConstId, DType, ModuleId, OpKind, ParamId, Shape, strides};
 use smallvec::SmallVec;

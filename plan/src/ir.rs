@@ -20,7 +20,7 @@ pub(crate) mod strides;
 
 pub use buffer::{Access, Buffer, Holds, PerRank, Pool, Role};
 pub use collective::{Collective, CollectiveKind, CopyDesc, CopyKind, Part, ReduceOp};
-pub use dtype::DType;
+pub use dtype::{DType, Numeric, Values};
 pub use host_work::HostWorkKind;
 pub use id::{
     BufferId, COMPUTE, CollectiveId, CommId, ConstId, CopyId, EventId, GroupId, InstrId, KernelId,

@@ -33,6 +33,7 @@ mod names;
 pub mod ops;
 pub mod policies;
 pub mod program;
+mod recipes;
 pub mod record;
 pub mod scenario;
 pub mod shard;

@@ -214,7 +214,7 @@ fn finish(
         reduce_in_flight: scenario.fsdp.reduce_in_flight,
         validate_every: scenario.train.validate_every,
         steps: scenario.train.steps,
-        compute: scenario.precision.compute,
+        compute: inputs.types.compute,
     };
     let double_buffer = scenario.fsdp.allocator == AllocatorKind::DoubleBuffer;
     Program {

@@ -26,7 +26,7 @@ pub(crate) use vjp::sum_to;
 pub use vjp::{Contributions, Vjp};
 
 use crate::ir::op::match_op;
-use crate::ir::{KernelClass, OpKind};
+use crate::ir::{DType, KernelClass, OpKind};
 
 /// What fusion may do with an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +51,13 @@ pub trait OpDef {
 
     /// Describes the operands.
     fn signature(&self) -> Signature;
+
+    /// Returns the element type of output `n` of a forward operation, from those of the inputs: the
+    /// first one's; without inputs, float32.
+    fn result(&self, n: usize, inputs: &[DType]) -> DType {
+        let _ = n;
+        inputs.first().copied().unwrap_or(DType::F32)
+    }
 
     /// Says how a compiler may treat the operation.
     fn fusion(&self) -> Fusion;

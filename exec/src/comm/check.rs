@@ -2,7 +2,7 @@
 
 use super::Call;
 use crate::base::operand::RawRange;
-use shardlab_plan::ir::{CollectiveKind, DType, ReduceOp};
+use shardlab_plan::ir::{CollectiveKind, ReduceOp};
 
 /// Checks calls in order of position. The error names the first rank that differs, or whose call is
 /// invalid.
@@ -57,7 +57,7 @@ fn wrong(call: &Call, position: usize, n: usize) -> Option<String> {
         call.kind,
         CollectiveKind::ReduceScatter | CollectiveKind::AllReduce
     );
-    if reduces && matches!(call.dtype, DType::I64 | DType::U8) {
+    if reduces && !call.dtype.is_float() {
         return Some(format!("asks for a reduction of {}", call.dtype));
     }
     if reduces == (call.reduce == ReduceOp::None) {

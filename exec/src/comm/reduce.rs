@@ -1,44 +1,11 @@
 //! Reductions in rank order with float32 accumulation.
 
-use half::{bf16, f16};
+use crate::base::element::{Element, match_dtype};
 use shardlab_plan::ir::{DType, ReduceOp};
 
 /// Number of elements that are accumulated at a time: the accumulator fits into the first-level
 /// cache.
 const BLOCK: usize = 1024;
-
-/// An element that is widened to float32 for arithmetic.
-trait Element: Copy {
-    fn widen(self) -> f32;
-    fn round(x: f32) -> Self;
-}
-
-impl Element for f32 {
-    fn widen(self) -> f32 {
-        self
-    }
-    fn round(x: f32) -> Self {
-        x
-    }
-}
-
-impl Element for bf16 {
-    fn widen(self) -> f32 {
-        self.to_f32()
-    }
-    fn round(x: f32) -> Self {
-        Self::from_f32(x)
-    }
-}
-
-impl Element for f16 {
-    fn widen(self) -> f32 {
-        self.to_f32()
-    }
-    fn round(x: f32) -> Self {
-        Self::from_f32(x)
-    }
-}
 
 /// Reduces `bytes` bytes of every source, in the order of the sources, into every output.
 ///
@@ -61,17 +28,12 @@ pub(super) unsafe fn reduce(
         ReduceOp::PremulSum(f) => Some(f as f32),
     };
     let n = bytes / dtype.size() as usize;
+    assert!(
+        dtype.is_float(),
+        "calls that reduce integers are refused before data moves"
+    );
     // SAFETY: the caller's contract, element by element.
-    unsafe {
-        match dtype {
-            DType::F32 => run::<f32>(factor, sources, outputs, n),
-            DType::Bf16 => run::<bf16>(factor, sources, outputs, n),
-            DType::F16 => run::<f16>(factor, sources, outputs, n),
-            DType::I64 | DType::U8 => {
-                unreachable!("calls that reduce integers are refused before data moves")
-            }
-        }
-    }
+    unsafe { match_dtype!(dtype, T => run::<T>(factor, sources, outputs, n)) }
 }
 
 /// # Safety

@@ -16,7 +16,6 @@ const KINDS: [CollectiveKind; 4] = [
     CollectiveKind::AllReduce,
     CollectiveKind::AllToAll,
 ];
-const DTYPES: [DType; 5] = [DType::F32, DType::Bf16, DType::F16, DType::I64, DType::U8];
 
 /// Memory of calls of other processes. 64-bit words keep elements aligned.
 #[derive(Debug, Default)]
@@ -102,7 +101,7 @@ unsafe fn encode(call: &Call) -> Vec<u8> {
     let mut w = Writer::default();
     let place = |found: Option<usize>| found.map_or(u8::MAX, |i| i as u8);
     w.u8(place(KINDS.iter().position(|k| *k == call.kind)));
-    w.u8(place(DTYPES.iter().position(|d| *d == call.dtype)));
+    w.u8(place(DType::ALL.iter().position(|d| *d == call.dtype)));
     let (tag, factor) = match call.reduce {
         ReduceOp::None => (0, 0.0),
         ReduceOp::Sum => (1, 0.0),
@@ -123,7 +122,7 @@ unsafe fn encode(call: &Call) -> Vec<u8> {
 fn decode(data: &[u8], copies: &mut Copies) -> Option<Call> {
     let mut r = Reader(data);
     let kind = *KINDS.get(usize::from(r.u8()?))?;
-    let dtype = *DTYPES.get(usize::from(r.u8()?))?;
+    let dtype = *DType::ALL.get(usize::from(r.u8()?))?;
     let tag = r.u8()?;
     let factor = r.f64()?;
     let reduce = match tag {

@@ -229,7 +229,7 @@ pub(super) fn overlap(a: &std::ops::Range<usize>, b: &std::ops::Range<usize>) ->
 
 fn aligned(ptr: *mut u8, dtype: DType) -> Result<(), OperandError> {
     // Integers are read and written unaligned.
-    if dtype != DType::I64 && !(ptr as usize).is_multiple_of(dtype.size() as usize) {
+    if dtype.is_float() && !(ptr as usize).is_multiple_of(dtype.size() as usize) {
         return Err(OperandError::Misaligned(dtype));
     }
     Ok(())

@@ -12,8 +12,8 @@ mod text;
 pub use source::{DataError, TokenWidth, Tokens};
 pub use text::{TOKENIZER, tokenizer_next_to};
 
+use crate::base::element::{Element, match_dtype, push};
 use crate::base::random::Sequence;
-use half::{bf16, f16};
 use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 use rayon::slice::{ParallelSlice, ParallelSliceMut};
 use shardlab_plan::config::{Family, Model, Scenario};
@@ -287,17 +287,6 @@ impl Feed {
     }
 }
 
-/// Appends a number as an element type.
-pub(crate) fn push(out: &mut Vec<u8>, dtype: DType, v: f32) {
-    match dtype {
-        DType::F32 => out.extend_from_slice(&v.to_le_bytes()),
-        DType::Bf16 => out.extend_from_slice(&bf16::from_f32(v).to_le_bytes()),
-        DType::F16 => out.extend_from_slice(&f16::from_f32(v).to_le_bytes()),
-        DType::I64 => out.extend_from_slice(&(v as i64).to_le_bytes()),
-        DType::U8 => out.push(v as u8),
-    }
-}
-
 /// Number of elements that one thread converts at a time.
 const PIECE: usize = 1 << 16;
 
@@ -306,22 +295,21 @@ const PIECE: usize = 1 << 16;
 /// # Panics
 /// For integer types: weights, moments and gradients are floats.
 pub(crate) fn floats(bytes: &[u8], dtype: DType) -> Vec<f32> {
-    match dtype {
-        DType::F32 => decoded(bytes, f32::from_le_bytes),
-        DType::Bf16 => decoded(bytes, |b| bf16::from_le_bytes(b).to_f32()),
-        DType::F16 => decoded(bytes, |b| f16::from_le_bytes(b).to_f32()),
-        DType::I64 | DType::U8 => panic!("weights, moments and gradients are floats"),
-    }
+    assert!(
+        dtype.is_float(),
+        "weights, moments and gradients are floats"
+    );
+    match_dtype!(dtype, T => decoded::<T>(bytes))
 }
 
-fn decoded<const N: usize>(bytes: &[u8], one: impl Fn([u8; N]) -> f32 + Sync) -> Vec<f32> {
-    let bytes = bytes.as_chunks::<N>().0;
-    let mut out = vec![0.0; bytes.len()];
+fn decoded<T: Element>(bytes: &[u8]) -> Vec<f32> {
+    let size = size_of::<T>();
+    let mut out = vec![0.0; bytes.len() / size];
     out.par_chunks_mut(PIECE)
-        .zip(bytes.par_chunks(PIECE))
+        .zip(bytes.par_chunks(PIECE * size))
         .for_each(|(out, bytes)| {
-            for (x, b) in out.iter_mut().zip(bytes) {
-                *x = one(*b);
+            for (x, b) in out.iter_mut().zip(bytes.chunks_exact(size)) {
+                *x = bytemuck::pod_read_unaligned::<T>(b).widen();
             }
         });
     out
@@ -329,22 +317,17 @@ fn decoded<const N: usize>(bytes: &[u8], one: impl Fn([u8; N]) -> f32 + Sync) ->
 
 /// Encodes floats as an element type.
 pub(crate) fn encode(values: &[f32], dtype: DType) -> Vec<u8> {
-    match dtype {
-        DType::F32 => encoded(values, f32::to_le_bytes),
-        DType::Bf16 => encoded(values, |v| bf16::from_f32(v).to_le_bytes()),
-        DType::F16 => encoded(values, |v| f16::from_f32(v).to_le_bytes()),
-        DType::I64 => encoded(values, |v| (v as i64).to_le_bytes()),
-        DType::U8 => encoded(values, |v| [v as u8]),
-    }
+    match_dtype!(dtype, T => encoded::<T>(values))
 }
 
-fn encoded<const N: usize>(values: &[f32], one: impl Fn(f32) -> [u8; N] + Sync) -> Vec<u8> {
-    let mut out = vec![0; values.len() * N];
-    out.par_chunks_mut(PIECE * N)
+fn encoded<T: Element>(values: &[f32]) -> Vec<u8> {
+    let size = size_of::<T>();
+    let mut out = vec![0; values.len() * size];
+    out.par_chunks_mut(PIECE * size)
         .zip(values.par_chunks(PIECE))
         .for_each(|(out, values)| {
-            for (b, v) in out.as_chunks_mut::<N>().0.iter_mut().zip(values) {
-                *b = one(*v);
+            for (b, v) in out.chunks_exact_mut(size).zip(values) {
+                b.copy_from_slice(bytemuck::bytes_of(&T::round(*v)));
             }
         });
     out

@@ -37,27 +37,6 @@ pub(crate) struct TensorFile {
     pub(crate) entries: BTreeMap<String, Entry>,
 }
 
-fn dtype_of(name: &str) -> Option<DType> {
-    Some(match name {
-        "F32" => DType::F32,
-        "BF16" => DType::Bf16,
-        "F16" => DType::F16,
-        "I64" => DType::I64,
-        "U8" => DType::U8,
-        _ => return None,
-    })
-}
-
-const fn name_of(dtype: DType) -> &'static str {
-    match dtype {
-        DType::F32 => "F32",
-        DType::Bf16 => "BF16",
-        DType::F16 => "F16",
-        DType::I64 => "I64",
-        DType::U8 => "U8",
-    }
-}
-
 impl TensorFile {
     /// Opens a file and checks its header against its size.
     pub(crate) fn open(path: &Path) -> Result<Self, TrainError> {
@@ -124,7 +103,8 @@ impl TensorFile {
 }
 
 fn entry(value: &Value, data: u64) -> Option<Entry> {
-    let dtype = dtype_of(value.get("dtype")?.as_str()?)?;
+    let name = value.get("dtype")?.as_str()?;
+    let dtype = DType::find(|n| n.safetensors == name)?;
     let numbers = |key: &str| -> Option<Vec<u64>> {
         value
             .get(key)?
@@ -157,7 +137,7 @@ pub(crate) fn header(tensors: &[(String, DType, Vec<u64>)]) -> Vec<u8> {
         let bytes = shape.iter().product::<u64>() * dtype.size();
         map.insert(
             name.clone(),
-            json!({"dtype": name_of(*dtype), "shape": shape, "data_offsets": [at, at + bytes]}),
+            json!({"dtype": dtype.numeric().safetensors, "shape": shape, "data_offsets": [at, at + bytes]}),
         );
         at += bytes;
     }

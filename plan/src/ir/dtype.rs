@@ -1,4 +1,7 @@
-//! Element types.
+//! Element types, and what is known of each: one row of [`DType::numeric`].
+//!
+//! `exec/src/base/element.rs` is the counterpart for devices: conversions, and the names that CUDA,
+//! NCCL and the libraries give to the types.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -19,33 +22,140 @@ pub enum DType {
     U8,
 }
 
+/// What the values of an element type are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Values {
+    /// Floating-point numbers; kernels compute with them in float32.
+    Float,
+    /// Integers, which are moved but not computed with.
+    Integer,
+}
+
+/// Facts of an element type that hold on every device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Numeric {
+    /// Name in scenario files and program text.
+    pub name: &'static str,
+    /// Other spellings that scenario files accept; those of PyTorch.
+    pub aliases: &'static [&'static str],
+    /// Bytes of one element.
+    pub size: u64,
+    /// What its values are.
+    pub values: Values,
+    /// Name in `safetensors` files.
+    pub safetensors: &'static str,
+    /// Names in PyTorch's traces: of the scalar type, and in C++.
+    pub torch: &'static [&'static str],
+}
+
 impl DType {
+    /// Every element type, in the order of their numbers.
+    pub const ALL: [Self; 5] = [Self::F32, Self::Bf16, Self::F16, Self::I64, Self::U8];
+
+    /// Returns the facts of an element type.
+    #[must_use]
+    pub const fn numeric(self) -> &'static Numeric {
+        match self {
+            Self::F32 => &Numeric {
+                name: "f32",
+                aliases: &["fp32", "float32", "torch.float32"],
+                size: 4,
+                values: Values::Float,
+                safetensors: "F32",
+                torch: &["Float", "float"],
+            },
+            Self::Bf16 => &Numeric {
+                name: "bf16",
+                aliases: &["bfloat16", "torch.bfloat16"],
+                size: 2,
+                values: Values::Float,
+                safetensors: "BF16",
+                torch: &["BFloat16", "c10::BFloat16"],
+            },
+            Self::F16 => &Numeric {
+                name: "f16",
+                aliases: &["fp16", "float16", "torch.float16"],
+                size: 2,
+                values: Values::Float,
+                safetensors: "F16",
+                torch: &["Half", "c10::Half"],
+            },
+            Self::I64 => &Numeric {
+                name: "i64",
+                aliases: &["int64", "torch.int64"],
+                size: 8,
+                values: Values::Integer,
+                safetensors: "I64",
+                torch: &["Long", "long"],
+            },
+            Self::U8 => &Numeric {
+                name: "u8",
+                aliases: &["uint8", "torch.uint8"],
+                size: 1,
+                values: Values::Integer,
+                safetensors: "U8",
+                torch: &["Byte", "unsigned char"],
+            },
+        }
+    }
+
     /// Bytes of one element.
     #[must_use]
     pub const fn size(self) -> u64 {
-        match self {
-            Self::F32 => 4,
-            Self::Bf16 | Self::F16 => 2,
-            Self::I64 => 8,
-            Self::U8 => 1,
-        }
+        self.numeric().size
     }
 
     /// The name used in scenario files and program text.
     #[must_use]
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::Bf16 => "bf16",
-            Self::F16 => "f16",
-            Self::I64 => "i64",
-            Self::U8 => "u8",
-        }
+        self.numeric().name
+    }
+
+    /// Tells whether the elements are floating-point numbers.
+    #[must_use]
+    pub const fn is_float(self) -> bool {
+        matches!(self.numeric().values, Values::Float)
+    }
+
+    /// Returns the element type of a fact, for example of a name.
+    #[must_use]
+    pub fn find(fits: impl Fn(&Numeric) -> bool) -> Option<Self> {
+        Self::ALL.into_iter().find(|d| fits(d.numeric()))
+    }
+
+    /// Returns the floating-point type of a name in scenario files.
+    #[must_use]
+    pub fn float_named(name: &str) -> Option<Self> {
+        Self::find(|n| n.name == name).filter(|d| d.is_float())
     }
 }
 
 impl fmt::Display for DType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_type_is_listed_once_under_names_of_its_own() {
+        let mut names = BTreeSet::new();
+        for (number, dtype) in DType::ALL.into_iter().enumerate() {
+            assert_eq!(dtype as usize, number);
+            let n = dtype.numeric();
+            let json = serde_json::to_string(&dtype).unwrap();
+            assert_eq!(json, format!("{:?}", n.name));
+            for name in n.aliases.iter().chain(n.torch).chain([&n.name]) {
+                assert!(names.insert(*name), "{name}");
+            }
+            assert_eq!(DType::find(|m| m.safetensors == n.safetensors), Some(dtype));
+        }
+        assert_eq!(DType::float_named("bf16"), Some(DType::Bf16));
+        assert_eq!(DType::float_named("i64"), None);
+        assert_eq!(DType::float_named("none"), None);
     }
 }

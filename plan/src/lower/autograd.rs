@@ -56,7 +56,7 @@ impl AutogradGrads {
 
     /// Where a kernel writes the gradient of `p`; allocated if there is none.
     pub(crate) fn location(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location {
-        let dtype = out.inputs.compute_dtype();
+        let dtype = out.inputs.types.compute;
         let grad = self.grads[p.index()];
         let buffer = grad.live.unwrap_or_else(|| {
             let taken = grad.sum.is_some() && grad.sum == grad.made[0];
@@ -75,7 +75,7 @@ impl AutogradGrads {
     /// A gradient of the dtype of sums is complete: autograd adds it to what earlier micro-batches
     /// have left.
     pub(crate) fn accumulate_alike(&mut self, out: &mut Emitter<'_>, p: ParamId) {
-        if self.sums == out.inputs.compute_dtype() {
+        if self.sums == out.inputs.types.compute {
             self.accumulate(out, p);
         }
     }
@@ -98,7 +98,7 @@ impl AutogradGrads {
         let Some(live) = self.grads[p.index()].live.take() else {
             return;
         };
-        if self.sums == out.inputs.compute_dtype() {
+        if self.sums == out.inputs.types.compute {
             self.grads[p.index()].sum = Some(live);
             return;
         }

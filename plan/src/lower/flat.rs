@@ -77,7 +77,7 @@ impl Flat {
         streams: CommStreams,
         one_grad_arena: bool,
     ) -> Self {
-        let precision = out.inputs.scenario.precision;
+        let types = out.inputs.types;
         let mut flat = Self {
             comms,
             streams,
@@ -85,18 +85,18 @@ impl Flat {
             host_copies: BTreeMap::new(),
             host: None,
             grad_arena: None,
-            w: precision.compute,
-            g: precision.main_grads,
-            c: precision.comm_grads,
+            w: types.compute,
+            g: types.grads,
+            c: types.comm,
             weight_sharded: mesh::weight_sharded(out.inputs.strategy),
             grad_sharded: mesh::grad_sharded(out.inputs.strategy),
             outer_optim: outer_optim(out.inputs.scenario),
             inner: u64::from(out.inputs.inner),
             outer: u64::from(out.inputs.outer),
         };
-        let main = precision
-            .main_params
-            .filter(|m| *m != precision.compute || out.inputs.engine.separate_main_params);
+        let main = types
+            .main
+            .filter(|m| *m != types.compute || out.inputs.engine.separate_main_params);
         for g in out.inputs.group_ids() {
             flat.groups.push(flat.group_state(out, g, main));
         }

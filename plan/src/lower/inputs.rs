@@ -3,7 +3,8 @@
 use super::engine::Engine;
 use crate::compile::tape::{Tape, TapeOp};
 use crate::config::{AllocatorKind, OuterStrategy, Prefetch, Reshard, Scenario, Strategy};
-use crate::ir::{DType, GroupId, ModuleId, ModuleKind, ParamId, Pool, UnitId};
+use crate::ir::{GroupId, ModuleId, ModuleKind, ParamId, Pool, UnitId};
+use crate::recipes::{self, ParamTypes};
 use crate::shard::{Group, Layout, UnitSpec, mesh};
 
 /// A unit with everything a policy asks about it.
@@ -34,6 +35,8 @@ pub(crate) struct Hooks {
 pub(crate) struct LoweringInputs<'a> {
     pub(crate) scenario: &'a Scenario,
     pub(crate) engine: &'a Engine,
+    /// Element types of what is kept and sent for parameters.
+    pub(crate) types: ParamTypes,
     pub(crate) tape: &'a Tape,
     pub(crate) units: Vec<UnitPlan>,
     pub(crate) groups: Vec<Group>,
@@ -111,6 +114,7 @@ impl<'a> LoweringInputs<'a> {
         let mut inputs = Self {
             scenario,
             engine,
+            types: recipes::of(&scenario.precision).param_types(),
             tape,
             forward_order: Vec::new(),
             backward_order: Vec::new(),
@@ -176,16 +180,6 @@ impl<'a> LoweringInputs<'a> {
             Layout::Flat(l) => l.items[i as usize].offset,
             Layout::PerParam(_) => 0,
         }
-    }
-
-    pub(crate) fn compute_dtype(&self) -> DType {
-        self.scenario.precision.compute
-    }
-
-    /// Dtype of torch's sharded parameters and their gradients.
-    pub(crate) fn stored_dtype(&self) -> DType {
-        let precision = self.scenario.precision;
-        precision.main_params.unwrap_or(precision.compute)
     }
 
     /// Ranks that average a gradient.

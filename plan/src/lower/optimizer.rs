@@ -59,7 +59,7 @@ pub(crate) fn moments(
     if out.inputs.scenario.train.optimizer != Optimizer::Adamw || numel == 0 {
         return None;
     }
-    let dtype = out.inputs.scenario.precision.moments;
+    let dtype = out.inputs.types.moments;
     let bytes = numel * dtype.size();
     let step = counter.then(|| {
         out.persistent(

@@ -16,7 +16,7 @@ pub(crate) fn scatter(
     op: ReduceOp,
     (input, output): (Access, Access),
 ) {
-    let dtype = out.inputs.scenario.precision.comm_grads;
+    let dtype = out.inputs.types.comm;
     let Some(comm) = comm else {
         let n = output.bytes / dtype.size();
         out.run(KernelLaunch {
@@ -52,7 +52,7 @@ pub(crate) fn all_reduce(
     op: ReduceOp,
     what: Access,
 ) {
-    let dtype = out.inputs.scenario.precision.comm_grads;
+    let dtype = out.inputs.types.comm;
     out.b.join(Rule::OuterReduce, reduced_on, stream);
     let kind = CollectiveKind::AllReduce;
     let parts = smallvec![Part {

@@ -433,7 +433,7 @@ impl<'c, 'a> Walk<'c, 'a> {
             bytes: o.bytes / size * l.element,
             per_rank: PerRank::Same,
         };
-        let size = self.out.inputs.compute_dtype().size();
+        let size = self.out.inputs.types.compute.size();
         match o.source {
             Source::Storage(s) => Access {
                 buffer: self.buffers.storages[s.index()],

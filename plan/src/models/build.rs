@@ -7,6 +7,7 @@ use super::spec::Inputs;
 use crate::config::{CompileMode, PolicyKind, Scenario};
 use crate::graph::{Graph, Root, ValueId};
 use crate::ir::{Const, DType, ModuleId, ModuleKind, OpKind, ParamId, Real, op};
+use crate::recipes::{self, Recipe};
 use crate::units::Bytes;
 use smallvec::SmallVec;
 
@@ -16,15 +17,14 @@ pub(crate) struct Builder<'s> {
     pub(crate) tree: Tree,
     pub(crate) g: Graph,
     pub(crate) params: Vec<ValueId>,
-    /// Element type of activations.
-    pub(crate) dtype: DType,
+    recipe: Box<dyn Recipe>,
     loss: Option<ValueId>,
 }
 
 impl<'s> Builder<'s> {
     pub(crate) fn new(s: &'s Scenario, tree: Tree) -> Self {
         let mut g = Graph::default();
-        let dtype = s.precision.compute;
+        let recipe = recipes::of(&s.precision);
         let params = tree
             .params
             .iter()
@@ -32,7 +32,7 @@ impl<'s> Builder<'s> {
             .map(|(i, p)| {
                 g.leaf(
                     &p.shape,
-                    dtype,
+                    recipe.param(p),
                     Root::Param(ParamId(i as u32)),
                     p.requires_grad,
                 )
@@ -47,7 +47,7 @@ impl<'s> Builder<'s> {
             tree,
             g,
             params,
-            dtype,
+            recipe,
             loss: None,
         }
     }
@@ -90,6 +90,43 @@ impl<'s> Builder<'s> {
         )
     }
 
+    /// Input activations that change from micro-batch to micro-batch.
+    pub(crate) fn input(&mut self, shape: &[u64]) -> ValueId {
+        let dtype = self.recipe.activation();
+        self.constant("input", shape, dtype, true)
+    }
+
+    /// A table in the type of the activations that it is multiplied by.
+    pub(crate) fn as_activation(&mut self, table: ValueId) -> ValueId {
+        let dtype = self.recipe.activation();
+        self.g.cast(table, dtype)
+    }
+
+    /// A value in the type in which an operation reads input `n`: model code converts it by hand
+    /// here, as with `.float()`.
+    pub(crate) fn as_operand(&mut self, op: OpKind, n: usize, v: ValueId) -> ValueId {
+        match self.recipe.operand(&op, n) {
+            Some(dtype) => self.g.cast(v, dtype),
+            None => v,
+        }
+    }
+
+    /// An op with contiguous results of these shapes, whose types follow from its operands.
+    pub(crate) fn compute(
+        &mut self,
+        op: OpKind,
+        inputs: &[ValueId],
+        shapes: &[&[u64]],
+    ) -> SmallVec<[ValueId; 2]> {
+        let dtypes: SmallVec<[DType; 4]> = inputs.iter().map(|&v| self.g.value(v).dtype).collect();
+        let results: SmallVec<[(&[u64], DType); 3]> = shapes
+            .iter()
+            .enumerate()
+            .map(|(n, &shape)| (shape, op.def().result(n, &dtypes)))
+            .collect();
+        self.g.compute(op, inputs, &results)
+    }
+
     pub(crate) fn weight(&self, layer: Layer) -> ValueId {
         self.params[self.tree.weight(layer).index()]
     }
@@ -114,7 +151,7 @@ impl<'s> Builder<'s> {
                 accumulate: false,
             });
             let inputs: SmallVec<[ValueId; 3]> = [x, w].into_iter().chain(b).collect();
-            let y = s.g.compute(kind, &inputs, &[(&shape, s.dtype)])[0];
+            let y = s.compute(kind, &inputs, &[&shape])[0];
             // Transpose of the weight and, beyond two dimensions, views to and from a matrix.
             s.g.dispatches(if shape.len() > 2 { 4 } else { 2 });
             y
@@ -137,7 +174,7 @@ impl<'s> Builder<'s> {
                 bias: false,
                 accumulate: false,
             });
-            let y = s.g.compute(kind, &[flat, w], &[(&[rows, out], s.dtype)])[0];
+            let y = s.compute(kind, &[flat, w], &[&[rows, out]])[0];
             s.g.dispatches(2);
             if let Some(last) = shape.last_mut() {
                 *last = out;
@@ -156,11 +193,8 @@ impl<'s> Builder<'s> {
         self.within(layer.module(), |s| {
             let shape = s.g.value(x).shape.clone();
             let rows = s.g.value(x).rows();
-            s.g.compute(
-                OpKind::RmsNorm(op::RmsNorm { eps }),
-                &[x, w],
-                &[(&shape, s.dtype), (&[rows, 1], DType::F32)],
-            )[0]
+            let kind = OpKind::RmsNorm(op::RmsNorm { eps });
+            s.compute(kind, &[x, w], &[&shape, &[rows, 1]])[0]
         })
     }
 
@@ -171,12 +205,8 @@ impl<'s> Builder<'s> {
             let shape = s.g.value(x).shape.clone();
             let rows = [s.g.value(x).rows(), 1];
             let inputs: SmallVec<[ValueId; 3]> = [x, w].into_iter().chain(b).collect();
-            let results = [
-                (&shape[..], s.dtype),
-                (&rows[..], DType::F32),
-                (&rows[..], DType::F32),
-            ];
-            s.g.compute(OpKind::LayerNorm(op::LayerNorm { eps }), &inputs, &results)[0]
+            let kind = OpKind::LayerNorm(op::LayerNorm { eps });
+            s.compute(kind, &inputs, &[&shape, &rows, &rows])[0]
         })
     }
 
@@ -188,8 +218,7 @@ impl<'s> Builder<'s> {
             let rows = s.g.value(ids).numel();
             let d = s.g.value(w).cols();
             let flat = s.g.reshape(ids, &[rows]);
-            let y =
-                s.g.compute(OpKind::Embedding, &[flat, w], &[(&[rows, d], s.dtype)])[0];
+            let y = s.compute(OpKind::Embedding, &[flat, w], &[&[rows, d]])[0];
             shape.push(d);
             s.g.reshape(y, &shape)
         })

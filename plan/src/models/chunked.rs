@@ -8,12 +8,11 @@
 use super::build::{self, Builder};
 use super::declare::Layer;
 use crate::graph::ValueId;
-use crate::ir::{DType, OpKind, Real, op};
+use crate::ir::{OpKind, Real, op};
 
 /// Output projection and cross entropy of hidden states `[batch, seq, hidden]`.
 pub(super) fn head_and_loss(b: &mut Builder<'_>, head: Layer, hidden: ValueId, labels: ValueId) {
     let weight = b.weight(head);
-    let dtype = b.dtype;
     let loss = b.within(head.module(), |b| {
         let (rows, d) = (b.g.value(hidden).rows(), b.g.value(hidden).cols());
         let vocab = b.g.value(weight).shape[0];
@@ -26,7 +25,8 @@ pub(super) fn head_and_loss(b: &mut Builder<'_>, head: Layer, hidden: ValueId, l
         // The chunks' own ops are not differentiated.
         let (x, w) = (b.g.detach(flat), b.g.detach(weight));
         let zero = OpKind::Fill(op::Fill { value: Real(0.0) });
-        let mut loss = b.g.compute(zero, &[], &[(&[], DType::F32)])[0];
+        let mut loss = b.compute(zero, &[], &[&[]])[0];
+        let dtype = b.g.value(flat).dtype;
         let dx = b.g.empty(&[rows, d], dtype);
         let mut dw = None;
         // Every chunk but the first reads and writes the gradient of the head's weight once more.
@@ -44,11 +44,7 @@ pub(super) fn head_and_loss(b: &mut Builder<'_>, head: Layer, hidden: ValueId, l
                     accumulate,
                 })
             };
-            let logits = b.g.compute(
-                gemm(false, true, false),
-                &[xc, w],
-                &[(&[len, vocab], dtype)],
-            )[0];
+            let logits = b.compute(gemm(false, true, false), &[xc, w], &[&[len, vocab]])[0];
             let kind = OpKind::CrossEntropy(op::CrossEntropy {
                 scale: Real(1.0 / rows as f64),
                 gradient: Real(build::seed(b.s, rows) / rows as f64),
@@ -60,11 +56,7 @@ pub(super) fn head_and_loss(b: &mut Builder<'_>, head: Layer, hidden: ValueId, l
             b.g.compute_into(gemm(false, false, false), &[grad, w], target);
             if trained[1] {
                 dw = Some(match dw {
-                    None => b.g.compute(
-                        gemm(true, false, false),
-                        &[grad, xc],
-                        &[(&[vocab, d], dtype)],
-                    )[0],
+                    None => b.compute(gemm(true, false, false), &[grad, xc], &[&[vocab, d]])[0],
                     Some(sum) => {
                         b.g.compute_into(gemm(true, false, true), &[grad, xc, sum], sum)
                     }

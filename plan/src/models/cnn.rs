@@ -64,7 +64,7 @@ impl Forward for Cnn {
     fn forward(&self, b: &mut Builder<'_>) {
         let m = &b.s.model;
         let shape = [b.batch(), m.channels, m.height, m.width];
-        let mut x = b.constant("input", &shape, b.dtype, true);
+        let mut x = b.input(&shape);
         for &block in &self.blocks {
             let y = conv(b, block, x);
             let y = b.within(block.module(), |b| b.g.unary(OpKind::Relu, y));
@@ -90,7 +90,7 @@ fn conv(b: &mut Builder<'_>, layer: Layer, x: ValueId) -> ValueId {
         let mut shape = b.g.value(x).shape.clone();
         shape[1] = b.g.value(w).shape[0];
         let kind = OpKind::Conv(op::Conv { kernel });
-        let y = b.g.compute(kind, &[x, w], &[(&shape, b.dtype)])[0];
+        let y = b.compute(kind, &[x, w], &[&shape])[0];
         match bias {
             Some(bias) => {
                 let channels = shape[1];

@@ -130,7 +130,7 @@ impl Block {
 impl Forward for Encoder {
     fn forward(&self, b: &mut Builder<'_>) {
         let shape = [b.batch(), b.seq(), b.s.model.hidden];
-        let mut h = b.constant("input", &shape, b.dtype, true);
+        let mut h = b.input(&shape);
         for block in &self.blocks {
             h = block.forward(b, h);
         }

@@ -47,7 +47,7 @@ impl Linear {
 impl Forward for Linear {
     fn forward(&self, b: &mut Builder<'_>) {
         let rows = b.batch() * b.seq();
-        let mut x = b.constant("input", &[rows, b.s.model.hidden], b.dtype, true);
+        let mut x = b.input(&[rows, b.s.model.hidden]);
         for &block in &self.blocks {
             let y = b.linear(block, x);
             let y = b.within(block.module(), |b| b.g.unary(OpKind::Relu, y));

@@ -378,8 +378,8 @@ impl Rope {
     /// Converts the tables to the type of activations.
     fn cast(self, b: &mut Builder<'_>) -> Self {
         b.within(ROOT, |b| Self {
-            cos: b.g.cast(self.cos, b.dtype),
-            sin: b.g.cast(self.sin, b.dtype),
+            cos: b.as_activation(self.cos),
+            sin: b.as_activation(self.sin),
         })
     }
 

@@ -33,21 +33,16 @@ fn cross_entropy(b: &mut Builder<'_>, logits: ValueId, labels: ValueId) {
     let loss = b.within(module, |b| {
         let (rows, cols) = (b.g.value(logits).rows(), b.g.value(logits).cols());
         let flat = b.g.reshape(logits, &[rows, cols]);
-        let float = b.g.cast(flat, DType::F32);
+        let float = b.as_operand(OpKind::LogSoftmax, 0, flat);
         let labels = b.g.reshape(labels, &[rows]);
         let log_probs = if b.g.functional() {
             // Compilers split it, so that backward can start from the logits and one number a row.
-            let lse =
-                b.g.compute(OpKind::LogSumExp, &[float], &[(&[rows, 1], DType::F32)])[0];
+            let lse = b.compute(OpKind::LogSumExp, &[float], &[&[rows, 1]])[0];
             b.g.binary(OpKind::LogProbs, float, lse)
         } else {
             b.g.unary(OpKind::LogSoftmax, float)
         };
-        let out = b.g.compute(
-            OpKind::NllLoss,
-            &[log_probs, labels],
-            &[(&[], DType::F32), (&[], DType::F32)],
-        );
+        let out = b.compute(OpKind::NllLoss, &[log_probs, labels], &[&[], &[]]);
         // The arguments of the call live until it returns, the logits until the code around it
         // does.
         for v in [float, labels, logits] {
@@ -64,14 +59,11 @@ pub(super) fn mean_square(b: &mut Builder<'_>, out: ValueId) {
     let target = b.constant("target", &shape, DType::F32, true);
     let module = b.tree.loss();
     let loss = b.within(module, |b| {
-        let float = b.g.cast(out, DType::F32);
-        let scale = Real(1.0 / b.g.value(float).numel() as f64);
-        let terms = b.g.compute_like(
-            OpKind::SquaredError(op::SquaredError { scale }),
-            &[float, target],
-            &[float],
-        )[0];
-        let loss = b.g.compute(OpKind::SumAll, &[terms], &[(&[], DType::F32)])[0];
+        let scale = Real(1.0 / b.g.value(out).numel() as f64);
+        let kind = OpKind::SquaredError(op::SquaredError { scale });
+        let float = b.as_operand(kind, 0, out);
+        let terms = b.g.compute_like(kind, &[float, target], &[float])[0];
+        let loss = b.compute(OpKind::SumAll, &[terms], &[&[]])[0];
         b.g.release(float);
         b.g.release(out);
         loss

@@ -4,7 +4,7 @@ use super::signature::{Signature, any};
 use super::vjp::backward_only;
 use super::{Contributions, Fusion, OpDef, Operands, Vjp};
 use crate::graph::{Value, ValueId};
-use crate::ir::{KernelClass, OpKind, op};
+use crate::ir::{DType, KernelClass, OpKind, op};
 use smallvec::{SmallVec, smallvec};
 
 /// Two matmuls of `seq x seq x head_dim` per head; half of each under a causal mask.
@@ -33,6 +33,14 @@ impl OpDef for op::Attention {
     fn signature(&self) -> Signature {
         let outputs = &[any("out"), any("lse"), any("the seed"), any("the offset")];
         Signature::new(&[any("q"), any("k"), any("v")], outputs).optional_outputs(2)
+    }
+
+    fn result(&self, n: usize, inputs: &[DType]) -> DType {
+        match n {
+            0 => inputs[0],
+            1 => DType::F32,
+            _ => DType::I64,
+        }
     }
 
     fn fusion(&self) -> Fusion {

@@ -4,7 +4,7 @@ use super::signature::{Signature, any};
 use super::vjp::backward_only;
 use super::{Contributions, Fusion, OpDef, Operands, Vjp};
 use crate::graph::Value;
-use crate::ir::{KernelClass, OpKind, op};
+use crate::ir::{DType, KernelClass, OpKind, op};
 
 /// Bytes of the table's rows that the ids touch.
 fn touched(ids: &Value, table: &Value) -> u64 {
@@ -18,6 +18,11 @@ impl OpDef for op::Embedding {
 
     fn signature(&self) -> Signature {
         Signature::new(&[any("the ids"), any("the table")], &[any("the rows")])
+    }
+
+    fn result(&self, n: usize, inputs: &[DType]) -> DType {
+        let _ = n;
+        inputs[1]
     }
 
     fn fusion(&self) -> Fusion {

@@ -3,7 +3,7 @@
 use super::signature::{Extent, Operand, Reduced, Signature, any, full, operand};
 use super::vjp::backward_only;
 use super::{Contributions, Fusion, OpDef, Operands, Vjp};
-use crate::ir::{KernelClass, OpKind, op};
+use crate::ir::{DType, KernelClass, OpKind, op};
 
 const X: Operand = full("an input");
 const LABELS: Operand = operand("the labels", Extent::PerRow);
@@ -16,6 +16,11 @@ impl OpDef for op::NllLoss {
 
     fn signature(&self) -> Signature {
         Signature::new(&[X, LABELS], &[LOSS, LOSS]).reduces(Reduced::Input(0))
+    }
+
+    fn result(&self, n: usize, inputs: &[DType]) -> DType {
+        let _ = (n, inputs);
+        DType::F32
     }
 
     fn fusion(&self) -> Fusion {
@@ -93,6 +98,10 @@ impl OpDef for op::CrossEntropy {
     fn signature(&self) -> Signature {
         let inputs = &[any("the logits"), any("the labels"), any("the loss")];
         Signature::new(inputs, &[any("the logits"), any("the loss")])
+    }
+
+    fn result(&self, n: usize, inputs: &[DType]) -> DType {
+        if n == 0 { inputs[0] } else { DType::F32 }
     }
 
     fn fusion(&self) -> Fusion {

@@ -4,7 +4,7 @@ use super::signature::{Extent, Operand, Reduced, Signature, any, full, operand};
 use super::vjp::backward_only;
 use super::{Contributions, Fusion, OpDef, Operands, Vjp};
 use crate::graph::ValueId;
-use crate::ir::{KernelClass, OpKind, op};
+use crate::ir::{DType, KernelClass, OpKind, op};
 use smallvec::SmallVec;
 
 const X: Operand = full("an input");
@@ -19,6 +19,10 @@ impl OpDef for op::RmsNorm {
 
     fn signature(&self) -> Signature {
         Signature::new(&[X, PARAMETER], &[Y, STATISTIC]).reduces(Reduced::Input(0))
+    }
+
+    fn result(&self, n: usize, inputs: &[DType]) -> DType {
+        if n == 0 { inputs[0] } else { DType::F32 }
     }
 
     fn fusion(&self) -> Fusion {
@@ -108,6 +112,10 @@ impl OpDef for op::LayerNorm {
         Signature::new(&[X, PARAMETER, PARAMETER], &[Y, STATISTIC, STATISTIC])
             .optional_inputs(1)
             .reduces(Reduced::Input(0))
+    }
+
+    fn result(&self, n: usize, inputs: &[DType]) -> DType {
+        if n == 0 { inputs[0] } else { DType::F32 }
     }
 
     fn fusion(&self) -> Fusion {

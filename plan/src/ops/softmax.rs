@@ -4,7 +4,7 @@ use super::pointwise::Elementwise;
 use super::signature::{Extent, Operand, Reduced, Signature, full, operand};
 use super::vjp::backward_only;
 use super::{Contributions, Fusion, OpDef, Operands, Vjp};
-use crate::ir::{KernelClass, OpKind, op};
+use crate::ir::{DType, KernelClass, OpKind, op};
 
 const X: Operand = full("an input");
 const Y: Operand = full("the output");
@@ -89,6 +89,11 @@ impl OpDef for op::LogSumExp {
     fn signature(&self) -> Signature {
         Signature::new(&[X], &[operand("a norm's statistic", Extent::PerRow)])
             .reduces(Reduced::Input(0))
+    }
+
+    fn result(&self, n: usize, inputs: &[DType]) -> DType {
+        let _ = (n, inputs);
+        DType::F32
     }
 
     fn fusion(&self) -> Fusion {

@@ -121,10 +121,7 @@ impl Fsdp2 {
             full: vec![false; out.inputs.units.len()],
             held: None,
             pending: VecDeque::new(),
-            grads: AutogradGrads::new(
-                out.inputs.tape.params.len(),
-                out.inputs.scenario.precision.comm_grads,
-            ),
+            grads: AutogradGrads::new(out.inputs.tape.params.len(), out.inputs.types.comm),
             backward: false,
             last: true,
             in_flight,
@@ -133,8 +130,8 @@ impl Fsdp2 {
 
     fn group_state(out: &mut Emitter<'_>, g: GroupId) -> GroupState {
         let group = out.inputs.group(g).clone();
-        let precision = out.inputs.scenario.precision;
-        let stored = out.inputs.stored_dtype();
+        let types = out.inputs.types;
+        let stored = types.stored();
         let Layout::PerParam(layout) = &group.layout else {
             return GroupState::default();
         };
@@ -155,11 +152,11 @@ impl Fsdp2 {
                 state.moments.push(moments);
                 state.trained.push(i);
             }
-            let full = item.shard_numel * u64::from(layout.shards) * precision.compute.size();
+            let full = item.shard_numel * u64::from(layout.shards) * types.compute.size();
             let id = out.b.buffer(crate::lower::builder::NewBuffer {
                 role: Role::FullWeight,
                 bytes: full,
-                dtype: precision.compute,
+                dtype: types.compute,
                 pool: Pool::Caching,
                 stream: COMPUTE,
                 unit: group.unit,
@@ -293,7 +290,7 @@ impl Lifecycle for Fsdp2 {
         Location {
             buffer,
             offset: 0,
-            element: out.inputs.compute_dtype().size(),
+            element: out.inputs.types.compute.size(),
         }
     }
 
@@ -302,7 +299,7 @@ impl Lifecycle for Fsdp2 {
     }
 
     fn optimizer_state(&mut self, out: &mut Emitter<'_>) -> Vec<ShardState> {
-        let stored = out.inputs.stored_dtype();
+        let stored = out.inputs.types.stored();
         out.inputs
             .group_ids()
             .filter_map(|g| {

@@ -144,7 +144,7 @@ fn param_state(out: &mut Emitter<'_>, p: ParamId) -> ParamState {
     let (g, i) = out.inputs.home[p.index()];
     let group = out.inputs.group(g).clone();
     let holds = Holds::Param(p);
-    let (stored, w) = (out.inputs.stored_dtype(), out.inputs.compute_dtype());
+    let (stored, w) = (out.inputs.types.stored(), out.inputs.types.compute);
     let (shard_numel, local_numel) = match &group.layout {
         Layout::PerParam(l) => (
             l.items[i as usize].shard_numel,
@@ -264,7 +264,7 @@ impl Lifecycle for Full {
         Location {
             buffer: self.params[p.index()].full,
             offset: 0,
-            element: out.inputs.compute_dtype().size(),
+            element: out.inputs.types.compute.size(),
         }
     }
 
@@ -276,12 +276,12 @@ impl Lifecycle for Full {
         Location {
             buffer,
             offset: 0,
-            element: out.inputs.compute_dtype().size(),
+            element: out.inputs.types.compute.size(),
         }
     }
 
     fn optimizer_state(&mut self, out: &mut Emitter<'_>) -> Vec<ShardState> {
-        let element = out.inputs.stored_dtype().size();
+        let element = out.inputs.types.stored().size();
         let mut states: Vec<ShardState> = Vec::new();
         for (i, p) in self.params.iter().enumerate() {
             if !out.inputs.tape.params[i].requires_grad || p.local_numel == 0 {

@@ -108,7 +108,7 @@ impl Megatron {
             gathered: vec![None; units],
             full: vec![false; units],
             preserved: vec![false; units],
-            grads: AutogradGrads::new(out.inputs.tape.params.len(), out.inputs.compute_dtype()),
+            grads: AutogradGrads::new(out.inputs.tape.params.len(), out.inputs.types.compute),
             filling: vec![None; out.inputs.groups.len()],
             ready: vec![0; out.inputs.groups.len()],
             queue: VecDeque::new(),
@@ -304,7 +304,7 @@ impl Megatron {
         if !self.flat.grad_sharded() {
             let grad = self.flat.state(g).grad;
             let grad = grad.expect("only trained groups have gradients");
-            let dtype = out.inputs.scenario.precision.main_grads;
+            let dtype = out.inputs.types.grads;
             if self.first && self.ready[g.index()] == 0 {
                 fill_padding(out, g, grad, dtype);
             }
@@ -514,8 +514,8 @@ impl Lifecycle for Megatron {
 
     fn optimizer_state(&mut self, out: &mut Emitter<'_>) -> Vec<ShardState> {
         let mut states = self.flat.optimizer_state(out, out.inputs.group_ids());
-        let precision = out.inputs.scenario.precision;
-        let Some(main) = precision.main_params.filter(|m| *m != precision.main_grads) else {
+        let types = out.inputs.types;
+        let Some(main) = types.main.filter(|m| *m != types.grads) else {
             return states;
         };
         // `update_main_grads`: the optimizer sees gradients in the main dtype.
@@ -578,7 +578,7 @@ impl Lifecycle for Megatron {
             .collect();
         let bytes = grads.iter().map(|a| a.bytes).sum::<u64>();
         if bytes > 0 {
-            let g = out.inputs.scenario.precision.main_grads;
+            let g = out.inputs.types.grads;
             out.b.at(UnitId(0), Phase::Optimizer);
             out.run(KernelLaunch {
                 rule: Rule::ZeroGrad,

@@ -431,24 +431,15 @@ fn units(d: &Document) -> Result<Units, ScenarioError> {
     }
 }
 
-fn dtype(name: &str) -> Option<DType> {
-    match name {
-        "f32" => Some(DType::F32),
-        "bf16" => Some(DType::Bf16),
-        "f16" => Some(DType::F16),
-        _ => None,
-    }
-}
-
 fn precision(d: &Document) -> Precision {
-    let of = |key| d.word(key).and_then(dtype);
+    let of = |key| d.word(key).and_then(DType::float_named);
     let defaults = &policies::named(d.word(Key::Policy)).defaults;
     let compute = of(Key::Compute).unwrap_or(DType::Bf16);
     let main_grads = of(Key::MainGrads).unwrap_or_else(|| (defaults.main_grads)(compute));
     Precision {
         compute,
         main_params: match d.word(Key::MainParams) {
-            Some(name) => dtype(name),
+            Some(name) => DType::float_named(name),
             None => Some(DType::F32),
         },
         main_grads,

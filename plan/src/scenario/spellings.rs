@@ -2,18 +2,11 @@
 
 use super::keys::Accept;
 use super::value::{Datum, Value};
+use crate::ir::DType;
 
 /// A spelling that is accepted, and the value that it means. It applies to every key that takes
-/// this value.
+/// this value. Those of element types are [`DType`]'s aliases.
 const SPELLINGS: &[(&str, &str)] = &[
-    ("fp32", "f32"),
-    ("float32", "f32"),
-    ("torch.float32", "f32"),
-    ("bfloat16", "bf16"),
-    ("torch.bfloat16", "bf16"),
-    ("fp16", "f16"),
-    ("float16", "f16"),
-    ("torch.float16", "f16"),
     ("ddp", "no_shard"),
     ("zero1", "optim"),
     ("zero2", "optim_grads"),
@@ -32,14 +25,23 @@ const SPELLINGS: &[(&str, &str)] = &[
 
 /// Returns the other spellings of a value.
 pub(super) fn of(value: &str) -> impl Iterator<Item = &'static str> {
-    let same = move |(_, meant): &&(&str, &str)| *meant == value;
-    SPELLINGS.iter().filter(same).map(|(spelled, _)| *spelled)
+    let same = move |(_, meant): &(&str, &str)| *meant == value;
+    all().filter(same).map(|(spelled, _)| spelled)
+}
+
+/// Returns every spelling with its value.
+fn all() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let dtypes = DType::ALL.into_iter().flat_map(|d| {
+        let n = d.numeric();
+        n.aliases.iter().map(|alias| (*alias, n.name))
+    });
+    dtypes.chain(SPELLINGS.iter().copied())
 }
 
 /// Returns the value with the word that a key takes, where it is another spelling of one.
 pub(super) fn resolved(accepts: &[Accept], value: Value) -> Value {
     let meant = match &value.datum {
-        Datum::Str(word) => SPELLINGS.iter().find(|(spelled, _)| spelled == word),
+        Datum::Str(word) => all().find(|(spelled, _)| spelled == word),
         _ => None,
     };
     let is_taken = |word: &str| {
@@ -48,7 +50,7 @@ pub(super) fn resolved(accepts: &[Accept], value: Value) -> Value {
     };
     match meant {
         Some((_, word)) if is_taken(word) => Value {
-            datum: Datum::Str((*word).to_owned()),
+            datum: Datum::Str(word.to_owned()),
             ..value
         },
         _ => value,

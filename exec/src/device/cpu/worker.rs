@@ -4,6 +4,7 @@ use super::queue::Entry;
 use super::{Launcher, Shared};
 use crate::base::abort::lock;
 use crate::base::delay::Delays;
+use crate::base::element::{Element, match_dtype};
 use crate::base::failure::panic_message;
 use crate::base::failure::{Failure, FailureKind, Stop};
 use crate::base::operand::{LaunchContext, RawRange};
@@ -283,19 +284,10 @@ fn comm_error(e: CommError) -> CommandError {
 
 /// Index of the first NaN.
 pub(crate) fn first_nan(bytes: &[u8], dtype: DType) -> Option<usize> {
-    let half = |quiet: u16| {
-        bytes
-            .chunks_exact(2)
-            .position(|b| u16::from_le_bytes([b[0], b[1]]) & 0x7fff > quiet)
-    };
-    match dtype {
-        DType::F32 => bytes
-            .chunks_exact(4)
-            .position(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]).is_nan()),
-        DType::Bf16 => half(0x7f80),
-        DType::F16 => half(0x7c00),
-        DType::I64 | DType::U8 => None,
-    }
+    match_dtype!(dtype, T => {
+        let mut elements = bytes.chunks_exact(size_of::<T>());
+        elements.position(|b| Element::is_nan(bytemuck::pod_read_unaligned::<T>(b)))
+    })
 }
 
 /// Sum of squares, in float64.
@@ -303,18 +295,16 @@ pub(crate) fn first_nan(bytes: &[u8], dtype: DType) -> Option<usize> {
 /// # Safety
 /// The range is live memory that nothing writes meanwhile.
 unsafe fn squares(r: &RawRange) -> f64 {
+    if !r.dtype.is_float() {
+        return 0.0;
+    }
     let n = r.bytes / r.dtype.size() as usize;
-    let square = |i: usize| {
-        // SAFETY: the element is within the range.
-        let v = unsafe {
-            match r.dtype {
-                DType::F32 => r.ptr.cast::<f32>().add(i).read_unaligned(),
-                DType::Bf16 => r.ptr.cast::<half::bf16>().add(i).read_unaligned().to_f32(),
-                DType::F16 => r.ptr.cast::<half::f16>().add(i).read_unaligned().to_f32(),
-                DType::I64 | DType::U8 => 0.0,
-            }
+    match_dtype!(r.dtype, T => {
+        let square = |i: usize| {
+            // SAFETY: the element is within the range.
+            let v = f64::from(unsafe { r.ptr.cast::<T>().add(i).read_unaligned() }.widen());
+            v * v
         };
-        f64::from(v) * f64::from(v)
-    };
-    (0..n).map(square).sum()
+        (0..n).map(square).sum()
+    })
 }

@@ -3,10 +3,10 @@
 use super::context::Context;
 use super::driver::{CudaError, RawStream, check};
 use super::libraries::Libraries;
+use crate::base::element;
 use crate::base::operand::RawRange;
 use crate::kernels::cuda::Loader;
 use cudarc::driver::sys;
-use shardlab_plan::ir::DType;
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,16 +30,6 @@ pub(crate) struct HelperKernels {
 
 // SAFETY: the handles are the driver's, and every thread may use them.
 unsafe impl Send for HelperKernels {}
-
-/// Returns the number of an element type in the kernels; `None` for integers.
-fn number(dtype: DType) -> Option<u32> {
-    match dtype {
-        DType::F32 => Some(0),
-        DType::Bf16 => Some(1),
-        DType::F16 => Some(2),
-        DType::I64 | DType::U8 => None,
-    }
-}
 
 impl HelperKernels {
     pub(crate) fn new(context: &Arc<Context>) -> Result<Self, String> {
@@ -104,7 +94,7 @@ impl HelperKernels {
     ) -> Result<(), CudaError> {
         let mut first = 1u32;
         for r in ranges {
-            let Some(mut dtype) = number(r.dtype) else {
+            let Some(mut dtype) = element::cuda(r.dtype).support else {
                 continue;
             };
             let mut at = r.ptr.addr() as u64;
@@ -137,7 +127,7 @@ impl HelperKernels {
         mut found: u64,
         stream: RawStream,
     ) -> Result<(), CudaError> {
-        let Some(mut dtype) = number(range.dtype) else {
+        let Some(mut dtype) = element::cuda(range.dtype).support else {
             return Ok(());
         };
         let mut at = range.ptr.addr() as u64;
@@ -161,7 +151,7 @@ impl HelperKernels {
         mut by: f32,
         stream: RawStream,
     ) -> Result<(), CudaError> {
-        let Some(mut dtype) = number(to.dtype) else {
+        let Some(mut dtype) = element::cuda(to.dtype).support else {
             return Ok(());
         };
         let (mut from, mut at) = (from.ptr.addr() as u64, to.ptr.addr() as u64);

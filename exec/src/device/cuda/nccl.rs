@@ -13,16 +13,16 @@ pub(super) use init_timeout::InitTimeout;
 use super::collectives::Collectives;
 use super::driver::RawStream;
 use crate::base::abort::{Abort, lock};
+use crate::base::element;
 use crate::base::operand::RawRange;
 use crate::base::options::Registration as Mode;
 use crate::process::ProcessGroup;
-use half::f16;
 use nccl_rs::{
-    Communicator, Config, CtaPolicy, DataType, Nccl, PreMulSum, RedOp, Registration, Scalar,
-    Search, Stream, UniqueId, Watch, Window, WindowKind,
+    Communicator, Config, CtaPolicy, Nccl, PreMulSum, RedOp, Registration, Search, Stream,
+    UniqueId, Watch, Window, WindowKind,
 };
 use shardlab_plan::Program;
-use shardlab_plan::ir::{Collective, CollectiveId, CollectiveKind, CommId, DType, ReduceOp};
+use shardlab_plan::ir::{Collective, CollectiveId, CollectiveKind, CommId, ReduceOp};
 use shardlab_plan::program::Communicator as PlanComm;
 use shardlab_plan::shard::mesh::{members, position};
 use std::collections::{BTreeMap, BTreeSet};
@@ -188,22 +188,17 @@ impl NcclCollectives {
             else {
                 continue;
             };
-            let dtype = data_type(c.dtype);
+            let dtype = element::cuda(c.dtype).nccl;
             let key = (dtype.0, factor.to_bits());
             if member.sums.contains_key(&key) {
                 continue;
             }
             // The factor of the CPU's reductions is a float32 as well.
             let factor = factor as f32;
-            let scalar = match c.dtype {
-                DType::F32 => Scalar::F32(factor),
-                DType::Bf16 => Scalar::bf16(factor),
-                DType::F16 => Scalar::F16(f16::from_f32(factor).to_bits()),
-                DType::I64 | DType::U8 => {
-                    return Err(format!("a sum of {} with a factor", c.dtype));
-                }
-            };
-            let sum = member.comm.pre_mul_sum(scalar).map_err(|e| e.to_string())?;
+            let scalar = element::cuda(c.dtype).nccl_factor;
+            let scalar = scalar.ok_or_else(|| format!("a sum of {} with a factor", c.dtype))?;
+            let sum = member.comm.pre_mul_sum(scalar(factor));
+            let sum = sum.map_err(|e| e.to_string())?;
             member.sums.insert(key, sum);
         }
         Ok(())
@@ -466,7 +461,7 @@ impl Member {
             ReduceOp::None | ReduceOp::Sum => RedOp::SUM,
             ReduceOp::Avg => RedOp::AVG,
             ReduceOp::PremulSum(factor) => {
-                let key = (data_type(c.dtype).0, factor.to_bits());
+                let key = (element::cuda(c.dtype).nccl.0, factor.to_bits());
                 let sum = self.sums.get(&key).ok_or(nccl_rs::Error::Argument {
                     call: "ncclRedOpCreatePreMulSum",
                     what: format!("no sum with the factor {factor} was made"),
@@ -485,7 +480,7 @@ impl Member {
         (input, output): &(RawRange, RawRange),
         stream: Stream,
     ) -> Result<(), nccl_rs::Error> {
-        let (dtype, element) = (data_type(c.dtype), c.dtype.size() as usize);
+        let (dtype, element) = (element::cuda(c.dtype).nccl, c.dtype.size() as usize);
         let (from, to) = (input.ptr.cast::<c_void>().cast_const(), output.ptr.cast());
         if input.bytes == 0 && output.bytes == 0 {
             return Ok(());
@@ -519,14 +514,4 @@ impl Member {
 pub(super) fn needed(program: &Program) -> bool {
     let size = |c: CommId| program.communicators[c.index()].size;
     program.collectives.iter().any(|c| size(c.comm) > 1)
-}
-
-fn data_type(dtype: DType) -> DataType {
-    match dtype {
-        DType::F32 => DataType::F32,
-        DType::Bf16 => DataType::BF16,
-        DType::F16 => DataType::F16,
-        DType::I64 => DataType::I64,
-        DType::U8 => DataType::U8,
-    }
 }

@@ -10,6 +10,7 @@ use super::error::ErrorKind;
 use super::gemm::GemmProblem;
 use super::memory::Stopwatch;
 use super::{Agree, Choose};
+use crate::base::element;
 use cudarc::cublaslt::sys;
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use shardlab_plan::ir::DType;
@@ -61,14 +62,9 @@ fn check(call: &'static str, status: sys::cublasStatus_t) -> Result<(), ErrorKin
 }
 
 fn data_type(ty: DType) -> Result<sys::cudaDataType, ErrorKind> {
-    match ty {
-        DType::F32 => Ok(sys::cudaDataType::CUDA_R_32F),
-        DType::Bf16 => Ok(sys::cudaDataType::CUDA_R_16BF),
-        DType::F16 => Ok(sys::cudaDataType::CUDA_R_16F),
-        other => Err(ErrorKind::Unsupported(format!(
-            "no matmul for elements of type {other}"
-        ))),
-    }
+    element::cuda(ty)
+        .blas
+        .ok_or_else(|| ErrorKind::Unsupported(format!("no matmul for elements of type {ty}")))
 }
 
 /// Addresses of a GEMM's operands.

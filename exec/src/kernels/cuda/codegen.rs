@@ -35,6 +35,7 @@ pub(in crate::kernels) mod tables;
 mod tests;
 
 use super::target::Target;
+use crate::base::element;
 use crate::kernels::ops::{self, CudaCode, float};
 use crate::kernels::strides;
 use shardlab_plan::ir::{BodyOp, DType, Place, Slot};
@@ -203,13 +204,7 @@ fn fused(req: &Request<'_>) -> Result<Module, CodegenError> {
 
 /// Returns the name of an element type in the generated code.
 pub(in crate::kernels) const fn ctype(dtype: DType) -> &'static str {
-    match dtype {
-        DType::F32 => "float",
-        DType::Bf16 => "bf16",
-        DType::F16 => "f16",
-        DType::I64 => "i64",
-        DType::U8 => "u8",
-    }
+    element::cuda(dtype).ctype
 }
 
 impl Request<'_> {

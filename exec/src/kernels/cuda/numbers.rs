@@ -2,10 +2,10 @@
 //! many bits change, and numbers that repeat would let the clock stay higher than it will.
 
 use super::error::ErrorKind;
+use crate::base::element::push;
 use crate::base::random::Sequence;
 use cudarc::driver::result;
 use cudarc::driver::sys::CUdeviceptr;
-use half::{bf16, f16};
 use shardlab_plan::ir::DType;
 use std::sync::OnceLock;
 
@@ -53,21 +53,17 @@ fn block(dtype: DType, scale: f32, turn: usize, bytes: u64) -> Vec<u8> {
     let all = normals();
     let (end, start) = all.split_at(turn % all.len());
     let scaled = start.iter().chain(end).map(|x| x * scale);
-    let scaled = scaled.take(bytes.div_ceil(dtype.size()) as usize);
-    match dtype {
-        DType::Bf16 => scaled
-            .flat_map(|x| bf16::from_f32(x).to_le_bytes())
-            .collect(),
-        DType::F16 => scaled
-            .flat_map(|x| f16::from_f32(x).to_le_bytes())
-            .collect(),
-        _ => scaled.flat_map(f32::to_le_bytes).collect(),
+    let mut out = Vec::new();
+    for x in scaled.take(bytes.div_ceil(dtype.size()) as usize) {
+        push(&mut out, dtype, x);
     }
+    out
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use half::bf16;
 
     #[test]
     fn operands_are_normal() {

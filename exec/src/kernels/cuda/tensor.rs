@@ -2,9 +2,9 @@
 
 use super::codegen::gemm_epilogue::Map;
 use super::error::ErrorKind;
+use crate::base::element;
 use crate::operand::RawRange;
 use cudarc::driver::sys;
-use shardlab_plan::ir::DType;
 
 /// Returns what a kernel is handed to copy boxes of a matrix into shared memory, in lines of 128
 /// bytes that are swizzled; beyond its edges there are zeros.
@@ -16,10 +16,8 @@ pub(super) fn map(of: &Map, at: &RawRange) -> Result<sys::CUtensorMap, ErrorKind
     let mut out = sys::CUtensorMap { opaque: [0; 16] };
     let size = of.dtype.size();
     let (strides, steps) = ([of.size[0] * size], [1, 1]);
-    let ty = match of.dtype {
-        DType::F16 => sys::CUtensorMapDataType_enum::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-        _ => sys::CUtensorMapDataType_enum::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-    };
+    let ty = element::cuda(of.dtype).tensor_map;
+    let ty = ty.ok_or_else(|| ErrorKind::Unsupported(format!("no tensor map of {}", of.dtype)))?;
     // SAFETY: all arrays are as long as the two dimensions ask for, and outlive the call; the
     // driver only computes with the address.
     let done = unsafe {

@@ -16,8 +16,7 @@ use smallvec::smallvec;
 impl Fsdp2 {
     /// Issues a group's gather: cast and copy-in, all-gather.
     pub(super) fn issue(&mut self, out: &mut Emitter<'_>, g: GroupId, rule: Rule) {
-        let precision = out.inputs.scenario.precision;
-        let w = precision.compute;
+        let w = out.inputs.types.compute;
         let layout = out.inputs.group(g).layout.clone();
         let (full, shard) = (layout.full_numel(), layout.shard_numel());
         hooks(out, rule, self.groups[g.index()].shards.len());
@@ -40,7 +39,7 @@ impl Fsdp2 {
             kept
         };
         let sources: Vec<Access> = sources.into_iter().map(|id| out.b.whole(id)).collect();
-        let stored = out.inputs.stored_dtype();
+        let stored = out.inputs.types.stored();
         let casts = self.groups[g.index()].kept.is_empty() && stored != w;
         let cast = casts.then(|| {
             let id = out.transient_on(
@@ -142,7 +141,7 @@ impl Fsdp2 {
     }
 
     pub(super) fn copy_out(&mut self, out: &mut Emitter<'_>, g: GroupId) {
-        let w = out.inputs.compute_dtype();
+        let w = out.inputs.types.compute;
         let full = self.groups[g.index()].full.clone();
         let numel = out.inputs.group(g).layout.full_numel();
         let Some(gather) = self.issued[g.index()].take() else {
@@ -236,7 +235,7 @@ impl Fsdp2 {
         if !std::mem::replace(&mut self.full[unit.index()], false) {
             return;
         }
-        let w = out.inputs.compute_dtype();
+        let w = out.inputs.types.compute;
         for g in out.inputs.groups_of(unit) {
             let full = self.groups[g.index()].full.clone();
             for (i, id) in full.iter().enumerate() {

@@ -26,9 +26,9 @@ impl Division {
     /// bf16 and float32 average in the collectives; other dtypes might overflow there, so sums of
     /// them are divided by about the root of the number of ranks on either side
     /// (`_get_gradient_divide_factors`). `ranks`: that average, of both axes.
-    fn new(scenario: &Scenario, ranks: u32) -> Self {
+    fn new(scenario: &Scenario, comm: DType, ranks: u32) -> Self {
         let sums = scenario.fsdp.per_token_loss;
-        if matches!(scenario.precision.comm_grads, DType::F32 | DType::Bf16) {
+        if matches!(comm, DType::F32 | DType::Bf16) {
             let op = if sums { ReduceOp::Sum } else { ReduceOp::Avg };
             return Self {
                 before: 1,
@@ -85,11 +85,8 @@ impl Fsdp2 {
 
     pub(super) fn reduce(&mut self, out: &mut Emitter<'_>, g: GroupId) {
         let rs = self.streams.reduce;
-        let (c, stored) = (
-            out.inputs.scenario.precision.comm_grads,
-            out.inputs.stored_dtype(),
-        );
-        let division = Division::new(out.inputs.scenario, out.inputs.world());
+        let (c, stored) = (out.inputs.types.comm, out.inputs.types.stored());
+        let division = Division::new(out.inputs.scenario, c, out.inputs.world());
         let (input, held) = self.pack(out, g, c);
         out.b.join(Rule::ReduceFork, COMPUTE, rs);
         let replicas = self.comms.outer;
@@ -260,10 +257,7 @@ impl Fsdp2 {
         output: BufferId,
         stream: StreamId,
     ) -> Option<BufferId> {
-        let (c, stored) = (
-            out.inputs.scenario.precision.comm_grads,
-            out.inputs.stored_dtype(),
-        );
+        let (c, stored) = (out.inputs.types.comm, out.inputs.types.stored());
         let n = self.shard_numel(g);
         let rule = Rule::ReduceAccumulate;
         let at_rest = self.groups[g.index()].reduced;

@@ -70,7 +70,7 @@ fn padded_bytes(inputs: &LoweringInputs<'_>, p: ParamId) -> u64 {
         Layout::PerParam(l) => l.items[i as usize].shard_numel * u64::from(l.shards),
         Layout::Flat(_) => inputs.tape.params[p.index()].numel(),
     };
-    numel * inputs.compute_dtype().size()
+    numel * inputs.types.compute.size()
 }
 
 /// Merges gradients in the order in which they complete.

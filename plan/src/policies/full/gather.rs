@@ -23,7 +23,7 @@ impl Full {
         let Some(comm) = self.comms.shard.filter(|_| !todo.is_empty()) else {
             return;
         };
-        let w = out.inputs.compute_dtype();
+        let w = out.inputs.types.compute;
         let unit = self.params[todo[0].index()].unit;
         let slot = &mut self.gather_buffers[self.pass as usize][index];
         let buffer = *slot.get_or_insert_with(|| {
@@ -111,7 +111,7 @@ impl Full {
         };
         self.run_ahead(out, index);
         let bucket = self.direction().buckets[index].clone();
-        let w = out.inputs.compute_dtype();
+        let w = out.inputs.types.compute;
         let todo: Vec<ParamId> = bucket
             .params
             .iter()

@@ -37,7 +37,7 @@ impl Full {
     /// Copy-in and reductions of a bucket whose gradients are complete.
     pub(super) fn reduce(&mut self, out: &mut Emitter<'_>, index: usize) {
         let bucket = self.reductions[index].clone();
-        let c = out.inputs.scenario.precision.comm_grads;
+        let c = out.inputs.types.comm;
         let inner = u64::from(out.inputs.inner);
         let shard_numel: u64 = bucket
             .params
@@ -148,7 +148,7 @@ impl Full {
                 .collect();
             if fresh {
                 let kind = ShardOp::MultiCopy;
-                let dtype = out.inputs.stored_dtype();
+                let dtype = out.inputs.types.stored();
                 out.run(KernelLaunch {
                     rule: Rule::ReduceAccumulate,
                     op: kind,

@@ -39,10 +39,7 @@ impl Gradients {
         p: ParamId,
     ) -> Location {
         let (g, _) = out.inputs.home[p.index()];
-        let (main, sharded) = (
-            out.inputs.scenario.precision.main_grads,
-            flat.grad_sharded(),
-        );
+        let (main, sharded) = (out.inputs.types.grads, flat.grad_sharded());
         let once = !out.inputs.scenario.fsdp.reduces(false, false);
         let (base, dtype) = if !sharded && micro.first {
             let grad = flat.state(g).grad;
@@ -136,7 +133,7 @@ impl Gradients {
         }
         self.sums[g.index()] = None;
         let dtype = flat.comm_dtype();
-        if dtype == out.inputs.scenario.precision.main_grads {
+        if dtype == out.inputs.types.grads {
             return Some(sum);
         }
         reductions.make_room(out, flat);
@@ -164,7 +161,7 @@ impl Gradients {
         if let Some(sum) = self.sums[g.index()] {
             return sum;
         }
-        let dtype = out.inputs.scenario.precision.main_grads;
+        let dtype = out.inputs.types.grads;
         let id = *self.accum_buffers[g.index()].get_or_insert_with(|| {
             let bytes = flat.state(g).numel * dtype.size();
             let unit = out.inputs.group(g).unit;

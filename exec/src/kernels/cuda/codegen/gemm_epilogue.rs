@@ -8,6 +8,7 @@
 use super::expr::{Cached, Gen};
 use super::index::Index;
 use super::{Arg, CodegenError, Entry, Module, Param, Request, ctype, numel};
+use crate::base::element;
 use crate::kernels::cuda::gemm;
 use shardlab_plan::ir::{BodyOp, DType, OpKind, Place, op};
 use std::fmt::Write as _;
@@ -123,7 +124,7 @@ pub(super) fn generate(
         req.index(),
         u8::from(tb),
     );
-    source += &multiply(ty, tb);
+    source += &multiply(ty, tb)?;
     source += &kernel;
     Ok(Module {
         source,
@@ -199,8 +200,9 @@ fn factors(req: &Request<'_>, gemms: &[BodyOp]) -> Result<(u64, u64, u64, Vec<Ma
 }
 
 /// Returns the instruction that multiplies 64 rows by 16 by 256 columns.
-fn multiply(ty: DType, tb: bool) -> String {
-    let name = if ty == DType::F16 { "f16" } else { "bf16" };
+fn multiply(ty: DType, tb: bool) -> Result<String, CodegenError> {
+    let name = element::cuda(ty).wgmma;
+    let name = name.ok_or_else(|| CodegenError::new(format!("no wgmma of {ty}")))?;
     let mut out = String::from(
         "__device__ __forceinline__ void multiply(float (&d)[128], unsigned long long a, unsigned long long b, int more) {\n  asm volatile(\"{\\n.reg .pred p;\\nsetp.ne.b32 p, %130, 0;\\n\"\n    \"wgmma.mma_async.sync.aligned.m64n256k16.f32.",
     );
@@ -213,5 +215,5 @@ fn multiply(ty: DType, tb: bool) -> String {
         u8::from(!tb),
         list(&|i| format!("\"+f\"(d[{i}])"))
     );
-    out
+    Ok(out)
 }

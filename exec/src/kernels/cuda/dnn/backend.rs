@@ -3,6 +3,7 @@
 use super::super::error::ErrorKind;
 use super::graph::{Direction, Graph, Kind, Mode, Node, Tensor, Ty};
 use super::library::{Api, Status, api, last_error};
+use crate::base::element;
 use cudarc::cudnn::sys::{
     self, cudnnBackendAttributeName_t as Name, cudnnBackendAttributeType_t as Type,
     cudnnBackendDescriptor_t, cudnnBackendDescriptorType_t as Descriptor, cudnnPointwiseMode_t,
@@ -95,14 +96,14 @@ impl Desc {
     }
 }
 
-fn data_type(ty: Ty) -> sys::cudnnDataType_t {
+fn data_type(ty: Ty) -> Result<sys::cudnnDataType_t, ErrorKind> {
     use sys::cudnnDataType_t as D;
     match ty {
-        Ty::F32 => D::CUDNN_DATA_FLOAT,
-        Ty::Bf16 => D::CUDNN_DATA_BFLOAT16,
-        Ty::F16 => D::CUDNN_DATA_HALF,
-        Ty::I32 => D::CUDNN_DATA_INT32,
-        Ty::Bool => D::CUDNN_DATA_BOOLEAN,
+        Ty::Of(dtype) => element::cuda(dtype)
+            .dnn
+            .ok_or_else(|| ErrorKind::Unsupported(format!("cuDNN has no tensors of type {dtype}"))),
+        Ty::I32 => Ok(D::CUDNN_DATA_INT32),
+        Ty::Bool => Ok(D::CUDNN_DATA_BOOLEAN),
     }
 }
 
@@ -111,7 +112,7 @@ fn tensor(uid: i64, t: &Tensor) -> Result<Desc, ErrorKind> {
     d.set(
         Name::CUDNN_ATTR_TENSOR_DATA_TYPE,
         Type::CUDNN_TYPE_DATA_TYPE,
-        &[data_type(t.ty)],
+        &[data_type(t.ty)?],
     )?;
     let int = Type::CUDNN_TYPE_INT64;
     d.set(Name::CUDNN_ATTR_TENSOR_DIMENSIONS, int, &t.dims)?;
@@ -246,7 +247,7 @@ fn operation(node: &Node, tensors: &[Desc], keep: &mut Vec<Desc>) -> Result<Desc
             how.set(
                 Name::CUDNN_ATTR_POINTWISE_MATH_PREC,
                 Type::CUDNN_TYPE_DATA_TYPE,
-                &[data_type(compute)],
+                &[data_type(compute)?],
             )?;
             if let Mode::Index(axis) = m {
                 how.set(

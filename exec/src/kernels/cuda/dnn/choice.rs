@@ -111,9 +111,8 @@ impl Dnn {
             let bytes = t.bytes();
             let at = Scratch::new(bytes.next_multiple_of(256), 0)?;
             let dtype = match t.ty {
-                Ty::Bf16 => DType::Bf16,
-                Ty::F16 => DType::F16,
-                _ => DType::F32,
+                Ty::Of(dtype) => dtype,
+                Ty::I32 | Ty::Bool => DType::F32,
             };
             // Weights are smaller than what they multiply.
             let is_filter = matches!(graph.nodes[..], [Node::Convolution { direction, filter, .. }]

@@ -5,25 +5,34 @@
 //! values that never reach memory are those that NVIDIA's own front end emits for causal attention;
 //! the library matches the pattern as a whole.
 
+use crate::base::element;
 use shardlab_plan::ir::DType;
+use std::fmt;
 
-/// Element type within a graph.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// Element type within a graph: of an operand, or of values that never reach memory.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Ty {
-    F32,
-    Bf16,
-    F16,
+    Of(DType),
     I32,
     Bool,
 }
 
 impl Ty {
+    pub(crate) const F32: Self = Self::Of(DType::F32);
+
+    /// Returns the type of an operand, if cuDNN takes it.
     pub(super) fn of(dtype: DType) -> Option<Self> {
-        match dtype {
-            DType::F32 => Some(Self::F32),
-            DType::Bf16 => Some(Self::Bf16),
-            DType::F16 => Some(Self::F16),
-            DType::I64 | DType::U8 => None,
+        element::cuda(dtype).dnn.map(|_| Self::Of(dtype))
+    }
+}
+
+/// The names are part of the keys under which choices are kept on disk.
+impl fmt::Debug for Ty {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Of(dtype) => dtype.fmt(f),
+            Self::I32 => f.write_str("I32"),
+            Self::Bool => f.write_str("Bool"),
         }
     }
 }
@@ -76,8 +85,8 @@ impl Tensor {
     /// Returns the bytes from its first element to behind its last one.
     pub(super) fn bytes(&self) -> u64 {
         let size = match self.ty {
-            Ty::F32 | Ty::I32 => 4,
-            Ty::Bf16 | Ty::F16 => 2,
+            Ty::Of(dtype) => dtype.size(),
+            Ty::I32 => 4,
             Ty::Bool => 1,
         };
         let last: i64 = self

@@ -200,7 +200,7 @@ fn there_is_an_engine_for_every_convolution_of_the_models() {
         (32, 3, 16, 32, 3, Ty::F32, 16),
         (32, 16, 16, 32, 3, Ty::F32, 16),
         (2, 3, 8, 6, 3, Ty::F32, 4),
-        (32, 16, 16, 32, 3, Ty::Bf16, 16),
+        (32, 16, 16, 32, 3, Ty::Of(DType::Bf16), 16),
     ] {
         for direction in [Direction::Forward, Direction::Image, Direction::Filter] {
             let tensors = [
@@ -262,7 +262,7 @@ fn weight_gradient(result: DType) -> Graph {
 fn gradients_of_weights_that_are_wider_than_their_factors_come_narrow() {
     let wide = weight_gradient(DType::F32);
     assert!(convolution::is_narrow(&wide));
-    assert_eq!(wide.tensors[1].ty, Ty::Bf16);
+    assert_eq!(wide.tensors[1].ty, Ty::Of(DType::Bf16));
     // 16 x 8 x 9 elements of two bytes.
     assert_eq!((wide.tensors[1].bytes(), wide.scratch), (2304, 2304));
     let equal = weight_gradient(DType::Bf16);

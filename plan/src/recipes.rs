@@ -1,0 +1,66 @@
+//! Precision recipes: which element types a model computes in, and which ones are kept and sent for
+//! its parameters.
+//!
+//! Families trace their operations without naming element types. A recipe types parameters and
+//! inputs, and results follow from operands ([`OpDef::result`](crate::ops::OpDef::result)), as in
+//! PyTorch. Between `models` and `autodiff`, [`convert`] visits the graph and converts operands
+//! that an operation should read in another type, as torchtitan's model converters do for linear
+//! layers. Everything after that reads types from the graph and from [`ParamTypes`].
+
+mod mixed;
+
+use crate::config::Precision;
+use crate::graph::Graph;
+use crate::ir::{DType, OpKind, Param};
+use mixed::Mixed;
+
+/// The element types of a model.
+pub(crate) trait Recipe {
+    /// Returns the type in which the model reads a parameter.
+    fn param(&self, p: &Param) -> DType;
+
+    /// Returns the type of the model's floating-point inputs, and of tables that it multiplies
+    /// activations by.
+    fn activation(&self) -> DType;
+
+    /// Returns the type in which an operation reads input `n`; `None`: as it comes.
+    fn operand(&self, op: &OpKind, n: usize) -> Option<DType>;
+
+    /// Returns the types of what is kept and sent for parameters.
+    fn param_types(&self) -> ParamTypes;
+}
+
+/// Element types of what is kept and sent for a parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ParamTypes {
+    /// The weight as the model reads it, which is gathered.
+    pub(crate) compute: DType,
+    /// The optimizer's weight; `None`: the optimizer updates what the model reads.
+    pub(crate) main: Option<DType>,
+    /// The gradient between micro-batches.
+    pub(crate) grads: DType,
+    /// The gradient in reductions over the inner axis (policies fsdp2 and megatron: over both).
+    pub(crate) comm: DType,
+    /// Moments of the optimizer.
+    pub(crate) moments: DType,
+}
+
+impl ParamTypes {
+    /// Returns the type of torch's sharded parameters and of their gradients.
+    pub(crate) fn stored(self) -> DType {
+        self.main.unwrap_or(self.compute)
+    }
+}
+
+/// Returns the recipe that a scenario asks for.
+pub(crate) fn of(precision: &Precision) -> Box<dyn Recipe> {
+    Box::new(Mixed::new(*precision))
+}
+
+/// Lets every operation of a forward graph read its operands in the types that a recipe says.
+pub(crate) fn convert(g: &mut Graph, recipe: &dyn Recipe) {
+    g.convert_operands(|op, n| recipe.operand(op, n));
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,49 @@
+//! Mixed precision: one type for parameters, activations and GEMMs, float32 for losses.
+
+use super::{ParamTypes, Recipe};
+use crate::config::Precision;
+use crate::ir::{DType, OpKind, Param};
+
+/// `[precision]` of a scenario, as FSDP's `MixedPrecisionPolicy`.
+pub(super) struct Mixed {
+    precision: Precision,
+}
+
+impl Mixed {
+    pub(super) fn new(precision: Precision) -> Self {
+        Self { precision }
+    }
+}
+
+impl Recipe for Mixed {
+    fn param(&self, _: &Param) -> DType {
+        self.precision.compute
+    }
+
+    fn activation(&self) -> DType {
+        self.precision.compute
+    }
+
+    /// GEMMs read factors in the compute type; losses read what the model makes in float32
+    /// (`F.cross_entropy(logits.float(), …)`, `F.mse_loss(out.float(), …)`).
+    fn operand(&self, op: &OpKind, n: usize) -> Option<DType> {
+        match (op, n) {
+            (OpKind::Gemm(_), 0 | 1) => Some(self.precision.compute),
+            (OpKind::LogSoftmax | OpKind::LogSumExp | OpKind::SquaredError(_), 0) => {
+                Some(DType::F32)
+            }
+            _ => None,
+        }
+    }
+
+    fn param_types(&self) -> ParamTypes {
+        let p = &self.precision;
+        ParamTypes {
+            compute: p.compute,
+            main: p.main_params,
+            grads: p.main_grads,
+            comm: p.comm_grads,
+            moments: p.moments,
+        }
+    }
+}
