@@ -89,7 +89,7 @@ impl Fsdp2 {
             out.inputs.scenario.precision.comm_grads,
             out.inputs.stored_dtype(),
         );
-        let division = Division::new(out.inputs.scenario, out.inputs.world());
+        let division = Division::new(out.inputs.scenario, out.inputs.data_ranks());
         let (input, held) = self.pack(out, g, c);
         out.b.join(Rule::ReduceFork, COMPUTE, rs);
         let replicas = self.comms.outer;
