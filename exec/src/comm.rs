@@ -19,7 +19,6 @@ use crate::base::abort::{Abort, Wake};
 use crate::process::ProcessGroup;
 use shardlab_plan::ir::CommId;
 use shardlab_plan::program::Program;
-use shardlab_plan::shard::mesh::{members, position};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
@@ -50,7 +49,7 @@ impl Communicators {
     }
 
     fn with(program: &Program, abort: &Arc<Abort>, peers: Option<&Arc<ProcessGroup>>) -> Self {
-        let world = program.meta.world;
+        let world = program.meta.mesh.world();
         let mut all = Self {
             groups: Vec::new(),
             positions: Vec::new(),
@@ -59,7 +58,7 @@ impl Communicators {
             let mut groups = BTreeMap::new();
             let mut positions = Vec::new();
             for rank in 0..world {
-                let ranks: Vec<u32> = members(comm, rank).collect();
+                let ranks: Vec<u32> = comm.ranks.members(rank).collect();
                 let first = ranks[0];
                 groups.entry(first).or_insert_with(|| {
                     let mut group = Group::new(&comm.name, ranks, Arc::clone(abort));
@@ -72,7 +71,7 @@ impl Communicators {
                     abort.register(waker);
                     group
                 });
-                positions.push((first, position(comm, rank)));
+                positions.push((first, comm.ranks.position(rank)));
             }
             all.groups.push(groups);
             all.positions.push(positions);

@@ -433,6 +433,6 @@ fn zero_inputs(program: &Program) -> StepInputs {
         }
     }
     StepInputs {
-        ranks: vec![rank; program.meta.world as usize],
+        ranks: vec![rank; program.meta.mesh.world() as usize],
     }
 }

@@ -12,6 +12,7 @@ pub(crate) mod pattern;
 mod precision;
 mod train;
 
+use crate::ir::{AxisId, DeviceMesh};
 pub use compile::{Compile, CompileMode, CudaGraph, MergeProjections, Scope};
 pub use fsdp::{
     AllocatorKind, Fsdp, GradientSync, Offload, OuterStrategy, PolicyKind, Prefetch, Reshard,
@@ -48,6 +49,21 @@ pub struct Scenario {
 }
 
 impl Scenario {
+    /// Returns the ranks on their axes.
+    #[must_use]
+    pub fn device_mesh(&self) -> DeviceMesh {
+        let mesh = &self.mesh;
+        let sub_shard = match self.fsdp.reshard_after_forward {
+            Reshard::Group(ranks) => ranks,
+            Reshard::Auto | Reshard::Always | Reshard::Never => 1,
+        };
+        DeviceMesh::new(&[
+            (AxisId::DP_SHARD, mesh.dp_shard),
+            (AxisId::DP_OUTER, mesh.dp_outer),
+            (AxisId::SUB_SHARD, sub_shard),
+        ])
+    }
+
     /// Whether the optimizer's kernel sums what ranks exchange: one alone has exchanged nothing.
     #[must_use]
     pub const fn sums_in_optimizer(&self) -> bool {

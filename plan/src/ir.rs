@@ -10,6 +10,7 @@ mod dtype;
 mod host_work;
 mod id;
 mod kernel;
+mod mesh;
 mod module;
 pub mod op;
 mod real;
@@ -18,15 +19,16 @@ mod shard_op;
 mod storage;
 pub(crate) mod strides;
 
-pub use buffer::{Access, Buffer, Holds, PerRank, Pool, Role};
+pub use buffer::{Access, Buffer, Holds, Pool, Role};
 pub use collective::{Collective, CollectiveKind, CopyDesc, CopyKind, Part, ReduceOp};
 pub use dtype::{DType, Numeric, Values};
 pub use host_work::HostWorkKind;
 pub use id::{
-    BufferId, COMPUTE, CollectiveId, CommId, ConstId, CopyId, EventId, GroupId, InstrId, KernelId,
-    ModuleId, ParamId, ScopeId, StorageId, StreamId, UnitId,
+    AxisId, BufferId, COMPUTE, CollectiveId, CommId, ConstId, CopyId, EventId, GroupId, InstrId,
+    KernelId, ModuleId, ParamId, ScopeId, StorageId, StreamId, UnitId,
 };
 pub use kernel::{BodyOp, Kernel, KernelClass, Place, Slot};
+pub use mesh::{AxisRole, AxisSet, DeviceMesh, MeshAxis, Placement, Placements, RankGroup};
 pub use module::{HfName, Init, Module, ModuleKind, Param};
 pub use op::OpKind;
 pub use real::Real;

@@ -18,13 +18,13 @@ mod traffic;
 pub mod workspace;
 
 use crate::ir::{
-    Access, Buffer, BufferId, Collective, CollectiveId, CommId, CopyDesc, CopyId, DType, EventId,
-    GroupId, Holds, HostWorkKind, InstrId, Kernel, KernelId, Module, ModuleId, Param, Role,
-    ScopeId, StreamId, UnitId,
+    Access, Buffer, BufferId, Collective, CollectiveId, CommId, CopyDesc, CopyId, DType,
+    DeviceMesh, EventId, GroupId, Holds, HostWorkKind, InstrId, Kernel, KernelId, Module, ModuleId,
+    Param, Role, ScopeId, StreamId, UnitId,
 };
 use crate::shard::Group;
 use crate::units::Flops;
-pub use lanes::{Axis, Communicator, Stream, StreamKind};
+pub use lanes::{Communicator, Stream, StreamKind};
 pub use rule::Rule;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -211,12 +211,8 @@ pub struct ProgramMeta {
     pub policy: &'static str,
     /// Hardware profile name.
     pub hardware: String,
-    /// Ranks.
-    pub world: u32,
-    /// Inner axis.
-    pub dp_shard: u32,
-    /// Outer axis.
-    pub dp_outer: u32,
+    /// Ranks, by axis.
+    pub mesh: DeviceMesh,
     /// GPUs of a node.
     pub gpus_per_node: u32,
     /// Micro-batches a step.

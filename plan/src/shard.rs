@@ -1,15 +1,15 @@
 //! Mesh, placements, parameter groups and the layouts of their buffers.
 //!
 //! [`assign_units`] turns the scenario's `units` into units of the module tree, [`build_groups`]
-//! gives every parameter to one unit and lays the groups out, [`mesh`] knows which axis shards
-//! what.
+//! gives every parameter to one unit and lays the groups out, [`placements`] knows which axis
+//! shards what.
 
 mod error;
 mod flat;
 mod groups;
-pub mod mesh;
 mod pattern;
 mod per_param;
+pub mod placements;
 
 pub use error::{LayoutError, ShardError};
 pub use flat::{FlatItem, FlatLayout, flat_layout};
@@ -17,10 +17,9 @@ pub use groups::{
     LayoutKind, UnitSpec, assign_units, build_groups, check_frozen, check_recomputed, check_unit,
     owners,
 };
-pub use mesh::Placement;
-#[cfg(test)]
-pub(crate) use mesh::persistent_bytes;
 pub use per_param::{PerParamItem, PerParamLayout, per_param_layout};
+#[cfg(test)]
+pub(crate) use placements::persistent_bytes;
 
 use crate::ir::{ParamId, UnitId};
 use serde::Serialize;

@@ -16,7 +16,7 @@ pub use shardlab_plan::record::Work;
 pub use work::{bytes, flops, name};
 
 use serde::{Deserialize, Serialize};
-use shardlab_plan::ir::UnitId;
+use shardlab_plan::ir::{AxisId, UnitId};
 use shardlab_plan::program::{Op, SectionKind};
 use shardlab_plan::record::{ExposedGap, Run, RunKind, Span, awaited_names, awaited_units};
 use shardlab_plan::scenario::BatchUnit;
@@ -109,8 +109,8 @@ impl ProgramView {
                 .collect(),
             counts,
             parameters: program.params.iter().map(|p| p.numel()).sum(),
-            dp_shard: program.meta.dp_shard,
-            dp_outer: program.meta.dp_outer,
+            dp_shard: program.meta.mesh.size(AxisId::DP_SHARD),
+            dp_outer: program.meta.mesh.size(AxisId::DP_OUTER),
             micro_batches: program.meta.micro_batches,
             model_flops: program.meta.model_flops.0,
         }

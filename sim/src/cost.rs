@@ -47,7 +47,7 @@ impl Costs {
         let mut all = Vec::with_capacity(copies + program.copies.len());
         for (kernel, moved) in program.kernels.iter().zip(moved(program)) {
             let mut cost = kernel_cost(kernel, moved, profile);
-            if cost.load == Load::Compute && program.meta.world > 1 {
+            if cost.load == Load::Compute && program.meta.mesh.world() > 1 {
                 cost.work = (cost.work as f64 / profile.device.loaded_rate) as u64;
             }
             if program.meta.deterministic && is_attention_backward(kernel) {

@@ -32,7 +32,7 @@ impl<'a> Network<'a> {
         let groups = program
             .communicators
             .iter()
-            .map(|c| place(c, program.meta.world, per_node, profile))
+            .map(|c| place(c, program.meta.mesh.world(), per_node, profile))
             .collect();
         let engines = program.communicators.iter().map(|c| c.copy_engine);
         Self {
@@ -136,8 +136,8 @@ mod tests {
     use super::*;
     use crate::hardware::CollectiveTable;
     use crate::{hardware, synthetic};
-    use shardlab_plan::ir::CollectiveKind;
-    use shardlab_plan::program::{Axis, Communicator};
+    use shardlab_plan::ir::{AxisId, AxisSet, CollectiveKind, DeviceMesh, RankGroup};
+    use shardlab_plan::program::Communicator;
 
     fn priced(
         kind: CollectiveKind,
@@ -160,12 +160,12 @@ mod tests {
         profile: &Profile,
     ) -> Price {
         let mut program = synthetic::fsdp(&synthetic::Shape::tiny());
-        (program.meta.world, program.meta.gpus_per_node) = (size * stride, gpus_per_node);
+        program.meta.mesh = DeviceMesh::data_parallel(size * stride, 1);
+        program.meta.gpus_per_node = gpus_per_node;
         program.communicators[0] = Communicator {
             name: "c".into(),
-            axis: Axis::Shard,
-            size,
-            stride,
+            axes: AxisSet::of(AxisId::DP_SHARD),
+            ranks: RankGroup { size, stride },
             copy_engine: false,
         };
         let mut c = program.collectives[0].clone();
@@ -259,10 +259,7 @@ mod tests {
     #[test]
     fn engines_leave_a_rank_its_own_part_to_copy() {
         let mut program = synthetic::fsdp(&synthetic::Shape::tiny());
-        (
-            program.communicators[0].size,
-            program.communicators[0].stride,
-        ) = (4, 1);
+        program.communicators[0].ranks = RankGroup { size: 4, stride: 1 };
         let gather = Collective {
             kind: CollectiveKind::AllGather,
             bytes: shardlab_plan::units::Bytes(1 << 30),
@@ -290,11 +287,9 @@ mod tests {
     fn a_group_that_straddles_nodes_crosses_the_network() {
         let of = |size: u32, per_node: u32| {
             let mut program = synthetic::fsdp(&synthetic::Shape::tiny());
-            (program.meta.world, program.meta.gpus_per_node) = (24, per_node);
-            (
-                program.communicators[0].size,
-                program.communicators[0].stride,
-            ) = (size, 1);
+            program.meta.mesh = DeviceMesh::data_parallel(24, 1);
+            program.meta.gpus_per_node = per_node;
+            program.communicators[0].ranks = RankGroup { size, stride: 1 };
             let profile = hardware::load("h200-nvlink").unwrap();
             Network::new(&program, &profile).groups[0]
         };
@@ -364,9 +359,12 @@ mod tests {
         profile.network.nic_gbps = 6.25;
         let mut program = synthetic::fsdp(&synthetic::Shape::tiny());
         let mut cost = |per_node: u32| {
-            (program.meta.world, program.meta.gpus_per_node) = (16, per_node);
-            program.communicators[0].size = 16;
-            program.communicators[0].stride = 1;
+            program.meta.mesh = DeviceMesh::data_parallel(16, 1);
+            program.meta.gpus_per_node = per_node;
+            program.communicators[0].ranks = RankGroup {
+                size: 16,
+                stride: 1,
+            };
             let mut c = program.collectives[0].clone();
             c.kind = CollectiveKind::AllGather;
             c.bytes.0 = 1 << 34;

@@ -174,7 +174,7 @@ pub(crate) fn build(parts: &Parts<'_>, ranks: &[Rank<'_>]) -> Run {
             String::new()
         },
         kind: RunKind::Sim,
-        world_size: program.meta.world,
+        world_size: program.meta.mesh.world(),
         policy: program.meta.policy.to_owned(),
         hardware: parts.profile.name.clone(),
         steps: steps(parts, rank, &ends),

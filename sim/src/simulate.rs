@@ -68,7 +68,7 @@ pub fn simulate_counted(
     options: &Options,
 ) -> Result<(Run, u64), SimError> {
     options
-        .check(program.meta.world)
+        .check(program.meta.mesh.world())
         .map_err(SimError::Options)?;
     check_program(program)?;
     let times = |part| options.times(part) * profile.times(part);
@@ -190,11 +190,17 @@ fn check_program(program: &Program) -> Result<(), SimError> {
         return fail("too many instructions or communicators".into());
     }
     for comm in &program.communicators {
-        let span = u64::from(comm.size) * u64::from(comm.stride);
-        if comm.size == 0 || comm.stride == 0 || u64::from(program.meta.world) % span != 0 {
+        let span = u64::from(comm.ranks.size) * u64::from(comm.ranks.stride);
+        if comm.ranks.size == 0
+            || comm.ranks.stride == 0
+            || u64::from(program.meta.mesh.world()) % span != 0
+        {
             return fail(format!(
                 "communicator {}: {} ranks with stride {} do not divide a world of {}",
-                comm.name, comm.size, comm.stride, program.meta.world
+                comm.name,
+                comm.ranks.size,
+                comm.ranks.stride,
+                program.meta.mesh.world()
             ));
         }
     }
@@ -280,7 +286,12 @@ fn tables<'a>(
     // next kernel.
     by_priority.sort_by_key(|&s| (program.streams[usize::from(s)].priority, s == 0, s));
     let us = |x: f64| Picos::from_us(x).0;
-    let node = program.meta.world.min(program.meta.gpus_per_node).max(1);
+    let node = program
+        .meta
+        .mesh
+        .world()
+        .min(program.meta.gpus_per_node)
+        .max(1);
     Ok(Tables {
         costs: &costs.all,
         sections,
@@ -320,5 +331,5 @@ fn make_ranks<'a>(tables: &'a Tables<'a>, program: &Program, options: &Options) 
             random.then(|| Jitter::new(options.seed, id, options.jitter, factor)),
         )
     };
-    (0..program.meta.world).map(rank).collect()
+    (0..program.meta.mesh.world()).map(rank).collect()
 }

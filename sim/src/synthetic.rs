@@ -2,13 +2,13 @@
 //! model behind it.
 
 use shardlab_plan::ir::{
-    Access, Buffer, BufferId, COMPUTE, Collective, CollectiveId, CollectiveKind, CommId, DType,
-    EventId, Holds, HostWorkKind, Kernel, KernelClass, KernelId, Module, ModuleId, ModuleKind,
-    Part, Pool, ReduceOp, Role, ScopeId, StreamId, UnitId,
+    Access, AxisId, AxisSet, Buffer, BufferId, COMPUTE, Collective, CollectiveId, CollectiveKind,
+    CommId, DType, DeviceMesh, EventId, Holds, HostWorkKind, Kernel, KernelClass, KernelId, Module,
+    ModuleId, ModuleKind, Part, Pool, RankGroup, ReduceOp, Role, ScopeId, StreamId, UnitId,
 };
 use shardlab_plan::program::{
-    Axis, CaptureScope, Communicator, Instr, Op, Phase, Program, ProgramMeta, Rule, Section,
-    SectionKind, Stream, StreamKind, Unit,
+    CaptureScope, Communicator, Instr, Op, Phase, Program, ProgramMeta, Rule, Section, SectionKind,
+    Stream, StreamKind, Unit,
 };
 use shardlab_plan::units::{Bytes, Flops};
 use smallvec::smallvec;
@@ -29,9 +29,7 @@ impl Builder {
             scenario: name.to_owned(),
             policy: "synthetic",
             hardware: String::new(),
-            world,
-            dp_shard: world,
-            dp_outer: 1,
+            mesh: DeviceMesh::data_parallel(world, 1),
             gpus_per_node: 8,
             micro_batches: 1,
             tokens: 8192,
@@ -98,9 +96,8 @@ impl Builder {
     pub fn communicator(&mut self, name: &str, size: u32, stride: u32) -> CommId {
         let comm = Communicator {
             name: name.to_owned(),
-            axis: Axis::Shard,
-            size,
-            stride,
+            axes: AxisSet::of(AxisId::DP_SHARD),
+            ranks: RankGroup { size, stride },
             copy_engine: false,
         };
         self.program.communicators.push(comm);
@@ -136,7 +133,7 @@ impl Builder {
 
     /// Adds a collective of `bytes` (full side), aligned, within buffer 0.
     pub fn collective(&mut self, kind: CollectiveKind, comm: CommId, bytes: u64) -> CollectiveId {
-        let size = u64::from(self.program.communicators[comm.index()].size);
+        let size = u64::from(self.program.communicators[comm.index()].ranks.size);
         let part = Part {
             input: access(BufferId(0), bytes / size),
             output: access(BufferId(0), bytes),
@@ -302,7 +299,7 @@ const fn access(buffer: BufferId, bytes: u64) -> Access {
         buffer,
         offset: 0,
         bytes,
-        per_rank: shardlab_plan::ir::PerRank::Same,
+        per_rank: None,
     }
 }
 

@@ -116,7 +116,7 @@ impl AlignedMesh {
 }
 
 fn is_misaligned(program: &Program, collective: &Collective) -> bool {
-    let ranks = program.communicators[collective.comm.index()].size;
+    let ranks = program.communicators[collective.comm.index()].ranks.size;
     ranks > 1 && collective.misaligned(ranks)
 }
 

@@ -276,14 +276,14 @@ fn perform(args: &Args, out: &mut Out) -> Result<Status, Failure> {
             let world = processes::join(place, &program, timeout, &facts)?;
             (world, place.local_rank)
         }
-        None if program.meta.world > 1 && args.device.wants_processes(&program) => {
+        None if program.meta.mesh.world() > 1 && args.device.wants_processes(&program) => {
             if scenario::is_stdin(&args.scenario.scenario) {
                 return Err(Failure::bad_input(
                     "-: the ranks of this run are processes, and each reads the scenario: write it to a file",
                 ));
             }
             args.device.has_room(&program)?;
-            return processes::start(program.meta.world, timeout);
+            return processes::start(program.meta.mesh.world(), timeout);
         }
         None => {
             interrupt::watch();

@@ -204,7 +204,7 @@ impl Selection {
             scenario: &m.scenario,
             program_digest: program.digest(),
             policy: m.policy,
-            world_size: m.world,
+            world_size: m.mesh.world(),
             units: program.units.iter().map(|u| u.name.as_str()).collect(),
             instructions: program
                 .sections

@@ -47,7 +47,7 @@ impl Residual {
     /// Describes a prediction as a row; its errors are not known yet.
     #[must_use]
     pub fn of(scenario: &Scenario, program: &Program, profile: &Profile) -> Self {
-        let world = program.meta.world;
+        let world = program.meta.mesh.world();
         Self {
             hardware: profile.name.clone(),
             basis: kind(scenario, program, profile).0,
@@ -79,7 +79,7 @@ fn nodes(scenario: &Scenario, world: u32) -> u32 {
 
 /// Decides whether a prediction rests on measurements, and says on which, or why not.
 fn kind(scenario: &Scenario, program: &Program, profile: &Profile) -> (BasisKind, String) {
-    let world = program.meta.world;
+    let world = program.meta.mesh.world();
     match &profile.measured {
         None if nodes(scenario, world) > 1 => (
             BasisKind::Estimated,

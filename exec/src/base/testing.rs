@@ -2,9 +2,10 @@
 
 use crate::base::operand::{LaunchContext, RawRange};
 use shardlab_plan::ir::{
-    Access, BodyOp, Buffer, BufferId, COMPUTE, Collective, CollectiveId, CollectiveKind, CommId,
-    CopyDesc, CopyId, CopyKind, DType, EventId, Holds, InstrId, Kernel, KernelClass, KernelId,
-    OpKind, Part, PerRank, Pool, ReduceOp, Role, ScopeId, ShardOp, StreamId, UnitId,
+    Access, AxisId, AxisSet, BodyOp, Buffer, BufferId, COMPUTE, Collective, CollectiveId,
+    CollectiveKind, CommId, CopyDesc, CopyId, CopyKind, DType, DeviceMesh, EventId, Holds, InstrId,
+    Kernel, KernelClass, KernelId, OpKind, Part, Pool, ReduceOp, Role, ScopeId, ShardOp, StreamId,
+    UnitId,
 };
 use shardlab_plan::program::*;
 use shardlab_plan::units::{Bytes, Flops};
@@ -28,11 +29,11 @@ pub(crate) struct Build {
 impl Build {
     pub(crate) fn new(world: u32, dp_shard: u32, dp_outer: u32) -> Self {
         assert_eq!(world, dp_shard * dp_outer);
-        let comm = |name: &str, axis, size, stride| Communicator {
+        let mesh = DeviceMesh::data_parallel(dp_shard, dp_outer);
+        let comm = |name: &str, axes| Communicator {
             name: name.to_owned(),
-            axis,
-            size,
-            stride,
+            axes,
+            ranks: mesh.group(axes).unwrap(),
             copy_engine: false,
         };
         let stream = |kind| Stream { kind, priority: 0 };
@@ -42,9 +43,7 @@ impl Build {
                     scenario: "hand-built".to_owned(),
                     policy: "native",
                     hardware: "cpu".to_owned(),
-                    world,
-                    dp_shard,
-                    dp_outer,
+                    mesh,
                     gpus_per_node: world,
                     micro_batches: 1,
                     tokens: 1,
@@ -72,9 +71,9 @@ impl Build {
                     stream(StreamKind::ReduceScatter),
                 ],
                 communicators: vec![
-                    comm("shard", Axis::Shard, dp_shard, 1),
-                    comm("outer", Axis::Outer, dp_outer, dp_shard),
-                    comm("world", Axis::World, world, 1),
+                    comm("shard", AxisSet::of(AxisId::DP_SHARD)),
+                    comm("outer", AxisSet::of(AxisId::DP_OUTER)),
+                    comm("world", AxisSet::DATA),
                 ],
                 kernels: vec![],
                 buffers: vec![],
@@ -98,11 +97,13 @@ impl Build {
     }
 
     pub(crate) fn sub_communicator(&mut self, size: u32) -> CommId {
+        let mesh = &mut self.p.meta.mesh;
+        *mesh = mesh.with(AxisId::SUB_SHARD, size);
+        let axes = AxisSet::of(AxisId::SUB_SHARD);
         self.p.communicators.push(Communicator {
             name: "sub".to_owned(),
-            axis: Axis::SubShard,
-            size,
-            stride: 1,
+            axes,
+            ranks: mesh.group(axes).unwrap(),
             copy_engine: false,
         });
         CommId(self.p.communicators.len() as u8 - 1)
@@ -139,7 +140,7 @@ impl Build {
             buffer,
             offset: 0,
             bytes: self.p.buffers[buffer.index()].bytes.0,
-            per_rank: PerRank::Same,
+            per_rank: None,
         }
     }
 
@@ -147,8 +148,8 @@ impl Build {
     pub(crate) fn slice(&self, buffer: BufferId) -> Access {
         let all = self.all(buffer);
         Access {
-            bytes: all.bytes / u64::from(self.p.meta.dp_shard),
-            per_rank: PerRank::Inner,
+            bytes: all.bytes / u64::from(self.p.meta.mesh.size(AxisId::DP_SHARD)),
+            per_rank: Some(AxisId::DP_SHARD),
             ..all
         }
     }

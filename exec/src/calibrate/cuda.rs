@@ -360,8 +360,9 @@ impl Footprint {
     /// Counts the communicators of a program; a single rank creates none.
     fn with(program: &Program, bytes: u64) -> Self {
         let used = program.used_communicators().into_values();
-        let (engines, plain): (Vec<bool>, Vec<bool>) =
-            used.filter(|_| program.meta.world > 1).partition(|e| *e);
+        let (engines, plain): (Vec<bool>, Vec<bool>) = used
+            .filter(|_| program.meta.mesh.world() > 1)
+            .partition(|e| *e);
         Self {
             plain: plain.len() as u64,
             engines: engines.len() as u64,

@@ -405,7 +405,7 @@ pub(super) fn run_scenario<F: DeviceFactory>(
     let fault = |e: String| TrainError::Plan(e);
     let program = Arc::new(shardlab_plan::plan(scenario).map_err(|e| fault(e.to_string()))?);
     let tape = tape_of(scenario).map_err(|e| fault(e.to_string()))?;
-    let ranks = program.meta.world;
+    let ranks = program.meta.mesh.world();
     let layout = StateLayout::new(&program)?;
     let feed = Feed::new(scenario, &program, &tape.consts, None, 1)?;
     let options = ExecOptions {

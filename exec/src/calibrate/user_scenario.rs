@@ -150,7 +150,7 @@ mod tests {
         let part = whole.part(4, 2).unwrap();
         assert_eq!((part.model.layers, part.mesh.dp_shard), (4, 2));
         let program = shardlab_plan::plan(&part).unwrap();
-        assert_eq!(program.meta.world, 2);
+        assert_eq!(program.meta.mesh.world(), 2);
         let all = whole.whole().unwrap();
         assert_eq!((all.model.layers, all.mesh.dp_shard), (32, 8));
         assert_eq!(

@@ -310,11 +310,11 @@ impl Device for CpuDevice {
 
     fn map(&mut self, regions: &[Region]) -> Result<(), String> {
         let touched: Bytes = regions.iter().map(|r| Bytes(r.used)).sum();
-        let needed = touched * u64::from(self.shared.program.meta.world);
+        let needed = touched * u64::from(self.shared.program.meta.mesh.world());
         if let Some(available) = available().filter(|a| needed > *a) {
             return Err(format!(
                 "{} ranks need {needed} of memory, {available} are available",
-                self.shared.program.meta.world
+                self.shared.program.meta.mesh.world()
             ));
         }
         self.arena = Arc::new(Arena::new(regions)?);

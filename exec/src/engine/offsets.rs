@@ -1,45 +1,8 @@
 //! Offsets of ranges on a given rank.
 
 use super::ExecError;
-use shardlab_plan::ir::{Access, PerRank};
-use shardlab_plan::program::{Axis, Program};
-use shardlab_plan::shard::mesh::position;
-
-/// Coordinates of a rank in the mesh, including its position within a sub-shard group, which
-/// [`shardlab_plan::shard::mesh::Coord`] does not have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct MeshCoord {
-    inner: u64,
-    outer: u64,
-    sub: u64,
-}
-
-impl MeshCoord {
-    pub(crate) fn new(program: &Program, rank: u32) -> Self {
-        let sub = program
-            .communicators
-            .iter()
-            .find(|c| c.axis == Axis::SubShard)
-            .map_or(0, |c| position(c, rank));
-        let inner = program.meta.dp_shard.max(1);
-        Self {
-            inner: u64::from(rank % inner),
-            outer: u64::from(rank / inner),
-            sub: u64::from(sub),
-        }
-    }
-
-    /// Returns the first byte of a range on this rank.
-    pub(crate) fn offset(self, a: &Access) -> u64 {
-        let steps = match a.per_rank {
-            PerRank::Same => 0,
-            PerRank::Inner => self.inner,
-            PerRank::Outer => self.outer,
-            PerRank::SubShard => self.sub,
-        };
-        a.offset + steps * a.bytes
-    }
-}
+use shardlab_plan::ir::Access;
+use shardlab_plan::program::Program;
 
 /// Offsets of the input and the output of a collective or copy.
 pub(crate) type PartOffsets = (u64, u64);
@@ -58,9 +21,8 @@ pub(crate) struct Offsets {
 impl Offsets {
     /// Computes every offset, and checks that each range is within its buffer.
     pub(crate) fn new(program: &Program, rank: u32) -> Result<Self, ExecError> {
-        let coord = MeshCoord::new(program, rank);
         let shift = |a: &Access| -> Result<u64, ExecError> {
-            let offset = coord.offset(a);
+            let offset = a.offset_on(&program.meta.mesh, rank);
             let buffer = program.buffers.get(a.buffer.index());
             let size = buffer.map_or(0, |b| b.bytes.0);
             if buffer.is_none() || offset.checked_add(a.bytes).is_none_or(|end| end > size) {
@@ -99,7 +61,7 @@ impl Offsets {
 mod tests {
     use super::*;
     use crate::base::testing::{Build, WORLD};
-    use shardlab_plan::ir::{BufferId, Role};
+    use shardlab_plan::ir::{AxisId, BufferId, Role};
 
     #[test]
     fn ranges_move_with_the_coordinate_of_their_axis() {
@@ -108,20 +70,20 @@ mod tests {
         b.sub_communicator(2);
         let p = b.finish();
         let at = |rank, per_rank| {
-            let coord = MeshCoord::new(&p, rank);
-            coord.offset(&Access {
+            let access = Access {
                 buffer,
                 offset: 8,
                 bytes: 16,
                 per_rank,
-            })
+            };
+            access.offset_on(&p.meta.mesh, rank)
         };
         // Rank 3 of 2 x 2: outer 1, inner 1; rank 2: outer 1, inner 0.
-        assert_eq!(at(3, PerRank::Same), 8);
-        assert_eq!(at(3, PerRank::Inner), 24);
-        assert_eq!(at(2, PerRank::Inner), 8);
-        assert_eq!(at(2, PerRank::Outer), 24);
-        assert_eq!(at(3, PerRank::SubShard), 24);
+        assert_eq!(at(3, None), 8);
+        assert_eq!(at(3, Some(AxisId::DP_SHARD)), 24);
+        assert_eq!(at(2, Some(AxisId::DP_SHARD)), 8);
+        assert_eq!(at(2, Some(AxisId::DP_OUTER)), 24);
+        assert_eq!(at(3, Some(AxisId::SUB_SHARD)), 24);
     }
 
     #[test]
@@ -133,7 +95,7 @@ mod tests {
             buffer,
             offset: 0,
             bytes,
-            per_rank: PerRank::Inner,
+            per_rank: Some(AxisId::DP_SHARD),
         };
         p.accesses = vec![inner(16)];
         assert_eq!(Offsets::new(&p, 3).unwrap().accesses, [48]);

@@ -47,7 +47,13 @@ impl Log {
         world: &[RankPass],
     ) -> StepResult {
         let losses: Vec<Vec<f32>> = world.iter().map(|r| r.losses.clone()).collect();
-        let all: Vec<f64> = losses.iter().flatten().map(|&l| f64::from(l)).collect();
+        let mesh = &program.meta.mesh;
+        let leaders = (0u32..)
+            .zip(&losses)
+            .filter(|(rank, _)| mesh.leads_samples(*rank));
+        let all: Vec<f64> = leaders
+            .flat_map(|(_, micros)| micros.iter().map(|&l| f64::from(l)))
+            .collect();
         let loss = all.iter().sum::<f64>() / all.len().max(1) as f64;
         let start = reports.iter().map(|r| r.start).min().unwrap_or(0);
         let end = reports.iter().map(|r| r.end).max().unwrap_or(0);
@@ -206,7 +212,7 @@ pub(crate) fn run(
         scenario: program.meta.scenario.clone(),
         program_digest: program.digest(),
         kind: RunKind::Exec,
-        world_size: program.meta.world,
+        world_size: program.meta.mesh.world(),
         policy: program.meta.policy.to_owned(),
         hardware: device.to_owned(),
         memory: memory.map_or_else(

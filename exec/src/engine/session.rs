@@ -520,15 +520,18 @@ fn run_rank<D: Device>(
 /// Rejects programs that no interpreter can run.
 fn check(program: &Program) -> Result<(), ExecError> {
     let fail = |m: String| Err(ExecError::Program(m));
-    if program.streams.is_empty() || program.meta.world == 0 {
+    if program.streams.is_empty() || program.meta.mesh.world() == 0 {
         return fail("it has no streams or no ranks".to_owned());
     }
     for comm in &program.communicators {
-        let span = u64::from(comm.size) * u64::from(comm.stride);
-        if span == 0 || u64::from(program.meta.world) % span != 0 {
+        let span = u64::from(comm.ranks.size) * u64::from(comm.ranks.stride);
+        if span == 0 || u64::from(program.meta.mesh.world()) % span != 0 {
             return fail(format!(
                 "communicator {}: {} ranks with stride {} do not divide a world of {}",
-                comm.name, comm.size, comm.stride, program.meta.world
+                comm.name,
+                comm.ranks.size,
+                comm.ranks.stride,
+                program.meta.mesh.world()
             ));
         }
     }

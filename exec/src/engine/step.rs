@@ -63,7 +63,7 @@ pub struct RankTimes {
 pub struct StepResult {
     /// By rank and micro-batch.
     pub losses: Vec<Vec<f32>>,
-    /// Mean over ranks and micro-batches.
+    /// Mean over data-parallel ranks and micro-batches.
     pub loss: f64,
     /// Global gradient norm before clipping, where the program computes it.
     pub grad_norm: Option<f64>,

@@ -130,7 +130,7 @@ pub(super) fn start_value(rank: u32, i: u64) -> f32 {
 /// Creates a session whose weights have known values.
 pub(super) fn session(p: &Program, weight: BufferId, options: ExecOptions) -> Session {
     let mut s = Session::with_launcher(Arc::new(p.clone()), options, shard_ops).unwrap();
-    for rank in 0..p.meta.world {
+    for rank in 0..p.meta.mesh.world() {
         let data: Vec<u8> = (0..NUMEL)
             .flat_map(|i| start_value(rank, i).to_le_bytes())
             .collect();
@@ -147,7 +147,7 @@ pub(super) fn steps(s: &mut Session, n: u32) -> Result<Vec<StepResult>, ExecErro
 
 /// Returns the weights of all ranks.
 pub(super) fn weights(s: &mut Session, weight: BufferId) -> Vec<Vec<f32>> {
-    (0..s.program().meta.world)
+    (0..s.program().meta.mesh.world())
         .map(|r| floats(&s.read_buffer(r, weight, 0, NUMEL * 4).unwrap()))
         .collect()
 }

@@ -18,8 +18,8 @@ impl World {
     #[must_use]
     pub fn single_process(program: &Program) -> Self {
         Self {
-            size: program.meta.world,
-            local: 0..program.meta.world,
+            size: program.meta.mesh.world(),
+            local: 0..program.meta.mesh.world(),
             group: Arc::new(ProcessGroup::single()),
         }
     }
@@ -29,7 +29,7 @@ impl World {
     /// # Errors
     /// A message, if the number of ranks is not a multiple of the number of processes.
     pub fn shared(program: &Program, group: Arc<ProcessGroup>) -> Result<Self, String> {
-        let (size, processes) = (program.meta.world, group.processes());
+        let (size, processes) = (program.meta.mesh.world(), group.processes());
         if processes == 0 || !size.is_multiple_of(processes) {
             return Err(format!(
                 "{processes} processes cannot share {size} ranks equally: start {size} processes, one per rank of the mesh"

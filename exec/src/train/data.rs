@@ -2,8 +2,8 @@
 //!
 //! The global batch of a step is a function of the step alone: with B samples over all ranks and
 //! micro-batches, sample i of step s uses T + 1 tokens starting at `(s*B + i) * T mod (len - T -
-//! 1)`. Ranks and micro-batches only divide it, in the order micro-batch, rank, sample. Families
-//! without tokens get normal inputs that depend on the seed and the sample's index, and a fixed
+//! 1)`. Data-parallel ranks and micro-batches only divide it, in the order micro-batch, rank,
+//! sample; ranks that differ on other axes have the same samples. Families without tokens get normal inputs that depend on the seed and the sample's index, and a fixed
 //! function of the inputs as target.
 
 mod source;
@@ -17,7 +17,7 @@ use crate::base::random::Sequence;
 use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 use rayon::slice::{ParallelSlice, ParallelSliceMut};
 use shardlab_plan::config::{Family, Model, Scenario};
-use shardlab_plan::ir::{BufferId, Const, ConstId, DType, Holds};
+use shardlab_plan::ir::{BufferId, Const, ConstId, DType, DeviceMesh, Holds};
 use shardlab_plan::models::Inputs;
 use shardlab_plan::program::Program;
 use std::ops::Range;
@@ -37,7 +37,7 @@ enum Samples {
 pub struct Feed {
     family: Family,
     model: Model,
-    world: u64,
+    mesh: DeviceMesh,
     micro_batches: u64,
     micro_batch: u64,
     seq_len: u64,
@@ -81,7 +81,7 @@ impl Feed {
         };
         let mut feed = Self {
             family: model.family,
-            world: u64::from(scenario.mesh.world()),
+            mesh: program.meta.mesh,
             micro_batches: u64::from(scenario.train.grad_accum),
             micro_batch: scenario.train.micro_batch,
             seq_len,
@@ -89,7 +89,7 @@ impl Feed {
             tables: Vec::new(),
             samples,
             base: (0, 0),
-            only: 0..scenario.mesh.world(),
+            only: 0..program.meta.mesh.world(),
             model,
         };
         for (c, known) in (0u32..).zip(consts) {
@@ -115,7 +115,12 @@ impl Feed {
     /// Returns the number of samples per step over all ranks and micro-batches.
     #[must_use]
     pub fn global_batch(&self) -> u64 {
-        self.world * self.micro_batches * self.micro_batch
+        self.data_ranks() * self.micro_batches * self.micro_batch
+    }
+
+    /// Returns the number of ranks that take samples of their own.
+    fn data_ranks(&self) -> u64 {
+        u64::from(self.mesh.data_ranks())
     }
 
     /// Returns buffers and contents of the constant tables, which are equal on all ranks.
@@ -142,7 +147,7 @@ impl Feed {
     pub fn step(&self, step: u64) -> Vec<RankFeed> {
         let first = self.position(step);
         self.ranks(self.micro_batches, |micro, rank, j| {
-            let n = first + (micro * self.world + rank) * self.micro_batch + j;
+            let n = first + (micro * self.data_ranks() + rank) * self.micro_batch + j;
             match &self.samples {
                 Samples::Tokens(t) => t.start(n, self.seq_len),
                 Samples::Random { .. } => n,
@@ -156,7 +161,7 @@ impl Feed {
     #[must_use]
     pub fn validation(&self, index: u64) -> Vec<RankFeed> {
         self.ranks(1, |_, rank, j| {
-            let n = (index * self.world + rank) * self.micro_batch + j;
+            let n = (index * self.data_ranks() + rank) * self.micro_batch + j;
             match &self.samples {
                 Samples::Tokens(t) => t.start_from_end(n, self.seq_len),
                 Samples::Random { .. } => u64::MAX - n,
@@ -164,6 +169,8 @@ impl Feed {
         })
     }
 
+    /// Returns the inputs of all ranks; `sample` is given the micro-batch, the number of the rank
+    /// among those that take samples of their own, and the index within the micro-batch.
     fn ranks(&self, micros: u64, sample: impl Fn(u64, u64, u64) -> u64 + Sync) -> Vec<RankFeed> {
         let one = |micro, rank| {
             // Normal values of large samples take longer to generate than a step.
@@ -180,12 +187,12 @@ impl Feed {
                 .map(|(id, known)| (*id, bytes(known)))
                 .collect()
         };
-        let of = |rank: u64| {
-            let here = u32::try_from(rank).is_ok_and(|r| self.only.contains(&r));
-            let micros = if here { micros } else { 0 };
-            (0..micros).map(|micro| one(micro, rank)).collect()
+        let of = |rank: u32| {
+            let micros = if self.only.contains(&rank) { micros } else { 0 };
+            let data_rank = u64::from(self.mesh.data_rank(rank));
+            (0..micros).map(|micro| one(micro, data_rank)).collect()
         };
-        (0..self.world).map(of).collect()
+        (0..self.mesh.world()).map(of).collect()
     }
 
     /// Appends one sample of an input: tokens from a position, or the sample of an index.

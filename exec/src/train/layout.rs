@@ -7,10 +7,10 @@
 
 use shardlab_plan::Program;
 use shardlab_plan::ir::{
-    Access, BufferId, CopyKind, DType, Holds, OpKind, ParamId, PerRank, Role, ShardOp,
+    Access, AxisId, BufferId, CopyKind, DType, Holds, OpKind, ParamId, Role, ShardOp,
 };
 use shardlab_plan::program::{Op, SectionKind};
-use shardlab_plan::shard::{Layout, mesh};
+use shardlab_plan::shard::Layout;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
@@ -132,7 +132,7 @@ impl StateLayout {
     /// See [`LayoutError`].
     pub fn new(program: &Program) -> Result<Self, LayoutError> {
         let map = Map::new(program);
-        let ranks = (0..program.meta.world)
+        let ranks = (0..program.meta.mesh.world())
             .map(|rank| map.rank(rank))
             .collect::<Result<Vec<_>, _>>()?;
         let layout = Self { ranks };
@@ -185,19 +185,7 @@ fn once<'a>(
 /// Returns the bytes of an access on a rank.
 #[must_use]
 pub fn resolve(program: &Program, rank: u32, access: &Access) -> Range<u64> {
-    let meta = &program.meta;
-    let (inner, outer) = (rank % meta.dp_shard, rank / meta.dp_shard);
-    let index = match access.per_rank {
-        PerRank::Same => 0,
-        PerRank::Inner => inner,
-        PerRank::Outer => outer,
-        PerRank::SubShard => program
-            .communicators
-            .iter()
-            .find(|c| c.axis == shardlab_plan::program::Axis::SubShard)
-            .map_or(0, |c| mesh::position(c, rank)),
-    };
-    let start = access.offset + u64::from(index) * access.bytes;
+    let start = access.offset_on(&program.meta.mesh, rank);
     start..start + access.bytes
 }
 
@@ -329,7 +317,8 @@ impl<'a> Map<'a> {
     /// Returns the contents of a persistent buffer on a rank.
     fn buffer(&self, rank: u32, id: BufferId) -> Result<Vec<Span>, LayoutError> {
         let buffer = &self.program.buffers[id.index()];
-        let inner = rank % self.program.meta.dp_shard;
+        let mesh = &self.program.meta.mesh;
+        let inner = mesh.coordinate(AxisId::DP_SHARD, rank);
         let span = |offset: u64, param: ParamId, elements: Range<u64>| Span {
             buffer: id,
             offset: offset * buffer.dtype.size(),
@@ -388,15 +377,19 @@ impl<'a> Map<'a> {
         numel: u64,
         full: u64,
     ) -> Result<Range<u64>, LayoutError> {
-        let meta = &self.program.meta;
-        let (inner, outer) = (u64::from(meta.dp_shard), u64::from(meta.dp_outer));
-        let at = (u64::from(rank) % inner, u64::from(rank) / inner);
+        let mesh = &self.program.meta.mesh;
+        let on = |axis| {
+            let (size, at) = (mesh.size(axis), mesh.coordinate(axis, rank));
+            (u64::from(size), u64::from(at))
+        };
+        let (inner, inner_at) = on(AxisId::DP_SHARD);
+        let (outer, outer_at) = on(AxisId::DP_OUTER);
         let start = if numel == full {
             0
         } else if numel * inner == full {
-            at.0 * numel
+            inner_at * numel
         } else if numel * inner * outer == full {
-            (at.0 * outer + at.1) * numel
+            (inner_at * outer + outer_at) * numel
         } else {
             return Err(LayoutError::Size {
                 buffer: self.program.buffer_name(id),

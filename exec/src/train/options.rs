@@ -59,7 +59,7 @@ pub struct StepReport {
     pub step: u64,
     /// Total number of steps of the run.
     pub steps: u64,
-    /// Loss: the mean over ranks and micro-batches.
+    /// Loss: the mean over data-parallel ranks and micro-batches.
     pub loss: f64,
     /// Global gradient norm before clipping, unless the run skips it
     /// ([`RunOptions::skip_grad_norms`]).

@@ -215,7 +215,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         // another host may take longer.
         peers.all_gather_untimed("weights", Vec::new())?;
         let seconds = [("devices", opened), ("weights", begin.elapsed())];
-        let mut distinct = vec![false; program.meta.world as usize];
+        let mut distinct = vec![false; program.meta.mesh.world() as usize];
         for (rank, _) in layout.primaries(super::Kind::Master) {
             distinct[rank as usize] = true;
         }
@@ -240,7 +240,7 @@ impl<'a, D: Device> Trainer<'a, D> {
 
     fn begun(&self) -> RunStart {
         RunStart {
-            ranks: self.program.meta.world,
+            ranks: self.program.meta.mesh.world(),
             device: self.session.device_name(),
             resumed_from: self.resumed_from,
             steps: self.steps,

@@ -36,7 +36,7 @@ impl Memory {
     pub(crate) fn new(program: &Program) -> Self {
         Self {
             sizes: program.buffers.iter().map(|b| b.bytes.0).collect(),
-            world: program.meta.world,
+            world: program.meta.mesh.world(),
             bytes: BTreeMap::new(),
             largest_write: 0,
         }

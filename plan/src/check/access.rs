@@ -5,7 +5,7 @@ use super::describe;
 use super::layout::is_padding;
 use super::rules::RuleId;
 use super::shadow::Zeros;
-use super::state::at_rest;
+use super::state::{Reduced, at_rest};
 use super::walk::{Walk, Work};
 use crate::ir::{
     Access, BodyOp, Buffer, Collective, CollectiveKind, CopyDesc, Kernel, KernelClass, OpKind,
@@ -31,13 +31,13 @@ pub(super) struct Inputs {
     /// Oldest optimizer step among the weights that were read.
     pub(super) version: u32,
     /// Axes over which any gradient that was read has been reduced.
-    pub(super) reduced: u8,
+    pub(super) reduced: Reduced,
 }
 
 impl Inputs {
     pub(super) const NONE: Self = Self {
         version: u32::MAX,
-        reduced: 0,
+        reduced: Reduced::NONE,
     };
 }
 
@@ -126,10 +126,10 @@ impl Walk<'_> {
     }
 
     pub(super) fn collective(&mut self, work: &mut Work, c: &Collective) {
-        let axes = self.axes_of(c);
+        let reduction = self.reduction_of(c);
         if c.kind == CollectiveKind::AllGather {
             self.before_gather(work, c);
-        } else if axes != 0 {
+        } else if reduction.any() {
             self.before_reduce(work, c);
         }
         // Parts run as one launch: all inputs are read before any output may be reused.
@@ -138,20 +138,20 @@ impl Walk<'_> {
             let mut i = Inputs::NONE;
             self.read(work, part.input, &mut i);
             inputs.push(Inputs {
-                reduced: i.reduced | axes,
+                reduced: i.reduced.union(reduction),
                 ..i
             });
         }
         for (part, i) in c.parts.iter().zip(inputs) {
-            self.norms.reduced(part.output.buffer, axes);
-            let zeros = if axes != 0 && part.input == part.output {
+            self.norms.reduced(part.output.buffer, reduction.over);
+            let zeros = if reduction.any() && part.input == part.output {
                 Zeros::Kept
             } else {
                 Zeros::Gone
             };
             self.write(work, part.output, i, zeros);
         }
-        if axes != 0 {
+        if reduction.any() {
             self.after_reduce(work, c);
         }
         for a in c.parts.iter().flat_map(|part| [part.input, part.output]) {
@@ -333,7 +333,9 @@ impl Walk<'_> {
             Some(CollectiveKind::AllGather) => RuleId::GatherInput,
             // Packing the shard is the gather's first part.
             None if work.instr.rule == Rule::CopyIn && at_rest(b.role) => RuleId::GatherInput,
-            Some(_) if is_grad(b.role) && collective.is_some_and(|c| self.axes_of(c) != 0) => {
+            Some(_)
+                if is_grad(b.role) && collective.is_some_and(|c| self.reduction_of(c).any()) =>
+            {
                 RuleId::ReduceInput
             }
             // Scaling is the reduction's first part.
@@ -352,7 +354,7 @@ impl Walk<'_> {
         let p = self.p;
         let b = &p.buffers[c.access.buffer.index()];
         let earlier = self.collective_of(p.instrs[self.id_at(c.earlier.at).index()].op);
-        let reduced = earlier.is_some_and(|c| self.axes_of(c) != 0);
+        let reduced = earlier.is_some_and(|c| self.reduction_of(c).any());
         if let Some(t) = c.tenant {
             let grads = is_full_grad(p.buffers[t.index()].role);
             return if reduced && grads {

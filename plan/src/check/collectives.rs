@@ -3,8 +3,8 @@
 use super::describe;
 use super::report::{Report, Sink};
 use super::rules::RuleId;
-use crate::ir::{Access, Collective, CollectiveId, CollectiveKind, InstrId, PerRank, ReduceOp};
-use crate::program::{Axis, Op, Program, Section};
+use crate::ir::{Access, AxisId, Collective, CollectiveId, CollectiveKind, InstrId, ReduceOp};
+use crate::program::{Op, Program, Section};
 
 /// Checks every collective's sizes, members and aliasing.
 pub(super) fn check(p: &Program, sink: &mut Sink) {
@@ -36,7 +36,7 @@ fn bad(p: &Program, sink: &mut Sink, rule: RuleId, instr: InstrId, what: impl Fn
 
 fn sizes(p: &Program, c: &Collective, instr: InstrId, sink: &mut Sink) {
     sink.fact(RuleId::Collective, 2 * c.parts.len() as u64 + 2);
-    let size = u64::from(p.communicators[c.comm.index()].size);
+    let size = u64::from(p.communicators[c.comm.index()].ranks.size);
     let mut payload = 0;
     for part in &c.parts {
         let (i, o) = (part.input.bytes, part.output.bytes);
@@ -99,30 +99,19 @@ fn sizes(p: &Program, c: &Collective, instr: InstrId, sink: &mut Sink) {
 fn members(p: &Program, c: &Collective, instr: InstrId, sink: &mut Sink) {
     sink.fact(RuleId::Collective, 1);
     let comm = &p.communicators[c.comm.index()];
-    let m = &p.meta;
-    let fits = match comm.axis {
-        Axis::Shard => comm.size == m.dp_shard && comm.stride == 1,
-        Axis::Outer => comm.size == m.dp_outer && comm.stride == m.dp_shard,
-        Axis::SubShard => m.dp_shard.is_multiple_of(comm.size.max(1)) && comm.stride == 1,
-        Axis::World => comm.size == m.world && comm.stride == 1,
-    };
-    if comm.size < 2 || !fits {
+    let mesh = &p.meta.mesh;
+    if comm.ranks.size < 2 || mesh.group(comm.axes) != Some(comm.ranks) {
         bad(p, sink, RuleId::Collective, instr, || {
             format!(
-                "communicator {} has {} ranks with stride {} on axis {:?} of a mesh of {} x {}",
-                comm.name, comm.size, comm.stride, comm.axis, m.dp_outer, m.dp_shard
+                "communicator {} has {} ranks with stride {} on axis {} of a mesh of {} x {}",
+                comm.name,
+                comm.ranks.size,
+                comm.ranks.stride,
+                comm.axes.label(),
+                mesh.size(AxisId::DP_OUTER),
+                mesh.size(AxisId::DP_SHARD)
             )
         });
-    }
-}
-
-/// How the part of a buffer moves that each member of a communicator owns.
-fn own_part(axis: Axis) -> Option<PerRank> {
-    match axis {
-        Axis::Shard => Some(PerRank::Inner),
-        Axis::Outer => Some(PerRank::Outer),
-        Axis::SubShard => Some(PerRank::SubShard),
-        Axis::World => None,
     }
 }
 
@@ -138,7 +127,7 @@ fn aliasing(p: &Program, c: &Collective, instr: InstrId, sink: &mut Sink) {
         CollectiveKind::AllGather => (RuleId::Collective, false),
         CollectiveKind::AllReduce | CollectiveKind::AllToAll => return,
     };
-    let moves = own_part(p.communicators[c.comm.index()].axis);
+    let axes = p.communicators[c.comm.index()].axes;
     for (n, a) in c.parts.iter().enumerate() {
         for (m, b) in c.parts.iter().enumerate() {
             sink.fact(rule, 1);
@@ -147,16 +136,19 @@ fn aliasing(p: &Program, c: &Collective, instr: InstrId, sink: &mut Sink) {
             } else {
                 (a.input, b.output)
             };
-            let own =
-                n == m && shard.offset == full.offset && moves.is_none_or(|x| shard.per_rank == x);
+            let own = n == m
+                && shard.offset == full.offset
+                && axes.single().is_none_or(|x| shard.per_rank == Some(x));
             if !own && !apart(shard, full) {
                 bad(p, sink, rule, instr, || {
                     format!(
-                        "shard {} ({:?}) overlaps {}; expected it apart, or each rank's own part ({:?} from byte {})",
+                        "shard {} ({}) overlaps {}; expected it apart, or each rank's own part ({} from byte {})",
                         describe::range(p, shard),
-                        shard.per_rank,
+                        shard
+                            .per_rank
+                            .map_or("the same on all ranks", AxisId::label),
                         describe::range(p, full),
-                        moves,
+                        axes.label(),
                         full.offset
                     )
                 });

@@ -3,8 +3,8 @@
 use super::clock::MAX_STREAMS;
 use super::report::Sink;
 use super::rules::RuleId;
-use crate::ir::{Access, Buffer, Holds, InstrId, Kernel, PerRank, Place, Role, Slot, strides};
-use crate::program::{Axis, Op, Program, StreamKind};
+use crate::ir::{Access, Buffer, Holds, InstrId, Kernel, Place, Role, Slot, strides};
+use crate::program::{Op, Program, StreamKind};
 
 /// Checks the form of a program. Where it is broken nothing else can be said.
 pub(super) fn check(p: &Program, sink: &mut Sink) {
@@ -186,18 +186,7 @@ fn access(p: &Program, a: Access) -> Option<String> {
         return Some(format!("no buffer b{}", a.buffer.0));
     };
     // Where the last rank's range ends.
-    let ranks = match a.per_rank {
-        PerRank::Same => 1,
-        PerRank::Inner => p.meta.dp_shard,
-        PerRank::Outer => p.meta.dp_outer,
-        PerRank::SubShard => p
-            .communicators
-            .iter()
-            .filter(|c| c.axis == Axis::SubShard)
-            .map(|c| c.size)
-            .max()
-            .unwrap_or(1),
-    };
+    let ranks = a.per_rank.map_or(1, |axis| p.meta.mesh.size(axis));
     match a
         .bytes
         .checked_mul(u64::from(ranks))

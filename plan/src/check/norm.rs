@@ -3,9 +3,9 @@
 
 use super::describe;
 use super::rules::RuleId;
-use super::state::{OUTER, SHARD, axes};
+use super::state::axes;
 use super::walk::Walk;
-use crate::ir::{BufferId, InstrId};
+use crate::ir::{AxisId, AxisSet, BufferId, InstrId};
 use crate::program::Program;
 use crate::shard::Layout;
 use std::collections::HashMap;
@@ -13,9 +13,9 @@ use std::collections::HashMap;
 /// Sums of squares that nothing has read yet.
 pub(super) struct Norms {
     /// Axes that shard the optimizer.
-    need: u8,
+    need: AxisSet,
     /// Axes that each sum has been reduced over.
-    open: HashMap<BufferId, u8>,
+    open: HashMap<BufferId, AxisSet>,
 }
 
 impl Norms {
@@ -26,9 +26,9 @@ impl Norms {
             Layout::PerParam(l) => l.shards,
         });
         let need = match shards.max() {
-            None | Some(0 | 1) => 0,
-            Some(n) if n == p.meta.dp_shard => SHARD,
-            Some(_) => SHARD | OUTER,
+            None | Some(0 | 1) => AxisSet::EMPTY,
+            Some(n) if n == p.meta.mesh.size(AxisId::DP_SHARD) => AxisSet::of(AxisId::DP_SHARD),
+            Some(_) => AxisSet::DATA,
         };
         Self {
             need,
@@ -38,13 +38,13 @@ impl Norms {
 
     /// Squares of this rank were added to a buffer.
     pub(super) fn summed(&mut self, b: BufferId) {
-        self.open.insert(b, 0);
+        self.open.insert(b, AxisSet::EMPTY);
     }
 
     /// A collective reduced a buffer over axes.
-    pub(super) fn reduced(&mut self, b: BufferId, axes: u8) {
+    pub(super) fn reduced(&mut self, b: BufferId, axes: AxisSet) {
         if let Some(over) = self.open.get_mut(&b) {
-            *over |= axes;
+            *over = over.union(axes);
         }
     }
 }

@@ -2,6 +2,7 @@
 //! buffer, and who used an address before.
 
 use super::clock::{LANES, Times, Use};
+use super::state::Reduced;
 use crate::ir::{BufferId, InstrId};
 use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeMap;
@@ -22,7 +23,7 @@ pub(super) struct Segment {
     /// Optimizer steps that these weights carry; `u32::MAX` where that means nothing.
     pub(super) version: u32,
     /// Axes over which this gradient has been reduced.
-    pub(super) reduced: u8,
+    pub(super) reduced: Reduced,
     /// The write made zeros, which need no reader.
     pub(super) zeros: bool,
 }
@@ -36,7 +37,7 @@ impl Segment {
             filled,
             reads: SmallVec::new(),
             version,
-            reduced: 0,
+            reduced: Reduced::NONE,
             zeros: false,
         }
     }
@@ -160,7 +161,7 @@ impl Cell {
         range: std::ops::Range<usize>,
         by: Use,
         version: u32,
-        reduced: u8,
+        reduced: Reduced,
         zeros: Zeros,
     ) {
         let before = &self.segments[range.clone()];

@@ -6,17 +6,46 @@ use super::describe;
 use super::layout::is_padding;
 use super::rules::RuleId;
 use super::walk::{Walk, Work};
-use crate::ir::{Access, BufferId, Collective, CollectiveKind, GroupId, Holds, InstrId, Role};
-use crate::program::{Axis, Op, Phase, Program, Rule};
+use crate::ir::{
+    Access, AxisId, AxisSet, BufferId, Collective, CollectiveKind, GroupId, Holds, InstrId, Role,
+};
+use crate::program::{Op, Phase, Program, Rule};
 use std::collections::HashMap;
+use std::fmt;
 use std::ops::Range;
 
-/// Reduced over the shard axis.
-pub(super) const SHARD: u8 = 1;
-/// Reduced over the outer axis.
-pub(super) const OUTER: u8 = 2;
-/// Pieces of all ranks of the shard axis, exchanged and not summed yet.
-const EXCHANGED: u8 = 4;
+/// What a gradient has been through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Reduced {
+    /// Axes that it is summed over.
+    pub(super) over: AxisSet,
+    /// It is the pieces of all ranks of the shard axis, exchanged and not summed yet.
+    exchanged: bool,
+}
+
+impl Reduced {
+    /// Nothing.
+    pub(super) const NONE: Self = Self {
+        over: AxisSet::EMPTY,
+        exchanged: false,
+    };
+
+    /// What both have been through.
+    pub(super) fn union(self, other: Self) -> Self {
+        Self {
+            over: self.over.union(other.over),
+            exchanged: self.exchanged || other.exchanged,
+        }
+    }
+
+    /// Whether it was reduced at all.
+    pub(super) fn any(self) -> bool {
+        self.exchanged || !self.over.is_empty()
+    }
+}
+
+const SHARD: AxisSet = AxisSet::of(AxisId::DP_SHARD);
+const OUTER: AxisSet = AxisSet::of(AxisId::DP_OUTER);
 
 /// See the module documentation.
 pub(super) struct Facts {
@@ -33,9 +62,9 @@ pub(super) struct Facts {
     /// Position of the last read of a group's full weights.
     used: Vec<u32>,
     /// Axes every gradient is to be reduced over.
-    need: u8,
+    need: AxisSet,
     /// Reductions of this pass by what they reduce: contents, first byte, axes, micro-batch.
-    reductions: HashMap<(Holds, u64, u8, u16), InstrId>,
+    reductions: HashMap<(Holds, u64, AxisSet, u16), InstrId>,
 }
 
 fn is_weight(role: Role) -> bool {
@@ -54,13 +83,23 @@ pub(super) fn at_rest(role: Role) -> bool {
     matches!(role, Role::MainWeight | Role::ModelWeight)
 }
 
-pub(super) fn axes(bits: u8) -> &'static str {
-    match bits {
-        0 => "no axis",
-        SHARD => "the shard axis",
-        OUTER => "the outer axis",
-        b if b & EXCHANGED != 0 => "the shard axis by an exchange whose pieces are not summed",
-        _ => "both axes",
+impl fmt::Display for Reduced {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.exchanged {
+            f.write_str("the shard axis by an exchange whose pieces are not summed")
+        } else {
+            f.write_str(&axes(self.over))
+        }
+    }
+}
+
+/// Axes in words.
+pub(super) fn axes(over: AxisSet) -> String {
+    match over.single() {
+        Some(axis) => format!("the {} axis", axis.label()),
+        None if over.is_empty() => "no axis".to_owned(),
+        None if over == AxisSet::DATA => "both axes".to_owned(),
+        None => format!("the axes {}", over.label()),
     }
 }
 
@@ -89,7 +128,8 @@ impl Facts {
             }
         }
         let n = p.groups.len();
-        let need = u8::from(p.meta.dp_shard > 1) * SHARD + u8::from(p.meta.dp_outer > 1) * OUTER;
+        let averages = |axis: &AxisId| p.meta.mesh.size(*axis) > 1;
+        let need = AxisSet::DATA.iter().filter(averages);
         Self {
             group_of,
             full_of,
@@ -97,7 +137,7 @@ impl Facts {
             stepped: vec![0; n],
             updated: vec![0; n],
             used: vec![0; n],
-            need,
+            need: need.fold(AxisSet::EMPTY, AxisSet::with),
             reductions: HashMap::new(),
         }
     }
@@ -141,18 +181,17 @@ impl Walk<'_> {
         Some((g, trained))
     }
 
-    /// Axes that a collective reduces over, or will have once its pieces are summed; 0 if it
-    /// reduces nothing.
-    pub(super) fn axes_of(&self, c: &Collective) -> u8 {
-        match c.kind {
-            CollectiveKind::ReduceScatter | CollectiveKind::AllReduce => {}
-            CollectiveKind::AllToAll if self.exchanges_gradients(c) => return EXCHANGED,
-            _ => return 0,
-        }
-        match self.p.communicators[c.comm.index()].axis {
-            Axis::Shard | Axis::SubShard => SHARD,
-            Axis::Outer => OUTER,
-            Axis::World => SHARD | OUTER,
+    /// What a collective does to gradients: the axes that it reduces over, or will have once its
+    /// pieces are summed.
+    pub(super) fn reduction_of(&self, c: &Collective) -> Reduced {
+        let axes = self.p.communicators[c.comm.index()].axes;
+        Reduced {
+            over: if c.kind.reduces() {
+                axes.whole()
+            } else {
+                AxisSet::EMPTY
+            },
+            exchanged: self.exchanges_gradients(c),
         }
     }
 
@@ -160,7 +199,7 @@ impl Walk<'_> {
     /// shard axis.
     fn exchanges_gradients(&self, c: &Collective) -> bool {
         c.kind == CollectiveKind::AllToAll
-            && self.p.communicators[c.comm.index()].axis == Axis::Shard
+            && self.p.communicators[c.comm.index()].axes == SHARD
             && c.parts
                 .iter()
                 .all(|part| is_grad(self.p.buffers[part.input.buffer.index()].role))
@@ -171,36 +210,41 @@ impl Walk<'_> {
     pub(super) fn summed(
         &mut self,
         work: &Work,
-        (ranks, read): (u32, u8),
+        (ranks, read): (u32, Reduced),
         (from, to): (Access, u64),
-    ) -> u8 {
+    ) -> Reduced {
         let p = self.p;
         self.sink.fact(RuleId::ReduceMissing, 1);
         let elements = |bytes: u64| bytes / p.buffers[from.buffer.index()].dtype.size();
-        if read & EXCHANGED == 0 {
+        if !read.exchanged {
             self.violate(RuleId::ReduceMissing, work.id, None, || {
                 format!(
                     "sums {}, which no all-to-all of gradients has filled",
                     describe::range(p, from)
                 )
             });
-        } else if ranks != p.meta.dp_shard || elements(from.bytes) != u64::from(ranks) * to {
+        } else if ranks != p.meta.mesh.size(AxisId::DP_SHARD)
+            || elements(from.bytes) != u64::from(ranks) * to
+        {
             self.violate(RuleId::ReduceMissing, work.id, None, || {
                 format!(
                     "sums {ranks} pieces of {} into {to} elements; expected {} pieces of as many",
                     describe::range(p, from),
-                    p.meta.dp_shard
+                    p.meta.mesh.size(AxisId::DP_SHARD)
                 )
             });
         }
-        (read & !EXCHANGED) | SHARD
+        Reduced {
+            over: read.over.union(SHARD),
+            exchanged: false,
+        }
     }
 
     /// The optimizer reads something, after all that has been `read`: pieces would have to be
     /// summed first.
-    pub(super) fn unsummed(&mut self, work: &Work, read: u8, a: Access) {
+    pub(super) fn unsummed(&mut self, work: &Work, read: Reduced, a: Access) {
         let p = self.p;
-        if is_grad(p.buffers[a.buffer.index()].role) && read & EXCHANGED != 0 {
+        if is_grad(p.buffers[a.buffer.index()].role) && read.exchanged {
             self.violate(RuleId::ReduceMissing, work.id, None, || {
                 format!(
                     "updates by {}, pieces of an exchange that nothing sums",
@@ -280,8 +324,8 @@ impl Walk<'_> {
         let mut unreduced = None;
         for s in segments {
             if s.writer.at > base {
-                inputs.reduced |= s.reduced;
-                if at_end && s.reduced & self.facts.need != self.facts.need {
+                inputs.reduced = inputs.reduced.union(s.reduced);
+                if at_end && !s.reduced.over.contains(self.facts.need) {
                     unreduced = Some((s.writer.at, s.reduced));
                 }
             } else if (at_end || (s.writer.at != 0 && !s.zeros))
@@ -312,13 +356,13 @@ impl Walk<'_> {
                 }
             });
         }
-        if let Some((at, bits)) = unreduced {
+        if let Some((at, reduced)) = unreduced {
             let (other, need) = (self.id_at(at), self.facts.need);
             self.violate(RuleId::ReduceMissing, work.id, Some(other), || {
                 format!(
                     "reads {}, reduced over {}; expected {} (written by #{})",
                     describe::range(p, a),
-                    axes(bits),
+                    reduced,
                     axes(need),
                     other.0
                 )
@@ -333,7 +377,7 @@ impl Walk<'_> {
         a: Access,
         range: Range<usize>,
         inputs: Inputs,
-    ) -> (u32, u8) {
+    ) -> (u32, Reduced) {
         let p = self.p;
         let role = p.buffers[a.buffer.index()].role;
         if is_grad(role) {
@@ -341,10 +385,10 @@ impl Walk<'_> {
             return (u32::MAX, inputs.reduced);
         }
         if !at_rest(role) {
-            return (inputs.version, 0);
+            return (inputs.version, Reduced::NONE);
         }
         let Some(g) = self.facts.group_of[a.buffer.index()].map(GroupId::index) else {
-            return (inputs.version, 0);
+            return (inputs.version, Reduced::NONE);
         };
         if !self.is_inner_gather(work) {
             self.facts.updated[g] = work.me.at;
@@ -354,9 +398,9 @@ impl Walk<'_> {
                 self.facts.stepped[g] = self.passes.len();
                 self.facts.steps[g] += 1;
             }
-            return (self.facts.steps[g], 0);
+            return (self.facts.steps[g], Reduced::NONE);
         }
-        (inputs.version, 0)
+        (inputs.version, Reduced::NONE)
     }
 
     fn is_inner_gather(&self, work: &Work) -> bool {
@@ -364,7 +408,7 @@ impl Walk<'_> {
             Op::Collective { id, .. } => {
                 let c = &self.p.collectives[id.index()];
                 c.kind == CollectiveKind::AllGather
-                    && self.p.communicators[c.comm.index()].axis != Axis::Outer
+                    && self.p.communicators[c.comm.index()].axes != OUTER
             }
             _ => false,
         }
@@ -393,7 +437,7 @@ impl Walk<'_> {
     /// A gather is about to be issued.
     pub(super) fn before_gather(&mut self, work: &Work, c: &Collective) {
         let p = self.p;
-        if p.communicators[c.comm.index()].axis == Axis::Outer {
+        if p.communicators[c.comm.index()].axes == OUTER {
             self.before_refresh(work, c);
             return;
         }
@@ -488,12 +532,13 @@ impl Walk<'_> {
     /// A reduction is about to be issued.
     pub(super) fn before_reduce(&mut self, work: &Work, c: &Collective) {
         let p = self.p;
-        let (axes_now, base) = (self.axes_of(c), self.pass_now().base);
+        let (now, base) = (self.reduction_of(c), self.pass_now().base);
         // An exchange and a reduction over the shard axis are the same reduction.
-        let same = if axes_now & (SHARD | EXCHANGED) != 0 {
-            axes_now | SHARD | EXCHANGED
+        let shards = now.exchanged || now.over.intersects(SHARD);
+        let same = if shards {
+            now.over.union(SHARD)
         } else {
-            axes_now
+            now.over
         };
         for part in &c.parts {
             let a = part.input;
@@ -508,16 +553,15 @@ impl Walk<'_> {
                 .segments
                 .iter()
                 .filter(inside)
-                .find(|s| s.writer.at > base && s.reduced & same != 0)
+                .find(|s| {
+                    let again = s.reduced.over.intersects(same) || shards && s.reduced.exchanged;
+                    s.writer.at > base && again
+                })
                 .map(|s| s.writer.at);
             if let Some(at) = twice {
                 let other = self.id_at(at);
                 self.violate(RuleId::DoubleReduce, work.id, Some(other), || {
-                    format!(
-                        "reduces {} over {} again",
-                        describe::range(p, a),
-                        axes(axes_now)
-                    )
+                    format!("reduces {} over {} again", describe::range(p, a), now)
                 });
             }
             if !matches!(b.holds, Holds::Param(_) | Holds::Group(_)) {

@@ -196,7 +196,7 @@ impl Toy {
             buffer: b,
             offset: 0,
             bytes: self.p.buffers[b.index()].bytes.0,
-            per_rank: crate::ir::PerRank::Same,
+            per_rank: None,
         }
     }
 
@@ -342,7 +342,7 @@ impl Toy {
             buffer: b,
             offset,
             bytes,
-            per_rank: crate::ir::PerRank::Same,
+            per_rank: None,
         })
     }
 
@@ -417,7 +417,7 @@ impl Toy {
                 buffer: g,
                 offset,
                 bytes,
-                per_rank: crate::ir::PerRank::Same,
+                per_rank: None,
             });
             let (above, below) = (self.all(self.dact[u]), self.below(u));
             if u > 0 {

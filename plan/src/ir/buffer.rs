@@ -1,8 +1,10 @@
 //! Buffers and byte ranges of them.
 
-use super::{BufferId, ConstId, DType, GroupId, ParamId, StorageId, StreamId, UnitId};
+use super::{
+    AxisId, BufferId, ConstId, DType, DeviceMesh, GroupId, ParamId, StorageId, StreamId, UnitId,
+};
 use crate::units::Bytes;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 /// What a buffer is for. Peaks are broken down by role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -136,22 +138,6 @@ pub struct Buffer {
     pub key: u32,
 }
 
-/// How a range moves from rank to rank.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum PerRank {
-    /// The same on every rank.
-    #[default]
-    Same,
-    /// Rank's slice of the inner axis: the offset grows by the range's length times the inner
-    /// coordinate.
-    Inner,
-    /// Rank's slice of the outer axis: likewise with the outer coordinate.
-    Outer,
-    /// Rank's slice within its part of the shard axis (integer reshard).
-    SubShard,
-}
-
 /// A byte range of a buffer, as rank 0 sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Access {
@@ -161,6 +147,26 @@ pub struct Access {
     pub offset: u64,
     /// Length.
     pub bytes: u64,
-    /// How other ranks' ranges differ.
-    pub per_rank: PerRank,
+    /// Axis along which ranks have ranges of their own, one behind the other: the offset grows by
+    /// the range's length times the rank's coordinate. On other axes ranks have the same range.
+    #[serde(serialize_with = "per_rank")]
+    pub per_rank: Option<AxisId>,
+}
+
+impl Access {
+    /// Returns the first byte of a rank's range.
+    #[must_use]
+    pub fn offset_on(&self, mesh: &DeviceMesh, rank: u32) -> u64 {
+        let steps = self.per_rank.map_or(0, |a| mesh.coordinate(a, rank));
+        self.offset + u64::from(steps) * self.bytes
+    }
+}
+
+/// A digest's number of an axis, 0 for none.
+#[allow(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde asks for a reference"
+)]
+fn per_rank<S: Serializer>(axis: &Option<AxisId>, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_u16(axis.map_or(0, |a| u16::from(a.0) + 1))
 }

@@ -56,6 +56,10 @@ id!(
     CommId(u8)
 );
 id!(
+    /// Index into the axes of a [`DeviceMesh`](super::DeviceMesh).
+    AxisId(u8)
+);
+id!(
     /// Index into [`crate::Program::collectives`].
     CollectiveId(u32)
 );

@@ -2,8 +2,8 @@
 
 use crate::ir::{
     Access, Buffer, BufferId, COMPUTE, Collective, CollectiveId, CollectiveKind, CommId, CopyDesc,
-    CopyId, CopyKind, DType, EventId, Holds, HostWorkKind, Kernel, KernelId, Part, PerRank, Pool,
-    ReduceOp, Role, ScopeId, StreamId, UnitId,
+    CopyId, CopyKind, DType, EventId, Holds, HostWorkKind, Kernel, KernelId, Part, Pool, ReduceOp,
+    Role, ScopeId, StreamId, UnitId,
 };
 use crate::program::{CaptureScope, Communicator, Instr, Op, Phase, Rule, Stream, StreamKind};
 use crate::units::Bytes;
@@ -149,7 +149,7 @@ impl Builder {
             buffer,
             offset: 0,
             bytes: self.buffers[buffer.index()].bytes.0,
-            per_rank: PerRank::Same,
+            per_rank: None,
         }
     }
 

@@ -3,9 +3,10 @@
 use super::builder::{Builder, NewBuffer};
 use super::inputs::LoweringInputs;
 use super::kernels::{KernelLaunch, Kernels};
-use crate::config::Reshard;
-use crate::ir::{BufferId, COMPUTE, CommId, DType, GroupId, Holds, Role, StreamId, UnitId};
-use crate::program::{Axis, Communicator};
+use crate::ir::{
+    AxisId, AxisSet, BufferId, COMPUTE, CommId, DType, GroupId, Holds, Role, StreamId, UnitId,
+};
+use crate::program::Communicator;
 use std::collections::HashMap;
 
 /// The growing program, which the walk and the policies emit into.
@@ -127,37 +128,39 @@ impl<'a> Emitter<'a> {
     /// Adds the communicators that the mesh needs: shard, a second one of the same ranks for
     /// reductions, the outer axis, a part of the shard axis for integer reshard.
     pub(crate) fn communicators(&mut self, separate: bool) -> Comms {
-        let (inner, outer) = (self.inputs.inner, self.inputs.outer);
-        let b = &mut self.b;
         let fsdp = &self.inputs.scenario.fsdp;
         let (gathers, reduces) = (fsdp.copy_engine_gather, fsdp.copy_engine_reduce);
-        let mut add = |name: &str, axis, size, stride, copy_engine| {
-            (size > 1).then(|| {
-                b.add_communicator(Communicator {
-                    name: name.to_owned(),
-                    axis,
-                    size,
-                    stride,
-                    copy_engine,
-                })
-            })
-        };
-        let shard = add("shard", Axis::Shard, inner, 1, gathers);
-        let reduce = if separate {
-            add("shard_reduce", Axis::Shard, inner, 1, reduces)
-        } else {
-            shard
-        };
-        let sub = match self.inputs.scenario.fsdp.reshard_after_forward {
-            Reshard::Group(n) => add("sub_shard", Axis::SubShard, n, 1, gathers),
-            _ => None,
-        };
+        let shard = AxisSet::of(AxisId::DP_SHARD);
+        let gather = self.communicator("shard", shard, gathers);
         Comms {
-            shard,
-            reduce,
-            outer: add("outer", Axis::Outer, outer, inner, false),
-            sub,
+            shard: gather,
+            reduce: if separate {
+                self.communicator("shard_reduce", shard, reduces)
+            } else {
+                gather
+            },
+            sub: self.communicator("sub_shard", AxisSet::of(AxisId::SUB_SHARD), gathers),
+            outer: self.communicator("outer", AxisSet::of(AxisId::DP_OUTER), false),
         }
+    }
+
+    /// Adds a communicator along axes; `None` where they have one rank.
+    pub(crate) fn communicator(
+        &mut self,
+        name: &str,
+        axes: AxisSet,
+        copy_engine: bool,
+    ) -> Option<CommId> {
+        let ranks = self.inputs.mesh.group(axes);
+        let ranks = ranks.expect("policies communicate over axes that are next to each other");
+        (ranks.size > 1).then(|| {
+            self.b.add_communicator(Communicator {
+                name: name.to_owned(),
+                axes,
+                ranks,
+                copy_engine,
+            })
+        })
     }
 }
 

@@ -18,11 +18,11 @@ use super::optimizer::{Moments, moments};
 use super::streams::CommStreams;
 use super::walk::Location;
 use crate::ir::{
-    Access, BufferId, COMPUTE, CollectiveKind, DType, GroupId, Holds, ParamId, Part, PerRank,
+    Access, AxisId, BufferId, COMPUTE, CollectiveKind, DType, GroupId, Holds, ParamId, Part,
     ReduceOp, Role, ShardOp, StreamId,
 };
 use crate::program::Rule;
-use crate::shard::{Layout, mesh};
+use crate::shard::{Layout, placements};
 use smallvec::smallvec;
 use std::collections::BTreeMap;
 
@@ -88,8 +88,8 @@ impl Flat {
             w: types.compute,
             g: types.grads,
             c: types.comm,
-            weight_sharded: mesh::weight_sharded(out.inputs.strategy),
-            grad_sharded: mesh::grad_sharded(out.inputs.strategy),
+            weight_sharded: placements::weight_sharded(out.inputs.strategy),
+            grad_sharded: placements::grad_sharded(out.inputs.strategy),
             outer_optim: outer_optim(out.inputs.scenario),
             inner: u64::from(out.inputs.inner),
             outer: u64::from(out.inputs.outer),
@@ -165,7 +165,7 @@ impl Flat {
             state.grad = Some(out.b.whole(grad));
             let casts = out.inputs.engine.copies_for_comm && self.c != self.g;
             state.outer_comm = (casts && self.comms.outer.is_some()).then(|| {
-                let reduced = if mesh::optim_sharded(out.inputs.strategy) {
+                let reduced = if placements::optim_sharded(out.inputs.strategy) {
                     numel / self.inner
                 } else {
                     numel
@@ -185,7 +185,7 @@ impl Flat {
 
     /// Elements of M and of each moment.
     fn optimizer_numel(&self, inputs: &LoweringInputs<'_>, numel: u64) -> u64 {
-        let inner = if mesh::optim_sharded(inputs.strategy) {
+        let inner = if placements::optim_sharded(inputs.strategy) {
             numel / self.inner
         } else {
             numel
@@ -220,7 +220,7 @@ impl Flat {
                 buffer: arena,
                 offset,
                 bytes: grad.bytes,
-                per_rank: PerRank::Same,
+                per_rank: None,
             };
             offset += grad.bytes;
         }
@@ -275,7 +275,7 @@ impl Flat {
     /// first micro-batch where the optimizer updated only a shard of replicated ones (ZeRO-1,
     /// ZeRO-2).
     pub(crate) fn gathers(&self, inputs: &LoweringInputs<'_>, first_micro_batch: bool) -> bool {
-        self.weight_sharded || (first_micro_batch && mesh::optim_sharded(inputs.strategy))
+        self.weight_sharded || (first_micro_batch && placements::optim_sharded(inputs.strategy))
     }
 
     pub(crate) fn weight_sharded(&self) -> bool {
@@ -324,7 +324,7 @@ impl Flat {
         let whole = out.b.whole(rest);
         let input = Access {
             bytes: whole.bytes / self.outer,
-            per_rank: PerRank::Outer,
+            per_rank: Some(AxisId::DP_OUTER),
             ..whole
         };
         out.b.join(Rule::GatherGate, COMPUTE, self.streams.outer);
@@ -381,7 +381,7 @@ impl Flat {
             _ => {
                 let input = Access {
                     bytes: whole.bytes / self.inner,
-                    per_rank: PerRank::Inner,
+                    per_rank: Some(AxisId::DP_SHARD),
                     ..whole
                 };
                 (

@@ -3,9 +3,9 @@
 use super::engine::Engine;
 use crate::compile::tape::{Tape, TapeOp};
 use crate::config::{AllocatorKind, OuterStrategy, Prefetch, Reshard, Scenario, Strategy};
-use crate::ir::{GroupId, ModuleId, ModuleKind, ParamId, Pool, UnitId};
+use crate::ir::{AxisId, DeviceMesh, GroupId, ModuleId, ModuleKind, ParamId, Pool, UnitId};
 use crate::recipes::{self, ParamTypes};
-use crate::shard::{Group, Layout, UnitSpec, mesh};
+use crate::shard::{Group, Layout, UnitSpec, placements};
 
 /// A unit with everything a policy asks about it.
 #[derive(Clone, Debug)]
@@ -48,6 +48,8 @@ pub(crate) struct LoweringInputs<'a> {
     pub(crate) backward_order: Vec<UnitId>,
     /// Group and index within it of every parameter.
     pub(crate) home: Vec<(GroupId, u32)>,
+    /// Ranks.
+    pub(crate) mesh: DeviceMesh,
     /// Inner and outer axis sizes.
     pub(crate) inner: u32,
     pub(crate) outer: u32,
@@ -67,7 +69,7 @@ impl<'a> LoweringInputs<'a> {
         specs: Vec<UnitSpec>,
         groups: Vec<Group>,
     ) -> Self {
-        let inner = scenario.mesh.dp_shard;
+        let mesh = scenario.device_mesh();
         let strategy = strategy(scenario, engine);
         let last_block = last_block(&specs);
         let mut home = vec![(GroupId(0), 0); tape.params.len()];
@@ -86,7 +88,7 @@ impl<'a> LoweringInputs<'a> {
                     .filter(|(_, g)| g.unit.index() == u)
                     .map(|(g, _)| GroupId(g as u16))
                     .collect();
-                let reshards = mesh::weight_sharded(strategy)
+                let reshards = placements::weight_sharded(strategy)
                     && (!spec.is_root || scenario.fsdp.reshard_root)
                     && !spec.keep
                     && match scenario.fsdp.reshard_after_forward {
@@ -122,8 +124,9 @@ impl<'a> LoweringInputs<'a> {
             groups,
             hooks,
             home,
-            inner,
-            outer: scenario.mesh.dp_outer,
+            mesh,
+            inner: mesh.size(AxisId::DP_SHARD),
+            outer: mesh.size(AxisId::DP_OUTER),
             strategy,
             transient_pool,
             persistent_pool,
@@ -183,8 +186,8 @@ impl<'a> LoweringInputs<'a> {
     }
 
     /// Ranks that average a gradient.
-    pub(crate) fn world(&self) -> u32 {
-        self.inner * self.outer
+    pub(crate) fn data_ranks(&self) -> u32 {
+        self.mesh.data_ranks()
     }
 
     pub(crate) fn module_kind(&self, m: ModuleId) -> ModuleKind {

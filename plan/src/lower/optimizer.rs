@@ -7,10 +7,10 @@ use super::kernels::KernelLaunch;
 use super::walk::Lifecycle;
 use crate::config::Optimizer;
 use crate::ir::{
-    Access, BufferId, COMPUTE, CollectiveKind, CommId, DType, Holds, HostWorkKind, Part, Pieces,
-    ReduceOp, Role, ShardOp, StreamId, UnitId,
+    Access, AxisId, AxisSet, BufferId, COMPUTE, CollectiveKind, CommId, DType, Holds, HostWorkKind,
+    Part, Pieces, ReduceOp, Role, ShardOp, StreamId, UnitId,
 };
-use crate::program::{Axis, Communicator, Phase, Rule};
+use crate::program::{Phase, Rule};
 use smallvec::smallvec;
 
 /// One tensor the optimizer updates.
@@ -214,20 +214,11 @@ fn norm(
         });
         life.after_state(out, n, true);
     }
-    if let Some((axis, size, stride)) = norm_axis(out.inputs) {
-        // The ranks often have a communicator already; another would cost device memory.
-        let same = |c: &Communicator| (c.axis, c.size, c.stride) == (axis, size, stride);
-        let known = out.b.communicators.iter().rposition(same);
-        let comm = match known {
-            Some(i) => CommId(i as u8),
-            None => out.b.add_communicator(Communicator {
-                name: "norm".to_owned(),
-                axis,
-                size,
-                stride,
-                copy_engine: false,
-            }),
-        };
+    let axes = sharded_axes(out.inputs);
+    // The ranks often have a communicator already; another would cost device memory.
+    let known = out.b.communicators.iter().rposition(|c| c.axes == axes);
+    let known = known.map(|i| CommId(i as u8));
+    if let Some(comm) = known.or_else(|| out.communicator("norm", axes, false)) {
         let part = Part {
             input: scalar,
             output: scalar,
@@ -261,15 +252,15 @@ fn norm(
     norm
 }
 
-/// Ranks whose optimizer shards differ: the inner axis where anything is sharded, both axes under
+/// Axes over which optimizer shards differ: the inner one where anything is sharded, both under
 /// HFSDP.
-fn norm_axis(inputs: &LoweringInputs<'_>) -> Option<(Axis, u32, u32)> {
+fn sharded_axes(inputs: &LoweringInputs<'_>) -> AxisSet {
     use crate::config::{OuterStrategy, Strategy};
     let inner = inputs.strategy != Strategy::NoShard;
     let outer = inputs.outer > 1 && inputs.scenario.fsdp.outer_strategy == OuterStrategy::Optim;
     match (inner, outer) {
-        (true, true) => Some((Axis::World, inputs.world(), 1)),
-        (true, false) => Some((Axis::Shard, inputs.inner, 1)),
-        _ => None,
+        (true, true) => AxisSet::DATA,
+        (true, false) => AxisSet::of(AxisId::DP_SHARD),
+        _ => AxisSet::EMPTY,
     }
 }

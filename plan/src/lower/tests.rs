@@ -67,7 +67,7 @@ fn compare(text: &str, sets: &[&str]) {
         let forms = persistent_bytes(
             layout.numel,
             layout.payload_numel(),
-            &s.mesh,
+            &s.device_mesh(),
             // An axis of one rank shards nothing.
             if s.mesh.dp_shard > 1 {
                 s.fsdp.strategy

@@ -9,7 +9,7 @@ use crate::compile::tape::TapeOp;
 use crate::config::{CompileMode, CudaGraph, Loss};
 use crate::ir::{
     Access, BufferId, COMPUTE, EventId, HostWorkKind, KernelClass, KernelId, ModuleId, ModuleKind,
-    ParamId, PerRank, ScopeId, Source, UnitId,
+    ParamId, ScopeId, Source, UnitId,
 };
 use crate::program::{Phase, Rule, workspace};
 
@@ -431,7 +431,7 @@ impl<'c, 'a> Walk<'c, 'a> {
             buffer: l.buffer,
             offset: l.offset + o.offset / size * l.element,
             bytes: o.bytes / size * l.element,
-            per_rank: PerRank::Same,
+            per_rank: None,
         };
         let size = self.out.inputs.types.compute.size();
         match o.source {
@@ -439,7 +439,7 @@ impl<'c, 'a> Walk<'c, 'a> {
                 buffer: self.buffers.storages[s.index()],
                 offset: o.offset,
                 bytes: o.bytes,
-                per_rank: PerRank::Same,
+                per_rank: None,
             },
             Source::Const(c) => {
                 let ids = &self.buffers.consts[c.index()];
@@ -448,7 +448,7 @@ impl<'c, 'a> Walk<'c, 'a> {
                     buffer,
                     offset: o.offset,
                     bytes: o.bytes,
-                    per_rank: PerRank::Same,
+                    per_rank: None,
                 }
             }
             Source::Param(p) => at(self.life.weight(self.out, p), size),

@@ -1,6 +1,6 @@
 //! Small programs for tests.
 
-use crate::ir::{Buffer, BufferId, COMPUTE, DType, Holds, Pool, Role, UnitId};
+use crate::ir::{Buffer, BufferId, COMPUTE, DType, DeviceMesh, Holds, Pool, Role, UnitId};
 use crate::program::{Instr, Op, Phase, Program, ProgramMeta, Rule, Section, SectionKind};
 use crate::units::{Bytes, Flops};
 
@@ -29,9 +29,7 @@ impl Fixture {
             scenario: String::new(),
             policy: "native",
             hardware: String::new(),
-            world: 1,
-            dp_shard: 1,
-            dp_outer: 1,
+            mesh: DeviceMesh::data_parallel(1, 1),
             gpus_per_node: 1,
             micro_batches: 1,
             tokens: 1,

@@ -21,7 +21,7 @@ pub(super) use spec::SPEC;
 
 use crate::config::{OuterStrategy, Reshard};
 use crate::ir::{
-    Access, BufferId, COMPUTE, EventId, GroupId, Holds, HostWorkKind, ParamId, PerRank, Pool, Role,
+    Access, BufferId, COMPUTE, EventId, GroupId, Holds, HostWorkKind, ParamId, Pool, Role,
     StreamId, UnitId,
 };
 use crate::lower::autograd::AutogradGrads;
@@ -321,13 +321,13 @@ impl Lifecycle for Fsdp2 {
                                 buffer: state.shards[i],
                                 offset: 0,
                                 bytes,
-                                per_rank: PerRank::Same,
+                                per_rank: None,
                             },
                             grad: Access {
                                 buffer: reduced,
                                 offset: item.shard_offset * stored.size(),
                                 bytes,
-                                per_rank: PerRank::Same,
+                                per_rank: None,
                             },
                             numel,
                             state: moments,

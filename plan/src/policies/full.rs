@@ -24,7 +24,7 @@ mod spec;
 pub(super) use spec::{LOWERING, RULES};
 
 use crate::config::Reshard;
-use crate::ir::{Access, BufferId, COMPUTE, EventId, Holds, ParamId, PerRank, Role, UnitId};
+use crate::ir::{Access, BufferId, COMPUTE, EventId, Holds, ParamId, Role, UnitId};
 use crate::lower::builder::NewBuffer;
 use crate::lower::emitter::{Comms, Emitter};
 use crate::lower::optimizer::{Moments, OptimizerItem, ShardState, moments};
@@ -293,13 +293,13 @@ impl Lifecycle for Full {
                     buffer: p.shard,
                     offset: 0,
                     bytes,
-                    per_rank: PerRank::Same,
+                    per_rank: None,
                 },
                 grad: Access {
                     buffer: p.reduced,
                     offset: 0,
                     bytes,
-                    per_rank: PerRank::Same,
+                    per_rank: None,
                 },
                 numel: p.local_numel,
                 state: p.moments,

@@ -16,7 +16,7 @@ pub(super) use spec::SPEC;
 
 use crate::config::{AllocatorKind, Prefetch, Strategy};
 use crate::ir::{
-    Access, BufferId, COMPUTE, DType, EventId, GroupId, HostWorkKind, ParamId, PerRank, Role,
+    Access, AxisSet, BufferId, COMPUTE, DType, EventId, GroupId, HostWorkKind, ParamId, Role,
     ShardOp, UnitId,
 };
 use crate::lower::autograd::AutogradGrads;
@@ -27,7 +27,7 @@ use crate::lower::kernels::KernelLaunch;
 use crate::lower::optimizer::ShardState;
 use crate::lower::streams::CommStreams;
 use crate::lower::walk::{Lifecycle, Location};
-use crate::program::{Axis, Communicator, Phase, Rule};
+use crate::program::{Phase, Rule};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 
@@ -73,20 +73,13 @@ impl Megatron {
         let fsdp = &out.inputs.scenario.fsdp;
         let separate = fsdp.separate_communicators;
         let double_buffer = fsdp.allocator == AllocatorKind::DoubleBuffer;
-        let multi = out.inputs.world() > 1;
+        let multi = out.inputs.data_ranks() > 1;
         let streams = CommStreams::new(out, multi, 0, 0);
         let comms = out.communicators(separate);
         if multi {
             // The device mesh broadcasts initial parameters over a group of its own, which stays:
             // 384 MiB of device memory on top of the sharding group's, measured on 4 H200.
-            let size = out.inputs.world();
-            out.b.add_communicator(Communicator {
-                name: "mesh".to_owned(),
-                axis: Axis::World,
-                size,
-                stride: 1,
-                copy_engine: false,
-            });
+            out.communicator("mesh", AxisSet::DATA, false);
         }
         let flat = Flat::new(out, comms, streams, true);
         let mut buckets = out.inputs.forward_order.clone();
@@ -554,7 +547,7 @@ impl Lifecycle for Megatron {
                     buffer: id,
                     offset,
                     bytes,
-                    per_rank: PerRank::Same,
+                    per_rank: None,
                 };
                 offset += bytes;
             }

@@ -56,7 +56,7 @@ struct Native {
 
 impl Native {
     fn new(out: &mut Emitter<'_>) -> Self {
-        let multi = out.inputs.world() > 1;
+        let multi = out.inputs.data_ranks() > 1;
         let streams = CommStreams::new(out, multi, -1, -1);
         let comms = out.communicators(out.inputs.scenario.fsdp.separate_communicators);
         let flat = Flat::new(out, comms, streams, false);

@@ -1,5 +1,6 @@
 //! Streams and communicators: what carries work in order.
 
+use crate::ir::{AxisSet, RankGroup};
 use serde::{Deserialize, Serialize};
 
 /// What a stream carries.
@@ -47,32 +48,16 @@ pub struct Stream {
     pub priority: i8,
 }
 
-/// Mesh axis of a communicator.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Axis {
-    /// Inner (sharding) axis: consecutive ranks.
-    Shard,
-    /// Outer axis: ranks `dp_shard` apart.
-    Outer,
-    /// A part of the shard axis (integer reshard): consecutive ranks.
-    SubShard,
-    /// All ranks.
-    World,
-}
-
 /// A communicator. It runs its collectives one after another in host launch order, whatever their
 /// streams.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Communicator {
     /// Name, for example `shard`, `shard_rs`, `outer`.
     pub name: String,
-    /// Axis.
-    pub axis: Axis,
-    /// Ranks in it.
-    pub size: u32,
-    /// Distance between neighbouring members in world rank.
-    pub stride: u32,
+    /// Axes of the mesh that it runs along.
+    pub axes: AxisSet,
+    /// Ranks of one instance.
+    pub ranks: RankGroup,
     /// Its collectives run on copy engines and hold no SMs.
     #[serde(skip_serializing_if = "is_false")]
     pub copy_engine: bool,

@@ -4,9 +4,10 @@
 //! id     mb phase     unit         rule          instruction
 //! ```
 
-use super::{Axis, Instr, Op, Program, Section, SectionKind};
+use super::{Instr, Op, Program, Section, SectionKind};
 use crate::ir::{
-    Access, BufferId, GroupId, Holds, KernelClass, ParamId, Pool, ReduceOp, StreamId, UnitId,
+    Access, AxisId, BufferId, GroupId, Holds, KernelClass, ParamId, Pool, ReduceOp, StreamId,
+    UnitId,
 };
 use crate::shard::{Group, Layout};
 use crate::units::count;
@@ -161,14 +162,15 @@ pub(super) fn header(program: &Program, units: Option<&[UnitId]>) -> String {
 
 fn write_header(program: &Program, units: Option<&[UnitId]>, out: &mut String) {
     let m = &program.meta;
+    let size = |axis| m.mesh.size(axis);
     let _ = writeln!(
         out,
         "# program {} policy {} ranks {} = {} outer x {} shard, {}, {} tokens/rank/step{}",
         program.digest(),
         m.policy,
-        m.world,
-        m.dp_outer,
-        m.dp_shard,
+        m.mesh.world(),
+        size(AxisId::DP_OUTER),
+        size(AxisId::DP_SHARD),
         match m.micro_batches {
             1 => "1 micro-batch".to_owned(),
             n => format!("{n} micro-batches"),
@@ -189,18 +191,13 @@ fn write_header(program: &Program, units: Option<&[UnitId]>, out: &mut String) {
         );
     }
     for (i, c) in program.communicators.iter().enumerate() {
-        let axis = match c.axis {
-            Axis::Shard => "shard",
-            Axis::Outer => "outer",
-            Axis::SubShard => "sub-shard",
-            Axis::World => "world",
-        };
         let _ = writeln!(
             out,
-            "# communicator {i} {}: {} ranks, stride {}, axis {axis}{}",
+            "# communicator {i} {}: {} ranks, stride {}, axis {}{}",
             c.name,
-            c.size,
-            c.stride,
+            c.ranks.size,
+            c.ranks.stride,
+            c.axes.label(),
             if c.copy_engine { ", copy engines" } else { "" }
         );
     }

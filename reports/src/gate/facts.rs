@@ -162,7 +162,7 @@ impl Facts {
             options: options(scenario),
             policy: program.meta.policy.to_owned(),
             hardware: predicted.hardware.clone(),
-            world_size: program.meta.world,
+            world_size: program.meta.mesh.world(),
             program: ProgramFacts::new(program),
             memory: MemoryFacts::new(predicted, |u| {
                 program.units.get(u.index()).map_or("", |u| &u.name)

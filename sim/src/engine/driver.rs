@@ -142,7 +142,7 @@ impl World {
     fn new(communicators: &[Communicator], ranks: usize) -> Self {
         let shapes = communicators
             .iter()
-            .map(|c| (c.size.max(1) as usize, c.stride.max(1) as usize))
+            .map(|c| (c.ranks.size.max(1) as usize, c.ranks.stride.max(1) as usize))
             .collect();
         let counts = vec![vec![0; ranks]; communicators.len()];
         Self {

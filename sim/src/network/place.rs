@@ -2,8 +2,8 @@
 
 use super::formula::Group;
 use crate::hardware::Profile;
-use shardlab_plan::program::{Axis, Communicator};
-use shardlab_plan::shard::mesh;
+use shardlab_plan::ir::{AxisId, AxisSet, RankGroup};
+use shardlab_plan::program::Communicator;
 use std::collections::BTreeMap;
 
 /// A communicator's groups and what their links carry; where groups differ, what the slowest one
@@ -14,8 +14,8 @@ pub(super) fn place(
     gpus_per_node: u32,
     profile: &Profile,
 ) -> Group {
-    let nodes = mesh::nodes(comm.size, comm.stride, world, gpus_per_node);
-    let per_node = comm.size.div_ceil(nodes).max(1);
+    let nodes = comm.ranks.nodes(world, gpus_per_node);
+    let per_node = comm.ranks.size.div_ceil(nodes).max(1);
     let n = &profile.network;
     let nvlink = n.nvlink_gbps * n.nvlink_efficiency;
     let bandwidth_gbps = if nodes == 1 {
@@ -29,7 +29,7 @@ pub(super) fn place(
         }
     };
     Group {
-        size: comm.size,
+        size: comm.ranks.size,
         per_node,
         nodes,
         bandwidth_gbps,
@@ -46,9 +46,11 @@ pub(super) fn place(
 pub(super) fn alone(ranks: u32, nodes: u32, profile: &Profile) -> Group {
     let comm = Communicator {
         name: String::new(),
-        axis: Axis::Shard,
-        size: ranks,
-        stride: 1,
+        axes: AxisSet::of(AxisId::DP_SHARD),
+        ranks: RankGroup {
+            size: ranks,
+            stride: 1,
+        },
         copy_engine: false,
     };
     place(&comm, ranks, ranks / nodes, profile)
@@ -62,9 +64,9 @@ fn network_gbps(comm: &Communicator, world: u32, gpus_per_node: u32, profile: &P
     for first in (0..world).step_by(gpus_per_node as usize) {
         let mut members: BTreeMap<Option<u32>, u32> = BTreeMap::new();
         for rank in first..world.min(first + gpus_per_node) {
-            *members.entry(mesh::members(comm, rank).next()).or_default() += 1;
+            *members.entry(comm.ranks.members(rank).next()).or_default() += 1;
         }
-        members.retain(|_, here| *here < comm.size);
+        members.retain(|_, here| *here < comm.ranks.size);
         let sending: u32 = members.values().sum();
         let cards = f64::from(profile.network.nics_per_node) / f64::from(sending.max(1));
         if let Some(&here) = members.values().min() {
@@ -96,9 +98,8 @@ mod tests {
         profile.network.nics_per_node = nics;
         let comm = Communicator {
             name: "c".into(),
-            axis: Axis::Shard,
-            size,
-            stride,
+            axes: AxisSet::of(AxisId::DP_SHARD),
+            ranks: RankGroup { size, stride },
             copy_engine: false,
         };
         place(&comm, world, gpus, &profile)

@@ -18,7 +18,7 @@ const MOST_WAIT_US: f64 = 160.0;
 pub(super) fn fit(c: &Calibration, note: &mut dyn FnMut(&str)) -> Result<String, String> {
     let plain = c.profile(Together::default());
     let mut profile = hardware::parse("the measured profile", &plain).map_err(|e| e.to_string())?;
-    let ranks = |t: &&Trial| t.program.meta.world;
+    let ranks = |t: &&Trial| t.program.meta.mesh.world();
     let (few, many): (Vec<&Trial>, Vec<&Trial>) =
         c.trials().iter().partition(|t| ranks(t) <= c.cores());
     let mut best = (f64::INFINITY, Together::default());

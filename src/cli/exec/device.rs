@@ -178,7 +178,7 @@ impl DeviceArgs {
 
     /// Whether each rank is to be a process.
     pub(crate) fn wants_processes(&self, program: &Program) -> bool {
-        let several_gpus = self.device == Kind::Cuda && program.meta.world > 1;
+        let several_gpus = self.device == Kind::Cuda && program.meta.mesh.world() > 1;
         self.processes || several_gpus && !self.one_process
     }
 
@@ -232,7 +232,7 @@ impl DeviceArgs {
         let ranks = if self.share_gpu {
             1
         } else {
-            program.meta.world
+            program.meta.mesh.world()
         };
         shardlab_exec::device::cuda::check_gpus(&self.library_path, base, ranks)
             .map_err(Failure::run)
@@ -318,7 +318,7 @@ impl DeviceArgs {
         };
         let on_cpu = self.device != Kind::Cuda;
         outcome.run.mfu = utilisation(scenario, program, &outcome.run, on_cpu);
-        if self.share_gpu && !on_cpu && program.meta.world > 1 {
+        if self.share_gpu && !on_cpu && program.meta.mesh.world() > 1 {
             let shared = "shared by ranks that took turns: times are not meaningful".to_owned();
             outcome
                 .run

@@ -36,7 +36,7 @@ impl FaultAt {
     /// The fault in a program. One that could never happen is refused: a test would take the run
     /// for one that survived it.
     pub(super) fn of(self, program: &Program) -> Result<Fault, Failure> {
-        let (rank, world) = (self.rank, program.meta.world);
+        let (rank, world) = (self.rank, program.meta.mesh.world());
         if rank >= world {
             let ranks = match world {
                 1 => "rank 0 only".to_owned(),

@@ -34,10 +34,10 @@ pub(super) fn join(
     timeout: Duration,
     facts: &[(&str, String)],
 ) -> Result<World, Failure> {
-    if program.meta.world != place.world {
+    if program.meta.mesh.world() != place.world {
         return Err(Failure::bad_input(format_args!(
             "the scenario's mesh has {} ranks, but {} started {} processes",
-            program.meta.world,
+            program.meta.mesh.world(),
             place.launcher.name(),
             place.world
         )));

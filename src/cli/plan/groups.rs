@@ -3,7 +3,7 @@
 use super::super::output::{Failure, Out};
 use super::super::table::Table;
 use serde::Serialize;
-use shardlab_plan::ir::UnitId;
+use shardlab_plan::ir::{AxisId, UnitId};
 use shardlab_plan::shard::{Group, Layout};
 use shardlab_plan::units::{Bytes, count};
 use shardlab_plan::{Program, Scenario};
@@ -56,7 +56,7 @@ pub(super) fn report(scenario: &Scenario, program: &Program, units: Option<&[Uni
         scenario: scenario.name.clone(),
         program_digest: program.digest(),
         compute: program.meta.compute.name(),
-        shards: program.meta.dp_shard,
+        shards: program.meta.mesh.size(AxisId::DP_SHARD),
         groups: groups
             .iter()
             .filter(shown)

@@ -8,6 +8,7 @@ use crate::analysis::verdict::Verdict;
 use crate::analysis::warnings::{self, Warning};
 use crate::analysis::why;
 use crate::predict::{Fit, Prediction};
+use shardlab_plan::ir::AxisId;
 use shardlab_plan::record::basis::{bounded, milliseconds};
 use shardlab_plan::record::{Cause, Clock, Run};
 use shardlab_plan::units::{Bytes, Picos, count, short_count};
@@ -100,10 +101,11 @@ pub(in crate::cli) fn predicted_heading(p: &Prediction) -> String {
 pub(in crate::cli) fn heading(scenario: &Scenario, program: &Program, hardware: &str) -> String {
     let m = &program.meta;
     let parameters: u64 = program.params.iter().map(|p| p.numel()).sum();
-    let mesh = if m.dp_outer > 1 {
-        format!("{} x {}", m.dp_outer, m.dp_shard)
+    let size = |axis| m.mesh.size(axis);
+    let mesh = if size(AxisId::DP_OUTER) > 1 {
+        format!("{} x {}", size(AxisId::DP_OUTER), size(AxisId::DP_SHARD))
     } else {
-        m.dp_shard.to_string()
+        size(AxisId::DP_SHARD).to_string()
     };
     format!(
         "{}: {} parameters, {} {}, {mesh} x {hardware}",

@@ -60,7 +60,9 @@ impl What<'_> {
     /// known.
     fn place(&self, name: Option<&str>) -> String {
         match name {
-            Some(name) if self.device.is_gpus() => format!("{} x {name}", self.program.meta.world),
+            Some(name) if self.device.is_gpus() => {
+                format!("{} x {name}", self.program.meta.mesh.world())
+            }
             None if self.device.is_gpus() => "GPUs".to_owned(),
             _ if self.elsewhere() => "the CPU, one process per rank".to_owned(),
             _ => "the CPU, ranks as threads".to_owned(),
@@ -128,11 +130,11 @@ fn too_large(program: &Program) -> Option<String> {
         .map(|(b, sign)| sign * program.buffers[b.index()].bytes.0 as i64)
         .sum::<i64>()
         .max(0) as u64;
-    let needed = resting.saturating_mul(u64::from(program.meta.world));
+    let needed = resting.saturating_mul(u64::from(program.meta.mesh.world()));
     (needed as f64 > SHARE * free as f64).then(|| {
         format!(
             "its {} ranks keep {} between steps, but only {} of memory are free",
-            program.meta.world,
+            program.meta.mesh.world(),
             Bytes(needed),
             Bytes(free)
         )

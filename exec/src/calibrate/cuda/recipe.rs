@@ -2,12 +2,11 @@
 
 use crate::calibrate::single;
 use shardlab_plan::ir::{
-    Access, Buffer, BufferId, COMPUTE, Collective, CollectiveId, CollectiveKind, CommId, DType,
-    Holds, InstrId, KernelClass, KernelId, OpKind, PerRank, Pool, ReduceOp, Role, StreamId, UnitId,
+    Access, AxisSet, Buffer, BufferId, COMPUTE, Collective, CollectiveId, CollectiveKind, CommId,
+    DType, DeviceMesh, Holds, InstrId, KernelClass, KernelId, OpKind, Pool, RankGroup, ReduceOp,
+    Role, StreamId, UnitId,
 };
-use shardlab_plan::program::{
-    Axis, Communicator, Instr, Op, Phase, Program, Rule, Section, SectionKind,
-};
+use shardlab_plan::program::{Communicator, Instr, Op, Phase, Program, Rule, Section, SectionKind};
 use shardlab_plan::units::Bytes;
 use smallvec::SmallVec;
 
@@ -54,16 +53,17 @@ impl Recipe {
         let scenario =
             shardlab_plan::scenario::parse("bench", &text, &[]).map_err(|e| e.to_string())?;
         let mut program = shardlab_plan::plan(&scenario).map_err(|e| e.to_string())?;
-        program.meta.world = ranks;
-        program.meta.dp_shard = ranks;
+        program.meta.mesh = DeviceMesh::data_parallel(ranks, 1);
         program.streams.truncate(3);
         // NCCL creates the communicators that a collective uses.
         program.communicators = ["bench", "other"]
             .map(|name| Communicator {
                 name: name.to_owned(),
-                axis: Axis::World,
-                size: ranks,
-                stride: 1,
+                axes: AxisSet::DATA,
+                ranks: RankGroup {
+                    size: ranks,
+                    stride: 1,
+                },
                 ..program.communicators[0].clone()
             })
             .to_vec();
@@ -121,7 +121,7 @@ impl Recipe {
                 buffer,
                 offset: 0,
                 bytes,
-                per_rank: PerRank::Same,
+                per_rank: None,
             });
             operands.push((at, bytes as usize, *dtype));
             at += bytes.next_multiple_of(ALIGN);
@@ -223,7 +223,7 @@ mod tests {
             assert!(
                 [one, other]
                     .iter()
-                    .all(|c| program.communicators[comm(*c).index()].size == ranks)
+                    .all(|c| program.communicators[comm(*c).index()].ranks.size == ranks)
             );
         }
     }

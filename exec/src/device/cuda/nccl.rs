@@ -24,7 +24,6 @@ use nccl_rs::{
 use shardlab_plan::Program;
 use shardlab_plan::ir::{Collective, CollectiveId, CollectiveKind, CommId, ReduceOp};
 use shardlab_plan::program::Communicator as PlanComm;
-use shardlab_plan::shard::mesh::{members, position};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CString, c_void};
 use std::path::PathBuf;
@@ -430,8 +429,8 @@ fn identity(
 
 impl Member {
     fn join(nccl: &Nccl, join: &Join<'_>, comm: &PlanComm) -> Result<Self, String> {
-        let ranks: Vec<u32> = members(comm, join.rank).collect();
-        let position = position(comm, join.rank);
+        let ranks: Vec<u32> = comm.ranks.members(join.rank).collect();
+        let position = comm.ranks.position(join.rank);
         let key = format!("nccl {} {} {}", join.session, comm.name, ranks[0]);
         let copy_engine = comm.copy_engine && join.copy_engines;
         let config = Config {
@@ -512,6 +511,6 @@ impl Member {
 /// Returns whether a program has communicators with several ranks, which NCCL must create.
 #[must_use]
 pub(super) fn needed(program: &Program) -> bool {
-    let size = |c: CommId| program.communicators[c.index()].size;
+    let size = |c: CommId| program.communicators[c.index()].ranks.size;
     program.collectives.iter().any(|c| size(c.comm) > 1)
 }

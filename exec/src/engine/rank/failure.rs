@@ -6,7 +6,7 @@ use crate::base::operand::RawRange;
 use crate::device::cpu::first_nan;
 use crate::device::{Device, Failure, FailureKind, Stop};
 use crate::engine::readback::Readbacks;
-use shardlab_plan::ir::{BufferId, Holds, InstrId};
+use shardlab_plan::ir::{AxisId, BufferId, Holds, InstrId};
 use shardlab_plan::program::Program;
 use std::sync::Arc;
 
@@ -75,7 +75,8 @@ impl<D: Device> Rank<D> {
         program: &Program,
         group: &shardlab_plan::shard::Group,
     ) -> u64 {
-        u64::from(self.id % program.meta.dp_shard.max(1)) * group.layout.shard_numel()
+        let coordinate = program.meta.mesh.coordinate(AxisId::DP_SHARD, self.id);
+        u64::from(coordinate) * group.layout.shard_numel()
     }
 
     pub(super) fn inject_faults(&mut self, id: InstrId) -> Result<(), Stop> {

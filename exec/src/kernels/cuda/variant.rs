@@ -4,7 +4,7 @@ use super::codegen::{Arg, CLASH, Request};
 use super::target::Target;
 #[cfg(test)]
 use shardlab_plan::ir::InstrId;
-use shardlab_plan::ir::{Access, BodyOp, KernelId, PerRank, StreamId};
+use shardlab_plan::ir::{Access, BodyOp, KernelId, StreamId};
 use shardlab_plan::program::{Op, Program};
 use smallvec::SmallVec;
 #[cfg(test)]
@@ -41,7 +41,7 @@ pub(crate) fn alignment(numbers: impl IntoIterator<Item = u64>) -> u8 {
 fn arg(program: &Program, access: &Access) -> Arg {
     let buffer = &program.buffers[access.buffer.index()];
     let step = match access.per_rank {
-        PerRank::Same => 0,
+        None => 0,
         _ => access.bytes,
     };
     // Allocators align every buffer to at least 16 bytes, whatever it asks for.

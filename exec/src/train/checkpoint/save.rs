@@ -43,7 +43,7 @@ impl Snapshot {
         io: &mut dyn StateIo,
         progress: Progress,
     ) -> Result<Self, TrainError> {
-        let world = program.meta.world;
+        let world = program.meta.mesh.world();
         let local = io.local();
         let mut ranks: Vec<(u32, Contents)> = local.clone().map(|r| (r, Vec::new())).collect();
         let mut pieces: Vec<Vec<Piece>> = vec![Vec::new(); world as usize];

@@ -1,6 +1,7 @@
 use super::*;
 use crate::train::testing::{BASE, plan_of};
 use proptest::prelude::*;
+use shardlab_plan::ir::AxisId;
 
 /// Checks that the primaries of a kind hold each element of `params` exactly once, and that no two
 /// spans of a rank overlap.
@@ -50,7 +51,7 @@ fn covers(program: &Program, layout: &StateLayout, kind: Kind, trained_only: boo
 /// Every rank's resident compute weights are the whole model, or are together with those of its
 /// shard axis.
 fn weights_cover(program: &Program, layout: &StateLayout) {
-    let inner = program.meta.dp_shard as usize;
+    let inner = program.meta.mesh.size(AxisId::DP_SHARD) as usize;
     for replica in layout.ranks.chunks(inner) {
         for (p, param) in (0u32..).zip(&program.params) {
             let mut held: Vec<_> = replica

@@ -1,8 +1,8 @@
 //! Tables of the small program: model, groups, streams, kernels, buffers.
 
 use super::{AG, NUMEL, RANKS, RS, SHARD, Shape, Toy, UNITS};
-use crate::ir::DType;
 use crate::ir::*;
+use crate::ir::{AxisId, AxisSet, DType, DeviceMesh, RankGroup};
 use crate::program::*;
 use crate::shard::{FlatItem, FlatLayout, Group, Layout};
 use crate::units::{Bytes, Flops};
@@ -143,9 +143,11 @@ pub(super) fn program(shape: Shape) -> Program {
     };
     let comm = |name: &str| Communicator {
         name: name.into(),
-        axis: Axis::Shard,
-        size: RANKS as u32,
-        stride: 1,
+        axes: AxisSet::of(AxisId::DP_SHARD),
+        ranks: RankGroup {
+            size: RANKS as u32,
+            stride: 1,
+        },
         copy_engine: false,
     };
     Program {
@@ -153,9 +155,7 @@ pub(super) fn program(shape: Shape) -> Program {
             scenario: "toy".into(),
             policy: "native",
             hardware: "cpu".into(),
-            world: RANKS as u32,
-            dp_shard: RANKS as u32,
-            dp_outer: 1,
+            mesh: DeviceMesh::data_parallel(RANKS as u32, 1),
             gpus_per_node: RANKS as u32,
             micro_batches: shape.micro_batches,
             tokens: 1,

@@ -4,6 +4,7 @@ use super::{caught, expect};
 use crate::check::testing::{AG, Shape, Toy};
 use crate::check::{RuleId, check, check_symmetry};
 use crate::ir::*;
+use crate::ir::{AxisId, RankGroup};
 use crate::program::*;
 use crate::units::Bytes;
 
@@ -56,8 +57,7 @@ fn a_payload_or_reduction_that_is_not_there() {
 fn a_communicator_of_one_rank_or_of_another_mesh() {
     for (size, stride) in [(1, 1), (4, 2)] {
         let mut t = Toy::new(Shape::default());
-        t.p.communicators[1].size = size;
-        t.p.communicators[1].stride = stride;
+        t.p.communicators[1].ranks = RankGroup { size, stride };
         let r = check(&t.p);
         let v = caught(&r, RuleId::Collective, first(&t, CollectiveId(1)));
         assert!(v.message.contains("shard_rs"), "{}", v.message);
@@ -193,10 +193,9 @@ fn an_in_place_gather_from_the_wrong_part() {
             .next()
             .map(|v| v.message.clone())
     };
-    assert_eq!(gather(0, PerRank::Inner), None);
-    assert!(gather(544, PerRank::Same).is_some_and(|m| m.contains("overlaps")));
+    assert_eq!(gather(0, Some(AxisId::DP_SHARD)), None);
+    assert!(gather(544, None).is_some_and(|m| m.contains("overlaps")));
     assert!(
-        gather(0, PerRank::Same)
-            .is_some_and(|m| m.contains("each rank's own part (Some(Inner) from byte 0)"))
+        gather(0, None).is_some_and(|m| m.contains("each rank's own part (shard from byte 0)"))
     );
 }

@@ -3,6 +3,7 @@
 use super::{caught, expect};
 use crate::check::testing::{Shape, Toy, UNITS};
 use crate::check::{RuleId, check};
+use crate::ir::AxisId;
 use crate::ir::*;
 use crate::program::*;
 
@@ -188,7 +189,7 @@ fn a_range_that_leaves_its_buffer_on_the_last_rank() {
     // Rank 0's half fits; the second of four ranks has none left.
     part.output = Access {
         bytes: part.input.bytes / 2,
-        per_rank: PerRank::Inner,
+        per_rank: Some(AxisId::DP_SHARD),
         ..part.input
     };
     let r = check(&t.p);

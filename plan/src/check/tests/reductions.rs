@@ -3,6 +3,7 @@
 use super::{caught, expect};
 use crate::check::testing::{RS, Shape, Toy};
 use crate::check::{RuleId, check};
+use crate::ir::AxisId;
 use crate::ir::*;
 use crate::program::*;
 
@@ -69,12 +70,8 @@ fn an_output_over_another_ranks_part_of_the_input() {
             .map(|v| v.message.clone())
     };
     // Each rank's own part is the form NCCL documents; rank 0's is at the start.
-    assert_eq!(output(0, PerRank::Inner), None);
-    for bad in [
-        output(shard, PerRank::Same),
-        output(16, PerRank::Same),
-        output(0, PerRank::Same),
-    ] {
+    assert_eq!(output(0, Some(AxisId::DP_SHARD)), None);
+    for bad in [output(shard, None), output(16, None), output(0, None)] {
         let m = bad.expect("reported");
         assert!(m.contains(&name), "{m}");
     }
@@ -338,8 +335,7 @@ fn a_tied_parameter_reduced_once_for_each_of_its_modules() {
 fn hybrid_sharding_needs_both_axes() {
     // The same program on a mesh of 2 x 4: nobody reduces over the outer axis.
     let mut t = Toy::new(Shape::default());
-    t.p.meta.dp_outer = 2;
-    t.p.meta.world = 8;
+    t.p.meta.mesh = t.p.meta.mesh.with(AxisId::DP_OUTER, 2);
     let norm = t.find(SectionKind::First, |i| {
         i.phase == Phase::Clip && matches!(i.op, Op::Launch { .. })
     })[0];

@@ -1,24 +1,24 @@
 //! What the optimizer of the flat policies updates, and the refresh of compute weights after it.
 
 use super::{Flat, GroupState};
-use crate::ir::{Access, COMPUTE, GroupId, PerRank, ShardOp, StreamId};
+use crate::ir::{Access, AxisId, COMPUTE, GroupId, ShardOp, StreamId};
 use crate::lower::emitter::Emitter;
 use crate::lower::inputs::LoweringInputs;
 use crate::lower::kernels::KernelLaunch;
 use crate::lower::optimizer::{OptimizerItem, ShardState};
 use crate::program::Rule;
-use crate::shard::{Layout, mesh};
+use crate::shard::{Layout, placements};
 
 impl Flat {
     /// How the optimizer's part of a buffer moves from rank to rank; `sharded`: the buffer holds
     /// the inner shard already.
-    fn optimizer_slice(&self, inputs: &LoweringInputs<'_>, sharded: bool) -> PerRank {
+    fn optimizer_slice(&self, inputs: &LoweringInputs<'_>, sharded: bool) -> Option<AxisId> {
         if self.outer_optim {
-            PerRank::Outer
-        } else if mesh::optim_sharded(inputs.strategy) && !sharded {
-            PerRank::Inner
+            Some(AxisId::DP_OUTER)
+        } else if placements::optim_sharded(inputs.strategy) && !sharded {
+            Some(AxisId::DP_SHARD)
         } else {
-            PerRank::Same
+            None
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::Flat;
 use crate::ir::{
-    Access, BufferId, COMPUTE, CollectiveKind, CommId, DType, EventId, GroupId, Part, PerRank,
+    Access, AxisId, BufferId, COMPUTE, CollectiveKind, CommId, DType, EventId, GroupId, Part,
     Pieces, Real, ReduceOp, Role, ShardOp, StreamId,
 };
 use crate::lower::builder::CollectiveLaunch;
@@ -10,7 +10,7 @@ use crate::lower::emitter::Emitter;
 use crate::lower::inputs::LoweringInputs;
 use crate::lower::kernels::KernelLaunch;
 use crate::program::Rule;
-use crate::shard::mesh;
+use crate::shard::placements;
 use smallvec::smallvec;
 
 /// Ends of a group's reduction. Computation waits for each only where it needs what the event
@@ -29,14 +29,14 @@ pub(crate) struct Reduction {
 impl Flat {
     fn scale(inputs: &LoweringInputs<'_>) -> ShardOp {
         ShardOp::Scale {
-            factor: Real(1.0 / f64::from(inputs.world())),
+            factor: Real(1.0 / f64::from(inputs.data_ranks())),
         }
     }
 
     /// Returns how the inner reduction scales, and whether a kernel must multiply its input first.
     pub(crate) fn scaling(&self, inputs: &LoweringInputs<'_>) -> (ReduceOp, bool) {
         let fsdp = &inputs.scenario.fsdp;
-        let factor = 1.0 / f64::from(inputs.world());
+        let factor = 1.0 / f64::from(inputs.data_ranks());
         if fsdp.per_token_loss {
             (ReduceOp::Sum, false)
         } else if fsdp.average_in_collective {
@@ -95,7 +95,7 @@ impl Flat {
             (
                 Access {
                     bytes: shard_bytes,
-                    per_rank: PerRank::Inner,
+                    per_rank: Some(AxisId::DP_SHARD),
                     ..input
                 },
                 None,
@@ -214,7 +214,7 @@ impl Flat {
         Real(match self.scaling(inputs) {
             (ReduceOp::Avg, _) => 1.0 / f64::from(inputs.inner),
             (ReduceOp::PremulSum(factor), _) => factor,
-            (ReduceOp::Sum | ReduceOp::None, true) => 1.0 / f64::from(inputs.world()),
+            (ReduceOp::Sum | ReduceOp::None, true) => 1.0 / f64::from(inputs.data_ranks()),
             (ReduceOp::Sum | ReduceOp::None, false) => 1.0,
         })
     }
@@ -292,12 +292,12 @@ impl Flat {
                 writes: &[input],
             });
         }
-        let sharded = mesh::optim_sharded(out.inputs.strategy);
+        let sharded = placements::optim_sharded(out.inputs.strategy);
         let part = |a: Access| {
             if sharded {
                 Access {
                     bytes: a.bytes / self.inner,
-                    per_rank: PerRank::Inner,
+                    per_rank: Some(AxisId::DP_SHARD),
                     ..a
                 }
             } else {
@@ -402,7 +402,7 @@ impl Flat {
             if self.outer_optim {
                 Access {
                     bytes: a.bytes / self.outer,
-                    per_rank: PerRank::Outer,
+                    per_rank: Some(AxisId::DP_OUTER),
                     ..a
                 }
             } else {

@@ -3,7 +3,7 @@
 use super::{Fsdp2, Gather, hooks, tables};
 use crate::config::{Prefetch, Reshard};
 use crate::ir::{
-    Access, COMPUTE, CollectiveKind, GroupId, Holds, Part, PerRank, Pool, ReduceOp, Role, ShardOp,
+    Access, AxisId, COMPUTE, CollectiveKind, GroupId, Holds, Part, Pool, ReduceOp, Role, ShardOp,
     UnitId,
 };
 use crate::lower::builder::{CollectiveLaunch, NewBuffer};
@@ -29,9 +29,9 @@ impl Fsdp2 {
         let kept = self.groups[g.index()].kept.clone();
         let (comm, input_numel, per_rank) = match out.inputs.scenario.fsdp.reshard_after_forward {
             Reshard::Group(s) if !kept.is_empty() => {
-                (self.comms.sub, full / u64::from(s), PerRank::SubShard)
+                (self.comms.sub, full / u64::from(s), Some(AxisId::SUB_SHARD))
             }
-            _ => (self.comms.shard, shard, PerRank::Inner),
+            _ => (self.comms.shard, shard, Some(AxisId::DP_SHARD)),
         };
         let sources = if kept.is_empty() {
             self.groups[g.index()].shards.clone()
@@ -255,7 +255,7 @@ impl Fsdp2 {
                 out.b.alloc(Rule::ReshardGroup, slice);
                 let from = Access {
                     bytes,
-                    per_rank: PerRank::SubShard,
+                    per_rank: Some(AxisId::SUB_SHARD),
                     ..whole
                 };
                 let to = out.b.whole(slice);

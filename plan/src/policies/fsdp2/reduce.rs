@@ -86,7 +86,7 @@ impl Fsdp2 {
     pub(super) fn reduce(&mut self, out: &mut Emitter<'_>, g: GroupId) {
         let rs = self.streams.reduce;
         let (c, stored) = (out.inputs.types.comm, out.inputs.types.stored());
-        let division = Division::new(out.inputs.scenario, c, out.inputs.world());
+        let division = Division::new(out.inputs.scenario, c, out.inputs.data_ranks());
         let (input, held) = self.pack(out, g, c);
         out.b.join(Rule::ReduceFork, COMPUTE, rs);
         let replicas = self.comms.outer;

@@ -2,7 +2,7 @@
 
 use super::{Full, InFlight};
 use crate::ir::{
-    Access, COMPUTE, CollectiveKind, Holds, ParamId, Part, PerRank, ReduceOp, Role, ShardOp,
+    Access, AxisId, COMPUTE, CollectiveKind, Holds, ParamId, Part, ReduceOp, Role, ShardOp,
 };
 use crate::lower::builder::{CollectiveLaunch, NewBuffer};
 use crate::lower::emitter::Emitter;
@@ -42,7 +42,7 @@ impl Full {
         let output = out.b.whole(buffer);
         let slice = Access {
             bytes: output.bytes / u64::from(out.inputs.inner),
-            per_rank: PerRank::Inner,
+            per_rank: Some(AxisId::DP_SHARD),
             ..output
         };
         let shards: Vec<Access> = bucket

@@ -10,7 +10,7 @@ use crate::policies::GRADIENTS_ADDED_UP;
 use crate::policies::spec::{
     Defaults, PolicySpec, Refusal, Rules, WithoutEffect, fully_compiled, sets_reduce_in_flight,
 };
-use crate::shard::mesh;
+use crate::shard::placements;
 
 pub(crate) const SPEC: PolicySpec = PolicySpec {
     kind: PolicyKind::Megatron,
@@ -89,7 +89,7 @@ const REFUSES: &[Refusal] = &[
         keys: &["fsdp.gradient_sync", "fsdp.policy", "fsdp.strategy"],
         when: |s| {
             let last = s.fsdp.gradient_sync == GradientSync::Last;
-            last && mesh::grad_sharded(s.fsdp.strategy) && !fully_compiled(s)
+            last && placements::grad_sharded(s.fsdp.strategy) && !fully_compiled(s)
         },
         message: "`gradient_sync` = \"last\" needs unsharded gradients: Megatron-FSDP's no_sync \
                   reduces sharded ones all the same",

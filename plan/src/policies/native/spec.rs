@@ -8,7 +8,7 @@ use crate::lower::engine::Engine;
 use crate::lower::{Lowering, flat_layout};
 use crate::policies::GRADIENTS_ADDED_UP;
 use crate::policies::spec::{Defaults, PolicySpec, Refusal, Rules, fully_compiled};
-use crate::shard::mesh;
+use crate::shard::placements;
 
 pub(crate) const SPEC: PolicySpec = PolicySpec {
     kind: PolicyKind::Native,
@@ -61,7 +61,7 @@ const REFUSES: &[Refusal] = &[
     Refusal {
         keys: &["fsdp.reshard_after_backward", "fsdp.strategy"],
         when: |s| {
-            let weight_sharded = mesh::weight_sharded(s.fsdp.strategy);
+            let weight_sharded = placements::weight_sharded(s.fsdp.strategy);
             !s.fsdp.reshard_after_backward && !weight_sharded && !fully_compiled(s)
         },
         message: "`reshard_after_backward` = false keeps gathered weights, but with this strategy \

@@ -4,7 +4,7 @@ use super::MicroBatch;
 use crate::compile::tape::TapeOp;
 use crate::config::Prefetch;
 use crate::ir::{
-    Access, BufferId, COMPUTE, EventId, GroupId, PerRank, Role, ShardOp, Source, UnitId,
+    Access, AxisId, BufferId, COMPUTE, EventId, GroupId, Role, ShardOp, Source, UnitId,
 };
 use crate::lower::emitter::Emitter;
 use crate::lower::flat::Flat;
@@ -297,7 +297,7 @@ impl Unshard {
             out.b.alloc(Rule::ReshardGroup, slice);
             let from = Access {
                 bytes,
-                per_rank: PerRank::SubShard,
+                per_rank: Some(AxisId::SUB_SHARD),
                 ..whole
             };
             let to = out.b.whole(slice);

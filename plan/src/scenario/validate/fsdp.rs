@@ -2,9 +2,10 @@
 
 use super::{Checked, cannot, missing, refuse};
 use crate::config::{AllocatorKind, CudaGraph, OuterStrategy, Reshard, Scenario, Strategy};
+use crate::ir::{AxisId, AxisSet};
 use crate::scenario::keys::Key;
 use crate::scenario::merge::Document;
-use crate::shard::mesh;
+use crate::shard::placements;
 
 /// Refuses the first impossible combination.
 pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
@@ -158,7 +159,9 @@ fn copy_engines(s: &Scenario, d: &Document) -> Checked {
         }
         _ => {}
     }
-    if mesh::nodes(m.dp_shard, 1, m.world(), m.gpus_per_node) > 1 {
+    let mesh = s.device_mesh();
+    let shard = mesh.group(AxisSet::of(AxisId::DP_SHARD));
+    if shard.is_some_and(|g| g.nodes(mesh.world(), m.gpus_per_node) > 1) {
         let (name, key) = if f.copy_engine_gather {
             ("copy_engine_gather", Key::CopyEngineGather)
         } else {
@@ -184,7 +187,7 @@ fn exchange(s: &Scenario, d: &Document) -> Checked {
             .conflict(&[Key::CopyEngineReduce, Key::Policy, Key::Mode], message)
             .with_help("leave it off"));
     }
-    if !mesh::grad_sharded(f.strategy) {
+    if !placements::grad_sharded(f.strategy) {
         let message =
             "`copy_engine_reduce` sums shards, but with this strategy gradients are not sharded";
         return Err(d
@@ -204,7 +207,7 @@ fn next_step(s: &Scenario, d: &Document) -> Checked {
         let keys = [Key::Policy, Key::Mode];
         return Err(cannot(d, Key::PrefetchNextStep, &keys, &why, "0"));
     }
-    let (keys, why): (&[Key], _) = if !mesh::weight_sharded(f.strategy) {
+    let (keys, why): (&[Key], _) = if !placements::weight_sharded(f.strategy) {
         (
             &[Key::Strategy],
             "gathers sharded weights, but with this strategy weights are not sharded",

@@ -27,13 +27,13 @@ pub(super) fn train(what: &What<'_>, reporter: &Reporter, stop: &Stop) -> Result
         setup,
         ..
     } = *what;
-    let progress = Arc::new(Progress::new(program.meta.world));
+    let progress = Arc::new(Progress::new(program.meta.mesh.world()));
     let mut exec = ExecOptions {
         record: true,
         progress: Some(Arc::clone(&progress)),
         ..ExecOptions::default()
     };
-    what.device.apply(&mut exec, program.meta.world);
+    what.device.apply(&mut exec, program.meta.mesh.world());
     let options = RunOptions {
         steps: what.steps,
         exec,

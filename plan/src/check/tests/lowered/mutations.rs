@@ -2,8 +2,8 @@
 
 use super::{POLICIES, drop, find, small, try_lower};
 use crate::check::{Report, RuleId, Violation, check};
-use crate::ir::OpKind;
 use crate::ir::*;
+use crate::ir::{AxisId, AxisSet, OpKind};
 use crate::program::*;
 
 fn good(policy: &str, set: &[&str]) -> Program {
@@ -655,7 +655,7 @@ fn a_norm_over_the_wrong_ranks() {
     let Op::Collective { id, .. } = q.instrs[sum(&q).index()].op else {
         unreachable!()
     };
-    let shard = |c: &Communicator| c.axis == Axis::Shard;
+    let shard = |c: &Communicator| c.axes == AxisSet::of(AxisId::DP_SHARD);
     let shard = q.communicators.iter().position(shard).expect("shard");
     q.collectives[id.index()].comm = CommId(shard as u8);
     let r = check(&q);

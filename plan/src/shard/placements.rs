@@ -1,0 +1,235 @@
+//! What each data-parallel axis does to each kind of state.
+
+#[cfg(test)]
+use crate::config::Precision;
+use crate::config::{OuterStrategy, Strategy};
+use crate::ir::{AxisId, DeviceMesh, Placement, Placements};
+#[cfg(test)]
+use crate::units::Bytes;
+#[cfg(test)]
+use serde::Serialize;
+use std::ops::Range;
+
+/// Placements of all state at rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StatePlacements {
+    /// Compute weights.
+    pub parameter: Placements,
+    /// Gradients between two micro-batches of a step.
+    pub accumulating: Placements,
+    /// Gradients when the optimizer reads them.
+    pub gradient: Placements,
+    /// Main weights and optimizer state.
+    pub optimizer: Placements,
+}
+
+/// Whether compute weights are sharded over the inner axis.
+#[must_use]
+pub const fn weight_sharded(strategy: Strategy) -> bool {
+    matches!(strategy, Strategy::OptimGradsParams)
+}
+
+/// Whether gradients at rest are sharded over the inner axis.
+#[must_use]
+pub const fn grad_sharded(strategy: Strategy) -> bool {
+    matches!(strategy, Strategy::OptimGrads | Strategy::OptimGradsParams)
+}
+
+/// Whether main weights and optimizer state are sharded over the inner axis.
+#[must_use]
+pub const fn optim_sharded(strategy: Strategy) -> bool {
+    !matches!(strategy, Strategy::NoShard)
+}
+
+/// Placements of a combination of strategies (Megatron-FSDP's names; with `outer` Optim it is
+/// HFSDP, else HSDP).
+#[must_use]
+pub const fn placements(strategy: Strategy, outer: OuterStrategy) -> StatePlacements {
+    use Placement::{Flat, Partial, Replicate};
+    const fn flat_if(sharded: bool, otherwise: Placement) -> Placement {
+        if sharded { Flat } else { otherwise }
+    }
+    const fn placed(inner: Placement, outer: Placement) -> Placements {
+        Placements::REPLICATED
+            .with(AxisId::DP_SHARD, inner)
+            .with(AxisId::DP_OUTER, outer)
+    }
+    let outer_optim = flat_if(matches!(outer, OuterStrategy::Optim), Replicate);
+    StatePlacements {
+        parameter: placed(flat_if(weight_sharded(strategy), Replicate), Replicate),
+        accumulating: placed(flat_if(grad_sharded(strategy), Partial), Partial),
+        gradient: placed(flat_if(grad_sharded(strategy), Replicate), outer_optim),
+        optimizer: placed(flat_if(optim_sharded(strategy), Replicate), outer_optim),
+    }
+}
+
+/// Returns the part of a flat buffer of `numel` elements that a rank holds: axes cut in the order
+/// of their ids, the inner one before the outer one. Placements other than [`Placement::Flat`] do
+/// not cut.
+#[must_use]
+pub fn interval(mesh: &DeviceMesh, placed: Placements, rank: u32, numel: u64) -> Range<u64> {
+    let flat = placed.axes(|p| p == Placement::Flat);
+    flat.iter().fold(0..numel, |whole, axis| {
+        let n = (whole.end - whole.start) / u64::from(mesh.size(axis));
+        let start = whole.start + u64::from(mesh.coordinate(axis, rank)) * n;
+        start..start + n
+    })
+}
+
+/// Persistent bytes of a rank, by kind of state.
+#[cfg(test)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Persistent {
+    /// Compute weights at rest.
+    pub model_weight: Bytes,
+    /// Main weights.
+    pub main_weight: Bytes,
+    /// Gradients at rest.
+    pub main_grad: Bytes,
+    /// Optimizer moments.
+    pub optimizer: Bytes,
+}
+
+#[cfg(test)]
+impl Persistent {
+    /// All of them.
+    #[must_use]
+    pub(crate) fn total(&self) -> Bytes {
+        self.model_weight + self.main_weight + self.main_grad + self.optimizer
+    }
+}
+
+/// Bytes that a trained group of `padded` elements (`payload` of them parameters) keeps on every
+/// rank, by the closed forms for flat buffers: with S padded, P payload, I inner, O outer ranks and
+/// w, m, g, o bytes an element
+///
+/// | strategy | bytes |
+/// |---|---|
+/// | `no_shard` | S (m + g + o) + P w (the compute weights stay the model's own parameters) |
+/// | `optim` | S (w + g) + S/I (m + o) |
+/// | `optim_grads` | S w + S/I (m + g + o) |
+/// | `optim_grads_params` | S/I (w + m + g + o) |
+/// | HFSDP (`outer` Optim) | S/I (w + g) + S/(I O) (m + o) |
+///
+/// `moments` is the number of optimizer moments. Without main weights the compute weights are the
+/// optimizer's own and m is 0; they then are replicated or sharded as `w` says.
+#[cfg(test)]
+pub(crate) fn persistent_bytes(
+    padded: u64,
+    payload: u64,
+    mesh: &DeviceMesh,
+    strategy: Strategy,
+    outer: OuterStrategy,
+    precision: &Precision,
+    moments: u64,
+) -> Persistent {
+    let at_rest = placements(strategy, outer);
+    let held = |placed: Placements| {
+        let r = interval(mesh, placed, 0, padded);
+        r.end - r.start
+    };
+    // The outer axis scatters gradients at the step boundary only: at rest a rank keeps the inner
+    // shard.
+    let grad = held(at_rest.accumulating);
+    let optim = held(at_rest.optimizer);
+    let weight = if strategy == Strategy::NoShard {
+        payload
+    } else {
+        held(at_rest.parameter)
+    };
+    Persistent {
+        model_weight: Bytes(weight * precision.compute.size()),
+        main_weight: Bytes(optim * precision.main_params.map_or(0, crate::ir::DType::size)),
+        main_grad: Bytes(grad * precision.main_grads.size()),
+        optimizer: Bytes(optim * moments * precision.moments.size()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ir::DType;
+    /// start = i S/I + o S/(I O), length S/(I O) (Megatron-FSDP HSDP design).
+    #[test]
+    fn inner_cuts_before_outer() {
+        let m = DeviceMesh::data_parallel(4, 2);
+        let both = placements(Strategy::OptimGradsParams, OuterStrategy::Optim).optimizer;
+        // Outer coordinate 1, inner coordinate 2.
+        assert_eq!(interval(&m, both, 6, 80), 50..60);
+        let weights = placements(Strategy::OptimGradsParams, OuterStrategy::Optim).parameter;
+        assert_eq!(interval(&m, weights, 6, 80), 40..60);
+    }
+
+    #[test]
+    fn who_shards_what() {
+        let sharded = |s| (weight_sharded(s), grad_sharded(s), optim_sharded(s));
+        assert_eq!(sharded(Strategy::NoShard), (false, false, false));
+        assert_eq!(sharded(Strategy::Optim), (false, false, true));
+        assert_eq!(sharded(Strategy::OptimGrads), (false, true, true));
+        assert_eq!(sharded(Strategy::OptimGradsParams), (true, true, true));
+    }
+
+    /// Bytes an element before division, bf16 parameters, from the published ZeRO tables (Adam: 8
+    /// more).
+    #[test]
+    fn closed_forms() {
+        let p = |main, grads| Precision {
+            compute: DType::Bf16,
+            main_params: main,
+            main_grads: grads,
+            comm_grads: grads,
+            moments: DType::F32,
+            deterministic: false,
+        };
+        let total = |m: &DeviceMesh, s, o, pr: &Precision| {
+            persistent_bytes(1600, 1500, m, s, o, pr, 2).total().0
+        };
+        let m = DeviceMesh::data_parallel(8, 1);
+        let bf16_fp32_bf16 = p(Some(DType::F32), DType::Bf16);
+        let hsdp = OuterStrategy::NoShard;
+        assert_eq!(
+            total(&m, Strategy::OptimGradsParams, hsdp, &p(None, DType::Bf16)),
+            200 * (4 + 8)
+        );
+        assert_eq!(
+            total(&m, Strategy::OptimGradsParams, hsdp, &bf16_fp32_bf16),
+            200 * (8 + 8)
+        );
+        assert_eq!(
+            total(
+                &m,
+                Strategy::OptimGradsParams,
+                hsdp,
+                &p(Some(DType::F32), DType::F32)
+            ),
+            200 * (10 + 8)
+        );
+        assert_eq!(
+            total(&m, Strategy::OptimGrads, hsdp, &bf16_fp32_bf16),
+            1600 * 2 + 200 * (4 + 2 + 8)
+        );
+        assert_eq!(
+            total(&m, Strategy::Optim, hsdp, &bf16_fp32_bf16),
+            1600 * (2 + 2) + 200 * (4 + 8)
+        );
+        assert_eq!(
+            total(&m, Strategy::NoShard, hsdp, &bf16_fp32_bf16),
+            1600 * (4 + 2 + 8) + 1500 * 2
+        );
+        // HSDP: as ZeRO-3 over the inner axis; HFSDP: the optimizer is cut over both.
+        let m = DeviceMesh::data_parallel(4, 2);
+        assert_eq!(
+            total(&m, Strategy::OptimGradsParams, hsdp, &bf16_fp32_bf16),
+            400 * 16
+        );
+        assert_eq!(
+            total(
+                &m,
+                Strategy::OptimGradsParams,
+                OuterStrategy::Optim,
+                &bf16_fp32_bf16
+            ),
+            400 * 4 + 200 * 12
+        );
+    }
+}
