@@ -1,4 +1,4 @@
-//! Sweeps: every point is reported when it is there.
+//! Predicts a sweep and reports every point as soon as it is ready.
 
 use super::predict::told;
 use super::{Ended, Reporter, Stop};

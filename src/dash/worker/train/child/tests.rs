@@ -1,4 +1,5 @@
-//! Shell scripts stand for the process: what it says, how it ends, and that none is left.
+//! Shell scripts stand in for the training process. The tests check its reports, its end, and that
+//! no process is left.
 
 use super::*;
 use crate::dash::event::{Event as DashEvent, Message};
@@ -7,7 +8,8 @@ use std::sync::mpsc::Sender;
 const BEGUN: &str =
     r#"echo '{"event":"begun","ranks":2,"device":"NVIDIA H200","resumed_from":0,"steps":6}' >&2;"#;
 
-/// Follows a script; `act` is told every piece of news, and may stop it. The answer, and the news.
+/// Follows a script. `act` receives every piece of news and may stop it. Returns the answer and the
+/// news.
 fn follow(
     script: &str,
     patience: Duration,
@@ -49,7 +51,7 @@ fn calm(script: &str) -> (Result<Told, String>, Vec<News>, Stop) {
     follow(script, Duration::from_secs(60), |_, _| {})
 }
 
-/// Whether a process runs.
+/// Returns whether a process is running.
 fn runs(process: &str) -> bool {
     Path::new("/proc").join(process).exists()
 }
@@ -112,7 +114,7 @@ fn one_that_dies_is_told_of_with_its_last_words() {
     };
     let wanted = "the training's process ended with exit status 7\nfirst\ncannot go on\nX trains it on the CPU";
     assert_eq!(reason, wanted);
-    // Once it has begun, or on the CPU, another device is no remedy.
+    // Once it has begun, or on the CPU, another device would not help.
     let (told, _, stop) = calm(&format!("{BEGUN} kill -9 $$"));
     let reason = told.unwrap().result(true, &stop).err().unwrap();
     assert!(
@@ -140,16 +142,16 @@ fn a_program_that_is_not_there() {
     assert!(reason.starts_with("cannot start a training: "), "{reason}");
 }
 
-/// What a process has ignored its children ignore, and `sh` cannot trap; what it handles they have
-/// the usual way again. Scripts that start tests with `&` have SIGINT ignored.
+/// Children inherit ignored signals, which `sh` cannot trap; handled signals are reset to their
+/// default. Scripts that start tests with `&` ignore SIGINT.
 fn children_hear_interrupts() {
     use signal_hook::{consts::SIGINT, flag};
     use std::sync::{Arc, atomic::AtomicBool};
-    // It ends the tests, as without a handler.
+    // Ends the tests, as without a handler.
     flag::register_conditional_shutdown(SIGINT, 130, Arc::new(AtomicBool::new(true))).unwrap();
 }
 
-/// It is told by the signal of Ctrl-C, once, and what it yields then is taken.
+/// The child is stopped by SIGINT, once, and its result is used.
 #[test]
 fn it_is_stopped_in_good_order() {
     children_hear_interrupts();
@@ -167,7 +169,7 @@ fn it_is_stopped_in_good_order() {
         told.unwrap().result(true, &stop),
         Ok(Ended::Cancelled)
     ));
-    // Told before it could listen it has nothing to yield, and that is no failure.
+    // A child that is stopped before it could listen has no result, which is not a failure.
     let told = Told::default();
     assert!(matches!(told.result(true, &stop), Ok(Ended::Cancelled)));
 }
@@ -188,7 +190,7 @@ fn one_that_does_not_listen_is_killed() {
     assert!(!runs(process));
 }
 
-/// The dashboard that leaves takes it along, and waits for it.
+/// When the dashboard quits, it ends the child and waits for it.
 #[test]
 fn none_is_left_behind() {
     let children = Children::default();
@@ -205,7 +207,7 @@ fn none_is_left_behind() {
             })
         });
         let (process, stop) = heard.recv().unwrap();
-        // As long as it runs it is waited for.
+        // It waits as long as the child runs.
         children.wait(Duration::from_millis(50));
         assert!(runs(&process));
         stop.leave();
