@@ -1,4 +1,4 @@
-//! What `import` prints for people.
+//! Prints the result of `import` for people.
 
 use super::super::output::{Failure, Out};
 use super::super::table::Table;
@@ -11,7 +11,7 @@ use shardlab_plan::units::{Bytes, count, thousands};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Unmatched names and shares that are listed.
+/// Maximum number of unmatched names and shares that are listed.
 const LISTED: usize = 8;
 
 pub(super) fn all(import: &Import, out: &mut Out) -> Result<(), Failure> {
