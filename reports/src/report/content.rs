@@ -1,4 +1,4 @@
-//! What a report says.
+//! The content of a report.
 
 mod compare;
 mod overview;
@@ -9,7 +9,7 @@ use super::{Block, Item, Report, Section};
 use crate::plots;
 use shardlab_plan::units::{Bytes, thousands};
 
-/// Runs whose streams and memory are drawn; the rest is in the tables.
+/// Maximum number of runs whose streams and memory are drawn; the tables contain all runs.
 const DRAWN: usize = 12;
 
 pub(super) fn report(title: Option<&str>, items: &[Item]) -> Report {
@@ -44,7 +44,7 @@ fn default_title(items: &[Item]) -> String {
     }
 }
 
-/// Labels that are told apart.
+/// Numbers equal labels to distinguish them.
 fn numbered(items: &[Item]) -> Vec<Item> {
     let mut out: Vec<Item> = items.to_vec();
     for i in 0..out.len() {
@@ -94,7 +94,7 @@ fn memory(items: &[Item]) -> Option<Section> {
     })
 }
 
-/// Shows a number with this many decimals and a comma between thousands, `–` for none.
+/// Formats a number with this many decimals and commas between thousands; `–` for NaN.
 fn number(x: f64, digits: usize) -> String {
     if x.is_finite() {
         thousands(x, digits)
@@ -103,7 +103,7 @@ fn number(x: f64, digits: usize) -> String {
     }
 }
 
-/// Bytes in the unit that suits them.
+/// Formats bytes in a suitable unit.
 fn bytes(n: u64) -> String {
     Bytes(n).to_string()
 }

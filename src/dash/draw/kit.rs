@@ -180,7 +180,7 @@ pub(super) fn ms(x: f64) -> String {
     }
 }
 
-/// Formats a change relative to a base, for example `-3.1 % ▼`, and whether it is an increase;
+/// Formats a change relative to a base, for example `-3.1 % ▼`, and whether it is a decrease;
 /// `None` if there is no change.
 pub(super) fn change(now: f64, base: f64) -> Option<(String, bool)> {
     let share = 100.0 * (now / base - 1.0);
