@@ -1,4 +1,4 @@
-//! Events of the file to those of a trace.
+//! Converts the events of a file to those of a trace.
 
 use super::event::{self, Arguments, Event, integer, nanos};
 use super::scan;
@@ -8,7 +8,7 @@ use super::types::{
 };
 use std::collections::{BTreeMap, HashMap};
 
-/// Malformed events of which the place is kept.
+/// Maximum number of malformed events whose positions are kept.
 const PLACES: usize = 3;
 
 #[derive(Default)]
@@ -244,7 +244,7 @@ impl Builder {
     fn memory(&mut self, event: &Event<'_>) -> Result<(), String> {
         let at = nanos(event.ts).ok_or("`ts` is no number")?;
         let a = Self::arguments(event)?;
-        // Device type 1 is CUDA; host memory is no matter here.
+        // Device type 1 is CUDA; host memory is ignored.
         if integer(a.device_type) != Some(1) {
             Self::count(&mut self.trace.context, "host memory");
             return Ok(());
