@@ -162,7 +162,7 @@ fn has_device_work(trace: &Trace, path: &Path) -> Result<(), ImportError> {
     if !trace.device.is_empty() {
         return Ok(());
     }
-    let mut reason = "the trace has no work of a GPU".to_owned();
+    let mut reason = "the trace contains no GPU work".to_owned();
     if let Some(note) = trace.notes.first() {
         reason += &format!(": {note}");
     } else if trace.launches.is_empty() {
@@ -345,7 +345,7 @@ fn undetermined(trace: &Trace, a: &Attributed, facts: &Facts) -> Vec<String> {
     let mut say = |text: &str| all.push(text.to_owned());
     if trace.host.iter().all(|e| e.is_annotation) {
         say(
-            "names of units, and options: the trace has no operators of the host (it was recorded without ProfilerActivity.CPU); kernels tell steps and phases",
+            "names of units, and options: the trace has no host operators (it was recorded without ProfilerActivity.CPU); steps and phases come from kernels",
         );
         return all;
     }
@@ -365,11 +365,11 @@ fn undetermined(trace: &Trace, a: &Attributed, facts: &Facts) -> Vec<String> {
     }
     if trace.memory.is_empty() {
         say(
-            "memory over time: the trace was recorded without profile_memory=True (a snapshot tells it, too)",
+            "memory over time: the trace was recorded without profile_memory=True (a snapshot contains it, too)",
         );
     }
     if a.steps.all.iter().all(|s| !s.is_whole()) {
-        say("step time: no step is in the trace as a whole");
+        say("step time: the trace contains no complete step");
     } else if a.steps.all.iter().all(|s| s.optimizer.is_none()) {
         say("gradient accumulation: no optimizer is in the trace");
     }

@@ -284,7 +284,7 @@ impl<'a> Machine<'a> {
                 list.extend(items);
                 Ok(())
             }
-            _ => self.fail("items are added to something that is no list"),
+            _ => self.fail("items are added to something that is not a list"),
         }
     }
 
@@ -299,7 +299,7 @@ impl<'a> Machine<'a> {
                 dict.extend(pairs);
                 Ok(())
             }
-            _ => self.fail("items are set in something that is no dictionary"),
+            _ => self.fail("items are set in something that is not a dictionary"),
         }
     }
 
@@ -311,7 +311,8 @@ impl<'a> Machine<'a> {
                 0x80 => {
                     let version = self.number(1)?;
                     if version > 5 {
-                        return self.fail(format!("pickle protocol {version}; 5 at most is known"));
+                        return self
+                            .fail(format!("pickle protocol {version}; at most 5 is supported"));
                     }
                 }
                 0x95 => drop(self.take(8)?),
@@ -360,7 +361,7 @@ impl<'a> Machine<'a> {
                         "00" => Value::Bool(false),
                         digits => match digits.parse() {
                             Ok(n) => Value::Int(n),
-                            Err(_) => return self.fail(format!("`{digits}` is no number")),
+                            Err(_) => return self.fail(format!("`{digits}` is not a number")),
                         },
                     };
                     self.plain(value);
@@ -369,7 +370,7 @@ impl<'a> Machine<'a> {
                     let line = self.line()?;
                     match line.parse() {
                         Ok(x) => self.plain(Value::Float(x)),
-                        Err(_) => return self.fail(format!("`{line}` is no number")),
+                        Err(_) => return self.fail(format!("`{line}` is not a number")),
                     }
                 }
                 b'G' => {
@@ -455,7 +456,7 @@ impl<'a> Machine<'a> {
                     let line = self.line()?;
                     match line.parse() {
                         Ok(at) => self.remember(at)?,
-                        Err(_) => return self.fail("a memo number is no number"),
+                        Err(_) => return self.fail("a memo number is not a number"),
                     }
                 }
                 b'h' => {
@@ -470,7 +471,7 @@ impl<'a> Machine<'a> {
                     let line = self.line()?;
                     match line.parse() {
                         Ok(at) => self.recall(at)?,
-                        Err(_) => return self.fail("a memo number is no number"),
+                        Err(_) => return self.fail("a memo number is not a number"),
                     }
                 }
                 b'c' => {
@@ -595,7 +596,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_is_told() {
+    fn a_truncated_file_is_reported() {
         for end in 0..DUMP.len() {
             let e = read(&DUMP[..end]).unwrap_err();
             assert!(e.reason.contains("cut off"), "{end}: {e}");

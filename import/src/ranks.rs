@@ -202,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranks_are_told_by_name() {
+    fn ranks_are_found_by_name() {
         for (name, expected) in [
             ("rank3_trace.json.gz", 3),
             ("megatron-rank-12.json", 12),

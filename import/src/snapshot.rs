@@ -226,7 +226,7 @@ fn device_report(
         .saturating_sub(reserved);
     if allocated < 0 {
         report.notes.push(
-            "the history frees more than it allocates and the end state holds: it is not complete"
+            "the history frees more than it allocates and the end state contains: it is incomplete"
                 .into(),
         );
     }
@@ -235,7 +235,7 @@ fn device_report(
     report.peak_reserved_bytes = u64::try_from(held).unwrap_or(0);
     if report.before_bytes > 0 {
         report.notes.push(
-            "the history begins in the middle of the run: what was allocated before has no frames"
+            "the history begins in the middle of the run: memory allocated before has no frames"
                 .into(),
         );
     }

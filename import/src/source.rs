@@ -262,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn formats_are_told_by_content() {
+    fn formats_are_detected_by_content() {
         for (text, expected) in [
             (
                 &b"{\"schemaVersion\": 1, \"traceEvents\": ["[..],

@@ -181,7 +181,10 @@ pub fn pair(a: Side<'_>, b: Side<'_>, options: &Options) -> Pair {
         waits: waits::waits(sides),
         memory: MemoryPair::new(sides),
         losses: CurvePair::new(&a.run.run.losses, &b.run.run.losses),
-        grad_norms: CurvePair::new(a.run.run.told_grad_norms(), b.run.run.told_grad_norms()),
+        grad_norms: CurvePair::new(
+            a.run.run.reported_grad_norms(),
+            b.run.run.reported_grad_norms(),
+        ),
         why: Vec::new(),
     };
     pair.why = why::sentences(&pair, sides);

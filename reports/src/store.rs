@@ -137,7 +137,7 @@ impl Store {
                 let litter = write::abandoned(&path);
                 listing.skipped.push(Skipped {
                     reason: if litter {
-                        "its writer stopped before it was whole".into()
+                        "its writer stopped before it was complete".into()
                     } else {
                         "it is being written".into()
                     },

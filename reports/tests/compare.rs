@@ -190,7 +190,7 @@ fn the_error_of_a_step_is_that_of_what_it_consists_of() {
 }
 
 #[test]
-fn waits_are_told_by_cause_and_by_what_was_waited_for() {
+fn waits_are_grouped_by_cause_and_by_what_was_waited_for() {
     let a = testing::view(100);
     let mut b = a.clone();
     for gap in &mut b.run.gaps {

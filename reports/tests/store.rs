@@ -110,7 +110,7 @@ fn a_list_needs_only_summaries_and_reports_what_is_not_whole() {
         "{reasons:?}"
     );
     assert!(
-        reasons.contains(&("its writer stopped before it was whole", true)),
+        reasons.contains(&("its writer stopped before it was complete", true)),
         "{reasons:?}"
     );
     let damaged = reasons

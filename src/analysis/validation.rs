@@ -186,9 +186,9 @@ pub fn compare(
 /// Returns the path of a row's scenario: as given, or else relative to the table's folder.
 fn path_of(table: &Path, scenario: &str) -> PathBuf {
     let given = PathBuf::from(scenario);
-    let beside = table.parent().map(|folder| folder.join(scenario));
-    match beside {
-        Some(beside) if !given.exists() && beside.exists() => beside,
+    let next_to_table = table.parent().map(|folder| folder.join(scenario));
+    match next_to_table {
+        Some(next_to_table) if !given.exists() && next_to_table.exists() => next_to_table,
         _ => given,
     }
 }

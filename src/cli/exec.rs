@@ -149,8 +149,8 @@ impl Args {
             Some(DataType::Uint32) => TokenWidth::U32,
         };
         let is_text = self.data_dtype.is_none() && width == TokenWidth::U8;
-        let beside = || tokenizer_next_to(path).filter(|_| is_text);
-        let tokens = match self.tokenizer.clone().or_else(beside) {
+        let next_to_text = || tokenizer_next_to(path).filter(|_| is_text);
+        let tokens = match self.tokenizer.clone().or_else(next_to_text) {
             Some(tokenizer) => Tokens::of_text(path, &tokenizer),
             None => Tokens::read(path, width),
         };

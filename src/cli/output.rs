@@ -76,7 +76,7 @@ pub(super) enum Failure {
     /// Output cannot be written.
     Output(io::Error),
     /// The failure has already been reported; holds the exit status.
-    Told(u8),
+    Reported(u8),
 }
 
 impl From<io::Error> for Failure {
@@ -117,32 +117,32 @@ impl Failure {
 
     /// Reports the failure through `report` instead of [`Failure::report`]. A closed pipe is not
     /// reported.
-    pub(super) fn told(self, tell: impl FnOnce(&str)) -> Self {
+    pub(super) fn reported(self, report: impl FnOnce(&str)) -> Self {
         let (message, code) = match self {
             Self::Output(ref e) if e.kind() == ErrorKind::BrokenPipe => return self,
             Self::Output(e) => (format!("cannot write: {e}"), Status::RUN_FAILED),
             Self::BadInput(m) => (m, Status::BAD_INPUT),
             Self::Run(m) => (m, Status::RUN_FAILED),
-            Self::Told(_) => return self,
+            Self::Reported(_) => return self,
         };
-        tell(&message);
-        Self::Told(code)
+        report(&message);
+        Self::Reported(code)
     }
 
     /// Reports the failure on stderr at once, for commands that continue.
-    pub(super) fn told_on_stderr(self) -> Self {
-        self.told(|message| say(format_args!("error: {message}")))
+    pub(super) fn reported_on_stderr(self) -> Self {
+        self.reported(|message| say(format_args!("error: {message}")))
     }
 
     /// Reports the failure and returns the exit status. Results printed before the failure are
     /// kept.
     pub(super) fn report(self, out: &mut Out) -> ExitCode {
-        let told = self.told(|message| {
+        let reported = self.reported(|message| {
             let _ = out.flush();
             say(format_args!("error: {message}"));
         });
-        match told {
-            Self::Told(code) => {
+        match reported {
+            Self::Reported(code) => {
                 let _ = out.flush();
                 ExitCode::from(code)
             }

@@ -160,7 +160,9 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
             }
             // Print the prediction first: it must not be lost if a file cannot be written.
             for failure in [traced.err(), saved.map(|s| s.say()).err()] {
-                unwritten = unwritten.take().or(failure.map(Failure::told_on_stderr));
+                unwritten = unwritten
+                    .take()
+                    .or(failure.map(Failure::reported_on_stderr));
             }
             Ok(())
         })?;

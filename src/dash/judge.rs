@@ -240,8 +240,8 @@ fn comparisons(verdict: &Verdict) -> Vec<Table> {
         table.row(tone, cells);
     }
     let mut tables = vec![table];
-    let told = |f: &&Finding| f.status != Status::Pass && !f.message.is_empty();
-    for f in verdict.findings.iter().filter(told) {
+    let notable = |f: &&Finding| f.status != Status::Pass && !f.message.is_empty();
+    for f in verdict.findings.iter().filter(notable) {
         let mut why = Table::new(format!("{}: {}", f.status.word(), f.metric), &[]);
         why.notes.push(f.message.clone());
         why.notes.extend(f.detail.lines().map(str::to_owned));

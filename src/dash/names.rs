@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_of_one_scenario_are_told_apart_by_options_and_others_by_their_changes() {
+    fn runs_of_one_scenario_are_distinguished_by_options_and_others_by_their_changes() {
         let (a, b) = (
             run("x", "1", &[]),
             run("x", "2", &["fsdp.prefetch_forward=2"]),

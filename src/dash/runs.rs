@@ -371,7 +371,7 @@ pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
         Command::Compare => return super::compare::compare(app),
         Command::Filter => {
             let text = app.runs.filter.clone();
-            app.prompt = Some(Prompt::anew(Asks::FilterRuns, text));
+            app.prompt = Some(Prompt::replacing(Asks::FilterRuns, text));
             return super::update::filter(app, Asks::FilterRuns, "");
         }
         Command::Back => app.runs.filter.clear(),
@@ -437,7 +437,7 @@ pub(super) fn keep(app: &mut App, number: u32) -> Vec<Effect> {
         return Vec::new();
     };
     if let Some(id) = &kept.stored {
-        let text = format!("{} is in the store already, as {id}", kept.label());
+        let text = format!("{} is already in the store, as {id}", kept.label());
         app.say(Tone::Plain, text);
         return Vec::new();
     }
@@ -489,7 +489,7 @@ pub(super) fn arrived(
 }
 
 /// Records that a run has been saved under this id.
-pub(super) fn told_kept(app: &mut App, number: u32, id: String) {
+pub(super) fn saved(app: &mut App, number: u32, id: String) {
     app.say(Tone::Good, format!("run #{number} saved as {id}"));
     if let Some(kept) = app.runs.kept.iter_mut().find(|k| k.number == number) {
         kept.stored = Some(id);

@@ -396,7 +396,7 @@ pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
             } else {
                 (Asks::FilterScenarios, app.scenarios.filter.clone())
             };
-            app.prompt = Some(Prompt::anew(asks, text));
+            app.prompt = Some(Prompt::replacing(asks, text));
             app.scenarios.anchor = app.scenarios.current().map(|c| c.key.clone());
             return super::update::filter(app, asks, "");
         }

@@ -234,7 +234,7 @@ pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
         Command::Front => s.front_only = !s.front_only,
         Command::Filter => {
             let text = s.filter.clone();
-            app.prompt = Some(Prompt::anew(Asks::FilterSweep, text));
+            app.prompt = Some(Prompt::replacing(Asks::FilterSweep, text));
             return super::update::filter(app, Asks::FilterSweep, "");
         }
         Command::Back => {

@@ -138,7 +138,7 @@ fn in_help(app: &mut App, command: Command) -> Vec<Effect> {
         Command::Quit | Command::Leave => return vec![Effect::Save(app.save()), Effect::Quit],
         Command::Filter => {
             let text = help.search.clone();
-            app.prompt = Some(Prompt::anew(Asks::FilterHelp, text));
+            app.prompt = Some(Prompt::replacing(Asks::FilterHelp, text));
             help.search.clear();
         }
         _ => help.top = moved(help.top, command, page, last).unwrap_or(help.top.min(last)),
@@ -414,7 +414,7 @@ fn news(app: &mut App, id: JobId, news: News) -> Vec<Effect> {
         },
         News::Trained(lanes, id) => {
             let number = trained(app, lanes, Some(id.clone()));
-            runs::told_kept(app, number, id);
+            runs::saved(app, number, id);
         }
         News::TooLarge(reason) => {
             app.train.end = Some(End::TooLarge(reason));
@@ -438,7 +438,7 @@ fn news(app: &mut App, id: JobId, news: News) -> Vec<Effect> {
             app.runs.list(runs);
             app.runs.store_error = None;
         }
-        News::Kept(number, id) => runs::told_kept(app, number, id),
+        News::Kept(number, id) => runs::saved(app, number, id),
         News::Exists => export::exists(app),
         News::Removed(id) => {
             app.runs.forget(&id);

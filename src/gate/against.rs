@@ -38,7 +38,7 @@ pub enum AgainstError {
     },
     /// A scenario is not a file of the repository.
     #[error(
-        "{} is not a file in {}: of a revision, scenario files of this repository are compared", path.display(), root.display()
+        "{} is not a file in {}: only scenario files of this repository can be compared with a revision", path.display(), root.display()
     )]
     Outside {
         /// Path as given.
@@ -242,7 +242,7 @@ impl Binary {
         run["step_ms"]["median"]
             .as_f64()
             .filter(|ms| ms.is_finite() && *ms > 0.0)
-            .ok_or_else(|| bad("it reports no step time; two steps are needed at least"))
+            .ok_or_else(|| bad("it reports no step time; at least two steps are needed"))
     }
 }
 

@@ -78,7 +78,7 @@ fn the_gain_of_prefetch_and_its_cause() {
 /// The waiting time changes the clock under the power limit; the text says so with the numbers of
 /// `sim`.
 #[test]
-fn a_clock_that_differs_is_told() {
+fn a_differing_clock_is_reported() {
     let set = |value: &'static str| ["--set", value];
     let base = [
         set("mesh.hardware=h200-nvlink-exec"),
@@ -90,14 +90,14 @@ fn a_clock_that_differs_is_told() {
     let text = stdout(&[&args[..], &["--set-b", "fsdp.prefetch_backward=0"]].concat());
     assert_narrow(&text);
     let prose = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    let told = |more: &[&str]| {
+    let clock = |more: &[&str]| {
         let args = [&["sim", "peers-1b", "--json"][..], &base, more].concat();
         let facts = json(&args)[0]["environment"].clone();
         let of = |name: &str| facts[name].as_str().unwrap().parse::<f64>().unwrap();
         let (factor, share) = (of("power.arithmetic_factor"), of("power.arithmetic_share"));
         (100.0 * (factor - 1.0), 100.0 * share)
     };
-    let (a, b) = (told(&[]), told(&["--set", "fsdp.prefetch_backward=0"]));
+    let (a, b) = (clock(&[]), clock(&["--set", "fsdp.prefetch_backward=0"]));
     assert!(a.0 > b.0 && a.1 > b.1, "{a:?} {b:?}");
     let sentence = format!(
         "The power limit slows matmuls and attention by {:.1} % in A ({:.0} % of its step), by {:.1} % in B ({:.0} % of its step).",

@@ -445,14 +445,14 @@ fn text_through_a_tokenizer() {
     let named = run(&[&path("text.txt"), "--tokenizer", &path("other.json")]);
     assert_eq!(named["losses"], wanted["losses"]);
     std::fs::write(path("tokenizer.json"), &tokenizer).unwrap();
-    let beside = run(&[&path("text.txt")]);
-    assert_eq!(beside["losses"], wanted["losses"]);
-    let data = beside["environment"]["data"].as_str().unwrap();
+    let next_to_text = run(&[&path("text.txt")]);
+    assert_eq!(next_to_text["losses"], wanted["losses"]);
+    let data = next_to_text["environment"]["data"].as_str().unwrap();
     assert!(data.contains("tokenizer.json"), "{data}");
     let bytes = ["--data-dtype", "uint8", "--set", "model.vocab=128"];
     let bytes = run(&[&[&path("text.txt")[..]], &bytes[..]].concat());
     assert_eq!(bytes["losses"], as_bytes["losses"]);
-    let (code, told) = failure(&[
+    let (code, message) = failure(&[
         "exec",
         "small-gpt2",
         "--data",
@@ -460,12 +460,12 @@ fn text_through_a_tokenizer() {
         "--tokenizer",
         "no.json",
     ]);
-    assert_eq!(code, 2, "{told}");
-    assert!(told.contains("no.json: no tokenizer"), "{told}");
+    assert_eq!(code, 2, "{message}");
+    assert!(message.contains("no.json: no tokenizer"), "{message}");
 }
 
 #[test]
-fn bad_input_is_told_apart_from_failed_runs() {
+fn bad_input_is_distinguished_from_failed_runs() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().display().to_string();
     for (args, part) in [

@@ -26,7 +26,7 @@ fn failing(args: &[&str]) -> String {
 }
 
 /// Checks that every rank is listed by number, and that the cause is named.
-fn told(words: &str, ranks: u32, cause: &str) {
+fn assert_reported(words: &str, ranks: u32, cause: &str) {
     assert!(words.contains(cause), "{cause}: {words}");
     for rank in 0..ranks {
         let line = words
@@ -68,7 +68,7 @@ fn a_rank_that_fails() {
             let fault = format!("2:{kind}");
             let fail = ["5", "--timeout", "3", "--fault", &fault];
             let words = failing(&[&base[..], &fail, mode].concat());
-            told(&words, 4, cause);
+            assert_reported(&words, 4, cause);
             // The message names the waiting ranks and the awaited rank, with the position of its
             // host.
             let stands = "host positions, slowest first: rank 2 at instruction ";
@@ -100,7 +100,7 @@ fn out_of_memory() {
     for mode in MODES {
         let less = ["--steps", "4", "--memory", &less];
         let words = failing(&[&base[..], &less, mode].concat());
-        told(&words, 4, "out of memory");
+        assert_reported(&words, 4, "out of memory");
         assert!(words.contains("the peak of a step is "), "{words}");
     }
     let on = exec(&[&base[..], &["--steps", "3"]].concat());
@@ -122,7 +122,7 @@ fn a_number_that_is_none() {
         let words = failing(&[&base[..], &begin, mode].concat());
         assert!(words.contains("is NaN; not finite: "), "{words}");
         let words = failing(&[&base[..], &begin, mode, &["--check-nan"]].concat());
-        told(&words, 4, "of an output is NaN");
+        assert_reported(&words, 4, "of an output is NaN");
     }
     let on = exec(&[&base[..], &["--steps", "2"]].concat());
     assert_eq!(on["resumed_from"], 1);

@@ -411,7 +411,7 @@ fn a_missing_baseline_is_a_finding_beside_the_others() {
         .lines()
         .map(|l| serde_json::from_str(l).unwrap())
         .collect();
-    let told: Vec<_> = verdicts
+    let reported: Vec<_> = verdicts
         .iter()
         .map(|v| {
             (
@@ -421,7 +421,7 @@ fn a_missing_baseline_is_a_finding_beside_the_others() {
         })
         .collect();
     assert_eq!(
-        told,
+        reported,
         [
             ("small-native", false),
             ("small-linear", true),

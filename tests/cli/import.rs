@@ -86,7 +86,7 @@ fn ranks_make_one_run_with_everything_placed() {
 }
 
 #[test]
-fn engines_and_options_are_told_apart() {
+fn engines_and_options_are_distinguished() {
     let megatron = imported(&["megatron-rank0.json.gz"]);
     assert_eq!(megatron["policy"], "megatron");
     assert_eq!(megatron["dtypes"]["reduce"], "bf16");
@@ -304,7 +304,7 @@ fn bad_input_is_refused_with_a_reason() {
             "no events",
         ),
         ("cut.json", header, "before the first event"),
-        ("cpu.json", cpu, "no work of a GPU"),
+        ("cpu.json", cpu, "no GPU work"),
         ("text.json", b"hello", "of no known format"),
         ("other.json", b"{\"a\": 1}", "neither `traceEvents`"),
         (

@@ -354,7 +354,7 @@ fn every_json_key_is_documented() {
 
 /// The memory of a small model is shown in a unit in which it is not 0, and no number is -0.
 #[test]
-fn small_numbers_are_told() {
+fn small_numbers_are_shown() {
     let kept = tempfile::tempdir().unwrap();
     let store = kept.path().display().to_string();
     for args in [

@@ -258,7 +258,7 @@ fn ranks_wait_for_the_weights_of_others() {
 }
 
 #[test]
-fn ranks_that_disagree_are_told_so() {
+fn disagreeing_ranks_are_reported() {
     let port = free_port().to_string();
     let mut children: Vec<Child> = Vec::new();
     for (rank, steps) in [(0, "2"), (1, "2"), (2, "3"), (3, "2")] {

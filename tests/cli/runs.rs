@@ -356,7 +356,7 @@ fn a_store_has_a_cap() {
 }
 
 #[test]
-fn a_missing_name_is_told_with_what_is_near() {
+fn a_missing_name_is_reported_with_similar_ones() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().to_str().unwrap();
     stdout(&["sim", "toy-linear", "--store", path, "--name", "baseline"]);

@@ -148,7 +148,7 @@ fn the_report_fits_its_width_and_says_what_json_says() {
 }
 
 #[test]
-fn the_power_limit_is_told_where_the_profile_knows_of_one() {
+fn the_power_limit_is_reported_if_the_profile_has_one() {
     let exec = [
         "--set",
         "mesh.hardware=h200-nvlink-exec",
@@ -255,7 +255,7 @@ fn a_straggler_slows_the_step_by_no_more_than_its_factor() {
 }
 
 #[test]
-fn a_machine_that_was_slowed_is_told() {
+fn a_slowed_machine_is_reported() {
     let text = stdout(&[
         "sim",
         "peers-tiny",
@@ -350,8 +350,8 @@ fn a_profile_extends_a_shipped_one_and_scales_it() {
         let run = json(&all).remove(0);
         (run["step_ms"]["median"].clone(), run["environment"].clone())
     };
-    let (scaled, told) = step(&["--set", &own]);
-    assert_eq!(told["scale"], "collectives=1.5");
+    let (scaled, environment) = step(&["--set", &own]);
+    assert_eq!(environment["scale"], "collectives=1.5");
     assert_eq!(scaled, step(&["--slower=collectives=1.5"]).0);
     // The factors multiply, up to the precision of f64.
     assert_eq!(

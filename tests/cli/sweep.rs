@@ -209,7 +209,7 @@ fn a_table_of_many_axes_can_be_read() {
     assert!(row.starts_with("megatron   selective   true "), "{text}");
     assert!(row.contains("implicit"), "{text}");
     // In a narrow terminal, fewer axes do not fit either: the message is about the width.
-    let why = "find no room at this width; --csv and --json have them";
+    let why = "do not fit this width; --csv and --json contain them";
     assert!(text.replace('\n', " ").contains(why), "{text}");
     // With fewer axes all columns fit.
     let text = stdout(&args[..6]);
@@ -220,7 +220,7 @@ fn a_table_of_many_axes_can_be_read() {
 /// Throughput is counted in the model's batch unit: images and rows here, without mentioning
 /// tokens.
 #[test]
-fn throughput_is_told_in_the_models_own_unit() {
+fn throughput_uses_the_models_own_unit() {
     let unit = |model: &str, column: &str| {
         let text = stdout(&["sweep", model, "--axis", "fsdp.prefetch_forward=[0, 1]"]);
         assert!(text.contains(column) && !text.contains("tok"), "{text}");

@@ -119,7 +119,7 @@ pub(super) fn steps(trace: &Trace) -> Steps {
     close(&mut all, start, &mut batches, optimizer);
     Steps {
         all,
-        found_by: "kernels of loss, backward and optimizer (no operator of the host launches them)",
+        found_by: "kernels of loss, backward and optimizer (no host operator launches them)",
     }
 }
 

@@ -20,7 +20,7 @@ pub enum FrameError {
     #[error("`{0}` holds no numbers")]
     NoNumbers(String),
     /// A column is requested twice.
-    #[error("`{0}` is asked for twice")]
+    #[error("`{0}` is requested twice")]
     Twice(String),
     /// No rows are left.
     #[error("{0}")]

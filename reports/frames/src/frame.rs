@@ -108,7 +108,7 @@ impl Frame {
             ending.as_slice(),
             nearest(name, all.iter().map(String::as_str)),
         ) {
-            ([a, b, ..], _) => format!("; `{a}` and `{b}` end so"),
+            ([a, b, ..], _) => format!("; `{a}` and `{b}` end with it"),
             (_, Some(near)) => format!("; the nearest is `{near}`"),
             _ => String::new(),
         };

@@ -256,7 +256,7 @@ impl<'a> Facts<'a> {
             let unit = RunView::counted_in(self.views.iter().copied()).name();
             let tokens = values(&|v| v.run.tokens.to_string());
             all.push(format!(
-                "{tokens} {unit} per rank and step, so throughput tells more than step time"
+                "{tokens} {unit} per rank and step, so compare throughput rather than step time"
             ));
         }
         all
@@ -266,8 +266,14 @@ impl<'a> Facts<'a> {
     fn options(&self) -> Option<String> {
         let known = self.views.iter().all(|v| !v.scenario.settings.is_empty());
         // `differing` already reports these in other words.
-        let told = |key: &&String| !key.starts_with("model.") && *key != crate::view::HARDWARE;
-        let keys: Vec<&str> = self.keys.iter().filter(told).map(String::as_str).collect();
+        let unreported =
+            |key: &&String| !key.starts_with("model.") && *key != crate::view::HARDWARE;
+        let keys: Vec<&str> = self
+            .keys
+            .iter()
+            .filter(unreported)
+            .map(String::as_str)
+            .collect();
         match keys.as_slice() {
             [] if self.keys.is_empty() && known => Some("no option differs".to_owned()),
             [] => None,

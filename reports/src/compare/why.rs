@@ -99,7 +99,7 @@ pub(crate) fn tokens(sides: [&RunView; 2], labels: [&str; 2]) -> Option<String> 
 
 /// Compares the effect of the power limit on the clocks of two predictions.
 fn clock(sides: [&RunView; 2], labels: [&String; 2]) -> Option<String> {
-    let [a, b] = sides.map(|s| Clock::told(&s.run.environment));
+    let [a, b] = sides.map(|s| Clock::from_environment(&s.run.environment));
     let (a, b) = (a?, b?);
     if (a.arithmetic_factor - b.arithmetic_factor).abs() < WORTH_SAYING {
         return None;

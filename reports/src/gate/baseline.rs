@@ -178,7 +178,7 @@ impl Baseline {
                 at: None,
                 message: format!(
                     "has format {format}, this version reads formats {OLDEST_FORMAT} to {BASELINE_FORMAT}; \
-                     `shardlab gate --bless` writes it anew"
+                     `shardlab gate --bless` writes it again"
                 ),
             });
         }

@@ -306,7 +306,7 @@ impl Curve {
         Self {
             seed: seed.unwrap_or(0),
             losses: run.losses.clone(),
-            grad_norms: run.told_grad_norms().to_vec(),
+            grad_norms: run.reported_grad_norms().to_vec(),
             ended: view
                 .interrupted
                 .then(|| "the run was interrupted".to_owned()),

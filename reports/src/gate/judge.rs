@@ -101,7 +101,7 @@ pub fn judge(baseline: &Baseline, now: &Facts, limits: &Limits) -> Verdict {
                     "this call has none: give --run, or leave out --no-exec",
                 )
             } else {
-                ("this call has", "the baseline has none: bless it anew")
+                ("this call has", "the baseline has none: bless it again")
             };
             findings.push(Finding {
                 class: Class::Convergence,

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn noise_is_told_apart_and_few_runs_are_refused() {
+    fn noise_is_inconclusive_and_few_runs_are_rejected() {
         let old = [10.0, 14.0, 9.0, 12.0];
         let new = [11.0, 13.5, 9.5, 12.5];
         let f = judge(&old, &new, &limits()).unwrap();

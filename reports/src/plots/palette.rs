@@ -177,7 +177,7 @@ mod tests {
     /// A difference of 0.02 is just visible. Series differ five times as much for every kind of
     /// vision.
     #[test]
-    fn series_are_told_apart_by_colour_blind_eyes() {
+    fn colour_blind_readers_can_distinguish_series() {
         for p in [Palette::LIGHT, Palette::DARK] {
             for (i, a) in p.series.iter().enumerate() {
                 for b in &p.series[i + 1..] {

@@ -15,18 +15,18 @@ const DRAWN: usize = 12;
 pub(super) fn report(title: Option<&str>, items: &[Item]) -> Report {
     let items = &numbered(items);
     let title = title.map_or_else(|| default_title(items), str::to_owned);
-    let (told, which) = sweep::told(items);
-    let told = told.as_ref();
-    let mut sections = vec![overview::summary(items, told, which)];
-    sections.extend(overview::step_times(items, told));
+    let (detailed, which) = sweep::detailed(items);
+    let detailed = detailed.as_ref();
+    let mut sections = vec![overview::summary(items, detailed, which)];
+    sections.extend(overview::step_times(items, detailed));
     sections.extend(compare::why(items));
     sections.extend(sweep::heat(items));
-    sections.push(streams(told));
-    sections.extend(compare::exposed(told));
-    sections.extend(memory(told));
+    sections.push(streams(detailed));
+    sections.extend(compare::exposed(detailed));
+    sections.extend(memory(detailed));
     sections.extend(compare::prediction(items));
     sections.extend(compare::losses(items));
-    sections.extend(provenance::differences(told));
+    sections.extend(provenance::differences(detailed));
     sections.push(provenance::origin(items));
     sections.retain(|s| !s.blocks.is_empty());
     Report { title, sections }

@@ -313,7 +313,7 @@ fn cube() -> Vec<Item> {
 
 /// A large sweep shows its best fitting points, and has one column per axis.
 #[test]
-fn a_sweep_of_three_axes_tells_the_best_that_fit() {
+fn a_sweep_of_three_axes_shows_the_best_that_fit() {
     let items = cube();
     let report = Report::new(None, &items);
     let summary = &report.sections[0];
@@ -395,7 +395,7 @@ fn a_sweep_of_three_axes_tells_the_best_that_fit() {
 
 /// A small sweep is shown in full, in the order of its axes.
 #[test]
-fn a_small_sweep_is_told_in_its_order() {
+fn a_small_sweep_is_shown_in_its_order() {
     let text = markdown(&Report::new(None, &batches()), |_| None);
     assert!(!text.contains("Details for the"), "{text}");
     assert!(
@@ -509,7 +509,7 @@ fn step_times_of_different_tokens_are_put_in_relation() {
 
 /// A model of images has no tokens, in sentences, tables and maps.
 #[test]
-fn throughput_is_told_in_the_models_own_unit() {
+fn throughput_uses_the_models_own_unit() {
     let mut images = batches();
     for item in &mut images {
         let settings = &mut item.view.scenario.settings;

@@ -18,7 +18,7 @@ pub(super) fn view(dir: &Path) -> Result<RunView, StoreError> {
         return Err(StoreError::invalid(
             &path,
             format!(
-                "its format is {}, this program knows {VIEW_FORMAT} at most",
+                "its format is {}, this program supports at most {VIEW_FORMAT}",
                 view.format
             ),
         ));

@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ifs_are_told_as_the_command_line_has_them() {
+    fn what_ifs_are_shown_as_on_the_command_line() {
         let environment = BTreeMap::from(
             [
                 ("slower", "arithmetic=3 host=2"),
@@ -242,12 +242,12 @@ mod tests {
             ]
             .map(|(k, v)| (k.to_owned(), v.to_owned())),
         );
-        let told: Vec<String> = what_if(&environment)
+        let formatted: Vec<String> = what_if(&environment)
             .into_iter()
             .map(|(key, value)| format!("{key}={value}"))
             .collect();
         assert_eq!(
-            told,
+            formatted,
             [
                 "--slower arithmetic=3",
                 "--slower host=2",

@@ -101,7 +101,7 @@ pub(super) fn start(ranks: u32, timeout: Duration) -> Result<Status, Failure> {
         (None, _) => Ok(Status::Done),
         // Rank 0 has already reported the reason.
         (Some(_), _) if ended.status[0] == i32::from(Status::BAD_INPUT) => {
-            Err(Failure::Told(Status::BAD_INPUT))
+            Err(Failure::Reported(Status::BAD_INPUT))
         }
         (Some(_), _) if ended.status[0] > 0 => Ok(Status::RunFailed),
         (Some(_), Some((_, cause))) => Err(Failure::run(cause)),

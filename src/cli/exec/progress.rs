@@ -34,7 +34,7 @@ impl Style {
         if self != Self::Json {
             return failure;
         }
-        failure.told(|text| {
+        failure.reported(|text| {
             let text = text.to_owned();
             json::write(&Event::Error { text });
         })

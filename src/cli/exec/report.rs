@@ -98,7 +98,7 @@ fn steps(scenario: &Scenario, o: &Outcome) -> Table {
     let mut table = Table::new([">step", ">loss", ">gradient norm", ">learning rate", ">ms"]);
     let n = o.run.losses.len();
     let shown = n.min(STEPS_SHOWN);
-    let norms = o.run.told_grad_norms();
+    let norms = o.run.reported_grad_norms();
     let trained = |s: SectionKind| matches!(s, SectionKind::First | SectionKind::Steady);
     let times: Vec<String> = o
         .run

@@ -26,7 +26,7 @@ pub(super) fn read(
         let Some(job) = jobs.iter().find(|j| j.scenario.name == name) else {
             let known: Vec<&str> = jobs.iter().map(|j| j.scenario.name.as_str()).collect();
             return Err(bad(&format_args!(
-                "is a run of `{name}`; the gate is asked about {}",
+                "is a run of `{name}`; the gate was called for {}",
                 known.join(", ")
             )));
         };

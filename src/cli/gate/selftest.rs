@@ -110,12 +110,12 @@ fn trial(job: &Job, plant: Plant, runs: bool, verdict: &Verdict) -> Trial {
     let all: Vec<_> = verdict.failing().filter(|f| f.class == class).collect();
     // Prefer the finding that names the reason.
     let named = all.iter().find(|f| f.message.contains("world size"));
-    let told = named.or(all.first()).copied();
+    let decisive = named.or(all.first()).copied();
     Trial {
         scenario: job.scenario.name.clone(),
         fault: plant.name(),
-        ok: told.is_some(),
-        seen: told
+        ok: decisive.is_some(),
+        seen: decisive
             .or_else(|| verdict.failing().next())
             .map(format::sentence)
             .unwrap_or_default(),

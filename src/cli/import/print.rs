@@ -59,7 +59,7 @@ fn run(import: &RunImport, out: &mut Out) -> Result<(), Failure> {
     ))?;
     let steps = r.step_samples.len();
     let step = if steps == 0 {
-        "not determined: no step is in the trace as a whole".to_owned()
+        "not determined: the trace contains no complete step".to_owned()
     } else {
         format!(
             "{} ms, median of {}, by {}",

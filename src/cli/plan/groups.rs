@@ -195,7 +195,7 @@ pub(super) fn print(report: &Report, out: &mut Out) -> Result<(), Failure> {
     if folded.iter().any(|g| !g.others.is_empty()) {
         out.paragraph(
             0,
-            "The numbers of groups that are alike are those of each of them.",
+            "Groups that are alike are listed once; the numbers apply to each of them.",
         )?;
     }
     for group in &folded {

@@ -186,7 +186,7 @@ fn stragglers(ranks: &str) -> String {
 
 /// Returns the cost of the device's power limit, if the profile has one.
 fn clock(run: &Run) -> Option<String> {
-    let clock = Clock::told(&run.environment)?;
+    let clock = Clock::from_environment(&run.environment)?;
     let share = 100.0 * clock.arithmetic_share;
     let longer = 100.0 * (clock.arithmetic_factor - 1.0);
     Some(if longer > 0.0 {

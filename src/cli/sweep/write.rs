@@ -148,7 +148,7 @@ impl<'a> Table<'a> {
         if !table.is_empty() && shown.len() < numbers.len() {
             out.paragraph(
                 0,
-                "Exposed time and allocated memory find no room at this width; --csv and --json have them.",
+                "Exposed time and allocated memory do not fit this width; --csv and --json contain them.",
             )?;
         }
         if self.rows().any(|(_, n)| n.is_tight()) {

@@ -27,7 +27,7 @@ pub(super) fn draw(app: &App, question: Question, buf: &mut Buffer, body: Rect) 
         Question::Overwrite => {
             let path = app.export.as_ref().map(|e| e.path.display().to_string());
             say(
-                &format!("{} is there already.", path.unwrap_or_default()),
+                &format!("{} already exists.", path.unwrap_or_default()),
                 theme.strong(),
             );
             say(

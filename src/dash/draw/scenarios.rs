@@ -185,7 +185,7 @@ fn prediction(app: &App, buf: &mut Buffer, area: Rect) {
     let error = s.error.as_ref().map(|e| format!("✗ {e}"));
     let error = error.map_or_else(Vec::new, |e| excerpt(&e, width, usize::from(most), MORE));
     let rows = error.into_iter().map(|l| Row::Text(vec![(l, theme.bad())]));
-    let rows: Vec<Row> = rows.chain(told(app, width)).collect();
+    let rows: Vec<Row> = rows.chain(prediction_rows(app, width)).collect();
     write(app, buf, inner, &rows);
 }
 
@@ -206,7 +206,7 @@ pub(super) fn whole(app: &App, whole: &Whole, buf: &mut Buffer, body: Rect) {
         );
         rows.push(Row::Text(Vec::new()));
     }
-    rows.extend(told(app, room));
+    rows.extend(prediction_rows(app, room));
     if rows.is_empty() {
         let text = "not predicted yet".to_owned();
         rows.push(Row::Text(vec![(text, theme.dim())]));
@@ -230,7 +230,7 @@ fn title(app: &App) -> String {
 }
 
 /// Returns the lines of the prediction, if there is one.
-fn told(app: &App, width: usize) -> Vec<Row> {
+fn prediction_rows(app: &App, width: usize) -> Vec<Row> {
     let s = &app.scenarios;
     let glance = s.glance.as_deref();
     glance.map_or_else(Vec::new, |g| lines(app, g, s.base.as_deref(), width))

@@ -172,12 +172,12 @@ fn summary(app: &App, buf: &mut Buffer, area: Rect) {
         }
         pieces(buf, x, inner.y + 3, width, &third);
     }
-    let told = match &t.end {
+    let ending = match &t.end {
         Some(End::Failed(reason)) => Some((reason, theme.bad())),
         Some(End::TooLarge(reason)) => Some((reason, theme.warn())),
         _ => t.notes.last().map(|n| (n, theme.warn())),
     };
-    if let Some((text, style)) = told {
+    if let Some((text, style)) = ending {
         // Without steps there is room above.
         let rows = if last.is_none() { 3 } else { 1 };
         let text = excerpt(text, usize::from(width), rows, MORE);

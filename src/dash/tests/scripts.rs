@@ -161,7 +161,7 @@ fn arrows_pass_by_values_that_cannot_be() {
 /// Kept changes that are no longer valid cannot fall back to anything. They are reported and can be
 /// undone.
 #[test]
-fn kept_changes_that_can_no_longer_be_are_told() {
+fn invalid_kept_changes_are_reported() {
     let mut saved = Saved::default();
     let change = [("fsdp.policy".to_owned(), "gone".to_owned())].into();
     saved.overrides = [("llama-tiny".to_owned(), change)].into();
@@ -1191,7 +1191,7 @@ fn kept_changes_are_of_one_file() {
 }
 
 #[test]
-fn changes_of_last_time_are_told_of_what_was_asked_for() {
+fn kept_changes_of_a_requested_scenario_are_reported() {
     let mut stage = Stage::new();
     tell_kept(&mut stage.app);
     assert_eq!(stage.app.notice, None);

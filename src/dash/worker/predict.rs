@@ -74,7 +74,7 @@ fn answer(
 
 fn glance(path: &Path, overrides: &[String], profiles: &Profiles) -> Result<Glance, String> {
     let work = || {
-        let scenario = scenario::load(path, overrides).map_err(|e| told(&e))?;
+        let scenario = scenario::load(path, overrides).map_err(|e| shown_error(&e))?;
         let prediction =
             predict(&scenario, profiles, &Options::default()).map_err(|e| e.reason())?;
         Ok(Glance::of(&prediction))
@@ -85,7 +85,7 @@ fn glance(path: &Path, overrides: &[String], profiles: &Profiles) -> Result<Glan
 
 /// Formats an error for the dashboard. An error in a change is shown next to its option, one in a
 /// file with its place.
-pub(super) fn told(e: &ScenarioError) -> String {
+pub(super) fn shown_error(e: &ScenarioError) -> String {
     let mut text = e.message().to_owned();
     if let Some(expected) = e.expected().filter(|expected| !text.contains(expected)) {
         text = format!("{text}; expected {expected}");
@@ -177,12 +177,12 @@ mod tests {
     }
     /// An error in a file is reported with its place.
     #[test]
-    fn a_broken_file_is_told_with_its_line() {
+    fn a_broken_file_is_reported_with_its_line() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("broken.toml");
         std::fs::write(&path, "[mesh]\ndp_shard = 0\n").unwrap();
         let e = scenario::load(&path, &[]).unwrap_err();
-        let text = told(&e);
+        let text = shown_error(&e);
         assert!(text.contains("broken.toml:2:12: `mesh.dp_shard`"), "{text}");
     }
 }

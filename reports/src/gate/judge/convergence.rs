@@ -229,7 +229,7 @@ fn last(baseline: &Baseline, metric: &str, a: &Curve, b: &Curve, limits: &Limits
         place: at(baseline, "losses", limits.final_loss.place.as_ref(), limits),
     };
     if a.losses.len() != b.losses.len() {
-        let message = "the runs have other numbers of steps".to_owned();
+        let message = "the runs have different numbers of steps".to_owned();
         return subject.finding(
             Status::Skipped,
             format!("{x:.6}"),

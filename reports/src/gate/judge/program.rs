@@ -34,10 +34,10 @@ pub(super) fn judge(baseline: &Baseline, now: &Facts, limits: &Limits) -> Findin
     };
     let detail = if status == Status::Changed {
         match baseline.outline().map(|o| changes(o, &new.outline, lines)) {
-            None => "no diff of the plan: the baseline is of an older format, bless it anew\n"
+            None => "no diff of the plan: the baseline is of an older format, bless it again\n"
                 .to_owned(),
             Some(d) if d.is_empty() => {
-                "the outlines are equal: other buffers, offsets, events or number of steps\n"
+                "the outlines are equal: buffers, offsets, events or the number of steps differ\n"
                     .to_owned()
             }
             Some(d) => d,
@@ -70,7 +70,7 @@ fn differing(baseline: &Baseline, now: &Facts) -> Option<String> {
         return None;
     }
     Some(if old.instructions == new.instructions {
-        "other instructions, as many of each kind".to_owned()
+        "different instructions, but the same number of each kind".to_owned()
     } else {
         changed_counts(&old.instructions, &new.instructions, String::as_str)
     })

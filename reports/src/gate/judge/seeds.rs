@@ -29,7 +29,7 @@ pub(super) fn unmatched(
         (Status::Changed, message)
     } else if a != b {
         let message = format!(
-            "the baseline has no seed {}: bless it anew",
+            "the baseline has no seed {}: bless it again",
             words(b.difference(&a))
         );
         (Status::Skipped, message)

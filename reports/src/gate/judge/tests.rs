@@ -266,7 +266,7 @@ fn several_seeds_are_tested_together() {
 
 /// A run with another seed says nothing about the baseline's seeds.
 #[test]
-fn a_seed_without_a_counterpart_is_told() {
+fn a_seed_without_a_counterpart_is_reported() {
     let v = after(|f| curve(f).seed = 7);
     assert_eq!(failures(&v), ["seeds: CHANGED"]);
     assert_eq!(message(&v, "seeds"), "seed 0 was not run");
@@ -281,12 +281,12 @@ fn a_seed_without_a_counterpart_is_told() {
     assert!(v.pass, "{:?}", failures(&v));
     assert_eq!(
         message(&v, "seeds"),
-        "the baseline has no seed 7: bless it anew"
+        "the baseline has no seed 7: bless it again"
     );
 }
 
 #[test]
-fn what_is_not_compared_is_told() {
+fn skipped_comparisons_are_reported() {
     let v = after(|f| f.measured = None);
     assert!(v.pass);
     let f = v

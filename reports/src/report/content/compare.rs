@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Maximum number of instructions with the largest errors that are listed.
 const WORST: usize = 10;
 /// Maximum number of curves that are compared with the first in a sentence.
-const CURVES_TOLD: usize = 6;
+const CURVES_COMPARED: usize = 6;
 
 fn titles(first: &str, items: &[Item]) -> Vec<String> {
     std::iter::once(first.to_owned())
@@ -267,7 +267,7 @@ pub(super) fn losses(items: &[Item]) -> Option<Section> {
         .collect()
     };
     let losses = of(|i| &i.view.run.losses);
-    let norms = of(|i| i.view.run.told_grad_norms());
+    let norms = of(|i| i.view.run.reported_grad_norms());
     let mut blocks = Vec::new();
     if !losses.is_empty() {
         blocks.push(Block::Plot(plots::curves(
@@ -275,7 +275,7 @@ pub(super) fn losses(items: &[Item]) -> Option<Section> {
         )));
     }
     if let Some((first, rest)) = losses.split_first() {
-        for other in rest.iter().take(CURVES_TOLD) {
+        for other in rest.iter().take(CURVES_COMPARED) {
             blocks.push(Block::Text(apart(first, other)));
         }
     }

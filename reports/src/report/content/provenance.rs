@@ -111,11 +111,11 @@ pub(super) fn origin(items: &[Item]) -> Section {
             rows,
         }));
     }
-    let mut told = BTreeSet::new();
+    let mut seen = BTreeSet::new();
     for i in items {
         let s = &i.view.scenario;
         // The points of a sweep share their text.
-        if !s.text.is_empty() && told.insert(&s.text) {
+        if !s.text.is_empty() && seen.insert(&s.text) {
             blocks.push(Block::Long(
                 format!("Scenario of {}", i.label),
                 s.text.clone(),

@@ -15,7 +15,7 @@ const FEWEST: usize = 3;
 const MOST: usize = 24;
 
 /// Maximum number of points of a sweep that are shown in detail: the best ones.
-const TOLD: usize = 6;
+const DETAILED: usize = 6;
 
 /// Returns whether an option is an axis. Some options only name things and vary with the file.
 fn is_axis(key: &str) -> bool {
@@ -64,21 +64,21 @@ fn better(measure: Measure, a: &RunView, b: &RunView) -> Ordering {
 
 /// Returns the runs that are shown in detail, and a sentence on which ones these are: all runs, or
 /// the best points of a large sweep.
-pub(super) fn told(items: &[Item]) -> (Cow<'_, [Item]>, Option<String>) {
-    if items.len() <= TOLD || keys(items).is_none() {
+pub(super) fn detailed(items: &[Item]) -> (Cow<'_, [Item]>, Option<String>) {
+    if items.len() <= DETAILED || keys(items).is_none() {
         return (Cow::Borrowed(items), None);
     }
     let (name, measure) = measure(items);
     let mut order: Vec<&Item> = items.iter().collect();
     order.sort_by(|a, b| better(measure, &a.view, &b.view));
-    let best: Vec<Item> = order.into_iter().take(TOLD).cloned().collect();
+    let best: Vec<Item> = order.into_iter().take(DETAILED).cloned().collect();
     let fit = if best.iter().any(|i| i.view.fits() == Some(false)) {
         "with those that do not fit last"
     } else {
         "among those that fit"
     };
     let text = format!(
-        "Details for the {TOLD} best of {} points by {}, {fit}. The table, the step times and the map show all points.",
+        "Details for the {DETAILED} best of {} points by {}, {fit}. The table, the step times and the map show all points.",
         items.len(),
         name.to_lowercase()
     );

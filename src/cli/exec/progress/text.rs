@@ -12,7 +12,7 @@ const SMOOTHING: f64 = 10.0;
 
 /// Where steps are reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Told {
+enum Output {
     /// On one line that is redrawn.
     Terminal,
     /// On occasional lines.
@@ -22,7 +22,7 @@ enum Told {
 }
 
 pub(in crate::cli::exec) struct Text {
-    told: Told,
+    output: Output,
     /// Unit of the rate, per second.
     unit: &'static str,
     /// Smoothed step time.
@@ -36,18 +36,22 @@ pub(in crate::cli::exec) struct Text {
 impl Text {
     /// Reports on a terminal or in a log; `unit` is what is counted.
     pub(super) fn new(unit: &'static str, terminal: bool) -> Self {
-        let told = if terminal { Told::Terminal } else { Told::Log };
-        Self::told(unit, told)
+        let output = if terminal {
+            Output::Terminal
+        } else {
+            Output::Log
+        };
+        Self::output(unit, output)
     }
 
     /// Reports no steps.
     pub(super) fn silent(unit: &'static str) -> Self {
-        Self::told(unit, Told::Nowhere)
+        Self::output(unit, Output::Nowhere)
     }
 
-    fn told(unit: &'static str, told: Told) -> Self {
+    fn output(unit: &'static str, output: Output) -> Self {
         Self {
-            told,
+            output,
             unit,
             time: None,
             drawn: None,
@@ -103,8 +107,8 @@ impl Observer for Text {
         let last = r.step == r.steps;
         // A closed stderr is ignored.
         let mut err = std::io::stderr().lock();
-        match self.told {
-            Told::Terminal => {
+        match self.output {
+            Output::Terminal => {
                 let due = self
                     .drawn
                     .is_none_or(|d| d.elapsed() > Duration::from_millis(100));
@@ -115,19 +119,19 @@ impl Observer for Text {
                     self.drawn = Some(Instant::now());
                 }
             }
-            Told::Log => {
+            Output::Log => {
                 if first || last || r.step.is_multiple_of((r.steps / LINES).max(1)) {
                     let _ = writeln!(err, "{}", self.line(r, time));
                 }
                 self.drawn = Some(Instant::now());
             }
-            Told::Nowhere => {}
+            Output::Nowhere => {}
         }
         Flow::Continue
     }
 
     fn validation(&mut self, step: u64, loss: f64) {
-        if self.told == Told::Nowhere {
+        if self.output == Output::Nowhere {
             return;
         }
         self.end();

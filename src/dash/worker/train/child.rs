@@ -69,11 +69,11 @@ pub(super) fn train(
         reporter,
         stop,
     };
-    let told = watch.follow(command(what, &trainer.program, dir))?;
+    let report = watch.follow(command(what, &trainer.program, dir))?;
     if stop.leaving() {
         return Ok(Ended::Cancelled);
     }
-    if let Some(id) = told.over.as_ref().and_then(|o| o.run_id.as_deref()) {
+    if let Some(id) = report.over.as_ref().and_then(|o| o.run_id.as_deref()) {
         let view = judge::open(Some(dir), id)?;
         let lanes = Arc::new(Lanes::new(Arc::new(view)));
         reporter.say(match store {
@@ -81,7 +81,7 @@ pub(super) fn train(
             None => News::Run(lanes),
         });
     }
-    told.result(what.device.is_gpus(), stop)
+    report.result(what.device.is_gpus(), stop)
 }
 
 /// Returns the command that trains the scenario and saves the run in this folder.
@@ -125,7 +125,7 @@ impl Drop for Running {
 
 impl Watch<'_> {
     /// Starts the command, reports its events, and ends it on request.
-    fn follow(&self, mut command: Command) -> Result<Told, String> {
+    fn follow(&self, mut command: Command) -> Result<Report, String> {
         // The child ends when its standard input closes or its parent is gone. It has its own
         // process group, so the terminal's keys do not reach it.
         command
@@ -138,13 +138,13 @@ impl Watch<'_> {
         let mut child = Running(child.map_err(|e| format!("cannot start a training: {e}"))?);
         let errors = child.0.stderr.take().ok_or("its output cannot be read")?;
         let lines = read(errors)?;
-        let mut told = Told::default();
+        let mut report = Report::default();
         let mut ended: Option<Instant> = None;
         let mut asked: Option<Instant> = None;
         loop {
             match lines.recv_timeout(LOOK) {
                 Ok(line) => {
-                    self.hear(&line, &mut told);
+                    self.hear(&line, &mut report);
                     asked = asked.map(|_| Instant::now());
                 }
                 Err(RecvTimeoutError::Disconnected) => break,
@@ -154,13 +154,13 @@ impl Watch<'_> {
                 }
             }
             if self.stop.leaving() {
-                return Ok(told);
+                return Ok(report);
             }
             if self.stop.asked() && asked.is_none() {
                 interrupt(&child.0);
                 asked = Some(Instant::now());
             }
-            let patience = self.patience + 2 * told.longest;
+            let patience = self.patience + 2 * report.longest;
             if asked.is_some_and(|a| a.elapsed() > patience) {
                 return Err(format!(
                     "did not stop within {} s and was killed",
@@ -172,8 +172,8 @@ impl Watch<'_> {
                 break;
             }
         }
-        told.status = Some(self.wait(&mut child)?);
-        Ok(told)
+        report.status = Some(self.wait(&mut child)?);
+        Ok(report)
     }
 
     /// Waits for a process that has closed its output.
@@ -191,11 +191,11 @@ impl Watch<'_> {
         }
     }
 
-    fn hear(&self, line: &str, told: &mut Told) {
+    fn hear(&self, line: &str, report: &mut Report) {
         let say = |news| self.reporter.say(news);
         match Event::read(line) {
             Some(Event::Begun { device, .. }) => {
-                told.begun = true;
+                report.begun = true;
                 say(News::On((self.place)(&device)));
                 say(News::Stepping);
             }
@@ -210,7 +210,7 @@ impl Watch<'_> {
                 ranks,
             }) => {
                 let time = Duration::from_nanos(time_ns);
-                told.longest = told.longest.max(time);
+                report.longest = report.longest.max(time);
                 say(News::Step(StepNews {
                     step,
                     steps,
@@ -232,17 +232,17 @@ impl Watch<'_> {
                 run_id,
                 ..
             }) => {
-                told.over = Some(Over {
+                report.over = Some(Over {
                     interrupted,
                     run_id,
                 });
             }
-            Some(Event::Error { text }) => told.error = Some(text),
+            Some(Event::Error { text }) => report.error = Some(text),
             None if line.trim().is_empty() => {}
             None => {
-                told.words.push_back(line.to_owned());
-                if told.words.len() > LINES_KEPT {
-                    told.words.pop_front();
+                report.words.push_back(line.to_owned());
+                if report.words.len() > LINES_KEPT {
+                    report.words.pop_front();
                 }
                 say(News::Note(line.to_owned()));
             }
@@ -252,7 +252,7 @@ impl Watch<'_> {
 
 /// The output of a process, and how it ended.
 #[derive(Debug, Default)]
-struct Told {
+struct Report {
     /// Whether setup was complete and the first step was next.
     begun: bool,
     /// Longest step time.
@@ -271,7 +271,7 @@ struct Over {
     run_id: Option<String>,
 }
 
-impl Told {
+impl Report {
     /// Returns how the process ended, or why it failed.
     fn result(self, on_gpus: bool, stop: &Stop) -> Result<Ended, String> {
         if let (Some(over), None) = (&self.over, &self.error) {

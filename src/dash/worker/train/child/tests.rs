@@ -14,7 +14,7 @@ fn follow(
     script: &str,
     patience: Duration,
     act: impl Fn(&News, &Stop) + Send,
-) -> (Result<Told, String>, Vec<News>, Stop) {
+) -> (Result<Report, String>, Vec<News>, Stop) {
     let (events, inbox): (Sender<DashEvent>, _) = channel();
     let reporter = Reporter { id: 1, events };
     let stop = Stop::default();
@@ -47,7 +47,7 @@ fn follow(
     (result, news, stop)
 }
 
-fn calm(script: &str) -> (Result<Told, String>, Vec<News>, Stop) {
+fn calm(script: &str) -> (Result<Report, String>, Vec<News>, Stop) {
     follow(script, Duration::from_secs(60), |_, _| {})
 }
 
@@ -68,8 +68,8 @@ NCCL WARN something
 {{"event":"end","step":1,"interrupted":false,"run_id":"x-1"}}
 END"#
     );
-    let (told, news, stop) = calm(&script);
-    let told = told.unwrap();
+    let (report, news, stop) = calm(&script);
+    let report = report.unwrap();
     let seen: Vec<String> = news
         .iter()
         .map(|n| match n {
@@ -102,29 +102,29 @@ END"#
         "note slow disk",
     ];
     assert_eq!(seen, wanted);
-    assert_eq!(told.over.as_ref().unwrap().run_id.as_deref(), Some("x-1"));
-    assert!(matches!(told.result(true, &stop), Ok(Ended::Done)));
+    assert_eq!(report.over.as_ref().unwrap().run_id.as_deref(), Some("x-1"));
+    assert!(matches!(report.result(true, &stop), Ok(Ended::Done)));
 }
 
 #[test]
-fn one_that_dies_is_told_of_with_its_last_words() {
-    let (told, _, stop) = calm("echo first >&2; echo 'cannot go on' >&2; exit 7");
-    let Err(reason) = told.unwrap().result(true, &stop) else {
+fn a_dead_process_is_reported_with_its_last_output() {
+    let (report, _, stop) = calm("echo first >&2; echo 'cannot go on' >&2; exit 7");
+    let Err(reason) = report.unwrap().result(true, &stop) else {
         panic!("it failed");
     };
     let wanted = "the training's process ended with exit status 7\nfirst\ncannot go on\nX trains it on the CPU";
     assert_eq!(reason, wanted);
     // Once it has begun, or on the CPU, another device would not help.
-    let (told, _, stop) = calm(&format!("{BEGUN} kill -9 $$"));
-    let reason = told.unwrap().result(true, &stop).err().unwrap();
+    let (report, _, stop) = calm(&format!("{BEGUN} kill -9 $$"));
+    let reason = report.unwrap().result(true, &stop).err().unwrap();
     assert!(
         reason.starts_with("the training's process was killed (signal 9"),
         "{reason}"
     );
     assert!(!reason.contains("CPU"), "{reason}");
     let error = r#"{"event":"error","text":"too few\n  GPUs"}"#;
-    let (told, _, stop) = calm(&format!("cat >&2 <<'END'\n{error}\nnoise\nEND\nexit 3"));
-    let reason = told.unwrap().result(false, &stop).err().unwrap();
+    let (report, _, stop) = calm(&format!("cat >&2 <<'END'\n{error}\nnoise\nEND\nexit 3"));
+    let reason = report.unwrap().result(false, &stop).err().unwrap();
     assert_eq!(reason, "too few\n  GPUs");
 }
 
@@ -160,29 +160,29 @@ fn it_is_stopped_in_good_order() {
         "trap \"echo '{}' >&2; exit 3\" INT; {BEGUN} while :; do sleep 0.02; done",
         end.replace('"', "\\\"")
     );
-    let (told, _, stop) = follow(&script, Duration::from_secs(60), |news, stop| {
+    let (report, _, stop) = follow(&script, Duration::from_secs(60), |news, stop| {
         if matches!(news, News::Stepping) {
             stop.ask();
         }
     });
     assert!(matches!(
-        told.unwrap().result(true, &stop),
+        report.unwrap().result(true, &stop),
         Ok(Ended::Cancelled)
     ));
     // A child that is stopped before it could listen has no result, which is not a failure.
-    let told = Told::default();
-    assert!(matches!(told.result(true, &stop), Ok(Ended::Cancelled)));
+    let report = Report::default();
+    assert!(matches!(report.result(true, &stop), Ok(Ended::Cancelled)));
 }
 
 #[test]
 fn one_that_does_not_listen_is_killed() {
     let script = format!("trap '' INT; {BEGUN} echo $$ >&2; exec sleep 600");
-    let (told, news, _) = follow(&script, Duration::from_millis(300), |news, stop| {
+    let (report, news, _) = follow(&script, Duration::from_millis(300), |news, stop| {
         if matches!(news, News::Note(_)) {
             stop.ask();
         }
     });
-    let reason = told.unwrap_err();
+    let reason = report.unwrap_err();
     assert!(reason.ends_with("and was killed"), "{reason}");
     let Some(News::Note(process)) = news.last() else {
         panic!("{news:?}");
@@ -213,7 +213,7 @@ fn none_is_left_behind() {
         stop.leave();
         children.wait(Duration::from_secs(60));
         assert!(!runs(&process));
-        let (told, ..) = job.join().unwrap();
-        assert_eq!(told.unwrap().status, None);
+        let (report, ..) = job.join().unwrap();
+        assert_eq!(report.unwrap().status, None);
     });
 }
