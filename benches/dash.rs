@@ -1,4 +1,4 @@
-//! What the dashboard costs: opening runs and drawing timelines.
+//! Measures the cost of the dashboard: opening runs and drawing timelines.
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use ratatui::Terminal;
@@ -34,8 +34,7 @@ fn press(app: &mut App, c: char) {
     let _ = update(app, Event::Key(key));
 }
 
-/// A frame after a change of the window, in which everything is binned anew, and one in which
-/// nothing has changed.
+/// Draws a frame after a change of the window, which recomputes all bins, and one without changes.
 fn redraw(c: &mut Criterion) {
     let mut group = c.benchmark_group("redraw");
     for spans in [20_000, 100_000] {
@@ -63,7 +62,7 @@ fn redraw(c: &mut Criterion) {
     group.finish();
 }
 
-/// From the store's files to lanes that can be drawn.
+/// Reads the store's files and computes lanes.
 fn open(c: &mut Criterion) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let store = Store::at(folder.path());
@@ -84,8 +83,8 @@ fn open(c: &mut Criterion) {
     group.finish();
 }
 
-/// From a changed option of the 8B scenario to the frame that shows its prediction: scenario, plan,
-/// simulation, sentences, drawing.
+/// From a changed option of the 8B scenario to the frame that shows its prediction: loading,
+/// planning, simulating, explaining and drawing.
 fn edit(c: &mut Criterion) {
     let profiles = Profiles::default();
     let name = "llama3-8b-4xh200";

@@ -1,4 +1,4 @@
-//! Predicted and measured steps of small scenarios on the CPU of this machine:
+//! Compares predicted and measured steps of small scenarios on the CPU of this machine:
 //!
 //! ```text
 //! cargo build --release
@@ -6,9 +6,9 @@
 //! cargo run --release --example cpu_table
 //! ```
 //!
-//! writes the measured times to `tests/data/cpu_small.csv` (for `shardlab validate`) and prints the
-//! comparison. Other work on the machine disturbs: of several runs the one counts during which
-//! least of it was going on.
+//! It writes the measured times to `tests/data/cpu_small.csv` (for `shardlab validate`) and prints
+//! the comparison. Other work on the machine disturbs the measurement, so the run with the least of
+//! it counts.
 
 use shardlab_exec::train::{NoObserver, RunOptions, train};
 use shardlab_plan::{Program, scenario};
@@ -18,15 +18,15 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Steps of a run, the first few of which warm up.
+/// Number of steps per run; the first few are warm-up.
 const STEPS: u64 = 25;
 const WARM: usize = 3;
-/// Most runs of a scenario.
+/// Maximum number of runs per scenario.
 const RUNS: usize = 8;
 /// Share of the machine that others may use.
 const QUIET: f64 = 0.03;
 
-/// A model large enough for products to dominate.
+/// A model large enough for GEMMs to dominate.
 const MEDIUM: &str = "model.hidden=256;model.heads=8;model.kv_heads=4;model.ffn=704;model.vocab=1000;model.max_seq_len=128;train.seq_len=128";
 
 /// Name, scenario, overrides (`+` stands for [`MEDIUM`]).
@@ -75,8 +75,8 @@ const SETTINGS: [(&str, &str, &str); 18] = [
     ),
 ];
 
-/// Processor time in ticks: of everybody, and of this process; and the ticks of all processors so
-/// far.
+/// Returns processor time in ticks: of all processes, of this process, and the total ticks of all
+/// processors so far.
 fn ticks() -> (f64, f64, f64) {
     let numbers = |text: &str, skip: usize| -> Vec<f64> {
         let words = text.split_whitespace().skip(skip);
@@ -91,7 +91,8 @@ fn ticks() -> (f64, f64, f64) {
     (sum - idle, own.iter().skip(10).take(2).sum(), sum)
 }
 
-/// Median step of the quietest run, and the share of the machine that others used meanwhile.
+/// Returns the median step time of the quietest run, and the share of the machine that others used
+/// meanwhile.
 fn measure(scenario: &shardlab_plan::Scenario, program: &Arc<Program>) -> (f64, f64) {
     let mut best = (f64::INFINITY, f64::INFINITY);
     for _ in 0..RUNS {
@@ -119,7 +120,7 @@ fn measure(scenario: &shardlab_plan::Scenario, program: &Arc<Program>) -> (f64, 
 
 fn main() {
     let root = Path::new(".");
-    // Read now, not when this was built.
+    // Read at run time, not when this was built.
     let path = root.join("scenarios/hardware/cpu.toml");
     let profile = hardware::load(path.to_str().expect("a path in UTF-8")).expect("a profile");
     let mut csv = "name,source,scenario,overrides,step_ms\n".to_owned();

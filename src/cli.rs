@@ -121,7 +121,7 @@ fn command() -> clap::Command {
     laid_out(Cli::command()).term_width(text::sentence())
 }
 
-/// Runs the command line on the process's arguments.
+/// Runs the command line with the arguments of the process.
 #[must_use]
 pub fn main() -> ExitCode {
     let parsed = command()
@@ -129,7 +129,7 @@ pub fn main() -> ExitCode {
         .and_then(|matches| Cli::from_arg_matches(&matches));
     let cli = match parsed {
         Ok(cli) => cli,
-        // Help and version are not errors, and neither is a closed pipe while printing them.
+        // Help and version are not errors. Neither is a pipe that is closed while they are printed.
         Err(e) => {
             let code = u8::try_from(e.exit_code()).unwrap_or(Status::BAD_INPUT);
             return match e.print() {

@@ -1,5 +1,5 @@
-//! The terminal dashboard: scenarios and their options with the prediction beside them, timelines,
-//! live training, sweeps, comparisons, gates.
+//! The terminal dashboard: scenarios and their options with predictions, timelines, live training,
+//! sweeps, comparisons and gates.
 //!
 //! ```text
 //! keys, mouse, clock ─┐                     ┌─▶ draw(&App, frame)
@@ -7,9 +7,9 @@
 //! reports of work ────┘                     └─▶ effects ─▶ worker threads ─▶ reports
 //! ```
 //!
-//! State changes in [`update`] only, which waits for nothing and touches nothing; drawing only
-//! reads. What takes time runs on threads (`worker`) and can be cancelled. The key table ([`keys`])
-//! is what dispatches, what the footer shows and what the help prints.
+//! State changes only in [`update`], which neither blocks nor has side effects. Drawing only reads
+//! the state. Slow work runs on threads (`worker`) and can be cancelled. The key table ([`keys`])
+//! drives dispatch, the footer and the help.
 
 pub mod app;
 pub mod compare;
@@ -62,33 +62,33 @@ use std::path::PathBuf;
 use std::sync::mpsc::channel;
 use theme::{Depth, Name, Theme};
 
-/// How the dashboard begins.
+/// Initial settings of the dashboard.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Scenarios in the order of the list.
+    /// Scenarios, in the order of the list.
     pub sources: Vec<Source>,
-    /// The one that is selected, by its key, rather than the one of last time.
+    /// Key of the scenario to select, instead of the one selected last time.
     pub select: Option<String>,
-    /// Changes of scenarios by their keys, rather than those of last time.
+    /// Changes by scenario key, instead of those of last time.
     pub changes: BTreeMap<String, Changes>,
-    /// Theme, rather than the one of last time.
+    /// Theme, instead of the one used last time.
     pub theme: Option<Name>,
-    /// Folder of stored runs.
+    /// Folder of saved runs.
     pub store: Option<PathBuf>,
     /// Folder of baselines.
     pub baselines: PathBuf,
-    /// The file that keeps the state; none keeps nothing.
+    /// File that keeps the state; `None` keeps nothing.
     pub state: Option<PathBuf>,
-    /// Whether the mouse is reported.
+    /// Whether to report the mouse.
     pub mouse: bool,
-    /// What is trained on.
+    /// Device to train on.
     pub(crate) device: DeviceArgs,
 }
 
-/// Shows the dashboard until the user leaves it. The caller has made sure that there is a terminal.
+/// Shows the dashboard until the user leaves it. The caller has checked that there is a terminal.
 ///
 /// # Errors
-/// When the terminal cannot be read or written.
+/// Fails if the terminal cannot be read or written.
 pub fn run(options: Options) -> std::io::Result<()> {
     let var = |name: &str| std::env::var(name).ok();
     let mut saved = options

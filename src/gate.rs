@@ -1,4 +1,4 @@
-//! What `shardlab gate` does around [`shardlab_reports::gate`]: it makes the facts.
+//! Collects the facts that [`shardlab_reports::gate`] judges for `shardlab gate`.
 
 pub mod against;
 pub mod collect;

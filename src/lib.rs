@@ -1,7 +1,8 @@
-//! shardlab: predicts what a fully sharded training step costs, and says why.
+//! shardlab predicts what a fully sharded training step costs, and says why.
 //!
-//! The library behind the command line: [`cli`] has one file a verb, [`predict`] goes from a
-//! scenario to a run, [`analysis`] explains runs and compares options, [`trace`] writes timelines.
+//! This is the library behind the command line. [`cli`] has one file per verb, [`predict`] goes
+//! from a scenario to a run, [`analysis`] explains runs and compares options, and [`trace`] writes
+//! timelines.
 //!
 //! ```
 //! use shardlab::predict::{Profiles, predict};

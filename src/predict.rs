@@ -1,4 +1,4 @@
-//! From a scenario to a predicted run: plan, simulate, and ask whether it fits.
+//! From a scenario to a predicted run: plans, simulates, and decides whether it fits.
 
 mod basis;
 
@@ -20,12 +20,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub struct Profiles(Mutex<BTreeMap<String, Arc<Profile>>>);
 
 impl Profiles {
-    /// The profile of a name or path.
+    /// Returns the profile with this name or path.
     ///
     /// # Errors
-    /// When there is no such profile, or it has a fault.
+    /// Fails if there is no such profile, or it is invalid.
     pub fn get(&self, name: &str) -> Result<Arc<Profile>, ProfileError> {
-        // A panic elsewhere leaves the map whole: it is only ever inserted into.
+        // The map stays consistent after a panic elsewhere: entries are only inserted.
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(profile) = known.get(name) {
             return Ok(Arc::clone(profile));
@@ -43,7 +43,7 @@ pub enum PredictError {
     /// The scenario is not valid.
     #[error(transparent)]
     Scenario(#[from] ScenarioError),
-    /// It cannot be planned.
+    /// The scenario cannot be planned.
     #[error("{scenario}: {error}")]
     Plan {
         /// Scenario.
@@ -51,7 +51,7 @@ pub enum PredictError {
         /// Reason.
         error: PlanError,
     },
-    /// Its hardware profile cannot be used.
+    /// The hardware profile cannot be used.
     #[error(transparent)]
     Profile(#[from] ProfileError),
     /// The simulation failed.
@@ -65,13 +65,13 @@ pub enum PredictError {
 }
 
 impl PredictError {
-    /// Whether the user's input is at fault, rather than the run.
+    /// Returns whether the user's input is at fault, rather than the run.
     #[must_use]
     pub fn is_bad_input(&self) -> bool {
         !matches!(self, Self::Sim { error, .. } if !matches!(error, SimError::Options(_)))
     }
 
-    /// The reason in one sentence, without the scenario's name and without an excerpt of its text.
+    /// Returns the reason as one sentence, without the scenario's name or an excerpt of its text.
     #[must_use]
     pub fn reason(&self) -> String {
         match self {
@@ -86,33 +86,34 @@ impl PredictError {
 /// Whether a run fits the device's memory.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Fit {
-    /// It does.
+    /// It fits.
     Fits,
-    /// It does, but the allocator has to give cached memory back in between, which synchronises the
+    /// It fits, but the allocator has to free cached memory in between, which synchronises the
     /// device.
     Tight {
-        /// Times it has to over the simulated steps.
+        /// Number of times the allocator does so over the simulated steps.
         retries: u32,
     },
-    /// It does not. The run's numbers are those of a device with memory enough.
+    /// It does not fit. The run's numbers are those of a device with enough memory.
     Exceeds {
-        /// Bytes wanted beyond the device's capacity, at the peak.
+        /// Bytes required beyond the device's capacity, at the peak.
         over: Bytes,
-        /// Where the device's memory runs out: phase and what was in use, where that was simulated.
+        /// Where device memory runs out: the phase and the memory in use by role, if that was
+        /// simulated.
         out_of_memory: Option<(Phase, Vec<(Role, Bytes)>)>,
     },
-    /// The device's capacity is not known.
+    /// The capacity of the device is not known.
     Unknown,
 }
 
 impl Fit {
-    /// Whether the run can be done as far as is known.
+    /// Returns whether the run fits as far as is known.
     #[must_use]
     pub fn is_ok(&self) -> bool {
         !matches!(self, Self::Exceeds { .. })
     }
 
-    /// One word for tables.
+    /// Returns one word for tables.
     #[must_use]
     pub fn word(&self) -> &'static str {
         match self {
@@ -124,7 +125,7 @@ impl Fit {
     }
 }
 
-/// What the word for [`Fit::Tight`] means, below a table.
+/// Explains [`Fit::Tight`] below a table.
 pub const TIGHT: &str = "tight: fits, but only after the caching allocator frees blocks mid-step (each cudaFree synchronizes the device).";
 
 /// A scenario's program and predicted run.
@@ -143,14 +144,14 @@ pub struct Prediction {
 }
 
 impl Prediction {
-    /// Step time: the median of the samples, milliseconds.
+    /// Returns the step time, milliseconds: the median of the samples.
     #[must_use]
     pub fn step_ms(&self) -> f64 {
         self.run.step_ms()
     }
 
-    /// Bytes of the device that the run never takes; negative where it takes more than there are,
-    /// `None` where their number is not known.
+    /// Returns the device memory that the run never uses, bytes. It is negative if the run needs
+    /// more than the device has, and `None` if the capacity is not known.
     #[must_use]
     pub fn free_bytes(&self) -> Option<i64> {
         let m = &self.run.memory;
@@ -158,8 +159,8 @@ impl Prediction {
         Some(signed(m.capacity?) - signed(m.peak_device))
     }
 
-    /// Whether the run fits and leaves this share of the device's memory (0 to 1) free, as far as
-    /// that is known.
+    /// Returns whether the run fits and leaves `share` (0 to 1) of the device's memory free, as far
+    /// as is known.
     #[must_use]
     pub fn leaves(&self, share: f64) -> bool {
         let capacity = self.run.memory.capacity;
@@ -167,7 +168,7 @@ impl Prediction {
         self.fit.is_ok() && self.free_bytes().is_none_or(enough)
     }
 
-    /// Tokens a second and GPU.
+    /// Returns tokens per second and GPU.
     #[must_use]
     pub fn tokens_per_s(&self) -> f64 {
         self.run.tokens_per_s()
@@ -176,12 +177,12 @@ impl Prediction {
 
 /// Plans and simulates a scenario.
 ///
-/// Memory is unlimited at first, so that a step that does not fit has a prediction too. When the
-/// peak is beyond the device's capacity, the limit is enforced in a second simulation: what is
-/// served after giving cached memory back still fits, and is what the run reports then.
+/// Memory is unlimited at first, so that a step that does not fit has a prediction too. If the peak
+/// exceeds the device's capacity, a second simulation enforces the limit. If freeing cached memory
+/// is enough, the step still fits, and the run reports the second simulation.
 ///
 /// # Errors
-/// See [`PredictError`]. Memory that does not suffice is no error; see [`Fit`].
+/// See [`PredictError`]. Insufficient memory is not an error; see [`Fit`].
 pub fn predict(
     scenario: &Scenario,
     profiles: &Profiles,
@@ -216,7 +217,7 @@ pub fn predict(
                     over: Bytes(run.memory.peak_device.0 - capacity.0),
                     out_of_memory: Some((phase, by_role)),
                 },
-                // A pool cannot give anything back: what it plans is what it needs.
+                // A pool has no cached memory to free: it needs what it plans.
                 Err(SimError::Alloc { .. }) => Fit::Exceeds {
                     over: Bytes(run.memory.peak_device.0 - capacity.0),
                     out_of_memory: None,
@@ -235,10 +236,10 @@ pub fn predict(
     })
 }
 
-/// As [`predict`], without spans, gaps and the memory timeline: for many points.
+/// Like [`predict`], but without spans, gaps and the memory timeline. Use it for many points.
 ///
 /// # Errors
-/// As [`predict`].
+/// See [`predict`].
 pub fn predict_light(scenario: &Scenario, profiles: &Profiles) -> Result<Prediction, PredictError> {
     let options = Options {
         record: false,

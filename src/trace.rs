@@ -1,14 +1,14 @@
 //! Timelines for Perfetto and `chrome://tracing`.
 //!
-//! One process a rank (rank 0, and beside it a straggler where one is simulated), one thread a
-//! stream and one for the host, counters of allocated and reserved memory, and an arrow from every
-//! collective to the first work that waited for it. Written as a stream: memory does not grow with
-//! the run.
+//! A trace has one process per rank (rank 0, and a straggler if one is simulated), one thread per
+//! stream, and one thread for the host. Counters show allocated and reserved memory. An arrow leads
+//! from every collective to the first work that waited for it. Events are streamed to the writer,
+//! so memory does not grow with the run.
 //!
-//! Time 0 is where the recorded step begins, as in `explain`, reports and the dashboard. The host
-//! may issue a step while the device is at the one before. Viewers move the first event of a file
-//! to their 0, and drop what is before 0: so launches before the step are left out, and their
-//! slices on streams tell when they were (`issued_us`, negative then).
+//! Time 0 is the start of the recorded step, as in `explain`, reports and the dashboard. The host
+//! may issue a step while the device still runs the previous one. Viewers move the first event of a
+//! file to time 0 and drop what comes before 0. Launches before the step are therefore left out;
+//! their slices on streams carry the launch time instead (`issued_us`, negative in that case).
 
 mod flows;
 mod json;
@@ -26,7 +26,7 @@ use std::io::{self, Write};
 /// Thread of the host; stream `s` is thread `s + 1`.
 const HOST: u32 = 0;
 
-/// A rank's spans; the rank is the trace's process.
+/// Spans of a rank. Each rank is a process of the trace.
 #[derive(Clone, Copy)]
 struct Ranked<'a> {
     rank: u32,
@@ -36,7 +36,7 @@ struct Ranked<'a> {
 /// Writes the recorded step of a run.
 ///
 /// # Errors
-/// When the writer fails.
+/// Fails if the writer fails.
 pub fn write(program: &Program, run: &Run, writer: impl Write) -> io::Result<()> {
     let mut trace = Trace {
         program,
@@ -67,23 +67,23 @@ pub fn write(program: &Program, run: &Run, writer: impl Write) -> io::Result<()>
 struct Trace<'a, W: Write> {
     program: &'a Program,
     run: &'a Run,
-    /// Arrows so far: their ids are the file's, not a rank's.
+    /// Number of arrows so far: their ids are unique per file, not per rank.
     arrows: u64,
     json: Writer<W>,
 }
 
 impl<W: Write> Trace<'_, W> {
-    /// Microseconds after the step's begin.
+    /// Returns microseconds since the start of the step, at least 0.
     fn us(&self, time: Picos) -> f64 {
         time.saturating_sub(self.run.recorded_from).us()
     }
 
-    /// The same, negative before it.
+    /// Returns microseconds since the start of the step, negative before it.
     fn signed_us(&self, time: Picos) -> f64 {
         self.us(time) - self.run.recorded_from.saturating_sub(time).us()
     }
 
-    /// All that is said of a rank but its memory.
+    /// Writes all events of a rank except its memory counters.
     fn step(&mut self, of: Ranked<'_>) -> io::Result<()> {
         self.names(of)?;
         self.host(of)?;
@@ -133,7 +133,8 @@ impl<W: Write> Trace<'_, W> {
         Ok(())
     }
 
-    /// One slice for each launch since the step's begin: from the launch before it to its own.
+    /// Writes one slice per launch since the start of the step, from the previous launch to this
+    /// one.
     fn host(&mut self, of: Ranked<'_>) -> io::Result<()> {
         let mut order: Vec<&Span> = of.spans.iter().collect();
         order.sort_by_key(|s| (s.issued, s.instr));
@@ -166,7 +167,7 @@ impl<W: Write> Trace<'_, W> {
         Ok(())
     }
 
-    /// What the host does between two launches, in words.
+    /// Describes what the host does between two launches.
     fn host_work(&self, after: Option<InstrId>, before: InstrId) -> String {
         let first = after.map_or(before.0, |i| i.0 + 1);
         let mut parts = Vec::new();
@@ -217,9 +218,9 @@ impl<W: Write> Trace<'_, W> {
         Ok(())
     }
 
-    /// Allocators work when the host issues, not when the device gets there: the counter's name
-    /// says so. Of what was before the step the highest and the last sample count, so that no peak
-    /// is lost.
+    /// Writes the memory counters. Allocators act when the host issues, not when the device
+    /// executes; the name of the counter says so. Of the time before the step, the highest and the
+    /// last sample are kept, so that no peak is lost.
     fn memory(&mut self, of: Ranked<'_>) -> io::Result<()> {
         let timeline = &self.run.memory.timeline;
         let began = timeline.partition_point(|s| s.time < self.run.recorded_from);
@@ -243,7 +244,7 @@ impl<W: Write> Trace<'_, W> {
     fn arrows(&mut self, of: Ranked<'_>) -> io::Result<()> {
         for Flow { from, to } in flows::flows(self.program, of.spans) {
             let (a, b) = (&of.spans[from], &of.spans[to]);
-            // The arrow leaves inside the collective's slice and arrives at the begin of the
+            // The arrow leaves inside the collective's slice and arrives at the start of the
             // consumer's.
             let (leaves, arrives) = (self.us(a.end), self.us(b.start));
             let inside = leaves.min(self.us(a.start).max(leaves - 0.001));

@@ -1,5 +1,5 @@
-//! Measures how fast a trace is read and placed: `cargo run --release -p shardlab-import --example
-//! throughput -- FILE`.
+//! Measures how fast a trace is read and attributed: `cargo run --release -p shardlab-import
+//! --example throughput -- FILE`.
 
 use shardlab_import::attribute::attribute;
 use shardlab_import::{kineto, source::Source};

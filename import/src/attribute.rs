@@ -1,4 +1,5 @@
-//! Where in a step each piece of device work belongs: step, unit, phase, micro-batch, kind.
+//! Attributes each piece of device work to its place in a step: step, unit, phase, micro-batch and
+//! kind.
 //!
 //! ```text
 //! device work ─correlation─▶ call ─thread, time─▶ operator ─nesting─▶ annotation
@@ -27,15 +28,15 @@ use classes::Class;
 use shardlab_plan::program::Phase;
 use std::collections::{BTreeMap, HashMap};
 
-/// Operators around a launch that tell its kind.
+/// Number of operators around a launch that determine its kind.
 const AROUND: usize = 6;
 
-/// A piece of device work with what is known of it.
+/// A piece of device work with its attribution.
 #[derive(Clone, Copy, Debug)]
 pub struct Placed {
     /// Index into [`Trace::device`].
     pub device: u32,
-    /// Where it belongs.
+    /// Place in the step.
     pub place: Place,
     /// Kind.
     pub work: Work,
@@ -47,7 +48,7 @@ pub struct Placed {
     pub collective: Option<u32>,
 }
 
-/// A trace whose device work has its places.
+/// A trace with attributed device work.
 pub struct Attributed {
     /// Units.
     pub units: Units,
@@ -55,26 +56,26 @@ pub struct Attributed {
     pub steps: Steps,
     /// Device work in the order of its starts.
     pub work: Vec<Placed>,
-    /// Device work without a place, by name: how often, and nanoseconds in all.
+    /// Device work without a place, by name: count and total nanoseconds.
     pub unmatched: BTreeMap<String, (u64, u64)>,
-    /// Nanoseconds of device work that has a place, and of all.
+    /// Nanoseconds of device work that has a place, and of all device work.
     pub time: (u64, u64),
-    /// Prefetches that the user asks for.
+    /// Prefetches requested by the user.
     pub prefetch: Prefetch,
-    /// Optimizers by the names that PyTorch gives them, such as `AdamW`.
+    /// Optimizers, by the names that PyTorch gives them, such as `AdamW`.
     pub optimizers: Vec<String>,
     pub(crate) tree: Tree,
     pub(crate) host: Vec<Option<Place>>,
-    /// Modules of the unit that takes the root's part, where the root itself holds nothing.
+    /// Modules of the unit that takes the root's role, if the root itself contains nothing.
     pub root_modules: Option<String>,
 }
 
-/// Prefetches that the user asks for, by their annotations.
+/// Prefetches requested by the user, found by their annotations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Prefetch {
-    /// Most units that one unit prefetches in forward; `None` where none is asked for.
+    /// Maximum number of units that one unit prefetches in forward; `None` if none are requested.
     pub forward: Option<u32>,
-    /// In backward.
+    /// The same for backward.
     pub backward: Option<u32>,
 }
 
@@ -102,7 +103,7 @@ pub fn attribute(trace: &Trace) -> Attributed {
     };
     let places = places::find(&context, &mut units);
     let mut join = Join::new(trace, &order, &tree);
-    // Where the host does not show steps, kernels do.
+    // If the host does not show steps, kernels do.
     let by_kernels = is_without_host(trace, &steps).then(|| {
         steps = device::steps(trace);
         device::places(trace, &steps, &mut units)
@@ -166,8 +167,8 @@ pub fn attribute(trace: &Trace) -> Attributed {
     }
 }
 
-/// Whether device work was launched by no operator that would tell its place: there are none, or
-/// CUDA graphs run it.
+/// Returns whether no host operator locates the device work, because there are none or because CUDA
+/// graphs run it.
 fn is_without_host(trace: &Trace, steps: &Steps) -> bool {
     if trace.host.iter().all(|e| e.is_annotation) {
         return true;
@@ -183,7 +184,7 @@ fn is_without_host(trace: &Trace, steps: &Steps) -> bool {
     graphs && !trains
 }
 
-/// Joins device events with what launched them.
+/// Joins device events with the calls that launched them.
 struct Join<'a> {
     trace: &'a Trace,
     order: &'a order::Order,
@@ -221,7 +222,7 @@ impl<'a> Join<'a> {
         steps: &Steps,
     ) -> Option<Found> {
         let launch = event.correlation.and_then(|c| self.launch(c));
-        // Nesting in time holds in every version; the external id where the call is not in the
+        // Nesting in time works in every version. Use the external id if the call is not in the
         // trace.
         let nested = launch.and_then(|l| {
             let call = &self.trace.launches[l];
@@ -237,7 +238,7 @@ impl<'a> Join<'a> {
         let call = self.call(event, operator);
         let mut place = match (operator, launch) {
             (Some(o), _) => places.host[o],
-            // A call outside of all operators: what time says.
+            // For a call outside of all operators, time decides.
             (None, Some(l)) => {
                 let at = self.trace.launches[l].start;
                 steps.at(at).map(|step| {
@@ -279,7 +280,7 @@ impl<'a> Join<'a> {
             .map(|_| first)
     }
 
-    /// The call of a collective around an event's launch.
+    /// Returns the collective call around an event's launch.
     fn call(&self, event: &DeviceEvent, operator: Option<usize>) -> Option<usize> {
         let own = event.external.and_then(|e| self.calls.get(&e));
         let around = || {
@@ -292,7 +293,7 @@ impl<'a> Join<'a> {
     }
 }
 
-/// A kernel's name without its parameters.
+/// Returns the name of a kernel without its parameters.
 pub(crate) fn short(name: &str) -> &str {
     let name = name.strip_prefix("void ").unwrap_or(name);
     let end = name
@@ -310,8 +311,8 @@ fn optimizers(classes: &[Class]) -> Vec<String> {
     named.collect()
 }
 
-/// Prefetches that the user asks for: those outside of the range of a unit's own hook. FSDP2 nests
-/// its own prefetch of one unit within `pre_backward`.
+/// Returns the prefetches that the user requests: those outside of the range of a unit's own hook.
+/// FSDP2 nests its own prefetch of one unit within `pre_backward`.
 fn prefetch(trace: &Trace, tree: &Tree, classes: &[Class]) -> Prefetch {
     let mut found = Prefetch::default();
     let mut run = (0, 0);
@@ -337,7 +338,7 @@ fn prefetch(trace: &Trace, tree: &Tree, classes: &[Class]) -> Prefetch {
     found
 }
 
-/// Launch of a piece of work.
+/// Returns the call that launched a piece of work.
 pub(crate) fn launch_of<'a>(trace: &'a Trace, work: &Placed) -> Option<&'a Launch> {
     work.launch.map(|l| &trace.launches[l as usize])
 }

@@ -1,9 +1,9 @@
-//! What is wrong with a file that cannot be imported.
+//! Errors of importing.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A file that cannot be imported. All but [`ImportError::Io`] are bad input.
+/// A file that cannot be imported. All errors except [`ImportError::Io`] are bad input.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
     /// The file cannot be read.
@@ -11,10 +11,10 @@ pub enum ImportError {
     Io {
         /// File.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the system.
         source: io::Error,
     },
-    /// The content is not what its format asks for.
+    /// The content does not have the expected format.
     #[error("{}: {reason}", path.display())]
     Invalid {
         /// File.
@@ -22,7 +22,7 @@ pub enum ImportError {
         /// What is wrong, where, and what was expected.
         reason: String,
     },
-    /// Files that do not belong together, or an argument that names none.
+    /// The files do not belong together, or an argument names none.
     #[error("{0}")]
     Arguments(String),
 }

@@ -1,7 +1,7 @@
 //! Execution traces (`ExecutionTraceObserver`): every operator with its shapes, without times.
 //!
-//! An execution trace becomes a [`Trace`] whose times are positions, so that the same rules find
-//! units, steps and options. Operators that matter to them get device work of their own.
+//! An execution trace is converted to a [`Trace`] whose times are positions, so that the same rules
+//! find units, steps and options. Operators that are relevant to these rules get device work.
 
 use crate::ImportError;
 use crate::kineto::{
@@ -25,7 +25,7 @@ struct Node {
     id: u64,
     #[serde(default)]
     name: String,
-    /// Parent; `parent` before schema 1.1.
+    /// Parent; called `parent` before schema 1.1.
     #[serde(default, alias = "parent")]
     ctrl_deps: u64,
     #[serde(default)]
@@ -61,13 +61,13 @@ impl Node {
     }
 }
 
-/// Distance between the positions of two operators; device work lies between.
+/// Distance between the positions of two operators; device work is between them.
 const STEP: i64 = 1000;
 
 /// Reads an execution trace.
 ///
 /// # Errors
-/// If the file is not an execution trace, or has no operators.
+/// Fails if the file is not an execution trace, or has no operators.
 pub(crate) fn read(from: impl Read, path: &Path) -> Result<Trace, ImportError> {
     let file: File = serde_json::from_reader(std::io::BufReader::with_capacity(1 << 20, from))
         .map_err(|e| {
@@ -189,7 +189,7 @@ fn work(trace: &mut Trace, at: i64, external: Option<u32>, name: &str, collectiv
     });
 }
 
-/// A kernel that stands for an operator.
+/// Returns the kernel that stands for an operator.
 fn kernel(name: &str, outputs: &Ports) -> Option<&'static str> {
     let float = if outputs.types.to_string().contains("BFloat16") {
         "fused optimizer c10::BFloat16"
@@ -204,7 +204,7 @@ fn kernel(name: &str, outputs: &Ports) -> Option<&'static str> {
         "_cudnn_attention_backward"
         | "_flash_attention_backward"
         | "_efficient_attention_backward" => "attention bprop",
-        // Casts between backward and optimizer tell the type of kept gradients.
+        // Casts between backward and optimizer show the type of kept gradients.
         "copy_" => "copy",
         op if op.starts_with("_fused_adam") || op.starts_with("_fused_sgd") => float,
         _ => return None,
@@ -235,7 +235,7 @@ fn collective(node: &Node) -> Option<Collective> {
     })
 }
 
-/// Groups and the number of ranks, from what the observer writes first.
+/// Reads the groups and the number of ranks, which the observer writes first.
 fn groups(trace: &mut Trace, values: &Value) {
     let text = values
         .as_array()
@@ -252,7 +252,7 @@ fn groups(trace: &mut Trace, values: &Value) {
         .and_then(|n| u32::try_from(n).ok());
 }
 
-/// Shapes as the profiler writes them: those of scalars and lists of scalars are empty.
+/// Formats shapes like the profiler: those of scalars and lists of scalars are empty.
 fn tensors(shapes: &Value) -> String {
     let list = shapes.as_array().map_or(&[][..], Vec::as_slice);
     let plain = |v: &Value| match v.as_array() {
@@ -269,7 +269,7 @@ fn tensors(shapes: &Value) -> String {
     Value::Array(list.iter().map(plain).collect()).to_string()
 }
 
-/// Types as the profiler writes them: `Tensor(float)` is `float`.
+/// Formats types like the profiler: `Tensor(float)` is `float`.
 fn types(types: &Value) -> String {
     let list = types.as_array().map_or(&[][..], Vec::as_slice);
     let plain = |v: &Value| {
@@ -287,7 +287,7 @@ fn types(types: &Value) -> String {
     Value::Array(list.iter().map(plain).collect()).to_string()
 }
 
-/// Scalars as the profiler writes them: as text.
+/// Formats scalars like the profiler: as text.
 fn concrete(values: &str) -> String {
     let list: Vec<Value> = serde_json::from_str(values).unwrap_or_default();
     let plain = |v: &Value| match v {

@@ -1,4 +1,4 @@
-//! What a trace determines of the scenario that it shows, each with how.
+//! What a trace determines of its scenario, with the reason for each value.
 
 mod count;
 mod model;
@@ -15,12 +15,12 @@ use crate::kineto::Trace;
 use count::Counts;
 use shardlab_plan::ir::DType;
 
-/// A value and how it was determined.
+/// A value with the reason for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found<T> {
     /// Value.
     pub value: T,
-    /// How it was determined, as a phrase for a comment.
+    /// Reason, as a phrase for a comment.
     pub because: String,
 }
 
@@ -36,33 +36,33 @@ impl<T> Found<T> {
 /// Which parameters are gathered again for backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reshard {
-    /// All but the root's.
+    /// All except the root's.
     Always,
     /// None.
     Never,
-    /// All but those of the last block, as torchtitan's default.
+    /// All except those of the last block, torchtitan's default.
     ButLast,
-    /// Keeps shards over groups of this many ranks.
+    /// Shards are kept over groups of this many ranks.
     Group(u32),
 }
 
-/// How far units are gathered ahead.
+/// How far ahead units are gathered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ahead {
-    /// What the engine does on its own.
+    /// The engine's own prefetching.
     Implicit,
-    /// So many units, by the user's choice.
+    /// This many units, requested by the user.
     Depth(u32),
 }
 
-/// What is computed again in backward.
+/// What backward recomputes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recompute {
     /// Nothing.
     None,
     /// Whole blocks.
     Full,
-    /// All but matrix products and attention.
+    /// Everything except matmuls and attention.
     Selective,
 }
 
@@ -71,11 +71,11 @@ pub enum Recompute {
 pub enum Compiled {
     /// Nothing.
     Off,
-    /// Code between hooks: several graphs a block.
+    /// Code between hooks: several graphs per block.
     Regions,
     /// Each block as one graph.
     Blocks,
-    /// The step as one graph, collectives included.
+    /// The step as one graph, including collectives.
     Full,
 }
 
@@ -84,34 +84,34 @@ pub enum Compiled {
 pub struct UnitFacts {
     /// Name.
     pub name: String,
-    /// Shapes of its parameters, in full; empty where shapes were not recorded.
+    /// Full shapes of its parameters; empty if shapes were not recorded.
     pub parameters: Vec<Vec<u64>>,
-    /// Elements that are gathered, with padding; 0 where nothing is.
+    /// Number of gathered elements, including padding; 0 if nothing is gathered.
     pub gathered: u64,
     /// Whether its parameters are gathered again in backward.
     pub regathered: bool,
 }
 
-/// Everything that is determined; what is not is `None`.
+/// All determined facts; `None` stands for an undetermined one.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
-    /// Ranks of the job.
+    /// Number of ranks of the job.
     pub world_size: Option<Found<u32>>,
-    /// Ranks that shard parameters.
+    /// Number of ranks that shard parameters.
     pub dp_shard: Option<Found<u32>>,
-    /// Replicas.
+    /// Number of replicas.
     pub dp_outer: Option<Found<u32>>,
     /// Engine: `fsdp2` or `megatron`.
     pub policy: Option<Found<&'static str>>,
-    /// Strategy, as scenario files name it.
+    /// Strategy, with the names of scenario files.
     pub strategy: Option<Found<&'static str>>,
-    /// Units in forward order; the root is among them where it holds parameters.
+    /// Units in forward order, including the root if it holds parameters.
     pub units: Vec<UnitFacts>,
-    /// Type of gathered parameters, `bf16`, `f16` or `f32`.
+    /// Type of gathered parameters: `bf16`, `f16` or `f32`.
     pub compute: Option<Found<&'static str>>,
     /// Type in which gradients are reduced.
     pub reduce: Option<Found<&'static str>>,
-    /// Type of the optimizer's weights.
+    /// Type of the main weights.
     pub main_params: Option<Found<&'static str>>,
     /// Type in which gradients are kept.
     pub main_grads: Option<Found<&'static str>>,
@@ -125,19 +125,19 @@ pub struct Facts {
     pub prefetch_backward: Option<Found<Ahead>>,
     /// Recomputation.
     pub recompute: Option<Found<Recompute>>,
-    /// Micro-batches of a step.
+    /// Number of micro-batches per step.
     pub accumulation: Option<Found<u32>>,
     /// Whether only the last micro-batch reduces gradients; `None` with one micro-batch.
     pub sync_last: Option<Found<bool>>,
     /// Compilation.
     pub compiled: Option<Found<Compiled>>,
-    /// Whether gradients are clipped to a norm.
+    /// Whether gradients are clipped by norm.
     pub clip: Option<Found<bool>>,
-    /// Whether the norm is computed.
+    /// Whether the gradient norm is computed.
     pub grad_norm: bool,
     /// Optimizer.
     pub optimizer: Option<Found<Optimizer>>,
-    /// Whether the loss is computed chunk by chunk.
+    /// Whether the loss is computed in chunks.
     pub chunked_loss: Option<Found<bool>>,
     /// Model and batch.
     pub model: Model,
@@ -145,7 +145,7 @@ pub struct Facts {
     pub device: Option<String>,
 }
 
-/// Finds what the trace determines, from its typical step.
+/// Determines facts from the typical step of a trace.
 #[must_use]
 pub fn find(trace: &Trace, a: &Attributed, step: Option<u32>) -> Facts {
     let counts = Counts::new(trace, a, step);
@@ -166,7 +166,7 @@ pub fn find(trace: &Trace, a: &Attributed, step: Option<u32>) -> Facts {
     facts
 }
 
-/// Scenario files' name of an element type.
+/// Returns the name of an element type in scenario files.
 pub(crate) fn dtype(name: &str) -> Option<&'static str> {
     let found = DType::find(|n| n.torch.contains(&name))?;
     found.is_float().then(|| found.name())

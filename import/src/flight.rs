@@ -7,12 +7,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::path::Path;
 
-/// A collective, as a rank recorded it.
+/// A collective as recorded by a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// Process group: name and description.
     pub group: (String, String),
-    /// Number within the group; collectives and point-to-point messages count apart.
+    /// Sequence number within the group. Collectives and point-to-point messages are counted
+    /// separately.
     pub sequence: u64,
     /// Whether it is a point-to-point message.
     pub is_p2p: bool,
@@ -22,7 +23,7 @@ pub struct Entry {
     pub sizes: String,
     /// `scheduled`, `started` or `completed`.
     pub state: String,
-    /// When it was issued, nanoseconds since 1970.
+    /// Time of issue, nanoseconds since 1970.
     pub created: i64,
     /// Innermost frame outside of PyTorch: file and line.
     pub frame: String,
@@ -35,9 +36,9 @@ pub struct FlightRecord {
     pub rank: u32,
     /// Version of the format.
     pub version: String,
-    /// Collectives in the order in which they were issued.
+    /// Collectives in the order of issue.
     pub entries: Vec<Entry>,
-    /// Ranks of each group, by its name; empty where the record does not say.
+    /// Ranks of each group, by name; empty if the record does not contain them.
     pub groups: BTreeMap<String, Vec<u32>>,
 }
 
@@ -49,50 +50,51 @@ pub enum Divergence {
     Different {
         /// Process group.
         group: String,
-        /// Number within the group.
+        /// Sequence number within the group.
         sequence: u64,
         /// What each rank issues.
         ranks: BTreeMap<u32, String>,
     },
-    /// Some ranks do not issue a collective that others wait in.
+    /// Some ranks do not issue a collective in which others wait.
     Missing {
         /// Process group.
         group: String,
-        /// Number within the group.
+        /// Sequence number within the group.
         sequence: u64,
-        /// Ranks that issued it, with it.
+        /// Ranks that issued the collective, with its description.
         issued: BTreeMap<u32, String>,
-        /// Ranks that did not, with the last one that they issued.
+        /// Ranks that did not, each with the last collective that it issued.
         missing: BTreeMap<u32, String>,
     },
-    /// All ranks issue the same, but some do not complete it.
+    /// All ranks issue the same collective, but some do not complete it.
     Incomplete {
         /// Process group.
         group: String,
-        /// Number within the group.
+        /// Sequence number within the group.
         sequence: u64,
         /// State by rank.
         ranks: BTreeMap<u32, String>,
     },
 }
 
-/// What the records of some ranks show together.
+/// Result of comparing the records of several ranks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct FlightReport {
-    /// Ranks with their numbers of collectives.
+    /// Number of collectives of each rank.
     pub ranks: BTreeMap<u32, usize>,
-    /// Collectives that all ranks of their group issued alike.
+    /// Number of collectives that all ranks of their group issued alike.
     pub matched: u64,
     /// The first divergence, by the time at which its collective was issued.
     pub divergence: Option<Divergence>,
-    /// Groups that cannot be compared, with why.
+    /// Groups that cannot be compared, with the reasons.
     pub notes: Vec<String>,
 }
 
-/// Reads a record, a pickle or JSON. `rank` is what the file's name or place says.
+/// Reads a record (a pickle or JSON). `rank` is the rank according to the name of the file or its
+/// position.
 ///
 /// # Errors
-/// If the file is not a flight record, is cut off, or contains code.
+/// Fails if the file is not a flight record, is cut off, or contains code.
 pub fn read(mut from: impl Read, path: &Path, rank: u32) -> Result<FlightRecord, ImportError> {
     let mut bytes = Vec::new();
     from.read_to_end(&mut bytes)
@@ -190,7 +192,7 @@ fn entry(value: &Value) -> Entry {
     }
 }
 
-/// A value in short: lists in brackets, text without quotes.
+/// Formats a value concisely: lists in brackets, text without quotes.
 fn plain(value: &Value) -> String {
     match value {
         Value::List(items) => {
@@ -213,7 +215,7 @@ impl Entry {
         format!("{} {}{at}", self.name, self.sizes)
     }
 
-    /// What has to be the same on all ranks. The sizes of exchanges may differ.
+    /// Returns what has to be equal on all ranks. The sizes of all-to-alls may differ.
     fn signature(&self) -> (&str, &str) {
         let sized = !self.name.contains("all_to_all")
             && !self.name.contains("alltoall")
@@ -225,7 +227,7 @@ impl Entry {
 /// Compares the records of ranks.
 ///
 /// # Errors
-/// When two records are of the same rank.
+/// Fails if two records are of the same rank.
 pub fn compare(records: &[FlightRecord]) -> Result<FlightReport, ImportError> {
     let mut report = FlightReport::default();
     for record in records {
@@ -256,7 +258,7 @@ pub fn compare(records: &[FlightRecord]) -> Result<FlightReport, ImportError> {
     Ok(report)
 }
 
-/// A rank's record with the entries of one group by their number.
+/// A rank's record, with the entries of one group by sequence number.
 type OfRank<'a> = (&'a FlightRecord, BTreeMap<u64, usize>);
 
 fn compare_group(
@@ -277,7 +279,7 @@ fn compare_group(
             .filter(|(_, e)| !e.is_p2p && e.group == *group);
         own.map(|(i, e)| (e.sequence, i)).collect()
     };
-    // Groups of the same name on disjoint ranks are others.
+    // Groups with equal names on disjoint ranks are different groups.
     let mut families: BTreeMap<Vec<u32>, Vec<OfRank<'_>>> = BTreeMap::new();
     for record in records {
         let entries = of(record);

@@ -1,4 +1,4 @@
-//! Files to results: each file by its format, ranks put together.
+//! Imports files: reads each by its format and combines ranks.
 
 use crate::attribute::{Attributed, attribute, launch_of};
 use crate::facts::{self, Facts};
@@ -12,29 +12,29 @@ use crate::{ImportError, execution};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Everything that some files say.
+/// Result of importing some files.
 #[derive(Debug, Default)]
 pub struct Import {
-    /// The run that traces show.
+    /// The run shown by traces.
     pub run: Option<RunImport>,
     /// Memory snapshots with their files.
     pub snapshots: Vec<(PathBuf, Vec<SnapshotReport>)>,
-    /// Flight records, compared.
+    /// Comparison of flight records.
     pub flight: Option<FlightReport>,
-    /// What execution traces show, with their files.
+    /// Structure shown by execution traces, with their files.
     pub structure: Vec<(PathBuf, Structure)>,
 }
 
-/// What an execution trace shows.
+/// Structure shown by an execution trace.
 #[derive(Debug)]
 pub struct Structure {
-    /// Operators.
+    /// Number of operators.
     pub operators: u64,
-    /// What it determines.
+    /// Determined facts.
     pub facts: Facts,
 }
 
-/// A run that traces show.
+/// A run shown by traces.
 #[derive(Debug)]
 pub struct RunImport {
     /// The run of the first rank.
@@ -43,28 +43,28 @@ pub struct RunImport {
     pub facts: Facts,
     /// Ranks.
     pub ranks: Vec<RankSummary>,
-    /// Share of the device time of all ranks that has a place, 0 to 1.
+    /// Attributed share of the device time of all ranks, 0 to 1.
     pub attributed_share: f64,
-    /// What has no place or meaning, by name: how often, and device time in nanoseconds.
+    /// Work that could not be attributed, by name: count, and device time in nanoseconds.
     pub unmatched: BTreeMap<String, (u64, u64)>,
     /// Events that carry no work, by category.
     pub context: BTreeMap<String, u64>,
-    /// What step boundaries follow from.
+    /// How step boundaries were found.
     pub steps_by: &'static str,
-    /// What cannot be determined, and why.
+    /// What cannot be determined, with reasons.
     pub undetermined: Vec<String>,
-    /// What a reader should know.
+    /// Notes for the reader.
     pub notes: Vec<String>,
     /// Bytes of text that were read.
     pub bytes: u64,
-    /// Events that were read.
+    /// Number of events that were read.
     pub events: u64,
 }
 
-/// Imports files; arguments may be globs.
+/// Imports files. Arguments may be globs.
 ///
 /// # Errors
-/// When a file cannot be read or is not what it should be, or when files do not belong together.
+/// Fails if a file cannot be read or has an invalid format, or if files do not belong together.
 pub fn import(arguments: &[PathBuf], name: &str) -> Result<Import, ImportError> {
     let files = expand(arguments)?;
     let mut sorted: Vec<(PathBuf, Format)> = Vec::new();
@@ -116,10 +116,10 @@ pub fn import(arguments: &[PathBuf], name: &str) -> Result<Import, ImportError> 
     Ok(all)
 }
 
-/// Reads what a trace, a profiler's or an execution trace, determines.
+/// Returns what a profiler trace or an execution trace determines.
 ///
 /// # Errors
-/// When the file cannot be read or is neither.
+/// Fails if the file cannot be read or is neither.
 pub fn facts_of(path: &Path) -> Result<(Facts, Vec<String>), ImportError> {
     let source = Source::open(path)?;
     let trace = match source.format() {
@@ -162,7 +162,7 @@ fn has_device_work(trace: &Trace, path: &Path) -> Result<(), ImportError> {
     if !trace.device.is_empty() {
         return Ok(());
     }
-    let mut reason = "the trace has no work of a GPU".to_owned();
+    let mut reason = "the trace contains no GPU work".to_owned();
     if let Some(note) = trace.notes.first() {
         reason += &format!(": {note}");
     } else if trace.launches.is_empty() {
@@ -199,7 +199,7 @@ fn traces_to_run(paths: &[&Path], name: &str) -> Result<RunImport, ImportError> 
         let kept = Rank::new(rank, path, &trace, &attributed);
         let times = kept.times.clone();
         ranks.push(kept);
-        // The lowest rank is shown; others are only needed for their collectives.
+        // The lowest rank is shown. Others are only needed for their collectives.
         if first.as_ref().is_none_or(|f| rank < f.0) {
             first = Some((
                 rank,
@@ -339,13 +339,13 @@ fn labels(first: &First, facts: &Facts, ranks: &[Rank], late: &[i64], name: &str
     }
 }
 
-/// What the trace does not tell, and why.
+/// Returns what the trace does not determine, with reasons.
 fn undetermined(trace: &Trace, a: &Attributed, facts: &Facts) -> Vec<String> {
     let mut all = Vec::new();
     let mut say = |text: &str| all.push(text.to_owned());
     if trace.host.iter().all(|e| e.is_annotation) {
         say(
-            "names of units, and options: the trace has no operators of the host (it was recorded without ProfilerActivity.CPU); kernels tell steps and phases",
+            "names of units, and options: the trace has no host operators (it was recorded without ProfilerActivity.CPU); steps and phases come from kernels",
         );
         return all;
     }
@@ -365,11 +365,11 @@ fn undetermined(trace: &Trace, a: &Attributed, facts: &Facts) -> Vec<String> {
     }
     if trace.memory.is_empty() {
         say(
-            "memory over time: the trace was recorded without profile_memory=True (a snapshot tells it, too)",
+            "memory over time: the trace was recorded without profile_memory=True (a snapshot contains it, too)",
         );
     }
     if a.steps.all.iter().all(|s| !s.is_whole()) {
-        say("step time: no step is in the trace as a whole");
+        say("step time: the trace contains no complete step");
     } else if a.steps.all.iter().all(|s| s.optimizer.is_none()) {
         say("gradient accumulation: no optimizer is in the trace");
     }

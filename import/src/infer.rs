@@ -1,4 +1,4 @@
-//! Writes the scenario that a trace shows, with a comment per line saying how it was determined.
+//! Writes the scenario that a trace shows, with a comment per line on how it was determined.
 
 mod units;
 
@@ -10,18 +10,18 @@ use std::fmt::{Display, Write};
 /// A scenario as text, and what the trace does not determine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inferred {
-    /// The scenario file.
+    /// Text of the scenario file.
     pub text: String,
-    /// Keys that a scenario needs and the trace does not determine, with why.
+    /// Required keys that the trace does not determine, with reasons.
     pub missing: Vec<String>,
-    /// Keys that were taken for granted.
+    /// Keys with assumed values.
     pub assumed: Vec<String>,
 }
 
 /// Column at which comments start.
 const COMMENT: usize = 42;
 
-/// Writes the scenario. `preset` is the path of a Hugging Face `config.json` that stands for the
+/// Writes the scenario. `preset` is the path of a Hugging Face `config.json` that describes the
 /// model.
 #[must_use]
 pub fn infer(facts: &Facts, name: &str, preset: Option<&str>) -> Inferred {
@@ -216,7 +216,7 @@ fn fsdp(w: &mut Writer, facts: &Facts) {
     });
 }
 
-/// Shipped profile of a device.
+/// Returns the shipped profile of a device.
 fn hardware(device: &str) -> Option<&'static str> {
     let has = |part: &str| device.contains(part);
     Some(if has("H200") {
@@ -245,11 +245,11 @@ struct Writer {
 
 impl Writer {
     fn line(&mut self, text: &str) {
-        // Writing to a text cannot fail.
+        // Writing to a string cannot fail.
         let _ = writeln!(self.text, "{text}");
     }
 
-    /// Starts a section, which is written with its first key.
+    /// Starts a section. Its heading is written with its first key.
     fn section(&mut self, name: &'static str) {
         self.section = name;
         self.begun = false;
@@ -271,7 +271,7 @@ impl Writer {
         }
     }
 
-    /// A key without which there is no scenario.
+    /// Writes a key that every scenario needs.
     fn needed<T>(&mut self, key: &str, found: Option<&Found<T>>, show: impl Fn(&T) -> String) {
         if found.is_none() {
             self.missing.push(format!(

@@ -1,7 +1,7 @@
 //! Traces of the PyTorch profiler (Kineto), as Chrome JSON.
 //!
-//! Source of the format: `output_json.cpp` of pytorch/kineto. Every key is optional; traces of
-//! older versions lack most.
+//! Source of the format: `output_json.cpp` of pytorch/kineto. Every key is optional, since traces
+//! of older versions lack most.
 
 mod build;
 mod event;
@@ -21,10 +21,10 @@ use scan::{Fault, Item, Scanner};
 use std::io::Read;
 use std::path::Path;
 
-/// Reads a trace.
+/// Reads a trace. A file that ends too early is read as far as it goes, with a note.
 ///
 /// # Errors
-/// If the file is not a trace. A file that ends too early is read up to there, with a note.
+/// Fails if the file is not a trace.
 pub fn read(from: impl Read, path: &Path) -> Result<Trace, ImportError> {
     let mut builder = Builder::default();
     let mut scanner = Scanner::new(from);
@@ -65,7 +65,7 @@ pub fn read(from: impl Read, path: &Path) -> Result<Trace, ImportError> {
     Ok(builder.finish())
 }
 
-/// Goes on behind a fault where that is possible. Returns whether there is more to read.
+/// Continues after an error if possible. Returns whether there is more to read.
 fn go_on<R: Read>(
     builder: &mut Builder,
     scanner: &mut Scanner<R>,

@@ -1,14 +1,14 @@
-//! shardlab-import: profiler traces, memory snapshots and flight records of PyTorch jobs as
+//! shardlab-import reads profiler traces, memory snapshots and flight records of PyTorch jobs as
 //! measured runs.
 //!
 //! ```text
-//! file ─ source ─┬─▶ kineto ────┬─▶ Trace ─ attribute ─▶ places ─┬─▶ measured  a run like one of `exec`
+//! file ─ source ─┬─▶ kineto ────┬─▶ Trace ─ attribute ─▶ places ─┬─▶ measured  a run like those of `exec`
 //!                ├─▶ execution ─┘                                └─▶ facts ─ infer ─▶ scenario
 //!                └─▶ pickle ─┬─▶ snapshot  the peak by role and unit
 //!                            └─▶ flight    where ranks diverge
 //! ```
 //!
-//! Nothing is dropped silently: what cannot be read or placed is counted and listed.
+//! Nothing is dropped silently: events that cannot be read or attributed are counted and listed.
 //!
 //! ```
 //! # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/traces/megatron-rank0.json.gz");

@@ -1,4 +1,4 @@
-//! A trace as a measured run: the structure that `exec` gives its own.
+//! Converts a trace to a measured run with the same structure as a run of `exec`.
 
 mod collectives;
 mod gaps;
@@ -19,17 +19,17 @@ use shardlab_plan::record::{CostSources, Run, RunKind, StepRecord};
 use shardlab_plan::units::{Bytes, Picos};
 use std::collections::BTreeMap;
 
-/// What a span or a memory sample of a measured run stands for.
+/// The instruction of a span or a memory sample of a measured run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instr {
-    /// Number in the order in which the host issued it.
+    /// Number in the order of issue by the host.
     pub id: InstrId,
     /// Index of its name in [`Measured::names`].
     pub name: u32,
-    /// Rule that issues it in programs, such as `prefetch`; `imported` where the trace does not
-    /// tell.
+    /// Rule that issues it in programs, such as `prefetch`; `imported` if the trace does not show
+    /// it.
     pub rule: &'static str,
-    /// Kind of work; none for allocations and frees.
+    /// Kind of work; `None` for allocations and frees.
     pub work: Option<Work>,
     /// Role of the memory that it allocates.
     pub role: Option<Role>,
@@ -43,11 +43,11 @@ pub struct Instr {
     pub stream: StreamId,
     /// Payload of a collective, bytes of a copy or an allocation.
     pub bytes: u64,
-    /// Floating-point operations, where shapes were recorded.
+    /// Floating-point operations, if shapes were recorded.
     pub flops: u64,
 }
 
-/// A measured run and what its numbers refer to.
+/// A measured run, and everything that its numbers refer to.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measured {
     /// The run.
@@ -60,24 +60,24 @@ pub struct Measured {
     pub units: Vec<String>,
     /// Streams; the first is the compute stream.
     pub streams: Vec<String>,
-    /// Floating-point operations of a step; 0 without shapes.
+    /// Floating-point operations per step; 0 without shapes.
     pub flops: u64,
 }
 
-/// Device times of a step, nanoseconds of the trace.
+/// Device times of a step, in nanoseconds of the trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct StepTime {
     /// Step, an index into [`crate::attribute::Steps::all`].
     pub step: u32,
-    /// End of the step before, or the start of its own first work.
+    /// End of the previous step, or the start of its own first work.
     pub from: i64,
     /// End of its last work.
     pub to: i64,
-    /// Whether a step before it is in the trace: if not, `from` misses the host's share.
+    /// Whether the previous step is in the trace. If not, `from` excludes the host's share.
     pub follows: bool,
 }
 
-/// Times of the steps that are whole.
+/// Returns the times of the complete steps.
 #[must_use]
 pub fn step_times(trace: &Trace, a: &Attributed) -> Vec<StepTime> {
     let mut spans: BTreeMap<u32, (i64, i64)> = BTreeMap::new();
@@ -91,7 +91,7 @@ pub fn step_times(trace: &Trace, a: &Attributed) -> Vec<StepTime> {
     let mut times = Vec::new();
     let mut before: Option<i64> = None;
     for (step, span) in spans {
-        // Work that was issued for the next step already counts to that one.
+        // Work that was issued for the next step counts towards that step.
         let from = before.map_or(span.0, |b| b.min(span.1));
         if a.steps.all[step as usize].is_whole() {
             times.push(StepTime {
@@ -106,8 +106,8 @@ pub fn step_times(trace: &Trace, a: &Attributed) -> Vec<StepTime> {
     times
 }
 
-/// The step that is shown in detail: the one with the median time among those that follow another
-/// one.
+/// Returns the step that is shown in detail: the one with the median time among those that follow
+/// another step.
 #[must_use]
 pub fn typical(times: &[StepTime]) -> Option<StepTime> {
     let following: Vec<&StepTime> = times.iter().filter(|t| t.follows).collect();
@@ -120,7 +120,7 @@ pub fn typical(times: &[StepTime]) -> Option<StepTime> {
     sorted.get(sorted.len().saturating_sub(1) / 2).map(|t| **t)
 }
 
-/// What a run says besides its times.
+/// Descriptive data of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Labels {
     /// Name.
@@ -129,13 +129,13 @@ pub struct Labels {
     pub policy: String,
     /// Ranks.
     pub world_size: u32,
-    /// Tokens of a step and rank; 0 where shapes do not tell.
+    /// Tokens per step and rank; 0 if shapes do not show them.
     pub tokens: u64,
-    /// Facts.
+    /// Facts of the environment.
     pub environment: BTreeMap<String, String>,
 }
 
-/// Makes the run of a trace. `pure` are the times of collectives without waits for other ranks, by
+/// Converts a trace to a run. `pure` are the times of collectives without waits for other ranks, by
 /// device event.
 #[must_use]
 pub fn measured(
@@ -230,8 +230,8 @@ pub fn measured(
     }
 }
 
-/// Times of steps; where some follow another one, only theirs: the first one lacks the host's
-/// share.
+/// Returns the times of steps. If some follow another step, only these count, since the first one
+/// lacks the host's share.
 #[must_use]
 pub fn samples(times: &[StepTime]) -> Vec<Picos> {
     let follow = times.iter().any(|t| t.follows);
@@ -242,7 +242,7 @@ pub fn samples(times: &[StepTime]) -> Vec<Picos> {
         .collect()
 }
 
-/// The first time of a trace.
+/// Returns the first time of a trace.
 pub(crate) fn origin(trace: &Trace) -> i64 {
     let host = trace.host.iter().map(|e| e.start);
     let device = trace.device.iter().map(|e| e.start);
@@ -250,7 +250,7 @@ pub(crate) fn origin(trace: &Trace) -> i64 {
     host.chain(device).chain(launches).min().unwrap_or(0)
 }
 
-/// Host times between which a step is issued.
+/// Returns the host times between which a step is issued.
 fn host_span(trace: &Trace, a: &Attributed, step: u32) -> (i64, i64) {
     let mut span: Option<(i64, i64)> = None;
     for w in a.work.iter().filter(|w| w.place.step == step) {
@@ -262,7 +262,7 @@ fn host_span(trace: &Trace, a: &Attributed, step: u32) -> (i64, i64) {
     span.unwrap_or((0, 0))
 }
 
-/// Host times of a step, from its start to that of the next.
+/// Returns the host times of a step, from its start to that of the next.
 pub(crate) fn window(steps: &[Step], step: u32) -> (i64, i64) {
     let step = step as usize;
     let to = steps.get(step + 1).map_or(i64::MAX, |s| s.start);

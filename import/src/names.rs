@@ -1,4 +1,4 @@
-//! Texts that occur many times, each kept once.
+//! Interned texts: each is stored once.
 
 use std::collections::HashMap;
 
@@ -6,7 +6,7 @@ use std::collections::HashMap;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NameId(u32);
 
-/// Texts by their index, in the order in which they were first met.
+/// Texts by index, in the order of first occurrence.
 #[derive(Clone, Debug, Default)]
 pub struct Names {
     known: HashMap<Box<str>, NameId>,
@@ -25,7 +25,7 @@ impl Names {
         id
     }
 
-    /// Returns the text of an index that these names gave.
+    /// Returns the text of an index returned by these names.
     #[must_use]
     pub fn get(&self, id: NameId) -> &str {
         &self.all[id.0 as usize]
@@ -37,13 +37,13 @@ impl Names {
         self.all.len()
     }
 
-    /// Returns whether there is no text.
+    /// Returns whether there are no texts.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
 
-    /// Returns what a function says of each text, by index.
+    /// Returns the result of a function for each text, by index.
     pub(crate) fn map<T>(&self, of: impl Fn(&str) -> T) -> Vec<T> {
         self.all.iter().map(|text| of(text)).collect()
     }

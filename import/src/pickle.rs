@@ -1,8 +1,8 @@
-//! Reads pickles of plain data: numbers, text, lists, tuples, dictionaries, sets, bytes.
+//! Reads pickles of plain data: numbers, text, lists, tuples, dictionaries, sets and bytes.
 //!
-//! A pickle is a program; this reader knows only the instructions that build plain values. Whatever
-//! would import or call something (`GLOBAL`, `REDUCE`, `BUILD` and the like) is refused. Shared
-//! values are shared in the result too.
+//! A pickle is a program. This reader supports only the instructions that build plain values, and
+//! rejects those that import or call something (`GLOBAL`, `REDUCE`, `BUILD` and similar ones).
+//! Shared values stay shared in the result.
 
 use std::fmt;
 use std::rc::Rc;
@@ -14,9 +14,9 @@ pub enum Value {
     None,
     /// `True` or `False`.
     Bool(bool),
-    /// Integer; those beyond 64 bits keep their low bits.
+    /// Integer. Those beyond 64 bits keep their low bits.
     Int(i64),
-    /// Number.
+    /// Floating-point number.
     Float(f64),
     /// Text.
     Text(Rc<str>),
@@ -24,12 +24,12 @@ pub enum Value {
     Bytes(Rc<[u8]>),
     /// List, tuple or set.
     List(Rc<Vec<Value>>),
-    /// Dictionary, in its order.
+    /// Dictionary, in insertion order.
     Dict(Rc<Vec<(Value, Value)>>),
 }
 
 impl Value {
-    /// Value of a key of a dictionary.
+    /// Returns the value of a key of a dictionary.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&Self> {
         match self {
@@ -41,7 +41,7 @@ impl Value {
         }
     }
 
-    /// Items of a list; none for anything else.
+    /// Returns the items of a list; empty for anything else.
     #[must_use]
     pub fn items(&self) -> &[Self] {
         match self {
@@ -50,7 +50,7 @@ impl Value {
         }
     }
 
-    /// Pairs of a dictionary; none for anything else.
+    /// Returns the pairs of a dictionary; empty for anything else.
     #[must_use]
     pub fn pairs(&self) -> &[(Self, Self)] {
         match self {
@@ -59,7 +59,7 @@ impl Value {
         }
     }
 
-    /// Text.
+    /// Returns the text; `None` for anything else.
     #[must_use]
     pub fn text(&self) -> Option<&str> {
         match self {
@@ -68,7 +68,7 @@ impl Value {
         }
     }
 
-    /// Whole number.
+    /// Returns the integer; `None` for anything else.
     #[must_use]
     pub fn int(&self) -> Option<i64> {
         match self {
@@ -79,7 +79,7 @@ impl Value {
         }
     }
 
-    /// Number.
+    /// Returns the number; `None` for anything else.
     #[must_use]
     pub fn float(&self) -> Option<f64> {
         match self {
@@ -89,7 +89,7 @@ impl Value {
         }
     }
 
-    /// The value of JSON.
+    /// Converts a JSON value.
     #[must_use]
     pub fn from_json(value: &serde_json::Value) -> Self {
         use serde_json::Value as Json;
@@ -115,9 +115,9 @@ impl Value {
 /// Why a pickle cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PickleError {
-    /// Byte of the instruction.
+    /// Position of the instruction, in bytes.
     pub at: usize,
-    /// What is wrong.
+    /// Reason.
     pub reason: String,
 }
 
@@ -127,7 +127,7 @@ impl fmt::Display for PickleError {
     }
 }
 
-/// A value under construction: lists and dictionaries grow after they have been remembered.
+/// A value under construction. Lists and dictionaries may grow after they have been memoized.
 #[derive(Clone, Copy)]
 enum Slot {
     Mark,
@@ -140,13 +140,13 @@ enum Node {
     Dict(Vec<(usize, usize)>),
 }
 
-/// Deepest nesting of values.
+/// Maximum nesting of values.
 const DEEPEST: usize = 200;
 
 /// Reads a pickle.
 ///
 /// # Errors
-/// When it ends too early, holds anything but plain values, or is no pickle.
+/// Fails if it ends too early, contains anything but plain values, or is not a pickle.
 pub fn read(bytes: &[u8]) -> Result<Value, PickleError> {
     Machine {
         bytes,
@@ -240,7 +240,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Values above the last mark.
+    /// Removes and returns the values above the last mark.
     fn above_mark(&mut self) -> Done<Vec<usize>> {
         let mut found = Vec::new();
         loop {
@@ -256,7 +256,7 @@ impl<'a> Machine<'a> {
 
     fn remember(&mut self, at: usize) -> Done<()> {
         let top = self.top()?;
-        // Numbers are given in order; one far beyond is damage.
+        // Numbers are assigned in order; one far beyond them indicates damage.
         if at > self.memo.len() + self.bytes.len() {
             return self.fail("a memo number is too large");
         }
@@ -284,7 +284,7 @@ impl<'a> Machine<'a> {
                 list.extend(items);
                 Ok(())
             }
-            _ => self.fail("items are added to something that is no list"),
+            _ => self.fail("items are added to something that is not a list"),
         }
     }
 
@@ -299,7 +299,7 @@ impl<'a> Machine<'a> {
                 dict.extend(pairs);
                 Ok(())
             }
-            _ => self.fail("items are set in something that is no dictionary"),
+            _ => self.fail("items are set in something that is not a dictionary"),
         }
     }
 
@@ -311,7 +311,8 @@ impl<'a> Machine<'a> {
                 0x80 => {
                     let version = self.number(1)?;
                     if version > 5 {
-                        return self.fail(format!("pickle protocol {version}; 5 at most is known"));
+                        return self
+                            .fail(format!("pickle protocol {version}; at most 5 is supported"));
                     }
                 }
                 0x95 => drop(self.take(8)?),
@@ -360,7 +361,7 @@ impl<'a> Machine<'a> {
                         "00" => Value::Bool(false),
                         digits => match digits.parse() {
                             Ok(n) => Value::Int(n),
-                            Err(_) => return self.fail(format!("`{digits}` is no number")),
+                            Err(_) => return self.fail(format!("`{digits}` is not a number")),
                         },
                     };
                     self.plain(value);
@@ -369,7 +370,7 @@ impl<'a> Machine<'a> {
                     let line = self.line()?;
                     match line.parse() {
                         Ok(x) => self.plain(Value::Float(x)),
-                        Err(_) => return self.fail(format!("`{line}` is no number")),
+                        Err(_) => return self.fail(format!("`{line}` is not a number")),
                     }
                 }
                 b'G' => {
@@ -455,7 +456,7 @@ impl<'a> Machine<'a> {
                     let line = self.line()?;
                     match line.parse() {
                         Ok(at) => self.remember(at)?,
-                        Err(_) => return self.fail("a memo number is no number"),
+                        Err(_) => return self.fail("a memo number is not a number"),
                     }
                 }
                 b'h' => {
@@ -470,7 +471,7 @@ impl<'a> Machine<'a> {
                     let line = self.line()?;
                     match line.parse() {
                         Ok(at) => self.recall(at)?,
-                        Err(_) => return self.fail("a memo number is no number"),
+                        Err(_) => return self.fail("a memo number is not a number"),
                     }
                 }
                 b'c' => {
@@ -506,7 +507,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// The finished value of a node. Each node is built once, and shared.
+    /// Returns the finished value of a node. Each node is built once, and shared.
     fn build(&self, root: usize) -> Done<Value> {
         let mut built: Vec<Option<Value>> = vec![None; self.nodes.len()];
         self.finish(root, &mut built, 0)
@@ -516,7 +517,7 @@ impl<'a> Machine<'a> {
         if let Some(value) = &built[node] {
             return Ok(value.clone());
         }
-        // A value that holds itself never ends.
+        // A value that contains itself would never end.
         if depth > DEEPEST {
             return self.fail(format!("values are nested more than {DEEPEST} deep"));
         }
@@ -543,7 +544,7 @@ impl<'a> Machine<'a> {
     }
 }
 
-/// A little-endian two's complement number; low bits of longer ones.
+/// Reads a little-endian two's complement number; of longer ones, the low bits.
 fn long(bytes: &[u8]) -> i64 {
     let negative = bytes.last().is_some_and(|b| b & 0x80 != 0);
     let start: u64 = if negative { u64::MAX } else { 0 };
@@ -558,7 +559,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// `pickle.dumps({"a": [1, -2, 2.5, None, True], "b": (1, "x"), 7: "a"}, protocol=4)`.
+    /// Output of `pickle.dumps({"a": [1, -2, 2.5, None, True], "b": (1, "x"), 7: "a"},
+    /// protocol=4)`.
     const DUMP: &[u8] = b"\x80\x04\x951\x00\x00\x00\x00\x00\x00\x00}\x94(\x8c\x01a\x94]\x94(K\x01J\xfe\xff\xff\xffG@\x04\x00\x00\x00\x00\x00\x00N\x88e\x8c\x01b\x94K\x01\x8c\x01x\x94\x86\x94K\x07h\x01u.";
 
     #[test]
@@ -594,7 +596,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_is_told() {
+    fn a_truncated_file_is_reported() {
         for end in 0..DUMP.len() {
             let e = read(&DUMP[..end]).unwrap_err();
             assert!(e.reason.contains("cut off"), "{end}: {e}");

@@ -1,4 +1,4 @@
-//! Traces of several ranks: whether they belong together, and what one says of another.
+//! Traces of several ranks: checks that they belong together, and compares them.
 
 use crate::ImportError;
 use crate::attribute::{Attributed, Steps};
@@ -7,7 +7,7 @@ use crate::measured::{CollectiveSpan, StepTime, of_rank, origin, samples, step_t
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// What is kept of a rank's trace when it is gone.
+/// The part of a rank's trace that is kept.
 #[derive(Clone, Debug)]
 pub(crate) struct Rank {
     pub(crate) rank: u32,
@@ -32,10 +32,10 @@ pub struct RankSummary {
     pub file: String,
     /// Median step time, milliseconds.
     pub step_ms: Option<f64>,
-    /// How long the other ranks waited in collectives for this one, milliseconds over the whole
+    /// How long the other ranks waited for this one in collectives, milliseconds over the whole
     /// trace.
     pub late_ms: f64,
-    /// Share of device time with a place.
+    /// Attributed share of device time.
     pub attributed_share: f64,
 }
 
@@ -84,8 +84,8 @@ pub(crate) fn share(time: (u64, u64)) -> f64 {
     }
 }
 
-/// The rank of a file: what the trace says, else the last number behind `rank` in its name, else
-/// its place.
+/// Returns the rank of a file: the rank in the trace, or the last number after `rank` in the file's
+/// name, or its position.
 pub(crate) fn rank_of(said: Option<u32>, path: &Path, place: usize) -> u32 {
     let name = path
         .file_name()
@@ -101,7 +101,7 @@ pub(crate) fn rank_of(said: Option<u32>, path: &Path, place: usize) -> u32 {
         .unwrap_or_else(|| u32::try_from(place).unwrap_or(u32::MAX))
 }
 
-/// Refuses traces that do not belong together.
+/// Rejects traces that do not belong together.
 pub(crate) fn check(ranks: &[Rank]) -> Result<(), ImportError> {
     let Some((first, others)) = ranks.split_first() else {
         return Ok(());
@@ -162,7 +162,7 @@ fn list(marks: &[u64]) -> String {
         .join(" ")
 }
 
-/// Whether the kinds and sizes of a step's collectives have little in common.
+/// Returns whether the kinds and sizes of a step's collectives have little in common.
 fn differ(a: &Rank, b: &Rank) -> bool {
     let of = |r: &Rank| {
         let step = r.times.last().map(|t| t.step);
@@ -192,7 +192,7 @@ fn differ(a: &Rank, b: &Rank) -> bool {
     common * 2 < a.len().max(b.len())
 }
 
-/// Whether steps were found at all, as a phrase for the user.
+/// Returns how steps were found, if at all, as a phrase for the user.
 pub(crate) fn found_by(steps: &Steps) -> &'static str {
     steps.found_by
 }
@@ -202,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranks_are_told_by_name() {
+    fn ranks_are_found_by_name() {
         for (name, expected) in [
             ("rank3_trace.json.gz", 3),
             ("megatron-rank-12.json", 12),

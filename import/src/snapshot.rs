@@ -1,8 +1,8 @@
 //! Memory snapshots (`torch.cuda.memory._dump_snapshot`): the peak by role and unit, and
 //! out-of-memory events.
 //!
-//! The history is a ring buffer, so it may begin in the middle of a run. What was allocated before
-//! follows from the state at the end, less what the history adds.
+//! The history is a ring buffer, so it may begin in the middle of a run. Memory allocated before
+//! that is the state at the end minus the changes in the history.
 
 mod roles;
 
@@ -15,29 +15,29 @@ use std::collections::{BTreeMap, HashMap};
 use std::io::Read;
 use std::path::Path;
 
-/// Who holds what was allocated before the history began.
+/// Name of the owner of memory allocated before the history began.
 pub const BEFORE: &str = "before the history";
 
-/// What a snapshot says of one device.
+/// Content of a snapshot for one device.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct SnapshotReport {
     /// Device.
     pub device: u32,
-    /// Events of the history.
+    /// Number of events in the history.
     pub events: usize,
-    /// Bytes allocated before the history began; 0 where it covers the whole run.
+    /// Bytes allocated before the history began; 0 if it covers the whole run.
     pub before_bytes: u64,
     /// Peak of allocated bytes within the history.
     pub peak_allocated_bytes: u64,
     /// Peak of reserved bytes within the history.
     pub peak_reserved_bytes: u64,
-    /// Allocated and reserved bytes at the end.
+    /// Allocated bytes at the end.
     pub end_allocated_bytes: u64,
     /// Reserved bytes at the end.
     pub end_reserved_bytes: u64,
-    /// Largest free block at the end.
+    /// Size of the largest free block at the end.
     pub largest_free_bytes: u64,
-    /// Segments at the end.
+    /// Number of segments at the end.
     pub segments: usize,
     /// Bytes at the peak by role, largest first.
     pub by_role: Vec<Share>,
@@ -47,9 +47,9 @@ pub struct SnapshotReport {
     pub out_of_memory: Vec<OutOfMemory>,
     /// Events of unknown kinds, by kind.
     pub unknown: BTreeMap<String, u64>,
-    /// Settings of the allocator that are not the default.
+    /// Settings of the allocator that differ from the defaults.
     pub settings: BTreeMap<String, String>,
-    /// What cannot be told.
+    /// What cannot be determined.
     pub notes: Vec<String>,
 }
 
@@ -65,22 +65,22 @@ pub struct Share {
 /// An allocation that failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct OutOfMemory {
-    /// Bytes that were asked for.
+    /// Requested bytes.
     pub requested_bytes: u64,
     /// Bytes that the device had free.
     pub device_free_bytes: u64,
     /// Bytes that were missing on the device.
     pub missing_bytes: u64,
-    /// Bytes allocated at that time.
+    /// Allocated bytes at that time.
     pub allocated_bytes: u64,
-    /// Bytes that the allocator held without use.
+    /// Reserved but unused bytes.
     pub reserved_unused_bytes: u64,
 }
 
 /// Reads a snapshot.
 ///
 /// # Errors
-/// If the file is not a snapshot, is cut off, or contains code.
+/// Fails if the file is not a snapshot, is cut off, or contains code.
 pub fn read(mut from: impl Read, path: &Path) -> Result<Vec<SnapshotReport>, ImportError> {
     let mut bytes = Vec::new();
     from.read_to_end(&mut bytes)
@@ -148,7 +148,7 @@ fn text<'a>(value: &'a Value, key: &str) -> &'a str {
     value.get(key).and_then(Value::text).unwrap_or_default()
 }
 
-/// Settings that differ from PyTorch's defaults.
+/// Returns the settings that differ from PyTorch's defaults.
 fn settings(value: Option<&Value>) -> BTreeMap<String, String> {
     let pairs = value.map_or(&[][..], Value::pairs);
     let shown = pairs.iter().filter_map(|(key, value)| {
@@ -226,7 +226,7 @@ fn device_report(
         .saturating_sub(reserved);
     if allocated < 0 {
         report.notes.push(
-            "the history frees more than it allocates and the end state holds: it is not complete"
+            "the history frees more than it allocates and the end state contains: it is incomplete"
                 .into(),
         );
     }
@@ -235,7 +235,7 @@ fn device_report(
     report.peak_reserved_bytes = u64::try_from(held).unwrap_or(0);
     if report.before_bytes > 0 {
         report.notes.push(
-            "the history begins in the middle of the run: what was allocated before has no frames"
+            "the history begins in the middle of the run: memory allocated before has no frames"
                 .into(),
         );
     }

@@ -1,4 +1,4 @@
-//! Files: globs, gzip, and which format a file has, by its content.
+//! Opens files: expands globs, decompresses gzip, and detects formats by content.
 
 use crate::ImportError;
 use flate2::read::MultiGzDecoder;
@@ -8,13 +8,14 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
 
-/// Bytes at the start of a file that tell its format.
+/// Number of bytes at the start of a file that are examined to detect its format.
 const PROBE: usize = 64 << 10;
-/// Bytes that the decompressing thread hands over at a time, and how many such pieces wait.
+/// Number of bytes that the decompressing thread passes on at a time, and maximum number of such
+/// pieces that are queued.
 const PIECE: usize = 1 << 20;
 const WAITING: usize = 4;
 
-/// What a file holds.
+/// Format of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// Trace of the PyTorch profiler (Kineto) in Chrome's JSON format.
@@ -28,7 +29,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// Name in messages.
+    /// Returns the name in messages.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -40,10 +41,10 @@ impl Format {
     }
 }
 
-/// Expands globs into files, sorted and each once. A name without a match is an error.
+/// Expands globs into a sorted list of distinct files. An argument without a match is an error.
 ///
 /// # Errors
-/// When an argument names no file or is no valid glob.
+/// Fails if an argument names no file or is not a valid glob.
 pub fn expand(arguments: &[PathBuf]) -> Result<Vec<PathBuf>, ImportError> {
     let mut files = Vec::new();
     for argument in arguments {
@@ -55,7 +56,7 @@ pub fn expand(arguments: &[PathBuf]) -> Result<Vec<PathBuf>, ImportError> {
             )));
         }
         let text = argument.to_string_lossy();
-        // A file that exists is itself, whatever characters its name has.
+        // The name of an existing file is not a glob, whatever characters it contains.
         if argument.exists() || !text.contains(['*', '?', '[']) {
             files.push(argument.clone());
             continue;
@@ -75,7 +76,7 @@ pub fn expand(arguments: &[PathBuf]) -> Result<Vec<PathBuf>, ImportError> {
     Ok(files)
 }
 
-/// A file, decompressed where it is compressed.
+/// An open file, decompressed if necessary.
 pub struct Source {
     head: io::Cursor<Vec<u8>>,
     rest: Box<dyn Read + Send>,
@@ -85,7 +86,7 @@ impl Source {
     /// Opens a file.
     ///
     /// # Errors
-    /// When it cannot be read or is empty.
+    /// Fails if it cannot be read or is empty.
     pub fn open(path: &Path) -> Result<Self, ImportError> {
         let io = |e| ImportError::io(path, e);
         let mut file = File::open(path).map_err(io)?;
@@ -117,7 +118,7 @@ impl Source {
         })
     }
 
-    /// Returns the format of the content; `None` where it is none that can be imported.
+    /// Returns the format of the content; `None` if it cannot be imported.
     #[must_use]
     pub fn format(&self) -> Option<Format> {
         format(self.head.get_ref())
@@ -155,8 +156,8 @@ impl Read for Source {
     }
 }
 
-/// Reads until the buffer is full or the end is reached. What comes before an error is kept: a
-/// cut-off gzip file is told of where its content ends.
+/// Reads until the buffer is full or the end is reached. Data before an error is kept, so that a
+/// cut-off gzip file is reported at the place where its content ends.
 fn fill(from: &mut impl Read, to: &mut [u8]) -> io::Result<usize> {
     let mut n = 0;
     while n < to.len() {
@@ -188,13 +189,13 @@ fn format(head: &[u8]) -> Option<Format> {
         b'{' if has("\"traceEvents\"") || has("\"ph\"") => Some(Format::Kineto),
         b'{' if has("\"nodes\"") && has("\"schema\"") => Some(Format::ExecutionTrace),
         b'{' if has("\"pg_config\"") || has("\"entries\"") => Some(Format::Flight),
-        // The root's small keys may stand before the events in any order.
+        // Small keys of the root may precede the events in any order.
         b'{' if has("\"schemaVersion\"") || has("\"deviceProperties\"") => Some(Format::Kineto),
         _ => None,
     }
 }
 
-/// What another thread reads ahead.
+/// Data that another thread reads ahead.
 struct Pieces {
     from: Receiver<io::Result<Vec<u8>>>,
     piece: io::Cursor<Vec<u8>>,
@@ -203,7 +204,7 @@ struct Pieces {
 impl Pieces {
     fn of(mut reader: impl Read + Send + 'static) -> Self {
         let (to, from) = sync_channel(WAITING);
-        // The thread ends when this side is gone or the file is.
+        // The thread ends with this receiver or with the file.
         thread::spawn(move || {
             loop {
                 let mut piece = vec![0; PIECE];
@@ -261,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn formats_are_told_by_content() {
+    fn formats_are_detected_by_content() {
         for (text, expected) in [
             (
                 &b"{\"schemaVersion\": 1, \"traceEvents\": ["[..],

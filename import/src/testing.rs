@@ -1,4 +1,4 @@
-//! A small trace for tests: two steps of two units, with everything that a trace can hold.
+//! A small trace for tests: two steps of two units, with every kind of event.
 
 use std::fmt::Write;
 
@@ -145,7 +145,7 @@ impl Script {
     }
 }
 
-/// Text of the trace.
+/// Returns the text of the trace.
 pub(crate) fn trace() -> String {
     let mut s = Script::default();
     s.step(10);
@@ -158,7 +158,7 @@ pub(crate) fn trace() -> String {
     s.event(r#"{"ph": "Q", "name": "y"}"#);
     s.event(r#"{"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 1, "tid": 1, "ts": 5, "args": {"Total Reserved": 2048, "Total Allocated": 1024, "Bytes": 512, "Addr": 77, "Device Type": 1, "Device Id": 0}}"#);
     let mut text = String::new();
-    // Writing to a text cannot fail.
+    // Writing to a string cannot fail.
     let _ = write!(
         text,
         "{{\"schemaVersion\": 1, \"distributedInfo\": {{\"rank\": 0, \"world_size\": 2}}, \"deviceProperties\": [{{\"name\": \"NVIDIA H100\", \"totalGlobalMem\": 100}}], \"record_shapes\": 1, \"traceEvents\": [\n  {}\n], \"traceName\": \"t\"}}",

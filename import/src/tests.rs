@@ -1,4 +1,4 @@
-//! The whole way from a trace's text to a run, on a written trace and on damaged ones.
+//! Tests the whole path from a trace's text to a run, with a synthetic trace and damaged ones.
 
 use crate::attribute::{Attributed, Work, attribute};
 use crate::facts::{self, Ahead, Recompute, Reshard};
@@ -16,7 +16,7 @@ fn read(text: &[u8]) -> Option<(Trace, Attributed)> {
     Some((trace, attributed))
 }
 
-/// Everything that is done with a trace.
+/// Runs everything that can be done with a trace.
 fn all(text: &[u8]) {
     let Some((trace, a)) = read(text) else { return };
     let times = step_times(&trace, &a);
@@ -73,7 +73,7 @@ fn a_run_has_spans_and_flops_of_one_step() {
     let (trace, a) = read(testing::trace().as_bytes()).unwrap();
     let times = step_times(&trace, &a);
     let m = measured(&trace, &a, &times, &BTreeMap::new(), Labels::default());
-    // Two units: gather, product, gather, two products, reduction; and the optimizer.
+    // Two units: gather, GEMM, gather, two GEMMs, reduction; and the optimizer.
     assert_eq!(m.run.spans.len(), 13);
     assert_eq!(m.streams, ["compute", "all_gather"]);
     assert_eq!(m.flops, 2 * 2 * 4 * 8 * 16);

@@ -1,4 +1,4 @@
-//! What it costs to keep, open and compare runs of 100,000 spans.
+//! Measures the cost of saving, opening and comparing runs of 100,000 spans.
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use shardlab_plan::units::Picos;

@@ -1,7 +1,7 @@
-//! What differs between runs, and why.
+//! Compares runs: what differs, and why.
 //!
-//! Two runs of one program are aligned instruction by instruction; runs of different programs by
-//! unit, phase, micro-batch and kernel, in order of their launch. Many runs make a [`Matrix`].
+//! Two runs of one program are aligned instruction by instruction. Runs of different programs are
+//! aligned by unit, phase, micro-batch and kernel, in order of launch. Many runs form a [`Matrix`].
 
 mod align;
 mod breakdown;
@@ -53,7 +53,7 @@ impl<'a> Side<'a> {
         }
     }
 
-    /// Returns step times in milliseconds, and whether they are free of noise.
+    /// Returns step times in milliseconds, and whether they are exact.
     fn samples(&self) -> (Vec<f64>, bool) {
         if !self.medians.is_empty() {
             return (self.medians.to_vec(), false);
@@ -68,7 +68,7 @@ impl<'a> Side<'a> {
     }
 }
 
-/// What a run is, for the head of a comparison.
+/// Identifies a run in the head of a comparison.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Head {
     /// Name in this comparison.
@@ -102,14 +102,15 @@ impl Head {
     }
 }
 
-/// A comparison of two runs. Pairs are of A and B; times are picoseconds where their type says so.
+/// A comparison of two runs. Pairs are values of A and B; times are picoseconds if their type says
+/// so.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Pair {
     /// The runs.
     pub runs: [Head; 2],
     /// Whether they can be compared, and why.
     pub comparable: Comparable,
-    /// What keeps conclusions from being drawn, such as a recorded step that is an outlier.
+    /// Reasons not to draw conclusions, such as a recorded step that is an outlier.
     pub warnings: Vec<String>,
     /// Options that differ.
     pub options: Vec<Difference>,
@@ -117,15 +118,15 @@ pub struct Pair {
     pub environment: BTreeMap<String, [Option<String>; 2]>,
     /// How instructions were aligned.
     pub alignment: Alignment,
-    /// Step time; `None` where a run has no steady steps, or where times are not compared.
+    /// Step time; `None` if a run has no steady steps, or if times are not compared.
     pub step: Option<stats::Comparison>,
     /// Main numbers.
     pub metrics: Vec<Metric>,
-    /// Where the step's time goes.
+    /// Time of the step by its parts.
     pub breakdown: Breakdown,
     /// Instructions or groups whose time changed most.
     pub changes: Vec<Change>,
-    /// Predicted against measured, where one is predicted and the other measured.
+    /// Errors of the prediction, if one run is predicted and the other measured.
     pub prediction: Option<Prediction>,
     /// Exposed time by cause.
     pub exposed: Vec<CauseTime>,
@@ -137,7 +138,7 @@ pub struct Pair {
     pub losses: Option<CurvePair>,
     /// Gradient norms; `None` unless both runs have some.
     pub grad_norms: Option<CurvePair>,
-    /// What follows, in sentences.
+    /// Conclusions, one sentence each.
     pub why: Vec<String>,
 }
 
@@ -180,20 +181,23 @@ pub fn pair(a: Side<'_>, b: Side<'_>, options: &Options) -> Pair {
         waits: waits::waits(sides),
         memory: MemoryPair::new(sides),
         losses: CurvePair::new(&a.run.run.losses, &b.run.run.losses),
-        grad_norms: CurvePair::new(a.run.run.told_grad_norms(), b.run.run.told_grad_norms()),
+        grad_norms: CurvePair::new(
+            a.run.run.reported_grad_norms(),
+            b.run.run.reported_grad_norms(),
+        ),
         why: Vec::new(),
     };
     pair.why = why::sentences(&pair, sides);
     pair
 }
 
-/// Compares the step times of two runs; `None` where they are not comparable.
+/// Compares the step times of two runs; `None` if they are not comparable.
 fn step(a: Side<'_>, b: Side<'_>, options: &Options) -> Option<stats::Comparison> {
     if !Comparable::new(&[a.run, b.run]).times() {
         return None;
     }
     let ((x, x_exact), (y, y_exact)) = (a.samples(), b.samples());
-    // Medians of runs are independent of one another, steps of a run are not.
+    // Medians of runs are independent of one another; steps of a run are not.
     let block = |side: Side<'_>, n| {
         if side.medians.is_empty() {
             Options::block_of(n)
@@ -219,7 +223,7 @@ fn step(a: Side<'_>, b: Side<'_>, options: &Options) -> Option<stats::Comparison
 }
 
 fn environment(sides: [&RunView; 2]) -> BTreeMap<String, [Option<String>; 2]> {
-    // A baseline keeps few facts: those that it lacks do not differ.
+    // A baseline contains few facts: the missing ones do not count as different.
     let all = !sides.iter().any(|s| s.is_baseline());
     let [a, b] = sides.map(|s| &s.run.environment);
     a.keys()

@@ -1,5 +1,5 @@
-//! What is known about the machine and the checkout that a run comes from, without starting another
-//! program.
+//! Facts about the machine and the checkout that a run comes from, collected without starting
+//! another program.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,8 +16,8 @@ pub(crate) const MACHINE: [&str; 8] = [
     "git_revision",
 ];
 
-/// Facts by name: `shardlab`, `os`, `kernel`, `host`, `cpu`, `cpus`, `memory_bytes`,
-/// `nvidia_driver`, `git_revision`; those that cannot be found out are left out.
+/// Returns facts by name: `shardlab`, `os`, `kernel`, `host`, `cpu`, `cpus`, `memory_bytes`,
+/// `nvidia_driver`, `git_revision`. Unknown ones are left out.
 #[must_use]
 pub fn facts() -> Vec<(String, String)> {
     let mut all = Vec::new();
@@ -41,13 +41,13 @@ pub fn facts() -> Vec<(String, String)> {
     all
 }
 
-/// First line of a file.
+/// Returns the first line of a file.
 fn line(path: impl AsRef<Path>) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     Some(text.lines().next()?.trim().to_owned())
 }
 
-/// Value of the first `NAME : VALUE`.
+/// Returns the value of the first line `NAME : VALUE` in a file.
 fn value(path: &str, name: &str) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     text.lines().find_map(|line| {
@@ -62,7 +62,7 @@ fn memory() -> Option<String> {
     Some((kib * 1024).to_string())
 }
 
-/// Version in `NVRM version: NVIDIA UNIX … Kernel Module  580.95.05  …`.
+/// Returns the version in `NVRM version: NVIDIA UNIX … Kernel Module  580.95.05  …`.
 fn driver() -> Option<String> {
     let text = line("/proc/driver/nvidia/version")?;
     text.split_whitespace()
@@ -70,8 +70,8 @@ fn driver() -> Option<String> {
         .map(str::to_owned)
 }
 
-/// Commit that is checked out in the repository around a folder. Changes that are not committed do
-/// not show.
+/// Returns the commit that is checked out in the repository around a folder. Uncommitted changes
+/// are not visible.
 fn git_revision(dir: &Path) -> Option<String> {
     let dot_git = dir
         .ancestors()

@@ -1,38 +1,38 @@
-//! Files that are written in full or not at all.
+//! Writes files completely or not at all.
 //!
-//! A file appears under its name only when all of it is on the disk: until then it is a temporary
-//! file in the same folder, which is removed when anything fails. Pipes and devices have no
-//! contents to protect and are written directly.
+//! A file appears under its name only once all of it is on the disk. Until then it is a temporary
+//! file in the same folder, which is removed if anything fails. Pipes and devices have no content
+//! to protect and are written directly.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-/// Prefix and suffix of temporary files: hidden, and without the ending of the file that they
-/// become.
+/// Prefix and suffix of temporary files: hidden, and without the extension of the final file.
 const PART: (&str, &str) = (".", ".part");
 
-/// What happens to a file that already has the name.
+/// What happens to an existing file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Existing {
-    /// It is replaced in one step. A link stays: the file it leads to is replaced.
+    /// It is replaced atomically. A link is kept: its target is replaced.
     Replace,
-    /// It stays, and the write fails with [`ErrorKind::AlreadyExists`].
+    /// It is kept, and the write fails with [`ErrorKind::AlreadyExists`].
     Keep,
 }
 
-/// Replaces a file by what `fill` writes, or creates it. On failure the file is as it was before.
+/// Creates a file with the output of `fill`, or replaces an existing one. On failure, the file is
+/// unchanged.
 ///
 /// # Errors
-/// When the folder or the file cannot be written, or `fill` fails.
+/// Fails if the folder or the file cannot be written, or `fill` fails.
 pub fn write<T>(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<T>) -> io::Result<T> {
     write_as(path, Existing::Replace, fill)
 }
 
-/// As [`write()`], with a choice of what happens to an existing file.
+/// Like [`write()`], with a choice of what happens to an existing file.
 ///
 /// # Errors
-/// As [`write()`]; [`ErrorKind::AlreadyExists`] for a file that is to be kept.
+/// See [`write()`]; [`ErrorKind::AlreadyExists`] for a file that is to be kept.
 pub fn write_as<T>(
     path: &Path,
     existing: Existing,
@@ -47,7 +47,7 @@ pub fn write_as<T>(
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt as _;
-        // As open to others as any new file: the umask applies.
+        // The permissions of any new file: the umask applies.
         part.permissions(Permissions::from_mode(0o666));
     }
     let part = part.tempfile_in(folder(&target.path)).map_err(bare)?;
@@ -63,11 +63,11 @@ pub fn write_as<T>(
     Ok(done)
 }
 
-/// Checks before a long computation that [`write()`] will be able to write this file, without
+/// Checks, before a long computation, that [`write()`] will be able to write this file, without
 /// changing it.
 ///
 /// # Errors
-/// When the folder or the file cannot be written.
+/// Fails if the folder or the file cannot be written.
 pub fn check(path: &Path) -> io::Result<()> {
     match Target::of(path, Existing::Replace)? {
         Target::Stream(_) => Ok(()),
@@ -77,8 +77,8 @@ pub fn check(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Whether the user named a place that cannot be written: a missing folder, a folder instead of a
-/// file, no permission. Other failures, such as a full disk, are not the input's fault.
+/// Returns whether the user named a path that cannot be written: a missing folder, a folder instead
+/// of a file, or no permission. Other failures, such as a full disk, are not caused by the input.
 #[must_use]
 pub fn is_bad_path(error: &io::Error) -> bool {
     matches!(
@@ -95,18 +95,18 @@ pub fn is_bad_path(error: &io::Error) -> bool {
     )
 }
 
-/// Where a path leads.
+/// Target of a path.
 enum Target {
-    /// A pipe or device, opened.
+    /// An open pipe or device.
     Stream(File),
     /// A regular file, or none yet.
     File(Regular),
 }
 
 struct Regular {
-    /// With links resolved.
+    /// Path with links resolved.
     path: PathBuf,
-    /// Those of the file that is replaced.
+    /// Permissions of the file that is replaced.
     permissions: Option<Permissions>,
 }
 
@@ -128,7 +128,7 @@ impl Target {
         if metadata.is_dir() {
             return Err(ErrorKind::IsADirectory.into());
         }
-        // A file that may not be written may not be replaced either.
+        // A read-only file must not be replaced either.
         let file = File::options().write(true).open(path)?;
         if !metadata.is_file() {
             return Ok(Self::Stream(file));
@@ -140,7 +140,7 @@ impl Target {
     }
 }
 
-/// The error of the system, without the name of the temporary file.
+/// Returns the system's error without the name of the temporary file.
 fn bare(error: io::Error) -> io::Error {
     let cause = error.get_ref().and_then(|e| e.source());
     match cause.map(ToString::to_string) {
@@ -149,7 +149,7 @@ fn bare(error: io::Error) -> io::Error {
     }
 }
 
-/// The folder that a file is in.
+/// Returns the folder that contains a file.
 fn folder(path: &Path) -> &Path {
     match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
@@ -168,7 +168,7 @@ fn buffered<T>(file: &File, fill: impl FnOnce(&mut dyn Write) -> io::Result<T>) 
 mod tests {
     use super::*;
 
-    /// Names of what is in a folder.
+    /// Returns the names of the files in a folder.
     fn listed(folder: &Path) -> Vec<String> {
         let mut names: Vec<String> = fs::read_dir(folder)
             .unwrap()
@@ -178,7 +178,7 @@ mod tests {
         names
     }
 
-    /// What a full disk does after some bytes.
+    /// Writes some bytes and then fails like a full disk.
     fn runs_full(to: &mut dyn Write) -> io::Result<()> {
         to.write_all(&[b'x'; 1 << 17])?;
         Err(ErrorKind::StorageFull.into())

@@ -5,8 +5,8 @@
 //!                                  Baseline, Limits ──┴─▶ judge ─▶ Verdict ─▶ formats    `gate`
 //! ```
 //!
-//! Everything deterministic is compared as it is. What is noisy (measured time) is only ever a
-//! ratio of runs that one invocation interleaved, see [`ratio`].
+//! Deterministic facts are compared directly. Noisy ones (measured time) are compared only as a
+//! ratio of runs that one call has interleaved, see [`ratio`].
 
 pub mod baseline;
 pub mod facts;

@@ -1,13 +1,13 @@
-//! shardlab-reports: what is done with runs once there are any.
+//! shardlab-reports stores, compares and reports runs.
 //!
 //! ```text
-//! (run, program, scenario) ─▶ view ─┬─▶ store    kept in a folder, read back
-//!                                   ├─▶ compare  differences and what they come from
-//!                                   └─▶ stats    whether a difference is one
+//! (run, program, scenario) ─▶ view ─┬─▶ store    saves runs in a folder and reads them
+//!                                   ├─▶ compare  finds differences and their causes
+//!                                   └─▶ stats    tests whether a difference is significant
 //! ```
 //!
-//! A [`RunView`] is everything a reader of a run needs without its program at hand; nothing here
-//! plans, simulates or executes.
+//! A [`RunView`] is everything that a reader of a run needs without its program. Nothing in this
+//! crate plans, simulates or executes.
 //!
 //! ```
 //! use shardlab_reports::Store;

@@ -1,7 +1,7 @@
 //! Plots as SVG, in colours that the page chooses.
 //!
 //! Colours in an SVG are variables (`var(--c1)`), so that one drawing serves light and dark pages
-//! and paper; [`Plot::standalone`] fills them in for a file of its own.
+//! and paper. [`Plot::standalone`] fills them in for a separate file.
 
 mod draw;
 mod heat;
@@ -24,20 +24,20 @@ pub use timeline::{Timeline, timeline};
 /// A drawing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plot {
-    /// Name for files and anchors: lower case, no blanks.
+    /// Name for files and anchors: lower case, without blanks.
     pub name: String,
-    /// What it shows, in a few words.
+    /// Short title.
     pub title: String,
-    /// What one sees in it, for those who cannot.
+    /// Description, for readers who cannot see the drawing.
     pub description: String,
     /// An `<svg>` element with colour variables.
     pub svg: String,
-    /// What the colours mean: index of the colour and words.
+    /// Legend: index of the colour, and its meaning.
     pub legend: Vec<(usize, String)>,
 }
 
 impl Plot {
-    /// The drawing as a file of its own, in the colours of paper.
+    /// Returns the drawing as a separate file, in the colours for paper.
     #[must_use]
     pub fn standalone(&self) -> String {
         Palette::LIGHT.fill_in(&self.svg)

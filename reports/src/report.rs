@@ -1,4 +1,4 @@
-//! Reports: one HTML file that needs nothing else, or Markdown.
+//! Reports: one self-contained HTML file, or Markdown.
 //!
 //! ```text
 //! runs ─▶ content (sections of blocks) ─┬─▶ html
@@ -15,15 +15,15 @@ pub use markdown::markdown;
 use crate::plots::{Plot, Timeline};
 use crate::view::RunView;
 
-/// A run and what the report calls it.
+/// A run and its name in the report.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Item {
-    /// Name; equal ones are numbered.
+    /// Name. Equal names are numbered.
     pub label: String,
     /// The run.
     pub view: RunView,
-    /// Its place in a sweep: options and values, in the order of the axes; empty when it is of
-    /// none.
+    /// Its place in a sweep: options and values in the order of the axes; empty if it is not a
+    /// point of a sweep.
     pub axes: Vec<(String, String)>,
 }
 
@@ -36,7 +36,7 @@ pub struct Report {
     pub sections: Vec<Section>,
 }
 
-/// A part of a report.
+/// A section of a report.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Section {
     /// Anchor.
@@ -58,9 +58,9 @@ pub enum Block {
     Table(Table),
     /// A drawing.
     Plot(Plot),
-    /// A drawing that can be zoomed into.
+    /// A drawing with zoom.
     Timeline(Timeline),
-    /// Long text that is folded away: a title and the text.
+    /// Collapsible long text: a title and the text.
     Long(String, String),
 }
 
@@ -69,9 +69,9 @@ pub enum Block {
 pub struct Card {
     /// Run.
     pub title: String,
-    /// What kind of run, in words.
+    /// Kind of run.
     pub about: String,
-    /// The number that matters most, with its unit.
+    /// The most important number, with its unit.
     pub head: String,
     /// More numbers: name and value.
     pub facts: Vec<(String, String)>,
@@ -80,23 +80,23 @@ pub struct Card {
 /// A table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
-    /// What it tells.
+    /// Caption.
     pub caption: String,
-    /// Titles; one that begins with `>` is a column of numbers. The first column names the row.
+    /// Column titles. A leading `>` marks a column of numbers. The first column names the row.
     pub head: Vec<String>,
     /// Cells.
     pub rows: Vec<Vec<String>>,
 }
 
 impl Report {
-    /// The report over these runs; the first is what the others are compared with. There must be
-    /// one.
+    /// Returns the report on these runs, of which there must be at least one. The others are
+    /// compared with the first.
     #[must_use]
     pub fn new(title: Option<&str>, items: &[Item]) -> Self {
         content::report(title, items)
     }
 
-    /// Every drawing, in order.
+    /// Returns every drawing, in order.
     #[must_use]
     pub fn plots(&self) -> Vec<&Plot> {
         let blocks = self.sections.iter().flat_map(|s| &s.blocks);

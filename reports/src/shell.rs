@@ -1,6 +1,6 @@
-//! Commands as a shell takes them.
+//! Formats commands for a shell.
 
-/// The command that does this with a scenario, changed by these `section.key=VALUE`.
+/// Returns the command that applies a verb to a scenario with overrides `section.key=VALUE`.
 #[must_use]
 pub fn command(verb: &str, scenario: &str, overrides: &[String]) -> String {
     let set = overrides.iter().map(|o| format!(" --set {}", quoted(o)));
@@ -8,7 +8,7 @@ pub fn command(verb: &str, scenario: &str, overrides: &[String]) -> String {
     format!("shardlab {verb} {}{set}", quoted(scenario))
 }
 
-/// A word as a shell takes it for one.
+/// Quotes a word for a shell.
 fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
     if !word.is_empty() && word.chars().all(plain) {

@@ -1,12 +1,12 @@
-//! Whether two sets of samples differ, by how much, and whether they can tell at all.
+//! Decides whether two sets of samples differ, by how much, and whether the samples suffice to
+//! tell.
 //!
-//! The verdict is that of the interval of the ratio of medians against a threshold; rank and t
-//! tests are second opinions that are shown with it and decide nothing. Randomness is a fixed
-//! ChaCha stream: one input, one verdict.
+//! The verdict compares the interval of the ratio of medians with a threshold. Rank and t tests are
+//! second opinions that are shown with it but do not affect it. Randomness comes from a fixed
+//! ChaCha stream, so equal inputs have equal verdicts.
 //!
-//! Steps of one run are not independent of one another (clocks drift, neighbours come and go).
-//! Where several runs of a side exist, give one median a run; otherwise resample blocks
-//! ([`Options::block`]).
+//! Steps of one run are not independent of one another (clocks drift, other jobs come and go). If a
+//! side has several runs, pass one median per run; otherwise resample blocks ([`Options::block`]).
 
 mod bootstrap;
 mod power;
@@ -22,18 +22,18 @@ use crate::tolerance::Tolerance;
 use serde::Serialize;
 use shardlab_plan::units::{signed, thousands};
 
-/// How to compare.
+/// Options of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Options {
     /// Relative change of measurements that matters, for example 0.02.
     pub threshold: f64,
-    /// Relative difference up to which two predictions are equal.
+    /// Relative difference up to which two predictions count as equal.
     pub tolerance: Tolerance,
-    /// Confidence level of intervals and (as its complement) significance of tests.
+    /// Confidence level of intervals; its complement is the significance of tests.
     pub level: f64,
-    /// Bootstrap resamples.
+    /// Number of bootstrap resamples.
     pub resamples: u32,
-    /// Consecutive samples that are drawn together; 1 draws each on its own.
+    /// Number of consecutive samples that are drawn together; 1 draws each separately.
     pub block: usize,
     /// Seed of the resampling.
     pub seed: u64,
@@ -53,8 +53,8 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Block length for step times of a single run: the cube root of their number, which lets
-    /// blocks grow with the series, but slower.
+    /// Returns the block length for step times of a single run: the cube root of their number, so
+    /// that blocks grow with the series, but slower.
     #[must_use]
     pub fn block_of(samples: usize) -> usize {
         ((samples as f64).cbrt().ceil() as usize).max(1)
@@ -65,13 +65,13 @@ impl Options {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StatsError {
-    /// A side has none.
+    /// A side has no samples.
     #[error("{0} has no samples")]
     Empty(&'static str),
     /// A sample is not a positive finite number.
     #[error("sample {index} of {side} is {value}; a positive number is expected")]
     Sample {
-        /// Which side.
+        /// Side.
         side: &'static str,
         /// Position.
         index: usize,
@@ -86,7 +86,7 @@ pub enum StatsError {
 /// Samples of one side.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Samples<'a> {
-    /// A number without noise: a prediction.
+    /// An exact number: a prediction.
     Exact(f64),
     /// Measurements in order of time.
     Measured(&'a [f64]),
@@ -100,7 +100,7 @@ impl<'a> Samples<'a> {
         }
     }
 
-    /// Measurements that may be tested: two at least.
+    /// Returns the measurements if there are at least two, as tests require.
     fn measured(self) -> Option<&'a [f64]> {
         match self {
             Self::Measured(all) if all.len() >= 2 => Some(all),
@@ -109,7 +109,7 @@ impl<'a> Samples<'a> {
     }
 }
 
-/// What the samples say, smaller being better.
+/// Result of a comparison in which smaller values are better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
@@ -119,12 +119,12 @@ pub enum Verdict {
     Improved,
     /// Within the threshold.
     Equal,
-    /// The samples cannot tell.
+    /// The samples do not suffice for a decision.
     Inconclusive,
 }
 
 impl Verdict {
-    /// Name in tables and JSON.
+    /// Returns the name in tables and JSON.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -139,40 +139,40 @@ impl Verdict {
 /// A comparison of samples of B with samples of A.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Comparison {
-    /// Samples of A and B.
+    /// Number of samples of A and B.
     pub n: [usize; 2],
     /// Medians of A and B.
     pub medians: [f64; 2],
     /// Means of A and B.
     pub means: [f64; 2],
-    /// Ratio of the medians, B to A, with its interval. Of two exact numbers the interval is the
+    /// Ratio of the medians, B to A, with its interval. For two exact numbers the interval is the
     /// ratio itself.
     pub ratio: Interval,
-    /// Second opinion by ranks; for two measured sides.
+    /// Second opinion by ranks, for two measured sides.
     pub mann_whitney: Option<RankTest>,
-    /// Second opinion by means; for two measured sides with any spread.
+    /// Second opinion by means, for two measured sides with any spread.
     pub welch: Option<WelchTest>,
     /// Share of pairs in which B is larger minus the share in which it is smaller, -1 to 1.
     pub cliffs_delta: f64,
-    /// Cliff's delta in a word.
+    /// Cliff's delta as a word.
     pub magnitude: Magnitude,
-    /// Standardised difference of the means (Hedges), where there is any spread.
+    /// Standardised difference of the means (Hedges), if there is any spread.
     pub hedges_g: Option<f64>,
-    /// Chance that a change of [`Options::threshold`] would be seen by Welch's test, given this
-    /// spread and these numbers.
+    /// Probability that Welch's test detects a change of [`Options::threshold`], given this spread
+    /// and these numbers of samples.
     pub power: Option<f64>,
-    /// Smallest relative change that would be seen with a chance of 80 %.
+    /// Smallest relative change that is detected with a probability of 80 %.
     pub detectable: Option<f64>,
-    /// What follows.
+    /// Verdict.
     pub verdict: Verdict,
-    /// With what it was judged.
+    /// Options of the comparison.
     pub options: Options,
 }
 
 /// Compares B with A.
 ///
 /// # Errors
-/// A side without samples, a sample that is not positive, or an option out of range.
+/// Fails if a side has no samples, a sample is not positive, or an option is out of range.
 pub fn compare(
     a: Samples<'_>,
     b: Samples<'_>,
@@ -200,7 +200,7 @@ pub fn compare(
         ratio,
         options: *options,
     };
-    // One measurement has no spread to judge by, however tight its "interval" is.
+    // A single measurement has no spread, however tight its "interval" is.
     let single = |s: Samples<'_>| matches!(s, Samples::Measured(all) if all.len() < 2);
     if let (Samples::Exact(x), Samples::Exact(y)) = (a, b) {
         c.verdict = exact(x, y, options.tolerance);
@@ -261,7 +261,7 @@ fn checked(side: &'static str, all: &[f64]) -> Result<(), StatsError> {
     }
 }
 
-/// Median; NaN of nothing.
+/// Returns the median; NaN if there are no values.
 #[must_use]
 pub fn median(all: &[f64]) -> f64 {
     let mut sorted = all.to_vec();
@@ -269,21 +269,21 @@ pub fn median(all: &[f64]) -> f64 {
     bootstrap::median_of_sorted(&sorted)
 }
 
-/// Mean; NaN of nothing.
+/// Returns the mean; NaN if there are no values.
 #[must_use]
 pub fn mean(all: &[f64]) -> f64 {
     all.iter().sum::<f64>() / all.len() as f64
 }
 
-/// Variance with `n - 1`; NaN of fewer than two.
+/// Returns the variance (divided by `n - 1`); NaN for fewer than two values.
 #[must_use]
 pub fn variance(all: &[f64]) -> f64 {
     let mean = mean(all);
     all.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / (all.len() as f64 - 1.0)
 }
 
-/// Adjusts p-values for being many (Benjamini and Hochberg): those at most `q` are discoveries of
-/// which a share of `q` at most is expected to be false.
+/// Adjusts p-values for multiple tests (Benjamini and Hochberg). Among those at most `q`, the
+/// expected share of false discoveries is at most `q`.
 #[must_use]
 pub fn adjusted(p: &[f64]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..p.len()).collect();
@@ -299,13 +299,13 @@ pub fn adjusted(p: &[f64]) -> Vec<f64> {
 }
 
 impl Comparison {
-    /// Relative change of the median, for example -0.03.
+    /// Returns the relative change of the median, for example -0.03.
     #[must_use]
     pub fn change(&self) -> f64 {
         self.ratio.estimate - 1.0
     }
 
-    /// Returns the verdict on two step times in one or two sentences; `a` and `b` are the names of
+    /// Returns the verdict on two step times as one or two sentences; `a` and `b` are the names of
     /// the runs.
     #[must_use]
     pub fn sentence(&self, a: &str, b: &str) -> String {

@@ -1,7 +1,7 @@
 //! Runs saved in a folder.
 //!
 //! ```text
-//! runs/20261120-143455678-3f2a9c/    one folder a run, never changed once it has its name
+//! runs/20261120-143455678-3f2a9c/    one folder per run, never changed once it has its name
 //!     summary.json    the JSON contract of a run, with id, date, options: all that a list needs
 //!     run.json        the rest of its view, and which tables belong to it
 //!     scenario.toml   the scenario as it was read
@@ -11,9 +11,9 @@
 //! runs/.names/NAME    holds the id that NAME stands for
 //! ```
 //!
-//! A run is written under a temporary name, flushed to the disk and renamed: what has an id is
-//! whole. Writers do not meet: ids are unique, and of two writers of one id the later one takes
-//! another. Whatever is not whole is left out of lists and reported with the reason.
+//! A run is written under a temporary name, flushed to the disk and renamed, so every folder with
+//! an id is complete. Writers do not conflict: ids are unique, and the later of two writers with
+//! one id chooses another. Incomplete folders are left out of lists and reported with the reason.
 
 mod cap;
 mod entry;
@@ -37,7 +37,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// Folder of runs where none is named.
+/// Default folder of runs.
 pub const DEFAULT_DIR: &str = "runs";
 /// Prefix of runs being written.
 const UNFINISHED: &str = ".unfinished-";
@@ -46,59 +46,59 @@ const REMOVED: &str = ".removed-";
 /// Folder of names.
 const NAMES: &str = ".names";
 
-/// A folder of runs. It is created by the first run that is saved in it.
+/// A folder of runs. Saving the first run creates it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Store {
     dir: PathBuf,
 }
 
-/// What is in a store.
+/// Content of a store.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Listing {
-    /// Whole runs, oldest first.
+    /// Complete runs, oldest first.
     pub runs: Vec<Entry>,
-    /// What is there but no whole run.
+    /// Other entries.
     pub skipped: Vec<Skipped>,
 }
 
 /// Something in a store that is not a complete run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Skipped {
-    /// Where.
+    /// Path.
     pub path: PathBuf,
     /// Why it is left out.
     pub reason: String,
-    /// Whether it is left over from a writer or remover that is gone, so that removing it loses
-    /// nothing.
+    /// Whether it was left by a writer or remover that is gone, so that nothing is lost by removing
+    /// it.
     pub litter: bool,
 }
 
 impl Store {
-    /// The store in a folder, which need not be there yet.
+    /// Returns the store in a folder, which need not exist yet.
     #[must_use]
     pub fn at(dir: impl Into<PathBuf>) -> Self {
         Self { dir: dir.into() }
     }
 
-    /// Its folder.
+    /// Returns the folder.
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Checks, before a long computation, that runs can be saved: a folder is made and removed
+    /// Checks, before a long computation, that runs can be saved: creates a folder and removes it
     /// again.
     ///
     /// # Errors
-    /// [`StoreError::Io`] when they cannot.
+    /// Returns [`StoreError::Io`] if they cannot be saved.
     pub fn writable(&self) -> Result<(), StoreError> {
         write::writable(self)
     }
 
-    /// Saves a run, with what is known about this machine added to its environment.
+    /// Saves a run, with facts about this machine added to its environment.
     ///
     /// # Errors
-    /// When it cannot be written; then nothing of it is listed.
+    /// Fails if the run cannot be written; nothing of it is listed then.
     pub fn save(&self, view: &RunView) -> Result<Id, StoreError> {
         write::save(self, &write::complete(view))
     }
@@ -106,29 +106,29 @@ impl Store {
     /// Reads a run.
     ///
     /// # Errors
-    /// When it is not there or not whole.
+    /// Fails if the run does not exist or is incomplete.
     pub fn open(&self, id: &Id) -> Result<RunView, StoreError> {
         open_dir(&self.path(id))
     }
 
-    /// What a list shows of one run.
+    /// Returns the entry of one run for lists.
     ///
     /// # Errors
-    /// When it is not there or not whole.
+    /// Fails if the run does not exist or is incomplete.
     pub fn entry(&self, id: &Id) -> Result<Entry, StoreError> {
         Entry::read(&self.path(id))
     }
 
-    /// Folder of a run.
+    /// Returns the folder of a run.
     #[must_use]
     pub fn path(&self, id: &Id) -> PathBuf {
         self.dir.join(id.as_str())
     }
 
-    /// All runs. A folder that is not there is an empty store.
+    /// Lists all runs. A missing folder is an empty store.
     ///
     /// # Errors
-    /// When the folder cannot be read.
+    /// Fails if the folder cannot be read.
     pub fn list(&self) -> Result<Listing, StoreError> {
         let mut listing = Listing::default();
         for name in self.names_in_dir()? {
@@ -137,7 +137,7 @@ impl Store {
                 let litter = write::abandoned(&path);
                 listing.skipped.push(Skipped {
                     reason: if litter {
-                        "its writer stopped before it was whole".into()
+                        "its writer stopped before it was complete".into()
                     } else {
                         "it is being written".into()
                     },
@@ -166,10 +166,10 @@ impl Store {
         Ok(listing)
     }
 
-    /// Ids of all runs, oldest first, whole or not, without reading them.
+    /// Returns the ids of all runs, oldest first, complete or not, without reading them.
     ///
     /// # Errors
-    /// When the folder cannot be read.
+    /// Fails if the folder cannot be read.
     pub fn ids(&self) -> Result<Vec<Id>, StoreError> {
         let mut ids: Vec<Id> = self
             .names_in_dir()?
@@ -180,11 +180,12 @@ impl Store {
         Ok(ids)
     }
 
-    /// The run that a text means: an id, an unambiguous beginning of one or of its last part,
-    /// `last`, `last~N`, or a name given with [`Store::name`].
+    /// Returns the run that a text refers to: an id, an unambiguous prefix of one or of its last
+    /// part, `last`, `last~N`, or a name given with [`Store::name`].
     ///
     /// # Errors
-    /// When there is no such run, or more than one; the nearest valid name is part of the message.
+    /// Fails if there is no such run, or more than one. The message contains the closest valid
+    /// name.
     pub fn resolve(&self, text: &str) -> Result<Id, StoreError> {
         let ids = self.ids()?;
         if let Some(back) = back(text) {
@@ -228,18 +229,18 @@ impl Store {
         }
     }
 
-    /// Refuses what cannot be the name of a run.
+    /// Rejects invalid names of runs.
     ///
     /// # Errors
-    /// When it could be taken for an id or a path.
+    /// Fails if the name could be taken for an id or a path.
     pub fn check_name(name: &str) -> Result<(), StoreError> {
         valid(name)
     }
 
-    /// Gives a run a name, in place of the run that had it before.
+    /// Names a run. A run that had the name before loses it.
     ///
     /// # Errors
-    /// When the name could be taken for an id or a path, or cannot be written.
+    /// Fails if the name could be taken for an id or a path, or cannot be written.
     pub fn name(&self, name: &str, id: &Id) -> Result<(), StoreError> {
         valid(name)?;
         let dir = self.dir.join(NAMES);
@@ -247,31 +248,31 @@ impl Store {
         write::replace(&dir, name, format!("{id}\n").as_bytes())
     }
 
-    /// Gives the run that has the name `from` the name `to` instead, in one step: others find it by
-    /// the one or by the other. A run that had `to` before has it no more.
+    /// Renames a run from `from` to `to` atomically, so that it can always be found by one of the
+    /// two names. A run that had the name `to` before loses it.
     ///
     /// # Errors
-    /// When there is no such name, when the new one could be taken for an id or a path, or when it
-    /// cannot be written.
+    /// Fails if there is no such name, the new one could be taken for an id or a path, or it cannot
+    /// be written.
     pub fn rename(&self, from: &str, to: &str) -> Result<(), StoreError> {
         valid(to)?;
         self.has_name(from)?;
         write::rename(&self.dir.join(NAMES), from, to)
     }
 
-    /// Takes a name away. The run that had it stays, and may be pruned from now on.
+    /// Removes a name. Its run is kept, but may be pruned.
     ///
     /// # Errors
-    /// When there is no such name, or it cannot be removed.
+    /// Fails if there is no such name, or it cannot be removed.
     pub fn unname(&self, name: &str) -> Result<(), StoreError> {
         self.has_name(name)?;
         write::remove(&self.dir.join(NAMES), name)
     }
 
-    /// The names and what they stand for, by name.
+    /// Returns the names with their runs, sorted by name.
     ///
     /// # Errors
-    /// When they cannot be read.
+    /// Fails if the names cannot be read.
     pub fn names(&self) -> Result<Vec<(String, Id)>, StoreError> {
         let mut all = Vec::new();
         for name in self.all_names()? {
@@ -282,10 +283,10 @@ impl Store {
         Ok(all)
     }
 
-    /// Removes a run. Others that read it meanwhile find it gone, never half.
+    /// Removes a run. Concurrent readers find it gone, but never partly.
     ///
     /// # Errors
-    /// When it is not there or cannot be removed.
+    /// Fails if the run does not exist or cannot be removed.
     pub fn remove(&self, id: &Id) -> Result<(), StoreError> {
         let trash = self.dir.join(format!("{REMOVED}{id}"));
         let path = self.path(id);
@@ -293,10 +294,10 @@ impl Store {
         fs::remove_dir_all(&trash).map_err(|e| StoreError::io(&trash, e))
     }
 
-    /// Removes what a stopped writer or remover left.
+    /// Removes the leftovers of a stopped writer or remover.
     ///
     /// # Errors
-    /// When it is no litter or cannot be removed.
+    /// Fails if the entry is not such a leftover or cannot be removed.
     pub fn remove_litter(&self, skipped: &Skipped) -> Result<(), StoreError> {
         let own = skipped.path.parent() == Some(self.dir.as_path());
         if !own || !skipped.litter {
@@ -306,7 +307,7 @@ impl Store {
             ));
         }
         match fs::remove_dir_all(&skipped.path) {
-            // Someone else was quicker.
+            // Another process has removed it first.
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
             other => other.map_err(|e| StoreError::io(&skipped.path, e)),
         }
@@ -326,7 +327,7 @@ impl Store {
         }
     }
 
-    /// Refuses a name that no run has; one that stands for nothing sensible is a name too.
+    /// Rejects a name that no run has. A name whose file is invalid counts as existing.
     fn has_name(&self, name: &str) -> Result<(), StoreError> {
         let all = self.all_names()?;
         if all.iter().any(|n| n == name) {
@@ -360,7 +361,7 @@ impl Store {
     }
 }
 
-/// Refuses what cannot be a name.
+/// Rejects invalid names.
 fn valid(name: &str) -> Result<(), StoreError> {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     let valid = !name.is_empty()
@@ -376,7 +377,7 @@ fn valid(name: &str) -> Result<(), StoreError> {
     }
 }
 
-/// `last` and `last~N`: how many runs back.
+/// Parses `last` and `last~N`, and returns how many runs to go back.
 fn back(text: &str) -> Option<usize> {
     match text.strip_prefix("last")? {
         "" => Some(0),
@@ -384,7 +385,7 @@ fn back(text: &str) -> Option<usize> {
     }
 }
 
-/// Names of what is in a folder; nothing where it is not there.
+/// Returns the names of the entries of a folder; empty if the folder does not exist.
 fn names_in(dir: &Path) -> Result<Vec<String>, StoreError> {
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,
@@ -401,15 +402,15 @@ fn names_in(dir: &Path) -> Result<Vec<String>, StoreError> {
     Ok(names)
 }
 
-/// Reads the run in a folder, wherever it is.
+/// Reads the run in any folder.
 ///
 /// # Errors
-/// When it is not there or not whole.
+/// Fails if the run does not exist or is incomplete.
 pub fn open_dir(dir: &Path) -> Result<RunView, StoreError> {
     read::view(dir)
 }
 
-/// Whether a folder looks like a stored run.
+/// Returns whether a folder looks like a saved run.
 #[must_use]
 pub fn is_run_dir(dir: &Path) -> bool {
     dir.join(files::RUN).is_file()

@@ -1,4 +1,4 @@
-//! Synthetic runs for tests and benchmarks: every field filled, nothing random.
+//! Synthetic runs for tests and benchmarks: every field is filled, and nothing is random.
 
 use crate::view::{
     Alive, InstrView, ProgramView, RunView, ScenarioView, VIEW_FORMAT, Validation, Work,
@@ -15,8 +15,8 @@ use std::collections::BTreeMap;
 const US: u64 = 1_000_000;
 const UNITS: u32 = 32;
 
-/// A run of about so many spans on three streams: in each unit eight kernels, a gather and a
-/// reduction, with a wait.
+/// Returns a run of about `spans` spans on three streams. Each unit has eight kernels, a gather and
+/// a reduction, with a wait.
 #[must_use]
 pub fn view(spans: u32) -> RunView {
     let mut made = Made::default();

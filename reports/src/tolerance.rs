@@ -1,18 +1,18 @@
-//! The relative difference up to which two values are equal.
+//! The relative difference up to which two values count as equal.
 
 use serde::Serialize;
 use shardlab_plan::record::Basis;
 use std::fmt;
 use std::str::FromStr;
 
-/// The relative difference up to which two values are equal.
+/// The relative difference up to which two values count as equal.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize)]
 #[serde(transparent)]
 pub struct Tolerance(f64);
 
 impl Tolerance {
-    /// 0.5 %: below what repeated measurements of one program tell apart, and far below the error
-    /// of a prediction.
+    /// 0.5 %: less than repeated measurements of one program can distinguish, and far below the
+    /// error of a prediction.
     pub const DEFAULT: Self = Self(0.005);
     /// Only equal values tie.
     pub const EXACT: Self = Self(0.0);
@@ -23,9 +23,9 @@ impl Tolerance {
         (0.0..1.0).contains(&share).then_some(Self(share))
     }
 
-    /// Returns the tolerance within which predictions on these bases are equal: the default, or the
-    /// largest error band of those that are estimates, in whole percent. Where an estimate has no
-    /// band, the default has to do.
+    /// Returns the tolerance for predictions with these bases: the default, or the largest error
+    /// band of those that are estimates, in whole percent. Estimates without a band use the
+    /// default.
     #[must_use]
     pub fn of_bases<'a>(bases: impl Iterator<Item = Option<&'a Basis>>) -> Self {
         let estimates = bases.flatten().filter(|b| b.is_estimate());
@@ -39,20 +39,20 @@ impl Tolerance {
         self.0
     }
 
-    /// Returns the tolerance of memory where this is the tolerance of time: predictions of memory
-    /// are exact enough that the default is never exceeded.
+    /// Returns the tolerance of memory for this tolerance of time. Predictions of memory are exact
+    /// enough that it never exceeds the default.
     #[must_use]
     pub const fn of_memory(self) -> Self {
         Self(self.0.min(Self::DEFAULT.0))
     }
 
-    /// Whether `a` is less than `b` by more than the tolerance. Never true of a NaN.
+    /// Returns whether `a` is less than `b` by more than the tolerance; `false` for NaN.
     #[must_use]
     pub fn less(self, a: f64, b: f64) -> bool {
         a * (1.0 + self.0) < b
     }
 
-    /// Whether two values are equal within the tolerance. Never true of a NaN.
+    /// Returns whether two values are equal within the tolerance; `false` for NaN.
     #[must_use]
     pub fn ties(self, a: f64, b: f64) -> bool {
         !a.is_nan() && !b.is_nan() && !self.less(a, b) && !self.less(b, a)
@@ -66,9 +66,9 @@ impl Default for Tolerance {
 }
 
 impl fmt::Display for Tolerance {
-    /// Writes `0.5 %`.
+    /// Formats `0.5 %`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Fractions of a percent have no exact form in binary.
+        // Fractions of a percent have no exact binary form.
         write!(f, "{} %", (1e5 * self.0).round() / 1e3)
     }
 }
@@ -81,7 +81,7 @@ pub struct NotATolerance;
 impl FromStr for Tolerance {
     type Err = NotATolerance;
 
-    /// Reads `0.5%`, or the share 0.005.
+    /// Parses `0.5%`, or the share 0.005.
     fn from_str(text: &str) -> Result<Self, NotATolerance> {
         let (number, unit) = match text.strip_suffix('%') {
             Some(percent) => (percent.trim_end(), 100.0),

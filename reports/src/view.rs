@@ -1,4 +1,4 @@
-//! A run with the names of everything in it: readable without the program that it came from.
+//! A run with the names of everything in it, readable without its program.
 
 mod alive;
 mod counts;
@@ -27,19 +27,19 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Version of [`RunView`]'s JSON. Fields are added with a default, never renamed.
 pub const VIEW_FORMAT: u32 = 1;
 
-/// Buffers alive at the peak that a view lists.
+/// Maximum number of buffers alive at the peak that a view lists.
 const ALIVE_LISTED: usize = 24;
 
-/// A run and what its numbers refer to.
+/// A run, and everything that its numbers refer to.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunView {
     /// Format version.
     pub format: u32,
-    /// The run itself: steps, spans, memory, losses, environment.
+    /// The run itself: steps, spans, memory, losses and environment.
     pub run: Run,
-    /// What was asked for.
+    /// Scenario.
     pub scenario: ScenarioView,
-    /// What was run.
+    /// Program.
     pub program: ProgramView,
     /// Instructions that spans and memory samples refer to, by increasing id.
     pub instrs: Vec<InstrView>,
@@ -58,14 +58,14 @@ pub struct RunView {
 /// One validation.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Validation {
-    /// Training steps before it.
+    /// Number of training steps before it.
     pub steps: u64,
     /// Loss.
     #[serde(with = "shardlab_plan::record::float")]
     pub loss: f64,
 }
 
-/// A program in numbers.
+/// Numbers of a program.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ProgramView {
     /// Content digest, see [`Program::digest`].
@@ -74,22 +74,22 @@ pub struct ProgramView {
     pub units: Vec<String>,
     /// Stream names by id; the first is the compute stream.
     pub streams: Vec<String>,
-    /// Instructions by section, then by kind (`launch`, `all_gather`, `alloc`, …).
+    /// Number of instructions by section, then by kind (`launch`, `all_gather`, `alloc`, …).
     pub counts: BTreeMap<SectionKind, BTreeMap<String, u32>>,
-    /// Trainable and frozen parameters.
+    /// Number of trainable and frozen parameters.
     pub parameters: u64,
-    /// Inner axis.
+    /// Size of the inner axis.
     pub dp_shard: u32,
-    /// Outer axis.
+    /// Size of the outer axis.
     pub dp_outer: u32,
-    /// Micro-batches a step.
+    /// Micro-batches per step.
     pub micro_batches: u16,
-    /// Model FLOPs a rank and step.
+    /// Model FLOPs per rank and step.
     pub model_flops: u64,
 }
 
 impl ProgramView {
-    /// The numbers of a program.
+    /// Returns the numbers of a program.
     #[must_use]
     pub fn new(program: &Program) -> Self {
         let mut counts: BTreeMap<SectionKind, BTreeMap<String, u32>> = BTreeMap::new();
@@ -117,7 +117,7 @@ impl ProgramView {
     }
 }
 
-/// Kind of an instruction, as counts name it.
+/// Returns the kind of an instruction, as counts name it.
 fn kind(program: &Program, op: &Op) -> &'static str {
     match op {
         Op::Alloc(_) => "alloc",
@@ -135,9 +135,8 @@ fn kind(program: &Program, op: &Op) -> &'static str {
 }
 
 impl RunView {
-    /// What a filter may ask for: a field, an option or a fact of the environment, as
-    /// [`crate::store::Entry::field`] has them once the run is kept. It has no id and no date
-    /// before.
+    /// Returns the value of a filter key: a field, an option or a fact of the environment, as
+    /// [`crate::store::Entry::field`] does for a saved run. An unsaved run has no id and no date.
     #[must_use]
     pub fn field(&self, key: &str) -> Option<String> {
         Some(match key {
@@ -155,13 +154,13 @@ impl RunView {
         })
     }
 
-    /// The view of a run of this program, made for this scenario.
+    /// Returns the view of a run of this program, made for this scenario.
     #[must_use]
     pub fn new(run: &Run, program: &Program, scenario: &Scenario) -> Self {
         Self::of(run.clone(), program, scenario)
     }
 
-    /// As [`RunView::new`], taking the run.
+    /// Like [`RunView::new`], but takes ownership of the run.
     #[must_use]
     pub fn of(run: Run, program: &Program, scenario: &Scenario) -> Self {
         let mut program_view = ProgramView::new(program);
@@ -184,39 +183,40 @@ impl RunView {
         }
     }
 
-    /// The instruction of a span or memory sample. Every one that the run refers to is there.
+    /// Returns the instruction of a span or memory sample. Every one that the run refers to exists.
     #[must_use]
     pub fn instr(&self, id: shardlab_plan::ir::InstrId) -> Option<&InstrView> {
         let at = self.instrs.binary_search_by_key(&id, |i| i.id).ok()?;
         self.instrs.get(at)
     }
 
-    /// Name of an instruction: its kernel, collective or copy; `input`, `alloc` or `free`.
+    /// Returns the name of an instruction: its kernel, collective or copy; `input`, `alloc` or
+    /// `free`.
     #[must_use]
     pub fn name_of(&self, instr: &InstrView) -> &str {
         self.names.get(instr.name as usize).map_or("", |n| n)
     }
 
-    /// Rule of the policy that emitted an instruction.
+    /// Returns the rule of the policy that emitted an instruction.
     #[must_use]
     pub fn rule_of(&self, instr: &InstrView) -> &str {
         self.names.get(instr.rule as usize).map_or("", |n| n)
     }
 
-    /// Name of a unit; empty for one that the program does not have.
+    /// Returns the name of a unit; empty for one that the program does not have.
     #[must_use]
     pub fn unit(&self, id: UnitId) -> &str {
         self.program.units.get(id.index()).map_or("", |n| n)
     }
 
-    /// Name of a span's stream.
+    /// Returns the name of a span's stream.
     #[must_use]
     pub fn stream(&self, span: &Span) -> &str {
         let streams = &self.program.streams;
         streams.get(span.stream.index()).map_or("", |n| n)
     }
 
-    /// Name and unit of a span, for example `mm layers.3`.
+    /// Returns the name and unit of a span, for example `mm layers.3`.
     #[must_use]
     pub fn span_label(&self, span: &Span) -> String {
         self.instr(span.instr).map_or_else(
@@ -225,20 +225,20 @@ impl RunView {
         )
     }
 
-    /// Whether single instructions were recorded. A gate's baseline has none, and neither has a run
-    /// that was not recorded.
+    /// Returns whether single instructions were recorded. A gate's baseline has none.
     #[must_use]
     pub fn is_recorded(&self) -> bool {
         !self.run.spans.is_empty()
     }
 
-    /// Whether this is what a gate's baseline holds: numbers and options, without instructions.
+    /// Returns whether this is the content of a gate's baseline: numbers and options, without
+    /// instructions.
     #[must_use]
     pub fn is_baseline(&self) -> bool {
         self.instrs.is_empty()
     }
 
-    /// Indices of the spans whose end a gap waited for, see [`Run::awaited`].
+    /// Returns the indices of the spans whose end a gap waited for, see [`Run::awaited`].
     #[must_use]
     pub fn awaited(&self, gap: &ExposedGap) -> Vec<u32> {
         self.run.awaited(gap, |i| {
@@ -247,7 +247,7 @@ impl RunView {
         })
     }
 
-    /// Names of these spans, each once, then their units: what a gap waited for in words.
+    /// Describes what a gap waited for: the distinct names of these spans, then their units.
     #[must_use]
     pub fn awaited_label(&self, awaited: &[u32]) -> String {
         let instrs = || awaited.iter().filter_map(|&i| self.instr_of(i));
@@ -260,38 +260,38 @@ impl RunView {
         format!("{names} {}", awaited_units(&units))
     }
 
-    /// The instruction of the span with this index.
+    /// Returns the instruction of the span with this index.
     pub(crate) fn instr_of(&self, span: u32) -> Option<&InstrView> {
         self.instr(self.run.spans.get(span as usize)?.instr)
     }
 
-    /// Length of the recorded step.
+    /// Returns the length of the recorded step.
     #[must_use]
     pub fn recorded(&self) -> Picos {
         let run = &self.run;
         run.recorded_to.saturating_sub(run.recorded_from)
     }
 
-    /// Steady step times in milliseconds, in order.
+    /// Returns steady step times in order, milliseconds.
     #[must_use]
     pub fn samples_ms(&self) -> Vec<f64> {
         self.run.step_samples.iter().map(|t| t.ms()).collect()
     }
 
-    /// Median step time, milliseconds; NaN without samples.
+    /// Returns the median step time, milliseconds; NaN without samples.
     #[must_use]
     pub fn step_ms(&self) -> f64 {
         self.run.step_ms()
     }
 
-    /// What the batches of some runs are counted in; those whose options are not known have no say.
+    /// Returns the batch unit of some runs. Runs with unknown options are ignored.
     #[must_use]
     pub fn counted_in<'a>(views: impl IntoIterator<Item = &'a Self>) -> BatchUnit {
         BatchUnit::common(views.into_iter().filter_map(|v| v.scenario.counted_in()))
     }
 
-    /// Tokens (rows, images: [`RunView::counted_in`]) a second and rank; NaN where steps have no
-    /// tokens.
+    /// Returns tokens (rows, images: [`RunView::counted_in`]) per second and rank; NaN if steps
+    /// have no tokens.
     #[must_use]
     pub fn tokens_per_s(&self) -> f64 {
         match self.run.tokens {
@@ -300,21 +300,21 @@ impl RunView {
         }
     }
 
-    /// Whether the steps of runs have the same tokens (or rows, or images): else their times do not
-    /// tell which is better.
+    /// Returns whether the steps of runs have the same number of tokens (or rows, or images).
+    /// Otherwise their times do not rank them.
     pub(crate) fn have_same_tokens<'a>(views: impl IntoIterator<Item = &'a Self>) -> bool {
         let mut tokens = views.into_iter().map(|v| v.run.tokens);
         let first = tokens.next();
         tokens.all(|t| Some(t) == first)
     }
 
-    /// Exposed time of the recorded step, milliseconds.
+    /// Returns the exposed time of the recorded step, milliseconds.
     #[must_use]
     pub fn exposed_ms(&self) -> f64 {
         self.run.exposed_total().ms()
     }
 
-    /// Whether the peak is within the device's memory; `None` where that is not known.
+    /// Returns whether the peak is within the device's memory; `None` if its capacity is unknown.
     #[must_use]
     pub fn fits(&self) -> Option<bool> {
         let memory = &self.run.memory;
@@ -341,7 +341,7 @@ mod tests {
         let view = testing::view(100);
         let text = serde_json::to_string(&view).unwrap();
         let back: RunView = serde_json::from_str(&text).unwrap();
-        // NaN is unequal to itself, so texts are compared.
+        // NaN is unequal to itself, so compare texts.
         assert_eq!(serde_json::to_string(&back).unwrap(), text);
         assert!(back.run.losses[1].is_nan());
         assert_eq!(back.run.spans, view.run.spans);

@@ -42,7 +42,7 @@ fn a_run_does_not_differ_from_itself() {
     );
 }
 
-/// Wall times are a partition of the step, whatever waits there are.
+/// Wall times are a partition of the step, whatever waits it has.
 #[test]
 fn wall_times_add_up_to_the_step() {
     let (a, b) = (testing::view(300), testing::view(457));
@@ -65,8 +65,8 @@ fn wall_times_add_up_to_the_step() {
 fn the_instruction_that_changed_is_found_under_another_digest_too() {
     let a = testing::view(200);
     let mut b = a.clone();
-    // Two kernels later and longer, one gone; instruction numbers shifted as another program would
-    // have them.
+    // Two kernels are later and longer, one is gone, and instruction numbers are shifted as in
+    // another program.
     for i in 100..200 {
         b.run.spans[i].start += Picos(9_000_000);
         b.run.spans[i].end += Picos(9_000_000);
@@ -133,7 +133,7 @@ fn predictions_are_judged_by_kind() {
             .filter(|k| k.work.name() != "all_gather");
         assert!(others.into_iter().all(|k| k.error == 0.0));
     }
-    // Another program of another scenario is nothing that was predicted.
+    // A program of another scenario was not predicted.
     let mut other = measured.clone();
     other.run.scenario = "other".to_owned();
     assert!(compared(&predicted, &other).prediction.is_some());
@@ -141,19 +141,19 @@ fn predictions_are_judged_by_kind() {
     assert_eq!(compared(&predicted, &other).prediction, None);
 }
 
-/// The sentence names what makes the step longer or shorter: neither what other streams hide nor
-/// what errs the other way.
+/// The sentence names what makes the step longer or shorter. It names neither work hidden on other
+/// streams nor errors in the other direction.
 #[test]
 fn the_error_of_a_step_is_that_of_what_it_consists_of() {
     let predicted = testing::view(100);
     let mut measured = predicted.clone();
     measured.run.kind = RunKind::Exec;
-    // All products take a twentieth longer than predicted, and so does the step.
+    // All GEMMs, and so the step, take a twentieth longer than predicted.
     let longer = |t: Picos| Picos(t.0 / 20 * 21);
     for span in &mut measured.run.spans {
         let length = span.end - span.start;
         span.start = longer(span.start);
-        // Gathers, beside which products run, take next to nothing: an error of other sign.
+        // Gathers, which overlap with GEMMs, take almost no time: an error in the other direction.
         span.end = match span.stream {
             COMPUTE => longer(span.end),
             _ => span.start + Picos(length.0 / 100),
@@ -170,7 +170,7 @@ fn the_error_of_a_step_is_that_of_what_it_consists_of() {
             let kind = busy.iter().find(|k| k.work.name() == name).unwrap();
             kind.predicted.0 as f64 - kind.measured.0 as f64
         };
-        // By busy time the gathers would be named.
+        // By busy time, the gathers would be named.
         assert!(error("all_gather") > error("gemm").abs(), "{busy:?}");
         let mut why = p.why.into_iter();
         why.find(|s| s.contains(" predicted, ")).unwrap()
@@ -180,7 +180,7 @@ fn the_error_of_a_step_is_that_of_what_it_consists_of() {
         text.contains(": the prediction is -4.8 % off. Most of the error is in gemm: "),
         "{text}"
     );
-    // What is waited for makes up the step as well.
+    // Waits are part of the step as well.
     measured.run.exposed = [(Cause::Host, Picos(100_000_000))].into();
     let text = said(&measured);
     assert!(
@@ -190,7 +190,7 @@ fn the_error_of_a_step_is_that_of_what_it_consists_of() {
 }
 
 #[test]
-fn waits_are_told_by_cause_and_by_what_was_waited_for() {
+fn waits_are_grouped_by_cause_and_by_what_was_waited_for() {
     let a = testing::view(100);
     let mut b = a.clone();
     for gap in &mut b.run.gaps {
@@ -201,7 +201,7 @@ fn waits_are_told_by_cause_and_by_what_was_waited_for() {
     let p = compared(&a, &b);
     let wait = &p.waits[0];
     assert_eq!(wait.of.name, "all_gather");
-    // Of ten gaps five are in each phase.
+    // Five of ten gaps are in each phase.
     assert_eq!(
         (wait.count, wait.time),
         ([5, 5], [Picos(5_000_000), Picos(15_000_000)])
@@ -224,7 +224,7 @@ fn waits_are_told_by_cause_and_by_what_was_waited_for() {
         "{:?}",
         p.why
     );
-    // Where another rule issues them: all of them, not only those that are waited for.
+    // If another rule issues them, all are counted, not only those that are waited for.
     b.names.push("prefetch".to_owned());
     let rule = b.names.len() as u32 - 1;
     for instr in b.instrs.iter_mut().filter(|i| i.name == 1).take(3) {
@@ -281,7 +281,7 @@ fn losses_say_where_they_part() {
     let largest = losses.largest.unwrap();
     assert_eq!((largest.step, largest.a, largest.b), (4, 2.0, 2.5));
     assert_eq!((losses.last.step, losses.shown.len()), (5, 5));
-    // A NaN on one side is the largest difference there can be.
+    // A NaN on one side is the largest possible difference.
     b.run.losses[4] = f64::NAN;
     let losses = compared(&a, &b).losses.unwrap();
     assert_eq!(losses.largest.unwrap().step, 5);
@@ -289,7 +289,7 @@ fn losses_say_where_they_part() {
     assert_eq!(compared(&a, &b).losses, None);
 }
 
-/// A recorded step that is an outlier is announced, and nothing is concluded from it.
+/// A recorded step that is an outlier is reported, and no conclusions are drawn from it.
 #[test]
 fn an_outlier_is_not_explained() {
     let a = testing::view(200);
@@ -312,11 +312,11 @@ fn an_outlier_is_not_explained() {
     assert!(!verdict.contains("the error is in"), "{verdict}");
     let explains = |s: &String| s.contains("Recorded step:") || s.contains("waits");
     assert!(!p.why.iter().any(explains), "{:?}", p.why);
-    // The tables are there, for those who want them.
+    // The tables are there for those who want them.
     assert!(!p.breakdown.by_phase.is_empty());
 }
 
-/// Values within the tolerance share no star; what is left decides, and at last nothing does.
+/// Values within the tolerance share no star. Other criteria decide, until nothing is left.
 #[test]
 fn ties_are_broken_by_memory_and_by_the_defaults() {
     let run = |us: u64, mib: u64, prefetch: &str| {
@@ -335,7 +335,7 @@ fn ties_are_broken_by_memory_and_by_the_defaults() {
         let front: Vec<bool> = m.rows.iter().map(|r| r.on_front).collect();
         (m.best(metric), front)
     };
-    // 0.02 % faster for more memory, and 10 % slower.
+    // 0.02 % faster with more memory, and 10 % slower.
     let runs = [
         run(10_000, 1000, "1"),
         run(9_998, 1100, "2"),
@@ -343,7 +343,7 @@ fn ties_are_broken_by_memory_and_by_the_defaults() {
     ];
     let first = vec![true, false, false];
     assert_eq!(marked(&runs), (first.clone(), first));
-    // As much memory: the default (1) wins, though another one is a little faster.
+    // With equal memory, the default (1) wins although another value is slightly faster.
     let runs = [
         run(9_999, 1000, "2"),
         run(10_000, 1000, "1"),
@@ -355,7 +355,7 @@ fn ties_are_broken_by_memory_and_by_the_defaults() {
     let runs = [run(10_000, 1000, "1"), run(10_001, 1001, "2")];
     let none = vec![false, false];
     assert_eq!(marked(&runs), (none.clone(), none));
-    // A prediction is never better than a measurement, nor the other way round.
+    // A prediction is never better than a measurement, nor the reverse.
     let mut runs = [run(10_000, 1000, "1"), run(20_000, 2000, "1")];
     runs[1].run.kind = RunKind::Exec;
     let none = vec![false, false];
@@ -381,7 +381,7 @@ fn a_matrix_marks_the_best_and_the_front() {
     assert_eq!(best("step_ms"), [true, false, false]);
     assert_eq!(best("tokens_per_s_per_gpu"), [true, false, false]);
     assert_eq!(best("reserved_gib"), [false, true, false]);
-    // What does not fit is never the best, and times of unlike steps are not compared.
+    // A run that does not fit is never the best, and steps with different work are not compared.
     runs[1].run.memory.capacity = Some(Bytes(1));
     runs[2].run.tokens *= 4;
     let named: Vec<(&str, &RunView)> = ["a", "b", "c"].into_iter().zip(&runs).collect();
@@ -418,7 +418,7 @@ proptest! {
         };
         prop_assert_eq!(plain(&ab.breakdown.by_phase), flip(&ba.breakdown.by_phase));
         prop_assert_eq!(plain(&ab.breakdown.by_kind), flip(&ba.breakdown.by_kind));
-        // Nothing is said about the parts of a step where a run has no spans.
+        // Nothing is known about the parts of a step if a run has no spans.
         let told = if n > 0 && m > 0 { a.recorded() } else { Picos::ZERO };
         prop_assert_eq!(total(&ab.breakdown.by_phase, 0), told);
         prop_assert_eq!(ab.breakdown.by_phase.is_empty(), n == 0 || m == 0);

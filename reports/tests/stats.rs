@@ -1,4 +1,4 @@
-//! The statistics against scipy 1.17.1, and properties that hold for any samples.
+//! Compares the statistics with scipy 1.17.1, and tests properties that hold for any samples.
 
 use proptest::prelude::*;
 use shardlab_reports::stats::{
@@ -40,9 +40,9 @@ fn mann_whitney_agrees_with_scipy() {
     assert!(few.exact);
     near(few.u, 35.0);
     near(few.p, 0.002_525_252_525_252_525_5);
-    // The larger side first or second: the same p.
+    // Exchanging the sides gives the same p.
     near(mann_whitney(&B, &A).p, few.p);
-    // All 20 orders of three and three: by hand, U = 3 or 6 and beyond are 7 each.
+    // By hand: among all 20 orders of three and three, 7 each have U = 3 or less and U = 6 or more.
     near(mann_whitney(&[1.0, 5.0, 3.0], &[4.0, 2.0, 6.0]).p, 0.7);
     near(mann_whitney(&[1.0, 2.0, 3.0], &[4.0, 5.0, 6.0]).p, 0.1);
     let tied = mann_whitney(&TIED_A, &TIED_B);
@@ -71,7 +71,7 @@ fn adjustment_agrees_with_scipy() {
     }
 }
 
-/// Of three and three samples all 729 pairs of resamples can be listed: ratios 12/13 (49), 14/13
+/// With three samples per side, all 729 pairs of resamples can be listed: ratios 12/13 (49), 14/13
 /// (91), 12/11 (91), 15/13 (49), 1.2 (49), 14/11 (169), 15/11 (91), 1.4 (91), 1.5 (49).
 #[test]
 fn the_interval_is_that_of_the_listed_resamples() {
@@ -86,7 +86,7 @@ fn the_interval_is_that_of_the_listed_resamples() {
     };
     let wide = at(0.95);
     near(wide.estimate, 14.0 / 11.0);
-    // 49 / 729 = 6.7 % in each outermost value: 2.5 % ends there, 10 % ends one further in.
+    // Each outermost value has 49 / 729 = 6.7 %: 2.5 % ends there, 10 % ends one value further in.
     near(wide.low, 12.0 / 13.0);
     near(wide.high, 1.5);
     let narrow = at(0.8);
@@ -112,7 +112,7 @@ fn verdicts_say_when_the_samples_cannot_tell() {
     assert_eq!(judged(&tight, &tight), Verdict::Equal);
     let wild = [5.0, 20.0, 9.0, 13.0];
     assert_eq!(judged(&wild, &tight), Verdict::Inconclusive);
-    // One measurement is none, whatever it is; a prediction is exact.
+    // A single measurement is inconclusive; a prediction is exact.
     assert_eq!(judged(&[10.0], &[20.0]), Verdict::Inconclusive);
     let exact = |x| Samples::Exact(x);
     let options = Options::default();
@@ -162,8 +162,7 @@ fn bad_samples_are_named() {
     assert!(compare(Samples::Exact(1.0), Samples::Exact(1.0), &wrong).is_err());
 }
 
-/// Runs of step-time medians with 1 % noise, from a fixed linear congruence through the normal
-/// quantile's logistic stand-in.
+/// Returns medians of step times with 1 % noise, from a fixed linear congruential generator.
 fn noisy(seed: u64, n: usize, centre: f64) -> Vec<f64> {
     let mut state = seed
         .wrapping_mul(6_364_136_223_846_793_005)
@@ -177,7 +176,7 @@ fn noisy(seed: u64, n: usize, centre: f64) -> Vec<f64> {
                     .wrapping_add(1_442_695_040_888_963_407);
                 sum += (state >> 11) as f64 / (1u64 << 53) as f64;
             }
-            // Twelve uniforms less six: variance 1.
+            // The sum of twelve uniform numbers minus six has variance 1.
             centre * (1.0 + 0.01 * (sum - 6.0))
         })
         .collect()
@@ -213,7 +212,7 @@ prop_compose! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Exchanging the sides turns everything around.
+    /// Exchanging the sides inverts the result.
     #[test]
     fn sides_are_symmetric(a in samples(), b in samples()) {
         prop_assert!((cliffs_delta(&a, &b) + cliffs_delta(&b, &a)).abs() < 1e-12);
@@ -225,8 +224,8 @@ proptest! {
         prop_assert!((ab.p - ba.p).abs() < 1e-12);
     }
 
-    /// A unit of time changes no ratio, test or verdict; the interval holds the estimate and grows
-    /// with the level.
+    /// The unit of time changes no ratio, test or verdict. The interval contains the estimate and
+    /// grows with the level.
     #[test]
     fn units_do_not_matter(a in samples(), b in samples(), unit in 1u32..20, block in 1usize..4) {
         let options = Options { resamples: 300, block, ..Options::default() };
@@ -244,7 +243,8 @@ proptest! {
         prop_assert!(plain.ratio.low <= narrow.low && narrow.high <= plain.ratio.high);
     }
 
-    /// A larger change is seen more often, and the detectable change is seen with a chance of 80 %.
+    /// A larger change is detected more often, and the detectable change with a probability of 80
+    /// %.
     #[test]
     fn power_grows_with_the_change(a in samples(), b in samples()) {
         let of = |threshold: f64| {

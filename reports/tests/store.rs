@@ -1,4 +1,4 @@
-//! The store: what goes in comes out, whole or not at all.
+//! Saved runs read back completely or not at all.
 
 use shardlab_plan::record::Span;
 use shardlab_reports::store::{Id, Store, StoreError, Term, is_run_dir, open_dir};
@@ -29,14 +29,14 @@ fn a_run_comes_out_as_it_went_in() {
         "{added:?}"
     );
     back.run.environment.clone_from(&view.run.environment);
-    // NaN is unequal to itself: texts are compared.
+    // NaN is unequal to itself, so compare texts.
     assert_eq!(text(&back), text(&view));
     assert!(is_run_dir(&store.path(&id)));
     let scenario = store.path(&id).join("scenario.toml");
     assert_eq!(fs::read_to_string(scenario).unwrap(), view.scenario.text);
 }
 
-/// Filters find the same of a run before and after it is kept; but for what it is given then.
+/// Filters see the same fields before and after a run is saved, except those that saving adds.
 #[test]
 fn fields_of_a_run_are_those_of_its_entry() {
     let (_dir, store) = store();
@@ -64,8 +64,8 @@ fn fields_of_a_run_are_those_of_its_entry() {
 #[test]
 fn odd_runs_come_out_too() {
     let (_dir, store) = store();
-    // No spans (a sweep's point); a span and a gap without an instruction; names with commas and
-    // quotes.
+    // A run without spans (a sweep's point), a span and a gap without an instruction, and names
+    // with commas and quotes.
     let mut empty = testing::view(0);
     empty.run.gaps.clear();
     let mut strange = testing::view(20);
@@ -104,13 +104,13 @@ fn a_list_needs_only_summaries_and_reports_what_is_not_whole() {
         .map(|s| (s.reason.as_str(), s.litter))
         .collect();
     assert_eq!(reasons.len(), 3, "{reasons:?}");
-    // The folder without any file may belong to a writer that has just begun.
+    // The folder without any file may belong to a writer that has just started.
     assert!(
         reasons.contains(&("it is being written", false)),
         "{reasons:?}"
     );
     assert!(
-        reasons.contains(&("its writer stopped before it was whole", true)),
+        reasons.contains(&("its writer stopped before it was complete", true)),
         "{reasons:?}"
     );
     let damaged = reasons
@@ -148,7 +148,7 @@ fn damaged_tables_are_named() {
     assert_eq!(wrong, "spans.csv: row 2: `gems` is no work");
     let wrong = reason(&whole.replacen("instr,name", "name,instr", 1));
     assert!(wrong.contains("columns instr,name"), "{wrong}");
-    // References beyond the spans would be out of range wherever they are followed.
+    // References beyond the spans would be out of range wherever they are used.
     let id = store.save(&testing::view(5)).unwrap();
     let [spans, gaps] = ["spans.csv", "gaps.csv"].map(|n| store.path(&id).join(n));
     for (path, from, to) in [(gaps, ",wire,0", ",wire,9"), (spans, "event,0", "event,9")] {
@@ -206,7 +206,7 @@ fn runs_are_meant_by_abbreviations_names_and_age() {
     assert!(store.remove(&ids[0]).is_err());
 }
 
-/// Names change in one step: nobody finds a run with both, or with none.
+/// Names change atomically: a run never has both names or neither.
 #[test]
 fn names_are_replaced_and_taken_away() {
     let (_dir, store) = store();
@@ -216,7 +216,7 @@ fn names_are_replaced_and_taken_away() {
     store.name("old", &ids[0]).unwrap();
     store.rename("old", "new").unwrap();
     assert_eq!(names(), [("new".to_owned(), ids[0].clone())]);
-    // The name of another run moves, as it does when it is given.
+    // The name of another run moves, as when naming a run.
     store.name("main", &ids[1]).unwrap();
     store.rename("new", "main").unwrap();
     assert_eq!(names(), [("main".to_owned(), ids[0].clone())]);

@@ -1,4 +1,4 @@
-//! What a gap waited for: the tasks that had to end and the units they belong to.
+//! The tasks that a gap waited for, and the units they belong to.
 
 use super::spans::{self, Work};
 use shardlab_plan::Program;
@@ -7,10 +7,10 @@ use shardlab_plan::program::Op;
 use shardlab_plan::record::{ExposedGap, Run, awaited_names, awaited_units};
 use std::collections::BTreeSet;
 
-/// Instructions before a collective that are searched for the copy into its bucket.
+/// Number of instructions before a collective in which the copy into its bucket is searched.
 const LOOK_BACK: usize = 64;
 
-/// Returns the spans whose end a gap waited for, see [`Run::awaited`].
+/// Returns the spans that had to end before a gap could end, see [`Run::awaited`].
 pub(super) fn spans_of(program: &Program, run: &Run, gap: &ExposedGap) -> Vec<u32> {
     run.awaited(gap, |i| {
         let at = program.instrs.get(i.index())?;
@@ -18,21 +18,21 @@ pub(super) fn spans_of(program: &Program, run: &Run, gap: &ExposedGap) -> Vec<u3
     })
 }
 
-/// Returns their names, each once: `reduce_scatter + multi_copy`.
+/// Returns the distinct names of these spans, for example `reduce_scatter + multi_copy`.
 pub(super) fn names(program: &Program, run: &Run, awaited: &[u32]) -> String {
     let name = |i: &u32| spans::name(program, run.spans[*i as usize].instr);
     awaited_names(awaited.iter().map(name))
 }
 
-/// Whether one of them is a collective.
+/// Returns whether one of the spans is a collective.
 pub(super) fn communicates(program: &Program, run: &Run, awaited: &[u32]) -> bool {
     awaited
         .iter()
         .any(|i| Work::of(program, run.spans[*i as usize].instr).is_some_and(Work::is_collective))
 }
 
-/// Returns all their units. Where the step is compiled as a whole, a collective carries the
-/// parameters of several.
+/// Returns the units of the spans. If the step is compiled as a whole, a collective carries the
+/// parameters of several units.
 pub(super) fn units(program: &Program, run: &Run, awaited: &[u32]) -> String {
     let mut all = BTreeSet::new();
     for i in awaited {
@@ -89,8 +89,8 @@ mod tests {
     use std::path::Path;
     use std::sync::Arc;
 
-    /// `explain`, `compare` and the dashboard name every part of a reduction of several
-    /// instructions.
+    /// `explain`, `compare` and the dashboard name all instructions of a multi-instruction
+    /// reduction.
     #[test]
     fn all_views_name_all_that_was_waited_for() {
         let scenario = scenario::load(Path::new("small-zero2"), &[]).unwrap();

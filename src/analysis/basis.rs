@@ -1,4 +1,4 @@
-//! How predicted numbers are shown, by what they rest on.
+//! Formats predicted numbers according to what they rest on.
 
 use crate::predict::Prediction;
 use shardlab_plan::record::Basis;
@@ -6,7 +6,7 @@ pub use shardlab_plan::record::basis::number;
 use shardlab_plan::record::basis::{bounded, significant};
 use shardlab_plan::units::signed;
 
-/// Significant digits of a step time in a verdict.
+/// Significant digits of a step time in a verdict, if it is not an estimate.
 const DIGITS: u32 = 4;
 /// Significant digits of an estimate.
 const ESTIMATE_DIGITS: u32 = 3;
@@ -15,7 +15,7 @@ fn is_estimate(basis: Option<&Basis>) -> bool {
     basis.is_some_and(Basis::is_estimate)
 }
 
-/// Returns the step time of a verdict, with its error: `1,052 ms`, `1,052 ms ± 2.0 %`, `~8,950 ms`.
+/// Returns the step time of a verdict with its error: `1,052 ms`, `1,052 ms ± 2.0 %`, `~8,950 ms`.
 #[must_use]
 pub fn step_time(ms: f64, basis: Option<&Basis>) -> String {
     let band = basis.and_then(Basis::step_percent);
@@ -28,10 +28,10 @@ pub fn step_time(ms: f64, basis: Option<&Basis>) -> String {
     format!("{mark}{} ms{band}", significant(ms, digits))
 }
 
-/// Returns a difference with its sign and `decimals`, rounded where it is one of estimates.
+/// Returns a difference with its sign and `decimals`. Differences of estimates are rounded.
 #[must_use]
 pub fn difference(x: f64, decimals: usize, basis: Option<&Basis>) -> String {
-    // Small differences have few digits as they are.
+    // Small differences already have few digits.
     if !is_estimate(basis) || x.abs() < 1.0 {
         return signed(x, decimals);
     }
@@ -39,7 +39,8 @@ pub fn difference(x: f64, decimals: usize, basis: Option<&Basis>) -> String {
     format!("{sign}{}", significant(x.abs(), ESTIMATE_DIGITS))
 }
 
-/// Returns the share of busy time that measured tables price; `None` where nothing was recorded.
+/// Returns the share of busy time (0 to 1) that is priced by measured tables; `None` if nothing was
+/// recorded.
 #[must_use]
 pub fn measured_share(p: &Prediction) -> Option<f64> {
     let costs = &p.run.costs;

@@ -1,5 +1,5 @@
-//! Gains and costs of compile modes: kernel time and memory against host time for guards and
-//! graph breaks.
+//! What compile modes gain in kernel time and memory, and what they cost in guards and graph
+//! breaks.
 
 use crate::predict::{PredictError, Prediction, Profiles, predict};
 use serde::Serialize;
@@ -12,7 +12,7 @@ use shardlab_plan::scenario::ScenarioError;
 use shardlab_plan::units::{Bytes, Picos};
 use shardlab_sim::Options;
 
-/// Share of the step below which there is no difference.
+/// Share of the step below which two values count as equal.
 const CHANGE: f64 = 0.001;
 
 /// One compile mode.
@@ -22,24 +22,24 @@ pub struct Mode {
     pub mode: CompileMode,
     /// Step time, milliseconds.
     pub step_ms: f64,
-    /// Launches on the compute stream.
+    /// Number of launches on the compute stream.
     pub kernels: u32,
-    /// Time of those kernels without contention.
+    /// Total time of those kernels, without contention.
     pub kernel_time: Picos,
     /// Host time per step.
     pub host: Picos,
-    /// Part of it in guards of compiled regions.
+    /// Host time spent in guards of compiled regions; part of `host`.
     pub guards: Picos,
-    /// Part of it in graph breaks.
+    /// Host time spent in graph breaks; part of `host`.
     pub graph_breaks: Picos,
-    /// Exposed time because the host was late.
+    /// Exposed time caused by a late host.
     pub host_exposed: Picos,
     /// Peak of allocated memory.
     pub peak_allocated: Bytes,
 }
 
 impl Mode {
-    /// Returns the mode of a prediction.
+    /// Returns the compile mode of a prediction with its numbers.
     #[must_use]
     pub fn of(p: &Prediction) -> Self {
         let launched = |s: &&Span| {
@@ -75,7 +75,7 @@ impl Mode {
         }
     }
 
-    /// Returns its gain or loss compared with `off`, in a sentence.
+    /// Returns the gain or loss compared with `off`, as a sentence.
     #[must_use]
     pub fn against(&self, off: &Self) -> String {
         let kernels = off.kernel_time.ms() - self.kernel_time.ms();
@@ -125,7 +125,7 @@ impl Mode {
     }
 }
 
-/// Returns the name in scenario files.
+/// Returns the name that scenario files use.
 #[must_use]
 pub const fn name(mode: CompileMode) -> &'static str {
     match mode {
@@ -136,7 +136,7 @@ pub const fn name(mode: CompileMode) -> &'static str {
     }
 }
 
-/// Returns all modes; impossible ones with the reason.
+/// Returns the prediction of every mode, or the reason why a mode is impossible.
 ///
 /// `load` loads the scenario with a mode.
 #[must_use]
@@ -166,7 +166,7 @@ pub fn modes(
     .collect()
 }
 
-/// Returns how often the host does this in a steady step.
+/// Returns how often the host does this kind of work in a steady step.
 fn host_work(p: &Prediction, wanted: HostWorkKind) -> u64 {
     let Some(steady) = p.program.section(SectionKind::Steady) else {
         return 0;

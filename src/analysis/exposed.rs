@@ -14,13 +14,13 @@ use std::collections::BTreeMap;
 pub struct Awaited {
     /// Kernels and collectives; `host` where the compute stream waited for nothing on the device.
     pub name: String,
-    /// Phase of the first; of the next kernel where it waited for nothing.
+    /// Phase of the first task; of the next kernel if the gap waited for nothing on the device.
     pub phase: &'static str,
-    /// Whether one of them is a collective.
+    /// Whether one of the tasks is a collective.
     pub collective: bool,
 }
 
-/// A gap in words.
+/// A gap, described in words.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Gap {
     /// Start, from the start of the step.
@@ -31,31 +31,31 @@ pub struct Gap {
     pub cause: Cause,
     /// What was waited for.
     pub awaited: Awaited,
-    /// Its units: all of a collective that carries several.
+    /// Units of the tasks; all units of a collective that carries several.
     pub unit: String,
-    /// The collective that was ahead in the queue, where that is the cause.
+    /// The collective that was ahead in the queue, if that is the cause.
     pub behind: Option<&'static str>,
-    /// Why, one sentence.
+    /// The reason, as one sentence.
     pub why: String,
 }
 
-/// Exposed time by what was waited for.
+/// Exposed time, grouped by cause and by what was waited for.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Group {
     /// Cause.
     pub cause: Cause,
     /// What was waited for.
     pub awaited: Awaited,
-    /// The collective that was ahead in the queue, where that is the cause.
+    /// The collective that was ahead in the queue, if that is the cause.
     pub behind: Option<&'static str>,
-    /// Gaps.
+    /// Number of gaps.
     pub count: u32,
-    /// Sum.
+    /// Sum of their lengths.
     pub total: Picos,
 }
 
-/// Returns all gaps of a run in words, ordered by time. Adjacent gaps of one kernel and one cause
-/// are merged.
+/// Returns all gaps of a run, described in words and ordered by time. Adjacent gaps of one kernel
+/// and one cause are merged.
 #[must_use]
 pub fn gaps(program: &Program, run: &Run) -> Vec<Gap> {
     let next = NextCompute::new(run);
@@ -123,7 +123,7 @@ pub fn groups(gaps: &[Gap]) -> Vec<Group> {
     groups
 }
 
-/// Returns the longest gaps.
+/// Returns the `limit` longest gaps.
 #[must_use]
 pub fn longest(mut gaps: Vec<Gap>, limit: usize) -> Vec<Gap> {
     gaps.sort_by(|a, b| b.length.cmp(&a.length).then(a.start.cmp(&b.start)));
@@ -131,7 +131,7 @@ pub fn longest(mut gaps: Vec<Gap>, limit: usize) -> Vec<Gap> {
     gaps
 }
 
-/// Spans of the compute stream by start.
+/// Spans of the compute stream, sorted by start.
 struct NextCompute(Vec<(Picos, u32)>);
 
 impl NextCompute {
@@ -145,7 +145,7 @@ impl NextCompute {
         Self(compute.collect())
     }
 
-    /// Returns the first one that starts at this time or later.
+    /// Returns the first span that starts at `time` or later.
     fn after(&self, time: Picos) -> Option<u32> {
         let i = self.0.partition_point(|&(start, _)| start < time);
         self.0.get(i).map(|&(_, span)| span)
@@ -211,7 +211,7 @@ fn why(
             shared if shared > alone => {
                 format!("takes {alone} alone, {shared} next to concurrent work")
             }
-            // As fast as alone, but later.
+            // The collective ran at its uncontended speed, but started later.
             _ => "waited for SMs that other kernels occupied".into(),
         },
         Cause::Tail => format!("end of the step: no compute left to hide {them}"),
@@ -233,7 +233,7 @@ fn why(
     }
 }
 
-/// Returns the gate right before a span: a wait on its stream since the previous task.
+/// Returns the rule of the gate right before a span: a wait on its stream since the previous task.
 fn gate_rule(program: &Program, span: &shardlab_plan::record::Span) -> Option<Rule> {
     const LOOK_BACK: u32 = 24;
     let from = span.instr.0.saturating_sub(LOOK_BACK);

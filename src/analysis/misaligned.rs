@@ -1,4 +1,4 @@
-//! Collectives that are several times slower because the payload per rank is not aligned.
+//! Collectives that are several times slower because their payload per rank is not aligned.
 
 use crate::predict::Prediction;
 use shardlab_plan::Program;
@@ -8,14 +8,14 @@ use shardlab_plan::program::Op;
 use shardlab_plan::units::Picos;
 use std::collections::BTreeMap;
 
-/// Meshes of the same ranks that are planned to find one that aligns.
+/// Number of meshes of the same ranks that are planned to find an aligned one.
 const TRIED: usize = 4;
 
 /// Collectives of the recorded step whose payloads are misaligned.
 pub(super) struct Misaligned {
     /// Time on the wire that misalignment adds.
     pub(super) lost: Picos,
-    /// Misaligned launches and all launches, by kinds that have misaligned ones.
+    /// Misaligned launches and all launches, for each kind that has misaligned ones.
     counts: BTreeMap<CollectiveKind, (u32, u32)>,
     factor: f64,
 }
@@ -46,7 +46,8 @@ impl Misaligned {
         found
     }
 
-    /// Returns the warning in a sentence; `mesh` is the one that aligns them, if any.
+    /// Returns the warning as a sentence. `mesh` is the mesh that aligns the payloads, if there is
+    /// one.
     pub(super) fn sentence(&self, mesh: Option<AlignedMesh>) -> String {
         let counts: Vec<String> = self
             .counts
@@ -71,11 +72,11 @@ impl Misaligned {
     }
 }
 
-/// Returns the largest `dp_shard` below the scenario's with which the same ranks align nine
-/// tenths of what is misaligned now, if one of the first few does.
+/// Returns the largest `dp_shard` below the scenario's that aligns nine tenths of the misaligned
+/// payload on the same ranks. Only the first few candidates are tried.
 pub(super) fn aligned_mesh(p: &Prediction) -> Option<AlignedMesh> {
     let scenario = &p.scenario;
-    // Groups of a fixed size may not divide another mesh.
+    // Another mesh may not be divisible into groups of a fixed size.
     if matches!(scenario.fsdp.reshard_after_forward, Reshard::Group(_)) {
         return None;
     }
@@ -96,17 +97,17 @@ pub(super) fn aligned_mesh(p: &Prediction) -> Option<AlignedMesh> {
         })
 }
 
-/// A mesh of the same ranks that aligns collectives.
+/// A mesh of the same ranks on which payloads are aligned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct AlignedMesh {
     shard: u32,
     outer: u32,
-    /// It aligns all of them.
+    /// Whether it aligns all of them.
     all: bool,
 }
 
 impl AlignedMesh {
-    /// Returns it as overrides.
+    /// Returns the mesh as overrides for `--set`.
     pub(super) fn overrides(self) -> Vec<String> {
         vec![
             format!("mesh.dp_shard={}", self.shard),
@@ -135,10 +136,10 @@ mod tests {
     use shardlab_plan::record::Span;
     use shardlab_sim::Options;
 
-    /// Returns two blocks of a 13 B model. With 512 ranks, each holds 10 of the 5,120 elements of
-    /// a norm and 619,540 of a block: 1,239,080 bytes in bf16, 8 too many; in float32, as
-    /// gradients are reduced, 2,478,160, a multiple of 16. The root's 645,130 elements are
-    /// misaligned in both.
+    /// Returns two blocks of a 13 B model. With 512 ranks, each rank holds 10 of the 5,120 elements
+    /// of a norm and 619,540 of a block. That is 1,239,080 bytes in bf16, 8 more than a multiple of
+    /// 16. Gradients are reduced in float32: 2,478,160 bytes, a multiple of 16. The root's 645,130
+    /// elements are misaligned in both types.
     fn block(ranks: u32) -> Prediction {
         let text = format!(
             "[model]\nfamily = \"llama\"\nlayers = 2\nhidden = 5120\nheads = 40\nffn = 13824\nvocab = 32000\n\
@@ -160,7 +161,7 @@ mod tests {
                 (CollectiveKind::ReduceScatter, (1, 3)),
             ])
         );
-        // A factor of three adds two thirds of the gathers' time and of one reduction's.
+        // A factor of three adds two thirds of the time of the gathers and of one reduction.
         let of = |s: &Span, kind| matches!(p.program.instrs[s.instr.index()].op, Op::Collective { id, .. } if p.program.collectives[id.index()].kind == kind);
         let alone = |kind| -> Vec<f64> {
             let spans = p.run.spans.iter().filter(|s| of(s, kind));
@@ -175,8 +176,8 @@ mod tests {
             (lost - 2.0 / 3.0 * (all + root)).abs() < 1e-6,
             "{lost} of {all} and {root}"
         );
-        // With 256 ranks, the root's norm leaves 20 elements, 40 bytes, per rank, which is not
-        // aligned; with 128 it is 80 bytes, and all others are whole rows.
+        // With 256 ranks, each rank holds 20 elements (40 bytes) of the root's norm, which is not
+        // aligned. With 128 ranks it holds 80 bytes, and all other payloads are whole rows.
         let sentence = found.sentence(aligned_mesh(&p));
         assert!(
             sentence.contains(&format!(

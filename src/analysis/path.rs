@@ -11,19 +11,19 @@ use std::collections::BTreeMap;
 /// The chain of spans that determines when the step ends.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct CriticalPath {
-    /// Number of spans.
+    /// Number of spans on the path.
     pub spans: u32,
-    /// From the start of the first to the end of the last, within the recorded step.
+    /// Time from the start of the first span to the end of the last, within the recorded step.
     pub length: Picos,
-    /// Sum of the spans by kind of work, largest first.
+    /// Time of the spans by kind of work, largest first.
     pub by_work: Vec<(Work, Picos)>,
     /// Idle time between spans of the path: launch gaps and waits.
     pub between: Picos,
-    /// Time before its first span, spent on the host.
+    /// Time before the first span, spent on the host.
     pub host_first: Picos,
-    /// Sum of the spans by unit, largest first.
+    /// Time of the spans by unit, largest first.
     pub by_unit: Vec<(String, Picos)>,
-    /// The longest pieces: consecutive spans of one kind, unit and phase.
+    /// The longest runs of consecutive spans of one kind, unit and phase.
     pub pieces: Vec<Piece>,
 }
 
@@ -34,7 +34,7 @@ pub struct Piece {
     pub start: Picos,
     /// Duration.
     pub length: Picos,
-    /// Spans.
+    /// Number of spans.
     pub spans: u32,
     /// Kind of work.
     pub work: Work,
@@ -44,7 +44,7 @@ pub struct Piece {
     pub phase: &'static str,
 }
 
-/// Returns the summary of a run's critical path; empty for a run without spans.
+/// Returns the summary of a run's critical path. It is empty for a run without spans.
 #[must_use]
 pub fn critical_path(program: &Program, run: &Run) -> CriticalPath {
     let chain = run.critical_path();

@@ -2,7 +2,7 @@
 
 use crate::predict::Prediction;
 
-/// Returns how often cached memory was freed, for example `13 times in 4 steps`.
+/// Returns how often the allocator freed cached memory, for example `13 times in 4 steps`.
 pub(super) fn frees(p: &Prediction, retries: u32) -> String {
     let times = match retries {
         1 => "once".to_owned(),

@@ -1,5 +1,5 @@
-//! Dimensions of matmuls that are off the fast path of the libraries: in 16 bits, tensor cores
-//! take rows of a multiple of 16 bytes, and odd leading dimensions need slower kernels.
+//! Matmul dimensions that are off the fast path of the GPU libraries. In 16-bit types, tensor cores
+//! need rows whose size is a multiple of 16 bytes; odd leading dimensions need slower kernels.
 
 use crate::predict::Prediction;
 use shardlab_plan::Scenario;
@@ -7,19 +7,19 @@ use shardlab_plan::ir::KernelClass;
 use shardlab_sim::Profile;
 use std::collections::BTreeSet;
 
-/// Bytes that the rows of operands are a multiple of on the fast path.
+/// Alignment, in bytes, of operand rows on the fast path.
 const ALIGNMENT: u64 = 16;
 
 /// A dimension of the model.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Dimension {
-    /// Name, as the scenario has it.
+    /// Name of the key in the scenario.
     name: &'static str,
-    /// Elements.
+    /// Size, in elements.
     elements: u64,
-    /// Elements that it should be a multiple of.
+    /// The size should be a multiple of this, in elements.
     multiple: u64,
-    /// How many times as long its matmuls take, where that was measured.
+    /// How many times longer matmuls of this dimension take, if it was measured.
     slowdown: Option<f64>,
 }
 
@@ -28,7 +28,7 @@ impl Dimension {
         self.elements.next_multiple_of(self.multiple)
     }
 
-    /// Returns the warning in a sentence.
+    /// Returns the warning as a sentence.
     pub(super) fn sentence(&self) -> String {
         let Self {
             name,
@@ -48,7 +48,7 @@ impl Dimension {
     }
 
     /// Returns the override that pads the dimension. Only the vocabulary can be padded without
-    /// making another model of it.
+    /// turning the model into another one.
     pub(super) fn padding(&self) -> Option<String> {
         (self.name == VOCAB).then(|| format!("model.vocab={}", self.padded()))
     }
@@ -56,7 +56,7 @@ impl Dimension {
 
 const VOCAB: &str = "vocab";
 
-/// Returns the unaligned dimensions of the matmuls of a prediction, on hardware where it matters.
+/// Returns the unaligned matmul dimensions of a prediction, on hardware on which alignment matters.
 pub(super) fn unaligned(p: &Prediction) -> Vec<Dimension> {
     let used: BTreeSet<u64> = p
         .program
@@ -80,8 +80,8 @@ pub(super) fn padded_vocabulary(scenario: &Scenario, profile: &Profile) -> Optio
 }
 
 fn of_scenario(scenario: &Scenario, profile: &Profile) -> Vec<Dimension> {
-    // Ranks without a device of their own run on cores of the host, and GEMMs in float32 lose
-    // nothing: see `scenarios/hardware/measure/alignment.py`.
+    // Ranks without a device of their own run on CPU cores. Float32 GEMMs lose nothing: see
+    // `scenarios/hardware/measure/alignment.py`.
     let size = scenario.precision.compute.size();
     if profile.device.shared_cores.is_some() || size != 2 {
         return Vec::new();
@@ -129,7 +129,7 @@ mod tests {
         );
         assert!(message.ends_with("pad it to 128264."), "{message}");
         assert_eq!(set[..], ["model.vocab=128264"]);
-        // Another width is another model.
+        // Another FFN width makes another model.
         let ffn = warned(&["model.layers=2", "model.ffn=14337"]);
         assert!(
             ffn[0].0.starts_with("ffn 14337 is not a multiple of 8: "),

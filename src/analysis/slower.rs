@@ -1,11 +1,11 @@
-//! Step time if one component were slower: what bounds it, and how much different hosts or
-//! networks matter.
+//! Step time if one component were slower. It shows what bounds the step and how much different
+//! hosts or networks matter.
 
 use crate::predict::{Fit, Prediction};
 use rayon::prelude::*;
 use shardlab_sim::{Options, Part, simulate_light};
 
-/// Slowdowns of a component: a little, as between two machines of one kind, and 2x.
+/// Slowdown factors: a small one, as between two machines of one kind, and 2x.
 pub const FACTORS: [f64; 2] = [1.1, 2.0];
 
 /// A component and the step time at each of [`FACTORS`].
@@ -13,12 +13,12 @@ pub const FACTORS: [f64; 2] = [1.1, 2.0];
 pub struct Slower {
     /// Component.
     pub part: Part,
-    /// Step time at each factor, milliseconds; `None` beyond the range of the simulator (tasks of
-    /// 1000 s).
+    /// Step time at each factor, milliseconds; `None` beyond the simulator's range (tasks of 1000
+    /// s).
     pub step_ms: [Option<f64>; 2],
 }
 
-/// Returns the step times of every component.
+/// Returns the slowed step times of every component.
 #[must_use]
 pub fn parts(p: &Prediction) -> Vec<Slower> {
     let step = |part: Part, factor: f64| {

@@ -1,4 +1,4 @@
-//! The smallest change that makes a job fit: one option, else two, else three.
+//! Finds the smallest change that makes a job fit: one option, else two, else three.
 
 use super::whatif::{self, Change, Effect, Load, WhatIf, is_settable};
 use crate::predict::{Fit, Prediction, Profiles};
@@ -7,38 +7,38 @@ use shardlab_plan::Scenario;
 use shardlab_plan::config::{OuterStrategy, PolicyKind, Recompute, Reshard};
 use std::cmp::Reverse;
 
-/// Options that are combined at most.
+/// Maximum number of options in a combination.
 const MAX_OPTIONS: usize = 3;
-/// Changes, those that save the most, that combinations are made of.
+/// Number of changes that combinations are made of: those that save the most.
 const COMBINED: usize = 10;
-/// Combinations that do not fit, those that save the most, that one more option is added to.
+/// Number of combinations per level that are extended by one more option: those that save the most.
 const EXTENDED: usize = 8;
-/// Multiples of the sharding mesh that are tried where no change of options fits.
+/// Multiples of the sharding mesh that are tried if no change of options fits.
 const MORE_GPUS: [u32; 6] = [2, 4, 8, 16, 32, 64];
-/// Relative saving of device memory from which on a change is worth combining.
+/// Relative saving of device memory above which a change is worth combining.
 const WORTH_COMBINING: f64 = 0.002;
 
-/// A change of one option or more, and its effect.
+/// A change of one or more options, and its effect.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Solution {
     /// Change.
     pub change: Change,
-    /// Options that it changes.
+    /// Number of options that it changes.
     pub options: usize,
     /// Effect.
     pub effect: Effect,
 }
 
-/// What was found for a job that does not fit.
+/// Result of the search for a job that does not fit.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Search {
-    /// The fewest options that fit and leave the usual headroom, fastest first.
+    /// Changes with the fewest options that fit and leave the usual headroom, fastest first.
     pub solutions: Vec<Solution>,
-    /// The fewest options that fit, but only just; empty where it takes as many to leave headroom.
+    /// Changes with the fewest options that only just fit. Empty if headroom takes no more options.
     pub narrow: Vec<Solution>,
-    /// The fewest GPUs that fit, where no change of options does.
+    /// The fewest GPUs that fit, if no change of options does.
     pub more_gpus: Option<Solution>,
-    /// Combinations that were simulated.
+    /// Number of combinations that were simulated.
     pub tried: usize,
 }
 
@@ -50,7 +50,7 @@ impl Search {
     }
 }
 
-/// A change of one option. Two moves of one axis exclude each other.
+/// A change of one option. Two moves on the same axis exclude each other.
 #[derive(Clone, Debug)]
 struct Move {
     axis: &'static str,
@@ -64,8 +64,8 @@ struct Tried {
     effect: Effect,
 }
 
-/// Searches the smallest change that makes a job fit on the same GPUs, without changing what it
-/// computes: batch, model and precision stay. `None` where it fits already.
+/// Searches for the smallest change that makes a job fit on the same GPUs without changing what it
+/// computes: batch, model and precision stay. Returns `None` if the job already fits.
 #[must_use]
 pub fn search(base: &Prediction, profiles: &Profiles, load: Load<'_>) -> Option<Search> {
     if !matches!(base.fit, Fit::Exceeds { .. }) {
@@ -120,7 +120,7 @@ pub fn search(base: &Prediction, profiles: &Profiles, load: Load<'_>) -> Option<
     Some(found)
 }
 
-/// Returns the smallest larger mesh that fits, as the options are or with the leanest ones.
+/// Returns the smallest larger mesh that fits, with the current options or with the leanest ones.
 fn more_gpus(
     base: &Prediction,
     leanest: Option<Change>,
@@ -148,7 +148,7 @@ fn more_gpus(
         .find_map(|times| on(times, None).or_else(|| on(times, Some(leanest.as_ref()?))))
 }
 
-/// Adds what fits of combinations of so many options.
+/// Collects the combinations of `options` options that fit.
 fn collect(found: &mut Search, moves: &[Move], level: &[Tried], options: usize) {
     let solution = |t: &Tried| Solution {
         change: join(moves, &t.moves),
@@ -161,7 +161,7 @@ fn collect(found: &mut Search, moves: &[Move], level: &[Tried], options: usize) 
         .filter(fitting)
         .partition(|t| leaves_room(&t.effect));
     found.solutions.extend(roomy.into_iter().map(solution));
-    // More options that only just fit are no better than fewer.
+    // Using more options to only just fit is no better than using fewer.
     if found.solutions.is_empty() && found.narrow.is_empty() {
         found.narrow.extend(narrow.into_iter().map(solution));
     }
@@ -180,7 +180,7 @@ fn one_option(what_if: &WhatIf) -> Option<Solution> {
     })
 }
 
-/// Returns the moves that save memory on their own, the largest saving first.
+/// Returns the indices of the moves that save memory on their own, largest saving first.
 fn worth_combining(base: &Prediction, singles: &[Tried]) -> Vec<usize> {
     let before = base.run.memory.peak_device.0 as f64;
     let mut worth: Vec<&Tried> = singles
@@ -191,7 +191,7 @@ fn worth_combining(base: &Prediction, singles: &[Tried]) -> Vec<usize> {
     worth.iter().take(COMBINED).map(|t| t.moves[0]).collect()
 }
 
-/// Returns the combinations with one more option.
+/// Returns the combinations of `level`, each extended by one more option.
 fn extend(moves: &[Move], singles: &[usize], mut level: Vec<Tried>) -> Vec<Vec<usize>> {
     level.retain(|t| t.moves.iter().all(|i| singles.contains(i)));
     level.sort_by_key(|t| t.effect.peak_device);
@@ -222,7 +222,7 @@ fn join(moves: &[Move], combination: &[usize]) -> Change {
     }
 }
 
-/// Returns the options that may save memory without changing what is computed.
+/// Returns the single-option changes that may save memory without changing what is computed.
 fn moves(base: &Scenario) -> Vec<Move> {
     let mut all = Vec::new();
     let mut one = |axis: &'static str, set: &[&str]| {
@@ -239,7 +239,7 @@ fn moves(base: &Scenario) -> Vec<Move> {
             &["train.recompute=selective", "train.recompute=full"]
         }
         Recompute::Selective => &["train.recompute=full"],
-        // Of all blocks, where some are recomputed.
+        // If only some blocks are recomputed, recompute all of them.
         Recompute::Full => &["train.recompute_layers=all"],
     };
     for set in stronger {
@@ -299,7 +299,8 @@ fn moves(base: &Scenario) -> Vec<Move> {
     all
 }
 
-/// Returns smaller micro-batches with as many more of them, so that a step has the same samples.
+/// Returns smaller micro-batches with proportionally more accumulation, so that the number of
+/// samples per step stays the same.
 fn smaller_batches(base: &Scenario) -> Vec<(u64, u64)> {
     let (batch, accum) = (base.train.micro_batch, u64::from(base.train.grad_accum));
     let divisors = (1..batch).rev().filter(|n| batch.is_multiple_of(*n));
@@ -330,7 +331,7 @@ mod tests {
         assert_eq!(found("llama3-8b-4xh200", &[]), None);
     }
 
-    /// One option is enough, so none is combined.
+    /// If one option is enough, none are combined.
     #[test]
     fn one_option_goes_before_two() {
         let set = ["mesh.hardware=h100-80", "train.recompute=none"];
@@ -353,8 +354,8 @@ mod tests {
         assert!(speeds.is_sorted_by(|a, b| a >= b), "{speeds:?}");
     }
 
-    /// Full recompute alone only just fits; with a second option there is headroom. No other
-    /// engine and no other batch is proposed.
+    /// Full recompute alone only just fits; a second option gives headroom. Neither another engine
+    /// nor another batch is proposed.
     #[test]
     fn two_options_are_found_where_one_is_not_enough() {
         let set = [
@@ -385,7 +386,7 @@ mod tests {
         let found = found("llama3-70b-64xh100", &set).unwrap();
         assert_eq!(found.best(), None);
         assert!(found.tried > 5, "{}", found.tried);
-        // More of them hold it.
+        // A larger mesh holds it.
         let more = found.more_gpus.unwrap();
         assert!(more.effect.has_headroom, "{more:?}");
         assert!(more.change.overrides[0].starts_with("mesh.dp_shard="));

@@ -1,8 +1,8 @@
-//! Predictions against measured runs.
+//! Compares predictions with measured runs.
 //!
-//! The table is CSV with the columns `scenario` and `overrides` (values for `--set`, separated by
-//! `;`), any of the measured columns of [`Metric`] (an empty cell was not measured), and optionally
-//! `name` and `source`.
+//! The table is a CSV file. Required columns: `scenario` and `overrides` (values for `--set`,
+//! separated by `;`). Any of the measured columns of [`Metric`] may follow; an empty cell means
+//! that the value was not measured. `name` and `source` are optional.
 
 mod null;
 mod table;
@@ -34,7 +34,7 @@ pub enum Metric {
 }
 
 impl Metric {
-    /// All of them, in order of columns.
+    /// All metrics, in the order of the columns.
     pub const ALL: [Self; 4] = [
         Self::StepMs,
         Self::PeakAllocatedMib,
@@ -42,7 +42,7 @@ impl Metric {
         Self::DeviceMib,
     ];
 
-    /// Column of the table, and name in JSON.
+    /// Returns the name of the column, also used in JSON.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -53,7 +53,7 @@ impl Metric {
         }
     }
 
-    /// What a run predicts for it.
+    /// Returns the predicted value of the metric.
     #[must_use]
     pub fn predicted(self, p: &Prediction) -> f64 {
         match self {
@@ -65,7 +65,7 @@ impl Metric {
     }
 }
 
-/// Of the last steady step: measured peaks are those of steps after the first.
+/// Returns a value of the last steady step. Measured peaks exclude the first step.
 fn steady(run: &Run, of: impl Fn(&shardlab_plan::record::StepRecord) -> Bytes) -> Bytes {
     run.steps
         .iter()
@@ -80,7 +80,7 @@ pub struct Cell {
     pub predicted: f64,
     /// Measured.
     pub measured: f64,
-    /// Error in percent of the measured value; positive when too much is predicted.
+    /// Error in percent of the measured value; positive if the prediction is too high.
     pub error_percent: f64,
 }
 
@@ -94,18 +94,18 @@ impl Cell {
     }
 }
 
-/// A row with its predictions; a metric that was not measured is `None`.
+/// A row with its predictions. A metric that was not measured is `None`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Compared {
     /// The row.
     pub row: Row,
-    /// In the order of [`Metric::ALL`].
+    /// Cells in the order of [`Metric::ALL`].
     pub cells: [Option<Cell>; 4],
-    /// Model FLOPs a rank and step.
+    /// Model FLOPs per rank and step.
     pub model_flops: f64,
-    /// Tokens a rank and step.
+    /// Tokens per rank and step.
     pub tokens: f64,
-    /// The row as the error bands of predictions count it.
+    /// The row in the form that the error bands of predictions use.
     pub residual: Residual,
 }
 
@@ -114,34 +114,34 @@ pub struct Compared {
 pub struct Errors {
     /// Metric.
     pub metric: Metric,
-    /// Rows.
+    /// Number of rows.
     pub rows: u32,
     /// Mean of the absolute errors, percent.
     pub mean_abs_percent: f64,
     /// Mean of the signed errors, percent.
     pub mean_signed_percent: f64,
-    /// The error of largest size, percent.
+    /// The largest error by magnitude, percent.
     pub worst_percent: f64,
-    /// Label of its row.
+    /// Label of the row with that error.
     pub worst_row: String,
 }
 
-/// Why a row has no prediction.
+/// A row that cannot be predicted.
 #[derive(Debug, thiserror::Error)]
 #[error("{table}:{line}: {error}")]
 pub struct RowError {
     /// Table.
     pub table: String,
-    /// Line, from 1.
+    /// Line number, from 1.
     pub line: u64,
     /// Reason.
     pub error: Box<PredictError>,
 }
 
-/// Predicts every row, on all cores; calls `done` after each.
+/// Predicts every row on all cores and calls `done` after each.
 ///
 /// # Errors
-/// The first row, in order, without a prediction.
+/// Returns the error of the first row, in table order, that cannot be predicted.
 pub fn compare(
     table: &Path,
     rows: Vec<Row>,
@@ -183,17 +183,17 @@ pub fn compare(
         .collect()
 }
 
-/// A scenario of a table: as given, or else relative to the table's folder.
+/// Returns the path of a row's scenario: as given, or else relative to the table's folder.
 fn path_of(table: &Path, scenario: &str) -> PathBuf {
     let given = PathBuf::from(scenario);
-    let beside = table.parent().map(|folder| folder.join(scenario));
-    match beside {
-        Some(beside) if !given.exists() && beside.exists() => beside,
+    let next_to_table = table.parent().map(|folder| folder.join(scenario));
+    match next_to_table {
+        Some(next_to_table) if !given.exists() && next_to_table.exists() => next_to_table,
         _ => given,
     }
 }
 
-/// Errors of every metric that any row measured.
+/// Returns the errors of every metric that any row measured.
 #[must_use]
 pub fn errors(rows: &[Compared]) -> Vec<Errors> {
     Metric::ALL

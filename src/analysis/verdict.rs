@@ -1,4 +1,4 @@
-//! The answer of a prediction: whether it fits, how long a step takes, and what decides that.
+//! The verdict on a prediction: whether it fits, how long a step takes, and what decides that.
 
 use super::basis::step_time;
 use super::phrases::frees;
@@ -8,15 +8,15 @@ use serde_json::{Value, json};
 use shardlab_plan::record::Basis;
 use shardlab_plan::units::{ByteUnit, Bytes};
 
-/// Share of the device's memory below which what stays free is little.
+/// Share of the device's memory that should stay free; less is too little headroom.
 pub const HEADROOM: f64 = 0.05;
 
 const NARROWLY: &str = "fits narrowly";
 
-/// The answer in two lines: the verdict, and why. What to do next is up to the caller.
+/// The verdict in two lines: the answer, and why. The caller decides what to suggest next.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verdict {
-    /// As in tables: `yes`, `tight`, `no` or `?`.
+    /// Short form for tables: `yes`, `tight`, `no` or `?`.
     pub fits: &'static str,
     /// Whether the answer is good news.
     pub good: bool,
@@ -24,13 +24,13 @@ pub struct Verdict {
     pub headline: &'static str,
     /// The other parts of the verdict.
     pub parts: Vec<String>,
-    /// What bounds the step, or what takes the memory.
+    /// What bounds the step, or what takes up the memory.
     pub why: String,
     /// Step time, milliseconds.
     pub step_ms: f64,
-    /// Memory of the device that stays free; negative where it is not enough.
+    /// Device memory that stays free; negative if the device has too little.
     pub free_bytes: Option<i64>,
-    /// What the numbers rest on, where that is known.
+    /// What the numbers rest on, if known.
     pub basis: Option<Basis>,
 }
 
@@ -62,13 +62,13 @@ impl Verdict {
         }
     }
 
-    /// Whether it fits with little room.
+    /// Returns whether the job fits, but with little headroom.
     #[must_use]
     pub fn is_narrow(&self) -> bool {
         self.headline == NARROWLY
     }
 
-    /// Returns the verdict in one line.
+    /// Returns the verdict as one line.
     #[must_use]
     pub fn line(&self) -> String {
         let parts = self.parts.iter().map(String::as_str);
@@ -123,7 +123,7 @@ fn in_brackets(basis: Option<&Basis>) -> String {
     basis.map_or_else(String::new, |basis| format!(" ({})", basis.words()))
 }
 
-/// `42.96 of 140.40 GiB`, `7.3 MiB of 23.54 GiB`.
+/// Formats bytes of a capacity: `42.96 of 140.40 GiB`, `7.3 MiB of 23.54 GiB`.
 fn of_capacity(bytes: Bytes, capacity: Bytes) -> String {
     let unit = ByteUnit::of(capacity);
     if ByteUnit::of(bytes) == unit {
@@ -133,7 +133,7 @@ fn of_capacity(bytes: Bytes, capacity: Bytes) -> String {
     }
 }
 
-/// Returns free memory in words: in GiB down to 0.01 GiB, so that it compares with the device's.
+/// Formats free memory: in GiB down to 0.01 GiB, so that it compares with the device's capacity.
 #[must_use]
 pub fn free_memory(bytes: Bytes) -> String {
     let gib = ByteUnit::Gib;
@@ -148,7 +148,7 @@ pub fn free_memory(bytes: Bytes) -> String {
 struct Room {
     free: Bytes,
     capacity: Bytes,
-    /// Relative error of the peak, where it is known.
+    /// Relative error of the predicted peak, if known.
     error: Option<f64>,
 }
 
@@ -230,7 +230,7 @@ mod tests {
             line(&mut p, &basis),
             "fits · 1,052 ms ± 2.0 % (measured on 4 x H200) · 43.00 of 140.00 GiB reserved, 95.00 GiB free"
         );
-        // Little room has its share next to it, and the error of the prediction.
+        // A narrow fit shows the free share and the error of the prediction.
         p.run.memory.peak_device = Bytes(138 << 30);
         let text = line(&mut p, &basis);
         assert!(text.starts_with("fits narrowly · "), "{text}");
@@ -239,7 +239,7 @@ mod tests {
         let text = line(&mut p, &basis);
         let error = "2.00 GiB (1.4 %) free, less than the error of this prediction";
         assert!(text.ends_with(error), "{text}");
-        // The usual headroom is too little where the prediction is off by more.
+        // The usual headroom is not enough if the prediction's error exceeds it.
         p.run.memory.peak_device = Bytes(126 << 30);
         basis.band.as_mut().unwrap().reserved_percent = Some(15.0);
         assert!(line(&mut p, &basis).starts_with("fits narrowly"));

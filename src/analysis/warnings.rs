@@ -8,34 +8,34 @@ use shardlab_plan::scenario::{self, Position};
 use std::fmt;
 use std::path::Path;
 
-/// Share of the step from which on time lost to misaligned collectives is worth a warning.
+/// Share of the step above which time lost to misaligned collectives is worth a warning.
 const WORTH_SAYING: f64 = 0.005;
 
 /// What a warning is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// A dimension of matmuls that is off the fast path of the libraries.
+    /// A matmul dimension is off the fast path of the libraries.
     UnalignedShape,
-    /// Collectives whose payload per rank is not aligned.
+    /// Collectives have a payload per rank that is not aligned.
     MisalignedCollectives,
-    /// Nodes with more GPUs than NVLink connects.
+    /// Nodes have more GPUs than NVLink connects.
     NvlinkDomain,
 }
 
 /// A warning.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Warning {
-    /// What it is about.
+    /// Subject of the warning.
     pub kind: Kind,
-    /// The warning, in a sentence.
+    /// The warning, as a sentence.
     pub message: String,
-    /// The option that it is about (`section.key`), where it is about one.
+    /// The option concerned (`section.key`), if there is one.
     pub key: Option<&'static str>,
-    /// Where that option is written; `None` for a default, and where only the prediction is known.
+    /// Where that option is written; `None` for a default, or if only the prediction is known.
     #[serde(serialize_with = "as_text")]
     pub place: Option<(String, Position)>,
-    /// Overrides that remove its cause, where some do.
+    /// Overrides that remove the cause, if there are any.
     pub set: Vec<String>,
 }
 
@@ -46,7 +46,7 @@ fn as_text<S: Serializer>(place: &Option<(String, Position)>, to: S) -> Result<S
     }
 }
 
-/// `file:line:column: message`, as errors about a scenario are.
+/// Formats the warning as `file:line:column: message`, like errors in scenarios.
 impl fmt::Display for Warning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some((file, at)) = &self.place {
@@ -74,13 +74,14 @@ pub fn of(p: &Prediction) -> Vec<Warning> {
     all
 }
 
-/// Returns the same with the places where the options are written, in the scenario of this path
-/// with these overrides.
+/// Returns the same warnings with the places where the options are written, for the scenario at
+/// `path` with these overrides.
 #[must_use]
 pub fn located(p: &Prediction, path: &Path, overrides: &[String]) -> Vec<Warning> {
     let mut all = of(p);
     if all.iter().any(|w| w.key.is_some()) {
-        // The scenario was loaded from the same texts: only a file that has changed since can fail.
+        // The scenario was loaded from the same texts, so this fails only if a file has changed
+        // since.
         let places = scenario::places(path, overrides).unwrap_or_default();
         for warning in &mut all {
             warning.place = warning.key.and_then(|key| places.get(key).cloned());
@@ -89,7 +90,8 @@ pub fn located(p: &Prediction, path: &Path, overrides: &[String]) -> Vec<Warning
     all
 }
 
-/// Nodes with more GPUs than NVLink connects: their traffic is priced as if it did.
+/// Warns if nodes have more GPUs than NVLink connects; their traffic is priced as if NVLink
+/// connected all of them.
 fn nvlink_domain(p: &Prediction) -> Option<Warning> {
     let mesh = &p.scenario.mesh;
     let together = mesh.gpus_per_node.min(mesh.world());
@@ -152,9 +154,9 @@ mod tests {
         assert!(text.contains("connects 8 GPUs of h100-80"), "{text}");
         for fine in [
             &[h100, "mesh.dp_shard=16"][..],
-            // All ranks are within one domain.
+            // All ranks are within one NVLink domain.
             &[h100, "mesh.gpus_per_node=16"],
-            // No NVLink, no domain.
+            // Hardware without NVLink has no domain.
             &[
                 "mesh.hardware=cpu",
                 "mesh.dp_shard=16",

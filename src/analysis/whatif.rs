@@ -10,15 +10,15 @@ use shardlab_plan::scenario::{BatchUnit, ScenarioError, keys};
 use shardlab_plan::units::Bytes;
 use shardlab_sim::Profile;
 
-/// Relative difference up to which two times, or two amounts of memory, are equal.
+/// Relative difference up to which two times, or two amounts of memory, count as equal.
 pub const TOLERANCE: f64 = 0.005;
 
-/// A change to a scenario: overrides that belong together.
+/// A change to a scenario: one or more overrides that belong together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
     /// Name in tables, for example `fsdp.prefetch_forward=0`.
     pub label: String,
-    /// As `--set` takes them.
+    /// Overrides, in the syntax of `--set`.
     pub overrides: Vec<String>,
 }
 
@@ -33,8 +33,8 @@ impl Change {
 }
 
 impl Change {
-    /// Whether it leaves samples per step, precision and model as they are. (A smaller micro-batch
-    /// on its own does not.)
+    /// Returns whether samples per step, precision and model stay the same. (They do not if only
+    /// the micro-batch shrinks.)
     #[must_use]
     pub fn keeps_training(&self) -> bool {
         let other = ["train.micro_batch=", "precision.", "model."];
@@ -48,7 +48,7 @@ impl Change {
 pub struct Effect {
     /// Step time, milliseconds.
     pub step_ms: f64,
-    /// Tokens (or the unit of the model's batches) per second and GPU.
+    /// Tokens (or the model's batch unit) per second and GPU.
     pub tokens_per_s: f64,
     /// Unit of the batches.
     pub counted_in: BatchUnit,
@@ -58,17 +58,17 @@ pub struct Effect {
     pub peak_reserved: Bytes,
     /// Peak of the device's memory.
     pub peak_device: Bytes,
-    /// Memory of the device that stays free; negative where it is not enough, `None` where the
-    /// device's memory is not known.
+    /// Device memory that stays free; negative if the device has too little, `None` if its capacity
+    /// is unknown.
     pub free_bytes: Option<i64>,
-    /// It fits and leaves [`HEADROOM`] free.
+    /// Whether it fits and leaves [`HEADROOM`] free.
     pub has_headroom: bool,
     /// Whether it fits.
     pub fit: Fit,
 }
 
 impl Effect {
-    /// Returns the effect that a prediction shows.
+    /// Returns the effect shown by a prediction.
     #[must_use]
     pub fn of(p: &Prediction) -> Self {
         Self {
@@ -84,25 +84,25 @@ impl Effect {
         }
     }
 
-    /// Returns the throughput relative to another effect's: 0.05 is 5 % more.
+    /// Returns the relative gain in throughput over another effect: 0.05 means 5 % more.
     #[must_use]
     pub fn faster_than(&self, base: &Self) -> f64 {
         self.tokens_per_s / base.tokens_per_s - 1.0
     }
 
-    /// Whether it is faster than another effect, by more than [`TOLERANCE`].
+    /// Returns whether it is faster than another effect by more than [`TOLERANCE`].
     #[must_use]
     pub fn is_faster_than(&self, base: &Self) -> bool {
         self.faster_than(base) > TOLERANCE
     }
 
-    /// Returns the reserved memory that it saves relative to another effect.
+    /// Returns the share of reserved memory that it saves relative to another effect.
     #[must_use]
     pub fn saves(&self, base: &Self) -> f64 {
         1.0 - self.peak_reserved.0 as f64 / base.peak_reserved.0.max(1) as f64
     }
 
-    /// Whether time or memory differ by more than [`TOLERANCE`].
+    /// Returns whether time or memory differ by more than [`TOLERANCE`].
     #[must_use]
     pub fn differs(&self, base: &Self) -> bool {
         let memory = |a: Bytes, b: Bytes| a.0.abs_diff(b.0) as f64 > TOLERANCE * b.0 as f64;
@@ -111,7 +111,7 @@ impl Effect {
             || memory(self.peak_reserved, base.peak_reserved)
     }
 
-    /// Whether it fits at least as well as another effect and is either faster or takes less
+    /// Returns whether it fits at least as well as another effect and is either faster or uses less
     /// memory, by more than [`TOLERANCE`].
     #[must_use]
     pub fn improves(&self, base: &Self) -> bool {
@@ -119,10 +119,10 @@ impl Effect {
             (&self.fit, &base.fit),
             (Fit::Exceeds { .. }, _) | (Fit::Tight { .. }, Fit::Fits | Fit::Unknown)
         );
-        // A faster step at the edge of memory is not an improvement.
+        // A faster step is no improvement if it leaves too little memory.
         let room = self.has_headroom || !base.has_headroom || self.peak_device <= base.peak_device;
         let faster = self.is_faster_than(base) && room;
-        // Memory is worth at most as large a share of the throughput.
+        // A saving of memory may cost at most the same share of the throughput.
         let smaller = self.saves(base) > TOLERANCE.max(-self.faster_than(base));
         !worse && (faster || smaller)
     }
@@ -133,11 +133,11 @@ impl Effect {
 pub struct WhatIf {
     /// Change.
     pub change: Change,
-    /// Effect, or why the change is impossible.
+    /// Effect, or the reason why the change is impossible.
     pub effect: Result<Effect, PredictError>,
 }
 
-/// Keys whose every value is tried.
+/// Keys of which every value is tried.
 const ALL_VALUES: [&str; 21] = [
     "fsdp.policy",
     "fsdp.strategy",
@@ -162,7 +162,7 @@ const ALL_VALUES: [&str; 21] = [
     "train.loss",
 ];
 
-/// Keys with numbers or many spellings, and the values that are tried.
+/// Keys with numbers or many spellings, with the values that are tried.
 const SOME_VALUES: [(&str, &[&str]); 9] = [
     ("fsdp.reshard_after_forward", &["true", "false", "auto"]),
     ("fsdp.prefetch_forward", &["0", "1", "2", "4"]),
@@ -183,12 +183,13 @@ const SOME_VALUES: [(&str, &[&str]); 9] = [
     ),
 ];
 
-/// Keys that only the native engine lets a user set, and keys that select another engine.
-/// `shardlab explain` proposes them on request only.
+/// Returns whether a user of this policy can set an option. Other policies than the native engine
+/// fix most of them, and some keys select another engine. `shardlab explain` proposes the rest only
+/// on request.
 #[must_use]
 pub fn is_settable(policy: PolicyKind, setting: &str) -> bool {
     let (key, value) = setting.split_once('=').unwrap_or((setting, ""));
-    /// Fixed in the code of PyTorch and Megatron-FSDP.
+    /// Options that are fixed in the code of PyTorch and Megatron-FSDP.
     const ENGINE: [&str; 11] = [
         "fsdp.async_reduce",
         "fsdp.copy_engine_gather",
@@ -202,7 +203,7 @@ pub fn is_settable(policy: PolicyKind, setting: &str) -> bool {
         "compile.merge_projections",
         "compile.mix_order_reductions",
     ];
-    /// Also fixed in torch `fully_shard`, or another name for `reshard_after_forward`.
+    /// Options that torch `fully_shard` fixes too, or that duplicate `reshard_after_forward`.
     const FULLY_SHARD: [&str; 4] = [
         "fsdp.allocator",
         "fsdp.separate_communicators",
@@ -216,9 +217,8 @@ pub fn is_settable(policy: PolicyKind, setting: &str) -> bool {
         PolicyKind::Native => true,
         PolicyKind::Megatron => !ENGINE.contains(&key),
         PolicyKind::Fsdp2 => {
-            // `set_modules_to_forward_prefetch` adds prefetches, and nothing takes the implicit
-            // one away; collectives as nodes of the graph and graphs of a whole iteration are
-            // other engines.
+            // `set_modules_to_forward_prefetch` adds prefetches, but nothing removes the implicit
+            // one. Collectives as graph nodes, and graphs of a whole iteration, need other engines.
             let impossible = match (key, value) {
                 ("fsdp.prefetch_forward" | "fsdp.prefetch_backward", "0") => true,
                 ("compile.mode", "full") => true,
@@ -290,8 +290,8 @@ pub fn padding(base: &Scenario, profile: &Profile) -> Option<Change> {
     Some(Change::one(key, value))
 }
 
-/// Returns changes of how much crosses nodes, on the same GPUs: groups of a node or less that
-/// forward reshards to, and meshes that shard within nodes or over all ranks.
+/// Returns changes to the traffic between nodes, on the same GPUs: groups of a node or less for
+/// `reshard_after_forward`, and meshes that shard within nodes or over all ranks.
 pub(super) fn mesh(base: &Scenario) -> Vec<Change> {
     let m = &base.mesh;
     let (world, node) = (m.world(), m.gpus_per_node);
@@ -303,8 +303,8 @@ pub(super) fn mesh(base: &Scenario) -> Vec<Change> {
     }
     let mut meshes = vec![(world, 1)];
     if world > node {
-        // Groups of one node, of two, of four …; smaller groups hold more without saving traffic
-        // between nodes.
+        // Groups of one node, of two, of four, and so on. Smaller groups hold more memory without
+        // saving traffic between nodes.
         let groups = std::iter::successors(Some(node), |shard| shard.checked_mul(2));
         let whole = groups.take_while(|shard| *shard < world);
         meshes.extend(whole.map(|shard| (shard, world / shard)));
@@ -316,7 +316,7 @@ pub(super) fn mesh(base: &Scenario) -> Vec<Change> {
                 format!("mesh.dp_outer={outer}"),
             ];
             if outer == 1 && base.fsdp.outer_strategy == OuterStrategy::Optim {
-                // There is nothing left to shard over.
+                // Without an outer axis there is nothing to shard over.
                 overrides.push("fsdp.outer_strategy=no_shard".to_owned());
             }
             all.push(Change {
@@ -328,12 +328,12 @@ pub(super) fn mesh(base: &Scenario) -> Vec<Change> {
     all
 }
 
-/// Loads the scenario with more overrides.
+/// Loads the scenario with additional overrides.
 pub type Load<'a> = &'a (dyn Fn(&[String]) -> Result<Scenario, ScenarioError> + Sync);
 
-/// Returns recompute of the fewest blocks that leaves [`HEADROOM`]: where all blocks are
-/// recomputed and need not be, or where none is and the scenario does not fit. The first blocks
-/// are recomputed.
+/// Finds the fewest recomputed blocks that leave [`HEADROOM`], counted from the first block.
+/// Applies if all blocks are recomputed but need not be, or if none is and the scenario does not
+/// fit.
 #[must_use]
 pub fn fewest_layers(base: &Prediction, profiles: &Profiles, load: Load<'_>) -> Option<WhatIf> {
     let train = &base.scenario.train;
@@ -363,7 +363,7 @@ pub fn fewest_layers(base: &Prediction, profiles: &Profiles, load: Load<'_>) -> 
         predict_light(&scenario, profiles).ok()
     };
     let all = base.scenario.model.layers;
-    // No recompute is another candidate, and recompute of all blocks is the base or one too.
+    // No recompute is another candidate. Recompute of all blocks is the base, or a candidate too.
     let mut found = None;
     let (mut too_few, mut enough) = (0, all);
     if full && !base.leaves(HEADROOM) {
@@ -380,8 +380,7 @@ pub fn fewest_layers(base: &Prediction, profiles: &Profiles, load: Load<'_>) -> 
     }
     let found = found?;
     if enough == 1 {
-        // One block is the fewest that a scenario can have; no recompute, another candidate, may
-        // be enough.
+        // A scenario recomputes at least one block. No recompute, another candidate, may be enough.
         let none = load(&["train.recompute=none".to_owned()]).ok()?;
         if predict_light(&none, profiles).ok()?.leaves(HEADROOM) {
             return None;
@@ -394,7 +393,7 @@ pub fn fewest_layers(base: &Prediction, profiles: &Profiles, load: Load<'_>) -> 
     })
 }
 
-/// Tries every candidate on all cores, except those that do not change the scenario.
+/// Predicts every candidate on all cores, except those that do not change the scenario.
 #[must_use]
 pub fn try_all(base: &Prediction, profiles: &Profiles, load: Load<'_>) -> Vec<WhatIf> {
     let (fewest, mut all) = rayon::join(
@@ -412,7 +411,7 @@ fn try_each(base: &Prediction, profiles: &Profiles, load: Load<'_>) -> Vec<WhatI
         .collect()
 }
 
-/// Returns the effect of a change; `None` where it changes nothing.
+/// Returns the effect of a change; `None` if it does not change the scenario.
 pub(super) fn try_one(
     change: Change,
     base: &Scenario,
@@ -443,7 +442,7 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         assert_eq!(of("small-hsdp"), ["mesh.dp_shard=4 mesh.dp_outer=1"]);
-        // Across nodes: groups of one, two and four nodes, next to the existing mesh.
+        // Several nodes: groups of one, two and four nodes, in addition to the existing mesh.
         let nodes = [
             "mesh.dp_shard=8 mesh.dp_outer=8",
             "mesh.dp_shard=16 mesh.dp_outer=4",

@@ -1,4 +1,4 @@
-//! Why a step takes its time and memory, in a few plain sentences.
+//! Explains in a few plain sentences why a step takes its time and memory.
 
 use super::exposed::{self, Group};
 use super::phrases::frees;
@@ -14,11 +14,11 @@ use std::collections::BTreeMap;
 
 /// Share of the step below which exposed time is not worth a sentence.
 const WORTH_SAYING: f64 = 0.005;
-/// Share of the step up to which exposed time leaves it compute-bound.
+/// Share of the step up to which exposed time still counts as compute-bound.
 const COMPUTE_BOUND: f64 = 0.10;
 
-/// Returns what bounds the step, what is exposed and why, the warnings, where memory peaks, and
-/// what keeps the job from fitting.
+/// Returns sentences on what bounds the step, what is exposed and why, the warnings, where memory
+/// peaks, and what keeps the job from fitting.
 #[must_use]
 pub fn sentences(p: &Prediction) -> Vec<String> {
     let groups = exposed::groups(&exposed::gaps(&p.program, &p.run));
@@ -30,7 +30,8 @@ pub fn sentences(p: &Prediction) -> Vec<String> {
     all
 }
 
-/// Returns what [`super::verdict::Verdict`] and [`warnings::of`] leave to say.
+/// Returns the sentences that [`super::verdict::Verdict`] and [`warnings::of`] do not already
+/// contain.
 #[must_use]
 pub fn details(p: &Prediction) -> Vec<String> {
     let groups = exposed::groups(&exposed::gaps(&p.program, &p.run));
@@ -43,7 +44,7 @@ pub fn details(p: &Prediction) -> Vec<String> {
     all
 }
 
-/// Returns what bounds the step's time.
+/// Returns what bounds the step time.
 #[must_use]
 pub fn bound(p: &Prediction) -> String {
     time(p, &exposed::groups(&exposed::gaps(&p.program, &p.run)))
@@ -106,7 +107,7 @@ fn time(p: &Prediction, groups: &[Group]) -> String {
     }
 }
 
-/// Returns what the compute stream waits for most, except the host.
+/// Returns what the compute stream waits for most, excluding the host.
 fn awaited(groups: &[Group]) -> &str {
     let mut sums: BTreeMap<&str, Picos> = BTreeMap::new();
     for g in groups.iter().filter(|g| g.cause != Cause::Host) {
@@ -197,7 +198,7 @@ fn memory(p: &Prediction) -> String {
     )
 }
 
-/// Returns where the peak is: `backward of layers.1`.
+/// Returns where memory peaks: `backward of layers.1`.
 fn place(p: &Prediction) -> String {
     let at = &p.run.memory.at;
     let unit = &p.program.units[at.unit.index()].name;
@@ -213,7 +214,7 @@ fn roles(by_role: &[(Role, Bytes)], shown: usize) -> String {
     words.join(", ")
 }
 
-/// Returns what takes the memory of a job that does not fit, and where it runs out.
+/// Returns what takes up the memory of a job that does not fit, and where it runs out.
 #[must_use]
 pub fn shortage(p: &Prediction) -> String {
     let m = &p.run.memory;
@@ -228,7 +229,7 @@ pub fn shortage(p: &Prediction) -> String {
     text
 }
 
-/// `Runs out in forward, with 63.90 GiB of activation allocated.`
+/// Returns a sentence: `Runs out in forward, with 63.90 GiB of activation allocated.`
 fn runs_out(phase: Phase, by_role: &[(Role, Bytes)]) -> String {
     let largest = by_role
         .first()

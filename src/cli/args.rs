@@ -6,7 +6,7 @@ use shardlab_plan::units::Bytes;
 use shardlab_plan::{Program, Scenario, scenario};
 use std::path::{Path, PathBuf};
 
-/// `--set`, as every verb that reads a scenario has it.
+/// The `--set` option of every verb that reads a scenario.
 #[derive(clap::Args, Clone, Debug)]
 pub(super) struct Overrides {
     /// Override a key, for example fsdp.prefetch_forward=0 (repeatable; the last one wins)
@@ -33,12 +33,12 @@ impl One {
     }
 }
 
-/// Loads a scenario; a fault is bad input.
+/// Loads a scenario. An invalid scenario is bad input.
 pub(super) fn load(path: &Path, set: &[String]) -> Result<Scenario, Failure> {
     scenario::load(path, set).map_err(Failure::bad_input)
 }
 
-/// Plans a scenario; what cannot be planned is bad input.
+/// Plans a scenario. A scenario that cannot be planned is bad input.
 pub(super) fn plan(scenario: &Scenario) -> Result<Program, Failure> {
     shardlab_plan::plan(scenario)
         .map_err(|e| Failure::bad_input(format_args!("{}: {e}", scenario.name)))
@@ -55,7 +55,7 @@ pub(super) fn size(text: &str) -> Result<Bytes, String> {
     })
 }
 
-/// Reads a share in percent, such as `5%` or `2.5`, as a number from 0 to below 1.
+/// Reads a share in percent, such as `5%` or `2.5`, and returns it as a fraction (0 to below 1).
 pub(super) fn percent(text: &str) -> Result<f64, String> {
     let number = text.strip_suffix('%').unwrap_or(text).trim_end();
     let share = number.parse::<f64>().map(|n| n / 100.0);
@@ -65,7 +65,7 @@ pub(super) fn percent(text: &str) -> Result<f64, String> {
         .ok_or_else(|| "expected a percentage from 0 to below 100, such as 5%".to_owned())
 }
 
-/// The hardware profiles of a command.
+/// Returns the hardware profiles of a command.
 pub(super) fn profiles() -> Profiles {
     Profiles::default()
 }

@@ -1,11 +1,11 @@
-//! Verdicts for scripts: whether predictions fit the device and keep to budgets.
+//! Verdicts for scripts: whether predictions fit the device and stay within budgets.
 
 use super::args::size;
 use super::output::{Status, say};
 use crate::predict::{Fit, Prediction};
 use shardlab_plan::units::Bytes;
 
-/// `--check` and budgets, which need no baseline.
+/// `--check` and budgets. Neither needs a baseline.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(super) struct Check {
     /// Exit with status 1 if a prediction does not fit the device's memory
@@ -28,8 +28,8 @@ fn milliseconds(text: &str) -> Result<f64, String> {
 }
 
 impl Check {
-    /// Judges a prediction, if that is asked for, and says the verdict on stderr: standard output
-    /// is the prediction's.
+    /// Judges a prediction if a check is requested. The verdict goes to stderr, since stdout
+    /// belongs to the prediction.
     pub(super) fn judge(&self, p: &Prediction) -> Status {
         if !(self.check || self.max_memory.is_some() || self.max_step_ms.is_some()) {
             return Status::Done;
@@ -53,7 +53,7 @@ impl Check {
         Status::CheckFailed
     }
 
-    /// What a prediction does not keep to.
+    /// Returns the limits that a prediction violates, one sentence each.
     fn failures(&self, p: &Prediction) -> Vec<String> {
         let memory = &p.run.memory;
         let mut all = Vec::new();

@@ -1,4 +1,4 @@
-//! `shardlab calibrate`: measure this machine, as a hardware profile.
+//! `shardlab calibrate`: measures this machine and writes a hardware profile.
 
 #[cfg(feature = "cuda")]
 mod clock;
@@ -51,7 +51,7 @@ enum Device {
 }
 
 impl Device {
-    /// Name of a profile that is not named.
+    /// Returns the name of a profile that the user does not name.
     const fn name(self) -> &'static str {
         match self {
             Self::Cpu => "cpu",
@@ -64,8 +64,7 @@ impl Device {
 fn cuda(args: &Args, options: &Options, onto: Option<&Onto>) -> Result<String, Failure> {
     use shardlab_exec::calibrate::{add_kernels_cuda, calibrate_cuda};
     super::exec::use_libraries(&args.library_path)?;
-    // Nothing is printed before the profile, so nothing is lost where the process has to end at
-    // once.
+    // Nothing is printed before the profile, so nothing is lost if the process has to end at once.
     let stuck = |why: &str| {
         eprintln!("error: {why}");
         shardlab_exec::device::cuda::exit_now(Status::RUN_FAILED)
@@ -95,7 +94,7 @@ fn cpu(options: &Options, onto: Option<&Onto>) -> Result<String, Failure> {
             let measured = calibrate(options, &mut note).map_err(Failure::run)?;
             fit::fit(&measured, &mut note).map_err(Failure::run)
         }
-        // What several ranks on shared cores lose to one another is the profile's business.
+        // The loss of several ranks on shared cores is already part of the profile.
         Some(onto) => {
             let added = add_kernels(options, onto.cores()?, &mut note).map_err(Failure::run)?;
             Ok(onto.with(&added.tables(&[])))
@@ -107,7 +106,7 @@ fn cpu(options: &Options, onto: Option<&Onto>) -> Result<String, Failure> {
 struct Onto {
     profile: Profile,
     text: String,
-    /// What it is called from now on, if not as before.
+    /// New name of the profile, if it changes.
     name: Option<String>,
 }
 
@@ -140,7 +139,7 @@ impl Onto {
         }
     }
 
-    /// Cores that ranks share.
+    /// Returns the number of cores that ranks share.
     fn cores(&self) -> Result<u32, Failure> {
         self.profile.device.shared_cores.ok_or_else(|| {
             Failure::bad_input(
@@ -149,7 +148,8 @@ impl Onto {
         })
     }
 
-    /// The profile's text with more tables before its own, which agree with those that come first.
+    /// Returns the text of the profile with additional tables before its own. Where tables overlap,
+    /// the first one counts.
     fn with(&self, tables: &str) -> String {
         let mut head = String::new();
         let mut lines = self.text.lines().peekable();
@@ -171,7 +171,7 @@ fn note(text: &str) {
     eprintln!("calibrate: {text}");
 }
 
-/// When this was measured, and by which command, as the profile's first line.
+/// Returns the first line of the profile: when it was measured, and by which command.
 fn provenance() -> String {
     let today = day(0);
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -210,7 +210,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         Device::Cuda => cuda(args, &options, onto.as_ref())?,
     };
     let text = format!("{}{text}", provenance());
-    // What cannot be loaded must not be written.
+    // Never write a profile that cannot be loaded.
     hardware::parse("the measured profile", &text).map_err(Failure::run)?;
     match &args.out {
         Some(path) => write_file("--out", path, |to| to.write_all(text.as_bytes()))?,

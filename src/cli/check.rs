@@ -1,4 +1,4 @@
-//! `shardlab check`: prove that programs are correct.
+//! `shardlab check`: proves that programs are correct.
 
 use super::args::{Overrides, load, plan};
 use super::output::{Failure, Out, Status};
@@ -30,7 +30,7 @@ pub(super) struct Args {
     warnings: bool,
 }
 
-/// The verdict over one scenario.
+/// The verdict on one scenario.
 #[derive(Serialize)]
 struct Verdict {
     scenario: String,
@@ -140,7 +140,7 @@ fn print(args: &Args, verdicts: &[Verdict], out: &mut Out) -> Result<(), Failure
     Ok(())
 }
 
-/// One line per rule that warns, with how often it does where.
+/// Prints one line per rule that warns: how often, and in which scenarios.
 fn warnings(verdicts: &[Verdict], out: &mut Out) -> Result<(), Failure> {
     let mut by_rule: BTreeMap<(&str, &str), Vec<String>> = BTreeMap::new();
     for v in verdicts {
@@ -165,7 +165,7 @@ fn warnings(verdicts: &[Verdict], out: &mut Out) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Every rule, and how many facts were checked.
+/// Returns a table of every rule with the number of checked facts.
 fn rules(report: &Report) -> Table {
     let mut table = Table::new(["rule", "?kind", "?>facts", ">violated", "what holds"]);
     for r in &report.rules {

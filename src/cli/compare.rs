@@ -1,4 +1,4 @@
-//! `shardlab compare`: scenarios, saved runs and revisions against one another.
+//! `shardlab compare`: compares scenarios, saved runs and revisions.
 
 mod ask;
 mod baseline;
@@ -122,7 +122,7 @@ fn threshold(text: &str) -> Result<f64, String> {
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     interrupt::watch();
     let mut plans = plans(args)?;
-    // The folders of revisions are removed when the comparison is done.
+    // The folders of revisions are removed at the end of the comparison.
     let _revisions = revisions(args, &mut plans)?;
     let made = input::make(args, &plans)?;
     if let [a, b] = made.as_slice() {
@@ -157,7 +157,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     Ok(Status::Done)
 }
 
-/// `A`, `B`, … `Z`, `27`, …
+/// Returns the label of the i-th run: `A`, `B`, … `Z`, `27`, …
 fn label(i: usize) -> String {
     match u8::try_from(i) {
         Ok(i @ 0..26) => char::from(b'A' + i).to_string(),
@@ -181,7 +181,7 @@ fn revisions(args: &Args, plans: &mut [Plan]) -> Result<Vec<Revision>, Failure> 
     Ok(built)
 }
 
-/// Returns what is to be compared, in order.
+/// Returns the things to compare, in order.
 fn plans(args: &Args) -> Result<Vec<Plan>, Failure> {
     let own = |side: usize| match side {
         0 => (&args.set_a, args.exec_a, &args.binary_a, &args.rev_a),
@@ -196,7 +196,7 @@ fn plans(args: &Args) -> Result<Vec<Plan>, Failure> {
     let mut further = None;
     if paths.len() == 1 {
         match baseline::of(&paths[0], args.baseline.as_deref())? {
-            // Against what its scenario is now.
+            // Compare with the current state of the baseline's scenario.
             Some(kept) => {
                 further = Some(kept.facts.set.clone());
                 paths.push(baseline::scenario(&kept)?);
@@ -233,7 +233,7 @@ fn plans(args: &Args) -> Result<Vec<Plan>, Failure> {
             set.extend(own_set.iter().cloned());
             exec |= own_exec;
             let program = own_binary.clone().or_else(|| {
-                // What it is will be known when it has been built.
+                // The binary is known once the revision has been built.
                 own_revision.as_ref().map(PathBuf::from)
             });
             maker = program.map(|program| Maker {

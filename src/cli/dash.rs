@@ -75,7 +75,7 @@ pub(super) fn run(args: &Args, _: &mut Out) -> Result<Status, Failure> {
     Ok(Status::Done)
 }
 
-/// What `--set` changes of the scenarios asked for, which stand first in the list.
+/// Returns the changes that `--set` makes to the requested scenarios, which come first in the list.
 fn changes(sources: &[Source], set: &[String]) -> Result<BTreeMap<String, Changes>, Failure> {
     if set.is_empty() {
         return Ok(BTreeMap::new());
@@ -89,7 +89,7 @@ fn changes(sources: &[Source], set: &[String]) -> Result<BTreeMap<String, Change
     let changes: Changes = pairs
         .map(|(k, v)| (k.trim().to_owned(), v.trim().to_owned()))
         .collect();
-    // One of a folder that is broken as it is stays in the list with its reason.
+    // A broken scenario of a folder stays in the list with the reason.
     let sound = |s: &&Source| scenario::load(&s.path, &[]).is_ok();
     let of = |s: &Source| match scenario::load(&s.path, set) {
         Ok(_) => Ok((s.key.clone(), changes.clone())),
@@ -98,18 +98,17 @@ fn changes(sources: &[Source], set: &[String]) -> Result<BTreeMap<String, Change
     sources.iter().filter(sound).map(of).collect()
 }
 
-/// Scenarios of the list, those asked for first; and how many these are.
+/// Returns the scenarios of the list, requested ones first, and the number of requested ones.
 fn sources(asked: &[PathBuf]) -> Result<(Vec<Source>, usize), Failure> {
     let mut all: Vec<Source> = Vec::new();
     for path in asked {
         for file in files(path)? {
             all.push(match scenario::load(&file, &[]) {
                 Ok(scenario) => Source::new(scenario.name.clone(), file, scenario.about),
-                // One of a folder that is none, or not one yet, does not hide the others: the list
-                // says why.
+                // A broken file of a folder must not hide the others: the list shows the reason.
                 Err(e) if path.is_dir() => {
                     let stem = file.file_stem().unwrap_or_default();
-                    // In one line: a caret needs lines of its own.
+                    // Use one line: a caret would need lines of its own.
                     let why = format!("{e:#}");
                     Source::new(stem.to_string_lossy().into_owned(), file.clone(), why)
                 }
@@ -136,7 +135,7 @@ fn sources(asked: &[PathBuf]) -> Result<(Vec<Source>, usize), Failure> {
     Ok((all, asked))
 }
 
-/// The file itself, or a folder's scenario files by name.
+/// Returns the file itself, or the scenario files of a folder sorted by name.
 fn files(path: &Path) -> Result<Vec<PathBuf>, Failure> {
     if !path.is_dir() {
         return Ok(vec![path.to_owned()]);
@@ -180,9 +179,9 @@ mod tests {
             "{}",
             all[1].about
         );
-        // Asked for by name it is bad input.
+        // A broken scenario that is requested by name is bad input.
         assert!(sources(&[folder.path().join("b.toml")]).is_err());
-        // It is no reason to refuse changes of the others.
+        // It does not prevent changes to the others.
         let set = |texts: &[&str]| texts.iter().map(|t| (*t).to_owned()).collect::<Vec<_>>();
         let changes = changes(&all[..asked], &set(&["train.lr=1", "train.lr = 2"])).unwrap();
         let lr = ("train.lr".to_owned(), "2".to_owned());

@@ -1,4 +1,4 @@
-//! `shardlab exec`: perform a scenario's program and train.
+//! `shardlab exec`: runs a scenario's program and trains.
 
 pub(super) mod device;
 pub(crate) mod events;
@@ -149,8 +149,8 @@ impl Args {
             Some(DataType::Uint32) => TokenWidth::U32,
         };
         let is_text = self.data_dtype.is_none() && width == TokenWidth::U8;
-        let beside = || tokenizer_next_to(path).filter(|_| is_text);
-        let tokens = match self.tokenizer.clone().or_else(beside) {
+        let next_to_text = || tokenizer_next_to(path).filter(|_| is_text);
+        let tokens = match self.tokenizer.clone().or_else(next_to_text) {
             Some(tokenizer) => Tokens::of_text(path, &tokenizer),
             None => Tokens::read(path, width),
         };
@@ -173,7 +173,7 @@ impl Args {
         })
     }
 
-    /// What has to be the same on all ranks.
+    /// Returns the settings that must be equal on all ranks.
     fn facts(&self, program: &Program, o: &RunOptions) -> Vec<(&'static str, String)> {
         vec![
             ("version", env!("CARGO_PKG_VERSION").to_owned()),
@@ -233,7 +233,7 @@ impl From<TrainError> for Failure {
 
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     perform(args, out).map_err(|failure| {
-        // Other ranks' words are for people who look for them.
+        // The messages of other ranks are only for people who look for them.
         if processes::leads() {
             args.progress.tell(failure)
         } else {
@@ -308,14 +308,15 @@ fn perform(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         Failure::Run(m) => Failure::run(format_args!("{}: {m}", scenario.name)),
         other => other,
     })?;
-    // The results come first: a file that cannot be written takes nothing else with it.
+    // Print the results first: they must not be lost if a file cannot be written.
     let traced = args.trace.as_deref().map_or(Ok(()), |path| {
         write_file("--trace", path, |to| {
             trace::write(&program, &outcome.run, to)
         })
     });
     let saved = match &saving {
-        // The first step of a process is no measurement: memory and kernels are still being set up.
+        // The first step of a process is not a measurement: memory and kernels are still being set
+        // up.
         Some(saving) if !outcome.run.step_samples.is_empty() => {
             let view = view_of_outcome(&scenario, &program, &outcome);
             let overrides = &args.scenario.overrides.set;
@@ -347,7 +348,7 @@ fn perform(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     Ok(Status::Done)
 }
 
-/// A rank that does not speak for the run.
+/// Trains a rank that does not report for the run.
 fn follow(
     args: &Args,
     scenario: &Scenario,
@@ -361,8 +362,8 @@ fn follow(
     match device.train_as(scenario, program, options, world, local_rank, &mut Follower) {
         Ok(outcome) if outcome.interrupted => Ok(Status::RunFailed),
         Ok(_) => Ok(Status::Done),
-        // Rank 0 tells all of it; here the cause is named for whoever reads this rank's words
-        // alone.
+        // Rank 0 reports everything. Name the cause here for readers who see only this rank's
+        // output.
         Err(_) if let Some(cause) = peers.failure() => {
             let rank = peers.process();
             let first = cause.lines().next().unwrap_or_default();
@@ -373,7 +374,7 @@ fn follow(
     }
 }
 
-/// The view of what a training has done.
+/// Returns the view of a finished training.
 pub(super) fn view_of_outcome(
     scenario: &Scenario,
     program: &Program,
@@ -390,20 +391,20 @@ pub(super) fn view_of_outcome(
     }
 }
 
-/// The run's summary, with what the summary has no place for.
+/// The run's summary, plus fields that the summary does not contain.
 #[derive(Serialize)]
 struct Object {
     #[serde(flatten)]
     summary: Summary,
-    /// Steps that an earlier process has done; their losses are in `losses`.
+    /// Steps done by an earlier process; their losses are in `losses`.
     resumed_from: u64,
     /// Whether the run was stopped early.
     interrupted: bool,
-    /// Steps before each validation, and its loss.
+    /// Number of steps before each validation, and its loss.
     validation_losses: Vec<(u64, f64)>,
-    /// Norm of every parameter after the last step, by its published name where it has one.
+    /// Norm of every parameter after the last step, by published name if there is one.
     final_norms: BTreeMap<String, f64>,
-    /// Norm of every parameter's gradient in the last step, where gradients outlive the step.
+    /// Norm of every parameter's gradient in the last step, if gradients outlive the step.
     final_grad_norms: Option<BTreeMap<String, f64>>,
     /// Bytes by unit at the memory peak.
     memory_by_unit: BTreeMap<String, u64>,
@@ -437,7 +438,7 @@ impl Object {
     }
 }
 
-/// Values by parameter name. A tied head appears under its own name too, as it does in a published
+/// Returns values by parameter name. A tied head also appears under its own name, as in a published
 /// model.
 fn named(scenario: &Scenario, program: &Program, values: &[f64]) -> BTreeMap<String, f64> {
     let own = || program.params.iter().map(|p| p.name.clone()).collect();

@@ -44,7 +44,7 @@ const ALL_LISTED: usize = 10;
 /// Rows of a table without `--all`.
 const LISTED: usize = 5;
 
-/// Everything there is to say about a prediction.
+/// All parts of an explanation.
 struct Explanation {
     prediction: Prediction,
     verdict: Verdict,
@@ -56,7 +56,7 @@ struct Explanation {
     tried: Tried,
 }
 
-/// What other options and other hardware would do; empty with `--no-what-if`.
+/// Effects of other options and other hardware; empty with `--no-what-if`.
 #[derive(Default)]
 struct Tried {
     smallest_fit: Option<Search>,
@@ -78,7 +78,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     let mut tried = Tried::default();
     if !args.no_what_if {
         tried.smallest_fit = smallest_fit::search(&prediction, &profiles, &load);
-        // The short text shows single options only where no search was needed.
+        // The short text shows single options only if no search was needed.
         if args.json || args.all || tried.smallest_fit.is_none() {
             tried.what_ifs = try_all(&prediction, &profiles, &load);
         }

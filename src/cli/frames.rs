@@ -1,4 +1,4 @@
-//! Tables of many points, summarized by polars where it is built in (`--features frames`).
+//! Tables of many points, summarized by polars if it is built in (`--features frames`).
 
 use super::output::Failure;
 use super::table::Table;
@@ -9,32 +9,32 @@ mod answer;
 #[cfg(feature = "frames")]
 pub(super) use answer::{object, table};
 
-/// A table of points as CSV, with a header.
+/// A table of points as CSV with a header.
 #[cfg_attr(not(feature = "frames"), expect(dead_code, reason = "polars reads it"))]
 pub(super) struct Points(pub(super) Vec<u8>);
 
-/// The metrics of points that a summary shows, and how it aggregates them.
+/// Describes a summary of points.
 #[cfg_attr(not(feature = "frames"), expect(dead_code, reason = "polars reads it"))]
 pub(super) struct Summary<'a> {
     /// Columns to group by.
     pub(super) by: &'a [String],
-    /// Columns of numbers.
+    /// Numeric columns to aggregate.
     pub(super) metrics: &'a [&'a str],
     /// Aggregates of every metric: `median`, `min`, `p95`, ….
     pub(super) aggregates: &'a [&'a str],
 }
 
-/// Titles and rows of a summary; titles of numbers start with `>`.
+/// Titles and rows of a summary. Titles of numeric columns start with `>`.
 pub(super) struct Summarized {
     pub(super) titles: Vec<String>,
     pub(super) rows: Vec<Vec<String>>,
 }
 
 impl Points {
-    /// Returns the points of these rows, each with a cell per title.
+    /// Returns a table of these rows, each with one cell per title.
     ///
     /// # Errors
-    /// When a row has another number of cells.
+    /// Fails if the number of cells of a row differs.
     pub(super) fn of<'a>(
         titles: impl Iterator<Item = &'a str>,
         rows: impl Iterator<Item = Vec<String>>,
@@ -49,7 +49,7 @@ impl Points {
 }
 
 impl Summarized {
-    /// Returns the table; long titles break at their parts.
+    /// Returns the table. Long titles break between their parts.
     pub(super) fn table(self) -> Table {
         let titles: Vec<String> = self.titles.iter().map(|t| broken(t)).collect();
         let mut table = Table::new(titles.iter().map(String::as_str));
@@ -69,24 +69,24 @@ impl Points {
     /// Writes the points as Parquet.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// Fails if the file cannot be written.
     pub(super) fn parquet(&self, path: &Path) -> Result<(), Failure> {
         Ok(answer::frame(self)?.parquet(path)?)
     }
 
-    /// Summarizes the points: a row for every combination of the values of `by`.
+    /// Summarizes the points: one row per combination of the values of `by`.
     ///
     /// # Errors
-    /// When there is no such column.
+    /// Fails if a column does not exist.
     pub(super) fn summarized(&self, summary: &Summary<'_>) -> Result<Summarized, Failure> {
         answer::summarized(self, summary)
     }
 }
 
-/// Refuses what needs polars.
+/// Rejects an option that needs polars.
 ///
 /// # Errors
-/// In a build without polars.
+/// Always fails in a build without polars.
 #[cfg(not(feature = "frames"))]
 pub(super) fn needed(what: &str) -> Result<(), Failure> {
     Err(Failure::bad_input(format_args!(
@@ -95,10 +95,10 @@ pub(super) fn needed(what: &str) -> Result<(), Failure> {
     )))
 }
 
-/// Accepts what needs polars.
+/// Accepts an option that needs polars.
 ///
 /// # Errors
-/// In a build without polars.
+/// Never fails in this build.
 #[cfg(feature = "frames")]
 pub(super) fn needed(_: &str) -> Result<(), Failure> {
     Ok(())

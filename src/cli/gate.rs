@@ -99,8 +99,8 @@ pub(super) struct Args {
 }
 
 impl Args {
-    /// Overrides with what other flags stand for. A self-test is about the gate: the tightest
-    /// limits see every fault.
+    /// Returns the overrides, including those implied by other flags. A self-test checks the gate
+    /// itself, so it uses the tightest limits.
     fn set(&self) -> Vec<String> {
         let preset = self.preset.as_deref();
         let preset = preset.or_else(|| self.selftest.then_some("strict"));
@@ -146,13 +146,13 @@ impl std::convert::From<AgainstError> for Failure {
     }
 }
 
-/// Builds a revision of the repository that the call is made in.
+/// Builds a revision of the repository that contains the working folder.
 pub(super) fn build(revision: &str) -> Result<Revision, Failure> {
     built(Commit::find(Path::new("."), revision)?)
 }
 
 fn built(commit: Commit) -> Result<Revision, Failure> {
-    // It takes minutes the first time.
+    // The first build takes minutes.
     let _ = writeln!(
         std::io::stderr(),
         "building {} (cargo build --release, kept in target/gate-old)",
@@ -172,7 +172,7 @@ impl Job {
     fn load(path: &Path, set: &[String]) -> Result<Self, Failure> {
         let scenario = load(path, set)?;
         let places = scenario::places(path, set).map_err(Failure::bad_input)?;
-        // A bare name means a shipped scenario, whose file lies in this repository.
+        // A bare name is a shipped scenario, whose file is in this repository.
         let file = if path.exists() {
             path.display().to_string()
         } else {
@@ -188,7 +188,7 @@ impl Job {
 
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     out.outlive_reader();
-    // Everything that can be wrong with the input is found before the first run.
+    // Find every error in the input before the first run.
     let set = args.set();
     let jobs: Vec<Job> = args
         .scenarios
@@ -247,16 +247,16 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     Ok(Status::Done)
 }
 
-/// What comes of comparing.
+/// The result of comparing.
 struct Compared {
     verdicts: Vec<Verdict>,
-    /// Why baselines cannot be had, one line a scenario.
+    /// Why baselines are not available, one line per scenario.
     missing: Vec<String>,
-    /// Every verdict is about the new side alone.
+    /// Whether every verdict is about the new side alone.
     alone: bool,
 }
 
-/// Baselines are found by name: two scenarios of one name would share one.
+/// Rejects scenarios with equal names: baselines are found by name, so they would share one.
 fn distinct(jobs: &[Job]) -> Result<(), Failure> {
     let mut seen: BTreeMap<&str, &Path> = BTreeMap::new();
     for job in jobs {
@@ -293,7 +293,7 @@ fn compare(
     }
 }
 
-/// Without any baseline.
+/// Judges scenarios by their budgets, without any baseline.
 fn by_budgets(
     jobs: &[Job],
     facts: &dyn Fn(&Job) -> Result<Facts, Failure>,
@@ -324,8 +324,8 @@ fn by_budgets(
     })
 }
 
-/// With baselines that lie in files. A scenario that has none there is judged by its budgets; one
-/// without budgets fails.
+/// Compares with baselines in files. A scenario without a baseline is judged by its budgets; it
+/// fails if it has none.
 fn with_files(
     jobs: &[Job],
     at: &Path,
@@ -379,7 +379,7 @@ fn with_files(
     })
 }
 
-/// With what another binary says in the same call.
+/// Compares with the output of another binary in the same call.
 fn against(
     args: &Args,
     jobs: &[Job],
@@ -403,7 +403,7 @@ fn against(
         });
         let now = facts(job)?;
         let baseline = match read {
-            // The old side's files are gone when the user looks for them.
+            // The files of the old side are removed before the user can look at them.
             Ok(mut read) => {
                 read.file.clear();
                 read
@@ -431,8 +431,8 @@ fn against(
     })
 }
 
-/// With a revision's versions of the scenarios, read by this binary. A scenario that is new is
-/// judged by what needs no counterpart.
+/// Compares with a revision's versions of the scenarios, read by this binary. A new scenario is
+/// judged by the rules that need no counterpart.
 fn against_files(
     args: &Args,
     jobs: &[Job],
@@ -501,8 +501,8 @@ fn this_binary() -> Result<Binary, Failure> {
         .map_err(|e| Failure::run(format_args!("cannot find this binary: {e}")))
 }
 
-/// Measured time, old against new, where runs are asked for. The old side has the scenario at
-/// another path.
+/// Compares measured times, old against new, if runs are requested. The scenario has another path
+/// on the old side.
 fn interleaved(
     args: &Args,
     job: &Job,
@@ -564,8 +564,8 @@ fn bless(
         let path = baseline::path_of(at, name);
         let before = Baseline::read(&path, name).ok();
         let done = baseline::bless(&path, &now).map_err(|e| match e {
-            // To a caller that asks for a baseline in order to compare with it, exit status 2 means
-            // an unknown scenario.
+            // To a caller that wants a baseline to compare with, exit status 2 means an unknown
+            // scenario.
             BaselineError::Io { .. } => Failure::run(e),
             other => other.into(),
         })?;
@@ -607,8 +607,8 @@ fn bless(
     Ok(Status::Done)
 }
 
-/// Says and writes everything that was asked for: first what is printed, because a file that cannot
-/// be written takes no verdict with it.
+/// Prints and writes the requested reports. Printing comes first, so that no verdict is lost if a
+/// file cannot be written.
 fn report(args: &Args, verdicts: &[Verdict], out: &mut Out) -> Result<(), Failure> {
     if args.json {
         for verdict in verdicts {
@@ -620,7 +620,7 @@ fn report(args: &Args, verdicts: &[Verdict], out: &mut Out) -> Result<(), Failur
     let on_github = std::env::var_os("GITHUB_ACTIONS").is_some_and(|v| v == "true");
     if args.github || on_github {
         let annotations = format::github(verdicts);
-        // Standard output is the objects' alone; the runner reads both.
+        // Standard output contains only the JSON objects; the runner reads both streams.
         if args.json {
             eprint!("{annotations}");
         } else {
@@ -629,7 +629,7 @@ fn report(args: &Args, verdicts: &[Verdict], out: &mut Out) -> Result<(), Failur
     }
     let write = |path: &Path, text: String| {
         std::fs::write(path, text).map_err(|e| {
-            // No part of a report is left; a pipe or device stays.
+            // Remove a partial report, but not a pipe or a device.
             if path.is_file() {
                 let _ = std::fs::remove_file(path);
             }

@@ -1,4 +1,4 @@
-//! `shardlab import`: traces, snapshots and flight records of PyTorch jobs.
+//! `shardlab import`: imports traces, snapshots and flight records of PyTorch jobs.
 
 mod json;
 mod print;
@@ -61,7 +61,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     Ok(Status::Done)
 }
 
-/// A failure to import; all but a failure to read is bad input.
+/// Converts a failure to import. All errors except read errors are bad input.
 pub(super) fn failure(e: ImportError) -> Failure {
     match &e {
         ImportError::Io { source, .. } if source.kind() != std::io::ErrorKind::NotFound => {
@@ -71,7 +71,7 @@ pub(super) fn failure(e: ImportError) -> Failure {
     }
 }
 
-/// Name of a run: that of its first file, without what says its rank and format.
+/// Returns the name of a run: that of its first file, without the parts for rank and format.
 fn name(files: &[PathBuf]) -> String {
     let first = files.first().and_then(|f| f.file_name());
     let name = first
@@ -89,12 +89,12 @@ fn name(files: &[PathBuf]) -> String {
     }
 }
 
-/// A path as a name in messages and comments.
+/// Formats a path as a name in messages and comments.
 pub(super) fn shown(path: &Path) -> String {
     path.display().to_string()
 }
 
-/// Names of a run's units, the root among them where it holds parameters.
+/// Returns the names of a run's units, including the root if it holds parameters.
 fn units(run: &RunImport) -> Vec<&str> {
     run.facts.units.iter().map(|u| u.name.as_str()).collect()
 }

@@ -1,4 +1,4 @@
-//! `shardlab infer`: the scenario that a trace shows.
+//! `shardlab infer`: writes the scenario that a trace shows.
 
 use super::import::{failure, shown};
 use super::output::{Failure, Out, Status, say, writable, write_file};
@@ -60,7 +60,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         }
     };
     let inferred = infer(&facts, &name(&args.trace), preset.as_deref());
-    // What is complete has to be a scenario; a file without all keys says what it lacks.
+    // A complete text must be a valid scenario. A file without all keys says what it lacks.
     if inferred.missing.is_empty()
         && let Err(e) = scenario::parse("inferred", &inferred.text, &[])
     {
@@ -93,13 +93,13 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     Ok(Status::Done)
 }
 
-/// The trace's name in the first line of the scenario.
+/// Returns the trace's name for the first line of the scenario.
 fn name(path: &Path) -> String {
     path.file_name()
         .map_or_else(|| shown(path), |n| n.to_string_lossy().into_owned())
 }
 
-/// A preset's path, as one that holds wherever the scenario is written.
+/// Returns a preset's path such that it is valid wherever the scenario is written.
 fn preset(path: &Path) -> Result<String, Failure> {
     let full = path
         .canonicalize()
@@ -107,7 +107,7 @@ fn preset(path: &Path) -> Result<String, Failure> {
     Ok(full.display().to_string().replace('\\', "\\\\"))
 }
 
-/// Refuses a config whose sizes are not those of the trace.
+/// Rejects a config whose sizes differ from those of the trace.
 fn contradictions(path: &Path, facts: &Facts) -> Result<(), Failure> {
     let bad = |text: String| Failure::bad_input(format_args!("{}: {text}", path.display()));
     let text = std::fs::read(path).map_err(|e| bad(e.to_string()))?;

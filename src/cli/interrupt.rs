@@ -1,5 +1,5 @@
-//! Ctrl-C, and the signal by which batch schedulers announce a job's end: finish with what there
-//! is. Ctrl-Z, where others are to stop as well.
+//! Signals: Ctrl-C, and the signal by which batch schedulers announce a job's end, finish a run
+//! early with its results so far. Ctrl-Z is handled if other processes have to stop as well.
 
 use shardlab_exec::process::has_launcher;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGTSTP};
@@ -8,18 +8,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Once};
 
 static INTERRUPTED: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
-/// Likewise, where it is no reason to take what the launcher passes on for a second one.
+/// Set by SIGTERM, which a launcher passes on as well. It must not be mistaken for a second signal.
 static TERMINATED: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 static STOP: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 
-/// From now on either signal sets a flag instead of ending the process; a second one ends it.
+/// Makes either signal set a flag instead of ending the process. A second one ends it.
 pub(super) fn watch() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         on(SIGINT);
         if has_launcher() {
-            // A scheduler sends it to every process of a job, and the launcher passes on what it
-            // gets.
+            // A scheduler signals every process of a job, and the launcher passes the signal on.
             let _ = flag::register(SIGTERM, Arc::clone(&TERMINATED));
         } else {
             on(SIGTERM);
@@ -27,31 +26,32 @@ pub(super) fn watch() {
     });
 }
 
-/// Without handlers a signal ends the process at once, which is no reason not to begin.
+/// Makes a signal set the flag, and a second one end the process. If no handler can be installed,
+/// the first one ends it.
 fn on(signal: i32) {
-    // In this order: what finds the flag set is a second one.
+    // The order matters: if the flag is already set, this is the second signal.
     let _ = flag::register_conditional_shutdown(signal, 3, Arc::clone(&INTERRUPTED));
     let _ = flag::register(signal, Arc::clone(&INTERRUPTED));
 }
 
-/// Whether one has come.
+/// Returns whether a signal has arrived.
 pub(super) fn requested() -> bool {
     [&INTERRUPTED, &TERMINATED]
         .iter()
         .any(|f| f.load(Ordering::Relaxed))
 }
 
-/// From now on Ctrl-Z sets a flag instead of stopping the process: whoever asks for it stops
-/// itself, after its children.
+/// Makes Ctrl-Z set a flag instead of stopping the process. The caller stops the process itself,
+/// after its children.
 pub(super) fn watch_stops() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // Without a handler it stops this process alone, as it always does.
+        // Without a handler, Ctrl-Z stops this process alone, as usual.
         let _ = flag::register(SIGTSTP, Arc::clone(&STOP));
     });
 }
 
-/// Whether one has come since this was asked last.
+/// Returns whether Ctrl-Z was pressed since the last call.
 pub(super) fn stop_requested() -> bool {
     STOP.swap(false, Ordering::Relaxed)
 }

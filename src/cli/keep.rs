@@ -1,4 +1,4 @@
-//! Where runs are saved, and where saved runs are read from, for every verb that does either.
+//! Where runs are saved and where saved runs are read from, for every verb that does either.
 
 use super::output::{Failure, say};
 use crate::predict::Prediction;
@@ -7,9 +7,9 @@ use shardlab_reports::store::{Cap, DEFAULT_DIR, Id, Store, StoreError};
 use shardlab_reports::{RunView, view};
 use std::path::{Path, PathBuf};
 
-/// Folder of runs where `--store` is not given; `off` saves none.
+/// Folder of runs if `--store` is not given; `off` saves none.
 const VARIABLE: &str = "SHARDLAB_STORE";
-/// Most runs and bytes of that folder.
+/// Maximum number of runs and bytes in that folder.
 const LIMIT: &str = "SHARDLAB_STORE_LIMIT";
 
 /// How a verb saves its run by default.
@@ -23,7 +23,7 @@ pub(super) struct Folder {
     no_store: bool,
 }
 
-/// Options of a verb that saves its runs unless asked not to: measurements are expensive.
+/// Options of a verb that saves its runs unless asked not to, since measurements are expensive.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(super) struct SaveByDefault {
     #[command(flatten)]
@@ -33,7 +33,7 @@ pub(super) struct SaveByDefault {
     name: Option<String>,
 }
 
-/// Options of a verb that saves its runs only when asked.
+/// Options of a verb that saves its runs only on request.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(super) struct SaveOnRequest {
     /// Save the run for `runs`, `compare` and `report`; SHARDLAB_STORE names another folder than
@@ -57,14 +57,14 @@ pub(super) struct Place {
     store: Store,
     /// Name of the run.
     name: Option<String>,
-    /// The options that asked for it: a failure to save is one of the command. Without any it is a
-    /// warning.
+    /// The option that asked for saving. A failure to save then fails the command; without such an
+    /// option it is a warning.
     asked: Option<&'static str>,
-    /// Folders given by `--store` are the user's: they have no cap.
+    /// Limit of the folder. Folders given by `--store` are the user's and have none.
     cap: Option<Cap>,
 }
 
-/// What `SHARDLAB_STORE` says.
+/// Value of `SHARDLAB_STORE`.
 enum Variable {
     Unset,
     Off,
@@ -91,7 +91,7 @@ fn cap() -> Result<Option<Cap>, Failure> {
 }
 
 impl Folder {
-    /// The store, unless none is wanted.
+    /// Returns the store, unless it is turned off.
     pub(super) fn store(&self) -> Option<Store> {
         if self.no_store {
             return None;
@@ -106,7 +106,7 @@ impl Folder {
 }
 
 impl SaveByDefault {
-    /// Where the run is saved, unless that is turned off.
+    /// Returns where to save the run, unless saving is turned off.
     pub(super) fn place(&self) -> Result<Option<Place>, Failure> {
         let named = self.name.as_ref().map(|_| "--name");
         let Some(store) = self.folder.store() else {
@@ -124,7 +124,7 @@ impl SaveByDefault {
 }
 
 impl SaveOnRequest {
-    /// Where runs are saved, if that is asked for.
+    /// Returns where to save the runs, if saving is requested.
     pub(super) fn place(&self, scenarios: usize) -> Result<Option<Place>, Failure> {
         if self.name.is_some() && scenarios > 1 {
             return Err(Failure::bad_input(
@@ -150,7 +150,7 @@ impl SaveOnRequest {
     }
 }
 
-/// There is no store: an error where an option asks for one.
+/// Handles a disabled store: an error if an option asks for one.
 fn refused(option: Option<&str>) -> Result<Option<Place>, Failure> {
     match option {
         None => Ok(None),
@@ -179,12 +179,12 @@ impl Place {
         })
     }
 
-    /// Whether an option asks for the run to be saved.
+    /// Returns whether an option asks for the run to be saved.
     pub(super) fn is_asked(&self) -> bool {
         self.asked.is_some()
     }
 
-    /// Checks, before a long computation, that a folder that was asked for can be written.
+    /// Checks, before a long computation, that a requested folder is writable.
     pub(super) fn probe(&self) -> Result<(), Failure> {
         match self.asked {
             None => Ok(()),
@@ -192,8 +192,8 @@ impl Place {
         }
     }
 
-    /// Saves a run, gives it its name and makes room for it. A failure that nobody asked to know
-    /// about is a warning.
+    /// Saves a run, names it and makes room for it. A failure is a warning if saving was not
+    /// requested.
     pub(super) fn save(&self, run: &RunView) -> Result<Saved, Failure> {
         match (self.try_save(run), self.asked) {
             (Ok(saved), _) => Ok(saved),
@@ -232,7 +232,7 @@ impl Place {
     }
 }
 
-/// Checks that a store is in a place that can be written. A full disk is told after the results.
+/// Checks that a store is in a writable place. A full disk is reported after the results.
 pub(super) fn probe(store: &Store, option: Option<&str>) -> Result<(), Failure> {
     match store.writable() {
         Err(e) if e.is_bad_input() => Err(unsaved(option, &e)),
@@ -240,7 +240,7 @@ pub(super) fn probe(store: &Store, option: Option<&str>) -> Result<(), Failure> 
     }
 }
 
-/// A run that cannot be saved.
+/// Returns the failure for a run that cannot be saved.
 pub(super) fn unsaved(option: Option<&str>, e: &StoreError) -> Failure {
     let message = match option {
         Some(option) => format!("{option}: {e}"),
@@ -253,19 +253,19 @@ pub(super) fn unsaved(option: Option<&str>, e: &StoreError) -> Failure {
     }
 }
 
-/// Whether a run has been saved.
+/// Outcome of saving a run.
 #[derive(Debug)]
 pub(super) enum Saved {
-    /// It was not to be.
+    /// Saving was not requested.
     Unasked,
-    /// Under this id, in words.
+    /// Saved under this id; also in words.
     As(Id, String),
-    /// It could not be: why.
+    /// Saving failed, for this reason.
     Not(String),
 }
 
 impl Saved {
-    /// Its id.
+    /// Returns the id of the saved run.
     pub(super) fn id(&self) -> Option<&Id> {
         match self {
             Self::As(id, _) => Some(id),
@@ -273,7 +273,7 @@ impl Saved {
         }
     }
 
-    /// Says so on stderr.
+    /// Reports the outcome on stderr.
     pub(super) fn say(&self) {
         match self {
             Self::Unasked => {}
@@ -283,7 +283,7 @@ impl Saved {
     }
 }
 
-/// `--store` of verbs that read runs.
+/// The `--store` option of verbs that read runs.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(super) struct From {
     /// Folder of the saved runs; default: runs, or SHARDLAB_STORE
@@ -292,7 +292,7 @@ pub(super) struct From {
 }
 
 impl From {
-    /// The store.
+    /// Returns the store.
     pub(super) fn store(&self) -> Store {
         if let Some(dir) = &self.store {
             return Store::at(dir);
@@ -304,7 +304,7 @@ impl From {
     }
 }
 
-/// The view of a prediction whose scenario came from this file with these overrides.
+/// Returns the view of a prediction whose scenario came from this file with these overrides.
 pub(super) fn view_of(p: &Prediction, path: &Path, overrides: &[String]) -> RunView {
     with_source(
         RunView::new(&p.run, &p.program, &p.scenario),
@@ -313,7 +313,7 @@ pub(super) fn view_of(p: &Prediction, path: &Path, overrides: &[String]) -> RunV
     )
 }
 
-/// A view with the place and the text of its scenario.
+/// Adds the path and the text of the scenario to a view.
 pub(crate) fn with_source(mut run: RunView, path: &Path, overrides: &[String]) -> RunView {
     run.scenario = view::ScenarioView {
         source: path.display().to_string(),

@@ -9,11 +9,11 @@ use std::io::{self, BufWriter, ErrorKind, IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Columns of a label with the blanks behind it.
+/// Width of a label with the blanks after it, in columns.
 const LABEL: usize = 10;
 
-/// Checks, before a long computation, that the file of an option is in a place that can be written.
-/// A full disk is told after the results: it may have room by then.
+/// Checks, before a long computation, that the file of an option can be written. A full disk is
+/// reported after the results: it may have room by then.
 pub(super) fn writable(option: &str, path: &Path) -> Result<(), Failure> {
     match files::check(path) {
         Err(e) if files::is_bad_path(&e) => Err(Failure::unwritten(
@@ -24,7 +24,7 @@ pub(super) fn writable(option: &str, path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Writes the file of an option, in full or not at all.
+/// Writes the file of an option, completely or not at all.
 pub(super) fn write_file<T>(
     option: &str,
     path: &Path,
@@ -34,9 +34,9 @@ pub(super) fn write_file<T>(
         .map_err(|e| Failure::unwritten(format_args!("{option} {}", path.display()), &e))
 }
 
-/// Writes a line to standard error in one piece: other ranks of the run write to the same place.
+/// Writes a line to stderr in one piece, since other ranks of the run write to the same place.
 pub(super) fn say(line: impl Display) {
-    // Nothing can be done when even that is closed.
+    // A closed stderr is ignored.
     let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
@@ -47,7 +47,7 @@ pub(super) enum Status {
     Done,
     /// A check failed.
     CheckFailed,
-    /// The run failed or was interrupted; what there is has been printed.
+    /// The run failed or was interrupted; the results so far have been printed.
     RunFailed,
 }
 
@@ -75,8 +75,8 @@ pub(super) enum Failure {
     Run(String),
     /// Output cannot be written.
     Output(io::Error),
-    /// The user has been told; the exit status.
-    Told(u8),
+    /// The failure has already been reported; holds the exit status.
+    Reported(u8),
 }
 
 impl From<io::Error> for Failure {
@@ -104,8 +104,8 @@ impl Failure {
         Self::Run(message.to_string())
     }
 
-    /// A file that cannot be written: bad input where the path is wrong, else a failed run (a full
-    /// disk, for example).
+    /// Returns the failure for a file that cannot be written: bad input if the path is wrong,
+    /// otherwise a failed run (a full disk, for example).
     pub(super) fn unwritten(what: impl Display, e: &io::Error) -> Self {
         let message = format!("{what}: {e}");
         if files::is_bad_path(e) {
@@ -115,33 +115,34 @@ impl Failure {
         }
     }
 
-    /// Tells the user by other means than [`Failure::report`]; a reader that closes the pipe is not
-    /// told of.
-    pub(super) fn told(self, tell: impl FnOnce(&str)) -> Self {
+    /// Reports the failure through `report` instead of [`Failure::report`]. A closed pipe is not
+    /// reported.
+    pub(super) fn reported(self, report: impl FnOnce(&str)) -> Self {
         let (message, code) = match self {
             Self::Output(ref e) if e.kind() == ErrorKind::BrokenPipe => return self,
             Self::Output(e) => (format!("cannot write: {e}"), Status::RUN_FAILED),
             Self::BadInput(m) => (m, Status::BAD_INPUT),
             Self::Run(m) => (m, Status::RUN_FAILED),
-            Self::Told(_) => return self,
+            Self::Reported(_) => return self,
         };
-        tell(&message);
-        Self::Told(code)
+        report(&message);
+        Self::Reported(code)
     }
 
-    /// Tells the user on stderr at once, where the command goes on.
-    pub(super) fn told_on_stderr(self) -> Self {
-        self.told(|message| say(format_args!("error: {message}")))
+    /// Reports the failure on stderr at once, for commands that continue.
+    pub(super) fn reported_on_stderr(self) -> Self {
+        self.reported(|message| say(format_args!("error: {message}")))
     }
 
-    /// Tells the user and gives the exit status. Results printed before the failure are kept.
+    /// Reports the failure and returns the exit status. Results printed before the failure are
+    /// kept.
     pub(super) fn report(self, out: &mut Out) -> ExitCode {
-        let told = self.told(|message| {
+        let reported = self.reported(|message| {
             let _ = out.flush();
             say(format_args!("error: {message}"));
         });
-        match told {
-            Self::Told(code) => {
+        match reported {
+            Self::Reported(code) => {
                 let _ = out.flush();
                 ExitCode::from(code)
             }
@@ -153,12 +154,12 @@ impl Failure {
 /// Standard output.
 struct Stdout {
     lock: io::StdoutLock<'static>,
-    /// What nobody reads any more is dropped.
+    /// Whether to drop output once the reader is gone.
     outlives_its_reader: bool,
 }
 
 impl Stdout {
-    /// What has been done, or `dropped` where nobody reads any more and that is no matter.
+    /// Returns the result, or `dropped` if the reader is gone and that is acceptable.
     fn outlive<T>(&self, done: io::Result<T>, dropped: T) -> io::Result<T> {
         match done {
             Err(e) if self.outlives_its_reader && e.kind() == ErrorKind::BrokenPipe => Ok(dropped),
@@ -179,10 +180,10 @@ impl Write for Stdout {
     }
 }
 
-/// Standard output, buffered, with the decision whether to use colour.
+/// Buffered standard output, with the decision whether to use colour.
 pub(super) struct Out {
     writer: BufWriter<Stdout>,
-    /// Escape sequences are welcome.
+    /// Whether to use escape sequences.
     pub(super) colour: bool,
 }
 
@@ -201,8 +202,8 @@ impl Out {
         }
     }
 
-    /// From now on a reader that stops reading does not end the command: its exit status is what it
-    /// is run for.
+    /// Lets the command continue when the reader stops reading, for commands that are run for their
+    /// exit status.
     pub(super) fn outlive_reader(&mut self) {
         self.writer.get_mut().outlives_its_reader = true;
     }
@@ -212,7 +213,7 @@ impl Out {
         write!(self.writer, "{text}")
     }
 
-    /// Writes a line; on a terminal, one that is too long is broken between words.
+    /// Writes a line. On a terminal, a line that is too long is broken between words.
     pub(super) fn line(&mut self, text: impl Display) -> io::Result<()> {
         for line in hanging(&text.to_string(), "", asked()) {
             writeln!(self.writer, "{line}")?;
@@ -234,7 +235,7 @@ impl Out {
         Ok(())
     }
 
-    /// Writes a sentence, wrapped to the terminal, with this indent.
+    /// Writes a sentence with this indent, wrapped to the terminal.
     pub(super) fn paragraph(&mut self, indent: usize, text: &str) -> io::Result<()> {
         for line in wrap(text, sentence() - indent) {
             writeln!(self.writer, "{:indent$}{line}", "")?;
@@ -242,7 +243,7 @@ impl Out {
         Ok(())
     }
 
-    /// Writes a text behind a label, its further lines below its first.
+    /// Writes a text after a label. Further lines are aligned with its first.
     pub(super) fn labelled(&mut self, label: &str, text: &str) -> io::Result<()> {
         let mut lines = wrap(text, sentence() - LABEL).into_iter();
         let label = self.bold(format_args!("{label:<LABEL$}"));
@@ -263,17 +264,17 @@ impl Out {
         self.writer.flush()
     }
 
-    /// The text in bold, where escape sequences are welcome.
+    /// Returns the text in bold, if escape sequences are in use.
     pub(super) fn bold(&self, text: impl Display) -> String {
         self.escape("1", text)
     }
 
-    /// The text in green.
+    /// Returns the text in green.
     pub(super) fn good(&self, text: impl Display) -> String {
         self.escape("32", text)
     }
 
-    /// The text in red.
+    /// Returns the text in red.
     pub(super) fn bad(&self, text: impl Display) -> String {
         self.escape("31", text)
     }

@@ -1,5 +1,5 @@
-//! `shardlab plan`: the program as text, all of it or one section or unit, and the layout of its
-//! parameters.
+//! `shardlab plan`: prints the program as text (all of it, or one section or unit), or the layout
+//! of its parameters.
 
 mod groups;
 
@@ -87,7 +87,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         out.json(&Selection { kind, units }.listing(&program))?;
         return Ok(Status::Done);
     }
-    // The steps of a unit are much alike: people want to read one.
+    // The steps of a unit are similar: people want to read one.
     let one_of_many = kind.is_none() && units.is_some();
     if one_of_many {
         kind = Some(SectionKind::Steady);
@@ -102,7 +102,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     Ok(Status::Done)
 }
 
-/// The units of these names; `None` for all.
+/// Returns the units with these names; `None` for all.
 fn units(program: &Program, names: &[String]) -> Result<Option<Vec<UnitId>>, Failure> {
     if names.is_empty() {
         return Ok(None);
@@ -122,7 +122,7 @@ fn units(program: &Program, names: &[String]) -> Result<Option<Vec<UnitId>>, Fai
     names.iter().map(find).collect::<Result<_, _>>().map(Some)
 }
 
-/// Names joined by commas, the middle left out when there are many.
+/// Joins names with commas. Leaves out the middle of a long list.
 fn abridged(names: &[&str]) -> String {
     match names {
         [first, second, third, .., last] if names.len() > 8 => {
@@ -132,7 +132,7 @@ fn abridged(names: &[&str]) -> String {
     }
 }
 
-/// Which instructions to show.
+/// Selects the instructions to show.
 struct Selection {
     kind: Option<SectionKind>,
     units: Option<Vec<UnitId>>,
@@ -149,8 +149,8 @@ impl Selection {
             })
     }
 
-    /// Prints the instructions of the selection, one per line; on a terminal, lines are broken to
-    /// its width.
+    /// Prints the selected instructions, one per line. On a terminal, lines are broken to its
+    /// width.
     fn print(&self, program: &Program, out: &mut Out) -> Result<(), Failure> {
         let width = text::asked();
         for line in program.header_text(self.units.as_deref()).lines() {
@@ -217,10 +217,10 @@ impl Selection {
     }
 }
 
-/// Columns from which on instructions have the columns of [`Program::to_text`].
+/// Minimum width for the columns of [`Program::to_text`].
 const FULL: usize = 140;
 
-/// Columns before the text of an instruction.
+/// Widths of the columns before the text of an instruction.
 struct Columns {
     id: usize,
     micro_batch: bool,
@@ -230,7 +230,7 @@ struct Columns {
 }
 
 impl Columns {
-    /// Those of [`Program::to_text`].
+    /// The widths of [`Program::to_text`].
     const FULL: Self = Self {
         id: 6,
         micro_batch: true,
@@ -239,7 +239,7 @@ impl Columns {
         rule: 17,
     };
 
-    /// As narrow as these instructions allow.
+    /// Returns the smallest widths that these instructions allow.
     fn narrow(program: &Program, shown: impl Iterator<Item = InstrId>) -> Self {
         let mut columns = Self {
             id: 1,

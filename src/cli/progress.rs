@@ -1,5 +1,5 @@
-//! Progress on a terminal's stderr of what takes longer than a second. Nothing elsewhere, and
-//! nothing with `--json`.
+//! Progress on the terminal (stderr) for work that takes longer than a second. Shows nothing if
+//! stderr is not a terminal, or with `--json`.
 
 use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use std::fmt::Write;
@@ -8,25 +8,25 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Work that ends within this shows nothing.
+/// Work that ends within this time shows nothing.
 const AFTER: Duration = Duration::from_secs(1);
-/// Time between two drawings.
+/// Time between two redraws.
 const TICK: Duration = Duration::from_millis(100);
 
-/// For work with one part: nobody knows how far it is.
+/// Template for work with one part, whose progress is unknown.
 const ONE: &str = "{spinner} {msg}, {elapsed} elapsed";
-/// For work with several parts.
+/// Template for work with several parts.
 const MANY: &str = "{msg} {bar:30} {pos}/{len}, {elapsed} elapsed{left}";
 
-/// How far some work is. Its line goes when this is dropped.
+/// Progress of some work. Its line disappears when this is dropped.
 pub(super) struct Progress {
     bar: ProgressBar,
-    /// Shows the bar when time is up, unless the work ends before: the sender is dropped then.
+    /// Shows the bar after a while, unless the work ends first and drops the sender.
     timer: Option<(Sender<()>, JoinHandle<()>)>,
 }
 
 impl Progress {
-    /// Starts to count the `parts` of what is being done, for example `predicting`.
+    /// Starts to count the `parts` of the work in progress, for example `predicting`.
     pub(super) fn new(doing: &'static str, parts: usize, json: bool) -> Self {
         let bar = bar(doing, parts);
         let shown = wanted(json, std::io::stderr().is_terminal());
@@ -34,7 +34,7 @@ impl Progress {
         Self { bar, timer }
     }
 
-    /// Counts a part as done. More parts than were announced count as the last one.
+    /// Counts a part as done. Parts beyond the announced number are ignored.
     pub(super) fn step(&self) {
         if self
             .bar
@@ -45,7 +45,7 @@ impl Progress {
         }
     }
 
-    /// Takes the line away while something is written.
+    /// Hides the line while something is written.
     pub(super) fn pause<T>(&self, write: impl FnOnce() -> T) -> T {
         self.bar.suspend(write)
     }
@@ -67,15 +67,15 @@ fn bar(doing: &'static str, parts: usize) -> ProgressBar {
     let template = if parts > 1 { MANY } else { ONE };
     match ProgressStyle::with_template(template) {
         Ok(style) => bar.with_style(style.with_key("left", left)),
-        // The templates are constants that the tests use; without them the default bar will do.
+        // The templates are constants that tests cover. If one failed, the default bar would do.
         Err(_) => bar,
     }
 }
 
-/// The time left, as soon as there is anything to tell it from.
+/// Writes the remaining time once it can be estimated.
 fn left(state: &ProgressState, w: &mut dyn Write) {
     if state.pos() > 0 {
-        // There is nothing to do about a line that cannot be made.
+        // A line that cannot be formatted is left empty.
         let _ = write!(w, ", {:#} left", HumanDuration(state.eta()));
     }
 }
@@ -84,7 +84,7 @@ fn wanted(json: bool, terminal: bool) -> bool {
     terminal && !json
 }
 
-/// Shows a bar on stderr in a while. Without a thread nothing is shown.
+/// Shows a bar on stderr after a while. Without a thread nothing is shown.
 fn later(bar: ProgressBar) -> Option<(Sender<()>, JoinHandle<()>)> {
     let (working, work) = channel();
     let ended = move |time| work.recv_timeout(time) != Err(RecvTimeoutError::Timeout);
@@ -93,8 +93,7 @@ fn later(bar: ProgressBar) -> Option<(Sender<()>, JoinHandle<()>)> {
     Some((working, thread.spawn(body).ok()?))
 }
 
-/// Shows a bar unless work has `ended` by then; `ended` waits for at most the time that it is
-/// given.
+/// Shows a bar unless the work has `ended` by then. `ended` waits for at most the given time.
 fn show(bar: &ProgressBar, on: ProgressDrawTarget, ended: impl FnOnce(Duration) -> bool) {
     if !ended(AFTER) {
         bar.set_draw_target(on);
@@ -151,8 +150,8 @@ mod tests {
         }
     }
 
-    /// What is on the screen when work of so many parts, of which some are done, has `ended` or not
-    /// when time is up.
+    /// Returns the content of the screen for work with `parts` parts, of which `done` are done,
+    /// when the time is up; `ended` says whether the work has ended.
     fn shown(parts: usize, done: u64, ended: bool) -> String {
         let screen = Screen::default();
         let bar = bar("predicting", parts);
@@ -188,7 +187,7 @@ mod tests {
             "{text}"
         );
         assert!(text.contains(" left"), "{text}");
-        // Nothing is known of the time left before a part is done.
+        // The remaining time is unknown before the first part is done.
         let text = shown(10, 0, false);
         assert!(text.contains("0/10") && !text.contains(" left"), "{text}");
         let text = shown(1, 0, false);

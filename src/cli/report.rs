@@ -1,4 +1,4 @@
-//! `shardlab report`: runs as a page or as Markdown.
+//! `shardlab report`: writes runs as an HTML page or as Markdown.
 
 mod png;
 
@@ -16,9 +16,9 @@ use shardlab_sim::Options;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// Runs in one report, at most: beyond, a page is no overview.
+/// Maximum number of runs in one report; a longer page is no overview.
 const MOST: usize = 200;
-/// Characters of options that a run's label has room for.
+/// Maximum length of the options in a run's label, in characters.
 const LONG: usize = 48;
 
 #[derive(clap::Args)]
@@ -105,7 +105,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     Ok(Status::Done)
 }
 
-/// Returns the medians of the runs by some options.
+/// Returns the medians of the runs, grouped by some options.
 fn medians(items: &[Item], by: &[String]) -> Result<Table, Failure> {
     const METRICS: [&str; 3] = ["step ms", "exposed ms", "reserved GiB"];
     let settings: BTreeSet<&str> = items
@@ -120,7 +120,7 @@ fn medians(items: &[Item], by: &[String]) -> Result<Table, Failure> {
         };
         let reserved = item.view.run.memory.peak_reserved.gib();
         let numbers = [item.view.step_ms(), item.view.exposed_ms(), reserved];
-        // What is unknown has an empty cell.
+        // Unknown values have an empty cell.
         let shown = |x: f64| {
             if x.is_nan() {
                 String::new()
@@ -144,7 +144,7 @@ fn medians(items: &[Item], by: &[String]) -> Result<Table, Failure> {
     })
 }
 
-/// Writes every drawing as a PNG into a folder.
+/// Writes every plot as a PNG into a folder.
 fn write_pictures(report: &Report, folder: &Path) -> Result<(), Failure> {
     std::fs::create_dir_all(folder)
         .map_err(|e| Failure::unwritten(format_args!("--png {}", folder.display()), &e))?;
@@ -157,7 +157,7 @@ fn write_pictures(report: &Report, folder: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The folder of the drawings and its name as seen from the report.
+/// Returns the folder of the pictures, and its path relative to the report.
 fn pictures(out: &Path) -> Option<(PathBuf, String)> {
     let name = format!("{}-plots", out.file_stem()?.to_string_lossy());
     Some((out.with_file_name(&name), name))
@@ -167,7 +167,7 @@ fn items(args: &Args, progress: &Progress) -> Result<Vec<Item>, Failure> {
     let store = args.from.store();
     let mut items = Vec::new();
     let mut ids = Vec::new();
-    // One scenario with options of a second run is meant twice, as for `compare`.
+    // A single scenario with options for a second run is used twice, as in `compare`.
     let alone = args.runs.len() == 1 && !args.set_b.is_empty();
     let again = args.runs.iter().filter(|_| alone);
     for (i, name) in args.runs.iter().chain(again).enumerate() {
@@ -196,16 +196,16 @@ fn items(args: &Args, progress: &Progress) -> Result<Vec<Item>, Failure> {
     Ok(items)
 }
 
-/// What a name stands for.
+/// What an argument refers to.
 enum Found {
-    /// A kept run, and what it is called.
+    /// A saved run and its name.
     Kept(String, Box<RunView>),
-    /// A scenario, or each point of its axes.
+    /// A scenario, or every point of its axes.
     Predicted(Vec<Item>),
 }
 
-/// Labels kept runs by what they are called and, where there are several of one scenario, by the
-/// options in which these differ.
+/// Labels saved runs by name. Several runs of one scenario are also labelled by the options in
+/// which they differ.
 fn name_kept(items: &mut [Item], ids: &[(usize, String)]) {
     let scenario = |at: usize| items[at].view.scenario.name.as_str();
     let options = |at: usize| items[at].view.scenario.overrides.as_slice();
@@ -230,7 +230,7 @@ fn name_kept(items: &mut [Item], ids: &[(usize, String)]) {
     }
 }
 
-/// A scenario, or each point of its axes, predicted; or a kept run.
+/// Predicts a scenario or every point of its axes, or reads a saved run.
 fn resolve(
     args: &Args,
     set: &[String],
@@ -248,14 +248,14 @@ fn resolve(
     }
     let scenario = match load(path, set) {
         Ok(scenario) => scenario,
-        // A fault in a scenario that is there is told; else it may be a run.
+        // Report an error in an existing scenario; otherwise the argument may be a run.
         Err(e) if path.exists() || name.ends_with(".toml") => return Err(e),
         Err(e) => {
             let Ok(id) = store.resolve(name) else {
                 return Err(e);
             };
             let view = store.open(&id).map_err(Failure::bad_input)?;
-            // A name says more than an id, and an id's end is enough to tell runs apart.
+            // A name says more than an id, and the end of an id is enough to distinguish runs.
             let called = if name.contains(id.tail()) {
                 id.tail()
             } else {
@@ -295,7 +295,7 @@ fn resolve(
             .map(|(k, v)| format!("{}={v}", k.rsplit('.').next().unwrap_or(k)))
             .collect::<Vec<_>>()
             .join(" ");
-        // Some combinations cannot be; the others are what was asked for.
+        // Skip impossible combinations and keep the others.
         let predicted = point
             .scenario
             .map_err(PredictError::from)

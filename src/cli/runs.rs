@@ -1,4 +1,4 @@
-//! `shardlab runs`: saved runs.
+//! `shardlab runs`: lists, shows, names and removes saved runs.
 
 mod filter;
 mod list;

@@ -1,4 +1,4 @@
-//! `shardlab scenarios`: the shipped scenarios, what each shows and is predicted to take, and the
+//! `shardlab scenarios`: lists the shipped scenarios with their purpose and prediction, and the
 //! shipped hardware profiles.
 
 use super::args::profiles;
@@ -87,7 +87,7 @@ impl Entry {
         }
     }
 
-    /// The facts of the table in a sentence.
+    /// Returns the facts of the table as a sentence.
     fn facts(&self) -> String {
         let fits = match self.fit {
             Fit::Fits => ", fits",
@@ -147,7 +147,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     Ok(Status::Done)
 }
 
-/// Predicts the examples, and the other shipped scenarios if `all`: examples come first.
+/// Predicts the examples and, if `all` is set, the other shipped scenarios after them.
 fn entries(all: bool) -> Result<Vec<Entry>, Failure> {
     let mut chosen: Vec<_> = shipped().iter().collect();
     chosen.retain(|(name, _)| all || is_example(name));
@@ -220,7 +220,7 @@ fn list_profiles(wanted: Option<&str>, json: bool, out: &mut Out) -> Result<Stat
     Ok(Status::Done)
 }
 
-/// An error that names the nearest of the names that exist, or the command that lists them.
+/// Returns an error that names the closest existing names, or the command that lists them.
 fn unknown<'a>(
     what: &str,
     wanted: &str,

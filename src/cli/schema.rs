@@ -1,5 +1,5 @@
-//! `shardlab schema`: the JSON Schema of scenario files, for editors, or the reference of their
-//! keys, for people.
+//! `shardlab schema`: prints the JSON Schema of scenario files for editors, or the reference of
+//! their keys for people.
 
 use super::output::{Failure, Out, Status};
 use shardlab_plan::scenario;

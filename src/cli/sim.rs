@@ -1,4 +1,4 @@
-//! `shardlab sim`: predict scenarios.
+//! `shardlab sim`: predicts scenarios.
 
 pub(super) mod report;
 
@@ -111,7 +111,8 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     if args.trace.is_some() && args.scenarios.len() > 1 {
         return Err(Failure::bad_input("--trace takes one scenario"));
     }
-    // All files are read before the first is simulated: a fault in the last shows at once.
+    // Read all files before the first simulation, so that an error in the last one is reported at
+    // once.
     let scenarios: Vec<Scenario> = args
         .scenarios
         .iter()
@@ -157,9 +158,11 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
             if args.check.judge(&prediction) != Status::Done {
                 status = Status::CheckFailed;
             }
-            // The prediction comes first: a file that cannot be written takes nothing else with it.
+            // Print the prediction first: it must not be lost if a file cannot be written.
             for failure in [traced.err(), saved.map(|s| s.say()).err()] {
-                unwritten = unwritten.take().or(failure.map(Failure::told_on_stderr));
+                unwritten = unwritten
+                    .take()
+                    .or(failure.map(Failure::reported_on_stderr));
             }
             Ok(())
         })?;
@@ -178,7 +181,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     }
 }
 
-/// A line of the comparison.
+/// A row of the comparison.
 struct Line {
     name: String,
     step_ms: String,
@@ -240,7 +243,7 @@ fn comparison(lines: &[Line]) -> Table {
     table
 }
 
-/// The run's summary, with what the summary has no place for.
+/// The run's summary, plus fields that the summary does not contain.
 #[derive(Serialize)]
 struct Object {
     #[serde(flatten)]
@@ -249,13 +252,13 @@ struct Object {
     fits: &'static str,
     /// Bytes by unit at the peak.
     memory_by_unit: BTreeMap<String, u64>,
-    /// Time of kernels and collectives whose costs are modelled, milliseconds.
+    /// Time of kernels and collectives whose costs are modelled, not measured, milliseconds.
     modelled_ms: BTreeMap<String, f64>,
-    /// The answer, what decides it and what to try next.
+    /// The verdict, with what to try next.
     verdict: serde_json::Value,
     /// What the prediction does not cover, and what makes the job slow.
     warnings: Vec<Warning>,
-    /// Why, in sentences.
+    /// Explanation, one sentence each.
     why: Vec<String>,
     /// Id of the saved run.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,4 +1,4 @@
-//! `shardlab sweep`: all combinations of some options.
+//! `shardlab sweep`: predicts all combinations of some options.
 
 mod points;
 mod select;
@@ -97,7 +97,7 @@ pub(super) struct Args {
     store: Option<PathBuf>,
 }
 
-/// Saves the points of a sweep where that is asked for.
+/// Saves the points of a sweep, if requested.
 struct Saver<'a> {
     args: &'a Args,
     store: Option<(Store, Known)>,
@@ -154,7 +154,7 @@ impl<'a> Saver<'a> {
     }
 }
 
-/// Checks that these are axes.
+/// Checks that these keys are axes.
 fn axes_of(by: &[String], keys: &[String]) -> Result<(), Failure> {
     if let Some(key) = by.iter().find(|key| !keys.contains(key)) {
         let near = nearest(key, keys.iter().map(String::as_str));
@@ -222,7 +222,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         all: args.all,
     };
     let table = write::Table::new(&keys, &points, &selection);
-    // The points come first: a file that cannot be written takes nothing else with it.
+    // Print the points first: they must not be lost if a file cannot be written.
     let written = args.csv.as_ref().map_or(Ok(()), |path| {
         write_file("--csv", path, |to| table.csv(to).map_err(Into::into))
     });

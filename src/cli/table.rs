@@ -1,8 +1,8 @@
-//! Tables as wide as the terminal: a header, a rule, right-aligned numbers.
+//! Tables that fit the terminal: a header, a rule, and right-aligned numbers.
 //!
-//! A table that is too wide first loses its optional columns, then breaks texts between words, then
-//! shortens long words, and only then loses further columns, from the right. Numbers are never
-//! broken. The last line names the columns that are left out.
+//! A table that is too wide loses its optional columns first. Then texts are broken between words,
+//! then long words are shortened, and only then further columns are dropped from the right. Numbers
+//! are never broken. The last line names the dropped columns.
 
 use super::text::wrap;
 pub(super) use super::text::{WIDTH, width};
@@ -12,28 +12,28 @@ use comfy_table::{
 };
 use std::fmt;
 
-/// Blanks before every column but the first, beyond the one that is part of every gap.
+/// Additional blanks before every column but the first.
 const PADDING: usize = 2;
 
-/// Room between columns.
+/// Total gap between columns.
 const GAP: usize = PADDING + 1;
 
-/// Texts up to this length stay on one line as long as that is possible: an option's value in
-/// pieces is another value.
+/// Texts up to this length stay on one line as long as possible: a broken option value looks like
+/// another value.
 const UNBROKEN: usize = 14;
 
-/// Words are never shortened to fewer characters.
+/// Words are never shortened to fewer characters than this.
 const SHORTEST: usize = 12;
 
-/// Returns the room of a column whose cells are not broken, with the gap beside it.
+/// Returns the width of a column whose cells are not broken, including the gap next to it.
 pub(super) fn room<'a>(title: &'a str, cells: impl IntoIterator<Item = &'a str>) -> usize {
     let lines = title.trim_start_matches('>').lines().chain(cells);
     lines.map(|l| l.chars().count()).max().unwrap_or(0) + GAP
 }
 
-/// Returns whether columns that take this room together fit a table.
+/// Returns whether columns with this total width fit a table.
 pub(super) fn fits(room: usize) -> bool {
-    // One gap less than there are columns.
+    // There is one gap less than there are columns.
     room <= width() + GAP
 }
 
@@ -46,7 +46,7 @@ pub(crate) fn option_of(path: &str) -> &str {
     path.split_once('.').map_or(path, |(_, option)| option)
 }
 
-/// Returns the title of an option's column, in lines when it is long.
+/// Returns the title of an option's column, on several lines if it is long.
 pub(super) fn key_title(path: &str) -> String {
     let key = option_of(path);
     if key.len() > 9 {
@@ -64,25 +64,25 @@ pub(super) struct Table {
 
 struct Column {
     title: String,
-    /// Aligned to the right and never broken.
+    /// Whether the column is right-aligned and never broken.
     number: bool,
-    /// Left out first where there is no room.
+    /// Whether the column is dropped first.
     optional: bool,
 }
 
-/// How far cells give way to a narrow terminal.
+/// How far cells give way on a narrow terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Give {
-    /// Long texts break between words.
+    /// Long texts are broken between words.
     Texts,
-    /// Short texts and the titles of numbers do, too.
+    /// Short texts and the titles of numbers are broken, too.
     Words,
-    /// Words longer than this are shortened.
+    /// Words longer than this are also shortened.
     Shortened(usize),
 }
 
 impl Column {
-    /// Reads a title: `>` makes a column of numbers, a leading `?` one that is left out first.
+    /// Parses a title: `>` marks a column of numbers, a leading `?` an optional column.
     fn new(title: &str) -> Self {
         let (optional, title) = match title.strip_prefix('?') {
             Some(rest) => (true, rest),
@@ -100,7 +100,7 @@ impl Column {
     }
 }
 
-/// Characters of a column's content.
+/// Sizes of a column's content, in characters.
 struct Size {
     number: bool,
     /// The longest line of a cell.
@@ -114,7 +114,7 @@ struct Size {
 }
 
 impl Size {
-    /// Returns the fewest characters of the column.
+    /// Returns the minimum width of the column.
     fn least(&self, give: Give) -> usize {
         match give {
             Give::Texts if self.number || self.whole <= UNBROKEN => self.whole,
@@ -129,7 +129,7 @@ fn longest<'a>(pieces: impl Iterator<Item = &'a str>) -> usize {
     pieces.map(|p| p.chars().count()).max().unwrap_or(0)
 }
 
-/// A text whose words have at most `most` characters each.
+/// Returns the text with words of at most `most` characters.
 fn shortened(text: &str, most: usize) -> String {
     let cut = |word: &str| match word.char_indices().nth(most.saturating_sub(1)) {
         Some((at, _)) if word.chars().count() > most => format!("{}…", &word[..at]),
@@ -140,9 +140,9 @@ fn shortened(text: &str, most: usize) -> String {
 }
 
 impl Table {
-    /// Makes a table with these column titles. A title that starts with `>` makes a column of
-    /// numbers, aligned to the right; one that starts with `?` (before `>`) a column that is left
-    /// out first where there is no room.
+    /// Creates a table with these column titles. A title that starts with `>` marks a column of
+    /// right-aligned numbers. One that starts with `?` (before `>`) marks a column that is dropped
+    /// first.
     pub(super) fn new<'a>(titles: impl IntoIterator<Item = &'a str>) -> Self {
         Self {
             columns: titles.into_iter().map(Column::new).collect(),
@@ -155,7 +155,7 @@ impl Table {
         self.rows.push(cells.into_iter().collect());
     }
 
-    /// Whether it has no rows.
+    /// Returns whether the table has no rows.
     pub(super) fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
@@ -181,7 +181,7 @@ impl Table {
         self.columns.iter().enumerate().map(of).collect()
     }
 
-    /// Returns the columns that are shown and how far they give way.
+    /// Returns the columns that are shown, and how far their cells give way.
     fn arrange(&self, sizes: &[Size], width: usize) -> (Vec<usize>, Give) {
         let fits = |shown: &[usize], give| {
             let cells: usize = shown.iter().map(|&c| sizes[c].least(give)).sum();
@@ -307,8 +307,8 @@ mod tests {
         }
     }
 
-    /// Six columns of options next to a long text: as long as there is room, only the text is
-    /// broken.
+    /// With six columns of options next to a long text, only the text is broken as long as there is
+    /// room.
     #[test]
     fn short_values_are_never_broken() {
         let values = ["native", "implicit", "chunked", "true", "auto", "f32 main"];
@@ -334,8 +334,8 @@ mod tests {
         assert_eq!(narrow[3], "(no room for: facts)");
     }
 
-    /// At every width lines fit, and every word is whole, shortened with a mark, or in a column
-    /// that is named as left out.
+    /// At every width, lines fit, and every word is whole, shortened with a mark, or in a column
+    /// that is reported as dropped.
     #[test]
     fn no_width_breaks_a_word() {
         let mut table = Table::new(["unit", ">A ms", ">B ms", "what it waited for", ">change"]);

@@ -1,21 +1,21 @@
-//! Width of text output, and text broken to it.
+//! The width of text output, and text broken to it.
 
 use comfy_table::Table;
 use std::sync::OnceLock;
 
-/// Columns of output that goes to no terminal, and the most that sentences take.
+/// Width of output that does not go to a terminal, and maximum width of sentences, in columns.
 pub(super) const WIDTH: usize = 100;
 
-/// Fewest columns that output is laid out for.
+/// Minimum width that output is laid out for, in columns.
 const LEAST: usize = 40;
 
-/// What the further lines of a command start with.
+/// Indent of a command's continuation lines.
 const CONTINUED: &str = "    ";
 
-/// Units that stay on the line of their number.
+/// Units that stay on the same line as their number.
 const UNITS: [&str; 9] = ["B", "KiB", "MiB", "GiB", "ns", "us", "ms", "s", "%"];
 
-/// Returns the columns that the user asks for: `COLUMNS`, else those of the terminal, if any.
+/// Returns the width that the user asks for: `COLUMNS`, else that of the terminal, if there is one.
 pub(super) fn asked() -> Option<usize> {
     static ASKED: OnceLock<Option<usize>> = OnceLock::new();
     *ASKED.get_or_init(|| {
@@ -29,23 +29,23 @@ pub(super) fn asked() -> Option<usize> {
     })
 }
 
-/// Returns a value of `COLUMNS` as a number, unless it cannot be the width of a terminal.
+/// Parses a value of `COLUMNS`; `None` if it cannot be the width of a terminal.
 fn sensible(columns: &str) -> Option<usize> {
     let number = columns.trim().parse().ok()?;
     (1..=10_000).contains(&number).then_some(number)
 }
 
-/// Returns the columns that tables may take.
+/// Returns the maximum width of tables.
 pub(super) fn width() -> usize {
     asked().unwrap_or(WIDTH)
 }
 
-/// Returns the columns that sentences may take: long lines are hard to read.
+/// Returns the maximum width of sentences, since long lines are hard to read.
 pub(super) fn sentence() -> usize {
     width().min(WIDTH)
 }
 
-/// Returns the characters that a text takes on a terminal: escape sequences for colours take none.
+/// Returns the width of a text on a terminal, without escape sequences for colours.
 fn shown(text: &str) -> usize {
     let mut pieces = text.split("\x1b[");
     let first = pieces.next().map_or(0, |p| p.chars().count());
@@ -54,8 +54,8 @@ fn shown(text: &str) -> usize {
 }
 
 /// Breaks a text into lines of at most `width` characters, between words but not between a number
-/// and its unit. Runs of blanks within a line stay as they are. A word that is longer than a line
-/// has a line of its own.
+/// and its unit. Runs of blanks within a line are kept. A word longer than a line gets a line of
+/// its own.
 pub(super) fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut words: Vec<String> = Vec::new();
     for word in text.split(' ') {
@@ -73,8 +73,7 @@ pub(super) fn wrap(text: &str, width: usize) -> Vec<String> {
     fill(words, width, "")
 }
 
-/// Puts words into lines of at most `width` characters; `end` stands behind every line but the
-/// last.
+/// Fills lines of at most `width` characters with words. Every line but the last ends with `end`.
 fn fill(words: impl IntoIterator<Item = String>, width: usize, end: &str) -> Vec<String> {
     let room = width.saturating_sub(end.len());
     let mut lines: Vec<String> = Vec::new();
@@ -97,8 +96,8 @@ fn fill(words: impl IntoIterator<Item = String>, width: usize, end: &str) -> Vec
     lines
 }
 
-/// Breaks a line that is longer than `width`, if there is one, between words; `indent` stands
-/// before its further lines.
+/// Breaks a line that is longer than `width`, if given, between words. Its further lines start with
+/// `indent`.
 pub(super) fn hanging(line: &str, indent: &str, width: Option<usize>) -> Vec<String> {
     let Some(width) = width.filter(|w| shown(line) > *w) else {
         return vec![line.to_owned()];
@@ -113,9 +112,9 @@ pub(super) fn hanging(line: &str, indent: &str, width: Option<usize>) -> Vec<Str
 
 /// Lays out the text below the options of `--help`.
 ///
-/// Lines of a paragraph are joined and wrapped to the terminal. Lines that start with blanks stand
-/// alone: `  KEY  text` continues below its text, and a command (`  shardlab …`) behind a
-/// backslash, so that it can be pasted.
+/// Lines of a paragraph are joined and wrapped to the terminal. Lines that start with blanks stay
+/// separate: `  KEY  text` continues below its text, and a command (`  shardlab …`) continues after
+/// a backslash, so that it can be pasted.
 pub(super) fn help(text: &str) -> String {
     laid_out(text, sentence())
 }
@@ -126,7 +125,7 @@ fn laid_out(text: &str, width: usize) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Joins the lines of paragraphs, and of commands that are continued by a backslash.
+/// Joins the lines of paragraphs, and of commands that a backslash continues.
 fn logical(text: &str) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for line in text.lines() {
@@ -146,7 +145,7 @@ fn logical(text: &str) -> Vec<String> {
     lines
 }
 
-/// Whether a line belongs to the paragraph of the line before.
+/// Returns whether a line belongs to the same paragraph as the line before.
 fn continues(before: &str, line: &str) -> bool {
     let indent = |l: &str| l.len() - l.trim_start().len();
     let (blanks, outer) = (indent(line), indent(before));
@@ -154,13 +153,13 @@ fn continues(before: &str, line: &str) -> bool {
         return false;
     }
     match key(before) {
-        // Below the text of a key.
+        // The line continues the text of a key.
         Some(hang) => blanks == hang,
         None => blanks == 0 && outer == 0,
     }
 }
 
-/// Where the text of `  KEY  text` starts.
+/// Returns where the text of `  KEY  text` starts.
 fn key(line: &str) -> Option<usize> {
     let rest = line.trim_start();
     let blanks = line.len() - rest.len();
@@ -196,8 +195,8 @@ fn entry(line: &str, width: usize) -> Vec<String> {
     lines.collect()
 }
 
-/// Splits a command between arguments, where a new line may begin: an option stays with its value,
-/// and what is quoted stays together.
+/// Splits a command between arguments, where a line may be broken. An option stays with its value,
+/// and quoted text stays together.
 fn arguments(command: &str) -> Vec<String> {
     let mut parts: Vec<String> = Vec::new();
     let mut quoted = false;
@@ -275,7 +274,7 @@ several words.
   shardlab sim \\
       'a b' c";
         assert_eq!(laid_out(text, 20), expected);
-        // Nothing changes where there is room.
+        // Nothing changes if there is room.
         assert_eq!(laid_out(text, 100), text);
     }
 
@@ -295,7 +294,7 @@ Title:
         assert_eq!(laid_out(text, 80), joined);
     }
 
-    /// What is laid out for a width stays as it is when it is laid out again.
+    /// Laying out a text twice changes nothing.
     #[test]
     fn laying_out_twice_changes_nothing() {
         let text =

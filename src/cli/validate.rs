@@ -1,5 +1,5 @@
-//! `shardlab validate`: predictions against a table of measured runs, or a profile's measured
-//! collectives.
+//! `shardlab validate`: compares predictions with a table of measured runs, or with a profile's
+//! measured collectives.
 
 mod collectives;
 
@@ -105,7 +105,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     })
 }
 
-/// Predicts the rows of a table that `--rows` asks for.
+/// Predicts the rows of a table that `--rows` selects.
 fn predicted(table: &Path, args: &Args, profiles: &Profiles) -> Result<Vec<Compared>, Failure> {
     let mut rows = read(table).map_err(Failure::bad_input)?;
     rows.retain(|row| {
@@ -124,8 +124,8 @@ fn predicted(table: &Path, args: &Args, profiles: &Profiles) -> Result<Vec<Compa
     })
 }
 
-/// Prints the errors of all rows as CSV, with two decimals: bounds need no more, and the table
-/// stays the same where arithmetic differs in the last bits.
+/// Prints the errors of all rows as CSV, with two decimals. Bounds need no more, and the table
+/// stays the same if arithmetic differs in the last bits.
 fn residuals(compared: &[Compared], out: &mut Out) -> Result<(), Failure> {
     let rounded = |percent: Option<f64>| percent.map(|p| (p * 100.0).round() / 100.0 + 0.0);
     let mut writer = csv::Writer::from_writer(out);
@@ -143,7 +143,7 @@ fn residuals(compared: &[Compared], out: &mut Out) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Says which predictions are off by more than so many percent; how many.
+/// Reports predictions whose error exceeds `limit` percent. Returns their number.
 fn beyond(compared: &[Compared], limit: f64) -> usize {
     let mut off = 0;
     for c in compared {
@@ -211,7 +211,7 @@ impl Sheet {
             out.text(table)?;
             return Ok(());
         }
-        // A bar ends a cell.
+        // A bar would end the cell.
         let escaped = |cell: &str| cell.replace('|', "\\|");
         let titles = self.titles.iter();
         let plain: Vec<String> = titles.map(|t| escaped(t.trim_start_matches('>'))).collect();
@@ -246,7 +246,7 @@ fn print(
         titles.push(">predicted".into());
         titles.push(">error %".into());
     }
-    // Four metrics side by side leave no room for names within the width: then one table a metric.
+    // Four metrics side by side leave no room for names, so print one table per metric.
     let sheets: Vec<Vec<usize>> = if markdown || shown.len() <= 2 {
         vec![shown.clone()]
     } else {

@@ -1,4 +1,4 @@
-//! The three lines that predictions start with: verdict, why, and what to do next.
+//! The three lines that predictions start with: the verdict, why, and what to do next.
 
 use super::output::Out;
 use super::text;
@@ -7,7 +7,7 @@ use crate::analysis::warnings::Warning;
 use std::io;
 use std::path::Path;
 
-/// Prints the box and, below it, the warnings.
+/// Prints the box, followed by the warnings.
 pub(super) fn print(
     verdict: &Verdict,
     next: &str,
@@ -36,7 +36,7 @@ fn rule(out: &mut Out) -> io::Result<()> {
     out.line("─".repeat(text::sentence()))
 }
 
-/// Returns a command on a scenario, ready for a shell.
+/// Returns a shell command that runs a verb on a scenario.
 pub(super) fn command(verb: &str, scenario: &Path, set: &[String]) -> String {
     let mut words = vec![
         "shardlab".to_owned(),
@@ -47,12 +47,12 @@ pub(super) fn command(verb: &str, scenario: &Path, set: &[String]) -> String {
     words.join(" ")
 }
 
-/// Returns an override as an argument, ready for a shell.
+/// Quotes an override for a shell.
 pub(super) fn setting(set: &str) -> String {
     format!("--set {}", quoted(set))
 }
 
-/// Returns a word as a POSIX shell reads it.
+/// Quotes a word for a POSIX shell.
 fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_alphanumeric() || "_-./=:,+@%".contains(c);
     if !word.is_empty() && word.chars().all(plain) {

@@ -1,4 +1,4 @@
-//! The dashboard's state. It changes in [`super::update`] only, and drawing reads it.
+//! The state of the dashboard. It changes only in [`super::update`]; drawing reads it.
 
 use super::compare::CompareView;
 use super::confirm::Question;
@@ -24,7 +24,7 @@ use std::time::Duration;
 /// A view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum View {
-    /// Scenarios, their options, the prediction.
+    /// Scenarios, their options, and the prediction.
     Scenarios,
     /// The timeline of a step.
     Timeline,
@@ -41,7 +41,7 @@ pub enum View {
 }
 
 impl View {
-    /// All, in the order of their numbers.
+    /// All views, in the order of their numbers.
     pub const ALL: [Self; 7] = [
         Self::Scenarios,
         Self::Timeline,
@@ -52,7 +52,7 @@ impl View {
         Self::Gate,
     ];
 
-    /// Name.
+    /// Returns the name of the view.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -67,7 +67,7 @@ impl View {
     }
 }
 
-/// How a line at the bottom is meant.
+/// Meaning of a message, which decides its colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tone {
     /// For information.
@@ -85,43 +85,43 @@ pub struct Notice {
     pub text: String,
     /// Tone.
     pub tone: Tone,
-    /// When it was said.
+    /// When it was shown.
     pub since: Duration,
 }
 
-/// What a job is for.
+/// Purpose of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// The timeline.
     Simulate,
-    /// Training.
+    /// A training.
     Train,
-    /// The sweep.
+    /// A sweep.
     Sweep,
     /// The list of stored runs.
     Store,
-    /// A stored run that is being opened.
+    /// Opening a saved run.
     Open,
-    /// A stored run that is being opened to be marked.
+    /// Opening a saved run to mark it.
     Mark,
-    /// A run that is being kept.
+    /// Saving a run.
     Keep,
-    /// A stored run that is being named.
+    /// Naming a saved run.
     Name,
-    /// A stored run that is being removed.
+    /// Removing a saved run.
     Remove,
-    /// A scenario file that is being written.
+    /// Writing a scenario file.
     Export,
-    /// The comparison.
+    /// A comparison.
     Compare,
-    /// The gate.
+    /// A gate.
     Gate,
-    /// A baseline that is being written.
+    /// Writing a baseline.
     Bless,
 }
 
 impl Purpose {
-    /// A word for the status line.
+    /// Returns a word for the status line.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -141,20 +141,20 @@ impl Purpose {
     }
 }
 
-/// A job that runs.
+/// A running job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
-    /// What for.
+    /// Purpose.
     pub purpose: Purpose,
-    /// Of what.
+    /// What it works on.
     pub of: String,
-    /// Begin.
+    /// Start time.
     pub since: Duration,
-    /// It has been asked to end.
+    /// Whether it has been asked to end.
     pub cancelled: bool,
 }
 
-/// What a click on a place of the screen means.
+/// Meaning of a click at a place of the screen.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Hit {
     /// A tab.
@@ -167,63 +167,63 @@ pub enum Hit {
     Point(usize),
     /// A row of the runs.
     Run(usize),
-    /// A lane of the timeline: its row. The column says when.
+    /// A lane of the timeline, by row. The column determines the time.
     Lane(usize),
-    /// The rest of the timeline, where only the column counts.
+    /// The rest of the timeline, where only the column matters.
     Time,
 }
 
-/// The dashboard.
+/// The state of the dashboard.
 pub struct App {
     /// Columns and rows of the terminal.
     pub size: (u16, u16),
-    /// Time since the begin, as the last tick said.
+    /// Time since the start, as of the last tick.
     pub now: Duration,
-    /// Looks.
+    /// Colours and glyphs.
     pub theme: Theme,
     /// Whether the mouse is reported.
     pub mouse: bool,
-    /// The view that is shown.
+    /// The current view.
     pub view: View,
-    /// Scenarios and options.
+    /// State of the scenario list and its options.
     pub scenarios: Scenarios,
-    /// Timeline.
+    /// State of the timeline.
     pub timeline: Timeline,
-    /// Training.
+    /// State of the training.
     pub train: Training,
-    /// Sweep.
+    /// State of the sweep.
     pub sweep: SweepView,
-    /// Runs.
+    /// State of the runs.
     pub runs: RunsView,
-    /// Comparison.
+    /// State of the comparison.
     pub compare: CompareView,
-    /// Gate.
+    /// State of the gate.
     pub gate: GateView,
-    /// All that is told of the selected scenario, or of the training, when it is shown.
+    /// The full text on the selected scenario or the training, if it is shown.
     pub whole: Option<Whole>,
-    /// The help, when it is shown.
+    /// The help, if it is shown.
     pub help: Option<Help>,
     /// The line that is being typed.
     pub prompt: Option<Prompt>,
-    /// The question that waits for its answer.
+    /// The question that waits for an answer.
     pub question: Option<Question>,
-    /// The scenario that is being written as a file.
+    /// The scenario file that is being written.
     pub export: Option<Export>,
-    /// Whether trainings are kept in the store.
+    /// Whether to save trainings in the store.
     pub keep: bool,
-    /// The line at the bottom.
+    /// The message at the bottom.
     pub notice: Option<Notice>,
-    /// Jobs that run.
+    /// Running jobs.
     pub jobs: BTreeMap<JobId, Job>,
     next_job: JobId,
-    /// Clickable places, by the last drawing.
+    /// Clickable places of the last drawing.
     pub(crate) hits: RefCell<Vec<(Rect, Hit)>>,
-    /// Where the cursor of a value being edited was drawn.
+    /// Where the cursor of the edited value was drawn.
     pub(crate) text_cursor: Cell<Option<Position>>,
 }
 
 impl App {
-    /// A dashboard over scenarios, and what is to be done at its begin.
+    /// Creates a dashboard over scenarios. Also returns the effects to carry out at the start.
     #[must_use]
     pub fn new(sources: Vec<Source>, theme: Theme, saved: &Saved) -> (Self, Vec<Effect>) {
         let mut app = Self {
@@ -266,7 +266,7 @@ impl App {
         self.timeline.critical = saved.critical;
     }
 
-    /// What is kept for the next time.
+    /// Returns the state to keep for the next session.
     #[must_use]
     pub fn save(&self) -> Saved {
         Saved {
@@ -282,7 +282,7 @@ impl App {
         }
     }
 
-    /// Where keys go.
+    /// Returns the place that receives keys.
     #[must_use]
     pub fn place(&self) -> Place {
         if self.prompt.is_some() {
@@ -311,7 +311,7 @@ impl App {
         }
     }
 
-    /// Says something.
+    /// Shows a message.
     pub fn say(&mut self, tone: Tone, text: impl Into<String>) {
         self.notice = Some(Notice {
             text: text.into(),
@@ -320,11 +320,11 @@ impl App {
         });
     }
 
-    /// Asks for the prediction of the selected scenario with its changes and what is being typed.
+    /// Requests the prediction of the selected scenario with its changes and the text being typed.
     pub fn predict(&mut self) -> Vec<Effect> {
         let edited = self.prompt.as_ref().and_then(Prompt::edited);
         let setup = self.scenarios.setup_with(edited);
-        // What is still under way is not of what is selected now.
+        // A pending prediction may be of another scenario, so its ticket becomes invalid.
         self.scenarios.ticket += 1;
         self.scenarios.pending = setup.is_some();
         let Some(setup) = setup else {
@@ -336,13 +336,13 @@ impl App {
         }]
     }
 
-    /// The selected scenario with its changes.
+    /// Returns the selected scenario with its changes.
     #[must_use]
     pub fn setup(&self) -> Option<Setup> {
         self.scenarios.setup_with(None)
     }
 
-    /// Likewise, for something that is to be done with it: where none is selected, that is said.
+    /// Like [`Self::setup`], but shows a message if no scenario is selected.
     pub(super) fn wanted(&mut self) -> Option<Setup> {
         let setup = self.setup();
         if setup.is_none() {
@@ -352,8 +352,8 @@ impl App {
         setup
     }
 
-    /// Starts a job. One of a kind runs at a time: the one before is cancelled, unless each is
-    /// about a thing of its own.
+    /// Starts a job. Only one job per purpose runs at a time: the previous one is cancelled, unless
+    /// each works on something of its own.
     pub fn start(&mut self, task: Task) -> Vec<Effect> {
         let (purpose, of) = match &task {
             Task::Simulate(setup) => (Purpose::Simulate, setup.name()),
@@ -395,7 +395,7 @@ impl App {
         effects
     }
 
-    /// Asks all jobs of a purpose to end.
+    /// Asks all jobs with this purpose to end.
     pub fn cancel(&mut self, purpose: Purpose) -> Vec<Effect> {
         self.jobs
             .iter_mut()
@@ -407,7 +407,7 @@ impl App {
             .collect()
     }
 
-    /// The newest job of a purpose that has not been asked to end.
+    /// Returns the newest job with this purpose that has not been asked to end.
     #[must_use]
     pub fn running(&self, purpose: Purpose) -> Option<(JobId, &Job)> {
         let mut all = self.jobs.iter().rev();
@@ -415,23 +415,23 @@ impl App {
             .map(|(id, job)| (*id, job))
     }
 
-    /// The newest job of a purpose that is there, even if it has been asked to end.
+    /// Returns the newest job with this purpose, even if it has been asked to end.
     #[must_use]
     pub fn job(&self, purpose: Purpose) -> Option<&Job> {
         self.jobs.values().rfind(|j| j.purpose == purpose)
     }
 
-    /// What the mouse points at.
+    /// Returns the clickable place under the mouse.
     pub(crate) fn hit(&self, column: u16, row: u16) -> Option<(Rect, Hit)> {
         let hits = self.hits.borrow();
-        // What was drawn last lies on top.
+        // The place that was drawn last is on top.
         hits.iter()
             .rev()
             .find(|(area, _)| area.contains((column, row).into()))
             .copied()
     }
 
-    /// Ranks of the training as last reported.
+    /// Returns the ranks of the training as last reported.
     #[must_use]
     pub fn ranks(&self) -> &[RankNow] {
         &self.train.ranks

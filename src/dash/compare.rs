@@ -1,4 +1,4 @@
-//! The comparison of runs.
+//! Compares runs.
 
 use super::app::App;
 use super::cursor::Cursor;
@@ -12,13 +12,13 @@ use std::sync::Arc;
 pub struct CompareView {
     /// The last comparison.
     pub page: Option<Arc<Page>>,
-    /// First line shown.
+    /// Scroll position.
     pub cursor: Cursor,
-    /// Lines that there are, by the last drawing.
+    /// Number of lines in the last drawing.
     pub lines: std::cell::Cell<usize>,
 }
 
-/// A key in the compare view.
+/// Handles a command in the compare view.
 pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
     match command {
         Command::Compare => compare(app),

@@ -1,4 +1,4 @@
-//! Questions that are answered with yes or no before anything else is done.
+//! Yes-or-no questions that block everything else until they are answered.
 
 use super::app::{App, Tone};
 use super::event::{Effect, Task};
@@ -7,19 +7,19 @@ use super::keys::Command;
 /// A question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Question {
-    /// Whether what the gate found becomes the baseline.
+    /// Whether to make the result of the gate the baseline.
     Bless,
-    /// Whether the stored run that [`super::runs::RunsView::subject`] names is removed.
+    /// Whether to remove the saved run in [`super::runs::RunsView::subject`].
     Remove,
-    /// Whether a scenario file is replaced by [`App::export`].
+    /// Whether [`App::export`] may replace a scenario file.
     Overwrite,
-    /// Whether to leave while a training runs.
+    /// Whether to quit while a training is running.
     Quit,
-    /// Whether to train what needs more memory than there is.
+    /// Whether to train although it needs more memory than available.
     TooLarge,
 }
 
-/// A key that answers the question.
+/// Handles a command that answers the question.
 pub(super) fn answer(app: &mut App, question: Question, command: Command) -> Vec<Effect> {
     match (command, question) {
         (Command::Enter, Question::Bless) => {

@@ -9,14 +9,14 @@ use std::ops::Range;
 pub struct Cursor {
     /// Selected row.
     pub at: usize,
-    /// First row shown; drawing keeps the selected one within.
+    /// First visible row; drawing keeps the selected row visible.
     top: Cell<usize>,
-    /// Rows that were shown last.
+    /// Number of rows in the last drawing.
     page: Cell<usize>,
 }
 
-/// Where a command leads from a row, by pages of so many, and no further than the last; `None` for
-/// one that does not move.
+/// Returns where a command moves from row `at`, at most to `last`; `None` if the command does not
+/// move. A page has `page` rows.
 pub(super) fn moved(at: usize, command: Command, page: usize, last: usize) -> Option<usize> {
     let to = match command {
         Command::Up => at.saturating_sub(1),
@@ -31,7 +31,7 @@ pub(super) fn moved(at: usize, command: Command, page: usize, last: usize) -> Op
 }
 
 impl Cursor {
-    /// Moves in a list of so many rows. Whether the command was one that moves.
+    /// Moves the cursor in a list of `len` rows. Returns whether the command was a movement.
     pub fn go(&mut self, command: Command, len: usize) -> bool {
         let page = self.page.get().max(2) - 1;
         let to = moved(self.at, command, page, len.saturating_sub(1));
@@ -39,17 +39,17 @@ impl Cursor {
         to.is_some()
     }
 
-    /// Keeps the selection within a list of so many rows.
+    /// Keeps the selection within a list of `len` rows.
     pub fn clamp(&mut self, len: usize) {
         self.at = self.at.min(len.saturating_sub(1));
     }
 
-    /// Rows to show where so many fit.
+    /// Returns the visible rows of a list with `len` rows in an area of `height` rows.
     pub fn window(&self, len: usize, height: usize) -> Range<usize> {
         self.window_at(self.at, len, height)
     }
 
-    /// Likewise, where the selected row is another one on the screen: between headings.
+    /// Like [`Self::window`], for a selected row whose screen row `at` differs because of headings.
     pub fn window_at(&self, at: usize, len: usize, height: usize) -> Range<usize> {
         self.page.set(height);
         if height == 0 {

@@ -1,4 +1,4 @@
-//! Drawing: a function of the state.
+//! Drawing: a pure function of the state.
 
 mod charts;
 mod confirm;
@@ -18,7 +18,7 @@ use super::app::{App, View};
 use ratatui::Frame;
 use ratatui::layout::Rect;
 
-/// Columns and rows below which only a message is shown.
+/// Minimum size in columns and rows; a smaller terminal shows only a message.
 pub(crate) const SMALLEST: (u16, u16) = (80, 24);
 
 /// Draws the dashboard.

@@ -1,4 +1,4 @@
-//! What comes in, and what is asked for: the only ways between the dashboard's state and the world.
+//! Events and effects: the only interface between the dashboard's state and the outside.
 
 use super::export::Export;
 use super::glance::{Brief, Glance};
@@ -20,111 +20,111 @@ pub enum Event {
     Key(KeyEvent),
     /// The mouse.
     Mouse(MouseEvent),
-    /// The terminal has another size: columns, rows.
+    /// The terminal was resized: columns, rows.
     Resize(u16, u16),
-    /// Time since the dashboard began.
+    /// Time since the dashboard started.
     Tick(Duration),
-    /// Work in the background reports.
+    /// Background work reports something.
     Message(Message),
 }
 
-/// A job's number; they are not used again.
+/// Number of a job; never used again.
 pub type JobId = u32;
 
-/// A report from the background.
+/// A report from a background thread.
 #[derive(Clone, Debug)]
 pub enum Message {
-    /// The prediction that was asked for with this ticket.
+    /// The prediction requested with this ticket is ready.
     Predicted {
         /// Ticket.
         ticket: u64,
         /// The scenario without changes.
         base: Option<Arc<Glance>>,
-        /// The scenario with them, or why it cannot be.
+        /// The scenario with its changes, or why it is invalid.
         now: Result<Arc<Glance>, String>,
     },
-    /// The numbers of a scenario.
+    /// The numbers of a scenario are ready.
     Surveyed(Setup, Result<Brief, String>),
-    /// A job reports.
+    /// A job reports something.
     Job(JobId, News),
 }
 
-/// What a job has to say.
+/// A report of a job.
 #[derive(Clone, Debug)]
 pub enum News {
-    /// Something the user should know.
+    /// A message for the user.
     Note(String),
-    /// A run is there.
+    /// A run is ready.
     Run(Arc<Lanes>),
-    /// A training needs more memory than there is: why it was not started.
+    /// A training was not started because it needs more memory than available; holds the reason.
     TooLarge(String),
-    /// A training begins, of so many steps.
+    /// A training with this number of steps begins.
     RunStart(u64),
-    /// What it trains on, in words that stand behind "on".
+    /// The device that it trains on, as a phrase after "on".
     On(String),
-    /// Everything is set up: its first step begins.
+    /// Setup is complete, and the first step begins.
     Stepping,
-    /// Its run, which is in the store under this id.
+    /// The run of a training, saved in the store under this id.
     Trained(Arc<Lanes>, String),
     /// A training step is done.
     Step(StepNews),
-    /// A validation after so many steps is done.
+    /// A validation is done: the number of steps before it, and its loss.
     Validation(u64, f64),
-    /// Where the ranks are now.
+    /// Current progress of the ranks.
     Ranks(Vec<RankNow>),
-    /// How many points a sweep has, and the keys of its axes.
+    /// The keys of the axes of a sweep, and its number of points.
     Axes(Vec<String>, usize),
-    /// A point of a sweep: its number, its settings, its numbers or why there are none.
+    /// A point of a sweep: its index, its settings, and its numbers or why there are none.
     Point(usize, Vec<String>, Result<Brief, String>),
-    /// Runs of the store.
+    /// The runs of the store.
     Stored(Vec<StoredRun>),
-    /// The run of this number is in the store now, under this id.
+    /// The run with this number has been saved under this id.
     Kept(u32, String),
-    /// A scenario file is not written: there is such a file.
+    /// A scenario file was not written because it exists.
     Exists,
-    /// The run of this id is in the store no more.
+    /// The run with this id has been removed from the store.
     Removed(String),
     /// A comparison.
     Compared(Arc<super::tables::Page>),
-    /// A gate's verdict, and what it was made of.
+    /// The verdict of a gate, and the facts that it judged.
     Gated(Arc<super::tables::Page>, Arc<Judged>),
-    /// It is done.
+    /// The job is done.
     Done,
-    /// It was cancelled.
+    /// The job was cancelled.
     Cancelled,
-    /// It failed.
+    /// The job failed.
     Failed(String),
 }
 
 /// A finished training step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepNews {
-    /// Steps done.
+    /// Number of steps done.
     pub step: u64,
-    /// Steps of the run.
+    /// Number of steps of the run.
     pub steps: u64,
     /// Loss.
     pub loss: f64,
-    /// Gradient norm, where the run tells any.
+    /// Gradient norm, if the run reports one.
     pub grad_norm: Option<f64>,
     /// Learning rate.
     pub lr: f64,
-    /// How long it took.
+    /// Step time.
     pub time: Duration,
-    /// Tokens (or what the model's batches are counted in) of one rank.
+    /// Tokens of one rank, or the number of items in the model's batch unit.
     pub tokens: u64,
-    /// What the batches are counted in.
+    /// Unit of the batches.
     pub counted_in: BatchUnit,
-    /// By rank: how long its part took and its memory peak.
+    /// Time and memory peak of each rank.
     pub ranks: Vec<RankStep>,
 }
 
-/// A rank's part in a step.
+/// A rank's share of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RankStep {
-    /// Begin to end.
+    /// Duration from start to end.
     pub time: Duration,
-    /// Part of it in which the host issued.
+    /// Time in which the host issued instructions; part of `time`.
     pub host: Duration,
     /// Peak of allocated bytes.
     pub allocated: u64,
@@ -132,10 +132,10 @@ pub struct RankStep {
     pub reserved: u64,
 }
 
-/// Where a rank is.
+/// Progress of a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankNow {
-    /// Instruction in words: phase, unit.
+    /// Current instruction in words: phase and unit.
     pub at: String,
     /// Share of the step's instructions issued, in percent.
     pub percent: u8,
@@ -143,18 +143,18 @@ pub struct RankNow {
     pub allocated: u64,
 }
 
-/// A run in the store.
+/// A run of the store.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoredRun {
-    /// Its id.
+    /// Id.
     pub id: String,
     /// Scenario.
     pub scenario: String,
     /// `sim` or `exec`.
     pub kind: String,
-    /// When it was made: `YYYY-MM-DDTHH:MM:SSZ`.
+    /// When it was saved: `YYYY-MM-DDTHH:MM:SSZ`.
     pub made: String,
-    /// Median step, milliseconds.
+    /// Median step time, milliseconds.
     pub step_ms: f64,
     /// Peak of allocated bytes.
     pub allocated: u64,
@@ -162,97 +162,97 @@ pub struct StoredRun {
     pub loss: Option<f64>,
     /// Changes to its scenario, without sections.
     pub changes: String,
-    /// The name that stands for its id.
+    /// A name of the run, if it has one.
     pub name: Option<String>,
-    /// Its fields, options and facts of the environment, by key.
+    /// Fields, options and facts of the environment, by key.
     pub fields: BTreeMap<String, String>,
 }
 
-/// Characters of an id that tell it from others.
+/// Number of characters of an id that distinguish it from others.
 const TAIL: usize = 6;
 
 impl StoredRun {
-    /// The end of its id, which tells it from others.
+    /// Returns the end of the id, which distinguishes it from others.
     #[must_use]
     pub fn tail(&self) -> &str {
         &self.id[self.id.len().saturating_sub(TAIL)..]
     }
 }
 
-/// What a job does.
+/// The work of a job.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Task {
     /// Simulate.
     Simulate(Setup),
     /// Train on this machine.
     Train {
-        /// What.
+        /// Scenario.
         setup: Setup,
-        /// Steps, if not the scenario's.
+        /// Number of steps, if not the scenario's.
         steps: Option<u64>,
-        /// Even if it needs more memory than there is.
+        /// Whether to train even if it needs more memory than available.
         anyway: bool,
-        /// On the CPU, whatever the scenario's hardware is.
+        /// Whether to train on the CPU, whatever the scenario's hardware is.
         on_cpu: bool,
     },
     /// Predict all combinations.
     Sweep {
-        /// What.
+        /// Scenario.
         setup: Setup,
-        /// Further axes, `section.key=[v1, v2]`.
+        /// Additional axes, `section.key=[v1, v2]`.
         axes: Vec<String>,
     },
     /// List the store.
     ListStore,
-    /// Open a stored run.
+    /// Open a saved run.
     Open {
-        /// Its id.
+        /// Id.
         id: String,
-        /// To be marked instead of shown.
+        /// Whether to mark it instead of showing it.
         mark: bool,
     },
-    /// Keep a run, of this number, in the store.
+    /// Save the run with this number in the store.
     Keep(u32, Runs),
-    /// Give a stored run a name in place of the one that it has.
+    /// Give a saved run a name, which replaces its present one.
     Name {
-        /// Its id.
+        /// Id.
         id: String,
-        /// The name; without one it has none any more.
+        /// The new name; `None` removes the present one.
         name: Option<String>,
     },
-    /// Write a scenario with its changes as a file.
+    /// Write a scenario with its changes to a file.
     Export(Export),
-    /// Remove a stored run.
+    /// Remove a saved run.
     Remove(String),
     /// Compare runs; the first is the base.
     Compare(Runs),
-    /// Gate a scenario with the baselines of a folder.
+    /// Gate a scenario with the baselines in a folder.
     Gate(Setup, PathBuf),
-    /// Make what a gate found the baseline.
+    /// Make the result of a gate the baseline.
     Bless(Arc<Judged>),
 }
 
-/// What a gate has found: it can become the baseline.
+/// Result of a gate, which can become the baseline.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Judged {
-    /// Facts of the scenario as it is now.
+    /// Current facts of the scenario.
     pub facts: Facts,
-    /// Its limits.
+    /// Limits of the scenario.
     pub limits: Limits,
-    /// Where its baseline lies, or would lie.
+    /// Path of the baseline, existing or not.
     pub path: PathBuf,
-    /// Whether there is one.
+    /// Whether the baseline exists.
     pub exists: bool,
-    /// What a new baseline would change, a sentence each.
+    /// Changes that a new baseline would make, one sentence each.
     pub changes: Vec<String>,
 }
 
-/// Runs, each with what this session calls it: `#2`.
+/// Runs, each with its name in this session, such as `#2`.
 #[derive(Clone, Debug)]
 pub struct Runs(pub Vec<(String, Arc<RunView>)>);
 
 impl PartialEq for Runs {
-    /// The same runs, not equal ones.
+    /// Compares identity, not content.
     fn eq(&self, other: &Self) -> bool {
         self.0.len() == other.0.len()
             && self
@@ -266,15 +266,15 @@ impl PartialEq for Runs {
 /// A scenario with changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Setup {
-    /// File, or name of a shipped one.
+    /// File, or name of a shipped scenario.
     pub path: PathBuf,
-    /// `section.key=VALUE`.
+    /// Changes, `section.key=VALUE`.
     pub overrides: Vec<String>,
 }
 
 impl Setup {
-    /// Name of the scenario: its file's without `.toml`. Other dots are part of it, as in
-    /// `llama3.2-1b-4xh200`.
+    /// Returns the name of the scenario: its file name without `.toml`. Other dots belong to the
+    /// name, as in `llama3.2-1b-4xh200`.
     #[must_use]
     pub fn name(&self) -> String {
         let file = self.path.file_name().unwrap_or_default();
@@ -283,30 +283,30 @@ impl Setup {
     }
 }
 
-/// Something the state asks the world for.
+/// A request of the state to the outside.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
-    /// Predict; only the newest ticket matters.
+    /// Predict. Only the newest ticket matters.
     Predict {
         /// Ticket.
         ticket: u64,
-        /// What.
+        /// Scenario.
         setup: Setup,
     },
-    /// Predict these in the background, one after another.
+    /// Predict these scenarios in the background, one after another.
     Survey(Vec<Setup>),
     /// Start a job.
     Start(JobId, Task),
-    /// End a job as soon as it can be.
+    /// End a job as soon as possible.
     Cancel(JobId),
     /// Turn mouse reports on or off.
     Mouse(bool),
-    /// Give the terminal to the shell until it goes on.
+    /// Return the terminal to the shell until the process is resumed.
     Suspend,
-    /// Keep this for the next time.
+    /// Save this state for the next session.
     Save(Saved),
-    /// Put a text into the terminal's clipboard.
+    /// Copy a text to the clipboard of the terminal.
     Copy(String),
-    /// Leave.
+    /// Quit.
     Quit,
 }

@@ -1,4 +1,4 @@
-//! A configuration that was found leaves the dashboard: as a command, or as a scenario file.
+//! Exports a configuration from the dashboard as a command or a scenario file.
 
 use super::app::{App, Tone};
 use super::confirm::Question;
@@ -15,27 +15,27 @@ use std::fmt::Write as _;
 use std::io;
 use std::path::PathBuf;
 
-/// What is to be written where.
+/// A scenario file to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Export {
     /// The scenario with its changes.
     pub setup: Setup,
     /// The file.
     pub path: PathBuf,
-    /// In place of one that is there.
+    /// Whether to replace an existing file.
     pub overwrite: bool,
 }
 
 /// Why nothing was written.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Unwritten {
-    /// There is such a file.
+    /// The file exists.
     Exists,
-    /// In words.
+    /// Another reason, in words.
     Failed(String),
 }
 
-/// Shows the command that predicts this, and puts it into the clipboard of the terminal.
+/// Shows the command that predicts a scenario, and copies it to the clipboard of the terminal.
 pub(super) fn copy(app: &mut App, setup: Option<Setup>) -> Vec<Effect> {
     let Some(setup) = setup else {
         return Vec::new();
@@ -58,7 +58,7 @@ pub(super) fn ask(app: &mut App, setup: Option<Setup>) {
     });
 }
 
-/// The path has been typed.
+/// Accepts the path that was typed.
 pub(super) fn accept(app: &mut App, text: &str) -> Vec<Effect> {
     let Some(export) = &mut app.export else {
         return Vec::new();
@@ -67,14 +67,14 @@ pub(super) fn accept(app: &mut App, text: &str) -> Vec<Effect> {
     if text.is_empty() {
         return Vec::new();
     }
-    // Scenario files are known by their ending; a dot within a name is none.
+    // Scenario files are identified by their extension; other dots belong to the name.
     let ending = if text.ends_with(".toml") { "" } else { ".toml" };
     export.path = format!("{text}{ending}").into();
     let export = export.clone();
     app.start(Task::Export(export))
 }
 
-/// There is such a file: it is replaced only when that is meant.
+/// Asks whether to replace an existing file.
 pub(super) fn exists(app: &mut App) {
     if let Some(export) = &mut app.export {
         export.overwrite = true;
@@ -82,7 +82,7 @@ pub(super) fn exists(app: &mut App) {
     }
 }
 
-/// The text of a scenario file that extends another with changes.
+/// Returns the text of a scenario file that extends another one with changes.
 fn text(extends: &str, overrides: &[String]) -> String {
     let quoted = |text: &str| format!("{text:?}");
     let mut sections: BTreeMap<&str, String> = BTreeMap::new();
@@ -93,7 +93,7 @@ fn text(extends: &str, overrides: &[String]) -> String {
         let Some((section, key)) = path.trim().split_once('.') else {
             continue;
         };
-        // As `--set` takes it: what is no TOML is a string.
+        // Like `--set`: a value that is not TOML is a string.
         let value = value.trim();
         let value = match toml::from_str::<toml::Table>(&format!("x = {value}")) {
             Ok(table) if table.len() == 1 => value.to_owned(),
@@ -109,11 +109,11 @@ fn text(extends: &str, overrides: &[String]) -> String {
     text
 }
 
-/// Writes a scenario file that means the same.
+/// Writes an equivalent scenario file.
 pub(super) fn write(export: &Export) -> Result<(), Unwritten> {
     let Setup { path, overrides } = &export.setup;
     let meant = scenario::load(path, overrides).map_err(|e| Unwritten::Failed(e.to_string()))?;
-    // A file is found from wherever the new one lies; a shipped scenario is found by its name.
+    // An absolute path is valid wherever the new file is. A shipped scenario is found by its name.
     let extends = match std::path::absolute(path) {
         Ok(whole) if path.is_file() => whole,
         _ => path.clone(),
@@ -122,7 +122,7 @@ pub(super) fn write(export: &Export) -> Result<(), Unwritten> {
     let failed =
         |why: &dyn std::fmt::Display| Unwritten::Failed(format!("{}: {why}", to.display()));
     let text = text(&extends.to_string_lossy(), overrides);
-    // Before anything is on the disk: one of the files that it extends would be lost otherwise.
+    // Check before writing, since the file may be one that the scenario extends.
     let written = scenario::load_to_be(to, &text).map_err(|e| failed(&e.message()))?;
     let digest = |s| ScenarioView::new(s).digest;
     if digest(&written) != digest(&meant) {
@@ -142,7 +142,7 @@ pub(super) fn write(export: &Export) -> Result<(), Unwritten> {
     })
 }
 
-/// The sequence (OSC 52) by which a terminal takes a text into its clipboard.
+/// Returns the escape sequence (OSC 52) that makes a terminal copy a text to its clipboard.
 #[must_use]
 pub(super) fn clipboard(text: &str) -> String {
     format!("\x1b]52;c;{}\x07", STANDARD.encode(text))
@@ -154,7 +154,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
     use std::path::Path;
 
-    /// A vector of RFC 4648.
+    /// Test vector from RFC 4648.
     #[test]
     fn a_text_goes_to_the_clipboard_in_base64() {
         assert_eq!(clipboard("foob"), "\x1b]52;c;Zm9vYg==\x07");
@@ -177,7 +177,7 @@ mod tests {
             path: first.clone(),
             overwrite: false,
         };
-        // What cannot be is not written.
+        // An invalid scenario is not written.
         assert!(matches!(write(&export), Err(Unwritten::Failed(_))));
         assert!(!first.exists());
         export.setup.overrides.pop();
@@ -186,7 +186,7 @@ mod tests {
         let expected = "extends = \"llama3-8b-4xh200\"\n\n[fsdp]\npolicy = \"fsdp2\"\n\n[train]\nmicro_batch = 2\n";
         assert_eq!(text, expected);
         assert_eq!(write(&export), Err(Unwritten::Exists));
-        // One that extends a file, from another folder.
+        // Extends a file from another folder.
         let second = folder.path().join("second.toml");
         let again = Export {
             setup: Setup {
@@ -199,7 +199,7 @@ mod tests {
         write(&again).unwrap();
         let loaded = scenario::load(&second, &[]).unwrap();
         assert_eq!(loaded.train.micro_batch, 4);
-        // Replaced when it is asked for, but never by itself.
+        // The file is replaced on request, but never by itself.
         export.overwrite = true;
         write(&export).unwrap();
         let circle = Export {
@@ -211,7 +211,7 @@ mod tests {
         assert_eq!(std::fs::read_to_string(&first).unwrap(), expected);
     }
 
-    /// Names of what is in a folder.
+    /// Returns the names of the files in a folder.
     fn listed(folder: &Path) -> Vec<String> {
         let entries = std::fs::read_dir(folder).unwrap();
         let mut names: Vec<String> = entries
@@ -221,8 +221,8 @@ mod tests {
         names
     }
 
-    /// Not only the scenario itself: all that it extends, under whatever name, is refused before
-    /// anyone is asked.
+    /// Replacing the scenario itself or any file that it extends, under any name, is rejected
+    /// before the user is asked.
     #[test]
     fn a_file_that_the_scenario_extends_is_never_replaced() {
         let folder = tempfile::tempdir().unwrap();
@@ -254,8 +254,7 @@ mod tests {
         );
     }
 
-    /// What cannot be written leaves nothing behind, and what is replaced stays what it was beside
-    /// its text.
+    /// A failed write leaves nothing behind. A replaced file keeps everything but its text.
     #[test]
     fn a_file_is_written_whole_or_not_at_all() {
         let folder = tempfile::tempdir().unwrap();
@@ -273,7 +272,7 @@ mod tests {
         export.overwrite = true;
         assert!(matches!(write(&export), Err(Unwritten::Failed(_))));
         assert_eq!(listed(folder.path()), ["folder.toml"]);
-        // One that only its owner reads, behind a link.
+        // A file that only its owner can read, behind a link.
         std::fs::write(at("real.toml"), "").unwrap();
         let own = std::fs::Permissions::from_mode(0o600);
         std::fs::set_permissions(at("real.toml"), own).unwrap();
@@ -285,7 +284,7 @@ mod tests {
         assert_eq!(mode("real.toml"), 0o600);
         let replaced = scenario::load(&at("real.toml"), &[]).unwrap();
         assert_eq!(replaced.train.micro_batch, 4);
-        // A new one is as any other new file.
+        // A new file gets the usual permissions.
         std::fs::write(at("any"), "").unwrap();
         export.path = at("new.toml");
         export.overwrite = false;

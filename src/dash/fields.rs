@@ -1,5 +1,5 @@
-//! The fields that filters compare: which a list has, how they are completed, what is said of one
-//! that it does not have.
+//! The fields that filters compare: the fields of each list, their completion, and messages on
+//! unknown ones.
 
 use super::app::App;
 use super::glance;
@@ -11,10 +11,11 @@ use shardlab_plan::scenario::nearest;
 use shardlab_reports::store::Entry;
 use std::collections::BTreeSet;
 
-/// Values of a field from which on they are no choice any more.
+/// Maximum number of values of a field that are offered as completions.
 const MOST: usize = 12;
 
-/// A field by its name, or an option by its key alone: `prefetch_forward` as rows show it.
+/// Returns a field by its name, or an option by its key without section, such as
+/// `prefetch_forward`.
 pub(super) fn find(name: &str, get: impl Fn(&str) -> Option<String>) -> Option<String> {
     get(name).or_else(|| {
         let mut named = options::all().iter().filter(|i| i.key == name);
@@ -22,13 +23,13 @@ pub(super) fn find(name: &str, get: impl Fn(&str) -> Option<String>) -> Option<S
     })
 }
 
-/// A key and the same without its section.
+/// Returns a key with and without its section.
 fn both(key: &str) -> [String; 2] {
     let short = crate::cli::option_of(key);
     [short.to_owned(), key.to_owned()]
 }
 
-/// Fields of a list; those of its own come first. Empty where its filter knows only words.
+/// Returns the fields of a list, its own ones first. Empty if its filter only searches words.
 fn names(app: &App, asks: Asks) -> Vec<String> {
     let own = |all: &[&str]| all.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>();
     let mut all = match asks {
@@ -65,7 +66,7 @@ fn names(app: &App, asks: Asks) -> Vec<String> {
     all
 }
 
-/// Values that a field has in a list, where they are few.
+/// Returns the values of a field in a list, if there are few.
 fn values(app: &App, asks: Asks, name: &str) -> Vec<String> {
     let all: BTreeSet<String> = match asks {
         Asks::FilterScenarios => {
@@ -94,8 +95,8 @@ fn values(app: &App, asks: Asks, name: &str) -> Vec<String> {
     all.into_iter().collect()
 }
 
-/// What the last word of a filter could become: the name of a field, or behind its `=` a value. The
-/// whole line each.
+/// Returns the completions of the last word of a filter: field names, or values after `=`. Each is
+/// a whole line.
 pub(super) fn complete(app: &App, asks: Asks, text: &str) -> Vec<String> {
     let at = text.rfind(char::is_whitespace).map_or(0, |i| i + 1);
     let (before, word) = text.split_at(at);
@@ -117,7 +118,7 @@ pub(super) fn complete(app: &App, asks: Asks, text: &str) -> Vec<String> {
     all.into_iter().map(|w| format!("{before}{w}")).collect()
 }
 
-/// Why a filter cannot be: it compares a field that the list does not have.
+/// Returns why a filter is invalid: it compares a field that the list does not have.
 pub(super) fn refusal(app: &App, asks: Asks, text: &str) -> Option<String> {
     let query = Query::parse(text);
     let names = names(app, asks);
@@ -126,7 +127,7 @@ pub(super) fn refusal(app: &App, asks: Asks, text: &str) -> Option<String> {
     let near = nearest(name, names.iter().map(String::as_str));
     Some(match (near, asks) {
         (Some(near), _) => format!("unknown field `{name}`; the nearest is `{near}`"),
-        // Options are too many to be listed.
+        // There are too many options to list.
         (None, Asks::FilterRuns) => format!(
             "unknown field `{name}`; there are {}, {}, and options such as prefetch_forward",
             FIELDS.join(", "),
@@ -143,7 +144,7 @@ mod tests {
     use crate::dash::testing::Stage;
     use std::time::{Duration, Instant};
 
-    /// Runs of a store that differ in one key, each with about as many others as a real one has.
+    /// Returns saved runs that differ in one key, each with about as many other keys as a real run.
     fn stored(count: usize) -> Vec<StoredRun> {
         let run = |n: usize| StoredRun {
             id: format!("run-{n}"),
@@ -163,7 +164,8 @@ mod tests {
         (0..count).map(run).collect()
     }
 
-    /// The shortest of some tries: what else the machine does only makes them longer.
+    /// Returns the shortest of several tries, since other work on the machine only makes them
+    /// longer.
     fn shortest(mut body: impl FnMut()) -> Duration {
         let times = [(); 3].map(|()| {
             let begin = Instant::now();
@@ -173,7 +175,7 @@ mod tests {
         times.into_iter().min().expect("there are three")
     }
 
-    /// Ten keys of a filter cost less than one look at all keys of all runs.
+    /// Ten keys typed into a filter cost less than collecting the keys of all runs once.
     #[test]
     fn keys_of_stored_runs_are_collected_when_they_are_listed() {
         let mut stage = Stage::new();
@@ -181,7 +183,7 @@ mod tests {
         stage.app.runs.list(stored(3));
         assert_eq!(refusal(&stage.app, asks, "own.of_2=1 of_0=1 key_7=1"), None);
         assert!(refusal(&stage.app, asks, "of_3=1").is_some());
-        // Many runs with the same keys, as they have in a store.
+        // Many runs with the same keys, as in a store.
         let runs = vec![stored(1).remove(0); 3000];
         stage.app.runs.list(runs.clone());
         let all = shortest(|| {

@@ -1,4 +1,4 @@
-//! The gate of a scenario against its baseline.
+//! Gates a scenario against its baseline.
 
 use super::app::{App, Purpose, Tone, View};
 use super::confirm::Question;
@@ -17,15 +17,15 @@ pub struct GateView {
     pub folder: PathBuf,
     /// The last verdict.
     pub page: Option<Arc<Page>>,
-    /// What it was made of.
+    /// The facts that it judged.
     pub judged: Option<Arc<Judged>>,
-    /// First line shown.
+    /// Scroll position.
     pub cursor: Cursor,
-    /// Lines that there are, by the last drawing.
+    /// Number of lines in the last drawing.
     pub lines: std::cell::Cell<usize>,
 }
 
-/// A key in the gate view.
+/// Handles a command in the gate view.
 pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
     match command {
         Command::Gate => gate(app),
@@ -53,7 +53,7 @@ pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
     }
 }
 
-/// Takes another folder of baselines.
+/// Changes the folder of baselines.
 pub(super) fn accept(app: &mut App, text: &str) -> Vec<Effect> {
     let text = text.trim();
     if text.is_empty() || app.gate.folder.as_os_str() == text {

@@ -1,4 +1,4 @@
-//! What the dashboard shows of a prediction: small, and free of the program it came from.
+//! The part of a prediction that the dashboard shows: small, and independent of the program.
 
 use super::options;
 use super::query::Fields;
@@ -15,9 +15,9 @@ use std::sync::Arc;
 pub struct Brief {
     /// Step time, milliseconds.
     pub step_ms: f64,
-    /// Tokens (or what the model's batches are counted in) a second and GPU.
+    /// Tokens (or the model's batch unit) per second and GPU.
     pub tokens_per_s: f64,
-    /// What the batches are counted in.
+    /// Unit of the batches.
     pub counted_in: BatchUnit,
     /// Model FLOPs utilisation, 0 to 1.
     pub mfu: f64,
@@ -31,13 +31,13 @@ pub struct Brief {
     pub reserved: Bytes,
     /// Peak of the device's memory.
     pub device: Bytes,
-    /// Device memory, where known.
+    /// Capacity of the device, if known.
     pub capacity: Option<Bytes>,
     /// `yes`, `tight`, `no` or `?`.
     pub fits: &'static str,
     /// Policy.
     pub policy: String,
-    /// Ranks.
+    /// Number of ranks.
     pub world: u32,
     /// Hardware profile.
     pub hardware: String,
@@ -46,7 +46,7 @@ pub struct Brief {
 }
 
 impl Brief {
-    /// The numbers of a prediction.
+    /// Returns the numbers of a prediction.
     #[must_use]
     pub fn of(p: &Prediction) -> Self {
         let memory = &p.run.memory;
@@ -69,7 +69,7 @@ impl Brief {
         }
     }
 
-    /// A field that filters and sorting know, as text.
+    /// Returns a field for filtering and sorting, as text.
     #[must_use]
     pub fn field(&self, name: &str) -> Option<String> {
         Some(match name {
@@ -102,13 +102,13 @@ pub const FIELDS: [&str; 13] = [
 pub struct Glance {
     /// Numbers.
     pub brief: Brief,
-    /// Exposed milliseconds by cause, largest first.
+    /// Exposed time by cause, milliseconds, largest first.
     pub exposed: Vec<(Cause, f64)>,
-    /// What was allocated at the peak, by role, largest first.
+    /// Bytes allocated at the peak by role, largest first.
     pub roles: Vec<(Role, Bytes)>,
-    /// Where the peak was, in words.
+    /// Where memory peaks, in words.
     pub peak: String,
-    /// Why, in sentences.
+    /// Explanation, one sentence each.
     pub why: Vec<String>,
     /// Values of all options, in the order of [`options::all`].
     pub values: Vec<Option<String>>,
@@ -117,7 +117,7 @@ pub struct Glance {
 }
 
 impl Glance {
-    /// Of a prediction that was made with its spans.
+    /// Summarises a prediction made with its spans.
     #[must_use]
     pub fn of(p: &Prediction) -> Self {
         let mut exposed: Vec<(Cause, f64)> =
@@ -137,13 +137,13 @@ impl Glance {
     }
 }
 
-/// A named thing with a brief, as lists filter it.
+/// An item of a list with its prediction, as filters see it.
 pub struct Named<'a> {
-    /// All its words.
+    /// Searchable text.
     pub text: String,
-    /// Its numbers, where known.
+    /// Numbers, if known.
     pub brief: Option<&'a Brief>,
-    /// Further fields.
+    /// Additional fields.
     pub more: &'a dyn Fn(&str) -> Option<String>,
 }
 

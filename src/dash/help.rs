@@ -1,13 +1,13 @@
-//! The help: the key table, place by place.
+//! The help: the key table, grouped by place.
 
 use super::keys::{Binding, Place, TABLE};
 
-/// The help as it is shown.
+/// State of the help.
 #[derive(Clone, Debug, Default)]
 pub struct Help {
-    /// First line shown.
+    /// First visible line.
     pub top: usize,
-    /// Only what contains this.
+    /// Only lines that contain this text are shown.
     pub search: String,
     /// The place whose keys come first.
     pub here: Option<Place>,
@@ -20,12 +20,13 @@ pub enum HelpLine {
     Title(&'static str),
     /// Keys and what they do.
     Keys(String, &'static str),
-    /// Nothing.
+    /// An empty line.
     Blank,
 }
 
 impl Help {
-    /// All lines that match the search: the present place first, then everywhere, then the rest.
+    /// Returns all lines that match the search: those of the present place first, then those valid
+    /// everywhere, then the rest.
     #[must_use]
     pub fn lines(&self) -> Vec<HelpLine> {
         let mut places: Vec<Place> = self.here.into_iter().collect();

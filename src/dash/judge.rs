@@ -1,4 +1,4 @@
-//! What the dashboard takes from the store, from comparisons and from gates, as pages of tables.
+//! Reads the store, and turns comparisons and gates into pages of tables.
 
 mod compare;
 
@@ -21,7 +21,7 @@ use shardlab_reports::gate::{Facts, Finding, Limits, Status, Verdict, judge};
 use shardlab_reports::store::{Entry, Id, Store};
 use std::path::{Path, PathBuf};
 
-/// Runs of a store, newest first; none where there is no store.
+/// Returns the runs of a store, newest first; empty without a store.
 pub(crate) fn stored(store: Option<&Path>) -> Result<Vec<StoredRun>, String> {
     let Some(dir) = store else {
         return Ok(Vec::new());
@@ -48,7 +48,7 @@ pub(crate) fn stored(store: Option<&Path>) -> Result<Vec<StoredRun>, String> {
     Ok(listing.runs.iter().rev().map(of).collect())
 }
 
-/// A stored run.
+/// Opens a saved run.
 pub(crate) fn open(store: Option<&Path>, id: &str) -> Result<RunView, String> {
     let dir = store.ok_or("there is no store")?;
     let store = Store::at(dir);
@@ -56,7 +56,7 @@ pub(crate) fn open(store: Option<&Path>, id: &str) -> Result<RunView, String> {
     store.open(&id).map_err(|e| e.to_string())
 }
 
-/// Gives a stored run a name, or none, in place of the one that lists show.
+/// Names a saved run, or removes its name. Replaces the name that lists show.
 pub(crate) fn name(store: Option<&Path>, id: &str, name: Option<&str>) -> Result<(), String> {
     let dir = store.ok_or("there is no store")?;
     let store = Store::at(dir);
@@ -71,13 +71,13 @@ pub(crate) fn name(store: Option<&Path>, id: &str, name: Option<&str>) -> Result
     result.map_err(|e| e.to_string())
 }
 
-/// The name of a run that lists show: the first, where it has several.
+/// Returns the name of a run that lists show: the first, if it has several.
 fn name_of<'a>(names: &'a [(String, Id)], id: &Id) -> Option<&'a str> {
     let (name, _) = names.iter().find(|(_, named)| named == id)?;
     Some(name)
 }
 
-/// Removes a stored run. One that has a name is spared, as `runs prune` spares it.
+/// Removes a saved run. A named run is kept, as by `runs prune`.
 pub(crate) fn remove(store: Option<&Path>, id: &str) -> Result<(), String> {
     let dir = store.ok_or("there is no store")?;
     let store = Store::at(dir);
@@ -89,12 +89,12 @@ pub(crate) fn remove(store: Option<&Path>, id: &str) -> Result<(), String> {
     store.remove(&id).map_err(|e| e.to_string())
 }
 
-/// Why a run that has a name is not removed.
+/// Explains why a named run is not removed.
 pub(crate) fn spared(run: &str, name: &str) -> String {
     format!("{run} is kept because it has the name {name}")
 }
 
-/// Keeps a run; its id.
+/// Saves a run and returns its id.
 pub(crate) fn keep(store: Option<&Path>, view: &RunView) -> Result<String, String> {
     let dir = store.ok_or("nothing is kept: --no-store, or SHARDLAB_STORE=off")?;
     let store = Store::at(dir);
@@ -103,10 +103,10 @@ pub(crate) fn keep(store: Option<&Path>, view: &RunView) -> Result<String, Strin
     Ok(saved.id.as_str().to_owned())
 }
 
-/// What `shardlab gate` says about a scenario and its baseline; `None` when it was stopped.
+/// Returns the verdict of `shardlab gate` on a scenario and its baseline; `None` if it was stopped.
 ///
 /// # Errors
-/// In words: a fault of the scenario or the baseline, a run that failed.
+/// Returns the reason if the scenario or the baseline is invalid, or a run failed.
 pub(crate) fn gate(
     setup: &Setup,
     baselines: &Path,
@@ -138,10 +138,10 @@ pub(crate) fn gate(
     Ok(Some(against(baseline.as_ref(), facts, limits, path)))
 }
 
-/// Makes what a gate found the baseline, and judges by it.
+/// Makes the result of a gate the baseline, and judges against it.
 ///
 /// # Errors
-/// In words, when it cannot be written or read again.
+/// Returns the reason if the baseline cannot be written or read back.
 pub(crate) fn bless(judged: &Judged) -> Result<(Page, Judged), String> {
     let (path, facts) = (judged.path.clone(), judged.facts.clone());
     baseline::bless(&path, &facts).map_err(|e| e.to_string())?;
@@ -172,7 +172,7 @@ fn against(
     (page, judged)
 }
 
-/// What a baseline would hold, where there is none yet, and what is wrong whatever it holds.
+/// Returns what a missing baseline would contain, and findings that need no baseline.
 fn no_baseline(facts: &Facts, limits: &Limits, path: &Path) -> Page {
     let mut table = Table::new("It would hold", &["metric", ">value"]);
     let m = &facts.memory;
@@ -218,7 +218,7 @@ fn no_baseline(facts: &Facts, limits: &Limits, path: &Path) -> Page {
     }
 }
 
-/// A verdict's findings, and the words of those that have any.
+/// Returns tables of a verdict's findings, with their messages.
 fn comparisons(verdict: &Verdict) -> Vec<Table> {
     let mut table = Table::new(
         "Comparisons",
@@ -240,8 +240,8 @@ fn comparisons(verdict: &Verdict) -> Vec<Table> {
         table.row(tone, cells);
     }
     let mut tables = vec![table];
-    let told = |f: &&Finding| f.status != Status::Pass && !f.message.is_empty();
-    for f in verdict.findings.iter().filter(told) {
+    let notable = |f: &&Finding| f.status != Status::Pass && !f.message.is_empty();
+    for f in verdict.findings.iter().filter(notable) {
         let mut why = Table::new(format!("{}: {}", f.status.word(), f.metric), &[]);
         why.notes.push(f.message.clone());
         why.notes.extend(f.detail.lines().map(str::to_owned));

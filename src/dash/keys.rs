@@ -1,16 +1,15 @@
-//! The key table: dispatch, the footer and the help all read it, so that none can lie about
-//! another.
+//! The key table. Dispatch, the footer and the help all read it, so they always agree.
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
-/// What a key means.
+/// Meaning of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Leave; where a training runs, after a question.
+    /// Quit; asks first if a training is running.
     Quit,
-    /// Leave at once.
+    /// Quit at once.
     Leave,
-    /// Stop until the shell says to go on.
+    /// Suspend the process until the shell resumes it.
     Suspend,
     /// Show or hide the help.
     Help,
@@ -20,15 +19,15 @@ pub enum Command {
     Theme,
     /// Mouse on or off.
     Mouse,
-    /// Close, cancel, clear: whatever is innermost.
+    /// Close, cancel or clear the innermost thing.
     Back,
     /// Row up.
     Up,
     /// Row down.
     Down,
-    /// Left, or the value before.
+    /// Left, or the previous value.
     Left,
-    /// Right, or the value after.
+    /// Right, or the next value.
     Right,
     /// Page up.
     PageUp,
@@ -38,17 +37,17 @@ pub enum Command {
     First,
     /// Last row.
     Last,
-    /// Do the obvious thing.
+    /// Do the default action.
     Enter,
-    /// The other pane.
+    /// Switch to the other pane.
     Switch,
-    /// Show all of what a pane has no room for.
+    /// Show the full content of a pane.
     ShowAll,
     /// Type a filter.
     Filter,
     /// Simulate and open the timeline.
     Simulate,
-    /// Train on this machine, on what the scenario's hardware is if that is there.
+    /// Train on this machine, on the scenario's hardware if available.
     Train,
     /// Train on the CPU of this machine, whatever the scenario's hardware is.
     TrainOnCpu,
@@ -58,35 +57,35 @@ pub enum Command {
     Gate,
     /// Make what the gate found the baseline.
     Bless,
-    /// Another folder.
+    /// Choose another folder.
     Folder,
-    /// Take a change back.
+    /// Undo a change.
     Reset,
-    /// Take all changes back.
+    /// Undo all changes.
     ResetAll,
-    /// Complete what is typed.
+    /// Complete the typed text.
     Complete,
-    /// The completion before.
+    /// Previous completion.
     CompleteBack,
     /// End a job.
     Stop,
-    /// Add an axis, a run…
+    /// Add an axis or a run.
     Add,
-    /// Remove it.
+    /// Remove an axis or a run.
     Remove,
     /// Sort by the next column.
     Sort,
-    /// Sort by the column before.
+    /// Sort by the previous column.
     SortBack,
-    /// Sort the other way.
+    /// Reverse the order.
     Reverse,
-    /// Only the Pareto front.
+    /// Show only the Pareto front.
     Front,
     /// Mark for comparison.
     Mark,
-    /// Compare what is marked.
+    /// Compare marked runs.
     Compare,
-    /// Keep a run.
+    /// Save a run.
     Keep,
     /// Name a run.
     Name,
@@ -94,7 +93,7 @@ pub enum Command {
     Copy,
     /// Write a scenario file.
     Write,
-    /// Look again.
+    /// Reload.
     Reload,
     /// Zoom in.
     ZoomIn,
@@ -112,9 +111,9 @@ pub enum Command {
     PanRight,
     /// The next exposed interval.
     NextGap,
-    /// The one before.
+    /// The previous exposed interval.
     PreviousGap,
-    /// The critical path on or off.
+    /// Show or hide the critical path.
     Critical,
     /// Jump to what the selected span waited for.
     Blocker,
@@ -124,22 +123,23 @@ pub enum Command {
     JumpInstr,
     /// Jump to the memory peak.
     Peak,
-    /// Show another run below.
+    /// Show another run below the first.
     Pair,
     /// Stretch the other run to the same length.
     Stretch,
 }
 
-/// Where a key means something. What the place itself does not bind, [`Place::Everywhere`] may.
+/// Where a key has a meaning. Keys that a place does not bind may be bound by
+/// [`Place::Everywhere`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// In all views, unless something is being typed.
+    /// All views, unless text is being typed.
     Everywhere,
     /// The scenario list.
     Scenarios,
     /// The option editor.
     Options,
-    /// A line is being typed.
+    /// The line that is being typed.
     Typing,
     /// The timeline.
     Timeline,
@@ -153,16 +153,16 @@ pub enum Place {
     Compare,
     /// The gate.
     Gate,
-    /// Something is to be confirmed.
+    /// A question.
     Confirm,
-    /// All that is told of a scenario.
+    /// The full text on a scenario or a training.
     Whole,
     /// The help.
     Help,
 }
 
 impl Place {
-    /// All, in the order of the help.
+    /// All places, in the order of the help.
     pub const ALL: [Self; 13] = [
         Self::Everywhere,
         Self::Scenarios,
@@ -179,7 +179,7 @@ impl Place {
         Self::Help,
     ];
 
-    /// Heading in the help.
+    /// Returns the heading in the help.
     #[must_use]
     pub const fn title(self) -> &'static str {
         match self {
@@ -200,12 +200,12 @@ impl Place {
     }
 }
 
-/// A key with its modifiers; shift is part of a character.
+/// A key with its modifiers. Shift is part of a character.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chord(KeyCode, KeyModifiers);
 
 impl Chord {
-    /// The key that was pressed.
+    /// Returns the key that was pressed.
     #[must_use]
     pub fn of(key: KeyEvent) -> Self {
         let mut modifiers =
@@ -216,7 +216,7 @@ impl Chord {
         Self(key.code, modifiers)
     }
 
-    /// As the help and the footer write it.
+    /// Formats the key for the help and the footer.
     #[must_use]
     pub fn text(self) -> String {
         let name = match self.0 {
@@ -259,16 +259,16 @@ const fn shift(code: KeyCode) -> Chord {
     Chord(code, KeyModifiers::SHIFT)
 }
 
-/// A line of the table.
+/// A row of the key table.
 #[derive(Clone, Copy, Debug)]
 pub struct Binding {
-    /// Where.
+    /// Place in which it applies.
     pub place: Place,
-    /// Any of these keys.
+    /// Keys that trigger it.
     pub chords: &'static [Chord],
-    /// What it means.
+    /// Command.
     pub command: Command,
-    /// One or two words for the footer; empty where it does not belong there.
+    /// One or two words for the footer; empty if it is not shown there.
     pub short: &'static str,
     /// One line for the help.
     pub help: &'static str,
@@ -420,7 +420,7 @@ table! {
     Help: [c('/')] C::Filter, "search", "search in the help";
 }
 
-/// What a key means in a place, where anything.
+/// Returns the command of a key in a place, if it has one.
 #[must_use]
 pub fn find(place: Place, key: KeyEvent) -> Option<Command> {
     let chord = Chord::of(key);
@@ -431,12 +431,12 @@ pub fn find(place: Place, key: KeyEvent) -> Option<Command> {
             .map(|b| b.command)
     };
     bound(place).or_else(|| {
-        // What is typed is text; and a question is answered before anything else is done.
+        // Typed keys are text, and a question must be answered first.
         (!matches!(place, Place::Typing | Place::Confirm)).then(|| bound(Place::Everywhere))?
     })
 }
 
-/// The first key of a command in a place, as the help writes it; empty where it has none there.
+/// Returns the first key of a command in a place, as the help writes it; empty if it has none.
 #[must_use]
 pub fn first(place: Place, command: Command) -> String {
     TABLE
@@ -445,7 +445,7 @@ pub fn first(place: Place, command: Command) -> String {
         .map_or_else(String::new, |b| b.chords[0].text())
 }
 
-/// The bindings that the footer shows in a place.
+/// Returns the bindings that the footer shows in a place.
 pub fn footer(place: Place) -> impl Iterator<Item = &'static Binding> {
     TABLE
         .iter()
@@ -495,7 +495,7 @@ mod tests {
         assert_eq!(super::find(Place::Typing, key('1')), None);
     }
 
-    /// A footer fits a narrow terminal: what has no room belongs into the help only.
+    /// The footer fits a narrow terminal. Keys without room are listed only in the help.
     #[test]
     fn footers_fit_80_columns() {
         for place in Place::ALL {

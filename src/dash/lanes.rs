@@ -1,4 +1,4 @@
-//! A run's recorded step as lanes: made once when a run is opened, then only read.
+//! The recorded step of a run as lanes, computed once when the run is opened.
 
 pub mod bins;
 pub mod memory;
@@ -15,32 +15,32 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
-/// A span on its lane; times are picoseconds after the step's begin.
+/// A span on its lane. Times are picoseconds since the start of the step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Item {
-    /// Begin.
+    /// Start.
     pub start: u64,
     /// End.
     pub end: u64,
     /// Index into the run's spans.
     pub span: u32,
-    /// Kind.
+    /// Kind of work.
     pub work: Work,
 }
 
-/// A stream over time: spans one after another.
+/// A stream over time, as a sequence of spans.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lane {
     /// Stream.
     pub stream: StreamId,
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// By begin.
+    /// Spans, sorted by start.
     pub items: Vec<Item>,
 }
 
 impl Lane {
-    /// Items that are at least partly within an interval.
+    /// Returns the items that are at least partly within an interval.
     #[must_use]
     pub fn within(&self, from: u64, to: u64) -> &[Item] {
         let first = self.items.partition_point(|i| i.end <= from);
@@ -48,7 +48,7 @@ impl Lane {
         self.items.get(first..last).unwrap_or_default()
     }
 
-    /// The item nearest to a time.
+    /// Returns the index of the item closest to a time.
     #[must_use]
     pub fn nearest(&self, time: u64) -> Option<usize> {
         let after = self.items.partition_point(|i| i.start <= time);
@@ -69,20 +69,20 @@ impl Lane {
 /// An interval in which the compute stream had nothing to run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gap {
-    /// Begin.
+    /// Start.
     pub start: u64,
     /// End.
     pub end: u64,
     /// Cause.
     pub cause: Cause,
-    /// The spans that were waited for, in their order.
+    /// The spans that were waited for, in order.
     pub awaited: Vec<u32>,
 }
 
 /// Consecutive work of one unit in one phase on the compute stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Begin.
+    /// Start.
     pub start: u64,
     /// End.
     pub end: u64,
@@ -97,7 +97,7 @@ pub struct Segment {
 /// The recorded step of a run.
 #[derive(Debug)]
 pub struct Lanes {
-    /// Another one for each: what was made for one is never taken for another's.
+    /// Unique id, so that cached data of one run is never used for another.
     pub id: u64,
     /// The run.
     pub view: Arc<RunView>,
@@ -105,22 +105,22 @@ pub struct Lanes {
     pub length: u64,
     /// Streams that ran something.
     pub lanes: Vec<Lane>,
-    /// By span: whether it is on the critical path.
+    /// Whether each span is on the critical path.
     pub critical: Vec<bool>,
-    /// By begin.
+    /// Gaps, sorted by start.
     pub gaps: Vec<Gap>,
     /// The longest gaps, longest first.
     pub longest: Vec<Gap>,
-    /// By begin.
+    /// Segments, sorted by start.
     pub segments: Vec<Segment>,
-    /// Memory.
+    /// Memory curve.
     pub memory: Curve,
-    /// By span: its lane and place there.
+    /// Lane and index in the lane of each span.
     places: Vec<(u32, u32)>,
 }
 
 impl Lanes {
-    /// The lanes of a run.
+    /// Computes the lanes of a run.
     #[must_use]
     pub fn new(view: Arc<RunView>) -> Self {
         let run = &view.run;
@@ -184,28 +184,28 @@ impl Lanes {
         }
     }
 
-    /// The lane and place of a span.
+    /// Returns the lane of a span, and its index there.
     #[must_use]
     pub fn place(&self, span: u32) -> Option<(usize, usize)> {
         let &(lane, place) = self.places.get(span as usize)?;
         Some((lane as usize, place as usize))
     }
 
-    /// The item of a span.
+    /// Returns the item of a span.
     #[must_use]
     pub fn item(&self, span: u32) -> Option<&Item> {
         let (lane, place) = self.place(span)?;
         self.lanes.get(lane)?.items.get(place)
     }
 
-    /// The instruction of a span.
+    /// Returns the instruction of a span.
     #[must_use]
     pub fn instr(&self, span: u32) -> Option<&InstrView> {
         self.view
             .instr(self.view.run.spans.get(span as usize)?.instr)
     }
 
-    /// Name and unit of a span.
+    /// Returns the name and unit of a span.
     #[must_use]
     pub fn label(&self, span: u32) -> String {
         self.view
@@ -215,13 +215,13 @@ impl Lanes {
             .map_or_else(String::new, |s| self.view.span_label(s))
     }
 
-    /// Name of a span.
+    /// Returns the name of a span.
     #[must_use]
     pub fn name(&self, span: u32) -> &str {
         self.instr(span).map_or("", |i| self.view.name_of(i))
     }
 
-    /// What a span's start waited for last: in words, and the span, if it was one.
+    /// Returns what the start of a span waited for last: in words, and the span if it was one.
     #[must_use]
     pub fn why(&self, span: u32) -> (String, Option<u32>) {
         let Some(s) = self.view.run.spans.get(span as usize) else {
@@ -257,13 +257,13 @@ impl Lanes {
         }
     }
 
-    /// A span that ended at this time of the run's clock.
+    /// Returns a span that ended at this time on the run's clock.
     fn ended_at(&self, time: u64) -> Option<u32> {
         let spans = &self.view.run.spans;
         spans.iter().position(|s| s.end.0 == time).map(|i| i as u32)
     }
 
-    /// The gap that a span made the compute stream wait, longest first.
+    /// Returns the longest gap that a span caused on the compute stream.
     #[must_use]
     pub fn exposes(&self, span: u32) -> Option<&Gap> {
         self.gaps
@@ -273,7 +273,7 @@ impl Lanes {
     }
 }
 
-/// Whether each span is on the critical path.
+/// Returns whether each span is on the critical path.
 fn critical(view: &RunView) -> Vec<bool> {
     let mut on = vec![false; view.run.spans.len()];
     for i in view.run.critical_path() {

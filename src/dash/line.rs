@@ -2,7 +2,7 @@
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
-/// Text and where the next character goes (in characters).
+/// Text, and the position of the cursor in characters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Line {
     text: String,
@@ -10,7 +10,7 @@ pub struct Line {
 }
 
 impl Line {
-    /// With this text, the cursor behind it.
+    /// Creates a line with the cursor after the text.
     #[must_use]
     pub fn new(text: impl Into<String>) -> Self {
         let text = text.into();
@@ -18,7 +18,8 @@ impl Line {
         Self { text, cursor }
     }
 
-    /// A completion: where it is a list that has nothing in it yet, the cursor goes into it.
+    /// Creates a line from a completion. In an empty list, the cursor is placed inside the
+    /// brackets.
     #[must_use]
     pub fn completed(text: impl Into<String>) -> Self {
         let mut line = Self::new(text);
@@ -28,13 +29,13 @@ impl Line {
         line
     }
 
-    /// The text.
+    /// Returns the text.
     #[must_use]
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// Characters before the cursor.
+    /// Returns the number of characters before the cursor.
     #[must_use]
     pub fn cursor(&self) -> usize {
         self.cursor
@@ -60,7 +61,7 @@ impl Line {
         }
     }
 
-    /// Takes a key in, if it edits. Whether the text is another one now.
+    /// Handles an editing key. Returns whether the text changed.
     pub fn key(&mut self, key: KeyEvent) -> bool {
         let control = key.modifiers.contains(KeyModifiers::CONTROL);
         let before = self.text.clone();

@@ -1,10 +1,10 @@
-//! What runs are called where several stand beside one another.
+//! Names of runs that are shown together.
 
 use crate::cli::option_of;
 use shardlab_reports::RunView;
 use shardlab_reports::view::differences;
 
-/// A, B, … Z, 27, …: the n-th of the runs that are compared, from 0.
+/// Returns the letter of the n-th compared run, from 0: A, B, … Z, 27, …
 #[must_use]
 pub fn letter(n: usize) -> String {
     u8::try_from(n)
@@ -13,9 +13,9 @@ pub fn letter(n: usize) -> String {
         .map_or_else(|| (n + 1).to_string(), |n| char::from(b'A' + n).to_string())
 }
 
-/// For each run, what tells it from the others: `prefetch_forward=2` where all are of one scenario,
-/// else its own changes, since different scenarios differ in more than a title can hold. Empty
-/// where there is nothing.
+/// Returns what distinguishes each run from the others: `prefetch_forward=2` if all have the same
+/// scenario, otherwise the run's own changes, since different scenarios differ in more than fits a
+/// title. Empty if there is nothing.
 #[must_use]
 pub fn apart(runs: &[&RunView]) -> Vec<String> {
     let one = runs
@@ -39,7 +39,7 @@ pub fn apart(runs: &[&RunView]) -> Vec<String> {
     (0..runs.len()).map(of).collect()
 }
 
-/// Overrides without their sections, which are clear.
+/// Returns overrides without their sections.
 #[must_use]
 pub fn changes(overrides: &[String]) -> String {
     let short: Vec<&str> = overrides.iter().map(|o| option_of(o)).collect();
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_of_one_scenario_are_told_apart_by_options_and_others_by_their_changes() {
+    fn runs_of_one_scenario_are_distinguished_by_options_and_others_by_their_changes() {
         let (a, b) = (
             run("x", "1", &[]),
             run("x", "2", &["fsdp.prefetch_forward=2"]),

@@ -1,12 +1,12 @@
-//! The options of a scenario as the editor shows them: their order, their values as a file would
-//! say them, completion.
+//! The options of a scenario in the editor: order, values in the syntax of scenario files, and
+//! completion.
 
 use serde_json::Value;
 use shardlab_plan::Scenario;
 use shardlab_plan::scenario::{Accept, KeyInfo, keys};
 use std::sync::OnceLock;
 
-/// Sections in the order of the editor: what is tuned most comes first.
+/// Sections in the order of the editor, most frequently tuned ones first.
 const ORDER: [&str; 7] = [
     "fsdp",
     "compile",
@@ -17,7 +17,7 @@ const ORDER: [&str; 7] = [
     "gate",
 ];
 
-/// All options, in the editor's order.
+/// Returns all options in the editor's order.
 #[must_use]
 pub fn all() -> &'static [&'static KeyInfo] {
     static ALL: OnceLock<Vec<&'static KeyInfo>> = OnceLock::new();
@@ -29,17 +29,17 @@ pub fn all() -> &'static [&'static KeyInfo] {
     })
 }
 
-/// `fsdp.prefetch_forward`
+/// Returns the path of an option: `fsdp.prefetch_forward`.
 #[must_use]
 pub fn path(info: &KeyInfo) -> String {
     format!("{}.{}", info.section, info.key)
 }
 
-/// Values of all options in a scenario, in the order of [`all`], as `--set` takes them. `None`
-/// where an option is not set and has no value of its own.
+/// Returns the values of all options in a scenario, in the order of [`all`] and the syntax of
+/// `--set`. `None` marks an option that is not set and has no default.
 #[must_use]
 pub fn values(scenario: &Scenario) -> Vec<Option<String>> {
-    // A scenario is plain data: it always has a JSON form.
+    // A scenario is plain data and always has a JSON form.
     let json = serde_json::to_value(scenario).unwrap_or_default();
     all()
         .iter()
@@ -50,11 +50,11 @@ pub fn values(scenario: &Scenario) -> Vec<Option<String>> {
         .collect()
 }
 
-/// A resolved value as a scenario file would have it.
+/// Formats a resolved value as in a scenario file.
 fn text(info: &KeyInfo, value: &Value) -> Option<String> {
     let quoted = |s: &str| format!("{s:?}");
     Some(match (info.key, value) {
-        // The one key in which nothing is a value.
+        // The only key for which "nothing" is a value.
         ("main_params", Value::Null) => "none".into(),
         (_, Value::Null) => return None,
         ("reshard_after_forward", Value::String(s)) => match s.as_str() {
@@ -99,14 +99,14 @@ fn list(items: impl Iterator<Item = String>) -> String {
     format!("[{}]", items.collect::<Vec<_>>().join(", "))
 }
 
-/// Values worth offering for an option that has this value now, without regard to what is typed.
+/// Returns the values to offer for an option with this current value, regardless of the typed text.
 #[must_use]
 pub fn candidates(info: &KeyInfo, current: Option<&str>) -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
     for accept in info.accepts {
         match accept {
             Accept::Bool => all.extend(["true".into(), "false".into()]),
-            // Spelled-out names of types are the same values again.
+            // Long names of types are the same values again.
             Accept::Choice(names) => all.extend(
                 names
                     .iter()
@@ -132,7 +132,7 @@ pub fn candidates(info: &KeyInfo, current: Option<&str>) -> Vec<String> {
     all
 }
 
-/// Small ranges whole, of large ones halves and doubles of what is set.
+/// Returns all values of a small range; of a large one, halves and doubles of the current value.
 fn integers(low: u64, high: u64, current: Option<&str>) -> Vec<String> {
     const SMALL: u64 = 8;
     if high <= 64 {
@@ -155,7 +155,7 @@ fn integers(low: u64, high: u64, current: Option<&str>) -> Vec<String> {
     near.iter().map(u64::to_string).collect()
 }
 
-/// Candidates that go on as typed; those that merely contain it come behind.
+/// Returns the candidates that start with the typed text, followed by those that contain it.
 #[must_use]
 pub fn completions(info: &KeyInfo, current: Option<&str>, typed: &str) -> Vec<String> {
     let typed = typed.trim().to_lowercase();
@@ -167,8 +167,8 @@ pub fn completions(info: &KeyInfo, current: Option<&str>, typed: &str) -> Vec<St
     first.chain(second).collect()
 }
 
-/// The value `by` places further: the next candidate, or an integer or number next to it. `None`
-/// where there is none.
+/// Returns the next or previous value: the adjacent candidate, or an adjacent integer or number;
+/// `None` if there is none.
 #[must_use]
 pub fn neighbour(info: &KeyInfo, current: Option<&str>, forward: bool) -> Option<String> {
     let current = current.unwrap_or_default();
@@ -215,8 +215,8 @@ mod tests {
         assert_eq!(all().len(), keys().len());
     }
 
-    /// What the editor shows is what `--set` takes: setting every option to its shown value changes
-    /// nothing.
+    /// The editor shows values in the syntax of `--set`: setting every option to its shown value
+    /// changes nothing.
     #[test]
     fn shown_values_are_valid_and_mean_the_same() {
         for (name, _) in shipped() {
@@ -225,8 +225,8 @@ mod tests {
                 .iter()
                 .zip(values(&scenario))
                 .filter_map(|(info, value)| Some(format!("{}={}", path(info), value?)))
-                // A preset's name next to its own values says nothing new, and a constant schedule
-                // refuses its end.
+                // Setting a preset's values next to its name is redundant, and a constant schedule
+                // rejects a final learning rate.
                 .filter(|s| !s.starts_with("model.") && !s.starts_with("train.min_lr="))
                 .collect();
             let again = load(Path::new(name), &set).unwrap_or_else(|e| panic!("{name}: {e}"));

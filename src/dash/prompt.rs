@@ -1,8 +1,8 @@
-//! A line that is being typed, and what it is for.
+//! A line that is being typed, and its purpose.
 
 use super::line::Line;
 
-/// What the line is for.
+/// Purpose of the line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asks {
     /// The value of the n-th option.
@@ -27,12 +27,12 @@ pub enum Asks {
     Baselines,
     /// A file for the scenario with its changes.
     Export,
-    /// A name for the stored run that [`super::runs::RunsView::subject`] names.
+    /// A name for the saved run in [`super::runs::RunsView::subject`].
     RunName,
 }
 
 impl Asks {
-    /// What stands before the line.
+    /// Returns the label before the line.
     #[must_use]
     pub const fn label(self) -> &'static str {
         match self {
@@ -48,7 +48,7 @@ impl Asks {
         }
     }
 
-    /// Whether what is typed takes effect at once.
+    /// Returns whether typed text takes effect at once.
     #[must_use]
     pub const fn is_filter(self) -> bool {
         matches!(
@@ -65,24 +65,24 @@ impl Asks {
 /// A line being typed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prompt {
-    /// What for.
+    /// Purpose.
     pub asks: Asks,
     /// The line.
     pub line: Line,
-    /// What it was at the begin.
+    /// Text at the start.
     pub before: String,
-    /// What could be meant.
+    /// Possible completions.
     pub completions: Vec<String>,
-    /// The completion that was taken last.
+    /// Index of the completion used last.
     pub chosen: Option<usize>,
-    /// The line has been changed.
+    /// Whether the line has been changed.
     pub touched: bool,
-    /// Why the line was not taken, until it is changed.
+    /// Reason why the line was rejected; cleared when it changes.
     pub refused: Option<String>,
 }
 
 impl Prompt {
-    /// A line with this text in it.
+    /// Creates a line that contains a text.
     #[must_use]
     pub fn new(asks: Asks, text: impl Into<String>) -> Self {
         let before = text.into();
@@ -97,16 +97,16 @@ impl Prompt {
         }
     }
 
-    /// An empty line in place of this text.
+    /// Creates an empty line that replaces a text.
     #[must_use]
-    pub fn anew(asks: Asks, before: impl Into<String>) -> Self {
+    pub fn replacing(asks: Asks, before: impl Into<String>) -> Self {
         Self {
             before: before.into(),
             ..Self::new(asks, "")
         }
     }
 
-    /// The option being edited and its text, when it is another one than at the begin.
+    /// Returns the edited option and its text, if the text differs from that at the start.
     #[must_use]
     pub fn edited(&self) -> Option<(usize, &str)> {
         match self.asks {
@@ -117,13 +117,13 @@ impl Prompt {
         }
     }
 
-    /// The line has been changed.
+    /// Records a change of the line.
     pub fn change(&mut self) {
         self.touched = true;
         self.refused = None;
     }
 
-    /// Takes the next completion, or the one before.
+    /// Inserts the next or the previous completion.
     pub fn complete(&mut self, forward: bool) -> bool {
         let len = self.completions.len();
         if len == 0 {

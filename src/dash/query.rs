@@ -1,13 +1,13 @@
-//! Filters, as typed into every list: words, and comparisons of named fields.
+//! Filters of every list: words, and comparisons of named fields.
 //!
-//! `llama step<100 fits=yes !fsdp2` keeps what contains `llama`, has a `step` below 100, `fits`
-//! equal to `yes`, and does not contain `fsdp2`. Case does not matter.
+//! `llama step<100 fits=yes !fsdp2` keeps items that contain `llama`, have a `step` below 100 and
+//! `fits` equal to `yes`, and do not contain `fsdp2`. Case does not matter.
 
-/// Something that a filter can look at.
+/// An item that a filter can examine.
 pub trait Fields {
-    /// All text in which words are searched.
+    /// Returns all text in which words are searched.
     fn text(&self) -> String;
-    /// The value of a named field; `None` where there is no such field.
+    /// Returns the value of a named field; `None` if there is no such field.
     fn field(&self, name: &str) -> Option<String>;
 }
 
@@ -21,7 +21,7 @@ enum Compare {
     MoreOrEqual,
 }
 
-/// Longest first: `<=` is not `<` and `=`.
+/// Longest first: `<=` must not be read as `<` and `=`.
 const OPERATORS: [(&str, Compare); 6] = [
     ("<=", Compare::LessOrEqual),
     (">=", Compare::MoreOrEqual),
@@ -42,8 +42,8 @@ enum Term {
     },
 }
 
-/// A parsed filter. Every text is one; unfinished comparisons count as absent, so that nothing
-/// flickers while typing.
+/// A parsed filter. Every text is valid. Unfinished comparisons are ignored, so that the list does
+/// not flicker while typing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Query(Vec<Term>);
 
@@ -54,7 +54,7 @@ impl Query {
         Self(text.split_whitespace().filter_map(term).collect())
     }
 
-    /// Whether something passes.
+    /// Returns whether an item passes the filter.
     #[must_use]
     pub fn keeps(&self, item: &impl Fields) -> bool {
         if self.0.is_empty() {
@@ -74,7 +74,7 @@ impl Query {
         })
     }
 
-    /// The first field that is compared and that nobody knows.
+    /// Returns the first compared field that is not known.
     #[must_use]
     pub fn unknown(&self, known: impl Fn(&str) -> bool) -> Option<&str> {
         self.0.iter().find_map(|term| match term {
@@ -84,8 +84,8 @@ impl Query {
     }
 }
 
-/// A comparison as it is typed: all up to its value, the field's name, and the value, which may
-/// still be empty.
+/// Splits an unfinished comparison: everything before its value, the name of the field, and the
+/// value, which may be empty.
 #[must_use]
 pub fn unfinished(word: &str) -> Option<(&str, &str, &str)> {
     let (sign, _) = OPERATORS.iter().find(|(sign, _)| word.contains(sign))?;
@@ -93,11 +93,11 @@ pub fn unfinished(word: &str) -> Option<(&str, &str, &str)> {
     Some((&word[..name.len() + sign.len()], name, value))
 }
 
-/// The place of a value among others: numbers before text, by size.
+/// Returns a sort key for a value: numbers before text, by size.
 #[must_use]
 pub fn rank(text: &str) -> (u8, u64, String) {
     match text.parse::<f64>() {
-        // The bits of a non-negative number are in its order.
+        // The bits of non-negative numbers have the same order as the numbers.
         Ok(n) if n >= 0.0 => (0, n.to_bits(), String::new()),
         _ => (1, 0, text.to_owned()),
     }
@@ -138,7 +138,7 @@ fn holds(found: &str, compare: Compare, value: &str) -> bool {
     match compare {
         Compare::Equal => found == value,
         Compare::NotEqual => found != value,
-        // Text has no order that a user would expect.
+        // Users would not expect an order of text.
         _ => false,
     }
 }

@@ -1,4 +1,4 @@
-//! Runs: those of this session, and those of the store.
+//! Runs of this session and of the store.
 
 use super::app::{App, Purpose, Tone, View};
 use super::confirm::Question;
@@ -18,25 +18,25 @@ use shardlab_reports::RunView;
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
-/// A run of this session, or one that was opened.
+/// A run of this session, or an opened one.
 #[derive(Clone, Debug)]
 pub struct Kept {
     /// The run.
     pub lanes: Arc<Lanes>,
-    /// Its id in the store, where it came from there.
+    /// Id in the store, if it was opened from there.
     pub stored: Option<String>,
-    /// Its number in this session, from 1.
+    /// Number in this session, from 1.
     pub number: u32,
 }
 
 impl Kept {
-    /// What this session calls it: `#2`.
+    /// Returns the name in this session: `#2`.
     #[must_use]
     pub fn called(&self) -> String {
         format!("#{}", self.number)
     }
 
-    /// How lists and titles call it: `#2 exec llama-tiny`.
+    /// Returns the name in lists and titles: `#2 exec llama-tiny`.
     #[must_use]
     pub fn label(&self) -> String {
         let view = &self.lanes.view;
@@ -47,12 +47,12 @@ impl Kept {
 /// State of the runs view.
 #[derive(Debug, Default)]
 pub struct RunsView {
-    /// Runs at hand, in order.
+    /// Open runs, in order.
     pub kept: Vec<Kept>,
     /// Runs of the store, newest first.
     pub stored: Vec<StoredRun>,
-    /// Keys of all their fields, collected when they are listed: there may be thousands of runs,
-    /// and filters ask with every key that is typed.
+    /// Keys of all their fields. They are collected when the runs are listed, since there may be
+    /// thousands of runs, and filters need the keys on every keystroke.
     pub stored_keys: BTreeSet<String>,
     /// Why the store cannot be read.
     pub store_error: Option<String>,
@@ -62,25 +62,25 @@ pub struct RunsView {
     pub filter: String,
     /// Numbers of the marked runs, in order of marking.
     pub marked: Vec<u32>,
-    /// Which of [`COLUMNS`] it is sorted by.
+    /// Index into [`COLUMNS`] of the column to sort by.
     pub sort: usize,
-    /// The other way.
+    /// Whether the order is reversed.
     pub reversed: bool,
-    /// Id of the stored run that is being named, or is to be removed.
+    /// Id of the saved run that is being named or removed.
     pub subject: Option<String>,
 }
 
 /// A row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Row {
-    /// A run at hand.
+    /// An open run.
     Kept(usize),
     /// A run of the store.
     Stored(usize),
 }
 
-/// Columns that the list can be sorted by, and the field of a [`Listed`] that each shows. The first
-/// is the order of the list: runs at hand, then those of the store, newest first.
+/// Columns that the list can be sorted by, with the field of a [`Listed`] that each shows. The
+/// first is the default order: open runs, then those of the store, newest first.
 pub const COLUMNS: [(&str, &str); 7] = [
     ("run", ""),
     ("kind", "kind"),
@@ -91,20 +91,21 @@ pub const COLUMNS: [(&str, &str); 7] = [
     ("loss", "loss"),
 ];
 
-/// Fields beside those of the store and the options.
+/// Fields in addition to those of the store and the options.
 pub const FIELDS: [&str; 3] = ["step", "alloc", "loss"];
 
-/// A run as the list shows it.
+/// A run as shown by the list.
 #[derive(Clone, Copy, Debug)]
 pub enum Listed<'a> {
-    /// At hand.
+    /// An open run.
     Kept(&'a Kept),
-    /// In the store.
+    /// A run in the store.
     Stored(&'a StoredRun),
 }
 
 impl Listed<'_> {
-    /// What the list calls it: its number in this session, its name, or the end of its id.
+    /// Returns the name of the run in the list: its number in this session, its name, or the end of
+    /// its id.
     #[must_use]
     pub fn called(self) -> String {
         match self {
@@ -116,7 +117,7 @@ impl Listed<'_> {
         }
     }
 
-    /// Median step, milliseconds.
+    /// Returns the median step time, milliseconds.
     #[must_use]
     pub fn step_ms(self) -> f64 {
         match self {
@@ -125,7 +126,7 @@ impl Listed<'_> {
         }
     }
 
-    /// Peak of allocated bytes.
+    /// Returns the peak of allocated bytes.
     #[must_use]
     pub fn allocated(self) -> Bytes {
         match self {
@@ -134,7 +135,7 @@ impl Listed<'_> {
         }
     }
 
-    /// Last loss.
+    /// Returns the last loss.
     #[must_use]
     pub fn loss(self) -> Option<f64> {
         match self {
@@ -143,7 +144,7 @@ impl Listed<'_> {
         }
     }
 
-    /// Changes to its scenario, without sections.
+    /// Returns the changes to its scenario, without sections.
     #[must_use]
     pub fn changes(self) -> String {
         match self {
@@ -152,7 +153,7 @@ impl Listed<'_> {
         }
     }
 
-    /// Its id in the store, where it is in one.
+    /// Returns the id in the store, if it is in one.
     #[must_use]
     pub fn id(self) -> Option<String> {
         match self {
@@ -188,14 +189,14 @@ impl Fields for Listed<'_> {
 }
 
 impl RunsView {
-    /// Rows that the filter keeps: runs at hand, newest first, then the store's.
+    /// Returns the rows that pass the filter: open runs, newest first, then those of the store.
     #[must_use]
     pub fn rows(&self) -> Vec<Row> {
         let query = Query::parse(&self.filter);
         let mut rows = self.all();
         rows.retain(|r| query.keeps(&self.of(*r)));
         if let Some((_, field)) = self.sort.checked_sub(1).and(COLUMNS.get(self.sort)) {
-            // What has none comes last.
+            // Runs without a value come last.
             let key = |r: &Row| match self.of(*r).field(field) {
                 Some(text) => (false, rank(&text)),
                 None => (true, rank("")),
@@ -208,8 +209,8 @@ impl RunsView {
         rows
     }
 
-    /// All rows in the order of the list: runs at hand, newest first, then the store's that are not
-    /// open.
+    /// Returns all rows in the order of the list: open runs, newest first, then those of the store
+    /// that are not open.
     #[must_use]
     pub fn all(&self) -> Vec<Row> {
         let opened = |id: &str| self.kept.iter().any(|k| k.stored.as_deref() == Some(id));
@@ -218,7 +219,7 @@ impl RunsView {
         kept.chain(stored.map(Row::Stored)).collect()
     }
 
-    /// The run of a row.
+    /// Returns the run of a row.
     #[must_use]
     pub fn of(&self, row: Row) -> Listed<'_> {
         match row {
@@ -227,27 +228,28 @@ impl RunsView {
         }
     }
 
-    /// All runs, at hand and stored.
+    /// Returns all runs, open and saved.
     pub(super) fn listed(&self) -> impl Iterator<Item = Listed<'_>> {
         self.all().into_iter().map(|r| self.of(r))
     }
 
-    /// What the store says of a run, at hand or not, where it is in the store.
+    /// Returns the store's entry of a run, open or not, if it has one.
     #[must_use]
     pub fn stored(&self, run: Listed<'_>) -> Option<&StoredRun> {
         let id = run.id()?;
         self.stored.iter().find(|s| s.id == id)
     }
 
-    /// What the store has now.
+    /// Replaces the list of saved runs.
     pub(super) fn list(&mut self, stored: Vec<StoredRun>) {
-        // Most runs have the same keys: one of each is copied.
+        // Most runs have the same keys: copy one of each.
         let keys: HashSet<&String> = stored.iter().flat_map(|s| s.fields.keys()).collect();
         self.stored_keys = keys.into_iter().cloned().collect();
         self.stored = stored;
     }
 
-    /// The run of this id is no longer in the store. Its keys stay known until it is listed again.
+    /// Removes the run with this id from the list. Its keys stay known until the store is listed
+    /// again.
     pub(super) fn forget(&mut self, id: &str) {
         self.stored.retain(|s| s.id != id);
         for kept in &mut self.kept {
@@ -257,7 +259,7 @@ impl RunsView {
         self.cursor.clamp(len);
     }
 
-    /// Keeps a run.
+    /// Adds an open run and returns its number.
     pub(super) fn keep(&mut self, lanes: Arc<Lanes>, stored: Option<String>) -> u32 {
         let number = self.kept.last().map_or(1, |k| k.number + 1);
         self.kept.push(Kept {
@@ -268,13 +270,13 @@ impl RunsView {
         number
     }
 
-    /// A run at hand by its number.
+    /// Returns an open run by its number.
     #[must_use]
     pub fn get(&self, number: u32) -> Option<&Kept> {
         self.kept.iter().find(|k| k.number == number)
     }
 
-    /// The runs to compare: the marked ones, or the last two; the base first.
+    /// Returns the runs to compare, base first: the marked ones, or the last two.
     #[must_use]
     pub fn to_compare(&self) -> Vec<(String, Arc<RunView>)> {
         let view = |k: &Kept| (k.called(), Arc::clone(&k.lanes.view));
@@ -290,7 +292,7 @@ impl RunsView {
         self.kept[last..].iter().map(view).collect()
     }
 
-    /// Shows the first two marked runs, or the last two, one above the other.
+    /// Shows the first two marked runs, or the last two, above each other.
     pub(super) fn pair_marked(&self, timeline: &mut Timeline) {
         let numbers: Vec<u32> = if self.marked.len() >= 2 {
             self.marked.clone()
@@ -311,8 +313,8 @@ impl RunsView {
         }
     }
 
-    /// The newest run of the other kind and the same program: what was predicted for what was
-    /// measured, or the reverse.
+    /// Returns the newest run of the other kind with the same program: the prediction of a
+    /// measurement, or the reverse.
     #[must_use]
     pub fn counterpart(&self, lanes: &Lanes) -> Option<Arc<Lanes>> {
         let other = match lanes.view.run.kind {
@@ -331,7 +333,7 @@ impl RunsView {
     }
 }
 
-/// A key in the runs view.
+/// Handles a command in the runs view.
 pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
     let rows = app.runs.rows();
     let selected = rows.get(app.runs.cursor.at).copied();
@@ -360,7 +362,7 @@ pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
                 app.runs.cursor.go(Command::Down, rows.len());
             }
             Some(Row::Stored(i)) => {
-                // A run has to be at hand to be compared.
+                // A run must be open to be compared.
                 let id = app.runs.stored[i].id.clone();
                 return app.start(Task::Open { id, mark: true });
             }
@@ -369,7 +371,7 @@ pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
         Command::Compare => return super::compare::compare(app),
         Command::Filter => {
             let text = app.runs.filter.clone();
-            app.prompt = Some(Prompt::anew(Asks::FilterRuns, text));
+            app.prompt = Some(Prompt::replacing(Asks::FilterRuns, text));
             return super::update::filter(app, Asks::FilterRuns, "");
         }
         Command::Back => app.runs.filter.clear(),
@@ -417,7 +419,7 @@ pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
     Vec::new()
 }
 
-/// A name for a stored run has been typed; nothing takes away the one that it has.
+/// Accepts a typed name for a saved run. An empty one removes the present name.
 pub(super) fn named(app: &mut App, text: &str, before: &str) -> Vec<Effect> {
     let name = text.trim();
     match app.runs.subject.take() {
@@ -429,13 +431,13 @@ pub(super) fn named(app: &mut App, text: &str, before: &str) -> Vec<Effect> {
     }
 }
 
-/// Keeps a run in the store, if it is not there yet.
+/// Saves a run in the store unless it is already there.
 pub(super) fn keep(app: &mut App, number: u32) -> Vec<Effect> {
     let Some(kept) = app.runs.get(number) else {
         return Vec::new();
     };
     if let Some(id) = &kept.stored {
-        let text = format!("{} is in the store already, as {id}", kept.label());
+        let text = format!("{} is already in the store, as {id}", kept.label());
         app.say(Tone::Plain, text);
         return Vec::new();
     }
@@ -448,10 +450,10 @@ pub(super) fn keep(app: &mut App, number: u32) -> Vec<Effect> {
     app.start(Task::Keep(number, Runs(vec![(of, run)])))
 }
 
-/// Shows a run's timeline, with its counterpart below it.
+/// Shows the timeline of a run with its counterpart below it.
 pub(super) fn show(app: &mut App, lanes: Arc<Lanes>) {
     let other = app.runs.counterpart(&lanes);
-    // What was predicted lies above what was measured.
+    // The prediction is above the measurement.
     let (first, second) = match (lanes.view.run.kind, other) {
         (RunKind::Exec, Some(sim)) => (sim, Some(lanes)),
         (_, other) => (lanes, other),
@@ -461,7 +463,8 @@ pub(super) fn show(app: &mut App, lanes: Arc<Lanes>) {
     app.view = View::Timeline;
 }
 
-/// A run has come; its number. One that is at hand already stays the one that it is.
+/// Adds a run that was made or opened, and returns its number. A run that is already open keeps its
+/// number.
 pub(super) fn arrived(
     app: &mut App,
     lanes: Arc<Lanes>,
@@ -485,8 +488,8 @@ pub(super) fn arrived(
     number
 }
 
-/// A run is in the store now, under this id.
-pub(super) fn told_kept(app: &mut App, number: u32, id: String) {
+/// Records that a run has been saved under this id.
+pub(super) fn saved(app: &mut App, number: u32, id: String) {
     app.say(Tone::Good, format!("run #{number} saved as {id}"));
     if let Some(kept) = app.runs.kept.iter_mut().find(|k| k.number == number) {
         kept.stored = Some(id);

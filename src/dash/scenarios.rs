@@ -1,4 +1,4 @@
-//! The scenario list, the option editor and the prediction beside them.
+//! The scenario list, the option editor and the prediction next to them.
 
 use super::app::{App, Tone, View};
 use super::cursor::Cursor;
@@ -20,22 +20,21 @@ use std::sync::Arc;
 pub struct Source {
     /// Name.
     pub name: String,
-    /// File, or the name of a shipped one.
+    /// File, or the name of a shipped scenario.
     pub path: PathBuf,
-    /// What tells it from all others, in this folder and elsewhere: the whole path of a file, the
-    /// name of a shipped one.
+    /// Unique key: the full path of a file, or the name of a shipped scenario.
     pub key: String,
-    /// What it shows.
+    /// Description.
     pub about: String,
-    /// Its numbers without changes, once they are there.
+    /// Its numbers without changes, once they are known.
     pub brief: Option<Result<Brief, String>>,
 }
 
 impl Source {
-    /// A scenario that has no numbers yet.
+    /// Creates a scenario without numbers.
     #[must_use]
     pub fn new(name: String, path: PathBuf, about: String) -> Self {
-        // What is no file is shipped, as loading has it.
+        // Like the loader: a path that is not a file is the name of a shipped scenario.
         let key = std::fs::canonicalize(&path)
             .map_or_else(|_| name.clone(), |p| p.to_string_lossy().into_owned());
         Self {
@@ -48,7 +47,7 @@ impl Source {
     }
 }
 
-/// The pane that has the keys.
+/// The pane that receives keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pane {
     /// The list.
@@ -61,12 +60,12 @@ pub enum Pane {
 /// Changes of options, by key.
 pub type Changes = BTreeMap<String, String>;
 
-/// Values that cannot be. They are shown beside their options, and are not in force.
+/// Invalid values. They are shown next to their options, but have no effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// What was wanted, by key.
+    /// The rejected values, by key.
     pub values: Changes,
-    /// Why it cannot be.
+    /// Why they are invalid.
     pub reason: String,
 }
 
@@ -75,13 +74,13 @@ pub struct Refused {
 pub struct Scenarios {
     /// All scenarios.
     pub sources: Vec<Source>,
-    /// Selected row among those that the filter keeps.
+    /// Selected row among those that pass the filter.
     pub cursor: Cursor,
     /// Filter.
     pub filter: String,
-    /// The pane that has the keys.
+    /// The pane that receives keys.
     pub pane: Pane,
-    /// Selected option among those that the search keeps.
+    /// Selected option among those that match the search.
     pub option: Cursor,
     /// Search among the options.
     pub option_filter: String,
@@ -89,26 +88,26 @@ pub struct Scenarios {
     pub overrides: BTreeMap<String, Changes>,
     /// Numbers of scenarios with their changes, by [`Source::key`].
     changed: BTreeMap<String, Result<Brief, String>>,
-    /// The selected scenario: it stays in the list whatever its numbers become, until another is
-    /// selected.
+    /// The selected scenario. It stays in the list, whatever its numbers become, until another one
+    /// is selected.
     held: Option<String>,
-    /// Changes of a scenario, by its key, with which it could be predicted: they are in force again
-    /// when others cannot be.
+    /// The last changes, with the key of their scenario, that could be predicted. They are restored
+    /// when later ones are invalid.
     proven: Option<(String, Changes)>,
-    /// What was typed or set last, where it cannot be.
+    /// The value that was typed or set last, if it is invalid.
     pub refused: Option<Refused>,
     /// The selected scenario without changes.
     pub base: Option<Arc<Glance>>,
-    /// The selected scenario with them: the last that could be.
+    /// The selected scenario with its changes, in the last valid state.
     pub glance: Option<Arc<Glance>>,
-    /// Why the scenario cannot be, where no change of an option is at fault.
+    /// Why the scenario is invalid, if no change of an option is the cause.
     pub error: Option<String>,
-    /// Ticket of the newest prediction asked for.
+    /// Ticket of the newest requested prediction.
     pub ticket: u64,
-    /// It has not come yet.
+    /// Whether that prediction is still pending.
     pub pending: bool,
-    /// What was selected when the filter was begun: it is selected again as soon as the filter lets
-    /// it through.
+    /// The scenario that was selected when filtering began. It is selected again as soon as it
+    /// passes the filter.
     pub(super) anchor: Option<String>,
 }
 
@@ -131,17 +130,17 @@ impl Scenarios {
         self.hold();
     }
 
-    /// From now on the selected scenario is the one that stays in the list.
+    /// Makes the selected scenario the one that stays in the list.
     fn hold(&mut self) {
         self.held = self.current().map(|s| s.key.clone());
         if let Some(key) = self.held.clone() {
-            // Where the one before has left the list, rows have moved.
+            // If the previous one has left the list, rows have moved.
             self.select(&key);
         }
     }
 
-    /// Numbers of a scenario as it is now: with its changes, where these have been predicted
-    /// already.
+    /// Returns the numbers of a scenario in its present state, with its changes if these have been
+    /// predicted.
     #[must_use]
     pub fn brief<'a>(&'a self, source: &'a Source) -> Option<&'a Result<Brief, String>> {
         let changes = self.overrides.get(&source.key).filter(|c| !c.is_empty());
@@ -149,7 +148,7 @@ impl Scenarios {
         changed.or(source.brief.as_ref())
     }
 
-    /// Numbers of a scenario have come.
+    /// Stores the numbers of a scenario.
     pub(super) fn surveyed(&mut self, setup: &Setup, brief: &Result<Brief, String>) {
         for source in self.sources.iter_mut().filter(|s| s.path == setup.path) {
             let none = Changes::new();
@@ -162,7 +161,7 @@ impl Scenarios {
         }
     }
 
-    /// Numbers of the selected scenario have come. Without changes they are those of the survey.
+    /// Stores the numbers of the selected scenario. Without changes they equal those of the survey.
     pub(super) fn predicted(&mut self, brief: &Result<Brief, String>) {
         let setup = self.setup_with(None).filter(|s| !s.overrides.is_empty());
         if let Some(setup) = setup {
@@ -170,8 +169,7 @@ impl Scenarios {
         }
     }
 
-    /// Whose numbers are asked for at the begin: of all scenarios as they are, then of those with
-    /// changes.
+    /// Returns the scenarios to predict at the start: all without changes, then those with changes.
     pub(super) fn survey(&self) -> Vec<Setup> {
         let own = self.sources.iter().map(|s| Setup {
             path: s.path.clone(),
@@ -187,14 +185,14 @@ impl Scenarios {
         own.chain(changed).collect()
     }
 
-    /// Selects the scenario with this [`Source::key`], if the filter keeps it.
+    /// Selects the scenario with this [`Source::key`], if it passes the filter.
     pub fn select(&mut self, key: &str) -> bool {
         let row = self.rows().iter().position(|&i| self.sources[i].key == key);
         self.cursor.at = row.unwrap_or(0);
         row.is_some()
     }
 
-    /// Scenarios that the filter keeps, as indices.
+    /// Returns the indices of the scenarios that pass the filter.
     #[must_use]
     pub fn rows(&self) -> Vec<usize> {
         let query = Query::parse(&self.filter);
@@ -213,14 +211,14 @@ impl Scenarios {
             .collect()
     }
 
-    /// The selected scenario.
+    /// Returns the selected scenario.
     #[must_use]
     pub fn current(&self) -> Option<&Source> {
         let rows = self.rows();
         rows.get(self.cursor.at).map(|&i| &self.sources[i])
     }
 
-    /// Changes of the selected scenario.
+    /// Returns the changes of the selected scenario.
     #[must_use]
     pub fn changes(&self) -> Option<&Changes> {
         self.overrides
@@ -228,14 +226,14 @@ impl Scenarios {
             .filter(|c| !c.is_empty())
     }
 
-    /// The selected scenario with its changes, of which one may be another.
+    /// Returns the selected scenario with its changes, one of which may be replaced by `edited`.
     pub(super) fn setup_with(&self, edited: Option<(usize, &str)>) -> Option<Setup> {
         let source = self.current()?;
         let mut changes = self.changes().cloned().unwrap_or_default();
         if let Some((option, text)) = edited {
             let path = options::path(options::all()[option]);
             match text.trim() {
-                // Accepted, nothing takes the change back.
+                // An accepted empty text undoes the change.
                 "" => changes.remove(&path),
                 text => changes.insert(path, text.to_owned()),
             };
@@ -246,7 +244,7 @@ impl Scenarios {
         })
     }
 
-    /// Options that the search keeps, as indices into [`options::all`].
+    /// Returns the options that match the search, as indices into [`options::all`].
     #[must_use]
     pub fn option_rows(&self) -> Vec<usize> {
         let words = self.option_filter.to_lowercase();
@@ -265,13 +263,13 @@ impl Scenarios {
             .collect()
     }
 
-    /// The selected option.
+    /// Returns the selected option.
     #[must_use]
     pub fn option(&self) -> Option<usize> {
         self.option_rows().get(self.option.at).copied()
     }
 
-    /// The value of an option: changed, or the scenario's.
+    /// Returns the value of an option: the changed one, or the scenario's.
     #[must_use]
     pub fn value(&self, option: usize) -> Option<&str> {
         let path = options::path(options::all()[option]);
@@ -281,13 +279,13 @@ impl Scenarios {
             .map(String::as_str)
     }
 
-    /// The value of an option without changes.
+    /// Returns the value of an option without changes.
     #[must_use]
     pub fn base_value(&self, option: usize) -> Option<&str> {
         self.base.as_ref()?.values.get(option)?.as_deref()
     }
 
-    /// What was wanted of an option and cannot be.
+    /// Returns the rejected value of an option.
     #[must_use]
     pub fn refused_value(&self, option: usize) -> Option<&str> {
         let values = &self.refused.as_ref()?.values;
@@ -295,20 +293,20 @@ impl Scenarios {
         value.map(String::as_str)
     }
 
-    /// The scenario can be as it is now.
+    /// Records that the scenario is valid in its present state.
     pub(super) fn prove(&mut self) {
         let changes = self.changes().cloned().unwrap_or_default();
         self.proven = self.current().map(|s| (s.key.clone(), changes));
     }
 
-    /// Whether the selected scenario has been predicted with some changes, or none.
+    /// Returns whether the selected scenario has been predicted with some set of changes, possibly
+    /// none.
     pub(super) fn is_proven(&self) -> bool {
         let proven = self.proven.as_ref().map(|(key, _)| key);
         proven.is_some() && proven == self.current().map(|s| &s.key)
     }
 
-    /// The scenario cannot be with its changes: those with which it could are in force again.
-    /// Whether there are any.
+    /// Restores the last valid changes after an invalid one. Returns whether there are any.
     pub(super) fn fall_back(&mut self, reason: &str) -> bool {
         let proven = self.proven.clone().filter(|_| self.is_proven());
         let now = self.changes().cloned().unwrap_or_default();
@@ -333,7 +331,7 @@ impl Scenarios {
         true
     }
 
-    /// Changes an option, or takes the change back where it says what the scenario says anyway.
+    /// Changes an option, or undoes the change if the value equals the scenario's.
     fn set(&mut self, option: usize, value: Option<String>) {
         let Some(key) = self.current().map(|s| s.key.clone()) else {
             return;
@@ -355,7 +353,7 @@ impl Scenarios {
         }
     }
 
-    /// Replaces changes by others too.
+    /// Adds changes, replacing earlier ones of the same keys.
     pub(super) fn set_all(&mut self, settings: impl IntoIterator<Item = (String, String)>) {
         let Some(key) = self.current().map(|s| s.key.clone()) else {
             return;
@@ -364,12 +362,12 @@ impl Scenarios {
     }
 }
 
-/// Changes as `--set` takes them.
+/// Formats changes in the syntax of `--set`.
 fn settings(changes: &Changes) -> Vec<String> {
     changes.iter().map(|(k, v)| format!("{k}={v}")).collect()
 }
 
-/// A key in the scenario list or the option editor.
+/// Handles a command in the scenario list or the option editor.
 pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
     let options_have_keys = app.scenarios.pane == Pane::Options;
     match command {
@@ -398,17 +396,18 @@ pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
             } else {
                 (Asks::FilterScenarios, app.scenarios.filter.clone())
             };
-            app.prompt = Some(Prompt::anew(asks, text));
+            app.prompt = Some(Prompt::replacing(asks, text));
             app.scenarios.anchor = app.scenarios.current().map(|c| c.key.clone());
             return super::update::filter(app, asks, "");
         }
-        // What cannot be is given up first.
+        // A rejected value is discarded first.
         Command::Back if app.scenarios.refused.take().is_some() => {}
         Command::Back if options_have_keys => app.scenarios.pane = Pane::List,
         Command::Back => return clear(app),
         Command::ResetAll => {
             app.scenarios.refused = None;
-            // Without changes it is as its file says, even where that cannot be.
+            // Without changes the scenario is shown as its file defines it, even if that is
+            // invalid.
             app.scenarios.proven = None;
             if let Some(key) = app.scenarios.current().map(|s| s.key.clone()) {
                 app.scenarios.overrides.remove(&key);
@@ -442,8 +441,8 @@ pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
     Vec::new()
 }
 
-/// Tells of changes of last time where a scenario was asked for: its file alone would not say what
-/// is shown.
+/// Shows a message if a requested scenario has changes from last time: its file alone would not
+/// explain the shown values.
 pub(super) fn tell_kept(app: &mut App) {
     let Some(n) = app.scenarios.changes().map(BTreeMap::len) else {
         return;
@@ -455,7 +454,7 @@ pub(super) fn tell_kept(app: &mut App) {
     app.say(Tone::Plain, text);
 }
 
-/// Another scenario has been selected.
+/// Handles the selection of another scenario.
 pub(super) fn selected(app: &mut App) -> Vec<Effect> {
     app.scenarios.hold();
     app.scenarios.base = None;
@@ -478,13 +477,13 @@ fn clear(app: &mut App) -> Vec<Effect> {
     Vec::new()
 }
 
-/// The filter of the list is another one: the selection goes back to where it was as soon as the
-/// filter lets it.
+/// Handles a new filter of the list. The selection returns to its previous scenario as soon as the
+/// filter allows it.
 pub(super) fn filter(app: &mut App, text: &str) -> Vec<Effect> {
     let s = &mut app.scenarios;
     let before = s.current().map(|c| c.key.clone());
     s.filter = text.to_owned();
-    // What was typed decides alone.
+    // While typing, only the filter decides.
     s.held = None;
     let stays = s.anchor.clone().is_some_and(|k| s.select(&k))
         || before.clone().is_some_and(|k| s.select(&k));
@@ -504,19 +503,19 @@ fn edit(app: &mut App) {
     };
     let value = app.scenarios.value(option).unwrap_or_default().to_owned();
     let mut prompt = Prompt::new(Asks::Option(option), value);
-    // Untouched, everything is on offer.
+    // Before anything is typed, all values are offered.
     prompt.completions = options::candidates(options::all()[option], Some(&prompt.before));
-    // What was refused is corrected more often than it is begun anew.
+    // A rejected value is more often corrected than replaced.
     if let Some(refused) = app.scenarios.refused_value(option) {
         prompt.line = Line::new(refused);
     }
     app.prompt = Some(prompt);
 }
 
-/// The edited value is accepted.
+/// Accepts the edited value.
 pub(super) fn accept(app: &mut App, option: usize, text: &str) -> Vec<Effect> {
     let text = text.trim();
-    // Known not to be: what is in force stays, and the text stays beside it.
+    // Known to be invalid: the previous value stays in effect, and the text stays next to it.
     if app.scenarios.refused_value(option) == Some(text) {
         return app.predict();
     }
@@ -525,13 +524,13 @@ pub(super) fn accept(app: &mut App, option: usize, text: &str) -> Vec<Effect> {
     app.predict()
 }
 
-/// The value before or after.
+/// Steps to the previous or the next value.
 fn step(app: &mut App, forward: bool) -> Vec<Effect> {
     let Some(option) = app.scenarios.option() else {
         return Vec::new();
     };
     let info = options::all()[option];
-    // From what was refused on: values that cannot be are passed by.
+    // Continue from the rejected value, skipping invalid ones.
     let from = app.scenarios.refused_value(option);
     let from = from.or_else(|| app.scenarios.value(option));
     let Some(next) = options::neighbour(info, from, forward) else {
@@ -541,7 +540,7 @@ fn step(app: &mut App, forward: bool) -> Vec<Effect> {
     app.predict()
 }
 
-/// Simulates the selected scenario and goes to the timeline.
+/// Simulates the selected scenario and shows the timeline.
 pub(super) fn simulate(app: &mut App) -> Vec<Effect> {
     let Some(setup) = app.wanted() else {
         return Vec::new();

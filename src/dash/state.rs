@@ -1,35 +1,35 @@
-//! What is kept from one session to the next: a small file in the user's state folder.
+//! The state kept between sessions: a small file in the user's state folder.
 
 use serde::{Deserialize, Serialize};
 use shardlab_reports::files;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Version of the file; one of another version is left alone and not read.
+/// Version of the file. A file of another version is neither read nor changed.
 const FORMAT: u32 = 1;
 
 /// Kept state.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Saved {
-    /// Theme.
+    /// Name of the theme.
     pub theme: Option<String>,
-    /// Mouse.
+    /// Whether the mouse is reported.
     pub mouse: bool,
     /// Selected scenario, by [`Source::key`](super::scenarios::Source).
     pub scenario: Option<String>,
-    /// Changes by [`Source::key`](super::scenarios::Source), then by option. A bare name is that of
-    /// a shipped scenario: that of a file, as it was written once, says nothing about which.
+    /// Changes by [`Source::key`](super::scenarios::Source), then by option. A name without a path
+    /// belongs to a shipped scenario; in files written by old versions, it may not identify a file.
     pub overrides: BTreeMap<String, BTreeMap<String, String>>,
     /// Filter of the scenario list.
     pub filter: String,
-    /// Column by which the sweep is sorted.
+    /// Index of the column by which the sweep is sorted.
     pub sweep_sort: usize,
-    /// The other way.
+    /// Whether the sweep's order is reversed.
     pub sweep_reversed: bool,
     /// Axes added to the sweep.
     pub axes: Vec<String>,
-    /// Critical path shown.
+    /// Whether the critical path is shown.
     pub critical: bool,
 }
 
@@ -55,19 +55,20 @@ struct File {
     state: Saved,
 }
 
-/// The file's place: `$XDG_STATE_HOME/shardlab/dash.json`, or the same under `~/.local/state`.
+/// Returns the path of the file: `$XDG_STATE_HOME/shardlab/dash.json`, or the same under
+/// `~/.local/state`.
 #[must_use]
 pub fn path(var: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
     let set = |name| var(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    // Relative folders are invalid by the XDG specification.
+    // The XDG specification declares relative paths invalid.
     let base = set("XDG_STATE_HOME")
         .filter(|p| p.is_absolute())
         .or_else(|| set("HOME").map(|home| home.join(".local/state")))?;
     Some(base.join("shardlab/dash.json"))
 }
 
-/// Reads the file. One that is missing, damaged or of another version is as none: it holds nothing
-/// that matters.
+/// Reads the file. A missing or damaged file, or one of another version, counts as empty: it
+/// contains nothing important.
 #[must_use]
 pub fn read(path: &Path) -> Saved {
     std::fs::read_to_string(path)
@@ -78,10 +79,10 @@ pub fn read(path: &Path) -> Saved {
         .unwrap_or_default()
 }
 
-/// Writes the file, in full or not at all.
+/// Writes the file, completely or not at all.
 ///
 /// # Errors
-/// When the folder or the file cannot be written.
+/// Fails if the folder or the file cannot be written.
 pub fn write(path: &Path, state: &Saved) -> std::io::Result<()> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)?;

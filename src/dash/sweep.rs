@@ -1,4 +1,4 @@
-//! The sweep: a table that fills while points are predicted.
+//! The sweep: a table that fills up while points are predicted.
 
 use super::app::{App, Purpose, Tone, View};
 use super::cursor::Cursor;
@@ -14,7 +14,7 @@ use crate::cli::option_of;
 use shardlab_plan::scenario::{BatchUnit, check_axis};
 use std::cell::RefCell;
 
-/// Columns after the axes, and the field of a [`Brief`] that each is sorted by.
+/// Columns after the axes, with the field of a [`Brief`] that each is sorted by.
 pub const COLUMNS: [(&str, &str); 8] = [
     ("step ms", "step"),
     (BatchUnit::Tokens.column(), "tokens"),
@@ -29,9 +29,9 @@ pub const COLUMNS: [(&str, &str); 8] = [
 /// A point.
 #[derive(Clone, Debug)]
 pub struct Point {
-    /// Place in the order of the axes.
+    /// Index in the order of the axes.
     pub index: usize,
-    /// Value of each axis.
+    /// Value on each axis.
     pub settings: Vec<String>,
     /// Numbers, or why there are none.
     pub result: Result<Brief, String>,
@@ -40,49 +40,49 @@ pub struct Point {
 /// State of the sweep view.
 #[derive(Debug, Default)]
 pub struct SweepView {
-    /// What is swept.
+    /// Scenario of the sweep.
     pub setup: Option<Setup>,
     /// Axes added here, `section.key=[v1, v2]`.
     pub axes: Vec<String>,
-    /// Keys of all axes of the sweep at hand.
+    /// Keys of all axes of the current sweep.
     pub keys: Vec<String>,
-    /// Points it has.
+    /// Number of points.
     pub total: usize,
-    /// Points that are there, by index.
+    /// Points that have been predicted, with their index.
     pub points: Vec<Point>,
     /// Selected row.
     pub cursor: Cursor,
     /// Filter.
     pub filter: String,
-    /// Column that it is sorted by: 0 is the order of the axes, then the axes, then [`COLUMNS`].
+    /// Column to sort by: 0 is the order of the axes, followed by the axes and [`COLUMNS`].
     pub sort: usize,
-    /// The other way.
+    /// Whether the order is reversed.
     pub reversed: bool,
-    /// Only the front.
+    /// Whether to show only the Pareto front.
     pub front_only: bool,
-    /// Why the sweep could not be.
+    /// Why the sweep is impossible.
     pub error: Option<String>,
-    /// Columns that the last drawing had room for, as [`Self::sort`] counts them.
+    /// Columns that fitted in the last drawing, numbered like [`Self::sort`].
     pub(super) drawn: RefCell<Vec<usize>>,
 }
 
 /// A row of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// Index into the points that are there.
+    /// Index into the predicted points.
     pub point: usize,
-    /// On the Pareto front of time and memory.
+    /// Whether the point is on the Pareto front of time and memory.
     pub front: bool,
 }
 
 impl SweepView {
-    /// Number of sortable columns.
+    /// Returns the number of sortable columns.
     #[must_use]
     pub fn columns(&self) -> usize {
         1 + self.keys.len() + COLUMNS.len()
     }
 
-    /// The column to sort by after the present one, or before it: one of those that are seen.
+    /// Returns the visible column to sort by after or before the present one.
     fn next_sort(&self, forward: bool) -> usize {
         let drawn = self.drawn.borrow();
         let all = if drawn.is_empty() {
@@ -92,21 +92,21 @@ impl SweepView {
             all.extend(drawn.iter());
             all
         };
-        // From a column that is hidden on, where the terminal has become narrower.
+        // The present column may be hidden if the terminal has become narrower.
         let after = all.iter().find(|c| **c > self.sort).unwrap_or(&all[0]);
         let before = all.iter().rfind(|c| **c < self.sort);
         let before = before.or(all.last()).unwrap_or(after);
         *if forward { after } else { before }
     }
 
-    /// What the batches of the points are counted in.
+    /// Returns the unit of the points' batches.
     #[must_use]
     pub fn counted_in(&self) -> BatchUnit {
         let briefs = self.points.iter().filter_map(|p| p.result.as_ref().ok());
         BatchUnit::common(briefs.map(|b| b.counted_in))
     }
 
-    /// Title of one of [`COLUMNS`].
+    /// Returns the title of a column of [`COLUMNS`].
     #[must_use]
     pub fn title(&self, column: usize) -> &'static str {
         match COLUMNS[column] {
@@ -115,14 +115,15 @@ impl SweepView {
         }
     }
 
-    /// Points on the front of step time (per token) and reserved memory, among those that fit.
+    /// Returns whether each point is on the front of step time (per token) and reserved memory,
+    /// among those that fit.
     fn front(&self) -> Vec<bool> {
         let points: Vec<pareto::Point> = self
             .points
             .iter()
             .map(|p| match &p.result {
                 Ok(b) if b.fits != "no" => pareto::Point {
-                    // Per token, so that points of different batches can be on one front.
+                    // Time per token, so that points with different batches can share a front.
                     time: 1.0 / b.tokens_per_s,
                     memory: b.reserved.0 as f64,
                     changes: 0,
@@ -137,7 +138,7 @@ impl SweepView {
         )
     }
 
-    /// Rows as they are shown.
+    /// Returns the rows to show.
     #[must_use]
     pub fn rows(&self) -> Vec<Row> {
         let query = Query::parse(&self.filter);
@@ -151,8 +152,7 @@ impl SweepView {
             .filter(|r| self.keeps(&query, *r))
             .collect();
         if let Some(column) = self.sort.checked_sub(1) {
-            // Sorted once by a key that is made once: tables of thousands are sorted in every
-            // frame.
+            // Compute each sort key once: tables with thousands of rows are sorted in every frame.
             rows.sort_by_cached_key(|r| self.sort_key(&self.points[r.point], column));
         }
         if self.reversed {
@@ -161,14 +161,14 @@ impl SweepView {
         rows
     }
 
-    /// The value of an axis, by its key or the end of it.
+    /// Returns the value of an axis, given its key or the end of its key.
     fn setting(&self, point: &Point, field: &str) -> Option<String> {
         let named = |key: &str| key == field || option_of(key) == field;
         let at = self.keys.iter().position(|k| named(k))?;
         point.settings.get(at).cloned()
     }
 
-    /// What a filter finds of a point under a name, but for the front.
+    /// Returns a field of a point for filters, except the front.
     pub(super) fn field(&self, point: &Point, name: &str) -> Option<String> {
         let brief = || point.result.as_ref().ok()?.field(name);
         self.setting(point, name).or_else(brief)
@@ -186,7 +186,7 @@ impl SweepView {
         })
     }
 
-    /// Failed points come last; numbers before text, by size.
+    /// Returns a sort key. Failed points come last; numbers come before text, by size.
     fn sort_key(&self, point: &Point, column: usize) -> (u8, u64, String) {
         let text = match column.checked_sub(self.keys.len()) {
             None => point.settings.get(column).cloned(),
@@ -217,7 +217,7 @@ impl SweepView {
     }
 }
 
-/// A key in the sweep view.
+/// Handles a command in the sweep view.
 pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
     let s = &mut app.sweep;
     match command {
@@ -234,7 +234,7 @@ pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
         Command::Front => s.front_only = !s.front_only,
         Command::Filter => {
             let text = s.filter.clone();
-            app.prompt = Some(Prompt::anew(Asks::FilterSweep, text));
+            app.prompt = Some(Prompt::replacing(Asks::FilterSweep, text));
             return super::update::filter(app, Asks::FilterSweep, "");
         }
         Command::Back => {
@@ -277,7 +277,7 @@ pub(super) fn run(app: &mut App) -> Vec<Effect> {
     app.start(Task::Sweep { setup, axes })
 }
 
-/// Makes the selected option an axis over the values worth offering.
+/// Makes the selected option an axis over the values that the editor offers.
 pub(super) fn add_option(app: &mut App) {
     let Some(option) = app.scenarios.option() else {
         return;
@@ -302,10 +302,10 @@ pub(super) fn add_option(app: &mut App) {
     ));
 }
 
-/// An axis has been typed.
+/// Accepts a typed axis.
 ///
 /// # Errors
-/// What `shardlab sweep` says about such an axis.
+/// Returns the message of `shardlab sweep` on an invalid axis.
 pub(super) fn accept(app: &mut App, text: &str) -> Result<(), String> {
     let key = |axis: &str| axis.split('=').next().unwrap_or_default().trim().to_owned();
     let text = text.trim();
@@ -325,13 +325,13 @@ pub(super) fn accept(app: &mut App, text: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// The scenario at the selected point.
+/// Returns the scenario at the selected point.
 fn selected(app: &App) -> Option<Setup> {
     let rows = app.sweep.rows();
     let point = &app.sweep.points[rows.get(app.sweep.cursor.at)?.point];
     let setup = app.sweep.setup.clone()?;
     let axes = app.sweep.keys.iter().zip(&point.settings);
-    // What an axis sets wins over what was changed before.
+    // The value of an axis overrides an earlier change.
     let own = |set: &String| {
         !app.sweep
             .keys
@@ -347,7 +347,7 @@ fn selected(app: &App) -> Option<Setup> {
     })
 }
 
-/// Takes the settings of the selected point over into the options of the scenario.
+/// Applies the settings of the selected point to the options of the scenario.
 fn apply(app: &mut App) -> Vec<Effect> {
     let rows = app.sweep.rows();
     let (Some(row), Some(setup)) = (rows.get(app.sweep.cursor.at), app.sweep.setup.clone()) else {

@@ -1,4 +1,4 @@
-//! Pages of tables: what comparisons and gates show.
+//! Pages of tables, for comparisons and gates.
 
 use super::app::Tone;
 
@@ -7,7 +7,7 @@ use super::app::Tone;
 pub struct Row {
     /// Cells.
     pub cells: Vec<String>,
-    /// How it is meant.
+    /// Meaning of the row, which decides its colour.
     pub tone: Tone,
 }
 
@@ -16,16 +16,16 @@ pub struct Row {
 pub struct Table {
     /// Heading.
     pub title: String,
-    /// Names of the columns; a `>` before one aligns it to the right.
+    /// Names of the columns; a leading `>` aligns a column to the right.
     pub header: Vec<String>,
     /// Rows.
     pub rows: Vec<Row>,
-    /// Sentences below it.
+    /// Sentences below the table.
     pub notes: Vec<String>,
 }
 
 impl Table {
-    /// An empty table.
+    /// Creates an empty table.
     #[must_use]
     pub fn new(title: impl Into<String>, header: &[&str]) -> Self {
         Self {
@@ -56,12 +56,12 @@ pub struct Series {
 /// A page.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Page {
-    /// What it is about.
+    /// Title.
     pub title: String,
-    /// The verdict in one line, and how it is meant.
+    /// Verdict in one line, with its meaning.
     pub verdict: Option<(Tone, String)>,
     /// Tables.
     pub tables: Vec<Table>,
-    /// Curves, overlaid.
+    /// Overlaid curves.
     pub losses: Vec<Series>,
 }

@@ -1,4 +1,4 @@
-//! The terminal: taken over at the begin, given back however the dashboard ends.
+//! Takes over the terminal at the start, and restores it however the dashboard ends.
 
 use super::app::App;
 use super::draw::draw;
@@ -24,35 +24,35 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
-/// How often the clock ticks while nothing else happens.
+/// Interval of the clock while nothing else happens.
 const TICK: Duration = Duration::from_millis(250);
-/// The shortest time between two drawings: reports may come by the thousand.
+/// Minimum time between two drawings, since there may be thousands of reports.
 const FRAME: Duration = Duration::from_millis(30);
 
-/// Set by tests only: drawing panics, to see that the terminal is given back then too.
+/// Set only by tests: makes drawing panic, to check that the terminal is restored.
 const PANIC: &str = "SHARDLAB_TEST_PANIC";
 
-/// Whether the terminal is the dashboard's.
+/// Whether the dashboard owns the terminal.
 static HELD: AtomicBool = AtomicBool::new(false);
 
-/// While it lives the terminal is the dashboard's.
+/// Owns the terminal; dropping it restores the terminal.
 struct Guard;
 
 impl Guard {
     fn new(mouse: bool) -> io::Result<Self> {
         hook(std::thread::current().id());
-        // What has been taken when it fails is given back.
+        // If a later step fails, dropping the guard restores what has been changed.
         let guard = Self;
         take(mouse)?;
         Ok(guard)
     }
 }
 
-/// Takes the terminal over.
+/// Takes over the terminal.
 fn take(mouse: bool) -> io::Result<()> {
     enable_raw_mode()?;
     HELD.store(true, Ordering::Relaxed);
-    // Not by ratatui's own clear: it asks where the cursor is, and not every terminal answers.
+    // Do not use ratatui's clear: it queries the cursor position, which not every terminal reports.
     execute!(stdout(), EnterAlternateScreen, Clear(ClearType::All))?;
     if mouse {
         execute!(stdout(), EnableMouseCapture)?;
@@ -60,16 +60,17 @@ fn take(mouse: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// Gives the terminal to the shell and stops; when the shell lets it go on, all is drawn anew.
+/// Returns the terminal to the shell and suspends the process. Everything is redrawn when the shell
+/// resumes it.
 fn suspend(mouse: bool, terminal: &mut Terminal<CrosstermBackend<Stdout>>) -> io::Result<Size> {
     give_back();
-    // What the terminal does for programs that leave Ctrl-Z to it: a script that waits for this one
-    // stops as well, else its shell would never know. Without a shell that could let it go on
-    // nothing happens. The drawing thread is the main one, which takes its own signal before it
-    // comes back from here.
+    // Stop the whole process group, as the terminal does on Ctrl-Z: a script that waits for this
+    // process stops as well, otherwise its shell would never notice. Without a shell that could
+    // resume it, nothing happens. The drawing thread is the main thread, which handles its own
+    // signal before this call returns.
     kill_current_process_group(Signal::TSTP)?;
     take(mouse)?;
-    // Not told while it was stopped.
+    // Resizes are not reported while the process is stopped.
     let size = terminal.size()?;
     terminal.resize(size.into())?;
     Ok(size)
@@ -81,9 +82,8 @@ impl Drop for Guard {
     }
 }
 
-/// Gives the terminal back, once: leaving the other screen again would put the cursor back to where
-/// it was before, over what a panic has said meanwhile. Nothing can be done about a terminal that
-/// is gone.
+/// Restores the terminal, once. Leaving the alternate screen again would move the cursor back over
+/// the message of a panic. Errors are ignored, since the terminal may be gone.
 fn give_back() {
     if !HELD.swap(false, Ordering::Relaxed) {
         return;
@@ -93,8 +93,8 @@ fn give_back() {
     let _ = disable_raw_mode();
 }
 
-/// A panic of the drawing thread gives the terminal back before it is reported. Others become
-/// failed jobs: what they would print would only spoil the screen.
+/// Restores the terminal before a panic of the drawing thread is reported. Panics of other threads
+/// become failed jobs without output, which would only spoil the screen.
 fn hook(own: ThreadId) {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
@@ -105,7 +105,7 @@ fn hook(own: ThreadId) {
     }));
 }
 
-/// Runs until the user leaves or a signal ends it.
+/// Runs until the user quits or a signal ends the dashboard.
 pub(super) fn run(
     app: &mut App,
     begin: Vec<Effect>,
@@ -126,12 +126,12 @@ pub(super) fn run(
     let result = turn(app, worker, inbox, &mut terminal, &ended);
     worker.stop_all();
     drop(guard);
-    // What was reported by the panic hook in between belongs to the default one again.
+    // Give panic reporting back to the default hook.
     drop(std::panic::take_hook());
     result
 }
 
-/// Reads keys and the mouse on a thread of its own.
+/// Reads keys and the mouse on a separate thread.
 fn listen(events: Sender<Event>) {
     let body = move || {
         while let Ok(event) = input::read() {
@@ -146,7 +146,7 @@ fn listen(events: Sender<Event>) {
             }
         }
     };
-    // Without it there are no keys; signals still end the dashboard.
+    // Without this thread there are no keys, but signals still end the dashboard.
     let _ = std::thread::Builder::new().name("input".into()).spawn(body);
 }
 
@@ -166,8 +166,7 @@ fn turn(
             worker.carry_out(Effect::Save(app.save()));
             return Ok(());
         }
-        // Drawing comes first when it is due: reports that never cease must not keep the screen
-        // from moving.
+        // Draw first when it is due: endless reports must not freeze the screen.
         if changed && drawn.elapsed() >= FRAME {
             let _ = update(app, Event::Tick(begin.elapsed()));
             terminal.draw(|frame| draw(app, frame))?;

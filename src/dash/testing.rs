@@ -28,7 +28,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-/// The predicted run of a shipped scenario.
+/// Returns the predicted run of a shipped scenario.
 pub(crate) fn view(name: &str, set: &[&str]) -> Arc<RunView> {
     let set: Vec<String> = set.iter().map(|s| (*s).to_owned()).collect();
     let scenario = scenario::load(Path::new(name), &set).unwrap();
@@ -41,8 +41,9 @@ pub(crate) fn view(name: &str, set: &[&str]) -> Arc<RunView> {
 const US: u64 = 1_000_000;
 const MIB: u64 = 1 << 20;
 
-/// A step that no change of the simulator moves: four layers forward and backward, gathers a unit
-/// ahead, reductions, and an optimizer; `slow` in percent stretches every kernel.
+/// Returns a hand-made step that no change of the simulator affects: four layers forward and
+/// backward, gathers one unit ahead, reductions, and an optimizer. `slow` (percent) stretches every
+/// kernel.
 pub(crate) fn step(kind: RunKind, slow: u64) -> Arc<RunView> {
     let mut made = Made {
         slow,
@@ -277,7 +278,7 @@ impl Made {
     }
 }
 
-/// Numbers of a prediction that no change of the simulator moves.
+/// Returns hand-made numbers that no change of the simulator affects.
 pub(crate) fn brief(step_ms: f64, gib: f64, fits: &'static str) -> Brief {
     let bytes = |x: f64| Bytes((x * (1u64 << 30) as f64) as u64);
     Brief {
@@ -308,7 +309,7 @@ pub(crate) fn brief(step_ms: f64, gib: f64, fits: &'static str) -> Brief {
     }
 }
 
-/// A prediction of a shipped scenario's options with made numbers.
+/// Returns a prediction with the options of a shipped scenario and hand-made numbers.
 pub(crate) fn glance(name: &str, set: &[&str], step_ms: f64) -> Arc<Glance> {
     let set: Vec<String> = set.iter().map(|s| (*s).to_owned()).collect();
     let scenario = scenario::load(Path::new(name), &set).unwrap();
@@ -331,14 +332,14 @@ pub(crate) fn glance(name: &str, set: &[&str], step_ms: f64) -> Arc<Glance> {
     })
 }
 
-/// A dashboard without a world: effects are collected, messages are given by hand.
+/// A dashboard without an outside: effects are collected, and messages are sent by hand.
 pub(crate) struct Stage {
     pub(crate) app: App,
     pub(crate) effects: Vec<Effect>,
 }
 
 impl Stage {
-    /// Over a few shipped scenarios, with made predictions.
+    /// Creates a dashboard over a few shipped scenarios with hand-made predictions.
     pub(crate) fn new() -> Self {
         Self::with(&Saved::default())
     }
@@ -378,7 +379,7 @@ impl Stage {
         stage
     }
 
-    /// Events as they come.
+    /// Handles an event.
     pub(crate) fn event(&mut self, event: Event) {
         self.effects.extend(update(&mut self.app, event));
     }
@@ -387,7 +388,7 @@ impl Stage {
         self.event(Event::Message(message));
     }
 
-    /// Answers the newest question with made numbers.
+    /// Answers the newest request with hand-made numbers.
     pub(crate) fn predicted(&mut self, step_ms: f64) {
         let Some(name) = self.app.scenarios.current().map(|s| s.name.clone()) else {
             return;
@@ -401,7 +402,7 @@ impl Stage {
         });
     }
 
-    /// News of the newest job.
+    /// Reports news of the newest job.
     pub(crate) fn news(&mut self, news: News) {
         let id = *self.app.jobs.keys().next_back().unwrap();
         self.tell(Message::Job(id, news));
@@ -414,13 +415,13 @@ impl Stage {
         }
     }
 
-    /// A run arrives as if it had been simulated or trained.
+    /// Reports a run as if it had been simulated or trained.
     pub(crate) fn run(&mut self, view: Arc<RunView>) {
         self.news(News::Run(Arc::new(Lanes::new(view))));
         self.news(News::Done);
     }
 
-    /// Keys: characters as they are, `<name>` for others.
+    /// Types keys: characters as they are, `<name>` for other keys.
     pub(crate) fn keys(&mut self, text: &str) {
         let mut rest = text;
         while let Some(c) = rest.chars().next() {
@@ -437,7 +438,7 @@ impl Stage {
         }
     }
 
-    /// The screen as text.
+    /// Returns the screen as text.
     pub(crate) fn screen(&mut self, width: u16, height: u16) -> String {
         self.terminal(width, height).backend().to_string()
     }

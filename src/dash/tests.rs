@@ -1,4 +1,4 @@
-//! The whole dashboard: screens of every view, and what scripts of events lead to.
+//! Tests of the whole dashboard: screens of every view, and the results of scripts of events.
 
 mod scripts;
 mod views;

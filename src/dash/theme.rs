@@ -1,5 +1,5 @@
-//! Colours and glyphs. Colour never carries meaning alone: kinds of work have textures, states have
-//! marks.
+//! Colours and glyphs. Colour never carries meaning alone: kinds of work have textures, and states
+//! have marks.
 
 mod palette;
 
@@ -8,21 +8,21 @@ use palette::{DARK, LIGHT, Palette, Rgb, SAFE, indexed, luminance, sixteen};
 use ratatui::style::{Color, Modifier, Style};
 use shardlab_plan::record::Cause;
 
-/// How many colours the terminal has.
+/// Number of colours of the terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Depth {
-    /// None, or the user asked for none.
+    /// No colours, or none wanted.
     None,
-    /// The sixteen of old.
+    /// The basic sixteen colours.
     Sixteen,
-    /// A palette of 256.
+    /// A palette of 256 colours.
     Palette,
-    /// All.
+    /// 24-bit colours.
     True,
 }
 
 impl Depth {
-    /// What the environment says, given as a look-up of variables.
+    /// Returns what the environment says, given a look-up of variables.
     #[must_use]
     pub fn of(var: impl Fn(&str) -> Option<String>) -> Self {
         let set = |name| var(name).filter(|v| !v.is_empty());
@@ -42,24 +42,24 @@ impl Depth {
     }
 }
 
-/// A theme's name.
+/// Name of a theme.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Name {
     /// For dark terminals.
     Dark,
     /// For light terminals.
     Light,
-    /// Colours that colour-blind people tell apart (Okabe and Ito), with textures.
+    /// Colours that colour-blind people can distinguish (Okabe and Ito), with textures.
     Safe,
-    /// No colour.
+    /// No colours.
     Mono,
 }
 
 impl Name {
-    /// All, in the order in which the key goes through them.
+    /// All themes, in the order in which the key cycles through them.
     pub const ALL: [Self; 4] = [Self::Dark, Self::Light, Self::Safe, Self::Mono];
 
-    /// As options and the saved state spell it.
+    /// Returns the spelling in options and in the saved state.
     #[must_use]
     pub const fn text(self) -> &'static str {
         match self {
@@ -70,24 +70,24 @@ impl Name {
         }
     }
 
-    /// The theme of a name.
+    /// Returns the theme with this name.
     #[must_use]
     pub fn find(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|n| n.text() == text)
     }
 }
 
-/// How everything looks.
+/// Colours and glyphs of the dashboard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Theme {
     /// Name.
     pub name: Name,
-    /// Colours of the terminal.
+    /// Number of colours of the terminal.
     pub depth: Depth,
 }
 
 impl Theme {
-    /// A theme; without colours there is only one.
+    /// Creates a theme. Without colours there is only one.
     #[must_use]
     pub fn new(name: Name, depth: Depth) -> Self {
         let name = if depth == Depth::None {
@@ -98,7 +98,7 @@ impl Theme {
         Self { name, depth }
     }
 
-    /// The next one.
+    /// Returns the next theme.
     #[must_use]
     pub fn next(self) -> Self {
         let at = Name::ALL.iter().position(|n| *n == self.name).unwrap_or(0);
@@ -128,19 +128,19 @@ impl Theme {
             .map_or_else(Style::new, |p| Style::new().fg(self.colour(pick(p))))
     }
 
-    /// Whether kinds of work are drawn with textures as well.
+    /// Returns whether kinds of work are drawn with textures as well.
     #[must_use]
     pub fn textures(self) -> bool {
         matches!(self.name, Name::Safe | Name::Mono)
     }
 
-    /// Plain text.
+    /// Returns the style of plain text.
     #[must_use]
     pub fn text(self) -> Style {
         self.fg(|p| p.text)
     }
 
-    /// What matters less.
+    /// Returns the style of less important text.
     #[must_use]
     pub fn dim(self) -> Style {
         match self.palette() {
@@ -149,37 +149,37 @@ impl Theme {
         }
     }
 
-    /// Headings, focus, keys.
+    /// Returns the style of headings, focus and keys.
     #[must_use]
     pub fn accent(self) -> Style {
         self.fg(|p| p.accent).add_modifier(Modifier::BOLD)
     }
 
-    /// Bold text.
+    /// Returns the style of bold text.
     #[must_use]
     pub fn strong(self) -> Style {
         self.text().add_modifier(Modifier::BOLD)
     }
 
-    /// Better, valid.
+    /// Returns the style of better or valid values.
     #[must_use]
     pub fn good(self) -> Style {
         self.fg(|p| p.good)
     }
 
-    /// Worse, failed.
+    /// Returns the style of worse or failed values.
     #[must_use]
     pub fn bad(self) -> Style {
         self.fg(|p| p.bad).add_modifier(Modifier::BOLD)
     }
 
-    /// Changed, careful.
+    /// Returns the style of changed values and cautions.
     #[must_use]
     pub fn warn(self) -> Style {
         self.fg(|p| p.warn)
     }
 
-    /// The selected row of the pane that has the keys.
+    /// Returns the style of the selected row in the focused pane.
     #[must_use]
     pub fn selected(self) -> Style {
         match self.palette() {
@@ -190,13 +190,13 @@ impl Theme {
         }
     }
 
-    /// The selected row of another pane.
+    /// Returns the style of the selected row in another pane.
     #[must_use]
     pub fn selected_elsewhere(self) -> Style {
         Style::new().add_modifier(Modifier::UNDERLINED)
     }
 
-    /// A border, of the pane that has the keys or another.
+    /// Returns the style of a border, of the focused pane or another.
     #[must_use]
     pub fn border(self, focused: bool) -> Style {
         if focused {
@@ -206,13 +206,13 @@ impl Theme {
         }
     }
 
-    /// A kind of work, as foreground.
+    /// Returns the colour of a kind of work, as foreground.
     #[must_use]
     pub fn work(self, work: Work) -> Style {
         self.fg(|p| p.work[work_index(work)])
     }
 
-    /// Text on a bar of a kind of work.
+    /// Returns the style of text on a bar of a kind of work.
     #[must_use]
     pub fn on_work(self, work: Work) -> Style {
         match self.palette() {
@@ -229,7 +229,7 @@ impl Theme {
         }
     }
 
-    /// The glyph that fills a bar.
+    /// Returns the glyph that fills a bar.
     #[must_use]
     pub fn texture(self, work: Work) -> char {
         if self.textures() {
@@ -239,14 +239,14 @@ impl Theme {
         }
     }
 
-    /// A cause of exposed time.
+    /// Returns the colour of a cause of exposed time.
     #[must_use]
     pub fn cause(self, cause: Cause) -> Style {
         self.fg(|p| p.cause[cause as usize])
             .add_modifier(Modifier::BOLD)
     }
 
-    /// The n-th of many series.
+    /// Returns the colour of the n-th of many series.
     #[must_use]
     pub fn series(self, n: usize) -> Style {
         self.fg(|p| p.work[n % p.work.len()])
@@ -267,7 +267,7 @@ fn work_index(work: Work) -> usize {
     }
 }
 
-/// Fill of a bar where colour does not suffice.
+/// Returns the fill of a bar for themes in which colours are not enough.
 #[must_use]
 pub const fn texture(work: Work) -> char {
     match work {
@@ -283,7 +283,7 @@ pub const fn texture(work: Work) -> char {
     }
 }
 
-/// The letter of a cause of exposed time.
+/// Returns the letter of a cause of exposed time.
 #[must_use]
 pub const fn letter(cause: Cause) -> char {
     match cause {

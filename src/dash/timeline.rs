@@ -1,4 +1,4 @@
-//! The timeline: which part of a step is in view, and which span is selected.
+//! The timeline: the visible part of a step, and the selected span.
 
 mod commands;
 
@@ -11,7 +11,7 @@ use shardlab_plan::record::Cause;
 use std::cell::RefCell;
 use std::sync::Arc;
 
-/// The shortest window, picoseconds: far below any kernel.
+/// Minimum window, picoseconds: far shorter than any kernel.
 const SHORTEST: u64 = 10_000;
 
 /// A span of one of the two runs.
@@ -28,40 +28,40 @@ pub struct Selected {
 pub struct LaneRow {
     /// 0 for the run above, 1 for the one below.
     pub run: usize,
-    /// Its lane.
+    /// Lane.
     pub lane: usize,
 }
 
-/// What a column shows of the exposed time: its cause, and its share of the column.
+/// Content of a column of exposed time: the cause, and its share of the column.
 pub type Exposed = Option<(Cause, f32)>;
 
-/// What was binned last, and for what.
+/// Cached bins, with what they were computed for.
 #[derive(Debug)]
 pub(crate) struct Binned {
     key: (u64, u64, Window, u64, u16),
     pub(crate) lanes: Vec<Vec<Bin>>,
     pub(crate) gaps: [Vec<Exposed>; 2],
     pub(crate) memory: [Vec<Option<Column>>; 2],
-    /// The compute stream of the run above over the whole step.
+    /// The compute stream of the upper run over the whole step.
     pub(crate) whole: Vec<Bin>,
 }
 
 /// State of the timeline.
 #[derive(Debug, Default)]
 pub struct Timeline {
-    /// The run above.
+    /// The upper run.
     pub main: Option<Arc<Lanes>>,
-    /// The run below.
+    /// The lower run.
     pub other: Option<Arc<Lanes>>,
-    /// Both are shown at the same length.
+    /// Whether both are drawn at the same length.
     pub stretch: bool,
-    /// What is in view; `None` is everything.
+    /// The visible window; `None` for everything.
     pub window: Option<Window>,
     /// Selected span.
     pub selected: Option<Selected>,
-    /// The critical path is shown.
+    /// Whether the critical path is shown.
     pub critical: bool,
-    /// Where a drag began: its column, and what was in view.
+    /// Where a drag started: its column, and the window at that time.
     pub(crate) drag: Option<(u16, Window)>,
     pub(crate) binned: RefCell<Option<Binned>>,
 }
@@ -79,7 +79,7 @@ impl Timeline {
         self.window = None;
     }
 
-    /// The run above or below.
+    /// Returns the upper (0) or lower (1) run.
     #[must_use]
     pub fn run(&self, run: usize) -> Option<&Arc<Lanes>> {
         match run {
@@ -88,7 +88,7 @@ impl Timeline {
         }
     }
 
-    /// The longest of the shown runs, picoseconds of the screen's clock.
+    /// Returns the length of the longest shown run, in picoseconds of the screen's clock.
     #[must_use]
     pub fn length(&self) -> u64 {
         let main = self.main.as_ref().map_or(1, |l| l.length);
@@ -98,7 +98,7 @@ impl Timeline {
         }
     }
 
-    /// What is in view.
+    /// Returns the visible window.
     #[must_use]
     pub fn view(&self) -> Window {
         let length = self.length();
@@ -111,7 +111,7 @@ impl Timeline {
         }
     }
 
-    /// What is in view of a run, in its own time.
+    /// Returns the visible window of a run, in its own time.
     #[must_use]
     pub fn view_of(&self, run: usize) -> Window {
         let view = self.view();
@@ -122,7 +122,7 @@ impl Timeline {
         }
     }
 
-    /// A run's picoseconds for one of the screen's.
+    /// Returns the picoseconds of a run per picosecond of the screen's clock.
     fn scale(&self, run: usize) -> f64 {
         match (&self.main, &self.other) {
             (Some(main), Some(other)) if run == 1 && self.stretch => {
@@ -132,13 +132,13 @@ impl Timeline {
         }
     }
 
-    /// A time of a run on the screen's clock.
+    /// Converts a time of a run to the screen's clock.
     fn on_screen(&self, run: usize, time: u64) -> u64 {
         (time as f64 / self.scale(run)) as u64
     }
 
-    /// Lanes as they lie on the screen: streams of the run above, each with its fellow of the run
-    /// below.
+    /// Returns the lanes in the order of the screen: streams of the upper run, each followed by its
+    /// counterpart of the lower run.
     #[must_use]
     pub fn rows(&self) -> Vec<LaneRow> {
         let Some(main) = &self.main else {
@@ -159,7 +159,7 @@ impl Timeline {
         rows
     }
 
-    /// Bins for so many columns: those of last time if nothing has changed since.
+    /// Computes the bins for `columns` columns, unless the cached ones are still valid.
     pub(crate) fn bin(&self, columns: u16) {
         let id = |l: &Option<Arc<Lanes>>| l.as_ref().map_or(0, |l| l.id);
         let view = self.view();
@@ -213,7 +213,7 @@ impl Timeline {
         });
     }
 
-    /// The row of the selected span.
+    /// Returns the row of the selected span.
     #[must_use]
     pub fn selected_row(&self) -> Option<usize> {
         let s = self.selected?;
@@ -223,7 +223,7 @@ impl Timeline {
             .position(|r| *r == LaneRow { run: s.run, lane })
     }
 
-    /// Begin and end of the selected span on the screen's clock.
+    /// Returns the start and end of the selected span on the screen's clock.
     #[must_use]
     pub fn selected_time(&self) -> Option<Window> {
         let s = self.selected?;
@@ -241,7 +241,7 @@ impl Timeline {
         )
     }
 
-    /// Selects a span and brings it into view.
+    /// Selects a span and makes it visible.
     pub fn select(&mut self, run: usize, span: u32) {
         if self.run(run).and_then(|r| r.item(span)).is_none() {
             return;
@@ -253,7 +253,7 @@ impl Timeline {
         if self.window.is_some() && (time.to <= view.from || time.from >= view.to) {
             let length = view.length();
             let middle = time.from + time.length() / 2;
-            // A span longer than the window is shown from its begin.
+            // A span longer than the window is shown from its start.
             let from = if time.length() > length {
                 time.from
             } else {
@@ -263,7 +263,7 @@ impl Timeline {
         }
     }
 
-    /// Shows a part, within the step.
+    /// Shows a window, limited to the step.
     fn look(&mut self, from: u64, length: u64) {
         let all = self.length();
         let length = length.clamp(SHORTEST.min(all), all);
@@ -278,7 +278,7 @@ impl Timeline {
         });
     }
 
-    /// Zooms about a time by a factor above 1 (in) or below (out).
+    /// Zooms around a time by a factor, in (above 1) or out (below 1).
     pub fn zoom(&mut self, about: u64, factor: f64) {
         let view = self.view();
         let about = about.clamp(view.from, view.to);
@@ -287,7 +287,7 @@ impl Timeline {
         self.look(about.saturating_sub(before as u64), length as u64);
     }
 
-    /// The mouse has been dragged to a column of so many.
+    /// Handles a drag of the mouse to a column out of `columns`.
     pub(crate) fn dragged(&mut self, column: u16, columns: u16) {
         let Some((from, view)) = self.drag else {
             return;
@@ -299,7 +299,7 @@ impl Timeline {
         }
     }
 
-    /// Shows an interval of the screen's clock with a little around it.
+    /// Shows an interval of the screen's clock with a small margin.
     fn show(&mut self, window: Window) {
         let margin = window.length() / 20 + 1;
         self.look(
@@ -319,7 +319,7 @@ impl Timeline {
         self.look(from, view.length());
     }
 
-    /// The next or the previous span of the lane.
+    /// Selects the next or the previous span of the lane.
     fn along(&mut self, forward: bool) {
         let Some(s) = self.selected else { return };
         let Some(run) = self.run(s.run) else { return };
@@ -337,7 +337,7 @@ impl Timeline {
         }
     }
 
-    /// The lane above or below, at about the same time.
+    /// Selects a span of the lane above or below, at about the same time.
     fn across(&mut self, down: bool) {
         let (Some(row), Some(time)) = (self.selected_row(), self.selected_time()) else {
             return;
@@ -353,7 +353,7 @@ impl Timeline {
         }
     }
 
-    /// Selects the span of a lane nearest to a time of the screen's clock.
+    /// Selects the span of a lane that is closest to a time of the screen's clock.
     pub fn select_at(&mut self, row: LaneRow, time: u64) {
         let scaled = (time as f64 * self.scale(row.run)) as u64;
         let Some(run) = self.run(row.run) else { return };
@@ -364,8 +364,8 @@ impl Timeline {
         }
     }
 
-    /// The next or previous gap worth seeing: of a thousandth of the step at least, or any when
-    /// there is none.
+    /// Selects the next or the previous notable gap: one of at least a thousandth of the step, or
+    /// any if there is none.
     fn go_to_gap(&mut self, forward: bool) -> Option<String> {
         let run_index = self.selected.map_or(0, |s| s.run);
         let run = Arc::clone(self.run(run_index)?);
@@ -376,7 +376,7 @@ impl Timeline {
         let gap = run
             .gap(at, forward, run.length / 1000)
             .or_else(|| run.gap(at, forward, 0))?;
-        // What comes right behind the gap on the compute stream is what waited.
+        // The span right after the gap on the compute stream is the one that waited.
         let lane = run.lanes.first()?;
         let behind = lane.items.partition_point(|i| i.start < gap.end);
         let item = lane.items.get(behind).or_else(|| lane.items.last())?;

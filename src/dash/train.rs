@@ -9,69 +9,69 @@ use std::time::Duration;
 /// State of the training view.
 #[derive(Debug, Default)]
 pub struct Training {
-    /// What is trained.
+    /// Scenario of the training.
     pub setup: Option<Setup>,
-    /// Whether it is to be on the CPU, whatever its hardware is.
+    /// Whether to train on the CPU, whatever the scenario's hardware is.
     pub on_cpu: bool,
-    /// What it is trained on, in words that stand behind "on", once that is known.
+    /// The device it trains on, as a phrase after "on", once it is known.
     pub on: Option<String>,
-    /// Steps that are done.
+    /// Finished steps.
     pub steps: Vec<StepNews>,
-    /// Validation losses with the number of steps before each.
+    /// Validation losses, with the number of steps before each.
     pub validations: Vec<(u64, f64)>,
-    /// Where the ranks are, where this process trains.
+    /// Progress of the ranks, if this process trains.
     pub ranks: Vec<RankNow>,
-    /// What the engine said.
+    /// Messages of the engine.
     pub notes: Vec<String>,
-    /// How it ended.
+    /// How it ended, if it has.
     pub end: Option<End>,
-    /// Steps that it will have, once that is known.
+    /// Number of steps of the run, once it is known.
     pub planned: Option<u64>,
-    /// When the step that runs began, as the clock was then; none before the first.
+    /// When the running step started; `None` before the first.
     pub since: Option<Duration>,
 }
 
 /// How a training ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
-    /// All steps are done.
+    /// All steps were done.
     Done,
-    /// It was stopped.
+    /// The user stopped it.
     Stopped,
-    /// It was not started: why this machine's memory is too small for it.
+    /// It was not started: why this machine has too little memory.
     TooLarge(String),
     /// It failed.
     Failed(String),
 }
 
 impl Training {
-    /// Name of what is trained: that of its file.
+    /// Returns the name of what is trained: that of its file.
     #[must_use]
     pub fn name(&self) -> String {
         self.setup.as_ref().map_or_else(String::new, Setup::name)
     }
 
-    /// Steps that are done.
+    /// Returns the number of finished steps.
     #[must_use]
     pub fn done(&self) -> u64 {
         self.steps.last().map_or(0, |s| s.step)
     }
 
-    /// Steps of the run; 0 where they are not known yet.
+    /// Returns the number of steps of the run; 0 if it is not known yet.
     #[must_use]
     pub fn total(&self) -> u64 {
         let last = self.steps.last().map(|s| s.steps);
         last.or(self.planned).unwrap_or(0)
     }
 
-    /// A step is done, at this time; the next begins.
+    /// Records that a step ended at this time. The next one begins.
     pub(super) fn step(&mut self, step: StepNews, now: Duration) {
         self.steps.push(step);
         self.since = Some(now);
     }
 
-    /// What a step takes now: the median of the last ones. One that is late for a reason of its own
-    /// (the first prepares, the last is recorded) says nothing of the others.
+    /// Returns the current step time: the median of the last steps. It ignores single slow steps
+    /// (the first prepares, the last is recorded).
     #[must_use]
     pub fn pace(&self) -> Option<Duration> {
         const LAST: usize = 10;
@@ -81,7 +81,7 @@ impl Training {
         times.get(times.len() / 2).copied()
     }
 
-    /// Time that is left, at this pace.
+    /// Returns the remaining time at this pace.
     #[must_use]
     pub fn left(&self) -> Option<Duration> {
         let last = self.steps.last()?;
@@ -89,7 +89,7 @@ impl Training {
         self.pace()?.checked_mul(steps)
     }
 
-    /// Tokens a second and GPU, at this pace.
+    /// Returns tokens per second and GPU at this pace.
     #[must_use]
     pub fn tokens_per_s(&self) -> Option<f64> {
         let time = self.pace()?.as_secs_f64();
@@ -106,7 +106,7 @@ impl Training {
     }
 }
 
-/// A key in the training view.
+/// Handles a command in the training view.
 pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
     match command {
         Command::Train => train(app, false),
@@ -126,8 +126,7 @@ pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
     }
 }
 
-/// Trains the selected scenario on this machine: on what its hardware is if that is there, or on
-/// the CPU.
+/// Trains the selected scenario on this machine: on its hardware if available, or on the CPU.
 pub(super) fn train(app: &mut App, on_cpu: bool) -> Vec<Effect> {
     let Some(setup) = app.wanted() else {
         return Vec::new();
@@ -146,7 +145,7 @@ pub(super) fn train(app: &mut App, on_cpu: bool) -> Vec<Effect> {
     begin(app, setup, on_cpu, false)
 }
 
-/// Trains what was not started for lack of memory.
+/// Starts the training that was not started for lack of memory.
 pub(super) fn anyway(app: &mut App) -> Vec<Effect> {
     let (setup, on_cpu) = (app.train.setup.clone(), app.train.on_cpu);
     setup.map_or_else(Vec::new, |setup| begin(app, setup, on_cpu, true))
@@ -172,7 +171,7 @@ mod tests {
         let ms = Duration::from_millis;
         let mut t = Training::default();
         assert_eq!((t.pace(), t.left(), t.tokens_per_s()), (None, None, None));
-        // The first prepares, the last of all is recorded.
+        // The first step prepares, and the very last one is recorded.
         let times = [900, 10, 10, 11, 10, 60];
         for (step, time) in (1..).zip(times) {
             t.steps.push(StepNews {

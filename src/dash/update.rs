@@ -1,5 +1,4 @@
-//! From an event to the next state, and what the world is asked to do. Nothing here waits for
-//! anything.
+//! From an event to the next state and the requested effects. Nothing here blocks.
 
 mod mouse;
 
@@ -21,10 +20,10 @@ use shardlab_reports::gate::baseline::FOLDERS;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a notice stays.
+/// How long a message stays.
 const NOTICE: Duration = Duration::from_secs(8);
 
-/// Takes an event in.
+/// Handles an event.
 #[must_use = "effects are to be carried out"]
 pub fn update(app: &mut App, event: Event) -> Vec<Effect> {
     match event {
@@ -51,7 +50,7 @@ pub fn update(app: &mut App, event: Event) -> Vec<Effect> {
 fn key(app: &mut App, key: KeyEvent) -> Vec<Effect> {
     let place = app.place();
     let command = keys::find(place, key);
-    // Whatever is open stays as it is.
+    // Everything that is open stays as it is.
     if keys::find(Place::Everywhere, key) == Some(Command::Suspend) {
         return vec![Effect::Suspend];
     }
@@ -105,9 +104,9 @@ fn key(app: &mut App, key: KeyEvent) -> Vec<Effect> {
     in_view(app, command)
 }
 
-/// Leaves, unless that would end a training: then it asks.
+/// Quits, or asks first if that would end a training.
 fn quit(app: &mut App) -> Vec<Effect> {
-    // One that is stopping still has to hand its run over.
+    // A training that is stopping still has to deliver its run.
     if app.job(Purpose::Train).is_some() {
         app.question = Some(Question::Quit);
         return Vec::new();
@@ -115,7 +114,7 @@ fn quit(app: &mut App) -> Vec<Effect> {
     vec![Effect::Save(app.save()), Effect::Quit]
 }
 
-/// A command for the view that is shown.
+/// Handles a command of the current view.
 fn in_view(app: &mut App, command: Command) -> Vec<Effect> {
     match app.view {
         View::Scenarios => scenarios::command(app, command),
@@ -139,7 +138,7 @@ fn in_help(app: &mut App, command: Command) -> Vec<Effect> {
         Command::Quit | Command::Leave => return vec![Effect::Save(app.save()), Effect::Quit],
         Command::Filter => {
             let text = help.search.clone();
-            app.prompt = Some(Prompt::anew(Asks::FilterHelp, text));
+            app.prompt = Some(Prompt::replacing(Asks::FilterHelp, text));
             help.search.clear();
         }
         _ => help.top = moved(help.top, command, page, last).unwrap_or(help.top.min(last)),
@@ -156,7 +155,7 @@ fn typing(app: &mut App, key: KeyEvent, command: Option<Command>) -> Vec<Effect>
         Some(Command::Back) => {
             let before = prompt.before.clone();
             return match asks {
-                // The prediction followed what was typed: back to what is.
+                // The prediction followed the typed text: return to the effective options.
                 Asks::Option(_) => {
                     app.scenarios.refused = None;
                     if prompt.touched {
@@ -177,7 +176,7 @@ fn typing(app: &mut App, key: KeyEvent, command: Option<Command>) -> Vec<Effect>
                     Vec::new()
                 }
                 Asks::Axis => {
-                    // The line stays to be corrected.
+                    // The line stays for correction.
                     if let Err(reason) = sweep::accept(app, &text) {
                         prompt.refused = Some(reason);
                         app.prompt = Some(prompt);
@@ -187,7 +186,7 @@ fn typing(app: &mut App, key: KeyEvent, command: Option<Command>) -> Vec<Effect>
                 Asks::Baselines => gate::accept(app, &text),
                 Asks::Export => export::accept(app, &text),
                 Asks::RunName => runs::named(app, &text, &prompt.before),
-                // The line stays to be corrected.
+                // The line stays for correction.
                 asks if asks.is_filter() && prompt.refused.is_some() => {
                     app.prompt = Some(prompt);
                     Vec::new()
@@ -196,8 +195,8 @@ fn typing(app: &mut App, key: KeyEvent, command: Option<Command>) -> Vec<Effect>
             };
         }
         Some(Command::Complete | Command::CompleteBack) => {
-            // Fields are offered when they are asked for: most filters are words. Behind a name
-            // come its values.
+            // Offer fields on request only, since most filters are words. After a name, offer its
+            // values.
             if asks.is_filter() && prompt.completions.len() < 2 {
                 prompt.completions = fields::complete(app, asks, prompt.line.text());
                 prompt.chosen = None;
@@ -223,7 +222,7 @@ fn typing(app: &mut App, key: KeyEvent, command: Option<Command>) -> Vec<Effect>
     }
 }
 
-/// What could be meant by what has been typed.
+/// Returns the completions of the typed text.
 fn completions(app: &App, asks: Asks, text: &str) -> Vec<String> {
     let containing = |all: Vec<String>| -> Vec<String> {
         let (first, second): (Vec<String>, Vec<String>) = all
@@ -253,7 +252,7 @@ fn completions(app: &App, asks: Asks, text: &str) -> Vec<String> {
     }
 }
 
-/// What is typed into a filter takes effect at once.
+/// Applies a filter while it is typed.
 pub(super) fn filter(app: &mut App, asks: Asks, text: &str) -> Vec<Effect> {
     match asks {
         Asks::FilterScenarios => return scenarios::filter(app, text),
@@ -293,7 +292,7 @@ fn message(app: &mut App, message: Message) -> Vec<Effect> {
     match message {
         Message::Predicted { ticket, base, now } => {
             let s = &mut app.scenarios;
-            // An older ticket's answer is to a question that nobody asks any more.
+            // Nobody needs the answer to an older ticket any more.
             if ticket != s.ticket {
                 return Vec::new();
             }
@@ -313,7 +312,7 @@ fn message(app: &mut App, message: Message) -> Vec<Effect> {
                         }
                     }
                 }
-                // Where the scenario cannot be anyway, it is not the value's fault.
+                // If the scenario is invalid anyway, the value is not the cause.
                 (Err(reason), Some((option, text))) if s.is_proven() => {
                     let path = options::path(options::all()[option]);
                     s.refused = Some(Refused {
@@ -334,7 +333,7 @@ fn message(app: &mut App, message: Message) -> Vec<Effect> {
         Message::Surveyed(setup, brief) => {
             let key = app.scenarios.current().map(|s| s.key.clone());
             app.scenarios.surveyed(&setup, &brief);
-            // A filter by number may let another row through: the selection stays where it was.
+            // A filter on numbers may let another row through: keep the selection.
             if let Some(key) = key.filter(|_| !app.scenarios.filter.is_empty()) {
                 app.scenarios.select(&key);
             }
@@ -348,12 +347,11 @@ fn news(app: &mut App, id: JobId, news: News) -> Vec<Effect> {
     let Some(job) = app.jobs.get(&id).cloned() else {
         return Vec::new();
     };
-    // What a cancelled job still has to say is not for the view that has gone on; a training's run
-    // is kept all the same.
+    // The view ignores further reports of a cancelled job, except the run of a training.
     let stale = job.cancelled && job.purpose != Purpose::Train;
     let ends = matches!(news, News::Done | News::Cancelled | News::Failed(_));
     if ends && job.purpose == Purpose::Train && app.question == Some(Question::Quit) {
-        // What it asked about is over, and there may be a run now to look at.
+        // The training in question is over, and there may be a run to look at.
         app.question = None;
     }
     match news {
@@ -362,7 +360,7 @@ fn news(app: &mut App, id: JobId, news: News) -> Vec<Effect> {
             if job.purpose == Purpose::Train {
                 let stopped = job.cancelled || matches!(news, News::Cancelled);
                 let end = if stopped { End::Stopped } else { End::Done };
-                // That it was not started has been said.
+                // The message that it was not started has already been shown.
                 app.train.end.get_or_insert(end);
                 app.train.ranks.clear();
             }
@@ -407,7 +405,7 @@ fn news(app: &mut App, id: JobId, news: News) -> Vec<Effect> {
             Purpose::Open => _ = runs::arrived(app, lanes, Some(job.of), true),
             Purpose::Train => {
                 let number = trained(app, lanes, None);
-                // What took time is kept; a simulation is as soon made again.
+                // Save what took time; a simulation is quickly repeated.
                 if app.keep {
                     return runs::keep(app, number);
                 }
@@ -416,7 +414,7 @@ fn news(app: &mut App, id: JobId, news: News) -> Vec<Effect> {
         },
         News::Trained(lanes, id) => {
             let number = trained(app, lanes, Some(id.clone()));
-            runs::told_kept(app, number, id);
+            runs::saved(app, number, id);
         }
         News::TooLarge(reason) => {
             app.train.end = Some(End::TooLarge(reason));
@@ -440,7 +438,7 @@ fn news(app: &mut App, id: JobId, news: News) -> Vec<Effect> {
             app.runs.list(runs);
             app.runs.store_error = None;
         }
-        News::Kept(number, id) => runs::told_kept(app, number, id),
+        News::Kept(number, id) => runs::saved(app, number, id),
         News::Exists => export::exists(app),
         News::Removed(id) => {
             app.runs.forget(&id);
@@ -462,8 +460,8 @@ fn news(app: &mut App, id: JobId, news: News) -> Vec<Effect> {
     Vec::new()
 }
 
-/// A training's run: the timeline has it, but the training's own view stays until one asks for
-/// that. Its number.
+/// Adds the run of a training and returns its number. The timeline has it, but the training view
+/// stays until the user leaves it.
 fn trained(app: &mut App, lanes: Arc<Lanes>, stored: Option<String>) -> u32 {
     let sim = app.runs.counterpart(&lanes);
     let number = runs::arrived(app, Arc::clone(&lanes), stored, false);

@@ -1,5 +1,5 @@
-//! All that is told of the selected scenario, or of a training, over everything else: what a pane
-//! has no room for.
+//! Shows the full text on the selected scenario or a training on top of everything else, for text
+//! that does not fit its pane.
 
 use super::app::App;
 use super::cursor::moved;
@@ -7,17 +7,17 @@ use super::event::Effect;
 use super::keys::Command;
 use std::cell::Cell;
 
-/// The text as it is shown. What it says follows the view below it.
+/// State of the full text. Its content follows the view below it.
 #[derive(Clone, Debug, Default)]
 pub struct Whole {
-    /// First line shown.
+    /// First visible line.
     top: usize,
-    /// Lines beyond those that the last drawing had room for, and how many it had.
+    /// Number of lines beyond those that fitted in the last drawing, and how many fitted.
     drawn: Cell<(usize, usize)>,
 }
 
 impl Whole {
-    /// The first line to show of so many, where so many find room.
+    /// Returns the first line to show out of `lines`, if `room` lines fit.
     pub fn first(&self, lines: usize, room: usize) -> usize {
         let beyond = lines.saturating_sub(room);
         self.drawn.set((beyond, room));
@@ -25,7 +25,7 @@ impl Whole {
     }
 }
 
-/// A key while it is shown.
+/// Handles a command while the text is shown.
 pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
     let Some(whole) = &mut app.whole else {
         return Vec::new();

@@ -1,7 +1,7 @@
-//! The world behind the dashboard: threads that carry effects out and report back.
+//! The outside of the dashboard: threads that carry out effects and report back.
 //!
-//! Predictions have one thread, which only ever answers the newest question; every job has its own.
-//! A panic in any of them is a failed job and nothing else.
+//! Predictions share one thread, which only answers the newest request. Every job has its own
+//! thread. A panic in any of them is a failed job, nothing else.
 
 mod predict;
 mod sweep;
@@ -26,17 +26,17 @@ use std::time::Duration;
 
 pub(crate) use train::{Children, Trainer};
 
-/// How long the processes of trainings may take to be gone when the dashboard ends.
+/// How long training processes may take to end when the dashboard ends.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// Asks a job to end.
+/// A request to end a job.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Stop(Arc<AtomicU8>);
 
 impl Stop {
-    /// In good order.
+    /// End cleanly.
     const SOON: u8 = 1;
-    /// At once: nobody waits for what it yields.
+    /// End at once: the result is not needed.
     const NOW: u8 = 2;
 
     fn ask(&self) {
@@ -51,13 +51,13 @@ impl Stop {
         self.0.load(Ordering::Relaxed) >= Self::SOON
     }
 
-    /// Whether the dashboard is leaving.
+    /// Returns whether the dashboard is quitting.
     pub(crate) fn leaving(&self) -> bool {
         self.0.load(Ordering::Relaxed) >= Self::NOW
     }
 }
 
-/// Where a job reports.
+/// Channel for a job's reports.
 #[derive(Clone)]
 pub(crate) struct Reporter {
     id: JobId,
@@ -65,7 +65,7 @@ pub(crate) struct Reporter {
 }
 
 impl Reporter {
-    /// Reports; when nobody listens any more, the dashboard has ended.
+    /// Reports news. A closed channel means that the dashboard has ended.
     pub(crate) fn say(&self, news: News) {
         let _ = self
             .events
@@ -79,7 +79,7 @@ pub(crate) enum Ended {
     Cancelled,
 }
 
-/// Threads and what they share.
+/// Threads and their shared state.
 pub(crate) struct Worker {
     events: Sender<Event>,
     profiles: Arc<Profiles>,
@@ -92,7 +92,7 @@ pub(crate) struct Worker {
 }
 
 impl Drop for Worker {
-    /// However the dashboard ends.
+    /// Stops all work however the dashboard ends.
     fn drop(&mut self) {
         self.stop_all();
     }
@@ -101,12 +101,12 @@ impl Drop for Worker {
 /// Folders that jobs read and write.
 #[derive(Clone, Debug)]
 pub(crate) struct Folders {
-    /// Stored runs, unless nothing is kept.
+    /// Saved runs, unless nothing is saved.
     pub(crate) store: Option<PathBuf>,
 }
 
 impl Worker {
-    /// Reports go to `events`; the state is kept in `state`, where given.
+    /// Creates a worker that reports to `events` and saves the state to the file `state`, if given.
     pub(crate) fn new(
         events: Sender<Event>,
         folders: Folders,
@@ -126,7 +126,7 @@ impl Worker {
         }
     }
 
-    /// Carries an effect out, in the background. The terminal's own effects are the caller's.
+    /// Carries out an effect in the background. The caller handles the terminal's own effects.
     pub(crate) fn carry_out(&mut self, effect: Effect) {
         match effect {
             Effect::Predict { ticket, setup } => self.predictor.ask(ticket, setup),
@@ -147,7 +147,7 @@ impl Worker {
                 }
             }
             Effect::Save(saved) => {
-                // A state that cannot be kept is no reason to stay.
+                // A failure to save the state must not keep the dashboard open.
                 if let Some(path) = &self.state {
                     let _ = state::write(path, &saved);
                 }
@@ -156,7 +156,7 @@ impl Worker {
         }
     }
 
-    /// Tells everything to end, and waits for the processes that have been started.
+    /// Asks all work to end, and waits for the started processes.
     pub(crate) fn stop_all(&self) {
         self.survey.ask();
         self.jobs.values().for_each(Stop::leave);
@@ -297,7 +297,8 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
         .unwrap_or("it panicked")
 }
 
-/// A value that one thread leaves for another; a newer one replaces an older.
+/// A slot that passes the latest value from one thread to another; a newer value replaces an older
+/// one.
 pub(crate) struct Latest<T>(Mutex<Option<T>>);
 
 impl<T> Latest<T> {

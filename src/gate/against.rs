@@ -1,6 +1,6 @@
-//! Old against new: the baseline comes from another binary or revision, in the same call. Of a
-//! revision of shardlab itself that is the binary that it builds; of any other repository it is
-//! that revision's scenarios, read by this binary.
+//! Old against new: the baseline comes from another binary or revision in the same call. For a
+//! revision of shardlab itself, its binary is built. For a revision of any other repository, its
+//! scenarios are read by the current binary.
 
 use std::ffi::OsStr;
 use std::io::Write;
@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Why the old side cannot be had.
+/// Why the old side is not available.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AgainstError {
-    /// A program cannot be started.
+    /// A program could not be started.
     #[error("cannot start {program}: {error}")]
     Start {
         /// Program.
@@ -27,37 +27,37 @@ pub enum AgainstError {
         command: String,
         /// Exit status.
         status: std::process::ExitStatus,
-        /// What it wrote to stderr.
+        /// Its stderr.
         stderr: String,
     },
-    /// There is no repository.
+    /// The folder is not in a git repository.
     #[error("{} is not in a git repository: a revision to compare with needs one", path.display())]
     Repository {
-        /// The folder of the call.
+        /// Working folder.
         path: PathBuf,
     },
     /// A scenario is not a file of the repository.
     #[error(
-        "{} is not a file in {}: of a revision, scenario files of this repository are compared", path.display(), root.display()
+        "{} is not a file in {}: only scenario files of this repository can be compared with a revision", path.display(), root.display()
     )]
     Outside {
-        /// As given.
+        /// Path as given.
         path: PathBuf,
-        /// The repository's folder.
+        /// Root folder of the repository.
         root: PathBuf,
     },
-    /// Git has no such revision.
+    /// Git does not know the revision.
     #[error(
         "git knows no revision `{revision}`{}",
         if *.shallow { "; this clone is shallow: fetch more of it (actions/checkout: fetch-depth: 0)" } else { "" }
     )]
     Revision {
-        /// As asked for.
+        /// Revision as requested.
         revision: String,
-        /// Whether the clone lacks history.
+        /// Whether the clone is shallow.
         shallow: bool,
     },
-    /// A folder for it cannot be made, or a file not copied.
+    /// A folder could not be made, or a file could not be copied.
     #[error("{}: {error}", path.display())]
     Folder {
         /// Path.
@@ -65,7 +65,7 @@ pub enum AgainstError {
         /// Reason.
         error: std::io::Error,
     },
-    /// It wrote what cannot be understood.
+    /// A program printed output that could not be understood.
     #[error("{command}: {message}")]
     Output {
         /// Command line.
@@ -76,7 +76,7 @@ pub enum AgainstError {
 }
 
 impl AgainstError {
-    /// Whether the user's input is at fault, rather than the old side.
+    /// Returns whether the user's input is at fault, rather than the old side.
     #[must_use]
     pub fn is_bad_input(&self) -> bool {
         matches!(
@@ -86,7 +86,7 @@ impl AgainstError {
     }
 }
 
-/// The last lines of an error output.
+/// Returns the last lines of an error output.
 fn said(stderr: &str) -> String {
     const LINES: usize = 12;
     let lines: Vec<&str> = stderr.trim_end().lines().collect();
@@ -98,12 +98,12 @@ fn said(stderr: &str) -> String {
     })
 }
 
-/// Runs a command to its end and gives its standard output.
+/// Runs a command to completion and returns its standard output.
 fn output(command: &mut Command) -> Result<String, AgainstError> {
     output_of(command, &[])
 }
 
-/// The same for a command that reads this.
+/// Runs a command with `input` on its standard input and returns its standard output.
 fn output_of(command: &mut Command, input: &[u8]) -> Result<String, AgainstError> {
     let words: Vec<String> = std::iter::once(command.get_program())
         .chain(command.get_args())
@@ -113,12 +113,12 @@ fn output_of(command: &mut Command, input: &[u8]) -> Result<String, AgainstError
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
-        // What the old side measures is not a run of the user's.
+        // Measurements of the old side are not runs of the user and must not be saved.
         .env("SHARDLAB_STORE", "off")
         .spawn()
         .and_then(|mut child| {
             let stdin = child.stdin.take();
-            // A command that ends without reading says why itself.
+            // If the command exits without reading, its own error says why.
             let _ = stdin.map(|mut stdin| stdin.write_all(input));
             child.wait_with_output()
         })
@@ -136,15 +136,15 @@ fn output_of(command: &mut Command, input: &[u8]) -> Result<String, AgainstError
     Ok(String::from_utf8_lossy(&out.stdout).into_owned())
 }
 
-/// A folder that goes when it is dropped.
+/// A folder that is removed when this is dropped.
 #[derive(Debug)]
 pub struct Scratch(PathBuf);
 
 impl Scratch {
-    /// A new folder of the system's temporary ones.
+    /// Creates a folder in the system's temporary folder.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// Fails if the folder cannot be created.
     pub fn new(name: &str) -> Result<Self, AgainstError> {
         static MADE: AtomicU32 = AtomicU32::new(0);
         loop {
@@ -153,14 +153,15 @@ impl Scratch {
             let path = std::env::temp_dir().join(name);
             match std::fs::create_dir(&path) {
                 Ok(()) => return Ok(Self(path)),
-                // Left behind by a process of this number, or somebody's trap: never used.
+                // Left by an earlier process with this number, or planted by someone else: never
+                // use it.
                 Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(AgainstError::Folder { path, error }),
             }
         }
     }
 
-    /// Its path.
+    /// Returns the path of the folder.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.0
@@ -178,19 +179,19 @@ impl Drop for Scratch {
 pub struct Binary(pub PathBuf);
 
 impl Binary {
-    /// Makes sure that it is a shardlab that knows gates.
+    /// Checks that the program is a shardlab with a `gate` command.
     ///
     /// # Errors
-    /// When it cannot be started, or does not.
+    /// Fails if it cannot be started or has no such command.
     pub fn knows_gates(&self) -> Result<(), AgainstError> {
         output(Command::new(&self.0).args(["gate", "--help"])).map(|_| ())
     }
 
-    /// Writes its baseline of a scenario into a folder; or why it has none, when it does not know
-    /// the scenario or an option of it yet.
+    /// Writes the binary's baseline of a scenario into a folder. Returns the reason if there is
+    /// none because the binary does not know the scenario or one of its options yet.
     ///
     /// # Errors
-    /// When it cannot be started, or the run fails.
+    /// Fails if the binary cannot be started, or the run fails.
     pub fn bless(
         &self,
         scenario: &Path,
@@ -217,10 +218,10 @@ impl Binary {
         }
     }
 
-    /// Median step time of one training run, milliseconds.
+    /// Returns the median step time of one training run, milliseconds.
     ///
     /// # Errors
-    /// When it cannot be started, fails, or reports no time.
+    /// Fails if the binary cannot be started, the run fails, or it reports no time.
     pub fn step_ms<S: AsRef<OsStr>>(
         &self,
         scenario: &Path,
@@ -241,24 +242,24 @@ impl Binary {
         run["step_ms"]["median"]
             .as_f64()
             .filter(|ms| ms.is_finite() && *ms > 0.0)
-            .ok_or_else(|| bad("it reports no step time; two steps are needed at least"))
+            .ok_or_else(|| bad("it reports no step time; at least two steps are needed"))
     }
 }
 
 /// A revision of a git repository.
 #[derive(Debug)]
 pub struct Commit {
-    /// Name, as asked for.
+    /// Revision as requested.
     pub revision: String,
     root: PathBuf,
     id: String,
 }
 
 impl Commit {
-    /// Finds a revision of the repository that a folder is in.
+    /// Finds a revision in the repository that contains `folder`.
     ///
     /// # Errors
-    /// When git cannot be started, there is no repository, or it knows no such revision.
+    /// Fails if git cannot be started, there is no repository, or it does not know the revision.
     pub fn find(folder: &Path, revision: &str) -> Result<Self, AgainstError> {
         let root = git(folder, &["rev-parse", "--show-toplevel"]).map_err(|e| match e {
             AgainstError::Failed { .. } => AgainstError::Repository {
@@ -267,7 +268,7 @@ impl Commit {
             other => other,
         })?;
         let root = PathBuf::from(root.trim_end());
-        // Asked first, so that a name that starts with a dash is not an option below.
+        // Resolve it first, so that a name that starts with a dash is not taken as an option below.
         let commit = format!("{revision}^{{commit}}");
         let verify = [
             "rev-parse",
@@ -293,7 +294,7 @@ impl Commit {
         })
     }
 
-    /// Whether it is one of shardlab's own.
+    /// Returns whether it is a revision of shardlab's own repository.
     #[must_use]
     pub fn is_shardlab(&self) -> bool {
         let manifest = git(
@@ -303,11 +304,11 @@ impl Commit {
         manifest.is_ok_and(|text| text.lines().any(|l| l.trim() == "name = \"shardlab\""))
     }
 
-    /// Writes its files into a folder of their own, which goes when the tree is dropped. Files that
-    /// are too large for a scenario, a model's configuration or a hardware profile are left out.
+    /// Writes the files of the revision into a folder that is removed when the tree is dropped.
+    /// Leaves out files too large to be a scenario, a model configuration or a hardware profile.
     ///
     /// # Errors
-    /// When git fails.
+    /// Fails if git fails.
     pub fn files(self) -> Result<Tree, AgainstError> {
         const LARGEST: u64 = 4 << 20;
         let scratch = Scratch::new("gate-revision")?;
@@ -329,7 +330,7 @@ impl Commit {
             path: tree.clone(),
             error,
         })?;
-        // An index of its own: the repository's and the work tree stay as they are.
+        // Use a separate index: the repository's index and work tree stay unchanged.
         let index = scratch.path().join("index");
         let with_index = |args: &[&str], input: &[u8]| {
             let mut command = Command::new("git");
@@ -365,16 +366,16 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// Name of the revision.
+    /// Returns the name of the revision.
     #[must_use]
     pub fn revision(&self) -> &str {
         &self.commit.revision
     }
 
-    /// Where the revision's version of a file lies; `None` when it has none.
+    /// Returns the path of the revision's version of a file; `None` if it has none.
     ///
     /// # Errors
-    /// When the path is not a file in the repository.
+    /// Fails if the path is not a file in the repository.
     pub fn version_of(&self, path: &Path) -> Result<Option<PathBuf>, AgainstError> {
         let root = &self.commit.root;
         let outside = || AgainstError::Outside {
@@ -390,12 +391,12 @@ impl Tree {
     }
 }
 
-/// Runs git in a folder.
+/// Runs git in a folder and returns its standard output.
 fn git<S: AsRef<OsStr>>(folder: &Path, args: &[S]) -> Result<String, AgainstError> {
     output(Command::new("git").arg("-C").arg(folder).args(args))
 }
 
-/// A revision of shardlab's repository, checked out and built next to it.
+/// A revision of shardlab's repository, checked out and built separately.
 #[derive(Debug)]
 pub struct Revision {
     binary: PathBuf,
@@ -405,12 +406,12 @@ pub struct Revision {
 }
 
 impl Revision {
-    /// Builds a revision with `cargo build --release` (or what `CARGO` names) in a work tree of its
-    /// own, which goes when the revision is dropped. Build output is kept in `target/gate-old`, so
-    /// that the next call is quick.
+    /// Builds a revision with `cargo build --release` (or the program in `CARGO`) in a separate
+    /// work tree, which is removed when the revision is dropped. Build output stays in
+    /// `target/gate-old`, which makes the next call quick.
     ///
     /// # Errors
-    /// When it cannot be checked out, or does not build.
+    /// Fails if the revision cannot be checked out or does not build.
     pub fn build(commit: Commit) -> Result<Self, AgainstError> {
         let Commit { root, id, .. } = commit;
         let scratch = Scratch::new("gate-revision")?;
@@ -442,7 +443,7 @@ impl Revision {
         Ok(made)
     }
 
-    /// The binary.
+    /// Returns the built binary.
     #[must_use]
     pub fn binary(&self) -> Binary {
         Binary(self.binary.clone())

@@ -1,4 +1,5 @@
-//! From a scenario to the facts that a gate compares: plan, check, simulate, and on the CPU train.
+//! Collects the facts that a gate compares: plans, checks and simulates a scenario, and trains it
+//! on the CPU.
 
 use super::plant::Plant;
 use crate::predict::{PredictError, Profiles};
@@ -16,10 +17,10 @@ use std::time::Duration;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GateError {
-    /// No plan or no prediction.
+    /// The scenario has no plan or no prediction.
     #[error(transparent)]
     Predict(#[from] PredictError),
-    /// The fault cannot be planted in this program.
+    /// The fault cannot be injected into this program.
     #[error("{scenario}: --plant {plant}: {reason}")]
     Plant {
         /// Scenario.
@@ -29,7 +30,7 @@ pub enum GateError {
         /// Reason.
         reason: &'static str,
     },
-    /// The training run failed (a loss that is no number is no failure but a finding).
+    /// The training run failed. (A loss that is not a number is a finding, not a failure.)
     #[error("{scenario}: {error}")]
     Train {
         /// Scenario.
@@ -37,13 +38,13 @@ pub enum GateError {
         /// Reason.
         error: TrainError,
     },
-    /// Stopped by the user.
+    /// The user stopped the command.
     #[error("interrupted")]
     Interrupted,
 }
 
 impl GateError {
-    /// Whether the user's input is at fault, rather than the run.
+    /// Returns whether the user's input is at fault, rather than the run.
     #[must_use]
     pub fn is_bad_input(&self) -> bool {
         match self {
@@ -55,28 +56,28 @@ impl GateError {
     }
 }
 
-/// Time in which nothing moves before a training run is given up, unless asked otherwise.
+/// Default time without progress after which a training run is aborted.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How facts are made: for the command line and the dashboard alike, training included.
+/// Settings for collecting facts, shared by the command line and the dashboard.
 pub struct Collect<'a> {
     /// Hardware profiles.
     pub profiles: &'a Profiles,
-    /// Train scenarios whose hardware is the CPU.
+    /// Whether to train scenarios whose hardware is the CPU.
     pub exec: bool,
-    /// Time in which nothing moves before a run is given up.
+    /// Time without progress after which a training run is aborted.
     pub timeout: Duration,
-    /// A fault to plant in every program.
+    /// A fault to inject into every program.
     pub plant: Option<Plant>,
-    /// Asked before each stage and after every step whether to stop.
+    /// Called before each stage and after every step; returns whether to stop.
     pub stop: &'a dyn Fn() -> bool,
 }
 
 impl Collect<'_> {
-    /// The program of a scenario, with the planted fault.
+    /// Returns the program of a scenario, with the injected fault if there is one.
     ///
     /// # Errors
-    /// [`GateError`].
+    /// See [`GateError`].
     pub fn program(&self, scenario: &Scenario) -> Result<Program, GateError> {
         let program = shardlab_plan::plan(scenario).map_err(|error| PredictError::Plan {
             scenario: scenario.name.clone(),
@@ -92,10 +93,10 @@ impl Collect<'_> {
         }
     }
 
-    /// The facts of a scenario.
+    /// Collects the facts of a scenario.
     ///
     /// # Errors
-    /// [`GateError`].
+    /// See [`GateError`].
     pub fn facts(&self, scenario: &Scenario, set: &[String]) -> Result<Facts, GateError> {
         let profile = self
             .profiles
@@ -129,7 +130,7 @@ impl Collect<'_> {
         }
     }
 
-    /// One training run a seed.
+    /// Trains the scenario once per seed.
     fn measure(&self, scenario: &Scenario, program: &Arc<Program>) -> Result<Measured, GateError> {
         let mut views = Vec::new();
         let mut ended = Vec::new();
@@ -150,7 +151,7 @@ impl Collect<'_> {
             match train(scenario, program, options, &mut steps) {
                 Ok(outcome) if outcome.interrupted => return Err(GateError::Interrupted),
                 Ok(outcome) => views.push(RunView::of(outcome.run, program, scenario)),
-                // A fact about convergence, not a fault of the machine.
+                // Divergence is a fact about convergence, not a fault of the machine.
                 Err(error @ TrainError::Diverged { .. }) => ended.push(Curve {
                     seed,
                     losses: steps.losses,
@@ -177,13 +178,13 @@ impl Collect<'_> {
     }
 }
 
-/// Whether `exec` can run a scenario on the machine it is written for: any machine.
+/// Returns whether this machine can train the scenario: CPU scenarios run on any machine.
 #[must_use]
 pub fn on_cpu(scenario: &Scenario) -> bool {
     scenario.mesh.hardware == "cpu"
 }
 
-/// Keeps what a run that ends early leaves.
+/// Keeps the steps of a run that ends early.
 struct Steps<'a> {
     losses: Vec<f64>,
     grad_norms: Vec<f64>,
@@ -212,7 +213,7 @@ mod tests {
     fn every_stage_can_be_stopped() {
         let scenario = shardlab_plan::scenario::load(Path::new("small-linear"), &[]).unwrap();
         let profiles = Profiles::default();
-        // Before plan, check, simulation and outline.
+        // Stops before planning, checking, simulating and outlining.
         for stage in 0..=4 {
             let asked = Cell::new(0);
             let stop = || asked.replace(asked.get() + 1) == stage;

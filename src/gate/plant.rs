@@ -1,4 +1,4 @@
-//! Known faults, planted on purpose: whoever sets up a gate can see it fail.
+//! Known faults that can be injected on purpose, to show that a gate fails.
 
 use shardlab_plan::Program;
 use shardlab_plan::ir::{
@@ -20,10 +20,10 @@ pub enum Plant {
 }
 
 impl Plant {
-    /// Every fault.
+    /// All faults.
     pub const ALL: [Self; 4] = [Self::Memory, Self::Scale, Self::Stale, Self::Slow];
 
-    /// Name on the command line.
+    /// Returns the name on the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -34,10 +34,10 @@ impl Plant {
         }
     }
 
-    /// The program with the fault.
+    /// Returns the program with the fault injected.
     ///
     /// # Errors
-    /// Why this program cannot have it, in words.
+    /// Returns the reason if this program cannot have the fault.
     pub fn into(self, mut program: Program) -> Result<Program, &'static str> {
         match self {
             Self::Memory => memory(&mut program)?,
@@ -49,7 +49,8 @@ impl Plant {
     }
 }
 
-/// Rewrites a program's instructions: each becomes any number of them, in its section.
+/// Rewrites the instructions of a program: each is replaced by any number of instructions in the
+/// same section.
 fn rewrite(program: &mut Program, mut each: impl FnMut(SectionKind, InstrId, Instr) -> Vec<Instr>) {
     let mut all = Vec::with_capacity(program.instrs.len());
     for section in &mut program.sections {

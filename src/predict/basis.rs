@@ -1,8 +1,8 @@
-//! What a prediction rests on, and how far predictions like it were off.
+//! What a prediction rests on, and how far similar predictions were off.
 //!
-//! The error band comes from the validation rows nearest to the prediction: those of the same
-//! hardware profile, policy and model size where there are enough of them, else of wider classes.
-//! `shardlab validate --residuals` makes the table of their errors, `residuals.csv`, from the
+//! The error band comes from the validation rows closest to the prediction: those with the same
+//! hardware profile, policy and model size if there are enough of them, otherwise those of wider
+//! classes. `shardlab validate --residuals` derives the table of errors, `residuals.csv`, from the
 //! measured tables.
 
 use serde::{Deserialize, Serialize};
@@ -11,23 +11,23 @@ use shardlab_plan::{Program, Scenario};
 use shardlab_sim::Profile;
 use std::sync::OnceLock;
 
-/// Errors of all validation rows, made by `shardlab validate --residuals`.
+/// Errors of all validation rows, written by `shardlab validate --residuals`.
 const TABLE: &str = include_str!("residuals.csv");
-/// A class of rows says something from this many rows on.
+/// Minimum number of rows for a class to be used.
 const MIN_ROWS: usize = 4;
-/// Across nodes there are few rows; fewer than these say nothing.
+/// Minimum number of rows across nodes, of which fewer were measured.
 const MIN_ROWS_ACROSS_NODES: usize = 2;
-/// Models whose numbers of parameters differ by at most this factor are of one size.
+/// Models whose parameter counts differ by at most this factor count as the same size.
 const SIZE_FACTOR: f64 = 3.0;
 /// Share of the rows whose errors a bound covers.
 const COVERED: f64 = 0.9;
 
-/// One validation row: what was predicted, and by how much the prediction was off.
+/// One validation row: the setting that was predicted, and the error of the prediction.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Residual {
     /// Hardware profile.
     pub hardware: String,
-    /// Whether the basis of the prediction was a measurement.
+    /// Whether the prediction rested on measurements.
     pub basis: BasisKind,
     /// Policy.
     pub policy: String,
@@ -37,14 +37,14 @@ pub struct Residual {
     pub nodes: u32,
     /// Parameters of the model.
     pub parameters: u64,
-    /// Error of the predicted step time, percent of the measured one.
+    /// Error of the predicted step time, percent of the measured time.
     pub step_percent: Option<f64>,
-    /// Error of the predicted peak of reserved memory, percent of the measured one.
+    /// Error of the predicted peak of reserved memory, percent of the measured peak.
     pub reserved_percent: Option<f64>,
 }
 
 impl Residual {
-    /// Describes a prediction as a row; its errors are not known yet.
+    /// Describes a prediction as a row whose errors are not known yet.
     #[must_use]
     pub fn of(scenario: &Scenario, program: &Program, profile: &Profile) -> Self {
         let world = program.meta.mesh.world();
@@ -77,7 +77,7 @@ fn nodes(scenario: &Scenario, world: u32) -> u32 {
     world.div_ceil(scenario.mesh.gpus_per_node.max(1))
 }
 
-/// Decides whether a prediction rests on measurements, and says on which, or why not.
+/// Determines whether a prediction rests on measurements. Also returns which ones, or why not.
 fn kind(scenario: &Scenario, program: &Program, profile: &Profile) -> (BasisKind, String) {
     let world = program.meta.mesh.world();
     match &profile.measured {
@@ -122,11 +122,10 @@ fn residuals() -> &'static [Residual] {
     })
 }
 
-/// A class of rows, and what its rows have in common with a prediction.
+/// A class of rows: its name, and what its rows have in common with a prediction.
 type Class = (&'static str, fn(&Residual, &Residual) -> bool);
 
-/// Classes of rows for step times, the nearest first. The number of nodes always has to agree: one,
-/// or several.
+/// Classes of rows for step times, closest first. All of them distinguish one node from several.
 const TIME: [Class; 4] = [
     ("same hardware, policy and model size", |a, b| {
         a.hardware == b.hardware && a.policy == b.policy && a.same_size(b)
@@ -135,13 +134,13 @@ const TIME: [Class; 4] = [
         a.hardware == b.hardware && a.policy == b.policy
     }),
     ("same hardware", |a, b| a.hardware == b.hardware),
-    // Hardware that no row was measured on: other profiles of the same kind.
+    // For hardware without measured rows: other profiles of the same kind.
     ("other hardware of the same basis", |a, b| {
         a.basis == b.basis
     }),
 ];
 
-/// Classes of rows for memory, which does not depend on how fast the hardware is.
+/// Classes of rows for memory, which does not depend on the speed of the hardware.
 const MEMORY: [Class; 3] = [
     ("same policy, ranks and model size", |a, b| {
         a.policy == b.policy && a.world_size == b.world_size && a.same_size(b)
@@ -187,7 +186,7 @@ fn nearest(
     })
 }
 
-/// Returns the 90th percentile, by nearest rank, of errors in ascending order.
+/// Returns the 90th percentile (nearest rank) of errors in ascending order.
 fn bound(errors: &[f64]) -> f64 {
     let rank = (COVERED * errors.len() as f64).ceil() as usize;
     errors[rank.clamp(1, errors.len()) - 1]
@@ -229,7 +228,7 @@ mod tests {
         // Signs do not matter.
         rows[0].step_percent = Some(-20.0);
         assert_eq!(band(&asked, &rows).unwrap().step_percent, Some(10.0));
-        // Across nodes nothing was measured.
+        // No measurements exist across nodes.
         assert_eq!(band(&row("a", "fsdp2", 2, 1_000, 0.0), &rows), None);
         // Hardware without rows of its own.
         let other = band(&row("b", "native", 1, 1_000, 0.0), &rows).unwrap();

@@ -1,4 +1,4 @@
-//! From each collective to the first work that waited for it.
+//! Arrows from each collective to the first work that waited for it.
 
 use shardlab_plan::Program;
 use shardlab_plan::ir::{EventId, InstrId, StreamId};
@@ -13,11 +13,10 @@ pub(super) struct Flow {
     pub(super) to: usize,
 }
 
-/// Arrows of the recorded section, in order of their consumers.
+/// Returns the arrows of the recorded section, in the order of their consumers.
 ///
-/// What has to be done before the next work of a stream is followed through records and waits in
-/// issue order, so that a wait handed on by a stream without work of its own in between still ends
-/// at the work that it held up.
+/// Dependencies are followed through event records and waits in issue order. A wait that passes
+/// through a stream without work of its own still ends at the work that it held up.
 pub(super) fn flows(program: &Program, spans: &[Span]) -> Vec<Flow> {
     let by_instr: BTreeMap<InstrId, usize> = spans
         .iter()

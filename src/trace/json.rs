@@ -1,36 +1,37 @@
-//! Writing trace events one by one.
+//! Writes trace events one by one.
 
 use std::io::{self, BufWriter, Write};
 
-/// A trace file under way.
+/// A trace file in progress.
 pub(super) struct Writer<W: Write> {
     out: BufWriter<W>,
     first: bool,
     first_arg: bool,
 }
 
-/// Microseconds as whole nanoseconds, rounded down: what readers keep. A slice that ends where the
-/// next one begins still does then; a nanosecond too long, it would overlap the next one, and
-/// Perfetto drops slices that overlap (`slice_drop_overlapping_complete_event`).
+/// Converts microseconds to whole nanoseconds, rounded down, which is what readers keep. A slice
+/// that ends where the next one begins still does so after rounding. If it were a nanosecond
+/// longer, the slices would overlap, and Perfetto drops overlapping slices
+/// (`slice_drop_overlapping_complete_event`).
 fn nanos(micros: f64) -> i64 {
-    // Through picoseconds, so that no sum of floating-point numbers falls short of the nanosecond
-    // that it means.
+    // Convert through picoseconds, so that floating-point sums do not fall just short of a whole
+    // nanosecond.
     ((micros * 1e6).round() as i64).div_euclid(1000)
 }
 
-/// Nanoseconds in microseconds, exactly.
+/// Formats nanoseconds as microseconds, exactly.
 fn micros(nanos: i64) -> String {
     let (whole, rest) = (nanos / 1000, nanos % 1000);
     format!("{whole}.{rest:03}")
 }
 
-/// A JSON string with its quotes.
+/// Formats a JSON string with quotes.
 fn quoted(text: &str) -> String {
     // A string always has a JSON form.
     serde_json::Value::from(text).to_string()
 }
 
-/// A finite number; JSON has no others.
+/// Returns the number if it is finite, else 0: JSON has neither NaN nor infinity.
 fn number(x: f64) -> f64 {
     if x.is_finite() { x } else { 0.0 }
 }
@@ -53,7 +54,7 @@ impl<W: Write> Writer<W> {
         self.out.write_all(separator)
     }
 
-    /// A whole metadata event; `value` is JSON.
+    /// Writes a complete metadata event; `value` is JSON.
     pub(super) fn metadata(
         &mut self,
         name: &str,
@@ -91,7 +92,7 @@ impl<W: Write> Writer<W> {
         )
     }
 
-    /// Begins a counter; its series and [`Self::end`] follow.
+    /// Begins a counter event; its series and [`Self::end`] follow.
     pub(super) fn counter(&mut self, pid: u32, name: &str, at: f64) -> io::Result<()> {
         self.separate()?;
         write!(
@@ -102,7 +103,7 @@ impl<W: Write> Writer<W> {
         )
     }
 
-    /// A whole flow event: `s` starts an arrow, `f` ends it.
+    /// Writes a complete flow event: `s` starts an arrow, `f` ends it.
     pub(super) fn flow(
         &mut self,
         ph: &str,
@@ -122,13 +123,13 @@ impl<W: Write> Writer<W> {
         )
     }
 
-    /// An argument of the event under way.
+    /// Writes a numeric argument of the current event.
     pub(super) fn number(&mut self, key: &str, value: f64) -> io::Result<()> {
         self.argument(key)?;
         write!(self.out, "{}", number(value))
     }
 
-    /// An argument of the event under way.
+    /// Writes a text argument of the current event.
     pub(super) fn string(&mut self, key: &str, value: &str) -> io::Result<()> {
         self.argument(key)?;
         self.out.write_all(quoted(value).as_bytes())
@@ -140,12 +141,12 @@ impl<W: Write> Writer<W> {
         write!(self.out, "{separator}\"{key}\":")
     }
 
-    /// Ends the event under way.
+    /// Ends the current event.
     pub(super) fn end(&mut self) -> io::Result<()> {
         self.out.write_all(b"}}")
     }
 
-    /// Ends the file, with what it is about.
+    /// Ends the file with metadata about it.
     pub(super) fn finish(mut self, about: &[(&str, &str)]) -> io::Result<()> {
         self.out.write_all(b"\n],\"otherData\":{")?;
         for (i, (key, value)) in about.iter().enumerate() {

@@ -95,7 +95,7 @@ fn what_ifs_say_what_sim_says() {
         assert!(twice["step_ms"].as_f64() > e["step_ms"].as_f64(), "{part}");
         assert_eq!(run["environment"]["slower"], format!("{part}=2"));
     }
-    // Copies to and from the host are a part of their own: only offloading has any.
+    // Copies to and from the host are separate from collectives; only offloading has any.
     let offload = explain(&["small-offload"]);
     let slower = offload["slower"].as_array().unwrap();
     let copies = slower
@@ -103,7 +103,7 @@ fn what_ifs_say_what_sim_says() {
         .find(|s| s["part"] == "host_copies" && s["factor"] == 2.0)
         .unwrap();
     assert!(copies["step_ms"].as_f64() > offload["step_ms"].as_f64());
-    // What the scenario has already is no change, and what cannot be has a reason.
+    // An option that the scenario already has is no change, and an impossible one has a reason.
     assert!(
         !changes
             .iter()
@@ -129,12 +129,12 @@ fn prefetch_matters_where_communication_does() {
         run[0]["step_ms"]["median"].as_f64().unwrap()
     };
     assert!(step("llama3.2-3b-zero3", 0) > 1.02 * step("llama3.2-3b-zero3", 1));
-    // Nothing is gathered where nothing is sharded.
+    // Nothing is gathered if nothing is sharded.
     assert_eq!(step("llama3.2-3b-ddp", 0), step("llama3.2-3b-ddp", 1));
 }
 
-/// The text starts with the answer, goes on in the order of usefulness, and is short unless
-/// everything is asked for.
+/// The text starts with the answer, continues in order of usefulness, and is short unless
+/// everything is requested.
 #[test]
 fn the_text_leads_with_the_answer() {
     let all = stdout(&["explain", "peers-tiny", "--all"]);
@@ -183,8 +183,8 @@ fn the_text_leads_with_the_answer() {
     assert!(short.contains("--all") && short.lines().count() < all.lines().count() / 2);
 }
 
-/// `regions` gains nothing on the small toys, whose layers are the library's, and gains on large
-/// blocks; `explain` says why.
+/// `regions` gains nothing on the small toys, whose layers run in the library, but gains on large
+/// blocks. `explain` says why.
 #[test]
 fn compiled_regions_gain_on_large_blocks_and_not_on_toys() {
     let step = |name: &str, mode: &str| {
@@ -194,7 +194,7 @@ fn compiled_regions_gain_on_large_blocks_and_not_on_toys() {
             .unwrap()
     };
     for (toy, verdict) in [
-        // What guards take of the host passes while 34 MB of inputs are on their way.
+        // The host time of guards overlaps with the transfer of 34 MB of inputs.
         ("toy-linear", "regions changes nothing"),
         ("toy-cnn", "regions loses"),
         ("toy-transformer", "regions loses"),
@@ -211,8 +211,7 @@ fn compiled_regions_gain_on_large_blocks_and_not_on_toys() {
     assert!(text.contains("regions gains"), "{text}");
 }
 
-/// States that rest in the host's memory take none of the device's, and copies are no
-/// communication.
+/// States in host memory use no device memory, and copies are not communication.
 #[test]
 fn offloaded_states_are_not_alive_on_the_device_and_copies_are_named() {
     let e = explain(&["offload", "--no-what-if"]);
@@ -233,8 +232,8 @@ fn offloaded_states_are_not_alive_on_the_device_and_copies_are_named() {
     assert!(late.contains("Bound by a straggler:"), "{late}");
 }
 
-/// Compiled as a whole, a step waits for a reduction and for the kernel that puts its result where
-/// it rests, and its collectives carry the parameters of several units: both are named.
+/// If the step is compiled as a whole, it waits for a reduction and for the kernel that stores its
+/// result, and its collectives carry the parameters of several units. Both are named.
 #[test]
 fn waits_of_whole_steps_name_all_that_was_waited_for() {
     let e = explain(&["small-full", "--no-what-if"]);
@@ -242,7 +241,7 @@ fn waits_of_whole_steps_name_all_that_was_waited_for() {
     let last = gaps.iter().find(|g| g["cause"] == "tail").unwrap();
     assert_eq!(last["waited_for"], "reduce_scatter + multi_copy");
     // The first wait: buckets of 16 KiB have room for the embedding (97 x 32 in bf16, 6.1 KiB) and
-    // what layers.0 reads first.
+    // for what layers.0 reads first.
     let first = gaps
         .iter()
         .filter(|g| g["waited_for"] == "all_gather")
@@ -257,9 +256,9 @@ fn waits_of_whole_steps_name_all_that_was_waited_for() {
     assert!(why.contains("Bound by communication:"), "{why}");
 }
 
-/// Across nodes the mesh and the groups that forward reshards to are tried, with what `sim`
-/// predicts for them; within a node neither helps. States in the host's memory are tried where the
-/// policy has them.
+/// Across nodes, the mesh and the groups for `reshard_after_forward` are tried, with the same
+/// predictions as `sim`. Within a node neither helps. States in host memory are tried if the policy
+/// supports them.
 #[test]
 fn changes_across_nodes_are_tried() {
     let two = [
@@ -298,8 +297,8 @@ fn changes_across_nodes_are_tried() {
     assert!(about("fsdp.reshard_after_forward=false"));
 }
 
-/// Where the scenario does not fit, the text leads with the smallest change that fits, and `sim`
-/// agrees that it does.
+/// If the scenario does not fit, the text starts with the smallest change that fits, and `sim`
+/// agrees.
 #[test]
 fn what_makes_it_fit_comes_first() {
     let base = [
@@ -346,7 +345,7 @@ fn what_makes_it_fit_comes_first() {
     let free = 1.0 - bytes("peak_device_bytes") / bytes("capacity_bytes");
     assert!(free >= 0.05, "{free}");
 
-    // The full table has those that fit before those that do not.
+    // The full table lists those that fit before those that do not.
     let all = explained(&["--all"]);
     let table = all.split_once("Effect of each option").unwrap().1;
     let (before, behind) = table.split_once("do not fit:").unwrap();
@@ -357,7 +356,8 @@ fn what_makes_it_fit_comes_first() {
     );
 }
 
-/// One option is not enough with headroom, two are; what fits only just is said as well.
+/// One option is not enough with headroom, but two are. A change that only just fits is mentioned
+/// as well.
 #[test]
 fn two_options_are_proposed_where_one_is_not_enough() {
     let args = [
@@ -393,7 +393,7 @@ fn changes_that_do_not_matter_are_hidden() {
     assert!(all.contains("fsdp.policy=native"), "{all}");
 }
 
-/// A vocabulary off the fast path is a warning, and padding it is proposed.
+/// A vocabulary off the fast path causes a warning, and padding it is proposed.
 #[test]
 fn an_odd_vocabulary_is_a_warning() {
     let set = ["llama3-8b-4xh200", "--set", "model.vocab=128257"];
@@ -411,8 +411,8 @@ fn an_odd_vocabulary_is_a_warning() {
     assert_eq!(aligned["warnings"].as_array().unwrap().len(), 0);
 }
 
-/// Where all blocks are recomputed, the fewest that leave 5 % of the device free are found: one
-/// fewer leaves less.
+/// If all blocks are recomputed, the fewest that leave 5 % of the device free are found: one fewer
+/// leaves less.
 #[test]
 fn the_fewest_recomputed_blocks_are_found() {
     let on = ["llama3-70b-64xh100"];
@@ -437,7 +437,7 @@ fn the_fewest_recomputed_blocks_are_found() {
     assert!(enough >= 0.05 && free(layers - 1).0 < 0.05, "{layers}");
     // Fewer layers are computed twice.
     assert!(step_ms.as_f64() < e["step_ms"].as_f64());
-    // Recompute of some blocks is what it is, and what fits without any needs none.
+    // If only some blocks are recomputed, only recompute of all blocks is tried.
     let some = explain(&["llama3-70b-64xh100", "--set", "train.recompute_layers=70"]);
     let about = |w: &Value| set(w).starts_with("train.recompute_layers=");
     let tried = some["what_if"].as_array().unwrap().iter();
@@ -445,7 +445,8 @@ fn the_fewest_recomputed_blocks_are_found() {
     assert_eq!(tried, ["train.recompute_layers=all"]);
 }
 
-/// A slower component may be beyond what is simulated; the rest of the explanation is not.
+/// A slower component may exceed the range of the simulator; the rest of the explanation is still
+/// printed.
 #[test]
 fn tasks_of_many_minutes_are_explained() {
     let sets = [
@@ -468,8 +469,8 @@ fn tasks_of_many_minutes_are_explained() {
     assert!(twice("host") >= e["step_ms"].as_f64());
 }
 
-/// Four cards of 12.5 GB/s for 8 GPUs: a layer's reduction takes longer than the computation of the
-/// layer before, and gathers wait behind it.
+/// With four network cards of 12.5 GB/s for 8 GPUs, a layer's reduction takes longer than the
+/// computation of the previous layer, and gathers wait behind it.
 #[test]
 fn a_gather_behind_a_reduction_is_named_with_it() {
     let folder = tempfile::tempdir().unwrap();

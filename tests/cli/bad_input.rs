@@ -1,4 +1,4 @@
-//! Bad input ends with status 2 and says what is wrong, where, and what would be right.
+//! Bad input ends with status 2, and the message says what is wrong, where, and what was expected.
 
 use crate::shardlab;
 use std::fmt::Write;
@@ -6,7 +6,7 @@ use std::path::Path;
 
 const MESH: &str = "[mesh]\nhardware = \"h200-nvlink\"\ndp_shard = 4\n";
 
-/// Faulty scenario files: name and text.
+/// Returns the names and texts of invalid scenario files.
 fn files() -> Vec<(&'static str, String)> {
     let with = |model: &str, rest: &str| format!("[model]\n{model}\n{MESH}{rest}");
     let llama = "preset = \"llama3-8b\"";
@@ -69,7 +69,7 @@ fn files() -> Vec<(&'static str, String)> {
     ]
 }
 
-/// Standard error of a call that ends with status 2, without the folder's name.
+/// Returns the standard error of a call that ends with status 2, without the name of the folder.
 fn fault(args: &[&str], folder: &Path) -> String {
     let assert = shardlab(args).assert().code(2);
     let output = assert.get_output();
@@ -152,8 +152,8 @@ fn faulty_options_are_refused_by_name() {
     insta::assert_snapshot!(all);
 }
 
-/// A scenario on standard input: verbs read it as they read a file, paths in it are relative to the
-/// current folder.
+/// Verbs read a scenario from standard input like a file; its relative paths start at the current
+/// folder.
 #[test]
 fn standard_input_is_a_scenario() {
     let folder = tempfile::tempdir().unwrap();

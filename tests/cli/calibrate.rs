@@ -2,8 +2,8 @@
 
 use super::{json, shardlab, stdout};
 
-/// A short measurement yields a profile that predicts: the scenario of the CPU device is priced
-/// from measured tables.
+/// A short measurement yields a usable profile: the scenario of the CPU device is priced from
+/// measured tables.
 #[test]
 fn a_measured_profile_predicts() {
     let dir = tempfile::tempdir().unwrap();
@@ -24,13 +24,13 @@ fn a_measured_profile_predicts() {
     assert!(run["measured_cost_share"].as_f64().unwrap() > 0.5);
 }
 
-/// Kernels of one's own scenario stand before a profile's tables, and are exact rows of it.
+/// Kernels of the user's scenario come before the tables of a profile, and are exact rows of it.
 #[test]
 fn kernels_of_a_scenario_are_added_to_a_profile() {
     let dir = tempfile::tempdir().unwrap();
     let profile = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
     let (base, mine) = (profile("base.toml"), profile("mine.toml"));
-    // Of as many cores as this machine has; nothing but small matrix products was measured.
+    // A profile for the number of cores of this machine, in which only a small matmul was measured.
     let cores = std::thread::available_parallelism().unwrap();
     let shipped = include_str!("../../scenarios/hardware/cpu.toml");
     let at = shipped.find("\n[[").unwrap();
@@ -58,7 +58,7 @@ fn kernels_of_a_scenario_are_added_to_a_profile() {
         text.contains("name = \"mine\"") && text.contains(table),
         "{text}"
     );
-    // 48 tokens of 32 numbers by a vocabulary of 131, forward, and both gradients.
+    // 48 tokens of 32 numbers times a vocabulary of 131: forward, and both gradients.
     for row in ["[48, 131, 32, ", "[48, 32, 131, ", "[131, 32, 48, "] {
         assert!(text.contains(row), "no {row} in {text}");
     }
@@ -95,7 +95,7 @@ fn bad_arguments_are_refused() {
             "--onto",
             "no-such-profile",
         ],
-        // Of a GPU, and of one that rests.
+        // Profiles of GPUs, measured with `exec` and with PyTorch.
         &[
             "calibrate",
             "--for",

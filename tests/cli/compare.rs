@@ -14,7 +14,7 @@ fn metric(pair: &Value, name: &str) -> [f64; 2] {
     [0, 1].map(|i| found["values"][i].as_f64().unwrap())
 }
 
-/// The acceptance of the run comparison: what forward prefetch is worth, and why.
+/// Acceptance of the run comparison: the gain of forward prefetch, and the reason.
 #[test]
 fn the_gain_of_prefetch_and_its_cause() {
     let path = "scenarios/llama3-8b-4xh200.toml";
@@ -33,7 +33,7 @@ fn the_gain_of_prefetch_and_its_cause() {
     ] {
         assert!(prose.contains(part), "{part}: {text}");
     }
-    // What did not change is not listed.
+    // Unchanged values are not listed.
     for part in ["optimizer_state", "reduce_scatter", "Aligned by", "+0.000"] {
         assert!(!text.contains(part), "{part}: {text}");
     }
@@ -75,9 +75,10 @@ fn the_gain_of_prefetch_and_its_cause() {
     assert_eq!(pair["waits"][0]["cause"][1], "gate");
 }
 
-/// What waiting leaves of the power limit is said, with the numbers of `sim`.
+/// The waiting time changes the clock under the power limit; the text says so with the numbers of
+/// `sim`.
 #[test]
-fn a_clock_that_differs_is_told() {
+fn a_differing_clock_is_reported() {
     let set = |value: &'static str| ["--set", value];
     let base = [
         set("mesh.hardware=h200-nvlink-exec"),
@@ -89,21 +90,21 @@ fn a_clock_that_differs_is_told() {
     let text = stdout(&[&args[..], &["--set-b", "fsdp.prefetch_backward=0"]].concat());
     assert_narrow(&text);
     let prose = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    let told = |more: &[&str]| {
+    let clock = |more: &[&str]| {
         let args = [&["sim", "peers-1b", "--json"][..], &base, more].concat();
         let facts = json(&args)[0]["environment"].clone();
         let of = |name: &str| facts[name].as_str().unwrap().parse::<f64>().unwrap();
         let (factor, share) = (of("power.arithmetic_factor"), of("power.arithmetic_share"));
         (100.0 * (factor - 1.0), 100.0 * share)
     };
-    let (a, b) = (told(&[]), told(&["--set", "fsdp.prefetch_backward=0"]));
+    let (a, b) = (clock(&[]), clock(&["--set", "fsdp.prefetch_backward=0"]));
     assert!(a.0 > b.0 && a.1 > b.1, "{a:?} {b:?}");
     let sentence = format!(
         "The power limit slows matmuls and attention by {:.1} % in A ({:.0} % of its step), by {:.1} % in B ({:.0} % of its step).",
         a.0, a.1, b.0, b.1
     );
     assert!(prose.contains(&sentence), "{sentence}\n{text}");
-    // Clocks that do not differ, and profiles without a limit, are not worth a sentence.
+    // Equal clocks, and profiles without a power limit, are not worth a sentence.
     let equal = [&["compare", "peers-1b", "peers-1b"][..], &base].concat();
     let unknown = ["compare", "peers-1b", "--set-b", "fsdp.prefetch_backward=0"];
     for args in [&equal[..], &unknown] {
@@ -130,9 +131,9 @@ fn predicted_against_measured() {
     assert!(text.contains("worst predictions"), "{text}");
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(words.contains("the prediction is "), "{text}");
-    // What only one of the runs has is not a difference between them.
+    // A setting that only one of the runs has is not a difference.
     assert!(!text.contains("seconds.devices"), "{text}");
-    // Neither is an improvement on the other.
+    // Neither run is an improvement on the other.
     let tests = text.lines().find(|l| l.starts_with("tests ")).unwrap();
     let words = ["shorter: ", "longer: ", "equal: ", "inconclusive: "];
     assert!(words.iter().any(|w| tests.contains(w)), "{tests}");
@@ -145,7 +146,7 @@ fn losses_are_overlaid_and_equal_for_schedules_that_do_not_matter() {
     assert_eq!(same["losses"]["diverges"], Value::Null);
     assert_eq!(same["losses"]["steps"], serde_json::json!([4, 4]));
     let other = &json(&[&args[..], &["train.lr=0.01", "--json"]].concat())[0];
-    // The first loss is before any update.
+    // The first loss precedes any update.
     assert_eq!(other["losses"]["diverges"]["step"], 2);
     let text = stdout(&[&args[..], &["train.lr=0.01"]].concat());
     assert!(text.contains("The loss differs from step 2 on"), "{text}");
@@ -176,12 +177,12 @@ fn kept_runs_folders_and_names_are_compared() {
     assert_eq!(step(&["baseline", "last"]), expected);
     assert_eq!(step(&[&folder, &id(1)[19..]]), expected);
     assert_eq!(step(&["peers-tiny", "last"]), expected);
-    // A kept run lacks nothing that a fresh one has.
+    // A saved run has the same content as a fresh one.
     let whole = |run: &str| {
         let args = ["compare", run, "prefetch-0", "--store", path, "--json"];
         let mut pair = json(&args).remove(0);
         let fields = pair.as_object_mut().unwrap();
-        // The machine's facts are known of kept runs only.
+        // Only saved runs have the facts of the machine.
         fields.remove("environment");
         pair
     };
@@ -212,8 +213,8 @@ fn many_runs_make_a_table() {
     );
 }
 
-/// Training on this machine has nothing to do with a simulated job of another model: no time is
-/// compared, by whatever view.
+/// Training on this machine is unrelated to a simulated job of another model: no view compares
+/// their times.
 #[test]
 fn unrelated_runs_are_not_judged() {
     let dir = tempfile::tempdir().unwrap();
@@ -242,7 +243,7 @@ fn unrelated_runs_are_not_judged() {
     for field in ["step", "prediction"] {
         assert_eq!(pair[field], Value::Null, "{field}");
     }
-    // Nor is one of them the best.
+    // Neither is called the best.
     let args = [
         "compare",
         "last",
@@ -274,7 +275,7 @@ fn unrelated_runs_are_not_judged() {
     assert!(!text.contains('★') && !text.contains("slower"), "{text}");
 }
 
-/// Prefetching two units ahead instead of one buys 0.1 % of the time for 1.4 % more memory.
+/// Prefetching two units ahead instead of one gains 0.1 % of the time for 1.4 % more memory.
 #[test]
 fn ties_are_not_stars() {
     let base = ["compare", "prefetch-0", "prefetch-1", "prefetch-2"];
@@ -296,16 +297,16 @@ fn ties_are_not_stars() {
     assert_eq!(front(&usual), [true, true, false]);
     assert_eq!(stars(&usual)[2], 0);
     assert!(stars(&usual)[1] > 0);
-    // The hardware is an estimate: its error is the tolerance unless another is asked for.
+    // The hardware is an estimate, so its error is the default tolerance.
     assert!(stdout(&base).contains("Values within 13 % are equal"));
-    // To the last picosecond it is faster.
+    // With an exact tolerance it is faster.
     let exact = ["--tolerance", "0%"];
     assert_eq!(front(&exact), [true, true, true]);
     assert!(stars(&exact)[2] > 0);
-    // Within 40 % nothing is told apart but memory.
+    // Within 40 %, only memory differs.
     let wide = ["--tolerance", "40%"];
     assert_eq!(front(&wide), [true, false, false]);
-    // The same run twice has no best.
+    // Of identical runs none is the best.
     let same = ["compare", "prefetch-1", "prefetch-1", "prefetch-1"];
     let text = stdout(&[&same[..], &usual].concat());
     assert!(
@@ -316,8 +317,8 @@ fn ties_are_not_stars() {
     assert!(error.contains("for example 0.5%"), "{error}");
 }
 
-/// Scenarios that differ in dozens of options: columns are left out, none is broken within a word
-/// or a number.
+/// Scenarios that differ in dozens of options: columns are dropped, but no word or number is
+/// broken.
 #[test]
 fn a_table_of_unlike_runs_can_be_read() {
     let names = ["llama3-8b-4xh200", "small-native", "toy-cnn"];
@@ -366,7 +367,7 @@ fn what_cannot_be_compared_is_said() {
     assert!(error.contains("prefetch_forward"), "{error}");
 }
 
-/// A baseline of the gate beside runs: its prediction beside predictions, its training beside
+/// A baseline of the gate is compared with runs: its prediction with predictions, its training with
 /// trainings.
 #[test]
 fn baselines_are_compared() {
@@ -381,7 +382,7 @@ fn baselines_are_compared() {
         .concat(),
     );
     let name = "baseline:small-native";
-    // Alone: its scenario with its options, as it is now.
+    // A single baseline is compared with its scenario in its present state, with the same options.
     let args = ["compare", name, "--baseline", &at];
     let text = stdout(&args);
     assert_narrow(&text);
@@ -397,10 +398,10 @@ fn baselines_are_compared() {
     assert_eq!((a, pair["step"]["verdict"].as_str()), (b, Some("equal")));
     assert_eq!(pair["options"].as_array().unwrap().len(), 0);
     assert_eq!(pair["breakdown"]["by_phase"].as_array().unwrap().len(), 0);
-    // An option changed since.
+    // An option changed since the baseline.
     let changed = stdout(&[&args[..], &["--set-b", "fsdp.prefetch_forward=0"]].concat());
     assert!(changed.contains("The programs differ: "), "{changed}");
-    // Its file, against a training: the same losses to the bit, and no stored time.
+    // The baseline file against a training: losses are bitwise equal, and no stored time is used.
     let file = format!("{at}/small-native.toml");
     let args = [&["compare", &file, "small-native", "--exec-b"], &set[..]].concat();
     let pair = &json(&[&args[..], &["--json"]].concat())[0];
@@ -412,7 +413,7 @@ fn baselines_are_compared() {
     assert_eq!(a, b);
     let text = stdout(&args);
     assert!(text.contains("Memory is the same"), "{text}");
-    // Several: a table.
+    // Several runs: a table.
     let text = stdout(&["compare", &file, "small-native", "small-fsdp2"]);
     assert!(text.contains("front"), "{text}");
     for (args, words) in [
@@ -430,7 +431,7 @@ fn baselines_are_compared() {
     }
 }
 
-/// What `exec` is asked for here is what another binary's is asked for.
+/// The options of `exec` are passed on to another binary.
 #[test]
 fn another_binary_gets_the_device() {
     use std::os::unix::fs::PermissionsExt;

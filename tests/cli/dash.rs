@@ -14,7 +14,7 @@ fn without_a_terminal_it_says_so() {
     assert!(text.starts_with("error: dash needs a terminal"), "{text}");
 }
 
-/// A terminal with a shell in it; gone when dropped.
+/// A terminal with a shell; removed when dropped.
 struct Tmux {
     socket: String,
     folder: tempfile::TempDir,
@@ -27,7 +27,7 @@ impl Tmux {
             folder: tempfile::tempdir().unwrap(),
         };
         let (columns, rows) = (columns.to_string(), rows.to_string());
-        // A bare shell: no prompt of a user's own, no history.
+        // A bare shell, without the user's prompt or history.
         tmux.call(&[
             "-f",
             "/dev/null",
@@ -73,8 +73,8 @@ impl Tmux {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// Waits until the screen is as wanted twice in a row: the first time a frame may be half
-    /// drawn. The limit is for machines that hang, not for slow ones.
+    /// Waits until the screen satisfies `done` twice in a row, since a frame may be half drawn the
+    /// first time. The limit is for machines that hang, not for slow ones.
     #[track_caller]
     fn wait(&self, what: &str, done: impl Fn(&str) -> bool) -> String {
         let begin = Instant::now();
@@ -99,7 +99,7 @@ impl Tmux {
         self.wait(&format!("`{text}`"), |screen| screen.contains(text))
     }
 
-    /// What the shell says about its terminal.
+    /// Returns the terminal settings that the shell reports.
     fn settings(&self, mark: &str) -> String {
         let file = self.folder.path().join(mark);
         self.type_text(&format!(
@@ -126,7 +126,7 @@ impl Drop for Tmux {
     }
 }
 
-/// The step time that the prediction pane shows.
+/// Returns the step time in the prediction pane.
 fn step(screen: &str) -> Option<String> {
     let line = screen
         .lines()
@@ -135,8 +135,8 @@ fn step(screen: &str) -> Option<String> {
     behind.split_whitespace().next().map(str::to_owned)
 }
 
-/// Change prefetch, simulate, zoom into the backward of one block, train live, compare, quit; the
-/// terminal is as before.
+/// Changes prefetch, simulates, zooms into the backward of one block, trains live, compares and
+/// quits. The terminal is restored.
 #[test]
 #[ignore = "needs tmux"]
 fn a_session_from_a_changed_option_to_a_comparison() {
@@ -146,7 +146,7 @@ fn a_session_from_a_changed_option_to_a_comparison() {
     tmux.wait("the prediction", |s| {
         s.contains("▸ llama-tiny") && step(s).is_some()
     });
-    // Without prefetch in both directions the tiny model waits for its gathers.
+    // Without prefetch in both directions, the tiny model waits for its gathers.
     tmux.press(&["Tab"]);
     tmux.type_text("/prefetch");
     tmux.press(&["Enter", "Left"]);
@@ -156,12 +156,12 @@ fn a_session_from_a_changed_option_to_a_comparison() {
         s.contains("●2 changed") && step(s).is_some() && s.contains("% ▲")
     });
     assert_eq!(screen.matches("0  (was 1)").count(), 2, "{screen}");
-    // Simulate: the timeline opens.
+    // Simulate, which opens the timeline.
     tmux.type_text("r");
     tmux.wait("the timeline", |s| {
         s.contains("llama-tiny: #1 predicted") && s.contains("all_gather")
     });
-    // Into the backward of one block.
+    // Zoom into the backward of one block.
     tmux.type_text("u");
     tmux.type_text("layers.1 backward");
     tmux.press(&["Enter"]);
@@ -169,7 +169,7 @@ fn a_session_from_a_changed_option_to_a_comparison() {
         s.contains("╎layers.1 backward") && !s.contains(", 1 x")
     });
     assert!(screen.contains("blocked by:"), "{screen}");
-    // Train it, live.
+    // Train live.
     tmux.type_text("3");
     tmux.type_text("x");
     tmux.wait("training", |s| {
@@ -177,7 +177,7 @@ fn a_session_from_a_changed_option_to_a_comparison() {
     });
     tmux.wait("the end of the training", |s| s.contains("✓ done"));
     tmux.wait_for("saved as");
-    // Both lie above one another.
+    // Both runs are shown above each other.
     tmux.type_text("2");
     let screen = tmux.wait("both runs", |s| {
         s.contains("llama-tiny: #1 predicted") && s.contains("│ #2 measured")
@@ -199,7 +199,7 @@ fn a_session_from_a_changed_option_to_a_comparison() {
         "the screen is the shell's again:\n{screen}"
     );
     assert_eq!(tmux.settings("after"), before);
-    // What was changed is there again.
+    // The change is still there.
     tmux.dash("");
     tmux.wait_for("●2 changed");
     tmux.press(&["C-c"]);
@@ -207,7 +207,8 @@ fn a_session_from_a_changed_option_to_a_comparison() {
     assert_eq!(tmux.settings("last"), before);
 }
 
-/// Another size while it runs, one that is too small, and the end by a signal.
+/// The dashboard follows a resize, handles a terminal that is too small, and restores the terminal
+/// on a signal.
 #[test]
 #[ignore = "needs tmux"]
 fn it_follows_the_terminals_size_and_gives_it_back_on_a_signal() {
@@ -222,13 +223,13 @@ fn it_follows_the_terminals_size_and_gives_it_back_on_a_signal() {
     tmux.call(&["resize-window", "-t", "main", "-x", "100", "-y", "30"]);
     signal("TERM", tmux.dashboard());
     tmux.wait_for("ended with 0");
-    // The first line has the size, which is another one now.
+    // The first line contains the size, which has changed.
     let rest = |text: String| text.lines().skip(1).map(str::to_owned).collect::<Vec<_>>();
     assert_eq!(rest(tmux.settings("after")), rest(before));
 }
 
-/// Ctrl-Z gives the terminal to the shell, also while something is typed; `fg` goes on where it
-/// was.
+/// Ctrl-Z returns the terminal to the shell, also while text is typed; `fg` resumes in the same
+/// state.
 #[test]
 #[ignore = "needs tmux"]
 fn it_can_be_suspended() {
@@ -255,8 +256,8 @@ fn it_can_be_suspended() {
     assert_eq!(tmux.settings("after"), before);
 }
 
-/// Ctrl-Z stops all that the shell started as one, as it does where the terminal itself answers to
-/// it: a script that waits for the dashboard would keep the terminal otherwise.
+/// Ctrl-Z stops the whole process group, as a terminal does by itself. Otherwise a script that
+/// waits for the dashboard would keep the terminal.
 #[test]
 #[ignore = "needs tmux"]
 fn a_script_around_it_is_suspended_too() {
@@ -294,7 +295,7 @@ fn a_small_terminal_without_colours() {
     tmux.wait("the prediction", |s| {
         s.contains("▸ small-linear") && step(s).is_some()
     });
-    // A click on the second tab, and one on the first; the wheel in the list.
+    // A click on the second tab, one on the first, and the wheel in the list.
     let mouse = |code: u32, column: u32, row: u32| {
         tmux.type_text(&format!(
             "\u{1b}[<{code};{column};{row}M\u{1b}[<{code};{column};{row}m"
@@ -308,7 +309,7 @@ fn a_small_terminal_without_colours() {
     tmux.wait("another scenario", |s| !s.contains("▸ small-linear"));
     mouse(64, 6, 8);
     tmux.wait_for("▸ small-linear");
-    // A training that would take long is stopped, and its steps are kept.
+    // A long training is stopped, and its steps are kept.
     tmux.press(&["Tab"]);
     tmux.type_text("/train.steps");
     tmux.press(&["Enter", "Enter", "C-u"]);
@@ -322,7 +323,7 @@ fn a_small_terminal_without_colours() {
         s.contains("stopped") && s.contains("saved as")
     });
     assert!(!screen.contains("done"), "{screen}");
-    // The change is taken back, and what is there becomes the baseline.
+    // Undo the change, and bless the present state.
     tmux.type_text("1");
     tmux.type_text("D");
     tmux.wait("no change", |s| !s.contains("changed"));
@@ -333,7 +334,7 @@ fn a_small_terminal_without_colours() {
     tmux.type_text("y");
     tmux.wait_for("✓ passes against");
     assert!(folder.join("small-linear.toml").is_file());
-    // Nothing on the screen has a colour.
+    // Nothing on the screen is coloured.
     let coloured = tmux.call(&["capture-pane", "-t", "main", "-p", "-e"]);
     let coloured = String::from_utf8_lossy(&coloured.stdout).into_owned();
     for code in coloured.split('\u{1b}').skip(1) {
@@ -349,7 +350,7 @@ fn a_small_terminal_without_colours() {
     assert_eq!(tmux.settings("after"), before);
 }
 
-/// A fault of the program gives the terminal back, and is told on it.
+/// A panic restores the terminal and is reported on it.
 #[test]
 #[ignore = "needs tmux"]
 fn a_panic_gives_the_terminal_back() {
@@ -371,7 +372,7 @@ fn a_panic_gives_the_terminal_back() {
 }
 
 impl Tmux {
-    /// Process number of the dashboard: the shell's only child.
+    /// Returns the process id of the dashboard, the shell's only child.
     fn dashboard(&self) -> u32 {
         let pane = self.call(&["display-message", "-p", "-t", "main", "#{pane_pid}"]);
         let shell = String::from_utf8_lossy(&pane.stdout);
@@ -382,7 +383,7 @@ impl Tmux {
         one
     }
 
-    /// The launcher of a training, and its ranks.
+    /// Returns the process ids of a training's launcher and its ranks.
     fn training(&self) -> (u32, Vec<u32>) {
         let all = children(self.dashboard());
         let [launcher] = all[..] else {
@@ -402,8 +403,8 @@ impl Tmux {
     }
 }
 
-/// A training in processes of its own, as on GPUs: its end, its stop, the death of a rank, and
-/// leaving while it trains.
+/// A training in separate processes, as on GPUs: its end, stopping it, the death of a rank, and
+/// quitting while it trains.
 #[test]
 #[ignore = "needs tmux"]
 fn a_training_in_processes_of_its_own() {
@@ -419,7 +420,7 @@ fn a_training_in_processes_of_its_own() {
     let screen = tmux.wait("the end of the training", |s| {
         s.contains("✓ done   step 6 of 6") && s.contains("run #1 saved as")
     });
-    // Of other processes it is not known where their ranks are.
+    // The progress of ranks in other processes is unknown.
     assert!(!screen.contains("issued"), "{screen}");
     let ranks = screen
         .lines()
@@ -430,14 +431,14 @@ fn a_training_in_processes_of_its_own() {
         "four ranks and the peak of one:\n{screen}"
     );
     assert_eq!(tmux.runs(), 1);
-    // It can be compared, as one of this process can.
+    // It can be compared like a training in this process.
     tmux.type_text("2");
     tmux.wait("its timeline", |s| {
         s.contains("small-native: #1 measured") && s.contains("all_gather")
     });
     tmux.type_text("q");
     tmux.wait_for("ended with 0");
-    // One of many steps is stopped, and its steps are kept.
+    // Stop a long run; its steps are kept.
     tmux.dash(&format!("{quick} --set train.steps=900000"));
     tmux.wait_for("●1 changed");
     let train = |tmux: &Tmux| {
@@ -462,7 +463,7 @@ fn a_training_in_processes_of_its_own() {
     let screen = tmux.wait_for("✗ failed");
     assert!(screen.contains("was killed (signal 9"), "{screen}");
     all_end(&all);
-    // Leaving takes it along, in good order or not.
+    // Quitting ends the training, cleanly or not.
     let all = train(&tmux);
     tmux.type_text("q");
     tmux.wait_for("is still training");
@@ -478,7 +479,7 @@ fn a_training_in_processes_of_its_own() {
     assert_eq!(tmux.runs(), 2);
 }
 
-/// Without a store the run is there all the same, and its folder is gone.
+/// Without a store, the run is still available, and its temporary folder is removed.
 #[test]
 #[ignore = "needs tmux"]
 fn a_training_in_processes_that_is_not_kept() {
@@ -498,7 +499,7 @@ fn a_training_in_processes_that_is_not_kept() {
     tmux.wait_for("small-native: #1 measured");
     assert_eq!(std::fs::read_dir(&passing).unwrap().count(), 0);
     assert_eq!(tmux.runs(), 0);
-    // Ctrl-C of the terminal is a key of the dashboard's.
+    // Ctrl-C is an ordinary key to the dashboard.
     tmux.type_text("3x");
     tmux.wait("the end of the training", |s| {
         s.contains("✓ done   step 6 of 6") && s.contains("#2 exec")

@@ -1,15 +1,15 @@
-//! Files that cannot be written: a full disk ends with status 3, leaves nothing behind and takes no
-//! result with it; a wrong path is bad input, found before anything is computed.
+//! Files that cannot be written. A full disk ends with status 3, leaves no partial files and loses
+//! no results. A wrong path is bad input, found before anything is computed.
 
 use crate::shardlab;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// A file system of 64 KiB of which one page is free, unmounted when dropped.
+/// A file system of 64 KiB with one free page, unmounted when dropped.
 struct Small(tempfile::TempDir);
 
-/// What fills it.
+/// The file that fills it.
 const FULL: &str = "full";
 
 impl Small {
@@ -34,7 +34,7 @@ impl Small {
         self.0.path().join(name)
     }
 
-    /// Names of what is in it.
+    /// Returns the names of its files.
     fn listed(&self) -> Vec<PathBuf> {
         let entries = fs::read_dir(self.0.path()).unwrap();
         entries.map(|e| e.unwrap().path()).collect()
@@ -47,7 +47,7 @@ impl Drop for Small {
     }
 }
 
-/// Status, standard output and standard error.
+/// Returns status, standard output and standard error.
 fn call(args: &[&str]) -> (Option<i32>, String, String) {
     let output = shardlab(args).output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
@@ -100,7 +100,7 @@ fn a_full_disk_leaves_no_file_and_takes_no_result_with_it() {
         assert!(out.contains(result), "{shown:?}: {out}");
         assert_eq!(small.listed(), [small.at(FULL)], "{shown:?}");
     }
-    // What was there before is still there.
+    // Existing files are unchanged.
     let full = file(FULL);
     let (code, ..) = call(&["sim", "small-native", "--trace", &full]);
     assert_eq!(code, Some(3));
@@ -129,7 +129,7 @@ fn standard_output_that_is_full_is_a_failure() {
         assert_eq!(output.status.code(), Some(3), "{args:?}: {err}");
         assert!(err.contains("cannot write"), "{args:?}: {err}");
     }
-    // A device is written directly, whatever the option.
+    // A device is written directly, for every option.
     let (code, out, err) = call(&["sim", "llama-tiny", "--trace", "/dev/full"]);
     assert_eq!(code, Some(3), "{err}");
     assert!(out.contains("step "), "{out}");

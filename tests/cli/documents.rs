@@ -1,5 +1,4 @@
-//! The documents: their commands run, their numbers are those of the tables, their links lead
-//! somewhere.
+//! The documents: their commands run, their numbers match the tables, and their links are valid.
 
 use crate::{json, stdout};
 use serde_json::Value;
@@ -11,9 +10,9 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(Path::new(ROOT).join(path)).unwrap_or_else(|e| panic!("{path}: {e}"))
 }
 
-/// A fenced block below `<!-- tested -->` or `<!-- tested: FILE -->`.
+/// A fenced block after `<!-- tested -->` or `<!-- tested: FILE -->`.
 struct Block {
-    /// The file that the block is, instead of commands.
+    /// The file that the block contains; `None` for commands.
     file: Option<String>,
     text: String,
 }
@@ -33,7 +32,7 @@ fn tested_blocks(page: &str) -> Vec<Block> {
     blocks
 }
 
-/// Runs the tested blocks of a page as a person would paste them: in order, in one folder.
+/// Runs the tested blocks of a page in order and in one folder, as if a person pasted them.
 #[cfg(unix)]
 #[track_caller]
 fn paste(page: &str, least: usize) {
@@ -80,20 +79,20 @@ fn commands_of_the_pages_run_in_order() {
     paste("docs/reports.md", 4);
 }
 
-/// Rows of measured tables, with their predictions.
+/// Returns rows of measured tables with their predictions.
 fn measured(tables: &[&str], wanted: fn(&Value) -> bool) -> Vec<Value> {
     let mut rows = Vec::new();
     for table in tables {
         let path = format!("{ROOT}/tests/data/{table}.csv");
         let mut lines = json(&["validate", &path, "--json"]);
-        // The last object is about all of them.
+        // The last object summarises all rows.
         lines.pop();
         rows.extend(lines.into_iter().filter(wanted));
     }
     rows
 }
 
-/// Absolute errors in percent of those rows that have the metric, in ascending order.
+/// Returns the absolute errors in percent of the rows that have the metric, in ascending order.
 fn errors(rows: &[Value], metric: &str) -> Vec<f64> {
     let of = |row: &Value| row[metric]["error_percent"].as_f64();
     let mut errors: Vec<f64> = rows.iter().filter_map(of).map(f64::abs).collect();
@@ -110,7 +109,7 @@ fn worst(rows: &[Value], metric: &str) -> f64 {
     *errors(rows, metric).last().unwrap()
 }
 
-/// Two decimals below 1, one above.
+/// Formats an error with two decimals below 1, otherwise with one.
 fn percent(error: f64) -> String {
     if error < 0.995 {
         format!("{error:.2}")
@@ -125,7 +124,7 @@ fn tiny(row: &Value) -> bool {
 
 const PEERS: &[&str] = &["h200x4", "h200x4_heldout"];
 
-/// Measured tables, and which of their rows a line of the README's table is about.
+/// Measured tables, and the rows that a line of the table covers.
 struct Line {
     label: &'static str,
     tables: &'static [&'static str],
@@ -189,10 +188,10 @@ fn the_accuracy_table_is_that_of_the_measured_runs() {
     }
 }
 
-/// A name, arguments of `validate`, and which rows count.
+/// A name, arguments of `validate`, and a filter of rows.
 type Case<'a> = (&'a str, &'a [&'a str], fn(&Value) -> bool);
 
-/// The numbers of the accuracy table of BENCHMARKS.md, line by line.
+/// Checks the numbers of the accuracy table in BENCHMARKS.md, line by line.
 #[test]
 fn the_benchmarks_have_the_errors_of_the_measured_runs() {
     let page = read("BENCHMARKS.md");
@@ -261,7 +260,7 @@ fn pages() -> Vec<PathBuf> {
     pages
 }
 
-/// The anchor that GitHub gives a heading.
+/// Returns the anchor that GitHub gives a heading.
 fn anchor(heading: &str) -> String {
     heading
         .trim_start_matches('#')
@@ -273,7 +272,7 @@ fn anchor(heading: &str) -> String {
         .collect()
 }
 
-/// Links within the repository name a file that is there, and a heading of it.
+/// Links within the repository name an existing file and one of its headings.
 #[test]
 fn links_of_the_documents_lead_somewhere() {
     let (mut links, mut broken) = (0, Vec::new());

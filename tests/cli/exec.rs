@@ -19,7 +19,7 @@ fn numbers(v: &Value) -> Vec<f64> {
         .collect()
 }
 
-/// The words of a failed call, and its exit status.
+/// Returns the message of a failed call, and its exit status.
 fn failure(args: &[&str]) -> (i32, String) {
     let output = shardlab(args).output().unwrap();
     let code = output.status.code().unwrap();
@@ -42,7 +42,7 @@ fn a_fresh_machine_trains_and_shows_it() {
     let run = exec(&["llama-tiny"]);
     let losses = numbers(&run["losses"]);
     assert_eq!(losses.len(), 40);
-    // Uniform guesses over 256 tokens cost 5.545.
+    // Uniform guesses over 256 tokens have a loss of 5.545.
     assert!((losses[0] - 256f64.ln()).abs() < 0.1, "{}", losses[0]);
     assert!(losses[39] < losses[0] - 1.0, "{}", losses[39]);
     assert!(numbers(&run["grad_norms"]).iter().all(|g| *g > 0.0));
@@ -50,8 +50,8 @@ fn a_fresh_machine_trains_and_shows_it() {
     assert_eq!(run["step_ms"]["samples"].as_array().unwrap().len(), 39);
 }
 
-/// Acceptance: a golden run through the command line. Its scenario asks for no gradient norms; they
-/// are reported anyway.
+/// Acceptance: a golden run through the command line. Its scenario does not compute gradient norms,
+/// but they are reported anyway.
 #[test]
 fn a_golden_run() {
     for (name, tied) in [("llama-tiny", false), ("gpt2-tiny", true)] {
@@ -98,7 +98,7 @@ fn a_golden_run() {
     }
 }
 
-/// A finished job that is started once more has nothing to do, says so and is no failure.
+/// Starting a finished job again does nothing, says so, and does not fail.
 #[test]
 fn nothing_is_left_to_train() {
     let dir = tempfile::tempdir().unwrap();
@@ -138,8 +138,8 @@ fn nothing_is_left_to_train() {
     }
 }
 
-/// Progress and summary count the tokens of one rank: the two clocks are not the same, but four
-/// ranks would put a factor of four between them.
+/// Progress and summary count the tokens of one rank. The two clocks differ, but counting four
+/// ranks would give a factor of four.
 #[test]
 fn progress_and_summary_count_alike() {
     let output = shardlab(&[
@@ -167,7 +167,7 @@ fn progress_and_summary_count_alike() {
     assert!((0.5..2.0).contains(&(shown / summary)), "{shown} {summary}");
 }
 
-/// What a run does without, its progress does not show.
+/// Progress omits what a run does not compute.
 #[test]
 fn progress_without_gradient_norms() {
     for (without, shown) in [(&[][..], true), (&["--no-grad-norms"], false)] {
@@ -184,7 +184,7 @@ fn progress_without_gradient_norms() {
     }
 }
 
-/// Prediction and measurement are of one program, and agree on memory to the byte.
+/// Prediction and measurement have the same program, and agree on memory to the byte.
 #[test]
 fn sim_and_exec_agree_on_program_and_memory() {
     let mut compared = 0;
@@ -219,7 +219,7 @@ fn sim_and_exec_agree_on_program_and_memory() {
     assert!(compared >= 25, "{compared}");
 }
 
-/// What nobody has summed is no number that has gone wrong, and two runs do not have it in common.
+/// Norms that are not computed are not NaN, and two runs do not have them in common.
 #[test]
 fn norms_that_no_run_tells_are_left_out() {
     let text = stdout(&["exec", "small-summed", "--steps", "2", "--no-store"]);
@@ -249,8 +249,7 @@ fn norms_that_no_run_tells_are_left_out() {
     );
 }
 
-/// The whole timeline: after every allocation and every free of a step, what is allocated and
-/// reserved, to the byte.
+/// Allocated and reserved bytes agree after every allocation and every free of a step, to the byte.
 #[test]
 fn sim_and_exec_agree_on_every_instant_of_memory() {
     use shardlab_exec::train::{NoObserver, RunOptions, train};
@@ -285,8 +284,8 @@ fn sim_and_exec_agree_on_every_instant_of_memory() {
     assert!(compared >= 25, "{compared}");
 }
 
-/// Killed without warning, once while the second checkpoint is there or being written, the resumed
-/// run has the losses and the final weights of one that nobody disturbed.
+/// A run is killed without warning, at least once while the second checkpoint exists or is being
+/// written. The resumed run has the losses and the final weights of an undisturbed one.
 #[test]
 fn a_killed_run_goes_on_bit_for_bit() {
     let dir = tempfile::tempdir().unwrap();
@@ -338,7 +337,7 @@ fn a_killed_run_goes_on_bit_for_bit() {
     assert_eq!(resumed["losses"], whole["losses"]);
     assert_eq!(resumed["grad_norms"], whole["grad_norms"]);
     assert_eq!(resumed["final_norms"], whole["final_norms"]);
-    // Another world and policy goes on from there as well.
+    // Another world size and policy can also resume from there.
     let other = exec(
         &[
             &[
@@ -377,9 +376,9 @@ fn exported_weights_begin_another_run() {
         "train.weight_decay=0",
     ]);
     assert_eq!(first["final_norms"], second["final_norms"]);
-    // The other seed begins elsewhere.
+    // The other seed starts with other weights.
     let other = exec(&["small-native", "--steps", "1", "--seed", "1"]);
-    // The first step is no sample.
+    // The first step is not a sample.
     assert!(other["step_ms"]["median"].is_null() && other["step_ms"]["mean"].is_null());
     assert_ne!(other["losses"][0], first["losses"][0]);
 }
@@ -413,8 +412,8 @@ fn text_and_wide_tokens() {
     );
 }
 
-/// A tokenizer beside the text, or named; the same tokens from a file are the same run. Asked for
-/// bytes, it is not used.
+/// A tokenizer is found next to the text or named. The same tokens from a file give the same run.
+/// Reading bytes does not use it.
 #[cfg(feature = "tokenizers")]
 #[test]
 fn text_through_a_tokenizer() {
@@ -446,14 +445,14 @@ fn text_through_a_tokenizer() {
     let named = run(&[&path("text.txt"), "--tokenizer", &path("other.json")]);
     assert_eq!(named["losses"], wanted["losses"]);
     std::fs::write(path("tokenizer.json"), &tokenizer).unwrap();
-    let beside = run(&[&path("text.txt")]);
-    assert_eq!(beside["losses"], wanted["losses"]);
-    let data = beside["environment"]["data"].as_str().unwrap();
+    let next_to_text = run(&[&path("text.txt")]);
+    assert_eq!(next_to_text["losses"], wanted["losses"]);
+    let data = next_to_text["environment"]["data"].as_str().unwrap();
     assert!(data.contains("tokenizer.json"), "{data}");
     let bytes = ["--data-dtype", "uint8", "--set", "model.vocab=128"];
     let bytes = run(&[&[&path("text.txt")[..]], &bytes[..]].concat());
     assert_eq!(bytes["losses"], as_bytes["losses"]);
-    let (code, told) = failure(&[
+    let (code, message) = failure(&[
         "exec",
         "small-gpt2",
         "--data",
@@ -461,12 +460,12 @@ fn text_through_a_tokenizer() {
         "--tokenizer",
         "no.json",
     ]);
-    assert_eq!(code, 2, "{told}");
-    assert!(told.contains("no.json: no tokenizer"), "{told}");
+    assert_eq!(code, 2, "{message}");
+    assert!(message.contains("no.json: no tokenizer"), "{message}");
 }
 
 #[test]
-fn bad_input_is_told_apart_from_failed_runs() {
+fn bad_input_is_distinguished_from_failed_runs() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().display().to_string();
     for (args, part) in [
@@ -505,8 +504,7 @@ fn bad_input_is_told_apart_from_failed_runs() {
     }
 }
 
-/// A checkpoint that was damaged is named; `auto` takes the one before, and gives up when none is
-/// whole.
+/// A damaged checkpoint is named. `auto` uses the previous one, and fails if none is complete.
 #[test]
 fn damaged_checkpoints() {
     let dir = tempfile::tempdir().unwrap();
@@ -551,8 +549,8 @@ fn damaged_checkpoints() {
     );
 }
 
-/// A run that begins before the newest checkpoint keeps its own, and it is those that a later run
-/// goes on from.
+/// A run that starts before the newest checkpoint writes its own checkpoints, and a later run
+/// resumes from those.
 #[test]
 fn a_new_beginning_among_checkpoints() {
     let dir = tempfile::tempdir().unwrap();
@@ -581,8 +579,7 @@ fn a_new_beginning_among_checkpoints() {
     assert!(dir.path().join("step-00000006.aside-1").exists());
 }
 
-/// A file system that takes no more: the run ends with the reason, and the checkpoint before stays
-/// usable.
+/// A full file system ends the run with the reason, and the previous checkpoint stays usable.
 #[cfg(unix)]
 #[test]
 fn a_full_disk_while_saving() {
@@ -599,8 +596,8 @@ fn a_full_disk_while_saving() {
     shardlab(&[&base[..], &["--steps", "2"]].concat())
         .assert()
         .success();
-    // No file may grow beyond 32 blocks of 1024 bytes; the signal that says so is ignored, as a
-    // full disk sends none.
+    // No file may grow beyond 32 blocks of 1024 bytes. The signal for that is ignored, since a full
+    // disk sends none.
     let script = format!(
         "trap '' XFSZ; ulimit -f 32; exec {} {}",
         env!("CARGO_BIN_EXE_shardlab"),
@@ -620,8 +617,8 @@ fn a_full_disk_while_saving() {
     assert_eq!(on["resumed_from"], 2);
 }
 
-/// Ctrl-C, or what a batch scheduler sends first: the step is finished, what there is is printed
-/// and saved.
+/// Ctrl-C, or the signal that a batch scheduler sends first: the step is finished, and the results
+/// so far are printed and saved.
 #[test]
 fn an_interruption() {
     for signal in ["INT", "TERM"] {
@@ -687,9 +684,8 @@ fn a_trace_of_a_measured_step() {
     );
 }
 
-/// Acceptance: without a GPU the same binary says what is missing and where it was looked for. What
-/// cannot be written is found out before training where it can be; where it cannot, the result is
-/// not lost with it.
+/// Acceptance: without a GPU, the same binary says what is missing and where it searched.
+/// Unwritable outputs are detected before training if possible; otherwise the result is not lost.
 #[test]
 fn outputs_that_cannot_be_written() {
     let dir = tempfile::tempdir().unwrap();
@@ -733,7 +729,7 @@ fn outputs_that_cannot_be_written() {
 
 #[test]
 fn a_gpu_that_is_not_there_is_explained() {
-    // A machine with a GPU performs the run instead, which is another test's business.
+    // On a machine with a GPU the run succeeds, which another test covers.
     if Path::new("/dev/nvidia0").exists() {
         return;
     }
@@ -758,7 +754,7 @@ fn a_gpu_that_is_not_there_is_explained() {
     }
 }
 
-/// It is read before libraries are looked for.
+/// The choice is validated before libraries are searched.
 #[test]
 fn a_mistyped_choice_of_products_is_refused() {
     let run = shardlab(&["exec", "llama-tiny", "--device", "cuda"])
@@ -770,7 +766,7 @@ fn a_mistyped_choice_of_products_is_refused() {
     assert!(text.contains("did you mean `sustained`?"), "{text}");
 }
 
-/// More threads a kernel change no bit.
+/// More threads per kernel change no bit.
 #[test]
 fn threads_change_nothing() {
     let losses = |threads: &str| {

@@ -14,7 +14,7 @@ fn exec(args: &[&str]) -> Value {
     json(&all).remove(0)
 }
 
-/// Returns the message of a run that fails with status 3. A run that gave up after its timeout of
+/// Returns the message of a run that fails with status 3. A run that gives up after its timeout of
 /// 60 s would name another cause.
 fn failing(args: &[&str]) -> String {
     let mut all = vec!["exec", "--no-store"];
@@ -25,8 +25,8 @@ fn failing(args: &[&str]) -> String {
     words
 }
 
-/// Every rank is told, by its number, and the cause is named.
-fn told(words: &str, ranks: u32, cause: &str) {
+/// Checks that every rank is listed by number, and that the cause is named.
+fn assert_reported(words: &str, ranks: u32, cause: &str) {
     assert!(words.contains(cause), "{cause}: {words}");
     for rank in 0..ranks {
         let line = words
@@ -36,13 +36,13 @@ fn told(words: &str, ranks: u32, cause: &str) {
     }
 }
 
-/// A panic on the host, an error, a rank that goes missing or never comes, and one that dies inside
-/// a collective.
+/// A panic on the host, an error, a rank that goes missing or never arrives, and one that dies
+/// inside a collective.
 #[test]
 fn a_rank_that_fails() {
     let whole = exec(&["small-native", "--steps", "5"]);
     for mode in MODES {
-        // Threads see who is missing, processes what they wait for.
+        // Threads know which rank is missing; processes know what they wait for.
         let missing = match mode.is_empty() {
             true => "rank 2 missing",
             false => "by rank 2` within 3",
@@ -68,14 +68,15 @@ fn a_rank_that_fails() {
             let fault = format!("2:{kind}");
             let fail = ["5", "--timeout", "3", "--fault", &fault];
             let words = failing(&[&base[..], &fail, mode].concat());
-            told(&words, 4, cause);
-            // Whoever waits is told, and who is waited for, with where the host stopped.
+            assert_reported(&words, 4, cause);
+            // The message names the waiting ranks and the awaited rank, with the position of its
+            // host.
             let stands = "host positions, slowest first: rank 2 at instruction ";
             let error = words.lines().find(|l| l.contains("small-native: rank "));
             let says = error.is_some_and(|l| l.contains(stands));
             assert_eq!(says, cause == missing, "{words}");
-            // The third step was done but for a rank that never came; its checkpoint may have been
-            // in the making.
+            // The third step was done except for a rank that never arrived, so its checkpoint may
+            // have been in progress.
             let resumed = exec(&[&base[..], &["5"]].concat());
             let from = resumed["resumed_from"].as_u64().unwrap();
             let at_most = if kind == "absent" { 2 } else { 3 };
@@ -85,8 +86,8 @@ fn a_rank_that_fails() {
     }
 }
 
-/// A rank's memory is used up: what was alive is said, the checkpoint of a run with more memory
-/// loads.
+/// A rank runs out of memory: the live buffers are listed, and the checkpoint of a run with more
+/// memory can be loaded.
 #[test]
 fn out_of_memory() {
     let dir = tempfile::tempdir().unwrap();
@@ -99,15 +100,15 @@ fn out_of_memory() {
     for mode in MODES {
         let less = ["--steps", "4", "--memory", &less];
         let words = failing(&[&base[..], &less, mode].concat());
-        told(&words, 4, "out of memory");
+        assert_reported(&words, 4, "out of memory");
         assert!(words.contains("the peak of a step is "), "{words}");
     }
     let on = exec(&[&base[..], &["--steps", "3"]].concat());
     assert_eq!(on["resumed_from"], 2);
 }
 
-/// A weight that is no number reaches the loss: the parameters are named; with `--check-nan` the
-/// first kernel that shows it.
+/// A NaN weight reaches the loss, and the parameters are named; with `--check-nan`, the first
+/// kernel with a NaN output is named.
 #[test]
 fn a_number_that_is_none() {
     let dir = tempfile::tempdir().unwrap();
@@ -121,13 +122,13 @@ fn a_number_that_is_none() {
         let words = failing(&[&base[..], &begin, mode].concat());
         assert!(words.contains("is NaN; not finite: "), "{words}");
         let words = failing(&[&base[..], &begin, mode, &["--check-nan"]].concat());
-        told(&words, 4, "of an output is NaN");
+        assert_reported(&words, 4, "of an output is NaN");
     }
     let on = exec(&[&base[..], &["--steps", "2"]].concat());
     assert_eq!(on["resumed_from"], 1);
 }
 
-/// Makes the last weight of a file no number.
+/// Replaces the last weight in a file by NaN.
 fn poison(file: &Path) {
     let mut bytes = std::fs::read(file).unwrap();
     let end = bytes.len();
@@ -155,7 +156,7 @@ fn faulty_faults_are_refused() {
         assert_eq!(output.status.code(), Some(2), "{words}");
         assert!(words.contains(part), "{words}");
     }
-    // One rank alone, or several that have nothing to do with one another.
+    // A single rank, or unrelated ranks.
     let alone = ["--set", "mesh.dp_shard=1", "--fault"];
     for (fault, part) in [("1:stall", "has rank 0 only"), ("0:stall", "has none")] {
         let call = [&["exec", "small-native"][..], &alone, &[fault]].concat();

@@ -4,7 +4,7 @@ use crate::{assert_narrow, shardlab};
 use serde_json::Value;
 use std::path::Path;
 
-/// A call with its exit status, output and errors; nothing of a CI system that the tests run in.
+/// Returns exit status, output and errors of a call, without the environment of a CI system.
 fn call(args: &[&str]) -> (i32, String, String) {
     let output = shardlab(args)
         .env_remove("GITHUB_ACTIONS")
@@ -23,12 +23,12 @@ fn gate(baseline: &Path, args: &[&str]) -> (i32, String, String) {
     call(&[&["gate", "--baseline", &at], args].concat())
 }
 
-/// The same under preset `strict`, as shardlab's own scenarios are gated.
+/// The same with the preset `strict`, which gates shardlab's own scenarios.
 fn strict(baseline: &Path, args: &[&str]) -> (i32, String, String) {
     gate(baseline, &[args, &["--preset", "strict"]].concat())
 }
 
-/// A folder with the baselines of these scenarios.
+/// Returns a folder with the baselines of these scenarios.
 fn blessed(scenarios: &[&str]) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let (code, out, err) = gate(dir.path(), &[&["--bless"], scenarios].concat());
@@ -37,7 +37,7 @@ fn blessed(scenarios: &[&str]) -> tempfile::TempDir {
     dir
 }
 
-/// Acceptance: the unchanged tree passes, every time.
+/// Acceptance: the unchanged tree always passes.
 #[test]
 fn the_unchanged_tree_passes_twenty_times() {
     let dir = blessed(&["small-native", "small-fsdp2"]);
@@ -46,12 +46,13 @@ fn the_unchanged_tree_passes_twenty_times() {
         assert_eq!(code, 0, "call {i}: {out}{err}");
         assert!(out.contains("2 scenarios passed"), "{out}");
     }
-    // What blessing would write is what is there.
+    // Blessing again changes nothing.
     let (_, out, _) = strict(dir.path(), &["--bless", "small-native", "small-fsdp2"]);
     assert_eq!(out.matches(": unchanged").count(), 2, "{out}");
 }
 
-/// Acceptance: each planted fault fails the gate, and the gate says what and by how much.
+/// Acceptance: each injected fault fails the gate, and the message says what changed and by how
+/// much.
 #[test]
 fn planted_faults_fail_and_are_named() {
     let dir = blessed(&["small-native"]);
@@ -98,11 +99,11 @@ fn planted_faults_fail_and_are_named() {
     }
 }
 
-/// The unchanged tree passes, with measured runs and without.
+/// The unchanged tree passes, with and without measured runs.
 #[test]
 fn old_against_new_in_one_call() {
     let me = env!("CARGO_BIN_EXE_shardlab");
-    // The program may change here: what is left to see it is time.
+    // The program may change here, so only time matters.
     let base = [
         "gate",
         "--preset",
@@ -136,8 +137,8 @@ fn old_against_new_in_one_call() {
     assert!(flat.contains("over 3 interleaved pairs"), "{out}");
 }
 
-/// A budget fails where the baseline has the same numbers, and the finding points at the line that
-/// gives it.
+/// A budget fails even if the baseline has the same numbers, and the finding points at the line
+/// that sets it.
 #[test]
 fn budgets_point_at_their_line() {
     let dir = tempfile::tempdir().unwrap();
@@ -184,7 +185,7 @@ fn improvements_ask_for_a_new_baseline() {
     assert_eq!(code, 1, "{out}");
     assert!(out.contains("IMPROVED"), "{out}");
     assert!(out.contains("-5.3 KiB (-18.1 %)"), "{out}");
-    // To a team that trains it is no failure.
+    // For a team that trains, it is not a failure.
     assert_eq!(gate(dir.path(), &["small-linear"]).0, 0);
     let (code, out, _) = gate(dir.path(), &["--bless", "small-linear"]);
     assert_eq!(code, 0);
@@ -231,7 +232,7 @@ fn every_output_is_written() {
         .unwrap();
     assert_eq!(allocated["status"], "regression");
     assert_eq!(allocated["class"], "memory");
-    // One cause is one failure.
+    // Findings with one cause are one failure.
     let failures = verdict["failures"].as_array().unwrap();
     assert_eq!(failures.len(), 1, "{verdict}");
     assert!(
@@ -302,7 +303,7 @@ fn limits_come_from_the_scenario_and_point_there() {
         ],
     );
     assert_eq!(code, 1, "{out}{err}");
-    // 11 % more allocated memory is within 50 %, device memory is not within 0.1 %.
+    // 11 % more allocated memory is within 50 %, but device memory is not within 0.1 %.
     let failed = |metric: &str| {
         let row = out.lines().find(|l| l.starts_with(&format!("{metric} ")));
         row.is_some_and(|row| row.ends_with("REGRESSION"))
@@ -325,7 +326,7 @@ fn measured_runs_can_be_given() {
     let (code, out, _) = strict(dir.path(), &["small-linear", "--run", &path]);
     assert_eq!(code, 1, "{out}");
     assert!(out.contains("loss curve"), "{out}");
-    // A kept run by its name.
+    // A saved run by its name.
     let store = dir.path().join("kept").display().to_string();
     let (code, _, err) = call(&["exec", "small-linear", "--store", &store]);
     assert_eq!(code, 0, "{err}");
@@ -336,7 +337,7 @@ fn measured_runs_can_be_given() {
         &["small-linear", "--run", id, "--store", &store],
     );
     assert_eq!(code, 0, "{out}{err}");
-    // Runs of what is not under the gate, and twice the same seed.
+    // Runs of scenarios that are not gated, and two runs with the same seed.
     let (code, _, err) = strict(
         dir.path(),
         &["small-linear", "--run", &path, "--run", &path],
@@ -376,7 +377,7 @@ fn several_seeds_are_run_and_tested() {
     assert_eq!(code, 0, "{out}");
     assert!(out.contains("final loss over seeds"), "{out}");
     assert!(out.contains("gradient norm, seed 2"), "{out}");
-    // Nothing is learnt: every seed ends worse.
+    // With a learning rate of almost zero, every seed ends worse.
     let idle = ["--set", "train.lr=1e-9"];
     let (code, out, _) = strict(dir.path(), &[&seeds[..], &idle].concat());
     assert_eq!(code, 1, "{out}");
@@ -394,8 +395,8 @@ fn the_gate_tests_itself() {
     assert!(!out.contains("MISSED") && !out.contains("FALSE"), "{out}");
 }
 
-/// One scenario without a baseline takes nothing from the others: they are judged, and the reports
-/// say what is missing.
+/// A scenario without a baseline does not affect the others: they are judged, and the reports say
+/// what is missing.
 #[test]
 fn a_missing_baseline_is_a_finding_beside_the_others() {
     let dir = blessed(&["small-linear", "small-cnn"]);
@@ -410,7 +411,7 @@ fn a_missing_baseline_is_a_finding_beside_the_others() {
         .lines()
         .map(|l| serde_json::from_str(l).unwrap())
         .collect();
-    let told: Vec<_> = verdicts
+    let reported: Vec<_> = verdicts
         .iter()
         .map(|v| {
             (
@@ -420,7 +421,7 @@ fn a_missing_baseline_is_a_finding_beside_the_others() {
         })
         .collect();
     assert_eq!(
-        told,
+        reported,
         [
             ("small-native", false),
             ("small-linear", true),
@@ -432,7 +433,7 @@ fn a_missing_baseline_is_a_finding_beside_the_others() {
         (&verdicts[2], "has format 7"),
     ] {
         let findings = verdict["findings"].as_array().unwrap();
-        // Beside what needs none.
+        // In addition to the findings that need no baseline.
         let of = |i: usize| (&findings[i]["metric"], &findings[i]["status"]);
         assert_eq!(findings.len(), 3, "{verdict}");
         assert_eq!(of(0), (&"check".into(), &"pass".into()));
@@ -451,7 +452,7 @@ fn a_missing_baseline_is_a_finding_beside_the_others() {
         xml.contains("message=\"no baseline to compare with") && xml.contains("small-native.toml"),
         "{xml}"
     );
-    // A regression elsewhere changes nothing about the status, and is reported.
+    // A regression elsewhere does not change the status, but is reported.
     let planted = ["small-native", "small-linear", "--plant", "memory"];
     let (code, out, _) = strict(dir.path(), &planted);
     assert_eq!(code, 2, "{out}");
@@ -519,13 +520,13 @@ fn bad_input_is_named() {
         assert_eq!(code, expected, "{args:?}: {err}");
         assert!(err.contains(words), "{args:?}: {err}");
     }
-    // A binary that is no shardlab.
+    // A binary other than shardlab.
     let (code, _, err) = call(&["gate", "small-linear", "--against", "false"]);
     assert_eq!(code, 3, "{err}");
     assert!(err.contains("false gate --help"), "{err}");
 }
 
-/// A program in a folder.
+/// Creates a program in a folder and returns its path.
 fn script(dir: &Path, name: &str, text: &str) -> String {
     use std::os::unix::fs::PermissionsExt;
     let path = dir.join(name);
@@ -534,8 +535,7 @@ fn script(dir: &Path, name: &str, text: &str) -> String {
     path.display().to_string()
 }
 
-/// A scenario that the old side does not know blocks nothing; what it proves wrong about itself
-/// does.
+/// A scenario that the old side does not know is skipped, but its own violations fail.
 #[test]
 fn what_the_old_side_does_not_know_is_skipped() {
     let dir = tempfile::tempdir().unwrap();
@@ -577,7 +577,7 @@ fn what_the_old_side_does_not_know_is_skipped() {
     let (code, out, _) = call(&args);
     assert_eq!(code, 1, "{out}");
     assert!(out.contains("[CHK-UNINIT]"), "{out}");
-    // A call that compares nothing at all has not passed.
+    // A call that compares nothing has not passed.
     let (code, out, err) = call(&["gate", "--against", &old, "--pairs", "0", "small-native"]);
     assert_eq!(code, 3, "{out}{err}");
     assert!(out.contains("small-native: pass"), "{out}");
@@ -593,8 +593,8 @@ fn a_baseline_that_cannot_be_written_is_no_bad_input() {
     assert!(err.contains("/proc/small-linear.toml: "), "{err}");
 }
 
-/// A measured slow-down fails by the ratio of interleaved runs alone. The old side says here what
-/// its runs took.
+/// A measured slow-down fails only because of the ratio of interleaved runs. A fake old side
+/// reports its times.
 #[test]
 fn a_measured_slow_down_fails() {
     let dir = tempfile::tempdir().unwrap();
@@ -624,8 +624,8 @@ fn a_measured_slow_down_fails() {
     }
 }
 
-/// A revision is checked out beside, built, asked, and removed. The build is a copy here: what
-/// cargo does is cargo's.
+/// A revision is checked out separately, built, called, and removed. Here a copy replaces the
+/// build, since cargo itself is not under test.
 #[test]
 fn old_against_new_by_revision() {
     let dir = tempfile::tempdir().unwrap();
@@ -684,7 +684,7 @@ fn old_against_new_by_revision() {
     let (code, out) = gate(&[&base[..], &["HEAD~1"]].concat());
     assert_eq!(code, 0, "{out}");
     assert!(out.contains("step, measured"), "{out}");
-    // No work tree stays behind, and the next call finds its way again.
+    // No work tree is left, and the next call works again.
     assert_eq!(git(&["worktree", "list"]).lines().count(), 1);
     let (code, out) = gate(&[&base[..], &["HEAD~1", "--plant", "memory"]].concat());
     assert_eq!(code, 1, "{out}");
@@ -700,8 +700,8 @@ fn old_against_new_by_revision() {
     assert!(out.contains("predicted by revision HEAD~1"), "{out}");
 }
 
-/// A git repository that holds a scenario, its model's options and its budget, and nothing of
-/// shardlab.
+/// A git repository with a scenario, its model options and its budget, but without shardlab's
+/// sources.
 struct Team {
     dir: tempfile::TempDir,
 }
@@ -746,7 +746,7 @@ impl Team {
         self.git(&["commit", "--quiet", "-m", "x"]);
     }
 
-    /// A call in the repository: exit status, and output with errors.
+    /// Returns the exit status of a call in the repository, and its output with errors.
     fn call(&self, args: &[&str]) -> (i32, String) {
         let output = shardlab(args)
             .current_dir(self.path())
@@ -762,7 +762,7 @@ impl Team {
     }
 }
 
-/// Words with single blanks between them.
+/// Replaces runs of blanks by single ones.
 fn flat(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
@@ -777,7 +777,7 @@ fn budgets_need_no_baseline() {
         out.contains("budget, reserved") && out.contains("fits"),
         "{out}"
     );
-    // A folder that has none is the same, and says where it looked.
+    // A folder without a baseline behaves the same, and the message says where it searched.
     let (code, out) = team.call(&["gate", "jobs/job.toml", "--baseline", "baselines"]);
     assert_eq!(code, 0, "{out}");
     assert!(
@@ -788,7 +788,7 @@ fn budgets_need_no_baseline() {
     let (code, out) = team.call(&over);
     assert_eq!(code, 1, "{out}");
     assert!(out.contains("over the memory budget: "), "{out}");
-    // What does not fit fails by itself.
+    // A job that does not fit fails by itself.
     let large = [
         "--set",
         "train.micro_batch=512",
@@ -798,7 +798,7 @@ fn budgets_need_no_baseline() {
     let (code, out) = team.call(&[&["gate", "jobs/job.toml"], &large[..]].concat());
     assert_eq!(code, 1, "{out}");
     assert!(out.contains("the step does not fit the device"), "{out}");
-    // Without a budget, or where every change counts, a baseline is needed.
+    // Without a budget, or if every change counts, a baseline is needed.
     for (args, words) in [
         (
             vec!["jobs/base.toml"],
@@ -829,7 +829,7 @@ fn budgets_need_no_baseline() {
     }
 }
 
-/// Growth fails and its cause comes first; an improvement needs no new baseline.
+/// Growth fails, and its cause comes first. An improvement needs no new baseline.
 #[test]
 fn the_budget_preset_fails_on_growth_and_names_its_cause() {
     let team = Team::new();
@@ -850,7 +850,7 @@ fn the_budget_preset_fails_on_growth_and_names_its_cause() {
     );
     assert!(out.contains("GiB") && !out.contains(" B "), "{out}");
     assert!(!out.contains("digest"), "{out}");
-    // The other way round it passes, and says what changed.
+    // The reverse change passes, and the output says what changed.
     let (code, out) = team.call(&[&at[..], &["--bless"]].concat());
     assert_eq!(code, 0, "{out}");
     team.write("jobs/base.toml", Team::BASE);
@@ -863,14 +863,14 @@ fn the_budget_preset_fails_on_growth_and_names_its_cause() {
     );
 }
 
-/// A repository that holds scenarios alone: its revisions are read by this binary.
+/// The revisions of a repository that contains only scenarios are read by this binary.
 #[test]
 fn revisions_of_a_repository_of_scenarios_are_compared() {
     let team = Team::new();
     let at = ["gate", "jobs/job.toml", "--against-rev"];
     let (code, out) = team.call(&[&at[..], &["HEAD"]].concat());
     assert_eq!(code, 0, "{out}");
-    // In a file that the scenario extends, not committed.
+    // An uncommitted change of a file that the scenario extends.
     team.write("jobs/base.toml", &Team::BASE.replace("full", "none"));
     let (code, out) = team.call(&[&at[..], &["HEAD"]].concat());
     assert_eq!(code, 1, "{out}");
@@ -883,14 +883,14 @@ fn revisions_of_a_repository_of_scenarios_are_compared() {
     assert_eq!(code, 0);
     let (code, out) = team.call(&[&at[..], &["HEAD~1"]].concat());
     assert_eq!(code, 1, "{out}");
-    // Nothing is left of it: no work tree, no changed index.
+    // Nothing is left: no work tree, and no changed index.
     let status = std::process::Command::new("git")
         .current_dir(team.path())
         .args(["status", "--porcelain"])
         .output()
         .unwrap();
     assert!(status.stdout.is_empty(), "{status:?}");
-    // A new scenario has its budget alone.
+    // A new scenario is judged by its budget alone.
     team.write("jobs/new.toml", Team::JOB);
     let new = ["gate", "jobs/new.toml", "--against-rev", "HEAD"];
     let (code, out) = team.call(&new);
@@ -901,8 +901,7 @@ fn revisions_of_a_repository_of_scenarios_are_compared() {
     );
     let (code, out) = team.call(&[&new[..], &["--set", "gate.max_memory=1GiB"]].concat());
     assert_eq!(code, 1, "{out}");
-    // What the old version gets wrong is named, and a call that compares nothing at all has not
-    // passed.
+    // Errors in the old version are named, and a call that compares nothing has not passed.
     team.write("jobs/broken.toml", "[model]\nlayer = 4\n");
     team.commit();
     team.write("jobs/broken.toml", Team::JOB);
@@ -929,7 +928,7 @@ fn revisions_of_a_repository_of_scenarios_are_compared() {
     assert!(flat(&out).contains("is not in a git repository"), "{out}");
 }
 
-/// A baseline stays readable at any depth, under every policy.
+/// A baseline stays readable at any depth, for every policy.
 #[test]
 fn baselines_stay_short_at_any_depth() {
     let dir = tempfile::tempdir().unwrap();
@@ -975,11 +974,11 @@ fn own_baselines_are_short() {
     assert!(seen >= 20, "{seen}");
 }
 
-/// The composite action, read as GitHub would.
+/// The composite action, parsed as GitHub does.
 mod action {
     use std::collections::BTreeMap;
 
-    /// A step with a script.
+    /// A step that runs a script.
     pub(super) struct Step {
         pub(super) name: String,
         pub(super) env: BTreeMap<String, String>,
@@ -987,7 +986,7 @@ mod action {
     }
 
     pub(super) struct Action {
-        /// Inputs and their defaults; `None` where one is required.
+        /// Inputs and their defaults; `None` for a required input.
         pub(super) inputs: BTreeMap<String, Option<String>>,
         pub(super) steps: Vec<Step>,
     }
@@ -1000,7 +999,7 @@ mod action {
         text.trim().trim_matches('\'').to_owned()
     }
 
-    /// Reads the part of YAML that the file is written in.
+    /// Parses the subset of YAML that the file uses.
     pub(super) fn read(text: &str) -> Action {
         let lines: Vec<&str> = text.lines().collect();
         let section = |title: &str| {
@@ -1058,8 +1057,8 @@ mod action {
     }
 }
 
-/// The steps of the action in a clean repository that holds a scenario and a baseline: nothing of
-/// shardlab's sources, no shardlab on the path.
+/// Runs the steps of the action in a clean repository with a scenario and a baseline, without
+/// shardlab's sources and without shardlab on the path.
 #[test]
 fn the_action_gates_a_repository_of_scenarios() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -1078,7 +1077,7 @@ fn the_action_gates_a_repository_of_scenarios() {
     assert_eq!(team.call(&blessed).0, 0);
     team.commit();
     let temp = tempfile::tempdir().unwrap();
-    // A clean checkout of the action has its manifests and sources.
+    // A clean checkout of the action contains its manifests and sources.
     let sources = temp.path().join("action");
     std::fs::create_dir(&sources).unwrap();
     std::fs::write(sources.join("Cargo.toml"), "[package]\n").unwrap();
@@ -1150,8 +1149,7 @@ fn the_action_gates_a_repository_of_scenarios() {
     assert_eq!(code, 0, "{log}");
     assert!(log.starts_with("shardlab "), "{log}");
     assert!(summary.starts_with("## Gate: passed"), "{summary}");
-    // A change of the scenario fails the job, with an annotation and a summary that start with the
-    // cause.
+    // A change of the scenario fails the job. The annotation and the summary start with the cause.
     team.write("jobs/base.toml", &Team::BASE.replace("full", "none"));
     let (code, log, summary) = act(&base);
     assert_eq!(code, 1, "{log}");
@@ -1170,7 +1168,7 @@ fn the_action_gates_a_repository_of_scenarios() {
         ("binary", me),
     ]);
     assert_eq!(code, 1, "{log}");
-    // Budgets alone, a preset, further arguments.
+    // Only budgets, a preset, and additional arguments.
     let (code, log, _) = act(&[
         ("scenarios", "jobs/job.toml"),
         ("binary", me),
@@ -1185,7 +1183,7 @@ fn the_action_gates_a_repository_of_scenarios() {
     assert_ne!(code, 0, "{log}");
 }
 
-/// The example workflow uses inputs that the action has.
+/// The example workflow uses only inputs of the action.
 #[test]
 fn the_example_workflow_fits_the_action() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -1214,7 +1212,7 @@ fn the_example_workflow_fits_the_action() {
     }
 }
 
-/// A disk that is full: the exit status says that a run failed, and no part of a baseline is left.
+/// On a full disk, the exit status says that the run failed, and no partial baseline is left.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_full_disk_leaves_nothing() {
@@ -1226,7 +1224,7 @@ fn a_full_disk_leaves_nothing() {
         output.is_ok_and(|o| o.status.success())
     };
     let at = dir.path().display().to_string();
-    // Only root may mount; elsewhere the writer's own test stands alone.
+    // Only root may mount. Otherwise only the unit test of the writer covers this.
     if !mount(&["mount", "-t", "tmpfs", "-o", "size=8k", "tmpfs", &at]) {
         return;
     }

@@ -1,4 +1,4 @@
-//! `import` and `infer` on recorded traces, and on what is left of them.
+//! `import` and `infer` on recorded traces, and on truncated and damaged ones.
 
 use crate::{json, shardlab, stdout};
 use serde_json::{Value, json};
@@ -18,7 +18,7 @@ fn imported(files: &[&str]) -> Value {
     json(&args).remove(0)
 }
 
-/// Text of a compressed file.
+/// Returns the text of a compressed file.
 fn unpacked(name: &str) -> Vec<u8> {
     let mut text = Vec::new();
     let file = std::fs::File::open(at(name)).unwrap();
@@ -59,12 +59,12 @@ fn ranks_make_one_run_with_everything_placed() {
     ] {
         assert_eq!(run[key], expected, "{key}");
     }
-    // The profiler itself makes steps slow: 44 ms without it, 116 ms with it.
+    // The profiler itself slows steps down: 44 ms without it, 116 ms with it.
     let step = run["step_ms"].as_f64().unwrap();
     assert!((100.0..130.0).contains(&step), "{step}");
     let gathers = &run["summary"]["collectives"]["all_gather"];
-    // Once for the root, twice for each of four blocks; 65,537,024 and 11,798,528 elements of two
-    // bytes.
+    // Once for the root, and twice for each of four blocks; 65,537,024 and 11,798,528 elements of
+    // two bytes.
     assert_eq!(gathers["count"], 9.0);
     assert_eq!(gathers["bytes"], 2.0 * (65_537_024.0 + 8.0 * 11_798_528.0));
     let late: Vec<f64> = run["ranks"]
@@ -77,7 +77,7 @@ fn ranks_make_one_run_with_everything_placed() {
         late.len() == 2 && late.iter().all(|ms| *ms > 0.0),
         "{late:?}"
     );
-    // The same peak as `torch.cuda.max_memory_allocated` reports.
+    // The same peak as reported by `torch.cuda.max_memory_allocated`.
     let peak = run["summary"]["memory"]["peak_allocated_bytes"]
         .as_f64()
         .unwrap()
@@ -86,7 +86,7 @@ fn ranks_make_one_run_with_everything_placed() {
 }
 
 #[test]
-fn engines_and_options_are_told_apart() {
+fn engines_and_options_are_distinguished() {
     let megatron = imported(&["megatron-rank0.json.gz"]);
     assert_eq!(megatron["policy"], "megatron");
     assert_eq!(megatron["dtypes"]["reduce"], "bf16");
@@ -108,7 +108,7 @@ fn engines_and_options_are_told_apart() {
             .unwrap()
             .contains("record_shapes")
     );
-    // Without names of units, order and sizes tell them.
+    // Without names of units, order and sizes identify them.
     let flat = imported(&["fsdp1.json.gz"]);
     assert_eq!(flat["units"].as_array().unwrap().len(), 6);
     assert_eq!(flat["reshard"], true);
@@ -190,7 +190,7 @@ fn the_inferred_scenario_is_the_one_that_was_run() {
     std::fs::write(&path, &text).unwrap();
     let predicted = json(&["sim", path.to_str().unwrap(), "--json"]);
     assert_eq!(predicted[0]["world_size"], 2);
-    // An execution trace, which has no times, shows the same.
+    // An execution trace, which has no times, gives the same result.
     let other = stdout(&["infer", &at("fsdp2-compiled.et.json.gz")]);
     for line in [
         "layers = 4",
@@ -276,7 +276,7 @@ fn snapshots_and_flight_records_are_read() {
     assert_eq!(found["flight"]["matched"], 60);
 }
 
-/// Standard error of a call that ends with status 2.
+/// Returns the standard error of a call that ends with status 2.
 fn refused(files: &[&Path]) -> String {
     let mut args = vec!["import"];
     args.extend(files.iter().map(|f| f.to_str().unwrap()));
@@ -304,7 +304,7 @@ fn bad_input_is_refused_with_a_reason() {
             "no events",
         ),
         ("cut.json", header, "before the first event"),
-        ("cpu.json", cpu, "no work of a GPU"),
+        ("cpu.json", cpu, "no GPU work"),
         ("text.json", b"hello", "of no known format"),
         ("other.json", b"{\"a\": 1}", "neither `traceEvents`"),
         (
@@ -371,12 +371,12 @@ fn a_trace_that_was_cut_off_is_read_up_to_there() {
     let note = run["notes"][0].as_str().unwrap();
     assert!(note.contains("it was cut off"), "{note}");
     assert!(run["events"].as_u64().unwrap() > 1000);
-    // What is compressed is cut off within its compression.
+    // A compressed file is cut off within the compressed data.
     let packed = std::fs::read(at("fsdp2-units-rank0.json.gz")).unwrap();
     std::fs::write(&path, &packed[..packed.len() * 9 / 10]).unwrap();
     let run = json(&["import", "--json", path.to_str().unwrap()]).remove(0);
     assert!(run["notes"][0].as_str().unwrap().contains("it was cut off"));
-    // One event with quotes that are not escaped is counted, and the others are read.
+    // One event with unescaped quotes is counted, and the others are read.
     let text = String::from_utf8(text).unwrap();
     let broken = text.replacen("\"name\":\"aten::mm\"", "\"name\":\"a \"b\" c\"", 1);
     assert_ne!(broken, text);

@@ -1,4 +1,4 @@
-//! End to end, through the binary.
+//! End-to-end tests through the binary.
 
 mod analysis;
 mod bad_input;
@@ -27,10 +27,10 @@ mod validate;
 use assert_cmd::Command;
 use serde_json::Value;
 
-/// The binary, without the caller's colour settings.
+/// Returns a command that runs the binary, without the caller's colour settings.
 fn shardlab(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_shardlab"));
-    // Runs are kept only by the tests about that.
+    // Only the tests of the store save runs.
     command
         .args(args)
         .env_remove("NO_COLOR")
@@ -38,13 +38,13 @@ fn shardlab(args: &[&str]) -> Command {
     command
 }
 
-/// Standard output of a successful call.
+/// Returns the standard output of a successful call.
 fn stdout(args: &[&str]) -> String {
     let output = shardlab(args).assert().success();
     String::from_utf8(output.get_output().stdout.clone()).unwrap()
 }
 
-/// The lines of a successful call as JSON; each has to be an object.
+/// Parses each line of a successful call as a JSON object.
 fn json(args: &[&str]) -> Vec<Value> {
     let lines: Vec<Value> = stdout(args)
         .lines()
@@ -54,7 +54,7 @@ fn json(args: &[&str]) -> Vec<Value> {
     lines
 }
 
-/// Columns that tables and sentences may take.
+/// Checks the width of tables and sentences.
 fn assert_narrow(text: &str) {
     for line in text.lines() {
         assert!(

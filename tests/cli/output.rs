@@ -1,4 +1,4 @@
-//! What all verbs have in common: schema, completions, pipes, colour.
+//! Behaviour that all verbs share: schema, completions, pipes, colour.
 
 use crate::{json, shardlab, stdout};
 use serde_json::Value;
@@ -56,7 +56,7 @@ fn every_shipped_scenario_is_listed_with_what_it_shows_and_can_be_printed() {
     assert_eq!(digest(path.to_str().unwrap()), digest("peers-tiny"));
 }
 
-/// The number in the table is that of `sim`, and only examples are shown unless all are asked for.
+/// The table contains the numbers of `sim`, and only examples unless all scenarios are requested.
 #[test]
 fn scenarios_are_a_table_of_examples() {
     let text = stdout(&["scenarios"]);
@@ -95,8 +95,8 @@ fn scenarios_are_a_table_of_examples() {
     );
 }
 
-/// Lines that are longer than `width`, unless they hold a word that finds no room, such as a path,
-/// or are a usage line of clap.
+/// Returns lines longer than `width`, except usage lines of clap and lines with a word that does
+/// not fit, such as a path.
 fn too_long(text: &str, width: usize) -> Vec<&str> {
     let word = |line: &str| line.split(' ').map(|w| w.chars().count()).max();
     let whole = |line: &str| word(line) > Some(width * 2 / 3) || line.starts_with("Usage: ");
@@ -140,7 +140,7 @@ fn help_fits_the_terminal() {
             let long = too_long(&text, width.min(100));
             assert!(long.is_empty(), "{args:?} at {width}: {long:#?}");
             orphans(&text, width.min(100), &format!("{args:?} at {width}"));
-            // A command that does not fit is continued by a backslash.
+            // A command that does not fit continues after a backslash.
             for line in text.lines().filter(|l| l.starts_with("  shardlab ")) {
                 assert!(!line.contains(" # "), "{args:?}: {line}");
             }
@@ -148,7 +148,7 @@ fn help_fits_the_terminal() {
     }
 }
 
-/// Fails where a sentence goes on in the next line though its next word has room: the text was
+/// Fails if a sentence is broken although its next word would fit, which means that the text was
 /// wrapped twice.
 fn orphans(text: &str, width: usize, which: &str) {
     let indent = |l: &str| l.len() - l.trim_start().len();
@@ -160,7 +160,7 @@ fn orphans(text: &str, width: usize, which: &str) {
             && word != "shardlab"
             && indent(first) == indent(second)
             && !first.trim().is_empty();
-        // Rows of a table and items of a list stand alone.
+        // Rows of a table and items of a list are not continued.
         let is_row = first.trim().contains("  ") || second.trim().contains("  ");
         let is_item = first.trim_start().starts_with(['-', '#', '[']);
         let room = first.chars().count() + 1 + word.chars().count() <= width;
@@ -213,7 +213,7 @@ fn output_fits_the_terminal() {
     }
 }
 
-/// What is sharded is told in the words that people know, and in those of the policy.
+/// The first line names the sharding strategy in common terms and in those of the policy.
 #[test]
 fn the_first_line_names_the_strategy() {
     for (args, words) in [
@@ -255,7 +255,7 @@ fn every_shipped_scenario_is_proven() {
 fn a_reader_that_leaves_early_is_no_failure() {
     use std::io::Read;
     use std::process::{Command, Stdio};
-    // The exit status of a gate is what it is run for, whoever reads.
+    // The exit status of a gate does not depend on the reader of its output.
     let other = "train.micro_batch=2";
     let failing = &[
         "gate",
@@ -333,7 +333,7 @@ fn every_json_key_is_documented() {
         ("## `check`", &["check", "small-linear"]),
         ("## `plan`", &["plan", "small-linear"]),
         ("## `scenarios`", &["scenarios"]),
-        // What the first case has kept.
+        // The run that the first case has saved.
         ("## `runs`", &["runs", "--store", &store]),
         ("## `validate`", &["validate", table]),
         ("## `validate`", &["validate", "h100-80-exec"]),
@@ -352,10 +352,9 @@ fn every_json_key_is_documented() {
     }
 }
 
-/// A small model's memory is told in a unit in which it is not nothing, and no number is less than
-/// nothing.
+/// The memory of a small model is shown in a unit in which it is not 0, and no number is -0.
 #[test]
-fn small_numbers_are_told() {
+fn small_numbers_are_shown() {
     let kept = tempfile::tempdir().unwrap();
     let store = kept.path().display().to_string();
     for args in [
@@ -389,7 +388,7 @@ fn small_numbers_are_told() {
                 && pair[0][1..].chars().all(|c| matches!(c, '0' | '.'));
             assert!(!zero, "{args:?}: {} in {text}", pair[0]);
         }
-        // A unit without a number is that of a column.
+        // A unit without a number belongs to a column.
         for pair in words.windows(2).filter(|p| p[1] == "GiB") {
             assert!(pair[0].parse::<f64>().is_ok(), "{args:?}: {text}");
         }

@@ -1,4 +1,4 @@
-//! A scenario file and the profile that it names are found from any working directory.
+//! A scenario file and the profile that it names are found from any working folder.
 
 use crate::shardlab;
 use std::fs;
@@ -6,8 +6,7 @@ use std::path::Path;
 
 const SCENARIO: &str = "extends = \"small-fsdp2\"\n[mesh]\nhardware = \"hw/mine.toml\"\n";
 
-/// A folder with `there/mine.toml`, a scenario, and the profile that it names, which has a name of
-/// its own.
+/// Creates a folder with a scenario `there/mine.toml` and the profile that it names.
 fn folder() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let there = dir.path().join("there");
@@ -23,7 +22,7 @@ fn folder() -> tempfile::TempDir {
     dir
 }
 
-/// Exit status, standard output and error of a call in a folder.
+/// Returns exit status, standard output and error of a call in a folder.
 fn call(folder: &Path, args: &[&str]) -> (i32, String, String) {
     let output = shardlab(args).current_dir(folder).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
@@ -89,7 +88,7 @@ fn a_profile_is_found_from_the_scenario_that_names_it() {
             assert!(out.contains(says), "{args:?}: {out}");
         }
     }
-    // What a gate keeps does not depend on where it was called.
+    // The baselines of a gate do not depend on the working folder.
     let baseline = |at: &Path| fs::read_to_string(at.join("b/mine.toml")).unwrap();
     assert_eq!(baseline(above), baseline(&there));
 }

@@ -1,4 +1,5 @@
-//! Ranks as processes: the same bits as ranks as threads, and nothing left when one of them ends.
+//! Ranks as processes: bitwise equal to ranks as threads, and no process is left when one of them
+//! ends.
 
 use crate::{json, shardlab};
 use serde_json::Value;
@@ -27,7 +28,7 @@ fn processes_and_threads_have_the_same_bits() {
     }
 }
 
-/// Inputs of 6 MiB a rank, for which ranks wait before each step, validations among them.
+/// With inputs of 6 MiB per rank, ranks wait before each step, including validations.
 #[test]
 fn ranks_wait_for_large_inputs_of_others() {
     let large = [
@@ -47,7 +48,7 @@ fn ranks_wait_for_large_inputs_of_others() {
     );
 }
 
-/// Rank 0 writes what a run writes, once: its object, the timeline, the kept run.
+/// Rank 0 writes the outputs of a run once: the JSON object, the timeline and the saved run.
 #[test]
 fn traces_and_kept_runs_are_those_of_rank_0() {
     let dir = tempfile::tempdir().unwrap();
@@ -74,7 +75,7 @@ fn traces_and_kept_runs_are_those_of_rank_0() {
     assert_eq!(Some(gathers.count() as f64), counted);
 }
 
-/// One checkpoint of many processes; threads go on with it, and the other way round.
+/// Many processes write one checkpoint, from which threads can resume, and the reverse.
 #[test]
 fn checkpoints_and_exports_are_whole() {
     let dir = tempfile::tempdir().unwrap();
@@ -124,7 +125,7 @@ fn ranks(
         .collect()
 }
 
-/// What torchrun tells a rank of `world` on one host.
+/// Returns the environment that torchrun sets for a rank of `world` on one host.
 fn torchrun(rank: u32, world: u32, port: u16) -> Vec<(&'static str, String)> {
     vec![
         ("RANK", rank.to_string()),
@@ -163,7 +164,7 @@ fn torchrun_and_mpirun_start_ranks_too() {
             let output = child.wait_with_output().unwrap();
             let words = String::from_utf8_lossy(&output.stderr);
             assert!(output.status.success(), "rank {rank}: {words}");
-            // One of them speaks.
+            // Only rank 0 prints.
             assert_eq!(output.stdout.is_empty(), rank > 0);
             if rank == 0 {
                 same(&threads, &serde_json::from_slice(&output.stdout).unwrap());
@@ -172,11 +173,12 @@ fn torchrun_and_mpirun_start_ranks_too() {
     }
 }
 
-/// Two runs of torchrun on one host, whose stores may lie at the same ports: each rank finds its
-/// own run's, though it looks for it while only the other's is there.
+/// Two runs of torchrun on one host may use the same ports for their stores. Each rank finds the
+/// store of its own run, even if it searches while only the other one exists.
 #[test]
 fn runs_that_share_a_host_do_not_mix() {
-    // Agents' own stores would listen at `port` and `port + 1`; the runs' are at the next ones.
+    // The agents' own stores would listen at `port` and `port + 1`; those of the runs are at the
+    // next ports.
     let port = free_port();
     let base = ["small-native", "--set", "mesh.dp_shard=2", "--steps"];
     let start = |rank: u32, steps: &str, port: u16| {
@@ -208,8 +210,8 @@ fn runs_that_share_a_host_do_not_mix() {
     }
 }
 
-/// Weights that one rank reads for longer than the watchdog's time: the others wait for it before
-/// the first step.
+/// One rank reads weights for longer than the timeout of the watchdog. The others wait for it
+/// before the first step.
 #[test]
 fn ranks_wait_for_the_weights_of_others() {
     let dir = tempfile::tempdir().unwrap();
@@ -223,7 +225,7 @@ fn ranks_wait_for_the_weights_of_others() {
         let file = file.unwrap();
         std::fs::copy(file.path(), slow.join(file.file_name())).unwrap();
     }
-    // A pipe, which gives nothing until somebody writes to it.
+    // A pipe, which returns nothing until something is written to it.
     let config = slow.join("config.json");
     std::fs::remove_file(&config).unwrap();
     let made = Command::new("mkfifo").arg(&config).status().unwrap();
@@ -243,8 +245,8 @@ fn ranks_wait_for_the_weights_of_others() {
         ranks(1, &[&base[..], &args].concat(), vars).remove(0)
     };
     let children = [start(0, &whole), start(1, &slow)];
-    // As long as it takes to come to the first step, and then more than the watchdog's time. A run
-    // that has failed meanwhile reads nothing.
+    // Wait until the other ranks are at the first step, and then longer than the timeout of the
+    // watchdog. A run that has failed by then reads nothing.
     std::thread::sleep(Duration::from_secs(7));
     let words = std::fs::read(whole.join("config.json")).unwrap();
     std::thread::spawn(move || std::fs::write(config, words).unwrap());
@@ -256,7 +258,7 @@ fn ranks_wait_for_the_weights_of_others() {
 }
 
 #[test]
-fn ranks_that_disagree_are_told_so() {
+fn disagreeing_ranks_are_reported() {
     let port = free_port().to_string();
     let mut children: Vec<Child> = Vec::new();
     for (rank, steps) in [(0, "2"), (1, "2"), (2, "3"), (3, "2")] {
@@ -304,7 +306,7 @@ fn an_environment_that_makes_no_sense() {
     }
 }
 
-/// A long run of several processes: its launcher, and the process numbers of its ranks.
+/// Starts a long run of several processes. Returns its launcher, and the process ids of its ranks.
 fn long_run(more: &[&str]) -> (Child, BufReader<std::process::ChildStderr>, Vec<u32>) {
     let mut child = Command::new(env!("CARGO_BIN_EXE_shardlab"))
         .args([
@@ -329,9 +331,9 @@ fn long_run(more: &[&str]) -> (Child, BufReader<std::process::ChildStderr>, Vec<
     (child, errors, ranks)
 }
 
-/// Processes that a process has started.
+/// Returns the processes that a process has started.
 pub(crate) fn children(id: u32) -> Vec<u32> {
-    // Each thread has a list of those that it has started.
+    // Each thread has a list of the processes that it has started.
     let threads = std::fs::read_dir(format!("/proc/{id}/task"));
     let lists = threads.into_iter().flatten().flatten();
     lists
@@ -351,12 +353,12 @@ pub(crate) fn signal(name: &str, process: u32) {
     assert!(status.unwrap().success());
 }
 
-/// A process's state: running `R`, sleeping `S`, stopped `T`, and others; `None` for one that has
-/// ended.
+/// Returns the state of a process: running `R`, sleeping `S`, stopped `T`, and others; `None` if it
+/// has ended.
 fn state(process: u32) -> Option<char> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     let state = stat.rsplit_once(") ")?.1.chars().next();
-    // It has ended and waits to be asked about.
+    // A zombie has ended and waits to be reaped.
     state.filter(|s| *s != 'Z')
 }
 
@@ -372,18 +374,18 @@ pub(crate) fn all_end(ranks: &[u32]) {
     }
 }
 
-/// Ctrl-Z, and `fg` after more than the watchdog's time: neither the store nor the waits of ranks
-/// count it.
+/// Ctrl-Z, and `fg` after longer than the timeout of the watchdog: neither the store nor the waits
+/// of ranks count the suspended time.
 #[test]
 fn a_run_that_was_stopped_goes_on() {
     let (mut child, mut errors, ranks) = long_run(&["--timeout", "3"]);
     let all = [&[child.id()][..], &ranks].concat();
-    // Until steps follow one another, and with them waits.
+    // Wait until steps, and thus waits, are in progress.
     std::thread::sleep(Duration::from_millis(1500));
     all.iter().for_each(|p| signal("STOP", *p));
     std::thread::sleep(Duration::from_secs(5));
     all.iter().for_each(|p| signal("CONT", *p));
-    // A run that fails does so at once.
+    // A failing run would fail at once.
     std::thread::sleep(Duration::from_secs(2));
     let go_on = all.iter().all(|p| runs(*p));
     let _ = child.kill();
@@ -394,8 +396,8 @@ fn a_run_that_was_stopped_goes_on() {
     assert!(go_on, "{words}");
 }
 
-/// The terminal tells the launcher alone, in whose process the store is: the ranks stop and go on
-/// with it.
+/// The terminal stops only the launcher, whose process contains the store. The ranks are stopped
+/// and resumed with it.
 #[test]
 fn ctrl_z_stops_the_ranks_too() {
     interrupted(|launcher, ranks| {
@@ -433,9 +435,9 @@ fn a_rank_that_dies_ends_all() {
     }
 }
 
-/// Two processes that save every five steps are killed without warning, once one of them and once
-/// both: the last checkpoint is whole, what goes on from it has the losses and weights of a run
-/// that nobody disturbed, and other worlds load it.
+/// Two processes that save every five steps are killed without warning, first one of them and then
+/// both. The last checkpoint is complete, a resumed run has the losses and weights of an
+/// undisturbed one, and other world sizes can load it.
 #[test]
 fn killed_processes_go_on_bit_for_bit() {
     let dir = tempfile::tempdir().unwrap();
@@ -490,7 +492,7 @@ fn killed_processes_go_on_bit_for_bit() {
     let resumed = exec(&[&base[..], &long, &saves].concat());
     assert!(resumed["resumed_from"].as_u64().unwrap() >= 30);
     same(&whole, &resumed);
-    // Threads of another world and policy, and processes of a third one.
+    // Threads with another world size and policy, and processes with a third one.
     for other in [
         &["small-fsdp2"][..],
         &["small-zero2", "--set", "mesh.dp_shard=1"],
@@ -526,7 +528,7 @@ fn an_interruption_of_all_ranks() {
     interrupted(|launcher, _| signal("INT", launcher));
 }
 
-/// A batch scheduler tells every process of a job.
+/// A batch scheduler signals every process of a job.
 #[test]
 fn the_end_of_a_job() {
     interrupted(|launcher, ranks| {
@@ -535,14 +537,14 @@ fn the_end_of_a_job() {
     });
 }
 
-/// Somebody else's signal, or the end of one host of a job: one rank is told, and it is not the one
-/// that speaks.
+/// If only one host of a job is signalled, one rank receives the signal, and it is not the one that
+/// prints.
 #[test]
 fn the_end_of_one_rank() {
     interrupted(|_, ranks| signal("TERM", ranks[2]));
 }
 
-/// Likewise, where something else than shardlab has started the ranks.
+/// The same for ranks that were started by another launcher.
 #[test]
 fn the_end_of_one_rank_that_another_launcher_started() {
     let dir = tempfile::tempdir().unwrap();
@@ -589,7 +591,7 @@ fn the_end_of_one_rank_that_another_launcher_started() {
 fn interrupted(tell: impl FnOnce(u32, &[u32])) {
     let (child, mut errors, ranks) = long_run(&[]);
     tell(child.id(), &ranks);
-    // The pipe may not fill up while the last step is done.
+    // The pipe must not fill up while the last step is done.
     let words = std::thread::spawn(move || {
         let mut words = String::new();
         errors.read_to_string(&mut words).unwrap();

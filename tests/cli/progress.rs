@@ -1,4 +1,4 @@
-//! `exec --progress`: what a training says on stderr while it runs.
+//! `exec --progress`: the output of a training on stderr while it runs.
 
 use crate::processes::{all_end, children, signal};
 use crate::shardlab;
@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 
-/// Exit status, stdout and stderr of `exec`.
+/// Returns exit status, stdout and stderr of `exec`.
 fn exec(args: &[&str]) -> (Option<i32>, String, String) {
     let mut command = shardlab(&[&["exec"], args].concat());
     let output = command.output().unwrap();
@@ -18,7 +18,7 @@ fn exec(args: &[&str]) -> (Option<i32>, String, String) {
     )
 }
 
-/// Lines that are events; all have to be, but for other ranks' words.
+/// Parses the lines that are events. All lines must be events, except the output of other ranks.
 fn events(stderr: &str) -> Vec<Value> {
     let own = stderr.lines().filter(|l| !l.starts_with("[rank "));
     own.map(|l| serde_json::from_str(l).unwrap_or_else(|e| panic!("{l}: {e}")))
@@ -32,8 +32,8 @@ fn names(events: &[Value]) -> Vec<&str> {
         .collect()
 }
 
-/// The events say what the object at the end says, and all ranks' parts, whether ranks are threads
-/// or processes.
+/// The events agree with the object at the end and contain all ranks, whether ranks are threads or
+/// processes.
 #[test]
 fn events_tell_of_the_run_as_it_happens() {
     let store = tempfile::tempdir().unwrap();
@@ -68,7 +68,7 @@ fn events_tell_of_the_run_as_it_happens() {
             assert_eq!(step["loss"], object["losses"][i]);
             assert_eq!(step["grad_norm"], object["grad_norms"][i]);
             assert!(step["lr"].as_f64().unwrap() > 0.0);
-            // Of one rank: a micro-batch of 3 sequences of 16 tokens.
+            // One rank processes a micro-batch of 3 sequences of 16 tokens.
             assert_eq!(step["tokens"], 48);
             let time = step["time_ns"].as_u64().unwrap();
             let ranks = step["ranks"].as_array().unwrap();
@@ -79,7 +79,7 @@ fn events_tell_of_the_run_as_it_happens() {
                 assert!(0 < of("peak_allocated_bytes"));
                 assert!(of("peak_allocated_bytes") <= of("peak_reserved_bytes"));
             }
-            // The step lasts as long as the part of the process that tells of it.
+            // The step time is that of the process that reports it.
             assert!(ranks[0]["time_ns"].as_u64().unwrap() <= time);
         }
         let peak = steps.iter().map(|s| {
@@ -102,7 +102,7 @@ fn events_tell_of_the_run_as_it_happens() {
     }
 }
 
-/// Notes are events too; a run of which nothing is kept has no id.
+/// Notes are events too. A run that is not saved has no id.
 #[test]
 fn a_finished_run_that_is_started_once_more() {
     let dir = tempfile::tempdir().unwrap();
@@ -129,7 +129,7 @@ fn a_finished_run_that_is_started_once_more() {
     assert_eq!(again[2]["run_id"], Value::Null);
 }
 
-/// One event of error, whoever finds it: the command line, rank 0, or the launcher.
+/// There is one error event, whether the command line, rank 0 or the launcher detects the error.
 #[test]
 fn errors_are_events_too() {
     let json = ["--progress", "json", "--no-store"];
@@ -148,14 +148,14 @@ fn errors_are_events_too() {
         let text = found[2]["text"].as_str().unwrap();
         assert!(text.contains("rank 1"), "{text}");
     }
-    // A fault of all ranks' command lines is told by rank 0 only.
+    // Only rank 0 reports an error in the command line that all ranks share.
     let bad = ["small-native", "--processes", "--fault", "9:error"];
     let (code, _, stderr) = exec(&[&bad[..], &json].concat());
     assert_eq!(code, Some(2), "{stderr}");
     assert_eq!(names(&events(&stderr)), ["error"]);
 }
 
-/// A run of many steps that has done some.
+/// Starts a long run and waits until some steps are done.
 fn long_run() -> (Child, BufReader<std::process::ChildStderr>) {
     let mut child = Command::new(env!("CARGO_BIN_EXE_shardlab"))
         .args(["exec", "small-native", "--processes", "--no-store"])
@@ -192,7 +192,7 @@ fn an_interruption_ends_it_after_a_step() {
     assert_eq!(end["step"], step["step"]);
 }
 
-/// Rank 0 can say nothing of its own end.
+/// Rank 0 cannot report its own death.
 #[test]
 fn the_launcher_tells_of_a_rank_that_dies() {
     let (mut child, mut errors) = long_run();
@@ -202,7 +202,7 @@ fn the_launcher_tells_of_a_rank_that_dies() {
     errors.read_to_string(&mut rest).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(3));
     all_end(&ranks);
-    // What rank 0 was about to write may have been cut off.
+    // A line that rank 0 was writing may be cut off.
     let lines = rest.lines().filter_map(|l| serde_json::from_str(l).ok());
     let errors: Vec<Value> = lines.filter(|e: &Value| e["event"] == "error").collect();
     let text = errors[0]["text"].as_str().unwrap();
@@ -210,11 +210,11 @@ fn the_launcher_tells_of_a_rank_that_dies() {
     assert_eq!(errors.len(), 1);
 }
 
-/// A reader that stands still holds up no step.
+/// A reader that stops reading does not delay steps.
 #[test]
 fn nobody_has_to_read_it() {
     let dir = tempfile::tempdir().unwrap();
-    // Some 700 bytes a step: far more than a pipe holds.
+    // About 700 bytes per step: far more than a pipe holds.
     let args = ["--steps", "400", "--checkpoint-every", "400"];
     let mut child = Command::new(env!("CARGO_BIN_EXE_shardlab"))
         .args(["exec", "small-native", "--no-store", "--progress", "json"])

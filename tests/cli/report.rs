@@ -4,7 +4,7 @@ use crate::{json, shardlab, stdout};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A page of a prediction and a measurement of one program, with a third run beside them.
+/// Writes a page on a prediction and a measurement of one program, and a third run.
 fn page(dir: &Path) -> PathBuf {
     let store = dir.join("store").display().to_string();
     shardlab(&["exec", "llama-tiny", "--steps", "12", "--store", &store])
@@ -28,7 +28,7 @@ fn page(dir: &Path) -> PathBuf {
     out
 }
 
-/// The id of the only run of a store.
+/// Returns the id of the only run of a store.
 fn run_id(store: &str) -> String {
     let line = stdout(&["runs", "--json", "--store", store]);
     let run: serde_json::Value = serde_json::from_str(line.lines().next().unwrap()).unwrap();
@@ -45,7 +45,7 @@ fn chromium() -> &'static str {
     found.expect("Chromium is not installed")
 }
 
-/// The page's elements after its scripts have run, and what the browser complained about.
+/// Returns the page's elements after its scripts have run, and the browser's complaints.
 fn open(browser: &str, page: &Path, profile: &Path) -> (String, Vec<String>) {
     let output = Command::new(browser)
         .args([
@@ -67,8 +67,8 @@ fn open(browser: &str, page: &Path, profile: &Path) -> (String, Vec<String>) {
     )
 }
 
-/// Buttons, keys and pointer of a timeline, tried by a script in the page; it writes what it saw
-/// into an attribute.
+/// A script in the page that tries buttons, keys and the pointer on a timeline, and writes the
+/// results to an attribute.
 const PROBE: &str = r#"<script>
 const seen = [];
 const f = document.querySelector(".timeline");
@@ -94,7 +94,7 @@ document.documentElement.setAttribute("data-seen", seen.join(" "));
 </script></body>"#;
 
 /// Acceptance: the page opens in Chromium without errors and shows the timeline, which can be
-/// zoomed into.
+/// zoomed.
 #[test]
 #[ignore = "needs Chromium"]
 fn a_page_works_in_a_browser() {
@@ -150,7 +150,7 @@ fn an_option_against_itself_as_markdown_with_pictures() {
         );
         let png = std::fs::read(dir.path().join(format!("both-plots/{name}.png"))).unwrap();
         assert!(png.starts_with(b"\x89PNG\r\n\x1a\n"), "{name}");
-        // Width and height: as wide as every drawing.
+        // Width and height; the width is that of every drawing.
         assert_eq!(png[16..20], 1520u32.to_be_bytes(), "{name}");
     }
 }
@@ -172,7 +172,7 @@ fn a_sweep_has_a_map() {
     let text = std::fs::read_to_string(&out).unwrap();
     assert!(text.contains("Step time by fsdp.policy and fsdp.prefetch_forward"));
     assert!(text.contains("; the best is "));
-    // A point's command is the point's, and what the points share is there once.
+    // The command of a point contains its own options, and the common text appears once.
     let out = dir.path().join("sweep.md").display().to_string();
     let axis = "fsdp.prefetch_forward=[0, 1]";
     let args = ["report", "small-native", "--axis", axis, "--out", &out];
@@ -183,7 +183,8 @@ fn a_sweep_has_a_map() {
     assert_eq!(text.matches("Scenario of ").count(), 1, "{text}");
 }
 
-/// Kept runs of one scenario are told apart by the options in which they differ, not by ids alone.
+/// Saved runs of one scenario are distinguished by the options in which they differ, not only by
+/// ids.
 #[test]
 fn kept_runs_are_labelled_by_what_differs() {
     let dir = tempfile::tempdir().unwrap();
@@ -204,8 +205,8 @@ fn kept_runs_are_labelled_by_what_differs() {
     let runs = ids.iter().map(String::as_str);
     stdout(&args.into_iter().chain(runs).collect::<Vec<_>>());
     let text = std::fs::read_to_string(&out).unwrap();
-    // What runs of one scenario have in common does not tell them apart, and one alone needs
-    // nothing that does.
+    // Common options of runs of one scenario do not distinguish them, and a single run needs no
+    // distinction.
     for label in [
         format!("small-native prefetch_forward=0 ({})", ids[0]),
         format!("small-native prefetch_forward=2 ({})", ids[1]),
@@ -246,6 +247,6 @@ fn bad_input_is_named() {
         assert_eq!(output.status.code(), Some(2), "{args:?}: {err}");
         assert!(err.contains(words), "{args:?}: {err}");
     }
-    // Nothing is left of what failed.
+    // A failed call leaves no file.
     assert!(!Path::new(&out).exists());
 }

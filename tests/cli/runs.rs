@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// A store with a predicted run, one with another prefetch, a measured one and a named one.
+/// Returns a store with a predicted run, one with another prefetch, a measured one and a named one.
 fn filled() -> (TempDir, String) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("runs").to_str().unwrap().to_owned();
@@ -136,7 +136,7 @@ fn a_name_is_taken_away_and_its_run_stays() {
     assert_eq!(ids(&path, &[]), all);
     let error = refused(&["runs", "show", "main", "--store", &path]);
     assert!(error.contains("no run `main`"), "{error}");
-    // Nothing spares it any more.
+    // Without its name, the run is no longer kept.
     let prune = ["runs", "prune", "--json", "--keep", "2", "--store", &path];
     let done = &json(&prune)[0];
     assert_eq!(done["removed"], serde_json::json!([all[0]]));
@@ -205,7 +205,7 @@ fn predictions_are_saved_on_request_and_measurements_unless_not() {
         let path = dir.path().join(name);
         assert_eq!(ids(path.to_str().unwrap(), &[]).len(), 1, "{name}");
     }
-    // A file in the way: a warning, or an error where a run was asked to be saved.
+    // A file is in the way: a warning, or an error if saving was requested.
     let file = dir.path().join("file");
     fs::write(&file, "").unwrap();
     let path = file.to_str().unwrap();
@@ -239,12 +239,12 @@ fn a_prediction_is_stored_once_and_named() {
     assert!(said(&["--jitter", "0.02", "--seed", "1"]).starts_with("saved as "));
     assert_eq!(ids(path, &[]).len(), 3);
     assert!(stdout(&["runs", "show", "main", "--store", path]).contains(id));
-    // Measurements differ, even if their options do not.
+    // Measurements differ even if their options are equal.
     let exec = ["exec", "llama-tiny", "--steps", "2", "--store", path];
     stdout(&exec);
     stdout(&exec);
     assert_eq!(ids(path, &["--kind", "exec"]).len(), 2);
-    // The first step is no measurement.
+    // The first step is not a measurement.
     let output = shardlab(&["exec", "llama-tiny", "--steps", "1", "--store", path]);
     let output = { output }.assert().success();
     let err = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
@@ -258,7 +258,7 @@ fn a_prediction_is_stored_once_and_named() {
     }
 }
 
-/// Runs with other options of the simulator are told apart in lists, comparisons and by their
+/// Runs with other options of the simulator are distinguished in lists, comparisons and by their
 /// names.
 #[test]
 fn what_was_changed_is_shown() {
@@ -294,7 +294,7 @@ fn what_was_changed_is_shown() {
     assert_eq!(ids(path, &slower).len(), 1);
 }
 
-/// The oldest runs make room, predictions first, and named ones never.
+/// The oldest runs make room: predictions first, named ones never.
 #[test]
 fn a_store_has_a_cap() {
     let dir = tempfile::tempdir().unwrap();
@@ -336,13 +336,13 @@ fn a_store_has_a_cap() {
     let left = ids(path, &[]);
     assert_eq!(left.len(), 3);
     assert_eq!(left[..2], all[..2]);
-    // Bytes count, too: only what is named or new is left.
+    // The size counts, too: only named or new runs are left.
     let (code, err) = make("sim", &["--save", "--jitter", "0.1", "--seed", "4"], "1KiB");
     assert_eq!(code, 0);
     assert!(err.contains("removed the 2 oldest runs"), "{err}");
     assert_eq!(ids(path, &[])[0], all[0]);
     assert_eq!(ids(path, &[]).len(), 2);
-    // A folder that was given has no cap.
+    // A folder given by the user has no cap.
     let (code, err) = make(
         "sim",
         &["--store", path, "--jitter", "0.1", "--seed", "5"],
@@ -356,7 +356,7 @@ fn a_store_has_a_cap() {
 }
 
 #[test]
-fn a_missing_name_is_told_with_what_is_near() {
+fn a_missing_name_is_reported_with_similar_ones() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().to_str().unwrap();
     stdout(&["sim", "toy-linear", "--store", path, "--name", "baseline"]);
@@ -394,13 +394,12 @@ fn a_sweep_keeps_its_points_where_asked() {
     );
 }
 
-/// Processes that write at the same time keep all their runs, each whole.
+/// Processes that write at the same time save all their runs completely.
 #[test]
 fn writers_do_not_meet() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().to_str().unwrap();
-    // Equal predictions are stored once: each writer has a seed of its own, and every scenario is
-    // another one.
+    // Equal predictions are saved once, so each writer has its own seed, and all scenarios differ.
     let all = shardlab_plan::scenario::shipped();
     let names: Vec<&str> = all.iter().map(|(n, _)| *n).collect();
     let names: Vec<&str> = names
@@ -430,7 +429,7 @@ fn writers_do_not_meet() {
     }
 }
 
-/// Writers that are killed at any instant leave whole runs and litter, nothing else.
+/// Writers that are killed at any time leave only complete runs and leftovers.
 #[test]
 fn a_killed_writer_leaves_nothing_half() {
     let dir = tempfile::tempdir().unwrap();
@@ -464,7 +463,7 @@ fn a_killed_writer_leaves_nothing_half() {
             stdout(&["runs", "show", &id, "--full", "--store", path]);
         }
     }
-    // A folder without its first file may belong to a writer that has just begun, for a minute.
+    // For a minute, a folder without its first file may belong to a writer that has just started.
     stdout(&["runs", "prune", "--unfinished", "--store", path]);
     for entry in fs::read_dir(path).unwrap() {
         let entry = entry.unwrap();
@@ -595,7 +594,7 @@ fn points_of_sweeps_are_written_queried_and_summarized() {
     };
     let [from_parquet, from_csv] = [by(&parquet), by(&csv)];
     assert_eq!(from_parquet, from_csv);
-    // Numbers and flags are values of options alike: one row each, with both depths of prefetch.
+    // Values of options may be numbers or flags: one row each, with both depths of prefetch.
     assert_eq!(from_parquet.len(), 2);
     assert_eq!(from_parquet[0]["fsdp.reshard_after_forward"], "true");
     assert_eq!(from_parquet[0]["step_ms count"], 2.0);

@@ -4,7 +4,7 @@ use crate::{assert_narrow, json, shardlab, stdout};
 use serde_json::Value;
 use std::path::Path;
 
-/// Fields that scripts rely on, as paths; docs/json.md says what they are.
+/// Fields that scripts rely on, as paths; docs/json.md describes them.
 const FIELDS: [&str; 24] = [
     "scenario",
     "program_digest",
@@ -36,8 +36,8 @@ fn at<'a>(value: &'a Value, path: &str) -> Option<&'a Value> {
     path.split('.').try_fold(value, |v, key| v.get(key))
 }
 
-/// The first gathers of a step, of the embedding and of a block, have nothing beside them, unless
-/// they run at the end of the step before.
+/// The first gathers of a step (of the embedding and of a block) overlap with nothing, unless they
+/// run at the end of the previous step.
 #[test]
 fn gathers_for_the_next_step_are_hidden_behind_updates() {
     let run = |n: u32| {
@@ -141,14 +141,14 @@ fn the_report_fits_its_width_and_says_what_json_says() {
     ] {
         assert!(text.contains(word), "{word} in {text}");
     }
-    // Both scenarios stand in the comparison.
+    // Both scenarios are in the comparison.
     let comparison: Vec<&str> = text.lines().rev().take(2).collect();
     assert!(comparison[1].starts_with("peers-tiny"), "{text}");
     assert!(comparison[0].starts_with("toy-cnn"), "{text}");
 }
 
 #[test]
-fn the_power_limit_is_told_where_the_profile_knows_of_one() {
+fn the_power_limit_is_reported_if_the_profile_has_one() {
     let exec = [
         "--set",
         "mesh.hardware=h200-nvlink-exec",
@@ -173,8 +173,8 @@ fn the_power_limit_is_told_where_the_profile_knows_of_one() {
         fact("power.arithmetic_share"),
         fact("power.arithmetic_factor"),
     );
-    // What the calibrated steps of this kind had (0.84), and the profile's slope of 0.23 above
-    // 0.58.
+    // The calibrated steps of this kind had a share of 0.84. Above 0.58, the profile's slope is
+    // 0.23.
     assert!((0.8..0.92).contains(&share), "{share}");
     assert!(
         (factor - 1.0 - 0.2341 * (share - 0.58)).abs() < 2e-4,
@@ -186,7 +186,7 @@ fn the_power_limit_is_told_where_the_profile_knows_of_one() {
         100.0 * (factor - 1.0)
     );
     assert!(text.contains(&line), "{line}{text}");
-    // Without prefetch, small kernels leave the clock where it is.
+    // Without prefetch, small kernels do not lower the clock.
     let waiting = [&exec[..], &["--set", "fsdp.prefetch_forward=0"]].concat();
     let (text, facts) = run("peers-tiny", &waiting);
     assert_eq!(facts["power.arithmetic_factor"], "1.0000", "{facts}");
@@ -194,7 +194,7 @@ fn the_power_limit_is_told_where_the_profile_knows_of_one() {
         text.contains("clock     full speed: matmuls and attention take"),
         "{text}"
     );
-    // PyTorch's profile of the same machine does not know.
+    // PyTorch's profile of the same machine has no power limit.
     let (text, facts) = run("peers-1b", &[]);
     assert!(!text.contains("clock  ") && facts.get("power.arithmetic_share").is_none());
 }
@@ -255,7 +255,7 @@ fn a_straggler_slows_the_step_by_no_more_than_its_factor() {
 }
 
 #[test]
-fn a_machine_that_was_slowed_is_told() {
+fn a_slowed_machine_is_reported() {
     let text = stdout(&[
         "sim",
         "peers-tiny",
@@ -304,8 +304,8 @@ fn scenarios_can_be_files_and_profiles_too() {
     .success();
 }
 
-/// A profile in a file is of no GPU that is known, so the scenario says what cuBLAS takes there:
-/// two threads have one each.
+/// A profile in a file describes no known GPU, so the scenario sets the size of the cuBLAS
+/// workspace. Each of two threads has one.
 #[test]
 fn cublas_workspaces_are_what_the_scenario_says() {
     let dir = tempfile::tempdir().unwrap();
@@ -327,8 +327,7 @@ fn cublas_workspaces_are_what_the_scenario_says() {
     assert_eq!(named - none, 2 * ampere);
 }
 
-/// A profile from the binary alone: printed, taken as a base, changed, and scaled for every
-/// command.
+/// Using only the binary, a profile is printed, extended, changed, and scaled for every command.
 #[test]
 fn a_profile_extends_a_shipped_one_and_scales_it() {
     let folder = tempfile::tempdir().unwrap();
@@ -351,15 +350,15 @@ fn a_profile_extends_a_shipped_one_and_scales_it() {
         let run = json(&all).remove(0);
         (run["step_ms"]["median"].clone(), run["environment"].clone())
     };
-    let (scaled, told) = step(&["--set", &own]);
-    assert_eq!(told["scale"], "collectives=1.5");
+    let (scaled, environment) = step(&["--set", &own]);
+    assert_eq!(environment["scale"], "collectives=1.5");
     assert_eq!(scaled, step(&["--slower=collectives=1.5"]).0);
-    // Together they multiply, as far as a f64 goes.
+    // The factors multiply, up to the precision of f64.
     assert_eq!(
         step(&["--set", &own, "--slower=collectives=2"]).0,
         step(&["--slower=collectives=3"]).0
     );
-    // What `sweep` says of the same job.
+    // `sweep` predicts the same for this job.
     let axis = format!("mesh.hardware=[\"{}\", \"h200-nvlink\"]", path.display());
     let swept = json(&["sweep", "llama3-8b-4xh200", "--json", "--axis", &axis]);
     assert_eq!(swept.len(), 2);
@@ -367,7 +366,8 @@ fn a_profile_extends_a_shipped_one_and_scales_it() {
     assert!(found, "{scaled} in {swept:?}");
 }
 
-/// Verdicts for scripts: what does not fit or keep to a budget exits 1, after the prediction.
+/// Verdicts for scripts: a prediction that does not fit or exceeds a budget exits with 1, after the
+/// output.
 #[test]
 fn predictions_are_checked_without_a_baseline() {
     let large = ["llama3-70b-64xh100", "--set", "train.recompute=none"];
@@ -388,7 +388,7 @@ fn predictions_are_checked_without_a_baseline() {
         err.starts_with("check failed: llama3-70b-64xh100: does not fit: needs "),
         "{err}"
     );
-    // One of several is enough.
+    // One failing prediction is enough.
     let (code, _, err) = call(&with(&["toy-linear", "--check", "--json"]));
     assert_eq!(code, 1);
     let lines: Vec<&str> = err.lines().collect();
@@ -423,7 +423,7 @@ fn predictions_are_checked_without_a_baseline() {
     );
 }
 
-/// Odd options are a warning on stderr and in the object, not a failure.
+/// Unusual options are a warning on stderr and in the object, not a failure.
 #[test]
 fn warnings_name_the_option_and_where_it_is_written() {
     let args = [

@@ -153,7 +153,7 @@ fn an_interrupt_keeps_what_is_done() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // A kept point tells how far it is.
+    // Saved points show the progress of the sweep.
     let kept = |path: &Path| {
         let mut entries = std::fs::read_dir(path).unwrap();
         entries.any(|e| !e.unwrap().file_name().to_string_lossy().starts_with('.'))
@@ -188,7 +188,8 @@ fn progress_stays_off_where_nobody_looks() {
     assert!(assert.get_output().stderr.is_empty());
 }
 
-/// Five axes beside all numbers would break words: numbers give way, and it says where they are.
+/// Five axes and all numbers would break words: numbers are dropped, and the text says where they
+/// are.
 #[test]
 fn a_table_of_many_axes_can_be_read() {
     let axes = [
@@ -207,19 +208,19 @@ fn a_table_of_many_axes_can_be_read() {
     let row = text.lines().find(|l| l.starts_with("megatron")).unwrap();
     assert!(row.starts_with("megatron   selective   true "), "{text}");
     assert!(row.contains("implicit"), "{text}");
-    // Fewer axes have no room in a narrow terminal either: it is about the width.
-    let why = "find no room at this width; --csv and --json have them";
+    // In a narrow terminal, fewer axes do not fit either: the message is about the width.
+    let why = "do not fit this width; --csv and --json contain them";
     assert!(text.replace('\n', " ").contains(why), "{text}");
-    // With fewer axes there is room for all.
+    // With fewer axes all columns fit.
     let text = stdout(&args[..6]);
     assert!(text.contains("alloc"), "{text}");
     assert!(!text.contains("--csv"), "{text}");
 }
 
-/// Throughput is counted in what the model's batches are: images and rows here, with no word of
+/// Throughput is counted in the model's batch unit: images and rows here, without mentioning
 /// tokens.
 #[test]
-fn throughput_is_told_in_the_models_own_unit() {
+fn throughput_uses_the_models_own_unit() {
     let unit = |model: &str, column: &str| {
         let text = stdout(&["sweep", model, "--axis", "fsdp.prefetch_forward=[0, 1]"]);
         assert!(text.contains(column) && !text.contains("tok"), "{text}");
@@ -228,14 +229,14 @@ fn throughput_is_told_in_the_models_own_unit() {
     };
     unit("small-cnn", "img/s");
     unit("small-linear", "rows/s");
-    // Side by side there is no one name for both; each for itself has its own.
+    // A table of both models needs a common unit; a table of one model names its own.
     let both = stdout(&["sim", "small-cnn", "small-native"]);
     assert!(both.contains("items/s"), "{both}");
     let [cnn, native] = ["small-cnn", "small-native"].map(|s| stdout(&["sim", s]));
     assert!(cnn.contains("images/s/GPU") && native.contains("tokens/s/GPU"));
 }
 
-/// Points of which some do not fit, the fastest among them.
+/// A sweep in which some points do not fit, including the fastest.
 const TOO_LARGE: [&str; 10] = [
     "sweep",
     "llama3-8b-4xh200",
@@ -253,8 +254,8 @@ fn too_large<'a>(more: &[&'a str]) -> Vec<&'a str> {
     [&TOO_LARGE[..], more].concat()
 }
 
-/// What is shown under a limit, in which order, and what the last line names, against the same
-/// asked of all points by hand.
+/// Checks the points shown under a limit, their order, and the point named in the last line,
+/// against a manual selection from all points.
 #[test]
 fn the_fastest_under_a_limit() {
     const LIMIT: u64 = 60 << 30;
@@ -275,7 +276,7 @@ fn the_fastest_under_a_limit() {
     let limited = ["--fits", "--max-memory", "60GiB", "--sort", "tokens"];
     let shown = json(&too_large(&[&limited[..], &["--json"]].concat()));
     assert_eq!(shown.iter().collect::<Vec<_>>(), wanted);
-    // The fastest come first without being asked for.
+    // The fastest points come first by default.
     let top = json(&too_large(&[
         "--json",
         "--fits",
@@ -310,7 +311,7 @@ fn the_fastest_under_a_limit() {
     );
     assert!(flat.contains(&best), "{best} in {text}");
     assert!(flat.contains(" allocated."), "{text}");
-    // The file has all of them.
+    // The file contains all points.
     let rows = csv::Reader::from_path(&csv).unwrap().into_records().count();
     assert_eq!(rows, all.len());
     let none = stdout(&too_large(&["--max-memory", "1GiB"]));
@@ -330,7 +331,7 @@ fn the_fastest_under_a_limit() {
     }
 }
 
-/// The first points are of those that fit, unless that is turned off or none does.
+/// The first points are taken from those that fit, unless that is turned off or none does.
 #[test]
 fn the_first_points_fit() {
     let words = |more: &[&str]| -> Vec<String> {
@@ -397,8 +398,8 @@ fn one_axis_for_a_key_and_short_places() {
     assert!(err.len() < 500, "{err}");
 }
 
-/// With a headroom only what leaves it counts as fitting; where the fastest that fits is tight, the
-/// fastest that is not is named too.
+/// With a headroom, only points that leave it count as fitting. If the fastest of them is tight,
+/// the fastest that is not tight is named too.
 #[test]
 fn the_fastest_with_room_to_spare() {
     let of = |more: &[&'static str]| {
@@ -452,8 +453,8 @@ fn the_fastest_with_room_to_spare() {
     }
 }
 
-/// Meshes of one number of GPUs by keys that are set together; a column of GPUs only where their
-/// number varies.
+/// Keys that are varied together give meshes of one number of GPUs. The column of GPUs appears only
+/// if their number varies.
 #[test]
 fn linked_axes_keep_the_number_of_gpus() {
     let mesh = ["sweep", "small-native", "--axis"];

@@ -1,4 +1,4 @@
-//! `shardlab validate`, on the measured tables that are shipped with the tests.
+//! `shardlab validate` on the measured tables in tests/data.
 
 use crate::{assert_narrow, json, shardlab, stdout};
 use serde_json::Value;
@@ -6,30 +6,30 @@ use serde_json::Value;
 const TABLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/h200x4.csv");
 const HELD_OUT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/h200x4_heldout.csv");
 
-/// Steps of `exec` on 1, 2 and 4 H200, none of which the profile was calibrated on.
+/// Steps of `exec` on 1, 2 and 4 H200; the profile was calibrated on none of them.
 const EXEC: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/exec_h200.csv");
 
-/// Likewise on two, one option after another.
+/// The same on two H200, one option after another.
 const EXEC_OPTIONS: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/tests/data/exec_h200_options.csv"
 );
 
-/// Likewise, on one and two H100.
+/// The same on one and two H100.
 const EXEC_H100: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/exec_h100.csv");
 
 /// Memory of FSDP2 and Megatron-FSDP as one rank of up to 1,024, on one GPU.
 const ENGINE_MEMORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/engine_memory.csv");
 
-/// Published steps, of torchtitan on H100 with 96 GB.
+/// Published steps of torchtitan on H100 with 96 GB.
 const PUBLISHED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/published_h100.csv");
 
 /// Steps of the CPU device.
 const CPU: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/cpu_small.csv");
 
-/// The error bands that predictions state come from a table in the binary. It is made by the
-/// command that this test runs; where predictions or measurements have changed, run it again and
-/// write `src/predict/residuals.csv`.
+/// The error bands in predictions come from a table in the binary, which is made by the command in
+/// this test. After a change of predictions or measurements, run it again and write
+/// `src/predict/residuals.csv`.
 #[test]
 fn error_bands_rest_on_todays_predictions() {
     let tables = [
@@ -50,7 +50,7 @@ fn error_bands_rest_on_todays_predictions() {
     let fields = |line: &str| -> Vec<String> { line.split(',').map(str::to_owned).collect() };
     for (now, embedded) in now.lines().zip(embedded.lines()) {
         for (a, b) in fields(now).iter().zip(&fields(embedded)) {
-            // Errors are given to 0.01 %; half a digit of rounding may differ between machines.
+            // Errors are given to 0.01 %; rounding may differ by half a digit between machines.
             let close = matches!((a.parse::<f64>(), b.parse::<f64>()), (Ok(a), Ok(b)) if (a - b).abs() < 0.02);
             assert!(a == b || close, "{now} instead of {embedded}");
         }
@@ -63,10 +63,11 @@ fn error(totals: &Value, metric: &str, field: &str) -> f64 {
     found.unwrap()[field].as_f64().unwrap()
 }
 
-/// Steps of PyTorch FSDP2 and Megatron-FSDP within 6 % each, 2.2 in the mean; those of the smallest
-/// model, which hosts pace (28.5 to 32.9 ms in three runs of one setting), within 27. Where two of
-/// one machine and model differ by more than 2 %, the order is right but for the smallest model and
-/// for Megatron-FSDP without sharded parameters, whose steps are longer than those with.
+/// Steps of PyTorch FSDP2 and Megatron-FSDP are within 6 % each, 2.2 % on average. Those of the
+/// smallest model, which is host-bound (28.5 to 32.9 ms in three runs of one setting), are within
+/// 27 %. If two steps of one machine and model differ by more than 2 %, their order is right,
+/// except for the smallest model and for Megatron-FSDP without sharded parameters, whose steps are
+/// longer than those with.
 #[test]
 fn predictions_agree_with_what_was_measured() {
     for (table, misplaced) in [(TABLE, 9), (HELD_OUT, 0)] {
@@ -93,7 +94,8 @@ fn predictions_agree_with_what_was_measured() {
         assert!(others.iter().all(|&(_, e)| e < 6.0), "{others:?}");
         let all: f64 = others.iter().map(|&(_, e)| e).sum();
         assert!(all / (others.len() as f64) < 2.2, "{others:?}");
-        // Rows of the first table name their machine last; the second is of one.
+        // Rows of the first table end with the name of their machine; the second table is of one
+        // machine.
         let machine = |name: &str| {
             name.rsplit(' ')
                 .next()
@@ -115,9 +117,9 @@ fn predictions_agree_with_what_was_measured() {
     }
 }
 
-/// Peaks of FSDP2 to what the table prints, those of Megatron-FSDP within 0.01 %. The caching
-/// allocator's segments within 2 % in all but four of FSDP2's rows, of which three differ between
-/// repeated runs by as much.
+/// Peaks of FSDP2 agree to the printed precision, those of Megatron-FSDP within 0.01 %. The
+/// segments of the caching allocator agree within 2 % in all but four rows of FSDP2, three of which
+/// differ by as much between repeated runs.
 #[test]
 fn memory_is_that_of_the_engines_on_every_mesh() {
     let mut lines = json(&["validate", ENGINE_MEMORY, "--json"]);
@@ -139,8 +141,8 @@ fn memory_is_that_of_the_engines_on_every_mesh() {
     assert!(error(&totals, "peak_reserved_mib", "mean_abs_percent") < 1.2);
 }
 
-/// The measured profiles: steps within 2 % in the middle and 5 % at worst (options that nothing was
-/// calibrated on, on H200s: 7).
+/// With the measured profiles, the median error of a step is at most 2 % and the maximum 5 % (7 %
+/// on H200 with options that nothing was calibrated on).
 #[test]
 fn predictions_agree_with_steps_of_exec() {
     agree(EXEC, 60, 2.0, 5.0, (11, 0.04), 0);
@@ -148,16 +150,16 @@ fn predictions_agree_with_steps_of_exec() {
     agree(EXEC_H100, 60, 2.0, 5.0, (8, 0.045), 3);
 }
 
-/// Steps within `middle` and `worst` percent, the engine's memory to what the table prints of it,
-/// the device's within 1 %, and variants of a scenario that differ by more than 2 % in the right
-/// order, but for so many `misplaced` pairs, which are no further apart than that: rows come from
-/// several machines, whose times differ by 3 % themselves. Of one machine, or one number of GPUs,
-/// no more than `near` are.
+/// Checks errors of step times against `median` and `worst`, in percent. The
+/// engine's memory must agree to the printed precision, the device's within 1 %. Variants of a
+/// scenario that differ by more than 2 % must be in the right order, except for `misplaced` pairs,
+/// whose measured times are close: rows come from several machines, whose times differ by 3 %
+/// themselves. At most `near` of these pairs are from one machine, or one number of GPUs.
 #[track_caller]
 fn agree(
     table: &str,
     least: usize,
-    middle: f64,
+    median: f64,
     worst: f64,
     (misplaced, apart): (usize, f64),
     near: usize,
@@ -185,7 +187,7 @@ fn agree(
         );
     }
     steps.sort_by(f64::total_cmp);
-    assert!(steps[steps.len() / 2] < middle, "{steps:?}");
+    assert!(steps[steps.len() / 2] < median, "{steps:?}");
     let (pairs, wrong) = out_of_order(&lines, |_, _| true);
     for (a, b, measured) in &wrong {
         assert!((measured - 1.0).abs() < apart, "{a}\n{b}");
@@ -195,7 +197,7 @@ fn agree(
         "{} of {pairs}: {wrong:#?}",
         wrong.len()
     );
-    // `x2 m2`, `x4`, or `m1`: what names end in.
+    // Suffixes of names: `x2 m2`, `x4`, or `m1`.
     let place = |name: &str| {
         let (_, place) = name.rsplit_once(" x").or(name.rsplit_once(' ')).unwrap();
         place.to_owned()
@@ -204,8 +206,8 @@ fn agree(
     assert!(pairs > 180 && wrong.len() <= near, "of {pairs}: {wrong:#?}");
 }
 
-/// Pairs of rows of one scenario that differ by more than 2 % and may be compared: how many, and
-/// those whose order is predicted the other way round, with the ratio of what was measured.
+/// Counts pairs of rows of one scenario that differ by more than 2 % and may be compared. Returns
+/// the number, and the pairs predicted in the wrong order, with the ratio of their measured times.
 fn out_of_order(
     lines: &[Value],
     comparable: impl Fn(&str, &str) -> bool,
@@ -282,7 +284,7 @@ fn tables_are_readable_and_markdown_is_markdown() {
     assert!(!markdown.contains("fsdp2"), "--rows lets others through");
 }
 
-/// A limit on errors makes a check of it, whoever reads along.
+/// A limit on errors makes the command a check, whether or not its output is read.
 #[test]
 fn errors_beyond_a_limit_fail() {
     let only = |limit| {
@@ -310,8 +312,8 @@ fn errors_beyond_a_limit_fail() {
     assert_eq!(only("much").status.code(), Some(2));
 }
 
-/// A hardware profile: its measured collectives, what the simulator would say without them, and
-/// what NCCL says.
+/// A hardware profile: compares its measured collectives with the simulator's predictions without
+/// them, and with NCCL's estimates.
 #[test]
 fn a_profile_s_collectives_are_compared_with_predictions() {
     let name = "h100-80-exec";
@@ -328,14 +330,15 @@ fn a_profile_s_collectives_are_compared_with_predictions() {
         rows.iter().find(of).unwrap()
     };
     let two = find("all_gather", 2);
-    // As the shipped profile has them.
+    // As in the shipped profile.
     assert_eq!(
         (two["measured_us"].as_f64(), two["nccl_us"].as_f64()),
         (Some(2013.0), Some(1503.0))
     );
-    // Four ranks reach 450 GB/s times 0.7464, copying a third as much as they receive, in 0.4 of
-    // the time; two ranks copy as much as they receive. Half of 1 GiB so, and 2.5 roots of the
-    // microseconds more.
+    // Four ranks reach 450 GB/s times 0.7464. Copying a byte of the local chunk takes 0.4 of the
+    // time of receiving one. Four ranks copy a third as much as they receive; two ranks copy as
+    // much as they receive. They receive half of 1 GiB. Ramping up adds 2.5 times the square root
+    // of the time in microseconds.
     let formula = two["formula_us"].as_f64().unwrap();
     let wire = f64::from(1 << 29) / (450e3 * 0.7464) * 1.4 / (1.0 + 0.4 / 3.0);
     let longer = wire + 2.5 * wire.sqrt();
@@ -343,13 +346,13 @@ fn a_profile_s_collectives_are_compared_with_predictions() {
         formula > longer && formula < longer + 20.0,
         "{formula} {longer}"
     );
-    // The other tables of gathers are those of four ranks: 1.4 halves for 3.4 quarters.
+    // The other table of gathers has four ranks: 1.4 halves for 3.4 quarters.
     let four = find("all_gather", 4);
     assert!(four["nccl_us"].is_null());
     let scaled = four["measured_us"].as_f64().unwrap() * (1.4 / 2.0) / (3.4 / 4.0);
     let others = two["others_us"].as_f64().unwrap();
     assert!((others / scaled - 1.0).abs() < 0.01, "{others} {scaled}");
-    // Errors by who predicts, recomputed.
+    // Errors of each predictor, recomputed.
     let errors = totals["errors"].as_array().unwrap();
     assert_eq!(errors.len(), 6);
     let nccl = errors
@@ -392,7 +395,7 @@ fn a_profile_s_collectives_are_compared_with_predictions() {
     );
 }
 
-/// What a profile is not, or does not have.
+/// Arguments that are not a profile, or rows that a profile does not have.
 #[test]
 fn a_profile_that_cannot_be_checked_says_why() {
     let fails = |args: &[&str], words: &str| {
@@ -411,6 +414,6 @@ fn a_profile_that_cannot_be_checked_says_why() {
         "--max-error works on tables of runs",
     );
     fails(&["nowhere.toml"], "no hardware profile `nowhere.toml`");
-    // Neither a name nor a TOML file: a table.
+    // Neither a name nor a TOML file is a table.
     fails(&["h100-80-exek"], "h100-80-exek");
 }

@@ -1,17 +1,17 @@
-//! What the names of operators and annotations mean.
+//! Classifies the names of operators and annotations.
 //!
 //! Sources: `torch/distributed/fsdp/_fully_shard` (FSDP2's `FSDP::…` ranges),
 //! `torch/optim/optimizer.py` (`Optimizer.step#…`), `torch/csrc/autograd/engine.cpp`
 //! (`autograd::engine::evaluate_function: …`).
 
-/// Meaning of a name. Units are as FSDP2 writes them; the root's is empty.
+/// Meaning of a name. Units are spelled as by FSDP2; the root's name is empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Class {
     /// `FSDP::pre_forward (UNIT)`.
     PreForward(String),
     /// `FSDP::post_forward (UNIT)`.
     PostForward(String),
-    /// Another range of FSDP2 in forward that names a unit: its gather, the copy out of it.
+    /// Another forward range of FSDP2 that names a unit: its all-gather, or the copy-out.
     OfUnit(String),
     /// `FSDP::forward_prefetch for UNIT`.
     ForwardPrefetch(String),
@@ -21,7 +21,7 @@ pub(super) enum Class {
     PostBackward(String),
     /// `FSDP::backward_prefetch for UNIT`.
     BackwardPrefetch(String),
-    /// `FSDP::root_pre_forward` and the like: belongs to the root.
+    /// `FSDP::root_pre_forward` and similar ranges of the root.
     RootForward,
     /// `FSDP::root_post_backward_callback`.
     RootBackward,
@@ -33,9 +33,9 @@ pub(super) enum Class {
     ProfilerStep,
     /// A node of the backward graph.
     BackwardNode,
-    /// An operator of an optimizer.
+    /// An operator of the optimizer.
     OptimizerOp,
-    /// The norm of gradients.
+    /// The gradient norm.
     Norm,
     /// A wait for a collective.
     Wait,
@@ -104,7 +104,7 @@ fn fsdp2(rest: &str) -> Class {
         "pre_backward" => Class::PreBackward(unit),
         "root_pre_forward" => Class::RootForward,
         "root_post_backward_callback" | "finalize_backward" => Class::RootBackward,
-        // Without a unit's name these belong to whatever runs around them.
+        // Without the name of a unit, these belong to the range around them.
         "cast_forward_inputs" | "cast_forward_outputs" | "inputs_to_device" => Class::Other,
         what if what.starts_with("post_backward") => Class::PostBackward(unit),
         _ => Class::OfUnit(unit),

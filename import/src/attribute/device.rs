@@ -1,8 +1,8 @@
-//! Places of device work that no operator of the host launched: traces of devices alone, and whole
+//! Attributes device work that no host operator launched: traces without host events, and whole
 //! steps in CUDA graphs.
 //!
-//! Kernels of the loss, of backward and of the optimizer divide device time into steps and phases;
-//! the order of gathers tells units.
+//! Kernels of the loss, of backward and of the optimizer divide device time into steps and phases.
+//! The order of all-gathers identifies units.
 
 use super::kinds::{collective, is_nccl};
 use super::places::Place;
@@ -12,7 +12,7 @@ use crate::kineto::{DeviceEvent, DeviceKind, Trace};
 use shardlab_plan::program::Phase;
 use shardlab_plan::record::Work;
 
-/// What a kernel's name says of its place in a step.
+/// The stage of a step that the name of a kernel indicates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     LossForward,
@@ -50,7 +50,7 @@ fn stage(name: &str) -> Option<Stage> {
     None
 }
 
-/// Steps by kernels, in device time.
+/// Finds steps by their kernels, in device time.
 pub(super) fn steps(trace: &Trace) -> Steps {
     let stages: Vec<(&DeviceEvent, Stage)> = trace
         .device
@@ -87,7 +87,7 @@ pub(super) fn steps(trace: &Trace) -> Steps {
             Stage::LossForward => {
                 let begun = batches.last().is_some_and(|b| b.backward.is_none());
                 if !begun {
-                    // Forward begins behind the last backward before its loss.
+                    // Forward begins after the last backward before its loss.
                     let from = batches.last().map_or(start, |b| b.end);
                     batches.push(MicroBatch {
                         forward: Some(from),
@@ -119,11 +119,11 @@ pub(super) fn steps(trace: &Trace) -> Steps {
     close(&mut all, start, &mut batches, optimizer);
     Steps {
         all,
-        found_by: "kernels of loss, backward and optimizer (no operator of the host launches them)",
+        found_by: "kernels of loss, backward and optimizer (no host operator launches them)",
     }
 }
 
-/// Places of all device work, by index.
+/// Returns the places of all device work, by index.
 pub(super) fn places(trace: &Trace, steps: &Steps, units: &mut Units) -> Vec<Option<Place>> {
     let gathers = Gathers::new(trace, steps, units);
     let place = |event: &DeviceEvent| {
@@ -144,7 +144,7 @@ pub(super) fn places(trace: &Trace, steps: &Steps, units: &mut Units) -> Vec<Opt
     trace.device.iter().map(place).collect()
 }
 
-/// Device times from which on a unit is in use.
+/// Device times at which the use of a unit starts.
 struct Gathers(Vec<(i64, u32)>);
 
 impl Gathers {
@@ -168,7 +168,7 @@ impl Gathers {
                     |a: i64, b: i64| ends.iter().copied().filter(move |e| (a..b).contains(e));
                 let forward: Vec<i64> = within(from, turn).collect();
                 let backward: Vec<i64> = within(turn, batch.end).collect();
-                // The first unit is the root where it is not gathered again.
+                // The first unit is the root if it is not gathered again.
                 let root = backward.len() + 1 == forward.len();
                 let ids: Vec<u32> = (0..forward.len())
                     .map(|k| {

@@ -1,11 +1,11 @@
-//! Which kind of work a device event is.
+//! Kinds of device work.
 
 use crate::kineto::DeviceKind;
 use shardlab_plan::program::Phase;
 use shardlab_plan::record::Work;
 
-/// Kind of the collective that a name means: that of an NCCL kernel, of PyTorch's call, of a c10d
-/// operator.
+/// Returns the kind of collective that a name stands for: the name of an NCCL kernel, a PyTorch
+/// call or a c10d operator.
 pub(crate) fn collective(name: &str) -> Option<Work> {
     let plain: String = name
         .chars()
@@ -31,23 +31,24 @@ pub(crate) fn collective(name: &str) -> Option<Work> {
     .map(|(_, work)| work)
 }
 
-/// Whether a kernel is one of NCCL's.
+/// Returns whether a kernel belongs to NCCL.
 pub(crate) fn is_nccl(kernel: &str) -> bool {
     let start = kernel.get(..4).unwrap_or_default();
     start.eq_ignore_ascii_case("nccl")
 }
 
-/// Kind of a device event: by its name, and by the operators around its launch, innermost first.
+/// Returns the kind of a device event, from its name and from the operators around its launch,
+/// innermost first.
 pub(super) fn of(kind: DeviceKind, kernel: &str, phase: Phase, operators: &[&str]) -> Work {
     if is_nccl(kernel) {
-        // Kernels of several collectives at once have no name of their own.
+        // Kernels that run several collectives at once have no specific name.
         let called = || operators.iter().take(4).find_map(|op| collective(op));
         return collective(kernel)
             .or_else(called)
             .unwrap_or(Work::OtherCollective);
     }
     if kind == DeviceKind::Copy {
-        // Copy engines gather and exchange between devices within a collective's call.
+        // Copy engines move data between devices within a collective's call.
         let between = kernel.contains("PtoP") || kernel.contains("DtoD");
         let called = operators
             .iter()
@@ -68,8 +69,7 @@ pub(super) fn of(kind: DeviceKind, kernel: &str, phase: Phase, operators: &[&str
     }
     let lower = kernel.to_ascii_lowercase();
     let has = |words: &[&str]| words.iter().any(|w| lower.contains(w));
-    // Inductor names its pointwise kernels and reductions after all operators that they take part
-    // in.
+    // Inductor names its pointwise kernels and reductions after all operators fused into them.
     if ["triton_poi_", "triton_red_", "triton_per_"]
         .iter()
         .any(|p| lower.starts_with(p))

@@ -1,7 +1,7 @@
-//! Units of traces that do not name them: by the order of gathers, and their sizes.
+//! Identifies units in traces that do not name them, by the order and the sizes of all-gathers.
 //!
-//! Forward uses units in the order in which they are gathered, and starts to use one when it has
-//! waited for its gather. Backward gathers and reduces units of one size in the opposite order.
+//! Forward uses units in the order in which they are gathered, and starts to use one after waiting
+//! for its all-gather. Backward gathers and reduces units of equal size in the opposite order.
 
 use super::classes::Class;
 use super::kinds::collective;
@@ -11,17 +11,17 @@ use crate::kineto::Trace;
 use shardlab_plan::record::Work;
 use std::collections::{BTreeMap, HashMap};
 
-/// Units by order.
+/// Units in order of use.
 #[derive(Debug, Default)]
 pub(super) struct Order {
-    /// Host times from which on forward uses a unit.
+    /// Host times at which forward starts to use a unit.
     switches: Vec<(i64, u32)>,
     /// Units of collective calls, by index into [`Trace::calls`].
     calls: HashMap<usize, u32>,
 }
 
 impl Order {
-    /// Unit that forward uses at a time.
+    /// Returns the unit that forward uses at a time.
     pub(super) fn at(&self, time: i64) -> Option<u32> {
         let i = self
             .switches
@@ -30,22 +30,22 @@ impl Order {
         Some(self.switches[i].1)
     }
 
-    /// Unit of a collective call.
+    /// Returns the unit of a collective call.
     pub(super) fn of_call(&self, call: usize) -> Option<u32> {
         self.calls.get(&call).copied()
     }
 }
 
-/// A gather or a reduction of a micro-batch.
+/// An all-gather or a reduction of a micro-batch.
 struct Call {
     index: usize,
     at: i64,
     work: Work,
-    /// Elements of the full side.
+    /// Number of elements of the full tensor.
     size: u64,
 }
 
-/// Finds units by order, where there are gathers in forward.
+/// Finds units by order, if there are all-gathers in forward.
 pub(super) fn find(
     trace: &Trace,
     steps: &mut Steps,
@@ -82,8 +82,8 @@ pub(super) fn find(
             .map(|e| e.start),
     );
     waits.sort_unstable();
-    // The sizes of the longest forward tell the units; shorter ones (kept parameters) match it by
-    // size.
+    // The sizes in the longest forward identify the units. Shorter ones (some parameters were kept)
+    // are matched by size.
     let mut windows = Vec::new();
     for step in &steps.all {
         for batch in &step.micro_batches {
@@ -97,7 +97,7 @@ pub(super) fn find(
             .iter()
             .filter(move |c| c.work == Work::AllGather && (from..to).contains(&c.at) && c.size > 0)
     };
-    // The first gather may be issued before the first operator that counts as forward.
+    // The first all-gather may be issued before the first operator that counts as forward.
     let starts: Vec<i64> = windows
         .iter()
         .enumerate()
@@ -145,7 +145,7 @@ pub(super) fn find(
         for (k, (call, unit)) in forward.iter().zip(&used).enumerate() {
             let Some(unit) = unit else { continue };
             order.calls.insert(call.index, ids[*unit]);
-            // Without a wait for each gather, a unit is used from its gather on.
+            // Without a wait for each all-gather, a unit is in use from its all-gather on.
             let at = if waited.len() >= forward.len() {
                 waited[k]
             } else {
@@ -153,7 +153,7 @@ pub(super) fn find(
             };
             order.switches.push((at, ids[*unit]));
         }
-        // In backward, units of one size come in the opposite order.
+        // In backward, units of equal size come in the opposite order.
         for work in [Work::AllGather, Work::ReduceScatter, Work::AllReduce] {
             let mut left: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
             for (i, size) in sizes.iter().enumerate() {
@@ -178,7 +178,7 @@ pub(super) fn find(
         }
     }
     order.switches.sort_unstable();
-    // Forward starts with its first gather.
+    // Forward starts with its first all-gather.
     let mut starts = starts.into_iter();
     for step in &mut steps.all {
         for batch in step
@@ -192,7 +192,7 @@ pub(super) fn find(
     order
 }
 
-/// Host times between which each gathered unit is used.
+/// Returns the host times between which each gathered unit is used.
 fn gather_windows(calls: &[Call], waits: &[i64], from: i64, to: i64) -> Vec<(i64, i64)> {
     let issued: Vec<i64> = calls
         .iter()
@@ -213,7 +213,7 @@ fn gather_windows(calls: &[Call], waits: &[i64], from: i64, to: i64) -> Vec<(i64
     starts.iter().copied().zip(ends).collect()
 }
 
-/// Units that gathers belong to: the next of the known ones with the same size.
+/// Assigns all-gathers to units: to the next known unit of the same size.
 fn match_sizes(sizes: &[u64], calls: &[&Call]) -> Vec<Option<usize>> {
     let mut from = 0;
     calls
@@ -226,8 +226,8 @@ fn match_sizes(sizes: &[u64], calls: &[&Call]) -> Vec<Option<usize>> {
         .collect()
 }
 
-/// Names of units: equal sizes in a row are blocks, one with an embedding is called so, and the
-/// last other one is the root.
+/// Names the units: consecutive equal sizes are blocks, a unit with an embedding is the embedding,
+/// and the last other one is the root.
 fn names(trace: &Trace, sizes: &[u64], windows: &[(i64, i64)]) -> Vec<String> {
     let mut counts: BTreeMap<u64, usize> = BTreeMap::new();
     for size in sizes {

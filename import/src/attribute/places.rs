@@ -1,4 +1,4 @@
-//! Unit, phase and micro-batch of every host event, in one pass over time.
+//! Finds unit, phase and micro-batch of every host event in one pass over time.
 
 use super::classes::Class;
 use super::order::Order;
@@ -9,7 +9,7 @@ use crate::kineto::Trace;
 use shardlab_plan::program::Phase;
 use std::collections::HashMap;
 
-/// Where in a step something belongs.
+/// A place in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// Step, an index into [`Steps::all`].
@@ -25,18 +25,18 @@ pub struct Place {
 /// Places of host events, by index; `None` before the first step.
 pub(super) struct Places {
     pub(super) host: Vec<Option<Place>>,
-    /// The modules of the root, where another unit takes its part.
+    /// The modules of the root, if another unit takes its role.
     pub(super) root: Option<u32>,
 }
 
-/// The scopes that one thread is in, over time.
+/// The scopes that a thread is in at a point in time.
 #[derive(Clone, Default)]
 struct Now {
     /// Units in forward, outermost first.
     forward: Vec<u32>,
     /// Unit of backward.
     backward: Option<u32>,
-    /// Unit of the last event at the top that had one.
+    /// Unit of the last top-level event that had one.
     last: Option<u32>,
 }
 
@@ -66,7 +66,7 @@ pub(super) fn find(c: &Context<'_>, units: &mut Units) -> Places {
         let id = ids[event.name.index()];
         let thread = &mut now[event.thread as usize];
         let parent = c.tree.parent(i);
-        // Events within this one do not inherit what it inherited itself, unless the trace says
+        // Nested events do not inherit what this one has inherited itself, unless the trace says
         // so.
         let steady =
             |p: &usize| known[*p] || !matches!(c.sections[*p], Section::Open | Section::Forward);
@@ -95,8 +95,8 @@ pub(super) fn find(c: &Context<'_>, units: &mut Units) -> Places {
             }
             _ => id,
         };
-        // What autograd links counts more than what happens to be around: a prefetch runs within
-        // another unit's backward.
+        // Autograd's links count more than the surrounding range: a prefetch runs within another
+        // unit's backward.
         let linked = || flows.forward_of(i, event).and_then(|f| unit[f]);
         let found = own.or_else(|| if id.is_none() { linked() } else { None });
         known[i] = found.is_some() || parent.is_some_and(|p| known[p]);
@@ -149,7 +149,7 @@ pub(super) fn find(c: &Context<'_>, units: &mut Units) -> Places {
         let in_model = matches!(phase, Phase::Forward | Phase::Backward | Phase::Recompute);
         Some(Place {
             step: step as u32,
-            // Steps as a whole belong to the root.
+            // The step as a whole belongs to the root.
             unit: unit[i]
                 .filter(|_| in_model || known[i])
                 .unwrap_or(Units::ROOT),
@@ -164,7 +164,7 @@ pub(super) fn find(c: &Context<'_>, units: &mut Units) -> Places {
     }
 }
 
-/// Units that names mean, by name; numbered in the order in which forward enters them.
+/// Returns the unit of each name, numbered in the order in which forward enters them.
 fn ids(c: &Context<'_>, by_time: &[u32], units: &mut Units) -> Vec<Option<u32>> {
     for &i in by_time {
         if let Class::PreForward(name) = &c.classes[c.trace.host[i as usize].name.index()] {
@@ -180,7 +180,7 @@ fn ids(c: &Context<'_>, by_time: &[u32], units: &mut Units) -> Vec<Option<u32>> 
 /// Which units run within which.
 #[derive(Default)]
 struct Nested {
-    /// By unit: those within which it always runs.
+    /// For each unit, the units within which it always runs.
     around: HashMap<u32, Vec<u32>>,
 }
 
@@ -190,7 +190,7 @@ impl Nested {
         of.retain(|u| around.contains(u));
     }
 
-    /// The unit that all others run within, where nothing is gathered for the root itself.
+    /// Returns the unit within which all others run, if nothing is gathered for the root itself.
     fn root(&self, ids: &[Option<u32>], c: &Context<'_>) -> Option<u32> {
         let own = c.classes.iter().zip(ids).any(|(class, id)| {
             *id == Some(Units::ROOT) && matches!(class, Class::OfUnit(_) | Class::PreForward(_))
@@ -211,7 +211,7 @@ impl Nested {
     }
 }
 
-/// The unit that a class names.
+/// Returns the unit that a class names.
 fn named(class: &Class) -> Option<&str> {
     match class {
         Class::PreForward(u)
@@ -224,11 +224,11 @@ fn named(class: &Class) -> Option<&str> {
     }
 }
 
-/// Forward operators by what links backward ones to them.
+/// Links from backward operators to forward operators.
 struct Flows {
-    /// By backward event: its forward event.
+    /// Forward event of each backward event.
     links: HashMap<u32, u32>,
-    /// By autograd's number: the last forward event that has it.
+    /// Last forward event with each of autograd's sequence numbers.
     numbers: HashMap<u32, u32>,
 }
 
@@ -273,13 +273,13 @@ impl Flows {
         self.numbers.get(&number).map(|&f| f as usize)
     }
 
-    /// Forward event of the first operator within a node.
+    /// Returns the forward event of the first linked operator within a node.
     fn first_within(&self, c: &Context<'_>, i: usize) -> Option<usize> {
         let host = &c.trace.host;
         let inside = host.get(i + 1..)?.iter().enumerate();
         let inside =
             inside.take_while(|(_, e)| e.thread == host[i].thread && e.start < host[i].end);
-        // Nodes are short; what is far in is not their own operator.
+        // Nodes are short: operators deep inside are not their own.
         inside
             .take(4)
             .find_map(|(k, e)| self.forward_of(i + 1 + k, e))

@@ -1,15 +1,14 @@
-//! Steps and micro-batches, from the order of forward, backward and optimizer on the host.
+//! Finds steps and micro-batches from the order of forward, backward and optimizer on the host.
 //!
-//! A step ends with the last optimizer that runs before the next forward. A micro-batch starts with
-//! a forward that follows a backward. `ProfilerStep` marks are only used if the trace has no
-//! optimizer.
+//! A step ends with the last optimizer before the next forward. A micro-batch starts with a forward
+//! that follows a backward. `ProfilerStep` marks are only used if the trace has no optimizer.
 
 use super::classes::Class;
 use super::tree::Tree;
 use crate::kineto::Trace;
 use shardlab_plan::program::Phase;
 
-/// What shows where in a step the host is.
+/// What shows the position of the host in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Evidence {
     Forward,
@@ -18,32 +17,32 @@ enum Evidence {
     Mark,
 }
 
-/// One forward and its backward, host times in nanoseconds.
+/// A forward and its backward; host times in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MicroBatch {
-    /// First sign of forward; `None` where the trace starts behind it.
+    /// First sign of forward; `None` if the trace starts after it.
     pub forward: Option<i64>,
-    /// First sign of backward; `None` where the trace ends before it.
+    /// First sign of backward; `None` if the trace ends before it.
     pub backward: Option<i64>,
     /// Last end of backward.
     pub end: i64,
 }
 
-/// A step, host times in nanoseconds.
+/// A step; host times in nanoseconds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// Start: where the step before ends.
+    /// Start: the end of the previous step.
     pub start: i64,
     /// Micro-batches.
     pub micro_batches: Vec<MicroBatch>,
-    /// Start of the first optimizer and end of the last; `None` where the trace has none.
+    /// Start of the first optimizer and end of the last; `None` if the trace has none.
     pub optimizer: Option<(i64, i64)>,
-    /// Whether gradients' norms are computed between backward and optimizer.
+    /// Whether the gradient norm is computed between backward and optimizer.
     pub norm: bool,
 }
 
 impl Step {
-    /// Whether all of it is in the trace.
+    /// Returns whether the trace contains the whole step.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         !self.micro_batches.is_empty()
@@ -53,7 +52,7 @@ impl Step {
                 .all(|m| m.forward.is_some() && m.backward.is_some())
     }
 
-    /// Phase and micro-batch at a time of a thread that does not run backward.
+    /// Returns the phase and micro-batch at a time, for a thread that does not run backward.
     pub(super) fn phase(&self, at: i64) -> (Phase, u16) {
         if let Some((from, to)) = self.optimizer
             && at >= from
@@ -94,31 +93,31 @@ impl Step {
 /// Steps of a trace, and how their boundaries were found.
 #[derive(Clone, Debug, Default)]
 pub struct Steps {
-    /// Steps in order; the first and the last may be partial.
+    /// Steps in order. The first and the last may be partial.
     pub all: Vec<Step>,
-    /// What the boundaries follow from, for the user.
+    /// How the boundaries were found, for the user.
     pub found_by: &'static str,
 }
 
 impl Steps {
-    /// Index of the step at a host time.
+    /// Returns the index of the step at a host time.
     pub(super) fn at(&self, time: i64) -> Option<usize> {
         self.all.partition_point(|s| s.start <= time).checked_sub(1)
     }
 }
 
-/// Which section of a step an event belongs to by itself.
+/// The section of a step that an event itself indicates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Section {
     Forward,
     Backward,
     Recompute,
     Optimizer,
-    /// Not told by the event: by time.
+    /// The event does not indicate a section: its time decides.
     Open,
 }
 
-/// Sections of all host events, by index.
+/// Returns the sections of all host events, by index.
 pub(super) fn sections(trace: &Trace, tree: &Tree, classes: &[Class]) -> Vec<Section> {
     let mut sections: Vec<Section> = Vec::with_capacity(trace.host.len());
     for (i, event) in trace.host.iter().enumerate() {
@@ -137,8 +136,8 @@ pub(super) fn sections(trace: &Trace, tree: &Tree, classes: &[Class]) -> Vec<Sec
                     _ => Section::Forward,
                 })
             }
-            // Operators with a number of their own within backward make new nodes of its graph:
-            // forward runs again.
+            // Operators within backward that have a sequence number of their own create new nodes
+            // of its graph: forward runs again.
             _ if around == Section::Backward && is_differentiable(event) => {
                 Some(Section::Recompute)
             }
@@ -153,7 +152,7 @@ fn is_differentiable(event: &crate::kineto::HostEvent) -> bool {
     event.sequence.is_some() && event.forward_thread == 0 && !event.is_annotation
 }
 
-/// Steps of a trace.
+/// Finds the steps of a trace.
 pub(super) fn find(trace: &Trace, tree: &Tree, classes: &[Class], sections: &[Section]) -> Steps {
     let (mut signs, marks) = signs(trace, tree, classes, sections);
     signs.sort_by_key(|s| (s.0, s.1));
@@ -189,8 +188,8 @@ pub(super) fn find(trace: &Trace, tree: &Tree, classes: &[Class], sections: &[Se
 
 type Sign = (i64, i64, Evidence);
 
-/// Signs of forward, backward and optimizer with start and end, and starts of `ProfilerStep`
-/// ranges.
+/// Returns the signs of forward, backward and optimizer with start and end, and the starts of
+/// `ProfilerStep` ranges.
 fn signs(
     trace: &Trace,
     tree: &Tree,
@@ -252,7 +251,7 @@ fn signs(
     (signs, marks)
 }
 
-/// Puts signs in the order of time together to steps.
+/// Assembles steps from signs in order of time.
 fn walk(signs: &[Sign], each_is_a_step: bool) -> Vec<Step> {
     let mut steps: Vec<Step> = Vec::new();
     let new = |start| Step {
@@ -324,8 +323,8 @@ fn walk(signs: &[Sign], each_is_a_step: bool) -> Vec<Step> {
     steps
 }
 
-/// A step starts where the one before ends: behind its optimizer, the clearing of gradients, and
-/// the copies of updated weights. What follows are the inputs of the next step.
+/// Sets the start of each step to the end of the previous one: after its optimizer, the clearing of
+/// gradients, and the copies of updated weights. What follows are the inputs of the next step.
 fn set_starts(trace: &Trace, tree: &Tree, classes: &[Class], steps: &mut [Step], marks: &[i64]) {
     let endings = endings(trace, tree, classes);
     let mut from = i64::MIN;
@@ -342,7 +341,7 @@ fn set_starts(trace: &Trace, tree: &Tree, classes: &[Class], steps: &mut [Step],
         let (Some(ended), Some(next)) = (ended, next) else {
             continue;
         };
-        // A mark between them says it best, unless it stands behind the first forward.
+        // A mark between them is the best indication, unless it comes after the first forward.
         if let Some(&mark) = marks.iter().rfind(|&&m| (ended..=next).contains(&m)) {
             from = mark;
             continue;
@@ -354,15 +353,15 @@ fn set_starts(trace: &Trace, tree: &Tree, classes: &[Class], steps: &mut [Step],
     }
 }
 
-/// An operator that ends a step where it stands behind its optimizer.
+/// An operator that ends a step if it comes after the optimizer.
 struct Ending {
     start: i64,
     end: i64,
-    /// Start of the event around it.
+    /// Start of the enclosing event.
     around: Option<i64>,
 }
 
-/// Operators that clear gradients or copy updated weights.
+/// Returns the operators that clear gradients or copy updated weights.
 fn endings(trace: &Trace, tree: &Tree, classes: &[Class]) -> Vec<Ending> {
     let all = trace.host.iter().enumerate().filter(|(_, event)| {
         let clears = matches!(trace.name(event.name), "aten::zero_" | "aten::fill_");
@@ -376,7 +375,7 @@ fn endings(trace: &Trace, tree: &Tree, classes: &[Class]) -> Vec<Ending> {
     .collect()
 }
 
-/// Whether an operator copies float32 into a narrower type: the refresh of compute weights.
+/// Returns whether an operator copies float32 to a narrower type, which refreshes compute weights.
 fn is_cast(trace: &Trace, event: &crate::kineto::HostEvent) -> bool {
     let name = trace.name(event.name);
     if !name.ends_with("copy_") {

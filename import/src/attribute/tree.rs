@@ -1,12 +1,12 @@
-//! How host events nest, and which one a time falls into.
+//! Nesting of host events, and look-up of the event at a time.
 
 use crate::kineto::Trace;
 use std::ops::Range;
 
-/// The nesting of the host events of a trace, by their index.
+/// The nesting of a trace's host events, by index.
 pub(crate) struct Tree {
     parents: Vec<Option<u32>>,
-    /// By thread: its events.
+    /// Events of each thread.
     threads: Vec<Range<usize>>,
 }
 
@@ -22,8 +22,8 @@ impl Tree {
                 threads[event.thread as usize] = i..i;
             }
             threads[event.thread as usize].end = i + 1;
-            // Times are rounded: what starts within an event is within it, even if it seems to end
-            // later.
+            // Times are rounded: an event that starts within another one is nested in it, even if
+            // it seems to end later.
             while let Some(&top) = open.last() {
                 if host[top as usize].end > event.start {
                     break;
@@ -36,17 +36,17 @@ impl Tree {
         Self { parents, threads }
     }
 
-    /// The event around an event.
+    /// Returns the event that encloses an event.
     pub(crate) fn parent(&self, event: usize) -> Option<usize> {
         self.parents[event].map(|p| p as usize)
     }
 
-    /// An event and those around it, inside out.
+    /// Returns an event and the events that enclose it, innermost first.
     pub(crate) fn around(&self, event: usize) -> impl Iterator<Item = usize> {
         std::iter::successors(Some(event), |&e| self.parent(e))
     }
 
-    /// The innermost event of a thread at a time.
+    /// Returns the innermost event of a thread at a time.
     pub(crate) fn at(&self, trace: &Trace, thread: u32, time: i64) -> Option<usize> {
         let range = self.threads.get(thread as usize)?.clone();
         let events = &trace.host[range.clone()];
@@ -55,7 +55,8 @@ impl Tree {
             .find(|&e| trace.host[e].end >= time)
     }
 
-    /// The event of a thread that starts exactly then; the innermost of several.
+    /// Returns the event of a thread that starts exactly at a time; the innermost if there are
+    /// several.
     pub(crate) fn starting(&self, trace: &Trace, thread: u32, time: i64) -> Option<usize> {
         let range = self.threads.get(thread as usize)?.clone();
         let events = &trace.host[range.clone()];

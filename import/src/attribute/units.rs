@@ -1,8 +1,9 @@
-//! Units: what is gathered together, by name where the trace names it, else by order and size.
+//! Units: groups of parameters that are gathered together. They are identified by name if the trace
+//! contains names, otherwise by order and size.
 
 use std::collections::HashMap;
 
-/// Name of the unit of everything that no other unit holds.
+/// Name of the unit of everything that no other unit contains.
 pub const ROOT: &str = "root";
 
 /// Parts of module names that wrappers add.
@@ -13,7 +14,7 @@ const WRAPPERS: [&str; 4] = [
     "module",
 ];
 
-/// Units by index, in the order in which they were first used. The first is the root.
+/// Units by index, in order of first use. The first is the root.
 #[derive(Clone, Debug)]
 pub struct Units {
     names: Vec<String>,
@@ -54,29 +55,30 @@ impl Units {
         id
     }
 
-    /// Makes a unit the root: what refers to it by name refers to the root from now on.
+    /// Makes a unit the root: references to it by name refer to the root from now on.
     pub(super) fn rename_to_root(&mut self, unit: u32) {
         for id in self.known.values_mut().filter(|id| **id == unit) {
             *id = Self::ROOT;
         }
         self.root_modules = self.names[unit as usize].clone();
-        // The index stays taken, so that others keep theirs.
+        // The index stays in use, so that others do not change.
         self.names[unit as usize].clear();
     }
 
-    /// Names by index; one that became the root has none.
+    /// Returns the names by index. The name of a unit that became the root is empty.
     #[must_use]
     pub fn names(&self) -> &[String] {
         &self.names
     }
 }
 
-/// Modules of a unit that became the root.
+/// Returns the modules of a unit that became the root.
 pub(super) fn root_modules(units: &Units) -> String {
     units.root_modules.clone()
 }
 
-/// Drops what wrappers add to module names, and joins several modules by `+`, as scenario files do.
+/// Removes what wrappers add to module names, and joins several modules by `+`, as in scenario
+/// files.
 #[must_use]
 pub fn normalize(name: &str) -> String {
     let modules = name.split(", ").map(|module| {
@@ -93,9 +95,8 @@ pub fn normalize(name: &str) -> String {
     modules.join("+")
 }
 
-/// Drops a prefix that all modules of all units share up to the one that numbers them:
-/// `model.layers.0` is `layers.0`. The modules that have no such prefix (`lm_head`) keep their
-/// names.
+/// Removes the prefix that all modules of all units share up to the part that numbers them:
+/// `model.layers.0` becomes `layers.0`. Modules without that prefix (`lm_head`) keep their names.
 pub(super) fn strip_common(units: &mut Units) {
     let prefix = common_prefix(&units.names);
     for name in &mut units.names {
@@ -103,8 +104,8 @@ pub(super) fn strip_common(units: &mut Units) {
     }
 }
 
-/// What stands before the list of blocks in the names of all that are numbered, with its dot; empty
-/// where they differ.
+/// Returns the part before the list of blocks in the names of all numbered modules, including its
+/// dot; empty if they differ.
 pub(crate) fn common_prefix(names: &[String]) -> String {
     let blocks = |name: &String| {
         let mut parts: Vec<&str> = name.split('.').collect();
@@ -121,7 +122,7 @@ pub(crate) fn common_prefix(names: &[String]) -> String {
     }
 }
 
-/// A unit's name whose modules lack a prefix.
+/// Returns a unit's name with a prefix removed from its modules.
 pub(crate) fn without(name: &str, prefix: &str) -> String {
     let modules = name.split('+');
     let short: Vec<&str> = modules

@@ -1,4 +1,4 @@
-//! Collectives of the typical step, by unit, phase and micro-batch.
+//! Counts the collectives of the typical step by unit, phase and micro-batch.
 
 use crate::attribute::{Attributed, Work};
 use crate::kineto::{Collective, Trace};
@@ -34,7 +34,7 @@ impl<'a> Counts<'a> {
         Self { all: all.collect() }
     }
 
-    /// Gathers of a unit in forward (`true`) or backward.
+    /// Returns the all-gathers of a unit in forward (`true`) or backward.
     pub(super) fn gathers(&self, unit: u32, forward: bool) -> impl Iterator<Item = &One<'a>> {
         self.all.iter().filter(move |c| {
             c.work == Work::AllGather
@@ -44,14 +44,14 @@ impl<'a> Counts<'a> {
         })
     }
 
-    /// Collectives of a kind within forward and backward.
+    /// Returns the collectives of a kind within forward and backward.
     pub(super) fn of(&self, work: Work) -> impl Iterator<Item = &One<'a>> {
         self.all
             .iter()
             .filter(move |c| c.work == work && in_model(c.phase))
     }
 
-    /// What most of some collectives have in common.
+    /// Returns the most frequent item.
     pub(super) fn most<T: Ord + Clone>(list: impl Iterator<Item = T>) -> Option<T> {
         let mut counts: BTreeMap<T, usize> = BTreeMap::new();
         for value in list {

@@ -1,4 +1,4 @@
-//! Sizes of the model and the batch, from recorded shapes.
+//! Determines sizes of the model and the batch from recorded shapes.
 
 use super::{Facts, Found, UnitFacts};
 use crate::attribute::Attributed;
@@ -7,36 +7,36 @@ use crate::measured::shapes;
 use shardlab_plan::program::Phase;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What shapes tell of a transformer.
+/// Properties of a transformer that shapes determine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Model {
     /// `llama` or `gpt2`.
     pub family: Option<Found<&'static str>>,
-    /// Blocks.
+    /// Number of blocks.
     pub layers: Option<Found<u64>>,
-    /// Width.
+    /// Hidden size.
     pub hidden: Option<Found<u64>>,
-    /// Heads of queries.
+    /// Number of query heads.
     pub heads: Option<Found<u64>>,
-    /// Heads of keys and values.
+    /// Number of key and value heads.
     pub kv_heads: Option<Found<u64>>,
-    /// Width of a head.
+    /// Size of a head.
     pub head_dim: Option<Found<u64>>,
-    /// Width of the feed-forward layer.
+    /// Size of the feed-forward layer.
     pub ffn: Option<Found<u64>>,
-    /// Vocabulary.
+    /// Vocabulary size.
     pub vocab: Option<Found<u64>>,
     /// Whether embedding and head share a parameter.
     pub tied: Option<Found<bool>>,
-    /// Linear layers with a bias: `true`, `false` or `"qkv"`.
+    /// Which linear layers have a bias: `true`, `false` or `"qkv"`.
     pub bias: Option<Found<&'static str>>,
     /// Whether queries and keys are normalized.
     pub qk_norm: Option<Found<bool>>,
-    /// Tokens of a sequence.
+    /// Tokens per sequence.
     pub seq_len: Option<Found<u64>>,
-    /// Sequences of a micro-batch.
+    /// Sequences per micro-batch.
     pub micro_batch: Option<Found<u64>>,
-    /// Parameters in all.
+    /// Total number of parameters.
     pub parameters: Option<u64>,
 }
 
@@ -79,7 +79,7 @@ pub(super) fn find(trace: &Trace, a: &Attributed, step: Option<u32>, facts: &mut
             | "_scaled_dot_product_flash_attention"
             | "_scaled_dot_product_cudnn_attention"
             | "_scaled_dot_product_efficient_attention" => {
-                // One attention may show as several operators within one another.
+                // One attention may appear as several nested operators.
                 let outer = a.tree.around(i).skip(1).any(|o| attentions.contains(&o));
                 attentions.insert(i);
                 if let (false, Some(q), Some(k)) = (outer, dims.first(), dims.get(1))
@@ -90,7 +90,7 @@ pub(super) fn find(trace: &Trace, a: &Attributed, step: Option<u32>, facts: &mut
                 }
             }
             "_flash_attn_forward" | "_flash_attention_forward" => {
-                // Heads are the third dimension there.
+                // In this layout, heads are the third dimension.
                 if let (Some(q), Some(k)) = (dims.first(), dims.get(1))
                     && let ([b, t, h, d], [_, s, kv, _]) = (q.as_slice(), k.as_slice())
                 {
@@ -142,7 +142,7 @@ pub(super) fn find(trace: &Trace, a: &Attributed, step: Option<u32>, facts: &mut
         let used = weights.get(&block.name).filter(|_| flat);
         of_block(&mut model, used.unwrap_or(&block.parameters), norms, 1);
     }
-    // Without units the root's parameters are those of all blocks.
+    // Without units, the root's parameters are those of all blocks.
     if blocks.is_empty()
         && let Some(root) = facts
             .units
@@ -204,7 +204,7 @@ pub(crate) fn is_block(name: &str) -> bool {
         .any(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
 }
 
-/// Widths from the parameters of some blocks.
+/// Determines sizes from the parameters of some blocks.
 fn of_block(model: &mut Model, parameters: &[Vec<u64>], norms: (bool, bool), blocks: usize) {
     let Some(hidden) = model.hidden.as_ref().map(|h| h.value) else {
         return;
@@ -215,7 +215,7 @@ fn of_block(model: &mut Model, parameters: &[Vec<u64>], norms: (bool, bool), blo
     let mut widths: BTreeMap<u64, u32> = BTreeMap::new();
     for p in parameters {
         if let [a, b] = p.as_slice() {
-            // The feed-forward layer reads or writes the model's width.
+            // The feed-forward layer reads or writes the hidden size.
             for (width, other) in [(a, b), (b, a)] {
                 if *other == hidden && ![q, kv, q + 2 * kv].contains(width) {
                     *widths.entry(*width).or_default() += 1;

@@ -1,4 +1,4 @@
-//! Optimizer, its numbers, and clipping.
+//! Determines the optimizer, its hyperparameters, and gradient clipping.
 
 use super::{Facts, Found};
 use crate::attribute::Attributed;
@@ -10,14 +10,13 @@ use shardlab_plan::program::Phase;
 pub struct Optimizer {
     /// Name in lower case, such as `adamw`.
     pub name: String,
-    /// How it runs: `fused`, `foreach` or `for-loop`.
+    /// Implementation: `fused`, `foreach` or `for-loop`.
     pub form: &'static str,
-    /// Learning rate, betas, weight decay and epsilon, as text of numbers, where they were
-    /// recorded.
+    /// Learning rate, betas, weight decay and epsilon as text, if they were recorded.
     pub numbers: Option<Numbers>,
 }
 
-/// Numbers of Adam and AdamW.
+/// Hyperparameters of Adam and AdamW.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Numbers {
     /// Learning rate.
@@ -77,7 +76,7 @@ pub(super) fn find(trace: &Trace, a: &Attributed, step: Option<u32>, facts: &mut
             because,
         )
     });
-    // Without operators of the host nothing tells whether there is a norm.
+    // Without host operators, it is unknown whether there is a norm.
     if trace.host.iter().all(|e| e.is_annotation) {
         return;
     }
@@ -100,7 +99,7 @@ pub(super) fn find(trace: &Trace, a: &Attributed, step: Option<u32>, facts: &mut
     });
 }
 
-/// Numbers among the arguments of a fused Adam.
+/// Returns the hyperparameters among the arguments of a fused Adam.
 fn adam(name: &str, concrete: &str) -> Option<Numbers> {
     if !name.contains("adam") {
         return None;
@@ -123,9 +122,9 @@ fn adam(name: &str, concrete: &str) -> Option<Numbers> {
     })
 }
 
-/// A number as someone would write it: PyTorch prints 17 digits.
+/// Formats a number as a person would write it: PyTorch prints 17 digits.
 fn shortest(x: f64) -> String {
-    // Fifteen digits undo what printing 17 of them and computing in between have added.
+    // Fifteen digits remove what printing 17 digits and intermediate computations have added.
     let rounded: f64 = format!("{x:.14e}").parse().unwrap_or(x);
     if rounded != 0.0 && rounded.abs() < 1e-3 {
         format!("{rounded:e}")

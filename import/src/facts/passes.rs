@@ -1,4 +1,4 @@
-//! What backward computes again, and what is compiled.
+//! Determines what backward recomputes, and what is compiled.
 
 use super::{Compiled, Facts, Found, Recompute};
 use crate::attribute::{Attributed, Units, Work, short};
@@ -7,7 +7,7 @@ use crate::measured::window;
 use shardlab_plan::program::Phase;
 use std::collections::{BTreeMap, HashSet};
 
-/// Operators of products, and kinds of kernels, of a block.
+/// Matmul operators and kernel kinds of a block, in forward and backward.
 #[derive(Default)]
 struct Passes {
     forward: HashSet<u32>,
@@ -25,7 +25,7 @@ pub(super) fn recompute(trace: &Trace, a: &Attributed, step: Option<u32>, facts:
             continue;
         }
         let of = blocks.entry(w.place.unit).or_default();
-        // A product may take several kernels: its operator counts.
+        // A matmul may take several kernels, so count its operator.
         let id = w.operator.unwrap_or(u32::MAX - w.device);
         match (w.place.phase, w.work) {
             (Phase::Forward, Work::Gemm) => drop(of.forward.insert(id)),
@@ -41,7 +41,7 @@ pub(super) fn recompute(trace: &Trace, a: &Attributed, step: Option<u32>, facts:
             _ => {}
         }
     }
-    // The root's products do not tell: head and embedding are outside of what is recomputed.
+    // The root's matmuls do not matter: head and embedding are not recomputed.
     let blocks: Vec<&Passes> = blocks
         .iter()
         .filter(|(unit, p)| **unit != Units::ROOT && p.forward.len() > 2)
@@ -61,7 +61,7 @@ pub(super) fn recompute(trace: &Trace, a: &Attributed, step: Option<u32>, facts:
     }
     let full = blocks.iter().filter(|p| {
         let spare = p.backward.len().saturating_sub(2 * p.forward.len()) + p.again.len();
-        // The last product's result is not needed again, so it may be missing.
+        // The result of the last matmul is not needed again, so it may be missing.
         spare * 2 > p.forward.len() || p.attention_again && p.attends
     });
     let full = full.count();
@@ -91,7 +91,7 @@ pub(super) fn recompute(trace: &Trace, a: &Attributed, step: Option<u32>, facts:
     });
 }
 
-/// Whether an attention kernel is one of forward.
+/// Returns whether an attention kernel belongs to forward.
 fn is_forward_attention(kernel: &str) -> bool {
     let lower = kernel.to_ascii_lowercase();
     let forward = [

@@ -1,4 +1,4 @@
-//! Units, ranks, types and the order of communication.
+//! Determines units, ranks, types and the order of communication.
 
 use super::count::Counts;
 use super::{Ahead, Facts, Found, Reshard, UnitFacts, dtype};
@@ -8,7 +8,8 @@ use crate::measured::shapes;
 use shardlab_plan::program::Phase;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Units that gather or reduce something, or that FSDP2's annotations name, in forward order.
+/// Returns the units that gather or reduce something, or that FSDP2's annotations name, in forward
+/// order.
 pub(super) fn units(
     trace: &Trace,
     a: &Attributed,
@@ -41,8 +42,8 @@ pub(super) fn units(
     units
 }
 
-/// Shapes of parameters by unit: those of gradients that are packed for a reduction, else those
-/// that autograd accumulates.
+/// Returns the shapes of parameters by unit: those of gradients packed for a reduction, or else
+/// those that autograd accumulates.
 fn parameters(trace: &Trace, a: &Attributed, step: Option<u32>) -> BTreeMap<u32, Vec<Vec<u64>>> {
     let mut packed: BTreeMap<u32, Vec<Vec<u64>>> = BTreeMap::new();
     let mut accumulated: BTreeMap<u32, Vec<Vec<u64>>> = BTreeMap::new();
@@ -71,7 +72,7 @@ fn parameters(trace: &Trace, a: &Attributed, step: Option<u32>) -> BTreeMap<u32,
     accumulated
 }
 
-/// Shapes in the first argument, where it is a list of tensors.
+/// Returns the shapes in the first argument if it is a list of tensors.
 fn first_list(dims: &str) -> Vec<Vec<u64>> {
     let Ok(all) = serde_json::from_str::<Vec<serde_json::Value>>(dims) else {
         return Vec::new();
@@ -177,7 +178,7 @@ pub(super) fn engine(trace: &Trace, a: &Attributed, counts: &Counts<'_>, facts: 
         _ => None,
     };
     if facts.policy.is_none() && a.units.names().len() > 1 {
-        // Engines without names of their own gather units as FSDP2 does.
+        // Engines without annotations gather units as FSDP2 does.
         facts.policy = Some(Found::new(
             "fsdp2",
             "units are gathered, by an engine that the trace does not name",
@@ -213,7 +214,7 @@ pub(super) fn types(
     main_types(trace, a, step, facts);
 }
 
-/// Types of what the optimizer reads and writes.
+/// Determines the types that the optimizer reads and writes.
 fn main_types(trace: &Trace, a: &Attributed, step: Option<u32>, facts: &mut Facts) {
     let mut time: BTreeMap<&'static str, i64> = BTreeMap::new();
     for w in a
@@ -256,7 +257,7 @@ fn main_types(trace: &Trace, a: &Attributed, step: Option<u32>, facts: &mut Fact
     };
 }
 
-/// Whether a copy reads a 16-bit type and writes float32.
+/// Returns whether a copy reads a 16-bit type and writes float32.
 fn widens(trace: &Trace, operator: usize) -> bool {
     let event = &trace.host[operator];
     let Some(inputs) = event.inputs.map(|i| &trace.inputs[i as usize]) else {

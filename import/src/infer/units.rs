@@ -1,9 +1,9 @@
-//! Units of a trace as patterns over the modules of shardlab's model families.
+//! Expresses the units of a trace as patterns over the modules of shardlab's model families.
 
 use crate::facts::{Facts, Found, Reshard, UnitFacts};
 use std::collections::BTreeMap;
 
-/// Modules outside of the blocks, as the llama and gpt2 families name them.
+/// Modules outside of the blocks, named as in the llama and gpt2 families.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     Embedding,
@@ -12,7 +12,7 @@ enum Part {
     Head,
 }
 
-/// `fsdp.units`: `"block"` or a list of patterns.
+/// Returns `fsdp.units`: `"block"` or a list of patterns.
 pub(super) fn patterns(facts: &Facts) -> Option<Found<String>> {
     let blocks: Vec<&UnitFacts> = facts.units.iter().filter(|u| is_block(&u.name)).collect();
     let others: Vec<&UnitFacts> = facts
@@ -58,8 +58,8 @@ fn is_block(name: &str) -> bool {
     crate::facts::is_block(name)
 }
 
-/// What a unit outside of the blocks holds: by the shapes of its parameters, and by its name where
-/// both an embedding and a head have the same shape.
+/// Returns the parts that a unit outside of the blocks contains, from the shapes of its parameters.
+/// Its name decides if an embedding and a head have the same shape.
 fn parts(unit: &UnitFacts, facts: &Facts) -> Vec<Part> {
     let m = &facts.model;
     let vocab = m.vocab.as_ref().map(|v| v.value);
@@ -77,11 +77,11 @@ fn parts(unit: &UnitFacts, facts: &Facts) -> Vec<Part> {
     let embeds = ["emb", "tok", "wte"].iter().any(|w| lower.contains(w));
     let order = facts.units.iter().position(|u| u.name == unit.name);
     let first_block = facts.units.iter().position(|u| is_block(&u.name));
-    // Forward uses the embedding before the first block, and the head behind the last.
+    // Forward uses the embedding before the first block, and the head after the last.
     let before = matches!((order, first_block), (Some(o), Some(b)) if o < b);
     let mut parts = Vec::new();
     if unit.parameters.is_empty() {
-        // Without shapes names have to do.
+        // Without shapes, names decide.
         if embeds || before {
             parts.push(Part::Embedding);
         }
@@ -108,7 +108,7 @@ fn parts(unit: &UnitFacts, facts: &Facts) -> Vec<Part> {
     parts
 }
 
-/// The module of shardlab's families that holds a part.
+/// Returns the module of shardlab's families that contains a part.
 const fn name(part: Part) -> &'static str {
     match part {
         Part::Embedding | Part::Positions => "tok_embeddings",
@@ -117,7 +117,7 @@ const fn name(part: Part) -> &'static str {
     }
 }
 
-/// Names of a trace's units as shardlab's model families name theirs; those that are known.
+/// Returns the names of a trace's units in shardlab's model families, as far as they are known.
 #[must_use]
 pub fn family_names(facts: &Facts) -> BTreeMap<String, String> {
     let others = facts
@@ -132,7 +132,7 @@ pub fn family_names(facts: &Facts) -> BTreeMap<String, String> {
     named.collect()
 }
 
-/// Names with neighbours joined: `layers.0 to layers.3, root`.
+/// Joins consecutive names: `layers.0 to layers.3, root`.
 pub(super) fn ranges(names: &[&str]) -> String {
     shardlab_plan::record::awaited_units(names)
 }

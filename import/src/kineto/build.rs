@@ -1,4 +1,4 @@
-//! Events of the file to those of a trace.
+//! Converts the events of a file to those of a trace.
 
 use super::event::{self, Arguments, Event, integer, nanos};
 use super::scan;
@@ -8,7 +8,7 @@ use super::types::{
 };
 use std::collections::{BTreeMap, HashMap};
 
-/// Malformed events of which the place is kept.
+/// Maximum number of malformed events whose positions are kept.
 const PLACES: usize = 3;
 
 #[derive(Default)]
@@ -226,8 +226,8 @@ impl Builder {
     }
 
     fn flow(&mut self, event: &Event<'_>) -> Result<(), String> {
-        let at = nanos(event.ts).ok_or("`ts` is no number")?;
-        let id = integer(event.id).ok_or("`id` is no number")?;
+        let at = nanos(event.ts).ok_or("`ts` is not a number")?;
+        let id = integer(event.id).ok_or("`id` is not a number")?;
         let flow = Flow {
             id: id.cast_unsigned(),
             at,
@@ -242,9 +242,9 @@ impl Builder {
     }
 
     fn memory(&mut self, event: &Event<'_>) -> Result<(), String> {
-        let at = nanos(event.ts).ok_or("`ts` is no number")?;
+        let at = nanos(event.ts).ok_or("`ts` is not a number")?;
         let a = Self::arguments(event)?;
-        // Device type 1 is CUDA; host memory is no matter here.
+        // Device type 1 is CUDA; host memory is ignored.
         if integer(a.device_type) != Some(1) {
             Self::count(&mut self.trace.context, "host memory");
             return Ok(());
@@ -267,7 +267,9 @@ impl Builder {
         let trace = &mut self.trace;
         if trace.malformed > PLACES as u64 {
             let n = trace.malformed;
-            trace.notes.push(format!("{n} events are malformed in all"));
+            trace
+                .notes
+                .push(format!("{n} events are malformed in total"));
         }
         trace.host.sort_by(|a, b| {
             (a.thread, a.start, -a.end, !a.is_annotation).cmp(&(
@@ -286,11 +288,11 @@ impl Builder {
 }
 
 fn span(event: &Event<'_>) -> Result<(i64, i64), String> {
-    let start = nanos(event.ts).ok_or("`ts` is no number")?;
+    let start = nanos(event.ts).ok_or("`ts` is not a number")?;
     let dur = if event.dur.is_empty() {
         0
     } else {
-        nanos(event.dur).ok_or("`dur` is no number")?
+        nanos(event.dur).ok_or("`dur` is not a number")?
     };
     let end = start.checked_add(dur.max(0)).ok_or("`dur` is too large")?;
     Ok((start, end))

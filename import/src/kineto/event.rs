@@ -5,7 +5,7 @@ use serde_json::value::RawValue;
 use std::borrow::Cow;
 use std::fmt;
 
-/// Text that is borrowed unless it has escapes.
+/// Text that is borrowed unless it contains escapes.
 pub(super) struct Text<'a>(pub(super) Cow<'a, str>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
@@ -27,7 +27,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
     }
 }
 
-/// The fields of an event. Numbers stay text until they are asked for: they may be in quotes.
+/// The fields of an event. Numbers stay text until they are needed, since they may be in quotes.
 #[derive(Default)]
 pub(super) struct Event<'a> {
     pub(super) ph: Cow<'a, str>,
@@ -41,8 +41,7 @@ pub(super) struct Event<'a> {
     pub(super) args: &'a str,
 }
 
-/// Reads an object into fields, by a function that takes those it knows. A key that occurs twice is
-/// no fault: the last one counts.
+/// Reads the known fields of an object. If a key occurs twice, the last one counts.
 pub(super) trait Fields<'a>: Default {
     fn take<M: MapAccess<'a>>(&mut self, key: &str, from: &mut M) -> Result<bool, M::Error>;
 }
@@ -105,7 +104,7 @@ impl<'a> Fields<'a> for Event<'a> {
     }
 }
 
-/// The arguments of an event that are understood.
+/// The relevant arguments of an event.
 #[derive(Default)]
 pub(super) struct Arguments<'a> {
     pub(super) external: &'a str,
@@ -169,7 +168,7 @@ impl<'a> Fields<'a> for Arguments<'a> {
     }
 }
 
-/// A whole number, in quotes or not; `None` for anything else.
+/// Parses a whole number, in quotes or not; `None` for anything else.
 pub(super) fn integer(raw: &str) -> Option<i64> {
     let digits = raw.trim_matches('"').trim();
     digits.parse().ok().or_else(|| {
@@ -180,7 +179,7 @@ pub(super) fn integer(raw: &str) -> Option<i64> {
     })
 }
 
-/// Microseconds in decimal digits as nanoseconds; `None` for anything else.
+/// Converts microseconds in decimal digits to nanoseconds; `None` for anything else.
 pub(super) fn nanos(raw: &str) -> Option<i64> {
     let raw = raw.trim_matches('"').trim();
     let (negative, digits) = match raw.strip_prefix('-') {
@@ -190,7 +189,7 @@ pub(super) fn nanos(raw: &str) -> Option<i64> {
     let (whole, part) = digits.split_once('.').unwrap_or((digits, ""));
     let plain = |s: &str| s.bytes().all(|b| b.is_ascii_digit());
     if whole.is_empty() || !plain(whole) || !plain(part) {
-        // Exponents are rare enough for the slow way.
+        // Exponents are rare, so they may be slow.
         let us: f64 = raw.parse().ok()?;
         return (us.is_finite() && us.abs() < 9e15).then_some((us * 1e3).round() as i64);
     }

@@ -1,4 +1,4 @@
-//! What a trace says besides its events.
+//! The parts of a trace outside of its events.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -23,9 +23,9 @@ pub struct Group {
 /// The root of a trace without its events.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Head {
-    /// Rank; `None` where the job was not distributed or the profiler did not know.
+    /// Rank; `None` if the job was not distributed or the profiler did not know it.
     pub rank: Option<u32>,
-    /// Ranks of the job.
+    /// Number of ranks of the job.
     pub world_size: Option<u32>,
     /// Process groups.
     pub groups: Vec<Group>,
@@ -35,13 +35,13 @@ pub struct Head {
     pub devices: Vec<String>,
     /// Memory of a device, bytes.
     pub device_bytes: Option<u64>,
-    /// What times count from, nanoseconds since 1970.
+    /// Origin of times, nanoseconds since 1970.
     pub base: i64,
     /// Whether shapes were recorded.
     pub shapes: bool,
-    /// What the profiler logged as errors.
+    /// Errors logged by the profiler.
     pub errors: Vec<String>,
-    /// Id that the ranks of one session do not share, and two sessions neither.
+    /// Id that differs between the ranks of a session and between sessions.
     pub trace_id: String,
 }
 
@@ -63,7 +63,7 @@ struct Device {
 }
 
 impl Head {
-    /// Takes a field of the root. What it does not understand it leaves.
+    /// Reads a field of the root. Unknown fields are ignored.
     pub(super) fn take(&mut self, key: &str, value: &[u8]) {
         match key {
             "distributedInfo" => {

@@ -1,29 +1,29 @@
 //! Finds the events of a trace in a stream of bytes, one at a time.
 //!
-//! A trace of several gigabytes is never in memory as a whole: the scanner holds one chunk, and
-//! hands out each event as a slice of it. Events that are not valid JSON are told of; what follows
-//! them is still read.
+//! A trace of several gigabytes is never completely in memory: the scanner holds one chunk, and
+//! returns each event as a slice of it. Events that are not valid JSON are reported, and scanning
+//! continues after them.
 
 use memchr::{memchr2, memchr3, memmem};
 use std::io::{self, Read};
 
 /// Bytes read at a time.
 const CHUNK: usize = 1 << 20;
-/// Longest event, and longest value of the root besides the events.
+/// Maximum size of an event, and of a value of the root other than the events, bytes.
 const LONGEST: usize = 16 << 20;
 
-/// What comes next in a trace.
+/// The next item of a trace.
 pub(super) enum Item<'a> {
-    /// A key of the root with the text of its value.
+    /// A key of the root, and the text of its value.
     Field(String, &'a [u8]),
     /// An event.
     Event(&'a [u8]),
 }
 
-/// Why a trace ends before its end.
+/// Why a trace cannot be read to its end.
 #[derive(Debug)]
 pub(super) enum Fault {
-    /// The file ends within the events: how many bytes were read.
+    /// The file ends within the events, after this many bytes.
     CutOff(u64),
     /// The text is not the expected JSON.
     Syntax(Position, String),
@@ -31,7 +31,7 @@ pub(super) enum Fault {
     Io(u64, io::Error),
 }
 
-/// A place in the text.
+/// A position in the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Position {
     pub(super) line: u64,
@@ -42,7 +42,7 @@ pub(super) struct Position {
 enum State {
     Start,
     Root,
-    /// In the list of events; whether a root follows it.
+    /// In the list of events; whether the list is within a root object.
     Events {
         bare: bool,
     },
@@ -54,9 +54,9 @@ pub(super) struct Scanner<R> {
     reader: R,
     buffer: Vec<u8>,
     at: usize,
-    /// Lines and the bytes since the last of them, before the buffer.
+    /// Number of lines and of bytes since the last line break, before the buffer.
     position: Position,
-    /// Bytes before the buffer.
+    /// Number of bytes before the buffer.
     offset: u64,
     state: State,
     ended: bool,
@@ -75,22 +75,22 @@ impl<R: Read> Scanner<R> {
         }
     }
 
-    /// Bytes that have been read.
+    /// Returns the number of bytes that have been read.
     pub(super) fn offset(&self) -> u64 {
         self.offset + self.at as u64
     }
 
-    /// The place of a byte of the buffer.
+    /// Returns the position of a byte of the buffer.
     pub(super) fn place(&self, at: usize) -> Position {
         advance(self.position, &self.buffer[..at.min(self.buffer.len())])
     }
 
-    /// The place behind what was handed out last.
+    /// Returns the position after the last returned item.
     pub(super) fn here(&self) -> Position {
         self.place(self.at)
     }
 
-    /// Returns what comes next; `None` at the end.
+    /// Returns the next item; `None` at the end.
     pub(super) fn next(&mut self) -> Result<Option<Item<'_>>, Fault> {
         loop {
             match self.state {
@@ -149,14 +149,14 @@ impl<R: Read> Scanner<R> {
         }
     }
 
-    /// Goes to the next thing that looks like an event, behind the start of the one that is not
-    /// valid, where there is one. Returns whether there is.
+    /// Skips to the next possible event after the start of an invalid one. Returns whether there is
+    /// one.
     pub(super) fn resume(&mut self, bad: &[u8]) -> bool {
         let start = self.at - bad.len().min(self.at);
         self.resume_from(start + 1)
     }
 
-    /// Skips to the next event behind a fault of syntax.
+    /// Skips to the next event after a syntax error.
     pub(super) fn skip(&mut self) -> bool {
         if !matches!(self.state, State::Events { .. }) {
             return false;
@@ -191,7 +191,7 @@ impl<R: Read> Scanner<R> {
         Fault::Syntax(self.here(), expected.to_owned())
     }
 
-    /// The next byte that is no blank.
+    /// Returns the next byte that is not blank.
     fn peek(&mut self) -> Result<Option<u8>, Fault> {
         loop {
             while let Some(b) = self.buffer.get(self.at) {
@@ -206,7 +206,8 @@ impl<R: Read> Scanner<R> {
         }
     }
 
-    /// Reads more behind the unread rest, which moves to the front. Returns whether there was any.
+    /// Reads more bytes after the unread ones, which move to the front. Returns whether there were
+    /// any.
     fn more(&mut self) -> Result<bool, Fault> {
         if self.ended {
             return Ok(false);
@@ -234,7 +235,7 @@ impl<R: Read> Scanner<R> {
         }
     }
 
-    /// The range of the value that starts here: an object, list, text or scalar.
+    /// Returns the range of the value that starts here: an object, list, text or scalar.
     fn value(&mut self) -> Result<std::ops::Range<usize>, Fault> {
         // Relative to the start of the value, which moves when more is read.
         let (mut i, mut depth, mut text) = (0, 0_u32, false);
@@ -248,7 +249,7 @@ impl<R: Read> Scanner<R> {
                 (false, 0) => (!unread.is_empty()).then_some(0),
                 (false, _) => brackets(&unread[i..]),
             };
-            // A backslash at the end of what has been read is looked at again with what follows it.
+            // A backslash at the end of the buffer is examined again together with the next byte.
             let escapes = step.is_some_and(|s| unread[i + s] == b'\\' && i + s + 1 == unread.len());
             let Some(step) = step.filter(|_| !escapes) else {
                 i = if escapes {
@@ -307,14 +308,14 @@ impl<R: Read> Scanner<R> {
     }
 }
 
-/// The first bracket or quote.
+/// Returns the index of the first bracket or quote.
 fn brackets(text: &[u8]) -> Option<usize> {
     let objects = memchr3(b'{', b'}', b'"', text);
     let lists = memchr2(b'[', b']', &text[..objects.unwrap_or(text.len())]);
     lists.or(objects)
 }
 
-/// Where something starts that looks like an event: `{` and one of the keys that events start with.
+/// Returns where a possible event starts: `{` and one of the keys that events start with.
 fn event_start(text: &[u8]) -> Option<usize> {
     memmem::find_iter(text, b"{").find(|&at| {
         let inner = text[at + 1..].trim_ascii_start();
@@ -342,7 +343,7 @@ fn advance(from: Position, text: &[u8]) -> Position {
 mod tests {
     use super::*;
 
-    /// Hands out few bytes at a time, so that every boundary is met.
+    /// Returns few bytes at a time, so that every boundary is tested.
     struct Slow<'a>(&'a [u8], usize);
 
     impl Read for Slow<'_> {

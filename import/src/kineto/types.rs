@@ -4,7 +4,7 @@ use super::Head;
 use crate::names::{NameId, Names};
 use std::collections::BTreeMap;
 
-/// A span of host time: an operator, or a range that was annotated.
+/// A span of host time: an operator or an annotated range.
 #[derive(Clone, Copy, Debug)]
 pub struct HostEvent {
     /// Start, nanoseconds.
@@ -17,17 +17,17 @@ pub struct HostEvent {
     pub thread: u32,
     /// Whether it is an annotation rather than an operator.
     pub is_annotation: bool,
-    /// Id that device events refer to.
+    /// External id, which device events refer to.
     pub external: Option<u32>,
     /// Autograd's sequence number.
     pub sequence: Option<u32>,
-    /// Thread that ran forward, by autograd's count; 0 for forward operators.
+    /// Autograd's number of the thread that ran forward; 0 for forward operators.
     pub forward_thread: u32,
     /// Shapes and types of its inputs, an index into [`Trace::inputs`].
     pub inputs: Option<u32>,
 }
 
-/// Inputs of an operator, as the profiler's JSON has them.
+/// Inputs of an operator, in the syntax of the profiler's JSON.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Inputs {
     /// Dimensions.
@@ -47,20 +47,20 @@ pub struct Launch {
     pub end: i64,
     /// Thread, an index into [`Trace::threads`].
     pub thread: u32,
-    /// Correlation of device work.
+    /// Correlation id of the device work.
     pub correlation: u32,
     /// Name.
     pub name: NameId,
 }
 
-/// What a device event is.
+/// Kind of a device event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceKind {
     /// Kernel.
     Kernel,
     /// Copy by a copy engine.
     Copy,
-    /// Fill.
+    /// Memory fill.
     Fill,
 }
 
@@ -79,9 +79,9 @@ pub struct DeviceEvent {
     pub device: u32,
     /// Stream.
     pub stream: u32,
-    /// Correlation with the call that launched it.
+    /// Correlation id of the call that launched it.
     pub correlation: Option<u32>,
-    /// Id of the operator that launched it.
+    /// External id of the operator that launched it.
     pub external: Option<u32>,
     /// Bytes copied or filled.
     pub bytes: u64,
@@ -92,13 +92,13 @@ pub struct DeviceEvent {
 /// Arguments of a collective.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Collective {
-    /// Name that PyTorch gives it, such as `_allgather_base`.
+    /// Name in PyTorch, such as `_allgather_base`.
     pub name: String,
-    /// Elements that a rank sends.
+    /// Number of elements that a rank sends.
     pub elements_in: u64,
-    /// Elements that a rank receives.
+    /// Number of elements that a rank receives.
     pub elements_out: u64,
-    /// Ranks of the group.
+    /// Number of ranks of the group.
     pub group_size: u32,
     /// Element type, such as `BFloat16`.
     pub dtype: String,
@@ -106,27 +106,27 @@ pub struct Collective {
     pub group: String,
     /// Description of the process group.
     pub about: String,
-    /// Ranks of the group as text; may be elided.
+    /// Ranks of the group as text; may be abbreviated.
     pub ranks: String,
 }
 
 /// A call of `record_param_comms`, which describes a collective.
 #[derive(Clone, Copy, Debug)]
 pub struct CollectiveCall {
-    /// Index into [`Trace::host`], while events are in the order of the file.
+    /// Index into [`Trace::host`], valid while events are in the order of the file.
     pub start: i64,
     /// Thread, an index into [`Trace::threads`].
     pub thread: u32,
-    /// Id that device events refer to.
+    /// External id, which device events refer to.
     pub external: Option<u32>,
     /// Description, an index into [`Trace::collectives`].
     pub collective: u32,
 }
 
-/// A forward operator, or the backward operator that belongs to it.
+/// One end of a link from a forward operator to its backward operator.
 #[derive(Clone, Copy, Debug)]
 pub struct Flow {
-    /// Number that both ends share.
+    /// Id that both ends share.
     pub id: u64,
     /// Start of the operator, nanoseconds.
     pub at: i64,
@@ -156,11 +156,11 @@ pub struct MemoryEvent {
 /// A trace of one rank.
 #[derive(Clone, Debug, Default)]
 pub struct Trace {
-    /// What stands around the events.
+    /// The parts of the file outside of the events.
     pub head: Head,
     /// Texts that events refer to.
     pub names: Names,
-    /// Process and thread, as the file writes them.
+    /// Process and thread, as written in the file.
     pub threads: Vec<(String, String)>,
     /// Operators and annotations.
     pub host: Vec<HostEvent>,
@@ -170,7 +170,7 @@ pub struct Trace {
     pub launches: Vec<Launch>,
     /// Device work.
     pub device: Vec<DeviceEvent>,
-    /// Descriptions of collectives, each once.
+    /// Distinct descriptions of collectives.
     pub collectives: Vec<Collective>,
     /// Calls of collectives.
     pub calls: Vec<CollectiveCall>,
@@ -180,18 +180,17 @@ pub struct Trace {
     pub backward: Vec<Flow>,
     /// Allocations and frees of device memory.
     pub memory: Vec<MemoryEvent>,
-    /// Events that are understood but carry no work (names, flows to the device, synchronization),
-    /// by category.
+    /// Known events that carry no work (names, flows to the device, synchronization), by category.
     pub context: BTreeMap<String, u64>,
     /// Events of unknown kinds, by category.
     pub unknown: BTreeMap<String, u64>,
-    /// Events that are not valid.
+    /// Number of invalid events.
     pub malformed: u64,
-    /// What a reader should know: where the file was cut off, where events are malformed.
+    /// Notes for the reader: where the file was cut off, where events are malformed.
     pub notes: Vec<String>,
     /// Bytes of text.
     pub bytes: u64,
-    /// Events in all.
+    /// Number of events.
     pub events: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Collectives: bytes, totals, and their time without waits for other ranks.
+//! Collectives: bytes, totals, and their times without waits for other ranks.
 
 use crate::attribute::{Attributed, Work};
 use crate::kineto::{Collective, Trace};
@@ -8,7 +8,7 @@ use shardlab_plan::record::{CollectiveStats, Span};
 use shardlab_plan::units::{Bytes, Picos};
 use std::collections::{BTreeMap, HashMap};
 
-/// Bytes of an element type, as PyTorch's profiler names it.
+/// Returns the bytes of an element type, by its name in PyTorch's profiler.
 pub(crate) fn element_bytes(dtype: &str) -> u64 {
     match dtype {
         "Double" | "Long" | "ComplexFloat" => 8,
@@ -18,7 +18,7 @@ pub(crate) fn element_bytes(dtype: &str) -> u64 {
     }
 }
 
-/// Payload of a collective: the full side.
+/// Returns the payload of a collective, bytes: the size of the full tensor.
 #[must_use]
 pub fn bytes_of(collective: &Collective) -> u64 {
     let elements = collective.elements_in.max(collective.elements_out);
@@ -32,13 +32,13 @@ pub struct CollectiveSpan {
     pub device: u32,
     /// Step, an index into the rank's steps.
     pub step: u32,
-    /// Kind and group.
+    /// Kind, group and size.
     pub key: (Work, String, u64),
-    /// Start and end on the clock of all ranks, nanoseconds.
+    /// Start and end on the common clock of all ranks, nanoseconds.
     pub span: (i64, i64),
 }
 
-/// Collectives of a rank in the order of their starts.
+/// Returns the collectives of a rank in the order of their starts.
 #[must_use]
 pub fn of_rank(trace: &Trace, a: &Attributed) -> Vec<CollectiveSpan> {
     a.work
@@ -58,17 +58,18 @@ pub fn of_rank(trace: &Trace, a: &Attributed) -> Vec<CollectiveSpan> {
         .collect()
 }
 
-/// Time of a collective without waits.
+/// Time of a collective without waits for other ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pure {
-    /// Least end over all ranks minus latest start, nanoseconds.
+    /// Earliest end over all ranks minus latest start, nanoseconds.
     pub alone: i64,
     /// How long this rank waited for the last one, nanoseconds.
     pub waited: i64,
 }
 
-/// Times of the first rank's collectives without waits, by device event; how many have no
-/// counterpart on any rank; and by rank how long the others waited for it.
+/// Returns the times of the first rank's collectives without waits, by device event; the number of
+/// collectives without a counterpart on any rank; and, for each rank, how long the others waited
+/// for it.
 #[must_use]
 pub fn pure_times(ranks: &[&[CollectiveSpan]]) -> (BTreeMap<u32, Pure>, usize, Vec<i64>) {
     let mut late = vec![0; ranks.len()];
@@ -79,7 +80,7 @@ pub fn pure_times(ranks: &[&[CollectiveSpan]]) -> (BTreeMap<u32, Pure>, usize, V
     if others.is_empty() {
         return (found, 0, late);
     }
-    // The n-th collective of one kind, group and size of a step is the same on every rank.
+    // The n-th collective of one kind, group and size in a step is the same on every rank.
     let numbered = |rank: &[CollectiveSpan]| {
         let mut seen: HashMap<(u32, (Work, String, u64)), u32> = HashMap::new();
         let mut all = HashMap::new();
@@ -124,7 +125,7 @@ pub fn pure_times(ranks: &[&[CollectiveSpan]]) -> (BTreeMap<u32, Pure>, usize, V
         found.insert(
             c.device,
             Pure {
-                // Clocks of several hosts may differ: a collective does not take less than nothing.
+                // Clocks of several hosts may differ, but a duration must not be negative.
                 alone: (end - start).clamp(0, c.span.1 - c.span.0),
                 waited: (start - c.span.0).max(0),
             },
@@ -133,7 +134,7 @@ pub fn pure_times(ranks: &[&[CollectiveSpan]]) -> (BTreeMap<u32, Pure>, usize, V
     (found, alone, late)
 }
 
-/// Totals by kind, over a step's spans.
+/// Returns totals by kind over the spans of a step.
 pub(super) fn stats(
     spans: &[Span],
     work: &dyn Fn(InstrId) -> Option<Work>,

@@ -1,10 +1,10 @@
-//! Exposed time of an imported step: when the compute stream had nothing to run, and why.
+//! Exposed time of an imported step: when and why the compute stream had nothing to run.
 
 use shardlab_plan::ir::{COMPUTE, InstrId};
 use shardlab_plan::record::{Blocker, Cause, ExposedGap, MIN_GAP, Span, exposed_gaps};
 use shardlab_plan::units::Picos;
 
-/// Gaps of the compute stream between `from` and `to`, both within the step.
+/// Returns the gaps of the compute stream between `from` and `to`, both within the step.
 pub(super) fn find(
     spans: &[Span],
     from: Picos,
@@ -31,7 +31,7 @@ fn cause(
         Blocker::Rank => (Cause::Straggler, None),
         Blocker::Event(i) => match spans.get(i as usize) {
             Some(w) if w.blocker == Blocker::Rank => (Cause::Straggler, Some(i)),
-            // The host issued what was waited for only when the stream was free already.
+            // The host issued the awaited work only after the stream was free.
             Some(w) if w.issued.0 > free.0 + MIN_GAP => (Cause::Host, Some(i)),
             Some(w) if w.start.0 > free.0.max(w.issued.0) + MIN_GAP => match w.blocker {
                 Blocker::Stream(_) => (Cause::Queue, Some(i)),

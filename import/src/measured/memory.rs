@@ -10,11 +10,11 @@ use shardlab_plan::record::{MemoryReport, MemorySample, PeakAt};
 use shardlab_plan::units::{Bytes, Picos};
 use std::collections::{BTreeMap, HashMap};
 
-/// Who holds what was allocated before the trace began.
+/// Name of the owner of memory allocated before the trace began.
 const BEFORE: &str = "before the trace";
 
-/// Role of memory by where it is allocated: by the operators around it, outermost last, and the
-/// phase.
+/// Returns the role of memory from the place of its allocation: the operators around it (outermost
+/// last) and the phase.
 #[must_use]
 pub fn role_at<'a>(phase: Phase, mut around: impl Iterator<Item = &'a str>) -> Role {
     let found = around.find_map(|name| {
@@ -43,14 +43,14 @@ pub fn role_at<'a>(phase: Phase, mut around: impl Iterator<Item = &'a str>) -> R
     })
 }
 
-/// Peaks of allocated and reserved bytes within a step.
+/// Returns the peaks of allocated and reserved bytes within a step.
 pub(super) fn peak(trace: &Trace, steps: &[Step], step: u32) -> (u64, u64) {
     let (from, to) = window(steps, step);
     let within = trace.memory.iter().filter(|m| m.at >= from && m.at < to);
     within.fold((0, 0), |p, m| (p.0.max(m.allocated), p.1.max(m.reserved)))
 }
 
-/// Memory of the shown step. Its samples take instructions of their own, behind those of device
+/// Returns the memory of the shown step. Its samples get new instructions after those of device
 /// work.
 pub(super) fn build(
     trace: &Trace,
@@ -169,8 +169,8 @@ fn empty(trace: &Trace) -> MemoryReport {
 
 type Shares = (Vec<(Role, Bytes)>, Vec<(String, Bytes)>);
 
-/// What is allocated, by role and by unit, largest first. What was there before the trace are
-/// weights and states.
+/// Returns the allocated bytes by role and by unit, largest first. Memory from before the trace
+/// holds weights and optimizer states.
 fn shares(live: &HashMap<u64, (u64, u32, Role)>, allocated: u64, units: &[String]) -> Shares {
     let mut roles: BTreeMap<Role, u64> = BTreeMap::new();
     let mut of_units: BTreeMap<&str, u64> = BTreeMap::new();

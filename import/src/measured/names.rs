@@ -27,8 +27,8 @@ impl Table {
     }
 }
 
-/// Name of a piece of device work, as programs name theirs where they have the same: that of a
-/// collective, of an operator without its namespace, of a compiled kernel.
+/// Returns the name of a piece of device work. It matches the names of programs where possible: the
+/// name of a collective, of an operator without its namespace, or of a compiled kernel.
 pub(super) fn of(trace: &Trace, a: &Attributed, work: &Placed) -> String {
     let event = &trace.device[work.device as usize];
     let kernel = short(trace.name(event.name));
@@ -70,7 +70,7 @@ pub(super) fn of(trace: &Trace, a: &Attributed, work: &Placed) -> String {
     }
 }
 
-/// What programs call the kernels of an operator, where they have another name for it.
+/// Returns the name that programs use for the kernels of an operator, if it differs.
 fn alias<'a>(operator: &'a str, kernel: &str, work: Work) -> &'a str {
     let backward = operator.contains("backward");
     match operator {
@@ -93,7 +93,7 @@ fn alias<'a>(operator: &'a str, kernel: &str, work: Work) -> &'a str {
     }
 }
 
-/// The rule that issues a collective in programs: a prefetch, or on demand.
+/// Returns the rule that issues a collective in programs: a prefetch, or on demand.
 pub(super) fn rule(trace: &Trace, a: &Attributed, work: &Placed) -> &'static str {
     let prefetched = || {
         let around = work
@@ -111,10 +111,10 @@ pub(super) fn rule(trace: &Trace, a: &Attributed, work: &Placed) -> &'static str
     }
 }
 
-/// The rule of all else.
+/// The rule of all other instructions.
 pub(super) const IMPORTED: &str = "imported";
 
-/// Floating-point operations of a matrix product, from the shapes of its operator.
+/// Returns the floating-point operations of a matmul, from the shapes of its operator.
 pub(super) fn flops(trace: &Trace, work: &Placed) -> u64 {
     if work.work != Work::Gemm {
         return 0;
@@ -140,8 +140,8 @@ pub(super) fn flops(trace: &Trace, work: &Placed) -> u64 {
     }
 }
 
-/// Shapes of tensors in `Input Dims`; lists of tensors give theirs in a row, and scalars an empty
-/// one.
+/// Parses the shapes in `Input Dims`. Those of lists of tensors are inserted in order, and scalars
+/// have an empty shape.
 pub(crate) fn shapes(dims: &str) -> Vec<Vec<u64>> {
     let Ok(values) = serde_json::from_str::<Vec<serde_json::Value>>(dims) else {
         return Vec::new();

@@ -10,9 +10,9 @@ use shardlab_plan::record::{Blocker, Span};
 use shardlab_plan::units::Picos;
 use std::collections::BTreeMap;
 
-/// What a device needs to start work whose turn it is; shorter waits have no cause.
+/// Start-up latency of ready work, nanoseconds; shorter waits have no cause.
 const LATENCY: i64 = 6_000;
-/// A rank that comes this much later is waited for, nanoseconds.
+/// Minimum delay of another rank that counts as a wait for it, nanoseconds.
 const RANK_WAIT: i64 = 20_000;
 
 pub(super) struct Parts<'a> {
@@ -24,7 +24,7 @@ pub(super) struct Parts<'a> {
 
 type Built = (Vec<Span>, Vec<Instr>, Vec<String>);
 
-/// Spans of a step with their instructions, and the names of streams.
+/// Returns the spans of a step with their instructions, and the names of streams.
 pub(super) fn build(p: &Parts<'_>, shown: Option<StepTime>, table: &mut Table) -> Built {
     let (trace, a) = (p.trace, p.attributed);
     let Some(shown) = shown else {
@@ -121,8 +121,8 @@ fn blocker(
             Blocker::Stream(b),
         )
     });
-    // Events are not in a trace. Work that had been issued, on a stream that was free, waited for
-    // what ended last before it on another stream.
+    // Traces contain no CUDA events. Work that was already issued on a free stream must have waited
+    // for the work on another stream that ended last before it.
     let free = stream.map_or(i64::MIN, |s| s.0);
     if event.start > issued.max(free) + LATENCY {
         let upto = ends.partition_point(|e| e.0 <= event.start);
@@ -143,7 +143,7 @@ fn blocker(
     }
 }
 
-/// Streams of a trace as streams of a run.
+/// Maps streams of a trace to streams of a run.
 struct Streams {
     known: BTreeMap<(u32, u32), u8>,
     names: Vec<String>,
@@ -155,8 +155,8 @@ impl Streams {
     }
 }
 
-/// The compute stream is the one with most work that is no communication; others are named after
-/// what takes most of their time.
+/// Names the streams. The compute stream is the one with the most work other than communication;
+/// others are named after the work that takes most of their time.
 fn streams(trace: &Trace, work: &[&Placed]) -> Streams {
     let mut time: BTreeMap<(u32, u32), BTreeMap<&'static str, i64>> = BTreeMap::new();
     for w in work {
@@ -179,7 +179,7 @@ fn streams(trace: &Trace, work: &[&Placed]) -> Streams {
             _ => "compute",
         };
         let of = time.entry((event.device, event.stream)).or_default();
-        // Kernels that take no time count all the same.
+        // Kernels of zero duration still count.
         *of.entry(lane).or_default() += (event.end - event.start).max(1);
     }
     let model = |key: &(u32, u32)| {

@@ -1,11 +1,12 @@
-//! Role and unit of an allocation, from its Python frames and from the annotations around its time.
+//! Determines role and unit of an allocation from its Python frames and from the annotations at
+//! that time.
 
 use super::{number, text};
 use crate::attribute::{ROOT, normalize};
 use crate::pickle::Value;
 use shardlab_plan::ir::Role;
 
-/// Annotations over time.
+/// Annotations in order of time.
 pub(super) struct Places {
     /// Starts (`true`) and ends of annotations, by time.
     marks: Vec<(u64, bool, String)>,
@@ -13,7 +14,7 @@ pub(super) struct Places {
     open: Vec<String>,
     forward: Vec<String>,
     backward: Option<String>,
-    /// Allocations of the reduction that is under way.
+    /// Number of allocations of the current reduction.
     reducing: u32,
 }
 
@@ -38,7 +39,7 @@ impl Places {
         }
     }
 
-    /// Role and unit of an allocation. Events come in the order of time.
+    /// Returns role and unit of an allocation. Events must be passed in order of time.
     pub(super) fn of(&mut self, event: &Value) -> (&'static str, String) {
         self.advance(number(event, "time_us"));
         let frames = Frames::of(event);
@@ -110,7 +111,7 @@ impl Places {
                 Role::ReduceOutput
             };
         }
-        // Further out the whole forward runs within Megatron-FSDP's module.
+        // Outer frames do not count: the whole forward runs within Megatron-FSDP's module.
         if frames.inner().any("param_and_grad_buffer.py", "") {
             let frames = frames.inner();
             let grad = frames.functions("grad") || frames.functions("reduce");
@@ -133,7 +134,7 @@ impl Places {
     }
 }
 
-/// The unit that an annotation of FSDP2 names.
+/// Returns the unit that an annotation of FSDP2 names.
 fn unit_of(name: &str) -> Option<String> {
     let rest = name.strip_prefix("FSDP::")?;
     if let Some((_, unit)) = rest.split_once(" (") {
@@ -161,7 +162,7 @@ impl<'a> Frames<'a> {
             .any(|(f, n)| f.contains(file) && n.contains(function))
     }
 
-    /// The innermost frames.
+    /// Returns the innermost frames.
     fn inner(&self) -> Self {
         Self(self.0.iter().take(3).copied().collect())
     }
@@ -170,7 +171,8 @@ impl<'a> Frames<'a> {
         self.0.iter().any(|(_, n)| n.contains(part))
     }
 
-    /// Autograd's threads have no Python frames but those of hooks.
+    /// Returns whether the allocation happened in backward: autograd's threads have no Python
+    /// frames except those of hooks.
     fn is_backward(&self) -> bool {
         let hook = |file: &str| {
             file.contains("_fully_shard")

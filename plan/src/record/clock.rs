@@ -26,9 +26,9 @@ impl Clock {
         fact(FACTOR, self.arithmetic_factor);
     }
 
-    /// What a run's facts say of it, if they do.
+    /// Reads the clock from the environment of a run; `None` if it has none.
     #[must_use]
-    pub fn told(environment: &BTreeMap<String, String>) -> Option<Self> {
+    pub fn from_environment(environment: &BTreeMap<String, String>) -> Option<Self> {
         let fact = |key: &str| environment.get(key)?.parse().ok();
         Some(Self {
             arithmetic_share: fact(SHARE)?,
@@ -44,15 +44,15 @@ mod tests {
     #[test]
     fn a_run_tells_what_it_was_told() {
         let mut environment = BTreeMap::from([("seed".to_owned(), "7".to_owned())]);
-        assert_eq!(Clock::told(&environment), None);
+        assert_eq!(Clock::from_environment(&environment), None);
         let clock = Clock {
             arithmetic_share: 0.8215,
             arithmetic_factor: 1.0565,
         };
         clock.tell(&mut environment);
-        assert_eq!(Clock::told(&environment), Some(clock));
+        assert_eq!(Clock::from_environment(&environment), Some(clock));
         assert_eq!(environment.len(), 3);
         environment.insert(SHARE.to_owned(), "most".to_owned());
-        assert_eq!(Clock::told(&environment), None);
+        assert_eq!(Clock::from_environment(&environment), None);
     }
 }

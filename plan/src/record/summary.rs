@@ -108,7 +108,7 @@ pub struct ExposedSummary {
     pub by_cause: BTreeMap<&'static str, f64>,
 }
 
-fn told(norms: &[f64]) -> &[f64] {
+fn reported(norms: &[f64]) -> &[f64] {
     match norms.iter().all(|x| x.is_nan()) {
         true => &[],
         false => norms,
@@ -122,12 +122,12 @@ impl Run {
         self.exposed.values().copied().sum()
     }
 
-    /// Gradient norms that the run tells: none where no step has one, as under
-    /// `fsdp.sum_in_optimizer`, whose runs never sum a gradient. (Where one becomes infinite or no
-    /// number on the way, others before it are finite.)
+    /// Returns the gradient norms that the run reports. Empty if no step has one, as with
+    /// `fsdp.sum_in_optimizer`, whose runs never sum a gradient. (If a norm becomes infinite or NaN
+    /// during a run, earlier ones are finite.)
     #[must_use]
-    pub fn told_grad_norms(&self) -> &[f64] {
-        told(&self.grad_norms)
+    pub fn reported_grad_norms(&self) -> &[f64] {
+        reported(&self.grad_norms)
     }
 
     /// Median step time, milliseconds; NaN without samples.
@@ -243,15 +243,15 @@ impl Run {
 
 #[cfg(test)]
 mod tests {
-    use super::told;
+    use super::reported;
 
     #[test]
     fn norms_that_nobody_tells_are_none() {
-        assert!(told(&[f64::NAN, f64::NAN]).is_empty());
-        assert!(told(&[]).is_empty());
-        let becomes = told(&[1.0, f64::NAN]);
+        assert!(reported(&[f64::NAN, f64::NAN]).is_empty());
+        assert!(reported(&[]).is_empty());
+        let becomes = reported(&[1.0, f64::NAN]);
         assert_eq!(becomes.len(), 2);
         assert!(becomes[1].is_nan());
-        assert_eq!(told(&[f64::INFINITY]), [f64::INFINITY]);
+        assert_eq!(reported(&[f64::INFINITY]), [f64::INFINITY]);
     }
 }

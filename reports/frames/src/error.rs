@@ -1,52 +1,52 @@
-//! Why a question has no answer.
+//! Why a query has no answer.
 
 use polars::error::PolarsError;
 use std::io;
 use std::path::PathBuf;
 
-/// Why a question has no answer.
+/// Why a query has no answer.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FrameError {
     /// There is no such column.
     #[error("there is no column `{name}`{help}")]
     Column {
-        /// What was asked for.
+        /// The requested name.
         name: String,
-        /// The nearest, in words; empty where nothing is near.
+        /// The closest names, in words; empty if none is close.
         help: String,
     },
-    /// A column holds no numbers.
+    /// A column does not hold numbers.
     #[error("`{0}` holds no numbers")]
     NoNumbers(String),
-    /// A column is asked for twice.
-    #[error("`{0}` is asked for twice")]
+    /// A column is requested twice.
+    #[error("`{0}` is requested twice")]
     Twice(String),
-    /// No row is left to ask about.
+    /// No rows are left.
     #[error("{0}")]
     Empty(String),
     /// A file cannot be read.
     #[error("{}: {error}", path.display())]
     Unread {
-        /// Where.
+        /// Path.
         path: PathBuf,
-        /// Why.
+        /// Reason.
         error: io::Error,
     },
     /// A file cannot be written.
     #[error("{}: {error}", path.display())]
     Io {
-        /// Where.
+        /// Path.
         path: PathBuf,
-        /// Why.
+        /// Reason.
         error: io::Error,
     },
-    /// polars refuses.
+    /// polars returned an error.
     #[error("{}{error}", path.as_ref().map_or(String::new(), |p| format!("{}: ", p.display())))]
     Polars {
         /// The file, if one is at fault.
         path: Option<PathBuf>,
-        /// Why.
+        /// Reason.
         error: PolarsError,
     },
 }

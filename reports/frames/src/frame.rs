@@ -1,4 +1,4 @@
-//! A table.
+//! A table of runs, spans or answers.
 
 use super::FrameError;
 use polars::error::{PolarsError, PolarsResult};
@@ -23,20 +23,20 @@ pub enum Cell {
     Text(String),
     /// A number.
     Number(f64),
-    /// Nothing.
+    /// No value.
     Missing,
 }
 
 impl Frame {
-    /// A table of these columns, all of one length.
+    /// Creates a table of these columns, which have equal lengths.
     pub(crate) fn of(columns: Vec<Column>) -> Result<Self, FrameError> {
         Ok(Self(DataFrame::new_infer_height(columns)?))
     }
 
-    /// Reads a table from CSV with a header. Columns of numbers are recognized.
+    /// Parses CSV with a header. Detects columns of numbers.
     ///
     /// # Errors
-    /// When it is not a table.
+    /// Fails if the text is not a table.
     pub fn from_csv(csv: Vec<u8>) -> Result<Self, FrameError> {
         let reader = CsvReadOptions::default()
             .with_has_header(true)
@@ -45,10 +45,11 @@ impl Frame {
         Self::with_texts(reader.finish()?)
     }
 
-    /// Reads a table from a file: Parquet if its name ends in `.parquet`, else CSV with a header.
+    /// Reads a table from a file: Parquet if its name ends in `.parquet`, otherwise CSV with a
+    /// header.
     ///
     /// # Errors
-    /// When the file cannot be read or is not a table.
+    /// Fails if the file cannot be read or is not a table.
     pub fn open(path: &Path) -> Result<Self, FrameError> {
         let unread = |error: io::Error| FrameError::Unread {
             path: path.to_owned(),
@@ -65,7 +66,7 @@ impl Frame {
         })
     }
 
-    /// Turns columns of `true` and `false` into texts, as options are.
+    /// Turns boolean columns into texts, as for options.
     fn with_texts(mut table: DataFrame) -> Result<Self, FrameError> {
         let is_flag = |c: &&Column| *c.dtype() == DataType::Boolean;
         let flags: Vec<Column> = table.columns().iter().filter(is_flag).cloned().collect();
@@ -75,24 +76,24 @@ impl Frame {
         Ok(Self(table))
     }
 
-    /// Names of the columns.
+    /// Returns the names of the columns.
     #[must_use]
     pub fn columns(&self) -> Vec<String> {
         let names = self.0.get_column_names();
         names.into_iter().map(|n| n.to_string()).collect()
     }
 
-    /// Number of rows.
+    /// Returns the number of rows.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.0.height()
     }
 
-    /// The full name of the column that a name means: its own, or the only one that ends with it
-    /// behind a dot.
+    /// Returns the full name of the column that `name` refers to: the column with this name, or the
+    /// only one whose name ends with it after a dot.
     ///
     /// # Errors
-    /// When there is none; the nearest is part of the message.
+    /// Fails if there is no such column. The message contains the closest name.
     pub fn name(&self, name: &str) -> Result<String, FrameError> {
         let all = self.columns();
         if all.iter().any(|c| c == name) {
@@ -107,7 +108,7 @@ impl Frame {
             ending.as_slice(),
             nearest(name, all.iter().map(String::as_str)),
         ) {
-            ([a, b, ..], _) => format!("; `{a}` and `{b}` end so"),
+            ([a, b, ..], _) => format!("; `{a}` and `{b}` end with it"),
             (_, Some(near)) => format!("; the nearest is `{near}`"),
             _ => String::new(),
         };
@@ -117,10 +118,10 @@ impl Frame {
         })
     }
 
-    /// Full names of several columns.
+    /// Returns the full names of several columns.
     ///
     /// # Errors
-    /// As [`Frame::name`]; and when one is asked for twice.
+    /// See [`Frame::name`]; also fails if a column is requested twice.
     pub fn names(&self, all: &[String]) -> Result<Vec<String>, FrameError> {
         let mut seen = BTreeSet::new();
         let mut names = Vec::new();
@@ -134,20 +135,20 @@ impl Frame {
         Ok(names)
     }
 
-    /// Only these columns, in this order.
+    /// Returns a table of these columns, in this order.
     ///
     /// # Errors
-    /// As [`Frame::names`].
+    /// See [`Frame::names`].
     pub fn select(&self, columns: &[String]) -> Result<Self, FrameError> {
         let names = self.names(columns)?;
         Ok(Self(self.0.select(names)?))
     }
 
-    /// In the order of a column, smallest first unless `descending`; rows without a value come
-    /// last.
+    /// Returns the rows sorted by a column, smallest first unless `descending`. Rows without a
+    /// value come last.
     ///
     /// # Errors
-    /// As [`Frame::name`].
+    /// See [`Frame::name`].
     pub fn sorted(&self, by: &str, descending: bool) -> Result<Self, FrameError> {
         let name = self.name(by)?;
         let options = SortMultipleOptions::new()
@@ -157,13 +158,13 @@ impl Frame {
         Ok(Self(self.0.sort([name], options)?))
     }
 
-    /// The first rows.
+    /// Returns the first rows.
     #[must_use]
     pub fn first(&self, rows: usize) -> Self {
         Self(self.0.head(Some(rows)))
     }
 
-    /// Numbers of a column; nothing where a row has none.
+    /// Returns the numbers of a column; `None` for rows without a value.
     pub(crate) fn numbers(&self, name: &str) -> Result<Vec<Option<f64>>, FrameError> {
         let column = self.0.column(name)?;
         if !column.dtype().is_numeric() {
@@ -173,10 +174,10 @@ impl Frame {
         Ok(floats.f64()?.iter().collect())
     }
 
-    /// A value.
+    /// Returns a value.
     ///
     /// # Errors
-    /// When there is no such row or column.
+    /// Fails if there is no such row or column.
     pub fn cell(&self, column: usize, row: usize) -> Result<Cell, FrameError> {
         let columns = self.0.columns();
         let value = columns.get(column).map(|c| c.get(row)).transpose()?;
@@ -190,19 +191,19 @@ impl Frame {
         })
     }
 
-    /// Writes CSV.
+    /// Writes the table as CSV.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// Fails if the file cannot be written.
     pub fn csv(&self, path: &Path) -> Result<(), FrameError> {
         let fill = |to: &mut dyn Write, table: &mut DataFrame| CsvWriter::new(to).finish(table);
         write(path, fill, &self.0)
     }
 
-    /// Writes Parquet.
+    /// Writes the table as Parquet.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// Fails if the file cannot be written.
     pub fn parquet(&self, path: &Path) -> Result<(), FrameError> {
         let fill = |to: &mut dyn Write, table: &mut DataFrame| {
             ParquetWriter::new(to).finish(table).map(|_| ())
@@ -211,7 +212,7 @@ impl Frame {
     }
 }
 
-/// Writes a file in full or not at all.
+/// Writes a file completely or not at all.
 fn write(
     path: &Path,
     fill: impl FnOnce(&mut dyn Write, &mut DataFrame) -> PolarsResult<()>,
@@ -237,12 +238,12 @@ pub(crate) fn at(path: &Path, error: polars::error::PolarsError) -> FrameError {
     }
 }
 
-/// A column of texts.
+/// Creates a column of texts.
 pub(crate) fn texts(name: &str, all: Vec<Option<String>>) -> Column {
     Series::new(PlSmallStr::from_str(name), all).into()
 }
 
-/// A column of numbers.
+/// Creates a column of numbers.
 pub(crate) fn floats(name: &str, all: Vec<Option<f64>>) -> Column {
     Series::new(PlSmallStr::from_str(name), all).into()
 }

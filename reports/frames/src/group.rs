@@ -1,4 +1,4 @@
-//! Groups and what is made of their numbers.
+//! Groups rows and aggregates their numbers.
 
 use super::FrameError;
 use super::frame::{Frame, floats};
@@ -6,14 +6,14 @@ use polars::prelude::{Column, DataFrame, QuantileMethod};
 use std::fmt;
 use std::str::FromStr;
 
-/// One number made of many.
+/// Combines many numbers into one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Aggregate {
-    /// Rows with a value.
+    /// Number of rows with a value.
     Count,
     /// Mean.
     Mean,
-    /// Standard deviation (with n - 1).
+    /// Standard deviation (divided by n - 1).
     Std,
     /// Smallest.
     Min,
@@ -21,7 +21,7 @@ pub enum Aggregate {
     Max,
     /// Sum.
     Sum,
-    /// Quantile, linear between neighbours; the median is 0.5.
+    /// Quantile, interpolated linearly; the median is 0.5.
     Quantile(f64),
 }
 
@@ -69,7 +69,7 @@ impl fmt::Display for Aggregate {
 }
 
 impl Aggregate {
-    /// Of a column of numbers; nothing of nothing.
+    /// Aggregates a column of numbers; `None` if it has no values.
     fn of(self, column: &Column) -> Result<Option<f64>, FrameError> {
         let floats = column.cast(&polars::prelude::DataType::Float64)?;
         let all = floats.f64()?;
@@ -89,11 +89,12 @@ impl Aggregate {
 }
 
 impl Frame {
-    /// A row for every combination of values of `by`, in the order they are first met, with every
-    /// aggregate of every metric as `METRIC AGGREGATE`. Without `by` all rows are one group.
+    /// Returns one row per combination of the values of `by`, in order of first occurrence, with
+    /// every aggregate of every metric as `METRIC AGGREGATE`. Without `by`, all rows form one
+    /// group.
     ///
     /// # Errors
-    /// When a column is not there or a metric holds no numbers.
+    /// Fails if a column does not exist or a metric does not hold numbers.
     pub fn group(
         &self,
         by: &[String],
@@ -111,7 +112,7 @@ impl Frame {
             self.0.partition_by_stable(by.clone(), true)?
         };
         let mut columns = Vec::new();
-        // The first row of every part has the group's values.
+        // The first row of every part holds the values of the group.
         let mut keys: Option<DataFrame> = None;
         for part in &parts {
             let key = part.select(by.clone())?.head(Some(1));

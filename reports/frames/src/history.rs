@@ -1,14 +1,14 @@
-//! How a metric went from run to run.
+//! The history of a metric from run to run.
 
 use super::FrameError;
 use super::frame::{Frame, floats};
 
 impl Frame {
-    /// The runs in order of time with a metric and `change %` against the run before it in the same
-    /// group of `by`.
+    /// Returns the runs in order of time with a metric and its `change %` relative to the previous
+    /// run in the same group of `by`.
     ///
     /// # Errors
-    /// When a column is not there or the metric holds no numbers.
+    /// Fails if a column does not exist or the metric does not hold numbers.
     pub fn history(&self, metric: &str, by: &[String]) -> Result<Self, FrameError> {
         let metric = self.name(metric)?;
         let by = self.names(by)?;

@@ -1,9 +1,9 @@
-//! shardlab-frames: questions over many kept runs.
+//! shardlab-frames answers queries over many saved runs.
 //!
-//! A leaf: nothing needs it, because polars takes minutes to build. Runs become a table with a row
-//! a run (fields, options, facts of the environment, metrics) or a row a span; questions are asked
-//! of it ([`Frame::group`], [`Frame::history`], [`Frame::versus`]); answers are shown or written as
-//! CSV or Parquet.
+//! No other crate depends on it, because polars takes minutes to build. Runs become a table with
+//! one row per run (fields, options, facts of the environment, metrics) or per span. Queries run on
+//! that table ([`Frame::group`], [`Frame::history`], [`Frame::versus`]). Answers are printed or
+//! written as CSV or Parquet.
 
 mod error;
 mod frame;

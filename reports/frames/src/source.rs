@@ -1,4 +1,4 @@
-//! Tables of kept runs.
+//! Builds tables of saved runs.
 
 use super::FrameError;
 use super::frame::{Frame, at, floats, texts};
@@ -7,11 +7,12 @@ use polars::prelude::{DataFrameJoinOps, PlSmallStr};
 use shardlab_reports::store::{Entry, Store};
 use std::collections::BTreeSet;
 
-/// A row a run: its fields, options, facts of the environment and metrics, each a column. Text and
-/// numbers are what they are in the summary; a run without an option or metric has nothing there.
+/// Returns one row per run, with its fields, options, facts of the environment and metrics as
+/// columns. Values have the same types as in the summary. An option or metric that a run lacks is
+/// empty.
 ///
 /// # Errors
-/// When there are no runs.
+/// Fails if there are no runs.
 pub fn runs(entries: &[Entry]) -> Result<Frame, FrameError> {
     if entries.is_empty() {
         return Err(FrameError::Empty("there is no such run".into()));
@@ -45,7 +46,7 @@ pub fn runs(entries: &[Entry]) -> Result<Frame, FrameError> {
     Frame::of(columns)
 }
 
-/// An option's column: numbers where all its values are some.
+/// Returns the column of an option, numeric if all its values are numbers.
 fn option(name: &str, entries: &[Entry]) -> Column {
     let values: Vec<Option<String>> = entries.iter().map(|e| e.field(name)).collect();
     let parsed: Option<Vec<Option<f64>>> = values
@@ -61,7 +62,7 @@ fn option(name: &str, entries: &[Entry]) -> Column {
     }
 }
 
-/// Columns of a span that are read, and what they are called here.
+/// Columns of spans that are read, with their types.
 const SPAN: [(&str, DataType); 9] = [
     ("name", DataType::String),
     ("work", DataType::String),
@@ -76,11 +77,11 @@ const SPAN: [(&str, DataType); 9] = [
 /// Times of a span, picoseconds.
 const TIMES: [&str; 3] = ["start_ps", "end_ps", "alone_ps"];
 
-/// A row a span of every run: kernel or collective with unit, phase and `duration_us`, joined with
-/// the fields of its run.
+/// Returns one row per span of every run: kernel or collective, with unit, phase and `duration_us`,
+/// joined with the fields of its run.
 ///
 /// # Errors
-/// When there are no runs or no spans, or a table cannot be read.
+/// Fails if there are no runs or no spans, or a table cannot be read.
 pub fn spans(store: &Store, entries: &[Entry]) -> Result<Frame, FrameError> {
     let mut all: Option<DataFrame> = None;
     for entry in entries {

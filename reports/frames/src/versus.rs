@@ -1,4 +1,4 @@
-//! Runs of one sort joined with runs of another: predicted with measured, before with after.
+//! Joins runs of one kind with runs of another: predicted with measured, before with after.
 
 use super::FrameError;
 use super::frame::{Frame, floats};
@@ -7,11 +7,11 @@ use polars::prelude::{
 };
 
 impl Frame {
-    /// Runs whose `field` is `a` joined with those whose `field` is `b` where all of `on` are
-    /// equal: medians of a metric over either, and the ratio of `b` to `a`.
+    /// Joins runs whose `field` is `a` with runs whose `field` is `b` and all of `on` are equal.
+    /// Returns the median of a metric on either side and the ratio of `b` to `a`.
     ///
     /// # Errors
-    /// When a column is not there, the metric holds no numbers, or a side has no runs.
+    /// Fails if a column does not exist, the metric does not hold numbers, or a side has no runs.
     pub fn versus(
         &self,
         field: &str,
@@ -41,7 +41,7 @@ impl Frame {
         Ok(Self(table))
     }
 
-    /// Rows whose value of a field is this.
+    /// Returns the rows with this value of a field.
     fn matching(&self, field: &str, value: &str) -> Result<Self, FrameError> {
         let column = self.0.column(field)?;
         let mut mask = Vec::with_capacity(column.len());

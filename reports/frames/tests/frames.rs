@@ -1,4 +1,4 @@
-//! Questions over runs whose answers are known.
+//! Queries over runs whose answers are known.
 
 use shardlab_frames::{Aggregate, Cell, Frame, FrameError, runs, spans};
 use shardlab_plan::record::RunKind;
@@ -7,8 +7,8 @@ use shardlab_reports::store::{Entry, Store};
 use shardlab_reports::testing;
 use tempfile::TempDir;
 
-/// Six runs: predicted and measured in turn, of 10, 20, 30, 40, 50, 60 ms; the first four of
-/// program `one`.
+/// Saves six runs, alternately predicted and measured, of 10, 20, 30, 40, 50 and 60 ms. The first
+/// four run program `one`.
 fn kept() -> (TempDir, Store, Vec<Entry>) {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::at(dir.path());
@@ -27,7 +27,7 @@ fn kept() -> (TempDir, Store, Vec<Entry>) {
             .settings
             .insert("fsdp.prefetch_forward".into(), depth);
         store.save(&view).unwrap();
-        // Ids have milliseconds: the runs have to be in order.
+        // Ids contain milliseconds: the runs must be in order.
         std::thread::sleep(std::time::Duration::from_millis(2));
     }
     let entries = store.list().unwrap().runs;
@@ -76,7 +76,7 @@ fn groups_have_their_quantiles() {
         ("min", [10.0, 20.0]),
         ("max", [50.0, 60.0]),
         ("median", [30.0, 40.0]),
-        // Linear between neighbours: halfway from the first to the second of three.
+        // Interpolated linearly: halfway from the first to the second of three.
         ("p25", [20.0, 30.0]),
         ("std", [20.0, 20.0]),
         ("sum", [90.0, 120.0]),
@@ -84,7 +84,8 @@ fn groups_have_their_quantiles() {
         let got = numbers(&by_kind, &format!("step_ms.median {aggregate}"));
         assert_eq!(got, expected, "{aggregate}");
     }
-    // Options are columns too, numbers where they are some; all rows are one group without a key.
+    // Options are columns too, numeric if their values are numbers. Without a key, all rows form
+    // one group.
     let by_depth = all
         .group(
             &names(&["fsdp.prefetch_forward"]),
@@ -132,7 +133,7 @@ fn predicted_joins_measured() {
         .unwrap()
         .sorted("program_digest", false)
         .unwrap();
-    // Program one: 10 and 30 predicted, 20 and 40 measured; two: 50 and 60.
+    // Program one: 10 and 30 predicted, 20 and 40 measured; program two: 50 and 60.
     assert_eq!(numbers(&joined, "step_ms.median sim"), [20.0, 50.0]);
     assert_eq!(numbers(&joined, "step_ms.median exec"), [30.0, 60.0]);
     assert_eq!(numbers(&joined, "exec / sim"), [1.5, 1.2]);
@@ -179,7 +180,7 @@ fn wrong_names_get_the_nearest() {
     let message = |name: &str| all.name(name).unwrap_err().to_string();
     assert!(message("step_ms.medain").contains("nearest is `step_ms.median`"));
     assert_eq!(message("zzzz"), "there is no column `zzzz`");
-    // The end of a name is enough where only one ends so.
+    // The end of a name is enough if it is unambiguous.
     assert_eq!(
         all.name("peak_reserved_bytes").unwrap(),
         "memory.peak_reserved_bytes"

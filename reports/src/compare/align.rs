@@ -1,4 +1,4 @@
-//! Matches the spans of two runs, and compares their times.
+//! Matches the spans of two runs and compares their times.
 
 use super::places::{Common, Sums, change};
 use crate::view::{RunView, Work};
@@ -8,23 +8,23 @@ use shardlab_plan::program::Phase;
 use shardlab_plan::record::{RunKind, Span};
 use shardlab_plan::units::Picos;
 
-/// Changes that are listed.
+/// Maximum number of changes that are listed.
 const LISTED: usize = 10;
 
 /// How two runs were aligned.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Alignment {
-    /// `instruction` where the programs are the same, `unit and phase` where not.
+    /// `instruction` if the programs are the same, otherwise `unit and phase`.
     pub by: &'static str,
-    /// Spans that have a counterpart.
+    /// Number of spans with a counterpart.
     pub matched: usize,
-    /// Spans of A and of B that have none.
+    /// Number of spans of A and of B without a counterpart.
     pub unmatched: [usize; 2],
 }
 
 impl Alignment {
-    /// Says which spans have no counterpart; `None` where all have one. `a` and `b` are the names
-    /// of the runs.
+    /// Says which spans have no counterpart; `None` if all have one. `a` and `b` are the names of
+    /// the runs.
     #[must_use]
     pub fn sentence(&self, a: &str, b: &str) -> Option<String> {
         let lack = |n: usize| self.matched + n == 0;
@@ -42,7 +42,7 @@ impl Alignment {
     }
 }
 
-/// Spans of two runs, matched.
+/// Matched spans of two runs.
 pub struct Aligned<'a> {
     sides: [&'a RunView; 2],
     by: &'static str,
@@ -67,16 +67,16 @@ pub struct Change {
     pub time: [Picos; 2],
 }
 
-/// Prediction against measurement.
+/// Errors of a prediction, relative to a measurement.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Prediction {
-    /// Which side is the measured one: 0 is A.
+    /// Which side is the measured one; 0 is A.
     pub measured: usize,
-    /// By kind of work, most measured time first.
+    /// Errors by kind of work, most measured time first.
     pub by_kind: Vec<KindError>,
     /// Instructions with the largest errors.
     pub worst: Vec<Change>,
-    /// Relative error of the step time: predicted over measured, less 1.
+    /// Relative error of the step time: predicted / measured - 1.
     pub step_error: f64,
 }
 
@@ -85,20 +85,20 @@ pub struct Prediction {
 pub struct KindError {
     /// Kind.
     pub work: Work,
-    /// Instructions.
+    /// Number of instructions.
     pub count: u32,
     /// Sum of the predicted times.
     pub predicted: Picos,
     /// Sum of the measured times.
     pub measured: Picos,
-    /// Predicted over measured, less 1.
+    /// Predicted / measured - 1.
     pub error: f64,
     /// Mean of the absolute relative errors, weighted by measured time.
     pub mean_error: f64,
 }
 
-/// What stands for a span in a program that is not the same: name, unit, stream, phase,
-/// micro-batch; then which of several.
+/// Identifies a span across different programs: name, unit, stream, phase and micro-batch. Spans
+/// with the same place are numbered.
 type Place = (u32, u32, u32, Phase, u16);
 
 impl<'a> Aligned<'a> {
@@ -151,7 +151,7 @@ impl<'a> Aligned<'a> {
         }
     }
 
-    /// Matched spans whose durations changed, the largest change first.
+    /// Returns the matched spans whose durations changed, largest change first.
     pub(super) fn changes(&self) -> Vec<Change> {
         let mut order: Vec<(u64, usize)> = self
             .pairs
@@ -236,7 +236,7 @@ fn durations(pair: &[&Span; 2]) -> [u64; 2] {
     pair.map(|s| s.end.saturating_sub(s.start).0)
 }
 
-/// Spans by instruction; the second of one instruction is another place.
+/// Returns spans by instruction. A repeated instruction has several numbered places.
 fn by_instr(view: &RunView) -> Vec<((Place, u32), &Span)> {
     let none = (0, 0, 0, Phase::Init, 0);
     let mut all: Vec<((Place, u32), &Span)> = view
@@ -249,7 +249,7 @@ fn by_instr(view: &RunView) -> Vec<((Place, u32), &Span)> {
     all
 }
 
-/// Spans by where they belong, in order of launch where several belong to one place.
+/// Returns spans by place, in order of launch if several share a place.
 fn by_place<'a>(view: &'a RunView, common: &mut Common<'a>) -> Vec<((Place, u32), &'a Span)> {
     let names = common.of(&view.names);
     let units = common.of(&view.program.units);
@@ -275,9 +275,9 @@ fn by_place<'a>(view: &'a RunView, common: &mut Common<'a>) -> Vec<((Place, u32)
     all
 }
 
-/// Sorts by place and numbers what shares one.
+/// Sorts spans by place and numbers those that share one.
 fn number(all: &mut [((Place, u32), &Span)]) {
-    // Stable: in order of launch within a place.
+    // The sort is stable and keeps the order of launch within a place.
     all.sort_by_key(|x| x.0.0);
     for i in 1..all.len() {
         if all[i].0.0 == all[i - 1].0.0 {

@@ -1,4 +1,4 @@
-//! Where the recorded step's time goes: by phase, unit, stream and kind of work.
+//! The time of the recorded step by phase, unit, stream and kind of work.
 
 use super::places::Sums;
 use crate::view::{InstrView, RunView};
@@ -10,37 +10,37 @@ use shardlab_plan::units::Picos;
 /// A part of the step in both runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Part {
-    /// What it is.
+    /// Name.
     pub name: String,
     /// Time in A and B.
     pub time: [Picos; 2],
 }
 
-/// Time by several cuts, the largest change first in each.
+/// The time of a step, broken down in several ways; largest change first in each.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Breakdown {
-    /// Wall time by phase: kernels of the compute stream with the waits before them. Adds up to the
-    /// step.
+    /// Wall time by phase: kernels of the compute stream, including the waits before them. Adds up
+    /// to the step time.
     pub by_phase: Vec<Part>,
     /// Wall time by unit.
     pub by_unit: Vec<Part>,
     /// Busy time by stream.
     pub by_stream: Vec<Part>,
-    /// Busy time by kind of work, on whatever stream.
+    /// Busy time by kind of work, on all streams.
     pub by_kind: Vec<Part>,
     /// Busy time of the compute stream.
     pub compute: [Picos; 2],
-    /// The same by kind of work: together with the exposed time it adds up to the step, without
-    /// what other streams hide.
+    /// Busy time of the compute stream by kind of work. Together with the exposed time it adds up
+    /// to the step time, excluding hidden work on other streams.
     pub compute_by_kind: Vec<Part>,
 }
 
-/// Name of what follows the last kernel.
+/// Name of the time after the last kernel.
 const END: &str = "end of step";
 
 impl Breakdown {
-    /// Returns the breakdown; empty where one of the runs has no spans, since nothing is known
-    /// about the parts of its step.
+    /// Returns the breakdown. It is empty if one of the runs has no spans, since the parts of its
+    /// step are unknown.
     pub(super) fn new(sides: [&RunView; 2]) -> Self {
         if !sides.iter().all(|s| s.is_recorded()) {
             return Self {
@@ -108,8 +108,8 @@ fn clipped(view: &RunView, span: &Span) -> (Picos, Picos) {
     )
 }
 
-/// Returns the wall time of each kernel of the compute stream with the wait before it, and its busy
-/// time; then what follows the last kernel. Wall times add up to the recorded step.
+/// Returns, for each kernel of the compute stream, its wall time including the wait before it, and
+/// its busy time; then the time after the last kernel. Wall times add up to the recorded step.
 fn walls(view: &RunView) -> Vec<(Option<&InstrView>, Picos, Picos)> {
     let mut reached = view.run.recorded_from;
     let mut all = Vec::new();

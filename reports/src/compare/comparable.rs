@@ -1,4 +1,4 @@
-//! Whether runs can be compared at all, and why.
+//! Determines whether runs can be compared, and why.
 
 use crate::view::{RunView, ScenarioView, differences};
 use serde::Serialize;
@@ -6,35 +6,35 @@ use shardlab_plan::record::RunKind;
 use shardlab_plan::scenario::HARDWARE;
 use std::collections::BTreeSet;
 
-/// Options that are named; of more, their number is given.
+/// Maximum number of options that are named; if there are more, only their number is given.
 const NAMED: usize = 3;
 
-/// How far numbers of runs can be compared.
+/// To what extent the numbers of runs can be compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// The same work on the same machine: one of the runs may be called better.
+    /// The same work on the same machine: one run may be called better.
     Full,
-    /// With care: the reasons say what is not the same.
+    /// Comparable with care: the reasons say what differs.
     Partial,
-    /// The runs have nothing to do with each other: their times are not compared.
+    /// Unrelated runs: their times are not compared.
     None,
 }
 
-/// How comparable some runs are.
+/// Whether some runs are comparable, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Comparable {
-    /// In a word.
+    /// Level.
     pub level: Level,
-    /// Why.
+    /// Reasons.
     pub reasons: Vec<String>,
-    /// Whether all are predictions, or all are measurements.
+    /// Whether all runs are predictions, or all are measurements.
     #[serde(skip)]
     one_kind: bool,
 }
 
 impl Comparable {
-    /// Compares what the runs are: model, tokens, hardware, kind and program.
+    /// Compares model, tokens, hardware, kind and program of the runs.
     #[must_use]
     pub fn new(views: &[&RunView]) -> Self {
         let facts = Facts::new(views);
@@ -69,20 +69,20 @@ impl Comparable {
         }
     }
 
-    /// Whether times, and what follows from them, can be compared.
+    /// Returns whether times, and conclusions from them, can be compared.
     #[must_use]
     pub fn times(&self) -> bool {
         self.level != Level::None
     }
 
-    /// Whether one of the runs may be called better than another one: never of a prediction and a
-    /// measurement.
+    /// Returns whether one run may be called better than another. A prediction and a measurement
+    /// are never ranked.
     #[must_use]
     pub fn ranks(&self) -> bool {
         self.times() && self.one_kind
     }
 
-    /// Says so in a sentence.
+    /// Returns the result as a sentence.
     #[must_use]
     pub fn sentence(&self) -> String {
         let word = match self.level {
@@ -94,7 +94,7 @@ impl Comparable {
     }
 }
 
-/// `CPU training of llama-tiny`, `simulated llama3-8b-4xh200 on 4 x h200-nvlink`.
+/// Describes a run: `CPU training of llama-tiny`, `simulated llama3-8b-4xh200 on 4 x h200-nvlink`.
 fn described(view: &RunView) -> String {
     let run = &view.run;
     let name = &view.scenario.name;
@@ -115,8 +115,8 @@ fn is_cpu(hardware: &str) -> bool {
     hardware == CPU
 }
 
-/// Whether a profile can be of the device that a run was measured on. Profiles of one's own may be
-/// of any.
+/// Returns whether a profile may describe the device that a run was measured on. A user's profile
+/// may describe any device.
 fn may_be(profile: &str, device: &str) -> bool {
     if !HARDWARE.contains(&profile) {
         return true;
@@ -124,18 +124,18 @@ fn may_be(profile: &str, device: &str) -> bool {
     if is_cpu(profile) || is_cpu(device) {
         return profile == device;
     }
-    // `h200-nvlink-exec` and `NVIDIA H200`.
+    // Matches `h200-nvlink-exec` with `NVIDIA H200`.
     let model = profile.split('-').next().unwrap_or(profile);
     device.to_lowercase().contains(model)
 }
 
-/// What is the same in all runs, and what is not.
+/// What is equal in all runs, and what differs.
 struct Facts<'a> {
     views: &'a [&'a RunView],
     kinds: BTreeSet<&'static str>,
     /// Options that differ.
     keys: Vec<String>,
-    /// Whether every measurement may be of the machine that every prediction is for.
+    /// Whether every measurement may be from the machine that every prediction describes.
     machines_agree: bool,
 }
 
@@ -166,9 +166,9 @@ impl<'a> Facts<'a> {
         self.keys.iter().any(|key| key.starts_with(section))
     }
 
-    /// Another model, that is not a variant of the same scenario.
+    /// Returns whether the models differ and are not variants of the same scenario.
     fn is_other_model(&self) -> bool {
-        // Scenarios whose options are not known are told apart by their names.
+        // Scenarios with unknown options are distinguished by their names.
         let unknown = self.views.iter().any(|v| v.scenario.settings.is_empty());
         let other = self.differs_in("model.") || unknown;
         other && !self.all_same(|v| v.scenario.name.clone())
@@ -196,7 +196,7 @@ impl<'a> Facts<'a> {
         self.all_same(|v| v.program.digest.clone()) && self.views.first().filter(known).is_some()
     }
 
-    /// `same model, hardware and batch`.
+    /// Returns what is equal: `same model, hardware and batch`.
     fn same(&self) -> Option<String> {
         let aspects = [
             ("program", self.same_program()),
@@ -218,7 +218,7 @@ impl<'a> Facts<'a> {
         self.same_ranks() && !self.keys.iter().any(of_mesh)
     }
 
-    /// What keeps numbers from being compared without care.
+    /// Returns the differences that make a comparison less meaningful.
     fn differing(&self) -> Vec<String> {
         let values = |of: &dyn Fn(&RunView) -> String| {
             let mut all: Vec<String> = Vec::new();
@@ -256,18 +256,24 @@ impl<'a> Facts<'a> {
             let unit = RunView::counted_in(self.views.iter().copied()).name();
             let tokens = values(&|v| v.run.tokens.to_string());
             all.push(format!(
-                "{tokens} {unit} per rank and step, so throughput tells more than step time"
+                "{tokens} {unit} per rank and step, so compare throughput rather than step time"
             ));
         }
         all
     }
 
-    /// `differ in fsdp.prefetch_forward`.
+    /// Returns the differing options: `differ in fsdp.prefetch_forward`.
     fn options(&self) -> Option<String> {
         let known = self.views.iter().all(|v| !v.scenario.settings.is_empty());
-        // What `differing` says in other words.
-        let told = |key: &&String| !key.starts_with("model.") && *key != crate::view::HARDWARE;
-        let keys: Vec<&str> = self.keys.iter().filter(told).map(String::as_str).collect();
+        // `differing` already reports these in other words.
+        let unreported =
+            |key: &&String| !key.starts_with("model.") && *key != crate::view::HARDWARE;
+        let keys: Vec<&str> = self
+            .keys
+            .iter()
+            .filter(unreported)
+            .map(String::as_str)
+            .collect();
         match keys.as_slice() {
             [] if self.keys.is_empty() && known => Some("no option differs".to_owned()),
             [] => None,
@@ -330,7 +336,7 @@ mod tests {
             c.sentence(),
             "Partly comparable: same program and hardware; predicted vs. measured; no option differs."
         );
-        // On the processor it is a measurement of another machine.
+        // A run on the CPU is a measurement of another machine.
         b.run.hardware = "cpu".to_owned();
         let (level, text) = of([&a, &b]);
         assert_eq!(level, Level::None);
@@ -349,7 +355,7 @@ mod tests {
         let c = Comparable::new(&[&b, &a]);
         assert_eq!((c.level, c.ranks(), c.times()), (Level::None, false, false));
         assert_eq!(c.reasons[1], "different models on different machines");
-        // A variant of one scenario is compared, with care.
+        // A variant of the same scenario is compared, with care.
         let c = run("a", &[("model.layers", "32")]);
         let (level, text) = of([&a, &c]);
         assert_eq!(level, Level::Partial);

@@ -1,9 +1,9 @@
-//! Losses and gradient norms of two runs over one another.
+//! Compares losses and gradient norms of two runs.
 
 use serde::Serialize;
 use shardlab_plan::record::float;
 
-/// Two values of one step.
+/// The two values of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Difference {
     /// Step, from 1.
@@ -16,29 +16,30 @@ pub struct Difference {
     pub b: f64,
 }
 
-/// Two curves.
+/// A pair of curves.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CurvePair {
-    /// Steps of A and B.
+    /// Number of steps of A and B.
     pub steps: [usize; 2],
     /// First step whose values are not bitwise identical.
     pub diverges: Option<Difference>,
-    /// Step with the largest absolute difference; where one value is NaN it is that step.
+    /// Step with the largest absolute difference. A step on which only one value is NaN counts as
+    /// the largest.
     pub largest: Option<Difference>,
-    /// The last step that both have.
+    /// Last common step.
     pub last: Difference,
-    /// Mean of B less A over the common steps.
+    /// Mean of B - A over the common steps.
     #[serde(with = "float")]
     pub mean_difference: f64,
     /// A few steps from the first to the last, for a table.
     pub shown: Vec<Difference>,
 }
 
-/// Steps that [`CurvePair::shown`] has at most.
+/// Maximum length of [`CurvePair::shown`].
 const SHOWN: usize = 10;
 
 impl CurvePair {
-    /// The common steps of two curves; `None` where there is none.
+    /// Compares the common steps of two curves; `None` if there are none.
     pub(super) fn new(a: &[f64], b: &[f64]) -> Option<Self> {
         let both: Vec<Difference> = a
             .iter()
@@ -77,7 +78,7 @@ impl CurvePair {
         })
     }
 
-    /// The difference in a sentence, for a quantity such as `loss`.
+    /// Describes the difference of a quantity such as `loss` in a sentence.
     #[must_use]
     pub fn sentence(&self, quantity: &str) -> String {
         let steps = self.steps[0].min(self.steps[1]);

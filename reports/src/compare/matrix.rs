@@ -1,4 +1,5 @@
-//! Many runs: options by metrics, the best of each marked, the front of time and memory.
+//! A matrix of many runs: options and metrics, with the best values and the Pareto front of time
+//! and memory marked.
 
 use super::comparable::Comparable;
 use super::ties::{self, Point};
@@ -9,16 +10,16 @@ use shardlab_plan::record::float;
 use shardlab_plan::scenario::BatchUnit;
 use shardlab_plan::units::{ByteUnit, Bytes, signed};
 
-/// What a metric counts: how it is shown, and when it ranks runs.
+/// Unit of a metric. It decides how values are shown, and when they rank runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
-    /// Time of a step or of a part of it, milliseconds.
+    /// Time of a step or a part of it, milliseconds.
     StepTime,
-    /// Tokens (or what else batches are counted in) per second and GPU.
+    /// Tokens (or the model's batch unit) per second and GPU.
     Throughput,
     /// Percent.
     Percent,
-    /// Memory, GiB; shown in the unit that suits all runs.
+    /// Memory, GiB; shown in a unit that suits all runs.
     Memory,
     /// A plain number.
     Count,
@@ -27,7 +28,7 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// Returns the decimals that are worth showing.
+    /// Returns the number of decimals to show.
     pub(crate) const fn decimals(self) -> usize {
         match self {
             Self::Throughput | Self::Count => 0,
@@ -37,8 +38,8 @@ impl Unit {
         }
     }
 
-    /// Whether a run's value competes: runs that do not fit never do, and step times only where all
-    /// steps do the same work.
+    /// Returns whether a run's value competes. Runs that do not fit never do; step times compete
+    /// only if all steps do the same work.
     #[must_use]
     pub fn counts(self, fits: Option<bool>, same_tokens: bool) -> bool {
         fits != Some(false) && (self != Self::StepTime || same_tokens)
@@ -48,25 +49,25 @@ impl Unit {
 /// A number by which runs are compared.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Metric {
-    /// Name with its unit, as JSON has it.
+    /// Name with unit, as in JSON.
     pub name: &'static str,
     /// Title of a column.
     pub title: &'static str,
-    /// What the values count.
+    /// Unit of the values.
     #[serde(skip)]
     pub unit: Unit,
     /// Whether smaller is better.
     pub smaller_is_better: bool,
-    /// Decimals that are worth showing.
+    /// Number of decimals to show.
     pub decimals: usize,
-    /// The value of each run; NaN where a run has none.
+    /// Value of each run; NaN if a run has none.
     #[serde(with = "float::list")]
     pub values: Vec<f64>,
 }
 
 impl Metric {
-    /// Whether the second of two runs is better than the first; `None` if they tie or one has no
-    /// value.
+    /// Returns whether the second of two runs is better than the first; `None` if they tie or one
+    /// has no value.
     #[must_use]
     pub fn improves(&self, tolerance: Tolerance) -> Option<bool> {
         let &[a, b] = self.values.as_slice() else {
@@ -76,14 +77,14 @@ impl Metric {
         (less || more).then_some(less == self.smaller_is_better)
     }
 
-    /// Returns the unit that memory is shown in: one for all runs.
+    /// Returns the unit in which memory is shown, common to all runs.
     fn byte_unit(&self) -> Option<ByteUnit> {
         let known = self.values.iter().filter(|v| !v.is_nan());
         (self.unit == Unit::Memory)
             .then(|| ByteUnit::common(known.map(|v| Bytes((v * GIB) as u64))))
     }
 
-    /// Returns a value in the unit that it is shown in, and the decimals.
+    /// Returns a value in the unit in which it is shown, and its decimals.
     fn shown(&self, value: f64) -> (f64, usize) {
         match self.byte_unit() {
             Some(unit) => (value * unit.count(Bytes(1 << 30)), unit.decimals()),
@@ -109,7 +110,7 @@ impl Metric {
         }
     }
 
-    /// Formats the difference of the second run from the first; `None` where one has no value.
+    /// Formats the difference between the second run and the first; `None` if one has no value.
     #[must_use]
     pub fn change(&self) -> Option<String> {
         let &[a, b] = self.values.as_slice() else {
@@ -122,7 +123,7 @@ impl Metric {
 
 const GIB: f64 = (1u64 << 30) as f64;
 
-/// Name, title, unit, whether smaller is better, and where it comes from.
+/// Name, title, unit, whether smaller is better, and the value of a run.
 type Column = (&'static str, &'static str, Unit, bool, fn(&RunView) -> f64);
 
 const COLUMNS: [Column; 10] = [
@@ -167,8 +168,8 @@ const COLUMNS: [Column; 10] = [
     }),
 ];
 
-/// Returns the main numbers of some runs, without those that no run has, and without retries where
-/// there are none.
+/// Returns the main numbers of some runs, except those that no run has, and retries if there are
+/// none.
 pub(super) fn metrics(runs: &[&RunView]) -> Vec<Metric> {
     let counted_in = RunView::counted_in(runs.iter().copied());
     COLUMNS
@@ -198,43 +199,45 @@ pub struct Row {
     pub scenario: String,
     /// `sim` or `exec`.
     pub kind: &'static str,
-    /// Whether it fits the device, where that is known.
+    /// Whether it fits the device, if known.
     pub fits: Option<bool>,
     /// Whether it is on the Pareto front of time per token and reserved memory, among the runs that
     /// fit. See [`ties::front`].
     pub on_front: bool,
 }
 
-/// Several runs next to one another.
+/// Several runs side by side.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Matrix {
     /// The runs.
     pub rows: Vec<Row>,
-    /// Whether they can be compared, and why. Where they cannot be ranked, none is the best and
-    /// none is on the front.
+    /// Whether they can be compared, and why. If they cannot be ranked, none is the best and none
+    /// is on the front.
     pub comparable: Comparable,
-    /// Options that are not the same in all, with their values.
+    /// Options that differ between runs, with their values.
     pub options: Vec<Difference>,
     /// Metrics.
     pub metrics: Vec<Metric>,
-    /// Whether steps have the same tokens in all runs; if not, step times do not rank them.
+    /// Whether steps have the same number of tokens in all runs; otherwise step times do not rank
+    /// them.
     #[serde(skip)]
     pub same_tokens: bool,
-    /// What the batches are counted in.
+    /// Unit of the batches.
     #[serde(skip)]
     pub counted_in: BatchUnit,
-    /// Values closer than this are equal.
+    /// Values closer than this count as equal.
     #[serde(skip)]
     pub tolerance: Tolerance,
-    /// Per run what decides among equal values.
+    /// Values of each run that decide between ties.
     #[serde(skip)]
     points: Vec<Point>,
 }
 
 impl Matrix {
-    /// Marks the best value of a metric among the runs that fit. Of values that tie the run with
-    /// the least reserved memory is the best, then the one with the fewest options that differ from
-    /// the defaults. No run is marked if all values tie, or if the runs cannot be ranked.
+    /// Returns which run has the best value of a metric among those that fit. Among tied values,
+    /// the run with the least reserved memory is the best, then the one with the fewest options
+    /// that differ from the defaults. No run is marked if all values tie, or if the runs cannot be
+    /// ranked.
     #[must_use]
     pub fn best(&self, metric: &Metric) -> Vec<bool> {
         if !self.comparable.ranks() {
@@ -269,13 +272,13 @@ impl Matrix {
         let Some(best) = ties::best(&points, tolerance).map(|i| points[i]) else {
             return vec![false; points.len()];
         };
-        // Runs that nothing tells apart are all marked.
+        // Runs that cannot be distinguished are all marked.
         let equal = |p: &Point| p.ties(&best, tolerance) && p.changes == best.changes;
         points.iter().map(equal).collect()
     }
 
-    /// Builds the matrix of some runs with their names. Without a tolerance, it follows from what
-    /// the runs rest on: see [`Tolerance::of_bases`].
+    /// Builds the matrix of some named runs. The default tolerance follows from what the runs rest
+    /// on: see [`Tolerance::of_bases`].
     #[must_use]
     pub fn new(runs: &[(&str, &RunView)], tolerance: Option<Tolerance>) -> Self {
         let views: Vec<&RunView> = runs.iter().map(|(_, v)| *v).collect();
@@ -285,7 +288,7 @@ impl Matrix {
         let points: Vec<Point> = views
             .iter()
             .map(|v| Point {
-                // Per token, so that runs of different batches compare.
+                // Time per token, so that runs with different batches are comparable.
                 time: v.step_ms() / v.run.tokens.max(1) as f64,
                 memory: v.run.memory.peak_reserved.0 as f64,
                 changes: v.scenario.changes(),
@@ -308,7 +311,7 @@ impl Matrix {
                 .iter()
                 .any(|p| competing[kept].differs(p, tolerance))
         {
-            // Nothing tells any two runs apart.
+            // No two runs can be distinguished.
             front = vec![competing.len() == 1; competing.len()];
         }
         Self {

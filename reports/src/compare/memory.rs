@@ -1,32 +1,32 @@
-//! Memory of two runs: composition at the peak, peaks by place, curves.
+//! Compares the memory of two runs: composition at the peak, peaks by place, and curves.
 
 use super::places::{Common, Sums, change, unit_numbers};
 use crate::view::RunView;
 use serde::Serialize;
 use shardlab_plan::units::Bytes;
 
-/// Points of a curve.
+/// Number of points of a curve.
 const POINTS: usize = 64;
-/// Places that are listed.
+/// Maximum number of places that are listed.
 const LISTED: usize = 10;
 
-/// Bytes of something in A and B.
+/// Sizes of something in A and B.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Sized {
-    /// What.
+    /// Name.
     pub name: String,
     /// Bytes in A and B.
     pub bytes: [Bytes; 2],
 }
 
-/// Peak of allocated bytes while the host was at a place.
+/// Peak of allocated bytes while the host was at a place of the program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PlacePeak {
     /// Unit.
     pub unit: String,
     /// Phase.
     pub phase: &'static str,
-    /// Peak in A and B; zero where a run has no such place.
+    /// Peak in A and B; zero if a run has no such place.
     pub bytes: [Bytes; 2],
 }
 
@@ -35,14 +35,14 @@ pub struct PlacePeak {
 pub struct MemoryPair {
     /// Where each run peaks: phase and unit.
     pub at: [String; 2],
-    /// Allocated at the peak by role, the largest change first.
+    /// Bytes allocated at the peak by role, largest change first.
     pub by_role: Vec<Sized>,
-    /// Allocated at the peak by unit, the largest change first.
+    /// Bytes allocated at the peak by unit, largest change first.
     pub by_unit: Vec<Sized>,
-    /// Places that both runs have, by the largest change of their peaks.
+    /// Places that both runs have, largest change of the peak first.
     pub places: Vec<PlacePeak>,
-    /// Largest allocated bytes in each of equally many parts of the recorded step, by host time;
-    /// empty without samples.
+    /// Maximum of allocated bytes in each of equally many intervals of the recorded step, by host
+    /// time; empty without samples.
     pub curves: [Vec<u64>; 2],
 }
 
@@ -58,7 +58,7 @@ impl MemoryPair {
                 units.add(unit.as_str(), side, bytes.0);
             }
         }
-        // A baseline names only the largest units: the others are not gone.
+        // A baseline lists only the largest units, so missing ones have not disappeared.
         if sides.iter().any(|s| s.is_baseline()) {
             units.0.retain(|_, bytes| !bytes.contains(&0));
         }
@@ -135,7 +135,7 @@ fn curve(view: &RunView) -> Vec<u64> {
     for sample in samples {
         let share = u128::from(sample.time.saturating_sub(first).0) * POINTS as u128;
         let at = ((share / u128::from(length)) as usize).min(POINTS - 1);
-        // What was allocated before lasts until the next change.
+        // Allocated bytes stay constant until the next change.
         for point in points.iter_mut().take(at + 1).skip(reached) {
             *point = (*point).max(level);
         }

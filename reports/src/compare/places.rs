@@ -1,12 +1,13 @@
-//! Names of two runs in one table, so that places in their programs can be compared by number.
+//! Numbers the names of two runs in a common table, so that places in their programs can be
+//! compared by number.
 
 use crate::view::RunView;
 use std::collections::BTreeMap;
 
-/// Numbers of the names of two runs: equal names have equal numbers.
+/// Names of two runs. Equal names have equal numbers.
 pub(super) struct Common<'a> {
     known: BTreeMap<&'a str, u32>,
-    /// The names by number.
+    /// Names by number.
     pub(super) names: Vec<&'a str>,
 }
 
@@ -18,7 +19,7 @@ impl<'a> Common<'a> {
         }
     }
 
-    /// Numbers of a list of names.
+    /// Returns the numbers of a list of names.
     pub(super) fn of(&mut self, all: &'a [String]) -> Vec<u32> {
         all.iter()
             .map(|name| {
@@ -31,7 +32,7 @@ impl<'a> Common<'a> {
     }
 }
 
-/// Sums of two runs by key.
+/// Sums for two runs, by key.
 #[derive(Default)]
 pub(super) struct Sums<K>(pub(super) BTreeMap<K, [u64; 2]>);
 
@@ -44,7 +45,7 @@ impl<K: Ord> Sums<K> {
         self.0.entry(key).or_default()[side] += amount;
     }
 
-    /// By the size of the change, largest first; equal ones by key.
+    /// Returns the sums, largest change first; equal changes are sorted by key.
     pub(super) fn by_change(self) -> Vec<(K, [u64; 2])> {
         let mut all: Vec<(K, [u64; 2])> = self.0.into_iter().collect();
         all.sort_by(|x, y| change(y.1).cmp(&change(x.1)).then_with(|| x.0.cmp(&y.0)));
@@ -52,13 +53,12 @@ impl<K: Ord> Sums<K> {
     }
 }
 
-/// Size of a change.
+/// Returns the size of a change.
 pub(super) fn change(pair: [u64; 2]) -> u64 {
     pair[0].abs_diff(pair[1])
 }
 
-/// Phase names of the instructions of a run in the order they are first met; shared by what lists
-/// places in order.
+/// Returns the numbers of a run's unit names.
 pub(super) fn unit_numbers<'a>(common: &mut Common<'a>, run: &'a RunView) -> Vec<u32> {
     common.of(&run.program.units)
 }

@@ -1,22 +1,22 @@
-//! Ties: values closer than a tolerance are equal, and what decides among equals.
+//! Ties: values closer than a tolerance are equal, and further criteria decide between them.
 //!
 //! The front and the best of several runs follow from one relation between [`Point`]s. A point
 //! *dominates* another if it is no worse than a tie in time and in memory, and better by more than
 //! the tolerance in one of them. Two points *tie* if neither is better by more than the tolerance
-//! in either. Unlike exact dominance this is not transitive, so that the front is a set that covers
-//! all points without overlap rather than "all points that nothing dominates": see [`front`].
+//! in either. Unlike exact dominance, this relation is not transitive. The front is therefore a set
+//! that covers all points without overlap, not "all points that nothing dominates": see [`front`].
 
 use crate::tolerance::Tolerance;
 
 /// One of several candidates.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Point {
-    /// What should be small: time per step, or per token where batches differ. NaN does not
-    /// compete.
+    /// Minimised: time per step, or per token if batches differ. A NaN point does not compete.
     pub time: f64,
-    /// Reserved memory, which should be small too. NaN does not compete.
+    /// Minimised: reserved memory. A NaN point does not compete.
     pub memory: f64,
-    /// Options that differ from the defaults: of tied points the one with the fewest wins.
+    /// Number of options that differ from the defaults. Among tied points, the one with the fewest
+    /// wins.
     pub changes: usize,
 }
 
@@ -32,8 +32,8 @@ impl Point {
         !self.time.is_nan() && !self.memory.is_nan()
     }
 
-    /// Whether this point makes another one needless: no worse within the tolerance in both, better
-    /// beyond it in at least one.
+    /// Returns whether this point makes another one unnecessary: no worse within the tolerance in
+    /// both values, better beyond it in at least one.
     #[must_use]
     pub fn dominates(&self, other: &Self, tolerance: Tolerance) -> bool {
         let memory = tolerance.of_memory();
@@ -43,13 +43,13 @@ impl Point {
         better && !worse && self.competes() && other.competes()
     }
 
-    /// Whether both points compete and do not tie.
+    /// Returns whether both points compete and do not tie.
     #[must_use]
     pub fn differs(&self, other: &Self, tolerance: Tolerance) -> bool {
         self.competes() && other.competes() && !self.ties(other, tolerance)
     }
 
-    /// Whether both points are equal within the tolerance in time and in memory.
+    /// Returns whether both points are equal within the tolerance in time and in memory.
     #[must_use]
     pub fn ties(&self, other: &Self, tolerance: Tolerance) -> bool {
         tolerance.ties(self.time, other.time)
@@ -57,12 +57,12 @@ impl Point {
     }
 }
 
-/// For each point whether it is on the Pareto front of time and memory.
+/// Returns whether each point is on the Pareto front of time and memory.
 ///
-/// No point of the front dominates another one or ties with it, and every other point that competes
-/// is dominated by a point of the front or ties with one. Of points that tie, the one with the
-/// fewest changes is on the front, then the one with less memory, then the faster, then the first.
-/// With [`Tolerance::EXACT`] it is the classical front, of equal points one.
+/// No point of the front dominates another one or ties with it. Every other competing point is
+/// dominated by a point of the front or ties with one. Among tied points, the one with the fewest
+/// changes is on the front, then the one with less memory, then the faster one, then the first.
+/// With [`Tolerance::EXACT`] this is the classical front with one of several equal points.
 #[must_use]
 pub fn front(points: &[Point], tolerance: Tolerance) -> Vec<bool> {
     let mut on = vec![false; points.len()];
@@ -71,8 +71,8 @@ pub fn front(points: &[Point], tolerance: Tolerance) -> Vec<bool> {
         .collect();
     open.sort_by(|&a, &b| points[a].time.total_cmp(&points[b].time));
     while let Some(&fastest) = open.first() {
-        // Dominance has no cycles: in a cycle each of the two numbers would have to fall by more
-        // than the tolerance in half of the steps, and rise by no more than it in the other half.
+        // Dominance has no cycles: in a cycle, both numbers would have to fall by more than the
+        // tolerance in half of the steps, and rise by at most the tolerance in the other half.
         let free = undominated(points, &open, tolerance);
         let anchor = free.first().copied().unwrap_or(fastest);
         let tied = free
@@ -94,11 +94,11 @@ pub fn front(points: &[Point], tolerance: Tolerance) -> Vec<bool> {
     on
 }
 
-/// Those of the open points, which are sorted by time, that no other one dominates.
+/// Returns the open points, sorted by time, that no other open point dominates.
 fn undominated(points: &[Point], open: &[usize], tolerance: Tolerance) -> Vec<usize> {
     let memory = tolerance.of_memory();
-    // The least memory of the points before the first that `within` does not admit: thresholds rise
-    // with the time.
+    // The least memory of the points before the first one that `within` rejects. Thresholds rise
+    // with time.
     let least = |within: &dyn Fn(f64, f64) -> bool| -> Vec<f64> {
         let (mut reached, mut so_far) = (0, f64::INFINITY);
         let of = |&i: &usize| {
@@ -125,8 +125,8 @@ fn undominated(points: &[Point], open: &[usize], tolerance: Tolerance) -> Vec<us
     .collect()
 }
 
-/// The best of the points: the fastest of the front. Of points that tie in time it is the one with
-/// the least memory, then the one with the fewest changes.
+/// Returns the best point: the fastest of the front. Among points that tie in time, it is the one
+/// with the least memory, then the one with the fewest changes.
 #[must_use]
 pub fn best(points: &[Point], tolerance: Tolerance) -> Option<usize> {
     let on = front(points, tolerance);
@@ -148,8 +148,8 @@ mod tests {
         }
     }
 
-    /// A setting that buys 0.002 % of the time for 10 % more memory is not on the front, and of
-    /// settings that tie in both the one nearest to the defaults is.
+    /// A setting that gains 0.002 % of the time for 10 % more memory is not on the front. Among
+    /// settings that tie in both, the one closest to the defaults is.
     #[test]
     fn noise_is_not_worth_memory() {
         let points = [
@@ -168,8 +168,8 @@ mod tests {
 
     #[test]
     fn a_chain_of_ties_is_covered_without_gaps() {
-        // Each ties with the next in memory and is 1 % faster: the ends have nothing to do with
-        // each other.
+        // Each point ties with the next in memory and is 1 % faster: the first and the last are far
+        // apart.
         let points: Vec<Point> = (0..20)
             .map(|i| point(1.01f64.powi(i), 0.996f64.powi(i), 0))
             .collect();
@@ -180,7 +180,7 @@ mod tests {
     }
 
     fn any_point() -> impl Strategy<Value = Point> {
-        // A small grid has many ties, exact and not.
+        // A small grid has many ties, exact and inexact.
         let number = prop_oneof![
             (1..=60u32).prop_map(|i| 1.0 + f64::from(i) * 0.002),
             (1..=8u32).prop_map(f64::from),
@@ -236,7 +236,7 @@ mod tests {
             };
             let classical = values(&|i| points[i].competes() && !beaten(&points[i]));
             prop_assert_eq!(values(&|i| on[i]), classical.clone());
-            // Of equal points one is on it.
+            // One of several equal points is on the front.
             prop_assert_eq!(on.iter().filter(|on| **on).count(), classical.len());
         }
 
@@ -253,7 +253,7 @@ mod tests {
             }
         }
 
-        /// Dominance is directed, and excludes a tie.
+        /// Dominance is antisymmetric and excludes a tie.
         #[test]
         fn of_two_points_at_most_one_dominates(p in any_point(), q in any_point(), t in any_tolerance()) {
             let facts = [p.dominates(&q, t), q.dominates(&p, t), p.ties(&q, t)];

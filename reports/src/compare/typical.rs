@@ -1,15 +1,15 @@
-//! Whether the step that a comparison explains is like the others.
+//! Checks whether the step that a comparison explains resembles the others.
 
 use super::Side;
 use crate::stats::median;
 
-/// Relative distance from the median from which on a recorded step is not typical.
+/// Relative distance from the median beyond which a recorded step is not typical.
 ///
-/// A choice, not a measurement: far above the change of 2 % that comparisons look for, so that most
-/// of what is seen in such a step is something else.
+/// This is a choice, not a measurement. It is far above the change of 2 % that comparisons look
+/// for, so most of what such a step shows has another cause.
 const ATYPICAL: f64 = 0.25;
 
-/// Warns of a recorded step that is far from the median of its run.
+/// Warns if a recorded step is far from the median of its run.
 pub(super) fn warning(side: Side<'_>) -> Option<String> {
     let view = side.run;
     let recorded = view.recorded().ms();

@@ -1,4 +1,4 @@
-//! Exposed time: by cause, and by what was waited for.
+//! Exposed time by cause, and by what was waited for.
 
 use super::places::{Sums, change};
 use crate::view::RunView;
@@ -7,7 +7,7 @@ use shardlab_plan::record::{Cause, awaited_names};
 use shardlab_plan::units::Picos;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Exposed time of one cause.
+/// Exposed time with one cause.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CauseTime {
     /// Cause.
@@ -19,31 +19,31 @@ pub struct CauseTime {
 /// What the compute stream waited for.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct WaitKey {
-    /// Kernels and collectives; `host` where nothing on the device was waited for.
+    /// Names of the kernels and collectives; `host` if the gap waited for nothing on the device.
     pub name: String,
-    /// Phase of the first; empty for the host.
+    /// Phase of the first one; empty for the host.
     pub phase: String,
 }
 
-/// Exposed time of one thing that was waited for.
+/// Exposed time waiting for one thing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Wait {
     /// What was waited for.
     pub of: WaitKey,
     /// Time in A and B.
     pub time: [Picos; 2],
-    /// Gaps in A and B.
+    /// Number of gaps in A and B.
     pub count: [u32; 2],
-    /// Largest cause in A and in B, where there are gaps.
+    /// Main cause in A and in B, if there are gaps.
     pub cause: [Option<Cause>; 2],
-    /// Instructions of this name and phase by the rule that emitted them: how many in A and B.
+    /// Number of instructions with this name and phase in A and B, by the rule that emitted them.
     /// Empty for the host.
     pub rules: Rules,
     /// Mean time between the first instruction's issue and its start.
     pub held: [Picos; 2],
 }
 
-/// Returns the exposed time by cause, for all causes that occur; empty where a run does not know
+/// Returns the exposed time by cause, for all causes that occur. It is empty if a run does not know
 /// its exposed time.
 pub(super) fn causes(sides: [&RunView; 2]) -> Vec<CauseTime> {
     let unknown = |s: &&RunView| !s.is_recorded() && s.run.exposed.is_empty();
@@ -64,7 +64,7 @@ pub(super) fn causes(sides: [&RunView; 2]) -> Vec<CauseTime> {
     .collect()
 }
 
-/// Returns the exposed time by what was waited for, the largest change first; empty where a run has
+/// Returns the exposed time by what was waited for, largest change first. It is empty if a run has
 /// no spans.
 pub(super) fn waits(sides: [&RunView; 2]) -> Vec<Wait> {
     if !sides.iter().all(|s| s.is_recorded()) {
@@ -119,7 +119,7 @@ pub(super) fn waits(sides: [&RunView; 2]) -> Vec<Wait> {
         .collect()
 }
 
-/// Returns the name and phase of these spans.
+/// Returns the name and phase of the awaited spans.
 fn key(view: &RunView, awaited: &[u32]) -> WaitKey {
     let mut instrs = awaited.iter().filter_map(|&i| view.instr_of(i)).peekable();
     match instrs.peek().map(|first| first.phase) {
@@ -134,7 +134,7 @@ fn key(view: &RunView, awaited: &[u32]) -> WaitKey {
     }
 }
 
-/// Instructions by rule.
+/// Number of instructions by rule.
 type Rules = BTreeMap<String, [u32; 2]>;
 
 /// Sums the rules of all parts.

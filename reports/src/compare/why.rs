@@ -1,4 +1,4 @@
-//! A comparison in sentences: what changed, what it comes from, which option did it.
+//! A comparison in sentences: what changed, where it comes from, and which option caused it.
 
 use super::Pair;
 use super::waits::Wait;
@@ -11,9 +11,9 @@ use shardlab_plan::units::{self, Bytes, Picos};
 
 /// Share of the step below which a change is not worth a sentence.
 const WORTH_SAYING: f64 = 0.002;
-/// Sentences about waits.
+/// Maximum number of sentences about waits.
 const WAITS: usize = 3;
-/// Options that are spelled out.
+/// Maximum number of options that are spelled out.
 const OPTIONS: usize = 3;
 
 pub(super) fn sentences(pair: &Pair, sides: [&RunView; 2]) -> Vec<String> {
@@ -27,7 +27,7 @@ pub(super) fn sentences(pair: &Pair, sides: [&RunView; 2]) -> Vec<String> {
     if pair.comparable.times() {
         all.extend(tokens(sides, [a, b]));
     }
-    // Baselines of earlier versions do not tell their options.
+    // Baselines of earlier versions do not contain their options.
     if sides.iter().all(|s| !s.scenario.settings.is_empty()) {
         all.extend(options(pair));
     }
@@ -35,7 +35,7 @@ pub(super) fn sentences(pair: &Pair, sides: [&RunView; 2]) -> Vec<String> {
         return all;
     }
     all.extend(instructions(sides));
-    // Of a step that is not typical nothing follows.
+    // A step that is not typical allows no conclusions.
     if pair.warnings.is_empty() {
         all.extend(parts_of_the_step(pair, sides));
     }
@@ -49,7 +49,7 @@ pub(super) fn sentences(pair: &Pair, sides: [&RunView; 2]) -> Vec<String> {
     all
 }
 
-/// What the change of the recorded step is made of.
+/// Explains the change of the recorded step by its parts.
 fn parts_of_the_step(pair: &Pair, sides: [&RunView; 2]) -> Vec<String> {
     let step = sides[0].recorded().max(sides[1].recorded());
     let worth = |change: i128| change.unsigned_abs() as f64 >= WORTH_SAYING * step.0 as f64;
@@ -61,7 +61,7 @@ fn parts_of_the_step(pair: &Pair, sides: [&RunView; 2]) -> Vec<String> {
         .filter(|w| worth(signed(w.time)))
         .take(WAITS);
     all.extend(waits.map(|w| wait(w, a, b)));
-    // The largest change is the first.
+    // The largest change comes first.
     if let Some(kind) = pair.breakdown.compute_by_kind.first()
         && worth(signed(kind.time))
     {
@@ -74,7 +74,7 @@ fn parts_of_the_step(pair: &Pair, sides: [&RunView; 2]) -> Vec<String> {
     all
 }
 
-/// Compares throughput where steps differ in their tokens (rows, images). Different units are not
+/// Compares throughput if steps differ in their tokens (rows, images). Different units are not
 /// compared.
 pub(crate) fn tokens(sides: [&RunView; 2], labels: [&str; 2]) -> Option<String> {
     let [a, b] = sides.map(|s| s.run.tokens);
@@ -97,9 +97,9 @@ pub(crate) fn tokens(sides: [&RunView; 2], labels: [&str; 2]) -> Option<String> 
     })
 }
 
-/// Compares what the power limit does to the clocks of two predictions.
+/// Compares the effect of the power limit on the clocks of two predictions.
 fn clock(sides: [&RunView; 2], labels: [&String; 2]) -> Option<String> {
-    let [a, b] = sides.map(|s| Clock::told(&s.run.environment));
+    let [a, b] = sides.map(|s| Clock::from_environment(&s.run.environment));
     let (a, b) = (a?, b?);
     if (a.arithmetic_factor - b.arithmetic_factor).abs() < WORTH_SAYING {
         return None;
@@ -122,13 +122,13 @@ fn signed(pair: [Picos; 2]) -> i128 {
     i128::from(pair[1].0) - i128::from(pair[0].0)
 }
 
-/// `+3.20 ms`.
+/// Formats a difference: `+3.20 ms`.
 fn delta(pair: [Picos; 2]) -> String {
     let sign = if pair[1] < pair[0] { '-' } else { '+' };
     format!("{sign}{}", Picos(pair[0].0.abs_diff(pair[1].0)))
 }
 
-/// `fsdp.prefetch_forward: 1 → 0.`
+/// Lists changed options: `fsdp.prefetch_forward: 1 → 0.`
 fn options(pair: &Pair) -> Option<String> {
     let value = |v: &Option<String>| v.clone().unwrap_or_else(|| "unset".into());
     let shown: Vec<String> = pair
@@ -148,7 +148,7 @@ fn options(pair: &Pair) -> Option<String> {
     }
 }
 
-/// Compares the numbers of instructions of each kind, where single ones cannot be aligned.
+/// Compares the number of instructions of each kind, if single instructions cannot be aligned.
 fn instructions(sides: [&RunView; 2]) -> Option<String> {
     if sides.iter().all(|s| s.is_recorded()) {
         return None;
@@ -166,7 +166,7 @@ fn instructions(sides: [&RunView; 2]) -> Option<String> {
     })
 }
 
-/// `+24.80 ms = +32.56 ms exposed time (gate +33.58 ms) - 7.71 ms compute.`
+/// Splits a difference: `+24.80 ms = +32.56 ms exposed time (gate +33.58 ms) - 7.71 ms compute.`
 fn made_of(pair: &Pair, sides: [&RunView; 2], worth: impl Fn(i128) -> bool) -> Option<String> {
     let exposed = [0, 1].map(|i| pair.exposed.iter().map(|c| c.time[i]).sum::<Picos>());
     let step = sides.map(RunView::recorded);
@@ -207,17 +207,18 @@ fn made_of(pair: &Pair, sides: [&RunView; 2], worth: impl Fn(i128) -> bool) -> O
     ))
 }
 
-/// What of a sum is shown, although nothing explains it: 10 us, picoseconds.
+/// Unexplained part of a sum that is still shown: 10 us, in picoseconds.
 const OTHER: u128 = 10_000_000;
 
-/// `- 7.71 ms`, a term of a sum.
+/// Formats a term of a sum: `- 7.71 ms`.
 fn added(change: i128) -> String {
     let sign = if change < 0 { '-' } else { '+' };
     let size = u64::try_from(change.unsigned_abs()).unwrap_or(u64::MAX);
     format!("{sign} {}", Picos(size))
 }
 
-/// `all_gather in forward: A waits 5.82 ms, B 38.38 ms (34 times), because …. A prefetches 32 of 33, B none.`
+/// Describes a wait: `all_gather in forward: A waits 5.82 ms, B 38.38 ms (34 times), because …. A
+/// prefetches 32 of 33, B none.`
 fn wait(w: &Wait, a: &str, b: &str) -> String {
     let host = w.of.phase.is_empty();
     let what = if host {
@@ -225,7 +226,7 @@ fn wait(w: &Wait, a: &str, b: &str) -> String {
     } else {
         format!("{} in {}", w.of.name, w.of.phase)
     };
-    // The side that waits longer is the one with something to explain.
+    // The side that waits longer needs the explanation.
     let worse = usize::from(w.time[1] > w.time[0]);
     let ahead = |side: usize| count(w, Rule::Prefetch.name(), side);
     let because = match w.cause[worse] {
@@ -250,12 +251,12 @@ fn wait(w: &Wait, a: &str, b: &str) -> String {
     )
 }
 
-/// How many collectives a rule issues in one of the runs.
+/// Returns how many collectives a rule issues in one of the runs.
 fn count(w: &Wait, rule: &str, side: usize) -> u32 {
     w.rules.get(rule).copied().unwrap_or_default()[side]
 }
 
-/// What issues the collectives that are waited for, where that is not the same in both.
+/// Says which rules issue the collectives that are waited for, if they differ.
 fn issued(w: &Wait, a: &str, b: &str) -> String {
     let of = |rule: &str, side: usize| {
         let all: u32 = w.rules.values().map(|n| n[side]).sum();
@@ -325,11 +326,11 @@ fn memory(pair: &Pair, sides: [&RunView; 2]) -> String {
     )
 }
 
-/// How far the prediction of the step is off, and where that comes from: of computation and exposed
-/// time, which make up the step, the part with the largest error of the step's sign. Hidden
+/// Says how far the predicted step time is off, and why. Computation and exposed time make up the
+/// step; names the part with the largest error in the direction of the step's error. Hidden
 /// communication does not make a step longer.
 fn prediction(p: &super::Prediction, pair: &Pair, sides: [&RunView; 2]) -> String {
-    // Predicted less measured.
+    // Predicted minus measured.
     let error = |time: [Picos; 2]| signed([time[p.measured], time[1 - p.measured]]);
     let kinds = pair.breakdown.compute_by_kind.iter();
     let kinds = kinds.map(|k| (k.name.clone(), k.time));
@@ -356,7 +357,7 @@ fn prediction(p: &super::Prediction, pair: &Pair, sides: [&RunView; 2]) -> Strin
     });
     let [predicted, measured] = [1 - p.measured, p.measured].map(|i| sides[i].step_ms());
     let interval = pair.step.as_ref().map_or_else(String::new, |step| {
-        // Ratios are of B to A: those of the measurement to the prediction, or their inverses.
+        // Ratios are B to A: measurement to prediction, or the inverse.
         let ends = [step.ratio.low, step.ratio.high].map(|ratio| match p.measured {
             1 => predicted * ratio,
             _ => predicted / ratio,

@@ -11,30 +11,30 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// Version of the file format that is written; raised when a field changes meaning. Format 1 has
-/// the outline of the plan in a form that only its own version could compare; everything else of it
-/// is read.
+/// Version of the file format that is written, raised when a field changes its meaning. The outline
+/// of the plan in format 1 is comparable only by the version that wrote it; everything else in such
+/// files is read.
 pub const BASELINE_FORMAT: u32 = 2;
-/// The oldest format that is read.
+/// Oldest format that is read.
 const OLDEST_FORMAT: u32 = 1;
 
-/// Largest file that is read.
+/// Maximum size of a file that is read, bytes.
 const LONGEST: u64 = 64 << 20;
 
-/// Why there is not a baseline.
+/// Why there is no baseline.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BaselineError {
-    /// There is none.
+    /// The baseline does not exist.
     #[error(
         "{}: there is no baseline of `{scenario}`{}; `shardlab gate --bless` writes one",
         path.display(),
         near.as_ref().map_or_else(String::new, |n| format!(", did you mean `{n}`?"))
     )]
     Missing {
-        /// The nearest name that has one.
+        /// Closest name that has a baseline.
         near: Option<String>,
-        /// Where it was looked for.
+        /// Path that was searched.
         path: PathBuf,
         /// Scenario.
         scenario: String,
@@ -52,7 +52,7 @@ pub enum BaselineError {
     Format {
         /// Path.
         path: PathBuf,
-        /// Line and column, from 1, where it is one place's fault.
+        /// Line and column, from 1, if one place is at fault.
         at: Option<Position>,
         /// Reason.
         message: String,
@@ -60,7 +60,7 @@ pub enum BaselineError {
 }
 
 impl BaselineError {
-    /// The place in the baseline's file that is at fault, if any.
+    /// Returns the place in the baseline's file that is at fault, if there is one.
     #[must_use]
     pub fn place(&self) -> Option<Place> {
         let Self::Format {
@@ -81,9 +81,9 @@ impl BaselineError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Fault {
-    /// Line and column, from 1, where it is one place's fault.
+    /// Line and column, from 1, if one place is at fault.
     pub at: Option<Position>,
-    /// In words, on one line.
+    /// Message, on one line.
     pub message: String,
 }
 
@@ -101,24 +101,24 @@ impl Fault {
 /// A baseline and the file it was read from.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Baseline {
-    /// Facts at the time.
+    /// Facts at the time of writing.
     pub facts: Facts,
-    /// File name, for annotations; empty when it is not from a file.
+    /// File name, for annotations; empty if it was not read from a file.
     pub file: String,
     /// Version of the file's format.
     format: u32,
-    /// Its text.
+    /// Text of the file.
     text: String,
 }
 
-/// What every format's file says.
+/// Fields of files of every format.
 #[derive(Deserialize)]
 struct Head {
     format: u32,
 }
 
 impl Baseline {
-    /// A baseline that no file holds.
+    /// Creates a baseline that is not in a file.
     #[must_use]
     pub fn of(facts: Facts) -> Self {
         Self {
@@ -129,17 +129,16 @@ impl Baseline {
         }
     }
 
-    /// The text of a baseline file with these facts.
+    /// Returns the text of a baseline file with these facts.
     #[must_use]
     pub fn text(facts: &Facts) -> String {
         write::text(facts)
     }
 
-    /// Reads a file.
+    /// Reads a file. `scenario` is the scenario that the caller needs it for.
     ///
     /// # Errors
-    /// When there is none, or it is not a baseline of a known format. `scenario` is what the caller
-    /// wants it for.
+    /// Fails if there is none, or it is not a baseline of a known format.
     pub fn read(path: &Path, scenario: &str) -> Result<Self, BaselineError> {
         let io = |error| BaselineError::Io {
             path: path.to_owned(),
@@ -168,10 +167,10 @@ impl Baseline {
         Self::parse(text, &path.display().to_string()).map_err(fault)
     }
 
-    /// Reads a text; `file` stands in annotations.
+    /// Parses a text; `file` is its name in annotations.
     ///
     /// # Errors
-    /// When it is not a baseline of a known format.
+    /// Fails if it is not a baseline of a known format.
     pub fn parse(text: String, file: &str) -> Result<Self, Fault> {
         let Head { format } = toml::from_str(&text).map_err(|e| Fault::new(&text, &e))?;
         if !(OLDEST_FORMAT..=BASELINE_FORMAT).contains(&format) {
@@ -179,11 +178,12 @@ impl Baseline {
                 at: None,
                 message: format!(
                     "has format {format}, this version reads formats {OLDEST_FORMAT} to {BASELINE_FORMAT}; \
-                     `shardlab gate --bless` writes it anew"
+                     `shardlab gate --bless` writes it again"
                 ),
             });
         }
-        // The format is not a fact. An empty line in its place keeps the positions of what follows.
+        // The format is not a fact. An empty line in its place keeps the positions of the lines
+        // that follow.
         let at = text.lines().position(|line| is_key(line, "format"));
         let facts = text.split('\n').enumerate();
         let facts = facts.map(|(i, line)| if Some(i) == at { "" } else { line });
@@ -203,7 +203,7 @@ impl Baseline {
         (self.format == BASELINE_FORMAT).then_some(self.facts.program.outline.as_str())
     }
 
-    /// The line of an option, for example `train.lr`.
+    /// Returns the line of an option, for example `train.lr`.
     #[must_use]
     pub fn option_place(&self, option: &str) -> Option<Place> {
         let (section, key) = option.split_once('.')?;
@@ -222,7 +222,8 @@ impl Baseline {
         Some(place)
     }
 
-    /// The line of a key of a section (`""` is the head), for example `memory` and `allocated`.
+    /// Returns the line of a key of a section (`""` is the head), for example `memory` and
+    /// `allocated`.
     #[must_use]
     pub fn place(&self, section: &str, key: &str) -> Option<Place> {
         if self.file.is_empty() {
@@ -252,7 +253,7 @@ impl Baseline {
     }
 }
 
-/// The name beside a path that is nearest to one that is not there.
+/// Returns the closest name in the folder of a missing path.
 fn near(path: &Path, scenario: &str) -> Option<String> {
     let entries = std::fs::read_dir(path.parent()?).ok()?;
     let names: Vec<String> = entries
@@ -263,35 +264,35 @@ fn near(path: &Path, scenario: &str) -> Option<String> {
     nearest(scenario, names.iter().map(String::as_str)).map(str::to_owned)
 }
 
-/// Whether a text is meant as a baseline, well or ill: its head says a format, which no scenario
-/// has.
+/// Returns whether a text is meant as a baseline, valid or not: its head names a format, which no
+/// scenario does.
 #[must_use]
 pub fn is_baseline(text: &str) -> bool {
     head(text, "format").is_some()
 }
 
-/// The line of a key of a text's head.
+/// Returns the line of a key in the head of a text.
 fn head<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     let mut head = text.lines().take_while(|line| !line.starts_with('['));
     head.find(|line| is_key(line, key))
 }
 
-/// Whether a line gives this key's value.
+/// Returns whether a line sets this key.
 fn is_key(line: &str, key: &str) -> bool {
     line.split_once('=').is_some_and(|(k, _)| k.trim() == key)
 }
 
-/// Folders in which baselines are looked for where none is named, in this order.
+/// Folders in which baselines are searched by default, in this order.
 pub const FOLDERS: [&str; 2] = ["tests/baselines", "baselines"];
 
-/// The first of [`FOLDERS`] that is there.
+/// Returns the first existing folder of [`FOLDERS`].
 #[must_use]
 pub fn folder() -> Option<PathBuf> {
     FOLDERS.iter().map(PathBuf::from).find(|p| p.is_dir())
 }
 
-/// Where a scenario's baseline lies: `at` itself when it ends in `.toml` and is no folder, else
-/// `NAME.toml` in it.
+/// Returns the path of a scenario's baseline: `at` itself if it ends in `.toml` and is not a
+/// folder, otherwise `NAME.toml` in it.
 #[must_use]
 pub fn path_of(at: &Path, scenario: &str) -> PathBuf {
     if at.extension().is_some_and(|e| e == "toml") && !at.is_dir() {
@@ -301,22 +302,22 @@ pub fn path_of(at: &Path, scenario: &str) -> PathBuf {
     }
 }
 
-/// What blessing did.
+/// Result of blessing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Blessed {
-    /// There was none.
+    /// There was no baseline before.
     Created,
-    /// It says something else now.
+    /// The content has changed.
     Updated,
-    /// It said so already.
+    /// The content is the same.
     Unchanged,
 }
 
-/// Makes sure that what a path holds, if anything, may give way to a scenario's baseline: an older
-/// one of it, well or ill.
+/// Checks that a scenario's baseline may replace the file at a path, if there is one: it must be an
+/// older baseline of the scenario, valid or not.
 ///
 /// # Errors
-/// When it is anything else.
+/// Fails if the file is anything else.
 pub fn replaceable(path: &Path, scenario: &str) -> Result<(), BaselineError> {
     let fault = |message: String| {
         Err(BaselineError::Format {
@@ -345,10 +346,10 @@ pub fn replaceable(path: &Path, scenario: &str) -> Result<(), BaselineError> {
     }
 }
 
-/// Writes a baseline, whole or not at all.
+/// Writes a baseline, completely or not at all.
 ///
 /// # Errors
-/// When it cannot be written, or is not [`replaceable`].
+/// Fails if it cannot be written, or if the path is not [`replaceable`].
 pub fn bless(path: &Path, facts: &Facts) -> Result<Blessed, BaselineError> {
     let io = |error| BaselineError::Io {
         path: path.to_owned(),
@@ -371,8 +372,8 @@ pub fn bless(path: &Path, facts: &Facts) -> Result<Blessed, BaselineError> {
     })
 }
 
-/// Writes a file next to a path and puts it there when it is complete; what was there stays until
-/// then, and no part is left of one that cannot be written.
+/// Writes a file next to a path and moves it there when it is complete. An existing file is kept
+/// until then, and a partial file is removed.
 fn replace(
     path: &Path,
     write: impl FnOnce(&mut File) -> std::io::Result<()>,
@@ -381,7 +382,7 @@ fn replace(
     let written = File::create(&part)
         .and_then(|mut file| {
             write(&mut file)?;
-            // A full disk may say so only now.
+            // A full disk may be reported only now.
             file.sync_all()
         })
         .and_then(|()| std::fs::rename(&part, path));

@@ -1,4 +1,4 @@
-//! What a gate compares: exact numbers of one scenario, and the curves of runs.
+//! The facts that a gate compares: exact numbers of one scenario, and the curves of runs.
 
 use super::outline;
 use crate::view::{HARDWARE, ProgramView, RunView, ScenarioView};
@@ -10,22 +10,22 @@ use shardlab_plan::record::{Basis, Run};
 use shardlab_plan::{Program, Scenario};
 use std::collections::BTreeMap;
 
-/// Units that a peak's composition lists.
+/// Maximum number of units listed in a peak's composition.
 const UNITS_LISTED: usize = 8;
-/// Violations that are listed.
+/// Maximum number of violations listed.
 const VIOLATIONS_LISTED: usize = 8;
 
-/// Everything that a gate looks at, for one scenario.
+/// All facts of one scenario that a gate examines.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Facts {
     /// Scenario name.
     pub scenario: String,
-    /// Overrides of the command line.
+    /// Overrides from the command line.
     #[serde(default)]
     pub set: Vec<String>,
-    /// Options of the resolved scenario, `section.key` to its value, except the profile's path and
-    /// the limits of the gate.
+    /// Options of the resolved scenario as `section.key` and value, except the path of the profile
+    /// and the limits of the gate.
     #[serde(default, deserialize_with = "super::baseline::options::read")]
     pub options: BTreeMap<String, String>,
     /// Policy.
@@ -40,50 +40,50 @@ pub struct Facts {
     pub memory: MemoryFacts,
     /// Predicted time.
     pub time: TimeFacts,
-    /// `shardlab check`.
+    /// Result of `shardlab check`.
     pub check: CheckFacts,
-    /// Measured runs, where there are any.
+    /// Measured runs, if there are any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<Measured>,
-    /// What the prediction rests on; not part of a baseline.
+    /// What the prediction rests on. Not part of a baseline.
     #[serde(skip)]
     pub basis: Option<Basis>,
 }
 
-/// A program.
+/// Facts of a program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProgramFacts {
     /// Digest.
     pub digest: String,
-    /// Instructions by section and kind.
+    /// Number of instructions by section and kind.
     #[serde(default)]
     pub instructions: BTreeMap<String, BTreeMap<String, u32>>,
-    /// See [`outline::outline`].
+    /// Outline, see [`outline::outline`].
     pub outline: String,
 }
 
-/// Memory of a run.
+/// Memory of a run, bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MemoryFacts {
-    /// Peak of allocated bytes: the engine's own.
+    /// Peak of bytes allocated by the engine.
     pub allocated: u64,
     /// Peak of reserved bytes.
     pub reserved: u64,
     /// Peak of the whole device.
     pub device: u64,
-    /// Bytes of the device; `None` where that is not known. A baseline does not tell it.
+    /// Capacity of the device; `None` if unknown. Not part of a baseline.
     #[serde(skip)]
     pub capacity: Option<u64>,
-    /// Bytes at rest between steps.
+    /// Bytes that stay allocated between steps.
     pub persistent: u64,
-    /// Where the allocated peak is, for example `backward layers.1`.
+    /// Where allocated bytes peak, for example `backward layers.1`.
     pub at: String,
     /// Bytes by role at the peak.
     #[serde(default)]
     pub by_role: BTreeMap<String, u64>,
-    /// Bytes by unit at the peak: the largest.
+    /// Bytes at the peak of the largest units.
     #[serde(default)]
     pub by_unit: BTreeMap<String, u64>,
 }
@@ -92,24 +92,24 @@ pub struct MemoryFacts {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TimeFacts {
-    /// Median step.
+    /// Median step time.
     pub step_ps: u64,
-    /// Host time of a step.
+    /// Host time per step.
     pub host_ps: u64,
     /// Time in which the compute stream has nothing to run, by cause.
     #[serde(default)]
     pub exposed_ps: BTreeMap<String, u64>,
 }
 
-/// What `shardlab check` says.
+/// Result of `shardlab check`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CheckFacts {
-    /// Broken rules.
+    /// Number of violations.
     pub errors: u64,
-    /// Warnings.
+    /// Number of warnings.
     pub warnings: u64,
-    /// The first broken rules, in words.
+    /// The first violations, in words.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub violations: Vec<String>,
 }
@@ -123,10 +123,10 @@ pub struct Measured {
     pub environment: BTreeMap<String, String>,
     /// Digest of the program that ran.
     pub digest: String,
-    /// Memory; a run that ended early has none.
+    /// Memory; `None` for a run that ended early.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryFacts>,
-    /// One curve a seed.
+    /// One curve per seed.
     pub curves: Vec<Curve>,
 }
 
@@ -136,18 +136,18 @@ pub struct Measured {
 pub struct Curve {
     /// Seed.
     pub seed: u64,
-    /// Losses, one a step.
+    /// Losses, one per step.
     pub losses: Vec<f64>,
-    /// Gradient norms, one a step.
+    /// Gradient norms, one per step.
     #[serde(default)]
     pub grad_norms: Vec<f64>,
-    /// Why the run ended before its last step, in words.
+    /// Why the run ended before its last step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<String>,
 }
 
 impl Facts {
-    /// The facts of a scenario, without measured runs.
+    /// Returns the facts of a scenario, without measured runs.
     #[must_use]
     pub fn new(
         scenario: &Scenario,
@@ -175,8 +175,8 @@ impl Facts {
     }
 }
 
-/// The options that a baseline holds: all except the profile's path, which depends on the folder of
-/// the call, and the limits of the gate, which are not about the step.
+/// Returns the options that a baseline contains: all except the path of the profile, which depends
+/// on the working folder, and the limits of the gate, which do not affect the step.
 fn options(scenario: &Scenario) -> BTreeMap<String, String> {
     let mut all = ScenarioView::new(scenario).settings;
     all.retain(|key, _| key != HARDWARE && !key.starts_with("gate."));
@@ -184,7 +184,7 @@ fn options(scenario: &Scenario) -> BTreeMap<String, String> {
 }
 
 impl ProgramFacts {
-    /// The facts of a program.
+    /// Returns the facts of a program.
     #[must_use]
     pub fn new(program: &Program) -> Self {
         let view = ProgramView::new(program);
@@ -210,7 +210,7 @@ pub(crate) const fn section_name(kind: SectionKind) -> &'static str {
 }
 
 impl MemoryFacts {
-    /// The memory of a run whose units have these names.
+    /// Returns the memory of a run; `unit` returns the names of its units.
     #[must_use]
     pub fn new<'a>(run: &Run, unit: impl Fn(UnitId) -> &'a str) -> Self {
         let m = &run.memory;
@@ -270,7 +270,7 @@ impl CheckFacts {
 }
 
 impl Measured {
-    /// The facts of measured runs of one scenario, one a seed; `None` without runs.
+    /// Returns the facts of measured runs of one scenario, one per seed; `None` without runs.
     #[must_use]
     pub fn new(views: &[RunView]) -> Option<Self> {
         let first = views.first()?;
@@ -283,8 +283,8 @@ impl Measured {
     }
 }
 
-/// What of a run's environment a baseline tells: no seed (each curve has its own), nothing that
-/// differs from call to call.
+/// Returns the part of a run's environment that a baseline contains: no seed, since each curve has
+/// its own, and nothing that differs from call to call.
 #[must_use]
 pub fn lasting(environment: &BTreeMap<String, String>) -> BTreeMap<String, String> {
     let kept = [
@@ -298,7 +298,7 @@ pub fn lasting(environment: &BTreeMap<String, String>) -> BTreeMap<String, Strin
 }
 
 impl Curve {
-    /// The curve of a run.
+    /// Returns the curve of a run.
     #[must_use]
     pub fn new(view: &RunView) -> Self {
         let run = &view.run;
@@ -306,7 +306,7 @@ impl Curve {
         Self {
             seed: seed.unwrap_or(0),
             losses: run.losses.clone(),
-            grad_norms: run.told_grad_norms().to_vec(),
+            grad_norms: run.reported_grad_norms().to_vec(),
             ended: view
                 .interrupted
                 .then(|| "the run was interrupted".to_owned()),

@@ -1,19 +1,19 @@
-//! What a gate found.
+//! Findings of a gate.
 
 use super::limits::Place;
 use serde::Serialize;
 use shardlab_plan::config::GatePreset;
 use shardlab_plan::record::Basis;
 
-/// Kind of a finding.
+/// Class of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Class {
     /// Instructions of the step.
     Program,
-    /// `shardlab check`.
+    /// Result of `shardlab check`.
     Checks,
-    /// Bytes.
+    /// Memory, bytes.
     Memory,
     /// Step time.
     Time,
@@ -22,7 +22,7 @@ pub enum Class {
 }
 
 impl Class {
-    /// Name in tables.
+    /// Returns the name in tables.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -35,7 +35,7 @@ impl Class {
     }
 }
 
-/// What became of one comparison.
+/// Outcome of one comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
@@ -43,20 +43,20 @@ pub enum Status {
     Pass,
     /// Worse than the limit allows.
     Regression,
-    /// Better than the limit allows: the baseline is no longer tight.
+    /// Better than the limit allows: the baseline should be updated.
     Improvement,
-    /// Different, neither better nor worse.
+    /// Different, but neither better nor worse.
     Changed,
-    /// There is no baseline that it could be compared with.
+    /// There is no baseline to compare with.
     NoBaseline,
-    /// The measurements cannot tell.
+    /// The measurements do not suffice for a decision.
     Inconclusive,
-    /// Not looked at, for the reason that the message gives.
+    /// Not compared, for the reason in the message.
     Skipped,
 }
 
 impl Status {
-    /// Whether the gate fails.
+    /// Returns whether the gate fails.
     #[must_use]
     pub const fn fails(self) -> bool {
         matches!(
@@ -65,7 +65,7 @@ impl Status {
         )
     }
 
-    /// Word in tables.
+    /// Returns the word in tables.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -83,45 +83,45 @@ impl Status {
 /// One comparison.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Finding {
-    /// Kind.
+    /// Class.
     pub class: Class,
     /// What was compared, for example `peak allocated`.
     pub metric: String,
     /// Outcome.
     pub status: Status,
-    /// The baseline's value, in words.
+    /// Value of the baseline, formatted.
     pub baseline: String,
-    /// This tree's value, in words.
+    /// Current value, formatted.
     pub now: String,
-    /// The limit, in words.
+    /// Limit, formatted.
     pub limit: String,
-    /// What happened and by how much, one sentence; empty where a pass says it all.
+    /// What happened and by how much, as one sentence; empty for a pass that needs no explanation.
     pub message: String,
-    /// More lines, for example a diff; may be empty.
+    /// Additional lines, for example a diff; may be empty.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub detail: String,
-    /// Line that decides: the limit, or the baseline's value.
+    /// Decisive line: the limit, or the value in the baseline.
     pub place: Option<Place>,
 }
 
-/// What differs between a scenario and its baseline before any number is compared: the reason of
-/// the differences that follow.
+/// A difference between a scenario and its baseline that causes other differences, found before any
+/// number is compared.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Change {
-    /// In words, for example `scenario changed: train.recompute_layers all → 78`.
+    /// Description, for example `scenario changed: train.recompute_layers all → 78`.
     pub words: String,
-    /// The line that says so; `None` where the findings' own lines say more.
+    /// The line that causes it; `None` if the lines of the findings are more precise.
     pub place: Option<Place>,
 }
 
-/// Findings that fail for one reason: one failure.
+/// Findings that fail for one reason and count as one failure.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Failure {
     /// The reason, in words.
     pub cause: String,
-    /// Metrics of the findings, the one that shows the failure first.
+    /// Metrics of the findings, most telling one first.
     pub metrics: Vec<String>,
-    /// Line that decides.
+    /// Decisive line.
     pub place: Option<Place>,
 }
 
@@ -130,26 +130,26 @@ pub struct Failure {
 pub struct Verdict {
     /// Scenario.
     pub scenario: String,
-    /// No finding fails.
+    /// Whether no finding fails.
     pub pass: bool,
-    /// What the scenario was judged by.
+    /// Preset that the scenario was judged by.
     pub preset: GatePreset,
     /// What the prediction rests on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub basis: Option<Basis>,
-    /// What changed since the baseline, in words.
+    /// What changed since the baseline.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub change: Option<String>,
-    /// The findings that fail, those with one cause together.
+    /// Failing findings, grouped by cause.
     pub failures: Vec<Failure>,
-    /// Findings, program first.
+    /// Findings; those of the program come first.
     pub findings: Vec<Finding>,
     #[serde(skip)]
     place: Option<Place>,
 }
 
 impl Verdict {
-    /// The verdict over these findings.
+    /// Returns the verdict on these findings.
     #[must_use]
     pub fn new(
         scenario: impl Into<String>,
@@ -172,14 +172,14 @@ impl Verdict {
         verdict
     }
 
-    /// Returns the verdict with what its prediction rests on.
+    /// Adds what the prediction rests on.
     #[must_use]
     pub fn resting_on(mut self, basis: Option<Basis>) -> Self {
         self.basis = basis;
         self
     }
 
-    /// The verdict with a further finding.
+    /// Adds a finding to the verdict.
     #[must_use]
     pub fn with(mut self, finding: Finding) -> Self {
         self.findings.push(finding);
@@ -205,7 +205,7 @@ impl Verdict {
             }
         }
         for failure in &mut all {
-            // Numbers say more than that the program is another one.
+            // Numbers are more telling than the fact that the program differs.
             failure.metrics.sort_by_key(|m| m == super::metric::DIGEST);
             let first = failing
                 .iter()
@@ -217,32 +217,32 @@ impl Verdict {
         self.failures = all;
     }
 
-    /// The finding about a metric.
+    /// Returns the finding about a metric.
     #[must_use]
     pub fn finding(&self, metric: &str) -> Option<&Finding> {
         self.findings.iter().find(|f| f.metric == metric)
     }
 
-    /// Findings of a failure, the one that shows it first.
+    /// Returns the findings of a failure, most telling one first.
     pub fn of<'a>(&'a self, failure: &'a Failure) -> impl Iterator<Item = &'a Finding> {
         failure.metrics.iter().filter_map(|m| self.finding(m))
     }
 
-    /// Findings that fail the gate.
+    /// Returns the findings that fail the gate.
     pub fn failing(&self) -> impl Iterator<Item = &Finding> {
         self.findings.iter().filter(|f| f.status.fails())
     }
 }
 
 impl Finding {
-    /// Whether a change since the baseline explains that it fails.
+    /// Returns whether a change since the baseline explains a failure of this finding.
     fn explained(&self) -> bool {
         self.class != Class::Checks
             && self.status != Status::NoBaseline
             && self.metric != super::metric::FINITE
     }
 
-    /// The reason of a failure that no change explains.
+    /// Returns the reason of a failure that no change explains.
     fn cause(&self) -> String {
         if let Some(meaning) = super::metric::meaning(&self.metric) {
             return meaning.to_owned();

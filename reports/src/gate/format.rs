@@ -1,4 +1,4 @@
-//! Verdicts for machines: JUnit XML, Markdown, annotations of GitHub Actions.
+//! Verdicts for other programs: JUnit XML, Markdown, and annotations of GitHub Actions.
 
 mod github;
 mod junit;
@@ -8,7 +8,7 @@ pub use github::github;
 pub use junit::junit;
 pub use markdown::markdown;
 
-/// A sentence for a finding that fails or was not judged: metric, values, limit, reason.
+/// Returns a sentence on a finding that fails or was not judged: metric, values, limit and reason.
 #[must_use]
 pub fn sentence(f: &super::Finding) -> String {
     let mut out = f.metric.clone();
@@ -24,7 +24,7 @@ pub fn sentence(f: &super::Finding) -> String {
     out
 }
 
-/// The same with the outcome, for a list.
+/// Returns the sentence with the outcome, for a list.
 #[must_use]
 pub fn outcome(f: &super::Finding) -> String {
     format!("{} {}", f.status.word(), sentence(f))

@@ -1,4 +1,4 @@
-//! The comparison of facts with a baseline.
+//! Compares facts with a baseline.
 
 mod budget;
 mod convergence;
@@ -15,7 +15,7 @@ use super::metric::{self, BASELINE};
 use shardlab_plan::config::GatePreset;
 use shardlab_plan::units::Bytes;
 
-/// A size without zeros behind the point: `448 MiB`.
+/// Formats a size without trailing zeros: `448 MiB`.
 fn short(bytes: u64) -> String {
     Bytes(bytes)
         .to_string()
@@ -23,7 +23,7 @@ fn short(bytes: u64) -> String {
         .replace(".0 ", " ")
 }
 
-/// What one comparison is about: everything of a [`Finding`] but its outcome.
+/// The subject of a comparison: a [`Finding`] without its outcome.
 struct Subject<'a> {
     class: Class,
     metric: &'a str,
@@ -32,8 +32,8 @@ struct Subject<'a> {
 }
 
 impl<'a> Subject<'a> {
-    /// About a number with a relative limit. An annotation points at the limit where the user gave
-    /// one, else at the baseline's value, else at the scenario.
+    /// Creates the subject for a number with a relative limit. An annotation points at the user's
+    /// limit if there is one, otherwise at the baseline's value, otherwise at the scenario.
     fn limited(
         class: Class,
         metric: &'a str,
@@ -73,8 +73,8 @@ fn place(limit: Option<&Place>, otherwise: Option<Place>, limits: &Limits) -> Op
 
 /// Compares a scenario's facts with its baseline.
 ///
-/// Measured runs are judged when both sides have them; a side that lacks them is named, and does
-/// not fail.
+/// Measured runs are judged if both sides have them. A side without them is reported and does not
+/// fail.
 #[must_use]
 pub fn judge(baseline: &Baseline, now: &Facts, limits: &Limits) -> Verdict {
     let old = &baseline.facts;
@@ -101,7 +101,7 @@ pub fn judge(baseline: &Baseline, now: &Facts, limits: &Limits) -> Verdict {
                     "this call has none: give --run, or leave out --no-exec",
                 )
             } else {
-                ("this call has", "the baseline has none: bless it anew")
+                ("this call has", "the baseline has none: bless it again")
             };
             findings.push(Finding {
                 class: Class::Convergence,
@@ -134,7 +134,7 @@ pub fn judge(baseline: &Baseline, now: &Facts, limits: &Limits) -> Verdict {
         });
     }
     if limits.preset == GatePreset::Budget {
-        // Better is simply better.
+        // An improvement is not a failure.
         for f in &mut findings {
             if f.status == Status::Improvement {
                 f.status = Status::Pass;
@@ -145,8 +145,8 @@ pub fn judge(baseline: &Baseline, now: &Facts, limits: &Limits) -> Verdict {
     Verdict::new(&now.scenario, limits.preset, change, findings).resting_on(now.basis.clone())
 }
 
-/// The verdict on a scenario whose baseline cannot be had, for the reason given, which may be the
-/// fault of a place in its file: nothing was compared, which is a failure.
+/// Returns the verdict on a scenario without an available baseline, for this reason. `fault` is the
+/// place in its file, if the file is invalid. Nothing was compared, which is a failure.
 #[must_use]
 pub fn missing(now: Facts, limits: &Limits, reason: &str, fault: Option<Place>) -> Verdict {
     by_itself(now, limits, |_| Finding {
@@ -155,7 +155,7 @@ pub fn missing(now: Facts, limits: &Limits, reason: &str, fault: Option<Place>) 
     })
 }
 
-/// What can be said about a scenario that has no counterpart, for the reason given.
+/// Returns the verdict on a scenario without a counterpart, for this reason.
 #[must_use]
 pub fn alone(now: Facts, limits: &Limits, reason: &str) -> Verdict {
     by_itself(now, limits, |now| {
@@ -164,8 +164,8 @@ pub fn alone(now: Facts, limits: &Limits, reason: &str) -> Verdict {
     })
 }
 
-/// What holds whatever a baseline has: proofs, budgets, and that numbers are numbers; and that
-/// there is none.
+/// Judges what needs no baseline: proofs, budgets, and that losses are finite. Adds the finding
+/// that there is no baseline.
 fn by_itself(now: Facts, limits: &Limits, none: impl FnOnce(&Facts) -> Finding) -> Verdict {
     let itself = Baseline::of(now);
     let mut findings = judge(&itself, &itself.facts, limits).findings;

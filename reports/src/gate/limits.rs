@@ -1,4 +1,4 @@
-//! Limits in force, and where each was written.
+//! Effective limits, and where each was defined.
 
 use serde::Serialize;
 use shardlab_plan::config::{Gate, GatePreset, GateProgram};
@@ -9,7 +9,7 @@ use std::fmt;
 /// A line of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Place {
-    /// File, as the user named it.
+    /// File name as given by the user.
     pub file: String,
     /// Line, from 1.
     pub line: u32,
@@ -18,7 +18,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// The first line of a file.
+    /// Returns the first line of a file.
     #[must_use]
     pub fn start(file: impl Into<String>) -> Self {
         Self {
@@ -38,14 +38,14 @@ impl fmt::Display for Place {
 /// One limit.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Limit {
-    /// Value; relative ones are fractions.
+    /// Value; relative limits are fractions.
     pub value: f64,
-    /// Where the user gave it; `None` for the default.
+    /// Where the user set it; `None` for the default.
     pub place: Option<Place>,
 }
 
 impl Limit {
-    /// `exact`, or `±1 %`; `+1 %` where only growth counts.
+    /// Formats the limit: `exact`, `±1 %`, or `+1 %` if only growth counts.
     #[must_use]
     pub fn relative(&self, preset: GatePreset) -> String {
         match preset {
@@ -56,7 +56,7 @@ impl Limit {
     }
 }
 
-/// A fraction as percentage, without trailing zeros.
+/// Formats a fraction as a percentage without trailing zeros.
 #[must_use]
 pub fn percent(fraction: f64) -> String {
     let p = 100.0 * fraction;
@@ -69,7 +69,7 @@ pub fn percent(fraction: f64) -> String {
 /// The limits of one scenario.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Limits {
-    /// What the gate is for.
+    /// Preset.
     pub preset: GatePreset,
     /// Predicted step time.
     pub step_time: Limit,
@@ -95,21 +95,20 @@ pub struct Limits {
     pub final_loss: Limit,
     /// Gradient norms.
     pub grad_norm: Limit,
-    /// What of the program may not change.
+    /// Which changes of the program fail.
     #[serde(skip)]
     pub program: GateProgram,
-    /// Where `gate.program` was given.
+    /// Where `gate.program` was set.
     pub program_place: Option<Place>,
-    /// The scenario's file: what an annotation points at when nothing else is known.
+    /// File of the scenario, for annotations without a more precise line.
     pub scenario: Option<Place>,
-    /// Where the scenario gives each of its keys.
+    /// Where the scenario sets each of its keys.
     #[serde(skip)]
     pub keys: BTreeMap<String, Place>,
 }
 
 impl Limits {
-    /// The limits that a scenario gives; `places` are those of its keys, `file` is the scenario's
-    /// own.
+    /// Returns the limits of a scenario. `places` are those of its keys, `file` is its own.
     #[must_use]
     pub fn new(
         gate: &Gate,
@@ -155,7 +154,7 @@ impl Limits {
         }
     }
 
-    /// Whether the budgets alone are a verdict, so that no baseline is needed.
+    /// Returns whether the budgets alone form a verdict, so that no baseline is needed.
     #[must_use]
     pub fn stand_alone(&self) -> bool {
         let given = self.max_memory.is_some() || self.max_step_ms.is_some();

@@ -1,10 +1,10 @@
-//! Names of what a gate judges.
+//! Names of the metrics that a gate judges.
 
 /// Name of the finding that there is nothing to compare with.
 pub const BASELINE: &str = "baseline";
-/// Name of the finding about the device's memory.
+/// Name of the finding about the device's capacity.
 pub(super) const FITS: &str = "fits";
-/// Name of the finding that losses are numbers.
+/// Name of the finding that losses are finite.
 pub(super) const FINITE: &str = "finite";
 /// Name of the finding about the whole program.
 pub(super) const DIGEST: &str = "digest";
@@ -15,12 +15,12 @@ pub(super) const BUDGETS: [&str; 3] = [
     "budget, step",
 ];
 
-/// Tells whether a metric is judged whatever a baseline has.
+/// Returns whether a metric is judged independently of the baseline.
 pub(super) fn stands_alone(metric: &str) -> bool {
     metric == FITS || metric == FINITE || BUDGETS.contains(&metric)
 }
 
-/// Returns what it means that a metric fails which is judged whatever a baseline has.
+/// Explains the failure of a metric that is judged independently of the baseline.
 pub(super) fn meaning(metric: &str) -> Option<&'static str> {
     let [reserved, measured, step] = BUDGETS;
     Some(match metric {

@@ -1,11 +1,11 @@
-//! The plan as a short text that can be kept, read and diffed.
+//! The plan as a short text that can be stored, read and diffed.
 //!
-//! A program's full text has a line per instruction, numbered buffers and numbered events: one more
-//! buffer renumbers half of it. An outline gives the same order of work without numbers: operands
-//! by role, layers relative to the layer named before, loops instead of repetitions, and parts that
-//! several places share written once, so that neither depth nor the number of micro-batches
-//! lengthens it. What an outline cannot tell apart (which of two buffers of one role is read), the
-//! digest can.
+//! A program's full text has one line per instruction, with numbered buffers and events: one more
+//! buffer renumbers half of it. An outline gives the same order of work without numbers. It names
+//! operands by role and layers relative to the previous layer, and writes loops instead of
+//! repetitions. Parts that several places share are written once, so neither the depth nor the
+//! number of micro-batches makes it longer. What an outline cannot distinguish (which of two
+//! buffers with one role is read), the digest can.
 //!
 //! ```text
 //! [block 1] alloc act 128Mi 2*32Ki; free act 2*tmp      a shared part: act is activation, tmp temporary
@@ -14,8 +14,9 @@
 //!    reshard: record, wait on all_gather, free full_weight}
 //! ```
 //!
-//! `= PHASE UNIT` is a heading: what follows belongs there. A statement behind a comma has the
-//! label of the one before it (`reshard: wait on all_gather`). Lines end anywhere between words.
+//! `= PHASE UNIT` is a heading for the statements that follow. A statement after a comma has the
+//! same label as the previous one (`reshard: wait on all_gather`). Lines may end anywhere between
+//! words.
 
 mod changes;
 mod expand;
@@ -31,10 +32,10 @@ use shardlab_plan::program::{Instr, Op, Rule, SectionKind};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// What a heading starts with.
+/// Prefix of a heading.
 const HEADING: &str = "= ";
 
-/// Returns the outline of a program, ended by a newline. Equal for equal programs.
+/// Returns the outline of a program, ending with a newline. Equal programs have equal outlines.
 #[must_use]
 pub fn outline(program: &Program) -> String {
     let sections = program.sections.iter();
@@ -42,7 +43,7 @@ pub fn outline(program: &Program) -> String {
     folded(sections.collect())
 }
 
-/// The outline with these sections, of which each has a title and statements.
+/// Returns the outline of these sections, each with a title and statements.
 fn folded(sections: Vec<(String, Vec<String>)>) -> String {
     let mut symbols = Symbols::default();
     let (mut titles, mut lists): (Vec<String>, Vec<Vec<Id>>) = (Vec::new(), Vec::new());
@@ -66,7 +67,7 @@ const fn name(kind: SectionKind) -> &'static str {
     }
 }
 
-/// The statements of a section, and headings where phase or unit change.
+/// Returns the statements of a section, with headings where the phase or the unit changes.
 fn lines(program: &Program, kind: SectionKind) -> Vec<String> {
     let Some(section) = program.section(kind) else {
         return Vec::new();
@@ -95,10 +96,10 @@ fn lines(program: &Program, kind: SectionKind) -> Vec<String> {
     lines
 }
 
-/// Allocations or frees in a row, as one statement.
+/// Consecutive allocations or frees, as one statement.
 struct Group {
     head: String,
-    /// Sizes of one role and place, or roles.
+    /// Sizes with one role and place, or roles.
     items: Vec<String>,
     tail: String,
 }
@@ -146,8 +147,8 @@ impl Group {
     }
 }
 
-/// The buffers that a statement of an expanded outline allocates: their role, and each size with
-/// its number.
+/// Returns the buffers that a statement of an expanded outline allocates: their role, and each size
+/// with its count.
 pub(crate) fn allocations(statement: &str) -> Option<(&str, Vec<(u64, u32)>)> {
     let words = match statement.split_once(": ") {
         Some((label, rest)) if !label.contains(' ') => rest,
@@ -162,18 +163,18 @@ pub(crate) fn allocations(statement: &str) -> Option<(&str, Vec<(u64, u32)>)> {
     Some((role, sizes.collect()))
 }
 
-/// Where in the model the program is.
+/// The place in the model that the program has reached.
 #[derive(Default)]
 struct Place {
     /// Phase and unit.
     at: Option<(&'static str, usize)>,
-    /// The layer named last, by the names around its number.
+    /// The layer named last, by the parts of its name around the number.
     layers: BTreeMap<String, i64>,
 }
 
 impl Place {
-    /// A heading, when the phase or the unit changes. Layers are numbered from the one named
-    /// before.
+    /// Returns a heading if the phase or the unit changes. Layer numbers are relative to the layer
+    /// named last.
     fn go(&mut self, program: &Program, instr: &Instr) -> Option<String> {
         let (phase, unit) = (instr.phase.name(), instr.unit.index());
         if self.at.replace((phase, unit)) == Some((phase, unit)) {
@@ -189,7 +190,7 @@ impl Place {
     }
 }
 
-/// A unit's name with its first number replaced, and the number.
+/// Splits a unit's name into the name with its first number replaced, and the number.
 fn split(name: &str) -> (String, Option<i64>) {
     let Some(start) = name.find(|c: char| c.is_ascii_digit()) else {
         return (name.to_owned(), None);
@@ -210,7 +211,7 @@ fn line(program: &Program, instr: &Instr) -> String {
         runs(&names)
     };
     let text = match instr.op {
-        // Of groups.
+        // Allocations and frees are part of groups.
         Op::Alloc(_) | Op::Free(_) => String::new(),
         Op::Launch {
             kernel, stream: s, ..
@@ -266,7 +267,7 @@ fn line(program: &Program, instr: &Instr) -> String {
         Op::HostWait(_) => "host waits".to_owned(),
         Op::HostWork { kind, count } => {
             let kind = format!("{kind:?}").to_lowercase();
-            // `dispatch` is most of them: of autograd's operations in backward.
+            // Omit `dispatch`, the most common kind: autograd's operations in backward.
             let kind = kind
                 .strip_suffix("dispatch")
                 .filter(|k| !k.is_empty())
@@ -285,13 +286,13 @@ fn line(program: &Program, instr: &Instr) -> String {
     labelled(instr, &text)
 }
 
-/// A statement with what it does its work for.
+/// Returns a statement with a label for what it works for.
 fn labelled(instr: &Instr, text: &str) -> String {
     let rule = match instr.rule {
         Rule::Model | Rule::State | Rule::Optimizer | Rule::Refresh => String::new(),
         rule => format!("{}: ", rule.name()),
     };
-    // Kept apart from what the outline's own text is made of.
+    // These characters have a meaning in the outline's syntax.
     let text = format!("{rule}{text}").replace(['{', '}', ';', ','], "_");
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
@@ -303,7 +304,7 @@ fn stream(program: &Program, stream: StreamId) -> String {
     }
 }
 
-/// A role's name; of the two that are most of every outline, a short one.
+/// Returns the name of a role; a short one for the two most frequent roles.
 const fn short(role: Role) -> &'static str {
     match role {
         Role::Temporary => "tmp",
@@ -312,7 +313,7 @@ const fn short(role: Role) -> &'static str {
     }
 }
 
-/// The name of the role that is written so.
+/// Returns the full name of a short role.
 fn role_of(word: &str) -> &str {
     match word {
         "tmp" => Role::Temporary.name(),
@@ -321,7 +322,7 @@ fn role_of(word: &str) -> &str {
     }
 }
 
-/// A size in bytes, exact: `128Mi`, `16Ki`, `25344`.
+/// Formats a size in bytes, exactly: `128Mi`, `16Ki`, `25344`.
 fn size(bytes: u64) -> String {
     let units = [(30, "Gi"), (20, "Mi"), (10, "Ki")];
     let unit = units
@@ -333,7 +334,7 @@ fn size(bytes: u64) -> String {
     )
 }
 
-/// The bytes that [`size`] writes so.
+/// Parses a size formatted by [`size`].
 fn bytes_of(size: &str) -> Option<u64> {
     let digits = size.trim_end_matches(|c: char| !c.is_ascii_digit());
     let bits = match &size[digits.len()..] {
@@ -346,7 +347,7 @@ fn bytes_of(size: &str) -> Option<u64> {
     digits.parse::<u64>().ok()?.checked_mul(1 << bits)
 }
 
-/// Words with their repetitions counted: `a 3 b`, `9 (a b)`.
+/// Counts repeated words: `a 3 b`, `9 (a b)`.
 fn runs(words: &[&str]) -> String {
     let mut symbols = Symbols::default();
     let list = words

@@ -1,18 +1,18 @@
-//! Measured time: old against new, interleaved in one call.
+//! Judges measured time: old against new, interleaved in one call.
 //!
-//! A stored time says as much about the machine's mood as about the program, so measured time is
+//! A stored time depends on the state of the machine as much as on the program, so measured time is
 //! never compared with a baseline file. Runs of both sides alternate (A B B A …), so that drift
-//! hits both; each run counts with its median, since steps within a run are not independent.
+//! affects both. Each run counts with its median, since steps within a run are not independent.
 
 use super::finding::{Class, Finding, Status};
 use super::limits::{Limits, percent};
 use crate::stats::{Comparison, Options, Samples, StatsError, compare};
 use shardlab_plan::units::signed;
 
-/// Fewest runs a side.
+/// Minimum number of runs per side.
 pub const FEWEST: usize = 3;
 
-/// Whose turn it is: of each pair, the side that comes first alternates.
+/// Returns the order of runs. The side that runs first alternates from pair to pair.
 #[must_use]
 pub fn order(pairs: usize) -> Vec<Side> {
     (0..pairs)
@@ -29,16 +29,16 @@ pub fn order(pairs: usize) -> Vec<Side> {
 /// A side of the comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// What was.
+    /// The old version.
     Old,
-    /// What is.
+    /// The new version.
     New,
 }
 
-/// The finding over interleaved runs: each number is the median step time of one run, milliseconds.
+/// Compares interleaved runs. Each number is the median step time of one run, milliseconds.
 ///
 /// # Errors
-/// When a side has fewer than [`FEWEST`] runs or a time that is not positive.
+/// Fails if a side has fewer than [`FEWEST`] runs or a time that is not positive.
 pub fn judge(old: &[f64], new: &[f64], limits: &Limits) -> Result<Finding, StatsError> {
     if old.len().min(new.len()) < FEWEST {
         return Err(StatsError::Options(
@@ -51,8 +51,8 @@ pub fn judge(old: &[f64], new: &[f64], limits: &Limits) -> Result<Finding, Stats
         Samples::Measured(new),
         &Options::default(),
     )?;
-    // A faster program needs no new baseline, since there is none for measured time: only the upper
-    // limit counts.
+    // A faster program needs no new baseline, since measured times have none: only the upper limit
+    // counts.
     let above = 1.0 + limit.value;
     let status = if c.ratio.low > above {
         Status::Regression
@@ -76,8 +76,8 @@ pub fn judge(old: &[f64], new: &[f64], limits: &Limits) -> Result<Finding, Stats
 
 fn sentence(c: &Comparison, limit: f64) -> String {
     let relative = |x: f64| format!("{} %", signed(100.0 * x, 1));
-    // What is seen has to stand out of the noise by itself; the gate asks that it does so beyond
-    // the limit.
+    // The interval alone shows whether a change is significant; the gate requires that it is
+    // significantly beyond the limit.
     let seen = c.detectable.map_or_else(String::new, |least| {
         let least = (1000.0 * (limit + least)).ceil() / 1000.0;
         format!(
@@ -148,12 +148,12 @@ mod tests {
         };
         assert_eq!(with(3.0, &old.map(|x| 2.5 * x)), Status::Pass);
         assert_eq!(with(3.0, &old.map(|x| 4.5 * x)), Status::Regression);
-        // From 8 % less to 1 % more: whatever it is, it is no slow-down beyond the limit.
+        // Between 8 % less and 1 % more: no slow-down beyond the limit.
         assert_eq!(with(0.05, &[9.2, 10.1, 9.3, 10.0, 9.6]), Status::Pass);
     }
 
     #[test]
-    fn noise_is_told_apart_and_few_runs_are_refused() {
+    fn noise_is_inconclusive_and_few_runs_are_rejected() {
         let old = [10.0, 14.0, 9.0, 12.0];
         let new = [11.0, 13.5, 9.5, 12.5];
         let f = judge(&old, &new, &limits()).unwrap();

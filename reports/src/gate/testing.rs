@@ -20,7 +20,7 @@ fn memory(allocated: u64) -> MemoryFacts {
     }
 }
 
-/// A scenario of two ranks with one measured run of four steps.
+/// Returns the facts of a scenario of two ranks with one measured run of four steps.
 pub(crate) fn facts() -> Facts {
     Facts {
         scenario: "tiny".to_owned(),

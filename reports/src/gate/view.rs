@@ -1,4 +1,4 @@
-//! A baseline as a run: comparisons take it beside runs that are there in full.
+//! Presents a baseline as a run, so that it can be compared with complete runs.
 
 use super::facts::{Facts, MemoryFacts};
 use crate::view::{ProgramView, RunView, ScenarioView, VIEW_FORMAT};
@@ -9,14 +9,14 @@ use shardlab_plan::record::{Cause, CostSources, MemoryReport, PeakAt, Run, RunKi
 use shardlab_plan::units::{Bytes, Picos};
 use std::collections::BTreeMap;
 
-/// The value that a baseline's word names; words of other versions have none.
+/// Returns the value that a word in a baseline names; `None` for words of other versions.
 fn named<T: DeserializeOwned>(word: &str) -> Option<T> {
     serde_json::from_value(serde_json::Value::String(word.to_owned())).ok()
 }
 
 impl Facts {
-    /// What the baseline holds of a run: its prediction, or the first seed's training (`None` where
-    /// it has none). There are no spans and no memory curve, and of a training no times.
+    /// Returns the baseline as a run: its prediction, or the training of its first seed (`None` if
+    /// it has none). It has no spans and no memory curve; a training has no times.
     #[must_use]
     pub fn run_view(&self, kind: RunKind) -> Option<RunView> {
         let measured = match kind {
@@ -99,12 +99,12 @@ impl Facts {
     }
 }
 
-/// `backward layers.3` in its two words.
+/// Splits `backward layers.3` into its two words.
 fn peak(memory: &MemoryFacts) -> (&str, &str) {
     memory.at.split_once(' ').unwrap_or((&memory.at, ""))
 }
 
-/// The units that the numbers name.
+/// Returns the units that the numbers name.
 fn units(memory: &MemoryFacts) -> Vec<String> {
     let mut all: Vec<String> = memory.by_unit.keys().cloned().collect();
     let (_, at) = peak(memory);
@@ -141,7 +141,7 @@ fn report(memory: &MemoryFacts, units: &[String]) -> MemoryReport {
             instr: InstrId(0),
             time: Picos::ZERO,
             phase: named(phase).unwrap_or(Phase::Init),
-            // Units are numbered in 16 bits, and a baseline names a handful.
+            // Units are numbered in 16 bits, and a baseline names only a few.
             unit: UnitId(u16::try_from(unit).unwrap_or(0)),
             micro_batch: 0,
         },
@@ -179,7 +179,7 @@ mod tests {
         assert_eq!(sim.program.counts[&SectionKind::Steady]["launch"], 3);
         assert!(sim.run.losses.is_empty());
         let exec = facts.run_view(RunKind::Exec).unwrap();
-        // No stored time is ever compared with one of another day.
+        // A stored time is never compared with one from another day.
         assert!(exec.samples_ms().is_empty() && exec.run.exposed.is_empty());
         assert_eq!(exec.run.memory.peak_allocated, Bytes(1001));
         assert_eq!(exec.run.losses.len(), 4);

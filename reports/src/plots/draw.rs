@@ -1,34 +1,34 @@
-//! Around plotters: axes with labels, colours as variables, a title for readers.
+//! Helpers around plotters: axes with labels, colours as variables, and titles for screen readers.
 
 use super::{Plot, SERIES};
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
-/// Width of every plot, in its own units; the page scales it.
+/// Width of every plot in its own units; the page scales it.
 pub(super) const WIDTH: u32 = 1520;
 
-/// Where a plot is drawn.
+/// Area of a plot.
 pub(super) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-/// What drawing may yield; writing to a string does not fail.
+/// Result of drawing. Writing to a string does not fail.
 pub(super) type Drawn = Result<(), Box<dyn std::error::Error>>;
 
-/// Stand-ins for variables: colours that nothing else uses.
+/// Placeholders for variables: colours that nothing else uses.
 pub(super) const INK: RGBColor = RGBColor(1, 1, 1);
 /// Axes and less important text.
 pub(super) const FAINT: RGBColor = RGBColor(2, 2, 2);
-/// Grid.
+/// Grid lines.
 pub(super) const GRID: RGBColor = RGBColor(3, 3, 3);
-/// Ground.
+/// Background.
 pub(super) const GROUND: RGBColor = RGBColor(4, 4, 4);
-/// Limits.
+/// Limit lines.
 pub(super) const BAD: RGBColor = RGBColor(5, 5, 5);
 
-/// Colour of a series; they begin anew after the last.
+/// Returns the colour of a series. Colours repeat after the last.
 pub(super) fn series(i: usize) -> RGBColor {
     RGBColor(9, 9, (i % SERIES) as u8)
 }
 
-/// Style of text.
+/// Returns the style of text.
 pub(super) fn text(size: u32, colour: &RGBColor) -> TextStyle<'_> {
     ("sans-serif", size).into_font().color(colour)
 }
@@ -49,7 +49,7 @@ pub(super) fn plot(
         drawn.and_then(|()| area.present().map_err(Into::into))
     };
     if let Err(e) = drawn {
-        // An axis that cannot be drawn is told, not hidden.
+        // Show an error in the plot instead of hiding it.
         svg = format!(
             "<svg width=\"{WIDTH}\" height=\"60\" viewBox=\"0 0 {WIDTH} 60\" xmlns=\"http://www.w3.org/2000/svg\">\n\
              <text x=\"20\" y=\"36\" font-size=\"24\" fill=\"var(--ink)\">{}</text></svg>",
@@ -80,11 +80,11 @@ fn variables(svg: &str) -> String {
     for i in 0..SERIES {
         out = out.replace(&format!("\"#09090{i}\""), &format!("\"var(--c{i})\""));
     }
-    // What says nothing and comes a thousand times.
+    // Remove attributes without effect that occur thousands of times.
     out.replace(" opacity=\"1\"", "")
 }
 
-/// The root element with a title and a description that assistive technology reads.
+/// Adds a title and a description for assistive technology to the root element.
 pub(super) fn titled(svg: &str, name: &str, title: &str, description: &str) -> String {
     let body = svg
         .find("<svg")
@@ -107,7 +107,7 @@ pub(super) fn titled(svg: &str, name: &str, title: &str, description: &str) -> S
     )
 }
 
-/// Text for HTML and SVG.
+/// Escapes text for HTML and SVG.
 pub(crate) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -124,7 +124,7 @@ pub(crate) fn escape(text: &str) -> String {
     out
 }
 
-/// A number with as many digits as tell something.
+/// Formats a number with a suitable number of digits.
 pub(super) fn short(x: f64) -> String {
     let a = x.abs();
     let text = match a {
@@ -142,7 +142,7 @@ pub(super) fn short(x: f64) -> String {
     }
 }
 
-/// Text of at most so many characters.
+/// Returns text shortened to at most `most` characters.
 pub(super) fn cut(text: &str, most: usize) -> String {
     if text.chars().count() <= most {
         return text.to_owned();
@@ -150,7 +150,7 @@ pub(super) fn cut(text: &str, most: usize) -> String {
     text.chars().take(most - 1).chain(['…']).collect()
 }
 
-/// A range that holds these values with a little room, never empty.
+/// Returns a range that contains these values with a margin, never empty.
 pub(super) fn range(values: impl Iterator<Item = f64>) -> std::ops::Range<f64> {
     let (mut low, mut high) = (f64::INFINITY, f64::NEG_INFINITY);
     for x in values.filter(|x| x.is_finite()) {

@@ -1,22 +1,22 @@
-//! A metric over two options.
+//! A heat map: a metric over two options.
 
 use super::Plot;
 use super::draw::{self, FAINT, GROUND, INK, series, short, text};
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-/// Text about the middle of a cell.
+/// Position of text: centred in a cell.
 const MIDDLE: Pos = Pos {
     h_pos: HPos::Center,
     v_pos: VPos::Top,
 };
-/// Width of a cell from which words find room in it.
+/// Minimum width of a cell that contains words.
 const ROOMY: i32 = 90;
 
-/// What the cells of a map hold.
+/// What the cells of a map show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Measure {
-    /// Its unit.
+    /// Unit of the values.
     pub unit: &'static str,
     /// Whether more is better.
     pub more_is_better: bool,
@@ -27,16 +27,16 @@ pub struct Measure {
 pub struct Cell {
     /// Value.
     pub value: f64,
-    /// Whether it fits the device: what does not is shown, but is never the best.
+    /// Whether it fits the device. A cell that does not fit is shown, but is never the best.
     pub fits: bool,
-    /// Whether it is the best of all, beyond a tie.
+    /// Whether it is the best of all, without a tie.
     pub best: bool,
 }
 
-/// A row of a map; `None` where there is no run.
+/// A row of a map; `None` where no run exists.
 pub type Row = Vec<Option<Cell>>;
 
-/// Cells `rows[row][column]` of one measure; the number stands in every cell.
+/// Draws the cells `rows[row][column]` of one measure, with a number in every cell.
 #[must_use]
 pub fn heat(
     title: &str,
@@ -82,7 +82,7 @@ pub fn heat(
                     area.draw(&Text::new(words, below, text(20, &FAINT).pos(MIDDLE)))?;
                     continue;
                 }
-                // The best is full; text on it has the ground's colour.
+                // The best cell is filled completely; its text has the background colour.
                 let share = if high > low {
                     1.0 - (cell.value - best).abs() / (high - low)
                 } else {
@@ -92,7 +92,7 @@ pub fn heat(
                 let full = step >= 0.75;
                 let fill = series(0).mix(if full { 1.0 } else { 0.06 + 0.2 * step });
                 area.draw(&Rectangle::new(corners, fill.filled()))?;
-                // A path: rectangles are drawn with the thinnest line whatever they ask for.
+                // Draw a path, since plotters gives rectangles the thinnest line in any case.
                 let is_best = cell.best;
                 let inset = if is_best { 3 } else { 0 };
                 let [(a, b), (c, d)] = corners;
@@ -121,7 +121,7 @@ pub fn heat(
     })
 }
 
-/// The map in words: its range, its best cell, and what does not fit.
+/// Describes the map: its range, its best cell, and what does not fit.
 fn describe(measure: Measure, x: (&str, &[String]), y: (&str, &[String]), cells: &[Row]) -> String {
     let unit = measure.unit;
     let all = || cells.iter().flatten().flatten();
@@ -134,7 +134,7 @@ fn describe(measure: Measure, x: (&str, &[String]), y: (&str, &[String]), cells:
     for (row, name) in cells.iter().zip(y.1) {
         for (cell, column) in row.iter().zip(x.1) {
             if let Some(cell) = cell.filter(|c| c.best) {
-                // Of equal ones the first, as in tables.
+                // The first of equal cells, as in tables.
                 best.get_or_insert((cell.value, column, name));
             }
         }

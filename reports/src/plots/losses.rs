@@ -1,10 +1,10 @@
-//! Curves over steps: losses, gradient norms.
+//! Curves over steps: losses and gradient norms.
 
 use super::draw::{self, FAINT, GRID, series, short, text};
 use super::{Plot, SERIES};
 use plotters::prelude::*;
 
-/// Points of a curve that are drawn, at most.
+/// Maximum number of points per curve.
 const POINTS: usize = 1000;
 
 /// One curve.
@@ -12,15 +12,15 @@ const POINTS: usize = 1000;
 pub struct Curve {
     /// Name.
     pub label: String,
-    /// Values, one a step; what is no number leaves a gap.
+    /// Values, one per step; a NaN leaves a gap.
     pub values: Vec<f64>,
 }
 
-/// Dashes of the second, third… curve: equal curves are seen to lie on one another, and colour is
-/// not all that tells them apart.
+/// Dash patterns of the second and later curves. They show that equal curves overlap, and
+/// distinguish curves without colours.
 const DASHES: [&str; 4] = ["16 10", "5 8", "24 8 5 8", "2 6"];
 
-/// Curves on one pair of axes. The first is solid, those beyond the first eight are thin.
+/// Draws curves on common axes. The first is solid; those after the eighth are thin.
 #[must_use]
 pub fn curves(name: &str, title: &str, unit: &str, all: &[Curve]) -> Plot {
     let steps = all.iter().map(|c| c.values.len()).max().unwrap_or(0);

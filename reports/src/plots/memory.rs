@@ -8,17 +8,17 @@ use shardlab_plan::ir::Role;
 use shardlab_plan::units::Bytes;
 use std::collections::BTreeMap;
 
-/// Points of the curve; each is the highest of its part of the step.
+/// Maximum number of points of the curve. Each is the maximum of its interval.
 const POINTS: usize = 500;
-/// Part of the step from which a pause between two samples is drawn level.
+/// Share of the step above which a pause between two samples is drawn as a level line.
 const LEVEL: f64 = 0.004;
 const GIB: f64 = (1u64 << 30) as f64;
 const MIB: f64 = (1u64 << 20) as f64;
 
-/// What is allocated at a time, by role.
+/// Allocated bytes at a time, by role.
 type Sample = (f64, BTreeMap<&'static str, i64>);
 
-/// The memory of a run's recorded step; `None` without samples.
+/// Draws the memory of a run's recorded step; `None` without samples.
 #[must_use]
 pub fn memory(name: &str, title: &str, view: &RunView) -> Option<Plot> {
     let samples = levels(thinned(samples(view)?));
@@ -31,7 +31,7 @@ pub fn memory(name: &str, title: &str, view: &RunView) -> Option<Plot> {
     }
     let mut roles: Vec<(&str, i64)> = peaks.into_iter().filter(|(_, b)| *b > 0).collect();
     roles.sort_by_key(|(role, b)| (std::cmp::Reverse(*b), *role));
-    // The last colour takes all roles that are left.
+    // The last colour stands for all remaining roles.
     let own = if roles.len() > SERIES {
         SERIES - 1
     } else {
@@ -57,7 +57,7 @@ pub fn memory(name: &str, title: &str, view: &RunView) -> Option<Plot> {
     }
     let m = &view.run.memory;
     let peak = m.peak_device.0.max(m.peak_allocated.0) as f64;
-    // A limit far above the curve would press it flat: it is told in words then.
+    // A limit far above the curve would flatten it, so it is only mentioned in words.
     let limit = m.capacity.map(|c| c.0 as f64);
     let drawn = limit.filter(|l| *l <= 1.6 * peak);
     let (unit, scale) = if peak >= GIB {
@@ -136,16 +136,16 @@ pub fn memory(name: &str, title: &str, view: &RunView) -> Option<Plot> {
     Some(plot)
 }
 
-/// Composition after every allocation and free of the recorded step.
+/// Returns the composition after every allocation and free of the recorded step.
 ///
-/// A sample tells the total and which buffer came or went; the composition is known at the peak,
-/// and elsewhere follows from it. Where the peak is in another step, what is there from the start
-/// is "at rest".
+/// A sample contains the total and the buffer that was allocated or freed. The composition is known
+/// only at the peak; elsewhere it follows from the changes. If the peak is in another step,
+/// everything present at the start counts as resident.
 fn samples(view: &RunView) -> Option<Vec<Sample>> {
     let run = &view.run;
     let timeline = &run.memory.timeline;
     let first = timeline.first()?;
-    // The host runs ahead of the device: its step begins where its first allocation is.
+    // The host runs ahead of the device: its step begins with its first allocation.
     let start = first.time.0;
     let role = |i: usize| {
         let instr = view.instr(timeline[i].instr);
@@ -183,7 +183,8 @@ fn samples(view: &RunView) -> Option<Vec<Sample>> {
     Some(out)
 }
 
-/// The highest sample of each part of the step, from the begin of the first to the end of the last.
+/// Returns the maximum sample of each interval of the step, from the start of the first to the end
+/// of the last.
 fn thinned(samples: Vec<Sample>) -> Vec<Sample> {
     if samples.len() <= POINTS {
         return samples;
@@ -206,7 +207,8 @@ fn thinned(samples: Vec<Sample>) -> Vec<Sample> {
     out
 }
 
-/// What is allocated stays so until the next sample: long pauses are level, not slopes.
+/// Draws long pauses as level lines instead of slopes, since allocated bytes stay constant until
+/// the next sample.
 fn levels(samples: Vec<Sample>) -> Vec<Sample> {
     let end = samples.last().map_or(0.0, |s| s.0);
     let mut out: Vec<Sample> = Vec::with_capacity(samples.len());

@@ -1,33 +1,33 @@
-//! Colours: readable on their ground, told apart by colour-blind eyes.
+//! Colours: readable on their background, and distinguishable by colour-blind readers.
 
-/// Colours of series in each palette.
+/// Number of series colours in each palette.
 pub const SERIES: usize = 8;
 
 /// The colours of one theme.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Palette {
-    /// Page.
+    /// Background of the page.
     pub ground: &'static str,
     /// Cards and table stripes.
     pub panel: &'static str,
     /// Text.
     pub ink: &'static str,
-    /// Text of less weight, axes.
+    /// Less important text, axes.
     pub faint: &'static str,
-    /// Lines of a grid: decoration, without contrast of its own.
+    /// Grid lines: decoration without sufficient contrast.
     pub grid: &'static str,
-    /// Good news.
+    /// Good results.
     pub good: &'static str,
-    /// Bad news.
+    /// Bad results.
     pub bad: &'static str,
     /// Links, focus.
     pub link: &'static str,
-    /// Series, in the order of use.
+    /// Series, in order of use.
     pub series: [&'static str; SERIES],
 }
 
 impl Palette {
-    /// Dark on light, also for paper.
+    /// Dark on light, also for printing.
     pub const LIGHT: Self = Self {
         ground: "#ffffff",
         panel: "#f3f5f7",
@@ -57,7 +57,7 @@ impl Palette {
         ],
     };
 
-    /// The variables' names with this palette's values.
+    /// Returns the names of the variables with the values of this palette.
     pub fn variables(&self) -> impl Iterator<Item = (String, &'static str)> {
         let named = [
             ("ground", self.ground),
@@ -74,7 +74,7 @@ impl Palette {
         named.chain(series.map(|(i, c)| (format!("c{i}"), c)))
     }
 
-    /// A drawing with every variable replaced by its value.
+    /// Returns a drawing with every variable replaced by its value.
     #[must_use]
     pub fn fill_in(&self, svg: &str) -> String {
         self.variables()
@@ -101,7 +101,7 @@ mod tests {
         [part(1), part(3), part(5)]
     }
 
-    /// Contrast ratio of WCAG 2.2.
+    /// Returns the contrast ratio of WCAG 2.2.
     fn contrast(a: &str, b: &str) -> f64 {
         let luminance = |c: &str| {
             let [r, g, b] = linear(c);
@@ -153,7 +153,7 @@ mod tests {
         ],
     ];
 
-    /// Ottosson's Oklab, in which distance is about difference.
+    /// Converts to Ottosson's Oklab, in which distance approximates perceived difference.
     fn oklab(rgb: [f64; 3]) -> [f64; 3] {
         let [r, g, b] = rgb.map(|x| x.clamp(0.0, 1.0));
         let l = (0.412_221_470_8 * r + 0.536_332_536_3 * g + 0.051_445_992_9 * b).cbrt();
@@ -174,9 +174,10 @@ mod tests {
             .sqrt()
     }
 
-    /// A difference of 0.02 is just seen; series are five times as far apart for everybody.
+    /// A difference of 0.02 is just visible. Series differ five times as much for every kind of
+    /// vision.
     #[test]
-    fn series_are_told_apart_by_colour_blind_eyes() {
+    fn colour_blind_readers_can_distinguish_series() {
         for p in [Palette::LIGHT, Palette::DARK] {
             for (i, a) in p.series.iter().enumerate() {
                 for b in &p.series[i + 1..] {

@@ -1,13 +1,13 @@
-//! Predicted against measured, instruction by instruction.
+//! A scatter plot of predicted against measured times, one point per instruction.
 
 use super::Plot;
 use super::draw::{self, FAINT, GRID, series, short, text};
 use plotters::prelude::*;
 
-/// Points of one colour that are drawn, at most: the longest.
+/// Maximum number of points per colour: the longest instructions.
 const POINTS: usize = 400;
 
-/// Points by kind: predicted and measured microseconds. On the diagonal both are equal.
+/// Draws points by kind: predicted and measured microseconds. Both are equal on the diagonal.
 #[must_use]
 pub fn scatter(name: &str, title: &str, kinds: &[(String, Vec<(f64, f64)>)]) -> Plot {
     let good = |p: &&(f64, f64)| p.0 > 0.0 && p.1 > 0.0 && p.0.is_finite() && p.1.is_finite();
@@ -59,7 +59,7 @@ pub fn scatter(name: &str, title: &str, kinds: &[(String, Vec<(f64, f64)>)]) -> 
             points.sort_by(|a, b| b.1.total_cmp(&a.1));
             let style = series(i).stroke_width(3);
             for p in points.into_iter().take(POINTS) {
-                // Shapes tell kinds apart where colours do not.
+                // Shapes distinguish kinds without colours.
                 if i % 2 == 0 {
                     chart.draw_series([Circle::new(*p, 6, style)])?;
                 } else {

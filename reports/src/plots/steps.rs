@@ -1,14 +1,14 @@
-//! Step times with intervals: one line a run.
+//! Step times with confidence intervals, one row per run.
 
 use super::Plot;
 use super::draw::{self, FAINT, GRID, INK, series, short, text};
 use plotters::prelude::*;
 
-/// Samples that are drawn as points, at most.
+/// Maximum number of samples drawn as points.
 const POINTS: usize = 200;
-/// Runs up to which the drawing's words have the number of each; of more they have the range.
+/// Maximum number of runs whose numbers the description lists; for more runs it gives the range.
 const LISTED: usize = 6;
-/// Height of a line.
+/// Height of a row.
 const ROW: u32 = 64;
 
 /// The step times of one run.
@@ -18,13 +18,13 @@ pub struct StepBar {
     pub label: String,
     /// Median, milliseconds.
     pub median: f64,
-    /// Interval of the median, milliseconds; none for a prediction.
+    /// Confidence interval of the median, milliseconds; `None` for a prediction.
     pub interval: Option<(f64, f64)>,
     /// Samples, milliseconds.
     pub samples: Vec<f64>,
 }
 
-/// Medians as marks, intervals as bars, samples as faint points.
+/// Draws medians as marks, intervals as bars, and samples as faint points.
 #[must_use]
 pub fn steps(title: &str, bars: &[StepBar]) -> Plot {
     let ends = bars.iter().filter_map(|b| b.interval);
@@ -85,7 +85,7 @@ pub fn steps(title: &str, bars: &[StepBar]) -> Plot {
     })
 }
 
-/// The drawing in words.
+/// Describes the drawing.
 fn describe(bars: &[StepBar]) -> String {
     let number = |b: &StepBar| match b.interval {
         Some((low, high)) => format!(

@@ -1,5 +1,4 @@
-//! The streams of a step as lanes over time: a drawing that stands alone, and the data to zoom into
-//! it.
+//! The streams of a step as lanes over time: a standalone drawing, and data for zooming.
 
 use super::Plot;
 use super::draw::{WIDTH, escape, short, titled};
@@ -9,24 +8,24 @@ use shardlab_plan::record::{Blocker, Cause};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// Width of the lanes' names.
+/// Width of the names of lanes.
 const GUTTER: f64 = 190.0;
-/// Height of a lane and the room below it.
+/// Height of a lane, including the gap below it.
 const LANE: f64 = 44.0;
 const GAP: f64 = 12.0;
-/// Room above the lanes and, for the axis, below them.
+/// Margin above the lanes and, for the axis, below them.
 const TOP: f64 = 10.0;
 const AXIS: f64 = 44.0;
-/// Distance from the ends within which a tick's words are not centred.
+/// Distance from the ends within which the label of a tick is not centred.
 const EDGE: f64 = 60.0;
-/// Spans nearer than this are drawn as one, and none is drawn narrower.
+/// Spans closer than this are drawn as one, and no span is drawn narrower.
 const FINEST: f64 = 0.7;
-/// Spans of one timeline that can be zoomed into, at most: the longest.
+/// Maximum number of spans in the data of one timeline: the longest.
 const MOST: usize = 20_000;
-/// Likewise, of all timelines of a page together: some 4 MB.
+/// Maximum number of spans in the data of all timelines of a page: about 4 MB.
 const MOST_OF_ALL: usize = 80_000;
 
-/// How many spans each of so many timelines of a page may have.
+/// Returns the maximum number of spans for each of `timelines` timelines of a page.
 #[must_use]
 pub const fn share(timelines: usize) -> usize {
     if timelines * MOST <= MOST_OF_ALL {
@@ -41,13 +40,13 @@ pub const fn share(timelines: usize) -> usize {
 pub struct Timeline {
     /// The drawing.
     pub plot: Plot,
-    /// The spans as JSON, for a script.
+    /// Spans as JSON, for a script.
     pub data: String,
-    /// Spans left out of the data, all shorter than any in it.
+    /// Number of spans left out of the data; all are shorter than any span in it.
     pub left_out: usize,
 }
 
-/// Colour of a kind of work.
+/// Returns the colour of a kind of work.
 #[must_use]
 pub const fn colour(work: Work) -> usize {
     match work {
@@ -62,7 +61,7 @@ pub const fn colour(work: Work) -> usize {
     }
 }
 
-/// What a script needs: times in nanoseconds from the step's start.
+/// Data for the script. Times are nanoseconds since the start of the step.
 #[derive(Serialize)]
 struct Data<'a> {
     /// Length of the step.
@@ -77,17 +76,17 @@ struct Data<'a> {
     names: Vec<&'a str>,
     units: Vec<&'a str>,
     phases: Vec<&'static str>,
-    /// What a span waited for.
+    /// What spans may wait for.
     waits: [&'static str; 7],
-    /// Why a gap is there.
+    /// Causes of gaps.
     causes: [&'static str; 7],
 }
 
 #[derive(Serialize)]
 struct Lane {
     name: String,
-    /// Seven numbers a span: start since the one before, length, colour, name, unit, phase, what it
-    /// waited for.
+    /// Seven numbers per span: start relative to the previous span, length, colour, name, unit,
+    /// phase, and what it waited for.
     spans: Vec<u64>,
 }
 
@@ -99,7 +98,7 @@ struct Bar {
     text: [u64; 4],
 }
 
-/// The timeline of a run's recorded step, with at most so many spans to zoom into.
+/// Draws the timeline of a run's recorded step, with at most `most` spans for zooming.
 #[must_use]
 pub fn timeline(name: &str, title: &str, view: &RunView, most: usize) -> Timeline {
     let run = &view.run;
@@ -226,7 +225,7 @@ pub fn timeline(name: &str, title: &str, view: &RunView, most: usize) -> Timelin
             description,
             legend,
         },
-        // Plain data always serialises; `<` is written so that no text can end the page's script
+        // Plain data always serialises. `<` is escaped, so that no text can end the page's script
         // element.
         data: serde_json::to_string(&data)
             .unwrap_or_default()
@@ -235,7 +234,7 @@ pub fn timeline(name: &str, title: &str, view: &RunView, most: usize) -> Timelin
     }
 }
 
-/// What a span's start waited for, by number.
+/// What the start of a span waited for, by number.
 const WAITS: [&str; 7] = [
     "the host",
     "its stream",
@@ -258,7 +257,7 @@ const fn waited(b: Blocker) -> u64 {
     }
 }
 
-/// Round numbers from 0 to a length: four to ten of them.
+/// Returns four to ten round numbers from 0 to a length.
 fn ticks(length: f64) -> Vec<f64> {
     let rough = (length / 8.0).max(f64::MIN_POSITIVE);
     let power = 10f64.powf(rough.log10().floor());
@@ -271,7 +270,7 @@ fn ticks(length: f64) -> Vec<f64> {
     (0..=last).map(|k| f64::from(k) * step).collect()
 }
 
-/// The whole step as an SVG.
+/// Draws the whole step as an SVG.
 fn drawing(lanes: &[(String, Vec<Bar>)], length: u64) -> String {
     let scale = (f64::from(WIDTH) - GUTTER) / length as f64;
     let bottom = TOP + lanes.len() as f64 * (LANE + GAP);
@@ -320,7 +319,7 @@ fn drawing(lanes: &[(String, Vec<Bar>)], length: u64) -> String {
     out
 }
 
-/// One path a colour; spans that the drawing cannot tell apart are one bar.
+/// Returns one path per colour. Spans that the drawing cannot separate become one bar.
 fn paths(bars: &[Bar], scale: f64, y: f64) -> BTreeMap<usize, String> {
     let mut open: BTreeMap<usize, (f64, f64)> = BTreeMap::new();
     let mut out: BTreeMap<usize, String> = BTreeMap::new();

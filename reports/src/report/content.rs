@@ -1,4 +1,4 @@
-//! What a report says.
+//! The content of a report.
 
 mod compare;
 mod overview;
@@ -9,24 +9,24 @@ use super::{Block, Item, Report, Section};
 use crate::plots;
 use shardlab_plan::units::{Bytes, thousands};
 
-/// Runs whose streams and memory are drawn; the rest is in the tables.
+/// Maximum number of runs whose streams and memory are drawn; the tables contain all runs.
 const DRAWN: usize = 12;
 
 pub(super) fn report(title: Option<&str>, items: &[Item]) -> Report {
     let items = &numbered(items);
     let title = title.map_or_else(|| default_title(items), str::to_owned);
-    let (told, which) = sweep::told(items);
-    let told = told.as_ref();
-    let mut sections = vec![overview::summary(items, told, which)];
-    sections.extend(overview::step_times(items, told));
+    let (detailed, which) = sweep::detailed(items);
+    let detailed = detailed.as_ref();
+    let mut sections = vec![overview::summary(items, detailed, which)];
+    sections.extend(overview::step_times(items, detailed));
     sections.extend(compare::why(items));
     sections.extend(sweep::heat(items));
-    sections.push(streams(told));
-    sections.extend(compare::exposed(told));
-    sections.extend(memory(told));
+    sections.push(streams(detailed));
+    sections.extend(compare::exposed(detailed));
+    sections.extend(memory(detailed));
     sections.extend(compare::prediction(items));
     sections.extend(compare::losses(items));
-    sections.extend(provenance::differences(told));
+    sections.extend(provenance::differences(detailed));
     sections.push(provenance::origin(items));
     sections.retain(|s| !s.blocks.is_empty());
     Report { title, sections }
@@ -44,7 +44,7 @@ fn default_title(items: &[Item]) -> String {
     }
 }
 
-/// Labels that are told apart.
+/// Numbers equal labels to distinguish them.
 fn numbered(items: &[Item]) -> Vec<Item> {
     let mut out: Vec<Item> = items.to_vec();
     for i in 0..out.len() {
@@ -94,7 +94,7 @@ fn memory(items: &[Item]) -> Option<Section> {
     })
 }
 
-/// Shows a number with this many decimals and a comma between thousands, `–` for none.
+/// Formats a number with this many decimals and commas between thousands; `–` for NaN.
 fn number(x: f64, digits: usize) -> String {
     if x.is_finite() {
         thousands(x, digits)
@@ -103,7 +103,7 @@ fn number(x: f64, digits: usize) -> String {
     }
 }
 
-/// Bytes in the unit that suits them.
+/// Formats bytes in a suitable unit.
 fn bytes(n: u64) -> String {
     Bytes(n).to_string()
 }

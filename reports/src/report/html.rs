@@ -1,4 +1,5 @@
-//! One HTML file: style, script and drawings inside, nothing fetched.
+//! Writes a report as one HTML file that contains its style, script and drawings and fetches
+//! nothing.
 
 use super::{Block, Card, Report, Table};
 use crate::plots::{Palette, Plot, SERIES, Timeline, escape};
@@ -7,7 +8,7 @@ use std::fmt::Write;
 const STYLE: &str = include_str!("html/style.css");
 const SCRIPT: &str = include_str!("html/script.js");
 
-/// The report as a page. Equal reports give equal bytes.
+/// Returns the report as a page. Equal reports give equal bytes.
 #[must_use]
 pub fn html(report: &Report) -> String {
     let title = escape(&report.title);
@@ -52,8 +53,8 @@ pub fn html(report: &Report) -> String {
     out
 }
 
-/// The palettes as style variables: light, dark where the reader's system or choice says so, light
-/// again on paper.
+/// Returns the palettes as style variables: light, dark if the reader's system or choice says so,
+/// and light again for printing.
 fn themes() -> String {
     let variables = |p: &Palette| {
         p.variables()
@@ -127,7 +128,7 @@ fn put_card(out: &mut String, card: &Card) {
 
 fn put_table(out: &mut String, table: &Table) {
     let caption = escape(&table.caption);
-    // Wide tables scroll by themselves; the keyboard reaches them.
+    // Wide tables scroll separately and are reachable by keyboard.
     let _ = write!(
         out,
         "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{caption}\">\n<table>\n<caption>{caption}</caption>\n<thead>\n<tr>"
@@ -181,7 +182,7 @@ fn put_plot(out: &mut String, plot: &Plot) {
         }
         out.push_str("</ul>\n");
     }
-    // On a narrow page it scrolls by itself; the keyboard reaches it.
+    // On a narrow page it scrolls separately and is reachable by keyboard.
     let _ = writeln!(
         out,
         "<div class=\"plot\" tabindex=\"0\" role=\"group\" aria-label=\"{}\">{}</div>",

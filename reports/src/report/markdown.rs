@@ -1,11 +1,11 @@
-//! The same report as Markdown: tables and sentences, and drawings as links to files.
+//! Writes a report as Markdown: tables and sentences, and drawings as links to files.
 
 use super::{Block, Report, Table};
 use crate::plots::Plot;
 use std::fmt::Write;
 
-/// The report as Markdown. `image` gives the address of a drawing, where it has been written to a
-/// file.
+/// Returns the report as Markdown. `image` returns the address of a drawing if it has been written
+/// to a file.
 #[must_use]
 pub fn markdown(report: &Report, image: impl Fn(&Plot) -> Option<String>) -> String {
     let mut out = format!("# {}\n", line(&report.title));
@@ -87,7 +87,7 @@ fn put_table(out: &mut String, table: &Table) {
     }
 }
 
-/// Text that stays one line, in a table as elsewhere, and starts nothing.
+/// Escapes text so that it stays on one line, also in tables, and has no effect as markup.
 fn line(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -106,7 +106,7 @@ fn line(text: &str) -> String {
     out
 }
 
-/// A fence that the text does not hold.
+/// Returns a fence that does not occur in the text.
 fn fence(text: &str) -> String {
     let mut fence = "```".to_owned();
     while text.contains(&fence) {

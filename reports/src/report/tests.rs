@@ -1,4 +1,4 @@
-//! Reports over synthetic runs.
+//! Tests of reports on synthetic runs.
 
 use super::*;
 use crate::compare::Side;
@@ -15,7 +15,7 @@ fn item(label: &str, spans: u32) -> Item {
     }
 }
 
-/// A prediction and a measurement of one program, and a third run with another option.
+/// Returns a prediction and a measurement of one program, and a third run with another option.
 fn items() -> Vec<Item> {
     let mut sim = item("predicted", 400);
     sim.view.run.kind = RunKind::Sim;
@@ -50,7 +50,7 @@ fn every_part_is_there() {
         assert!(ids.contains(&id), "{id}: {ids:?}");
     }
     assert_eq!(report.title, "predicted and 2 others");
-    // Equal labels are told apart.
+    // Equal labels are numbered.
     let text = markdown(&report, |_| None);
     assert!(text.contains("predicted (2)"), "{text}");
 }
@@ -88,8 +88,8 @@ fn commands_are_words_for_a_shell() {
     }
 }
 
-/// The report and `compare` say the same of the same runs, a measured one and a longer one with
-/// jitter here.
+/// The report and `compare` give the same verdict on the same runs: a measured one, and a longer
+/// one with jitter.
 #[test]
 fn step_times_are_judged_as_in_a_comparison() {
     let measured = |label: &str, steps: u64| {
@@ -117,12 +117,12 @@ fn html_is_whole_and_fetches_nothing() {
     assert_eq!(page, html(&Report::new(Some("A <report>"), &items())));
     assert!(page.contains("<title>A &lt;report&gt;</title>"));
     assert!(page.contains("&lt;measured&gt; &amp; kept") && !page.contains("<measured>"));
-    // Addresses occur as names of vocabularies only.
+    // Addresses occur only as names of vocabularies.
     let rest = page.replace("http://www.w3.org/2000/svg", "");
     for word in ["http:", "https:", "src=", "@import", "url("] {
         assert!(!rest.contains(word), "{word}");
     }
-    // Every drawing says what it is, under a name of its own.
+    // Every drawing has a description and a unique name.
     let drawings = page.matches("<svg ").count();
     assert_eq!(drawings, report.plots().len());
     assert_eq!(
@@ -139,15 +139,16 @@ fn html_is_whole_and_fetches_nothing() {
     ids.sort_unstable();
     ids.dedup();
     assert_eq!(ids.len(), all);
-    // Colours are the page's.
+    // Colours are variables of the page.
     for svg in report.plots().iter().map(|p| &p.svg) {
         assert!(!svg.contains("=\"#"), "{svg}");
     }
-    // What opens is closed, in order.
+    // Elements are closed in order.
     balanced(&page);
 }
 
-/// Elements of a page that the renderer writes are closed in the order they were opened.
+/// Checks that the elements that the renderer writes are closed in the reverse order of their
+/// start.
 fn balanced(page: &str) {
     let mut open: Vec<&str> = Vec::new();
     let mut rest = page;
@@ -243,7 +244,7 @@ fn a_sweep_becomes_a_map() {
     );
 }
 
-/// The axes that a sweep was made of win over what else its options changed.
+/// The axes of a sweep take precedence over other options that changed.
 #[test]
 fn a_map_follows_the_axes_it_is_given() {
     let items: Vec<Item> = ["native", "fsdp2", "megatron"]
@@ -266,8 +267,7 @@ fn a_map_follows_the_axes_it_is_given() {
     assert_eq!(plot.title, "Step time by fsdp.policy");
 }
 
-/// Four steps of as many milliseconds as they have thousands of tokens, but for the last, which is
-/// faster than that.
+/// Returns four runs whose steps take one millisecond per thousand tokens; the last one is faster.
 fn batches() -> Vec<Item> {
     [(1u64, 10_000u64), (2, 20_000), (4, 40_000), (8, 64_000)]
         .into_iter()
@@ -281,8 +281,8 @@ fn batches() -> Vec<Item> {
         .collect()
 }
 
-/// A sweep of three axes: a step takes 100 ms, less 10 for each prefetch, 1 for each unit, and more
-/// without `recompute`, with which alone everything fits.
+/// Returns a sweep over three axes. A step takes 100 ms, less 10 for each prefetch, 1 for each
+/// unit, and an amount without `recompute`. Everything fits with `recompute`.
 fn cube() -> Vec<Item> {
     let mut all = Vec::new();
     for prefetch in 0..3u64 {
@@ -293,7 +293,7 @@ fn cube() -> Vec<Item> {
                 let mut i = item(&label, 10);
                 let ms = 100 - 10 * prefetch - units + 5 * u64::from(recompute);
                 i.view.run.step_samples = vec![Picos(ms * 1_000_000_000)];
-                // Without recompute, the furthest prefetch does not fit.
+                // Without recompute, the largest prefetch does not fit.
                 let fits = recompute || prefetch < 2;
                 let memory = &mut i.view.run.memory;
                 memory.capacity = Some(Bytes(memory.peak_device.0 - u64::from(!fits)));
@@ -311,9 +311,9 @@ fn cube() -> Vec<Item> {
     all
 }
 
-/// A large sweep tells its best points, which fit, and has a column for every axis.
+/// A large sweep shows its best fitting points, and has one column per axis.
 #[test]
-fn a_sweep_of_three_axes_tells_the_best_that_fit() {
+fn a_sweep_of_three_axes_shows_the_best_that_fit() {
     let items = cube();
     let report = Report::new(None, &items);
     let summary = &report.sections[0];
@@ -321,7 +321,7 @@ fn a_sweep_of_three_axes_tells_the_best_that_fit() {
         Block::Cards(cards) => Some(cards),
         _ => None,
     });
-    // By milliseconds: 2 and 3 are 84 and 85 with recompute (79 and 80 without do not fit), then
+    // In milliseconds: 2 and 3 take 84 and 85 with recompute (79 and 80 without do not fit), then
     // 89, 90 and 94, 95.
     let heads: Vec<(&str, &str)> = cards
         .unwrap()
@@ -366,7 +366,7 @@ fn a_sweep_of_three_axes_tells_the_best_that_fit() {
     );
     assert_eq!(table.rows[3][..3], ["0", "1", "true"]);
     assert_eq!(table.rows.len(), 12);
-    // The map is of two axes, at the best of the third that fits.
+    // The map has two axes, at the best fitting value of the third.
     let plot = map(&items);
     assert_eq!(
         plot.title,
@@ -381,21 +381,21 @@ fn a_sweep_of_three_axes_tells_the_best_that_fit() {
         "Each cell is the best over train.recompute, among the points that fit where any does",
         "the best of all is prefetch\\_forward=2 units=1 recompute=true.",
         "Details for the 6 best of 12 points by step time, among those that fit",
-        // The drawing's words do not list what the table has.
+        // The description does not list what the table contains.
         "12 runs, from 2, 1, false: 79 ms to 0, 0, true: 105 ms",
     ] {
         assert!(text.contains(words), "{words}\n{text}");
     }
-    // Sentences compare with the best.
+    // Sentences compare with the best run.
     assert!(
         text.contains("is 1.2 % slower: 84.00 ms → 85.00 ms."),
         "{text}"
     );
 }
 
-/// A small sweep is told in full, in the order of its axes.
+/// A small sweep is shown in full, in the order of its axes.
 #[test]
-fn a_small_sweep_is_told_in_its_order() {
+fn a_small_sweep_is_shown_in_its_order() {
     let text = markdown(&Report::new(None, &batches()), |_| None);
     assert!(!text.contains("Details for the"), "{text}");
     assert!(
@@ -410,7 +410,7 @@ fn map(items: &[Item]) -> Plot {
     found.expect("a map").clone()
 }
 
-/// The shortest step has the fewest tokens: what counts is how many a second.
+/// The shortest step has the fewest tokens: tokens per second decide.
 #[test]
 fn a_map_of_steps_that_differ_in_tokens_goes_by_tokens_a_second() {
     let mut items = batches();
@@ -420,7 +420,7 @@ fn a_map_of_steps_that_differ_in_tokens_goes_by_tokens_a_second() {
         plot.description,
         "from 100000 to 125000 tokens/s/GPU; the best is 125000 tokens/s/GPU at train.micro_batch=8"
     );
-    // Of the same tokens the shortest step is the best.
+    // With equal tokens, the shortest step is the best.
     for i in &mut items {
         i.view.run.tokens = 1000;
     }
@@ -432,7 +432,7 @@ fn a_map_of_steps_that_differ_in_tokens_goes_by_tokens_a_second() {
     );
 }
 
-/// What the device cannot hold is no advice.
+/// A point that exceeds the device's memory is never recommended.
 #[test]
 fn the_best_of_a_map_fits_the_device() {
     let mut items = batches();
@@ -459,7 +459,8 @@ fn the_best_of_a_map_fits_the_device() {
     );
 }
 
-/// Stars follow what the map says: no times of unlike steps, and nothing that does not fit.
+/// Stars follow the rules of the map: steps with different work are not compared, and only fitting
+/// runs are marked.
 #[test]
 fn stars_are_for_runs_that_fit_and_for_numbers_that_compare() {
     let mut items = batches();
@@ -481,7 +482,7 @@ fn stars_are_for_runs_that_fit_and_for_numbers_that_compare() {
         all.retain(|(_, cell)| cell.contains(" ms") || cell.contains("tokens"));
         all
     };
-    // The three that fit take a millisecond for each hundred tokens: none of them is the best.
+    // The three that fit take a millisecond per hundred tokens: none is the best.
     assert_eq!(starred(&items), []);
     for i in &mut items {
         i.view.run.tokens = 1000;
@@ -508,7 +509,7 @@ fn step_times_of_different_tokens_are_put_in_relation() {
 
 /// A model of images has no tokens, in sentences, tables and maps.
 #[test]
-fn throughput_is_told_in_the_models_own_unit() {
+fn throughput_uses_the_models_own_unit() {
     let mut images = batches();
     for item in &mut images {
         let settings = &mut item.view.scenario.settings;

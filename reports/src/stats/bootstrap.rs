@@ -5,10 +5,10 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use serde::Serialize;
 
-/// Samples that all resamples together draw at most: beyond it there are fewer resamples, but never
-/// fewer than [`LEAST`], so that long series cost no more than a tenth of a second.
+/// Maximum number of samples that all resamples together draw, so that long series cost at most a
+/// tenth of a second. Beyond it there are fewer resamples, but at least [`LEAST`].
 const BUDGET: usize = 5_000_000;
-/// Resamples that are made in any case, where as many are asked for.
+/// Minimum number of resamples, if that many are requested.
 const LEAST: usize = 1_000;
 
 /// An estimate with an interval.
@@ -24,10 +24,10 @@ pub struct Interval {
     pub level: f64,
 }
 
-/// Ratio of the medians of `b` to `a` with its percentile interval. Both have to have samples, all
-/// positive.
+/// Returns the ratio of the medians of `b` to `a` with its percentile interval. Both sides need
+/// samples, all of them positive.
 ///
-/// A side with one sample, or with equal ones, adds no spread.
+/// A side with one sample, or with equal samples, adds no spread.
 #[must_use]
 pub fn ratio_of_medians(a: &[f64], b: &[f64], options: &Options) -> Interval {
     let (mut a, mut b) = (Side::new(a, options.block), Side::new(b, options.block));
@@ -80,8 +80,8 @@ impl<'a> Side<'a> {
         }
     }
 
-    /// Median of a resample. Blocks wrap around, so that every sample is drawn as often as any
-    /// other.
+    /// Returns the median of a resample. Blocks wrap around, so that all samples are drawn equally
+    /// often.
     fn draw(&mut self, rng: &mut ChaCha8Rng) -> f64 {
         if self.constant {
             return self.median;
@@ -99,20 +99,21 @@ impl<'a> Side<'a> {
     }
 }
 
-/// Uniform in `0..n`, by multiplication: the bias of at most `n` in 2^64 does not matter.
+/// Returns a uniform number in `0..n`, by multiplication. The bias of at most `n` in 2^64 does not
+/// matter.
 fn below(rng: &mut ChaCha8Rng, n: usize) -> usize {
     ((u128::from(rng.next_u64()) * n as u128) >> 64) as usize
 }
 
-/// The smallest value that is not below a share `q` of them.
+/// Returns the smallest value such that a share `q` of the values is not above it.
 fn quantile(sorted: &[f64], q: f64) -> f64 {
     let n = sorted.len();
-    // A share that is a whole number but for rounding is that whole number.
+    // A rank that is a whole number except for rounding is that whole number.
     let rank = (q * n as f64 - 1e-9).ceil() as usize;
     sorted[rank.clamp(1, n) - 1]
 }
 
-/// Median of values in any order, which it changes; NaN of nothing.
+/// Returns the median of values in any order, which it changes; NaN if there are none.
 fn median_of(all: &mut [f64]) -> f64 {
     let n = all.len();
     if n == 0 {

@@ -1,17 +1,17 @@
-//! What samples could show: the power of Welch's test for a change of a given size.
+//! The power of Welch's test for a change of a given size.
 
 use super::welch::standard_error;
 use super::{Options, mean};
 use statrs::distribution::{ContinuousCDF, Normal, StudentsT};
 use statrs::function::gamma::ln_gamma;
 
-/// Chance that is called enough.
+/// Probability that counts as sufficient.
 const ENOUGH: f64 = 0.8;
-/// Pieces of the integral over the estimated spread.
+/// Number of intervals of the integral over the estimated spread.
 const PIECES: u32 = 60;
 
-/// Chance that Welch's test at `1 - level` sees a change of the mean of A by `threshold`, were it
-/// there; `None` where there is nothing to estimate spread from.
+/// Returns the probability that Welch's test at `1 - level` detects a change of the mean of A by
+/// `threshold`; `None` if the spread cannot be estimated.
 #[must_use]
 pub fn power(a: &[f64], b: &[f64], options: &Options) -> Option<f64> {
     let (error, df) = standard_error(a, b)?;
@@ -22,8 +22,8 @@ pub fn power(a: &[f64], b: &[f64], options: &Options) -> Option<f64> {
     ))
 }
 
-/// Smallest relative change that Welch's test would see with a chance of 80 %; `None` where there
-/// is nothing to estimate spread from.
+/// Returns the smallest relative change that Welch's test detects with a probability of 80 %;
+/// `None` if the spread cannot be estimated.
 #[must_use]
 pub fn detectable(a: &[f64], b: &[f64], options: &Options) -> Option<f64> {
     let (error, df) = standard_error(a, b)?;
@@ -47,9 +47,9 @@ pub fn detectable(a: &[f64], b: &[f64], options: &Options) -> Option<f64> {
     Some(high * error / mean(a))
 }
 
-/// Chance that a t with these degrees of freedom and noncentrality is beyond the two-sided critical
-/// value: the normal chance given the estimated spread `s`, integrated over `s`, which is chi over
-/// the root of `df`.
+/// Returns the probability that a t value with these degrees of freedom and noncentrality exceeds
+/// the two-sided critical value: the normal probability given the estimated spread `s`, integrated
+/// over `s`, which follows a chi distribution divided by the root of `df`.
 fn noncentral(df: f64, shift: f64, significance: f64) -> f64 {
     let (Ok(student), Ok(normal)) = (StudentsT::new(0.0, 1.0, df), Normal::new(0.0, 1.0)) else {
         return f64::NAN;
@@ -64,12 +64,12 @@ fn noncentral(df: f64, shift: f64, significance: f64) -> f64 {
         }
         (constant + (df - 1.0) * s.ln() - df * s * s / 2.0).exp()
     };
-    // Ten standard deviations (about 1 / sqrt(2 df)) around 1 hold all of it; for few degrees it
-    // reaches further down.
+    // Ten standard deviations (about 1 / sqrt(2 df)) around 1 cover all of it. With few degrees of
+    // freedom it reaches further down.
     let reach = 10.0 / (2.0 * df).sqrt();
     let (from, to) = ((1.0 - reach).max(0.0), 1.0 + reach);
     let step = (to - from) / f64::from(2 * PIECES);
-    // Simpson's rule; normalised by the density's own integral, which takes its error with it.
+    // Simpson's rule, normalised by the density's own integral, which cancels its error.
     let (mut sum, mut mass) = (0.0, 0.0);
     for i in 0..=2 * PIECES {
         let s = from + step * f64::from(i);

@@ -1,30 +1,31 @@
-//! Tests and effect sizes by rank: they do not ask how times are distributed.
+//! Rank-based tests and effect sizes, which assume no distribution of times.
 
 use serde::Serialize;
 use statrs::stats_tests::Alternative;
 use statrs::stats_tests::mannwhitneyu::{MannWhitneyUMethod, mannwhitneyu};
 
-/// Samples of both sides up to which the exact distribution is used.
+/// Maximum number of samples of both sides for the exact distribution.
 const EXACT_UP_TO: usize = 40;
 
-/// Result of the Mann-Whitney U test, two-sided.
+/// Result of the two-sided Mann-Whitney U test.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct RankTest {
-    /// Pairs in which B is larger; ties count half.
+    /// Number of pairs in which B is larger; ties count half.
     pub u: f64,
-    /// Chance of such a U, or one further from the middle, when both come from one distribution.
+    /// Probability of such a U, or one further from its mean, if both sides have the same
+    /// distribution.
     pub p: f64,
-    /// Whether `p` is exact: few samples, none equal. Otherwise it is the normal approximation with
-    /// corrections for continuity and ties.
+    /// Whether `p` is exact: for few samples without ties. Otherwise it is the normal approximation
+    /// with corrections for continuity and ties.
     pub exact: bool,
 }
 
-/// Mann-Whitney U of `b` against `a`; both have to have samples, without NaN.
+/// Tests `b` against `a` with Mann-Whitney U. Both sides need samples, without NaN.
 #[must_use]
 pub fn mann_whitney(a: &[f64], b: &[f64]) -> RankTest {
     let method = MannWhitneyUMethod::AsymptoticInclContinuityCorrection;
-    // It refuses what has no order and what is empty, and gives NaN where all are equal: nothing
-    // speaks for a difference then.
+    // The function rejects NaN and empty inputs, and returns NaN if all values are equal: nothing
+    // indicates a difference then.
     let (u, p) = mannwhitneyu(b, a, method, Alternative::TwoSided)
         .unwrap_or((a.len() as f64 * b.len() as f64 / 2.0, 1.0));
     let p = if p.is_nan() { 1.0 } else { p };
@@ -41,13 +42,13 @@ pub fn mann_whitney(a: &[f64], b: &[f64]) -> RankTest {
     }
 }
 
-/// Two-sided p-value from the number of orders that yield each U.
+/// Returns the two-sided p-value, computed from the number of orders with each U.
 ///
-/// statrs has an exact method too, but 0.19.1 returns the other tail unless the first sample is the
-/// larger one, and enumerates every combination.
+/// statrs has an exact method too, but version 0.19.1 returns the other tail unless the first
+/// sample is the larger one, and enumerates every combination.
 fn exact_p(u: usize, n: usize, m: usize) -> f64 {
-    // ways[k][u]: orders of k of one side among i of the other with this U; one more of the other
-    // side at a time.
+    // ways[k][u]: number of orders of k values of one side among i of the other with this U. Each
+    // iteration adds one value of the other side.
     let most = n * m;
     let mut ways = vec![vec![0.0f64; most + 1]; n + 1];
     for row in &mut ways {
@@ -59,8 +60,8 @@ fn exact_p(u: usize, n: usize, m: usize) -> f64 {
         for k in 1..=n {
             let (before, row) = next.split_at_mut(k);
             for (u, ways_here) in row[0].iter_mut().enumerate().take(k * i + 1) {
-                // The largest is of the first side (it beats nobody of the other, U stays) or of
-                // the other side (it beats all k).
+                // The largest value belongs to the first side (it precedes no value of the other, U
+                // stays the same) or to the other side (it exceeds all k).
                 let first = before[k - 1][u];
                 let other = u.checked_sub(k).map_or(0.0, |u| ways[k][u]);
                 *ways_here = first + other;
@@ -74,8 +75,8 @@ fn exact_p(u: usize, n: usize, m: usize) -> f64 {
     (2.0 * tail / all).min(1.0)
 }
 
-/// Share of pairs in which a sample of `b` is larger than one of `a`, minus the share in which it
-/// is smaller.
+/// Returns the share of pairs in which a sample of `b` is larger than one of `a`, minus the share
+/// in which it is smaller.
 #[must_use]
 pub fn cliffs_delta(a: &[f64], b: &[f64]) -> f64 {
     let mut sorted = a.to_vec();
@@ -91,11 +92,11 @@ pub fn cliffs_delta(a: &[f64], b: &[f64]) -> f64 {
     sum as f64 / (a.len() as f64 * b.len() as f64)
 }
 
-/// Cliff's delta in a word, by the usual limits 0.147, 0.33 and 0.474 (Romano et al. 2006).
+/// Cliff's delta as a word, with the usual limits 0.147, 0.33 and 0.474 (Romano et al. 2006).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Magnitude {
-    /// Hardly any.
+    /// Negligible effect.
     Negligible,
     /// Small.
     Small,
@@ -106,7 +107,7 @@ pub enum Magnitude {
 }
 
 impl Magnitude {
-    /// The word for a delta.
+    /// Returns the word for a delta.
     #[must_use]
     pub fn of(delta: f64) -> Self {
         match delta.abs() {
@@ -117,7 +118,7 @@ impl Magnitude {
         }
     }
 
-    /// Name in tables.
+    /// Returns the name in tables.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

@@ -1,22 +1,22 @@
-//! Welch's t test on Student's distribution, and the standardised difference.
+//! Welch's t test with Student's distribution, and the standardised difference.
 
 use super::{mean, variance};
 use serde::Serialize;
 use statrs::distribution::{ContinuousCDF, StudentsT};
 
-/// Result of Welch's test, two-sided.
+/// Result of Welch's two-sided test.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct WelchTest {
-    /// Difference of the means, B minus A, over its standard error.
+    /// Difference of the means, B - A, divided by its standard error.
     pub t: f64,
     /// Degrees of freedom (Welch and Satterthwaite).
     pub df: f64,
-    /// Chance of such a t, or one further from 0, when the means are equal.
+    /// Probability of such a t, or one further from 0, if the means are equal.
     pub p: f64,
 }
 
-/// Standard error of the difference of means and its degrees of freedom; `None` with fewer than two
-/// samples on a side or without any spread.
+/// Returns the standard error of the difference of means and its degrees of freedom; `None` if a
+/// side has fewer than two samples or there is no spread.
 pub(super) fn standard_error(a: &[f64], b: &[f64]) -> Option<(f64, f64)> {
     if a.len() < 2 || b.len() < 2 {
         return None;
@@ -31,7 +31,7 @@ pub(super) fn standard_error(a: &[f64], b: &[f64]) -> Option<(f64, f64)> {
     df.is_finite().then_some((total.sqrt(), df))
 }
 
-/// Welch's test of `b` against `a`; `None` where there is nothing to estimate spread from.
+/// Runs Welch's test of `b` against `a`; `None` if the spread cannot be estimated.
 #[must_use]
 pub fn welch(a: &[f64], b: &[f64]) -> Option<WelchTest> {
     let (error, df) = standard_error(a, b)?;
@@ -44,8 +44,8 @@ pub fn welch(a: &[f64], b: &[f64]) -> Option<WelchTest> {
     })
 }
 
-/// Difference of the means over the pooled standard deviation, corrected for small samples; `None`
-/// where there is nothing to estimate spread from.
+/// Returns the difference of the means divided by the pooled standard deviation, corrected for
+/// small samples; `None` if the spread cannot be estimated.
 #[must_use]
 pub fn hedges_g(a: &[f64], b: &[f64]) -> Option<f64> {
     standard_error(a, b)?;

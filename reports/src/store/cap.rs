@@ -1,4 +1,4 @@
-//! How much a store may hold: the oldest runs without a name make room for new ones.
+//! Limits the size of a store: the oldest unnamed runs make room for new ones.
 
 use super::error::StoreError;
 use super::id::Id;
@@ -10,16 +10,16 @@ use std::fmt;
 use std::fs;
 use std::path::Path;
 
-/// Share of the cap that is left after runs were removed, in percent, so that not every save
-/// removes one.
+/// Percentage of the cap that is left after removing runs, so that not every save has to remove
+/// one.
 const ROOM: u64 = 90;
 
-/// Most runs and bytes of a store.
+/// Maximum number of runs and bytes of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cap {
-    /// Runs.
+    /// Number of runs.
     pub runs: usize,
-    /// Bytes of their files.
+    /// Size of their files.
     pub bytes: Bytes,
 }
 
@@ -39,11 +39,11 @@ impl fmt::Display for Cap {
 }
 
 impl Cap {
-    /// Reads `RUNS`, `SIZE` or `RUNS,SIZE`, for example `200,1GiB`; `off` is no cap. What is not
-    /// given is as in the default.
+    /// Parses `RUNS`, `SIZE` or `RUNS,SIZE`, for example `200,1GiB`; `off` means no cap. A missing
+    /// part keeps its default.
     ///
     /// # Errors
-    /// When the text is none of these.
+    /// Fails if the text has none of these forms.
     pub fn parse(text: &str) -> Result<Option<Self>, String> {
         if text == "off" {
             return Ok(None);
@@ -65,12 +65,12 @@ impl Cap {
 }
 
 impl Store {
-    /// Removes the oldest runs without a name until the store is well below the cap, and returns
-    /// their number. Predictions go before measurements, which cost more to make again. `newest`,
-    /// which was just saved, stays.
+    /// Removes the oldest unnamed runs until the store is well below the cap, and returns their
+    /// number. Predictions are removed before measurements, which are more expensive to repeat.
+    /// `newest`, which has just been saved, is kept.
     ///
     /// # Errors
-    /// When the folder cannot be read or a run cannot be removed.
+    /// Fails if the folder cannot be read or a run cannot be removed.
     pub fn enforce(&self, cap: Cap, newest: &Id) -> Result<usize, StoreError> {
         let ids = self.ids()?;
         let mut runs = ids.len();
@@ -92,7 +92,7 @@ impl Store {
             let size = size(&self.path(&entry.id));
             match self.remove(&entry.id) {
                 Ok(()) => removed += 1,
-                // Another process was faster.
+                // Another process has removed it first.
                 Err(_) if !self.path(&entry.id).exists() => {}
                 Err(e) => return Err(e),
             }
@@ -103,7 +103,7 @@ impl Store {
     }
 }
 
-/// Bytes of the files in a folder; those that cannot be read count nothing.
+/// Returns the size of the files in a folder, ignoring unreadable ones.
 fn size(dir: &Path) -> u64 {
     let names = names_in(dir).unwrap_or_default().into_iter();
     let files = names.filter_map(|name| fs::metadata(dir.join(name)).ok());

@@ -1,4 +1,4 @@
-//! What lists, filters and queries know of a run: its summary file.
+//! Summary files: the part of a run that lists, filters and queries use.
 
 use super::error::StoreError;
 use super::files::{GAPS, MEMORY, RUN, SPANS, SUMMARY};
@@ -35,7 +35,7 @@ pub struct Entry {
     pub scenario_digest: String,
     /// `section.key=VALUE` from the command line.
     pub overrides: Vec<String>,
-    /// Options by `section.key`, and those of a what-if.
+    /// Options by `section.key`, including those of a what-if.
     pub settings: BTreeMap<String, String>,
     /// Environment.
     pub environment: BTreeMap<String, String>,
@@ -48,7 +48,7 @@ fn as_text<S: serde::Serializer>(id: &Id, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_str(id.as_str())
 }
 
-/// What the summary file adds to the JSON contract.
+/// Fields that the summary file adds to the JSON contract.
 #[derive(Serialize)]
 struct Added<'a> {
     id: &'a str,
@@ -60,7 +60,8 @@ struct Added<'a> {
     interrupted: bool,
 }
 
-/// Content of the summary file: the JSON contract of a run, and what a list needs besides.
+/// Returns the content of the summary file: the JSON contract of a run, and additional fields for
+/// lists.
 pub(super) fn summary(id: &Id, view: &RunView) -> impl Serialize {
     let added = Added {
         id: id.as_str(),
@@ -74,7 +75,7 @@ pub(super) fn summary(id: &Id, view: &RunView) -> impl Serialize {
     let mut all = Map::new();
     let contract = serde_json::to_value(view.run.summary());
     for part in [serde_json::to_value(added), contract] {
-        // Both are structs of plain values: they always become objects.
+        // Both are structs of plain values, so they always become objects.
         if let Ok(Value::Object(fields)) = part {
             all.extend(fields);
         }
@@ -82,7 +83,7 @@ pub(super) fn summary(id: &Id, view: &RunView) -> impl Serialize {
     all
 }
 
-/// The summary file as far as it is read back.
+/// The part of the summary file that is read.
 #[derive(Deserialize)]
 struct File {
     kind: String,
@@ -114,7 +115,7 @@ impl Entry {
         Self::parse(id, &text).map_err(|e| StoreError::invalid(&path, e))
     }
 
-    /// The entry of a summary file's text.
+    /// Parses the text of a summary file.
     pub(super) fn parse(id: Id, text: &[u8]) -> serde_json::Result<Self> {
         let file: File = serde_json::from_slice(text)?;
         let mut metrics = BTreeMap::new();
@@ -150,7 +151,7 @@ impl Entry {
         })
     }
 
-    /// What was changed: `section.key=VALUE` of the command line, and the options of a what-if
+    /// Returns the changes: `section.key=VALUE` from the command line, and the options of a what-if
     /// (`--slower host=2`).
     #[must_use]
     pub fn changes(&self) -> Vec<String> {
@@ -161,8 +162,8 @@ impl Entry {
         self.overrides.iter().cloned().chain(what_if).collect()
     }
 
-    /// What makes a prediction the same as another one: everything but when and on which machine it
-    /// was made. Measurements are never the same.
+    /// Returns a key that is equal for equal predictions: it covers everything except when and
+    /// where they were made. Measurements have no key, since no two are the same.
     pub(super) fn identity(&self) -> Option<String> {
         if self.kind != "sim" {
             return None;
@@ -182,13 +183,14 @@ impl Entry {
         serde_json::to_string(&same).ok()
     }
 
-    /// A metric; NaN where the run has none of that name.
+    /// Returns a metric; NaN if the run has none with that name.
     #[must_use]
     pub fn metric(&self, name: &str) -> f64 {
         self.metrics.get(name).copied().unwrap_or(f64::NAN)
     }
 
-    /// What a filter or a grouping may ask for: a field, an option or a fact of the environment.
+    /// Returns the value of a filter or grouping key: a field, an option or a fact of the
+    /// environment.
     #[must_use]
     pub fn field(&self, key: &str) -> Option<String> {
         Some(match key {
@@ -208,7 +210,7 @@ impl Entry {
         })
     }
 
-    /// Everything that [`Self::field`] knows, by its key.
+    /// Returns everything that [`Self::field`] knows, by key.
     #[must_use]
     pub fn fields(&self) -> BTreeMap<String, String> {
         let own = Self::FIELDS.iter().map(|k| (*k).to_owned());
@@ -231,7 +233,7 @@ impl Entry {
     ];
 }
 
-/// The numbers in a value by their paths. Lists are series, not metrics.
+/// Collects the numbers in a value by their paths. Lists are series, not metrics.
 fn numbers(path: &str, value: &Value, into: &mut BTreeMap<String, f64>) {
     match value {
         Value::Number(n) => {
@@ -248,22 +250,22 @@ fn numbers(path: &str, value: &Value, into: &mut BTreeMap<String, f64>) {
     }
 }
 
-/// `KEY=VALUE` or `KEY!=VALUE`.
+/// A filter term: `KEY=VALUE` or `KEY!=VALUE`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Term {
     /// A field, an option or a fact of the environment.
     pub key: String,
-    /// What it should be; for digests the beginning is enough.
+    /// Expected value; a prefix is enough for digests.
     pub value: String,
-    /// Whether it should be so.
+    /// Whether the value should be equal or different.
     pub equal: bool,
 }
 
 impl Term {
-    /// Reads a term.
+    /// Parses a term.
     ///
     /// # Errors
-    /// When the text has no `=`.
+    /// Fails if the text has no `=`.
     pub fn parse(text: &str) -> Result<Self, String> {
         let (key, value, equal) = match (text.split_once("!="), text.split_once('=')) {
             (Some((k, v)), _) => (k, v, false),
@@ -279,7 +281,7 @@ impl Term {
         })
     }
 
-    /// Whether a run is as the term asks. A key that the run does not have has no value.
+    /// Returns whether a run satisfies the term. A key that the run does not have has no value.
     #[must_use]
     pub fn matches(&self, entry: &Entry) -> bool {
         let digest = self.key.ends_with("digest") && !self.value.is_empty();

@@ -1,4 +1,4 @@
-//! What can be wrong with a store.
+//! Errors of a store.
 
 use crate::files::is_bad_path;
 use std::io;
@@ -11,40 +11,40 @@ pub enum StoreError {
     /// A file or folder cannot be read or written.
     #[error("{}: {error}", path.display())]
     Io {
-        /// Where.
+        /// Path.
         path: PathBuf,
-        /// Why.
+        /// Reason.
         error: io::Error,
     },
-    /// A file does not hold what it should.
+    /// A file has invalid content.
     #[error("{}: {reason}", path.display())]
     Invalid {
-        /// Where.
+        /// Path.
         path: PathBuf,
         /// What is wrong.
         reason: String,
     },
-    /// No run, or more than one, is meant.
+    /// A text refers to no run, or to more than one.
     #[error("no run `{text}` in {}: {help}", dir.display())]
     Unknown {
-        /// What was asked for.
+        /// The text.
         text: String,
-        /// Where.
+        /// Folder of the store.
         dir: PathBuf,
-        /// What there is.
+        /// Valid alternatives.
         help: String,
     },
-    /// A name that no run has.
+    /// No run has this name.
     #[error("no run in {} has the name `{name}`{help}", dir.display())]
     NoName {
-        /// What was asked for.
+        /// The name.
         name: String,
-        /// Where.
+        /// Folder of the store.
         dir: PathBuf,
-        /// A name near to it, or nothing.
+        /// A similar name, or nothing.
         help: String,
     },
-    /// A name that cannot be given.
+    /// A name is not allowed.
     #[error(
         "`{0}` cannot be a name: up to 64 letters, digits, `-`, `_` and `.` are expected, unlike an id and unlike `last`"
     )]
@@ -66,8 +66,8 @@ impl StoreError {
         }
     }
 
-    /// Whether the user's input is at fault: a wrong name or path rather than, for example, a full
-    /// disk.
+    /// Returns whether the user's input is at fault: a wrong name or path, rather than a full disk,
+    /// for example.
     #[must_use]
     pub fn is_bad_input(&self) -> bool {
         match self {
@@ -76,7 +76,8 @@ impl StoreError {
         }
     }
 
-    /// The reason without the path, with the file's name where it is one of several.
+    /// Returns the reason without the path of the folder. Includes the name of the file if it is
+    /// one of several.
     #[must_use]
     pub fn reason(&self) -> String {
         let file = |path: &Path| {

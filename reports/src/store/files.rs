@@ -2,7 +2,7 @@
 
 /// The rest of a run's view.
 pub(super) const RUN: &str = "run.json";
-/// What lists show.
+/// The part that lists show.
 pub(super) const SUMMARY: &str = "summary.json";
 /// Spans.
 pub(super) const SPANS: &str = "spans.csv";

@@ -1,30 +1,30 @@
-//! Names of runs: when they were kept, and a few random digits.
+//! Ids of runs: the time of saving, and a few random digits.
 
 use std::fmt;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Shortest beginning of an id that may stand for it.
+/// Minimum length of an abbreviated id.
 const SHORTEST: usize = 2;
 
-/// Name of a run: `YYYYMMDD-HHMMSSmmm-xxxxxx` in UTC (milliseconds last) with six random
-/// hexadecimal digits. Ids sort by time.
+/// Id of a run: `YYYYMMDD-HHMMSSmmm-xxxxxx` in UTC (milliseconds last) with six random hexadecimal
+/// digits. Ids sort by time.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Id(String);
 
 impl Id {
-    /// A new one for now.
+    /// Creates an id for the current time.
     pub(super) fn now() -> Self {
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
-        // Every RandomState has other keys, also in a process that was forked.
+        // Every RandomState has other keys, also in a forked process.
         let random = RandomState::new().build_hasher().finish() & 0xff_ffff;
         let (seconds, ms) = (now.as_secs(), now.subsec_millis());
         Self(format!("{}{ms:03}-{random:06x}", stamp(seconds)))
     }
 
-    /// The id in a text, if it is one.
+    /// Parses an id; `None` if the text is not one.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let bytes = text.as_bytes();
@@ -37,19 +37,19 @@ impl Id {
         form.then(|| Self(text.to_owned()))
     }
 
-    /// As text.
+    /// Returns the id as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The random digits: what a person types.
+    /// Returns the random digits, which people type.
     #[must_use]
     pub fn tail(&self) -> &str {
         &self.0[19..]
     }
 
-    /// When it was made: `YYYY-MM-DDTHH:MM:SSZ`.
+    /// Returns the time of saving: `YYYY-MM-DDTHH:MM:SSZ`.
     #[must_use]
     pub fn created(&self) -> String {
         let t = &self.0;
@@ -64,18 +64,18 @@ impl Id {
         )
     }
 
-    /// Its day: `YYYYMMDD`, which sorts.
+    /// Returns the day, `YYYYMMDD`, which sorts.
     #[must_use]
     pub fn day(&self) -> &str {
         &self.0[..8]
     }
 
-    /// Whether a text is the beginning of the id or of its random digits.
+    /// Returns whether a text is a prefix of the id or of its random digits.
     pub(super) fn matches(&self, text: &str) -> bool {
         text.len() >= SHORTEST && (self.0.starts_with(text) || self.tail().starts_with(text))
     }
 
-    /// Whether a text could stand for some id.
+    /// Returns whether a text could abbreviate an id.
     pub(super) fn could_be(text: &str) -> bool {
         let hex = |c: char| c.is_ascii_digit() || ('a'..='f').contains(&c);
         let dated = text.len() <= 25 && text.chars().all(|c| hex(c) || c == '-');
@@ -89,7 +89,7 @@ impl fmt::Display for Id {
     }
 }
 
-/// `YYYYMMDD` so many days ago; 0 is today (UTC).
+/// Returns the date `days_ago` days ago as `YYYYMMDD`; 0 is today (UTC).
 #[must_use]
 pub fn day(days_ago: u64) -> String {
     let now = SystemTime::now()
@@ -98,7 +98,7 @@ pub fn day(days_ago: u64) -> String {
     stamp(now.saturating_sub(days_ago.saturating_mul(86_400)))[..8].to_owned()
 }
 
-/// `YYYYMMDD-HHMMSS` of seconds since 1970 in UTC.
+/// Formats seconds since 1970 as `YYYYMMDD-HHMMSS` in UTC.
 fn stamp(seconds: u64) -> String {
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
     let (year, month, day) = date(days);
@@ -110,7 +110,8 @@ fn stamp(seconds: u64) -> String {
     )
 }
 
-/// Date of days since 1970, counted in 400-year cycles from the first of March of the year 0.
+/// Returns the date of a number of days since 1970, counted in 400-year cycles from March 1 of the
+/// year 0.
 fn date(days: u64) -> (u64, u64, u64) {
     let days = days + 719_468;
     let (cycle, day) = (days / 146_097, days % 146_097);
@@ -130,7 +131,7 @@ fn date(days: u64) -> (u64, u64, u64) {
 mod tests {
     use super::*;
 
-    /// `date -u -d @SECONDS +%Y%m%d-%H%M%S`
+    /// Expected values come from `date -u -d @SECONDS +%Y%m%d-%H%M%S`.
     #[test]
     fn dates_are_those_of_the_calendar() {
         assert_eq!(stamp(0), "19700101-000000");

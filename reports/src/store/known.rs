@@ -1,4 +1,4 @@
-//! The predictions of a store by what they predict, so that none is stored twice.
+//! Finds equal predictions in a store, so that none is saved twice.
 
 use super::entry::{Entry, summary};
 use super::error::StoreError;
@@ -8,7 +8,7 @@ use crate::view::RunView;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-/// The predictions of a store, by what they predict. Read once, for one save or many.
+/// The predictions of a store by content, read once for one or many saves.
 #[derive(Debug)]
 pub struct Known(Mutex<BTreeMap<String, Id>>);
 
@@ -17,27 +17,26 @@ pub struct Known(Mutex<BTreeMap<String, Id>>);
 pub struct Saved {
     /// Its id.
     pub id: Id,
-    /// Whether it was there before: the same prediction is stored once.
+    /// Whether it already existed: equal predictions are saved once.
     pub before: bool,
 }
 
 impl Store {
-    /// The predictions that are there. Of several equal ones the newest counts.
+    /// Returns the existing predictions. Of several equal ones the newest counts.
     ///
     /// # Errors
-    /// When the folder cannot be read.
+    /// Fails if the folder cannot be read.
     pub fn known(&self) -> Result<Known, StoreError> {
         let runs = self.list()?.runs.into_iter();
         let known = runs.filter_map(|e| Some((e.identity()?, e.id)));
         Ok(Known(Mutex::new(known.collect())))
     }
 
-    /// Saves a run, unless it is a prediction that is there already: one of the same program with
-    /// the same options and the same numbers, made by the same version. Measurements are always
-    /// saved.
+    /// Saves a run unless it is a prediction that already exists: one of the same program with the
+    /// same options and the same numbers, made by the same version. Measurements are always saved.
     ///
     /// # Errors
-    /// When it cannot be written; then nothing of it is listed.
+    /// Fails if the run cannot be written; nothing of it is listed then.
     pub fn save_once(&self, view: &RunView, known: &Known) -> Result<Saved, StoreError> {
         let view = write::complete(view);
         let identity = identity(&view)?;
@@ -55,7 +54,7 @@ impl Store {
     }
 }
 
-/// What a run would be known by once it is saved.
+/// Returns the key that a run will have once it is saved.
 fn identity(view: &RunView) -> Result<Option<String>, StoreError> {
     let id = Id::now();
     let invalid = |e| StoreError::invalid("summary".as_ref(), e);

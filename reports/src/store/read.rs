@@ -1,4 +1,4 @@
-//! Reading a run back.
+//! Reads runs.
 
 use super::error::StoreError;
 use super::files::{GAPS, MEMORY, RUN, SPANS};
@@ -18,7 +18,7 @@ pub(super) fn view(dir: &Path) -> Result<RunView, StoreError> {
         return Err(StoreError::invalid(
             &path,
             format!(
-                "its format is {}, this program knows {VIEW_FORMAT} at most",
+                "its format is {}, this program supports at most {VIEW_FORMAT}",
                 view.format
             ),
         ));
@@ -44,7 +44,7 @@ pub(super) fn view(dir: &Path) -> Result<RunView, StoreError> {
             _ => Ok(gaps),
         }
     })?;
-    // A repeated step has an instruction more than once.
+    // A repeated step contains an instruction more than once.
     instrs.sort_by_key(|i| i.id);
     instrs.dedup_by_key(|i| i.id);
     view.instrs = instrs;

@@ -1,7 +1,7 @@
-//! The large parts of a run as CSV: spans, memory samples, gaps.
+//! The large parts of a run as CSV: spans, memory samples and gaps.
 //!
-//! A row names its instruction in full (kernel, kind of work, unit, phase, …), so that a table can
-//! be read without anything else; the numbers of unit and stream are there for exact reading back.
+//! A row describes its instruction in full (kernel, kind of work, unit, phase, …), so that a table
+//! can be read without other files. The numbers of unit and stream allow exact reading.
 
 use crate::view::{InstrView, Names, RunView, Work};
 use csv::{ByteRecord, Writer};
@@ -39,7 +39,7 @@ const SPAN: [&str; 8] = [
 const SAMPLE: [&str; 3] = ["time_ps", "allocated", "reserved"];
 const GAP: [&str; 4] = ["start_ps", "end_ps", "cause", "waited_for"];
 
-/// Rows of numbers and words.
+/// Writes rows of numbers and words.
 struct Rows<W: Write> {
     csv: Writer<W>,
     number: itoa::Buffer,
@@ -145,12 +145,12 @@ pub(super) fn write_gaps(view: &RunView, to: impl Write) -> Result<(), csv::Erro
     Ok(rows.finish()?)
 }
 
-/// Reads rows whose titles are the expected ones; later versions may add columns behind them.
+/// Reads rows with the expected titles; later versions may append columns.
 struct Reader<'a> {
     csv: csv::Reader<&'a [u8]>,
     record: ByteRecord,
     titles: Vec<&'static str>,
-    /// Column of the field that comes next.
+    /// Column of the next field.
     at: usize,
     row: u64,
 }
@@ -190,12 +190,12 @@ impl<'a> Reader<'a> {
         self.record.get(at).unwrap_or_default()
     }
 
-    /// What is wrong with the field that was read last.
+    /// Describes an error in the field that was read last.
     fn fault(&self) -> String {
         let at = self.at.saturating_sub(1);
         let found = String::from_utf8_lossy(self.record.get(at).unwrap_or_default());
         let title = self.titles.get(at).copied().unwrap_or_default();
-        format!("row {}: `{found}` is no {title}", self.row)
+        format!("row {}: `{found}` is not a valid {title}", self.row)
     }
 
     fn number<T: TryFrom<u64>>(&mut self) -> Result<T, String> {
@@ -222,7 +222,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The one of these that the field names; none where it is empty.
+    /// Returns the value that the field names; `None` if it is empty.
     fn one_of<T: Copy>(
         &mut self,
         all: &[T],
@@ -238,7 +238,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The instruction of a row; none where only its number is known.
+    /// Reads the instruction of a row; `None` if only its number is known.
     fn instr(&mut self, names: &mut Names) -> Result<(InstrId, Option<InstrView>), String> {
         let id = InstrId(self.number()?);
         if self.record.get(6).is_none_or(<[u8]>::is_empty) {
@@ -285,7 +285,7 @@ const PHASES: [Phase; 10] = [
     Phase::Validation,
 ];
 
-/// A number in decimal digits.
+/// Parses a number in decimal digits.
 fn parse(text: &[u8]) -> Option<u64> {
     if text.is_empty() {
         return None;

@@ -1,4 +1,4 @@
-//! Writing a run so that it is there in full or not at all.
+//! Writes runs completely or not at all.
 
 use super::entry::summary;
 use super::error::StoreError;
@@ -13,25 +13,25 @@ use std::io::{BufWriter, ErrorKind, Write};
 use std::path::Path;
 use std::time::Duration;
 
-/// The scenario's text.
+/// File of the scenario's text.
 const SCENARIO: &str = "scenario.toml";
 
-/// Names that are tried before giving up; two runs in one second share random digits once in 16
-/// million times.
+/// Number of ids to try before giving up. Two runs in one second share their random digits once in
+/// 16 million times.
 const TRIES: u32 = 16;
-/// Age from which a folder whose writer has not even begun is taken for abandoned.
+/// Age beyond which a folder without any file counts as abandoned.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What `run.json` holds.
+/// Content of `run.json`.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Head<V> {
-    /// Sizes of the tables in bytes: a run whose tables have others is not whole.
+    /// Sizes of the tables in bytes. A run whose tables have other sizes is incomplete.
     pub(super) spans_bytes: u64,
-    /// Likewise.
+    /// See `spans_bytes`.
     pub(super) memory_bytes: u64,
-    /// Likewise.
+    /// See `spans_bytes`.
     pub(super) gaps_bytes: u64,
-    /// The view without what the tables hold.
+    /// The view without the content of the tables.
     pub(super) view: V,
 }
 
@@ -46,7 +46,7 @@ pub(super) fn writable(store: &Store) -> Result<(), StoreError> {
     probed.map_err(|e| StoreError::io(&probe, e))
 }
 
-/// The run with what is known about this machine added to its environment.
+/// Returns the run with facts about this machine added to its environment.
 pub(super) fn complete(view: &RunView) -> RunView {
     let mut view = view.clone();
     for (key, value) in environment::facts() {
@@ -61,7 +61,7 @@ pub(super) fn save(store: &Store, view: &RunView) -> Result<Id, StoreError> {
     create_dir(&store.dir)?;
     save_in(store, view).inspect_err(|_| {
         if is_new {
-            // Only if nothing else is in it.
+            // Succeeds only if it is empty.
             let _ = fs::remove_dir(&store.dir);
         }
     })
@@ -73,7 +73,7 @@ fn save_in(store: &Store, view: &RunView) -> Result<Id, StoreError> {
         let unfinished = store.dir.join(format!("{UNFINISHED}{id}"));
         match fs::create_dir(&unfinished) {
             Ok(()) => {}
-            // Another writer chose the same name.
+            // Another writer chose the same id.
             Err(e) if e.kind() == ErrorKind::AlreadyExists => continue,
             Err(e) => return Err(StoreError::io(&unfinished, e)),
         }
@@ -101,8 +101,8 @@ fn save_in(store: &Store, view: &RunView) -> Result<Id, StoreError> {
     Err(StoreError::invalid(&store.dir, "no free name was found"))
 }
 
-/// Writes and flushes everything; the returned file is locked, which tells others that its writer
-/// lives.
+/// Writes and flushes everything. The returned file is locked, which shows others that its writer
+/// is alive.
 fn write(dir: &Path, id: &Id, view: &RunView) -> Result<File, StoreError> {
     let path = dir.join(RUN);
     let failed = |e| StoreError::io(&path, e);
@@ -136,7 +136,7 @@ fn write(dir: &Path, id: &Id, view: &RunView) -> Result<File, StoreError> {
     Ok(head_file)
 }
 
-/// The view without what the tables hold.
+/// Returns the view without the content of the tables.
 fn small(view: &RunView) -> RunView {
     let mut in_tables: Vec<_> = view.run.spans.iter().map(|s| s.instr).collect();
     in_tables.extend(view.run.memory.timeline.iter().map(|s| s.instr));
@@ -180,7 +180,7 @@ fn file(dir: &Path, name: &str, content: &[u8]) -> Result<(), StoreError> {
         .map_err(|e| StoreError::io(&path, e))
 }
 
-/// Writes a small file in place of the one of that name, in one step.
+/// Writes a small file atomically, replacing one with the same name.
 pub(super) fn replace(dir: &Path, name: &str, content: &[u8]) -> Result<(), StoreError> {
     let unfinished = format!("{UNFINISHED}{}", Id::now());
     file(dir, &unfinished, content)?;
@@ -189,7 +189,7 @@ pub(super) fn replace(dir: &Path, name: &str, content: &[u8]) -> Result<(), Stor
     })
 }
 
-/// Gives a small file another name, in one step; one that has it is replaced.
+/// Renames a small file atomically, replacing one with the new name.
 pub(super) fn rename(dir: &Path, from: &str, to: &str) -> Result<(), StoreError> {
     let to = dir.join(to);
     fs::rename(dir.join(from), &to).map_err(|e| StoreError::io(&to, e))?;
@@ -203,21 +203,22 @@ pub(super) fn remove(dir: &Path, name: &str) -> Result<(), StoreError> {
     sync(dir)
 }
 
-/// Makes a folder and those above it.
+/// Creates a folder and its parents.
 pub(super) fn create_dir(dir: &Path) -> Result<(), StoreError> {
     fs::create_dir_all(dir).map_err(|e| StoreError::io(dir, e))
 }
 
-/// Flushes a folder: the names in it survive a loss of power from here on.
+/// Flushes a folder, so that the names in it survive a loss of power.
 fn sync(dir: &Path) -> Result<(), StoreError> {
-    // Not every system lets a folder be opened; there the flush of the files has to do.
+    // Not every system allows opening a folder; flushing the files has to suffice there.
     match File::open(dir) {
         Ok(file) => file.sync_all().map_err(|e| StoreError::io(dir, e)),
         Err(_) => Ok(()),
     }
 }
 
-/// Whether an unfinished run's writer is gone: nobody holds the lock on its first file.
+/// Returns whether the writer of an unfinished run is gone: nothing holds the lock on its first
+/// file.
 pub(super) fn abandoned(dir: &Path) -> bool {
     match File::open(dir.join(RUN)) {
         Ok(file) => match file.try_lock() {

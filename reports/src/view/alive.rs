@@ -1,4 +1,4 @@
-//! What is alive at the peak of memory.
+//! Buffers alive at the peak of memory.
 
 use serde::{Deserialize, Serialize};
 use shardlab_plan::Program;
@@ -7,10 +7,10 @@ use shardlab_plan::program::{Op, SectionKind};
 use shardlab_plan::units::Bytes;
 use std::collections::BTreeMap;
 
-/// Buffers alive on the device after an instruction, in order of allocation, when the program has
-/// run its sections up to it.
+/// Returns the buffers alive on the device after an instruction, in order of allocation, when the
+/// program has run its sections up to it.
 ///
-/// The instruction's own allocation counts; its own free does too, as done.
+/// An allocation by the instruction itself counts, and a free by it has happened.
 #[must_use]
 pub fn alive_at(program: &Program, at: InstrId) -> Vec<BufferId> {
     let mut since: BTreeMap<BufferId, usize> = BTreeMap::new();
@@ -24,7 +24,7 @@ pub fn alive_at(program: &Program, at: InstrId) -> Vec<BufferId> {
     for section in order.iter().filter_map(|&kind| program.section(kind)) {
         for i in section.instrs.clone() {
             match program.instrs[i as usize].op {
-                // What rests in the host's memory takes none of the device's.
+                // Host memory takes up none of the device's.
                 Op::Alloc(b) if program.buffers[b.index()].pool != Pool::Host => {
                     since.insert(b, clock);
                     clock += 1;
@@ -45,7 +45,8 @@ pub fn alive_at(program: &Program, at: InstrId) -> Vec<BufferId> {
     Vec::new()
 }
 
-/// Name of the first kernel or collective launched after an instruction, within its section.
+/// Returns the name of the first kernel or collective launched after an instruction, within its
+/// section.
 #[must_use]
 pub fn launched_after(program: &Program, at: InstrId) -> Option<&str> {
     let section = program.sections.iter().find(|s| s.instrs.contains(&at.0))?;
@@ -57,30 +58,30 @@ pub fn launched_after(program: &Program, at: InstrId) -> Option<&str> {
 /// Equal buffers alive at the peak.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Alive {
-    /// Name of the first of them, for example `logits root#812`.
+    /// Name of the first buffer, for example `logits root#812`.
     pub name: String,
     /// Role.
     pub role: Role,
-    /// Unit of the first.
+    /// Unit of the first buffer.
     pub unit: String,
     /// Element type.
     pub dtype: DType,
-    /// Requested bytes of one.
+    /// Requested bytes of one buffer.
     pub bytes: Bytes,
-    /// How many.
+    /// Number of buffers.
     pub count: u32,
 }
 
 impl Alive {
-    /// Requested bytes of all of them.
+    /// Returns the requested bytes of all of them.
     #[must_use]
     pub fn total(&self) -> Bytes {
         self.bytes * u64::from(self.count)
     }
 }
 
-/// The largest groups of equal buffers (role, size, type) alive after an instruction, largest total
-/// first.
+/// Returns the largest groups of equal buffers (role, size, type) alive after an instruction,
+/// largest total first.
 #[must_use]
 pub fn largest(program: &Program, at: InstrId, limit: usize) -> Vec<Alive> {
     let mut groups: BTreeMap<(Role, Bytes, DType), Alive> = BTreeMap::new();

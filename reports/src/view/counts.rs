@@ -1,8 +1,8 @@
-//! Numbers of instructions, and what changed in them.
+//! Numbers of instructions, and their changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What of `b` is more than in `a`, by key, without zeros.
+/// Returns the increase from `a` to `b` by key, without zeros.
 pub(crate) fn deltas<K: Ord + Clone>(
     a: &BTreeMap<K, u32>,
     b: &BTreeMap<K, u32>,
@@ -18,7 +18,7 @@ pub(crate) fn deltas<K: Ord + Clone>(
     out
 }
 
-/// How the numbers of instructions by section and kind changed, in words; empty where they did not:
+/// Describes how the numbers of instructions by section and kind changed; empty if they did not:
 /// `steady: +1 alloc, +1 free (771 to 773 instructions)`.
 pub(crate) fn changed_counts<S: Ord>(
     old: &BTreeMap<S, BTreeMap<String, u32>>,

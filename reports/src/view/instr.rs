@@ -1,4 +1,4 @@
-//! What instructions are, for those that a run refers to.
+//! Descriptions of the instructions that a run refers to.
 
 use super::work::{bytes, flops, name};
 use serde::{Deserialize, Serialize};
@@ -12,17 +12,16 @@ use std::collections::BTreeMap;
 /// An instruction that a span or a memory sample refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InstrView {
-    /// Its id in the program.
+    /// Id in the program.
     pub id: InstrId,
     /// Index of its name (kernel, collective, `copy`, `input`, `alloc`, `free`) in
     /// [`super::RunView::names`].
     pub name: u32,
-    /// Index of its rule's name.
+    /// Index of the name of its rule.
     pub rule: u32,
-    /// Kind of work; none for allocations and frees, but for the allocation that an input is sent
-    /// into.
+    /// Kind of work; `None` for allocations and frees, except the allocation of an input.
     pub work: Option<Work>,
-    /// Role of the buffer it allocates or frees.
+    /// Role of the buffer that it allocates or frees.
     pub role: Option<Role>,
     /// Unit.
     pub unit: UnitId,
@@ -30,15 +29,15 @@ pub struct InstrView {
     pub phase: Phase,
     /// Micro-batch.
     pub micro_batch: u16,
-    /// Stream: where it runs, or for memory the stream that the buffer belongs to.
+    /// Stream on which it runs; for allocations and frees, the stream of the buffer.
     pub stream: StreamId,
-    /// Payload of a collective, traffic of a kernel or copy, requested size of a buffer.
+    /// Payload of a collective, traffic of a kernel or copy, or requested size of a buffer.
     pub bytes: u64,
-    /// Floating-point operations.
+    /// Number of floating-point operations.
     pub flops: u64,
 }
 
-/// Names in the order they were first met.
+/// Names in the order of their first occurrence.
 #[derive(Default)]
 pub(crate) struct Names {
     known: BTreeMap<String, u32>,
@@ -46,7 +45,7 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    /// Names by their index. Of equal ones the first is meant.
+    /// Creates the table from names by index. The first of equal names counts.
     pub(crate) fn of(all: Vec<String>) -> Self {
         let mut known = BTreeMap::new();
         for (i, name) in all.iter().enumerate() {
@@ -55,7 +54,7 @@ impl Names {
         Self { known, all }
     }
 
-    /// Index of a name.
+    /// Returns the index of a name.
     pub(crate) fn index(&mut self, name: &str) -> u32 {
         if let Some(&i) = self.known.get(name) {
             return i;
@@ -66,13 +65,13 @@ impl Names {
         i
     }
 
-    /// The names by index.
+    /// Returns the names by index.
     pub(crate) fn into_vec(self) -> Vec<String> {
         self.all
     }
 }
 
-/// Instructions that a run refers to by id, and their names.
+/// Returns the instructions that a run refers to, by id, and their names.
 pub(super) fn table(run: &Run, program: &Program) -> (Vec<InstrView>, Vec<String>) {
     let mut ids: Vec<InstrId> = run.spans.iter().map(|s| s.instr).collect();
     ids.extend(run.memory.timeline.iter().map(|s| s.instr));

@@ -1,4 +1,4 @@
-//! A scenario as flat keys, and how two differ.
+//! A scenario as flat keys, and differences between scenarios.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -15,33 +15,33 @@ pub(crate) const HARDWARE: &str = "mesh.hardware";
 pub struct ScenarioView {
     /// Name.
     pub name: String,
-    /// What it shows.
+    /// Description.
     pub about: String,
-    /// What the command line called it, a path or a name; empty where that is not known.
+    /// Path or name on the command line; empty if unknown.
     #[serde(default)]
     pub source: String,
-    /// The file's text as it was read; empty where only the resolved scenario is known.
+    /// Text of the file as it was read; empty if only the resolved scenario is known.
     #[serde(default)]
     pub text: String,
     /// `section.key=VALUE` from the command line, in order.
     #[serde(default)]
     pub overrides: Vec<String>,
-    /// Every option of the resolved scenario: `section.key` to its value. Options without a value
-    /// are left out. The options of a what-if follow, see [`what_if`].
+    /// Every option of the resolved scenario as `section.key` and value. Options without a value
+    /// are left out. Options of a what-if follow, see [`what_if`].
     pub settings: BTreeMap<String, String>,
     /// Digest of the scenario's options: 16 hexadecimal digits, equal exactly for equal options.
     pub digest: String,
 }
 
 impl ScenarioView {
-    /// The view of a resolved scenario; its text and overrides are the caller's to add.
+    /// Returns the view of a resolved scenario. The caller adds its text and overrides.
     #[must_use]
     pub fn new(scenario: &Scenario) -> Self {
         let mut settings = BTreeMap::new();
-        // A scenario is plain data: it always becomes an object.
+        // A scenario is plain data, so it always becomes an object.
         if let Ok(Value::Object(sections)) = serde_json::to_value(scenario) {
             for (name, section) in sections {
-                // How a run is judged is not part of it.
+                // The rules for judging a run are not part of it.
                 if !matches!(name.as_str(), "name" | "about" | "gate") {
                     flatten(&name, section, &mut settings);
                 }
@@ -49,7 +49,7 @@ impl ScenarioView {
         }
         let mut hash = blake3::Hasher::new();
         for (key, value) in &settings {
-            // Keys and values hold no zero bytes: lines cannot run into one another.
+            // Keys and values contain no zero bytes, so lines cannot be confused.
             hash.update(key.as_bytes()).update(&[0]);
             hash.update(value.as_bytes()).update(&[0]);
         }
@@ -64,16 +64,15 @@ impl ScenarioView {
         }
     }
 
-    /// What batches of its model are counted in; none where the options are not known.
+    /// Returns the batch unit of its model; `None` if the options are not known.
     #[must_use]
     pub fn counted_in(&self) -> Option<BatchUnit> {
         let family = self.settings.get("model.family")?;
         Family::named(family).map(Family::counted_in)
     }
 
-    /// Counts the options of training, sharding, precision and compilation that differ from their
-    /// defaults, as its policy has them. It orders scenarios of one model by closeness to the
-    /// defaults.
+    /// Counts the options of training, sharding, precision and compilation that differ from the
+    /// defaults of its policy. This orders scenarios of one model by closeness to the defaults.
     #[must_use]
     pub fn changes(&self) -> usize {
         let policy = self.settings.get("fsdp.policy").map_or("", |p| p);
@@ -95,8 +94,8 @@ impl ScenarioView {
     }
 }
 
-/// The options of a what-if prediction (`sim --slower`, `--straggler`, `--jitter`, `--seed`), each
-/// with its value, as the environment of its run tells them.
+/// Returns the options of a what-if prediction (`sim --slower`, `--straggler`, `--jitter`,
+/// `--seed`) with their values, from the environment of its run.
 #[must_use]
 pub fn what_if(environment: &BTreeMap<String, String>) -> Vec<(String, String)> {
     let mut all = Vec::new();
@@ -112,7 +111,7 @@ pub fn what_if(environment: &BTreeMap<String, String>) -> Vec<(String, String)> 
     }
     all
 }
-/// Sections with the options that are tuned for a model on a machine.
+/// Sections with options that are tuned for a model on a machine.
 const SCHEDULE: [&str; 4] = ["train.", "fsdp.", "precision.", "compile."];
 
 fn flatten(path: &str, value: Value, into: &mut BTreeMap<String, String>) {
@@ -136,7 +135,7 @@ fn flatten(path: &str, value: Value, into: &mut BTreeMap<String, String>) {
     }
 }
 
-/// Options that are words or numbers or lists, as a scenario file writes them.
+/// Formats options that are words, numbers or lists as in a scenario file.
 fn choice(path: &str, value: &Value) -> Option<String> {
     let text = match path {
         "fsdp.prefetch_forward" | "fsdp.prefetch_backward" => match value.get("depth") {
@@ -159,7 +158,7 @@ fn choice(path: &str, value: &Value) -> Option<String> {
     Some(text)
 }
 
-/// Globs joined by `+`, with `=keep` where the unit is not resharded.
+/// Formats globs joined by `+`, with `=keep` for units that are not resharded.
 fn pattern(value: &Value) -> Option<String> {
     let modules = value.get("modules")?.as_array()?;
     let globs: Vec<&str> = modules.iter().filter_map(Value::as_str).collect();
@@ -167,17 +166,17 @@ fn pattern(value: &Value) -> Option<String> {
     Some(globs.join("+") + if keep { "=keep" } else { "" })
 }
 
-/// An option that is not the same in all of several scenarios.
+/// An option that differs between scenarios.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Difference {
     /// `section.key`.
     pub key: String,
-    /// Its value in each, where it has one.
+    /// Value in each scenario, if it has one.
     pub values: Vec<Option<String>>,
 }
 
-/// Options that are not the same in all of these scenarios, by key. One without any option is not
-/// known in full (that of a gate's baseline): it differs from none.
+/// Returns the options that differ between scenarios, by key. A scenario without any options is not
+/// fully known (that of a gate's baseline) and differs from none.
 #[must_use]
 pub fn differences(all: &[&ScenarioView]) -> Vec<Difference> {
     let keys: BTreeSet<&String> = all.iter().flat_map(|s| s.settings.keys()).collect();
@@ -188,7 +187,7 @@ pub fn differences(all: &[&ScenarioView]) -> Vec<Difference> {
         })
         .filter(|d| {
             let known = all.iter().zip(&d.values);
-            // Every scenario names its hardware; a gate's baseline leaves it out, as it may be a
+            // Every scenario names its hardware. A gate's baseline omits it, since it may be a
             // path.
             let mut known = known
                 .filter(|(s, v)| !s.settings.is_empty() && (v.is_some() || d.key != HARDWARE))
@@ -232,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ifs_are_told_as_the_command_line_has_them() {
+    fn what_ifs_are_shown_as_on_the_command_line() {
         let environment = BTreeMap::from(
             [
                 ("slower", "arithmetic=3 host=2"),
@@ -243,12 +242,12 @@ mod tests {
             ]
             .map(|(k, v)| (k.to_owned(), v.to_owned())),
         );
-        let told: Vec<String> = what_if(&environment)
+        let formatted: Vec<String> = what_if(&environment)
             .into_iter()
             .map(|(key, value)| format!("{key}={value}"))
             .collect();
         assert_eq!(
-            told,
+            formatted,
             [
                 "--slower arithmetic=3",
                 "--slower host=2",

@@ -1,11 +1,11 @@
-//! What an instruction is: its name, its size.
+//! Name and size of an instruction.
 
 use shardlab_plan::Program;
 use shardlab_plan::ir::InstrId;
 use shardlab_plan::program::Op;
 
-/// Name of the kernel, collective or copy of an instruction, `input` where it sends one to the
-/// device; empty for what runs on no device stream.
+/// Returns the name of an instruction's kernel, collective or copy; `input` if it sends an input to
+/// the device; empty if it does not run on a device stream.
 #[must_use]
 pub fn name(program: &Program, instr: InstrId) -> &str {
     match program.instrs[instr.index()].op {
@@ -16,7 +16,7 @@ pub fn name(program: &Program, instr: InstrId) -> &str {
     }
 }
 
-/// Bytes that an instruction moves: payload of a collective, traffic of a kernel.
+/// Returns the bytes that an instruction moves: payload of a collective, traffic of a kernel.
 #[must_use]
 pub fn bytes(program: &Program, instr: InstrId) -> u64 {
     match program.instrs[instr.index()].op {
@@ -30,7 +30,7 @@ pub fn bytes(program: &Program, instr: InstrId) -> u64 {
     }
 }
 
-/// Floating-point operations of an instruction.
+/// Returns the number of floating-point operations of an instruction.
 #[must_use]
 pub fn flops(program: &Program, instr: InstrId) -> u64 {
     match program.instrs[instr.index()].op {

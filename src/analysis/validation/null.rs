@@ -1,24 +1,24 @@
-//! Predictions that need no simulator: what a step time prediction has to beat.
+//! Null models: step-time predictions without a simulator, which a real prediction has to beat.
 
 use super::Compared;
 use serde::Serialize;
 
-/// A null model's errors over the step times of a table.
+/// Errors of a null model over the step times of a table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Null {
     /// Name.
     pub name: &'static str,
-    /// What it does.
+    /// Description of the model.
     pub about: &'static str,
-    /// Mean absolute error, percent; `None` when the table is too small for it.
+    /// Mean absolute error, percent; `None` if the table is too small for it.
     pub mean_abs_percent: Option<f64>,
 }
 
-/// Both null models.
+/// Returns the errors of both null models.
 ///
-/// *Constant MFU*: step time is proportional to model FLOPs, the factor fitted on the table itself
-/// so that the mean absolute error is least. *Nearest neighbour*: the step time of the row most
-/// like it in another setting, scaled by FLOPs.
+/// *Constant MFU*: the step time is proportional to model FLOPs. The factor is fitted to the table
+/// itself and minimises the mean absolute error. *Nearest neighbour*: the step time of the most
+/// similar row with another setting, scaled by FLOPs.
 #[must_use]
 pub fn null_models(rows: &[Compared]) -> Vec<Null> {
     let measured: Vec<(&Compared, f64)> = rows
@@ -40,7 +40,7 @@ pub fn null_models(rows: &[Compared]) -> Vec<Null> {
 }
 
 fn constant_mfu(rows: &[(&Compared, f64)]) -> Option<f64> {
-    // The error of a row is |factor * flops / measured - 1|, so the best factor is a measured /
+    // The error of a row is |factor * flops / measured - 1|, so the best factor equals measured /
     // flops of some row.
     let error = |factor: f64| {
         let sum: f64 = rows
@@ -67,7 +67,8 @@ fn nearest(rows: &[(&Compared, f64)]) -> Option<f64> {
     (!errors.is_empty()).then(|| 100.0 * errors.iter().sum::<f64>() / errors.len() as f64)
 }
 
-/// Difference in size, and a little for every setting that differs.
+/// Returns the distance between two rows: the difference in size, plus a little for each differing
+/// setting.
 fn distance(a: &Compared, b: &Compared) -> f64 {
     let ratio = |x: f64, y: f64| (x / y).ln().abs();
     let only = |x: &Compared, y: &Compared| {
@@ -123,8 +124,8 @@ mod tests {
         for null in null_models(&even) {
             assert!(null.mean_abs_percent.unwrap() < 1e-9, "{null:?}");
         }
-        // The third takes twice as long: half of its time is predicted, 50 % off in one of three
-        // rows.
+        // The third row takes twice as long. Half of its time is predicted: 50 % off in one of
+        // three rows.
         let odd = [
             row("a", 1e12, 2.0),
             row("b", 2e12, 4.0),

@@ -1,4 +1,4 @@
-//! Reading a table of measured runs.
+//! Reads a table of measured runs.
 
 use super::Metric;
 use std::path::Path;
@@ -6,22 +6,22 @@ use std::path::Path;
 /// A measured run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
-    /// Line of the table, from 1.
+    /// Line number in the table, from 1.
     pub line: u64,
-    /// What the table calls it, if it does.
+    /// Name in the table; may be empty.
     pub name: String,
-    /// Where it was measured, if the table says.
+    /// Where the run was measured; may be empty.
     pub source: String,
-    /// Scenario file or shipped name.
+    /// Scenario file, or name of a shipped scenario.
     pub scenario: String,
-    /// As `--set` takes them.
+    /// Overrides, in the syntax of `--set`.
     pub overrides: Vec<String>,
-    /// In the order of [`Metric::ALL`].
+    /// Measured values, in the order of [`Metric::ALL`].
     pub measured: [Option<f64>; 4],
 }
 
 impl Row {
-    /// Name, or scenario with overrides.
+    /// Returns the name, or the scenario with its overrides if there is no name.
     #[must_use]
     pub fn label(&self) -> String {
         if self.name.is_empty() {
@@ -31,7 +31,7 @@ impl Row {
         }
     }
 
-    /// Scenario with overrides.
+    /// Returns the scenario with its overrides.
     #[must_use]
     pub fn setting(&self) -> String {
         let mut text = self.scenario.clone();
@@ -47,7 +47,7 @@ impl Row {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TableError {
-    /// No CSV, or no file.
+    /// The file cannot be read, or is not CSV.
     #[error("{table}: {error}")]
     Csv {
         /// Table.
@@ -63,21 +63,21 @@ pub enum TableError {
         /// Reason.
         message: String,
     },
-    /// A cell is no number above 0.
+    /// A cell is not a number above 0.
     #[error("{table}:{line}: {column} = `{cell}`: a number above 0 or nothing is expected")]
     Cell {
         /// Table.
         table: String,
-        /// Line.
+        /// Line number.
         line: u64,
         /// Column.
         column: &'static str,
-        /// What is there.
+        /// Content of the cell.
         cell: String,
     },
 }
 
-/// Reads a table.
+/// Reads a table of measured runs.
 ///
 /// # Errors
 /// See [`TableError`].
@@ -157,7 +157,7 @@ pub fn read(path: &Path) -> Result<Vec<Row>, TableError> {
     Ok(rows)
 }
 
-/// Overrides between semicolons; one inside quotes, brackets or braces separates nothing.
+/// Splits overrides at semicolons. Those inside quotes, brackets or braces do not separate.
 fn split(text: &str) -> Vec<String> {
     let mut parts = vec![String::new()];
     let mut depth = 0_i32;

@@ -1,21 +1,21 @@
-//! The clock of GPUs in the steps of the user's scenarios, so that these are predicted to take what
-//! they took.
+//! Fits the GPU clock in the user's scenarios, so that the predicted step times match the measured
+//! ones.
 
 use super::fit::{distance, predicted};
 use shardlab_exec::calibrate::{AddedKernels, Trial};
 use shardlab_sim::hardware;
 
-/// Halvings of the interval of factors, and how often each scenario's turn comes: kernels that
-/// several have are means over them.
+/// Number of halvings of the interval of factors, and of rounds over the scenarios. Kernels shared
+/// by several scenarios get the mean of their factors.
 const FINER: u32 = 9;
 const ROUNDS: u32 = 2;
-/// What is wrong in the prediction of shorter steps may be the host's.
+/// Below this step time, milliseconds, the host may cause the error of a prediction.
 const SHORT_STEP_MS: f64 = 20.0;
-/// By how much arithmetic may be slower or faster in training than it was measured.
+/// Maximum factor by which arithmetic in training may be slower or faster than measured on its own.
 const MOST_FACTOR: f64 = 1.25;
 
-/// The profile with which the user's scenarios take as long as they took; `whole` makes one of
-/// tables.
+/// Returns the profile with which the user's scenarios take as long as measured. `whole` makes a
+/// profile of tables.
 pub(super) fn fit(
     added: &AddedKernels,
     whole: impl Fn(&str) -> String,
@@ -53,9 +53,9 @@ pub(super) fn fit(
     Ok(whole(&added.tables(&factors)))
 }
 
-/// By how much arithmetic of each scenario takes longer, so that `off`, negative where a scenario's
-/// prediction with all factors is too short, is 0 for those that tell. Longer arithmetic makes
-/// every prediction longer.
+/// Returns by which factor the arithmetic of each scenario takes longer, so that `off` is 0 for the
+/// scenarios that determine it. `off` is negative if a scenario's prediction with all factors is
+/// too short. Longer arithmetic makes every prediction longer.
 fn factors(
     tells: &[bool],
     off: impl Fn(usize, &[f64]) -> Result<f64, String>,
@@ -83,8 +83,8 @@ mod tests {
 
     #[test]
     fn factors_are_found_for_those_that_tell() {
-        // The second shares a tenth of its kernels with the first, the third says nothing, the
-        // fourth cannot be met.
+        // The second scenario shares a tenth of its kernels with the first, the third determines
+        // nothing, and the fourth cannot be matched.
         let wanted = [1.1, 0.95, 1.0, 2.0];
         let off = |i: usize, f: &[f64]| {
             let shared = if i == 1 {

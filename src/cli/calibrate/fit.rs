@@ -1,20 +1,20 @@
-//! What ranks on shared cores lose to one another, so that predicted steps of several ranks take
-//! what they took.
+//! Fits how much ranks on shared cores slow one another down, so that the predicted steps of
+//! several ranks match the measured ones.
 
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use shardlab_exec::calibrate::{Calibration, Together, Trial};
 use shardlab_plan::units::Picos;
 use shardlab_sim::{Options, Profile, hardware, simulate_light};
 
-/// Times that are tried.
+/// Number of waiting times to try.
 const WAITS: u32 = 4;
-/// Halvings of the interval of losses.
+/// Number of halvings of the loss interval.
 const HALVINGS: u32 = 6;
-/// Largest values that are looked at.
+/// Largest loss to try.
 const MOST_LOSS: f64 = 0.5;
 const MOST_WAIT_US: f64 = 160.0;
 
-/// The profile whose predictions of the measured steps are the least wrong.
+/// Returns the profile with the smallest error over the measured steps.
 pub(super) fn fit(c: &Calibration, note: &mut dyn FnMut(&str)) -> Result<String, String> {
     let plain = c.profile(Together::default());
     let mut profile = hardware::parse("the measured profile", &plain).map_err(|e| e.to_string())?;
@@ -48,10 +48,10 @@ pub(super) fn fit(c: &Calibration, note: &mut dyn FnMut(&str)) -> Result<String,
     Ok(c.profile(together))
 }
 
-/// The loss that fits these runs best, and the sum of their errors.
+/// Returns the loss that fits these runs best, and the sum of their errors.
 fn loss(profile: &mut Profile, trials: &[&Trial], wait_us: f64) -> Result<(f64, f64), String> {
     profile.contention.shared_wait_us = wait_us;
-    // Signed: more loss makes every prediction longer.
+    // Signed: a larger loss makes every prediction longer.
     let mut errors = |loss: f64| -> Result<(f64, f64), String> {
         profile.contention.shared_loss = loss;
         profile.contention.turn_loss = None;
@@ -83,7 +83,7 @@ pub(super) fn predicted(t: &Trial, profile: &Profile) -> Result<Picos, String> {
     Ok(run.step_samples.last().copied().unwrap_or(Picos::ZERO))
 }
 
-/// How far a prediction is off, as a logarithm: negative where it is too short.
+/// Returns the error of a prediction as a logarithm; negative if the prediction is too short.
 pub(super) fn distance(predicted: Picos, measured: Picos) -> f64 {
     (predicted.ms().max(1e-9) / measured.ms().max(1e-9)).ln()
 }

@@ -3,9 +3,9 @@
 use shardlab_plan::Scenario;
 use std::path::PathBuf;
 
-/// Another shardlab, which makes a run.
+/// Another shardlab binary that makes a run.
 pub(super) struct Maker {
-    /// What the user calls it.
+    /// Name that the user gave it.
     pub(super) name: String,
     pub(super) program: PathBuf,
 }
@@ -15,7 +15,7 @@ pub(super) struct Ask {
     pub(super) path: PathBuf,
     pub(super) set: Vec<String>,
     pub(super) exec: bool,
-    /// What makes it; this program where there is none.
+    /// The binary that makes it; `None` means this program.
     pub(super) maker: Option<Maker>,
     pub(super) scenario: Scenario,
 }

@@ -1,4 +1,4 @@
-//! Baselines of the gate next to runs.
+//! Compares baselines of the gate with runs.
 
 use super::super::output::Failure;
 use shardlab_plan::record::RunKind;
@@ -8,17 +8,17 @@ use shardlab_reports::gate::baseline::{FOLDERS, folder, is_baseline, path_of};
 use shardlab_reports::gate::{Baseline, Facts};
 use std::path::{Path, PathBuf};
 
-/// The prefix of a scenario's name that stands for its baseline.
+/// Prefix of an argument that names the baseline of a scenario.
 const PREFIX: &str = "baseline:";
 
-/// A baseline that was read.
+/// A baseline that has been read.
 pub(super) struct Kept {
     pub(super) facts: Facts,
     pub(super) path: PathBuf,
 }
 
-/// Returns the baseline that an argument means, if it means one: `baseline:SCENARIO`, or a
-/// baseline's file.
+/// Returns the baseline that an argument names, if it names one: `baseline:SCENARIO`, or a baseline
+/// file.
 pub(super) fn of(argument: &Path, at: Option<&Path>) -> Result<Option<Kept>, Failure> {
     let (path, name) = match argument.to_str().and_then(|a| a.strip_prefix(PREFIX)) {
         Some(name) => {
@@ -45,7 +45,7 @@ pub(super) fn of(argument: &Path, at: Option<&Path>) -> Result<Option<Kept>, Fai
     Ok(Some(Kept { facts, path }))
 }
 
-/// Returns the scenario of a baseline: the shipped one of its name, else the file of that name in
+/// Returns the scenario of a baseline: the shipped one with its name, or the file with that name in
 /// this folder.
 pub(super) fn scenario(kept: &Kept) -> Result<PathBuf, Failure> {
     let name = &kept.facts.scenario;
@@ -64,8 +64,8 @@ pub(super) fn scenario(kept: &Kept) -> Result<PathBuf, Failure> {
 }
 
 impl Kept {
-    /// Returns its training where one is wanted and it has one, else its prediction, and where that
-    /// comes from.
+    /// Returns the baseline's training if `measured` is set and it has one, otherwise its
+    /// prediction. Also returns where the view comes from.
     pub(super) fn view(&self, measured: bool) -> Result<(RunView, String), Failure> {
         let wanted = if measured {
             RunKind::Exec

@@ -1,4 +1,4 @@
-//! Runs made by another shardlab: one revision against another.
+//! Makes runs with another shardlab binary: one revision against another.
 
 use super::super::exec::device::DeviceArgs;
 use super::super::output::Failure;

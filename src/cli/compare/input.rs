@@ -1,4 +1,4 @@
-//! What is compared: saved runs are read, scenarios predicted or measured.
+//! The inputs of a comparison: reads saved runs, and predicts or measures scenarios.
 
 use super::super::args::{load, plan, profiles};
 use super::super::exec::view_of_outcome;
@@ -21,7 +21,7 @@ use shardlab_sim::Options;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Rounds from which on the medians of the rounds are compared rather than the steps of one.
+/// Minimum number of rounds for comparing the medians of rounds instead of the steps of one round.
 const MEDIANS_FROM: u32 = 3;
 
 /// One of the things to compare.
@@ -36,17 +36,17 @@ pub(super) enum Plan {
     Scenario(Box<Ask>),
 }
 
-/// A run that was read or made.
+/// A run that has been read or made.
 pub(super) struct Made {
     pub(super) view: RunView,
-    /// Medians of the step times of several rounds, milliseconds.
+    /// Median step time of each of several rounds, milliseconds.
     pub(super) medians: Vec<f64>,
-    /// Where it comes from.
+    /// Where the run comes from.
     pub(super) origin: String,
 }
 
 impl Made {
-    /// The run under a name.
+    /// Returns the run under a label.
     pub(super) fn side<'a>(&'a self, label: &'a str) -> Side<'a> {
         Side {
             label,
@@ -104,7 +104,7 @@ impl Plan {
     }
 }
 
-/// Neither a scenario nor a run: what comes nearest.
+/// Reports an argument that is neither a scenario nor a run, with the closest names.
 fn unknown(name: &str, path: &Path, set: &[String], error: StoreError) -> Failure {
     let looks_like_file = path.extension().is_some() || path.components().count() > 1;
     if looks_like_file && let Err(e) = load(path, set) {
@@ -121,7 +121,7 @@ fn unknown(name: &str, path: &Path, set: &[String], error: StoreError) -> Failur
     ))
 }
 
-/// Makes or reads every run. Measured ones take turns, round by round.
+/// Makes or reads every run. Measured runs take turns, round by round.
 pub(super) fn make(args: &Args, plans: &[Plan]) -> Result<Vec<Made>, Failure> {
     let profiles = profiles();
     let progress = Progress::new("comparing", plans.len() * args.rounds as usize, args.json);
@@ -144,7 +144,8 @@ pub(super) fn make(args: &Args, plans: &[Plan]) -> Result<Vec<Made>, Failure> {
             }
         }
     }
-    // A baseline shows its training next to trainings, and its prediction next to predictions.
+    // A baseline shows its training if compared with trainings, and its prediction if compared with
+    // predictions.
     let trained = made.iter().flatten();
     let trained = args.exec || trained.clone().any(|m| m.view.run.kind == RunKind::Exec);
     for (plan, made) in plans.iter().zip(&mut made) {
@@ -157,7 +158,7 @@ pub(super) fn make(args: &Args, plans: &[Plan]) -> Result<Vec<Made>, Failure> {
             });
         }
     }
-    // There is a first round, and it makes every run.
+    // There is at least one round, and it makes every run.
     Ok(made.into_iter().flatten().collect())
 }
 
@@ -194,7 +195,7 @@ fn one(args: &Args, plan: &Plan, profiles: &Profiles) -> Result<Made, Failure> {
     })
 }
 
-/// Stops training on Ctrl-C.
+/// A progress display that shows nothing and stops training on Ctrl-C.
 struct Quiet;
 
 impl Observer for Quiet {

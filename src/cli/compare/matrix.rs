@@ -1,4 +1,4 @@
-//! Many runs as a table.
+//! Prints a table of many runs.
 
 use super::super::output::{Failure, Out};
 use super::super::table::{Table, fits, key_title, room};
@@ -6,7 +6,7 @@ use super::input::Made;
 use shardlab_reports::compare::{Matrix, Metric};
 use shardlab_reports::view::Difference;
 
-/// Metrics in order of interest.
+/// Metrics, most interesting first.
 const METRICS: [&str; 6] = [
     "step_ms",
     "tokens_per_s_per_gpu",
@@ -53,7 +53,7 @@ pub(super) fn print(matrix: &Matrix, made: &[Made], out: &mut Out) -> Result<(),
             .map(|v| v.clone().unwrap_or_else(|| "-".into()))
             .collect()
     };
-    // Options have what room the names and numbers leave, in whole columns.
+    // Options get the room that names and numbers leave, in whole columns.
     let mut used = room("fits", []) + if ranked { room("front", []) } else { 0 };
     used += room("run", texts(&names[0])) + room("scenario", texts(&names[1]));
     for (heading, cells) in headings.iter().zip(&numbers) {
@@ -100,7 +100,7 @@ pub(super) fn print(matrix: &Matrix, made: &[Made], out: &mut Out) -> Result<(),
     Ok(())
 }
 
-/// Explains the marks.
+/// Prints a legend of the marks.
 fn legend(matrix: &Matrix, best: &[Vec<bool>], out: &mut Out) -> Result<(), Failure> {
     let (unit, tolerance) = (matrix.counted_in, matrix.tolerance);
     let but = if matrix.same_tokens {

@@ -1,4 +1,4 @@
-//! Two runs, side by side.
+//! Prints two runs side by side.
 
 use super::super::output::{Failure, Out};
 use super::super::table::Table;
@@ -8,13 +8,13 @@ use shardlab_plan::units::{Bytes, Picos, signed};
 use shardlab_reports::compare::{Change, CurvePair, Pair, Part, Prediction, Sized};
 use shardlab_reports::stats::{Comparison, Verdict};
 
-/// Rows of a breakdown.
+/// Maximum number of rows of a breakdown.
 const SHOWN: usize = 8;
-/// Units of the memory peak.
+/// Maximum number of units of the memory peak.
 const UNITS: usize = 3;
-/// Options that the sentences name.
+/// Maximum number of options that sentences name.
 const NAMED: usize = 3;
-/// Levels of a curve drawn in characters.
+/// Bars of a curve drawn in characters.
 const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
 pub(super) fn print(
@@ -55,20 +55,20 @@ pub(super) fn print(
     provenance(pair, all, out)
 }
 
-/// Which rows of a table are shown.
+/// Determines which rows of a table are shown.
 #[derive(Clone, Copy)]
 struct Shown {
-    /// All of them, also those in which nothing changed.
+    /// Whether to show all rows, including unchanged ones.
     all: bool,
 }
 
 impl Shown {
-    /// Returns the rows that say something.
+    /// Returns the rows to show.
     fn rows<T>(self, all: &[T], changed: impl Fn(&T) -> bool) -> Vec<&T> {
         all.iter().filter(|row| self.all || changed(row)).collect()
     }
 
-    /// Returns how many rows are listed before the rest is summed up or left out.
+    /// Returns how many rows are listed; the rest is summed up or left out.
     fn most(self, rows: usize) -> usize {
         match self.all {
             true => rows,
@@ -77,12 +77,12 @@ impl Shown {
     }
 }
 
-/// Whether the change of a time shows in a table of microseconds.
+/// Returns whether the change of a time is visible in a table of microseconds.
 fn moved(time: [Picos; 2]) -> bool {
     ms(time[0]) != ms(time[1])
 }
 
-/// Where time and memory go.
+/// Prints where time and memory go.
 fn details(pair: &Pair, shown: Shown, out: &mut Out) -> Result<(), Failure> {
     exposed(pair, shown, out)?;
     for (title, parts) in [
@@ -107,7 +107,7 @@ fn details(pair: &Pair, shown: Shown, out: &mut Out) -> Result<(), Failure> {
 }
 
 fn metrics(pair: &Pair, out: &mut Out) -> Result<(), Failure> {
-    // Of runs that have nothing to do with each other there is no change.
+    // Unrelated runs have no changes.
     let compared = pair.comparable.times();
     let titles = ["metric", ">A", ">B", ">change", ">%"];
     let columns = if compared { titles.len() } else { 3 };
@@ -132,8 +132,8 @@ fn metrics(pair: &Pair, out: &mut Out) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The tests behind the verdict, where anything was measured. A prediction is not an improvement on
-/// a measurement.
+/// Prints the tests behind the verdict if anything was measured. A prediction is not an improvement
+/// on a measurement.
 fn statistics(c: &Comparison, is_prediction: bool, out: &mut Out) -> Result<(), Failure> {
     if c.n == [1, 1] {
         return Ok(());
@@ -234,7 +234,7 @@ fn exposed(pair: &Pair, shown: Shown, out: &mut Out) -> Result<(), Failure> {
     print_table(table, out)
 }
 
-/// Prints a table that has rows, after a blank line.
+/// Prints a table preceded by a blank line, unless it is empty.
 fn print_table(table: Table, out: &mut Out) -> Result<(), Failure> {
     if !table.is_empty() {
         out.blank()?;
@@ -353,7 +353,7 @@ fn memory(pair: &Pair, shown: Shown, out: &mut Out) -> Result<(), Failure> {
     print_table(table, out)
 }
 
-/// The curves of allocated bytes, of runs that have one.
+/// Prints the curves of allocated bytes, for runs that have one.
 fn curves(pair: &Pair, shown: Shown, out: &mut Out) -> Result<(), Failure> {
     let curves = &pair.memory.curves;
     let most = curves.iter().flatten().copied().max().unwrap_or(0);
@@ -376,7 +376,7 @@ fn curves(pair: &Pair, shown: Shown, out: &mut Out) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Values as bars of eight heights.
+/// Formats values as bars of eight heights.
 fn bars(values: &[f64], low: f64, high: f64) -> String {
     let top = (LEVELS.len() - 1) as f64;
     let bar = |v: &f64| {
@@ -384,7 +384,7 @@ fn bars(values: &[f64], low: f64, high: f64) -> String {
             return '?';
         }
         let share = ((v - low) / (high - low)).clamp(0.0, 1.0);
-        // A range without extent is all bottom.
+        // All values of an empty range are drawn at the bottom.
         LEVELS[(share * top).round().max(0.0) as usize]
     };
     values.iter().map(bar).collect()
@@ -414,7 +414,7 @@ fn provenance(pair: &Pair, all: bool, out: &mut Out) -> Result<(), Failure> {
     }
     let text = |v: &Option<String>| v.clone().unwrap_or_else(|| "-".into());
     let mut table = Table::new(["option", "A", "B"]);
-    // Few options stand in a sentence above.
+    // A few options are already listed in a sentence above.
     if all || pair.options.len() > NAMED {
         for d in &pair.options {
             table.row([d.key.clone(), text(&d.values[0]), text(&d.values[1])]);
@@ -422,7 +422,7 @@ fn provenance(pair: &Pair, all: bool, out: &mut Out) -> Result<(), Failure> {
     }
     print_table(table, out)?;
     let mut table = Table::new(["environment", "A", "B"]);
-    // What only one of the runs has says how it was made, not how they differ.
+    // A setting that only one of the runs has says how that run was made, not how the two differ.
     let differs = |[a, b]: &[Option<String>; 2]| all || a.is_some() && b.is_some();
     for (key, [a, b]) in pair.environment.iter().filter(|(_, v)| differs(v)) {
         table.row([key.clone(), text(a), text(b)]);

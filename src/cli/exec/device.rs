@@ -1,4 +1,4 @@
-//! Which device a run is performed on.
+//! The device that a run is performed on.
 
 use super::super::output::Failure;
 use super::utilisation;
@@ -67,7 +67,7 @@ enum Kind {
     Cuda,
 }
 
-/// As [`Registration`].
+/// Command-line form of [`Registration`].
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 enum Register {
     /// No registration
@@ -78,7 +78,7 @@ enum Register {
     Window,
 }
 
-/// As [`Times`].
+/// Command-line form of [`Times`].
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 enum Clock {
     /// Least intrusive method: CUPTI with one GPU per process, else events
@@ -90,10 +90,11 @@ enum Clock {
 }
 
 impl DeviceArgs {
-    /// These arguments as another shardlab takes them; those that say nothing new are left out, so
-    /// that one that does not know them yet can be asked too.
+    /// Returns the command-line form of the non-default options, for a child process or another
+    /// shardlab binary. Defaults are left out, so that a binary that does not know them yet can be
+    /// called.
     pub(crate) fn words(&self) -> Vec<OsString> {
-        // In full, so that a new argument is not forgotten here.
+        // Destructure all fields, so that a new argument cannot be forgotten here.
         let Self {
             device,
             library_path,
@@ -151,7 +152,8 @@ impl DeviceArgs {
         words
     }
 
-    /// The same with a device that is not `auto`: every process of a run comes to the same one.
+    /// Returns the same arguments with `auto` resolved, so that all processes of a run choose the
+    /// same device.
     pub(crate) fn settled(&self, scenario: &Scenario) -> Self {
         let mut settled = self.clone();
         if self.device == Kind::Auto {
@@ -164,25 +166,25 @@ impl DeviceArgs {
         settled
     }
 
-    /// Whether the driver shows any; not where there is no driver.
+    /// Returns whether the driver reports any GPU; `false` without a driver.
     #[cfg(feature = "cuda")]
     fn has_gpus(&self) -> bool {
         shardlab_exec::device::cuda::gpus(&self.library_path).is_ok_and(|n| n > 0)
     }
 
-    /// This program knows none.
+    /// Returns `false`: this build does not support GPUs.
     #[cfg(not(feature = "cuda"))]
     fn has_gpus(&self) -> bool {
         false
     }
 
-    /// Whether each rank is to be a process.
+    /// Returns whether each rank runs in a process of its own.
     pub(crate) fn wants_processes(&self, program: &Program) -> bool {
         let several_gpus = self.device == Kind::Cuda && program.meta.mesh.world() > 1;
         self.processes || several_gpus && !self.one_process
     }
 
-    /// The same on this machine's processor.
+    /// Returns the same arguments with the CPU as the device.
     #[cfg(feature = "dash")]
     pub(crate) fn on_cpu(&self) -> Self {
         let mut cpu = self.clone();
@@ -190,13 +192,13 @@ impl DeviceArgs {
         cpu
     }
 
-    /// Whether it is GPUs, once that is settled.
+    /// Returns whether the resolved device is a GPU.
     #[cfg(feature = "dash")]
     pub(crate) fn is_gpus(&self) -> bool {
         self.device == Kind::Cuda
     }
 
-    /// Which device, in a word.
+    /// Returns the name of the device.
     pub(super) fn name(&self) -> &'static str {
         match self.device {
             Kind::Auto => "auto",
@@ -205,7 +207,7 @@ impl DeviceArgs {
         }
     }
 
-    /// Finds the device's libraries. This may begin the process anew, so it comes before ranks
+    /// Finds the libraries of the device. This may restart the process, so call it before ranks
     /// meet.
     #[cfg(feature = "cuda")]
     pub(super) fn prepare(&self) -> Result<(), Failure> {
@@ -215,14 +217,13 @@ impl DeviceArgs {
         Ok(())
     }
 
-    /// There is nothing to find.
+    /// Does nothing: the CPU needs no libraries.
     #[cfg(not(feature = "cuda"))]
     pub(super) fn prepare(&self) -> Result<(), Failure> {
         Ok(())
     }
 
-    /// Whether every rank finds a GPU on this host, where each is to be a process: none is started
-    /// otherwise.
+    /// Checks that this host has a GPU for every rank process before any process is started.
     #[cfg(feature = "cuda")]
     pub(super) fn has_room(&self, program: &Program) -> Result<(), Failure> {
         if self.device != Kind::Cuda {
@@ -238,14 +239,14 @@ impl DeviceArgs {
             .map_err(Failure::run)
     }
 
-    /// Without GPUs all find room.
+    /// Accepts any number of ranks: this build does not use GPUs.
     #[cfg(not(feature = "cuda"))]
     pub(super) fn has_room(&self, _: &Program) -> Result<(), Failure> {
         Ok(())
     }
 
-    /// Sees to it that NCCL takes ranks that share a GPU. This may begin the process anew, so it
-    /// comes before ranks meet.
+    /// Makes NCCL accept ranks that share a GPU. This may restart the process, so call it before
+    /// ranks meet.
     #[cfg(feature = "cuda")]
     pub(super) fn prepare_sharing(&self, rank: u32) -> Result<(), Failure> {
         use shardlab_exec::device::cuda::gpu_sharing::{HOST, variables};
@@ -255,13 +256,13 @@ impl DeviceArgs {
         again_with(&variables(rank).map(|(name, value)| (name, value.into())))
     }
 
-    /// There is none to be shared.
+    /// Does nothing: this build does not use GPUs.
     #[cfg(not(feature = "cuda"))]
     pub(super) fn prepare_sharing(&self, _: u32) -> Result<(), Failure> {
         Ok(())
     }
 
-    /// Options of the engine that belong to the device.
+    /// Sets the engine options that depend on the device.
     pub(crate) fn apply(&self, exec: &mut shardlab_exec::engine::ExecOptions, ranks: u32) {
         exec.threads = match self.threads {
             0 => {
@@ -288,7 +289,7 @@ impl DeviceArgs {
         });
     }
 
-    /// Trains on the device, all ranks in this process.
+    /// Trains on the device, with all ranks in this process.
     pub(in crate::cli) fn train(
         &self,
         scenario: &Scenario,
@@ -301,7 +302,7 @@ impl DeviceArgs {
         self.train_as(scenario, program, options, world, 0, observer)
     }
 
-    /// Trains this process's ranks of a world; `local_rank` counts the processes of the host.
+    /// Trains this process's ranks of a world. `local_rank` counts the processes of the host.
     pub(super) fn train_as(
         &self,
         scenario: &Scenario,
@@ -340,7 +341,7 @@ impl DeviceArgs {
     ) -> Result<Outcome, Failure> {
         use super::super::output::{Status, say};
         use shardlab_exec::device::cuda::{CudaFactory, CudaOptions, exit_now, gpus};
-        // Before anything is made: without a GPU nothing else matters.
+        // Check first: nothing else matters without a GPU.
         let count = gpus(&self.library_path).map_err(Failure::run)?;
         if count == 0 {
             return Err(Failure::run("no usable GPU: the driver shows none"));
@@ -384,14 +385,14 @@ impl DeviceArgs {
     }
 }
 
-/// Loads NVIDIA's libraries; where the loader would use others than those, in a process that it
-/// does not do that in.
+/// Loads NVIDIA's libraries. If the loader would use other ones, restarts the process with an
+/// environment in which it does not.
 #[cfg(feature = "cuda")]
 pub(in crate::cli) fn use_libraries(folders: &[PathBuf]) -> Result<(), Failure> {
     known_tuning()?;
     let libraries = shardlab_exec::device::cuda::Libraries::load(folders).map_err(Failure::run)?;
     match libraries.better_path().map_err(Failure::run)? {
-        // The new process has tried once.
+        // The restarted process has already tried.
         Some(path) if std::env::var_os(TRIED).is_none() => {
             again_with(&[("LD_LIBRARY_PATH", path), (TRIED, "1".into())])
         }
@@ -399,11 +400,11 @@ pub(in crate::cli) fn use_libraries(folders: &[PathBuf]) -> Result<(), Failure> 
     }
 }
 
-/// Tells by its presence that the process has been begun anew for its libraries' sake.
+/// Environment variable that marks a process that has been restarted for its libraries.
 #[cfg(feature = "cuda")]
 const TRIED: &str = "SHARDLAB_LIBRARIES_SET";
 
-/// A mistyped way to choose matrix products would be taken for the default.
+/// Rejects a mistyped way to choose matmuls, which would otherwise silently mean the default.
 #[cfg(feature = "cuda")]
 fn known_tuning() -> Result<(), Failure> {
     use shardlab_exec::kernels::cuda::Choose;
@@ -423,8 +424,8 @@ fn known_tuning() -> Result<(), Failure> {
     )))
 }
 
-/// Starts this process anew with more in its environment, which loaders and libraries read once.
-/// Returns only to say why not.
+/// Restarts this process with additional environment variables, for loaders and libraries that read
+/// them only once. Returns only on failure, with the reason.
 #[cfg(all(feature = "cuda", unix))]
 fn again_with(variables: &[(&str, OsString)]) -> Result<(), Failure> {
     use std::os::unix::process::CommandExt;
@@ -438,7 +439,7 @@ fn again_with(variables: &[(&str, OsString)]) -> Result<(), Failure> {
 
 #[cfg(test)]
 impl DeviceArgs {
-    /// As a command line says it.
+    /// Parses command-line words.
     pub(crate) fn said(words: &[&str]) -> Self {
         #[derive(clap::Parser)]
         struct Cli {

@@ -1,23 +1,23 @@
-//! What `exec --progress json` says, one object a line: written by a training, read by the
-//! dashboard that has started one.
+//! The events that `exec --progress json` prints, one object per line. The dashboard reads them
+//! from the training that it starts.
 
 use serde::{Deserialize, Serialize};
 use shardlab_exec::engine::RankTimes;
 use shardlab_exec::train::{RunStart, StepReport};
 
-/// Something that happened. A number that is none is `null`.
+/// Something that happened. `null` stands for a number that is not finite.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub(crate) enum Event {
-    /// Devices and weights are there; the first step comes next.
+    /// Devices and weights are ready; the first step comes next.
     Begun {
         /// Ranks.
         ranks: u32,
-        /// What a rank runs on.
+        /// Device that a rank runs on.
         device: String,
-        /// Steps that an earlier process has done.
+        /// Steps done by an earlier process.
         resumed_from: u64,
-        /// Steps of the run, those included.
+        /// Steps of the whole run, including those.
         steps: u64,
     },
     /// A step is done.
@@ -32,47 +32,47 @@ pub(crate) enum Event {
         grad_norm: Option<f64>,
         /// Learning rate.
         lr: f64,
-        /// How long it took.
+        /// Step time, nanoseconds.
         time_ns: u64,
-        /// Tokens of one rank, or what the model's batches are counted in.
+        /// Tokens of one rank, or the number of items in the model's batch unit.
         tokens: u64,
-        /// By rank.
+        /// One entry per rank.
         ranks: Vec<Rank>,
     },
     /// A validation is done.
     Validation {
-        /// Steps before it.
+        /// Number of steps before it.
         step: u64,
         /// Loss.
         loss: Option<f64>,
     },
     /// Something that the user should know.
     Note {
-        /// In words.
+        /// Text of the note.
         text: String,
     },
-    /// The run is over and has been kept, where it is to be.
+    /// The run is over and has been saved, if it is to be saved.
     End {
         /// Steps done.
         step: u64,
         /// Whether it was stopped early.
         interrupted: bool,
-        /// Id of the kept run; `null` where none is kept.
+        /// Id of the saved run; `null` if none is saved.
         run_id: Option<String>,
     },
-    /// The run, or the command, has failed.
+    /// The run or the command failed.
     Error {
-        /// In words; may have several lines.
+        /// Error message; may have several lines.
         text: String,
     },
 }
 
-/// A rank's part in a step.
+/// A rank's share of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Rank {
-    /// Begin to end.
+    /// Duration from start to end.
     pub(crate) time_ns: u64,
-    /// Part of it in which the host issued.
+    /// Time in which the host issued instructions; part of `time_ns`.
     pub(crate) host_ns: u64,
     /// Peak of allocated bytes.
     pub(crate) peak_allocated_bytes: u64,
@@ -108,16 +108,16 @@ impl Event {
         Self::Validation { step, loss }
     }
 
-    /// The line that says it, with its end.
+    /// Returns the event as a line of JSON with its newline.
     pub(super) fn line(&self) -> String {
-        // No map with keys other than texts, and nothing that fails to be serialized: only that
-        // could fail.
+        // Serialization fails only for maps whose keys are not strings, and for types that refuse
+        // it. There are none.
         let mut line = serde_json::to_string(self).unwrap_or_default();
         line.push('\n');
         line
     }
 
-    /// What a line says; `None` where it is of somebody else.
+    /// Parses a line; `None` if it is not an event.
     #[cfg(any(feature = "dash", test))]
     pub(crate) fn read(line: &str) -> Option<Self> {
         serde_json::from_str(line).ok()

@@ -1,4 +1,4 @@
-//! Faults that tests inject into a run, and limits that make it fail.
+//! Faults that tests inject into a run, and limits that make a run fail.
 
 use crate::cli::output::Failure;
 use shardlab_exec::engine::{Fault, FaultKind};
@@ -6,15 +6,15 @@ use shardlab_plan::Program;
 use shardlab_plan::ir::InstrId;
 use shardlab_plan::program::{Op, SectionKind};
 
-/// `RANK:KIND`: what a rank does at the first collective of the second step, or of all where it is
-/// absent.
+/// `RANK:KIND`: what a rank does at the first collective of the second step, or of the whole run
+/// for the kind `absent`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FaultAt {
     rank: u32,
     kind: FaultKind,
 }
 
-/// Reads [`FaultAt`].
+/// Parses [`FaultAt`].
 pub(super) fn fault(text: &str) -> Result<FaultAt, String> {
     let wanted =
         "RANK:KIND is expected, the kind one of panic, error, stall, absent and collective";
@@ -33,8 +33,8 @@ pub(super) fn fault(text: &str) -> Result<FaultAt, String> {
 }
 
 impl FaultAt {
-    /// The fault in a program. One that could never happen is refused: a test would take the run
-    /// for one that survived it.
+    /// Returns the fault for a program. Rejects a fault that can never happen, since a test would
+    /// conclude that the run survived it.
     pub(super) fn of(self, program: &Program) -> Result<Fault, Failure> {
         let (rank, world) = (self.rank, program.meta.mesh.world());
         if rank >= world {

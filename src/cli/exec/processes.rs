@@ -1,4 +1,4 @@
-//! Ranks as processes: started here, or by torchrun, srun or mpirun.
+//! Ranks as processes, started here or by torchrun, srun or mpirun.
 
 use super::Failure;
 use crate::cli::interrupt;
@@ -11,10 +11,10 @@ use shardlab_plan::Program;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long ranks may take to end in good order after one has failed.
+/// Time that ranks get to shut down cleanly after one has failed.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(15);
 
-/// The place of this process among several; `None` if nobody has started it as one of several.
+/// Returns the place of this process among several; `None` if it was not started as one of several.
 pub(super) fn place() -> Result<Option<Placement>, Failure> {
     let place = placement().map_err(Failure::bad_input)?;
     // A launcher may itself have been started by the dashboard.
@@ -22,12 +22,12 @@ pub(super) fn place() -> Result<Option<Placement>, Failure> {
     Ok(place)
 }
 
-/// Whether this process speaks for the run: it is alone, the launcher, or rank 0.
+/// Returns whether this process reports for the run: a single process, the launcher, or rank 0.
 pub(super) fn leads() -> bool {
     placement().map_or(true, |place| place.is_none_or(|p| p.rank == 0))
 }
 
-/// Meets the other processes. `facts` have to be the same everywhere.
+/// Joins the process group. `facts` must be equal in all processes.
 pub(super) fn join(
     place: &Placement,
     program: &Program,
@@ -62,8 +62,8 @@ pub(super) fn join(
     World::shared(program, group).map_err(Failure::bad_input)
 }
 
-/// Ends the process without what runs at exit: a thread inside of a driver's call may never let
-/// that end.
+/// Ends the process without running exit handlers, which may hang if a thread is stuck in a driver
+/// call.
 #[cfg(feature = "cuda")]
 fn exit_now() -> ! {
     shardlab_exec::device::cuda::exit_now(Status::RUN_FAILED)
@@ -75,7 +75,7 @@ fn exit_now() -> ! {
     std::process::exit(i32::from(Status::RUN_FAILED))
 }
 
-/// Starts this command once for every rank and waits.
+/// Starts this command once per rank and waits for all of them.
 pub(super) fn start(ranks: u32, timeout: Duration) -> Result<Status, Failure> {
     let program = std::env::current_exe()
         .map_err(|e| Failure::run(format_args!("cannot find this binary: {e}")))?;
@@ -99,9 +99,9 @@ pub(super) fn start(ranks: u32, timeout: Duration) -> Result<Status, Failure> {
     }
     match (ended.first(), &ended.failure) {
         (None, _) => Ok(Status::Done),
-        // Rank 0 has said why.
+        // Rank 0 has already reported the reason.
         (Some(_), _) if ended.status[0] == i32::from(Status::BAD_INPUT) => {
-            Err(Failure::Told(Status::BAD_INPUT))
+            Err(Failure::Reported(Status::BAD_INPUT))
         }
         (Some(_), _) if ended.status[0] > 0 => Ok(Status::RunFailed),
         (Some(_), Some((_, cause))) => Err(Failure::run(cause)),

@@ -1,4 +1,4 @@
-//! What a training says on stderr while it runs.
+//! Progress of a training on stderr.
 
 mod json;
 mod text;
@@ -14,7 +14,7 @@ use shardlab_plan::Scenario;
 use std::io::{IsTerminal, Write};
 use text::Text;
 
-/// How progress is told.
+/// How progress is reported.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Style {
     /// A progress line on a terminal, occasional lines elsewhere
@@ -29,19 +29,19 @@ pub(super) enum Style {
 }
 
 impl Style {
-    /// A failure that ends the command, told in this style.
+    /// Reports a failure that ends the command in this style.
     pub(super) fn tell(self, failure: Failure) -> Failure {
         if self != Self::Json {
             return failure;
         }
-        failure.told(|text| {
+        failure.reported(|text| {
             let text = text.to_owned();
             json::write(&Event::Error { text });
         })
     }
 }
 
-/// Tells of a training, and ends it where a signal asks for that.
+/// Reports the progress of a training, and stops it when a signal asks for that.
 pub(super) enum Progress {
     /// For people.
     Text(Text),
@@ -60,14 +60,14 @@ impl Progress {
         }
     }
 
-    /// Steps are over: the line at hand is ended.
+    /// Ends the current line after the last step.
     pub(super) fn end(&mut self) {
         if let Self::Text(text) = self {
             text.end();
         }
     }
 
-    /// The run is over, and saved or not.
+    /// Reports the end of the run and whether it was saved.
     pub(super) fn saved(&self, outcome: &Outcome, saved: &Saved) {
         match self {
             Self::Text(_) => saved.say(),
@@ -80,10 +80,10 @@ impl Progress {
         }
     }
 
-    /// It was stopped early.
+    /// Reports that the run was stopped early.
     pub(super) fn interrupted(&self, done: usize) {
         if let Self::Text(_) = self {
-            // Nothing can be done when stderr is closed.
+            // A closed stderr is ignored.
             let _ = writeln!(std::io::stderr(), "interrupted after step {done}");
         }
     }
@@ -96,8 +96,8 @@ impl Progress {
     }
 }
 
-/// A rank that says nothing of the training, and may be told to end it like the one that does: a
-/// host that is taken away from a job is told alone.
+/// The progress handler of a rank other than rank 0: it reports nothing, but can be interrupted
+/// too. A scheduler that takes a host away signals only the ranks of that host.
 pub(super) struct Follower;
 
 impl Observer for Follower {

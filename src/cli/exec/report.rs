@@ -1,4 +1,4 @@
-//! A measured run for people.
+//! Prints a measured run for people.
 
 use crate::cli::output::{Failure, Out};
 use crate::cli::sim::report::{collectives, composition, heading};
@@ -8,7 +8,7 @@ use shardlab_plan::program::SectionKind;
 use shardlab_plan::units::thousands;
 use shardlab_plan::{Program, Scenario};
 
-/// Steps that the table shows.
+/// Number of steps in the table.
 const STEPS_SHOWN: usize = 10;
 
 pub(super) fn print(
@@ -93,12 +93,12 @@ fn memory(program: &Program, o: &Outcome, out: &mut Out) -> Result<(), Failure> 
     Ok(())
 }
 
-/// First, last and evenly spread steps.
+/// Returns a table of the first, the last and evenly spaced steps.
 fn steps(scenario: &Scenario, o: &Outcome) -> Table {
     let mut table = Table::new([">step", ">loss", ">gradient norm", ">learning rate", ">ms"]);
     let n = o.run.losses.len();
     let shown = n.min(STEPS_SHOWN);
-    let norms = o.run.told_grad_norms();
+    let norms = o.run.reported_grad_norms();
     let trained = |s: SectionKind| matches!(s, SectionKind::First | SectionKind::Steady);
     let times: Vec<String> = o
         .run

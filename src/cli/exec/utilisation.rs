@@ -1,13 +1,13 @@
-//! How much of the device's peak a measured run has used.
+//! Utilisation of the device in a measured run.
 
 use shardlab_plan::record::Run;
 use shardlab_plan::units::Picos;
 use shardlab_plan::{Program, Scenario};
 use shardlab_sim::hardware;
 
-/// Model FLOPs utilisation of a measured run against the peak that the scenario's hardware profile
-/// gives; 0 where that profile is of another kind of device than the one that ran, or cannot be
-/// read.
+/// Returns the model FLOPs utilisation of a measured run, relative to the peak in the scenario's
+/// hardware profile. It is 0 if that profile describes another kind of device than the one used, or
+/// cannot be read.
 pub(crate) fn utilisation(scenario: &Scenario, program: &Program, run: &Run, on_cpu: bool) -> f64 {
     let Ok(profile) = hardware::load(&scenario.mesh.hardware) else {
         return 0.0;

@@ -1,4 +1,4 @@
-//! An explanation as one JSON object.
+//! Prints an explanation as one JSON object.
 
 use super::{ALL_LISTED, Explanation};
 use crate::analysis::slower::FACTORS;

@@ -1,4 +1,4 @@
-//! What other options would do: what to try next, and tables.
+//! The effects of other options: the change to try next, and tables.
 
 use super::super::output::{Failure, Out};
 use super::super::table::Table;
@@ -13,7 +13,7 @@ use shardlab_plan::config::PolicyKind;
 use shardlab_plan::units::{ByteUnit, Bytes, signed, thousands};
 use std::collections::BTreeMap;
 
-/// Returns the change that is worth trying next, with its effect.
+/// Returns the change to try next, with its effect.
 pub(super) fn next(base: &Effect, verdict: &Verdict, tried: &Tried, policy: PolicyKind) -> String {
     if let Some(search) = &tried.smallest_fit {
         return smallest(base, search);
@@ -21,7 +21,7 @@ pub(super) fn next(base: &Effect, verdict: &Verdict, tried: &Tried, policy: Poli
     let mut worth = improvements(base, &tried.what_ifs, policy);
     worth.retain(|(what_if, _)| what_if.change.keeps_training());
     if verdict.is_narrow() || matches!(base.fit, Fit::Tight { .. }) {
-        // Room comes before speed.
+        // Headroom comes before speed.
         let roomy =
             |c: &(&WhatIf, &Effect)| c.1.has_headroom && !matches!(c.1.fit, Fit::Tight { .. });
         worth.sort_by_key(|c| !roomy(c));
@@ -72,7 +72,7 @@ fn smallest(base: &Effect, search: &Search) -> String {
     text
 }
 
-/// Returns an effect in words: `8.2 % faster, 25.82 GiB less reserved, 12.00 GiB free`.
+/// Describes an effect: `8.2 % faster, 25.82 GiB less reserved, 12.00 GiB free`.
 fn in_words(base: &Effect, effect: &Effect) -> String {
     let faster = 100.0 * effect.faster_than(base);
     let speed = if faster >= 0.05 {
@@ -104,8 +104,8 @@ fn free(effect: &Effect) -> String {
     }
 }
 
-/// Returns the changes that help and that a user of this policy can make, best first: the
-/// fastest, then those that save the most memory.
+/// Returns the helpful changes that a user of this policy can make: fastest first, then those that
+/// save the most memory.
 fn improvements<'a>(
     base: &Effect,
     all: &'a [WhatIf],
@@ -176,7 +176,7 @@ pub(super) fn worthwhile(e: &Explanation, out: &mut Out) -> Result<(), Failure> 
         }
     }
     out.text(table)?;
-    // Where the scenario is tight, changes may be too.
+    // If the scenario is tight, changes may be too.
     tight_in_words(std::iter::once(&e.base), out)
 }
 
@@ -212,7 +212,7 @@ pub(super) fn solutions(
     tight_in_words(found().map(|s| &s.effect), out)
 }
 
-/// Returns a table of changes, with the scenario as it is in its first row.
+/// Returns a table of changes. Its first row is the unchanged scenario.
 fn changes(e: &Explanation) -> Table {
     let base = &e.base;
     let basis = e.verdict.basis.as_ref();
@@ -263,7 +263,7 @@ fn difference(a: Bytes, b: Bytes) -> String {
     format!("{by} {}", unit.name())
 }
 
-/// Explains the word `tight`, where a table has it.
+/// Explains the word `tight` if a table contains it.
 fn tight_in_words<'a>(
     mut effects: impl Iterator<Item = &'a Effect>,
     out: &mut Out,
@@ -274,8 +274,8 @@ fn tight_in_words<'a>(
     Ok(())
 }
 
-/// Prints every change, fastest first, those that fit before those that do not; changes without
-/// effect and impossible ones in short below.
+/// Prints every change: fastest first, and those that fit before those that do not. Changes without
+/// effect and impossible ones are summarised below.
 pub(super) fn full(base: &Effect, all: &[WhatIf], out: &mut Out) -> Result<(), Failure> {
     if all.is_empty() {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Answers of polars as tables and JSON.
+//! Prints answers of polars as tables and JSON.
 
 use super::super::output::Failure;
 use super::super::table::Table;
@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use shardlab_frames::{Aggregate, Cell, Frame, FrameError};
 use shardlab_plan::units::thousands;
 
-/// Decimals of small numbers in answers to queries: losses need them.
+/// Decimals of small numbers in answers to queries, enough for losses.
 const DECIMALS: usize = 4;
 
 impl From<FrameError> for Failure {
@@ -31,7 +31,7 @@ pub(super) fn summarized(points: &Points, summary: &Summary<'_>) -> Result<Summa
     let aggregates = aggregates.map_err(Failure::bad_input)?;
     let answer = all.group(summary.by, &metrics, &aggregates)?;
     let mut titles = titles(&answer)?;
-    // What is grouped by is an option, also where its values are numbers.
+    // Grouping keys are options, even if their values are numbers.
     for title in titles.iter_mut().take(summary.by.len()) {
         *title = title.trim_start_matches('>').to_owned();
     }
@@ -58,7 +58,7 @@ pub(in crate::cli) fn object(answer: &Frame, row: usize) -> Result<Map<String, V
 /// Returns an answer as a table.
 pub(in crate::cli) fn table(answer: &Frame) -> Result<Table, Failure> {
     let titles = titles(answer)?;
-    // Long paths break at their parts.
+    // Long paths break between their parts.
     let titles: Vec<String> = titles.iter().map(|t| broken(t)).collect();
     let mut table = Table::new(titles.iter().map(String::as_str));
     for row in rows(answer, DECIMALS)? {
@@ -67,7 +67,7 @@ pub(in crate::cli) fn table(answer: &Frame) -> Result<Table, Failure> {
     Ok(table)
 }
 
-/// Returns the names of the columns, those of numbers after `>`.
+/// Returns the names of the columns. Those of numeric columns start with `>`.
 fn titles(answer: &Frame) -> Result<Vec<String>, Failure> {
     let names = answer.columns().into_iter().enumerate();
     let title = |(i, name): (usize, String)| {

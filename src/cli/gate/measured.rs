@@ -1,4 +1,4 @@
-//! Measured runs that the user gives.
+//! Measured runs given by the user.
 
 use super::Job;
 use crate::cli::output::Failure;
@@ -10,7 +10,7 @@ use shardlab_reports::store::{Store, open_dir};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Reads the runs and sorts them to their scenarios, whose programs they have to be runs of.
+/// Reads the runs and assigns them to their scenarios. Each run must have its scenario's program.
 pub(super) fn read(
     paths: &[PathBuf],
     jobs: &[Job],
@@ -26,7 +26,7 @@ pub(super) fn read(
         let Some(job) = jobs.iter().find(|j| j.scenario.name == name) else {
             let known: Vec<&str> = jobs.iter().map(|j| j.scenario.name.as_str()).collect();
             return Err(bad(&format_args!(
-                "is a run of `{name}`; the gate is asked about {}",
+                "is a run of `{name}`; the gate was called for {}",
                 known.join(", ")
             )));
         };
@@ -57,11 +57,11 @@ pub(super) fn read(
     Ok(all)
 }
 
-/// Why a run is no measurement whose checkpoint was of the last step already: its losses are the
-/// checkpoint's, and its memory has seen no step.
+/// Reason why a run is not a measurement if its checkpoint was already at the last step: its losses
+/// come from the checkpoint, and its memory contains no step.
 const UNTRAINED: &str = "trained no step: its checkpoint was of the last one already";
 
-/// A file that `exec --json` printed, the folder of a kept run, or its id or name.
+/// Reads a file printed by `exec --json`, the folder of a saved run, or a saved run by id or name.
 fn one(path: &Path, store: &Store) -> Result<(String, Measured), String> {
     if path.is_file() {
         let text = std::fs::read_to_string(path).map_err(|e| e.to_string())?;
@@ -86,7 +86,7 @@ fn one(path: &Path, store: &Store) -> Result<(String, Measured), String> {
     Ok((name, run))
 }
 
-/// The facts of a summary, and its scenario's name.
+/// Returns the facts of a summary with its scenario's name.
 fn of(v: &Value) -> Result<(String, Measured), String> {
     let text = |key: &str| {
         v[key].as_str().map(str::to_owned).ok_or_else(|| {
@@ -104,7 +104,7 @@ fn of(v: &Value) -> Result<(String, Measured), String> {
     }
     let numbers = |key: &str| -> Vec<f64> {
         let list = v[key].as_array().map_or(&[][..], Vec::as_slice);
-        // JSON has no NaN: null stands for it.
+        // JSON has no NaN; `null` stands for it.
         list.iter()
             .map(|x| x.as_f64().unwrap_or(f64::NAN))
             .collect()

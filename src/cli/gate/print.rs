@@ -1,12 +1,12 @@
-//! Verdicts for people.
+//! Prints verdicts for people.
 
 use crate::cli::output::{Failure, Out};
 use crate::cli::table::{Table, WIDTH};
 use shardlab_reports::gate::metric::BASELINE;
 use shardlab_reports::gate::{Finding, Status, Verdict};
 
-/// Prints the verdicts: one line per scenario, and below it the failures, each with its cause
-/// first.
+/// Prints the verdicts: one line per scenario, followed by its failures. Each failure starts with
+/// its cause.
 pub(super) fn verdicts(all: bool, verdicts: &[Verdict], out: &mut Out) -> Result<(), Failure> {
     for v in verdicts {
         heading(v, out)?;
@@ -18,7 +18,7 @@ pub(super) fn verdicts(all: bool, verdicts: &[Verdict], out: &mut Out) -> Result
             let findings: Vec<&Finding> = v.of(failure).collect();
             let cause = out.bold(&failure.cause);
             out.blank()?;
-            // Without two numbers to compare, a sentence says it all.
+            // If there are no two numbers to compare, a sentence is enough.
             if let [f] = findings[..]
                 && (f.baseline.is_empty() || f.status == Status::NoBaseline)
             {
@@ -31,7 +31,7 @@ pub(super) fn verdicts(all: bool, verdicts: &[Verdict], out: &mut Out) -> Result
         }
         let rest = |f: &&Finding| match f.status {
             Status::Pass => all,
-            // The heading or the cause says it.
+            // Unless the heading or the cause already contains it.
             Status::Skipped => all || v.change.as_ref() != Some(&f.message),
             status => !status.fails(),
         };
@@ -59,7 +59,7 @@ pub(super) fn verdicts(all: bool, verdicts: &[Verdict], out: &mut Out) -> Result
     Ok(())
 }
 
-/// The verdict on one line, and what changed where that fails nothing.
+/// Prints the verdict on one line, with changes that do not fail.
 fn heading(v: &Verdict, out: &mut Out) -> Result<(), Failure> {
     let of = |s: Status| v.findings.iter().filter(|f| f.status == s).count();
     let mut about = match v.failures.len() {
@@ -96,7 +96,7 @@ fn heading(v: &Verdict, out: &mut Out) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Whether a finding says that there was nothing to compare with, where that does not fail.
+/// Returns whether a finding only says that there was nothing to compare with, and does not fail.
 fn is_note(f: &Finding) -> bool {
     f.status == Status::Skipped && f.metric == BASELINE
 }
@@ -123,7 +123,7 @@ fn table(findings: &[&Finding]) -> Table {
     table
 }
 
-/// What there is to say beyond the table.
+/// Prints what the table does not contain.
 fn tell(f: &Finding, out: &mut Out) -> Result<(), Failure> {
     if f.message.is_empty() && f.detail.is_empty() {
         return Ok(());
@@ -132,7 +132,7 @@ fn tell(f: &Finding, out: &mut Out) -> Result<(), Failure> {
     more(f, out)
 }
 
-/// The lines below a sentence.
+/// Prints the lines below a sentence.
 fn more(f: &Finding, out: &mut Out) -> Result<(), Failure> {
     for line in f.detail.lines() {
         let shown = cut(line, WIDTH - 4);
@@ -146,7 +146,7 @@ fn more(f: &Finding, out: &mut Out) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A line of at most `width` characters.
+/// Returns a line shortened to at most `width` characters.
 fn cut(line: &str, width: usize) -> String {
     if line.chars().count() <= width {
         return line.to_owned();

@@ -1,4 +1,4 @@
-//! `--selftest`: the gate has to see every known fault.
+//! `--selftest`: checks that the gate catches every known fault.
 
 use super::{Args, Job};
 use crate::cli::output::{Failure, Out, Status};
@@ -9,26 +9,26 @@ use serde::Serialize;
 use shardlab_reports::gate::baseline::Baseline;
 use shardlab_reports::gate::{Class, Facts, Verdict, format, judge};
 
-/// What became of one fault in one scenario.
+/// Result of one fault in one scenario.
 #[derive(Serialize)]
 struct Trial {
     scenario: String,
-    /// The fault; `none` for the tree as it is.
+    /// The fault; `none` for the unchanged tree.
     fault: &'static str,
-    /// The gate did what it should: failed in the right class, or passed.
+    /// Whether the gate did what it should: failed in the right class, or passed.
     ok: bool,
-    /// The finding that tells, in words.
+    /// The decisive finding, in words.
     seen: String,
 }
 
-/// Which kind of finding has to fail.
+/// Returns the class of finding that has to fail.
 fn expected(plant: Plant, runs: bool) -> Class {
     match plant {
         Plant::Memory => Class::Memory,
         Plant::Slow => Class::Time,
         Plant::Scale | Plant::Stale if runs => Class::Convergence,
         Plant::Stale => Class::Checks,
-        // Nothing but a run can tell; the program's change is seen all the same.
+        // Only a run can show this fault; the changed program is detected anyway.
         Plant::Scale => Class::Program,
     }
 }
@@ -43,7 +43,7 @@ pub(super) fn run(
     for job in jobs {
         let set = &args.overrides.set;
         let good = collect.facts(&job.scenario, set)?;
-        // Through the file's text, as a stored baseline goes.
+        // Parse the file's text, as for a stored baseline.
         let baseline = Baseline::parse(Baseline::text(&good), "")
             .map_err(|e| Failure::run(format_args!("{}: the baseline {e}", job.scenario.name)))?;
         let again = judge(&baseline, &collect.facts(&job.scenario, set)?, &job.limits);
@@ -108,14 +108,14 @@ pub(super) fn run(
 fn trial(job: &Job, plant: Plant, runs: bool, verdict: &Verdict) -> Trial {
     let class = expected(plant, runs);
     let all: Vec<_> = verdict.failing().filter(|f| f.class == class).collect();
-    // Where a finding names the reason, that one.
+    // Prefer the finding that names the reason.
     let named = all.iter().find(|f| f.message.contains("world size"));
-    let told = named.or(all.first()).copied();
+    let decisive = named.or(all.first()).copied();
     Trial {
         scenario: job.scenario.name.clone(),
         fault: plant.name(),
-        ok: told.is_some(),
-        seen: told
+        ok: decisive.is_some(),
+        seen: decisive
             .or_else(|| verdict.failing().next())
             .map(format::sentence)
             .unwrap_or_default(),

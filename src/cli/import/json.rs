@@ -1,4 +1,4 @@
-//! What `import --json` prints.
+//! Prints the result of `import --json`.
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use shardlab_plan::record::Summary;
 use shardlab_reports::store::Id;
 use std::collections::BTreeMap;
 
-/// Version of the JSON; raised when a field changes meaning. Fields are added, never renamed.
+/// Version of the JSON, raised when a field changes its meaning. Fields are added, never renamed.
 const FORMAT: u32 = 1;
 
 #[derive(Serialize)]
@@ -68,7 +68,7 @@ struct Unmatched {
     by_name: BTreeMap<String, u64>,
 }
 
-/// Options that a trace determines; `null` for what it does not.
+/// Options that a trace determines; `null` for those that it does not.
 #[derive(Serialize)]
 struct Options {
     world_size: Option<u32>,
@@ -146,7 +146,7 @@ impl Options {
                 None => Value::Null,
             },
             reshard_root: value(f.reshard_root.as_ref()),
-            // One word where both directions agree.
+            // One value if both directions agree.
             prefetch: if forward == backward {
                 forward.clone()
             } else {
@@ -233,7 +233,7 @@ fn structured(file: String, s: &Structure) -> Structured {
     }
 }
 
-/// Everything that was imported.
+/// Returns the report of everything that was imported.
 pub(super) fn of(import: &Import, id: Option<&Id>) -> Report {
     let file = |path: &std::path::Path| path.display().to_string();
     Report {

@@ -1,4 +1,4 @@
-//! What `import` prints for people.
+//! Prints the result of `import` for people.
 
 use super::super::output::{Failure, Out};
 use super::super::table::Table;
@@ -11,7 +11,7 @@ use shardlab_plan::units::{Bytes, count, thousands};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Unmatched names and shares that are listed.
+/// Maximum number of unmatched names and shares that are listed.
 const LISTED: usize = 8;
 
 pub(super) fn all(import: &Import, out: &mut Out) -> Result<(), Failure> {
@@ -59,7 +59,7 @@ fn run(import: &RunImport, out: &mut Out) -> Result<(), Failure> {
     ))?;
     let steps = r.step_samples.len();
     let step = if steps == 0 {
-        "not determined: no step is in the trace as a whole".to_owned()
+        "not determined: the trace contains no complete step".to_owned()
     } else {
         format!(
             "{} ms, median of {}, by {}",

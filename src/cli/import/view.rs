@@ -1,4 +1,4 @@
-//! An imported run as the view that everything else reads.
+//! Converts an imported run to the common view of runs.
 
 use shardlab_import::infer::{family_names, infer};
 use shardlab_import::measured::Instr;
@@ -9,7 +9,7 @@ use shardlab_reports::RunView;
 use shardlab_reports::view::{InstrView, ProgramView, ScenarioView, VIEW_FORMAT, Work};
 use std::collections::BTreeMap;
 
-/// The view of an imported run. Its options are those that the trace determines.
+/// Returns the view of an imported run. Its options are those that the trace determines.
 pub(super) fn of(run: &RunImport) -> RunView {
     let m = &run.measured;
     let mut names = m.names.clone();
@@ -54,7 +54,8 @@ pub(super) fn of(run: &RunImport) -> RunView {
     }
 }
 
-/// Names of units, as predictions name theirs, so that both can be aligned: blocks are `layers.N`.
+/// Returns the names of units as predictions name them (blocks are `layers.N`), so that both can be
+/// aligned.
 fn units(run: &RunImport) -> Vec<String> {
     let known = family_names(&run.facts);
     let name = |unit: &String| {
@@ -71,12 +72,12 @@ fn units(run: &RunImport) -> Vec<String> {
     run.measured.units.iter().map(name).collect()
 }
 
-/// The options that the trace determines, as those of the scenario that `infer` writes.
+/// Returns the options that the trace determines, as in the scenario that `infer` writes.
 fn scenario_of(facts: &Facts, name: &str) -> ScenarioView {
     let text = infer(facts, name, None).text;
     let mut view = match scenario::parse(name, &text, &[]) {
         Ok(scenario) => ScenarioView::new(&scenario),
-        // A scenario that lacks something has no options that could be compared.
+        // An incomplete scenario has no options that could be compared.
         Err(_) => ScenarioView::default(),
     };
     name.clone_into(&mut view.name);

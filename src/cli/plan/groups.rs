@@ -1,4 +1,4 @@
-//! How parameters lie in the buffers that are gathered and reduced.
+//! Prints how parameters are laid out in the buffers that are gathered and reduced.
 
 use super::super::output::{Failure, Out};
 use super::super::table::Table;
@@ -40,11 +40,11 @@ struct GroupReport {
 struct ParamReport {
     name: String,
     shape: Vec<u64>,
-    /// First element in the full buffer; per-parameter layouts: in the shard.
+    /// First element in the full buffer; in the shard for per-parameter layouts.
     offset: u64,
     numel: u64,
     requires_grad: bool,
-    /// Elements of it that each rank of the shard axis holds, equal neighbours merged:
+    /// Number of its elements on each rank of the shard axis, with equal neighbours merged:
     /// `[ranks, elements]`.
     per_rank: Vec<(u32, u64)>,
 }
@@ -108,13 +108,13 @@ fn group_report(program: &Program, index: usize, group: &Group) -> GroupReport {
     }
 }
 
-/// Groups that differ in nothing but their names: the first, and the units of the others.
+/// Groups that differ only in their names: the first one, and the units of the others.
 struct Alike<'a> {
     first: &'a GroupReport,
     others: Vec<&'a GroupReport>,
 }
 
-/// Folds neighbours that are laid out in the same way.
+/// Merges adjacent groups with the same layout.
 fn folded(groups: &[GroupReport]) -> Vec<Alike<'_>> {
     let mut folded: Vec<Alike<'_>> = Vec::new();
     for g in groups {
@@ -195,7 +195,7 @@ pub(super) fn print(report: &Report, out: &mut Out) -> Result<(), Failure> {
     if folded.iter().any(|g| !g.others.is_empty()) {
         out.paragraph(
             0,
-            "The numbers of groups that are alike are those of each of them.",
+            "Groups that are alike are listed once; the numbers apply to each of them.",
         )?;
     }
     for group in &folded {
@@ -236,7 +236,7 @@ pub(super) fn print(report: &Report, out: &mut Out) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns how many elements which ranks hold, a line each: `0: 4,096` and `1-3: 0`.
+/// Returns which ranks hold how many elements, one line each: `0: 4,096` and `1-3: 0`.
 fn held(per_rank: &[(u32, u64)]) -> String {
     let mut first = 0;
     let mut lines = Vec::new();
@@ -251,7 +251,7 @@ fn held(per_rank: &[(u32, u64)]) -> String {
     lines.join("\n")
 }
 
-/// Whether groups differ in nothing but names.
+/// Returns whether groups differ only in their names.
 fn alike(a: &GroupReport, b: &GroupReport) -> bool {
     a.full_numel == b.full_numel
         && a.requires_grad == b.requires_grad

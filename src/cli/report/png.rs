@@ -1,9 +1,9 @@
-//! Drawings as pictures.
+//! Renders plots as pictures.
 
-/// A drawing of its own as PNG.
+/// Renders a standalone plot as PNG.
 ///
 /// # Errors
-/// In words: when this build has no such renderer, or the drawing cannot be rendered.
+/// Returns the reason if this build has no renderer or the plot cannot be rendered.
 #[cfg(feature = "png")]
 pub(super) fn render(svg: &str) -> Result<Vec<u8>, String> {
     use resvg::{tiny_skia, usvg};
@@ -12,7 +12,7 @@ pub(super) fn render(svg: &str) -> Result<Vec<u8>, String> {
     if options.fontdb.is_empty() {
         return Err("no fonts are installed on this machine, so labels cannot be drawn".to_owned());
     }
-    // Whatever sans-serif means here, some font there is has to stand for it.
+    // Map sans-serif to any font that is available.
     let known = |family: &str| {
         let mut faces = options.fontdb.faces();
         faces.any(|f| f.families.iter().any(|(name, _)| name == family))
@@ -47,7 +47,7 @@ pub(super) fn render(svg: &str) -> Result<Vec<u8>, String> {
     picture.encode_png().map_err(|e| e.to_string())
 }
 
-/// As above, in a build without pictures.
+/// Fails: this build cannot render pictures.
 #[cfg(not(feature = "png"))]
 pub(super) fn render(_: &str) -> Result<Vec<u8>, String> {
     Err("this binary was built without the feature `png`".to_owned())

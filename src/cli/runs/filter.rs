@@ -1,4 +1,4 @@
-//! Which runs match.
+//! Filters of saved runs.
 
 use super::super::output::Failure;
 use shardlab_plan::scenario::{keys, nearest};
@@ -37,7 +37,7 @@ pub(in crate::cli) struct Filter {
     until: Option<String>,
 }
 
-/// `YYYYMMDD` of a date.
+/// Returns a date as `YYYYMMDD`.
 fn date(text: &str) -> Result<String, String> {
     let digits = |range: std::ops::Range<usize>| -> Option<u32> { text.get(range)?.parse().ok() };
     let form = text.len() == 10 && text.get(4..5) == Some("-") && text.get(7..8) == Some("-");
@@ -50,7 +50,7 @@ fn date(text: &str) -> Result<String, String> {
 }
 
 impl Filter {
-    /// Whether it lets everything through.
+    /// Returns whether the filter accepts every run.
     pub(super) fn is_empty(&self) -> bool {
         self.terms().is_empty() && self.since.is_none() && self.until.is_none()
     }
@@ -74,8 +74,8 @@ impl Filter {
         all
     }
 
-    /// The runs that match. A key or a value that is close to a known one, but that no run has, is
-    /// a mistake.
+    /// Returns the runs that match. Reports a key or value that no run has but that resembles a
+    /// known one as a mistake.
     pub(in crate::cli) fn apply(&self, runs: Vec<Entry>) -> Result<Vec<Entry>, Failure> {
         let terms = self.terms();
         for term in &terms {

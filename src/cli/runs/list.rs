@@ -1,4 +1,4 @@
-//! The list of runs.
+//! Prints the list of runs.
 
 use super::super::output::{Failure, Out, Status, say};
 use super::super::table::{Table, fits, option_of, room};
@@ -57,7 +57,8 @@ const POLICY: usize = 4;
 const HARDWARE: usize = 5;
 const OPTIONS: usize = 9;
 
-/// Runs with their main numbers: without hardware and policy where there is no room for them.
+/// Returns a table of runs with their main numbers. Hardware and policy are dropped if there is no
+/// room for them.
 pub(super) fn table(runs: &[Entry]) -> Table {
     let reserved = |e: &Entry| match e.metric("memory.peak_reserved_bytes") {
         x if x.is_nan() => None,
@@ -100,7 +101,7 @@ pub(super) fn table(runs: &[Entry]) -> Table {
             ]
         })
         .collect();
-    // Options give way between words only.
+    // Options are only broken between words.
     let room_of = |column: usize| {
         let cells = rows.iter().map(|r| r[column].as_str());
         if column == OPTIONS {
@@ -109,7 +110,7 @@ pub(super) fn table(runs: &[Entry]) -> Table {
             room(titles[column], cells)
         }
     };
-    // What was changed is among the options anyway.
+    // The changed options are already among the options.
     let mut shown: Vec<usize> = (0..titles.len()).collect();
     for spare in [HARDWARE, POLICY] {
         if !fits(shown.iter().map(|c| room_of(*c)).sum()) {

@@ -1,4 +1,4 @@
-//! Removing runs.
+//! Removes runs.
 
 use super::super::output::{Failure, Out, Status};
 use super::filter::Filter;
@@ -44,7 +44,7 @@ pub(super) fn run(
         Vec::new()
     };
     if let Some(keep) = args.keep {
-        // Oldest first: the newest are at the end.
+        // Oldest first: the newest runs are at the end.
         doomed.truncate(doomed.len().saturating_sub(keep));
     }
     if let Some(days) = args.older_than {

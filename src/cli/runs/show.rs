@@ -1,4 +1,4 @@
-//! One run in full, and names for runs.
+//! Shows one run in full, and names runs.
 
 use super::super::output::{Failure, Out, Status};
 use super::super::table::Table;
@@ -7,7 +7,7 @@ use shardlab_plan::units::{Bytes, thousands};
 use shardlab_reports::RunView;
 use shardlab_reports::store::{Entry, Store};
 
-/// Rows of a breakdown.
+/// Maximum number of rows of a breakdown.
 const SHOWN: usize = 8;
 
 #[derive(clap::Args)]

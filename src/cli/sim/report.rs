@@ -1,4 +1,4 @@
-//! A prediction as text.
+//! Prints a prediction as text.
 
 use super::super::output::{Failure, Out};
 use super::super::table::Table;
@@ -15,14 +15,14 @@ use shardlab_plan::units::{Bytes, Picos, count, short_count};
 use shardlab_plan::{Program, Scenario};
 use std::path::Path;
 
-/// Exposed time of a cause from which on it is shown: less shows as 0.00.
+/// Minimum exposed time of a cause to be shown, milliseconds: less rounds to 0.00.
 const CAUSE_SHOWN_MS: f64 = 0.005;
-/// Names of estimated costs that are shown.
+/// Maximum number of estimated costs that are named.
 const ESTIMATED_SHOWN: usize = 4;
-/// Roles and units of the peak that are shown.
+/// Maximum number of roles and units of the peak that are shown.
 const COMPOSITION_SHOWN: usize = 5;
 
-/// What a prediction's report starts with.
+/// The first part of a prediction's report.
 pub(super) struct Answer {
     pub(super) verdict: Verdict,
     pub(super) next: String,
@@ -30,7 +30,7 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    /// Returns the answer for a scenario that was read from `path` with these overrides.
+    /// Returns the answer for a scenario read from `path` with these overrides.
     pub(super) fn of(p: &Prediction, path: &Path, set: &[String]) -> Self {
         let verdict = Verdict::of(p);
         let warnings = warnings::located(p, path, set);
@@ -42,7 +42,7 @@ impl Answer {
     }
 }
 
-/// Returns the one command or change that is worth trying next.
+/// Returns the one command or change to try next.
 fn next(
     p: &Prediction,
     verdict: &Verdict,
@@ -83,8 +83,8 @@ pub(super) fn print(p: &Prediction, answer: &Answer, out: &mut Out) -> Result<()
     Ok(())
 }
 
-/// Names what is predicted, and what the prediction rests on:
-/// `…, 4 x h200-nvlink (measured, ± 5.8 %)`.
+/// Names the scenario that is predicted, and what the prediction rests on: `…, 4 x h200-nvlink
+/// (measured, ± 5.8 %)`.
 pub(in crate::cli) fn predicted_heading(p: &Prediction) -> String {
     let heading = heading(&p.scenario, &p.program, &p.run.hardware);
     let Some(basis) = &p.run.basis else {
@@ -97,7 +97,7 @@ pub(in crate::cli) fn predicted_heading(p: &Prediction) -> String {
     }
 }
 
-/// Names what is run: model, policy, sharding, ranks.
+/// Names what is run: model, policy, sharding and ranks.
 pub(in crate::cli) fn heading(scenario: &Scenario, program: &Program, hardware: &str) -> String {
     let m = &program.meta;
     let parameters: u64 = program.params.iter().map(|p| p.numel()).sum();
@@ -139,7 +139,7 @@ fn time(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
         );
     }
     out.labelled("step", &step)?;
-    // Prediction of another machine than the heading names.
+    // The prediction is for another machine than the heading names.
     if let Some(parts) = p.run.environment.get("slower") {
         out.labelled("slower", &format!("{parts} times the profile's times"))?;
     }
@@ -175,7 +175,7 @@ fn time(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns `5=1.3` as `rank 5 is 1.3x slower`.
+/// Formats `5=1.3` as `rank 5 is 1.3x slower`.
 fn stragglers(ranks: &str) -> String {
     let words = ranks
         .split(',')
@@ -186,9 +186,9 @@ fn stragglers(ranks: &str) -> String {
     words.collect::<Vec<_>>().join(", ")
 }
 
-/// Returns what the device's power limit costs, where the profile has one.
+/// Returns the cost of the device's power limit, if the profile has one.
 fn clock(run: &Run) -> Option<String> {
-    let clock = Clock::told(&run.environment)?;
+    let clock = Clock::from_environment(&run.environment)?;
     let share = 100.0 * clock.arithmetic_share;
     let longer = 100.0 * (clock.arithmetic_factor - 1.0);
     Some(if longer > 0.0 {
@@ -227,7 +227,7 @@ fn memory(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns the largest parts and the sum of the rest.
+/// Formats the largest parts and the sum of the rest.
 pub(in crate::cli) fn composition<'a>(parts: impl Iterator<Item = (&'a str, Bytes)>) -> String {
     let parts: Vec<(&str, Bytes)> = parts.collect();
     let (shown, rest) = parts.split_at(parts.len().min(COMPOSITION_SHOWN));
@@ -262,8 +262,8 @@ fn costs(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
 }
 
 /// Prints the collectives of a step. `exposed` is time in which the compute stream is idle,
-/// whatever it waits for; a collective's time that does not overlap with compute is another
-/// quantity and has another name.
+/// whatever it waits for. The time of collectives that does not overlap with compute is another
+/// quantity with another name.
 pub(in crate::cli) fn collectives(run: &Run, out: &mut Out) -> Result<(), Failure> {
     let mut table = Table::new([
         "collective",

@@ -1,4 +1,4 @@
-//! The points of a sweep, predicted on all cores.
+//! Predicts the points of a sweep on all cores.
 
 use crate::cli::interrupt;
 use crate::cli::progress::Progress;
@@ -8,26 +8,26 @@ use shardlab_plan::record::Basis;
 use shardlab_plan::scenario::{BatchUnit, SweepPoint};
 use std::collections::BTreeMap;
 
-/// A point and what became of it.
+/// A point and its outcome.
 pub(super) struct Point {
     /// Values of the axes' keys, in the order of the axes.
     pub(super) settings: Vec<String>,
-    /// How many of them differ from the scenario without axes.
+    /// Number of axes whose value differs from the scenario without axes.
     pub(super) changes: usize,
     pub(super) outcome: Outcome,
 }
 
-/// What became of a point.
+/// Outcome of a point.
 pub(super) enum Outcome {
-    /// Predicted.
+    /// The point was predicted.
     Done(Box<Numbers>),
-    /// Impossible, or failed.
+    /// The point is impossible, or its prediction failed.
     Failed(PredictError),
-    /// Not reached before the interrupt.
+    /// The point was not reached before an interrupt.
     Missing,
 }
 
-/// What is predicted of a point.
+/// Predicted numbers of a point.
 pub(super) struct Numbers {
     pub(super) world: u32,
     pub(super) step_ms: f64,
@@ -38,17 +38,17 @@ pub(super) struct Numbers {
     pub(super) allocated: u64,
     pub(super) reserved: u64,
     pub(super) device: u64,
-    /// Bytes of the device that are never taken; negative where more than there are would be.
+    /// Device memory that is never used, bytes; negative if the device has too little.
     pub(super) free: Option<i64>,
     /// What the prediction rests on.
     pub(super) basis: Option<Basis>,
     fit: Fit,
-    /// It fits, and leaves less of the device's memory free than is asked for.
+    /// Whether the point fits, but leaves less device memory free than requested.
     short: bool,
 }
 
 impl Point {
-    /// Its numbers, where there are some.
+    /// Returns the numbers of a predicted point.
     pub(super) fn done(&self) -> Option<&Numbers> {
         match &self.outcome {
             Outcome::Done(numbers) => Some(numbers),
@@ -76,33 +76,33 @@ impl Numbers {
         }
     }
 
-    /// Whether it fits as far as is known, with the headroom that is asked for.
+    /// Returns whether the point fits as far as is known, with the requested headroom.
     pub(super) fn fits(&self) -> bool {
         self.fit.is_ok() && !self.short
     }
 
-    /// Whether it fits, but only by giving memory back to the device in between.
+    /// Returns whether the point fits only by freeing cached memory in between.
     pub(super) fn is_tight(&self) -> bool {
         self.fits() && matches!(self.fit, Fit::Tight { .. })
     }
 
-    /// Whether the device's memory is not known.
+    /// Returns whether the capacity of the device is unknown.
     pub(super) fn is_unknown(&self) -> bool {
         self.fit == Fit::Unknown
     }
 
-    /// One word for tables.
+    /// Returns one word for tables.
     pub(super) fn word(&self) -> &'static str {
         if self.short { "short" } else { self.fit.word() }
     }
 }
 
-/// What is called for each point that there is, with its settings.
+/// Called for every finished prediction with its settings.
 type Done<'a> = &'a (dyn Fn(&Prediction, &[(String, String)]) + Sync);
 
-/// Predicts the points, in their order, until done or interrupted; `done` is called for each that
-/// there is, with its settings. What leaves less than the share `headroom` of the device free is
-/// short of it.
+/// Predicts the points in order until done or interrupted. Calls `done` for every prediction with
+/// its settings. A point that leaves less than the share `headroom` of the device free is marked as
+/// short.
 pub(super) fn evaluate(
     points: Vec<SweepPoint>,
     headroom: f64,
@@ -136,7 +136,7 @@ pub(super) fn evaluate(
         .collect()
 }
 
-/// Counts the settings of every point that change the scenario, which is what `load` returns with
+/// Counts, for every point, the settings that change the scenario. `load` returns the scenario with
 /// these overrides.
 pub(super) fn count_changes<S: PartialEq>(
     points: &mut [Point],

@@ -1,4 +1,4 @@
-//! Which points of a sweep are shown, in which order, and the best of them.
+//! Selects and sorts the points of a sweep that are shown, and finds the best of them.
 
 use super::points::{Numbers, Point};
 use crate::analysis::pareto::{self, Tolerance};
@@ -21,25 +21,25 @@ pub(super) enum Sort {
     Reserved,
 }
 
-/// What is asked for.
+/// Requested selection of points.
 pub(super) struct Selection {
     pub(super) sort: Sort,
-    /// Only what fits the device.
+    /// Only points that fit the device.
     pub(super) fits: bool,
-    /// Only what reserves so much at most.
+    /// Only points that reserve at most this much memory.
     pub(super) max_memory: Option<Bytes>,
-    /// Share of the device's memory (0 to 1) that what fits leaves free, where it was asked for.
+    /// Requested share of the device's memory (0 to 1) that a fitting point leaves free.
     pub(super) headroom: Option<f64>,
-    /// Times and memory closer than this are equal.
+    /// Times and amounts of memory closer than this count as equal.
     pub(super) tolerance: Tolerance,
-    /// Only the first N: of those that fit, where any does.
+    /// Only the first N points: of those that fit, if any does.
     pub(super) top: Option<usize>,
-    /// Points that do not fit count for `top`, too.
+    /// Whether points that do not fit count for `top`, too.
     pub(super) all: bool,
 }
 
 impl Selection {
-    /// Whether anything may be left out.
+    /// Returns whether any point may be left out.
     fn is_partial(&self) -> bool {
         self.fits || self.max_memory.is_some() || self.top.is_some()
     }
@@ -48,8 +48,8 @@ impl Selection {
         self.max_memory.is_none_or(|most| n.reserved <= most.0)
     }
 
-    /// Indices of all points, in order. Points without numbers are last, unless it is that of the
-    /// axes.
+    /// Returns the indices of all points in order. Points without numbers come last, except in the
+    /// order of the axes.
     pub(super) fn sorted(&self, points: &[Point]) -> Vec<usize> {
         let key = |i: &usize| {
             points[*i]
@@ -70,7 +70,8 @@ impl Selection {
         order
     }
 
-    /// Of these indices those that are asked for. Points without numbers only where all are.
+    /// Returns the requested indices out of `sorted`. Points without numbers are included only if
+    /// all points are requested.
     pub(super) fn shown(&self, points: &[Point], sorted: &[usize]) -> Vec<usize> {
         if !self.is_partial() {
             return sorted.to_vec();
@@ -90,13 +91,13 @@ impl Selection {
         shown
     }
 
-    /// Whether any point fits and keeps the limit.
+    /// Returns whether any point fits and stays within the limit.
     pub(super) fn any_fits(&self, points: &[Point]) -> bool {
         let mut done = points.iter().filter_map(Point::done);
         done.any(|n| n.fits() && self.within_limit(n))
     }
 
-    /// How many points `top` leaves out because they do not fit.
+    /// Returns how many points `top` leaves out because they do not fit.
     pub(super) fn unfit_left_out(&self, points: &[Point]) -> usize {
         if self.top.is_none() || self.all || self.fits || !self.any_fits(points) {
             return 0;
@@ -105,15 +106,15 @@ impl Selection {
         done.filter(|n| !n.fits() && self.within_limit(n)).count()
     }
 
-    /// Returns what competes for the best and the front: points that fit (where `easily`, without
-    /// being tight) and keep the limit.
+    /// Returns the points that compete for the best and the front: those that fit (if `easily` is
+    /// set, without being tight) and stay within the limit.
     pub(super) fn contest(&self, points: &[Point], easily: bool) -> Vec<pareto::Point> {
         let admitted = |n: &&Numbers| n.fits() && !(easily && n.is_tight()) && self.within_limit(n);
         points
             .iter()
             .map(|point| match point.done().filter(admitted) {
                 Some(n) => pareto::Point {
-                    // Per token, so that points of different batches compare.
+                    // Time per token, so that points with different batches are comparable.
                     time: 1.0 / n.tokens_per_s,
                     memory: n.reserved as f64,
                     changes: point.changes,

@@ -1,4 +1,4 @@
-//! Results of a sweep as table, CSV and JSON.
+//! Prints the results of a sweep as table, CSV and JSON.
 
 use super::super::frames;
 use super::super::output::{Failure, Out};
@@ -15,30 +15,31 @@ use shardlab_plan::units::{ByteUnit, Bytes, signed};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 
-/// All points with what is known about them together.
+/// All points, with what they have in common.
 pub(super) struct Table<'a> {
     /// Keys of the axes.
     keys: &'a [String],
     points: &'a [Point],
     selection: &'a Selection,
-    /// On the front of step time and reserved memory, among those that fit.
+    /// Whether each point is on the Pareto front of step time and reserved memory, among those that
+    /// fit.
     pareto: Vec<bool>,
     /// Indices of all points, in order.
     sorted: Vec<usize>,
-    /// Of these, those that are shown.
+    /// Indices of the points that are shown.
     shown: Vec<usize>,
 }
 
-/// A column of numbers: its title, and a cell a point.
+/// A column of numbers: its title, and one cell per point.
 type Column = (String, Vec<String>);
 
-/// So many of [`Table::numbers`] always have columns.
+/// Number of columns of [`Table::numbers`] that are always shown.
 const ALWAYS: usize = 3;
-/// Most impossible points that are listed for one reason; --csv and --json list all.
+/// Maximum number of impossible points that are listed per reason; --csv and --json list all.
 const IMPOSSIBLE_SHOWN: usize = 8;
-/// Equal points that are listed below the best.
+/// Maximum number of equal points that are listed below the best.
 const EQUALS_SHOWN: usize = 4;
-/// The order in which they are read.
+/// Order of the number columns on the screen.
 const ORDER: [usize; 5] = [0, 1, 3, 4, 2];
 
 impl<'a> Table<'a> {
@@ -55,20 +56,20 @@ impl<'a> Table<'a> {
         }
     }
 
-    /// Indices and numbers of the points that are shown and have some.
+    /// Returns the indices and numbers of the shown points that have numbers.
     fn rows(&self) -> impl Iterator<Item = (usize, &Numbers)> {
         let all = self.shown.iter();
         all.filter_map(|&i| Some((i, self.points[i].done()?)))
     }
 
-    /// Whether points run on different numbers of GPUs.
+    /// Returns whether points run on different numbers of GPUs.
     fn worlds_differ(&self) -> bool {
         let mut worlds = self.points.iter().filter_map(|p| Some(p.done()?.world));
         let first = worlds.next();
         worlds.any(|w| Some(w) != first)
     }
 
-    /// Numbers of the points, those first that stay where axes leave no room for all.
+    /// Returns the number columns. The first ones stay if axes leave no room for all.
     fn numbers(&self) -> [Column; 5] {
         let column = |title: String, of: &dyn Fn(&Numbers) -> String| -> Column {
             (title, self.rows().map(|(_, n)| of(n)).collect())
@@ -96,7 +97,7 @@ impl<'a> Table<'a> {
         BatchUnit::common(done.map(|n| n.counted_in))
     }
 
-    /// Columns of the axes, then that of the GPUs where their number is not always the same.
+    /// Returns the columns of the axes, and that of the number of GPUs if it varies.
     fn axes(&self) -> Vec<Column> {
         let mut columns: Vec<Column> = Vec::new();
         for (at, key) in self.keys.iter().enumerate() {
@@ -112,8 +113,7 @@ impl<'a> Table<'a> {
         columns
     }
 
-    /// Of these numbers those for which there is room beside the axes, in the order in which they
-    /// are read.
+    /// Returns the number columns for which the axes leave room, in reading order.
     fn numbers_shown(&self, axes: &[Column], numbers: &[Column]) -> Vec<usize> {
         let room_of = |(title, cells): &Column| room(title, cells.iter().map(String::as_str));
         let used = room("fits", []) + room("front", []);
@@ -148,7 +148,7 @@ impl<'a> Table<'a> {
         if !table.is_empty() && shown.len() < numbers.len() {
             out.paragraph(
                 0,
-                "Exposed time and allocated memory find no room at this width; --csv and --json have them.",
+                "Exposed time and allocated memory do not fit this width; --csv and --json contain them.",
             )?;
         }
         if self.rows().any(|(_, n)| n.is_tight()) {
@@ -202,8 +202,8 @@ impl<'a> Table<'a> {
         Ok(())
     }
 
-    /// The fastest point that fits, in a sentence, and where it is tight the fastest that is not,
-    /// in another. Models that count in different units have none.
+    /// Returns a sentence on the fastest point that fits. If that is tight, another sentence names
+    /// the fastest that is not. Models with different batch units have no fastest point.
     fn best(&self) -> Vec<String> {
         let none = self.points.iter().all(|p| p.done().is_none());
         if none || self.keys.is_empty() || self.counted_in() == BatchUnit::Items {
@@ -217,7 +217,7 @@ impl<'a> Table<'a> {
                 .headroom
                 .filter(|share| *share > 0.0)
                 .map(|share| {
-                    // Fractions of a percent have no exact form in binary.
+                    // Fractions of a percent have no exact binary form.
                     let percent = (1e4 * share).round() / 100.0;
                     format!("leaves {percent} % of the device free")
                 }),
@@ -249,14 +249,15 @@ impl<'a> Table<'a> {
         sentences
     }
 
-    /// Returns the best point of those that fit, if any does.
+    /// Returns the best of the points that fit, if any does.
     fn winner(&self, easily: bool) -> Option<(&'a Point, &'a Numbers)> {
         let contest = self.selection.contest(self.points, easily);
         let point = &self.points[pareto::best(&contest, self.selection.tolerance)?];
         Some((point, point.done()?))
     }
 
-    /// Returns what the best point is as fast as, and how much slower the fastest of the others is.
+    /// Returns the points that are as fast as the best one, and how much slower the fastest of the
+    /// others is.
     fn equals(&self, (best, numbers): (&Point, &Numbers)) -> Vec<String> {
         let tolerance = self.selection.tolerance;
         let time = |n: &Numbers| 1.0 / n.tokens_per_s;
@@ -307,20 +308,20 @@ impl<'a> Table<'a> {
         done.any(|n| n.basis.as_ref().is_some_and(Basis::is_estimate))
     }
 
-    /// Returns what the predictions rest on, each basis once.
+    /// Returns what the predictions rest on, without duplicates.
     fn bases(&self) -> BTreeSet<String> {
         let bases = self.points.iter().filter_map(|p| p.done()?.basis.as_ref());
         bases.map(Basis::sentence).collect()
     }
 
-    /// The options of a point: `key=value` for every axis.
+    /// Returns the options of a point: `key=value` for every axis.
     fn settings(&self, point: &Point) -> String {
         let pairs = self.keys.iter().zip(&point.settings);
         let pairs: Vec<String> = pairs.map(|(k, v)| format!("{k}={v}")).collect();
         pairs.join(" ")
     }
 
-    /// A point with its numbers.
+    /// Describes a point with its numbers.
     fn named(&self, which: &str, (point, n): (&Point, &Numbers)) -> String {
         let settings = self.settings(point);
         let gpus = if self.worlds_differ() {
@@ -397,7 +398,7 @@ impl<'a> Table<'a> {
         Ok(frames::Points(csv))
     }
 
-    /// Prints the points that fit by the values of some axes: how many there are, their step times,
+    /// Prints the points that fit, grouped by the values of some axes: their number, step times,
     /// throughput and reserved memory.
     pub(super) fn summary(&self, by: &[String], out: &mut Out) -> Result<(), Failure> {
         for basis in self.bases() {

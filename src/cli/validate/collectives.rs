@@ -1,5 +1,5 @@
-//! A profile's measured collectives beside what is predicted without their table, and beside NCCL's
-//! own estimates.
+//! Compares a profile's measured collectives with predictions that do not use its tables, and with
+//! NCCL's own estimates.
 
 use super::{Args, Sheet};
 use crate::cli::output::{Failure, Out, Status};
@@ -9,22 +9,23 @@ use shardlab_plan::units::{Bytes, signed};
 use shardlab_sim::{CollectiveCheck, Profile, check_collectives, hardware};
 use std::path::Path;
 
-/// Payloads from here on are bound by links rather than by latencies: training steps are made of
-/// them.
+/// Payloads of this size or more are limited by links rather than latencies. Training steps consist
+/// mostly of these.
 const LARGE: Bytes = Bytes(1 << 20);
 
-/// The profile that an argument names, if it is one: the name of a shipped one, or a TOML file.
+/// Returns the profile that an argument names, if it is one: the name of a shipped profile, or a
+/// TOML file.
 pub(super) fn profile(argument: &Path) -> Option<&str> {
     let name = argument.to_str()?;
     let toml = argument.extension().is_some_and(|e| e == "toml");
     (toml || hardware::shipped().contains(&name)).then_some(name)
 }
 
-/// Who predicts.
+/// The source of a prediction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Predictor {
-    /// The simulator's formula, which knows the links' rates only.
+    /// The simulator's formula, which knows only the rates of the links.
     Formula,
     /// The profile's tables for other groups, scaled by the formula.
     Others,
@@ -52,11 +53,11 @@ impl Predictor {
     }
 }
 
-/// Errors of one predictor, over payloads of a kind of size.
+/// Errors of one predictor, over large or small payloads.
 #[derive(Debug, Serialize)]
 struct Errors {
     predictor: Predictor,
-    /// Payloads of 1 MiB and more, or smaller ones.
+    /// Whether the payloads are 1 MiB or more.
     large: bool,
     rows: usize,
     median_abs_percent: f64,
@@ -98,10 +99,10 @@ struct Totals<'a> {
     errors: &'a [Errors],
 }
 
-/// Prints the rows of a profile, and what predictors are off by.
+/// Prints the rows of a profile and the errors of the predictors.
 ///
 /// # Errors
-/// A profile that cannot be read, or has no rows that are asked for.
+/// Fails if the profile cannot be read or no row matches.
 pub(super) fn run(name: &str, args: &Args, out: &mut Out) -> Result<Status, Failure> {
     if args.max_error.is_some() {
         return Err(Failure::bad_input(
@@ -135,7 +136,7 @@ pub(super) fn run(name: &str, args: &Args, out: &mut Out) -> Result<Status, Fail
     Ok(Status::Done)
 }
 
-/// What tells rows apart, in words.
+/// Describes the settings that distinguish rows.
 fn label(c: &CollectiveCheck) -> String {
     let dtype = c.dtype.map(|d| format!(" {d}")).unwrap_or_default();
     let nodes = match c.nodes {
@@ -154,7 +155,7 @@ fn percent(predicted: f64, measured: f64) -> f64 {
     100.0 * (predicted / measured - 1.0)
 }
 
-/// What a predictor is off by; `None` where it says nothing.
+/// Returns the errors of a predictor; `None` if it predicts nothing.
 fn errors(predictor: Predictor, large: bool, rows: &[CollectiveCheck]) -> Option<Errors> {
     let of_size = rows.iter().filter(|r| (r.bytes >= LARGE) == large);
     let mut found: Vec<(f64, &CollectiveCheck)> = of_size

@@ -1,4 +1,4 @@
-//! Bars and curves.
+//! Draws bars and curves.
 
 use super::kit::put;
 use crate::dash::lanes::memory::Family;
@@ -20,7 +20,7 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// A family of roles.
+    /// Creates the part of a family of roles.
     pub(super) fn of(theme: Theme, family: Family, size: u64) -> Self {
         Self {
             name: family.name(),
@@ -31,7 +31,7 @@ impl Part {
     }
 }
 
-/// Colour of a family.
+/// Returns the colour of a family.
 pub(super) fn family_style(theme: Theme, family: Family) -> Style {
     theme.series(match family {
         Family::Weights => 0,
@@ -44,7 +44,7 @@ pub(super) fn family_style(theme: Theme, family: Family) -> Style {
     })
 }
 
-/// Texture of a family; a full block where colour suffices.
+/// Returns the texture of a family; a full block if colours are enough.
 pub(super) fn family_fill(theme: Theme, family: Family) -> char {
     if !theme.textures() {
         return '█';
@@ -60,8 +60,8 @@ pub(super) fn family_fill(theme: Theme, family: Family) -> char {
     }
 }
 
-/// One line: parts of a whole side by side, each with its name where there is room, dots for the
-/// rest.
+/// Draws a bar of one row: the parts of a whole, each with its name if there is room, and dots for
+/// the rest.
 pub(super) fn stacked(buf: &mut Buffer, area: Rect, parts: &[Part], whole: u64, theme: Theme) {
     let column = |n: u64| (n as f64 / whole.max(1) as f64 * f64::from(area.width)).round() as u16;
     let mut sum = 0;
@@ -105,7 +105,7 @@ pub(super) struct Curve<'a> {
     pub(super) scatter: bool,
 }
 
-/// Curves over steps, with their range on the left.
+/// Draws curves over steps, with their range on the left.
 pub(super) fn curves(buf: &mut Buffer, area: Rect, all: &[Curve<'_>], theme: Theme) {
     let points = || {
         all.iter()
@@ -170,7 +170,7 @@ pub(super) fn curves(buf: &mut Buffer, area: Rect, all: &[Curve<'_>], theme: The
         .render(area, buf);
 }
 
-/// Five characters or so.
+/// Formats a number in about five characters.
 pub(super) fn number(v: f64) -> String {
     match v.abs() {
         a if a >= 1e5 => format!("{v:.1e}"),

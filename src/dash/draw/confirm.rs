@@ -1,4 +1,4 @@
-//! Questions over what is there.
+//! Draws questions on top of the view.
 
 use super::kit::{pieces, popup, put, wrap};
 use crate::dash::app::{App, Purpose};
@@ -8,7 +8,7 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
 
-/// Changes of a baseline that are listed.
+/// Maximum number of changes of a baseline that are listed.
 const LISTED: usize = 6;
 
 pub(super) fn draw(app: &App, question: Question, buf: &mut Buffer, body: Rect) {
@@ -27,7 +27,7 @@ pub(super) fn draw(app: &App, question: Question, buf: &mut Buffer, body: Rect) 
         Question::Overwrite => {
             let path = app.export.as_ref().map(|e| e.path.display().to_string());
             say(
-                &format!("{} is there already.", path.unwrap_or_default()),
+                &format!("{} already exists.", path.unwrap_or_default()),
                 theme.strong(),
             );
             say(
@@ -89,7 +89,7 @@ pub(super) fn draw(app: &App, question: Question, buf: &mut Buffer, body: Rect) 
     pieces(buf, inner.x + 1, last, inner.width - 1, &keys);
 }
 
-/// Why a training was not started.
+/// Explains why a training was not started.
 fn too_large(app: &App, say: &mut impl FnMut(&str, Style)) {
     let theme = app.theme;
     let name = app.train.name();
@@ -101,7 +101,7 @@ fn too_large(app: &App, say: &mut impl FnMut(&str, Style)) {
     say(text, theme.text());
 }
 
-/// What would be written where.
+/// Shows what would be written, and where.
 fn bless(app: &App, say: &mut impl FnMut(&str, Style)) {
     let theme = app.theme;
     let Some(judged) = app.gate.judged.as_deref() else {

@@ -1,4 +1,4 @@
-//! The frame around every view: tabs, status, footer.
+//! Draws the frame around every view: tabs, status and footer.
 
 use super::SMALLEST;
 use super::kit::{cut, duration, pieces, put, put_right};
@@ -67,7 +67,7 @@ pub(super) fn header(app: &App, buf: &mut Buffer, area: Rect) {
     );
 }
 
-/// What is going on, or the last notice. A prompt is drawn over it.
+/// Draws the running jobs or the last message. A prompt is drawn on top.
 pub(super) fn status(app: &App, buf: &mut Buffer, area: Rect) {
     let theme = app.theme;
     let jobs: Vec<String> = app
@@ -105,7 +105,7 @@ fn spinner(app: &App) -> char {
     FRAMES[(app.now.as_millis() / 250) as usize % FRAMES.len()]
 }
 
-/// The keys that do something here.
+/// Draws the keys that have an effect here.
 pub(super) fn footer(app: &App, buf: &mut Buffer, area: Rect) {
     let theme = app.theme;
     let mut x = area.x + 1;
@@ -116,7 +116,7 @@ pub(super) fn footer(app: &App, buf: &mut Buffer, area: Rect) {
         ];
         x = pieces(buf, x, area.y, area.right().saturating_sub(x), &text);
     }
-    // Where q is a letter or an answer, it does not leave.
+    // Hide `q` if it types a letter or answers a question.
     if matches!(
         app.place(),
         Place::Typing | Place::Confirm | Place::Whole | Place::Help

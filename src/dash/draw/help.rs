@@ -1,4 +1,4 @@
-//! The help.
+//! Draws the help.
 
 use super::kit::{popup, put, wrap};
 use crate::dash::app::App;

@@ -1,4 +1,4 @@
-//! Small things that all views draw with.
+//! Helpers that all views draw with.
 
 use crate::dash::theme::Theme;
 use ratatui::buffer::Buffer;
@@ -8,7 +8,7 @@ use ratatui::widgets::{Block, BorderType, Clear, Widget};
 use shardlab_plan::units::Bytes;
 use std::time::Duration;
 
-/// Writes a text, cut to a width so that it shows; the column behind it.
+/// Writes a text, visibly shortened to a width. Returns the column after it.
 pub(super) fn put(buf: &mut Buffer, x: u16, y: u16, width: u16, text: &str, style: Style) -> u16 {
     if width == 0 || !buf.area.contains((x, y).into()) {
         return x;
@@ -20,13 +20,13 @@ pub(super) fn put(buf: &mut Buffer, x: u16, y: u16, width: u16, text: &str, styl
     buf.set_stringn(x, y, text, room, style).0
 }
 
-/// Writes a text against the right end of a width.
+/// Writes a right-aligned text within a width.
 pub(super) fn put_right(buf: &mut Buffer, x: u16, y: u16, width: u16, text: &str, style: Style) {
     let len = text.chars().count().min(usize::from(width)) as u16;
     put(buf, x + width - len, y, len, text, style);
 }
 
-/// Writes pieces one after another; the column behind them.
+/// Writes pieces of text one after another. Returns the column after them.
 pub(super) fn pieces(buf: &mut Buffer, x: u16, y: u16, width: u16, all: &[(String, Style)]) -> u16 {
     let end = x + width;
     let mut at = x;
@@ -36,7 +36,7 @@ pub(super) fn pieces(buf: &mut Buffer, x: u16, y: u16, width: u16, all: &[(Strin
     at
 }
 
-/// A framed pane; what is inside. The one that has the keys is marked beyond its colour.
+/// Draws a framed pane and returns its inner area. The focused pane is marked by more than colour.
 pub(super) fn pane(buf: &mut Buffer, area: Rect, title: &str, focused: bool, theme: Theme) -> Rect {
     let mark = if focused { "▸ " } else { "" };
     let style = if focused {
@@ -55,13 +55,13 @@ pub(super) fn pane(buf: &mut Buffer, area: Rect, title: &str, focused: bool, the
     inner
 }
 
-/// As a pane, over what is there.
+/// Draws a pane on top of the view.
 pub(super) fn popup(buf: &mut Buffer, area: Rect, title: &str, theme: Theme) -> Rect {
     Clear.render(area, buf);
     pane(buf, area, title, true, theme)
 }
 
-/// Likewise, over all of the body, as wide as text is easily read.
+/// Draws a pane over the whole body, limited to a readable width.
 pub(super) fn over_all(buf: &mut Buffer, body: Rect, title: &str, theme: Theme) -> Rect {
     let width = body.width.min(100);
     let area = Rect {
@@ -72,7 +72,7 @@ pub(super) fn over_all(buf: &mut Buffer, body: Rect, title: &str, theme: Theme) 
     popup(buf, area, title, theme)
 }
 
-/// A text of at most so many characters; what is cut off shows.
+/// Returns a text of at most `width` characters, with a mark if it was shortened.
 pub(super) fn cut(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();
@@ -82,7 +82,7 @@ pub(super) fn cut(text: &str, width: usize) -> String {
     short
 }
 
-/// Lines of at most so many characters, broken between words; words that are longer are broken too.
+/// Breaks a text into lines of at most `width` characters, between words if possible.
 pub(super) fn wrap(text: &str, width: usize) -> Vec<String> {
     let width = width.max(1);
     let mut lines = vec![String::new()];
@@ -113,11 +113,10 @@ pub(super) fn wrap(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// What a message that is cut ends with: the key that shows all of it.
+/// Ends a shortened message: names the key that shows all of it.
 pub(super) const MORE: &str = "… (e)";
 
-/// A text in so many lines at most; that it goes on shows behind the last, by a mark that may say
-/// where.
+/// Returns at most `most` lines of a text. A shortened text ends with `mark`.
 pub(super) fn excerpt(text: &str, width: usize, most: usize, mark: &str) -> Vec<String> {
     let mut all = wrap(text, width);
     if all.len() > most {
@@ -130,7 +129,8 @@ pub(super) fn excerpt(text: &str, width: usize, most: usize, mark: &str) -> Vec<
     all
 }
 
-/// The lines of a text as they are, where they find room: excerpts of files keep their columns.
+/// Returns the lines of a text. Lines that fit stay as they are, so that excerpts of files keep
+/// their columns.
 pub(super) fn lines(text: &str, width: usize) -> Vec<String> {
     let fits = |l: &str| l.chars().count() <= width;
     text.lines()
@@ -144,12 +144,12 @@ pub(super) fn lines(text: &str, width: usize) -> Vec<String> {
         .collect()
 }
 
-/// Bytes in few characters.
+/// Formats bytes in few characters.
 pub(super) fn bytes(n: u64) -> String {
     Bytes(n).to_string()
 }
 
-/// A duration in few characters.
+/// Formats a duration in few characters.
 pub(super) fn duration(d: Duration) -> String {
     let s = d.as_secs();
     match s {
@@ -161,7 +161,7 @@ pub(super) fn duration(d: Duration) -> String {
     }
 }
 
-/// How long a step took, with what tells quick ones apart.
+/// Formats a step time with enough digits for short steps.
 pub(super) fn step_time(d: Duration) -> String {
     if d < Duration::from_millis(100) {
         return format!("{:.2} ms", d.as_secs_f64() * 1e3);
@@ -169,7 +169,7 @@ pub(super) fn step_time(d: Duration) -> String {
     duration(d)
 }
 
-/// Milliseconds in a width of 9.
+/// Formats milliseconds in 9 characters.
 pub(super) fn ms(x: f64) -> String {
     match x.abs() {
         _ if !x.is_finite() => "-".into(),
@@ -180,7 +180,8 @@ pub(super) fn ms(x: f64) -> String {
     }
 }
 
-/// How a value stands to a base: `-3.1 % ▼`, empty where there is no difference.
+/// Formats a change relative to a base, for example `-3.1 % ▼`, and whether it is a decrease;
+/// `None` if there is no change.
 pub(super) fn change(now: f64, base: f64) -> Option<(String, bool)> {
     let share = 100.0 * (now / base - 1.0);
     if !share.is_finite() || share.abs() < 0.005 {

@@ -1,4 +1,4 @@
-//! The option editor.
+//! Draws the option editor.
 
 use super::kit::{MORE, cut, excerpt, pane, put};
 use super::prompt;
@@ -10,18 +10,18 @@ use crate::dash::scenarios::Pane;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 
-/// Columns of a key and of a value.
+/// Columns of the keys and of the values.
 const KEY: u16 = 22;
 
 enum Line {
     Section(&'static str),
-    /// Row among those shown, and index into all.
+    /// Row among the shown options, and index into all options.
     Option(usize, usize),
-    /// Why the value above cannot be.
+    /// Reason why the value above is invalid.
     Refused(String),
 }
 
-/// Lines of a reason.
+/// Maximum number of lines of a reason.
 const REASON: usize = 4;
 
 pub(super) fn draw(app: &App, buf: &mut Buffer, area: Rect) {
@@ -47,7 +47,7 @@ pub(super) fn draw(app: &App, buf: &mut Buffer, area: Rect) {
         .unwrap_or(0);
     let is_reason = |l: &&Line| matches!(l, Line::Refused(_));
     let reason = lines.iter().skip(at + 1).take_while(is_reason).count();
-    // The reason is to be seen with its option, which comes first where there is not room for both.
+    // Show the reason together with its option. The option comes first if both do not fit.
     let height = usize::from(body.height);
     let _ = s.option.window_at(at + reason, lines.len(), height);
     let shown = s.option.window_at(at, lines.len(), height);
@@ -138,7 +138,7 @@ fn lines(app: &App, rows: &[usize], width: usize) -> Vec<Line> {
     lines
 }
 
-/// Draws an option; whether it is the one being edited.
+/// Draws an option. Returns whether it is being edited.
 fn row_of(
     app: &App,
     buf: &mut Buffer,
@@ -229,7 +229,7 @@ fn row_of(
     false
 }
 
-/// What the selected option is, and what it takes.
+/// Describes the selected option and its valid values.
 fn describe(app: &App, buf: &mut Buffer, area: Rect) {
     let theme = app.theme;
     let Some(option) = app.scenarios.option() else {

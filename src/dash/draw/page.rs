@@ -1,4 +1,4 @@
-//! Pages of tables: comparison and gate.
+//! Draws pages of tables: comparisons and gates.
 
 use super::charts::{Curve, curves};
 use super::kit::{cut, pane, put, put_right, wrap};
@@ -106,7 +106,7 @@ fn draw(
     let lines = lines(page, theme, usize::from(inner.width) - 2);
     count.set(lines.len());
     let height = usize::from(inner.bottom().saturating_sub(y));
-    // The cursor is the first line shown here: tables are read, not picked from.
+    // The cursor is the first visible line, since tables are read and have no selection.
     let top = cursor.at.min(lines.len().saturating_sub(height));
     let _ = cursor.window(lines.len(), height);
     for line in lines.iter().skip(top).take(height) {
@@ -197,7 +197,7 @@ fn table_lines(table: &Table, theme: Theme, width: usize) -> Vec<Line> {
             *w = (*w).max(cell.chars().count());
         }
     }
-    // What does not fit is taken from the widest columns.
+    // Shrink the widest columns until everything fits.
     while widths.iter().sum::<usize>() + 2 * columns.saturating_sub(1) > width {
         match widths.iter_mut().max() {
             Some(w) if *w > 8 => *w -= 1,

@@ -1,4 +1,4 @@
-//! The line that is being typed, and what it could become.
+//! Draws the line that is being typed, and its completions.
 
 use super::kit::{cut, lines, pieces, popup, put};
 use crate::dash::app::App;
@@ -6,11 +6,11 @@ use crate::dash::prompt::{Asks, Prompt};
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Position, Rect};
 
-/// Completions that are shown at once.
+/// Maximum number of visible completions.
 const SHOWN: usize = 7;
 
-/// Draws the prompt into the status line; where the cursor goes. A value being edited has drawn
-/// itself in its place.
+/// Draws the prompt into the status line and returns the position of the cursor. An edited value
+/// has already been drawn in its place.
 pub(super) fn draw(app: &App, buf: &mut Buffer, area: Rect) -> Option<Position> {
     let prompt = app.prompt.as_ref()?;
     if matches!(prompt.asks, Asks::Option(_)) {
@@ -36,7 +36,7 @@ pub(super) fn draw(app: &App, buf: &mut Buffer, area: Rect) -> Option<Position> 
     Some(cursor)
 }
 
-/// Why the line was not taken, above it.
+/// Draws the reason why the line was rejected, above the line.
 fn refusal(app: &App, reason: &str, buf: &mut Buffer, at: Rect) {
     let room = usize::from(at.width.saturating_sub(2));
     let lines = lines(reason, room);
@@ -61,7 +61,7 @@ fn refusal(app: &App, reason: &str, buf: &mut Buffer, at: Rect) {
     }
 }
 
-/// The line itself, scrolled so that the cursor is in view.
+/// Draws the line itself, scrolled so that the cursor is visible.
 pub(super) fn line(
     app: &App,
     prompt: &Prompt,
@@ -80,7 +80,7 @@ pub(super) fn line(
     }
 }
 
-/// Completions, above or below the line, wherever there is room.
+/// Draws the completions above or below the line, depending on the room.
 pub(super) fn list(app: &App, prompt: &Prompt, buf: &mut Buffer, at: Rect) {
     let all = &prompt.completions;
     if all.is_empty() {

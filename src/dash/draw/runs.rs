@@ -1,4 +1,4 @@
-//! Runs of this session and of the store.
+//! Draws the runs of this session and of the store.
 
 use super::kit::{bytes, cut, ms, pane, put, put_right};
 use crate::dash::app::{App, Hit};
@@ -9,19 +9,19 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
 
-/// Columns in front of the texts: what is selected, what is marked.
+/// Columns before the texts, for the selection and the marks.
 const MARKS: u16 = 3;
-/// Rows below the list that say all of the selected run, with the rule above them.
+/// Rows below the list for the details of the selected run, including the rule above them.
 const DETAILS: u16 = 4;
-/// Rows from which on there is room for them.
+/// Minimum number of rows for showing the details.
 const TALL: u16 = 14;
-/// The least room that options are worth having a column with.
+/// Minimum width of a column of options.
 const OPTIONS: u16 = 16;
 
 /// A column on the screen.
 struct Column {
     title: &'static str,
-    /// Index into [`COLUMNS`]; none for the options.
+    /// Index into [`COLUMNS`]; `None` for the options.
     of: Option<usize>,
     width: u16,
     right: bool,
@@ -98,7 +98,7 @@ pub(super) fn draw(app: &App, buf: &mut Buffer, body: Rect) {
     }
 }
 
-/// What stands in a column.
+/// Returns the content of a cell.
 fn cell(app: &App, run: Listed<'_>, column: &Column) -> String {
     let Some(of) = column.of else {
         return run.changes();
@@ -115,7 +115,7 @@ fn cell(app: &App, run: Listed<'_>, column: &Column) -> String {
     }
 }
 
-/// When a run was kept.
+/// Returns when a run was saved.
 fn made<'a>(app: &'a App, run: Listed<'a>) -> Option<&'a str> {
     match run {
         Listed::Kept(_) => app.runs.stored(run).map(|s| s.made.as_str()),
@@ -123,12 +123,13 @@ fn made<'a>(app: &'a App, run: Listed<'a>) -> Option<&'a str> {
     }
 }
 
-/// `MM-DD HH:MM` of `YYYY-MM-DDTHH:MM:SSZ`.
+/// Formats `YYYY-MM-DDTHH:MM:SSZ` as `MM-DD HH:MM`.
 fn date(created: &str) -> String {
     created.get(5..16).unwrap_or_default().replace('T', " ")
 }
 
-/// As wide as what stands in them; the options have the rest, for which losses and dates give way.
+/// Returns the columns, as wide as their contents. The options get the rest, for which losses and
+/// dates give way.
 fn layout(app: &App, rows: &[Row], width: u16) -> Vec<Column> {
     let column = |of: usize| {
         let mut column = Column {
@@ -141,7 +142,7 @@ fn layout(app: &App, rows: &[Row], width: u16) -> Vec<Column> {
             .iter()
             .map(|r| cell(app, app.runs.of(*r), &column).chars().count());
         let longest = cells.max().unwrap_or(0) as u16;
-        // One more for the arrow of the sorted column.
+        // One more column for the arrow of the sorted column.
         let title = column.title.len() as u16 + u16::from(app.runs.sort == of);
         column.width = longest.min(24).max(title);
         column
@@ -255,7 +256,7 @@ fn row(app: &App, buf: &mut Buffer, place: Rect, row: Row, selected: bool, colum
     }
 }
 
-/// All of the selected run: what it is, where it is kept, its options in full.
+/// Draws the details of the selected run: what it is, where it is saved, and its options in full.
 fn all_of(app: &App, buf: &mut Buffer, area: Rect, run: Listed<'_>) {
     let theme = app.theme;
     let width = area.width.saturating_sub(2);

@@ -1,4 +1,4 @@
-//! Scenario list and prediction.
+//! Draws the scenario list and the prediction.
 
 use super::charts::{Part, stacked};
 use super::kit::{
@@ -58,7 +58,7 @@ fn list(app: &App, buf: &mut Buffer, area: Rect) {
     let text = if wide {
         "step ms   GiB  fits"
     } else {
-        // Over the numbers; behind them is the mark of what does not fit.
+        // Above the numbers; the mark for a scenario that does not fit comes after them.
         "step ms  "
     };
     put(buf, head.x + 2, head.y, 10, "name", theme.dim());
@@ -145,7 +145,7 @@ fn wide_numbers(b: &Brief) -> String {
     )
 }
 
-/// What does not fit is marked, for it need not have a colour.
+/// Marks a scenario that does not fit, since there may be no colours.
 fn fit_mark(b: &Brief) -> &'static str {
     match b.fits {
         "no" => "✗",
@@ -176,7 +176,7 @@ fn prediction(app: &App, buf: &mut Buffer, area: Rect) {
         put(buf, inner.x + 1, inner.y, width as u16, text, theme.dim());
         return;
     }
-    // Behind a message stands the last prediction that there was, if any.
+    // The last prediction, if there was one, follows the message.
     let most = match &s.glance {
         None => inner.height,
         Some(_) if inner.height > 8 => 4,
@@ -185,11 +185,11 @@ fn prediction(app: &App, buf: &mut Buffer, area: Rect) {
     let error = s.error.as_ref().map(|e| format!("✗ {e}"));
     let error = error.map_or_else(Vec::new, |e| excerpt(&e, width, usize::from(most), MORE));
     let rows = error.into_iter().map(|l| Row::Text(vec![(l, theme.bad())]));
-    let rows: Vec<Row> = rows.chain(told(app, width)).collect();
+    let rows: Vec<Row> = rows.chain(prediction_rows(app, width)).collect();
     write(app, buf, inner, &rows);
 }
 
-/// All of the message and the prediction, over everything else.
+/// Draws the whole message and prediction over the body.
 pub(super) fn whole(app: &App, whole: &Whole, buf: &mut Buffer, body: Rect) {
     let theme = app.theme;
     let s = &app.scenarios;
@@ -206,7 +206,7 @@ pub(super) fn whole(app: &App, whole: &Whole, buf: &mut Buffer, body: Rect) {
         );
         rows.push(Row::Text(Vec::new()));
     }
-    rows.extend(told(app, room));
+    rows.extend(prediction_rows(app, room));
     if rows.is_empty() {
         let text = "not predicted yet".to_owned();
         rows.push(Row::Text(vec![(text, theme.dim())]));
@@ -229,14 +229,14 @@ fn title(app: &App) -> String {
     title.trim_end().to_owned()
 }
 
-/// Lines of the prediction, if there is one.
-fn told(app: &App, width: usize) -> Vec<Row> {
+/// Returns the lines of the prediction, if there is one.
+fn prediction_rows(app: &App, width: usize) -> Vec<Row> {
     let s = &app.scenarios;
     let glance = s.glance.as_deref();
     glance.map_or_else(Vec::new, |g| lines(app, g, s.base.as_deref(), width))
 }
 
-/// Writes as many rows as there is room for.
+/// Writes as many rows as fit.
 fn write(app: &App, buf: &mut Buffer, inner: Rect, rows: &[Row]) {
     let (x, width) = (inner.x + 1, inner.width.saturating_sub(2));
     for (y, row) in (inner.y..inner.bottom()).zip(rows) {
@@ -266,7 +266,7 @@ enum Row {
     Memory,
 }
 
-/// All that is told of a prediction, in lines of so many columns.
+/// Returns all lines on a prediction, at most `width` columns wide.
 fn lines(app: &App, g: &Glance, base: Option<&Glance>, width: usize) -> Vec<Row> {
     let theme = app.theme;
     let b = &g.brief;
@@ -351,7 +351,7 @@ fn lines(app: &App, g: &Glance, base: Option<&Glance>, width: usize) -> Vec<Row>
         label("memory"),
         (format!("{}{capacity}", bytes(b.device.0)), theme.strong()),
         plain("  ".into()),
-        // Before what is cut off where there is no room.
+        // Before the text that is cut off if there is no room.
         (fits.to_owned(), style),
         against(b.device.0 as f64, old.map(|o| o.device.0 as f64), true),
     ]));

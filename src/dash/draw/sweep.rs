@@ -1,4 +1,4 @@
-//! The sweep.
+//! Draws the sweep.
 
 use super::kit::{cut, lines, ms, pane, pieces, put, put_right};
 use crate::dash::app::{App, Hit, Purpose};
@@ -96,10 +96,10 @@ struct Column {
     width: u16,
 }
 
-/// Columns by importance: where there is no room, the last of these give way first.
+/// Columns by importance: the last of these are dropped first if there is no room.
 const IMPORTANCE: [usize; 8] = [0, 7, 6, 1, 3, 5, 4, 2];
 
-/// The columns that fit, axes first.
+/// Returns the columns that fit, axes first.
 fn layout(app: &App, width: u16) -> Vec<Column> {
     const MARKS: u16 = 3;
     let s = &app.sweep;
@@ -136,7 +136,7 @@ fn layout(app: &App, width: u16) -> Vec<Column> {
         of: axes + i,
         width: WIDTHS[i],
     }));
-    // Names of axes get what is left.
+    // The names of axes get the remaining room.
     for column in columns.iter_mut().take(axes) {
         let name = s.keys[column.of]
             .rsplit('.')
@@ -334,7 +334,7 @@ fn cells(b: &Brief) -> [String; 8] {
     ]
 }
 
-/// Step time against reserved memory, the front marked.
+/// Draws step time against reserved memory with the Pareto front marked.
 fn scatter(app: &App, buf: &mut Buffer, area: Rect) {
     let theme = app.theme;
     let s = &app.sweep;
@@ -361,7 +361,7 @@ fn scatter(app: &App, buf: &mut Buffer, area: Rect) {
     let (x, y) = (range(|p| p.0), range(|p| p.1));
     let rows = s.rows();
     let selected = rows.get(s.cursor.at).map(|r| r.point);
-    // The front is drawn last: its marks must not be covered.
+    // Draw the front last, so that its marks are not covered.
     let mut order = rows;
     order.sort_by_key(|r| (r.front, Some(r.point) == selected));
     for row in &order {

@@ -1,4 +1,4 @@
-//! The timeline.
+//! Draws the timeline.
 
 mod details;
 mod lane;
@@ -18,14 +18,15 @@ use shardlab_plan::record::{Cause, RunKind};
 use shardlab_plan::units::Picos;
 use std::sync::Arc;
 
-/// Columns of the names on the left.
+/// Width of the names on the left, in columns.
 const GUTTER: u16 = 16;
 
-/// What may have an exposed row above or below: the streams' heights depend on the room.
+/// Rows of the lanes. The heights of streams depend on the room; a lane may have a row of exposed
+/// time above or below it.
 struct Plan {
     details: u16,
     memory: u16,
-    /// Rows of a lane.
+    /// Number of rows per lane.
     lane: u16,
 }
 
@@ -80,8 +81,8 @@ pub(super) fn draw(app: &App, buf: &mut Buffer, body: Rect) {
     );
 }
 
-/// What the rows below the heading are for: lanes get up to three rows, the memory a dozen; what is
-/// left goes to lists below the details.
+/// Divides the rows below the heading: up to three per lane and a dozen for the memory. The rest
+/// goes to lists below the details.
 fn plan(t: &Timeline, height: u16) -> Plan {
     const DETAILS: u16 = 6;
     let lanes = (t.rows().len() as u16).max(1);
@@ -124,8 +125,8 @@ fn empty(app: &App, buf: &mut Buffer, body: Rect) {
     }
 }
 
-/// What is shown, in a line; of two runs in two where one is not wide enough, so that neither loses
-/// what it is.
+/// Describes the shown runs in one line. Two runs get two lines if one is too narrow to identify
+/// both.
 fn titles(app: &App, room: usize) -> Vec<String> {
     let t = &app.timeline;
     let runs: Vec<&Arc<Lanes>> = t.main.iter().chain(&t.other).collect();
@@ -136,7 +137,7 @@ fn titles(app: &App, room: usize) -> Vec<String> {
             RunKind::Exec => "measured",
         };
         let mut kept = app.runs.kept.iter();
-        // A run that is at hand has a number, by which the other views call it.
+        // An open run has a number, which the other views use as its name.
         let called = kept.find(|k| Arc::ptr_eq(&k.lanes, l)).map(Kept::called);
         let called = called.map_or_else(String::new, |c| format!("{c} "));
         format!("{called}{kind} {}", Picos(l.length))
@@ -155,7 +156,7 @@ fn titles(app: &App, room: usize) -> Vec<String> {
     };
     let mut apart = apart(&[&main.view, &other.view]);
     if apart.iter().all(String::is_empty) {
-        // What both have in common, once.
+        // Show the common part only once.
         apart[1] = changes(&other.view.scenario.overrides);
     }
     let one = name(main) == name(other);
@@ -169,7 +170,7 @@ fn titles(app: &App, room: usize) -> Vec<String> {
     vec![first, second_named]
 }
 
-/// What stands to the right of the first line of the heading.
+/// Returns the text to the right of the first line of the heading.
 fn state(t: &Timeline) -> String {
     let view = t.view();
     let zoom = t.length() as f64 / view.length() as f64;
@@ -183,7 +184,7 @@ fn state(t: &Timeline) -> String {
     right
 }
 
-/// The heading; how many rows it took.
+/// Draws the heading and returns its height in rows.
 fn heading(app: &App, buf: &mut Buffer, area: Rect) -> u16 {
     let theme = app.theme;
     let right = state(&app.timeline);
@@ -209,7 +210,7 @@ fn heading(app: &App, buf: &mut Buffer, area: Rect) -> u16 {
     titles.len() as u16
 }
 
-/// The whole step in one row, with the part in view marked.
+/// Draws the whole step in one row, with the visible part marked.
 fn minimap(app: &App, buf: &mut Buffer, row: Rect, plot: Rect) {
     let t = &app.timeline;
     let theme = app.theme;
@@ -251,7 +252,7 @@ fn minimap(app: &App, buf: &mut Buffer, row: Rect, plot: Rect) {
     }
 }
 
-/// Ticks at round times.
+/// Draws ticks at round times.
 fn axis(t: &Timeline, buf: &mut Buffer, plot: Rect, theme: Theme) {
     const APART: u64 = 11;
     let view = t.view();
@@ -290,7 +291,7 @@ fn tick_label(time: u64, step: u64) -> String {
     format!("{:.digits$} {unit}", time as f64 / size)
 }
 
-/// All lanes with the exposed time of each run; the next free row.
+/// Draws all lanes with the exposed time of each run, and returns the next free row.
 fn lanes(app: &App, buf: &mut Buffer, body: Rect, plan: &Plan, from: u16, bottom: u16) -> u16 {
     let t = &app.timeline;
     let binned = t.binned.borrow();
@@ -341,7 +342,7 @@ fn lanes(app: &App, buf: &mut Buffer, body: Rect, plan: &Plan, from: u16, bottom
     y
 }
 
-/// The stream's name; below it the kind of the other run.
+/// Returns the name of the stream; for the lane of the other run, its kind of run.
 fn lane_name(t: &Timeline, run: usize, name: &str) -> String {
     match (run, t.run(run).map(|r| r.view.run.kind)) {
         (0, _) => name.to_owned(),
@@ -350,7 +351,7 @@ fn lane_name(t: &Timeline, run: usize, name: &str) -> String {
     }
 }
 
-/// Where the compute stream had nothing to run, by cause.
+/// Draws where the compute stream had nothing to run, by cause.
 fn exposed(app: &App, gaps: &[Exposed], buf: &mut Buffer, area: Rect) {
     let theme = app.theme;
     put(
@@ -374,7 +375,7 @@ fn exposed(app: &App, gaps: &[Exposed], buf: &mut Buffer, area: Rect) {
     }
 }
 
-/// Letters of the causes that there are.
+/// Returns the letters of the causes that occur.
 pub(super) fn legend(app: &App, run: &Lanes) -> Vec<(String, ratatui::style::Style)> {
     let mut parts = Vec::new();
     for cause in Cause::ALL {

@@ -1,4 +1,4 @@
-//! Live training.
+//! Draws live training.
 
 use super::charts::{Curve, curves};
 use super::kit::{
@@ -14,7 +14,7 @@ use ratatui::layout::Rect;
 use shardlab_plan::units::thousands;
 use std::time::Duration;
 
-/// How long a step has run when that is told.
+/// Minimum duration of the running step for it to be shown.
 const SHOWN: Duration = Duration::from_secs(1);
 
 pub(super) fn draw(app: &App, buf: &mut Buffer, body: Rect) {
@@ -108,7 +108,7 @@ fn summary(app: &App, buf: &mut Buffer, area: Rect) {
     };
     let mut first = vec![(state.to_owned(), style)];
     if all > 0 {
-        // The one that runs, while one does.
+        // The running step, if there is one.
         let step = if running.is_some() {
             (done + 1).min(all)
         } else {
@@ -117,7 +117,7 @@ fn summary(app: &App, buf: &mut Buffer, area: Rect) {
         first.extend([dim("   step "), strong(format!("{step} of {all}"))]);
     }
     if let Some(job) = running.filter(|_| done < all || all == 0) {
-        // Of short ones it would only flicker.
+        // For short steps the time would only flicker.
         let since = app.now.saturating_sub(t.since.unwrap_or(job.since));
         if since >= SHOWN {
             first.push(dim(&format!(" for {}", duration(since))));
@@ -172,12 +172,12 @@ fn summary(app: &App, buf: &mut Buffer, area: Rect) {
         }
         pieces(buf, x, inner.y + 3, width, &third);
     }
-    let told = match &t.end {
+    let ending = match &t.end {
         Some(End::Failed(reason)) => Some((reason, theme.bad())),
         Some(End::TooLarge(reason)) => Some((reason, theme.warn())),
         _ => t.notes.last().map(|n| (n, theme.warn())),
     };
-    if let Some((text, style)) = told {
+    if let Some((text, style)) = ending {
         // Without steps there is room above.
         let rows = if last.is_none() { 3 } else { 1 };
         let text = excerpt(text, usize::from(width), rows, MORE);
@@ -291,7 +291,7 @@ fn rank_table(app: &App, buf: &mut Buffer, area: Rect) {
     if rows == 0 {
         return;
     }
-    // Where ranks are is known of those of this process only, while they run.
+    // The progress of ranks is only known while they run in this process.
     let placed = !now.is_empty();
     let head = if placed {
         "rank  issued  last step      host  memory       peak"
@@ -351,7 +351,7 @@ fn rank_table(app: &App, buf: &mut Buffer, area: Rect) {
     }
 }
 
-/// All that a training has said, over everything else.
+/// Draws all messages of a training over the body.
 pub(super) fn whole(app: &App, whole: &Whole, buf: &mut Buffer, body: Rect) {
     let theme = app.theme;
     let t = &app.train;

@@ -1,4 +1,4 @@
-//! Comparisons as pages.
+//! Turns comparisons into pages.
 
 use crate::dash::app::Tone;
 use crate::dash::names::{apart, letter};
@@ -10,11 +10,11 @@ use shardlab_reports::compare::{Change, Matrix, Pair, Part, Side, Tolerance, pai
 use shardlab_reports::stats::{Comparison, Options, Verdict};
 use std::sync::Arc;
 
-/// Rows of a table that has an end to its interest.
+/// Maximum number of rows of a table whose last rows matter little.
 const SHOWN: usize = 10;
 
-/// Two runs in full, or several as a matrix; the first is the base.
-/// Each comes with what the session calls it.
+/// Compares two runs in full, or several as a matrix. The first is the base. Each comes with its
+/// name in this session.
 pub(crate) fn compare(runs: &[(String, Arc<RunView>)]) -> Page {
     let views: Vec<&RunView> = runs.iter().map(|(_, r)| r.as_ref()).collect();
     let apart = apart(&views);
@@ -41,8 +41,8 @@ pub(crate) fn compare(runs: &[(String, Arc<RunView>)]) -> Page {
     page
 }
 
-/// `llama-tiny: A #1 sim, prefetch_forward=1 │ B #2 sim, prefetch_forward=2`; the scenario is named
-/// once where it is one.
+/// Returns the title: `llama-tiny: A #1 sim, prefetch_forward=1 │ B #2 sim, prefetch_forward=2`. A
+/// common scenario is named only once.
 fn title(runs: &[(String, Arc<RunView>)], apart: &[String]) -> String {
     let name = |i: usize| runs[i].1.scenario.name.as_str();
     let one = (1..runs.len()).all(|i| name(i) == name(0));
@@ -75,7 +75,7 @@ fn of_pair(p: &Pair) -> Page {
         Some(Verdict::Regressed) => Tone::Bad,
         _ => Tone::Plain,
     };
-    // What was changed comes before what it did.
+    // Changed options come before their effects.
     let mut tables = vec![why(p), options(p), metrics(p)];
     if p.comparable.times() {
         tables.extend(details(p));
@@ -91,7 +91,7 @@ fn of_pair(p: &Pair) -> Page {
     }
 }
 
-/// Where time and memory go.
+/// Returns tables of where time and memory go.
 fn details(p: &Pair) -> Vec<Table> {
     let mut tables = vec![exposed(p), waits(p)];
     for (title, parts) in [
@@ -135,7 +135,7 @@ fn details(p: &Pair) -> Vec<Table> {
     tables
 }
 
-/// What follows, and the tests behind it.
+/// Returns the conclusions and the tests behind them.
 fn why(p: &Pair) -> Table {
     let mut table = Table::new("Why", &[]);
     let warnings = p.warnings.iter().map(|w| format!("⚠ {w}"));
@@ -317,7 +317,8 @@ fn memory(p: &Pair) -> Table {
     table
 }
 
-/// Options and metrics of many runs, the best of each metric marked.
+/// Returns a matrix of the options and metrics of many runs, with the best value of each metric
+/// marked.
 fn of_many(runs: &[(String, Arc<RunView>)], apart: &[String]) -> Page {
     let labels: Vec<String> = (0..runs.len()).map(letter).collect();
     let sides: Vec<(&str, &RunView)> = labels
@@ -372,7 +373,7 @@ fn of_many(runs: &[(String, Arc<RunView>)], apart: &[String]) -> Page {
         ];
         names.row(Tone::Plain, cells);
     }
-    // What was changed comes before what it did.
+    // Changed options come before their effects.
     let mut tables = vec![names, options, metrics];
     tables.retain(|t| !t.rows.is_empty());
     Page {

@@ -1,54 +1,55 @@
-//! Lanes cut into the columns of a screen.
+//! Maps lanes to columns of the screen.
 //!
-//! One pass over the spans that are in view; the timeline keeps the result until the window or the
-//! width changes, so that drawing costs by the column and not by the span.
+//! A single pass visits the visible spans. The timeline keeps the result until the window or the
+//! width changes, so drawing costs per column, not per span.
 
 use super::{Gap, Lane};
 use shardlab_plan::record::Cause;
 use shardlab_reports::view::Work;
 
-/// What a column shows of a lane.
+/// Content of one column of a lane.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Bin {
-    /// Share of the column's time in which anything ran, 0 to 1.
+    /// Share of the column's time (0 to 1) in which anything ran.
     pub cover: f32,
-    /// The kind that ran longest.
+    /// The kind of work that ran longest.
     pub work: Option<Work>,
     /// The span that ran longest.
     pub span: u32,
-    /// Its share.
+    /// Share of that span.
     longest: f32,
-    /// Something ran at the column's left edge.
+    /// Whether something ran at the column's left edge.
     pub left: bool,
-    /// Something ran at its right edge.
+    /// Whether something ran at its right edge.
     pub right: bool,
-    /// Something on the critical path ran.
+    /// Whether something on the critical path ran.
     pub critical: bool,
 }
 
-/// A part of the step's time, picoseconds; never empty.
+/// A part of the step, in picoseconds; never empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// Begin.
+    /// Start.
     pub from: u64,
     /// End.
     pub to: u64,
 }
 
 impl Window {
-    /// Its length.
+    /// Returns the length, picoseconds.
     #[must_use]
     pub fn length(&self) -> u64 {
         self.to.saturating_sub(self.from).max(1)
     }
 
-    /// The column of a time, of so many; beyond the edges where the time is.
+    /// Returns the column of a time out of `columns`. Times outside the window map beyond the
+    /// edges.
     #[must_use]
     pub fn column(&self, time: u64, columns: u16) -> f64 {
         (time as f64 - self.from as f64) / self.length() as f64 * f64::from(columns)
     }
 
-    /// The time at the left edge of a column.
+    /// Returns the time at the left edge of a column.
     #[must_use]
     pub fn time(&self, column: u16, columns: u16) -> u64 {
         let share = f64::from(column) / f64::from(columns.max(1));
@@ -56,12 +57,12 @@ impl Window {
     }
 }
 
-/// Columns of a lane.
+/// Returns the columns of a lane.
 #[must_use]
 pub fn bins(lane: &Lane, critical: &[bool], window: Window, columns: u16) -> Vec<Bin> {
     let mut bins = vec![Bin::default(); usize::from(columns)];
-    // Time of each kind in the column at hand: spans come in order, so there is one such column at
-    // a time.
+    // Time of each kind of work in the current column. Spans come in order, so one column at a time
+    // is enough.
     let mut kinds = [0f32; Work::ALL.len()];
     let mut at = usize::MAX;
     for item in lane.within(window.from, window.to) {
@@ -99,7 +100,7 @@ pub fn bins(lane: &Lane, critical: &[bool], window: Window, columns: u16) -> Vec
     bins
 }
 
-/// The cause that takes the most of each column's exposed time.
+/// Returns, for each column, the cause with the most exposed time and its share.
 #[must_use]
 pub fn gap_bins(gaps: &[Gap], window: Window, columns: u16) -> Vec<Option<(Cause, f32)>> {
     let mut bins: Vec<Option<(Cause, f32)>> = vec![None; usize::from(columns)];
@@ -167,7 +168,7 @@ mod tests {
         assert!(all[1].left && !all[1].right && !all[3].left && all[3].right);
     }
 
-    /// The sum over all columns is the busy time in view, at every zoom.
+    /// The sum over all columns is the visible busy time, at every zoom level.
     #[test]
     fn no_time_is_lost_or_doubled() {
         let items: Vec<(u64, u64, Work)> = (0..500u64)

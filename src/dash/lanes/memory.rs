@@ -1,21 +1,21 @@
-//! Memory over the recorded step, and what it was made of.
+//! Memory over the recorded step, and its composition.
 
 use super::bins::Window;
 use shardlab_plan::ir::Role;
 use shardlab_reports::RunView;
 
-/// Roles as the curve stacks them.
+/// Groups of roles that the curve stacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
-    /// Weights at rest.
+    /// Sharded (resident) weights.
     Weights,
     /// Optimizer state.
     Optimizer,
-    /// Gradients at rest.
+    /// Resident gradients.
     Gradients,
     /// Gathered weights and their buffers.
     Gathered,
-    /// Gradients on their way to a reduction.
+    /// Gradients waiting for a reduction.
     Reduction,
     /// Activations and logits.
     Activations,
@@ -24,7 +24,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// From the bottom of the stack up.
+    /// All families, from the bottom of the stack to the top.
     pub const ALL: [Self; 7] = [
         Self::Weights,
         Self::Optimizer,
@@ -35,7 +35,7 @@ impl Family {
         Self::Other,
     ];
 
-    /// Of a role.
+    /// Returns the family of a role.
     #[must_use]
     pub const fn of(role: Role) -> Self {
         match role {
@@ -49,7 +49,7 @@ impl Family {
         }
     }
 
-    /// Name in legends.
+    /// Returns the name in legends.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -64,13 +64,13 @@ impl Family {
     }
 }
 
-/// Bytes by family, in the order of [`Family::ALL`].
+/// Bytes per family, in the order of [`Family::ALL`].
 pub type Stack = [u64; Family::ALL.len()];
 
-/// Memory from one instant to the next.
+/// Memory from one point in time to the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
-    /// Picoseconds after the step's begin.
+    /// Picoseconds since the start of the step.
     pub time: u64,
     /// Allocated bytes.
     pub allocated: u64,
@@ -81,31 +81,31 @@ pub struct Sample {
 /// Memory over the recorded step.
 #[derive(Clone, Debug, Default)]
 pub struct Curve {
-    /// By time.
+    /// Samples, sorted by time.
     pub samples: Vec<Sample>,
-    /// What each sample is made of; empty where that is not known.
+    /// Composition of each sample; empty if unknown.
     pub stacks: Vec<Stack>,
-    /// The sample with the most allocated.
+    /// Index of the sample with the most allocated bytes.
     pub peak: Option<usize>,
 }
 
-/// What a column shows: the largest sample in it.
+/// Content of a column: its largest sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Column {
-    /// The sample, as index.
+    /// Index of the sample.
     pub sample: usize,
     /// Allocated bytes.
     pub allocated: u64,
-    /// Most reserved bytes.
+    /// Maximum of reserved bytes.
     pub reserved: u64,
 }
 
 impl Curve {
-    /// The curve of a run.
+    /// Returns the curve of a run.
     ///
-    /// The host is ahead of the device: much of a step is allocated before the device begins it.
-    /// Such samples stand a step later, where the next step's are, for steady steps are alike; at
-    /// the step's begin all of them are done.
+    /// The host is ahead of the device: much of a step is allocated before the device starts it.
+    /// Such samples are shown one step later, at the place of the next step's samples, because
+    /// steady steps are alike. At the start of the step, all of these allocations have been made.
     #[must_use]
     pub fn new(view: &RunView) -> Self {
         let from = view.run.recorded_from.0;
@@ -131,13 +131,13 @@ impl Curve {
                 reserved: timeline[i].reserved.0,
             })
             .collect();
-        // Of equal ones the first.
+        // The first of equal samples.
         let peak = (0..samples.len())
             .rev()
             .max_by_key(|&i| samples[i].allocated);
         let stacks = stacks(view);
         Self {
-            // There are as many as samples, or none.
+            // One per sample, or none.
             stacks: order
                 .iter()
                 .filter_map(|o| stacks.get(o.1).copied())
@@ -147,14 +147,14 @@ impl Curve {
         }
     }
 
-    /// Columns of a window; `None` before the first sample.
+    /// Returns the columns of a window; `None` before the first sample.
     #[must_use]
     pub fn columns(&self, window: Window, columns: u16) -> Vec<Option<Column>> {
         let mut out = Vec::with_capacity(usize::from(columns));
         let mut at = self.samples.partition_point(|s| s.time < window.from);
         for column in 0..columns {
             let end = window.time(column + 1, columns);
-            // What was allocated when the column begins counts too.
+            // Memory allocated before the column starts counts too.
             let mut best = at.checked_sub(1);
             let mut reserved = best.map_or(0, |b| self.samples[b].reserved);
             while let Some(sample) = self.samples.get(at).filter(|s| s.time < end) {
@@ -174,8 +174,8 @@ impl Curve {
     }
 }
 
-/// Composition of every sample, from the one at the peak on: each sample after or before differs by
-/// one buffer, whose role is known.
+/// Returns the composition of every sample, starting from the peak. Each neighbouring sample
+/// differs by one buffer, whose role is known.
 fn stacks(view: &RunView) -> Vec<Stack> {
     let memory = &view.run.memory;
     let timeline = &memory.timeline;
@@ -239,8 +239,8 @@ mod tests {
         }
     }
 
-    /// The host is a step ahead: what it allocates before the step begins is shown where the next
-    /// step's is, and no sample of another time stands at the begin.
+    /// The host is a step ahead. Allocations before the step are shown at the place of the next
+    /// step's, and no sample of another time is shown at the start.
     #[test]
     fn what_comes_before_the_step_stands_a_step_later() {
         let mut view = RunView::clone(&view("llama-tiny", &[]));

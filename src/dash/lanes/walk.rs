@@ -1,11 +1,12 @@
-//! Finding things in lanes.
+//! Searches in lanes.
 
 use super::bins::Window;
 use super::{Gap, Lanes};
 use std::collections::BTreeSet;
 
 impl Lanes {
-    /// Units with their phases in order of time, as jumps complete them: `layers.3 backward`.
+    /// Returns the units with their phases in order of time, for completing jumps: `layers.3
+    /// backward`.
     #[must_use]
     pub fn unit_names(&self) -> Vec<String> {
         let mut seen = BTreeSet::new();
@@ -19,8 +20,8 @@ impl Lanes {
         all
     }
 
-    /// The time of a unit, given as `UNIT` or `UNIT PHASE` (of which the beginning suffices), on
-    /// the compute stream, and its first span.
+    /// Returns the time of a unit on the compute stream and its first span. The unit is given as
+    /// `UNIT` or `UNIT PHASE`; a prefix of the phase is enough.
     #[must_use]
     pub fn find_unit(&self, text: &str) -> Option<(Window, u32)> {
         let mut words = text.split_whitespace();
@@ -32,7 +33,7 @@ impl Lanes {
         Some((window, first))
     }
 
-    /// The time of the unit and phase (and micro-batch) that a span belongs to.
+    /// Returns the time of the unit, phase and micro-batch that a span belongs to.
     #[must_use]
     pub fn unit_of(&self, span: u32) -> Option<Window> {
         let own = *self.instr(span)?;
@@ -50,7 +51,8 @@ impl Lanes {
         .map(|(window, _)| window)
     }
 
-    /// Begin to end of the compute stream's spans of which this holds, and the first.
+    /// Returns the time from the first to the last span of the compute stream that satisfies a
+    /// condition, and the first such span.
     fn window_where(
         &self,
         holds: impl Fn(&shardlab_reports::view::InstrView) -> bool,
@@ -68,8 +70,8 @@ impl Lanes {
         Some((window, first.span))
     }
 
-    /// The span of an instruction: of its number, or the next behind `after` whose name or unit
-    /// contains the text.
+    /// Returns the span of an instruction: the one with this number, or the next one after `after`
+    /// whose name or unit contains the text.
     #[must_use]
     pub fn find_instr(&self, text: &str, after: Option<u32>) -> Option<u32> {
         let spans = &self.view.run.spans;
@@ -100,8 +102,8 @@ impl Lanes {
         (from..all).chain(0..from.min(all)).find(fits)
     }
 
-    /// The next gap of at least `least` picoseconds behind a time, or the one before it; round the
-    /// ends.
+    /// Returns the next gap of at least `least` picoseconds after a time, or the previous one.
+    /// Wraps around at the ends.
     #[must_use]
     pub fn gap(&self, time: u64, forward: bool, least: u64) -> Option<&Gap> {
         let mut worth = self.gaps.iter().filter(|g| g.end - g.start >= least);

@@ -1,4 +1,4 @@
-//! Scripts of events: what each leads to, and what the world is asked to do.
+//! Scripts of events: the resulting state, and the requested effects.
 
 use crate::dash::app::{App, Purpose, View};
 use crate::dash::event::{Effect, Event, Message, News, Setup, StoredRun, Task};
@@ -58,7 +58,7 @@ fn editing_predicts_with_every_key_and_cancelling_goes_back() {
     stage.keys("<tab>/prefetch_f<enter><enter><backspace>2");
     let (ticket, set) = last_prediction(&stage);
     assert_eq!(set, ["fsdp.prefetch_forward=2"]);
-    // The empty text between is no value: it was asked for too, and its answer comes late.
+    // The empty text in between is not a value. It was requested too, and its answer arrives late.
     stage.tell(Message::Predicted {
         ticket: ticket - 1,
         base: None,
@@ -72,7 +72,7 @@ fn editing_predicts_with_every_key_and_cancelling_goes_back() {
     stage.keys("<enter><ctrl-u>2<enter>");
     assert_eq!(last_prediction(&stage).1, ["fsdp.prefetch_forward=2"]);
     assert_eq!(stage.app.scenarios.changes().map(BTreeMap::len), Some(1));
-    // The scenario's own value is no change.
+    // The scenario's own value is not a change.
     stage.predicted(1000.0);
     stage.keys("<left>");
     assert_eq!(stage.app.scenarios.changes(), None);
@@ -99,7 +99,7 @@ fn a_value_that_cannot_be_is_shown_but_not_in_force() {
     stage.predicted(1000.0);
     let good = ["fsdp.prefetch_forward=2"];
     assert_eq!(changes(&stage), good);
-    // Accepted before it was known that it cannot be.
+    // The value is accepted before it is known to be invalid.
     stage.keys("<enter><ctrl-u>no<enter>");
     assert_eq!(changes(&stage), ["fsdp.prefetch_forward=no"]);
     refuse(&mut stage, "not an integer");
@@ -107,7 +107,7 @@ fn a_value_that_cannot_be_is_shown_but_not_in_force() {
     assert_eq!(last_prediction(&stage).1, good);
     stage.predicted(1000.0);
     assert!(stage.screen(120, 40).contains("not an integer"));
-    // Nothing that is started has it, and neither has the next option.
+    // It affects neither started jobs nor the next option.
     stage.keys("r1<down><right>");
     assert_eq!(
         changes(&stage),
@@ -115,7 +115,7 @@ fn a_value_that_cannot_be_is_shown_but_not_in_force() {
     );
     stage.predicted(990.0);
     assert!(!stage.screen(120, 40).contains("not an integer"));
-    // Known while it is typed: Enter does not take it, and Esc gives it up.
+    // The value is known to be invalid while it is typed: Enter rejects it, and Esc discards it.
     stage.keys("<enter><ctrl-u>x");
     refuse(&mut stage, "no x");
     stage.keys("<enter>");
@@ -130,7 +130,7 @@ fn a_value_that_cannot_be_is_shown_but_not_in_force() {
     assert!(!stage.screen(120, 40).contains("no x"));
     stage.keys("<esc>");
     assert_eq!(stage.app.scenarios.pane, Pane::List);
-    // What is saved for the next time can be.
+    // Only valid changes are saved for the next session.
     assert_eq!(
         stage.app.save().overrides["llama-tiny"].len(),
         2,
@@ -150,7 +150,7 @@ fn arrows_pass_by_values_that_cannot_be() {
     assert_eq!(changes(&stage), Vec::<String>::new());
     stage.keys("<right>");
     assert_eq!(changes(&stage), ["fsdp.policy=megatron"]);
-    // Without a value, there is no change.
+    // Without a value there is no change.
     stage.predicted(1000.0);
     stage.keys("<enter><ctrl-u>");
     assert_eq!(last_prediction(&stage).1, Vec::<String>::new());
@@ -158,10 +158,10 @@ fn arrows_pass_by_values_that_cannot_be() {
     assert_eq!(changes(&stage), Vec::<String>::new());
 }
 
-/// Changes that were kept and can no longer be have nothing to fall back to: they are told, and can
-/// be taken back.
+/// Kept changes that are no longer valid cannot fall back to anything. They are reported and can be
+/// undone.
 #[test]
-fn kept_changes_that_can_no_longer_be_are_told() {
+fn invalid_kept_changes_are_reported() {
     let mut saved = Saved::default();
     let change = [("fsdp.policy".to_owned(), "gone".to_owned())].into();
     saved.overrides = [("llama-tiny".to_owned(), change)].into();
@@ -181,7 +181,8 @@ fn kept_changes_that_can_no_longer_be_are_told() {
     refuse(&mut stage, "no policy gone");
     assert_eq!(changes(&stage), ["fsdp.policy=gone"]);
     assert!(stage.screen(120, 40).contains("no policy gone"));
-    // Another value is not at fault, and is taken: several faults are put right one after another.
+    // Another value is not the cause and is accepted: several errors are corrected one after
+    // another.
     stage.keys("<tab>/prefetch_f<enter><enter><ctrl-u>2");
     refuse(&mut stage, "no policy gone");
     assert_eq!(stage.app.scenarios.refused, None);
@@ -237,20 +238,20 @@ fn the_filter_keeps_the_selection_and_finds_by_numbers() {
         stage.app.scenarios.current().map(|s| s.name.as_str()),
         Some("prefetch-0")
     );
-    // Nothing is left: nothing breaks.
+    // An empty list breaks nothing.
     stage.keys("/zzz<enter>rxwb<tab><enter><left>d");
     assert_eq!(stage.app.scenarios.current().map(|s| s.name.clone()), None);
 }
 
-/// A search that finds nothing selects nothing: no numbers of another scenario are shown, and keys
-/// say why they do nothing.
+/// A search without results selects nothing: no numbers of another scenario are shown, and keys say
+/// why they have no effect.
 #[test]
 fn where_nothing_is_selected_nothing_is_shown() {
     let mut stage = Stage::new();
     stage.keys("j");
     let (ticket, _) = last_prediction(&stage);
     stage.keys("/zzz<enter>");
-    // The answer for what was selected before comes late.
+    // The answer for the previous selection arrives late.
     stage.tell(Message::Predicted {
         ticket,
         base: Some(glance("llama-tiny", &[], 7654.0)),
@@ -272,7 +273,7 @@ fn where_nothing_is_selected_nothing_is_shown() {
     }
 }
 
-/// The list and its search have the numbers of what would run.
+/// The list and its filter use the numbers of what would run.
 #[test]
 fn the_list_has_the_numbers_of_changed_scenarios() {
     let mut stage = Stage::new();
@@ -287,7 +288,7 @@ fn the_list_has_the_numbers_of_changed_scenarios() {
         list.find(|l| l.contains("llama3-8b"))
     };
     assert!(row(&mut stage).unwrap().contains("1076.7"));
-    // It has left the search, but stays as long as it is selected.
+    // It no longer passes the filter, but stays while it is selected.
     stage.predicted(7654.3);
     let changed = row(&mut stage).unwrap();
     assert!(
@@ -300,7 +301,7 @@ fn the_list_has_the_numbers_of_changed_scenarios() {
         Some("prefetch-0")
     );
     assert_eq!(row(&mut stage), None);
-    // As it is known the next time, before it is selected.
+    // In the next session, before it is selected.
     let saved = stage.app.save();
     let mut stage = Stage::with(&Saved {
         filter: String::new(),
@@ -314,7 +315,7 @@ fn the_list_has_the_numbers_of_changed_scenarios() {
     assert_eq!(surveyed.overrides, ["fsdp.prefetch_forward=2"]);
     stage.tell(Message::Surveyed(surveyed, Ok(brief(7654.3, 1.0, "yes"))));
     assert!(row(&mut stage).unwrap().contains("7654.3"));
-    // Without changes it is as it was.
+    // Without changes it is as before.
     stage.keys("k");
     stage.predicted(1076.7);
     stage.keys("D");
@@ -366,7 +367,7 @@ fn a_training_is_stopped_once_and_its_run_is_kept() {
     assert_eq!(stage.app.running(Purpose::Train), None);
 }
 
-/// What needs more memory than there is begins after a question, and only then.
+/// A training that needs too much memory starts only after a question.
 #[test]
 fn a_training_that_is_too_large_is_asked_about() {
     let reason = "its 1024 ranks keep 4.1 TiB between steps, and 12.0 GiB of memory are free here";
@@ -386,7 +387,7 @@ fn a_training_that_is_too_large_is_asked_about() {
         .collect()
     };
     let whole = |screen: &str| {
-        // The pane wraps it: its words, without the frame.
+        // The pane wraps the text: compare its words without the frame.
         let words: Vec<&str> = screen
             .split([' ', '│', '"', '\n'])
             .filter(|w| !w.is_empty())
@@ -411,7 +412,8 @@ fn a_training_that_is_too_large_is_asked_about() {
     assert_eq!(stage.app.question, None);
 }
 
-/// `x` leaves the device to what there is, `X` takes the CPU, also after the question about memory.
+/// `x` chooses the device by what is available, `X` uses the CPU, also after the question on
+/// memory.
 #[test]
 fn a_training_is_where_the_key_says() {
     let trainings = |stage: &Stage| -> Vec<(bool, bool)> {
@@ -434,7 +436,7 @@ fn a_training_is_where_the_key_says() {
     }
 }
 
-/// The process that has trained has kept the run: it is not kept again.
+/// The training process has saved the run, so it is not saved again.
 #[test]
 fn a_run_that_is_kept_is_not_kept_again() {
     let keeps = |stage: &Stage| {
@@ -454,7 +456,7 @@ fn a_run_that_is_kept_is_not_kept_again() {
     let notice = stage.app.notice.as_ref().unwrap();
     assert!(notice.text.contains("saved as"), "{}", notice.text);
     assert!(stage.app.timeline.main.is_some());
-    // One that is in no store yet is.
+    // A run that is in no store yet is saved.
     stage.keys("x");
     stage.news(News::Run(lanes()));
     assert_eq!(keeps(&stage), 1);
@@ -502,7 +504,7 @@ fn the_timeline_walks_zooms_and_stays_within_the_step() {
     stage.keys("0iadamw<enter>");
     let selected = stage.app.timeline.selected.unwrap().span;
     assert_eq!(main.name(selected), "adamw");
-    // What it waited for.
+    // The span that it waited for.
     stage.keys("b");
     let blocker = stage.app.timeline.selected.unwrap().span;
     assert_eq!(main.label(blocker), "reduce_scatter layers.0");
@@ -542,7 +544,7 @@ fn predicted_and_measured_lie_above_one_another() {
     assert!(stage.app.timeline.length() > sim);
     stage.keys("s");
     assert_eq!(stage.app.timeline.length(), sim);
-    // The next of the other runs is none.
+    // After the last of the other runs comes none.
     stage.keys("sm");
     assert_eq!(kind(&stage.app.timeline.other), None);
 }
@@ -589,7 +591,7 @@ fn why_a_sweep_could_not_be_stays_until_the_next() {
     assert!(!stage.screen(80, 24).contains("at least 1"));
 }
 
-/// With what `shardlab sweep --axis` says, beside the line, which stays to be corrected.
+/// The message of `shardlab sweep --axis` is shown next to the line, which stays for correction.
 #[test]
 fn a_wrong_axis_is_refused_as_it_is_entered() {
     let mut stage = Stage::new();
@@ -612,7 +614,7 @@ fn a_wrong_axis_is_refused_as_it_is_entered() {
         assert_eq!(stage.app.sweep.axes, Vec::<String>::new());
         stage.keys("<esc>");
     }
-    // What is typed further takes the refusal away, and what is right is taken.
+    // Further typing clears the message, and a valid axis is accepted.
     stage.keys("atrain.micro_batch=[0]<enter><backspace>");
     assert!(!stage.screen(160, 24).contains("must be an integer"));
     stage.keys(", 1]<enter><backspace><backspace><backspace><backspace><backspace>1, 2]<enter>");
@@ -627,7 +629,7 @@ fn a_completed_list_is_typed_into() {
     assert_eq!(stage.app.sweep.axes, ["train.micro_batch=[1, 2]"]);
 }
 
-/// What the table has no room for is nothing to sort it by.
+/// The table cannot be sorted by columns for which it has no room.
 #[test]
 fn the_sweep_is_sorted_by_columns_that_are_drawn() {
     let mut stage = Stage::new();
@@ -642,11 +644,11 @@ fn the_sweep_is_sorted_by_columns_that_are_drawn() {
             for _ in 0..20 {
                 let screen = stage.screen(width, 24);
                 seen.insert(stage.app.sweep.sort);
-                // Where it is sorted by a column, the table says which.
+                // If the table is sorted by a column, it shows which one.
                 assert_eq!(screen.contains('↑'), stage.app.sweep.sort > 0, "{screen}");
                 stage.keys(keys);
             }
-            // The order of the axes, two axes, and so many others.
+            // The order of the axes, two axes, and the visible titles.
             assert_eq!(seen.len(), 1 + 2 + titles, "{width} {seen:?}");
         }
     }
@@ -663,7 +665,7 @@ fn a_point_that_cannot_be_does_not_become_the_options() {
     assert_eq!(changes(&stage), Vec::<String>::new());
 }
 
-/// As `sweep` and `compare` have it: memory is what the allocator reserves.
+/// As in `sweep` and `compare`, memory means reserved memory.
 #[test]
 fn the_front_is_of_time_and_reserved_memory() {
     let mut sweep = SweepView::default();
@@ -685,7 +687,7 @@ fn job(stage: &Stage, of: &str) -> u32 {
     *found.expect("the job runs").0
 }
 
-/// A run of the store with this prefetch, whose step takes so long.
+/// Returns a run of the store with this prefetch and step time.
 fn stored(id: &str, prefetch: &str, step_ms: f64) -> StoredRun {
     let fields = [
         ("id", id),
@@ -711,7 +713,7 @@ fn stored(id: &str, prefetch: &str, step_ms: f64) -> StoredRun {
     }
 }
 
-/// Three runs of the store, in view 5.
+/// Opens view 5 with three saved runs.
 fn with_stored() -> Stage {
     let mut stage = Stage::new();
     stage.keys("5R");
@@ -755,7 +757,7 @@ fn runs_are_filtered_by_what_their_rows_show() {
     assert_eq!(shown(&stage).len(), 3);
 }
 
-/// What tells runs apart is in sight where there are 80 columns.
+/// With 80 columns, what distinguishes the runs is visible.
 #[test]
 fn stored_runs_have_columns() {
     let mut stage = with_stored();
@@ -787,7 +789,7 @@ fn fields_that_do_not_exist_are_refused_and_those_that_do_are_completed() {
             .1
             .starts_with("unknown field `bogusly`; there are step, alloc, loss, id,")
     );
-    // Corrected, it is taken.
+    // The corrected filter is accepted.
     stage.keys("<ctrl-u>step<tab>");
     stage.keys("<esc>/tiny kin<tab>");
     assert_eq!(typed(&stage).0, "tiny kind=");
@@ -814,7 +816,7 @@ fn fields_that_do_not_exist_are_refused_and_those_that_do_are_completed() {
 #[test]
 fn runs_are_sorted_named_and_removed() {
     let mut stage = with_stored();
-    // By kind, scenario, date, step.
+    // By kind, scenario, date and step time.
     stage.keys("ssss");
     assert_eq!(shown(&stage), ["run-b", "run-a", "run-c"]);
     stage.keys("oj");
@@ -838,15 +840,15 @@ fn runs_are_sorted_named_and_removed() {
     assert_eq!(started(&stage).last(), Some(&&Task::Remove("run-a".into())));
     stage.news(News::Removed("run-a".into()));
     assert_eq!(shown(&stage), ["run-c", "run-b"]);
-    // A run of this session that is not kept has nothing to be removed.
+    // A run of this session that is not saved cannot be removed.
     stage.keys("1r");
     stage.run(step(RunKind::Sim, 0));
     stage.keys("5/#1<enter>gd");
     assert_eq!(stage.app.question, None);
 }
 
-/// The line begins with the name that a run has: emptied, it takes the name away, and only then
-/// there is a question.
+/// The line starts with the run's present name. Emptying it removes the name, and only then does
+/// removing the run ask a question.
 #[test]
 fn a_run_that_has_a_name_is_not_removed_and_the_name_can_be_taken_away() {
     let mut stage = with_stored();
@@ -858,7 +860,7 @@ fn a_run_that_has_a_name_is_not_removed_and_the_name_can_be_taken_away() {
     let screen = stage.screen(120, 40);
     let refused = "run-a is kept because it has the name best; e and an empty line remove the name";
     assert!(screen.contains(refused), "{screen}");
-    // As it is, it is no change.
+    // An unchanged name has no effect.
     stage.keys("e<enter>");
     assert_eq!(stage.effects.len(), before);
     stage.keys("e<ctrl-u> <enter>");
@@ -872,7 +874,7 @@ fn a_run_that_has_a_name_is_not_removed_and_the_name_can_be_taken_away() {
     assert!(stage.app.question.is_some());
 }
 
-/// With the store's own rules: a run that has a name is not removed.
+/// The store's own rules apply: a named run is not removed.
 #[test]
 fn the_store_names_and_removes() {
     let folder = tempfile::tempdir().unwrap();
@@ -880,7 +882,7 @@ fn the_store_names_and_removes() {
     let ids: Vec<String> = [0, 20]
         .map(|slow| judge::keep(store, &step(RunKind::Sim, slow)).unwrap())
         .into();
-    // Each name takes the place of the one before.
+    // Each name replaces the previous one.
     judge::name(store, &ids[0], Some("first")).unwrap();
     judge::name(store, &ids[0], Some("best")).unwrap();
     judge::name(store, &ids[1], Some("other")).unwrap();
@@ -940,7 +942,7 @@ fn a_configuration_leaves_as_a_command_and_as_a_file() {
     );
 }
 
-/// Only `.toml` is an ending.
+/// Only `.toml` is an extension.
 #[test]
 fn dots_are_part_of_a_scenarios_name() {
     let name = |path: &str| {
@@ -963,7 +965,7 @@ fn dots_are_part_of_a_scenarios_name() {
     }
 }
 
-/// The selected point with its axes, which win over changes made before.
+/// Copies the selected point with its axes, which override earlier changes.
 #[test]
 fn a_point_of_the_sweep_leaves_as_a_command() {
     let mut stage = Stage::new();
@@ -982,8 +984,8 @@ fn a_point_of_the_sweep_leaves_as_a_command() {
     assert_eq!(stage.effects.last(), Some(&Effect::Copy(command.into())));
 }
 
-/// Keeping and opening are about one run each: the next is no reason to drop what the one before
-/// comes to.
+/// Saving and opening work on one run each: starting the next must not drop the result of the
+/// previous one.
 #[test]
 fn every_run_that_is_kept_or_opened_counts() {
     let mut stage = Stage::new();
@@ -1018,7 +1020,7 @@ fn every_run_that_is_kept_or_opened_counts() {
     stage.keys("5R");
     stage.news(News::Stored(["a", "b", "c"].map(run).to_vec()));
     stage.news(News::Done);
-    // Two are to be marked, the second one twice, and the third to be shown.
+    // Two runs are marked, the second one twice, and the third is shown.
     stage.keys(" j  j<enter>");
     for (id, slow) in [("a", 0), ("b", 20), ("b", 20), ("c", 40)] {
         let id = job(&stage, id);
@@ -1115,7 +1117,7 @@ fn leaving_keeps_the_state_and_coming_back_restores_it() {
         Some("llama3-8b-4xh200")
     );
     assert_eq!(last_prediction(&again).1, ["fsdp.prefetch_forward=2"]);
-    // What was selected may be gone.
+    // The selected scenario may be gone.
     let gone = Saved {
         scenario: Some("gone".into()),
         filter: "zzz".into(),
@@ -1128,7 +1130,7 @@ fn leaving_keeps_the_state_and_coming_back_restores_it() {
     stage.screen(80, 24);
 }
 
-/// Files of one name in two folders are two scenarios, and neither is a shipped one.
+/// Files with equal names in two folders are two scenarios, and neither is a shipped one.
 #[test]
 fn kept_changes_are_of_one_file() {
     let folder = tempfile::tempdir().unwrap();
@@ -1140,7 +1142,7 @@ fn kept_changes_are_of_one_file() {
     };
     let source = |name: &str, path: PathBuf| Source::new(name.into(), path, String::new());
     let here = file("here", "train.toml");
-    // The same file by another way.
+    // The same file, by another path.
     let again = folder.path().join("there/../here/train.toml");
     let sources = || {
         vec![
@@ -1157,7 +1159,7 @@ fn kept_changes_are_of_one_file() {
                 here.canonicalize().unwrap().display().to_string(),
                 change("3"),
             ),
-            // As they were written once: by names.
+            // In the old format: by name.
             ("train".into(), change("4")),
             ("llama-tiny".into(), change("5")),
             ("small-linear".into(), change("6")),
@@ -1182,14 +1184,14 @@ fn kept_changes_are_of_one_file() {
             vec!["train.steps=6".to_owned()]
         ]
     );
-    // The one that is selected is selected again, not the first of its name.
+    // The selected one is selected again, not the first with its name.
     app.scenarios.cursor.at = 1;
     let (app, _) = App::new(sources(), theme, &app.save());
     assert_eq!(app.scenarios.cursor.at, 1);
 }
 
 #[test]
-fn changes_of_last_time_are_told_of_what_was_asked_for() {
+fn kept_changes_of_a_requested_scenario_are_reported() {
     let mut stage = Stage::new();
     tell_kept(&mut stage.app);
     assert_eq!(stage.app.notice, None);
@@ -1223,7 +1225,7 @@ fn notices_go_with_time() {
     assert!(stage.app.notice.is_none());
 }
 
-/// Leaving would end a training: it is asked about, and Ctrl-C does not ask.
+/// Quitting would end a training, so it asks; Ctrl-C does not.
 #[test]
 fn quitting_while_a_training_runs_is_asked_about() {
     let mut stage = Stage::new();
@@ -1238,7 +1240,7 @@ fn quitting_while_a_training_runs_is_asked_about() {
     let mut stage = Stage::new();
     stage.keys("x<ctrl-c>");
     assert_eq!(stage.effects.last(), Some(&Effect::Quit));
-    // One that is stopping is lost as well, and no other begins beside it.
+    // A training that is stopping would be lost as well, and no other starts at the same time.
     let mut stage = Stage::new();
     stage.keys("xsq");
     assert!(!stage.effects.contains(&Effect::Quit));
@@ -1247,14 +1249,14 @@ fn quitting_while_a_training_runs_is_asked_about() {
     stage.keys("nx");
     let trainings = |task: &&&Task| matches!(task, Task::Train { .. });
     assert_eq!(started(&stage).iter().filter(trainings).count(), 1);
-    // It ends while the question is open: there is nothing left to ask.
+    // The training ends while the question is open, so there is nothing left to ask.
     stage.keys("q");
     stage.run(step(RunKind::Exec, 0));
     assert_eq!(stage.app.question, None);
     let mut stage = Stage::new();
     stage.keys("xsqy");
     assert_eq!(stage.effects.last(), Some(&Effect::Quit));
-    // When it has ended there is nothing to ask.
+    // After the end there is nothing to ask.
     let mut stage = Stage::new();
     stage.keys("x");
     stage.run(step(RunKind::Exec, 0));

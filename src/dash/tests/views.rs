@@ -1,5 +1,5 @@
-//! Every view at the smallest and at a large size. The numbers are made: no change of the simulator
-//! moves them.
+//! Every view at the smallest and at a large size, with hand-made numbers that no change of the
+//! simulator affects.
 
 use crate::dash::app::Tone;
 use crate::dash::event::{
@@ -37,7 +37,7 @@ fn both(name: &str, stage: &mut Stage) {
 fn scenarios() {
     let mut stage = Stage::new();
     assert_snapshot!("scenarios_80x24", stage.screen(80, 24));
-    // Only some of the options: the large screen is not to change with every new key.
+    // Only some of the options, so that the large screen does not change with every new key.
     stage.app.scenarios.option_filter = "prefetch".into();
     assert_snapshot!("scenarios_160x50", stage.screen(160, 50));
     stage.app.scenarios.option_filter.clear();
@@ -61,7 +61,7 @@ fn scenarios() {
     both("options_refused", &mut stage);
 }
 
-/// On the smallest screen too, and without colours.
+/// Also on the smallest screen and without colours.
 #[test]
 fn what_does_not_fit_says_so_with_changes() {
     let mut stage = Stage::new();
@@ -79,7 +79,7 @@ fn what_does_not_fit_says_so_with_changes() {
         let row = screen.lines().find(|l| l.contains("memory  ")).unwrap();
         assert!(row.contains(word), "{row}");
     }
-    // And in the list.
+    // Also in the list.
     let screen = stage.screen(80, 24);
     assert!(
         screen.contains("1300.0 ✗") && screen.contains("9032.1 !"),
@@ -87,7 +87,7 @@ fn what_does_not_fit_says_so_with_changes() {
     );
 }
 
-/// Of a message as much is shown as there is room for, and the rest over everything else.
+/// A message is shown as far as there is room; a key shows the rest.
 #[test]
 fn long_messages_can_be_read_to_their_end() {
     let mut stage = Stage::new();
@@ -101,7 +101,7 @@ fn long_messages_can_be_read_to_their_end() {
             now: Err(text.into()),
         });
     };
-    // Where nothing else is to be shown, the whole pane is there for it.
+    // If there is nothing else to show, the message gets the whole pane.
     tell(&mut stage, &words[..200]);
     let screen = stage.screen(80, 24);
     assert!(
@@ -112,13 +112,13 @@ fn long_messages_can_be_read_to_their_end() {
     assert_snapshot!("message_cut_80x24", stage.screen(80, 24));
     stage.keys("e");
     assert_snapshot!("message_whole_80x24", stage.screen(80, 24));
-    // It is scrolled to its end and no further, and the keys behind it do nothing.
+    // It scrolls exactly to its end, and the keys of the view below have no effect.
     stage.keys("jjjjjjrG");
     assert!(stage.screen(80, 24).contains("word59 end"));
     assert_eq!(stage.app.jobs.len(), 0);
     stage.keys("e");
     assert!(stage.app.whole.is_none());
-    // Of a prediction too.
+    // The same holds for a prediction.
     stage.predicted(1000.0);
     stage.keys("e");
     let screen = stage.screen(80, 24);
@@ -207,8 +207,8 @@ fn training() {
     assert_snapshot!("train_failed_80x24", stage.screen(80, 24));
 }
 
-/// Of a process that trains it is not known where its ranks are; what it says may be longer than
-/// the pane.
+/// The progress of ranks in another process is unknown, and its messages may be longer than the
+/// pane.
 #[test]
 fn training_elsewhere() {
     let mut stage = Stage::new();
@@ -241,7 +241,7 @@ fn training_elsewhere() {
     assert!(stage.app.whole.is_none());
 }
 
-/// A first step may take minutes: which it is of how many, and for how long.
+/// The first step may take minutes: show its number, the number of steps, and its duration so far.
 #[test]
 fn the_step_that_runs_is_counted() {
     let mut stage = Stage::new();
@@ -273,7 +273,7 @@ fn the_step_that_runs_is_counted() {
     stage.news(news(1));
     let line = said(&mut stage, 16);
     assert!(line.contains("training   step 2 of 40   left"), "{line}");
-    // Nothing runs behind the last.
+    // Nothing runs after the last step.
     stage.news(news(40));
     let line = said(&mut stage, 19);
     assert!(line.contains("training   step 40 of 40   left"), "{line}");
@@ -304,13 +304,13 @@ fn sweep() {
     stage.news(News::Point(5, vec!["2".into(), "full".into()], refused));
     both("sweep_running", &mut stage);
     stage.news(News::Done);
-    // By step time: the third column behind the order, one axis and the other.
+    // By step time: the third column after the order and the two axes.
     stage.keys("sssj");
     stage.keys("/fits=yes<enter>");
     both("sweep_sorted", &mut stage);
 }
 
-/// Only its form is made: the words of real ones belong to the reports.
+/// Only the form is made up; the texts of real comparisons are tested in `reports`.
 fn comparison() -> Page {
     let cells = |cells: [&str; 4]| cells.map(str::to_owned);
     let mut why = Table::new("Why", &[]);
@@ -339,12 +339,12 @@ fn comparison() -> Page {
     }
 }
 
-/// A run as the session calls it.
+/// Returns a run with its name in the session.
 fn called(number: u32, view: &Arc<RunView>) -> (String, Arc<RunView>) {
     (format!("#{number}"), Arc::clone(view))
 }
 
-/// A run of this scenario with this prefetch.
+/// Returns a run of this scenario with this prefetch.
 fn with(name: &str, prefetch: &str) -> Arc<RunView> {
     let mut view = RunView::clone(&step(RunKind::Sim, 0));
     view.scenario.name = name.into();
@@ -354,7 +354,7 @@ fn with(name: &str, prefetch: &str) -> Arc<RunView> {
     Arc::new(view)
 }
 
-/// Which run is which can be read in the title, and what was changed comes before what it did.
+/// The title identifies the runs, and changed options come before their effects.
 #[test]
 fn comparisons_say_which_run_is_which() {
     let titles = |page: &Page| {
@@ -383,7 +383,7 @@ fn comparisons_say_which_run_is_which() {
     assert_eq!(titles(&many)[1], "Options that differ");
 }
 
-/// Two runs one above the other keep their options where one line cannot hold them.
+/// Two runs above each other keep their options if one line is too narrow.
 #[test]
 fn both_runs_of_a_timeline_keep_their_options() {
     let mut stage = Stage::new();
@@ -441,7 +441,7 @@ fn comparisons_of_two_runs_and_of_many_have_their_tables() {
     let cells = many.tables[1].rows.iter().flat_map(|r| &r.cells);
     assert!(cells.into_iter().all(|c| !c.contains(['*', '◆'])));
     assert_eq!(many.tables[0].rows.len(), 3);
-    // Predictions alone are ranked, but not where they tie.
+    // Predictions are ranked among themselves, but not if they tie.
     let many = judge::compare(&[
         called(1, &a),
         called(2, &step(RunKind::Sim, 0)),
@@ -451,7 +451,7 @@ fn comparisons_of_two_runs_and_of_many_have_their_tables() {
     assert_eq!(titles(&many)[1], title);
 }
 
-/// What a gate found: it has no program.
+/// Returns a result of a gate without a program.
 fn judged() -> Judged {
     let text = "scenario = 'llama-tiny'\nset = ['fsdp.prefetch_forward=0']\npolicy = 'native'\nhardware = 'cpu'\n\
         world_size = 2\nprogram = { digest = '', outline = '' }\n\
@@ -467,7 +467,7 @@ fn judged() -> Judged {
     }
 }
 
-/// A baseline is written when it has been asked for twice, and by nothing else.
+/// A baseline is written only after a confirmation.
 #[test]
 fn a_baseline_is_confirmed() {
     let mut stage = Stage::new();
@@ -484,7 +484,7 @@ fn a_baseline_is_confirmed() {
     stage.news(News::Gated(Arc::default(), Arc::clone(&found)));
     stage.news(News::Done);
     let before = stage.effects.len();
-    // Keys that mean something elsewhere mean nothing now.
+    // Keys with a meaning elsewhere have none now.
     stage.keys("B1qb<esc>Bn");
     assert_eq!(stage.effects.len(), before);
     assert_eq!(stage.app.question, None);
@@ -501,8 +501,8 @@ fn a_baseline_is_confirmed() {
     assert_eq!(folder.to_str(), Some("other"));
 }
 
-/// A gate without a baseline, the baseline it becomes, and what passes by it: in the real world,
-/// without a terminal.
+/// A gate without a baseline, the baseline that it becomes, and the pass against it, with real
+/// files but without a terminal.
 #[test]
 fn a_gate_becomes_a_baseline() {
     let folder = tempfile::tempdir().unwrap();
@@ -524,7 +524,7 @@ fn a_gate_becomes_a_baseline() {
     );
     assert_eq!(page.tables.len(), 1);
     assert!(!first.exists);
-    // Over a budget it is wrong whatever a baseline would hold.
+    // Exceeding a budget fails whatever a baseline would contain.
     let over = Setup {
         overrides: vec!["gate.max_memory=1KiB".into()],
         ..setup.clone()
@@ -609,7 +609,7 @@ fn help_and_small_terminals() {
     assert_snapshot!("help_search_80x24", stage.screen(80, 24));
     stage.keys("<enter><esc>");
     assert_snapshot!("too_small_60x10", stage.screen(60, 10));
-    // Nothing is so small that drawing fails.
+    // Drawing never fails on a small screen.
     for width in 1..30 {
         for height in 1..6 {
             stage.screen(width, height);
@@ -617,7 +617,7 @@ fn help_and_small_terminals() {
     }
 }
 
-/// Without colours nothing on any screen has one.
+/// Without colours, nothing on any screen has one.
 #[test]
 fn mono_has_no_colour() {
     let mut stage = Stage::new();
@@ -637,7 +637,7 @@ fn mono_has_no_colour() {
     }
 }
 
-/// Every view can be drawn at every size, with every theme.
+/// Every view can be drawn at every size with every theme.
 #[test]
 fn every_size_and_theme_is_drawn() {
     let mut stage = Stage::new();

@@ -1,4 +1,4 @@
-//! Colours of the themes, and what becomes of them where a terminal has fewer.
+//! Colours of the themes, and their substitutes on terminals with fewer colours.
 
 use ratatui::style::Color;
 
@@ -12,9 +12,9 @@ pub(super) struct Palette {
     pub(super) bad: Rgb,
     pub(super) warn: Rgb,
     pub(super) select: Rgb,
-    /// By kind of work, in its order.
+    /// Colours of the kinds of work, in their order.
     pub(super) work: [Rgb; 9],
-    /// By cause of exposed time, in its order.
+    /// Colours of the causes of exposed time, in their order.
     pub(super) cause: [Rgb; 7],
 }
 
@@ -78,7 +78,7 @@ pub(super) const LIGHT: Palette = Palette {
     ],
 };
 
-/// Okabe and Ito's eight, of which grey stands in for black on dark ground.
+/// The eight colours of Okabe and Ito, with grey instead of black on dark backgrounds.
 pub(super) const SAFE: Palette = Palette {
     text: (225, 225, 225),
     dim: (140, 140, 140),
@@ -113,7 +113,7 @@ pub(super) fn luminance((r, g, b): Rgb) -> f64 {
     0.299 * f64::from(r) + 0.587 * f64::from(g) + 0.114 * f64::from(b)
 }
 
-/// Nearest colour of the palette of 256: its 6 × 6 × 6 cube, or its greys.
+/// Returns the closest colour of the 256-colour palette: its 6 × 6 × 6 cube, or its greys.
 pub(super) fn indexed((r, g, b): Rgb) -> u8 {
     const STEPS: [u8; 6] = [0, 95, 135, 175, 215, 255];
     let near = |v: u8| (0..6).min_by_key(|&i| STEPS[i].abs_diff(v)).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! Keys of the timeline.
+//! Commands of the timeline.
 
 use super::{LaneRow, Selected, Timeline};
 use crate::dash::app::{App, Tone};
@@ -11,7 +11,7 @@ use shardlab_plan::record::RunKind;
 use shardlab_plan::units::Bytes;
 use std::sync::Arc;
 
-/// A key in the timeline.
+/// Handles a command in the timeline.
 pub(in crate::dash) fn command(app: &mut App, command: Command) -> Vec<Effect> {
     let t = &mut app.timeline;
     match command {
@@ -107,7 +107,7 @@ fn peak(app: &mut App) {
         app.say(Tone::Plain, "the run has no memory timeline");
         return;
     };
-    // Memory is taken in host order: the kernels that need it come at that time or later.
+    // Memory is allocated in host order: the kernels that need it run at that time or later.
     t.select_at(LaneRow { run: 0, lane: 0 }, sample.time);
     let bytes = Bytes(sample.allocated);
     app.say(
@@ -116,7 +116,7 @@ fn peak(app: &mut App) {
     );
 }
 
-/// Shows the next of the other runs below, then none.
+/// Shows the next of the other runs below, or none after the last.
 fn pair(app: &mut App) {
     let t = &mut app.timeline;
     let Some(main) = &t.main else { return };
@@ -152,7 +152,7 @@ fn ends_of_main(t: &mut Timeline) {
     t.selected = first.map(|span| Selected { run: 0, span });
 }
 
-/// A jump has been typed.
+/// Accepts a typed jump.
 pub(in crate::dash) fn jump(app: &mut App, asks: Asks, text: &str) {
     let t = &mut app.timeline;
     let Some(main) = t.main.clone() else { return };

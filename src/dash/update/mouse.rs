@@ -1,4 +1,4 @@
-//! The mouse: selects, zooms, pans.
+//! The mouse selects, zooms and pans.
 
 use super::{in_help, in_view};
 use crate::dash::app::{App, Hit, View};

@@ -1,4 +1,4 @@
-//! Predictions while options change.
+//! Predicts while options change.
 
 use super::{Latest, Stop, panic_text};
 use crate::dash::event::{Event, Message, Setup};
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, SyncSender, TrySendError, sync_channel};
 
-/// The thread that answers the newest question.
+/// The thread that answers the newest request.
 pub(super) struct Predictor {
     question: Arc<Latest<(u64, Setup)>>,
     wake: SyncSender<()>,
@@ -22,8 +22,8 @@ impl Predictor {
         let question = Arc::new(Latest::empty());
         let (wake, woken) = sync_channel::<()>(1);
         let asked = Arc::clone(&question);
-        // Without the thread there are no predictions, and the dashboard says "…" for ever: the
-        // system is out of threads.
+        // Without the thread (the system is out of threads) there are no predictions, and the
+        // dashboard keeps showing "…".
         let _ = std::thread::Builder::new()
             .name("predict".into())
             .spawn(move || {
@@ -74,7 +74,7 @@ fn answer(
 
 fn glance(path: &Path, overrides: &[String], profiles: &Profiles) -> Result<Glance, String> {
     let work = || {
-        let scenario = scenario::load(path, overrides).map_err(|e| told(&e))?;
+        let scenario = scenario::load(path, overrides).map_err(|e| shown_error(&e))?;
         let prediction =
             predict(&scenario, profiles, &Options::default()).map_err(|e| e.reason())?;
         Ok(Glance::of(&prediction))
@@ -83,8 +83,9 @@ fn glance(path: &Path, overrides: &[String], profiles: &Profiles) -> Result<Glan
         .unwrap_or_else(|panic| Err(format!("internal error: {}", panic_text(&*panic))))
 }
 
-/// An error as it is shown: a change's beside its option, a file's with its place there.
-pub(super) fn told(e: &ScenarioError) -> String {
+/// Formats an error for the dashboard. An error in a change is shown next to its option, one in a
+/// file with its place.
+pub(super) fn shown_error(e: &ScenarioError) -> String {
     let mut text = e.message().to_owned();
     if let Some(expected) = e.expected().filter(|expected| !text.contains(expected)) {
         text = format!("{text}; expected {expected}");
@@ -128,7 +129,7 @@ pub(super) fn survey(
             }
         }
     };
-    // Without it the list has no numbers, which is all that it has them for.
+    // Without this thread the list has no numbers, which is acceptable.
     let _ = std::thread::Builder::new()
         .name("survey".into())
         .spawn(body);
@@ -174,14 +175,14 @@ mod tests {
             assert!(now.is_ok());
         }
     }
-    /// A fault of a file is told with its place.
+    /// An error in a file is reported with its place.
     #[test]
-    fn a_broken_file_is_told_with_its_line() {
+    fn a_broken_file_is_reported_with_its_line() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("broken.toml");
         std::fs::write(&path, "[mesh]\ndp_shard = 0\n").unwrap();
         let e = scenario::load(&path, &[]).unwrap_err();
-        let text = told(&e);
+        let text = shown_error(&e);
         assert!(text.contains("broken.toml:2:12: `mesh.dp_shard`"), "{text}");
     }
 }

@@ -1,6 +1,6 @@
-//! Sweeps: every point is reported when it is there.
+//! Predicts a sweep and reports every point as soon as it is ready.
 
-use super::predict::told;
+use super::predict::shown_error;
 use super::{Ended, Reporter, Stop};
 use crate::dash::event::{News, Setup};
 use crate::dash::glance::Brief;
@@ -15,7 +15,7 @@ pub(super) fn sweep(
     reporter: &Reporter,
     stop: &Stop,
 ) -> Result<Ended, String> {
-    let sweep = sweep_of(&setup.path, &setup.overrides, axes).map_err(|e| told(&e))?;
+    let sweep = sweep_of(&setup.path, &setup.overrides, axes).map_err(|e| shown_error(&e))?;
     if sweep.axes.is_empty() {
         return Err("no axis: a adds one, as in fsdp.prefetch_forward=[0, 1, 2]".into());
     }

@@ -1,4 +1,4 @@
-//! Training on this machine, watched: on what `shardlab exec` would take.
+//! Trains on this machine, with the device that `shardlab exec` would choose.
 
 mod child;
 mod here;
@@ -14,50 +14,50 @@ use shardlab_plan::{Program, Scenario, plan, scenario};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Share of the machine's free memory that a training may take without a question.
+/// Share of the machine's free memory that a training may use without a question.
 const SHARE: f64 = 0.7;
 
-/// What trains.
+/// Settings of trainings.
 #[derive(Debug)]
 pub(crate) struct Trainer {
-    /// The device that is asked for.
+    /// Requested device.
     pub(crate) device: DeviceArgs,
-    /// The program that is started where ranks are processes, or on GPUs: this one.
+    /// The program to start if ranks are processes or run on GPUs: this one.
     pub(crate) program: PathBuf,
-    /// What has been started.
+    /// Processes that have been started.
     pub(crate) children: Children,
 }
 
-/// What is to be trained.
+/// A requested training.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asked<'a> {
     pub(super) setup: &'a Setup,
-    /// If not the scenario's.
+    /// Number of steps, if not the scenario's.
     pub(super) steps: Option<u64>,
-    /// Even if it needs more memory than there is.
+    /// Whether to train even if it needs more memory than available.
     pub(super) anyway: bool,
-    /// Whatever the scenario's hardware is.
+    /// Whether to train on the CPU, whatever the scenario's hardware is.
     pub(super) on_cpu: bool,
 }
 
-/// Likewise, with what has been found out about it.
+/// A requested training with its resolved device.
 struct What<'a> {
     setup: &'a Setup,
     steps: Option<u64>,
     scenario: &'a Scenario,
     program: &'a Arc<Program>,
-    /// Settled.
+    /// Resolved device.
     device: &'a DeviceArgs,
 }
 
 impl What<'_> {
-    /// Whether another process trains: no fault of a GPU's libraries ends the dashboard.
+    /// Returns whether another process trains, so that a fault in a GPU library cannot end the
+    /// dashboard.
     fn elsewhere(&self) -> bool {
         self.device.is_gpus() || self.device.wants_processes(self.program)
     }
 
-    /// What it is trained on, in words that stand behind "on"; `name` is a GPU's, once that is
-    /// known.
+    /// Returns the device as a phrase after "on". `name` is the name of the GPU, once it is known.
     fn place(&self, name: Option<&str>) -> String {
         match name {
             Some(name) if self.device.is_gpus() => {
@@ -70,8 +70,7 @@ impl What<'_> {
     }
 }
 
-/// Trains. The run is in `store` afterwards if another process has trained, else in the report
-/// only.
+/// Trains. If another process has trained, the run is in `store`; otherwise only in the report.
 pub(super) fn train(
     asked: Asked<'_>,
     trainer: &Trainer,
@@ -112,11 +111,11 @@ pub(super) fn train(
     }
 }
 
-/// Why this machine is too small, if it seems so: all ranks live in its memory.
+/// Returns why this machine probably has too little memory: all ranks share it.
 fn too_large(program: &Program) -> Option<String> {
     let free = free_memory()?;
-    // Init and a step's own buffers, without reuse: an upper bound would refuse too much, so only
-    // what rests is counted.
+    // Count only persistent state. Init and the step's own buffers without reuse would give an
+    // upper bound that rejects too much.
     let resting: u64 = program
         .section(SectionKind::Init)
         .into_iter()
@@ -141,7 +140,7 @@ fn too_large(program: &Program) -> Option<String> {
     })
 }
 
-/// Free memory of the machine, where the system says it.
+/// Returns the free memory of the machine in bytes, if the system reports it.
 fn free_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find(|l| l.starts_with("MemAvailable:"))?;
@@ -164,7 +163,7 @@ mod tests {
         assert_eq!(too_large(&small), None);
     }
 
-    /// GPUs are another process's, whatever else is asked for; `X` asks for the CPU.
+    /// GPU trainings always run in another process; `X` asks for the CPU.
     #[test]
     fn another_process_trains_on_gpus_or_where_it_is_wanted() {
         let setup = Setup {
@@ -203,12 +202,12 @@ mod tests {
         }
         let on_cpu = DeviceArgs::said(&["--device", "cuda"]).on_cpu();
         assert_eq!(of(&on_cpu), (false, [threads.clone(), threads]));
-        // Its hardware is the CPU: auto is that, whatever this machine has.
+        // The scenario's hardware is the CPU, so `auto` means the CPU on any machine.
         let auto = DeviceArgs::said(&[]).settled(&scenario);
         assert!(!of(&auto).0);
     }
 
-    /// What is asked for comes first; a file's name may begin with anything.
+    /// Requested options come first; the name of a file may begin with any character.
     #[test]
     fn the_command_says_what_is_trained() {
         let setup = Setup {

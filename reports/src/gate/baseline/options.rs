@@ -1,10 +1,10 @@
-//! Options in a baseline: `section = ["key = value", …]`, or `"section.key" = "value"` as files of
-//! format 1 have them.
+//! Options in a baseline: `section = ["key = value", …]`, or `"section.key" = "value"` in files of
+//! format 1.
 
 use serde::{Deserialize, Deserializer, de};
 use std::collections::BTreeMap;
 
-/// Stands between an option's name and its value.
+/// Separates an option's name from its value.
 pub(super) const IS: &str = " = ";
 
 #[derive(Deserialize)]

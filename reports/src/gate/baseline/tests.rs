@@ -1,4 +1,4 @@
-//! Baseline files.
+//! Tests of baseline files.
 
 use super::*;
 use crate::gate::facts::{CheckFacts, Curve, Measured, MemoryFacts, ProgramFacts, TimeFacts};
@@ -72,7 +72,7 @@ fn blessing_writes_once_and_says_what_it_did() {
     now.memory.allocated += 1;
     assert_eq!(bless(&path, &now).unwrap(), Blessed::Updated);
     assert_eq!(read(&path).unwrap().facts, now);
-    // Nothing is left beside it.
+    // No other file is left.
     assert_eq!(
         std::fs::read_dir(path.parent().unwrap()).unwrap().count(),
         1
@@ -80,7 +80,7 @@ fn blessing_writes_once_and_says_what_it_did() {
     assert_eq!(path_of(&path, "other"), path);
 }
 
-/// What a full disk does.
+/// Writing fails like on a full disk.
 #[test]
 fn a_file_that_cannot_be_written_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
@@ -119,7 +119,7 @@ fn only_a_baseline_of_the_scenario_gives_way() {
         assert!(e.contains(words), "{words}: {e}");
         assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
     }
-    // One of another format, or with an edit gone wrong, is what blessing is for.
+    // A file of another format, or with a broken edit, may be blessed again.
     for text in [
         "format = 99\nscenario = \"tiny\"\n",
         "format = 1\n<<<<<<<\n",
@@ -158,7 +158,7 @@ prop_compose! {
 }
 
 proptest! {
-    /// Whatever the facts are, the file reads back to them, bitwise.
+    /// Every file reads back to its facts, bitwise.
     #[test]
     fn files_read_back(
         words in proptest::collection::vec(name(), 6),

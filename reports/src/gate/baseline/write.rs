@@ -1,4 +1,4 @@
-//! A baseline's text: TOML with one fact per line, lists as many entries as a line has room for,
+//! Writes a baseline as TOML: one fact per line, lists with as many entries per line as fit, and
 //! the outline at the end.
 
 use super::BASELINE_FORMAT;
@@ -6,7 +6,7 @@ use crate::gate::facts::{Curve, Facts, Measured, MemoryFacts};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// Columns of a line of a list.
+/// Maximum width of a line of a list.
 const WIDTH: usize = 120;
 
 pub(super) fn text(facts: &Facts) -> String {
@@ -39,8 +39,8 @@ pub(super) fn text(facts: &Facts) -> String {
         map(w, &format!("instructions.{}", key(section)), counts);
     }
     let outline = &facts.program.outline;
-    // A literal string may hold anything but three quotes in a row and control characters; names
-    // hold neither.
+    // A literal string may contain anything except three quotes in a row and control characters;
+    // names contain neither.
     let plain = !outline.contains("'''") && !outline.chars().any(|c| c.is_control() && c != '\n');
     if plain {
         let _ = writeln!(w, "outline = '''\n{outline}'''");
@@ -74,7 +74,7 @@ fn curve(w: &mut String, c: &Curve) {
     }
 }
 
-/// A list, as many entries on a line as it has room for.
+/// Writes a list with as many entries per line as fit.
 fn list(w: &mut String, name: &str, entries: impl Iterator<Item = String>) {
     let _ = write!(w, "{name} = [");
     let (mut width, mut separator) = (name.chars().count() + 4, "");
@@ -94,7 +94,7 @@ fn list(w: &mut String, name: &str, entries: impl Iterator<Item = String>) {
     w.push_str("]\n");
 }
 
-/// Options by section, each as `key = value`.
+/// Writes options by section, each as `key = value`.
 fn options(w: &mut String, options: &BTreeMap<String, String>) {
     if options.is_empty() {
         return;
@@ -115,7 +115,7 @@ fn options(w: &mut String, options: &BTreeMap<String, String>) {
     }
 }
 
-/// The shortest text that reads back to the same bits.
+/// Returns the shortest text that reads back to the same bits.
 fn float(x: f64) -> String {
     if x.is_nan() {
         "nan".to_owned()
@@ -145,7 +145,7 @@ fn line(w: &mut String, key: &str, value: impl std::fmt::Display) {
     let _ = writeln!(w, "{key} = {value}");
 }
 
-/// A map on one line; nothing for an empty one.
+/// Writes a map on one line, unless it is empty.
 fn map<T: std::fmt::Display>(w: &mut String, name: &str, entries: &BTreeMap<String, T>) {
     if !entries.is_empty() {
         let entries: Vec<String> = entries
@@ -165,7 +165,7 @@ fn key(name: &str) -> String {
     }
 }
 
-/// A TOML basic string.
+/// Formats a TOML basic string.
 fn quoted(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     out.push('"');

@@ -1,11 +1,12 @@
-//! Workflow commands of GitHub Actions: errors and warnings at lines of files.
+//! Formats verdicts as workflow commands of GitHub Actions: errors and warnings at lines of files.
 
 use super::{outcome, sentence};
 use crate::gate::finding::{Status, Verdict};
 use crate::gate::limits::Place;
 use std::fmt::Write;
 
-/// One workflow command per failure (error) and per finding that could not be judged (warning).
+/// Returns one workflow command per failure (error) and per finding that could not be judged
+/// (warning).
 #[must_use]
 pub fn github(verdicts: &[Verdict]) -> String {
     let mut out = String::new();

@@ -1,14 +1,15 @@
-//! JUnit XML: a suite per scenario, a case per finding. Findings that fail for one reason are one
-//! failure: the first has all of it, the others are skipped and refer to it.
+//! Formats verdicts as JUnit XML: one suite per scenario, and one case per finding. Findings that
+//! fail for one reason are one failure: the first contains the details, and the others are skipped
+//! and refer to it.
 //!
-//! Readers differ: some show a failure's `message` and some only its text, so the text starts with
-//! the message; some print `NaN` for a case without a time, and a comparison takes none.
+//! Readers differ. Some show only a failure's `message` and some only its text, so the text starts
+//! with the message. Some print `NaN` for a case without a time, so cases have the time 0.
 
 use super::{outcome, sentence};
 use crate::gate::finding::{Finding, Status, Verdict};
 use std::fmt::Write;
 
-/// The verdicts as a JUnit report.
+/// Formats the verdicts as a JUnit report.
 #[must_use]
 pub fn junit(verdicts: &[Verdict]) -> String {
     let skipped = |v: &Verdict| {
@@ -96,7 +97,7 @@ fn case(out: &mut String, v: &Verdict, f: &Finding) {
     }
 }
 
-/// Text for XML; characters that XML 1.0 cannot hold become `?`.
+/// Escapes text for XML. Characters that XML 1.0 does not allow become `?`.
 fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

@@ -1,9 +1,9 @@
-//! A summary in Markdown, for `$GITHUB_STEP_SUMMARY` and comments.
+//! Formats verdicts as Markdown, for `$GITHUB_STEP_SUMMARY` and comments.
 
 use crate::gate::finding::{Finding, Status, Verdict};
 use std::fmt::Write;
 
-/// The verdicts as Markdown: one line per scenario, then the failures with their causes and
+/// Formats the verdicts as Markdown: one line per scenario, then the failures with their causes and
 /// details.
 #[must_use]
 pub fn markdown(verdicts: &[Verdict]) -> String {
@@ -53,7 +53,7 @@ pub fn markdown(verdicts: &[Verdict]) -> String {
             let _ = write!(out, "\n**{}**\n\n", cell(&failure.cause));
             table(v.of(failure), &mut out);
             for f in v.of(failure).filter(|f| !f.detail.is_empty()) {
-                // Four backticks: a detail that holds three cannot end the block.
+                // Four backticks, so that three in the detail do not end the block.
                 let _ = write!(
                     out,
                     "\n<details><summary>{}</summary>\n\n````diff\n{}````\n\n</details>\n",
@@ -88,12 +88,12 @@ fn table<'a>(findings: impl Iterator<Item = &'a Finding>, out: &mut String) {
     }
 }
 
-/// What could not be judged, where there is something to say about it.
+/// Returns whether a finding could not be judged and has a message.
 fn unjudged(f: &Finding) -> bool {
     matches!(f.status, Status::Inconclusive | Status::Skipped) && !f.message.is_empty()
 }
 
-/// Text for a table's cell.
+/// Escapes text for a cell of a table.
 fn cell(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

@@ -1,4 +1,4 @@
-//! Budgets: what a step may take, whatever it took before.
+//! Judges budgets: upper limits for a step, independent of the baseline.
 
 use super::{Subject, place};
 use crate::gate::facts::Facts;
@@ -7,7 +7,7 @@ use crate::gate::limits::{Limit, Limits};
 use crate::gate::metric::BUDGETS;
 use shardlab_plan::units::Bytes;
 
-/// One finding for each budget that is given and each number that it is about.
+/// Returns one finding for each given budget and each number that it limits.
 pub(super) fn judge(now: &Facts, limits: &Limits) -> Vec<Finding> {
     let bytes = |n: f64| Bytes(n as u64).to_string();
     let milliseconds = |ms: f64| super::time::ms(ms * 1e9);

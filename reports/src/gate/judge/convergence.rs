@@ -1,4 +1,4 @@
-//! Loss curves and gradient norms.
+//! Judges loss curves and gradient norms.
 
 use super::{Subject, place, seeds};
 use crate::gate::baseline::Baseline;
@@ -8,7 +8,7 @@ use crate::gate::limits::{Limits, Place, percent};
 use crate::gate::metric::FINITE;
 use shardlab_plan::config::GatePreset;
 
-/// Seeds from which on final losses are tested instead of a single curve.
+/// Minimum number of seeds for testing final losses instead of comparing single curves.
 const ENOUGH_SEEDS: usize = 3;
 
 pub(super) fn judge(
@@ -25,8 +25,8 @@ pub(super) fn judge(
     } else {
         findings.extend(seeds::unmatched(baseline, before, after, limits));
     }
-    // One curve a seed that both have; with enough seeds only its gradient norms, which have little
-    // noise.
+    // Compare one curve per common seed. With enough seeds, compare only gradient norms, which have
+    // little noise.
     let pairs: Vec<(&Curve, &Curve)> = before
         .curves
         .iter()
@@ -51,7 +51,7 @@ fn at(baseline: &Baseline, key: &str, limit: Option<&Place>, limits: &Limits) ->
     place(limit, baseline.place("measured.curves", key), limits)
 }
 
-/// No NaN, no infinity, no early end; whatever the baseline was.
+/// Checks for NaN, infinity and an early end, independent of the baseline.
 fn finite(baseline: &Baseline, after: &Measured, limits: &Limits) -> Finding {
     let fault = after.curves.iter().find_map(|c| {
         let of = |what: &str, all: &[f64]| {
@@ -92,13 +92,13 @@ fn finite(baseline: &Baseline, after: &Measured, limits: &Limits) -> Finding {
     }
 }
 
-/// The steps of two series that are further apart than allowed, from 0. Messages count from 1, as
-/// training prints them.
+/// Steps at which two series differ by more than allowed, from 0. Messages count from 1, like
+/// training output.
 struct Misses {
     first: usize,
     worst: usize,
     count: usize,
-    /// Every one of them is lower than it was.
+    /// Whether the new value is lower at all of them.
     lower: bool,
 }
 
@@ -107,7 +107,7 @@ fn misses(a: &[f64], b: &[f64], allowed: impl Fn(f64) -> f64) -> Option<Misses> 
     let mut most = -1.0;
     for (i, (x, y)) in a.iter().zip(b).enumerate() {
         let off = (y - x).abs();
-        // NaN on either side is off by more than anything.
+        // NaN on one side exceeds every limit.
         let within = off <= allowed(*x) || x.to_bits() == y.to_bits();
         if within {
             continue;
@@ -220,7 +220,7 @@ fn last(baseline: &Baseline, metric: &str, a: &Curve, b: &Curve, limits: &Limits
     let end = |c: &Curve| c.losses.last().copied().unwrap_or(f64::NAN);
     let (x, y) = (end(a), end(b));
     let worse = y - x;
-    // Written so that NaN fails.
+    // Written such that NaN fails.
     let within = worse <= limits.final_loss.value * x.abs();
     let subject = Subject {
         class: Class::Convergence,
@@ -229,7 +229,7 @@ fn last(baseline: &Baseline, metric: &str, a: &Curve, b: &Curve, limits: &Limits
         place: at(baseline, "losses", limits.final_loss.place.as_ref(), limits),
     };
     if a.losses.len() != b.losses.len() {
-        let message = "the runs have other numbers of steps".to_owned();
+        let message = "the runs have different numbers of steps".to_owned();
         return subject.finding(
             Status::Skipped,
             format!("{x:.6}"),
@@ -301,8 +301,8 @@ fn norms(
     subject.finding(status, mean(x), mean(y), message)
 }
 
-/// A factor that is the world size (or one over it) has a usual reason. The step where curves part
-/// first tells, before training on other gradients moves the weights elsewhere.
+/// Explains a factor that equals the world size or its inverse, which has a usual reason. Only the
+/// first differing step is reliable: later ones start from different weights.
 fn scale(ratio: f64, world: u32) -> String {
     let world = f64::from(world);
     let near = |x: f64| (ratio / x - 1.0).abs() < 0.02;

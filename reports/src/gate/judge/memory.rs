@@ -1,4 +1,4 @@
-//! Bytes.
+//! Judges memory.
 
 use super::{Subject, place, program};
 use crate::gate::baseline::Baseline;
@@ -10,7 +10,7 @@ use shardlab_plan::config::GatePreset;
 use shardlab_plan::units::{Bytes, count};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Parts of a change that are named.
+/// Maximum number of parts of a change that are named.
 const NAMED: usize = 3;
 
 fn signed(from: u64, to: u64) -> String {
@@ -18,7 +18,7 @@ fn signed(from: u64, to: u64) -> String {
     format!("{sign}{}", Bytes(to.abs_diff(from)))
 }
 
-/// Two sizes; exact where they would look alike and are not.
+/// Formats two sizes; exactly if they would look equal although they differ.
 fn both(a: u64, b: u64) -> (String, String) {
     let (x, y) = (Bytes(a).to_string(), Bytes(b).to_string());
     if x == y && a != b {
@@ -27,7 +27,7 @@ fn both(a: u64, b: u64) -> (String, String) {
     (x, y)
 }
 
-/// The predicted peaks.
+/// Judges the predicted peaks.
 pub(super) fn predicted(baseline: &Baseline, now: &Facts, limits: &Limits) -> Vec<Finding> {
     let why = |more: bool| {
         let changes = program::buffers(baseline, now, more);
@@ -49,9 +49,9 @@ pub(super) fn predicted(baseline: &Baseline, now: &Facts, limits: &Limits) -> Ve
     )
 }
 
-/// Whether the step fits the device; nothing where the device's memory is not known. With preset
-/// `budget` it has to. With preset `strict` it has to where it did before; one that did not is
-/// named, and nothing is said where both sides fit.
+/// Judges whether the step fits the device; `None` if the device's capacity is unknown. With the
+/// preset `budget` it has to fit. With `strict` it has to fit if it did before. If it did not, that
+/// is reported; if it fits on both sides, nothing is.
 pub(super) fn fits(baseline: &Baseline, now: &Facts, limits: &Limits) -> Option<Finding> {
     let capacity = now.memory.capacity?;
     let (before, after) = (baseline.facts.memory.device, now.memory.device);
@@ -86,7 +86,7 @@ pub(super) fn fits(baseline: &Baseline, now: &Facts, limits: &Limits) -> Option<
     ))
 }
 
-/// The measured peaks.
+/// Judges the measured peaks.
 pub(super) fn measured(
     baseline: &Baseline,
     before: &Measured,
@@ -165,7 +165,7 @@ fn peaks(
                         message.push_str(&format!("; peak moved from {} to {}", old.at, new.at));
                     }
                 }
-                // Once: the other peaks are other for the same reason.
+                // Explain only once: the other peaks differ for the same reason.
                 if !std::mem::replace(&mut explained, true) {
                     let why = why(b > a);
                     if !why.is_empty() {
@@ -180,7 +180,7 @@ fn peaks(
 }
 
 fn status(old: u64, new: u64, limit: f64) -> Status {
-    // Exact limits compare integers: f64 cannot tell bytes apart beyond 2^53.
+    // Exact limits compare integers, since f64 cannot represent every byte count beyond 2^53.
     if limit == 0.0 {
         return match new.cmp(&old) {
             std::cmp::Ordering::Equal => Status::Pass,
@@ -198,7 +198,7 @@ fn status(old: u64, new: u64, limit: f64) -> Status {
     }
 }
 
-/// `+1.25 %`.
+/// Formats a relative change: `+1.25 %`.
 pub(super) fn relative(old: u64, new: u64) -> String {
     if old == 0 {
         return "from nothing".to_owned();
@@ -212,7 +212,7 @@ pub(super) fn relative(old: u64, new: u64) -> String {
     }
 }
 
-/// What changed in the peak's composition: by role, or, where roles say nothing, by unit.
+/// Describes the change of the peak's composition by role or, if roles are unchanged, by unit.
 fn composition(old: &MemoryFacts, new: &MemoryFacts) -> String {
     let parts = |a: &BTreeMap<String, u64>, b: &BTreeMap<String, u64>| {
         let keys: BTreeSet<&String> = a.keys().chain(b.keys()).collect();

@@ -1,4 +1,4 @@
-//! Instructions and proofs.
+//! Judges instructions and proofs.
 
 use super::{place, short};
 use crate::gate::baseline::Baseline;
@@ -11,11 +11,11 @@ use crate::view::{HARDWARE, changed_counts, deltas};
 use shardlab_plan::config::GateProgram;
 use std::collections::BTreeMap;
 
-/// Lines of a diff that are shown.
+/// Maximum number of diff lines that are shown.
 const DIFF_LINES: usize = 40;
-/// The same where the scenario changed: the plan follows it.
+/// Maximum number of diff lines if the scenario changed, since the plan follows it.
 const LINES_OF_A_CHANGED_SCENARIO: usize = 12;
-/// Options that a cause names.
+/// Maximum number of options that a cause names.
 const NAMED: usize = 4;
 
 pub(super) fn judge(baseline: &Baseline, now: &Facts, limits: &Limits) -> Finding {
@@ -34,10 +34,10 @@ pub(super) fn judge(baseline: &Baseline, now: &Facts, limits: &Limits) -> Findin
     };
     let detail = if status == Status::Changed {
         match baseline.outline().map(|o| changes(o, &new.outline, lines)) {
-            None => "no diff of the plan: the baseline is of an older format, bless it anew\n"
+            None => "no diff of the plan: the baseline is of an older format, bless it again\n"
                 .to_owned(),
             Some(d) if d.is_empty() => {
-                "the outlines are equal: other buffers, offsets, events or number of steps\n"
+                "the outlines are equal: buffers, offsets, events or the number of steps differ\n"
                     .to_owned()
             }
             Some(d) => d,
@@ -63,20 +63,21 @@ pub(super) fn judge(baseline: &Baseline, now: &Facts, limits: &Limits) -> Findin
     }
 }
 
-/// How the instructions differ, in words.
+/// Describes how the instructions differ.
 fn differing(baseline: &Baseline, now: &Facts) -> Option<String> {
     let (old, new) = (&baseline.facts.program, &now.program);
     if old.digest == new.digest {
         return None;
     }
     Some(if old.instructions == new.instructions {
-        "other instructions, as many of each kind".to_owned()
+        "different instructions, but the same number of each kind".to_owned()
     } else {
         changed_counts(&old.instructions, &new.instructions, String::as_str)
     })
 }
 
-/// What changed since the baseline that explains other numbers: the scenario, else the program.
+/// Returns the change since the baseline that explains different numbers: of the scenario, or else
+/// of the program.
 pub(super) fn change(baseline: &Baseline, now: &Facts, limits: &Limits) -> Option<Change> {
     if let Some(options) = options(baseline, now, limits) {
         return Some(Change {
@@ -90,8 +91,8 @@ pub(super) fn change(baseline: &Baseline, now: &Facts, limits: &Limits) -> Optio
     })
 }
 
-/// The options that have another value than in the baseline. An option that only one side knows
-/// came or went with a version.
+/// Reports options whose value differs from the baseline's. An option that only one side knows was
+/// added or removed by another version.
 pub(super) fn options(baseline: &Baseline, now: &Facts, limits: &Limits) -> Option<Finding> {
     let old = &baseline.facts;
     let hardware = (old.hardware != now.hardware)
@@ -104,7 +105,7 @@ pub(super) fn options(baseline: &Baseline, now: &Facts, limits: &Limits) -> Opti
         .filter(|(_, a, b)| a != b)
         .map(|(key, a, b)| (key, format!("{key} {a} → {b}")))
         .collect();
-    // The scenario's own line, where it still has one.
+    // Prefer the scenario's own line if it still has one.
     let place = match changed.first() {
         Some((key, _)) => {
             let given = changed.iter().find_map(|(key, _)| limits.keys.get(*key));
@@ -138,8 +139,8 @@ pub(super) fn options(baseline: &Baseline, now: &Facts, limits: &Limits) -> Opti
     })
 }
 
-/// Buffers that a steady step allocates more often now, or less often where `more` is false, in
-/// words: `8 more temporary buffers (448 MiB each)`. The largest difference first.
+/// Returns the buffers that a steady step now allocates more often, or less often if `more` is
+/// false: `8 more temporary buffers (448 MiB each)`. Largest difference first.
 pub(super) fn buffers(baseline: &Baseline, now: &Facts, more: bool) -> Vec<String> {
     let Some(old) = baseline.outline() else {
         return Vec::new();
@@ -177,7 +178,7 @@ pub(super) fn buffers(baseline: &Baseline, now: &Facts, more: bool) -> Vec<Strin
         .collect()
 }
 
-/// The program's proofs. A baseline with broken rules excuses nothing: a race is a race.
+/// Judges the proofs of the program. Violations in the baseline excuse nothing: a race is a race.
 pub(super) fn checks(baseline: &Baseline, now: &Facts, limits: &Limits) -> Finding {
     let (old, new) = (&baseline.facts.check, &now.check);
     let words = |errors: u64| match errors {

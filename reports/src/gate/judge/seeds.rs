@@ -1,4 +1,4 @@
-//! Several seeds: a test on final losses instead of a comparison of single curves.
+//! Judges several seeds: tests final losses instead of comparing single curves.
 
 use super::{Subject, place};
 use crate::gate::baseline::Baseline;
@@ -9,13 +9,13 @@ use crate::stats::{mean, variance, welch};
 use statrs::distribution::{ContinuousCDF, StudentsT};
 use std::collections::BTreeSet;
 
-/// Chance of a false alarm that is accepted.
+/// Accepted probability of a false alarm.
 const SIGNIFICANCE: f64 = 0.05;
-/// Part of the steps at the end whose mean is a run's final loss.
+/// Share of the steps at the end whose mean is a run's final loss.
 const TAIL: f64 = 0.1;
 
-/// Seeds that only one side has: their curves have nothing to be compared with. A seed that is
-/// missing fails, since its curve would go unjudged.
+/// Reports seeds that only one side has, whose curves cannot be compared. A missing seed fails,
+/// since its curve would not be judged.
 pub(super) fn unmatched(
     baseline: &Baseline,
     before: &Measured,
@@ -29,7 +29,7 @@ pub(super) fn unmatched(
         (Status::Changed, message)
     } else if a != b {
         let message = format!(
-            "the baseline has no seed {}: bless it anew",
+            "the baseline has no seed {}: bless it again",
             words(b.difference(&a))
         );
         (Status::Skipped, message)
@@ -50,23 +50,23 @@ fn words<'a>(seeds: impl IntoIterator<Item = &'a u64>) -> String {
     seeds.join(", ")
 }
 
-/// A run's final loss: the mean of its last tenth, which has less noise than its last step.
+/// Returns a run's final loss: the mean of its last tenth, which has less noise than its last step.
 fn tail(curve: &Curve) -> f64 {
     let n = curve.losses.len();
     let last = ((TAIL * n as f64).ceil() as usize).clamp(1, n.max(1));
     mean(&curve.losses[n.saturating_sub(last)..])
 }
 
-/// What a test says about "the new mean is higher".
+/// Result of testing whether the new mean is higher.
 struct Test {
     name: &'static str,
-    /// One-sided.
+    /// One-sided p-value.
     p: f64,
-    /// Difference of means that would be seen with a chance of about 80 %.
+    /// Difference of means that the test would detect with a probability of about 80 %.
     detectable: f64,
 }
 
-/// Paired by seed: what both sides share (initial weights, data) cancels out.
+/// Runs a test paired by seed, in which what both sides share (initial weights, data) cancels out.
 fn paired(pairs: &[(f64, f64)]) -> Option<Test> {
     let d: Vec<f64> = pairs.iter().map(|(a, b)| b - a).collect();
     let n = d.len() as f64;
@@ -74,7 +74,7 @@ fn paired(pairs: &[(f64, f64)]) -> Option<Test> {
     let df = n - 1.0;
     let student = StudentsT::new(0.0, 1.0, df).ok()?;
     let p = if error == 0.0 {
-        // No spread: the difference is what it is.
+        // Without spread, the difference is exact.
         if mean(&d) > 0.0 { 0.0 } else { 1.0 }
     } else {
         student.sf(mean(&d) / error)
@@ -162,8 +162,8 @@ pub(super) fn final_losses(
 mod tests {
     use super::*;
 
-    /// Student's distribution at 4 degrees of freedom has a closed form: F(t) = 1/2 + 3/8 t/s (1 -
-    /// t²/(12 s²)), s² = 1 + t²/4.
+    /// Student's distribution with 4 degrees of freedom has a closed form: F(t) = 1/2 + 3/8 t/s (1
+    /// - t²/(12 s²)), s² = 1 + t²/4.
     #[test]
     fn the_paired_test_agrees_with_the_closed_form() {
         let a = [2.31, 2.28, 2.35, 2.30, 2.33];

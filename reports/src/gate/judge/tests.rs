@@ -1,4 +1,4 @@
-//! Verdicts over changed facts.
+//! Tests of verdicts on changed facts.
 
 use super::*;
 use crate::gate::facts::Curve;
@@ -8,7 +8,7 @@ use shardlab_plan::scenario::Position;
 use shardlab_plan::units::Bytes;
 use std::collections::BTreeMap;
 
-/// The limits of preset `strict`, changed.
+/// Returns the limits of the preset `strict` with a change.
 fn limits(change: impl Fn(&mut Gate)) -> Limits {
     changed(GatePreset::Strict, change)
 }
@@ -19,7 +19,7 @@ fn changed(preset: GatePreset, change: impl Fn(&mut Gate)) -> Limits {
     Limits::new(&gate, &BTreeMap::new(), Some("s.toml"))
 }
 
-/// The verdict after a change, under the limits of preset `strict`.
+/// Returns the verdict after a change, under the limits of the preset `strict`.
 fn after(change: impl Fn(&mut Facts)) -> Verdict {
     let mut now = facts();
     change(&mut now);
@@ -31,7 +31,7 @@ fn curve(f: &mut Facts) -> &mut Curve {
     &mut f.measured.as_mut().unwrap().curves[0]
 }
 
-/// The failures, as `metric: STATUS`.
+/// Returns the failures as `metric: STATUS`.
 fn failures(v: &Verdict) -> Vec<String> {
     v.failing()
         .map(|f| format!("{}: {}", f.metric, f.status.word()))
@@ -63,7 +63,7 @@ fn a_byte_more_and_a_byte_less_fail() {
     );
     let v = after(|f| f.memory.allocated -= 1);
     assert_eq!(failures(&v), ["allocated: IMPROVED"]);
-    // Reserved and device bytes have one percent.
+    // Reserved and device bytes may differ by one percent.
     assert!(after(|f| f.memory.reserved += 12).pass);
     assert_eq!(
         failures(&after(|f| f.memory.reserved += 13)),
@@ -153,8 +153,8 @@ fn curves_leave_their_band() {
         message(&v, "loss curve"),
         "outside at 1 of 4 steps, first at step 2; furthest at step 2: 5.006000 instead of 5.000000 (+0.120 %)"
     );
-    // Each step within its band, but all on one side: 0.0009 of every loss is more than 0.0005 of
-    // the area.
+    // Each step is within its band, but all deviate in one direction: 0.0009 of every loss exceeds
+    // 0.0005 of the area.
     let v = after(|f| curve(f).losses.iter_mut().for_each(|x| *x *= 1.0009));
     assert_eq!(failures(&v), ["area between losses: REGRESSION"]);
     // A better end is a change of the curve, but not a worse end.
@@ -201,7 +201,7 @@ fn nan_and_missing_steps_never_pass() {
     assert_eq!(message(&v, "finite"), "seed 0: the loss is NaN");
     let v = after(|f| curve(f).losses.clear());
     assert!(!v.pass);
-    // A baseline with a NaN excuses none.
+    // A NaN in the baseline excuses none.
     let mut nan = facts();
     curve(&mut nan).losses[2] = f64::NAN;
     assert!(!judge(&Baseline::of(nan.clone()), &nan, &limits(|_| {})).pass);
@@ -221,7 +221,7 @@ fn a_gradient_scale_off_by_the_world_size_is_called_so() {
     assert!(!message(&v, "gradient norm").contains("world size"));
 }
 
-/// Five seeds: noise of the seeds does not hide a shift that all of them have.
+/// With five seeds, the noise between seeds does not hide a common shift.
 #[test]
 fn several_seeds_are_tested_together() {
     let seeds = |shift: f64, noise: f64| {
@@ -253,7 +253,7 @@ fn several_seeds_are_tested_together() {
         text.contains("5 seeds would show a difference of "),
         "{text}"
     );
-    // A shift within the noise is not held against it, and said to be so.
+    // A shift within the noise does not fail, and the message says so.
     let v = judge(&base, &seeds(0.01, 0.2), &l);
     let f = v
         .findings
@@ -264,13 +264,13 @@ fn several_seeds_are_tested_together() {
     assert!(judge(&base, &seeds(-0.05, 0.01), &l).pass);
 }
 
-/// A run of another seed says nothing about the baseline's.
+/// A run with another seed says nothing about the baseline's seeds.
 #[test]
-fn a_seed_without_a_counterpart_is_told() {
+fn a_seed_without_a_counterpart_is_reported() {
     let v = after(|f| curve(f).seed = 7);
     assert_eq!(failures(&v), ["seeds: CHANGED"]);
     assert_eq!(message(&v, "seeds"), "seed 0 was not run");
-    // One more is no reason to fail, but not judged either.
+    // An additional seed does not fail, but is not judged either.
     let v = after(|f| {
         let more = Curve {
             seed: 7,
@@ -281,12 +281,12 @@ fn a_seed_without_a_counterpart_is_told() {
     assert!(v.pass, "{:?}", failures(&v));
     assert_eq!(
         message(&v, "seeds"),
-        "the baseline has no seed 7: bless it anew"
+        "the baseline has no seed 7: bless it again"
     );
 }
 
 #[test]
-fn what_is_not_compared_is_told() {
+fn skipped_comparisons_are_reported() {
     let v = after(|f| f.measured = None);
     assert!(v.pass);
     let f = v
@@ -328,13 +328,13 @@ fn annotations_point_at_the_limit_or_at_the_baseline() {
         .position(|l| l == "allocated = 1000")
         .unwrap();
     assert_eq!(place("allocated"), format!("b.toml:{}:1", line + 1));
-    // Without a file, the scenario itself.
+    // Without a file, the annotation points at the scenario itself.
     let v = judge(&Baseline::of(facts()), &now, &l);
     let f = v.findings.iter().find(|f| f.metric == "allocated").unwrap();
     assert_eq!(f.place.as_ref().unwrap().to_string(), "s.toml:1:1");
 }
 
-/// The three formats, over one failing and one passing scenario.
+/// All three formats, with one failing and one passing scenario.
 #[test]
 fn formats() {
     let mut v = after(|f| {
@@ -377,7 +377,7 @@ fn a_baseline_that_is_missing_fails_beside_what_needs_none() {
     assert_eq!(found, ["budget, step: REGRESSION", "baseline: NO BASELINE"]);
     assert_eq!(message(&v, "baseline"), "it is no TOML");
     assert_eq!(v.findings.last().unwrap().place, Some(there));
-    // Nothing else is wrong, and that nothing was compared is.
+    // The only failure is that nothing was compared.
     let v = missing(facts(), &limits(|_| {}), "there is none", None);
     assert_eq!(failures(&v), ["baseline: NO BASELINE"]);
     assert!(!v.pass);
@@ -387,7 +387,7 @@ fn a_baseline_that_is_missing_fails_beside_what_needs_none() {
 fn options_that_differ_are_named() {
     let v = after(|f| {
         f.options.insert("train.lr".into(), "0.002".into());
-        // Another version's.
+        // An option of another version.
         f.options.insert("train.new".into(), "1".into());
     });
     assert!(v.pass);
@@ -415,14 +415,14 @@ fn a_step_that_no_longer_fits_fails_whatever_the_limits() {
         message(&v, "fits"),
         "needs 2.1 KiB, the device has 2.1 KiB: 1 B too much"
     );
-    // One that never did is told.
+    // A step that did not fit before is reported.
     let v = verdict(2000, 1999);
     assert!(v.pass && v.findings.iter().any(|f| f.metric == "fits"));
 }
 
 #[test]
 fn budgets_hold_whatever_the_baseline_has() {
-    // Reserved 1,200 bytes predicted and measured, a step of 2 ms: as in the baseline.
+    // Reserved memory of 1,200 bytes and a step of 2 ms, as in the baseline.
     let base = Baseline::parse(Baseline::text(&facts()), "b.toml").unwrap();
     let verdict = |memory: u64, ms: f64| {
         let limits = limits(|g| {
@@ -459,7 +459,7 @@ fn budgets_hold_whatever_the_baseline_has() {
         message(&v, "budget, step"),
         "2.00 ms, 0.5000 ms over the budget of 1.50 ms"
     );
-    // None is given by default.
+    // There are no budgets by default.
     assert_eq!(named(&after(|_| {})), 0);
 }
 
@@ -480,7 +480,7 @@ fn losses_that_are_lower_at_every_step_outside_are_better() {
     );
 }
 
-/// Whatever fails because of one change is one failure, and the change comes first.
+/// All failures caused by one change are one failure, and the change comes first.
 #[test]
 fn failures_of_one_cause_are_one_failure() {
     let grow = |f: &mut Facts| {
@@ -505,7 +505,7 @@ fn failures_of_one_cause_are_one_failure() {
         ["allocated", "reserved", "device", "digest"]
     );
     assert!(message(&v, "allocated").ends_with("; 8 more temporary buffers (448 MiB each)"));
-    // Once, not at every peak.
+    // Only once, not for every peak.
     assert!(!message(&v, "reserved").contains("buffers"));
     let v = after(|f| {
         grow(f);
@@ -519,7 +519,7 @@ fn failures_of_one_cause_are_one_failure() {
     let text = Baseline::text(&facts());
     let line = text.lines().nth(place.line as usize - 1).unwrap();
     assert!(line.contains("lr = 0.001"), "{line}");
-    // A race is a failure of its own, and so is what nothing explains.
+    // A race is a separate failure, and so is anything without an explanation.
     let v = after(|f| {
         grow(f);
         f.check.errors = 1;
@@ -561,7 +561,7 @@ fn a_larger_peak_names_buffers_that_are_more_and_a_smaller_one_those_that_are_fe
     assert!(message(&v, "allocated").ends_with("; 1 fewer activation buffer (600 B)"));
 }
 
-/// Preset `budget`: growth beyond a tolerance, a budget or the device fails; nothing else does.
+/// Preset `budget`: only growth beyond a tolerance, a budget or the device's capacity fails.
 #[test]
 fn budgets_fail_on_growth_alone() {
     let base = Baseline::parse(Baseline::text(&facts()), "b.toml").unwrap();
@@ -591,7 +591,7 @@ fn budgets_fail_on_growth_alone() {
         failures(&verdict(&|f| f.time.step_ps += 11_000_000)),
         ["step, predicted: REGRESSION"]
     );
-    // It has to fit, whether it did before or not.
+    // The step has to fit, whether or not it did before.
     let fit = |capacity: u64| verdict(&move |f: &mut Facts| f.memory.capacity = Some(capacity));
     assert!(fit(2000).pass);
     assert_eq!(fit(2000).finding("fits").unwrap().message, "0 B to spare");

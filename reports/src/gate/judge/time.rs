@@ -1,4 +1,4 @@
-//! Predicted time: deterministic, so one number is enough.
+//! Judges predicted time. It is deterministic, so one number is enough.
 
 use super::Subject;
 use crate::gate::baseline::Baseline;
@@ -7,7 +7,7 @@ use crate::gate::finding::{Class, Finding, Status};
 use crate::gate::limits::Limits;
 use std::collections::BTreeSet;
 
-/// Causes that are named.
+/// Maximum number of causes that are named.
 const NAMED: usize = 3;
 
 pub(super) fn predicted(baseline: &Baseline, now: &Facts, limits: &Limits) -> Finding {
@@ -71,7 +71,7 @@ pub(super) fn predicted(baseline: &Baseline, now: &Facts, limits: &Limits) -> Fi
     subject.finding(status, before, after, message)
 }
 
-/// Picoseconds as milliseconds, with as many digits as they deserve.
+/// Formats picoseconds as milliseconds with a suitable number of digits.
 pub(super) fn ms(ps: f64) -> String {
     let ms = ps / 1e9;
     if ms.abs() >= 1.0 {

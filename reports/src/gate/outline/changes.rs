@@ -1,16 +1,16 @@
-//! What differs between two outlines.
+//! Differences between two outlines.
 
 use super::{HEADING, expand};
 use similar::{ChangeTag, DiffOp, TextDiff};
 use std::fmt::Write;
 
-/// Lines of context around a change.
+/// Number of context lines around a change.
 const CONTEXT: usize = 2;
 
-/// Returns what turns one outline into another: changed statements behind `-` and `+`, each under
-/// the heading of its place in the model, with some context. Equal changes are counted instead of
-/// repeated. There are `limit` lines at most, and a last one that counts what is left out; none
-/// when the outlines say the same.
+/// Returns a diff of two outlines: changed statements after `-` and `+`, each under the heading of
+/// its place in the model, with some context. Equal changes are counted instead of repeated. At
+/// most `limit` lines are returned, plus a last line that counts what is left out. The result is
+/// empty if the outlines are equal.
 #[must_use]
 pub fn changes(old: &str, new: &str, limit: usize) -> String {
     let (old, new) = (expand(old), expand(new));
@@ -54,7 +54,7 @@ pub fn changes(old: &str, new: &str, limit: usize) -> String {
     out
 }
 
-/// The parts of an expanded outline, each with the title or the heading that it starts with.
+/// Splits an expanded outline into parts that each start with a title or a heading.
 fn visits(text: &str) -> Vec<&str> {
     let mut all = Vec::new();
     let (mut start, mut at) = (0, 0);
@@ -75,8 +75,7 @@ fn title(visit: &str) -> &str {
     visit.lines().next().unwrap_or_default()
 }
 
-/// The parts that differ, as they correspond; one that has no counterpart stands next to an empty
-/// text.
+/// Returns pairs of differing parts. A part without a counterpart is paired with an empty text.
 fn pairs<'a>(old: &[&'a str], new: &[&'a str]) -> Vec<(&'a str, &'a str)> {
     let mut all = Vec::new();
     let whole = TextDiff::from_slices(old, new);
@@ -103,7 +102,7 @@ fn pairs<'a>(old: &[&'a str], new: &[&'a str]) -> Vec<(&'a str, &'a str)> {
     all
 }
 
-/// The changes between two parts, each under the heading.
+/// Returns the changes between two parts, each under its heading.
 fn hunks(old: &str, new: &str) -> Vec<String> {
     let title = title(if new.is_empty() { old } else { new });
     let diff = TextDiff::from_lines(old, new);

@@ -1,12 +1,12 @@
-//! Outlines with every loop and block written out, one statement per line.
+//! Expands outlines: writes out every loop and block, one statement per line.
 
 use std::collections::BTreeMap;
 
-/// Longest expansion: a faulty file must not fill the memory.
+/// Maximum size of an expansion, so that an invalid file cannot fill the memory.
 const MOST_BYTES: usize = 64 << 20;
 
 /// Returns an outline with every loop and block written out, one statement per line. Texts that are
-/// not an outline come back as far as they make sense.
+/// not outlines are expanded as far as possible.
 #[must_use]
 pub fn expand(outline: &str) -> String {
     let mut blocks: BTreeMap<&str, String> = BTreeMap::new();
@@ -45,7 +45,7 @@ pub fn expand(outline: &str) -> String {
     out
 }
 
-/// Deepest nesting of loops that is read.
+/// Maximum nesting of loops.
 const DEEPEST: usize = 64;
 
 struct Text<'a> {
@@ -55,7 +55,7 @@ struct Text<'a> {
 }
 
 impl<'a> Text<'a> {
-    /// Statements up to the brace that ends the loop, which is taken, or the end.
+    /// Expands statements up to the brace that ends the loop, which is consumed, or up to the end.
     fn list(&mut self, depth: usize, out: &mut String) {
         let mut label = "";
         loop {
@@ -82,7 +82,7 @@ impl<'a> Text<'a> {
         }
     }
 
-    /// The start of a loop, `12x{`.
+    /// Consumes the start of a loop, `12x{`, and returns its count.
     fn open(&mut self) -> Option<u32> {
         let digits = self.rest.bytes().take_while(u8::is_ascii_digit).count();
         let (times, rest) = self.rest.split_at(digits);
@@ -90,7 +90,7 @@ impl<'a> Text<'a> {
         times.parse().ok()
     }
 
-    /// One statement, with a label if it has none of its own; the label that it has then.
+    /// Expands one statement. A statement without a label gets `label`. Returns its label.
     fn statement(&mut self, label: &'a str, out: &mut String) -> &'a str {
         let end = self.rest.find([';', ',', '}']).unwrap_or(self.rest.len());
         let (text, rest) = self.rest.split_at(end);

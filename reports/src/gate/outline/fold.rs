@@ -1,34 +1,34 @@
-//! Repetitions in lists of statements: loops, and parts that several places share.
+//! Finds repetitions in lists of statements: loops, and parts that several places share.
 
 use std::collections::{BTreeSet, HashMap};
 
-/// A statement, a loop or a shared part, by number.
+/// Number of a statement, a loop or a shared part.
 pub(super) type Id = u32;
 
-/// What a number stands for.
+/// Meaning of a number.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Symbol {
     /// A statement.
     Line(String),
-    /// A body that is repeated so often.
+    /// A body that is repeated this many times.
     Repeat(u32, Vec<Id>),
-    /// A part that comes in more than one place.
+    /// A part that occurs in more than one place.
     Block(Vec<Id>),
 }
 
-/// Earlier occurrences of a symbol that are looked at for a loop. A loop's body has to have one
-/// symbol that it holds at most so often.
+/// Maximum number of earlier occurrences of a symbol that are considered for a loop. A loop's body
+/// must contain a symbol that occurs in it at most this often.
 const HOPS: usize = 8;
-/// Characters that sharing a part must save.
+/// Minimum number of characters that sharing a part must save.
 const LEAST_SAVED: usize = 30;
-/// Characters of the shortest part that gets a name: a reference in the place of less is harder to
-/// read.
+/// Minimum length of a shared part, in characters: shorter ones are easier to read than a
+/// reference.
 const SHORTEST: usize = 48;
-/// Characters that naming a part takes: its title, and a line that is not full.
+/// Characters needed to define a part: its title, and a line that is not full.
 const TITLE: usize = 60;
-/// Characters of a reference to a part.
+/// Length of a reference to a part, in characters.
 const REFERENCE: usize = 8;
-/// Longest text in which shared parts are looked for, in symbols.
+/// Maximum length of a text in which shared parts are searched, in symbols.
 const LONGEST: usize = 20_000;
 
 /// All symbols of an outline.
@@ -39,7 +39,7 @@ pub(super) struct Symbols {
 }
 
 impl Symbols {
-    /// Returns the number of a symbol, the same one for equal symbols.
+    /// Returns the number of a symbol. Equal symbols have equal numbers.
     pub(super) fn id(&mut self, symbol: Symbol) -> Id {
         if let Some(id) = self.ids.get(&symbol) {
             return *id;
@@ -55,14 +55,14 @@ impl Symbols {
     }
 
     /// Folds adjacent repetitions into loops, shortest bodies first, so that equal lists fold alike
-    /// wherever they are. A body starts with a statement that `first` accepts where the loop leaves
-    /// that choice.
+    /// wherever they occur. If the loop leaves a choice, its body starts with a statement that
+    /// `first` accepts.
     pub(super) fn fold(&mut self, mut list: Vec<Id>, first: impl Fn(&str) -> bool) -> Vec<Id> {
         while let Some(length) = shortest(&list, self.all.len()) {
             let mut folded = Vec::with_capacity(list.len());
             let mut end = 0;
             for (start, matched) in runs(&list, length) {
-                // What the loop before has taken is gone.
+                // Skip what the previous loop has consumed.
                 let stop = start + matched;
                 let start = start.max(end);
                 let matched = stop.saturating_sub(start);
@@ -89,8 +89,8 @@ impl Symbols {
         list
     }
 
-    /// Gives parts that come more than once in these lists, or in bodies of their loops, a block of
-    /// their own, those that save most text first.
+    /// Creates blocks of parts that occur more than once in these lists or in the bodies of their
+    /// loops. Parts that save the most text come first.
     pub(super) fn share(&mut self, lists: &mut [Vec<Id>]) {
         loop {
             let inner = self.reachable(lists);
@@ -124,7 +124,7 @@ impl Symbols {
         }
     }
 
-    /// Loops and blocks that the lists lead to, each once.
+    /// Returns the loops and blocks reachable from the lists, without duplicates.
     fn reachable(&self, lists: &[Vec<Id>]) -> Vec<Id> {
         let mut seen = BTreeSet::new();
         let mut todo: Vec<Id> = lists.iter().flatten().copied().collect();
@@ -136,7 +136,7 @@ impl Symbols {
         seen.into_iter().collect()
     }
 
-    /// Characters of a symbol's text.
+    /// Returns the length of a symbol's text in characters.
     fn width(&self, id: Id) -> usize {
         match self.get(id) {
             Symbol::Line(text) => text.len() + 2,
@@ -145,9 +145,9 @@ impl Symbols {
         }
     }
 
-    /// The part whose sharing saves most text.
+    /// Returns the part whose sharing saves the most text.
     fn best(&self, lists: &[Vec<Id>]) -> Option<Vec<Id>> {
-        // One text; each list ends with a number that nothing else has.
+        // Concatenate the lists; each ends with a unique number.
         let mut text: Vec<u64> = Vec::new();
         for (i, list) in lists.iter().enumerate() {
             text.extend(list.iter().map(|id| u64::from(*id)));
@@ -165,7 +165,8 @@ impl Symbols {
             pairs.take_while(|(x, y)| x == y).count()
         };
         let mut best: Option<(usize, usize, usize)> = None;
-        // Intervals of suffixes that start alike: where each starts, and how long the start is.
+        // Intervals of suffixes with a common prefix: where each starts, and the length of the
+        // prefix.
         let mut open: Vec<(usize, usize)> = Vec::new();
         for i in 0..order.len() {
             let length = match order.get(i + 1) {
@@ -200,12 +201,12 @@ impl Symbols {
     }
 }
 
-/// What a part of this width saves that comes so often.
+/// Returns how many characters are saved by sharing a part of this width that occurs `times` times.
 fn saved(times: usize, width: usize) -> usize {
     (times.saturating_sub(1) * width).saturating_sub(times * REFERENCE + TITLE)
 }
 
-/// How many of these places do not overlap.
+/// Returns how many of these places do not overlap.
 fn apart(places: &[usize], length: usize) -> usize {
     let mut places = places.to_vec();
     places.sort_unstable();
@@ -234,12 +235,12 @@ fn replaced(list: &[Id], part: &[Id], by: Id) -> Vec<Id> {
     out
 }
 
-/// The shortest length of a part that comes twice in a row. Symbols are below `symbols`.
+/// Returns the shortest length of a part that occurs twice in a row. Symbols are below `symbols`.
 fn shortest(list: &[Id], symbols: usize) -> Option<usize> {
     const NONE: usize = usize::MAX;
     let mut last = vec![NONE; symbols];
     let mut before = vec![NONE; list.len()];
-    // By length: up to where it has been looked at.
+    // For each length, the position up to which it has been searched.
     let mut seen = vec![0; list.len() / 2 + 1];
     let mut least: Option<usize> = None;
     for (i, id) in list.iter().enumerate() {
@@ -266,7 +267,8 @@ fn shortest(list: &[Id], symbols: usize) -> Option<usize> {
     least
 }
 
-/// Where symbols come again after this length, in order: the start, and how many in a row.
+/// Returns where symbols repeat after `length` positions, in order: the start, and how many in a
+/// row.
 fn runs(list: &[Id], length: usize) -> Vec<(usize, usize)> {
     let mut all = Vec::new();
     let mut i = 0;
@@ -316,7 +318,7 @@ mod tests {
             ("a b a b c a b a b c", "2(2(a b) c)"),
             ("x a b a b a", "x 2(a b) a"),
             ("d c d c b c b e", "2(d c) b c b e"),
-            // A body starts with a heading where that costs nothing.
+            // A body starts with a heading if that costs nothing.
             ("a =h b a =h b a", "a 2(=h b a)"),
             ("a b c d", "a b c d"),
         ] {
@@ -326,7 +328,7 @@ mod tests {
         }
     }
 
-    /// Layers that are alike in part: the parts fold alike, however many layers there are.
+    /// Layers that are partly alike: the parts fold alike, however many layers there are.
     #[test]
     fn depth_does_not_lengthen_a_folded_list() {
         for layers in [2, 500] {

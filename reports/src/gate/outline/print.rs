@@ -1,14 +1,14 @@
-//! Outlines as text.
+//! Prints outlines as text.
 
 use super::HEADING;
 use super::fold::{Id, Symbol, Symbols};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// Columns of a line.
+/// Maximum width of a line.
 const WIDTH: usize = 120;
 
-/// Writes sections of an outline, blocks before what refers to them.
+/// Prints the sections of an outline. Blocks come before their references.
 pub(super) fn print(symbols: &Symbols, sections: &[(String, Vec<Id>)]) -> String {
     let mut names = Names::new();
     let mut out = String::new();
@@ -21,7 +21,7 @@ pub(super) fn print(symbols: &Symbols, sections: &[(String, Vec<Id>)]) -> String
     out
 }
 
-/// Numbers of blocks, in their order in the text.
+/// Numbers of blocks in the order of the text.
 type Names = BTreeMap<Id, usize>;
 
 /// Writes the blocks that a list needs.
@@ -40,8 +40,8 @@ fn define(symbols: &Symbols, list: &[Id], names: &mut Names, out: &mut String) {
     }
 }
 
-/// Writes a title and a list of statements, lines broken between words; headings start a line.
-/// Lines after the first are indented, and more so within loops.
+/// Writes a title and a list of statements. Lines are broken between words; headings start a line.
+/// Lines after the first are indented, more so within loops.
 fn fill(title: &str, symbols: &Symbols, list: &[Id], names: &Names, out: &mut String) {
     let mut statements = Vec::new();
     spell(symbols, list, names, &mut statements);
@@ -74,15 +74,16 @@ fn fill(title: &str, symbols: &Symbols, list: &[Id], names: &Names, out: &mut St
     out.push('\n');
 }
 
-/// A statement with the braces around it.
+/// A statement with its surrounding braces.
 struct Statement {
     text: String,
     heading: bool,
-    /// It has the label of the statement before, and does not repeat it.
+    /// Whether it has the label of the previous statement and does not repeat it.
     goes_on: bool,
 }
 
-/// What a statement does its work for, where it says so: `copy-out` of `copy-out: free temporary`.
+/// Returns the label that says what a statement works for: `copy-out` in `copy-out: free
+/// temporary`.
 pub(super) fn label(statement: &str) -> Option<&str> {
     let (label, _) = statement.split_once(": ")?;
     (!label.contains(' ')).then_some(label)

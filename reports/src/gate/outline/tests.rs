@@ -1,4 +1,4 @@
-//! Outlines of real programs.
+//! Tests of outlines of real programs.
 
 use super::*;
 use proptest::prelude::*;
@@ -15,14 +15,14 @@ fn an_outline_reads_well() {
     insta::assert_snapshot!(outline(&program("small-linear", &[])));
 }
 
-/// Statements as an expanded outline has them.
+/// Returns statements in the form of an expanded outline.
 fn plain(sections: &[(String, Vec<String>)]) -> String {
     sections.iter().fold(String::new(), |out, (title, lines)| {
         out + &format!("[{title}]\n") + &lines.iter().map(|l| format!("{l}\n")).collect::<String>()
     })
 }
 
-/// Whatever is folded, unfolding gives the statements that were there.
+/// Expanding a folded outline restores its statements.
 #[test]
 fn expansion_undoes_loops_and_blocks() {
     for name in [
@@ -138,7 +138,7 @@ fn long_diffs_are_cut_and_equal_places_are_counted() {
     let other: String = (0..200).map(|i| format!("{i};\n")).collect();
     let diff = changes("[steady step]\n", &format!("[steady step]\n{other}"), 60);
     assert!(diff.lines().count() <= 61, "{diff}");
-    // Equal lines in a row are one.
+    // Equal consecutive lines are one line.
     let diff = changes(
         "[steady step] a\n",
         "[steady step] a; 30x{alloc tmp 128Mi}\n",
@@ -160,7 +160,8 @@ fn texts_that_are_not_an_outline_do_no_harm() {
         let _ = expand(text);
         let _ = changes(text, "[steady step]\nx\n", 10);
     }
-    // Nested loops of a faulty file stop at a limit instead of filling the memory, and at a depth.
+    // Nested loops in an invalid file stop at a size limit and at a maximum depth, instead of
+    // filling the memory.
     let nested = format!("[x]\n{}y", "4000000000x{".repeat(12));
     assert!(expand(&nested).len() <= 65 << 20);
     let _ = expand(&format!("[x]\n{}y", "1x{".repeat(100_000)));

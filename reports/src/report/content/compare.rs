@@ -11,10 +11,10 @@ use shardlab_plan::record::{Cause, RunKind};
 use shardlab_plan::units::signed;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Instructions with the largest errors that are listed.
+/// Maximum number of instructions with the largest errors that are listed.
 const WORST: usize = 10;
-/// Curves that are compared with the first in a sentence each.
-const CURVES_TOLD: usize = 6;
+/// Maximum number of curves that are compared with the first in a sentence.
+const CURVES_COMPARED: usize = 6;
 
 fn titles(first: &str, items: &[Item]) -> Vec<String> {
     std::iter::once(first.to_owned())
@@ -22,7 +22,7 @@ fn titles(first: &str, items: &[Item]) -> Vec<String> {
         .collect()
 }
 
-/// Why two runs differ, in sentences; the verdict on their step times stands above.
+/// Explains in sentences why two runs differ. The verdict on their step times is above.
 pub(super) fn why(items: &[Item]) -> Option<Section> {
     let [a, b] = items else { return None };
     let pair = judged(["A", "B"], [a, b]);
@@ -34,7 +34,7 @@ pub(super) fn why(items: &[Item]) -> Option<Section> {
     })
 }
 
-/// The comparison of two runs.
+/// Compares two runs.
 pub(super) fn judged(labels: [&str; 2], [a, b]: [&Item; 2]) -> Pair {
     let sides = [Side::new(labels[0], &a.view), Side::new(labels[1], &b.view)];
     pair(sides[0], sides[1], &Options::default())
@@ -62,7 +62,7 @@ pub(super) fn exposed(items: &[Item]) -> Option<Section> {
         .iter()
         .flat_map(|i| i.view.run.collectives.keys().copied())
         .collect();
-    // One row per run: next to one another they would be wider than paper.
+    // One row per run: columns side by side would be wider than paper.
     let of_kind = |k: &CollectiveKind| {
         let k = *k;
         items.iter().filter_map(move |i| {
@@ -106,7 +106,7 @@ pub(super) fn exposed(items: &[Item]) -> Option<Section> {
     })
 }
 
-/// The composition of every run's peak.
+/// Returns the composition of every run's peak.
 pub(super) fn composition(items: &[Item]) -> Option<Block> {
     let of = |i: &Item, role: Role| {
         let found = i.view.run.memory.by_role.iter().find(|(r, _)| *r == role);
@@ -140,7 +140,7 @@ pub(super) fn composition(items: &[Item]) -> Option<Block> {
     }))
 }
 
-/// Instructions of one name, size and phase, with their times in both runs.
+/// Instructions with one name, size and phase, and their times in both runs.
 struct Group {
     name: String,
     work: Work,
@@ -188,7 +188,7 @@ pub(super) fn prediction(items: &[Item]) -> Option<Section> {
     })
 }
 
-/// Spans of both runs by instruction, joined where name, kind and size are the same.
+/// Pairs spans of both runs by instruction, and groups them by name, kind and size.
 fn groups(sim: &Item, exec: &Item) -> Vec<Group> {
     let times = |item: &Item| -> BTreeMap<u32, f64> {
         let spans = item.view.run.spans.iter();
@@ -267,7 +267,7 @@ pub(super) fn losses(items: &[Item]) -> Option<Section> {
         .collect()
     };
     let losses = of(|i| &i.view.run.losses);
-    let norms = of(|i| i.view.run.told_grad_norms());
+    let norms = of(|i| i.view.run.reported_grad_norms());
     let mut blocks = Vec::new();
     if !losses.is_empty() {
         blocks.push(Block::Plot(plots::curves(
@@ -275,7 +275,7 @@ pub(super) fn losses(items: &[Item]) -> Option<Section> {
         )));
     }
     if let Some((first, rest)) = losses.split_first() {
-        for other in rest.iter().take(CURVES_TOLD) {
+        for other in rest.iter().take(CURVES_COMPARED) {
             blocks.push(Block::Text(apart(first, other)));
         }
     }

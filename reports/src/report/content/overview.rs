@@ -1,4 +1,4 @@
-//! Cards, the table of all runs, step times.
+//! Cards, the table of all runs, and step times.
 
 use super::compare::judged;
 use super::{bytes, number, sweep};
@@ -10,9 +10,9 @@ use crate::view::RunView;
 use shardlab_plan::record::RunKind;
 use shardlab_plan::record::basis::milliseconds;
 
-/// Runs that are compared with the first in a sentence.
+/// Maximum number of runs that are compared with the first in a sentence.
 const SENTENCES: usize = 4;
-/// Runs with a card.
+/// Maximum number of runs with a card.
 const CARDS: usize = 6;
 
 fn kind(item: &Item) -> &'static str {
@@ -22,7 +22,7 @@ fn kind(item: &Item) -> &'static str {
     }
 }
 
-/// Percent; NaN where the device's peak is not known.
+/// Returns model FLOPs utilisation in percent; NaN if the device's peak is not known.
 fn mfu(item: &Item) -> f64 {
     match item.view.run.mfu {
         0.0 => f64::NAN,
@@ -38,7 +38,7 @@ fn fits(item: &Item) -> &'static str {
     }
 }
 
-/// Returns the step time with the digits that its basis deserves.
+/// Returns the step time with the digits that its basis justifies.
 fn step(item: &Item) -> String {
     let run = &item.view.run;
     match &run.basis {
@@ -56,7 +56,8 @@ fn basis(item: &Item) -> String {
     }
 }
 
-/// Cards of the runs that are shown in detail, which ones these are, and the table of all.
+/// Returns the cards of the detailed runs, a sentence on which ones these are, and the table of all
+/// runs.
 pub(super) fn summary(items: &[Item], told: &[Item], which: Option<String>) -> Section {
     let cards = told.iter().take(CARDS).map(|item| {
         let run = &item.view.run;
@@ -101,7 +102,7 @@ pub(super) fn summary(items: &[Item], told: &[Item], which: Option<String>) -> S
     }
 }
 
-/// Metrics of the table of all runs.
+/// Metrics in the table of all runs.
 const COLUMNS: [&str; 7] = [
     "step_ms",
     "tokens_per_s_per_gpu",
@@ -122,7 +123,7 @@ fn table(items: &[Item]) -> Table {
         .collect();
     let axes = sweep::names(items);
     let rows = items.iter().enumerate().map(|(i, item)| {
-        // A point of a sweep is its values: a column each.
+        // A point of a sweep consists of its values: one column each.
         let mut row = match &axes {
             Some(_) => item.axes.iter().map(|(_, v)| v.clone()).collect(),
             None => vec![item.label.clone()],
@@ -138,7 +139,7 @@ fn table(items: &[Item]) -> Table {
     let rows = rows.collect();
     let runs = axes.unwrap_or_else(|| vec!["run".to_owned()]);
     let titles = columns.iter().map(|(metric, _)| match metric.unit {
-        // Bytes are written with their unit.
+        // Sizes are written with their unit.
         Unit::Memory => format!(">{}", metric.title.replace(" GiB", "")),
         _ => format!(">{}", metric.title),
     });
@@ -157,7 +158,7 @@ fn table(items: &[Item]) -> Table {
     }
 }
 
-/// A value of a metric, memory in the unit that suits it.
+/// Formats a value of a metric; memory in a suitable unit.
 fn cell(metric: &Metric, run: usize) -> String {
     const GIB: f64 = (1u64 << 30) as f64;
     match metric.unit {
@@ -166,7 +167,7 @@ fn cell(metric: &Metric, run: usize) -> String {
     }
 }
 
-/// What the stars mean, where there are some.
+/// Explains the stars, if there are any.
 fn caption(matrix: &Matrix, starred: bool) -> String {
     if !starred {
         return match matrix.comparable.ranks() {
@@ -195,7 +196,7 @@ fn samples(item: &Item) -> Vec<f64> {
         .collect()
 }
 
-/// The step times of all runs, and sentences on those that are shown in detail.
+/// Returns the step times of all runs, and sentences on the detailed ones.
 pub(super) fn step_times(items: &[Item], told: &[Item]) -> Option<Section> {
     let axes = sweep::names(items);
     let bars: Vec<StepBar> = items
@@ -205,7 +206,7 @@ pub(super) fn step_times(items: &[Item], told: &[Item]) -> Option<Section> {
             let samples = samples(item);
             let measured = item.view.run.kind == RunKind::Exec && samples.len() >= 2;
             let options = options(samples.len());
-            // A median's interval is that of its ratio to 1.
+            // The interval of a median is that of its ratio to 1.
             let interval = measured.then(|| ratio_of_medians(&[1.0], &samples, &options));
             StepBar {
                 label: match &axes {
@@ -241,7 +242,7 @@ fn options(samples: usize) -> Options {
     }
 }
 
-/// How the step times compare with the first, in sentences.
+/// Compares the step times with the first, in sentences.
 fn verdicts(items: &[Item]) -> Vec<String> {
     let sentences = |pair: &Pair| {
         let all = pair.verdict().into_iter().map(str::to_owned);
@@ -258,7 +259,7 @@ fn verdicts(items: &[Item]) -> Vec<String> {
             all.extend(sentences(&pair));
             all
         }
-        // Beyond, the drawing and the table tell more than a page of sentences.
+        // With more runs, the drawing and the table are clearer than a page of sentences.
         [first, rest @ ..] => {
             let rest = rest.iter().take(SENTENCES);
             rest.flat_map(|other| {

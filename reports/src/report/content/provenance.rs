@@ -1,4 +1,4 @@
-//! Where numbers come from: options, programs, environments.
+//! Where numbers come from: options, programs and environments.
 
 use super::number;
 use crate::report::{Block, Item, Section, Table};
@@ -87,7 +87,7 @@ pub(super) fn origin(items: &[Item]) -> Section {
         .flat_map(|i| i.view.run.environment.keys())
         .collect();
     if !keys.is_empty() {
-        // Runs of one environment share a column: of many there is no room for one each.
+        // Runs of one environment share a column: there is no room for one column per run.
         let first = &items[0].view.run.environment;
         let one = items.iter().all(|i| i.view.run.environment == *first);
         let shown = if one { &items[..1] } else { items };
@@ -111,11 +111,11 @@ pub(super) fn origin(items: &[Item]) -> Section {
             rows,
         }));
     }
-    let mut told = BTreeSet::new();
+    let mut seen = BTreeSet::new();
     for i in items {
         let s = &i.view.scenario;
-        // The points of a sweep share theirs.
-        if !s.text.is_empty() && told.insert(&s.text) {
+        // The points of a sweep share their text.
+        if !s.text.is_empty() && seen.insert(&s.text) {
             blocks.push(Block::Long(
                 format!("Scenario of {}", i.label),
                 s.text.clone(),

@@ -1,4 +1,5 @@
-//! Runs that differ in options: which of a sweep's points are told in full, and a heat map.
+//! Runs that differ in options: selects the points of a sweep that are shown in detail, and draws a
+//! heat map.
 
 use crate::compare::Matrix;
 use crate::plots::{self, Cell, Measure};
@@ -8,15 +9,15 @@ use shardlab_plan::scenario::BatchUnit;
 use std::borrow::Cow;
 use std::cmp::Ordering;
 
-/// Runs from which on a map says more than a table.
+/// Minimum number of runs for a map; fewer are clearer in a table.
 const FEWEST: usize = 3;
-/// Values of an option that fit.
+/// Maximum number of values per axis.
 const MOST: usize = 24;
 
-/// Points of a sweep that are told in full; of more, these are the best.
-const TOLD: usize = 6;
+/// Maximum number of points of a sweep that are shown in detail: the best ones.
+const DETAILED: usize = 6;
 
-/// Options that merely name things: they vary with the file, not with the question.
+/// Returns whether an option is an axis. Some options only name things and vary with the file.
 fn is_axis(key: &str) -> bool {
     !key.starts_with("gate.")
 }
@@ -25,7 +26,7 @@ fn keys_of(item: &Item) -> Vec<&str> {
     item.axes.iter().map(|(k, _)| k.as_str()).collect()
 }
 
-/// The keys of the axes, where all runs are points of one sweep.
+/// Returns the keys of the axes if all runs are points of one sweep.
 fn keys(items: &[Item]) -> Option<Vec<&str>> {
     let first = items.first()?;
     let name = &first.view.scenario.name;
@@ -33,8 +34,8 @@ fn keys(items: &[Item]) -> Option<Vec<&str>> {
     (!first.axes.is_empty() && items.iter().all(same)).then(|| keys_of(first))
 }
 
-/// Names of the axes for columns, without their sections where that leaves them apart; `None` where
-/// the runs are of no sweep.
+/// Returns the names of the axes for columns, without their sections if they stay unambiguous;
+/// `None` if the runs are not points of a sweep.
 pub(super) fn names(items: &[Item]) -> Option<Vec<String>> {
     let keys = keys(items)?;
     let short = |k: &str| k.split_once('.').map_or(k, |(_, o)| o).to_owned();
@@ -43,13 +44,13 @@ pub(super) fn names(items: &[Item]) -> Option<Vec<String>> {
     Some(keys.iter().map(name).collect())
 }
 
-/// A point by its values alone, in the order of the axes.
+/// Describes a point by its values in the order of the axes.
 pub(super) fn values(item: &Item) -> String {
     let values: Vec<&str> = item.axes.iter().map(|(_, v)| v.as_str()).collect();
     values.join(", ")
 }
 
-/// What fits the device before what does not, then what is better; what has no number is last.
+/// Orders runs: those that fit come first, then better ones. Runs without a number come last.
 fn better(measure: Measure, a: &RunView, b: &RunView) -> Ordering {
     let out = |v: &RunView| (v.fits() == Some(false), !value(measure, v).is_finite());
     let [x, y] = [a, b].map(|v| value(measure, v));
@@ -61,30 +62,30 @@ fn better(measure: Measure, a: &RunView, b: &RunView) -> Ordering {
     out(a).cmp(&out(b)).then(numbers)
 }
 
-/// The runs that are told in full, and a sentence on which these are: all of them, or of a large
-/// sweep the best.
-pub(super) fn told(items: &[Item]) -> (Cow<'_, [Item]>, Option<String>) {
-    if items.len() <= TOLD || keys(items).is_none() {
+/// Returns the runs that are shown in detail, and a sentence on which ones these are: all runs, or
+/// the best points of a large sweep.
+pub(super) fn detailed(items: &[Item]) -> (Cow<'_, [Item]>, Option<String>) {
+    if items.len() <= DETAILED || keys(items).is_none() {
         return (Cow::Borrowed(items), None);
     }
     let (name, measure) = measure(items);
     let mut order: Vec<&Item> = items.iter().collect();
     order.sort_by(|a, b| better(measure, &a.view, &b.view));
-    let best: Vec<Item> = order.into_iter().take(TOLD).cloned().collect();
+    let best: Vec<Item> = order.into_iter().take(DETAILED).cloned().collect();
     let fit = if best.iter().any(|i| i.view.fits() == Some(false)) {
         "with those that do not fit last"
     } else {
         "among those that fit"
     };
     let text = format!(
-        "Details for the {TOLD} best of {} points by {}, {fit}. The table, the step times and the map show all points.",
+        "Details for the {DETAILED} best of {} points by {}, {fit}. The table, the step times and the map show all points.",
         items.len(),
         name.to_lowercase()
     );
     (Cow::Owned(best), Some(text))
 }
 
-/// The axes of the sweep that the runs are of, or else the options in which they differ.
+/// Returns the axes of the sweep, or else the options in which the runs differ.
 fn axes(items: &[Item]) -> Vec<Difference> {
     if let Some(keys) = keys(items) {
         let values = |at: usize| items.iter().map(|i| Some(i.axes[at].1.clone())).collect();
@@ -100,7 +101,7 @@ fn axes(items: &[Item]) -> Vec<Difference> {
     axes
 }
 
-/// The title of a report whose runs are all points of one sweep.
+/// Returns the title of a report whose runs are all points of one sweep.
 pub(super) fn title(items: &[Item]) -> Option<String> {
     let keys = keys(items)?.join(", ");
     let name = &items.first()?.view.scenario.name;
@@ -119,7 +120,7 @@ pub(super) fn heat(items: &[Item]) -> Option<Section> {
     let (x, y, others) = match axes.as_slice() {
         [x] => (x, None, &[][..]),
         [x, y] => (x, Some(y), &[][..]),
-        // Runs that merely happen to differ in many options are on no map.
+        // Runs that happen to differ in many options have no map.
         [x, y, others @ ..] if keys(items).is_some() => (x, Some(y), others),
         _ => return None,
     };
@@ -129,7 +130,7 @@ pub(super) fn heat(items: &[Item]) -> Option<Section> {
             .iter()
             .map(|v| v.clone().unwrap_or_default())
             .collect();
-        // Numbers by size, the rest by name.
+        // Numbers are sorted by size, other values by name.
         all.sort_by(|a, b| match (a.parse::<f64>(), b.parse::<f64>()) {
             (Ok(x), Ok(y)) => x.total_cmp(&y),
             _ => a.cmp(b),
@@ -204,7 +205,7 @@ fn counted_in(items: &[Item]) -> BatchUnit {
     RunView::counted_in(items.iter().map(|i| &i.view))
 }
 
-/// Marks the best run by the measure; none where all tie.
+/// Marks the best run by the measure; none if all tie.
 fn best(items: &[Item], measure: Measure) -> Vec<bool> {
     let runs: Vec<(&str, &RunView)> = items.iter().map(|i| (i.label.as_str(), &i.view)).collect();
     let matrix = Matrix::new(&runs, None);
@@ -216,7 +217,7 @@ fn best(items: &[Item], measure: Measure) -> Vec<bool> {
     metric.map_or_else(|| vec![false; items.len()], |m| matrix.best(m))
 }
 
-/// What a run has of the measure.
+/// Returns the value of the measure for a run.
 fn value(measure: Measure, view: &RunView) -> f64 {
     if measure.more_is_better {
         view.tokens_per_s()
@@ -225,8 +226,8 @@ fn value(measure: Measure, view: &RunView) -> f64 {
     }
 }
 
-/// What the map shows, with its name: step times tell which point is better only where all steps do
-/// the same work.
+/// Returns what the map shows, with its name. Step times only compare points whose steps do the
+/// same work.
 fn measure(items: &[Item]) -> (&'static str, Measure) {
     let tokens = |i: &Item| i.view.run.tokens;
     let same_tokens = RunView::have_same_tokens(items.iter().map(|i| &i.view));

@@ -1,4 +1,4 @@
-//! Progress for programs.
+//! Progress output for programs.
 
 use crate::cli::exec::events::Event;
 use shardlab_exec::engine::RankTimes;
@@ -8,10 +8,10 @@ use std::io::Write;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 
-/// Writes events from a thread of its own: a reader that stands still must not hold up the ranks,
-/// which would take that for a hang.
+/// Writes events from a separate thread. A reader that stops reading must not block the ranks,
+/// because that would look like a hang.
 pub(in crate::cli::exec) struct Json {
-    /// What the ranks did in the step that is reported next.
+    /// Times of the ranks in the step that is reported next.
     ranks: Vec<RankTimes>,
     writer: Option<(Sender<Event>, JoinHandle<()>)>,
 }
@@ -23,7 +23,7 @@ impl Json {
         let thread = std::thread::Builder::new().name("progress".to_owned());
         Self {
             ranks: Vec::new(),
-            // Without a thread events are written where they come.
+            // If no thread can be started, events are written directly.
             writer: thread.spawn(body).ok().map(|thread| (events, thread)),
         }
     }
@@ -50,7 +50,7 @@ impl Json {
 }
 
 impl Drop for Json {
-    /// Everything is written before the process goes on to its end.
+    /// Writes all remaining events before the process ends.
     fn drop(&mut self) {
         if let Some((events, thread)) = self.writer.take() {
             drop(events);
@@ -59,7 +59,7 @@ impl Drop for Json {
     }
 }
 
-/// Writes a line, whole and at once. Nothing can be done when stderr is closed.
+/// Writes a line in one piece. A closed stderr is ignored.
 pub(super) fn write(event: &Event) {
     let mut stderr = std::io::stderr().lock();
     let _ = stderr.write_all(event.line().as_bytes());

@@ -1,53 +1,57 @@
-//! Progress for people: one line that is rewritten on a terminal, a line now and then elsewhere.
+//! Progress output for people: one line that is redrawn on a terminal, occasional lines otherwise.
 
 use shardlab_exec::train::{Flow, Observer, StepReport};
 use shardlab_plan::units::thousands;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-/// Lines that a run leaves in a log, about.
+/// Approximate number of lines that a run writes to a log.
 const LINES: u64 = 20;
-/// Steps that a rate is averaged over, about.
+/// Approximate number of steps that a rate is averaged over.
 const SMOOTHING: f64 = 10.0;
 
-/// Where steps are told.
+/// Where steps are reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Told {
-    /// In one line, again and again.
+enum Output {
+    /// On one line that is redrawn.
     Terminal,
-    /// In a line now and then.
+    /// On occasional lines.
     Log,
-    /// Nowhere.
+    /// Not at all.
     Nowhere,
 }
 
 pub(in crate::cli::exec) struct Text {
-    told: Told,
-    /// What is counted, a second.
+    output: Output,
+    /// Unit of the rate, per second.
     unit: &'static str,
-    /// Smoothed time of a step.
+    /// Smoothed step time.
     time: Option<f64>,
-    /// When the terminal's line was drawn last.
+    /// When the line on the terminal was last drawn.
     drawn: Option<Instant>,
-    /// A line waits for its end.
+    /// Whether a line has no newline yet.
     open: bool,
 }
 
 impl Text {
-    /// Counts this, on a terminal or in a log.
+    /// Reports on a terminal or in a log; `unit` is what is counted.
     pub(super) fn new(unit: &'static str, terminal: bool) -> Self {
-        let told = if terminal { Told::Terminal } else { Told::Log };
-        Self::told(unit, told)
+        let output = if terminal {
+            Output::Terminal
+        } else {
+            Output::Log
+        };
+        Self::output(unit, output)
     }
 
-    /// Tells of no steps.
+    /// Reports no steps.
     pub(super) fn silent(unit: &'static str) -> Self {
-        Self::told(unit, Told::Nowhere)
+        Self::output(unit, Output::Nowhere)
     }
 
-    fn told(unit: &'static str, told: Told) -> Self {
+    fn output(unit: &'static str, output: Output) -> Self {
         Self {
-            told,
+            output,
             unit,
             time: None,
             drawn: None,
@@ -55,7 +59,7 @@ impl Text {
         }
     }
 
-    /// Ends the line at hand.
+    /// Ends the current line.
     pub(super) fn end(&mut self) {
         if std::mem::take(&mut self.open) {
             eprintln!();
@@ -80,7 +84,7 @@ impl Text {
     }
 }
 
-/// `45 s`, `12 min`, `3.5 h`.
+/// Formats a duration: `45 s`, `12 min`, `3.5 h`.
 fn short(d: Duration) -> String {
     match d.as_secs_f64() {
         s if s < 90.0 => format!("{s:.0} s"),
@@ -92,7 +96,8 @@ fn short(d: Duration) -> String {
 impl Observer for Text {
     fn step(&mut self, r: &StepReport) -> Flow {
         let now = r.time.as_secs_f64().max(1e-9);
-        // The first step makes what later ones reuse: its time is no basis once there is another.
+        // The first step prepares what later ones reuse, so its time counts only until there is
+        // another.
         let first = self.drawn.is_none();
         let time = match self.time {
             Some(t) => t + (now - t) / SMOOTHING,
@@ -100,10 +105,10 @@ impl Observer for Text {
         };
         self.time = (!first).then_some(time);
         let last = r.step == r.steps;
-        // Nothing can be done when stderr is closed.
+        // A closed stderr is ignored.
         let mut err = std::io::stderr().lock();
-        match self.told {
-            Told::Terminal => {
+        match self.output {
+            Output::Terminal => {
                 let due = self
                     .drawn
                     .is_none_or(|d| d.elapsed() > Duration::from_millis(100));
@@ -114,19 +119,19 @@ impl Observer for Text {
                     self.drawn = Some(Instant::now());
                 }
             }
-            Told::Log => {
+            Output::Log => {
                 if first || last || r.step.is_multiple_of((r.steps / LINES).max(1)) {
                     let _ = writeln!(err, "{}", self.line(r, time));
                 }
                 self.drawn = Some(Instant::now());
             }
-            Told::Nowhere => {}
+            Output::Nowhere => {}
         }
         Flow::Continue
     }
 
     fn validation(&mut self, step: u64, loss: f64) {
-        if self.told == Told::Nowhere {
+        if self.output == Output::Nowhere {
             return;
         }
         self.end();

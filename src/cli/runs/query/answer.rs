@@ -1,4 +1,4 @@
-//! Answers.
+//! Answers queries.
 
 use super::super::super::frames::{object, table};
 use super::super::super::output::{Failure, Out, Status};
@@ -6,16 +6,16 @@ use super::Args;
 use shardlab_frames::{Aggregate, Frame, runs, spans};
 use shardlab_reports::store::Store;
 
-/// Columns of runs when nothing else is asked for.
+/// Default columns of runs.
 const RUN: [&str; 5] = ["id", "kind", "scenario", "policy", "hardware"];
-/// Columns of spans when nothing else is asked for.
+/// Default columns of spans.
 const SPAN: [&str; 5] = ["scenario", "name", "unit_name", "phase", "work"];
-/// Metrics when none is asked for, as far as there are such.
+/// Default metrics, as far as they exist.
 const METRICS: [&str; 5] = [
     "step_ms.median",
     "memory.peak_reserved_bytes",
     "loss.last",
-    // Of a sweep's points.
+    // Column of the points of a sweep.
     "step_ms",
     "peak_reserved_bytes",
 ];

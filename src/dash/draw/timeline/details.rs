@@ -1,4 +1,4 @@
-//! What the selected span is, why it started when it did, and what it held up.
+//! Draws details on the selected span: what it is, why it started when it did, and what it held up.
 
 use super::put_legend;
 use crate::dash::app::App;
@@ -32,7 +32,7 @@ pub(super) fn draw(app: &App, buf: &mut Buffer, area: Rect) {
     {
         lines = describe(app, run, s);
     }
-    // With room enough the details take five rows, and lists the rest.
+    // If there is enough room, the details take five rows and the lists the rest.
     const OWN: u16 = 5;
     let lists = inner.height >= OWN + 5;
     let legend_row = if lists {
@@ -79,7 +79,7 @@ pub(super) fn draw(app: &App, buf: &mut Buffer, area: Rect) {
     }
 }
 
-/// The longest exposed intervals, where they are and what was waited for.
+/// Draws the longest exposed intervals: where they are, and what was waited for.
 fn longest(app: &App, run: &Lanes, buf: &mut Buffer, area: Rect) {
     let theme = app.theme;
     put(
@@ -109,7 +109,7 @@ fn longest(app: &App, run: &Lanes, buf: &mut Buffer, area: Rect) {
     }
 }
 
-/// The largest buffers at the peak of memory.
+/// Draws the largest buffers at the memory peak.
 fn alive(app: &App, run: &Lanes, buf: &mut Buffer, area: Rect) {
     let theme = app.theme;
     let view = &run.view;
@@ -155,7 +155,7 @@ fn describe(app: &App, run: &Lanes, s: Selected) -> Vec<Line> {
     let text = |text: String| (text, theme.text());
     let length = span.end.saturating_sub(span.start);
     let critical = run.critical.get(s.span as usize).copied().unwrap_or(false);
-    // Where there is only one, its number says nothing.
+    // Omit the number if there is only one micro-batch.
     let part = match run.view.program.micro_batches {
         0 | 1 => String::new(),
         _ => format!(", micro-batch {}", instr.micro_batch),

@@ -1,4 +1,4 @@
-//! One lane: bars with eighths of a column at their ends, names where there is room.
+//! Draws one lane: bars that end in eighths of a column, with names if there is room.
 
 use super::GUTTER;
 use crate::dash::app::App;
@@ -11,9 +11,9 @@ use ratatui::style::{Modifier, Style};
 use shardlab_plan::program::Phase;
 use shardlab_reports::view::Work;
 
-/// Eighths of a cell from its left.
+/// Blocks that fill eighths of a cell from its left.
 const LEFT: [char; 9] = [' ', '▏', '▎', '▍', '▌', '▋', '▊', '▉', '█'];
-/// Columns from which on a bar gets its name.
+/// Minimum width of a bar that shows its name, in columns.
 const NAMED: usize = 4;
 
 #[expect(
@@ -51,7 +51,7 @@ pub(super) fn lane(
         let Some(work) = bin.work else { continue };
         let dimmed = critical_only && !bin.critical;
         let (mut glyph, style) = cell(app, bin, work, dimmed);
-        // A hairline where one wide span ends and the next begins.
+        // Draw a hairline where one wide span ends and the next begins.
         let ends =
             |other: Option<&Bin>| other.is_some_and(|o| o.work.is_some() && o.span != bin.span);
         let wide = i > 0 && bins[i - 1].span == bin.span && bins[i - 1].work.is_some();
@@ -95,15 +95,15 @@ fn cell(app: &App, bin: &Bin, work: Work, dimmed: bool) -> (char, Style) {
     let eighths = ((f64::from(bin.cover) * 8.0).round() as usize).clamp(1, 8);
     match (eighths, bin.left, bin.right) {
         (8, ..) => ('█', style),
-        // It begins within the column: the empty part is drawn over the colour.
+        // The bar starts within the column: draw the empty part over the colour.
         (e, false, true) => (LEFT[8 - e], style.add_modifier(Modifier::REVERSED)),
         (e, ..) => (LEFT[e], style),
     }
 }
 
-/// Names of the spans that take columns enough.
+/// Draws the names of the spans that are wide enough.
 fn names(app: &App, run: &Lanes, bins: &[Bin], buf: &mut Buffer, area: Rect, critical_only: bool) {
-    // Between textures a name needs a blank on each side.
+    // Between textures, a name needs a blank on each side.
     let margin = if app.theme.textures() { 3 } else { 2 };
     let mut from = 0;
     while from < bins.len() {
@@ -131,7 +131,7 @@ fn names(app: &App, run: &Lanes, bins: &[Bin], buf: &mut Buffer, area: Rect, cri
     }
 }
 
-/// Name and unit, or the name alone, or its beginning, if that says anything.
+/// Returns the name with the unit, or only the name, or its beginning if that is informative.
 fn label(run: &Lanes, span: u32, width: usize) -> Option<String> {
     const LEAST: usize = 5;
     let full = run.label(span);
@@ -145,7 +145,7 @@ fn label(run: &Lanes, span: u32, width: usize) -> Option<String> {
     (width >= LEAST).then(|| cut(name, width))
 }
 
-/// The selected span's columns.
+/// Highlights the columns of the selected span.
 fn highlight(app: &App, bins: &[Bin], buf: &mut Buffer, area: Rect, run_index: usize) {
     let t = &app.timeline;
     let Some(selected) = t.selected.filter(|s| s.run == run_index) else {
@@ -201,13 +201,13 @@ fn highlight(app: &App, bins: &[Bin], buf: &mut Buffer, area: Rect, run_index: u
     }
 }
 
-/// Whether the lane drawn here is the selected one: its mark is there.
+/// Returns whether the lane drawn here is the selected one, which has a mark.
 fn put_name_matches(_: &App, buf: &Buffer, area: Rect) -> bool {
     buf.cell((area.x, area.y))
         .is_some_and(|c| c.symbol() == "▸")
 }
 
-/// What a phase is part of, where units are too narrow to be told apart.
+/// Returns the part of the step that a phase belongs to, shown if units are too narrow.
 fn band(phase: Phase) -> &'static str {
     match phase {
         Phase::Recompute | Phase::Backward => "backward",
@@ -215,13 +215,13 @@ fn band(phase: Phase) -> &'static str {
     }
 }
 
-/// Units along the compute stream.
+/// Draws the units along the compute stream.
 pub(super) fn units(app: &App, run: &Lanes, buf: &mut Buffer, row: Rect, plot: Rect) {
     let theme = app.theme;
     put(buf, row.x + 1, row.y, GUTTER - 1, "unit", theme.dim());
     let view = app.timeline.view();
     let columns = plot.width;
-    // Segments of the phase, where units are too narrow to be named.
+    // Draw segments of the phase if units are too narrow for names.
     let shown: Vec<_> = run
         .segments
         .iter()
@@ -237,7 +237,7 @@ pub(super) fn units(app: &App, run: &Lanes, buf: &mut Buffer, row: Rect, plot: R
         let unit = run.view.unit(s.unit);
         let named = unit.chars().count() as u16 + 2;
         let width = |end: u64| view.column(end.min(view.to), columns) as u16 - from.min(columns);
-        // Units too narrow for their names are taken together as long as the phase is the same.
+        // Merge adjacent units that are too narrow for their names, within one phase.
         let single = width(end) >= named;
         if !single {
             while let Some(next) = shown

@@ -1,4 +1,4 @@
-//! The memory curve: stacked by what the memory is for, above the composition at its peak.
+//! Draws the memory curve, stacked by purpose, above the composition at its peak.
 
 use super::GUTTER;
 use crate::dash::app::{App, Hit};
@@ -11,7 +11,7 @@ use ratatui::layout::Rect;
 use ratatui::style::Style;
 use shardlab_plan::record::RunKind;
 
-/// Eighths of a cell from its bottom.
+/// Blocks that fill eighths of a cell from its bottom.
 const UP: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
 pub(super) fn draw(app: &App, buf: &mut Buffer, area: Rect, plot: Rect) {
@@ -34,7 +34,7 @@ pub(super) fn draw(app: &App, buf: &mut Buffer, area: Rect, plot: Rect) {
         );
         return;
     }
-    // The last row has the composition at the peak.
+    // The last row shows the composition at the peak.
     let rows = area.height - 1;
     let most = |l: &Lanes| {
         l.memory
@@ -109,7 +109,7 @@ fn draw_column(
     let theme = app.theme;
     let cells = |n: u64| n as f64 / top as f64 * f64::from(rows);
     for row in 0..rows {
-        // Of this cell, from its bottom: how far each family reaches.
+        // How far each family reaches within this cell, from its bottom.
         let (low, high) = (f64::from(rows - 1 - row), f64::from(rows - row));
         let filled = (cells(column.allocated) - low).clamp(0.0, 1.0);
         if filled <= 0.06 {
@@ -133,7 +133,7 @@ fn draw_column(
     }
 }
 
-/// The family at a height, in cells from the bottom.
+/// Returns the family at a height, in cells from the bottom.
 fn family_at(stack: &Stack, top: u64, rows: u16, height: f64) -> Family {
     let mut sum = 0u64;
     for (family, n) in Family::ALL.into_iter().zip(stack) {
@@ -145,7 +145,7 @@ fn family_at(stack: &Stack, top: u64, rows: u16, height: f64) -> Family {
     Family::Other
 }
 
-/// The other run's curve as a line.
+/// Draws the curve of the other run as a line.
 fn overlay(
     app: &App,
     buf: &mut Buffer,
@@ -160,14 +160,14 @@ fn overlay(
         let height = column.allocated as f64 / top as f64 * f64::from(rows);
         let row = (f64::from(rows) - height).clamp(0.0, f64::from(rows - 1)) as u16;
         let at = (plot.x + i as u16, plot.y + row);
-        // Over a filled cell the line lies on its colour.
+        // Over a filled cell, the line is drawn on the cell's colour.
         let below = buf.cell(at).filter(|c| c.symbol() == "█").map(|c| c.fg);
         let style = below.map_or(style, |colour| style.bg(colour));
         put(buf, at.0, at.1, 1, "─", style);
     }
 }
 
-/// What the peak is made of.
+/// Draws the composition of the peak.
 fn composition(app: &App, main: &Lanes, buf: &mut Buffer, area: Rect) {
     let theme = app.theme;
     let memory = &main.view.run.memory;

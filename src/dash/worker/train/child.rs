@@ -1,4 +1,4 @@
-//! Training in a process of its own, `shardlab exec`, which tells what it does and keeps the run.
+//! Trains in a separate process, `shardlab exec`, which reports events and saves the run.
 
 use super::{Trainer, What};
 use crate::cli::events::{Event, Rank};
@@ -20,21 +20,22 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// Between two looks at whether it is to end.
+/// Interval for checking whether to end the process.
 const LOOK: Duration = Duration::from_millis(50);
-/// How long words of a process that has ended may still come.
+/// How long output of an ended process may still arrive.
 const LAST_WORDS: Duration = Duration::from_secs(1);
-/// How long, beyond its own limit, it may go on without a word once it has been told to end.
+/// How long a process may be silent, beyond its own limit, after it has been asked to end.
 const GRACE: Duration = Duration::from_secs(10);
-/// Lines that are kept for the case that it ends without saying why.
+/// Number of output lines kept in case the process ends without a reason.
 const LINES_KEPT: usize = 12;
 
-/// The processes that jobs have started, counted: none may be left when the dashboard ends.
+/// Counts the processes started by jobs: none may be left when the dashboard ends.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Children(Arc<()>);
 
 impl Children {
-    /// Waits until there are none, so long at most. Each job ends its own when it is told to.
+    /// Waits until all processes are gone, at most `limit`. Each job ends its own process when
+    /// asked to.
     pub(crate) fn wait(&self, limit: Duration) {
         let end = Instant::now() + limit;
         while Arc::strong_count(&self.0) > 1 && Instant::now() < end {
@@ -43,7 +44,7 @@ impl Children {
     }
 }
 
-/// Trains and hands the kept run over.
+/// Trains and delivers the saved run.
 pub(super) fn train(
     what: &What<'_>,
     trainer: &Trainer,
@@ -51,10 +52,9 @@ pub(super) fn train(
     reporter: &Reporter,
     stop: &Stop,
 ) -> Result<Ended, String> {
-    // Before the folder: whoever waits for the children waits until that is removed.
+    // Declared before the folder, so that waiting for the children includes its removal.
     let _counted = trainer.children.clone();
-    // A store that cannot be written is no reason not to train: whoever keeps the run then will say
-    // so.
+    // An unwritable store does not prevent training: the code that saves the run reports it.
     let store = store.filter(|dir| Store::at(*dir).writable().is_ok());
     let passing = match store {
         Some(_) => None,
@@ -69,11 +69,11 @@ pub(super) fn train(
         reporter,
         stop,
     };
-    let told = watch.follow(command(what, &trainer.program, dir))?;
+    let report = watch.follow(command(what, &trainer.program, dir))?;
     if stop.leaving() {
         return Ok(Ended::Cancelled);
     }
-    if let Some(id) = told.over.as_ref().and_then(|o| o.run_id.as_deref()) {
+    if let Some(id) = report.over.as_ref().and_then(|o| o.run_id.as_deref()) {
         let view = judge::open(Some(dir), id)?;
         let lanes = Arc::new(Lanes::new(Arc::new(view)));
         reporter.say(match store {
@@ -81,10 +81,10 @@ pub(super) fn train(
             None => News::Run(lanes),
         });
     }
-    told.result(what.device.is_gpus(), stop)
+    report.result(what.device.is_gpus(), stop)
 }
 
-/// The command that trains it and keeps the run in this folder.
+/// Returns the command that trains the scenario and saves the run in this folder.
 pub(super) fn command(what: &What<'_>, program: &Path, dir: &Path) -> Command {
     let mut command = Command::new(program);
     command.args(["exec", "--progress", "json"]);
@@ -100,33 +100,34 @@ pub(super) fn command(what: &What<'_>, program: &Path, dir: &Path) -> Command {
     command
 }
 
-/// Follows a process.
+/// Settings for following a process.
 struct Watch<'a> {
     counted_in: BatchUnit,
-    /// What it trains on, by the device's name.
+    /// Returns what it trains on, given the device's name.
     place: &'a dyn Fn(&str) -> String,
-    /// How long it may be silent once it has been told to end, beyond what its steps take.
+    /// How long the process may be silent after it has been asked to end, in addition to its step
+    /// time.
     patience: Duration,
     reporter: &'a Reporter,
     stop: &'a Stop,
 }
 
-/// A process that is killed, with what it has started, when this is dropped.
+/// A child process. Dropping it kills the process and everything it started.
 struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may have ended. Its ranks end with it (`process::end_with_launcher`).
+        // It may have ended already. Its ranks end with it (`process::end_with_launcher`).
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
 impl Watch<'_> {
-    /// Starts it, reports what it says, and ends it when that is asked for.
-    fn follow(&self, mut command: Command) -> Result<Told, String> {
-        // It ends when standard input does or its parent is gone, and has a group of its own: keys
-        // of the terminal do not reach it.
+    /// Starts the command, reports its events, and ends it on request.
+    fn follow(&self, mut command: Command) -> Result<Report, String> {
+        // The child ends when its standard input closes or its parent is gone. It has its own
+        // process group, so the terminal's keys do not reach it.
         command
             .env(PARENT, std::process::id().to_string())
             .stdin(Stdio::piped())
@@ -137,13 +138,13 @@ impl Watch<'_> {
         let mut child = Running(child.map_err(|e| format!("cannot start a training: {e}"))?);
         let errors = child.0.stderr.take().ok_or("its output cannot be read")?;
         let lines = read(errors)?;
-        let mut told = Told::default();
+        let mut report = Report::default();
         let mut ended: Option<Instant> = None;
         let mut asked: Option<Instant> = None;
         loop {
             match lines.recv_timeout(LOOK) {
                 Ok(line) => {
-                    self.hear(&line, &mut told);
+                    self.hear(&line, &mut report);
                     asked = asked.map(|_| Instant::now());
                 }
                 Err(RecvTimeoutError::Disconnected) => break,
@@ -153,29 +154,29 @@ impl Watch<'_> {
                 }
             }
             if self.stop.leaving() {
-                return Ok(told);
+                return Ok(report);
             }
             if self.stop.asked() && asked.is_none() {
                 interrupt(&child.0);
                 asked = Some(Instant::now());
             }
-            let patience = self.patience + 2 * told.longest;
+            let patience = self.patience + 2 * report.longest;
             if asked.is_some_and(|a| a.elapsed() > patience) {
                 return Err(format!(
                     "did not stop within {} s and was killed",
                     patience.as_secs()
                 ));
             }
-            // Somebody else may hold its standard error.
+            // Another process may still hold its standard error open.
             if ended.is_some_and(|e| e.elapsed() > LAST_WORDS) {
                 break;
             }
         }
-        told.status = Some(self.wait(&mut child)?);
-        Ok(told)
+        report.status = Some(self.wait(&mut child)?);
+        Ok(report)
     }
 
-    /// Waits for one that says nothing any more.
+    /// Waits for a process that has closed its output.
     fn wait(&self, child: &mut Running) -> Result<ExitStatus, String> {
         let end = Instant::now() + self.patience;
         loop {
@@ -190,11 +191,11 @@ impl Watch<'_> {
         }
     }
 
-    fn hear(&self, line: &str, told: &mut Told) {
+    fn hear(&self, line: &str, report: &mut Report) {
         let say = |news| self.reporter.say(news);
         match Event::read(line) {
             Some(Event::Begun { device, .. }) => {
-                told.begun = true;
+                report.begun = true;
                 say(News::On((self.place)(&device)));
                 say(News::Stepping);
             }
@@ -209,7 +210,7 @@ impl Watch<'_> {
                 ranks,
             }) => {
                 let time = Duration::from_nanos(time_ns);
-                told.longest = told.longest.max(time);
+                report.longest = report.longest.max(time);
                 say(News::Step(StepNews {
                     step,
                     steps,
@@ -231,17 +232,17 @@ impl Watch<'_> {
                 run_id,
                 ..
             }) => {
-                told.over = Some(Over {
+                report.over = Some(Over {
                     interrupted,
                     run_id,
                 });
             }
-            Some(Event::Error { text }) => told.error = Some(text),
+            Some(Event::Error { text }) => report.error = Some(text),
             None if line.trim().is_empty() => {}
             None => {
-                told.words.push_back(line.to_owned());
-                if told.words.len() > LINES_KEPT {
-                    told.words.pop_front();
+                report.words.push_back(line.to_owned());
+                if report.words.len() > LINES_KEPT {
+                    report.words.pop_front();
                 }
                 say(News::Note(line.to_owned()));
             }
@@ -249,16 +250,16 @@ impl Watch<'_> {
     }
 }
 
-/// What a process has said and how it ended.
+/// The output of a process, and how it ended.
 #[derive(Debug, Default)]
-struct Told {
-    /// The first step was to come.
+struct Report {
+    /// Whether setup was complete and the first step was next.
     begun: bool,
-    /// The longest step.
+    /// Longest step time.
     longest: Duration,
     over: Option<Over>,
     error: Option<String>,
-    /// The last lines that are no events.
+    /// The last lines that are not events.
     words: VecDeque<String>,
     status: Option<ExitStatus>,
 }
@@ -270,8 +271,8 @@ struct Over {
     run_id: Option<String>,
 }
 
-impl Told {
-    /// How it ended, or why it failed.
+impl Report {
+    /// Returns how the process ended, or why it failed.
     fn result(self, on_gpus: bool, stop: &Stop) -> Result<Ended, String> {
         if let (Some(over), None) = (&self.over, &self.error) {
             return Ok(if over.interrupted {
@@ -280,7 +281,7 @@ impl Told {
                 Ended::Done
             });
         }
-        // It may have been told before it could listen.
+        // It may have been stopped before it could listen.
         if stop.asked() && !self.begun {
             return Ok(Ended::Cancelled);
         }
@@ -309,7 +310,7 @@ fn rank(r: &Rank) -> RankStep {
     }
 }
 
-/// Lines as they come, from a thread of their own.
+/// Reads lines on a separate thread.
 fn read(from: impl Read + Send + 'static) -> Result<Receiver<String>, String> {
     let (lines, inbox) = channel();
     let body = move || {

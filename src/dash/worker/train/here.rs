@@ -1,4 +1,4 @@
-//! Training in this process: on the CPU, ranks as threads.
+//! Trains in this process: on the CPU, with ranks as threads.
 
 use super::What;
 use crate::cli::{utilisation, with_source};
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// How often the ranks' places are looked at.
+/// Interval for reading the progress of ranks.
 const LOOK: Duration = Duration::from_millis(150);
 
 pub(super) fn train(what: &What<'_>, reporter: &Reporter, stop: &Stop) -> Result<Ended, String> {
@@ -53,7 +53,7 @@ pub(super) fn train(what: &What<'_>, reporter: &Reporter, stop: &Stop) -> Result
             counted_in: scenario.model.family.counted_in(),
             ranks: Vec::new(),
         };
-        // A panic must not leave the watcher running for ever: the scope waits for it.
+        // A panic must not leave the watcher running, since the scope waits for it.
         let done = End(&over, watcher.thread().clone());
         let result = run(scenario, program, options, &mut observer);
         drop(done);
@@ -77,7 +77,7 @@ pub(super) fn train(what: &What<'_>, reporter: &Reporter, stop: &Stop) -> Result
     })
 }
 
-/// Ends the watcher when it is dropped.
+/// Ends the watcher when dropped.
 struct End<'a>(&'a AtomicBool, std::thread::Thread);
 
 impl Drop for End<'_> {
@@ -139,7 +139,7 @@ impl Observer for Watch<'_> {
     }
 }
 
-/// Where the ranks are, in words.
+/// Describes the progress of the ranks.
 fn places(program: &Program, progress: &Progress) -> Vec<RankNow> {
     progress
         .ranks()

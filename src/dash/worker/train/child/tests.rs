@@ -1,4 +1,5 @@
-//! Shell scripts stand for the process: what it says, how it ends, and that none is left.
+//! Shell scripts stand in for the training process. The tests check its reports, its end, and that
+//! no process is left.
 
 use super::*;
 use crate::dash::event::{Event as DashEvent, Message};
@@ -7,12 +8,13 @@ use std::sync::mpsc::Sender;
 const BEGUN: &str =
     r#"echo '{"event":"begun","ranks":2,"device":"NVIDIA H200","resumed_from":0,"steps":6}' >&2;"#;
 
-/// Follows a script; `act` is told every piece of news, and may stop it. The answer, and the news.
+/// Follows a script. `act` receives every piece of news and may stop it. Returns the answer and the
+/// news.
 fn follow(
     script: &str,
     patience: Duration,
     act: impl Fn(&News, &Stop) + Send,
-) -> (Result<Told, String>, Vec<News>, Stop) {
+) -> (Result<Report, String>, Vec<News>, Stop) {
     let (events, inbox): (Sender<DashEvent>, _) = channel();
     let reporter = Reporter { id: 1, events };
     let stop = Stop::default();
@@ -45,11 +47,11 @@ fn follow(
     (result, news, stop)
 }
 
-fn calm(script: &str) -> (Result<Told, String>, Vec<News>, Stop) {
+fn calm(script: &str) -> (Result<Report, String>, Vec<News>, Stop) {
     follow(script, Duration::from_secs(60), |_, _| {})
 }
 
-/// Whether a process runs.
+/// Returns whether a process is running.
 fn runs(process: &str) -> bool {
     Path::new("/proc").join(process).exists()
 }
@@ -66,8 +68,8 @@ NCCL WARN something
 {{"event":"end","step":1,"interrupted":false,"run_id":"x-1"}}
 END"#
     );
-    let (told, news, stop) = calm(&script);
-    let told = told.unwrap();
+    let (report, news, stop) = calm(&script);
+    let report = report.unwrap();
     let seen: Vec<String> = news
         .iter()
         .map(|n| match n {
@@ -100,29 +102,29 @@ END"#
         "note slow disk",
     ];
     assert_eq!(seen, wanted);
-    assert_eq!(told.over.as_ref().unwrap().run_id.as_deref(), Some("x-1"));
-    assert!(matches!(told.result(true, &stop), Ok(Ended::Done)));
+    assert_eq!(report.over.as_ref().unwrap().run_id.as_deref(), Some("x-1"));
+    assert!(matches!(report.result(true, &stop), Ok(Ended::Done)));
 }
 
 #[test]
-fn one_that_dies_is_told_of_with_its_last_words() {
-    let (told, _, stop) = calm("echo first >&2; echo 'cannot go on' >&2; exit 7");
-    let Err(reason) = told.unwrap().result(true, &stop) else {
+fn a_dead_process_is_reported_with_its_last_output() {
+    let (report, _, stop) = calm("echo first >&2; echo 'cannot go on' >&2; exit 7");
+    let Err(reason) = report.unwrap().result(true, &stop) else {
         panic!("it failed");
     };
     let wanted = "the training's process ended with exit status 7\nfirst\ncannot go on\nX trains it on the CPU";
     assert_eq!(reason, wanted);
-    // Once it has begun, or on the CPU, another device is no remedy.
-    let (told, _, stop) = calm(&format!("{BEGUN} kill -9 $$"));
-    let reason = told.unwrap().result(true, &stop).err().unwrap();
+    // Once it has begun, or on the CPU, another device would not help.
+    let (report, _, stop) = calm(&format!("{BEGUN} kill -9 $$"));
+    let reason = report.unwrap().result(true, &stop).err().unwrap();
     assert!(
         reason.starts_with("the training's process was killed (signal 9"),
         "{reason}"
     );
     assert!(!reason.contains("CPU"), "{reason}");
     let error = r#"{"event":"error","text":"too few\n  GPUs"}"#;
-    let (told, _, stop) = calm(&format!("cat >&2 <<'END'\n{error}\nnoise\nEND\nexit 3"));
-    let reason = told.unwrap().result(false, &stop).err().unwrap();
+    let (report, _, stop) = calm(&format!("cat >&2 <<'END'\n{error}\nnoise\nEND\nexit 3"));
+    let reason = report.unwrap().result(false, &stop).err().unwrap();
     assert_eq!(reason, "too few\n  GPUs");
 }
 
@@ -140,16 +142,16 @@ fn a_program_that_is_not_there() {
     assert!(reason.starts_with("cannot start a training: "), "{reason}");
 }
 
-/// What a process has ignored its children ignore, and `sh` cannot trap; what it handles they have
-/// the usual way again. Scripts that start tests with `&` have SIGINT ignored.
+/// Children inherit ignored signals, which `sh` cannot trap; handled signals are reset to their
+/// default. Scripts that start tests with `&` ignore SIGINT.
 fn children_hear_interrupts() {
     use signal_hook::{consts::SIGINT, flag};
     use std::sync::{Arc, atomic::AtomicBool};
-    // It ends the tests, as without a handler.
+    // Ends the tests, as without a handler.
     flag::register_conditional_shutdown(SIGINT, 130, Arc::new(AtomicBool::new(true))).unwrap();
 }
 
-/// It is told by the signal of Ctrl-C, once, and what it yields then is taken.
+/// The child is stopped by SIGINT, once, and its result is used.
 #[test]
 fn it_is_stopped_in_good_order() {
     children_hear_interrupts();
@@ -158,29 +160,29 @@ fn it_is_stopped_in_good_order() {
         "trap \"echo '{}' >&2; exit 3\" INT; {BEGUN} while :; do sleep 0.02; done",
         end.replace('"', "\\\"")
     );
-    let (told, _, stop) = follow(&script, Duration::from_secs(60), |news, stop| {
+    let (report, _, stop) = follow(&script, Duration::from_secs(60), |news, stop| {
         if matches!(news, News::Stepping) {
             stop.ask();
         }
     });
     assert!(matches!(
-        told.unwrap().result(true, &stop),
+        report.unwrap().result(true, &stop),
         Ok(Ended::Cancelled)
     ));
-    // Told before it could listen it has nothing to yield, and that is no failure.
-    let told = Told::default();
-    assert!(matches!(told.result(true, &stop), Ok(Ended::Cancelled)));
+    // A child that is stopped before it could listen has no result, which is not a failure.
+    let report = Report::default();
+    assert!(matches!(report.result(true, &stop), Ok(Ended::Cancelled)));
 }
 
 #[test]
 fn one_that_does_not_listen_is_killed() {
     let script = format!("trap '' INT; {BEGUN} echo $$ >&2; exec sleep 600");
-    let (told, news, _) = follow(&script, Duration::from_millis(300), |news, stop| {
+    let (report, news, _) = follow(&script, Duration::from_millis(300), |news, stop| {
         if matches!(news, News::Note(_)) {
             stop.ask();
         }
     });
-    let reason = told.unwrap_err();
+    let reason = report.unwrap_err();
     assert!(reason.ends_with("and was killed"), "{reason}");
     let Some(News::Note(process)) = news.last() else {
         panic!("{news:?}");
@@ -188,7 +190,7 @@ fn one_that_does_not_listen_is_killed() {
     assert!(!runs(process));
 }
 
-/// The dashboard that leaves takes it along, and waits for it.
+/// When the dashboard quits, it ends the child and waits for it.
 #[test]
 fn none_is_left_behind() {
     let children = Children::default();
@@ -205,13 +207,13 @@ fn none_is_left_behind() {
             })
         });
         let (process, stop) = heard.recv().unwrap();
-        // As long as it runs it is waited for.
+        // It waits as long as the child runs.
         children.wait(Duration::from_millis(50));
         assert!(runs(&process));
         stop.leave();
         children.wait(Duration::from_secs(60));
         assert!(!runs(&process));
-        let (told, ..) = job.join().unwrap();
-        assert_eq!(told.unwrap().status, None);
+        let (report, ..) = job.join().unwrap();
+        assert_eq!(report.unwrap().status, None);
     });
 }
