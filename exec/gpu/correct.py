@@ -218,7 +218,7 @@ def hung():
             # Those who wait report it; the cause says who is waited for.
             if what == "stall" and "slowest first: rank 1 at instruction" not in err:
                 ok, err = False, err + "\nrank 1 is not named as the one that stands behind"
-            how = ", by the last resort" if "in good order" in err else ""
+            how = ", by the last resort" if "cannot shut down cleanly" in err else ""
             row("hangs", f"{what} of rank 1, {name}, {title}", ok, f"status {code} after {s:.1f} s{how}: {last_line(err)[:110]}")
         return job
     # On the CPU the collective panics, which everybody hears of at once.
