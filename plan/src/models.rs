@@ -17,6 +17,7 @@ mod hf;
 mod linear;
 mod llama;
 mod loss;
+mod rope;
 mod spec;
 #[cfg(test)]
 pub(crate) mod testing;

@@ -232,14 +232,29 @@ impl<'s> Builder<'s> {
         v: ValueId,
         causal: bool,
     ) -> ValueId {
-        let shape = self.g.value(q).shape.clone();
+        let head_dim = self.g.value(q).shape[3];
+        self.scaled_attention([q, k, v], causal, 1.0 / (head_dim as f64).sqrt())
+    }
+
+    /// [`Builder::attention`] with a factor for the scores.
+    pub(crate) fn scaled_attention(
+        &mut self,
+        qkv: [ValueId; 3],
+        causal: bool,
+        scale: f64,
+    ) -> ValueId {
         let kind = OpKind::Attention(op::Attention {
             causal,
-            scale: Real(1.0 / (shape[3] as f64).sqrt()),
+            scale: Real(scale),
         });
         // The native engine's compiled code lets the kernel write what the product behind it reads.
         let by_rows = self.s.fsdp.policy == PolicyKind::Native && self.g.functional();
-        self.g.attention(kind, [q, k, v], by_rows)
+        self.g.attention(kind, qkv, by_rows)
+    }
+
+    /// `by * x`.
+    pub(crate) fn scale(&mut self, x: ValueId, by: f64) -> ValueId {
+        self.g.unary(OpKind::Scale(op::Scale { by: Real(by) }), x)
     }
 
     pub(crate) fn set_loss(&mut self, loss: ValueId) {

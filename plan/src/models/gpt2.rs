@@ -190,6 +190,6 @@ impl Forward for Gpt2 {
             h = block.forward(b, h);
         }
         let y = b.layer_norm(self.norm, h);
-        loss::head_and_loss(b, self.head, y, labels);
+        loss::head_and_loss(b, self.head, y, labels, None);
     }
 }

@@ -5,11 +5,12 @@ use super::declare::{Declare, Layer, Order, ROOT, Weights};
 use super::hf::{
     FFN, Field, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, ROPE_THETA, TIED, VOCAB, field,
 };
+use super::rope::Rope;
 use super::spec::{Conflict, DEFAULT_SEQ_LEN, Defaults, FamilySpec, Inputs, Mask};
 use super::{Forward, loss};
 use crate::config::{Bias, Family, Model};
 use crate::graph::ValueId;
-use crate::ir::{DType, ModuleId, ModuleKind, OpKind};
+use crate::ir::{ModuleId, ModuleKind, OpKind};
 
 pub(super) const SPEC: FamilySpec = FamilySpec {
     family: Family::Llama,
@@ -348,56 +349,13 @@ impl Block {
 impl Forward for Llama {
     fn forward(&self, b: &mut Builder<'_>) {
         let (ids, labels) = loss::tokens(b);
-        let rope = Rope::tables(b);
+        let rope = Rope::tables(b, b.s.model.head_dim);
         let mut h = b.embedding(self.embedding, ids);
         let rope = rope.cast(b);
         for block in &self.blocks {
             h = block.forward(b, h, rope);
         }
         let y = b.rms_norm(self.norm, h);
-        loss::head_and_loss(b, self.head, y, labels);
-    }
-}
-
-/// Tables of the rotary embedding, `[seq, head_dim / 2]` each.
-#[derive(Clone, Copy)]
-struct Rope {
-    cos: ValueId,
-    sin: ValueId,
-}
-
-impl Rope {
-    fn tables(b: &mut Builder<'_>) -> Self {
-        let shape = [b.seq(), b.s.model.head_dim / 2];
-        Self {
-            cos: b.constant("rope_cos", &shape, DType::F32, false),
-            sin: b.constant("rope_sin", &shape, DType::F32, false),
-        }
-    }
-
-    /// Converts the tables to the type of activations.
-    fn cast(self, b: &mut Builder<'_>) -> Self {
-        b.within(ROOT, |b| Self {
-            cos: b.as_activation(self.cos),
-            sin: b.as_activation(self.sin),
-        })
-    }
-
-    /// Rotates pairs of the two halves of the last dimension.
-    fn rotate(self, b: &mut Builder<'_>, x: ValueId) -> ValueId {
-        let g = &mut b.g;
-        let halves = g.split(x, 3, 2);
-        let (x1, x2) = (halves[0], halves[1]);
-        let (a, c) = (
-            g.binary(OpKind::Mul, x1, self.cos),
-            g.binary(OpKind::Mul, x2, self.sin),
-        );
-        let first = g.binary(OpKind::Sub, a, c);
-        let (a, c) = (
-            g.binary(OpKind::Mul, x2, self.cos),
-            g.binary(OpKind::Mul, x1, self.sin),
-        );
-        let second = g.binary(OpKind::Add, a, c);
-        g.cat(&[first, second], 3)
+        loss::head_and_loss(b, self.head, y, labels, None);
     }
 }

@@ -16,14 +16,30 @@ pub(super) fn tokens(b: &mut Builder<'_>) -> (ValueId, ValueId) {
     })
 }
 
-/// Output projection and cross entropy of hidden states `[batch, seq, hidden]`.
-pub(super) fn head_and_loss(b: &mut Builder<'_>, head: Layer, hidden: ValueId, labels: ValueId) {
+/// Output projection and cross entropy of hidden states `[batch, seq, hidden]`. With a `scale`,
+/// logits are multiplied by it; a chunked loss multiplies the hidden states instead, which are
+/// smaller.
+pub(super) fn head_and_loss(
+    b: &mut Builder<'_>,
+    head: Layer,
+    hidden: ValueId,
+    labels: ValueId,
+    scale: Option<f64>,
+) {
+    let scaled = |b: &mut Builder<'_>, x| match scale {
+        Some(by) => b.scale(x, by),
+        None => x,
+    };
     match b.s.train.loss {
         Loss::Materialized => {
             let logits = b.linear(head, hidden);
+            let logits = b.within(ROOT, |b| scaled(b, logits));
             cross_entropy(b, logits, labels);
         }
-        Loss::Chunked => chunked::head_and_loss(b, head, hidden, labels),
+        Loss::Chunked => {
+            let hidden = b.within(ROOT, |b| scaled(b, hidden));
+            chunked::head_and_loss(b, head, hidden, labels);
+        }
     }
 }
 
