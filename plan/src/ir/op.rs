@@ -33,9 +33,17 @@ macro_rules! ops {
             $(#[$doc:meta])*
             $Name:ident $({ $($(#[$field_doc:meta])* $field:ident: $t:ty = $value:expr,)+ })?;
         )*
+        ~
+        $(
+            $(#[$late_doc:meta])*
+            $Late:ident $({ $($(#[$late_field_doc:meta])* $late_field:ident: $late_t:ty = $late_value:expr,)+ })?;
+        )*
     ) => {
         $(
             ops!(@struct [$(#[$doc])*] $Name $({ $($(#[$field_doc])* pub $field: $t,)+ })?);
+        )*
+        $(
+            ops!(@struct [$(#[$late_doc])*] $Late $({ $($(#[$late_field_doc])* pub $late_field: $late_t,)+ })?);
         )*
 
         /// Operation of a kernel's body: `inputs -> outputs`.
@@ -48,11 +56,18 @@ macro_rules! ops {
             )*
             /// A kernel of the sharding engine, on byte ranges.
             Shard(ShardOp),
+            $(
+                $(#[$late_doc])*
+                $Late $((ops!(@type $Late $($late_field)+)))?,
+            )*
         }
 
         impl OpKind {
             /// Every operation of models, once.
-            pub const ALL: &[Self] = &[$(Self::$Name $(($Name { $($field: $value),+ }))?),*];
+            pub const ALL: &[Self] = &[
+                $(Self::$Name $(($Name { $($field: $value),+ }))?,)*
+                $(Self::$Late $(($Late { $($late_field: $late_value),+ }))?,)*
+            ];
         }
 
         /// Evaluates an expression with `op` bound to a reference to the struct of the operation
@@ -68,6 +83,12 @@ macro_rules! ops {
                         }
                     )*
                     $crate::ir::OpKind::Shard($d op) => $d body,
+                    $(
+                        $crate::ir::OpKind::$Late $(($crate::op_payload!($d op $($late_field)+)))? => {
+                            let $d op = $crate::op_value!($Late, $d op $($($late_field)+)?);
+                            $d body
+                        }
+                    )*
                 }
             };
         }
@@ -174,21 +195,6 @@ ops! {
     Mul;
     /// `a -> -a`.
     Neg;
-    /// `x -> by * x`.
-    Scale {
-        /// Factor.
-        by: Real = Real(0.5),
-    };
-    /// `x -> cap * tanh(x / cap)`: a soft limit of the absolute value (Gemma 2).
-    Softcap {
-        /// Limit.
-        cap: Real = Real(2.0),
-    };
-    /// `d_y, y -> d_x` of [`Softcap`], from its result.
-    SoftcapGrad {
-        /// As in the forward op.
-        cap: Real = Real(2.0),
-    };
     /// `x -> x * sigmoid(x)`.
     Silu;
     /// `d_y, x -> d_x` of [`Silu`].
@@ -197,10 +203,6 @@ ops! {
     Gelu;
     /// `d_y, x -> d_x` of [`Gelu`].
     GeluGrad;
-    /// `x -> gelu(x)`, exact: `x * (1 + erf(x / sqrt(2))) / 2`.
-    GeluErf;
-    /// `d_y, x -> d_x` of [`GeluErf`].
-    GeluErfGrad;
     /// `x -> max(x, 0)`.
     Relu;
     /// `d_y, y -> d_x` of [`Relu`], from its result.
@@ -258,4 +260,25 @@ ops! {
         /// `scale` times the gradient that backward starts from.
         gradient: Real = Real(1.0),
     };
+    // A program's digest depends on the order of this list: new operations go last.
+    ~
+    /// `x -> by * x`.
+    Scale {
+        /// Factor.
+        by: Real = Real(0.5),
+    };
+    /// `x -> cap * tanh(x / cap)`: a soft limit of the absolute value (Gemma 2).
+    Softcap {
+        /// Limit.
+        cap: Real = Real(2.0),
+    };
+    /// `d_y, y -> d_x` of [`Softcap`], from its result.
+    SoftcapGrad {
+        /// As in the forward op.
+        cap: Real = Real(2.0),
+    };
+    /// `x -> gelu(x)`, exact: `x * (1 + erf(x / sqrt(2))) / 2`.
+    GeluErf;
+    /// `d_y, x -> d_x` of [`GeluErf`].
+    GeluErfGrad;
 }

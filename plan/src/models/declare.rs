@@ -309,9 +309,9 @@ impl Declare {
     }
 
     /// Declares the output projection of a language model, or that `table` is its weight.
-    pub(crate) fn lm_head(&mut self, table: Layer, m: &Model) -> Layer {
+    pub(crate) fn lm_head(&mut self, table: Layer, hf: &str, m: &Model) -> Layer {
         if !m.tie_embeddings {
-            return self.head(("output", "lm_head"), [m.vocab, m.hidden], false);
+            return self.head(("output", hf), [m.vocab, m.hidden], false);
         }
         let head = self.module(ROOT, "output", ModuleKind::Head);
         let weight = self.tree.weight(table);

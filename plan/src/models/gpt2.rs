@@ -103,7 +103,7 @@ impl Gpt2 {
         let blocks = d.blocks(m, "transformer.h", Block::new);
         let names = ("norm", "transformer.ln_f");
         let norm = d.norm(ROOT, names, m.hidden, true, Order::Declared);
-        let head = d.lm_head(wte, m);
+        let head = d.lm_head(wte, "lm_head", m);
         Self {
             embedding,
             wte,

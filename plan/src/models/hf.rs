@@ -46,6 +46,8 @@ pub enum Meaning {
     HasBias,
     /// One of these words. Absent, it is the first one.
     Word(&'static [&'static str]),
+    /// On, or absent.
+    On,
     /// Off, or absent.
     Off,
     /// Written as 0 and not read: it does not change a step's time or memory.

@@ -208,7 +208,7 @@ impl Llama {
             false,
             Order::Declared,
         );
-        let head = d.lm_head(embedding, m);
+        let head = d.lm_head(embedding, "lm_head", m);
         Self {
             embedding,
             blocks,

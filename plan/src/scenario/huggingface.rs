@@ -151,6 +151,9 @@ impl<'t> Config<'t> {
                 Meaning::Word(words) => self.must(d, kind, name, &words.join(" or "), |v| {
                     v.str().is_some_and(|w| words.contains(&w))
                 })?,
+                Meaning::On => self.must(d, kind, name, "true", |v| {
+                    matches!(v.datum, Datum::Bool(true))
+                })?,
                 Meaning::Off => self.must(d, kind, name, "false", |v| {
                     matches!(v.datum, Datum::Bool(false))
                 })?,
@@ -192,7 +195,11 @@ impl<'t> Config<'t> {
                     has_bias.push((field.names[0], found));
                     continue;
                 }
-                Meaning::Slides | Meaning::Word(_) | Meaning::Off | Meaning::Dropout => continue,
+                Meaning::Slides
+                | Meaning::Word(_)
+                | Meaning::On
+                | Meaning::Off
+                | Meaning::Dropout => continue,
             };
             out.extend(value.map(|v| (key(name), v)));
         }

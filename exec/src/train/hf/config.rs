@@ -26,6 +26,7 @@ pub(crate) fn of(m: &Model) -> Option<Value> {
             Meaning::Positions { .. } => ours["max_seq_len"].clone(),
             Meaning::HasBias => ours["bias"].clone(),
             Meaning::Word(words) => words[0].into(),
+            Meaning::On => true.into(),
             Meaning::Slides | Meaning::Off => false.into(),
             Meaning::Dropout => 0.0.into(),
         };
@@ -87,6 +88,13 @@ impl Differences<'_> {
         }
     }
 
+    fn on(&mut self, name: &str) {
+        if self.get(name).is_some_and(|v| *v != Value::Bool(true)) {
+            self.all
+                .push(format!("`{name}` is false, but this model has it"));
+        }
+    }
+
     fn off(&mut self, name: &str, why: &str) {
         if self.get(name).is_some_and(|v| *v != Value::Bool(false)) {
             self.all.push(format!("`{name}` is true, but {why}"));
@@ -144,6 +152,7 @@ pub(crate) fn check(
             }
             Meaning::HasBias => d.same(field.names, "bias", &Value::Bool(false), &ours["bias"]),
             Meaning::Word(words) => d.word(name, words),
+            Meaning::On => d.on(name),
             Meaning::Slides => d.off(name, "only full attention is supported"),
             Meaning::Off => d.off(name, "this model does not have it"),
             Meaning::Dropout => {}
