@@ -6,7 +6,7 @@
 
 mod common;
 
-use common::{GPT2, Golden, LLAMA, QWEN3};
+use common::{GPT_NEOX, GPT2, GRANITE, Golden, LLAMA, QWEN3};
 
 /// Steps of a run that tests a combination only.
 const FEW: Option<u64> = Some(6);
@@ -103,6 +103,46 @@ fn norms_of_queries_and_keys() {
     ] {
         QWEN3.matches(set, FEW);
     }
+}
+
+/// Families of transformers: on one rank as torch ran them, then sharded, compiled and recomputed.
+fn family(golden: &Golden) {
+    golden.matches(&[], None);
+    for set in [
+        &[
+            "compile.mode=regions",
+            "mesh.dp_shard=2",
+            "train.micro_batch=2",
+        ][..],
+        &["compile.mode=full", "train.recompute=full"],
+        &[
+            "fsdp.policy=fsdp2",
+            "mesh.dp_shard=4",
+            "train.micro_batch=1",
+        ],
+        &[
+            "fsdp.policy=megatron",
+            "compile.mode=blocks",
+            "train.recompute=selective",
+        ],
+        &[
+            "train.loss=chunked",
+            "compile.mode=regions",
+            "train.recompute=pointwise",
+        ],
+    ] {
+        golden.matches(set, FEW);
+    }
+}
+
+#[test]
+fn gpt_neox_of_transformers() {
+    family(&GPT_NEOX);
+}
+
+#[test]
+fn granite_of_transformers() {
+    family(&GRANITE);
 }
 
 /// Every split with every sharding; models and extras alternate, so that over the splits each extra

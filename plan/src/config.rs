@@ -3,6 +3,9 @@
 //! Values of these types come from [`scenario::load`](crate::scenario::load), which checks them.
 //! Code that builds one by hand (tests) has to keep the rules of `scenario/validate.rs`.
 
+#[macro_use]
+mod words;
+
 mod compile;
 mod fsdp;
 mod gate;
@@ -24,6 +27,7 @@ pub use model::{Bias, Family, Model};
 pub use precision::Precision;
 use serde::Serialize;
 pub use train::{Loss, LrSchedule, Optimizer, Recompute, RecomputeLayers, Train};
+pub(crate) use words::Words;
 
 /// A complete, checked scenario.
 #[derive(Clone, Debug, PartialEq, Serialize)]

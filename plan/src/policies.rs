@@ -17,19 +17,8 @@ use crate::lower::{self, Lowering, PlanError};
 use crate::program::Program;
 use spec::{PolicySpec, Refusal, Rules, fully_compiled};
 
-/// All policies; the first is the default.
+/// All policies.
 const SPECS: [&PolicySpec; 3] = [&native::SPEC, &fsdp2::SPEC, &megatron::SPEC];
-
-/// Names of all policies in scenario files.
-pub(crate) const POLICY_NAMES: [&str; SPECS.len()] = {
-    let mut names = [""; SPECS.len()];
-    let mut i = 0;
-    while i < names.len() {
-        names[i] = SPECS[i].kind.name();
-        i += 1;
-    }
-    names
-};
 
 impl PolicyKind {
     /// Returns what is known of the policy.
@@ -42,16 +31,27 @@ impl PolicyKind {
     }
 }
 
-/// Returns the policy of this name, or the default one.
-pub(crate) fn named(name: Option<&str>) -> &'static PolicySpec {
-    let named = SPECS.iter().find(|spec| Some(spec.kind.name()) == name);
-    named.unwrap_or(&SPECS[0])
-}
-
 /// Returns the rules that apply to a scenario: its policy's and, in compile mode full, that mode's.
 pub(crate) fn rules(s: &Scenario) -> impl DoubleEndedIterator<Item = &'static Rules> {
     let full = fully_compiled(s).then_some(&full::RULES);
     std::iter::once(&s.fsdp.policy.spec().rules).chain(full)
+}
+
+/// Whether a key of `[fsdp]` is an option that not every schedule has.
+pub(crate) fn is_option(key: &str) -> bool {
+    SPECS.iter().any(|spec| spec.rules.has(key)) || full::RULES.has(key)
+}
+
+/// Names the policies, and compile mode full, under which no value of a key has an effect.
+pub(crate) fn ignoring(path: &str) -> Vec<String> {
+    let ignores = |rules: &Rules| {
+        let mut rows = rules.without_effect.iter();
+        rows.any(|row| row.key == path && row.only.is_none())
+    };
+    let specs = SPECS.iter().filter(|spec| ignores(&spec.rules));
+    let policies = specs.map(|spec| format!("policy {}", spec.kind.name()));
+    let full = ignores(&full::RULES).then(|| "compile mode full".to_owned());
+    policies.chain(full).collect()
 }
 
 /// Names the policies that have an option of `[fsdp]`, for example
@@ -128,10 +128,7 @@ mod tests {
 
     #[test]
     fn every_policy_has_one_spec_whose_keys_exist() {
-        let exists = |path: &str| {
-            let known = |k: &&crate::scenario::KeyInfo| format!("{}.{}", k.section, k.key) == path;
-            assert!(keys().iter().any(|k| known(&k)), "{path}");
-        };
+        let exists = |path: &str| assert!(keys().iter().any(|k| k.path() == path), "{path}");
         for spec in SPECS {
             assert_eq!(spec.kind.spec().kind, spec.kind);
             // The serialized name is that of scenario files.

@@ -3,8 +3,7 @@
 use serde::Serialize;
 
 /// `compile.mode`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CompileMode {
     /// One kernel an op.
     Off,
@@ -16,9 +15,15 @@ pub enum CompileMode {
     Full,
 }
 
+words!(CompileMode {
+    Off = "off",
+    Regions = "regions",
+    Blocks = "blocks",
+    Full = "full",
+});
+
 /// A CUDA-graph scope inside a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Scope {
     /// The attention half of a block.
     Attn,
@@ -27,6 +32,12 @@ pub enum Scope {
     /// The whole block.
     Block,
 }
+
+words!(Scope {
+    Attn = "attn",
+    Mlp = "mlp",
+    Block = "block",
+});
 
 /// `compile.cuda_graph`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -43,8 +54,7 @@ pub enum CudaGraph {
 
 /// `compile.merge_projections`: which linear layers that read the same input are one product, where
 /// their weights lie side by side.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MergeProjections {
     /// Each layer is a product of its own.
     None,
@@ -55,6 +65,13 @@ pub enum MergeProjections {
     /// Those, and gate and up.
     All,
 }
+
+words!(MergeProjections {
+    None = "none",
+    Gradients = "gradients",
+    Qkv = "qkv",
+    All = "all",
+});
 
 /// `[compile]`
 #[derive(Clone, Debug, PartialEq, Serialize)]

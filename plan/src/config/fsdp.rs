@@ -3,8 +3,7 @@
 use serde::Serialize;
 
 /// Lowering policy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PolicyKind {
     /// This project's engine.
     Native,
@@ -14,21 +13,14 @@ pub enum PolicyKind {
     Megatron,
 }
 
-impl PolicyKind {
-    /// As scenario files write it.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Native => "native",
-            Self::Fsdp2 => "fsdp2",
-            Self::Megatron => "megatron",
-        }
-    }
-}
+words!(PolicyKind {
+    Native = "native",
+    Fsdp2 = "fsdp2",
+    Megatron = "megatron",
+});
 
 /// What is sharded over the inner axis.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Strategy {
     /// Nothing (DDP).
     NoShard,
@@ -40,6 +32,13 @@ pub enum Strategy {
     OptimGradsParams,
 }
 
+words!(Strategy {
+    NoShard = "no_shard",
+    Optim = "optim",
+    OptimGrads = "optim_grads",
+    OptimGradsParams = "optim_grads_params",
+});
+
 impl Strategy {
     /// Returns the name in the ZeRO paper's words; `DDP` where nothing is sharded.
     #[must_use]
@@ -49,17 +48,6 @@ impl Strategy {
             Self::Optim => "ZeRO-1",
             Self::OptimGrads => "ZeRO-2",
             Self::OptimGradsParams => "ZeRO-3",
-        }
-    }
-
-    /// Returns the value of `fsdp.strategy`: Megatron-FSDP's words.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::NoShard => "no_shard",
-            Self::Optim => "optim",
-            Self::OptimGrads => "optim_grads",
-            Self::OptimGradsParams => "optim_grads_params",
         }
     }
 
@@ -79,14 +67,18 @@ impl Strategy {
 }
 
 /// What is sharded over the outer axis.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OuterStrategy {
     /// Replicas (HSDP).
     NoShard,
     /// Optimizer state and main weights (HFSDP).
     Optim,
 }
+
+words!(OuterStrategy {
+    NoShard = "no_shard",
+    Optim = "optim",
+});
 
 /// Which modules are gathered together.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -128,8 +120,7 @@ pub enum Reshard {
 }
 
 /// `gradient_sync`: in which micro-batches of a step gradients are reduced.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GradientSync {
     /// In each, over all axes.
     Every,
@@ -138,6 +129,12 @@ pub enum GradientSync {
     /// In the last; until then full gradients are added up.
     Last,
 }
+
+words!(GradientSync {
+    Every = "every",
+    OuterLast = "outer_last",
+    Last = "last",
+});
 
 /// Gather-ahead of one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -152,8 +149,7 @@ pub enum Prefetch {
 }
 
 /// Where transient full-size buffers come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AllocatorKind {
     /// PyTorch's caching allocator.
     Caching,
@@ -164,6 +160,13 @@ pub enum AllocatorKind {
     /// Storage allocated and freed for each use (over the caching allocator).
     Temporary,
 }
+
+words!(AllocatorKind {
+    Caching = "caching",
+    Pool = "pool",
+    DoubleBuffer = "double_buffer",
+    Temporary = "temporary",
+});
 
 /// `[fsdp]`
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -4,8 +4,7 @@ use crate::units::Bytes;
 use serde::Serialize;
 
 /// What of the program `shardlab gate` holds fast.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GateProgram {
     /// Its digest.
     Exact,
@@ -15,9 +14,14 @@ pub enum GateProgram {
     Off,
 }
 
+words!(GateProgram {
+    Exact = "exact",
+    Counts = "counts",
+    Off = "off",
+});
+
 /// What `shardlab gate` is for: it sets the defaults of the other keys of `[gate]`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GatePreset {
     /// The step has to fit and to stay within its budgets; growth beyond a tolerance fails,
     /// improvements and other changes of the program do not.
@@ -26,6 +30,11 @@ pub enum GatePreset {
     /// Every change fails, for better or worse: allocated bytes and the program have to be equal.
     Strict,
 }
+
+words!(GatePreset {
+    Budget = "budget",
+    Strict = "strict",
+});
 
 /// `[gate]`: limits for `shardlab gate`, checked for form here and used there.
 #[derive(Clone, Debug, PartialEq, Serialize)]

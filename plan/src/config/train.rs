@@ -4,8 +4,7 @@ use super::pattern::covers;
 use serde::Serialize;
 
 /// Activation recomputation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Recompute {
     /// Keep every saved tensor.
     None,
@@ -17,6 +16,13 @@ pub enum Recompute {
     /// compiled code.
     Pointwise,
 }
+
+words!(Recompute {
+    None = "none",
+    Full = "full",
+    Selective = "selective",
+    Pointwise = "pointwise",
+});
 
 /// Blocks that [`Train::recompute`] applies to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,8 +59,7 @@ impl RecomputeLayers {
 }
 
 /// How the cross entropy is computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Loss {
     /// All logits at once, as float32.
     Materialized,
@@ -62,9 +67,13 @@ pub enum Loss {
     Chunked,
 }
 
+words!(Loss {
+    Materialized = "materialized",
+    Chunked = "chunked",
+});
+
 /// Optimizer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Optimizer {
     /// AdamW with decoupled weight decay; two moments a parameter.
     Adamw,
@@ -72,15 +81,24 @@ pub enum Optimizer {
     Sgd,
 }
 
+words!(Optimizer {
+    Adamw = "adamw",
+    Sgd = "sgd",
+});
+
 /// Learning rate after the warm-up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LrSchedule {
     /// `lr` to the end.
     Constant,
     /// Half a cosine from `lr` at the end of the warm-up to `min_lr` at the last step.
     Cosine,
 }
+
+words!(LrSchedule {
+    Constant = "constant",
+    Cosine = "cosine",
+});
 
 /// `[train]`
 #[derive(Clone, Debug, PartialEq, Serialize)]

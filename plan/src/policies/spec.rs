@@ -75,14 +75,14 @@ pub(crate) struct Refusal {
     pub(crate) help: &'static str,
 }
 
-/// A key that changes nothing.
+/// A key that changes nothing, whatever value other than its default it has.
 pub(crate) struct WithoutEffect {
     /// Path of the key.
     pub(crate) key: &'static str,
     /// Path of the key that decides so.
     pub(crate) because_of: &'static str,
-    /// Whether its value would change something elsewhere.
-    pub(crate) when: fn(&Scenario) -> bool,
+    /// Which of its values change nothing; `None`: all of them.
+    pub(crate) only: Option<fn(&Scenario) -> bool>,
     /// Why it has no effect.
     pub(crate) why: &'static str,
 }
@@ -90,9 +90,4 @@ pub(crate) struct WithoutEffect {
 /// Whether the schedule of compile mode full takes the place of the policy's own.
 pub(crate) fn fully_compiled(s: &Scenario) -> bool {
     s.compile.mode == CompileMode::Full
-}
-
-/// Whether `reduce_in_flight` differs from the policy's default.
-pub(super) fn sets_reduce_in_flight(s: &Scenario) -> bool {
-    s.fsdp.reduce_in_flight != s.fsdp.policy.spec().defaults.reduce_in_flight
 }

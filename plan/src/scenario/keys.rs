@@ -1,10 +1,19 @@
-//! Every key of a scenario file, once: the check, the suggestions, the JSON Schema and shell
-//! completion read this table.
+//! Every key of a scenario file, once: the reader, its errors, the JSON Schema, the reference and the
+//! dashboard read this table.
+
+mod applies;
+
+pub use applies::Need;
+pub(crate) use applies::families;
 
 use super::huggingface;
 use super::presets::PRESETS;
+use crate::config::{
+    AllocatorKind, CompileMode, GatePreset, GateProgram, GradientSync, Loss, LrSchedule,
+    MergeProjections, Optimizer, OuterStrategy, PolicyKind, Recompute, Scope, Strategy,
+};
 use crate::models;
-use crate::policies;
+use applies::{CHUNKED_LOSS, MODE_FULL, RECOMPUTE, SEVERAL_MICRO_BATCHES, SEVERAL_RANKS};
 
 /// Sections of a scenario file that hold keys (`[sweep]` holds paths of keys instead).
 pub const SECTIONS: [&str; 7] = [
@@ -61,7 +70,7 @@ pub enum Accept {
 }
 
 /// What a scenario file may say under one key.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug)]
 pub struct KeyInfo {
     /// Section, without brackets.
     pub section: &'static str,
@@ -71,13 +80,23 @@ pub struct KeyInfo {
     pub aliases: &'static [&'static str],
     /// The forms its value may take.
     pub accepts: &'static [Accept],
-    /// The default as a JSON (and TOML) literal, or, in parentheses, how it is derived.
+    /// The default as a JSON (and TOML) literal, which is what the reader takes, or, in parentheses,
+    /// how it is derived.
     pub default: &'static str,
     /// One line.
     pub doc: &'static str,
+    /// What has to hold for it to have an effect, whatever the model and the policy. See
+    /// [`applies`](Self::applies) for all limits.
+    pub needs: &'static [Need],
 }
 
 impl KeyInfo {
+    /// Returns `fsdp.policy`.
+    #[must_use]
+    pub fn path(&self) -> String {
+        format!("{}.{}", self.section, self.key)
+    }
+
     /// Returns whether this is the key's name or one of its aliases.
     fn is_named(&self, name: &str) -> bool {
         self.key == name || self.aliases.contains(&name)
@@ -155,7 +174,7 @@ impl Accept {
 }
 
 macro_rules! keys {
-    ($($id:ident: $section:literal $key:literal $(also [$($alias:literal),+])? [$($accept:expr),+] $default:literal $doc:literal;)*) => {
+    ($($id:ident: $section:literal $key:literal $(also [$($alias:literal),+])? [$($accept:expr),+] $default:literal $doc:literal $(needs [$($need:expr),+])?;)*) => {
         /// A key, as index into [`KEYS`].
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) enum Key {
@@ -164,7 +183,7 @@ macro_rules! keys {
 
         /// The table, grouped by section.
         pub(crate) static KEYS: &[KeyInfo] = &[
-            $(KeyInfo { section: $section, key: $key, aliases: &[$($($alias),+)?], accepts: &[$($accept),+], default: $default, doc: $doc }),*
+            $(KeyInfo { section: $section, key: $key, aliases: &[$($($alias),+)?], accepts: &[$($accept),+], default: $default, doc: $doc, needs: &[$($($need),+)?] }),*
         ];
 
         const IDS: &[Key] = &[$(Key::$id),*];
@@ -178,8 +197,7 @@ impl Key {
 
     /// `fsdp.policy`
     pub(crate) fn path(self) -> String {
-        let k = self.info();
-        format!("{}.{}", k.section, k.key)
+        self.info().path()
     }
 
     /// Returns the key at a path such as `fsdp.policy`.
@@ -199,10 +217,12 @@ impl Key {
         IDS.iter().copied().find(|id| id.info().is_named(key))
     }
 
+    pub(crate) fn all() -> impl Iterator<Item = Self> {
+        IDS.iter().copied()
+    }
+
     pub(crate) fn of_section(section: &str) -> impl Iterator<Item = Self> {
-        IDS.iter()
-            .copied()
-            .filter(move |id| id.info().section == section)
+        Self::all().filter(move |id| id.info().section == section)
     }
 }
 
@@ -228,32 +248,32 @@ keys! {
     Layers: "model" "layers" also ["num_hidden_layers", "n_layer", "n_layers"] [Integer(1, 4096)] "(required without preset)" "Number of transformer blocks, linear layers or convolutions";
     Hidden: "model" "hidden" also ["hidden_size", "n_embd", "dim"] [Integer(1, MIB)] "(required without preset)" "Width of the model (embedding dimension)";
     Heads: "model" "heads" also ["num_attention_heads", "n_head", "n_heads"] [Integer(1, 65536)] "(required without preset)" "Number of query heads";
-    KvHeads: "model" "kv_heads" also ["num_key_value_heads", "n_kv_heads"] [Integer(1, 65536)] "(heads)" "Number of key and value heads (llama); must divide heads; fewer than heads is grouped-query attention";
-    HeadDim: "model" "head_dim" [Integer(1, 65536)] "(hidden / heads)" "Dimension of one head (llama); must be even";
+    KvHeads: "model" "kv_heads" also ["num_key_value_heads", "n_kv_heads"] [Integer(1, 65536)] "(heads)" "Number of key and value heads; must divide heads; fewer than heads is grouped-query attention";
+    HeadDim: "model" "head_dim" [Integer(1, 65536)] "(hidden / heads)" "Dimension of one head; must be even";
     Ffn: "model" "ffn" also ["intermediate_size"] [Integer(1, 4 * MIB)] "(4 hidden; llama: 8/3 hidden, rounded up to 256)" "Width of the feed-forward layer; overriding the hidden of a preset scales the ffn of the preset in proportion";
-    Vocab: "model" "vocab" also ["vocab_size"] [Integer(1, 16 * MIB)] "(required without preset)" "Vocabulary size (llama, gpt2)";
+    Vocab: "model" "vocab" also ["vocab_size"] [Integer(1, 16 * MIB)] "(required without preset)" "Vocabulary size";
     TieEmbeddings: "model" "tie_embeddings" also ["tie_word_embeddings"] [Bool] "(gpt2: true, llama: false)" "Embedding and output head share one parameter";
     NormEps: "model" "norm_eps" also ["rms_norm_eps"] [Number(ABOVE_0, 1.0)] "1e-5" "Epsilon of LayerNorm and RMSNorm";
-    RopeTheta: "model" "rope_theta" [Number(1.0, 1e12)] "(llama: 10000)" "Base of the rotary position embedding (llama)";
-    MaxSeqLen: "model" "max_seq_len" also ["max_position_embeddings"] [Integer(1, 4 * MIB)] "(llama: seq_len, gpt2: at least 1024)" "Rows of the position table (llama, gpt2); the longest sequence that the model takes";
-    Channels: "model" "channels" [Integer(1, 65536)] "(required without preset)" "Channels of every convolution (cnn)";
-    Height: "model" "height" [Integer(1, 16384)] "(cnn: 64)" "Image height (cnn)";
-    Width: "model" "width" [Integer(1, 16384)] "(cnn: 64)" "Image width (cnn)";
-    Kernel: "model" "kernel" [Integer(1, 255)] "(cnn: 3)" "Edge length of the convolution kernels (cnn); must be odd";
+    RopeTheta: "model" "rope_theta" [Number(1.0, 1e12)] "(llama: 10000)" "Base of the rotary position embedding";
+    MaxSeqLen: "model" "max_seq_len" also ["max_position_embeddings"] [Integer(1, 4 * MIB)] "(llama: seq_len, gpt2: at least 1024)" "Rows of the position table; the longest sequence that the model takes";
+    Channels: "model" "channels" [Integer(1, 65536)] "(required without preset)" "Channels of every convolution";
+    Height: "model" "height" [Integer(1, 16384)] "(cnn: 64)" "Image height";
+    Width: "model" "width" [Integer(1, 16384)] "(cnn: 64)" "Image width";
+    Kernel: "model" "kernel" [Integer(1, 255)] "(cnn: 3)" "Edge length of the convolution kernels; must be odd";
     Bias: "model" "bias" [Bool, Choice(&["qkv"])] "(llama: false, others: true)" "Which linear layers and convolutions have a bias: true (all), false (none), qkv (only queries, keys and values, as in Qwen2; llama)";
     QkNorm: "model" "qk_norm" [Bool] "false" "Normalize queries and keys per head before the rotary embedding (llama; as in Qwen3)";
 
     SeqLen: "train" "seq_len" [Integer(1, 4 * MIB)] "(max_seq_len up to 8192; encoder: 512; linear, cnn: 1)" "Tokens per sequence";
     MicroBatch: "train" "micro_batch" also ["local_batch_size", "per_device_train_batch_size"] [Integer(1, MIB)] "1" "Sequences per rank and micro-batch";
     GradAccum: "train" "grad_accum" also ["gradient_accumulation_steps"] [Integer(1, 4096)] "1" "Micro-batches per step (gradient accumulation)";
-    Recompute: "train" "recompute" also ["activation_checkpoint"] [Choice(&["none", "full", "selective", "pointwise"])] "\"none\"" "Activation checkpointing: none (keep all activations), full (recompute whole blocks in backward), selective (keep the results of matmuls and attention, recompute the rest), pointwise (compiled code only: recompute elementwise results inside backward kernels that read their operands anyway)";
-    RecomputeLayers: "train" "recompute_layers" also ["recompute_num_layers"] [Choice(&["all"]), Integer(1, 4096), List(&Text)] "\"all\"" "Blocks that `recompute` applies to: all, the first N (Megatron's recompute_num_layers with method block), or those in modules that match a list of globs, for example [\"layers.*0\"]; the others keep their activations";
-    Loss: "train" "loss" [Choice(&["materialized", "chunked"])] "\"materialized\"" "Cross entropy: materialized (all logits at once), chunked (computes logits, loss and their gradients chunk by chunk, so that the full logits never exist)";
-    LossChunkRows: "train" "loss_chunk_rows" [Integer(1, 4 * MIB)] "4096" "Tokens per chunk of the chunked loss: smaller chunks use less memory, larger ones are faster";
-    Optimizer: "train" "optimizer" [Choice(&["adamw", "sgd"])] "\"adamw\"" "Optimizer: adamw (two moments per parameter), sgd (no state)";
+    Recompute: "train" "recompute" also ["activation_checkpoint"] [Choice(Recompute::WORDS)] "\"none\"" "Activation checkpointing: none (keep all activations), full (recompute whole blocks in backward), selective (keep the results of matmuls and attention, recompute the rest), pointwise (compiled code only: recompute elementwise results inside backward kernels that read their operands anyway)";
+    RecomputeLayers: "train" "recompute_layers" also ["recompute_num_layers"] [Choice(&["all"]), Integer(1, 4096), List(&Text)] "\"all\"" "Blocks that `recompute` applies to: all, the first N (Megatron's recompute_num_layers with method block), or those in modules that match a list of globs, for example [\"layers.*0\"]; the others keep their activations" needs [RECOMPUTE];
+    Loss: "train" "loss" [Choice(Loss::WORDS)] "\"materialized\"" "Cross entropy: materialized (all logits at once), chunked (computes logits, loss and their gradients chunk by chunk, so that the full logits never exist)";
+    LossChunkRows: "train" "loss_chunk_rows" [Integer(1, 4 * MIB)] "4096" "Tokens per chunk of the chunked loss: smaller chunks use less memory, larger ones are faster" needs [CHUNKED_LOSS];
+    Optimizer: "train" "optimizer" [Choice(Optimizer::WORDS)] "\"adamw\"" "Optimizer: adamw (two moments per parameter), sgd (no state)";
     Lr: "train" "lr" [Number(0.0, 1e6)] "3e-4" "Peak learning rate";
     WarmupSteps: "train" "warmup_steps" [Integer(0, 1_000_000)] "0" "Steps of linear warm-up from 0 to `lr`; 0: no warm-up";
-    LrSchedule: "train" "lr_schedule" [Choice(&["constant", "cosine"])] "\"constant\"" "Learning rate after warm-up: constant (`lr` to the end), cosine (half a cosine from `lr` down to `min_lr`)";
+    LrSchedule: "train" "lr_schedule" [Choice(LrSchedule::WORDS)] "\"constant\"" "Learning rate after warm-up: constant (`lr` to the end), cosine (half a cosine from `lr` down to `min_lr`)";
     MinLr: "train" "min_lr" [Number(0.0, 1e6)] "0.0" "Learning rate of the last step of the cosine schedule";
     Betas: "train" "betas" [Tuple(&Number(0.0, 1.0), 2)] "[0.9, 0.95]" "Decay rates of AdamW's first and second moment; each below 1";
     Eps: "train" "eps" [Number(ABOVE_0, 1.0)] "1e-8" "Epsilon of AdamW";
@@ -269,27 +289,27 @@ keys! {
     DpOuter: "mesh" "dp_outer" also ["dp_replicate", "data_parallel_replicate_degree"] [Integer(1, MIB)] "1" "Outer data-parallel mesh dimension: number of replicas (HSDP), or of outer shards with `outer_strategy = \"optim\"` (torchtitan: data_parallel_replicate_degree)";
     GpusPerNode: "mesh" "gpus_per_node" [Integer(1, 1024)] "(8, or fewer when there are fewer ranks)" "GPUs per node, connected by NVLink";
 
-    Policy: "fsdp" "policy" [Choice(&policies::POLICY_NAMES)] "\"native\"" "Engine to model: native (that of `shardlab exec`), fsdp2 (fully_shard of torch 2.11), megatron (megatron-fsdp 0.6.1)";
-    Strategy: "fsdp" "strategy" also ["sharding_strategy"] [Choice(&["no_shard", "optim", "optim_grads", "optim_grads_params"])] "\"optim_grads_params\"" "Sharded over dp_shard: no_shard (nothing: DDP), optim (optimizer state and master weights: ZeRO-1), optim_grads (and gradients: ZeRO-2), optim_grads_params (and parameters: ZeRO-3, FULL_SHARD)";
-    OuterStrategy: "fsdp" "outer_strategy" [Choice(&["no_shard", "optim"])] "\"no_shard\"" "Sharded over dp_outer: no_shard (nothing: HSDP), optim (optimizer state and master weights: HFSDP)";
+    Policy: "fsdp" "policy" [Choice(PolicyKind::WORDS)] "\"native\"" "Engine to model: native (that of `shardlab exec`), fsdp2 (fully_shard of torch 2.11), megatron (megatron-fsdp 0.6.1)";
+    Strategy: "fsdp" "strategy" also ["sharding_strategy"] [Choice(Strategy::WORDS)] "\"optim_grads_params\"" "Sharded over dp_shard: no_shard (nothing: DDP), optim (optimizer state and master weights: ZeRO-1), optim_grads (and gradients: ZeRO-2), optim_grads_params (and parameters: ZeRO-3, FULL_SHARD)";
+    OuterStrategy: "fsdp" "outer_strategy" [Choice(OuterStrategy::WORDS)] "\"no_shard\"" "Sharded over dp_outer: no_shard (nothing: HSDP), optim (optimizer state and master weights: HFSDP)";
     Placements: "fsdp" "placements" [Table(PLACEMENTS)] "(from the strategies)" "Explicit placement (flat: sharded, replicate: not sharded) of [parameters, gradients, optimizer state] on each mesh dimension; replaces `strategy` and `outer_strategy`";
     Units: "fsdp" "units" [Choice(&["block", "root"]), List(&Text)] "\"block\"" "Modules that are gathered together (one fully_shard call each): block (every block), root (one unit for the whole model), or a list of globs; + joins modules into one unit, =keep exempts a unit from resharding";
     Reshard: "fsdp" "reshard_after_forward" [Bool, Choice(&["auto"]), Integer(1, MIB)] "true" "Free full parameters after forward: true (gather them again in backward), false (keep them), auto (all units but the last block), N (keep shards over groups of N ranks)";
-    ReshardRoot: "fsdp" "reshard_root" [Bool] "false" "Reshard the root after forward too and gather it again for backward, like `fully_shard(root, reshard_after_forward=True)` (Accelerate); false: the root keeps its parameters, which is torch's default";
-    ReshardAfterBackward: "fsdp" "reshard_after_backward" [Bool] "true" "Free full parameters after the backward of every micro-batch; false: only after the last one (`set_reshard_after_backward(False)`), so the next micro-batch need not gather them";
+    ReshardRoot: "fsdp" "reshard_root" [Bool] "false" "Reshard the root after forward too and gather it again for backward, like `fully_shard(root, reshard_after_forward=True)` (Accelerate); false: the root keeps its parameters, which is torch's default. Other schedules need them as soon as backward starts";
+    ReshardAfterBackward: "fsdp" "reshard_after_backward" [Bool] "true" "Free full parameters after the backward of every micro-batch; false: only after the last one (`set_reshard_after_backward(False)`), so the next micro-batch need not gather them" needs [SEVERAL_MICRO_BATCHES];
     PrefetchForward: "fsdp" "prefetch_forward" [Integer(0, 64), Choice(&["implicit"]), Table(LOOKAHEAD)] "(native: 1, others: \"implicit\")" "Units gathered ahead in forward: N (a fixed depth; 0: on demand), implicit (what the engine does on its own; fsdp2: overlap of its streams), { elements = N } (until N elements are in flight)";
     PrefetchBackward: "fsdp" "prefetch_backward" [Integer(0, 64), Choice(&["implicit"]), Table(LOOKAHEAD)] "(native: 1, others: \"implicit\")" "Units gathered ahead in backward: N, implicit or { elements = N }, as for `prefetch_forward`";
-    GradientSync: "fsdp" "gradient_sync" [Choice(&["every", "outer_last", "last"])] "(fsdp2: \"every\", others: \"outer_last\")" "Micro-batches that reduce gradients: every (all), outer_last (all over dp_shard, only the last over dp_outer: `set_requires_all_reduce`), last (only the last: `set_requires_gradient_sync`, no_sync; full gradients accumulate until then)";
-    ReduceInFlight: "fsdp" "reduce_in_flight" [Integer(1, 64)] "(fsdp2: 1, native: 2)" "Gradient buffers that may be in flight before the next reduction waits; policy megatron limits elements instead";
+    GradientSync: "fsdp" "gradient_sync" [Choice(GradientSync::WORDS)] "(fsdp2: \"every\", others: \"outer_last\")" "Micro-batches that reduce gradients: every (all), outer_last (all over dp_shard, only the last over dp_outer: `set_requires_all_reduce`), last (only the last: `set_requires_gradient_sync`, no_sync; full gradients accumulate until then)" needs [SEVERAL_MICRO_BATCHES];
+    ReduceInFlight: "fsdp" "reduce_in_flight" [Integer(1, 64)] "(fsdp2: 1, native: 2)" "Gradient buffers that may be in flight before the next reduction waits";
     OptimizerInBackward: "fsdp" "optimizer_in_backward" [Bool] "false" "Update each unit as soon as its gradient is reduced, on the reduction's stream, instead of after backward; frees the gradient at once";
-    PrefetchNextStep: "fsdp" "prefetch_next_step" [Integer(0, 64)] "0" "Units gathered for the next forward as soon as the optimizer has updated them, overlapping the remaining updates; 0: none";
+    PrefetchNextStep: "fsdp" "prefetch_next_step" [Integer(0, 64)] "0" "Units gathered for the next forward as soon as the optimizer has updated them, overlapping the remaining updates; 0: none" needs [SEVERAL_RANKS];
     AsyncReduce: "fsdp" "async_reduce" [Bool] "true" "Reduce gradients on a side stream; false: on the compute stream";
     SeparateCommunicators: "fsdp" "separate_communicators" [Bool] "(native: true, others: false)" "All-gather and reduce-scatter use separate NCCL communicators";
-    CopyEngineGather: "fsdp" "copy_engine_gather" [Bool] "false" "Run all-gathers on copy engines, which takes no SMs from matmuls (NCCL 2.28: zero-CTA policy with symmetric windows)";
-    CopyEngineReduce: "fsdp" "copy_engine_reduce" [Bool] "false" "Exchange gradients by an all-to-all on copy engines and sum them in a float32 kernel, instead of a reduce-scatter on SMs";
-    SumInOptimizer: "fsdp" "sum_in_optimizer" also ["fuse_reduce_into_optimizer"] [Bool] "false" "The optimizer kernel sums what `copy_engine_reduce` exchanged, instead of a kernel after each exchange: saves a write and a read of every gradient, but keeps the gradients of all ranks until the update";
+    CopyEngineGather: "fsdp" "copy_engine_gather" [Bool] "false" "Run all-gathers on copy engines, which takes no SMs from matmuls (NCCL 2.28: zero-CTA policy with symmetric windows)" needs [SEVERAL_RANKS];
+    CopyEngineReduce: "fsdp" "copy_engine_reduce" [Bool] "false" "Exchange gradients by an all-to-all on copy engines and sum them in a float32 kernel, instead of a reduce-scatter on SMs" needs [SEVERAL_RANKS];
+    SumInOptimizer: "fsdp" "sum_in_optimizer" also ["fuse_reduce_into_optimizer"] [Bool] "false" "The optimizer kernel sums what `copy_engine_reduce` exchanged, instead of a kernel after each exchange: saves a write and a read of every gradient, but keeps the gradients of all ranks until the update" needs [SEVERAL_RANKS];
     UnifyCommStream: "fsdp" "unify_comm_stream" [Bool] "false" "All-gather and reduce-scatter share one side stream";
-    Allocator: "fsdp" "allocator" [Choice(&["caching", "pool", "double_buffer", "temporary"])] "(native: \"pool\", others: \"caching\")" "Allocator of full-size buffers: caching (PyTorch's caching allocator), pool (fixed addresses, planned from one step), double_buffer (two persistent buffers of the largest unit's size), temporary (allocated and freed on every use, by the caching allocator)";
+    Allocator: "fsdp" "allocator" [Choice(AllocatorKind::WORDS)] "(native: \"pool\", others: \"caching\")" "Allocator of full-size buffers: caching (PyTorch's caching allocator), pool (fixed addresses, planned from one step), double_buffer (two persistent buffers of the largest unit's size), temporary (allocated and freed on every use, by the caching allocator)";
     ExpandableSegments: "fsdp" "expandable_segments" [Bool] "true" "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True for the caching allocator; note that torch's own default is off";
     CublasWorkspaceBytes: "fsdp" "cublas_workspace_bytes" [Bytes(0, 1 << 40)] "(native, cpu: 0; a100-40, a100-80: 8519680; others: 33554432)" "Size of one cuBLAS workspace (CUBLAS_WORKSPACE_CONFIG); policies fsdp2 and megatron hold two, one per PyTorch thread";
     PersistOnAllocFail: "fsdp" "persist_on_alloc_fail" [Bool] "false" "With allocator double_buffer: a unit that does not fit the buffers gets a persistent buffer of its own";
@@ -306,17 +326,17 @@ keys! {
     Moments: "precision" "moments" [Choice(DTYPES)] "\"f32\"" "Type of the optimizer's moments";
     Deterministic: "precision" "deterministic" [Bool] "false" "Fix the order of every sum, so that runs are bitwise reproducible; on GPUs the backward of attention becomes slower and needs a workspace as large as the scores (the CPU device is always deterministic)";
 
-    Mode: "compile" "mode" [Choice(&["off", "regions", "blocks", "full"])] "\"off\"" "Compiled code: off (none: eager kernels), regions (code between FSDP hooks; every hook breaks the graph), blocks (each block as one graph, hooks outside: torch.compile(block) before fully_shard), full (the whole step as one graph with bucketed collectives)";
-    BucketBytes: "compile" "bucket_bytes" [Bytes(0, 1 << 40)] "104857600" "Mode full: merge collectives into buckets of up to this size; 0: one collective per parameter";
-    MaxInflightBytes: "compile" "max_inflight_bytes" [Bytes(1, 1 << 50)] "5000000000" "Mode full: limit on the bytes of collectives in flight";
-    MemoryBudget: "compile" "memory_budget" [Number(0.0, 100.0)] "0.05" "Mode full: additional peak memory that reordering may cost, as a fraction of the peak";
-    MergeProjections: "compile" "merge_projections" also ["fuse_qkv"] [Choice(&["none", "gradients", "qkv", "all"])] "(native with mode regions or blocks: \"qkv\", else \"none\")" "Run linear layers that read the same input as one matmul, if their weights are adjacent: none, gradients (only their gradients), qkv (queries, keys and values), all (qkv, and gate with up)";
+    Mode: "compile" "mode" [Choice(CompileMode::WORDS)] "\"off\"" "Compiled code: off (none: eager kernels), regions (code between FSDP hooks; every hook breaks the graph), blocks (each block as one graph, hooks outside: torch.compile(block) before fully_shard), full (the whole step as one graph with bucketed collectives)";
+    BucketBytes: "compile" "bucket_bytes" [Bytes(0, 1 << 40)] "104857600" "Merge collectives into buckets of up to this size; 0: one collective per parameter" needs [MODE_FULL];
+    MaxInflightBytes: "compile" "max_inflight_bytes" [Bytes(1, 1 << 50)] "5000000000" "Limit on the bytes of collectives in flight" needs [MODE_FULL];
+    MemoryBudget: "compile" "memory_budget" [Number(0.0, 100.0)] "0.05" "Additional peak memory that reordering may cost, as a fraction of the peak" needs [MODE_FULL];
+    MergeProjections: "compile" "merge_projections" also ["fuse_qkv"] [Choice(MergeProjections::WORDS)] "(native with mode regions or blocks: \"qkv\", else \"none\")" "Run linear layers that read the same input as one matmul, if their weights are adjacent: none, gradients (only their gradients), qkv (queries, keys and values), all (qkv, and gate with up)";
     Epilogues: "compile" "epilogues" also ["gemm_accumulate"] [Bool] "(true with policy native and a compile mode)" "Matmuls add a residual or another gradient in their epilogue, rounded once; the gradient of an embedding also writes the zeros of its table";
     MixOrderReductions: "compile" "mix_order_reductions" [Bool] "(true with policy native and a compile mode)" "The backward kernel of a norm also computes the gradient of its weight, so that their common input is read once";
     FusedProducts: "compile" "fused_products" also ["gemm_epilogue_fusion"] [Bool] "false" "Fuse elementwise code that reads a 16-bit matmul result (the feed-forward gate and its gradient) into the matmul; on GPUs with a custom kernel for compute capability 9.0 (H100, H200)";
-    CudaGraph: "compile" "cuda_graph" [Choice(&["off", "full_iteration"]), List(&Choice(&["attn", "mlp", "block"]))] "\"off\"" "CUDA-graph capture: off, full_iteration (the whole step in one graph), or a list of scopes captured in every block: attn, mlp, block";
+    CudaGraph: "compile" "cuda_graph" [Choice(&["off", "full_iteration"]), List(&Choice(Scope::WORDS))] "\"off\"" "CUDA-graph capture: off, full_iteration (the whole step in one graph), or a list of scopes captured in every block: attn, mlp, block";
 
-    GatePreset: "gate" "preset" [Choice(&["budget", "strict"])] "\"budget\"" "Defaults of the keys below. budget: the step has to fit and stay within its budgets, and growth beyond a tolerance fails; strict: every change fails, for better or worse";
+    GatePreset: "gate" "preset" [Choice(GatePreset::WORDS)] "\"budget\"" "Defaults of the keys below. budget: the step has to fit and stay within its budgets, and growth beyond a tolerance fails; strict: every change fails, for better or worse";
     GateStepTime: "gate" "step_time" [Number(0.0, 1e6)] "0.005" "Relative tolerance of the predicted step time";
     GateMeasuredStepTime: "gate" "measured_step_time" [Number(0.0, 1e6)] "0.05" "Relative tolerance of the measured step time, old against new in one call";
     GateAllocated: "gate" "allocated" [Number(0.0, 1e6)] "(budget: 0.02, strict: 0.0)" "Relative tolerance of peak allocated memory; 0: equal to the byte";
@@ -330,5 +350,5 @@ keys! {
     GateFinalLoss: "gate" "final_loss" [Number(0.0, 1e6)] "1e-3" "How much worse the final loss may be, relative";
     GateGradNorm: "gate" "grad_norm" [Number(0.0, 1e6)] "0.01" "Relative tolerance of each gradient norm; 0: bitwise equal";
     GateSeeds: "gate" "seeds" [Integer(1, 64)] "1" "Runs with seeds 0, 1, …; with 3 or more their final losses are tested instead of a single curve";
-    GateProgram: "gate" "program" [Choice(&["exact", "counts", "off"])] "(budget: \"off\", strict: \"exact\")" "What of the program may not change: anything, instruction counts, nothing";
+    GateProgram: "gate" "program" [Choice(GateProgram::WORDS)] "(budget: \"off\", strict: \"exact\")" "What of the program may not change: anything, instruction counts, nothing";
 }

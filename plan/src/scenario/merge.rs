@@ -95,6 +95,13 @@ impl Document {
         self.given[key as usize].as_ref().map(|g| g.layer)
     }
 
+    /// Returns the document without its value of a key.
+    pub(crate) fn without(&self, key: Key) -> Self {
+        let mut other = self.clone();
+        other.given[key as usize] = None;
+        other
+    }
+
     /// Whether the user (not the preset) gives the key.
     pub(crate) fn says(&self, key: Key) -> bool {
         self.layer(key).is_some_and(|l| l > Layer::Preset)

@@ -6,27 +6,14 @@ use super::merge::Document;
 use super::value::Value;
 use crate::config::{Mesh, OuterStrategy, Strategy};
 
-const STRATEGIES: &[(&str, Strategy)] = &[
-    ("no_shard", Strategy::NoShard),
-    ("optim", Strategy::Optim),
-    ("optim_grads", Strategy::OptimGrads),
-    ("optim_grads_params", Strategy::OptimGradsParams),
-];
-
 /// Strategy of both axes, from their names or from placements; of the two the one set later counts,
 /// and both at once are an error.
 pub(crate) fn strategies(
     d: &Document,
     mesh: &Mesh,
 ) -> Result<(Strategy, OuterStrategy), ScenarioError> {
-    let inner = d.pick(Key::Strategy, STRATEGIES);
-    let outer = d.pick(
-        Key::OuterStrategy,
-        &[
-            ("no_shard", OuterStrategy::NoShard),
-            ("optim", OuterStrategy::Optim),
-        ],
-    );
+    let inner = d.given(Key::Strategy);
+    let outer = d.given(Key::OuterStrategy);
     let placements = d
         .value(Key::Placements)
         .and_then(Value::table)

@@ -5,6 +5,7 @@ use super::keys::{HARDWARE, Key};
 use super::merge::Document;
 use super::placements::strategies;
 use super::presets::{self, Filled};
+use super::setting::Setting;
 use super::validate;
 use super::value::Value;
 use crate::config::pattern::unit_pattern;
@@ -12,17 +13,26 @@ use crate::config::*;
 use crate::ir::DType;
 use crate::models::Inputs;
 use crate::names::nearest;
-use crate::policies;
+use crate::policies::spec::PolicySpec;
 use crate::units::Bytes;
 use std::path::Path;
 
 /// The scenario that a document says, checked.
 pub(crate) fn scenario(mut document: Document) -> Result<Scenario, ScenarioError> {
     let preset = presets::fill(&mut document)?;
-    let d = &document;
+    let scenario = resolve(&document, preset.as_ref())?;
+    let without = |key: Key| resolve(&document.without(key), preset.as_ref());
+    validate::check(&scenario, &document, &|key| {
+        without(key).is_ok_and(|other| other == scenario)
+    })?;
+    Ok(scenario)
+}
+
+/// The scenario that a document says, with every option resolved.
+fn resolve(d: &Document, preset: Option<&Filled>) -> Result<Scenario, ScenarioError> {
     let (model, train) = model_and_train(d, preset)?;
     let mesh = mesh(d)?;
-    let scenario = Scenario {
+    Ok(Scenario {
         name: d.name.clone(),
         about: d.about.clone(),
         model,
@@ -32,45 +42,12 @@ pub(crate) fn scenario(mut document: Document) -> Result<Scenario, ScenarioError
         precision: precision(d),
         compile: compile(d),
         gate: gate(d),
-    };
-    validate::check(&scenario, d)?;
-    Ok(scenario)
+    })
 }
 
-/// The forms are checked when a document takes a value in; a getter returns `None` for an absent
-/// key.
 impl Document {
-    fn integer(&self, key: Key) -> Option<u64> {
-        self.value(key).and_then(Value::integer)
-    }
-
-    /// For keys whose table entry limits them to 32 bits.
-    fn small(&self, key: Key) -> Option<u32> {
-        self.integer(key).and_then(|n| u32::try_from(n).ok())
-    }
-
-    fn number(&self, key: Key) -> Option<f64> {
-        self.value(key).and_then(Value::number)
-    }
-
-    fn flag(&self, key: Key) -> Option<bool> {
-        match self.value(key)?.datum {
-            super::value::Datum::Bool(b) => Some(b),
-            _ => None,
-        }
-    }
-
-    fn word(&self, key: Key) -> Option<&str> {
-        self.value(key).and_then(Value::str)
-    }
-
-    pub(crate) fn pick<T: Copy>(&self, key: Key, names: &[(&str, T)]) -> Option<T> {
-        let word = self.word(key)?;
-        names.iter().find(|(n, _)| *n == word).map(|(_, t)| *t)
-    }
-
     fn required(&self, key: Key, family: Family) -> Result<u64, ScenarioError> {
-        self.integer(key).ok_or_else(|| {
+        self.given(key).ok_or_else(|| {
             let what = format!(
                 "`{}` is missing: family {} needs it",
                 key.path(),
@@ -83,16 +60,8 @@ impl Document {
     }
 }
 
-/// Rows of a chunk of the loss by default.
-pub(crate) const LOSS_CHUNK_ROWS: u64 = 4096;
-/// Defaults of compile mode full.
-pub(crate) const BUCKET_BYTES: u64 = 100 << 20;
-pub(crate) const MAX_INFLIGHT_BYTES: u64 = 5_000_000_000;
-pub(crate) const MEMORY_BUDGET: f64 = 0.05;
-
-fn model_and_train(d: &Document, preset: Option<Filled>) -> Result<(Model, Train), ScenarioError> {
-    let families: Vec<_> = Family::named_all().collect();
-    let Some(family) = d.pick(Key::Family, &families) else {
+fn model_and_train(d: &Document, preset: Option<&Filled>) -> Result<(Model, Train), ScenarioError> {
+    let Some(family) = d.given::<Family>(Key::Family) else {
         let error = d.missing(Key::Preset, "[model] needs a `preset` or a `family`");
         return Err(error.with_help("for example preset = \"llama3-8b\""));
     };
@@ -114,7 +83,7 @@ fn model_and_train(d: &Document, preset: Option<Filled>) -> Result<(Model, Train
     } else {
         1
     };
-    let head_dim = match d.integer(Key::HeadDim) {
+    let head_dim = match d.given(Key::HeadDim) {
         Some(n) => n,
         None if hidden % heads == 0 => hidden / heads,
         None => {
@@ -127,8 +96,8 @@ fn model_and_train(d: &Document, preset: Option<Filled>) -> Result<(Model, Train
             });
         }
     };
-    let proportion = preset.as_ref().and_then(|p| p.ffn_to_hidden);
-    let ffn = match d.integer(Key::Ffn) {
+    let proportion = preset.and_then(|p| p.ffn_to_hidden);
+    let ffn = match d.given::<u64>(Key::Ffn) {
         // Another width of the model: the preset's proportion, rounded as the default is.
         Some(_) if let Some((ffn, of)) = proportion.filter(|(_, of)| *of != hidden) => (ffn
             * hidden)
@@ -137,25 +106,25 @@ fn model_and_train(d: &Document, preset: Option<Filled>) -> Result<(Model, Train
         Some(n) => n,
         None => (spec.defaults.ffn)(hidden),
     };
-    let asked = d.integer(Key::SeqLen);
-    let given = d.integer(Key::MaxSeqLen);
+    let asked = d.given(Key::SeqLen);
+    let given = d.given(Key::MaxSeqLen);
     let max_seq_len = given.or_else(|| (spec.defaults.max_seq_len)(asked));
     let seq_len = asked.unwrap_or_else(|| (spec.defaults.seq_len)(max_seq_len));
     let image = |key, default| {
         if images {
-            d.integer(key).unwrap_or(default)
+            d.given(key).unwrap_or(default)
         } else {
             0
         }
     };
 
     let model = Model {
-        preset: preset.map(|p| p.name),
+        preset: preset.map(|p| p.name.clone()),
         family,
         layers: d.required(Key::Layers, family)? as u32, // at most 4096
         hidden,
         heads,
-        kv_heads: d.integer(Key::KvHeads).unwrap_or(heads),
+        kv_heads: d.given(Key::KvHeads).unwrap_or(heads),
         head_dim,
         ffn,
         vocab: if spec.inputs == Inputs::Tokens {
@@ -164,71 +133,43 @@ fn model_and_train(d: &Document, preset: Option<Filled>) -> Result<(Model, Train
             0
         },
         tie_embeddings: d
-            .flag(Key::TieEmbeddings)
+            .given(Key::TieEmbeddings)
             .unwrap_or(spec.defaults.tie_embeddings),
-        norm_eps: d.number(Key::NormEps).unwrap_or(1e-5),
-        rope_theta: d.number(Key::RopeTheta).unwrap_or(10_000.0),
+        norm_eps: d.setting(Key::NormEps),
+        rope_theta: d.given(Key::RopeTheta).unwrap_or(10_000.0),
         max_seq_len: max_seq_len.unwrap_or(seq_len),
         channels,
         height: image(Key::Height, 64),
         width: image(Key::Width, 64),
         kernel: image(Key::Kernel, 3),
-        bias: match (d.flag(Key::Bias), d.word(Key::Bias)) {
-            (Some(all), _) => Bias::from(all),
-            (None, Some(_)) => Bias::Qkv,
-            (None, None) => spec.defaults.bias,
-        },
-        qk_norm: d.flag(Key::QkNorm).unwrap_or(false),
+        bias: d.given(Key::Bias).unwrap_or(spec.defaults.bias),
+        qk_norm: d.setting(Key::QkNorm),
     };
     Ok((model, train(d, seq_len)))
 }
 
 fn train(d: &Document, seq_len: u64) -> Train {
-    let betas = d.value(Key::Betas).and_then(Value::array);
-    let beta = |i: usize| betas.and_then(|b| b.get(i)).and_then(Value::number);
     Train {
         seq_len,
-        micro_batch: d.integer(Key::MicroBatch).unwrap_or(1),
-        grad_accum: d.small(Key::GradAccum).unwrap_or(1),
-        recompute: d
-            .pick(
-                Key::Recompute,
-                &[
-                    ("full", Recompute::Full),
-                    ("selective", Recompute::Selective),
-                    ("pointwise", Recompute::Pointwise),
-                ],
-            )
-            .unwrap_or(Recompute::None),
-        recompute_layers: match (
-            d.small(Key::RecomputeLayers),
-            strings(d.value(Key::RecomputeLayers)),
-        ) {
-            (Some(n), _) => RecomputeLayers::First(n),
-            (None, globs) if !globs.is_empty() => RecomputeLayers::Patterns(globs),
-            _ => RecomputeLayers::All,
-        },
-        loss: d
-            .pick(Key::Loss, &[("chunked", Loss::Chunked)])
-            .unwrap_or(Loss::Materialized),
-        loss_chunk_rows: d.integer(Key::LossChunkRows).unwrap_or(LOSS_CHUNK_ROWS),
-        optimizer: d
-            .pick(Key::Optimizer, &[("sgd", Optimizer::Sgd)])
-            .unwrap_or(Optimizer::Adamw),
-        lr: d.number(Key::Lr).unwrap_or(3e-4),
-        warmup_steps: d.small(Key::WarmupSteps).unwrap_or(0),
-        lr_schedule: d
-            .pick(Key::LrSchedule, &[("cosine", LrSchedule::Cosine)])
-            .unwrap_or(LrSchedule::Constant),
-        min_lr: d.number(Key::MinLr).unwrap_or(0.0),
-        betas: [beta(0).unwrap_or(0.9), beta(1).unwrap_or(0.95)],
-        eps: d.number(Key::Eps).unwrap_or(1e-8),
-        weight_decay: d.number(Key::WeightDecay).unwrap_or(0.1),
-        clip_norm: d.number(Key::ClipNorm).unwrap_or(0.0),
-        sync: d.flag(Key::Sync).unwrap_or(false),
-        grad_norm: d.flag(Key::GradNorm).unwrap_or(false),
-        steps: d.small(Key::Steps).unwrap_or(20),
-        validate_every: d.small(Key::ValidateEvery).unwrap_or(0),
+        micro_batch: d.setting(Key::MicroBatch),
+        grad_accum: d.setting(Key::GradAccum),
+        recompute: d.setting(Key::Recompute),
+        recompute_layers: d.setting(Key::RecomputeLayers),
+        loss: d.setting(Key::Loss),
+        loss_chunk_rows: d.setting(Key::LossChunkRows),
+        optimizer: d.setting(Key::Optimizer),
+        lr: d.setting(Key::Lr),
+        warmup_steps: d.setting(Key::WarmupSteps),
+        lr_schedule: d.setting(Key::LrSchedule),
+        min_lr: d.setting(Key::MinLr),
+        betas: d.setting(Key::Betas),
+        eps: d.setting(Key::Eps),
+        weight_decay: d.setting(Key::WeightDecay),
+        clip_norm: d.setting(Key::ClipNorm),
+        sync: d.setting(Key::Sync),
+        grad_norm: d.setting(Key::GradNorm),
+        steps: d.setting(Key::Steps),
+        validate_every: d.setting(Key::ValidateEvery),
     }
 }
 
@@ -279,13 +220,13 @@ fn mesh(d: &Document) -> Result<Mesh, ScenarioError> {
             "for example hardware = \"h200-nvlink\"",
         ));
     };
-    let Some(dp_shard) = d.small(Key::DpShard) else {
+    let Some(dp_shard) = d.given::<u32>(Key::DpShard) else {
         return Err(absent(
             Key::DpShard,
             "set the number of ranks that share one copy of the parameters, for example dp_shard = 4",
         ));
     };
-    let dp_outer = d.small(Key::DpOuter).unwrap_or(1);
+    let dp_outer: u32 = d.setting(Key::DpOuter);
     let world = u64::from(dp_shard) * u64::from(dp_outer);
     if world > validate::MAX_RANKS {
         let message = format!(
@@ -294,7 +235,7 @@ fn mesh(d: &Document) -> Result<Mesh, ScenarioError> {
         );
         return Err(d.conflict(&[Key::DpOuter, Key::DpShard], message));
     }
-    let gpus_per_node = d.small(Key::GpusPerNode).unwrap_or(world.min(8) as u32);
+    let gpus_per_node = d.given(Key::GpusPerNode).unwrap_or(world.min(8) as u32);
     Ok(Mesh {
         hardware,
         dp_shard,
@@ -314,104 +255,52 @@ fn cublas_workspace_default(hardware: &str) -> u64 {
 }
 
 fn fsdp(d: &Document, mesh: &Mesh) -> Result<Fsdp, ScenarioError> {
-    let spec = policies::named(d.word(Key::Policy));
-    let (policy, defaults) = (spec.kind, &spec.defaults);
+    let policy: PolicyKind = d.setting(Key::Policy);
+    let PolicySpec {
+        engine, defaults, ..
+    } = policy.spec();
     let (strategy, outer_strategy) = strategies(d, mesh)?;
-    let ahead = |key| match d.value(key) {
-        None => defaults.prefetch,
-        Some(value) => match (value.integer(), value.table()) {
-            (Some(n), _) => Prefetch::Depth(u32::try_from(n).unwrap_or(u32::MAX)),
-            (_, Some(t)) => {
-                Prefetch::Elements(t.first().and_then(|e| e.value.integer()).unwrap_or(1))
-            }
-            _ => Prefetch::Implicit,
-        },
-    };
     Ok(Fsdp {
         policy,
         strategy,
         outer_strategy,
         units: units(d)?,
-        reshard_after_forward: match (
-            d.flag(Key::Reshard),
-            d.small(Key::Reshard),
-            d.word(Key::Reshard),
-        ) {
-            (Some(true), ..) => Reshard::Always,
-            (Some(false), ..) => Reshard::Never,
-            (_, Some(n), _) => Reshard::Group(n),
-            (_, _, Some(_)) => Reshard::Auto,
-            _ => (defaults.reshard)(strategy),
-        },
-        reshard_root: d.flag(Key::ReshardRoot).unwrap_or(false),
-        reshard_after_backward: d.flag(Key::ReshardAfterBackward).unwrap_or(true),
-        gradient_sync: d
-            .pick(
-                Key::GradientSync,
-                &[
-                    ("every", GradientSync::Every),
-                    ("outer_last", GradientSync::OuterLast),
-                    ("last", GradientSync::Last),
-                ],
-            )
-            .unwrap_or(defaults.gradient_sync),
-        prefetch_forward: ahead(Key::PrefetchForward),
-        prefetch_backward: ahead(Key::PrefetchBackward),
-        prefetch_next_step: d.small(Key::PrefetchNextStep).unwrap_or(0),
-        optimizer_in_backward: d.flag(Key::OptimizerInBackward).unwrap_or(false),
+        reshard_after_forward: d
+            .given(Key::Reshard)
+            .unwrap_or_else(|| (defaults.reshard)(strategy)),
+        reshard_root: d.setting(Key::ReshardRoot),
+        reshard_after_backward: d.setting(Key::ReshardAfterBackward),
+        gradient_sync: d.given(Key::GradientSync).unwrap_or(defaults.gradient_sync),
+        prefetch_forward: d.given(Key::PrefetchForward).unwrap_or(defaults.prefetch),
+        prefetch_backward: d.given(Key::PrefetchBackward).unwrap_or(defaults.prefetch),
+        prefetch_next_step: d.setting(Key::PrefetchNextStep),
+        optimizer_in_backward: d.setting(Key::OptimizerInBackward),
         reduce_in_flight: d
-            .small(Key::ReduceInFlight)
+            .given(Key::ReduceInFlight)
             .unwrap_or(defaults.reduce_in_flight),
-        async_reduce: d.flag(Key::AsyncReduce).unwrap_or(true),
+        async_reduce: d.setting(Key::AsyncReduce),
         separate_communicators: d
-            .flag(Key::SeparateCommunicators)
+            .given(Key::SeparateCommunicators)
             .unwrap_or(defaults.separate_communicators),
-        copy_engine_gather: d.flag(Key::CopyEngineGather).unwrap_or(false),
-        copy_engine_reduce: d.flag(Key::CopyEngineReduce).unwrap_or(false),
-        sum_in_optimizer: d.flag(Key::SumInOptimizer).unwrap_or(false),
-        unify_comm_stream: d.flag(Key::UnifyCommStream).unwrap_or(false),
-        allocator: d
-            .pick(
-                Key::Allocator,
-                &[
-                    ("caching", AllocatorKind::Caching),
-                    ("pool", AllocatorKind::Pool),
-                    ("double_buffer", AllocatorKind::DoubleBuffer),
-                    ("temporary", AllocatorKind::Temporary),
-                ],
-            )
-            .unwrap_or(defaults.allocator),
-        expandable_segments: d.flag(Key::ExpandableSegments).unwrap_or(true),
-        cublas_workspace_bytes: if spec.engine.allocates_workspaces(&mesh.hardware) {
-            let said = d.value(Key::CublasWorkspaceBytes).and_then(Value::bytes);
-            said.unwrap_or_else(|| cublas_workspace_default(&mesh.hardware))
+        copy_engine_gather: d.setting(Key::CopyEngineGather),
+        copy_engine_reduce: d.setting(Key::CopyEngineReduce),
+        sum_in_optimizer: d.setting(Key::SumInOptimizer),
+        unify_comm_stream: d.setting(Key::UnifyCommStream),
+        allocator: d.given(Key::Allocator).unwrap_or(defaults.allocator),
+        expandable_segments: d.setting(Key::ExpandableSegments),
+        cublas_workspace_bytes: if engine.allocates_workspaces(&mesh.hardware) {
+            d.given(Key::CublasWorkspaceBytes)
+                .map_or_else(|| cublas_workspace_default(&mesh.hardware), |b: Bytes| b.0)
         } else {
             0
         },
-        persist_on_alloc_fail: d.flag(Key::PersistOnAllocFail).unwrap_or(false),
-        average_in_collective: d.flag(Key::AverageInCollective).unwrap_or(false),
-        per_token_loss: d.flag(Key::PerTokenLoss).unwrap_or(false),
-        nan_check: d.flag(Key::NanCheck).unwrap_or(false),
-        offload: {
-            let names = strings(d.value(Key::Offload));
-            let has = |name: &str| names.iter().any(|n| n == name);
-            Offload {
-                params: has("params"),
-                grads: has("grads"),
-                optimizer: has("optimizer"),
-            }
-        },
-        frozen: strings(d.value(Key::Frozen)),
+        persist_on_alloc_fail: d.setting(Key::PersistOnAllocFail),
+        average_in_collective: d.setting(Key::AverageInCollective),
+        per_token_loss: d.setting(Key::PerTokenLoss),
+        nan_check: d.setting(Key::NanCheck),
+        offload: d.setting(Key::Offload),
+        frozen: d.setting(Key::Frozen),
     })
-}
-
-fn strings(value: Option<&Value>) -> Vec<String> {
-    let values = value.and_then(Value::array).unwrap_or_default();
-    values
-        .iter()
-        .filter_map(Value::str)
-        .map(str::to_owned)
-        .collect()
 }
 
 fn units(d: &Document) -> Result<Units, ScenarioError> {
@@ -431,108 +320,83 @@ fn units(d: &Document) -> Result<Units, ScenarioError> {
     }
 }
 
+impl Setting for DType {
+    fn of(value: &Value) -> Option<Self> {
+        Self::float_named(value.str()?)
+    }
+}
+
+/// `none` is no dtype.
+impl Setting for Option<DType> {
+    fn of(value: &Value) -> Option<Self> {
+        value.str().map(DType::float_named)
+    }
+}
+
 fn precision(d: &Document) -> Precision {
-    let of = |key| d.word(key).and_then(DType::float_named);
-    let defaults = &policies::named(d.word(Key::Policy)).defaults;
-    let compute = of(Key::Compute).unwrap_or(DType::Bf16);
-    let main_grads = of(Key::MainGrads).unwrap_or_else(|| (defaults.main_grads)(compute));
+    let defaults = &d.setting::<PolicyKind>(Key::Policy).spec().defaults;
+    let compute = d.setting(Key::Compute);
+    let main_grads = d
+        .given(Key::MainGrads)
+        .unwrap_or_else(|| (defaults.main_grads)(compute));
     Precision {
         compute,
-        main_params: match d.word(Key::MainParams) {
-            Some(name) => DType::float_named(name),
-            None => Some(DType::F32),
-        },
+        main_params: d.setting(Key::MainParams),
         main_grads,
-        comm_grads: of(Key::CommGrads).unwrap_or_else(|| (defaults.comm_grads)(main_grads)),
-        moments: of(Key::Moments).unwrap_or(DType::F32),
-        deterministic: d.flag(Key::Deterministic).unwrap_or(false),
+        comm_grads: d
+            .given(Key::CommGrads)
+            .unwrap_or_else(|| (defaults.comm_grads)(main_grads)),
+        moments: d.setting(Key::Moments),
+        deterministic: d.setting(Key::Deterministic),
     }
 }
 
 fn compile(d: &Document) -> Compile {
-    let scope = |name: &str| match name {
-        "attn" => Scope::Attn,
-        "mlp" => Scope::Mlp,
-        _ => Scope::Block,
-    };
-    let bytes = |key| d.value(key).and_then(Value::bytes);
-    let mode = d
-        .pick(
-            Key::Mode,
-            &[
-                ("regions", CompileMode::Regions),
-                ("blocks", CompileMode::Blocks),
-                ("full", CompileMode::Full),
-            ],
-        )
-        .unwrap_or(CompileMode::Off);
-    let policy = policies::named(d.word(Key::Policy));
-    let optimizes = policy.defaults.optimizes_code;
+    let mode = d.setting(Key::Mode);
+    let optimizes = d
+        .setting::<PolicyKind>(Key::Policy)
+        .spec()
+        .defaults
+        .optimizes_code;
     // Compile mode full gathers each parameter into a separate buffer.
     let merges = optimizes && matches!(mode, CompileMode::Regions | CompileMode::Blocks);
     let generates = optimizes && mode != CompileMode::Off;
+    let merged = if merges {
+        MergeProjections::Qkv
+    } else {
+        MergeProjections::None
+    };
     Compile {
         mode,
-        merge_projections: match d.word(Key::MergeProjections) {
-            Some("gradients") => MergeProjections::Gradients,
-            Some("qkv") => MergeProjections::Qkv,
-            Some("all") => MergeProjections::All,
-            None if merges => MergeProjections::Qkv,
-            _ => MergeProjections::None,
-        },
-        epilogues: d.flag(Key::Epilogues).unwrap_or(generates),
-        mix_order_reductions: d.flag(Key::MixOrderReductions).unwrap_or(generates),
-        fused_products: d.flag(Key::FusedProducts).unwrap_or(false),
-        bucket_bytes: bytes(Key::BucketBytes).unwrap_or(BUCKET_BYTES),
-        max_inflight_bytes: bytes(Key::MaxInflightBytes).unwrap_or(MAX_INFLIGHT_BYTES),
-        memory_budget: d.number(Key::MemoryBudget).unwrap_or(MEMORY_BUDGET),
-        cuda_graph: match d.value(Key::CudaGraph) {
-            Some(value) => match value.array() {
-                Some(list) => {
-                    CudaGraph::Scopes(list.iter().filter_map(Value::str).map(scope).collect())
-                }
-                None if value.str() == Some("full_iteration") => CudaGraph::FullIteration,
-                None => CudaGraph::Off,
-            },
-            None => CudaGraph::Off,
-        },
+        merge_projections: d.given(Key::MergeProjections).unwrap_or(merged),
+        epilogues: d.given(Key::Epilogues).unwrap_or(generates),
+        mix_order_reductions: d.given(Key::MixOrderReductions).unwrap_or(generates),
+        fused_products: d.setting(Key::FusedProducts),
+        bucket_bytes: d.setting::<Bytes>(Key::BucketBytes).0,
+        max_inflight_bytes: d.setting::<Bytes>(Key::MaxInflightBytes).0,
+        memory_budget: d.setting(Key::MemoryBudget),
+        cuda_graph: d.setting(Key::CudaGraph),
     }
 }
 
 fn gate(d: &Document) -> Gate {
-    let preset = match d.word(Key::GatePreset) {
-        Some("strict") => GatePreset::Strict,
-        Some("budget") => GatePreset::Budget,
-        _ => GatePreset::default(),
-    };
+    let preset = d.setting(Key::GatePreset);
     let default = Gate::of(preset);
     Gate {
         preset,
-        step_time: d.number(Key::GateStepTime).unwrap_or(default.step_time),
-        measured_step_time: d
-            .number(Key::GateMeasuredStepTime)
-            .unwrap_or(default.measured_step_time),
-        allocated: d.number(Key::GateAllocated).unwrap_or(default.allocated),
-        reserved: d.number(Key::GateReserved).unwrap_or(default.reserved),
-        device: d.number(Key::GateDevice).unwrap_or(default.device),
-        max_memory: d
-            .value(Key::GateMaxMemory)
-            .and_then(Value::bytes)
-            .map(Bytes),
-        max_step_ms: d.number(Key::GateMaxStepMs),
-        loss: d.number(Key::GateLoss).unwrap_or(default.loss),
-        loss_absolute: d
-            .number(Key::GateLossAbsolute)
-            .unwrap_or(default.loss_absolute),
-        loss_area: d.number(Key::GateLossArea).unwrap_or(default.loss_area),
-        final_loss: d.number(Key::GateFinalLoss).unwrap_or(default.final_loss),
-        grad_norm: d.number(Key::GateGradNorm).unwrap_or(default.grad_norm),
-        seeds: d.small(Key::GateSeeds).unwrap_or(default.seeds),
-        program: match d.word(Key::GateProgram) {
-            Some("exact") => GateProgram::Exact,
-            Some("counts") => GateProgram::Counts,
-            Some("off") => GateProgram::Off,
-            _ => default.program,
-        },
+        step_time: d.setting(Key::GateStepTime),
+        measured_step_time: d.setting(Key::GateMeasuredStepTime),
+        allocated: d.given(Key::GateAllocated).unwrap_or(default.allocated),
+        reserved: d.given(Key::GateReserved).unwrap_or(default.reserved),
+        device: d.given(Key::GateDevice).unwrap_or(default.device),
+        max_memory: d.given(Key::GateMaxMemory),
+        max_step_ms: d.given(Key::GateMaxStepMs),
+        loss: d.setting(Key::GateLoss),
+        loss_absolute: d.setting(Key::GateLossAbsolute),
+        loss_area: d.setting(Key::GateLossArea),
+        final_loss: d.setting(Key::GateFinalLoss),
+        grad_norm: d.setting(Key::GateGradNorm),
+        seeds: d.setting(Key::GateSeeds),
+        program: d.given(Key::GateProgram).unwrap_or(default.program),
     }
 }

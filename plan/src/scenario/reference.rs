@@ -52,13 +52,15 @@ pub fn reference() -> String {
     page
 }
 
-/// The meaning of a key, and its other names.
+/// The meaning of a key, where it has an effect, and its other names.
 fn meaning(info: &KeyInfo) -> String {
-    let names: Vec<String> = info.aliases.iter().map(|a| format!("`{a}`")).collect();
-    match names.as_slice() {
-        [] => text(info.doc),
-        names => format!("{}. Also: {}", text(info.doc), names.join(", ")),
+    let mut sentences = vec![info.doc.to_owned()];
+    sentences.extend(info.applies());
+    if !info.aliases.is_empty() {
+        let names: Vec<String> = info.aliases.iter().map(|a| format!("`{a}`")).collect();
+        sentences.push(format!("Also: {}", names.join(", ")));
     }
+    text(&sentences.join(". "))
 }
 
 /// The accepted forms in one cell. Long lists of names are cut: the error about another one lists

@@ -60,7 +60,7 @@ fn object(properties: Map<String, Value>) -> Value {
 
 fn key_schema(info: &KeyInfo) -> Value {
     let mut schema = forms(info.accepts);
-    let mut description = info.doc.to_owned();
+    let mut description = described(info);
     match serde_json::from_str::<Value>(info.default) {
         Ok(default) => schema["default"] = default,
         Err(_) => {
@@ -74,9 +74,15 @@ fn key_schema(info: &KeyInfo) -> Value {
     schema
 }
 
+/// The meaning of a key, and where it has an effect.
+fn described(info: &KeyInfo) -> String {
+    let sentences = [vec![info.doc.to_owned()], info.applies()].concat();
+    sentences.join(". ")
+}
+
 fn alias_schema(info: &KeyInfo) -> Value {
     let mut schema = forms(info.accepts);
-    schema["description"] = format!("Another name of `{}`. {}", info.key, info.doc).into();
+    schema["description"] = format!("Another name of `{}`. {}", info.key, described(info)).into();
     schema
 }
 

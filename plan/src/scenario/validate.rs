@@ -19,17 +19,18 @@ use crate::policies::{self, spec::Refusal};
 
 type Checked = Result<(), ScenarioError>;
 
-/// Refuses the first impossible combination.
-pub(crate) fn check(s: &Scenario, d: &Document) -> Checked {
+/// Refuses the first impossible combination. `is_default` says of a key whether its value is the one
+/// that it would have anyway.
+pub(crate) fn check(s: &Scenario, d: &Document, is_default: &dyn Fn(Key) -> bool) -> Checked {
     model::unused_keys(s, d)?;
     model::check(s, d)?;
     modules::check(s, d)?;
     train::check(s, d)?;
     mesh::check(s, d)?;
-    fsdp::check(s, d)?;
+    fsdp::check(s, d, is_default)?;
     compile::check(s, d)?;
     refuse_if(s, d, |_| true)?;
-    without_effect::check(s, d)?;
+    without_effect::check(s, d, is_default)?;
     limits::check(s, d)
 }
 
@@ -47,12 +48,6 @@ fn refuse_if(s: &Scenario, d: &Document, which: impl Fn(&Refusal) -> bool) -> Ch
         }
         None => Ok(()),
     }
-}
-
-/// Says who has an option of `[fsdp]` that the scenario's schedule lacks.
-fn missing(s: &Scenario, option: &str) -> Option<String> {
-    let lacks = policies::rules(s).any(|rules| !rules.has(option));
-    lacks.then(|| format!("is an option of {}", policies::with_option(option)))
 }
 
 /// Makes the error for an option that contradicts other keys; `off` is the value that turns it off.

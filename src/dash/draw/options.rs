@@ -255,6 +255,7 @@ fn describe(app: &App, buf: &mut Buffer, area: Rect) {
     );
     let default = info.default.trim_matches(['(', ')']);
     let takes = format!("takes {}; default {default}", info.expected());
+    let takes = [vec![takes], info.applies()].concat().join(". ");
     let room = usize::from(area.height.saturating_sub(1));
     let rest = excerpt(&takes, width, room, "…");
     for (i, line) in rest.iter().enumerate() {

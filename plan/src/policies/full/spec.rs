@@ -3,11 +3,10 @@
 use super::Full;
 use crate::compile::WeightAdjacency;
 use crate::config::{
-    CudaGraph, GradientSync, MergeProjections, OuterStrategy, PolicyKind, Prefetch, Reshard,
-    Scenario, Strategy,
+    CudaGraph, GradientSync, MergeProjections, OuterStrategy, PolicyKind, Reshard, Strategy,
 };
 use crate::lower::{Lowering, per_param_layout};
-use crate::policies::spec::{Refusal, Rules, WithoutEffect, sets_reduce_in_flight};
+use crate::policies::spec::{Refusal, Rules, WithoutEffect};
 use crate::policies::{NO_NAN_CHECK, fsdp2};
 
 /// The schedule, whose graph takes the place of the policy's hooks.
@@ -103,41 +102,37 @@ const WITHOUT_EFFECT: &[WithoutEffect] = &[
     WithoutEffect {
         key: "fsdp.prefetch_forward",
         because_of: "compile.mode",
-        when: |s| s.fsdp.prefetch_forward != default_prefetch(s),
+        only: None,
         why: ORDER,
     },
     WithoutEffect {
         key: "fsdp.prefetch_backward",
         because_of: "compile.mode",
-        when: |s| s.fsdp.prefetch_backward != default_prefetch(s),
+        only: None,
         why: ORDER,
     },
     WithoutEffect {
         key: "fsdp.reduce_in_flight",
         because_of: "compile.mode",
-        when: sets_reduce_in_flight,
+        only: None,
         why: ORDER,
     },
     WithoutEffect {
         key: "fsdp.async_reduce",
         because_of: "compile.mode",
-        when: |s| !s.fsdp.async_reduce,
+        only: None,
         why: STREAMS,
     },
     WithoutEffect {
         key: "fsdp.unify_comm_stream",
         because_of: "compile.mode",
-        when: |s| s.fsdp.unify_comm_stream,
+        only: None,
         why: STREAMS,
     },
     WithoutEffect {
         key: "fsdp.reshard_after_forward",
         because_of: "compile.mode",
-        when: |s| s.fsdp.reshard_after_forward == Reshard::Auto,
+        only: Some(|s| s.fsdp.reshard_after_forward == Reshard::Auto),
         why: "compile mode full frees every parameter after its last use, or none (false)",
     },
 ];
-
-fn default_prefetch(s: &Scenario) -> Prefetch {
-    s.fsdp.policy.spec().defaults.prefetch
-}

@@ -7,9 +7,7 @@ use crate::ir::DType;
 use crate::lower::engine::Engine;
 use crate::lower::{Lowering, flat_layout};
 use crate::policies::GRADIENTS_ADDED_UP;
-use crate::policies::spec::{
-    Defaults, PolicySpec, Refusal, Rules, WithoutEffect, fully_compiled, sets_reduce_in_flight,
-};
+use crate::policies::spec::{Defaults, PolicySpec, Refusal, Rules, WithoutEffect, fully_compiled};
 use crate::shard::placements;
 
 pub(crate) const SPEC: PolicySpec = PolicySpec {
@@ -34,7 +32,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         without_effect: &[WithoutEffect {
             key: "fsdp.reduce_in_flight",
             because_of: "fsdp.policy",
-            when: sets_reduce_in_flight,
+            only: None,
             why: "policy megatron bounds gradients in flight by elements, not buffers",
         }],
     },

@@ -1,17 +1,19 @@
 //! Rules for `[fsdp]`.
 
-use super::{Checked, cannot, missing, refuse};
+use super::{Checked, cannot, refuse};
 use crate::config::{AllocatorKind, CudaGraph, OuterStrategy, Reshard, Scenario, Strategy};
 use crate::ir::{AxisId, AxisSet};
+use crate::policies::{self, spec::Rules};
 use crate::scenario::keys::Key;
 use crate::scenario::merge::Document;
 use crate::shard::placements;
 
 /// Refuses the first impossible combination.
-pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
+pub(super) fn check(s: &Scenario, d: &Document, is_default: &dyn Fn(Key) -> bool) -> Checked {
     strategy(s, d)?;
     reshard(s, d)?;
     allocator(s, d)?;
+    options(s, d, is_default)?;
     reduction(s, d)?;
     next_step(s, d)?;
     in_backward(s, d)?;
@@ -122,6 +124,26 @@ fn allocator(s: &Scenario, d: &Document) -> Checked {
     Ok(())
 }
 
+/// Refuses options that the schedule does not have.
+fn options(s: &Scenario, d: &Document, is_default: &dyn Fn(Key) -> bool) -> Checked {
+    for key in Key::of_section("fsdp").filter(|key| d.says(*key)) {
+        let option = key.info().key;
+        let has = |rules: &Rules| !policies::is_option(option) || rules.has(option);
+        if policies::rules(s).all(has) || is_default(key) {
+            continue;
+        }
+        let why = format!("is an option of {}", policies::with_option(option));
+        return Err(cannot(
+            d,
+            key,
+            &[Key::Policy, Key::Mode],
+            &why,
+            key.info().default,
+        ));
+    }
+    Ok(())
+}
+
 /// Refuses gradients that are averaged and summed, NaN checks that the schedule does not have, and
 /// reductions that copy engines cannot do.
 fn reduction(s: &Scenario, d: &Document) -> Checked {
@@ -181,12 +203,6 @@ fn copy_engines(s: &Scenario, d: &Document) -> Checked {
 /// Refuses exchanges of gradients where the schedule has none, or where there are no shards to sum.
 fn exchange(s: &Scenario, d: &Document) -> Checked {
     let f = &s.fsdp;
-    if let Some(why) = missing(s, "copy_engine_reduce") {
-        let message = format!("`copy_engine_reduce` {why}");
-        return Err(d
-            .conflict(&[Key::CopyEngineReduce, Key::Policy, Key::Mode], message)
-            .with_help("leave it off"));
-    }
     if !placements::grad_sharded(f.strategy) {
         let message =
             "`copy_engine_reduce` sums shards, but with this strategy gradients are not sharded";
@@ -202,10 +218,6 @@ fn next_step(s: &Scenario, d: &Document) -> Checked {
     let f = &s.fsdp;
     if f.prefetch_next_step == 0 {
         return Ok(());
-    }
-    if let Some(why) = missing(s, "prefetch_next_step") {
-        let keys = [Key::Policy, Key::Mode];
-        return Err(cannot(d, Key::PrefetchNextStep, &keys, &why, "0"));
     }
     let (keys, why): (&[Key], _) = if !placements::weight_sharded(f.strategy) {
         (
@@ -233,10 +245,6 @@ fn in_backward(s: &Scenario, d: &Document) -> Checked {
     let (f, t) = (&s.fsdp, &s.train);
     if !f.optimizer_in_backward {
         return Ok(());
-    }
-    if let Some(why) = missing(s, "optimizer_in_backward") {
-        let keys = [Key::Policy, Key::Mode];
-        return Err(cannot(d, Key::OptimizerInBackward, &keys, &why, "false"));
     }
     let (keys, why): (&[Key], _) = if t.clip_norm > 0.0 {
         (
@@ -306,12 +314,6 @@ fn resharded_root(s: &Scenario, d: &Document) -> Checked {
     let f = &s.fsdp;
     if !f.reshard_root {
         return Ok(());
-    }
-    if let Some(why) = missing(s, "reshard_root") {
-        let keys = [Key::Policy, Key::Mode];
-        let why =
-            format!("{why}: other schedules need the root's parameters as soon as backward starts");
-        return Err(cannot(d, Key::ReshardRoot, &keys, &why, "false"));
     }
     if f.reshard_after_forward == Reshard::Never {
         let why = "= true has no effect: it applies `reshard_after_forward` to the root, and that does nothing here";

@@ -1,22 +1,18 @@
 //! Rules for `[model]`.
 
 use super::Checked;
-use crate::config::{Family, Scenario};
-use crate::models::FamilySpec;
-use crate::scenario::keys::Key;
+use crate::config::Scenario;
+use crate::scenario::keys::{Key, families};
 use crate::scenario::merge::Document;
 
 /// Refuses keys of `[model]` that do not apply to the family: silence would hide a mistake.
 pub(super) fn unused_keys(s: &Scenario, d: &Document) -> Checked {
     let family = s.model.family;
-    for key in Key::of_section("model") {
-        let info = key.info();
-        let belongs = |spec: &FamilySpec| spec.has(info.key);
-        let others = || Family::named_all().filter(|(_, f)| belongs(f.spec()));
-        if !d.says(key) || belongs(family.spec()) || others().count() == 0 {
+    for key in Key::of_section("model").filter(|key| d.says(*key)) {
+        let of = families(key.info());
+        if of.is_empty() || of.contains(&family.name()) {
             continue;
         }
-        let of: Vec<&str> = others().map(|(name, _)| name).collect();
         let message = format!(
             "`{}` does not apply to family {}",
             key.path(),

@@ -1,0 +1,47 @@
+//! Options whose values are words.
+
+/// An option whose values are words; see `words!`.
+pub(crate) trait Words: Copy + 'static {
+    /// All values.
+    const ALL: &'static [Self];
+
+    /// Returns the value as scenario files write it.
+    fn word(self) -> &'static str;
+
+    /// Returns the value of this word.
+    fn of_word(word: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|v| v.word() == word)
+    }
+}
+
+/// Gives an enum the words of scenario files. The key table, the reader and JSON use them.
+macro_rules! words {
+    ($type:ident { $($variant:ident = $word:literal),+ $(,)? }) => {
+        impl $type {
+            /// All values as scenario files write them.
+            pub const WORDS: &'static [&'static str] = &[$($word),+];
+
+            /// Returns the value as scenario files write it.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $word),+
+                }
+            }
+        }
+
+        impl $crate::config::Words for $type {
+            const ALL: &'static [Self] = &[$(Self::$variant),+];
+
+            fn word(self) -> &'static str {
+                self.name()
+            }
+        }
+
+        impl serde::Serialize for $type {
+            fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+                to.serialize_str(self.name())
+            }
+        }
+    };
+}

@@ -1,0 +1,114 @@
+//! Where a key has an effect: in which models, under which policies, with which other options.
+//!
+//! Families list their keys in `models/<family>.rs`, policies their options and the keys that they
+//! ignore in `policies/<policy>/spec.rs`; what holds for all of them is a [`Need`] of the key's row.
+
+use super::{Key, KeyInfo};
+use crate::config::{CompileMode, Family, Loss, Recompute, Scenario};
+use crate::policies;
+
+/// What has to hold for a key to have an effect, whatever the model and the policy.
+#[derive(Clone, Copy, Debug)]
+pub struct Need {
+    /// The key that decides.
+    pub(crate) by: Key,
+    /// Whether it holds.
+    pub(crate) holds: fn(&Scenario) -> bool,
+    /// The condition as the reference says it.
+    words: &'static str,
+    /// Why the key has no effect otherwise.
+    pub(crate) otherwise: &'static str,
+}
+
+pub(super) const SEVERAL_RANKS: Need = Need {
+    by: Key::DpShard,
+    holds: |s| s.mesh.dp_shard > 1,
+    words: "`dp_shard` above 1",
+    otherwise: "with dp_shard = 1, nothing is gathered or reduced",
+};
+
+pub(super) const SEVERAL_MICRO_BATCHES: Need = Need {
+    by: Key::GradAccum,
+    holds: |s| s.train.grad_accum > 1,
+    words: "`grad_accum` above 1",
+    otherwise: "with train.grad_accum = 1, the only micro-batch is also the last",
+};
+
+pub(super) const RECOMPUTE: Need = Need {
+    by: Key::Recompute,
+    holds: |s| s.train.recompute != Recompute::None,
+    words: "`recompute`",
+    otherwise: "nothing is recomputed",
+};
+
+pub(super) const CHUNKED_LOSS: Need = Need {
+    by: Key::Loss,
+    holds: |s| s.train.loss == Loss::Chunked,
+    words: "the chunked loss",
+    otherwise: "only the chunked loss has chunks",
+};
+
+pub(super) const MODE_FULL: Need = Need {
+    by: Key::Mode,
+    holds: |s| s.compile.mode == CompileMode::Full,
+    words: "mode full",
+    otherwise: "only compile mode full buckets collectives",
+};
+
+impl KeyInfo {
+    /// Returns where the key has an effect, one sentence per kind of limit; none if it has one
+    /// everywhere.
+    #[must_use]
+    pub fn applies(&self) -> Vec<String> {
+        let mut limits = Vec::new();
+        let families = families(self);
+        if !families.is_empty() && families.len() < Family::named_all().count() {
+            limits.push(format!("Models: {}", families.join(", ")));
+        }
+        if self.section == "fsdp" && policies::is_option(self.key) {
+            limits.push(format!("Only {}", policies::with_option(self.key)));
+        }
+        if !self.needs.is_empty() {
+            let words: Vec<&str> = self.needs.iter().map(|n| n.words).collect();
+            limits.push(format!("Needs {}", words.join(" and ")));
+        }
+        let ignored = policies::ignoring(&self.path());
+        if !ignored.is_empty() {
+            limits.push(format!("No effect: {}", ignored.join(", ")));
+        }
+        limits
+    }
+}
+
+/// Names the families that list a key of `[model]`. A key that none lists applies to all.
+pub(crate) fn families(info: &KeyInfo) -> Vec<&'static str> {
+    let lists =
+        |(_, family): &(&str, Family)| info.section == "model" && family.spec().has(info.key);
+    let names = Family::named_all().filter(lists).map(|(name, _)| name);
+    names.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_come_from_families_policies_and_needs() {
+        let limits = |path: &str| Key::at(path).unwrap().info().applies();
+        assert_eq!(limits("fsdp.policy"), [""; 0]);
+        assert_eq!(limits("model.layers"), [""; 0]);
+        assert_eq!(limits("model.kv_heads"), ["Models: llama"]);
+        assert_eq!(
+            limits("fsdp.prefetch_next_step"),
+            [
+                "Only policy native outside compile mode full",
+                "Needs `dp_shard` above 1"
+            ]
+        );
+        assert_eq!(
+            limits("fsdp.reduce_in_flight"),
+            ["No effect: policy megatron, compile mode full"]
+        );
+        assert_eq!(limits("compile.bucket_bytes"), ["Needs mode full"]);
+    }
+}

@@ -1,0 +1,189 @@
+//! From a value of the text, or a default of the key table, to the type of the option.
+
+use super::keys::{KEYS, Key};
+use super::merge::Document;
+use super::value::{Datum, Value, convert};
+use crate::config::{
+    Bias, CudaGraph, Family, Offload, Prefetch, RecomputeLayers, Reshard, Scope, Words,
+};
+use crate::units::Bytes;
+use std::sync::LazyLock;
+use toml::de::DeValue;
+
+/// A type of options.
+pub(crate) trait Setting: Sized {
+    /// Reads a value; `None` if it has another form.
+    fn of(value: &Value) -> Option<Self>;
+}
+
+/// Literal defaults of the key table, by key; `None` for those that are derived.
+static DEFAULTS: LazyLock<Vec<Option<Value>>> =
+    LazyLock::new(|| KEYS.iter().map(|info| literal(info.default)).collect());
+
+fn literal(default: &str) -> Option<Value> {
+    let value = DeValue::parse(default).ok()?;
+    Some(convert(value.get_ref(), value.span(), u32::MAX, 0))
+}
+
+impl Document {
+    /// Returns the value of a key, if it has one.
+    pub(crate) fn given<T: Setting>(&self, key: Key) -> Option<T> {
+        self.value(key).and_then(T::of)
+    }
+
+    /// Returns the value of a key with a literal default.
+    ///
+    /// # Panics
+    /// If the key table gives no default of this type, which every test that loads a scenario
+    /// would find.
+    pub(crate) fn setting<T: Setting>(&self, key: Key) -> T {
+        let default = || DEFAULTS[key as usize].as_ref().and_then(T::of);
+        let value = self.given(key).or_else(default);
+        value.unwrap_or_else(|| panic!("{} has no default of its type", key.path()))
+    }
+}
+
+impl<T: Words> Setting for T {
+    fn of(value: &Value) -> Option<Self> {
+        T::of_word(value.str()?)
+    }
+}
+
+impl Setting for bool {
+    fn of(value: &Value) -> Option<Self> {
+        match value.datum {
+            Datum::Bool(b) => Some(b),
+            _ => None,
+        }
+    }
+}
+
+impl Setting for u64 {
+    fn of(value: &Value) -> Option<Self> {
+        value.integer()
+    }
+}
+
+/// For keys whose row limits them to 32 bits.
+impl Setting for u32 {
+    fn of(value: &Value) -> Option<Self> {
+        u32::try_from(value.integer()?).ok()
+    }
+}
+
+impl Setting for f64 {
+    fn of(value: &Value) -> Option<Self> {
+        value.number()
+    }
+}
+
+impl Setting for Bytes {
+    fn of(value: &Value) -> Option<Self> {
+        value.bytes().map(Bytes)
+    }
+}
+
+impl<T: Setting> Setting for Vec<T> {
+    fn of(value: &Value) -> Option<Self> {
+        value.array()?.iter().map(T::of).collect()
+    }
+}
+
+impl<const N: usize> Setting for [f64; N] {
+    fn of(value: &Value) -> Option<Self> {
+        Vec::of(value)?.try_into().ok()
+    }
+}
+
+impl Setting for String {
+    fn of(value: &Value) -> Option<Self> {
+        value.str().map(str::to_owned)
+    }
+}
+
+impl Setting for Family {
+    fn of(value: &Value) -> Option<Self> {
+        Self::named(value.str()?)
+    }
+}
+
+impl Setting for Bias {
+    fn of(value: &Value) -> Option<Self> {
+        match value.str() {
+            Some(_) => Some(Self::Qkv),
+            None => bool::of(value).map(Self::from),
+        }
+    }
+}
+
+impl Setting for RecomputeLayers {
+    fn of(value: &Value) -> Option<Self> {
+        let first = u32::of(value).map(Self::First);
+        let some = || Vec::of(value).map(Self::Patterns);
+        first
+            .or_else(some)
+            .or_else(|| value.str().map(|_| Self::All))
+    }
+}
+
+impl Setting for Reshard {
+    fn of(value: &Value) -> Option<Self> {
+        match value.datum {
+            Datum::Bool(true) => Some(Self::Always),
+            Datum::Bool(false) => Some(Self::Never),
+            Datum::Str(_) => Some(Self::Auto),
+            _ => u32::of(value).map(Self::Group),
+        }
+    }
+}
+
+impl Setting for Prefetch {
+    fn of(value: &Value) -> Option<Self> {
+        match &value.datum {
+            Datum::Str(_) => Some(Self::Implicit),
+            Datum::Table(fields) => fields.first()?.value.integer().map(Self::Elements),
+            _ => u32::of(value).map(Self::Depth),
+        }
+    }
+}
+
+impl Setting for CudaGraph {
+    fn of(value: &Value) -> Option<Self> {
+        match value.str() {
+            Some("full_iteration") => Some(Self::FullIteration),
+            Some(_) => Some(Self::Off),
+            None => Vec::<Scope>::of(value).map(Self::Scopes),
+        }
+    }
+}
+
+impl Setting for Offload {
+    fn of(value: &Value) -> Option<Self> {
+        let names: Vec<String> = Vec::of(value)?;
+        let has = |name: &str| names.iter().any(|n| n == name);
+        Some(Self {
+            params: has("params"),
+            grads: has("grads"),
+            optimizer: has("optimizer"),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scenario::check;
+
+    /// A default in parentheses is derived; any other is a value that the key takes.
+    #[test]
+    fn literal_defaults_are_values_of_their_keys() {
+        let document = Document::new("defaults".into());
+        for (info, default) in KEYS.iter().zip(DEFAULTS.iter()) {
+            let key = Key::find(info.section, info.key).unwrap();
+            match default {
+                Some(value) => check::form(&document, key, value).unwrap(),
+                None => assert!(info.default.starts_with('('), "{}", key.path()),
+            }
+        }
+    }
+}
