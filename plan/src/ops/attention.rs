@@ -119,4 +119,8 @@ impl OpDef for op::AttentionGrad {
     fn takes_strides(&self) -> bool {
         true
     }
+
+    fn is_backward(&self) -> bool {
+        true
+    }
 }

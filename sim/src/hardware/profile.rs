@@ -412,19 +412,18 @@ impl MemoryClass {
 
     /// Class of a kernel; `None` for those bound by arithmetic.
     #[must_use]
-    pub fn of(class: &KernelClass, name: &str) -> Option<Self> {
-        let backward = || name.contains("backward");
+    pub fn of(class: &KernelClass) -> Option<Self> {
         Some(match class {
             KernelClass::Gemm { .. } | KernelClass::Attention { .. } | KernelClass::Conv { .. } => {
                 return None;
             }
             KernelClass::Pointwise => Self::Pointwise,
             KernelClass::Strided => Self::Strided,
-            KernelClass::Norm if backward() => Self::NormBackward,
-            KernelClass::Norm => Self::Norm,
+            KernelClass::Norm { backward: false } => Self::Norm,
+            KernelClass::Norm { backward: true } => Self::NormBackward,
             KernelClass::ColumnReduce => Self::ColumnReduce,
-            KernelClass::Softmax if backward() => Self::SoftmaxBackward,
-            KernelClass::Softmax => Self::Softmax,
+            KernelClass::Softmax { backward: false } => Self::Softmax,
+            KernelClass::Softmax { backward: true } => Self::SoftmaxBackward,
             KernelClass::Embedding => Self::Embedding,
             KernelClass::EmbeddingGrad => Self::EmbeddingGrad,
             KernelClass::Copy => Self::Copy,

@@ -123,7 +123,7 @@ impl Totals {
         expect(dead_code, reason = "for GPUs")
     )]
     pub(in crate::calibrate) fn knows_like(&self, kernel: &Kernel) -> bool {
-        let like = (class_name(kernel), kernel.dtype);
+        let like = (kernel.class.memory_name().unwrap_or_default(), kernel.dtype);
         self.memory.keys().any(|(c, _, d)| (*c, *d) == like)
     }
 
@@ -171,30 +171,10 @@ impl Row {
                 (dtype, causal, backward),
                 [batch, heads, kv_heads, seq, head_dim],
             ),
-            _ => Self::Memory((class_name(kernel), kernel.name.clone(), dtype), moved.0),
+            class => {
+                let class = class.memory_name()?;
+                Self::Memory((class, kernel.name.clone(), dtype), moved.0)
+            }
         })
-    }
-}
-
-/// Returns the profile's name of a memory-bound kernel's class.
-fn class_name(kernel: &Kernel) -> &'static str {
-    let backward = kernel.name.contains("backward");
-    match kernel.class {
-        KernelClass::Gemm { .. } | KernelClass::Attention { .. } | KernelClass::Conv { .. } => "",
-        KernelClass::Pointwise => "pointwise",
-        KernelClass::Strided => "strided",
-        KernelClass::Norm if backward => "norm_backward",
-        KernelClass::Norm => "norm",
-        KernelClass::ColumnReduce => "column_reduce",
-        KernelClass::Softmax if backward => "softmax_backward",
-        KernelClass::Softmax => "softmax",
-        KernelClass::Embedding => "embedding",
-        KernelClass::EmbeddingGrad => "embedding_grad",
-        KernelClass::Copy => "copy",
-        KernelClass::MultiCopy => "multi_copy",
-        KernelClass::Fill => "fill",
-        KernelClass::Optimizer => "optimizer",
-        KernelClass::FullReduce => "full_reduce",
-        KernelClass::Fused => "fused",
     }
 }
