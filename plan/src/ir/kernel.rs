@@ -1,6 +1,6 @@
 //! Kernels: what they compute, on which operands, and their cost class.
 
-use super::{DType, OpKind, Shape, strides};
+use super::{AttentionShape, DType, OpKind, Shape, strides};
 use crate::units::{Bytes, Flops};
 use serde::Serialize;
 use smallvec::SmallVec;
@@ -22,18 +22,8 @@ pub enum KernelClass {
     },
     /// Fused attention.
     Attention {
-        /// Samples.
-        batch: u64,
-        /// Query heads.
-        heads: u64,
-        /// Key and value heads.
-        kv_heads: u64,
-        /// Sequence length.
-        seq: u64,
-        /// Head size.
-        head_dim: u64,
-        /// Causal mask (half the FLOPs).
-        causal: bool,
+        /// Sizes.
+        shape: AttentionShape,
         /// Backward kernel.
         backward: bool,
     },

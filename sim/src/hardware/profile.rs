@@ -2,7 +2,7 @@
 
 use crate::part::Part;
 use serde::Deserialize;
-use shardlab_plan::ir::{CollectiveKind, DType, KernelClass};
+use shardlab_plan::ir::{AttentionShape, CollectiveKind, DType, KernelClass};
 use std::collections::BTreeMap;
 
 /// A machine: device, host, network, and tables of what was measured on it.
@@ -455,6 +455,22 @@ pub struct GemmTable {
 /// One measured attention kernel: `[batch, heads, kv_heads, seq, head_dim, microseconds]`.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 pub struct AttentionRow(pub u64, pub u64, pub u64, pub u64, pub u64, pub f64);
+
+impl AttentionRow {
+    /// Returns the sizes of what was measured, in a table with or without causal mask.
+    #[must_use]
+    pub fn shape(&self, causal: bool) -> AttentionShape {
+        let &Self(batch, heads, kv_heads, seq, head_dim, _) = self;
+        AttentionShape {
+            batch,
+            heads,
+            kv_heads,
+            seq,
+            head_dim,
+            causal,
+        }
+    }
+}
 
 /// `[[attention]]`
 #[derive(Clone, Debug, PartialEq, Deserialize)]
