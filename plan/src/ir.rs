@@ -4,6 +4,7 @@
 //! Invariant: nothing here imports another folder of the crate (units of measure apart) or takes a
 //! decision.
 
+mod attention;
 mod buffer;
 mod collective;
 mod dtype;
@@ -19,6 +20,7 @@ mod shard_op;
 mod storage;
 pub(crate) mod strides;
 
+pub use attention::AttentionShape;
 pub use buffer::{Access, Buffer, Holds, Pool, Role};
 pub use collective::{Collective, CollectiveKind, CopyDesc, CopyKind, Part, ReduceOp};
 pub use dtype::{DType, Numeric, Values};

@@ -92,6 +92,11 @@ pub trait OpDef {
     /// nothing.
     fn vjp(&self, at: Vjp<'_>) -> Contributions;
 
+    /// Tells whether the operation belongs to backward passes.
+    fn is_backward(&self) -> bool {
+        false
+    }
+
     /// Tells whether selective recompute saves the results instead of computing them again.
     fn saved_by_selective_recompute(&self) -> bool {
         false

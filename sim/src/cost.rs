@@ -242,7 +242,7 @@ pub(crate) fn price(kernel: &Kernel, traffic: Traffic, profile: &Profile) -> Pri
 fn kernel_cost(kernel: &Kernel, traffic: Traffic, profile: &Profile) -> Cost {
     let price = price(kernel, traffic, profile);
     let bytes = traffic.moved().0 as f64;
-    let bound_by_memory = MemoryClass::of(&kernel.class, &kernel.name).is_some();
+    let bound_by_memory = MemoryClass::of(&kernel.class).is_some();
     // Bandwidth relative to what a plain copy reaches: a kernel that reads its operands several
     // times (softmax) or badly (strided) keeps the memory system as busy as one that streams.
     let reach = copy_gbps(profile);
@@ -401,24 +401,30 @@ mod tests {
                 134 * mb,
                 106.4,
             ),
-            ("rms_norm", KernelClass::Norm, 33_600_000, 33_600_000, 33.4),
+            (
+                "rms_norm",
+                KernelClass::Norm { backward: false },
+                33_600_000,
+                33_600_000,
+                33.4,
+            ),
             (
                 "rms_norm_backward",
-                KernelClass::Norm,
+                KernelClass::Norm { backward: true },
                 67_100_000,
                 33_600_000,
                 34.2,
             ),
             (
                 "log_softmax",
-                KernelClass::Softmax,
+                KernelClass::Softmax { backward: false },
                 4_203 * mb,
                 4_203 * mb,
                 3990.0,
             ),
             (
                 "log_softmax_backward",
-                KernelClass::Softmax,
+                KernelClass::Softmax { backward: true },
                 8_405 * mb,
                 4_203 * mb,
                 4242.0,

@@ -4,7 +4,7 @@ use super::{single, typical};
 use crate::base::operand::{LaunchContext, RawRange};
 use crate::device::NO_HYPER;
 use crate::kernels;
-use shardlab_plan::ir::{DType, KernelClass, OpKind, Real, op};
+use shardlab_plan::ir::{AttentionShape, DType, KernelClass, OpKind, Real, op};
 use std::time::{Duration, Instant};
 
 /// Element types that models compute in.
@@ -13,8 +13,8 @@ pub(super) const DTYPES: [DType; 2] = [DType::F32, DType::Bf16];
 /// Edge lengths of matrices.
 const EDGES: [u64; 7] = [16, 32, 64, 128, 256, 512, 1024];
 
-/// `([batch, heads, kv_heads, seq, head_dim], microseconds)`.
-type AttentionRow = ([u64; 5], f64);
+/// Sizes, and microseconds.
+type AttentionRow = (AttentionShape, f64);
 
 /// Times of one kind of attention kernel.
 #[derive(Clone, Debug)]
@@ -140,11 +140,18 @@ pub(super) fn gemm(budget: Duration) -> Vec<GemmTable> {
 
 /// Measures attention kernels.
 pub(super) fn attention(budget: Duration) -> Vec<AttentionRows> {
-    let mut shapes: Vec<[u64; 5]> = Vec::new();
+    let mut shapes: Vec<AttentionShape> = Vec::new();
     for (batch, heads) in [(1, 4), (4, 4), (4, 8)] {
         for seq in [16, 32, 64, 128, 256] {
             for head_dim in [8, 16, 32, 64] {
-                shapes.push([batch, heads, heads / 2, seq, head_dim]);
+                shapes.push(AttentionShape {
+                    batch,
+                    heads,
+                    kv_heads: heads / 2,
+                    seq,
+                    head_dim,
+                    causal: false,
+                });
             }
         }
     }
@@ -155,7 +162,8 @@ pub(super) fn attention(budget: Duration) -> Vec<AttentionRows> {
             for backward in [false, true] {
                 let rows = shapes
                     .iter()
-                    .map(|&s| (s, attend(s, dtype, causal, backward, one)))
+                    .map(|&s| AttentionShape { causal, ..s })
+                    .map(|s| (s, attend(s, dtype, backward, one)))
                     .collect();
                 tables.push(AttentionRows {
                     dtype,
@@ -169,21 +177,12 @@ pub(super) fn attention(budget: Duration) -> Vec<AttentionRows> {
     tables
 }
 
-fn attend(shape: [u64; 5], dtype: DType, causal: bool, backward: bool, least: Duration) -> f64 {
-    let [batch, heads, kv_heads, seq, head_dim] = shape;
-    let q: &[u64] = &[batch, heads, seq, head_dim];
-    let kv: &[u64] = &[batch, kv_heads, seq, head_dim];
-    let lse: &[u64] = &[batch, heads, seq];
-    let scale = Real(1.0 / (head_dim as f64).sqrt());
-    let class = KernelClass::Attention {
-        batch,
-        heads,
-        kv_heads,
-        seq,
-        head_dim,
-        causal,
-        backward,
-    };
+fn attend(shape: AttentionShape, dtype: DType, backward: bool, least: Duration) -> f64 {
+    let (q, kv): (&[u64], &[u64]) = (&shape.queries(), &shape.keys());
+    let lse: &[u64] = &[shape.batch, shape.heads, shape.seq];
+    let scale = Real(1.0 / (shape.head_dim as f64).sqrt());
+    let causal = shape.causal;
+    let class = KernelClass::Attention { shape, backward };
     if backward {
         let op = OpKind::AttentionGrad(op::AttentionGrad { causal, scale });
         let state: (&[u64], DType) = (&[1], DType::I64);
@@ -213,7 +212,17 @@ mod tests {
 
     #[test]
     fn grids_run_and_grow_with_their_work() {
-        let us = |s: [u64; 5], backward| attend(s, DType::F32, true, backward, Duration::ZERO);
+        let us = |[batch, heads, kv_heads, seq, head_dim]: [u64; 5], backward| {
+            let shape = AttentionShape {
+                batch,
+                heads,
+                kv_heads,
+                seq,
+                head_dim,
+                causal: true,
+            };
+            attend(shape, DType::F32, backward, Duration::ZERO)
+        };
         assert!(us([1, 4, 2, 128, 32], false) > us([1, 4, 2, 16, 8], false));
         assert!(us([1, 4, 2, 128, 32], true) > us([1, 4, 2, 128, 32], false));
         let class = KernelClass::Gemm {

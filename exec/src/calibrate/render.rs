@@ -4,7 +4,7 @@ use super::collectives::Table;
 use super::grid::{AttentionRows, DTYPES, GemmTable};
 use super::steps::Totals;
 use super::{Measured, Together};
-use shardlab_plan::ir::{CollectiveKind, DType};
+use shardlab_plan::ir::{AttentionShape, CollectiveKind, DType};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
@@ -321,12 +321,8 @@ fn efficiency(out: &mut String, m: &Measured, memory_gbps: f64) {
             .attention
             .iter()
             .filter(|t| t.dtype == DType::F32 && t.backward == backward)
-            .flat_map(|t| t.rows.iter().map(move |r| (t.causal, r)))
-            .map(|(causal, ([b, h, _, s, d], us))| {
-                let products = if backward { 5.0 } else { 2.0 };
-                let all = products * 2.0 * (b * h * s * s * d) as f64;
-                all / if causal { 2.0 } else { 1.0 } / us / 1e3 / peak(DType::F32)
-            });
+            .flat_map(|t| &t.rows)
+            .map(|(s, us)| s.flops(backward) as f64 / us / 1e3 / peak(DType::F32));
         middle(rates.collect()).map(|r| r.min(1.0))
     };
     let conv = m.steps.conv.iter().map(|((dtype, shape), t)| {
@@ -411,9 +407,13 @@ fn attention(out: &mut String, m: &Tables<'_>) {
         );
         rows(out, list);
     };
-    let row = |s: &[u64; 5], us: f64| {
-        let [a, b, c, d, e] = s;
-        format!("{a}, {b}, {c}, {d}, {e}, {}", num(us))
+    let row = |s: &AttentionShape, us: f64| {
+        let [batch, heads, seq, head_dim] = s.queries();
+        let kv_heads = s.kv_heads;
+        format!(
+            "{batch}, {heads}, {kv_heads}, {seq}, {head_dim}, {}",
+            num(us)
+        )
     };
     for ((dtype, causal, backward), list) in &m.steps.attention {
         let list = list.iter().map(|(s, t)| row(s, t.us())).collect();

@@ -32,6 +32,8 @@ pub(super) struct Model {
     pub(super) text: String,
     /// Variants to run it in.
     pub(super) variants: &'static [Variant],
+    /// Whether it runs on several ranks, too.
+    pub(super) sharded: bool,
 }
 
 /// How steps are run and measured.
@@ -89,7 +91,11 @@ const MIN_SHARDED_MODELS: usize = 2;
 const MAX_CORES: u32 = 8;
 
 fn models() -> Vec<Model> {
-    let model = |text: String, variants| Model { text, variants };
+    let model = |text: String, variants| Model {
+        text,
+        variants,
+        sharded: false,
+    };
     // Hidden size, heads, feed-forward, vocabulary, sequence length, micro-batch.
     let sizes: [[u64; 6]; 5] = [
         [24, 3, 64, 120, 16, 1],
@@ -103,13 +109,14 @@ fn models() -> Vec<Model> {
         let kv = if heads % 2 == 0 { heads / 2 } else { 1 };
         let train =
             format!("max_seq_len = {seq}\n[train]\nseq_len = {seq}\nmicro_batch = {batch}\n");
-        all.push(model(
-            format!(
+        all.push(Model {
+            text: format!(
                 "[model]\nfamily = \"llama\"\nlayers = 2\nhidden = {hidden}\nheads = {heads}\n\
                  kv_heads = {kv}\nffn = {ffn}\nvocab = {vocab}\n{train}clip_norm = 1.0\n"
             ),
-            ALL,
-        ));
+            variants: ALL,
+            sharded: true,
+        });
         all.push(model(
             format!(
                 "[model]\nfamily = \"gpt2\"\nlayers = 2\nhidden = {hidden}\nheads = {heads}\n\
@@ -245,7 +252,7 @@ pub(super) fn measure(
     let on = On::cpu();
     let alone: usize = models.iter().map(|m| m.variants.len()).sum();
     let ranks = cores.clamp(2, 8);
-    let sharded: Vec<&Model> = models.iter().filter(|m| m.text.contains("llama")).collect();
+    let sharded: Vec<&Model> = models.iter().filter(|m| m.sharded).collect();
     // If there are more ranks than cores, they take turns, which is not realistic on machines with
     // many cores.
     let turns = if cores <= MAX_CORES { 2 * cores } else { 0 };

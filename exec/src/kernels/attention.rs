@@ -12,7 +12,7 @@ use super::scratch::Scratch;
 use super::strides;
 use super::view::View;
 use super::wide::wide;
-use shardlab_plan::ir::DType;
+use shardlab_plan::ir::{AttentionShape, DType};
 use std::ops::Range;
 
 /// Query rows of a block.
@@ -131,7 +131,7 @@ impl Heads {
     }
 }
 
-/// Shapes of one attention.
+/// Sizes of one attention, as indices.
 #[derive(Clone, Copy)]
 struct Geometry {
     batch: usize,
@@ -140,6 +140,20 @@ struct Geometry {
     seq: usize,
     d: usize,
     causal: bool,
+}
+
+impl From<AttentionShape> for Geometry {
+    fn from(s: AttentionShape) -> Self {
+        let [batch, heads, seq, d] = s.queries().map(|n| n as usize);
+        Self {
+            batch,
+            heads,
+            kv: s.kv_heads as usize,
+            seq,
+            d,
+            causal: s.causal,
+        }
+    }
 }
 
 /// Multiplications below which more threads do not pay.
@@ -154,23 +168,12 @@ impl Geometry {
     }
 
     fn new(q: &Heads, k: &Heads, v: &Heads, causal: bool) -> Result<Self, OperandError> {
-        let [batch, heads, seq, d] = q.shape;
-        let kv = k.shape[1];
         v.like(k)?;
-        if k.shape != [batch, kv, seq, d] || kv == 0 || !heads.is_multiple_of(kv) {
-            return Err(OperandError::Shape(format!(
-                "queries {:?} with keys {:?}",
-                q.shape, k.shape
-            )));
-        }
-        Ok(Self {
-            batch,
-            heads,
-            kv,
-            seq,
-            d,
-            causal,
-        })
+        let [of_q, of_k] = [q, k].map(|x| x.shape.map(|n| n as u64));
+        let shape = AttentionShape::of(&of_q, &of_k, causal).ok_or_else(|| {
+            OperandError::Shape(format!("queries {:?} with keys {:?}", q.shape, k.shape))
+        })?;
+        Ok(shape.into())
     }
 
     /// Returns the blocks of query rows: first row, rows, and how many keys the last of them sees.

@@ -17,6 +17,7 @@ mod memory;
 mod numbers;
 mod nvrtc;
 mod perform;
+mod plans;
 mod prepare;
 mod ranges;
 mod target;
@@ -40,7 +41,6 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use variant::Variant;
 
 /// How ranks come to the same choices. Different kernels sum in different orders, and ranks that
 /// hold copies of the same numbers must not drift apart.
@@ -185,7 +185,7 @@ pub struct Kernels {
     blas: Blas,
     agree: Option<Arc<dyn Agree>>,
     dnn: Option<Dnn>,
-    plans: BTreeMap<Variant, prepare::Plan>,
+    plans: plans::Plans,
     ranges: prepare::RangeKernels,
     /// Shapes of the parameters behind the operands of packing launches.
     shapes: BTreeMap<InstrId, Vec<Shape>>,
@@ -243,7 +243,7 @@ impl Kernels {
             cache,
             blas,
             agree: options.agree.clone(),
-            plans: BTreeMap::new(),
+            plans: plans::Plans::new(program.instrs.len()),
             ranges: prepare::RangeKernels::default(),
             program,
             _context: context,
@@ -341,12 +341,8 @@ impl Kernels {
     /// launches it.
     #[must_use]
     pub fn describe(&self, kernel: KernelId) -> String {
-        let mut lines = Vec::new();
-        for (variant, plan) in &self.plans {
-            if variant.kernel == kernel {
-                lines.push(plan.describe());
-            }
-        }
+        let plans = self.plans.of_kernel(kernel).into_iter();
+        let mut lines: Vec<String> = plans.map(plans::Plan::describe).collect();
         lines.dedup();
         lines.join("\n")
     }

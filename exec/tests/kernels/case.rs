@@ -192,10 +192,10 @@ impl Case {
             let scale = want[o].iter().fold(0.0f64, |m, v| m.max(v.abs()));
             for (i, &e) in expected.iter().enumerate() {
                 let g = got.get(i);
-                let rounding = if got.dtype == DType::Bf16 {
-                    e.abs() / 250.0
-                } else {
-                    0.0
+                let rounding = match got.dtype {
+                    DType::Bf16 => e.abs() / 250.0,
+                    DType::F16 => e.abs() / 1000.0,
+                    _ => 0.0,
                 };
                 let ok =
                     g.is_nan() && e.is_nan() || (g - e).abs() <= rounding + 2e-5 * scale.max(1e-3);

@@ -229,7 +229,9 @@ impl<'g> Describe<'g> {
         self.flops += kind.def().flops(&at);
         let class = kind.def().class(&at);
         match kind.fusion() {
-            Fusion::Row if self.row != Some(KernelClass::Softmax) => self.row = Some(class),
+            Fusion::Row if !matches!(self.row, Some(KernelClass::Softmax { .. })) => {
+                self.row = Some(class);
+            }
             Fusion::Column => self.row = self.row.or(Some(class)),
             _ => {}
         }
@@ -257,7 +259,11 @@ impl<'g> Describe<'g> {
     fn class(&self) -> KernelClass {
         match (self.body.len(), self.class) {
             (0 | 1, Some(class)) | (_, Some(class @ KernelClass::Gemm { .. })) => class,
-            _ => self.row.unwrap_or(KernelClass::Fused),
+            _ => {
+                let row = self.row.unwrap_or(KernelClass::Fused);
+                let backward = self.body.iter().any(|op| op.op.def().is_backward());
+                if backward { row.of_backward() } else { row }
+            }
         }
     }
 

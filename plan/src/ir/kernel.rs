@@ -1,6 +1,6 @@
 //! Kernels: what they compute, on which operands, and their cost class.
 
-use super::{DType, OpKind, Shape, strides};
+use super::{AttentionShape, DType, OpKind, Shape, strides};
 use crate::units::{Bytes, Flops};
 use serde::Serialize;
 use smallvec::SmallVec;
@@ -22,18 +22,8 @@ pub enum KernelClass {
     },
     /// Fused attention.
     Attention {
-        /// Samples.
-        batch: u64,
-        /// Query heads.
-        heads: u64,
-        /// Key and value heads.
-        kv_heads: u64,
-        /// Sequence length.
-        seq: u64,
-        /// Head size.
-        head_dim: u64,
-        /// Causal mask (half the FLOPs).
-        causal: bool,
+        /// Sizes.
+        shape: AttentionShape,
         /// Backward kernel.
         backward: bool,
     },
@@ -51,11 +41,19 @@ pub enum KernelClass {
     /// Elementwise over strided or broadcast operands.
     Strided,
     /// Row reduction with its elementwise neighbours: norms and their backward.
-    Norm,
+    Norm {
+        /// Backward kernel. It is no part of digests, which contain what the kernel computes.
+        #[serde(skip)]
+        backward: bool,
+    },
     /// Column reduction (gradients of norm weights and biases).
     ColumnReduce,
     /// Softmax-like over the vocabulary.
-    Softmax,
+    Softmax {
+        /// As in [`KernelClass::Norm`].
+        #[serde(skip)]
+        backward: bool,
+    },
     /// Gather of rows.
     Embedding,
     /// Scatter-add of rows.
@@ -83,6 +81,39 @@ impl KernelClass {
             self,
             Self::Gemm { .. } | Self::Attention { .. } | Self::Conv { .. }
         )
+    }
+
+    /// Returns the class of a kernel over rows that does something of a backward pass.
+    #[must_use]
+    pub fn of_backward(self) -> Self {
+        match self {
+            Self::Norm { .. } => Self::Norm { backward: true },
+            Self::Softmax { .. } => Self::Softmax { backward: true },
+            other => other,
+        }
+    }
+
+    /// Returns the name that hardware profiles give to a memory-bound class; `None` for arithmetic.
+    #[must_use]
+    pub const fn memory_name(&self) -> Option<&'static str> {
+        Some(match self {
+            Self::Gemm { .. } | Self::Attention { .. } | Self::Conv { .. } => return None,
+            Self::Pointwise => "pointwise",
+            Self::Strided => "strided",
+            Self::Norm { backward: false } => "norm",
+            Self::Norm { backward: true } => "norm_backward",
+            Self::ColumnReduce => "column_reduce",
+            Self::Softmax { backward: false } => "softmax",
+            Self::Softmax { backward: true } => "softmax_backward",
+            Self::Embedding => "embedding",
+            Self::EmbeddingGrad => "embedding_grad",
+            Self::Copy => "copy",
+            Self::MultiCopy => "multi_copy",
+            Self::Fill => "fill",
+            Self::Optimizer => "optimizer",
+            Self::FullReduce => "full_reduce",
+            Self::Fused => "fused",
+        })
     }
 }
 

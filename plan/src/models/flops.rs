@@ -5,7 +5,7 @@ use super::declare::Tree;
 use super::spec::{Inputs, Mask};
 use crate::config::Scenario;
 use crate::graph::{Act, Graph, Root, ValueId, View};
-use crate::ir::OpKind;
+use crate::ir::{AttentionShape, OpKind};
 use crate::units::Flops;
 
 /// Which products have a gradient of their input.
@@ -82,12 +82,17 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
             2 * passes * p.numel() * positions
         })
         .sum();
-    let causal = 2 * m.heads * m.head_dim * t * t * b;
-    let forward = match spec.attention {
-        Some(Mask::Causal) => causal,
-        Some(Mask::Full) => 2 * causal,
-        None => 0,
-    };
+    let forward = spec.attention.map_or(0, |mask| {
+        let shape = AttentionShape {
+            batch: b,
+            heads: m.heads,
+            kv_heads: m.kv_heads,
+            seq: t,
+            head_dim: m.head_dim,
+            causal: mask == Mask::Causal,
+        };
+        shape.flops(false)
+    });
     let attention = forward * (u64::from(tree.layers()) + 2 * backward.attention);
     (Flops(matmul * tokens + attention), tokens)
 }

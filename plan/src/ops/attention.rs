@@ -4,25 +4,16 @@ use super::signature::{Signature, any};
 use super::vjp::backward_only;
 use super::{Contributions, Fusion, OpDef, Operands, Vjp};
 use crate::graph::{Value, ValueId};
-use crate::ir::{DType, KernelClass, OpKind, op};
+use crate::ir::{AttentionShape, DType, KernelClass, OpKind, op};
 use smallvec::{SmallVec, smallvec};
 
-/// Two matmuls of `seq x seq x head_dim` per head; half of each under a causal mask.
-fn flops(q: &Value, causal: bool) -> u64 {
-    let full = 4 * q.shape[0] * q.shape[1] * q.shape[2] * q.shape[2] * q.shape[3];
-    if causal { full / 2 } else { full }
-}
-
-fn class(q: &Value, k: &Value, causal: bool, backward: bool) -> KernelClass {
-    KernelClass::Attention {
-        batch: q.shape[0],
-        heads: q.shape[1],
-        kv_heads: k.shape[1],
-        seq: q.shape[2],
-        head_dim: q.shape[3],
-        causal,
-        backward,
-    }
+/// Returns the sizes of attention from its queries and keys.
+///
+/// # Panics
+/// If they do not belong together; the model's code makes both.
+fn shape(q: &Value, k: &Value, causal: bool) -> AttentionShape {
+    let shape = AttentionShape::of(&q.shape, &k.shape, causal);
+    shape.expect("queries and keys of one attention")
 }
 
 impl OpDef for op::Attention {
@@ -48,11 +39,14 @@ impl OpDef for op::Attention {
     }
 
     fn flops(&self, at: &Operands<'_>) -> u64 {
-        flops(at.input(0), self.causal)
+        shape(at.input(0), at.input(1), self.causal).flops(false)
     }
 
     fn class(&self, at: &Operands<'_>) -> KernelClass {
-        class(at.input(0), at.input(1), self.causal, false)
+        KernelClass::Attention {
+            shape: shape(at.input(0), at.input(1), self.causal),
+            backward: false,
+        }
     }
 
     fn vjp(&self, at: Vjp<'_>) -> Contributions {
@@ -103,13 +97,15 @@ impl OpDef for op::AttentionGrad {
         Fusion::Extern
     }
 
-    /// Five matmuls where forward has two.
     fn flops(&self, at: &Operands<'_>) -> u64 {
-        flops(at.input(1), self.causal) / 2 * 5
+        shape(at.input(1), at.input(2), self.causal).flops(true)
     }
 
     fn class(&self, at: &Operands<'_>) -> KernelClass {
-        class(at.input(1), at.input(2), self.causal, true)
+        KernelClass::Attention {
+            shape: shape(at.input(1), at.input(2), self.causal),
+            backward: true,
+        }
     }
 
     fn vjp(&self, _: Vjp<'_>) -> Contributions {
@@ -117,6 +113,10 @@ impl OpDef for op::AttentionGrad {
     }
 
     fn takes_strides(&self) -> bool {
+        true
+    }
+
+    fn is_backward(&self) -> bool {
         true
     }
 }

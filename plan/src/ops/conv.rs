@@ -90,6 +90,10 @@ impl OpDef for op::ConvGradInput {
     fn vjp(&self, _: Vjp<'_>) -> Contributions {
         backward_only()
     }
+
+    fn is_backward(&self) -> bool {
+        true
+    }
 }
 
 impl OpDef for op::ConvGradWeight {
@@ -116,5 +120,9 @@ impl OpDef for op::ConvGradWeight {
 
     fn vjp(&self, _: Vjp<'_>) -> Contributions {
         backward_only()
+    }
+
+    fn is_backward(&self) -> bool {
+        true
     }
 }

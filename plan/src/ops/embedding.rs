@@ -100,4 +100,8 @@ impl OpDef for op::EmbeddingGrad {
     fn vjp(&self, _: Vjp<'_>) -> Contributions {
         backward_only()
     }
+
+    fn is_backward(&self) -> bool {
+        true
+    }
 }

@@ -88,6 +88,10 @@ impl OpDef for op::NllLossGrad {
         let dx = at.output(0);
         Some(dx.rows() * dx.dtype.size())
     }
+
+    fn is_backward(&self) -> bool {
+        true
+    }
 }
 
 impl OpDef for op::CrossEntropy {
@@ -113,7 +117,7 @@ impl OpDef for op::CrossEntropy {
     }
 
     fn class(&self, _: &Operands<'_>) -> KernelClass {
-        KernelClass::Softmax
+        KernelClass::Softmax { backward: false }
     }
 
     fn vjp(&self, _: Vjp<'_>) -> Contributions {

@@ -34,7 +34,7 @@ impl OpDef for op::RmsNorm {
     }
 
     fn class(&self, _: &Operands<'_>) -> KernelClass {
-        KernelClass::Norm
+        KernelClass::Norm { backward: false }
     }
 
     fn vjp(&self, mut at: Vjp<'_>) -> Contributions {
@@ -68,11 +68,15 @@ impl OpDef for op::RmsNormGrad {
     }
 
     fn class(&self, _: &Operands<'_>) -> KernelClass {
-        KernelClass::Norm
+        KernelClass::Norm { backward: true }
     }
 
     fn vjp(&self, _: Vjp<'_>) -> Contributions {
         backward_only()
+    }
+
+    fn is_backward(&self) -> bool {
+        true
     }
 }
 
@@ -101,6 +105,10 @@ impl OpDef for op::RmsNormWeightGrad {
     fn vjp(&self, _: Vjp<'_>) -> Contributions {
         backward_only()
     }
+
+    fn is_backward(&self) -> bool {
+        true
+    }
 }
 
 impl OpDef for op::LayerNorm {
@@ -127,7 +135,7 @@ impl OpDef for op::LayerNorm {
     }
 
     fn class(&self, _: &Operands<'_>) -> KernelClass {
-        KernelClass::Norm
+        KernelClass::Norm { backward: false }
     }
 
     fn vjp(&self, at: Vjp<'_>) -> Contributions {
@@ -170,11 +178,15 @@ impl OpDef for op::LayerNormGrad {
     }
 
     fn class(&self, _: &Operands<'_>) -> KernelClass {
-        KernelClass::Norm
+        KernelClass::Norm { backward: true }
     }
 
     fn vjp(&self, _: Vjp<'_>) -> Contributions {
         backward_only()
+    }
+
+    fn is_backward(&self) -> bool {
+        true
     }
 }
 
@@ -211,5 +223,9 @@ impl OpDef for op::LayerNormParamGrad {
 
     fn vjp(&self, _: Vjp<'_>) -> Contributions {
         backward_only()
+    }
+
+    fn is_backward(&self) -> bool {
+        true
     }
 }

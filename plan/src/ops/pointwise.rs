@@ -22,6 +22,8 @@ pub(super) fn elementwise(at: &Operands<'_>) -> KernelClass {
 pub(super) trait Elementwise {
     /// Name of the kernel that does only this.
     const NAME: &'static str;
+    /// Belongs to backward passes.
+    const BACKWARD: bool = false;
     /// Number of inputs.
     const INPUTS: usize;
     /// FLOPs per element.
@@ -64,6 +66,10 @@ impl<T: Elementwise> OpDef for T {
 
     fn vjp(&self, at: Vjp<'_>) -> Contributions {
         self.gradients(at)
+    }
+
+    fn is_backward(&self) -> bool {
+        Self::BACKWARD
     }
 }
 
@@ -170,6 +176,7 @@ impl Elementwise for op::Silu {
 
 impl Elementwise for op::SiluGrad {
     const NAME: &'static str = "silu_backward";
+    const BACKWARD: bool = true;
     const INPUTS: usize = 2;
     const FLOPS: u64 = 8;
 
@@ -191,6 +198,7 @@ impl Elementwise for op::Gelu {
 
 impl Elementwise for op::GeluGrad {
     const NAME: &'static str = "gelu_backward";
+    const BACKWARD: bool = true;
     const INPUTS: usize = 2;
     const FLOPS: u64 = 18;
 
@@ -233,6 +241,7 @@ impl Elementwise for op::Relu {
 
 impl Elementwise for op::ReluGrad {
     const NAME: &'static str = "relu_backward";
+    const BACKWARD: bool = true;
     const INPUTS: usize = 2;
     const FLOPS: u64 = 1;
 
@@ -291,5 +300,9 @@ impl OpDef for op::SquaredErrorGrad {
     /// The filled buffer is overwritten, not read.
     fn bytes_read(&self, _: &Operands<'_>, n: usize) -> Option<u64> {
         (n == 3).then_some(0)
+    }
+
+    fn is_backward(&self) -> bool {
+        true
     }
 }

@@ -33,7 +33,7 @@ impl OpDef for op::LogSoftmax {
     }
 
     fn class(&self, _: &Operands<'_>) -> KernelClass {
-        KernelClass::Softmax
+        KernelClass::Softmax { backward: false }
     }
 
     fn vjp(&self, at: Vjp<'_>) -> Contributions {
@@ -73,11 +73,15 @@ impl OpDef for op::LogSoftmaxGrad {
     }
 
     fn class(&self, _: &Operands<'_>) -> KernelClass {
-        KernelClass::Softmax
+        KernelClass::Softmax { backward: true }
     }
 
     fn vjp(&self, _: Vjp<'_>) -> Contributions {
         backward_only()
+    }
+
+    fn is_backward(&self) -> bool {
+        true
     }
 }
 
@@ -105,7 +109,7 @@ impl OpDef for op::LogSumExp {
     }
 
     fn class(&self, _: &Operands<'_>) -> KernelClass {
-        KernelClass::Softmax
+        KernelClass::Softmax { backward: false }
     }
 
     fn vjp(&self, _: Vjp<'_>) -> Contributions {

@@ -41,3 +41,12 @@ fn names_are_unique_and_signatures_consistent() {
         );
     }
 }
+
+#[test]
+fn kernels_of_backward_passes_are_named_and_classed_as_such() {
+    for kind in OpKind::ALL {
+        let def = kind.def();
+        let named = def.name().contains("backward");
+        assert_eq!(def.is_backward(), named, "{}", def.name());
+    }
+}

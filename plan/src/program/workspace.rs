@@ -65,15 +65,10 @@ pub fn kernel_bytes(kernel: &Kernel, deterministic: bool) -> u64 {
         }
         KernelClass::Conv { .. } => PRODUCT,
         KernelClass::Attention {
-            batch,
-            heads,
-            kv_heads,
-            seq,
-            head_dim,
+            shape,
             backward: true,
-            ..
         } => {
-            let rows = batch * heads * seq;
+            let (rows, head_dim) = (shape.rows(), shape.head_dim);
             // The dot products of the output and its gradient.
             let delta = (rows * 4).next_multiple_of(ALIGN);
             let fused = kernel.dtype.size() == 2 && head_dim <= 128 && head_dim % 8 == 0;
@@ -83,12 +78,12 @@ pub fn kernel_bytes(kernel: &Kernel, deterministic: bool) -> u64 {
             // The gradient of the queries is added up in float32, tile after tile; in a fixed order
             // only from all of the scores' gradients.
             let queries = if deterministic {
-                rows * seq * 2
+                rows * shape.seq * 2
             } else {
                 (rows * head_dim * 4).next_multiple_of(ALIGN)
             };
             // Gradients of keys and values by query head, before those of a group are added up.
-            let grouped = if kv_heads == heads {
+            let grouped = if shape.kv_heads == shape.heads {
                 0
             } else {
                 2 * rows * head_dim * 2
@@ -103,19 +98,21 @@ pub fn kernel_bytes(kernel: &Kernel, deterministic: bool) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ir::DType;
+    use crate::ir::{AttentionShape, DType};
     use crate::units::Flops;
 
     fn backward(batch: u64, heads: u64, seq: u64, head_dim: u64, dtype: DType) -> Kernel {
         Kernel {
             name: "attention_grad".to_owned(),
             class: KernelClass::Attention {
-                batch,
-                heads,
-                kv_heads: 8,
-                seq,
-                head_dim,
-                causal: true,
+                shape: AttentionShape {
+                    batch,
+                    heads,
+                    kv_heads: 8,
+                    seq,
+                    head_dim,
+                    causal: true,
+                },
                 backward: true,
             },
             flops: Flops(0),

@@ -1,7 +1,7 @@
 //! Every shipped profile prices every operation.
 
 use crate::cost::price;
-use crate::hardware;
+use crate::hardware::{self, MemoryClass};
 use shardlab_plan::graph::{Act, Graph, Op, Root, Value, ValueId};
 use shardlab_plan::ir::{DType, Kernel, ModuleId, OpKind};
 use shardlab_plan::ops::Operands;
@@ -18,7 +18,7 @@ mod terms {
 }
 
 /// The kernel that does only this, with its class and its arithmetic.
-fn kernel(kind: OpKind) -> Kernel {
+fn kernel(kind: OpKind, dtype: DType) -> Kernel {
     let (inputs, outputs) = examples::operands(&kind);
     let mut graph = Graph::default();
     let mut value = |e: &examples::Example| {
@@ -28,7 +28,7 @@ fn kernel(kind: OpKind) -> Kernel {
             shape: e.shape[..].into(),
             strides: (0..e.shape.len()).map(stride).collect(),
             offset: 0,
-            dtype: e.ids.map_or(DType::Bf16, |_| DType::I64),
+            dtype: e.ids.map_or(dtype, |_| DType::I64),
             root: Root::Buffer(id.0),
             requires_grad: false,
         });
@@ -49,20 +49,41 @@ fn kernel(kind: OpKind) -> Kernel {
         flops: Flops(kind.def().flops(&at)),
         read: Bytes(1 << 20),
         written: Bytes(1 << 20),
-        dtype: DType::Bf16,
+        dtype,
         body: Vec::new(),
     }
 }
 
 #[test]
 fn every_profile_prices_every_operation() {
+    let floats = || DType::ALL.into_iter().filter(|d| d.is_float());
     for name in hardware::shipped() {
         let profile = hardware::load(name).unwrap();
-        for &kind in OpKind::ALL {
-            let kernel = kernel(kind);
+        for (&kind, dtype) in OpKind::ALL
+            .iter()
+            .flat_map(|k| floats().map(move |d| (k, d)))
+        {
+            let kernel = kernel(kind, dtype);
             let (read, written) = (kernel.read, kernel.written);
             let us = price(&kernel, Traffic { read, written }, &profile).us;
-            assert!(us.is_finite() && us > 0.0, "{name}: `{}` {us}", kernel.name);
+            let what = &kernel.name;
+            assert!(
+                us.is_finite() && us > 0.0,
+                "{name}: `{what}` in {dtype}: {us}"
+            );
         }
     }
+}
+
+#[test]
+fn classes_have_the_names_that_profiles_give_them() {
+    let mut named = 0;
+    for &kind in OpKind::ALL {
+        let class = kernel(kind, DType::F32).class;
+        let name = class.memory_name();
+        let read = name.map(|n| serde_json::from_value(n.into()).unwrap());
+        assert_eq!(MemoryClass::of(&class), read, "{class:?}");
+        named += usize::from(name.is_some());
+    }
+    assert!(named > 20, "{named}");
 }

@@ -7,7 +7,7 @@ use shardlab_plan::ir::Kernel;
 use shardlab_plan::units::Bytes;
 
 pub(super) fn price(kernel: &Kernel, moved: Bytes, profile: &Profile) -> Price {
-    let Some(class) = MemoryClass::of(&kernel.class, &kernel.name) else {
+    let Some(class) = MemoryClass::of(&kernel.class) else {
         return Price {
             us: 0.0,
             measured: false,

@@ -2,7 +2,7 @@
 
 use crate::part::Part;
 use serde::Deserialize;
-use shardlab_plan::ir::{CollectiveKind, DType, KernelClass};
+use shardlab_plan::ir::{AttentionShape, CollectiveKind, DType, KernelClass};
 use std::collections::BTreeMap;
 
 /// A machine: device, host, network, and tables of what was measured on it.
@@ -412,19 +412,18 @@ impl MemoryClass {
 
     /// Class of a kernel; `None` for those bound by arithmetic.
     #[must_use]
-    pub fn of(class: &KernelClass, name: &str) -> Option<Self> {
-        let backward = || name.contains("backward");
+    pub fn of(class: &KernelClass) -> Option<Self> {
         Some(match class {
             KernelClass::Gemm { .. } | KernelClass::Attention { .. } | KernelClass::Conv { .. } => {
                 return None;
             }
             KernelClass::Pointwise => Self::Pointwise,
             KernelClass::Strided => Self::Strided,
-            KernelClass::Norm if backward() => Self::NormBackward,
-            KernelClass::Norm => Self::Norm,
+            KernelClass::Norm { backward: false } => Self::Norm,
+            KernelClass::Norm { backward: true } => Self::NormBackward,
             KernelClass::ColumnReduce => Self::ColumnReduce,
-            KernelClass::Softmax if backward() => Self::SoftmaxBackward,
-            KernelClass::Softmax => Self::Softmax,
+            KernelClass::Softmax { backward: false } => Self::Softmax,
+            KernelClass::Softmax { backward: true } => Self::SoftmaxBackward,
             KernelClass::Embedding => Self::Embedding,
             KernelClass::EmbeddingGrad => Self::EmbeddingGrad,
             KernelClass::Copy => Self::Copy,
@@ -456,6 +455,22 @@ pub struct GemmTable {
 /// One measured attention kernel: `[batch, heads, kv_heads, seq, head_dim, microseconds]`.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 pub struct AttentionRow(pub u64, pub u64, pub u64, pub u64, pub u64, pub f64);
+
+impl AttentionRow {
+    /// Returns the sizes of what was measured, in a table with or without causal mask.
+    #[must_use]
+    pub fn shape(&self, causal: bool) -> AttentionShape {
+        let &Self(batch, heads, kv_heads, seq, head_dim, _) = self;
+        AttentionShape {
+            batch,
+            heads,
+            kv_heads,
+            seq,
+            head_dim,
+            causal,
+        }
+    }
+}
 
 /// `[[attention]]`
 #[derive(Clone, Debug, PartialEq, Deserialize)]

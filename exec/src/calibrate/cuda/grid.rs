@@ -6,7 +6,7 @@ use super::recipe::{COMPUTE_STREAM, Operand, Recipe, Single};
 use super::{Measured, middle};
 use crate::calibrate::grid::AttentionRows;
 use crate::device::{Device, Stop};
-use shardlab_plan::ir::{DType, KernelClass, OpKind, Real, op};
+use shardlab_plan::ir::{AttentionShape, DType, KernelClass, OpKind, Real, op};
 use std::collections::BTreeMap;
 
 /// Numbers of tokens per rank.
@@ -54,7 +54,7 @@ const ROOM: u64 = 5 << 30;
 /// Kind of a kernel in the grid.
 enum Cell {
     Product(DType, [u64; 3]),
-    Attention(bool, [u64; 5]),
+    Attention(bool, AttentionShape),
 }
 
 /// Measures both grids.
@@ -116,7 +116,7 @@ fn backwards(bench: &Bench<'_>, fixed: bool) -> Result<Option<Vec<f64>>, String>
             if fixed {
                 recipe.sum_in_fixed_order();
             }
-            ORDERS.map(|shape| attend(recipe, shape, true))
+            ORDERS.map(|sizes| attend(recipe, causal(sizes), true))
         },
         |rank, kernels| {
             let order = if fixed { "a fixed order" } else { "any order" };
@@ -140,7 +140,7 @@ fn ratio(of: &[f64], times: &[f64]) -> Option<f64> {
 
 fn sort(times: Vec<(Cell, f64)>, m: &mut Measured) {
     let mut products: BTreeMap<(DType, [u64; 3]), Vec<f64>> = BTreeMap::new();
-    let mut rows: BTreeMap<bool, Vec<([u64; 5], f64)>> = BTreeMap::new();
+    let mut rows: BTreeMap<bool, Vec<(AttentionShape, f64)>> = BTreeMap::new();
     for (cell, us) in times.into_iter().filter(|t| t.1.is_finite()) {
         match cell {
             Cell::Product(dtype, shape) => products.entry((dtype, shape)).or_default().push(us),
@@ -230,7 +230,7 @@ fn product(
 
 fn attention(recipe: &mut Recipe) -> Vec<(Cell, Single)> {
     let mut cells = Vec::new();
-    for shape in ATTENTION {
+    for shape in ATTENTION.map(causal) {
         for backward in [false, true] {
             cells.push((
                 Cell::Attention(backward, shape),
@@ -241,25 +241,29 @@ fn attention(recipe: &mut Recipe) -> Vec<(Cell, Single)> {
     cells
 }
 
-/// Causal attention in bf16.
-pub(super) fn attend(recipe: &mut Recipe, shape: [u64; 5], backward: bool) -> Single {
-    let [batch, heads, kv_heads, seq, head_dim] = shape;
-    let dtype = DType::Bf16;
-    let q: Operand = (vec![batch, heads, seq, head_dim], dtype);
-    let kv: Operand = (vec![batch, kv_heads, seq, head_dim], dtype);
-    let lse: Operand = (vec![batch, heads, seq], DType::F32);
-    let state: Operand = (vec![1], DType::I64);
-    let scale = Real(1.0 / (head_dim as f64).sqrt());
-    let causal = true;
-    let class = KernelClass::Attention {
+/// Causal attention of these sizes, in the order of [`ATTENTION`].
+pub(super) const fn causal(sizes: [u64; 5]) -> AttentionShape {
+    let [batch, heads, kv_heads, seq, head_dim] = sizes;
+    AttentionShape {
         batch,
         heads,
         kv_heads,
         seq,
         head_dim,
-        causal,
-        backward,
-    };
+        causal: true,
+    }
+}
+
+/// Attention in bf16.
+pub(super) fn attend(recipe: &mut Recipe, shape: AttentionShape, backward: bool) -> Single {
+    let dtype = DType::Bf16;
+    let q: Operand = (shape.queries().to_vec(), dtype);
+    let kv: Operand = (shape.keys().to_vec(), dtype);
+    let lse: Operand = (vec![shape.batch, shape.heads, shape.seq], DType::F32);
+    let state: Operand = (vec![1], DType::I64);
+    let scale = Real(1.0 / (shape.head_dim as f64).sqrt());
+    let causal = shape.causal;
+    let class = KernelClass::Attention { shape, backward };
     if backward {
         let op = OpKind::AttentionGrad(op::AttentionGrad { causal, scale });
         let ins = [
@@ -306,7 +310,7 @@ mod tests {
             if fixed {
                 recipe.sum_in_fixed_order();
             }
-            let kernels = ORDERS.map(|shape| attend(&mut recipe, shape, true));
+            let kernels = ORDERS.map(|sizes| attend(&mut recipe, causal(sizes), true));
             let ends = kernels.map(|k| {
                 let (at, bytes, _) = *k.operands.last().unwrap();
                 at + bytes as u64

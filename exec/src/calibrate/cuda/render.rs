@@ -315,12 +315,10 @@ fn efficiency(
     });
     let conv = share(conv.collect());
     let attention = |backward: bool| {
-        let products = if backward { 5.0 } else { 2.0 };
         let rows = m.attention.iter().filter(|t| t.backward == backward);
-        // The causal half.
-        let rates = rows.flat_map(|t| &t.rows).map(|([b, h, _, s, d], us)| {
-            products * (b * h * s * s * d) as f64 / us / 1e6 / bf16_peak
-        });
+        let rates = rows
+            .flat_map(|t| &t.rows)
+            .map(|(s, us)| s.flops(backward) as f64 / us / 1e6 / bf16_peak);
         share(rates.collect())
     };
     let mut taken = Taken::default();

@@ -153,7 +153,10 @@ pub(super) fn together(bench: &Bench<'_>) -> Result<Together, String> {
                 recipe.kernel(OpKind::Mul, KernelClass::Pointwise, bf16, &two, &two[..1])
             };
             let (memory, short) = (mul(256 << 20), mul(8 << 20));
-            let attention = super::grid::attend(recipe, [1, 32, 8, 8192, 128], false);
+            let attention = {
+                let shape = super::grid::causal([1, 32, 8, 8192, 128]);
+                super::grid::attend(recipe, shape, false)
+            };
             let gather = recipe.collective(CollectiveKind::AllGather, bf16, OVERLAP);
             let scatter = recipe.other_collective(CollectiveKind::ReduceScatter, bf16, OVERLAP);
             ([product, memory, attention, short], gather, scatter)

@@ -1,7 +1,7 @@
 //! Results of steps, by kind of kernel.
 
 use crate::calibrate::Trial;
-use shardlab_plan::ir::{BodyOp, DType, Kernel, KernelClass};
+use shardlab_plan::ir::{AttentionShape, BodyOp, DType, Kernel, KernelClass};
 use shardlab_plan::units::Bytes;
 use std::collections::BTreeMap;
 
@@ -43,7 +43,8 @@ pub(in crate::calibrate) struct Totals {
     /// Convolutions.
     pub(in crate::calibrate) conv: BTreeMap<(DType, [u64; 3]), Mean>,
     /// Attention: element type, causal, backward; sizes.
-    pub(in crate::calibrate) attention: BTreeMap<(DType, bool, bool), BTreeMap<[u64; 5], Mean>>,
+    pub(in crate::calibrate) attention:
+        BTreeMap<(DType, bool, bool), BTreeMap<AttentionShape, Mean>>,
     /// From the end of a kernel to the start of the next one on its stream.
     pub(in crate::calibrate) gap_us: f64,
     /// From the issue of a kernel to its start if its stream is idle.
@@ -123,7 +124,7 @@ impl Totals {
         expect(dead_code, reason = "for GPUs")
     )]
     pub(in crate::calibrate) fn knows_like(&self, kernel: &Kernel) -> bool {
-        let like = (class_name(kernel), kernel.dtype);
+        let like = (kernel.class.memory_name().unwrap_or_default(), kernel.dtype);
         self.memory.keys().any(|(c, _, d)| (*c, *d) == like)
     }
 
@@ -143,7 +144,7 @@ impl Totals {
 enum Row {
     Gemm(DType, [u64; 3]),
     Conv(DType, [u64; 3]),
-    Attention((DType, bool, bool), [u64; 5]),
+    Attention((DType, bool, bool), AttentionShape),
     Memory(MemoryKey, u64),
 }
 
@@ -159,42 +160,13 @@ impl Row {
             KernelClass::Gemm { m, n, k, batch: 1 } => Self::Gemm(dtype, [m, n, k]),
             KernelClass::Gemm { .. } => return None,
             KernelClass::Conv { m, n, k } => Self::Conv(dtype, [m, n, k]),
-            KernelClass::Attention {
-                batch,
-                heads,
-                kv_heads,
-                seq,
-                head_dim,
-                causal,
-                backward,
-            } => Self::Attention(
-                (dtype, causal, backward),
-                [batch, heads, kv_heads, seq, head_dim],
-            ),
-            _ => Self::Memory((class_name(kernel), kernel.name.clone(), dtype), moved.0),
+            KernelClass::Attention { shape, backward } => {
+                Self::Attention((dtype, shape.causal, backward), shape)
+            }
+            class => {
+                let class = class.memory_name()?;
+                Self::Memory((class, kernel.name.clone(), dtype), moved.0)
+            }
         })
-    }
-}
-
-/// Returns the profile's name of a memory-bound kernel's class.
-fn class_name(kernel: &Kernel) -> &'static str {
-    let backward = kernel.name.contains("backward");
-    match kernel.class {
-        KernelClass::Gemm { .. } | KernelClass::Attention { .. } | KernelClass::Conv { .. } => "",
-        KernelClass::Pointwise => "pointwise",
-        KernelClass::Strided => "strided",
-        KernelClass::Norm if backward => "norm_backward",
-        KernelClass::Norm => "norm",
-        KernelClass::ColumnReduce => "column_reduce",
-        KernelClass::Softmax if backward => "softmax_backward",
-        KernelClass::Softmax => "softmax",
-        KernelClass::Embedding => "embedding",
-        KernelClass::EmbeddingGrad => "embedding_grad",
-        KernelClass::Copy => "copy",
-        KernelClass::MultiCopy => "multi_copy",
-        KernelClass::Fill => "fill",
-        KernelClass::Optimizer => "optimizer",
-        KernelClass::FullReduce => "full_reduce",
-        KernelClass::Fused => "fused",
     }
 }

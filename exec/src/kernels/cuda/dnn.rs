@@ -18,7 +18,7 @@ use cudarc::cudnn::sys;
 use cudarc::driver::sys::CUstream;
 pub(in crate::kernels) use graph::Direction;
 use graph::{Graph, Kind, Operand, Shape};
-use shardlab_plan::ir::{BodyOp, DType, Place, Slot};
+use shardlab_plan::ir::{AttentionShape, BodyOp, DType, Place, Slot};
 
 /// Attention that the library is asked for.
 #[derive(Clone, Copy, Debug)]
@@ -257,9 +257,8 @@ fn graph_of(
     let (Some(q), Some(k), Some(lse)) = (slot(O::Q), slot(O::K), slot(O::Stats)) else {
         return Err(no("attention lacks operands"));
     };
-    let (&[batch, heads, seq, d], &[_, kv, _, _], &[.., stat]) =
-        (&q.shape[..], &k.shape[..], &lse.shape[..])
-    else {
+    let sizes = AttentionShape::of(&q.shape, &k.shape, attention.causal);
+    let (Some(sizes), &[.., stat]) = (sizes, &lse.shape[..]) else {
         return Err(no("attention works on four dimensions"));
     };
     let dtype = req.arg(q.place)?.dtype;
@@ -274,19 +273,14 @@ fn graph_of(
             return Err(no("attention's operands are not aligned to 16 bytes"));
         }
     }
-    if dtype.size() != 2 || d % 8 != 0 || d > 128 || heads % kv.max(1) != 0 {
+    if dtype.size() != 2 || !sizes.head_dim.is_multiple_of(8) || sizes.head_dim > 128 {
         return Err(no(
             "cuDNN's attention takes 16-bit types and heads of up to 128",
         ));
     }
     let shape = Shape {
-        batch: batch as i64,
-        heads: heads as i64,
-        kv: kv as i64,
-        seq: seq as i64,
-        d: d as i64,
+        sizes,
         stat: stat as i64,
-        causal: attention.causal,
         scale: attention.scale,
         dtype,
     };

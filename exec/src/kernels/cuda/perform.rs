@@ -5,15 +5,15 @@ use super::blas::Addresses;
 use super::codegen::shard::{CAPACITIES, Extra};
 use super::codegen::{Entry, Param};
 use super::error::{Error, ErrorKind};
-use super::prepare::{self, Plan};
+use super::plans::{Plan, PlanId};
+use super::prepare;
 use super::ranges::{self, Batch, Fold, Work};
 use super::tensor;
-use super::variant::{self, Variant};
-use crate::kernels::ops::{self, CudaCode};
+use super::variant::Variant;
 use crate::operand::RawRange;
 use cudarc::driver::result;
 use cudarc::driver::sys::{self, CUdeviceptr, CUfunction, CUstream};
-use shardlab_plan::ir::{DType, InstrId, KernelId, Place};
+use shardlab_plan::ir::{DType, InstrId, KernelId, Place, StreamId};
 use shardlab_plan::program::Op;
 use std::ffi::c_void;
 
@@ -21,30 +21,33 @@ fn address(r: &RawRange) -> CUdeviceptr {
     r.ptr as CUdeviceptr
 }
 
-/// Returns the variant that these operands make.
-fn variant_of(kernel: KernelId, reads: &[RawRange], writes: &[RawRange]) -> Variant {
-    let arg = |r: &RawRange| super::codegen::Arg {
-        dtype: r.dtype,
-        align: variant::alignment([address(r)]),
-    };
-    let same = reads.iter().map(|r| {
-        let equal = writes
-            .iter()
-            .position(|w| (w.ptr, w.bytes) == (r.ptr, r.bytes));
-        let clash = || {
-            let share = |w: &RawRange| {
-                address(w) < address(r) + r.bytes as u64 && address(r) < address(w) + w.bytes as u64
-            };
-            writes.iter().any(share).then_some(super::codegen::CLASH)
-        };
-        equal.map(|w| w as u8).or_else(clash)
-    });
-    Variant {
-        kernel,
-        reads: reads.iter().map(arg).collect(),
-        writes: writes.iter().map(arg).collect(),
-        same: same.collect(),
+/// Returns the plan of a launch. What was prepared for the program's alignment fits the addresses,
+/// unless these are aligned worse than it says.
+fn plan_of(
+    k: &mut Kernels,
+    (instr, kernel, on): (InstrId, KernelId, StreamId),
+    reads: &[RawRange],
+    writes: &[RawRange],
+) -> Result<PlanId, ErrorKind> {
+    if let Some(id) = k.plans.of_launch(instr)
+        && (matches!(k.plans.plan(id), Plan::Ranges(_)) || k.plans.variant(id).fits(reads, writes))
+    {
+        return Ok(id);
     }
+    let variant = Variant::of(kernel, reads, writes);
+    if let Some(id) = k.plans.find(&variant) {
+        return Ok(id);
+    }
+    let program = std::sync::Arc::clone(&k.program);
+    let id = prepare::one(k, variant, &program.kernels[kernel.index()])?;
+    let plan = k.plans.plan(id);
+    if plan.scratch() > k.scratch.get(on.index()).copied().unwrap_or(0) {
+        return Err(ErrorKind::Launch(
+            "its operands are not those that it was prepared for".to_owned(),
+        ));
+    }
+    prepare::takes_turns(plan, on)?;
+    Ok(id)
 }
 
 /// Enqueues a launch.
@@ -72,43 +75,15 @@ pub(super) unsafe fn launch(
     };
     let named = |t: ErrorKind| Error::new(program.kernels[kernel.index()].name.clone(), t);
     let scratch = k.workspace.get(on.index()).copied().unwrap_or(0);
-    let body = &program.kernels[kernel.index()].body;
-    if let [only] = &body[..]
-        && let CudaCode::Ranges(op) = ops::cuda(&only.op)
-    {
+    let id = plan_of(k, (instr, kernel, on), reads, writes).map_err(named)?;
+    if let Plan::Ranges(op) = *k.plans.plan(id) {
         let shapes = k.shapes.get(&instr).map_or(&[][..], |s| s);
         let work = ranges::work(op, shapes, reads, writes)
             .map_err(|f| named(ErrorKind::Launch(f.to_string())))?;
         // SAFETY: the caller's promise.
         return unsafe { lists(k, &work, hyper, scratch, stream) }.map_err(named);
     }
-    // What was prepared for the program's alignment fits the addresses, unless these are aligned
-    // worse than it says.
-    let prepared = variant::of_launch(&program, &op).map(|v| v.0);
-    let actual = variant_of(kernel, reads, writes);
-    let fits = |p: &Variant| {
-        let args = |v: &Variant| v.reads.iter().chain(&v.writes).copied().collect::<Vec<_>>();
-        p.same == actual.same
-            && args(p)
-                .iter()
-                .zip(args(&actual))
-                .all(|(p, a)| p.dtype == a.dtype && p.align <= a.align)
-    };
-    let variant = match prepared {
-        Some(p) if fits(&p) => p,
-        _ => actual,
-    };
-    if !k.plans.contains_key(&variant) {
-        let bytes =
-            prepare::one(k, variant.clone(), &program.kernels[kernel.index()]).map_err(named)?;
-        if bytes > k.scratch.get(on.index()).copied().unwrap_or(0) {
-            return Err(named(ErrorKind::Launch(
-                "its operands are not those that it was prepared for".to_owned(),
-            )));
-        }
-        prepare::takes_turns(&k.plans[&variant], on).map_err(named)?;
-    }
-    match &k.plans[&variant] {
+    match k.plans.plan(id) {
         Plan::Generated(entries, _) => {
             // SAFETY: the caller's promise.
             unsafe { each(k, entries, kernel, (reads, writes), scratch, stream) }.map_err(named)

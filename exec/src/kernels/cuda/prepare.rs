@@ -1,13 +1,12 @@
 //! What is made ready before the first launch.
 
 use super::Kernels;
-use super::blas::{self, WORKSPACE};
-use super::code;
 use super::codegen::shard::{CAPACITIES, Ranges, fold};
-use super::codegen::{self, Entry, Param, TICKETS};
+use super::codegen::{self, TICKETS};
 use super::dnn;
 use super::error::{Error, ErrorKind};
-use super::gemm::{self, Operands};
+use super::gemm;
+use super::plans::{Entries, Plan, PlanId};
 use super::ranges;
 use super::target::Target;
 use super::variant::{self, Variant};
@@ -21,55 +20,6 @@ use shardlab_plan::ir::{
 use shardlab_plan::program::{Op, Program, SectionKind, workspace};
 use std::collections::BTreeMap;
 
-/// Launches of generated code, one after another.
-type Entries = Vec<(Entry, CUfunction)>;
-
-/// How a variant is launched.
-pub(super) enum Plan {
-    /// Generated entries, one after another, and their bytes of scratch memory.
-    Generated(Entries, u64),
-    /// A GEMM.
-    Gemm(blas::Plan, Operands),
-    /// Attention, or a convolution, by cuDNN; then generated entries.
-    Library(Box<dnn::Ready>, Entries),
-    /// A list of ranges.
-    Ranges(ShardOp),
-    /// Nothing: there are no elements.
-    Nothing,
-}
-
-impl Plan {
-    fn takes_tickets(&self) -> bool {
-        matches!(self, Self::Generated(entries, _) if entries.iter().any(|(e, _)| e.params.contains(&Param::Tickets)))
-    }
-
-    pub(super) fn describe(&self) -> String {
-        match self {
-            Self::Generated(entries, _) => format!("generated: {}", listed(entries)),
-            Self::Gemm(plan, _) => plan.choice.clone(),
-            Self::Library(a, then) if then.is_empty() => a.describe.clone(),
-            Self::Library(a, then) => format!("{}; then {}", a.describe, listed(then)),
-            Self::Ranges(op) => format!("generated: list of ranges for {}", op.name()),
-            Self::Nothing => "nothing to do".to_owned(),
-        }
-    }
-}
-
-/// Describes entries.
-fn listed(entries: &Entries) -> String {
-    let each = entries.iter().map(|(e, f)| {
-        let [x, y, z] = e.grid;
-        format!(
-            "{} of {} x {} threads, {}",
-            e.name,
-            u64::from(x) * u64::from(y) * u64::from(z),
-            e.block,
-            code::resources(*f)
-        )
-    });
-    each.collect::<Vec<_>>().join("; ")
-}
-
 /// Functions over lists of ranges: for short lists and for long ones.
 #[derive(Default)]
 pub(super) struct RangeKernels {
@@ -80,8 +30,6 @@ pub(super) struct RangeKernels {
 
 // SAFETY: functions belong to the context, not to a thread.
 unsafe impl Send for RangeKernels {}
-// SAFETY: as above.
-unsafe impl Send for Plan {}
 
 /// Bytes of the word for faults and the tickets behind it.
 pub(super) const FOUND: u64 = 8 + 4 * TICKETS as u64;
@@ -140,15 +88,14 @@ pub(super) fn everything(k: &mut Kernels) -> Result<(), Error> {
         let kernel = &program.kernels[variant.kernel.index()];
         let named = |t: ErrorKind| Error::new(kernel.name.clone(), t);
         let id = InstrId(i as u32);
-        let bytes = if let [only] = &kernel.body[..]
-            && let CudaCode::Ranges(op) = ops::cuda(&only.op)
-        {
-            k.plans.entry(variant).or_insert(Plan::Ranges(op));
-            list_launch(k, &program, id, op).map_err(named)?
-        } else {
-            let bytes = one(k, variant.clone(), kernel).map_err(named)?;
-            takes_turns(&k.plans[&variant], stream).map_err(named)?;
-            bytes
+        let plan = one(k, variant, kernel).map_err(named)?;
+        k.plans.assign(id, plan);
+        let bytes = match *k.plans.plan(plan) {
+            Plan::Ranges(op) => list_launch(k, &program, id, op).map_err(named)?,
+            ref plan => {
+                takes_turns(plan, stream).map_err(named)?;
+                plan.scratch()
+            }
         };
         need(k, stream.index(), bytes);
     }
@@ -194,10 +141,15 @@ fn need(k: &mut Kernels, stream: usize, bytes: u64) {
     }
 }
 
-/// Makes a variant ready if it is not yet; returns its scratch bytes.
-pub(super) fn one(k: &mut Kernels, variant: Variant, kernel: &Kernel) -> Result<u64, ErrorKind> {
-    if let Some(plan) = k.plans.get(&variant) {
-        return Ok(scratch_of(plan));
+/// Makes a variant ready if it is not yet; of lists of ranges not what depends on their lengths.
+pub(super) fn one(k: &mut Kernels, variant: Variant, kernel: &Kernel) -> Result<PlanId, ErrorKind> {
+    if let Some(plan) = k.plans.find(&variant) {
+        return Ok(plan);
+    }
+    if let [only] = &kernel.body[..]
+        && let CudaCode::Ranges(op) = ops::cuda(&only.op)
+    {
+        return Ok(k.plans.add(variant, Plan::Ranges(op)));
     }
     let req = variant.request(&kernel.body, k.target);
     let plan = match library(&kernel.body) {
@@ -232,9 +184,7 @@ pub(super) fn one(k: &mut Kernels, variant: Variant, kernel: &Kernel) -> Result<
             }
         }
     };
-    let bytes = scratch_of(&plan);
-    k.plans.insert(variant, plan);
-    Ok(bytes)
+    Ok(k.plans.add(variant, plan))
 }
 
 /// Returns the library whose kernel a body that is one operation is, and the operation.
@@ -282,15 +232,6 @@ fn loaded(k: &mut Kernels, module: codegen::Module) -> Result<Entries, ErrorKind
         entries.push((e, f));
     }
     Ok(entries)
-}
-
-fn scratch_of(plan: &Plan) -> u64 {
-    match plan {
-        Plan::Generated(_, bytes) => *bytes,
-        Plan::Gemm(..) => WORKSPACE as u64,
-        Plan::Library(a, _) => a.scratch(),
-        Plan::Ranges(_) | Plan::Nothing => 0,
-    }
 }
 
 /// Returns the functions of a kind of list.

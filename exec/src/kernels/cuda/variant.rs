@@ -2,6 +2,7 @@
 
 use super::codegen::{Arg, CLASH, Request};
 use super::target::Target;
+use crate::operand::RawRange;
 #[cfg(test)]
 use shardlab_plan::ir::InstrId;
 use shardlab_plan::ir::{Access, BodyOp, KernelId, StreamId};
@@ -21,6 +22,33 @@ pub(crate) struct Variant {
 }
 
 impl Variant {
+    /// Returns the variant that these operands make.
+    pub(crate) fn of(kernel: KernelId, reads: &[RawRange], writes: &[RawRange]) -> Self {
+        Self {
+            kernel,
+            reads: reads.iter().map(arg_of).collect(),
+            writes: writes.iter().map(arg_of).collect(),
+            same: reads.iter().map(|r| same_of(r, writes)).collect(),
+        }
+    }
+
+    /// Tells whether code for this variant runs on these operands: they have its types, share
+    /// memory as it says, and are aligned at least as well.
+    pub(crate) fn fits(&self, reads: &[RawRange], writes: &[RawRange]) -> bool {
+        let alike = |args: &[Arg], ranges: &[RawRange]| {
+            let fits = |(a, r): (&Arg, &RawRange)| {
+                a.dtype == r.dtype && a.align <= alignment([r.ptr as u64])
+            };
+            args.len() == ranges.len() && args.iter().zip(ranges).all(fits)
+        };
+        alike(&self.reads, reads)
+            && alike(&self.writes, writes)
+            && reads
+                .iter()
+                .zip(&self.same)
+                .all(|(r, s)| *s == same_of(r, writes))
+    }
+
     pub(crate) fn request<'a>(&'a self, body: &'a [BodyOp], target: Target) -> Request<'a> {
         Request {
             target,
@@ -36,6 +64,25 @@ impl Variant {
 pub(crate) fn alignment(numbers: impl IntoIterator<Item = u64>) -> u8 {
     let all = numbers.into_iter().fold(16, |a, n| a | n);
     1 << all.trailing_zeros().min(4)
+}
+
+/// Returns what code depends on of a range.
+fn arg_of(r: &RawRange) -> Arg {
+    Arg {
+        dtype: r.dtype,
+        align: alignment([r.ptr as u64]),
+    }
+}
+
+/// Returns the write that is the same memory as a read, or that there is one which shares some.
+fn same_of(r: &RawRange, writes: &[RawRange]) -> Option<u8> {
+    let end = |r: &RawRange| r.ptr as u64 + r.bytes as u64;
+    let equal = |w: &RawRange| (w.ptr, w.bytes) == (r.ptr, r.bytes);
+    let share = |w: &RawRange| (w.ptr as u64) < end(r) && (r.ptr as u64) < end(w);
+    match writes.iter().position(equal) {
+        Some(w) => Some(w as u8),
+        None => writes.iter().any(share).then_some(CLASH),
+    }
 }
 
 fn arg(program: &Program, access: &Access) -> Arg {
@@ -88,4 +135,43 @@ pub(crate) fn of_program(program: &Program) -> BTreeMap<Variant, InstrId> {
         }
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shardlab_plan::ir::DType;
+
+    fn range(at: usize, bytes: usize) -> RawRange {
+        RawRange {
+            ptr: std::ptr::without_provenance_mut(at),
+            bytes,
+            dtype: DType::F32,
+        }
+    }
+
+    #[test]
+    fn code_runs_on_operands_that_lie_as_it_expects_or_better() {
+        let kernel = KernelId(0);
+        let (reads, writes) = ([range(0x1008, 64), range(0x2000, 64)], [range(0x2000, 64)]);
+        let made_for = Variant::of(kernel, &reads, &writes);
+        assert_eq!(made_for.same[..], [None, Some(0)]);
+        assert!(made_for.fits(&reads, &writes));
+        // Aligned better, then worse.
+        assert!(made_for.fits(&[range(0x1010, 64), reads[1]], &writes));
+        assert!(!made_for.fits(&[range(0x1004, 64), reads[1]], &writes));
+        // Not in place any more; sharing a part; another type; one operand too few.
+        assert!(!made_for.fits(&reads, &[range(0x3000, 64)]));
+        assert!(!made_for.fits(&[reads[0], range(0x2010, 64)], &writes));
+        assert_eq!(
+            Variant::of(kernel, &[range(0x2010, 64)], &writes).same[..],
+            [Some(CLASH)]
+        );
+        let bf16 = RawRange {
+            dtype: DType::Bf16,
+            ..reads[0]
+        };
+        assert!(!made_for.fits(&[bf16, reads[1]], &writes));
+        assert!(!made_for.fits(&reads[..1], &writes));
+    }
 }

@@ -4,19 +4,16 @@
 use super::{CodegenError, Entry, Module, Param, Request, blocks, ctype, float};
 use crate::kernels::cuda::target::Target;
 use crate::kernels::strides;
-use shardlab_plan::ir::{BodyOp, Slot};
+use shardlab_plan::ir::{AttentionShape, BodyOp, Slot};
 
 const COMMON: &str = include_str!("attention.cuh");
 /// Threads of a block.
 const THREADS: u32 = 256;
 
-/// Shapes of one attention.
+/// How one attention is cut into tiles.
 struct Geometry {
-    batch: u64,
-    heads: u64,
-    kv: u64,
-    seq: u64,
-    d: u64,
+    shape: AttentionShape,
+    /// Distance of the log-sum-exp's rows.
     stat: u64,
     /// Rows and columns of the scores that a block works on at a time.
     tile: u64,
@@ -29,43 +26,33 @@ fn slots(slots: &[Slot], n: usize) -> Result<&[Slot], CodegenError> {
 }
 
 impl Geometry {
-    fn new(target: Target, q: &Slot, k: &Slot, lse: &Slot) -> Result<Self, CodegenError> {
+    fn new(target: Target, [q, k, lse]: [&Slot; 3], causal: bool) -> Result<Self, CodegenError> {
         let misfit = || CodegenError::new(format!("queries {:?} with keys {:?}", q.shape, k.shape));
-        let (&[batch, heads, seq, d], &[b2, kv, s2, d2], &[b3, h3, stat]) =
-            (&q.shape[..], &k.shape[..], &lse.shape[..])
-        else {
+        let shape = AttentionShape::of(&q.shape, &k.shape, causal).ok_or_else(misfit)?;
+        let &[batch, heads, stat] = &lse.shape[..] else {
             return Err(misfit());
         };
-        if (batch, seq, d) != (b2, s2, d2)
-            || (b3, h3) != (batch, heads)
-            || stat < seq
-            || kv == 0
-            || heads % kv != 0
-            || d > 256
+        if (batch, heads) != (shape.batch, shape.heads) || stat < shape.seq || shape.head_dim > 256
         {
             return Err(misfit());
         }
         Ok(Self {
-            batch,
-            heads,
-            kv,
-            seq,
-            d,
+            shape,
             stat,
-            tile: tile(target, d),
+            tile: tile(target, shape.head_dim),
         })
     }
 
-    fn defines(&self, causal: bool, scale: f64) -> String {
+    fn defines(&self, scale: f64) -> String {
         format!(
             "#define BATCH {}u\n#define HEADS {}u\n#define KV {}u\n#define SEQ {}u\n#define D {}u\n#define STAT {}u\n#define CAUSAL {}\n#define SCALE {}\n#define TILE {}u\n{COMMON}",
-            self.batch,
-            self.heads,
-            self.kv,
-            self.seq,
-            self.d,
+            self.shape.batch,
+            self.shape.heads,
+            self.shape.kv_heads,
+            self.shape.seq,
+            self.shape.head_dim,
             self.stat,
-            u8::from(causal),
+            u8::from(self.shape.causal),
             float(scale as f32),
             self.tile
         )
@@ -74,7 +61,7 @@ impl Geometry {
     /// Returns how many blocks take all tiles of rows of `heads` heads.
     fn blocks(&self, heads: u64) -> Result<u32, CodegenError> {
         blocks(
-            (self.batch * heads * self.seq.div_ceil(self.tile)) as usize,
+            (self.shape.batch * heads * self.shape.seq.div_ceil(self.tile)) as usize,
             1,
         )
     }
@@ -90,7 +77,7 @@ impl Geometry {
             name: name.to_owned(),
             grid: [self.blocks(heads)?, 1, 1],
             block: THREADS,
-            shared: shared(self.tile, self.d, rows) as u32,
+            shared: shared(self.tile, self.shape.head_dim, rows) as u32,
             params,
         })
     }
@@ -159,7 +146,7 @@ pub(in crate::kernels) fn forward(
     let [out, lse] = slots(&op.outputs, 2)? else {
         return Err(CodegenError::new("attention lacks operands"));
     };
-    let g = Geometry::new(req.target, q, k, lse)?;
+    let g = Geometry::new(req.target, [q, k, lse], causal)?;
     lse_type(req, lse)?;
     let mut zero = String::new();
     for s in op.outputs.iter().skip(2) {
@@ -225,7 +212,7 @@ pub(in crate::kernels) fn forward(
   if (tile == TILES - 1) for (u32 x = SEQ + threadIdx.x; x < STAT; x += {THREADS}) z[x] = 0.0f;
 }}
 ",
-        defs = g.defines(causal, scale),
+        defs = g.defines(scale),
         rq = rows(req, q, "q", true)?,
         rk = rows(req, k, "k", true)?,
         rv = rows(req, v, "v", true)?,
@@ -239,7 +226,7 @@ pub(in crate::kernels) fn forward(
     );
     Ok(Module {
         source,
-        entries: vec![g.entry("k0", g.heads, 2, params)?],
+        entries: vec![g.entry("k0", g.shape.heads, 2, params)?],
         scratch: 0,
     })
 }
@@ -257,12 +244,12 @@ pub(in crate::kernels) fn backward(
     let [dq, dk, dv] = slots(&op.outputs, 3)? else {
         return Err(CodegenError::new("attention lacks operands"));
     };
-    let g = Geometry::new(req.target, q, k, lse)?;
+    let g = Geometry::new(req.target, [q, k, lse], causal)?;
     lse_type(req, lse)?;
     let (mut params, mut declared) = req.operands();
     params.push(Param::Scratch(0));
     declared.push("float* delta".to_owned());
-    let mut helpers = g.defines(causal, scale);
+    let mut helpers = g.defines(scale);
     for (slot, name, constant) in [
         (dy, "g", true),
         (q, "q", true),
@@ -382,10 +369,10 @@ KERNEL({THREADS}) k1({args}) {{
     Ok(Module {
         source,
         entries: vec![
-            g.entry("k0", g.heads, MAX_ROWS, params.clone())?,
-            g.entry("k1", g.kv, MAX_ROWS, params)?,
+            g.entry("k0", g.shape.heads, MAX_ROWS, params.clone())?,
+            g.entry("k1", g.shape.kv_heads, MAX_ROWS, params)?,
         ],
-        scratch: g.batch * g.heads * g.seq * 4,
+        scratch: g.shape.rows() * 4,
     })
 }
 

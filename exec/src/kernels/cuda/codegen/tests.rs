@@ -218,7 +218,7 @@ fn operations(nvrtc: Option<&Compiler>) {
     let mut all = BTreeMap::new();
     for &kind in OpKind::ALL {
         let (inputs, outputs) = examples::operands(&kind);
-        for dtype in [DType::F32, DType::Bf16] {
+        for dtype in DType::ALL.into_iter().filter(|d| d.is_float()) {
             let arg = |e: &examples::Example| Arg {
                 dtype: e.ids.map_or(dtype, |_| DType::I64),
                 align: 16,

@@ -6,7 +6,7 @@
 //! the library matches the pattern as a whole.
 
 use crate::base::element;
-use shardlab_plan::ir::DType;
+use shardlab_plan::ir::{AttentionShape, DType};
 use std::fmt;
 
 /// Element type within a graph: of an operand, or of values that never reach memory.
@@ -162,17 +162,12 @@ pub(crate) enum Node {
     },
 }
 
-/// Shapes of one attention. Strides in elements.
+/// One attention. Strides in elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Shape {
-    pub(crate) batch: i64,
-    pub(crate) heads: i64,
-    pub(crate) kv: i64,
-    pub(crate) seq: i64,
-    pub(crate) d: i64,
+    pub(crate) sizes: AttentionShape,
     /// Distance of the log-sum-exp's rows.
     pub(crate) stat: i64,
-    pub(crate) causal: bool,
     pub(crate) scale: f32,
     pub(crate) dtype: DType,
 }
@@ -275,29 +270,26 @@ pub(crate) type Strides<'a> = &'a dyn Fn(Operand) -> [i64; 4];
 
 impl Shape {
     fn q(&self) -> [i64; 4] {
-        [self.batch, self.heads, self.seq, self.d]
+        self.sizes.queries().map(|n| n as i64)
     }
 
     fn k(&self) -> [i64; 4] {
-        [self.batch, self.kv, self.seq, self.d]
+        self.sizes.keys().map(|n| n as i64)
     }
 
     fn scores(&self) -> ([i64; 4], [i64; 4]) {
-        let s = self.seq;
-        (
-            [self.batch, self.heads, s, s],
-            [self.heads * s * s, s * s, s, 1],
-        )
+        let [batch, heads, s, _] = self.q();
+        ([batch, heads, s, s], [heads * s * s, s * s, s, 1])
     }
 
     fn row(&self) -> ([i64; 4], [i64; 4]) {
-        let s = self.seq;
-        ([self.batch, self.heads, s, 1], [self.heads * s, s, 1, 1])
+        let [batch, heads, s, _] = self.q();
+        ([batch, heads, s, 1], [heads * s, s, 1, 1])
     }
 
     fn stats(&self) -> ([i64; 4], [i64; 4]) {
         let (dims, _) = self.row();
-        (dims, [self.heads * self.stat, self.stat, 1, 1])
+        (dims, [dims[1] * self.stat, self.stat, 1, 1])
     }
 
     fn io(&self) -> Option<Ty> {
@@ -326,7 +318,7 @@ pub(crate) fn forward(s: &Shape, strides: Strides<'_>) -> Option<Graph> {
     g.matmul(q, kt, scores);
     let scale = g.value(s.scale);
     let mut x = g.binary(Mode::Mul, scores, scale);
-    if s.causal {
+    if s.sizes.causal {
         x = g.mask(x);
     }
     let (dims, order) = s.row();
@@ -361,7 +353,7 @@ pub(crate) fn forward(s: &Shape, strides: Strides<'_>) -> Option<Graph> {
 pub(crate) fn backward(s: &Shape, strides: Strides<'_>, ordered: bool) -> Option<Graph> {
     let io = s.io()?;
     let mut g = Graph::default();
-    let (batch, heads, seq, d) = (s.batch, s.heads, s.seq, s.d);
+    let [batch, heads, seq, d] = s.q();
     let operand = |g: &mut Graph, o, dims| g.tensor(dims, strides(o), io, Kind::Operand(o));
     let turned =
         |g: &mut Graph, o| g.tensor(swapped(s.k()), swapped(strides(o)), io, Kind::Operand(o));
@@ -395,14 +387,14 @@ pub(crate) fn backward(s: &Shape, strides: Strides<'_>, ordered: bool) -> Option
     let (rdims, rorder) = s.stats();
     let stats = g.tensor(rdims, rorder, Ty::F32, Kind::Operand(Operand::Stats));
     let mut x = g.binary(Mode::Sub, x, stats);
-    if s.causal {
+    if s.sizes.causal {
         x = g.mask(x);
     }
     let p = g.unary(Mode::Exp, x);
     let across = [heads * seq * seq, seq * seq, 1, seq];
     let pt = g.reshape(p, dims, across, io);
     let grouped = |g: &mut Graph, left: T, right: T, out: Operand| {
-        if s.heads == s.kv {
+        if s.sizes.heads == s.sizes.kv_heads {
             let out = operand(g, out, s.k());
             g.matmul(left, right, out);
         } else {

@@ -12,7 +12,7 @@ use cudarc::cudnn::sys::{
     cudnnBackendDescriptorType_t as Descriptor,
 };
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LAZY};
-use shardlab_plan::ir::{BodyOp, DType, OpKind, Place, Slot, op};
+use shardlab_plan::ir::{AttentionShape, BodyOp, DType, OpKind, Place, Slot, op};
 use smallvec::{SmallVec, smallvec};
 use std::path::PathBuf;
 
@@ -74,15 +74,11 @@ fn saved() -> Desc {
     d
 }
 
-fn shape(batch: i64, heads: i64, kv: i64, seq: i64, d: i64, causal: bool) -> Shape {
+fn shape(batch: u64, heads: u64, kv: u64, seq: u64, d: u64, causal: bool) -> Shape {
+    let sizes = AttentionShape::of(&[batch, heads, seq, d], &[batch, kv, seq, d], causal);
     Shape {
-        batch,
-        heads,
-        kv,
-        seq,
-        d,
-        stat: seq,
-        causal,
+        sizes: sizes.unwrap(),
+        stat: seq as i64,
         scale: (d as f32).sqrt().recip(),
         dtype: DType::Bf16,
     }
@@ -91,22 +87,24 @@ fn shape(batch: i64, heads: i64, kv: i64, seq: i64, d: i64, causal: bool) -> Sha
 /// Strides of `[batch, seq, heads, d]` memory seen as `[batch, heads, seq, d]`, and of `[batch,
 /// heads, seq, d]` itself.
 fn strides(s: &Shape, o: Operand) -> [i64; 4] {
-    let heads = match o {
-        Operand::K | Operand::V | Operand::DK | Operand::DV => s.kv,
-        _ => s.heads,
+    let shape = match o {
+        Operand::K | Operand::V | Operand::DK | Operand::DV => s.sizes.keys(),
+        _ => s.sizes.queries(),
     };
+    let [_, heads, seq, d] = shape.map(|n| n as i64);
     match o {
-        Operand::V | Operand::DV | Operand::DO => [s.seq * heads * s.d, s.d, heads * s.d, 1],
-        _ => [heads * s.seq * s.d, s.seq * s.d, s.d, 1],
+        Operand::V | Operand::DV | Operand::DO => [seq * heads * d, d, heads * d, 1],
+        _ => [heads * seq * d, seq * d, d, 1],
     }
 }
 
 /// Strides of queries, keys and values as columns of one merged GEMM's rows, and of the values'
 /// gradient as columns of its gradient.
 fn merged(s: &Shape, o: Operand) -> [i64; 4] {
-    let row = (s.heads + 2 * s.kv) * s.d;
+    let [_, heads, seq, d] = s.sizes.queries().map(|n| n as i64);
+    let row = (heads + 2 * s.sizes.kv_heads as i64) * d;
     match o {
-        Operand::Q | Operand::K | Operand::V | Operand::DV => [s.seq * row, s.d, row, 1],
+        Operand::Q | Operand::K | Operand::V | Operand::DV => [seq * row, d, row, 1],
         _ => strides(s, o),
     }
 }
