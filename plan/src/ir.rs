@@ -20,7 +20,9 @@ mod storage;
 pub(crate) mod strides;
 
 pub use buffer::{Access, Buffer, Holds, Pool, Role};
-pub use collective::{Collective, CollectiveKind, CopyDesc, CopyKind, Part, ReduceOp};
+pub use collective::{
+    Collective, CollectiveKind, CopyDesc, CopyKind, ModelCollective, Part, ReduceOp,
+};
 pub use dtype::DType;
 pub use host_work::HostWorkKind;
 pub use id::{

@@ -3,7 +3,9 @@
 use super::engine::Engine;
 use crate::compile::tape::{Tape, TapeOp};
 use crate::config::{AllocatorKind, OuterStrategy, Prefetch, Reshard, Scenario, Strategy};
-use crate::ir::{AxisId, DType, DeviceMesh, GroupId, ModuleId, ModuleKind, ParamId, Pool, UnitId};
+use crate::ir::{
+    AxisId, AxisSet, DType, DeviceMesh, GroupId, ModuleId, ModuleKind, ParamId, Pool, UnitId,
+};
 use crate::shard::{Group, Layout, UnitSpec, placements};
 
 /// A unit with everything a policy asks about it.
@@ -153,6 +155,12 @@ impl<'a> LoweringInputs<'a> {
 
     pub(crate) fn group(&self, g: GroupId) -> &Group {
         &self.groups[g.index()]
+    }
+
+    /// Axes that divide the model along which ranks have other parameters in this group.
+    pub(crate) fn divided(&self, g: GroupId) -> AxisSet {
+        let first = self.group(g).params[0];
+        self.tape.params[first.index()].placements.divided()
     }
 
     pub(crate) fn groups_of(&self, u: UnitId) -> Vec<GroupId> {

@@ -32,6 +32,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     },
     inputs: Inputs::Tokens,
     attention: Some(Mask::Causal),
+    tensor_parallel: None,
     torch_modules: false,
     weights: Weights::Normal,
     dimensions: |m| vec![("vocab", m.vocab), ("hidden", m.hidden), ("ffn", m.ffn)],
