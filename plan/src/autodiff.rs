@@ -231,7 +231,9 @@ impl Engine<'_> {
     fn accumulate_param(&mut self, v: ValueId, p: ParamId, new: Pending) {
         match self.pending[v.index()] {
             None => {
-                let value = if new.exclusive && self.covers(new.value) {
+                // A collective's result has the activation's type, which a gradient's need not be.
+                let fits = self.covers(new.value) && !self.is_received(new.value);
+                let value = if new.exclusive && fits {
                     new.value
                 } else {
                     let (shape, dtype) = (
@@ -274,7 +276,7 @@ impl Engine<'_> {
         let g = &self.m.graph;
         let writes = |i: &usize| {
             let op = &g.ops[*i];
-            matches!(op.act, Act::Compute(_)) && op.outputs.iter().any(|&v| g.value(v).root == root)
+            !op.is_view() && op.outputs.iter().any(|&v| g.value(v).root == root)
         };
         (0..g.ops.len()).rev().find(writes).map_or(0, |i| i as u32)
     }
@@ -286,6 +288,17 @@ impl Engine<'_> {
             value.is_contiguous()
                 && value.numel() * value.dtype.size() == self.m.graph.buffers[b as usize].bytes
         })
+    }
+
+    /// Whether a collective has made the buffer of a value.
+    fn is_received(&self, v: ValueId) -> bool {
+        let g = &self.m.graph;
+        let Some(buffer) = g.buffer_of(v) else {
+            return false;
+        };
+        let maker = g.producer[g.buffers[buffer as usize].first.index()];
+        let maker = g.ops.get(maker as usize);
+        maker.is_some_and(|op| matches!(op.act, Act::Collective(_)))
     }
 
     /// Moves every value of a fresh buffer into the parameter's gradient.

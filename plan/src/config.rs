@@ -65,6 +65,7 @@ impl Scenario {
             (AxisId::DP_SHARD, mesh.dp_shard),
             (AxisId::DP_OUTER, mesh.dp_outer),
             (AxisId::SUB_SHARD, sub_shard),
+            (AxisId::TP, mesh.tp),
         ])
     }
 

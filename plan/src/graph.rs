@@ -3,7 +3,9 @@
 mod construct;
 mod convert;
 
-use crate::ir::{Const, ConstId, DType, ModuleId, OpKind, ParamId, Shape, strides};
+use crate::ir::{
+    AxisId, Const, ConstId, DType, ModelCollective, ModuleId, OpKind, ParamId, Shape, strides,
+};
 use smallvec::SmallVec;
 
 /// Index into [`Graph::values`].
@@ -105,6 +107,10 @@ pub enum View {
     Precomputed,
     /// Nothing: a node of the autograd graph that passes its gradient on.
     Pass,
+    /// The same on every rank along an axis, each of which goes on with it in its own way: its
+    /// gradient is the sum of theirs. The conjugate of an all-reduce, whose gradient every rank has
+    /// whole (Megatron-LM's f and g).
+    SumGradient(AxisId),
 }
 
 /// What an op does.
@@ -114,6 +120,8 @@ pub enum Act {
     Compute(OpKind),
     /// Makes views.
     View(View),
+    /// Communicates along an axis.
+    Collective(ModelCollective),
 }
 
 /// One op.
@@ -132,6 +140,14 @@ pub struct Op {
     pub node: u32,
     /// Framework calls it takes when run eagerly, itself included.
     pub dispatches: u8,
+}
+
+impl Op {
+    /// Whether it only makes views: nothing is launched.
+    #[must_use]
+    pub const fn is_view(&self) -> bool {
+        matches!(self.act, Act::View(_))
+    }
 }
 
 /// An allocation of the graph.
@@ -201,7 +217,7 @@ impl Graph {
         let op = self.ops.get(self.producer[v.index()] as usize)?;
         match op.act {
             Act::Compute(kind) => Some((kind, op)),
-            Act::View(_) => None,
+            Act::View(_) | Act::Collective(_) => None,
         }
     }
 }

@@ -22,7 +22,9 @@ pub(crate) mod strides;
 
 pub use attention::AttentionShape;
 pub use buffer::{Access, Buffer, Holds, Pool, Role};
-pub use collective::{Collective, CollectiveKind, CopyDesc, CopyKind, Part, ReduceOp};
+pub use collective::{
+    Collective, CollectiveKind, CopyDesc, CopyKind, ModelCollective, Part, ReduceOp,
+};
 pub use dtype::{DType, Numeric, Values};
 pub use host_work::HostWorkKind;
 pub use id::{

@@ -13,6 +13,7 @@ pub(crate) mod engine;
 pub(crate) mod flat;
 pub(crate) mod inputs;
 pub(crate) mod kernels;
+mod model_collective;
 mod offload;
 pub(crate) mod optimizer;
 pub(crate) mod reduction;
@@ -33,6 +34,7 @@ use builder::Builder;
 use emitter::Emitter;
 use engine::Engine;
 use inputs::LoweringInputs;
+use model_collective::ModelLanes;
 use walk::{Lifecycle, Walk};
 
 /// Why a scenario cannot be lowered although its file is valid.
@@ -89,7 +91,8 @@ pub(crate) fn plan(
     let buffers = TapeBuffers::new(&mut out);
     out.b.kernels.clone_from(&tape.kernels);
     let mut life = (lowering.lifecycle)(&mut out)?;
-    let sections = sections(&mut out, life.as_mut(), &buffers);
+    let lanes = ModelLanes::new(&mut out);
+    let sections = sections(&mut out, life.as_mut(), &buffers, &lanes);
     let emitted = out.b;
     let mut program = finish(inputs, emitted, &buffers, sections);
     if scenario.compile.cuda_graph == CudaGraph::FullIteration {
@@ -126,7 +129,11 @@ fn check_double_buffer(program: &Program) -> Result<(), PlanError> {
 pub(crate) fn flat_layout(scenario: &Scenario) -> LayoutKind {
     let mesh = &scenario.mesh;
     let outer = mesh.dp_outer > 1 && scenario.fsdp.outer_strategy == OuterStrategy::Optim;
-    let shards = if outer { mesh.world() } else { mesh.dp_shard };
+    let shards = if outer {
+        mesh.data_ranks()
+    } else {
+        mesh.dp_shard
+    };
     let pad = shards > 1 && scenario.fsdp.strategy != Strategy::NoShard;
     LayoutKind::Flat {
         shards: if pad { shards } else { 1 },
@@ -155,6 +162,7 @@ fn sections(
     out: &mut Emitter<'_>,
     life: &mut dyn Lifecycle,
     buffers: &TapeBuffers,
+    lanes: &ModelLanes,
 ) -> Vec<Section> {
     let mut sections = Vec::new();
     let mut close = |out: &mut Emitter<'_>, kind, from: u32| {
@@ -171,7 +179,7 @@ fn sections(
     out.b.at(UnitId(0), Phase::Init);
     buffers.init(out);
     let first = close(out, SectionKind::Init, 0);
-    Walk::new(out, life, buffers).step();
+    Walk::new(out, life, buffers, lanes).step();
     let steady = close(out, SectionKind::First, first);
     // A steady step is the first one without what only the first allocates.
     let mut once = std::mem::take(&mut out.b.first_only).into_iter().peekable();
@@ -183,7 +191,7 @@ fn sections(
     }
     let validation = close(out, SectionKind::Steady, steady);
     if out.inputs.scenario.train.validate_every > 0 {
-        Walk::new(out, life, buffers).validation();
+        Walk::new(out, life, buffers, lanes).validation();
         close(out, SectionKind::Validation, validation);
     }
     sections

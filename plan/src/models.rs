@@ -23,6 +23,8 @@ mod spec;
 pub(crate) mod testing;
 
 pub use hf::{Field, Given, HfType, Meaning};
+#[cfg(test)]
+pub(crate) use loss::mean_square;
 pub use spec::{Defaults, FamilySpec, Inputs, Mask};
 
 use crate::config::{Family, Scenario};
@@ -99,12 +101,20 @@ pub(crate) struct Declared {
     code: Box<dyn Forward>,
 }
 
+#[cfg(test)]
+impl Declared {
+    /// A model of no family.
+    pub(crate) fn of(tree: Tree, code: Box<dyn Forward>) -> Self {
+        Self { tree, code }
+    }
+}
+
 /// Declares a scenario's model with this many blocks.
 pub(crate) fn declare(s: &Scenario, layers: u32) -> Declared {
     let spec = s.model.family.spec();
     let mut model = s.model.clone();
     model.layers = layers;
-    let mut d = Declare::new(spec.weights);
+    let mut d = Declare::new(spec.weights, s.device_mesh());
     let code = (spec.declare)(&mut d, &model);
     let mut tree = d.finish();
     tree.freeze(&s.fsdp.frozen);

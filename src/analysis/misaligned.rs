@@ -80,7 +80,7 @@ pub(super) fn aligned_mesh(p: &Prediction) -> Option<AlignedMesh> {
     if matches!(scenario.fsdp.reshard_after_forward, Reshard::Group(_)) {
         return None;
     }
-    let (world, now) = (scenario.mesh.world(), misaligned_bytes(&p.program));
+    let (world, now) = (scenario.mesh.data_ranks(), misaligned_bytes(&p.program));
     let smaller = (2..scenario.mesh.dp_shard).rev();
     smaller
         .filter(|shard| world.is_multiple_of(*shard))

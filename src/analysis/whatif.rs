@@ -294,7 +294,8 @@ pub fn padding(base: &Scenario, profile: &Profile) -> Option<Change> {
 /// `reshard_after_forward`, and meshes that shard within nodes or over all ranks.
 pub(super) fn mesh(base: &Scenario) -> Vec<Change> {
     let m = &base.mesh;
-    let (world, node) = (m.world(), m.gpus_per_node);
+    // In data-parallel ranks: the others stay as they are.
+    let (world, node) = (m.data_ranks(), (m.gpus_per_node / m.tp).max(1));
     let mut all = Vec::new();
     if world > node {
         let groups = (2..=node.min(m.dp_shard.saturating_sub(1))).rev();

@@ -143,7 +143,8 @@ impl StateLayout {
                 .filter(|(_, s)| s.param.index() == p)
                 .map(|(_, s)| s.numel())
                 .sum();
-            if covered < param.numel() {
+            let full: u64 = param.full_shape(&program.meta.mesh).iter().product();
+            if covered < full {
                 return Err(LayoutError::Missing(param.name.clone()));
             }
         }
@@ -314,8 +315,25 @@ impl<'a> Map<'a> {
             .collect())
     }
 
-    /// Returns the contents of a persistent buffer on a rank.
+    /// Returns the contents of a persistent buffer on a rank, as elements of whole parameters.
     fn buffer(&self, rank: u32, id: BufferId) -> Result<Vec<Span>, LayoutError> {
+        let mesh = &self.program.meta.mesh;
+        let spans = self.local(rank, id)?.into_iter().flat_map(|span| {
+            let param = &self.program.params[span.param.index()];
+            let first = span.elements.start;
+            let runs = param.full_ranges(mesh, rank, span.elements.clone());
+            runs.into_iter().map(move |(at, elements)| Span {
+                offset: span.offset + (at - first) * span.dtype.size(),
+                elements,
+                ..span.clone()
+            })
+        });
+        Ok(spans.collect())
+    }
+
+    /// Returns the contents of a persistent buffer on a rank, as elements of what the rank has of
+    /// its parameters.
+    fn local(&self, rank: u32, id: BufferId) -> Result<Vec<Span>, LayoutError> {
         let buffer = &self.program.buffers[id.index()];
         let mesh = &self.program.meta.mesh;
         let inner = mesh.coordinate(AxisId::DP_SHARD, rank);

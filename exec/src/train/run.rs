@@ -167,8 +167,11 @@ impl<'a, D: Device> Trainer<'a, D> {
             .unwrap_or(0);
         let tape = tape_of(scenario).map_err(|e| TrainError::Plan(e.to_string()))?;
         let mut feed = Feed::new(scenario, program, &tape.consts, options.tokens, seed)?;
-        // Only the optimizer's kernel sums these gradients.
-        let skip_grad_norms = options.skip_grad_norms || scenario.sums_in_optimizer();
+        // Only the optimizer's kernel sums these gradients, or ranks along an axis have some of them
+        // alike and others not, which one sum a rank does not tell apart.
+        let mesh = &program.meta.mesh;
+        let divided = mesh.world() != mesh.data_ranks();
+        let skip_grad_norms = options.skip_grad_norms || scenario.sums_in_optimizer() || divided;
         let exec = ExecOptions {
             grad_squares: !skip_grad_norms,
             ..options.exec

@@ -4,7 +4,7 @@
 use super::{Engine, Section};
 use crate::config::{Recompute, RecomputeLayers, Train};
 use crate::graph::{Act, Buffer, Op, Root, Value, ValueId, View};
-use crate::ir::{Module, ModuleId, ModuleKind};
+use crate::ir::{ModelCollective, Module, ModuleId, ModuleKind};
 use crate::models::ModelGraph;
 use smallvec::SmallVec;
 use std::ops::Range;
@@ -135,8 +135,12 @@ impl State {
     }
 
     fn keeps(&self, op: &Op) -> bool {
-        self.mode == Recompute::Selective
-            && matches!(op.act, Act::Compute(kind) if kind.def().saved_by_selective_recompute())
+        let saved = match op.act {
+            Act::Compute(kind) => kind.def().saved_by_selective_recompute(),
+            Act::Collective(_) => ModelCollective::SAVED_BY_SELECTIVE_RECOMPUTE,
+            Act::View(_) => false,
+        };
+        self.mode == Recompute::Selective && saved
     }
 }
 

@@ -1,7 +1,7 @@
 //! Vector-Jacobian products: of views here, of kernels in `ops`.
 
 use crate::graph::{Act, Graph, Op, ValueId, View};
-use crate::ir::OpKind;
+use crate::ir::{CollectiveKind, ModelCollective, OpKind};
 use crate::ops::{Contributions, Vjp, sum_to};
 use smallvec::{SmallVec, smallvec};
 
@@ -31,6 +31,9 @@ pub(super) fn vjp(
         Act::Compute(kind) => {
             first.map_or_else(SmallVec::new, |dy| kind.def().vjp(Vjp { g, op, dy, needs }))
         }
+        Act::Collective(c) => first.map_or_else(SmallVec::new, |dy| {
+            smallvec![(0, collective_rule(g, op, c, dy))]
+        }),
     }
 }
 
@@ -48,9 +51,27 @@ fn view_rule(g: &mut Graph, op: &Op, view: View, dy: ValueId) -> ValueId {
             zeros
         }
         View::Expand => sum_to(g, dy, &shape),
+        View::SumGradient(axis) => {
+            let kind = CollectiveKind::AllReduce;
+            g.collective(ModelCollective { kind, axis }, dy, &shape)
+        }
         // `Join` is made by compilation, after differentiation.
         View::Split { .. } | View::Join { .. } | View::Precomputed | View::Pass => dy,
     }
+}
+
+/// The transpose of a collective. What a gather or a scatter hands on is used by each rank in its
+/// own way, so gradients are summands; what an all-reduce hands on is used by all ranks alike, so
+/// each has the whole gradient ([`View::SumGradient`] is where it changes into summands).
+fn collective_rule(g: &mut Graph, op: &Op, c: ModelCollective, dy: ValueId) -> ValueId {
+    let kind = match c.kind {
+        CollectiveKind::AllReduce => return dy,
+        CollectiveKind::AllGather => CollectiveKind::ReduceScatter,
+        CollectiveKind::ReduceScatter => CollectiveKind::AllGather,
+        CollectiveKind::AllToAll => CollectiveKind::AllToAll,
+    };
+    let shape = g.value(op.inputs[0]).shape.clone();
+    g.collective(ModelCollective { kind, ..c }, dy, &shape)
 }
 
 fn split(g: &mut Graph, op: &Op, grads: &[Option<ValueId>], axis: usize) -> Contributions {

@@ -120,7 +120,7 @@ impl Walk<'_> {
             };
             self.write(work, *a, inputs, zeros);
             if squares {
-                self.norms.summed(a.buffer);
+                self.norm_summed(work.id, reads, a.buffer);
             }
         }
     }

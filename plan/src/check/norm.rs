@@ -5,7 +5,7 @@ use super::describe;
 use super::rules::RuleId;
 use super::state::axes;
 use super::walk::Walk;
-use crate::ir::{AxisId, AxisSet, BufferId, InstrId};
+use crate::ir::{Access, AxisId, AxisSet, BufferId, InstrId};
 use crate::program::Program;
 use crate::shard::Layout;
 use std::collections::HashMap;
@@ -14,6 +14,8 @@ use std::collections::HashMap;
 pub(super) struct Norms {
     /// Axes that shard the optimizer.
     need: AxisSet,
+    /// Axes that divide some trained parameter.
+    divided: AxisSet,
     /// Axes that each sum has been reduced over.
     open: HashMap<BufferId, AxisSet>,
 }
@@ -30,15 +32,13 @@ impl Norms {
             Some(n) if n == p.meta.mesh.size(AxisId::DP_SHARD) => AxisSet::of(AxisId::DP_SHARD),
             Some(_) => AxisSet::DATA,
         };
+        let trained = p.params.iter().filter(|x| x.requires_grad);
+        let divided = trained.fold(AxisSet::EMPTY, |set, x| set.union(x.placements.divided()));
         Self {
-            need,
+            need: need.union(divided),
+            divided,
             open: HashMap::new(),
         }
-    }
-
-    /// Squares of this rank were added to a buffer.
-    pub(super) fn summed(&mut self, b: BufferId) {
-        self.open.insert(b, AxisSet::EMPTY);
     }
 
     /// A collective reduced a buffer over axes.
@@ -50,6 +50,32 @@ impl Norms {
 }
 
 impl Walk<'_> {
+    /// Squares of this rank's part of gradients were added to a buffer.
+    pub(super) fn norm_summed(&mut self, id: InstrId, grads: &[Access], b: BufferId) {
+        let p = self.p;
+        let params = grads.iter().filter_map(|a| self.a_param_of(a.buffer));
+        let divided = params.fold(AxisSet::EMPTY, |set, x| set.union(x.placements.divided()));
+        let over = self.norms.open.entry(b).or_default();
+        // What ranks have alike counts once: behind the sum over their different parts.
+        let expected = self.norms.divided.without(divided);
+        let summed = *over;
+        // The first squares replace what the buffer held.
+        let first = !grads.iter().any(|a| a.buffer == b);
+        if first {
+            *over = self.norms.divided.without(divided);
+        } else if summed != expected {
+            self.violate(RuleId::ReduceMissing, id, None, || {
+                format!(
+                    "adds to {}, which is summed over {}; expected {}, along which ranks have the same of \
+                     these gradients",
+                    describe::buffer(p, b),
+                    axes(summed),
+                    axes(expected)
+                )
+            });
+        }
+    }
+
     /// A buffer is read, or freed with the host's copy of it on its way: if it is a norm, it has to
     /// be complete.
     pub(super) fn norm_used(&mut self, id: InstrId, b: BufferId) {

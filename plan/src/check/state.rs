@@ -7,7 +7,8 @@ use super::layout::is_padding;
 use super::rules::RuleId;
 use super::walk::{Walk, Work};
 use crate::ir::{
-    Access, AxisId, AxisSet, BufferId, Collective, CollectiveKind, GroupId, Holds, InstrId, Role,
+    Access, AxisId, AxisSet, BufferId, Collective, CollectiveKind, GroupId, Holds, InstrId, Param,
+    Role,
 };
 use crate::program::{Op, Phase, Program, Rule};
 use std::collections::HashMap;
@@ -179,6 +180,20 @@ impl Walk<'_> {
             _ => self.p.groups[g.index()].requires_grad,
         };
         Some((g, trained))
+    }
+
+    /// A parameter of what a buffer holds; those of a group lie alike on the axes that divide the
+    /// model.
+    pub(super) fn a_param_of(&self, b: BufferId) -> Option<&Param> {
+        let p = self.p;
+        match p.buffers[b.index()].holds {
+            Holds::Param(x) => Some(&p.params[x.index()]),
+            Holds::Group(g) => p.groups[g.index()]
+                .params
+                .first()
+                .map(|x| &p.params[x.index()]),
+            _ => None,
+        }
     }
 
     /// What a collective does to gradients: the axes that it reduces over, or will have once its

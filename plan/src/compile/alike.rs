@@ -159,7 +159,7 @@ fn twins(g: &Graph, o: &Orders, order: &[u32], a: usize, b: usize) -> Option<Twi
 }
 
 fn writes(g: &Graph, op: &Op, root: Root) -> bool {
-    inplace::kind(op).is_some() && op.outputs.iter().any(|&v| g.value(v).root == root)
+    !op.is_view() && op.outputs.iter().any(|&v| g.value(v).root == root)
 }
 
 /// Makes one op of two, all along one dimension.

@@ -1,13 +1,14 @@
 //! Writes the tape: modules entered and left, allocations, launches, host work.
 
-use super::kernel::{Launch, Table, Touch};
+use super::kernel::{Launch, Table, Touch, touch};
 use super::lives::{Lives, NONE};
 use super::schedule::{Plan, Step};
 use super::tape::{Tape, TapeOp};
 use crate::autodiff::Backward;
-use crate::graph::{Act, Graph, Root};
+use crate::graph::{Act, Graph, Op, Root};
 use crate::ir::{
-    HostWorkKind, ModuleId, ModuleKind, Operand, ParamId, Source, Storage, StorageId, StorageRole,
+    HostWorkKind, ModelCollective, ModuleId, ModuleKind, Operand, ParamId, Source, Storage,
+    StorageId, StorageRole,
 };
 use crate::models::ModelGraph;
 use crate::units::Bytes;
@@ -301,7 +302,7 @@ impl Emitter<'_> {
         for &op in &step.ops {
             let op = &self.g.ops[op as usize];
             self.views += u16::from(op.dispatches);
-            if matches!(op.act, Act::Compute(_)) {
+            if !op.is_view() {
                 out.push(TapeOp::Host {
                     kind,
                     count: self.views,
@@ -312,9 +313,15 @@ impl Emitter<'_> {
     }
 
     fn launch(&mut self, step: &Step, lives: &Lives, out: &mut Vec<TapeOp>) {
-        let kernel = |&op: &u32| matches!(self.g.ops[op as usize].act, Act::Compute(_));
-        if !step.ops.iter().any(kernel) {
-            return;
+        let mut acts = step.ops.iter().map(|&i| &self.g.ops[i as usize]);
+        match acts.find(|op| !op.is_view()) {
+            None => return,
+            Some(op) => {
+                if let Act::Collective(collective) = op.act {
+                    self.collective(op, collective, out);
+                    return;
+                }
+            }
         }
         let internal = |b: u32| lives.internal[b as usize];
         let Launch {
@@ -336,6 +343,19 @@ impl Emitter<'_> {
             reads: first,
             writes: middle,
             end,
+        });
+    }
+
+    fn collective(&mut self, op: &Op, collective: ModelCollective, out: &mut Vec<TapeOp>) {
+        let operands = self.tape.operands.len() as u32;
+        for v in [op.inputs[0], op.outputs[0]] {
+            self.operand(touch(self.g.value(v)).0);
+        }
+        let dtype = self.g.value(op.inputs[0]).dtype;
+        out.push(TapeOp::Collective {
+            collective,
+            dtype,
+            operands,
         });
     }
 

@@ -78,7 +78,7 @@ impl Uses {
         for (at, &i) in o.forward.iter().chain(&o.backward).enumerate() {
             uses.at[i as usize] = at as u32;
             let op = &g.ops[i as usize];
-            if matches!(op.act, Act::View(_)) {
+            if op.is_view() {
                 continue;
             }
             let named = op.inputs.iter().map(|v| (v, false));

@@ -158,16 +158,7 @@ impl<'t> Expander<'t> {
                     writes,
                     end,
                 } => {
-                    let shift = self.out.operands.len() as u32;
-                    for o in &self.t.operands[reads as usize..end as usize] {
-                        let source = match o.source {
-                            Source::Storage(s) => Source::Storage(self.neighbour(s, at)?),
-                            Source::Param(p) => Source::Param(self.param(p, at)),
-                            Source::Grad(p) => Source::Grad(self.param(p, at)),
-                            Source::Const(c) => Source::Const(c),
-                        };
-                        self.out.operands.push(Operand { source, ..*o });
-                    }
+                    let shift = self.operands(reads..end, at)?;
                     let (writes, end) = (shift + writes - reads, shift + end - reads);
                     TapeOp::Launch {
                         kernel,
@@ -176,11 +167,35 @@ impl<'t> Expander<'t> {
                         end,
                     }
                 }
+                TapeOp::Collective {
+                    collective,
+                    dtype,
+                    operands,
+                } => TapeOp::Collective {
+                    collective,
+                    dtype,
+                    operands: self.operands(operands..operands + 2, at)?,
+                },
                 TapeOp::Host { .. } => *op,
                 TapeOp::GradReady(p) => TapeOp::GradReady(self.param(p, at)),
             });
         }
         Some(())
+    }
+
+    /// Copies operands; where the copies begin.
+    fn operands(&mut self, of: Range<u32>, at: At) -> Option<u32> {
+        let first = self.out.operands.len() as u32;
+        for o in &self.t.operands[of.start as usize..of.end as usize] {
+            let source = match o.source {
+                Source::Storage(s) => Source::Storage(self.neighbour(s, at)?),
+                Source::Param(p) => Source::Param(self.param(p, at)),
+                Source::Grad(p) => Source::Grad(self.param(p, at)),
+                Source::Const(c) => Source::Const(c),
+            };
+            self.out.operands.push(Operand { source, ..*o });
+        }
+        Some(first)
     }
 
     /// A repeated piece may allocate and free storages of its own and neighbouring blocks only.

@@ -90,7 +90,7 @@ pub(super) fn fuse(
     let order: Vec<u32> = order
         .iter()
         .copied()
-        .filter(|&i| matches!(g.ops[i as usize].act, Act::Compute(_)))
+        .filter(|&i| !g.ops[i as usize].is_view())
         .collect();
     let mut f = Fuser {
         g,
@@ -191,8 +191,12 @@ impl Fuser<'_> {
 
     fn place(&mut self, at: u32) {
         let op = self.op(at);
-        let Act::Compute(kind) = op.act else { return };
-        let shape = domain(self.g, op, kind, self.mixed);
+        // A collective stays alone, as library kernels do.
+        let kind = match op.act {
+            Act::Compute(kind) => Some(kind),
+            Act::View(_) | Act::Collective(_) => None,
+        };
+        let shape = kind.and_then(|k| domain(self.g, op, k, self.mixed));
         let owner = op
             .inputs
             .iter()
@@ -215,9 +219,10 @@ impl Fuser<'_> {
             deps: Bits::default(),
             operands,
         };
-        let target = shape.and_then(|_| self.choose(at, kind, &new, &preds));
+        let kind = kind.filter(|_| shape.is_some());
+        let target = kind.and_then(|k| Some((self.choose(at, k, &new, &preds)?, k)));
         let group = match target {
-            Some(t) => {
+            Some((t, kind)) => {
                 self.join(t, new, &preds);
                 self.absorb(t, at, kind, &preds)
             }

@@ -48,8 +48,7 @@ impl Columns {
 
     /// Whether an op touches nothing of these columns of `root`.
     pub(super) fn spared(&self, g: &Graph, op: &Op, root: Root) -> bool {
-        kind(op).is_none()
-            || operands(op).all(|v| g.value(v).root != root || self.apart(g.value(v)))
+        op.is_view() || operands(op).all(|v| g.value(v).root != root || self.apart(g.value(v)))
     }
 }
 
@@ -69,7 +68,7 @@ pub(super) fn operands(op: &Op) -> impl Iterator<Item = ValueId> {
 
 /// Whether a kernel reads or writes something of a root.
 pub(super) fn touches(g: &Graph, op: &Op, root: Root) -> bool {
-    kind(op).is_some() && operands(op).any(|v| g.value(v).root == root)
+    !op.is_view() && operands(op).any(|v| g.value(v).root == root)
 }
 
 /// Whether an op computes each element of its result on its own.
@@ -80,7 +79,7 @@ pub(super) fn elementwise(op: &Op) -> bool {
 pub(super) fn kind(op: &Op) -> Option<OpKind> {
     match op.act {
         Act::Compute(kind) => Some(kind),
-        Act::View(_) => None,
+        Act::View(_) | Act::Collective(_) => None,
     }
 }
 
@@ -271,12 +270,14 @@ fn uses(g: &Graph, order: &[u32], root: Root) -> Option<(Vec<ValueId>, usize, us
     let (mut first, mut last) = (usize::MAX, 0);
     for (at, &i) in order.iter().enumerate() {
         let op = &g.ops[i as usize];
-        let Some(kind) = kind(op) else { continue };
+        if op.is_view() {
+            continue;
+        }
         let here = operands(op).filter(|&v| g.value(v).root == root);
         let before = values.len();
         values.extend(here);
         if values.len() > before {
-            kind.def().takes_strides().then_some(())?;
+            kind(op)?.def().takes_strides().then_some(())?;
             (first, last) = (first.min(at), at);
         }
     }

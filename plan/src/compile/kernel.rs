@@ -375,7 +375,8 @@ impl<'g> Describe<'g> {
     }
 }
 
-fn touch(value: &Value) -> (Touch, u64) {
+/// Returns the range that a value lies in, and how many bytes of it are the value's.
+pub(super) fn touch(value: &Value) -> (Touch, u64) {
     let size = value.dtype.size();
     let bytes = strides::extent(&value.shape, &value.strides) * size;
     let distinct = strides::distinct(&value.shape, &value.strides) * size;

@@ -90,7 +90,7 @@ impl Lives {
             let s = s as u32;
             for &op in &step.ops {
                 let op = &g.ops[op as usize];
-                if matches!(op.act, Act::View(_)) {
+                if op.is_view() {
                     continue;
                 }
                 let end = if step.region == 0 {
@@ -137,7 +137,7 @@ impl Lives {
         for (s, step) in r.steps.iter().enumerate() {
             let generated = |&i: &u32| match r.g.ops[i as usize].act {
                 Act::Compute(kind) => !matches!(kind.fusion(), Fusion::Extern | Fusion::Alone),
-                Act::View(_) => false,
+                Act::View(_) | Act::Collective(_) => false,
             };
             let ours = || step.ops.iter().all(generated) || products::factors(r.g, step).is_some();
             if step.region != 0 && (ours() || added_to(r.g, step).is_some()) {
@@ -163,6 +163,7 @@ impl Lives {
         let in_rows = |op: &&Op| match op.act {
             Act::Compute(kind) => !kind.sums_rows(),
             Act::View(_) => true,
+            Act::Collective(_) => false,
         };
         // Products read their factors until the end, and write before the code behind them has read
         // everything.

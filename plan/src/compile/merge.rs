@@ -297,6 +297,7 @@ impl<'g> Merger<'g> {
                 let op = self.op(at);
                 let strided = match op.act {
                     Act::View(_) => true,
+                    Act::Collective(_) => false,
                     Act::Compute(kind) => kind.def().takes_strides() || products.contains(&at),
                 };
                 if !strided {

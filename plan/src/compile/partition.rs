@@ -70,14 +70,18 @@ impl Partition<'_> {
             .filter(|&&op| self.o.section[op as usize].is_some());
         for &i in self.o.forward.iter().chain(recomputed) {
             let op = &self.g.ops[i as usize];
-            let Act::Compute(kind) = op.act else { continue };
+            let kind = match op.act {
+                Act::Compute(kind) => Some(kind),
+                Act::Collective(_) => None,
+                Act::View(_) => continue,
+            };
             for &v in &op.outputs {
                 let Some(b) = self.g.buffer_of(v) else {
                     continue;
                 };
                 let first = !std::mem::replace(&mut seen[b as usize], true);
-                let plain =
-                    first && self.o.region[i as usize] != 0 && kind.fusion() == Fusion::Pointwise;
+                let pointwise = kind.is_some_and(|k| k.fusion() == Fusion::Pointwise);
+                let plain = first && self.o.region[i as usize] != 0 && pointwise;
                 let in_place = op.inputs.iter().any(|&x| self.g.buffer_of(x) == Some(b));
                 self.writer[b as usize] = if plain && !in_place { i } else { NONE };
                 if first {
@@ -90,7 +94,7 @@ impl Partition<'_> {
                 continue;
             }
             let op = &self.g.ops[i as usize];
-            if let Act::Compute(_) = op.act {
+            if !op.is_view() {
                 for &v in &op.inputs {
                     if let Some(b) = self.g.buffer_of(v)
                         && seen[b as usize]

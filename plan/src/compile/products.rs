@@ -173,7 +173,7 @@ fn is_passed(g: &Graph, step: &Step, product: &Op) -> bool {
     let result = root(&product.outputs[0]);
     step.ops.iter().map(|&i| &g.ops[i as usize]).all(|op| {
         let changed = |v: &ValueId| product.inputs.iter().any(|x| root(x) == root(v));
-        kind(op).is_none()
+        op.is_view()
             || op
                 .inputs
                 .iter()

@@ -6,8 +6,8 @@
 //! operands ([`Source`](crate::ir::Source)); which buffer they live in is `lower`'s decision.
 
 use crate::ir::{
-    Const, HostWorkKind, Kernel, KernelId, Module, ModuleId, Operand, Param, ParamId, Storage,
-    StorageId,
+    Const, DType, HostWorkKind, Kernel, KernelId, ModelCollective, Module, ModuleId, Operand,
+    Param, ParamId, Storage, StorageId,
 };
 use crate::units::Flops;
 use serde::Serialize;
@@ -39,6 +39,15 @@ pub enum TapeOp {
         writes: u32,
         /// End of the written operands (`writes..end` are written).
         end: u32,
+    },
+    /// Communicate along an axis; operands are entries of [`Tape::operands`].
+    Collective {
+        /// What.
+        collective: ModelCollective,
+        /// Element type.
+        dtype: DType,
+        /// The operand that is sent; the one that is received follows it.
+        operands: u32,
     },
     /// Host work, `count` times.
     Host {

@@ -8,6 +8,7 @@ use crate::models::testing::*;
 use std::collections::BTreeMap;
 
 mod closed_forms;
+mod collectives;
 mod deep;
 mod gradients;
 mod interp;

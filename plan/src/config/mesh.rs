@@ -12,6 +12,8 @@ pub struct Mesh {
     pub dp_shard: u32,
     /// Outer data-parallel size (replication or outer sharding).
     pub dp_outer: u32,
+    /// Ranks that divide the layers among themselves.
+    pub tp: u32,
     /// GPUs of one NVLink node.
     pub gpus_per_node: u32,
 }
@@ -20,6 +22,12 @@ impl Mesh {
     /// Number of ranks.
     #[must_use]
     pub fn world(&self) -> u32 {
+        self.data_ranks() * self.tp
+    }
+
+    /// Number of ranks that take samples of their own.
+    #[must_use]
+    pub fn data_ranks(&self) -> u32 {
         self.dp_shard * self.dp_outer
     }
 }

@@ -2,7 +2,9 @@
 
 use super::{Act, Buffer, Graph, Op, Root, Value, ValueId, View};
 use crate::ir::strides::Strides;
-use crate::ir::{Const, ConstId, DType, ModuleId, OpKind, Real, Shape, op, strides};
+use crate::ir::{
+    AxisId, Const, ConstId, DType, ModelCollective, ModuleId, OpKind, Real, Shape, op, strides,
+};
 use smallvec::SmallVec;
 
 impl Graph {
@@ -292,6 +294,31 @@ impl Graph {
     /// A node without ops (an addition's backward, for example).
     pub(crate) fn pass(&mut self) {
         self.push_op(Act::View(View::Pass), &[], SmallVec::new());
+    }
+
+    /// Communicates a value along an axis; the result has this shape.
+    pub(crate) fn collective(
+        &mut self,
+        collective: ModelCollective,
+        v: ValueId,
+        shape: &[u64],
+    ) -> ValueId {
+        let v = self.make_contiguous(v);
+        let (dtype, rg) = (self.value(v).dtype, self.any_requires_grad(&[v]));
+        let out = self.fresh(shape, strides::contiguous(shape), dtype, rg);
+        self.push_op(
+            Act::Collective(collective),
+            &[v],
+            SmallVec::from_slice(&[out]),
+        );
+        out
+    }
+
+    /// The same value, whose gradient is summed along an axis.
+    pub(crate) fn sum_gradient(&mut self, axis: AxisId, v: ValueId) -> ValueId {
+        let x = self.value(v);
+        let (shape, strides, offset) = (x.shape.clone(), x.strides.clone(), x.offset);
+        self.view_op(View::SumGradient(axis), v, shape, strides, offset)
     }
 
     /// Reshape: a view where strides allow it, else a copy.

@@ -1,6 +1,6 @@
 //! Collectives and copies.
 
-use super::{Access, CommId, DType};
+use super::{Access, AxisId, CommId, DType};
 use crate::units::Bytes;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -35,6 +35,32 @@ impl CollectiveKind {
     #[must_use]
     pub const fn reduces(self) -> bool {
         matches!(self, Self::ReduceScatter | Self::AllReduce)
+    }
+}
+
+/// A collective of the model's graph: what activations go through along an axis. Its operands are
+/// contiguous; gathers and scatters change dimension 0 by the axis's size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct ModelCollective {
+    /// Kind. Those that reduce add up.
+    pub kind: CollectiveKind,
+    /// Axis.
+    pub axis: AxisId,
+}
+
+impl ModelCollective {
+    /// Whether selective recompute saves the result instead of communicating again, as torch's
+    /// policy for selective activation checkpointing does. Full recompute communicates again.
+    pub const SAVED_BY_SELECTIVE_RECOMPUTE: bool = true;
+
+    /// Returns the reduction of the launch.
+    #[must_use]
+    pub const fn reduce(self) -> ReduceOp {
+        if self.kind.reduces() {
+            ReduceOp::Sum
+        } else {
+            ReduceOp::None
+        }
     }
 }
 

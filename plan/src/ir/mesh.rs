@@ -31,7 +31,7 @@ struct AxisSpec {
 /// All axes, in the order of their ids. Axes of role `Model` are nested within those of role
 /// `Data`, so that ranks which exchange activations are neighbours; of one role, earlier axes are
 /// within later ones.
-const AXES: [AxisSpec; 3] = [
+const AXES: [AxisSpec; 4] = [
     AxisSpec {
         name: "dp_shard",
         label: "shard",
@@ -47,6 +47,11 @@ const AXES: [AxisSpec; 3] = [
         label: "sub-shard",
         role: AxisRole::PartOf(AxisId::DP_SHARD),
     },
+    AxisSpec {
+        name: "tp",
+        label: "tp",
+        role: AxisRole::Model,
+    },
 ];
 
 impl AxisId {
@@ -57,6 +62,9 @@ impl AxisId {
     /// Part of [`AxisId::DP_SHARD`] that keeps a whole copy between forward and backward (integer
     /// reshard).
     pub const SUB_SHARD: Self = Self(2);
+    /// Tensor parallelism: layers are divided, and activations exchanged by collectives of the
+    /// model graph.
+    pub const TP: Self = Self(3);
     /// All axes.
     pub const ALL: [Self; AXES.len()] = {
         let mut all = [Self(0); AXES.len()];
@@ -114,6 +122,17 @@ impl AxisSet {
         }
         set
     };
+    /// The axes whose ranks take the same samples.
+    pub const MODEL: Self = {
+        let (mut set, mut i) = (Self::EMPTY, 0);
+        while i < AXES.len() {
+            if matches!(AXES[i].role, AxisRole::Model) {
+                set = set.with(AxisId(i as u8));
+            }
+            i += 1;
+        }
+        set
+    };
 
     /// Returns the set of one axis.
     #[must_use]
@@ -131,6 +150,12 @@ impl AxisSet {
     #[must_use]
     pub const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
+    }
+
+    /// Returns the axes that are not in another set.
+    #[must_use]
+    pub const fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
     }
 
     /// Whether all axes of another set are among these.
@@ -308,9 +333,7 @@ impl DeviceMesh {
     /// Whether a rank is the first of those that take the same samples.
     #[must_use]
     pub fn leads_samples(&self, rank: u32) -> bool {
-        let mut axes = AxisId::ALL
-            .into_iter()
-            .filter(|a| a.role() == AxisRole::Model);
+        let mut axes = AxisSet::MODEL.iter();
         axes.all(|a| self.coordinate(a, rank) == 0)
     }
 
@@ -437,6 +460,12 @@ impl Placements {
     pub fn axes(self, placed: impl Fn(Placement) -> bool) -> AxisSet {
         let axes = AxisId::ALL.into_iter().filter(|a| placed(self.on(*a)));
         axes.fold(AxisSet::EMPTY, AxisSet::with)
+    }
+
+    /// Returns the axes along which every rank has a slice of its own.
+    #[must_use]
+    pub fn divided(self) -> AxisSet {
+        self.axes(|p| matches!(p, Placement::Flat | Placement::Shard(_)))
     }
 
     /// Whether every rank has all of it.

@@ -1,8 +1,9 @@
 //! The module tree of a model and its parameters.
 
-use super::{ModuleId, Shape};
+use super::{AxisId, DeviceMesh, ModuleId, Placement, Placements, Shape};
 use serde::Serialize;
 use smallvec::SmallVec;
+use std::ops::Range;
 
 /// What a module is, as far as units, compile modes and capture scopes care.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -46,8 +47,12 @@ pub struct Param {
     pub name: String,
     /// Every module that owns it; more than one when tied. The first is the registering module.
     pub modules: SmallVec<[ModuleId; 2]>,
-    /// Shape, dimension 0 first.
+    /// Shape of what one rank has of it, dimension 0 first.
     pub shape: Shape,
+    /// How it lies on the axes that divide the model. (What data parallelism does to it depends on
+    /// its group.)
+    #[serde(skip_serializing_if = "Placements::replicated")]
+    pub placements: Placements,
     /// Whether it is trained.
     pub requires_grad: bool,
     /// Values before the first step. No part of the program: digests do not depend on it.
@@ -85,7 +90,68 @@ pub struct HfName {
 }
 
 impl Param {
-    /// Number of elements.
+    /// Returns the dimensions that ranks have slices of, with the axes along which they do.
+    fn slices(&self) -> impl Iterator<Item = (AxisId, usize)> {
+        let placements = self.placements;
+        AxisId::ALL
+            .into_iter()
+            .filter_map(move |axis| match placements.on(axis) {
+                Placement::Shard(dim) => Some((axis, usize::from(dim))),
+                _ => None,
+            })
+    }
+
+    /// Returns the shape of the whole parameter.
+    #[must_use]
+    pub fn full_shape(&self, mesh: &DeviceMesh) -> Shape {
+        let mut shape = self.shape.clone();
+        for (axis, dim) in self.slices() {
+            shape[dim] *= u64::from(mesh.size(axis));
+        }
+        shape
+    }
+
+    /// Returns where elements that a rank has lie in the whole parameter: runs of neighbours, each
+    /// with its first element among the rank's.
+    #[must_use]
+    pub fn full_ranges(
+        &self,
+        mesh: &DeviceMesh,
+        rank: u32,
+        local: Range<u64>,
+    ) -> Vec<(u64, Range<u64>)> {
+        let Some(dim) = self.slices().map(|(_, dim)| dim).max() else {
+            return vec![(local.start, local)];
+        };
+        let full = self.full_shape(mesh);
+        // First index of the rank's slice of each dimension.
+        let mut first: SmallVec<[u64; 4]> = self.shape.iter().map(|_| 0).collect();
+        for (axis, dim) in self.slices() {
+            first[dim] += u64::from(mesh.coordinate(axis, rank)) * self.shape[dim];
+        }
+        // Runs end where the last divided dimension does.
+        let run: u64 = self.shape[dim..].iter().product();
+        let full_index = |element: u64| {
+            let (mut rest, mut stride, mut index) = (element, 1, 0);
+            for d in (0..self.shape.len()).rev() {
+                index += (first[d] + rest % self.shape[d]) * stride;
+                rest /= self.shape[d];
+                stride *= full[d];
+            }
+            index
+        };
+        let mut out = Vec::new();
+        let mut at = local.start;
+        while at < local.end {
+            let end = local.end.min((at / run + 1) * run);
+            let start = full_index(at);
+            out.push((at, start..start + end - at));
+            at = end;
+        }
+        out
+    }
+
+    /// Number of elements that one rank has.
     #[must_use]
     pub fn numel(&self) -> u64 {
         self.shape.iter().product()
@@ -95,5 +161,41 @@ impl Param {
     #[must_use]
     pub fn row(&self) -> u64 {
         self.shape.iter().skip(1).product()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use smallvec::smallvec;
+
+    fn param(shape: &[u64], placements: Placements) -> Param {
+        Param {
+            name: "weight".to_owned(),
+            modules: smallvec![ModuleId(0)],
+            shape: shape.iter().copied().collect(),
+            placements,
+            requires_grad: true,
+            init: Init::Zeros,
+            hf: None,
+        }
+    }
+
+    #[test]
+    fn slices_of_rows_and_columns_lie_in_the_whole_parameter() {
+        let mesh = DeviceMesh::new(&[(AxisId::TP, 2), (AxisId::DP_SHARD, 2)]);
+        let on = |dim| Placements::REPLICATED.with(AxisId::TP, Placement::Shard(dim));
+        let rows = param(&[2, 3], on(0));
+        assert_eq!(rows.full_shape(&mesh).as_slice(), [4, 3]);
+        // Ranks 1 and 3 differ on the data-parallel axis only.
+        for rank in [1, 3] {
+            assert_eq!(rows.full_ranges(&mesh, rank, 1..6), [(1, 7..12)]);
+        }
+        let columns = param(&[2, 3], on(1));
+        assert_eq!(columns.full_shape(&mesh).as_slice(), [2, 6]);
+        assert_eq!(columns.full_ranges(&mesh, 1, 1..6), [(1, 4..6), (3, 9..12)]);
+        assert_eq!(columns.full_ranges(&mesh, 2, 0..2), [(0, 0..2)]);
+        let whole = param(&[2, 3], Placements::REPLICATED);
+        assert_eq!(whole.full_ranges(&mesh, 1, 2..6), [(2, 2..6)]);
     }
 }

@@ -3,7 +3,9 @@
 use super::engine::Engine;
 use crate::compile::tape::{Tape, TapeOp};
 use crate::config::{AllocatorKind, OuterStrategy, Prefetch, Reshard, Scenario, Strategy};
-use crate::ir::{AxisId, DeviceMesh, GroupId, ModuleId, ModuleKind, ParamId, Pool, UnitId};
+use crate::ir::{
+    AxisId, AxisSet, DeviceMesh, GroupId, ModuleId, ModuleKind, ParamId, Pool, UnitId,
+};
 use crate::recipes::{self, ParamTypes};
 use crate::shard::{Group, Layout, UnitSpec, placements};
 
@@ -157,6 +159,12 @@ impl<'a> LoweringInputs<'a> {
 
     pub(crate) fn group(&self, g: GroupId) -> &Group {
         &self.groups[g.index()]
+    }
+
+    /// Axes that divide the model along which ranks have other parameters in this group.
+    pub(crate) fn divided(&self, g: GroupId) -> AxisSet {
+        let first = self.group(g).params[0];
+        self.tape.params[first.index()].placements.divided()
     }
 
     pub(crate) fn groups_of(&self, u: UnitId) -> Vec<GroupId> {

@@ -41,6 +41,8 @@ pub(crate) struct Moments {
 #[derive(Clone, Debug)]
 pub(crate) struct ShardState {
     pub(crate) unit: UnitId,
+    /// Axes that divide the model along which ranks update other parameters.
+    pub(crate) divided: AxisSet,
     pub(crate) items: Vec<OptimizerItem>,
     /// Where the launch leaves the new weights of its one item a second time, in the compute dtype.
     pub(crate) compute: Vec<Access>,
@@ -196,9 +198,16 @@ fn norm(
     });
     out.b.alloc(Rule::Clip, norm);
     let scalar = out.b.whole(norm);
-    for (n, state) in states.iter().enumerate() {
+    // Squares of what ranks have alike are added behind those that the ranks add up.
+    let mut order: Vec<usize> = (0..states.len()).collect();
+    order.sort_by_key(|&n| std::cmp::Reverse(states[n].divided));
+    let mut divided = order.first().map_or(AxisSet::EMPTY, |&n| states[n].divided);
+    for (position, n) in order.into_iter().enumerate() {
+        let state = &states[n];
+        sum_over(out, scalar, divided.without(state.divided));
+        divided = state.divided;
         let mut grads: Vec<Access> = state.items.iter().map(|i| i.grad).collect();
-        if n > 0 {
+        if position > 0 {
             grads.push(scalar);
         }
         let elements = state.items.iter().map(|i| i.numel).sum();
@@ -214,25 +223,8 @@ fn norm(
         });
         life.after_state(out, n, true);
     }
-    let axes = sharded_axes(out.inputs);
-    // The ranks often have a communicator already; another would cost device memory.
-    let known = out.b.communicators.iter().rposition(|c| c.axes == axes);
-    let known = known.map(|i| CommId(i as u8));
-    if let Some(comm) = known.or_else(|| out.communicator("norm", axes, false)) {
-        let part = Part {
-            input: scalar,
-            output: scalar,
-        };
-        out.b.collective(CollectiveLaunch {
-            rule: Rule::Clip,
-            stream: COMPUTE,
-            kind: CollectiveKind::AllReduce,
-            comm,
-            reduce: ReduceOp::Sum,
-            dtype: DType::F32,
-            parts: smallvec![part],
-        });
-    }
+    sum_over(out, scalar, divided);
+    sum_over(out, scalar, sharded_axes(out.inputs));
     if clips && !out.inputs.engine.fused_optimizer {
         for state in states {
             let grads: Vec<Access> = state.items.iter().map(|i| i.grad).collect();
@@ -250,6 +242,29 @@ fn norm(
         }
     }
     norm
+}
+
+/// Adds up a scalar over axes.
+fn sum_over(out: &mut Emitter<'_>, scalar: Access, axes: AxisSet) {
+    // The ranks often have a communicator already; another would cost device memory.
+    let known = out.b.communicators.iter().rposition(|c| c.axes == axes);
+    let known = known.map(|i| CommId(i as u8));
+    let Some(comm) = known.or_else(|| out.communicator("norm", axes, false)) else {
+        return;
+    };
+    let part = Part {
+        input: scalar,
+        output: scalar,
+    };
+    out.b.collective(CollectiveLaunch {
+        rule: Rule::Clip,
+        stream: COMPUTE,
+        kind: CollectiveKind::AllReduce,
+        comm,
+        reduce: ReduceOp::Sum,
+        dtype: DType::F32,
+        parts: smallvec![part],
+    });
 }
 
 /// Axes over which optimizer shards differ: the inner one where anything is sharded, both under

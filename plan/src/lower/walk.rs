@@ -4,6 +4,7 @@ use super::buffers::{TapeBuffers, unit_of_module};
 use super::capture::captured;
 use super::emitter::Emitter;
 use super::inputs::LoweringInputs;
+use super::model_collective::{InFlight, ModelLanes};
 use super::optimizer;
 use crate::compile::tape::TapeOp;
 use crate::config::{CompileMode, CudaGraph, Loss};
@@ -93,6 +94,8 @@ pub(crate) struct Walk<'c, 'a> {
     pub(crate) out: &'c mut Emitter<'a>,
     pub(crate) life: &'c mut dyn Lifecycle,
     pub(crate) buffers: &'c TapeBuffers,
+    pub(super) lanes: &'c ModelLanes,
+    pub(super) in_flight: Vec<InFlight>,
     units: Vec<UnitId>,
     /// Framework host work applies (not for the native engine).
     framework: bool,
@@ -108,6 +111,7 @@ impl<'c, 'a> Walk<'c, 'a> {
         out: &'c mut Emitter<'a>,
         life: &'c mut dyn Lifecycle,
         buffers: &'c TapeBuffers,
+        lanes: &'c ModelLanes,
     ) -> Self {
         let units = unit_of_module(out.inputs);
         let framework = out.inputs.engine.framework;
@@ -115,6 +119,8 @@ impl<'c, 'a> Walk<'c, 'a> {
             out,
             life,
             buffers,
+            lanes,
+            in_flight: Vec::new(),
             units,
             framework,
             scope: None,
@@ -231,10 +237,11 @@ impl<'c, 'a> Walk<'c, 'a> {
                     .out
                     .b
                     .alloc(Rule::Model, self.buffers.storages[s.index()]),
-                TapeOp::Free(s) => self
-                    .out
-                    .b
-                    .free(Rule::Model, self.buffers.storages[s.index()]),
+                TapeOp::Free(s) => {
+                    let id = self.buffers.storages[s.index()];
+                    self.arrive(|b| b == id);
+                    self.out.b.free(Rule::Model, id);
+                }
                 TapeOp::Launch {
                     kernel,
                     reads,
@@ -244,6 +251,11 @@ impl<'c, 'a> Walk<'c, 'a> {
                     self.launch(kernel, reads, writes, end);
                     self.life.after_launch(self.out, pass, position as u32);
                 }
+                TapeOp::Collective {
+                    collective,
+                    dtype,
+                    operands,
+                } => self.collective(collective, dtype, operands),
                 TapeOp::Host { kind, count } => {
                     if self.framework {
                         let rule = if kind == HostWorkKind::Guard {
@@ -269,6 +281,7 @@ impl<'c, 'a> Walk<'c, 'a> {
                 }
             }
         }
+        self.arrive(|_| true);
         self.out.b.at(
             UnitId(0),
             if pass == Pass::Backward {
@@ -350,6 +363,7 @@ impl<'c, 'a> Walk<'c, 'a> {
         if pass != Pass::Eval && self.scope.is_none() && self.captures(m) {
             let module = &self.out.inputs.tape.modules[m.index()];
             let name = format!("{} {}", module.path, phase.name());
+            self.arrive(|_| true);
             let scope = self.out.b.graph_begin(name);
             self.scope = Some((m, scope));
         }
@@ -359,6 +373,7 @@ impl<'c, 'a> Walk<'c, 'a> {
         if let Some((module, scope)) = self.scope
             && module == m
         {
+            self.arrive(|_| true);
             self.out.b.graph_end(scope);
             self.scope = None;
             for p in std::mem::take(&mut self.ready) {
@@ -408,6 +423,7 @@ impl<'c, 'a> Walk<'c, 'a> {
             .iter()
             .map(|o| self.resolve(o))
             .collect();
+        self.arrive_for(&resolved);
         let split = (writes - reads) as usize;
         self.workspace(kernel);
         let scratch = self.scratch(kernel);
@@ -426,7 +442,7 @@ impl<'c, 'a> Walk<'c, 'a> {
         }
     }
 
-    fn resolve(&mut self, o: &crate::ir::Operand) -> Access {
+    pub(super) fn resolve(&mut self, o: &crate::ir::Operand) -> Access {
         let at = |l: Location, size: u64| Access {
             buffer: l.buffer,
             offset: l.offset + o.offset / size * l.element,

@@ -6,7 +6,10 @@ use super::flops::{self, Backward};
 use super::spec::Inputs;
 use crate::config::{CompileMode, PolicyKind, Scenario};
 use crate::graph::{Graph, Root, ValueId};
-use crate::ir::{Const, DType, ModuleId, ModuleKind, OpKind, ParamId, Real, op};
+use crate::ir::{
+    AxisId, CollectiveKind, Const, DType, ModelCollective, ModuleId, ModuleKind, OpKind, ParamId,
+    Real, op,
+};
 use crate::recipes::{self, Recipe};
 use crate::units::Bytes;
 use smallvec::SmallVec;
@@ -137,7 +140,35 @@ impl<'s> Builder<'s> {
 
     /// `nn.Linear` of a module over a contiguous input of any rank.
     pub(crate) fn linear(&mut self, layer: Layer, x: ValueId) -> ValueId {
-        let (w, b) = (self.weight(layer), self.bias(layer));
+        let bias = self.bias(layer);
+        self.product(layer, x, bias)
+    }
+
+    /// `nn.Linear` of which every rank along an axis has some outputs: `x` is whole on all of them,
+    /// the result is their own.
+    pub(crate) fn column_parallel(&mut self, layer: Layer, axis: AxisId, x: ValueId) -> ValueId {
+        let x = self.within(layer.module(), |s| s.g.sum_gradient(axis, x));
+        self.linear(layer, x)
+    }
+
+    /// `nn.Linear` of which every rank along an axis has some inputs: `x` is their own, the result
+    /// is whole on all of them, which add up their parts of it.
+    pub(crate) fn row_parallel(&mut self, layer: Layer, axis: AxisId, x: ValueId) -> ValueId {
+        let part = self.product(layer, x, None);
+        let bias = self.bias(layer);
+        self.within(layer.module(), |s| {
+            let shape = s.g.value(part).shape.clone();
+            let kind = CollectiveKind::AllReduce;
+            let sum = s.g.collective(ModelCollective { kind, axis }, part, &shape);
+            match bias {
+                Some(bias) => s.g.add_into(sum, bias),
+                None => sum,
+            }
+        })
+    }
+
+    fn product(&mut self, layer: Layer, x: ValueId, b: Option<ValueId>) -> ValueId {
+        let w = self.weight(layer);
         self.within(layer.module(), |s| {
             let out = s.g.value(w).shape[0];
             let mut shape = s.g.value(x).shape.clone();

@@ -2,7 +2,10 @@
 
 use crate::config::Model;
 use crate::config::pattern::covers;
-use crate::ir::{HfName, Init, Module, ModuleId, ModuleKind, Param, ParamId, Shape};
+use crate::ir::{
+    AxisId, DeviceMesh, HfName, Init, Module, ModuleId, ModuleKind, Param, ParamId, Placement,
+    Placements, Shape,
+};
 use smallvec::{SmallVec, smallvec};
 
 /// The root of every module tree.
@@ -81,7 +84,8 @@ impl Tree {
         };
         let shapes = |n: usize| {
             let start = blocks.param as usize + n * params;
-            self.params[start..start + params].iter().map(|p| &p.shape)
+            let params = self.params[start..start + params].iter();
+            params.map(|p| (&p.shape, p.placements))
         };
         let same = |n| kinds(n).eq(kinds(0)) && shapes(n).eq(shapes(0));
         (alike && (1..blocks.count as usize).all(same)).then_some(blocks)
@@ -164,12 +168,26 @@ struct Pending {
     bias: bool,
     hf: Option<HfName>,
     is_norm: bool,
+    /// The axis that divides a dimension of the weight.
+    divided: Option<(AxisId, u8)>,
+}
+
+/// A parameter to register.
+struct NewParam {
+    /// 0: weight, 1: bias.
+    which: usize,
+    shape: Shape,
+    placements: Placements,
+    init: Init,
+    hf: Option<HfName>,
 }
 
 /// A model under declaration.
 pub(crate) struct Declare {
     tree: Tree,
     weights: Weights,
+    /// Ranks that may divide parameters among themselves.
+    pub(super) mesh: DeviceMesh,
     pending: Vec<Pending>,
     in_block: bool,
     /// What precedes the Hugging Face names of a block's modules.
@@ -177,7 +195,7 @@ pub(crate) struct Declare {
 }
 
 impl Declare {
-    pub(super) fn new(weights: Weights) -> Self {
+    pub(crate) fn new(weights: Weights, mesh: DeviceMesh) -> Self {
         let root = Module {
             path: String::new(),
             parent: None,
@@ -191,6 +209,7 @@ impl Declare {
                 starts: Vec::new(),
             },
             weights,
+            mesh,
             pending: Vec::new(),
             in_block: false,
             hf_prefix: String::new(),
@@ -198,7 +217,7 @@ impl Declare {
     }
 
     /// Ends the declaration with the module of the loss.
-    pub(super) fn finish(mut self) -> Tree {
+    pub(crate) fn finish(mut self) -> Tree {
         self.module(ROOT, "loss", ModuleKind::Loss);
         self.tree
     }
@@ -332,6 +351,34 @@ impl Declare {
         self.add(Order::Declared, module, hf, shape, bias, false)
     }
 
+    /// Number of the block under declaration.
+    pub(crate) fn layer(&self) -> usize {
+        self.tree.starts.len().saturating_sub(1)
+    }
+
+    /// Gives a declared module a weight of shape `[out, in]`, of which the ranks along an axis have
+    /// slices of dimension `dim`: of the outputs (0), with the bias, or of the inputs (1), with the
+    /// whole bias on every rank.
+    pub(crate) fn divided(
+        &mut self,
+        module: ModuleId,
+        shape: [u64; 2],
+        bias: bool,
+        axis: AxisId,
+        dim: u8,
+    ) -> Layer {
+        let pending = Pending {
+            order: Order::Declared,
+            module,
+            shape: Shape::from_slice(&shape),
+            bias,
+            hf: None,
+            is_norm: false,
+            divided: Some((axis, dim)),
+        };
+        self.wait(pending)
+    }
+
     fn hf_name(&self, hf: &str, transposed: bool) -> Option<HfName> {
         (!hf.is_empty()).then(|| HfName {
             module: format!("{}{hf}", self.hf_prefix),
@@ -348,18 +395,25 @@ impl Declare {
         bias: bool,
         is_norm: bool,
     ) -> Layer {
-        self.pending.push(Pending {
+        self.wait(Pending {
             order,
             module,
             shape: Shape::from_slice(shape),
             bias,
             hf,
             is_norm,
-        });
+            divided: None,
+        })
+    }
+
+    /// Registers parameters at the end of their block, or at once outside of blocks.
+    fn wait(&mut self, pending: Pending) -> Layer {
+        let layer = Layer(pending.module);
+        self.pending.push(pending);
         if !self.in_block {
             self.register();
         }
-        Layer(module)
+        layer
     }
 
     /// Registers what is pending.
@@ -373,37 +427,47 @@ impl Declare {
                 (false, Weights::Normal) => (Init::Normal, Init::Zeros),
                 (false, Weights::Uniform) => (Init::Uniform { fan_in }, Init::Uniform { fan_in }),
             };
-            let out: SmallVec<[u64; 4]> = smallvec![p.shape[0]];
-            self.param(p.module, 0, p.shape, weight, p.hf.clone());
+            let mut shape = p.shape;
+            let mut placements = [Placements::REPLICATED; 2];
+            if let Some((axis, dim)) = p.divided {
+                shape[usize::from(dim)] /= u64::from(self.mesh.size(axis));
+                placements[0] = Placements::REPLICATED.with(axis, Placement::Shard(dim));
+                if dim == 0 {
+                    placements[1] = placements[0];
+                }
+            }
+            let out: SmallVec<[u64; 4]> = smallvec![shape[0]];
+            let new = |which: usize, shape, init, hf| NewParam {
+                which,
+                shape,
+                placements: placements[which],
+                init,
+                hf,
+            };
+            self.param(p.module, new(0, shape, weight, p.hf.clone()));
             if p.bias {
                 let hf = p.hf.map(|hf| HfName {
                     transposed: false,
                     ..hf
                 });
-                self.param(p.module, 1, out, bias, hf);
+                self.param(p.module, new(1, out, bias, hf));
             }
         }
     }
 
-    fn param(
-        &mut self,
-        module: ModuleId,
-        which: usize,
-        shape: Shape,
-        init: Init,
-        hf: Option<HfName>,
-    ) {
+    fn param(&mut self, module: ModuleId, new: NewParam) {
         let id = ParamId(self.tree.params.len() as u32);
         let path = &self.tree.modules[module.index()].path;
-        let leaf = ["weight", "bias"][which];
+        let leaf = ["weight", "bias"][new.which];
         self.tree.params.push(Param {
             name: format!("{path}.{leaf}"),
             modules: smallvec![module],
-            shape,
+            shape: new.shape,
+            placements: new.placements,
             requires_grad: true,
-            init,
-            hf,
+            init: new.init,
+            hf: new.hf,
         });
-        self.tree.own[module.index()][which] = Some(id);
+        self.tree.own[module.index()][new.which] = Some(id);
     }
 }

@@ -70,7 +70,7 @@ fn cross_entropy(b: &mut Builder<'_>, logits: ValueId, labels: ValueId) {
 }
 
 /// `F.mse_loss(out.float(), target)` against a target of zeros.
-pub(super) fn mean_square(b: &mut Builder<'_>, out: ValueId) {
+pub(crate) fn mean_square(b: &mut Builder<'_>, out: ValueId) {
     let shape = b.g.value(out).shape.clone();
     let target = b.constant("target", &shape, DType::F32, true);
     let module = b.tree.loss();

@@ -42,6 +42,8 @@ pub struct FamilySpec {
     pub inputs: Inputs,
     /// Its attention, if it has any.
     pub attention: Option<Mask>,
+    /// What tensor parallelism divides evenly, with its key; `None` for families without it.
+    pub tensor_parallel: Option<fn(&Model) -> (&'static str, u64)>,
     /// Whether its code is that of `torch.nn` modules. Dynamo skips frames of such modules that
     /// have hooks.
     pub torch_modules: bool,

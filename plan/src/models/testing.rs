@@ -55,6 +55,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             hardware: "h200-nvlink".into(),
             dp_shard: 4,
             dp_outer: 1,
+            tp: 1,
             gpus_per_node: 8,
         },
         fsdp: Fsdp {

@@ -336,6 +336,7 @@ impl Lifecycle for Fsdp2 {
                     .collect();
                 Some(ShardState {
                     unit: group.unit,
+                    divided: out.inputs.divided(g),
                     items,
                     compute: Vec::new(),
                     pieces: None,

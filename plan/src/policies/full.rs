@@ -304,10 +304,13 @@ impl Lifecycle for Full {
                 numel: p.local_numel,
                 state: p.moments,
             };
-            match states.last_mut().filter(|s| s.unit == p.unit) {
+            let divided = out.inputs.tape.params[i].placements.divided();
+            let last = states.last_mut();
+            match last.filter(|s| (s.unit, s.divided) == (p.unit, divided)) {
                 Some(s) => s.items.push(item),
                 None => states.push(ShardState {
                     unit: p.unit,
+                    divided,
                     items: vec![item],
                     compute: Vec::new(),
                     pieces: None,

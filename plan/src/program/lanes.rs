@@ -21,6 +21,8 @@ pub enum StreamKind {
     H2d,
     /// Device to host.
     D2h,
+    /// Collectives of the model graph, along one axis.
+    Model,
 }
 
 impl StreamKind {
@@ -35,6 +37,7 @@ impl StreamKind {
             Self::CopyIn => "copy_in",
             Self::H2d => "h2d",
             Self::D2h => "d2h",
+            Self::Model => "model",
         }
     }
 }

@@ -67,4 +67,5 @@ rules! {
     Compile = "compile", "Guards, dispatch and graph breaks of compiled code.";
     Offload = "offload", "Bytes move between device and host.";
     Validate = "validate", "Validation forward.";
+    ModelCollective = "model-collective", "Activations are exchanged along an axis of the mesh (tensor parallelism); computation waits where it first touches them.";
 }

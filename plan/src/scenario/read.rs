@@ -227,19 +227,24 @@ fn mesh(d: &Document) -> Result<Mesh, ScenarioError> {
         ));
     };
     let dp_outer: u32 = d.setting(Key::DpOuter);
-    let world = u64::from(dp_shard) * u64::from(dp_outer);
+    let tp: u32 = d.setting(Key::Tp);
+    let world = u64::from(dp_shard)
+        .saturating_mul(u64::from(dp_outer))
+        .saturating_mul(u64::from(tp));
     if world > validate::MAX_RANKS {
+        let factors = validate::rank_factors(tp);
         let message = format!(
-            "{world} ranks (dp_shard * dp_outer) are more than {}",
+            "{world} ranks ({factors}) are more than {}",
             validate::MAX_RANKS
         );
-        return Err(d.conflict(&[Key::DpOuter, Key::DpShard], message));
+        return Err(d.conflict(&[Key::DpOuter, Key::DpShard, Key::Tp], message));
     }
     let gpus_per_node = d.given(Key::GpusPerNode).unwrap_or(world.min(8) as u32);
     Ok(Mesh {
         hardware,
         dp_shard,
         dp_outer,
+        tp,
         gpus_per_node,
     })
 }

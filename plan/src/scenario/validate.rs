@@ -7,7 +7,7 @@ mod model;
 mod train;
 mod without_effect;
 
-pub(crate) use mesh::MAX_RANKS;
+pub(crate) use mesh::{MAX_RANKS, rank_factors};
 
 use super::error::ScenarioError;
 use super::keys::Key;

@@ -4,7 +4,7 @@ use super::pattern::{has_place_for_parameters, hint};
 use super::{FlatItem, Group, Layout, LayoutError, ShardError, flat_layout, per_param_layout};
 use crate::config::pattern::{covers, matches};
 use crate::config::{UnitPattern, Units};
-use crate::ir::{Module, ModuleId, ModuleKind, Param, ParamId, UnitId};
+use crate::ir::{Module, ModuleId, ModuleKind, Param, ParamId, Placements, UnitId};
 
 /// A unit before its parameters are known.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -304,7 +304,8 @@ pub fn owners(specs: &[UnitSpec], modules: &[Module], params: &[Param]) -> Vec<U
 }
 
 /// The parameter groups of all units, laid out: units in their order, within a unit (where
-/// `frozen_apart`) by first occurrence of `requires_grad`, parameters in registration order. Units
+/// `frozen_apart`) by first occurrence of `requires_grad`, and of placements along the axes that
+/// divide the model; parameters in registration order. Units
 /// without parameters have no group. Where `contiguous_with_next` (by parameter; none beyond its
 /// end) says so, and both have rows of one length, a flat layout leaves no gap between a parameter
 /// and the next one.
@@ -319,23 +320,23 @@ pub fn build_groups(
     contiguous_with_next: &[bool],
     frozen_apart: bool,
 ) -> Result<Vec<Group>, ShardError> {
-    let mut members: Vec<Vec<(bool, Vec<ParamId>)>> = vec![Vec::new(); specs.len()];
+    let mut members: Vec<Vec<(bool, Placements, Vec<ParamId>)>> = vec![Vec::new(); specs.len()];
     for ((i, param), unit) in (0..).zip(params).zip(owners(specs, modules, params)) {
         let of_unit = &mut members[unit.index()];
-        match of_unit
-            .iter_mut()
-            .find(|(grad, _)| !frozen_apart || *grad == param.requires_grad)
-        {
-            Some((grad, ids)) => {
+        match of_unit.iter_mut().find(|(grad, placements, _)| {
+            let alike = !frozen_apart || *grad == param.requires_grad;
+            alike && *placements == param.placements
+        }) {
+            Some((grad, _, ids)) => {
                 *grad |= param.requires_grad;
                 ids.push(ParamId(i));
             }
-            None => of_unit.push((param.requires_grad, vec![ParamId(i)])),
+            None => of_unit.push((param.requires_grad, param.placements, vec![ParamId(i)])),
         }
     }
     let mut groups = Vec::new();
     for ((unit, of_unit), spec) in (0u16..).zip(members).zip(specs) {
-        for (requires_grad, ids) in of_unit {
+        for (requires_grad, _, ids) in of_unit {
             let layout = kind
                 .layout(&ids, params, contiguous_with_next)
                 .map_err(|source| ShardError::Layout {

@@ -167,12 +167,13 @@ impl Checkpoint {
         let mut missing = Vec::new();
         let mut of = Vec::new();
         for param in &program.params {
+            let shape = param.full_shape(&program.meta.mesh);
             match known.get(param.name.as_str()) {
                 None => missing.push(param.name.clone()),
-                Some(&i) if self.index.params[i].shape != param.shape.as_slice() => {
+                Some(&i) if self.index.params[i].shape != shape.as_slice() => {
                     let what = format!(
                         "`{}` has shape {:?}, the model's is {:?}",
-                        param.name, self.index.params[i].shape, param.shape
+                        param.name, self.index.params[i].shape, shape
                     );
                     return Err(TrainError::format(&self.path, what));
                 }

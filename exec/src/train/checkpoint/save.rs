@@ -75,7 +75,7 @@ impl Snapshot {
             .iter()
             .map(|p| IndexParam {
                 name: p.name.clone(),
-                shape: p.shape.to_vec(),
+                shape: p.full_shape(&program.meta.mesh).to_vec(),
             })
             .collect();
         let index = Index {

@@ -127,6 +127,7 @@ pub(super) fn program(shape: Shape) -> Program {
         name: format!("layers.{u}.{name}"),
         modules: smallvec![ModuleId(u as u32 + 1)],
         shape: dims.into(),
+        placements: Default::default(),
         requires_grad: true,
         init: Init::Zeros,
         hf: None,

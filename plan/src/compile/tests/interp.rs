@@ -20,7 +20,7 @@ impl Rng {
 #[derive(Clone)]
 pub(super) struct Inputs {
     pub(super) params: Vec<Vec<f64>>,
-    consts: Vec<Vec<f64>>,
+    pub(super) consts: Vec<Vec<f64>>,
 }
 
 impl Inputs {
@@ -71,6 +71,69 @@ pub(super) fn train(t: &Tape, inputs: &Inputs) -> Outcome {
     Outcome {
         loss: m.loss,
         grads: m.grads,
+    }
+}
+
+/// Forward and backward on ranks along one axis, each with its own inputs.
+pub(super) fn train_ranks(t: &Tape, inputs: &[Inputs]) -> Vec<Outcome> {
+    let mut ranks: Vec<Machine<'_>> = inputs.iter().map(|i| Machine::new(t, i)).collect();
+    run_together(&mut ranks, &t.forward);
+    run_together(&mut ranks, &t.backward);
+    let outcome = |m: Machine<'_>| Outcome {
+        loss: m.loss,
+        grads: m.grads,
+    };
+    ranks.into_iter().map(outcome).collect()
+}
+
+/// The losses of ranks along one axis.
+pub(super) fn losses_of_ranks(t: &Tape, inputs: &[Inputs], eval: bool) -> Vec<f64> {
+    let mut ranks: Vec<Machine<'_>> = inputs.iter().map(|i| Machine::new(t, i)).collect();
+    run_together(&mut ranks, if eval { &t.eval } else { &t.forward });
+    let loss = t.loss.expect("a tape has a loss").index();
+    let of = |m: &Machine<'_>| if eval { m.loss } else { m.storages[loss][0] };
+    ranks.iter().map(of).collect()
+}
+
+/// Runs ranks in lockstep, which exchange what collectives say.
+fn run_together(ranks: &mut [Machine<'_>], ops: &[TapeOp]) {
+    for op in ops {
+        let TapeOp::Collective {
+            collective,
+            dtype,
+            operands,
+        } = *op
+        else {
+            for m in ranks.iter_mut() {
+                m.run(std::slice::from_ref(op));
+            }
+            continue;
+        };
+        let (from, to) = (operands as usize, operands as usize + 1);
+        let size = dtype.size();
+        let sent: Vec<Vec<f64>> = ranks
+            .iter()
+            .map(|m| m.read(&m.t.operands[from], size))
+            .collect();
+        let n = sent.len();
+        let sum = |i: usize| sent.iter().map(|s| s[i]).sum::<f64>();
+        let part = sent[0].len() / n;
+        for (r, m) in ranks.iter_mut().enumerate() {
+            let mine = r * part..(r + 1) * part;
+            let got: Vec<f64> = match collective.kind {
+                CollectiveKind::AllGather => sent.concat(),
+                CollectiveKind::AllReduce => (0..sent[0].len()).map(sum).collect(),
+                CollectiveKind::ReduceScatter => mine.map(sum).collect(),
+                CollectiveKind::AllToAll => {
+                    let of = |s: &Vec<f64>| s[mine.clone()].to_vec();
+                    sent.iter().flat_map(of).collect()
+                }
+            };
+            let made = vec![true; got.len()];
+            let to = m.t.operands[to];
+            assert_eq!(to.bytes / size, got.len() as u64, "{collective:?}");
+            m.write(&to, size, got, &made);
+        }
     }
 }
 
@@ -129,6 +192,7 @@ impl<'t> Machine<'t> {
                         &ops[writes as usize..end as usize],
                     );
                 }
+                TapeOp::Collective { .. } => panic!("one rank has nobody to communicate with"),
                 _ => {}
             }
         }

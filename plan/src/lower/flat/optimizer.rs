@@ -76,6 +76,7 @@ impl Flat {
                 };
                 Some(ShardState {
                     unit: out.inputs.group(g).unit,
+                    divided: out.inputs.divided(g),
                     items,
                     compute: self.written_with_main(out, g),
                     pieces: self.pieces(out.inputs),

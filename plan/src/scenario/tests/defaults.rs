@@ -40,6 +40,7 @@ fn defaults_of_the_native_policy() {
             hardware: "h200-nvlink".into(),
             dp_shard: 4,
             dp_outer: 1,
+            tp: 1,
             gpus_per_node: 4
         }
     );

@@ -29,6 +29,7 @@ fn param(name: &str, modules: &[u32], shape: &[u64]) -> Param {
         name: name.into(),
         modules: modules.iter().map(|&m| ModuleId(m)).collect(),
         shape: shape.iter().copied().collect(),
+        placements: Default::default(),
         requires_grad: true,
         init: crate::ir::Init::Zeros,
         hf: None,
