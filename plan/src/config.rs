@@ -23,7 +23,7 @@ pub use fsdp::{
 };
 pub use gate::{Gate, GatePreset, GateProgram};
 pub use mesh::Mesh;
-pub use model::{Bias, Family, Model};
+pub use model::{Bias, Family, Model, ModelOptions};
 pub use precision::Precision;
 use serde::Serialize;
 pub use train::{Loss, LrSchedule, Optimizer, Recompute, RecomputeLayers, Train};

@@ -1,6 +1,6 @@
 //! `[model]`.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Model family: decides the graph that `model` builds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -57,8 +57,24 @@ pub struct Model {
     pub kernel: u64,
     /// Which linear layers carry a bias.
     pub bias: Bias,
-    /// Queries and keys are normalised (RMSNorm) head by head before they are rotated.
+    /// The other keys.
+    #[serde(flatten)]
+    pub options: ModelOptions,
+}
+
+/// Keys of `[model]` whose defaults do not depend on others: they are read by the names of these
+/// fields. `None` is a default that is derived where the value is used.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ModelOptions {
+    /// Queries and keys are normalized (RMSNorm) head by head before they are rotated.
     pub qk_norm: bool,
+}
+
+/// As the key table says, which a test checks.
+impl Default for ModelOptions {
+    fn default() -> Self {
+        Self { qk_norm: false }
+    }
 }
 
 /// Linear layers with a bias.

@@ -243,7 +243,7 @@ impl Attention {
         let wo = d.linear(at, ("o", "self_attn.o_proj"), [h, q], bias);
         let mut per_head = |ours, theirs| {
             let names = (ours, theirs);
-            m.qk_norm
+            m.options.qk_norm
                 .then(|| d.norm(at, names, m.head_dim, false, Order::Declared))
         };
         Self {

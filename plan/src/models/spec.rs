@@ -114,7 +114,7 @@ impl Conflict {
                 ..Self::new(&["bias", "family"], message)
             });
         }
-        if m.qk_norm {
+        if m.options.qk_norm {
             let message = format!(
                 "`qk_norm` needs separate queries and keys, which family {family} does not have"
             );

@@ -27,7 +27,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             width: 5,
             kernel: 3,
             bias: Bias::from(family != Family::Llama),
-            qk_norm: false,
+            options: ModelOptions::default(),
         },
         train: Train {
             seq_len: if family == Family::Cnn { 1 } else { 5 },

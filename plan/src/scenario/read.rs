@@ -143,7 +143,7 @@ fn model_and_train(d: &Document, preset: Option<&Filled>) -> Result<(Model, Trai
         width: image(Key::Width, 64),
         kernel: image(Key::Kernel, 3),
         bias: d.given(Key::Bias).unwrap_or(spec.defaults.bias),
-        qk_norm: d.setting(Key::QkNorm),
+        options: d.options("model"),
     };
     Ok((model, train(d, seq_len)))
 }

@@ -7,6 +7,7 @@ use crate::config::{
     Bias, CudaGraph, Family, Offload, Prefetch, RecomputeLayers, Reshard, Scope, Words,
 };
 use crate::units::Bytes;
+use serde::de::DeserializeOwned;
 use std::sync::LazyLock;
 use toml::de::DeValue;
 
@@ -41,6 +42,33 @@ impl Document {
         let value = self.given(key).or_else(default);
         value.unwrap_or_else(|| panic!("{} has no default of its type", key.path()))
     }
+}
+
+impl Document {
+    /// Returns the keys of a section that `T` has fields for, by their names: given values and
+    /// literal defaults.
+    ///
+    /// # Panics
+    /// If a field has no key of its type, which every test that loads a scenario would find.
+    pub(crate) fn options<T: DeserializeOwned>(&self, section: &str) -> T {
+        let values = Key::of_section(section).filter_map(|key| {
+            let value = self.value(key).or(DEFAULTS[key as usize].as_ref())?;
+            Some((key.info().key.to_owned(), json(value)?))
+        });
+        let all = serde_json::Value::Object(values.collect());
+        serde_json::from_value(all).unwrap_or_else(|e| panic!("[{section}]: {e}"))
+    }
+}
+
+/// Returns a plain value as JSON.
+fn json(value: &Value) -> Option<serde_json::Value> {
+    Some(match &value.datum {
+        Datum::Str(s) => s.as_str().into(),
+        Datum::Int(_) => value.integer()?.into(),
+        Datum::Float(x) => (*x).into(),
+        Datum::Bool(b) => (*b).into(),
+        Datum::Date | Datum::Array(_) | Datum::Table(_) => return None,
+    })
 }
 
 impl<T: Words> Setting for T {
@@ -172,7 +200,15 @@ impl Setting for Offload {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::ModelOptions;
     use crate::scenario::check;
+
+    #[test]
+    fn defaults_of_options_are_those_of_the_table() {
+        let document = Document::new("defaults".into());
+        let options: ModelOptions = document.options("model");
+        assert_eq!(options, ModelOptions::default());
+    }
 
     /// A default in parentheses is derived; any other is a value that the key takes.
     #[test]

@@ -158,7 +158,7 @@ fn norms_of_queries_and_keys_are_qwen3s() {
     let preset = format!("model.preset={}", dir.path().join("config.json").display());
     let text = "[train]\nseq_len = 64\n[mesh]\nhardware = \"cpu\"\ndp_shard = 2\n";
     let read = Loaded::new(text, &[&preset]).scenario.model;
-    assert_eq!((read.qk_norm, read.head_dim), (true, 32));
+    assert_eq!((read.options.qk_norm, read.head_dim), (true, 32));
     // A llama without them does not accept it, and no published variant has norms and biases.
     let e = Loaded::new(LLAMA, &sets[1..]).load(dir.path()).unwrap_err();
     assert!(e.to_string().contains("`model_type` is \"qwen3\""), "{e}");

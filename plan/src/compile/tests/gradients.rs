@@ -98,7 +98,7 @@ fn biases_of_queries_keys_and_values_have_gradients() {
 #[test]
 fn norms_of_queries_and_keys_have_gradients() {
     let mut base = tiny(Family::Llama);
-    base.model.qk_norm = true;
+    base.model.options.qk_norm = true;
     assert_eq!(
         numeric_gradients(&base, "_norm.weight"),
         2 * base.model.layers
