@@ -1,6 +1,7 @@
 //! What batches are counted in.
 
 use crate::config::Family;
+use crate::models::Inputs;
 
 /// What the batches of a model are counted in: the one place that says how throughput is called.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -77,11 +78,12 @@ impl BatchUnit {
 impl Family {
     /// What its batches are counted in.
     #[must_use]
-    pub const fn counted_in(self) -> BatchUnit {
-        match self {
-            Self::Llama | Self::Gpt2 | Self::Encoder => BatchUnit::Tokens,
-            Self::Linear => BatchUnit::Rows,
-            Self::Cnn => BatchUnit::Images,
+    pub fn counted_in(self) -> BatchUnit {
+        let spec = self.spec();
+        match spec.inputs {
+            Inputs::Images => BatchUnit::Images,
+            Inputs::Features if spec.attention.is_none() => BatchUnit::Rows,
+            Inputs::Features | Inputs::Tokens => BatchUnit::Tokens,
         }
     }
 }
