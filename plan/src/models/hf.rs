@@ -3,7 +3,7 @@
 //! Names and defaults are those of the configuration classes of transformers 5. The same rows read
 //! a file into a scenario, compare a file with a scenario, and write the file of a trained model.
 
-use crate::config::Model;
+use crate::config::{Model, ModelOptions};
 use serde_json::Value;
 
 /// A `model_type` of transformers that a family covers.
@@ -103,17 +103,34 @@ pub(super) const ROPE_THETA: Field = Field {
 };
 
 impl HfType {
-    /// Returns whether a model of the family is one of this type.
+    /// Returns whether a model of the family is one of this type: its fixed keys have their values,
+    /// its fields can say what they are for, and every other option has its default.
     #[must_use]
     pub fn describes(&self, model: &Model) -> bool {
         let values = serde_json::to_value(model).unwrap_or_default();
-        let is_fixed = |(key, given): &(&str, Given)| values.get(key) == Some(&Value::from(*given));
-        // Without a field for biases, some layers only may not have any.
-        let says_bias = self
-            .fields
-            .iter()
-            .any(|f| matches!(f.meaning, Meaning::HasBias));
-        let fits_bias = !says_bias || values["bias"].is_boolean();
-        fits_bias && self.fixed.iter().all(is_fixed)
+        let defaults = serde_json::to_value(ModelOptions::default()).unwrap_or_default();
+        let is_fixed = |(key, given): &(&str, Given)| values[key] == Value::from(*given);
+        let can_say = |field: &Field| match field.meaning {
+            Meaning::Required(key) | Meaning::Default(key, _) => !values[key].is_null(),
+            Meaning::HasBias => values["bias"].is_boolean(),
+            _ => true,
+        };
+        let has_default = |(key, default): (&String, &Value)| {
+            let is_fixed = self.fixed.iter().any(|(fixed, _)| fixed == key);
+            is_fixed || self.fields.iter().any(|f| f.says(key)) || values[key] == *default
+        };
+        self.fixed.iter().all(is_fixed)
+            && self.fields.iter().all(can_say)
+            && defaults.as_object().into_iter().flatten().all(has_default)
+    }
+}
+
+impl Field {
+    /// Returns whether the field is the value of a key.
+    fn says(&self, key: &str) -> bool {
+        match self.meaning {
+            Meaning::Required(k) | Meaning::Optional(k) | Meaning::Default(k, _) => k == key,
+            _ => false,
+        }
     }
 }

@@ -73,7 +73,7 @@ const HF: &[HfType] = &[
     HfType {
         model_type: "llama",
         architecture: "LlamaForCausalLM",
-        fixed: &[("qk_norm", Given::Bool(false))],
+        fixed: &[],
         fields: &[
             VOCAB,
             HIDDEN,
@@ -94,10 +94,7 @@ const HF: &[HfType] = &[
     HfType {
         model_type: "mistral",
         architecture: "MistralForCausalLM",
-        fixed: &[
-            ("qk_norm", Given::Bool(false)),
-            ("bias", Given::Bool(false)),
-        ],
+        fixed: &[("bias", Given::Bool(false))],
         fields: &[
             VOCAB,
             HIDDEN,
@@ -122,7 +119,7 @@ const HF: &[HfType] = &[
     HfType {
         model_type: "qwen2",
         architecture: "Qwen2ForCausalLM",
-        fixed: &[("qk_norm", Given::Bool(false)), ("bias", Given::Str("qkv"))],
+        fixed: &[("bias", Given::Str("qkv"))],
         fields: &[
             VOCAB, HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, SILU, POSITIONS, NORM_EPS,
             ROPE_THETA, SLIDES, TIED,
@@ -243,7 +240,8 @@ impl Attention {
         let wo = d.linear(at, ("o", "self_attn.o_proj"), [h, q], bias);
         let mut per_head = |ours, theirs| {
             let names = (ours, theirs);
-            m.options.qk_norm
+            m.options
+                .qk_norm
                 .then(|| d.norm(at, names, m.head_dim, false, Order::Declared))
         };
         Self {

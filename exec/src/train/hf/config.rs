@@ -2,7 +2,7 @@
 
 use crate::train::TrainError;
 use serde_json::{Map, Value, json};
-use shardlab_plan::config::Model;
+use shardlab_plan::config::{Model, ModelOptions};
 use shardlab_plan::models::{HfType, Meaning};
 use std::path::Path;
 
@@ -179,6 +179,6 @@ fn absent(key: &str, m: &Model) -> Value {
         "max_seq_len" => (defaults.max_seq_len)(None).into(),
         "norm_eps" => 1e-5.into(),
         "rope_theta" => 1e4.into(),
-        _ => Value::Null,
+        key => serde_json::to_value(ModelOptions::default()).unwrap_or_default()[key].clone(),
     }
 }
