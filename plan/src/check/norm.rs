@@ -5,8 +5,8 @@ use super::describe;
 use super::rules::RuleId;
 use super::state::axes;
 use super::walk::Walk;
-use crate::ir::{Access, AxisId, AxisSet, BufferId, InstrId};
-use crate::program::Program;
+use crate::ir::{Access, AxisId, AxisSet, BufferId, Holds, InstrId, KernelClass};
+use crate::program::{Op, Program};
 use crate::shard::Layout;
 use std::collections::HashMap;
 
@@ -16,6 +16,8 @@ pub(super) struct Norms {
     need: AxisSet,
     /// Axes that divide some trained parameter.
     divided: AxisSet,
+    /// Axes that divide what gradients are of, by their buffer and first byte.
+    of_grad: HashMap<(BufferId, u64), AxisSet>,
     /// Axes that each sum has been reduced over.
     open: HashMap<BufferId, AxisSet>,
 }
@@ -37,6 +39,11 @@ impl Norms {
         Self {
             need: need.union(divided),
             divided,
+            of_grad: if divided.is_empty() {
+                HashMap::new()
+            } else {
+                of_grad(p)
+            },
             open: HashMap::new(),
         }
     }
@@ -49,12 +56,39 @@ impl Norms {
     }
 }
 
+/// What the optimizer reads with each gradient: weights of a group, whose parameters lie alike on
+/// the axes that divide the model.
+fn of_grad(p: &Program) -> HashMap<(BufferId, u64), AxisSet> {
+    let group = |b: BufferId| match p.buffers[b.index()].holds {
+        Holds::Param(x) => Some(x),
+        Holds::Group(g) => p.groups[g.index()].params.first().copied(),
+        _ => None,
+    };
+    let mut all = HashMap::new();
+    for instr in &p.instrs {
+        let Op::Launch { kernel, .. } = instr.op else {
+            continue;
+        };
+        let reads = p.reads(&instr.op);
+        if p.kernels[kernel.index()].class == KernelClass::Optimizer
+            && let Some(param) = reads.first().and_then(|w| group(w.buffer))
+        {
+            let divided = p.params[param.index()].placements.divided();
+            all.extend(reads.iter().map(|a| ((a.buffer, a.offset), divided)));
+        }
+    }
+    all
+}
+
 impl Walk<'_> {
     /// Squares of this rank's part of gradients were added to a buffer.
     pub(super) fn norm_summed(&mut self, id: InstrId, grads: &[Access], b: BufferId) {
         let p = self.p;
-        let params = grads.iter().filter_map(|a| self.a_param_of(a.buffer));
-        let divided = params.fold(AxisSet::EMPTY, |set, x| set.union(x.placements.divided()));
+        let of = |a: &Access| self.norms.of_grad.get(&(a.buffer, a.offset)).copied();
+        let divided = grads
+            .iter()
+            .filter_map(of)
+            .fold(AxisSet::EMPTY, AxisSet::union);
         let over = self.norms.open.entry(b).or_default();
         // What ranks have alike counts once: behind the sum over their different parts.
         let expected = self.norms.divided.without(divided);

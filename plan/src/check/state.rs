@@ -7,7 +7,7 @@ use super::layout::is_padding;
 use super::rules::RuleId;
 use super::walk::{Walk, Work};
 use crate::ir::{
-    Access, AxisId, AxisSet, BufferId, Collective, CollectiveKind, GroupId, Holds, InstrId, Param,
+    Access, AxisId, AxisSet, BufferId, Collective, CollectiveKind, GroupId, Holds, InstrId, Part,
     Role,
 };
 use crate::program::{Op, Phase, Program, Rule};
@@ -180,20 +180,6 @@ impl Walk<'_> {
             _ => self.p.groups[g.index()].requires_grad,
         };
         Some((g, trained))
-    }
-
-    /// A parameter of what a buffer holds; those of a group lie alike on the axes that divide the
-    /// model.
-    pub(super) fn a_param_of(&self, b: BufferId) -> Option<&Param> {
-        let p = self.p;
-        match p.buffers[b.index()].holds {
-            Holds::Param(x) => Some(&p.params[x.index()]),
-            Holds::Group(g) => p.groups[g.index()]
-                .params
-                .first()
-                .map(|x| &p.params[x.index()]),
-            _ => None,
-        }
     }
 
     /// What a collective does to gradients: the axes that it reduces over, or will have once its
@@ -604,7 +590,10 @@ impl Walk<'_> {
                 self.in_flight(work, part.input.buffer);
             }
         }
-        self.step.reduced(work);
+        let gradients = |part: &Part| is_grad(self.p.buffers[part.input.buffer.index()].role);
+        if c.parts.iter().any(gradients) {
+            self.step.reduced(work);
+        }
     }
 
     /// 16-byte alignment of what NCCL moves.

@@ -69,6 +69,7 @@ shipped![
     "small-scopes",
     "small-selective",
     "small-summed",
+    "small-tensor-parallel",
     "small-units",
     "small-zero1",
     "small-zero2",

@@ -1,5 +1,6 @@
 //! Programs as the policies lower them: they pass, and what is planted in them is found.
 
+mod model_collectives;
 mod mutations;
 mod waits;
 
