@@ -230,7 +230,7 @@ fn mesh(d: &Document) -> Result<Mesh, ScenarioError> {
     let world = u64::from(dp_shard) * u64::from(dp_outer);
     if world > validate::MAX_RANKS {
         let message = format!(
-            "{world} ranks (dp_shard * dp_outer) are more than {}",
+            "{world} ranks (dp_shard * dp_replicate) are more than {}",
             validate::MAX_RANKS
         );
         return Err(d.conflict(&[Key::DpOuter, Key::DpShard], message));

@@ -3,7 +3,7 @@
 use crate::view::{RunView, ScenarioView, differences};
 use serde::Serialize;
 use shardlab_plan::record::RunKind;
-use shardlab_plan::scenario::HARDWARE;
+use shardlab_plan::scenario::{HARDWARE, key_of};
 use std::collections::BTreeSet;
 
 /// Options that are named; of more, their number is given.
@@ -267,7 +267,7 @@ impl<'a> Facts<'a> {
         let known = self.views.iter().all(|v| !v.scenario.settings.is_empty());
         // What `differing` says in other words.
         let told = |key: &&String| !key.starts_with("model.") && *key != crate::view::HARDWARE;
-        let keys: Vec<&str> = self.keys.iter().filter(told).map(String::as_str).collect();
+        let keys: Vec<_> = self.keys.iter().filter(told).map(|k| key_of(k)).collect();
         match keys.as_slice() {
             [] if self.keys.is_empty() && known => Some("no option differs".to_owned()),
             [] => None,

@@ -7,6 +7,7 @@ use crate::environment::MACHINE;
 use crate::view::{RunView, what_if};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use shardlab_plan::scenario::json_path_of;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -151,7 +152,7 @@ impl Entry {
     }
 
     /// What was changed: `section.key=VALUE` of the command line, and the options of a what-if
-    /// (`--slower host=2`).
+    /// (`--scale host=2`).
     #[must_use]
     pub fn changes(&self) -> Vec<String> {
         let what_if = what_if(&self.environment);
@@ -188,7 +189,8 @@ impl Entry {
         self.metrics.get(name).copied().unwrap_or(f64::NAN)
     }
 
-    /// What a filter or a grouping may ask for: a field, an option or a fact of the environment.
+    /// What a filter or a grouping may ask for: a field, an option (by any name of its key) or a fact
+    /// of the environment.
     #[must_use]
     pub fn field(&self, key: &str) -> Option<String> {
         Some(match key {
@@ -202,8 +204,9 @@ impl Entry {
             "digest" | "program_digest" => self.program_digest.clone(),
             "scenario_digest" => self.scenario_digest.clone(),
             _ => {
-                let own = self.settings.get(key).or_else(|| self.environment.get(key));
-                return own.cloned();
+                let option = || self.settings.get(&json_path_of(key)?);
+                let own = self.settings.get(key).or_else(option);
+                return own.or_else(|| self.environment.get(key)).cloned();
             }
         })
     }

@@ -37,24 +37,24 @@ pub(crate) struct DeviceArgs {
     #[arg(long)]
     processes: bool,
     /// Run all ranks as threads of one process, also on several GPUs
-    #[arg(long, conflicts_with = "processes")]
-    one_process: bool,
+    #[arg(long, alias = "one-process", conflicts_with = "processes")]
+    single_process: bool,
     /// Let ranks share GPUs, to try a multi-GPU job on fewer GPUs: same results, no meaningful
     /// timings (one host)
-    #[arg(long, conflicts_with = "one_process")]
+    #[arg(long, conflicts_with = "single_process")]
     share_gpu: bool,
     /// How to register device memory with NCCL
-    #[arg(long, value_enum, default_value_t = Register::Off)]
-    register: Register,
+    #[arg(long, alias = "register", value_name = "HOW", value_enum, default_value_t = Register::Off)]
+    nccl_registration: Register,
     /// How to time the recorded step (GPUs)
-    #[arg(long, value_enum, default_value_t = Clock::Auto)]
-    times: Clock,
+    #[arg(long, alias = "times", value_name = "SOURCE", value_enum, default_value_t = Clock::Auto)]
+    timing_source: Clock,
     /// Do not use CUDA graphs: issue captured scopes instruction by instruction
-    #[arg(long)]
-    no_graphs: bool,
+    #[arg(long, alias = "no-graphs")]
+    no_cuda_graphs: bool,
     /// Delay random instructions, chosen by this seed (stress test; results must not change)
-    #[arg(long, value_name = "SEED", hide_short_help = true)]
-    delays: Option<u64>,
+    #[arg(long, alias = "delays", value_name = "SEED", hide_short_help = true)]
+    fuzz_schedule: Option<u64>,
 }
 
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,8 +90,8 @@ enum Clock {
 }
 
 impl DeviceArgs {
-    /// These arguments as another shardlab takes them; those that say nothing new are left out, so
-    /// that one that does not know them yet can be asked too.
+    /// Returns the options that differ from their defaults, for the command line of another shardlab.
+    /// It may be an older one, so options have their first names, which stay aliases.
     pub(crate) fn words(&self) -> Vec<OsString> {
         // In full, so that a new argument is not forgotten here.
         let Self {
@@ -102,12 +102,12 @@ impl DeviceArgs {
             tf32,
             no_cudnn,
             processes,
-            one_process,
+            single_process,
             share_gpu,
-            register,
-            times,
-            no_graphs,
-            delays,
+            nccl_registration,
+            timing_source,
+            no_cuda_graphs,
+            fuzz_schedule,
         } = self;
         let mut words: Vec<OsString> = Vec::new();
         let mut say = |option: &str, value: &dyn AsRef<std::ffi::OsStr>| {
@@ -125,26 +125,26 @@ impl DeviceArgs {
         if let Some(gpu) = gpu {
             say("--gpu", &gpu.to_string());
         }
-        match register {
+        match nccl_registration {
             Register::Off => {}
             Register::Buffer => say("--register", &"buffer"),
             Register::Window => say("--register", &"window"),
         }
-        match times {
+        match timing_source {
             Clock::Auto => {}
             Clock::Cupti => say("--times", &"cupti"),
             Clock::Events => say("--times", &"events"),
         }
-        if let Some(seed) = delays {
+        if let Some(seed) = fuzz_schedule {
             say("--delays", &seed.to_string());
         }
         let switches = [
             (tf32, "--tf32"),
             (no_cudnn, "--no-cudnn"),
             (processes, "--processes"),
-            (one_process, "--one-process"),
+            (single_process, "--one-process"),
             (share_gpu, "--share-gpu"),
-            (no_graphs, "--no-graphs"),
+            (no_cuda_graphs, "--no-graphs"),
         ];
         let on = switches.into_iter().filter(|(on, _)| **on);
         words.extend(on.map(|(_, word)| word.into()));
@@ -179,7 +179,7 @@ impl DeviceArgs {
     /// Whether each rank is to be a process.
     pub(crate) fn wants_processes(&self, program: &Program) -> bool {
         let several_gpus = self.device == Kind::Cuda && program.meta.world > 1;
-        self.processes || several_gpus && !self.one_process
+        self.processes || several_gpus && !self.single_process
     }
 
     /// The same on this machine's processor.
@@ -270,22 +270,24 @@ impl DeviceArgs {
             }
             n => n as usize,
         };
-        exec.graphs = !self.no_graphs;
-        exec.registration = match self.register {
+        exec.graphs = !self.no_cuda_graphs;
+        exec.registration = match self.nccl_registration {
             Register::Off => Registration::Off,
             Register::Buffer => Registration::Buffer,
             Register::Window => Registration::Window,
         };
-        exec.times = match self.times {
+        exec.times = match self.timing_source {
             Clock::Auto => Times::Auto,
             Clock::Cupti => Times::Cupti,
             Clock::Events => Times::Events,
         };
-        exec.delay = self.delays.map(|seed| shardlab_exec::engine::DelaySpec {
-            seed,
-            probability: 0.05,
-            max: std::time::Duration::from_micros(500),
-        });
+        exec.delay = self
+            .fuzz_schedule
+            .map(|seed| shardlab_exec::engine::DelaySpec {
+                seed,
+                probability: 0.05,
+                max: std::time::Duration::from_micros(500),
+            });
     }
 
     /// Trains on the device, all ranks in this process.
@@ -319,7 +321,8 @@ impl DeviceArgs {
         let on_cpu = self.device != Kind::Cuda;
         outcome.run.mfu = utilisation(scenario, program, &outcome.run, on_cpu);
         if self.share_gpu && !on_cpu && program.meta.world > 1 {
-            let shared = "shared by ranks that took turns: times are not meaningful".to_owned();
+            let shared =
+                "shared by ranks that took turns: timing_source are not meaningful".to_owned();
             outcome
                 .run
                 .environment

@@ -14,7 +14,7 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
         let message = format!("{world} ranks do not fill nodes of {node} GPUs");
         return Err(d
             .conflict(&[Key::GpusPerNode, Key::DpOuter, Key::DpShard], message)
-            .with_help("`gpus_per_node` must divide dp_shard * dp_outer"));
+            .with_help("`gpus_per_node` must divide dp_shard * dp_replicate"));
     }
     Ok(())
 }
