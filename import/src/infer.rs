@@ -34,10 +34,10 @@ pub fn infer(facts: &Facts, name: &str, preset: Option<&str>) -> Inferred {
     mesh(&mut w, facts);
     fsdp(&mut w, facts);
     w.section("precision");
-    w.found("compute", facts.compute.as_ref(), |v| quote(v));
+    w.found("param_dtype", facts.compute.as_ref(), |v| quote(v));
     w.found("main_params", facts.main_params.as_ref(), |v| quote(v));
     w.found("main_grads", facts.main_grads.as_ref(), |v| quote(v));
-    w.found("comm_grads", facts.reduce.as_ref(), |v| quote(v));
+    w.found("reduce_dtype", facts.reduce.as_ref(), |v| quote(v));
     w.section("compile");
     w.found("mode", facts.compiled.as_ref(), |v| {
         quote(match v {
@@ -172,7 +172,7 @@ fn mesh(w: &mut Writer, facts: &Facts) {
         ),
     }
     if let Some(outer) = facts.dp_outer.as_ref().filter(|o| o.value > 1) {
-        w.known("dp_outer", &outer.value.to_string(), &outer.because);
+        w.known("dp_replicate", &outer.value.to_string(), &outer.because);
     }
 }
 

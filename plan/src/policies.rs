@@ -72,14 +72,14 @@ pub(crate) fn with_option(option: &str) -> String {
     format!("{noun} {}{outside}", names.join(" and "))
 }
 
-/// The engines that reduce over `dp_outer` in a step's last micro-batch only.
+/// The engines that reduce over `dp_replicate` in a step's last micro-batch only.
 const GRADIENTS_ADDED_UP: Refusal = Refusal {
     keys: &["fsdp.gradient_sync", "fsdp.policy"],
     when: |s| {
         let every = s.fsdp.gradient_sync == GradientSync::Every;
         every && s.mesh.dp_outer > 1 && !fully_compiled(s)
     },
-    message: "`gradient_sync` = \"every\" reduces over dp_outer in every micro-batch, as torch \
+    message: "`gradient_sync` = \"every\" reduces over dp_replicate in every micro-batch, as torch \
               does, but policies native and megatron add up shards and reduce them once per step",
     help: "set gradient_sync = \"outer_last\"",
 };

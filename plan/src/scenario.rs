@@ -25,7 +25,7 @@ mod source;
 mod spellings;
 mod sweep;
 mod validate;
-mod value;
+pub(crate) mod value;
 
 #[cfg(test)]
 mod tests;
@@ -33,7 +33,7 @@ mod tests;
 pub use crate::names::nearest;
 pub use batch::BatchUnit;
 pub use error::{Position, ScenarioError};
-pub use keys::{Accept, HARDWARE, KeyInfo, Need, SECTIONS, keys};
+pub use keys::{Accept, HARDWARE, KeyInfo, Need, SECTIONS, json_path_of, key_of, keys};
 pub use load::{is_stdin, text};
 pub use reference::reference;
 pub use schema::schema;

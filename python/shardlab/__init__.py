@@ -17,7 +17,7 @@ A scenario is a file, the name of a shipped one, or a dictionary with the sectio
 
 Options of the command line that a function does not name can be given by name, with underscores for
 dashes: ``shardlab.predict(job, full_ranks=True, slower={"host": 2})`` is
-``shardlab sim --full-ranks --slower host=2``.
+``shardlab sim --full-ranks --scale host=2``.
 
 Runs are not saved unless ``store`` names a folder. Paths in a dictionary are relative to the
 working directory. A failed command raises :class:`Error`; a dictionary that cannot be a scenario,
@@ -94,7 +94,7 @@ def sweep(
     """Predicts all combinations of some options and returns one dictionary per point.
 
     ``axes`` maps keys to their values: ``{"train.micro_batch": [1, 2, 4]}``. Keys joined by commas
-    change together: ``{"mesh.dp_shard,mesh.dp_outer": [[16, 1], [8, 2]]}``. A scenario's
+    change together: ``{"mesh.dp_shard,mesh.dp_replicate": [[16, 1], [8, 2]]}``. A scenario's
     ``[sweep]`` section gives further axes.
     """
     flags = [*_settings("--axis", axes), *_settings("--set", set), *_options(options)]

@@ -87,7 +87,7 @@ class Verbs(InFolder):
                 for policy in ["native", "fsdp2"]
             ],
         )
-        together = shardlab.sweep(JOB, {"mesh.dp_shard,mesh.dp_outer": [[4, 1], [2, 2]]})
+        together = shardlab.sweep(JOB, {"mesh.dp_shard,mesh.dp_replicate": [[4, 1], [2, 2]]})
         self.assertEqual([point["world_size"] for point in together], [4, 4])
         best = shardlab.sweep(JOB, ["train.micro_batch=[1, 2]"], top=1, sort="step")
         self.assertEqual([point["settings"] for point in best], [{"train.micro_batch": "1"}])

@@ -21,7 +21,7 @@ DOCUMENT = {
         "exact": 0.1,
         "none": [],
     },
-    "sweep": {"mesh.dp_shard,mesh.dp_outer": [[16, 1], [8, 2]]},
+    "sweep": {"mesh.dp_shard,mesh.dp_replicate": [[16, 1], [8, 2]]},
 }
 
 

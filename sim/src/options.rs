@@ -78,9 +78,9 @@ impl Options {
         for (i, &(part, factor)) in self.slower.iter().enumerate() {
             let name = part.name();
             if self.slower[..i].iter().any(|s| s.0 == part) {
-                return Err(format!("slower {name} is given twice"));
+                return Err(format!("scale {name} is given twice"));
             }
-            in_range(factor, || format!("slower {name}, factor {factor}"))?;
+            in_range(factor, || format!("scale {name}, factor {factor}"))?;
         }
         Ok(())
     }

@@ -248,7 +248,7 @@ fn communicators_that_nothing_uses_take_memory_in_frameworks_alone() {
 #[test]
 fn communicators_on_copy_engines_have_a_size_of_their_own() {
     let mut profile = hardware::load("h200-nvlink").unwrap();
-    let set = ["fsdp.policy=\"native\"", "fsdp.copy_engine_gather=true"];
+    let set = ["fsdp.policy=\"native\"", "fsdp.copy_engine_all_gather=true"];
     let program = planned("peers-1b", &set);
     let each = profile.footprint.communicator_mib;
     let made = |p: &hardware::Profile| p.outside_allocator(&program).communicators.0 >> 20;
@@ -260,8 +260,8 @@ fn communicators_on_copy_engines_have_a_size_of_their_own() {
     assert_eq!(made(&profile), each + 107);
     let set = [
         "fsdp.policy=\"native\"",
-        "fsdp.copy_engine_gather=true",
-        "fsdp.copy_engine_reduce=true",
+        "fsdp.copy_engine_all_gather=true",
+        "fsdp.copy_engine_reduce_scatter=true",
     ];
     let program = planned("peers-1b", &set);
     assert_eq!(

@@ -57,7 +57,7 @@ impl Misaligned {
         let aligned = mesh.map(|mesh| {
             let which = if mesh.all { "them" } else { "most of them" };
             format!(
-                " On the same ranks, dp_shard = {} with dp_outer = {} aligns {which}.",
+                " On the same ranks, dp_shard = {} with dp_replicate = {} aligns {which}.",
                 mesh.shard, mesh.outer
             )
         });
@@ -111,7 +111,7 @@ impl AlignedMesh {
     pub(super) fn overrides(self) -> Vec<String> {
         vec![
             format!("mesh.dp_shard={}", self.shard),
-            format!("mesh.dp_outer={}", self.outer),
+            format!("mesh.dp_replicate={}", self.outer),
         ]
     }
 }
@@ -186,7 +186,7 @@ mod tests {
             "{sentence}"
         );
         assert!(
-            sentence.ends_with("dp_shard = 128 with dp_outer = 4 aligns them."),
+            sentence.ends_with("dp_shard = 128 with dp_replicate = 4 aligns them."),
             "{sentence}"
         );
     }

@@ -141,7 +141,7 @@ mod tests {
         assert_eq!(warned(&four).len(), 1);
         assert!(warned(&four)[0].0.contains("take about 2.7 times as long"));
         assert_eq!(
-            warned(&[&four[..], &["precision.compute=f32"]].concat()),
+            warned(&[&four[..], &["precision.param_dtype=f32"]].concat()),
             []
         );
     }

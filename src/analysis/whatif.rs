@@ -146,17 +146,17 @@ const ALL_VALUES: [&str; 21] = [
     "fsdp.gradient_sync",
     "fsdp.async_reduce",
     "fsdp.separate_communicators",
-    "fsdp.copy_engine_gather",
-    "fsdp.copy_engine_reduce",
-    "fsdp.sum_in_optimizer",
+    "fsdp.copy_engine_all_gather",
+    "fsdp.copy_engine_reduce_scatter",
+    "fsdp.fuse_reduce_into_optimizer",
     "fsdp.unify_comm_stream",
     "fsdp.optimizer_in_backward",
     "fsdp.allocator",
     "fsdp.expandable_segments",
-    "compile.merge_projections",
-    "compile.epilogues",
+    "compile.fuse_projections",
+    "compile.gemm_accumulate",
     "compile.mix_order_reductions",
-    "compile.fused_products",
+    "compile.gemm_epilogue_fusion",
     "train.recompute",
     "train.recompute_layers",
     "train.loss",
@@ -169,8 +169,8 @@ const SOME_VALUES: [(&str, &[&str]); 9] = [
     ("fsdp.prefetch_backward", &["0", "1", "2", "4"]),
     ("fsdp.prefetch_next_step", &["0", "1", "2"]),
     ("fsdp.reduce_in_flight", &["1", "2", "4"]),
-    ("train.loss_chunk_rows", &["1024", "4096", "16384"]),
-    ("precision.comm_grads", &["f32", "bf16"]),
+    ("train.loss_chunk_tokens", &["1024", "4096", "16384"]),
+    ("precision.reduce_dtype", &["f32", "bf16"]),
     ("compile.mode", &["off", "regions", "blocks", "full"]),
     (
         "compile.cuda_graph",
@@ -192,15 +192,15 @@ pub fn is_settable(policy: PolicyKind, setting: &str) -> bool {
     /// Options that are fixed in the code of PyTorch and Megatron-FSDP.
     const ENGINE: [&str; 11] = [
         "fsdp.async_reduce",
-        "fsdp.copy_engine_gather",
-        "fsdp.copy_engine_reduce",
+        "fsdp.copy_engine_all_gather",
+        "fsdp.copy_engine_reduce_scatter",
         "fsdp.optimizer_in_backward",
         "fsdp.prefetch_next_step",
         "fsdp.reduce_in_flight",
-        "fsdp.sum_in_optimizer",
-        "compile.epilogues",
-        "compile.fused_products",
-        "compile.merge_projections",
+        "fsdp.fuse_reduce_into_optimizer",
+        "compile.gemm_accumulate",
+        "compile.gemm_epilogue_fusion",
+        "compile.fuse_projections",
         "compile.mix_order_reductions",
     ];
     /// Options that torch `fully_shard` fixes too, or that duplicate `reshard_after_forward`.
@@ -260,8 +260,8 @@ pub fn candidates(base: &Scenario, profile: &Profile) -> Vec<Change> {
     all.push(Change {
         label: "all collectives on copy engines".to_owned(),
         overrides: vec![
-            "fsdp.copy_engine_gather=true".to_owned(),
-            "fsdp.copy_engine_reduce=true".to_owned(),
+            "fsdp.copy_engine_all_gather=true".to_owned(),
+            "fsdp.copy_engine_reduce_scatter=true".to_owned(),
         ],
     });
     all.extend(mesh(base));
@@ -314,7 +314,7 @@ pub(super) fn mesh(base: &Scenario) -> Vec<Change> {
         if shard * outer == world && shard != m.dp_shard {
             let mut overrides = vec![
                 format!("mesh.dp_shard={shard}"),
-                format!("mesh.dp_outer={outer}"),
+                format!("mesh.dp_replicate={outer}"),
             ];
             if outer == 1 && base.fsdp.outer_strategy == OuterStrategy::Optim {
                 // Without an outer axis there is nothing to shard over.
@@ -442,16 +442,16 @@ mod tests {
                 .map(|c| c.label)
                 .collect::<Vec<_>>()
         };
-        assert_eq!(of("small-hsdp"), ["mesh.dp_shard=4 mesh.dp_outer=1"]);
+        assert_eq!(of("small-hsdp"), ["mesh.dp_shard=4 mesh.dp_replicate=1"]);
         // Several nodes: groups of one, two and four nodes, in addition to the existing mesh.
         let nodes = [
-            "mesh.dp_shard=8 mesh.dp_outer=8",
-            "mesh.dp_shard=16 mesh.dp_outer=4",
-            "mesh.dp_shard=32 mesh.dp_outer=2",
+            "mesh.dp_shard=8 mesh.dp_replicate=8",
+            "mesh.dp_shard=16 mesh.dp_replicate=4",
+            "mesh.dp_shard=32 mesh.dp_replicate=2",
         ];
         assert_eq!(of("llama3-70b-64xh100"), nodes);
         // Without an outer axis there is nothing to shard over.
-        let whole = "mesh.dp_shard=4 mesh.dp_outer=1 fsdp.outer_strategy=no_shard";
+        let whole = "mesh.dp_shard=4 mesh.dp_replicate=1 fsdp.outer_strategy=no_shard";
         assert_eq!(of("small-hfsdp"), [whole]);
     }
 
@@ -475,7 +475,7 @@ mod tests {
     fn another_batch_is_another_training() {
         let keeps = |key: &str, value: &str| Change::one(key, value).keeps_training();
         assert!(keeps("train.recompute", "full") && keeps("compile.mode", "blocks"));
-        assert!(!keeps("train.micro_batch", "4") && !keeps("precision.comm_grads", "bf16"));
+        assert!(!keeps("train.micro_batch", "4") && !keeps("precision.reduce_dtype", "bf16"));
     }
 
     #[test]

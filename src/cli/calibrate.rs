@@ -30,16 +30,16 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", default_value_t = 90, value_parser = clap::value_parser!(u64).range(5..=3600))]
     seconds: u64,
     /// Also measure the kernels of this scenario, in steps of a few of its layers (repeatable)
-    #[arg(long = "for", value_name = "SCENARIO")]
-    own: Vec<PathBuf>,
+    #[arg(long = "scenario", alias = "for", value_name = "SCENARIO")]
+    scenarios: Vec<PathBuf>,
     /// Override a key of these scenarios, for example compile.mode=regions (repeatable; the last
     /// one wins)
-    #[arg(long, value_name = "SECTION.KEY=VALUE", requires = "own")]
+    #[arg(long, value_name = "SECTION.KEY=VALUE", requires = "scenarios")]
     set: Vec<String>,
-    /// Only measure the kernels of --for, and add them to this profile: a file, or the name of a
+    /// Only measure the kernels of --scenario, and add them to this profile: a file, or the name of a
     /// shipped one
-    #[arg(long, value_name = "PROFILE", requires = "own")]
-    onto: Option<String>,
+    #[arg(long, alias = "onto", value_name = "PROFILE", requires = "scenarios")]
+    base_profile: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -112,7 +112,8 @@ struct Onto {
 
 impl Onto {
     fn load(name: &str, renamed: Option<&str>) -> Result<Self, Failure> {
-        let bad = |e: &dyn std::fmt::Display| Failure::bad_input(format_args!("--onto: {e}"));
+        let bad =
+            |e: &dyn std::fmt::Display| Failure::bad_input(format_args!("--base-profile: {e}"));
         let profile = hardware::load(name).map_err(|e| bad(&e))?;
         if profile.device.loaded_rate < 1.0 {
             return Err(bad(&format_args!(
@@ -143,7 +144,7 @@ impl Onto {
     fn cores(&self) -> Result<u32, Failure> {
         self.profile.device.shared_cores.ok_or_else(|| {
             Failure::bad_input(
-                "--onto: not a profile of the CPU device; measure GPUs with --device cuda",
+                "--base-profile: not a profile of the CPU device; measure GPUs with --device cuda",
             )
         })
     }
@@ -188,7 +189,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     if let Some(path) = &args.out {
         writable("--out", path)?;
     }
-    let user_scenarios = args.own.iter().map(|scenario| UserScenario {
+    let user_scenarios = args.scenarios.iter().map(|scenario| UserScenario {
         scenario: scenario.clone(),
         sets: args.set.clone(),
     });
@@ -197,7 +198,10 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         scenario.check().map_err(Failure::bad_input)?;
     }
     let stem = args.out.as_ref().and_then(|p| p.file_stem()?.to_str());
-    let onto = args.onto.as_deref().map(|name| Onto::load(name, stem));
+    let onto = args
+        .base_profile
+        .as_deref()
+        .map(|name| Onto::load(name, stem));
     let onto = onto.transpose()?;
     let options = Options {
         name: stem.unwrap_or(args.device.name()).to_owned(),

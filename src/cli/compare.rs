@@ -22,7 +22,7 @@ use std::path::PathBuf;
 const EXAMPLES: &str = "\
 RUN is a scenario (a file, or the name of a shipped one), the folder of a
 saved run, its id or the start of it, last, last~N, a name given with
-`shardlab runs name`, or a baseline of the gate: its file, or
+`shardlab runs tag`, or a baseline of the gate: its file, or
 baseline:SCENARIO.
 
 Two runs are explained; more are shown in a table. A single scenario is

@@ -78,8 +78,8 @@ pub(super) struct Args {
     #[arg(long, value_name = "N")]
     checkpoint_every: Option<u64>,
     /// Keep the newest K checkpoints
-    #[arg(long, value_name = "K", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
-    keep: u32,
+    #[arg(long, alias = "keep", value_name = "K", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    keep_checkpoints: u32,
     /// Where to start if there are checkpoints: auto (the newest complete one), never, or a step
     #[arg(long, value_name = "auto|never|STEP", value_parser = resume)]
     resume: Option<Resume>,
@@ -108,9 +108,9 @@ pub(super) struct Args {
     device: device::DeviceArgs,
     #[command(flatten)]
     save: SaveByDefault,
-    /// Plant a known fault, as `gate --plant` does
-    #[arg(long, value_enum, value_name = "FAULT", hide = true)]
-    plant: Option<Plant>,
+    /// Inject a known fault, as `gate --inject-fault` does
+    #[arg(long, alias = "plant", value_enum, value_name = "FAULT", hide = true)]
+    inject_fault: Option<Plant>,
     /// Let a rank fail at the second step's first collective, or never come: RANK:KIND
     #[arg(long, value_name = "FAULT", value_parser = fault::fault, hide = true)]
     fault: Option<FaultAt>,
@@ -168,7 +168,7 @@ impl Args {
                 .clone()
                 .unwrap_or_else(|| PathBuf::from("checkpoints").join(&scenario.name)),
             every: self.checkpoint_every.unwrap_or(0),
-            keep: self.keep as usize,
+            keep: self.keep_checkpoints as usize,
             resume: self.resume.unwrap_or_default(),
         })
     }
@@ -249,7 +249,7 @@ fn perform(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         ..args.clone()
     };
     let mut program = plan(&scenario)?;
-    if let Some(plant) = args.plant {
+    if let Some(plant) = args.inject_fault {
         program = plant.into(program).map_err(Failure::bad_input)?;
     }
     let program = Arc::new(program);

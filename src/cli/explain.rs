@@ -268,7 +268,7 @@ fn slower_parts(e: &Explanation, out: &mut Out) -> Result<(), Failure> {
         return Ok(());
     }
     out.blank()?;
-    out.heading("If one component were slower (`sim --slower PART=FACTOR`)")?;
+    out.heading("If one component were slower (`sim --scale PART=FACTOR`)")?;
     let [little, twice] = slower::FACTORS.map(|f| format!(">{f}x"));
     let mut table = Table::new(["component", little.as_str(), "", twice.as_str(), ""]);
     let base = e.prediction.step_ms();

@@ -76,10 +76,16 @@ pub(super) struct Args {
     #[arg(long, value_name = "SECONDS", default_value_t = TIMEOUT.as_secs() as u32, value_parser = clap::value_parser!(u32).range(1..))]
     timeout: u32,
     /// Inject a known fault, to see the gate fail
-    #[arg(long, value_enum, value_name = "FAULT", conflicts_with = "bless")]
-    plant: Option<Plant>,
+    #[arg(
+        long,
+        alias = "plant",
+        value_enum,
+        value_name = "FAULT",
+        conflicts_with = "bless"
+    )]
+    inject_fault: Option<Plant>,
     /// Inject every known fault in turn; fail unless the gate catches each
-    #[arg(long, conflicts_with_all = ["baseline", "against", "against_rev", "plant", "run"])]
+    #[arg(long, conflicts_with_all = ["baseline", "against", "against_rev", "inject_fault", "run"])]
     selftest: bool,
     /// Print every comparison, not only those that fail
     #[arg(long, conflicts_with = "json")]
@@ -201,7 +207,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         profiles: &profiles,
         exec: !args.no_exec,
         timeout: Duration::from_secs(u64::from(args.timeout)),
-        plant: args.plant,
+        plant: args.inject_fault,
         stop: &interrupt::requested,
     };
     interrupt::watch();
@@ -516,8 +522,8 @@ fn interleaved(
     }
     let new = this_binary()?;
     let mut planted = args.exec_arg.clone();
-    if let Some(plant) = args.plant {
-        planted.extend(["--plant".to_owned(), plant.name().to_owned()]);
+    if let Some(plant) = args.inject_fault {
+        planted.extend(["--inject-fault".to_owned(), plant.name().to_owned()]);
     }
     let (mut before, mut after) = (Vec::new(), Vec::new());
     for side in ratio::order(args.pairs) {

@@ -31,9 +31,9 @@ pub(super) struct Args {
 enum Verb {
     /// Show one run in full
     Show(show::Args),
-    /// Name a run, or remove a name; a name that is given again moves to the new run
-    #[command(visible_alias = "tag")]
-    Name(show::NameArgs),
+    /// Name a run, or remove a name; a name that exists moves to the new run
+    #[command(alias = "name")]
+    Tag(show::TagArgs),
     /// Remove runs: by age, by number, by what they are
     Prune(prune::Args),
     /// Query saved runs: group, join, quantiles, history of a metric, Parquet and CSV
@@ -57,7 +57,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     match &args.verb {
         None => list::run(args, &store, out),
         Some(Verb::Show(of)) => show::run(of, &store, args.json, out),
-        Some(Verb::Name(of)) => show::name(of, &store, out),
+        Some(Verb::Tag(of)) => show::tag(of, &store, out),
         Some(Verb::Prune(of)) => prune::run(of, &store, args.json, out),
         Some(Verb::Query(of)) => query::run(of, &store, args.json, out),
     }

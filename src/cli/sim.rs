@@ -49,10 +49,10 @@ pub(super) struct Args {
     /// Slow down the kernels of one rank by FACTOR (repeatable)
     #[arg(long, value_name = "RANK=FACTOR", value_parser = straggler)]
     straggler: Vec<(u32, f64)>,
-    /// Slow one component down on every rank by FACTOR (below 1: speed up): host, arithmetic,
+    /// Scale the times of one component on every rank by FACTOR (below 1: speed up): host, arithmetic,
     /// memory, collectives or host_copies (repeatable)
-    #[arg(long, value_name = "PART=FACTOR", value_parser = slower)]
-    slower: Vec<(Part, f64)>,
+    #[arg(long, alias = "slower", value_name = "PART=FACTOR", value_parser = slower)]
+    scale: Vec<(Part, f64)>,
     /// Simulate every rank, even if all are identical
     #[arg(long)]
     full_ranks: bool,
@@ -100,7 +100,7 @@ impl Args {
             seed: self.seed,
             jitter: self.jitter,
             stragglers: self.straggler.clone(),
-            slower: self.slower.clone(),
+            slower: self.scale.clone(),
             full_ranks: self.full_ranks,
             ..Options::default()
         }

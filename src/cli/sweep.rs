@@ -48,7 +48,7 @@ pub(super) struct Args {
     scenario: PathBuf,
     /// Add an axis, for example 'fsdp.prefetch_forward=[0, 1, 2]' (repeatable)
     ///
-    /// Join keys with commas to vary them together: 'mesh.dp_shard,mesh.dp_outer=[[16, 1], [8,
+    /// Join keys with commas to vary them together: 'mesh.dp_shard,mesh.dp_replicate=[[16, 1], [8,
     /// 2]]'.
     #[arg(long = "axis", value_name = "SECTION.KEY=[V1, V2]")]
     axes: Vec<String>,

@@ -39,7 +39,7 @@ pub(super) fn fits(room: usize) -> bool {
 
 /// Returns an option, or an override of it, without its section.
 pub(crate) fn option_of(path: &str) -> &str {
-    // Options of a what-if (`--slower host=1.5`) have no section.
+    // Options of a what-if (`--scale host=1.5`) have no section.
     if path.starts_with("--") {
         return path;
     }

@@ -18,7 +18,7 @@ const MOST: usize = 12;
 /// `prefetch_forward`.
 pub(super) fn find(name: &str, get: impl Fn(&str) -> Option<String>) -> Option<String> {
     get(name).or_else(|| {
-        let mut named = options::all().iter().filter(|i| i.key == name);
+        let mut named = options::all().iter().filter(|i| i.is_named(name));
         named.find_map(|i| get(&options::path(i)))
     })
 }

@@ -32,7 +32,7 @@ pub fn apart(runs: &[&RunView]) -> Vec<String> {
     let of = |i: usize| {
         let parts = differ.iter().map(|d| {
             let value = d.values[i].as_deref().unwrap_or("-");
-            format!("{}={value}", option_of(&d.key))
+            format!("{}={value}", option_of(&d.name()))
         });
         parts.collect::<Vec<_>>().join(" ")
     };

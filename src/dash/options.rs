@@ -32,7 +32,7 @@ pub fn all() -> &'static [&'static KeyInfo] {
 /// Returns the path of an option: `fsdp.prefetch_forward`.
 #[must_use]
 pub fn path(info: &KeyInfo) -> String {
-    format!("{}.{}", info.section, info.key)
+    info.path()
 }
 
 /// Returns the values of all options in a scenario, in the order of [`all`] and the syntax of
@@ -44,7 +44,7 @@ pub fn values(scenario: &Scenario) -> Vec<Option<String>> {
     all()
         .iter()
         .map(|info| {
-            let value = json.get(info.section)?.get(info.key)?;
+            let value = json.get(info.section)?.get(info.field)?;
             text(info, value)
         })
         .collect()
@@ -264,7 +264,7 @@ mod tests {
         assert_eq!(neighbour(batch, Some("4"), true).as_deref(), Some("8"));
         assert_eq!(neighbour(batch, Some("1"), false), None);
         assert_eq!(
-            neighbour(info("train.sync"), Some("true"), true).as_deref(),
+            neighbour(info("train.sync_each_step"), Some("true"), true).as_deref(),
             Some("false")
         );
     }

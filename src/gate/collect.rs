@@ -21,7 +21,7 @@ pub enum GateError {
     #[error(transparent)]
     Predict(#[from] PredictError),
     /// The fault cannot be injected into this program.
-    #[error("{scenario}: --plant {plant}: {reason}")]
+    #[error("{scenario}: --inject-fault {plant}: {reason}")]
     Plant {
         /// Scenario.
         scenario: String,

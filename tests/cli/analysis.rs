@@ -88,7 +88,7 @@ fn what_ifs_say_what_sim_says() {
             "sim",
             "peers-tiny",
             "--json",
-            "--slower",
+            "--scale",
             &format!("{part}=2"),
         ])[0];
         assert_eq!(twice["step_ms"], run["step_ms"]["median"], "{part}");
@@ -282,7 +282,7 @@ fn changes_across_nodes_are_tried() {
     for sets in [
         &["fsdp.reshard_after_forward=4"][..],
         &["fsdp.reshard_after_forward=2"],
-        &["mesh.dp_shard=4", "mesh.dp_outer=2"],
+        &["mesh.dp_shard=4", "mesh.dp_replicate=2"],
         &["fsdp.offload=[\"optimizer\"]"],
     ] {
         let found = across.iter().find(|(set, _)| set == sets);

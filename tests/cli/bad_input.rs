@@ -40,7 +40,7 @@ fn files() -> Vec<(&'static str, String)> {
         (
             "outer_optim_without_zero3",
             format!(
-                "[model]\n{llama}\n{MESH}dp_outer = 2\n[fsdp]\nstrategy = \"optim_grads\"\nouter_strategy = \"optim\"\n"
+                "[model]\n{llama}\n{MESH}dp_replicate = 2\n[fsdp]\nstrategy = \"optim_grads\"\nouter_strategy = \"optim\"\n"
             ),
         ),
         (
@@ -120,13 +120,13 @@ fn faulty_options_are_refused_by_name() {
             "--straggler",
             "1=1.5",
         ],
-        &["sim", "peers-tiny", "--slower", "host=0"],
+        &["sim", "peers-tiny", "--scale", "host=0"],
         &[
             "sim",
             "peers-tiny",
-            "--slower",
+            "--scale",
             "host=2",
-            "--slower",
+            "--scale",
             "host=2",
         ],
         &["sim", "peers-tiny", "toy-cnn", "--trace", "x.json"],
@@ -200,7 +200,7 @@ fn standard_input_is_a_scenario() {
 fn usage_errors_end_with_2_and_help_with_0() {
     shardlab(&["sim"]).assert().code(2);
     shardlab(&["no-such-verb"]).assert().code(2);
-    for option in ["--straggler=one", "--slower=host", "--slower=gpu=2"] {
+    for option in ["--straggler=one", "--scale=host", "--scale=gpu=2"] {
         shardlab(&["sim", "peers-tiny", option]).assert().code(2);
     }
     shardlab(&["--help"]).assert().success();

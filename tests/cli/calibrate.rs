@@ -45,12 +45,12 @@ fn kernels_of_a_scenario_are_added_to_a_profile() {
     std::fs::write(&base, format!("{}\n\n{table}", head.join("\n"))).unwrap();
     let set = [
         "--set",
-        "precision.compute=\"f32\"",
+        "precision.param_dtype=\"f32\"",
         "--set",
         "model.vocab=131",
     ];
-    let scenario = ["--seconds", "5", "--for", "small-native"];
-    let onto = ["calibrate", "--onto", &base, "--out", &mine];
+    let scenario = ["--seconds", "5", "--scenario", "small-native"];
+    let onto = ["calibrate", "--base-profile", &base, "--out", &mine];
     let text = stdout(&[&onto[..], &scenario, &set].concat());
     assert_eq!(text, "", "with --out nothing is printed");
     let text = std::fs::read_to_string(&mine).unwrap();
@@ -78,36 +78,36 @@ fn bad_arguments_are_refused() {
         &["calibrate", "--ranks", "0"][..],
         &["calibrate", "--seconds", "0"],
         &["calibrate", "--device", "gpu"],
-        &["calibrate", "--onto", "cpu"],
+        &["calibrate", "--base-profile", "cpu"],
         &["calibrate", "--set", "model.layers=1"],
-        &["calibrate", "--for", "no-such-scenario"],
+        &["calibrate", "--scenario", "no-such-scenario"],
         &[
             "calibrate",
-            "--for",
+            "--scenario",
             "small-native",
             "--set",
             "model.layer=1",
         ],
         &[
             "calibrate",
-            "--for",
+            "--scenario",
             "small-native",
-            "--onto",
+            "--base-profile",
             "no-such-profile",
         ],
         // Profiles of GPUs, measured with `exec` and with PyTorch.
         &[
             "calibrate",
-            "--for",
+            "--scenario",
             "small-native",
-            "--onto",
+            "--base-profile",
             "h200-nvlink-exec",
         ],
         &[
             "calibrate",
-            "--for",
+            "--scenario",
             "small-native",
-            "--onto",
+            "--base-profile",
             "h200-nvlink",
         ],
     ] {

@@ -165,7 +165,7 @@ fn kept_runs_folders_and_names_are_compared() {
         "--store",
         path,
     ]);
-    stdout(&["runs", "name", "last~1", "baseline", "--store", path]);
+    stdout(&["runs", "tag", "last~1", "baseline", "--store", path]);
     let runs = json(&["runs", "--json", "--store", path]);
     let id = |i: usize| runs[i]["id"].as_str().unwrap();
     let folder = format!("{path}/{}", id(0));

@@ -87,7 +87,7 @@ fn planted_faults_fail_and_are_named() {
         ("slow", &["step, predicted", "(+", "steady: +97 launch"]),
     ];
     for (fault, words) in cases {
-        let (code, out, err) = strict(dir.path(), &["small-native", "--plant", fault]);
+        let (code, out, err) = strict(dir.path(), &["small-native", "--inject-fault", fault]);
         assert_eq!(code, 1, "{fault}: {out}{err}");
         assert_narrow(&out);
         // Sentences are wrapped.
@@ -208,7 +208,7 @@ fn every_output_is_written() {
         "small-linear",
         "--preset",
         "strict",
-        "--plant",
+        "--inject-fault",
         "memory",
         "--json",
         "--junit",
@@ -297,7 +297,7 @@ fn limits_come_from_the_scenario_and_point_there() {
         &mine,
         &[
             &scenario.display().to_string(),
-            "--plant",
+            "--inject-fault",
             "memory",
             "--github",
         ],
@@ -453,7 +453,7 @@ fn a_missing_baseline_is_a_finding_beside_the_others() {
         "{xml}"
     );
     // A regression elsewhere does not change the status, but is reported.
-    let planted = ["small-native", "small-linear", "--plant", "memory"];
+    let planted = ["small-native", "small-linear", "--inject-fault", "memory"];
     let (code, out, _) = strict(dir.path(), &planted);
     assert_eq!(code, 2, "{out}");
     assert!(
@@ -501,13 +501,13 @@ fn bad_input_is_named() {
         (
             &[
                 "small-ddp",
-                "--plant",
+                "--inject-fault",
                 "stale",
                 "--against",
                 env!("CARGO_BIN_EXE_shardlab"),
             ],
             2,
-            "small-ddp: --plant stale: nothing is gathered in forward",
+            "small-ddp: --inject-fault stale: nothing is gathered in forward",
         ),
         (
             &["small-linear", "--against", "/no/such/binary"],
@@ -571,7 +571,7 @@ fn what_the_old_side_does_not_know_is_skipped() {
         "--pairs",
         "0",
         "small-native",
-        "--plant",
+        "--inject-fault",
         "stale",
     ];
     let (code, out, _) = call(&args);
@@ -686,7 +686,7 @@ fn old_against_new_by_revision() {
     assert!(out.contains("step, measured"), "{out}");
     // No work tree is left, and the next call works again.
     assert_eq!(git(&["worktree", "list"]).lines().count(), 1);
-    let (code, out) = gate(&[&base[..], &["HEAD~1", "--plant", "memory"]].concat());
+    let (code, out) = gate(&[&base[..], &["HEAD~1", "--inject-fault", "memory"]].concat());
     assert_eq!(code, 1, "{out}");
     let (code, out) = gate(&[&base[..], &["HEAD"]].concat());
     assert_eq!(code, 3, "the new revision does not build here: {out}");

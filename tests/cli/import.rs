@@ -175,7 +175,7 @@ fn the_inferred_scenario_is_the_one_that_was_run() {
         "policy = \"fsdp2\"",
         "units = [\"layers.*\", \"tok_embeddings\", \"norm+output=keep\"]",
         "reshard_after_forward = true",
-        "comm_grads = \"f32\"",
+        "reduce_dtype = \"f32\"",
         "mode = \"off\"",
     ] {
         let found = text.lines().find(|l| l.starts_with(line));

@@ -70,7 +70,7 @@ fn a_kept_run_has_its_id_in_json_and_is_shown_by_any_beginning_of_it() {
     let sim = [
         "sim",
         "peers-tiny",
-        "--slower",
+        "--scale",
         "host=2",
         "--json",
         "--store",
@@ -94,14 +94,14 @@ fn a_kept_run_has_its_id_in_json_and_is_shown_by_any_beginning_of_it() {
         text.contains("environment") && text.contains("exposed"),
         "{text}"
     );
-    stdout(&["runs", "name", "last", "main", "--store", &path]);
+    stdout(&["runs", "tag", "last", "main", "--store", &path]);
     assert!(stdout(&["runs", "show", "main", "--store", &path]).contains(id));
 }
 
 #[test]
 fn mistyped_names_get_the_nearest_valid_one() {
     let (_dir, path) = filled();
-    stdout(&["runs", "name", "last", "baseline", "--store", &path]);
+    stdout(&["runs", "tag", "last", "baseline", "--store", &path]);
     let at = |args: &[&str]| refused(&[args, &["--store", &path]].concat());
     let error = at(&["runs", "show", "baselin"]);
     assert!(error.contains("nearest is `baseline`"), "{error}");
@@ -124,8 +124,8 @@ fn mistyped_names_get_the_nearest_valid_one() {
 fn a_name_is_taken_away_and_its_run_stays() {
     let (_dir, path) = filled();
     let all = ids(&path, &[]);
-    stdout(&["runs", "name", &all[0], "main", "--store", &path]);
-    let name = ["runs", "name", "--store", &path];
+    stdout(&["runs", "tag", &all[0], "main", "--store", &path]);
+    let name = ["runs", "tag", "--store", &path];
     let error = refused(&[&name[..], &["--remove", "mian"]].concat());
     assert!(error.contains("the nearest is `main`"), "{error}");
     for half in [&["last"][..], &[], &["last", "--remove", "main"]] {
@@ -146,7 +146,7 @@ fn a_name_is_taken_away_and_its_run_stays() {
 fn pruning_says_first_and_spares_names() {
     let (_dir, path) = filled();
     let all = ids(&path, &[]);
-    stdout(&["runs", "name", &all[0], "main", "--store", &path]);
+    stdout(&["runs", "tag", &all[0], "main", "--store", &path]);
     let prune = ["runs", "prune", "--json", "--store", &path];
     let said = &json(&[&prune[..], &["--keep", "1", "--dry-run"]].concat())[0];
     assert_eq!(said["removed"], serde_json::json!([all[1]]));
@@ -266,14 +266,14 @@ fn what_was_changed_is_shown() {
     let path = dir.path().to_str().unwrap();
     for more in [
         &[][..],
-        &["--slower", "arithmetic=3"],
+        &["--scale", "arithmetic=3"],
         &["--straggler", "1=4", "--jitter", "0.02", "--seed", "3"],
     ] {
         stdout(&[&["sim", "small-native", "--store", path], more].concat());
     }
     let list = stdout(&["runs", "--store", path]);
     for part in [
-        "--slower",
+        "--scale",
         "arithmetic=3",
         "--straggler",
         "1=4",
@@ -284,11 +284,11 @@ fn what_was_changed_is_shown() {
     }
     let shown = stdout(&["runs", "show", "last~1", "--store", path]);
     assert!(
-        shown.contains("options   --slower arithmetic=3\n"),
+        shown.contains("options   --scale arithmetic=3\n"),
         "{shown}"
     );
     let compared = stdout(&["compare", "last~2", "last~1", "--store", path]);
-    assert!(compared.contains("--slower arithmetic"), "{compared}");
+    assert!(compared.contains("--scale arithmetic"), "{compared}");
     assert!(!compared.contains("No option differs"), "{compared}");
     let slower = ["--where", "slower=arithmetic=3"];
     assert_eq!(ids(path, &slower).len(), 1);
@@ -361,7 +361,7 @@ fn a_missing_name_is_reported_with_similar_ones() {
     let path = dir.path().to_str().unwrap();
     stdout(&["sim", "toy-linear", "--store", path, "--name", "baseline"]);
     stdout(&["compare", "baseline", "toy-linear", "--store", path]);
-    stdout(&["runs", "name", "--remove", "baseline", "--store", path]);
+    stdout(&["runs", "tag", "--remove", "baseline", "--store", path]);
     let error = refused(&["compare", "baseline", "toy-linear", "--store", path]);
     assert!(
         error.contains("no scenario or saved run is called `baseline`"),

@@ -44,8 +44,8 @@ fn gathers_for_the_next_step_are_hidden_behind_updates() {
         let next = format!("fsdp.prefetch_next_step={n}");
         let sets = [
             "fsdp.policy=native",
-            "fsdp.copy_engine_gather=true",
-            "fsdp.copy_engine_reduce=true",
+            "fsdp.copy_engine_all_gather=true",
+            "fsdp.copy_engine_reduce_scatter=true",
             "compile.mode=regions",
             "train.loss=chunked",
             "train.recompute=none",
@@ -259,7 +259,7 @@ fn a_slowed_machine_is_reported() {
     let text = stdout(&[
         "sim",
         "peers-tiny",
-        "--slower",
+        "--scale",
         "host=2",
         "--straggler",
         "1=1.5",
@@ -352,11 +352,11 @@ fn a_profile_extends_a_shipped_one_and_scales_it() {
     };
     let (scaled, environment) = step(&["--set", &own]);
     assert_eq!(environment["scale"], "collectives=1.5");
-    assert_eq!(scaled, step(&["--slower=collectives=1.5"]).0);
+    assert_eq!(scaled, step(&["--scale=collectives=1.5"]).0);
     // The factors multiply, up to the precision of f64.
     assert_eq!(
-        step(&["--set", &own, "--slower=collectives=2"]).0,
-        step(&["--slower=collectives=3"]).0
+        step(&["--set", &own, "--scale=collectives=2"]).0,
+        step(&["--scale=collectives=3"]).0
     );
     // `sweep` predicts the same for this job.
     let axis = format!("mesh.hardware=[\"{}\", \"h200-nvlink\"]", path.display());

@@ -388,8 +388,11 @@ fn one_axis_for_a_key_and_short_places() {
         err.contains("two axes set `train.micro_batch`: --axis train.micro_batch=[1, 2] and --axis train.micro_batch=[3]"),
         "{err}"
     );
-    let err = refused(&["mesh.dp_shard,mesh.dp_outer=[[4, 1]]", "mesh.dp_outer=[2]"]);
-    assert!(err.contains("two axes set `mesh.dp_outer`"), "{err}");
+    let err = refused(&[
+        "mesh.dp_shard,mesh.dp_replicate=[[4, 1]]",
+        "mesh.dp_replicate=[2]",
+    ]);
+    assert!(err.contains("two axes set `mesh.dp_replicate`"), "{err}");
     let many: Vec<String> = (1..=1000).map(|n| n.to_string()).collect();
     let many = many.join(",");
     let axes = ["train.grad_accum", "train.micro_batch"].map(|key| format!("{key}=[{many}]"));
@@ -458,16 +461,16 @@ fn the_fastest_with_room_to_spare() {
 #[test]
 fn linked_axes_keep_the_number_of_gpus() {
     let mesh = ["sweep", "small-native", "--axis"];
-    let linked = "mesh.dp_shard,mesh.dp_outer=[[4, 1], [2, 2]]";
+    let linked = "mesh.dp_shard,mesh.dp_replicate=[[4, 1], [2, 2]]";
     let points = json(&[&mesh[..], &[linked, "--json"]].concat());
     assert_eq!(points.len(), 2);
     for (point, (shard, outer)) in points.iter().zip([(4, 1), (2, 2)]) {
         assert_eq!(point["settings"]["mesh.dp_shard"], shard.to_string());
-        assert_eq!(point["settings"]["mesh.dp_outer"], outer.to_string());
+        assert_eq!(point["settings"]["mesh.dp_replicate"], outer.to_string());
         assert_eq!(point["world_size"], 4);
         let sets = [
             format!("mesh.dp_shard={shard}"),
-            format!("mesh.dp_outer={outer}"),
+            format!("mesh.dp_replicate={outer}"),
         ];
         let sim = [
             "sim",

@@ -87,7 +87,7 @@ impl Times {
             (Self::Auto, missing) => Ok(missing.is_none() && ranks == 1),
             (Self::Cupti, None) => Ok(true),
             (Self::Cupti, Some(why)) => Err(format!(
-                "--times cupti is not possible: {why}; use --times events"
+                "--timing-source cupti is not possible: {why}; use --timing-source events"
             )),
             (Self::Events, _) => Ok(false),
         }

@@ -50,7 +50,7 @@ impl UserScenario {
         self.load(&[
             format!("model.layers={layers}"),
             format!("mesh.dp_shard={ranks}"),
-            "mesh.dp_outer=1".to_owned(),
+            "mesh.dp_replicate=1".to_owned(),
         ])
     }
 

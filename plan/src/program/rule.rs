@@ -60,7 +60,7 @@ rules! {
     Clip = "clip", "Global gradient norm and clipping.";
     Optimizer = "optimizer", "Optimizer step on shards.";
     Refresh = "refresh", "Compute weights are made from main weights.";
-    StepEnd = "step-end", "The host waits for the device at the end of the step (train.sync).";
+    StepEnd = "step-end", "The host waits for the device at the end of the step (train.sync_each_step).";
     ZeroGrad = "zero-grad", "Gradients are dropped or zeroed after the step.";
     Bucket = "bucket", "Functional collectives merged into a bucket (compile full).";
     Capture = "capture", "CUDA-graph capture scope.";

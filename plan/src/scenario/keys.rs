@@ -14,6 +14,7 @@ use crate::config::{
 };
 use crate::models;
 use applies::{CHUNKED_LOSS, MODE_FULL, RECOMPUTE, SEVERAL_MICRO_BATCHES, SEVERAL_RANKS};
+use std::borrow::Cow;
 
 /// Sections of a scenario file that hold keys (`[sweep]` holds paths of keys instead).
 pub const SECTIONS: [&str; 7] = [
@@ -76,6 +77,9 @@ pub struct KeyInfo {
     pub section: &'static str,
     /// Key.
     pub key: &'static str,
+    /// Name of the resolved option, in JSON and in baselines of the gate. It never changes: a key that
+    /// gets a better name keeps it here, and as an alias.
+    pub field: &'static str,
     /// Other names that are accepted: those of PyTorch, torchtitan, Megatron-FSDP and Hugging Face.
     pub aliases: &'static [&'static str],
     /// The forms its value may take.
@@ -97,8 +101,15 @@ impl KeyInfo {
         format!("{}.{}", self.section, self.key)
     }
 
+    /// Returns the path of its resolved option in JSON.
+    #[must_use]
+    pub fn json_path(&self) -> String {
+        format!("{}.{}", self.section, self.field)
+    }
+
     /// Returns whether this is the key's name or one of its aliases.
-    fn is_named(&self, name: &str) -> bool {
+    #[must_use]
+    pub fn is_named(&self, name: &str) -> bool {
         self.key == name || self.aliases.contains(&name)
     }
 
@@ -164,6 +175,22 @@ impl Accept {
         }
     }
 
+    /// Returns the form of a list's items.
+    pub(crate) fn items(&self) -> Option<Self> {
+        match self {
+            Self::List(of) | Self::Tuple(of, _) => Some(**of),
+            _ => None,
+        }
+    }
+
+    /// Returns the keys of an inline table.
+    pub(crate) fn fields(&self) -> Option<&'static [(&'static str, Self)]> {
+        match self {
+            Self::Table(fields) => Some(fields),
+            _ => None,
+        }
+    }
+
     fn describe_many(&self) -> String {
         match self {
             Self::Text => "strings".into(),
@@ -174,7 +201,7 @@ impl Accept {
 }
 
 macro_rules! keys {
-    ($($id:ident: $section:literal $key:literal $(also [$($alias:literal),+])? [$($accept:expr),+] $default:literal $doc:literal $(needs [$($need:expr),+])?;)*) => {
+    ($($id:ident: $section:literal $key:literal $(as $field:literal)? $(also [$($alias:literal),+])? [$($accept:expr),+] $default:literal $doc:literal $(needs [$($need:expr),+])?;)*) => {
         /// A key, as index into [`KEYS`].
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) enum Key {
@@ -183,11 +210,13 @@ macro_rules! keys {
 
         /// The table, grouped by section.
         pub(crate) static KEYS: &[KeyInfo] = &[
-            $(KeyInfo { section: $section, key: $key, aliases: &[$($($alias),+)?], accepts: &[$($accept),+], default: $default, doc: $doc, needs: &[$($($need),+)?] }),*
+            $(KeyInfo { section: $section, key: $key, field: keys!(@field $key $($field)?), aliases: &[$($($alias),+)?], accepts: &[$($accept),+], default: $default, doc: $doc, needs: &[$($($need),+)?] }),*
         ];
 
         const IDS: &[Key] = &[$(Key::$id),*];
     };
+    (@field $key:literal) => { $key };
+    (@field $key:literal $field:literal) => { $field };
 }
 
 impl Key {
@@ -226,6 +255,23 @@ impl Key {
     }
 }
 
+/// Returns the path of the key whose resolved option is at a path of JSON: `mesh.dp_replicate` of
+/// `mesh.dp_outer`. Other text comes back as it is.
+#[must_use]
+pub fn key_of(field: &str) -> Cow<'_, str> {
+    let at = |k: &&KeyInfo| k.field != k.key && k.json_path() == field;
+    match KEYS.iter().find(at) {
+        Some(info) => info.path().into(),
+        None => field.into(),
+    }
+}
+
+/// Returns the path in JSON of the resolved option of a key, which may have any of its names.
+#[must_use]
+pub fn json_path_of(key: &str) -> Option<String> {
+    Key::at(key).map(|key| key.info().json_path())
+}
+
 /// All keys, section by section.
 #[must_use]
 pub fn keys() -> &'static [KeyInfo] {
@@ -240,7 +286,7 @@ const DTYPES: &[&str] = &["f32", "bf16", "f16"];
 const DTYPES_OR_NONE: &[&str] = &["f32", "bf16", "f16", "none"];
 const PLACEMENT: Accept = Tuple(&Choice(&["flat", "replicate"]), 3);
 const LOOKAHEAD: &[(&str, Accept)] = &[("elements", Integer(1, 1 << 50))];
-const PLACEMENTS: &[(&str, Accept)] = &[("dp_shard", PLACEMENT), ("dp_outer", PLACEMENT)];
+const PLACEMENTS: &[(&str, Accept)] = &[("dp_shard", PLACEMENT), ("dp_replicate", PLACEMENT)];
 
 keys! {
     Preset: "model" "preset" [Choice(PRESETS), Path(huggingface::ENDING)] "(none)" "Shapes of a known model, or the path of a Hugging Face config.json (llama, mistral, qwen2, qwen3 or gpt2; relative to the file that names it); other keys of this section override it";
@@ -264,12 +310,12 @@ keys! {
     QkNorm: "model" "qk_norm" [Bool] "false" "Normalize queries and keys per head before the rotary embedding (llama; as in Qwen3)";
 
     SeqLen: "train" "seq_len" [Integer(1, 4 * MIB)] "(max_seq_len up to 8192; encoder: 512; linear, cnn: 1)" "Tokens per sequence";
-    MicroBatch: "train" "micro_batch" also ["local_batch_size", "per_device_train_batch_size"] [Integer(1, MIB)] "1" "Sequences per rank and micro-batch";
-    GradAccum: "train" "grad_accum" also ["gradient_accumulation_steps"] [Integer(1, 4096)] "1" "Micro-batches per step (gradient accumulation)";
+    MicroBatch: "train" "micro_batch" also ["micro_batch_size", "local_batch_size", "per_device_train_batch_size"] [Integer(1, MIB)] "1" "Sequences per rank and micro-batch";
+    GradAccum: "train" "grad_accum" also ["gradient_accumulation_steps", "grad_accum_steps"] [Integer(1, 4096)] "1" "Micro-batches per step (gradient accumulation)";
     Recompute: "train" "recompute" also ["activation_checkpoint"] [Choice(Recompute::WORDS)] "\"none\"" "Activation checkpointing: none (keep all activations), full (recompute whole blocks in backward), selective (keep the results of matmuls and attention, recompute the rest), pointwise (compiled code only: recompute elementwise results inside backward kernels that read their operands anyway)";
     RecomputeLayers: "train" "recompute_layers" also ["recompute_num_layers"] [Choice(&["all"]), Integer(1, 4096), List(&Text)] "\"all\"" "Blocks that `recompute` applies to: all, the first N (Megatron's recompute_num_layers with method block), or those in modules that match a list of globs, for example [\"layers.*0\"]; the others keep their activations" needs [RECOMPUTE];
     Loss: "train" "loss" [Choice(Loss::WORDS)] "\"materialized\"" "Cross entropy: materialized (all logits at once), chunked (computes logits, loss and their gradients chunk by chunk, so that the full logits never exist)";
-    LossChunkRows: "train" "loss_chunk_rows" [Integer(1, 4 * MIB)] "4096" "Tokens per chunk of the chunked loss: smaller chunks use less memory, larger ones are faster" needs [CHUNKED_LOSS];
+    LossChunkRows: "train" "loss_chunk_tokens" as "loss_chunk_rows" also ["loss_chunk_rows"] [Integer(1, 4 * MIB)] "4096" "Tokens per chunk of the chunked loss: smaller chunks use less memory, larger ones are faster" needs [CHUNKED_LOSS];
     Optimizer: "train" "optimizer" [Choice(Optimizer::WORDS)] "\"adamw\"" "Optimizer: adamw (two moments per parameter), sgd (no state)";
     Lr: "train" "lr" [Number(0.0, 1e6)] "3e-4" "Peak learning rate";
     WarmupSteps: "train" "warmup_steps" [Integer(0, 1_000_000)] "0" "Steps of linear warm-up from 0 to `lr`; 0: no warm-up";
@@ -279,20 +325,20 @@ keys! {
     Eps: "train" "eps" [Number(ABOVE_0, 1.0)] "1e-8" "Epsilon of AdamW";
     WeightDecay: "train" "weight_decay" [Number(0.0, 1e3)] "0.1" "Decoupled weight decay";
     ClipNorm: "train" "clip_norm" also ["max_norm", "max_grad_norm"] [Number(0.0, 1e9)] "0.0" "Clip gradients to this global norm; 0: do not clip";
-    Sync: "train" "sync" also ["sync_each_step"] [Bool] "false" "The host waits for the device at the end of every step, like a training loop that reads its loss";
+    Sync: "train" "sync_each_step" as "sync" also ["sync"] [Bool] "false" "The host waits for the device at the end of every step, like a training loop that reads its loss";
     GradNorm: "train" "grad_norm" [Bool] "false" "Compute the global gradient norm in every step, even without clipping";
     Steps: "train" "steps" [Integer(1, 1_000_000)] "20" "Steps of a run";
     ValidateEvery: "train" "validate_every" [Integer(0, 1_000_000)] "0" "Run a validation forward every N steps; 0: never";
 
     Hardware: "mesh" "hardware" [Choice(&HARDWARE), Path(".toml")] "(required)" "Hardware profile: the name of a shipped profile, or the path of a profile file (relative to the scenario file, or to the working directory with --set)";
     DpShard: "mesh" "dp_shard" also ["data_parallel_shard_degree"] [Integer(1, MIB)] "(required)" "Ranks that shard parameters: the inner data-parallel mesh dimension (torchtitan: data_parallel_shard_degree)";
-    DpOuter: "mesh" "dp_outer" also ["dp_replicate", "data_parallel_replicate_degree"] [Integer(1, MIB)] "1" "Outer data-parallel mesh dimension: number of replicas (HSDP), or of outer shards with `outer_strategy = \"optim\"` (torchtitan: data_parallel_replicate_degree)";
+    DpOuter: "mesh" "dp_replicate" as "dp_outer" also ["dp_outer", "data_parallel_replicate_degree"] [Integer(1, MIB)] "1" "Outer data-parallel mesh dimension: number of replicas (HSDP), or of outer shards with `outer_strategy = \"optim\"` (torchtitan: data_parallel_replicate_degree)";
     Tp: "mesh" "tp" also ["tensor_parallel_degree"] [Integer(1, 1024)] "1" "Ranks that divide the layers among themselves: tensor parallelism, within the data-parallel dimensions (families linear; torchtitan: tensor_parallel_degree)";
-    GpusPerNode: "mesh" "gpus_per_node" [Integer(1, 1024)] "(8, or fewer when there are fewer ranks)" "GPUs per node, connected by NVLink";
+    GpusPerNode: "mesh" "gpus_per_node" also ["nproc_per_node"] [Integer(1, 1024)] "(8, or fewer when there are fewer ranks)" "GPUs per node, connected by NVLink";
 
     Policy: "fsdp" "policy" [Choice(PolicyKind::WORDS)] "\"native\"" "Engine to model: native (that of `shardlab exec`), fsdp2 (fully_shard of torch 2.11), megatron (megatron-fsdp 0.6.1)";
-    Strategy: "fsdp" "strategy" also ["sharding_strategy"] [Choice(Strategy::WORDS)] "\"optim_grads_params\"" "Sharded over dp_shard: no_shard (nothing: DDP), optim (optimizer state and master weights: ZeRO-1), optim_grads (and gradients: ZeRO-2), optim_grads_params (and parameters: ZeRO-3, FULL_SHARD)";
-    OuterStrategy: "fsdp" "outer_strategy" [Choice(OuterStrategy::WORDS)] "\"no_shard\"" "Sharded over dp_outer: no_shard (nothing: HSDP), optim (optimizer state and master weights: HFSDP)";
+    Strategy: "fsdp" "strategy" also ["sharding_strategy", "data_parallel_sharding_strategy"] [Choice(Strategy::WORDS)] "\"optim_grads_params\"" "Sharded over dp_shard: no_shard (nothing: DDP), optim (optimizer state and master weights: ZeRO-1), optim_grads (and gradients: ZeRO-2), optim_grads_params (and parameters: ZeRO-3, FULL_SHARD)";
+    OuterStrategy: "fsdp" "outer_strategy" also ["outer_dp_sharding_strategy"] [Choice(OuterStrategy::WORDS)] "\"no_shard\"" "Sharded over dp_replicate: no_shard (nothing: HSDP), optim (optimizer state and master weights: HFSDP)";
     Placements: "fsdp" "placements" [Table(PLACEMENTS)] "(from the strategies)" "Explicit placement (flat: sharded, replicate: not sharded) of [parameters, gradients, optimizer state] on each mesh dimension; replaces `strategy` and `outer_strategy`";
     Units: "fsdp" "units" [Choice(&["block", "root"]), List(&Text)] "\"block\"" "Modules that are gathered together (one fully_shard call each): block (every block), root (one unit for the whole model), or a list of globs; + joins modules into one unit, =keep exempts a unit from resharding";
     Reshard: "fsdp" "reshard_after_forward" [Bool, Choice(&["auto"]), Integer(1, MIB)] "true" "Free full parameters after forward: true (gather them again in backward), false (keep them), auto (all units but the last block), N (keep shards over groups of N ranks)";
@@ -300,41 +346,41 @@ keys! {
     ReshardAfterBackward: "fsdp" "reshard_after_backward" [Bool] "true" "Free full parameters after the backward of every micro-batch; false: only after the last one (`set_reshard_after_backward(False)`), so the next micro-batch need not gather them" needs [SEVERAL_MICRO_BATCHES];
     PrefetchForward: "fsdp" "prefetch_forward" [Integer(0, 64), Choice(&["implicit"]), Table(LOOKAHEAD)] "(native: 1, others: \"implicit\")" "Units gathered ahead in forward: N (a fixed depth; 0: on demand), implicit (what the engine does on its own; fsdp2: overlap of its streams), { elements = N } (until N elements are in flight)";
     PrefetchBackward: "fsdp" "prefetch_backward" [Integer(0, 64), Choice(&["implicit"]), Table(LOOKAHEAD)] "(native: 1, others: \"implicit\")" "Units gathered ahead in backward: N, implicit or { elements = N }, as for `prefetch_forward`";
-    GradientSync: "fsdp" "gradient_sync" [Choice(GradientSync::WORDS)] "(fsdp2: \"every\", others: \"outer_last\")" "Micro-batches that reduce gradients: every (all), outer_last (all over dp_shard, only the last over dp_outer: `set_requires_all_reduce`), last (only the last: `set_requires_gradient_sync`, no_sync; full gradients accumulate until then)" needs [SEVERAL_MICRO_BATCHES];
+    GradientSync: "fsdp" "gradient_sync" [Choice(GradientSync::WORDS)] "(fsdp2: \"every\", others: \"outer_last\")" "Micro-batches that reduce gradients: every (all), outer_last (all over dp_shard, only the last over dp_replicate: `set_requires_all_reduce`), last (only the last: `set_requires_gradient_sync`, no_sync; full gradients accumulate until then)" needs [SEVERAL_MICRO_BATCHES];
     ReduceInFlight: "fsdp" "reduce_in_flight" [Integer(1, 64)] "(fsdp2: 1, native: 2)" "Gradient buffers that may be in flight before the next reduction waits";
     OptimizerInBackward: "fsdp" "optimizer_in_backward" [Bool] "false" "Update each unit as soon as its gradient is reduced, on the reduction's stream, instead of after backward; frees the gradient at once";
     PrefetchNextStep: "fsdp" "prefetch_next_step" [Integer(0, 64)] "0" "Units gathered for the next forward as soon as the optimizer has updated them, overlapping the remaining updates; 0: none" needs [SEVERAL_RANKS];
     AsyncReduce: "fsdp" "async_reduce" [Bool] "true" "Reduce gradients on a side stream; false: on the compute stream";
     SeparateCommunicators: "fsdp" "separate_communicators" [Bool] "(native: true, others: false)" "All-gather and reduce-scatter use separate NCCL communicators";
-    CopyEngineGather: "fsdp" "copy_engine_gather" [Bool] "false" "Run all-gathers on copy engines, which takes no SMs from matmuls (NCCL 2.28: zero-CTA policy with symmetric windows)" needs [SEVERAL_RANKS];
-    CopyEngineReduce: "fsdp" "copy_engine_reduce" [Bool] "false" "Exchange gradients by an all-to-all on copy engines and sum them in a float32 kernel, instead of a reduce-scatter on SMs" needs [SEVERAL_RANKS];
-    SumInOptimizer: "fsdp" "sum_in_optimizer" also ["fuse_reduce_into_optimizer"] [Bool] "false" "The optimizer kernel sums what `copy_engine_reduce` exchanged, instead of a kernel after each exchange: saves a write and a read of every gradient, but keeps the gradients of all ranks until the update" needs [SEVERAL_RANKS];
+    CopyEngineGather: "fsdp" "copy_engine_all_gather" as "copy_engine_gather" also ["copy_engine_gather"] [Bool] "false" "Run all-gathers on copy engines, which takes no SMs from matmuls (NCCL 2.28: zero-CTA policy with symmetric windows)" needs [SEVERAL_RANKS];
+    CopyEngineReduce: "fsdp" "copy_engine_reduce_scatter" as "copy_engine_reduce" also ["copy_engine_reduce"] [Bool] "false" "Exchange gradients by an all-to-all on copy engines and sum them in a float32 kernel, instead of a reduce-scatter on SMs" needs [SEVERAL_RANKS];
+    SumInOptimizer: "fsdp" "fuse_reduce_into_optimizer" as "sum_in_optimizer" also ["sum_in_optimizer"] [Bool] "false" "The optimizer kernel sums what `copy_engine_reduce_scatter` exchanged, instead of a kernel after each exchange: saves a write and a read of every gradient, but keeps the gradients of all ranks until the update" needs [SEVERAL_RANKS];
     UnifyCommStream: "fsdp" "unify_comm_stream" [Bool] "false" "All-gather and reduce-scatter share one side stream";
     Allocator: "fsdp" "allocator" [Choice(AllocatorKind::WORDS)] "(native: \"pool\", others: \"caching\")" "Allocator of full-size buffers: caching (PyTorch's caching allocator), pool (fixed addresses, planned from one step), double_buffer (two persistent buffers of the largest unit's size), temporary (allocated and freed on every use, by the caching allocator)";
     ExpandableSegments: "fsdp" "expandable_segments" [Bool] "true" "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True for the caching allocator; note that torch's own default is off";
     CublasWorkspaceBytes: "fsdp" "cublas_workspace_bytes" [Bytes(0, 1 << 40)] "(native, cpu: 0; a100-40, a100-80: 8519680; others: 33554432)" "Size of one cuBLAS workspace (CUBLAS_WORKSPACE_CONFIG); policies fsdp2 and megatron hold two, one per PyTorch thread";
     PersistOnAllocFail: "fsdp" "persist_on_alloc_fail" [Bool] "false" "With allocator double_buffer: a unit that does not fit the buffers gets a persistent buffer of its own";
     AverageInCollective: "fsdp" "average_in_collective" [Bool] "false" "Average gradients in the collective (ReduceOp.AVG) instead of scaling by 1/dp in a kernel";
-    PerTokenLoss: "fsdp" "per_token_loss" [Bool] "false" "The loss is a sum over tokens, so gradients are not scaled by 1/dp";
-    NanCheck: "fsdp" "nan_check" [Bool] "false" "Check shards and gradients for NaN around every collective (native and megatron; not with mode full)";
+    PerTokenLoss: "fsdp" "per_token_loss" also ["calculate_per_token_loss"] [Bool] "false" "The loss is a sum over tokens, so gradients are not scaled by 1/dp";
+    NanCheck: "fsdp" "nan_check" also ["check_for_nan_in_grad"] [Bool] "false" "Check shards and gradients for NaN around every collective (native and megatron; not with mode full)";
     Offload: "fsdp" "offload" [List(&Choice(&["params", "grads", "optimizer"])), Empty] "[]" "State kept in host memory and copied to the device for use: any of params, grads, optimizer";
     Frozen: "fsdp" "frozen" [List(&Text), Empty] "[]" "Globs of modules that are not trained, with everything inside them";
 
-    Compute: "precision" "compute" also ["param_dtype"] [Choice(DTYPES)] "\"bf16\"" "Type of gathered parameters, activations and matmuls (MixedPrecisionPolicy: param_dtype)";
-    MainParams: "precision" "main_params" [Choice(DTYPES_OR_NONE)] "\"f32\"" "Type of the optimizer's master weights; none: the optimizer updates the compute weights";
-    MainGrads: "precision" "main_grads" [Choice(DTYPES)] "(megatron: \"bf16\", others: \"f32\"; f32 with f32 compute)" "Type in which gradients are accumulated and kept";
-    CommGrads: "precision" "comm_grads" also ["reduce_dtype"] [Choice(DTYPES)] "(fsdp2: \"f32\", others: main_grads)" "Type of gradients in the reduction over dp_shard (MixedPrecisionPolicy: reduce_dtype); policy native reduces over dp_outer in main_grads";
-    Moments: "precision" "moments" [Choice(DTYPES)] "\"f32\"" "Type of the optimizer's moments";
+    Compute: "precision" "param_dtype" as "compute" also ["compute"] [Choice(DTYPES)] "\"bf16\"" "Type of gathered parameters, activations and matmuls (MixedPrecisionPolicy: param_dtype)";
+    MainParams: "precision" "main_params" also ["main_params_dtype"] [Choice(DTYPES_OR_NONE)] "\"f32\"" "Type of the optimizer's master weights; none: the optimizer updates the compute weights";
+    MainGrads: "precision" "main_grads" also ["main_grads_dtype"] [Choice(DTYPES)] "(megatron: \"bf16\", others: \"f32\"; f32 with f32 compute)" "Type in which gradients are accumulated and kept";
+    CommGrads: "precision" "reduce_dtype" as "comm_grads" also ["comm_grads", "grad_comm_dtype"] [Choice(DTYPES)] "(fsdp2: \"f32\", others: main_grads)" "Type of gradients in the reduction over dp_shard (MixedPrecisionPolicy: reduce_dtype); policy native reduces over dp_replicate in main_grads";
+    Moments: "precision" "moments" also ["exp_avg_dtype"] [Choice(DTYPES)] "\"f32\"" "Type of the optimizer's moments";
     Deterministic: "precision" "deterministic" [Bool] "false" "Fix the order of every sum, so that runs are bitwise reproducible; on GPUs the backward of attention becomes slower and needs a workspace as large as the scores (the CPU device is always deterministic)";
 
     Mode: "compile" "mode" [Choice(CompileMode::WORDS)] "\"off\"" "Compiled code: off (none: eager kernels), regions (code between FSDP hooks; every hook breaks the graph), blocks (each block as one graph, hooks outside: torch.compile(block) before fully_shard), full (the whole step as one graph with bucketed collectives)";
     BucketBytes: "compile" "bucket_bytes" [Bytes(0, 1 << 40)] "104857600" "Merge collectives into buckets of up to this size; 0: one collective per parameter" needs [MODE_FULL];
     MaxInflightBytes: "compile" "max_inflight_bytes" [Bytes(1, 1 << 50)] "5000000000" "Limit on the bytes of collectives in flight" needs [MODE_FULL];
     MemoryBudget: "compile" "memory_budget" [Number(0.0, 100.0)] "0.05" "Additional peak memory that reordering may cost, as a fraction of the peak" needs [MODE_FULL];
-    MergeProjections: "compile" "merge_projections" also ["fuse_qkv"] [Choice(MergeProjections::WORDS)] "(native with mode regions or blocks: \"qkv\", else \"none\")" "Run linear layers that read the same input as one matmul, if their weights are adjacent: none, gradients (only their gradients), qkv (queries, keys and values), all (qkv, and gate with up)";
-    Epilogues: "compile" "epilogues" also ["gemm_accumulate"] [Bool] "(true with policy native and a compile mode)" "Matmuls add a residual or another gradient in their epilogue, rounded once; the gradient of an embedding also writes the zeros of its table";
-    MixOrderReductions: "compile" "mix_order_reductions" [Bool] "(true with policy native and a compile mode)" "The backward kernel of a norm also computes the gradient of its weight, so that their common input is read once";
-    FusedProducts: "compile" "fused_products" also ["gemm_epilogue_fusion"] [Bool] "false" "Fuse elementwise code that reads a 16-bit matmul result (the feed-forward gate and its gradient) into the matmul; on GPUs with a custom kernel for compute capability 9.0 (H100, H200)";
+    MergeProjections: "compile" "fuse_projections" as "merge_projections" also ["merge_projections", "fuse_qkv"] [Choice(MergeProjections::WORDS)] "(native with mode regions or blocks: \"qkv\", else \"none\")" "Run linear layers that read the same input as one matmul, if their weights are adjacent: none, gradients (only their gradients), qkv (queries, keys and values), all (qkv, and gate with up)";
+    Epilogues: "compile" "gemm_accumulate" as "epilogues" also ["epilogues"] [Bool] "(true with policy native and a compile mode)" "Matmuls add a residual or another gradient in their epilogue, rounded once; the gradient of an embedding also writes the zeros of its table";
+    MixOrderReductions: "compile" "mix_order_reductions" also ["mix_order_reduction"] [Bool] "(true with policy native and a compile mode)" "The backward kernel of a norm also computes the gradient of its weight, so that their common input is read once";
+    FusedProducts: "compile" "gemm_epilogue_fusion" as "fused_products" also ["fused_products"] [Bool] "false" "Fuse elementwise code that reads a 16-bit matmul result (the feed-forward gate and its gradient) into the matmul; on GPUs with a custom kernel for compute capability 9.0 (H100, H200)";
     CudaGraph: "compile" "cuda_graph" [Choice(&["off", "full_iteration"]), List(&Choice(Scope::WORDS))] "\"off\"" "CUDA-graph capture: off, full_iteration (the whole step in one graph), or a list of scopes captured in every block: attn, mlp, block";
 
     GatePreset: "gate" "preset" [Choice(GatePreset::WORDS)] "\"budget\"" "Defaults of the keys below. budget: the step has to fit and stay within its budgets, and growth beyond a tolerance fails; strict: every change fails, for better or worse";

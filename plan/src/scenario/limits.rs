@@ -34,7 +34,7 @@ pub(crate) fn check(s: &Scenario, d: &Document) -> Result<(), ScenarioError> {
         .saturating_mul(t.grad_accum.into());
     if t.loss == Loss::Chunked && chunks > MOST_CHUNKS {
         let message = format!(
-            "{chunks} loss chunks per step (rows / loss_chunk_rows * grad_accum) are more than {MOST_CHUNKS}"
+            "{chunks} loss chunks per step (rows / loss_chunk_tokens * grad_accum) are more than {MOST_CHUNKS}"
         );
         let keys = [
             Key::LossChunkRows,

@@ -43,7 +43,8 @@ pub(crate) fn strategies(
         };
     }
     let mut outer_strategy = outer.unwrap_or(OuterStrategy::NoShard);
-    if let Some(value) = placed("dp_outer").filter(|_| placements_count(d, Key::OuterStrategy)) {
+    if let Some(value) = placed("dp_replicate").filter(|_| placements_count(d, Key::OuterStrategy))
+    {
         if outer.is_some() && d.layer(Key::OuterStrategy) == d.layer(Key::Placements) {
             return Err(both(d, Key::OuterStrategy, value));
         }
@@ -51,18 +52,21 @@ pub(crate) fn strategies(
             [false, false, false] => OuterStrategy::NoShard,
             [false, false, true] => OuterStrategy::Optim,
             _ => {
-                let help = "legal for dp_outer, as [parameters, gradients, optimizer]: all replicate (no_shard), \
+                let help = "legal for dp_replicate, as [parameters, gradients, optimizer]: all replicate (no_shard), \
                             optimizer flat (optim)";
                 return Err(d
                     .error(
                         value.origin,
-                        "no strategy has these placements over dp_outer",
+                        "no strategy has these placements over dp_replicate",
                     )
                     .with_help(help));
             }
         };
         if mesh.dp_outer == 1 && outer_strategy == OuterStrategy::Optim {
-            return Err(d.error(value.origin, "nothing can be sharded over `dp_outer` = 1"));
+            return Err(d.error(
+                value.origin,
+                "nothing can be sharded over `dp_replicate` = 1",
+            ));
         }
     }
     Ok((strategy, outer_strategy))

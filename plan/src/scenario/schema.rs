@@ -33,7 +33,7 @@ pub fn schema() -> Value {
     nested.extend(dotted);
     let mut sweep = object(nested);
     sweep["description"] =
-        "Axes over any keys, each a list of values; a sweep predicts all combinations. Keys joined by commas vary together: \"mesh.dp_shard,mesh.dp_outer\" = [[16, 1], [8, 2]]".into();
+        "Axes over any keys, each a list of values; a sweep predicts all combinations. Keys joined by commas vary together: \"mesh.dp_shard,mesh.dp_replicate\" = [[16, 1], [8, 2]]".into();
     let (path, values) = (
         r"[a-z]+\.[a-z_]+",
         json!({ "type": "array", "minItems": 2 }),

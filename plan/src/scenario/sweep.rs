@@ -12,7 +12,7 @@ use std::path::Path;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Axis {
     /// Paths of the keys that it sets together, for example `fsdp.prefetch_forward` alone, or
-    /// `mesh.dp_shard` and `mesh.dp_outer`.
+    /// `mesh.dp_shard` and `mesh.dp_replicate`.
     pub keys: Vec<String>,
     /// Values, each with one for every key, as written: strings without quotes; paths of files as
     /// the working directory has them.

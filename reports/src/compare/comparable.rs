@@ -3,7 +3,7 @@
 use crate::view::{RunView, ScenarioView, differences};
 use serde::Serialize;
 use shardlab_plan::record::RunKind;
-use shardlab_plan::scenario::HARDWARE;
+use shardlab_plan::scenario::{HARDWARE, key_of};
 use std::collections::BTreeSet;
 
 /// Maximum number of options that are named; if there are more, only their number is given.
@@ -268,12 +268,8 @@ impl<'a> Facts<'a> {
         // `differing` already reports these in other words.
         let unreported =
             |key: &&String| !key.starts_with("model.") && *key != crate::view::HARDWARE;
-        let keys: Vec<&str> = self
-            .keys
-            .iter()
-            .filter(unreported)
-            .map(String::as_str)
-            .collect();
+        let keys = self.keys.iter().filter(unreported);
+        let keys: Vec<_> = keys.map(|k| key_of(k)).collect();
         match keys.as_slice() {
             [] if self.keys.is_empty() && known => Some("no option differs".to_owned()),
             [] => None,

@@ -137,7 +137,7 @@ fn options(pair: &Pair) -> Option<String> {
         .take(OPTIONS)
         .map(|d| {
             let [before, after] = [0, 1].map(|i| value(&d.values[i]));
-            format!("{}: {before} → {after}", d.key)
+            format!("{}: {before} → {after}", d.name())
         })
         .collect();
     let shown = shown.join("; ");

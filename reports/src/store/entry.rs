@@ -7,6 +7,7 @@ use crate::environment::MACHINE;
 use crate::view::{RunView, what_if};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use shardlab_plan::scenario::json_path_of;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -152,7 +153,7 @@ impl Entry {
     }
 
     /// Returns the changes: `section.key=VALUE` from the command line, and the options of a what-if
-    /// (`--slower host=2`).
+    /// (`--scale host=2`).
     #[must_use]
     pub fn changes(&self) -> Vec<String> {
         let what_if = what_if(&self.environment);
@@ -189,8 +190,8 @@ impl Entry {
         self.metrics.get(name).copied().unwrap_or(f64::NAN)
     }
 
-    /// Returns the value of a filter or grouping key: a field, an option or a fact of the
-    /// environment.
+    /// Returns the value of a filter or grouping key: a field, an option (by any name of its key) or a
+    /// fact of the environment.
     #[must_use]
     pub fn field(&self, key: &str) -> Option<String> {
         Some(match key {
@@ -204,8 +205,9 @@ impl Entry {
             "digest" | "program_digest" => self.program_digest.clone(),
             "scenario_digest" => self.scenario_digest.clone(),
             _ => {
-                let own = self.settings.get(key).or_else(|| self.environment.get(key));
-                return own.cloned();
+                let option = || self.settings.get(&json_path_of(key)?);
+                let own = self.settings.get(key).or_else(option);
+                return own.or_else(|| self.environment.get(key)).cloned();
             }
         })
     }

@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use shardlab_plan::Scenario;
 use shardlab_plan::config::Family;
-use shardlab_plan::scenario::{BatchUnit, parse};
+use shardlab_plan::scenario::{BatchUnit, key_of, parse};
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The option that names the hardware profile, which may be a path.
@@ -94,12 +95,12 @@ impl ScenarioView {
     }
 }
 
-/// Returns the options of a what-if prediction (`sim --slower`, `--straggler`, `--jitter`,
+/// Returns the options of a what-if prediction (`sim --scale`, `--straggler`, `--jitter`,
 /// `--seed`) with their values, from the environment of its run.
 #[must_use]
 pub fn what_if(environment: &BTreeMap<String, String>) -> Vec<(String, String)> {
     let mut all = Vec::new();
-    for (fact, option) in [("slower", "--slower"), ("stragglers", "--straggler")] {
+    for (fact, option) in [("slower", "--scale"), ("stragglers", "--straggler")] {
         let pairs = environment.get(fact).into_iter();
         let pairs =
             pairs.flat_map(|text| text.split_whitespace().filter_map(|p| p.split_once('=')));
@@ -169,10 +170,18 @@ fn pattern(value: &Value) -> Option<String> {
 /// An option that differs between scenarios.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Difference {
-    /// `section.key`.
+    /// Path in JSON: `section.key`, by the first name that the key had.
     pub key: String,
     /// Value in each scenario, if it has one.
     pub values: Vec<Option<String>>,
+}
+
+impl Difference {
+    /// Returns the path of the option as scenario files write it.
+    #[must_use]
+    pub fn name(&self) -> Cow<'_, str> {
+        key_of(&self.key)
+    }
 }
 
 /// Returns the options that differ between scenarios, by key. A scenario without any options is not
@@ -249,8 +258,8 @@ mod tests {
         assert_eq!(
             formatted,
             [
-                "--slower arithmetic=3",
-                "--slower host=2",
+                "--scale arithmetic=3",
+                "--scale host=2",
                 "--straggler 1=4",
                 "--jitter=0.02"
             ]

@@ -60,14 +60,14 @@ pub(super) fn print(matrix: &Matrix, made: &[Made], out: &mut Out) -> Result<(),
         used += room(heading, texts(cells));
     }
     let fitting = matrix.options.iter().take_while(|d| {
-        used += room(&key_title(&d.key), texts(&values(d)));
+        used += room(&key_title(&d.name()), texts(&values(d)));
         fits(used)
     });
     let (shown, rest) = matrix.options.split_at(fitting.count());
     let titles: Vec<String> = ["run", "scenario"]
         .into_iter()
         .map(str::to_owned)
-        .chain(shown.iter().map(|d| key_title(&d.key)))
+        .chain(shown.iter().map(|d| key_title(&d.name())))
         .chain(headings)
         .chain(["fits".to_owned()])
         .chain(ranked.then(|| "front".to_owned()))

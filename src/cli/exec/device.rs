@@ -37,24 +37,24 @@ pub(crate) struct DeviceArgs {
     #[arg(long)]
     processes: bool,
     /// Run all ranks as threads of one process, also on several GPUs
-    #[arg(long, conflicts_with = "processes")]
-    one_process: bool,
+    #[arg(long, alias = "one-process", conflicts_with = "processes")]
+    single_process: bool,
     /// Let ranks share GPUs, to try a multi-GPU job on fewer GPUs: same results, no meaningful
     /// timings (one host)
-    #[arg(long, conflicts_with = "one_process")]
+    #[arg(long, conflicts_with = "single_process")]
     share_gpu: bool,
     /// How to register device memory with NCCL
-    #[arg(long, value_enum, default_value_t = Register::Off)]
-    register: Register,
+    #[arg(long, alias = "register", value_name = "HOW", value_enum, default_value_t = Register::Off)]
+    nccl_registration: Register,
     /// How to time the recorded step (GPUs)
-    #[arg(long, value_enum, default_value_t = Clock::Auto)]
-    times: Clock,
+    #[arg(long, alias = "times", value_name = "SOURCE", value_enum, default_value_t = Clock::Auto)]
+    timing_source: Clock,
     /// Do not use CUDA graphs: issue captured scopes instruction by instruction
-    #[arg(long)]
-    no_graphs: bool,
+    #[arg(long, alias = "no-graphs")]
+    no_cuda_graphs: bool,
     /// Delay random instructions, chosen by this seed (stress test; results must not change)
-    #[arg(long, value_name = "SEED", hide_short_help = true)]
-    delays: Option<u64>,
+    #[arg(long, alias = "delays", value_name = "SEED", hide_short_help = true)]
+    fuzz_schedule: Option<u64>,
 }
 
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,8 +91,8 @@ enum Clock {
 
 impl DeviceArgs {
     /// Returns the command-line form of the non-default options, for a child process or another
-    /// shardlab binary. Defaults are left out, so that a binary that does not know them yet can be
-    /// called.
+    /// shardlab binary. That may be an older one, so options have their first names, which stay
+    /// aliases.
     pub(crate) fn words(&self) -> Vec<OsString> {
         // Destructure all fields, so that a new argument cannot be forgotten here.
         let Self {
@@ -103,12 +103,12 @@ impl DeviceArgs {
             tf32,
             no_cudnn,
             processes,
-            one_process,
+            single_process,
             share_gpu,
-            register,
-            times,
-            no_graphs,
-            delays,
+            nccl_registration,
+            timing_source,
+            no_cuda_graphs,
+            fuzz_schedule,
         } = self;
         let mut words: Vec<OsString> = Vec::new();
         let mut say = |option: &str, value: &dyn AsRef<std::ffi::OsStr>| {
@@ -126,26 +126,26 @@ impl DeviceArgs {
         if let Some(gpu) = gpu {
             say("--gpu", &gpu.to_string());
         }
-        match register {
+        match nccl_registration {
             Register::Off => {}
             Register::Buffer => say("--register", &"buffer"),
             Register::Window => say("--register", &"window"),
         }
-        match times {
+        match timing_source {
             Clock::Auto => {}
             Clock::Cupti => say("--times", &"cupti"),
             Clock::Events => say("--times", &"events"),
         }
-        if let Some(seed) = delays {
+        if let Some(seed) = fuzz_schedule {
             say("--delays", &seed.to_string());
         }
         let switches = [
             (tf32, "--tf32"),
             (no_cudnn, "--no-cudnn"),
             (processes, "--processes"),
-            (one_process, "--one-process"),
+            (single_process, "--one-process"),
             (share_gpu, "--share-gpu"),
-            (no_graphs, "--no-graphs"),
+            (no_cuda_graphs, "--no-graphs"),
         ];
         let on = switches.into_iter().filter(|(on, _)| **on);
         words.extend(on.map(|(_, word)| word.into()));
@@ -181,7 +181,7 @@ impl DeviceArgs {
     /// Returns whether each rank runs in a process of its own.
     pub(crate) fn wants_processes(&self, program: &Program) -> bool {
         let several_gpus = self.device == Kind::Cuda && program.meta.mesh.world() > 1;
-        self.processes || several_gpus && !self.one_process
+        self.processes || several_gpus && !self.single_process
     }
 
     /// Returns the same arguments with the CPU as the device.
@@ -271,22 +271,24 @@ impl DeviceArgs {
             }
             n => n as usize,
         };
-        exec.graphs = !self.no_graphs;
-        exec.registration = match self.register {
+        exec.graphs = !self.no_cuda_graphs;
+        exec.registration = match self.nccl_registration {
             Register::Off => Registration::Off,
             Register::Buffer => Registration::Buffer,
             Register::Window => Registration::Window,
         };
-        exec.times = match self.times {
+        exec.times = match self.timing_source {
             Clock::Auto => Times::Auto,
             Clock::Cupti => Times::Cupti,
             Clock::Events => Times::Events,
         };
-        exec.delay = self.delays.map(|seed| shardlab_exec::engine::DelaySpec {
-            seed,
-            probability: 0.05,
-            max: std::time::Duration::from_micros(500),
-        });
+        exec.delay = self
+            .fuzz_schedule
+            .map(|seed| shardlab_exec::engine::DelaySpec {
+                seed,
+                probability: 0.05,
+                max: std::time::Duration::from_micros(500),
+            });
     }
 
     /// Trains on the device, with all ranks in this process.

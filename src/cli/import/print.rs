@@ -152,8 +152,8 @@ fn options(facts: &shardlab_import::facts::Facts) -> String {
         "prefetch_backward",
         "recompute",
         "grad_accum",
-        "compute",
-        "comm_grads",
+        "param_dtype",
+        "reduce_dtype",
         "mode",
         "clip_norm",
     ];

@@ -21,7 +21,7 @@ pub(super) struct Args {
 }
 
 #[derive(clap::Args)]
-pub(super) struct NameArgs {
+pub(super) struct TagArgs {
     /// An id or its first characters, last, last~N, or another name
     #[arg(value_name = "RUN", required_unless_present = "remove")]
     run: Option<String>,
@@ -33,7 +33,7 @@ pub(super) struct NameArgs {
     remove: Option<String>,
 }
 
-pub(super) fn name(args: &NameArgs, store: &Store, out: &mut Out) -> Result<Status, Failure> {
+pub(super) fn tag(args: &TagArgs, store: &Store, out: &mut Out) -> Result<Status, Failure> {
     if let Some(name) = &args.remove {
         store.unname(name)?;
         out.line(format_args!("removed the name `{name}`; its run is kept"))?;

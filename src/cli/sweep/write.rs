@@ -10,7 +10,7 @@ use crate::analysis::pareto::{self, Tolerance};
 use crate::predict::TIGHT;
 use serde_json::{Value, json};
 use shardlab_plan::record::Basis;
-use shardlab_plan::scenario::BatchUnit;
+use shardlab_plan::scenario::{BatchUnit, json_path_of};
 use shardlab_plan::units::{ByteUnit, Bytes, signed};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -431,8 +431,9 @@ impl<'a> Table<'a> {
         for &i in &self.shown {
             let point = &self.points[i];
             let pairs = self.keys.iter().zip(&point.settings);
-            let settings: serde_json::Map<String, Value> =
-                pairs.map(|(k, v)| (k.clone(), v.as_str().into())).collect();
+            let settings: serde_json::Map<String, Value> = pairs
+                .flat_map(|(k, v)| names(k).map(|k| (k, v.as_str().into())))
+                .collect();
             let object = match &point.outcome {
                 Outcome::Done(p) => json!({
                     "settings": settings,
@@ -460,4 +461,10 @@ impl<'a> Table<'a> {
         }
         Ok(())
     }
+}
+
+/// The names of an axis in JSON: the key, and its first name where it has had another.
+fn names(key: &str) -> impl Iterator<Item = String> {
+    let first = json_path_of(key).filter(|first| first != key);
+    std::iter::once(key.to_owned()).chain(first)
 }

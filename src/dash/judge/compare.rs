@@ -215,7 +215,7 @@ fn options(p: &Pair) -> Table {
     let mut table = Table::new("Options that differ", &["option", "A", "B"]);
     for d in &p.options {
         let value = |i: usize| d.values[i].clone().unwrap_or_else(|| "-".into());
-        table.row(Tone::Plain, [d.key.clone(), value(0), value(1)]);
+        table.row(Tone::Plain, [d.name().into_owned(), value(0), value(1)]);
     }
     table
 }
@@ -360,7 +360,10 @@ fn of_many(runs: &[(String, Arc<RunView>)], apart: &[String]) -> Page {
             .values
             .iter()
             .map(|v| v.clone().unwrap_or_else(|| "-".into()));
-        options.row(Tone::Plain, std::iter::once(d.key.clone()).chain(values));
+        options.row(
+            Tone::Plain,
+            std::iter::once(d.name().into_owned()).chain(values),
+        );
     }
     let mut names = Table::new("Runs", &["", "run", "kind", "scenario", "options"]);
     for ((row, (called, _)), apart) in matrix.rows.iter().zip(runs).zip(apart) {

@@ -85,7 +85,8 @@ fn unsupported(p: &GemmProblem) -> ErrorKind {
         p.factors, p.result
     );
     if p.factors == DType::F32 && p.result != DType::F32 {
-        why += "; precision.comm_grads = \"f32\" keeps the gradients of float32 weights in float32";
+        why +=
+            "; precision.reduce_dtype = \"f32\" keeps the gradients of float32 weights in float32";
     }
     ErrorKind::Unsupported(why)
 }

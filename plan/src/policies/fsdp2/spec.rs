@@ -88,7 +88,7 @@ const REFUSES: &[Refusal] = &[
     Refusal {
         keys: &["fsdp.outer_strategy", "fsdp.placements", "fsdp.policy"],
         when: |s| s.fsdp.outer_strategy == OuterStrategy::Optim,
-        message: "policy fsdp2 can only replicate over dp_outer: torch `fully_shard` has HSDP, \
+        message: "policy fsdp2 can only replicate over dp_replicate: torch `fully_shard` has HSDP, \
                   not HFSDP",
         help: "use policy native or megatron, or outer_strategy = \"no_shard\"",
     },
@@ -115,10 +115,10 @@ const REFUSES: &[Refusal] = &[
         help: NO_NAN_CHECK,
     },
     Refusal {
-        keys: &["compile.merge_projections", "fsdp.policy"],
+        keys: &["compile.fuse_projections", "fsdp.policy"],
         when: |s| s.compile.merge_projections != MergeProjections::None && !fully_compiled(s),
         message: "policy fsdp2 copies every parameter into a separate buffer, but merging needs \
                   adjacent weights",
-        help: "use policy native or megatron, or merge_projections none",
+        help: "use policy native or megatron, or fuse_projections none",
     },
 ];

@@ -41,7 +41,7 @@ const REFUSES: &[Refusal] = &[
     Refusal {
         keys: &["fsdp.outer_strategy", "fsdp.placements", "compile.mode"],
         when: |s| s.fsdp.outer_strategy == OuterStrategy::Optim,
-        message: "compile mode full can only replicate over dp_outer",
+        message: "compile mode full can only replicate over dp_replicate",
         help: "use mode regions or blocks, or outer_strategy = \"no_shard\"",
     },
     Refusal {
@@ -79,11 +79,11 @@ const REFUSES: &[Refusal] = &[
         help: "set gradient_sync = \"outer_last\"",
     },
     Refusal {
-        keys: &["compile.merge_projections", "compile.mode"],
+        keys: &["compile.fuse_projections", "compile.mode"],
         when: |s| s.compile.merge_projections != MergeProjections::None,
         message: "compile mode full gathers every parameter into a separate buffer, but merging \
                   needs adjacent weights",
-        help: "use mode regions or blocks, or merge_projections none",
+        help: "use mode regions or blocks, or fuse_projections none",
     },
     Refusal {
         keys: &["compile.cuda_graph", "compile.mode"],

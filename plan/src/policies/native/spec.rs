@@ -25,7 +25,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
     },
     rules: Rules {
         options: &[
-            "copy_engine_reduce",
+            "copy_engine_reduce_scatter",
             "optimizer_in_backward",
             "prefetch_next_step",
         ],

@@ -1,6 +1,6 @@
 //! Other names of keys and values mean the same scenario.
 
-use super::super::keys::KEYS;
+use super::super::keys::{KEYS, Key, key_of};
 use super::{MINIMAL, minimal};
 use crate::scenario::{load, parse, sweep_of};
 use std::collections::BTreeSet;
@@ -9,15 +9,18 @@ use std::path::Path;
 #[test]
 fn keys_and_values_have_the_names_of_pytorch_and_torchtitan() {
     for (own, other) in [
-        ("mesh.dp_outer=2", "mesh.dp_replicate=2"),
-        ("mesh.dp_outer=2", "mesh.data_parallel_replicate_degree=2"),
-        ("precision.compute=f32", "precision.param_dtype=fp32"),
+        ("mesh.dp_replicate=2", "mesh.dp_outer=2"),
         (
-            "precision.compute=f16",
+            "mesh.dp_replicate=2",
+            "mesh.data_parallel_replicate_degree=2",
+        ),
+        ("precision.param_dtype=f32", "precision.param_dtype=fp32"),
+        (
+            "precision.param_dtype=f16",
             "precision.param_dtype=torch.float16",
         ),
         (
-            "precision.comm_grads=bf16",
+            "precision.reduce_dtype=bf16",
             "precision.reduce_dtype=bfloat16",
         ),
         ("fsdp.strategy=optim", "fsdp.strategy=zero1"),
@@ -45,6 +48,48 @@ fn keys_and_values_have_the_names_of_pytorch_and_torchtitan() {
             "{own} changes something"
         );
     }
+}
+
+/// Former names of keys stay, and so do the names of resolved options.
+#[test]
+fn former_names_of_keys_stay() {
+    for (now, former) in [
+        ("mesh.dp_replicate", "mesh.dp_outer"),
+        ("precision.param_dtype", "precision.compute"),
+        ("precision.reduce_dtype", "precision.comm_grads"),
+        ("train.sync_each_step", "train.sync"),
+        ("train.loss_chunk_tokens", "train.loss_chunk_rows"),
+        ("fsdp.copy_engine_all_gather", "fsdp.copy_engine_gather"),
+        ("fsdp.copy_engine_reduce_scatter", "fsdp.copy_engine_reduce"),
+        ("fsdp.fuse_reduce_into_optimizer", "fsdp.sum_in_optimizer"),
+        ("compile.fuse_projections", "compile.merge_projections"),
+        ("compile.gemm_accumulate", "compile.epilogues"),
+        ("compile.gemm_epilogue_fusion", "compile.fused_products"),
+    ] {
+        let key = Key::at(former).unwrap();
+        assert_eq!(key.path(), now);
+        assert_eq!(key.info().json_path(), former);
+        assert_eq!(key_of(former), now);
+    }
+    assert_eq!(key_of("mesh.dp_shard"), "mesh.dp_shard");
+    let json = serde_json::to_value(minimal(&[]).unwrap()).unwrap();
+    // Placements are another way to write strategies.
+    for info in KEYS.iter().filter(|info| info.key != "placements") {
+        assert!(
+            json[info.section].get(info.field).is_some(),
+            "{}",
+            info.path()
+        );
+    }
+}
+
+#[test]
+fn placements_have_the_names_of_pytorch_too() {
+    let of = |text: &str| minimal(&["mesh.dp_replicate=2", text]).unwrap();
+    assert_eq!(
+        of("fsdp.placements={ dp_replicate = [\"replicate\", \"replicate\", \"flat\"] }"),
+        of("fsdp.placements={ dp_outer = [\"replicate\", \"replicate\", \"shard\"] }")
+    );
 }
 
 #[test]
@@ -82,7 +127,7 @@ fn wrong_values_are_reported_under_the_own_name() {
         .unwrap_err()
         .to_string();
     assert!(
-        error.contains("`precision.compute` must be \"f32\" | \"bf16\" | \"f16\""),
+        error.contains("`precision.param_dtype` must be \"f32\" | \"bf16\" | \"f16\""),
         "{error}"
     );
     // A spelling counts only where its meaning is a value.

@@ -149,9 +149,9 @@ fn merged_projections_by_mode_and_policy() {
     assert!(!epilogues(&[]) && !epilogues(&["compile.mode=blocks", "fsdp.policy=fsdp2"]));
     assert!(!epilogues(&[
         "compile.mode=blocks",
-        "compile.epilogues=false"
+        "compile.gemm_accumulate=false"
     ]));
-    let none = "compile.merge_projections=none";
+    let none = "compile.fuse_projections=none";
     assert_eq!(of(&["compile.mode=blocks", none]), M::None);
     assert_eq!(of(&[none]), M::None);
     let megatron = ["compile.mode=blocks", "fsdp.policy=megatron"];
@@ -161,7 +161,7 @@ fn merged_projections_by_mode_and_policy() {
         ("qkv", M::Qkv),
         ("all", M::All),
     ] {
-        let asked = format!("compile.merge_projections={name}");
+        let asked = format!("compile.fuse_projections={name}");
         assert_eq!(of(&[&megatron[..], &[&asked]].concat()), merge);
     }
 }
@@ -186,7 +186,7 @@ fn precision_by_policy_and_compute() {
         (Bf16, Some(F32), Bf16, Bf16, F32)
     );
     assert_eq!(
-        of(&["fsdp.policy=megatron", "precision.compute=float32"]),
+        of(&["fsdp.policy=megatron", "precision.param_dtype=float32"]),
         (F32, Some(F32), F32, F32, F32)
     );
     assert_eq!(
@@ -198,7 +198,7 @@ fn precision_by_policy_and_compute() {
         (Bf16, Some(F32), Bf16, F32, F32)
     );
     assert_eq!(
-        of(&["precision.main_params=none", "precision.compute=f16"]),
+        of(&["precision.main_params=none", "precision.param_dtype=f16"]),
         (F16, None, F32, F32, F32)
     );
 }
@@ -407,7 +407,7 @@ fn the_table_tells_the_true_defaults() {
         let Ok(default) = serde_json::from_str::<serde_json::Value>(info.default) else {
             continue;
         };
-        let got = match &s[info.section][info.key] {
+        let got = match &s[info.section][info.field] {
             // The one value whose written form is a flag and whose name is a word.
             v if v == "always" => &serde_json::Value::Bool(true),
             // A list in the file, a flag each in the scenario.
@@ -542,8 +542,8 @@ fn placements_name_strategies() {
     assert_eq!(of([r, f, f]), Strategy::OptimGrads);
     assert_eq!(of([f, f, f]), Strategy::OptimGradsParams);
     let outer = minimal(&[
-        "mesh.dp_outer=2",
-        "fsdp.placements.dp_outer=[\"replicate\", \"replicate\", \"flat\"]",
+        "mesh.dp_replicate=2",
+        "fsdp.placements.dp_replicate=[\"replicate\", \"replicate\", \"flat\"]",
     ]);
     assert_eq!(outer.unwrap().fsdp.outer_strategy, OuterStrategy::Optim);
 

@@ -257,7 +257,7 @@ fn axes_from_the_command_line() {
 /// Keys joined by commas go through their values together, beside axes of their own.
 #[test]
 fn linked_axes() {
-    let text = sweep_text("\"mesh.dp_shard, mesh.dp_outer\" = [[8, 1], [2, 4]]\n");
+    let text = sweep_text("\"mesh.dp_shard, mesh.dp_replicate\" = [[8, 1], [2, 4]]\n");
     let f = Folder::new("linked", &[("s.toml", &text)]);
     let path = f.file("s.toml");
     let meshes = |axes: &[&str]| -> Vec<(u32, u32)> {
@@ -270,27 +270,30 @@ fn linked_axes() {
     let twice = "fsdp.prefetch_forward=[0, 1]";
     assert_eq!(meshes(&[twice]), [(8, 1), (8, 1), (2, 4), (2, 4)]);
     // All keys of the file's axis, in any order, take its place.
-    let other = "mesh.dp_outer,mesh.dp_shard=[[2, 4]]";
+    let other = "mesh.dp_replicate,mesh.dp_shard=[[2, 4]]";
     assert_eq!(meshes(&[other]), [(4, 2)]);
     let sweep = sweep_of(&path, &[], &[]).unwrap();
     assert_eq!(
         sweep.keys().collect::<Vec<_>>(),
-        ["mesh.dp_shard", "mesh.dp_outer"]
+        ["mesh.dp_shard", "mesh.dp_replicate"]
     );
     let setting = |key: &str, value: &str| (key.to_owned(), value.to_owned());
     assert_eq!(
         sweep.points[1].settings,
-        [setting("mesh.dp_shard", "2"), setting("mesh.dp_outer", "4")]
+        [
+            setting("mesh.dp_shard", "2"),
+            setting("mesh.dp_replicate", "4")
+        ]
     );
     // One key alone would leave the other without values; the place is that of the key.
     for (option, given) in [
         (
-            "--axis mesh.dp_outer=[2]:1:1:",
-            sweep_of(&path, &[], &["mesh.dp_outer=[2]".into()]),
+            "--axis mesh.dp_replicate=[2]:1:1:",
+            sweep_of(&path, &[], &["mesh.dp_replicate=[2]".into()]),
         ),
         (
-            "--set sweep.mesh.dp_outer=[2]:1:7:",
-            load_sweep(&path, &["sweep.mesh.dp_outer=[2]".into()]),
+            "--set sweep.mesh.dp_replicate=[2]:1:7:",
+            load_sweep(&path, &["sweep.mesh.dp_replicate=[2]".into()]),
         ),
         (
             "--axis mesh.dp_shard,mesh.dp_outr=[[4, 1]]:1:15:",

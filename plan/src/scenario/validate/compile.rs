@@ -34,7 +34,7 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
 fn merges(s: &Scenario, d: &Document) -> Checked {
     let c = &s.compile;
     let compiled = [
-        (c.epilogues, Key::Epilogues, "epilogues", "epilogues"),
+        (c.epilogues, Key::Epilogues, "epilogues", "gemm_accumulate"),
         (
             c.mix_order_reductions,
             Key::MixOrderReductions,
@@ -45,7 +45,7 @@ fn merges(s: &Scenario, d: &Document) -> Checked {
             c.fused_products,
             Key::FusedProducts,
             "fused matmuls",
-            "fused_products",
+            "gemm_epilogue_fusion",
         ),
     ];
     for (on, key, what, name) in compiled {
@@ -65,9 +65,9 @@ fn merges(s: &Scenario, d: &Document) -> Checked {
         let message = "merged projections are compiled code, but with compile mode off every op is a separate kernel";
         return Err(d
             .conflict(&[Key::MergeProjections, Key::Mode], message)
-            .with_help("use mode regions or blocks, or merge_projections none"));
+            .with_help("use mode regions or blocks, or fuse_projections none"));
     }
-    refuse(s, d, "compile.merge_projections")
+    refuse(s, d, "compile.fuse_projections")
 }
 
 /// Refuses a double buffer that may move buffers between steps.

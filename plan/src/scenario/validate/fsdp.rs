@@ -39,9 +39,9 @@ fn strategy(s: &Scenario, d: &Document) -> Checked {
             return Err(d
                 .conflict(
                     &keys,
-                    "outer_strategy = \"optim\" has nothing to shard over: `mesh.dp_outer` is 1",
+                    "outer_strategy = \"optim\" has nothing to shard over: `mesh.dp_replicate` is 1",
                 )
-                .with_help("set mesh.dp_outer to 2 or more"));
+                .with_help("set mesh.dp_replicate to 2 or more"));
         }
         if s.mesh.dp_shard == 1 {
             return Err(d
@@ -49,7 +49,7 @@ fn strategy(s: &Scenario, d: &Document) -> Checked {
                     &[Key::OuterStrategy, Key::Placements, Key::DpShard],
                     "outer_strategy = \"optim\" splits the shards of dp_shard further, but with dp_shard = 1 parameters are not sharded",
                 )
-                .with_help("shard over the inner axis instead: set mesh.dp_shard to the number of ranks and mesh.dp_outer to 1"));
+                .with_help("shard over the inner axis instead: set mesh.dp_shard to the number of ranks and mesh.dp_replicate to 1"));
         }
     }
     Ok(())
@@ -167,16 +167,16 @@ fn copy_engines(s: &Scenario, d: &Document) -> Checked {
     match (f.copy_engine_gather, f.copy_engine_reduce) {
         (false, false) => return Ok(()),
         (true, false) if !f.separate_communicators => {
-            let message = "`copy_engine_gather` needs a communicator without reductions: copy engines cannot add";
+            let message = "`copy_engine_all_gather` needs a communicator without reductions: copy engines cannot add";
             let keys = [Key::CopyEngineGather, Key::SeparateCommunicators];
             return Err(d
                 .conflict(&keys, message)
                 .with_help("set fsdp.separate_communicators = true"));
         }
         (false, true) if !f.separate_communicators => {
-            let message = "`copy_engine_reduce` puts its communicator on copy engines, but gathers use the same communicator";
+            let message = "`copy_engine_reduce_scatter` puts its communicator on copy engines, but gathers use the same communicator";
             let keys = [Key::CopyEngineReduce, Key::SeparateCommunicators];
-            let help = "set fsdp.copy_engine_gather = true, or separate_communicators = true";
+            let help = "set fsdp.copy_engine_all_gather = true, or separate_communicators = true";
             return Err(d.conflict(&keys, message).with_help(help));
         }
         _ => {}
@@ -185,9 +185,9 @@ fn copy_engines(s: &Scenario, d: &Document) -> Checked {
     let shard = mesh.group(AxisSet::of(AxisId::DP_SHARD));
     if shard.is_some_and(|g| g.nodes(mesh.world(), m.gpus_per_node) > 1) {
         let (name, key) = if f.copy_engine_gather {
-            ("copy_engine_gather", Key::CopyEngineGather)
+            ("copy_engine_all_gather", Key::CopyEngineGather)
         } else {
-            ("copy_engine_reduce", Key::CopyEngineReduce)
+            ("copy_engine_reduce_scatter", Key::CopyEngineReduce)
         };
         let message = format!(
             "`{name}` works within a node: groups of dp_shard = {} ranks cross nodes of {} GPUs",
@@ -195,7 +195,7 @@ fn copy_engines(s: &Scenario, d: &Document) -> Checked {
         );
         return Err(d
             .conflict(&[key, Key::DpShard], message)
-            .with_help("shard within the node (dp_outer over nodes), or leave it off"));
+            .with_help("shard within the node (dp_replicate over nodes), or leave it off"));
     }
     Ok(())
 }
@@ -204,8 +204,7 @@ fn copy_engines(s: &Scenario, d: &Document) -> Checked {
 fn exchange(s: &Scenario, d: &Document) -> Checked {
     let f = &s.fsdp;
     if !placements::grad_sharded(f.strategy) {
-        let message =
-            "`copy_engine_reduce` sums shards, but with this strategy gradients are not sharded";
+        let message = "`copy_engine_reduce_scatter` sums shards, but with this strategy gradients are not sharded";
         return Err(d
             .conflict(&[Key::CopyEngineReduce, Key::Strategy], message)
             .with_help("use strategy optim_grads or optim_grads_params"));
@@ -276,7 +275,7 @@ fn in_optimizer(s: &Scenario, d: &Document) -> Checked {
     let (keys, why): (&[Key], _) = if !f.copy_engine_reduce {
         (
             &[Key::CopyEngineReduce],
-            "sums the pieces that `copy_engine_reduce` exchanges, but that option is off",
+            "sums the pieces that `copy_engine_reduce_scatter` exchanges, but that option is off",
         )
     } else if t.grad_accum > 1 {
         (
@@ -286,7 +285,7 @@ fn in_optimizer(s: &Scenario, d: &Document) -> Checked {
     } else if s.mesh.dp_outer > 1 {
         (
             &[Key::DpOuter],
-            "produces no sums that could be reduced over `dp_outer`",
+            "produces no sums that could be reduced over `dp_replicate`",
         )
     } else if t.clip_norm > 0.0 {
         (

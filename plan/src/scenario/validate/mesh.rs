@@ -28,9 +28,9 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
 /// What the number of ranks is the product of.
 pub(crate) const fn rank_factors(tp: u32) -> &'static str {
     if tp > 1 {
-        "dp_shard * dp_outer * tp"
+        "dp_shard * dp_replicate * tp"
     } else {
-        "dp_shard * dp_outer"
+        "dp_shard * dp_replicate"
     }
 }
 

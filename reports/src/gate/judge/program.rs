@@ -9,6 +9,7 @@ use crate::gate::metric::DIGEST;
 use crate::gate::outline::{allocations, changes, expand};
 use crate::view::{HARDWARE, changed_counts, deltas};
 use shardlab_plan::config::GateProgram;
+use shardlab_plan::scenario::key_of;
 use std::collections::BTreeMap;
 
 /// Maximum number of diff lines that are shown.
@@ -103,12 +104,14 @@ pub(super) fn options(baseline: &Baseline, now: &Facts, limits: &Limits) -> Opti
         .filter(|(key, _)| !key.starts_with("gate."))
         .filter_map(|(key, a)| Some((key, a, now.options.get(key)?)))
         .filter(|(_, a, b)| a != b)
-        .map(|(key, a, b)| (key, format!("{key} {a} → {b}")))
+        .map(|(key, a, b)| (key, format!("{} {a} → {b}", key_of(key))))
         .collect();
     // Prefer the scenario's own line if it still has one.
     let place = match changed.first() {
         Some((key, _)) => {
-            let given = changed.iter().find_map(|(key, _)| limits.keys.get(*key));
+            let given = changed
+                .iter()
+                .find_map(|(key, _)| limits.keys.get(&*key_of(key)));
             given.cloned().or_else(|| baseline.option_place(key))
         }
         None => {

@@ -11,11 +11,12 @@ fn differences_of(items: &[Item]) -> Vec<Vec<String>> {
     view::differences(&scenarios)
         .into_iter()
         .map(|d| {
+            let name = d.name().into_owned();
             let values = d
                 .values
                 .into_iter()
                 .map(|v| v.unwrap_or_else(|| "–".to_owned()));
-            std::iter::once(d.key).chain(values).collect()
+            std::iter::once(name).chain(values).collect()
         })
         .collect()
 }

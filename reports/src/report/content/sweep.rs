@@ -98,6 +98,9 @@ fn axes(items: &[Item]) -> Vec<Difference> {
     let scenarios: Vec<&ScenarioView> = items.iter().map(|i| &i.view.scenario).collect();
     let mut axes = differences(&scenarios);
     axes.retain(|d| is_axis(&d.key));
+    for axis in &mut axes {
+        axis.key = axis.name().into_owned();
+    }
     axes
 }
 

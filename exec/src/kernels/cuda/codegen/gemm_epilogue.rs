@@ -50,7 +50,7 @@ pub(super) fn generate(
 ) -> Result<Module, CodegenError> {
     if !req.target.has_wgmma() {
         return Err(CodegenError::new(format!(
-            "fused matmuls need sm_90a, not {}; set compile.fused_products = false",
+            "fused matmuls need sm_90a, not {}; set compile.gemm_epilogue_fusion = false",
             req.target
         )));
     }

@@ -366,7 +366,7 @@ fn gemms_with_fused_epilogue(nvrtc: Option<&Compiler>) {
             if BodyOp::split_gemm_epilogue(body).is_some() {
                 let refused = generate(&v.request(body, Target::of((8, 0)).unwrap()));
                 let why = refused.unwrap_err().to_string();
-                assert!(why.contains("compile.fused_products"), "{why}");
+                assert!(why.contains("compile.gemm_epilogue_fusion"), "{why}");
             }
         }
     }
