@@ -250,9 +250,10 @@ impl Feed {
         match known.name {
             "rope_cos" | "rope_sin" => {
                 // In float32 throughout, like the usual implementations.
+                let pairs = known.bytes.0 / known.dtype.size() / self.seq_len;
                 for position in 0..self.seq_len {
-                    for i in 0..m.head_dim / 2 {
-                        let exponent = (2 * i) as f32 / m.head_dim as f32;
+                    for i in 0..pairs {
+                        let exponent = i as f32 / pairs as f32;
                         let frequency = 1.0 / (m.rope_theta as f32).powf(exponent);
                         let angle = position as f32 * frequency;
                         let v = if known.name == "rope_cos" {
