@@ -53,8 +53,8 @@ pub(super) fn fit(
     Ok(whole(&added.tables(&factors)))
 }
 
-/// Returns the factors by which arithmetic takes longer in each scenario, so that `off` is 0 for the
-/// `informative` ones. `off` is negative if a scenario's prediction with all factors is too
+/// Returns the factors by which arithmetic takes longer in each scenario, so that `off` is 0 for
+/// the `informative` ones. `off` is negative if a scenario's prediction with all factors is too
 /// short. Longer arithmetic makes every prediction longer.
 fn factors(
     informative: &[bool],
