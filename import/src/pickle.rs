@@ -500,7 +500,7 @@ impl<'a> Machine<'a> {
                 other => {
                     self.at = start;
                     return self.fail(format!(
-                        "instruction {other:#04x} is not known: this is no pickle, or it is damaged"
+                        "instruction {other:#04x} is not known: this is not a pickle, or it is damaged"
                     ));
                 }
             }

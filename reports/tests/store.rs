@@ -145,7 +145,10 @@ fn damaged_tables_are_named() {
     let short = reason(&whole[..whole.len() - 1]);
     assert!(short.starts_with("spans.csv: it has"), "{short}");
     let wrong = reason(&whole.replacen("gemm", "gems", 1));
-    assert_eq!(wrong, "spans.csv: row 2: `gems` is no work");
+    assert_eq!(
+        wrong,
+        "spans.csv: row 2: `gems` is not a valid value for `work`"
+    );
     let wrong = reason(&whole.replacen("instr,name", "name,instr", 1));
     assert!(wrong.contains("columns instr,name"), "{wrong}");
     // References beyond the spans would be out of range wherever they are used.

@@ -149,8 +149,7 @@ impl Onto {
         })
     }
 
-    /// Returns the text of the profile with additional tables before its own. Where tables overlap,
-    /// the first one counts.
+    /// Returns the text of the profile with its new name and with additional tables before its own.
     fn with(&self, tables: &str) -> String {
         let mut head = String::new();
         let mut lines = self.text.lines().peekable();

@@ -307,8 +307,7 @@ mod tests {
         }
     }
 
-    /// With six columns of options next to a long text, only the text is broken as long as there is
-    /// room.
+    /// With six columns of options next to a long text, only the text is broken if there is room.
     #[test]
     fn short_values_are_never_broken() {
         let values = ["native", "implicit", "chunked", "true", "auto", "f32 main"];

@@ -124,8 +124,8 @@ fn predicted(table: &Path, args: &Args, profiles: &Profiles) -> Result<Vec<Compa
     })
 }
 
-/// Prints the errors of all rows as CSV, with two decimals. Bounds need no more, and the table
-/// stays the same if arithmetic differs in the last bits.
+/// Prints the errors of all rows as CSV, with two decimals. That is enough for bounds, and the
+/// table stays the same if arithmetic differs in the last bits.
 fn residuals(compared: &[Compared], out: &mut Out) -> Result<(), Failure> {
     let rounded = |percent: Option<f64>| percent.map(|p| (p * 100.0).round() / 100.0 + 0.0);
     let mut writer = csv::Writer::from_writer(out);

@@ -185,7 +185,7 @@ fn turn(
                 changed = true;
                 continue;
             }
-            // The worker holds a sender as long as this loop runs.
+            // The worker holds a sender while this loop runs.
             Err(RecvTimeoutError::Disconnected) => return Ok(()),
         };
         changed = true;

@@ -292,7 +292,7 @@ fn message(app: &mut App, message: Message) -> Vec<Effect> {
     match message {
         Message::Predicted { ticket, base, now } => {
             let s = &mut app.scenarios;
-            // Nobody needs the answer to an older ticket any more.
+            // The answer to an older ticket is not needed any more.
             if ticket != s.ticket {
                 return Vec::new();
             }

@@ -66,8 +66,8 @@ impl Communicator {
         }
         let comm = Self::new(Arc::new(Inner::new(nccl, Arc::new(config))), size, rank);
         let mut raw = comm.inner.config.raw();
-        // SAFETY: the handle's location does not move as long as `inner` lives; the configuration
-        // points to strings that `inner` owns.
+        // SAFETY: the handle's location does not move while `inner` lives; the configuration points
+        // to strings that `inner` owns.
         let result = unsafe {
             (nccl.functions().comm_init_rank_config)(
                 comm.inner.place(),
@@ -135,7 +135,7 @@ impl Communicator {
         let config = own.unwrap_or_else(|| Arc::clone(&self.inner.config));
         let child = Arc::new(Inner::new(nccl, config));
         let parent = self.inner.enter(CALL)?;
-        // SAFETY: the parent is live while entered; the handle's location does not move as long as
+        // SAFETY: the parent is live while entered; the handle's location does not move while
         // `child` lives, which is until NCCL has written to it; the configuration points to strings
         // that `child` owns.
         let result = unsafe { f(parent.handle, raw_color, key, child.place(), raw) };

@@ -100,8 +100,7 @@ impl Nccl {
     /// Creates a library from functions.
     ///
     /// # Safety
-    /// Every function behaves like the function of `nccl.h` with its name, as long as the program
-    /// runs.
+    /// Every function behaves like the function of `nccl.h` with its name, while the program runs.
     ///
     /// # Errors
     /// If the library does not return its version.

@@ -69,7 +69,7 @@ pub(crate) enum End {
     Abort,
 }
 
-/// A call that has begun. The communicator is not freed as long as it lives.
+/// A call that has begun. The communicator is not freed while it lives.
 pub(crate) struct Entered<'a> {
     inner: &'a Inner,
     /// Returns the live communicator.

@@ -121,7 +121,7 @@ fn the_library_takes_the_struct_of_estimates() {
     assert_eq!(attempt(&mut short), Code::INVALID_ARGUMENT);
 }
 
-/// Likewise for configurations, which it reads once it has found a GPU.
+/// The same holds for configurations, which it reads once it has found a GPU.
 #[test]
 #[ignore = "needs NCCL and a GPU"]
 fn the_library_takes_the_struct_of_configurations() {

@@ -11,7 +11,7 @@ A default in plain words depends on other keys. Sizes are bytes: integers, or st
 `\"25MiB\"`.
 
 Some keys have other names, those of PyTorch, torchtitan, Megatron-FSDP and Hugging Face. Values have
-other spellings, too: `fp32`, `float32` and `torch.float32` for `f32` (likewise `bf16` and `f16`);
+other spellings, too: `fp32`, `float32` and `torch.float32` for `f32` (also for `bf16` and `f16`);
 `zero1`, `zero2`, `zero3`, `ddp` and PyTorch's `FULL_SHARD`, `SHARD_GRAD_OP`, `NO_SHARD`,
 `HYBRID_SHARD` and `_HYBRID_SHARD_ZERO2` (with `mesh.dp_replicate`) for strategies; `fully_shard` and
 `megatron-fsdp` for policies. Former names of keys are still read; resolved options in JSON have them.

@@ -195,7 +195,10 @@ impl<'a> Reader<'a> {
         let at = self.at.saturating_sub(1);
         let found = String::from_utf8_lossy(self.record.get(at).unwrap_or_default());
         let title = self.titles.get(at).copied().unwrap_or_default();
-        format!("row {}: `{found}` is not a valid {title}", self.row)
+        format!(
+            "row {}: `{found}` is not a valid value for `{title}`",
+            self.row
+        )
     }
 
     fn number<T: TryFrom<u64>>(&mut self) -> Result<T, String> {

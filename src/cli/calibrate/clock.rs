@@ -27,14 +27,14 @@ pub(super) fn fit(
         let profile = hardware::parse("the measured profile", &text).map_err(|e| e.to_string())?;
         Ok(distance(predicted(trials[i], &profile)?, trials[i].step))
     };
-    let tells: Vec<bool> = trials
+    let informative: Vec<bool> = trials
         .iter()
         .map(|t| t.step.ms() >= SHORT_STEP_MS)
         .collect();
-    let factors = factors(&tells, off)?;
+    let factors = factors(&informative, off)?;
     let as_measured = vec![1.0; trials.len()];
     for (i, trial) in trials.iter().enumerate() {
-        let after = if tells[i] {
+        let after = if informative[i] {
             let off = 100.0 * off(i, &factors)?.exp_m1();
             format!(
                 ", {off:+.1} % with matmuls and attention scaled by {:.3}",
@@ -53,16 +53,16 @@ pub(super) fn fit(
     Ok(whole(&added.tables(&factors)))
 }
 
-/// Returns by which factor the arithmetic of each scenario takes longer, so that `off` is 0 for the
-/// scenarios that determine it. `off` is negative if a scenario's prediction with all factors is
-/// too short. Longer arithmetic makes every prediction longer.
+/// Returns the factors by which arithmetic takes longer in each scenario, so that `off` is 0 for
+/// the `informative` ones. `off` is negative if a scenario's prediction with all factors is too
+/// short. Longer arithmetic makes every prediction longer.
 fn factors(
-    tells: &[bool],
+    informative: &[bool],
     off: impl Fn(usize, &[f64]) -> Result<f64, String>,
 ) -> Result<Vec<f64>, String> {
-    let mut factors = vec![1.0; tells.len()];
+    let mut factors = vec![1.0; informative.len()];
     for _ in 0..ROUNDS {
-        for i in (0..tells.len()).filter(|&i| tells[i]) {
+        for i in (0..informative.len()).filter(|&i| informative[i]) {
             let (mut low, mut high) = (1.0 / MOST_FACTOR, MOST_FACTOR);
             for _ in 0..FINER {
                 factors[i] = 0.5 * (low + high);
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn factors_are_found_for_those_that_tell() {
+    fn factors_are_found_for_informative_scenarios() {
         // The second scenario shares a tenth of its kernels with the first, the third determines
         // nothing, and the fourth cannot be matched.
         let wanted = [1.1, 0.95, 1.0, 2.0];

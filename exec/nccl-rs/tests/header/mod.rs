@@ -33,7 +33,7 @@ impl Header {
     /// Returns the fields of `typedef struct … { … } name;`.
     pub(crate) fn fields(&self, name: &str) -> Layout {
         let end = self.0.find(&format!("}} {name};")).expect("the struct");
-        let begin = self.0[..end].rfind('{').expect("its begin") + 1;
+        let begin = self.0[..end].rfind('{').expect("its start") + 1;
         let mut body = self.0[begin..end].to_owned();
         while let (Some(a), Some(b)) = (body.find("/*"), body.find("*/")) {
             body.replace_range(a..b + 2, "");

@@ -138,7 +138,7 @@ fn long_diffs_are_cut_and_equal_places_are_counted() {
     let other: String = (0..200).map(|i| format!("{i};\n")).collect();
     let diff = changes("[steady step]\n", &format!("[steady step]\n{other}"), 60);
     assert!(diff.lines().count() <= 61, "{diff}");
-    // Equal consecutive lines are one line.
+    // Equal consecutive lines are shown once with their number.
     let diff = changes(
         "[steady step] a\n",
         "[steady step] a; 30x{alloc tmp 128Mi}\n",

@@ -108,11 +108,11 @@ END"#
 
 #[test]
 fn a_dead_process_is_reported_with_its_last_output() {
-    let (report, _, stop) = calm("echo first >&2; echo 'cannot go on' >&2; exit 7");
+    let (report, _, stop) = calm("echo first >&2; echo 'cannot continue' >&2; exit 7");
     let Err(reason) = report.unwrap().result(true, &stop) else {
         panic!("it failed");
     };
-    let wanted = "the training's process ended with exit status 7\nfirst\ncannot go on\nX trains it on the CPU";
+    let wanted = "the training's process ended with exit status 7\nfirst\ncannot continue\nX trains it on the CPU";
     assert_eq!(reason, wanted);
     // Once it has begun, or on the CPU, another device would not help.
     let (report, _, stop) = calm(&format!("{BEGUN} kill -9 $$"));
@@ -207,7 +207,7 @@ fn none_is_left_behind() {
             })
         });
         let (process, stop) = heard.recv().unwrap();
-        // It waits as long as the child runs.
+        // It waits while the child runs.
         children.wait(Duration::from_millis(50));
         assert!(runs(&process));
         stop.leave();
