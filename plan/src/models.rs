@@ -13,6 +13,7 @@ pub(crate) mod declare;
 mod encoder;
 pub(crate) mod flops;
 mod gpt2;
+mod gpt_neox;
 mod hf;
 mod linear;
 mod llama;
@@ -35,9 +36,10 @@ use build::Builder;
 use declare::{Declare, Tree};
 
 /// All families.
-const SPECS: [&FamilySpec; 5] = [
+const SPECS: [&FamilySpec; 6] = [
     &llama::SPEC,
     &gpt2::SPEC,
+    &gpt_neox::SPEC,
     &encoder::SPEC,
     &linear::SPEC,
     &cnn::SPEC,

@@ -10,6 +10,9 @@ pub enum Family {
     Llama,
     /// LayerNorm with bias, learned positions, GELU, tied head.
     Gpt2,
+    /// LayerNorm with bias, partial RoPE, attention next to the feed-forward layer.
+    #[serde(rename = "gpt_neox")]
+    GptNeox,
     /// Post-norm `TransformerEncoderLayer` stack.
     Encoder,
     /// `layers` times Linear(hidden, hidden) with ReLU.
@@ -68,12 +71,20 @@ pub struct Model {
 pub struct ModelOptions {
     /// Queries and keys are normalized (RMSNorm) head by head before they are rotated.
     pub qk_norm: bool,
+    /// Share of a head's dimensions that are rotated.
+    pub partial_rotary_factor: f64,
+    /// Attention and feed-forward layer read the same input, and their results are added to it.
+    pub parallel_residual: bool,
 }
 
 /// As the key table says, which a test checks.
 impl Default for ModelOptions {
     fn default() -> Self {
-        Self { qk_norm: false }
+        Self {
+            qk_norm: false,
+            partial_rotary_factor: 1.0,
+            parallel_residual: true,
+        }
     }
 }
 

@@ -290,7 +290,7 @@ const PLACEMENTS: &[(&str, Accept)] = &[("dp_shard", PLACEMENT), ("dp_replicate"
 
 keys! {
     Preset: "model" "preset" [Choice(PRESETS), Path(huggingface::ENDING)] "(none)" "Shapes of a known model, or the path of a Hugging Face config.json (llama, mistral, qwen2, qwen3 or gpt2; relative to the file that names it); other keys of this section override it";
-    Family: "model" "family" [Choice(&models::FAMILY_NAMES)] "(the preset's)" "Model family when there is no preset: llama (decoder with rotary embeddings and SwiGLU), gpt2 (decoder with learned positions and GELU), encoder (post-norm transformer encoder), linear (a stack of linear layers), cnn (convolutions and a dense layer)";
+    Family: "model" "family" [Choice(&models::FAMILY_NAMES)] "(the preset's)" "Model family when there is no preset: llama (decoder with rotary embeddings and SwiGLU), gpt2 (decoder with learned positions and GELU), gpt_neox (decoder with partial rotary embeddings and parallel residuals, such as Pythia), encoder (post-norm transformer encoder), linear (a stack of linear layers), cnn (convolutions and a dense layer)";
     Layers: "model" "layers" also ["num_hidden_layers", "n_layer", "n_layers"] [Integer(1, 4096)] "(required without preset)" "Number of transformer blocks, linear layers or convolutions";
     Hidden: "model" "hidden" also ["hidden_size", "n_embd", "dim"] [Integer(1, MIB)] "(required without preset)" "Width of the model (embedding dimension)";
     Heads: "model" "heads" also ["num_attention_heads", "n_head", "n_heads"] [Integer(1, 65536)] "(required without preset)" "Number of query heads";
@@ -308,6 +308,8 @@ keys! {
     Kernel: "model" "kernel" [Integer(1, 255)] "(cnn: 3)" "Edge length of the convolution kernels; must be odd";
     Bias: "model" "bias" [Bool, Choice(&["qkv"])] "(llama: false, others: true)" "Which linear layers and convolutions have a bias: true (all), false (none), qkv (only queries, keys and values, as in Qwen2; llama)";
     QkNorm: "model" "qk_norm" [Bool] "false" "Normalize queries and keys per head before the rotary embedding (llama; as in Qwen3)";
+    PartialRotaryFactor: "model" "partial_rotary_factor" also ["rotary_pct"] [Number(ABOVE_0, 1.0)] "1.0" "Share of the dimensions of a head that the rotary embedding rotates";
+    ParallelResidual: "model" "parallel_residual" also ["use_parallel_residual"] [Bool] "true" "Attention and the feed-forward layer read the same input, and both are added to it; false: one after the other";
 
     SeqLen: "train" "seq_len" [Integer(1, 4 * MIB)] "(max_seq_len up to 8192; encoder: 512; linear, cnn: 1)" "Tokens per sequence";
     MicroBatch: "train" "micro_batch" also ["micro_batch_size", "local_batch_size", "per_device_train_batch_size"] [Integer(1, MIB)] "1" "Sequences per rank and micro-batch";
