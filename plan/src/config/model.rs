@@ -75,6 +75,14 @@ pub struct ModelOptions {
     pub partial_rotary_factor: f64,
     /// Attention and feed-forward layer read the same input, and their results are added to it.
     pub parallel_residual: bool,
+    /// Factor of the embedded tokens.
+    pub embedding_multiplier: f64,
+    /// Factor of attention scores; `1 / sqrt(head_dim)` if there is none.
+    pub attention_multiplier: Option<f64>,
+    /// Factor of what a block adds to the residual stream.
+    pub residual_multiplier: f64,
+    /// Divisor of the logits.
+    pub logits_scaling: f64,
 }
 
 /// As the key table says, which a test checks.
@@ -84,6 +92,10 @@ impl Default for ModelOptions {
             qk_norm: false,
             partial_rotary_factor: 1.0,
             parallel_residual: true,
+            embedding_multiplier: 1.0,
+            attention_multiplier: None,
+            residual_multiplier: 1.0,
+            logits_scaling: 1.0,
         }
     }
 }

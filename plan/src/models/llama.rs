@@ -1,4 +1,5 @@
-//! Llama: RMSNorm, rotary embedding, grouped-query attention, SwiGLU. With `qk_norm`, Qwen3.
+//! Llama: RMSNorm, rotary embedding, grouped-query attention, SwiGLU. With `qk_norm`, Qwen3; with
+//! multipliers, Granite.
 
 use super::build::Builder;
 use super::declare::{Declare, Layer, Order, ROOT, Weights};
@@ -26,6 +27,10 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
         "norm_eps",
         "rope_theta",
         "max_seq_len",
+        "embedding_multiplier",
+        "attention_multiplier",
+        "residual_multiplier",
+        "logits_scaling",
     ],
     defaults: Defaults {
         bias: Bias::None,
@@ -89,6 +94,40 @@ const HF: &[HfType] = &[
             ATTENTION_BIAS,
             MLP_BIAS,
             TIED,
+        ],
+    },
+    HfType {
+        model_type: "granite",
+        architecture: "GraniteForCausalLM",
+        fixed: &[],
+        fields: &[
+            VOCAB,
+            HIDDEN,
+            FFN,
+            LAYERS,
+            HEADS,
+            KV_HEADS,
+            HEAD_DIM,
+            SILU,
+            POSITIONS,
+            NORM_EPS,
+            ROPE_THETA,
+            ATTENTION_BIAS,
+            MLP_BIAS,
+            TIED,
+            field(
+                &["embedding_multiplier"],
+                Meaning::Optional("embedding_multiplier"),
+            ),
+            field(
+                &["attention_multiplier"],
+                Meaning::Default("attention_multiplier", Given::Float(1.0)),
+            ),
+            field(
+                &["residual_multiplier"],
+                Meaning::Optional("residual_multiplier"),
+            ),
+            field(&["logits_scaling"], Meaning::Optional("logits_scaling")),
         ],
     },
     HfType {
@@ -275,10 +314,13 @@ impl Attention {
             // `q, k = rope(q), rope(k)`: the unrotated ones live until both are done.
             b.g.release(q);
             b.g.release(k);
-            let a = b.attention(q_rope, k_rope, v, true);
+            let scale = b.s.model.options.attention_multiplier;
+            let scale = scale.unwrap_or(1.0 / (hd as f64).sqrt());
+            let a = b.scaled_attention([q_rope, k_rope, v], true, scale);
             let t = b.g.transpose(a, 1, 2);
             let t = b.g.reshape(t, &[batch, seq, heads * hd]);
             let o = b.linear(self.o, t);
+            let o = scaled(b, o, b.s.model.options.residual_multiplier);
             Attended {
                 sum: b.g.binary(OpKind::Add, x, o),
                 locals: [q_rope, k_rope, v, a],
@@ -321,6 +363,7 @@ impl Mlp {
             let up = b.linear(self.w3, y);
             let product = b.g.binary(OpKind::Mul, gate, up);
             let down = b.linear(self.w2, product);
+            let down = scaled(b, down, b.s.model.options.residual_multiplier);
             b.g.binary(OpKind::Add, x, down)
         })
     }
@@ -343,18 +386,30 @@ impl Block {
     }
 }
 
+/// Returns `by * x`, without an op for a factor of 1.
+fn scaled(b: &mut Builder<'_>, x: ValueId, by: f64) -> ValueId {
+    match by {
+        1.0 => x,
+        by => b.scale(x, by),
+    }
+}
+
 /// One micro-batch. The order of ops, views and local variables is that of the usual eager PyTorch
 /// code.
 impl Forward for Llama {
     fn forward(&self, b: &mut Builder<'_>) {
         let (ids, labels) = loss::tokens(b);
         let rope = Rope::tables(b, b.s.model.head_dim);
-        let mut h = b.embedding(self.embedding, ids);
+        let multiplier = b.s.model.options.embedding_multiplier;
+        let h = b.embedding(self.embedding, ids);
+        let mut h = b.within(ROOT, |b| scaled(b, h, multiplier));
         let rope = rope.cast(b);
         for block in &self.blocks {
             h = block.forward(b, h, rope);
         }
         let y = b.rms_norm(self.norm, h);
-        loss::head_and_loss(b, self.head, y, labels, None);
+        let divisor = b.s.model.options.logits_scaling;
+        let scale = (divisor != 1.0).then(|| 1.0 / divisor);
+        loss::head_and_loss(b, self.head, y, labels, scale);
     }
 }

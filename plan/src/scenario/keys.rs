@@ -310,6 +310,10 @@ keys! {
     QkNorm: "model" "qk_norm" [Bool] "false" "Normalize queries and keys per head before the rotary embedding (llama; as in Qwen3)";
     PartialRotaryFactor: "model" "partial_rotary_factor" also ["rotary_pct"] [Number(ABOVE_0, 1.0)] "1.0" "Share of the dimensions of a head that the rotary embedding rotates";
     ParallelResidual: "model" "parallel_residual" also ["use_parallel_residual"] [Bool] "true" "Attention and the feed-forward layer read the same input, and both are added to it; false: one after the other";
+    EmbeddingMultiplier: "model" "embedding_multiplier" [Number(ABOVE_0, 1e6)] "1.0" "Factor of the embedded tokens (Granite)";
+    AttentionMultiplier: "model" "attention_multiplier" [Number(ABOVE_0, 1e6)] "(1 / sqrt(head_dim))" "Factor of attention scores (Granite)";
+    ResidualMultiplier: "model" "residual_multiplier" [Number(ABOVE_0, 1e6)] "1.0" "Factor of what attention and the feed-forward layer add to the residual stream (Granite)";
+    LogitsScaling: "model" "logits_scaling" [Number(ABOVE_0, 1e6)] "1.0" "Divisor of the logits (Granite)";
 
     SeqLen: "train" "seq_len" [Integer(1, 4 * MIB)] "(max_seq_len up to 8192; encoder: 512; linear, cnn: 1)" "Tokens per sequence";
     MicroBatch: "train" "micro_batch" also ["micro_batch_size", "local_batch_size", "per_device_train_batch_size"] [Integer(1, MIB)] "1" "Sequences per rank and micro-batch";
