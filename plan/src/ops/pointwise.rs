@@ -155,6 +155,7 @@ impl Elementwise for op::Softcap {
 
 impl Elementwise for op::SoftcapGrad {
     const NAME: &'static str = "softcap_backward";
+    const BACKWARD: bool = true;
     const INPUTS: usize = 2;
     const FLOPS: u64 = 4;
 
@@ -220,6 +221,7 @@ impl Elementwise for op::GeluErf {
 
 impl Elementwise for op::GeluErfGrad {
     const NAME: &'static str = "gelu_erf_backward";
+    const BACKWARD: bool = true;
     const INPUTS: usize = 2;
     const FLOPS: u64 = 16;
 
