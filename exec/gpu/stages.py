@@ -5,9 +5,9 @@ import tools
 from tools import left, row, rows
 import correct, measure, varied
 
-STAGES = {f.__name__: f for f in (correct.modes, correct.hangs, correct.goldens, correct.small, measure.speed, measure.calibrate, measure.fidelity, measure.options, correct.bits,
+STAGES = {f.__name__: f for f in (correct.modes, correct.hangs, correct.goldens, correct.small, correct.tensor_parallel, measure.speed, measure.calibrate, measure.fidelity, measure.options, correct.bits,
                                   correct.delays, correct.checkpoint, correct.band, correct.sanitize, varied.varied)}
-SETS = {"first": ["modes", "goldens", "small", "speed"], "second": ["calibrate", "fidelity", "bits", "delays"],
+SETS = {"first": ["modes", "goldens", "small", "speed"], "second": ["calibrate", "fidelity", "bits", "delays", "tensor_parallel"],
         "third": ["hangs", "checkpoint", "band", "sanitize"]}
 
 
