@@ -78,6 +78,39 @@ def small():
     together(jobs, 1 if CPU else AT_ONCE)
 
 
+def tensor_parallel():
+    """Collectives of the model graph: ranks that divide layers against whole layers on one rank of the CPU device."""
+    if gpus() < 2:
+        return
+    name = "small-tensor-parallel"
+    # cuBLASLt multiplies no float32 factors into bf16 gradients.
+    f32, bf16 = ['precision.compute="f32"', 'precision.comm_grads="f32"'], ['precision.compute="bf16"']
+    ways = {
+        "f32": (f32, 1e-3), "bf16": (bf16, 3e-2),
+        "regions": ([*f32, "compile.mode=regions"], 1e-3), "full": ([*f32, "compile.mode=full"], 1e-3),
+        "recompute": ([*f32, "train.recompute=full"], 1e-3),
+        "captured blocks": ([*f32, 'compile.cuda_graph=["block"]'], 1e-3),
+        "captured iteration": ([*f32, 'compile.cuda_graph="full_iteration"'], 1e-3),
+    }
+
+    def case(title, shards, sets, limit):
+        def job():
+            mesh = [f"mesh.dp_shard={shards}", "mesh.dp_outer=1"]
+            code, ours, err, s = train(name, "--check-nan", sets=[*mesh, "mesh.tp=2", *sets], timeout=60)
+            if code:
+                return row("tensor_parallel", title, False, last_line(err))
+            code, whole, err, _ = reference(name, sets=[*mesh, "mesh.tp=1", *sets], timeout=120)
+            if code:
+                return row("tensor_parallel", f"{title}, CPU", False, last_line(err))
+            losses, norms = worst(ours["losses"], whole["losses"]), worst(ours["grad_norms"], whole["grad_norms"])
+            row("tensor_parallel", title, losses < limit and norms < 3 * limit, f"losses {losses:.1e}, norms {norms:.1e}, {s:.1f} s")
+        return job
+    jobs = [case(f"{way} on 1 x 2", 1, *how) for way, how in ways.items()]
+    if gpus() >= 4:
+        jobs.append(case("f32 on 2 x 2", 2, *ways["f32"]))
+    together(jobs, 1 if CPU else AT_ONCE)
+
+
 SAME = {
     "prefetch 0": ["fsdp.prefetch_forward=0", "fsdp.prefetch_backward=0"],
     "prefetch 3": ["fsdp.prefetch_forward=3", "fsdp.prefetch_backward=3"],

@@ -339,7 +339,7 @@ keys! {
     Hardware: "mesh" "hardware" [Choice(&HARDWARE), Path(".toml")] "(required)" "Hardware profile: the name of a shipped profile, or the path of a profile file (relative to the scenario file, or to the working directory with --set)";
     DpShard: "mesh" "dp_shard" also ["data_parallel_shard_degree"] [Integer(1, MIB)] "(required)" "Ranks that shard parameters: the inner data-parallel mesh dimension (torchtitan: data_parallel_shard_degree)";
     DpOuter: "mesh" "dp_replicate" as "dp_outer" also ["dp_outer", "data_parallel_replicate_degree"] [Integer(1, MIB)] "1" "Outer data-parallel mesh dimension: number of replicas (HSDP), or of outer shards with `outer_strategy = \"optim\"` (torchtitan: data_parallel_replicate_degree)";
-    Tp: "mesh" "tp" also ["tensor_parallel_degree"] [Integer(1, 1024)] "1" "Ranks that divide the layers among themselves: tensor parallelism, within the data-parallel dimensions (families linear; torchtitan: tensor_parallel_degree)";
+    Tp: "mesh" "tp" also ["tensor_parallel_degree"] [Integer(1, 1024)] "1" "Ranks that divide the layers among themselves: tensor parallelism, within the data-parallel dimensions (family linear; torchtitan: tensor_parallel_degree)";
     GpusPerNode: "mesh" "gpus_per_node" also ["nproc_per_node"] [Integer(1, 1024)] "(8, or fewer when there are fewer ranks)" "GPUs per node, connected by NVLink";
 
     Policy: "fsdp" "policy" [Choice(PolicyKind::WORDS)] "\"native\"" "Engine to model: native (that of `shardlab exec`), fsdp2 (fully_shard of torch 2.11), megatron (megatron-fsdp 0.6.1)";
