@@ -299,12 +299,17 @@ unsafe fn squares(r: &RawRange) -> f64 {
         return 0.0;
     }
     let n = r.bytes / r.dtype.size() as usize;
-    match_dtype!(r.dtype, T => {
-        let square = |i: usize| {
-            // SAFETY: the element is within the range.
-            let v = f64::from(unsafe { r.ptr.cast::<T>().add(i).read_unaligned() }.widen());
-            v * v
-        };
-        (0..n).map(square).sum()
-    })
+    // SAFETY: the elements are those of the range.
+    unsafe { match_dtype!(r.dtype, T => squares_of::<T>(r.ptr.cast(), n)) }
+}
+
+/// # Safety
+/// As for [`squares`], with `n` elements.
+unsafe fn squares_of<T: Element>(at: *const T, n: usize) -> f64 {
+    let square = |i: usize| {
+        // SAFETY: the element is within the range.
+        let v = f64::from(unsafe { at.add(i).read_unaligned() }.widen());
+        v * v
+    };
+    (0..n).map(square).sum()
 }
