@@ -26,7 +26,7 @@ pub(crate) mod testing;
 pub use hf::{Field, Given, HfType, Meaning};
 #[cfg(test)]
 pub(crate) use loss::mean_square;
-pub use spec::{Defaults, FamilySpec, Inputs, Mask};
+pub use spec::{Defaults, Dimension, FamilySpec, Inputs, Mask};
 
 use crate::config::{Family, Scenario};
 use crate::graph::{Graph, ValueId};

@@ -108,7 +108,11 @@ impl ProgramView {
                 .map(|s| s.kind.name().to_owned())
                 .collect(),
             counts,
-            parameters: program.params.iter().map(|p| p.numel()).sum(),
+            parameters: program
+                .params
+                .iter()
+                .map(|p| p.full_numel(&program.meta.mesh))
+                .sum(),
             dp_shard: program.meta.mesh.size(AxisId::DP_SHARD),
             dp_outer: program.meta.mesh.size(AxisId::DP_OUTER),
             micro_batches: program.meta.micro_batches,

@@ -75,7 +75,12 @@ impl Entry {
             about,
             example: is_example(name),
             family: p.scenario.model.family.name(),
-            parameters: p.program.params.iter().map(|p| p.numel()).sum(),
+            parameters: p
+                .program
+                .params
+                .iter()
+                .map(|x| x.full_numel(&p.program.meta.mesh))
+                .sum(),
             world_size: p.scenario.mesh.world(),
             hardware: p.scenario.mesh.hardware.clone(),
             policy: p.scenario.fsdp.policy.name(),

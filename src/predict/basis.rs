@@ -54,7 +54,11 @@ impl Residual {
             policy: program.meta.policy.to_owned(),
             world_size: world,
             nodes: nodes(scenario, world),
-            parameters: program.params.iter().map(|p| p.numel()).sum(),
+            parameters: program
+                .params
+                .iter()
+                .map(|p| p.full_numel(&program.meta.mesh))
+                .sum(),
             step_percent: None,
             reserved_percent: None,
         }

@@ -143,8 +143,7 @@ impl StateLayout {
                 .filter(|(_, s)| s.param.index() == p)
                 .map(|(_, s)| s.numel())
                 .sum();
-            let full: u64 = param.full_shape(&program.meta.mesh).iter().product();
-            if covered < full {
+            if covered < param.full_numel(&program.meta.mesh) {
                 return Err(LayoutError::Missing(param.name.clone()));
             }
         }

@@ -337,6 +337,14 @@ impl DeviceMesh {
         axes.all(|a| self.coordinate(a, rank) == 0)
     }
 
+    /// Returns the sizes of axes that divide the model, as ` x 2 tp`; nothing where none does.
+    #[must_use]
+    pub fn model_axes_text(&self) -> String {
+        let axes = AxisSet::MODEL.iter().filter(|a| self.size(*a) > 1);
+        axes.map(|a| format!(" x {} {}", self.size(a), a.label()))
+            .collect()
+    }
+
     /// Returns the ranks that communicate over a set of axes. Nothing where they are not evenly
     /// spaced.
     #[must_use]

@@ -111,6 +111,12 @@ impl Param {
         shape
     }
 
+    /// Number of elements of the whole parameter.
+    #[must_use]
+    pub fn full_numel(&self, mesh: &DeviceMesh) -> u64 {
+        self.full_shape(mesh).iter().product()
+    }
+
     /// Returns where elements that a rank has lie in the whole parameter: runs of neighbours, each
     /// with its first element among the rank's.
     #[must_use]

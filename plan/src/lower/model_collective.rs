@@ -6,7 +6,6 @@
 //! receives. A captured scope waits for its own collectives, and for none of others.
 
 use super::emitter::Emitter;
-use super::walk::Walk;
 use crate::compile::tape::TapeOp;
 use crate::ir::{
     Access, AxisId, AxisSet, BufferId, COMPUTE, CommId, DType, EventId, ModelCollective, Part,
@@ -45,55 +44,55 @@ impl ModelLanes {
     }
 }
 
-/// A collective that computation has not waited for.
-pub(crate) struct InFlight {
-    operands: [BufferId; 2],
-    done: EventId,
-}
+/// Collectives that computation has not waited for: their operands, and when they are done.
+#[derive(Default)]
+pub(crate) struct InFlight(Vec<(Part, EventId)>);
 
-impl Walk<'_, '_> {
-    /// Issues a collective of the model.
-    pub(super) fn collective(&mut self, collective: ModelCollective, dtype: DType, operands: u32) {
-        let at = operands as usize;
-        let [input, output] = [at, at + 1].map(|o| {
-            let operand = self.out.inputs.tape.operands[o];
-            self.resolve(&operand)
-        });
+impl InFlight {
+    /// Issues a collective of the model on these operands.
+    pub(crate) fn issue(
+        &mut self,
+        out: &mut Emitter<'_>,
+        lanes: &ModelLanes,
+        (collective, dtype): (ModelCollective, DType),
+        part: Part,
+    ) {
         let rule = Rule::ModelCollective;
-        self.arrive(|b| [input.buffer, output.buffer].contains(&b));
-        let (comm, stream) = self.lanes.of(collective.axis);
-        self.out.b.join(rule, COMPUTE, stream);
-        self.out.b.collective(CollectiveLaunch {
+        self.arrive_for(out, &[part.input, part.output]);
+        let (comm, stream) = lanes.of(collective.axis);
+        out.b.join(rule, COMPUTE, stream);
+        out.b.collective(CollectiveLaunch {
             rule,
             stream,
             kind: collective.kind,
             comm,
             reduce: collective.reduce(),
             dtype,
-            parts: smallvec![Part { input, output }],
+            parts: smallvec![part],
         });
-        self.in_flight.push(InFlight {
-            operands: [input.buffer, output.buffer],
-            done: self.out.b.record(rule, stream),
-        });
+        self.0.push((part, out.b.record(rule, stream)));
+    }
+
+    /// Waits for collectives that a use of these ranges depends on.
+    pub(crate) fn arrive_for(&mut self, out: &mut Emitter<'_>, accesses: &[Access]) {
+        if !self.0.is_empty() {
+            self.arrive(out, |b| accesses.iter().any(|a| a.buffer == b));
+        }
     }
 
     /// Waits for collectives with operands that are touched next.
-    pub(super) fn arrive(&mut self, touched: impl Fn(BufferId) -> bool) {
-        let out = &mut *self.out;
-        self.in_flight.retain(|c| {
-            let needed = c.operands.iter().any(|b| touched(*b));
+    pub(crate) fn arrive(&mut self, out: &mut Emitter<'_>, touched: impl Fn(BufferId) -> bool) {
+        self.0.retain(|(part, done)| {
+            let needed = touched(part.input.buffer) || touched(part.output.buffer);
             if needed {
-                out.b.wait(Rule::ModelCollective, c.done, COMPUTE);
+                out.b.wait(Rule::ModelCollective, *done, COMPUTE);
             }
             !needed
         });
     }
 
-    /// Waits for collectives that a launch depends on.
-    pub(super) fn arrive_for(&mut self, accesses: &[Access]) {
-        if !self.in_flight.is_empty() {
-            self.arrive(|b| accesses.iter().any(|a| a.buffer == b));
-        }
+    /// Waits for all.
+    pub(crate) fn arrive_all(&mut self, out: &mut Emitter<'_>) {
+        self.arrive(out, |_| true);
     }
 }

@@ -9,8 +9,8 @@ use super::optimizer;
 use crate::compile::tape::TapeOp;
 use crate::config::{CompileMode, CudaGraph, Loss};
 use crate::ir::{
-    Access, BufferId, COMPUTE, EventId, HostWorkKind, KernelClass, KernelId, ModuleId, ModuleKind,
-    ParamId, ScopeId, Source, UnitId,
+    Access, BufferId, COMPUTE, DType, EventId, HostWorkKind, KernelClass, KernelId,
+    ModelCollective, ModuleId, ModuleKind, ParamId, Part, ScopeId, Source, UnitId,
 };
 use crate::program::{Phase, Rule, workspace};
 
@@ -94,8 +94,8 @@ pub(crate) struct Walk<'c, 'a> {
     pub(crate) out: &'c mut Emitter<'a>,
     pub(crate) life: &'c mut dyn Lifecycle,
     pub(crate) buffers: &'c TapeBuffers,
-    pub(super) lanes: &'c ModelLanes,
-    pub(super) in_flight: Vec<InFlight>,
+    lanes: &'c ModelLanes,
+    in_flight: InFlight,
     units: Vec<UnitId>,
     /// Framework host work applies (not for the native engine).
     framework: bool,
@@ -120,7 +120,7 @@ impl<'c, 'a> Walk<'c, 'a> {
             life,
             buffers,
             lanes,
-            in_flight: Vec::new(),
+            in_flight: InFlight::default(),
             units,
             framework,
             scope: None,
@@ -239,7 +239,7 @@ impl<'c, 'a> Walk<'c, 'a> {
                     .alloc(Rule::Model, self.buffers.storages[s.index()]),
                 TapeOp::Free(s) => {
                     let id = self.buffers.storages[s.index()];
-                    self.arrive(|b| b == id);
+                    self.in_flight.arrive(self.out, |b| b == id);
                     self.out.b.free(Rule::Model, id);
                 }
                 TapeOp::Launch {
@@ -281,7 +281,7 @@ impl<'c, 'a> Walk<'c, 'a> {
                 }
             }
         }
-        self.arrive(|_| true);
+        self.in_flight.arrive_all(self.out);
         self.out.b.at(
             UnitId(0),
             if pass == Pass::Backward {
@@ -363,7 +363,7 @@ impl<'c, 'a> Walk<'c, 'a> {
         if pass != Pass::Eval && self.scope.is_none() && self.captures(m) {
             let module = &self.out.inputs.tape.modules[m.index()];
             let name = format!("{} {}", module.path, phase.name());
-            self.arrive(|_| true);
+            self.in_flight.arrive_all(self.out);
             let scope = self.out.b.graph_begin(name);
             self.scope = Some((m, scope));
         }
@@ -373,7 +373,7 @@ impl<'c, 'a> Walk<'c, 'a> {
         if let Some((module, scope)) = self.scope
             && module == m
         {
-            self.arrive(|_| true);
+            self.in_flight.arrive_all(self.out);
             self.out.b.graph_end(scope);
             self.scope = None;
             for p in std::mem::take(&mut self.ready) {
@@ -423,7 +423,7 @@ impl<'c, 'a> Walk<'c, 'a> {
             .iter()
             .map(|o| self.resolve(o))
             .collect();
-        self.arrive_for(&resolved);
+        self.in_flight.arrive_for(self.out, &resolved);
         let split = (writes - reads) as usize;
         self.workspace(kernel);
         let scratch = self.scratch(kernel);
@@ -442,7 +442,18 @@ impl<'c, 'a> Walk<'c, 'a> {
         }
     }
 
-    pub(super) fn resolve(&mut self, o: &crate::ir::Operand) -> Access {
+    fn collective(&mut self, collective: ModelCollective, dtype: DType, operands: u32) {
+        let tape = self.out.inputs.tape;
+        let [input, output] = [operands, operands + 1].map(|o| tape.operands[o as usize]);
+        let part = Part {
+            input: self.resolve(&input),
+            output: self.resolve(&output),
+        };
+        let what = (collective, dtype);
+        self.in_flight.issue(self.out, self.lanes, what, part);
+    }
+
+    fn resolve(&mut self, o: &crate::ir::Operand) -> Access {
         let at = |l: Location, size: u64| Access {
             buffer: l.buffer,
             offset: l.offset + o.offset / size * l.element,

@@ -28,6 +28,9 @@ pub enum Mask {
     Full,
 }
 
+/// A dimension of a model, with the name of its key.
+pub type Dimension = fn(&Model) -> (&'static str, u64);
+
 /// A family of models.
 pub struct FamilySpec {
     /// The family.
@@ -43,7 +46,7 @@ pub struct FamilySpec {
     /// Its attention, if it has any.
     pub attention: Option<Mask>,
     /// What tensor parallelism divides evenly, with its key; `None` for families without it.
-    pub tensor_parallel: Option<fn(&Model) -> (&'static str, u64)>,
+    pub tensor_parallel: Option<Dimension>,
     /// Whether its code is that of `torch.nn` modules. Dynamo skips frames of such modules that
     /// have hooks.
     pub torch_modules: bool,

@@ -165,12 +165,13 @@ fn write_header(program: &Program, units: Option<&[UnitId]>, out: &mut String) {
     let size = |axis| m.mesh.size(axis);
     let _ = writeln!(
         out,
-        "# program {} policy {} ranks {} = {} outer x {} shard, {}, {} tokens/rank/step{}",
+        "# program {} policy {} ranks {} = {} outer x {} shard{}, {}, {} tokens/rank/step{}",
         program.digest(),
         m.policy,
         m.mesh.world(),
         size(AxisId::DP_OUTER),
         size(AxisId::DP_SHARD),
+        m.mesh.model_axes_text(),
         match m.micro_batches {
             1 => "1 micro-batch".to_owned(),
             n => format!("{n} micro-batches"),

@@ -100,13 +100,14 @@ pub(in crate::cli) fn predicted_heading(p: &Prediction) -> String {
 /// Names what is run: model, policy, sharding and ranks.
 pub(in crate::cli) fn heading(scenario: &Scenario, program: &Program, hardware: &str) -> String {
     let m = &program.meta;
-    let parameters: u64 = program.params.iter().map(|p| p.numel()).sum();
+    let parameters: u64 = program.params.iter().map(|p| p.full_numel(&m.mesh)).sum();
     let size = |axis| m.mesh.size(axis);
-    let mesh = if size(AxisId::DP_OUTER) > 1 {
+    let data = if size(AxisId::DP_OUTER) > 1 {
         format!("{} x {}", size(AxisId::DP_OUTER), size(AxisId::DP_SHARD))
     } else {
         size(AxisId::DP_SHARD).to_string()
     };
+    let mesh = data + &m.mesh.model_axes_text();
     format!(
         "{}: {} parameters, {} {}, {mesh} x {hardware}",
         scenario.name,
