@@ -22,9 +22,20 @@ pub enum ImportError {
         /// What is wrong, where, and what was expected.
         reason: String,
     },
-    /// The files do not belong together, or an argument names none.
+    /// An argument that names no file.
+    #[error("{argument}: {reason}")]
+    NoFile {
+        /// The argument.
+        argument: String,
+        /// Why it names none, and what to write instead.
+        reason: String,
+    },
+    /// No file is given.
+    #[error("no trace is given")]
+    NoTrace,
+    /// Files that do not belong together: of different jobs or steps, or of the same rank.
     #[error("{0}")]
-    Arguments(String),
+    Apart(String),
 }
 
 impl ImportError {

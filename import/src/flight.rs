@@ -236,7 +236,7 @@ pub fn compare(records: &[FlightRecord]) -> Result<FlightReport, ImportError> {
             .insert(record.rank, record.entries.len())
             .is_some()
         {
-            return Err(ImportError::Arguments(format!(
+            return Err(ImportError::Apart(format!(
                 "two flight records are of rank {}: give one per rank, with the rank in the file's name",
                 record.rank
             )));

@@ -214,7 +214,7 @@ fn traces_to_run(paths: &[&Path], name: &str) -> Result<RunImport, ImportError> 
     ranks.sort_by_key(|r| r.rank);
     ranks::check(&ranks)?;
     let Some((_, first)) = first else {
-        return Err(ImportError::Arguments("no trace is given".into()));
+        return Err(ImportError::NoTrace);
     };
     let lists: Vec<&[_]> = ranks.iter().map(|r| r.collectives.as_slice()).collect();
     let (pure, alone, late) = pure_times(&lists);

@@ -106,7 +106,7 @@ pub(crate) fn check(ranks: &[Rank]) -> Result<(), ImportError> {
     let Some((first, others)) = ranks.split_first() else {
         return Ok(());
     };
-    let refuse = |text: String| Err(ImportError::Arguments(text));
+    let refuse = |text: String| Err(ImportError::Apart(text));
     let file = |r: &Rank| r.path.display().to_string();
     for (i, other) in others.iter().enumerate() {
         let pair = format!("{} and {}", file(first), file(other));

@@ -49,11 +49,11 @@ pub fn expand(arguments: &[PathBuf]) -> Result<Vec<PathBuf>, ImportError> {
     let mut files = Vec::new();
     for argument in arguments {
         if argument.is_dir() {
-            return Err(ImportError::Arguments(format!(
-                "{}: is a folder; give its files, for example '{}/*.json.gz'",
-                argument.display(),
-                argument.display()
-            )));
+            let reason = "is a folder; give its files, for example";
+            return Err(ImportError::NoFile {
+                argument: argument.display().to_string(),
+                reason: format!("{reason} '{}/*.json.gz'", argument.display()),
+            });
         }
         let text = argument.to_string_lossy();
         // The name of an existing file is not a glob, whatever characters it contains.
@@ -61,14 +61,17 @@ pub fn expand(arguments: &[PathBuf]) -> Result<Vec<PathBuf>, ImportError> {
             files.push(argument.clone());
             continue;
         }
-        let found = glob::glob(&text)
-            .map_err(|e| ImportError::Arguments(format!("{text}: not a valid glob: {e}")))?;
+        let no_file = |reason: String| ImportError::NoFile {
+            argument: text.to_string(),
+            reason,
+        };
+        let found = glob::glob(&text).map_err(|e| no_file(format!("not a valid glob: {e}")))?;
         let before = files.len();
         for path in found {
             files.push(path.map_err(|e| ImportError::io(e.path(), io::ErrorKind::Other.into()))?);
         }
         if files.len() == before {
-            return Err(ImportError::Arguments(format!("{text}: no file matches")));
+            return Err(no_file("no file matches".to_owned()));
         }
     }
     files.sort();

@@ -25,6 +25,7 @@ pub mod check;
 pub mod compile;
 pub mod config;
 pub mod graph;
+pub mod hardware;
 pub mod ir;
 pub mod lower;
 pub mod memory;

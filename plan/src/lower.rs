@@ -44,12 +44,39 @@ pub enum PlanError {
     /// Units or layouts.
     #[error(transparent)]
     Shard(#[from] ShardError),
-    /// The tape cannot be built.
-    #[error("{0}")]
-    Model(String),
-    /// A combination that no policy can lower.
-    #[error("{0}")]
-    Unsupported(String),
+    /// Every parameter is frozen.
+    #[error("no parameter is trained: `fsdp.frozen` names every module that has any")]
+    NothingTrained,
+    /// A step keeps more units full at once than a double buffer has copies.
+    #[error(
+        "allocator double_buffer has {copies} copies, all in use when {} of unit `{unit}` wants one: reshard after \
+         forward, prefetch less, or use another allocator",
+        phase.name()
+    )]
+    DoubleBuffer {
+        /// Copies that the buffer has.
+        copies: u32,
+        /// Phase that wants another one.
+        phase: Phase,
+        /// Name of its unit.
+        unit: String,
+    },
+    /// A unit's hooks would run during a replay.
+    #[error(
+        "unit `{unit}` lies inside the captured scope `{scope}`: its hooks cannot run during a replay; capture a \
+         smaller scope or use larger units"
+    )]
+    CapturedUnit {
+        /// Name of the unit.
+        unit: String,
+        /// Path of the captured module.
+        scope: String,
+    },
+    /// The policy shards over the inner axis only.
+    #[error(
+        "fsdp2 replicates over the outer axis (HSDP); outer_strategy = \"optim\" needs policy native or megatron"
+    )]
+    OuterSharding,
 }
 
 /// A schedule: how it lays parameters out, and its lifecycle.
@@ -79,9 +106,7 @@ pub(crate) fn plan(
     let (modules, params) = compile::modules_and_params(scenario);
     check_frozen(&scenario.fsdp.frozen, &modules)?;
     if !params.iter().any(|p| p.requires_grad) {
-        return Err(PlanError::Unsupported(
-            "no parameter is trained: `fsdp.frozen` names every module that has any".to_owned(),
-        ));
+        return Err(PlanError::NothingTrained);
     }
     let (specs, groups) = units(scenario, lowering, &modules, &params)?;
     let tape = tape(scenario, engine, lowering, &modules, &specs, &groups);
@@ -113,12 +138,11 @@ fn check_double_buffer(program: &Program) -> Result<(), PlanError> {
             source: AllocError::DoubleBufferExhausted { live, .. },
         }) => {
             let at = &program.instrs[instr.index()];
-            Err(PlanError::Unsupported(format!(
-                "allocator double_buffer has {live} copies, all in use when {} of unit `{}` wants one: reshard after \
-                 forward, prefetch less, or use another allocator",
-                at.phase.name(),
-                program.units[at.unit.index()].name
-            )))
+            Err(PlanError::DoubleBuffer {
+                copies: live,
+                phase: at.phase,
+                unit: program.units[at.unit.index()].name.clone(),
+            })
         }
         // Anything else is a fault of the program, which `check` explains.
         _ => Ok(()),

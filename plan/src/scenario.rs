@@ -32,7 +32,7 @@ mod tests;
 
 pub use crate::names::nearest;
 pub use batch::BatchUnit;
-pub use error::{Position, ScenarioError};
+pub use error::{Position, ScenarioError, ScenarioErrorKind};
 pub use keys::{Accept, HARDWARE, KeyInfo, Need, SECTIONS, json_path_of, key_of, keys};
 pub use load::{is_stdin, text};
 pub use reference::reference;

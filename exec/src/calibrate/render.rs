@@ -4,28 +4,9 @@ use super::collectives::Table;
 use super::grid::{AttentionRows, DTYPES, GemmTable};
 use super::steps::Totals;
 use super::{Measured, Together};
+use shardlab_plan::hardware::{MEMORY_CLASSES, SectionText};
 use shardlab_plan::ir::{AttentionShape, CollectiveKind, DType};
 use std::collections::BTreeMap;
-use std::fmt::Write;
-
-/// Classes of memory-bound kernels, in the profile's order.
-pub(super) const CLASSES: [&str; 15] = [
-    "pointwise",
-    "strided",
-    "norm",
-    "norm_backward",
-    "column_reduce",
-    "softmax",
-    "softmax_backward",
-    "embedding",
-    "embedding_grad",
-    "copy",
-    "multi_copy",
-    "fill",
-    "optimizer",
-    "full_reduce",
-    "fused",
-];
 
 /// Returns the source of a section's numbers, which names the values that were not measured.
 #[derive(Debug, Default)]
@@ -83,22 +64,20 @@ pub(super) fn num(x: f64) -> String {
     }
 }
 
-/// Formats a table, a few rows per line.
-fn rows(out: &mut String, rows: impl IntoIterator<Item = String>) {
+/// Formats rows, a few per line.
+fn rows(rows: impl IntoIterator<Item = String>) -> String {
     let rows: Vec<String> = rows.into_iter().map(|r| format!("[{r}],")).collect();
-    out.push_str("rows = [\n");
-    for line in rows.chunks(ON_A_LINE) {
-        let _ = writeln!(out, "    {}", line.join(" "));
-    }
-    out.push_str("]\n");
+    let lines = rows.chunks(ON_A_LINE);
+    let lines = lines.map(|line| format!("    {}\n", line.join(" ")));
+    format!("[\n{}]", lines.collect::<String>())
 }
 
-fn by_bytes(key: &str, list: &[(u64, f64)]) -> String {
+fn by_bytes(list: &[(u64, f64)]) -> String {
     let list: Vec<String> = list
         .iter()
         .map(|(b, us)| format!("[{b}, {}]", num(*us)))
         .collect();
-    format!("{key} = [{}]\n", list.join(", "))
+    format!("[{}]", list.join(", "))
 }
 
 /// Returns the GFLOP/s of a GEMM.
@@ -152,112 +131,95 @@ pub(super) fn profile(name: &str, m: &Measured, together: Together) -> String {
     let memory_gbps = 2.0 * machine.copy_gbps;
     let [launch, event, alloc] = s.issue_us;
     let source = |what: &str| machine.source(what);
-    let _ = write!(
-        out,
-        r#"name = "{name}"
-about = "{cores} cores of {model}, ranks as threads, for the built-in CPU device"
-
-[measured]
-on = "{cores} cores of {model}, shardlab exec"
-gpus = {ranks}
-
-[device]
-source = "{device}"
-sms = 1
-shared_cores = {cores}
-memory_mib = {memory}
-memory_gbps = {gbps}
-l2_mib = {cache}
-tflops = {{ f32 = {f32s}, bf16 = {bf16s}, f16 = {bf16s} }}
-kernel_gap_us = {gap}
-graph_gap_us = {gap}
-launch_latency_us = {latency}
-event_latency_us = {event_latency}
-min_kernel_us = {shortest}
-h2d_gbps = {copy}
-d2h_gbps = {copy}
-copy_latency_us = {copy_latency}
-
-[footprint]
-source = "no device outside the process"
-context_mib = 0
-communicator_mib = 0
-
-[host]
-source = "{host}"
-launch_us = {launch}
-collective_us = {launch}
-copy_us = {launch}
-event_us = {event}
-host_wait_us = {latency}
-alloc_us = {alloc}
-device_alloc_us = {alloc}
-graph_launch_us = {launch}
-queue_depth = 1024
-steps_in_flight = 1
-
-# Host work costs nothing here; the end of a step is noticed this much later than its last task ends.
-[host.work]
-dispatch_us = 0.0
-autograd_dispatch_us = 0.0
-guard_us = 0.0
-graph_break_us = 0.0
-hook_us = 0.0
-hook_param_us = 0.0
-optimizer_step_us = 0.0
-step_us = {tail}
-
-[network]
-source = "{network}"
-nvlink_gbps = {copy}
-nvlink_efficiency = 1.0
-nics_per_node = 1
-nic_gbps = 1.25
-nic_efficiency = 0.85
-nic_latency_us = 30.0
-misaligned_factor = 1.0
-sms_per_collective = 0
-
-[contention]
-source = "{contention}"
-collective_loss_compute = 0.0
-collective_loss_bandwidth = 0.0
-collective_bandwidth = 0.0
-start_wait = 0.0
-start_wait_priority = 0.0
-start_wait_min_us = 20.0
-shared_loss = {loss}
-turn_loss = {turn_loss}
-shared_wait_us = {wait}
-"#,
-        model = machine.model.replace(['"', '\\'], "'"),
-        cores = machine.cores,
-        ranks = m.collectives.iter().map(|t| t.ranks).max().unwrap_or(1),
-        device = source("gaps, latencies, rates of matmuls and copies"),
-        memory = machine.memory_mib,
-        gbps = num(memory_gbps),
-        cache = machine.cache_mib,
-        gap = num(s.gap_us),
-        latency = num(s.latency_us),
-        event_latency = num(s.event_us),
-        shortest = num(s.shortest_us.max(0.01)),
-        copy = num(machine.copy_gbps),
-        copy_latency = num(machine.copy_latency_us.max(0.01)),
-        host = source("issue times of recorded steps"),
-        launch = num(launch),
-        event = num(event),
-        alloc = num(alloc),
-        tail = num(s.tail_us),
-        network = source("copies between rank threads; cards are assumed, none is used"),
-        contention = if s.trials.is_empty() {
-            "assumed, not measured".to_owned()
-        } else {
-            source("whole steps of several ranks compared with their prediction")
-        },
-        loss = num(together.shared_loss),
-        turn_loss = num(together.turn_loss),
-        wait = num(together.wait_us),
-    );
+    let described = format!("{} cores of {}", machine.cores, machine.model);
+    let copy = num(machine.copy_gbps);
+    let gap = num(s.gap_us);
+    let latency = num(s.latency_us);
+    let [launch, event, alloc] = [launch, event, alloc].map(num);
+    SectionText::new("")
+        .text("name", name)
+        .text(
+            "about",
+            format_args!("{described}, ranks as threads, for the built-in CPU device"),
+        )
+        .write(&mut out);
+    SectionText::new("measured")
+        .text("on", format_args!("{described}, shardlab exec"))
+        .set(
+            "gpus",
+            m.collectives.iter().map(|t| t.ranks).max().unwrap_or(1),
+        )
+        .write(&mut out);
+    SectionText::new("device")
+        .text(
+            "source",
+            source("gaps, latencies, rates of matmuls and copies"),
+        )
+        .set("sms", 1)
+        .set("shared_cores", machine.cores)
+        .set("memory_mib", machine.memory_mib)
+        .set("memory_gbps", num(memory_gbps))
+        .set("l2_mib", machine.cache_mib)
+        .set("tflops", by_dtype(&f32s, &bf16s))
+        .set("kernel_gap_us", &gap)
+        .set("graph_gap_us", &gap)
+        .set("launch_latency_us", &latency)
+        .set("event_latency_us", num(s.event_us))
+        .set("min_kernel_us", num(s.shortest_us.max(0.01)))
+        .set("h2d_gbps", &copy)
+        .set("d2h_gbps", &copy)
+        .set("copy_latency_us", num(machine.copy_latency_us.max(0.01)))
+        .write(&mut out);
+    SectionText::new("footprint")
+        .text("source", "no device outside the process")
+        .set("context_mib", 0)
+        .set("communicator_mib", 0)
+        .write(&mut out);
+    SectionText::new("host")
+        .text("source", source("issue times of recorded steps"))
+        .set("launch_us", &launch)
+        .set("collective_us", &launch)
+        .set("copy_us", &launch)
+        .set("event_us", event)
+        .set("host_wait_us", &latency)
+        .set("alloc_us", &alloc)
+        .set("device_alloc_us", &alloc)
+        .set("graph_launch_us", &launch)
+        .set("queue_depth", 1024)
+        .set("steps_in_flight", 1)
+        .write(&mut out);
+    no_framework(s.tail_us, &mut out);
+    SectionText::new("network")
+        .text(
+            "source",
+            source("copies between rank threads; cards are assumed, none is used"),
+        )
+        .set("nvlink_gbps", &copy)
+        .set("nvlink_efficiency", "1.0")
+        .set("nics_per_node", 1)
+        .set("nic_gbps", 1.25)
+        .set("nic_efficiency", 0.85)
+        .set("nic_latency_us", "30.0")
+        .set("misaligned_factor", "1.0")
+        .set("sms_per_collective", 0)
+        .write(&mut out);
+    let contention = if s.trials.is_empty() {
+        "assumed, not measured".to_owned()
+    } else {
+        source("whole steps of several ranks compared with their prediction")
+    };
+    SectionText::new("contention")
+        .text("source", contention)
+        .set("collective_loss_compute", "0.0")
+        .set("collective_loss_bandwidth", "0.0")
+        .set("collective_bandwidth", "0.0")
+        .set("start_wait", "0.0")
+        .set("start_wait_priority", "0.0")
+        .set("start_wait_min_us", "20.0")
+        .set("shared_loss", num(together.shared_loss))
+        .set("turn_loss", num(together.turn_loss))
+        .set("shared_wait_us", num(together.wait_us))
+        .write(&mut out);
     efficiency(&mut out, m, memory_gbps);
     tables(
         &mut out,
@@ -271,6 +233,44 @@ shared_wait_us = {wait}
         },
     );
     out
+}
+
+/// Formats a number for each element type; 16-bit types have the same one.
+pub(super) fn by_dtype(f32s: &str, bf16s: &str) -> String {
+    format!("{{ f32 = {f32s}, bf16 = {bf16s}, f16 = {bf16s} }}")
+}
+
+/// Formats the host work of a framework where there is none; a step ends `tail_us` microseconds
+/// later than its last task.
+pub(super) fn no_framework(tail_us: f64, out: &mut String) {
+    let work = SectionText::new("host.work");
+    let none = [
+        "dispatch_us",
+        "autograd_dispatch_us",
+        "guard_us",
+        "graph_break_us",
+        "hook_us",
+        "hook_param_us",
+        "optimizer_step_us",
+    ];
+    none.into_iter()
+        .fold(work, |work, key| work.set(key, "0.0"))
+        .explained(
+            "step_us",
+            num(tail_us),
+            "There is no framework. The end of a step is noticed this much later than that of its last task.",
+        )
+        .write(out);
+}
+
+/// Formats the shares of memory bandwidth that classes reach.
+pub(super) fn memory_shares(shares: [f64; MEMORY_CLASSES.len()], out: &mut String) {
+    let section = SectionText::new("efficiency.memory");
+    let all = MEMORY_CLASSES.into_iter().zip(shares);
+    all.fold(section, |s, (class, share)| {
+        s.set(class, num(share.clamp(1e-3, 1.0)))
+    })
+    .write(out);
 }
 
 /// Formats all measured tables.
@@ -336,7 +336,7 @@ fn efficiency(out: &mut String, m: &Measured, memory_gbps: f64) {
     let forward = taken.of("attention", attention(false), 0.3);
     let backward = taken.of("attention_backward", attention(true), 0.3);
     let classes = classes(&m.steps);
-    let shares = CLASSES.map(|class| {
+    let shares = MEMORY_CLASSES.map(|class| {
         let rates = DTYPES
             .into_iter()
             .filter_map(|d| classes.get(&(class, d)))
@@ -345,67 +345,62 @@ fn efficiency(out: &mut String, m: &Measured, memory_gbps: f64) {
             .filter(|r| *r > 0.0);
         taken.positive(class, middle(rates.collect()).unwrap_or(0.0), 0.2)
     });
-    let _ = write!(
-        out,
-        r#"
-# A small tile has little of a product's edge to waste.
-[efficiency]
-source = "{}"
-gemm = {{ f32 = {}, bf16 = {}, f16 = {} }}
-gemm_tiles = [[8, 8, 1.0]]
-conv = {}
-attention = {}
-attention_backward = {}
-# The device sums in a fixed order anyway.
-attention_backward_fixed_order = 1.0
-
-[efficiency.memory]
-"#,
-        taken.source(m.machine.source("medians of the tables below")),
-        num(f32s),
-        num(bf16s),
-        num(bf16s),
-        num(conv),
-        num(forward),
-        num(backward),
-    );
-    for (class, share) in CLASSES.into_iter().zip(shares) {
-        let _ = writeln!(out, "{class} = {}", num(share.clamp(1e-3, 1.0)));
-    }
+    SectionText::new("efficiency")
+        .text(
+            "source",
+            taken.source(m.machine.source("medians of the tables below")),
+        )
+        .set("gemm", by_dtype(&num(f32s), &num(bf16s)))
+        .explained(
+            "gemm_tiles",
+            "[[8, 8, 1.0]]",
+            "A small tile wastes little at the edges of a matmul.",
+        )
+        .set("conv", num(conv))
+        .set("attention", num(forward))
+        .set("attention_backward", num(backward))
+        .explained(
+            "attention_backward_fixed_order",
+            "1.0",
+            "The device always sums in a fixed order.",
+        )
+        .write(out);
+    memory_shares(shares, out);
 }
 
 fn products(out: &mut String, m: &Tables<'_>) {
     let shape = |[a, b, c]: [u64; 3], us: f64| format!("{a}, {b}, {c}, {}", num(us));
-    let header = |out: &mut String, table: &str, what: &str, dtype: DType| {
-        let source = (m.source)(what);
-        let _ = write!(
-            out,
-            "\n[[{table}]]\nsource = \"{source}\"\ndtype = \"{dtype}\"\n"
-        );
+    let mut table = |table: &'static str, what: &str, dtype: DType, list: Vec<String>| {
+        SectionText::new(table)
+            .text("source", (m.source)(what))
+            .text("dtype", dtype)
+            .set("rows", rows(list))
+            .write(out);
     };
-    for (table, measured) in [("gemm", &m.steps.gemm), ("conv", &m.steps.conv)] {
+    for (name, measured) in [("gemm", &m.steps.gemm), ("conv", &m.steps.conv)] {
         for dtype in DTYPES {
             let of = || measured.iter().filter(|r| r.0.0 == dtype);
             if of().next().is_some() {
-                header(out, table, "within steps", dtype);
-                rows(out, of().map(|((_, s), t)| shape(*s, t.us())));
+                let list = of().map(|((_, s), t)| shape(*s, t.us())).collect();
+                table(name, "within steps", dtype, list);
             }
         }
     }
     for (dtype, list) in m.gemm {
-        header(out, "gemm", "alone, mean over operand layouts", *dtype);
-        rows(out, list.iter().map(|(s, us)| shape(*s, *us)));
+        let list = list.iter().map(|(s, us)| shape(*s, *us)).collect();
+        table("gemm", "alone, mean over operand layouts", *dtype, list);
     }
 }
 
 fn attention(out: &mut String, m: &Tables<'_>) {
     let mut table = |what: &str, dtype: DType, causal: bool, backward: bool, list: Vec<String>| {
-        let source = (m.source)(what);
-        let _ = write!(
-            out,
-            "\n[[attention]]\nsource = \"{source}\"\ndtype = \"{dtype}\"\ncausal = {causal}\nbackward = {backward}\n"
-        );
-        rows(out, list);
+        SectionText::new("attention")
+            .text("source", (m.source)(what))
+            .text("dtype", dtype)
+            .set("causal", causal)
+            .set("backward", backward)
+            .set("rows", rows(list))
+            .write(out);
     };
     let row = |s: &AttentionShape, us: f64| {
         let [batch, heads, seq, head_dim] = s.queries();
@@ -432,18 +427,18 @@ fn memory_table(
     (class, op, dtype): (&str, Option<&str>, DType),
     rows: &[(u64, f64)],
 ) {
-    let _ = write!(
-        out,
-        "\n[[memory]]\nsource = \"{source}\"\nclass = \"{class}\"\n"
-    );
+    let mut table = SectionText::new("memory")
+        .text("source", source)
+        .text("class", class);
     if let Some(op) = op {
-        let _ = writeln!(out, "op = \"{op}\"");
+        table = table.text("op", op);
     }
-    let _ = write!(
-        out,
-        "dtype = \"{dtype}\"\nin_step = true\nbytes = \"moved\"\n{}",
-        by_bytes("rows", rows)
-    );
+    table
+        .text("dtype", dtype)
+        .set("in_step", true)
+        .text("bytes", "moved")
+        .set("rows", by_bytes(rows))
+        .write(out);
 }
 
 fn memory_classes(out: &mut String, m: &Tables<'_>) {
@@ -469,19 +464,18 @@ fn collectives(out: &mut String, m: &Tables<'_>) {
             CollectiveKind::AllReduce => "all_reduce",
             CollectiveKind::AllToAll => "all_to_all",
         };
-        let source = (m.source)(m.between);
-        let _ = write!(
-            out,
-            "\n[[collective]]\nsource = \"{source}\"\nkind = \"{kind}\"\nranks = {}\n",
-            t.ranks
-        );
+        let mut table = SectionText::new("collective")
+            .text("source", (m.source)(m.between))
+            .text("kind", kind)
+            .set("ranks", t.ranks);
         if let Some(dtype) = t.dtype {
-            let _ = writeln!(out, "dtype = \"{dtype}\"");
+            table = table.text("dtype", dtype);
         }
-        out.push_str(&by_bytes("rows", &t.rows));
+        table = table.set("rows", by_bytes(&t.rows));
         if !t.estimates.is_empty() {
-            out.push_str(&by_bytes("nccl_rows", &t.estimates));
+            table = table.set("nccl_rows", by_bytes(&t.estimates));
         }
+        table.write(out);
     }
 }
 

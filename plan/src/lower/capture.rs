@@ -43,11 +43,10 @@ pub(super) fn check_scopes(inputs: &LoweringInputs<'_>) -> Result<(), PlanError>
             while let Some(p) = up {
                 let module = &inputs.tape.modules[p.index()];
                 if captured(scopes, module.kind) {
-                    return Err(PlanError::Unsupported(format!(
-                        "unit `{}` lies inside the captured scope `{}`: its hooks cannot run during a replay; capture a \
-                         smaller scope or use larger units",
-                        unit.spec.name, module.path
-                    )));
+                    return Err(PlanError::CapturedUnit {
+                        unit: unit.spec.name.clone(),
+                        scope: module.path.clone(),
+                    });
                 }
                 up = module.parent;
             }

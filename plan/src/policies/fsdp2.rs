@@ -367,10 +367,7 @@ fn hooks(out: &mut Emitter<'_>, rule: Rule, params: usize) {
 /// Refuses strategies that this policy does not have: it can only replicate over the outer axis.
 pub(crate) fn supports(inputs: &LoweringInputs<'_>) -> Result<(), crate::lower::PlanError> {
     if inputs.outer > 1 && inputs.scenario.fsdp.outer_strategy == OuterStrategy::Optim {
-        return Err(crate::lower::PlanError::Unsupported(
-            "fsdp2 replicates over the outer axis (HSDP); outer_strategy = \"optim\" needs policy native or megatron"
-                .to_owned(),
-        ));
+        return Err(crate::lower::PlanError::OuterSharding);
     }
     Ok(())
 }

@@ -37,6 +37,26 @@ fn boundary(text: &str, byte: usize) -> usize {
     at
 }
 
+/// What is wrong with a scenario.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ScenarioErrorKind {
+    /// A file cannot be read, is too long, or extends itself.
+    File,
+    /// The text is no TOML, or not of this format.
+    Syntax,
+    /// There is no such section or key.
+    Unknown,
+    /// A value has the wrong type or is out of range.
+    Value,
+    /// A key that has to be given is missing.
+    Missing,
+    /// Values exclude each other.
+    Conflict,
+    /// A key has no effect.
+    NoEffect,
+}
+
 /// Why a scenario is refused.
 ///
 /// `Display` prints `file:line:column: message`, the line with a caret under the fault, and a
@@ -46,6 +66,7 @@ pub struct ScenarioError(Box<Detail>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Detail {
+    kind: ScenarioErrorKind,
     file: String,
     position: Option<Position>,
     message: String,
@@ -70,6 +91,7 @@ impl ScenarioError {
     pub(crate) fn at(source: &Source, span: Range<usize>, message: impl Into<String>) -> Self {
         let (position, excerpt) = locate(&source.text, span);
         Self(Box::new(Detail {
+            kind: ScenarioErrorKind::Syntax,
             file: source.name.to_string(),
             position: Some(position),
             message: message.into(),
@@ -82,6 +104,7 @@ impl ScenarioError {
     /// About a file as a whole.
     pub(crate) fn file_only(file: impl Into<String>, message: impl Into<String>) -> Self {
         Self(Box::new(Detail {
+            kind: ScenarioErrorKind::File,
             file: file.into(),
             position: None,
             message: message.into(),
@@ -89,6 +112,11 @@ impl ScenarioError {
             help: None,
             excerpt: None,
         }))
+    }
+
+    pub(crate) fn of(mut self, kind: ScenarioErrorKind) -> Self {
+        self.0.kind = kind;
+        self
     }
 
     pub(crate) fn with_help(mut self, help: impl Into<String>) -> Self {
@@ -106,6 +134,12 @@ impl ScenarioError {
     pub(crate) fn with_expected(mut self, expected: impl Into<String>) -> Self {
         self.0.expected = Some(expected.into());
         self
+    }
+
+    /// What is wrong, for callers that tell faults apart.
+    #[must_use]
+    pub fn kind(&self) -> ScenarioErrorKind {
+        self.0.kind
     }
 
     /// The file as the user named it, or the override (`--set fsdp.policy=x`).

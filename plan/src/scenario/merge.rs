@@ -2,7 +2,7 @@
 //! with its place.
 
 use super::check;
-use super::error::{Position, ScenarioError};
+use super::error::{Position, ScenarioError, ScenarioErrorKind};
 use super::keys::{KEYS, Key, SECTIONS};
 use super::source::Source;
 use super::spellings;
@@ -141,6 +141,7 @@ impl Document {
             Some((_, origin)) => self.error(origin, message),
             None => self.missing(keys[0], message),
         }
+        .of(ScenarioErrorKind::Conflict)
     }
 
     /// An error about a key that nobody gives.
@@ -151,6 +152,7 @@ impl Document {
             header.unwrap_or_else(|| Origin::new(self.main, 0..0)),
             message,
         )
+        .of(ScenarioErrorKind::Missing)
     }
 
     pub(crate) fn add_source(&mut self, source: Source) -> u32 {
@@ -262,7 +264,7 @@ impl Document {
     /// When it has the wrong form.
     fn checked(&self, key: Key, value: Value) -> Result<Value, ScenarioError> {
         let value = spellings::resolved(key.info().accepts, value);
-        check::form(self, key, &value)?;
+        check::form(self, key, &value).map_err(|e| e.of(ScenarioErrorKind::Value))?;
         Ok(value)
     }
 
@@ -271,7 +273,9 @@ impl Document {
         if let Some(key) = Key::find(section, name) {
             return Ok(key);
         }
-        let error = self.error(at, format!("unknown key `{name}` in [{section}]"));
+        let error = self
+            .error(at, format!("unknown key `{name}` in [{section}]"))
+            .of(ScenarioErrorKind::Unknown);
         if let Some(home) = Key::named(name) {
             return Err(error.with_help(format!("`{name}` belongs in [{}]", home.info().section)));
         }
@@ -296,7 +300,9 @@ impl Document {
         } else {
             format!("unknown key `{name}`")
         };
-        let error = self.error(entry.key_origin, what);
+        let error = self
+            .error(entry.key_origin, what)
+            .of(ScenarioErrorKind::Unknown);
         if let Some(home) = Key::named(name) {
             return error.with_help(format!("`{name}` belongs in [{}]", home.info().section));
         }

@@ -2,6 +2,7 @@
 
 use super::source::{ProfileError, read};
 use serde::Deserialize;
+use shardlab_plan::hardware;
 use shardlab_plan::scenario::Position;
 use std::path::{Path, PathBuf};
 use toml::{Spanned, Table, Value};
@@ -11,16 +12,16 @@ const KEY: &str = "extends";
 /// The section that says where a profile was measured.
 const MEASURED: &str = "measured";
 /// Most profiles that may stand on one another.
-const MOST: usize = 8;
+const MAX_CHAIN: usize = 8;
 
-/// The profile of a text as one table, with all that it does not say itself; none where it extends
-/// nothing and the text is all there is.
-pub(super) fn whole(path: &str, text: &str) -> Result<Option<Table>, ProfileError> {
-    // Profiles are long, and loaded by every command: most are parsed once.
-    if !text.contains(KEY) || base(path, text)?.is_none() {
-        return Ok(None);
-    }
-    resolve(path, text, &mut vec![identity(path)]).map(Some)
+/// The profile of a text as one table, with all that it does not say itself.
+pub(super) fn whole(path: &str, text: &str) -> Result<Table, ProfileError> {
+    resolve(path, text, &mut vec![identity(path)])
+}
+
+/// Whether a text extends another profile.
+pub(super) fn extends(path: &str, text: &str) -> Result<bool, ProfileError> {
+    Ok(text.contains(KEY) && base(path, text)?.is_some())
 }
 
 /// Where a text says what it extends, and what that is.
@@ -34,8 +35,14 @@ fn base(path: &str, text: &str) -> Result<Option<Spanned<String>>, ProfileError>
 }
 
 fn resolve(path: &str, text: &str, below: &mut Vec<PathBuf>) -> Result<Table, ProfileError> {
+    hardware::check(text).map_err(|e| ProfileError::format(path, e))?;
     let mut own: Table = toml::from_str(text).map_err(|e| ProfileError::parse(path, &e))?;
-    let Some(base) = base(path, text)? else {
+    // Profiles are long, and loaded by every command: most are not parsed for this.
+    let extended = match text.contains(KEY) {
+        true => base(path, text)?,
+        false => None,
+    };
+    let Some(base) = extended else {
         return Ok(own);
     };
     own.remove(KEY);
@@ -47,16 +54,16 @@ fn resolve(path: &str, text: &str, below: &mut Vec<PathBuf>) -> Result<Table, Pr
         }
     };
     let name = base.get_ref();
-    let place = beside(path, name);
+    let place = relative_to(path, name);
     let id = identity(&place);
     if below.contains(&id) {
         return Err(fault(format!(
             "{KEY} = \"{name}\": profiles extend each other in a cycle"
         )));
     }
-    if below.len() == MOST {
+    if below.len() == MAX_CHAIN {
         return Err(fault(format!(
-            "{KEY} = \"{name}\": more than {MOST} profiles extend one another"
+            "{KEY} = \"{name}\": more than {MAX_CHAIN} profiles extend one another"
         )));
     }
     below.push(id);
@@ -77,7 +84,7 @@ fn resolve(path: &str, text: &str, below: &mut Vec<PathBuf>) -> Result<Table, Pr
 }
 
 /// A shipped name, or a path beside the file that names it.
-fn beside(path: &str, name: &str) -> String {
+fn relative_to(path: &str, name: &str) -> String {
     if super::shipped().contains(&name) {
         return name.to_owned();
     }
@@ -143,7 +150,7 @@ mod tests {
         assert!(
             of("none", &[("own.toml", &bad)])
                 .unwrap_err()
-                .contains("measured:")
+                .contains("measured.gpus = 0")
         );
     }
 
@@ -182,14 +189,17 @@ mod tests {
             &[("a.toml", "extends = \"h300\"\n")],
             "the shipped profiles are a100-40",
         );
-        says(&[("a.toml", "extends = 3\n")], "invalid type");
+        says(
+            &[("a.toml", "extends = 3\n")],
+            "a.toml:1:11: extends = 3: must be a string",
+        );
         says(
             &[("a.toml", "extends = \"h100-80\"\n[network]\nnics = 2\n")],
-            "unknown field `nics`",
+            "a.toml:3:1: unknown key `nics` in [network]",
         );
         says(
             &[("a.toml", "extends = \"h100-80\"\n[network]\nnic_gbps = 0\n")],
-            "a.toml: network.nic_gbps = 0",
+            "a.toml:3:12: network.nic_gbps = 0",
         );
         let chain: Vec<(String, String)> = (0..10)
             .map(|i| {

@@ -1,4 +1,5 @@
-//! The profile format. Field names carry their unit; every section names its source.
+//! A profile as it is loaded. [`shardlab_plan::hardware`] says what each key may hold and fills in
+//! defaults, so that only keys of unknown value are optional here.
 
 use crate::part::Part;
 use serde::Deserialize;
@@ -15,7 +16,6 @@ pub struct Profile {
     pub about: String,
     /// `[measured]`, where the numbers come from a machine rather than from data sheets. A profile
     /// that extends another one does not inherit it: what it changes was not measured there.
-    #[serde(default)]
     pub measured: Option<MeasuredOn>,
     /// `[device]`
     pub device: Device,
@@ -28,10 +28,8 @@ pub struct Profile {
     /// `[contention]`
     pub contention: Contention,
     /// `[power]`, where the device was seen to reach its power limit.
-    #[serde(default)]
     pub power: Option<Power>,
     /// `[scale]`, where predictions were seen to be off by the same on all of a part's work.
-    #[serde(default)]
     pub scale: Option<Scale>,
     /// `[efficiency]`
     pub efficiency: Efficiency,
@@ -50,14 +48,6 @@ pub struct Profile {
     /// `[[collective]]`: measured collectives by kind, ranks and payload.
     #[serde(default)]
     pub collective: Vec<CollectiveTable>,
-}
-
-const fn one() -> f64 {
-    1.0
-}
-
-const fn two() -> u32 {
-    2
 }
 
 /// `[measured]`: the machine that the numbers were measured on.
@@ -89,7 +79,6 @@ pub struct Device {
     /// Rate of arithmetic-bound kernels while several GPUs of a node train, relative to one GPU on
     /// its own: power and clocks (0 to 1). One number for all programs, where only that is known; a
     /// profile with [`Power`] has none.
-    #[serde(default = "one")]
     pub loaded_rate: f64,
     /// From the end of a kernel to the start of the next one on its stream, microseconds.
     pub kernel_gap_us: f64,
@@ -99,7 +88,6 @@ pub struct Device {
     pub launch_latency_us: f64,
     /// From an event to the start of the work of another stream that waited for it, beyond
     /// `kernel_gap_us`, microseconds.
-    #[serde(default)]
     pub event_latency_us: f64,
     /// Where the ranks of a node have no device each, but share these cores: every running kernel,
     /// collective and copy of any rank takes one of them, and all slow down when there are more.
@@ -124,23 +112,18 @@ pub struct Footprint {
     pub context_mib: u64,
     /// What a process takes once more as soon as it has a communicator at all, MiB: the library's
     /// state, ways to other devices.
-    #[serde(default)]
     pub joined_mib: u64,
     /// Each communicator, MiB.
     pub communicator_mib: u64,
     /// Each communicator whose collectives run on copy engines, MiB: it has fewer buffers. As
     /// others where it is not known.
-    #[serde(default)]
     pub copy_engine_communicator_mib: Option<u64>,
     /// What communicators take once, as soon as one of them runs collectives on SMs, MiB.
-    #[serde(default)]
     pub collective_kernels_mib: u64,
     /// Communicators that no collective uses do not exist, as in `exec`; frameworks make them all.
-    #[serde(default)]
     pub used_communicators: bool,
     /// Kernels' workspaces lie outside the allocator too, as those of `exec` on GPUs do; frameworks
     /// take theirs from it.
-    #[serde(default)]
     pub kernel_workspaces: bool,
 }
 
@@ -170,7 +153,6 @@ pub struct Host {
     pub queue_depth: u32,
     /// Steps that may be in flight: with 1 the host begins a step when the device has finished the
     /// one before.
-    #[serde(default = "two")]
     pub steps_in_flight: u32,
     /// `[host.work]`
     pub work: HostWork,
@@ -211,10 +193,8 @@ pub struct Network {
     pub nvlink_efficiency: f64,
     /// Ranks of the groups that reached it: smaller ones reach less, since a rank also copies its
     /// own part, and larger ones more.
-    #[serde(default = "eight")]
     pub nvlink_ranks: u32,
     /// GPUs that NVLink connects to one another; unknown where not given.
-    #[serde(default)]
     pub nvlink_domain: Option<u32>,
     /// Network cards of a node.
     pub nics_per_node: u32,
@@ -253,21 +233,17 @@ pub struct Contention {
     /// Kernels shorter than this never hold a collective up, microseconds.
     pub start_wait_min_us: f64,
     /// Share of its rate that a copy from host memory loses while one to it runs.
-    #[serde(default)]
     pub h2d_loss: f64,
     /// Share of its rate that a copy to host memory loses while one from it runs.
-    #[serde(default)]
     pub d2h_loss: f64,
     /// Share of its rate that work on one of `device.shared_cores` loses to caches and memory when
     /// all cores are busy.
-    #[serde(default)]
     pub shared_loss: f64,
     /// The same when more ranks than cores take turns, the turns themselves apart; `shared_loss` if
     /// not given.
     pub turn_loss: Option<f64>,
     /// Where ranks share cores: from the first rank's arrival at a collective to the last one's,
     /// microseconds.
-    #[serde(default)]
     pub shared_wait_us: f64,
 }
 
@@ -295,19 +271,14 @@ pub struct Scale {
     /// Where the numbers come from.
     pub source: String,
     /// [`Part::Host`].
-    #[serde(default = "one")]
     pub host: f64,
     /// [`Part::Arithmetic`].
-    #[serde(default = "one")]
     pub arithmetic: f64,
     /// [`Part::Memory`].
-    #[serde(default = "one")]
     pub memory: f64,
     /// [`Part::Collectives`].
-    #[serde(default = "one")]
     pub collectives: f64,
     /// [`Part::HostCopies`].
-    #[serde(default = "one")]
     pub host_copies: f64,
 }
 
@@ -337,11 +308,9 @@ pub struct Efficiency {
     pub gemm: BTreeMap<DType, f64>,
     /// Output tiles of matrix products, `[rows, columns, rate relative to the best one]`; those of
     /// Hopper's libraries if not given.
-    #[serde(default)]
     pub gemm_tiles: Vec<(u64, u64, f64)>,
     /// How many times as long 16-bit GEMMs take whose rows do not start at multiples of 16 bytes;
     /// not known if not given.
-    #[serde(default)]
     pub gemm_misaligned: Option<GemmMisaligned>,
     /// Convolutions relative to the equal matrix product.
     pub conv: f64,
@@ -351,7 +320,6 @@ pub struct Efficiency {
     pub attention_backward: f64,
     /// Time of attention's backward when its sums have a fixed order, relative to the tables'; not
     /// known if not given.
-    #[serde(default)]
     pub attention_backward_fixed_order: Option<f64>,
     /// Memory-bound classes: share of `memory_gbps`.
     pub memory: BTreeMap<MemoryClass, f64>,
@@ -503,7 +471,6 @@ pub struct MemoryTable {
     pub dtype: Option<DType>,
     /// The rows were measured within steps, where operands lie in the caches or not as they do
     /// there.
-    #[serde(default)]
     pub in_step: bool,
     /// Which bytes the rows are filed by; see [`MemoryTable::counted`] where it is not given.
     pub bytes: Option<Counted>,
@@ -548,7 +515,6 @@ pub struct CollectiveTable {
     /// Ranks.
     pub ranks: u32,
     /// Nodes that they are spread over, equally many on each.
-    #[serde(default = "one_node")]
     pub nodes: u32,
     /// Only payloads of this element type (they prefer this table to one for all types).
     pub dtype: Option<DType>,
@@ -557,17 +523,7 @@ pub struct CollectiveTable {
     /// What NCCL itself estimates for the same, in the same form: nothing is priced by it. It tells
     /// how far the formula, which follows NCCL's tuner, and the tuner's numbers are from each other
     /// and from what was measured.
-    #[serde(default)]
     pub nccl_rows: Vec<(u64, f64)>,
-}
-
-/// What is known of a node's links is mostly of eight GPUs.
-const fn eight() -> u32 {
-    8
-}
-
-const fn one_node() -> u32 {
-    1
 }
 
 /// [`CollectiveKind`] by name.

@@ -1,5 +1,6 @@
 //! Where the text of a profile comes from: a shipped profile, or a file.
 
+use shardlab_plan::hardware::FormatError;
 use std::borrow::Cow;
 use std::path::Path;
 
@@ -50,7 +51,7 @@ pub enum ProfileError {
     /// A number is missing or impossible.
     #[error("{path}: {message}")]
     Invalid {
-        /// Path.
+        /// Path, and the position where it is known: `my.toml:3:12`.
         path: String,
         /// Which one and why.
         message: String,
@@ -64,6 +65,15 @@ pub fn shipped() -> Vec<&'static str> {
 }
 
 impl ProfileError {
+    /// A fault of the format, at its place.
+    pub(super) fn format(path: &str, e: FormatError) -> Self {
+        let place = e.position.map(|at| format!(":{}:{}", at.line, at.column));
+        Self::Invalid {
+            path: format!("{path}{}", place.unwrap_or_default()),
+            message: e.message,
+        }
+    }
+
     pub(super) fn parse(path: &str, e: &toml::de::Error) -> Self {
         Self::Parse {
             path: path.to_owned(),

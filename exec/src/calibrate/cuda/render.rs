@@ -1,9 +1,11 @@
 //! Formats the profile of GPUs.
 
 use super::{Measured, middle};
-use crate::calibrate::render::{CLASSES, Tables, Taken, classes, num, rate, tables};
+use crate::calibrate::render::{
+    Tables, Taken, by_dtype, classes, memory_shares, no_framework, num, rate, tables,
+};
+use shardlab_plan::hardware::{MEMORY_CLASSES, SectionText};
 use shardlab_plan::ir::DType;
-use std::fmt::Write;
 
 /// Dense TFLOP/s in float32 and bf16, GB/s of memory, MiB of cache, and GB/s of a GPU's links per
 /// direction.
@@ -132,139 +134,124 @@ pub(super) fn profile(name: &str, m: &Measured) -> String {
     let [h2d_loss, d2h_loss] = [("h2d_loss", 0), ("d2h_loss", 1)]
         .map(|(key, i)| c.of(key, m.copies.map(|copies| copies.loss[i]), 0.0));
     let mut out = String::new();
-    let _ = write!(
-        out,
-        r#"name = "{name}"
-about = "{machine}, for the CUDA device"
-
-[measured]
-on = "{gpus} x {gpu}, shardlab exec"
-gpus = {gpus}
-
-[device]
-source = "memory, TFLOP/s: {sheet}; {device}"
-sms = {sms}
-memory_mib = {memory}
-memory_gbps = {gbps}
-l2_mib = {cache}
-tflops = {{ f32 = {f32_peak:?}, bf16 = {bf16_peak:?}, f16 = {bf16_peak:?} }}
-kernel_gap_us = {gap}
-graph_gap_us = {graph_gap}
-launch_latency_us = {latency}
-event_latency_us = {event}
-min_kernel_us = {shortest}
-h2d_gbps = {h2d}
-d2h_gbps = {d2h}
-copy_latency_us = {copy_latency}
-
-[footprint]
-source = "{footprint}"
-context_mib = {context}
-joined_mib = {joined}
-communicator_mib = {communicator}
-copy_engine_communicator_mib = {engines}
-collective_kernels_mib = {kernels}
-used_communicators = true
-kernel_workspaces = true
-
-[host]
-source = "{host}"
-launch_us = {launch}
-collective_us = {collective}
-copy_us = {copy}
-event_us = {events}
-host_wait_us = {wait}
-alloc_us = {alloc}
-device_alloc_us = {device_alloc}
-graph_launch_us = {graph}
-queue_depth = 1024
-steps_in_flight = 1
-
-# Host work costs nothing here: the interpreter has no framework. A step ends this much later than its last task.
-[host.work]
-dispatch_us = 0.0
-autograd_dispatch_us = 0.0
-guard_us = 0.0
-graph_break_us = 0.0
-hook_us = 0.0
-hook_param_us = 0.0
-optimizer_step_us = 0.0
-step_us = {tail}
-
-[network]
-source = "links: {sheet}; {network}; cards: 8 of 50 GB/s are assumed, none was used"
-nvlink_gbps = {links:?}
-nvlink_efficiency = {efficiency}
-nvlink_ranks = {reached_by}
-nics_per_node = 8
-nic_gbps = 50
-nic_efficiency = 0.85
-nic_latency_us = 8.0
-misaligned_factor = 3.0
-sms_per_collective = {held}
-
-[contention]
-source = "{contention}; start_wait: fitted to 18 pairs of a kernel and a collective on 4 H200 (sim/tests/contention.rs)"
-collective_loss_compute = {loss_compute}
-collective_loss_bandwidth = {loss_bandwidth}
-collective_bandwidth = {bandwidth}
-start_wait = 1.0
-start_wait_priority = 1.0
-start_wait_min_us = 20.0
-h2d_loss = {h2d_loss}
-d2h_loss = {d2h_loss}
-"#,
-        device = d.source(source("gaps, latencies, copies")),
-        gpus = m.gpus,
-        gpu = m.gpu.replace(['"', '\\'], "'"),
-        sms = m.multiprocessors,
-        memory = m.memory_mib,
-        gap = num(gap),
-        graph_gap = num(graph_gap),
-        latency = num(latency),
-        event = num(event),
-        shortest = num(shortest),
-        h2d = num(h2d),
-        d2h = num(d2h),
-        copy_latency = num(copy_latency),
-        footprint = f.source(source(
-            "device bytes in use in addition to the engine's and its kernels' workspaces, after steps without communicators, with two on copy engines, with one, with two, and with one of two on copy engines"
-        )),
-        host = issue.source(source(
-            "launches within steps, including the interpreter; everything else alone"
-        )),
-        launch = num(launch),
-        collective = num(collective),
-        copy = num(copy),
-        events = num(events),
-        wait = num(wait),
-        alloc = num(alloc),
-        device_alloc = num(device_alloc),
-        graph = num(graph),
-        tail = num(tail),
-        network = n.source(source("collectives, one and two at a time")),
-        efficiency = num(efficient),
+    SectionText::new("")
+        .text("name", name)
+        .text("about", format_args!("{machine}, for the CUDA device"))
+        .write(&mut out);
+    SectionText::new("measured")
+        .text("on", format_args!("{} x {}, shardlab exec", m.gpus, m.gpu))
+        .set("gpus", m.gpus)
+        .write(&mut out);
+    SectionText::new("device")
+        .text(
+            "source",
+            format_args!(
+                "memory, TFLOP/s: {sheet}; {}",
+                d.source(source("gaps, latencies, copies"))
+            ),
+        )
+        .set("sms", m.multiprocessors)
+        .set("memory_mib", m.memory_mib)
+        .set("memory_gbps", gbps)
+        .set("l2_mib", cache)
+        .set(
+            "tflops",
+            by_dtype(&format!("{f32_peak:?}"), &format!("{bf16_peak:?}")),
+        )
+        .set("kernel_gap_us", num(gap))
+        .set("graph_gap_us", num(graph_gap))
+        .set("launch_latency_us", num(latency))
+        .set("event_latency_us", num(event))
+        .set("min_kernel_us", num(shortest))
+        .set("h2d_gbps", num(h2d))
+        .set("d2h_gbps", num(d2h))
+        .set("copy_latency_us", num(copy_latency))
+        .write(&mut out);
+    SectionText::new("footprint")
+        .text(
+            "source",
+            f.source(source(
+                "device bytes in use in addition to the engine's and its kernels' workspaces, after steps without communicators, with two on copy engines, with one, with two, and with one of two on copy engines",
+            )),
+        )
+        .set("context_mib", context)
+        .set("joined_mib", joined)
+        .set("communicator_mib", communicator)
+        .set("copy_engine_communicator_mib", engines)
+        .set("collective_kernels_mib", kernels)
+        .set("used_communicators", true)
+        .set("kernel_workspaces", true)
+        .write(&mut out);
+    SectionText::new("host")
+        .text(
+            "source",
+            issue.source(source(
+                "launches within steps, including the interpreter; everything else alone",
+            )),
+        )
+        .set("launch_us", num(launch))
+        .set("collective_us", num(collective))
+        .set("copy_us", num(copy))
+        .set("event_us", num(events))
+        .set("host_wait_us", num(wait))
+        .set("alloc_us", num(alloc))
+        .set("device_alloc_us", num(device_alloc))
+        .set("graph_launch_us", num(graph))
+        .set("queue_depth", 1024)
+        .set("steps_in_flight", 1)
+        .write(&mut out);
+    no_framework(tail, &mut out);
+    SectionText::new("network")
+        .text(
+            "source",
+            format_args!(
+                "links: {sheet}; {}; cards: 8 of 50 GB/s are assumed, none was used",
+                n.source(source("collectives, one and two at a time"))
+            ),
+        )
+        .set("nvlink_gbps", format_args!("{links:?}"))
+        .set("nvlink_efficiency", num(efficient))
         // Two ranks reach with two collectives at a time what four reach with one (334 and 327 GB/s
         // on H100s and H200s).
-        reached_by = m.gpus.max(4),
-        held = (held.round() as u32).min(m.multiprocessors / 2),
-        contention = c.source(source(
-            "a matmul, attention and a memory-bound kernel next to an all-gather of 1 GiB, copies both ways"
-        )),
-        loss_compute = num(loss_compute),
-        loss_bandwidth = num(loss_bandwidth),
-        bandwidth = num(bandwidth),
-        h2d_loss = num(h2d_loss),
-        d2h_loss = num(d2h_loss),
-    );
+        .set("nvlink_ranks", m.gpus.max(4))
+        .set("nics_per_node", 8)
+        .set("nic_gbps", 50)
+        .set("nic_efficiency", 0.85)
+        .set("nic_latency_us", "8.0")
+        .set("misaligned_factor", "3.0")
+        .set(
+            "sms_per_collective",
+            (held.round() as u32).min(m.multiprocessors / 2),
+        )
+        .write(&mut out);
+    let contention = c.source(source(
+        "a matmul, attention and a memory-bound kernel next to an all-gather of 1 GiB, copies both ways",
+    ));
+    SectionText::new("contention")
+        .text(
+            "source",
+            format_args!(
+                "{contention}; start_wait: fitted to 18 pairs of a kernel and a collective on 4 H200 (sim/tests/contention.rs)"
+            ),
+        )
+        .set("collective_loss_compute", num(loss_compute))
+        .set("collective_loss_bandwidth", num(loss_bandwidth))
+        .set("collective_bandwidth", num(bandwidth))
+        .set("start_wait", "1.0")
+        .set("start_wait_priority", "1.0")
+        .set("start_wait_min_us", "20.0")
+        .set("h2d_loss", num(h2d_loss))
+        .set("d2h_loss", num(d2h_loss))
+        .write(&mut out);
     if m.power.slope > 0.0 {
-        let _ = write!(
-            out,
-            "\n[power]\nsource = \"{}\"\narithmetic_share = {}\narithmetic_slope = {}\n",
-            source("the same kernels in steps of different models and compile modes"),
-            num(m.power.share),
-            num(m.power.slope),
-        );
+        SectionText::new("power")
+            .text(
+                "source",
+                source("the same kernels in steps of different models and compile modes"),
+            )
+            .set("arithmetic_share", num(m.power.share))
+            .set("arithmetic_slope", num(m.power.slope))
+            .write(&mut out);
     }
     efficiency(&mut out, m, &source, (f32_peak, bf16_peak), gbps);
     tables(
@@ -334,7 +321,7 @@ fn efficiency(
         "Not measured here: 1.22, 1.09 and 1.10 for three shapes on an H200."
     };
     let classes = classes(&m.steps);
-    let memory = CLASSES.map(|class| {
+    let memory = MEMORY_CLASSES.map(|class| {
         let rates = [DType::Bf16, DType::F32]
             .into_iter()
             .filter_map(|d| classes.get(&(class, d)))
@@ -344,31 +331,18 @@ fn efficiency(
             .map(|(bytes, us)| *bytes as f64 / us / 1e3 / gbps);
         taken.of(class, share(rates.collect()), 0.6)
     });
-    let _ = write!(
-        out,
-        r#"
-[efficiency]
-source = "{}"
-gemm = {{ f32 = {f32s}, bf16 = {bf16s}, f16 = {bf16s} }}
-conv = {conv}
-attention = {}
-attention_backward = {}
-# {order}
-attention_backward_fixed_order = {}
-
-[efficiency.memory]
-"#,
-        taken.source(source("medians of the tables below")),
-        num(forward),
-        num(backward),
-        num(fixed_order),
-        f32s = num(f32s),
-        bf16s = num(bf16s),
-        conv = num(conv),
-    );
-    for (class, share) in CLASSES.into_iter().zip(memory) {
-        let _ = writeln!(out, "{class} = {}", num(share.max(1e-3)));
-    }
+    SectionText::new("efficiency")
+        .text(
+            "source",
+            taken.source(source("medians of the tables below")),
+        )
+        .set("gemm", by_dtype(&num(f32s), &num(bf16s)))
+        .set("conv", num(conv))
+        .set("attention", num(forward))
+        .set("attention_backward", num(backward))
+        .explained("attention_backward_fixed_order", num(fixed_order), order)
+        .write(out);
+    memory_shares(memory, out);
 }
 
 #[cfg(test)]

@@ -387,3 +387,24 @@ fn a_conflict_points_at_what_was_said_last() {
     );
     assert!(e.help().unwrap().contains("pool"));
 }
+
+/// Callers tell faults apart without reading messages.
+#[test]
+fn faults_have_a_kind() {
+    use crate::scenario::ScenarioErrorKind as Kind;
+    for (set, kind) in [
+        ("train.colour=1", Kind::Unknown),
+        ("colour.lr=1", Kind::Syntax),
+        ("train.grad_accum=0", Kind::Value),
+        ("train.seq_len=16384", Kind::Conflict),
+        ("compile.bucket_bytes=1", Kind::NoEffect),
+    ] {
+        assert_eq!(minimal(&[set]).unwrap_err().kind(), kind, "{set}");
+    }
+    let kind = |text| parse("x", text, &[]).unwrap_err().kind();
+    assert_eq!(kind("[model]\npreset = \"llama3-8b\"\n"), Kind::Missing);
+    assert_eq!(kind("[model"), Kind::Syntax);
+    assert_eq!(kind("[colour]\n"), Kind::Unknown);
+    let missing = super::super::load(std::path::Path::new("no/such/file.toml"), &[]);
+    assert_eq!(missing.unwrap_err().kind(), Kind::File);
+}

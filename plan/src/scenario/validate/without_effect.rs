@@ -3,6 +3,7 @@
 use super::Checked;
 use crate::config::Scenario;
 use crate::policies;
+use crate::scenario::ScenarioErrorKind;
 use crate::scenario::keys::Key;
 use crate::scenario::merge::Document;
 use crate::units::Bytes;
@@ -56,5 +57,6 @@ fn reject(d: &Document, key: Key, by: Key, why: &str) -> Checked {
     let message = format!("`{}` has no effect here: {why}", key.info().key);
     Err(d
         .conflict(&[key, by], message)
+        .of(ScenarioErrorKind::NoEffect)
         .with_help(format!("leave it out, or change {}", by.path())))
 }
