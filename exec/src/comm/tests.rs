@@ -250,7 +250,7 @@ fn calls(
 ) -> Vec<Option<Result<Arrival, CommError>>> {
     let abort = Arc::new(Abort::new(timeout));
     let group = Group::new("shard", (10..10 + members).collect(), Arc::clone(&abort));
-    let out = std::thread::scope(|s| {
+    std::thread::scope(|s| {
         let threads: Vec<_> = (0..members as usize)
             .map(|me| {
                 let (group, make) = (&group, &make);
@@ -263,8 +263,7 @@ fn calls(
             })
             .collect();
         threads.into_iter().map(|t| t.join().unwrap()).collect()
-    });
-    out
+    })
 }
 
 fn leaked(kind: CollectiveKind, reduce: ReduceOp, dtype: DType, i: usize, o: usize) -> Call {
