@@ -36,8 +36,8 @@ pub(super) struct Args {
     /// one wins)
     #[arg(long, value_name = "SECTION.KEY=VALUE", requires = "scenarios")]
     set: Vec<String>,
-    /// Only measure the kernels of --scenario, and add them to this profile: a file, or the name of a
-    /// shipped one
+    /// Only measure the kernels of --scenario, and add them to this profile: a file, or the name of
+    /// a shipped one
     #[arg(long, alias = "onto", value_name = "PROFILE", requires = "scenarios")]
     base_profile: Option<String>,
 }

@@ -49,8 +49,8 @@ pub(super) struct Args {
     /// Slow down the kernels of one rank by FACTOR (repeatable)
     #[arg(long, value_name = "RANK=FACTOR", value_parser = straggler)]
     straggler: Vec<(u32, f64)>,
-    /// Scale the times of one component on every rank by FACTOR (below 1: speed up): host, arithmetic,
-    /// memory, collectives or host_copies (repeatable)
+    /// Scale the times of one component on every rank by FACTOR (below 1: speed up): host,
+    /// arithmetic, memory, collectives or host_copies (repeatable)
     #[arg(long, alias = "slower", value_name = "PART=FACTOR", value_parser = slower)]
     scale: Vec<(Part, f64)>,
     /// Simulate every rank, even if all are identical

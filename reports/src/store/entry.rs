@@ -190,8 +190,8 @@ impl Entry {
         self.metrics.get(name).copied().unwrap_or(f64::NAN)
     }
 
-    /// Returns the value of a filter or grouping key: a field, an option (by any name of its key) or a
-    /// fact of the environment.
+    /// Returns the value of a filter or grouping key: a field, an option (by any name of its key)
+    /// or a fact of the environment.
     #[must_use]
     pub fn field(&self, key: &str) -> Option<String> {
         Some(match key {

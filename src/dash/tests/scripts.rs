@@ -929,7 +929,7 @@ fn a_configuration_leaves_as_a_command_and_as_a_file() {
     );
     stage.news(News::Exists);
     let before = stage.effects.len();
-    assert!(stage.screen(80, 24).contains("mine.toml is there already"));
+    assert!(stage.screen(80, 24).contains("mine.toml already exists"));
     stage.keys("n");
     assert_eq!(stage.effects.len(), before);
     stage.keys("W<ctrl-u>mine<enter>");
