@@ -28,7 +28,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub const VIEW_FORMAT: u32 = 1;
 
 /// Maximum number of buffers alive at the peak that a view lists.
-const ALIVE_LISTED: usize = 24;
+const MAX_ALIVE: usize = 24;
 
 /// A run, and everything that its numbers refer to.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -177,7 +177,7 @@ impl RunView {
         Self {
             format: VIEW_FORMAT,
             scenario,
-            alive: largest(program, run.memory.at.instr, ALIVE_LISTED),
+            alive: largest(program, run.memory.at.instr, MAX_ALIVE),
             program: program_view,
             instrs,
             names,

@@ -11,7 +11,7 @@ pub(crate) const ONE: u32 = 1 << 12;
 pub(crate) const NEVER: u64 = u64::MAX;
 
 /// Longest task: 1,000 seconds. Keeps remaining work far from 64 bits.
-pub(crate) const LONGEST: u64 = 1_000_000_000_000_000;
+pub(crate) const MAX_TASK: u64 = 1_000_000_000_000_000;
 
 /// Work in progress.
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +33,7 @@ impl Progress {
         end: NEVER,
     };
 
-    /// Starts `work` picoseconds at full rate. `work` is at most [`LONGEST`].
+    /// Starts `work` picoseconds at full rate. `work` is at most [`MAX_TASK`].
     pub(crate) fn start(work: u64, now: u64) -> Self {
         Self {
             remaining: work * u64::from(ONE),
@@ -83,7 +83,7 @@ mod tests {
     proptest! {
         /// Whatever the changes, the work done equals the work given, to the picosecond.
         #[test]
-        fn work_is_conserved(work in 1u64..LONGEST, changes in proptest::collection::vec((1u32..=ONE, 0u64..1_000_000_000), 0..50)) {
+        fn work_is_conserved(work in 1u64..MAX_TASK, changes in proptest::collection::vec((1u32..=ONE, 0u64..1_000_000_000), 0..50)) {
             let mut p = Progress::start(work, 5);
             let (mut now, mut rate, mut done) = (5u64, u64::from(ONE), 0u128);
             for (next, dt) in changes {

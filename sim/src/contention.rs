@@ -61,7 +61,7 @@ pub(crate) struct Pressure {
     collective_bandwidth: u32,
     /// Shares of their time in which collectives on copy engines are as kernels that fill the
     /// device and are bound by memory.
-    own_copies: u32,
+    local_copies: u32,
     nvlink: u32,
     nic: u32,
 }
@@ -100,7 +100,7 @@ impl Rules {
             return self.core_rate(p, task);
         }
         let over = |total: u32| if total > ONE { ONE * ONE / total } else { ONE };
-        let beside = |others: u32, loss: u32| if others > 0 { ONE - loss } else { ONE };
+        let slowed_by = |others: u32, loss: u32| if others > 0 { ONE - loss } else { ONE };
         match task.load {
             Load::Collective => {
                 let mut rate = ONE;
@@ -127,8 +127,8 @@ impl Rules {
                 mul(sms, ONE - mul(task.bandwidth, shortage)).max(ONE / 64)
             }
             Load::Copy => ONE,
-            Load::ToDevice => beside(p.to_host, self.loss_to_device),
-            Load::ToHost => beside(p.to_device, self.loss_to_host),
+            Load::ToDevice => slowed_by(p.to_host, self.loss_to_device),
+            Load::ToHost => slowed_by(p.to_device, self.loss_to_host),
         }
     }
 
@@ -165,9 +165,9 @@ impl Rules {
 impl Pressure {
     /// Share of the SMs that kernels would use if they were alone.
     fn sm_demand(&self) -> u32 {
-        let halves = (self.kernels + self.arithmetic) * ONE + self.own_copies;
+        let halves = (self.kernels + self.arithmetic) * ONE + self.local_copies;
         let more = if self.arithmetic > 0 {
-            self.filling * ONE + self.own_copies
+            self.filling * ONE + self.local_copies
         } else {
             0
         };
@@ -182,7 +182,7 @@ impl Pressure {
                 self.collectives += u32::from(!task.on_engines);
                 if !idle {
                     self.moves += 1;
-                    self.own_copies += task.own_copy;
+                    self.local_copies += task.local_copy_share;
                     self.nvlink += task.nvlink;
                     self.nic += task.nic;
                     self.collective_bandwidth += task.bandwidth;
@@ -228,7 +228,7 @@ mod tests {
             comm: 0,
             fills: true,
             on_engines: false,
-            own_copy: 0,
+            local_copy_share: 0,
             measured: true,
         }
     }
@@ -273,8 +273,8 @@ mod tests {
                 headroom: (headroom * f64::from(ONE)) as u32,
                 ..task(Load::Collective, 0, 0)
             };
-            let product = task(Load::Compute, bandwidth, 0);
-            rates(&[collective, product])
+            let gemm = task(Load::Compute, bandwidth, 0);
+            rates(&[collective, gemm])
         };
         let near = |is: f64, wanted: f64| assert!((is - wanted).abs() < 0.01, "{is}");
         near(at(2.0, 0)[0], 1.0);
@@ -303,15 +303,15 @@ mod tests {
             bandwidth: ONE,
             ..task(Load::Memory, 0, 0)
         };
-        let product = task(Load::Compute, 0, 0);
-        let r = rates(&[product, update]);
+        let gemm = task(Load::Compute, 0, 0);
+        let r = rates(&[gemm, update]);
         assert!((r[0] + r[1] - 1.0).abs() < 0.01, "{r:?}");
         // A short one finds room beside the product's blocks.
         let short = Cost {
             fills: false,
             ..update
         };
-        let r = rates(&[product, short]);
+        let r = rates(&[gemm, short]);
         assert!((r[0] - 2.0 / 3.0).abs() < 0.01, "{r:?}");
         // Two that are bound by memory divide its bandwidth, whatever SMs they have.
         let r = rates(&[update, update]);
@@ -337,12 +337,12 @@ mod tests {
 
     #[test]
     fn copy_engines_take_no_sms() {
-        let product = task(Load::Compute, 0, 0);
+        let gemm = task(Load::Compute, 0, 0);
         let engines = Cost {
             on_engines: true,
             ..task(Load::Collective, ONE / 5, ONE)
         };
-        assert_eq!(rates(&[product, engines]), [1.0, 1.0]);
+        assert_eq!(rates(&[gemm, engines]), [1.0, 1.0]);
     }
 
     /// It is as an update for a third of its time, and the product takes a third longer.
@@ -350,7 +350,7 @@ mod tests {
     fn a_rank_copies_its_own_part_by_sms() {
         let engines = Cost {
             on_engines: true,
-            own_copy: ONE / 3,
+            local_copy_share: ONE / 3,
             ..task(Load::Collective, ONE / 5, ONE)
         };
         let r = rates(&[task(Load::Compute, 0, 0), engines]);

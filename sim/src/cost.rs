@@ -119,10 +119,10 @@ impl Costs {
                 cost.work = (cost.work as f64 * factor) as u64;
             }
             // A rank copies its own part as fast as its memory is, however long the others take.
-            let own = f64::from(cost.own_copy) / f64::from(crate::clock::ONE);
+            let own = f64::from(cost.local_copy_share) / f64::from(crate::clock::ONE);
             match part {
-                Part::Memory => cost.own_copy = fixed_share(own * factor),
-                Part::Collectives => cost.own_copy = fixed_share(own / factor),
+                Part::Memory => cost.local_copy_share = fixed_share(own * factor),
+                Part::Collectives => cost.local_copy_share = fixed_share(own / factor),
                 _ => {}
             }
         }
@@ -147,7 +147,7 @@ fn copy_cost(kind: CopyKind, bytes: u64, profile: &Profile) -> Cost {
         comm: 0,
         fills: false,
         on_engines: false,
-        own_copy: 0,
+        local_copy_share: 0,
         measured: false,
     }
 }
@@ -181,13 +181,13 @@ fn moved(program: &Program) -> Vec<Traffic> {
 /// alike and compute at one rate.
 fn as_measured<'a>(kernel: &'a Kernel, profile: &Profile) -> Cow<'a, Kernel> {
     let [f16, bf16] = [DType::F16, DType::Bf16];
-    let (products, attention) = (profile.gemm.iter(), profile.attention.iter());
-    let mut measured = products
+    let (gemms, attention) = (profile.gemm.iter(), profile.attention.iter());
+    let mut measured = gemms
         .map(|t| Some(t.dtype))
         .chain(attention.map(|t| Some(t.dtype)))
         .chain(profile.memory.iter().map(|t| t.dtype));
-    let alike = profile.peak_flops(f16) == profile.peak_flops(bf16);
-    if kernel.dtype != f16 || !alike || measured.any(|d| d == Some(f16)) {
+    let same_peak = profile.peak_flops(f16) == profile.peak_flops(bf16);
+    if kernel.dtype != f16 || !same_peak || measured.any(|d| d == Some(f16)) {
         return Cow::Borrowed(kernel);
     }
     Cow::Owned(Kernel {
@@ -202,9 +202,9 @@ pub(crate) fn price(kernel: &Kernel, traffic: Traffic, profile: &Profile) -> Pri
     let kernel = &*as_measured(asked, profile);
     let price = match kernel.class {
         KernelClass::Gemm { m, n, k, batch } => match BodyOp::split_gemm_epilogue(&kernel.body) {
-            Some((products, _)) => {
-                let (shape, count) = ([m, n, k], products.len() as u64);
-                gemm::going_on(profile, kernel.dtype, shape, count, traffic.moved())
+            Some((gemms, _)) => {
+                let (shape, count) = ([m, n, k], gemms.len() as u64);
+                gemm::with_epilogue(profile, kernel.dtype, shape, count, traffic.moved())
             }
             None => {
                 let result = traffic.written.0 as f64 / (m * n * batch) as f64;
@@ -272,7 +272,7 @@ fn kernel_cost(kernel: &Kernel, traffic: Traffic, profile: &Profile) -> Cost {
         bytes: 0,
         comm: 0,
         on_engines: false,
-        own_copy: 0,
+        local_copy_share: 0,
         fills: fills && price.us >= profile.contention.start_wait_min_us,
         measured: price.measured,
     }
@@ -361,7 +361,7 @@ mod tests {
             let mut costs = Costs::new(&program, &profile);
             costs.slow(part, factor);
             let cost = costs.all[costs.collectives];
-            (f64::from(cost.own_copy), cost.work)
+            (f64::from(cost.local_copy_share), cost.work)
         };
         let (own, work) = of(Part::Host, 2.0);
         assert!(own > 100.0, "{own}");

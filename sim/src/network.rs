@@ -58,7 +58,7 @@ impl<'a> Network<'a> {
         let moved = (bus / (fitted * 1e9)).min(1.0);
         let link = formula::rate_gbps(collective.kind, &group) / fitted;
         let on_engines = self.engines[collective.comm.index()] && !collective.kind.reduces();
-        let own_copy = if on_engines {
+        let local_copy_share = if on_engines {
             let own = 2.0 * collective.bytes.0 as f64 / f64::from(group.size.max(1));
             own / (copy_gbps(self.profile) * 1e9) / seconds.max(1e-12)
         } else {
@@ -83,7 +83,7 @@ impl<'a> Network<'a> {
             comm: collective.comm.0,
             fills: false,
             on_engines,
-            own_copy: fixed_share(own_copy),
+            local_copy_share: fixed_share(local_copy_share),
             measured: price.measured,
         }
     }
@@ -269,7 +269,7 @@ mod tests {
         let mut own = |engines| {
             program.communicators[0].copy_engine = engines;
             let cost = Network::new(&program, &profile).cost(&gather);
-            (f64::from(cost.own_copy) / f64::from(ONE), cost.work)
+            (f64::from(cost.local_copy_share) / f64::from(ONE), cost.work)
         };
         assert_eq!(own(false).0, 0.0);
         let (share, picos) = own(true);

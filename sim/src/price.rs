@@ -55,7 +55,7 @@ pub(crate) struct Cost {
     pub(crate) on_engines: bool,
     /// Of such a collective, the share of its time alone in which SMs copy the rank's own part:
     /// engines carry what goes to others.
-    pub(crate) own_copy: u32,
+    pub(crate) local_copy_share: u32,
     /// From measured rows.
     pub(crate) measured: bool,
 }

@@ -1,7 +1,7 @@
 //! From a program and a profile to a run.
 
 use crate::SimError;
-use crate::clock::LONGEST;
+use crate::clock::MAX_TASK;
 use crate::contention::Rules;
 use crate::cost::Costs;
 use crate::engine::{self, Jitter, Pass, Rank, Tables};
@@ -166,7 +166,7 @@ fn clock(
 }
 
 fn check_costs(costs: &Costs) -> Result<(), SimError> {
-    match costs.all.iter().position(|c| c.work > LONGEST) {
+    match costs.all.iter().position(|c| c.work > MAX_TASK) {
         None => Ok(()),
         Some(i) => Err(SimError::Program(format!(
             "task {i} takes {}: beyond 1000 s",

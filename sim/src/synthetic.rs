@@ -360,7 +360,7 @@ pub fn fsdp(shape: &Shape) -> Program {
     let (h, f, t) = (shape.hidden, shape.ffn, shape.tokens);
     let params = 4 * h * h + 3 * h * f;
     let ranks = u64::from(shape.ranks);
-    let products: Vec<KernelId> = [
+    let gemms: Vec<KernelId> = [
         (t, h, h),
         (t, h, h),
         (t, h, h),
@@ -477,9 +477,9 @@ pub fn fsdp(shape: &Shape) -> Program {
                     HostWorkKind::AutogradDispatch
                 };
                 let times = if forward { 1 } else { 2 };
-                for k in 0..products.len() * times {
+                for k in 0..gemms.len() * times {
                     b.op(Op::HostWork { kind, count: 1 })
-                        .launch(products[k % products.len()], COMPUTE);
+                        .launch(gemms[k % gemms.len()], COMPUTE);
                 }
                 for _ in 0..usize::from(shape.pointwise) * times {
                     b.op(Op::HostWork { kind, count: 1 });

@@ -40,9 +40,9 @@ pub(super) struct Args {
 }
 
 /// Rows of a table with `--all`, and entries of a list in JSON.
-const ALL_LISTED: usize = 10;
+const MAX_LISTED_ALL: usize = 10;
 /// Rows of a table without `--all`.
-const LISTED: usize = 5;
+const MAX_LISTED: usize = 5;
 
 /// All parts of an explanation.
 struct Explanation {
@@ -135,7 +135,7 @@ fn print(e: &Explanation, all: bool, out: &mut Out) -> Result<(), Failure> {
     } else if e.tried.smallest_fit.is_none() && !e.tried.what_ifs.is_empty() {
         whatif::worthwhile(e, out)?;
     }
-    let listed = if all { ALL_LISTED } else { LISTED };
+    let listed = if all { MAX_LISTED_ALL } else { MAX_LISTED };
     exposed_time(e, listed, out)?;
     memory(p, listed, out)?;
     critical_path(e, listed, out)?;
@@ -147,7 +147,7 @@ fn print(e: &Explanation, all: bool, out: &mut Out) -> Result<(), Failure> {
         out.paragraph(
             0,
             &format!(
-                "Tables show the first {LISTED} rows. --all shows more, every option, compile modes and slower hardware."
+                "Tables show the first {MAX_LISTED} rows. --all shows more, every option, compile modes and slower hardware."
             ),
         )?;
     }

@@ -119,7 +119,7 @@ impl Args {
 }
 
 fn pairs(text: &str) -> Result<usize, String> {
-    let fewest = shardlab_reports::gate::ratio::FEWEST;
+    let fewest = shardlab_reports::gate::ratio::MIN_RUNS;
     match text.parse() {
         Ok(n) if n == 0 || (fewest..=1000).contains(&n) => Ok(n),
         _ => Err(format!("0, or a number from {fewest} to 1000 is expected")),

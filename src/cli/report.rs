@@ -17,7 +17,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Maximum number of runs in one report; a longer page is no overview.
-const MOST: usize = 200;
+const MAX_RUNS: usize = 200;
 /// Maximum length of the options in a run's label, in characters.
 const LONG: usize = 48;
 
@@ -186,9 +186,9 @@ fn items(args: &Args, progress: &Progress) -> Result<Vec<Item>, Failure> {
             }
             Found::Predicted(some) => items.extend(some),
         }
-        if items.len() > MOST {
+        if items.len() > MAX_RUNS {
             return Err(Failure::bad_input(format_args!(
-                "more than {MOST} runs; use `shardlab sweep --csv` or `shardlab runs` for that many"
+                "more than {MAX_RUNS} runs; use `shardlab sweep --csv` or `shardlab runs` for that many"
             )));
         }
     }
@@ -281,9 +281,9 @@ fn resolve(
     }
     let sweep =
         shardlab_plan::scenario::sweep_of(path, set, &args.axes).map_err(Failure::bad_input)?;
-    if sweep.points.len() > MOST {
+    if sweep.points.len() > MAX_RUNS {
         return Err(Failure::bad_input(format_args!(
-            "{} points; a report shows at most {MOST}",
+            "{} points; a report shows at most {MAX_RUNS}",
             sweep.points.len()
         )));
     }

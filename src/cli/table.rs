@@ -23,7 +23,7 @@ const GAP: usize = PADDING + 1;
 const UNBROKEN: usize = 14;
 
 /// Words are never shortened to fewer characters than this.
-const SHORTEST: usize = 12;
+const MIN_CHARACTERS: usize = 12;
 
 /// Returns the width of a column whose cells are not broken, including the gap next to it.
 pub(super) fn room<'a>(title: &'a str, cells: impl IntoIterator<Item = &'a str>) -> usize {
@@ -196,7 +196,7 @@ impl Table {
         }
         loop {
             let words = [Give::Texts, Give::Words].into_iter();
-            let shorter = (SHORTEST..width).rev().map(Give::Shortened);
+            let shorter = (MIN_CHARACTERS..width).rev().map(Give::Shortened);
             let last = shown.len() <= 1;
             if let Some(give) = words.chain(shorter).find(|give| fits(&shown, *give)) {
                 return (shown, give);

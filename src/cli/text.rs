@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 pub(super) const WIDTH: usize = 100;
 
 /// Minimum width that output is laid out for, in columns.
-const LEAST: usize = 40;
+const MIN_COLUMNS: usize = 40;
 
 /// Indent of a command's continuation lines.
 const CONTINUED: &str = "    ";
@@ -25,7 +25,7 @@ pub(super) fn asked() -> Option<usize> {
             .as_deref()
             .and_then(sensible)
             .or_else(|| terminal().filter(|w| *w > 0))
-            .map(|w| w.max(LEAST))
+            .map(|w| w.max(MIN_COLUMNS))
     })
 }
 

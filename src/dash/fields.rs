@@ -12,7 +12,7 @@ use shardlab_reports::store::Entry;
 use std::collections::BTreeSet;
 
 /// Maximum number of values of a field that are offered as completions.
-const MOST: usize = 12;
+const MAX_VALUES: usize = 12;
 
 /// Returns a field by its name, or an option by its key without section, such as
 /// `prefetch_forward`.
@@ -89,7 +89,7 @@ fn values(app: &App, asks: Asks, name: &str) -> Vec<String> {
         Asks::FilterRuns => app.runs.listed().filter_map(|r| r.field(name)).collect(),
         _ => BTreeSet::new(),
     };
-    if all.len() > MOST {
+    if all.len() > MAX_VALUES {
         return Vec::new();
     }
     all.into_iter().collect()

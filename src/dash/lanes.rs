@@ -165,10 +165,10 @@ impl Lanes {
                 awaited: view.awaited(g),
             })
             .collect();
-        const LONGEST: usize = 50;
+        const MAX_SPANS: usize = 50;
         let mut longest = gaps.clone();
         longest.sort_by_key(|g| (std::cmp::Reverse(g.end - g.start), g.start));
-        longest.truncate(LONGEST);
+        longest.truncate(MAX_SPANS);
         gaps.sort_by_key(|g| (g.start, g.end));
         Self {
             id: NEXT.fetch_add(1, Ordering::Relaxed),

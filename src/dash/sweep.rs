@@ -289,11 +289,11 @@ pub(super) fn add_option(app: &mut App) {
             v.parse::<f64>().is_ok() || v == "true" || v == "false" || v.starts_with(['[', '{']);
         if plain { v.clone() } else { format!("{v:?}") }
     };
-    const MOST: usize = 5;
+    const MAX_CHOICES: usize = 5;
     let values: Vec<String> = options::candidates(info, app.scenarios.value(option))
         .iter()
         .filter(|v| !v.starts_with('{'))
-        .take(MOST)
+        .take(MAX_CHOICES)
         .map(literal)
         .collect();
     app.prompt = Some(Prompt::new(

@@ -12,7 +12,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 /// Minimum window, picoseconds: far shorter than any kernel.
-const SHORTEST: u64 = 10_000;
+const MIN_WINDOW: u64 = 10_000;
 
 /// A span of one of the two runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -266,7 +266,7 @@ impl Timeline {
     /// Shows a window, limited to the step.
     fn look(&mut self, from: u64, length: u64) {
         let all = self.length();
-        let length = length.clamp(SHORTEST.min(all), all);
+        let length = length.clamp(MIN_WINDOW.min(all), all);
         if length >= all {
             self.window = None;
             return;

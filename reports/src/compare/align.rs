@@ -9,7 +9,7 @@ use shardlab_plan::record::{RunKind, Span};
 use shardlab_plan::units::Picos;
 
 /// Maximum number of changes that are listed.
-const LISTED: usize = 10;
+const MAX_LISTED: usize = 10;
 
 /// How two runs were aligned.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -161,7 +161,7 @@ impl<'a> Aligned<'a> {
             .filter(|(change, _)| *change > 0)
             .collect();
         order.sort_by(|x, y| y.0.cmp(&x.0).then(x.1.cmp(&y.1)));
-        let largest = order.into_iter().take(LISTED);
+        let largest = order.into_iter().take(MAX_LISTED);
         largest
             .filter_map(|(_, i)| self.change(&self.pairs[i]))
             .collect()

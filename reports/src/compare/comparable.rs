@@ -7,7 +7,7 @@ use shardlab_plan::scenario::{HARDWARE, key_of};
 use std::collections::BTreeSet;
 
 /// Maximum number of options that are named; if there are more, only their number is given.
-const NAMED: usize = 3;
+const MAX_NAMED: usize = 3;
 
 /// To what extent the numbers of runs can be compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -273,10 +273,10 @@ impl<'a> Facts<'a> {
         match keys.as_slice() {
             [] if self.keys.is_empty() && known => Some("no option differs".to_owned()),
             [] => None,
-            keys if keys.len() > NAMED => Some(format!(
+            keys if keys.len() > MAX_NAMED => Some(format!(
                 "differ in {} and {} more options",
-                keys[..NAMED].join(", "),
-                keys.len() - NAMED
+                keys[..MAX_NAMED].join(", "),
+                keys.len() - MAX_NAMED
             )),
             keys => Some(format!("differ in {}", keys.join(", "))),
         }

@@ -36,7 +36,7 @@ pub struct CurvePair {
 }
 
 /// Maximum length of [`CurvePair::shown`].
-const SHOWN: usize = 10;
+const MAX_SHOWN: usize = 10;
 
 impl CurvePair {
     /// Compares the common steps of two curves; `None` if there are none.
@@ -66,7 +66,7 @@ impl CurvePair {
             })
             .map(|d| **d);
         let n = both.len();
-        let count = n.min(SHOWN);
+        let count = n.min(MAX_SHOWN);
         let at = |i: usize| i * (n - 1) / (count - 1).max(1);
         Some(Self {
             steps: [a.len(), b.len()],

@@ -8,7 +8,7 @@ use shardlab_plan::units::Bytes;
 /// Number of points of a curve.
 const POINTS: usize = 64;
 /// Maximum number of places that are listed.
-const LISTED: usize = 10;
+const MAX_LISTED: usize = 10;
 
 /// Sizes of something in A and B.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -111,7 +111,7 @@ fn places(sides: [&RunView; 2]) -> Vec<PlacePeak> {
     both.by_change()
         .into_iter()
         .filter(|(_, bytes)| change(*bytes) > 0)
-        .take(LISTED)
+        .take(MAX_LISTED)
         .map(|((unit, phase), bytes)| PlacePeak {
             unit: common.names[unit as usize].to_owned(),
             phase: phase.name(),

@@ -19,7 +19,7 @@ pub const BASELINE_FORMAT: u32 = 2;
 const OLDEST_FORMAT: u32 = 1;
 
 /// Maximum size of a file that is read, bytes.
-const LONGEST: u64 = 64 << 20;
+const MAX_BYTES: u64 = 64 << 20;
 
 /// Why there is no baseline.
 #[derive(Debug, thiserror::Error)]
@@ -159,8 +159,8 @@ impl Baseline {
             at,
             message,
         };
-        if size > LONGEST {
-            let message = format!("is longer than {LONGEST} bytes");
+        if size > MAX_BYTES {
+            let message = format!("is longer than {MAX_BYTES} bytes");
             return Err(fault(Fault { at: None, message }));
         }
         let text = std::fs::read_to_string(path).map_err(io)?;

@@ -11,9 +11,9 @@ use shardlab_plan::{Program, Scenario};
 use std::collections::BTreeMap;
 
 /// Maximum number of units listed in a peak's composition.
-const UNITS_LISTED: usize = 8;
+const MAX_UNITS: usize = 8;
 /// Maximum number of violations listed.
-const VIOLATIONS_LISTED: usize = 8;
+const MAX_VIOLATIONS: usize = 8;
 
 /// All facts of one scenario that a gate examines.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -229,7 +229,7 @@ impl MemoryFacts {
             by_unit: m
                 .by_unit
                 .iter()
-                .take(UNITS_LISTED)
+                .take(MAX_UNITS)
                 .map(|(u, b)| (u.clone(), b.0))
                 .collect(),
         }
@@ -262,7 +262,7 @@ impl CheckFacts {
             errors: report.errors(),
             warnings: report.warnings(),
             violations: errors
-                .take(VIOLATIONS_LISTED)
+                .take(MAX_VIOLATIONS)
                 .map(|v| format!("[{}] {}", v.rule, v.message))
                 .collect(),
         }

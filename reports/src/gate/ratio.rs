@@ -10,7 +10,7 @@ use crate::stats::{Comparison, Options, Samples, StatsError, compare};
 use shardlab_plan::units::signed;
 
 /// Minimum number of runs per side.
-pub const FEWEST: usize = 3;
+pub const MIN_RUNS: usize = 3;
 
 /// Returns the order of runs. The side that runs first alternates from pair to pair.
 #[must_use]
@@ -38,9 +38,9 @@ pub enum Side {
 /// Compares interleaved runs. Each number is the median step time of one run, milliseconds.
 ///
 /// # Errors
-/// Fails if a side has fewer than [`FEWEST`] runs or a time that is not positive.
+/// Fails if a side has fewer than [`MIN_RUNS`] runs or a time that is not positive.
 pub fn judge(old: &[f64], new: &[f64], limits: &Limits) -> Result<Finding, StatsError> {
-    if old.len().min(new.len()) < FEWEST {
+    if old.len().min(new.len()) < MIN_RUNS {
         return Err(StatsError::Options(
             "measured time needs three runs of each side",
         ));

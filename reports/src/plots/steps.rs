@@ -7,7 +7,7 @@ use plotters::prelude::*;
 /// Maximum number of samples drawn as points.
 const POINTS: usize = 200;
 /// Maximum number of runs whose numbers the description lists; for more runs it gives the range.
-const LISTED: usize = 6;
+const MAX_LISTED: usize = 6;
 /// Height of a row.
 const ROW: u32 = 64;
 
@@ -97,7 +97,7 @@ fn describe(bars: &[StepBar]) -> String {
         ),
         None => format!("{}: {} ms", b.label, short(b.median)),
     };
-    if bars.len() <= LISTED {
+    if bars.len() <= MAX_LISTED {
         return bars.iter().map(number).collect::<Vec<_>>().join("; ");
     }
     let by = |a: &&StepBar, b: &&StepBar| a.median.total_cmp(&b.median);

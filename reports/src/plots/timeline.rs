@@ -21,17 +21,17 @@ const EDGE: f64 = 60.0;
 /// Spans closer than this are drawn as one, and no span is drawn narrower.
 const FINEST: f64 = 0.7;
 /// Maximum number of spans in the data of one timeline: the longest.
-const MOST: usize = 20_000;
+const MAX_SPANS: usize = 20_000;
 /// Maximum number of spans in the data of all timelines of a page: about 4 MB.
-const MOST_OF_ALL: usize = 80_000;
+const MAX_SPANS_PER_PAGE: usize = 80_000;
 
 /// Returns the maximum number of spans for each of `timelines` timelines of a page.
 #[must_use]
 pub const fn share(timelines: usize) -> usize {
-    if timelines * MOST <= MOST_OF_ALL {
-        MOST
+    if timelines * MAX_SPANS <= MAX_SPANS_PER_PAGE {
+        MAX_SPANS
     } else {
-        MOST_OF_ALL / timelines
+        MAX_SPANS_PER_PAGE / timelines
     }
 }
 
@@ -359,7 +359,7 @@ mod tests {
     #[test]
     fn a_long_step_stays_small_and_keeps_its_longest_spans() {
         let view = testing::view(60_000);
-        let t = timeline("t", "Timeline", &view, MOST);
+        let t = timeline("t", "Timeline", &view, MAX_SPANS);
         assert!(t.plot.svg.len() < 400_000, "{}", t.plot.svg.len());
         assert!(t.left_out > 0);
         let v: serde_json::Value = serde_json::from_str(&t.data).unwrap();
@@ -369,7 +369,7 @@ mod tests {
             .iter()
             .map(|l| l["spans"].as_array().unwrap().len() / 7)
             .sum();
-        assert!(spans >= MOST && spans <= MOST + testing::view(60_000).run.spans.len());
+        assert!(spans >= MAX_SPANS && spans <= MAX_SPANS + testing::view(60_000).run.spans.len());
     }
 
     #[test]
@@ -393,7 +393,7 @@ mod tests {
     #[test]
     fn spans_come_back_from_the_data() {
         let view = testing::view(300);
-        let t = timeline("t", "<T>", &view, MOST);
+        let t = timeline("t", "<T>", &view, MAX_SPANS);
         assert!(t.plot.svg.contains("&lt;T&gt;"));
         assert!(!t.data.contains('<'));
         let v: serde_json::Value = serde_json::from_str(&t.data).unwrap();

@@ -6,10 +6,10 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 use serde::Serialize;
 
 /// Maximum number of samples that all resamples together draw, so that long series cost at most a
-/// tenth of a second. Beyond it there are fewer resamples, but at least [`LEAST`].
+/// tenth of a second. Beyond it there are fewer resamples, but at least [`MIN_RESAMPLES`].
 const BUDGET: usize = 5_000_000;
 /// Minimum number of resamples, if that many are requested.
-const LEAST: usize = 1_000;
+const MIN_RESAMPLES: usize = 1_000;
 
 /// An estimate with an interval.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -43,7 +43,7 @@ pub fn ratio_of_medians(a: &[f64], b: &[f64], options: &Options) -> Interval {
     }
     let mut rng = ChaCha8Rng::seed_from_u64(options.seed);
     let affordable = BUDGET / (a.samples.len() + b.samples.len());
-    let resamples = (options.resamples as usize).min(affordable.max(LEAST));
+    let resamples = (options.resamples as usize).min(affordable.max(MIN_RESAMPLES));
     let mut ratios: Vec<f64> = (0..resamples)
         .map(|_| {
             let denominator = a.draw(&mut rng);

@@ -6,7 +6,7 @@ use statrs::distribution::{ContinuousCDF, Normal, StudentsT};
 use statrs::function::gamma::ln_gamma;
 
 /// Probability that counts as sufficient.
-const ENOUGH: f64 = 0.8;
+const MIN_POWER: f64 = 0.8;
 /// Number of intervals of the integral over the estimated spread.
 const PIECES: u32 = 60;
 
@@ -29,7 +29,7 @@ pub fn detectable(a: &[f64], b: &[f64], options: &Options) -> Option<f64> {
     let (error, df) = standard_error(a, b)?;
     let significance = 1.0 - options.level;
     let mut high = 1.0;
-    while noncentral(df, high, significance) < ENOUGH {
+    while noncentral(df, high, significance) < MIN_POWER {
         high *= 2.0;
         if high > 1e9 {
             return None;
@@ -38,7 +38,7 @@ pub fn detectable(a: &[f64], b: &[f64], options: &Options) -> Option<f64> {
     let mut low = 0.0;
     for _ in 0..30 {
         let middle = f64::midpoint(low, high);
-        if noncentral(df, middle, significance) < ENOUGH {
+        if noncentral(df, middle, significance) < MIN_POWER {
             low = middle;
         } else {
             high = middle;

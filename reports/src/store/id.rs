@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Minimum length of an abbreviated id.
-const SHORTEST: usize = 2;
+const MIN_PREFIX: usize = 2;
 
 /// Id of a run: `YYYYMMDD-HHMMSSmmm-xxxxxx` in UTC (milliseconds last) with six random hexadecimal
 /// digits. Ids sort by time.
@@ -72,7 +72,7 @@ impl Id {
 
     /// Returns whether a text is a prefix of the id or of its random digits.
     pub(super) fn matches(&self, text: &str) -> bool {
-        text.len() >= SHORTEST && (self.0.starts_with(text) || self.tail().starts_with(text))
+        text.len() >= MIN_PREFIX && (self.0.starts_with(text) || self.tail().starts_with(text))
     }
 
     /// Returns whether a text could abbreviate an id.

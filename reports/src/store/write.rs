@@ -20,7 +20,7 @@ const SCENARIO: &str = "scenario.toml";
 /// 16 million times.
 const TRIES: u32 = 16;
 /// Age beyond which a folder without any file counts as abandoned.
-const PATIENCE: Duration = Duration::from_secs(60);
+const ABANDONED_AFTER: Duration = Duration::from_secs(60);
 
 /// Content of `run.json`.
 #[derive(Serialize, Deserialize)]
@@ -229,6 +229,6 @@ pub(super) fn abandoned(dir: &Path) -> bool {
             .and_then(|m| m.modified())
             .ok()
             .and_then(|t| t.elapsed().ok())
-            .is_some_and(|age| age > PATIENCE),
+            .is_some_and(|age| age > ABANDONED_AFTER),
     }
 }

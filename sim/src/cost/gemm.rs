@@ -152,53 +152,51 @@ pub(super) fn is_measured(tables: &[GemmTable], dtype: DType, [m, n, k]: [u64; 3
     rows.any(|r| [r.0, r.1, r.2] == [m, n, k])
 }
 
-/// What a kernel of our own that multiplies and goes on with elementwise code takes beyond the
-/// library's product.
-const OWN: f64 = 0.017;
+/// Additional time of our fused GEMM over the library's, as a share.
+const FUSED_OVERHEAD: f64 = 0.017;
 
-/// How the time of a product grows with what else is moved while it runs: this many times the
-/// square of the time that a copy takes for it, by the product's own (benchmarks/training.md,
+/// How the time of our fused GEMM grows with the other bytes that it moves: this many times the
+/// square of the time that a copy takes for them, divided by the GEMM's (benchmarks/training.md,
 /// "Fused matmuls").
-const BESIDE: f64 = 2.4;
+const OVERLAP: f64 = 2.4;
 
-/// Time of a product of our own beside which a copy's worth of other bytes is moved, in the unit of
-/// both: never more than of the two one after the other.
-fn beside(product: f64, more: f64) -> f64 {
-    product * (1.0 + OWN) + more.min(BESIDE * more * more / product)
+/// Returns the time of our fused GEMM while other bytes are moved that a copy moves in `more`; both
+/// in one unit. At most one after the other.
+fn overlapped(gemm: f64, more: f64) -> f64 {
+    gemm * (1.0 + FUSED_OVERHEAD) + more.min(OVERLAP * more * more / gemm)
 }
 
-/// Price of a kernel that multiplies, goes on with elementwise code and moves so many bytes in all:
-/// never more than of the two apart. Several products of one factor, of the same size, have their
-/// columns side by side.
-pub(super) fn going_on(
+/// Prices GEMMs with a fused elementwise epilogue, which move `moved` bytes in all: at most the GEMMs
+/// and the epilogue one after the other. Several GEMMs of one factor have the same shape, and their
+/// columns are adjacent.
+pub(super) fn with_epilogue(
     profile: &Profile,
     dtype: DType,
     [m, n, k]: [u64; 3],
-    products: u64,
+    gemms: u64,
     moved: Bytes,
 ) -> Price {
     let size = dtype.size();
-    let own = (m * k + k * n + m * n) * size;
-    let each = [m, n / products.max(1), k];
+    let operands = (m * k + k * n + m * n) * size;
+    let each = [m, n / gemms.max(1), k];
     let one = price(&profile.gemm, profile, dtype, size as f64, each, 1, 1.0).us;
-    let product = one * products as f64;
     let rate = profile.efficiency.memory[&MemoryClass::Fused] * profile.device.memory_gbps;
-    let more = moved.0.saturating_sub(own) as f64 / rate / 1e3;
+    let more = moved.0.saturating_sub(operands) as f64 / rate / 1e3;
     Price {
-        us: beside(product, more),
+        us: overlapped(one * gemms as f64, more),
         measured: false,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{OWN, beside, going_on, misaligned, price};
+    use super::{FUSED_OVERHEAD, misaligned, overlapped, price, with_epilogue};
     use crate::hardware::{self, GemmTable, MemoryClass, Profile};
     use shardlab_plan::ir::DType;
     use shardlab_plan::units::Bytes;
     use std::collections::BTreeMap;
 
-    /// Mean relative error of every product of at least 50 us in bf16, priced by all the others of
+    /// Mean relative error of every GEMM of at least 50 us in bf16, priced by all the others of
     /// its profile.
     fn left_out(profile: &Profile) -> (usize, f64) {
         let tables = profile.gemm.iter().filter(|t| t.dtype == DType::Bf16);
@@ -226,15 +224,15 @@ mod tests {
         )
     }
 
-    /// What is said of products that no table has. With half of the quantisation paid, as before,
+    /// What is said of gemms that no table has. With half of the quantisation paid, as before,
     /// the first was off by 5.4 %.
     #[test]
-    fn a_product_that_was_left_out_is_priced_by_the_others() {
+    fn a_gemm_that_was_left_out_is_priced_by_the_others() {
         for name in ["h200-nvlink-exec", "h200-nvlink", "h100-80-exec"] {
             let profile = hardware::load(name).unwrap();
             let (rows, mean) = left_out(&profile);
             println!(
-                "{name}: {rows} products, off by {:.2} % on average",
+                "{name}: {rows} gemms, off by {:.2} % on average",
                 100.0 * mean
             );
             assert!(rows > 100 && mean < 0.0485, "{name}: {mean}");
@@ -264,13 +262,13 @@ mod tests {
         assert_eq!(worst("a100-80", "model.vocab=32001"), 1.0);
     }
 
-    /// Gates of the 1b, 3b and 8b models, 8,192 tokens: microseconds of the products alone, of a
+    /// Gates of the 1b, 3b and 8b models, 8,192 tokens: microseconds of the gemms alone, of a
     /// copy of what else is moved, and of the one kernel (2026-11-25). Forward in bursts on one
-    /// H200, products in the same call; backward there in another call, the products' time
+    /// H200, gemms in the same call; backward there in another call, the gemms' time
     /// corrected by that of the forward kernels; and within steps of two H100, in one call.
     #[test]
-    fn products_that_go_on_take_what_they_were_measured_to() {
-        for (name, product, copy, us) in [
+    fn fused_gemms_take_the_measured_time() {
+        for (name, gemm, copy, us) in [
             ("1b, forward", 2.0 * 339.2, 31.8, 694.3),
             ("3b, forward", 2.0 * 504.2, 31.8, 1049.1),
             ("8b, forward", 2.0 * 1174.7, 55.6, 2402.6),
@@ -279,27 +277,27 @@ mod tests {
             ("1b, forward, in steps", 706.8, 45.0, 723.0),
             ("1b, backward, in steps", 404.0, 135.1, 496.3),
         ] {
-            let error = beside(product, copy) / us - 1.0;
+            let error = overlapped(gemm, copy) / us - 1.0;
             println!("{name}: {:+.1} %", 100.0 * error);
             assert!(error.abs() < 0.05, "{name}: {error}");
         }
     }
 
-    /// Little arithmetic hides nothing: the two one after the other. Of two products of one factor
+    /// Little arithmetic hides nothing: the two one after the other. Of two gemms of one factor
     /// each takes what it would alone.
     #[test]
-    fn products_that_go_on_cost_no_more_than_both_apart() {
+    fn fused_gemms_cost_no_more_than_both_kernels() {
         let profile = hardware::load("h200-nvlink-exec").unwrap();
         let rate = profile.efficiency.memory[&MemoryClass::Fused] * profile.device.memory_gbps;
-        for (k, products) in [(64, 1), (64, 2), (4096, 1), (4096, 2)] {
+        for (k, gemms) in [(64, 1), (64, 2), (4096, 1), (4096, 2)] {
             let (m, n) = (8192, 4096);
-            let columns = n * products;
+            let columns = n * gemms;
             let own = 2 * (m * k + k * columns + m * columns);
             let more = 3 * 2 * m * n;
             let shape = [m, columns, k];
-            let both = going_on(&profile, DType::Bf16, shape, products, Bytes(own + more)).us;
+            let both = with_epilogue(&profile, DType::Bf16, shape, gemms, Bytes(own + more)).us;
             let one = price(&profile.gemm, &profile, DType::Bf16, 2.0, [m, n, k], 1, 1.0).us;
-            let alone = one * products as f64 * (1.0 + OWN);
+            let alone = one * gemms as f64 * (1.0 + FUSED_OVERHEAD);
             let apart = alone + more as f64 / rate / 1e3;
             assert!(
                 alone < both && both < apart + 1e-6,

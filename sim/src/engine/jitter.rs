@@ -1,6 +1,6 @@
 //! Random durations, from a seed, without floating-point drift.
 
-use crate::clock::LONGEST;
+use crate::clock::MAX_TASK;
 use crate::price::Load;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -48,7 +48,7 @@ impl Jitter {
             let deviation = (UNIT + sum * self.sigma / UNIT).max(UNIT / 10) as u64;
             scale = (scale * deviation) >> 16;
         }
-        (((u128::from(work) * u128::from(scale)) >> 16) as u64).min(LONGEST)
+        (((u128::from(work) * u128::from(scale)) >> 16) as u64).min(MAX_TASK)
     }
 }
 

@@ -80,7 +80,7 @@ const PROTOCOLS: [Protocol; 3] = [
 ];
 
 /// How long a rank takes to copy its own part, relative to receiving as much.
-const fn own_copy(kind: CollectiveKind) -> f64 {
+const fn local_copy(kind: CollectiveKind) -> f64 {
     match kind {
         CollectiveKind::AllGather | CollectiveKind::ReduceScatter => 0.4,
         // Its own part is but one of two rounds, or goes beside what comes from others.
@@ -95,7 +95,7 @@ const RAMP: f64 = 2.5;
 /// Microseconds on the wire within a node, and how much longer payloads take that do not reach the
 /// full rate.
 fn within(kind: CollectiveKind, bytes: f64, group: &Group, reached_by: u32) -> (f64, f64) {
-    let share = |kind, ranks: u32| 1.0 + own_copy(kind) / f64::from(ranks.max(2) - 1);
+    let share = |kind, ranks: u32| 1.0 + local_copy(kind) / f64::from(ranks.max(2) - 1);
     // The rate that is known is a gather's.
     let links = group.bandwidth_gbps * share(CollectiveKind::AllGather, reached_by);
     let wire = bus_factor(kind, group.size) * bytes * share(kind, group.size) / links / 1e3;

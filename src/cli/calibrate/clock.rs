@@ -12,7 +12,7 @@ const ROUNDS: u32 = 2;
 /// Below this step time, milliseconds, the host may cause the error of a prediction.
 const SHORT_STEP_MS: f64 = 20.0;
 /// Maximum factor by which arithmetic in training may be slower or faster than measured on its own.
-const MOST_FACTOR: f64 = 1.25;
+const MAX_FACTOR: f64 = 1.25;
 
 /// Returns the profile with which the user's scenarios take as long as measured. `whole` makes a
 /// profile of tables.
@@ -63,7 +63,7 @@ fn factors(
     let mut factors = vec![1.0; informative.len()];
     for _ in 0..ROUNDS {
         for i in (0..informative.len()).filter(|&i| informative[i]) {
-            let (mut low, mut high) = (1.0 / MOST_FACTOR, MOST_FACTOR);
+            let (mut low, mut high) = (1.0 / MAX_FACTOR, MAX_FACTOR);
             for _ in 0..FINER {
                 factors[i] = 0.5 * (low + high);
                 if off(i, &factors)? < 0.0 {
@@ -98,7 +98,7 @@ mod tests {
         assert!((found[0] - 1.1).abs() < 2e-3, "{found:?}");
         assert!((found[1] - 0.95).abs() < 2e-3, "{found:?}");
         assert_eq!(found[2], 1.0);
-        assert!(MOST_FACTOR - found[3] < 2e-3, "{found:?}");
+        assert!(MAX_FACTOR - found[3] < 2e-3, "{found:?}");
         let failed = factors(&[true], |_, _| Err("why".to_owned()));
         assert_eq!(failed, Err("why".to_owned()));
     }

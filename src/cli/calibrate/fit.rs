@@ -11,8 +11,8 @@ const WAITS: u32 = 4;
 /// Number of halvings of the loss interval.
 const HALVINGS: u32 = 6;
 /// Largest loss to try.
-const MOST_LOSS: f64 = 0.5;
-const MOST_WAIT_US: f64 = 160.0;
+const MAX_LOSS: f64 = 0.5;
+const MAX_WAIT_US: f64 = 160.0;
 
 /// Returns the profile with the smallest error over the measured steps.
 pub(super) fn fit(c: &Calibration, note: &mut dyn FnMut(&str)) -> Result<String, String> {
@@ -23,7 +23,7 @@ pub(super) fn fit(c: &Calibration, note: &mut dyn FnMut(&str)) -> Result<String,
         c.trials().iter().partition(|t| ranks(t) <= c.cores());
     let mut best = (f64::INFINITY, Together::default());
     for i in 0..=WAITS {
-        let wait_us = MOST_WAIT_US * f64::from(i) / f64::from(WAITS);
+        let wait_us = MAX_WAIT_US * f64::from(i) / f64::from(WAITS);
         let (a, shared_loss) = loss(&mut profile, &few, wait_us)?;
         let (b, turn_loss) = loss(&mut profile, &many, wait_us)?;
         let together = Together {
@@ -60,7 +60,7 @@ fn loss(profile: &mut Profile, trials: &[&Trial], wait_us: f64) -> Result<(f64, 
         let all: Vec<f64> = trials.par_iter().map(off).collect::<Result<_, _>>()?;
         Ok((all.iter().sum(), all.iter().map(|off| off.abs()).sum()))
     };
-    let (mut low, mut high) = (0.0, MOST_LOSS);
+    let (mut low, mut high) = (0.0, MAX_LOSS);
     let mut best = (errors(low)?.1, low);
     for _ in 0..HALVINGS {
         let middle = 0.5 * (low + high);

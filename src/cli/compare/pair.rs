@@ -9,11 +9,11 @@ use shardlab_reports::compare::{Change, CurvePair, Pair, Part, Prediction, Sized
 use shardlab_reports::stats::{Comparison, Verdict};
 
 /// Maximum number of rows of a breakdown.
-const SHOWN: usize = 8;
+const MAX_ROWS: usize = 8;
 /// Maximum number of units of the memory peak.
 const UNITS: usize = 3;
 /// Maximum number of options that sentences name.
-const NAMED: usize = 3;
+const MAX_NAMED: usize = 3;
 /// Bars of a curve drawn in characters.
 const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
@@ -72,7 +72,7 @@ impl Shown {
     fn most(self, rows: usize) -> usize {
         match self.all {
             true => rows,
-            false => rows.min(SHOWN),
+            false => rows.min(MAX_ROWS),
         }
     }
 }
@@ -415,7 +415,7 @@ fn provenance(pair: &Pair, all: bool, out: &mut Out) -> Result<(), Failure> {
     let text = |v: &Option<String>| v.clone().unwrap_or_else(|| "-".into());
     let mut table = Table::new(["option", "A", "B"]);
     // A few options are already listed in a sentence above.
-    if all || pair.options.len() > NAMED {
+    if all || pair.options.len() > MAX_NAMED {
         for d in &pair.options {
             table.row([d.key.clone(), text(&d.values[0]), text(&d.values[1])]);
         }

@@ -9,7 +9,7 @@ use shardlab_plan::units::thousands;
 use shardlab_plan::{Program, Scenario};
 
 /// Number of steps in the table.
-const STEPS_SHOWN: usize = 10;
+const MAX_STEPS: usize = 10;
 
 pub(super) fn print(
     scenario: &Scenario,
@@ -97,7 +97,7 @@ fn memory(program: &Program, o: &Outcome, out: &mut Out) -> Result<(), Failure> 
 fn steps(scenario: &Scenario, o: &Outcome) -> Table {
     let mut table = Table::new([">step", ">loss", ">gradient norm", ">learning rate", ">ms"]);
     let n = o.run.losses.len();
-    let shown = n.min(STEPS_SHOWN);
+    let shown = n.min(MAX_STEPS);
     let norms = o.run.reported_grad_norms();
     let trained = |s: SectionKind| matches!(s, SectionKind::First | SectionKind::Steady);
     let times: Vec<String> = o

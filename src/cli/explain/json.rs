@@ -1,6 +1,6 @@
 //! Prints an explanation as one JSON object.
 
-use super::{ALL_LISTED, Explanation};
+use super::{Explanation, MAX_LISTED_ALL};
 use crate::analysis::slower::FACTORS;
 use crate::analysis::smallest_fit::Solution;
 use crate::analysis::whatif::Effect;
@@ -39,7 +39,7 @@ pub(super) fn object(e: &Explanation) -> Value {
                 "cause": g.cause, "waited_for": g.awaited.name, "phase": g.awaited.phase,
                 "behind": g.behind, "gaps": g.count, "ms": ms(g.total),
             })).collect::<Vec<_>>(),
-            "longest": exposed::longest(e.gaps.clone(), ALL_LISTED).iter().map(|g| json!({
+            "longest": exposed::longest(e.gaps.clone(), MAX_LISTED_ALL).iter().map(|g| json!({
                 "cause": g.cause, "waited_for": g.awaited.name, "phase": g.awaited.phase, "unit": g.unit,
                 "behind": g.behind, "at_ms": ms(g.start), "ms": ms(g.length), "why": g.why,
             })).collect::<Vec<_>>(),
@@ -52,7 +52,7 @@ pub(super) fn object(e: &Explanation) -> Value {
             "instr": m.at.instr,
             "by_role": m.by_role.iter().map(|(r, b)| (r.name().to_owned(), b.0.into())).collect::<serde_json::Map<_, _>>(),
             "by_unit": m.by_unit.iter().map(|(u, b)| (u.clone(), b.0.into())).collect::<serde_json::Map<_, _>>(),
-            "largest": peak::largest(&p.program, m.at.instr, ALL_LISTED),
+            "largest": peak::largest(&p.program, m.at.instr, MAX_LISTED_ALL),
         },
         "compile_modes": e.tried.compile.iter().map(|(mode, made)| match made {
             Ok(c) => json!({

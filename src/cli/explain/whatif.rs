@@ -3,7 +3,7 @@
 use super::super::output::{Failure, Out};
 use super::super::table::Table;
 use super::super::verdict::setting;
-use super::{ALL_LISTED, Explanation, LISTED, Tried};
+use super::{Explanation, MAX_LISTED, MAX_LISTED_ALL, Tried};
 use crate::analysis::basis::{self, number};
 use crate::analysis::smallest_fit::{Search, Solution};
 use crate::analysis::verdict::{Verdict, free_memory};
@@ -171,7 +171,7 @@ pub(super) fn worthwhile(e: &Explanation, out: &mut Out) -> Result<(), Failure> 
             continue;
         }
         table.row([title].into_iter().chain([""; 5]).map(str::to_owned));
-        for (w, effect) in group.iter().take(LISTED) {
+        for (w, effect) in group.iter().take(MAX_LISTED) {
             table.row(change(&w.change.label, e, effect));
         }
     }
@@ -194,7 +194,7 @@ pub(super) fn solutions(
     out.blank()?;
     out.heading("Smallest changes that fit")?;
     let mut table = changes(e);
-    let listed = if all { ALL_LISTED } else { LISTED };
+    let listed = if all { MAX_LISTED_ALL } else { MAX_LISTED };
     let groups: [(&str, &[Solution]); 2] = [
         ("with 5 % free:", &search.solutions),
         ("with less:", &search.narrow),

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Maximum number of unmatched names and shares that are listed.
-const LISTED: usize = 8;
+const MAX_LISTED: usize = 8;
 
 pub(super) fn all(import: &Import, out: &mut Out) -> Result<(), Failure> {
     let mut first = true;
@@ -173,7 +173,7 @@ fn unmatched(all: &BTreeMap<String, (u64, u64)>) -> String {
     let events: u64 = all.values().map(|u| u.0).sum();
     let shown: Vec<String> = list
         .iter()
-        .take(LISTED)
+        .take(MAX_LISTED)
         .map(|(name, (n, time))| {
             format!(
                 "{name} {} ({} ms)",
@@ -182,7 +182,7 @@ fn unmatched(all: &BTreeMap<String, (u64, u64)>) -> String {
             )
         })
         .collect();
-    let more = list.len().saturating_sub(LISTED);
+    let more = list.len().saturating_sub(MAX_LISTED);
     let rest = if more > 0 {
         format!(", and {more} other names")
     } else {
@@ -259,10 +259,10 @@ fn snapshot(path: &Path, device: &SnapshotReport, out: &mut Out) -> Result<(), F
 fn shares(all: &[Share]) -> String {
     let shown = all
         .iter()
-        .take(LISTED)
+        .take(MAX_LISTED)
         .map(|s| format!("{} {}", s.name, Bytes(s.bytes)));
     let mut shown: Vec<String> = shown.collect();
-    let rest: u64 = all.iter().skip(LISTED).map(|s| s.bytes).sum();
+    let rest: u64 = all.iter().skip(MAX_LISTED).map(|s| s.bytes).sum();
     if rest > 0 {
         shown.push(format!("others {}", Bytes(rest)));
     }

@@ -8,7 +8,7 @@ use shardlab_reports::RunView;
 use shardlab_reports::store::{Entry, Store};
 
 /// Maximum number of rows of a breakdown.
-const SHOWN: usize = 8;
+const MAX_ROWS: usize = 8;
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -146,7 +146,7 @@ fn print(entry: &Entry, view: &RunView, store: &Store, out: &mut Out) -> Result<
 fn roles(by_role: &[(shardlab_plan::ir::Role, Bytes)]) -> Vec<String> {
     by_role
         .iter()
-        .take(SHOWN)
+        .take(MAX_ROWS)
         .map(|(role, bytes)| format!("{} {bytes}", role.name()))
         .collect()
 }

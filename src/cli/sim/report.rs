@@ -16,11 +16,11 @@ use shardlab_plan::{Program, Scenario};
 use std::path::Path;
 
 /// Minimum exposed time of a cause to be shown, milliseconds: less rounds to 0.00.
-const CAUSE_SHOWN_MS: f64 = 0.005;
+const MIN_CAUSE_MS: f64 = 0.005;
 /// Maximum number of estimated costs that are named.
-const ESTIMATED_SHOWN: usize = 4;
+const MAX_ESTIMATED: usize = 4;
 /// Maximum number of roles and units of the peak that are shown.
-const COMPOSITION_SHOWN: usize = 5;
+const MAX_COMPOSITION: usize = 5;
 
 /// The first part of a prediction's report.
 pub(super) struct Answer {
@@ -152,7 +152,7 @@ fn time(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
         .run
         .exposed
         .iter()
-        .filter(|(_, t)| t.ms() >= CAUSE_SHOWN_MS)
+        .filter(|(_, t)| t.ms() >= MIN_CAUSE_MS)
         .collect();
     causes.sort_by(|a, b| b.1.cmp(a.1));
     let causes: Vec<String> = causes
@@ -231,7 +231,7 @@ fn memory(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
 /// Formats the largest parts and the sum of the rest.
 pub(in crate::cli) fn composition<'a>(parts: impl Iterator<Item = (&'a str, Bytes)>) -> String {
     let parts: Vec<(&str, Bytes)> = parts.collect();
-    let (shown, rest) = parts.split_at(parts.len().min(COMPOSITION_SHOWN));
+    let (shown, rest) = parts.split_at(parts.len().min(MAX_COMPOSITION));
     let mut words: Vec<String> = shown.iter().map(|(n, b)| format!("{n} {b}")).collect();
     let rest: Bytes = rest.iter().map(|(_, b)| *b).sum();
     if rest.0 > 0 {
@@ -249,12 +249,12 @@ fn costs(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
     let names: Vec<String> = costs
         .modelled_by_name
         .iter()
-        .take(ESTIMATED_SHOWN)
+        .take(MAX_ESTIMATED)
         .map(|(n, t)| format!("{n} {}", milliseconds(t.ms(), p.run.basis.as_ref())))
         .collect();
     if !names.is_empty() {
         text += &format!("; estimated: {}", names.join(", "));
-        if costs.modelled_by_name.len() > ESTIMATED_SHOWN {
+        if costs.modelled_by_name.len() > MAX_ESTIMATED {
             text += ", …";
         }
     }

@@ -36,9 +36,9 @@ type Column = (String, Vec<String>);
 /// Number of columns of [`Table::numbers`] that are always shown.
 const ALWAYS: usize = 3;
 /// Maximum number of impossible points that are listed per reason; --csv and --json list all.
-const IMPOSSIBLE_SHOWN: usize = 8;
+const MAX_IMPOSSIBLE: usize = 8;
 /// Maximum number of equal points that are listed below the best.
-const EQUALS_SHOWN: usize = 4;
+const MAX_EQUALS: usize = 4;
 /// Order of the number columns on the screen.
 const ORDER: [usize; 5] = [0, 1, 3, 4, 2];
 
@@ -176,7 +176,7 @@ impl<'a> Table<'a> {
             out.blank()?;
         }
         for (reason, points) in impossible {
-            let listed = points.iter().take(IMPOSSIBLE_SHOWN);
+            let listed = points.iter().take(MAX_IMPOSSIBLE);
             let listed: Vec<&str> = listed.map(String::as_str).collect();
             let more = match points.len() - listed.len() {
                 0 => String::new(),
@@ -269,7 +269,7 @@ impl<'a> Table<'a> {
         let apart = |n: &Numbers| 100.0 * (time(n) / time(numbers) - 1.0);
         let mut sentences = Vec::new();
         if !tied.is_empty() {
-            let listed = tied.iter().take(EQUALS_SHOWN);
+            let listed = tied.iter().take(MAX_EQUALS);
             let listed: Vec<String> = listed
                 .map(
                     |(p, n)| match Tolerance::DEFAULT.ties(time(n), time(numbers)) {

@@ -9,7 +9,7 @@ use ratatui::layout::Rect;
 use ratatui::style::Style;
 
 /// Maximum number of changes of a baseline that are listed.
-const LISTED: usize = 6;
+const MAX_LISTED: usize = 6;
 
 pub(super) fn draw(app: &App, question: Question, buf: &mut Buffer, body: Rect) {
     let theme = app.theme;
@@ -120,11 +120,11 @@ fn bless(app: &App, say: &mut impl FnMut(&str, Style)) {
         ),
         (true, n) => {
             say("It replaces the current baseline:", theme.text());
-            for change in judged.changes.iter().take(LISTED) {
+            for change in judged.changes.iter().take(MAX_LISTED) {
                 say(change, theme.dim());
             }
-            if n > LISTED {
-                say(&format!("and {} more", n - LISTED), theme.dim());
+            if n > MAX_LISTED {
+                say(&format!("and {} more", n - MAX_LISTED), theme.dim());
             }
         }
     }

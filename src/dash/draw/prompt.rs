@@ -7,7 +7,7 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::{Position, Rect};
 
 /// Maximum number of visible completions.
-const SHOWN: usize = 7;
+const MAX_COMPLETIONS: usize = 7;
 
 /// Draws the prompt into the status line and returns the position of the cursor. An edited value
 /// has already been drawn in its place.
@@ -87,7 +87,7 @@ pub(super) fn list(app: &App, prompt: &Prompt, buf: &mut Buffer, at: Rect) {
         return;
     }
     let theme = app.theme;
-    let shown = all.len().min(SHOWN);
+    let shown = all.len().min(MAX_COMPLETIONS);
     let height = shown as u16 + 2;
     let longest = all.iter().map(|c| c.chars().count()).max().unwrap_or(0);
     let width = (longest as u16 + 4).clamp(14, at.width.max(14));

@@ -15,7 +15,7 @@ use shardlab_plan::units::thousands;
 use std::time::Duration;
 
 /// Minimum duration of the running step for it to be shown.
-const SHOWN: Duration = Duration::from_secs(1);
+const MIN_STEP_SHOWN: Duration = Duration::from_secs(1);
 
 pub(super) fn draw(app: &App, buf: &mut Buffer, body: Rect) {
     let ranks = app
@@ -119,7 +119,7 @@ fn summary(app: &App, buf: &mut Buffer, area: Rect) {
     if let Some(job) = running.filter(|_| done < all || all == 0) {
         // For short steps the time would only flicker.
         let since = app.now.saturating_sub(t.since.unwrap_or(job.since));
-        if since >= SHOWN {
+        if since >= MIN_STEP_SHOWN {
             first.push(dim(&format!(" for {}", duration(since))));
         }
     }

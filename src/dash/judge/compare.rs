@@ -11,7 +11,7 @@ use shardlab_reports::stats::{Comparison, Options, Verdict};
 use std::sync::Arc;
 
 /// Maximum number of rows of a table whose last rows matter little.
-const SHOWN: usize = 10;
+const MAX_ROWS: usize = 10;
 
 /// Compares two runs in full, or several as a matrix. The first is the base. Each comes with its
 /// name in this session.
@@ -241,7 +241,7 @@ fn waits(p: &Pair) -> Table {
     let header = ["for", "phase", ">A", "cause", ">B", "cause", ">change"];
     let mut table = Table::new("Waited, ms", &header);
     let cause = |c: Option<Cause>| c.map_or("", Cause::name).to_owned();
-    for w in p.waits.iter().take(SHOWN) {
+    for w in p.waits.iter().take(MAX_ROWS) {
         let cells = [
             w.of.name.clone(),
             w.of.phase.clone(),
@@ -258,7 +258,7 @@ fn waits(p: &Pair) -> Table {
 
 fn breakdown(title: &str, parts: &[Part]) -> Table {
     let mut table = Table::new(title, &["of", ">A", ">B", ">change"]);
-    for p in parts.iter().take(SHOWN) {
+    for p in parts.iter().take(MAX_ROWS) {
         let cells = [
             p.name.clone(),
             ms(p.time[0]),
@@ -281,7 +281,7 @@ fn changes(title: &str, all: &[Change]) -> Table {
         ">change us",
     ];
     let mut table = Table::new(title, &header);
-    for c in all.iter().take(SHOWN) {
+    for c in all.iter().take(MAX_ROWS) {
         let [a, b] = c.time.map(Picos::us);
         let cells = [
             c.name.clone(),

@@ -9,7 +9,7 @@ use crate::gate::metric::FINITE;
 use shardlab_plan::config::GatePreset;
 
 /// Minimum number of seeds for testing final losses instead of comparing single curves.
-const ENOUGH_SEEDS: usize = 3;
+const MIN_SEEDS: usize = 3;
 
 pub(super) fn judge(
     baseline: &Baseline,
@@ -19,7 +19,7 @@ pub(super) fn judge(
     limits: &Limits,
 ) -> Vec<Finding> {
     let mut findings = vec![finite(baseline, after, limits)];
-    let many = before.curves.len().min(after.curves.len()) >= ENOUGH_SEEDS;
+    let many = before.curves.len().min(after.curves.len()) >= MIN_SEEDS;
     if many {
         findings.push(seeds::final_losses(baseline, before, after, limits));
     } else {

@@ -11,7 +11,7 @@ use shardlab_plan::units::{Bytes, count};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Maximum number of parts of a change that are named.
-const NAMED: usize = 3;
+const MAX_NAMED: usize = 3;
 
 fn signed(from: u64, to: u64) -> String {
     let sign = if to >= from { '+' } else { '-' };
@@ -31,7 +31,7 @@ fn both(a: u64, b: u64) -> (String, String) {
 pub(super) fn predicted(baseline: &Baseline, now: &Facts, limits: &Limits) -> Vec<Finding> {
     let why = |more: bool| {
         let changes = program::buffers(baseline, now, more);
-        let left = changes.len().saturating_sub(NAMED);
+        let left = changes.len().saturating_sub(MAX_NAMED);
         let mut text = changes[..changes.len() - left].join(", ");
         if left > 0 {
             text.push_str(&format!(" and {left} other sizes"));
@@ -225,7 +225,7 @@ fn composition(old: &MemoryFacts, new: &MemoryFacts) -> String {
         all.sort_by_key(|(_, x, y)| std::cmp::Reverse(x.abs_diff(*y)));
         let words: Vec<String> = all
             .iter()
-            .take(NAMED)
+            .take(MAX_NAMED)
             .map(|(k, x, y)| format!("{k} {}", signed(*x, *y)))
             .collect();
         words.join(", ")

@@ -17,7 +17,7 @@ const DIFF_LINES: usize = 40;
 /// Maximum number of diff lines if the scenario changed, since the plan follows it.
 const LINES_OF_A_CHANGED_SCENARIO: usize = 12;
 /// Maximum number of options that a cause names.
-const NAMED: usize = 4;
+const MAX_NAMED: usize = 4;
 
 pub(super) fn judge(baseline: &Baseline, now: &Facts, limits: &Limits) -> Finding {
     let (old, new) = (&baseline.facts.program, &now.program);
@@ -121,7 +121,7 @@ pub(super) fn options(baseline: &Baseline, now: &Facts, limits: &Limits) -> Opti
     };
     let words = changed.into_iter().map(|(_, words)| words);
     let words: Vec<String> = hardware.into_iter().chain(words).collect();
-    let more = words.len().saturating_sub(NAMED);
+    let more = words.len().saturating_sub(MAX_NAMED);
     let mut message = format!(
         "scenario changed: {}",
         words[..words.len() - more].join(", ")

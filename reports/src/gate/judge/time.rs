@@ -8,7 +8,7 @@ use crate::gate::limits::Limits;
 use std::collections::BTreeSet;
 
 /// Maximum number of causes that are named.
-const NAMED: usize = 3;
+const MAX_NAMED: usize = 3;
 
 pub(super) fn predicted(baseline: &Baseline, now: &Facts, limits: &Limits) -> Finding {
     let (old, new) = (&baseline.facts.time, &now.time);
@@ -50,7 +50,7 @@ pub(super) fn predicted(baseline: &Baseline, now: &Facts, limits: &Limits) -> Fi
         if busy.abs() >= 1e-3 * (b - a).abs() {
             parts.push(format!("compute {}", signed_ms(busy)));
         }
-        for (cause, d) in all.iter().take(NAMED) {
+        for (cause, d) in all.iter().take(MAX_NAMED) {
             parts.push(format!("exposed by {cause} {}", signed_ms(*d)));
         }
         if !parts.is_empty() {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 /// Maximum size of an expansion, so that an invalid file cannot fill the memory.
-const MOST_BYTES: usize = 64 << 20;
+const MAX_BYTES: usize = 64 << 20;
 
 /// Returns an outline with every loop and block written out, one statement per line. Texts that are
 /// not outlines are expanded as far as possible.
@@ -23,7 +23,7 @@ pub fn expand(outline: &str) -> String {
             text.push(line.trim());
         }
         let text = text.join(" ");
-        let room = MOST_BYTES.saturating_sub(out.len() + shared);
+        let room = MAX_BYTES.saturating_sub(out.len() + shared);
         let mut body = String::new();
         let mut rest = Text {
             rest: &text,

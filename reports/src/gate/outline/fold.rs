@@ -20,16 +20,16 @@ pub(super) enum Symbol {
 /// must contain a symbol that occurs in it at most this often.
 const HOPS: usize = 8;
 /// Minimum number of characters that sharing a part must save.
-const LEAST_SAVED: usize = 30;
+const MIN_SAVED: usize = 30;
 /// Minimum length of a shared part, in characters: shorter ones are easier to read than a
 /// reference.
-const SHORTEST: usize = 48;
+const MIN_PART: usize = 48;
 /// Characters needed to define a part: its title, and a line that is not full.
 const TITLE: usize = 60;
 /// Length of a reference to a part, in characters.
 const REFERENCE: usize = 8;
 /// Maximum length of a text in which shared parts are searched, in symbols.
-const LONGEST: usize = 20_000;
+const MAX_SYMBOLS: usize = 20_000;
 
 /// All symbols of an outline.
 #[derive(Debug, Default)]
@@ -96,7 +96,7 @@ impl Symbols {
             let inner = self.reachable(lists);
             let bodies = inner.iter().map(|id| self.body(*id).to_vec());
             let all: Vec<Vec<Id>> = lists.iter().cloned().chain(bodies).collect();
-            if all.iter().map(Vec::len).sum::<usize>() > LONGEST {
+            if all.iter().map(Vec::len).sum::<usize>() > MAX_SYMBOLS {
                 return;
             }
             let Some(part) = self.best(&all) else {
@@ -182,12 +182,12 @@ impl Symbols {
                 from = start;
                 let width = before[order[start] + known] - before[order[start]];
                 let most = saved(i + 1 - start, width);
-                if width < SHORTEST || most < LEAST_SAVED || best.is_some_and(|(s, ..)| most <= s) {
+                if width < MIN_PART || most < MIN_SAVED || best.is_some_and(|(s, ..)| most <= s) {
                     continue;
                 }
                 let times = apart(&order[start..=i], known);
                 let saved = saved(times, width);
-                if saved >= LEAST_SAVED && best.is_none_or(|(s, ..)| saved > s) {
+                if saved >= MIN_SAVED && best.is_none_or(|(s, ..)| saved > s) {
                     best = Some((saved, order[start], known));
                 }
             }

@@ -10,9 +10,9 @@ use std::borrow::Cow;
 use std::cmp::Ordering;
 
 /// Minimum number of runs for a map; fewer are clearer in a table.
-const FEWEST: usize = 3;
+const MIN_RUNS: usize = 3;
 /// Maximum number of values per axis.
-const MOST: usize = 24;
+const MAX_VALUES: usize = 24;
 
 /// Maximum number of points of a sweep that are shown in detail: the best ones.
 const DETAILED: usize = 6;
@@ -112,7 +112,7 @@ pub(super) fn title(items: &[Item]) -> Option<String> {
 }
 
 pub(super) fn heat(items: &[Item]) -> Option<Section> {
-    if items.len() < FEWEST {
+    if items.len() < MIN_RUNS {
         return None;
     }
     let kind = items[0].view.run.kind;
@@ -143,7 +143,7 @@ pub(super) fn heat(items: &[Item]) -> Option<Section> {
     };
     let columns = values_of(x);
     let rows = y.map_or_else(|| vec![String::new()], values_of);
-    if columns.len() > MOST || rows.len() > MOST {
+    if columns.len() > MAX_VALUES || rows.len() > MAX_VALUES {
         return None;
     }
     let (name, measure) = measure(items);

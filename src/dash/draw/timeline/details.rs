@@ -33,10 +33,10 @@ pub(super) fn draw(app: &App, buf: &mut Buffer, area: Rect) {
         lines = describe(app, run, s);
     }
     // If there is enough room, the details take five rows and the lists the rest.
-    const OWN: u16 = 5;
-    let lists = inner.height >= OWN + 5;
+    const DETAIL_ROWS: u16 = 5;
+    let lists = inner.height >= DETAIL_ROWS + 5;
     let legend_row = if lists {
-        inner.y + OWN - 1
+        inner.y + DETAIL_ROWS - 1
     } else {
         inner.bottom() - 1
     };
@@ -56,8 +56,8 @@ pub(super) fn draw(app: &App, buf: &mut Buffer, area: Rect) {
     put_legend(app, shown, buf, place);
     if lists {
         let below = Rect {
-            y: inner.y + OWN,
-            height: inner.height - OWN,
+            y: inner.y + DETAIL_ROWS,
+            height: inner.height - DETAIL_ROWS,
             ..inner
         };
         let half = below.width / 2;

@@ -14,7 +14,7 @@ use shardlab_reports::view::Work;
 /// Blocks that fill eighths of a cell from its left.
 const LEFT: [char; 9] = [' ', '▏', '▎', '▍', '▌', '▋', '▊', '▉', '█'];
 /// Minimum width of a bar that shows its name, in columns.
-const NAMED: usize = 4;
+const MIN_NAMED_COLUMNS: usize = 4;
 
 #[expect(
     clippy::too_many_arguments,
@@ -111,7 +111,7 @@ fn names(app: &App, run: &Lanes, bins: &[Bin], buf: &mut Buffer, area: Rect, cri
         let same = |b: &&Bin| b.work.is_some() && b.span == bin.span && b.cover > 0.5;
         let len = bins[from..].iter().take_while(same).count();
         let label = label(run, bin.span, len.saturating_sub(margin));
-        if len >= NAMED && label.is_some() && (!critical_only || bin.critical) {
+        if len >= MIN_NAMED_COLUMNS && label.is_some() && (!critical_only || bin.critical) {
             let work = bin.work.unwrap_or(Work::Memory);
             let label = label.unwrap_or_default();
             let x = area.x + GUTTER + from as u16 + 1;
@@ -133,7 +133,7 @@ fn names(app: &App, run: &Lanes, bins: &[Bin], buf: &mut Buffer, area: Rect, cri
 
 /// Returns the name with the unit, or only the name, or its beginning if that is informative.
 fn label(run: &Lanes, span: u32, width: usize) -> Option<String> {
-    const LEAST: usize = 5;
+    const MIN_COLUMNS: usize = 5;
     let full = run.label(span);
     if full.chars().count() <= width {
         return Some(full);
@@ -142,7 +142,7 @@ fn label(run: &Lanes, span: u32, width: usize) -> Option<String> {
     if name.chars().count() <= width {
         return Some(name.to_owned());
     }
-    (width >= LEAST).then(|| cut(name, width))
+    (width >= MIN_COLUMNS).then(|| cut(name, width))
 }
 
 /// Highlights the columns of the selected span.
