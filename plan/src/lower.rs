@@ -25,12 +25,11 @@ use crate::compile::{self, Sharding, WeightAdjacency};
 use crate::config::{AllocatorKind, CudaGraph, OuterStrategy, Scenario, Strategy};
 use crate::ir::{Module, Param, UnitId};
 use crate::memory::{self, AllocError, ReplayError};
-use crate::program::{Instr, Phase, Program, ProgramMeta, Section, SectionKind, Unit};
+use crate::program::{Phase, Program, SectionKind, Unit};
 use crate::shard::{
     Group, Layout, LayoutKind, ShardError, UnitSpec, assign_units, build_groups, check_frozen,
 };
 use buffers::TapeBuffers;
-use builder::Builder;
 use emitter::Emitter;
 use engine::Engine;
 use inputs::LoweringInputs;
@@ -114,12 +113,12 @@ pub(crate) fn plan(
     capture::check_scopes(&inputs)?;
     let mut out = Emitter::new(&inputs);
     let buffers = TapeBuffers::new(&mut out);
-    out.b.kernels.clone_from(&tape.kernels);
+    out.b.program_mut().kernels.clone_from(&tape.kernels);
     let mut life = (lowering.lifecycle)(&mut out)?;
     let lanes = ModelLanes::new(&mut out);
-    let sections = sections(&mut out, life.as_mut(), &buffers, &lanes);
-    let emitted = out.b;
-    let mut program = finish(inputs, emitted, &buffers, sections);
+    sections(&mut out, life.as_mut(), &buffers, &lanes);
+    let emitted = out.b.into_program();
+    let mut program = finish(inputs, emitted, &buffers);
     if scenario.compile.cuda_graph == CudaGraph::FullIteration {
         capture::fix_addresses(&mut program);
     }
@@ -187,68 +186,27 @@ fn sections(
     life: &mut dyn Lifecycle,
     buffers: &TapeBuffers,
     lanes: &ModelLanes,
-) -> Vec<Section> {
-    let mut sections = Vec::new();
-    let mut close = |out: &mut Emitter<'_>, kind, from: u32| {
-        let to = out.b.instrs.len() as u32;
-        sections.push(Section {
-            kind,
-            instrs: from..to,
-        });
-        out.b.new_section();
-        to
-    };
+) {
     out.b.at(UnitId(0), Phase::Init);
     life.init(out);
     out.b.at(UnitId(0), Phase::Init);
     buffers.init(out);
-    let first = close(out, SectionKind::Init, 0);
+    out.b.end_section(SectionKind::Init);
     Walk::new(out, life, buffers, lanes).step();
-    let steady = close(out, SectionKind::First, first);
-    // A steady step is the first one without what only the first allocates.
-    let mut once = std::mem::take(&mut out.b.first_only).into_iter().peekable();
-    for i in first..steady {
-        if once.next_if_eq(&i).is_none() {
-            let instr: Instr = out.b.instrs[i as usize];
-            out.b.instrs.push(instr);
-        }
-    }
-    let validation = close(out, SectionKind::Steady, steady);
+    let first = out.b.end_section(SectionKind::First);
+    out.b.steady_after(first);
+    out.b.end_section(SectionKind::Steady);
     if out.inputs.scenario.train.validate_every > 0 {
         Walk::new(out, life, buffers, lanes).validation();
-        close(out, SectionKind::Validation, validation);
+        out.b.end_section(SectionKind::Validation);
     }
-    sections
 }
 
-fn finish(
-    inputs: LoweringInputs<'_>,
-    emitted: Builder,
-    buffers: &TapeBuffers,
-    sections: Vec<Section>,
-) -> Program {
-    let scenario = inputs.scenario;
-    let mesh = &scenario.mesh;
-    let accum = u64::from(scenario.train.grad_accum);
-    let meta = ProgramMeta {
-        scenario: scenario.name.clone(),
-        policy: scenario.fsdp.policy.name(),
-        hardware: mesh.hardware.clone(),
-        mesh: inputs.mesh,
-        gpus_per_node: mesh.gpus_per_node,
-        micro_batches: scenario.train.grad_accum as u16,
-        tokens: inputs.tape.tokens * accum,
-        model_flops: inputs.tape.model_flops * accum,
-        deterministic: scenario.precision.deterministic,
-        expandable_segments: scenario.fsdp.expandable_segments,
-        reduce_in_flight: scenario.fsdp.reduce_in_flight,
-        validate_every: scenario.train.validate_every,
-        steps: scenario.train.steps,
-        compute: inputs.types.compute,
-    };
-    let double_buffer = scenario.fsdp.allocator == AllocatorKind::DoubleBuffer;
+/// Adds to an emitted program what follows from the scenario alone.
+fn finish(inputs: LoweringInputs<'_>, emitted: Program, buffers: &TapeBuffers) -> Program {
+    let fsdp = &inputs.scenario.fsdp;
+    let double_buffer = fsdp.allocator == AllocatorKind::DoubleBuffer;
     Program {
-        meta,
         modules: inputs.tape.modules.clone(),
         params: inputs.tape.params.clone(),
         units: inputs
@@ -263,22 +221,11 @@ fn finish(
             })
             .collect(),
         groups: inputs.groups,
-        streams: emitted.streams,
-        communicators: emitted.communicators,
-        kernels: emitted.kernels,
-        buffers: emitted.buffers,
-        accesses: emitted.accesses,
-        collectives: emitted.collectives,
-        copies: emitted.copies,
-        scopes: emitted.scopes,
         loss: inputs.tape.loss.map(|s| buffers.storage(s)),
         eval_loss: inputs.tape.eval_loss.map(|s| buffers.storage(s)),
-        events: emitted.events,
-        sections,
-        instrs: emitted.instrs,
         double_buffer_copies: if double_buffer { 2 } else { 0 },
-        persist_on_alloc_fail: scenario.fsdp.persist_on_alloc_fail,
-        placement: Default::default(),
+        persist_on_alloc_fail: fsdp.persist_on_alloc_fail,
+        ..emitted
     }
 }
 

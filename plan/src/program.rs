@@ -10,6 +10,7 @@
 //! and every buffer a section allocates is freed in it, except persistent ones (from `Init`, and
 //! optimizer state from `First`).
 
+mod build;
 mod digest;
 mod lanes;
 pub mod rule;
@@ -24,6 +25,7 @@ use crate::ir::{
 };
 use crate::shard::Group;
 use crate::units::Flops;
+pub use build::{ProgramBuilder, Tag};
 pub use lanes::{Communicator, Stream, StreamKind};
 pub use rule::Rule;
 use serde::{Deserialize, Serialize};

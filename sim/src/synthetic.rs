@@ -1,107 +1,71 @@
-//! Synthetic programs for tests and benchmarks: a small builder, and a fully sharded step without a
-//! model behind it.
+//! Synthetic programs for tests and benchmarks: a small builder, and a fully sharded step that has
+//! no model.
 
 use shardlab_plan::ir::{
-    Access, AxisId, AxisSet, Buffer, BufferId, COMPUTE, Collective, CollectiveId, CollectiveKind,
-    CommId, DType, DeviceMesh, EventId, Holds, HostWorkKind, Kernel, KernelClass, KernelId, Module,
-    ModuleId, ModuleKind, Part, Pool, RankGroup, ReduceOp, Role, ScopeId, StreamId, UnitId,
+    Access, AxisId, AxisSet, Buffer, BufferId, COMPUTE, CollectiveId, CollectiveKind, CommId,
+    DType, DeviceMesh, Holds, HostWorkKind, Kernel, KernelClass, KernelId, Module, ModuleId,
+    ModuleKind, Part, Pool, RankGroup, ReduceOp, Role, StreamId, UnitId,
 };
 use shardlab_plan::program::{
-    CaptureScope, Communicator, Instr, Op, Phase, Program, ProgramMeta, Rule, Section, SectionKind,
-    Stream, StreamKind, Unit,
+    Communicator, Op, Phase, Program, ProgramBuilder, ProgramMeta, SectionKind, StreamKind, Unit,
 };
 use shardlab_plan::units::{Bytes, Flops};
 use smallvec::smallvec;
+use std::ops::{Deref, DerefMut};
 
-/// Builds a program instruction by instruction.
+/// Builds a program on one node whose kernels and collectives are known by their sizes alone.
 #[derive(Clone, Debug)]
 pub struct Builder {
-    program: Program,
-    unit: UnitId,
-    phase: Phase,
+    core: ProgramBuilder,
+}
+
+impl Deref for Builder {
+    type Target = ProgramBuilder;
+
+    fn deref(&self) -> &ProgramBuilder {
+        &self.core
+    }
+}
+
+impl DerefMut for Builder {
+    fn deref_mut(&mut self) -> &mut ProgramBuilder {
+        &mut self.core
+    }
 }
 
 impl Builder {
-    /// An empty program for a world of `world` ranks in one node, with the compute stream.
+    /// Starts a program for a world of `world` ranks, with the compute stream and a root unit.
     #[must_use]
     pub fn new(name: &str, world: u32) -> Self {
-        let meta = ProgramMeta {
-            scenario: name.to_owned(),
-            policy: "synthetic",
-            hardware: String::new(),
-            mesh: DeviceMesh::data_parallel(world, 1),
-            gpus_per_node: 8,
-            micro_batches: 1,
-            tokens: 8192,
-            model_flops: Flops(0),
-            deterministic: false,
-            expandable_segments: true,
-            reduce_in_flight: 1,
-            validate_every: 0,
-            steps: 1,
-            compute: DType::Bf16,
-        };
-        let root = Module {
+        let mesh = DeviceMesh::data_parallel(world, 1);
+        let mut core = ProgramBuilder::new(ProgramMeta::synthetic(name, mesh));
+        let meta = &mut core.program.meta;
+        meta.gpus_per_node = 8;
+        meta.tokens = 8192;
+        meta.expandable_segments = true;
+        core.program.modules.push(Module {
             path: String::new(),
             parent: None,
             kind: ModuleKind::Root,
-        };
-        let unit = Unit {
+        });
+        core.add_unit(Unit {
             name: "root".to_owned(),
             modules: vec![ModuleId(0)],
             is_root: true,
             reshards: false,
             groups: Vec::new(),
-        };
-        let program = Program {
-            meta,
-            modules: vec![root],
-            params: Vec::new(),
-            units: vec![unit],
-            groups: Vec::new(),
-            streams: vec![Stream {
-                kind: StreamKind::Compute,
-                priority: 0,
-            }],
-            communicators: Vec::new(),
-            kernels: Vec::new(),
-            buffers: Vec::new(),
-            accesses: Vec::new(),
-            collectives: Vec::new(),
-            copies: Vec::new(),
-            scopes: Vec::new(),
-            loss: None,
-            eval_loss: None,
-            events: 0,
-            sections: Vec::new(),
-            instrs: Vec::new(),
-            double_buffer_copies: 0,
-            persist_on_alloc_fail: false,
-            placement: Default::default(),
-        };
-        Self {
-            program,
-            unit: UnitId(0),
-            phase: Phase::Forward,
-        }
-    }
-
-    /// Adds a stream.
-    pub fn stream(&mut self, kind: StreamKind, priority: i8) -> StreamId {
-        self.program.streams.push(Stream { kind, priority });
-        StreamId(self.program.streams.len() as u8 - 1)
+        });
+        Self { core }
     }
 
     /// Adds a communicator of `size` ranks `stride` apart.
     pub fn communicator(&mut self, name: &str, size: u32, stride: u32) -> CommId {
-        let comm = Communicator {
+        self.add_communicator(Communicator {
             name: name.to_owned(),
             axes: AxisSet::of(AxisId::DP_SHARD),
             ranks: RankGroup { size, stride },
             copy_engine: false,
-        };
-        self.program.communicators.push(comm);
-        CommId(self.program.communicators.len() as u8 - 1)
+        })
     }
 
     /// Adds a kernel.
@@ -113,7 +77,7 @@ impl Builder {
         read: u64,
         written: u64,
     ) -> KernelId {
-        self.program.kernels.push(Kernel {
+        self.add_kernel(Kernel {
             name: name.to_owned(),
             class,
             flops: Flops(flops),
@@ -121,11 +85,10 @@ impl Builder {
             written: Bytes(written),
             dtype: DType::Bf16,
             body: Vec::new(),
-        });
-        KernelId(self.program.kernels.len() as u32 - 1)
+        })
     }
 
-    /// Adds a bf16 matrix product.
+    /// Adds a bfloat16 GEMM.
     pub fn gemm(&mut self, m: u64, n: u64, k: u64) -> KernelId {
         let class = KernelClass::Gemm { m, n, k, batch: 1 };
         self.kernel("mm", class, 2 * m * n * k, 2 * (m * k + k * n), 2 * m * n)
@@ -138,94 +101,54 @@ impl Builder {
             input: access(BufferId(0), bytes / size),
             output: access(BufferId(0), bytes),
         };
-        let reduce = ReduceOp::None;
-        let bytes = Bytes(bytes);
-        let parts = smallvec![part];
-        self.program.collectives.push(Collective {
-            kind,
-            comm,
-            reduce,
-            dtype: DType::Bf16,
-            bytes,
-            parts,
-        });
-        CollectiveId(self.program.collectives.len() as u32 - 1)
+        self.add_collective(kind, comm, ReduceOp::None, DType::Bf16, smallvec![part])
     }
 
     /// Adds a buffer.
     pub fn buffer(&mut self, role: Role, bytes: u64, stream: StreamId) -> BufferId {
-        let id = self.program.buffers.len() as u32;
-        self.program.buffers.push(Buffer {
+        let unit = self.tag.unit;
+        self.add_buffer(Buffer {
             role,
             bytes: Bytes(bytes),
             dtype: DType::Bf16,
             align: 512,
             pool: Pool::Caching,
             stream,
-            unit: self.unit,
+            unit,
             holds: Holds::Named("synthetic"),
-            key: id,
-        });
-        BufferId(id)
-    }
-
-    /// Adds an event.
-    pub fn event(&mut self) -> EventId {
-        self.program.events += 1;
-        EventId(self.program.events - 1)
-    }
-
-    /// Adds a captured scope.
-    pub fn scope(&mut self, name: &str) -> ScopeId {
-        self.program.scopes.push(CaptureScope {
-            name: name.to_owned(),
-            launches: 0,
-        });
-        ScopeId(self.program.scopes.len() as u16 - 1)
+            key: 0,
+        })
     }
 
     /// Adds a unit; later instructions and buffers belong to it.
-    pub fn unit(&mut self, name: &str) -> &mut Self {
-        self.program.units.push(Unit {
+    pub fn unit(&mut self, name: &str) -> UnitId {
+        let unit = self.add_unit(Unit {
             name: name.to_owned(),
             modules: vec![ModuleId(0)],
             is_root: false,
             reshards: true,
             groups: Vec::new(),
         });
-        self.unit = UnitId(self.program.units.len() as u16 - 1);
-        self
+        self.tag.unit = unit;
+        unit
     }
 
-    /// Makes later instructions belong to a unit and phase.
+    /// Sets unit and phase of later instructions and buffers.
     pub fn at(&mut self, unit: UnitId, phase: Phase) -> &mut Self {
-        self.unit = unit;
-        self.phase = phase;
+        self.core.at(unit, phase);
         self
     }
 
     /// Appends an instruction.
     pub fn op(&mut self, op: Op) -> &mut Self {
-        let (unit, phase) = (self.unit, self.phase);
-        self.program.instrs.push(Instr {
-            op,
-            unit,
-            micro_batch: 0,
-            phase,
-            rule: Rule::Model,
-        });
+        self.emit(op);
         self
     }
 
     /// Launches a kernel without operands.
     pub fn launch(&mut self, kernel: KernelId, stream: StreamId) -> &mut Self {
-        self.op(Op::Launch {
-            kernel,
-            stream,
-            reads: 0,
-            writes: 0,
-            end: 0,
-        })
+        self.core.launch(kernel, stream, [], []);
+        self
     }
 
     /// Launches a kernel that reads and writes a byte of these buffers.
@@ -236,64 +159,25 @@ impl Builder {
         read: &[BufferId],
         written: &[BufferId],
     ) -> &mut Self {
-        let at = |accesses: &Vec<Access>| accesses.len() as u32;
-        let reads = at(&self.program.accesses);
-        self.program
-            .accesses
-            .extend(read.iter().map(|&b| access(b, 1)));
-        let writes = at(&self.program.accesses);
-        self.program
-            .accesses
-            .extend(written.iter().map(|&b| access(b, 1)));
-        let end = at(&self.program.accesses);
-        self.op(Op::Launch {
-            kernel,
-            stream,
-            reads,
-            writes,
-            end,
-        })
-    }
-
-    /// Records a new event on one stream and makes another wait for it.
-    pub fn join(&mut self, from: StreamId, to: StreamId) -> EventId {
-        let event = self.event();
-        self.op(Op::Record {
-            event,
-            stream: from,
-        });
-        self.op(Op::Wait { event, stream: to });
-        event
-    }
-
-    /// Ends a section that began where the previous one ended.
-    pub fn section(&mut self, kind: SectionKind) -> &mut Self {
-        let start = self.program.sections.last().map_or(0, |s| s.instrs.end);
-        self.program.sections.push(Section {
-            kind,
-            instrs: start..self.program.instrs.len() as u32,
-        });
+        let byte = |b: &BufferId| access(*b, 1);
+        let (reads, writes) = (read.iter().map(byte), written.iter().map(byte));
+        self.core.launch(kernel, stream, reads, writes);
         self
     }
 
-    /// Model FLOPs of a step, for utilisation.
-    pub fn model_flops(&mut self, flops: u64) -> &mut Self {
-        self.program.meta.model_flops = Flops(flops);
-        self
-    }
-
-    /// The program; what was appended since the last section becomes the steady one.
+    /// Returns the program; what was appended since the last section becomes the steady one.
     #[must_use]
     pub fn finish(mut self) -> Program {
-        let end = self.program.sections.last().map_or(0, |s| s.instrs.end);
-        if end < self.program.instrs.len() as u32 || self.program.sections.is_empty() {
-            self.section(SectionKind::Steady);
+        let program = &self.core.program;
+        let end = program.sections.last().map_or(0, |s| s.instrs.end);
+        if end < program.instrs.len() as u32 || program.sections.is_empty() {
+            self.end_section(SectionKind::Steady);
         }
-        self.program
+        self.core.program
     }
 }
 
-/// The first bytes of a buffer, on every rank.
+/// Returns the range of a buffer's first bytes, on every rank.
 const fn access(buffer: BufferId, bytes: u64) -> Access {
     Access {
         buffer,
@@ -306,22 +190,22 @@ const fn access(buffer: BufferId, bytes: u64) -> Access {
 /// Shape of a synthetic fully sharded transformer step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Blocks.
+    /// Number of blocks.
     pub layers: u16,
-    /// Width.
+    /// Hidden size.
     pub hidden: u64,
-    /// Feed-forward width.
+    /// Feed-forward size.
     pub ffn: u64,
-    /// Tokens a rank.
+    /// Tokens per rank.
     pub tokens: u64,
-    /// Pointwise kernels a block and direction, beside the seven matrix products.
+    /// Pointwise kernels per block and direction, in addition to the seven GEMMs.
     pub pointwise: u16,
-    /// Ranks.
+    /// Number of ranks.
     pub ranks: u32,
 }
 
 impl Shape {
-    /// Two small layers on four ranks.
+    /// Returns two small layers on four ranks.
     #[must_use]
     pub const fn tiny() -> Self {
         Self {
@@ -334,7 +218,8 @@ impl Shape {
         }
     }
 
-    /// Like an 8 B model on eight ranks, eager: about 4,000 kernels and 16,000 instructions a step.
+    /// Returns a step like that of an 8 B model on eight ranks, eager: about 4,000 kernels and
+    /// 16,000 instructions.
     #[must_use]
     pub const fn large() -> Self {
         Self {
@@ -348,13 +233,13 @@ impl Shape {
     }
 }
 
-/// A fully sharded step: per block gather, compute, release; backward with reduce-scatters; an
-/// optimizer kernel. Gathers run on a stream of their own, one unit ahead.
+/// Builds a fully sharded step: gather, compute and release per block; backward with
+/// reduce-scatters; an optimizer kernel. Gathers run on their own stream, one unit ahead.
 #[must_use]
 pub fn fsdp(shape: &Shape) -> Program {
     let mut b = Builder::new("synthetic", shape.ranks);
-    let gather = b.stream(StreamKind::AllGather, -1);
-    let reduce = b.stream(StreamKind::ReduceScatter, -1);
+    let gather = b.add_stream(StreamKind::AllGather, -1);
+    let reduce = b.add_stream(StreamKind::ReduceScatter, -1);
     let comm = b.communicator("shard", shape.ranks, 1);
     let comm_reduce = b.communicator("shard_rs", shape.ranks, 1);
     let (h, f, t) = (shape.hidden, shape.ffn, shape.tokens);
@@ -382,7 +267,7 @@ pub fn fsdp(shape: &Shape) -> Program {
     let all_gather = b.collective(CollectiveKind::AllGather, comm, 2 * params);
     let reduce_scatter = b.collective(CollectiveKind::ReduceScatter, comm_reduce, 4 * params);
     let units: Vec<UnitId> = (0..shape.layers)
-        .map(|i| b.unit(&format!("layers.{i}")).unit)
+        .map(|i| b.unit(&format!("layers.{i}")))
         .collect();
     let shards: Vec<BufferId> = units
         .iter()
@@ -418,12 +303,12 @@ pub fn fsdp(shape: &Shape) -> Program {
     for (&u, &shard) in units.iter().zip(&shards) {
         b.at(u, Phase::Init).op(Op::Alloc(shard));
     }
-    b.section(SectionKind::Init);
+    b.end_section(SectionKind::Init);
     let (passes, backward) = (
         [SectionKind::First, SectionKind::Steady],
         u64::from(shape.layers) * params * t,
     );
-    b.model_flops(6 * backward);
+    b.program.meta.model_flops = Flops(6 * backward);
     for kind in passes {
         b.at(units[0], Phase::Start).op(Op::HostWork {
             kind: HostWorkKind::Step,
@@ -452,7 +337,7 @@ pub fn fsdp(shape: &Shape) -> Program {
                     id: all_gather,
                     stream: gather,
                 });
-                let event = b.event();
+                let event = b.add_event();
                 b.op(Op::Record {
                     event,
                     stream: gather,
@@ -498,8 +383,8 @@ pub fn fsdp(shape: &Shape) -> Program {
                     })
                     .op(Op::Free(grads[i]));
                 }
-                // Gathers wait for the compute issued so far, so that at most two units are whole
-                // at once.
+                // Gathers wait for the compute issued so far, so that at most two units are full at
+                // once.
                 b.join(COMPUTE, gather);
                 ready = next.unwrap_or(ready);
             }
@@ -512,7 +397,7 @@ pub fn fsdp(shape: &Shape) -> Program {
         for _ in &units {
             b.launch(adam, COMPUTE);
         }
-        b.section(kind);
+        b.end_section(kind);
     }
     b.finish()
 }

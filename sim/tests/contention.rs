@@ -103,7 +103,7 @@ fn pair(row: &Row, mut profile: Profile) -> (f64, f64) {
     }];
     (profile.host.collective_us, profile.host.launch_us) = HOST_US;
     let mut b = Builder::new("pair", 4);
-    let side = b.stream(StreamKind::AllGather, 0);
+    let side = b.add_stream(StreamKind::AllGather, 0);
     let comm = b.communicator("shard", 4, 1);
     let gather = b.collective(CollectiveKind::AllGather, comm, row.bytes);
     let kernel = match row.product {
@@ -120,7 +120,7 @@ fn pair(row: &Row, mut profile: Profile) -> (f64, f64) {
         b.launch(kernel, COMPUTE);
     }
     for stream in [side, COMPUTE] {
-        let event = b.event();
+        let event = b.add_event();
         b.op(Op::Record { event, stream }).op(Op::HostWait(event));
     }
     let run = simulate(

@@ -26,7 +26,7 @@ fn one_stream_is_a_sum() {
 #[test]
 fn a_profiles_scale_lengthens_what_the_parts_do() {
     let mut m = Machine::new(4);
-    let side = m.b.stream(StreamKind::AllGather, 0);
+    let side = m.b.add_stream(StreamKind::AllGather, 0);
     let comm = m.b.communicator("shard", 4, 1);
     m.collect(40, comm, side);
     m.b.join(side, COMPUTE);
@@ -63,7 +63,7 @@ fn a_profiles_scale_lengthens_what_the_parts_do() {
 fn an_event_joins_two_streams() {
     // compute: A(10) . . . B(7) after the side stream's C(30), which starts after A.
     let mut m = Machine::new(1);
-    let side = m.b.stream(StreamKind::CopyIn, 0);
+    let side = m.b.add_stream(StreamKind::CopyIn, 0);
     m.run(10, COMPUTE);
     m.b.join(COMPUTE, side);
     m.run(30, side);
@@ -82,7 +82,7 @@ fn an_event_joins_two_streams() {
 fn slower_parts_lengthen_what_they_do() {
     // Compute: A(10), then B(7) behind a gather of 30 that A precedes.
     let mut m = Machine::new(4);
-    let side = m.b.stream(StreamKind::AllGather, 0);
+    let side = m.b.add_stream(StreamKind::AllGather, 0);
     let comm = m.b.communicator("shard", 4, 1);
     m.run(10, COMPUTE);
     m.b.join(COMPUTE, side);
@@ -111,7 +111,7 @@ fn slower_parts_lengthen_what_they_do() {
 #[test]
 fn an_event_covers_only_what_was_issued_before_it() {
     let mut m = Machine::new(1);
-    let side = m.b.stream(StreamKind::CopyIn, 0);
+    let side = m.b.add_stream(StreamKind::CopyIn, 0);
     m.run(10, side);
     m.b.join(side, COMPUTE);
     m.run(50, side);
@@ -196,8 +196,8 @@ fn what_is_saved_beside_arithmetic_is_paid_back_in_part_at_the_power_limit() {
 fn a_communicator_serialises_streams_in_launch_order() {
     let mut m = Machine::new(4);
     let (a, b) = (
-        m.b.stream(StreamKind::AllGather, -1),
-        m.b.stream(StreamKind::ReduceScatter, -1),
+        m.b.add_stream(StreamKind::AllGather, -1),
+        m.b.add_stream(StreamKind::ReduceScatter, -1),
     );
     let comm = m.b.communicator("shard", 4, 1);
     // Stream b's collective is second in launch order, so it waits although its stream is free.
@@ -211,8 +211,8 @@ fn a_communicator_serialises_streams_in_launch_order() {
 
     let mut m = Machine::new(4);
     let (a, b) = (
-        m.b.stream(StreamKind::AllGather, -1),
-        m.b.stream(StreamKind::ReduceScatter, -1),
+        m.b.add_stream(StreamKind::AllGather, -1),
+        m.b.add_stream(StreamKind::ReduceScatter, -1),
     );
     let (first, second) = (
         m.b.communicator("shard", 4, 1),
@@ -230,7 +230,7 @@ fn a_communicator_serialises_streams_in_launch_order() {
 #[test]
 fn waiting_for_what_was_not_recorded_is_an_error() {
     let mut m = Machine::new(1);
-    let event = m.b.event();
+    let event = m.b.add_event();
     m.b.op(Op::Wait {
         event,
         stream: COMPUTE,
@@ -246,7 +246,7 @@ fn waiting_for_what_was_not_recorded_is_an_error() {
 fn the_host_waits_for_an_event() {
     let mut m = Machine::new(1);
     m.run(10, COMPUTE);
-    let event = m.b.event();
+    let event = m.b.add_event();
     m.b.op(Op::Record {
         event,
         stream: COMPUTE,
@@ -270,7 +270,7 @@ fn a_full_queue_holds_the_host_up() {
     // first.
     let build = || {
         let mut m = Machine::new(1);
-        let side = m.b.stream(StreamKind::CopyIn, 0);
+        let side = m.b.add_stream(StreamKind::CopyIn, 0);
         let k = m.kernel(100);
         for _ in 0..8 {
             m.b.launch(k, COMPUTE);
@@ -295,7 +295,7 @@ fn a_full_queue_holds_the_host_up() {
 #[test]
 fn a_replayed_scope_costs_one_launch() {
     let mut m = Machine::new(1);
-    let scope = m.b.scope("block");
+    let scope = m.b.add_scope("block".into());
     for kind in [SectionKind::First, SectionKind::Steady] {
         m.b.op(Op::GraphBegin(scope));
         for _ in 0..10 {
@@ -306,7 +306,7 @@ fn a_replayed_scope_costs_one_launch() {
             m.run(2, COMPUTE);
         }
         m.b.op(Op::GraphEnd(scope));
-        m.b.section(kind);
+        m.b.end_section(kind);
     }
     let mut profile = m.profile();
     profile.host.launch_us = 3.0;
@@ -329,8 +329,8 @@ fn the_urgent_stream_goes_first() {
     // a part of it.
     let mut m = Machine::new(4);
     let (low, high) = (
-        m.b.stream(StreamKind::AllGather, 0),
-        m.b.stream(StreamKind::ReduceScatter, -1),
+        m.b.add_stream(StreamKind::AllGather, 0),
+        m.b.add_stream(StreamKind::ReduceScatter, -1),
     );
     let (first, second) = (m.b.communicator("a", 4, 1), m.b.communicator("b", 4, 1));
     let product = m.b.gemm(8192, 8192, 2048);
@@ -359,8 +359,8 @@ fn bandwidth_of_a_link_is_divided() {
     // Two all-gathers of 20 us on separate communicators share NVLink: 40 us for both.
     let mut m = Machine::new(4);
     let (a, b) = (
-        m.b.stream(StreamKind::AllGather, -1),
-        m.b.stream(StreamKind::ReduceScatter, -1),
+        m.b.add_stream(StreamKind::AllGather, -1),
+        m.b.add_stream(StreamKind::ReduceScatter, -1),
     );
     let (first, second) = (m.b.communicator("a", 4, 1), m.b.communicator("b", 4, 1));
     let bytes = 1u64 << 30;
@@ -396,7 +396,7 @@ fn exposed_time_is_attributed() {
     // A gather behind the kernel before it (a gate) is exposed in full; ungated it hides.
     let build = |gated: bool| {
         let mut m = Machine::new(4);
-        let side = m.b.stream(StreamKind::AllGather, -1);
+        let side = m.b.add_stream(StreamKind::AllGather, -1);
         let comm = m.b.communicator("shard", 4, 1);
         m.run(100, COMPUTE);
         if gated {
@@ -442,7 +442,7 @@ fn waiting_for_its_own_input_is_no_gate() {
         for _ in 0..3 {
             m.b.buffer(Role::FullGrad, 1 << 20, COMPUTE);
         }
-        let side = m.b.stream(StreamKind::ReduceScatter, -1);
+        let side = m.b.add_stream(StreamKind::ReduceScatter, -1);
         let comm = m.b.communicator("shard", 4, 1);
         before(&mut m);
         m.b.join(COMPUTE, side);
@@ -484,7 +484,7 @@ fn waiting_for_its_own_input_is_no_gate() {
 #[test]
 fn a_long_gather_is_bound_by_the_wire() {
     let mut m = Machine::new(4);
-    let side = m.b.stream(StreamKind::AllGather, -1);
+    let side = m.b.add_stream(StreamKind::AllGather, -1);
     let comm = m.b.communicator("shard", 4, 1);
     for _ in 0..3 {
         m.collect(50, comm, side);
@@ -503,10 +503,10 @@ fn a_long_gather_is_bound_by_the_wire() {
 fn a_gather_behind_a_reduction_is_in_a_queue() {
     let exposed = |us: u64, own: bool, shared: bool| {
         let mut m = Machine::new(4);
-        let side = m.b.stream(StreamKind::ReduceScatter, -1);
+        let side = m.b.add_stream(StreamKind::ReduceScatter, -1);
         let gathers = match shared {
             true => side,
-            false => m.b.stream(StreamKind::AllGather, -1),
+            false => m.b.add_stream(StreamKind::AllGather, -1),
         };
         let comm = m.b.communicator("shard", 4, 1);
         let other = m.b.communicator("gathers", 4, 1);
@@ -551,8 +551,8 @@ fn a_gather_behind_a_reduction_is_in_a_queue() {
 #[test]
 fn a_line_of_gathers_waits_as_its_first_one_does() {
     let mut m = Machine::new(4);
-    let side = m.b.stream(StreamKind::ReduceScatter, -1);
-    let gathers = m.b.stream(StreamKind::AllGather, -1);
+    let side = m.b.add_stream(StreamKind::ReduceScatter, -1);
+    let gathers = m.b.add_stream(StreamKind::AllGather, -1);
     let comm = m.b.communicator("shard", 4, 1);
     m.reduce(100, comm, side);
     m.collect(50, comm, gathers);
@@ -572,7 +572,7 @@ fn a_line_of_gathers_waits_as_its_first_one_does() {
 #[test]
 fn the_end_of_a_step_is_its_tail() {
     let mut m = Machine::new(4);
-    let side = m.b.stream(StreamKind::ReduceScatter, -1);
+    let side = m.b.add_stream(StreamKind::ReduceScatter, -1);
     let comm = m.b.communicator("shard", 4, 1);
     m.run(100, COMPUTE);
     m.b.join(COMPUTE, side);

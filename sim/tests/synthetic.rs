@@ -237,7 +237,7 @@ fn machine(steps: &[Step]) -> Machine {
         StreamKind::ReduceScatter,
         StreamKind::CopyIn,
     ] {
-        streams.push(m.b.stream(kind, -1));
+        streams.push(m.b.add_stream(kind, -1));
     }
     let comm = m.b.communicator("shard", 4, 1);
     for step in steps {
@@ -255,7 +255,7 @@ fn machine(steps: &[Step]) -> Machine {
                 m.b.join(streams[usize::from(a)], streams[usize::from(b)]);
             }
             Step::HostWait(s) => {
-                let event: EventId = m.b.event();
+                let event: EventId = m.b.add_event();
                 m.b.op(Op::Record {
                     event,
                     stream: streams[usize::from(s)],

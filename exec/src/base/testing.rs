@@ -2,14 +2,14 @@
 
 use crate::base::operand::{LaunchContext, RawRange};
 use shardlab_plan::ir::{
-    Access, AxisId, AxisSet, BodyOp, Buffer, BufferId, COMPUTE, Collective, CollectiveId,
-    CollectiveKind, CommId, CopyDesc, CopyId, CopyKind, DType, DeviceMesh, EventId, Holds, InstrId,
-    Kernel, KernelClass, KernelId, OpKind, Part, Pool, ReduceOp, Role, ScopeId, ShardOp, StreamId,
-    UnitId,
+    Access, AxisId, AxisSet, BodyOp, Buffer, BufferId, COMPUTE, CollectiveKind, CommId, CopyKind,
+    DType, DeviceMesh, Holds, InstrId, Kernel, KernelClass, OpKind, Part, Pool, ReduceOp, Role,
+    ShardOp, StreamId, UnitId,
 };
 use shardlab_plan::program::*;
 use shardlab_plan::units::{Bytes, Flops};
 use smallvec::{SmallVec, smallvec};
+use std::ops::{Deref, DerefMut};
 
 pub(crate) const WORLD: u32 = 4;
 pub(crate) const AG: StreamId = StreamId(1);
@@ -17,96 +17,64 @@ pub(crate) const RS: StreamId = StreamId(2);
 pub(crate) const SHARD: CommId = CommId(0);
 pub(crate) const OUTER: CommId = CommId(1);
 
-/// A program under construction, with the streams compute, all-gather and reduce-scatter and the
-/// communicators shard, outer and world.
+/// Builds a program with the streams compute, all-gather and reduce-scatter and the communicators
+/// shard, outer and world.
 pub(crate) struct Build {
-    pub(crate) p: Program,
-    pub(crate) phase: Phase,
-    pub(crate) micro_batch: u16,
-    from: u32,
+    core: ProgramBuilder,
+}
+
+impl Deref for Build {
+    type Target = ProgramBuilder;
+
+    fn deref(&self) -> &ProgramBuilder {
+        &self.core
+    }
+}
+
+impl DerefMut for Build {
+    fn deref_mut(&mut self) -> &mut ProgramBuilder {
+        &mut self.core
+    }
 }
 
 impl Build {
     pub(crate) fn new(world: u32, dp_shard: u32, dp_outer: u32) -> Self {
         assert_eq!(world, dp_shard * dp_outer);
         let mesh = DeviceMesh::data_parallel(dp_shard, dp_outer);
-        let comm = |name: &str, axes| Communicator {
+        let mut core = ProgramBuilder::new(ProgramMeta::synthetic("hand-built", mesh));
+        core.program.meta.policy = "native";
+        core.program.meta.hardware = "cpu".to_owned();
+        core.program.meta.compute = DType::F32;
+        core.add_unit(Unit {
+            name: "block".to_owned(),
+            modules: vec![],
+            is_root: true,
+            reshards: true,
+            groups: vec![],
+        });
+        core.add_stream(StreamKind::AllGather, 0);
+        core.add_stream(StreamKind::ReduceScatter, 0);
+        let mut b = Self { core };
+        b.communicator("shard", AxisSet::of(AxisId::DP_SHARD));
+        b.communicator("outer", AxisSet::of(AxisId::DP_OUTER));
+        b.communicator("world", AxisSet::DATA);
+        b
+    }
+
+    fn communicator(&mut self, name: &str, axes: AxisSet) -> CommId {
+        let ranks = self.program.meta.mesh.group(axes).unwrap();
+        self.add_communicator(Communicator {
             name: name.to_owned(),
             axes,
-            ranks: mesh.group(axes).unwrap(),
+            ranks,
             copy_engine: false,
-        };
-        let stream = |kind| Stream { kind, priority: 0 };
-        Self {
-            p: Program {
-                meta: ProgramMeta {
-                    scenario: "hand-built".to_owned(),
-                    policy: "native",
-                    hardware: "cpu".to_owned(),
-                    mesh,
-                    gpus_per_node: world,
-                    micro_batches: 1,
-                    tokens: 1,
-                    model_flops: Flops(0),
-                    deterministic: false,
-                    expandable_segments: false,
-                    reduce_in_flight: 1,
-                    validate_every: 0,
-                    steps: 1,
-                    compute: DType::F32,
-                },
-                modules: vec![],
-                params: vec![],
-                units: vec![Unit {
-                    name: "block".to_owned(),
-                    modules: vec![],
-                    is_root: true,
-                    reshards: true,
-                    groups: vec![],
-                }],
-                groups: vec![],
-                streams: vec![
-                    stream(StreamKind::Compute),
-                    stream(StreamKind::AllGather),
-                    stream(StreamKind::ReduceScatter),
-                ],
-                communicators: vec![
-                    comm("shard", AxisSet::of(AxisId::DP_SHARD)),
-                    comm("outer", AxisSet::of(AxisId::DP_OUTER)),
-                    comm("world", AxisSet::DATA),
-                ],
-                kernels: vec![],
-                buffers: vec![],
-                accesses: vec![],
-                collectives: vec![],
-                copies: vec![],
-                scopes: vec![],
-                loss: None,
-                eval_loss: None,
-                events: 0,
-                sections: vec![],
-                instrs: vec![],
-                double_buffer_copies: 0,
-                persist_on_alloc_fail: false,
-                placement: Default::default(),
-            },
-            phase: Phase::Forward,
-            micro_batch: 0,
-            from: 0,
-        }
+        })
     }
 
     pub(crate) fn sub_communicator(&mut self, size: u32) -> CommId {
-        let mesh = &mut self.p.meta.mesh;
+        let mesh = &mut self.program.meta.mesh;
         *mesh = mesh.with(AxisId::SUB_SHARD, size);
-        let axes = AxisSet::of(AxisId::SUB_SHARD);
-        self.p.communicators.push(Communicator {
-            name: "sub".to_owned(),
-            axes,
-            ranks: mesh.group(axes).unwrap(),
-            copy_engine: false,
-        });
-        CommId(self.p.communicators.len() as u8 - 1)
+        self.communicator("sub", AxisSet::of(AxisId::SUB_SHARD))
     }
 
     pub(crate) fn buffer(&mut self, role: Role, bytes: u64) -> BufferId {
@@ -120,8 +88,7 @@ impl Build {
         stream: StreamId,
         pool: Pool,
     ) -> BufferId {
-        let key = self.p.buffers.len() as u32;
-        self.p.buffers.push(Buffer {
+        self.add_buffer(Buffer {
             role,
             bytes: Bytes(bytes),
             dtype: DType::F32,
@@ -130,74 +97,29 @@ impl Build {
             stream,
             unit: UnitId(0),
             holds: Holds::Named("data"),
-            key,
-        });
-        BufferId(key)
-    }
-
-    pub(crate) fn all(&self, buffer: BufferId) -> Access {
-        Access {
-            buffer,
-            offset: 0,
-            bytes: self.p.buffers[buffer.index()].bytes.0,
-            per_rank: None,
-        }
+            key: 0,
+        })
     }
 
     /// Returns a rank's slice of a buffer that holds the slices of all ranks.
     pub(crate) fn slice(&self, buffer: BufferId) -> Access {
-        let all = self.all(buffer);
+        let all = self.whole(buffer);
         Access {
-            bytes: all.bytes / u64::from(self.p.meta.mesh.size(AxisId::DP_SHARD)),
+            bytes: all.bytes / u64::from(self.program.meta.mesh.size(AxisId::DP_SHARD)),
             per_rank: Some(AxisId::DP_SHARD),
             ..all
         }
     }
 
-    pub(crate) fn emit(&mut self, op: Op) -> InstrId {
-        self.p.instrs.push(Instr {
-            op,
-            unit: UnitId(0),
-            micro_batch: self.micro_batch,
-            phase: self.phase,
-            rule: Rule::Model,
-        });
-        InstrId(self.p.instrs.len() as u32 - 1)
-    }
-
-    pub(crate) fn alloc(&mut self, b: BufferId) {
-        self.emit(Op::Alloc(b));
-    }
-
-    pub(crate) fn free(&mut self, b: BufferId) {
-        self.emit(Op::Free(b));
-    }
-
-    pub(crate) fn record(&mut self, stream: StreamId) -> EventId {
-        let event = EventId(self.p.events);
-        self.p.events += 1;
-        self.emit(Op::Record { event, stream });
-        event
-    }
-
-    pub(crate) fn wait(&mut self, event: EventId, stream: StreamId) -> InstrId {
-        self.emit(Op::Wait { event, stream })
-    }
-
-    pub(crate) fn join(&mut self, from: StreamId, to: StreamId) -> InstrId {
-        let e = self.record(from);
-        self.wait(e, to)
-    }
-
-    pub(crate) fn launch(
+    /// Launches a sharding operation.
+    pub(crate) fn shard_op(
         &mut self,
         op: ShardOp,
         stream: StreamId,
         reads: &[Access],
         writes: &[Access],
     ) -> InstrId {
-        let kernel = KernelId(self.p.kernels.len() as u32);
-        self.p.kernels.push(Kernel {
+        let kernel = self.add_kernel(Kernel {
             name: op.name().to_owned(),
             class: KernelClass::Copy,
             flops: Flops(0),
@@ -210,18 +132,8 @@ impl Build {
                 outputs: SmallVec::new(),
             }],
         });
-        let first = self.p.accesses.len() as u32;
-        self.p.accesses.extend_from_slice(reads);
-        let middle = self.p.accesses.len() as u32;
-        self.p.accesses.extend_from_slice(writes);
-        let end = self.p.accesses.len() as u32;
-        self.emit(Op::Launch {
-            kernel,
-            stream,
-            reads: first,
-            writes: middle,
-            end,
-        })
+        let (reads, writes) = (reads.iter().copied(), writes.iter().copied());
+        self.launch(kernel, stream, reads, writes)
     }
 
     pub(crate) fn collective(
@@ -232,65 +144,31 @@ impl Build {
         input: Access,
         output: Access,
     ) -> InstrId {
-        let reduces = matches!(
-            kind,
-            CollectiveKind::ReduceScatter | CollectiveKind::AllReduce
-        );
-        self.p.collectives.push(Collective {
-            kind,
-            comm,
-            reduce: if reduces {
-                ReduceOp::Sum
-            } else {
-                ReduceOp::None
-            },
-            dtype: DType::F32,
-            bytes: Bytes(input.bytes.max(output.bytes)),
-            parts: smallvec![Part { input, output }],
-        });
-        let id = CollectiveId(self.p.collectives.len() as u32 - 1);
+        let reduce = if kind.reduces() {
+            ReduceOp::Sum
+        } else {
+            ReduceOp::None
+        };
+        let parts = smallvec![Part { input, output }];
+        let id = self.add_collective(kind, comm, reduce, DType::F32, parts);
         self.emit(Op::Collective { id, stream })
     }
 
     pub(crate) fn copy(&mut self, stream: StreamId, from: Access, to: Access) -> InstrId {
-        self.p.copies.push(CopyDesc {
-            kind: CopyKind::D2d,
-            from,
-            to,
-        });
-        let id = CopyId(self.p.copies.len() as u32 - 1);
+        let id = self.add_copy(CopyKind::D2d, from, to);
         self.emit(Op::Copy { id, stream })
-    }
-
-    pub(crate) fn scope(&mut self) -> ScopeId {
-        self.p.scopes.push(CaptureScope {
-            name: "scope".to_owned(),
-            launches: 0,
-        });
-        ScopeId(self.p.scopes.len() as u16 - 1)
-    }
-
-    /// Ends a section.
-    pub(crate) fn section(&mut self, kind: SectionKind) {
-        let to = self.p.instrs.len() as u32;
-        self.p.sections.push(Section {
-            kind,
-            instrs: std::mem::replace(&mut self.from, to)..to,
-        });
     }
 
     /// Appends a steady section with the instructions of the first step.
     pub(crate) fn repeat(&mut self) {
-        let first = self.p.section(SectionKind::First).unwrap().instrs.clone();
-        for i in first {
-            let instr = self.p.instrs[i as usize];
-            self.p.instrs.push(instr);
-        }
-        self.section(SectionKind::Steady);
+        let first = self.program.section(SectionKind::First).unwrap();
+        let instrs = self.program.section_instrs(first).to_vec();
+        self.program.instrs.extend(instrs);
+        self.end_section(SectionKind::Steady);
     }
 
     pub(crate) fn finish(self) -> Program {
-        self.p
+        self.core.program
     }
 }
 

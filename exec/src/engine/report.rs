@@ -303,8 +303,8 @@ mod tests {
         let mut b = Build::new(1, 1, 1);
         let shard = b.buffer(Role::ModelWeight, 64);
         let full = b.buffer(Role::FullWeight, 64);
-        let (from, to) = (b.all(shard), b.all(full));
-        let instr = b.launch(ShardOp::Copy, COMPUTE, &[from], &[to]);
+        let (from, to) = (b.whole(shard), b.whole(full));
+        let instr = b.shard_op(ShardOp::Copy, COMPUTE, &[from], &[to]);
         let program = b.finish();
         let kept = |steps: &[(SectionKind, bool, u64)]| {
             let mut log = Log::default();
@@ -368,9 +368,9 @@ mod tests {
             b.buffer(Role::ModelWeight, 64),
             b.buffer(Role::FullWeight, 128),
         );
-        let (from, to, all) = (b.all(shard), b.slice(full), b.all(full));
+        let (from, to, all) = (b.whole(shard), b.slice(full), b.whole(full));
         let instrs = [
-            b.launch(ShardOp::Copy, COMPUTE, &[from], &[to]),
+            b.shard_op(ShardOp::Copy, COMPUTE, &[from], &[to]),
             b.copy(COMPUTE, from, to),
             b.collective(CollectiveKind::AllGather, SHARD, AG, from, all),
         ];

@@ -41,35 +41,35 @@ pub(super) fn toy(ranks: u32, pool: Pool, scope: bool) -> Toy {
     let grad = b.buffer_on(Role::FullGrad, bytes * n, RS, pool);
     let sum = b.buffer_on(Role::ReduceOutput, bytes, RS, pool);
     let loss = b.buffer(Role::Temporary, 4);
-    b.p.loss = Some(loss);
-    b.phase = Phase::Init;
+    b.program.loss = Some(loss);
+    b.tag.phase = Phase::Init;
     b.alloc(weight);
-    b.section(SectionKind::Init);
+    b.end_section(SectionKind::Init);
 
-    let scope = scope.then(|| b.scope());
+    let scope = scope.then(|| b.add_scope("scope".to_owned()));
     let mut marks = Vec::new();
     for kind in [SectionKind::First, SectionKind::Steady] {
-        b.phase = Phase::Forward;
+        b.tag.phase = Phase::Forward;
         b.alloc(full);
         b.join(COMPUTE, AG);
-        let (w, f) = (b.all(weight), b.all(full));
+        let (w, f) = (b.whole(weight), b.whole(full));
         let gather = b.collective(CollectiveKind::AllGather, SHARD, AG, w, f);
         let gathered = b.join(AG, COMPUTE);
         b.alloc(loss);
-        let l = b.all(loss);
-        b.launch(ShardOp::SumSquares, COMPUTE, &[f], &[l]);
-        b.phase = Phase::Backward;
+        let l = b.whole(loss);
+        b.shard_op(ShardOp::SumSquares, COMPUTE, &[f], &[l]);
+        b.tag.phase = Phase::Backward;
         b.alloc(grad);
         b.join(RS, COMPUTE);
-        let g = b.all(grad);
+        let g = b.whole(grad);
         if let Some(s) = scope {
             b.emit(Op::GraphBegin(s));
         }
-        let kernel = b.launch(ShardOp::Copy, COMPUTE, &[f], &[g]);
+        let kernel = b.shard_op(ShardOp::Copy, COMPUTE, &[f], &[g]);
         let half = ShardOp::Scale {
             factor: shardlab_plan::ir::Real(0.5),
         };
-        b.launch(half, COMPUTE, &[g], &[g]);
+        b.shard_op(half, COMPUTE, &[g], &[g]);
         if let Some(s) = scope {
             b.emit(Op::GraphEnd(s));
         }
@@ -78,22 +78,22 @@ pub(super) fn toy(ranks: u32, pool: Pool, scope: bool) -> Toy {
         b.free(full);
         b.join(COMPUTE, RS);
         b.alloc(sum);
-        let s = b.all(sum);
+        let s = b.whole(sum);
         let reduce = b.collective(CollectiveKind::ReduceScatter, SHARD, RS, g, s);
         let reduced = b.record(RS);
         b.wait(reduced, COMPUTE);
-        b.phase = Phase::Optimizer;
+        b.tag.phase = Phase::Optimizer;
         if kind == SectionKind::First {
             b.alloc(moment);
         }
-        let m = b.all(moment);
-        b.launch(ShardOp::Accumulate, COMPUTE, &[s, m], &[m]);
-        b.launch(ShardOp::Accumulate, COMPUTE, &[s, w], &[w]);
+        let m = b.whole(moment);
+        b.shard_op(ShardOp::Accumulate, COMPUTE, &[s, m], &[m]);
+        b.shard_op(ShardOp::Accumulate, COMPUTE, &[s, w], &[w]);
         b.join(COMPUTE, RS);
         b.free(sum);
         b.free(grad);
         b.emit(Op::HostWait(reduced));
-        b.section(kind);
+        b.end_section(kind);
         marks.push((gather, gathered, kernel, reduce));
     }
     let (gather, gathered, kernel, reduce) = marks[1];

@@ -12,7 +12,6 @@ pub(crate) use observed::{clocks, implied_waits};
 
 use crate::ir::*;
 use crate::program::*;
-use crate::units::Bytes;
 use smallvec::smallvec;
 
 pub(crate) const AG: StreamId = StreamId(1);
@@ -70,7 +69,7 @@ enum K {
 /// The program with the buffers of each unit.
 #[derive(Clone, Debug)]
 pub(crate) struct Toy {
-    pub(crate) p: Program,
+    pub(crate) b: ProgramBuilder,
     pub(crate) model: Vec<BufferId>,
     pub(crate) main: Vec<BufferId>,
     pub(crate) rest: Vec<BufferId>,
@@ -86,14 +85,13 @@ pub(crate) struct Toy {
     is_full: [bool; UNITS],
     done: [Option<EventId>; UNITS],
     queue: Vec<(usize, EventId)>,
-    at: (UnitId, u16, Phase, Rule),
 }
 
 impl Toy {
     /// Builds a variant.
     pub(crate) fn new(shape: Shape) -> Self {
         let mut t = Self {
-            p: tables::program(shape),
+            b: tables::program(shape),
             model: vec![],
             main: vec![],
             rest: vec![],
@@ -109,7 +107,6 @@ impl Toy {
             is_full: [false; UNITS],
             done: [None; UNITS],
             queue: vec![],
-            at: (UnitId(0), 0, Phase::Init, Rule::State),
         };
         t.buffers();
         t.init();
@@ -123,8 +120,14 @@ impl Toy {
 
     /// Instructions of a section that match.
     pub(crate) fn find(&self, kind: SectionKind, f: impl Fn(&Instr) -> bool) -> Vec<InstrId> {
-        let r = self.p.section(kind).expect("section").instrs.clone();
-        r.filter(|&i| f(&self.p.instrs[i as usize]))
+        let r = self
+            .b
+            .program
+            .section(kind)
+            .expect("section")
+            .instrs
+            .clone();
+        r.filter(|&i| f(&self.b.program.instrs[i as usize]))
             .map(InstrId)
             .collect()
     }
@@ -148,17 +151,17 @@ impl Toy {
             kind: HostWorkKind::Hook,
             count: 0,
         };
-        std::mem::replace(&mut self.p.instrs[id.index()].op, nothing)
+        std::mem::replace(&mut self.b.program.instrs[id.index()].op, nothing)
     }
 
     /// Inserts an operation before an instruction, with its provenance.
     pub(crate) fn insert(&mut self, before: InstrId, op: Op) -> InstrId {
         let instr = Instr {
             op,
-            ..self.p.instrs[before.index()]
+            ..self.b.program.instrs[before.index()]
         };
-        self.p.instrs.insert(before.index(), instr);
-        for s in &mut self.p.sections {
+        self.b.program.instrs.insert(before.index(), instr);
+        for s in &mut self.b.program.sections {
             if s.instrs.start > before.0 {
                 s.instrs.start += 1;
             }
@@ -172,32 +175,26 @@ impl Toy {
     /// Moves an instruction before another (later) one; where it is then.
     pub(crate) fn delay(&mut self, from: InstrId, before: InstrId) -> InstrId {
         assert!(from < before);
-        let i = self.p.instrs.remove(from.index());
-        self.p.instrs.insert(before.index() - 1, i);
+        let i = self.b.program.instrs.remove(from.index());
+        self.b.program.instrs.insert(before.index() - 1, i);
         InstrId(before.0 - 1)
     }
 
     /// Moves an instruction before an earlier one; where the others are then: one later.
     pub(crate) fn hoist(&mut self, from: InstrId, before: InstrId) {
         assert!(from > before);
-        let i = self.p.instrs.remove(from.index());
-        self.p.instrs.insert(before.index(), i);
+        let i = self.b.program.instrs.remove(from.index());
+        self.b.program.instrs.insert(before.index(), i);
     }
 
-    /// A new event.
+    /// Adds an event.
     pub(crate) fn event(&mut self) -> EventId {
-        self.p.events += 1;
-        EventId(self.p.events - 1)
+        self.b.add_event()
     }
 
-    /// A whole buffer.
+    /// Returns the range of a whole buffer.
     pub(crate) fn all(&self, b: BufferId) -> Access {
-        Access {
-            buffer: b,
-            offset: 0,
-            bytes: self.p.buffers[b.index()].bytes.0,
-            per_rank: None,
-        }
+        self.b.whole(b)
     }
 
     /// Adds a collective descriptor.
@@ -208,66 +205,37 @@ impl Toy {
         input: Access,
         output: Access,
     ) -> CollectiveId {
-        let reduces = matches!(
-            kind,
-            CollectiveKind::ReduceScatter | CollectiveKind::AllReduce
-        );
-        self.p.collectives.push(Collective {
-            kind,
-            comm: CommId(comm),
-            reduce: if reduces {
-                ReduceOp::Avg
-            } else {
-                ReduceOp::None
-            },
-            dtype: self.p.buffers[input.buffer.index()].dtype,
-            bytes: Bytes(input.bytes.max(output.bytes)),
-            parts: smallvec![Part { input, output }],
-        });
-        CollectiveId(self.p.collectives.len() as u32 - 1)
+        let reduce = if kind.reduces() {
+            ReduceOp::Avg
+        } else {
+            ReduceOp::None
+        };
+        let dtype = self.b.program.buffers[input.buffer.index()].dtype;
+        let parts = smallvec![Part { input, output }];
+        self.b
+            .add_collective(kind, CommId(comm), reduce, dtype, parts)
     }
 
-    fn emit(&mut self, op: Op) -> InstrId {
-        let (unit, micro_batch, phase, rule) = self.at;
-        self.p.instrs.push(Instr {
-            op,
-            unit,
-            micro_batch,
-            phase,
-            rule,
-        });
-        InstrId(self.p.instrs.len() as u32 - 1)
+    fn collective(&mut self, id: usize, stream: StreamId) {
+        let id = CollectiveId(id as u32);
+        self.b.emit(Op::Collective { id, stream });
     }
 
     fn rule(&mut self, u: usize, rule: Rule) {
-        self.at.0 = UnitId(u as u16);
-        self.at.3 = rule;
+        self.b.tag.unit = UnitId(u as u16);
+        self.b.tag.rule = rule;
     }
 
-    fn alloc(&mut self, b: BufferId) {
-        self.emit(Op::Alloc(b));
-    }
-
-    fn free(&mut self, b: BufferId) {
-        self.emit(Op::Free(b));
-    }
-
-    fn record(&mut self, stream: StreamId) -> EventId {
-        let event = self.event();
-        self.emit(Op::Record { event, stream });
-        event
-    }
-
-    fn wait(&mut self, event: EventId, stream: StreamId) {
-        self.emit(Op::Wait { event, stream });
+    fn phase(&mut self, phase: Phase) {
+        self.b.tag.phase = phase;
     }
 
     fn launch(&mut self, k: K, stream: StreamId, r: &[Access], w: &[Access]) {
         let op = self.operands(k as u32, stream, r, w);
-        self.emit(op);
+        self.b.emit(op);
     }
 
-    /// A launch of the n-th kernel of the table over these ranges.
+    /// Returns a launch of the n-th kernel of the table over these ranges.
     pub(crate) fn operands(
         &mut self,
         kernel: u32,
@@ -275,33 +243,19 @@ impl Toy {
         r: &[Access],
         w: &[Access],
     ) -> Op {
-        let reads = self.p.accesses.len() as u32;
-        self.p.accesses.extend_from_slice(r);
-        let writes = self.p.accesses.len() as u32;
-        self.p.accesses.extend_from_slice(w);
-        let end = self.p.accesses.len() as u32;
-        Op::Launch {
-            kernel: KernelId(kernel),
-            stream,
-            reads,
-            writes,
-            end,
-        }
-    }
-
-    fn section(&mut self, kind: SectionKind, from: usize) {
-        let instrs = from as u32..self.p.instrs.len() as u32;
-        self.p.sections.push(Section { kind, instrs });
+        let (reads, writes) = (r.iter().copied(), w.iter().copied());
+        self.b.launch_op(KernelId(kernel), stream, reads, writes)
     }
 
     fn init(&mut self) {
+        self.phase(Phase::Init);
         for u in 0..UNITS {
             self.rule(u, Rule::State);
             for b in [self.model[u], self.main[u], self.rest[u]] {
-                self.alloc(b);
+                self.b.alloc(b);
             }
         }
-        self.section(SectionKind::Init, 0);
+        self.b.end_section(SectionKind::Init);
     }
 
     fn unshard(&mut self, u: usize, rule: Rule) {
@@ -310,29 +264,26 @@ impl Toy {
         }
         self.is_full[u] = true;
         self.rule(u, Rule::GatherGate);
-        self.alloc(self.full[u]);
-        let e = self.record(COMPUTE);
-        self.wait(e, AG);
+        self.b.alloc(self.full[u]);
+        let e = self.b.record(COMPUTE);
+        self.b.wait(e, AG);
         self.rule(u, rule);
-        self.emit(Op::Collective {
-            id: CollectiveId(2 * u as u32),
-            stream: AG,
-        });
-        self.done[u] = Some(self.record(AG));
+        self.collective(2 * u, AG);
+        self.done[u] = Some(self.b.record(AG));
     }
 
     fn ready(&mut self, u: usize) {
         self.unshard(u, Rule::Unshard);
         self.rule(u, Rule::GatherDone);
         let e = self.done[u].expect("gathered");
-        self.wait(e, COMPUTE);
+        self.b.wait(e, COMPUTE);
     }
 
     fn reshard(&mut self, u: usize) {
         self.rule(u, Rule::Reshard);
-        let e = self.record(COMPUTE);
-        self.wait(e, AG);
-        self.free(self.full[u]);
+        let e = self.b.record(COMPUTE);
+        self.b.wait(e, AG);
+        self.b.free(self.full[u]);
         self.is_full[u] = false;
     }
 
@@ -357,10 +308,10 @@ impl Toy {
                 self.unshard(u + 1, Rule::Prefetch);
             }
             self.rule(u, Rule::Model);
-            self.alloc(self.act[u]);
+            self.b.alloc(self.act[u]);
             let scope = self.shape.scope && u == 1;
             if scope {
-                self.emit(Op::GraphBegin(ScopeId(0)));
+                self.b.emit(Op::GraphBegin(ScopeId(0)));
             }
             let [w, b] = self.weights(u);
             self.launch(
@@ -370,10 +321,10 @@ impl Toy {
                 &[self.all(self.act[u])],
             );
             if scope {
-                self.emit(Op::GraphEnd(ScopeId(0)));
+                self.b.emit(Op::GraphEnd(ScopeId(0)));
             }
-            if self.at.2 == Phase::Validation && u > 0 {
-                self.free(self.act[u - 1]);
+            if self.b.tag.phase == Phase::Validation && u > 0 {
+                self.b.free(self.act[u - 1]);
             }
             self.reshard(u);
         }
@@ -382,7 +333,7 @@ impl Toy {
     fn backward(&mut self) {
         let last = UNITS - 1;
         self.rule(last, Rule::Model);
-        self.alloc(self.dact[last]);
+        self.b.alloc(self.dact[last]);
         self.launch(
             K::Loss,
             COMPUTE,
@@ -396,7 +347,7 @@ impl Toy {
             }
             let [w, b] = self.weights(u);
             if self.shape.recompute {
-                self.at.2 = Phase::Recompute;
+                self.phase(Phase::Recompute);
                 self.rule(u, Rule::Model);
                 self.launch(
                     K::Forward,
@@ -404,13 +355,13 @@ impl Toy {
                     &[w, b, self.below(u)],
                     &[self.all(self.act[u])],
                 );
-                self.at.2 = Phase::Backward;
+                self.phase(Phase::Backward);
             }
             while self.queue.iter().any(|q| q.0 == u) {
                 self.release();
             }
             self.rule(u, Rule::Grad);
-            self.alloc(self.grad[u]);
+            self.b.alloc(self.grad[u]);
             self.rule(u, Rule::Model);
             let g = self.grad[u];
             let [gw, gb] = [WEIGHT, BIAS].map(|(offset, bytes)| Access {
@@ -421,14 +372,14 @@ impl Toy {
             });
             let (above, below) = (self.all(self.dact[u]), self.below(u));
             if u > 0 {
-                self.alloc(self.dact[u - 1]);
+                self.b.alloc(self.dact[u - 1]);
                 let d = self.all(self.dact[u - 1]);
                 self.launch(K::Backward, COMPUTE, &[w, b, below, above], &[gw, gb, d]);
             } else {
                 self.launch(K::Backward, COMPUTE, &[w, b, below, above], &[gw, gb]);
             }
-            self.free(self.dact[u]);
-            self.free(self.act[u]);
+            self.b.free(self.dact[u]);
+            self.b.free(self.act[u]);
             self.reshard(u);
             self.reduce(u);
         }
@@ -436,11 +387,11 @@ impl Toy {
 
     fn release(&mut self) {
         let (u, e) = self.queue.remove(0);
-        let unit = self.at.0;
+        let unit = self.b.tag.unit;
         self.rule(u, Rule::ReduceRelease);
-        self.wait(e, COMPUTE);
-        self.free(self.grad[u]);
-        self.at.0 = unit;
+        self.b.wait(e, COMPUTE);
+        self.b.free(self.grad[u]);
+        self.b.tag.unit = unit;
     }
 
     fn reduce(&mut self, u: usize) {
@@ -448,89 +399,91 @@ impl Toy {
             self.release();
         }
         self.rule(u, Rule::ReduceFork);
-        let e = self.record(COMPUTE);
-        self.wait(e, RS);
+        let e = self.b.record(COMPUTE);
+        self.b.wait(e, RS);
         self.rule(u, Rule::Reduce);
-        self.alloc(self.reduced[u]);
-        self.emit(Op::Collective {
-            id: CollectiveId(2 * u as u32 + 1),
-            stream: RS,
-        });
+        self.b.alloc(self.reduced[u]);
+        self.collective(2 * u + 1, RS);
         self.rule(u, Rule::ReduceAccumulate);
         let rest = self.all(self.rest[u]);
         self.launch(K::Add, RS, &[self.all(self.reduced[u]), rest], &[rest]);
-        self.free(self.reduced[u]);
-        let e = self.record(RS);
+        self.b.free(self.reduced[u]);
+        let e = self.b.record(RS);
         self.queue.push((u, e));
     }
 
     fn step(&mut self, kind: SectionKind) {
-        let from = self.p.instrs.len();
-        self.at = (UnitId(0), 0, Phase::Start, Rule::StepStart);
-        self.alloc(self.input);
+        self.b.tag = Tag {
+            unit: UnitId(0),
+            micro_batch: 0,
+            phase: Phase::Start,
+            rule: Rule::StepStart,
+        };
+        self.b.alloc(self.input);
         if kind == SectionKind::First {
             for u in 0..UNITS {
                 self.rule(u, Rule::State);
-                self.alloc(self.moments[u]);
+                self.b.alloc(self.moments[u]);
                 self.launch(K::Zero, COMPUTE, &[], &[self.all(self.moments[u])]);
             }
         }
         for m in 0..self.shape.micro_batches {
-            self.at.1 = m;
-            self.at.2 = Phase::Forward;
+            self.b.tag.micro_batch = m;
+            self.phase(Phase::Forward);
             self.forward();
-            self.at.2 = Phase::Backward;
+            self.phase(Phase::Backward);
             self.backward();
         }
-        self.at.2 = Phase::Final;
+        self.phase(Phase::Final);
         while !self.queue.is_empty() {
             self.release();
         }
         self.rule(0, Rule::FinalFence);
-        let e = self.record(RS);
-        self.wait(e, COMPUTE);
+        let e = self.b.record(RS);
+        self.b.wait(e, COMPUTE);
         self.optimizer();
         self.rule(0, Rule::StepStart);
-        self.free(self.input);
-        self.section(kind, from);
+        self.b.free(self.input);
+        self.b.end_section(kind);
     }
 
     fn optimizer(&mut self) {
-        self.at.2 = Phase::Clip;
+        self.phase(Phase::Clip);
         self.rule(0, Rule::Clip);
-        self.alloc(self.norm);
+        self.b.alloc(self.norm);
         let norm = self.all(self.norm);
         let rests: Vec<Access> = self.rest.iter().map(|&b| self.all(b)).collect();
         self.launch(K::Square, COMPUTE, &rests, &[norm]);
-        self.emit(Op::Collective {
-            id: CollectiveId(2 * UNITS as u32),
-            stream: COMPUTE,
-        });
+        self.collective(2 * UNITS, COMPUTE);
         let mut reads = rests.clone();
         reads.push(norm);
         self.launch(K::Scale, COMPUTE, &reads, &rests);
-        self.free(self.norm);
+        self.b.free(self.norm);
         for (u, &rest) in rests.iter().enumerate() {
-            self.at.2 = Phase::Optimizer;
+            self.phase(Phase::Optimizer);
             self.rule(u, Rule::Optimizer);
             let [w, m] = [self.main[u], self.moments[u]].map(|b| self.all(b));
             self.launch(K::Adam, COMPUTE, &[rest, w, m], &[w, m]);
             self.rule(u, Rule::ZeroGrad);
             self.launch(K::Zero, COMPUTE, &[], &[rest]);
-            self.at.2 = Phase::Refresh;
+            self.phase(Phase::Refresh);
             self.rule(u, Rule::Refresh);
             self.launch(K::Cast, COMPUTE, &[w], &[self.all(self.model[u])]);
         }
     }
 
     fn validation(&mut self) {
-        let from = self.p.instrs.len();
-        self.at = (UnitId(0), 0, Phase::Validation, Rule::StepStart);
-        self.alloc(self.input);
+        self.b.tag = Tag {
+            unit: UnitId(0),
+            micro_batch: 0,
+            phase: Phase::Validation,
+            rule: Rule::StepStart,
+        };
+        self.b.alloc(self.input);
         self.forward();
         self.rule(0, Rule::StepStart);
-        self.free(self.act[UNITS - 1]);
-        self.free(self.input);
-        self.section(SectionKind::Validation, from);
+        self.b.free(self.act[UNITS - 1]);
+        self.b.free(self.input);
+        self.b.end_section(SectionKind::Validation);
     }
 }

@@ -24,9 +24,9 @@ fn caught(r: &Report, rule: RuleId, at: InstrId) -> &Violation {
 
 /// Checks a broken program: the rule names the instruction, and its message the buffer.
 fn expect(t: &Toy, rule: RuleId, at: InstrId, buffer: BufferId) -> Violation {
-    let r = check(&t.p);
+    let r = check(&t.b.program);
     caught(&r, rule, at);
-    let name = t.p.buffer_name(buffer);
+    let name = t.b.program.buffer_name(buffer);
     let named = |v: &&Violation| v.instr == Some(at) && v.message.contains(&name);
     let v = r
         .of(rule)

@@ -1,13 +1,15 @@
-//! Emission of instructions: interning, operands, events.
+//! Emission of instructions: which rule emits them, which events they share.
 
 use crate::ir::{
-    Access, Buffer, BufferId, COMPUTE, Collective, CollectiveId, CollectiveKind, CommId, CopyDesc,
-    CopyId, CopyKind, DType, EventId, Holds, HostWorkKind, Kernel, KernelId, Part, Pool, ReduceOp,
-    Role, ScopeId, StreamId, UnitId,
+    Access, Buffer, BufferId, CollectiveKind, CommId, CopyKind, DType, EventId, Holds,
+    HostWorkKind, Kernel, KernelId, Part, Pool, ReduceOp, Role, ScopeId, StreamId, UnitId,
 };
-use crate::program::{CaptureScope, Communicator, Instr, Op, Phase, Rule, Stream, StreamKind};
+use crate::program::{
+    Communicator, Op, Phase, Program, ProgramBuilder, ProgramMeta, Rule, SectionKind, StreamKind,
+};
 use crate::units::Bytes;
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
+use std::ops::Range;
 
 /// What a new buffer is.
 #[derive(Clone, Copy, Debug)]
@@ -33,95 +35,96 @@ pub(crate) struct CollectiveLaunch {
     pub(crate) parts: SmallVec<[Part; 1]>,
 }
 
-/// The growing program and the tag of the next instruction.
-#[derive(Debug, Default)]
+/// The growing program. Instructions that the first step alone has are marked, and an event stands
+/// for everything up to the next launch on its stream.
+#[derive(Debug)]
 pub(crate) struct Builder {
-    pub(crate) instrs: Vec<Instr>,
-    /// Instructions that only the first step has (positions in `instrs`).
-    pub(crate) first_only: Vec<u32>,
-    pub(crate) buffers: Vec<Buffer>,
-    pub(crate) accesses: Vec<Access>,
-    pub(crate) collectives: Vec<Collective>,
-    pub(crate) copies: Vec<CopyDesc>,
-    pub(crate) kernels: Vec<Kernel>,
-    pub(crate) streams: Vec<Stream>,
-    pub(crate) communicators: Vec<Communicator>,
-    pub(crate) scopes: Vec<CaptureScope>,
-    pub(crate) events: u32,
-    unit: UnitId,
-    phase: Option<Phase>,
-    micro_batch: u16,
+    core: ProgramBuilder,
+    /// Instructions that only the first step has (positions in the program).
+    first_only: Vec<u32>,
     /// Event that already stands for everything issued so far on a stream.
     fresh: SmallVec<[Option<EventId>; 8]>,
     open_scope: Option<ScopeId>,
 }
 
 impl Builder {
+    pub(crate) fn new(meta: ProgramMeta) -> Self {
+        Self {
+            core: ProgramBuilder::new(meta),
+            first_only: Vec::new(),
+            // The compute stream.
+            fresh: smallvec![None],
+            open_scope: None,
+        }
+    }
+
+    /// Returns the program so far.
+    pub(crate) fn program(&self) -> &Program {
+        &self.core.program
+    }
+
+    /// Returns the program so far, to change its tables.
+    pub(crate) fn program_mut(&mut self) -> &mut Program {
+        &mut self.core.program
+    }
+
+    pub(crate) fn into_program(self) -> Program {
+        self.core.program
+    }
+
     pub(crate) fn add_stream(&mut self, kind: StreamKind, priority: i8) -> StreamId {
-        let id = StreamId(
-            u8::try_from(self.streams.len()).expect("a policy makes at most eight streams"),
-        );
-        self.streams.push(Stream { kind, priority });
         self.fresh.push(None);
-        id
+        self.core.add_stream(kind, priority)
     }
 
     pub(crate) fn add_communicator(&mut self, comm: Communicator) -> CommId {
-        let id = CommId(
-            u8::try_from(self.communicators.len())
-                .expect("a policy makes at most eight communicators"),
-        );
-        self.communicators.push(comm);
-        id
+        self.core.add_communicator(comm)
     }
 
-    /// Tag of the instructions that follow.
+    /// Sets the tag of the instructions that follow.
     pub(crate) fn at(&mut self, unit: UnitId, phase: Phase) {
-        self.unit = unit;
-        self.phase = Some(phase);
+        self.core.at(unit, phase);
     }
 
     pub(crate) fn micro_batch(&mut self, m: u16) {
-        self.micro_batch = m;
+        self.core.tag.micro_batch = m;
     }
 
     pub(crate) fn phase(&self) -> Phase {
-        self.phase.unwrap_or(Phase::Init)
+        self.core.tag.phase
     }
 
     pub(crate) fn unit(&self) -> UnitId {
-        self.unit
+        self.core.tag.unit
     }
 
     fn emit(&mut self, rule: Rule, op: Op) {
-        let instr = Instr {
-            op,
-            unit: self.unit,
-            micro_batch: self.micro_batch,
-            phase: self.phase(),
-            rule,
-        };
-        self.instrs.push(instr);
+        self.core.tag.rule = rule;
+        self.core.emit(op);
+    }
+
+    /// Returns the position of the next instruction.
+    pub(crate) fn next_instr(&self) -> u32 {
+        self.core.program.instrs.len() as u32
     }
 
     /// Runs `f` and marks what it emits as belonging to the first step only.
     pub(crate) fn first_only(&mut self, f: impl FnOnce(&mut Self)) {
-        let from = self.instrs.len() as u32;
+        let from = self.next_instr();
         f(self);
-        self.first_only.extend(from..self.instrs.len() as u32);
+        self.first_only.extend(from..self.next_instr());
     }
 
     /// Marks instructions that were emitted last, with the events they record, as belonging to the
     /// first step only.
-    pub(crate) fn withhold_from_later(&mut self, instrs: std::ops::Range<u32>) {
+    pub(crate) fn withhold_from_later(&mut self, instrs: Range<u32>) {
         self.first_only.extend(instrs);
         // Later steps record none of their events.
-        self.new_section();
+        self.forget_events();
     }
 
     pub(crate) fn buffer(&mut self, new: NewBuffer) -> BufferId {
-        let id = BufferId(self.buffers.len() as u32);
-        self.buffers.push(Buffer {
+        self.core.add_buffer(Buffer {
             role: new.role,
             bytes: Bytes(new.bytes),
             dtype: new.dtype,
@@ -130,9 +133,8 @@ impl Builder {
             stream: new.stream,
             unit: new.unit,
             holds: new.holds,
-            key: id.0,
-        });
-        id
+            key: 0,
+        })
     }
 
     pub(crate) fn alloc(&mut self, rule: Rule, buffer: BufferId) {
@@ -143,21 +145,13 @@ impl Builder {
         self.emit(rule, Op::Free(buffer));
     }
 
-    /// The whole of a buffer.
+    /// Returns the range of a whole buffer.
     pub(crate) fn whole(&self, buffer: BufferId) -> Access {
-        Access {
-            buffer,
-            offset: 0,
-            bytes: self.buffers[buffer.index()].bytes.0,
-            per_rank: None,
-        }
+        self.core.whole(buffer)
     }
 
-    /// Interns a kernel by value (policies make few of them).
     pub(crate) fn kernel(&mut self, kernel: Kernel) -> KernelId {
-        let id = KernelId(self.kernels.len() as u32);
-        self.kernels.push(kernel);
-        id
+        self.core.add_kernel(kernel)
     }
 
     pub(crate) fn launch(
@@ -168,48 +162,29 @@ impl Builder {
         reads: impl IntoIterator<Item = Access>,
         writes: impl IntoIterator<Item = Access>,
     ) {
-        let first = self.accesses.len() as u32;
-        self.accesses.extend(reads);
-        let middle = self.accesses.len() as u32;
-        self.accesses.extend(writes);
-        let end = self.accesses.len() as u32;
-        self.fresh[stream.index()] = None;
-        self.emit(
-            rule,
-            Op::Launch {
-                kernel,
-                stream,
-                reads: first,
-                writes: middle,
-                end,
-            },
-        );
-        self.count_in_scope();
+        let op = self.core.launch_op(kernel, stream, reads, writes);
+        self.work(rule, stream, op);
     }
 
-    fn count_in_scope(&mut self) {
+    /// Emits work on a stream, which no event recorded before stands for.
+    fn work(&mut self, rule: Rule, stream: StreamId, op: Op) {
+        self.fresh[stream.index()] = None;
+        self.emit(rule, op);
         if let Some(scope) = self.open_scope {
-            self.scopes[scope.index()].launches += 1;
+            self.core.program.scopes[scope.index()].launches += 1;
         }
     }
 
     pub(crate) fn collective(&mut self, launch: CollectiveLaunch) {
-        let parts = launch.parts.iter();
-        let id = CollectiveId(self.collectives.len() as u32);
-        self.collectives.push(Collective {
-            kind: launch.kind,
-            comm: launch.comm,
-            reduce: launch.reduce,
-            dtype: launch.dtype,
-            bytes: parts
-                .map(|p| Bytes(p.input.bytes.max(p.output.bytes)))
-                .sum(),
-            parts: launch.parts,
-        });
+        let id = self.core.add_collective(
+            launch.kind,
+            launch.comm,
+            launch.reduce,
+            launch.dtype,
+            launch.parts,
+        );
         let stream = launch.stream;
-        self.fresh[stream.index()] = None;
-        self.emit(launch.rule, Op::Collective { id, stream });
-        self.count_in_scope();
+        self.work(launch.rule, stream, Op::Collective { id, stream });
     }
 
     /// Copies the whole of one buffer to another of the same size by copy engine.
@@ -221,22 +196,18 @@ impl Builder {
         to: BufferId,
         stream: StreamId,
     ) {
-        let id = CopyId(self.copies.len() as u32);
         let (from, to) = (self.whole(from), self.whole(to));
-        self.copies.push(CopyDesc { kind, from, to });
-        self.fresh[stream.index()] = None;
-        self.emit(rule, Op::Copy { id, stream });
-        self.count_in_scope();
+        let id = self.core.add_copy(kind, from, to);
+        self.work(rule, stream, Op::Copy { id, stream });
     }
 
-    /// An event after everything issued on `stream` so far; reuses the last one when nothing came
-    /// since.
+    /// Returns an event after everything issued on `stream` so far; reuses the last one when nothing
+    /// has been issued since.
     pub(crate) fn record(&mut self, rule: Rule, stream: StreamId) -> EventId {
         if let Some(event) = self.fresh[stream.index()] {
             return event;
         }
-        let event = EventId(self.events);
-        self.events += 1;
+        let event = self.core.add_event();
         self.emit(rule, Op::Record { event, stream });
         self.fresh[stream.index()] = Some(event);
         event
@@ -247,7 +218,7 @@ impl Builder {
         self.emit(rule, Op::Wait { event, stream });
     }
 
-    /// `to` waits for everything issued on `from` so far.
+    /// Makes `to` wait for everything issued on `from` so far.
     pub(crate) fn join(&mut self, rule: Rule, from: StreamId, to: StreamId) {
         if from != to {
             let event = self.record(rule, from);
@@ -266,11 +237,7 @@ impl Builder {
     }
 
     pub(crate) fn graph_begin(&mut self, name: String) -> ScopeId {
-        let scope = ScopeId(
-            u16::try_from(self.scopes.len())
-                .expect("scopes a step are bounded by the model's depth"),
-        );
-        self.scopes.push(CaptureScope { name, launches: 0 });
+        let scope = self.core.add_scope(name);
         self.emit(Rule::Capture, Op::GraphBegin(scope));
         self.open_scope = Some(scope);
         scope
@@ -281,16 +248,24 @@ impl Builder {
         self.emit(Rule::Capture, Op::GraphEnd(scope));
     }
 
-    /// Forgets shared events: a new section must record its own.
-    pub(crate) fn new_section(&mut self) {
-        self.fresh.iter_mut().for_each(|e| *e = None);
+    /// Ends a section and returns its range. The next one has to record events of its own.
+    pub(crate) fn end_section(&mut self, kind: SectionKind) -> Range<u32> {
+        self.forget_events();
+        self.core.end_section(kind).instrs.clone()
     }
 
-    /// Adds the compute stream, which every program has first.
-    pub(crate) fn with_compute() -> Self {
-        let mut b = Self::default();
-        let compute = b.add_stream(StreamKind::Compute, 0);
-        debug_assert_eq!(compute, COMPUTE);
-        b
+    /// Appends a steady step: the first one without what only the first allocates.
+    pub(crate) fn steady_after(&mut self, first: Range<u32>) {
+        let mut once = std::mem::take(&mut self.first_only).into_iter().peekable();
+        let instrs = &mut self.core.program.instrs;
+        for i in first {
+            if once.next_if_eq(&i).is_none() {
+                instrs.push(instrs[i as usize]);
+            }
+        }
+    }
+
+    fn forget_events(&mut self) {
+        self.fresh.fill(None);
     }
 }

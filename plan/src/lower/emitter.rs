@@ -24,7 +24,7 @@ impl<'a> Emitter<'a> {
     pub(crate) fn new(inputs: &'a LoweringInputs<'a>) -> Self {
         Self {
             inputs,
-            b: Builder::with_compute(),
+            b: Builder::new(inputs.meta()),
             kernels: Kernels::default(),
             made: HashMap::new(),
             scratch: HashMap::new(),

@@ -6,6 +6,7 @@ use crate::config::{AllocatorKind, OuterStrategy, Prefetch, Reshard, Scenario, S
 use crate::ir::{
     AxisId, AxisSet, DeviceMesh, GroupId, ModuleId, ModuleKind, ParamId, Pool, UnitId,
 };
+use crate::program::ProgramMeta;
 use crate::recipes::{self, ParamTypes};
 use crate::shard::{Group, Layout, UnitSpec, placements};
 
@@ -136,6 +137,29 @@ impl<'a> LoweringInputs<'a> {
         inputs.forward_order = inputs.order(&tape.forward, |h| h.first_of);
         inputs.backward_order = inputs.order(&tape.backward, |h| h.last_of);
         inputs
+    }
+
+    /// Returns the labels of the program.
+    pub(crate) fn meta(&self) -> ProgramMeta {
+        let scenario = self.scenario;
+        let mesh = &scenario.mesh;
+        let accum = u64::from(scenario.train.grad_accum);
+        ProgramMeta {
+            scenario: scenario.name.clone(),
+            policy: scenario.fsdp.policy.name(),
+            hardware: mesh.hardware.clone(),
+            mesh: self.mesh,
+            gpus_per_node: mesh.gpus_per_node,
+            micro_batches: scenario.train.grad_accum as u16,
+            tokens: self.tape.tokens * accum,
+            model_flops: self.tape.model_flops * accum,
+            deterministic: scenario.precision.deterministic,
+            expandable_segments: scenario.fsdp.expandable_segments,
+            reduce_in_flight: scenario.fsdp.reduce_in_flight,
+            validate_every: scenario.train.validate_every,
+            steps: scenario.train.steps,
+            compute: self.types.compute,
+        }
     }
 
     fn order(&self, ops: &[TapeOp], of: impl Fn(&Hooks) -> Option<UnitId>) -> Vec<UnitId> {

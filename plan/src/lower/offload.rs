@@ -38,7 +38,7 @@ impl Flat {
                 }
             }
             for device in offloaded {
-                let buffer = &mut out.b.buffers[device.index()];
+                let buffer = &mut out.b.program_mut().buffers[device.index()];
                 buffer.stream = h2d;
                 let new = NewBuffer {
                     role: buffer.role,

@@ -247,7 +247,12 @@ fn norm(
 /// Adds up a scalar over axes.
 fn sum_over(out: &mut Emitter<'_>, scalar: Access, axes: AxisSet) {
     // The ranks often have a communicator already; another would cost device memory.
-    let known = out.b.communicators.iter().rposition(|c| c.axes == axes);
+    let known = out
+        .b
+        .program()
+        .communicators
+        .iter()
+        .rposition(|c| c.axes == axes);
     let known = known.map(|i| CommId(i as u8));
     let Some(comm) = known.or_else(|| out.communicator("norm", axes, false)) else {
         return;

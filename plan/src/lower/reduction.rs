@@ -78,7 +78,7 @@ pub(crate) fn accumulate(
     to: &[Access],
     stream: StreamId,
 ) {
-    let dtype = out.b.buffers[to[0].buffer.index()].dtype;
+    let dtype = out.b.program().buffers[to[0].buffer.index()].dtype;
     let n = to.iter().map(|a| a.bytes).sum::<u64>() / dtype.size();
     let reads: Vec<Access> = std::iter::once(from).chain(to.iter().copied()).collect();
     out.run(KernelLaunch {

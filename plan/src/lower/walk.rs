@@ -304,7 +304,7 @@ impl<'c, 'a> Walk<'c, 'a> {
         if !engine.allocates_workspaces(&scenario.mesh.hardware) {
             return None;
         }
-        let k = &self.out.b.kernels[kernel.index()];
+        let k = &self.out.b.program().kernels[kernel.index()];
         let deterministic = scenario.precision.deterministic;
         let bytes = match k.class {
             KernelClass::Attention { .. } => workspace::kernel_bytes(k, deterministic),
@@ -320,7 +320,7 @@ impl<'c, 'a> Walk<'c, 'a> {
     /// result, and stays.
     fn workspace(&mut self, kernel: KernelId) {
         let product = matches!(
-            self.out.b.kernels[kernel.index()].class,
+            self.out.b.program().kernels[kernel.index()].class,
             KernelClass::Gemm { .. }
         );
         // Validation comes after the first step, which has made it.

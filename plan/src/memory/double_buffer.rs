@@ -203,17 +203,18 @@ fn class(b: &Buffer) -> Class {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::fixture::{Fixture, buffer};
+    use crate::memory::fixture::{buffer, builder};
+    use crate::program::ProgramBuilder;
 
     /// Root (one odd bucket), three equal layers with weight and gradient.
-    fn program(persist: bool) -> Fixture {
-        let mut f = Fixture::new();
+    fn program(persist: bool) -> ProgramBuilder {
+        let mut f = builder();
         f.program.double_buffer_copies = 2;
         f.program.persist_on_alloc_fail = persist;
         for unit in 0..4u16 {
             let bytes = if unit == 0 { 900 } else { 400 };
             for role in [Role::FullWeight, Role::FullGrad] {
-                f.buffer(Buffer {
+                f.add_buffer(Buffer {
                     role,
                     unit: UnitId(unit),
                     ..buffer(Pool::DoubleBuffer, bytes)

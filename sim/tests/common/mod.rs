@@ -135,7 +135,7 @@ impl Machine {
         let mut b = self.b.clone();
         let streams = b.clone().finish().streams.len() as u8;
         for s in 0..streams {
-            let event = b.event();
+            let event = b.add_event();
             b.op(Op::Record {
                 event,
                 stream: StreamId(s),

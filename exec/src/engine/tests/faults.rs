@@ -90,18 +90,18 @@ fn a_wait_for_an_event_that_never_comes_is_named() {
     let mut b = Build::new(1, 1, 1);
     let x = b.buffer(Role::ModelWeight, 16);
     b.alloc(x);
-    b.section(SectionKind::Init);
+    b.end_section(SectionKind::Init);
     // Each stream waits for the other.
     let (e, f) = (EventId(0), EventId(1));
-    b.p.events = 2;
-    let a = b.all(x);
+    b.program.events = 2;
+    let a = b.whole(x);
     b.emit(Op::Record {
         event: e,
         stream: AG,
     });
     b.wait(e, COMPUTE);
-    b.launch(ShardOp::Zero, COMPUTE, &[], &[a]);
-    b.section(SectionKind::First);
+    b.shard_op(ShardOp::Zero, COMPUTE, &[], &[a]);
+    b.end_section(SectionKind::First);
     let mut p = b.finish();
     // A stream waits for an event that is only recorded later on the same stream.
     let wait = Instr {
@@ -155,12 +155,12 @@ fn the_programs_own_nan_flag_stops_the_run() {
     let [x, flag] = [16, 4].map(|n| b.buffer(Role::MainGrad, n));
     b.alloc(x);
     b.alloc(flag);
-    b.section(SectionKind::Init);
-    let (a, f) = (b.all(x), b.all(flag));
-    let check = b.launch(ShardOp::NanCheck, COMPUTE, &[a], &[f]);
+    b.end_section(SectionKind::Init);
+    let (a, f) = (b.whole(x), b.whole(flag));
+    let check = b.shard_op(ShardOp::NanCheck, COMPUTE, &[a], &[f]);
     let e = b.record(COMPUTE);
     b.emit(Op::HostWait(e));
-    b.section(SectionKind::First);
+    b.end_section(SectionKind::First);
     b.repeat();
     let mut s = Session::with_launcher(Arc::new(b.finish()), quick(), shard_ops).unwrap();
     steps(&mut s, 2).unwrap();
@@ -180,10 +180,10 @@ fn the_programs_own_nan_flag_stops_the_run() {
 fn ranks_that_disagree_all_report_it() {
     let mut b = Build::new(2, 2, 1);
     let x = b.buffer(Role::MainGrad, 32);
-    let (a, s) = (b.all(x), b.slice(x));
+    let (a, s) = (b.whole(x), b.slice(x));
     b.collective(CollectiveKind::AllGather, SHARD, AG, s, a);
     b.collective(CollectiveKind::AllReduce, SHARD, AG, a, a);
-    b.section(SectionKind::First);
+    b.end_section(SectionKind::First);
     let program = Arc::new(b.finish());
     let abort = Arc::new(Abort::new(Duration::from_secs(20)));
     let world = CpuWorld::new(Arc::clone(&program), Arc::clone(&abort));
@@ -246,11 +246,11 @@ fn ranks_that_disagree_all_report_it() {
 #[test]
 fn all_ranks_issue_alike_if_one_records_times() {
     let mut b = Build::new(2, 2, 1);
-    b.section(SectionKind::Init);
-    let scope = b.scope();
+    b.end_section(SectionKind::Init);
+    let scope = b.add_scope("scope".to_owned());
     b.emit(Op::GraphBegin(scope));
     b.emit(Op::GraphEnd(scope));
-    b.section(SectionKind::First);
+    b.end_section(SectionKind::First);
     b.repeat();
     let program = Arc::new(b.finish());
     let devices: Vec<NullDevice> = (0..2).map(|_| NullDevice::default()).collect();
@@ -284,8 +284,8 @@ fn all_ranks_issue_alike_if_one_records_times() {
 #[test]
 fn a_device_that_does_not_cease_is_kept() {
     let mut b = Build::new(2, 2, 1);
-    b.section(SectionKind::Init);
-    b.section(SectionKind::First);
+    b.end_section(SectionKind::Init);
+    b.end_section(SectionKind::First);
     let program = Arc::new(b.finish());
     for fails in [false, true] {
         let devices: Vec<NullDevice> = [true, false]
@@ -317,7 +317,7 @@ fn a_device_that_does_not_cease_is_kept() {
 #[test]
 fn a_rank_without_memory_ends_all() {
     let mut b = Build::new(2, 2, 1);
-    b.section(SectionKind::Init);
+    b.end_section(SectionKind::Init);
     let devices = [None, Some("no room".to_owned())].map(|refuses| {
         let mut device = NullDevice::default();
         device.refuses = refuses;

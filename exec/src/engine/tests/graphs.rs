@@ -32,12 +32,12 @@ fn a_moved_buffer_is_found_before_the_replay() {
     let mut b = Build::new(1, 1, 1);
     let [x, y, z] = [0; 3].map(|_| b.buffer(Role::Temporary, 4096));
     b.alloc(x);
-    b.section(SectionKind::Init);
-    let scope = b.scope();
+    b.end_section(SectionKind::Init);
+    let scope = b.add_scope("scope".to_owned());
     b.alloc(y);
     b.emit(Op::GraphBegin(scope));
-    let access = b.all(y);
-    b.launch(ShardOp::Zero, COMPUTE, &[], &[access]);
+    let access = b.whole(y);
+    b.shard_op(ShardOp::Zero, COMPUTE, &[], &[access]);
     b.emit(Op::GraphEnd(scope));
     // x takes the free slot that z does not take: x and y swap places in every step.
     b.free(x);
@@ -45,7 +45,7 @@ fn a_moved_buffer_is_found_before_the_replay() {
     b.free(y);
     b.alloc(x);
     b.free(z);
-    b.section(SectionKind::First);
+    b.end_section(SectionKind::First);
     b.repeat();
     let mut s = Session::with_launcher(Arc::new(b.finish()), quick(), shard_ops).unwrap();
     steps(&mut s, 2).unwrap();
@@ -59,18 +59,18 @@ fn a_scope_may_allocate_and_free() {
     let out = b.buffer(Role::ModelWeight, NUMEL * 4);
     let tmp = b.buffer(Role::Temporary, NUMEL * 4);
     b.alloc(out);
-    b.section(SectionKind::Init);
-    let scope = b.scope();
+    b.end_section(SectionKind::Init);
+    let scope = b.add_scope("scope".to_owned());
     b.emit(Op::GraphBegin(scope));
-    let (o, t) = (b.all(out), b.all(tmp));
+    let (o, t) = (b.whole(out), b.whole(tmp));
     for _ in 0..2 {
         b.alloc(tmp);
-        b.launch(ShardOp::Copy, COMPUTE, &[o], &[t]);
-        b.launch(ShardOp::Accumulate, COMPUTE, &[t, o], &[o]);
+        b.shard_op(ShardOp::Copy, COMPUTE, &[o], &[t]);
+        b.shard_op(ShardOp::Accumulate, COMPUTE, &[t, o], &[o]);
         b.free(tmp);
     }
     b.emit(Op::GraphEnd(scope));
-    b.section(SectionKind::First);
+    b.end_section(SectionKind::First);
     b.repeat();
     let mut s = session(&b.finish(), out, quick());
     steps(&mut s, 4).unwrap();

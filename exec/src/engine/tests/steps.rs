@@ -96,13 +96,13 @@ fn ranges_shift_by_axis_and_collectives_work_in_place() {
     let all = b.buffer(Role::MainGrad, 32);
     b.alloc(mine);
     b.alloc(all);
-    b.section(SectionKind::Init);
-    let (whole, slice) = (b.all(all), b.slice(all));
-    let m = b.all(mine);
+    b.end_section(SectionKind::Init);
+    let (whole, slice) = (b.whole(all), b.slice(all));
+    let m = b.whole(mine);
     b.copy(COMPUTE, m, slice);
     b.collective(CollectiveKind::AllGather, SHARD, COMPUTE, slice, whole);
     b.collective(CollectiveKind::AllReduce, OUTER, COMPUTE, whole, whole);
-    b.section(SectionKind::First);
+    b.end_section(SectionKind::First);
     let p = b.finish();
     let mut s = Session::with_launcher(Arc::new(p), quick(), shard_ops).unwrap();
     for r in 0..4u32 {
@@ -123,21 +123,21 @@ fn ranges_shift_by_axis_and_collectives_work_in_place() {
 fn inputs_reach_their_buffers_and_are_checked() {
     let mut b = Build::new(2, 2, 1);
     let input = b.buffer(Role::Input, 8);
-    b.p.buffers[input.index()].holds = Holds::Const(ConstId(0));
+    b.program.buffers[input.index()].holds = Holds::Const(ConstId(0));
     let loss = b.buffer(Role::Temporary, 4);
-    b.p.loss = Some(loss);
-    b.section(SectionKind::Init);
-    b.p.meta.micro_batches = 2;
+    b.program.loss = Some(loss);
+    b.end_section(SectionKind::Init);
+    b.program.meta.micro_batches = 2;
     for m in 0..2 {
-        b.micro_batch = m;
+        b.tag.micro_batch = m;
         b.alloc(input);
         b.alloc(loss);
-        let (i, l) = (b.all(input), b.all(loss));
-        b.launch(ShardOp::SumSquares, COMPUTE, &[i], &[l]);
+        let (i, l) = (b.whole(input), b.whole(loss));
+        b.shard_op(ShardOp::SumSquares, COMPUTE, &[i], &[l]);
         b.free(loss);
         b.free(input);
     }
-    b.section(SectionKind::First);
+    b.end_section(SectionKind::First);
     let p = Arc::new(b.finish());
     let pair = |x: f32| {
         let bytes: Arc<[u8]> = [x, 1.0].iter().flat_map(|v| v.to_le_bytes()).collect();

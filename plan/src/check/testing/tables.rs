@@ -2,7 +2,6 @@
 
 use super::{AG, NUMEL, RANKS, RS, SHARD, Shape, Toy, UNITS};
 use crate::ir::*;
-use crate::ir::{AxisId, AxisSet, DType, DeviceMesh, RankGroup};
 use crate::program::*;
 use crate::shard::{FlatItem, FlatLayout, Group, Layout};
 use crate::units::{Bytes, Flops};
@@ -19,7 +18,7 @@ impl Toy {
         };
         for u in 0..UNITS {
             let mut add = |role, numel: u64, dtype: DType, stream, pool| {
-                self.p.buffers.push(Buffer {
+                self.b.add_buffer(Buffer {
                     role,
                     bytes: Bytes(numel * dtype.size()),
                     dtype,
@@ -31,9 +30,8 @@ impl Toy {
                         Role::Activation | Role::Temporary => Holds::Named("activation"),
                         _ => Holds::Group(GroupId(u as u16)),
                     },
-                    key: self.p.buffers.len() as u32,
-                });
-                BufferId(self.p.buffers.len() as u32 - 1)
+                    key: 0,
+                })
             };
             let caching = Pool::Caching;
             self.model
@@ -60,15 +58,14 @@ impl Toy {
             self.dact
                 .push(add(Role::Temporary, 4096, DType::Bf16, COMPUTE, caching));
         }
-        let like = *self.p.buffers.last().expect("buffers");
+        let like = *self.b.program.buffers.last().expect("buffers");
         let mut more = |role, bytes, name| {
-            self.p.buffers.push(Buffer {
+            self.b.add_buffer(Buffer {
                 role,
                 bytes: Bytes(bytes),
                 holds: Holds::Named(name),
                 ..like
-            });
-            BufferId(self.p.buffers.len() as u32 - 1)
+            })
         };
         self.input = more(Role::Input, 8192, "input");
         self.norm = more(Role::Temporary, 512, "norm");
@@ -93,7 +90,7 @@ impl Toy {
 }
 
 /// Everything but buffers and instructions.
-pub(super) fn program(shape: Shape) -> Program {
+pub(super) fn program(shape: Shape) -> ProgramBuilder {
     let units = |u: usize| Unit {
         name: format!("layers.{u}"),
         modules: vec![ModuleId(u as u32 + 1)],
@@ -142,77 +139,53 @@ pub(super) fn program(shape: Shape) -> Program {
         dtype: DType::Bf16,
         body: vec![],
     };
-    let comm = |name: &str| Communicator {
-        name: name.into(),
-        axes: AxisSet::of(AxisId::DP_SHARD),
-        ranks: RankGroup {
-            size: RANKS as u32,
-            stride: 1,
-        },
-        copy_engine: false,
-    };
-    Program {
-        meta: ProgramMeta {
-            scenario: "toy".into(),
-            policy: "native",
-            hardware: "cpu".into(),
-            mesh: DeviceMesh::data_parallel(RANKS as u32, 1),
-            gpus_per_node: RANKS as u32,
-            micro_batches: shape.micro_batches,
-            tokens: 1,
-            model_flops: Flops(1),
-            deterministic: false,
-            expandable_segments: false,
-            reduce_in_flight: shape.in_flight as u32,
-            validate_every: u32::from(shape.validation),
-            steps: 3,
-            compute: DType::Bf16,
-        },
-        modules: std::iter::once(module(String::new(), None, ModuleKind::Root))
-            .chain(
-                (0..UNITS)
-                    .map(|u| module(format!("layers.{u}"), Some(ModuleId(0)), ModuleKind::Block)),
-            )
-            .collect(),
-        params: (0..UNITS)
-            .flat_map(|u| [param(u, "weight", &[64, 16]), param(u, "bias", &[32])])
-            .collect(),
-        units: (0..UNITS).map(units).collect(),
-        groups: (0..UNITS).map(group).collect(),
-        streams: [
-            (StreamKind::Compute, 0),
-            (StreamKind::AllGather, -1),
-            (StreamKind::ReduceScatter, -1),
-        ]
-        .map(|(kind, priority)| Stream { kind, priority })
-        .to_vec(),
-        communicators: vec![comm("shard"), comm("shard_rs"), comm("norm")],
-        kernels: vec![
-            kernel("forward", KernelClass::Pointwise),
-            kernel("loss", KernelClass::Pointwise),
-            kernel("backward", KernelClass::Pointwise),
-            kernel("accumulate", KernelClass::Pointwise),
-            kernel("square_sum", KernelClass::FullReduce),
-            kernel("scale", KernelClass::Pointwise),
-            kernel("adamw", KernelClass::Optimizer),
-            kernel("zero", KernelClass::Fill),
-            kernel("cast", KernelClass::Copy),
-        ],
-        buffers: vec![],
-        accesses: vec![],
-        collectives: vec![],
-        copies: vec![],
-        scopes: vec![CaptureScope {
-            name: "layers.1 forward".into(),
-            launches: 1,
-        }],
-        loss: None,
-        eval_loss: None,
-        events: 0,
-        sections: vec![],
-        instrs: vec![],
-        double_buffer_copies: 0,
-        persist_on_alloc_fail: false,
-        placement: Default::default(),
+    let mesh = DeviceMesh::data_parallel(RANKS as u32, 1);
+    let shard = AxisSet::of(AxisId::DP_SHARD);
+    let mut b = ProgramBuilder::new(ProgramMeta::synthetic("toy", mesh));
+    b.add_stream(StreamKind::AllGather, -1);
+    b.add_stream(StreamKind::ReduceScatter, -1);
+    for name in ["shard", "shard_rs", "norm"] {
+        b.add_communicator(Communicator {
+            name: name.into(),
+            axes: shard,
+            ranks: mesh.group(shard).expect("several ranks"),
+            copy_engine: false,
+        });
     }
+    for (name, class) in [
+        ("forward", KernelClass::Pointwise),
+        ("loss", KernelClass::Pointwise),
+        ("backward", KernelClass::Pointwise),
+        ("accumulate", KernelClass::Pointwise),
+        ("square_sum", KernelClass::FullReduce),
+        ("scale", KernelClass::Pointwise),
+        ("adamw", KernelClass::Optimizer),
+        ("zero", KernelClass::Fill),
+        ("cast", KernelClass::Copy),
+    ] {
+        b.add_kernel(kernel(name, class));
+    }
+    let p = &mut b.program;
+    p.meta.hardware = "cpu".into();
+    p.meta.policy = "native";
+    p.meta.micro_batches = shape.micro_batches;
+    p.meta.model_flops = Flops(1);
+    p.meta.reduce_in_flight = shape.in_flight as u32;
+    p.meta.validate_every = u32::from(shape.validation);
+    p.meta.steps = 3;
+    let blocks =
+        (0..UNITS).map(|u| module(format!("layers.{u}"), Some(ModuleId(0)), ModuleKind::Block));
+    p.modules = std::iter::once(module(String::new(), None, ModuleKind::Root))
+        .chain(blocks)
+        .collect();
+    p.params = (0..UNITS)
+        .flat_map(|u| [param(u, "weight", &[64, 16]), param(u, "bias", &[32])])
+        .collect();
+    p.units = (0..UNITS).map(units).collect();
+    p.groups = (0..UNITS).map(group).collect();
+    p.scopes = vec![CaptureScope {
+        name: "layers.1 forward".into(),
+        launches: 1,
+    }];
+    b
 }

@@ -55,7 +55,7 @@ fn a_forked_stream_that_is_not_joined() {
     let mut t = Toy::new(scope());
     let kernel = fork(&mut t);
     let (_, end) = bounds(&t);
-    let r = check(&t.p);
+    let r = check(&t.b.program);
     let v = caught(&r, RuleId::CaptureJoin, end);
     assert_eq!(v.other, Some(kernel));
     assert!(
@@ -79,7 +79,7 @@ fn a_forked_stream_that_is_not_joined() {
             stream: AG,
         },
     );
-    assert!(check(&t.p).of(RuleId::CaptureJoin).next().is_none());
+    assert!(check(&t.b.program).of(RuleId::CaptureJoin).next().is_none());
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn work_on_a_stream_outside_of_the_capture() {
     // The wait that brought the stream into the capture is gone.
     let wait = InstrId(kernel.0 - 1);
     t.drop(wait);
-    let r = check(&t.p);
+    let r = check(&t.b.program);
     assert!(
         caught(&r, RuleId::CaptureJoin, kernel)
             .message
@@ -134,7 +134,7 @@ fn a_replay_does_not_follow_work_issued_before_on_a_side_stream() {
         t.insert(InstrId(begin.0 + 1), op);
     }
     let kernel = InstrId(begin.0 + 4);
-    assert!(end > begin && check(&t.p).is_ok());
+    assert!(end > begin && check(&t.b.program).is_ok());
     t.drop(done);
     // Outside of a capture the gather stream itself would order the two.
     expect(&t, RuleId::GatherDone, kernel, t.full[1]);
@@ -145,17 +145,18 @@ fn a_buffer_that_moves_between_replays() {
     // Validation takes the block of an activation and keeps it; the next step finds another one.
     let mut t = Toy::new(scope());
     let r =
-        t.p.section(SectionKind::Validation)
+        t.b.program
+            .section(SectionKind::Validation)
             .expect("validation")
             .instrs
             .clone();
-    let mut thief = t.p.buffers[t.act[1].index()];
+    let mut thief = t.b.program.buffers[t.act[1].index()];
     thief.holds = Holds::Named("kept by validation");
     thief.key = 1000;
-    t.p.buffers.push(thief);
-    let b = BufferId(t.p.buffers.len() as u32 - 1);
+    t.b.program.buffers.push(thief);
+    let b = BufferId(t.b.program.buffers.len() as u32 - 1);
     t.insert(InstrId(r.start + 1), Op::Alloc(b));
-    let r = check(&t.p);
+    let r = check(&t.b.program);
     let v = r
         .of(RuleId::CaptureAddress)
         .next()
@@ -166,8 +167,8 @@ fn a_buffer_that_moves_between_replays() {
         v.message
     );
     assert!(
-        v.message.contains(&t.p.buffer_name(t.act[1]))
-            || v.message.contains(&t.p.buffer_name(t.act[0])),
+        v.message.contains(&t.b.program.buffer_name(t.act[1]))
+            || v.message.contains(&t.b.program.buffer_name(t.act[0])),
         "{}",
         v.message
     );
@@ -177,13 +178,13 @@ fn a_buffer_that_moves_between_replays() {
 fn scopes_are_closed_and_do_not_nest() {
     let mut t = Toy::new(scope());
     let (begin, end) = bounds(&t);
-    let op = t.p.instrs[begin.index()].op;
+    let op = t.b.program.instrs[begin.index()].op;
     let second = t.insert(InstrId(begin.0 + 1), op);
-    caught(&check(&t.p), RuleId::CaptureJoin, second);
+    caught(&check(&t.b.program), RuleId::CaptureJoin, second);
     let mut t = Toy::new(scope());
     t.drop(end);
-    caught(&check(&t.p), RuleId::CaptureJoin, begin);
+    caught(&check(&t.b.program), RuleId::CaptureJoin, begin);
     let mut t = Toy::new(scope());
     t.drop(begin);
-    caught(&check(&t.p), RuleId::CaptureJoin, end);
+    caught(&check(&t.b.program), RuleId::CaptureJoin, end);
 }

@@ -18,7 +18,7 @@ fn first(t: &Toy, id: CollectiveId) -> InstrId {
 #[test]
 fn sizes_that_do_not_fit() {
     let mut t = Toy::new(Shape::default());
-    t.p.collectives[2].parts[0].input.bytes -= 16;
+    t.b.program.collectives[2].parts[0].input.bytes -= 16;
     expect(
         &t,
         RuleId::Collective,
@@ -30,10 +30,10 @@ fn sizes_that_do_not_fit() {
 #[test]
 fn half_an_element() {
     let mut t = Toy::new(Shape::default());
-    let part = &mut t.p.collectives[2].parts[0];
+    let part = &mut t.b.program.collectives[2].parts[0];
     part.input.bytes = 543;
     part.output.bytes = 4 * 543;
-    t.p.collectives[2].bytes = Bytes(4 * 543);
+    t.b.program.collectives[2].bytes = Bytes(4 * 543);
     let v = expect(
         &t,
         RuleId::Collective,
@@ -46,19 +46,27 @@ fn half_an_element() {
 #[test]
 fn a_payload_or_reduction_that_is_not_there() {
     let mut t = Toy::new(Shape::default());
-    t.p.collectives[3].bytes = Bytes(1);
-    caught(&check(&t.p), RuleId::Collective, first(&t, CollectiveId(3)));
+    t.b.program.collectives[3].bytes = Bytes(1);
+    caught(
+        &check(&t.b.program),
+        RuleId::Collective,
+        first(&t, CollectiveId(3)),
+    );
     let mut t = Toy::new(Shape::default());
-    t.p.collectives[3].reduce = ReduceOp::None;
-    caught(&check(&t.p), RuleId::Collective, first(&t, CollectiveId(3)));
+    t.b.program.collectives[3].reduce = ReduceOp::None;
+    caught(
+        &check(&t.b.program),
+        RuleId::Collective,
+        first(&t, CollectiveId(3)),
+    );
 }
 
 #[test]
 fn a_communicator_of_one_rank_or_of_another_mesh() {
     for (size, stride) in [(1, 1), (4, 2)] {
         let mut t = Toy::new(Shape::default());
-        t.p.communicators[1].ranks = RankGroup { size, stride };
-        let r = check(&t.p);
+        t.b.program.communicators[1].ranks = RankGroup { size, stride };
+        let r = check(&t.b.program);
         let v = caught(&r, RuleId::Collective, first(&t, CollectiveId(1)));
         assert!(v.message.contains("shard_rs"), "{}", v.message);
     }
@@ -68,11 +76,11 @@ fn a_communicator_of_one_rank_or_of_another_mesh() {
 fn parts_out_of_order() {
     // Iteration over a set: the parts of a coalesced launch come in another order every time.
     let mut t = Toy::new(Shape::default());
-    let other = t.p.collectives[4].parts[0];
-    t.p.collectives[2].parts.push(other);
-    t.p.collectives[2].bytes = Bytes(2 * 2176);
-    assert!(check(&t.p).of(RuleId::Collective).next().is_none());
-    t.p.collectives[2].parts.reverse();
+    let other = t.b.program.collectives[4].parts[0];
+    t.b.program.collectives[2].parts.push(other);
+    t.b.program.collectives[2].bytes = Bytes(2 * 2176);
+    assert!(check(&t.b.program).of(RuleId::Collective).next().is_none());
+    t.b.program.collectives[2].parts.reverse();
     expect(
         &t,
         RuleId::Collective,
@@ -84,10 +92,10 @@ fn parts_out_of_order() {
 #[test]
 fn unaligned_payloads_are_slow() {
     let mut t = Toy::new(Shape::default());
-    let part = &mut t.p.collectives[2].parts[0];
+    let part = &mut t.b.program.collectives[2].parts[0];
     part.input.bytes = 540;
     part.output.bytes = 2160;
-    t.p.collectives[2].bytes = Bytes(2160);
+    t.b.program.collectives[2].bytes = Bytes(2160);
     let v = expect(&t, RuleId::Align, first(&t, CollectiveId(2)), t.model[1]);
     assert!(v.message.contains("16 bytes"));
 }
@@ -98,10 +106,15 @@ fn ranks_that_agree() {
         micro_batches: 2,
         ..Shape::default()
     });
-    let r = check_symmetry(&[t.p.clone(), t.p.clone(), t.p.clone()]);
+    let r = check_symmetry(&[
+        t.b.program.clone(),
+        t.b.program.clone(),
+        t.b.program.clone(),
+    ]);
     assert!(r.is_ok(), "{r}");
     let collectives =
-        t.p.instrs
+        t.b.program
+            .instrs
             .iter()
             .filter(|i| matches!(i.op, Op::Collective { .. }))
             .count() as u64;
@@ -122,14 +135,14 @@ fn two_collectives_in_another_order_on_one_rank() {
         })
     };
     let (x, y) = (at(&b, 0), at(&b, 1));
-    let op = b.p.instrs[x.index()].op;
-    b.p.instrs[x.index()].op = b.p.instrs[y.index()].op;
-    b.p.instrs[y.index()].op = op;
+    let op = b.b.program.instrs[x.index()].op;
+    b.b.program.instrs[x.index()].op = b.b.program.instrs[y.index()].op;
+    b.b.program.instrs[y.index()].op = op;
     // Equal units: the order differs in what is moved, not in sizes, and only a shape can show.
-    b.p.collectives[2].bytes = Bytes(4352);
+    b.b.program.collectives[2].bytes = Bytes(4352);
     let mut a = a;
-    a.p.collectives[2].bytes = Bytes(4352);
-    let r = check_symmetry(&[a.p, b.p]);
+    a.b.program.collectives[2].bytes = Bytes(4352);
+    let r = check_symmetry(&[a.b.program, b.b.program]);
     let v = caught(&r, RuleId::Symmetry, x);
     assert!(
         v.message
@@ -153,7 +166,7 @@ fn a_unit_skipped_on_one_rank() {
         )
     })[0];
     b.drop(last);
-    let r = check_symmetry(&[a.p.clone(), a.p, b.p]);
+    let r = check_symmetry(&[a.b.program.clone(), a.b.program, b.b.program]);
     let v = caught(&r, RuleId::Symmetry, last);
     assert!(
         v.message
@@ -167,8 +180,8 @@ fn a_unit_skipped_on_one_rank() {
 fn unequal_sizes_on_one_rank() {
     let a = Toy::new(Shape::default());
     let mut b = a.clone();
-    b.p.collectives[1].bytes = Bytes(2160);
-    let r = check_symmetry(&[a.p, b.p]);
+    b.b.program.collectives[1].bytes = Bytes(2160);
+    let r = check_symmetry(&[a.b.program, b.b.program]);
     assert!(!r.is_ok());
     assert!(
         r.of(RuleId::Symmetry)
@@ -182,13 +195,13 @@ fn an_in_place_gather_from_the_wrong_part() {
     let mut t = Toy::new(Shape::default());
     let full = t.all(t.full[1]);
     let mut gather = |offset, per_rank| {
-        t.p.collectives[2].parts[0].input = Access {
+        t.b.program.collectives[2].parts[0].input = Access {
             offset,
             bytes: full.bytes / 4,
             per_rank,
             ..full
         };
-        check(&t.p)
+        check(&t.b.program)
             .of(RuleId::Collective)
             .next()
             .map(|v| v.message.clone())

@@ -27,7 +27,7 @@ fn the_gather_stream_does_not_wait_for_the_optimizer() {
     );
     // Ordered behind nothing of the refresh of the step before.
     let refresh = v.other.expect("the write");
-    assert_eq!(t.p.instrs[refresh.index()].phase, Phase::Refresh);
+    assert_eq!(t.b.program.instrs[refresh.index()].phase, Phase::Refresh);
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn computation_before_its_gather_is_done() {
 fn a_gather_for_a_unit_that_is_full() {
     let mut t = Toy::new(Shape::default());
     let first = gather(&t, 1, Phase::Forward);
-    let op = t.p.instrs[first.index()].op;
+    let op = t.b.program.instrs[first.index()].op;
     t.insert(first, op);
     let v = expect(&t, RuleId::DoubleGather, InstrId(first.0 + 1), t.full[1]);
     assert_eq!(v.other, Some(first));
@@ -60,10 +60,10 @@ fn recompute_prefetches_nothing() {
         recompute: true,
         ..Shape::default()
     });
-    assert!(check(&t.p).is_ok());
+    assert!(check(&t.b.program).is_ok());
     let g = gather(&t, 0, Phase::Backward);
-    assert_eq!(t.p.instrs[g.index()].rule, Rule::Prefetch);
-    t.p.instrs[g.index()].phase = Phase::Recompute;
+    assert_eq!(t.b.program.instrs[g.index()].rule, Rule::Prefetch);
+    t.b.program.instrs[g.index()].phase = Phase::Recompute;
     expect(&t, RuleId::RecomputePrefetch, g, t.full[0]);
 }
 
@@ -95,28 +95,28 @@ fn a_unit_gathered_in_recompute_stays_full_into_the_next_step() {
 fn a_resident_unit_may_stay_full() {
     // A unit that never reshards keeps its weights from the first step on.
     let mut t = Toy::new(Shape::default());
-    t.p.units[0].reshards = false;
+    t.b.program.units[0].reshards = false;
     let b = t.full[0];
     let mut first = true;
-    for i in 0..t.p.instrs.len() {
-        let drop = match t.p.instrs[i].op {
+    for i in 0..t.b.program.instrs.len() {
+        let drop = match t.b.program.instrs[i].op {
             Op::Alloc(x) if x == b => !std::mem::take(&mut first),
             Op::Free(x) => x == b,
             // The gather of backward is not needed either.
             Op::Collective {
                 id: CollectiveId(0),
                 ..
-            } => t.p.instrs[i].phase == Phase::Backward,
+            } => t.b.program.instrs[i].phase == Phase::Backward,
             _ => false,
         };
         if drop {
             t.drop(InstrId(i as u32));
         }
     }
-    let r = check(&t.p);
+    let r = check(&t.b.program);
     assert!(r.is_ok(), "{r}");
-    t.p.units[0].reshards = true;
-    assert!(check(&t.p).of(RuleId::Unsharded).next().is_some());
+    t.b.program.units[0].reshards = true;
+    assert!(check(&t.b.program).of(RuleId::Unsharded).next().is_some());
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn gathered_and_never_read() {
             }
         )
     });
-    if let Op::Launch { reads, .. } = &mut t.p.instrs[kernel.index()].op {
+    if let Op::Launch { reads, .. } = &mut t.b.program.instrs[kernel.index()].op {
         *reads += 2;
     }
     let free = t.at(
@@ -141,7 +141,7 @@ fn gathered_and_never_read() {
         |o| matches!(o, Op::Free(b) if *b == t.full[0]),
     );
     expect(&t, RuleId::UnusedGather, free, t.full[0]);
-    let r = check(&t.p);
+    let r = check(&t.b.program);
     assert!(r.is_ok() && r.warnings() == 1, "{r}");
 }
 
@@ -168,12 +168,12 @@ fn weights_that_were_not_refreshed() {
 fn a_gather_before_the_refresh() {
     let mut t = Toy::new(Shape::default());
     let refresh = t.at(0, Phase::Refresh, 0, |o| matches!(o, Op::Launch { .. }));
-    let op = t.p.instrs[refresh.index()];
+    let op = t.b.program.instrs[refresh.index()];
     let g = gather(&t, 0, Phase::Forward);
     // The refresh of step n runs in step n + 1, behind the first gather.
     t.drop(refresh);
-    t.p.instrs.insert(g.index() + 1, op);
-    for s in &mut t.p.sections {
+    t.b.program.instrs.insert(g.index() + 1, op);
+    for s in &mut t.b.program.sections {
         if s.kind == SectionKind::Steady {
             s.instrs.end += 1;
         }
@@ -185,10 +185,10 @@ fn a_gather_before_the_refresh() {
 fn a_partial_refresh_is_stale() {
     let mut t = Toy::new(Shape::default());
     let refresh = t.at(2, Phase::Refresh, 0, |o| matches!(o, Op::Launch { .. }));
-    let Op::Launch { writes, .. } = t.p.instrs[refresh.index()].op else {
+    let Op::Launch { writes, .. } = t.b.program.instrs[refresh.index()].op else {
         unreachable!()
     };
-    t.p.accesses[writes as usize].bytes -= 16;
+    t.b.program.accesses[writes as usize].bytes -= 16;
     expect(
         &t,
         RuleId::StaleWeight,
@@ -202,7 +202,7 @@ fn the_optimizer_forgets_a_unit() {
     let mut t = Toy::new(Shape::default());
     let adam = t.at(1, Phase::Optimizer, 0, |o| matches!(o, Op::Launch { .. }));
     t.drop(adam);
-    let r = check(&t.p);
+    let r = check(&t.b.program);
     let last = t
         .find(SectionKind::Steady, |i| i.rule == Rule::Optimizer)
         .pop()
@@ -214,9 +214,9 @@ fn the_optimizer_forgets_a_unit() {
 #[test]
 fn frozen_groups_never_are_stale() {
     let mut t = Toy::new(Shape::default());
-    t.p.groups[1].requires_grad = false;
+    t.b.program.groups[1].requires_grad = false;
     for p in [2, 3] {
-        t.p.params[p].requires_grad = false;
+        t.b.program.params[p].requires_grad = false;
     }
     for kind in [SectionKind::First, SectionKind::Steady] {
         for i in t.find(kind, |i| {
@@ -225,6 +225,6 @@ fn frozen_groups_never_are_stale() {
             t.drop(i);
         }
     }
-    let r = check(&t.p);
+    let r = check(&t.b.program);
     assert!(r.of(RuleId::StaleWeight).next().is_none(), "{r}");
 }

@@ -52,7 +52,7 @@ fn variants() -> Vec<Shape> {
 #[test]
 fn correct_programs_break_no_rule() {
     for shape in variants() {
-        let r = check(&Toy::new(shape).p);
+        let r = check(&Toy::new(shape).b.program);
         assert!(r.is_ok(), "{shape:?}\n{r}");
         assert_eq!(r.warnings(), 0, "{shape:?}\n{r}");
     }
@@ -66,7 +66,7 @@ fn most_rules_have_facts_to_look_at() {
         micro_batches: 2,
         ..Shape::default()
     };
-    let r = check(&Toy::new(shape).p);
+    let r = check(&Toy::new(shape).b.program);
     let idle: Vec<_> = r
         .rules
         .iter()

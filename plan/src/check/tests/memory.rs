@@ -47,7 +47,7 @@ fn a_buffer_freed_twice() {
         0,
         |o| matches!(o, Op::Free(b) if *b == t.full[0]),
     );
-    let op = t.p.instrs[free.index()].op;
+    let op = t.b.program.instrs[free.index()].op;
     t.insert(free, op);
     let v = expect(&t, RuleId::Lifetime, InstrId(free.0 + 1), t.full[0]);
     assert_eq!(v.other, Some(free));
@@ -62,7 +62,7 @@ fn a_buffer_allocated_twice() {
         0,
         |o| matches!(o, Op::Alloc(b) if *b == t.full[1]),
     );
-    let op = t.p.instrs[alloc.index()].op;
+    let op = t.b.program.instrs[alloc.index()].op;
     t.insert(alloc, op);
     expect(&t, RuleId::Lifetime, InstrId(alloc.0 + 1), t.full[1]);
 }
@@ -74,8 +74,8 @@ fn a_third_unit_in_a_double_buffer() {
         ..Shape::default()
     };
     let mut t = Toy::new(shape);
-    t.p.double_buffer_copies = 2;
-    let good = check(&t.p);
+    t.b.program.double_buffer_copies = 2;
+    let good = check(&t.b.program);
     assert!(good.of(RuleId::Alloc).next().is_none(), "{good}");
     // Unit 0 is not freed before unit 2 is gathered.
     let free = t.at(
@@ -114,7 +114,14 @@ fn a_step_that_keeps_what_it_allocates() {
 #[test]
 fn a_step_that_frees_what_it_found() {
     let mut t = Toy::new(Shape::default());
-    let last = InstrId(t.p.section(SectionKind::Steady).expect("steady").instrs.end - 1);
+    let last = InstrId(
+        t.b.program
+            .section(SectionKind::Steady)
+            .expect("steady")
+            .instrs
+            .end
+            - 1,
+    );
     let at = t.insert(last, Op::Free(t.model[0]));
     expect(&t, RuleId::Leak, at, t.model[0]);
 }
@@ -132,18 +139,18 @@ fn the_first_step_may_keep_state_only() {
         |i| matches!(i.op, Op::Alloc(b) if b == t.act[2]),
     )[0];
     expect(&t, RuleId::Leak, alloc, t.act[2]);
-    assert!(t.moments.len() == UNITS && check(&Toy::new(Shape::default()).p).is_ok());
+    assert!(t.moments.len() == UNITS && check(&Toy::new(Shape::default()).b.program).is_ok());
 }
 
 #[test]
 fn an_empty_shard_is_not_touched() {
     let mut t = Toy::new(Shape::default());
     let kernel = t.at(1, Phase::Optimizer, 0, |o| matches!(o, Op::Launch { .. }));
-    let Op::Launch { writes, .. } = t.p.instrs[kernel.index()].op else {
+    let Op::Launch { writes, .. } = t.b.program.instrs[kernel.index()].op else {
         unreachable!()
     };
-    t.p.accesses[writes as usize].bytes = 0;
-    let buffer = t.p.accesses[writes as usize].buffer;
+    t.b.program.accesses[writes as usize].bytes = 0;
+    let buffer = t.b.program.accesses[writes as usize].buffer;
     expect(&t, RuleId::ZeroLength, kernel, buffer);
 }
 
@@ -151,17 +158,17 @@ fn an_empty_shard_is_not_touched() {
 fn a_malformed_program_is_not_walked() {
     let mut t = Toy::new(Shape::default());
     let i = t.at(1, Phase::Forward, 0, |o| matches!(o, Op::Collective { .. }));
-    t.p.instrs[i.index()].op = Op::Collective {
+    t.b.program.instrs[i.index()].op = Op::Collective {
         id: CollectiveId(999),
         stream: StreamId(1),
     };
-    let r = check(&t.p);
+    let r = check(&t.b.program);
     caught(&r, RuleId::Form, i);
     assert_eq!(r.instructions, 0);
     let mut t = Toy::new(Shape::default());
-    t.p.accesses[0].bytes += 1;
+    t.b.program.accesses[0].bytes += 1;
     assert!(
-        check(&t.p)
+        check(&t.b.program)
             .of(RuleId::Form)
             .any(|v| v.message.contains("operand 0"))
     );
@@ -170,7 +177,7 @@ fn a_malformed_program_is_not_walked() {
 #[test]
 fn a_range_that_leaves_its_buffer_on_the_last_rank() {
     let mut t = Toy::new(Shape::default());
-    let Op::Collective { id, .. } = t.p.instrs[t
+    let Op::Collective { id, .. } = t.b.program.instrs[t
         .at(1, Phase::Backward, 0, |o| {
             matches!(
                 o,
@@ -185,14 +192,14 @@ fn a_range_that_leaves_its_buffer_on_the_last_rank() {
     else {
         unreachable!()
     };
-    let part = &mut t.p.collectives[id.index()].parts[0];
+    let part = &mut t.b.program.collectives[id.index()].parts[0];
     // Rank 0's half fits; the second of four ranks has none left.
     part.output = Access {
         bytes: part.input.bytes / 2,
         per_rank: Some(AxisId::DP_SHARD),
         ..part.input
     };
-    let r = check(&t.p);
+    let r = check(&t.b.program);
     assert!(
         r.of(RuleId::Form)
             .any(|v| v.message.contains("4 times 1088 bytes from 0 leave")),

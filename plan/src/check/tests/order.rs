@@ -29,7 +29,7 @@ fn a_wait_for_an_event_that_was_not_recorded() {
         0,
         |o| matches!(o, Op::Wait { event: e, .. } if *e == event),
     );
-    let r = check(&t.p);
+    let r = check(&t.b.program);
     assert!(
         caught(&r, RuleId::Event, wait)
             .message
@@ -47,10 +47,16 @@ fn an_event_of_the_step_before_is_no_event() {
     let record = t.at(0, Phase::Forward, 0, |o| {
         matches!(o, Op::Record { stream: AG, .. })
     });
-    let end = InstrId(t.p.section(SectionKind::Steady).expect("steady").instrs.end);
+    let end = InstrId(
+        t.b.program
+            .section(SectionKind::Steady)
+            .expect("steady")
+            .instrs
+            .end,
+    );
     t.delay(record, end);
     let wait = t.at(0, Phase::Forward, 1, is_wait);
-    caught(&check(&t.p), RuleId::Event, wait);
+    caught(&check(&t.b.program), RuleId::Event, wait);
 }
 
 #[test]
@@ -59,9 +65,9 @@ fn an_event_recorded_twice() {
     let first = t.at(1, Phase::Forward, 0, |o| {
         matches!(o, Op::Record { stream: AG, .. })
     });
-    let op = t.p.instrs[first.index()].op;
+    let op = t.b.program.instrs[first.index()].op;
     t.insert(first, op);
-    let r = check(&t.p);
+    let r = check(&t.b.program);
     let v = caught(&r, RuleId::Event, InstrId(first.0 + 1));
     assert_eq!(v.other, Some(first));
 }
@@ -79,10 +85,10 @@ fn an_operand_that_nothing_wrote() {
 fn half_a_write_leaves_the_other_half_unwritten() {
     let mut t = Toy::new(Shape::default());
     let producer = t.at(0, Phase::Forward, 0, is_launch);
-    let Op::Launch { writes, .. } = t.p.instrs[producer.index()].op else {
+    let Op::Launch { writes, .. } = t.b.program.instrs[producer.index()].op else {
         unreachable!()
     };
-    t.p.accesses[writes as usize].bytes /= 2;
+    t.b.program.accesses[writes as usize].bytes /= 2;
     let consumer = t.at(1, Phase::Forward, 0, is_launch);
     expect(&t, RuleId::Uninit, consumer, t.act[0]);
 }
@@ -92,12 +98,12 @@ fn padding_of_a_flat_buffer_need_not_be_written() {
     // Parameters end at element 1056 of 1088; backward writes no further, and the reduction reads
     // everything.
     let t = Toy::new(Shape::default());
-    assert_eq!(t.p.buffers[t.grad[0].index()].bytes.0, 2176);
-    assert!(check(&t.p).is_ok());
+    assert_eq!(t.b.program.buffers[t.grad[0].index()].bytes.0, 2176);
+    assert!(check(&t.b.program).is_ok());
     // Without knowing the layout the same program reads what nothing wrote.
     let mut t = t;
     for b in t.grad.clone() {
-        t.p.buffers[b.index()].holds = Holds::Named("gradients");
+        t.b.program.buffers[b.index()].holds = Holds::Named("gradients");
     }
     let reduce = t.at(2, Phase::Backward, 0, |o| {
         matches!(o, Op::Collective { stream: RS, .. })
@@ -112,7 +118,7 @@ fn scaling_of_the_shard_before_the_reduction_was_joined() {
     let add = t.at(1, Phase::Backward, 0, |o| {
         matches!(o, Op::Launch { stream: RS, .. })
     });
-    if let Op::Launch { stream, .. } = &mut t.p.instrs[add.index()].op {
+    if let Op::Launch { stream, .. } = &mut t.b.program.instrs[add.index()].op {
         *stream = COMPUTE;
     }
     let v = expect(&t, RuleId::Race, add, t.reduced[1]);
@@ -154,7 +160,7 @@ fn a_gather_into_memory_that_the_unit_before_still_reads() {
     })[0];
     let gather = t.at(2, Phase::Forward, 0, |o| matches!(o, Op::Collective { .. }));
     t.drop(reshard);
-    let r = check(&t.p);
+    let r = check(&t.b.program);
     assert!(
         r.is_ok() && r.warnings() == 0,
         "the gate still orders it\n{r}"
@@ -162,7 +168,7 @@ fn a_gather_into_memory_that_the_unit_before_still_reads() {
     t.drop(gate);
     let v = expect(&t, RuleId::Reuse, gather, t.full[2]);
     assert!(
-        v.message.contains(&t.p.buffer_name(t.full[0])),
+        v.message.contains(&t.b.program.buffer_name(t.full[0])),
         "{}",
         v.message
     );
@@ -200,12 +206,12 @@ fn host_waits_order_what_is_issued_later() {
         i.phase == Phase::Final && is_wait(&i.op)
     });
     for f in fences {
-        let Op::Wait { event, .. } = t.p.instrs[f.index()].op else {
+        let Op::Wait { event, .. } = t.b.program.instrs[f.index()].op else {
             unreachable!()
         };
-        t.p.instrs[f.index()].op = Op::HostWait(event);
+        t.b.program.instrs[f.index()].op = Op::HostWait(event);
     }
-    let r = check(&t.p);
+    let r = check(&t.b.program);
     assert!(r.is_ok(), "{r}");
 }
 
@@ -213,7 +219,7 @@ fn host_waits_order_what_is_issued_later() {
 fn order_by_a_communicator_alone_is_a_warning() {
     let mut t = Toy::new(Shape::default());
     let gather = t.at(1, Phase::Forward, 0, |o| matches!(o, Op::Collective { .. }));
-    let Op::Collective { id, .. } = t.p.instrs[gather.index()].op else {
+    let Op::Collective { id, .. } = t.b.program.instrs[gather.index()].op else {
         unreachable!()
     };
     let again = t.insert(InstrId(gather.0 + 1), Op::Collective { id, stream: RS });
@@ -243,13 +249,15 @@ fn order_by_a_communicator_alone_is_a_warning() {
     );
     let again = InstrId(again.0 + 3);
     expect(&t, RuleId::CommOrder, again, t.full[1]);
-    let r = check(&t.p);
+    let r = check(&t.b.program);
     assert!(r.of(RuleId::Race).next().is_none(), "{r}");
     // With a communicator of its own it is a race.
-    t.p.collectives.push(t.p.collectives[id.index()].clone());
-    let own = CollectiveId(t.p.collectives.len() as u32 - 1);
-    t.p.collectives[own.index()].comm = CommId(1);
-    t.p.instrs[again.index()].op = Op::Collective {
+    t.b.program
+        .collectives
+        .push(t.b.program.collectives[id.index()].clone());
+    let own = CollectiveId(t.b.program.collectives.len() as u32 - 1);
+    t.b.program.collectives[own.index()].comm = CommId(1);
+    t.b.program.instrs[again.index()].op = Op::Collective {
         id: own,
         stream: RS,
     };
@@ -268,10 +276,10 @@ fn waits_that_add_nothing_are_counted() {
             }
         )
     });
-    let before = crate::check::testing::implied_waits(&t.p).len();
-    let op = t.p.instrs[wait.index()].op;
+    let before = crate::check::testing::implied_waits(&t.b.program).len();
+    let op = t.b.program.instrs[wait.index()].op;
     let again = t.insert(InstrId(wait.0 + 1), op);
-    let implied = crate::check::testing::implied_waits(&t.p);
+    let implied = crate::check::testing::implied_waits(&t.b.program);
     assert_eq!(implied.len(), before + 1);
     assert!(implied.contains(&again) && !implied.contains(&wait));
 }

@@ -48,20 +48,20 @@ fn a_reduction_that_does_not_wait_for_the_gradients() {
 #[test]
 fn an_output_over_another_ranks_part_of_the_input() {
     let mut t = Toy::new(Shape::default());
-    let Op::Collective { id, .. } = t.p.instrs[reduce(&t, 1).index()].op else {
+    let Op::Collective { id, .. } = t.b.program.instrs[reduce(&t, 1).index()].op else {
         unreachable!()
     };
-    let input = t.p.collectives[id.index()].parts[0].input;
+    let input = t.b.program.collectives[id.index()].parts[0].input;
     let shard = input.bytes / 4;
-    let name = t.p.buffer_name(input.buffer);
+    let name = t.b.program.buffer_name(input.buffer);
     let mut output = |offset, per_rank| {
-        t.p.collectives[id.index()].parts[0].output = Access {
+        t.b.program.collectives[id.index()].parts[0].output = Access {
             offset,
             bytes: shard,
             per_rank,
             ..input
         };
-        let r = check(&t.p);
+        let r = check(&t.b.program);
         let first = t.find(SectionKind::First, |i| {
             i.op == Op::Collective { id, stream: RS }
         })[0];
@@ -83,7 +83,10 @@ fn an_inverted_drain_frees_a_buffer_in_flight() {
     let (wait, free) = release(&t, 2);
     t.drop(wait);
     let v = expect(&t, RuleId::ReduceRelease, free, t.grad[2]);
-    assert!(v.other.is_some_and(|o| t.p.instrs[o.index()].unit.0 == 2));
+    assert!(
+        v.other
+            .is_some_and(|o| t.b.program.instrs[o.index()].unit.0 == 2)
+    );
     // Its successor at that address writes under the running reduction.
     let kernel = t.at(0, Phase::Backward, 0, |o| {
         matches!(
@@ -94,7 +97,7 @@ fn an_inverted_drain_frees_a_buffer_in_flight() {
             }
         )
     });
-    let r = check(&t.p);
+    let r = check(&t.b.program);
     let next = r.of(RuleId::GradReuse).chain(r.of(RuleId::Reuse)).next();
     assert!(next.is_none_or(|v| v.instr >= Some(kernel)), "{r}");
 }
@@ -108,7 +111,7 @@ fn weight_gradients_written_under_the_reduction_before() {
         pool: Pool::Planned,
         ..Shape::default()
     });
-    t.p.buffers[t.grad[1].index()].key = t.p.buffers[t.grad[2].index()].key;
+    t.b.program.buffers[t.grad[1].index()].key = t.b.program.buffers[t.grad[2].index()].key;
     for kind in [SectionKind::First, SectionKind::Steady] {
         let mut released = t.find(kind, |i| i.unit.0 == 2 && i.rule == Rule::ReduceRelease);
         let grad = t.find(kind, |i| i.op == Op::Alloc(t.grad[1]))[0];
@@ -116,7 +119,7 @@ fn weight_gradients_written_under_the_reduction_before() {
         t.hoist(free, grad);
         t.hoist(InstrId(wait.0 + 1), grad);
     }
-    let good = check(&t.p);
+    let good = check(&t.b.program);
     assert!(good.is_ok(), "{good}");
     let (wait, _) = release(&t, 2);
     t.drop(wait);
@@ -131,11 +134,16 @@ fn weight_gradients_written_under_the_reduction_before() {
     });
     let v = expect(&t, RuleId::GradReuse, kernel, t.grad[2]);
     assert!(
-        v.message.contains(&t.p.buffer_name(t.grad[1])),
+        v.message.contains(&t.b.program.buffer_name(t.grad[1])),
         "{}",
         v.message
     );
-    assert_eq!(t.p.instrs[v.other.expect("reduction").index()].unit.0, 2);
+    assert_eq!(
+        t.b.program.instrs[v.other.expect("reduction").index()]
+            .unit
+            .0,
+        2
+    );
 }
 
 #[test]
@@ -154,7 +162,7 @@ fn a_wait_straight_after_the_reduction() {
     let done = t.at(2, Phase::Backward, 0, |o| {
         matches!(o, Op::Record { stream: RS, .. })
     });
-    let Op::Record { event, .. } = t.p.instrs[done.index()].op else {
+    let Op::Record { event, .. } = t.b.program.instrs[done.index()].op else {
         unreachable!()
     };
     let wait = t.insert(
@@ -164,7 +172,7 @@ fn a_wait_straight_after_the_reduction() {
             stream: COMPUTE,
         },
     );
-    let r = check(&t.p);
+    let r = check(&t.b.program);
     let v = caught(&r, RuleId::ReduceSerial, wait);
     assert_eq!(v.other, Some(reduce(&t, 2)));
     assert!(r.is_ok(), "slow, not wrong\n{r}");
@@ -173,7 +181,7 @@ fn a_wait_straight_after_the_reduction() {
     let done = t.at(0, Phase::Backward, 0, |o| {
         matches!(o, Op::Record { stream: RS, .. })
     });
-    let Op::Record { event, .. } = t.p.instrs[done.index()].op else {
+    let Op::Record { event, .. } = t.b.program.instrs[done.index()].op else {
         unreachable!()
     };
     t.insert(
@@ -183,7 +191,7 @@ fn a_wait_straight_after_the_reduction() {
             stream: COMPUTE,
         },
     );
-    assert_eq!(check(&t.p).warnings(), 0);
+    assert_eq!(check(&t.b.program).warnings(), 0);
 }
 
 #[test]
@@ -195,7 +203,7 @@ fn more_gradient_buffers_in_flight_than_allowed() {
     t.delay(InstrId(free.0 - 1), end);
     let v = expect(&t, RuleId::ReduceInFlight, reduce(&t, 0), t.grad[0]);
     assert!(
-        v.message.contains(&t.p.buffer_name(t.grad[2])),
+        v.message.contains(&t.b.program.buffer_name(t.grad[2])),
         "{}",
         v.message
     );
@@ -268,7 +276,7 @@ fn the_optimizer_before_the_fence() {
     for i in t.find(SectionKind::Steady, |i| {
         i.rule == Rule::ReduceRelease && i.phase == Phase::Final
     }) {
-        if matches!(t.p.instrs[i.index()].op, Op::Wait { .. }) {
+        if matches!(t.b.program.instrs[i.index()].op, Op::Wait { .. }) {
             t.drop(i);
         }
     }
@@ -291,7 +299,7 @@ fn a_micro_batch_that_overwrites_the_one_before() {
     })[0];
     let from = t.all(t.reduced[1]);
     let to = t.all(t.rest[1]);
-    t.p.instrs[add.index()].op = t.operands(3, RS, &[from], &[to]);
+    t.b.program.instrs[add.index()].op = t.operands(3, RS, &[from], &[to]);
     expect(&t, RuleId::ReduceMissing, add, t.rest[1]);
 }
 
@@ -325,7 +333,7 @@ fn a_gradient_reduced_twice() {
 fn a_tied_parameter_reduced_once_for_each_of_its_modules() {
     let mut t = Toy::new(Shape::default());
     let first = reduce(&t, 1);
-    let op = t.p.instrs[first.index()].op;
+    let op = t.b.program.instrs[first.index()].op;
     t.insert(first, op);
     let v = expect(&t, RuleId::Tied, InstrId(first.0 + 1), t.grad[1]);
     assert_eq!(v.other, Some(first));
@@ -335,7 +343,7 @@ fn a_tied_parameter_reduced_once_for_each_of_its_modules() {
 fn hybrid_sharding_needs_both_axes() {
     // The same program on a mesh of 2 x 4: nobody reduces over the outer axis.
     let mut t = Toy::new(Shape::default());
-    t.p.meta.mesh = t.p.meta.mesh.with(AxisId::DP_OUTER, 2);
+    t.b.program.meta.mesh = t.b.program.meta.mesh.with(AxisId::DP_OUTER, 2);
     let norm = t.find(SectionKind::First, |i| {
         i.phase == Phase::Clip && matches!(i.op, Op::Launch { .. })
     })[0];

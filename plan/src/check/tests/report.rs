@@ -6,7 +6,7 @@ use crate::program::{Op, Phase};
 
 #[test]
 fn the_table_fits_a_terminal_and_names_every_rule() {
-    let text = check(&Toy::new(Shape::default()).p).to_string();
+    let text = check(&Toy::new(Shape::default()).b.program).to_string();
     let lines: Vec<&str> = text.lines().collect();
     // A heading, the rules, the sum.
     assert_eq!(lines.len(), RULES.len() + 2, "{text}");
@@ -30,7 +30,7 @@ fn json_has_rules_violations_and_waits() {
         |o| matches!(o, Op::Free(b) if *b == t.act[1]),
     );
     t.drop(free);
-    let r = check(&t.p);
+    let r = check(&t.b.program);
     let json = serde_json::to_value(&r).expect("serialisable");
     let leak = &json["violations"]
         .as_array()
@@ -70,7 +70,7 @@ fn many_violations_of_a_rule_are_counted_and_some_kept() {
     for w in waits {
         t.drop(w);
     }
-    let r = check(&t.p);
+    let r = check(&t.b.program);
     let found = r
         .rules
         .iter()

@@ -6,14 +6,14 @@ use crate::ir::*;
 use crate::shard::{FlatLayout, Layout, PerParamItem, PerParamLayout};
 
 fn flat(t: &mut Toy, group: usize) -> &mut FlatLayout {
-    match &mut t.p.groups[group].layout {
+    match &mut t.b.program.groups[group].layout {
         Layout::Flat(l) => l,
         Layout::PerParam(_) => unreachable!(),
     }
 }
 
 fn message(t: &Toy, rule: RuleId) -> String {
-    let r = check(&t.p);
+    let r = check(&t.b.program);
     r.of(rule)
         .next()
         .unwrap_or_else(|| panic!("{rule} is not reported\n{r}"))
@@ -26,8 +26,8 @@ fn a_shard_boundary_within_a_row() {
     // The row that was cut in the production engine: shapes (1, 3) and (2, 2) over two ranks, back
     // to back.
     let mut t = Toy::new(Shape::default());
-    t.p.params[0].shape = [1, 3].as_slice().into();
-    t.p.params[1].shape = [2, 2].as_slice().into();
+    t.b.program.params[0].shape = [1, 3].as_slice().into();
+    t.b.program.params[1].shape = [2, 2].as_slice().into();
     let l = flat(&mut t, 0);
     *l = FlatLayout {
         numel: 12,
@@ -52,7 +52,7 @@ fn a_shard_boundary_within_a_row() {
     );
     // With its start on the boundary no row is cut.
     flat(&mut t, 0).items[1].offset = 6;
-    assert!(check(&t.p).of(RuleId::Layout).next().is_none());
+    assert!(check(&t.b.program).of(RuleId::Layout).next().is_none());
 }
 
 #[test]
@@ -92,11 +92,11 @@ fn per_parameter_shards_are_whole_padded_rows() {
     let mut t = Toy::new(Shape::default());
     // 64 rows of 16 and 32 of 1, over 5 ranks: 13 rows and 7.
     let good = vec![item(2, 1024, 208, 0), item(3, 32, 7, 208)];
-    t.p.groups[1].layout = Layout::PerParam(PerParamLayout {
+    t.b.program.groups[1].layout = Layout::PerParam(PerParamLayout {
         shards: 5,
         items: good.clone(),
     });
-    assert!(check(&t.p).of(RuleId::Layout).next().is_none());
+    assert!(check(&t.b.program).of(RuleId::Layout).next().is_none());
     for (bad, text) in [
         (
             item(3, 32, 6, 208),
@@ -109,7 +109,7 @@ fn per_parameter_shards_are_whole_padded_rows() {
         (item(3, 33, 7, 208), "gets 33 elements, it has 32"),
     ] {
         let items = vec![good[0], bad];
-        t.p.groups[1].layout = Layout::PerParam(PerParamLayout { shards: 5, items });
+        t.b.program.groups[1].layout = Layout::PerParam(PerParamLayout { shards: 5, items });
         let m = message(&t, RuleId::Layout);
         assert!(m.contains(text), "{m}");
     }
@@ -118,20 +118,20 @@ fn per_parameter_shards_are_whole_padded_rows() {
 #[test]
 fn a_group_of_two_kinds() {
     let mut t = Toy::new(Shape::default());
-    t.p.params[3].requires_grad = false;
+    t.b.program.params[3].requires_grad = false;
     assert!(
         message(&t, RuleId::Group)
             .contains("`layers.1.bias` has requires_grad = false, the group true")
     );
     // One of fsdp2 may have both, and is trained if any of it is.
-    t.p.meta.policy = "fsdp2";
-    assert!(check(&t.p).of(RuleId::Group).next().is_none());
-    t.p.groups[1].requires_grad = false;
+    t.b.program.meta.policy = "fsdp2";
+    assert!(check(&t.b.program).of(RuleId::Group).next().is_none());
+    t.b.program.groups[1].requires_grad = false;
     assert!(
         message(&t, RuleId::Group).contains("requires_grad = false, but some of its parameters")
     );
     let mut t = Toy::new(Shape::default());
-    t.p.units[1].groups.clear();
+    t.b.program.units[1].groups.clear();
     assert!(message(&t, RuleId::Group).contains("its unit does not list it"));
     let mut t = Toy::new(Shape::default());
     flat(&mut t, 1).items.pop();
@@ -141,17 +141,17 @@ fn a_group_of_two_kinds() {
 #[test]
 fn a_tied_parameter_with_two_owners_or_storages() {
     let mut t = Toy::new(Shape::default());
-    t.p.groups[2].params.push(ParamId(0));
+    t.b.program.groups[2].params.push(ParamId(0));
     assert!(
         message(&t, RuleId::Tied)
             .contains("`layers.0.weight` belongs to group 0 of unit layers.0 and to group 2")
     );
     let mut t = Toy::new(Shape::default());
-    t.p.buffers[t.main[2].index()].holds = Holds::Group(GroupId(0));
+    t.b.program.buffers[t.main[2].index()].holds = Holds::Group(GroupId(0));
     let m = message(&t, RuleId::Tied);
     assert!(m.contains("store the same weights"), "{m}");
     let mut t = Toy::new(Shape::default());
-    t.p.params.push(t.p.params[0].clone());
+    t.b.program.params.push(t.b.program.params[0].clone());
     assert!(message(&t, RuleId::Tied).contains("belongs to no group"));
 }
 
@@ -160,7 +160,7 @@ fn optimizer_state_of_full_size() {
     // A fused optimizer that kept the state of all ranks.
     let mut t = Toy::new(Shape::default());
     let b = t.moments[1];
-    t.p.buffers[b.index()].bytes = crate::units::Bytes(4 * 1088);
+    t.b.program.buffers[b.index()].bytes = crate::units::Bytes(4 * 1088);
     let m = message(&t, RuleId::StateSharded);
     assert!(
         m.contains("has 1088 elements") && m.contains("have 272"),

@@ -1,22 +1,22 @@
 use super::*;
 use crate::ir::{Buffer, InstrId, Role, UnitId};
-use crate::memory::fixture::{Fixture, buffer};
+use crate::memory::fixture::{buffer, builder, section};
 use crate::memory::{ReplayError, replay, replay_on};
-use crate::program::SectionKind;
+use crate::program::{ProgramBuilder, SectionKind};
 
 const MIB: u64 = 1 << 20;
 
 /// Weight (persistent), moment (from the first step on), two activations that overlap, one
 /// validation activation.
-fn step(pool: Pool) -> Fixture {
-    let mut f = Fixture::new();
+fn step(pool: Pool) -> ProgramBuilder {
+    let mut f = builder();
     for mib in [30, 60, 12, 14, 40] {
-        f.buffer(buffer(pool, mib * MIB));
+        f.add_buffer(buffer(pool, mib * MIB));
     }
-    f.section(SectionKind::Init, &[1]);
-    f.section(SectionKind::First, &[3, 4, -3, -4, 2]);
-    f.section(SectionKind::Steady, &[3, 4, -3, -4]);
-    f.section(SectionKind::Validation, &[5, -5]);
+    section(&mut f, SectionKind::Init, &[1]);
+    section(&mut f, SectionKind::First, &[3, 4, -3, -4, 2]);
+    section(&mut f, SectionKind::Steady, &[3, 4, -3, -4]);
+    section(&mut f, SectionKind::Validation, &[5, -5]);
     f
 }
 
@@ -97,15 +97,19 @@ fn the_pool_survives_a_validation() {
 /// one with a key on both streams have their own.
 #[test]
 fn the_pool_keeps_streams_apart() {
-    let mut f = Fixture::new();
+    let mut f = builder();
     for (stream, mib) in [(0, 8), (0, 6), (1, 8), (0, 4), (1, 4)] {
-        f.buffer(Buffer {
+        f.add_buffer(Buffer {
             stream: StreamId(stream),
             ..buffer(Pool::Planned, mib * MIB)
         });
     }
     f.program.buffers[4].key = f.program.buffers[3].key;
-    f.section(SectionKind::Steady, &[1, -1, 2, -2, 3, -3, 4, -4, 5, -5]);
+    section(
+        &mut f,
+        SectionKind::Steady,
+        &[1, -1, 2, -2, 3, -3, 4, -4, 5, -5],
+    );
     let mut memory = Memory::new(&f.program, None);
     let mut at = Vec::new();
     for id in (0..5).map(BufferId) {
@@ -136,9 +140,9 @@ fn live_set_at_the_peak() {
 
 #[test]
 fn broken_programs_are_named() {
-    let mut f = Fixture::new();
-    f.buffer(buffer(Pool::Caching, 1));
-    f.section(SectionKind::Init, &[1, 1]);
+    let mut f = builder();
+    f.add_buffer(buffer(Pool::Caching, 1));
+    section(&mut f, SectionKind::Init, &[1, 1]);
     let e = replay(&f.program, 1).unwrap_err();
     assert_eq!(
         e,
@@ -147,9 +151,9 @@ fn broken_programs_are_named() {
             source: AllocError::AlreadyLive { buffer: 0 }
         }
     );
-    let mut f = Fixture::new();
-    f.buffer(buffer(Pool::Caching, 1));
-    f.section(SectionKind::Init, &[1, -1, -1]);
+    let mut f = builder();
+    f.add_buffer(buffer(Pool::Caching, 1));
+    section(&mut f, SectionKind::Init, &[1, -1, -1]);
     assert_eq!(
         replay(&f.program, 1).unwrap_err(),
         ReplayError::NotLive {
@@ -161,9 +165,9 @@ fn broken_programs_are_named() {
 
 #[test]
 fn empty_buffers_cost_nothing() {
-    let mut f = Fixture::new();
-    let id = f.buffer(buffer(Pool::Caching, 0));
-    f.section(SectionKind::Init, &[1]);
+    let mut f = builder();
+    let id = f.add_buffer(buffer(Pool::Caching, 0));
+    section(&mut f, SectionKind::Init, &[1]);
     let mut memory = Memory::new(&f.program, None);
     assert_eq!(memory.alloc(&f.program, id), Ok(0));
     assert!(memory.live(id));
@@ -174,7 +178,7 @@ fn empty_buffers_cost_nothing() {
 #[test]
 fn capacity_covers_pool_and_cache() {
     let mut f = step(Pool::Planned);
-    let cached = f.buffer(buffer(Pool::Caching, 30 * MIB));
+    let cached = f.add_buffer(buffer(Pool::Caching, 30 * MIB));
     let mut memory = Memory::new(&f.program, Some(Bytes(150 * MIB)));
     memory.alloc(&f.program, BufferId(0)).unwrap();
     assert!(
@@ -191,16 +195,16 @@ fn capacity_covers_pool_and_cache() {
 /// and goes.
 #[test]
 fn double_buffer_copies_stay() {
-    let mut f = Fixture::new();
+    let mut f = builder();
     f.program.double_buffer_copies = 2;
     for (unit, mib) in [(0, 30), (1, 20), (2, 20), (3, 20)] {
-        f.buffer(Buffer {
+        f.add_buffer(Buffer {
             role: Role::FullWeight,
             unit: UnitId(unit),
             ..buffer(Pool::DoubleBuffer, mib * MIB)
         });
     }
-    f.section(SectionKind::First, &[1, 2, 3, -2, 4, -3, -4, -1]);
+    section(&mut f, SectionKind::First, &[1, 2, 3, -2, 4, -3, -4, -1]);
     let t = replay(&f.program, 1).unwrap();
     assert_eq!(t.passes[0].peak_allocated, Bytes(70 * MIB));
     assert_eq!(t.passes[0].end.allocated, Bytes(40 * MIB));
@@ -224,9 +228,9 @@ fn double_buffer_copies_stay() {
 /// A copy that the device refuses can be asked for again.
 #[test]
 fn a_refused_copy_stays_fresh() {
-    let mut f = Fixture::new();
-    let big = f.buffer(buffer(Pool::Caching, 90 * MIB));
-    let copy = f.buffer(buffer(Pool::DoubleBuffer, 20 * MIB));
+    let mut f = builder();
+    let big = f.add_buffer(buffer(Pool::Caching, 90 * MIB));
+    let copy = f.add_buffer(buffer(Pool::DoubleBuffer, 20 * MIB));
     let mut memory = Memory::new(&f.program, Some(Bytes(100 * MIB)));
     memory.alloc(&f.program, big).unwrap();
     assert!(memory.alloc(&f.program, copy).is_err());

@@ -56,7 +56,7 @@ fn size(
     writes: &[Access],
     shards: &[u64],
 ) -> Option<u64> {
-    let dtype = |a: &Access| out.b.buffers[a.buffer.index()].dtype;
+    let dtype = |a: &Access| out.b.program().buffers[a.buffer.index()].dtype;
     match op {
         ShardOp::ChunkCat { .. } => {
             let (from, to) = (reads.first().map(dtype)?, writes.first().map(dtype)?);

@@ -332,13 +332,13 @@ impl Unshard {
         if self.next_step_prefetch.is_empty() {
             return;
         }
-        let from = out.b.instrs.len() as u32;
+        let from = out.b.next_instr();
         for unit in self.next_step_prefetch.clone() {
             self.unshard(out, flat, micro, unit, Rule::Prefetch);
             self.gathered[unit.index()] = None;
         }
         out.b.join(Rule::Prefetch, flat.streams.gather, COMPUTE);
-        let to = out.b.instrs.len() as u32;
+        let to = out.b.next_instr();
         out.b.withhold_from_later(from..to);
     }
 
