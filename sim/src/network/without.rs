@@ -83,8 +83,8 @@ mod tests {
         check_collectives(&profile)
     }
 
-    const TWO: &str = "[[collective]]\nsource = \"s\"\nkind = \"all_gather\"\nranks = 2\nrows = [[1000000000, 20000.0], [2000000000, 30000.0]]\nnccl_rows = [[2000000000, 25000.0]]\n";
-    const FOUR: &str = "[[collective]]\nsource = \"s\"\nkind = \"all_gather\"\nranks = 4\nrows = [[1000000000, 40000.0]]\n";
+    const TWO: &str = "[[collective]]\nsource = \"s\"\nkind = \"all_gather\"\nranks = 2\nnodes = 1\nrows = [[1000000000, 20000.0], [2000000000, 30000.0]]\nnccl_rows = [[2000000000, 25000.0]]\n";
+    const FOUR: &str = "[[collective]]\nsource = \"s\"\nkind = \"all_gather\"\nranks = 4\nnodes = 1\nrows = [[1000000000, 40000.0]]\nnccl_rows = []\n";
 
     /// Two ranks are those that reach 50 GB/s: half of 1 and of 2 GB take 10 and 20 ms, and 2.5
     /// roots of their microseconds more.
