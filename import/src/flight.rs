@@ -215,7 +215,7 @@ impl Entry {
         format!("{} {}{at}", self.name, self.sizes)
     }
 
-    /// Returns what has to be equal on all ranks. The sizes of all-to-alls may differ.
+    /// Returns what has to be equal on all ranks. The sizes of all-to-all collectives may differ.
     fn signature(&self) -> (&str, &str) {
         let sized = !self.name.contains("all_to_all")
             && !self.name.contains("alltoall")
