@@ -24,12 +24,13 @@ pub struct Section {
     pub ops: Range<u32>,
 }
 
-/// A gradient that is complete.
+/// A complete gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ready {
     /// Parameter.
     pub param: ParamId,
-    /// The op that writes its last contribution; [`Ready::after`], where forward has computed it.
+    /// The op that writes its last contribution; [`Ready::after`] if forward has computed the
+    /// gradient.
     pub writer: u32,
     /// The last op of that op's node: the engine passes gradients on only then.
     pub after: u32,
@@ -38,9 +39,9 @@ pub struct Ready {
 /// What `differentiate` appends to a graph.
 #[derive(Clone, Debug, Default)]
 pub struct Backward {
-    /// First backward op; the forward ops lie before it.
+    /// First backward op; the forward ops come before it.
     pub first: u32,
-    /// When each parameter's gradient is complete, in that order.
+    /// Parameters in the order in which their gradients become complete.
     pub ready: Vec<Ready>,
     /// The initial gradient of the loss.
     pub one: Option<ValueId>,
@@ -48,18 +49,18 @@ pub struct Backward {
     pub sections: Vec<Section>,
 }
 
-/// A gradient that waits for its node.
+/// A gradient that waits for its node to run.
 #[derive(Clone, Copy)]
 struct Pending {
     value: ValueId,
-    /// Nobody else holds its memory: later contributions are added in place.
+    /// Whether nothing else refers to its memory, so that later contributions are added in place.
     exclusive: bool,
 }
 
 struct Engine<'m> {
     m: &'m mut ModelGraph,
     pending: Vec<Option<Pending>>,
-    /// Gradient contributions that each parameter still waits for.
+    /// Number of gradient contributions that each parameter still waits for.
     uses: Vec<u32>,
     /// Buffer of the first value a buffer was made for.
     out: Backward,
@@ -68,8 +69,8 @@ struct Engine<'m> {
     seed: f64,
 }
 
-/// Appends the backward ops of `m.loss` to `m.graph`, starting from a gradient of `seed` (1 over
-/// the micro-batches of a step makes their gradients add up to that of the step's mean loss).
+/// Appends the backward ops of `m.loss` to `m.graph`, starting from a gradient of `seed`. (1 over
+/// the micro-batches of a step makes their gradients add up to that of the step's mean loss.)
 pub(crate) fn differentiate(m: &mut ModelGraph, recompute: &Recomputed, seed: f64) -> Backward {
     let first = m.graph.ops.len() as u32;
     let pending = vec![None; m.graph.values.len()];
@@ -94,7 +95,7 @@ pub(crate) fn differentiate(m: &mut ModelGraph, recompute: &Recomputed, seed: f6
     e.out
 }
 
-/// How many gradient contributions each parameter gets.
+/// Counts the gradient contributions that each parameter gets.
 fn contributions(m: &ModelGraph) -> Vec<u32> {
     let mut uses = vec![0; m.params.len()];
     for op in &m.graph.ops {
@@ -166,7 +167,7 @@ impl Engine<'_> {
             self.g().pass();
         }
         self.m.graph.node = None;
-        // What forward has computed for this node alone is not read by anything else.
+        // Nothing else reads what forward has computed for this node alone.
         let own = op.act == Act::View(View::Precomputed);
         for &(i, value) in &contributions {
             let exclusive = own || self.exclusive(value, &contributions, &grads, mark_buffers);
@@ -174,7 +175,7 @@ impl Engine<'_> {
         }
     }
 
-    /// Whether a contribution is the only reference to its memory.
+    /// Returns whether a contribution is the only reference to its memory.
     fn exclusive(
         &self,
         value: ValueId,
@@ -216,7 +217,7 @@ impl Engine<'_> {
         self.pending[v.index()] = Some(sum);
     }
 
-    /// Adds in place when only this node's input buffer holds the old gradient, else into a new
+    /// Adds in place if only this node's input buffer holds the old gradient, or else into a new
     /// tensor.
     fn add(&mut self, old: Pending, new: ValueId) -> ValueId {
         if old.exclusive {
@@ -226,8 +227,8 @@ impl Engine<'_> {
         }
     }
 
-    /// The first contribution is computed straight into the gradient; later ones (tied parameters)
-    /// are added to it.
+    /// Computes the first contribution directly into the gradient, and adds later ones (tied
+    /// parameters) to it.
     fn accumulate_param(&mut self, v: ValueId, p: ParamId, new: Pending) {
         match self.pending[v.index()] {
             None => {
@@ -281,7 +282,7 @@ impl Engine<'_> {
         (0..g.ops.len()).rev().find(writes).map_or(0, |i| i as u32)
     }
 
-    /// Whether a value is all of its buffer, in order.
+    /// Returns whether a value covers all of its buffer, in order.
     fn covers(&self, v: ValueId) -> bool {
         let value = self.m.graph.value(v);
         self.m.graph.buffer_of(v).is_some_and(|b| {
@@ -290,7 +291,7 @@ impl Engine<'_> {
         })
     }
 
-    /// Whether a collective has made the buffer of a value.
+    /// Returns whether a collective made the buffer of a value.
     fn is_received(&self, v: ValueId) -> bool {
         let g = &self.m.graph;
         let Some(buffer) = g.buffer_of(v) else {

@@ -1,14 +1,14 @@
 //! Proofs over a program.
 //!
 //! [`check`] walks `Init`, `First`, `Steady`, `Steady`, `Validation`, `Steady` as one trace.
-//! Happens-before comes from stream order, events and host waits (vector clocks, `clock`);
-//! addresses come from replaying the program's own allocators, so that a recycled block is seen by
-//! whoever uses it next; the state that a step carries (which optimizer step weights hold, over
-//! which axes a gradient and the norm of all have been reduced) is followed through every
-//! instruction (`state`, `norm`). [`RULES`] lists what is proven and the historical bug behind each
-//! rule; a [`Violation`] names the instruction, the buffer and what was expected.
+//! Happens-before comes from stream order, events and host waits (vector clocks, `clock`).
+//! Addresses come from replaying the program's own allocators, so that a recycled block is seen by
+//! its next user. The state that a step carries is followed through every instruction (`state`,
+//! `norm`): which optimizer step weights hold, and over which axes a gradient and the norm have
+//! been reduced. [`RULES`] lists what is proven and the historical bug behind each rule. A
+//! [`Violation`] names the instruction, the buffer and what was expected.
 //!
-//! What a program cannot show is not here: numbers (scaling, accumulation order), attributes of
+//! What a program cannot show is not checked: numbers (scaling, accumulation order), attributes of
 //! parameters, and the state of an engine between programs.
 
 mod access;
@@ -37,9 +37,9 @@ pub use rules::{Kind, RULES, RuleId, RuleInfo, Severity};
 use crate::program::Program;
 use report::Sink;
 
-/// Proves every rule of [`RULES`] for a program, or says where it is broken.
+/// Checks every rule of [`RULES`] for a program.
 ///
-/// A program whose form is broken ([`RuleId::Form`]) is not looked at further.
+/// The other rules are skipped for a program whose form is broken ([`RuleId::Form`]).
 #[must_use]
 pub fn check(program: &Program) -> Report {
     let mut sink = Sink::new();

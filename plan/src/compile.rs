@@ -1,10 +1,10 @@
 //! From graphs to the tape: eager kernels, fusion, regions, liveness.
 //!
-//! `schedule` puts ops into steps (one kernel each), `merge` makes one product of several,
-//! `epilogue` lets products add to something and gradients of embeddings fill their tables,
-//! `products` lets them go on with elementwise code, `inplace` saves their readers memory, `kernel`
-//! describes a step's kernel, `emit` decides lifetimes and writes the tape, `expand` repeats the
-//! steps of a middle block for all middle blocks.
+//! `schedule` puts ops into steps (one kernel each). `merge` fuses several GEMMs into one.
+//! `epilogue` lets GEMMs accumulate, and gradients of embeddings fill their tables. `gemm_fusion`
+//! fuses elementwise code into GEMMs. `inplace` saves their readers memory. `kernel` describes a
+//! step's kernel, `emit` decides lifetimes and writes the tape, and `expand` repeats the steps of a
+//! middle block for all middle blocks.
 
 mod alike;
 mod emit;
@@ -37,31 +37,32 @@ use tape::Tape;
 pub enum WeightAdjacency {
     /// Nothing: separate buffers, or a gap between them.
     None,
-    /// The next weight begins where this one ends; gradients are separate.
+    /// The next weight starts where this one ends; gradients are separate.
     Weights,
-    /// Weights and gradients both.
+    /// Both weights and gradients.
     WeightsAndGradients,
 }
 
-/// What compilation has to know of the sharding.
+/// Facts about the sharding that compilation needs.
 #[derive(Clone, Copy)]
 pub struct Sharding<'a> {
     /// Whether a module is a sharding unit.
     pub is_unit: &'a dyn Fn(ModuleId) -> bool,
-    /// What is contiguous for a parameter and the next one; asked for parameters that have a next
-    /// one.
+    /// What is contiguous for a parameter and the next one; asked only for parameters that have a
+    /// next one.
     pub adjacency: &'a dyn Fn(ParamId) -> WeightAdjacency,
 }
 
-/// Modules in pre-order and parameters in registration order, without building any graph.
+/// Returns modules in pre-order and parameters in registration order, without building a graph.
 #[must_use]
 pub fn modules_and_params(scenario: &Scenario) -> (Vec<Module>, Vec<Param>) {
     let tree = models::declare(scenario, scenario.model.layers).tree;
     (tree.modules, tree.params)
 }
 
-/// Whether two parameters, the second registered after the first, are weights of layers that
-/// `which` would merge if they lay side by side: whether they do read one input, the graph says.
+/// Returns whether two parameters, the second registered after the first, are weights of layers
+/// that `which` would merge if they were contiguous. Whether the layers really read one input
+/// depends on the graph.
 #[must_use]
 pub fn mergeable(a: &Param, b: &Param, which: MergeProjections) -> bool {
     const ATTENTION: [(&str, &str); 2] = [
@@ -85,9 +86,9 @@ pub fn mergeable(a: &Param, b: &Param, which: MergeProjections) -> bool {
 /// Builds the tape of one micro-batch.
 ///
 /// The boundaries of units break compiled regions (`compile.mode = "regions"`), and leaves inside a
-/// block are entered and left on the tape only when they are units. The loss is entered after the
-/// root has been left, since it is computed outside the model. An operand may reach over the end of
-/// its parameter into those after it, where these are its neighbours.
+/// block are entered and left on the tape only if they are units. The loss is entered after the
+/// root has been left, since it is computed outside the model. An operand may extend beyond the end
+/// of its parameter into contiguous parameters after it.
 #[must_use]
 pub fn tape(scenario: &Scenario, sharding: Sharding<'_>) -> Tape {
     let model = models::declare(scenario, scenario.model.layers);
@@ -104,13 +105,13 @@ pub fn tape(scenario: &Scenario, sharding: Sharding<'_>) -> Tape {
     }
 }
 
-/// Whether mode `regions` finds nothing to compile.
+/// Returns whether mode `regions` finds nothing to compile.
 ///
-/// A hook in the model's loop over its layers breaks the graph there, and a frame whose graph
-/// breaks within a loop is skipped as a whole; the layers' own frames are then compiled one by one,
-/// unless they are the library's (torch 2.11, "Skipped functions": `torch.nn` is among what is
-/// never compiled as a frame of its own). So a stack of library layers runs eagerly, and pays for
-/// the breaks. Measured on 4 H200: 52.09 ms eager and 52.03 ms compiled for six encoder layers.
+/// A hook in the model's loop over its layers breaks the graph there, and Dynamo skips a whole
+/// frame whose graph breaks within a loop. The layers' own frames are then compiled one by one,
+/// unless they are the library's (torch 2.11, "Skipped functions": `torch.nn` is never compiled as
+/// a frame of its own). So a stack of library layers runs eagerly, and pays for the breaks.
+/// Measured on 4 H200: 52.09 ms eager and 52.03 ms compiled for six encoder layers.
 fn frames_are_skipped(
     scenario: &Scenario,
     tree: &Tree,
@@ -127,7 +128,7 @@ fn with_mode(scenario: &Scenario, mode: CompileMode) -> Scenario {
     changed
 }
 
-/// The tape of a deep model from that of a shallow one, if its blocks are alike.
+/// Builds the tape of a deep model from that of a shallow one, if its blocks are alike.
 fn repeat(scenario: &Scenario, tree: &Tree, sharding: Sharding<'_>) -> Option<Tape> {
     let layers = tree.layers();
     let all = tree.blocks()?;
@@ -137,7 +138,7 @@ fn repeat(scenario: &Scenario, tree: &Tree, sharding: Sharding<'_>) -> Option<Ta
     let shallow = models::declare(scenario, expand::SHALLOW);
     let blocks = shallow.tree.blocks()?;
     let after = blocks.module + expand::SHALLOW * blocks.modules;
-    // Blocks are alike, so the first five of the deep model answer for those of the shallow one.
+    // Blocks are alike, so the first five of the deep model determine those of the shallow one.
     let more = layers - expand::SHALLOW;
     let in_deep = |m: ModuleId| {
         ModuleId(
@@ -158,11 +159,11 @@ fn repeat(scenario: &Scenario, tree: &Tree, sharding: Sharding<'_>) -> Option<Ta
     expand::expand(&small, blocks, layers)
 }
 
-/// Whether all blocks are built alike: none frozen, all recomputed or none, the same modules of
-/// each are units, the same parameters neighbours.
+/// Returns whether all blocks are built alike: none is frozen, all or none are recomputed, the same
+/// modules of each are units, and the same parameters are contiguous.
 fn alike(scenario: &Scenario, tree: &Tree, b: Blocks, sharding: Sharding<'_>) -> bool {
     let unit = |l: u32, m: u32| (sharding.is_unit)(ModuleId(b.module + l * b.modules + m));
-    // A block's last parameter is the neighbour of another block, which never matters.
+    // A block's last parameter is followed by another block's, which never matters.
     let near = |l: u32, p: u32| (sharding.adjacency)(ParamId(b.param + l * b.params + p));
     scenario.fsdp.frozen.is_empty()
         && Recomputed::new(&scenario.train, &tree.modules).is_uniform()
@@ -170,7 +171,7 @@ fn alike(scenario: &Scenario, tree: &Tree, b: Blocks, sharding: Sharding<'_>) ->
         && (1..b.params).all(|p| (1..b.count).all(|l| near(l, p - 1) == near(0, p - 1)))
 }
 
-/// The tape of a model, built op by op.
+/// Builds the tape of a model op by op.
 fn full(scenario: &Scenario, model: Declared, sharding: Sharding<'_>) -> Tape {
     let mut m = models::graph_of(scenario, model);
     recipes::convert(&mut m.graph, &*recipes::of(&scenario.precision));

@@ -69,14 +69,15 @@ impl Scenario {
         ])
     }
 
-    /// Whether the optimizer's kernel sums what ranks exchange: one alone has exchanged nothing.
+    /// Returns whether the optimizer's kernel sums what ranks exchange; a single rank exchanges
+    /// nothing.
     #[must_use]
     pub const fn sums_in_optimizer(&self) -> bool {
         self.fsdp.sum_in_optimizer && self.fsdp.copy_engine_reduce && self.mesh.dp_shard > 1
     }
 
-    /// Returns what is sharded, with the name that the policy's users know it by:
-    /// `ZeRO-3 (FULL_SHARD)`, with Megatron-FSDP `ZeRO-3 (optim_grads_params)`.
+    /// Returns what is sharded, in the words of the policy's users: `ZeRO-3 (FULL_SHARD)`, with
+    /// Megatron-FSDP `ZeRO-3 (optim_grads_params)`.
     #[must_use]
     pub fn sharding(&self) -> String {
         let strategy = self.fsdp.strategy;

@@ -13,14 +13,14 @@ use smallvec::SmallVec;
 pub struct ValueId(pub u32);
 
 impl ValueId {
-    /// As an index.
+    /// Returns the index.
     #[must_use]
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// Memory that a value lies in.
+/// Memory of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Root {
     /// A buffer of the graph ([`Graph::buffers`]).
@@ -46,30 +46,30 @@ pub struct Value {
     pub dtype: DType,
     /// Memory.
     pub root: Root,
-    /// Depends on a trained parameter.
+    /// Whether it depends on a trained parameter.
     pub requires_grad: bool,
 }
 
 impl Value {
-    /// Number of elements.
+    /// Returns the number of elements.
     #[must_use]
     pub fn numel(&self) -> u64 {
         self.shape.iter().product()
     }
 
-    /// Last dimension (1 for a scalar).
+    /// Returns the last dimension (1 for a scalar).
     #[must_use]
     pub fn cols(&self) -> u64 {
         self.shape.last().copied().unwrap_or(1)
     }
 
-    /// Product of all dimensions but the last.
+    /// Returns the product of all dimensions but the last.
     #[must_use]
     pub fn rows(&self) -> u64 {
         self.numel() / self.cols().max(1)
     }
 
-    /// Row-major without gaps.
+    /// Returns whether the elements are row-major without gaps.
     #[must_use]
     pub fn is_contiguous(&self) -> bool {
         strides::is_contiguous(&self.shape, &self.strides)
@@ -79,7 +79,7 @@ impl Value {
 /// A change of view: no kernel, only dispatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum View {
-    /// Same elements, other shape.
+    /// Same elements, different shape.
     Reshape,
     /// Two dimensions exchanged.
     Transpose(u8, u8),
@@ -90,12 +90,12 @@ pub enum View {
         /// First index.
         start: u64,
     },
-    /// Parts of one dimension, one output each: equal ones, but for those of a merged product.
+    /// Parts of one dimension, one per output: equal ones, except for those of a merged GEMM.
     Split {
         /// Dimension.
         axis: u8,
     },
-    /// Neighbouring parts of one dimension as one, in compiled code.
+    /// Adjacent parts of one dimension as one, in compiled code.
     Join {
         /// Dimension.
         axis: u8,
@@ -103,13 +103,13 @@ pub enum View {
     /// Repeats dimensions (zero strides).
     Expand,
     /// `loss, x, w, d_x, d_w -> loss`: ties gradients of `x` and `w` that the forward pass has
-    /// computed to the loss, where backward starts; they contain the factor that it starts from.
+    /// computed to the loss, where backward starts. They include the factor that it starts from.
     Precomputed,
-    /// Nothing: a node of the autograd graph that passes its gradient on.
+    /// No change: a node of the autograd graph that passes its gradient on.
     Pass,
-    /// The same on every rank along an axis, each of which goes on with it in its own way: its
-    /// gradient is the sum of theirs. The conjugate of an all-reduce, whose gradient every rank has
-    /// whole (Megatron-LM's f and g).
+    /// Equal on every rank along an axis, but each uses it in its own way: its gradient is the sum
+    /// of theirs. The conjugate of an all-reduce, whose gradient every rank has whole
+    /// (Megatron-LM's f and g).
     SumGradient(AxisId),
 }
 
@@ -131,19 +131,19 @@ pub struct Op {
     pub act: Act,
     /// Operands.
     pub inputs: SmallVec<[ValueId; 4]>,
-    /// Results. One that shares its buffer with an input is written in place.
+    /// Results. A result that shares its buffer with an input is written in place.
     pub outputs: SmallVec<[ValueId; 2]>,
     /// Module it belongs to.
     pub module: ModuleId,
     /// Autograd node (backward) or op (forward): operands are held until all of a node's ops have
     /// been issued.
     pub node: u32,
-    /// Framework calls it takes when run eagerly, itself included.
+    /// Framework calls that it takes when run eagerly, including itself.
     pub dispatches: u8,
 }
 
 impl Op {
-    /// Whether it only makes views: nothing is launched.
+    /// Returns whether it only makes views and launches nothing.
     #[must_use]
     pub const fn is_view(&self) -> bool {
         matches!(self.act, Act::View(_))
@@ -159,9 +159,9 @@ pub struct Buffer {
     pub dtype: DType,
     /// Module of the op that allocates it.
     pub module: ModuleId,
-    /// Logits or a relative of theirs.
+    /// Whether it holds logits or tensors of their shape.
     pub logits: bool,
-    /// A gradient of an activation.
+    /// Whether it is a gradient of an activation.
     pub grad: bool,
     /// The value it was made for: every other value in it is newer.
     pub first: ValueId,
@@ -185,25 +185,26 @@ pub struct Graph {
     pub holds: Vec<(u32, u32)>,
     /// Module of new ops.
     pub(crate) module: Option<ModuleId>,
-    /// Node of new ops; `None`: each op its own.
+    /// Node of new ops; `None` makes each op a node.
     pub(crate) node: Option<u32>,
     pub(crate) nodes: u32,
     /// Vocabulary size: tensors of this last dimension are logits.
     pub(crate) vocab: Option<u64>,
-    /// Modules whose code is compiled: nothing is done in place there, the compiler decides that.
+    /// Modules whose code is compiled: ops there do nothing in place, because the compiler decides
+    /// that.
     pub(crate) compiled: Vec<bool>,
-    /// New buffers are gradients.
+    /// Whether new buffers are gradients.
     pub(crate) in_backward: bool,
 }
 
 impl Graph {
-    /// The value behind an id.
+    /// Returns the value of an id.
     #[must_use]
     pub fn value(&self, v: ValueId) -> &Value {
         &self.values[v.index()]
     }
 
-    /// The buffer a value lies in, if it is one of the graph.
+    /// Returns the buffer of a value, if it is one of the graph.
     #[must_use]
     pub fn buffer_of(&self, v: ValueId) -> Option<u32> {
         match self.value(v).root {
@@ -212,7 +213,7 @@ impl Graph {
         }
     }
 
-    /// The kernel op that computes a value, if any.
+    /// Returns the kernel op that computes a value, if any.
     pub(crate) fn computed_by(&self, v: ValueId) -> Option<(OpKind, &Op)> {
         let op = self.ops.get(self.producer[v.index()] as usize)?;
         match op.act {

@@ -62,7 +62,7 @@ pub enum PlanError {
     },
     /// A unit's hooks would run during a replay.
     #[error(
-        "unit `{unit}` lies inside the captured scope `{scope}`: its hooks cannot run during a replay; capture a \
+        "unit `{unit}` is inside the captured scope `{scope}`: its hooks cannot run during a replay; capture a \
          smaller scope or use larger units"
     )]
     CapturedUnit {
@@ -148,7 +148,7 @@ fn check_double_buffer(program: &Program) -> Result<(), PlanError> {
     }
 }
 
-/// Layout of policies whose groups are one flat buffer each.
+/// Returns the layout of policies whose groups are one flat buffer each.
 pub(crate) fn flat_layout(scenario: &Scenario) -> LayoutKind {
     let mesh = &scenario.mesh;
     let outer = mesh.dp_outer > 1 && scenario.fsdp.outer_strategy == OuterStrategy::Optim;
@@ -164,7 +164,7 @@ pub(crate) fn flat_layout(scenario: &Scenario) -> LayoutKind {
     }
 }
 
-/// Layout of schedules that shard each parameter over its first dimension.
+/// Returns the layout of schedules that shard each parameter over its first dimension.
 pub(crate) fn per_param_layout(scenario: &Scenario) -> LayoutKind {
     LayoutKind::PerParam {
         shards: scenario.mesh.dp_shard,

@@ -32,7 +32,7 @@ use crate::units::Bytes;
 /// A request for memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Bytes wanted.
+    /// Requested bytes.
     pub bytes: Bytes,
     /// Stream that will use it last.
     pub stream: StreamId,
@@ -45,7 +45,7 @@ pub struct Request {
 pub struct Block {
     /// Address in the allocator's own address space.
     pub address: u64,
-    /// Bytes counted as allocated (rounded, unsplit slack included).
+    /// Bytes counted as allocated (rounded, including a rest that is not split off).
     pub bytes: Bytes,
 }
 
@@ -58,7 +58,8 @@ pub struct Counters {
     pub allocated: Bytes,
     /// Memory taken from the device.
     pub reserved: Bytes,
-    /// Times that all cached segments had to be released before a request could be served.
+    /// Number of times that all cached segments had to be released before a request could be
+    /// served.
     pub retries: u32,
 }
 
@@ -69,11 +70,11 @@ pub enum AllocError {
     /// The device is full even after returning every cached segment.
     #[error("{requested} requested, {reserved} of {limit} reserved, {allocated} allocated")]
     OutOfMemory {
-        /// Wanted.
+        /// Requested bytes.
         requested: Bytes,
-        /// In use.
+        /// Allocated bytes.
         allocated: Bytes,
-        /// Taken from the device.
+        /// Bytes taken from the device.
         reserved: Bytes,
         /// Limit.
         limit: Bytes,
@@ -87,7 +88,7 @@ pub enum AllocError {
         key: u32,
         /// Slot size.
         slot: Bytes,
-        /// Wanted.
+        /// Requested bytes.
         requested: Bytes,
     },
     /// A key that the plan does not know.
@@ -96,23 +97,23 @@ pub enum AllocError {
         /// Key.
         key: u32,
     },
-    /// Two keys that the plan lets share a slot are live at once, or one key twice.
+    /// Two keys that share a slot in the plan are live at once, or one key twice.
     #[error("pool slot of key {key} is in use by key {holder}")]
     SlotInUse {
-        /// Wanted.
+        /// Requested key.
         key: u32,
-        /// Live.
+        /// Live key.
         holder: u32,
     },
     /// All copies of a double buffer are in use.
     #[error("double buffer exhausted: key {key} needs a copy, but all {live} are live")]
     DoubleBufferExhausted {
-        /// Wanted.
+        /// Requested key.
         key: u32,
-        /// Live copies.
+        /// Number of live copies.
         live: u32,
     },
-    /// A buffer is allocated that is live.
+    /// A live buffer is allocated again.
     #[error("buffer {buffer} is allocated twice without a free in between")]
     AlreadyLive {
         /// Buffer.
@@ -128,10 +129,12 @@ pub trait Allocator {
     /// See [`AllocError`].
     fn alloc(&mut self, request: Request) -> Result<Block, AllocError>;
 
-    /// Takes a block back. A block that is not live is a programming error and panics with its
-    /// address.
+    /// Takes a block back.
+    ///
+    /// # Panics
+    /// If no block at this address is live.
     fn free(&mut self, address: u64);
 
-    /// Counters now.
+    /// Returns the current counters.
     fn counters(&self) -> Counters;
 }

@@ -35,7 +35,7 @@ use crate::units::Flops;
 use build::Builder;
 use declare::{Declare, Tree};
 
-/// All families.
+/// Specs of all families.
 const SPECS: [&FamilySpec; 6] = [
     &llama::SPEC,
     &gpt2::SPEC,
@@ -62,12 +62,12 @@ pub fn hf_types() -> impl Iterator<Item = (&'static FamilySpec, &'static HfType)
 }
 
 impl Family {
-    /// All families, with their names in scenario files.
+    /// Returns all families, with their names in scenario files.
     pub(crate) fn named_all() -> impl Iterator<Item = (&'static str, Self)> {
         SPECS.iter().map(|spec| (spec.name, spec.family))
     }
 
-    /// What there is to know of the family.
+    /// Returns the spec of the family.
     ///
     /// # Panics
     /// Never: a test finds every family among the specs.
@@ -77,7 +77,7 @@ impl Family {
         spec.expect("every family has a spec")
     }
 
-    /// The family of this name in scenario files.
+    /// Returns the family of this name in scenario files.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         let spec = SPECS.iter().find(|spec| spec.name == name);
@@ -105,7 +105,7 @@ pub(crate) struct Declared {
 
 #[cfg(test)]
 impl Declared {
-    /// A model of no family.
+    /// Makes a model that belongs to no family.
     pub(crate) fn of(tree: Tree, code: Box<dyn Forward>) -> Self {
         Self { tree, code }
     }
@@ -141,13 +141,13 @@ pub struct ModelGraph {
 }
 
 impl ModelGraph {
-    /// Module tree in pre-order.
+    /// Returns the module tree in pre-order.
     #[must_use]
     pub fn modules(&self) -> &[Module] {
         &self.tree.modules
     }
 
-    /// Unique parameters in registration order.
+    /// Returns the unique parameters in registration order.
     #[must_use]
     pub fn parameters(&self) -> &[Param] {
         &self.tree.params

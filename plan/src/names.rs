@@ -1,10 +1,10 @@
-//! The nearest valid name to a mistyped one.
+//! Finds the valid name nearest to a mistyped one.
 
-/// Longest name that is compared; anything longer has no neighbour.
+/// Maximum length of names that are compared.
 const LONGEST: usize = 64;
 
-/// The candidate nearest to `word`: by edit distance up to a third of its length, or else one that
-/// contains it.
+/// Returns the candidate nearest to `word`: by edit distance up to a third of its length, or else
+/// one that contains it.
 pub fn nearest<'c>(word: &str, candidates: impl IntoIterator<Item = &'c str>) -> Option<&'c str> {
     let word = word.to_lowercase();
     let length = word.chars().count();
@@ -28,7 +28,7 @@ pub fn nearest<'c>(word: &str, candidates: impl IntoIterator<Item = &'c str>) ->
     best.map(|(_, c)| c)
 }
 
-/// Edits (insert, remove, replace, swap of neighbours) from `a` to `b`.
+/// Returns the number of edits (insert, remove, replace, swap of neighbours) from `a` to `b`.
 fn distance(a: &str, b: &str) -> usize {
     let a: Vec<char> = a.chars().collect();
     let b: Vec<char> = b.chars().collect();

@@ -1,4 +1,4 @@
-//! What the planner knows of each operation: operands, fusion, cost, derivative.
+//! The planner's definition of each operation: operands, fusion, cost, derivative.
 //!
 //! One file per family of operations, one `impl OpDef` per operation. [`crate::ir::op`] lists the
 //! operations; the compiler asks for an implementation of each.
@@ -28,15 +28,15 @@ pub use vjp::{Contributions, Vjp};
 use crate::ir::op::match_op;
 use crate::ir::{DType, KernelClass, OpKind};
 
-/// What fusion may do with an operation.
+/// How fusion may treat an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fusion {
     /// A library kernel: its operands must be in memory.
     Extern,
     /// A generated kernel of its own (column and full reductions).
     Alone,
-    /// Sums over rows for the gradients of a norm's parameters: alone, or with kernels over the
-    /// same rows.
+    /// Column sums for the gradients of a norm's parameters: alone, or with kernels over the same
+    /// rows.
     Column,
     /// Reduces rows; fuses with elementwise neighbors over the same elements.
     Row,
@@ -44,7 +44,7 @@ pub enum Fusion {
     Pointwise,
 }
 
-/// Everything that planning needs of one operation.
+/// Definition of an operation for planning.
 pub trait OpDef {
     /// Returns the name of the kernel that does only this, in PyTorch's words.
     fn name(&self) -> &'static str;
@@ -52,14 +52,14 @@ pub trait OpDef {
     /// Describes the operands.
     fn signature(&self) -> Signature;
 
-    /// Returns the element type of output `n` of a forward operation, from those of the inputs: the
-    /// first one's; without inputs, float32.
+    /// Returns the element type of output `n` of a forward operation, from those of the inputs:
+    /// that of the first one, or float32 without inputs.
     fn result(&self, n: usize, inputs: &[DType]) -> DType {
         let _ = n;
         inputs.first().copied().unwrap_or(DType::F32)
     }
 
-    /// Says how a compiler may treat the operation.
+    /// Returns how a compiler may treat the operation.
     fn fusion(&self) -> Fusion;
 
     /// Counts the arithmetic of one call. Elementwise functions count a fixed number of FLOPs per
@@ -69,19 +69,19 @@ pub trait OpDef {
     /// Returns the cost class of a kernel that does only this.
     fn class(&self, at: &Operands<'_>) -> KernelClass;
 
-    /// Returns the bytes that the operation touches of input `n`, if not all of it.
+    /// Returns the bytes that the operation touches of input `n`, if it does not touch all of it.
     fn bytes_read(&self, at: &Operands<'_>, n: usize) -> Option<u64> {
         let _ = (at, n);
         None
     }
 
-    /// Returns the bytes that the operation touches of output `n`, if not all of it.
+    /// Returns the bytes that the operation touches of output `n`, if it does not touch all of it.
     fn bytes_written(&self, at: &Operands<'_>, n: usize) -> Option<u64> {
         let _ = (at, n);
         None
     }
 
-    /// Tells whether input `n` gets a gradient at all (ids, labels and statistics do not).
+    /// Returns whether input `n` gets a gradient at all (ids, labels and statistics do not).
     fn differentiable(&self, n: usize) -> bool {
         let _ = n;
         true
@@ -92,17 +92,17 @@ pub trait OpDef {
     /// nothing.
     fn vjp(&self, at: Vjp<'_>) -> Contributions;
 
-    /// Tells whether the operation belongs to backward passes.
+    /// Returns whether the operation belongs to backward passes.
     fn is_backward(&self) -> bool {
         false
     }
 
-    /// Tells whether selective recompute saves the results instead of computing them again.
+    /// Returns whether selective recompute saves the results instead of recomputing them.
     fn saved_by_selective_recompute(&self) -> bool {
         false
     }
 
-    /// Tells whether the kernel takes operands whose rows are not adjacent: columns of a wider
+    /// Returns whether the kernel accepts operands whose rows are not adjacent: columns of a wider
     /// buffer.
     fn takes_strides(&self) -> bool {
         self.fusion() == Fusion::Pointwise
@@ -110,25 +110,25 @@ pub trait OpDef {
 }
 
 impl OpKind {
-    /// The definition of the operation.
+    /// Returns the definition of the operation.
     #[must_use]
     pub fn def(&self) -> &dyn OpDef {
         match_op!(self, op => op)
     }
 
-    /// Name of the kernel that does only this.
+    /// Returns the name of the kernel that does only this.
     #[must_use]
     pub fn name(&self) -> &'static str {
         self.def().name()
     }
 
-    /// How a compiler may treat it.
+    /// Returns how a compiler may treat it.
     #[must_use]
     pub fn fusion(&self) -> Fusion {
         self.def().fusion()
     }
 
-    /// Whether it adds up rows, for the gradients of a norm's parameters.
+    /// Returns whether it adds up rows, for the gradients of a norm's parameters.
     #[must_use]
     pub fn sums_rows(&self) -> bool {
         self.fusion() == Fusion::Column

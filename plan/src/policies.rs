@@ -1,9 +1,9 @@
 //! Policies: who gathers, reduces and frees what, and when.
 //!
 //! A policy is one folder: `spec.rs` holds its defaults, the values that it refuses, the keys that
-//! have no effect under it, and how it lays parameters out; the rest is its lifecycle over the
-//! machinery of [`lower`]. `full/` is the schedule of compile mode full, which takes the place of
-//! the policy's own. [`plan`] is the whole way from a scenario to a program.
+//! have no effect under it, and its layout of parameters; the rest is its lifecycle over the
+//! machinery of [`lower`]. `full/` is the schedule of compile mode full, which replaces the
+//! policy's own. [`plan`] covers the whole way from a scenario to a program.
 
 pub(crate) mod fsdp2;
 pub(crate) mod full;
@@ -17,11 +17,11 @@ use crate::lower::{self, Lowering, PlanError};
 use crate::program::Program;
 use spec::{PolicySpec, Refusal, Rules, fully_compiled};
 
-/// All policies.
+/// Specs of all policies.
 const SPECS: [&PolicySpec; 3] = [&native::SPEC, &fsdp2::SPEC, &megatron::SPEC];
 
 impl PolicyKind {
-    /// Returns what is known of the policy.
+    /// Returns the spec of the policy.
     ///
     /// # Panics
     /// Never: a test finds every policy among the specs.
@@ -37,7 +37,7 @@ pub(crate) fn rules(s: &Scenario) -> impl DoubleEndedIterator<Item = &'static Ru
     std::iter::once(&s.fsdp.policy.spec().rules).chain(full)
 }
 
-/// Whether a key of `[fsdp]` is an option that not every schedule has.
+/// Returns whether a key of `[fsdp]` is an option that not every schedule has.
 pub(crate) fn is_option(key: &str) -> bool {
     SPECS.iter().any(|spec| spec.rules.has(key)) || full::RULES.has(key)
 }
@@ -72,7 +72,7 @@ pub(crate) fn with_option(option: &str) -> String {
     format!("{noun} {}{outside}", names.join(" and "))
 }
 
-/// The engines that reduce over `dp_replicate` in a step's last micro-batch only.
+/// Refusal of engines that reduce over `dp_replicate` only in a step's last micro-batch.
 const GRADIENTS_ADDED_UP: Refusal = Refusal {
     keys: &["fsdp.gradient_sync", "fsdp.policy"],
     when: |s| {
@@ -84,7 +84,7 @@ const GRADIENTS_ADDED_UP: Refusal = Refusal {
     help: "set gradient_sync = \"outer_last\"",
 };
 
-/// What to do where a schedule does not check for NaN.
+/// Help for schedules that do not check for NaN.
 const NO_NAN_CHECK: &str = "set fsdp.nan_check = false, or use policy native or megatron outside \
                             mode full; `exec --check-nan` finds the first NaN of any program";
 

@@ -1,14 +1,14 @@
 //! The program: every decision of a training step, written down as instructions.
 //!
-//! One instruction list a rank, in host issue order. Ranks differ in offsets, not in shape (SPMD),
-//! so one list stands for all of them: the ranges of a sharded buffer are those of rank 0's shard,
-//! and an interpreter shifts them by its position in the communicator. `sim` prices the list,
-//! `exec` performs it, `check` proves things about it.
+//! A program has one instruction list for all ranks, in host issue order. Ranks differ in offsets,
+//! not in shape (SPMD): the ranges of a sharded buffer are those of rank 0's shard, and an
+//! interpreter shifts them by the rank's position in the communicator. `sim` prices the list,
+//! `exec` runs it, `check` proves properties of it.
 //!
-//! Sections run as: `Init` once, `First` once, then `Steady` for every further step; `Validation`,
-//! where present, runs between steps. Every event a section waits for is recorded in that section,
-//! and every buffer a section allocates is freed in it, except persistent ones (from `Init`, and
-//! optimizer state from `First`).
+//! Sections run as follows: `Init` once, `First` once, then `Steady` for every further step;
+//! `Validation`, if present, runs between steps. Every event that a section waits for is recorded
+//! in that section, and every buffer that a section allocates is freed in it, except persistent
+//! ones (from `Init`, and optimizer state from `First`).
 
 mod build;
 mod digest;
@@ -33,13 +33,13 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 pub use traffic::Traffic;
 
-/// What an instruction does.
+/// Operation of an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Op {
-    /// Take memory for a buffer, now in host order.
+    /// Allocate memory for a buffer, now in host order.
     Alloc(BufferId),
-    /// Give it back, now in host order.
+    /// Free it, now in host order.
     Free(BufferId),
     /// Launch a kernel. Its operands are ranges of [`Program::accesses`]; see [`Program::reads`].
     Launch {
@@ -88,12 +88,12 @@ pub enum Op {
     HostWork {
         /// Kind.
         kind: HostWorkKind,
-        /// How often.
+        /// Number of repetitions.
         count: u16,
     },
-    /// A captured scope starts: what follows is one graph launch from the second pass on.
+    /// Start a captured scope: what follows is one graph launch from the second pass on.
     GraphBegin(ScopeId),
-    /// It ends.
+    /// End it.
     GraphEnd(ScopeId),
 }
 
@@ -124,7 +124,7 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// Name in program text and tables.
+    /// Returns the name in program text and tables.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -145,7 +145,7 @@ impl Phase {
 /// One instruction with its provenance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Instr {
-    /// What it does.
+    /// Operation.
     pub op: Op,
     /// Unit it belongs to.
     pub unit: UnitId,
@@ -204,7 +204,7 @@ pub struct CaptureScope {
     pub launches: u32,
 }
 
-/// What the program was made for; enough to label a run without the scenario.
+/// What the program was made for: enough to label a run without the scenario.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ProgramMeta {
     /// Scenario name.
@@ -213,32 +213,32 @@ pub struct ProgramMeta {
     pub policy: &'static str,
     /// Hardware profile name.
     pub hardware: String,
-    /// Ranks, by axis.
+    /// Ranks on their axes.
     pub mesh: DeviceMesh,
-    /// GPUs of a node.
+    /// Number of GPUs per node.
     pub gpus_per_node: u32,
-    /// Micro-batches a step.
+    /// Micro-batches per step.
     pub micro_batches: u16,
-    /// Tokens a rank and step.
+    /// Tokens per rank and step.
     pub tokens: u64,
-    /// Model FLOPs a rank and step.
+    /// Model FLOPs per rank and step.
     pub model_flops: Flops,
-    /// Every sum has a fixed order.
+    /// Whether every sum has a fixed order.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub deterministic: bool,
     /// `expandable_segments` of the caching allocator.
     pub expandable_segments: bool,
-    /// Gradient buffers the policy allows in flight.
+    /// Number of gradient buffers that the policy allows in flight.
     pub reduce_in_flight: u32,
-    /// Steps between validations; 0 is never.
+    /// Steps between validations; 0 for none.
     pub validate_every: u32,
-    /// Steps of a run.
+    /// Steps per run.
     pub steps: u32,
-    /// Peak-rate element type (compute dtype).
+    /// Compute dtype, whose peak rate MFU refers to.
     pub compute: DType,
 }
 
-/// A whole program.
+/// A complete program.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Program {
     /// Labels.
@@ -278,25 +278,26 @@ pub struct Program {
     pub sections: Vec<Section>,
     /// Instructions.
     pub instrs: Vec<Instr>,
-    /// Full copies of unit buffers a double-buffer pool holds (0: no such pool).
+    /// Number of full copies of unit buffers in a double-buffer pool (0: no such pool).
     pub double_buffer_copies: u32,
-    /// Double buffer: keys that do not fit get a persistent buffer of their own.
+    /// Double buffer: keys that do not fit get a separate persistent buffer.
     pub persist_on_alloc_fail: bool,
-    /// Where planned buffers lie; follows from the rest.
+    /// Placement of planned buffers; follows from the rest.
     #[serde(skip)]
     pub placement: crate::memory::Placement,
 }
 
 impl Program {
-    /// Section of a kind, if the program has it.
+    /// Returns the section of a kind, if the program has it.
     #[must_use]
     pub fn section(&self, kind: SectionKind) -> Option<&Section> {
         self.sections.iter().find(|s| s.kind == kind)
     }
 
-    /// Communicators that some collective uses, and whether each takes no more than copy engines
-    /// do: a reduction takes what collectives on SMs take, but that of one number nothing (measured
-    /// on 2 H200, NCCL 2.28.9: benchmarks/options.md).
+    /// Returns the communicators that some collective uses, and whether each needs only the device
+    /// memory of copy-engine collectives. A reduction needs that of collectives on SMs, except for
+    /// a single number, which needs nothing (measured on 2 H200, NCCL 2.28.9:
+    /// benchmarks/options.md).
     #[must_use]
     pub fn used_communicators(&self) -> BTreeMap<CommId, bool> {
         let mut used = BTreeMap::new();
@@ -308,15 +309,15 @@ impl Program {
         used
     }
 
-    /// Instructions of a section.
+    /// Returns the instructions of a section.
     #[must_use]
     pub fn section_instrs(&self, section: &Section) -> &[Instr] {
         &self.instrs[section.instrs.start as usize..section.instrs.end as usize]
     }
 
-    /// The buffer into which an instruction sends data of the host: that of an input which is new
-    /// in every micro-batch, where its memory is allocated, on the buffer's stream. Inputs that
-    /// stay are allocated in [`SectionKind::Init`].
+    /// Returns the buffer into which an instruction copies data from the host: an input that
+    /// changes in every micro-batch, where its memory is allocated, on the buffer's stream. Inputs
+    /// that do not change are allocated in [`SectionKind::Init`].
     #[must_use]
     pub fn upload(&self, instr: InstrId) -> Option<BufferId> {
         let Op::Alloc(id) = self.instrs[instr.index()].op else {
@@ -328,7 +329,7 @@ impl Program {
         (input && !self.section(SectionKind::Init).is_some_and(stays)).then_some(id)
     }
 
-    /// Ranges a launch reads.
+    /// Returns the ranges that a launch reads.
     #[must_use]
     pub fn reads(&self, op: &Op) -> &[Access] {
         match *op {
@@ -337,7 +338,7 @@ impl Program {
         }
     }
 
-    /// Ranges a launch writes.
+    /// Returns the ranges that a launch writes.
     #[must_use]
     pub fn writes(&self, op: &Op) -> &[Access] {
         match *op {
@@ -346,22 +347,22 @@ impl Program {
         }
     }
 
-    /// A readable name of a buffer, for example `full_weight layers.3`.
+    /// Returns a readable name of a buffer, for example `full_weight layers.3`.
     #[must_use]
     pub fn buffer_name(&self, id: BufferId) -> String {
         text::buffer_name(self, id)
     }
 
-    /// One instruction in words, without its tag. Nothing where there is no such instruction, as
-    /// for what goes wrong outside of all of them.
+    /// Describes one instruction, without its tag. Empty if there is no such instruction, as for
+    /// errors outside of all of them.
     #[must_use]
     pub fn op_text(&self, id: InstrId) -> String {
         let instr = self.instrs.get(id.index());
         instr.map_or_else(String::new, |i| text::op(self, i))
     }
 
-    /// Content digest: 16 hexadecimal digits, equal exactly for equal programs. The scenario's name
-    /// and the hardware profile do not enter it.
+    /// Returns the content digest: 16 hexadecimal digits, equal exactly for equal programs. It does
+    /// not include the scenario's name and the hardware profile.
     #[must_use]
     pub fn digest(&self) -> String {
         digest::digest(self)
@@ -380,7 +381,7 @@ impl Program {
         text::section_title(section)
     }
 
-    /// The program as stable text, one instruction per line.
+    /// Returns the program as stable text, one instruction per line.
     #[must_use]
     pub fn to_text(&self) -> String {
         text::render(self)

@@ -23,19 +23,19 @@ pub(crate) trait Recipe {
     /// activations by.
     fn activation(&self) -> DType;
 
-    /// Returns the type in which an operation reads input `n`; `None`: as it comes.
+    /// Returns the type in which an operation reads input `n`; `None` to read it as it is.
     fn operand(&self, op: &OpKind, n: usize) -> Option<DType>;
 
-    /// Returns the types of what is kept and sent for parameters.
+    /// Returns the types in which parameters' state is kept and sent.
     fn param_types(&self) -> ParamTypes;
 }
 
-/// Element types of what is kept and sent for a parameter.
+/// Element types in which parameters' state is kept and sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ParamTypes {
     /// The weight as the model reads it, which is gathered.
     pub(crate) compute: DType,
-    /// The optimizer's weight; `None`: the optimizer updates what the model reads.
+    /// The optimizer's weight; `None` if the optimizer updates the compute weight.
     pub(crate) main: Option<DType>,
     /// The gradient between micro-batches.
     pub(crate) grads: DType,

@@ -1,7 +1,7 @@
-//! What interpreting a program yields: steps, spans, memory, collectives, exposed time.
+//! Result of interpreting a program: steps, spans, memory, collectives, exposed time.
 //!
-//! `sim` and `exec` both produce a [`Run`]; everything downstream reads only this. [`Run::summary`]
-//! is the JSON contract.
+//! `sim` and `exec` both produce a [`Run`]; all later stages read only this. [`Run::summary`] is
+//! the JSON contract.
 
 mod awaited;
 pub mod basis;
@@ -32,7 +32,7 @@ use crate::units::{Bytes, Picos};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// How a run came about.
+/// Origin of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RunKind {
@@ -49,7 +49,7 @@ pub struct StepRecord {
     pub step: u32,
     /// Section.
     pub section: SectionKind,
-    /// When the host began to issue it.
+    /// When the host started to issue it.
     pub start: Picos,
     /// When its last device work ended (and the host was done).
     pub end: Picos,
@@ -72,11 +72,11 @@ pub struct Span {
     pub issued: Picos,
     /// When its stream predecessors and waits were done.
     pub ready: Picos,
-    /// When it began.
+    /// When it started.
     pub start: Picos,
     /// When it ended.
     pub end: Picos,
-    /// What it would have taken alone.
+    /// Isolated duration.
     pub alone: Picos,
     /// What its start waited for last: another span (index into [`Run::spans`]), or the host.
     pub blocker: Blocker,
@@ -90,7 +90,7 @@ pub enum Blocker {
     Host,
     /// The span before it on its stream.
     Stream(u32),
-    /// A span behind an event its stream waited for.
+    /// A span before an event that its stream waited for.
     Event(u32),
     /// The collective before it on its communicator.
     Communicator(u32),
@@ -115,7 +115,7 @@ pub struct MemorySample {
     pub reserved: Bytes,
 }
 
-/// Where the peak was.
+/// Position of the peak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeakAt {
     /// Step.
@@ -141,17 +141,17 @@ pub struct MemoryReport {
     pub peak_reserved: Bytes,
     /// Peak of the whole device: reserved plus context, communicators and libraries.
     pub peak_device: Bytes,
-    /// Bytes at rest between steps.
+    /// Bytes that stay allocated between steps.
     pub persistent: Bytes,
-    /// Device capacity, where known.
+    /// Device capacity, if known.
     pub capacity: Option<Bytes>,
-    /// Where the allocated peak was.
+    /// Position of the allocated peak.
     pub at: PeakAt,
-    /// What was allocated at the peak, by role, largest first.
+    /// Bytes allocated at the peak, by role, largest first.
     pub by_role: Vec<(Role, Bytes)>,
-    /// What was allocated at the peak, by unit, largest first.
+    /// Bytes allocated at the peak, by unit, largest first.
     pub by_unit: Vec<(String, Bytes)>,
-    /// Allocator retries (each one synchronises the device).
+    /// Number of allocator retries (each one synchronises the device).
     pub retries: u32,
     /// Timeline of the recorded step.
     pub timeline: Vec<MemorySample>,
@@ -160,7 +160,7 @@ pub struct MemoryReport {
 /// Totals of one kind of collective over the recorded step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CollectiveStats {
-    /// Launches.
+    /// Number of launches.
     pub count: u32,
     /// Payload bytes (full side).
     pub bytes: Bytes,
@@ -168,7 +168,7 @@ pub struct CollectiveStats {
     pub busy: Picos,
     /// Part of it in which the compute stream ran nothing.
     pub exposed: Picos,
-    /// Launches during which a matrix product or attention kernel ran on the compute stream.
+    /// Number of launches during which a GEMM or attention kernel ran on the compute stream.
     pub overlapped_with_gemm: u32,
 }
 
@@ -180,7 +180,7 @@ pub enum Cause {
     Host,
     /// The collective was issued or allowed to start late (a prefetch or reduce gate).
     Gate,
-    /// The collective was issued and ready, and waited for its turn behind a collective of another
+    /// The collective was issued and ready, and waited for its turn after a collective of another
     /// kind, see [`Queues`].
     Queue,
     /// The collective ran as early as its input allowed; the link is the limit.
@@ -194,7 +194,7 @@ pub enum Cause {
 }
 
 impl Cause {
-    /// All of them, in the order of tables and legends.
+    /// All causes, in the order of tables and legends.
     pub const ALL: [Self; 7] = [
         Self::Host,
         Self::Gate,
@@ -205,7 +205,7 @@ impl Cause {
         Self::Straggler,
     ];
 
-    /// Name in tables and JSON.
+    /// Returns the name in tables and JSON.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -233,7 +233,7 @@ pub struct ExposedGap {
     pub waited_for: Option<u32>,
 }
 
-/// Which costs were measured and which were modelled, by time.
+/// Busy time with measured and with modelled costs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CostSources {
     /// Busy time from measured tables.
@@ -253,7 +253,7 @@ pub struct Run {
     pub program_digest: String,
     /// Kind.
     pub kind: RunKind,
-    /// Ranks.
+    /// Number of ranks.
     pub world_size: u32,
     /// Policy.
     pub policy: String,
@@ -261,7 +261,7 @@ pub struct Run {
     pub hardware: String,
     /// Steps in order.
     pub steps: Vec<StepRecord>,
-    /// Step times of the steady state (with jitter: one a sample).
+    /// Step times of the steady state (with jitter: one per sample).
     pub step_samples: Vec<Picos>,
     /// Spans of the recorded steady step, in issue order.
     pub spans: Vec<Span>,
@@ -279,37 +279,38 @@ pub struct Run {
     pub exposed: BTreeMap<Cause, Picos>,
     /// Host time of the recorded step.
     pub host: Picos,
-    /// Tokens a rank and step.
+    /// Tokens per rank and step.
     pub tokens: u64,
-    /// Model FLOPs utilisation against the device's dense peak, 0 to 1; 0 where that peak is not
+    /// Model FLOPs utilisation relative to the device's dense peak, 0 to 1; 0 if that peak is not
     /// known.
     #[serde(with = "float")]
     pub mfu: f64,
     /// Cost sources.
     pub costs: CostSources,
-    /// Losses, one a step (`exec` only).
+    /// Losses, one per step (`exec` only).
     #[serde(with = "float::list")]
     pub losses: Vec<f64>,
-    /// Gradient norms, one a step (`exec` only).
+    /// Gradient norms, one per step (`exec` only).
     #[serde(with = "float::list")]
     pub grad_norms: Vec<f64>,
     /// Environment: versions, devices, seeds.
     pub environment: BTreeMap<String, String>,
-    /// What a prediction rests on; `None` for measured runs, and for predictions saved before this
-    /// was recorded.
+    /// Basis of a prediction; `None` for measured runs, and for predictions saved before this was
+    /// recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub basis: Option<Basis>,
-    /// The recorded step on a rank unlike rank 0 (`sim` with stragglers, recorded): for timelines,
-    /// not kept.
+    /// The recorded step on a rank that differs from rank 0 (`sim` with stragglers, recorded): for
+    /// timelines, not stored.
     #[serde(skip)]
     pub other: Option<OtherRank>,
 }
 
-/// A step as another rank than rank 0 ran it.
+/// A step as run by a rank other than rank 0.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OtherRank {
     /// Rank.
     pub rank: u32,
-    /// Its spans, in issue order, on the same clock as [`Run::spans`]; their blockers count these.
+    /// Its spans, in issue order, on the same clock as [`Run::spans`]; their blockers are indices
+    /// into these.
     pub spans: Vec<Span>,
 }

@@ -1,8 +1,8 @@
 //! Mesh, placements, parameter groups and the layouts of their buffers.
 //!
 //! [`assign_units`] turns the scenario's `units` into units of the module tree, [`build_groups`]
-//! gives every parameter to one unit and lays the groups out, [`placements`] knows which axis
-//! shards what.
+//! assigns every parameter to one unit and lays the groups out, and [`placements`] defines which
+//! axis shards what.
 
 mod error;
 mod flat;
@@ -24,8 +24,8 @@ pub(crate) use placements::persistent_bytes;
 use crate::ir::{ParamId, UnitId};
 use serde::Serialize;
 
-/// A unit's parameters of one dtype and (but for policy `fsdp2`) `requires_grad`: gathered
-/// together, and those that are trained reduced together.
+/// A unit's parameters of one dtype and (except for policy `fsdp2`) `requires_grad`. They are
+/// gathered together, and those that are trained are reduced together.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Group {
     /// Owning unit.
@@ -38,7 +38,7 @@ pub struct Group {
     pub layout: Layout,
 }
 
-/// Where each parameter of a group lies in the group's full buffer.
+/// Position of each parameter of a group in the group's full buffer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Layout {
@@ -49,7 +49,7 @@ pub enum Layout {
 }
 
 impl Layout {
-    /// Elements of the full buffer, padding included.
+    /// Returns the number of elements of the full buffer, including padding.
     #[must_use]
     pub fn full_numel(&self) -> u64 {
         match self {
@@ -58,7 +58,7 @@ impl Layout {
         }
     }
 
-    /// Elements of one rank's shard (equal on all ranks).
+    /// Returns the number of elements of one rank's shard (equal on all ranks).
     #[must_use]
     pub fn shard_numel(&self) -> u64 {
         match self {
@@ -67,7 +67,7 @@ impl Layout {
         }
     }
 
-    /// Elements of the group's parameters, without padding.
+    /// Returns the number of elements of the group's parameters, without padding.
     #[must_use]
     pub fn payload_numel(&self) -> u64 {
         match self {
@@ -76,8 +76,8 @@ impl Layout {
         }
     }
 
-    /// Elements of the group's `index`-th parameter that `rank` of the shard axis holds; 0 where it
-    /// holds none.
+    /// Returns the number of elements of the group's `index`-th parameter that `rank` of the shard
+    /// axis holds; 0 if it holds none.
     ///
     /// # Panics
     /// If `index` is not below the number of parameters or `rank` not below the number of shards.

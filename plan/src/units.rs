@@ -33,13 +33,13 @@ impl Bytes {
     /// No bytes.
     pub const ZERO: Self = Self(0);
 
-    /// Mebibytes, for display.
+    /// Converts to mebibytes, for display.
     #[must_use]
     pub fn mib(self) -> f64 {
         self.0 as f64 / (1u64 << 20) as f64
     }
 
-    /// Gibibytes, for display.
+    /// Converts to gibibytes, for display.
     #[must_use]
     pub fn gib(self) -> f64 {
         self.0 as f64 / (1u64 << 30) as f64
@@ -58,31 +58,31 @@ impl Picos {
     /// A time that no run reaches.
     pub const MAX: Self = Self(u64::MAX);
 
-    /// From nanoseconds.
+    /// Converts from nanoseconds.
     #[must_use]
     pub const fn from_ns(ns: u64) -> Self {
         Self(ns * 1_000)
     }
 
-    /// From microseconds; negative and non-finite values become zero.
+    /// Converts from microseconds; negative and non-finite values become zero.
     #[must_use]
     pub fn from_us(us: f64) -> Self {
         Self((us * 1e6).round().max(0.0) as u64)
     }
 
-    /// From seconds; negative and non-finite values become zero.
+    /// Converts from seconds; negative and non-finite values become zero.
     #[must_use]
     pub fn from_secs(s: f64) -> Self {
         Self((s * 1e12).round().max(0.0) as u64)
     }
 
-    /// Microseconds, for display.
+    /// Converts to microseconds, for display.
     #[must_use]
     pub fn us(self) -> f64 {
         self.0 as f64 / 1e6
     }
 
-    /// Milliseconds, for display.
+    /// Converts to milliseconds, for display.
     #[must_use]
     pub fn ms(self) -> f64 {
         self.0 as f64 / 1e9
@@ -94,13 +94,13 @@ impl Picos {
         thousands(self.ms(), decimals)
     }
 
-    /// Seconds.
+    /// Converts to seconds.
     #[must_use]
     pub fn secs(self) -> f64 {
         self.0 as f64 / 1e12
     }
 
-    /// Difference, or zero when `other` is later.
+    /// Returns the difference, or zero when `other` is later.
     #[must_use]
     pub fn saturating_sub(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
@@ -145,7 +145,7 @@ macro_rules! quantity {
                 Self(
                     self.0
                         .checked_mul(k)
-                        .expect(concat!(stringify!($t), " overflow: a product beyond 2^64")),
+                        .expect(concat!(stringify!($t), " overflow: a result beyond 2^64")),
                 )
             }
         }
@@ -184,15 +184,15 @@ impl ByteUnit {
     /// Every unit, the largest first.
     const ALL: [Self; 4] = [Self::Gib, Self::Mib, Self::Kib, Self::B];
 
-    /// The largest unit of which these bytes are at least one.
+    /// Returns the largest unit of which these bytes are at least one.
     #[must_use]
     pub fn of(bytes: Bytes) -> Self {
         let fits = |unit: &Self| bytes.0 >= unit.size();
         Self::ALL.into_iter().find(fits).unwrap_or(Self::B)
     }
 
-    /// One unit for numbers that are compared: that of the largest, or a smaller one where the
-    /// smallest would show as nothing.
+    /// Returns one unit for numbers that are compared: that of the largest, or a smaller one if the
+    /// smallest would show as zero.
     #[must_use]
     pub fn common(all: impl IntoIterator<Item = Bytes>) -> Self {
         let some = all.into_iter().filter(|b| b.0 > 0);
@@ -202,7 +202,7 @@ impl ByteUnit {
         Self::ALL.into_iter().find(shows).unwrap_or(Self::B)
     }
 
-    /// Its bytes.
+    /// Returns the bytes of one unit.
     const fn size(self) -> u64 {
         match self {
             Self::B => 1,
@@ -212,7 +212,7 @@ impl ByteUnit {
         }
     }
 
-    /// `GiB`.
+    /// Returns the name, for example `GiB`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -223,7 +223,7 @@ impl ByteUnit {
         }
     }
 
-    /// Decimals that are worth showing.
+    /// Returns the number of useful decimals.
     #[must_use]
     pub const fn decimals(self) -> usize {
         match self {
@@ -233,20 +233,20 @@ impl ByteUnit {
         }
     }
 
-    /// So many of this unit.
+    /// Converts bytes to this unit.
     #[must_use]
     pub fn count(self, bytes: Bytes) -> f64 {
         bytes.0 as f64 / self.size() as f64
     }
 
-    /// A number of bytes in this unit, without its name.
+    /// Formats a number of bytes in this unit, without its name.
     #[must_use]
     pub fn show(self, bytes: Bytes) -> String {
         format!("{:.*}", self.decimals(), self.count(bytes))
     }
 }
 
-/// Puts a comma between the thousands of a number that has been written out, as in `8,192.50`.
+/// Inserts a comma between the thousands of a formatted number, as in `8,192.50`.
 #[must_use]
 pub fn commas(number: &str) -> String {
     let (whole, fraction) = number.split_at(number.find('.').unwrap_or(number.len()));
@@ -277,7 +277,7 @@ pub fn count(n: u64) -> String {
     commas(&n.to_string())
 }
 
-/// Shows a count in a word or two: `8.03 B`, `160 M`, `41 k`.
+/// Formats a count in a word or two: `8.03 B`, `160 M`, `41 k`.
 #[must_use]
 pub fn short_count(n: u64) -> String {
     match n as f64 {
@@ -288,7 +288,7 @@ pub fn short_count(n: u64) -> String {
     }
 }
 
-/// Shows a difference with its sign; what rounds to zero is not negative.
+/// Formats a difference with its sign; a value that rounds to zero is not negative.
 #[must_use]
 pub fn signed(x: f64, decimals: usize) -> String {
     let text = format!("{x:+.decimals$}");

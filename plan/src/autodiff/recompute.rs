@@ -9,14 +9,14 @@ use crate::models::ModelGraph;
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// What backward computes again.
+/// Which modules backward recomputes, and how.
 pub(crate) struct Recomputed {
-    /// How.
+    /// Mode.
     pub(crate) mode: Recompute,
     /// Block that each module belongs to.
     block_of: Vec<Option<ModuleId>>,
-    /// Whether each module is, or lies in, a block that the mode applies to; without a choice of
-    /// blocks, all modules.
+    /// Whether the mode applies to a module, for each module: to the blocks that were chosen and
+    /// what they contain, or to all.
     chosen: Vec<bool>,
 }
 
@@ -47,12 +47,12 @@ impl Recomputed {
         }
     }
 
-    /// Whether the mode applies to what a module does.
+    /// Returns whether the mode applies to the ops of a module.
     pub(crate) fn applies(&self, m: ModuleId) -> bool {
         self.chosen[m.index()]
     }
 
-    /// Whether it applies to all blocks or to none.
+    /// Returns whether the mode applies to all blocks or to none.
     pub(crate) fn is_uniform(&self) -> bool {
         let mut blocks = self.block_of.iter().zip(&self.chosen);
         let first = blocks.find(|(block, _)| block.is_some());
@@ -60,10 +60,10 @@ impl Recomputed {
     }
 }
 
-/// Which ops are recomputed, and what stands for which value.
+/// Ops that are recomputed, and the values that replace others.
 pub(super) struct State {
     mode: Recompute,
-    /// The block of each module, if its forward runs again.
+    /// Block of each module, if its forward runs again.
     block_of: Vec<Option<ModuleId>>,
     /// Forward ops of each block, by module.
     ops_of: Vec<Range<usize>>,
@@ -72,8 +72,8 @@ pub(super) struct State {
     current: Option<ModuleId>,
 }
 
-/// Whether forward ops of a block run again before its backward. What [`Recompute::Pointwise`]
-/// drops is decided when kernels are fused.
+/// Returns whether forward ops of a block run again before its backward. Kernel fusion decides what
+/// [`Recompute::Pointwise`] drops.
 const fn reruns(mode: Recompute) -> bool {
     matches!(mode, Recompute::Full | Recompute::Selective)
 }
@@ -115,7 +115,7 @@ impl State {
         }
     }
 
-    /// The op with recomputed operands.
+    /// Returns the op with recomputed operands.
     pub(super) fn substitute(&self, op: &Op) -> Op {
         let mut op = op.clone();
         if self.current.is_some() {
@@ -177,8 +177,7 @@ impl Engine<'_> {
         }
         let inputs: SmallVec<[ValueId; 4]> =
             op.inputs.iter().map(|&v| self.recompute.get(v)).collect();
-        // Views of kept values stand for themselves, and what was done to a kept value in place is
-        // not done again.
+        // Views of kept values are reused, and in-place updates of kept values are not repeated.
         let shares = |v: &ValueId| {
             let root = self.m.graph.value(*v).root;
             op.inputs
@@ -214,7 +213,7 @@ impl Engine<'_> {
         });
     }
 
-    /// The root of the operand that an output shares memory with, or a new buffer.
+    /// Returns the root of the operand that an output shares memory with, or a new buffer.
     fn recomputed_root(&mut self, op: &Op, inputs: &[ValueId], out: ValueId) -> Root {
         let root = self.m.graph.value(out).root;
         if let Some(i) = op
@@ -237,7 +236,7 @@ impl Engine<'_> {
     }
 
     /// Drops recomputed ops that nothing uses: recomputation stops once every saved tensor is
-    /// there.
+    /// available.
     pub(super) fn finish_sections(&mut self) {
         if self.out.sections.is_empty() {
             return;

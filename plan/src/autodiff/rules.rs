@@ -5,7 +5,7 @@ use crate::ir::{CollectiveKind, ModelCollective, OpKind};
 use crate::ops::{Contributions, Vjp, sum_to};
 use smallvec::{SmallVec, smallvec};
 
-/// Whether an input gets a gradient at all (ids, labels and statistics do not).
+/// Returns whether an input gets a gradient at all (ids, labels and statistics do not).
 pub(super) fn differentiable(op: &Op, input: usize) -> bool {
     match op.act {
         Act::Compute(kind) => kind.def().differentiable(input),
@@ -60,9 +60,9 @@ fn view_rule(g: &mut Graph, op: &Op, view: View, dy: ValueId) -> ValueId {
     }
 }
 
-/// The transpose of a collective. What a gather or a scatter hands on is used by each rank in its
-/// own way, so gradients are summands; what an all-reduce hands on is used by all ranks alike, so
-/// each has the whole gradient ([`View::SumGradient`] is where it changes into summands).
+/// Emits the transpose of a collective. Each rank uses the result of a gather or a scatter in its
+/// own way, so gradients are partial sums. All ranks use the result of an all-reduce alike, so each
+/// has the whole gradient ([`View::SumGradient`] turns it into partial sums).
 fn collective_rule(g: &mut Graph, op: &Op, c: ModelCollective, dy: ValueId) -> ValueId {
     let kind = match c.kind {
         CollectiveKind::AllReduce => return dy,
@@ -83,7 +83,7 @@ fn split(g: &mut Graph, op: &Op, grads: &[Option<ValueId>], axis: usize) -> Cont
     smallvec![(0, g.cat(&parts, axis))]
 }
 
-/// Gradients that the forward pass has computed.
+/// Returns gradients that the forward pass has computed.
 fn precomputed(op: &Op, needs: &[bool]) -> Contributions {
     [1, 2]
         .into_iter()

@@ -21,11 +21,11 @@ pub(super) struct Conflict {
     writes: bool,
     earlier: Use,
     earlier_wrote: bool,
-    /// Buffer of the earlier access, where it is a former tenant of the address.
+    /// Buffer of the earlier access, if it is a former tenant of the address.
     tenant: Option<crate::ir::BufferId>,
 }
 
-/// What an instruction's reads hand on to its writes.
+/// What an instruction's reads determine for its writes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Inputs {
     /// Oldest optimizer step among the weights that were read.
@@ -41,8 +41,8 @@ impl Inputs {
     };
 }
 
-/// Pieces that a kernel sums, if it is the second half of a reduction, by itself or in an
-/// optimizer; which of its reads they are.
+/// Returns the pieces that a kernel sums, and which of its reads they are, if it is the second half
+/// of a reduction, alone or in an optimizer.
 fn pieces(kernel: &Kernel) -> Option<(u32, usize)> {
     let [
         BodyOp {
@@ -55,19 +55,19 @@ fn pieces(kernel: &Kernel) -> Option<(u32, usize)> {
     };
     match op {
         ShardOp::SumPieces { ranks, .. } => Some((ranks, 0)),
-        // Behind the weight.
+        // They come after the weight.
         ShardOp::AdamW { pieces, .. } | ShardOp::Sgd { pieces, .. } => pieces.map(|p| (p.ranks, 1)),
         _ => None,
     }
 }
 
-/// Whether a kernel sums squares: a part of the gradient norm.
+/// Returns whether a kernel sums squares: a part of the gradient norm.
 fn squares(kernel: &Kernel) -> bool {
     let op = kernel.body.first().map(|b| b.op);
     op == Some(OpKind::Shard(ShardOp::SumSquares))
 }
 
-/// Gradients on their way to the optimizer.
+/// Returns whether a role is a gradient on its way to the optimizer.
 pub(super) fn is_grad(role: Role) -> bool {
     matches!(
         role,
@@ -75,7 +75,7 @@ pub(super) fn is_grad(role: Role) -> bool {
     )
 }
 
-/// Full-size gradient buffers.
+/// Returns whether a role is a full-size gradient buffer.
 pub(super) fn is_full_grad(role: Role) -> bool {
     matches!(role, Role::FullGrad | Role::ReduceInput)
 }
@@ -99,7 +99,7 @@ impl Walk<'_> {
             self.read(work, *a, &mut inputs);
             if let Some((ranks, _)) = sums.filter(|s| s.1 == n) {
                 let to = |w: &Access| w.bytes / self.p.buffers[w.buffer.index()].dtype.size();
-                // An optimizer's sums go into its first weight.
+                // An optimizer's sums are added to its first weight.
                 let to = match n {
                     0 => writes.iter().map(to).sum(),
                     _ => reads.first().map_or(0, to),
@@ -256,7 +256,8 @@ impl Walk<'_> {
         self.cells[a.buffer.index()].overwrite(range, work.me, version, reduced, zeros);
     }
 
-    /// Lifetime, empty ranges, and earlier tenants of the address. Whether the access makes sense.
+    /// Checks lifetime, empty ranges, and earlier tenants of the address. Returns whether the
+    /// access makes sense.
     fn enter(&mut self, work: &mut Work, a: Access, writes: bool) -> bool {
         let p = self.p;
         let verb = if writes { "writes" } else { "reads" };
@@ -299,7 +300,7 @@ impl Walk<'_> {
                     continue;
                 };
                 all = false;
-                // A tenant of other addresses of this buffer is not in the way of this access.
+                // A tenant at other addresses of this buffer does not conflict with this access.
                 if t.start < to && t.end > from {
                     self.conflicts.push(Conflict {
                         work: *work,
@@ -326,7 +327,7 @@ impl Walk<'_> {
         }
     }
 
-    /// The rule that a read falls under if it is not ordered behind the write.
+    /// Returns the rule that a read breaks if it is not ordered after the write.
     fn read_rule(&self, work: &Work, b: &Buffer) -> RuleId {
         let collective = self.collective_of(work.instr.op);
         match collective.map(|c| c.kind) {

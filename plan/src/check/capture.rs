@@ -9,13 +9,13 @@ use std::collections::HashMap;
 
 /// Addresses that a captured scope saw.
 pub(super) struct Captured {
-    /// By operand of a launch; 0 is not seen (no allocator gives address 0 to two buffers, and
-    /// `+ 1` is stored).
+    /// Addresses by operand of a launch. 0 means not seen, and other addresses are stored plus 1
+    /// (no allocator gives address 0 to two buffers).
     operands: Vec<u64>,
-    /// By instruction and operand, for everything else.
+    /// Addresses of all other accesses, by instruction and operand.
     others: HashMap<(InstrId, u32), u64>,
     open: Option<InstrId>,
-    /// The scope is a real capture (not the first, eager pass).
+    /// Whether the scope is a real capture (not the first, eager pass).
     replayed: bool,
 }
 
@@ -73,7 +73,7 @@ impl Walk<'_> {
         }
     }
 
-    /// A pass ends: no scope may be open.
+    /// Ends a pass, in which no scope may stay open.
     pub(super) fn close_scope(&mut self) {
         if let Some(id) = self.captured.open.take() {
             self.violate(RuleId::CaptureJoin, id, None, || {
@@ -85,7 +85,7 @@ impl Walk<'_> {
         }
     }
 
-    /// An access within a captured scope: the address must be the one of the pass before.
+    /// Checks an access within a captured scope: its address must be that of the pass before.
     pub(super) fn scope_address(&mut self, work: &mut Work, a: Access) {
         if !self.captured.replayed {
             return;

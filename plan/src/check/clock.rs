@@ -1,20 +1,20 @@
 //! Happens-before as vector clocks.
 //!
 //! Positions in the walked trace (from 1) serve as times. A *lane* is a sequence of device work in
-//! which each item comes after the one before: a stream, or a stream's part inside a captured scope
-//! (a replayed graph keeps only the edges that were captured, so the stream's own order does not
-//! reach into it). A clock holds, for every lane, the last position known to be done.
+//! which each item comes after the one before: a stream, or a stream's part inside a captured
+//! scope. (A replayed graph keeps only the edges that were captured, so the stream's own order does
+//! not reach into it.) A clock holds, for every lane, the last position known to be done.
 //!
-//! Each clock is kept twice: `edges` knows stream order, events and host waits; `comms` knows the
-//! order of each communicator's collectives as well. An order that only `comms` shows is real but
-//! fragile.
+//! Each clock is kept twice: `edges` includes stream order, events and host waits; `comms` includes
+//! the order of each communicator's collectives as well. An order that only `comms` shows is real
+//! but fragile.
 
 use crate::ir::{COMPUTE, CommId, EventId, StreamId};
 use crate::program::Program;
 
-/// Streams a program may have.
+/// Maximum number of streams of a program.
 pub(super) const MAX_STREAMS: usize = 8;
-/// Lanes: every stream outside and inside captured scopes.
+/// Number of lanes: every stream outside and inside captured scopes.
 pub(super) const LANES: usize = 2 * MAX_STREAMS;
 
 /// A position of the trace on a lane; position 0 is "never".
@@ -36,7 +36,7 @@ pub(super) struct Clock {
     comms: Times,
 }
 
-/// How well an order is established.
+/// How an order is established.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Known {
     /// By streams, events and host waits.
@@ -57,13 +57,13 @@ fn join(into: &mut Times, other: &Times) -> bool {
 }
 
 impl Clock {
-    /// Whether a use is known to be over.
+    /// Returns whether a use is known to be done.
     #[inline]
     pub(super) fn after(&self, u: Use) -> bool {
         self.edges[u.lane as usize] >= u.at
     }
 
-    /// How well a use is known to be over.
+    /// Returns how a use is known to be done.
     pub(super) fn knows(&self, u: Use) -> Known {
         if self.after(u) {
             Known::Yes
@@ -74,7 +74,7 @@ impl Clock {
         }
     }
 
-    /// The first of many uses (the last of each lane) that is not known to be over.
+    /// Returns the first of many uses (the last of each lane) that is not known to be done.
     #[inline]
     pub(super) fn missing(&self, uses: &Times) -> Option<Use> {
         (0..LANES).find(|&l| self.edges[l] < uses[l]).map(|l| Use {
@@ -83,7 +83,7 @@ impl Clock {
         })
     }
 
-    /// Takes over what another clock knows; whether that added something.
+    /// Merges what another clock knows; returns whether that added something.
     fn join(&mut self, other: &Self) -> bool {
         join(&mut self.comms, &other.comms);
         join(&mut self.edges, &other.edges)
@@ -101,7 +101,7 @@ struct Event {
     at: u32,
 }
 
-/// What a wait did.
+/// Effect of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Waited {
     /// The event was not recorded in this pass.
@@ -112,7 +112,7 @@ pub(super) enum Waited {
     Ordered,
 }
 
-/// The clocks of a walk.
+/// All clocks of a walk.
 pub(super) struct Order {
     streams: usize,
     lanes: [Clock; LANES],
@@ -132,7 +132,7 @@ pub(super) struct Order {
 }
 
 impl Order {
-    /// Clocks at rest. The program's form has been checked.
+    /// Creates the clocks of an idle device. The program's form has been checked.
     pub(super) fn new(program: &Program) -> Self {
         Self {
             streams: program.streams.len(),
@@ -155,7 +155,7 @@ impl Order {
         self.pass += 1;
     }
 
-    /// The lane a stream's work goes to now.
+    /// Returns the lane that a stream's work goes to now.
     pub(super) fn lane(&self, stream: StreamId) -> usize {
         let s = stream.index();
         if self.scope != 0 && stream != COMPUTE && self.captured & (1 << s) != 0 {
@@ -165,12 +165,12 @@ impl Order {
         }
     }
 
-    /// Stream of a lane.
+    /// Returns the stream of a lane.
     pub(super) fn stream_of(&self, lane: usize) -> StreamId {
         StreamId((lane % self.streams) as u8)
     }
 
-    /// Issues work; its lane.
+    /// Issues work and returns its lane.
     pub(super) fn issue(&mut self, stream: StreamId, at: u32) -> usize {
         let lane = self.lane(stream);
         if self.seen_host[lane] != self.host_version {
@@ -185,21 +185,21 @@ impl Order {
         lane
     }
 
-    /// Orders the collective just issued on `lane` behind the last one of its communicator.
+    /// Orders the collective just issued on `lane` after the last one of its communicator.
     pub(super) fn serialise(&mut self, lane: usize, comm: CommId) {
         let last = &mut self.comms[comm.index()];
         join(&mut self.lanes[lane].comms, last);
         *last = self.lanes[lane].comms;
     }
 
-    /// What is done when the next work of a lane starts.
+    /// Returns what is done when the next work of a lane starts.
     #[inline]
     pub(super) fn clock(&self, lane: usize) -> &Clock {
         &self.lanes[lane]
     }
 
-    /// The first of many uses (the last of each lane) that neither a lane nor the host knows to be
-    /// over.
+    /// Returns the first of many uses (the last of each lane) that neither a lane nor the host
+    /// knows to be done.
     pub(super) fn open(&self, lane: usize, uses: &Times) -> Option<Use> {
         let (own, host) = (&self.lanes[lane].edges, &self.host.edges);
         (0..LANES)
@@ -210,7 +210,7 @@ impl Order {
             })
     }
 
-    /// Records an event; the position of its earlier record in this pass, if any.
+    /// Records an event; returns the position of its earlier record in this pass, if any.
     pub(super) fn record(&mut self, event: EventId, stream: StreamId, at: u32) -> Option<u32> {
         let lane = self.lane(stream);
         let scope = if self.captured & (1 << stream.index()) != 0 {
@@ -269,19 +269,20 @@ impl Order {
         }
     }
 
-    /// A captured scope starts: only compute is part of it so far.
+    /// Starts a captured scope, of which only the compute stream is part so far.
     pub(super) fn begin_scope(&mut self) {
         self.scopes += 1;
         self.scope = self.scopes;
         self.captured = 1 << COMPUTE.index();
     }
 
-    /// Whether a stream's work is captured now (always, outside of scopes).
+    /// Returns whether a stream's work is captured now (always, outside of scopes).
     pub(super) fn in_capture(&self, stream: StreamId) -> bool {
         self.scope == 0 || self.captured & (1 << stream.index()) != 0
     }
 
-    /// A captured scope ends: the last use of every side stream that compute does not wait for.
+    /// Ends a captured scope; returns the last use of every side stream that the compute stream
+    /// does not wait for.
     pub(super) fn end_scope(&mut self) -> Vec<Use> {
         let open = (self.streams..2 * self.streams)
             .filter(|&l| self.captured & (1 << (l - self.streams)) != 0)

@@ -17,7 +17,7 @@ pub(super) fn check(p: &Program, sink: &mut Sink) {
     }
 }
 
-/// The first instruction that launches each descriptor.
+/// Returns the first instruction that launches each descriptor.
 fn first_launches(p: &Program) -> Vec<Option<InstrId>> {
     let mut out = vec![None; p.collectives.len()];
     for (i, instr) in p.instrs.iter().enumerate() {
@@ -78,7 +78,7 @@ fn sizes(p: &Program, c: &Collective, instr: InstrId, sink: &mut Sink) {
             format!("reduction {:?}", c.reduce)
         });
     }
-    // Parts of one launch write apart, and lie in one deterministic order.
+    // Parts of one launch write disjoint ranges, in one deterministic order.
     for w in c.parts.windows(2) {
         let (a, b) = (w[0], w[1]);
         sink.fact(RuleId::Collective, 1);
@@ -119,8 +119,8 @@ fn apart(a: Access, b: Access) -> bool {
     a.buffer != b.buffer || a.offset + a.bytes <= b.offset || b.offset + b.bytes <= a.offset
 }
 
-/// A shard may lie within the full range of its own launch only where its rank's part is: rank 0's
-/// at the start.
+/// Checks aliasing: a shard may overlap the full range of its own launch only at its rank's slice,
+/// which for rank 0 is at the start.
 fn aliasing(p: &Program, c: &Collective, instr: InstrId, sink: &mut Sink) {
     let (rule, reduces) = match c.kind {
         CollectiveKind::ReduceScatter => (RuleId::ReduceAlias, true),
@@ -157,10 +157,10 @@ fn aliasing(p: &Program, c: &Collective, instr: InstrId, sink: &mut Sink) {
     }
 }
 
-/// Whether all ranks launch the same collectives in the same order on every communicator.
+/// Checks that all ranks launch the same collectives in the same order on every communicator.
 ///
-/// Give one program a rank, in rank order. Programs made for all ranks at once (one list stands for
-/// all) are symmetric by construction; this is for ranks that were planned apart.
+/// Takes one program per rank, in rank order. A program made for all ranks at once (one list serves
+/// all) is symmetric by construction; this is for ranks that were planned separately.
 #[must_use]
 pub fn check_symmetry(programs: &[Program]) -> Report {
     let mut sink = Sink::new();
@@ -175,7 +175,7 @@ pub fn check_symmetry(programs: &[Program]) -> Report {
     sink.finish(Vec::new(), instructions)
 }
 
-/// The collectives of a section, by communicator.
+/// Returns the collectives of a section, by communicator.
 fn sequences<'a>(p: &'a Program, s: &Section) -> Vec<Vec<(InstrId, &'a Collective)>> {
     let mut out = vec![Vec::new(); p.communicators.len()];
     for i in s.instrs.clone() {

@@ -1,19 +1,19 @@
-//! Words for instructions and ranges.
+//! Describes instructions and ranges in messages.
 
 use crate::ir::{Access, BufferId, InstrId};
 use crate::program::{Op, Phase, Program};
 use std::fmt::Write;
 
-/// Where in the walk an instruction was met.
+/// Where the walk met an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     /// Name of the section.
     pub(super) section: &'static str,
-    /// Which pass over that section, from 1.
+    /// Number of the pass over that section, from 1.
     pub(super) pass: u32,
 }
 
-/// An instruction with stream, unit, phase, micro-batch and rule.
+/// Describes an instruction with stream, unit, phase, micro-batch and rule.
 pub(super) fn instr(p: &Program, id: InstrId, place: Option<Place>) -> String {
     let i = &p.instrs[id.index()];
     let mut out = format!("#{} ", id.0);
@@ -85,7 +85,7 @@ pub(super) fn instr(p: &Program, id: InstrId, place: Option<Place>) -> String {
     out
 }
 
-/// A buffer by name and number.
+/// Describes a buffer by name and number.
 pub(super) fn buffer(p: &Program, id: BufferId) -> String {
     let name = p.buffer_name(id);
     let number = format!("b{}", id.0);
@@ -96,7 +96,7 @@ pub(super) fn buffer(p: &Program, id: BufferId) -> String {
     }
 }
 
-/// A range of a buffer.
+/// Describes a range of a buffer.
 pub(super) fn range(p: &Program, a: Access) -> String {
     let all = a.offset == 0 && a.bytes == p.buffers[a.buffer.index()].bytes.0;
     let name = buffer(p, a.buffer);

@@ -6,7 +6,7 @@ use super::rules::RuleId;
 use crate::ir::{Access, Buffer, Holds, InstrId, Kernel, Place, Role, Slot, strides};
 use crate::program::{Op, Program, StreamKind};
 
-/// Checks the form of a program. Where it is broken nothing else can be said.
+/// Checks the form of a program. If it is broken, no other rule can be checked.
 pub(super) fn check(p: &Program, sink: &mut Sink) {
     tables(p, sink);
     if sink.any(RuleId::Form) {
@@ -185,7 +185,7 @@ fn access(p: &Program, a: Access) -> Option<String> {
     let Some(b) = p.buffers.get(a.buffer.index()) else {
         return Some(format!("no buffer b{}", a.buffer.0));
     };
-    // Where the last rank's range ends.
+    // End of the last rank's range.
     let ranks = a.per_rank.map_or(1, |axis| p.meta.mesh.size(axis));
     match a
         .bytes
@@ -200,7 +200,7 @@ fn access(p: &Program, a: Access) -> Option<String> {
     }
 }
 
-/// How far into each of a launch's operands a kernel's body goes.
+/// How far a kernel's body reaches into each of a launch's operands.
 #[derive(Default)]
 struct Operands {
     reads: Vec<Reach>,
@@ -226,7 +226,7 @@ impl Operands {
     }
 }
 
-/// From the begin of an operand to the end of what a body takes of it.
+/// Extent from the start of an operand to the end of what a body uses of it.
 #[derive(Clone, Copy, Default)]
 struct Reach {
     elements: u64,
@@ -244,8 +244,8 @@ impl Reach {
         self.bytes = self.bytes.max(elements * slot.dtype.size());
     }
 
-    /// Bytes of it in a buffer. Bodies are described before it is known where gradients lie: their
-    /// type is the buffer's.
+    /// Returns its bytes in a buffer. Kernel bodies are described before the storage of gradients
+    /// is decided: their type is the buffer's.
     fn bytes(self, of: &Buffer) -> u64 {
         match of.role {
             Role::FullGrad | Role::MainGrad => self.elements * of.dtype.size(),

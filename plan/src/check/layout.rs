@@ -1,4 +1,4 @@
-//! Parameter groups and their layouts, and who owns what.
+//! Parameter groups, their layouts and their owners.
 
 use super::describe;
 use super::report::Sink;
@@ -23,7 +23,8 @@ pub(super) fn check(p: &Program, sink: &mut Sink) {
     state(p, sink);
 }
 
-/// Whether a byte range of a group's full flat buffer holds no parameter: nobody has to read it.
+/// Returns whether a byte range of a group's full flat buffer holds no parameter, so that nothing
+/// has to read it.
 pub(super) fn is_padding(p: &Program, buffer: BufferId, range: Range<u64>) -> bool {
     let b = &p.buffers[buffer.index()];
     let Holds::Group(g) = b.holds else {
@@ -141,7 +142,7 @@ fn flat(p: &Program, id: GroupId, g: &Group, l: &FlatLayout, sink: &mut Sink) {
         if shard == 0 || shards == 1 {
             continue;
         }
-        // Every boundary within the parameter lies a whole number of rows behind its start.
+        // Every boundary within the parameter is a whole number of rows after its start.
         let mut boundary = (i.offset / shard + 1) * shard;
         while boundary < end {
             if !(boundary - i.offset).is_multiple_of(row) {
@@ -210,7 +211,7 @@ fn per_param(p: &Program, id: GroupId, _g: &Group, l: &PerParamLayout, sink: &mu
     }
 }
 
-/// Every parameter has one owner and one name, whoever shares it.
+/// Checks that every parameter has one owner and one name, even if several modules share it.
 fn owners(p: &Program, sink: &mut Sink) {
     sink.fact(RuleId::Tied, p.params.len() as u64);
     let mut owner: Vec<Option<GroupId>> = vec![None; p.params.len()];
@@ -253,8 +254,8 @@ fn owners(p: &Program, sink: &mut Sink) {
     }
 }
 
-/// A buffer of optimizer state has no more elements than the weights it belongs to (fewer where
-/// those are padded).
+/// Checks that a buffer of optimizer state has no more elements than the weights it belongs to
+/// (fewer where those are padded).
 fn state(p: &Program, sink: &mut Sink) {
     let numel = |b: BufferId| {
         let d = &p.buffers[b.index()];
@@ -291,7 +292,7 @@ fn state(p: &Program, sink: &mut Sink) {
     }
 }
 
-/// Buffers that `Init` and `First` allocate and do not free.
+/// Returns the buffers that `Init` and `First` allocate and do not free.
 fn persistent(p: &Program) -> Vec<BufferId> {
     let mut live = vec![false; p.buffers.len()];
     for s in p

@@ -1,5 +1,5 @@
-//! The gradient norm: squares of the part that a rank's optimizer updates, summed over the ranks
-//! that update other parts.
+//! The gradient norm: each rank squares the part that its optimizer updates, and the ranks that
+//! update other parts add up the squares.
 
 use super::describe;
 use super::rules::RuleId;
@@ -14,9 +14,9 @@ use std::collections::HashMap;
 pub(super) struct Norms {
     /// Axes that shard the optimizer.
     need: AxisSet,
-    /// Axes that divide some trained parameter.
+    /// Axes that divide at least one trained parameter.
     divided: AxisSet,
-    /// Axes that divide what gradients are of, by their buffer and first byte.
+    /// Axes that divide the parameters of a gradient, by its buffer and first byte.
     of_grad: HashMap<(BufferId, u64), AxisSet>,
     /// Axes that each sum has been reduced over.
     open: HashMap<BufferId, AxisSet>,
@@ -48,7 +48,7 @@ impl Norms {
         }
     }
 
-    /// A collective reduced a buffer over axes.
+    /// Notes that a collective reduced a buffer over axes.
     pub(super) fn reduced(&mut self, b: BufferId, axes: AxisSet) {
         if let Some(over) = self.open.get_mut(&b) {
             *over = over.union(axes);
@@ -56,8 +56,8 @@ impl Norms {
     }
 }
 
-/// What the optimizer reads with each gradient: weights of a group, whose parameters lie alike on
-/// the axes that divide the model.
+/// Maps what the optimizer reads with each gradient (weights of a group, whose parameters have
+/// equal placements on the axes that divide the model) to those axes.
 fn of_grad(p: &Program) -> HashMap<(BufferId, u64), AxisSet> {
     let group = |b: BufferId| match p.buffers[b.index()].holds {
         Holds::Param(x) => Some(x),
@@ -81,7 +81,7 @@ fn of_grad(p: &Program) -> HashMap<(BufferId, u64), AxisSet> {
 }
 
 impl Walk<'_> {
-    /// Squares of this rank's part of gradients were added to a buffer.
+    /// Notes that squares of this rank's part of gradients were added to a buffer.
     pub(super) fn norm_summed(&mut self, id: InstrId, grads: &[Access], b: BufferId) {
         let p = self.p;
         let of = |a: &Access| self.norms.of_grad.get(&(a.buffer, a.offset)).copied();
@@ -90,7 +90,8 @@ impl Walk<'_> {
             .filter_map(of)
             .fold(AxisSet::EMPTY, AxisSet::union);
         let over = self.norms.open.entry(b).or_default();
-        // What ranks have alike counts once: behind the sum over their different parts.
+        // Parameters that all ranks have count once: they are added after the sum over different
+        // parts.
         let expected = self.norms.divided.without(divided);
         let summed = *over;
         // The first squares replace what the buffer held.
@@ -110,8 +111,8 @@ impl Walk<'_> {
         }
     }
 
-    /// A buffer is read, or freed with the host's copy of it on its way: if it is a norm, it has to
-    /// be complete.
+    /// Checks that a norm is complete when it is read, or freed while its copy to the host is under
+    /// way.
     pub(super) fn norm_used(&mut self, id: InstrId, b: BufferId) {
         let Some(over) = self.norms.open.remove(&b) else {
             return;

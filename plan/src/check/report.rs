@@ -1,4 +1,4 @@
-//! What a check found.
+//! Results of a check.
 
 use super::rules::{Kind, RULES, RuleId, Severity};
 use crate::ir::InstrId;
@@ -7,7 +7,7 @@ use serde::Serialize;
 use std::collections::HashSet;
 use std::fmt;
 
-/// Violations of one rule that are kept with their text; all are counted.
+/// Maximum number of violations per rule that are kept with their text; all are counted.
 const KEPT: usize = 32;
 
 /// A broken rule.
@@ -15,7 +15,7 @@ const KEPT: usize = 32;
 pub struct Violation {
     /// Rule.
     pub rule: RuleId,
-    /// The instruction that breaks it; `None` where the program's tables do (layouts, groups,
+    /// The instruction that breaks it; `None` if the program's tables do (layouts, groups,
     /// descriptors).
     pub instr: Option<InstrId>,
     /// The instruction it conflicts with.
@@ -24,42 +24,42 @@ pub struct Violation {
     pub message: String,
 }
 
-/// What became of one rule.
+/// Result of one rule.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RuleResult {
     /// Rule.
     pub id: RuleId,
-    /// What holds.
+    /// What the rule says.
     pub title: &'static str,
-    /// Where it was learnt.
+    /// Where the rule comes from.
     pub source: &'static str,
     /// How it is checked.
     pub kind: Kind,
     /// What a violation means.
     pub severity: Severity,
-    /// Facts looked at.
+    /// Number of facts checked.
     pub checked: u64,
-    /// Violations (an instruction that breaks a rule in several passes counts once).
+    /// Number of violations (an instruction that breaks a rule in several passes counts once).
     pub violations: u64,
 }
 
-/// Event waits of one pass over a section.
+/// Number of event waits in one pass over a section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct WaitCount {
     /// Section.
     pub section: SectionKind,
-    /// Waits issued, host waits included.
+    /// Waits issued, including host waits.
     pub total: u32,
-    /// Those that other edges imply already.
+    /// Waits that other edges already imply.
     pub implied: u32,
 }
 
-/// The verdict over one program.
+/// Result of checking one program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Report {
     /// Every rule.
     pub rules: Vec<RuleResult>,
-    /// Violations by rule and instruction; at most 32 of a rule are listed.
+    /// Violations by rule and instruction; at most 32 per rule are listed.
     pub violations: Vec<Violation>,
     /// Waits of every simulated pass.
     pub waits: Vec<WaitCount>,
@@ -68,25 +68,25 @@ pub struct Report {
 }
 
 impl Report {
-    /// Whether no rule of severity [`Severity::Error`] is broken.
+    /// Returns whether no rule of severity [`Severity::Error`] is broken.
     #[must_use]
     pub fn is_ok(&self) -> bool {
         self.errors() == 0
     }
 
-    /// Violations of severity [`Severity::Error`].
+    /// Returns the number of violations of severity [`Severity::Error`].
     #[must_use]
     pub fn errors(&self) -> u64 {
         self.count(Severity::Error)
     }
 
-    /// Violations of severity [`Severity::Warning`].
+    /// Returns the number of violations of severity [`Severity::Warning`].
     #[must_use]
     pub fn warnings(&self) -> u64 {
         self.count(Severity::Warning)
     }
 
-    /// Listed violations of one rule.
+    /// Returns the listed violations of one rule.
     pub fn of(&self, rule: RuleId) -> impl Iterator<Item = &Violation> {
         self.violations.iter().filter(move |v| v.rule == rule)
     }
@@ -101,7 +101,7 @@ impl Report {
 }
 
 impl fmt::Display for Report {
-    /// A table of the rules, then the violations.
+    /// Writes a table of the rules, then the violations.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{:<17} {:>9} {:>7}  rule", "id", "facts", "broken")?;
         for r in &self.rules {
@@ -171,7 +171,7 @@ impl Sink {
         other: Option<InstrId>,
         message: impl FnOnce() -> String,
     ) {
-        // Table violations have no instruction to tell them apart; each is found once.
+        // Violations in tables have no instruction to distinguish them; each is found once.
         if instr.is_some() && !self.seen.insert((rule, instr, other)) {
             return;
         }
@@ -186,7 +186,7 @@ impl Sink {
         }
     }
 
-    /// Whether a rule is broken.
+    /// Returns whether a rule is broken.
     pub(super) fn any(&self, rule: RuleId) -> bool {
         self.found[rule as usize] > 0
     }

@@ -1,4 +1,4 @@
-//! The rules: what is proven, what goes wrong without it, and where that was learnt.
+//! The rules: what is proven, what goes wrong without it, and the source of the rule.
 
 use serde::{Serialize, Serializer};
 use std::fmt;
@@ -17,12 +17,12 @@ pub enum Kind {
     Layout,
     /// Agreement of ranks about a collective.
     Collective,
-    /// How much is alive at once.
+    /// How much is live at once.
     Memory,
 }
 
 impl Kind {
-    /// Name in tables and JSON.
+    /// Returns the name in tables and JSON.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -46,16 +46,16 @@ pub enum Severity {
     Warning,
 }
 
-/// What there is to know about a rule.
+/// Description of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RuleInfo {
     /// The rule.
     pub rule: RuleId,
     /// Stable identifier in tables and JSON.
     pub id: &'static str,
-    /// What holds.
+    /// What the rule says.
     pub title: &'static str,
-    /// The bug that taught it: invariants of the Megatron-FSDP study (`INV-n`), issues and pull
+    /// The bug behind the rule: invariants of the Megatron-FSDP study (`INV-n`), issues and pull
     /// requests.
     pub source: &'static str,
     /// How it is checked.
@@ -66,7 +66,7 @@ pub struct RuleInfo {
 
 macro_rules! rules {
     ($($name:ident = $id:literal, $kind:ident, $severity:ident, $title:literal, $source:literal;)*) => {
-        /// A rule that a program keeps.
+        /// A rule that a program has to keep.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum RuleId {
             $(
@@ -104,7 +104,7 @@ rules! {
         "INV-21, INV-34, INV-53: a slot truncated, a third unit in a double buffer, a key outside the plan";
     Uninit = "CHK-UNINIT", Alias, Error,
         "nothing is read before it is written",
-        "pull requests of the prototype that read a bucket nobody had filled";
+        "pull requests of the prototype that read a bucket that nothing had filled";
     Race = "CHK-RACE", Order, Error,
         "conflicting accesses of a range are ordered",
         "INV-10, INV-18";
@@ -201,19 +201,19 @@ rules! {
 }
 
 impl RuleId {
-    /// What there is to know about it.
+    /// Returns its description.
     #[must_use]
     pub const fn info(self) -> &'static RuleInfo {
         &RULES[self as usize]
     }
 
-    /// Stable identifier.
+    /// Returns the stable identifier.
     #[must_use]
     pub const fn id(self) -> &'static str {
         self.info().id
     }
 
-    /// What a violation means.
+    /// Returns what a violation means.
     #[must_use]
     pub const fn severity(self) -> Severity {
         self.info().severity

@@ -1,5 +1,5 @@
-//! What the walk knows about memory: the last write and the reads since of every range of every
-//! buffer, and who used an address before.
+//! Shadow memory of the walk: the last write and the reads since of every range of every buffer,
+//! and the earlier users of an address.
 
 use super::clock::{LANES, Times, Use};
 use super::state::Reduced;
@@ -18,13 +18,13 @@ pub(super) struct Segment {
     pub(super) writer: Use,
     /// Whether it held something before any write (inputs, state from `Init`).
     pub(super) filled: bool,
-    /// Reads since the last write, the last of each lane.
+    /// Reads since the last write: the last of each lane.
     pub(super) reads: SmallVec<[Use; 2]>,
-    /// Optimizer steps that these weights carry; `u32::MAX` where that means nothing.
+    /// Number of optimizer steps that these weights carry; `u32::MAX` for buffers without weights.
     pub(super) version: u32,
     /// Axes over which this gradient has been reduced.
     pub(super) reduced: Reduced,
-    /// The write made zeros, which need no reader.
+    /// Whether the write made zeros, which need no reader.
     pub(super) zeros: bool,
 }
 
@@ -51,16 +51,16 @@ impl Segment {
         }
     }
 
-    /// Whether a written value waits for its first reader.
+    /// Returns whether a written value waits for its first reader.
     pub(super) fn unread(&self) -> bool {
         self.writer.at != 0 && self.reads.is_empty() && !self.zeros
     }
 }
 
-/// What a write does to zeros, which need no reader.
+/// Effect of a write on zeros, which need no reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Zeros {
-    /// Writes nothing else.
+    /// Writes only zeros.
     Made,
     /// Leaves them where they were: scaling and summing in place.
     Kept,
@@ -84,7 +84,7 @@ pub(super) struct Tenant {
 /// State of one buffer.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Cell {
-    /// Allocated now.
+    /// Whether it is allocated now.
     pub(super) live: bool,
     /// Instruction that allocated it last.
     pub(super) allocated: Option<InstrId>,
@@ -98,7 +98,7 @@ pub(super) struct Cell {
     pub(super) last: Times,
     /// Earlier tenants of its addresses.
     pub(super) before: SmallVec<[Tenant; 1]>,
-    /// Lanes (bits) that are known to be behind all earlier tenants.
+    /// Lanes (bits) that are known to run after all earlier tenants.
     pub(super) cleared: u32,
     /// Last reduction that read it in this lifetime.
     pub(super) reduction: Use,
@@ -127,7 +127,8 @@ impl Cell {
         self.reduction = Use::default();
     }
 
-    /// Cuts the segments at `start` and `end` (`start < end <= bytes`); indices of those between.
+    /// Cuts the segments at `start` and `end` (`start < end <= bytes`); returns the indices of
+    /// those between.
     pub(super) fn split(&mut self, start: u64, end: u64) -> std::ops::Range<usize> {
         let s = &mut self.segments;
         let mut i = if s.len() > 8 {
@@ -155,7 +156,8 @@ impl Cell {
         i..j + 1
     }
 
-    /// Replaces segments by what was just written: one, but for zeros that stay zeros.
+    /// Replaces segments by what was just written: one segment, except that zeros that stay zeros
+    /// keep theirs.
     pub(super) fn overwrite(
         &mut self,
         range: std::ops::Range<usize>,
@@ -184,14 +186,14 @@ impl Cell {
     }
 }
 
-/// What is known of a range of addresses.
+/// Known users of a range of addresses.
 #[derive(Clone, Debug)]
 struct Span {
     tenant: Tenant,
     live: bool,
 }
 
-/// Who uses, or used last, every address of one address space.
+/// The current or last user of every address of one address space.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Space {
     /// By first address, disjoint.
@@ -199,8 +201,8 @@ pub(super) struct Space {
 }
 
 impl Space {
-    /// A buffer moves in: pushes the earlier tenants of its addresses; a tenant that still lives
-    /// there is returned.
+    /// Registers a buffer at its addresses: pushes their earlier tenants, and returns a tenant that
+    /// is still live there.
     pub(super) fn enter(
         &mut self,
         buffer: BufferId,
@@ -224,7 +226,8 @@ impl Space {
         holder
     }
 
-    /// A buffer moves out, leaving its last uses. One that was never touched leaves those it found.
+    /// Removes a buffer and leaves its last uses. A buffer that was never touched leaves those that
+    /// it found.
     pub(super) fn leave(
         &mut self,
         buffer: BufferId,
@@ -248,7 +251,7 @@ impl Space {
         if cleared || before.is_empty() {
             return;
         }
-        // Nobody is known to be behind the earlier tenants: what follows must wait for both.
+        // No lane is known to run after the earlier tenants, so later work must wait for both.
         for earlier in before {
             let mut tenant = *earlier;
             for (a, b) in tenant.last.iter_mut().zip(last) {
@@ -261,14 +264,14 @@ impl Space {
         }
     }
 
-    /// Puts a span in place of what is known of its addresses, keeping the parts outside. Returns
-    /// what was there, clipped.
+    /// Replaces what is known of a span's addresses, keeping the parts outside. Returns what was
+    /// there, clipped.
     fn replace(&mut self, span: Span) -> SmallVec<[Span; 2]> {
         let (start, end) = (span.tenant.start, span.tenant.end);
         if start >= end {
             return SmallVec::new();
         }
-        // Most buffers take the place of one of their size.
+        // Most buffers take the place of one of equal size.
         if let Some(there) = self.spans.get_mut(&start)
             && there.tenant.end == end
         {
@@ -279,8 +282,8 @@ impl Space {
         removed
     }
 
-    /// Removes what is known of `[start, end)`, keeping the parts outside; the removed parts,
-    /// clipped.
+    /// Removes what is known of `[start, end)`, keeping the parts outside; returns the removed
+    /// parts, clipped.
     fn carve(&mut self, start: u64, end: u64) -> SmallVec<[Span; 2]> {
         let mut out = SmallVec::new();
         let first = self

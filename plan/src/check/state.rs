@@ -1,4 +1,4 @@
-//! State that a step carries: which optimizer step weights hold, over which axes gradients are
+//! State that a step carries: which optimizer step weights hold, and over which axes gradients are
 //! reduced.
 
 use super::access::{Inputs, is_full_grad, is_grad};
@@ -15,23 +15,23 @@ use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
 
-/// What a gradient has been through.
+/// Reductions that a gradient has been through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Reduced {
     /// Axes that it is summed over.
     pub(super) over: AxisSet,
-    /// It is the pieces of all ranks of the shard axis, exchanged and not summed yet.
+    /// Whether it is the pieces of all ranks of the shard axis, exchanged and not summed yet.
     exchanged: bool,
 }
 
 impl Reduced {
-    /// Nothing.
+    /// No reduction.
     pub(super) const NONE: Self = Self {
         over: AxisSet::EMPTY,
         exchanged: false,
     };
 
-    /// What both have been through.
+    /// Returns the reductions that either has been through.
     pub(super) fn union(self, other: Self) -> Self {
         Self {
             over: self.over.union(other.over),
@@ -39,7 +39,7 @@ impl Reduced {
         }
     }
 
-    /// Whether it was reduced at all.
+    /// Returns whether it was reduced at all.
     pub(super) fn any(self) -> bool {
         self.exchanged || !self.over.is_empty()
     }
@@ -54,15 +54,15 @@ pub(super) struct Facts {
     group_of: Vec<Option<GroupId>>,
     /// Gathered parameters of every group.
     full_of: Vec<Vec<BufferId>>,
-    /// Optimizer steps a group has had.
+    /// Number of optimizer steps that a group has had.
     steps: Vec<u32>,
-    /// Pass of the last one.
+    /// Pass of a group's last optimizer step.
     stepped: Vec<usize>,
-    /// Position of the last change of a group's weights at rest.
+    /// Position of the last change of a group's resident weights.
     updated: Vec<u32>,
     /// Position of the last read of a group's full weights.
     used: Vec<u32>,
-    /// Axes every gradient is to be reduced over.
+    /// Axes that every gradient has to be reduced over.
     need: AxisSet,
     /// Reductions of this pass by what they reduce: contents, first byte, axes, micro-batch.
     reductions: HashMap<(Holds, u64, AxisSet, u16), InstrId>,
@@ -79,7 +79,7 @@ fn is_weight(role: Role) -> bool {
     )
 }
 
-/// Weights that outlive the step.
+/// Returns whether a role is weights that outlive the step.
 pub(super) fn at_rest(role: Role) -> bool {
     matches!(role, Role::MainWeight | Role::ModelWeight)
 }
@@ -94,7 +94,7 @@ impl fmt::Display for Reduced {
     }
 }
 
-/// Axes in words.
+/// Describes axes in messages.
 pub(super) fn axes(over: AxisSet) -> String {
     match over.single() {
         Some(axis) => format!("the {} axis", axis.label()),
@@ -105,7 +105,7 @@ pub(super) fn axes(over: AxisSet) -> String {
 }
 
 impl Facts {
-    /// Nothing gathered, reduced or updated yet.
+    /// Creates the state in which nothing is gathered, reduced or updated yet.
     pub(super) fn new(p: &Program) -> Self {
         let mut owner = vec![None; p.params.len()];
         for (i, g) in p.groups.iter().enumerate() {
@@ -143,7 +143,8 @@ impl Facts {
         }
     }
 
-    /// Whether a group's full weights, filled at `written`, have not been read since; says so once.
+    /// Returns whether a group's full weights, filled at `written`, have not been read since;
+    /// reports it once.
     pub(super) fn first_unread(&mut self, b: BufferId, written: u32) -> bool {
         let Some(g) = self.group_of[b.index()] else {
             return false;
@@ -154,14 +155,14 @@ impl Facts {
         unread
     }
 
-    /// A pass starts.
+    /// Starts a pass.
     pub(super) fn start_pass(&mut self) {
         self.reductions.clear();
     }
 }
 
 impl Walk<'_> {
-    /// Group of a buffer, if it is trained.
+    /// Returns the group of a buffer, if it is trained.
     fn trained(&self, b: BufferId) -> Option<GroupId> {
         let (g, trained) = self.kind(b)?;
         trained.then_some(g)
@@ -171,8 +172,8 @@ impl Walk<'_> {
         self.kind(b).is_some_and(|(_, trained)| !trained)
     }
 
-    /// Group of a buffer, and whether what it holds is trained: the parameter, or any of the
-    /// group's.
+    /// Returns the group of a buffer, and whether it is trained: the parameter in the buffer, or
+    /// any of the group's.
     fn kind(&self, b: BufferId) -> Option<(GroupId, bool)> {
         let g = self.facts.group_of[b.index()]?;
         let trained = match self.p.buffers[b.index()].holds {
@@ -182,8 +183,8 @@ impl Walk<'_> {
         Some((g, trained))
     }
 
-    /// What a collective does to gradients: the axes that it reduces over, or will have once its
-    /// pieces are summed.
+    /// Returns the effect of a collective on gradients: the axes that it reduces over, or will have
+    /// reduced over once its pieces are summed.
     pub(super) fn reduction_of(&self, c: &Collective) -> Reduced {
         let axes = self.p.communicators[c.comm.index()].axes;
         Reduced {
@@ -196,8 +197,8 @@ impl Walk<'_> {
         }
     }
 
-    /// Whether a collective is the first half of a reduction: an all-to-all of gradients over the
-    /// shard axis.
+    /// Returns whether a collective is the first half of a reduction: an all-to-all of gradients
+    /// over the shard axis.
     fn exchanges_gradients(&self, c: &Collective) -> bool {
         c.kind == CollectiveKind::AllToAll
             && self.p.communicators[c.comm.index()].axes == SHARD
@@ -206,8 +207,8 @@ impl Walk<'_> {
                 .all(|part| is_grad(self.p.buffers[part.input.buffer.index()].role))
     }
 
-    /// Axes after the second half, `ranks` pieces of `from` that become `to` elements; `read` is
-    /// what the pieces have been through.
+    /// Returns the axes after the second half of a reduction: `ranks` pieces of `from` become `to`
+    /// elements, and `read` is what the pieces have been through.
     pub(super) fn summed(
         &mut self,
         work: &Work,
@@ -241,8 +242,8 @@ impl Walk<'_> {
         }
     }
 
-    /// The optimizer reads something, after all that has been `read`: pieces would have to be
-    /// summed first.
+    /// Reports that the optimizer reads pieces, given all that has been `read`: they would have to
+    /// be summed first.
     pub(super) fn unsummed(&mut self, work: &Work, read: Reduced, a: Access) {
         let p = self.p;
         if is_grad(p.buffers[a.buffer.index()].role) && read.exchanged {
@@ -255,7 +256,7 @@ impl Walk<'_> {
         }
     }
 
-    /// What a read learns from the state of its range.
+    /// Derives the state of a launch's inputs from the range of a read.
     pub(super) fn read_state(
         &mut self,
         work: &Work,
@@ -308,7 +309,7 @@ impl Walk<'_> {
                         describe::range(p, a)
                     )
                 });
-                // Said once; what is computed from here on is not blamed again.
+                // Report it once; what is computed from it is not reported again.
                 return;
             }
         }
@@ -371,7 +372,7 @@ impl Walk<'_> {
         }
     }
 
-    /// State of a range after a write: optimizer step of weights, axes of gradients.
+    /// Sets the state of a range after a write: optimizer step of weights, axes of gradients.
     pub(super) fn write_state(
         &mut self,
         work: &Work,
@@ -415,7 +416,7 @@ impl Walk<'_> {
         }
     }
 
-    /// A gradient that is overwritten before anything read it is lost.
+    /// Reports a gradient that is overwritten before anything has read it.
     fn lost(&mut self, work: &Work, a: Access, range: Range<usize>) {
         self.sink.fact(RuleId::ReduceMissing, 1);
         let Some(at) = self.cells[a.buffer.index()].segments[range]
@@ -435,7 +436,7 @@ impl Walk<'_> {
         });
     }
 
-    /// A gather is about to be issued.
+    /// Checks a gather before it is issued.
     pub(super) fn before_gather(&mut self, work: &Work, c: &Collective) {
         let p = self.p;
         if p.communicators[c.comm.index()].axes == OUTER {
@@ -444,7 +445,7 @@ impl Walk<'_> {
         }
         self.sink.fact(RuleId::RecomputePrefetch, 1);
         let out = c.parts[0].output;
-        // Buckets are placed by passes over the whole backward graph, recompute included: each is
+        // Buckets are placed by passes over the whole backward graph, including recompute: each is
         // read in it.
         let bucket = matches!(p.buffers[out.buffer.index()].holds, Holds::Named(_));
         if work.instr.phase == Phase::Recompute && work.instr.rule == Rule::Prefetch && !bucket {
@@ -484,8 +485,8 @@ impl Walk<'_> {
         }
     }
 
-    /// Shards are about to be gathered over the outer axis: once between two updates, and again
-    /// behind a pass.
+    /// Checks a gather of shards over the outer axis before it is issued: one between two updates,
+    /// and again after a pass.
     fn before_refresh(&mut self, work: &Work, c: &Collective) {
         // The production engine's flag of a step's first micro-batch holds through its backward.
         if self.p.meta.policy == "megatron" {
@@ -508,7 +509,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Position of the gather whose result still fills a range.
+    /// Returns the position of the gather whose result still fills a range.
     fn gathered(&self, a: Access, updated: u32) -> Option<u32> {
         let cell = &self.cells[a.buffer.index()];
         let mut inside = cell
@@ -523,14 +524,14 @@ impl Walk<'_> {
         (cell.live && inside.all(|s| s.writer.at > 0 && valid(s.writer.at))).then_some(first)
     }
 
-    /// Position of the write that filled a live buffer after the weights last changed.
+    /// Returns the position of the write that filled a live buffer after the weights last changed.
     fn full_since(&self, b: BufferId, updated: u32) -> Option<u32> {
         let cell = &self.cells[b.index()];
         let first = cell.segments.first()?.writer.at;
         (cell.live && first > updated && first > 0).then_some(first)
     }
 
-    /// A reduction is about to be issued.
+    /// Checks a reduction before it is issued.
     pub(super) fn before_reduce(&mut self, work: &Work, c: &Collective) {
         let p = self.p;
         let (now, base) = (self.reduction_of(c), self.pass_now().base);
@@ -583,7 +584,7 @@ impl Walk<'_> {
         }
     }
 
-    /// A reduction was issued: its inputs are in flight until their free.
+    /// Notes a reduction that was issued: its inputs are in flight until they are freed.
     pub(super) fn after_reduce(&mut self, work: &Work, c: &Collective) {
         for part in &c.parts {
             if is_full_grad(self.p.buffers[part.input.buffer.index()].role) {
@@ -596,7 +597,7 @@ impl Walk<'_> {
         }
     }
 
-    /// 16-byte alignment of what NCCL moves.
+    /// Checks the 16-byte alignment of the operands of NCCL.
     pub(super) fn alignment(&mut self, work: &Work, c: &Collective, a: Access) {
         if !matches!(
             c.kind,
@@ -618,7 +619,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Groups that the optimizer left out of this pass.
+    /// Returns the groups that the optimizer left out of this pass.
     pub(super) fn not_stepped(&self) -> Vec<GroupId> {
         let now = self.passes.len();
         (0..self.p.groups.len())

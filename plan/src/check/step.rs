@@ -1,4 +1,4 @@
-//! Allocation, release and the bounds of a step.
+//! Allocation, release and the limits of a step.
 
 use super::access::{is_full_grad, is_grad};
 use super::clock::{MAX_STREAMS, Times, Use};
@@ -10,37 +10,37 @@ use super::walk::{Walk, Work};
 use crate::ir::{Buffer, BufferId, COMPUTE, EventId, Holds, InstrId, Pool, Role, StreamId, UnitId};
 use crate::program::{Instr, Phase, Program, Rule, Section, SectionKind};
 
-/// A reduction as an event sees it.
+/// A reduction as seen by an event.
 #[derive(Clone, Copy)]
 struct Reduction {
     id: InstrId,
     lane: u8,
     unit: UnitId,
     micro_batch: u16,
-    /// Backward kernels that compute had been given before it.
+    /// Number of backward kernels issued to compute before it.
     kernels: u32,
 }
 
-/// A block given back before its last user was known to be done.
+/// A block freed before its last user was known to be done.
 struct Returned {
     buffer: BufferId,
     free: InstrId,
     last: Times,
 }
 
-/// What is open within a pass.
+/// Open state within a pass.
 pub(super) struct Step {
-    /// Units with gradient buffers in flight, oldest first, with their number and the buffer that
-    /// came first.
+    /// Units with gradient buffers in flight, oldest first, with the number of buffers and the
+    /// first of them.
     in_flight: Vec<(UnitId, u32, BufferId)>,
     kernels: u32,
     /// Last reduction of every lane.
     last: Vec<Option<Reduction>>,
     /// Last reduction before every event.
     before: Vec<Option<Reduction>>,
-    /// A wait straight after its reduction; a mistake if backward goes on.
+    /// A wait directly after its reduction, which is a mistake if backward continues.
     suspect: Option<(InstrId, Instr, Reduction)>,
-    /// By stream, until that stream's next work.
+    /// Blocks freed too early, by stream, until that stream's next work.
     returned: [Vec<Returned>; MAX_STREAMS],
     live: Vec<bool>,
 }
@@ -58,12 +58,12 @@ impl Step {
         }
     }
 
-    /// An event was recorded on a lane.
+    /// Notes an event recorded on a lane.
     pub(super) fn recorded(&mut self, event: EventId, lane: usize) {
         self.before[event.index()] = self.last[lane];
     }
 
-    /// A reduction was issued.
+    /// Notes a reduction that was issued.
     pub(super) fn reduced(&mut self, work: &Work) {
         if work.instr.phase == Phase::Backward {
             self.last[work.me.lane as usize] = Some(Reduction {
@@ -114,7 +114,7 @@ impl Walk<'_> {
                 self.violate(RuleId::Alloc, id, None, || {
                     format!("{}: {e}", describe::buffer(p, b))
                 });
-                // Somewhere apart, so that the walk can go on.
+                // An address outside, so that the walk can continue.
                 (1 << 62) + (u64::from(b.0) << 40)
             }
         };
@@ -183,7 +183,7 @@ impl Walk<'_> {
         self.memory.free(p, b);
     }
 
-    /// Gradients that are freed before anything read them.
+    /// Reports gradients that are freed before anything has read them.
     fn dropped(&mut self, id: InstrId, b: BufferId) {
         self.sink.fact(RuleId::ReduceMissing, 1);
         let Some(at) = self.cells[b.index()]
@@ -204,8 +204,8 @@ impl Walk<'_> {
         });
     }
 
-    /// Full weights of which nothing was read. A bias or a norm alone may go unread: the unit is
-    /// gathered as a whole.
+    /// Reports full weights of which nothing was read. A bias or a norm alone may stay unread: the
+    /// unit is gathered as a whole.
     fn unused(&mut self, id: InstrId, b: BufferId) {
         self.sink.fact(RuleId::UnusedGather, 1);
         let written = self.cells[b.index()]
@@ -226,7 +226,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Is the stream that gets the block behind its last use?
+    /// Checks that the stream that gets the block runs after its last use.
     fn release(&mut self, id: InstrId, b: BufferId) {
         let p = self.p;
         let d = &p.buffers[b.index()];
@@ -261,7 +261,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Blocks given back too early to the stream that now gets work.
+    /// Checks blocks that were freed too early, for the stream that now gets work.
     pub(super) fn check_returned(&mut self, id: InstrId, stream: StreamId, lane: usize) {
         for r in std::mem::take(&mut self.step.returned[stream.index()]) {
             let Some(u) = self.order.clock(lane).missing(&r.last) else {
@@ -279,16 +279,16 @@ impl Walk<'_> {
         }
     }
 
-    /// A gradient buffer's reduction was issued.
+    /// Notes that a gradient buffer's reduction was issued.
     pub(super) fn in_flight(&mut self, work: &Work, b: BufferId) {
         let p = self.p;
         let first = self.cells[b.index()].reduction.at == 0;
         self.cells[b.index()].reduction = Use { ..work.me };
         let unit = p.buffers[b.index()].unit;
-        // Buckets are bounded in bytes, by the pass that made them.
+        // Buckets are limited in bytes, by the pass that made them.
         let bucket = matches!(p.buffers[b.index()].holds, Holds::Named(_));
-        // Megatron-FSDP bounds the units of its double buffer, which the root and units that keep
-        // their parameters are not.
+        // Megatron-FSDP limits the units of its double buffer, to which the root and units that
+        // keep their parameters do not belong.
         let outside = p.meta.policy == "megatron" && !p.units[unit.index()].reshards;
         if !first || bucket || outside {
             return;
@@ -319,7 +319,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Compute (or the host) waits for an event.
+    /// Handles a wait of the compute stream (or the host) for an event.
     pub(super) fn compute_waits(&mut self, id: InstrId, instr: Instr, event: EventId) {
         if self.p.meta.reduce_in_flight == 0 || instr.phase != Phase::Backward {
             return;
@@ -336,7 +336,7 @@ impl Walk<'_> {
         }
     }
 
-    /// A kernel was launched.
+    /// Handles the launch of a kernel.
     pub(super) fn launched(&mut self, work: &Work) {
         if work.instr.phase != Phase::Backward
             || work.instr.rule != Rule::Model
@@ -378,8 +378,8 @@ impl Walk<'_> {
                 },
                 1,
             );
-            // Gathered behind the optimizer's update, for the next step: that they are fresh is
-            // another rule's business.
+            // A gather after the optimizer's update, for the next step; another rule checks that
+            // the weights are fresh.
             let ahead = |a: InstrId| p.instrs[a.index()].phase == Phase::Optimizer;
             let stays =
                 may_persist(p, d) || gathers(d.role) && self.cells[i].allocated.is_some_and(ahead);
@@ -466,8 +466,8 @@ fn space(pool: Pool) -> usize {
     }
 }
 
-/// Units with gradient buffers in flight; 0 is any number. The production engine's queue is bounded
-/// in elements, or by its double buffer.
+/// Returns the maximum number of units with gradient buffers in flight; 0 is unlimited. The
+/// production engine's queue is limited in elements, or by its double buffer.
 fn in_flight_limit(p: &Program) -> usize {
     match p.meta.policy {
         "megatron" => p.double_buffer_copies as usize,
@@ -475,7 +475,8 @@ fn in_flight_limit(p: &Program) -> usize {
     }
 }
 
-/// What the first step may leave behind: state, and the full weights of units that never reshard.
+/// Returns whether the first step may leave a buffer behind: state, and the full weights of units
+/// that never reshard.
 fn may_persist(p: &Program, b: &Buffer) -> bool {
     let resident = b.role == Role::FullWeight && !p.units[b.unit.index()].reshards;
     resident

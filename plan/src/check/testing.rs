@@ -1,9 +1,9 @@
 //! A small, correct fully sharded program, and ways to break it.
 //!
-//! Three units of one flat group each over four ranks: gathers on their own stream behind a gate,
-//! prefetched by one; weights freed behind a wait; gradients written straight into flat buffers,
-//! reduced with K in flight, accumulated into a shard; fence, clipping, optimizer, zeroing,
-//! refresh.
+//! It has three units of one flat group each over four ranks. Gathers run on their own stream after
+//! a gate, prefetched by one; weights are freed after a wait. Gradients are written directly into
+//! flat buffers, reduced with K in flight, and accumulated into a shard. A step ends with fence,
+//! clipping, optimizer, zeroing and refresh.
 
 mod observed;
 mod tables;
@@ -20,7 +20,7 @@ pub(crate) const UNITS: usize = 3;
 const RANKS: u64 = 4;
 const NUMEL: u64 = 1088;
 const SHARD: u64 = NUMEL / RANKS;
-/// Bytes of the two parameters within a bf16 full buffer.
+/// Offset and bytes of the two parameters within a bf16 full buffer.
 const WEIGHT: (u64, u64) = (0, 2048);
 const BIAS: (u64, u64) = (2048, 64);
 
@@ -88,7 +88,7 @@ pub(crate) struct Toy {
 }
 
 impl Toy {
-    /// Builds a variant.
+    /// Builds a variant of the program.
     pub(crate) fn new(shape: Shape) -> Self {
         let mut t = Self {
             b: tables::program(shape),
@@ -118,7 +118,7 @@ impl Toy {
         t
     }
 
-    /// Instructions of a section that match.
+    /// Returns the instructions of a section that match.
     pub(crate) fn find(&self, kind: SectionKind, f: impl Fn(&Instr) -> bool) -> Vec<InstrId> {
         let r = self
             .b
@@ -132,7 +132,7 @@ impl Toy {
             .collect()
     }
 
-    /// The steady instruction with this operation (by predicate) of a unit and phase, the n-th.
+    /// Returns the `n`-th steady instruction of a unit and phase whose operation matches.
     pub(crate) fn at(
         &self,
         unit: usize,
@@ -145,7 +145,7 @@ impl Toy {
         })[n]
     }
 
-    /// Makes an instruction do nothing.
+    /// Replaces an instruction by one that does nothing.
     pub(crate) fn drop(&mut self, id: InstrId) -> Op {
         let nothing = Op::HostWork {
             kind: HostWorkKind::Hook,
@@ -154,7 +154,7 @@ impl Toy {
         std::mem::replace(&mut self.b.program.instrs[id.index()].op, nothing)
     }
 
-    /// Inserts an operation before an instruction, with its provenance.
+    /// Inserts an operation before an instruction, with the tag of that instruction.
     pub(crate) fn insert(&mut self, before: InstrId, op: Op) -> InstrId {
         let instr = Instr {
             op,
@@ -172,7 +172,7 @@ impl Toy {
         before
     }
 
-    /// Moves an instruction before another (later) one; where it is then.
+    /// Moves an instruction before a later one; returns its new position.
     pub(crate) fn delay(&mut self, from: InstrId, before: InstrId) -> InstrId {
         assert!(from < before);
         let i = self.b.program.instrs.remove(from.index());
@@ -180,7 +180,8 @@ impl Toy {
         InstrId(before.0 - 1)
     }
 
-    /// Moves an instruction before an earlier one; where the others are then: one later.
+    /// Moves an instruction before an earlier one, so that the instructions between move back by
+    /// one.
     pub(crate) fn hoist(&mut self, from: InstrId, before: InstrId) {
         assert!(from > before);
         let i = self.b.program.instrs.remove(from.index());

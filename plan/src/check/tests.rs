@@ -1,4 +1,4 @@
-//! Every rule: a good program passes, a planted bug is named.
+//! Tests of every rule: a good program passes, and a planted bug is named.
 
 mod capture;
 mod collectives;
@@ -15,7 +15,7 @@ use super::testing::Toy;
 use super::{Report, RuleId, Violation, check};
 use crate::ir::{BufferId, InstrId};
 
-/// The violation of a rule at an instruction, which must exist.
+/// Returns the violation of a rule at an instruction, which must exist.
 fn caught(r: &Report, rule: RuleId, at: InstrId) -> &Violation {
     r.of(rule)
         .find(|v| v.instr == Some(at))

@@ -21,7 +21,7 @@ use crate::program::{Instr, Op, Program, Section, SectionKind};
 pub(super) struct Pass {
     /// Section.
     pub(super) kind: SectionKind,
-    /// Which pass over this section, from 1.
+    /// Number of the pass over this section, from 1.
     pub(super) number: u32,
     /// Positions up to this one belong to earlier passes.
     pub(super) base: u32,
@@ -51,7 +51,7 @@ pub(super) struct Work {
     pub(super) me: Use,
     /// Instruction.
     pub(super) id: InstrId,
-    /// With its provenance.
+    /// The instruction with its tag.
     pub(super) instr: Instr,
     /// Index of its next operand, for captured addresses.
     pub(super) operand: u32,
@@ -76,23 +76,23 @@ pub(super) struct Walk<'a> {
     observer: &'a mut dyn Observe,
 }
 
-/// Looks on at a walk. Proofs need no more than the walk's result; tests look closer.
+/// Observes a walk. Proofs only need the walk's result; tests look closer.
 pub(super) trait Observe {
-    /// A piece of work is issued that knows this to be over when it starts.
+    /// Called when a piece of work is issued, with the clock of what is done when it starts.
     fn issued(&mut self, _over: &Clock) {}
 
-    /// What a wait did in this pass.
+    /// Called with the effect of a wait in this pass.
     fn waited(&mut self, _id: InstrId, _done: Waited) {}
 }
 
-/// Nobody looks on.
+/// Observes nothing.
 impl Observe for () {}
 
-/// What a walk leaves.
+/// Result of a walk.
 pub(super) struct Walked {
     /// Waits of every pass.
     pub(super) waits: Vec<WaitCount>,
-    /// Instructions walked.
+    /// Number of instructions walked.
     pub(super) instructions: u64,
 }
 
@@ -259,12 +259,12 @@ impl Walk<'_> {
         }
     }
 
-    /// The pass under way.
+    /// Returns the current pass.
     pub(super) fn pass_now(&self) -> Pass {
         self.passes[self.passes.len() - 1]
     }
 
-    /// Instruction at a position.
+    /// Returns the instruction at a position.
     pub(super) fn id_at(&self, at: u32) -> InstrId {
         let pass = self.pass_at(at);
         InstrId(pass.first + (at - pass.base - 1))
@@ -275,12 +275,12 @@ impl Walk<'_> {
         self.passes[i.saturating_sub(1)]
     }
 
-    /// Words for the instruction at a position.
+    /// Describes the instruction at a position.
     pub(super) fn describe_at(&self, at: u32) -> String {
         describe::instr(self.p, self.id_at(at), Some(self.pass_at(at).place()))
     }
 
-    /// Notes a violation by an instruction of the pass under way.
+    /// Notes a violation by an instruction of the current pass.
     pub(super) fn violate(
         &mut self,
         rule: RuleId,
@@ -294,7 +294,7 @@ impl Walk<'_> {
         });
     }
 
-    /// How well work on a lane knows that an earlier use is over.
+    /// Returns how work on a lane knows that an earlier use is done.
     pub(super) fn known(&self, lane: u8, earlier: Use) -> Known {
         self.order.clock(lane as usize).knows(earlier)
     }

@@ -1,6 +1,6 @@
-//! Alike ops on neighbouring windows become one op on both: queries and keys of a merged product
-//! are rotated by one kernel, as if they were heads of one tensor. A kernel over few elements is
-//! far from the bandwidth of memory, and takes a launch.
+//! Unifies equal ops on adjacent windows into one op on both: queries and keys of a merged GEMM are
+//! rotated by one kernel, as if they were heads of one tensor. A kernel over few elements is far
+//! from the memory bandwidth, and costs a launch.
 
 use super::inplace::{self, Columns, elementwise, operands, touches};
 use super::schedule::Orders;
@@ -9,17 +9,17 @@ use crate::ir::{OpKind, op, strides};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
-/// Where two values of alike ops lie to each other.
+/// Relation of two values of equal ops in memory.
 enum Relation {
     /// They are one value, which does not vary along the axis.
     Same,
-    /// The second begins along the axis where the first one ends.
+    /// The second starts along the axis where the first ends.
     Next,
-    /// Each fills a buffer that nothing outside of the ops uses.
+    /// Each fills a buffer that nothing outside the ops uses.
     Own,
 }
 
-/// Two chains of ops that do the same, in order.
+/// Two chains of equal ops, in order.
 struct Twins {
     /// The dimension along which the second follows the first.
     axis: usize,
@@ -60,7 +60,8 @@ pub(super) fn neighbours(g: &mut Graph, o: &mut Orders) {
     o.replace(replaced);
 }
 
-/// The window that `b` and, right before it along a dimension of the same buffer, `a` make up.
+/// Returns the window that `a` and `b` cover together, if `a` is directly before `b` along a
+/// dimension of the same buffer.
 fn joined(a: &Value, b: &Value, axis: usize) -> Option<Value> {
     if a.root != b.root || a.dtype != b.dtype || a.shape.len() != b.shape.len() {
         return None;
@@ -78,22 +79,22 @@ fn joined(a: &Value, b: &Value, axis: usize) -> Option<Value> {
     })
 }
 
-/// Whether a value is the same everywhere along a dimension of a result of `rank`, counted from the
-/// first.
+/// Returns whether a value is the same everywhere along a dimension of a result of `rank`, counted
+/// from the first.
 fn constant_along(v: &Value, axis: usize, rank: usize) -> bool {
     let own = (axis + v.shape.len()).checked_sub(rank);
     own.is_none_or(|d| v.shape[d] == 1)
 }
 
-/// Whether an op computes the same from each element along a dimension of its result.
+/// Returns whether an op computes the same from each element along a dimension of its result.
 fn treats_alike(op: &Op, axis: usize) -> bool {
     let along =
         matches!(op.act, Act::Compute(OpKind::Cat(op::Cat { axis: a })) if usize::from(a) == axis);
     elementwise(op) && !along && op.outputs.len() == 1
 }
 
-/// The chains that end at two positions of the order, if they do the same to neighbours and nothing
-/// looks in between.
+/// Returns the chains that end at two positions of the order, if they are equal, work on adjacent
+/// values, and no other op interferes between them.
 fn twins(g: &Graph, o: &Orders, order: &[u32], a: usize, b: usize) -> Option<Twins> {
     let op = |at: usize| &g.ops[order[at] as usize];
     let root = |v: ValueId| g.value(v).root;
@@ -136,7 +137,7 @@ fn twins(g: &Graph, o: &Orders, order: &[u32], a: usize, b: usize) -> Option<Twi
             }
         }
     }
-    // What comes between them neither reads what the earlier one makes nor changes what it reads.
+    // Ops between them neither read the result of the earlier one nor change its inputs.
     let begin = first[0].min(second[0]);
     for i in (begin..a.max(b)).filter(others) {
         for c in chains() {
@@ -162,18 +163,18 @@ fn writes(g: &Graph, op: &Op, root: Root) -> bool {
     !op.is_view() && op.outputs.iter().any(|&v| g.value(v).root == root)
 }
 
-/// Makes one op of two, all along one dimension.
+/// Joins two ops into one, along one dimension.
 struct Joiner<'g> {
     g: &'g mut Graph,
     o: &'g mut Orders,
     axis: usize,
-    /// Values that fill the buffers of pairs, by the first one's.
+    /// Values that fill the buffers of pairs, by the first buffer.
     made: BTreeMap<Root, ValueId>,
 }
 
 impl Joiner<'_> {
-    /// One op in place of two, in the module and region of `late`, with the views that tie it to
-    /// what they read and make.
+    /// Adds one op in place of two, in the module and region of `late`, with the views that connect
+    /// it to its operands.
     fn join(&mut self, pair: [u32; 2], late: u32) -> SmallVec<[u32; 4]> {
         let [first, second] = pair.map(|i| self.g.ops[i as usize].clone());
         let axis = self.axis as u8;
@@ -200,7 +201,7 @@ impl Joiner<'_> {
         ops
     }
 
-    /// The value that is two values, one after the other, or both.
+    /// Returns the value that covers two values, one after the other, or that is both.
     fn together(&mut self, x: ValueId, y: ValueId) -> ValueId {
         let (first, second) = (self.g.value(x), self.g.value(y));
         if first == second {
@@ -215,7 +216,7 @@ impl Joiner<'_> {
         self.g.push_value(value, u32::MAX)
     }
 
-    /// A buffer for what filled two.
+    /// Makes a buffer for what filled two.
     fn stack(&mut self, x: ValueId, y: ValueId, first: ValueId) -> Value {
         let (mut value, other) = (self.g.value(x).clone(), self.g.value(y));
         value.shape[self.axis] += other.shape[self.axis];

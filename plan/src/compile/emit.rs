@@ -86,7 +86,7 @@ pub(super) fn emit(
     e.tape
 }
 
-/// A phase to write: steps `base..` of the lifetimes.
+/// A phase to write, which covers the steps `base..` of the lifetimes.
 struct Phase<'a> {
     steps: &'a [&'a Step],
     base: u32,
@@ -100,13 +100,13 @@ struct Phase<'a> {
     host: HostWorkKind,
 }
 
-/// After which step each gradient is ready: compiled code returns all of a region's gradients at
-/// its end.
+/// Returns the step after which each gradient is ready: compiled code returns all gradients of a
+/// region at its end.
 fn ready(b: &Backward, plan: &Plan, lives: &Lives, split: u32) -> Vec<(u32, ParamId)> {
     let mut out: Vec<(u32, ParamId)> = Vec::with_capacity(b.ready.len());
     let last = split + plan.backward.len() as u32 - 1;
     for r in &b.ready {
-        // A view that compiled code has no step for is done when the next kernel runs.
+        // A view that is no step of compiled code is done when the next kernel runs.
         let step = |op: u32| {
             let steps = lives.step_of[op as usize..].iter();
             let step = steps.copied().find(|&s| s != NONE);
@@ -131,7 +131,8 @@ fn ready(b: &Backward, plan: &Plan, lives: &Lives, split: u32) -> Vec<(u32, Para
     out
 }
 
-/// Modules that appear on the tape: all but the leaves inside blocks, unless these are units.
+/// Returns the modules that appear on the tape: all except the leaves inside blocks that are not
+/// units.
 fn visible(m: &ModelGraph, is_unit: &dyn Fn(ModuleId) -> bool) -> Vec<bool> {
     let modules = m.modules();
     let inner = |i: usize| {
@@ -156,7 +157,7 @@ struct Emitter<'m> {
     again: Vec<ModuleId>,
     /// Framework calls of views since the last kernel.
     views: u16,
-    /// What these count as.
+    /// Kind of host work that these count as.
     kind: HostWorkKind,
 }
 
@@ -248,7 +249,7 @@ impl Emitter<'_> {
         }
     }
 
-    /// Modules from `top` (or the outermost) down to `target`.
+    /// Returns the modules from `top` (or the outermost) down to `target`.
     fn path(&self, target: Option<ModuleId>, top: ModuleId) -> SmallVec<[ModuleId; 6]> {
         let mut path: SmallVec<[ModuleId; 6]> = SmallVec::new();
         let mut at = target;
@@ -273,7 +274,7 @@ impl Emitter<'_> {
             return;
         }
         let buffer = self.g.buffers[bi];
-        // The lifetime of the memory, through all that take it over.
+        // Lifetime of the memory, including all buffers that take it over.
         let mut end = b;
         while phase.lives.taken[end as usize] != NONE {
             end = phase.lives.taken[end as usize];

@@ -1,11 +1,11 @@
-//! What comes before or after a kernel that stands alone becomes part of it.
+//! Fuses what comes before or after a library kernel into it.
 //!
-//! Additions to a product's result: its epilogue reads what is added and writes the sum, which is
-//! rounded once, and neither a kernel of its own nor the next one reads the product's result again.
-//! In a block these are the residual connections and, in backward, the gradients of an input that
-//! several layers read.
+//! A GEMM accumulates: its epilogue reads what is added and writes the sum, which is rounded once.
+//! No separate kernel, nor the next one, reads the GEMM's result again. In a block these are the
+//! residual connections and, in backward, the gradients of an input that several layers read.
 //!
-//! Zeros that an embedding's gradient is added to: it writes them itself, where no id points.
+//! An embedding's gradient writes the zeros that it would be added to, for rows that no id refers
+//! to.
 
 use super::schedule::Orders;
 use crate::graph::{Act, Graph, Op, Root, Value, ValueId};
@@ -13,15 +13,15 @@ use crate::ir::{OpKind, op};
 use smallvec::SmallVec;
 use std::collections::BTreeSet;
 
-/// An addition that a product takes over.
+/// An addition that a GEMM absorbs.
 struct Fold {
     product: u32,
     add: u32,
-    /// What the product is added to.
+    /// What the GEMM is added to.
     other: ValueId,
 }
 
-/// Moves additions of compiled code into the products whose results nothing else reads.
+/// Moves additions of compiled code into the GEMMs whose results nothing else reads.
 pub(super) fn additions(g: &mut Graph, o: &mut Orders) {
     let mut gone = BTreeSet::new();
     let mut uses = Uses::of(g, o);
@@ -47,7 +47,7 @@ pub(super) fn tables(g: &mut Graph, o: &mut Orders) {
         else {
             continue;
         };
-        // Who writes a value in place is the only one to use it: nothing reads the zeros.
+        // An op that writes a value in place is its only user: nothing reads the zeros.
         let fill = g.producer[before.index()];
         let zeros = matches!(g.computed_by(before), Some((OpKind::Fill(op::Fill { value }), _)) if value.0 == 0.0);
         if zeros && region(i) != 0 && region(fill) == region(i) {
@@ -61,11 +61,11 @@ pub(super) fn tables(g: &mut Graph, o: &mut Orders) {
         .retain(|op| !filled.iter().any(|(fill, _)| fill == op));
 }
 
-/// Ops that name each buffer, as places in the order of issue.
+/// Ops that name each buffer, as positions in the order of issue.
 struct Uses {
     /// `(place, op, writes)` by buffer, in order.
     of: Vec<SmallVec<[(u32, u32, bool); 4]>>,
-    /// Place of each op.
+    /// Position of each op.
     at: Vec<u32>,
 }
 
@@ -91,7 +91,7 @@ impl Uses {
         uses
     }
 
-    /// Notes that the product does what the addition did.
+    /// Notes that the GEMM does what the addition did.
     fn merge(&mut self, g: &Graph, fold: &Fold) {
         let at = self.at[fold.product as usize];
         let op = &g.ops[fold.product as usize];
@@ -107,7 +107,7 @@ impl Uses {
     }
 }
 
-/// The product that an op's addition can go to: of two, the later one.
+/// Returns the GEMM that an op's addition can be fused into: of two, the later one.
 fn find(g: &Graph, o: &Orders, uses: &Uses, add: u32) -> Option<Fold> {
     let op = &g.ops[add as usize];
     let (Act::Compute(OpKind::Add), &[x, y], &[sum]) = (op.act, &op.inputs[..], &op.outputs[..])
@@ -118,7 +118,7 @@ fn find(g: &Graph, o: &Orders, uses: &Uses, add: u32) -> Option<Fold> {
         let (a, b) = (g.value(v), g.value(sum));
         a.shape == b.shape && a.dtype == b.dtype && a.is_contiguous() && b.is_contiguous()
     };
-    // A sum in a buffer of its own, of which nothing is there before.
+    // A sum in a separate buffer, which holds nothing before.
     let new = g.buffer_of(sum)?;
     let first = uses.of[new as usize]
         .iter()
@@ -137,7 +137,7 @@ fn find(g: &Graph, o: &Orders, uses: &Uses, add: u32) -> Option<Fold> {
     folds.max_by_key(|f| uses.at[f.product as usize])
 }
 
-/// The product whose whole result `v` is, if this addition alone reads it.
+/// Returns the GEMM whose whole result `v` is, if only this addition reads it.
 fn product(g: &Graph, o: &Orders, uses: &Uses, add: u32, v: ValueId) -> Option<u32> {
     let b = g.buffer_of(v)?;
     let &[(_, i, true), (_, reader, false)] = &uses.of[b as usize][..] else {
@@ -161,7 +161,7 @@ fn product(g: &Graph, o: &Orders, uses: &Uses, add: u32, v: ValueId) -> Option<u
         .then_some(i)
 }
 
-/// Whether `v` has its value when the product runs, and keeps it until the addition.
+/// Returns whether `v` has its value when the GEMM runs, and keeps it until the addition.
 fn ready(g: &Graph, uses: &Uses, product: u32, add: u32, v: ValueId) -> bool {
     let Root::Buffer(b) = g.value(v).root else {
         return false;
@@ -171,7 +171,7 @@ fn ready(g: &Graph, uses: &Uses, product: u32, add: u32, v: ValueId) -> bool {
     writes.clone().any(|u| u.0 < from) && !writes.any(|u| u.0 >= from && u.0 <= to)
 }
 
-/// Makes the product write the sum.
+/// Makes the GEMM write the sum.
 fn apply(g: &mut Graph, fold: &Fold) {
     let sum = g.ops[fold.add as usize].outputs[0];
     g.producer[sum.index()] = fold.product;

@@ -1,23 +1,23 @@
 //! Repeats a middle block: the tape of a deep model from that of a shallow one.
 //!
-//! Blocks other than the first and last two are alike, so a tape of five blocks holds all there is
-//! to know: block 2 is written again for every block in between, with modules, parameters and
-//! storages renumbered. A block refers to storages of its neighbours at most; where that does not
-//! hold (or blocks differ), the caller builds the whole tape op by op.
+//! Blocks other than the first and last two are alike, so a tape of five blocks contains
+//! everything: block 2 is written again for every block in between, with modules, parameters and
+//! storages renumbered. A block refers only to its own storages and its neighbours'. Where that
+//! does not hold (or blocks differ), the caller builds the whole tape op by op.
 
 use super::tape::{Tape, TapeOp};
 use crate::ir::{ModuleId, Operand, ParamId, Source, Storage, StorageId};
 use crate::models::declare::Blocks;
 use std::ops::Range;
 
-/// Blocks of the shallow model.
+/// Number of blocks of the shallow model.
 pub(super) const SHALLOW: u32 = 5;
 /// The block that is repeated.
 const MIDDLE: u32 = 2;
 /// Owner of what belongs to no block.
 const NOBODY: u32 = u32::MAX;
 
-/// The block of the shallow model that stands for block `layer` of `layers`.
+/// Returns the block of the shallow model that represents block `layer` of `layers`.
 pub(super) fn stand_in(layer: u32, layers: u32) -> u32 {
     match layers - layer {
         1 => SHALLOW - 1,
@@ -26,8 +26,8 @@ pub(super) fn stand_in(layer: u32, layers: u32) -> u32 {
     }
 }
 
-/// The tape of a model of `layers` blocks (more than [`SHALLOW`]), or `None` when the shallow tape
-/// does not repeat.
+/// Expands the tape to a model of `layers` blocks (more than [`SHALLOW`]); `None` if the shallow
+/// tape does not repeat.
 pub(super) fn expand(t: &Tape, blocks: Blocks, layers: u32) -> Option<Tape> {
     let mut e = Expander::new(t, blocks, layers)?;
     let forward = e.phase(&t.forward, false)?;
@@ -52,16 +52,16 @@ struct Expander<'t> {
     out: Tape,
     blocks: Blocks,
     layers: u32,
-    /// Block that owns a storage, and the storage's number among the block's.
+    /// Block that owns a storage, and the storage's number within the block.
     local: Vec<(u32, u32)>,
-    /// First entry of each block of the deep model in `ids`; the last one is that of nobody's
-    /// storages.
+    /// First entry of each block of the deep model in `ids`; the last one is for storages outside
+    /// blocks.
     base: Vec<u32>,
     /// Storage of the deep model by block and number.
     ids: Vec<StorageId>,
 }
 
-/// Which block a piece of the tape is written for: `(block of the shallow model, of the deep one)`.
+/// Block for which a part of the tape is written: `(block of the shallow model, of the deep one)`.
 type At = Option<(u32, u32)>;
 
 impl<'t> Expander<'t> {
@@ -183,7 +183,7 @@ impl<'t> Expander<'t> {
         Some(())
     }
 
-    /// Copies operands; where the copies begin.
+    /// Copies operands; returns where the copies start.
     fn operands(&mut self, of: Range<u32>, at: At) -> Option<u32> {
         let first = self.out.operands.len() as u32;
         for o in &self.t.operands[of.start as usize..of.end as usize] {
@@ -198,7 +198,8 @@ impl<'t> Expander<'t> {
         Some(first)
     }
 
-    /// A repeated piece may allocate and free storages of its own and neighbouring blocks only.
+    /// Checks that a repeated part allocates and frees only storages of its own and adjacent
+    /// blocks.
     fn repeats(&self, s: StorageId, at: At) -> Option<()> {
         let owner = self.local[s.index()].0;
         match at {
@@ -243,7 +244,7 @@ impl<'t> Expander<'t> {
         (self.base[base as usize] + local) as usize
     }
 
-    /// The deep model's block that `block` of the shallow one means here.
+    /// Returns the deep model's block that `block` of the shallow one stands for here.
     fn layer(&self, block: u32, at: At) -> u32 {
         match at {
             Some((here, layer)) => layer + block - here,

@@ -1,11 +1,10 @@
 //! Fusion inside a compiled region: elementwise chains, row reductions with their neighbours.
 //!
 //! Ops are taken in order. A fusible op joins the kernel of a producer, or of an op that reads the
-//! same large tensor, when both run over the same elements and no path leads from that kernel
-//! through another one back to the op. Library kernels and column reductions stay alone; where
-//! orders of reduction may be mixed, the sums over rows that make the gradient of a norm's weight
-//! belong to the kernel that goes back through the norm, which reads the same (torch's Inductor
-//! calls it the same).
+//! same large tensor, if both run over the same elements and no path leads from that kernel through
+//! another one back to the op. Library kernels and column reductions stay alone. With mixed-order
+//! reductions, the column sums that make the gradient of a norm's weight join the backward kernel
+//! of the norm, which reads the same tensors (Inductor has the same feature under this name).
 
 use crate::graph::{Act, Graph, Op, Root};
 use crate::ir::{ModuleId, OpKind};
@@ -15,7 +14,7 @@ use smallvec::SmallVec;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
-/// Most memory operands of a fused kernel.
+/// Maximum number of memory operands of a fused kernel.
 const MAX_OPERANDS: usize = 24;
 
 /// Bits of group indices.
@@ -50,13 +49,13 @@ impl Bits {
     }
 }
 
-/// A kernel in the making.
+/// A kernel under construction.
 struct Group {
     /// Positions in the region's order.
     ops: SmallVec<[u32; 4]>,
-    /// Elements it runs over; `None` for kernels of their own.
+    /// Number of elements it runs over; `None` for ops that are kernels of their own.
     domain: Option<u64>,
-    /// Row length, once it reduces rows.
+    /// Row length, if it reduces rows.
     cols: Option<u64>,
     /// Module whose parameters it uses.
     owner: Option<ModuleId>,
@@ -68,7 +67,7 @@ struct Group {
 struct Fuser<'m> {
     g: &'m Graph,
     order: &'m [u32],
-    /// Sums over rows may join kernels over rows.
+    /// Whether column sums may join row kernels.
     mixed: bool,
     /// Block (or outer module) of each module.
     blocks: Vec<ModuleId>,
@@ -79,7 +78,7 @@ struct Fuser<'m> {
 }
 
 /// Groups the ops of a region into kernels and yields them in an order that respects dependencies.
-/// `mixed`: kernels may sum over rows beside what they do in rows.
+/// With `mixed`, kernels may compute column sums in addition to row operations.
 pub(super) fn fuse(
     m: &ModelGraph,
     order: &[u32],
@@ -115,7 +114,7 @@ pub(super) fn fuse(
     }
 }
 
-/// The child of the root that each module lies in.
+/// Returns the child of the root that contains each module.
 fn outer_modules(m: &ModelGraph) -> Vec<ModuleId> {
     let modules = m.modules();
     let mut out: Vec<ModuleId> = Vec::with_capacity(modules.len());
@@ -128,8 +127,8 @@ fn outer_modules(m: &ModelGraph) -> Vec<ModuleId> {
     out
 }
 
-/// Elements an op runs over and the length of the rows it reduces; `None` for ops that are kernels
-/// of their own.
+/// Returns the number of elements an op runs over and the length of the rows it reduces; `None` for
+/// ops that are kernels of their own.
 fn domain(g: &Graph, op: &Op, kind: OpKind, mixed: bool) -> Option<(u64, Option<u64>)> {
     let value = |v| g.value(v);
     match kind.fusion() {
@@ -158,8 +157,8 @@ impl Fuser<'_> {
         &self.g.ops[self.order[at as usize] as usize]
     }
 
-    /// Earlier ops of the region that this one must follow: writers of what it reads, users of what
-    /// it writes.
+    /// Returns earlier ops of the region that this one must follow: writers of what it reads, users
+    /// of what it writes.
     fn predecessors(&self, at: u32) -> SmallVec<[u32; 8]> {
         let op = self.op(at);
         let mut out: SmallVec<[u32; 8]> = SmallVec::new();
@@ -239,8 +238,8 @@ impl Fuser<'_> {
         self.note(at);
     }
 
-    /// The kernel that an op joins: that of its latest producer, else one that reads the same
-    /// tensor.
+    /// Returns the kernel that an op joins: that of its latest producer, or else one that reads the
+    /// same tensor.
     fn choose(&self, at: u32, kind: OpKind, new: &Group, preds: &[u32]) -> Option<u32> {
         let legal = |&t: &u32| {
             self.fits(t, new, kind)
@@ -265,8 +264,8 @@ impl Fuser<'_> {
         siblings.into_iter().filter(legal).max_by_key(by_last)
     }
 
-    /// Whether two kernels run over the same elements, with rows of one length and parameters of
-    /// one block.
+    /// Returns whether two kernels run over the same elements, with rows of one length and
+    /// parameters of one block.
     fn fits(&self, t: u32, new: &Group, kind: OpKind) -> bool {
         let group = &self.groups[t as usize];
         let (Some(a), Some(b)) = (group.domain, new.domain) else {
@@ -284,8 +283,7 @@ impl Fuser<'_> {
             && group.ops.len() < 64
     }
 
-    /// Whether nothing but the op that `new` holds reads what the kernel's ops make for others so
-    /// far.
+    /// Returns whether only the op that `new` holds reads the outputs of the kernel's ops so far.
     fn feeds_only(&self, t: u32, new: &Group) -> bool {
         let inputs = &self.op(new.ops[0]).inputs;
         self.groups[t as usize].ops.iter().all(|&at| {
@@ -318,7 +316,7 @@ impl Fuser<'_> {
         }
     }
 
-    /// Merges other producers of the op into its kernel where that makes no cycle.
+    /// Merges other producers of the op into its kernel where that creates no cycle.
     fn absorb(&mut self, t: u32, at: u32, kind: OpKind, preds: &[u32]) -> u32 {
         for &p in preds {
             if p == t || self.groups[p as usize].ops.is_empty() {
@@ -378,7 +376,7 @@ impl Fuser<'_> {
         }
     }
 
-    /// `a` depends on `b` from now on, and so does all that depends on `a`.
+    /// Makes `a`, and all that depends on `a`, depend on `b`.
     fn depend(&mut self, a: u32, b: u32) {
         if self.groups[a as usize].deps.has(b as usize) {
             return;
@@ -393,8 +391,8 @@ impl Fuser<'_> {
         }
     }
 
-    /// Position that decides a kernel's place and module: its last op with a parameter, else its
-    /// first op.
+    /// Returns the position that decides a kernel's place and module: its last op with a parameter,
+    /// or else its first op.
     fn anchor(&self, group: &Group) -> u32 {
         let uses_param = |&&at: &&u32| {
             let op = self.op(at);

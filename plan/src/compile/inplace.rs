@@ -1,12 +1,12 @@
-//! Rotations in place: what a generated kernel makes of some columns of a buffer goes back into
-//! these columns.
+//! Rotations in place: a generated kernel writes its result back to the columns of the buffer that
+//! it read.
 //!
-//! Queries, keys and values of a merged product share a buffer that lives as long as the values do.
+//! Queries, keys and values of a merged GEMM share a buffer that lives until the values die.
 //! The rotated queries and keys live as long, and the unrotated ones are not needed again, so they
-//! take their place: a saved block holds no more than it would if the layers were apart. Backward,
+//! are overwritten: a saved block holds no more than it would with separate layers. In backward,
 //! attention writes the gradients of queries and keys to the columns of the buffer that the merged
-//! products read, beside that of the values, and they are rotated back there: they need no memory
-//! of their own, and no copy into another order. Elsewhere a result takes over all of a dying
+//! GEMMs read, next to that of the values, and they are rotated back there. They need no memory of
+//! their own, and no copy into another order. Elsewhere a result takes over all of a dying
 //! operand's memory (`lives`).
 
 use super::schedule::Orders;
@@ -25,8 +25,8 @@ pub(super) struct Columns {
 }
 
 impl Columns {
-    /// The columns that a window takes of its buffer, which a matrix product writes or reads row
-    /// after row; `None` where it takes all of them.
+    /// Returns the columns that a window takes of its buffer, which a GEMM writes or reads row by
+    /// row; `None` if it takes all of them.
     pub(super) fn of(g: &Graph, order: &[u32], window: &Value) -> Option<Self> {
         let rows = order.iter().find_map(|&i| {
             let op = &g.ops[i as usize];
@@ -40,19 +40,20 @@ impl Columns {
         (whole && columns.end - columns.start < width).then_some(Self { width, columns })
     }
 
-    /// Whether a window has no element in common with the columns.
+    /// Returns whether a window has no element in common with the columns.
     fn apart(&self, window: &Value) -> bool {
         within(window, self.width)
             .is_some_and(|w| w.end <= self.columns.start || self.columns.end <= w.start)
     }
 
-    /// Whether an op touches nothing of these columns of `root`.
+    /// Returns whether an op touches none of these columns of `root`.
     pub(super) fn spared(&self, g: &Graph, op: &Op, root: Root) -> bool {
         op.is_view() || operands(op).all(|v| g.value(v).root != root || self.apart(g.value(v)))
     }
 }
 
-/// The columns of rows of `width` that a window touches, if it is a regular part of the rows.
+/// Returns the columns of rows of `width` that a window touches, if it is a regular part of the
+/// rows.
 fn within(window: &Value, width: u64) -> Option<Range<u64>> {
     let first = window.offset % width;
     let dims = window.strides.iter().zip(&window.shape);
@@ -61,17 +62,17 @@ fn within(window: &Value, width: u64) -> Option<Range<u64>> {
     (last < width).then_some(first..last + 1)
 }
 
-/// Values that an op names.
+/// Returns the values that an op names.
 pub(super) fn operands(op: &Op) -> impl Iterator<Item = ValueId> {
     op.inputs.iter().chain(&op.outputs).copied()
 }
 
-/// Whether a kernel reads or writes something of a root.
+/// Returns whether a kernel reads or writes part of a root.
 pub(super) fn touches(g: &Graph, op: &Op, root: Root) -> bool {
     !op.is_view() && operands(op).any(|v| g.value(v).root == root)
 }
 
-/// Whether an op computes each element of its result on its own.
+/// Returns whether an op computes each element of its result independently.
 pub(super) fn elementwise(op: &Op) -> bool {
     kind(op).is_some_and(|k| k.fusion() == Fusion::Pointwise)
 }
@@ -83,7 +84,7 @@ pub(super) fn kind(op: &Op) -> Option<OpKind> {
     }
 }
 
-/// The buffer that a value is all of, each element once, in whatever order.
+/// Returns the buffer that a value covers, each element once, in any order.
 pub(super) fn filled(g: &Graph, value: &Value) -> Option<u32> {
     let Root::Buffer(b) = value.root else {
         return None;
@@ -96,8 +97,8 @@ pub(super) fn filled(g: &Graph, value: &Value) -> Option<u32> {
     all.then_some(b)
 }
 
-/// Where the elements of `value` lie once those of `from`, a window on the same buffer, have moved
-/// to those of `to`, which has the same shape.
+/// Returns the window of `value` after the elements of `from`, a window on the same buffer, have
+/// moved to those of `to`, which has the same shape.
 fn moved(value: &Value, from: &Value, to: &Value) -> Option<(u64, Strides)> {
     let mut offset = to.offset;
     let mut rest = value.offset.checked_sub(from.offset)?;
@@ -113,7 +114,7 @@ fn moved(value: &Value, from: &Value, to: &Value) -> Option<(u64, Strides)> {
     for (i, (stride, &n)) in strides.iter_mut().zip(&value.shape).enumerate() {
         let same = |d: &&usize| from.strides[**d] == *stride;
         match dims.iter().find(same) {
-            // Whatever the stride: but that of the window, so that equal windows are equal values.
+            // Any stride would do; that of the window makes equal windows equal values.
             _ if n == 1 => *stride = to.strides.get(i).copied().unwrap_or(*stride),
             Some(&d) if n <= from.shape[d] => *stride = to.strides[d],
             _ => return None,
@@ -122,14 +123,13 @@ fn moved(value: &Value, from: &Value, to: &Value) -> Option<(u64, Strides)> {
     (rest == 0).then_some((offset, strides))
 }
 
-/// A concatenation of compiled code, and what it is made of.
+/// A concatenation of compiled code and its inputs.
 struct Rotation {
     /// Its position in the order.
     at: usize,
-    /// Positions of the elementwise ops that it follows from, itself included.
+    /// Positions of the elementwise ops that it depends on, including itself.
     ops: Vec<usize>,
-    /// The window that its parts are read from, each where it will be in the result, and nothing
-    /// else of that buffer.
+    /// The only window of its buffer that the parts read, each part at its position in the result.
     source: Value,
     /// The result.
     result: Value,
@@ -157,8 +157,8 @@ impl Rotation {
     }
 }
 
-/// Positions of the elementwise ops of one region that the op at a position follows from, itself
-/// included, in order.
+/// Returns the positions of the elementwise ops of one region that the op at a position depends on,
+/// including itself, in order.
 pub(super) fn cone(g: &Graph, o: &Orders, order: &[u32], at: usize) -> Vec<usize> {
     let together = |i: u32| {
         let (i, last) = (i as usize, order[at] as usize);
@@ -171,7 +171,7 @@ pub(super) fn cone(g: &Graph, o: &Orders, order: &[u32], at: usize) -> Vec<usize
             break;
         }
         let op = &g.ops[i as usize];
-        // Of what has a buffer of its own: windows on one buffer need not meet.
+        // Only for a result in a separate buffer: windows on one buffer may be disjoint.
         let makes = || {
             let mut values = op.outputs.iter().map(|&v| g.value(v));
             values.any(|v| needed.contains(&v.root) && filled(g, v).is_some())
@@ -185,8 +185,8 @@ pub(super) fn cone(g: &Graph, o: &Orders, order: &[u32], at: usize) -> Vec<usize
     ops
 }
 
-/// The window on a buffer that the parts of `cat` are made of, part by part at the place it will
-/// have in the result: all that `ops` read of that buffer.
+/// Returns the window on a buffer from which the parts of `cat` are made, each part at its position
+/// in the result. It covers all that `ops` read of that buffer.
 fn source(g: &Graph, ops: &[u32], cat: &Op, axis: usize) -> Option<Value> {
     let result = g.value(cat.outputs[0]);
     let parts = cat.inputs.len() as u64;
@@ -230,9 +230,9 @@ fn source(g: &Graph, ops: &[u32], cat: &Op, axis: usize) -> Option<Value> {
     roots.into_iter().find_map(window)
 }
 
-/// Lets concatenations whose parts are read from some columns of a longer-lived buffer be written
-/// there, and gradients that are rotated into some columns be there before. `eval` are the ops of
-/// validation.
+/// Lets concatenations whose parts are read from columns of a longer-lived buffer be written there,
+/// and gradients that are rotated into such columns be written there from the start. `eval` are the
+/// ops of validation.
 pub(super) fn rotations(g: &mut Graph, o: &mut Orders, eval: &[u32]) {
     let order = o.all();
     uncopy(g, o, &order);
@@ -250,7 +250,7 @@ pub(super) fn rotations(g: &mut Graph, o: &mut Orders, eval: &[u32]) {
     }
 }
 
-/// Moves values along with a window that all of them lie in, as far as they can all be moved.
+/// Moves values along with a window that contains them, if all of them can be moved.
 fn relocate(g: &mut Graph, values: &[ValueId], from: &Value, to: &Value) -> Option<()> {
     let places: Option<Vec<(u64, Strides)>> = values
         .iter()
@@ -263,8 +263,8 @@ fn relocate(g: &mut Graph, values: &[ValueId], from: &Value, to: &Value) -> Opti
     Some(())
 }
 
-/// Values of a buffer that kernels use, and the positions of the first and last that do; `None` if
-/// one of them needs its operands in their own order.
+/// Returns the values of a buffer that kernels use, and the positions of the first and last kernel;
+/// `None` if one of them needs its operands in their own order.
 fn uses(g: &Graph, order: &[u32], root: Root) -> Option<(Vec<ValueId>, usize, usize)> {
     let mut values = Vec::new();
     let (mut first, mut last) = (usize::MAX, 0);
@@ -288,7 +288,7 @@ fn uses(g: &Graph, order: &[u32], root: Root) -> Option<(Vec<ValueId>, usize, us
 
 type Relocation = (Vec<ValueId>, Value, Value);
 
-/// The result takes the place of what it is made of, where that lives on without it.
+/// Writes the result over its source, where the source outlives it.
 fn back(g: &Graph, lists: [&[u32]; 2], r: &Rotation) -> Option<Relocation> {
     filled(g, &r.result)?;
     let order = lists[0];
@@ -304,14 +304,14 @@ fn back(g: &Graph, lists: [&[u32]; 2], r: &Rotation) -> Option<Relocation> {
             columns.spared(g, op, r.source.root).then_some(())?;
             outlives |= touches(g, op, r.source.root);
         }
-        // Of memory that dies here all is free to be taken over, or freed.
+        // Memory that dies here can be taken over or freed as a whole.
         outlives.then_some(())?;
     }
     let (values, _, _) = uses(g, order, r.result.root)?;
     Some((values, r.result.clone(), r.source.clone()))
 }
 
-/// What the result is made of is in the result's place from the start, where nothing else needs it.
+/// Writes the source to the result's place from the start, if nothing else needs it elsewhere.
 fn ahead(g: &Graph, order: &[u32], r: &Rotation) -> Option<Relocation> {
     filled(g, &r.source)?;
     let columns = Columns::of(g, order, &r.result)?;
@@ -329,7 +329,7 @@ fn ahead(g: &Graph, order: &[u32], r: &Rotation) -> Option<Relocation> {
     (alone && free && anew).then(|| (values, r.source.clone(), r.result.clone()))
 }
 
-/// Copies of concatenations into some columns of a buffer: the concatenation is written there.
+/// Removes copies of concatenations into columns of a buffer: the concatenation is written there.
 fn uncopy(g: &mut Graph, o: &mut Orders, order: &[u32]) {
     for (at, &i) in order.iter().enumerate() {
         let op = &g.ops[i as usize];

@@ -18,7 +18,7 @@ pub(super) struct Touch {
 }
 
 impl Touch {
-    /// Whether all of the range lies in another one.
+    /// Returns whether the range is within another one.
     fn within(&self, of: &Self) -> bool {
         self.root == of.root
             && of.offset <= self.offset
@@ -156,7 +156,7 @@ impl Table {
     }
 }
 
-/// The op's name, or `fused_` and the names of the first ops.
+/// Returns the op's name, or `fused_` and the names of the first ops.
 fn name(body: &[BodyOp]) -> String {
     const SHOWN: usize = 5;
     if let [only] = body {
@@ -182,7 +182,7 @@ struct Describe<'g> {
     g: &'g Graph,
     internal: &'g dyn Fn(u32) -> bool,
     body: Vec<BodyOp>,
-    /// Range and bytes really touched in it.
+    /// Range, and bytes that are really touched in it.
     reads: SmallVec<[(Touch, u64); 8]>,
     writes: SmallVec<[(Touch, u64); 4]>,
     registers: SmallVec<[u32; 8]>,
@@ -236,8 +236,8 @@ impl<'g> Describe<'g> {
             _ => {}
         }
         self.class = match (self.class, class) {
-            // A product stays one whatever follows; of two with a common factor the results lie
-            // side by side.
+            // A GEMM keeps its class with an epilogue; the results of two with a common factor are
+            // adjacent.
             (Some(first @ KernelClass::Gemm { m, n, k, batch }), second) => match second {
                 KernelClass::Gemm { n: more, .. } => Some(KernelClass::Gemm {
                     m,
@@ -274,8 +274,8 @@ impl<'g> Describe<'g> {
         )
     }
 
-    /// Reads of parts of what is written become reads of all of it, so that operand and result are
-    /// the same range: the kernel works in place.
+    /// Turns reads of parts of what is written into reads of all of it, so that operand and result
+    /// are the same range: the kernel works in place.
     fn unite(&mut self) {
         for w in 0..self.writes.len() {
             let to = self.writes[w].0;
@@ -285,7 +285,7 @@ impl<'g> Describe<'g> {
                 self.reads = old;
                 continue;
             }
-            // New place of each read, and how far into it the old one starts.
+            // New position of each read, and the offset of the old one in it.
             let mut places: SmallVec<[(u8, u64); 8]> = SmallVec::new();
             for (touch, bytes) in old {
                 let (all, ahead) = if part(&touch) {
@@ -375,7 +375,7 @@ impl<'g> Describe<'g> {
     }
 }
 
-/// Returns the range that a value lies in, and how many bytes of it are the value's.
+/// Returns the range that contains a value, and how many bytes of it are the value's.
 pub(super) fn touch(value: &Value) -> (Touch, u64) {
     let size = value.dtype.size();
     let bytes = strides::extent(&value.shape, &value.strides) * size;

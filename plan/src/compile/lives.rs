@@ -1,11 +1,11 @@
 //! Lifetimes of buffers over a list of steps.
 //!
-//! A buffer is allocated by the first step that writes it and freed after the last that uses it.
-//! Run eagerly, two things hold it longer: all operands of an autograd node live until the node
+//! A buffer is allocated by the first step that writes it and freed after the last that uses it. In
+//! eager code, two things hold it longer: all operands of an autograd node live until the node
 //! returns, and local variables of the model's code live until they go out of scope. Compiled code
-//! holds nothing longer, keeps what only one kernel uses in registers, and writes a result over an
-//! operand that dies in the same kernel and belongs to the same graph (made by it, or saved by its
-//! forward; not an input of it).
+//! holds nothing longer and keeps what only one kernel uses in registers. It writes a result over
+//! an operand that dies in the same kernel and belongs to the same graph (made by it, or saved by
+//! its forward; not an input of it).
 
 use super::inplace;
 use super::products;
@@ -21,7 +21,7 @@ pub(super) const NONE: u32 = u32::MAX;
 pub(super) struct Lives {
     pub(super) first: Vec<u32>,
     pub(super) last: Vec<u32>,
-    /// Lives inside one fused kernel only.
+    /// Whether a buffer lives only inside one fused kernel.
     pub(super) internal: Vec<bool>,
     /// The buffer whose memory a buffer takes over; `NONE` if it gets its own.
     pub(super) takes: Vec<u32>,
@@ -35,8 +35,8 @@ pub(super) struct Lives {
 }
 
 impl Lives {
-    /// Lifetimes over `steps`, of which backward starts at `split`; the buffers in `keep` live to
-    /// their end.
+    /// Computes lifetimes over `steps`, of which backward starts at `split`; the buffers in `keep`
+    /// live until the end.
     pub(super) fn new(g: &Graph, tree: &Tree, steps: &[&Step], split: usize, keep: &[u32]) -> Self {
         let n = g.buffers.len();
         let mut l = Self {
@@ -131,8 +131,8 @@ impl Lives {
         }
     }
 
-    /// In generated kernels, and products that add, lets results take over operands of the same
-    /// size that are read in the same order and die.
+    /// Lets results take over operands of equal size that are read in the same order and die, in
+    /// generated kernels and in GEMMs that accumulate.
     fn reuse(&mut self, r: &Reuse<'_>) {
         for (s, step) in r.steps.iter().enumerate() {
             let generated = |&i: &u32| match r.g.ops[i as usize].act {
@@ -165,7 +165,7 @@ impl Lives {
             Act::View(_) => true,
             Act::Collective(_) => false,
         };
-        // Products read their factors until the end, and write before the code behind them has read
+        // GEMMs read their factors until the end, and write before their epilogue has read
         // everything.
         let factors = products::factors(g, step).unwrap_or_default();
         let behind = |op: &&Op| factors.is_empty() || inplace::elementwise(op);
@@ -198,8 +198,8 @@ impl Lives {
     }
 }
 
-/// Whether a step takes a buffer, or what it makes of it, in another order than that in which it is
-/// there. A kernel that wrote over it would spoil what it has yet to read.
+/// Returns whether a step uses a buffer, or what it makes of it, in an order other than that of the
+/// memory. A kernel that wrote over it would spoil what it has yet to read.
 fn reorders(g: &Graph, step: &Step, buffer: u32) -> bool {
     let mut of_it = vec![buffer];
     let mut made: Vec<&Value> = Vec::new();
@@ -223,13 +223,13 @@ fn reorders(g: &Graph, step: &Step, buffer: u32) -> bool {
     false
 }
 
-/// Whether one value has the elements of another in their order.
+/// Returns whether one value has the elements of another in their order.
 fn in_order(a: &Value, b: &Value) -> bool {
     let alike = a.shape == b.shape && a.strides == b.strides;
     a.offset == b.offset && (alike || a.is_contiguous() && b.is_contiguous())
 }
 
-/// What a step's product adds to: the only operand that its result may be written over.
+/// Returns what a step's GEMM accumulates into: the only operand that its result may overwrite.
 fn added_to(g: &Graph, step: &Step) -> Option<ValueId> {
     let &[op] = &step.ops[..] else { return None };
     let op = &g.ops[op as usize];
@@ -241,7 +241,7 @@ fn added_to(g: &Graph, step: &Step) -> Option<ValueId> {
     }
 }
 
-/// What decides whether memory may be taken over.
+/// Facts that decide whether memory may be taken over.
 struct Reuse<'a> {
     g: &'a Graph,
     tree: &'a Tree,
@@ -253,15 +253,16 @@ struct Reuse<'a> {
 }
 
 impl Reuse<'_> {
-    /// Same size and type; not of two different blocks, so that blocks stay alike.
+    /// Returns whether two buffers have equal size and type, and do not belong to two different
+    /// blocks, so that blocks stay alike.
     fn compatible(&self, old: u32, new: u32) -> bool {
         let (a, b) = (self.g.buffers[old as usize], self.g.buffers[new as usize]);
         let blocks = (self.tree.block_of(a.module), self.tree.block_of(b.module));
         a.bytes == b.bytes && a.dtype == b.dtype && !matches!(blocks, (Some(x), Some(y)) if x != y)
     }
 
-    /// Whether the graph of step `s` owns the buffer: it made it, or its forward (or recomputed
-    /// forward) saved it.
+    /// Returns whether the graph of step `s` owns the buffer: it made it, or its forward (or
+    /// recomputed forward) saved it.
     fn donated(&self, made_at: u32, s: u32, buffer: u32) -> bool {
         let (made, here) = (self.steps[made_at as usize], self.steps[s as usize]);
         let saved =

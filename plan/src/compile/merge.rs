@@ -1,16 +1,15 @@
-//! Merged projections: linear layers that read one input and whose weights lie side by side become
-//! one product.
+//! Merged projections: linear layers that read one input and whose weights are contiguous become
+//! one GEMM.
 //!
-//! Three products `y_i = x W_i^T` become `y = x W^T`, where `W` is the range of the full weight
-//! buffer that the `W_i` fill, and the `y_i` are columns of `y`: every view of a `y_i` becomes a
-//! strided one of `y`, so that whoever read it reads it where it lies. In backward whoever wrote
-//! the gradient of a `y_i` writes its columns of one buffer, the input's gradient is one product
-//! instead of several that are added up, and so is the weights' where their gradients lie side by
-//! side too.
+//! Three GEMMs `y_i = x W_i^T` become `y = x W^T`, where `W` is the range of the full weight buffer
+//! that the `W_i` fill, and the `y_i` are columns of `y`. Every view of a `y_i` becomes a strided
+//! view of `y`, so that its readers read it in place. In backward, the writer of the gradient of a
+//! `y_i` writes its columns of one buffer. The input's gradient is one GEMM instead of several that
+//! are added up, and so is the gradient of the weights if their gradients are contiguous too.
 //!
-//! Nothing is copied for it: where a kernel cannot take a strided operand (reductions of rows,
-//! library kernels other than attention), or gradients do not meet in a plain chain of additions,
-//! the layers stay apart.
+//! The merge copies nothing: if a kernel cannot take a strided operand (row reductions, library
+//! kernels other than attention), or gradients do not meet in a plain chain of additions, the
+//! layers stay separate.
 
 use super::schedule::Orders;
 use super::{Sharding, WeightAdjacency};
@@ -23,32 +22,32 @@ use crate::models::ModelGraph;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
-/// Layers that may be merged, by the order of their weights in memory.
+/// Layers that may be merged, in the order of their weights in memory.
 struct Family {
     params: SmallVec<[ParamId; 4]>,
-    /// Rows of each weight: columns of each layer's result.
+    /// Rows of each weight, which are the columns of each layer's result.
     widths: SmallVec<[u64; 4]>,
     /// Columns of every weight.
     inner: u64,
-    /// Gradients of the weights lie side by side too.
+    /// Whether the gradients of the weights are contiguous too.
     gradients: bool,
-    /// Forward products are merged too.
+    /// Whether forward GEMMs are merged too.
     forward: bool,
 }
 
 impl Family {
-    /// Columns of the merged result.
+    /// Returns the number of columns of the merged result.
     fn width(&self) -> u64 {
         self.widths.iter().sum()
     }
 
-    /// Shape of the merged weight.
+    /// Returns the shape of the merged weight.
     fn weight(&self) -> Shape {
         strides::shape(&[self.width(), self.inner])
     }
 }
 
-/// What a product does for a linear layer without bias.
+/// Role of a GEMM in a linear layer without bias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Role {
     Forward,
@@ -63,12 +62,12 @@ struct Move {
     strides: Strides,
 }
 
-/// Additions that the gradients of one input meet in.
+/// Additions in which the gradients of one input meet.
 struct Chain {
     adds: SmallVec<[u32; 4]>,
-    /// What else is added, first.
+    /// The other summand, which comes first.
     outside: Option<ValueId>,
-    /// All of it.
+    /// The whole sum.
     sum: ValueId,
 }
 
@@ -77,14 +76,14 @@ struct Merger<'g> {
     o: &'g mut Orders,
     /// Ops that name a buffer, in order.
     uses: Vec<SmallVec<[u32; 4]>>,
-    /// Products of linear layers.
+    /// GEMMs of linear layers.
     products: BTreeMap<(ParamId, Role), SmallVec<[u32; 2]>>,
-    /// What goes where an op was.
+    /// Ops that replace an op.
     replaced: BTreeMap<u32, SmallVec<[u32; 4]>>,
 }
 
-/// Merges what `which` asks for wherever it is possible; gradients that change their writer are
-/// noted in `ready`.
+/// Merges what `which` asks for wherever it is possible; notes gradients whose writer changes in
+/// `ready`.
 pub(super) fn projections(
     m: &mut ModelGraph,
     o: &mut Orders,
@@ -114,7 +113,7 @@ pub(super) fn projections(
     o.replace(replaced);
 }
 
-/// What an op does for which weight.
+/// Returns the role of an op, and its weight.
 fn role(g: &Graph, op: &Op) -> Option<(ParamId, Role)> {
     let Act::Compute(OpKind::Gemm(op::Gemm {
         ta,
@@ -138,8 +137,8 @@ fn role(g: &Graph, op: &Op) -> Option<(ParamId, Role)> {
     }
 }
 
-/// Layers of compiled code that read the same value in the same half of a block, where their
-/// weights are neighbours.
+/// Returns layers of compiled code that read the same value in the same half of a block, and whose
+/// weights are contiguous.
 fn families(
     m: &ModelGraph,
     o: &Orders,
@@ -196,7 +195,7 @@ fn families(
     out
 }
 
-/// The half of a block that a module lies in.
+/// Returns the half of a block that contains a module.
 fn half(m: &ModelGraph, module: ModuleId) -> Option<ModuleKind> {
     let mut at = Some(module);
     while let Some(id) = at {
@@ -209,8 +208,8 @@ fn half(m: &ModelGraph, module: ModuleId) -> Option<ModuleKind> {
     None
 }
 
-/// Where columns `start..` of rows of `width` hold what `value` shows of rows of `cols`; `None` for
-/// a value whose elements are not a regular part of the rows.
+/// Returns the window in which columns `start..` of rows of `width` hold what `value` shows of rows
+/// of `cols`; `None` for a value whose elements are not a regular part of the rows.
 fn window(value: &Value, cols: u64, start: u64, width: u64) -> Option<(u64, Strides)> {
     let (row, first) = (value.offset / cols, value.offset % cols);
     let mut last = first;
@@ -255,8 +254,8 @@ impl<'g> Merger<'g> {
         &self.g.ops[i as usize]
     }
 
-    /// Products of a role, one for each weight; `None` unless each has exactly one, compiled
-    /// together and outside of recomputed forwards.
+    /// Returns the GEMMs of a role, one for each weight; `None` unless each weight has exactly one,
+    /// compiled together and outside recomputed forwards.
     fn one_each(&self, f: &Family, role: Role) -> Option<SmallVec<[u32; 4]>> {
         let mut out = SmallVec::new();
         for &p in &f.params {
@@ -269,13 +268,13 @@ impl<'g> Merger<'g> {
         (outside && self.together(&out)).then_some(out)
     }
 
-    /// Whether ops belong to one compiled region.
+    /// Returns whether ops belong to one compiled region.
     fn together(&self, ops: &[u32]) -> bool {
         let region = |i: u32| self.o.region[i as usize];
         ops.iter().all(|&i| region(i) == region(ops[0])) && region(ops[0]) != 0
     }
 
-    /// The buffer that a value is all of, in order.
+    /// Returns the buffer that a value covers, in order.
     fn whole(&self, v: ValueId) -> Option<u32> {
         let value = self.g.value(v);
         let b = self.g.buffer_of(v)?;
@@ -284,8 +283,8 @@ impl<'g> Merger<'g> {
         (all && value.is_contiguous()).then_some(b)
     }
 
-    /// Windows on the merged buffer of all values in `buffers`, whose rows are `widths` long;
-    /// `None` where one of them cannot be strided. `products` are the layers' own.
+    /// Returns windows on the merged buffer of all values in `buffers`, whose rows are `widths`
+    /// long; `None` if one of them cannot be strided. `products` are the layers' own GEMMs.
     fn moves(&self, f: &Family, buffers: &[u32], products: &[u32]) -> Option<Vec<Move>> {
         let mut out = Vec::new();
         let mut start = 0;
@@ -322,8 +321,8 @@ impl<'g> Merger<'g> {
         Some(out)
     }
 
-    /// One buffer in place of `buffers`: moves their values there, and returns the value that is
-    /// all of it. `like` is one of the layers' results or its gradient.
+    /// Adds one buffer in place of `buffers`, moves their values there, and returns the value that
+    /// covers it. `like` is one of the layers' results or its gradient.
     fn stack(&mut self, f: &Family, buffers: &[u32], like: ValueId, moves: Vec<Move>) -> ValueId {
         let mut shape = self.g.value(like).shape.clone();
         if let Some(last) = shape.last_mut() {
@@ -343,7 +342,7 @@ impl<'g> Merger<'g> {
         self.value(&shape, target, like)
     }
 
-    /// A new value, contiguous from its root's start, of the element type of `like`.
+    /// Adds a value, contiguous from its root's start, of the element type of `like`.
     fn value(&mut self, shape: &[u64], root: Root, like: ValueId) -> ValueId {
         let value = Value {
             shape: strides::shape(shape),
@@ -355,14 +354,14 @@ impl<'g> Merger<'g> {
         self.g.push_value(value, u32::MAX)
     }
 
-    /// A new op in the place, module and region of `stead`.
+    /// Adds an op in the place, module and region of `stead`.
     fn push(&mut self, stead: u32, act: Act, inputs: &[ValueId], outputs: &[ValueId]) -> u32 {
         let id = self.o.add(self.g, stead, act, inputs, outputs);
         self.replaced.entry(stead).or_default().push(id);
         id
     }
 
-    /// Drops ops (those that nothing has been put in the place of).
+    /// Drops ops (those that no op has replaced).
     fn drop(&mut self, ops: &[u32]) {
         for &i in ops {
             self.replaced.entry(i).or_default();
@@ -406,7 +405,7 @@ impl<'g> Merger<'g> {
         }
     }
 
-    /// One product, and a view that splits its result. `ops` are by weight.
+    /// Adds one GEMM, and a view that splits its result. `ops` are by weight.
     fn merge_forward(&mut self, f: &Family, ops: &[u32]) -> Option<()> {
         let results: SmallVec<[ValueId; 4]> = ops.iter().map(|&i| self.op(i).outputs[0]).collect();
         let buffers: SmallVec<[u32; 4]> = results
@@ -425,7 +424,7 @@ impl<'g> Merger<'g> {
         Some(())
     }
 
-    /// Merges the gradients; returns the op that writes those of all weights, where that is one.
+    /// Merges the gradients; returns the op that writes those of all weights, if it is one op.
     fn gradients(&mut self, f: &Family) -> Option<u32> {
         let missing = |role| {
             let none = |p| !self.products.contains_key(&(p, role));
@@ -464,8 +463,8 @@ impl<'g> Merger<'g> {
         writer
     }
 
-    /// The additions in which the input gradients of all layers meet, if they form a chain that
-    /// nothing else looks into.
+    /// Returns the additions in which the input gradients of all layers meet, if they form a chain
+    /// that nothing else reads from.
     fn chain(&self, products: &[u32]) -> Option<Chain> {
         let mut parts: SmallVec<[u32; 4]> = SmallVec::new();
         let mut adds: SmallVec<[u32; 4]> = SmallVec::new();

@@ -1,11 +1,11 @@
-//! What compiled code saves: values that a fused backward can recompute from other saved values are
-//! dropped.
+//! Decides what compiled code saves: values that a fused backward can recompute from other saved
+//! values are dropped.
 //!
-//! A saved value is recomputed when elementwise ops make it from values that are saved anyway (or
-//! that are smaller, taken together) and every use in backward is in a fusible op. Matrix products
-//! and attention need their operands in memory, so what they read stays saved, unless
-//! `train.recompute = "pointwise"` asks for memory: then a fused kernel of backward that reads what
-//! such an operand is made from writes the operand too, and the product comes after that kernel.
+//! A saved value is recomputed if elementwise ops make it from values that are saved anyway (or
+//! that together are smaller) and every use in backward is in a fusible op. GEMMs and attention
+//! need their operands in memory, so their inputs stay saved, unless `train.recompute =
+//! "pointwise"` asks to save memory. Then a fused kernel of backward that reads the inputs of such
+//! an operand also writes the operand, and the GEMM comes after that kernel.
 
 use super::schedule::Orders;
 use crate::autodiff::recompute::Recomputed;
@@ -16,23 +16,23 @@ use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
 const NONE: u32 = u32::MAX;
-/// Most ops that are recomputed for one value.
+/// Maximum number of ops that are recomputed for one value.
 const MAX_OPS: usize = 16;
 
 struct Partition<'g> {
     g: &'g mut Graph,
     o: &'g mut Orders,
-    /// The only op that writes a buffer, if a fusible compiled one; `NONE` otherwise.
+    /// The only op that writes a buffer, if it is fusible and compiled; `NONE` otherwise.
     writer: Vec<u32>,
     /// Backward ops that use a buffer, in order.
     uses: Vec<SmallVec<[u32; 2]>>,
-    /// Recomputing ops by the backward op before which they go.
+    /// Recomputing ops, by the backward op before which they are placed.
     before: BTreeMap<u32, Vec<u32>>,
-    /// Where operands of matrix products are made again, too.
+    /// Set if operands of GEMMs are recomputed, too.
     operands: Option<&'g Recomputed>,
 }
 
-/// Rewrites backward uses of cheap saved values to recomputed ones; the recomputing ops go before
+/// Replaces backward uses of cheap saved values by recomputed ones; the recomputing ops come before
 /// their first use.
 pub(super) fn recompute_cheap(g: &mut Graph, o: &mut Orders, what: &Recomputed) {
     let buffers = g.buffers.len();
@@ -59,7 +59,7 @@ pub(super) fn recompute_cheap(g: &mut Graph, o: &mut Orders, what: &Recomputed) 
 }
 
 impl Partition<'_> {
-    /// Writers, uses, and the saved buffers in the order they are made.
+    /// Collects writers, uses, and the saved buffers in the order in which they are made.
     fn survey(&mut self) -> Vec<u32> {
         let mut seen = vec![false; self.g.buffers.len()];
         let mut made = Vec::new();
@@ -120,7 +120,7 @@ impl Partition<'_> {
         if !self.grow(b, &mut cone, &mut leaves) {
             return;
         }
-        // Tables and labels are made from inputs alone; nothing is gained by making them twice.
+        // Tables and labels are made from inputs alone; recomputing them gains nothing.
         if leaves.is_empty() {
             return;
         }
@@ -137,7 +137,7 @@ impl Partition<'_> {
         }
     }
 
-    /// Whether an op may be part of a fused kernel.
+    /// Returns whether an op may be part of a fused kernel.
     fn fusible(&self, op: u32) -> bool {
         let Act::Compute(kind) = self.g.ops[op as usize].act else {
             return false;
@@ -145,7 +145,7 @@ impl Partition<'_> {
         self.o.region[op as usize] != 0 && matches!(kind.fusion(), Fusion::Pointwise | Fusion::Row)
     }
 
-    /// Whether a fused kernel in the region where `b` is used first reads `leaf` in any case, so
+    /// Returns whether a fused kernel in the region where `b` is used first reads `leaf` anyway, so
     /// that making `b` from it reads nothing more.
     fn is_read_beside(&self, leaf: u32, b: u32) -> bool {
         let region = |op: u32| self.o.region[op as usize];
@@ -155,8 +155,8 @@ impl Partition<'_> {
             .any(|&i| region(i) == here && self.fusible(i))
     }
 
-    /// Collects the ops that make `b` (in execution order) and the buffers they start from. False
-    /// when it takes too many.
+    /// Collects the ops that make `b` (in execution order) and the buffers they start from. Returns
+    /// false if it takes too many.
     fn grow(&self, b: u32, cone: &mut Vec<u32>, leaves: &mut Vec<u32>) -> bool {
         let w = self.writer[b as usize];
         if cone.contains(&w) {
@@ -227,7 +227,7 @@ impl Partition<'_> {
                 inputs.iter().map(|&v| self.rename(v, &renamed)).collect();
         }
         for &l in leaves {
-            // What the clones read is used by the same backward op from now on.
+            // The inputs of the clones are used by the same backward op from now on.
             if !self.uses[l as usize].contains(&first) {
                 self.uses[l as usize].push(first);
             }
@@ -235,7 +235,7 @@ impl Partition<'_> {
         self.before.entry(first).or_default().extend(clones);
     }
 
-    /// The same window on the renamed buffer.
+    /// Returns the same window on the renamed buffer.
     fn rename(&mut self, v: ValueId, renamed: &[(u32, u32)]) -> ValueId {
         let Some(b) = self.g.buffer_of(v) else {
             return v;

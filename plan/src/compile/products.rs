@@ -1,11 +1,11 @@
-//! Elementwise code behind matrix products becomes part of them.
+//! Fuses elementwise code into the GEMMs before it.
 //!
-//! A product's result that an elementwise kernel reads next never has to be read from memory: the
+//! A GEMM's result that an elementwise kernel reads next never has to be read from memory: the
 //! kernel that multiplies has it, and does the rest while it multiplies the next tile. In a block
-//! these are the gate of the feed-forward network, behind the two products that make its factors of
-//! one input, and its gradient, behind the product that goes back through the last layer, whose
-//! result then needs no memory at all. The result is rounded as if it had been written, so that
-//! nothing else changes.
+//! these are the gate of the feed-forward network, after the two GEMMs that make its factors from
+//! one input, and its gradient, after the GEMM of the last layer's backward, whose result then
+//! needs no memory at all. The result is rounded as if it had been written, so that nothing else
+//! changes.
 
 use super::inplace::{elementwise, kind};
 use super::schedule::Step;
@@ -14,14 +14,15 @@ use crate::ir::{DType, OpKind, op};
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// Elements of 16 bits in what tensor copies address: a row begins at a multiple of them.
+/// Elements of 16 bits in the unit that tensor copies address: a row starts at a multiple of it.
 const LINE: u64 = 8;
-/// How many steps ahead of its elementwise code a product may be.
+/// Maximum number of steps between a GEMM and its elementwise code.
 const NEAR: usize = 16;
-/// Most values that elementwise code may name in memory beside the products' factors.
+/// Maximum number of values in memory that elementwise code may name, in addition to the factors of
+/// the GEMMs.
 const MAX_OPERANDS: usize = 16;
 
-/// A product as far as joining it matters.
+/// What fusion needs to know of a GEMM.
 struct Product<'g> {
     op: &'g Op,
     a: &'g Value,
@@ -31,8 +32,8 @@ struct Product<'g> {
 }
 
 impl<'g> Product<'g> {
-    /// The product that a step consists of, if a kernel that multiplies and goes on can do it:
-    /// factors and result of one 16-bit type, each row after row without gaps.
+    /// Returns the GEMM that a step consists of, if a kernel with a fused epilogue can compute it:
+    /// factors and result of one 16-bit type, with contiguous rows.
     fn of(g: &'g Graph, step: &Step) -> Option<Self> {
         let &[i] = &step.ops[..] else { return None };
         let op = &g.ops[i as usize];
@@ -67,7 +68,8 @@ impl<'g> Product<'g> {
         })
     }
 
-    /// Whether one kernel can make tiles of both results from one tile of their common factor.
+    /// Returns whether one kernel can make tiles of both results from one tile of their common
+    /// factor.
     fn pairs(&self, other: &Self) -> bool {
         let same = |x: &Value, y: &Value| (x.root, x.offset) == (y.root, y.offset);
         self.tb
@@ -79,9 +81,8 @@ impl<'g> Product<'g> {
     }
 }
 
-/// Lets the elementwise kernels among the steps from `first` on, those of one region, take over the
-/// products in front of them. `together`: whether two steps run while the same parameters are
-/// gathered.
+/// Lets the elementwise kernels among the steps from `first` on, those of one region, absorb the
+/// GEMMs before them. `together` says whether two steps run while the same parameters are gathered.
 pub(super) fn join(
     g: &Graph,
     steps: &mut Vec<Step>,
@@ -91,7 +92,7 @@ pub(super) fn join(
     let mut at = first;
     while at < steps.len() {
         let found = behind(g, steps, first..at, &together);
-        // From the last one on, so that places before it stay what they are.
+        // In reverse order, so that earlier positions stay valid.
         for &p in found.iter().rev() {
             let product = steps.remove(p);
             at -= 1;
@@ -101,8 +102,8 @@ pub(super) fn join(
     }
 }
 
-/// Places of the products, one or two, that the step after a range of places can take over from
-/// them.
+/// Returns the positions of the GEMMs, one or two, that the step after a range of positions can
+/// absorb.
 fn behind(
     g: &Graph,
     steps: &[Step],
@@ -140,8 +141,8 @@ fn behind(
     found
 }
 
-/// Whether a step is elementwise over the elements of a product's result, in their order, and reads
-/// them.
+/// Returns whether a step is elementwise over the elements of a GEMM's result, in their order, and
+/// reads them.
 fn continues(g: &Graph, step: &Step, product: &Product<'_>) -> bool {
     let ops = || step.ops.iter().map(|&i| &g.ops[i as usize]);
     let result = product.result;
@@ -155,7 +156,7 @@ fn continues(g: &Graph, step: &Step, product: &Product<'_>) -> bool {
             && !matches!(kind(op), Some(OpKind::Cat { .. } | OpKind::Fill { .. }))
             && values.copied().all(dense)
     };
-    // The kernel reads the factors all the time, and its results are written meanwhile.
+    // The kernel reads the factors until the end, while its results are written.
     let apart = |op: &Op| {
         let factors = [product.a.root, product.b.root];
         op.outputs
@@ -167,7 +168,7 @@ fn continues(g: &Graph, step: &Step, product: &Product<'_>) -> bool {
     ops().all(plain) && ops().all(apart) && ops().any(reads) && named <= 2 * MAX_OPERANDS
 }
 
-/// Whether a product may run after a step instead of before it.
+/// Returns whether a GEMM may run after a step instead of before it.
 fn is_passed(g: &Graph, step: &Step, product: &Op) -> bool {
     let root = |&v: &ValueId| g.value(v).root;
     let result = root(&product.outputs[0]);
@@ -183,8 +184,8 @@ fn is_passed(g: &Graph, step: &Step, product: &Op) -> bool {
     })
 }
 
-/// What a step's products read, if elementwise code goes on with them: it is read until the last of
-/// the step's results is written, and cannot be written over.
+/// Returns the inputs of a step's GEMMs, if it has a fused epilogue: they are read until the last
+/// of the step's results is written, and cannot be overwritten.
 pub(super) fn factors(g: &Graph, step: &Step) -> Option<SmallVec<[Root; 4]>> {
     let ops = || step.ops.iter().map(|&i| &g.ops[i as usize]);
     let products = ops().filter(|op| matches!(kind(op), Some(OpKind::Gemm { .. })));
@@ -200,7 +201,7 @@ mod tests {
     use crate::ir::{ModuleId, ParamId};
     use smallvec::smallvec;
 
-    /// `silu(x a) * (x b)` of one region, and what else a case asks for.
+    /// `silu(x a) * (x b)` of one region, with variations.
     struct Case {
         g: Graph,
         x: ValueId,
@@ -238,7 +239,7 @@ mod tests {
             case
         }
 
-        /// The last `n` ops as a step.
+        /// Returns the last `n` ops as a step.
         fn step(&mut self, n: u32) {
             let end = self.g.ops.len() as u32;
             self.steps.push(Step {
@@ -275,14 +276,14 @@ mod tests {
         case.gate();
         let whole: SmallVec<[u32; 2]> = smallvec![0u32, 1, 2, 3];
         assert_eq!(case.joined(), [whole]);
-        // Of two factors the later product alone.
+        // Of two factors only the later GEMM.
         let mut case = Case::new();
         let y = case.g.empty(&SHAPE, DType::Bf16);
         case.products[1] = case.multiply(y, 2);
         case.gate();
         let steps: [SmallVec<[u32; 2]>; 3] = [smallvec![0], smallvec![1], smallvec![2, 3, 4]];
         assert_eq!(case.joined(), steps);
-        // And none where parameters come and go between.
+        // No GEMM if parameters are gathered or freed between.
         let mut case = Case::new();
         case.gate();
         join(&case.g, &mut case.steps, 0, |_, _| false);
@@ -295,7 +296,7 @@ mod tests {
         let first = case.products[0];
         case.multiply(first, 2);
         case.gate();
-        // The second product passes the reader of the first.
+        // The second GEMM moves past the reader of the first.
         let steps: [SmallVec<[u32; 2]>; 3] = [smallvec![0], smallvec![2], smallvec![1, 3, 4]];
         assert_eq!(case.joined(), steps);
     }
@@ -319,7 +320,7 @@ mod tests {
         case.g.compute_into(OpKind::Add, &[x, a], x);
         case.step(1);
         assert_eq!(case.joined().len(), 3);
-        // A sum over rows is no elementwise code, and neither is what reads half of the columns.
+        // A sum over rows is not elementwise, and neither is an op that reads half of the columns.
         let mut case = Case::new();
         let a = case.products[0];
         case.g

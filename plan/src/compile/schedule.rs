@@ -1,4 +1,4 @@
-//! Steps: which ops one kernel executes, in which order; which ops are compiled together.
+//! Steps: which ops one kernel executes, and in which order; which ops are compiled together.
 
 use super::{Sharding, alike, epilogue, fuse, inplace, merge, partition, products};
 use crate::autodiff::{Backward, recompute::Recomputed};
@@ -28,10 +28,10 @@ pub(super) struct Plan {
     pub(super) forward: Vec<Step>,
     pub(super) backward: Vec<Step>,
     pub(super) eval: Vec<Step>,
-    /// Gradients become ready as soon as they are computed, inside a region too (collectives are
+    /// Gradients become ready as soon as they are computed, even inside a region (collectives are
     /// part of the graph).
     pub(super) ready_inside: bool,
-    /// Regions whose entry runs guards.
+    /// Whether the entry of a region runs guards, by region.
     pub(super) guarded: Vec<bool>,
 }
 
@@ -44,13 +44,12 @@ pub(super) struct Orders {
 }
 
 impl Orders {
-    /// Ops of training.
+    /// Returns the ops of training.
     pub(super) fn all(&self) -> Vec<u32> {
         self.forward.iter().chain(&self.backward).copied().collect()
     }
 
-    /// A new op in the module, region and section of `stead`; its place in the order is the
-    /// caller's to give.
+    /// Adds an op in the module, region and section of `stead`; the caller places it in the order.
     pub(super) fn add(
         &mut self,
         g: &mut Graph,
@@ -77,7 +76,7 @@ impl Orders {
         id
     }
 
-    /// Puts new ops where old ones were.
+    /// Replaces ops by new ones at their positions.
     pub(super) fn replace(&mut self, mut by: BTreeMap<u32, SmallVec<[u32; 4]>>) {
         for order in [&mut self.forward, &mut self.backward] {
             let old = std::mem::take(order);
@@ -159,7 +158,7 @@ fn regions(
         for &op in order {
             let here = place[m.graph.ops[op as usize].module.index()];
             let section = o.section[op as usize];
-            // The initial gradient is made by the caller of backward.
+            // The caller of backward makes the initial gradient.
             let made_by_caller = op == o.backward[0];
             let key = here.filter(|_| !made_by_caller).map(|p| (p, section));
             if key.is_some() && key != last {
@@ -177,8 +176,8 @@ fn regions(
     guarded
 }
 
-/// For each module the compiled piece that its ops belong to: the nearest unit (whose hooks break
-/// the graph), or the block.
+/// Returns, for each module, the compiled frame that its ops belong to: the nearest unit (whose
+/// hooks break the graph), or the block.
 fn places(
     modules: &[Module],
     mode: CompileMode,
@@ -205,9 +204,9 @@ fn places(
 
 /// What may become one kernel.
 struct Fusion {
-    /// Orders of reduction may be mixed.
+    /// Whether column sums may join row kernels.
     mixed: bool,
-    /// For each module the nearest unit, if products go on with elementwise code.
+    /// Nearest unit of each module, if elementwise code is fused into GEMMs.
     units: Option<Vec<u32>>,
 }
 
@@ -221,7 +220,8 @@ impl Fusion {
     }
 }
 
-/// For each module itself, if it is a unit or the outermost, else the nearest around it that is.
+/// Returns, for each module, the nearest module around it (or itself) that is a unit or the
+/// outermost.
 fn nearest_units(modules: &[Module], is_unit: &dyn Fn(ModuleId) -> bool) -> Vec<u32> {
     let mut out: Vec<u32> = Vec::with_capacity(modules.len());
     for (i, module) in modules.iter().enumerate() {
@@ -234,7 +234,7 @@ fn nearest_units(modules: &[Module], is_unit: &dyn Fn(ModuleId) -> bool) -> Vec<
     out
 }
 
-/// Eager ops one by one, regions through fusion.
+/// Makes the steps: one per eager op, and fused kernels of regions.
 fn steps(m: &ModelGraph, o: &Orders, order: &[u32], fusion: &Fusion) -> Vec<Step> {
     let g = &m.graph;
     let mut out = Vec::with_capacity(order.len());
@@ -280,7 +280,7 @@ fn single(g: &Graph, o: &Orders, op: u32) -> Step {
     }
 }
 
-/// Ops that the loss depends on: what a validation forward runs.
+/// Returns the ops that the loss depends on, which a validation forward runs.
 fn needed_for_loss(m: &ModelGraph, ops: &[u32]) -> Vec<u32> {
     let g = &m.graph;
     let mut used = vec![false; g.values.len()];

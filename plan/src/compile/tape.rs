@@ -1,9 +1,9 @@
 //! The tape: what one micro-batch executes, before any sharding decision.
 //!
-//! `model`, `autodiff` and `compile` together turn a scenario into a tape: kernels in host issue
+//! `models`, `autodiff` and `compile` together turn a scenario into a tape: kernels in host issue
 //! order, the storages they read and write, when each storage is allocated and freed, and the
-//! boundaries of every module, where `lower` hangs the sharding hooks. Parameters appear as
-//! operands ([`Source`](crate::ir::Source)); which buffer they live in is `lower`'s decision.
+//! boundaries of every module, to which `lower` attaches the sharding hooks. Parameters appear as
+//! operands ([`Source`](crate::ir::Source)); `lower` decides which buffer holds them.
 
 use crate::ir::{
     Const, DType, HostWorkKind, Kernel, KernelId, ModelCollective, Module, ModuleId, Operand,
@@ -42,7 +42,7 @@ pub enum TapeOp {
     },
     /// Communicate along an axis; operands are entries of [`Tape::operands`].
     Collective {
-        /// What.
+        /// The collective.
         collective: ModelCollective,
         /// Element type.
         dtype: DType,
@@ -53,7 +53,7 @@ pub enum TapeOp {
     Host {
         /// Kind.
         kind: HostWorkKind,
-        /// How often.
+        /// Repetitions.
         count: u16,
     },
     /// All contributions to this parameter's gradient of this micro-batch have been issued.
@@ -75,9 +75,9 @@ pub struct Tape {
     pub kernels: Vec<Kernel>,
     /// Operand arena.
     pub operands: Vec<Operand>,
-    /// Training forward, ends with the loss.
+    /// Training forward, which ends with the loss.
     pub forward: Vec<TapeOp>,
-    /// Backward, recompute included.
+    /// Backward, including recompute.
     pub backward: Vec<TapeOp>,
     /// Validation forward: saves nothing.
     pub eval: Vec<TapeOp>,
@@ -85,7 +85,7 @@ pub struct Tape {
     pub loss: Option<StorageId>,
     /// The loss of [`Tape::eval`].
     pub eval_loss: Option<StorageId>,
-    /// Model FLOPs of forward and backward of one micro-batch and rank, recompute not counted (for
+    /// Model FLOPs of forward and backward of one micro-batch and rank, without recompute (for
     /// MFU).
     pub model_flops: Flops,
     /// Tokens (or samples, for families without tokens) of one micro-batch and rank.

@@ -20,7 +20,7 @@ pub(crate) mod semantics;
 /// Names for `semantics`.
 mod terms {
     pub(super) use crate::ir::{BodyOp, OpKind, Slot, op};
-    /// How close a log-sum-exp that forward saved has to be.
+    /// Tolerance of a log-sum-exp that forward saved.
     pub(super) const SAVED: f64 = 1e-9;
 }
 
@@ -36,12 +36,12 @@ fn build(s: &Scenario) -> Tape {
     with_units(s, &|m| s_is_unit(s, m))
 }
 
-/// The tape over these units.
+/// Returns the tape over these units.
 fn with_units(s: &Scenario, is_unit: &dyn Fn(ModuleId) -> bool) -> Tape {
     tape(s, side_by_side(is_unit))
 }
 
-/// These units, with all weights one after another and so their gradients.
+/// Returns these units, with all weights contiguous and therefore their gradients.
 fn side_by_side(is_unit: &dyn Fn(ModuleId) -> bool) -> Sharding<'_> {
     Sharding {
         is_unit,
@@ -49,7 +49,7 @@ fn side_by_side(is_unit: &dyn Fn(ModuleId) -> bool) -> Sharding<'_> {
     }
 }
 
-/// Units as under `units = "block"`: the root and the blocks.
+/// Returns whether a module is a unit under `units = "block"`: the root and the blocks.
 fn s_is_unit(s: &Scenario, m: ModuleId) -> bool {
     matches!(
         modules_and_params(s).0[m.index()].kind,
@@ -74,7 +74,7 @@ fn parameter_counts_are_the_published_ones() {
     assert_eq!(count(&small), 1_235_814_400);
 }
 
-/// Launches: the kernel, what it reads and what it writes.
+/// Returns the launches: the kernel, its reads and its writes.
 fn performed<'t>(
     t: &'t Tape,
     ops: &'t [TapeOp],
@@ -94,7 +94,7 @@ fn performed<'t>(
     })
 }
 
-/// Launches by kernel name.
+/// Returns counts launches by kernel name.
 fn launches(t: &Tape, ops: &[TapeOp]) -> BTreeMap<String, usize> {
     let mut out = BTreeMap::new();
     for op in ops {

@@ -5,7 +5,7 @@ use serde::Serialize;
 /// `compile.mode`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CompileMode {
-    /// One kernel an op.
+    /// One kernel per op.
     Off,
     /// Ops between hooks are compiled; every hook breaks the graph.
     Regions,
@@ -52,13 +52,13 @@ pub enum CudaGraph {
     Scopes(Vec<Scope>),
 }
 
-/// `compile.merge_projections`: which linear layers that read the same input are one product, where
-/// their weights lie side by side.
+/// `compile.merge_projections`: which linear layers that read the same input become one GEMM, if
+/// their weights are contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MergeProjections {
-    /// Each layer is a product of its own.
+    /// One GEMM per layer.
     None,
-    /// In backward alone: the gradients of queries, keys and values, and of gate and up.
+    /// In backward only: the gradients of queries, keys and values, and of gate and up.
     Gradients,
     /// Queries, keys and values, in forward and backward.
     Qkv,
@@ -78,19 +78,19 @@ words!(MergeProjections {
 pub struct Compile {
     /// Mode.
     pub mode: CompileMode,
-    /// `full`: bucket collectives up to this many bytes (0: one collective a parameter).
+    /// `full`: bucket collectives up to this many bytes (0: one collective per parameter).
     pub bucket_bytes: u64,
     /// `full`: bytes of collectives that may be in flight.
     pub max_inflight_bytes: u64,
     /// `full`: extra memory that reordering may cost, as a fraction of the peak without it.
     pub memory_budget: f64,
-    /// Linear layers that are one product.
+    /// Linear layers that become one GEMM.
     pub merge_projections: MergeProjections,
-    /// Additions to a product's result are part of the product.
+    /// Fuse additions to a GEMM's result into the GEMM.
     pub epilogues: bool,
-    /// Sums over rows are part of kernels that run row by row over the same elements.
+    /// Fuse column sums into row kernels over the same elements.
     pub mix_order_reductions: bool,
-    /// Elementwise code behind products is part of them.
+    /// Fuse elementwise code into the GEMMs before it.
     pub fused_products: bool,
     /// CUDA-graph capture.
     pub cuda_graph: CudaGraph,

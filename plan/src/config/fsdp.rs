@@ -51,8 +51,8 @@ impl Strategy {
         }
     }
 
-    /// Returns the name of torch's `ShardingStrategy`, if it has one; `replicated` over an outer
-    /// axis.
+    /// Returns the name of torch's `ShardingStrategy`, if it has one; `replicated` says that an
+    /// outer axis replicates.
     #[must_use]
     pub const fn torch(self, replicated: bool) -> Option<&'static str> {
         match (self, replicated) {
@@ -88,7 +88,7 @@ pub enum Units {
     Block,
     /// One unit: the whole model.
     Root,
-    /// One unit for each match; the root owns what no pattern matches.
+    /// One unit per match; the root owns what no pattern matches.
     Patterns(Vec<UnitPattern>),
 }
 
@@ -140,9 +140,9 @@ words!(GradientSync {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Prefetch {
-    /// What the policy does on its own (`fsdp2`: the implicit overlap of its streams).
+    /// The policy's own behaviour (`fsdp2`: the implicit overlap of its streams).
     Implicit,
-    /// This many units ahead; 0 gathers on demand, after the computation before it.
+    /// This many units ahead; 0 gathers on demand, after the previous computation.
     Depth(u32),
     /// Units ahead until this many elements are in flight.
     Elements(u64),
@@ -183,7 +183,7 @@ pub struct Fsdp {
     pub reshard_after_forward: Reshard,
     /// The root reshards after forward as other units do.
     pub reshard_root: bool,
-    /// Reshard after the backward of every micro-batch, not of the last alone.
+    /// Reshard after the backward of every micro-batch, not only of the last.
     pub reshard_after_backward: bool,
     /// Which micro-batches reduce.
     pub gradient_sync: GradientSync,
@@ -191,15 +191,15 @@ pub struct Fsdp {
     pub prefetch_forward: Prefetch,
     /// Prefetch in backward.
     pub prefetch_backward: Prefetch,
-    /// Units that the end of a step gathers for the next one.
+    /// Number of units that the end of a step gathers for the next one.
     pub prefetch_next_step: u32,
-    /// The optimizer updates a unit behind its reduction, during backward.
+    /// The optimizer updates a unit after its reduction, during backward.
     pub optimizer_in_backward: bool,
     /// Gradient buffers that may be in flight (at least 1).
     pub reduce_in_flight: u32,
     /// Reduce on a side stream.
     pub async_reduce: bool,
-    /// All-gather and reduce-scatter use communicators of their own.
+    /// All-gather and reduce-scatter use separate communicators.
     pub separate_communicators: bool,
     /// All-gathers run on copy engines and hold no SMs.
     pub copy_engine_gather: bool,
@@ -213,7 +213,7 @@ pub struct Fsdp {
     pub allocator: AllocatorKind,
     /// `expandable_segments` of the caching allocator.
     pub expandable_segments: bool,
-    /// Bytes of cuBLAS's workspace, one for each of PyTorch's two threads; 0 where there is none.
+    /// Bytes of cuBLAS's workspace, one per PyTorch thread of the two; 0 without one.
     pub cublas_workspace_bytes: u64,
     /// Double buffer: units that do not fit the pattern get a persistent buffer instead of a
     /// temporary one.
@@ -224,15 +224,15 @@ pub struct Fsdp {
     pub per_token_loss: bool,
     /// Check shards and gradients for NaN around every collective.
     pub nan_check: bool,
-    /// State that rests in host memory.
+    /// State that is kept in host memory.
     pub offload: Offload,
     /// Globs of modules whose parameters are frozen (`requires_grad = false`).
     pub frozen: Vec<String>,
 }
 
 impl Fsdp {
-    /// Whether a micro-batch's gradients are reduced over `dp_shard` (and, where `outer`, over
-    /// `dp_outer` too); `last`: the step's last one.
+    /// Returns whether a micro-batch's gradients are reduced over `dp_shard` (or, with `outer`,
+    /// over `dp_replicate`); `last` says that it is the step's last one.
     #[must_use]
     pub fn reduces(&self, outer: bool, last: bool) -> bool {
         last || match self.gradient_sync {
@@ -243,20 +243,20 @@ impl Fsdp {
     }
 }
 
-/// `fsdp.offload`: what rests in host memory between uses. Each piece keeps its identity and its
-/// device address: bytes move, objects do not.
+/// `fsdp.offload`: what is kept in host memory between uses. Each piece keeps its identity and its
+/// device address: its bytes move.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Offload {
-    /// Compute weights at rest.
+    /// Resident compute weights.
     pub params: bool,
-    /// Gradients at rest.
+    /// Resident gradients.
     pub grads: bool,
     /// Main weights and moments.
     pub optimizer: bool,
 }
 
 impl Offload {
-    /// Whether anything is offloaded.
+    /// Returns whether anything is offloaded.
     #[must_use]
     pub const fn any(self) -> bool {
         self.params || self.grads || self.optimizer

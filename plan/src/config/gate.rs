@@ -3,12 +3,12 @@
 use crate::units::Bytes;
 use serde::Serialize;
 
-/// What of the program `shardlab gate` holds fast.
+/// Which property of the program `shardlab gate` requires to stay equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GateProgram {
     /// Its digest.
     Exact,
-    /// How many instructions of each kind there are.
+    /// The number of instructions of each kind.
     Counts,
     /// Nothing.
     Off,
@@ -20,14 +20,14 @@ words!(GateProgram {
     Off = "off",
 });
 
-/// What `shardlab gate` is for: it sets the defaults of the other keys of `[gate]`.
+/// Purpose of `shardlab gate`: it sets the defaults of the other keys of `[gate]`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GatePreset {
-    /// The step has to fit and to stay within its budgets; growth beyond a tolerance fails,
+    /// The step has to fit and to stay within its budgets. Growth beyond a tolerance fails;
     /// improvements and other changes of the program do not.
     #[default]
     Budget,
-    /// Every change fails, for better or worse: allocated bytes and the program have to be equal.
+    /// Every change fails, improvements too: allocated bytes and the program have to be equal.
     Strict,
 }
 
@@ -36,10 +36,10 @@ words!(GatePreset {
     Strict = "strict",
 });
 
-/// `[gate]`: limits for `shardlab gate`, checked for form here and used there.
+/// `[gate]`: limits for `shardlab gate`, which are checked for form here and used there.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Gate {
-    /// What the gate is for.
+    /// Purpose of the gate.
     pub preset: GatePreset,
     /// Relative tolerance of the predicted step time.
     pub step_time: f64,
@@ -51,9 +51,9 @@ pub struct Gate {
     pub reserved: f64,
     /// Relative tolerance of device bytes.
     pub device: f64,
-    /// Most reserved memory of a rank, whatever the baseline has.
+    /// Maximum reserved memory of a rank, for any baseline.
     pub max_memory: Option<Bytes>,
-    /// Longest predicted step in milliseconds, likewise.
+    /// Maximum predicted step time in milliseconds, for any baseline.
     pub max_step_ms: Option<f64>,
     /// Relative tolerance of each loss.
     pub loss: f64,
@@ -61,13 +61,13 @@ pub struct Gate {
     pub loss_absolute: f64,
     /// Area between the loss curves over the area under the baseline's.
     pub loss_area: f64,
-    /// How much worse the final loss may be, relative.
+    /// Maximum increase of the final loss, relative.
     pub final_loss: f64,
     /// Relative tolerance of each gradient norm.
     pub grad_norm: f64,
     /// Runs with different seeds.
     pub seeds: u32,
-    /// What of the program may not change.
+    /// Property of the program that may not change.
     pub program: GateProgram,
 }
 
@@ -78,7 +78,7 @@ impl Default for Gate {
 }
 
 impl Gate {
-    /// The limits of a preset.
+    /// Returns the limits of a preset.
     #[must_use]
     pub const fn of(preset: GatePreset) -> Self {
         let (memory, allocated, program) = match preset {

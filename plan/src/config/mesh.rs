@@ -5,27 +5,27 @@ use serde::Serialize;
 /// `[mesh]`: the ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Mesh {
-    /// Name of a shipped hardware profile, or path of a profile file, as the working directory has
-    /// it.
+    /// Name of a shipped hardware profile, or path of a profile file relative to the working
+    /// directory.
     pub hardware: String,
     /// Inner (sharding) data-parallel size.
     pub dp_shard: u32,
     /// Outer data-parallel size (replication or outer sharding).
     pub dp_outer: u32,
-    /// Ranks that divide the layers among themselves.
+    /// Tensor-parallel size: ranks that divide the layers among themselves.
     pub tp: u32,
     /// GPUs of one NVLink node.
     pub gpus_per_node: u32,
 }
 
 impl Mesh {
-    /// Number of ranks.
+    /// Returns the number of ranks.
     #[must_use]
     pub fn world(&self) -> u32 {
         self.data_ranks() * self.tp
     }
 
-    /// Number of ranks that take samples of their own.
+    /// Returns the number of ranks that take different samples.
     #[must_use]
     pub fn data_ranks(&self) -> u32 {
         self.dp_shard * self.dp_outer

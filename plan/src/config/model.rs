@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Model family: decides the graph that `model` builds.
+/// Model family: decides the graph that `models` builds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Family {
@@ -65,8 +65,8 @@ pub struct Model {
     pub options: ModelOptions,
 }
 
-/// Keys of `[model]` whose defaults do not depend on others: they are read by the names of these
-/// fields. `None` is a default that is derived where the value is used.
+/// Keys of `[model]` whose defaults do not depend on others, read by the names of these fields.
+/// `None` is a default that is derived where the value is used.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelOptions {
     /// Queries and keys are normalized (RMSNorm) head by head before they are rotated.
@@ -85,7 +85,7 @@ pub struct ModelOptions {
     pub logits_scaling: f64,
 }
 
-/// As the key table says, which a test checks.
+/// The defaults of the key table; a test compares them.
 impl Default for ModelOptions {
     fn default() -> Self {
         Self {
@@ -117,7 +117,7 @@ impl From<bool> for Bias {
     }
 }
 
-/// As scenario files write it.
+/// Writes the value as scenario files do.
 impl Serialize for Bias {
     fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         match self {

@@ -20,7 +20,7 @@ pub(crate) fn unit_pattern(text: &str) -> Result<UnitPattern, String> {
     Ok(UnitPattern { modules, keep })
 }
 
-/// Refuses what cannot be a glob over module paths.
+/// Refuses a text that cannot be a glob over module paths.
 pub(crate) fn glob(text: &str) -> Result<(), String> {
     if text.is_empty() {
         return Err("an empty module pattern".into());
@@ -40,8 +40,8 @@ pub(crate) fn glob(text: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether `glob` matches `path`: component by component, where `*` stands for any characters of
-/// one component.
+/// Returns whether `glob` matches `path`, component by component, where `*` stands for any
+/// characters of one component.
 pub(crate) fn matches(glob: &str, path: &str) -> bool {
     let (mut g, mut p) = (glob.split('.'), path.split('.'));
     loop {
@@ -53,14 +53,14 @@ pub(crate) fn matches(glob: &str, path: &str) -> bool {
     }
 }
 
-/// Whether `glob` matches `path` or what contains it; the root contains everything and is matched
-/// by nothing.
+/// Returns whether `glob` matches `path` or a module that contains it. The root contains everything
+/// and no glob matches it.
 pub(crate) fn covers(glob: &str, path: &str) -> bool {
     let above = path.match_indices('.').map(|(dot, _)| &path[..dot]);
     !path.is_empty() && above.chain([path]).any(|p| matches(glob, p))
 }
 
-/// Greedy wildcard match with one backtrack point: linear in practice, never exponential.
+/// Matches wildcards greedily with one backtrack point: linear in practice, never exponential.
 fn component(glob: &[u8], text: &[u8]) -> bool {
     let (mut g, mut t) = (0, 0);
     let mut star: Option<(usize, usize)> = None;

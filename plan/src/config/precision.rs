@@ -6,10 +6,10 @@ use serde::Serialize;
 /// `[precision]`
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Precision {
-    /// Dtype of gathered parameters, activations and matrix products.
+    /// Dtype of gathered parameters, activations and GEMMs.
     pub compute: DType,
-    /// Dtype of the main (optimizer) weights; `None` (scenario: `"none"`): the compute weights are
-    /// the optimizer's.
+    /// Dtype of the main (optimizer) weights; `None` (scenario: `"none"`): the optimizer updates
+    /// the compute weights.
     pub main_params: Option<DType>,
     /// Dtype in which gradients are kept between micro-batches.
     pub main_grads: DType,
@@ -18,6 +18,6 @@ pub struct Precision {
     pub comm_grads: DType,
     /// Dtype of the optimizer moments.
     pub moments: DType,
-    /// Every sum has a fixed order, whatever the device.
+    /// Every sum has a fixed order on every device.
     pub deterministic: bool,
 }

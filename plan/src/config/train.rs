@@ -10,10 +10,10 @@ pub enum Recompute {
     None,
     /// Keep block inputs only; rerun the block's forward in backward.
     Full,
-    /// Keep the results of matrix products and attention; rerun the rest.
+    /// Keep the results of GEMMs and attention; rerun the rest.
     Selective,
-    /// Keep what no fused kernel of backward can make again from what it reads anyway. Needs
-    /// compiled code.
+    /// Keep what no fused kernel of backward can recompute from its other inputs. Needs compiled
+    /// code.
     Pointwise,
 }
 
@@ -27,15 +27,15 @@ words!(Recompute {
 /// Blocks that [`Train::recompute`] applies to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RecomputeLayers {
-    /// Every one, and what lies outside of blocks.
+    /// All blocks, and modules outside of blocks.
     All,
-    /// The first so many of the stack.
+    /// The first `n` of the stack.
     First(u32),
     /// Blocks that a glob over module paths covers.
     Patterns(Vec<String>),
 }
 
-/// As scenario files write it.
+/// Writes the value as scenario files do.
 impl Serialize for RecomputeLayers {
     fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         match self {
@@ -47,7 +47,7 @@ impl Serialize for RecomputeLayers {
 }
 
 impl RecomputeLayers {
-    /// Whether block `number` of the stack, a module of this path, is among them.
+    /// Returns whether block `number` of the stack, a module of this path, is among them.
     #[must_use]
     pub fn has(&self, number: u32, path: &str) -> bool {
         match self {
@@ -75,7 +75,7 @@ words!(Loss {
 /// Optimizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Optimizer {
-    /// AdamW with decoupled weight decay; two moments a parameter.
+    /// AdamW with decoupled weight decay; two moments per parameter.
     Adamw,
     /// Plain SGD; no state.
     Sgd,
@@ -103,11 +103,11 @@ words!(LrSchedule {
 /// `[train]`
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Train {
-    /// Tokens a sample (rows a sample for `linear`; 1 for `cnn`).
+    /// Tokens per sample (rows per sample for `linear`; 1 for `cnn`).
     pub seq_len: u64,
-    /// Samples a rank and micro-batch.
+    /// Samples per rank and micro-batch.
     pub micro_batch: u64,
-    /// Micro-batches a step.
+    /// Micro-batches per step.
     pub grad_accum: u32,
     /// Recompute.
     pub recompute: Recompute,
@@ -115,13 +115,13 @@ pub struct Train {
     pub recompute_layers: RecomputeLayers,
     /// Loss.
     pub loss: Loss,
-    /// Rows of a chunk of the chunked loss.
+    /// Rows per chunk of the chunked loss.
     pub loss_chunk_rows: u64,
     /// Optimizer.
     pub optimizer: Optimizer,
     /// Peak learning rate.
     pub lr: f64,
-    /// Steps over which the learning rate rises linearly to `lr`; 0 is none.
+    /// Steps over which the learning rate rises linearly to `lr`; 0 for none.
     pub warmup_steps: u32,
     /// Learning rate after the warm-up.
     pub lr_schedule: LrSchedule,
@@ -141,6 +141,6 @@ pub struct Train {
     pub sync: bool,
     /// Steps of a run.
     pub steps: u32,
-    /// Run a validation forward every so many steps; 0 is never.
+    /// Steps between validation forwards; 0 for none.
     pub validate_every: u32,
 }

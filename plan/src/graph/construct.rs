@@ -1,4 +1,4 @@
-//! Making values and ops: shapes, layouts and aliasing of results.
+//! Constructs values and ops: shapes, layouts and aliasing of results.
 
 use super::{Act, Buffer, Graph, Op, Root, Value, ValueId, View};
 use crate::ir::strides::Strides;
@@ -33,7 +33,7 @@ impl Graph {
         self.leaf(shape, dtype, Root::Const(id), false)
     }
 
-    /// Adds a value; `producer` computes it, `u32::MAX` for none.
+    /// Adds a value that `producer` computes (`u32::MAX` for none).
     pub(crate) fn push_value(&mut self, value: Value, producer: u32) -> ValueId {
         let id = ValueId(self.values.len() as u32);
         self.values.push(value);
@@ -60,7 +60,7 @@ impl Graph {
         });
     }
 
-    /// A fresh buffer and the value over all of it.
+    /// Adds a fresh buffer and the value that covers it.
     fn fresh(
         &mut self,
         shape: &[u64],
@@ -96,7 +96,7 @@ impl Graph {
         !self.in_backward && inputs.iter().any(|&v| self.value(v).requires_grad)
     }
 
-    /// An op with contiguous results of these shapes and dtypes.
+    /// Adds an op with contiguous results of these shapes and dtypes.
     pub(crate) fn compute(
         &mut self,
         kind: OpKind,
@@ -112,7 +112,8 @@ impl Graph {
         outputs
     }
 
-    /// An op with one result whose layout follows that of `like` (PyTorch's "preserve format").
+    /// Adds an op with one result whose layout follows that of `like` (PyTorch's "preserve
+    /// format").
     pub(crate) fn compute_like(
         &mut self,
         kind: OpKind,
@@ -133,8 +134,8 @@ impl Graph {
         outputs
     }
 
-    /// Fused attention. The result has the layout of the query (cuDNN's kernel, 16-bit types) or
-    /// `[batch, seq, heads, head_dim]` order (the memory-efficient kernel, float32; and with
+    /// Adds fused attention. The result has the layout of the query (cuDNN's kernel, 16-bit types)
+    /// or `[batch, seq, heads, head_dim]` order (the memory-efficient kernel, float32; and with
     /// `by_rows`).
     pub(crate) fn attention(
         &mut self,
@@ -174,7 +175,7 @@ impl Graph {
         out
     }
 
-    /// Whether new ops belong to compiled code.
+    /// Returns whether new ops belong to compiled code.
     pub(crate) fn functional(&self) -> bool {
         self.compiled
             .get(self.module().index())
@@ -191,7 +192,7 @@ impl Graph {
         }
     }
 
-    /// An op that writes its result into `target`'s memory.
+    /// Adds an op that writes its result into `target`'s memory.
     pub(crate) fn compute_into(
         &mut self,
         kind: OpKind,
@@ -207,7 +208,7 @@ impl Graph {
         out
     }
 
-    /// An op with two results, each in an operand's memory.
+    /// Adds an op with two results, each in an operand's memory.
     pub(crate) fn compute_into_both(
         &mut self,
         kind: OpKind,
@@ -224,14 +225,14 @@ impl Graph {
         [out, second]
     }
 
-    /// Memory that later ops fill.
+    /// Adds memory that later ops fill.
     pub(crate) fn empty(&mut self, shape: &[u64], dtype: DType) -> ValueId {
         let v = self.fresh(shape, strides::contiguous(shape), dtype, false);
         self.producer[v.index()] = u32::MAX;
         v
     }
 
-    /// The loss with gradients of `x` and `w` that have been computed already.
+    /// Ties gradients of `x` and `w` that have already been computed to the loss.
     pub(crate) fn precomputed(
         &mut self,
         loss: ValueId,
@@ -252,7 +253,7 @@ impl Graph {
         out
     }
 
-    /// The same value, not differentiated.
+    /// Returns the same value, not differentiated.
     pub(crate) fn detach(&mut self, v: ValueId) -> ValueId {
         let x = self.value(v);
         let (shape, strides, offset) = (x.shape.clone(), x.strides.clone(), x.offset);
@@ -291,7 +292,7 @@ impl Graph {
         }
     }
 
-    /// A node without ops (an addition's backward, for example).
+    /// Adds a node without ops (an addition's backward, for example).
     pub(crate) fn pass(&mut self) {
         self.push_op(Act::View(View::Pass), &[], SmallVec::new());
     }
@@ -314,14 +315,14 @@ impl Graph {
         out
     }
 
-    /// The same value, whose gradient is summed along an axis.
+    /// Returns the same value, whose gradient is summed along an axis.
     pub(crate) fn sum_gradient(&mut self, axis: AxisId, v: ValueId) -> ValueId {
         let x = self.value(v);
         let (shape, strides, offset) = (x.shape.clone(), x.strides.clone(), x.offset);
         self.view_op(View::SumGradient(axis), v, shape, strides, offset)
     }
 
-    /// Reshape: a view where strides allow it, else a copy.
+    /// Reshapes a value: as a view if strides allow it, or else as a copy.
     pub(crate) fn reshape(&mut self, v: ValueId, to: &[u64]) -> ValueId {
         let x = self.value(v);
         if x.shape.as_slice() == to {
@@ -348,7 +349,7 @@ impl Graph {
         self.view_op(View::Transpose(a as u8, b as u8), v, shape, strides, offset)
     }
 
-    /// `len` entries of a dimension.
+    /// Takes `len` entries of a dimension.
     pub(crate) fn slice(&mut self, v: ValueId, axis: usize, start: u64, len: u64) -> ValueId {
         let x = self.value(v);
         let (mut shape, strides) = (x.shape.clone(), x.strides.clone());
@@ -366,7 +367,7 @@ impl Graph {
         )
     }
 
-    /// `n` equal parts of a dimension.
+    /// Splits a dimension into `n` equal parts.
     pub(crate) fn split(&mut self, v: ValueId, axis: usize, n: u64) -> SmallVec<[ValueId; 4]> {
         let x = self.value(v).clone();
         let len = x.shape[axis] / n;
@@ -395,7 +396,7 @@ impl Graph {
         self.view_op(View::Expand, v, strides::shape(to), strides, offset)
     }
 
-    /// A copy in another dtype; the value itself when it has that dtype.
+    /// Copies a value in another dtype; returns the value itself if it has that dtype.
     pub(crate) fn cast(&mut self, v: ValueId, dtype: DType) -> ValueId {
         let x = self.value(v);
         if x.dtype == dtype {
@@ -405,7 +406,7 @@ impl Graph {
         self.compute(OpKind::Copy, &[v], &[(&shape, dtype)])[0]
     }
 
-    /// `a` itself when it is contiguous, else a contiguous copy.
+    /// Returns `a` itself if it is contiguous, or else a contiguous copy.
     pub(crate) fn make_contiguous(&mut self, v: ValueId) -> ValueId {
         let x = self.value(v);
         if x.is_contiguous() {
@@ -415,7 +416,7 @@ impl Graph {
         self.compute(OpKind::Copy, &[v], &[(&shape, dtype)])[0]
     }
 
-    /// Elementwise op of two operands; the smaller one is broadcast.
+    /// Adds an elementwise op of two operands; the smaller one is broadcast.
     pub(crate) fn binary(&mut self, kind: OpKind, a: ValueId, b: ValueId) -> ValueId {
         let like = if self.value(b).numel() > self.value(a).numel() {
             b
@@ -425,17 +426,17 @@ impl Graph {
         self.compute_like(kind, &[a, b], &[like])[0]
     }
 
-    /// Elementwise op of one operand.
+    /// Adds an elementwise op of one operand.
     pub(crate) fn unary(&mut self, kind: OpKind, a: ValueId) -> ValueId {
         self.compute_like(kind, &[a], &[a])[0]
     }
 
-    /// A filled tensor with the layout of `like`.
+    /// Adds a filled tensor with the layout of `like`.
     pub(crate) fn fill_like(&mut self, like: ValueId, value: f64) -> ValueId {
         self.compute_like(OpKind::Fill(op::Fill { value: Real(value) }), &[], &[like])[0]
     }
 
-    /// Concatenation.
+    /// Concatenates values.
     pub(crate) fn cat(&mut self, parts: &[ValueId], axis: usize) -> ValueId {
         let first = self.value(parts[0]);
         let (mut shape, dtype) = (first.shape.clone(), first.dtype);
@@ -447,7 +448,8 @@ impl Graph {
         )[0]
     }
 
-    /// The code's local variable for this value goes out of scope, or is assigned anew, here.
+    /// Ends the life of the code's local variable for this value, which goes out of scope or is
+    /// assigned again here.
     pub(crate) fn release(&mut self, v: ValueId) {
         if let (Some(b), Some(op)) = (self.buffer_of(v), self.ops.len().checked_sub(1)) {
             self.holds.push((op as u32, b));

@@ -5,7 +5,7 @@ use crate::ir::{DType, OpKind};
 
 impl Graph {
     /// Converts operands right before the operation that reads them: input `n` of `op` to
-    /// `wanted(op, n)`. Operations that write into an operand keep that one as it is.
+    /// `wanted(op, n)`. Operations that write into an operand keep it as it is.
     pub(crate) fn convert_operands(&mut self, wanted: impl Fn(&OpKind, usize) -> Option<DType>) {
         let ops = std::mem::take(&mut self.ops);
         let values = self.values.len();

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// Sizes of one softmax attention: what its cost, its kernels and its workspace depend on.
+/// Sizes of one softmax attention, on which its cost, kernels and workspace depend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct AttentionShape {
     /// Samples.

@@ -10,11 +10,11 @@ use serde::{Deserialize, Serialize, Serializer};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// Compute-dtype weights at rest (a shard, or full where parameters are not sharded).
+    /// Resident compute-dtype weights (a shard, or full where parameters are not sharded).
     ModelWeight,
-    /// Optimizer's weights at rest.
+    /// Resident weights of the optimizer.
     MainWeight,
-    /// Gradients at rest between reduction and optimizer.
+    /// Gradients kept between reduction and optimizer.
     MainGrad,
     /// Optimizer moments and step counters.
     OptimizerState,
@@ -32,7 +32,7 @@ pub enum Role {
     ReduceOutput,
     /// Saved activations.
     Activation,
-    /// Logits and their relatives.
+    /// Logits and tensors of their shape.
     Logits,
     /// Activations and activation gradients that live within one direction.
     Temporary,
@@ -62,7 +62,7 @@ impl Role {
         Self::Input,
     ];
 
-    /// Name in program text, tables and JSON.
+    /// Returns the name in program text, tables and JSON.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -89,9 +89,9 @@ impl Role {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pool {
-    /// PyTorch-like caching allocator, one free list a stream.
+    /// PyTorch-like caching allocator, with one free list per stream.
     Caching,
-    /// Planned pool: one fixed slot a key.
+    /// Planned pool: one fixed slot per key.
     Planned,
     /// Double buffer: `size` copies of the largest unit's buffers.
     DoubleBuffer,
@@ -99,7 +99,7 @@ pub enum Pool {
     Host,
 }
 
-/// What a buffer holds, for its name.
+/// Contents of a buffer, for its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Holds {
@@ -147,8 +147,8 @@ pub struct Access {
     pub offset: u64,
     /// Length.
     pub bytes: u64,
-    /// Axis along which ranks have ranges of their own, one behind the other: the offset grows by
-    /// the range's length times the rank's coordinate. On other axes ranks have the same range.
+    /// Axis along which ranks have consecutive ranges: the offset grows by the range's length times
+    /// the rank's coordinate. Ranks that differ only on other axes have the same range.
     #[serde(serialize_with = "per_rank")]
     pub per_rank: Option<AxisId>,
 }

@@ -20,7 +20,7 @@ pub enum CollectiveKind {
 }
 
 impl CollectiveKind {
-    /// Name in program text and JSON.
+    /// Returns the name in program text and JSON.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -31,15 +31,15 @@ impl CollectiveKind {
         }
     }
 
-    /// Whether it adds what ranks send, which copy engines cannot.
+    /// Returns whether it adds up what ranks send, which copy engines cannot do.
     #[must_use]
     pub const fn reduces(self) -> bool {
         matches!(self, Self::ReduceScatter | Self::AllReduce)
     }
 }
 
-/// A collective of the model's graph: what activations go through along an axis. Its operands are
-/// contiguous; gathers and scatters change dimension 0 by the axis's size.
+/// A collective of the model's graph, which communicates activations along an axis. Its operands
+/// are contiguous; gathers and scatters change dimension 0 by the axis's size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct ModelCollective {
     /// Kind. Those that reduce add up.
@@ -105,12 +105,12 @@ pub struct Collective {
 }
 
 impl Collective {
-    /// Bytes to a multiple of which each rank's payload has to be aligned, for NCCL's kernels to
-    /// move it by whole vectors.
+    /// Alignment in bytes of each rank's payload that NCCL's kernels need to move it by whole
+    /// vectors.
     pub const ALIGNMENT: u64 = 16;
 
-    /// Whether ranks gather or scatter payloads that are no multiple of [`Self::ALIGNMENT`] in a
-    /// group of `ranks`: NCCL then moves them element by element.
+    /// Returns whether ranks gather or scatter payloads that are not a multiple of
+    /// [`Self::ALIGNMENT`] in a group of `ranks`: NCCL then moves them element by element.
     #[must_use]
     pub fn misaligned(&self, ranks: u32) -> bool {
         let ranks = u64::from(ranks.max(1));
@@ -130,9 +130,8 @@ pub enum CopyKind {
     H2d,
     /// Device to host.
     D2h,
-    /// Device to device by copy engine. No policy asks for it yet: what they copy on the device,
-    /// kernels do, and collectives on copy engines are collectives. Devices and the simulator can,
-    /// so that one that does needs nothing else.
+    /// Device to device by copy engine. No policy uses it: kernels make copies on the device, and
+    /// collectives on copy engines are collectives. Devices and the simulator support it.
     D2d,
 }
 

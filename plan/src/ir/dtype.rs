@@ -1,7 +1,7 @@
-//! Element types, and what is known of each: one row of [`DType::numeric`].
+//! Element types; the facts of each are one row of [`DType::numeric`].
 //!
-//! `exec/src/base/element.rs` is the counterpart for devices: conversions, and the names that CUDA,
-//! NCCL and the libraries give to the types.
+//! `exec/src/base/element.rs` is the counterpart for devices: conversions, and the names of the
+//! types in CUDA, NCCL and the libraries.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -22,7 +22,7 @@ pub enum DType {
     U8,
 }
 
-/// What the values of an element type are.
+/// Kind of the values of an element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Values {
     /// Floating-point numbers; kernels compute with them in float32.
@@ -40,7 +40,7 @@ pub struct Numeric {
     pub aliases: &'static [&'static str],
     /// Bytes of one element.
     pub size: u64,
-    /// What its values are.
+    /// Kind of its values.
     pub values: Values,
     /// Name in `safetensors` files.
     pub safetensors: &'static str,
@@ -99,19 +99,19 @@ impl DType {
         }
     }
 
-    /// Bytes of one element.
+    /// Returns bytes of one element.
     #[must_use]
     pub const fn size(self) -> u64 {
         self.numeric().size
     }
 
-    /// The name used in scenario files and program text.
+    /// Returns the name used in scenario files and program text.
     #[must_use]
     pub const fn name(self) -> &'static str {
         self.numeric().name
     }
 
-    /// Tells whether the elements are floating-point numbers.
+    /// Returns whether the elements are floating-point numbers.
     #[must_use]
     pub const fn is_float(self) -> bool {
         matches!(self.numeric().values, Values::Float)

@@ -11,7 +11,7 @@ macro_rules! id {
         #[serde(transparent)]
         pub struct $name(pub $t);
         impl $name {
-            /// As an index into the table it belongs to.
+            /// Returns the index into the table it belongs to.
             #[must_use]
             pub const fn index(self) -> usize {
                 self.0 as usize
@@ -44,7 +44,7 @@ id!(
     BufferId(u32)
 );
 id!(
-    /// An event; recorded at most once a pass over its section.
+    /// An event; recorded at most once per pass over its section.
     EventId(u32)
 );
 id!(
@@ -80,9 +80,9 @@ id!(
     ScopeId(u16)
 );
 id!(
-    /// Position in [`crate::Program::instrs`]: stable for one scenario, and what spans refer to.
+    /// Position in [`crate::Program::instrs`]: stable for one scenario, and used by spans.
     InstrId(u32)
 );
 
-/// The stream every program has, where model kernels run.
+/// The stream of model kernels, which every program has.
 pub const COMPUTE: StreamId = StreamId(0);

@@ -5,11 +5,11 @@ use crate::units::{Bytes, Flops};
 use serde::Serialize;
 use smallvec::SmallVec;
 
-/// Shape class of a kernel: what its cost depends on beside bytes and FLOPs.
+/// Shape class of a kernel: what its cost depends on in addition to bytes and FLOPs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KernelClass {
-    /// Matrix product: `m` x `k` by `k` x `n`, `batch` times.
+    /// GEMM: `m` x `k` by `k` x `n`, `batch` times.
     Gemm {
         /// Rows of the result.
         m: u64,
@@ -17,7 +17,7 @@ pub enum KernelClass {
         n: u64,
         /// Inner dimension.
         k: u64,
-        /// Independent products. No model has more than one today; digests of programs contain it.
+        /// Independent GEMMs. No model has more than one today; digests of programs contain it.
         batch: u64,
     },
     /// Fused attention.
@@ -27,7 +27,7 @@ pub enum KernelClass {
         /// Backward kernel.
         backward: bool,
     },
-    /// Two-dimensional convolution as an implicit matrix product.
+    /// Two-dimensional convolution as an implicit GEMM.
     Conv {
         /// Output positions times images.
         m: u64,
@@ -42,7 +42,7 @@ pub enum KernelClass {
     Strided,
     /// Row reduction with its elementwise neighbours: norms and their backward.
     Norm {
-        /// Backward kernel. It is no part of digests, which contain what the kernel computes.
+        /// Backward kernel. It is not part of digests, which contain what the kernel computes.
         #[serde(skip)]
         backward: bool,
     },
@@ -73,8 +73,8 @@ pub enum KernelClass {
 }
 
 impl KernelClass {
-    /// Whether arithmetic bounds it, as products, convolutions and attention; memory bounds all
-    /// others.
+    /// Returns whether arithmetic bounds it, as with GEMMs, convolutions and attention; memory
+    /// bounds all others.
     #[must_use]
     pub fn is_arithmetic(&self) -> bool {
         matches!(
@@ -83,7 +83,7 @@ impl KernelClass {
         )
     }
 
-    /// Returns the class of a kernel over rows that does something of a backward pass.
+    /// Returns the class of a row kernel that does part of a backward pass.
     #[must_use]
     pub fn of_backward(self) -> Self {
         match self {
@@ -187,9 +187,9 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// Whether every element of the `n`th range that a launch writes is written: not where the body
-    /// makes some columns of each row only. The others are somebody else's, and may not have been
-    /// written yet.
+    /// Returns whether every element of the `n`th range that a launch writes is written. It is not
+    /// if the body makes only some columns of each row; another launch writes the others, possibly
+    /// later.
     #[must_use]
     pub fn fills(&self, n: usize) -> bool {
         let made = self.body.iter().flat_map(|op| &op.outputs);

@@ -1,27 +1,27 @@
-//! The device mesh: ranks as points on named axes, and how data lies on them.
+//! The device mesh: ranks as points on named axes, and the placement of data on them.
 //!
 //! An axis has a size and a stride: rank `r` has coordinate `r / stride % size` on it. All axes are
-//! rows of one table ([`AxisId::ALL`] lists their ids); whatever refers to an axis (accesses,
-//! communicators, placements, collectives of the model) names it by its id.
+//! rows of one table ([`AxisId::ALL`] lists their ids); accesses, communicators, placements and
+//! collectives of the model refer to an axis by its id.
 
 use super::AxisId;
 use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 
-/// What the ranks along an axis share.
+/// What the ranks along an axis have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AxisRole {
-    /// Each takes samples of its own: gradients and losses are averaged over the axis.
+    /// Each takes different samples: gradients and losses are averaged over the axis.
     Data,
     /// All take the same samples, and each does a part of the work on them.
     Model,
-    /// They are neighbours on another axis, of which this one is a part.
+    /// They are adjacent ranks of another axis, of which this one is a part.
     PartOf(AxisId),
 }
 
-/// What is known of an axis whatever its size.
+/// Facts about an axis that do not depend on its size.
 struct AxisSpec {
-    /// Name, that of its key in `[mesh]`.
+    /// Name of its key in `[mesh]`.
     name: &'static str,
     /// Name in program text and messages.
     label: &'static str,
@@ -29,8 +29,8 @@ struct AxisSpec {
 }
 
 /// All axes, in the order of their ids. Axes of role `Model` are nested within those of role
-/// `Data`, so that ranks which exchange activations are neighbours; of one role, earlier axes are
-/// within later ones.
+/// `Data`, so that ranks which exchange activations are adjacent. Within one role, earlier axes are
+/// nested within later ones.
 const AXES: [AxisSpec; 4] = [
     AxisSpec {
         name: "dp_shard",
@@ -158,19 +158,19 @@ impl AxisSet {
         Self(self.0 & !other.0)
     }
 
-    /// Whether all axes of another set are among these.
+    /// Returns whether all axes of another set are among these.
     #[must_use]
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// Whether the sets share an axis.
+    /// Returns whether the sets share an axis.
     #[must_use]
     pub const fn intersects(self, other: Self) -> bool {
         self.0 & other.0 != 0
     }
 
-    /// Whether there is no axis.
+    /// Returns whether there is no axis.
     #[must_use]
     pub const fn is_empty(self) -> bool {
         self.0 == 0
@@ -211,8 +211,8 @@ impl AxisSet {
     }
 }
 
-/// A digest's number of the set: programs keep the digests from before sets could be other than
-/// these four.
+/// Writes a digest's number of the set. Programs keep the digests from before other sets than these
+/// four were possible.
 impl Serialize for AxisSet {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         to.serialize_u16(match self.single() {
@@ -232,7 +232,7 @@ pub struct MeshAxis {
     pub name: &'static str,
     /// Ranks along the axis.
     pub size: u32,
-    /// Distance between neighbours along it, in ranks.
+    /// Distance between adjacent ranks along it.
     pub stride: u32,
 }
 
@@ -300,7 +300,7 @@ impl DeviceMesh {
         self.product(|role| matches!(role, AxisRole::Data | AxisRole::Model))
     }
 
-    /// Returns how many ranks take samples of their own.
+    /// Returns how many ranks take different samples.
     #[must_use]
     pub fn data_ranks(&self) -> u32 {
         self.product(|role| role == AxisRole::Data)
@@ -318,8 +318,8 @@ impl DeviceMesh {
         RankGroup { size, stride }.position(rank)
     }
 
-    /// Returns a rank's number among those that take samples of their own; ranks which differ on
-    /// axes of role `Model` only have the same.
+    /// Returns a rank's number among those that take different samples; ranks that differ only on
+    /// axes of role `Model` have the same number.
     #[must_use]
     pub fn data_rank(&self, rank: u32) -> u32 {
         let (mut number, mut stride) = (0, 1);
@@ -330,7 +330,7 @@ impl DeviceMesh {
         number
     }
 
-    /// Whether a rank is the first of those that take the same samples.
+    /// Returns whether a rank is the first of those that take the same samples.
     #[must_use]
     pub fn leads_samples(&self, rank: u32) -> bool {
         let mut axes = AxisSet::MODEL.iter();
@@ -345,8 +345,7 @@ impl DeviceMesh {
             .collect()
     }
 
-    /// Returns the ranks that communicate over a set of axes. Nothing where they are not evenly
-    /// spaced.
+    /// Returns the ranks that communicate over a set of axes; `None` if they are not evenly spaced.
     #[must_use]
     pub fn group(&self, over: AxisSet) -> Option<RankGroup> {
         let mut axes: Vec<&MeshAxis> = over.iter().map(|a| self.axis(a)).collect();
@@ -364,9 +363,9 @@ impl DeviceMesh {
     }
 }
 
-/// What a digest has of a mesh: its ranks and its data-parallel axes, and other axes only where
-/// they have more than one rank. Programs keep the digests from before there were others. A part of
-/// an axis is in the communicators that use it.
+/// Writes what a digest contains of a mesh: its ranks and its data-parallel axes, and other axes
+/// only if they have more than one rank. Programs keep the digests from before there were other
+/// axes. A part of an axis is in the communicators that use it.
 impl Serialize for DeviceMesh {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         let mut out = to.serialize_struct("DeviceMesh", AXES.len() + 1)?;
@@ -383,13 +382,13 @@ impl Serialize for DeviceMesh {
     }
 }
 
-/// Ranks that communicate: every `stride`-th, `size` of them. The ranks of a mesh fall into groups
-/// of one kind.
+/// Ranks that communicate: every `stride`-th, `size` of them. The ranks of a mesh form groups of
+/// one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct RankGroup {
     /// Ranks in a group.
     pub size: u32,
-    /// Distance between neighbours, in ranks.
+    /// Distance between adjacent members, in ranks.
     pub stride: u32,
 }
 
@@ -407,7 +406,7 @@ impl RankGroup {
         rank / self.stride.max(1) % self.size.max(1)
     }
 
-    /// Returns the most nodes of `gpus_per_node` ranks that one group spans.
+    /// Returns the maximum number of nodes of `gpus_per_node` ranks that one group spans.
     #[must_use]
     pub fn nodes(self, world: u32, gpus_per_node: u32) -> u32 {
         let (size, stride) = (self.size.max(1), self.stride.max(1));
@@ -427,14 +426,14 @@ impl RankGroup {
     }
 }
 
-/// How data lies on an axis.
+/// Placement of data on an axis.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Placement {
     /// Every rank has all of it.
     #[default]
     Replicate,
-    /// Every rank has a summand of it.
+    /// Every rank has a partial sum of it.
     Partial,
     /// Every rank has a slice of the flat buffer.
     Flat,
@@ -442,7 +441,7 @@ pub enum Placement {
     Shard(u8),
 }
 
-/// Placements by axis: whatever is not said is replicated.
+/// Placements by axis; the default is replicated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 pub struct Placements([Placement; AXES.len()]);
 
@@ -476,7 +475,7 @@ impl Placements {
         self.axes(|p| matches!(p, Placement::Flat | Placement::Shard(_)))
     }
 
-    /// Whether every rank has all of it.
+    /// Returns whether every rank has all of it.
     #[must_use]
     pub fn replicated(&self) -> bool {
         *self == Self::REPLICATED
@@ -522,7 +521,8 @@ mod tests {
         let mesh = DeviceMesh::data_parallel(1, 3);
         let both = mesh.group(AxisSet::DATA).unwrap();
         assert_eq!(both, RankGroup { size: 3, stride: 1 });
-        // Neighbours on the part, then every fourth rank: the ranks between are in other groups.
+        // Adjacent ranks on the part, then every fourth rank: the ranks between are in other
+        // groups.
         let mesh = DeviceMesh::new(&[
             (AxisId::DP_SHARD, 4),
             (AxisId::DP_OUTER, 2),
@@ -547,14 +547,14 @@ mod tests {
     fn nodes_of_the_widest_group() {
         let nodes =
             |size, stride, world, per_node| RankGroup { size, stride }.nodes(world, per_node);
-        // Four groups of 6 on three nodes of 8: ranks 6 to 11 lie on two.
+        // Four groups of 6 on three nodes of 8: ranks 6 to 11 span two.
         assert_eq!(nodes(6, 1, 24, 8), 2);
         assert_eq!(nodes(6, 1, 6, 8), 1);
         assert_eq!(nodes(8, 1, 24, 8), 1);
         assert_eq!(nodes(4, 1, 24, 8), 1);
         assert_eq!(nodes(16, 1, 32, 8), 2);
         assert_eq!(nodes(12, 1, 24, 8), 2);
-        // The outer axis: neighbours on a node, one rank a node, and both.
+        // The outer axis: adjacent ranks on a node, one rank per node, and both.
         assert_eq!(nodes(2, 4, 8, 8), 1);
         assert_eq!(nodes(4, 8, 32, 8), 4);
         assert_eq!(nodes(4, 6, 24, 8), 3);

@@ -5,7 +5,7 @@ use serde::Serialize;
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// What a module is, as far as units, compile modes and capture scopes care.
+/// Kind of a module, for units, compile modes and capture scopes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ModuleKind {
@@ -47,18 +47,19 @@ pub struct Param {
     pub name: String,
     /// Every module that owns it; more than one when tied. The first is the registering module.
     pub modules: SmallVec<[ModuleId; 2]>,
-    /// Shape of what one rank has of it, dimension 0 first.
+    /// Shape of one rank's part, dimension 0 first.
     pub shape: Shape,
-    /// How it lies on the axes that divide the model. (What data parallelism does to it depends on
+    /// Placement on the axes that divide the model. (Data parallelism divides it by the layout of
     /// its group.)
     #[serde(skip_serializing_if = "Placements::replicated")]
     pub placements: Placements,
     /// Whether it is trained.
     pub requires_grad: bool,
-    /// Values before the first step. No part of the program: digests do not depend on it.
+    /// Values before the first step. They are not part of the program: digests do not depend on
+    /// them.
     #[serde(skip)]
     pub init: Init,
-    /// Where Hugging Face's code has it; `None` for families without such a form. No part of the
+    /// Name in Hugging Face's code; `None` for families without such a form. It is not part of the
     /// program either.
     #[serde(skip)]
     pub hf: Option<HfName>,
@@ -90,7 +91,7 @@ pub struct HfName {
 }
 
 impl Param {
-    /// Returns the dimensions that ranks have slices of, with the axes along which they do.
+    /// Returns the dimensions of which ranks have slices, with the axes that divide them.
     fn slices(&self) -> impl Iterator<Item = (AxisId, usize)> {
         let placements = self.placements;
         AxisId::ALL
@@ -111,14 +112,14 @@ impl Param {
         shape
     }
 
-    /// Number of elements of the whole parameter.
+    /// Returns the number of elements of the whole parameter.
     #[must_use]
     pub fn full_numel(&self, mesh: &DeviceMesh) -> u64 {
         self.full_shape(mesh).iter().product()
     }
 
-    /// Returns where elements that a rank has lie in the whole parameter: runs of neighbours, each
-    /// with its first element among the rank's.
+    /// Returns the position of a rank's elements in the whole parameter: contiguous runs, each with
+    /// its first element in the rank's part.
     #[must_use]
     pub fn full_ranges(
         &self,
@@ -157,13 +158,14 @@ impl Param {
         out
     }
 
-    /// Number of elements that one rank has.
+    /// Returns the number of elements that one rank has.
     #[must_use]
     pub fn numel(&self) -> u64 {
         self.shape.iter().product()
     }
 
-    /// Elements of one row: the product of all dimensions but the first (1 for a vector).
+    /// Returns the number of elements of one row: the product of all dimensions but the first (1
+    /// for a vector).
     #[must_use]
     pub fn row(&self) -> u64 {
         self.shape.iter().skip(1).product()
@@ -193,7 +195,7 @@ mod tests {
         let on = |dim| Placements::REPLICATED.with(AxisId::TP, Placement::Shard(dim));
         let rows = param(&[2, 3], on(0));
         assert_eq!(rows.full_shape(&mesh).as_slice(), [4, 3]);
-        // Ranks 1 and 3 differ on the data-parallel axis only.
+        // Ranks 1 and 3 differ only on the data-parallel axis.
         for rank in [1, 3] {
             assert_eq!(rows.full_ranges(&mesh, rank, 1..6), [(1, 7..12)]);
         }

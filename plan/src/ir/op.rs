@@ -5,10 +5,10 @@
 //! Arithmetic is done in float32 (or wider) and rounded to the output's dtype. "Rows" of a tensor
 //! are all its dimensions but the last, flattened.
 //!
-//! This is the only list of operations. What the planner knows of one is its
-//! [`OpDef`](crate::ops::OpDef) in `ops/<family>.rs`; what computes it is in the `exec` crate, in
-//! `kernels/ops/<family>.rs`. Both dispatch through [`match_op!`](crate::match_op): an operation
-//! that lacks a part does not compile.
+//! This is the only list of operations. The planner's definition of an operation is its
+//! [`OpDef`](crate::ops::OpDef) in `ops/<family>.rs`; the code that computes it is in the `exec`
+//! crate, in `kernels/ops/<family>.rs`. Both dispatch through [`match_op!`](crate::match_op): an
+//! operation that lacks a part does not compile.
 
 use super::{Real, ShardOp};
 use serde::Serialize;
@@ -70,8 +70,8 @@ macro_rules! ops {
             ];
         }
 
-        /// Evaluates an expression with `op` bound to a reference to the struct of the operation
-        /// that `kind`, an `&OpKind`, is: `match_op!(kind, op => op.name())`.
+        /// Evaluates an expression with `op` bound to a reference to the struct of the operation of
+        /// `kind`, an `&OpKind`: `match_op!(kind, op => op.name())`.
         #[macro_export]
         macro_rules! match_op {
             ($d kind:expr, $d op:ident => $d body:expr) => {
@@ -119,8 +119,8 @@ macro_rules! op_value {
 
 ops! {
     $
-    /// `a, b[, bias] -> c`: matmul. `a` is read as rows x last dimension and transposed
-    /// when `ta`; `b` likewise with `tb`; `bias` is added to every row of `c`.
+    /// `a, b[, bias] -> c`: matmul. `a` is read as rows x last dimension and transposed when `ta`,
+    /// and `b` when `tb`; `bias` is added to every row of `c`.
     Gemm {
         /// `a` is stored as inner x m.
         ta: bool = false,
@@ -166,10 +166,10 @@ ops! {
     };
     /// `ids, table -> rows`: row `ids[i]` of the table for each `i`.
     Embedding;
-    /// `d_rows, ids, d_table -> d_table`: adds row `i` of `d_rows` to row `ids[i]`, in place.
-    /// Without the third operand to a table of zeros.
+    /// `d_rows, ids, d_table -> d_table`: adds row `i` of `d_rows` to row `ids[i]`, in place;
+    /// without the third operand, to a table of zeros.
     EmbeddingGrad;
-    /// `x, w -> y, rstd`: `y = x * rstd * w`, `rstd = 1 / sqrt(mean(x^2) + eps)` a row (float32).
+    /// `x, w -> y, rstd`: `y = x * rstd * w`, `rstd = 1 / sqrt(mean(x^2) + eps)` per row (float32).
     RmsNorm {
         /// Epsilon.
         eps: Real = Real(1e-5),

@@ -1,35 +1,35 @@
-//! What the kernels that sharding adds compute.
+//! Operations of the kernels that sharding adds.
 
 use super::Real;
 use serde::Serialize;
 
-/// A gradient that ranks have exchanged and nobody has added up: laid out `[rank][element]`, the
-/// pieces of an element are added in rank order in float32, each multiplied by the factor first, as
+/// A gradient that ranks have exchanged but not yet summed, laid out `[rank][element]`. The pieces
+/// of an element are multiplied by the factor and added in rank order in float32, as
 /// [`ShardOp::SumPieces`] does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Pieces {
-    /// Pieces of an element.
+    /// Number of pieces per element.
     pub ranks: u32,
-    /// What every piece is multiplied by.
+    /// Factor of every piece.
     pub factor: Real,
 }
 
 /// Operation of a sharding kernel. It works on the launch's byte ranges as they are, with the
-/// dtypes of their buffers; reads and writes pair up in order unless stated. The kernel's body
-/// names no slots.
+/// dtypes of their buffers; reads and writes pair up in order unless stated otherwise. The kernel's
+/// body names no slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ShardOp {
-    /// Copies or casts: the reads, one after another, become the writes, one after another.
+    /// Copies or casts: the concatenated reads become the concatenated writes.
     Copy,
-    /// Likewise, many small ranges in one kernel.
+    /// The same for many small ranges in one kernel.
     MultiCopy,
-    /// One read, laid out `[rank][parameter]` in padded shards, to one write a parameter.
+    /// One read, laid out `[rank][parameter]` in padded shards, to one write per parameter.
     CopyOut {
         /// Ranks.
         ranks: u32,
     },
-    /// One read a gradient (unpadded), to one write laid out `[rank][parameter]` in shards padded
+    /// One read per gradient (unpadded), to one write laid out `[rank][parameter]` in shards padded
     /// with zeros; casts.
     ChunkCat {
         /// Ranks.
@@ -52,15 +52,15 @@ pub enum ShardOp {
     ClipScale,
     /// Writes 1 to a scalar if a read holds a NaN, else 0.
     NanCheck,
-    /// AdamW on weight, gradient, first and second moment, tensor after tensor (reads), writing
-    /// weight and moments. Where a tensor names no moments, it goes on with those named before. A
-    /// last read that is a scalar is the sum of squares of the global gradient norm: clipping is
-    /// folded in.
+    /// AdamW on weight, gradient, first and second moment, tensor by tensor (reads), writing weight
+    /// and moments. A tensor without moments continues those of the previous tensor (a parameter
+    /// split over several ranges). A last read that is a scalar is the sum of squares of the global
+    /// gradient norm: clipping is fused in.
     AdamW {
-        /// Behind a tensor's other writes stand ranges that, one after another, get its new weight
-        /// too, converted.
+        /// If set, additional output ranges follow a tensor's other writes and receive its new
+        /// weight, converted.
         cast: bool,
-        /// Every gradient is in pieces.
+        /// Set if every gradient is in unreduced pieces.
         #[serde(skip_serializing_if = "Option::is_none")]
         pieces: Option<Pieces>,
     },
@@ -73,21 +73,21 @@ pub enum ShardOp {
         #[serde(skip_serializing_if = "Option::is_none")]
         pieces: Option<Pieces>,
     },
-    /// A read laid out `[rank][element]` to one sum an element: pieces are added in rank order in
-    /// float32, each multiplied by the factor first, as a reduction with that factor would. The
-    /// second half of a reduction whose first half is an all-to-all.
+    /// A read laid out `[rank][element]` to one sum per element: pieces are multiplied by the
+    /// factor and added in rank order in float32, as a reduction with that factor would do. This is
+    /// the second half of a reduction whose first half is an all-to-all.
     SumPieces {
-        /// Pieces.
+        /// Number of pieces.
         ranks: u32,
-        /// What every piece is multiplied by.
+        /// Factor of every piece.
         factor: Real,
-        /// The sum is added to the writes, in order, which are reads too.
+        /// Whether the sum is added to the writes, which are reads too.
         accumulate: bool,
     },
 }
 
 impl ShardOp {
-    /// Name of the kernel.
+    /// Returns the name of the kernel.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

@@ -1,10 +1,10 @@
-//! What the tensors of a micro-batch are stored in, before sharding.
+//! Storages of a micro-batch's tensors, before sharding.
 
 use super::{ConstId, DType, ModuleId, ParamId, StorageId};
 use crate::units::Bytes;
 use serde::Serialize;
 
-/// What a storage holds, for the composition of a memory peak.
+/// Contents of a storage, for the breakdown of a memory peak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StorageRole {
@@ -12,7 +12,7 @@ pub enum StorageRole {
     Saved,
     /// Lives within forward or within backward.
     Temporary,
-    /// Logits and their relatives in the loss.
+    /// Logits and tensors of their shape in the loss.
     Logits,
     /// Gradient with respect to an activation.
     ActivationGrad,
@@ -40,7 +40,8 @@ pub struct Const {
     pub bytes: Bytes,
     /// Element type.
     pub dtype: DType,
-    /// A fresh buffer every micro-batch (tokens, labels) instead of one for the whole run (tables).
+    /// Whether every micro-batch has a fresh buffer (tokens, labels) instead of one for the whole
+    /// run (tables).
     pub per_micro_batch: bool,
 }
 
@@ -61,7 +62,7 @@ pub enum Source {
 /// A byte range that a kernel touches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Operand {
-    /// What.
+    /// Source.
     pub source: Source,
     /// First byte within it.
     pub offset: u64,

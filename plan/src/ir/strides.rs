@@ -3,10 +3,10 @@
 use super::Shape;
 use smallvec::SmallVec;
 
-/// Strides in elements, one a dimension.
+/// Strides in elements, one per dimension.
 pub(crate) type Strides = SmallVec<[u64; 4]>;
 
-/// Row-major strides.
+/// Returns row-major strides.
 pub(crate) fn contiguous(shape: &[u64]) -> Strides {
     let mut strides: Strides = SmallVec::from_elem(1, shape.len());
     for i in (0..shape.len().saturating_sub(1)).rev() {
@@ -15,7 +15,7 @@ pub(crate) fn contiguous(shape: &[u64]) -> Strides {
     strides
 }
 
-/// Whether the elements lie in row-major order without gaps (strides of dimensions of size 1 do not
+/// Returns whether the elements are row-major without gaps (strides of dimensions of size 1 do not
 /// matter).
 pub(crate) fn is_contiguous(shape: &[u64], strides: &[u64]) -> bool {
     let mut expected = 1;
@@ -30,11 +30,11 @@ pub(crate) fn is_contiguous(shape: &[u64], strides: &[u64]) -> bool {
     true
 }
 
-/// Dense strides whose order of dimensions is that of `strides`, as PyTorch's TensorIterator sorts
-/// them: broadcast dimensions keep their place and are looked past, of equal strides the longer
-/// dimension is the outer one.
+/// Returns dense strides whose order of dimensions is that of `strides`, as PyTorch's
+/// TensorIterator sorts them: broadcast dimensions keep their place and are skipped; of equal
+/// strides the longer dimension is the outer one.
 pub(crate) fn dense_like(shape: &[u64], strides: &[u64]) -> Strides {
-    // Innermost first; an insertion sort that goes on behind what it cannot compare.
+    // Innermost first; an insertion sort that continues past dimensions that it cannot compare.
     let mut order: SmallVec<[usize; 4]> = (0..shape.len()).rev().collect();
     for i in 1..order.len() {
         let mut at = i;
@@ -61,7 +61,7 @@ pub(crate) fn dense_like(shape: &[u64], strides: &[u64]) -> Strides {
     out
 }
 
-/// Strides of the same memory seen with another shape, or `None` when that needs a copy.
+/// Returns the strides of the same memory seen with another shape, or `None` if that needs a copy.
 pub(crate) fn view(shape: &[u64], strides: &[u64], to: &[u64]) -> Option<Strides> {
     if is_contiguous(shape, strides) {
         return Some(contiguous(to));
@@ -95,7 +95,8 @@ pub(crate) fn view(shape: &[u64], strides: &[u64], to: &[u64]) -> Option<Strides
     (t == 0).then_some(out)
 }
 
-/// Strides that broadcast `shape` to `to` (right-aligned), zero where a dimension is repeated.
+/// Returns strides that broadcast `shape` to `to` (right-aligned), zero where a dimension is
+/// repeated.
 pub(crate) fn broadcast(shape: &[u64], strides: &[u64], to: &[u64]) -> Strides {
     let lead = to.len() - shape.len();
     let mut out: Strides = SmallVec::from_elem(0, to.len());
@@ -109,7 +110,7 @@ pub(crate) fn broadcast(shape: &[u64], strides: &[u64], to: &[u64]) -> Strides {
     out
 }
 
-/// Elements from the first to the last one touched, both included.
+/// Returns the number of elements from the first to the last one touched, inclusive.
 pub(crate) fn extent(shape: &[u64], strides: &[u64]) -> u64 {
     shape
         .iter()
@@ -119,7 +120,7 @@ pub(crate) fn extent(shape: &[u64], strides: &[u64]) -> u64 {
         + 1
 }
 
-/// Number of distinct elements: broadcast dimensions count once.
+/// Returns the number of distinct elements: broadcast dimensions count once.
 pub(crate) fn distinct(shape: &[u64], strides: &[u64]) -> u64 {
     shape
         .iter()
@@ -128,7 +129,7 @@ pub(crate) fn distinct(shape: &[u64], strides: &[u64]) -> u64 {
         .product()
 }
 
-/// A shape from a slice.
+/// Makes a shape from a slice.
 pub(crate) fn shape(dims: &[u64]) -> Shape {
     SmallVec::from_slice(dims)
 }
@@ -181,7 +182,7 @@ mod tests {
         );
     }
 
-    /// Dimensions of size 1 and broadcast ones do not part those beside them; expected strides
+    /// Dimensions of size 1 and broadcast ones do not separate those next to them; expected strides
     /// derived from `reorder_dimensions` by hand.
     #[test]
     fn dense_layout_looks_past_dimensions_that_say_nothing() {

@@ -11,17 +11,17 @@ use crate::program::Rule;
 /// Gradient of one parameter.
 #[derive(Clone, Copy, Debug, Default)]
 struct Grad {
-    /// What this backward has made, until somebody takes it.
+    /// Gradient of this backward, until it is taken.
     live: Option<BufferId>,
     /// Sum of the micro-batches that were not reduced (`unsharded_accumulated_grad`, or `.grad`
-    /// itself where dtypes agree).
+    /// itself if dtypes agree).
     sum: Option<BufferId>,
-    /// Buffers of the compute dtype and of sums, once made. Where dtypes agree a first
-    /// micro-batch's gradient becomes the sum: the next ones need another buffer.
+    /// Buffers of the compute dtype and of sums, once made. If dtypes agree, a first micro-batch's
+    /// gradient becomes the sum, and the next ones need another buffer.
     made: [Option<BufferId>; 2],
 }
 
-/// Which parameters have a gradient now, and the buffers that hold them in every micro-batch.
+/// Parameters that have a gradient now, and the buffers that hold them in every micro-batch.
 #[derive(Clone, Debug)]
 pub(crate) struct AutogradGrads {
     grads: Vec<Grad>,
@@ -54,7 +54,7 @@ impl AutogradGrads {
         })
     }
 
-    /// Where a kernel writes the gradient of `p`; allocated if there is none.
+    /// Returns where a kernel writes the gradient of `p`; allocates it if there is none.
     pub(crate) fn location(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location {
         let dtype = out.inputs.types.compute;
         let grad = self.grads[p.index()];
@@ -72,7 +72,7 @@ impl AutogradGrads {
         }
     }
 
-    /// A gradient of the dtype of sums is complete: autograd adds it to what earlier micro-batches
+    /// Completes a gradient of the dtype of sums: autograd adds it to what earlier micro-batches
     /// have left.
     pub(crate) fn accumulate_alike(&mut self, out: &mut Emitter<'_>, p: ParamId) {
         if self.sums == out.inputs.types.compute {
@@ -80,7 +80,7 @@ impl AutogradGrads {
         }
     }
 
-    /// Adds the gradient to what earlier micro-batches have left, if they have
+    /// Adds the gradient to what earlier micro-batches have left, if any
     /// (`accumulate_unsharded_grad_if_needed`).
     pub(crate) fn accumulate(&mut self, out: &mut Emitter<'_>, p: ParamId) {
         let grad = &mut self.grads[p.index()];

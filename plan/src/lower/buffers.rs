@@ -9,7 +9,7 @@ use crate::program::Rule;
 /// Buffers of the tape, made once and used by every micro-batch.
 pub(crate) struct TapeBuffers {
     pub(super) storages: Vec<BufferId>,
-    /// By constant: one buffer, or one per micro-batch.
+    /// Buffers of each constant: one, or one per micro-batch.
     pub(super) consts: Vec<Vec<BufferId>>,
     /// Bases of library workspaces, allocated in the first step.
     pub(super) workspaces: Vec<BufferId>,
@@ -92,12 +92,12 @@ impl TapeBuffers {
         }
     }
 
-    /// Buffer of a storage.
+    /// Returns the buffer of a storage.
     pub(crate) fn storage(&self, s: StorageId) -> BufferId {
         self.storages[s.index()]
     }
 
-    /// Tables that live for the whole run.
+    /// Allocates tables that live for the whole run.
     pub(crate) fn init(&self, out: &mut Emitter<'_>) {
         for (c, ids) in out.inputs.tape.consts.iter().zip(&self.consts) {
             if !c.per_micro_batch {
@@ -107,7 +107,7 @@ impl TapeBuffers {
     }
 }
 
-/// Unit that each module's parameters would belong to.
+/// Returns the unit that each module's parameters would belong to.
 pub(super) fn unit_of_module(inputs: &LoweringInputs<'_>) -> Vec<UnitId> {
     let mut own = vec![None; inputs.tape.modules.len()];
     for (u, unit) in inputs.units.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Emission of instructions: which rule emits them, which events they share.
+//! Emits instructions with the rule behind them, and shares events.
 
 use crate::ir::{
     Access, Buffer, BufferId, CollectiveKind, CommId, CopyKind, DType, EventId, Holds,
@@ -11,7 +11,7 @@ use crate::units::Bytes;
 use smallvec::{SmallVec, smallvec};
 use std::ops::Range;
 
-/// What a new buffer is.
+/// Properties of a new buffer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NewBuffer {
     pub(crate) role: Role,
@@ -35,8 +35,8 @@ pub(crate) struct CollectiveLaunch {
     pub(crate) parts: SmallVec<[Part; 1]>,
 }
 
-/// The growing program. Instructions that the first step alone has are marked, and an event stands
-/// for everything up to the next launch on its stream.
+/// The growing program. It marks instructions that only the first step has, and reuses an event
+/// until more work is issued on its stream.
 #[derive(Debug)]
 pub(crate) struct Builder {
     core: ProgramBuilder,
@@ -166,7 +166,7 @@ impl Builder {
         self.work(rule, stream, op);
     }
 
-    /// Emits work on a stream, which no event recorded before stands for.
+    /// Emits work on a stream, after which earlier events no longer cover the stream.
     fn work(&mut self, rule: Rule, stream: StreamId, op: Op) {
         self.fresh[stream.index()] = None;
         self.emit(rule, op);
@@ -201,7 +201,7 @@ impl Builder {
         self.work(rule, stream, Op::Copy { id, stream });
     }
 
-    /// Returns an event after everything issued on `stream` so far; reuses the last one when nothing
+    /// Returns an event after everything issued on `stream` so far; reuses the last one if nothing
     /// has been issued since.
     pub(crate) fn record(&mut self, rule: Rule, stream: StreamId) -> EventId {
         if let Some(event) = self.fresh[stream.index()] {

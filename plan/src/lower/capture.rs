@@ -22,7 +22,7 @@ pub(super) fn fix_addresses(program: &mut Program) {
     }
 }
 
-/// Whether one of the scopes is this kind of module.
+/// Returns whether one of the scopes is this kind of module.
 pub(super) fn captured(scopes: &[Scope], kind: ModuleKind) -> bool {
     match kind {
         ModuleKind::Attention => scopes.contains(&Scope::Attn),

@@ -16,7 +16,7 @@ pub(crate) struct Emitter<'a> {
     kernels: Kernels,
     /// Transients of groups, by role and stream.
     pub(crate) made: HashMap<(Role, GroupId, StreamId), BufferId>,
-    /// Memory that kernels need next to their operands while they run, by name and size.
+    /// Memory that kernels need in addition to their operands while they run, by name and size.
     scratch: HashMap<(&'static str, u64), BufferId>,
 }
 
@@ -101,7 +101,7 @@ impl<'a> Emitter<'a> {
         })
     }
 
-    /// Returns memory of the compute stream that a kernel needs next to its operands, to be
+    /// Returns memory of the compute stream that a kernel needs in addition to its operands, to be
     /// allocated and freed around its launch.
     pub(crate) fn scratch(&mut self, name: &'static str, bytes: u64) -> BufferId {
         if let Some(id) = self.scratch.get(&(name, bytes)) {

@@ -1,8 +1,8 @@
-//! How engines differ where the shared machinery serves several.
+//! Differences between engines, for the machinery that serves several.
 
 use crate::ir::DType;
 
-/// What a policy's engine does in its own way, whatever its schedule.
+/// Properties of a policy's engine that do not depend on its schedule.
 pub(crate) struct Engine {
     /// Whether a framework runs on the host: its dispatch, hooks and optimizer take host time, and
     /// the optimizer keeps a step counter per tensor on the device.
@@ -13,20 +13,20 @@ pub(crate) struct Engine {
     /// Whether a gradient norm that is only reported is computed after the updates, so that it does
     /// not delay them.
     pub(crate) late_norm: bool,
-    /// Whether sharded gradients live from the first reduction of a step to its optimizer only.
+    /// Whether sharded gradients live only from the first reduction of a step to its optimizer.
     pub(crate) frees_gradients: bool,
     /// Why workspaces of libraries (cuBLAS, attention's backward) do not come from PyTorch's
     /// allocator, for an engine that plans them itself.
     pub(crate) own_workspaces: Option<&'static str>,
-    /// Whether persistent memory is planned too, where transient memory is.
+    /// Whether persistent memory is planned too, if transient memory is.
     pub(crate) plans_persistent: bool,
     /// Whether parameters stay sharded with every strategy, as torch's do: its ZeRO-2 is its ZeRO-3
     /// without resharding.
     pub(crate) shards_params: bool,
-    /// Whether main weights have a buffer even where compute weights have their dtype.
+    /// Whether main weights have a buffer even if compute weights have their dtype.
     pub(crate) separate_main_params: bool,
     /// Whether the outer axis reduces a copy of the gradient in the communication dtype
-    /// (`hsdp_comm_gbuf`), and a queue frees such copies; other engines reduce the gradient itself.
+    /// (`hsdp_comm_gbuf`), which a queue frees. Other engines reduce the gradient itself.
     pub(crate) copies_for_comm: bool,
     /// Whether a collective multiplies gradients of a dtype before it adds them (`PremulSum`).
     pub(crate) premultiplies: fn(DType) -> bool,
@@ -36,7 +36,7 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// Whether workspaces of libraries come from PyTorch's allocator on this hardware.
+    /// Returns whether workspaces of libraries come from PyTorch's allocator on this hardware.
     pub(crate) fn allocates_workspaces(&self, hardware: &str) -> bool {
         self.own_workspaces.is_none() && hardware != "cpu"
     }

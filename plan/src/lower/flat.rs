@@ -31,9 +31,9 @@ use std::collections::BTreeMap;
 pub(crate) struct GroupState {
     /// Persistent W: the shard, or all of it; `None` when every parameter has a separate buffer.
     pub(crate) weight: Option<BufferId>,
-    /// W of a group that no axis shards: native parameters.
+    /// W of a group that no axis shards: the model's own parameters.
     pub(crate) params: Vec<BufferId>,
-    /// M, where it is not W itself.
+    /// M, if it is not W itself.
     pub(crate) main: Option<BufferId>,
     /// Persistent G.
     pub(crate) grad: Option<Access>,
@@ -41,8 +41,8 @@ pub(crate) struct GroupState {
     pub(crate) moments: Option<Moments>,
     /// Gathered weights.
     pub(crate) full: Option<BufferId>,
-    /// What the inner axis has left of the gradient, in the communication dtype, while the outer
-    /// axis reduces it: policy megatron, where that is not the dtype of G (`hsdp_comm_gbuf`). Other
+    /// Result of the inner reduction of the gradient, in the communication dtype, while the outer
+    /// axis reduces it: policy megatron, if that is not the dtype of G (`hsdp_comm_gbuf`). Other
     /// policies reduce G itself.
     pub(crate) outer_comm: Option<BufferId>,
     /// S.
@@ -54,11 +54,11 @@ pub(crate) struct Flat {
     pub(crate) comms: Comms,
     pub(crate) streams: CommStreams,
     pub(crate) groups: Vec<GroupState>,
-    /// Host buffers of what is offloaded, by device buffer.
+    /// Host buffers of offloaded state, by device buffer.
     pub(super) host_copies: BTreeMap<BufferId, BufferId>,
     /// Streams to and from the host.
     pub(super) host: Option<(StreamId, StreamId)>,
-    /// Buffer behind the groups' G, where one allocation holds them all.
+    /// Buffer of all groups' G, if one allocation holds them.
     grad_arena: Option<BufferId>,
     w: DType,
     g: DType,
@@ -183,7 +183,7 @@ impl Flat {
         state
     }
 
-    /// Elements of M and of each moment.
+    /// Returns the number of elements of M and of each moment.
     fn optimizer_numel(&self, inputs: &LoweringInputs<'_>, numel: u64) -> u64 {
         let inner = if placements::optim_sharded(inputs.strategy) {
             numel / self.inner
@@ -227,16 +227,16 @@ impl Flat {
         self.grad_arena = Some(arena);
     }
 
-    /// Whether G lives from the first reduction of a step to its optimizer only: a sharded one of
-    /// the native engine, which needs no separate buffer while the step's activations are at their
-    /// largest. (Megatron-FSDP keeps its gradients; an offloaded one is kept in host memory; one
-    /// that is not sharded is what backward writes.)
+    /// Returns whether G lives only from the first reduction of a step to its optimizer: a sharded
+    /// G of the native engine, so that no buffer is allocated while the step's activations are at
+    /// their largest. (Megatron-FSDP keeps its gradients; an offloaded G is kept in host memory;
+    /// one that is not sharded is what backward writes.)
     pub(crate) fn grads_of_a_step(&self, inputs: &LoweringInputs<'_>) -> bool {
         let fsdp = &inputs.scenario.fsdp;
         inputs.engine.frees_gradients && self.grad_sharded && !fsdp.offload.grads
     }
 
-    /// Section `Init`: W and M of every group, and G where it outlives a step.
+    /// Emits section `Init`: W and M of every group, and G if it outlives a step.
     pub(crate) fn init(&self, out: &mut Emitter<'_>) {
         for (i, state) in self.groups.iter().enumerate() {
             out.b
@@ -271,9 +271,9 @@ impl Flat {
         &self.groups[g.index()]
     }
 
-    /// Whether weights of a unit must be gathered in this pass: always for sharded weights, on the
-    /// first micro-batch where the optimizer updated only a shard of replicated ones (ZeRO-1,
-    /// ZeRO-2).
+    /// Returns whether weights of a unit must be gathered in this pass: always for sharded weights,
+    /// and on the first micro-batch for replicated ones of which the optimizer updated only a shard
+    /// (ZeRO-1, ZeRO-2).
     pub(crate) fn gathers(&self, inputs: &LoweringInputs<'_>, first_micro_batch: bool) -> bool {
         self.weight_sharded || (first_micro_batch && placements::optim_sharded(inputs.strategy))
     }
@@ -290,7 +290,7 @@ impl Flat {
         self.c
     }
 
-    /// Full weight of a parameter.
+    /// Returns the full weight of a parameter.
     pub(crate) fn weight(&self, inputs: &LoweringInputs<'_>, p: ParamId) -> Location {
         let (g, i) = inputs.home[p.index()];
         let state = self.state(g);
@@ -315,8 +315,8 @@ impl Flat {
         }
     }
 
-    /// Outer all-gather of a group's W shard (HFSDP, once per step); leaves the gather stream
-    /// waiting for it.
+    /// Gathers a group's W shard over the outer axis (HFSDP, once per step); leaves the gather
+    /// stream waiting for it.
     fn gather_outer(&self, out: &mut Emitter<'_>, g: GroupId) {
         let (Some(comm), Some(rest)) = (self.comms.outer, self.state(g).weight) else {
             return;
@@ -346,8 +346,8 @@ impl Flat {
     }
 
     /// Issues the gather of a group on the gather stream; the caller has allocated `full` and
-    /// placed the gates. `stale`: the outer axis has not refreshed the shard since its ranks
-    /// updated their parts.
+    /// placed the gates. `stale` says that the outer axis has not refreshed the shard since its
+    /// ranks updated their parts.
     pub(crate) fn gather(
         &self,
         out: &mut Emitter<'_>,
@@ -396,8 +396,8 @@ impl Flat {
         let Some(comm) = comm else { return };
         let stream = self.streams.gather;
         if from.is_none() {
-            // Its own part only: the outer axis has refreshed that, the others' parts are as old as
-            // the last step.
+            // Only its own part: the outer axis has refreshed that, while the others' parts are as
+            // old as the last step.
             self.nan_check(out, stream, g, part.input);
         }
         out.b.collective(CollectiveLaunch {

@@ -1,4 +1,4 @@
-//! What lowering starts from: the scenario, its tape, units and groups, and what follows from them.
+//! Inputs of lowering: the scenario, its tape, units and groups, and what follows from them.
 
 use super::engine::Engine;
 use crate::compile::tape::{Tape, TapeOp};
@@ -10,12 +10,12 @@ use crate::program::ProgramMeta;
 use crate::recipes::{self, ParamTypes};
 use crate::shard::{Group, Layout, UnitSpec, placements};
 
-/// A unit with everything a policy asks about it.
+/// A unit with its properties for policies.
 #[derive(Clone, Debug)]
 pub(crate) struct UnitPlan {
     pub(crate) spec: UnitSpec,
     pub(crate) groups: Vec<GroupId>,
-    /// Full weights are freed after forward.
+    /// Whether full weights are freed after forward.
     pub(crate) reshards: bool,
     /// Elements of its full buffers.
     pub(crate) numel: u64,
@@ -23,7 +23,7 @@ pub(crate) struct UnitPlan {
     pub(crate) params: u16,
 }
 
-/// Where on the tape a unit's hooks fire.
+/// Hooks of units that fire at a module.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Hooks {
     /// Unit whose forward starts when this module is entered (and whose backward ends when it is
@@ -34,11 +34,11 @@ pub(crate) struct Hooks {
     pub(crate) last_of: Option<UnitId>,
 }
 
-/// What lowering starts from: the scenario and what follows from it. Policies only read it.
+/// Inputs of lowering: the scenario and what follows from it. Policies only read it.
 pub(crate) struct LoweringInputs<'a> {
     pub(crate) scenario: &'a Scenario,
     pub(crate) engine: &'a Engine,
-    /// Element types of what is kept and sent for parameters.
+    /// Element types in which parameters' state is kept and sent.
     pub(crate) types: ParamTypes,
     pub(crate) tape: &'a Tape,
     pub(crate) units: Vec<UnitPlan>,
@@ -185,7 +185,8 @@ impl<'a> LoweringInputs<'a> {
         &self.groups[g.index()]
     }
 
-    /// Axes that divide the model along which ranks have other parameters in this group.
+    /// Returns the axes that divide the model along which ranks have different parameters in this
+    /// group.
     pub(crate) fn divided(&self, g: GroupId) -> AxisSet {
         let first = self.group(g).params[0];
         self.tape.params[first.index()].placements.divided()
@@ -208,7 +209,7 @@ impl<'a> LoweringInputs<'a> {
         (0..self.groups.len() as u16).map(GroupId)
     }
 
-    /// First element of a parameter within its group's flat buffer.
+    /// Returns the first element of a parameter within its group's flat buffer.
     pub(crate) fn flat_offset(&self, p: ParamId) -> u64 {
         let (g, i) = self.home[p.index()];
         match &self.group(g).layout {
@@ -217,7 +218,7 @@ impl<'a> LoweringInputs<'a> {
         }
     }
 
-    /// Ranks that average a gradient.
+    /// Returns the number of ranks that average a gradient.
     pub(crate) fn data_ranks(&self) -> u32 {
         self.mesh.data_ranks()
     }
@@ -227,7 +228,7 @@ impl<'a> LoweringInputs<'a> {
     }
 }
 
-/// Strategy in effect.
+/// Returns the strategy in effect.
 fn strategy(scenario: &Scenario, engine: &Engine) -> Strategy {
     if scenario.mesh.dp_shard == 1 {
         Strategy::NoShard
@@ -238,12 +239,12 @@ fn strategy(scenario: &Scenario, engine: &Engine) -> Strategy {
     }
 }
 
-/// Whether the outer axis shards the optimizer's state.
+/// Returns whether the outer axis shards the optimizer's state.
 pub(crate) fn outer_optim(scenario: &Scenario) -> bool {
     scenario.mesh.dp_outer > 1 && scenario.fsdp.outer_strategy == OuterStrategy::Optim
 }
 
-/// Whether no axis shards anything, so that every parameter keeps a buffer of its own.
+/// Returns whether no axis shards anything, so that every parameter keeps a separate buffer.
 pub(crate) fn params_apart(scenario: &Scenario, engine: &Engine) -> bool {
     strategy(scenario, engine) == Strategy::NoShard && !outer_optim(scenario)
 }
@@ -284,8 +285,8 @@ fn pools(scenario: &Scenario, engine: &Engine) -> (Pool, Pool) {
     (transient, persistent)
 }
 
-/// Units that a prefetch rule reaches from position `at` of `order`: those it returns are gathered
-/// now.
+/// Returns the units that a prefetch rule reaches from position `at` of `order`, which are to be
+/// gathered now.
 pub(crate) fn prefetch_targets(
     inputs: &LoweringInputs<'_>,
     order: &[UnitId],

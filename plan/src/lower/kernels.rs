@@ -14,7 +14,7 @@ use std::collections::HashMap;
 pub(crate) struct KernelLaunch<'a> {
     pub(crate) rule: Rule,
     pub(crate) op: ShardOp,
-    /// Elements that it works on, for its FLOPs.
+    /// Number of elements that it works on, for its FLOPs.
     pub(crate) elements: u64,
     pub(crate) dtype: DType,
     pub(crate) stream: StreamId,
@@ -38,7 +38,7 @@ const fn class(op: ShardOp) -> KernelClass {
     }
 }
 
-/// Arithmetic of one element.
+/// Returns the FLOPs per element.
 const fn flops(op: ShardOp) -> u64 {
     match op {
         ShardOp::Accumulate | ShardOp::Scale { .. } | ShardOp::ClipScale => 1,
@@ -50,7 +50,7 @@ const fn flops(op: ShardOp) -> u64 {
     }
 }
 
-/// Of a gradient that is in pieces, what adding them up takes.
+/// Returns the FLOPs per element of adding up the pieces of a gradient.
 const fn sums(pieces: Option<Pieces>) -> u64 {
     match pieces {
         Some(p) => 2 * p.ranks as u64,

@@ -2,7 +2,7 @@
 //! for them.
 //!
 //! A collective starts when the kernels issued before it are done, on a stream that its axis has
-//! for itself. Computation goes on, and waits where it first touches what the collective sends or
+//! for itself. Computation continues, and waits where it first touches what the collective sends or
 //! receives. A captured scope waits for its own collectives, and for none of others.
 
 use super::emitter::Emitter;
@@ -15,7 +15,7 @@ use crate::lower::builder::CollectiveLaunch;
 use crate::program::{Rule, StreamKind};
 use smallvec::smallvec;
 
-/// Ranks wait for one another in a collective, and computation for its result.
+/// Ranks wait for one another in a collective, and computation waits for its result.
 const PRIORITY: i8 = -1;
 
 /// Communicators and streams of the axes along which the model communicates.
@@ -80,7 +80,7 @@ impl InFlight {
         }
     }
 
-    /// Waits for collectives with operands that are touched next.
+    /// Waits for collectives whose operands are touched next.
     pub(crate) fn arrive(&mut self, out: &mut Emitter<'_>, touched: impl Fn(BufferId) -> bool) {
         self.0.retain(|(part, done)| {
             let needed = touched(part.input.buffer) || touched(part.output.buffer);

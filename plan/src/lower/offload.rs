@@ -1,9 +1,8 @@
-//! Host offload of the flat policies: state is kept in host memory and fetched to the device for
-//! its use.
+//! Host offload of the flat policies: state is kept in host memory and fetched to the device when
+//! it is used.
 //!
-//! Bytes move, objects do not: the device buffer keeps its identity and, in a pool, its address
-//! from fetch to fetch (an engine that made new tensors on reload trained weights that nobody
-//! read).
+//! The device buffer keeps its identity and, in a pool, its address from fetch to fetch. (An engine
+//! that made new tensors on reload trained weights that nothing read.)
 
 use super::builder::NewBuffer;
 use super::emitter::Emitter;
@@ -55,7 +54,7 @@ impl Flat {
         }
     }
 
-    /// Whether anything is offloaded.
+    /// Returns whether anything is offloaded.
     pub(crate) fn offloads(&self) -> bool {
         self.host.is_some()
     }

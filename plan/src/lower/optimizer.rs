@@ -33,20 +33,20 @@ pub(crate) struct Moments {
     pub(crate) second: BufferId,
     /// Step counter, where the engine keeps one per tensor on the device.
     pub(crate) step: Option<BufferId>,
-    /// It is kept in host memory: the policy fetches it to the device.
+    /// Whether it is kept in host memory; the policy then fetches it to the device.
     pub(crate) offloaded: bool,
 }
 
-/// What one optimizer launch works on.
+/// State that one optimizer launch works on.
 #[derive(Clone, Debug)]
 pub(crate) struct ShardState {
     pub(crate) unit: UnitId,
-    /// Axes that divide the model along which ranks update other parameters.
+    /// Axes that divide the model along which ranks update different parameters.
     pub(crate) divided: AxisSet,
     pub(crate) items: Vec<OptimizerItem>,
-    /// Where the launch leaves the new weights of its one item a second time, in the compute dtype.
+    /// Where the launch also writes the new weights of its one item, in the compute dtype.
     pub(crate) compute: Vec<Access>,
-    /// The gradient of its one item is in pieces.
+    /// Set if the gradient of its one item is in unreduced pieces.
     pub(crate) pieces: Option<Pieces>,
 }
 
@@ -82,14 +82,15 @@ pub(crate) fn moments(
     })
 }
 
-/// Whether the gradient norm comes after the updates: nothing waits for one that only is reported,
-/// so it must not keep the native engine's updates from overlapping with the last reductions.
+/// Returns whether the gradient norm comes after the updates. Nothing waits for a norm that is only
+/// reported, so it must not keep the native engine's updates from overlapping with the last
+/// reductions.
 pub(crate) fn late_norm(inputs: &LoweringInputs<'_>) -> bool {
     let train = &inputs.scenario.train;
     train.grad_norm && train.clip_norm <= 0.0 && inputs.engine.late_norm
 }
 
-/// Clipping and the update; the policy has reduced all gradients.
+/// Emits clipping and the update; the policy has reduced all gradients.
 pub(crate) fn step(out: &mut Emitter<'_>, life: &mut dyn Lifecycle) {
     out.b.at(UnitId(0), Phase::Clip);
     let states = life.optimizer_state(out);
@@ -138,7 +139,7 @@ pub(crate) fn make_moments(out: &mut Emitter<'_>, state: &ShardState) {
     }
 }
 
-/// The optimizer's launch over one state; `scale`: the norm by which it clips.
+/// Launches the optimizer over one state; `scale` is the norm by which it clips.
 pub(crate) fn update(
     out: &mut Emitter<'_>,
     state: &ShardState,
@@ -177,8 +178,8 @@ pub(crate) fn update(
     }
 }
 
-/// Global gradient norm: squares summed over local shards, then over the ranks that hold different
-/// ones. With `clips` the gradients are scaled by it, except where the optimizer's kernel does
+/// Emits the global gradient norm: squares summed over local shards, then over the ranks that hold
+/// different ones. With `clips` the gradients are scaled by it, unless the optimizer's kernel does
 /// that.
 fn norm(
     out: &mut Emitter<'_>,
@@ -198,7 +199,7 @@ fn norm(
     });
     out.b.alloc(Rule::Clip, norm);
     let scalar = out.b.whole(norm);
-    // Squares of what ranks have alike are added behind those that the ranks add up.
+    // Squares of parameters that all ranks have are added after those that the ranks add up.
     let mut order: Vec<usize> = (0..states.len()).collect();
     order.sort_by_key(|&n| std::cmp::Reverse(states[n].divided));
     let mut divided = order.first().map_or(AxisSet::EMPTY, |&n| states[n].divided);
@@ -272,8 +273,8 @@ fn sum_over(out: &mut Emitter<'_>, scalar: Access, axes: AxisSet) {
     });
 }
 
-/// Axes over which optimizer shards differ: the inner one where anything is sharded, both under
-/// HFSDP.
+/// Returns the axes over which optimizer shards differ: the inner one if anything is sharded, both
+/// under HFSDP.
 fn sharded_axes(inputs: &LoweringInputs<'_>) -> AxisSet {
     use crate::config::{OuterStrategy, Strategy};
     let inner = inputs.strategy != Strategy::NoShard;

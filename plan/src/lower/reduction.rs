@@ -1,5 +1,5 @@
-//! What torch's two ways of sharding reduce with: a reduce-scatter of gradients and an all-reduce
-//! over replicas behind it; and sums, which every policy makes.
+//! Reductions of torch's two ways of sharding (a reduce-scatter of gradients and an all-reduce over
+//! replicas after it), and sums, which every policy needs.
 
 use super::builder::CollectiveLaunch;
 use super::emitter::Emitter;
@@ -8,8 +8,8 @@ use crate::ir::{Access, CollectiveKind, CommId, Part, ReduceOp, ShardOp, StreamI
 use crate::program::Rule;
 use smallvec::smallvec;
 
-/// Reduces `input` into this rank's part of it, in the dtype of gradients on the wire. One rank
-/// alone copies.
+/// Reduces `input` into this rank's part of it, in the communication dtype of gradients. A single
+/// rank copies.
 pub(crate) fn scatter(
     out: &mut Emitter<'_>,
     (comm, stream): (Option<CommId>, StreamId),
@@ -70,7 +70,7 @@ pub(crate) fn all_reduce(
     });
 }
 
-/// Adds a range to others, one after another, in the dtype of these.
+/// Adds a range to others, one after another, in their dtype.
 pub(crate) fn accumulate(
     out: &mut Emitter<'_>,
     rule: Rule,

@@ -4,8 +4,8 @@ use super::emitter::Emitter;
 use crate::ir::{COMPUTE, StreamId};
 use crate::program::StreamKind;
 
-/// Where a policy issues its collectives: equal ids where streams are shared, the compute stream
-/// where none is needed.
+/// Streams of a policy's collectives: equal ids if streams are shared, and the compute stream if
+/// none is needed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CommStreams {
     pub(crate) gather: StreamId,
@@ -14,8 +14,9 @@ pub(crate) struct CommStreams {
 }
 
 impl CommStreams {
-    /// `collective`: whether the inner axis (or, for a policy that gathers over both, any axis) has
-    /// collectives at all. Priorities are those of the source that the policy follows.
+    /// Adds the streams. `collective` says whether the inner axis (or, for a policy that gathers
+    /// over both, any axis) has collectives at all. Priorities are those of the source that the
+    /// policy follows.
     pub(crate) fn new(out: &mut Emitter<'_>, collective: bool, inner: i8, outer: i8) -> Self {
         let fsdp = &out.inputs.scenario.fsdp;
         let (asynchronous, unify) = (fsdp.async_reduce, fsdp.unify_comm_stream);
@@ -24,10 +25,10 @@ impl CommStreams {
         } else {
             COMPUTE
         };
-        // Ranks wait for one another's kernels in a collective, so these go before computation.
-        // What an exchange leaves to the SMs is the rank's own copy and sum: more urgent than
-        // computation they hold up the next block's first kernels, less urgent the last gradients
-        // of a step (benchmarks/training.md has all three).
+        // Ranks wait for one another's kernels in a collective, so these go before computation. An
+        // exchange leaves to the SMs only the rank's own copy and sum. With a higher priority than
+        // computation, these delay the next block's first kernels; with a lower one, the last
+        // gradients of a step (benchmarks/training.md has all three).
         let urgency = if fsdp.copy_engine_reduce { 0 } else { inner };
         let reduce = match (collective && asynchronous, unify) {
             (false, _) => COMPUTE,

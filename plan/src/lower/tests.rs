@@ -32,7 +32,7 @@ fn program(text: &str, sets: &[&str]) -> Program {
     plan(&scenario(text, sets)).unwrap_or_else(|e| panic!("{sets:?}: {e}"))
 }
 
-/// Requested bytes of the buffers that are never freed, by role.
+/// Returns the requested bytes of the buffers that are never freed, by role.
 fn at_rest(p: &Program) -> BTreeMap<Role, Bytes> {
     let mut live = vec![false; p.buffers.len()];
     for section in &p.sections {
@@ -60,7 +60,7 @@ fn compare(text: &str, sets: &[&str]) {
             panic!("flat policies lay groups out flat")
         };
         let mut precision = s.precision;
-        // The native engine lets the compute weights be the main ones when their types agree.
+        // The native engine uses the compute weights as main weights if their types agree.
         if s.fsdp.policy == PolicyKind::Native && precision.main_params == Some(precision.compute) {
             precision.main_params = None;
         }
@@ -68,7 +68,7 @@ fn compare(text: &str, sets: &[&str]) {
             layout.numel,
             layout.payload_numel(),
             &s.device_mesh(),
-            // An axis of one rank shards nothing.
+            // A sharding axis of one rank shards nothing.
             if s.mesh.dp_shard > 1 {
                 s.fsdp.strategy
             } else {
@@ -78,7 +78,7 @@ fn compare(text: &str, sets: &[&str]) {
             &precision,
             2,
         );
-        // It has sharded gradients from their reduction to the optimizer only.
+        // It has sharded gradients only from their reduction to the optimizer.
         let sharded = matches!(
             s.fsdp.strategy,
             Strategy::OptimGrads | Strategy::OptimGradsParams
@@ -147,8 +147,8 @@ fn persistent_bytes_are_the_closed_forms() {
     }
 }
 
-/// FSDP2 at rest: every parameter's padded shard in the stored dtype, and two moments of the
-/// unpadded shard.
+/// Resident state of FSDP2: every parameter's padded shard in the stored dtype, and two moments of
+/// the unpadded shard.
 #[test]
 fn persistent_bytes_of_fsdp2() {
     for shard in [1u64, 3, 4] {
@@ -214,8 +214,8 @@ fn collectives_of_linear_children() {
     }
 }
 
-/// HFSDP: the outer axis refreshes every group's shard once a step, whatever is gathered again in
-/// backward, in later micro-batches or for the next step. (Megatron-FSDP does it again in
+/// HFSDP: the outer axis refreshes every group's shard once per step, even if it is gathered again
+/// in backward, in later micro-batches or for the next step. (Megatron-FSDP does it again in
 /// backward.)
 #[test]
 fn shards_are_refreshed_over_the_outer_axis_once_a_step() {
@@ -224,7 +224,7 @@ fn shards_are_refreshed_over_the_outer_axis_once_a_step() {
         &["train.recompute=full", "train.validate_every=2"],
         &["fsdp.prefetch_next_step=2", "fsdp.prefetch_backward=2"],
         &["fsdp.reshard_after_forward=2"],
-        // Nobody updates what is frozen: it is as it was.
+        // Frozen parameters are never updated.
         &["fsdp.frozen=[\"layers.0\"]", "fsdp.prefetch_next_step=2"],
         &["fsdp.frozen=[\"tok_embeddings\"]", "train.grad_accum=2"],
     ] {
@@ -250,8 +250,8 @@ fn steady(p: &Program) -> &[Instr] {
     p.section_instrs(steady.expect("every program has steady steps"))
 }
 
-/// Tokens are new in every micro-batch, with one more than the sequence for the labels; tables of
-/// rotations stay.
+/// Tokens are new in every micro-batch, with one more than the sequence for the labels; rotary
+/// tables stay.
 #[test]
 fn inputs_are_sent_where_they_are_new() {
     let sent = |text, sets: &[&str]| {
@@ -269,11 +269,11 @@ fn inputs_are_sent_where_they_are_new() {
         steady
     };
     assert_eq!(sent(LLAMA, &["train.grad_accum=3"]), [2 * 33 * 8; 3]);
-    // Rows of bf16 and what they should become in float32.
+    // Rows of bf16 and their float32 values.
     assert_eq!(sent(LINEAR, &[]), [16 * 64 * 2, 16 * 64 * 4]);
 }
 
-/// Units of the instructions that `f` picks, in order.
+/// Returns the units of the instructions that `f` picks, in order.
 fn units_of(p: &Program, f: impl Fn(&Instr) -> bool) -> Vec<UnitId> {
     let picked = steady(p).iter().filter(|i| f(i));
     picked.map(|i| i.unit).collect()
@@ -292,9 +292,9 @@ fn collective(p: &Program, i: &Instr) -> Option<CollectiveKind> {
 
 const UNITS: &str = "fsdp.units=[\"layers.*\", \"tok_embeddings\", \"norm+output=keep\"]";
 
-/// The native engine updates groups in the order of their reductions, and between the last
-/// reduction and the update of its group stand the updates (or, with clipping, the sums of squares)
-/// of all others.
+/// The native engine updates groups in the order of their reductions. The updates (or, with
+/// clipping, the sums of squares) of all other groups come between the last reduction and the
+/// update of its group.
 #[test]
 fn the_last_reduction_hides_behind_the_updates_of_the_others() {
     for strategy in ["optim", "optim_grads", "optim_grads_params"] {
@@ -321,7 +321,7 @@ fn the_last_reduction_hides_behind_the_updates_of_the_others() {
             assert_eq!(p.units[reduced[3].index()].name, "tok_embeddings");
             let updated = units_of(&p, |i| i.rule == Rule::Optimizer && is_launch(i));
             assert_eq!(updated, reduced, "{strategy}");
-            // What reads gradients first: their sums, where clipping needs them, else the updates.
+            // First reads of gradients: their sums if clipping needs them, or else the updates.
             let first = if clip { Rule::Clip } else { Rule::Optimizer };
             let step = steady(&p);
             let last = step
@@ -336,7 +336,7 @@ fn the_last_reduction_hides_behind_the_updates_of_the_others() {
                 .position(|i| {
                     matches!(i.op, Op::Wait { event: e, stream } if e == event && stream == COMPUTE)
                 })
-                .expect("somebody waits for it");
+                .expect("a wait for it");
             let between = step[last..fence].iter();
             let between = between.filter(|i| i.rule == first && is_launch(i)).count();
             assert_eq!(between, 3, "{strategy} clip {clip}");
@@ -344,8 +344,8 @@ fn the_last_reduction_hides_behind_the_updates_of_the_others() {
     }
 }
 
-/// Backward reads the weights of layers (and of the head, which stays full here), not those of an
-/// embedding.
+/// Backward reads the weights of layers (and of the head, which stays full here), but not those of
+/// an embedding.
 #[test]
 fn native_gathers_for_backward_what_backward_reads() {
     let backward = |sets: &[&str]| {
@@ -374,8 +374,8 @@ fn native_gathers_for_backward_what_backward_reads() {
     }
 }
 
-/// With main weights the native update leaves the compute weights as well: in one range, or, where
-/// parameters have buffers of their own, in one range each.
+/// With main weights, the native update writes the compute weights as well: in one range, or, if
+/// parameters have separate buffers, in one range each.
 #[test]
 fn native_updates_write_compute_weights() {
     for (sets, refreshes) in [
@@ -412,8 +412,8 @@ fn native_updates_write_compute_weights() {
     }
 }
 
-/// A captured iteration of the native engine ends behind its updates; torch's and Megatron's have
-/// forward and backward only.
+/// A captured iteration of the native engine ends after its updates; those of torch and Megatron
+/// contain only forward and backward.
 #[test]
 fn what_a_captured_iteration_contains() {
     for (policy, whole) in [("native", true), ("fsdp2", false), ("megatron", false)] {
@@ -472,7 +472,7 @@ fn every_combination_checks() {
     assert!(checked > 300, "only {checked} combinations are legal");
 }
 
-/// Options of one policy at a time.
+/// Options that only one policy has.
 #[test]
 fn further_options_check() {
     for sets in [
@@ -655,7 +655,7 @@ fn further_options_check() {
     }
 }
 
-/// Validation of a wholly compiled step frees a parameter behind its last use, as forward does: it
+/// Validation of a fully compiled step frees a parameter after its last use, as forward does: it
 /// never holds the model at once.
 #[test]
 fn full_mode_validates_within_the_memory_of_a_step() {
@@ -725,7 +725,7 @@ fn recompute_gathers_on_demand() {
     }
 }
 
-/// One unit through a steady step of each policy: what a reader of `shardlab plan` sees.
+/// One unit through a steady step of each policy, as `shardlab plan` prints it.
 #[test]
 fn program_text() {
     for policy in ["native", "fsdp2", "megatron"] {
@@ -737,7 +737,8 @@ fn program_text() {
     }
 }
 
-/// Equal scenarios give equal digests; a changed schedule does not; names do not matter.
+/// Equal scenarios give equal digests, changed schedules give different ones, and names do not
+/// matter.
 #[test]
 fn digests_identify_programs() {
     let a = program(LLAMA, &[]);
@@ -753,7 +754,8 @@ fn digests_identify_programs() {
     assert_ne!(a.digest(), program(LLAMA, &["train.seq_len=16"]).digest());
 }
 
-/// One rank of the inner axis reduces nothing there: gradients are not cast to what it would send.
+/// One rank of the inner axis reduces nothing there: gradients are not cast to the communication
+/// dtype.
 #[test]
 fn gradients_are_cast_for_a_reduction_only() {
     let cast = |policy: &str, sets: &[&str]| {
@@ -781,8 +783,8 @@ fn gradients_are_cast_for_a_reduction_only() {
     }
 }
 
-/// Globs of frozen modules are those of units: a star within a component too; what lies below a
-/// match is frozen with it.
+/// Globs of frozen modules are those of units, with a star within a component too; modules below a
+/// match are frozen with it.
 #[test]
 fn globs_freeze_what_they_match_and_all_below() {
     let trained = |glob: &str| {
@@ -801,7 +803,7 @@ fn globs_freeze_what_they_match_and_all_below() {
     assert!(!inside(&left, "layers.0.mlp") && inside(&left, "layers.0.attention"));
 }
 
-/// What only lowering can refuse, and what it refuses of scenarios that no file gives.
+/// Errors that only lowering can find, and errors of scenarios that no file gives.
 #[test]
 fn refusals() {
     let nested = scenario(
@@ -855,8 +857,8 @@ fn refusals() {
     );
 }
 
-/// Matrix products of a step, and the launches that write more than one parameter's gradient at
-/// once.
+/// Returns the number of GEMMs of a step, and of launches that write more than one parameter's
+/// gradient at once.
 fn products(sets: &[&str]) -> (usize, usize) {
     const ALIGNED: &str = "[model]\nfamily = \"llama\"\nlayers = 2\nhidden = 64\nheads = 4\nkv_heads = 2\n\
         ffn = 256\nvocab = 250\nmax_seq_len = 32\n[train]\nseq_len = 32\nmicro_batch = 2\n\
@@ -876,7 +878,7 @@ fn products(sets: &[&str]) -> (usize, usize) {
         for w in p.writes(&instr.op) {
             let buffer = &p.buffers[w.buffer.index()];
             let gradient = matches!(buffer.role, Role::FullGrad | Role::MainGrad);
-            // Only queries, keys and values together are as large.
+            // Only queries, keys and values together are this large.
             let numel = w.bytes / buffer.dtype.size();
             count.1 += usize::from(gradient && numel == 64 * (64 + 32 + 32));
         }
@@ -884,8 +886,8 @@ fn products(sets: &[&str]) -> (usize, usize) {
     count
 }
 
-/// Two blocks of 7 products in forward and 14 in backward, and three of the head. What lies side by
-/// side depends on the policy and on whether anything is sharded.
+/// Two blocks of 7 GEMMs in forward and 14 in backward, and three of the head. Which weights are
+/// contiguous depends on the policy and on whether anything is sharded.
 #[test]
 fn projections_merge_where_the_layout_has_them_side_by_side() {
     assert_eq!(products(&["compile.merge_projections=none"]), (45, 0));
@@ -895,21 +897,21 @@ fn projections_merge_where_the_layout_has_them_side_by_side() {
         assert_eq!(products(&[&strategy]), (45 - 2 * 6, 2), "{strategy}");
     }
     assert_eq!(products(&["train.recompute=full"]), (45 + 2 * 6 - 2 * 8, 2));
-    // Autograd's gradients lie apart.
+    // Autograd's gradients are separate.
     let megatron = ["fsdp.policy=megatron", "compile.merge_projections=qkv"];
     assert_eq!(products(&megatron), (45 - 2 * 4, 0));
     assert_eq!(products(&["fsdp.policy=megatron"]), (45, 0));
     assert_eq!(products(&["fsdp.policy=fsdp2"]), (45, 0));
-    // Every parameter has a buffer of its own where nothing is sharded.
+    // Every parameter has a separate buffer if nothing is sharded.
     assert_eq!(products(&["fsdp.strategy=no_shard"]), (45, 0));
     assert_eq!(products(&["mesh.dp_shard=1"]), (45, 0));
-    // Units of their own are gathered apart.
+    // Separate units are gathered separately.
     let units = "fsdp.units=[\"layers.*\", \"layers.*.attention.k\"]";
     assert_eq!(products(&[units]), (45, 0));
 }
 
-/// Rows of the feed-forward width, which have a factor that the others lack, cut the grid so that
-/// queries, keys and values would lie apart: 64 rows of 64 are no multiple of 448.
+/// Rows of the feed-forward width, which have a factor that the others lack, would place queries,
+/// keys and values with gaps in the grid: 64 rows of 64 are not a multiple of 448.
 #[test]
 fn merging_keeps_gaps_out_of_the_layout() {
     let model = LLAMA.replace("ffn = 176", "ffn = 448");
@@ -945,7 +947,7 @@ fn merging_keeps_gaps_out_of_the_layout() {
         [true, false, false]
     );
     assert_eq!(apart(&[blocks]), [false, false, false]);
-    // The layout of other engines stays theirs.
+    // Other engines keep their layout.
     let megatron = [
         "fsdp.policy=megatron",
         "compile.merge_projections=qkv",
@@ -954,8 +956,8 @@ fn merging_keeps_gaps_out_of_the_layout() {
     assert_eq!(apart(&megatron), [true, false, false]);
 }
 
-/// The first units' gathers move from the begin of a step to the end of the one before: behind
-/// their update, beside those of others; only the first step begins with them.
+/// The first units' gathers move from the start of a step to the end of the one before: after their
+/// update, overlapping with those of others. Only the first step starts with them.
 #[test]
 fn the_next_steps_first_units_are_gathered_beside_updates() {
     let program = |n: u32| {
@@ -996,9 +998,9 @@ fn the_next_steps_first_units_are_gathered_beside_updates() {
     assert!(before >= after && after + 1 >= before, "{before} {after}");
 }
 
-/// Updated in backward, a group's gradient is freed with the full one behind it: no more than
-/// `reduce_in_flight` live, and none of them after backward. What is updated, and in which order,
-/// stays.
+/// If it is updated in backward, a group's gradient is freed with the full one: at most
+/// `reduce_in_flight` are live, and none after backward. What is updated, and in which order, stays
+/// the same.
 #[test]
 fn gradients_live_for_moments_where_backward_updates() {
     let of = |in_backward: bool, depth: u32| {
@@ -1041,9 +1043,9 @@ fn gradients_live_for_moments_where_backward_updates() {
     }
 }
 
-/// HSDP reduces shards over the outer axis: the full gradient buffer is out of use before. The
-/// native engine releases it behind the inner reduction and lets only the optimizer wait for the
-/// outer one; Megatron-FSDP records one event behind both (`_bucket_group_gradient_reduce`), so its
+/// HSDP reduces shards over the outer axis, so that the full gradient buffer is already out of use.
+/// The native engine releases it after the inner reduction, and only the optimizer waits for the
+/// outer one. Megatron-FSDP records one event after both (`_bucket_group_gradient_reduce`), so its
 /// computation waits for outer reductions in backward too.
 #[test]
 fn an_outer_reduction_holds_no_full_gradient_of_the_native_engine() {
@@ -1072,14 +1074,14 @@ fn an_outer_reduction_holds_no_full_gradient_of_the_native_engine() {
         let backward = step.iter().filter(|i| i.phase == Phase::Backward);
         let waits = backward.filter(waits_for_outer).count();
         assert_eq!(waits == 0, early, "{policy}: {waits} waits in backward");
-        // Each update stands behind the outer reduction of its own group.
+        // Each update comes after the outer reduction of its own group.
         let mut outer = Vec::new();
         let mut seen = Vec::new();
         let mut updates = 0;
         for i in step {
             match i.op {
                 Op::Collective { .. } if i.rule == Rule::OuterReduce => {
-                    assert_eq!(i.micro_batch, 1, "once a step");
+                    assert_eq!(i.micro_batch, 1, "once per step");
                     outer.push((i.unit, None));
                 }
                 Op::Record { event, .. } if i.rule == Rule::OuterReduce => {
@@ -1103,8 +1105,8 @@ fn an_outer_reduction_holds_no_full_gradient_of_the_native_engine() {
     }
 }
 
-/// Megatron-FSDP multiplies gradients before a reduction in bf16 only; NCCL's premultiplied sum
-/// does it for others (`gradient_reduce_preprocessing`).
+/// Megatron-FSDP multiplies gradients before a reduction only in bf16; for other dtypes NCCL's
+/// premultiplied sum does it (`gradient_reduce_preprocessing`).
 #[test]
 fn megatron_scales_bf16_gradients_before_their_reduction_and_no_others() {
     for (dtype, scaled) in [("bf16", true), ("f16", false), ("f32", false)] {
@@ -1135,9 +1137,10 @@ fn megatron_scales_bf16_gradients_before_their_reduction_and_no_others() {
     }
 }
 
-/// Megatron-FSDP lets twice its mean unit wait in the reduce queue under ZeRO-3, else 1e9 elements.
-/// A unit of 32,768² elements and a bias is 1.07e9: one waits beside the one that is reduced (two,
-/// which are counted with padding, would be above twice the mean without), or none does.
+/// Megatron-FSDP lets twice its mean unit wait in the reduce queue under ZeRO-3, and 1e9 elements
+/// otherwise. A unit of 32,768² elements and a bias is 1.07e9: either one waits while another is
+/// reduced (two, which are counted with padding, would be above twice the mean without), or none
+/// does.
 #[test]
 fn megatrons_reduce_queue_holds_twice_a_unit_under_zero_3_only() {
     for (strategy, want) in [("optim_grads_params", 2), ("optim_grads", 1)] {
@@ -1248,9 +1251,9 @@ fn megatron_reduces_over_the_outer_axis_in_the_communication_dtype() {
 }
 
 /// Megatron-FSDP copies each gradient into the bucket in its parameter's post-accumulate hook and
-/// deletes it (`_grad_acc`): a bucket exists from its first gradient on, the root's, to which the
-/// head belongs, through all of backward; a bucket is reduced behind its last gradient. Gradients
-/// that rest in full take in each one at the same place.
+/// deletes it (`_grad_acc`). A bucket exists from its first gradient on, and the root's, to which
+/// the head belongs, through all of backward; it is reduced after its last gradient. Gradients that
+/// are kept in full are accumulated at the same place.
 #[test]
 fn megatron_gathers_gradients_as_they_become_ready() {
     for strategy in ["optim_grads_params", "optim_grads", "optim", "no_shard"] {
@@ -1295,7 +1298,8 @@ fn megatron_gathers_gradients_as_they_become_ready() {
                 }
                 _ => {}
             }
-            // One gradient at a time is autograd's, besides the one that is being accumulated.
+            // Autograd holds one gradient at a time, in addition to the one that is being
+            // accumulated.
             assert!(live.len() <= 1, "{strategy}: {live:?}");
         }
         events.dedup();
@@ -1315,8 +1319,8 @@ fn megatron_gathers_gradients_as_they_become_ready() {
     }
 }
 
-/// `_enforce_double_buffer_limit` counts units of the double buffer, which the root is none of:
-/// while its gradients are reduced, two of these may be.
+/// `_enforce_double_buffer_limit` counts units of the double buffer, to which the root does not
+/// belong: while its gradients are reduced, two of these may be.
 #[test]
 fn the_double_buffer_bounds_its_own_units() {
     let p = program(
@@ -1347,7 +1351,7 @@ fn the_double_buffer_bounds_its_own_units() {
     assert_eq!((most, at_root), (2, 2));
 }
 
-/// A captured scope hands its gradients over at its end: hooks do not run in a replay.
+/// A captured scope passes its gradients on at its end: hooks do not run in a replay.
 #[test]
 fn a_captured_scope_contains_no_gradient_hook_of_megatron() {
     let p = program(

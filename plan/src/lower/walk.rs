@@ -24,64 +24,66 @@ pub(crate) struct Location {
     pub(crate) element: u64,
 }
 
-/// A policy: what happens at the hooks of a step.
+/// A policy: what it does at the hooks of a step.
 pub(crate) trait Lifecycle {
-    /// Persistent state (section `Init`).
+    /// Emits persistent state (section `Init`).
     fn init(&mut self, out: &mut Emitter<'_>);
     /// Called before the H2D input copies; issue work that does not depend on inputs. Not called
     /// inside a captured iteration.
     fn before_inputs(&mut self, _out: &mut Emitter<'_>) {}
-    /// A forward pass starts (training micro-batch or validation).
+    /// Called when a forward pass starts (training micro-batch or validation).
     fn forward_start(&mut self, out: &mut Emitter<'_>);
     fn pre_forward(&mut self, out: &mut Emitter<'_>, unit: UnitId);
     fn post_forward(&mut self, out: &mut Emitter<'_>, unit: UnitId);
-    /// The model's outputs are there; the loss, which is outside of the model, comes next. Where it
-    /// computes logits itself, chunk by chunk, there is no such moment.
+    /// Called when the model's outputs are ready; the loss, which is outside of the model, comes
+    /// next. Not called for a chunked loss, which computes the logits itself.
     fn outputs(&mut self, _out: &mut Emitter<'_>) {}
-    /// The forward pass has ended (the loss comes before).
+    /// Returns the called when the forward pass has ended, after the loss.
     fn forward_end(&mut self, out: &mut Emitter<'_>);
     fn backward_start(&mut self, out: &mut Emitter<'_>);
     fn pre_recompute(&mut self, out: &mut Emitter<'_>, unit: UnitId);
     fn pre_backward(&mut self, out: &mut Emitter<'_>, unit: UnitId);
     fn post_backward(&mut self, out: &mut Emitter<'_>, unit: UnitId);
-    /// Final callback of a backward pass.
+    /// Returns the called in the final callback of a backward pass.
     fn backward_end(&mut self, out: &mut Emitter<'_>);
-    /// Full weight of a parameter, which the hooks have made available.
+    /// Returns the full weight of a parameter, which the hooks have made available.
     fn weight(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location;
-    /// Full gradient of a parameter; allocates on first touch.
+    /// Returns the full gradient of a parameter; allocates it on first touch.
     fn grad(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location;
-    /// What the optimizer works on, after `backward_end` of the last micro-batch.
+    /// Returns what the optimizer works on, after `backward_end` of the last micro-batch.
     fn optimizer_state(&mut self, out: &mut Emitter<'_>) -> Vec<optimizer::ShardState>;
     /// Returns the order in which the states of `optimizer_state` are updated. A norm is summed in
     /// the order of the states themselves.
     fn update_order(&self, _inputs: &LoweringInputs<'_>, states: usize) -> Vec<usize> {
         (0..states).collect()
     }
-    /// Backward has updated state `index` of `optimizer_state` already.
+    /// Returns whether backward has already updated state `index` of `optimizer_state`.
     fn is_updated(&self, _index: usize) -> bool {
         false
     }
-    /// A captured iteration contains the optimizer too, not only forward and backward.
+    /// Returns whether a captured iteration contains the optimizer, in addition to forward and
+    /// backward.
     fn captures_optimizer(&self) -> bool {
         false
     }
-    /// The launch over state `index` of `optimizer_state` comes next (its norm when `norm`): make
-    /// the state available.
+    /// Called before the launch over state `index` of `optimizer_state` (its norm when `norm`), to
+    /// make the state available.
     fn before_state(&mut self, _out: &mut Emitter<'_>, _index: usize, _norm: bool) {}
-    /// It has been issued.
+    /// Called after that launch.
     fn after_state(&mut self, _out: &mut Emitter<'_>, _index: usize, _norm: bool) {}
-    /// After the optimizer: refresh compute weights, drop gradients.
+    /// Called after the optimizer, to refresh compute weights and drop gradients.
     fn step_end(&mut self, out: &mut Emitter<'_>);
-    /// A model kernel has been issued; `position` is its place in the pass's list.
+    /// Called after a model kernel has been issued; `position` is its place in the pass's list.
     fn after_launch(&mut self, _out: &mut Emitter<'_>, _pass: Pass, _position: u32) {}
-    /// A parameter's gradient is complete. A captured scope hands all of its gradients over at its
-    /// end.
+    /// Called when a parameter's gradient is complete. A captured scope reports all of its
+    /// gradients at its end.
     fn grad_ready(&mut self, _out: &mut Emitter<'_>, _p: ParamId) {}
-    /// Number of the current micro-batch and whether it is the last; called before `forward_start`.
+    /// Called before `forward_start` with the number of the micro-batch, and whether it is the
+    /// last.
     fn micro_batch(&mut self, index: u16, last: bool);
 }
 
-/// Which list of the tape is walked.
+/// List of the tape that is walked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pass {
     Forward,
@@ -97,7 +99,7 @@ pub(crate) struct Walk<'c, 'a> {
     lanes: &'c ModelLanes,
     in_flight: InFlight,
     units: Vec<UnitId>,
-    /// Framework host work applies (not for the native engine).
+    /// Whether framework host work applies (not for the native engine).
     framework: bool,
     scope: Option<(ModuleId, ScopeId)>,
     /// Parameters whose gradients became complete in the open scope.
@@ -130,7 +132,7 @@ impl<'c, 'a> Walk<'c, 'a> {
         }
     }
 
-    /// One training step: all micro-batches, clipping, optimizer, refresh.
+    /// Emits one training step: all micro-batches, clipping, optimizer, refresh.
     pub(crate) fn step(&mut self) {
         let n = self.out.inputs.scenario.train.grad_accum as u16;
         let full_graph = self.out.inputs.scenario.compile.cuda_graph == CudaGraph::FullIteration;
@@ -175,7 +177,7 @@ impl<'c, 'a> Walk<'c, 'a> {
         }
     }
 
-    /// A validation forward.
+    /// Emits a validation forward.
     pub(crate) fn validation(&mut self) {
         self.out.b.micro_batch(0);
         self.out.b.at(UnitId(0), Phase::Validation);
@@ -187,8 +189,8 @@ impl<'c, 'a> Walk<'c, 'a> {
         self.inputs(0, false);
     }
 
-    /// Inputs of a micro-batch: written by the loader when they are allocated, at the start of the
-    /// step.
+    /// Allocates or frees the inputs of a micro-batch, which the loader writes when they are
+    /// allocated, at the start of the step.
     fn inputs(&mut self, m: u16, alloc: bool) {
         for (c, ids) in self.out.inputs.tape.consts.iter().zip(&self.buffers.consts) {
             if c.per_micro_batch {
@@ -267,7 +269,7 @@ impl<'c, 'a> Walk<'c, 'a> {
                     }
                 }
                 TapeOp::GradReady(p) => {
-                    // Compiled or not, autograd visits every parameter's accumulation node.
+                    // Autograd visits every parameter's accumulation node, compiled or not.
                     if self.framework && self.out.inputs.scenario.compile.mode != CompileMode::Off {
                         self.out
                             .b
@@ -297,8 +299,8 @@ impl<'c, 'a> Walk<'c, 'a> {
         }
     }
 
-    /// What torch's caching allocator gives cuDNN's (or flash) attention for the time of a
-    /// backward.
+    /// Returns the memory that torch's caching allocator gives to cuDNN's (or flash) attention
+    /// during a backward.
     fn scratch(&mut self, kernel: KernelId) -> Option<BufferId> {
         let (scenario, engine) = (self.out.inputs.scenario, self.out.inputs.engine);
         if !engine.allocates_workspaces(&scenario.mesh.hardware) {
@@ -316,8 +318,8 @@ impl<'c, 'a> Walk<'c, 'a> {
         Some(self.out.scratch("attention workspace", bytes))
     }
 
-    /// The library workspace of a thread appears with its first matrix product, behind that one's
-    /// result, and stays.
+    /// Allocates the library workspace of a thread, which appears with its first GEMM, after that
+    /// GEMM's result, and stays.
     fn workspace(&mut self, kernel: KernelId) {
         let product = matches!(
             self.out.b.program().kernels[kernel.index()].class,
@@ -401,8 +403,8 @@ impl<'c, 'a> Walk<'c, 'a> {
         self.out.b.at(self.units[parent.index()], phase);
     }
 
-    /// With `regions` every hook is opaque to the compiler: compiled code is left and entered again
-    /// around it.
+    /// Emits a graph break: with `regions` every hook is opaque to the compiler, so compiled code
+    /// is left before it and entered again after it.
     fn graph_break(&mut self) {
         if self.framework && self.out.inputs.scenario.compile.mode == CompileMode::Regions {
             self.out.b.host(Rule::Compile, HostWorkKind::GraphBreak, 1);

@@ -10,7 +10,7 @@ use crate::program::Program;
 use crate::units::Bytes;
 use std::sync::Arc;
 
-/// What a buffer holds.
+/// Where a live buffer is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Held {
     Nothing,
@@ -26,29 +26,29 @@ enum Held {
 /// Highest counters so far. The two peaks need not coincide.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Peak {
-    /// Most bytes in live blocks.
+    /// Maximum bytes in live blocks.
     pub allocated: Bytes,
-    /// Most bytes taken from the device.
+    /// Maximum bytes taken from the device.
     pub reserved: Bytes,
 }
 
-/// Memory of one rank running one program: the caching allocator, and where the program wants them
-/// a planned pool and a double buffer.
+/// Memory of one rank running one program: the caching allocator, and a planned pool and a double
+/// buffer if the program uses them.
 ///
 /// Every method takes the program that it was made for. Counters sum over the allocators; a planned
-/// pool is reserved from the start and a double buffer's copies stay allocated once used.
+/// pool is reserved from the start, and a double buffer's copies stay allocated once used.
 #[derive(Clone, Debug)]
 pub struct Memory {
     caching: CachingAllocator,
     pool: Option<PoolAllocator>,
-    /// Slot in the pool of each buffer.
+    /// Slot in the pool, by buffer.
     slot: Vec<u32>,
-    /// The planned pool does not fit the device.
+    /// Set if the planned pool does not fit the device.
     pool_too_large: Option<AllocError>,
     double: Option<DoubleBuffer>,
     /// Memory of the double buffer's slots.
     copies: Vec<Option<BlockId>>,
-    /// Where each host buffer lies.
+    /// Address of each host buffer.
     host: Vec<u64>,
     held: Vec<Held>,
     live: u32,
@@ -57,11 +57,11 @@ pub struct Memory {
 
 const NO_SLOT: u32 = u32::MAX;
 
-/// Where addresses of host buffers start: above the caching allocator's, below the pool's.
+/// First address of host buffers: above the caching allocator's, below the pool's.
 pub const HOST_BASE: u64 = 1 << 61;
 
-/// Addresses of host buffers: they lie one after another in the program's order, for ever. Empty if
-/// there are none.
+/// Returns the addresses of host buffers, which are consecutive in the program's order and never
+/// change. Empty if there are none.
 fn host_addresses(program: &Program) -> Vec<u64> {
     if program.buffers.iter().all(|b| b.pool != Pool::Host) {
         return Vec::new();
@@ -78,15 +78,15 @@ fn host_addresses(program: &Program) -> Vec<u64> {
 }
 
 impl Memory {
-    /// Empty memory of a device that gives at most `capacity` bytes; plans the pool from the
-    /// program's sections.
+    /// Creates empty memory of a device that gives at most `capacity` bytes; plans the pool from
+    /// the program's sections.
     #[must_use]
     pub fn new(program: &Program, capacity: Option<Bytes>) -> Self {
         Self::with(program, capacity, PoolAllocator::new)
     }
 
-    /// [`Memory::new`] for a caller that performs whole sections in the program's order, and
-    /// nothing else: the planned pool then need not look for conflicts, which its plan rules out.
+    /// Creates [`Memory::new`] for a caller that only performs whole sections in the program's
+    /// order: the planned pool then need not look for conflicts, which its plan rules out.
     #[must_use]
     pub fn of_whole_sections(program: &Program, capacity: Option<Bytes>) -> Self {
         Self::with(program, capacity, PoolAllocator::unguarded)
@@ -173,7 +173,7 @@ impl Memory {
         Ok(address)
     }
 
-    /// Gives a buffer's memory back. `false`, and nothing else, if it is not live.
+    /// Frees a buffer's memory. Returns `false`, and changes nothing, if it is not live.
     pub fn free(&mut self, _program: &Program, id: BufferId) -> bool {
         match std::mem::replace(&mut self.held[id.index()], Held::Nothing) {
             Held::Nothing => return false,
@@ -194,7 +194,7 @@ impl Memory {
         true
     }
 
-    /// Counters now, over all allocators.
+    /// Returns the current counters, over all allocators.
     #[must_use]
     pub fn counters(&self) -> Counters {
         let mut sum = self.caching.counters();
@@ -207,14 +207,14 @@ impl Memory {
         sum
     }
 
-    /// Whether a buffer is live.
+    /// Returns whether a buffer is live.
     #[must_use]
     pub fn live(&self, id: BufferId) -> bool {
         self.held[id.index()] != Held::Nothing
     }
 
-    /// Live buffers, ascending. Idle copies of a double buffer are allocated without being
-    /// anybody's.
+    /// Returns the live buffers, ascending. Idle copies of a double buffer are allocated but belong
+    /// to no buffer.
     #[must_use]
     pub fn live_buffers(&self) -> Vec<BufferId> {
         (0..)
@@ -224,13 +224,13 @@ impl Memory {
             .collect()
     }
 
-    /// Number of live buffers.
+    /// Returns the number of live buffers.
     #[must_use]
     pub fn live_count(&self) -> u32 {
         self.live
     }
 
-    /// Bytes that a buffer counts for in `allocated`; none if it is not live.
+    /// Returns the bytes that a buffer contributes to `allocated`; 0 if it is not live.
     #[must_use]
     pub fn block_bytes(&self, id: BufferId) -> Bytes {
         match self.held[id.index()] {
@@ -246,7 +246,8 @@ impl Memory {
         }
     }
 
-    /// Bytes of double-buffer copies that no buffer uses at the moment: allocated, but nobody's.
+    /// Returns the bytes of double-buffer copies that no buffer uses at the moment: they stay
+    /// allocated.
     #[must_use]
     pub fn idle_copies(&self) -> Bytes {
         let all: Bytes = self
@@ -264,13 +265,13 @@ impl Memory {
         all - self.held.iter().map(used).sum()
     }
 
-    /// Highest counters since the start or the last [`Memory::reset_peak`].
+    /// Returns the highest counters since the start or the last [`Memory::reset_peak`].
     #[must_use]
     pub fn peak(&self) -> Peak {
         self.peak
     }
 
-    /// Starts a new peak from the counters now.
+    /// Starts a new peak from the current counters.
     pub fn reset_peak(&mut self) {
         let now = self.counters();
         self.peak = Peak {
@@ -279,13 +280,13 @@ impl Memory {
         };
     }
 
-    /// The pool's plan, if the program has a planned pool.
+    /// Returns the pool's plan, if the program has a planned pool.
     #[must_use]
     pub fn pool_plan(&self) -> Option<&PoolPlan> {
         self.pool.as_ref().map(PoolAllocator::plan)
     }
 
-    /// The caching allocator, for its figures by stream.
+    /// Returns the caching allocator, for its figures by stream.
     #[must_use]
     pub fn caching(&self) -> &CachingAllocator {
         &self.caching

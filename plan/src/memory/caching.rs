@@ -3,18 +3,18 @@
 //! Constants and rules are those of c10 `CUDACachingAllocator.cpp` (torch 2.11) with default
 //! settings: no `max_split_size`, no power-of-two rounding, no garbage collection.
 //!
-//! * A request is rounded to 512 bytes; up to 1 MiB it comes from the small pool, else from the
-//!   large one.
-//! * Each (stream, pool) has its own free blocks. The smallest that suffices is taken, of equal
-//!   ones the lowest address. No block ever serves another stream.
-//! * A miss takes a new segment: 2 MiB for small requests, 20 MiB below 10 MiB, else the request
-//!   rounded to 2 MiB.
+//! * A request is rounded to 512 bytes; up to 1 MiB it comes from the small pool, otherwise from
+//!   the large one.
+//! * Each (stream, pool) has its own free blocks. The smallest that suffices is taken, and among
+//!   equal ones that with the lowest address. No block ever serves another stream.
+//! * A miss takes a new segment: 2 MiB for small requests, 20 MiB below 10 MiB, otherwise the
+//!   request rounded to 2 MiB.
 //! * The low end of a block is handed out; the rest becomes a free block if it is at least 512
 //!   bytes (small pool) or more than 1 MiB (large pool). A smaller rest stays with the block and
 //!   counts as allocated.
-//! * A freed block merges with free neighbours of its segment. The segment stays reserved.
+//! * A freed block merges with free neighbours in its segment. The segment stays reserved.
 //! * When the device is full, every segment without a live block is returned, of all streams, and
-//!   the request is tried once more (a retry; it synchronises the device).
+//!   the request is retried once (a retry synchronises the device).
 //!
 //! With `expandable_segments` a (stream, pool) has one growable range instead; see `expandable`.
 
@@ -28,19 +28,19 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
 const MIB: u64 = 1 << 20;
-/// Every block is a multiple of this.
+/// Granularity of block sizes.
 pub(super) const GRANULE: u64 = 512;
 /// Largest request of the small pool, and largest rest that stays with a large block.
 const SMALL: u64 = MIB;
-/// Segment (and page) of the small pool.
+/// Segment (and page) size of the small pool.
 const SMALL_SEGMENT: u64 = 2 * MIB;
-/// From here on a large request has a segment of its own size.
+/// Smallest large request that has a segment of its own size.
 const OWN_SEGMENT: u64 = 10 * MIB;
-/// Segment (and page) of the large pool.
+/// Segment (and page) size of the large pool.
 const LARGE_SEGMENT: u64 = 20 * MIB;
-/// Own segments are multiples of this.
+/// Granularity of such segments.
 const SEGMENT_STEP: u64 = 2 * MIB;
-/// Where the address space starts (so that no address is 0) and ends.
+/// Start (so that no address is 0) and end of the address space.
 const FIRST_ADDRESS: u64 = LARGE_SEGMENT;
 const LAST_ADDRESS: u64 = 1 << 62;
 
@@ -61,7 +61,7 @@ enum State {
     Vacant,
 }
 
-/// A piece of a segment, linked with its neighbours by address.
+/// A part of a segment, linked with its neighbours by address.
 #[derive(Clone, Copy, Debug)]
 struct Node {
     address: u64,
@@ -94,12 +94,13 @@ pub struct CachingAllocator {
     lists: Vec<List>,
     next_address: u64,
     counters: Counters,
-    /// Blocks handed out through [`Allocator::alloc`], which knows addresses only.
+    /// Blocks handed out through [`Allocator::alloc`], by address.
     by_address: HashMap<u64, u32, BuildHasherDefault<AddressHasher>>,
 }
 
 impl CachingAllocator {
-    /// An empty allocator over a device that gives at most `capacity` bytes (`None`: any amount).
+    /// Creates an empty allocator over a device that gives at most `capacity` bytes (`None`:
+    /// unlimited).
     #[must_use]
     pub fn new(expandable_segments: bool, capacity: Option<Bytes>) -> Self {
         Self {
@@ -181,7 +182,7 @@ impl CachingAllocator {
         self.insert_free(id);
     }
 
-    /// Address and counted size of a live block.
+    /// Returns the address and counted size of a live block.
     #[must_use]
     pub fn block(&self, block: BlockId) -> Block {
         let node = self.node(block.0);
@@ -191,13 +192,13 @@ impl CachingAllocator {
         }
     }
 
-    /// Counters now.
+    /// Returns the current counters.
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.counters
     }
 
-    /// Bytes reserved for one stream: its segments, or the mapped part of its ranges.
+    /// Returns the bytes reserved for one stream: its segments, or the mapped part of its ranges.
     #[must_use]
     pub fn reserved_of(&self, stream: StreamId) -> Bytes {
         let mine = |n: &&Node| {
@@ -244,8 +245,8 @@ impl CachingAllocator {
         Some(self.lists[list].free.remove_at(at).2)
     }
 
-    /// New memory that holds `size`, as a block outside the free list; `None` if the device is
-    /// full.
+    /// Takes new memory that holds `size`, as a block outside the free list; `None` if the device
+    /// is full.
     fn grow(&mut self, list: usize, size: u64) -> Option<u32> {
         if self.expandable {
             return self.grow_range(list, size);
@@ -260,7 +261,7 @@ impl CachingAllocator {
         Some(self.new_node(address, segment, list, State::Free))
     }
 
-    /// Address space, if the device and the space have room.
+    /// Reserves address space, if the device and the space have room.
     fn reserve(&mut self, size: u64) -> Option<u64> {
         self.room(size)?;
         let address = self.next_address;
@@ -270,7 +271,7 @@ impl CachingAllocator {
         Some(address)
     }
 
-    /// Whether the device can give `size` more bytes.
+    /// Checks that the device can give `size` more bytes.
     fn room(&self, size: u64) -> Option<()> {
         let after = self.counters.reserved.0.checked_add(size)?;
         (after <= self.capacity.map_or(LAST_ADDRESS, |c| c.0)).then_some(())
@@ -415,7 +416,7 @@ impl Allocator for CachingAllocator {
     }
 }
 
-/// Multiplicative hash: addresses are multiples of 512, and nobody chooses them to collide.
+/// Multiplicative hash: addresses are multiples of 512, and no input is chosen to collide.
 #[derive(Clone, Copy, Debug, Default)]
 struct AddressHasher(u64);
 

@@ -1,10 +1,10 @@
-//! The double buffer: a few copies of one unit's buffers, used in turn by all units that look
-//! alike.
+//! The double buffer: a few copies of one unit's buffers, used in turn by all units with equal
+//! buffers.
 //!
 //! The largest set of units with identical buffers (role, element type, bytes) shares the copies;
-//! of equal sets the first in unit order wins. The other units' buffers get a persistent buffer of
-//! their own, or a temporary one from the caching allocator. A copy is taken from the caching
-//! allocator when it is first used and kept for ever, as Megatron-FSDP's global memory buffers are.
+//! among equal sets the first in unit order wins. The other units' buffers get a persistent buffer
+//! each, or a temporary one from the caching allocator. A copy is taken from the caching allocator
+//! when it is first used and kept forever, as Megatron-FSDP's global memory buffers are.
 
 use super::AllocError;
 use crate::ir::{Buffer, DType, Pool, Role, UnitId};
@@ -15,14 +15,14 @@ use std::collections::{BTreeMap, BTreeSet};
 /// What makes two buffers interchangeable.
 type Class = (Role, DType, Bytes);
 
-/// Where a buffer belongs.
+/// Where a buffer is placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// It takes a copy of this class.
+    /// In a copy of this class.
     Class(u32),
-    /// It has a buffer of its own, kept for ever.
+    /// In a separate buffer, kept forever.
     Persistent,
-    /// It is allocated and freed each time.
+    /// In memory that is allocated and freed each time.
     Temporary,
 }
 
@@ -31,7 +31,7 @@ pub enum Place {
 pub struct Taken {
     /// Slot.
     pub slot: u32,
-    /// It is used for the first time and needs memory of [`DoubleBuffer::slot_bytes`].
+    /// Whether it is used for the first time and needs memory of [`DoubleBuffer::slot_bytes`].
     pub fresh: bool,
 }
 
@@ -56,8 +56,8 @@ pub struct DoubleBuffer {
 }
 
 impl DoubleBuffer {
-    /// Slots for the program's buffers of [`Pool::DoubleBuffer`]: `double_buffer_copies` (at least
-    /// 1) of each buffer of the shared unit pattern.
+    /// Creates slots for the program's buffers of [`Pool::DoubleBuffer`]: `double_buffer_copies`
+    /// (at least 1) of each buffer of the shared unit pattern.
     #[must_use]
     pub fn new(program: &Program) -> Self {
         // Buffers with one key are one bucket of the unit, in forward and in backward.
@@ -114,7 +114,7 @@ impl DoubleBuffer {
         this
     }
 
-    /// Where a buffer belongs.
+    /// Returns where a buffer is placed.
     #[must_use]
     pub fn place(&self, buffer: &Buffer) -> Place {
         match self.classes.get(&class(buffer)) {
@@ -177,19 +177,19 @@ impl DoubleBuffer {
         Ok(Some(Taken { slot, fresh }))
     }
 
-    /// Makes a slot idle. `false` if it was.
+    /// Makes a slot idle. Returns `false` if it was idle.
     pub fn release(&mut self, slot: u32) -> bool {
         self.slots[slot as usize].user.take().is_some()
     }
 
-    /// A slot whose memory could not be had after all: idle and fresh again.
+    /// Undoes taking a slot whose memory could not be allocated: it is idle and fresh again.
     pub(super) fn undo(&mut self, slot: u32) {
         let s = &mut self.slots[slot as usize];
         s.user = None;
         s.used_before = false;
     }
 
-    /// Bytes of a slot.
+    /// Returns the bytes of a slot.
     #[must_use]
     pub fn slot_bytes(&self, slot: u32) -> Bytes {
         self.slots[slot as usize].bytes
@@ -206,7 +206,7 @@ mod tests {
     use crate::memory::fixture::{buffer, builder};
     use crate::program::ProgramBuilder;
 
-    /// Root (one odd bucket), three equal layers with weight and gradient.
+    /// Returns a root (one odd bucket) and three equal layers with weight and gradient.
     fn program(persist: bool) -> ProgramBuilder {
         let mut f = builder();
         f.program.double_buffer_copies = 2;

@@ -1,6 +1,6 @@
 //! What is allocated over the passes of a run, by role and by unit.
 //!
-//! `sim` and `exec` keep the same ledger, so a predicted and an executed peak agree by construction.
+//! `sim` and `exec` use the same ledger, so predicted and executed peaks agree by construction.
 
 use super::arena::Memory;
 use super::{AllocError, Counters};
@@ -62,7 +62,7 @@ pub struct Ledger {
     live: Live,
     peak: RunPeak,
     at_peak: Live,
-    /// Whether `live` is what `at_peak` should be. It is copied only before it shrinks.
+    /// Whether `at_peak` should equal `live`. It is copied only before `live` shrinks.
     is_at_peak: bool,
     pass: PassPeaks,
     passes: usize,
@@ -70,7 +70,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Returns the ledger of `memory`, in which nothing is live.
+    /// Creates the ledger of `memory`, in which nothing is live.
     #[must_use]
     pub fn new(program: &Program, memory: Memory) -> Self {
         let live = Live {
@@ -108,7 +108,7 @@ impl Ledger {
         self.pass
     }
 
-    /// Counts one more pass that did to memory exactly what pass `before` did.
+    /// Counts one more pass that had exactly the effect of pass `before`.
     pub fn repeat_pass(&mut self, before: usize) {
         if self.peak.pass == before {
             self.peak.pass = self.passes;

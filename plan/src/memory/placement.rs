@@ -5,10 +5,9 @@ use crate::ir::Pool;
 use crate::program::{Op, Program};
 use std::sync::{Arc, OnceLock};
 
-/// Where a program's planned buffers lie: worked out when somebody first asks, and kept with the
-/// program.
+/// Placement of a program's planned buffers: computed on first use and kept with the program.
 ///
-/// It follows from the program, so it neither takes part in comparisons nor in digests.
+/// It follows from the program, so it takes part in neither comparisons nor digests.
 #[derive(Clone, Debug, Default)]
 pub struct Placement(OnceLock<(u64, Arc<PoolPlan>)>);
 
@@ -19,8 +18,8 @@ impl PartialEq for Placement {
 }
 
 impl Placement {
-    /// The plan for `program`, or nothing if it has no planned buffers. A program that was edited
-    /// since is planned again.
+    /// Returns the plan for `program`, or `None` if it has no planned buffers. A program that was
+    /// edited since is planned again.
     pub(super) fn of(program: &Program) -> Option<Arc<PoolPlan>> {
         if program.buffers.iter().all(|b| b.pool != Pool::Planned) {
             return None;
@@ -32,7 +31,7 @@ impl Placement {
     }
 }
 
-/// Changes with everything that lifetimes and sizes of planned buffers depend on.
+/// Returns a hash of everything that lifetimes and sizes of planned buffers depend on.
 fn fingerprint(program: &Program) -> u64 {
     let mut hash = 0u64;
     let mut add = |word: u64| {
@@ -62,7 +61,7 @@ mod tests {
     use super::*;
     use crate::scenario;
 
-    /// An edited program is not served with the plan of the one that it was.
+    /// An edited program does not get the plan of its former version.
     #[test]
     fn edits_are_noticed() {
         let path = std::path::Path::new("small-native");

@@ -1,6 +1,6 @@
-//! The planned pool: one fixed slot a key, from the lifetimes of one traced step.
+//! The planned pool: one fixed slot per key, from the lifetimes of one traced step.
 //!
-//! A plan that gives every key one address for ever cannot break when a validation forward runs
+//! A plan that gives every key one address forever cannot break when a validation forward runs
 //! between two steps, and captured graphs may rely on it. (Megatron-FSDP's first trace pool gave a
 //! key several slots in allocation order with a cursor; forward-only passes ran the cursor out of
 //! step.)
@@ -18,7 +18,7 @@ use super::{AllocError, Allocator, Block, Counters, Request};
 use crate::units::Bytes;
 use std::sync::Arc;
 
-/// Where the pool's addresses start: above every address of the caching allocator.
+/// First address of the pool: above every address of the caching allocator.
 pub const POOL_BASE: u64 = 1 << 62;
 
 /// Serves requests from the slots of a [`PoolPlan`].
@@ -30,16 +30,16 @@ pub struct PoolAllocator {
     plan: Arc<PoolPlan>,
     /// Live slots: offset, end, index into the plan.
     live: SortedSet<(u64, u64, u32)>,
-    /// What was requested of each live slot.
+    /// Bytes requested of each live slot.
     requested: Vec<Option<Bytes>>,
     counters: Counters,
-    /// Whether calls may come in another order than in the trace, so that slots have to be
+    /// Whether calls may come in an order other than the trace's, so that slots have to be
     /// compared.
     guarded: bool,
 }
 
 impl PoolAllocator {
-    /// An empty pool.
+    /// Creates an empty pool.
     #[must_use]
     pub fn new(plan: impl Into<Arc<PoolPlan>>) -> Self {
         let plan = plan.into();
@@ -56,8 +56,8 @@ impl PoolAllocator {
         }
     }
 
-    /// An empty pool for callers that do exactly what the plan's trace did: that no two live slots
-    /// overlap then follows from the plan, and only sizes and keys are looked at.
+    /// Creates an empty pool for callers that do exactly what the plan's trace did. The plan then
+    /// guarantees that no two live slots overlap, and only sizes and keys are checked.
     /// [`Allocator::free`] finds nothing in it.
     #[must_use]
     pub(super) fn unguarded(plan: Arc<PoolPlan>) -> Self {
@@ -67,7 +67,7 @@ impl PoolAllocator {
         }
     }
 
-    /// The plan.
+    /// Returns the plan.
     #[must_use]
     pub fn plan(&self) -> &PoolPlan {
         &self.plan
@@ -88,7 +88,7 @@ impl PoolAllocator {
             });
         }
         let entry = (slot.offset, slot.offset + slot.bytes.0, index as u32);
-        // An empty slot shares addresses with nobody, but its key may still be live.
+        // An empty slot shares addresses with no other, but its key may still be live.
         let conflict = if self.requested[index].is_some() {
             Some(entry)
         } else if slot.bytes == Bytes::ZERO || !self.guarded {
@@ -121,9 +121,9 @@ impl PoolAllocator {
         })
     }
 
-    /// Gives the slot at `index` back. `false`, and nothing else, if its key is not live: a key
-    /// that does not hold its slot must never release it, the addresses may be another key's by
-    /// now.
+    /// Frees the slot at `index`. Returns `false`, and changes nothing, if its key is not live: a
+    /// key that does not hold its slot must never release it, because the addresses may belong to
+    /// another key by now.
     pub fn release(&mut self, index: usize) -> bool {
         let Some(bytes) = self.requested[index].take() else {
             return false;

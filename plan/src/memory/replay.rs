@@ -1,4 +1,4 @@
-//! A program's memory without a clock: what every interpreter must agree with.
+//! A program's memory without a clock, on which all interpreters must agree.
 //!
 //! Allocations and frees happen in host order, so their addresses, counters and peaks do not depend
 //! on time.
@@ -14,7 +14,7 @@ use crate::units::Bytes;
 pub struct PassMemory {
     /// Section.
     pub section: SectionKind,
-    /// Steps finished before it.
+    /// Number of steps finished before it.
     pub step: u32,
     /// Peak of allocated bytes within the pass.
     pub peak_allocated: Bytes,
@@ -35,13 +35,13 @@ pub struct MemoryTrace {
 }
 
 impl MemoryTrace {
-    /// Last pass over a section of this kind.
+    /// Returns the last pass over a section of this kind.
     #[must_use]
     pub fn last(&self, kind: SectionKind) -> Option<&PassMemory> {
         self.passes.iter().rev().find(|p| p.section == kind)
     }
 
-    /// Highest allocated peak of any pass.
+    /// Returns the highest allocated peak of any pass.
     #[must_use]
     pub fn peak_allocated(&self) -> Bytes {
         self.passes
@@ -51,7 +51,7 @@ impl MemoryTrace {
             .unwrap_or_default()
     }
 
-    /// Highest reserved peak of any pass.
+    /// Returns the highest reserved peak of any pass.
     #[must_use]
     pub fn peak_reserved(&self) -> Bytes {
         self.passes
@@ -69,15 +69,15 @@ pub enum ReplayError {
     /// An allocation was refused.
     #[error("instruction {}: {source}", instr.0)]
     Alloc {
-        /// Where.
+        /// Instruction.
         instr: InstrId,
-        /// Why.
+        /// Reason.
         source: AllocError,
     },
     /// A buffer is freed that is not live.
     #[error("instruction {}: buffer {buffer} is freed but not live", instr.0)]
     NotLive {
-        /// Where.
+        /// Instruction.
         instr: InstrId,
         /// Buffer.
         buffer: u32,
@@ -85,7 +85,7 @@ pub enum ReplayError {
 }
 
 /// Replays `Init`, the first step and `steps - 1` steady ones on an unlimited device. `Validation`,
-/// where the program has it, runs before the last step, and after every `validate_every`-th one.
+/// if the program has it, runs before the last step, and after every `validate_every`-th one.
 ///
 /// # Errors
 /// [`ReplayError`].
@@ -94,7 +94,8 @@ pub fn replay(program: &Program, steps: u32) -> Result<MemoryTrace, ReplayError>
     replay_on(program, steps, &mut memory, |_, _, _| {})
 }
 
-/// [`replay`] on given memory; `sample` sees every allocation and free, with the state after it.
+/// Runs [`replay`] on given memory; `sample` sees every allocation and free, with the state after
+/// it.
 ///
 /// # Errors
 /// [`ReplayError`].

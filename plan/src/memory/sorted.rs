@@ -1,10 +1,10 @@
 //! A sorted set of small `Copy` items in chunks.
 //!
 //! Free lists hold tens to hundreds of entries and change with every call; contiguous chunks of 64
-//! beat a B-tree there and stay logarithmic when a list grows to thousands. A set keeps its chunks,
-//! so a steady state allocates nothing.
+//! are faster than a B-tree there and stay logarithmic when a list grows to thousands. A set keeps
+//! its chunks, so a steady state allocates nothing.
 
-/// Entries of a full chunk.
+/// Number of entries of a full chunk.
 const CHUNK: usize = 64;
 
 /// Position of an entry; valid until the next change.
@@ -16,7 +16,7 @@ pub(super) struct Pos {
 
 #[derive(Clone, Debug)]
 pub(super) struct SortedSet<T> {
-    /// Each sorted, all below the next. None is empty, except a single one.
+    /// Chunks, each sorted and below the next. None is empty, except a single one.
     chunks: Vec<Vec<T>>,
     /// An emptied chunk, kept for the next split.
     spare: Option<Vec<T>>,
@@ -30,14 +30,14 @@ impl<T: Ord + Copy> SortedSet<T> {
         }
     }
 
-    /// The first entry that is not below `key`.
+    /// Returns the first entry that is not below `key`.
     pub(super) fn lower_bound(&self, key: &T) -> Option<Pos> {
         let chunk = self.chunk_of(key);
         let index = self.chunks[chunk].partition_point(|x| x < key);
         (index < self.chunks[chunk].len()).then_some(Pos { chunk, index })
     }
 
-    /// The last entry that is below `key`.
+    /// Returns the last entry that is below `key`.
     pub(super) fn before(&self, key: &T) -> Option<T> {
         let chunk = self.chunk_of(key);
         match self.chunks[chunk].partition_point(|x| x < key) {
@@ -51,7 +51,7 @@ impl<T: Ord + Copy> SortedSet<T> {
         self.chunks[at.chunk][at.index]
     }
 
-    /// Position after `at`.
+    /// Returns the position after `at`.
     pub(super) fn next(&self, at: Pos) -> Option<Pos> {
         if at.index + 1 < self.chunks[at.chunk].len() {
             Some(Pos {
@@ -91,7 +91,7 @@ impl<T: Ord + Copy> SortedSet<T> {
         item
     }
 
-    /// Removes `item`; whether it was there.
+    /// Removes `item`; returns whether it was there.
     pub(super) fn remove(&mut self, item: &T) -> bool {
         match self.lower_bound(item) {
             Some(at) if self.get(at) == *item => {
@@ -106,7 +106,8 @@ impl<T: Ord + Copy> SortedSet<T> {
         self.chunks.iter().flatten().copied()
     }
 
-    /// The only chunk that may hold `key`: the first that ends at or after it, else the last.
+    /// Returns the only chunk that may hold `key`: the first that ends at or after it, or else the
+    /// last.
     fn chunk_of(&self, key: &T) -> usize {
         if self.chunks.len() == 1 {
             return 0;

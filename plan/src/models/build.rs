@@ -1,4 +1,4 @@
-//! What the families' forward passes share: modules, parameters, layers.
+//! Shared parts of the families' forward passes: modules, parameters, layers.
 
 use super::ModelGraph;
 use super::declare::{Layer, Tree};
@@ -55,12 +55,12 @@ impl<'s> Builder<'s> {
         }
     }
 
-    /// Samples of a micro-batch.
+    /// Returns the samples per micro-batch.
     pub(crate) fn batch(&self) -> u64 {
         self.s.train.micro_batch
     }
 
-    /// Tokens of a sample.
+    /// Returns the tokens per sample.
     pub(crate) fn seq(&self) -> u64 {
         self.s.train.seq_len
     }
@@ -73,7 +73,7 @@ impl<'s> Builder<'s> {
         out
     }
 
-    /// An input or table with contiguous elements.
+    /// Adds an input or table with contiguous elements.
     pub(crate) fn constant(
         &mut self,
         name: &'static str,
@@ -93,20 +93,20 @@ impl<'s> Builder<'s> {
         )
     }
 
-    /// Input activations that change from micro-batch to micro-batch.
+    /// Adds input activations that change from micro-batch to micro-batch.
     pub(crate) fn input(&mut self, shape: &[u64]) -> ValueId {
         let dtype = self.recipe.activation();
         self.constant("input", shape, dtype, true)
     }
 
-    /// A table in the type of the activations that it is multiplied by.
+    /// Casts a table to the type of the activations that it is multiplied by.
     pub(crate) fn as_activation(&mut self, table: ValueId) -> ValueId {
         let dtype = self.recipe.activation();
         self.g.cast(table, dtype)
     }
 
-    /// A value in the type in which an operation reads input `n`: model code converts it by hand
-    /// here, as with `.float()`.
+    /// Casts a value to the type in which an operation reads input `n`, as model code does
+    /// explicitly with `.float()`.
     pub(crate) fn as_operand(&mut self, op: OpKind, n: usize, v: ValueId) -> ValueId {
         match self.recipe.operand(&op, n) {
             Some(dtype) => self.g.cast(v, dtype),
@@ -114,7 +114,7 @@ impl<'s> Builder<'s> {
         }
     }
 
-    /// An op with contiguous results of these shapes, whose types follow from its operands.
+    /// Adds an op with contiguous results of these shapes, whose types follow from its operands.
     pub(crate) fn compute(
         &mut self,
         op: OpKind,
@@ -138,21 +138,21 @@ impl<'s> Builder<'s> {
         self.tree.bias(layer).map(|p| self.params[p.index()])
     }
 
-    /// `nn.Linear` of a module over a contiguous input of any rank.
+    /// Applies `nn.Linear` of a module to a contiguous input of any rank.
     pub(crate) fn linear(&mut self, layer: Layer, x: ValueId) -> ValueId {
         let bias = self.bias(layer);
         self.product(layer, x, bias)
     }
 
-    /// `nn.Linear` of which every rank along an axis has some outputs: `x` is whole on all of them,
-    /// the result is their own.
+    /// Applies `nn.Linear` with outputs divided along an axis: every rank has all of `x`, and
+    /// computes its own outputs.
     pub(crate) fn column_parallel(&mut self, layer: Layer, axis: AxisId, x: ValueId) -> ValueId {
         let x = self.within(layer.module(), |s| s.g.sum_gradient(axis, x));
         self.linear(layer, x)
     }
 
-    /// `nn.Linear` of which every rank along an axis has some inputs: `x` is their own, the result
-    /// is whole on all of them, which add up their parts of it.
+    /// Applies `nn.Linear` with inputs divided along an axis: every rank has its part of `x`, and
+    /// all ranks get the sum of the partial results.
     pub(crate) fn row_parallel(&mut self, layer: Layer, axis: AxisId, x: ValueId) -> ValueId {
         let part = self.product(layer, x, None);
         let bias = self.bias(layer);
@@ -189,8 +189,9 @@ impl<'s> Builder<'s> {
         })
     }
 
-    /// `nn.Linear` where PyTorch cannot fuse the bias (input of other than two dimensions and not
-    /// contiguous): copies the input to a matrix, multiplies, adds the bias in place.
+    /// Applies `nn.Linear` where PyTorch cannot fuse the bias (input that does not have two
+    /// dimensions and is not contiguous): copies the input to a matrix, multiplies, adds the bias
+    /// in place.
     pub(crate) fn linear_unfused(&mut self, layer: Layer, x: ValueId) -> ValueId {
         let (w, b) = (self.weight(layer), self.bias(layer));
         self.within(layer.module(), |s| {
@@ -241,7 +242,8 @@ impl<'s> Builder<'s> {
         })
     }
 
-    /// `nn.Embedding`: the ids are flattened first, which copies them unless they are contiguous.
+    /// Applies `nn.Embedding`: the ids are flattened first, which copies them unless they are
+    /// contiguous.
     pub(crate) fn embedding(&mut self, layer: Layer, ids: ValueId) -> ValueId {
         let w = self.weight(layer);
         self.within(layer.module(), |s| {
@@ -255,7 +257,7 @@ impl<'s> Builder<'s> {
         })
     }
 
-    /// Scaled dot-product attention over `[batch, heads, seq, head_dim]` views.
+    /// Applies scaled dot-product attention to `[batch, heads, seq, head_dim]` views.
     pub(crate) fn attention(
         &mut self,
         q: ValueId,
@@ -267,7 +269,7 @@ impl<'s> Builder<'s> {
         self.scaled_attention([q, k, v], causal, 1.0 / (head_dim as f64).sqrt())
     }
 
-    /// [`Builder::attention`] with a factor for the scores.
+    /// Applies [`Builder::attention`] with a factor for the scores.
     pub(crate) fn scaled_attention(
         &mut self,
         qkv: [ValueId; 3],
@@ -278,12 +280,13 @@ impl<'s> Builder<'s> {
             causal,
             scale: Real(scale),
         });
-        // The native engine's compiled code lets the kernel write what the product behind it reads.
+        // The native engine's compiled code lets the kernel write the layout that the next GEMM
+        // reads.
         let by_rows = self.s.fsdp.policy == PolicyKind::Native && self.g.functional();
         self.g.attention(kind, qkv, by_rows)
     }
 
-    /// `by * x`.
+    /// Computes `by * x`.
     pub(crate) fn scale(&mut self, x: ValueId, by: f64) -> ValueId {
         self.g.unary(OpKind::Scale(op::Scale { by: Real(by) }), x)
     }
@@ -292,10 +295,10 @@ impl<'s> Builder<'s> {
         self.loss = Some(loss);
     }
 
-    /// The finished graph.
+    /// Returns the finished graph.
     ///
     /// # Panics
-    /// When the family's forward has not set a loss.
+    /// If the family's forward has not set a loss.
     pub(crate) fn finish(self) -> ModelGraph {
         let loss = self.loss.expect("every family's forward ends with a loss");
         let backward = Backward::of(&self.g, &self.tree);
@@ -311,7 +314,7 @@ impl<'s> Builder<'s> {
     }
 }
 
-/// Whether each module's code is compiled.
+/// Returns whether each module's code is compiled.
 fn compiled(s: &Scenario, tree: &Tree) -> Vec<bool> {
     let mut out: Vec<bool> = Vec::with_capacity(tree.modules.len());
     for m in &tree.modules {
@@ -326,8 +329,8 @@ fn compiled(s: &Scenario, tree: &Tree) -> Vec<bool> {
     out
 }
 
-/// The gradient that backward starts from: that of a step is the gradient of its mean loss, or of
-/// the sum over its tokens.
+/// Returns the gradient that backward starts from: that of a step is the gradient of its mean loss,
+/// or of the sum over its tokens.
 pub(crate) fn seed(s: &Scenario, tokens: u64) -> f64 {
     if s.fsdp.per_token_loss {
         tokens as f64

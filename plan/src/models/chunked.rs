@@ -1,16 +1,16 @@
-//! Chunked cross entropy: head and loss together, a chunk of rows at a time (as Liger's fused
+//! Chunked cross entropy: head and loss together, one chunk of rows at a time (as Liger's fused
 //! linear cross entropy).
 //!
 //! Each chunk's logits are turned into their gradient in place, from which the gradients of the
-//! hidden states and of the head's weight follow at once: the loss is where backward starts, so the
-//! factor that it starts from is known here, and backward takes both as they are.
+//! hidden states and of the head's weight follow at once. The loss is where backward starts, so the
+//! factor that it starts from is known here, and backward uses both gradients as they are.
 
 use super::build::{self, Builder};
 use super::declare::Layer;
 use crate::graph::ValueId;
 use crate::ir::{OpKind, Real, op};
 
-/// Output projection and cross entropy of hidden states `[batch, seq, hidden]`.
+/// Adds output projection and cross entropy of hidden states `[batch, seq, hidden]`.
 pub(super) fn head_and_loss(b: &mut Builder<'_>, head: Layer, hidden: ValueId, labels: ValueId) {
     let weight = b.weight(head);
     let loss = b.within(head.module(), |b| {

@@ -83,7 +83,7 @@ impl Forward for Cnn {
     }
 }
 
-/// `nn.Conv2d`: the convolution, then the bias in place.
+/// Applies `nn.Conv2d`: the convolution, then the bias in place.
 fn conv(b: &mut Builder<'_>, layer: Layer, x: ValueId) -> ValueId {
     let (w, bias) = (b.weight(layer), b.bias(layer));
     let kernel = b.s.model.kernel;

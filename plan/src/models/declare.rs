@@ -1,4 +1,4 @@
-//! Declaring a model: its modules, and their parameters with names, shapes and initialization.
+//! Declares a model: its modules, and their parameters with names, shapes and initialization.
 
 use crate::config::Model;
 use crate::config::pattern::covers;
@@ -11,18 +11,19 @@ use smallvec::{SmallVec, smallvec};
 /// The root of every module tree.
 pub(crate) const ROOT: ModuleId = ModuleId(0);
 
-/// The repeated blocks of a model whose blocks are all alike, in the tables of a [`Tree`].
+/// The repeated blocks of a model whose blocks are all alike, as ranges in the tables of a
+/// [`Tree`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Blocks {
-    /// How many there are.
+    /// Number of blocks.
     pub(crate) count: u32,
     /// Module of the first block.
     pub(crate) module: u32,
-    /// Modules of one block.
+    /// Number of modules of one block.
     pub(crate) modules: u32,
     /// First parameter of the first block.
     pub(crate) param: u32,
-    /// Parameters of one block.
+    /// Number of parameters of one block.
     pub(crate) params: u32,
 }
 
@@ -48,7 +49,7 @@ pub(crate) struct Tree {
 }
 
 impl Tree {
-    /// Number of repeated blocks.
+    /// Returns the number of repeated blocks.
     pub(crate) fn layers(&self) -> u32 {
         self.starts.len().saturating_sub(1) as u32
     }
@@ -91,7 +92,7 @@ impl Tree {
         (alike && (1..blocks.count as usize).all(same)).then_some(blocks)
     }
 
-    /// Weight of a layer.
+    /// Returns the weight of a layer.
     ///
     /// # Panics
     /// Never: a [`Layer`] is made with a weight.
@@ -99,12 +100,12 @@ impl Tree {
         self.own[layer.0.index()][0].expect("a layer has a weight")
     }
 
-    /// Bias of a layer, if it has one.
+    /// Returns the bias of a layer, if it has one.
     pub(crate) fn bias(&self, layer: Layer) -> Option<ParamId> {
         self.own[layer.0.index()][1]
     }
 
-    /// The module that computes the loss: the last one.
+    /// Returns the module that computes the loss: the last one.
     pub(crate) fn loss(&self) -> ModuleId {
         ModuleId(self.modules.len() as u32 - 1)
     }
@@ -130,7 +131,7 @@ impl Tree {
 pub(crate) struct Layer(ModuleId);
 
 impl Layer {
-    /// Its module.
+    /// Returns its module.
     pub(crate) const fn module(self) -> ModuleId {
         self.0
     }
@@ -140,7 +141,7 @@ impl Layer {
 /// (or the model). Families without a Hugging Face form leave the second one empty.
 pub(crate) type Names<'n> = (&'n str, &'n str);
 
-/// How weights start.
+/// Initialization of weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Weights {
     /// Normally distributed; biases are zero.
@@ -168,13 +169,13 @@ struct Pending {
     bias: bool,
     hf: Option<HfName>,
     is_norm: bool,
-    /// The axis that divides a dimension of the weight.
+    /// Axis that divides a dimension of the weight.
     divided: Option<(AxisId, u8)>,
 }
 
 /// A parameter to register.
 struct NewParam {
-    /// 0: weight, 1: bias.
+    /// 0 for the weight, 1 for the bias.
     which: usize,
     shape: Shape,
     placements: Placements,
@@ -190,7 +191,7 @@ pub(crate) struct Declare {
     pub(super) mesh: DeviceMesh,
     pending: Vec<Pending>,
     in_block: bool,
-    /// What precedes the Hugging Face names of a block's modules.
+    /// Prefix of the Hugging Face names of a block's modules.
     hf_prefix: String,
 }
 
@@ -240,7 +241,7 @@ impl Declare {
         id
     }
 
-    /// Declares the repeated blocks `layers.0`, `layers.1`, ...: `block` declares what is inside of
+    /// Declares the repeated blocks `layers.0`, `layers.1`, ...: `block` declares the contents of
     /// each. `hf` is the name of Hugging Face's list of blocks.
     pub(crate) fn blocks<B>(
         &mut self,
@@ -339,7 +340,8 @@ impl Declare {
         Layer(head)
     }
 
-    /// Gives a declared module a weight and maybe a bias, as long as the weight's first dimension.
+    /// Gives a declared module a weight and maybe a bias of the size of the weight's first
+    /// dimension.
     pub(crate) fn parameters(
         &mut self,
         module: ModuleId,
@@ -351,14 +353,14 @@ impl Declare {
         self.add(Order::Declared, module, hf, shape, bias, false)
     }
 
-    /// Number of the block under declaration.
+    /// Returns the number of the block under declaration.
     pub(crate) fn layer(&self) -> usize {
         self.tree.starts.len().saturating_sub(1)
     }
 
-    /// Gives a declared module a weight of shape `[out, in]`, of which the ranks along an axis have
-    /// slices of dimension `dim`: of the outputs (0), with the bias, or of the inputs (1), with the
-    /// whole bias on every rank.
+    /// Gives a declared module a weight of shape `[out, in]` that is divided along an axis. The
+    /// ranks have slices of dimension `dim`: of the outputs (0), with the bias, or of the inputs
+    /// (1), with the whole bias on every rank.
     pub(crate) fn divided(
         &mut self,
         module: ModuleId,
@@ -416,7 +418,7 @@ impl Declare {
         layer
     }
 
-    /// Registers what is pending.
+    /// Registers the pending parameters.
     fn register(&mut self) {
         let mut pending = std::mem::take(&mut self.pending);
         pending.sort_by_key(|p| p.order);

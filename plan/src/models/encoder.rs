@@ -83,8 +83,9 @@ impl Block {
         }
     }
 
-    /// As `F.multi_head_attention_forward` orders it: attention works on `[seq, batch, hidden]`, so
-    /// the input is copied into that order and the packed projection is made contiguous by part.
+    /// Traces attention in the order of `F.multi_head_attention_forward`: it works on `[seq, batch,
+    /// hidden]`, so the input is copied into that order and each part of the packed projection is
+    /// made contiguous.
     fn forward(&self, b: &mut Builder<'_>, x: ValueId) -> ValueId {
         let (batch, seq, d) = (b.batch(), b.seq(), b.s.model.hidden);
         let (heads, hd) = (b.s.model.heads, b.s.model.head_dim);

@@ -1,5 +1,5 @@
-//! Model FLOPs: the arithmetic that a step asks for, however it is done. What recompute adds does
-//! not count.
+//! Model FLOPs: the arithmetic that a step needs, however it is computed. FLOPs that recompute adds
+//! do not count.
 
 use super::declare::Tree;
 use super::spec::{Inputs, Mask};
@@ -8,18 +8,18 @@ use crate::graph::{Act, Graph, Root, ValueId, View};
 use crate::ir::{AttentionShape, OpKind};
 use crate::units::Flops;
 
-/// Which products have a gradient of their input.
+/// GEMMs that have a gradient of their input.
 #[derive(Debug)]
 pub(crate) struct Backward {
-    /// By parameter.
+    /// Whether the GEMM of each parameter has one.
     inputs: Vec<bool>,
-    /// Attention kernels with a backward.
+    /// Number of attention kernels with a backward.
     attention: u64,
 }
 
 impl Backward {
-    /// That of a model without frozen parameters. The first layer counts as all others do, though
-    /// what it reads needs no gradient: so does the convention of 6 FLOPs a parameter and token.
+    /// Describes a model without frozen parameters. The first layer counts as all others do, though
+    /// its input needs no gradient: so does the convention of 6 FLOPs per parameter and token.
     pub(crate) fn whole(tree: &Tree) -> Self {
         Self {
             inputs: vec![true; tree.params.len()],
@@ -27,7 +27,7 @@ impl Backward {
         }
     }
 
-    /// That of a model's forward graph: below the first trained parameter nothing runs backward.
+    /// Describes a model's forward graph: below the first trained parameter nothing runs backward.
     pub(crate) fn of(graph: &Graph, tree: &Tree) -> Self {
         if tree.params.iter().all(|p| p.requires_grad) {
             return Self::whole(tree);
@@ -44,7 +44,7 @@ impl Backward {
                     backward.attention += u64::from(operands.iter().any(|&v| trained(v)));
                     continue;
                 }
-                // The chunks' own products are not differentiated.
+                // The chunks' own GEMMs are not differentiated.
                 (Act::View(View::Precomputed), &[_, x, w, ..]) => (x, w),
                 (Act::Compute(_), &[x, w, ..]) => (x, w),
                 _ => continue,
@@ -59,17 +59,17 @@ impl Backward {
     }
 }
 
-/// Model FLOPs of forward and backward and the tokens of one micro-batch. Each matmul parameter
-/// takes 2 FLOPs a token in forward, 2 for the gradient of its input where that is needed, and 2
-/// for its own where it is trained: 6 without frozen parameters. Attention takes
-/// `2 * heads * head_dim * seq^2 * batch` a layer in forward, half of that if causal, and twice as
-/// much backward.
+/// Returns the model FLOPs of forward and backward, and the tokens, of one micro-batch. Each matmul
+/// parameter takes 2 FLOPs per token in forward, 2 for the gradient of its input if that is needed,
+/// and 2 for its own if it is trained: 6 without frozen parameters. Attention takes `2 * heads *
+/// head_dim * seq^2 * batch` per layer in forward, half of that if causal, and twice as much in
+/// backward.
 pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Flops, u64) {
     let (m, b, t) = (&s.model, s.train.micro_batch, s.train.seq_len);
     let spec = m.family.spec();
     let images = spec.inputs == Inputs::Images;
     let tokens = if images { b } else { b * t };
-    // A tied table multiplies once, as the head; an untied embedding table not at all.
+    // A tied table multiplies once, as the head; an untied embedding table never does.
     let is_table = |name: &str| name.starts_with("tok_embeddings.");
     let matmul: u64 = tree
         .params

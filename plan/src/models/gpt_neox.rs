@@ -169,7 +169,7 @@ impl Block {
         }
     }
 
-    /// Attention of the normalized input, without the residual stream.
+    /// Applies attention to the normalized input, without the residual stream.
     fn attend(&self, b: &mut Builder<'_>, x: ValueId, rope: Rope) -> ValueId {
         let (batch, seq) = (b.batch(), b.seq());
         let (heads, hd) = (b.s.model.heads, b.s.model.head_dim);
@@ -191,7 +191,7 @@ impl Block {
         })
     }
 
-    /// The feed-forward layer of the normalized `x`, without the residual stream.
+    /// Applies the feed-forward layer to the normalized `x`, without the residual stream.
     fn feed_forward(&self, b: &mut Builder<'_>, x: ValueId) -> ValueId {
         let y = b.layer_norm(self.post_norm, x);
         b.within(self.mlp, |b| {

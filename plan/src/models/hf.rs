@@ -1,4 +1,4 @@
-//! How families appear in the `config.json` of Hugging Face's transformers.
+//! Families in the `config.json` of Hugging Face's transformers.
 //!
 //! Names and defaults are those of the configuration classes of transformers 5. The same rows read
 //! a file into a scenario, compare a file with a scenario, and write the file of a trained model.
@@ -20,31 +20,32 @@ pub struct HfType {
 
 /// A field of `config.json`.
 pub struct Field {
-    /// Name. A dot leads into an object. Of several names, the first one in a file counts.
+    /// Name. A dot leads into an object. If there are several names, the first one in a file
+    /// counts.
     pub names: &'static [&'static str],
     /// Its meaning.
     pub meaning: Meaning,
 }
 
-/// What a field says.
+/// Meaning of a field.
 #[derive(Clone, Copy)]
 pub enum Meaning {
-    /// The value of a key, without which there is no shape.
+    /// The value of a key, without which the shape is not defined.
     Required(&'static str),
-    /// The value of a key. Absent or null, it has the key's own default.
+    /// The value of a key. If it is absent or null, the key's own default applies.
     Optional(&'static str),
-    /// The value of a key. Absent or null, it has the default of the configuration class.
+    /// The value of a key. If it is absent or null, the default of the configuration class applies.
     Default(&'static str, Given),
-    /// The longest sequence. Where `sliding_window` is shorter, it is that.
+    /// The longest sequence, or `sliding_window` if that is shorter.
     Positions {
-        /// Whether the window slides if `use_sliding_window` does not say so.
+        /// Whether the window slides if `use_sliding_window` is absent.
         slides: bool,
     },
-    /// Whether the window slides. A model of ours sees the whole sequence: written as false.
+    /// Whether the window slides. Our models see the whole sequence, so false is written.
     Slides,
-    /// Whether some linear layers have a bias: key `bias` is true where all of them say so.
+    /// Whether some linear layers have a bias: key `bias` is true if all such fields are.
     HasBias,
-    /// One of these words. Absent, it is the first one.
+    /// One of these words. If it is absent, the first one applies.
     Word(&'static [&'static str]),
     /// On, or absent.
     On,
@@ -103,8 +104,8 @@ pub(super) const ROPE_THETA: Field = Field {
 };
 
 impl HfType {
-    /// Returns whether a model of the family is one of this type: its fixed keys have their values,
-    /// its fields can say what they are for, and every other option has its default.
+    /// Returns whether a model of the family is of this type: its fixed keys have their values, its
+    /// fields can express their keys, and every other option has its default.
     #[must_use]
     pub fn describes(&self, model: &Model) -> bool {
         let values = serde_json::to_value(model).unwrap_or_default();

@@ -1,6 +1,7 @@
-//! A stack of `Linear(hidden, hidden)` with ReLU on `micro_batch * seq_len` rows. Tensor parallelism
-//! divides pairs of layers: the first by outputs (column-parallel), the second by inputs
-//! (row-parallel).
+//! A stack of `Linear(hidden, hidden)` with ReLU on `micro_batch * seq_len` rows.
+//!
+//! Tensor parallelism divides pairs of layers: the first by outputs (column-parallel), the second
+//! by inputs (row-parallel).
 
 use super::build::Builder;
 use super::declare::{Declare, Layer, Weights};
@@ -32,7 +33,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     declare: |d, m| Box::new(Linear::new(d, m)),
 };
 
-/// What tensor parallelism makes of a layer.
+/// How tensor parallelism divides a layer.
 #[derive(Clone, Copy)]
 enum Part {
     /// Every rank has all of it.
@@ -50,7 +51,7 @@ struct Linear {
 impl Linear {
     fn new(d: &mut Declare, m: &Model) -> Self {
         let is_divided = d.mesh.size(AxisId::TP) > 1;
-        // Layers are divided in pairs, as the two of a feed-forward layer are: one all-reduce each.
+        // Pairs of layers are divided, as the two of a feed-forward layer are: one all-reduce each.
         let part = move |layer: usize| match layer {
             _ if !is_divided => Part::Whole,
             layer if layer % 2 == 1 => Part::Inputs,

@@ -329,7 +329,7 @@ impl Attention {
     }
 }
 
-/// What attention returns.
+/// Result of attention.
 struct Attended {
     /// The residual stream.
     sum: ValueId,
@@ -394,8 +394,8 @@ fn scaled(b: &mut Builder<'_>, x: ValueId, by: f64) -> ValueId {
     }
 }
 
-/// One micro-batch. The order of ops, views and local variables is that of the usual eager PyTorch
-/// code.
+/// Traces one micro-batch. The order of ops, views and local variables is that of the usual eager
+/// PyTorch code.
 impl Forward for Llama {
     fn forward(&self, b: &mut Builder<'_>) {
         let (ids, labels) = loss::tokens(b);

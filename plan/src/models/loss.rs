@@ -7,7 +7,7 @@ use crate::config::Loss;
 use crate::graph::ValueId;
 use crate::ir::{DType, OpKind, Real, op};
 
-/// Token ids and labels: views of one `[batch, seq + 1]` buffer.
+/// Adds token ids and labels: views of one `[batch, seq + 1]` buffer.
 pub(super) fn tokens(b: &mut Builder<'_>) -> (ValueId, ValueId) {
     let (batch, seq) = (b.batch(), b.seq());
     let data = b.constant("tokens", &[batch, seq + 1], DType::I64, true);
@@ -16,9 +16,9 @@ pub(super) fn tokens(b: &mut Builder<'_>) -> (ValueId, ValueId) {
     })
 }
 
-/// Output projection and cross entropy of hidden states `[batch, seq, hidden]`. With a `scale`,
-/// logits are multiplied by it; a chunked loss multiplies the hidden states instead, which are
-/// smaller.
+/// Adds output projection and cross entropy of hidden states `[batch, seq, hidden]`. With a
+/// `scale`, logits are multiplied by it; a chunked loss multiplies the hidden states instead, which
+/// are smaller.
 pub(super) fn head_and_loss(
     b: &mut Builder<'_>,
     head: Layer,
@@ -43,7 +43,7 @@ pub(super) fn head_and_loss(
     }
 }
 
-/// `F.cross_entropy(logits.view(-1, V).float(), labels.reshape(-1))`.
+/// Computes `F.cross_entropy(logits.view(-1, V).float(), labels.reshape(-1))`.
 fn cross_entropy(b: &mut Builder<'_>, logits: ValueId, labels: ValueId) {
     let module = b.tree.loss();
     let loss = b.within(module, |b| {
@@ -52,7 +52,8 @@ fn cross_entropy(b: &mut Builder<'_>, logits: ValueId, labels: ValueId) {
         let float = b.as_operand(OpKind::LogSoftmax, 0, flat);
         let labels = b.g.reshape(labels, &[rows]);
         let log_probs = if b.g.functional() {
-            // Compilers split it, so that backward can start from the logits and one number a row.
+            // Compilers split it, so that backward can start from the logits and one number per
+            // row.
             let lse = b.compute(OpKind::LogSumExp, &[float], &[&[rows, 1]])[0];
             b.g.binary(OpKind::LogProbs, float, lse)
         } else {
@@ -69,7 +70,7 @@ fn cross_entropy(b: &mut Builder<'_>, logits: ValueId, labels: ValueId) {
     b.set_loss(loss);
 }
 
-/// `F.mse_loss(out.float(), target)` against a target of zeros.
+/// Computes `F.mse_loss(out.float(), target)` against a target of zeros.
 pub(crate) fn mean_square(b: &mut Builder<'_>, out: ValueId) {
     let shape = b.g.value(out).shape.clone();
     let target = b.constant("target", &shape, DType::F32, true);

@@ -10,7 +10,7 @@ use crate::ir::{DType, OpKind};
 pub(super) struct Rope {
     cos: ValueId,
     sin: ValueId,
-    /// Rotated dimensions of a head, the first ones.
+    /// Number of rotated dimensions of a head, which come first.
     dims: u64,
 }
 
@@ -35,7 +35,7 @@ impl Rope {
     }
 
     /// Rotates queries or keys `[batch, heads, seq, head_dim]`: pairs of the two halves of the
-    /// rotated dimensions. The other dimensions pass.
+    /// rotated dimensions. The other dimensions pass unchanged.
     pub(super) fn rotate(self, b: &mut Builder<'_>, x: ValueId) -> ValueId {
         let g = &mut b.g;
         let head_dim = g.value(x).shape[3];

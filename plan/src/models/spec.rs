@@ -1,11 +1,11 @@
-//! What the rest of the crate knows of a family without tracing it.
+//! Facts about a family that need no tracing.
 
 use super::Forward;
 use super::declare::{Declare, Weights};
 use super::hf::HfType;
 use crate::config::{Bias, Family, Model};
 
-/// Longest sequence that a language model trains on by default.
+/// Default for the maximum sequence length of a language model.
 pub(crate) const DEFAULT_SEQ_LEN: u64 = 8192;
 
 /// One sample of a family's input.
@@ -19,12 +19,12 @@ pub enum Inputs {
     Images,
 }
 
-/// Which positions attention sees.
+/// Positions that attention sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mask {
-    /// Those before, and its own.
+    /// Earlier positions, and the query's own.
     Causal,
-    /// All.
+    /// All positions.
     Full,
 }
 
@@ -35,35 +35,36 @@ pub type Dimension = fn(&Model) -> (&'static str, u64);
 pub struct FamilySpec {
     /// The family.
     pub family: Family,
-    /// Its name in scenario files.
+    /// Name in scenario files.
     pub name: &'static str,
-    /// Keys of `[model]` that apply to it, `family`, `layers` and `bias` apart.
+    /// Keys of `[model]` that apply to it, in addition to `family`, `layers` and `bias`.
     pub keys: &'static [&'static str],
     /// Defaults of keys.
     pub defaults: Defaults,
-    /// What it is fed.
+    /// Kind of its inputs.
     pub inputs: Inputs,
     /// Its attention, if it has any.
     pub attention: Option<Mask>,
-    /// What tensor parallelism divides evenly, with its key; `None` for families without it.
+    /// Sizes that tensor parallelism divides evenly, with their keys; `None` for families without
+    /// it.
     pub tensor_parallel: Option<Dimension>,
-    /// Whether its code is that of `torch.nn` modules. Dynamo skips frames of such modules that
+    /// Whether its code consists of `torch.nn` modules. Dynamo skips frames of such modules that
     /// have hooks.
     pub torch_modules: bool,
-    /// How its weights start.
+    /// Initialization of its weights.
     pub(crate) weights: Weights,
-    /// The types of transformers that it covers.
+    /// Types of transformers that it covers.
     pub hf: &'static [HfType],
     /// Inner dimensions of its weights, by name.
     pub dimensions: fn(&Model) -> Vec<(&'static str, u64)>,
     /// Refuses values that exclude each other.
     pub(crate) check: fn(&Model) -> Result<(), Conflict>,
-    /// Declares its modules; what comes back traces its forward pass.
+    /// Declares its modules; returns the code that traces its forward pass.
     pub(crate) declare: fn(&mut Declare, &Model) -> Box<dyn Forward>,
 }
 
 impl FamilySpec {
-    /// Whether a key of `[model]` applies to the family.
+    /// Returns whether a key of `[model]` applies to the family.
     #[must_use]
     pub fn has(&self, key: &str) -> bool {
         self.keys.contains(&key)
@@ -78,19 +79,19 @@ pub struct Defaults {
     pub tie_embeddings: bool,
     /// Width of the feed-forward layer, from `hidden`.
     pub ffn: fn(u64) -> u64,
-    /// What a width scaled from a preset's is rounded up to a multiple of.
+    /// Multiple to which a width scaled from a preset's is rounded up.
     pub ffn_multiple: u64,
-    /// Most positions, from the sequence length that was asked for; `None`: as many as the sequence
+    /// Number of positions, from the requested sequence length; `None`: as many as the sequence
     /// has.
     pub max_seq_len: fn(Option<u64>) -> Option<u64>,
-    /// Sequence length, from the most positions.
+    /// Sequence length, from the number of positions.
     pub seq_len: fn(Option<u64>) -> u64,
 }
 
 /// Values of keys of `[model]` that exclude each other.
 #[derive(Debug)]
 pub(crate) struct Conflict {
-    /// The keys, the one to blame first.
+    /// The keys, starting with the one to blame.
     pub(crate) keys: &'static [&'static str],
     pub(crate) message: String,
     pub(crate) help: Option<&'static str>,
@@ -105,7 +106,7 @@ impl Conflict {
         }
     }
 
-    /// Refuses what needs separate layers for queries, keys and values.
+    /// Refuses options that need separate layers for queries, keys and values.
     pub(super) fn packed_projections(m: &Model) -> Result<(), Self> {
         let family = m.family.name();
         if m.bias == Bias::Qkv {

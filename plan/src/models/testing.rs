@@ -3,7 +3,7 @@
 use crate::config::*;
 use crate::ir::DType;
 
-/// A scenario of a family with tiny shapes and the usual defaults.
+/// Returns a scenario of a family with tiny shapes and the usual defaults.
 pub(crate) fn tiny(family: Family) -> Scenario {
     Scenario {
         name: "test".into(),
@@ -111,7 +111,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
     }
 }
 
-/// A llama of given width, heads, key heads, feed-forward width, layers and vocabulary.
+/// Returns a llama of given width, heads, key heads, feed-forward width, layers and vocabulary.
 pub(crate) fn llama(
     hidden: u64,
     heads: u64,
@@ -135,21 +135,21 @@ pub(crate) fn llama(
     s
 }
 
-/// The 1.5-billion-parameter model of the measured runs: two sequences of 4,096 tokens.
+/// Returns the 1.5-billion-parameter model of the measured runs: two sequences of 4,096 tokens.
 pub(crate) fn measured_1b() -> Scenario {
     let mut s = llama(2048, 32, 8, 8192, 16, 128_256);
     (s.train.micro_batch, s.train.seq_len) = (2, 4096);
     s
 }
 
-/// Llama 3 8B, one sequence of 8,192 tokens.
+/// Returns Llama 3 8B, with one sequence of 8,192 tokens.
 pub(crate) fn llama3_8b() -> Scenario {
     let mut s = llama(4096, 32, 8, 14_336, 32, 128_256);
     (s.train.micro_batch, s.train.seq_len) = (1, 8192);
     s
 }
 
-/// GPT-2 small.
+/// Returns GPT-2 small.
 pub(crate) fn gpt2_small() -> Scenario {
     let mut s = tiny(Family::Gpt2);
     s.model = Model {

@@ -6,8 +6,8 @@ use super::{Contributions, Fusion, OpDef, Operands, Vjp};
 use crate::graph::Value;
 use crate::ir::{KernelClass, OpKind, op};
 
-/// Output positions, output channels and inner size of a convolution as an implicit matmul, from an
-/// operand shaped like the images and one shaped like the weight.
+/// Returns output positions, output channels and inner size of a convolution as an implicit matmul,
+/// from an operand shaped like the images and one shaped like the weight.
 fn mnk(images: &Value, weight: &Value) -> (u64, u64, u64) {
     let (x, w) = (&images.shape, &weight.shape);
     (x[0] * x[2] * x[3], w[0], w[1] * w[2] * w[3])

@@ -11,7 +11,7 @@ const BIAS: Operand = any("the bias");
 const C: Operand = any("c");
 
 impl op::Gemm {
-    /// Rows, columns and inner dimension.
+    /// Returns rows, columns and inner dimension.
     fn mnk(self, at: &Operands<'_>) -> (u64, u64, u64) {
         let (a, b) = (at.input(0), at.input(1));
         let (m, k) = if self.ta {

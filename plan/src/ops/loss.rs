@@ -42,7 +42,7 @@ impl OpDef for op::NllLoss {
         Vjp::first(g.compute_into(OpKind::NllLossGrad, &inputs, zeros))
     }
 
-    /// One element of each row is gathered.
+    /// Counts one gathered element per row.
     fn bytes_read(&self, at: &Operands<'_>, n: usize) -> Option<u64> {
         let x = at.input(0);
         (n == 0).then(|| x.rows() * x.dtype.size())
@@ -78,12 +78,12 @@ impl OpDef for op::NllLossGrad {
         backward_only()
     }
 
-    /// The filled buffer is overwritten, not read.
+    /// Returns counts nothing for the filled buffer, which is overwritten, not read.
     fn bytes_read(&self, _: &Operands<'_>, n: usize) -> Option<u64> {
         (n == 3).then_some(0)
     }
 
-    /// One element of each row is scattered.
+    /// Counts one scattered element per row.
     fn bytes_written(&self, at: &Operands<'_>, _: usize) -> Option<u64> {
         let dx = at.output(0);
         Some(dx.rows() * dx.dtype.size())

@@ -195,7 +195,7 @@ impl OpDef for op::LayerNormParamGrad {
         "layer_norm_param_backward"
     }
 
-    /// The bias' gradient may not be asked for.
+    /// Makes the bias' gradient optional.
     fn signature(&self) -> Signature {
         let inputs = &[
             any("the gradient"),

@@ -17,13 +17,13 @@ impl<'g> Operands<'g> {
         Self { graph, op }
     }
 
-    /// Number of inputs.
+    /// Returns the number of inputs.
     #[must_use]
     pub fn inputs(&self) -> usize {
         self.op.inputs.len()
     }
 
-    /// The `n`-th input.
+    /// Returns the `n`-th input.
     ///
     /// # Panics
     /// If there is no such input.
@@ -32,7 +32,7 @@ impl<'g> Operands<'g> {
         self.graph.value(self.op.inputs[n])
     }
 
-    /// The `n`-th output.
+    /// Returns the `n`-th output.
     ///
     /// # Panics
     /// If there is no such output.
@@ -41,22 +41,22 @@ impl<'g> Operands<'g> {
         self.graph.value(self.op.outputs[n])
     }
 
-    /// Elements of the first input; 0 without inputs.
+    /// Returns the number of elements of the first input; 0 without inputs.
     #[must_use]
     pub fn input_numel(&self) -> u64 {
         let first = self.op.inputs.first();
         first.map_or(0, |&v| self.graph.value(v).numel())
     }
 
-    /// Elements of the first output; 0 without outputs.
+    /// Returns the number of elements of the first output; 0 without outputs.
     #[must_use]
     pub fn output_numel(&self) -> u64 {
         let first = self.op.outputs.first();
         first.map_or(0, |&v| self.graph.value(v).numel())
     }
 
-    /// Whether all operands are dense and in the same order, so that a kernel can run over flat
-    /// memory.
+    /// Returns whether all operands are dense and in the same order, so that a kernel can run over
+    /// flat memory.
     #[must_use]
     pub fn dense(&self) -> bool {
         let Some(&out) = self.op.outputs.first() else {

@@ -8,7 +8,7 @@ use crate::ir::{KernelClass, OpKind, op};
 const X: Operand = full("an input");
 const Y: Operand = full("the output");
 
-/// The cost class of an elementwise kernel.
+/// Returns the cost class of an elementwise kernel.
 pub(super) fn elementwise(at: &Operands<'_>) -> KernelClass {
     if at.dense() {
         KernelClass::Pointwise
@@ -22,17 +22,17 @@ pub(super) fn elementwise(at: &Operands<'_>) -> KernelClass {
 pub(super) trait Elementwise {
     /// Name of the kernel that does only this.
     const NAME: &'static str;
-    /// Belongs to backward passes.
+    /// Whether it belongs to backward passes.
     const BACKWARD: bool = false;
     /// Number of inputs.
     const INPUTS: usize;
     /// FLOPs per element.
     const FLOPS: u64;
 
-    /// Emits the gradients, as [`OpDef::vjp`].
+    /// Emits the gradients, like [`OpDef::vjp`].
     fn gradients(&self, at: Vjp<'_>) -> Contributions;
 
-    /// Tells whether input `n` gets a gradient, as [`OpDef::differentiable`].
+    /// Returns whether input `n` gets a gradient, like [`OpDef::differentiable`].
     fn has_gradient(&self, n: usize) -> bool {
         let _ = n;
         true
@@ -299,7 +299,7 @@ impl OpDef for op::SquaredErrorGrad {
         backward_only()
     }
 
-    /// The filled buffer is overwritten, not read.
+    /// Returns counts nothing for the filled buffer, which is overwritten, not read.
     fn bytes_read(&self, _: &Operands<'_>, n: usize) -> Option<u64> {
         (n == 3).then_some(0)
     }

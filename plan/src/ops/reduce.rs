@@ -4,7 +4,7 @@ use super::signature::{Signature, any};
 use super::{Contributions, Fusion, OpDef, Operands, Vjp};
 use crate::ir::{KernelClass, op};
 
-/// The gradient of a sum: repeated for every element that was added up.
+/// Emits the gradient of a sum: repeated for every element that was added up.
 fn expand(at: Vjp<'_>) -> Contributions {
     let shape = at.g.value(at.x(0)).shape.clone();
     Vjp::first(at.g.expand(at.dy, &shape))

@@ -8,7 +8,7 @@ pub enum Extent {
     /// As many elements as the operation works on, row by row. Elementwise operations broadcast
     /// inputs that have fewer.
     Full,
-    /// As [`Extent::Full`], but never broadcast.
+    /// The same as [`Extent::Full`], but never broadcast.
     Exact,
     /// One element per row: a statistic, an id, a label.
     PerRow,
@@ -110,7 +110,7 @@ impl Signature {
         }
     }
 
-    /// Returns the least and greatest number of inputs.
+    /// Returns the minimum and maximum number of inputs.
     #[must_use]
     pub fn input_count(&self) -> (usize, usize) {
         let all = self.inputs.len();
@@ -118,7 +118,7 @@ impl Signature {
         (all - self.optional_inputs, most)
     }
 
-    /// Returns the least and greatest number of outputs.
+    /// Returns the minimum and maximum number of outputs.
     #[must_use]
     pub fn output_count(&self) -> (usize, usize) {
         let all = self.outputs.len();

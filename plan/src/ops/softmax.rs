@@ -9,7 +9,7 @@ use crate::ir::{DType, KernelClass, OpKind, op};
 const X: Operand = full("an input");
 const Y: Operand = full("the output");
 
-/// The gradient of a log-softmax, from its result.
+/// Emits the gradient of a log-softmax, from its result.
 fn from_result(mut at: Vjp<'_>) -> Contributions {
     let (x, y, dy) = (at.x(0), at.y(0), at.dy);
     Vjp::first(at.like(OpKind::LogSoftmaxGrad, &[dy, y], x))

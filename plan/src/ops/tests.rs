@@ -31,7 +31,8 @@ fn names_are_unique_and_signatures_consistent() {
             Some(Reduced::Output(n)) => assert!(n < s.outputs.len(), "{}", def.name()),
             None => {}
         }
-        // What reduces rows is a row or column operation, or writes into one element of each row.
+        // An operation that reduces rows is a row or column operation, or writes into one element
+        // of each row.
         let rows = matches!(def.fusion(), Fusion::Row | Fusion::Column);
         assert_eq!(
             s.reduced.is_some(),

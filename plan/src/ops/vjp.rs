@@ -1,4 +1,4 @@
-//! What the derivative rules of operations share.
+//! Shared parts of the derivative rules of operations.
 
 use crate::graph::{Graph, Op, ValueId};
 use crate::ir::{OpKind, op};
@@ -20,12 +20,12 @@ pub struct Vjp<'g> {
 }
 
 impl Vjp<'_> {
-    /// The `n`-th input.
+    /// Returns the `n`-th input.
     pub(super) fn x(&self, n: usize) -> ValueId {
         self.op.inputs[n]
     }
 
-    /// The `n`-th output.
+    /// Returns the `n`-th output.
     pub(super) fn y(&self, n: usize) -> ValueId {
         self.op.outputs[n]
     }
@@ -35,7 +35,7 @@ impl Vjp<'_> {
         self.g.compute_like(kind, inputs, &[like])[0]
     }
 
-    /// The only input's gradient: `kind` of the output's gradient and `saved`.
+    /// Emits the only input's gradient: `kind` of the output's gradient and `saved`.
     pub(super) fn unary(mut self, kind: OpKind, saved: ValueId) -> Contributions {
         let x = self.x(0);
         let dx = self.like(kind, &[self.dy, saved], x);
@@ -48,7 +48,7 @@ impl Vjp<'_> {
     }
 }
 
-/// The rule of operations that only backward graphs have.
+/// Returns no gradients: the rule of operations that only backward graphs have.
 pub(super) fn backward_only() -> Contributions {
     Contributions::new()
 }
@@ -71,7 +71,7 @@ pub(crate) fn sum_to(g: &mut Graph, d: ValueId, shape: &[u64]) -> ValueId {
     g.compute(kind, &[d], &[(shape, dtype)])[0]
 }
 
-/// A matmul without bias that starts from zero.
+/// Returns a matmul without bias that does not accumulate.
 pub(super) const fn gemm(ta: bool, tb: bool) -> OpKind {
     OpKind::Gemm(op::Gemm {
         ta,

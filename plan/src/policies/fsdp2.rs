@@ -4,13 +4,13 @@
 //! Host order, streams, waits and frees follow `_fsdp_param_group.py`, `_fsdp_collectives.py` and
 //! `_fsdp_state.py`:
 //! - the gather casts and packs on the copy-in stream, gathers on the all-gather stream, and is
-//!   copied out to one allocation a parameter on the compute stream;
+//!   copied out to one allocation per parameter on the compute stream;
 //! - forward keeps one gather buffer until the next unit's copy-out, whose event gates the gather
 //!   after it;
-//! - backward frees the gather buffer at once and prefetches the unit before in forward order;
+//! - backward frees the gather buffer at once and prefetches the previous unit in forward order;
 //! - the reduction packs on the compute stream after waiting for the reduce-scatter K units before;
-//!   what comes after a reduce-scatter (all-reduce over replicas, cast, accumulation) is waited for
-//!   at the end of backward.
+//!   work after a reduce-scatter (all-reduce over replicas, cast, accumulation) is waited for at
+//!   the end of backward.
 
 mod gather;
 mod reduce;
@@ -50,27 +50,27 @@ struct GroupState {
     shards: Vec<BufferId>,
     /// Unsharded parameters.
     full: Vec<BufferId>,
-    /// What is reduced: the trained parameters, packed.
+    /// Layout of what is reduced: the trained parameters, packed.
     grads: PerParamLayout,
-    /// Their indices in the group.
+    /// Indices of these in the group.
     trained: Vec<usize>,
     /// Optimizer items' state, by trained parameter.
     moments: Vec<Option<crate::lower::optimizer::Moments>>,
-    /// Reduced gradients of the step (the output of the first reduction whose result is whole).
+    /// Reduced gradients of the step (the output of the first reduction whose result is complete).
     reduced: Option<BufferId>,
-    /// Sum over the shard axis of the micro-batches so far, where the last one's is reduced over
-    /// the replicas.
+    /// Sum over the shard axis of the micro-batches so far, if the last one's is reduced over the
+    /// replicas.
     partial: Option<BufferId>,
     /// Its buffer, once made.
     partial_made: Option<BufferId>,
-    /// What the replicas reduced, when the gradient is a cast of it: kept until the end of
+    /// Result of the replicas' reduction, if the gradient is a cast of it: kept until the end of
     /// backward.
     all_reduced: Option<BufferId>,
-    /// End of the group's last reduction, cast and accumulation included.
+    /// End of the group's last reduction, including cast and accumulation.
     post_reduce: Option<EventId>,
     /// Slices kept by integer reshard, until the backward's copy-out.
     kept: Vec<BufferId>,
-    /// Event behind their making (`_reshard_after_forward_event`).
+    /// Event after these slices were made (`_reshard_after_forward_event`).
     resharded: Option<EventId>,
 }
 
@@ -79,15 +79,15 @@ pub(crate) struct Fsdp2 {
     copy_in: StreamId,
     streams: CommStreams,
     groups: Vec<GroupState>,
-    /// Gathers issued and not copied out, by group.
+    /// Gathers issued but not copied out, by group.
     issued: Vec<Option<Gather>>,
     /// Whether a unit's parameters are full.
     full: Vec<bool>,
     /// Gather buffer kept by forward, with the event of its copy-out.
     held: Option<(BufferId, EventId)>,
-    /// Inputs of the reduce-scatters in flight, with the events of these.
+    /// Inputs of the reduce-scatters in flight, with their events.
     pending: VecDeque<(BufferId, EventId)>,
-    /// Unsharded gradients, and their sums where a micro-batch reduces nothing.
+    /// Unsharded gradients, and their sums in micro-batches without a reduction.
     grads: AutogradGrads,
     backward: bool,
     last: bool,
@@ -215,8 +215,8 @@ impl Lifecycle for Fsdp2 {
 
     fn forward_end(&mut self, out: &mut Emitter<'_>) {
         self.drop_held(out);
-        // torch keeps units that do not reshard for the next forward; here a step finds the same
-        // state whatever was before it.
+        // torch keeps units that do not reshard for the next forward; here a step always starts in
+        // the same state.
         if out.b.phase() == Phase::Validation {
             for unit in out.inputs.forward_order.clone() {
                 self.reshard(out, unit);
@@ -346,8 +346,8 @@ impl Lifecycle for Fsdp2 {
     }
 
     fn step_end(&mut self, out: &mut Emitter<'_>) {
-        // zero_grad(set_to_none=True). The gradients came from the reduce stream, which saw the
-        // optimizer's reads only through the next step's first reduction: that one waits for
+        // `zero_grad(set_to_none=True)`. The gradients came from the reduce stream, which learns of
+        // the optimizer's reads only through the next step's first reduction: that one waits for
         // compute before it writes.
         for g in out.inputs.group_ids() {
             if let Some(id) = self.groups[g.index()].reduced.take() {
@@ -358,7 +358,7 @@ impl Lifecycle for Fsdp2 {
     }
 }
 
-/// Emits the host work of a hook and of what it does for its parameters.
+/// Emits the host work of a hook and of its per-parameter work.
 fn hooks(out: &mut Emitter<'_>, rule: Rule, params: usize) {
     out.b.host(rule, HostWorkKind::Hook, 1);
     out.b.host(rule, HostWorkKind::HookParam, params as u16);

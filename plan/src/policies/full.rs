@@ -4,14 +4,14 @@
 //! There are no units and no hooks: every parameter's gather is a functional collective before its
 //! first use, every gradient's reduce-scatter one after its last contribution. The passes, in the
 //! order they run here:
-//! - bucketing: neighbours in use order are merged up to `bucket_bytes` (`bucketing.py`);
+//! - bucketing: parameters adjacent in use order are merged up to `bucket_bytes` (`bucketing.py`);
 //! - reordering: gathers start ahead of their use while the bytes in flight stay under
 //!   `max_inflight_bytes` and under the memory that the budget allows, at least one bucket ahead
 //!   (`overlap_scheduling.py`);
-//! - wait sinking: computation waits for a gather at its first use, for a reduction when the next
-//!   one has started;
-//! - re-inplacing: a gather's input is the rank's slice of its output, the first reduction's output
-//!   is the gradient.
+//! - wait sinking: computation waits for a gather at its first use, and for a reduction when the
+//!   next one has started;
+//! - re-inplacing: a gather's input is the rank's slice of its output, and the first reduction's
+//!   output is the gradient.
 //!
 //! Bucket copies run on the compute stream, as in the published implementation. All decisions
 //! depend on the graph alone, so every rank issues the same order.
@@ -45,7 +45,7 @@ struct ParamState {
     grad: BufferId,
     reduced: BufferId,
     moments: Option<Moments>,
-    /// Padded shard and local elements.
+    /// Elements of the padded shard, and local elements.
     shard_numel: u64,
     local_numel: u64,
     unit: UnitId,
@@ -58,11 +58,11 @@ struct InFlight {
     bytes: u64,
 }
 
-/// Reductions of a bucket, and what they need until they are done.
+/// Reductions of a bucket, and the buffers they need until they are done.
 #[derive(Clone, Debug)]
 struct Reducing {
     buffers: SmallVec<[BufferId; 3]>,
-    /// `None` where they run on the compute stream.
+    /// `None` if they run on the compute stream.
     done: Option<EventId>,
 }
 
@@ -83,7 +83,7 @@ pub(crate) struct Full {
     issued: Vec<Option<InFlight>>,
     full: Vec<bool>,
     grad_live: Vec<bool>,
-    /// Gradients still missing in each reduction bucket.
+    /// Number of gradients still missing in each reduction bucket.
     missing: Vec<usize>,
     reducing: VecDeque<Reducing>,
     uses: usize,

@@ -1,14 +1,14 @@
 //! The `megatron` policy: megatron-fsdp 0.6.1, the production engine (`megatron_fsdp.py`,
 //! `param_and_grad_buffer.py`).
 //!
-//! - one flat bucket per unit and one for the root's own parameters, which stays gathered once it
-//!   has been;
-//! - gathers are prefetched in bucket order until half of the suggested communication size is in
-//!   flight;
-//! - each of autograd's gradients is copied, as soon as it is complete, into its group's full
-//!   bucket, which exists from the first one on; behind the last one the bucket is reduced in place
-//!   into the rank's slice and then added to the persistent shard; a queue bounded in elements
-//!   decides when buckets are released.
+//! - One flat bucket per unit and one for the root's own parameters, which stays gathered once it
+//!   has been.
+//! - Gathers are prefetched in bucket order until half of the suggested communication size is in
+//!   flight.
+//! - Each of autograd's gradients is copied, as soon as it is complete, into its group's full
+//!   bucket, which exists from the first gradient on. After the last one the bucket is reduced in
+//!   place into the rank's slice and then added to the persistent shard. A queue limited in
+//!   elements decides when buckets are released.
 
 mod spec;
 
@@ -36,7 +36,7 @@ use std::collections::VecDeque;
 struct Queued {
     unit: UnitId,
     done: EventId,
-    /// What is freed behind it: the bucket, if gradients are sharded, and copies in the
+    /// Buffers that are freed after it: the bucket, if gradients are sharded, and copies in the
     /// communication dtype.
     buffers: SmallVec<[BufferId; 3]>,
     elements: u64,
@@ -51,9 +51,9 @@ pub(crate) struct Megatron {
     /// Root buckets keep their storage between steps once they have one.
     preserved: Vec<bool>,
     grads: AutogradGrads,
-    /// Full buckets that gather gradients, by group.
+    /// Full buckets that collect gradients, by group.
     filling: Vec<Option<BufferId>>,
-    /// Gradients of this backward that have been handled, by group.
+    /// Number of gradients of this backward that have been handled, by group.
     ready: Vec<usize>,
     queue: VecDeque<Queued>,
     /// Gradients cast to the main dtype for the optimizer.
@@ -63,7 +63,7 @@ pub(crate) struct Megatron {
     reached: Vec<bool>,
     first: bool,
     last: bool,
-    /// Elements that may wait in the reduce queue, and that prefetch aims at.
+    /// Elements that may wait in the reduce queue, which is also the target of prefetch.
     capacity: u64,
     double_buffer: bool,
 }
@@ -77,8 +77,8 @@ impl Megatron {
         let streams = CommStreams::new(out, multi, 0, 0);
         let comms = out.communicators(separate);
         if multi {
-            // The device mesh broadcasts initial parameters over a group of its own, which stays:
-            // 384 MiB of device memory on top of the sharding group's, measured on 4 H200.
+            // The device mesh broadcasts initial parameters over a separate group, which stays: 384
+            // MiB of device memory in addition to the sharding group's, measured on 4 H200.
             out.communicator("mesh", AxisSet::DATA, false);
         }
         let flat = Flat::new(out, comms, streams, true);
@@ -160,7 +160,7 @@ impl Megatron {
         }
     }
 
-    /// `AllGatherPipeline`: walk the bucket order from `unit` until the prefetched elements reach
+    /// `AllGatherPipeline`: walks the bucket order from `unit` until the prefetched elements reach
     /// the budget.
     fn prefetch(&mut self, out: &mut Emitter<'_>, unit: UnitId, backward: bool) {
         let rule = if backward {
@@ -183,7 +183,7 @@ impl Megatron {
                 Prefetch::Elements(n) => elements < n,
                 Prefetch::Depth(d) => count < d,
             };
-            // Under the double buffer a third unit never is in flight, and non-unit parameters are
+            // With the double buffer a third unit is never in flight, and non-unit parameters are
             // not prefetched.
             if !go
                 || (self.double_buffer
@@ -234,17 +234,17 @@ impl Megatron {
         }
     }
 
-    /// Pops what is above the queue's capacity: `wait_for_previous_grad_reduce`.
+    /// Pops reductions above the queue's capacity: `wait_for_previous_grad_reduce`.
     fn gate(&mut self, out: &mut Emitter<'_>) {
         while self.queue.iter().map(|q| q.elements).sum::<u64>() > self.capacity {
             self.pop(out, Rule::ReduceGate);
         }
     }
 
-    /// Under the double buffer two units may be reduced, of which the one whose gradients are
-    /// gathered is one if it is double-buffered: `_enforce_double_buffer_limit`, which runs before
-    /// a bucket is taken. (Its waits are on the reduce stream, so that nothing orders the copies
-    /// into the bucket behind its last reduction; computation waits here.)
+    /// Limits the units in reduction to two with the double buffer; the unit whose gradients are
+    /// collected counts if it is double-buffered. (`_enforce_double_buffer_limit`, which runs
+    /// before a bucket is taken. Its waits are on the reduce stream, so that nothing orders the
+    /// copies into the bucket after its last reduction; here computation waits.)
     fn limit_double_buffer(&mut self, out: &mut Emitter<'_>, g: GroupId) {
         if !self.double_buffer {
             return;
@@ -267,8 +267,8 @@ impl Megatron {
         }
     }
 
-    /// The source keeps the bucket until the reduction over the outer axis is over too, although
-    /// that reads main gradients only: it records one event, behind both
+    /// Enqueues a reduction. The source keeps the bucket until the reduction over the outer axis is
+    /// done too, although that reads only main gradients: it records one event after both
     /// (`_bucket_group_gradient_reduce`).
     fn enqueue(
         &mut self,
@@ -291,8 +291,8 @@ impl Megatron {
         }
     }
 
-    /// Where a group's gradients are gathered: its bucket, taken at the first one of a backward
-    /// (`get_main_grad`), or all of G, to which later micro-batches add.
+    /// Returns where a group's gradients are collected: its bucket, taken at the first gradient of
+    /// a backward (`get_main_grad`), or all of G, to which later micro-batches add.
     fn bucket(&mut self, out: &mut Emitter<'_>, g: GroupId) -> (Access, DType) {
         if !self.flat.grad_sharded() {
             let grad = self.flat.state(g).grad;
@@ -324,7 +324,7 @@ impl Megatron {
         (whole, c)
     }
 
-    /// Moves one of autograd's gradients to where its group's are gathered: `_grad_acc`.
+    /// Moves one of autograd's gradients to where its group's are collected: `_grad_acc`.
     fn handle_grad(&mut self, out: &mut Emitter<'_>, g: GroupId, p: ParamId) {
         let Some(grad) = self.grads.take(p) else {
             return;
@@ -356,8 +356,8 @@ impl Megatron {
         out.b.free(Rule::Grad, grad);
     }
 
-    /// Reduces a group all of whose gradients are there: every backward where gradients are
-    /// sharded, else in the last one.
+    /// Reduces a group whose gradients are all complete: in every backward if gradients are
+    /// sharded, or else in the last one.
     fn reduce(&mut self, out: &mut Emitter<'_>, g: GroupId) {
         out.b.host(Rule::Reduce, HostWorkKind::Hook, 1);
         let bucket = self.filling[g.index()].take();
@@ -377,15 +377,16 @@ impl Megatron {
     }
 }
 
-/// Parameters outside every unit stay gathered: their bucket keeps its storage for the whole run.
+/// Returns whether a unit stays gathered, as parameters outside every unit do: their bucket keeps
+/// its storage for the whole run.
 fn is_resident(inputs: &LoweringInputs<'_>, unit: UnitId) -> bool {
     let spec = &inputs.unit(unit).spec;
     spec.is_root || spec.keep
 }
 
-/// `suggested_communication_unit_size` where it is not set, in elements (`megatron_fsdp.py`,
-/// `_init_fsdp_param_and_grad_buffer`): twice the mean unit under ZeRO-3, else the bucket size,
-/// which is 1e9 by default (`bucket_size` has no key here). What it comes to is at least 1e9 (the
+/// Returns `suggested_communication_unit_size` if it is not set, in elements (`megatron_fsdp.py`,
+/// `_init_fsdp_param_and_grad_buffer`): twice the mean unit under ZeRO-3, otherwise the bucket
+/// size, which is 1e9 by default (`bucket_size` has no key here). The result is at least 1e9 (the
 /// source's comment says "cap", its code is a floor).
 fn suggested_size(inputs: &LoweringInputs<'_>) -> u64 {
     const DEFAULT: u64 = 1_000_000_000;
@@ -463,7 +464,7 @@ impl Lifecycle for Megatron {
         self.release(out, unit);
     }
 
-    /// `_process_post_backward_gradients`, the hook behind a parameter's accumulation.
+    /// `_process_post_backward_gradients`, the hook after a parameter's accumulation.
     fn grad_ready(&mut self, out: &mut Emitter<'_>, p: ParamId) {
         let (g, _) = out.inputs.home[p.index()];
         if !out.inputs.group(g).requires_grad {

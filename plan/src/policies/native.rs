@@ -1,16 +1,16 @@
 //! The policy `native`: the per-module lifecycle of the `fully_shard` rewrite (Megatron-LM #4435),
 //! with the discipline of the clean one on its main branch: every buffer is freed on the stream
-//! that used it last, behind a wait edge.
+//! that used it last, after a wait edge.
 //!
-//! - `unshard.rs`: a gather lands in the flat buffer that parameters view. Gathers run up to the
-//!   prefetch depth or element budget ahead, never in recompute. Backward gathers only the units of
+//! - `unshard.rs`: a gather writes the flat buffer that parameters view. Gathers run ahead up to
+//!   the prefetch depth or element budget, never in recompute. Backward gathers only the units of
 //!   which one of its kernels reads a weight. Under HFSDP a unit's shards are gathered over the
 //!   outer axis once per step, before its first gather. The end of a step may gather the units that
-//!   the next one begins with, as soon as they are updated.
+//!   the next one starts with, as soon as they are updated.
 //! - `gradients.rs`: kernels of weight gradients write the flat gradient buffer.
-//! - `reduction.rs`: at most `reduce_in_flight` full gradient buffers are live, the one being
-//!   written included; an outer axis reduces shards and holds none. With `optimizer_in_backward` a
-//!   group is updated behind its reduction, and its shard of the gradient is freed with its full
+//! - `reduction.rs`: at most `reduce_in_flight` full gradient buffers are live, including the one
+//!   being written; an outer axis reduces shards and holds none. With `optimizer_in_backward` a
+//!   group is updated after its reduction, and its shard of the gradient is freed with its full
 //!   one.
 //! - `optimizer.rs`: groups are updated in the order of their reductions. The final callback of a
 //!   backward pass fences and does no hidden work; in a step's last backward there is one fence per
@@ -38,7 +38,7 @@ use optimizer::OffloadedState;
 use reduction::Reductions;
 use unshard::Unshard;
 
-/// Place of a micro-batch in its step.
+/// Position of a micro-batch in its step.
 #[derive(Clone, Copy, Debug)]
 struct MicroBatch {
     first: bool,

@@ -1,4 +1,4 @@
-//! What the rest of the crate knows of a policy before it lowers anything.
+//! Facts about a policy that need no lowering.
 
 use crate::config::{
     AllocatorKind, CompileMode, GradientSync, PolicyKind, Prefetch, Reshard, Scenario, Strategy,
@@ -15,9 +15,9 @@ pub(crate) struct PolicySpec {
     pub(crate) defaults: Defaults,
     /// Rules for the scenario's other keys.
     pub(crate) rules: Rules,
-    /// What to change so that buffers keep their addresses, which captured scopes need.
+    /// What to change so that buffers keep their addresses, as captured scopes need.
     pub(crate) fixed_addresses: &'static str,
-    /// How its engine works, in compile mode full too.
+    /// Properties of its engine, in compile mode full too.
     pub(crate) engine: Engine,
     /// Its schedule, outside compile mode full.
     pub(crate) lowering: Lowering,
@@ -37,7 +37,7 @@ pub(crate) struct Defaults {
     pub(crate) separate_communicators: bool,
     /// `allocator`.
     pub(crate) allocator: AllocatorKind,
-    /// `main_grads`, from the dtype of computation.
+    /// `main_grads`, from the compute dtype.
     pub(crate) main_grads: fn(DType) -> DType,
     /// `comm_grads`, from `main_grads`.
     pub(crate) comm_grads: fn(DType) -> DType,
@@ -48,22 +48,22 @@ pub(crate) struct Defaults {
 
 /// Rules of a schedule for the keys of a scenario.
 pub(crate) struct Rules {
-    /// Options of `[fsdp]` that not every schedule has, of which this one has these.
+    /// Options of `[fsdp]` that this schedule has, of those that not every schedule has.
     pub(crate) options: &'static [&'static str],
-    /// Values that the schedule cannot have.
+    /// Values that the schedule refuses.
     pub(crate) refuses: &'static [Refusal],
     /// Keys without effect.
     pub(crate) without_effect: &'static [WithoutEffect],
 }
 
 impl Rules {
-    /// Whether the schedule has an option of `[fsdp]`.
+    /// Returns whether the schedule has an option of `[fsdp]`.
     pub(crate) fn has(&self, option: &str) -> bool {
         self.options.contains(&option)
     }
 }
 
-/// A value that a schedule cannot have.
+/// A value that a schedule refuses.
 pub(crate) struct Refusal {
     /// Paths of the keys, the refused one first.
     pub(crate) keys: &'static [&'static str],
@@ -75,19 +75,19 @@ pub(crate) struct Refusal {
     pub(crate) help: &'static str,
 }
 
-/// A key that changes nothing, whatever value other than its default it has.
+/// A key that changes nothing, for any value other than its default.
 pub(crate) struct WithoutEffect {
     /// Path of the key.
     pub(crate) key: &'static str,
-    /// Path of the key that decides so.
+    /// Path of the key that is the reason.
     pub(crate) because_of: &'static str,
-    /// Which of its values change nothing; `None`: all of them.
+    /// The values that change nothing; `None` for all.
     pub(crate) only: Option<fn(&Scenario) -> bool>,
     /// Why it has no effect.
     pub(crate) why: &'static str,
 }
 
-/// Whether the schedule of compile mode full takes the place of the policy's own.
+/// Returns whether the schedule of compile mode full replaces the policy's own.
 pub(crate) fn fully_compiled(s: &Scenario) -> bool {
     s.compile.mode == CompileMode::Full
 }

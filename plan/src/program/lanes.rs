@@ -1,9 +1,9 @@
-//! Streams and communicators: what carries work in order.
+//! Streams and communicators, which run work in order.
 
 use crate::ir::{AxisSet, RankGroup};
 use serde::{Deserialize, Serialize};
 
-/// What a stream carries.
+/// Kind of work of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StreamKind {
@@ -26,7 +26,7 @@ pub enum StreamKind {
 }
 
 impl StreamKind {
-    /// Name in program text and traces.
+    /// Returns the name in program text and traces.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -51,8 +51,7 @@ pub struct Stream {
     pub priority: i8,
 }
 
-/// A communicator. It runs its collectives one after another in host launch order, whatever their
-/// streams.
+/// A communicator. It runs its collectives one after another in host launch order, on any streams.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Communicator {
     /// Name, for example `shard`, `shard_rs`, `outer`.
@@ -61,13 +60,12 @@ pub struct Communicator {
     pub axes: AxisSet,
     /// Ranks of one instance.
     pub ranks: RankGroup,
-    /// Its collectives run on copy engines and hold no SMs.
+    /// Whether its collectives run on copy engines and hold no SMs.
     #[serde(skip_serializing_if = "is_false")]
     pub copy_engine: bool,
 }
 
-/// What is not so is not written: a program keeps the digest that it had before there was the
-/// choice.
+/// False is not written: a program keeps the digest that it had before the choice existed.
 #[allow(
     clippy::trivially_copy_pass_by_ref,
     reason = "serde asks for a reference"

@@ -1,4 +1,4 @@
-//! Provenance: the rule that made `lower` emit an instruction, with its source.
+//! Provenance: the rule behind each instruction that `lower` emits, with its source.
 
 use serde::Serialize;
 
@@ -17,13 +17,13 @@ macro_rules! rules {
             /// Every rule.
             pub const ALL: &'static [Self] = &[$(Self::$name),*];
 
-            /// Short name in program text.
+            /// Returns the short name in program text.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$name => $text,)* }
             }
 
-            /// What the rule says and where it comes from.
+            /// Returns what the rule says and its source.
             #[must_use]
             pub const fn why(self) -> &'static str {
                 match self { $(Self::$name => $why,)* }

@@ -60,7 +60,7 @@ fn list(program: &Program, accesses: &[Access]) -> String {
     out.join(" ")
 }
 
-/// An instruction in words, without its tag.
+/// Describes an instruction, without its tag.
 pub(super) fn op(program: &Program, instr: &Instr) -> String {
     match instr.op {
         Op::Alloc(id) => {
@@ -152,8 +152,8 @@ pub(super) fn op(program: &Program, instr: &Instr) -> String {
     }
 }
 
-/// The comment lines at the top, with the groups of these units (`None`: of all); equal neighbours
-/// share a line.
+/// Returns the comment lines at the top, with the groups of these units (`None`: of all); equal
+/// adjacent units share a line.
 pub(super) fn header(program: &Program, units: Option<&[UnitId]>) -> String {
     let mut out = String::new();
     write_header(program, units, &mut out);
@@ -228,7 +228,7 @@ fn write_header(program: &Program, units: Option<&[UnitId]>, out: &mut String) {
     }
 }
 
-/// What a parameter group holds, without its number and name.
+/// Describes the contents of a parameter group, without its number and name.
 fn group_text(program: &Program, group: &Group) -> String {
     let kind = match &group.layout {
         Layout::Flat(l) => format!("flat, rows of {}", count(l.chunk_factor)),

@@ -4,7 +4,7 @@ use super::{Op, Program};
 use crate::ir::Place;
 use crate::units::Bytes;
 
-/// What a launch reads from and writes to memory.
+/// Memory traffic of a launch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Bytes read.
@@ -14,7 +14,7 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// Both directions.
+    /// Returns the bytes of both directions.
     #[must_use]
     pub fn moved(self) -> Bytes {
         self.read + self.written
@@ -22,10 +22,10 @@ impl Traffic {
 }
 
 impl Program {
-    /// Traffic of a launch; nothing for what launches no kernel.
+    /// Returns the traffic of a launch; zero for instructions that launch no kernel.
     ///
-    /// A kernel is described before it is known where gradients lie and counts them in the type it
-    /// computes in. The launch's ranges know how wide their elements are (`precision.main_grads`,
+    /// A kernel is described before the storage of gradients is decided, and counts them in the
+    /// type it computes in. The launch's ranges show their real width (`precision.main_grads`,
     /// `precision.comm_grads`).
     #[must_use]
     pub fn traffic(&self, op: &Op) -> Traffic {
@@ -37,7 +37,7 @@ impl Program {
         for (w, to) in self.writes(op).iter().enumerate() {
             let place = Place::Write(w as u8);
             let mut outputs = kernel.body.iter().flat_map(|b| &b.outputs);
-            // Gradients lie without gaps; elsewhere the descriptor is right.
+            // Gradients are stored without gaps; elsewhere the descriptor is right.
             let Some(slot) = outputs.find(|s| s.place == place && s.strides.is_empty()) else {
                 continue;
             };
@@ -45,11 +45,11 @@ impl Program {
             if counted == 0 || counted == to.bytes {
                 continue;
             }
-            // Of a table only rows may be touched.
+            // Only some rows of a table may be touched.
             let touched = kernel.written.0.min(counted);
             let real = (u128::from(touched) * u128::from(to.bytes) / u128::from(counted)) as u64;
             written = written - touched + real;
-            // What it adds to is read as well.
+            // An operand that it adds to is read as well.
             if self.reads(op).contains(to) {
                 read = read - touched.min(read) + real;
             }
@@ -75,8 +75,8 @@ mod tests {
     const LLAMA: &str = "[model]\nfamily = \"llama\"\nlayers = 1\nhidden = 64\nheads = 4\nffn = 176\nvocab = 250\n\
         max_seq_len = 32\n[train]\nseq_len = 32\nmicro_batch = 2\n[mesh]\nhardware = \"h200-nvlink\"\ndp_shard = 4\n";
 
-    /// Traffic of the backward launches that write a buffer of this type as a whole kernel's only
-    /// result.
+    /// Returns the traffic of the backward launches whose only result is a whole buffer of this
+    /// type.
     fn gradients(text: &str, grads: &str, kernel: &str, to: DType) -> BTreeSet<(u64, u64)> {
         let set = [
             "fsdp.policy=native".to_owned(),

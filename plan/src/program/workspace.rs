@@ -1,7 +1,7 @@
-//! Memory that kernels of a GPU take beside the program's buffers: a device allocates it once,
-//! before the first step.
+//! Memory that kernels of a GPU take in addition to the program's buffers: a device allocates it
+//! once, before the first step.
 //!
-//! It is part of the plan in that it follows from the program alone, so that a prediction of the
+//! It is part of the plan because it follows from the program alone, so that a prediction of the
 //! whole device's memory needs no device. The sizes are those of the libraries that `exec` uses
 //! (cuBLASLt, cuDNN 9.19).
 
@@ -9,16 +9,18 @@ use super::{Op, Program};
 use crate::ir::{Kernel, KernelClass, OpKind, Slot};
 use crate::units::Bytes;
 
-/// Bytes that a matrix product may take, and a convolution beside copies of its operands.
+/// Maximum workspace of a GEMM, and of a convolution in addition to copies of its operands, in
+/// bytes.
 pub const PRODUCT: u64 = 32 << 20;
-/// Parts of the workspace begin at multiples of this.
+/// Alignment of the workspace's parts.
 pub const ALIGN: u64 = 256;
-/// Bytes that a kernel's sums over rows may take which it makes beside what it does in rows.
+/// Maximum workspace of the column sums that a row kernel makes, in bytes.
 pub const ROW_SUMS: u64 = 8 << 20;
-/// Bytes of the sums that norms and clipping take at least on the compute stream.
+/// Minimum workspace of the sums of norms and clipping on the compute stream, in bytes.
 const SUMS: u64 = 1 << 20;
 
-/// Workspace of all streams: kernels of one stream share theirs, since they run one after another.
+/// Returns the workspace of all streams: kernels of one stream share theirs, since they run one
+/// after another.
 #[must_use]
 pub fn of(program: &Program) -> Bytes {
     let mut streams = vec![0; program.streams.len()];
@@ -37,16 +39,16 @@ pub fn of(program: &Program) -> Bytes {
         .iter()
         .map(|b| b.next_multiple_of(ALIGN))
         .sum::<u64>();
-    // A word for what kernels find wrong with their inputs, and counters of finished blocks.
+    // A word for faults that kernels find in their inputs, and counters of finished blocks.
     Bytes(all + ALIGN)
 }
 
-/// Workspace of one kernel.
+/// Returns the workspace of one kernel.
 #[must_use]
 pub fn kernel_bytes(kernel: &Kernel, deterministic: bool) -> u64 {
     match kernel.class {
         KernelClass::Gemm { m, n, k, .. } if m * n * k > 0 => PRODUCT,
-        // Tensor cores take channels last: cuDNN's kernels for 16-bit types work on copies of
+        // Tensor cores need channels last: cuDNN's kernels for 16-bit types work on copies of
         // images, weights and results in that order.
         KernelClass::Conv { .. } if kernel.dtype.size() == 2 => {
             let bytes = |slot: &Slot| slot.shape.iter().product::<u64>() * 2;
@@ -69,13 +71,13 @@ pub fn kernel_bytes(kernel: &Kernel, deterministic: bool) -> u64 {
             backward: true,
         } => {
             let (rows, head_dim) = (shape.rows(), shape.head_dim);
-            // The dot products of the output and its gradient.
+            // One dot product per row, of the output and its gradient.
             let delta = (rows * 4).next_multiple_of(ALIGN);
             let fused = kernel.dtype.size() == 2 && head_dim <= 128 && head_dim % 8 == 0;
             if !fused {
                 return delta;
             }
-            // The gradient of the queries is added up in float32, tile after tile; in a fixed order
+            // The gradient of the queries is added up in float32, tile by tile; in a fixed order
             // only from all of the scores' gradients.
             let queries = if deterministic {
                 rows * shape.seq * 2
@@ -123,7 +125,7 @@ mod tests {
         }
     }
 
-    /// What cuDNN 9.19 asked for on an H200, in tenths of MiB.
+    /// Workspace that cuDNN 9.19 asked for on an H200, in tenths of MiB.
     #[test]
     fn attention_takes_what_the_library_asked_for() {
         for (kernel, any_order, fixed_order) in [
@@ -137,13 +139,13 @@ mod tests {
             };
             assert_eq!((tenths(false), tenths(true)), (any_order, fixed_order));
         }
-        // Our own kernel keeps the dot products alone.
+        // Our own kernel needs only the dot products.
         let own = backward(1, 4, 256, 64, DType::F32);
         assert_eq!(kernel_bytes(&own, true), 4 * 256 * 4);
     }
 
     /// cuDNN 9.19 asked for 65.125 MiB on an H200 for 16 images of 256 channels of 64 x 64 and as
-    /// many channels of 3 x 3 weights, whichever of the three was the result: a copy of each.
+    /// many channels of 3 x 3 weights, for each of the three results: a copy of each.
     #[test]
     fn convolutions_have_room_for_copies_in_the_order_of_tensor_cores() {
         let scenario = |compute| {

@@ -4,7 +4,7 @@ use crate::graph::{Act, Value};
 use crate::models::testing::{llama, tiny};
 use crate::models::{self, ModelGraph};
 
-/// Every type of an operand of a computation that a recipe names.
+/// Returns every type of a computation's operand that a recipe names.
 fn operands(m: &ModelGraph, recipe: &dyn Recipe) -> Vec<(DType, DType)> {
     let mut out = Vec::new();
     for op in &m.graph.ops {
@@ -29,7 +29,7 @@ fn results_of_every_family_have_the_types_that_operations_say() {
                 let Act::Compute(kind) = op.act else { continue };
                 let dtype = |v: &crate::graph::ValueId| m.graph.value(*v).dtype;
                 let inputs: Vec<DType> = op.inputs.iter().map(dtype).collect();
-                // Casts say their type themselves.
+                // Casts state their type themselves.
                 if kind == OpKind::Copy {
                     continue;
                 }
@@ -118,7 +118,7 @@ fn operands_are_converted_in_front_of_the_operations_that_ask_for_it() {
         held(&m).iter().map(|h| h.0).collect::<Vec<_>>(),
         held(&before).iter().map(|h| h.0).collect::<Vec<_>>()
     );
-    // Gradients come back in the types of what they are gradients of.
+    // Gradients have the types of the values they belong to.
     let recompute = Recomputed::new(&s.train, m.modules());
     let backward = autodiff::differentiate(&mut m, &recompute, 1.0);
     assert_eq!(backward.ready.len(), m.params.len());

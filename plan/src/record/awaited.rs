@@ -1,17 +1,17 @@
-//! What a gap waited for: all spans that had to end.
+//! Spans that a gap waited for.
 
 use super::{Blocker, Cause, ExposedGap, Run};
 use crate::ir::{COMPUTE, InstrId, UnitId};
 use crate::program::Phase;
 
 impl Run {
-    /// Spans that ran in a gap and whose end it waited for, in their order: the one the run names,
-    /// and those of the same gather or reduction that it came behind (a sum behind a
-    /// reduce-scatter, a gather behind a copy). Where none of them ran, the one that the run names;
-    /// none where nothing on the device was waited for.
+    /// Returns the spans that ran in a gap and whose end it waited for, in order: the one that the
+    /// run names, and earlier ones of the same gather or reduction (a sum after a reduce-scatter, a
+    /// gather after a copy). If none of them ran in the gap, returns only the one that the run
+    /// names; empty if nothing on the device was waited for.
     ///
-    /// `place` is the unit, phase and micro-batch of an instruction: those of one unit's gather or
-    /// reduction share them.
+    /// `place` returns the unit, phase and micro-batch of an instruction, which are equal for one
+    /// unit's gather or reduction.
     #[must_use]
     pub fn awaited(
         &self,
@@ -36,7 +36,7 @@ impl Run {
                     break;
                 }
                 Blocker::Stream(y) | Blocker::Event(y) if together(at, y) => y,
-                // Time on the wire, or lost to others on it, is that of the collective that had the
+                // Time on the wire, or lost to others on it, belongs to the collective that had the
                 // communicator.
                 Blocker::Communicator(y)
                     if matches!(gap.cause, Cause::Wire | Cause::Contention) =>
@@ -65,7 +65,7 @@ impl Run {
     }
 }
 
-/// Names of what was waited for, each once: `reduce_scatter + multi_copy`.
+/// Returns the names of what was waited for, each once: `reduce_scatter + multi_copy`.
 #[must_use]
 pub fn awaited_names<'a>(all: impl IntoIterator<Item = &'a str>) -> String {
     let mut names: Vec<&str> = Vec::new();
@@ -77,7 +77,7 @@ pub fn awaited_names<'a>(all: impl IntoIterator<Item = &'a str>) -> String {
     names.join(" + ")
 }
 
-/// Names of units in their order; numbered neighbours as `layers.3 to layers.7`.
+/// Returns the names of units in order, with consecutive numbers as `layers.3 to layers.7`.
 #[must_use]
 pub fn awaited_units(names: &[&str]) -> String {
     let number = |name: &str| {

@@ -1,4 +1,4 @@
-//! What a prediction rests on, and how far it may be off.
+//! Basis of a prediction, and the error to expect.
 
 use crate::units::thousands;
 use serde::{Deserialize, Serialize};
@@ -24,25 +24,25 @@ impl BasisKind {
     }
 }
 
-/// What a prediction's times rest on.
+/// Basis of a prediction's times.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Basis {
     /// Whether that is a measurement.
     pub kind: BasisKind,
     /// The machine that was measured, or why the prediction is an estimate.
     pub on: String,
-    /// How far predictions like this one were off; `None` where nothing like it was ever measured.
+    /// Errors of similar predictions; `None` if nothing similar was ever measured.
     pub band: Option<ErrorBand>,
 }
 
-/// How far predictions were off in the validation rows nearest to a prediction.
+/// Errors of predictions in the validation rows nearest to a prediction.
 ///
 /// Each bound is the 90th percentile (nearest rank) of the absolute errors of those rows.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ErrorBand {
-    /// Bound of the step time's error, percent; `None` where no such row has a measured time.
+    /// Bound of the step time's error, in percent; `None` if no such row has a measured time.
     pub step_percent: Option<f64>,
-    /// Bound of the reserved memory's error, percent; `None` where no such row has a measured peak.
+    /// Bound of the reserved memory's error, in percent; `None` if no such row has a measured peak.
     pub reserved_percent: Option<f64>,
     /// Number of rows behind it.
     pub rows: u32,
@@ -57,13 +57,13 @@ impl Basis {
         self.kind == BasisKind::Estimated
     }
 
-    /// Returns the bound of the step time's error, percent, where one is known.
+    /// Returns the bound of the step time's error in percent, if it is known.
     #[must_use]
     pub fn step_percent(&self) -> Option<f64> {
         self.band.as_ref()?.step_percent
     }
 
-    /// Returns the bound of the reserved memory's error, percent, where one is known.
+    /// Returns the bound of the reserved memory's error in percent, if it is known.
     #[must_use]
     pub fn reserved_percent(&self) -> Option<f64> {
         self.band.as_ref()?.reserved_percent
@@ -89,7 +89,7 @@ impl Basis {
     }
 }
 
-/// Formats a bound in percent: one decimal below 10, none from there on.
+/// Formats a bound in percent: one decimal below 10, none above.
 #[must_use]
 pub fn bounded(percent: f64) -> String {
     // A bound is rounded up: it has to hold.

@@ -1,5 +1,4 @@
-//! What a device's power limit makes of its clock, as a run tells it among the facts of its
-//! environment.
+//! Effect of a device's power limit on its clock, as a run reports it in its environment.
 
 use std::collections::BTreeMap;
 
@@ -9,15 +8,14 @@ const FACTOR: &str = "power.arithmetic_factor";
 /// The clock of a run's steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Clock {
-    /// Share of a step's time (0 to 1) that matrix products, convolutions and attention take,
-    /// alone.
+    /// Share of a step's time (0 to 1) that GEMMs, convolutions and attention take, alone.
     pub arithmetic_share: f64,
     /// Their time relative to that at full clock.
     pub arithmetic_factor: f64,
 }
 
 impl Clock {
-    /// Puts it among a run's facts, to four digits.
+    /// Adds it to a run's environment, with four digits.
     pub fn tell(&self, environment: &mut BTreeMap<String, String>) {
         let mut fact = |key: &str, value: f64| {
             environment.insert(key.to_owned(), format!("{value:.4}"));

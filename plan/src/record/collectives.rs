@@ -1,4 +1,4 @@
-//! What a step's collectives cost, from its spans: the same for predicted and measured ones.
+//! Cost of a step's collectives, from its spans: the same for predicted and measured ones.
 
 use super::intervals::{length, overlap, touches, union};
 use super::{CollectiveStats, Span};
@@ -7,9 +7,9 @@ use crate::program::{Op, Program};
 use crate::units::Picos;
 use std::collections::BTreeMap;
 
-/// Time of a kind of collective is counted once where several run at the same time; what the
-/// compute stream does not cover is exposed. A collective overlaps a product when any matrix
-/// product, attention or convolution shares time with it.
+/// Returns totals by kind. Time of a kind of collective is counted once if several run at the same
+/// time; time in which the compute stream runs nothing is exposed. A collective overlaps a GEMM if
+/// any GEMM, attention or convolution shares time with it.
 #[must_use]
 pub fn collective_stats(
     program: &Program,

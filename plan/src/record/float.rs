@@ -1,4 +1,4 @@
-//! Floating-point numbers in JSON, those that JSON does not know included: `"NaN"`, `"inf"`,
+//! Floating-point numbers in JSON, including those that JSON cannot represent: `"NaN"`, `"inf"`,
 //! `"-inf"`.
 //!
 //! For `#[serde(with = "…")]`; a diverged loss has to survive being stored.
@@ -47,7 +47,7 @@ pub fn serialize<S: Serializer>(x: &f64, to: S) -> Result<S::Ok, S::Error> {
 /// Reads one number.
 ///
 /// # Errors
-/// When there is none.
+/// If the value is not a number.
 pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
     Number::deserialize(from)?.value()
 }
@@ -67,7 +67,7 @@ pub mod list {
     /// Reads the numbers.
     ///
     /// # Errors
-    /// When one of them is none.
+    /// If a value is not a number.
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<f64>, D::Error> {
         let all = Vec::<Number>::deserialize(from)?;
         all.into_iter().map(Number::value).collect()

@@ -1,4 +1,4 @@
-//! When the input of a span was there.
+//! When a span's input was ready.
 
 use super::Span;
 use crate::ir::{BufferId, InstrId, KernelClass};
@@ -11,12 +11,12 @@ pub struct Inputs<'a> {
     program: &'a Program,
     spans: &'a [Span],
     begin: Picos,
-    /// By buffer: the spans that write it, in issue order. Made when it is first asked for.
+    /// Spans that write a buffer, by buffer, in issue order. Computed on first use.
     writers: OnceCell<Vec<Vec<u32>>>,
 }
 
 impl<'a> Inputs<'a> {
-    /// Of these spans, in issue order, of a step that begins at `begin`.
+    /// Creates the inputs of these spans, in issue order, of a step that starts at `begin`.
     #[must_use]
     pub const fn new(program: &'a Program, spans: &'a [Span], begin: Picos) -> Self {
         Self {
@@ -27,9 +27,10 @@ impl<'a> Inputs<'a> {
         }
     }
 
-    /// The earliest time at which the input of span `x` could be there: what this step computes is
-    /// there when the kernel that computed it has ended, all else from the step's begin on. Copies
-    /// into a bucket are part of the way: they could have run as soon as what they copy was there.
+    /// Returns the earliest time at which the input of span `x` could be ready. Data that this step
+    /// computes is ready when the kernel that computed it has ended, and all other data from the
+    /// step's start on. Copies into a bucket count as part of the transfer: they could have run as
+    /// soon as their source was ready.
     ///
     /// # Panics
     /// If there is no such span.
@@ -47,7 +48,7 @@ impl<'a> Inputs<'a> {
         }
     }
 
-    /// The last span before this one that wrote a buffer it reads.
+    /// Returns the last span before this one that wrote a buffer it reads.
     fn fed_by(&self, x: u32) -> Option<u32> {
         let writers = self.writers.get_or_init(|| self.writers());
         let read = buffers(self.program, self.spans[x as usize].instr, Side::Read);
@@ -72,14 +73,14 @@ impl<'a> Inputs<'a> {
     }
 }
 
-/// Whether an instruction only moves what others have computed.
+/// Returns whether an instruction only moves what others have computed.
 fn moves(program: &Program, instr: InstrId) -> bool {
     match program.instrs[instr.index()].op {
         Op::Launch { kernel, .. } => matches!(
             program.kernels[kernel.index()].class,
             KernelClass::Copy | KernelClass::MultiCopy
         ),
-        // An allocation with a span sends data of the host, see [`Program::upload`].
+        // An allocation with a span copies data from the host, see [`Program::upload`].
         Op::Copy { .. } | Op::Alloc(_) => true,
         _ => false,
     }
@@ -146,7 +147,7 @@ mod tests {
             alone: Picos(end - start),
             blocker: Blocker::None,
         };
-        // It takes 15, wherever it was.
+        // It takes 15, at any position.
         let spans = [span(sent, 30, 45), span(reader.unwrap(), 60, 70)];
         assert_eq!(Inputs::new(&program, &spans, Picos(10)).ready(1), Picos(25));
     }

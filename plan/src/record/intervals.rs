@@ -1,6 +1,6 @@
 //! Sets of time as sorted, disjoint intervals.
 
-/// Sorts and merges.
+/// Sorts and merges intervals.
 #[must_use]
 pub fn union(list: &mut [(u64, u64)]) -> Vec<(u64, u64)> {
     list.sort_unstable();
@@ -14,13 +14,13 @@ pub fn union(list: &mut [(u64, u64)]) -> Vec<(u64, u64)> {
     merged
 }
 
-/// Total length.
+/// Returns the total length.
 #[must_use]
 pub fn length(set: &[(u64, u64)]) -> u64 {
     set.iter().map(|i| i.1 - i.0).sum()
 }
 
-/// Length common to two sets.
+/// Returns the length common to two sets.
 #[must_use]
 pub fn overlap(a: &[(u64, u64)], b: &[(u64, u64)]) -> u64 {
     let (mut i, mut j, mut total) = (0, 0, 0);
@@ -36,7 +36,7 @@ pub fn overlap(a: &[(u64, u64)], b: &[(u64, u64)]) -> u64 {
     total
 }
 
-/// Whether an interval shares time with a set.
+/// Returns whether an interval shares time with a set.
 #[must_use]
 pub fn touches(set: &[(u64, u64)], (start, end): (u64, u64)) -> bool {
     let i = set.partition_point(|s| s.1 <= start);

@@ -1,10 +1,11 @@
-//! Collectives that were issued and ready, and waited for their turn behind collectives of another
+//! Collectives that were issued and ready, and waited for their turn after collectives of another
 //! kind.
 //!
 //! Collectives of one communicator run in the order in which they are issued, and so do those of
-//! one stream. One behind others of its own kind is in their line: gathers are issued in the order
-//! in which their results are needed, so what such a line takes is the wire's time. Behind another
-//! kind (a gather behind a reduction) it waits for what computation does not need first.
+//! one stream. A collective after others of its own kind waits in their line: gathers are issued in
+//! the order in which their results are needed, so the time of such a line is the wire's. After
+//! another kind (a gather after a reduction), it waits for something that computation does not need
+//! first.
 
 use super::{Blocker, ExposedGap, Span};
 use crate::ir::{COMPUTE, Collective, StreamId};
@@ -13,7 +14,7 @@ use crate::units::Picos;
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
 
-/// What two collectives that take turns have in common.
+/// Resource for which two collectives take turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shared {
     /// The communicator.
@@ -23,7 +24,7 @@ pub enum Shared {
 }
 
 impl Shared {
-    /// Name in sentences.
+    /// Returns the name in sentences.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -40,16 +41,16 @@ pub struct Queued {
     pub waited: u32,
     /// The span of the collective that it waited behind.
     pub behind: u32,
-    /// What both need.
+    /// Resource that both need.
     pub shared: Shared,
-    /// When the one that waited was issued and ready.
+    /// When the waiting collective was issued and ready.
     pub since: Picos,
     /// When the other one had ended.
     pub until: Picos,
 }
 
 impl Queued {
-    /// How long it waited.
+    /// Returns how long it waited.
     #[must_use]
     pub fn time(&self) -> Picos {
         self.until.saturating_sub(self.since)
@@ -60,12 +61,12 @@ impl Queued {
 pub struct Queues<'a> {
     program: &'a Program,
     spans: &'a [Span],
-    /// By span: the collective before it on its communicator. Made when it is first asked for.
+    /// The previous collective on the communicator, by span. Computed on first use.
     before: OnceCell<BTreeMap<u32, u32>>,
 }
 
 impl<'a> Queues<'a> {
-    /// Of these spans, in issue order, of one step.
+    /// Creates the waits of these spans, in issue order, of one step.
     #[must_use]
     pub const fn new(program: &'a Program, spans: &'a [Span]) -> Self {
         Self {
@@ -75,15 +76,15 @@ impl<'a> Queues<'a> {
         }
     }
 
-    /// The wait of span `x` itself behind a collective of another kind; none where `x` is no
-    /// collective or did not wait.
+    /// Returns the wait of span `x` itself after a collective of another kind; `None` if `x` is not
+    /// a collective or did not wait.
     #[must_use]
     pub fn of(&self, x: u32) -> Option<Queued> {
         let kind = self.collective(x)?.kind;
         let span = self.spans.get(x as usize)?;
         let (behind, shared, ready) = match span.blocker {
-            // Its stream was free only when the one before had ended, so it cannot tell when it was
-            // ready but for that.
+            // Its stream was free only when the previous collective had ended, which hides when it
+            // was ready otherwise.
             Blocker::Stream(y) if y < x && self.collective(y).is_some() => {
                 let ready = self.spans[y as usize].start.max(self.let_go(y, x));
                 (y, Shared::Stream, ready)
@@ -102,8 +103,8 @@ impl<'a> Queues<'a> {
         })
     }
 
-    /// The wait that made span `x` late and by how much: its own, or that of the first of the line
-    /// of its kind that it came right behind.
+    /// Returns the wait that made span `x` late, and by how much: its own, or that of the first
+    /// collective in the line of its kind directly before it.
     #[must_use]
     pub fn late(&self, x: u32) -> Option<(Queued, Picos)> {
         let mut line = x;
@@ -128,8 +129,8 @@ impl<'a> Queues<'a> {
         }
     }
 
-    /// The wait that a gap of cause [`super::Cause::Queue`] is due to: that of what the gap waited
-    /// for, or of what that came behind.
+    /// Returns the wait that caused a gap of cause [`super::Cause::Queue`]: that of the span that
+    /// the gap waited for, or of the line directly before that.
     #[must_use]
     pub fn of_gap(&self, gap: &ExposedGap) -> Option<Queued> {
         let mut x = gap.waited_for?;
@@ -165,8 +166,8 @@ impl<'a> Queues<'a> {
         })
     }
 
-    /// When the last of the events had happened that the stream waits for between spans `y` and
-    /// `x`.
+    /// Returns when the last of the events had happened that the stream waits for between spans `y`
+    /// and `x`.
     fn let_go(&self, y: u32, x: u32) -> Picos {
         let [from, to] = [y, x].map(|i| self.spans[i as usize].instr.index());
         let on = self.spans[x as usize].stream;
@@ -189,7 +190,7 @@ impl<'a> Queues<'a> {
         ends.max().unwrap_or(Picos::ZERO)
     }
 
-    /// End of the last span of a stream before an instruction.
+    /// Returns the end of the last span of a stream before an instruction.
     fn last_on(&self, stream: StreamId, before: usize) -> Option<Picos> {
         let to = self.spans.partition_point(|s| s.instr.index() < before);
         let found = self.spans[..to].iter().rev().find(|s| s.stream == stream);

@@ -37,7 +37,7 @@ pub struct MemorySummary {
     pub capacity_bytes: Option<u64>,
     /// Allocator retries.
     pub retries: u32,
-    /// Where the peak was: step, phase, unit, instruction, host time in milliseconds.
+    /// Position of the peak: step, phase, unit, instruction, host time in milliseconds.
     pub at: BTreeMap<&'static str, serde_json::Value>,
     /// Bytes by role at the peak.
     pub by_role: BTreeMap<&'static str, u64>,
@@ -62,11 +62,11 @@ pub struct Summary {
     pub hardware: String,
     /// Step times.
     pub step_ms: StepSummary,
-    /// Tokens a second and GPU.
+    /// Tokens per second and GPU.
     pub tokens_per_s_per_gpu: f64,
-    /// Model FLOPs utilisation, 0 to 1; `null` where the device's peak is not known.
+    /// Model FLOPs utilisation, 0 to 1; `null` if the device's peak is not known.
     pub mfu: Option<f64>,
-    /// Host time of a step, milliseconds.
+    /// Host time of a step, in milliseconds.
     pub host_ms: f64,
     /// Memory.
     pub memory: MemorySummary,
@@ -82,15 +82,15 @@ pub struct Summary {
     pub grad_norms: Vec<f64>,
     /// Environment.
     pub environment: BTreeMap<String, String>,
-    /// What a prediction rests on.
+    /// Basis of a prediction.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub basis: Option<BasisSummary>,
-    /// How far predictions like this one were off.
+    /// Errors of similar predictions.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error_band: Option<ErrorBand>,
 }
 
-/// What a prediction rests on.
+/// Basis of a prediction.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct BasisSummary {
     /// `measured` or `estimated`.
@@ -116,7 +116,7 @@ fn reported(norms: &[f64]) -> &[f64] {
 }
 
 impl Run {
-    /// Exposed time of a step, of all causes.
+    /// Returns the exposed time of a step, of all causes.
     #[must_use]
     pub fn exposed_total(&self) -> Picos {
         self.exposed.values().copied().sum()
@@ -130,7 +130,7 @@ impl Run {
         reported(&self.grad_norms)
     }
 
-    /// Median step time, milliseconds; NaN without samples.
+    /// Returns the median step time in milliseconds; NaN without samples.
     #[must_use]
     pub fn step_ms(&self) -> f64 {
         let mut sorted: Vec<f64> = self.step_samples.iter().map(|t| t.ms()).collect();
@@ -142,13 +142,13 @@ impl Run {
         }
     }
 
-    /// Tokens (or samples) a second and GPU.
+    /// Returns the tokens (or samples) per second and GPU.
     #[must_use]
     pub fn tokens_per_s(&self) -> f64 {
         self.tokens as f64 / (self.step_ms() / 1e3)
     }
 
-    /// The run's summary.
+    /// Returns the run's summary.
     #[must_use]
     pub fn summary(&self) -> Summary {
         let mut sorted: Vec<f64> = self.step_samples.iter().map(|t| t.ms()).collect();

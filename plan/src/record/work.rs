@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Work {
-    /// Matrix products and convolutions.
+    /// GEMMs and convolutions.
     Gemm,
     /// Fused attention.
     Attention,
@@ -29,7 +29,7 @@ pub enum Work {
 }
 
 impl Work {
-    /// Kind of an instruction; `None` for what runs on no device stream.
+    /// Returns the kind of an instruction; `None` if it runs on no device stream.
     #[must_use]
     pub fn of(program: &Program, instr: InstrId) -> Option<Self> {
         Some(match program.instrs[instr.index()].op {
@@ -54,7 +54,7 @@ impl Work {
         })
     }
 
-    /// Name in tables and JSON.
+    /// Returns the name in tables and JSON.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -83,7 +83,7 @@ impl Work {
         Self::OtherCollective,
     ];
 
-    /// Whether it is communication.
+    /// Returns whether it is communication.
     #[must_use]
     pub const fn is_collective(self) -> bool {
         matches!(

@@ -1,4 +1,4 @@
-//! What can be wrong with units, groups and layouts.
+//! Errors in units, groups and layouts.
 
 /// Why a group cannot be laid out.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -15,11 +15,11 @@ pub enum LayoutError {
     Padding {
         /// Distinct rows of the group, in elements.
         rows: Vec<u64>,
-        /// Elements the parameters need.
+        /// Number of elements of the parameters.
         payload: u64,
-        /// Shards.
+        /// Number of shards.
         shards: u32,
-        /// Padded elements, or that they do not fit 64 bits.
+        /// Number of padded elements, or that they do not fit 64 bits.
         padded: String,
     },
     /// A parameter with an empty inner dimension has no rows to cut at.
@@ -46,11 +46,11 @@ pub enum ShardError {
     /// A pattern matches no module.
     #[error("{what} pattern `{pattern}` matches no module; {hint}")]
     NoSuchModule {
-        /// What it is a pattern of.
+        /// Kind of the pattern.
         what: &'static str,
         /// Pattern.
         pattern: String,
-        /// The module that may be meant, as a question, or a list of those there are.
+        /// The module that may be meant, as a question, or a list of existing ones.
         hint: String,
     },
     /// A pattern of `train.recompute_layers` matches no block.

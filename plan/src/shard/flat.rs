@@ -3,10 +3,10 @@
 //!
 //! A shard boundary is a multiple of the chunk factor, the least common multiple of the rows of all
 //! parameters, so a parameter that starts on a multiple of its own row is never cut inside one.
-//! Parameters smaller than the chunk factor ("fragments") fill the holes that the others leave, and
-//! what is left over is packed into grids of one chunk factor each, so that no fragment meets a
-//! boundary (Megatron-FSDP `dbuffer.py`/`dp_buffer.py`; the production engine appends left-over
-//! fragments back to back instead, which can cut a row).
+//! Parameters smaller than the chunk factor ("fragments") fill the holes that the others leave.
+//! Remaining fragments are packed into grids of one chunk factor each, so that no fragment meets a
+//! boundary. (Megatron-FSDP `dbuffer.py`/`dp_buffer.py`; the production engine appends remaining
+//! fragments without gaps instead, which can cut a row.)
 
 use super::LayoutError;
 use crate::ir::ParamId;
@@ -20,15 +20,15 @@ pub struct FlatItem {
     pub param: ParamId,
     /// First element.
     pub offset: u64,
-    /// Elements.
+    /// Number of elements.
     pub numel: u64,
 }
 
 /// Flat layout of a group over `shards` ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct FlatLayout {
-    /// Elements of the full buffer, padding included: a multiple of `chunk_factor * shards` when
-    /// padded.
+    /// Number of elements of the full buffer, including padding: a multiple of `chunk_factor *
+    /// shards` if padded.
     pub numel: u64,
     /// Least common multiple of the parameters' rows.
     pub chunk_factor: u64,
@@ -39,19 +39,19 @@ pub struct FlatLayout {
 }
 
 impl FlatLayout {
-    /// Elements of one rank's shard.
+    /// Returns the number of elements of one rank's shard.
     #[must_use]
     pub fn shard_numel(&self) -> u64 {
         self.numel / u64::from(self.shards)
     }
 
-    /// Elements of the parameters, without padding.
+    /// Returns the number of elements of the parameters, without padding.
     #[must_use]
     pub fn payload_numel(&self) -> u64 {
         self.items.iter().map(|i| i.numel).sum()
     }
 
-    /// Elements of the full buffer that `rank` holds.
+    /// Returns the elements of the full buffer that `rank` holds.
     #[must_use]
     pub fn shard(&self, rank: u32) -> Range<u64> {
         assert!(rank < self.shards, "rank {rank} of {} shards", self.shards);
@@ -59,8 +59,8 @@ impl FlatLayout {
         u64::from(rank) * n..(u64::from(rank) + 1) * n
     }
 
-    /// Where `rank`'s shard holds its part of the `index`-th parameter, in elements from the
-    /// shard's start. Empty (and `0..0`) where it holds none of it.
+    /// Returns the part of the `index`-th parameter in `rank`'s shard, in elements from the shard's
+    /// start. Empty (and `0..0`) if it holds none of it.
     ///
     /// # Panics
     /// If `index` is not below the number of parameters or `rank` not below the number of shards.
@@ -77,16 +77,16 @@ impl FlatLayout {
     }
 }
 
-/// Sizes above this are refused, so that no sum below can overflow.
+/// Maximum size of a layout, so that no sum below can overflow.
 const MAX_NUMEL: u64 = 1 << 59;
-/// Padding that is always accepted, in elements, beside as much padding as payload.
+/// Padding that is always accepted, in elements, in addition to as much padding as payload.
 const PADDING_SLACK: u64 = 1 << 30;
 
-/// Lays `items` (parameter, elements, elements of a row) out over `shards` ranks.
+/// Lays `items` (parameter, elements, elements per row) out over `shards` ranks.
 ///
-/// With `pad` the buffer is padded to a multiple of chunk factor times shards; without it
-/// (`no_shard`) nothing is cut: the layout ends with its last parameter and has one shard whatever
-/// `shards` says.
+/// With `pad` the buffer is padded to a multiple of chunk factor times shards. Without it
+/// (`no_shard`) nothing is cut: the layout ends with its last parameter and has one shard for any
+/// `shards`.
 ///
 /// # Errors
 /// [`LayoutError::Padding`] when rows without common factors need more than twice the payload plus
@@ -163,7 +163,7 @@ pub fn flat_layout(
 }
 
 /// Places parameters. Offsets stay below 2^62: regular items occupy less than twice their size, and
-/// of two neighbouring bins of fragments at least one is half full.
+/// of two adjacent bins of fragments at least one is half full.
 struct Packer<'a> {
     items: &'a [(ParamId, u64, u64)],
     factor: u64,
@@ -202,7 +202,7 @@ impl<'a> Packer<'a> {
             if rest == 0 {
                 continue;
             }
-            // A later parameter whose remainder fits beside this one's shares the last grid: it
+            // A later parameter whose remainder fits next to this one's shares the last grid: it
             // starts that much before the grid's end and fills whole grids from there.
             let gap = at;
             at = at.next_multiple_of(f);
@@ -220,7 +220,7 @@ impl<'a> Packer<'a> {
             }
             self.fill(gap, gap_end);
         }
-        // First-fit decreasing into grids of their own.
+        // First-fit decreasing into separate grids.
         let mut bins: Vec<u64> = Vec::new();
         for i in std::mem::take(&mut self.fragments) {
             let (_, numel, row) = self.items[i];
@@ -298,7 +298,7 @@ mod tests {
         assert_eq!(l.local(4, 4), 0..6);
     }
 
-    /// The case in which appending left-over fragments back to back cuts a row: (1,3) and (2,2) on
+    /// The case in which appending remaining fragments without gaps cuts a row: (1,3) and (2,2) on
     /// 2 ranks.
     #[test]
     fn left_over_fragments_stay_within_a_grid() {
@@ -350,7 +350,7 @@ mod tests {
             ([7_169, 16_384, 18_432].as_slice(), 512)
         );
         assert!(e.to_string().contains("7169, 16384, 18432"), "{e}");
-        // Three coprime rows near 2^22: their product is beyond 64 bits.
+        // Three coprime rows near 2^22, whose multiple is beyond 64 bits.
         let e = flat_layout(
             &items(&[(1, 4_194_301), (1, 4_194_303), (1, 4_194_305)]),
             2,

@@ -15,25 +15,25 @@ pub struct UnitSpec {
     pub modules: Vec<ModuleId>,
     /// Whether it is the root unit, which owns what no other unit does.
     pub is_root: bool,
-    /// Never reshard it after forward.
+    /// Whether it is never resharded after forward.
     pub keep: bool,
     /// Whether it wraps a repeated block.
     pub is_block: bool,
 }
 
-/// How the groups' buffers are laid out.
+/// Layout of the groups' buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayoutKind {
-    /// One flat buffer a group.
+    /// One flat buffer per group.
     Flat {
-        /// Ranks that share it.
+        /// Number of ranks that share it.
         shards: u32,
-        /// Pad to equal shards; `false` where nothing is sharded.
+        /// Whether it is padded to equal shards; `false` if nothing is sharded.
         pad: bool,
     },
-    /// Every parameter on its own.
+    /// Every parameter is cut separately.
     PerParam {
-        /// Ranks that share it.
+        /// Number of ranks that share it.
         shards: u32,
     },
 }
@@ -56,7 +56,7 @@ impl LayoutKind {
         };
         match self {
             Self::Flat { shards, pad } => {
-                // Runs of parameters are laid out as if each were one, and then taken apart.
+                // Runs of parameters are laid out as if each were one parameter, and then split.
                 let mut runs: Vec<(ParamId, u64, u64)> = Vec::new();
                 let mut members: Vec<Vec<FlatItem>> = Vec::new();
                 for id in params {
@@ -101,8 +101,8 @@ impl LayoutKind {
     }
 }
 
-/// The units that `units` asks for: the root first, then the others in forward order (the order of
-/// their first module).
+/// Returns the units that `units` asks for: the root first, then the others in forward order (the
+/// order of their first module).
 ///
 /// # Errors
 /// [`ShardError::NoSuchModule`] for a pattern without a match, [`ShardError::TwoUnits`] for a
@@ -134,7 +134,7 @@ pub fn assign_units(units: &Units, modules: &[Module]) -> Result<Vec<UnitSpec>, 
     Ok(specs)
 }
 
-/// A unit over modules in forward order; there is at least one.
+/// Makes a unit over modules in forward order; there is at least one.
 fn unit(ids: Vec<ModuleId>, keep: bool, modules: &[Module]) -> UnitSpec {
     let paths: Vec<&str> = ids
         .iter()
@@ -193,9 +193,9 @@ pub fn check_unit(pattern: &UnitPattern, modules: &[Module]) -> Result<(), Shard
     globs.try_for_each(|glob| wrapped(glob, modules).map(drop))
 }
 
-/// The modules that a glob of `fsdp.units` wraps, at least one.
+/// Returns the modules that a glob of `fsdp.units` wraps, at least one.
 fn wrapped(glob: &str, modules: &[Module]) -> Result<Vec<ModuleId>, ShardError> {
-    // The root module always is a unit already.
+    // The root module is always a unit already.
     let inner = (1..).zip(modules.get(1..).unwrap_or_default());
     let found: Vec<ModuleId> = inner
         .filter(|(_, m)| matches(glob, &m.path) && has_place_for_parameters(m))
@@ -251,8 +251,8 @@ fn from_patterns(
     Ok(specs)
 }
 
-/// The unit that owns each parameter: the innermost one around its module, and for a tied parameter
-/// the innermost one around all its modules (it must be full for every use).
+/// Returns the unit that owns each parameter: the innermost one around its module, and for a tied
+/// parameter the innermost one around all its modules (it must be full for every use).
 #[must_use]
 pub fn owners(specs: &[UnitSpec], modules: &[Module], params: &[Param]) -> Vec<UnitId> {
     let mut own: Vec<Option<u16>> = vec![None; modules.len()];
@@ -303,12 +303,11 @@ pub fn owners(specs: &[UnitSpec], modules: &[Module], params: &[Param]) -> Vec<U
         .collect()
 }
 
-/// The parameter groups of all units, laid out: units in their order, within a unit (where
+/// Returns the parameter groups of all units, laid out: units in their order, within a unit (if
 /// `frozen_apart`) by first occurrence of `requires_grad`, and of placements along the axes that
-/// divide the model; parameters in registration order. Units
-/// without parameters have no group. Where `contiguous_with_next` (by parameter; none beyond its
-/// end) says so, and both have rows of one length, a flat layout leaves no gap between a parameter
-/// and the next one.
+/// divide the model; parameters in registration order. Units without parameters have no group. A
+/// flat layout leaves no gap between a parameter and the next one if `contiguous_with_next` (by
+/// parameter) says so and both have rows of one length.
 ///
 /// # Errors
 /// [`ShardError::Layout`] with the unit's name.

@@ -1,13 +1,14 @@
-//! What a module pattern without a match may have meant.
+//! Suggests what a module pattern without a match may have meant.
 
 use crate::ir::{Module, ModuleKind};
 use crate::names::nearest;
 
-/// A sentence's end for a pattern that matches no module: the nearest one, or what there is in its
-/// place.
+/// Returns the end of a sentence about a pattern that matches no module: the nearest one, or what
+/// exists in its place.
 ///
 /// Modules are named as patterns name them, all blocks at once (`layers.*.mlp`), and compared with
-/// those of the pattern's shape: as many components, numbers and stars in the same places.
+/// those of the pattern's shape: the same number of components, with numbers and stars in the same
+/// places.
 pub(super) fn hint(pattern: &str, modules: &[Module]) -> String {
     let all = families(modules);
     let alike: Vec<&Vec<&str>> = all.iter().filter(|m| same_shape(m, pattern)).collect();
@@ -16,7 +17,7 @@ pub(super) fn hint(pattern: &str, modules: &[Module]) -> String {
         // Nothing else could be meant, whatever the words are.
         [only] if numbered => Some(*only),
         several => {
-            // What all have in common would only hide how far the rest is.
+            // Common components would only hide how different the rest is.
             let wanted: Vec<&str> = pattern.split('.').collect();
             let common = several
                 .iter()
@@ -34,7 +35,7 @@ pub(super) fn hint(pattern: &str, modules: &[Module]) -> String {
     if let Some(meant) = meant {
         let wanted: Vec<&str> = pattern.split('.').collect();
         let kept = filled(meant, &wanted);
-        // The numbers of the pattern itself may be what is wrong.
+        // The numbers of the pattern itself may be wrong.
         let meant = if kept == pattern {
             meant.join(".")
         } else {
@@ -51,7 +52,8 @@ pub(super) fn hint(pattern: &str, modules: &[Module]) -> String {
     format!("modules: {}", listed.join(", "))
 }
 
-/// Components of the paths of all modules with a place for patterns, numbers as `*`, each once.
+/// Returns the components of the paths of all modules to which patterns can apply, numbers as `*`,
+/// each once.
 fn families(modules: &[Module]) -> Vec<Vec<&str>> {
     let mut all: Vec<Vec<&str>> = Vec::new();
     let mut seen = std::collections::BTreeSet::new();
@@ -72,12 +74,12 @@ fn families(modules: &[Module]) -> Vec<Vec<&str>> {
     all
 }
 
-/// Whether there is anything to shard or to freeze in a module: a loss has no parameters.
+/// Returns whether a module has parameters to shard or to freeze: a loss has none.
 pub(super) fn has_place_for_parameters(module: &Module) -> bool {
     module.kind != ModuleKind::Loss
 }
 
-/// Whether a component stands for the number of a block.
+/// Returns whether a component is the number of a block.
 fn is_index(component: &str) -> bool {
     component.contains('*') || component.bytes().all(|b| b.is_ascii_digit())
 }
@@ -88,7 +90,7 @@ fn same_shape(module: &[&str], pattern: &str) -> bool {
     module.len() == components.len() && pairs.into_iter().all(|(m, c)| is_index(m) == is_index(c))
 }
 
-/// The module with the pattern's own numbers.
+/// Returns the module with the pattern's own numbers.
 fn filled(module: &[&str], wanted: &[&str]) -> String {
     let pairs = module.iter().zip(wanted);
     let parts: Vec<&str> = pairs
@@ -135,7 +137,7 @@ mod tests {
             // The name is right, the number is not.
             ("layers.99", "did you mean `layers.*`?"),
             ("layers.*.atention", "did you mean `layers.*.attention`?"),
-            // `mlp` is as many edits away as `attention` from what may mean either.
+            // `mlp` is as many edits away as `attention` from both candidates.
             ("layers.*.attn", "modules: layers.*.attention, layers.*.mlp"),
             ("embeddings", "did you mean `tok_embeddings`?"),
             ("nothing", top),

@@ -20,8 +20,8 @@ pub struct PerParamItem {
 }
 
 impl PerParamItem {
-    /// Elements of the whole parameter that `rank` holds; empty where the ranks before it hold
-    /// everything.
+    /// Returns the elements of the whole parameter that `rank` holds; empty if the ranks before it
+    /// hold everything.
     #[must_use]
     pub fn local(&self, rank: u32) -> Range<u64> {
         let start = u64::from(rank)
@@ -41,7 +41,7 @@ pub struct PerParamLayout {
 }
 
 impl PerParamLayout {
-    /// The same layout of some of the parameters: what a collective of these alone packs.
+    /// Returns the same layout of some of the parameters, as packed by a collective of these alone.
     #[must_use]
     pub fn only(&self, keep: impl Fn(ParamId) -> bool) -> Self {
         let mut shard_offset = 0;
@@ -62,25 +62,26 @@ impl PerParamLayout {
         }
     }
 
-    /// Elements of one rank's packed shard, padding included.
+    /// Returns the number of elements of one rank's packed shard, including padding.
     #[must_use]
     pub fn shard_numel(&self) -> u64 {
         self.items.iter().map(|i| i.shard_numel).sum()
     }
 
-    /// Elements of the gathered buffer, padding included.
+    /// Returns the number of elements of the gathered buffer, including padding.
     #[must_use]
     pub fn full_numel(&self) -> u64 {
         self.shard_numel() * u64::from(self.shards)
     }
 
-    /// Elements of the parameters, without padding.
+    /// Returns the number of elements of the parameters, without padding.
     #[must_use]
     pub fn payload_numel(&self) -> u64 {
         self.items.iter().map(|i| i.numel).sum()
     }
 
-    /// Elements of the `index`-th parameter that `rank` holds, without padding: uneven, possibly 0.
+    /// Returns the number of elements of the `index`-th parameter that `rank` holds, without
+    /// padding: uneven, possibly 0.
     ///
     /// # Panics
     /// If `index` is not below the number of parameters or `rank` not below the number of shards.
@@ -92,10 +93,10 @@ impl PerParamLayout {
     }
 }
 
-/// Elements above which a layout is refused, so that no sum overflows.
+/// Maximum number of elements of a layout, so that no sum overflows.
 const MAX_NUMEL: u64 = 1 << 59;
 
-/// Lays `params` (parameter, dimension 0, elements of a row) out over `shards` ranks.
+/// Lays `params` (parameter, dimension 0, elements per row) out over `shards` ranks.
 ///
 /// Rank `r` holds rows `r*c .. (r+1)*c` with `c = ceil(dim0 / shards)`, fewer at the end and none
 /// beyond it; every rank stores `c` rows.

@@ -1,4 +1,4 @@
-//! What each data-parallel axis does to each kind of state.
+//! Placement of each kind of state on the data-parallel axes.
 
 #[cfg(test)]
 use crate::config::Precision;
@@ -10,7 +10,7 @@ use crate::units::Bytes;
 use serde::Serialize;
 use std::ops::Range;
 
-/// Placements of all state at rest.
+/// Placements of all resident state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StatePlacements {
     /// Compute weights.
@@ -23,26 +23,26 @@ pub struct StatePlacements {
     pub optimizer: Placements,
 }
 
-/// Whether compute weights are sharded over the inner axis.
+/// Returns whether compute weights are sharded over the inner axis.
 #[must_use]
 pub const fn weight_sharded(strategy: Strategy) -> bool {
     matches!(strategy, Strategy::OptimGradsParams)
 }
 
-/// Whether gradients at rest are sharded over the inner axis.
+/// Returns whether resident gradients are sharded over the inner axis.
 #[must_use]
 pub const fn grad_sharded(strategy: Strategy) -> bool {
     matches!(strategy, Strategy::OptimGrads | Strategy::OptimGradsParams)
 }
 
-/// Whether main weights and optimizer state are sharded over the inner axis.
+/// Returns whether main weights and optimizer state are sharded over the inner axis.
 #[must_use]
 pub const fn optim_sharded(strategy: Strategy) -> bool {
     !matches!(strategy, Strategy::NoShard)
 }
 
-/// Placements of a combination of strategies (Megatron-FSDP's names; with `outer` Optim it is
-/// HFSDP, else HSDP).
+/// Returns the placements of a combination of strategies (Megatron-FSDP's names; with `outer` Optim
+/// it is HFSDP, otherwise HSDP).
 #[must_use]
 pub const fn placements(strategy: Strategy, outer: OuterStrategy) -> StatePlacements {
     use Placement::{Flat, Partial, Replicate};
@@ -80,11 +80,11 @@ pub fn interval(mesh: &DeviceMesh, placed: Placements, rank: u32, numel: u64) ->
 #[cfg(test)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Persistent {
-    /// Compute weights at rest.
+    /// Resident compute weights.
     pub model_weight: Bytes,
     /// Main weights.
     pub main_weight: Bytes,
-    /// Gradients at rest.
+    /// Resident gradients.
     pub main_grad: Bytes,
     /// Optimizer moments.
     pub optimizer: Bytes,
@@ -92,16 +92,16 @@ pub(crate) struct Persistent {
 
 #[cfg(test)]
 impl Persistent {
-    /// All of them.
+    /// Returns the sum.
     #[must_use]
     pub(crate) fn total(&self) -> Bytes {
         self.model_weight + self.main_weight + self.main_grad + self.optimizer
     }
 }
 
-/// Bytes that a trained group of `padded` elements (`payload` of them parameters) keeps on every
-/// rank, by the closed forms for flat buffers: with S padded, P payload, I inner, O outer ranks and
-/// w, m, g, o bytes an element
+/// Returns the bytes that a trained group of `padded` elements (`payload` of them parameters) keeps
+/// on every rank, by the closed forms for flat buffers: with S padded, P payload, I inner, O outer
+/// ranks and w, m, g, o bytes per element
 ///
 /// | strategy | bytes |
 /// |---|---|
@@ -111,8 +111,8 @@ impl Persistent {
 /// | `optim_grads_params` | S/I (w + m + g + o) |
 /// | HFSDP (`outer` Optim) | S/I (w + g) + S/(I O) (m + o) |
 ///
-/// `moments` is the number of optimizer moments. Without main weights the compute weights are the
-/// optimizer's own and m is 0; they then are replicated or sharded as `w` says.
+/// `moments` is the number of optimizer moments. Without main weights the optimizer updates the
+/// compute weights and m is 0; they are then replicated or sharded as `w` says.
 #[cfg(test)]
 pub(crate) fn persistent_bytes(
     padded: u64,
@@ -128,8 +128,8 @@ pub(crate) fn persistent_bytes(
         let r = interval(mesh, placed, 0, padded);
         r.end - r.start
     };
-    // The outer axis scatters gradients at the step boundary only: at rest a rank keeps the inner
-    // shard.
+    // The outer axis scatters gradients only at the step boundary: between steps per rank keeps the
+    // inner shard.
     let grad = held(at_rest.accumulating);
     let optim = held(at_rest.optimizer);
     let weight = if strategy == Strategy::NoShard {
@@ -169,7 +169,7 @@ mod tests {
         assert_eq!(sharded(Strategy::OptimGradsParams), (true, true, true));
     }
 
-    /// Bytes an element before division, bf16 parameters, from the published ZeRO tables (Adam: 8
+    /// Bytes per element before division, bf16 parameters, from the published ZeRO tables (Adam: 8
     /// more).
     #[test]
     fn closed_forms() {

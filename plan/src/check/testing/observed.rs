@@ -1,4 +1,4 @@
-//! What a walk shows to those who look on.
+//! Records what a walk shows to an observer.
 
 use crate::check::clock::{Clock, Waited};
 use crate::check::report::Sink;
@@ -8,12 +8,12 @@ use crate::ir::InstrId;
 use crate::program::Program;
 use std::collections::BTreeMap;
 
-/// Notes of a walk.
+/// Observations of a walk.
 #[derive(Default)]
 struct Observed {
-    /// What every piece of work knows to be over when it starts.
+    /// Clock of every piece of work when it starts.
     clocks: Vec<Clock>,
-    /// By wait: whether it was implied in every pass.
+    /// Whether a wait was implied in every pass, by wait.
     implied: BTreeMap<InstrId, bool>,
 }
 
@@ -33,12 +33,12 @@ fn observed(program: &Program, sink: &mut Sink) -> Observed {
     observed
 }
 
-/// What every piece of work knows to be over when it starts.
+/// Returns the clock of every piece of work when it starts.
 pub(crate) fn clocks(program: &Program) -> Vec<Clock> {
     observed(program, &mut Sink::new()).clocks
 }
 
-/// Waits that order nothing: in every pass, other edges imply what they would add.
+/// Returns the waits that order nothing: in every pass, other edges imply what they would add.
 ///
 /// Empty for a program whose form is broken.
 pub(crate) fn implied_waits(program: &Program) -> Vec<InstrId> {

@@ -10,7 +10,7 @@ use smallvec::smallvec;
 impl Toy {
     pub(super) fn buffers(&mut self) {
         let pool = self.shape.pool;
-        // A double buffer here is one of weights.
+        // Only weights are double-buffered here.
         let grads = if pool == Pool::DoubleBuffer {
             Pool::Caching
         } else {
@@ -89,7 +89,7 @@ impl Toy {
     }
 }
 
-/// Everything but buffers and instructions.
+/// Returns the program without buffers and instructions.
 pub(super) fn program(shape: Shape) -> ProgramBuilder {
     let units = |u: usize| Unit {
         name: format!("layers.{u}"),

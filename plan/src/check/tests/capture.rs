@@ -63,7 +63,7 @@ fn a_forked_stream_that_is_not_joined() {
         "{}",
         v.message
     );
-    // Joined, it is right.
+    // With the join it is right.
     let e = t.event();
     t.insert(
         end,
@@ -86,7 +86,7 @@ fn a_forked_stream_that_is_not_joined() {
 fn work_on_a_stream_outside_of_the_capture() {
     let mut t = Toy::new(scope());
     let kernel = fork(&mut t);
-    // The wait that brought the stream into the capture is gone.
+    // Without the wait that brought the stream into the capture.
     let wait = InstrId(kernel.0 - 1);
     t.drop(wait);
     let r = check(&t.b.program);
@@ -99,7 +99,7 @@ fn work_on_a_stream_outside_of_the_capture() {
 
 #[test]
 fn a_replay_does_not_follow_work_issued_before_on_a_side_stream() {
-    // A fork that does not know the gather: the stream's own order is not captured.
+    // A fork that does not know of the gather: the stream's own order is not captured.
     let mut t = Toy::new(scope());
     let (begin, end) = bounds(&t);
     let done = t.find(SectionKind::Steady, |i| {

@@ -25,7 +25,7 @@ fn the_gather_stream_does_not_wait_for_the_optimizer() {
         gather(&t, 0, Phase::Forward),
         t.model[0],
     );
-    // Ordered behind nothing of the refresh of the step before.
+    // Not ordered after the refresh of the step before.
     let refresh = v.other.expect("the write");
     assert_eq!(t.b.program.instrs[refresh.index()].phase, Phase::Refresh);
 }
@@ -69,7 +69,7 @@ fn recompute_prefetches_nothing() {
 
 #[test]
 fn a_unit_gathered_in_recompute_stays_full_into_the_next_step() {
-    // The flag logic of the prototype: a finished unit is gathered again and nobody frees it.
+    // The flag logic of the prototype: a finished unit is gathered again and never freed.
     let mut t = Toy::new(Shape::default());
     let last = t
         .find(
@@ -170,7 +170,7 @@ fn a_gather_before_the_refresh() {
     let refresh = t.at(0, Phase::Refresh, 0, |o| matches!(o, Op::Launch { .. }));
     let op = t.b.program.instrs[refresh.index()];
     let g = gather(&t, 0, Phase::Forward);
-    // The refresh of step n runs in step n + 1, behind the first gather.
+    // The refresh of step n runs in step n + 1, after the first gather.
     t.drop(refresh);
     t.b.program.instrs.insert(g.index() + 1, op);
     for s in &mut t.b.program.sections {

@@ -73,7 +73,7 @@ fn most_rules_have_facts_to_look_at() {
         .filter(|x| x.checked == 0)
         .map(|x| x.id.id())
         .collect();
-    // Only several programs have a symmetry.
+    // Symmetry is only defined for several programs.
     assert_eq!(idle, ["INV-28"]);
     assert_eq!(r.rules.len(), RULES.len());
 }

@@ -1,4 +1,4 @@
-//! Programs as the policies lower them: they pass, and what is planted in them is found.
+//! Programs as the policies lower them: they pass, and planted faults are found.
 
 mod model_collectives;
 mod mutations;
@@ -12,21 +12,21 @@ use std::path::{Path, PathBuf};
 
 const POLICIES: [&str; 3] = ["native", "fsdp2", "megatron"];
 
-/// A shipped scenario's file.
+/// Returns the file of a shipped scenario.
 fn file(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../scenarios")
         .join(format!("{name}.toml"))
 }
 
-/// A shipped scenario with overrides; `None` where the policy refuses them.
+/// Lowers a shipped scenario with overrides; `None` if the policy refuses them.
 fn try_lower(name: &str, set: &[&str]) -> Option<Program> {
     let set: Vec<String> = set.iter().map(|s| (*s).to_owned()).collect();
     let s = scenario::load(&file(name), &set).ok()?;
     Some(plan(&s).unwrap_or_else(|e| panic!("{set:?}: {e}")))
 }
 
-/// A small transformer under a policy.
+/// Lowers a small transformer under a policy.
 fn small(policy: &str, set: &[&str]) -> Option<Program> {
     let policy = format!("fsdp.policy={policy}");
     // Without the wait at the end of the step, which would hide missing waits at its start.
@@ -47,7 +47,7 @@ fn drop(p: &mut Program, i: InstrId) {
     };
 }
 
-/// Steady instructions that match.
+/// Returns steady instructions that match.
 fn find(p: &Program, f: impl Fn(&Instr) -> bool) -> Vec<InstrId> {
     let r = p
         .section(SectionKind::Steady)
@@ -61,8 +61,8 @@ fn find(p: &Program, f: impl Fn(&Instr) -> bool) -> Vec<InstrId> {
 
 fn passes(r: &Report, what: &str) {
     assert!(r.is_ok(), "{what}\n{r}");
-    // Gathers nobody reads, small payloads and waits that the options ask for are the only things
-    // to warn about.
+    // Gathers that nothing reads, small payloads and waits that the options ask for are the only
+    // things to warn about.
     for v in &r.violations {
         assert!(
             ["CHK-UNUSED-GATHER", "CHK-ALIGN", "INV-06"].contains(&v.rule.id()),
@@ -79,7 +79,7 @@ fn every_shipped_scenario_passes() {
     }
 }
 
-/// What a captured iteration allocates lies still, under allocators that know no plan too.
+/// A captured iteration allocates at fixed addresses, even under allocators that have no plan.
 #[test]
 fn captured_iterations_pass_with_any_allocator() {
     let full = "compile.cuda_graph=full_iteration";
@@ -93,7 +93,7 @@ fn captured_iterations_pass_with_any_allocator() {
             passes(&check(&p), policy);
         }
     }
-    // Found by fuzzing: two blocks of unequal neighbours, whose activations changed places every
+    // Found by fuzzing: two blocks with unequal neighbours, whose activations changed places every
     // other step.
     let set = [
         full,
@@ -106,7 +106,8 @@ fn captured_iterations_pass_with_any_allocator() {
 }
 
 /// Found by random scenarios: with as many keys as queries, in one unit for the whole model, two
-/// rotations in place stay two, of which the second one was taken to read what the first had made.
+/// in-place rotations stay separate, and the second one was assumed to read the result of the
+/// first.
 #[test]
 fn rotations_of_two_parts_of_a_buffer_in_one_kernel() {
     let set = [
@@ -132,8 +133,8 @@ fn rotations_of_two_parts_of_a_buffer_in_one_kernel() {
     passes(&check(&p), "kv_heads=4");
 }
 
-/// A result in another order than the operand that dies in its kernel has memory of its own; one in
-/// the same order takes the operand's.
+/// A result in an order other than that of the operand that dies in its kernel has memory of its
+/// own; one in the same order takes the operand's.
 #[test]
 fn results_in_another_order_take_over_nothing() {
     let p = try_lower("toy-transformer", &["compile.mode=blocks"]).expect("accepted");
@@ -151,7 +152,7 @@ fn results_in_another_order_take_over_nothing() {
     assert!(named("fused_add_layer_norm").any(|op| in_place(&op)));
 }
 
-/// Found by fuzzing: units below the first trained one stay full until backward ends, and no
+/// Found by fuzzing: units below the first trained one stay full until backward ends, but no
 /// longer.
 #[test]
 fn frozen_units_without_a_backward_are_released() {
@@ -177,8 +178,8 @@ fn frozen_units_without_a_backward_are_released() {
     }
 }
 
-/// Gaps between the parameters of a buffer that all groups share are reduced with them and read by
-/// nobody.
+/// Gaps between the parameters of a buffer that all groups share are reduced with them, and nothing
+/// reads them.
 #[test]
 fn padding_of_shared_gradients_needs_no_reader() {
     let set = [
@@ -195,9 +196,9 @@ fn padding_of_shared_gradients_needs_no_reader() {
     passes(&check(&p), "megatron no_shard");
 }
 
-/// Found by fuzzing: kernels are described before it is known where gradients lie, and count them
-/// in the type they compute in. A tied weight's second gradient is added to the first one, which is
-/// then read, too.
+/// Found by fuzzing: kernels are described before the storage of gradients is decided, and count
+/// gradients in the type they compute in. A tied weight's second gradient is added to the first
+/// one, which is therefore read, too.
 #[test]
 fn gradients_of_any_type_are_as_long_as_kernels_take_them_to_be() {
     for policy in POLICIES {

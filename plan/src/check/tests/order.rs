@@ -95,12 +95,12 @@ fn half_a_write_leaves_the_other_half_unwritten() {
 
 #[test]
 fn padding_of_a_flat_buffer_need_not_be_written() {
-    // Parameters end at element 1056 of 1088; backward writes no further, and the reduction reads
-    // everything.
+    // Parameters end at element 1056 of 1088; backward does not write beyond, and the reduction
+    // reads everything.
     let t = Toy::new(Shape::default());
     assert_eq!(t.b.program.buffers[t.grad[0].index()].bytes.0, 2176);
     assert!(check(&t.b.program).is_ok());
-    // Without knowing the layout the same program reads what nothing wrote.
+    // Without its layout, the same program reads memory that nothing wrote.
     let mut t = t;
     for b in t.grad.clone() {
         t.b.program.buffers[b.index()].holds = Holds::Named("gradients");
@@ -173,7 +173,7 @@ fn a_gather_into_memory_that_the_unit_before_still_reads() {
         v.message
     );
     assert_eq!(v.other, Some(t.at(0, Phase::Forward, 0, is_launch)));
-    // Where the block goes back to is not behind its last use.
+    // The stream that gets the block back does not run after its last use.
     expect(&t, RuleId::PoolStream, release, t.full[0]);
 }
 

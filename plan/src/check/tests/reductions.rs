@@ -69,7 +69,8 @@ fn an_output_over_another_ranks_part_of_the_input() {
             .find(|v| v.instr == Some(first))
             .map(|v| v.message.clone())
     };
-    // Each rank's own part is the form NCCL documents; rank 0's is at the start.
+    // NCCL documents the form in which each rank's input is its slice of the output; rank 0's is at
+    // the start.
     assert_eq!(output(0, Some(AxisId::DP_SHARD)), None);
     for bad in [output(shard, None), output(16, None), output(0, None)] {
         let m = bad.expect("reported");
@@ -87,7 +88,7 @@ fn an_inverted_drain_frees_a_buffer_in_flight() {
         v.other
             .is_some_and(|o| t.b.program.instrs[o.index()].unit.0 == 2)
     );
-    // Its successor at that address writes under the running reduction.
+    // Its successor at that address writes during the reduction.
     let kernel = t.at(0, Phase::Backward, 0, |o| {
         matches!(
             o,
@@ -341,7 +342,7 @@ fn a_tied_parameter_reduced_once_for_each_of_its_modules() {
 
 #[test]
 fn hybrid_sharding_needs_both_axes() {
-    // The same program on a mesh of 2 x 4: nobody reduces over the outer axis.
+    // The same program on a mesh of 2 x 4: nothing reduces over the outer axis.
     let mut t = Toy::new(Shape::default());
     t.b.program.meta.mesh = t.b.program.meta.mesh.with(AxisId::DP_OUTER, 2);
     let norm = t.find(SectionKind::First, |i| {

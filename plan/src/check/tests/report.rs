@@ -8,7 +8,7 @@ use crate::program::{Op, Phase};
 fn the_table_fits_a_terminal_and_names_every_rule() {
     let text = check(&Toy::new(Shape::default()).b.program).to_string();
     let lines: Vec<&str> = text.lines().collect();
-    // A heading, the rules, the sum.
+    // A heading, the rules, the total.
     assert_eq!(lines.len(), RULES.len() + 2, "{text}");
     for (line, r) in lines[1..].iter().zip(RULES) {
         assert!(line.starts_with(r.id) && line.ends_with(r.title), "{line}");

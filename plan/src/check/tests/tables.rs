@@ -23,8 +23,8 @@ fn message(t: &Toy, rule: RuleId) -> String {
 
 #[test]
 fn a_shard_boundary_within_a_row() {
-    // The row that was cut in the production engine: shapes (1, 3) and (2, 2) over two ranks, back
-    // to back.
+    // The row that was cut in the production engine: shapes (1, 3) and (2, 2) over two ranks,
+    // without a gap.
     let mut t = Toy::new(Shape::default());
     t.b.program.params[0].shape = [1, 3].as_slice().into();
     t.b.program.params[1].shape = [2, 2].as_slice().into();
@@ -123,7 +123,7 @@ fn a_group_of_two_kinds() {
         message(&t, RuleId::Group)
             .contains("`layers.1.bias` has requires_grad = false, the group true")
     );
-    // One of fsdp2 may have both, and is trained if any of it is.
+    // A group of fsdp2 may have both, and is trained if any of its parameters is.
     t.b.program.meta.policy = "fsdp2";
     assert!(check(&t.b.program).of(RuleId::Group).next().is_none());
     t.b.program.groups[1].requires_grad = false;

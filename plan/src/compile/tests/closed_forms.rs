@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// FLOPs of launches whose class `f` accepts.
+/// Returns the FLOPs of launches whose class `f` accepts.
 fn flops(t: &Tape, ops: &[TapeOp], f: impl Fn(KernelClass) -> bool) -> u64 {
     let of = |op: &TapeOp| match op {
         TapeOp::Launch { kernel, .. } => {
@@ -22,7 +22,7 @@ fn is_attention(c: KernelClass) -> bool {
     matches!(c, KernelClass::Attention { .. })
 }
 
-/// Highest sum of the storages that `f` accepts.
+/// Returns the peak of the storages that `f` accepts.
 fn peak(t: &Tape, f: impl Fn(&Storage) -> bool) -> u64 {
     let (mut now, mut most) = (0, 0);
     for op in t.forward.iter().chain(&t.backward) {
@@ -62,7 +62,7 @@ fn llama_flops() {
     full.train.recompute = Recompute::Full;
     let r = build(&full);
     let without_w2 = weights - d * v - l * d * 8192;
-    // The block's last product is not needed again.
+    // The block's last GEMM is not needed again.
     assert_eq!(
         flops(&r, &r.backward, is_gemm),
         (4 * weights + 2 * without_w2) * b * seq
@@ -123,7 +123,7 @@ fn bytes_of_single_kernels() {
         of("log_softmax_backward"),
         [(2 * rows * v * 4, rows * v * 4)]
     );
-    // One table row an id.
+    // One table row per id.
     assert_eq!(of("embedding"), [(rows * 8 + rows * d * 2, rows * d * 2)]);
     // Half of the query heads and a table of half heads.
     assert!(of("mul").contains(&(rows * d + 4096 * 32 * 2, rows * d)));
@@ -148,7 +148,7 @@ fn the_loss_decides_how_many_logits_live() {
     assert_eq!(peak(&build(&lean), logits), rows_v / 16 * 2);
     let saved = peak(&materialized, |_| true) - peak(&chunked, |_| true);
     assert!(saved > 8 << 30, "{saved}");
-    // Compiled with the model, the loss keeps the logits and one float a row.
+    // Compiled with the model, the loss keeps the logits and one float per row.
     s = measured_1b();
     s.compile.mode = CompileMode::Full;
     assert_eq!(peak(&build(&s), logits), rows_v * 2);
@@ -181,13 +181,13 @@ fn full_recompute_keeps_block_inputs() {
         }
     }
     assert_eq!(alive, 16 * hidden);
-    // In backward one block's tensors come on top, far fewer than all blocks'.
+    // In backward, one block's tensors are added, far fewer than those of all blocks.
     assert!(peak(&t, in_blocks) < 16 * hidden + 5 * product + 8 * hidden);
     let recomputed = |op: &&TapeOp| matches!(op, TapeOp::EnterRecompute(m) if t.modules[m.index()].kind == ModuleKind::Block);
     assert_eq!(t.backward.iter().filter(recomputed).count(), 16);
 }
 
-/// Bytes of blocks' tensors at the end of forward, block by block of the deep model.
+/// Returns the bytes of blocks' tensors at the end of forward, for each block of the deep model.
 fn kept(t: &Tape, layers: u32) -> Vec<u64> {
     let mut alive = vec![0; layers as usize];
     let block = |x: &Storage| {
@@ -211,7 +211,7 @@ fn kept(t: &Tape, layers: u32) -> Vec<u64> {
     alive
 }
 
-/// A block keeps what it keeps where all blocks do as it does.
+/// A block keeps what it keeps if all blocks are treated like it.
 #[test]
 fn recomputed_blocks_keep_what_full_recompute_keeps() {
     let of = |recompute, which: RecomputeLayers| {
@@ -274,8 +274,8 @@ fn frozen_modules_get_no_gradient_and_stop_backward() {
     );
 }
 
-/// What the model counts is what the tape's products do: forward of all, no gradient of frozen
-/// weights, nothing below the first trained one.
+/// The model's FLOPs are those of the tape's GEMMs: forward of all, no gradient of frozen weights,
+/// nothing below the first trained one.
 #[test]
 fn frozen_weights_count_no_gradients() {
     let of = |frozen: &[&str]| {
@@ -295,7 +295,7 @@ fn frozen_weights_count_no_gradients() {
         (&["layers.*"], 6),
         (&["layers.*.mlp"], 6),
         (&["layers.*.attention.q"], 6),
-        // The norm before the second block's products is the first that is trained.
+        // The norm before the second block's GEMMs is the first that is trained.
         (&["tok_embeddings", "layers.0"], 4),
         (&["tok_embeddings", "layers.*", "norm"], 2),
     ] {
@@ -342,7 +342,7 @@ fn leaves_appear_when_they_are_units() {
     super::liveness::check_marks(&t);
 }
 
-/// A block of a llama has 7 products in forward and 14 in backward.
+/// A block of a llama has 7 GEMMs in forward and 14 in backward.
 #[test]
 fn merged_projections_are_one_product_each() {
     let products = |merge, neighbours: WeightAdjacency, recompute| {
@@ -375,11 +375,11 @@ fn merged_projections_are_one_product_each() {
     assert_eq!(products(M::Qkv, near, none), [5, 5, 10]);
     assert_eq!(products(M::All, near, none), [4, 4, 8]);
     assert_eq!(products(M::Gradients, near, none), [7, 7, 8]);
-    // Weight gradients stay three products and two.
+    // Weight gradients stay three GEMMs and two.
     assert_eq!(products(M::Qkv, weights, none), [5, 5, 12]);
     assert_eq!(products(M::All, weights, none), [4, 4, 11]);
     assert_eq!(products(M::All, WeightAdjacency::None, none), [7, 7, 14]);
-    // All but the last product of a block are computed again.
+    // All GEMMs of a block but the last are recomputed.
     assert_eq!(products(M::None, near, Recompute::Full), [7, 7, 20]);
     assert_eq!(products(M::All, near, Recompute::Full), [4, 4, 11]);
 }
@@ -426,7 +426,7 @@ fn a_merged_product_is_read_and_written_where_it_lies() {
     let gradient = touched(&t.backward, Source::Grad(q));
     assert_eq!(gradient.len(), 1);
     assert_eq!(gradient[0].1.bytes, 16 * 8 * 2);
-    // Attention reads the values in the 12th column on, and its backward writes their gradient
+    // Attention reads the values from the 12th column on, and its backward writes their gradient
     // there.
     let attention = |ops: &[TapeOp], name: &str, read: bool| -> Operand {
         let of = |op: &TapeOp| match *op {
@@ -456,9 +456,9 @@ fn a_merged_product_is_read_and_written_where_it_lies() {
     }
 }
 
-/// Rotated queries and keys take the columns of the unrotated ones: a block saves no more than with
-/// layers apart, however many heads share a key. One kernel rotates both, and one rotates both
-/// gradients where attention has put them, beside that of the values.
+/// Rotated queries and keys overwrite the columns of the unrotated ones: a block saves no more than
+/// with separate layers, however many heads share a key. One kernel rotates both, and one rotates
+/// both gradients where attention has written them, next to that of the values.
 #[test]
 fn rotations_of_merged_projections_work_in_place() {
     for kv_heads in [1, 2, 4] {
@@ -496,8 +496,8 @@ fn rotations_of_merged_projections_work_in_place() {
                     if from_attention.is_some() {
                         assert_eq!(Some(written[0].source), from_attention);
                     }
-                    // Half of the rows' part is read twice, and counted once: heads of 2 elements,
-                    // 2 sequences of 5.
+                    // Half of each row is read twice, and counted once: heads of 2 elements, 2
+                    // sequences of 5.
                     let rotated = (4 + kv_heads) * 2 * 2 * 5;
                     let made = &kernel.body.last().expect("a body").outputs[0];
                     assert_eq!(made.shape.iter().product::<u64>(), rotated);

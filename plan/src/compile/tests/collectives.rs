@@ -15,7 +15,7 @@ const MODES: [CompileMode; 4] = [
     CompileMode::Full,
 ];
 
-/// The stack of linear layers, divided among two ranks.
+/// Returns the stack of linear layers, divided among two ranks.
 fn divided(layers: u32) -> Scenario {
     let mut s = tiny(Family::Linear);
     s.model.layers = layers;
@@ -28,7 +28,7 @@ fn collectives(ops: &[TapeOp]) -> usize {
     ops.iter().filter(is).count()
 }
 
-/// What a rank has of whole parameters.
+/// Returns a rank's slices of whole parameters.
 fn slices(s: &Scenario, divided: &Tape, whole: &Inputs, rank: u32) -> Inputs {
     let mesh = s.device_mesh();
     let of = |(p, all): (&Param, &Vec<f64>)| -> Vec<f64> {
@@ -62,7 +62,7 @@ fn divided_layers_compute_what_whole_ones_do() {
                 alone.mesh.tp = 1;
                 let (t, one) = (build(&s), build(&alone));
                 super::liveness::check(&t);
-                // One sum a pair of layers in forward; in backward one a pair but for the first,
+                // One sum per pair of layers in forward; in backward one per pair except the first,
                 // whose input is no activation.
                 let pairs = layers as usize / 2;
                 assert_eq!(collectives(&t.forward), pairs);
@@ -101,7 +101,7 @@ fn divided_layers_compute_what_whole_ones_do() {
     }
 }
 
-/// Full recompute communicates again, selective recompute keeps what was received.
+/// Full recompute communicates again; selective recompute keeps what was received.
 #[test]
 fn recompute_decides_whether_a_collective_is_repeated() {
     let backward = |recompute| {
@@ -115,7 +115,7 @@ fn recompute_decides_whether_a_collective_is_repeated() {
     assert!(backward(Recompute::Full) >= 2);
 }
 
-/// A layer, a collective, a layer, on ranks with weights and samples of their own.
+/// A layer, a collective, a layer, on ranks with separate weights and samples.
 struct Exchange {
     layers: [Layer; 2],
     kind: CollectiveKind,
@@ -154,8 +154,8 @@ fn exchange(s: &Scenario, kind: CollectiveKind) -> Tape {
     full(s, model, side_by_side(&|m| m == ROOT))
 }
 
-/// Gathers and scatters are each other's transpose, an exchange is its own: the gradient of the sum
-/// of all ranks' losses, by finite differences.
+/// Gathers and scatters are each other's transpose, and an all-to-all is its own: the gradient of
+/// the sum of all ranks' losses, by finite differences.
 #[test]
 fn gradients_go_back_through_gathers_scatters_and_exchanges() {
     for kind in [

@@ -1,4 +1,4 @@
-//! Gradients: against finite differences, and equal however the tape was built.
+//! Gradients: against finite differences, and equal in every way to build the tape.
 
 use super::interp::{Inputs, Rng, loss, train};
 use super::*;
@@ -53,7 +53,7 @@ fn backward_equals_finite_differences() {
     }
 }
 
-/// Gradients of two scenarios that differ in how, not what, they compute.
+/// Checks that the gradients of two scenarios that differ in how, not what, they compute are equal.
 pub(super) fn assert_same(a: &Scenario, b: &Scenario) {
     assert_same_tapes(a, &build(a), &build(b));
 }
@@ -94,7 +94,7 @@ fn biases_of_queries_keys_and_values_have_gradients() {
     in_every_mode(&base);
 }
 
-/// Norms of heads, whose rows are many to a token.
+/// Norms of heads, which have many rows per token.
 #[test]
 fn norms_of_queries_and_keys_have_gradients() {
     let mut base = tiny(Family::Llama);
@@ -103,12 +103,13 @@ fn norms_of_queries_and_keys_have_gradients() {
         numeric_gradients(&base, "_norm.weight"),
         2 * base.model.layers
     );
-    // What is behind them.
+    // Layers after them.
     assert_eq!(numeric_gradients(&base, ".q.weight"), base.model.layers);
     in_every_mode(&base);
 }
 
-/// Compares gradients of the parameters whose names end so with finite differences; their number.
+/// Compares gradients of the parameters whose names end in one of these with finite differences;
+/// returns their number.
 fn numeric_gradients(base: &Scenario, ending: &str) -> u32 {
     let t = build(base);
     let inputs = Inputs::new(&t, base.model.vocab);
@@ -136,7 +137,7 @@ fn numeric_gradients(base: &Scenario, ending: &str) -> u32 {
     found
 }
 
-/// Compilation and recompute change no gradient.
+/// Checks that compilation and recompute change no gradient.
 fn in_every_mode(base: &Scenario) {
     for mode in [CompileMode::Blocks, CompileMode::Regions, CompileMode::Full] {
         for recompute in RECOMPUTES {
@@ -149,8 +150,7 @@ fn in_every_mode(base: &Scenario) {
     }
 }
 
-/// Blocks that are recomputed may lie beside blocks that are not, however many there are and
-/// whatever is compiled.
+/// Any blocks may be recomputed next to blocks that are not, in every compile mode.
 #[test]
 fn recompute_of_some_blocks_changes_no_gradient() {
     let globs =
@@ -200,7 +200,7 @@ fn chunked_loss_changes_no_gradient() {
         let mut s = base.clone();
         s.train.loss = Loss::Chunked;
         assert_same(&base, &s);
-        // The factor that backward starts from is in the gradients that forward computes.
+        // The gradients that forward computes include the factor that backward starts from.
         for per_token in [false, true] {
             base.train.grad_accum = 3;
             base.fsdp.per_token_loss = per_token;
@@ -211,8 +211,8 @@ fn chunked_loss_changes_no_gradient() {
     }
 }
 
-/// Rotated queries are laid out by heads, the product behind attention reads rows: torch's compiled
-/// code copies, the native engine's attention writes rows.
+/// Rotated queries are laid out by heads, but the GEMM after attention reads rows: torch's compiled
+/// code copies, while the native engine's attention writes rows.
 #[test]
 fn native_compiled_attention_needs_no_copy() {
     let mut base = tiny(Family::Llama);
@@ -272,8 +272,8 @@ fn compiling_changes_no_gradient() {
     }
 }
 
-/// Layers that are one product compute the same gradients, whichever of them are, and whether or
-/// not their gradients lie side by side too.
+/// Merged layers compute the same gradients, for every choice of layers, with and without
+/// contiguous gradients.
 #[test]
 fn merging_projections_changes_no_gradient() {
     for family in FAMILIES {
@@ -304,8 +304,8 @@ fn merging_projections_changes_no_gradient() {
     }
 }
 
-/// So may queries and keys be rotated by one kernel, however many heads share a key and whatever
-/// dimensions have one element.
+/// One kernel may also rotate queries and keys, for any number of heads per key and any dimensions
+/// of one element.
 #[test]
 fn rotating_queries_and_keys_together_changes_no_gradient() {
     for (heads, kv_heads) in [(1, 1), (2, 1), (2, 2), (4, 2)] {
@@ -328,8 +328,7 @@ fn rotating_queries_and_keys_together_changes_no_gradient() {
     }
 }
 
-/// A product may add what comes behind it, with every option that decides what else is read and
-/// kept.
+/// A GEMM may accumulate, with every option that decides what else is read and kept.
 #[test]
 fn epilogues_change_no_gradient() {
     for family in FAMILIES {
@@ -349,7 +348,7 @@ fn epilogues_change_no_gradient() {
     }
 }
 
-/// Sums over rows may join what runs row by row, whatever else is fused, kept or made again.
+/// Column sums may join row kernels, with every other option of fusion and recompute.
 #[test]
 fn mixed_orders_of_reduction_change_no_gradient() {
     for family in FAMILIES {
@@ -369,8 +368,8 @@ fn mixed_orders_of_reduction_change_no_gradient() {
     }
 }
 
-/// What goes back through a norm makes the gradient of its weight too: a kernel less for every
-/// norm, and its operands are read once less. Results still take over what they are the last to
+/// The backward of a norm makes the gradient of its weight too: one kernel less for every norm, and
+/// its operands are read one time less. Results still take over operands that they are the last to
 /// read.
 #[test]
 fn norms_go_back_in_one_kernel() {
@@ -441,9 +440,8 @@ fn gradients_of_embeddings_fill_their_tables() {
     }
 }
 
-/// Both residual connections of a block and the sum of two gradients are products' business:
-/// nothing adds them again, no product is more, and the sum of gradients lies where the first one
-/// did.
+/// Both residual connections of a block and the sum of two gradients are part of GEMMs: nothing
+/// adds them again, there are no more GEMMs, and the sum of gradients overwrites the first one.
 #[test]
 fn epilogues_leave_no_additions() {
     let mut s = tiny(Family::Llama);
@@ -477,8 +475,8 @@ fn epilogues_leave_no_additions() {
     // Two in forward; queries, keys and values meet in two, gate and up in one.
     assert_eq!((count(&apart, &sums), count(&t, &sums)), (0, 5 * layers));
     let (before, after) = (count(&apart, &adds), count(&t, &adds));
-    // A kernel that went back through a norm added gate's and up's gradients too, and still adds
-    // the residual's.
+    // A kernel of a norm's backward added gate's and up's gradients too, and still adds the
+    // residual's.
     assert!(after + 2 * layers <= before, "{before} {after}");
     let written = |ops: &[TapeOp]| {
         let over = ops.iter().filter(|op| match **op {

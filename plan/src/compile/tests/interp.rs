@@ -63,7 +63,7 @@ struct Machine<'t> {
     loss: f64,
 }
 
-/// Forward and backward.
+/// Runs forward and backward.
 pub(super) fn train(t: &Tape, inputs: &Inputs) -> Outcome {
     let mut m = Machine::new(t, inputs);
     m.run(&t.forward);
@@ -74,7 +74,7 @@ pub(super) fn train(t: &Tape, inputs: &Inputs) -> Outcome {
     }
 }
 
-/// Forward and backward on ranks along one axis, each with its own inputs.
+/// Runs forward and backward on ranks along one axis, each with its own inputs.
 pub(super) fn train_ranks(t: &Tape, inputs: &[Inputs]) -> Vec<Outcome> {
     let mut ranks: Vec<Machine<'_>> = inputs.iter().map(|i| Machine::new(t, i)).collect();
     run_together(&mut ranks, &t.forward);
@@ -86,7 +86,7 @@ pub(super) fn train_ranks(t: &Tape, inputs: &[Inputs]) -> Vec<Outcome> {
     ranks.into_iter().map(outcome).collect()
 }
 
-/// The losses of ranks along one axis.
+/// Returns the losses of ranks along one axis.
 pub(super) fn losses_of_ranks(t: &Tape, inputs: &[Inputs], eval: bool) -> Vec<f64> {
     let mut ranks: Vec<Machine<'_>> = inputs.iter().map(|i| Machine::new(t, i)).collect();
     run_together(&mut ranks, if eval { &t.eval } else { &t.forward });
@@ -95,7 +95,7 @@ pub(super) fn losses_of_ranks(t: &Tape, inputs: &[Inputs], eval: bool) -> Vec<f6
     ranks.iter().map(of).collect()
 }
 
-/// Runs ranks in lockstep, which exchange what collectives say.
+/// Runs ranks in lockstep; collectives exchange their data.
 fn run_together(ranks: &mut [Machine<'_>], ops: &[TapeOp]) {
     for op in ops {
         let TapeOp::Collective {
@@ -137,7 +137,7 @@ fn run_together(ranks: &mut [Machine<'_>], ops: &[TapeOp]) {
     }
 }
 
-/// The loss of the forward list, or of the validation forward.
+/// Returns the loss of the forward list, or of the validation forward.
 pub(super) fn loss(t: &Tape, inputs: &Inputs, eval: bool) -> f64 {
     let mut m = Machine::new(t, inputs);
     if eval {
@@ -192,7 +192,7 @@ impl<'t> Machine<'t> {
                         &ops[writes as usize..end as usize],
                     );
                 }
-                TapeOp::Collective { .. } => panic!("one rank has nobody to communicate with"),
+                TapeOp::Collective { .. } => panic!("one rank has no peer to communicate with"),
                 _ => {}
             }
         }
@@ -200,8 +200,8 @@ impl<'t> Machine<'t> {
 
     fn read(&self, o: &Operand, size: u64) -> Vec<f64> {
         let range = (o.offset / size) as usize..((o.offset + o.bytes) / size) as usize;
-        // Parameters lie one after another, and so do gradients: an operand may reach into those
-        // that follow.
+        // Parameters are contiguous, and so are gradients: an operand may extend into those that
+        // follow.
         let across = |all: &[Vec<f64>]| -> Vec<f64> {
             let elements = all.iter().flatten().copied();
             elements.skip(range.start).take(range.len()).collect()
@@ -214,7 +214,7 @@ impl<'t> Machine<'t> {
         }
     }
 
-    /// Writes those of the values that the launch has made: operands may lie between one another's
+    /// Writes those values that the launch has made: operands may be interleaved with one another's
     /// rows.
     fn write(&mut self, o: &Operand, size: u64, values: Vec<f64>, made: &[bool]) {
         let at = (o.offset / size) as usize;
@@ -297,7 +297,7 @@ impl<'t> Machine<'t> {
     }
 }
 
-/// Element positions of a slot in logical order.
+/// Returns the element positions of a slot in logical order.
 fn index(s: &Slot) -> Vec<usize> {
     let strides: Vec<u64> = if s.strides.is_empty() {
         crate::ir::strides::contiguous(&s.shape).to_vec()

@@ -39,8 +39,8 @@ pub(super) fn check(t: &Tape) {
     );
 }
 
-/// Modules are entered and left like brackets, each once a phase, and every trained parameter
-/// becomes ready once.
+/// Checks that modules are entered and left like brackets, each once per phase, and that every
+/// trained parameter becomes ready once.
 pub(super) fn check_marks(t: &Tape) {
     for ops in [&t.forward, &t.backward, &t.eval] {
         let (mut open, mut again, mut seen) = (vec![], vec![], std::collections::BTreeSet::new());

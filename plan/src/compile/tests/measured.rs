@@ -1,10 +1,10 @@
-//! What torch 2.11 had alive and launched in measured steps of the 1b model (4 H200, FSDP2,
+//! Live storages and launches of torch 2.11 in measured steps of the 1b model (4 H200, FSDP2,
 //! micro-batch 2).
 
 use super::*;
 
-/// Storages alive after `at` launches of the kernel `name` in backward have begun (sizes with
-/// multiplicity).
+/// Returns the storages alive after `at` launches of the kernel `name` in backward have started
+/// (sizes with multiplicity).
 fn alive_at(t: &Tape, name: &str) -> BTreeMap<u64, usize> {
     let mut alive: BTreeMap<StorageId, u64> = BTreeMap::new();
     for op in t.forward.iter().chain(&t.backward) {
@@ -108,14 +108,13 @@ fn compiled_blocks_save_what_was_measured() {
     s.compile.mode = CompileMode::Blocks;
     let t = build(&s);
     let mut expected: BTreeMap<u64, usize> = EAGER.iter().copied().collect();
-    // The trace of the compiled run differs in one entry: silu's result is computed again in
-    // backward.
+    // The trace of the compiled run differs in one entry: silu's result is recomputed in backward.
     expected.insert(134_217_728, 16 + 16 + 16);
     assert_eq!(alive_at(&t, "log_softmax_backward"), expected);
 }
 
-/// Results of activations go with `pointwise`, and backward launches as many kernels as before: no
-/// kernel makes them alone.
+/// `pointwise` drops the results of activations, and backward launches as many kernels as before:
+/// no kernel makes them alone.
 #[test]
 fn pointwise_recompute_saves_activations_for_no_kernel() {
     let mut s = measured_1b();
@@ -124,11 +123,11 @@ fn pointwise_recompute_saves_activations_for_no_kernel() {
     s.train.recompute = Recompute::Pointwise;
     let t = build(&s);
     let mut expected: BTreeMap<u64, usize> = EAGER.iter().copied().collect();
-    // Of three times 16 remain the results of the two products before an activation.
+    // Of three times 16, the results of the two GEMMs before an activation remain.
     expected.insert(134_217_728, 16 + 16);
     assert_eq!(alive_at(&t, "log_softmax_backward"), expected);
     assert_eq!(launches(&t, &t.backward), all);
-    // The kernel that goes back through the activation writes its result too: 3 reads, 3 writes.
+    // The backward kernel of the activation writes its result too: 3 reads, 3 writes.
     let back = t.kernels.iter().find(|k| k.name.contains("silu_backward"));
     let back = back.expect("activations are fused");
     assert_eq!(

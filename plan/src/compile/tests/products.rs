@@ -1,8 +1,8 @@
-//! Elementwise code behind products.
+//! Elementwise code fused into GEMMs.
 
 use super::*;
 
-/// A llama whose rows are as long as tensor copies want them, in 16 bits.
+/// Returns a llama whose rows have the alignment that tensor copies need, in 16 bits.
 fn aligned() -> Scenario {
     let mut s = llama(16, 4, 2, 32, 3, 13);
     s.compile.mode = CompileMode::Regions;
@@ -16,7 +16,7 @@ fn fused(base: &Scenario) -> Scenario {
     s
 }
 
-/// Products and other operations of the kernels that have both.
+/// Returns counts GEMMs and other operations of the kernels that have both.
 fn counts(t: &Tape, ops: &[TapeOp]) -> Vec<(usize, usize)> {
     let parts = performed(t, ops).filter_map(|(k, ..)| BodyOp::split_gemm_epilogue(&k.body));
     parts
@@ -51,8 +51,8 @@ fn they_change_no_gradient() {
     }
 }
 
-/// Both products of a gate and the gate are one kernel; so are the product that goes back through
-/// the last layer and the gate's gradient, and what that product makes needs no memory.
+/// Both GEMMs of a gate and the gate are one kernel. So are the backward GEMM of the last layer and
+/// the gate's gradient, and the result of that GEMM needs no memory.
 #[test]
 fn a_gate_and_its_gradient_belong_to_products() {
     let base = aligned();
@@ -66,7 +66,7 @@ fn a_gate_and_its_gradient_belong_to_products() {
         |before: &[TapeOp], after: &[TapeOp]| launches(&apart, before) - launches(&t, after);
     assert_eq!(fewer(&apart.forward, &t.forward), 3 * 2);
     assert_eq!(fewer(&apart.backward, &t.backward), 3);
-    // What a gate, rows of 32 in 16 bits, takes: three fewer times.
+    // The bytes of a gate, rows of 32 in 16 bits, three times fewer.
     let rows = base.train.micro_batch * base.train.seq_len;
     let made = |t: &Tape, ops: &[TapeOp]| {
         let bytes = rows * 32 * 2;
@@ -80,7 +80,7 @@ fn a_gate_and_its_gradient_belong_to_products() {
     );
     // In validation the factors of the gate do not reach memory either.
     assert_eq!(made(&t, &t.eval), 3);
-    // Arithmetic is what it was, and so is the shape of a product beside another one.
+    // Arithmetic does not change, nor does the shape of a GEMM next to another one.
     let flops =
         |t: &Tape, ops: &[TapeOp]| -> u64 { performed(t, ops).map(|(k, ..)| k.flops.0).sum() };
     assert_eq!(flops(&t, &t.forward), flops(&apart, &apart.forward));
@@ -97,11 +97,11 @@ fn a_gate_and_its_gradient_belong_to_products() {
 }
 
 /// The kernel reads its factors until its last tile: no result may take their memory, while the
-/// gate's gradients lie where the gate's factors did.
+/// gate's gradients overwrite the gate's factors.
 #[test]
 fn results_take_over_what_code_reads_and_never_a_factor() {
     for recompute in [Recompute::None, Recompute::Pointwise, Recompute::Full] {
-        // A gate as wide as what it is made of could take its place.
+        // A gate as wide as its inputs could overwrite them.
         for (epilogues, ffn) in [(false, 32), (true, 32), (false, 16), (true, 16)] {
             let mut s = fused(&aligned());
             s.model.ffn = ffn;
@@ -132,7 +132,7 @@ fn results_take_over_what_code_reads_and_never_a_factor() {
     }
 }
 
-/// What the kernel could not do stays apart: float32, columns of a merged product, rows that are no
+/// What the kernel cannot do stays separate: float32, columns of a merged GEMM, rows that are not a
 /// multiple of 16 bytes, a bias, and layers whose parameters are gathered one after another.
 #[test]
 fn what_does_not_fit_stays_apart() {
@@ -157,7 +157,7 @@ fn what_does_not_fit_stays_apart() {
     biased.compile.mode = CompileMode::Regions;
     biased.compile.epilogues = true;
     assert_eq!(counts(&build(&biased), &build(&biased).forward), []);
-    // Every layer a unit of its own: between its product and the next one its parameters go.
+    // Every layer is a unit: its parameters are freed between its GEMM and the next one.
     let leaves = with_units(&base, &|m| {
         let kind = modules_and_params(&base).0[m.index()].kind;
         kind != ModuleKind::Loss

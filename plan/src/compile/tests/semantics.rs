@@ -1,11 +1,12 @@
 //! What each op kind computes, in float64, over dense operands in logical order. Written for
 //! clarity: plain loops, no blocks.
 //!
-//! The tests of the CPU kernels use it too; `terms` is what the two crates call differently.
+//! The tests of the CPU kernels use it too; `terms` contains the names that differ between the two
+//! crates.
 
 use super::terms::{BodyOp, OpKind, SAVED, Slot, op};
 
-/// Row-major strides.
+/// Returns the row-major strides.
 pub(super) fn contiguous(shape: &[u64]) -> Vec<u64> {
     let mut st = vec![1; shape.len()];
     for i in (1..shape.len()).rev() {
@@ -14,7 +15,7 @@ pub(super) fn contiguous(shape: &[u64]) -> Vec<u64> {
     st
 }
 
-/// Strides that repeat `shape` over `to`.
+/// Returns strides that repeat `shape` over `to`.
 fn broadcast(shape: &[u64], strides: &[u64], to: &[u64]) -> Vec<u64> {
     let lead = to.len() - shape.len();
     let stride = |i: usize| if shape[i] == 1 { 0 } else { strides[i] };
@@ -32,7 +33,7 @@ fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// GELU by the tanh approximation, and its derivative.
+/// Returns GELU by the tanh approximation, and its derivative.
 fn gelu(x: f64) -> (f64, f64) {
     let c = (2.0 / std::f64::consts::PI).sqrt();
     let t = (c * (x + 0.044_715 * x * x * x)).tanh();
@@ -40,7 +41,7 @@ fn gelu(x: f64) -> (f64, f64) {
     (0.5 * x * (1.0 + t), 0.5 * (1.0 + t) + 0.5 * x * dt)
 }
 
-/// The exact GELU, and its derivative.
+/// Returns the exact GELU, and its derivative.
 fn gelu_erf(x: f64) -> (f64, f64) {
     let cdf = 0.5 * (1.0 + libm::erf(x / std::f64::consts::SQRT_2));
     let pdf = (-0.5 * x * x).exp() / (2.0 * std::f64::consts::PI).sqrt();
@@ -52,7 +53,7 @@ fn lse(row: &[f64]) -> f64 {
     m + row.iter().map(|x| (x - m).exp()).sum::<f64>().ln()
 }
 
-/// Elementwise over two operands, the smaller one broadcast from the right.
+/// Applies a function elementwise to two operands, the smaller one broadcast from the right.
 fn zip2(op: &BodyOp, x: &[Vec<f64>], f: impl Fn(f64, f64) -> f64) -> Vec<f64> {
     let out = &op.outputs[0].shape;
     let get = |i: usize| {
@@ -345,7 +346,7 @@ fn gemm(op: &BodyOp, x: &[Vec<f64>], ta: bool, tb: bool, bias: bool, accumulate:
     out
 }
 
-/// Probabilities of each query row, `[batch, heads, seq, seq]`.
+/// Returns the probabilities of each query row, `[batch, heads, seq, seq]`.
 fn probabilities(
     q: &Slot,
     k: &Slot,
@@ -443,7 +444,7 @@ fn attention_grad(op: &BodyOp, x: &[Vec<f64>], causal: bool, scale: f64) -> Vec<
     vec![dq, dk, dv]
 }
 
-/// Convolution (`which` 0), its input gradient (1), its weight gradient (2).
+/// Computes a convolution (`which` 0), its input gradient (1), its weight gradient (2).
 fn conv(op: &BodyOp, x: &[Vec<f64>], kernel: u64, which: u8) -> Vec<f64> {
     let image = &op.inputs[0].shape;
     let w = if which == 2 {

@@ -10,8 +10,8 @@ use crate::program::Rule;
 use crate::shard::{Layout, placements};
 
 impl Flat {
-    /// How the optimizer's part of a buffer moves from rank to rank; `sharded`: the buffer holds
-    /// the inner shard already.
+    /// Returns how the optimizer's part of a buffer moves from rank to rank; `sharded` says that
+    /// the buffer already holds only the inner shard.
     fn optimizer_slice(&self, inputs: &LoweringInputs<'_>, sharded: bool) -> Option<AxisId> {
         if self.outer_optim {
             Some(AxisId::DP_OUTER)
@@ -22,7 +22,7 @@ impl Flat {
         }
     }
 
-    /// The part of G that this rank's optimizer reads.
+    /// Returns the part of G that this rank's optimizer reads.
     fn optimizer_grad(&self, inputs: &LoweringInputs<'_>, state: &GroupState) -> Option<Access> {
         let grad = state.grad?;
         if inputs.scenario.sums_in_optimizer() {
@@ -36,8 +36,8 @@ impl Flat {
         })
     }
 
-    /// The part of W that this rank's optimizer owns, as ranges (several where parameters have
-    /// buffers of their own).
+    /// Returns the part of W that this rank's optimizer owns, as ranges (several if parameters have
+    /// separate buffers).
     fn own_weights(&self, out: &Emitter<'_>, state: &GroupState) -> Vec<Access> {
         match state.weight {
             Some(rest) => {
@@ -53,7 +53,7 @@ impl Flat {
         }
     }
 
-    /// One optimizer launch a trained group, in the order given.
+    /// Returns one optimizer launch per trained group, in the order given.
     pub(crate) fn optimizer_state(
         &self,
         out: &Emitter<'_>,
@@ -85,9 +85,9 @@ impl Flat {
             .collect()
     }
 
-    /// W, where the optimizer's launch writes it together with M: in the native engine, unless the
-    /// layout of M has holes that parameters with buffers of their own have not. Empty where there
-    /// is no M, or where [`Flat::refresh`] casts it.
+    /// Returns W, if the optimizer's launch writes it together with M: in the native engine, unless
+    /// the layout of M has holes that separate buffers of parameters do not have. Empty if there is
+    /// no M, or if [`Flat::refresh`] casts it.
     fn written_with_main(&self, out: &Emitter<'_>, g: GroupId) -> Vec<Access> {
         let state = self.state(g);
         if state.main.is_none() || !out.inputs.engine.fused_optimizer {
@@ -119,8 +119,8 @@ impl Flat {
         placed.into_iter().map(|p| p.2).collect()
     }
 
-    /// Without M the optimizer updates W itself; native parameters are separate buffers over one
-    /// flat gradient.
+    /// Returns the items of an optimizer that updates W itself, because there is no M. Separate
+    /// parameters are buffers over one flat gradient.
     fn items_of_weights(
         &self,
         out: &Emitter<'_>,
@@ -155,13 +155,14 @@ impl Flat {
                     ..grad
                 },
                 numel: item.numel,
-                // The moments are one flat buffer a group; the launch names them once.
+                // The moments are one flat buffer per group; the launch names them once.
                 state: state.moments.filter(|_| i == 0),
             })
             .collect()
     }
 
-    /// Compute weights from main weights, group by group, where the optimizer has not written both.
+    /// Casts compute weights from main weights, group by group, if the optimizer has not written
+    /// both.
     pub(crate) fn refresh(&self, out: &mut Emitter<'_>, stream: StreamId) {
         out.b.join(Rule::Refresh, COMPUTE, stream);
         for g in out.inputs.group_ids() {
@@ -169,7 +170,7 @@ impl Flat {
         }
     }
 
-    /// One group's compute weights from its main weights.
+    /// Casts one group's compute weights from its main weights.
     pub(crate) fn refresh_group(&self, out: &mut Emitter<'_>, g: GroupId, stream: StreamId) {
         {
             let state = self.state(g).clone();
@@ -197,8 +198,8 @@ impl Flat {
                 });
                 return;
             }
-            // Parameters with buffers of their own: the layout's order need not be theirs, and it
-            // may have holes.
+            // Separate buffers of parameters: the layout's order may differ from theirs, and it may
+            // have holes.
             let element = whole.bytes / state.numel.max(1);
             let from: Vec<Access> = layout
                 .items

@@ -13,16 +13,16 @@ use crate::program::Rule;
 use crate::shard::placements;
 use smallvec::smallvec;
 
-/// Ends of a group's reduction. Computation waits for each only where it needs what the event
-/// stands for.
+/// Events at the ends of a group's reduction. Computation waits for each only when it needs what
+/// the event guarantees.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reduction {
-    /// Nothing reads the full gradient any more: its buffer may be released.
+    /// Nothing reads the full gradient any longer: its buffer may be released.
     pub(crate) input_free: EventId,
     /// G holds the sum over both axes: the optimizer may read it.
     pub(crate) complete: EventId,
-    /// Buffers in the communication dtype that are left to be freed behind `complete` (policy
-    /// megatron only, whose queue frees them).
+    /// Buffers in the communication dtype to be freed after `complete` (policy megatron only, whose
+    /// queue frees them).
     pub(crate) held: [Option<BufferId>; 2],
 }
 
@@ -140,8 +140,8 @@ impl Flat {
     }
 
     /// Reduces a full gradient into its shard without a reducing collective: every rank sends each
-    /// of the others its piece, which copy engines can do, and adds up what it received. Takes and
-    /// returns what [`Flat::reduce_sharded`] does.
+    /// of the others its piece, which copy engines can do, and adds up what it received. Arguments
+    /// and result are those of [`Flat::reduce_sharded`].
     fn exchange_and_sum(
         &self,
         out: &mut Emitter<'_>,
@@ -201,7 +201,7 @@ impl Flat {
         self.reduced_shard(out, g, grad, last)
     }
 
-    /// What the optimizer gets instead of sums, where it adds up what an exchange has left.
+    /// Returns what the optimizer gets instead of sums, if it adds up the pieces of an exchange.
     pub(crate) fn pieces(&self, inputs: &LoweringInputs<'_>) -> Option<Pieces> {
         inputs.scenario.sums_in_optimizer().then(|| Pieces {
             ranks: inputs.inner,
@@ -209,7 +209,7 @@ impl Flat {
         })
     }
 
-    /// What exchanged pieces are multiplied by before they are added.
+    /// Returns the factor by which exchanged pieces are multiplied before they are added.
     fn factor(&self, inputs: &LoweringInputs<'_>) -> Real {
         Real(match self.scaling(inputs) {
             (ReduceOp::Avg, _) => 1.0 / f64::from(inputs.inner),
@@ -219,8 +219,8 @@ impl Flat {
         })
     }
 
-    /// What follows the reduction of a shard on its stream: checks, the outer axis, which works on
-    /// G alone.
+    /// Emits what follows the reduction of a shard on its stream: checks, and the outer axis, which
+    /// works on G alone.
     fn reduced_shard(
         &self,
         out: &mut Emitter<'_>,
@@ -257,8 +257,8 @@ impl Flat {
         let queued = out.inputs.engine.copies_for_comm;
         out.b.join(Rule::ReduceFork, COMPUTE, rs);
         self.nan_check(out, rs, g, grad);
-        // Without an inner reduction there is nothing to cast for: the outer one casts what it
-        // needs itself.
+        // Without an inner reduction there is no reason to cast: the outer one casts what it needs
+        // itself.
         let cast = (self.c != self.g && self.comms.reduce.is_some()).then(|| {
             let id = out.transient_on(Role::ReduceInput, numel * self.c.size(), self.c, rs, g);
             out.b.alloc(Rule::ReduceCopyIn, id);
@@ -343,9 +343,9 @@ impl Flat {
             }
         }
         let input_free = out.b.record(Rule::Reduce, rs);
-        // Megatron-FSDP reduces all of a ZeRO-1 gradient here, with what its rank has not reduced
-        // before and nobody reads (a TODO of `_bucket_group_gradient_reduce`): the one thing in
-        // which this leaves the source.
+        // Megatron-FSDP reduces all of a ZeRO-1 gradient here, including what its rank has not
+        // reduced before and nothing reads (a TODO of `_bucket_group_gradient_reduce`): the only
+        // deviation from the source.
         let outer = self.reduce_outer(out, g, mine, rs);
         Reduction {
             input_free,
@@ -357,8 +357,8 @@ impl Flat {
         }
     }
 
-    /// Reduces what the inner axis has left of a gradient over the outer one, in place, or (policy
-    /// megatron) in a copy of the communication dtype that is copied back.
+    /// Reduces the result of the inner axis over the outer one: in place, or (policy megatron) in a
+    /// copy of the communication dtype that is copied back.
     fn reduce_outer(
         &self,
         out: &mut Emitter<'_>,

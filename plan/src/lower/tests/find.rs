@@ -1,11 +1,11 @@
-//! What tests of schedules look for in a program.
+//! Helpers that find instructions in a schedule.
 
 use super::{LLAMA, collective, program, steady};
 use crate::check::check;
 use crate::ir::{BufferId, CollectiveKind, DType, EventId, OpKind, ReduceOp, ShardOp, StreamId};
 use crate::program::{Instr, Op, Phase, Program, StreamKind};
 
-/// A program of the small llama that the checker accepts.
+/// Returns a program of the small llama that the checker accepts.
 pub(super) fn checked(sets: &[&str]) -> Program {
     let p = program(LLAMA, sets);
     let report = check(&p);
@@ -18,14 +18,15 @@ pub(super) fn stream(p: &Program, kind: StreamKind) -> StreamId {
     StreamId(at.expect("the policy has such a stream") as u8)
 }
 
-/// Position in the steady step of the only record of an event.
+/// Returns the position in the steady step of the only record of an event.
 pub(super) fn recorded(p: &Program, event: EventId) -> usize {
     let at = |i: &Instr| matches!(i.op, Op::Record { event: e, .. } if e == event);
     let at = steady(p).iter().position(at);
     at.expect("what is waited for is recorded in the same step")
 }
 
-/// Waits of a stream in the steady step: position, and the stream that recorded the event.
+/// Returns the waits of a stream in the steady step: position, and the stream that recorded the
+/// event.
 pub(super) fn waits(p: &Program, on: StreamId) -> Vec<(usize, EventId, StreamId)> {
     let list = steady(p).iter().enumerate();
     list.filter_map(|(at, i)| match i.op {
@@ -40,7 +41,7 @@ pub(super) fn waits(p: &Program, on: StreamId) -> Vec<(usize, EventId, StreamId)
     .collect()
 }
 
-/// Positions of a kind of collectives in the steady step.
+/// Returns the positions of a kind of collectives in the steady step.
 pub(super) fn collectives(p: &Program, kind: CollectiveKind) -> Vec<usize> {
     let list = steady(p).iter().enumerate();
     list.filter(|(_, i)| i.phase == Phase::Backward && collective(p, i) == Some(kind))
@@ -48,7 +49,8 @@ pub(super) fn collectives(p: &Program, kind: CollectiveKind) -> Vec<usize> {
         .collect()
 }
 
-/// Sharding kernels in the steady step that `pick` wants: position, operation, stream, first write.
+/// Returns the sharding kernels in the steady step that `pick` accepts: position, operation,
+/// stream, first write.
 pub(super) fn kernels(
     p: &Program,
     pick: impl Fn(ShardOp) -> bool,
@@ -66,7 +68,7 @@ pub(super) fn kernels(
     .collect()
 }
 
-/// Positions in the steady step at which a buffer is freed.
+/// Returns the positions in the steady step at which a buffer is freed.
 pub(super) fn frees(p: &Program, buffer: BufferId) -> Vec<usize> {
     let list = steady(p).iter().enumerate();
     list.filter(|(_, i)| i.op == Op::Free(buffer))
@@ -74,7 +76,7 @@ pub(super) fn frees(p: &Program, buffer: BufferId) -> Vec<usize> {
         .collect()
 }
 
-/// What a collective of the steady step writes, with its dtype and reduction.
+/// Returns what a collective of the steady step writes, with its dtype and reduction.
 pub(super) fn output(p: &Program, at: usize) -> (BufferId, DType, ReduceOp) {
     let Op::Collective { id, .. } = steady(p)[at].op else {
         panic!("no collective")

@@ -7,12 +7,12 @@ use crate::ir::{
 };
 use crate::program::{Instr, Op, Phase, Program, Rule, SectionKind, StreamKind};
 
-/// A program of this policy that the checker accepts.
+/// Returns a program of this policy that the checker accepts.
 fn fsdp2(sets: &[&str]) -> Program {
     checked(&[&["fsdp.policy=fsdp2"], sets].concat())
 }
 
-/// Nothing but `finalize_backward` waits for what the all-reduce stream records.
+/// Only `finalize_backward` waits for what the all-reduce stream records.
 #[test]
 fn only_the_end_of_backward_waits_for_all_reduces() {
     for sets in [
@@ -45,8 +45,8 @@ fn only_the_end_of_backward_waits_for_all_reduces() {
     }
 }
 
-/// What follows a reduce-scatter, on its own stream or another, does not hold up the next copy-in:
-/// `reduce_scatter_event` is recorded right behind it.
+/// Work that follows a reduce-scatter, on its own stream or another, does not delay the next
+/// copy-in: `reduce_scatter_event` is recorded directly after the reduce-scatter.
 #[test]
 fn the_gate_waits_for_reduce_scatters_alone() {
     for sets in [
@@ -76,7 +76,7 @@ fn the_gate_waits_for_reduce_scatters_alone() {
     }
 }
 
-/// `AllReduceState` holds what the replicas reduce until `finalize_backward`, where that is not the
+/// `AllReduceState` holds what the replicas reduce until `finalize_backward`, if that is not the
 /// gradient itself.
 #[test]
 fn inputs_of_all_reduces_live_until_the_end_of_backward() {
@@ -100,7 +100,7 @@ fn inputs_of_all_reduces_live_until_the_end_of_backward() {
             };
             let free = steady(&p)[freed];
             assert_eq!((free.phase, free.rule), (phase, rule));
-            // Behind a wait for its own stream.
+            // After a wait for its own stream.
             let waited = |w: &(usize, EventId, StreamId)| {
                 w.2 == outer && recorded(&p, w.1) > at && w.0 < freed
             };
@@ -146,9 +146,8 @@ fn partial_sums_have_the_dtype_of_the_reduction() {
     }
 }
 
-/// `_get_gradient_divide_factors`: of N ranks, sums in f16 are divided by a power of two near √N
-/// before the reduce-scatter, and by what is left behind the last reduction; other dtypes are
-/// averaged.
+/// `_get_gradient_divide_factors`: for N ranks, sums in f16 are divided by a power of two near √N
+/// before the reduce-scatter, and by the rest after the last reduction; other dtypes are averaged.
 #[test]
 fn f16_divides_on_both_sides_of_the_reductions() {
     for (shard, outer, before, after) in [
@@ -203,9 +202,9 @@ fn f16_divides_on_both_sides_of_the_reductions() {
     assert!(kernels(&p, |op| matches!(op, ShardOp::Scale { .. })).is_empty());
 }
 
-/// `reshard` records an event behind the slices it keeps; only the same group's next `unshard`
-/// waits for it, on both gather streams, and `to_unsharded` frees the slices right behind the
-/// copy-out, ahead of the backward that uses it.
+/// `reshard` records an event after the slices it keeps. Only the same group's next `unshard` waits
+/// for it, on both gather streams, and `to_unsharded` frees the slices directly after the copy-out,
+/// before the backward that uses it.
 #[test]
 fn slices_of_an_integer_reshard_hold_up_their_own_gather_alone() {
     let p = fsdp2(&["fsdp.reshard_after_forward=2", "model.layers=3"]);
@@ -238,7 +237,7 @@ fn slices_of_an_integer_reshard_hold_up_their_own_gather_alone() {
             assert_eq!(list[at].unit, made.unit);
         }
     }
-    // No gather of forward waits for computation but through a copy-out or at the start.
+    // No gather of forward waits for computation except through a copy-out or at the start.
     for on in [copy_in, gather] {
         for (at, ..) in waits(&p, on) {
             let i = list[at];
@@ -248,7 +247,7 @@ fn slices_of_an_integer_reshard_hold_up_their_own_gather_alone() {
     }
     for at in frees {
         assert_eq!(list[at].phase, Phase::Backward);
-        // Nothing but other slices between it and its unit's copy-out.
+        // Only other slices come between it and its unit's copy-out.
         let before = list[..at]
             .iter()
             .rposition(|i| !matches!(i.op, Op::Free(_)))
@@ -256,7 +255,7 @@ fn slices_of_an_integer_reshard_hold_up_their_own_gather_alone() {
         assert_eq!(list[before].rule, Rule::CopyOut);
         assert_eq!(list[before].unit, list[at].unit);
     }
-    // Parameter by parameter: what was cloned is freed before the next slice is made.
+    // Parameter by parameter: a clone is freed before the next slice is made.
     for pair in slices.windows(2) {
         if list[pair[0]].unit == list[pair[1]].unit {
             let between = &list[pair[0]..pair[1]];
@@ -266,8 +265,8 @@ fn slices_of_an_integer_reshard_hold_up_their_own_gather_alone() {
     }
 }
 
-/// `reshard` returns at once in a forward, recorded by autograd or not, where a group does not
-/// reshard: what is kept is full until the whole validation ends.
+/// `reshard` returns at once in a forward, with or without autograd, if a group does not reshard:
+/// what is kept is full until the whole validation ends.
 #[test]
 fn validation_keeps_what_forward_keeps() {
     let units = "fsdp.units=[\"tok_embeddings=keep\", \"layers.*\"]";
@@ -297,8 +296,8 @@ fn validation_keeps_what_forward_keeps() {
     assert_eq!(kept, 3);
 }
 
-/// `fully_shard` makes one `FSDPParamGroup` of a unit, whatever it trains: one all-gather of all
-/// its parameters, one reduce-scatter of those with gradients.
+/// `fully_shard` makes one `FSDPParamGroup` per unit, even with frozen parameters: one all-gather
+/// of all its parameters, one reduce-scatter of those with gradients.
 #[test]
 fn frozen_parameters_are_gathered_with_the_others() {
     let p = fsdp2(&[
@@ -335,13 +334,13 @@ fn frozen_parameters_are_gathered_with_the_others() {
             assert!(p.params[x.index()].requires_grad);
         }
     }
-    // Native keeps them apart.
+    // The native policy keeps them separate.
     let native = checked(&["fsdp.frozen=[\"layers.*.attention\"]"]);
     assert_eq!(native.groups.len(), p.groups.len() + blocks.len());
 }
 
-/// What attention's kernel works in comes from the caching allocator for the time of a backward;
-/// this engine's is not the program's.
+/// The workspace of attention's backward kernel comes from the caching allocator while it runs;
+/// that of this project's engine is not part of the program.
 #[test]
 fn attention_has_its_workspace_while_it_runs() {
     let named = |p: &Program| {
@@ -370,7 +369,7 @@ fn attention_has_its_workspace_while_it_runs() {
     assert!(named(&fsdp2(&["mesh.hardware=cpu"])).is_empty());
 }
 
-/// `FSDPState._post_forward` reshards the root before the loss sees its output; the root's
+/// `FSDPState._post_forward` reshards the root before the loss sees its output. The root's
 /// pre-backward hook is on that output, so its gather follows the loss's backward and is the first.
 #[test]
 fn a_root_that_reshards_is_gathered_again_behind_the_loss() {

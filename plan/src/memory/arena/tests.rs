@@ -6,8 +6,8 @@ use crate::program::{ProgramBuilder, SectionKind};
 
 const MIB: u64 = 1 << 20;
 
-/// Weight (persistent), moment (from the first step on), two activations that overlap, one
-/// validation activation.
+/// Returns a step with a weight (persistent), a moment (from the first step on), two activations
+/// that overlap, and one validation activation.
 fn step(pool: Pool) -> ProgramBuilder {
     let mut f = builder();
     for mib in [30, 60, 12, 14, 40] {
@@ -93,8 +93,8 @@ fn the_pool_survives_a_validation() {
     );
 }
 
-/// Three buffers one after another: the two of one stream share a slot, the other stream's and the
-/// one with a key on both streams have their own.
+/// Three buffers one after another: the two of one stream share a slot, while the other stream's
+/// and the one with a key on both streams have separate ones.
 #[test]
 fn the_pool_keeps_streams_apart() {
     let mut f = builder();
@@ -116,7 +116,7 @@ fn the_pool_keeps_streams_apart() {
         at.push(memory.alloc(&f.program, id).unwrap() - crate::memory::pool::POOL_BASE);
         memory.free(&f.program, id);
     }
-    // Key 3 lies below what comes and goes in the first stream's region (4 + 8 MiB), then the
+    // Key 3 is below the changing buffers in the first stream's region (4 + 8 MiB), then comes the
     // second region.
     assert_eq!(at, [4, 4, 12, 0, 0].map(|m| m * MIB));
 }
@@ -191,8 +191,8 @@ fn capacity_covers_pool_and_cache() {
     ));
 }
 
-/// Two copies of a layer's weight serve three layers; they stay allocated, and the odd root comes
-/// and goes.
+/// Two copies of a layer's weight serve three layers; they stay allocated, while the odd root is
+/// allocated and freed each time.
 #[test]
 fn double_buffer_copies_stay() {
     let mut f = builder();
@@ -225,7 +225,7 @@ fn double_buffer_copies_stay() {
     assert_eq!(memory.idle_copies(), Bytes::ZERO);
 }
 
-/// A copy that the device refuses can be asked for again.
+/// A copy that the device refuses can be requested again.
 #[test]
 fn a_refused_copy_stays_fresh() {
     let mut f = builder();

@@ -1,19 +1,19 @@
-//! Expandable segments: one growable range of addresses a (stream, pool).
+//! Expandable segments: one growable range of addresses per (stream, pool).
 //!
 //! Memory is mapped into the range in pages of 2 MiB (small pool) or 20 MiB (large pool). A request
-//! without a free block maps what it lacks: behind the last block of the range, extending it where
+//! without a free block maps the missing bytes: after the last block of the range, extending it if
 //! it is free, or into a hole that an earlier release left. Blocks are split whenever 512 bytes
 //! remain. When the device is full, whole pages of free blocks are unmapped. (c10
 //! `try_allocate_expandable_block`, `map_block`, `unmap_block`.)
 
 use super::{Bytes, CachingAllocator, LARGE_SEGMENT, NONE, Node, SMALL_SEGMENT, State};
 
-/// Length of a range when the device's size is unknown: more than a scenario's tensors may take
+/// Length of a range when the device's size is unknown: more than a scenario's tensors can take
 /// together.
 const RANGE: u64 = 1 << 56;
 
 impl CachingAllocator {
-    /// Size that a free block can grow to.
+    /// Returns the size that a free block can grow to.
     pub(super) fn reach(&self, id: u32) -> u64 {
         let node = self.node(id);
         match node.next {
@@ -38,8 +38,8 @@ impl CachingAllocator {
         Some(at)
     }
 
-    /// The first run of free and unmapped blocks, in address order, with room for `size`; a new
-    /// range if there is none.
+    /// Returns the first run of free and unmapped blocks, in address order, with room for `size`; a
+    /// new range if there is none.
     fn room_in_range(&mut self, list: usize, size: u64) -> Option<u32> {
         for &hole in &self.lists[list].unmapped {
             let prev = self.node(hole).prev;
@@ -146,7 +146,7 @@ impl CachingAllocator {
     }
 }
 
-/// Page of a list: the small pools have odd indices.
+/// Returns the page size of a list: the small pools have odd indices.
 fn page(list: u32) -> u64 {
     if list % 2 == 1 {
         SMALL_SEGMENT

@@ -12,7 +12,7 @@ const SIDE: StreamId = StreamId(1);
 struct Fsdp {
     a: CachingAllocator,
     copy_in: StreamId,
-    /// Elements of each parameter, per group.
+    /// Number of elements of each parameter, per group.
     groups: Vec<Vec<u64>>,
     ranks: u64,
     peak: u64,
@@ -83,7 +83,7 @@ impl Fsdp {
         }
     }
 
-    /// Forward; `ahead` is the depth of explicit prefetch (0: implicit).
+    /// Runs forward; `ahead` is the depth of explicit prefetch (0: implicit).
     fn forward(&mut self, ahead: usize) {
         let n = self.groups.len();
         for g in 0..n {
@@ -100,7 +100,7 @@ impl Fsdp {
         self.drop_gathered(n - 1);
     }
 
-    /// Backward with prefetch depth `ahead` and `inputs` reduction inputs retained.
+    /// Runs backward with prefetch depth `ahead` and `inputs` retained reduction inputs.
     fn backward(&mut self, ahead: usize, inputs: usize) {
         let mut retained = std::collections::VecDeque::new();
         for g in (0..self.groups.len()).rev() {
@@ -156,8 +156,8 @@ fn fsdp2_forward_peaks() {
     }
 }
 
-/// Backward of 32 equal blocks over 128 ranks: allocated and compute-stream reserved bytes a
-/// parameter of a block.
+/// Backward of 32 equal blocks over 128 ranks: allocated bytes and reserved bytes of the compute
+/// stream, per parameter of a block.
 #[test]
 fn fsdp2_backward_peaks() {
     for (ahead, inputs, allocated, reserved) in [
@@ -203,7 +203,7 @@ fn eight_kib_cliff() {
         (126 + 1002 + 418 + 1004) * MIB
     );
     assert_eq!(gathered(31, &[vocab], false), (126 + 1002 + 418) * MIB);
-    // With expandable segments the range ends where the live spans end, whatever the groups.
+    // With expandable segments the range ends where the live spans end, for any groups.
     assert_eq!(
         gathered(31, &[4096, vocab], true),
         gathered(31, &[vocab], true)

@@ -21,7 +21,7 @@ fn address(a: &CachingAllocator, b: BlockId) -> u64 {
     a.block(b).address
 }
 
-/// (requested, allocated, reserved)
+/// Returns (requested, allocated, reserved).
 fn counters(a: &CachingAllocator) -> (u64, u64, u64) {
     let c = a.counters();
     (c.requested.0, c.allocated.0, c.reserved.0)
@@ -216,8 +216,8 @@ fn expandable_blocks_keep_no_slack() {
     assert_eq!(a.block(c).bytes, Bytes(15 * MIB));
 }
 
-/// A block at the end of the range counts with what it can grow to, so an inner one that suffices
-/// is better.
+/// A block at the end of the range counts with the size it can grow to, so an inner one that
+/// suffices is better.
 #[test]
 fn the_end_of_a_range_is_the_last_choice() {
     let mut a = expandable();
@@ -246,7 +246,7 @@ fn holes_are_unmapped_and_mapped_again() {
     // back.
     let again = take(&mut a, 45 * MIB);
     assert_eq!((address(&a, again), counters(&a).2), (low_at, 60 * MIB));
-    // 60 MiB do not: behind the wall, after 5 free MiB, 55 are missing, and 40 are left of the
+    // 60 MiB do not: beyond the wall, after 5 free MiB, 55 are missing, and 40 are left of the
     // device.
     assert!(a.take(Bytes(60 * MIB), COMPUTE).is_err());
     a.release(again);
@@ -371,8 +371,8 @@ proptest! {
     }
 }
 
-/// What torch 2.11 allocated and freed on an H200 in four steps of FSDP2, and when it mapped
-/// memory: after every allocation, as much is reserved for each stream (`tests/data/README.md`).
+/// Allocations, frees and mappings of torch 2.11 on an H200 in four steps of FSDP2: after every
+/// allocation, the same bytes are reserved for each stream (`tests/data/README.md`).
 #[test]
 fn a_recorded_run_of_torch_reserves_what_it_did() {
     let recorded = include_str!("../../../../tests/data/torch_allocations.txt");

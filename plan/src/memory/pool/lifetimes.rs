@@ -5,8 +5,8 @@ use crate::program::{Op, Program};
 use crate::units::Bytes;
 use std::collections::BTreeMap;
 
-/// One life of a key. Times are positions in host order; a slot that is given back at a time can be
-/// taken again at it.
+/// One lifetime of a key. Times are positions in host order; a slot that is freed at a time can be
+/// taken again at that time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lifetime {
     /// Key; a key may live several times.
@@ -15,23 +15,23 @@ pub struct Lifetime {
     pub bytes: Bytes,
     /// Alignment of its address: a power of two, or 0 for any.
     pub align: u32,
-    /// When it is allocated.
+    /// Time of the allocation.
     pub start: u32,
-    /// When it is freed, or [`Lifetime::FOREVER`].
+    /// Time of the free, or [`Lifetime::FOREVER`].
     pub end: u32,
 }
 
 impl Lifetime {
-    /// End of a life without a free: the key keeps its slot to itself.
+    /// End of a lifetime without a free: the key shares its slot with no other.
     pub const FOREVER: u32 = u32::MAX;
 }
 
-/// The lives of all planned buffers over one pass of every section, each in a time range of its
-/// own: one list a stream, in order of their starts.
+/// Returns the lifetimes of all planned buffers over one pass of every section, each section in a
+/// separate time range: one list per stream, in order of their starts.
 ///
-/// Whatever is alive at the end of a section lives for ever: sections follow one another in an
-/// order that the program does not fix. So does a key whose buffers belong to several streams: it
-/// shares its slot with no other key.
+/// A buffer that is live at the end of a section lives forever, because the program does not fix
+/// the order of sections. So does a key whose buffers belong to several streams: it shares its slot
+/// with no other key.
 pub(in crate::memory) fn trace(program: &Program) -> Vec<Vec<Lifetime>> {
     let streams = program
         .buffers
@@ -41,7 +41,7 @@ pub(in crate::memory) fn trace(program: &Program) -> Vec<Vec<Lifetime>> {
         .unwrap_or(0);
     let mut by_stream: Vec<Vec<Lifetime>> = vec![Vec::new(); streams];
     let shared = keys_of_several_streams(program);
-    // Index of the life that each buffer is in.
+    // Index of the current lifetime of each buffer.
     let mut open: Vec<Option<u32>> = vec![None; program.buffers.len()];
     let mut opened: Vec<BufferId> = Vec::new();
     let mut now = 0;
@@ -75,7 +75,7 @@ pub(in crate::memory) fn trace(program: &Program) -> Vec<Vec<Lifetime>> {
                     }
                     *life = None;
                 }
-                // Allocated twice or freed while not live: the replay will say so.
+                // Allocated twice or freed while not live: the replay will report it.
                 _ => {}
             }
             now += 1;
@@ -87,7 +87,7 @@ pub(in crate::memory) fn trace(program: &Program) -> Vec<Vec<Lifetime>> {
     by_stream
 }
 
-/// The first stream of every key that several streams use.
+/// Returns the first stream of every key that several streams use.
 fn keys_of_several_streams(program: &Program) -> BTreeMap<u32, StreamId> {
     let planned = program.buffers.iter().filter(|b| b.pool == Pool::Planned);
     let mut pairs: Vec<(u32, StreamId)> = planned.map(|b| (b.key, b.stream)).collect();

@@ -1,17 +1,18 @@
-//! Which addresses are taken when: the index behind the pool's plan.
+//! Index of taken addresses over time, for the pool's plan.
 //!
-//! Time is cut into columns (one per life), and the columns form a tree: a leaf covers [`LEAF`]
-//! columns, every other node [`FAN`] nodes of the level below. A life is noted at the largest nodes
-//! that it covers whole. Each node knows the addresses that are taken during *all* of its time by
-//! lives noted at it, and those taken during *any* of it, both as merged ranges; a leaf does so for
-//! its parts too. A query then visits a few nodes per level, whatever its length: `any` of the
-//! largest nodes that it covers, `all` of those that it covers in part, and the parts of its first
-//! and last leaf.
+//! Time is cut into columns (one per lifetime), and the columns form a tree: a leaf covers [`LEAF`]
+//! columns, every other node [`FAN`] nodes of the level below. A lifetime is stored at the largest
+//! nodes that it covers completely. Each node knows the addresses that lifetimes stored at it take
+//! during *all* of its time, and those that they take during *any* of it, both as merged ranges; a
+//! leaf knows the same of its parts. A query then visits a few nodes per level, whatever its
+//! length: `any` of the largest nodes that it covers, `all` of those that it covers in part, and
+//! the parts of its first and last leaf.
 
 use smallvec::{SmallVec, smallvec};
 use std::ops::Range;
 
-/// Steps of work, counted in tests only: that planning stays near linear is tested without a clock.
+/// Counts steps of work, in tests only, so that a test can check without a clock that planning
+/// stays near linear.
 pub(super) mod work {
     #[cfg(test)]
     thread_local!(static STEPS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) });
@@ -23,16 +24,16 @@ pub(super) mod work {
         STEPS.set(STEPS.get() + _steps as u64);
     }
 
-    /// Steps of this thread since the last call.
+    /// Returns the steps of this thread since the last call.
     #[cfg(test)]
     pub(in crate::memory) fn take() -> u64 {
         STEPS.take()
     }
 }
 
-/// Columns of a leaf.
+/// Number of columns of a leaf.
 const LEAF: usize = 32;
-/// Children of a node.
+/// Number of children of a node.
 const FAN: usize = 16;
 
 /// Disjoint address ranges, merged where they touch, ascending.
@@ -54,8 +55,8 @@ impl Ranges {
     }
 }
 
-/// A part of a leaf, and the addresses that lives take there that cover it and no more of the leaf.
-/// Many lives may end at once, such as gradients after the optimizer.
+/// A part of a leaf, and the addresses taken there by lifetimes that cover it and no more of the
+/// leaf. Many lifetimes may end at once, such as gradients after the optimizer.
 #[derive(Clone, Debug)]
 struct Part {
     start: u32,
@@ -74,7 +75,7 @@ struct Node {
 pub(super) struct Occupancy {
     /// Nodes of each level, leaves first. The last level has at most [`FAN`] nodes.
     levels: Vec<Vec<Node>>,
-    /// Of each leaf, its parts.
+    /// Parts of each leaf.
     parts: Vec<Vec<Part>>,
 }
 
@@ -93,8 +94,8 @@ impl Occupancy {
         }
     }
 
-    /// Lowest multiple of `align` (a power of two) where `size` addresses are free during all of
-    /// `spans`.
+    /// Returns the lowest multiple of `align` (a power of two) at which `size` addresses are free
+    /// during all of `spans`.
     pub(super) fn lowest_gap(&self, spans: &[Range<u32>], size: u64, align: u64) -> u64 {
         let mut taken: SmallVec<[&[(u64, u64)]; 64]> = SmallVec::new();
         for columns in spans {
@@ -140,11 +141,11 @@ impl Occupancy {
 }
 
 /// Calls `node` with level, index and `true` for each of the largest nodes that `columns` cover
-/// whole, and with `false` for each node that they cover in part. Larger nodes come first: long
-/// lives lie low.
+/// completely, and with `false` for each node that they cover in part. Larger nodes come first,
+/// because long lifetimes have low addresses.
 fn visit(levels: usize, columns: &Range<u32>, mut node: impl FnMut(usize, usize, bool)) {
     let (start, end) = (columns.start as usize, columns.end as usize);
-    // Nodes of the level above that are covered whole: those below them are left to them.
+    // Skip nodes whose parent is covered completely.
     let mut above = 0..0;
     for level in (0..levels).rev() {
         let width = LEAF * FAN.pow(level as u32);
@@ -169,15 +170,15 @@ fn visit(levels: usize, columns: &Range<u32>, mut node: impl FnMut(usize, usize,
     }
 }
 
-/// Lowest multiple of `align` where `size` addresses are in none of the lists, each ascending and
-/// disjoint.
+/// Returns the lowest multiple of `align` at which `size` addresses are in none of the lists, each
+/// ascending and disjoint.
 fn lowest_gap(taken: &mut [&[(u64, u64)]], size: u64, align: u64) -> u64 {
     let mut at: u64 = 0;
     loop {
         let before = at;
         work::add(taken.len());
         for list in &mut *taken {
-            // What lies below stays below.
+            // Ranges below stay below.
             let below = list.partition_point(|r| r.1 <= at);
             *list = &list[below..];
             while let Some((&(lo, hi), rest)) = list.split_first()

@@ -1,8 +1,8 @@
 //! Slots for keys: offline dynamic storage allocation.
 //!
-//! Largest first, each key at the lowest address that is free during all its lives. The lower bound
-//! of any plan is the most bytes alive at once; on traces of training steps the result is a few
-//! percent above it.
+//! Largest first, each key at the lowest address that is free during all its lifetimes. No plan can
+//! need less than the maximum of bytes live at once; on traces of training steps the result is a
+//! few percent above that.
 
 use super::lifetimes::Lifetime;
 use super::occupancy::Occupancy;
@@ -10,10 +10,10 @@ use crate::units::Bytes;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Smallest alignment of a slot: what devices give and kernels expect.
+/// Minimum alignment of a slot: the alignment that devices give and kernels expect.
 const ALIGN: u64 = 512;
 
-/// A key's place in the pool.
+/// Slot of a key in the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot {
     /// Key.
@@ -34,7 +34,7 @@ pub struct PoolPlan {
 }
 
 impl PoolPlan {
-    /// Plans slots for all keys of `lifetimes`: two keys that are alive at once never share an
+    /// Plans slots for all keys of `lifetimes`: two keys that are live at once never share an
     /// address.
     ///
     /// Deterministic: equal lifetimes give equal plans.
@@ -46,7 +46,7 @@ impl PoolPlan {
         let mut top = 0;
         for key in keys.table.iter_mut().filter(|k| k.forever) {
             key.offset = top;
-            // Persistent slots lie below all others, in order of their keys.
+            // Persistent slots come first, in order of their keys.
             top = (key.offset + key.bytes).next_multiple_of(key.align);
             most_live += key.bytes;
         }
@@ -89,9 +89,9 @@ impl PoolPlan {
         }
     }
 
-    /// Plans one region a stream and stacks the regions. Keys of different streams never share an
-    /// address: a free in host order says nothing about when another stream's kernels have run.
-    /// Every key belongs to one region.
+    /// Plans one region per stream and stacks the regions. Keys of different streams never share an
+    /// address: a free in host order does not show when another stream's kernels have run. Every
+    /// key belongs to one region.
     #[must_use]
     pub fn by_stream(lifetimes: impl IntoIterator<Item = Vec<Lifetime>>) -> Self {
         let mut all = Self::default();
@@ -110,25 +110,26 @@ impl PoolPlan {
         all
     }
 
-    /// Slots by key.
+    /// Returns the slots by key.
     #[must_use]
     pub fn slots(&self) -> &[Slot] {
         &self.slots
     }
 
-    /// Index of a key's slot in [`PoolPlan::slots`].
+    /// Returns the index of a key's slot in [`PoolPlan::slots`].
     #[must_use]
     pub fn index(&self, key: u32) -> Option<usize> {
         self.slots.binary_search_by_key(&key, |s| s.key).ok()
     }
 
-    /// Bytes of the pool.
+    /// Returns the bytes of the pool.
     #[must_use]
     pub fn total(&self) -> Bytes {
         self.total
     }
 
-    /// Most bytes of slots alive at once, summed over the regions: no plan needs fewer.
+    /// Returns the maximum bytes of slots live at once, summed over the regions: no plan needs
+    /// fewer.
     #[must_use]
     pub fn most_live(&self) -> Bytes {
         self.most_live
@@ -144,12 +145,12 @@ struct Key {
     offset: u64,
 }
 
-/// Alignment of a slot that serves this life.
+/// Returns the alignment of a slot that serves this lifetime.
 fn alignment(life: &Lifetime) -> u64 {
     u64::from(life.align).next_power_of_two().max(ALIGN)
 }
 
-/// Keys in ascending order, and the index of each life's key.
+/// Keys in ascending order, and the index of each lifetime's key.
 struct Keys {
     table: Vec<Key>,
     of_life: Vec<u32>,
@@ -160,8 +161,8 @@ impl Keys {
         let index = Self::index(lifetimes);
         let mut table: Vec<Key> = Vec::new();
         let mut of_life = Vec::with_capacity(lifetimes.len());
-        // Keeps every sum below 2^62. No scenario's buffers reach that; 16 TiB apiece fit no device
-        // either.
+        // Keeps every sum below 2^62. No scenario's buffers reach that; buffers of 16 TiB fit no
+        // device either.
         let sum: u128 = lifetimes.iter().map(|l| u128::from(l.bytes.0)).sum();
         let most = if sum < 1 << 61 { 1 << 61 } else { 1 << 44 };
         for life in lifetimes {
@@ -190,7 +191,7 @@ impl Keys {
         Self { table, of_life }
     }
 
-    /// Rank of a key among all keys.
+    /// Returns a function that gives the rank of a key among all keys.
     fn index(lifetimes: &[Lifetime]) -> impl Fn(u32) -> u32 + use<> {
         let mut distinct: Vec<u32> = lifetimes.iter().map(|l| l.key).collect();
         distinct.sort_unstable();
@@ -216,16 +217,16 @@ impl Keys {
     }
 }
 
-/// Lives on a time axis with one column for each: a life spans the columns of all lives that start
-/// within it.
+/// Lifetimes on a time axis with one column for each: a lifetime spans the columns of all lifetimes
+/// that start within it.
 ///
-/// Lives of keys that live for ever are left out. Stretches of time that repeat an earlier one
-/// (every micro-batch, the second step) are left out too: they add no conflict.
+/// Keys that live forever are left out. So are stretches of time that repeat an earlier one (every
+/// micro-batch, the second step): they add no conflict.
 struct Columns {
     count: usize,
     /// Spans grouped by key.
     spans: Vec<Range<u32>>,
-    /// Where each key's spans begin in `spans`; one more than there are keys.
+    /// Start of each key's spans in `spans`, with one more entry than there are keys.
     first: Vec<u32>,
 }
 
@@ -273,7 +274,7 @@ impl Columns {
         self.of_key(key).iter().map(|c| c.end - c.start).sum()
     }
 
-    /// Most bytes alive in one column.
+    /// Returns the maximum bytes live in one column.
     fn most_live(&self, keys: &Keys) -> u64 {
         let mut change = vec![(0u64, 0u64); self.count + 1];
         for (i, key) in (0..).zip(&keys.table) {
@@ -290,7 +291,7 @@ impl Columns {
     }
 }
 
-/// Keeps one of all equal stretches of time between moments in which nothing is alive.
+/// Keeps one of all equal stretches of time between moments in which nothing is live.
 fn drop_repetitions(lives: &mut Vec<(u32, u32, u32)>) {
     let mut seen: BTreeMap<u64, Vec<Range<usize>>> = BTreeMap::new();
     let mut keep = vec![true; lives.len()];

@@ -25,7 +25,7 @@ fn offsets(plan: &PoolPlan) -> Vec<u64> {
     plan.slots().iter().map(|s| s.offset / MIB).collect()
 }
 
-/// Two gathered units in flight, three units in all: two slots, the third unit reuses the first.
+/// Two gathered units in flight, three units in total: two slots, the third unit reuses the first.
 #[test]
 fn keys_apart_in_time_share_a_slot() {
     let plan = PoolPlan::plan(&[life(0, 4, 0, 4), life(1, 4, 2, 6), life(2, 4, 4, 8)]);
@@ -36,7 +36,7 @@ fn keys_apart_in_time_share_a_slot() {
     );
 }
 
-/// A key that lives in forward and again in backward keeps one slot and respects what is alive in
+/// A key that lives in forward and again in backward keeps one slot and respects what is live in
 /// both.
 #[test]
 fn one_slot_for_several_lives() {
@@ -64,7 +64,7 @@ fn what_is_never_freed_shares_with_nobody() {
 }
 
 /// First fit in time order would grow the first slot to 8 and open a second of 8 for a step that
-/// never has more than 9 alive; largest first does not.
+/// never has more than 9 live; largest first does not.
 #[test]
 fn bytes_matter_not_slots() {
     let plan = PoolPlan::plan(&[
@@ -90,7 +90,7 @@ fn repeated_micro_batches_change_nothing() {
     assert_eq!(PoolPlan::plan(&one), PoolPlan::plan(&many));
 }
 
-/// Lives on two streams: the regions are stacked, at the alignment that the second one wants.
+/// Lifetimes on two streams: the regions are stacked, at the alignment that the second one needs.
 #[test]
 fn streams_share_no_address() {
     let wide = Lifetime {
@@ -155,9 +155,9 @@ fn double_free_panics() {
     pool.free(a);
 }
 
-/// Lives of one step as FSDP makes them: `layers` units are gathered two at a time in both
-/// directions, each saves some activations and uses some scratch, gradients live until their
-/// reduction one unit later.
+/// Returns the lifetimes of one step as FSDP makes them: `layers` units are gathered two at a time
+/// in both directions, each saves some activations and uses some scratch, and gradients live until
+/// their reduction one unit later.
 fn training_step(layers: u32, sizes: &[u64], micro_batches: u32) -> Vec<Lifetime> {
     let mut lives = Vec::new();
     let mut open = std::collections::BTreeMap::new();
@@ -286,8 +286,8 @@ fn a_llama_like_step_is_packed_tightly() {
     assert!(ratio <= 1.1, "{ratio}");
 }
 
-/// Twice the layers take twice the work, give or take a logarithm: of an eager step, and of one
-/// that is compiled whole, where all gradients end at once.
+/// Twice the layers take twice the work, apart from a logarithm: of an eager step, and of a fully
+/// compiled one, where all gradients end at once.
 #[test]
 fn planning_scales_with_depth() {
     let work = |layers: u32, mode: &str| {
@@ -326,7 +326,7 @@ proptest! {
     fn random_lives_never_overlap(
         lives in prop::collection::vec((0u32..200, 0u64..100_000, 0u32..4000, 0u32..400), 0..400),
     ) {
-        // One life of a key at a time, as in any program.
+        // One lifetime of a key at a time, as in any program.
         let mut busy = std::collections::BTreeMap::new();
         let mut lives: Vec<Lifetime> = lives
             .into_iter()

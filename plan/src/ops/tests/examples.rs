@@ -1,14 +1,14 @@
 //! Operands that fit each operation, for tests that walk [`OpKind::ALL`].
 //!
 //! Shapes follow from the signature; only operands of any shape are written down. The tests of the
-//! other crates use this file too; `terms` is what they call differently.
+//! other crates use this file too; `terms` contains the names that differ.
 
 use super::terms::{Extent, OpKind, Operand};
 
 const ROWS: u64 = 6;
 const COLS: u64 = 8;
 
-/// An operand: its shape, and the number of ids or labels if it holds such.
+/// An operand: its shape, and the number of different ids or labels if it holds such.
 #[derive(Clone, Debug)]
 pub(super) struct Example {
     pub(super) shape: Vec<u64>,
@@ -29,7 +29,7 @@ fn ids(shape: &[u64], below: u64) -> Example {
     }
 }
 
-/// Inputs and outputs of an operation.
+/// Returns inputs and outputs of an operation.
 pub(super) fn operands(op: &OpKind) -> (Vec<Example>, Vec<Example>) {
     let rows = numbers(&[ROWS, COLS]);
     let (stat, column) = (numbers(&[ROWS]), numbers(&[COLS]));

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 /// Contents of the graph's memory.
 type Memory = BTreeMap<Root, Vec<f64>>;
 
-/// Deterministic numbers in (-1, 1).
+/// Returns deterministic numbers in (-1, 1).
 fn random(state: &mut u64) -> f64 {
     *state = state
         .wrapping_mul(6_364_136_223_846_793_005)
@@ -18,7 +18,7 @@ fn random(state: &mut u64) -> f64 {
     (*state >> 11) as f64 / (1u64 << 52) as f64 - 1.0
 }
 
-/// Positions of a value's elements in its memory, in logical order.
+/// Returns the positions of a value's elements in its memory, in logical order.
 fn positions(g: &Graph, v: ValueId) -> Vec<usize> {
     let value = g.value(v);
     let mut at = vec![value.offset as usize];
@@ -75,7 +75,7 @@ struct Case {
 }
 
 impl Case {
-    /// Output `n` with one element of an input moved.
+    /// Returns output `n` with one element of an input moved.
     fn moved(&self, n: usize, input: ValueId, element: usize, by: f64) -> Vec<f64> {
         let mut memory = self.memory.clone();
         let mut values = read(&self.g, &memory, input);
@@ -132,13 +132,13 @@ impl Case {
         }
     }
 
-    /// The first output, weighted and summed, with one element of an input moved.
+    /// Returns the first output, weighted and summed, with one element of an input moved.
     fn weighted(&self, weights: &[f64], input: ValueId, element: usize, by: f64) -> f64 {
         let y = self.moved(0, input, element, by);
         y.iter().zip(weights).map(|(y, w)| y * w).sum()
     }
 
-    /// The gradients of the inputs, if the operation is differentiable.
+    /// Returns the gradients of the inputs, if the operation is differentiable.
     fn gradients(mut self, kind: OpKind, weights: &[f64]) -> Vec<(usize, Vec<f64>)> {
         let op = self.op().clone();
         let shape = self.g.value(op.outputs[0]).shape.clone();
@@ -161,7 +161,8 @@ impl Case {
     }
 }
 
-/// The forms of an operation that forward graphs have: of matmuls, `x w^T` and `x w^T + b`.
+/// Returns the forms of an operation that forward graphs have: for matmuls, `x w^T` and `x w^T +
+/// b`.
 fn forms(kind: &OpKind) -> Vec<OpKind> {
     let OpKind::Gemm(gemm) = *kind else {
         return vec![*kind];

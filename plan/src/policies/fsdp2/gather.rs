@@ -1,4 +1,4 @@
-//! Gathers, copy-outs and what resharding keeps or frees.
+//! Gathers, copy-outs, and what resharding keeps or frees.
 
 use super::{Fsdp2, Gather, hooks, tables};
 use crate::config::{Prefetch, Reshard};
@@ -20,7 +20,7 @@ impl Fsdp2 {
         let layout = out.inputs.group(g).layout.clone();
         let (full, shard) = (layout.full_numel(), layout.shard_numel());
         hooks(out, rule, self.groups[g.index()].shards.len());
-        // The slices come from the compute stream; nothing but their own gather waits for it.
+        // The slices come from the compute stream; only their own gather waits for it.
         if let Some(event) = self.groups[g.index()].resharded.take() {
             for stream in [self.copy_in, self.streams.gather] {
                 out.b.wait(Rule::ReshardGroup, event, stream);
@@ -97,7 +97,7 @@ impl Fsdp2 {
             });
         }
         let done = out.b.record(rule, self.streams.gather);
-        // The cast buffer lives as long as the host call that made it.
+        // The cast buffer lives until the host call that made it returns.
         if let Some(id) = cast {
             out.b.free(Rule::CopyIn, id);
         }
@@ -211,8 +211,8 @@ impl Fsdp2 {
         }
     }
 
-    /// Frees what a unit holds beyond its shards, the slices of an integer reshard included if no
-    /// backward gathered them.
+    /// Frees what a unit holds beyond its shards, including the slices of an integer reshard that
+    /// no backward gathered.
     pub(super) fn release(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
         self.reshard(out, unit);
         for g in out.inputs.groups_of(unit) {
@@ -221,7 +221,7 @@ impl Fsdp2 {
         }
     }
 
-    /// What a unit's post-backward frees: all that [`Self::release`] does, unless the next
+    /// Frees what a unit's post-backward frees: the same as [`Self::release`], unless the next
     /// micro-batch is to find the parameters.
     pub(super) fn reshard_after_backward(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
         if self.last || out.inputs.scenario.fsdp.reshard_after_backward {
@@ -229,8 +229,8 @@ impl Fsdp2 {
         }
     }
 
-    /// Integer reshard: one parameter after another, clone this rank's slice for the smaller group
-    /// and free the whole (`to_sharded_post_forward`).
+    /// Integer reshard: clones this rank's slice of each parameter for the smaller group and frees
+    /// the full parameter, one after another (`to_sharded_post_forward`).
     pub(super) fn keep_slices(&mut self, out: &mut Emitter<'_>, unit: UnitId, ranks: u32) {
         if !std::mem::replace(&mut self.full[unit.index()], false) {
             return;

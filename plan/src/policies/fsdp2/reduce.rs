@@ -15,17 +15,18 @@ use smallvec::SmallVec;
 /// How gradients become an average.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Division {
-    /// What the input of the reduce-scatter is divided by.
+    /// Divisor of the reduce-scatter's input.
     before: u32,
-    /// What the result of the last reduction is divided by.
+    /// Divisor of the last reduction's result.
     after: f64,
     op: ReduceOp,
 }
 
 impl Division {
-    /// bf16 and float32 average in the collectives; other dtypes might overflow there, so sums of
-    /// them are divided by about the root of the number of ranks on either side
-    /// (`_get_gradient_divide_factors`). `ranks`: that average, of both axes.
+    /// Returns the division. bf16 and float32 are averaged in the collectives. Other dtypes might
+    /// overflow there, so their sums are divided by about the root of the number of ranks on either
+    /// side (`_get_gradient_divide_factors`). `ranks` is the number of ranks that average, on both
+    /// axes.
     fn new(scenario: &Scenario, comm: DType, ranks: u32) -> Self {
         let sums = scenario.fsdp.per_token_loss;
         if matches!(comm, DType::F32 | DType::Bf16) {
@@ -49,7 +50,7 @@ impl Division {
     }
 }
 
-/// Divides a range in place, unless by 1 (`_div_if_needed`).
+/// Divides a range in place, unless the divisor is 1 (`_div_if_needed`).
 fn divide(out: &mut Emitter<'_>, what: Access, by: f64, dtype: DType, stream: StreamId) {
     if by > 1.0 {
         let scale = ShardOp::Scale {
@@ -69,8 +70,8 @@ fn divide(out: &mut Emitter<'_>, what: Access, by: f64, dtype: DType, stream: St
 }
 
 impl Fsdp2 {
-    /// Compute waits for the oldest reduce-scatters and drops their inputs until `limit` of these
-    /// are left.
+    /// Makes compute wait for the oldest reduce-scatters and drops their inputs until `limit` of
+    /// these are left.
     pub(super) fn recycle(&mut self, out: &mut Emitter<'_>, limit: usize, rule: Rule) {
         while self.pending.len() > limit {
             let Some((buffer, event)) = self.pending.pop_front() else {
@@ -110,8 +111,8 @@ impl Fsdp2 {
         let over = (self.comms.reduce, rs);
         let ends = (out.b.whole(input), out.b.whole(output));
         reduction::scatter(out, over, division.op, ends);
-        // The next group's post-backward waits for the reduce-scatter alone: what follows it on any
-        // stream is the end of backward's.
+        // The next group's post-backward waits only for the reduce-scatter: work after it on any
+        // stream is waited for at the end of backward.
         let scattered = out.b.record(Rule::Reduce, rs);
         self.pending.push_back((input, scattered));
         let mut tail = rs;
@@ -131,8 +132,8 @@ impl Fsdp2 {
             } else {
                 held.extend(self.accumulate(out, g, output, tail));
                 if replicas.is_some() {
-                    // The reduce stream does not wait for the all-reduce: freed now, the next
-                    // group's output could take its memory (`AllReduceState`).
+                    // The reduce stream does not wait for the all-reduce: if it were freed now, the
+                    // next group's output could take its memory (`AllReduceState`).
                     self.groups[g.index()].all_reduced = Some(output);
                 } else {
                     out.b.free(Rule::Reduce, output);
@@ -142,7 +143,7 @@ impl Fsdp2 {
         if tail != COMPUTE {
             self.groups[g.index()].post_reduce = Some(out.b.record(Rule::Reduce, tail));
         }
-        // What the call itself refers to.
+        // Buffers that the call itself refers to.
         for buffer in held {
             out.b.free(Rule::Reduce, buffer);
         }
@@ -151,14 +152,14 @@ impl Fsdp2 {
         }
     }
 
-    /// Elements of a rank's shard of what a group reduces.
+    /// Returns the number of elements of a rank's shard of what a group reduces.
     fn shard_numel(&self, g: GroupId) -> u64 {
         self.groups[g.index()].grads.shard_numel()
     }
 
-    /// Packs a group's gradients into the input of its reduce-scatter, and frees them: all but the
-    /// last one, which several ranks hold until the reduction is issued (the variable of a loop
-    /// over the gradients in `foreach_reduce` refers to it).
+    /// Packs a group's gradients into the input of its reduce-scatter, and frees all but the last
+    /// one, which is held until the reduction is issued if there are several ranks. (The variable
+    /// of a loop over the gradients in `foreach_reduce` refers to it.)
     fn pack(
         &mut self,
         out: &mut Emitter<'_>,
@@ -195,7 +196,7 @@ impl Fsdp2 {
         (input, held)
     }
 
-    /// The buffer of a group's sums between micro-batches.
+    /// Returns the buffer of a group's sums between micro-batches.
     fn partial(&mut self, out: &mut Emitter<'_>, g: GroupId, dtype: DType) -> BufferId {
         let rs = self.streams.reduce;
         let (unit, numel) = (out.inputs.group(g).unit, self.shard_numel(g));
@@ -248,8 +249,8 @@ impl Fsdp2 {
         );
     }
 
-    /// Casts a reduced shard to the sharded gradient, or adds it there.
-    /// Returns what a sum was added from, where that is not `output`.
+    /// Casts a reduced shard to the sharded gradient, or adds it there. Returns the buffer that a
+    /// sum was added from, if that is not `output`.
     fn accumulate(
         &mut self,
         out: &mut Emitter<'_>,
@@ -261,8 +262,8 @@ impl Fsdp2 {
         let n = self.shard_numel(g);
         let rule = Rule::ReduceAccumulate;
         let at_rest = self.groups[g.index()].reduced;
-        // `_to_dtype_if_needed`: a gradient of its own, which becomes the sharded one or is added
-        // to it.
+        // `_to_dtype_if_needed`: a separate gradient, which becomes the sharded one or is added to
+        // it.
         let role = match at_rest {
             None => Role::MainGrad,
             Some(_) => Role::Temporary,

@@ -2,7 +2,7 @@
 //! while they are launched.
 //!
 //! `split_with_sizes_copy` (copy-out) and `_chunk_cat` (copy-in of reductions) run one kernel over
-//! many tensors and send it what every block works on as one tensor of 64-bit integers, which is
+//! many tensors. The work of every block is sent to it as one tensor of 64-bit integers, which is
 //! freed when the host has launched the kernel (`pack_vecs` in torch 2.11
 //! `ATen/native/cuda/TensorShape.cu`). It grows with the largest unit: 1 MiB for a root of 525 M
 //! parameters over 8 ranks.
@@ -14,9 +14,9 @@ use crate::program::Rule;
 
 /// Bytes that a block copies in one round: 16 for each of its 128 threads.
 const TILE: u64 = 128 * 16;
-/// Blocks that a copy-out aims at: all that run at once, twice, on the 132 multiprocessors of 2,048
-/// threads that an H100 and an H200 have. Other GPUs have other numbers, and tables of a little
-/// more or less.
+/// Target number of blocks of a copy-out: twice those that run at once on the 132 multiprocessors
+/// of 2,048 threads of an H100 or H200. Other GPUs have other numbers, and slightly different
+/// tables.
 const MOST_BLOCKS: u64 = 132 * 2048 / 128 * 2;
 
 /// Returns the bytes of a number of entries.
@@ -28,8 +28,8 @@ const fn bytes(entries: u64) -> u64 {
 /// result's dtype.
 fn chunk_cat(shards: &[u64]) -> u64 {
     let (tensors, blocks) = (shards.len() as u64, shards.iter().map(|b| b.div_ceil(TILE)));
-    // Sources, sizes, padded shards and numbers of blocks; beginnings in bytes and blocks, one
-    // more; a tensor for every block.
+    // Sources, sizes, padded shards and numbers of blocks; starts in bytes and blocks, one more; a
+    // tensor for every block.
     bytes(4 * tensors + 2 * (tensors + 1) + blocks.sum::<u64>())
 }
 
@@ -38,7 +38,7 @@ fn chunk_cat(shards: &[u64]) -> u64 {
 fn copy_out(shards: &[u64], ranks: u64) -> u64 {
     let tensors = shards.len() as u64;
     let blocks = |tile: u64| shards.iter().map(|b| b.div_ceil(tile)).sum::<u64>();
-    // What a block does more than a tile goes to ranks and to rounds alike.
+    // If a block has more work than a tile, it goes to ranks and to rounds alike.
     let rounds = (blocks(TILE) * ranks).div_ceil(MOST_BLOCKS);
     let root = rounds.isqrt();
     let ranks_a_block = (root + u64::from(root * root < rounds)).clamp(1, ranks);
@@ -47,8 +47,8 @@ fn copy_out(shards: &[u64], ranks: u64) -> u64 {
     bytes(3 * tensors + (tensors + 1) + blocks(tile))
 }
 
-/// The bytes of an operation's table, where torch makes one: not for dtypes that its kernel does
-/// not convert.
+/// Returns the bytes of an operation's table, if torch makes one: not for dtypes that its kernel
+/// does not convert.
 fn size(
     out: &Emitter<'_>,
     op: ShardOp,
@@ -70,7 +70,7 @@ fn size(
 }
 
 /// Launches a copy into or out of a collective's buffer on the compute stream, with its table.
-/// `shards`: bytes of each parameter's padded shard there.
+/// `shards` are the bytes of each parameter's padded shard there.
 pub(super) fn run(
     out: &mut Emitter<'_>,
     rule: Rule,
@@ -136,9 +136,9 @@ mod tests {
         params.iter().map(|n| n / ranks * size).collect()
     }
 
-    /// The sizes that torch 2.11 asked its allocator for on an H200
-    /// (`torch.cuda.memory._snapshot`), as rank 0 of 8 and of 64; copies out of two ranks are those
-    /// of slices that an integer reshard kept.
+    /// Sizes that torch 2.11 asked its allocator for on an H200 (`torch.cuda.memory._snapshot`), as
+    /// rank 0 of 8 and of 64; copies out of two ranks are those of slices that an integer reshard
+    /// kept.
     #[test]
     fn tables_are_as_large_as_those_that_torch_makes() {
         for (params, ranks, size) in [

@@ -1,4 +1,4 @@
-//! What one collective carries, decided from the graph alone.
+//! Contents of each collective, decided from the graph alone.
 
 use crate::compile::tape::TapeOp;
 use crate::ir::{ParamId, Source};
@@ -9,18 +9,18 @@ use crate::shard::Layout;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Bucket {
     pub(super) params: Vec<ParamId>,
-    /// Full bytes in the compute dtype.
+    /// Bytes of the full parameters in the compute dtype.
     pub(super) bytes: u64,
 }
 
-/// Gathers of one direction: buckets in order of first use, and what each position of the tape
-/// ends.
+/// Gathers of one direction: buckets in order of first use, and the parameters whose last use is at
+/// each position of the tape.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Direction {
     pub(super) buckets: Vec<Bucket>,
     /// Bucket of each parameter.
     pub(super) of: Vec<Option<u32>>,
-    /// Parameters whose last use is the launch at this position of the tape, ascending by position.
+    /// Parameters with the position of their last use on the tape, ascending by position.
     pub(super) last_uses: Vec<(u32, ParamId)>,
 }
 
@@ -95,8 +95,8 @@ pub(super) fn reductions(inputs: &LoweringInputs<'_>, cap: u64) -> (Vec<Bucket>,
     (buckets, of)
 }
 
-/// Bytes that may be gathered ahead: the in-flight limit, and at most `max(1 GB, budget x peak of
-/// the tape)` of extra memory (defaults of `overlap_scheduling.py`).
+/// Returns the bytes that may be gathered ahead: the in-flight limit, and at most `max(1 GB, budget
+/// x peak of the tape)` of extra memory (defaults of `overlap_scheduling.py`).
 pub(super) fn window(inputs: &LoweringInputs<'_>) -> u64 {
     let (mut live, mut peak) = (0u64, 0u64);
     for op in inputs.tape.forward.iter().chain(&inputs.tape.backward) {

@@ -11,7 +11,7 @@ use crate::program::Rule;
 use smallvec::smallvec;
 
 impl Full {
-    /// Copy-in and all-gather of a bucket.
+    /// Issues copy-in and all-gather of a bucket.
     pub(super) fn issue(&mut self, out: &mut Emitter<'_>, index: usize, rule: Rule) {
         let bucket = self.direction().buckets[index].clone();
         let todo: Vec<ParamId> = bucket

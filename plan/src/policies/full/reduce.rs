@@ -14,8 +14,8 @@ use smallvec::{SmallVec, smallvec};
 pub(super) struct ReduceBuffers {
     input: BufferId,
     output: BufferId,
-    /// Sum over the shard axis of the micro-batches so far, where the last one's is reduced over
-    /// the replicas.
+    /// Sum over the shard axis of the micro-batches so far, if the last one's is reduced over the
+    /// replicas.
     partial: Option<BufferId>,
 }
 
@@ -34,7 +34,7 @@ impl Full {
         }
     }
 
-    /// Copy-in and reductions of a bucket whose gradients are complete.
+    /// Issues copy-in and reductions of a bucket whose gradients are complete.
     pub(super) fn reduce(&mut self, out: &mut Emitter<'_>, index: usize) {
         let bucket = self.reductions[index].clone();
         let c = out.inputs.types.comm;
@@ -99,7 +99,7 @@ impl Full {
         let keeps = replicas.is_some() && !out.inputs.scenario.fsdp.reduces(true, self.last);
         let target = partial.filter(|_| keeps && self.first).unwrap_or(output);
         out.b.alloc(Rule::Reduce, target);
-        // The gradients' first result that is whole.
+        // The first complete result of the gradients.
         let fresh = self.first || partial.is_some();
         if fresh && !keeps {
             for p in &bucket.params {
@@ -137,7 +137,7 @@ impl Full {
             }
             if let Some(comm) = replicas {
                 tail = streams.outer;
-                // Every communicator has a stream of its own, and both reductions one dtype
+                // Every communicator has a separate stream, and both reductions have one dtype
                 // (`redistribute(backward_dtype)` of SimpleFSDP).
                 reduction::all_reduce(out, comm, (streams.reduce, tail), op, reduced);
             }

@@ -9,7 +9,7 @@ use crate::lower::{Lowering, per_param_layout};
 use crate::policies::spec::{Refusal, Rules, WithoutEffect};
 use crate::policies::{NO_NAN_CHECK, fsdp2};
 
-/// The schedule, whose graph takes the place of the policy's hooks.
+/// The schedule, whose graph replaces the policy's hooks.
 pub(crate) const LOWERING: Lowering = Lowering {
     layout: per_param_layout,
     frozen_apart: true,

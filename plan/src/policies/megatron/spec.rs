@@ -45,10 +45,10 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         own_workspaces: None,
         plans_persistent: false,
         shards_params: false,
-        // The production engine has main weights whenever a main dtype is asked for.
+        // The production engine has main weights whenever a main dtype is given.
         separate_main_params: true,
         copies_for_comm: true,
-        // `gradient_reduce_preprocessing`, with `gradient_reduce_div_fusion` as by default.
+        // `gradient_reduce_preprocessing`, with the default `gradient_reduce_div_fusion`.
         premultiplies: |dtype| dtype != DType::Bf16,
         averages: false,
     },
@@ -56,7 +56,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         layout: flat_layout,
         frozen_apart: true,
         places_merged_weights: false,
-        // Gradients are autograd's until they are copied into the bucket.
+        // Gradients belong to autograd until they are copied into the bucket.
         adjacency: WeightAdjacency::Weights,
         lifecycle: |out| Ok(Box::new(Megatron::new(out))),
     },

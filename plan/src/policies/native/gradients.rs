@@ -14,7 +14,7 @@ use crate::program::Rule;
 pub(super) struct Gradients {
     /// The buffers of this micro-batch, while live.
     full: Vec<Option<BufferId>>,
-    /// Sums that wait for the last micro-batch to be reduced, while live.
+    /// Sums that the last micro-batch will reduce, while live.
     sums: Vec<Option<BufferId>>,
     /// The buffers of such sums, once made.
     accum_buffers: Vec<Option<BufferId>>,
@@ -48,7 +48,7 @@ impl Gradients {
             let sum = self.sum(out, flat, g);
             (out.b.whole(sum), main)
         } else {
-            // What is added to a sum has the sum's dtype.
+            // A value that is added to a sum has the sum's dtype.
             let dtype = if sharded && self.sums[g.index()].is_none() {
                 flat.comm_dtype()
             } else {

@@ -9,16 +9,17 @@ use crate::lower::inputs::LoweringInputs;
 use crate::program::Rule;
 use std::collections::VecDeque;
 
-/// Offloaded state that comes to the device for its update.
+/// Offloaded state that is fetched to the device for its update.
 #[derive(Default)]
 pub(super) struct OffloadedState {
-    /// Events of state on its way to the device, in the order of its use.
+    /// Events of fetches in flight, in the order of use.
     h2d_in_flight: VecDeque<EventId>,
 }
 
 impl OffloadedState {
-    /// Makes the state `index` available to computation, and fetches the next one: it comes in
-    /// while this one is updated. `norm`: the launch only sums squares of gradients.
+    /// Makes the state `index` available to computation, and starts to fetch the next one, which
+    /// arrives while this one is updated. `norm` says that the launch only sums squares of
+    /// gradients.
     pub(super) fn before(
         &mut self,
         out: &mut Emitter<'_>,
@@ -86,9 +87,9 @@ pub(super) fn evict(out: &mut Emitter<'_>, flat: &Flat, g: GroupId, norm: bool) 
     }
 }
 
-/// Returns the order of the updates of `states` states. What is gathered for the next step is
-/// updated in the middle: its reduction, one of the last, overlaps with the updates before it, its
-/// gather with those after it.
+/// Returns the order of the updates of `states` states. Units gathered for the next step are
+/// updated halfway: their reduction, one of the last, overlaps with the updates before them,
+/// and their gather with those after them.
 pub(super) fn update_order(
     inputs: &LoweringInputs<'_>,
     unshard: &Unshard,

@@ -15,23 +15,23 @@ struct Pending {
     buffer: BufferId,
 }
 
-/// A group whose gradient the optimizer may read behind an event.
+/// A group whose gradient the optimizer may read after an event.
 #[derive(Clone, Copy, Debug)]
 struct Reduced {
     group: GroupId,
-    /// End of its last reduction (and of its update, where `updated`), until computation has
-    /// waited for it.
+    /// End of its last reduction (and of its update, if `updated`), until computation has waited
+    /// for it.
     done: Option<EventId>,
-    /// Backward has issued its update too.
+    /// Whether backward has already issued its update.
     updated: bool,
 }
 
 /// The reductions of a step.
 pub(super) struct Reductions {
     pending: VecDeque<Pending>,
-    /// Groups reduced in the step's last micro-batch, in that order: the optimizer's.
+    /// Groups reduced in the step's last micro-batch, in the optimizer's order.
     reduced: Vec<Reduced>,
-    /// Full gradient buffers that may be live, the one being written included.
+    /// Maximum number of live full gradient buffers, including the one being written.
     max_in_flight: usize,
 }
 
@@ -54,15 +54,15 @@ impl Reductions {
         self.drain(out, flat, self.max_in_flight - 1, Rule::ReduceGate);
     }
 
-    /// Waits for reductions until no more than `limit` gradient buffers are in flight, and frees
-    /// theirs.
+    /// Waits for reductions until at most `limit` gradient buffers are in flight, and frees the
+    /// others.
     pub(super) fn drain(&mut self, out: &mut Emitter<'_>, flat: &Flat, limit: usize, rule: Rule) {
         while self.pending.len() > limit {
             let Some(p) = self.pending.pop_front() else {
                 break;
             };
-            // On the compute stream itself the buffer is free at once; what reduces further on
-            // another one is not complete.
+            // On the compute stream itself the buffer is free at once; a reduction that continues
+            // on another stream is not complete.
             if flat.streams.reduce != COMPUTE {
                 let event = p.reduction.input_free;
                 out.b.wait(rule, event, COMPUTE);
@@ -85,7 +85,7 @@ impl Reductions {
         }
     }
 
-    /// Reduces the full gradient of a group, which is sharded at the end. `first`: nothing has
+    /// Reduces the full gradient of a group, which ends up sharded. `first` says that nothing has
     /// been reduced into the shard yet.
     pub(super) fn reduce_sharded(
         &mut self,
@@ -95,7 +95,7 @@ impl Reductions {
         g: GroupId,
         buffer: BufferId,
     ) {
-        // The root's buffer lives all through backward and joins the others in flight here.
+        // The root's buffer lives through all of backward and joins the others in flight here.
         self.make_room(out, flat);
         let first = micro.first || !out.inputs.scenario.fsdp.reduces(false, false);
         if let (true, true, Some(grad)) =
@@ -107,7 +107,7 @@ impl Reductions {
         let input = out.b.whole(buffer);
         let mut reduction = flat.reduce_sharded(out, g, input, first, micro.last, false);
         if let Some(updated) = self.note_reduced(out, flat, micro, g, reduction.complete) {
-            // The shard of the gradient is freed with the full one, which thus waits for the
+            // The shard of the gradient is freed with the full one, which therefore waits for the
             // update.
             reduction = Reduction {
                 input_free: updated,
@@ -164,7 +164,7 @@ impl Reductions {
     }
 
     /// Makes computation wait for the reduction of the optimizer's state `index`, and frees the
-    /// gradient buffers that this shows to be out of use.
+    /// gradient buffers that are unused after it.
     pub(super) fn await_reduction(&mut self, out: &mut Emitter<'_>, flat: &Flat, index: usize) {
         let Some(done) = self.reduced.get(index).and_then(|r| r.done) else {
             return;
@@ -195,7 +195,7 @@ impl Reductions {
         flat.optimizer_state(out, self.groups())
     }
 
-    /// Groups in the optimizer's order.
+    /// Returns the groups in the optimizer's order.
     pub(super) fn groups(&self) -> impl Iterator<Item = GroupId> {
         self.reduced.iter().map(|r| r.group)
     }
@@ -205,12 +205,12 @@ impl Reductions {
         self.reduced.get(index).map(|r| r.group)
     }
 
-    /// Whether backward has updated the optimizer's state `index`.
+    /// Returns whether backward has updated the optimizer's state `index`.
     pub(super) fn is_updated(&self, index: usize) -> bool {
         self.reduced.get(index).is_some_and(|r| r.updated)
     }
 
-    /// Frees the gradient of the optimizer's state `index`, if it lives for a step only.
+    /// Frees the gradient of the optimizer's state `index`, if it only lives for a step.
     pub(super) fn free_gradient(&self, out: &mut Emitter<'_>, flat: &Flat, index: usize) {
         let Some(group) = self.group(index) else {
             return;
@@ -223,7 +223,7 @@ impl Reductions {
         }
     }
 
-    /// Frees the gradients of all groups that live for a step only.
+    /// Frees the gradients of all groups that only live for a step.
     pub(super) fn free_gradients(&self, out: &mut Emitter<'_>, flat: &Flat) {
         for index in 0..self.reduced.len() {
             self.free_gradient(out, flat, index);
@@ -239,7 +239,7 @@ fn last_stage(flat: &Flat) -> StreamId {
     }
 }
 
-/// Issues a group's update behind its reduction; returns its end.
+/// Issues a group's update after its reduction; returns its end.
 fn update(out: &mut Emitter<'_>, flat: &Flat, group: GroupId) -> EventId {
     let (phase, unit) = (out.b.phase(), out.b.unit());
     let stream = last_stage(flat);
@@ -252,7 +252,7 @@ fn update(out: &mut Emitter<'_>, flat: &Flat, group: GroupId) -> EventId {
     end
 }
 
-/// In the first step: allocates the optimizer's state of a group that backward updates.
+/// Allocates, in the first step, the optimizer's state of a group that backward updates.
 fn make_moments(out: &mut Emitter<'_>, flat: &Flat, micro: MicroBatch, group: GroupId) {
     if micro.last && out.inputs.scenario.fsdp.optimizer_in_backward {
         for state in flat.optimizer_state(out, std::iter::once(group)) {

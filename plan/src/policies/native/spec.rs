@@ -41,7 +41,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         own_workspaces: Some("policy native plans the workspace of its matmuls with its kernels"),
         plans_persistent: true,
         shards_params: false,
-        // Compute weights are the optimizer's buffer where dtypes agree, as in the rewrite on
+        // Compute weights are the optimizer's buffer if dtypes agree, as in the rewrite on
         // Megatron-LM's main branch.
         separate_main_params: false,
         copies_for_comm: false,

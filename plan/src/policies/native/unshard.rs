@@ -1,4 +1,4 @@
-//! Which units are unsharded: gathers, prefetch, reshard.
+//! Unsharded units: gathers, prefetch, reshard.
 
 use super::MicroBatch;
 use crate::compile::tape::TapeOp;
@@ -18,17 +18,17 @@ pub(super) struct Unshard {
     gathered: Vec<Option<EventId>>,
     /// Whether the unit is full (or needs no gather in this pass).
     full: Vec<bool>,
-    /// Groups whose shards the outer axis has refreshed since the optimizer.
+    /// Whether the outer axis has refreshed a group's shard since the optimizer.
     outer_fresh: Vec<bool>,
-    /// Units whose backward is done in this pass.
+    /// Whether a unit's backward is done in this pass.
     backward_done: Vec<bool>,
     /// Slices that integer reshard keeps, by group.
     resharded_slices: Vec<Option<BufferId>>,
-    /// Units of which a kernel of backward (recompute included) reads a weight.
+    /// Whether a kernel of backward (including recompute) reads a weight of the unit.
     read_in_backward: Vec<bool>,
     /// Units that the end of a step gathers for the next one, in forward order.
     next_step_prefetch: Vec<UnitId>,
-    /// The gathers of the next forward pass already wait for what they read.
+    /// Whether the gathers of the next forward pass already wait for what they read.
     gather_waits_issued: bool,
 }
 
@@ -78,8 +78,8 @@ impl Unshard {
         self.gather_waits_issued = true;
     }
 
-    /// Starts a backward pass, and gathers its first unit: a root without parameters has no hook
-    /// of its own to prefetch that from.
+    /// Starts a backward pass, and gathers its first unit: a root without parameters has no hook to
+    /// prefetch it from.
     pub(super) fn start_backward(&mut self, out: &mut Emitter<'_>, flat: &Flat, micro: MicroBatch) {
         self.backward_done.fill(false);
         let read = |u: &&UnitId| self.read_in_backward[u.index()];
@@ -116,7 +116,7 @@ impl Unshard {
             if let (None, Some(shard)) = (slice, flat.state(g).weight) {
                 flat.fetch_to_device(out, shard, true, gather);
             }
-            // Nobody updates a frozen group.
+            // Frozen groups are never updated.
             let stale = out.inputs.group(g).requires_grad
                 && !std::mem::replace(&mut self.outer_fresh[g.index()], true);
             flat.gather(out, rule, g, stale, slice);
@@ -138,8 +138,8 @@ impl Unshard {
         direction: Prefetch,
     ) {
         if !self.full[unit.index()] && direction == Prefetch::Depth(0) {
-            // Without prefetch a gather runs when its unit's turn has come, not while the unit
-            // before it computes.
+            // Without prefetch, a gather runs when its unit's turn has come, not while the previous
+            // unit computes.
             out.b.join(Rule::GatherGate, COMPUTE, flat.streams.gather);
         }
         self.unshard(out, flat, micro, unit, Rule::Unshard);
@@ -194,7 +194,7 @@ impl Unshard {
         }
     }
 
-    /// Gathers the units after `unit` in backward, of which backward reads a weight.
+    /// Gathers the units after `unit` in backward whose weights backward reads.
     pub(super) fn prefetch_backward(
         &mut self,
         out: &mut Emitter<'_>,
@@ -222,8 +222,8 @@ impl Unshard {
         }
     }
 
-    /// Reshards a unit after validation, where no backward will. The next step begins with the
-    /// units that stay.
+    /// Reshards a unit after validation, which no backward follows. The next step starts with the
+    /// units that stay full.
     pub(super) fn reshard_after_validation(
         &mut self,
         out: &mut Emitter<'_>,
@@ -257,7 +257,7 @@ impl Unshard {
         self.backward_done[unit.index()] = true;
     }
 
-    /// Frees what a unit holds beyond its shards, the slice of an integer reshard included; full
+    /// Frees what a unit holds beyond its shards, including the slice of an integer reshard; full
     /// weights stay if the next micro-batch is to find them.
     pub(super) fn reshard_after_backward(
         &mut self,
@@ -316,7 +316,7 @@ impl Unshard {
         out.b.join(Rule::ReshardGroup, COMPUTE, flat.streams.gather);
     }
 
-    /// Whether the end of a step gathers a group's unit for the next one.
+    /// Returns whether the end of a step gathers a group's unit for the next one.
     pub(super) fn prefetches_for_next_step(&self, inputs: &LoweringInputs<'_>, g: GroupId) -> bool {
         self.next_step_prefetch.contains(&inputs.group(g).unit)
     }
@@ -362,7 +362,8 @@ impl Unshard {
         self.gathered[unit.index()] = None;
     }
 
-    /// Gathers the rest of what the next step begins with: frozen units, which no update precedes.
+    /// Gathers the rest of the units that the next step starts with: frozen ones, which are never
+    /// updated.
     pub(super) fn end_step(&mut self, out: &mut Emitter<'_>, flat: &Flat, micro: MicroBatch) {
         for unit in self.next_step_prefetch.clone() {
             self.gather_for_next_step(out, flat, micro, unit);
@@ -373,14 +374,14 @@ impl Unshard {
     }
 }
 
-/// Makes gathers wait for the weights that the optimizer (or the micro-batch before) wrote.
+/// Makes gathers wait for the weights that the optimizer (or the previous micro-batch) wrote.
 fn wait_for_weights(out: &mut Emitter<'_>, flat: &Flat) {
     if flat.streams.gather != COMPUTE {
         out.b.join(Rule::StepStart, COMPUTE, flat.streams.gather);
     }
 }
 
-/// Returns the units of which a kernel of backward reads a weight, recomputed forwards included.
+/// Returns the units whose weights a kernel of backward reads, including recomputed forwards.
 fn read_in_backward(inputs: &LoweringInputs<'_>) -> Vec<bool> {
     let mut read = vec![false; inputs.units.len()];
     for op in &inputs.tape.backward {

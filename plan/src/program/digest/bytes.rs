@@ -2,8 +2,8 @@
 //! before what they govern.
 //!
 //! The encoding is injective for values of one type, which is all that a digest needs: nothing
-//! reads it back. Field and variant names stay out, so the text form of a program may be renamed
-//! without changing its digest.
+//! reads it back. Field and variant names are left out, so the text form of a program may be
+//! renamed without changing its digest.
 
 use serde::Serialize;
 use serde::ser;
@@ -54,7 +54,7 @@ impl Hash {
     }
 }
 
-/// What the encoding has no form for.
+/// A value that the encoding does not support.
 #[derive(Debug)]
 pub(super) struct Unsupported(String);
 

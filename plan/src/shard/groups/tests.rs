@@ -1,7 +1,7 @@
 use super::*;
 use smallvec::smallvec;
 
-/// embedding, two blocks (attention, mlp), norm, output.
+/// Returns embedding, two blocks (attention, mlp), norm, output.
 fn llama() -> Vec<Module> {
     let rows: [(&str, Option<u32>, ModuleKind); 10] = [
         ("", None, ModuleKind::Root),
@@ -121,8 +121,8 @@ fn root_alone_owns_everything() {
     );
 }
 
-/// torchtitan's wrap: embedding, blocks, and `[norm, output]` kept after forward; the root is left
-/// without parameters.
+/// torchtitan's wrap: embedding, blocks, and `[norm, output]` kept after forward; the root has no
+/// parameters left.
 #[test]
 fn torchtitan_patterns() {
     let units = Units::Patterns(vec![
@@ -211,7 +211,7 @@ fn frozen_parameters_form_their_own_group() {
             (2, true, vec![3, 4])
         ]
     );
-    // Or one with the others, trained if any is.
+    // Or one with the others, which is trained if any of them is.
     p[3].requires_grad = false;
     p[4].requires_grad = false;
     assert_eq!(

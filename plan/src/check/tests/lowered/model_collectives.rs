@@ -5,8 +5,8 @@ use crate::check::{RuleId, check, check_symmetry};
 use crate::ir::*;
 use crate::program::*;
 
-/// Eight layers divided among two ranks, with a gradient norm; `None` where the policy refuses an
-/// option.
+/// Lowers eight layers divided among two ranks, with a gradient norm; `None` if the policy refuses
+/// an option.
 fn try_divided(policy: &str, set: &[&str]) -> Option<Program> {
     let policy = format!("fsdp.policy={policy}");
     let mut all = vec!["model.layers=8", "train.sync=false", policy.as_str()];
@@ -80,7 +80,7 @@ fn a_missing_collective() {
     }
 }
 
-/// Without the wait before it a collective sends what is not there yet; without the wait after it
+/// Without the wait before it, a collective sends what is not ready yet; without the wait after it,
 /// computation reads what has not arrived.
 #[test]
 fn a_missing_wait_on_either_side() {
@@ -102,7 +102,7 @@ fn a_missing_wait_on_either_side() {
     }
 }
 
-/// Two ranks that sum in another order, and one that does not at all.
+/// Two ranks that sum in different orders, and one that does not sum at all.
 #[test]
 fn ranks_that_disagree() {
     let p = divided("native", &[]);
@@ -120,7 +120,7 @@ fn ranks_that_disagree() {
     assert!(r.of(RuleId::Symmetry).next().is_some(), "{r}");
 }
 
-/// A gather along the wrong axis, whose ranks are as many.
+/// A gather along the wrong axis, which has the same number of ranks.
 #[test]
 fn a_communicator_of_another_axis() {
     let p = divided("native", &[]);
@@ -138,7 +138,7 @@ fn a_communicator_of_another_axis() {
     );
 }
 
-/// Biases that all ranks have alike, counted once per rank, and slices that are not added up.
+/// Biases that all ranks hold, counted once per rank, and slices that are not added up.
 #[test]
 fn a_norm_that_counts_what_ranks_have_alike_twice() {
     for policy in POLICIES {

@@ -13,7 +13,7 @@ fn good(policy: &str, set: &[&str]) -> Program {
     p
 }
 
-/// The first violation of a rule, which names its instruction and a buffer.
+/// Returns the first violation of a rule, which names its instruction and a buffer.
 fn first<'r>(p: &Program, r: &'r Report, rule: RuleId, what: &str) -> &'r Violation {
     let v = r
         .of(rule)
@@ -61,7 +61,7 @@ fn is_launch(i: &Instr) -> bool {
     matches!(i.op, Op::Launch { .. })
 }
 
-/// A kernel whose body goes beyond an operand, be it by a column.
+/// A kernel whose body exceeds an operand, even by one column.
 #[test]
 fn operands_shorter_than_what_a_kernel_takes_of_them() {
     // Queries, keys and values are columns of one buffer.
@@ -81,7 +81,7 @@ fn operands_shorter_than_what_a_kernel_takes_of_them() {
         let r = check(&q);
         let v = r.of(RuleId::Form).next();
         let v = v.unwrap_or_else(|| panic!("{short} bytes\n{r}"));
-        // Operands are made once: the first step launches the same.
+        // Operands are made once: the first step launches the same ones.
         let op = v.instr.map(|i| q.instrs[i.index()].op);
         assert_eq!(op, Some(q.instrs[i.index()].op), "{}", v.message);
         assert!(
@@ -92,7 +92,7 @@ fn operands_shorter_than_what_a_kernel_takes_of_them() {
     }
 }
 
-/// Nor may a gradient's range be short by an element of the type it lies in, which is not the
+/// A gradient's range must not be short by one element of its storage type, which is not the
 /// kernel's.
 #[test]
 fn gradients_shorter_than_what_a_kernel_makes_of_them() {
@@ -135,7 +135,7 @@ fn computation_before_its_gather() {
         drop(&mut q, wait);
         let r = check(&q);
         let v = first(&q, &r, RuleId::GatherDone, policy);
-        // The first kernel behind the dropped wait that reads what was gathered.
+        // The first kernel after the dropped wait that reads what was gathered.
         let gathered = |a: &Access| {
             matches!(
                 q.buffers[a.buffer.index()].role,
@@ -243,7 +243,7 @@ fn half_a_reduction() {
     let again = q.instrs[exchanges[1].index()].op;
     q.instrs[sums[1].index()].op = again;
     first(&q, &check(&q), RuleId::Tied, "native");
-    // Pieces of another number of ranks.
+    // Pieces of a different number of ranks.
     let mut q = p.clone();
     for k in &mut q.kernels {
         if let OpKind::Shard(ShardOp::SumPieces { ranks, .. }) = &mut k.body[0].op {
@@ -253,7 +253,7 @@ fn half_a_reduction() {
     first(&q, &check(&q), RuleId::ReduceMissing, "native");
 }
 
-/// The same where the optimizer adds up the pieces.
+/// The same if the optimizer adds up the pieces.
 #[test]
 fn half_a_reduction_before_the_optimizer() {
     let set = [
@@ -268,7 +268,7 @@ fn half_a_reduction_before_the_optimizer() {
         drop(&mut q, missing);
         first(&q, &check(&q), RuleId::ReduceMissing, "native");
     }
-    // Pieces of another number of ranks, and none at all.
+    // Pieces of a different number of ranks, and no pieces at all.
     for of in [2, 0] {
         let mut q = p.clone();
         let mut changed = 0;
@@ -347,7 +347,7 @@ fn a_unit_gathered_twice() {
         let p = good(policy, &[]);
         let gather = gathers(&p, Phase::Forward)[2];
         let mut q = p.clone();
-        // In place of the event recorded behind it, which the first gather does not need any more.
+        // It replaces the event recorded after it, which the first gather no longer needs.
         let op = q.instrs[gather.index()].op;
         let at = gather.index() + 1;
         assert!(matches!(q.instrs[at].op, Op::Record { .. }), "{policy}");
@@ -367,8 +367,8 @@ fn a_unit_gathered_twice() {
         }
         let r = check(&q);
         if policy == "fsdp2" {
-            // The gather lands in a buffer of its own; it is a second gather only when the unit is
-            // full already.
+            // The gather writes a buffer of its own; it counts as a second gather only when the
+            // unit is already full.
             assert!(r.of(RuleId::DoubleGather).next().is_none() || r.errors() > 0);
             continue;
         }
@@ -387,7 +387,7 @@ fn a_shard_refreshed_twice() {
     let outer = find(&p, |i| {
         i.rule == Rule::OuterGather && matches!(i.op, Op::Collective { .. })
     })[2];
-    // In place of what makes the outer stream wait before it.
+    // It replaces the wait of the outer stream before it.
     let mut q = p.clone();
     let again = outer.index() - 1;
     assert!(is_wait(&q.instrs[again]));
@@ -621,7 +621,7 @@ fn a_reduction_over_one_axis_of_two() {
     }
 }
 
-/// A norm of this rank's part alone, or of the same gradients counted once a rank.
+/// A norm of this rank's part alone, or of the same gradients counted once per rank.
 #[test]
 fn a_norm_over_the_wrong_ranks() {
     let sum = |p: &Program| {

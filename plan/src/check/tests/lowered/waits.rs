@@ -1,4 +1,4 @@
-//! Without any one of its waits a program is reported, or nothing it does has changed.
+//! Without any one of its waits a program is reported, or its effect has not changed.
 
 use super::{POLICIES, drop, small};
 use crate::check::check;
@@ -15,9 +15,9 @@ fn waits(p: &Program) -> Vec<InstrId> {
 enum Outcome {
     /// Reported: an error, or a warning that was not there before.
     Reported,
-    /// Every piece of work starts behind exactly the same other work: other edges imply the wait.
+    /// Every piece of work starts after exactly the same other work: other edges imply the wait.
     Redundant,
-    /// Some work may start earlier, and `check` proves that nothing minds.
+    /// Some work may start earlier, and `check` proves that this is harmless.
     Unneeded,
 }
 
@@ -54,8 +54,8 @@ fn every_wait_of_a_step_is_needed_or_implied() {
             "{policy}: {all:?} {outcomes:?}"
         );
         assert!(count(Outcome::Reported) > all.len() / 3, "{policy}");
-        // What `implied_waits` lists is redundant; a wait may also be overtaken by a later one
-        // before any work.
+        // Waits that `implied_waits` lists are redundant; a wait may also be overtaken by a later
+        // one before any work.
         for w in implied_waits(&p) {
             if let Some(n) = all.iter().position(|x| *x == w) {
                 assert_eq!(outcomes[n], Outcome::Redundant, "{policy} #{}", w.0);
@@ -67,11 +67,11 @@ fn every_wait_of_a_step_is_needed_or_implied() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// Over micro-batches and hybrid meshes three kinds are not needed although they order
+    /// Three kinds of waits over micro-batches and hybrid meshes are not needed although they order
     /// something: the gate at the start of a later micro-batch (weights have not changed), the fork
-    /// of the root's reduction (it follows the fork before), and the fence behind a micro-batch
-    /// that is not the last (FSDP2 waits there for its all-reduces, which nothing reads before the
-    /// last fence).
+    /// of the root's reduction (it follows the fork before), and the fence after a micro-batch that
+    /// is not the last (FSDP2 waits there for its all-reduces, which nothing reads before the last
+    /// fence).
     #[test]
     fn no_wait_is_dropped_unseen(
         policy in 0..3usize,
