@@ -1,16 +1,16 @@
 //! Integer time with fractional rates: progress never drifts.
 //!
-//! A task's work is its time alone, in picoseconds. It progresses at a rate of at most one, a
-//! multiple of 1/[`ONE`]; remaining work is kept in picoseconds times [`ONE`], so that elapsed time
-//! times rate is exact.
+//! The work of a task is its isolated duration in picoseconds. It progresses at a rate of at most
+//! one, a multiple of 1/[`ONE`]. Remaining work is kept in picoseconds times [`ONE`], so that
+//! elapsed time times rate is exact.
 
 /// Full rate.
 pub(crate) const ONE: u32 = 1 << 12;
 
-/// A time that never comes.
+/// Time of an event that never happens.
 pub(crate) const NEVER: u64 = u64::MAX;
 
-/// Longest task: 1,000 seconds. Keeps remaining work far from 64 bits.
+/// Longest task: 1,000 seconds. It keeps remaining work far from 64 bits.
 pub(crate) const MAX_TASK: u64 = 1_000_000_000_000_000;
 
 /// Work in progress.
@@ -25,7 +25,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Nothing in progress.
+    /// No work in progress.
     pub(crate) const NONE: Self = Self {
         remaining: 0,
         since: 0,
@@ -43,7 +43,7 @@ impl Progress {
         }
     }
 
-    /// Changes the rate now (`now` is not after `end`); a rate of zero stops it.
+    /// Changes the rate now (`now` is not after `end`); a rate of zero stops the work.
     pub(crate) fn set_rate(&mut self, rate: u32, now: u64) {
         if rate == self.rate {
             return;
@@ -81,7 +81,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the changes, the work done equals the work given, to the picosecond.
+        /// Checks that the work done equals the work given, to the picosecond, for any changes of
+        /// rate.
         #[test]
         fn work_is_conserved(work in 1u64..MAX_TASK, changes in proptest::collection::vec((1u32..=ONE, 0u64..1_000_000_000), 0..50)) {
             let mut p = Progress::start(work, 5);

@@ -1,23 +1,25 @@
 //! How running tasks slow one another: they share SMs, memory bandwidth and links.
 //!
 //! - A running collective holds a fixed number of SMs; kernels share the rest. A kernel bound by
-//!   arithmetic uses all SMs, one bound by memory bandwidth is as fast on half of them. Beside
-//!   arithmetic it takes all it can get: blocks of a matrix product need an SM's whole shared
-//!   memory, so an SM runs one kernel or the other, and what one gains the other loses.
-//! - Of a collective on copy engines SMs copy the rank's own part: for that share of its time it is
-//!   as a kernel bound by memory.
+//!   arithmetic uses all SMs; a kernel bound by memory bandwidth is as fast on half of them. Next
+//!   to arithmetic, a memory-bound kernel takes as many SMs as it can get: blocks of a GEMM need an
+//!   SM's whole shared memory, so an SM runs one kernel or the other, and what one gains the other
+//!   loses.
+//! - A collective on copy engines uses SMs only to copy the rank's local chunk. For that share of
+//!   its time it counts as a memory-bound kernel.
 //! - Kernels whose joint demand exceeds the memory bandwidth slow down in proportion to how much
 //!   they depend on it.
-//! - A collective loses a fixed share of its rate while any kernel runs, and more the more
-//!   bandwidth the kernels use. Those shares are of what its SMs carry over NVLink: one across
-//!   nodes runs at the cards' rate as long as what is left to its SMs is more, and takes from
-//!   kernels the memory bandwidth of what it moves. SMs it holds all the same.
+//! - A collective loses a fixed share of its rate while any kernel runs, and a further share that
+//!   grows with the bandwidth that kernels use. Both shares refer to what its SMs can carry over
+//!   NVLink. A collective across nodes keeps the rate of the network cards while its SMs can still
+//!   carry more than that, and takes from kernels only the memory bandwidth of what it moves. It
+//!   holds its SMs all the same.
 //! - Collectives on the same links divide them.
 //! - Copies to and from the host lose fixed shares of their rates to one another: host memory and
 //!   the link serve both.
 //!
-//! Ranks that share cores instead of having a device each are simpler: whatever runs takes a core,
-//! and ranks do the same things at the same time.
+//! Ranks that share cores instead of having a device each are simpler: every running task takes a
+//! core, and all ranks do the same things at the same time.
 
 use crate::clock::ONE;
 use crate::hardware::Profile;
@@ -30,44 +32,46 @@ pub(crate) struct Rules {
     held: u32,
     loss_compute: u32,
     loss_bandwidth: u32,
-    /// Share of its rate that a copy to the device loses beside one to the host, and the reverse.
+    /// Share of its rate that a copy to the device loses while one to the host runs, and the
+    /// reverse.
     loss_to_device: u32,
     loss_to_host: u32,
-    /// Share of a filling kernel's duration a collective waits for SMs, default and high priority.
+    /// Share of the duration of a kernel that fills the device for which a collective waits for
+    /// SMs: at default and at high priority.
     pub(crate) start_wait: [u32; 2],
-    /// Cores that the ranks of a node share, in units of [`ONE`]; 0: each has a device of its own.
+    /// Cores that the ranks of a node share, in units of [`ONE`]; 0 if each rank has a device.
     cores: u32,
-    /// Ranks that share them.
+    /// Number of ranks that share them.
     ranks: u32,
     shared_loss: u32,
-    /// Off: every task runs as if alone.
+    /// If false, every task runs as if alone.
     pub(crate) on: bool,
 }
 
-/// Totals over the running tasks, from which each task's rate follows.
+/// Totals over the running tasks; the rate of each task follows from them.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Pressure {
     collectives: u32,
     to_device: u32,
     to_host: u32,
-    /// Collectives that move data, and copies: each keeps a core busy.
+    /// Running collectives that move data, and copies: each keeps a core busy.
     moves: u32,
-    /// All kernels; those bound by arithmetic; of those bound by memory, the ones that fill the
+    /// Number of all kernels; of those bound by arithmetic; and of memory-bound ones that fill the
     /// device.
     kernels: u32,
     arithmetic: u32,
     filling: u32,
     kernel_bandwidth: u32,
     collective_bandwidth: u32,
-    /// Shares of their time in which collectives on copy engines are as kernels that fill the
-    /// device and are bound by memory.
+    /// Sum over collectives on copy engines of the share of their time in which they count as
+    /// memory-bound kernels that fill the device.
     local_copies: u32,
     nvlink: u32,
     nic: u32,
 }
 
 impl Rules {
-    /// For a node with this many ranks.
+    /// Derives the rules for a node with this many ranks.
     pub(crate) fn new(profile: &Profile, on: bool, ranks: u32) -> Self {
         let c = &profile.contention;
         let fixed = crate::price::fixed_share;
@@ -89,12 +93,12 @@ impl Rules {
         }
     }
 
-    /// Whether ranks slow one another: then no task is alone.
+    /// Returns whether ranks slow one another, so that no task runs alone.
     pub(crate) fn shares(&self) -> bool {
         self.cores > 0 && self.ranks > 1
     }
 
-    /// Rate of a task under a pressure that includes it.
+    /// Returns the rate of a task under a pressure that includes it.
     pub(crate) fn rate(&self, p: &Pressure, task: &Cost) -> u32 {
         if self.cores > 0 {
             return self.core_rate(p, task);
@@ -132,7 +136,7 @@ impl Rules {
         }
     }
 
-    /// Rate of a task on a core of a shared pool.
+    /// Returns the rate of a task on a core of a shared pool.
     fn core_rate(&self, p: &Pressure, task: &Cost) -> u32 {
         let share = |tasks: u32| {
             let busy = tasks.saturating_mul(self.ranks).saturating_mul(ONE);
@@ -151,7 +155,7 @@ impl Rules {
             mul(turn, ONE - mul(self.shared_loss, crowd))
         };
         let now = share(p.kernels + p.moves);
-        // A collective was measured with all of its ranks at it.
+        // A collective was measured while all of its ranks ran it.
         let measured = if task.load == Load::Collective {
             share(1)
         } else {
@@ -163,7 +167,7 @@ impl Rules {
 }
 
 impl Pressure {
-    /// Share of the SMs that kernels would use if they were alone.
+    /// Returns the share of the SMs that kernels would use if they were alone.
     fn sm_demand(&self) -> u32 {
         let halves = (self.kernels + self.arithmetic) * ONE + self.local_copies;
         let more = if self.arithmetic > 0 {
@@ -174,7 +178,7 @@ impl Pressure {
         (halves + more) / 2
     }
 
-    /// Adds a running task. `idle` collectives hold SMs while they wait for other ranks, but move
+    /// Adds a running task. An `idle` collective waits for other ranks: it holds SMs but moves
     /// nothing.
     pub(crate) fn add(&mut self, task: &Cost, idle: bool) {
         match task.load {
@@ -261,8 +265,9 @@ mod tests {
         assert!(r[1] < 0.9 && r[1] > 0.6, "{r:?}");
     }
 
-    /// Beside a product a collective keeps 85 % of NVLink's rate, beside one that uses all of the
-    /// memory bandwidth 55 %: 1.7 and 1.1 times what one at half of NVLink's rate needs, 1.0625 and
+    /// During a GEMM a collective keeps 85 % of NVLink's rate, and during a kernel that uses all of
+    /// the memory bandwidth 55 %. That is 1.7 and 1.1 times what a collective at half of NVLink's
+    /// rate needs, and 1.0625 and
     /// 0.6875 times what one at four fifths does.
     #[test]
     fn a_collective_bound_by_the_cards_loses_what_its_sms_cannot_keep_up_with() {
@@ -281,10 +286,10 @@ mod tests {
         near(at(2.0, ONE)[0], 1.0);
         near(at(1.25, 0)[0], 1.0);
         near(at(1.25, ONE)[0], 0.6875);
-        // The product loses its SMs whatever the collective's rate is.
+        // The GEMM loses its SMs at any rate of the collective.
         near(at(64.0, 0)[1], 108.0 / 132.0);
-        // Two collectives across nodes divide the cards; each could do half of their rate beside
-        // the product.
+        // Two collectives across nodes divide the cards; each could do half of their rate during
+        // the GEMM.
         let collective = Cost {
             nvlink: 0,
             nic: ONE,
@@ -297,8 +302,8 @@ mod tests {
 
     #[test]
     fn an_update_takes_from_a_product_what_it_uses() {
-        // Alone 1 and 1: while both run each has half, so that together they take as long as one
-        // after the other.
+        // Each runs at rate 1 alone. While both run each has half, so that together they take as
+        // long as one after the other.
         let update = Cost {
             bandwidth: ONE,
             ..task(Load::Memory, 0, 0)
@@ -306,14 +311,14 @@ mod tests {
         let gemm = task(Load::Compute, 0, 0);
         let r = rates(&[gemm, update]);
         assert!((r[0] + r[1] - 1.0).abs() < 0.01, "{r:?}");
-        // A short one finds room beside the product's blocks.
+        // A short kernel finds room next to the GEMM's blocks.
         let short = Cost {
             fills: false,
             ..update
         };
         let r = rates(&[gemm, short]);
         assert!((r[0] - 2.0 / 3.0).abs() < 0.01, "{r:?}");
-        // Two that are bound by memory divide its bandwidth, whatever SMs they have.
+        // Two memory-bound kernels divide the bandwidth, however many SMs they have.
         let r = rates(&[update, update]);
         assert!((r[0] - 0.5).abs() < 0.01, "{r:?}");
     }
@@ -345,7 +350,8 @@ mod tests {
         assert_eq!(rates(&[gemm, engines]), [1.0, 1.0]);
     }
 
-    /// It is as an update for a third of its time, and the product takes a third longer.
+    /// The collective counts as an update for a third of its time, and the GEMM takes a third
+    /// longer.
     #[test]
     fn a_rank_copies_its_own_part_by_sms() {
         let engines = Cost {
@@ -356,7 +362,7 @@ mod tests {
         let r = rates(&[task(Load::Compute, 0, 0), engines]);
         assert!((r[0] - 0.75).abs() < 0.01, "{r:?}");
         assert_eq!(r[1], 1.0);
-        // It finds room beside a kernel bound by memory.
+        // It finds room next to a memory-bound kernel.
         assert_eq!(rates(&[task(Load::Memory, 0, 0), engines]), [1.0, 1.0]);
     }
 
@@ -384,11 +390,12 @@ mod tests {
         let kernel = task(Load::Compute, 0, 0);
         let collective = task(Load::Collective, 0, ONE);
         near(rate(1, &[kernel], 0), 1.0);
-        // The second core costs what caches and memory cost; beyond it cores are divided.
+        // The second core loses only what contention for caches and memory costs; more ranks divide
+        // the cores.
         near(rate(2, &[kernel], 0), 0.9);
         near(rate(4, &[kernel], 0), 0.9 / 2.0);
         near(rate(2, &[kernel, collective], 0), 0.9 / 2.0);
-        // Collectives are measured with all ranks running theirs.
+        // Collectives were measured while all ranks ran theirs.
         near(rate(4, &[collective], 0), 1.0);
         near(rate(2, &[kernel, collective], 1), 0.5);
         // Ranks that take turns lose more, where that was measured.

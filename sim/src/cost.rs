@@ -1,5 +1,5 @@
-//! What each kernel, collective and copy takes when it runs alone, and how it weighs on its
-//! neighbours.
+//! Isolated duration of each kernel, collective and copy, and the resources that it takes from
+//! others.
 
 mod attention;
 #[cfg(test)]
@@ -20,7 +20,7 @@ use shardlab_plan::units::Picos;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-/// Prices of a program on a profile: kernels, then collectives, then copies, by index; then inputs
+/// Costs of a program on a profile: kernels, then collectives, then copies, by index; then inputs
 /// from the host.
 #[derive(Debug)]
 pub(crate) struct Costs {
@@ -32,10 +32,10 @@ pub(crate) struct Costs {
     pub(crate) copies: usize,
     /// Index of the first input.
     pub(crate) inputs: usize,
-    /// By buffer: index of the input that is sent into it.
+    /// Index of the input that is copied into a buffer, by buffer.
     uploads: BTreeMap<BufferId, usize>,
-    /// The profile does not say what a fixed order of sums costs in attention's backward, which
-    /// this program asks for: it is priced as in any order.
+    /// The program asks for a fixed order of sums in attention's backward, whose cost the profile
+    /// does not know: it is priced as in any order.
     any_order: bool,
 }
 
@@ -85,7 +85,7 @@ impl Costs {
         }
     }
 
-    /// Index of what an instruction costs the device; none for what runs on no stream.
+    /// Returns the index of an instruction's cost on the device; `None` if it runs on no stream.
     pub(crate) fn index(&self, program: &Program, instr: InstrId) -> Option<usize> {
         match program.instrs[instr.index()].op {
             Op::Launch { kernel, .. } => Some(kernel.index()),
@@ -98,7 +98,7 @@ impl Costs {
         }
     }
 
-    /// What a kernel whose cost is modelled is called where that is said.
+    /// Returns the name under which a kernel with a modelled cost is reported.
     pub(crate) fn modelled_name(&self, kernel: &Kernel) -> String {
         if self.any_order && is_attention_backward(kernel) {
             format!("{} in any order", kernel.name)
@@ -107,10 +107,10 @@ impl Costs {
         }
     }
 
-    /// What a part of the machine does takes so many times as long.
+    /// Multiplies the durations of a part of the machine by `factor`.
     pub(crate) fn slow(&mut self, part: Part, factor: f64) {
-        // A product of as many picoseconds as a `u64` holds would not come out of a `f64` as it
-        // was.
+        // A multiplication would not leave the largest picoseconds of a `u64` as they were, since
+        // it goes through an `f64`.
         if factor == 1.0 {
             return;
         }
@@ -118,7 +118,8 @@ impl Costs {
             if Part::of(cost.load) == part {
                 cost.work = (cost.work as f64 * factor) as u64;
             }
-            // A rank copies its own part as fast as its memory is, however long the others take.
+            // A rank copies its local chunk at the speed of its memory, however long the other
+            // ranks take.
             let own = f64::from(cost.local_copy_share) / f64::from(crate::clock::ONE);
             match part {
                 Part::Memory => cost.local_copy_share = fixed_share(own * factor),
@@ -156,7 +157,7 @@ fn is_attention_backward(kernel: &Kernel) -> bool {
     matches!(kernel.class, KernelClass::Attention { backward: true, .. })
 }
 
-/// Traffic of each kernel where it is launched; of launches that differ the one that moves most.
+/// Returns the traffic of each kernel where it is launched: where launches differ, the largest.
 fn moved(program: &Program) -> Vec<Traffic> {
     let descriptor = |k: &Kernel| Traffic {
         read: k.read,
@@ -177,8 +178,8 @@ fn moved(program: &Program) -> Vec<Traffic> {
         .collect()
 }
 
-/// A kernel in float16 as the one in bf16, if nothing was measured in float16: devices move both
-/// alike and compute at one rate.
+/// Returns a float16 kernel as the bfloat16 one, if nothing was measured in float16: devices move
+/// both alike and compute them at one rate.
 fn as_measured<'a>(kernel: &'a Kernel, profile: &Profile) -> Cow<'a, Kernel> {
     let [f16, bf16] = [DType::F16, DType::Bf16];
     let (gemms, attention) = (profile.gemm.iter(), profile.attention.iter());
@@ -196,7 +197,7 @@ fn as_measured<'a>(kernel: &'a Kernel, profile: &Profile) -> Cow<'a, Kernel> {
     })
 }
 
-/// Price of a kernel alone.
+/// Prices a kernel that runs alone.
 pub(crate) fn price(kernel: &Kernel, traffic: Traffic, profile: &Profile) -> Price {
     let asked = kernel;
     let kernel = &*as_measured(asked, profile);
@@ -244,7 +245,7 @@ fn kernel_cost(kernel: &Kernel, traffic: Traffic, profile: &Profile) -> Cost {
     let bytes = traffic.moved().0 as f64;
     let bound_by_memory = MemoryClass::of(&kernel.class).is_some();
     // Bandwidth relative to what a plain copy reaches: a kernel that reads its operands several
-    // times (softmax) or badly (strided) keeps the memory system as busy as one that streams.
+    // times (softmax) or with strides keeps the memory system as busy as one that streams.
     let reach = copy_gbps(profile);
     let bandwidth = if bound_by_memory {
         1.0
@@ -312,8 +313,8 @@ mod tests {
         )
     }
 
-    /// 2,048 rows of the 1b model's feed-forward layer stand in the table of the profile that
-    /// `exec` has measured, in bf16 only.
+    /// The profile measured with `exec` has 2,048 rows of the 1b model's feed-forward layer in its
+    /// table, in bfloat16 only.
     #[test]
     fn float16_takes_what_bf16_does_where_it_was_not_measured() {
         let mut profile = hardware::load("h200-nvlink-exec").unwrap();
@@ -341,7 +342,7 @@ mod tests {
         assert!(bf16.measured);
         let f16 = of(DType::F16, &profile);
         assert_eq!((f16.us, f16.measured), (bf16.us, false));
-        // A table of its own comes first.
+        // A float16 table takes precedence.
         let mut table = profile.gemm[0].clone();
         table.dtype = DType::F16;
         table.rows.retain(|r| (r.0, r.1, r.2) == (2048, 8192, 2048));
@@ -350,8 +351,8 @@ mod tests {
         assert_eq!(of(DType::F16, &profile).us, 500.0);
     }
 
-    /// Memory half as fast again, collectives at half of their rate: the own part takes so much
-    /// more of their time, and half as much.
+    /// Memory is half as fast again, and collectives run at half of their rate: the local chunk
+    /// takes half as long again, then half of its share.
     #[test]
     fn a_rank_s_own_part_is_as_slow_as_memory() {
         let mut program = crate::synthetic::fsdp(&crate::synthetic::Shape::tiny());
@@ -385,8 +386,8 @@ mod tests {
         }
     }
 
-    /// Kernels of a 1.5 B model's step (8,192 tokens a rank), averages of two eager steps under the
-    /// profiler, against the profile's tables of isolated kernels.
+    /// Kernels of a step of a 1.5 B model (8,192 tokens per rank), averaged over two eager steps
+    /// under the profiler, against the profile's tables of isolated kernels.
     #[test]
     fn memory_bound_kernels_of_a_profiled_step() {
         let profile = hardware::load("h200-nvlink").unwrap();
@@ -448,8 +449,8 @@ mod tests {
         }
     }
 
-    /// Weight gradients in float32 take as long as the tables say, and keep more of the memory
-    /// system busy beside collectives.
+    /// Float32 weight gradients take as long as the tables say, and keep more of the memory system
+    /// busy while collectives run.
     #[test]
     fn gradients_weigh_on_neighbours_by_the_bytes_that_are_written() {
         let profile = hardware::load("h200-nvlink").unwrap();
@@ -477,11 +478,11 @@ mod tests {
         };
         let (wide, narrow) = (of("f32"), of("bf16"));
         assert_eq!(wide.work, narrow.work);
-        // Two factors of 8192 x 4096 in bf16, and 4096 x 4096 gradients.
+        // Two bfloat16 factors of 8192 x 4096, and 4096 x 4096 gradients.
         let bytes = |size: f64| 2.0 * 2.0 * 8192.0 * 4096.0 + size * 4096.0 * 4096.0;
         let ratio = f64::from(wide.bandwidth) / f64::from(narrow.bandwidth);
         assert!(
-            // Shares are whole numbers of about 500.
+            // Shares are integers of about 500.
             (ratio - bytes(4.0) / bytes(2.0)).abs() < 4e-3,
             "{} against {}",
             wide.bandwidth,
@@ -489,7 +490,8 @@ mod tests {
         );
     }
 
-    /// A fill of 100 MB by its descriptor, which is of 200 MB where the gradient lies in float32.
+    /// A fill of 100 MB according to its descriptor, which is 200 MB where the gradient is stored
+    /// in float32.
     #[test]
     fn a_table_is_looked_up_by_the_bytes_that_it_was_filed_by() {
         let mb = 1_000_000;
@@ -513,7 +515,7 @@ mod tests {
         };
         assert_eq!(us(true, Some(hardware::Counted::Moved)), 48.0);
         assert_eq!(us(true, Some(hardware::Counted::Described)), 25.0);
-        // Profiles of before there was a choice keep their meaning.
+        // Profiles older than this choice keep their meaning.
         assert_eq!(us(true, None), 25.0);
         assert_eq!(us(false, None), 48.0);
     }

@@ -1,10 +1,10 @@
 //! The event loop of one rank.
 //!
-//! Host and device are two clocks. The host runs ahead, filling queues, until one is full or it has
-//! to wait for the device; the device follows, event by event, never past the host. Device events
-//! are starts and ends of tasks; with at most a handful of streams the next one is found by
-//! scanning them, and rates change only when the set of running tasks does. Nothing is allocated
-//! while running.
+//! Host and device have a clock each. The host runs ahead, filling queues, until one is full or it
+//! has to wait for the device. The device follows, event by event, and never overtakes the host.
+//! Device events are starts and ends of tasks. A rank has a handful of streams, so the next event
+//! is found by scanning them, and rates change only when the set of running tasks does. The loop
+//! allocates no memory.
 
 use crate::clock::{NEVER, ONE, Progress};
 use crate::contention::Pressure;
@@ -22,19 +22,19 @@ pub(crate) use driver::{run_all, run_one};
 pub(crate) use jitter::Jitter;
 pub(crate) use tables::{Pass, Stall, Tables};
 
-/// Most passes that may be in flight: the host starts a pass only when the one this many before it
+/// Maximum number of passes in flight: the host starts a pass only when the one this many before it
 /// is complete.
 pub(crate) const IN_FLIGHT: usize = 2;
 
 /// Other ranks, as a collective sees them.
 pub(crate) trait Peers {
-    /// A rank is ready for a collective; true when it was the last and all start now.
+    /// Marks a rank as ready for a collective; returns true when it was the last and all start now.
     fn arrive(&mut self, rank: u32, comm: u8) -> bool;
-    /// A rank is done with a collective; true when it was the last and all end now.
+    /// Marks a rank as done with a collective; returns true when it was the last and all end now.
     fn leave(&mut self, rank: u32, comm: u8) -> bool;
 }
 
-/// Equal ranks: all arrive and leave together.
+/// Identical ranks: all arrive and leave together.
 pub(crate) struct Symmetric;
 
 impl Peers for Symmetric {
@@ -51,22 +51,22 @@ impl Peers for Symmetric {
 /// A communicator on one rank.
 #[derive(Clone, Copy, Debug, Default)]
 struct Comm {
-    /// Collectives issued.
+    /// Number of collectives issued.
     issued: u32,
-    /// Collectives ended: the next that may start.
+    /// Number of collectives ended: the next that may start.
     ended: u32,
     /// When the last one ended.
     free: u64,
-    /// Longest chain of dependent work up to then.
+    /// Longest chain of dependent work up to `free`.
     chain: u64,
-    /// Its span.
+    /// Span of the last collective.
     span: u32,
 }
 
 /// Progress of a pass.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PassTimes {
-    /// When the host began to issue it.
+    /// When the host started to issue it.
     pub(crate) start: u64,
     /// When the host had issued it.
     pub(crate) host_end: u64,
@@ -82,7 +82,7 @@ impl PassTimes {
         self.issued && self.tasks == self.ended
     }
 
-    /// When host and device were done with it.
+    /// Returns when host and device were done with it.
     pub(crate) fn end(&self) -> u64 {
         self.host_end.max(self.device_end)
     }
@@ -100,7 +100,7 @@ enum Blocked {
     Pass(u32),
     /// The device, before it releases memory.
     Drain,
-    /// Nothing is left to issue.
+    /// Nothing: everything is issued.
     Finished,
 }
 
@@ -111,17 +111,17 @@ pub(crate) struct Rank<'a> {
     // Device.
     now: u64,
     streams: Vec<Stream>,
-    /// Time of each stream's next event; kept apart because it is scanned for every event.
+    /// Time of each stream's next event; stored separately because every event scans it.
     keys: [u64; 8],
-    /// Streams whose head has to be looked at.
+    /// Bit set of streams whose head has to be looked at.
     dirty: u8,
-    /// Streams with a task on the device.
+    /// Bit set of streams with a task on the device.
     running: u8,
-    /// Streams waiting for an event, a communicator or SMs.
+    /// Bit sets of streams that wait for an event, a communicator or SMs.
     on_event: u8,
     on_comm: u8,
     on_sms: u8,
-    /// The running set has changed.
+    /// Whether the running set has changed.
     changed: bool,
     events: Vec<Event>,
     comms: Vec<Comm>,
@@ -130,7 +130,7 @@ pub(crate) struct Rank<'a> {
     pass: u32,
     code: usize,
     stall: usize,
-    /// The cost of the code at hand is paid.
+    /// Whether the cost of the current code is paid.
     paid: bool,
     blocked: Blocked,
     /// Times of every pass.
@@ -138,7 +138,7 @@ pub(crate) struct Rank<'a> {
     jitter: Option<Jitter>,
     /// Longest chain of dependent work.
     pub(crate) chain: u64,
-    /// Collective payload issued and ended, bytes.
+    /// Collective payload issued and ended, in bytes.
     pub(crate) collectives: [u64; 2],
     /// Spans of the recorded pass in issue order.
     pub(crate) spans: Vec<Span>,
@@ -280,7 +280,7 @@ impl<'a> Rank<'a> {
         }
     }
 
-    /// Time of the next device event.
+    /// Returns the time of the next device event.
     fn next_event(&self) -> u64 {
         self.keys.iter().copied().fold(NEVER, u64::min)
     }
@@ -325,8 +325,8 @@ impl<'a> Rank<'a> {
         }
     }
 
-    /// Longest time from now in which the kernels that fill the device keep a collective of stream
-    /// `s` out.
+    /// Returns the longest time from now for which the kernels that fill the device keep a
+    /// collective of stream `s` out.
     fn wait_for_sms(&self, s: usize) -> u64 {
         let rules = &self.tables.rules;
         let fraction = rules.start_wait[usize::from(self.streams[s].priority < 0)];
@@ -360,7 +360,8 @@ impl<'a> Rank<'a> {
             self.streams[s].wanted = self.now;
         }
         if cost.load == Load::Collective && !cost.on_engines {
-            // Once its time has come it starts; before, it looks again whenever a kernel ends.
+            // The collective starts when its time has come; before that, it looks again whenever a
+            // kernel ends.
             let forced = !first && self.keys[s] <= self.now;
             let wait = if forced { 0 } else { self.wait_for_sms(s) };
             if wait > 0 {
@@ -510,7 +511,7 @@ impl<'a> Rank<'a> {
         }
     }
 
-    /// Another rank has started the collective that this one waits for.
+    /// Starts the collective that this rank waits for, because the last rank has arrived.
     pub(crate) fn start_collective(&mut self, comm: u8, now: u64) {
         if let Some(s) = self.holding(comm, State::OnRanks) {
             self.now = now;
@@ -519,14 +520,14 @@ impl<'a> Rank<'a> {
         }
     }
 
-    /// The last rank has ended the collective that this one is in.
+    /// Ends the collective that this rank is in, because the last rank has finished.
     pub(crate) fn end_collective<P: Peers>(&mut self, comm: u8, now: u64, peers: &mut P) {
         if let Some(s) = self.holding(comm, State::Ending) {
             self.now = now;
             self.finish(s);
             self.settle();
-            // Whatever may start at this very moment does so in its own event; waiters for SMs look
-            // again.
+            // Tasks that may start at this very moment do so in an event of their own; streams that
+            // wait for SMs look again.
             for &w in &self.tables.by_priority {
                 if self.on_sms & (1 << w) != 0 {
                     self.try_start(usize::from(w), peers);
@@ -541,12 +542,12 @@ impl<'a> Rank<'a> {
             .find(|&s| self.streams[s].state == state && self.cost_of(s).comm == comm)
     }
 
-    /// Busiest stream's work.
+    /// Returns the work of the busiest stream.
     pub(crate) fn busiest(&self) -> u64 {
         self.streams.iter().map(|s| s.busy).max().unwrap_or(0)
     }
 
-    /// End of everything.
+    /// Returns when everything has ended.
     pub(crate) fn makespan(&self) -> u64 {
         self.passes.iter().map(PassTimes::end).max().unwrap_or(0)
     }

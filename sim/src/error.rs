@@ -5,7 +5,7 @@ use shardlab_plan::memory::AllocError;
 use shardlab_plan::program::Phase;
 use shardlab_plan::units::Bytes;
 
-/// A simulation's failure.
+/// Error of a simulation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SimError {
@@ -18,10 +18,10 @@ pub enum SimError {
         phase: Phase,
         /// The allocator's answer.
         error: AllocError,
-        /// What was allocated then, largest first.
+        /// Memory allocated at that moment, largest role first.
         by_role: Vec<(Role, Bytes)>,
     },
-    /// An allocator refused for another reason than size: the program is wrong.
+    /// An allocator refused for a reason other than size: the program is wrong.
     #[error("allocation refused at instruction {} ({}): {error}", instr.0, phase.name())]
     Alloc {
         /// Instruction.
@@ -31,7 +31,7 @@ pub enum SimError {
         /// The allocator's answer.
         error: AllocError,
     },
-    /// The program has no steady section, or names things it does not have.
+    /// The program has no steady section, or refers to entries that it does not have.
     #[error("the program cannot be simulated: {0}")]
     Program(String),
     /// Every stream waits for another one.

@@ -1,5 +1,5 @@
-//! The host thread's view of a program: per section, the device work to issue and the host time
-//! before each issue.
+//! The host thread's view of a program: for each section, the device work to issue and the host
+//! time before each issue.
 
 use crate::cost::Costs;
 use crate::hardware::Profile;
@@ -20,11 +20,11 @@ pub(crate) enum Action {
     Wait,
     /// Block until an event.
     HostWait,
-    /// Nothing more: trailing host work of a section.
+    /// Issue nothing: trailing host work of a section.
     Nothing,
 }
 
-/// One step of the host thread.
+/// One action of the host thread.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Code {
     /// Host time spent first, picoseconds.
@@ -33,20 +33,20 @@ pub(crate) struct Code {
     pub(crate) arg: u32,
     /// Instruction.
     pub(crate) instr: u32,
-    /// Stream.
+    /// Stream index.
     pub(crate) stream: u8,
-    /// Action.
+    /// What to do.
     pub(crate) action: Action,
 }
 
 /// A section as the host runs it.
 #[derive(Debug)]
 pub(crate) struct SectionCode {
-    /// Which one.
+    /// Kind of the section.
     pub(crate) kind: SectionKind,
-    /// Steps in order.
+    /// Codes in order.
     pub(crate) codes: Vec<Code>,
-    /// Device tasks among them.
+    /// Number of device tasks among them.
     pub(crate) tasks: usize,
     /// Sum of all host costs.
     pub(crate) host: u64,
@@ -59,17 +59,17 @@ pub(crate) struct HostCosts {
     collective: u64,
     copy: u64,
     event: u64,
-    /// Waking up from a wait.
+    /// Cost of waking up from a wait.
     pub(crate) host_wait: u64,
     alloc: u64,
-    /// Taking memory from the device.
+    /// Cost of taking memory from the device.
     pub(crate) device_alloc: u64,
     graph_launch: u64,
     work: [u64; 8],
 }
 
 impl HostCosts {
-    /// On a host that takes so many times as long as the profile says.
+    /// Derives the costs of a host that is slower than the profile by this factor.
     pub(crate) fn new(profile: &Profile, times: f64) -> Self {
         let us = |x: f64| Picos::from_us(x * times).0;
         let h = &profile.host;
@@ -97,7 +97,7 @@ impl HostCosts {
         }
     }
 
-    /// Host time of an instruction outside captured scopes.
+    /// Returns the host time of an instruction outside captured scopes.
     pub(crate) fn of(&self, op: &Op) -> u64 {
         match *op {
             Op::Alloc(_) | Op::Free(_) => self.alloc,
@@ -125,8 +125,8 @@ const fn slot(kind: HostWorkKind) -> usize {
     }
 }
 
-/// Host time of each instruction of a section in order: inside a captured scope that is replayed,
-/// only its beginning costs anything. The first step captures, so it pays for everything.
+/// Yields the host time of each instruction of a section in order. Inside a captured scope that is
+/// replayed, only the start costs time. The first step captures, so it pays for every instruction.
 pub(crate) fn costs<'a>(
     section: SectionKind,
     instrs: &'a [Instr],
@@ -171,7 +171,7 @@ impl SectionCode {
                 Action::Task
             };
             let id = InstrId(section.instrs.start + i as u32);
-            // An instruction without a cost on the device is no task.
+            // An instruction without a cost on the device is not a task.
             let issued = |stream: StreamId| {
                 costs_of
                     .index(program, id)

@@ -8,14 +8,14 @@ use shardlab_plan::memory::{AllocError, Counters, Ledger, Memory, PassPeaks};
 use shardlab_plan::program::{Op, Phase, Program, Section, SectionKind};
 use shardlab_plan::units::Bytes;
 
-/// What a pass did to memory.
+/// Effect of a pass on memory.
 #[derive(Clone, Debug)]
 pub(crate) struct PassMemory {
     pub(crate) peaks: PassPeaks,
-    /// Interruptions of the host.
+    /// Interruptions of the host by the allocator.
     pub(crate) stalls: Vec<Stall>,
     retries: u32,
-    /// Everything that it allocated has one address for ever.
+    /// Whether everything that it allocated keeps its address forever.
     fixed: bool,
 }
 
@@ -32,7 +32,7 @@ pub(crate) struct MemoryRun<'a> {
     program: &'a Program,
     pub(crate) ledger: Ledger,
     pub(crate) passes: Vec<PassMemory>,
-    /// Timeline of the last pass that was asked for one.
+    /// Timeline of the last pass for which one was requested.
     pub(crate) timeline: Vec<Sample>,
 }
 
@@ -104,8 +104,8 @@ impl<'a> MemoryRun<'a> {
         Ok(())
     }
 
-    /// Adds a steady pass that does what the last one did, without performing it. `false` where
-    /// that is not certain: where an allocator decides anew each time.
+    /// Adds a steady pass that repeats the last one, without performing it. Returns `false` where
+    /// the repetition is not certain, because an allocator decides again in each pass.
     pub(crate) fn repeat(&mut self, kinds: &[SectionKind]) -> bool {
         let before = kinds[..self.passes.len()]
             .iter()
@@ -139,7 +139,7 @@ impl<'a> MemoryRun<'a> {
         }
     }
 
-    /// Whether the last two passes, both steady, did the same.
+    /// Returns whether the last two passes, both steady, did the same.
     pub(crate) fn repeats(&self) -> bool {
         match self.passes.as_slice() {
             [.., a, b] => a.peaks == b.peaks && a.retries == b.retries && a.stalls == b.stalls,
@@ -147,7 +147,7 @@ impl<'a> MemoryRun<'a> {
         }
     }
 
-    /// Unit, phase and micro-batch of the peak.
+    /// Returns phase, unit and micro-batch of the peak.
     pub(crate) fn peak_instr(&self) -> (Phase, UnitId, u16) {
         let peak = self.ledger.peak().instr;
         let instr = self.program.instrs.get(peak.index());
@@ -204,8 +204,8 @@ impl<'a> Stalls<'a> {
     }
 }
 
-/// Sections in the order of a run: initial state, first step, steady steps with one validation
-/// among them.
+/// Returns the sections in the order of a run: initial state, first step, steady steps with one
+/// validation among them.
 pub(crate) fn order(program: &Program, steady: usize) -> Vec<SectionKind> {
     let mut kinds = Vec::with_capacity(steady + 3);
     for kind in [SectionKind::Init, SectionKind::First] {

@@ -22,7 +22,8 @@ use tables::Asked;
 pub(crate) struct Network<'a> {
     profile: &'a Profile,
     groups: Vec<Group>,
-    /// By communicator: its collectives run on copy engines, but for those that reduce.
+    /// For each communicator, whether its collectives run on copy engines, except those that
+    /// reduce.
     engines: Vec<bool>,
 }
 
@@ -42,18 +43,19 @@ impl<'a> Network<'a> {
         }
     }
 
-    /// Cost of a collective.
+    /// Returns the cost of a collective.
     pub(crate) fn cost(&self, collective: &Collective) -> Cost {
         let group = self.groups[collective.comm.index()];
         let price = self.price(collective);
         let seconds = price.us * 1e-6;
-        // Bus bytes over the time they take: what the links see, as a share of what they can reach.
+        // Bus bytes over the time that they take: the load of the links, as a share of what they
+        // can reach.
         let bus = formula::bus_factor(collective.kind, group.size) * collective.bytes.0 as f64
             / seconds.max(1e-12);
         let load = (bus / (group.bandwidth_gbps * 1e9)).min(1.0);
-        // Contention was fitted where collectives run at NVLink's rate. Across nodes their kernels
-        // wait for the cards most of the time: they move less of what kernels want, and have as
-        // much more to lose.
+        // Contention was fitted to collectives that run at NVLink's rate. Across nodes, their
+        // kernels wait for the cards most of the time: they take less of what kernels need, and
+        // have more of their own rate to spare.
         let fitted = self.profile.network.nvlink_gbps * self.profile.network.nvlink_efficiency;
         let moved = (bus / (fitted * 1e9)).min(1.0);
         let link = formula::rate_gbps(collective.kind, &group) / fitted;
@@ -88,7 +90,7 @@ impl<'a> Network<'a> {
         }
     }
 
-    /// Price of a collective alone.
+    /// Prices a collective that runs alone.
     pub(crate) fn price(&self, collective: &Collective) -> Price {
         let group = self.groups[collective.comm.index()];
         let (kind, bytes) = (collective.kind, collective.bytes.0);
@@ -125,9 +127,9 @@ impl<'a> Network<'a> {
     }
 }
 
-/// NVLink's rate relative to a collective's, which is this share of it, in engine units.
+/// Returns NVLink's rate relative to a collective's, which is this share of it, in engine units.
 fn headroom(share: f64) -> u32 {
-    // At a 64th of NVLink's rate and below nothing that kernels take is felt.
+    // At a 64th of NVLink's rate and below, kernels take nothing that the collective would notice.
     (f64::from(ONE) / share.clamp(1.0 / 64.0, 1.0)).round() as u32
 }
 
@@ -195,7 +197,7 @@ mod tests {
 
     #[test]
     fn eight_ranks_scale_from_four_by_what_they_receive_and_copy() {
-        // Of n ranks each receives n - 1 parts and copies its own, which takes 0.4 times as long:
+        // Each of n ranks receives n - 1 chunks and copies its own, which takes 0.4 times as long:
         // 7.4 eighths against 3.4 quarters.
         let p = priced(CollectiveKind::AllGather, 1 << 30, 8, 1, 8, "h200-nvlink");
         assert!(!p.measured);
@@ -203,9 +205,9 @@ mod tests {
         assert!((p.us / 2458.31 / ratio - 1.0).abs() < 0.005, "{p:?}");
     }
 
-    /// Between eight H100s `all_gather_perf` of nccl-tests shows about 360 GB/s of bus bandwidth
-    /// for 16 GB (github.com/NVIDIA/nccl-tests/issues/326): nothing was fitted to it. One profile
-    /// has measured two and four GPUs and none of eight, the other nothing.
+    /// Between eight H100s, `all_gather_perf` of nccl-tests shows about 360 GB/s of bus bandwidth
+    /// for 16 GB (github.com/NVIDIA/nccl-tests/issues/326). Nothing was fitted to it: one profile
+    /// has measured two and four GPUs but not eight, the other nothing.
     #[test]
     fn large_gathers_of_eight_reach_what_others_have_measured() {
         let bytes = 16 << 30;
@@ -227,7 +229,7 @@ mod tests {
         let wire = f64::from(1 << 30) * 15.0 / 16.0 / gbps / 1e3;
         let p = priced(CollectiveKind::AllGather, 1 << 30, 16, 1, 8, "h200-nvlink");
         assert!(p.us > wire && p.us < 1.15 * wire, "{p:?} against {wire}");
-        // One rank a node (an outer axis): one card only.
+        // One rank per node (an outer axis): only one card.
         let outer = priced(CollectiveKind::AllReduce, 1 << 30, 2, 8, 8, "h200-nvlink");
         let wire = f64::from(1 << 30) / (n.nic_gbps * n.nic_efficiency) / 1e3;
         assert!(
@@ -236,7 +238,7 @@ mod tests {
         );
     }
 
-    /// Copy engines cannot add: what a reduction does on their communicator runs on SMs.
+    /// Copy engines cannot add: a reduction on their communicator runs on SMs.
     #[test]
     fn reductions_hold_sms_on_any_communicator() {
         let mut program = synthetic::fsdp(&synthetic::Shape::tiny());
@@ -254,8 +256,8 @@ mod tests {
         assert!(!on_engines(CollectiveKind::AllReduce));
     }
 
-    /// A gather of 1 GiB among four: its own quarter is read and written at a copy's rate, 4,800
-    /// GB/s times the profile's efficiency.
+    /// An all-gather of 1 GiB among four ranks: the local quarter is read and written at a copy's
+    /// rate, 4,800 GB/s times the profile's efficiency.
     #[test]
     fn engines_leave_a_rank_its_own_part_to_copy() {
         let mut program = synthetic::fsdp(&synthetic::Shape::tiny());
@@ -281,8 +283,8 @@ mod tests {
         );
     }
 
-    /// Groups of six on nodes of eight: the second one has two ranks on the first node and four on
-    /// the next, and the slowest counts.
+    /// Groups of six on nodes of eight: the second group has two ranks on the first node and four
+    /// on the next, and the slowest counts.
     #[test]
     fn a_group_that_straddles_nodes_crosses_the_network() {
         let of = |size: u32, per_node: u32| {
@@ -299,7 +301,8 @@ mod tests {
         assert!(straddles.bandwidth_gbps < of(6, 6).bandwidth_gbps);
     }
 
-    /// Gathers of 1 GiB over groups of nodes with eight H100s and eight cards of 50 GB/s at 85 %.
+    /// All-gathers of 1 GiB over groups of nodes with eight H100s and eight cards of 50 GB/s at 85
+    /// %.
     #[test]
     fn tables_of_several_nodes_price_groups_that_span_nodes() {
         let mut profile = hardware::load("h100-80").unwrap();
@@ -317,17 +320,18 @@ mod tests {
         };
         let within = gather(8, 1, &profile);
         let formula = gather(16, 1, &profile);
-        // A table of one node says nothing about two.
+        // A table of one node does not apply to two.
         profile.collective = vec![table(16, 1, 1.0)];
         assert_eq!(gather(16, 1, &profile), formula);
         profile.collective = vec![table(16, 2, 5_000.0), table(2, 2, 40_000.0)];
         let price = gather(16, 1, &profile);
         assert_eq!((price.us, price.measured), (5_000.0, true));
-        // One rank a node, eight groups at once, each with a card of its own: as when one is alone.
+        // One rank per node, eight groups at once, each with a card of its own: the same as when
+        // one is alone.
         let price = gather(2, 8, &profile);
         assert_eq!((price.us, price.measured), (40_000.0, true));
-        // Eight nodes, from the table with as many ranks a node: by NCCL's Simple protocol, whose
-        // steps take 3.4 us within a node and 14 between nodes, and 8 more for the network; the
+        // Eight nodes, from the table with as many ranks per node, by NCCL's Simple protocol: its
+        // steps take 3.4 us within a node and 14 between nodes, and 8 more for the network. The
         // eight cards carry 340 GB/s.
         let simple = |ranks: f64, nodes: f64| {
             let steps = (ranks - nodes) * 3.4 + (nodes - 1.0) * (14.0 + 8.0);
@@ -339,20 +343,20 @@ mod tests {
             !price.measured && (price.us / us - 1.0).abs() < 1e-9,
             "{price:?}"
         );
-        // Four cards for the eight groups of one rank a node: half a card each, where the table's
-        // had a whole one.
+        // Four cards for the eight groups of one rank per node: half a card each, where the table's
+        // group had a whole one.
         profile.network.nics_per_node = 4;
         let price = gather(2, 8, &profile);
         assert!(
             !price.measured && (price.us / 80_000.0 - 1.0).abs() < 0.01,
             "{price:?}"
         );
-        // Within a node nothing is changed.
+        // Within a node nothing changes.
         assert_eq!(gather(8, 1, &profile), within);
     }
 
-    /// Gathers over two nodes of eight H100s by eight cards of 6.25 GB/s at 85 %, 42.5 GB/s of
-    /// NVLink's 369: in seconds, 15/16 of the bytes by that rate.
+    /// All-gathers over two nodes of eight H100s by eight cards of 6.25 GB/s at 85 %, 42.5 GB/s of
+    /// NVLink's 369: the time in seconds is 15/16 of the bytes over that rate.
     #[test]
     fn a_collective_across_nodes_weighs_on_neighbours_by_what_it_moves() {
         let mut profile = hardware::load("h100-80").unwrap();
@@ -378,7 +382,7 @@ mod tests {
         let [bandwidth, headroom] = shares(cost(8));
         near(bandwidth, 0.2 * 42.5 / 369.0);
         near(headroom, 369.0 / 42.5);
-        // In one node all of it, as it was fitted.
+        // In one node the whole loss applies, as it was fitted.
         let [bandwidth, headroom] = shares(cost(16));
         near(bandwidth, 0.2);
         near(headroom, 1.0);

@@ -1,28 +1,30 @@
-//! What to simulate beside the program.
+//! Options of a simulation, in addition to the program.
 
 use crate::part::{Part, SCALES};
 
 /// Options of a simulation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
-    /// Steady passes beyond the first step. 0: until time and memory repeat (at least two).
+    /// Number of steady passes beyond the first step. 0 runs until time and memory repeat (at least
+    /// two).
     pub steps: u32,
     /// Seed of the jitter.
     pub seed: u64,
-    /// Standard deviation of kernel durations, relative.
+    /// Standard deviation of kernel durations, as a share of them.
     pub jitter: f64,
-    /// Ranks whose kernels take longer, and how many times.
+    /// Ranks whose kernels take longer, and the factor.
     pub stragglers: Vec<(u32, f64)>,
     /// Parts of every rank's machine that take longer than the profile says (with its `[scale]`),
-    /// and how many times.
+    /// and the factor.
     pub slower: Vec<(Part, f64)>,
-    /// Simulate every rank even though they are equal.
+    /// Simulate every rank even if they are identical.
     pub full_ranks: bool,
     /// Keep spans, gaps, cost sources and the memory timeline of the last step.
     pub record: bool,
-    /// Running tasks slow one another.
+    /// Let running tasks slow one another.
     pub contention: bool,
-    /// Refuse what does not fit the device; otherwise memory is unlimited and the report compares.
+    /// Refuse a program that does not fit the device. Otherwise memory is unlimited and the report
+    /// compares.
     pub enforce_memory: bool,
 }
 
@@ -43,18 +45,18 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Whether ranks differ, so that each has to be simulated.
+    /// Returns whether ranks differ, so that each has to be simulated.
     pub(crate) fn every_rank(&self) -> bool {
         self.full_ranks || self.jitter > 0.0 || !self.stragglers.is_empty()
     }
 
-    /// How many times as long as the profile says a part takes.
+    /// Returns the factor by which a part is slower than the profile says.
     pub(crate) fn times(&self, part: Part) -> f64 {
         let found = self.slower.iter().find(|s| s.0 == part);
         found.map_or(1.0, |s| s.1)
     }
 
-    /// Says what is impossible.
+    /// Checks the options for a world of this size.
     pub(crate) fn check(&self, world: u32) -> Result<(), String> {
         if !(0.0..=0.5).contains(&self.jitter) {
             return Err(format!(
@@ -86,7 +88,7 @@ impl Options {
     }
 }
 
-/// Whether durations may be multiplied by a factor.
+/// Checks that durations may be multiplied by a factor.
 fn in_range(factor: f64, what: impl Fn() -> String) -> Result<(), String> {
     if SCALES.contains(&factor) {
         return Ok(());

@@ -1,19 +1,19 @@
-//! Parts of a machine, for asking what a step would take if one of them were slower.
+//! Parts of a machine, for asking how long a step would take if one of them were slower.
 
 use crate::price::Load;
 use std::ops::RangeInclusive;
 
-/// How many times as long a part may take.
+/// Range of the factors by which a part may be slower.
 pub(crate) const SCALES: RangeInclusive<f64> = 0.01..=1000.0;
 
 /// A part of a machine whose work can be made longer than a profile says
 /// ([`crate::Options::slower`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// What the host thread does to issue work: launches, hooks, dispatch, allocation.
+    /// Work of the host thread to issue a step: launches, hooks, dispatch, allocation.
     Host,
-    /// Kernels bound by arithmetic: products, convolutions, attention. A power limit takes the
-    /// longer share that they have of a step for more load, so the clock goes down further.
+    /// Kernels bound by arithmetic: GEMMs, convolutions, attention. A power limit treats their
+    /// longer share of a step as more load, so the clock falls further.
     Arithmetic,
     /// Kernels bound by memory bandwidth, and copies within the device.
     Memory,
@@ -24,7 +24,7 @@ pub enum Part {
 }
 
 impl Part {
-    /// All of them, as tables list them.
+    /// All parts, in the order of tables.
     pub const ALL: [Self; 5] = [
         Self::Host,
         Self::Arithmetic,
@@ -33,7 +33,7 @@ impl Part {
         Self::HostCopies,
     ];
 
-    /// Its name on the command line and in JSON.
+    /// Returns the name on the command line and in JSON.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -45,7 +45,7 @@ impl Part {
         }
     }
 
-    /// What does work of this kind on the device.
+    /// Returns the part that does work of this kind on the device.
     pub(crate) const fn of(load: Load) -> Self {
         match load {
             Load::Compute => Self::Arithmetic,

@@ -1,4 +1,4 @@
-//! The power limit: arithmetic is the slower the larger its share of a step.
+//! The power limit: arithmetic is slower the larger its share of a step.
 
 use crate::cost::Costs;
 use crate::hardware::Power;
@@ -6,12 +6,13 @@ use crate::price::Load;
 use shardlab_plan::program::{Op, Program, SectionKind};
 use shardlab_plan::record::Clock;
 
-/// Rounds until share and clock agree; each comes closer at least fourfold, since the slope is at
-/// most one.
+/// Rounds until share and clock agree; each reduces the difference at least fourfold, since the
+/// slope is at most one.
 const ROUNDS: usize = 40;
 
-/// The clock of steps of `step` picoseconds at the rates of the tables, in which arithmetic takes
-/// `busy`: what is not arithmetic takes what it took, so share and clock determine each other.
+/// Returns the slowdown of arithmetic in steps that take `step` picoseconds at the rates of the
+/// tables, of which arithmetic takes `busy`. Other work keeps its duration, so share and clock
+/// determine each other.
 pub(crate) fn clock(power: &Power, busy: u64, step: u64) -> Clock {
     let (busy, step) = (busy as f64, step.max(1) as f64);
     let rest = (step - busy).max(0.0);
@@ -28,7 +29,7 @@ pub(crate) fn clock(power: &Power, busy: u64, step: u64) -> Clock {
     clock
 }
 
-/// Picoseconds that a steady step's arithmetic takes alone.
+/// Returns the isolated duration in picoseconds of a steady step's arithmetic.
 pub(crate) fn busy(program: &Program, costs: &Costs) -> u64 {
     let Some(steady) = program.section(SectionKind::Steady) else {
         return 0;
@@ -74,7 +75,7 @@ mod tests {
         assert!((full(&power(0.75, 0.3), 75) - 1.0).abs() < 1e-12);
         assert_eq!(full(&power(0.75, 0.3), 30), 1.0);
         assert_eq!(full(&power(0.75, 0.0), 90), 1.0);
-        // Neither steps of nothing nor arithmetic beside arithmetic make nonsense of it.
+        // Neither empty steps nor overlapping arithmetic break it.
         assert_eq!(clock(&power(0.75, 1.0), 0, 0).arithmetic_share, 0.0);
         assert_eq!(clock(&power(0.5, 0.5), 200, 100).arithmetic_share, 1.0);
     }

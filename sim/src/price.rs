@@ -1,17 +1,17 @@
-//! What work costs: times alone, and what it occupies while it runs.
+//! Cost of work: its isolated duration, and the resources that it takes while it runs.
 
 use crate::hardware::{MemoryClass, Profile};
 
-/// A price: time alone, and whether it comes from measured rows.
+/// A price: an isolated duration, and whether it comes from measured rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Price {
-    /// Microseconds alone.
+    /// Isolated duration in microseconds.
     pub(crate) us: f64,
-    /// A measured row was hit, or measured neighbours were interpolated.
+    /// Whether a measured row was hit, or measured neighbours were interpolated.
     pub(crate) measured: bool,
 }
 
-/// What a task occupies while it runs.
+/// Kind of resource that a task takes while it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Load {
     /// A kernel limited by arithmetic.
@@ -31,32 +31,32 @@ pub(crate) enum Load {
 /// Cost of one kernel, collective, copy or input: what the engine needs to know about it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cost {
-    /// Time alone, picoseconds.
+    /// Isolated duration in picoseconds.
     pub(crate) work: u64,
-    /// What it occupies.
+    /// Kind of resource that it takes.
     pub(crate) load: Load,
-    /// Share of the reachable memory bandwidth it uses when alone, in units of
+    /// Share of the reachable memory bandwidth that it uses when alone, in units of
     /// [`crate::clock::ONE`].
     pub(crate) bandwidth: u32,
-    /// Share of the NVLink bandwidth it uses when alone.
+    /// Share of the NVLink bandwidth that it uses when alone.
     pub(crate) nvlink: u32,
-    /// Share of the network cards' bandwidth it uses when alone.
+    /// Share of the network cards' bandwidth that it uses when alone.
     pub(crate) nic: u32,
-    /// How many times the rate at which it runs across nodes its SMs could keep up with over
-    /// NVLink, in the same units; not used within a node.
+    /// Rate that its SMs could sustain over NVLink relative to its rate across nodes, in the same
+    /// units; not used within a node.
     pub(crate) headroom: u32,
-    /// Payload of a collective, bytes.
+    /// Payload of a collective, in bytes.
     pub(crate) bytes: u64,
     /// Communicator of a collective.
     pub(crate) comm: u8,
-    /// Fills the device: later kernels find no free SM.
+    /// Whether it fills the device, so that later kernels find no free SM.
     pub(crate) fills: bool,
-    /// A collective on copy engines: it holds no SMs and waits for none.
+    /// Whether it is a collective on copy engines, which holds no SMs and waits for none.
     pub(crate) on_engines: bool,
-    /// Of such a collective, the share of its time alone in which SMs copy the rank's own part:
-    /// engines carry what goes to others.
+    /// Copy-engine collectives only: share of the isolated duration in which SMs copy the local
+    /// chunk. Copy engines carry the chunks of other ranks.
     pub(crate) local_copy_share: u32,
-    /// From measured rows.
+    /// Whether the duration comes from measured rows.
     pub(crate) measured: bool,
 }
 
@@ -65,7 +65,7 @@ pub(crate) fn fixed_share(x: f64) -> u32 {
     (x.clamp(0.0, 1.0) * f64::from(crate::clock::ONE)).round() as u32
 }
 
-/// What a plain copy on the device reaches, read and written, GB/s.
+/// Returns the rate of a plain copy on the device, bytes read plus written, in GB/s.
 pub(crate) fn copy_gbps(profile: &Profile) -> f64 {
     profile.efficiency.memory[&MemoryClass::Copy] * profile.device.memory_gbps
 }

@@ -20,7 +20,7 @@ use shardlab_plan::record::{
 use shardlab_plan::units::{Bytes, Picos};
 use std::collections::BTreeMap;
 
-/// Everything a report is made from.
+/// Inputs of a report.
 pub(crate) struct Parts<'a> {
     pub(crate) program: &'a Program,
     pub(crate) profile: &'a Profile,
@@ -32,7 +32,7 @@ pub(crate) struct Parts<'a> {
     pub(crate) clock: Option<Clock>,
 }
 
-/// End of each pass over all ranks.
+/// Returns the end of each pass over all ranks.
 fn pass_ends(parts: &Parts<'_>, ranks: &[Rank<'_>]) -> Vec<u64> {
     let mut latest = 0;
     (0..parts.tables.passes.len())
@@ -48,7 +48,7 @@ fn pass_ends(parts: &Parts<'_>, ranks: &[Rank<'_>]) -> Vec<u64> {
         .collect()
 }
 
-/// Durations of the steady passes but the first, between successive ends.
+/// Returns the durations of the steady passes except the first, between successive ends.
 fn durations(parts: &Parts<'_>, ranks: &[Rank<'_>]) -> Vec<u64> {
     let ends = pass_ends(parts, ranks);
     let steady = |i: usize| {
@@ -61,7 +61,7 @@ fn durations(parts: &Parts<'_>, ranks: &[Rank<'_>]) -> Vec<u64> {
         .collect()
 }
 
-/// Whether the last two steady steps took equally long, within a thousandth.
+/// Returns whether the last two steady steps took equally long, within a thousandth.
 pub(crate) fn repeats(parts: &Parts<'_>, ranks: &[Rank<'_>]) -> bool {
     match durations(parts, ranks).as_slice() {
         [.., a, b] => a.abs_diff(*b) <= b / 1000,
@@ -69,8 +69,8 @@ pub(crate) fn repeats(parts: &Parts<'_>, ranks: &[Rank<'_>]) -> bool {
     }
 }
 
-/// Program instructions interpreted by the host over all timed passes and ranks; passes that only
-/// the allocators saw do not count.
+/// Returns the program instructions that the host interpreted over all timed passes and ranks.
+/// Passes that only the allocators ran do not count.
 pub(crate) fn instructions(parts: &Parts<'_>, ranks: &[Rank<'_>]) -> u64 {
     let of = |section: usize| u64::from(parts.program.sections[section].instrs.len() as u32);
     parts
@@ -82,7 +82,7 @@ pub(crate) fn instructions(parts: &Parts<'_>, ranks: &[Rank<'_>]) -> u64 {
         * ranks.len() as u64
 }
 
-/// Checks what must hold for every run.
+/// Checks the invariants of every run.
 pub(crate) fn invariants(parts: &Parts<'_>, ranks: &[Rank<'_>]) -> Result<(), SimError> {
     let fail = |message: String| Err(SimError::Internal(message));
     for (r, rank) in ranks.iter().enumerate() {
@@ -129,7 +129,7 @@ pub(crate) fn invariants(parts: &Parts<'_>, ranks: &[Rank<'_>]) -> Result<(), Si
     Ok(())
 }
 
-/// The run as rank 0 saw it; step times are those of the slowest rank.
+/// Builds the run as rank 0 saw it; step times are those of the slowest rank.
 pub(crate) fn build(parts: &Parts<'_>, ranks: &[Rank<'_>]) -> Run {
     let program = parts.program;
     let rank = &ranks[0];
@@ -198,7 +198,7 @@ pub(crate) fn build(parts: &Parts<'_>, ranks: &[Rank<'_>]) -> Run {
     }
 }
 
-/// The slowest straggler, or a rank that waits for it where that is rank 0.
+/// Returns the slowest straggler, or a rank that waits for it where that is rank 0.
 fn other(options: &Options, ranks: &[Rank<'_>]) -> Option<OtherRank> {
     let slow = options.stragglers.iter().max_by(|a, b| a.1.total_cmp(&b.1));
     let rank = match slow?.0 {
@@ -209,7 +209,8 @@ fn other(options: &Options, ranks: &[Rank<'_>]) -> Option<OtherRank> {
     Some(OtherRank { rank, spans })
 }
 
-/// An entry of the environment: who takes how many times as long, if anyone does.
+/// Returns an entry of the environment that names slowed ranks or parts with their factors; `None`
+/// if there are none.
 fn told(key: &str, who: impl Iterator<Item = (String, f64)>) -> Option<(String, String)> {
     let texts: Vec<String> = who
         .map(|(name, factor)| format!("{name}={factor}"))
@@ -278,8 +279,8 @@ fn steps(parts: &Parts<'_>, rank: &Rank<'_>, ends: &[u64]) -> Vec<StepRecord> {
     records
 }
 
-/// Host time after each instruction of the recorded section, from the times of the codes that were
-/// performed.
+/// Returns the host time after each instruction of the recorded section, from the times of the
+/// executed codes.
 fn host_times(parts: &Parts<'_>, rank: &Rank<'_>, last: usize) -> Vec<u64> {
     let pass = &parts.tables.passes[last];
     let section = &parts.program.sections[pass.section];

@@ -1,4 +1,4 @@
-//! From a program and a profile to a run.
+//! Simulates a program on a profile.
 
 use crate::SimError;
 use crate::clock::MAX_TASK;
@@ -16,7 +16,7 @@ use shardlab_plan::program::{Program, SectionKind};
 use shardlab_plan::record::{Clock, Run};
 use shardlab_plan::units::Picos;
 
-/// Streams a program may have.
+/// Maximum number of streams of a program.
 const STREAMS: usize = 8;
 /// Steady passes simulated at first, when the caller leaves the number open.
 const STEADY: usize = 3;
@@ -26,7 +26,7 @@ const STEADY_LIGHT: usize = 2;
 const STEADY_MORE: usize = 7;
 /// Steady passes when every step differs.
 const SAMPLES: usize = 10;
-/// Steady passes after which memory is taken as it is.
+/// Steady passes after which memory is assumed to repeat.
 const MEMORY_PASSES: usize = 6;
 
 /// Simulates a program.
@@ -128,8 +128,8 @@ pub fn simulate_counted(
     }
 }
 
-/// The clock of this program's steps, where the profile knows of a power limit: from steps at the
-/// rates of its tables.
+/// Returns the slowdown of arithmetic in this program's steps, where the profile has a power limit,
+/// from steps at the rates of its tables.
 fn clock(
     program: &Program,
     profile: &Profile,
@@ -268,7 +268,7 @@ fn tables<'a>(
         let Some(section) = sections.iter().position(|s| s.kind == kind) else {
             continue;
         };
-        // Beyond the passes for which memory was simulated the last one repeats.
+        // Beyond the passes for which memory was simulated, the last one repeats.
         let memory_pass = memory.passes.get(i).or_else(|| memory.passes.last());
         let stalls = memory_pass.map(|p| p.stalls.clone()).unwrap_or_default();
         passes.push(Pass {
@@ -282,7 +282,7 @@ fn tables<'a>(
         None => return Err(SimError::Program("nothing to run".into())),
     }
     let mut by_priority: Vec<u8> = (0..program.streams.len() as u8).collect();
-    // Among equals compute comes last: a collective that waited for a kernel to end precedes the
+    // Compute comes last among equals: a collective that waited for a kernel to end precedes the
     // next kernel.
     by_priority.sort_by_key(|&s| (program.streams[usize::from(s)].priority, s == 0, s));
     let us = |x: f64| Picos::from_us(x).0;

@@ -1,4 +1,4 @@
-//! Streams and events of one rank: FIFO queues of what the host has issued.
+//! Streams and events of one rank: FIFO queues of issued work.
 
 use crate::clock::{NEVER, Progress};
 
@@ -18,16 +18,16 @@ pub(crate) enum EntryKind {
     Record,
 }
 
-/// Something that the host put in a queue.
+/// Entry of a queue.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
-    /// When the host was done issuing it.
+    /// When the host finished issuing it.
     pub(crate) issue: u64,
     /// Cost index or event slot.
     pub(crate) arg: u32,
     /// Span of a recorded task.
     pub(crate) span: u32,
-    /// Order of a collective on its communicator.
+    /// Position of a collective on its communicator.
     pub(crate) sequence: u32,
     /// Kind.
     pub(crate) kind: EntryKind,
@@ -54,7 +54,7 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// A queue of `depth` entries (at least one).
+    /// Creates a queue of `depth` entries (at least one).
     pub(crate) fn new(depth: u32) -> Self {
         let depth = depth.clamp(1, 1 << 20);
         let slots = vec![EMPTY; depth.next_power_of_two() as usize].into_boxed_slice();
@@ -74,14 +74,14 @@ impl Ring {
         self.tail == self.head
     }
 
-    /// Appends; the caller has checked that there is room.
+    /// Appends an entry; the caller has checked that there is room.
     pub(crate) fn push(&mut self, entry: Entry) {
         let mask = self.slots.len() as u32 - 1;
         self.slots[(self.tail & mask) as usize] = entry;
         self.tail = self.tail.wrapping_add(1);
     }
 
-    /// The oldest entry; meaningful only when not empty.
+    /// Returns the oldest entry; meaningful only when the queue is not empty.
     pub(crate) fn front(&self) -> &Entry {
         let mask = self.slots.len() as u32 - 1;
         &self.slots[(self.head & mask) as usize]
@@ -101,41 +101,42 @@ pub(crate) enum State {
     OnEvent,
     /// Its head waits for its turn on a communicator.
     OnComm,
-    /// Its head starts at the stream's key.
+    /// Its head starts at the time of the stream's key.
     Pending,
-    /// Its head, a collective, waits for SMs; at the stream's key it gets them in any case.
+    /// Its head, a collective, waits for SMs; at the time of the stream's key it gets them in any
+    /// case.
     OnSms,
     /// A collective holds its SMs and waits for the other ranks to arrive.
     OnRanks,
     /// A task runs until the stream's key.
     Running,
-    /// A collective is done here and waits for the other ranks to end.
+    /// A collective is done on this rank and waits for the other ranks to end.
     Ending,
 }
 
-/// Why the cursor of a stream stands where it does.
+/// Why a stream's cursor is where it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
-    /// Nothing before.
+    /// Nothing ran before.
     Nothing,
     /// The host issued late.
     Host,
-    /// The task before on the stream.
+    /// The previous task on the stream.
     Stream(u32),
-    /// A task behind an event.
+    /// A task before an event.
     Event(u32),
 }
 
 /// One stream.
 #[derive(Clone, Debug)]
 pub(crate) struct Stream {
-    /// What the host has issued.
+    /// Entries that the host has issued.
     pub(crate) ring: Ring,
-    /// What it does now.
+    /// Current state.
     pub(crate) state: State,
-    /// Everything before the head is complete at this time.
+    /// Time at which everything before the head is complete.
     pub(crate) cursor: u64,
-    /// What completed last.
+    /// Cause of the last completion.
     pub(crate) cause: Cause,
     /// Longest chain of dependent work up to the cursor.
     pub(crate) chain: u64,
@@ -147,7 +148,7 @@ pub(crate) struct Stream {
     pub(crate) wanted: u64,
     /// When the running collective was ready for the other ranks.
     pub(crate) arrived: u64,
-    /// Work done on it since the beginning.
+    /// Work done on the stream since the start.
     pub(crate) busy: u64,
     /// CUDA priority (lower is more urgent).
     pub(crate) priority: i8,

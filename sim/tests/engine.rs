@@ -534,12 +534,12 @@ fn a_gather_behind_a_reduction_is_in_a_queue() {
     assert_eq!(exposed(70, false, false), ([60.0, 0.0, 0.0], waited));
     // B ends within the gather.
     assert_eq!(exposed(120, false, false), ([10.0, 0.0, 0.0], waited));
-    // Without B's work the gap is as long as the gather and what hides it is not there: 100 of 130
-    // are the queue's.
+    // Without B's work nothing hides the gather, and the gap has its length: 100 of 130 are the
+    // queue's.
     let (by, _) = exposed(0, false, false);
     assert_eq!(by, [120.0, 10.0, 0.0]);
-    // On one stream nothing tells since when it was ready but for the reduction, whose own wait is
-    // not counted.
+    // On one stream only the reduction shows since when it was ready, and the reduction's own wait
+    // is not counted.
     let waited = Some((2, 1, Shared::Stream, 100.0));
     assert_eq!(exposed(70, true, true), ([60.0, 0.0, 0.0], waited));
     // A communicator and a stream of its own.

@@ -36,7 +36,7 @@ fn every_shipped_scenario_runs_and_adds_up() {
         assert!(r.mfu > least && r.mfu < 0.9, "{name}: mfu {}", r.mfu);
         assert_eq!(r.recorded_to - r.recorded_from, step, "{name}");
         // Compute and exposed time fill the step, up to launch gaps. Offloaded state is on its way
-        // to the host while the next step computes already: of such work counts what lies within.
+        // to the host while the next step computes already: only the part within the step counts.
         let within = |t: Picos| t.clamp(r.recorded_from, r.recorded_to);
         let compute: u64 = r
             .spans
@@ -84,7 +84,7 @@ fn symmetric_ranks_of_a_real_step() {
 /// The 1.5 B model of the measured peers under FSDP2, eager, micro-batch 2: 178.0 ms on one
 /// machine, 172.6 ms on another; peak allocated 28,990.89 MiB, reserved 33,376 MiB, device 34,990.9
 /// MiB. In the profile of its step all-gathers ran for 19.9 ms and reduce-scatters for 19.3 ms,
-/// matrix products for 89.4 ms.
+/// GEMMs for 89.4 ms.
 #[test]
 fn a_measured_step_is_predicted() {
     let program = planned("peers-1b", &[]);
@@ -120,7 +120,7 @@ fn a_measured_step_is_predicted() {
             shardlab_plan::program::Op::Launch { kernel, .. } if program.kernels[kernel.index()].name == "mm"))
         .map(|s| (s.end - s.start).ms())
         .sum();
-    near(products, 89.4, 0.10, "matrix products ms");
+    near(products, 89.4, 0.10, "GEMMs ms");
 }
 
 /// 8,192 rows of 1,024 numbers in bf16, and what they should become in float32, at 55 GB/s behind 5
@@ -212,7 +212,7 @@ fn a_fixed_order_that_nothing_says_the_price_of_is_told() {
         (r.step_samples[0], time.collect::<Vec<_>>())
     };
     let (any, fixed) = (&[][..], &["precision.deterministic=true"][..]);
-    // By hand: 16 layers, each as long as its row says, at the rate of GPUs that train side by
+    // By hand: 16 layers, each with the time of its row, at the rate of GPUs that train side by
     // side.
     let rows = profile.attention.iter().filter(|t| t.backward && t.causal);
     let row = rows
@@ -316,7 +316,7 @@ const CUSTOM: &[&str] = &[
     "model.vocab=50304",
 ];
 
-/// What computes and copies, without the wire: each step within 2.5 %, one in the mean. Products
+/// What computes and copies, without the wire: each step within 2.5 %, one in the mean. GEMMs
 /// and attention have rows of these very steps; kernels bound by memory, gaps and the host's work
 /// are priced by tables and costs that were measured elsewhere.
 #[test]

@@ -271,7 +271,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     /// The engine's own invariants hold (it returns an error otherwise), spans of a stream do not
-    /// overlap, nothing runs before it was issued, and the recorded step lies within its bounds.
+    /// overlap, nothing runs before it was issued, and the recorded step is within its bounds.
     #[test]
     fn random_programs_run(steps in steps(), host in 0.0f64..20.0, contention: bool, full_ranks: bool) {
         let m = machine(&steps);

@@ -1,4 +1,4 @@
-//! Fused attention: measured rows, else the efficiency of the nearest ones.
+//! Fused attention: measured rows, or else the efficiency of the nearest ones.
 
 use super::Price;
 use crate::hardware::{AttentionTable, Profile};

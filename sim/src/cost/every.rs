@@ -1,4 +1,4 @@
-//! Every shipped profile prices every operation.
+//! Checks that every shipped profile prices every operation.
 
 use crate::cost::price;
 use crate::hardware::{self, MemoryClass};
@@ -17,7 +17,7 @@ mod terms {
     pub(super) use shardlab_plan::ops::{Extent, Operand};
 }
 
-/// The kernel that does only this, with its class and its arithmetic.
+/// Returns a kernel that does only this operation, with its class and its arithmetic.
 fn kernel(kind: OpKind, dtype: DType) -> Kernel {
     let (inputs, outputs) = examples::operands(&kind);
     let mut graph = Graph::default();

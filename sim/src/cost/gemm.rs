@@ -1,5 +1,5 @@
-//! Matrix products: measured rows, else a roofline with tile and wave quantisation whose efficiency
-//! is interpolated between the nearest measured rows.
+//! GEMMs: measured rows, or else a roofline with tile and wave quantisation whose efficiency is
+//! interpolated between the nearest measured rows.
 
 use super::Price;
 use crate::hardware::{GemmRow, GemmTable, MemoryClass, Profile};
@@ -20,20 +20,20 @@ const TILES: [(u64, u64, f64); 4] = [
 /// its neighbour.
 const NEAR: f64 = 2.0;
 
-/// Share of the time lost to whole waves of tiles that a product takes. Leaving out one row of a
-/// table at a time, a tenth predicts the others of three profiles best (benchmarks/exec-h200.md).
+/// Share of the wave quantisation loss that a GEMM really pays. Leaving out one row of a table at a
+/// time, a tenth predicts the other rows of three profiles best (benchmarks/exec-h200.md).
 const PAID: f64 = 0.1;
 
-/// Rows that an interpolation takes into account.
+/// Maximum number of rows that an interpolation takes into account.
 const NEIGHBOURS: usize = 8;
 
-/// Number of large tiles of a result.
+/// Returns the number of large tiles of a result.
 pub(super) fn tiles(m: u64, n: u64) -> u64 {
     m.div_ceil(128) * n.div_ceil(128)
 }
 
-/// Time by formula, microseconds, at full efficiency of the largest tile; elements of the result
-/// take `result` bytes.
+/// Returns the time by formula, in microseconds, at full efficiency of the largest tile. Elements
+/// of the result take `result` bytes.
 fn formula(profile: &Profile, dtype: DType, result: f64, [m, n, k]: [u64; 3], batch: u64) -> f64 {
     let sms = u64::from(profile.device.sms);
     let per_sm = profile.peak_flops(dtype) / sms as f64;
@@ -41,13 +41,13 @@ fn formula(profile: &Profile, dtype: DType, result: f64, [m, n, k]: [u64; 3], ba
     let tiles = &profile.efficiency.gemm_tiles[..];
     for &(tm, tn, efficiency) in if tiles.is_empty() { &TILES } else { tiles } {
         let tiles = m.div_ceil(tm) * n.div_ceil(tn) * batch;
-        // A long inner dimension is split over idle SMs, at the price of a reduction.
+        // A long inner dimension is split over idle SMs, at the cost of a reduction.
         for split in [1, 2, 4, 8, 16] {
             if split > 1 && (k / split < 256 || tiles * split > 2 * sms) {
                 break;
             }
-            // Within a wave tiles finish at different times, and what is left is split: a tenth of
-            // the quantisation is paid.
+            // Within a wave, tiles finish at different times and the remainder is split: only a
+            // tenth of the quantisation loss is paid.
             let needed = ((tiles * split) as f64 / sms as f64).max(1.0);
             let waves = needed + PAID * (needed.ceil() - needed);
             let inner = k.div_ceil(split) as f64 + 64.0;
@@ -60,8 +60,8 @@ fn formula(profile: &Profile, dtype: DType, result: f64, [m, n, k]: [u64; 3], ba
     best.max(bytes / profile.device.memory_gbps / 1e3)
 }
 
-/// Price of a matrix product from `tables`, whose rows say nothing about the type of the result;
-/// elements of it take `result` bytes, and `relative` scales the default efficiency.
+/// Prices a GEMM from `tables`, whose rows do not depend on the type of the result. Elements of it
+/// take `result` bytes, and `relative` scales the default efficiency.
 pub(super) fn price(
     tables: &[GemmTable],
     profile: &Profile,
@@ -101,7 +101,7 @@ pub(super) fn price(
         .or_else(|| profile.efficiency.gemm.get(&DType::F32));
     let by_default = by_default.copied().unwrap_or(0.5) * relative;
     // Weights fall with the square of the distance; the default counts like a row at distance 3, so
-    // that lone far rows say little.
+    // that a single distant row has little weight.
     let (mut weight, mut efficiency) = (1.0 / 9.0, by_default / 9.0);
     for (distance, row) in near.iter().filter_map(|&(d, row)| Some((d, row?))) {
         let w = 1.0 / (distance * distance).max(1e-3);
@@ -119,12 +119,12 @@ pub(super) fn price(
     }
 }
 
-/// Elements of 16 bits that one 16-byte load takes.
+/// 16-bit elements that one 16-byte load takes.
 const ALIGNED: u64 = 8;
 
-/// How many times as long the GEMMs of a kernel take because rows of their operands do not start at
-/// multiples of 16 bytes: 1 where all do, for other element types, and where the profile does not
-/// know. (float32 loses nothing: measured with `scenarios/hardware/measure/alignment.py`.)
+/// Returns the slowdown of a kernel's GEMMs because rows of their operands do not start at
+/// multiples of 16 bytes. It is 1 where all do, for other element types, and where the profile does
+/// not know. (float32 loses nothing: measured with `scenarios/hardware/measure/alignment.py`.)
 pub(super) fn misaligned(body: &[BodyOp], profile: &Profile) -> f64 {
     let Some(factors) = profile.efficiency.gemm_misaligned else {
         return 1.0;
@@ -143,7 +143,7 @@ pub(super) fn misaligned(body: &[BodyOp], profile: &Profile) -> f64 {
     }
 }
 
-/// Whether a table has a row of exactly this GEMM: what it measured needs no correction.
+/// Returns whether a table has a row of exactly this GEMM, which then needs no correction.
 pub(super) fn is_measured(tables: &[GemmTable], dtype: DType, [m, n, k]: [u64; 3]) -> bool {
     let mut rows = tables
         .iter()
@@ -239,8 +239,8 @@ mod tests {
         }
     }
 
-    /// Every GEMM of a linear layer has its in and out features as lengths of rows; tokens are
-    /// never one.
+    /// Every GEMM of a linear layer has its in and out features as lengths of rows, and tokens
+    /// never.
     #[test]
     fn odd_features_cost_what_was_measured_and_odd_tokens_nothing() {
         let worst = |profile: &str, set: &str| {
@@ -258,7 +258,7 @@ mod tests {
         assert_eq!(worst("h200-nvlink", "model.vocab=32001"), 4.85);
         assert_eq!(worst("h200-nvlink", "model.vocab=32002"), 2.67);
         assert_eq!(worst("h200-nvlink", "model.vocab=32008"), 1.0);
-        // Nothing is known of an A100, and the CPU has no such loads.
+        // Nothing is known of an A100, and a CPU has no such loads.
         assert_eq!(worst("a100-80", "model.vocab=32001"), 1.0);
     }
 

@@ -1,4 +1,4 @@
-//! Memory-bound kernels: measured times by bytes moved, else bytes over the class's share of the
+//! Memory-bound kernels: measured times by bytes moved, or else bytes over the class's share of the
 //! bandwidth.
 
 use super::{Price, table};
@@ -21,7 +21,7 @@ pub(super) fn price(kernel: &Kernel, moved: Bytes, profile: &Profile) -> Price {
             && t.op.as_deref().is_none_or(|op| name.contains(op))
             && t.dtype.is_none_or(|d| d == kernel.dtype)
     };
-    // The most specific one; the first of equals.
+    // Takes the most specific table, and the first among equals.
     let rank = |t: &MemoryTable| (t.op.as_ref().map_or(0, String::len), t.dtype.is_some());
     let found = profile
         .memory
@@ -34,7 +34,7 @@ pub(super) fn price(kernel: &Kernel, moved: Bytes, profile: &Profile) -> Price {
     };
     let shortest = profile.device.min_kernel_us;
     let gbps = profile.device.memory_gbps * profile.efficiency.memory[&class];
-    // Bytes a microsecond at a quarter of the bandwidth.
+    // Bytes per microsecond at a quarter of the bandwidth.
     let fast = profile.device.memory_gbps * 1e3 / 4.0;
     let beyond = table::Beyond {
         shortest,
@@ -57,8 +57,9 @@ pub(super) fn price(kernel: &Kernel, moved: Bytes, profile: &Profile) -> Price {
     }
 }
 
-/// Tables come from loops over the same operands, which small ones leave in the cache; within a
-/// step they come from memory, at the rate of the table's largest size.
+/// Returns the time of operands that are not in the cache. Tables come from loops over the same
+/// operands, which stay in the cache if they are small; within a step they come from memory, at the
+/// rate of the table's largest size.
 fn cold(table: Option<&MemoryTable>, bytes: u64, profile: &Profile) -> f64 {
     let in_step = table.is_some_and(|t| t.in_step);
     match table.and_then(|t| t.rows.last()) {

@@ -1,7 +1,7 @@
 //! Interpolation in measured tables.
 
 /// Interpolates a table of (bytes, microseconds), ascending in bytes, linearly in logarithms.
-/// Returns the value and whether it lies within the table; below it the first time holds (a
+/// Returns the value and whether it is within the table. Below the table the first time holds (a
 /// latency), above it the last rate.
 pub(crate) fn log_interpolate(rows: &[(u64, f64)], bytes: u64) -> Option<(f64, bool)> {
     let (&first, &last) = (rows.first()?, rows.last()?);
@@ -20,24 +20,24 @@ pub(crate) fn log_interpolate(rows: &[(u64, f64)], bytes: u64) -> Option<(f64, b
     Some(((a.1.ln() + x * (b.1.ln() - a.1.ln())).exp(), true))
 }
 
-/// Rows further apart than this factor say nothing about powers of the size between them.
+/// Factor between the sizes of two rows above which they do not determine a power law between them.
 const APART: u64 = 256;
 
-/// What holds where a table of memory-bound kernels has no rows.
+/// Extrapolation of a table of memory-bound kernels.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Beyond {
-    /// Microseconds of the shortest kernel.
+    /// Duration of the shortest kernel, in microseconds.
     pub(super) shortest: f64,
-    /// Bytes a microsecond from which on a row is no latency.
+    /// Rate in bytes per microsecond from which on a row is no longer a latency.
     pub(super) fast: f64,
-    /// Bytes a microsecond that the class reaches.
+    /// Rate in bytes per microsecond that the class reaches.
     pub(super) usual: f64,
 }
 
-/// The same for kernels bound by memory, which take a start and their bytes at a rate: between rows
-/// far apart (a flag and a gradient buffer) along a straight line, and below a first row that is no
-/// latency along the line that takes the shortest kernel's time for no bytes. Above a last row that
-/// is a latency, what is more than its bytes goes at the rate that is usual.
+/// Interpolates a table of memory-bound kernels, which take a latency plus their bytes at a rate.
+/// Between distant rows (a flag and a gradient buffer) it follows a straight line. Below a first
+/// row that is not a latency it follows the line from the shortest kernel's time at zero bytes.
+/// Above a last row that is a latency, further bytes are moved at the usual rate.
 pub(super) fn of_memory(rows: &[(u64, f64)], bytes: u64, beyond: Beyond) -> Option<(f64, bool)> {
     let Beyond {
         shortest,
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn lines_reach_over_wide_gaps_and_below_a_first_row_that_is_no_latency() {
-        // 2 us and 1 us a MB, with nothing measured between a megabyte and a gigabyte.
+        // 2 us and 1 us per MB, with nothing measured between a megabyte and a gigabyte.
         let mb = 1_000_000;
         let rows = [(mb, 3.0), (1_000 * mb, 1_002.0), (2_000 * mb, 2_002.0)];
         let beyond = |shortest: f64, fast: f64| Beyond {
@@ -91,7 +91,8 @@ mod tests {
         near(at(mb / 2, 1e5), 2.5, false);
         near(at(0, 1e5), 2.0, false);
         near(at(4_000 * mb, 1e5), 4_004.0, false);
-        // A first row far from the bandwidth is a latency; near rows are joined as all tables are.
+        // A first row far from the bandwidth is a latency; close rows are interpolated as in all
+        // tables.
         near(at(mb / 2, 1e7), 3.0, false);
         assert_eq!(
             at(1_500 * mb, 1e5),
@@ -101,8 +102,7 @@ mod tests {
         let short = of_memory(&[(100, 1.0)], 50, beyond(2.0, 1.0));
         assert_eq!(short, Some((1.0, false)));
         assert_eq!(of_memory(&[], 1, beyond(2.0, 1.0)), None);
-        // Above a last row of 24 KB in 7 us the rate of such a row says nothing: 2 MB more take a
-        // microsecond.
+        // The last row is 24 KB in 7 us, whose rate means nothing: 2 MB more take a microsecond.
         let small = of_memory(&[(24_000, 7.0)], 2_024_000, beyond(2.0, 1e6));
         near(small.unwrap(), 8.0, false);
     }

@@ -1,4 +1,4 @@
-//! Interleaving of host and device, for one rank and for many.
+//! Interleaves host and device, for one rank and for many.
 
 use super::{Blocked, Peers, Rank, Symmetric};
 use crate::SimError;
@@ -8,10 +8,10 @@ use shardlab_plan::program::Communicator;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Entries the host issues before the device catches up: few enough to stay in the cache.
+/// Entries that the host issues before the device catches up: few enough to stay in the cache.
 const BATCH: u32 = 128;
 
-/// Runs one rank whose peers are all like it.
+/// Runs one rank whose peers are identical.
 pub(crate) fn run_one(rank: &mut Rank<'_>) -> Result<(), SimError> {
     let mut peers = Symmetric;
     loop {
@@ -62,7 +62,7 @@ pub(crate) fn run_all(
         ranks[r].process(t, &mut world);
         next[r] = ranks[r].prepare()?;
         queue.push(Reverse((next[r], r)));
-        // A rank that starts or ends a collective may let its peers go on, which may do the same.
+        // A rank that starts or ends a collective may unblock its peers, which may do the same.
         while let Some((comm, by, starts)) = world.pending.pop() {
             let members = world.members(comm, by);
             for m in members {
@@ -129,12 +129,12 @@ impl Rank<'_> {
     }
 }
 
-/// Who has arrived at and left each communicator's current collective.
+/// Ranks that have arrived at and left each communicator's current collective.
 struct World {
     shapes: Vec<(usize, usize)>,
     arrived: Vec<Vec<u32>>,
     left: Vec<Vec<u32>>,
-    /// Collectives that start (true) or end now on all members but the one named.
+    /// Collectives that start (true) or end now on all members except the given one.
     pending: Vec<(u8, u32, bool)>,
 }
 
@@ -153,7 +153,7 @@ impl World {
         }
     }
 
-    /// First member of a rank's group.
+    /// Returns the first member of a rank's group.
     fn base(&self, comm: u8, rank: u32) -> usize {
         let (size, stride) = self.shapes[usize::from(comm)];
         let span = size * stride;

@@ -16,7 +16,7 @@ impl<'a> Rank<'a> {
         (pass, &self.tables.sections[pass.section])
     }
 
-    /// Slot of an event in the current pass.
+    /// Returns the slot of an event in the current pass.
     pub(super) fn slot(&self, event: u32) -> u32 {
         (self.pass % (IN_FLIGHT as u32 + 1)) * self.tables.events as u32 + event
     }
@@ -150,7 +150,7 @@ impl<'a> Rank<'a> {
         self.spans.len() as u32 - 1
     }
 
-    /// The host is done with the code at hand.
+    /// Moves on to the next code.
     fn next_code(&mut self, pass: &Pass, section: &SectionCode) {
         if pass.recorded {
             self.host_times.push(self.host);
@@ -191,7 +191,7 @@ impl<'a> Rank<'a> {
         self.running == 0 && self.streams.iter().all(|s| s.ring.is_empty())
     }
 
-    /// Lets the host go on if what it waits for has come.
+    /// Unblocks the host if what it waits for has happened.
     pub(super) fn unblock(&mut self) {
         match self.blocked {
             Blocked::No | Blocked::Finished => return,

@@ -28,8 +28,8 @@ impl Jitter {
         }
     }
 
-    /// Duration of a task that takes `work` on an undisturbed rank. Collectives have no jitter of
-    /// their own: they wait for their ranks.
+    /// Returns the duration of a task that takes `work` on an undisturbed rank. Collectives have no
+    /// jitter of their own: they wait for their ranks.
     pub(crate) fn apply(&mut self, work: u64, load: Load) -> u64 {
         if load == Load::Collective {
             return work;

@@ -1,51 +1,50 @@
 //! Times by formula, after NCCL's tuner (`src/graph/tuning.cc` of NCCL 2.28): the fastest of ring
-//! and tree with the LL, LL128 and Simple protocols, each with a base latency, a latency a step and
-//! a share of the bandwidth.
+//! and tree with the LL, LL128 and Simple protocols, each with a base latency, a latency per step
+//! and a share of the bandwidth.
 //!
-//! Within a node two things are added that the tuner does not know, and NCCL's own estimates are
-//! short by (benchmarks/exec-h100.md): a rank also copies its own part, beside what it receives,
-//! and the rate grows with the payload. Their constants are fitted to collectives of 1 MiB to 1 GiB
-//! between two and four H200 and two H100. Of groups of eight, on which nothing was fitted, they
-//! say 366 GB/s for a gather of 16 GB between H100s, where nccl-tests show about 360
-//! (github.com/NVIDIA/nccl-tests/issues/326).
+//! Within a node, two terms are added that the tuner does not have, and by which NCCL's own
+//! estimates are too short (benchmarks/exec-h100.md): a rank also copies its local chunk in
+//! addition to what it receives, and the rate grows with the payload. Their constants are fitted to
+//! collectives of 1 MiB to 1 GiB between two and four H200 and two H100. For groups of eight, on
+//! which nothing was fitted, they predict 366 GB/s for an all-gather of 16 GB between H100s, where
+//! nccl-tests show about 360 (github.com/NVIDIA/nccl-tests/issues/326).
 
 use shardlab_plan::ir::CollectiveKind;
 
 /// Placement of a group and its links.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Group {
-    /// Ranks.
+    /// Number of ranks.
     pub(super) size: u32,
-    /// Ranks of it on one node.
+    /// Number of its ranks on one node.
     pub(super) per_node: u32,
-    /// Nodes it spans.
+    /// Number of nodes that it spans.
     pub(super) nodes: u32,
-    /// Bus bandwidth that large collectives reach, GB/s.
+    /// Bus bandwidth that large collectives reach, in GB/s.
     pub(super) bandwidth_gbps: f64,
-    /// Ranks of the groups within a node that reach that; `None` where ranks share the cores of a
-    /// processor, and what holds of GPUs does not.
+    /// Size of the groups within a node that reach that bandwidth. `None` where ranks share the
+    /// cores of a processor, and the rules of GPUs do not hold.
     pub(super) reached_by: Option<u32>,
-    /// Extra time of a network hop, microseconds.
+    /// Extra time of a network hop, in microseconds.
     pub(super) nic_latency_us: f64,
 }
 
 impl Group {
-    /// Whether another one is placed alike and has as much of its links.
+    /// Returns whether another group is placed alike and has the same share of its links.
     pub(super) fn like(&self, other: &Self) -> bool {
         let near = (self.bandwidth_gbps / other.bandwidth_gbps - 1.0).abs() < 1e-9;
         (self.size, self.per_node, self.nodes) == (other.size, other.per_node, other.nodes) && near
     }
 }
 
-/// Base latency, ring step inside a node, ring step between nodes, tree step inside a node, between
-/// nodes (microseconds), and share of the bandwidth.
+/// A protocol of NCCL: base latency, ring step inside a node, ring step between nodes, tree step
+/// inside a node, tree step between nodes (all in microseconds), and share of the bandwidth.
 struct Protocol {
     base: [f64; 2],
     nvlink: [f64; 2],
     net: [f64; 2],
     share: f64,
-    /// Payloads reach its rate by and by: those of the protocol of small ones wait for no other
-    /// step.
+    /// Whether the bandwidth ramps up with the payload. It does not for LL, which is not pipelined.
     ramps: bool,
 }
 
@@ -53,7 +52,7 @@ const RING: usize = 0;
 const TREE: usize = 1;
 
 const PROTOCOLS: [Protocol; 3] = [
-    // LL: a flag beside every 4 bytes.
+    // LL: a flag for every 4 bytes.
     Protocol {
         base: [6.6, 6.8],
         nvlink: [0.6, 0.6],
@@ -69,7 +68,7 @@ const PROTOCOLS: [Protocol; 3] = [
         share: 0.92,
         ramps: true,
     },
-    // Simple: full bandwidth, a fence a step.
+    // Simple: full bandwidth, a fence per step.
     Protocol {
         base: [8.4, 8.4],
         nvlink: [3.4, 4.0],
@@ -79,30 +78,30 @@ const PROTOCOLS: [Protocol; 3] = [
     },
 ];
 
-/// How long a rank takes to copy its own part, relative to receiving as much.
+/// Returns how long a rank takes to copy its local chunk, relative to receiving as much.
 const fn local_copy(kind: CollectiveKind) -> f64 {
     match kind {
         CollectiveKind::AllGather | CollectiveKind::ReduceScatter => 0.4,
-        // Its own part is but one of two rounds, or goes beside what comes from others.
+        // The local chunk is only one of two rounds, or is copied while others' chunks arrive.
         CollectiveKind::AllReduce | CollectiveKind::AllToAll => 0.15,
     }
 }
 
-/// What a payload takes longer than at the full rate: so many times the root of its time, in
-/// microseconds, at that rate.
+/// Extra time of a payload that does not reach the full rate: this many times the square root of
+/// its time at that rate, in microseconds.
 const RAMP: f64 = 2.5;
 
-/// Microseconds on the wire within a node, and how much longer payloads take that do not reach the
-/// full rate.
+/// Returns the microseconds on the wire within a node, and the extra time of payloads that do not
+/// reach the full rate.
 fn within(kind: CollectiveKind, bytes: f64, group: &Group, reached_by: u32) -> (f64, f64) {
     let share = |kind, ranks: u32| 1.0 + local_copy(kind) / f64::from(ranks.max(2) - 1);
-    // The rate that is known is a gather's.
+    // The known rate is that of an all-gather.
     let links = group.bandwidth_gbps * share(CollectiveKind::AllGather, reached_by);
     let wire = bus_factor(kind, group.size) * bytes * share(kind, group.size) / links / 1e3;
     (wire, RAMP * wire.sqrt())
 }
 
-/// Bytes over the bottleneck link relative to the payload.
+/// Returns the bytes over the bottleneck link relative to the payload.
 pub(super) fn bus_factor(kind: CollectiveKind, ranks: u32) -> f64 {
     let n = f64::from(ranks.max(1));
     match kind {
@@ -113,11 +112,11 @@ pub(super) fn bus_factor(kind: CollectiveKind, ranks: u32) -> f64 {
     }
 }
 
-/// What a rank sends while a large collective runs, GB/s.
+/// Returns what a rank sends while a large collective runs, in GB/s.
 pub(super) fn rate_gbps(kind: CollectiveKind, group: &Group) -> f64 {
     match kind {
-        // A ring enters and leaves a node once, and passes all of its ranks; in an exchange each
-        // has its part of the node's cards.
+        // A ring enters and leaves a node once, and passes all of its ranks; in an all-to-all each
+        // rank has its part of the node's cards.
         CollectiveKind::AllToAll if group.nodes > 1 => {
             group.bandwidth_gbps / f64::from(group.per_node)
         }
@@ -125,7 +124,7 @@ pub(super) fn rate_gbps(kind: CollectiveKind, group: &Group) -> f64 {
     }
 }
 
-/// Microseconds alone.
+/// Returns the isolated duration in microseconds.
 pub(super) fn time_us(kind: CollectiveKind, bytes: f64, group: &Group) -> f64 {
     let (wire, ramp) = match group.reached_by {
         Some(ranks) if group.nodes == 1 => within(kind, bytes, group, ranks),
@@ -142,7 +141,7 @@ pub(super) fn time_us(kind: CollectiveKind, bytes: f64, group: &Group) -> f64 {
         if group.nodes == 1 {
             return start + wire + ramp;
         }
-        // Everything but the node's own part crosses the cards.
+        // Everything except the node's own chunks crosses the cards.
         let outside = f64::from(group.size - group.per_node) / f64::from((group.size - 1).max(1));
         let rail = rate_gbps(kind, group);
         let wire = bus_factor(kind, group.size) * bytes * outside / rail / 1e3;
@@ -163,8 +162,8 @@ pub(super) fn time_us(kind: CollectiveKind, bytes: f64, group: &Group) -> f64 {
             let depth = f64::from(group.nodes).log2().ceil();
             let inside = f64::from(group.per_node - 1) * p.nvlink[TREE];
             let hops = inside + depth * (p.net[TREE] + group.nic_latency_us);
-            // A tree pays for full bandwidth: NCCL's own estimate of its efficiency on several
-            // nodes.
+            // A tree does not reach the full bandwidth: NCCL's own estimate of its efficiency on
+            // several nodes.
             best = best.min(p.base[TREE] + 2.0 * hops + wire / (p.share * 0.85) + ramp);
         }
     }

@@ -7,20 +7,21 @@ use crate::hardware::{CollectiveTable, Profile};
 use crate::price::Price;
 use shardlab_plan::ir::{CollectiveKind, DType};
 
-/// What is to be priced.
+/// A collective to be priced.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asked {
     /// Kind.
     pub(super) kind: CollectiveKind,
     /// Bytes of the full side.
     pub(super) bytes: u64,
-    /// Element type; `None` for whatever holds for all types.
+    /// Element type; `None` if the price is to hold for all types.
     pub(super) dtype: Option<DType>,
 }
 
-/// From tables: the group's own size, or another size of the same kind, scaled by what the formula
-/// says about the two sizes. Groups within a node go by tables of one node, groups across nodes by
-/// those of several: NVLink says nothing about the cards, nor they about it.
+/// Prices a collective from tables: those of the group's own size, or of another size of the same
+/// kind, scaled by the ratio of the formula's predictions for the two. Groups within a node use
+/// tables of one node, groups across nodes those of several: NVLink's rate does not determine that
+/// of the cards, nor the reverse.
 pub(super) fn price(profile: &Profile, asked: Asked, group: &Group) -> Option<Price> {
     let Asked { kind, bytes, dtype } = asked;
     let fits = |t: &&CollectiveTable| {
@@ -43,7 +44,8 @@ pub(super) fn price(profile: &Profile, asked: Asked, group: &Group) -> Option<Pr
         return Some(Price { us, measured });
     }
     let ratio = |a: u32, b: u32| (f64::from(a) / f64::from(b)).log2().abs();
-    // As many ranks a node before as many nodes: how they share the cards decides.
+    // The same number of ranks per node comes before the same number of nodes: how ranks share the
+    // cards decides.
     let distance = |t: &&CollectiveTable| match t.nodes {
         1 => ratio(t.ranks, group.size),
         nodes => ratio(t.ranks / nodes, group.per_node) + ratio(nodes, group.nodes),

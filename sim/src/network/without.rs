@@ -1,4 +1,5 @@
-//! A profile's measured collectives beside what would be predicted if they had not been measured.
+//! Cross-validation of a profile's measured collectives: each is predicted as if it had not been
+//! measured.
 
 use super::tables::{self, Asked};
 use super::{formula, place};
@@ -6,33 +7,33 @@ use crate::hardware::{CollectiveTable, Profile};
 use shardlab_plan::ir::{CollectiveKind, DType};
 use shardlab_plan::units::Bytes;
 
-/// A row of a `[[collective]]` table, and what others say about it.
+/// A row of a `[[collective]]` table, and its predictions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CollectiveCheck {
     /// Kind.
     pub kind: CollectiveKind,
-    /// Element type, where the table is of one.
+    /// Element type, if the table has one.
     pub dtype: Option<DType>,
-    /// Ranks of the group.
+    /// Number of ranks of the group.
     pub ranks: u32,
-    /// Nodes that they are spread over.
+    /// Number of nodes that they are spread over.
     pub nodes: u32,
-    /// Payload: the full side.
+    /// Payload: bytes of the full side.
     pub bytes: Bytes,
-    /// Measured, microseconds.
+    /// Measured time, in microseconds.
     pub measured_us: f64,
-    /// By the formula alone, which prices groups of which nothing like them was measured,
+    /// Prediction of the formula alone, which prices groups far from every measured one, in
     /// microseconds.
     pub formula_us: f64,
-    /// From the profile's tables of the kind for other groups, as if this one was not there,
-    /// microseconds. `None` where there are none.
+    /// Prediction from the profile's tables of the kind for other groups, as if this one did not
+    /// exist, in microseconds. `None` where there are none.
     pub others_us: Option<f64>,
-    /// NCCL's own estimate, microseconds, where the profile has it.
+    /// NCCL's own estimate, in microseconds, where the profile has it.
     pub nccl_us: Option<f64>,
 }
 
-/// Every row of the profile's `[[collective]]` tables with its predictions, in the order of the
-/// profile.
+/// Returns every row of the profile's `[[collective]]` tables with its predictions, in the order of
+/// the profile.
 #[must_use]
 pub fn check_collectives(profile: &Profile) -> Vec<CollectiveCheck> {
     let same = |a: &CollectiveTable, b: &CollectiveTable| {
@@ -86,26 +87,26 @@ mod tests {
     const TWO: &str = "[[collective]]\nsource = \"s\"\nkind = \"all_gather\"\nranks = 2\nnodes = 1\nrows = [[1000000000, 20000.0], [2000000000, 30000.0]]\nnccl_rows = [[2000000000, 25000.0]]\n";
     const FOUR: &str = "[[collective]]\nsource = \"s\"\nkind = \"all_gather\"\nranks = 4\nnodes = 1\nrows = [[1000000000, 40000.0]]\nnccl_rows = []\n";
 
-    /// Two ranks are those that reach 50 GB/s: half of 1 and of 2 GB take 10 and 20 ms, and 2.5
-    /// roots of their microseconds more.
+    /// Two ranks reach 50 GB/s by definition: half of 1 and of 2 GB take 10 and 20 ms, plus 2.5
+    /// times the root of their microseconds.
     #[test]
     fn the_formula_knows_nothing_of_the_tables() {
         let found = rows(TWO);
         for (row, ms) in found.iter().zip([10.25, 20.354]) {
             let is = row.formula_us / 1e3;
-            // Latencies are some microseconds.
+            // Latencies are a few microseconds.
             assert!(is > ms && is < ms + 0.02, "{is} instead of {ms}");
         }
         let measured: Vec<f64> = found.iter().map(|r| r.measured_us).collect();
         assert_eq!(measured, [20000.0, 30000.0]);
-        // No other table, and an estimate for one of the two.
+        // There is no other table, and an estimate for one of the two.
         assert!(found.iter().all(|r| r.others_us.is_none()));
         assert_eq!((found[0].nccl_us, found[1].nccl_us), (None, Some(25000.0)));
     }
 
-    /// Of four ranks each copies a third of what it receives, not as much, so that they reach 61.8
+    /// Each of four ranks copies a third of what it receives, not as much, so that they reach 61.8
     /// GB/s instead of 50: 12.1 and 24.3 ms, with the roots 12.42 and 24.68. Four ranks from two:
-    /// 20 ms times 12.42 over 10.25. Two from four: the other way round.
+    /// 20 ms times 12.42 over 10.25. Two from four: the reverse.
     #[test]
     fn a_row_is_predicted_from_the_tables_of_other_groups() {
         let found = rows(&format!("{TWO}{FOUR}"));
@@ -116,7 +117,7 @@ mod tests {
         assert_eq!(found[2].ranks, 4);
     }
 
-    /// The middle one of the errors' sizes, percent, for payloads of 1 MiB and more.
+    /// Returns the median error of sizes of 1 MiB and more, in percent.
     fn off(name: &str, of: impl Fn(&CollectiveCheck) -> Option<f64>) -> f64 {
         let found = check_collectives(&hardware::load(name).unwrap());
         let large = found.iter().filter(|r| r.bytes >= Bytes(1 << 20));
@@ -127,7 +128,7 @@ mod tests {
         off[off.len() / 2]
     }
 
-    /// What NCCL 2.28 expects between two H100s is short by a quarter. The formula, and one group's
+    /// NCCL 2.28's estimate between two H100s is short by a quarter. The formula, and one group's
     /// times from another's, are not.
     #[test]
     fn what_was_measured_is_predicted_without_it() {
@@ -141,7 +142,7 @@ mod tests {
         }
     }
 
-    /// What is measured and shipped, and estimates are of rows that are there.
+    /// The shipped measurements have rows to check, and their estimates belong to rows that exist.
     #[test]
     fn shipped_profiles_have_rows_to_check() {
         for name in ["h200-nvlink-exec", "h100-80-exec", "h200-nvlink", "cpu"] {

@@ -1,18 +1,18 @@
 //! Exposed time: when the compute stream had nothing to run, and why.
 //!
-//! A gap before a kernel is cut at the start of what the kernel waited for. While that had not
-//! begun, the cause is what held *it* up (host, gate, another rank, missing SMs), followed
-//! backwards; while it ran, the time that another rank joined it late is the straggler's, the time
-//! that it lost to contention is contention's, the time that it could have started earlier is its
-//! gate's or the host's, the rest is the wire's. Nothing could have started before its own input
-//! was there: waiting for that is no gate.
+//! A gap before a kernel is cut at the start of what the kernel waited for. Before that start, the
+//! cause is what delayed *it* (host, gate, another rank, missing SMs), followed backwards. While it
+//! ran, the time by which another rank joined late is a straggler's, the time lost to contention is
+//! contention's, the time by which it could have started earlier is its gate's or the host's, and
+//! the rest is the wire's. Nothing could have started before its own input was ready, so waiting
+//! for an input is not a gate.
 
 use shardlab_plan::ir::COMPUTE;
 use shardlab_plan::program::{Op, Phase, Program};
 use shardlab_plan::record::{Blocker, Cause, ExposedGap, Inputs, Queues, Span};
 use shardlab_plan::units::Picos;
 
-/// Gaps of the compute stream between `from` and `to`, longer than `least`.
+/// Finds the gaps of the compute stream between `from` and `to` that are longer than `least`.
 pub(super) fn find(
     program: &Program,
     spans: &[Span],
@@ -53,7 +53,7 @@ struct Finder<'a> {
     inputs: Inputs<'a>,
     queues: Queues<'a>,
     gaps: Vec<ExposedGap>,
-    /// Time in queues so far.
+    /// Time in queues up to now.
     queued: Picos,
 }
 
@@ -80,7 +80,8 @@ impl Finder<'_> {
         }
     }
 
-    /// The compute stream ran nothing from `a` to `b`, when span `i` started.
+    /// Adds the gap from `a` to `b` in which the compute stream ran nothing, and which ended when
+    /// span `i` started.
     fn gap(&mut self, a: Picos, b: Picos, i: usize) {
         let span = &self.spans[i];
         match span.blocker {
@@ -90,7 +91,7 @@ impl Finder<'_> {
                     Phase::Final | Phase::Clip | Phase::Optimizer | Phase::Refresh
                 );
                 if closing && self.ends_collective(x) {
-                    // Had every rank been in time, it would be over so much earlier.
+                    // If every rank had been in time, it would have ended this much earlier.
                     let late = a + self.joined_late(x).min(b - a);
                     self.push(a, late, Cause::Straggler, Some(x));
                     self.push(late, b, Cause::Tail, Some(x));
@@ -101,13 +102,13 @@ impl Finder<'_> {
             Blocker::Communicator(x) => self.waited(a, b, x, x),
             Blocker::Rank => self.push(a, b, Cause::Straggler, None),
             Blocker::Sms => self.push(a, b, Cause::Contention, None),
-            // What it waited for belongs to the step before.
+            // The gap waited for work of the step before.
             Blocker::None => self.push(a, b, Cause::Gate, None),
             Blocker::Host | Blocker::Stream(_) => self.push(a, b, Cause::Host, None),
         }
     }
 
-    /// How long a collective that another rank joined late waited for that rank alone.
+    /// Returns how long a collective that another rank joined late waited for that rank alone.
     fn joined_after(&self, x: u32) -> Picos {
         let span = &self.spans[x as usize];
         let turn = self.queues.of(x).map_or(Picos::ZERO, |q| q.until);
@@ -122,8 +123,8 @@ impl Finder<'_> {
         )
     }
 
-    /// Whether it is a collective or, on another stream than the compute stream, what has to be
-    /// done with its result.
+    /// Returns whether a span is a collective or, outside the compute stream, work on a
+    /// collective's result.
     fn ends_collective(&self, i: u32) -> bool {
         let span = &self.spans[i as usize];
         match span.blocker {
@@ -135,8 +136,8 @@ impl Finder<'_> {
         }
     }
 
-    /// How much earlier a collective would be over, had every rank joined it, and those that it
-    /// came right behind, in time.
+    /// Returns how much earlier a collective would have ended if every rank had joined it in time,
+    /// and the collectives directly before it.
     fn joined_late(&self, mut x: u32) -> Picos {
         let mut late = Picos::ZERO;
         loop {
@@ -160,15 +161,15 @@ impl Finder<'_> {
         }
     }
 
-    /// Attributes `a..b` to span `x`, whose end was waited for; `shown` is what the gap reports.
-    /// Blockers precede what they block in issue order, so this ends.
+    /// Attributes `a..b` to span `x`, whose end was waited for; the gap reports `shown`. Blockers
+    /// precede what they block in issue order, so the recursion ends.
     fn waited(&mut self, a: Picos, b: Picos, x: u32, shown: u32) {
         if b <= a {
             return;
         }
         let span = self.spans[x as usize];
         let begun = span.start.clamp(a, b);
-        // Before it began. What it waited for last comes behind its turn.
+        // First the time before it started. What it waited for last comes after its turn.
         let queued = self.queues.of(x);
         let mut counted = self.queued;
         let turn = queued.map_or(a, |q| {
@@ -194,12 +195,12 @@ impl Finder<'_> {
                 }
             }
         }
-        // While it ran, earliest first: what an earlier start would have hidden, the wire, what
-        // contention added.
+        // Then the time while it ran, earliest first: what an earlier start would have hidden, the
+        // wire, and what contention added.
         let ran = b - begun;
         let lost = (span.end - span.start).saturating_sub(span.alone);
-        // Its turn and a late rank come before contention: had it begun when it was ready, or that
-        // rank been in time, this would be hidden, however slowly it runs.
+        // Its turn and a late rank come before contention: if it had started when it was ready, or
+        // that rank had been in time, this time would be hidden at any speed.
         let behind = self.queues.late(x).map_or(Picos::ZERO, |(_, late)| late);
         let behind = ran.min(behind.saturating_sub(self.queued - counted));
         self.push(begun, begun + behind, Cause::Queue, Some(shown));

@@ -31,7 +31,7 @@ impl Machine {
         }
     }
 
-    /// A kernel of `us` microseconds (a matrix product that the profile has a row for).
+    /// A kernel of `us` microseconds (a GEMM that the profile has a row for).
     pub fn kernel(&mut self, us: u64) -> KernelId {
         self.kernels.push(us);
         let class = KernelClass::Gemm {

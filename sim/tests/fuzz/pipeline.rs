@@ -1,7 +1,7 @@
 //! One fuzz input: bytes choose a scenario, which is read, planned, checked and simulated. Errors
 //! are answers; panics, programs that break a rule and simulations that break an invariant are not.
 //!
-//! Shared by the libFuzzer target (`fuzz/`) and the test beside this folder.
+//! Shared by the libFuzzer target (`fuzz/`) and the test next to this folder.
 
 use shardlab_plan::check;
 use shardlab_plan::config::Scenario;
