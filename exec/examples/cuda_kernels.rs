@@ -184,7 +184,7 @@ mod bench {
             100.0 * (burst - load) / burst
         );
         println!(
-            "{} products; {left} of them not run under load: more --seconds would",
+            "{} GEMMs; {left} of them not run under load: more --seconds would",
             trials.len()
         );
     }

@@ -91,7 +91,7 @@ pub struct Together {
 }
 
 impl Calibration {
-    /// Number of cores that ranks share.
+    /// Returns the number of cores that ranks share.
     #[must_use]
     pub fn cores(&self) -> u32 {
         self.measured.machine.cores
@@ -123,7 +123,7 @@ pub fn calibrate(options: &Options, note: &mut dyn FnMut(&str)) -> Result<Calibr
     };
     note("kernels within steps");
     m.steps = steps::measure(share(0.7), m.machine.cores, &options.user_scenarios, note)?;
-    note("matrix products");
+    note("GEMMs");
     m.gemm = grid::gemm(share(0.1));
     note("attention");
     m.attention = grid::attention(share(0.08));

@@ -1,18 +1,19 @@
 //! CPU kernels of every operation, forward and backward, and of the sharding engine.
 //!
 //! [`launch`] interprets a kernel's body. Arithmetic is float32 (losses and sums of squares are
-//! collected in float64); every result is rounded to its slot's type, whether it goes to memory or
-//! to the next operation of a fused body, and every reduction has an order that depends on shapes
-//! alone. So a fused body computes, bit for bit, what its operations would compute one by one, and
-//! a launch gives the same bits every time.
+//! accumulated in float64). Every result is rounded to its slot's type, whether it goes to memory
+//! or to the next operation of a fused body, and every reduction has an order that depends on
+//! shapes alone. So a fused body computes, bit for bit, what its operations would compute one by
+//! one, and a launch gives the same bits every time.
 //!
 //! An operand's element type is that of its buffer, which may differ from its slot's: a weight
-//! gradient may go straight to a float32 buffer, a weight may be read from its float32 original.
+//! gradient may be written directly to a float32 buffer, and a weight may be read from its float32
+//! original.
 //!
 //! A launch runs on the calling thread; [`use_threads`] lets it use more, with the same bits.
 //!
-//! - `ops`: what computes each operation, on the CPU and on the GPU, by family;
-//! - `fused`: elementwise operations, norms, softmaxes, concatenations: alone or fused, by blocks
+//! - `ops`: the implementation of each operation, on the CPU and on the GPU, by family;
+//! - `fused`: elementwise operations, norms, softmaxes, concatenations, alone or fused, by blocks
 //!   of rows;
 //! - `gemm`, `attention`, `conv`: matmuls by the `gemm` crate, on floats (other types are widened
 //!   first);
@@ -49,7 +50,7 @@ use shardlab_plan::ir::BodyOp;
 
 /// Performs a launch.
 ///
-/// A read range may share memory with a write range: every operation sees what was there before
+/// A read range may share memory with a write range: every operation sees the contents from before
 /// the launch.
 ///
 /// # Errors

@@ -160,7 +160,7 @@ fn delays_change_no_bit() {
     }
 }
 
-/// The time at which a group is updated does not matter either, as long as nothing is clipped.
+/// The time at which a group is updated does not matter either, if nothing is clipped.
 #[test]
 fn updates_during_backward_do_not_change_results() {
     let of = |set: &[&str]| bits(&train_small("small-in-backward", set, 4, exec()));

@@ -49,7 +49,7 @@ const ONCE: [&[&str]; 4] = [
     &["fsdp.policy=megatron", "fsdp.strategy=no_shard"],
 ];
 
-/// Likewise with gradients that are sharded between steps, which is only an option for steps of
+/// The same with gradients that are sharded between steps, which is only an option for steps of
 /// several micro-batches.
 const ONCE_SHARDED: [&[&str]; 4] = [
     &["fsdp.gradient_sync=last"],

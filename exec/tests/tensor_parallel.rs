@@ -82,8 +82,8 @@ fn three_axes_reach_the_losses_of_the_data_parallel_ones() {
     assert_close(&train(2, 2, &clip), &train(1, 2, &clip), "clipping");
 }
 
-/// Weights are initialized and saved by their place in the whole parameter: a run goes on with
-/// another number of ranks on any axis.
+/// Weights are initialized and saved by their place in the whole parameter: a run continues
+/// with another number of ranks on any axis.
 #[test]
 fn a_checkpoint_is_that_of_whole_parameters() {
     let dir = tempfile::tempdir().unwrap();

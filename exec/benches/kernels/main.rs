@@ -1,5 +1,5 @@
 //! Throughput of kernels, against copying memory. Elements of the criterion reports are
-//! floating-point operations for matrix products and attention, bytes read and written for
+//! floating-point operations for GEMMs and attention, bytes read and written for
 //! everything else.
 
 mod tape;

@@ -97,7 +97,7 @@ impl Abort {
     /// Adds something to wake when a failure occurs.
     pub(crate) fn register(&self, waker: Weak<dyn Wake>) {
         let mut wakers = lock(&self.wakers);
-        // A step barrier lives as long as a pass, and there are many of these.
+        // A step barrier lives for one pass, and there are many passes.
         wakers.retain(|w| w.strong_count() > 0);
         wakers.push(waker);
     }

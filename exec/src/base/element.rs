@@ -22,7 +22,7 @@ pub(crate) trait Element: bytemuck::Pod + Send + Sync {
     /// integers.
     fn round(x: f32) -> Self;
 
-    /// Tells whether this is no number.
+    /// Returns whether this is NaN.
     fn is_nan(self) -> bool {
         false
     }

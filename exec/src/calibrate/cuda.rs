@@ -270,7 +270,7 @@ fn measure(
     let one = Bench::new(&factory, 1, watch);
     let jobs = jobs(options, ranks, models::runs());
     let sharded = sharded_steps(&factory, &jobs, ranks, watch)?;
-    watch.say("matrix products, attention, host");
+    watch.say("GEMMs, attention, host");
     grid::measure(&one, &mut m).map_err(fault)?;
     if watch.late(ORDERS) {
         watch.say("no time for attention's backward in a fixed order");

@@ -209,7 +209,7 @@ impl Observed {
         all.map(|(l, us)| (&self.program.kernels[l.kernel.index()], l.moved, us))
     }
 
-    /// The step of median duration.
+    /// Returns the step of median duration.
     pub(super) fn trial(&self) -> Trial {
         let record = &self.typical.record;
         self.trial_of(record.end - record.start)

@@ -97,13 +97,14 @@ fn wrong(call: &Call, position: usize, n: usize) -> Option<String> {
     None
 }
 
-/// Tells whether two ranges share bytes.
+/// Returns whether two ranges share bytes.
 pub(crate) fn overlap(a: &RawRange, b: &RawRange) -> bool {
     let (x, y) = (a.ptr.addr(), b.ptr.addr());
     a.bytes > 0 && b.bytes > 0 && x < y + b.bytes && y < x + a.bytes
 }
 
-/// Tells whether input and output of the member at `position` are those of an in-place collective.
+/// Returns whether input and output of the member at `position` are those of an in-place
+/// collective.
 pub(crate) fn in_place(
     kind: CollectiveKind,
     position: usize,

@@ -42,7 +42,7 @@ fn bytes(words: &[f32], dtype: DType) -> Vec<u8> {
     }
 }
 
-/// Numbers whose sums round differently in different orders.
+/// Returns numbers whose sums round differently in different orders.
 fn numbers(rank: usize, n: usize) -> Vec<f32> {
     (0..n)
         .map(|i| {
@@ -52,7 +52,7 @@ fn numbers(rank: usize, n: usize) -> Vec<f32> {
         .collect()
 }
 
-/// Expected output of every member: a sum in rank order in float32, element by element.
+/// Returns the expected output of every member: a sum in rank order in float32, element by element.
 fn reference(kind: CollectiveKind, op: ReduceOp, inputs: &[Vec<f32>]) -> Vec<Vec<f32>> {
     let n = inputs.len();
     let factor = match op {

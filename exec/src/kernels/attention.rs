@@ -1,7 +1,7 @@
 //! Softmax attention, by blocks of query rows.
 //!
 //! A block's scores are a small GEMM over the keys it may see; nothing of the size of the whole
-//! score matrix is kept. Backward makes the scores again from the saved log-sum-exp.
+//! score matrix is kept. Backward recomputes the scores from the saved log-sum-exp.
 
 use super::error::OperandError;
 use super::gemm::{Mat, multiply};
@@ -15,13 +15,13 @@ use super::wide::wide;
 use shardlab_plan::ir::{AttentionShape, DType};
 use std::ops::Range;
 
-/// Query rows of a block.
+/// Number of query rows of a block.
 const ROWS: usize = 64;
 
 wide! {
     /// Replaces the first `seen` scores of a row by `exp(scale * (score - max))` and the others by
-    /// 0; returns the sum of these and the log-sum-exp of the scaled scores. The row is a multiple
-    /// of [`LANES`] long.
+    /// 0. Returns the sum of these and the log-sum-exp of the scaled scores. The length of the row
+    /// is a multiple of [`LANES`].
     fn attention_row(row: &mut [f32], seen: usize, scale: f32) -> (f32, f32) {
         let (used, rest) = row.split_at_mut(seen.next_multiple_of(LANES));
         used[seen..].fill(f32::NEG_INFINITY);
@@ -39,8 +39,8 @@ wide! {
     }
 
     /// Replaces the first `seen` scores of a row by their probabilities, given the log-sum-exp of
-    /// the scaled scores, and the others by 0; `dp` becomes `p * (dp - delta) * scale`. Both are a
-    /// multiple of [`LANES`] long.
+    /// the scaled scores, and the others by 0; `dp` becomes `p * (dp - delta) * scale`. The length
+    /// of both is a multiple of [`LANES`].
     fn attention_row_grad(row: &mut [f32], dp: &mut [f32], seen: usize, scale: f32, lse: f32, delta: f32) {
         let used = seen.next_multiple_of(LANES);
         row[seen..].fill(f32::NEG_INFINITY);
@@ -54,7 +54,7 @@ wide! {
         row[used..].fill(0.0);
     }
 
-    /// Dot products of the rows of two matrices of `d` columns.
+    /// Computes the dot products of the rows of two matrices of `d` columns.
     fn row_dots(a: &[f32], b: &[f32], d: usize, out: &mut [f32]) {
         for ((a, b), o) in a.chunks_exact(d).zip(b.chunks_exact(d)).zip(out) {
             *o = sum2(a, b, |x, y| x * y);
@@ -119,7 +119,7 @@ impl Heads {
         Mat::rows(to, d)
     }
 
-    /// Rows of a head, copied.
+    /// Copies rows of a head.
     fn load(&self, b: usize, h: usize, from: usize, to: &mut [f32]) {
         let [_, heads, seq, d] = self.shape;
         self.view.load(((b * heads + h) * seq + from) * d, to);
@@ -156,11 +156,11 @@ impl From<AttentionShape> for Geometry {
     }
 }
 
-/// Multiplications below which more threads do not pay.
+/// Multiplications below which more threads do not pay off.
 const PARALLEL: usize = 1 << 20;
 
 impl Geometry {
-    /// Groups of heads that a thread takes at least.
+    /// Returns the minimum number of groups of heads per thread.
     fn step(self) -> usize {
         let groups = (self.batch * self.kv).max(1);
         let all = self.batch * self.heads * self.seq * self.seq * self.d;
@@ -176,7 +176,8 @@ impl Geometry {
         Ok(shape.into())
     }
 
-    /// Returns the blocks of query rows: first row, rows, and how many keys the last of them sees.
+    /// Returns the blocks of query rows: first row, number of rows, and how many keys the last row
+    /// sees.
     fn blocks(self) -> impl Iterator<Item = (usize, usize, usize)> {
         (0..self.seq).step_by(ROWS).map(move |from| {
             let n = ROWS.min(self.seq - from);
@@ -184,13 +185,13 @@ impl Geometry {
         })
     }
 
-    /// Keys that the `i`-th row of a block sees.
+    /// Returns how many keys the `i`-th row of a block sees.
     fn seen(self, row: usize) -> usize {
         if self.causal { row + 1 } else { self.seq }
     }
 }
 
-/// Returns the log-sum-exp, its rows possibly padded.
+/// Returns the log-sum-exp, whose rows may be padded.
 fn statistics(view: &View, shape: [usize; 3], g: Geometry) -> Result<usize, OperandError> {
     let [batch, heads, rows] = shape;
     same("the log-sum-exp", g.batch * g.heads, batch * heads)?;
@@ -235,7 +236,7 @@ pub(super) fn forward(o: &Operands<'_>, causal: bool, scale: f32) -> Result<(), 
     Ok(())
 }
 
-/// Forward of some pairs of sample and key head.
+/// Computes forward of some pairs of sample and key head.
 fn forward_heads(
     g: Geometry,
     part: Range<usize>,
@@ -333,7 +334,7 @@ pub(super) fn backward(o: &Operands<'_>, causal: bool, scale: f32) -> Result<(),
     })
 }
 
-/// Backward of some pairs of sample and key head.
+/// Computes backward of some pairs of sample and key head.
 fn backward_heads(
     g: Geometry,
     part: Range<usize>,

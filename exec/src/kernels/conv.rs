@@ -18,7 +18,7 @@ struct Geometry {
 }
 
 impl Geometry {
-    /// From the two image operands and the weight.
+    /// Derives the shapes from the two image operands and the weight.
     fn new(
         x: [usize; 4],
         y: [usize; 4],
@@ -48,13 +48,13 @@ impl Geometry {
         self.height * self.width
     }
 
-    /// Weights of one output channel.
+    /// Returns the number of weights of one output channel.
     fn taps(self) -> usize {
         self.cin * self.kernel * self.kernel
     }
 
-    /// Calls `f(start of a run in the unfolded image, start in the image, length)`, row by row; all
-    /// else in the unfolded image is padding.
+    /// Calls `f(start of a run in the unfolded image, start in the image, length)`, row by row; the
+    /// rest of the unfolded image is padding.
     fn rows(self, mut f: impl FnMut(usize, usize, usize)) {
         let (h, w, k, pad) = (self.height, self.width, self.kernel, self.kernel / 2);
         for c in 0..self.cin {

@@ -6,21 +6,21 @@ use half::bf16;
 use shardlab_plan::ir::DType;
 
 wide! {
-    /// bfloat16 to float.
+    /// Converts bfloat16 to float.
     fn widen(src: &[bf16], dst: &mut [f32]) {
         for (d, s) in dst.iter_mut().zip(src) {
             *d = s.widen();
         }
     }
 
-    /// Float to bfloat16.
+    /// Converts float to bfloat16.
     fn narrow(src: &[f32], dst: &mut [bf16]) {
         for (d, s) in dst.iter_mut().zip(src) {
             *d = bf16::round(*s);
         }
     }
 
-    /// Rounds to what bfloat16 holds.
+    /// Rounds to bfloat16 precision.
     fn round_bf16(x: &mut [f32]) {
         for v in x {
             *v = bf16::round(*v).widen();
@@ -28,7 +28,7 @@ wide! {
     }
 }
 
-/// Rounds to what a type holds; integers and float32 are left alone.
+/// Rounds to the precision of a type; integers and float32 are left alone.
 pub(super) fn round(dtype: DType, x: &mut [f32]) {
     match dtype {
         DType::Bf16 => round_bf16(x),
@@ -40,11 +40,11 @@ pub(super) fn round(dtype: DType, x: &mut [f32]) {
     }
 }
 
-/// Reads `dst.len()` elements that lie `stride` elements apart, as floats.
+/// Reads `dst.len()` elements that are `stride` elements apart, as floats.
 ///
 /// # Safety
-/// All of them are in live memory that nothing writes meanwhile, aligned for the type
-/// (integers need not be); `dst` lies elsewhere.
+/// All of them are in live memory that nothing writes meanwhile, aligned for the type (integers
+/// need not be); `dst` is elsewhere.
 #[inline]
 pub(super) unsafe fn read(dtype: DType, ptr: *const u8, stride: usize, dst: &mut [f32]) {
     // SAFETY: the caller's promise covers every element that is read.

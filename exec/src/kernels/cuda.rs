@@ -1,8 +1,8 @@
-//! Kernels on NVIDIA GPUs, with the meaning of the CPU's.
+//! Kernels on NVIDIA GPUs, with the same results as the CPU's.
 //!
-//! [`Kernels`] makes ready what a program launches and launches it: GEMMs by cuBLASLt (`blas`),
-//! attention and convolutions by cuDNN where it is there (`dnn`), everything else by generated code
-//! (`codegen`, compiled by `nvrtc`, kept on disk by `cache`). Nothing is compiled, chosen or
+//! [`Kernels`] prepares and launches the kernels of a program: GEMMs by cuBLASLt (`blas`),
+//! attention and convolutions by cuDNN if it is available (`dnn`), everything else by generated
+//! code (`codegen`, compiled by `nvrtc`, cached on disk by `cache`). Nothing is compiled, chosen or
 //! allocated between [`Kernels::prepare`] and the last launch of the program's own instructions, so
 //! that launches can be captured in graphs.
 
@@ -42,15 +42,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How ranks come to the same choices. Different kernels sum in different orders, and ranks that
-/// hold copies of the same numbers must not drift apart.
+/// How ranks agree on choices. Different kernels sum in different orders, and ranks that hold
+/// copies of the same numbers must not diverge.
 pub trait Agree: Send + Sync + std::fmt::Debug {
     /// Returns the choice that the leading rank makes by calling `choose`. Every rank asks for the
     /// same names in the same order.
     ///
     /// # Errors
-    /// The error of `choose` on the leading rank, the same on all; [`ErrorKind::Ranks`] if
-    /// the leading rank publishes nothing.
+    /// The error of `choose` on the leading rank, the same on all; [`ErrorKind::Ranks`] if the
+    /// leading rank publishes nothing.
     fn choice(
         &self,
         name: &str,
@@ -58,7 +58,7 @@ pub trait Agree: Send + Sync + std::fmt::Debug {
     ) -> Result<Vec<u8>, ErrorKind>;
 }
 
-/// Returns the autotuned choice for `name`, decoded by `read`: made by this rank, or, where ranks
+/// Returns the autotuned choice for `name`, decoded by `read`: made by this rank, or, if ranks
 /// agree, by the leading rank. `name` must not depend on the GPU, so that mismatched hardware is
 /// reported instead of deadlocked on.
 fn agreed<T>(
@@ -85,7 +85,7 @@ pub enum Choose {
     First,
     /// The fastest in a short burst.
     Burst,
-    /// Of those that are about the fastest in a burst, the fastest while the GPU is at its power
+    /// Of those that are nearly the fastest in a burst, the fastest while the GPU is at its power
     /// limit, as in a step. Takes seconds for each GEMM, once.
     Load,
 }
@@ -93,10 +93,10 @@ pub enum Choose {
 impl Choose {
     /// Environment variable by which users choose.
     pub const VARIABLE: &str = "SHARDLAB_GEMM_TUNING";
-    /// What it may say; the first one is the default.
+    /// Its values; the first one is the default.
     pub const NAMES: [(&str, Self); 2] = [("burst", Self::Burst), ("sustained", Self::Load)];
 
-    /// Returns what the user wants.
+    /// Returns the user's choice.
     fn of_user() -> Self {
         let said = std::env::var_os(Self::VARIABLE);
         let named = Self::NAMES
@@ -117,7 +117,7 @@ impl Choose {
 /// How kernels are made.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where compiled code and choices are kept; `None`: nowhere.
+    /// Folder of compiled code and choices; `None` to keep none.
     pub cache: Option<PathBuf>,
     /// Folders with NVIDIA's libraries, first one first; the loader's own paths come last.
     pub libraries: Vec<PathBuf>,
@@ -132,7 +132,7 @@ pub struct Options {
 }
 
 impl Default for Options {
-    /// Everything on but TF32; the cache is `$SHARDLAB_KERNEL_CACHE` or is in the user's cache
+    /// Enables everything but TF32. The cache is `$SHARDLAB_KERNEL_CACHE` or in the user's cache
     /// directory, and `SHARDLAB_GEMM_TUNING=sustained` chooses GEMMs under load.
     fn default() -> Self {
         Self {
@@ -149,10 +149,10 @@ impl Default for Options {
 /// Optimizer settings as kernels read them from device memory: the learning rate, `1 - lr *
 /// weight_decay`, `1 - beta1`, `beta2`, `1 - beta2`, `lr / (1 - beta1^step)`, `sqrt(1 -
 /// beta2^step)`, epsilon, the norm's limit, the weight decay. They are in memory so that captured
-/// launches see a new step's.
+/// launches see the settings of a new step.
 pub type HyperBlock = [f32; 10];
 
-/// Returns the block of a step's settings.
+/// Encodes a step's settings.
 #[must_use]
 pub fn hyper_block(h: &Hyper) -> HyperBlock {
     let [b1, b2] = h.betas;
@@ -171,7 +171,7 @@ pub fn hyper_block(h: &Hyper) -> HyperBlock {
     ]
 }
 
-/// Everything that a program launches on one GPU. Belongs to one host thread at a time.
+/// All kernels of a program on one GPU. Belongs to one host thread at a time.
 ///
 /// The order of calls: [`Kernels::new`], [`Kernels::prepare`], [`Kernels::set_workspace`], then
 /// launches. The context is current on the calling thread throughout.
@@ -191,14 +191,14 @@ pub struct Kernels {
     shapes: BTreeMap<InstrId, Vec<Shape>>,
     /// Bytes of scratch memory by stream.
     scratch: Vec<u64>,
-    /// Its addresses, once given; then the word for faults.
+    /// Address of each stream's workspace, once set; then the word for faults.
     workspace: Vec<CUdeviceptr>,
     fault: CUdeviceptr,
-    /// Why library kernels were passed over.
+    /// Reasons why library kernels were not used.
     refused: Vec<String>,
 }
 
-/// Returns what code for the context's GPU is made for.
+/// Returns the target of generated code for the context's GPU.
 fn target_of(context: &CudaContext) -> Result<Target, ErrorKind> {
     let found = context.compute_capability();
     let (major, minor) = found.map_err(ErrorKind::driver("cuDeviceGetAttribute"))?;
@@ -210,8 +210,8 @@ fn target_of(context: &CudaContext) -> Result<Target, ErrorKind> {
 }
 
 impl Kernels {
-    /// Opens what kernels need on a context that is current on this thread. NVIDIA's libraries are
-    /// loaded.
+    /// Opens the libraries of kernels on a context that is current on this thread. NVIDIA's
+    /// libraries are loaded.
     ///
     /// # Errors
     /// [`Error`], if a library refuses.
@@ -250,8 +250,8 @@ impl Kernels {
         })
     }
 
-    /// Compiles and chooses everything that the program launches. Needs free device memory for
-    /// trying GEMMs and convolutions out.
+    /// Compiles and chooses all kernels of the program. Needs free device memory to try GEMMs and
+    /// convolutions.
     ///
     /// # Errors
     /// [`Error`] for the first kernel that cannot be made.
@@ -259,8 +259,8 @@ impl Kernels {
         prepare::everything(self)
     }
 
-    /// Returns the bytes of device memory that launches use besides their operands; valid after
-    /// [`Kernels::prepare`].
+    /// Returns the bytes of device memory that launches use in addition to their operands; valid
+    /// after [`Kernels::prepare`].
     #[must_use]
     pub fn workspace_bytes(&self) -> u64 {
         self.scratch
@@ -270,29 +270,28 @@ impl Kernels {
             + prepare::rounded(prepare::FOUND)
     }
 
-    /// Gives that memory, at an address that is a multiple of 256.
+    /// Sets that memory, at an address that is a multiple of 256.
     ///
     /// # Errors
     /// [`Error`], if the driver refuses to clear it.
     ///
     /// # Safety
-    /// It has [`Kernels::workspace_bytes`] bytes that nothing else uses until the kernels
-    /// are dropped.
+    /// It has [`Kernels::workspace_bytes`] bytes that nothing else uses until the kernels are
+    /// dropped.
     pub unsafe fn set_workspace(&mut self, at: CUdeviceptr) -> Result<(), Error> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { prepare::set_workspace(self, at) }
     }
 
     /// Enqueues the launch of an instruction.
     ///
     /// # Errors
-    /// [`Error`], if the operands are not those that the program has, or the driver refuses.
+    /// [`Error`], if the operands are not those of the program, or the driver refuses.
     ///
     /// # Safety
-    /// Every range is in live device memory until the stream has done the work; other
-    /// streams neither write the reads nor touch the writes meanwhile; `hyper` holds a
-    /// [`HyperBlock`]; `stream` is the one that stands for the instruction's stream in all
-    /// launches.
+    /// Every range is in live device memory until the stream has done the work; other streams
+    /// neither write the reads nor touch the writes meanwhile; `hyper` holds a [`HyperBlock`];
+    /// `stream` is the same for the instruction's stream in all launches.
     pub unsafe fn launch(
         &mut self,
         instr: InstrId,
@@ -301,11 +300,11 @@ impl Kernels {
         hyper: CUdeviceptr,
         stream: CUstream,
     ) -> Result<(), Error> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { perform::launch(self, instr, reads, writes, hyper, stream) }
     }
 
-    /// Returns an id outside its range that a kernel has met, in words. The device is idle.
+    /// Describes an id outside its range that a kernel has found. The device is idle.
     ///
     /// # Errors
     /// [`Error`], if the driver refuses to read it.
@@ -313,13 +312,14 @@ impl Kernels {
         perform::fault(self)
     }
 
-    /// Tells whether cuDNN is used where it fits.
+    /// Returns whether cuDNN is used where it fits.
     #[must_use]
     pub fn has_cudnn(&self) -> bool {
         self.dnn.is_some()
     }
 
-    /// Attentions and convolutions that cuDNN does not take, and why: generated code performs them.
+    /// Returns the attentions and convolutions that cuDNN does not support, with the reasons:
+    /// generated code performs them.
     #[must_use]
     pub fn refused(&self) -> &[String] {
         &self.refused
@@ -337,8 +337,8 @@ impl Kernels {
             .map_err(|t| Error::new("matmuls", t))
     }
 
-    /// Returns how a kernel is performed, for reports: one line for each way in which the program
-    /// launches it.
+    /// Describes how a kernel is performed, for reports: one line for each variant that the program
+    /// launches.
     #[must_use]
     pub fn describe(&self, kernel: KernelId) -> String {
         let plans = self.plans.of_kernel(kernel).into_iter();

@@ -1,8 +1,8 @@
-//! What can be wrong with a launch.
+//! Errors of launches.
 
 use shardlab_plan::ir::{DType, Place};
 
-/// A launch that could not be performed. Nothing or part of its results has been written.
+/// A launch that could not be performed. None or part of its results have been written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("kernel `{kernel}`, op `{op}`: {fault}")]
 pub struct KernelError {
@@ -10,11 +10,11 @@ pub struct KernelError {
     pub kernel: String,
     /// Name of the operation of its body.
     pub op: &'static str,
-    /// What was wrong.
+    /// Cause.
     pub fault: OperandError,
 }
 
-/// What was wrong with a launch.
+/// Cause of an error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OperandError {
@@ -23,13 +23,13 @@ pub enum OperandError {
     UnknownSlot {
         /// The slot's place.
         place: Place,
-        /// Operands of that kind.
+        /// Number of operands of that kind.
         count: usize,
     },
     /// An operand is too short, or two that must match do not.
     #[error("{what} has {found} elements; expected {needed}")]
     Size {
-        /// Which operand.
+        /// Operand.
         what: &'static str,
         /// Elements needed.
         needed: usize,
@@ -65,7 +65,7 @@ pub enum OperandError {
     /// An address that is not a multiple of the element size.
     #[error("the address of an operand of type {0} is not a multiple of its size")]
     Misaligned(DType),
-    /// An operation that this device does not have.
+    /// An operation that this device does not support.
     #[error("no kernel for this operation")]
     Unsupported,
 }

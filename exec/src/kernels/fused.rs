@@ -1,5 +1,5 @@
 //! Bodies of row-local operations: one loop over blocks of rows, through a few float temporaries.
-//! Sums over rows among them are done when the loop has ended.
+//! Sums over rows among them are computed after the loop.
 //!
 //! Every operation's result is rounded to its slot's type before another one uses it, so that a
 //! fused body computes what its operations would compute one by one, bit for bit. Integers inside a
@@ -20,19 +20,19 @@ use smallvec::SmallVec;
 
 pub(super) use plan::handles;
 
-/// Elements from which a stage is worth several threads.
+/// Number of elements from which a stage uses several threads.
 const PARALLEL: usize = 1 << 15;
-/// Elements of the largest operand that a block covers.
+/// Number of elements of the largest operand that a block covers.
 const BLOCK: usize = 4096;
 
-/// Where a block of an operand is found.
+/// Location of a block of an operand.
 #[derive(Clone, Copy)]
 enum At {
     /// Contiguous floats in memory, from row 0 on.
     Memory(*mut f32),
-    /// A register's block, at this place of the arena.
+    /// A register's block, at this position of the arena.
     Local(usize),
-    /// A register's block of `per` elements a row, through the operand's view, to a temporary.
+    /// A register's block of `per` elements per row, through the operand's view, to a temporary.
     LocalView {
         start: usize,
         per: usize,
@@ -42,7 +42,7 @@ enum At {
     Copied { start: usize, temp: usize },
     /// Memory through the operand's view, to or from a temporary.
     Through { temp: usize },
-    /// All of it, loaded before the first block to this place of the arena.
+    /// The whole operand, loaded before the first block to this position of the arena.
     Loaded(usize),
     /// Nowhere.
     None,
@@ -68,7 +68,7 @@ pub(super) fn run(
         let range = reads[usize::from(i)];
         let mut copy = Scratch::take(range.bytes.div_ceil(size_of::<f32>()));
         let to = copy.as_mut_ptr().cast::<u8>();
-        // SAFETY: the range is live and the copy as long, rounded up.
+        // SAFETY: the range is live and the copy has its length, rounded up.
         unsafe { std::ptr::copy_nonoverlapping(range.ptr, to, range.bytes) };
         plan::relocate(&mut steps, place, range.ptr, to);
         kept.push(copy);
@@ -110,8 +110,8 @@ fn registers(steps: &[Step<'_>]) -> SmallVec<[Place; 16]> {
     out
 }
 
-// SAFETY: these are addresses inside checked views, whose makers' promise covers all threads that
-// work for the launch; the threads of a stage write different rows.
+// SAFETY: these are addresses inside checked views, whose creators' contract covers all threads
+// that work for the launch; the threads of a stage write different rows.
 unsafe impl Send for At {}
 // SAFETY: as above.
 unsafe impl Sync for At {}
@@ -122,15 +122,15 @@ struct Located {
     outs: SmallVec<[At; 2]>,
 }
 
-/// Places of a stage's operands in its arena.
+/// Positions of a stage's operands in its arena.
 struct Layout {
     located: SmallVec<[Located; 1]>,
-    /// Where each temporary starts; the steps share them.
+    /// Start of each temporary; the steps share them.
     temps: SmallVec<[usize; 8]>,
     floats: usize,
 }
 
-/// Tells whether a step writes what an operand of it reads.
+/// Returns whether a step writes what an operand of it reads.
 fn overwritten(step: &Step<'_>, t: &Touch) -> bool {
     step.outs.iter().any(|o| match (t.local, o.local) {
         (false, false) => overlap(&o.view.extent(), &t.view.extent()),
@@ -138,8 +138,8 @@ fn overwritten(step: &Step<'_>, t: &Touch) -> bool {
     })
 }
 
-/// Gives registers, whole operands and temporaries their places for blocks of `block` of `rows`
-/// rows.
+/// Assigns registers, whole operands and temporaries their positions for blocks of `block` of
+/// `rows` rows.
 fn lay_out(steps: &[Step<'_>], rows: usize, block: usize) -> Layout {
     let mut floats = 0;
     let mut take = |n: usize| {
@@ -210,7 +210,7 @@ fn lay_out(steps: &[Step<'_>], rows: usize, block: usize) -> Layout {
     }
 }
 
-/// Sums over rows.
+/// Performs sums over rows.
 fn sums(step: &Step<'_>) -> Result<(), OperandError> {
     let inputs: SmallVec<[&View; 4]> = step.ins.iter().map(|t| &t.view).collect();
     let outputs: SmallVec<[&View; 2]> = step.outs.iter().map(|t| &t.view).collect();
@@ -248,7 +248,7 @@ fn perform(steps: &[Step<'_>], rows: usize) -> Result<(), (usize, OperandError)>
     for (step, sum) in steps.iter().zip(sums) {
         if let Some(totals) = totals(step) {
             for (t, value) in step.outs.iter().zip(totals(sum, step.rows)) {
-                // A register that is still local here is one that nobody reads.
+                // A register that is still local here is one that nothing reads.
                 if !t.local {
                     t.view.store(0, &[value as f32]);
                 }
@@ -258,7 +258,7 @@ fn perform(steps: &[Step<'_>], rows: usize) -> Result<(), (usize, OperandError)>
     Ok(())
 }
 
-/// Runs a stage over some of its rows; `sums` collects the losses.
+/// Runs a stage over some of its rows; `sums` accumulates the losses.
 fn some_rows(
     steps: &[Step<'_>],
     layout: &Layout,
@@ -272,7 +272,7 @@ fn some_rows(
     for (step, located) in steps.iter().zip(&layout.located) {
         for (t, at) in step.ins.iter().zip(&located.ins) {
             if let At::Loaded(start) = *at {
-                // SAFETY: the layout has put this many floats there, for this operand alone.
+                // SAFETY: the layout has reserved this many floats there, for this operand alone.
                 let to = unsafe { std::slice::from_raw_parts_mut(arena.add(start), t.view.numel) };
                 t.view.load(0, to);
             }
@@ -318,8 +318,8 @@ impl Block<'_> {
         located: &Located,
         sum: &mut f64,
     ) -> Result<(), OperandError> {
-        // SAFETY: either memory inside a checked view, or a place of the arena that is as long as
-        // the blocks put there.
+        // SAFETY: either memory inside a checked view, or a place of the arena with the
+        // length of the blocks put there.
         let read = |p: *const f32, n: usize| unsafe { std::slice::from_raw_parts(p, n) };
         // SAFETY: as above; what a step writes is disjoint from all else it touches, since
         // `lay_out` has routed operands that are both read and written through a temporary.

@@ -17,7 +17,7 @@ pub(super) struct Mat {
 }
 
 impl Mat {
-    /// Contiguous rows of length `cols`, to be read.
+    /// Makes contiguous rows of length `cols`, to be read.
     pub(super) fn rows(x: &[f32], cols: usize) -> Self {
         Self {
             ptr: x.as_ptr().cast_mut(),
@@ -26,7 +26,7 @@ impl Mat {
         }
     }
 
-    /// Contiguous rows of length `cols`, to be written.
+    /// Makes contiguous rows of length `cols`, to be written.
     pub(super) fn target(x: &mut [f32], cols: usize) -> Self {
         Self {
             ptr: x.as_mut_ptr(),
@@ -54,7 +54,7 @@ pub(super) unsafe fn multiply(m: usize, n: usize, k: usize, a: Mat, b: Mat, c: M
         1 => gemm::Parallelism::None,
         n => gemm::Parallelism::Rayon(n),
     };
-    // SAFETY: the caller's promise is what `gemm` asks for.
+    // SAFETY: the caller's contract is that of `gemm`.
     unsafe {
         gemm::gemm(
             m,
@@ -80,7 +80,7 @@ pub(super) unsafe fn multiply(m: usize, n: usize, k: usize, a: Mat, b: Mat, c: M
     }
 }
 
-/// An operand as a matrix: in place where it holds floats and its rows are equally spaced, else a
+/// An operand as a matrix: in place if it holds floats and its rows are equally spaced, or else a
 /// copy.
 struct Operand {
     mat: Mat,
@@ -89,7 +89,8 @@ struct Operand {
     _copy: Option<Floats>,
 }
 
-/// Distances of rows and columns of a slot seen as a matrix, if the rows are equally spaced.
+/// Returns the distances of rows and columns of a slot seen as a matrix, if the rows are equally
+/// spaced.
 fn spacing(slot: &Slot) -> Option<(usize, usize)> {
     let strides = strides::of(slot);
     let (Some(&col), Some(lead)) = (strides.last(), strides.len().checked_sub(1)) else {
@@ -180,7 +181,7 @@ pub(super) fn run(
     Ok(())
 }
 
-/// Puts what the GEMM is added to into the output, or its copy.
+/// Copies the accumulator into the output, or its copy.
 fn start(
     o: &Operands<'_>,
     m: usize,

@@ -1,5 +1,5 @@
-//! GEMMs with fused epilogue: one operation after the other here, through memory of their own where
-//! only the epilogue reads a result.
+//! GEMMs with fused epilogue: one operation after the other here, with temporary memory if only the
+//! epilogue reads a result.
 
 use super::error::OperandError;
 use super::fused;
@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 /// Performs GEMMs and the elementwise operations of their epilogue.
 ///
 /// # Errors
-/// With the index of the operation at fault.
+/// Includes the index of the operation at fault.
 pub(super) fn run(
     ctx: &LaunchContext<'_>,
     gemms: &[BodyOp],
@@ -35,13 +35,13 @@ pub(super) fn run(
         Some(Place::Write(w)) => writes.get(usize::from(w)).copied(),
         _ => None,
     };
-    // A GEMM may write what a later operation reads: every operation sees what was there before.
+    // A GEMM may write what a later operation reads: every operation sees the contents from before.
     let written: SmallVec<[RawRange; 2]> = gemms.iter().filter_map(made).collect();
     let extent = |r: &RawRange| r.ptr as usize..r.ptr as usize + r.bytes;
     for read in &mut reads {
         if written.iter().any(|w| overlap(&extent(w), &extent(read))) {
             let copy = room(read.bytes);
-            // SAFETY: the range is live and the copy as long, rounded up.
+            // SAFETY: the range is live and the copy has its length, rounded up.
             unsafe { std::ptr::copy_nonoverlapping(read.ptr, copy, read.bytes) };
             read.ptr = copy;
         }

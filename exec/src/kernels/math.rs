@@ -3,7 +3,7 @@
 //! Everything here is marked for inlining, so that it is compiled for the vector level of its
 //! caller.
 
-/// Lanes of a reduction.
+/// Number of lanes of a reduction.
 pub(super) const LANES: usize = 16;
 
 /// Computes `e^x` to about two units in the last place; 0 below the range of normal floats,
@@ -120,7 +120,7 @@ pub(super) fn sum3(a: &[f32], b: &[f32], c: &[f32], f: impl Fn(f32, f32, f32) ->
 /// Returns the largest element; NaN if there is one.
 #[inline(always)]
 pub(super) fn max(a: &[f32]) -> f32 {
-    // A NaN is taken, and then kept: no comparison with it holds.
+    // A NaN is taken, and then kept: comparisons with it are false.
     let pick = |x: f32, y: f32| if x.is_nan() || x > y { x } else { y };
     let mut acc = [f32::NEG_INFINITY; LANES];
     let mut chunks = a.chunks_exact(LANES);

@@ -30,7 +30,7 @@ impl<'a> Operands<'a> {
         }
     }
 
-    /// Fails unless there are this many operands (more inputs and outputs are unused ones).
+    /// Fails unless there are this many operands (additional inputs and outputs are unused).
     pub(super) fn expect(&self, inputs: usize, outputs: usize) -> Result<(), OperandError> {
         for (what, needed, found) in [
             ("inputs", inputs, self.op.inputs.len()),
@@ -83,7 +83,7 @@ impl<'a> Operands<'a> {
         View::new(self.range(slot)?, slot)
     }
 
-    /// Tells whether any output shares memory with this view.
+    /// Returns whether any output shares memory with this view.
     pub(super) fn written(&self, view: &View) -> Result<bool, OperandError> {
         for i in 0..self.op.outputs.len() {
             if overlap(&self.output(i)?.extent(), &view.extent()) {
@@ -93,8 +93,8 @@ impl<'a> Operands<'a> {
         Ok(false)
     }
 
-    /// Returns an input as contiguous floats that no output shares: its own memory where it is that
-    /// already, else a copy.
+    /// Returns an input as contiguous floats that no output shares: its own memory if possible, or
+    /// else a copy.
     pub(super) fn floats(&self, i: usize) -> Result<Floats, OperandError> {
         let view = self.input(i)?;
         match view.as_floats() {
@@ -121,7 +121,7 @@ impl std::ops::Deref for Floats {
     fn deref(&self) -> &[f32] {
         match self {
             // SAFETY: `Operands::floats` checked that the launch does not write it, and the
-            // launch's caller promised that nothing else does.
+            // launch's caller guarantees that nothing else does.
             Self::Memory(ptr, n) => unsafe { std::slice::from_raw_parts(*ptr, *n) },
             Self::Copy(copy) => copy,
         }

@@ -1,9 +1,9 @@
-//! How each operation is computed: what the CPU does and what the GPU does, next to each other.
+//! Implementation of each operation: the CPU's and the GPU's next to each other.
 //!
-//! One file per family of operations, as in `plan/src/ops`. Each operation implements
-//! [`CpuKernel`] and `CudaKernel`; elementwise ones implement [`Elementwise`] instead, from which
-//! both follow. An operation that lacks a part does not compile. Loops and generators of more
-//! than a few lines have modules of their own, which the implementations call.
+//! One file per family of operations, as in `plan/src/ops`. Each operation implements [`CpuKernel`]
+//! and `CudaKernel`; elementwise ones implement [`Elementwise`] instead, from which both follow. An
+//! operation that lacks a part does not compile. Loops and generators of more than a few lines have
+//! modules of their own, which the implementations call.
 
 mod attention;
 mod conv;
@@ -29,7 +29,7 @@ use shardlab_plan::match_op;
 
 /// An operation that makes each element from the elements of its inputs at the same position.
 pub(super) trait Elementwise {
-    /// Computes a block: `x` are the inputs that the operation reads, as long as `y`.
+    /// Computes a block: `x` are the inputs that the operation reads, with the length of `y`.
     fn block(&self, x: &[&[f32]], y: &mut [f32]);
 
     /// Returns the C expression of one element from those of its inputs. `fast` allows functions
@@ -41,12 +41,12 @@ pub(super) trait Elementwise {
     fn lane(&self, x: &[String], fast: bool) -> String;
 }
 
-/// Returns what computes an operation on the CPU.
+/// Returns the CPU implementation of an operation.
 pub(super) fn cpu(op: &OpKind) -> &dyn CpuKernel {
     match_op!(op, op => op)
 }
 
-/// Returns how the code generator makes an operation.
+/// Returns how the code generator implements an operation.
 #[cfg(feature = "cuda")]
 pub(super) fn cuda(op: &OpKind) -> CudaCode<'_> {
     match_op!(op, op => op.code())

@@ -1,8 +1,8 @@
 //! Several threads for one launch.
 //!
-//! Ranks are threads already, so a launch runs on the thread that makes it, unless that thread has
-//! asked for more. Work is cut where its parts do not depend on each other: results have the same
-//! bits however many threads there are.
+//! Ranks are threads already, so a launch runs on the calling thread, unless that thread has asked
+//! for more. Work is cut into independent parts: results have the same bits with any number of
+//! threads.
 
 use std::cell::Cell;
 
@@ -10,13 +10,13 @@ thread_local! {
     static THREADS: Cell<usize> = const { Cell::new(1) };
 }
 
-/// Lets launches made by this thread use `n` threads (at least 1, which is the default); worth it
-/// where there are fewer ranks than processors.
+/// Lets launches made by this thread use `n` threads (at least 1, which is the default). It pays
+/// off if there are fewer ranks than processors.
 pub fn use_threads(n: usize) {
     THREADS.set(n.max(1));
 }
 
-/// Returns the threads that launches made by this thread may use.
+/// Returns the number of threads that launches made by this thread may use.
 #[must_use]
 pub fn threads() -> usize {
     THREADS.get()

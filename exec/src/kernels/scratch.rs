@@ -1,4 +1,4 @@
-//! Temporary memory of kernels: kept by thread, so that a launch allocates nothing once its thread
+//! Temporary memory of kernels, kept per thread, so that a launch allocates nothing once its thread
 //! is warm.
 
 use std::cell::RefCell;
@@ -16,10 +16,10 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    /// `len` floats.
+    /// Takes `len` floats.
     pub(super) fn take(len: usize) -> Self {
         let mut data = FREE.with_borrow_mut(|free| {
-            // The smallest that is long enough, else the longest.
+            // The smallest that is long enough, or else the longest.
             let fits = (0..free.len())
                 .filter(|&i| free[i].len() >= len)
                 .min_by_key(|&i| free[i].len());
@@ -35,7 +35,7 @@ impl Scratch {
         Self { data, len }
     }
 
-    /// `len` zeros.
+    /// Takes `len` zeros.
     pub(super) fn zeroed(len: usize) -> Self {
         let mut s = Self::take(len);
         s.fill(0.0);

@@ -13,7 +13,7 @@ use crate::operand::{LaunchContext, RawRange};
 use shardlab_plan::ir::{DType, ShardOp};
 use smallvec::SmallVec;
 
-/// Elements of a block.
+/// Number of elements of a block.
 const BLOCK: usize = 2048;
 
 wide! {
@@ -46,21 +46,21 @@ wide! {
         acc.iter().sum()
     }
 
-    /// Tells whether there is a NaN.
+    /// Returns whether there is a NaN.
     fn any_nan(x: &[f32]) -> bool {
         x.iter().fold(false, |found, v| found | v.is_nan())
     }
 }
 
-/// Ranges one after another, as one sequence of elements.
+/// Consecutive ranges, as one sequence of elements.
 struct Sequence {
     views: SmallVec<[View; 8]>,
     numel: usize,
 }
 
 impl Sequence {
-    /// Returns the first of `ranges` that hold `numel` elements together, or fewer where there are
-    /// not as many.
+    /// Returns the first of `ranges` that together hold `numel` elements, or all if there are
+    /// fewer.
     fn of_length(ranges: &[RawRange], numel: usize) -> Result<Self, OperandError> {
         let mut found = Self::new(&[])?;
         for r in ranges {
@@ -96,8 +96,7 @@ impl Sequence {
     }
 
     /// Calls `f(view, first element within it, length, position within the sequence)` for blocks of
-    /// at most `BLOCK` elements that lie in one range of this sequence and, where `other` is given,
-    /// also in one of that: then its view and position come along.
+    /// at most `BLOCK` elements that are in one range.
     fn blocks(&self, mut f: impl FnMut(&View, usize, usize)) {
         for v in &self.views {
             for start in (0..v.numel).step_by(BLOCK) {
@@ -131,7 +130,7 @@ impl Sequence {
 fn copy(from: &View, first: usize, to: &View, start: usize, n: usize, block: &mut [f32]) {
     if from.dtype == to.dtype {
         let size = from.dtype.size() as usize;
-        // SAFETY: both pieces are inside their ranges, which the launch's caller promised to be
+        // SAFETY: both pieces are inside their ranges, which the launch's caller guarantees to be
         // live; they may overlap.
         unsafe {
             std::ptr::copy(
@@ -163,14 +162,14 @@ fn scalar(range: Option<&RawRange>) -> Result<View, OperandError> {
     Ok(view)
 }
 
-/// Returns what gradients are multiplied by so that their norm, given its square, is at most
-/// `limit` (0 is no limit).
+/// Returns the factor of gradients that makes their norm, given its square, at most `limit` (0 for
+/// no limit).
 fn clip_factor(square: f32, limit: f64) -> f32 {
     if limit <= 0.0 {
         return 1.0;
     }
     let factor = limit as f32 / (square.sqrt() + 1e-6);
-    // Written so that a NaN norm spreads, as it does in torch.
+    // Written so that a NaN norm propagates, as it does in torch.
     if factor > 1.0 { 1.0 } else { factor }
 }
 
@@ -270,7 +269,7 @@ fn sum_pieces(
         add_up(r, (ranks, factor), to.numel, at, (sum, x));
         if accumulate {
             w.load(start, x);
-            // The order of `accumulate`: what is added to is on the left.
+            // The order of `accumulate`: the accumulator is on the left.
             add_to(x, sum);
             w.store(start, x);
         } else {
@@ -281,8 +280,8 @@ fn sum_pieces(
     Ok(())
 }
 
-/// Sums pieces that are `apart` elements from one another, from element `start` of each on, each
-/// times the factor, in order. The last argument takes the sums, and has room for as many.
+/// Sums pieces that are `apart` elements from one another, from element `start` of each on,
+/// multiplied by the factor, in order. The last argument receives the sums, and has their length.
 fn add_up(
     pieces: &View,
     (ranks, factor): (usize, f32),
@@ -317,7 +316,7 @@ fn multiply(writes: &[RawRange], factor: f32) -> Result<(), OperandError> {
 
 fn zero(writes: &[RawRange]) -> Result<(), OperandError> {
     for w in writes {
-        // SAFETY: the launch's caller promised the range; all types' zeros are zero bytes.
+        // SAFETY: the launch's caller guarantees the range; all types' zeros are zero bytes.
         unsafe { std::ptr::write_bytes(w.ptr, 0, w.bytes) };
     }
     Ok(())

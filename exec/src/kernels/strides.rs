@@ -31,7 +31,7 @@ pub(super) fn numel(slot: &Slot) -> usize {
     slot.shape.iter().product::<u64>() as usize
 }
 
-/// Returns the rows and length of the last dimension.
+/// Returns the number of rows and the length of the last dimension.
 pub(super) fn matrix(slot: &Slot) -> (usize, usize) {
     let cols = slot.shape.last().map_or(1, |&c| c as usize);
     (numel(slot) / cols.max(1), cols)

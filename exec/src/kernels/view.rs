@@ -9,19 +9,19 @@ use smallvec::SmallVec;
 
 /// Elements in logical (row-major) order, somewhere in memory.
 ///
-/// Whoever makes one promises that the range it was made of stays live while the view is used, and
-/// that nothing but the launch at hand touches it. All elements are inside that range.
+/// The creator guarantees that the underlying range stays live while the view is used, and that
+/// only the current launch touches it. All elements are inside that range.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct View {
     pub(super) ptr: *mut u8,
     pub(super) dtype: DType,
-    /// Merged: no two neighbours could be one, none has one entry.
+    /// Merged dimensions: no two adjacent ones could be one, and none has one entry.
     pub(super) dims: Dims,
     pub(super) numel: usize,
 }
 
-// SAFETY: a view is an address with a shape; its maker's promise is what makes uses of it sound, on
-// any thread that works for the launch.
+// SAFETY: a view is an address with a shape; its creator's guarantee makes uses of it sound, on any
+// thread that works for the launch.
 unsafe impl Send for View {}
 // SAFETY: as above.
 unsafe impl Sync for View {}
@@ -72,7 +72,7 @@ impl View {
         })
     }
 
-    /// All elements of a range, one after another.
+    /// Returns all elements of a range, one after another.
     pub(super) fn flat(range: RawRange) -> Result<Self, OperandError> {
         aligned(range.ptr, range.dtype)?;
         let numel = range.bytes / range.dtype.size() as usize;
@@ -88,12 +88,12 @@ impl View {
         })
     }
 
-    /// Tells whether the elements are contiguous.
+    /// Returns whether the elements are contiguous.
     pub(super) fn is_contiguous(&self) -> bool {
         self.numel <= 1 || matches!(self.dims[..], [Dim { stride: 1, .. }])
     }
 
-    /// Address of the first element, if all are contiguous floats.
+    /// Returns the address of the first element, if all are contiguous floats.
     pub(super) fn as_floats(&self) -> Option<*mut f32> {
         (self.dtype == DType::F32 && self.is_contiguous()).then_some(self.ptr.cast())
     }
@@ -148,23 +148,23 @@ impl View {
         }
     }
 
-    /// Elements `start..start + dst.len()` as floats.
+    /// Loads elements `start..start + dst.len()` as floats.
     #[inline]
     pub(super) fn load(&self, start: usize, dst: &mut [f32]) {
-        // SAFETY: the view's maker promised that it may be read.
+        // SAFETY: the view's creator guarantees that it may be read.
         unsafe { self.load_at(self.ptr, start, dst) }
     }
 
-    /// As [`View::load`], with the view's first element at `ptr`.
+    /// Like [`View::load`], with the view's first element at `ptr`.
     ///
     /// # Safety
-    /// The elements asked for are in live memory that nothing writes meanwhile.
+    /// The elements are in live memory that nothing writes meanwhile.
     #[inline]
     pub(super) unsafe fn load_at(&self, ptr: *const u8, start: usize, dst: &mut [f32]) {
         let size = self.dtype.size() as usize;
         self.runs(start, dst.len(), |at, stride, from, len| {
             let src = ptr.wrapping_add(at * size);
-            // SAFETY: these are among the elements asked for.
+            // SAFETY: these are among the requested elements.
             unsafe { convert::read(self.dtype, src, stride, &mut dst[from..from + len]) }
         });
     }
@@ -175,12 +175,12 @@ impl View {
         let size = self.dtype.size() as usize;
         self.runs(start, src.len(), |at, stride, from, len| {
             let dst = self.ptr.wrapping_add(at * size);
-            // SAFETY: the run is inside the view, whose maker promised that it may be written.
+            // SAFETY: the run is inside the view, whose creator guarantees that it may be written.
             unsafe { convert::write(self.dtype, dst, stride, &src[from..from + len]) }
         });
     }
 
-    /// Returns the element at a position, as float.
+    /// Returns the element at a position, as a float.
     pub(super) fn get(&self, at: usize) -> f32 {
         let mut v = [0.0];
         self.load(at, &mut v);
@@ -195,7 +195,7 @@ impl View {
         }
     }
 
-    /// Integers `start..`, exactly.
+    /// Loads integers from `start` on, exactly.
     pub(super) fn load_ids(&self, start: usize, dst: &mut [i64]) -> Result<(), OperandError> {
         if self.dtype != DType::I64 {
             return Err(OperandError::Type(self.dtype));
@@ -222,7 +222,7 @@ impl View {
     }
 }
 
-/// Tells whether two byte ranges share a byte.
+/// Returns whether two byte ranges share a byte.
 pub(super) fn overlap(a: &std::ops::Range<usize>, b: &std::ops::Range<usize>) -> bool {
     a.start < b.end && b.start < a.end
 }

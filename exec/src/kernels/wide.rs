@@ -1,10 +1,10 @@
-//! Compiling one loop for several vector widths.
+//! Compiles one loop for several vector widths.
 //!
 //! The loops are written so that their results do not depend on the width: every reduction has a
 //! fixed number of lanes, and nothing is contracted into fused multiply-adds. The widest variant
-//! that the processor has runs.
+//! that the processor supports runs.
 
-/// Vector instructions that the processor has, beyond the baseline of the target.
+/// Vector instructions of the processor, beyond the baseline of the target.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Level {
@@ -16,7 +16,7 @@ pub(super) enum Level {
     V4,
 }
 
-/// Returns the level of this processor; asked once.
+/// Returns the level of this processor, which is determined once.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 pub(super) fn level() -> Level {

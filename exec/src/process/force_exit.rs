@@ -130,7 +130,7 @@ mod tests {
         });
     }
 
-    /// A timer, its session, and the causes that its hook receives.
+    /// Returns a timer, its session, and the causes that its hook receives.
     fn timer(after: Duration) -> (Arc<ForceExit>, Arc<Abort>, Receiver<String>) {
         let (exit, abort) = (ForceExit::new(after), Arc::new(Abort::new(LONG)));
         let (sender, causes) = channel();

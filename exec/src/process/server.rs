@@ -215,7 +215,7 @@ impl Shared {
         if let Some(why) = refusal {
             let _ = protocol::write(stream, &Response::Refused { why }.encode());
             // Closing only the write side lets the message arrive before the end of the connection,
-            // even if the process has sent data that nobody reads.
+            // even if the process has sent data that nothing reads.
             let _ = stream.shutdown(Shutdown::Write);
             return None;
         }

@@ -3,8 +3,10 @@
 //! The global batch of a step is a function of the step alone: with B samples over all ranks and
 //! micro-batches, sample i of step s uses T + 1 tokens starting at `(s*B + i) * T mod (len - T -
 //! 1)`. Data-parallel ranks and micro-batches only divide it, in the order micro-batch, rank,
-//! sample; ranks that differ on other axes have the same samples. Families without tokens get normal inputs that depend on the seed and the sample's index, and a fixed
-//! function of the inputs as target.
+//! sample; ranks that differ on other axes have the same samples.
+//!
+//! Families without tokens get normal inputs that depend on the seed and the sample's index, and a
+//! fixed function of the inputs as target.
 
 mod source;
 mod text;

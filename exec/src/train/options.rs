@@ -102,7 +102,7 @@ pub trait Observer {
     /// Called with the results of all ranks of the step that is reported next.
     fn ranks(&mut self, _ranks: &[RankTimes]) {}
 
-    /// Called after a step.
+    /// Called after a step; returns whether to continue.
     fn step(&mut self, _report: &StepReport) -> Flow {
         Flow::Continue
     }

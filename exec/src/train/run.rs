@@ -167,8 +167,8 @@ impl<'a, D: Device> Trainer<'a, D> {
             .unwrap_or(0);
         let tape = tape_of(scenario).map_err(|e| TrainError::Plan(e.to_string()))?;
         let mut feed = Feed::new(scenario, program, &tape.consts, options.tokens, seed)?;
-        // Only the optimizer's kernel sums these gradients, or ranks along an axis have some of them
-        // alike and others not, which one sum a rank does not tell apart.
+        // Only the optimizer's kernel sums these gradients, or ranks along an axis hold some of
+        // them equally and others not, which one sum per rank cannot distinguish.
         let mesh = &program.meta.mesh;
         let divided = mesh.world() != mesh.data_ranks();
         let skip_grad_norms = options.skip_grad_norms || scenario.sums_in_optimizer() || divided;
@@ -306,7 +306,8 @@ impl<'a, D: Device> Trainer<'a, D> {
         Ok(false)
     }
 
-    /// All processes stop after the same step, whichever of them requested it.
+    /// Agrees on the end of the run: all processes stop after the same step, for any process that
+    /// requested it.
     fn agree(&self, flow: Flow) -> Result<Flow, TrainError> {
         let mine = vec![u8::from(flow == Flow::Stop)];
         let peers = self.session.world().process_group();

@@ -241,7 +241,7 @@ fn attention(recipe: &mut Recipe) -> Vec<(Cell, Single)> {
     cells
 }
 
-/// Causal attention of these sizes, in the order of [`ATTENTION`].
+/// Returns the causal attention of these sizes, in the order of [`ATTENTION`].
 pub(super) const fn causal(sizes: [u64; 5]) -> AttentionShape {
     let [batch, heads, kv_heads, seq, head_dim] = sizes;
     AttentionShape {
@@ -254,7 +254,7 @@ pub(super) const fn causal(sizes: [u64; 5]) -> AttentionShape {
     }
 }
 
-/// Attention in bf16.
+/// Adds an attention in bf16.
 pub(super) fn attend(recipe: &mut Recipe, shape: AttentionShape, backward: bool) -> Single {
     let dtype = DType::Bf16;
     let q: Operand = (shape.queries().to_vec(), dtype);

@@ -126,7 +126,7 @@ impl Rank {
         self.device.now()
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub(super) fn ranks(&self) -> u32 {
         self.ranks
     }
@@ -157,7 +157,7 @@ impl Rank {
         }
     }
 
-    /// Collectives use the memory after that of kernels.
+    /// Returns a collective whose operands follow those of kernels in memory.
     pub(super) fn gather(&self, id: CollectiveId) -> Command {
         let c = &self.program.collectives[id.index()];
         let full = c.bytes.0;

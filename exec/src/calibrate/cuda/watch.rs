@@ -58,11 +58,11 @@ pub(super) enum Doing {
     Rendezvous,
     /// Is inside a call that enqueues a command.
     Kernel,
-    /// Likewise.
+    /// The same.
     Collective,
-    /// Likewise.
+    /// The same.
     Event,
-    /// Likewise.
+    /// The same.
     Copy,
     /// Is between two commands.
     Enqueued,
@@ -357,8 +357,8 @@ impl Deadline {
         }
     }
 
-    /// Checks the limits. `pulse` changes with every progress; `failing` is set once a rank has
-    /// failed, and `over` once there is a verdict.
+    /// Checks the limits. `pulse` changes with every progress; `failing` is set when a rank has
+    /// failed, and `over` when there is a verdict.
     fn look(&mut self, now: Instant, pulse: Vec<u64>, failing: bool, over: bool) -> Verdict {
         if over {
             let since = *self.given_up.get_or_insert(now);

@@ -189,7 +189,7 @@ pub(super) fn together(bench: &Bench<'_>) -> Result<Together, String> {
                 ..Together::default()
             };
             let parts = [
-                ("a product", product),
+                ("a GEMM", product),
                 ("a kernel bound by memory", memory),
                 ("attention", attention),
             ];

@@ -24,7 +24,7 @@ impl Mean {
         self.count += other.count;
     }
 
-    /// Microseconds.
+    /// Returns the mean time in microseconds.
     pub(in crate::calibrate) fn us(self) -> f64 {
         self.sum / self.count.max(1.0)
     }
@@ -149,7 +149,8 @@ enum Row {
 }
 
 impl Row {
-    /// Batched GEMMs have no table, and neither have GEMMs with a fused epilogue.
+    /// Returns the table of a kernel. Batched GEMMs have none, and neither have GEMMs with a fused
+    /// epilogue.
     fn of(kernel: &Kernel, moved: Bytes) -> Option<Self> {
         let dtype = kernel.dtype;
         Some(match kernel.class {

@@ -282,7 +282,7 @@ fn comm_error(e: CommError) -> CommandError {
     }
 }
 
-/// Index of the first NaN.
+/// Returns the index of the first NaN.
 pub(crate) fn first_nan(bytes: &[u8], dtype: DType) -> Option<usize> {
     match_dtype!(dtype, T => {
         let mut elements = bytes.chunks_exact(size_of::<T>());
@@ -290,7 +290,7 @@ pub(crate) fn first_nan(bytes: &[u8], dtype: DType) -> Option<usize> {
     })
 }
 
-/// Sum of squares, in float64.
+/// Returns the sum of squares, in float64.
 ///
 /// # Safety
 /// The range is live memory that nothing writes meanwhile.

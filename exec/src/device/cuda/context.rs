@@ -221,7 +221,7 @@ impl Context {
         })
     }
 
-    /// Returns the driver's handle, which is valid as long as this lives.
+    /// Returns the driver's handle, which is valid while this lives.
     #[must_use]
     pub fn handle(&self) -> sys::CUcontext {
         self.handle

@@ -141,7 +141,7 @@ mod tests {
 
     const TIMEOUT: Duration = Duration::from_millis(80);
 
-    /// A watchdog, its session, the instructions that it reports, and a message per abort.
+    /// Returns a watchdog, its session, the instructions that it reports, and a message per abort.
     fn watchdog() -> (DriverWatchdog, Arc<Abort>, Receiver<u32>, Receiver<()>) {
         let abort = Arc::new(Abort::new(TIMEOUT));
         let (report, reports) = channel();

@@ -64,7 +64,7 @@ impl CudaDevice {
                 (FailureKind::Kernel, e.to_string())
             }
             EnqueueError::Driver(e) => {
-                let hint = "this or an earlier instruction; SHARDLAB_CUDA_SYNC=1 tells which";
+                let hint = "this or an earlier instruction; SHARDLAB_CUDA_SYNC=1 shows which";
                 (FailureKind::Kernel, format!("{e} ({hint})"))
             }
             EnqueueError::Rejected(kind, what) => (kind, what),

@@ -1,4 +1,4 @@
-//! cuBLASLt: descriptors, candidates, and the choice among them by time.
+//! cuBLASLt: descriptors, candidates, and autotuning.
 
 mod sustained;
 mod trials;
@@ -17,18 +17,18 @@ use shardlab_plan::ir::DType;
 use shardlab_plan::program::workspace;
 use std::ffi::c_void;
 
-/// Bytes that a GEMM may use besides its operands.
+/// Bytes that a GEMM may use in addition to its operands.
 pub(super) const WORKSPACE: usize = workspace::PRODUCT as usize;
-/// Candidates that are timed.
+/// Number of candidates that are timed.
 const CANDIDATES: usize = 8;
-/// A candidate wins over an earlier one only if it takes this part of its time: the order of
-/// candidates is the library's, and noise should not decide.
+/// A candidate wins over an earlier one only if it takes at most this fraction of its time: the
+/// candidates are in the library's order of preference, and noise should not decide.
 pub(super) const BETTER: f32 = 0.985;
 
-/// The library's handle and what choices depend on.
+/// The library's handle, and the properties that choices depend on.
 pub(super) struct Blas {
     handle: sys::cublasLtHandle_t,
-    /// GPU and library version: choices are kept for these.
+    /// GPU and library version, for which choices are kept.
     machine: String,
     tf32: bool,
     choose: Choose,
@@ -47,7 +47,7 @@ pub(super) struct Plan {
     layouts: [sys::cublasLtMatrixLayout_t; 4],
     algo: sys::cublasLtMatmulAlgo_t,
     beta: f32,
-    /// What was chosen, for reports.
+    /// Description of the choice, for reports.
     pub(super) choice: String,
 }
 
@@ -111,8 +111,8 @@ impl Blas {
         })
     }
 
-    /// Makes a GEMM ready: by the choice on disk, or by timing candidates; where ranks agree, by
-    /// the leading rank's.
+    /// Prepares a GEMM, with the choice on disk or by timing candidates; if ranks agree, with the
+    /// leading rank's choice.
     pub(super) fn plan(
         &self,
         p: &GemmProblem,
@@ -134,7 +134,7 @@ impl Blas {
         Ok(plan)
     }
 
-    /// This rank's own choice.
+    /// Makes this rank's own choice.
     fn choose(
         &self,
         plan: &Plan,
@@ -221,7 +221,7 @@ impl Blas {
         Ok(plan)
     }
 
-    /// Tells whether a kept choice still works.
+    /// Returns whether a cached choice still works.
     fn fits(&self, plan: &Plan, algo: &sys::cublasLtMatmulAlgo_t) -> bool {
         let [a, b, c, d] = plan.layouts;
         // SAFETY: all descriptors are live; the result is written before it is read.
@@ -242,7 +242,7 @@ impl Blas {
         }
     }
 
-    /// Returns the library's offers, best first by its estimate.
+    /// Returns the library's candidates, best first by its estimate.
     fn candidates(
         &self,
         plan: &Plan,
@@ -257,7 +257,7 @@ impl Blas {
         let mut found: [sys::cublasLtMatmulHeuristicResult_t; sustained::MORE] =
             unsafe { std::mem::zeroed() };
         // SAFETY: the preference is created before it is used and destroyed once; values have the
-        // attributes' types and sizes; as many results are asked for as there is room.
+        // attributes' types and sizes; there is room for as many results as are requested.
         let status = unsafe {
             check(
                 "cublasLtMatmulPreferenceCreate",
@@ -272,8 +272,8 @@ impl Blas {
                 (&raw const workspace).cast(),
                 8,
             );
-            // Parts of the inner dimension may be added up from the workspace, in order, but not by
-            // atomics.
+            // Parts of the inner dimension may be added up from the workspace, in order, but not
+            // with atomics.
             let schemes = 2u32;
             put(
                 Attr::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
@@ -330,13 +330,13 @@ impl Blas {
         p: &GemmProblem,
         found: &[sys::cublasLtMatmulAlgo_t],
     ) -> Result<Vec<f32>, ErrorKind> {
-        // Numbers as in training: one that repeats takes less power, and the clock stays higher
-        // than it would.
+        // Numbers as in training: repeated numbers take less power, so the clock would stay higher
+        // than it will.
         let load = sustained::Load::of_sets(p, 1)?;
         let at = load.set(0);
         let watch = Stopwatch::new()?;
         watch.bursts(found.len(), |i| {
-            // SAFETY: the operands are as long as the GEMM's shapes, and nothing else uses them.
+            // SAFETY: the operands have the lengths of the shapes, and nothing else uses them.
             unsafe { self.run(plan, &found[i], at, watch.stream()) }
         })
     }
@@ -356,15 +356,15 @@ impl Blas {
     /// Launches a GEMM.
     ///
     /// # Safety
-    /// The operands are as long as the plan's shapes say and live until the stream has
-    /// done the work; the workspace has [`WORKSPACE`] bytes that only this stream uses.
+    /// The operands have the sizes of the plan's shapes and live until the stream has done the
+    /// work; the workspace has [`WORKSPACE`] bytes that only this stream uses.
     pub(super) unsafe fn launch(
         &self,
         plan: &Plan,
         at: Addresses,
         stream: CUstream,
     ) -> Result<(), ErrorKind> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.run(plan, &plan.algo, at, stream) }
     }
 
@@ -377,7 +377,7 @@ impl Blas {
     ) -> Result<(), ErrorKind> {
         let one = 1.0f32;
         let [a, b, c, d] = plan.layouts;
-        // SAFETY: the caller promised the operands; descriptors are live.
+        // SAFETY: the caller's contract covers the operands; descriptors are live.
         unsafe {
             if at.bias != 0 {
                 let bias = at.bias as *const c_void;
@@ -422,8 +422,8 @@ fn sizes(p: &GemmProblem) -> [u64; 4] {
     ]
 }
 
-/// Returns the one that takes the least time, where a later one has to take at most a part of an
-/// earlier one's.
+/// Returns the index with the least time, where a later one must take at most a given fraction of
+/// an earlier one's.
 pub(super) fn ahead(times: impl IntoIterator<Item = f32>, part: f32) -> Option<usize> {
     let (mut best, mut least) = (None, f32::INFINITY);
     for (i, time) in times.into_iter().enumerate() {
@@ -444,7 +444,7 @@ unsafe fn set<T>(
     value: &T,
 ) -> Result<(), ErrorKind> {
     let value: *const T = value;
-    // SAFETY: the caller's promise; the value lives through the call, which copies it.
+    // SAFETY: the caller's contract; the value lives through the call, which copies it.
     let status =
         unsafe { sys::cublasLtMatmulDescSetAttribute(desc, attr, value.cast(), size_of::<T>()) };
     check("cublasLtMatmulDescSetAttribute", status)

@@ -1,14 +1,14 @@
-//! Machine code and measured choices on disk, by content.
+//! Machine code and autotuned choices on disk, by content.
 //!
-//! A file's name is the hash of everything that its content depends on; the content begins with its
-//! own hash, so that a file that was cut short or changed counts as missing. Files appear whole:
-//! they are written to a temporary name and renamed.
+//! A file's name is the hash of everything that its content depends on. The content starts with its
+//! own hash, so that a truncated or changed file counts as missing. Files appear complete: they are
+//! written to a temporary name and renamed.
 
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-/// A folder of entries; without one nothing is kept.
+/// A folder of entries; without a folder nothing is kept.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Cache {
     folder: Option<PathBuf>,
@@ -21,7 +21,7 @@ impl Cache {
         Self { folder }
     }
 
-    /// `$SHARDLAB_KERNEL_CACHE`, or the user's cache directory.
+    /// Opens `$SHARDLAB_KERNEL_CACHE`, or the user's cache directory.
     pub(crate) fn of_user() -> Self {
         let set = |name| std::env::var_os(name).filter(|v| !v.is_empty());
         let folder = set("SHARDLAB_KERNEL_CACHE").map(PathBuf::from).or_else(|| {
@@ -52,7 +52,7 @@ impl Cache {
         Some(self.folder.as_ref()?.join(format!("{key}.{ending}")))
     }
 
-    /// Returns the entry, if it is there and whole.
+    /// Returns the entry, if it exists and is complete.
     pub(crate) fn get(&self, key: &str, ending: &str) -> Option<Vec<u8>> {
         let mut bytes = fs::read(self.path(key, ending)?).ok()?;
         let content = bytes.get(HASH..)?;
@@ -63,7 +63,7 @@ impl Cache {
         Some(bytes)
     }
 
-    /// Keeps an entry. That it could not be kept is no error: it will be made again.
+    /// Stores an entry. A failure is not an error: the entry will be made again.
     pub(crate) fn put(&self, key: &str, ending: &str, content: &[u8]) {
         let Some(path) = self.path(key, ending) else {
             return;

@@ -1,4 +1,4 @@
-//! Generated sources as loaded functions.
+//! Loads generated sources as functions.
 
 use super::cache::Cache;
 use super::error::ErrorKind;
@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::path::PathBuf;
 
-/// Options of a compilation. Nothing is contracted, so that fused and separate operations give the
-/// same bits.
+/// Returns the options of a compilation. Multiply-adds are not contracted, so that fused and
+/// separate operations give the same bits.
 pub(crate) fn options(target: Target) -> [String; 3] {
     [
         format!("--gpu-architecture={target}"),
@@ -53,12 +53,12 @@ impl Loader {
         }
     }
 
-    /// With the user's cache.
+    /// Creates a loader with the user's cache.
     pub(crate) fn of_user(target: Target, folders: Vec<PathBuf>) -> Self {
         Self::new(target, Cache::of_user(), folders)
     }
 
-    /// Returns a function of a source, compiled and loaded if it is not yet.
+    /// Returns a function of a source, which is compiled and loaded at its first use.
     pub(crate) fn function(
         &mut self,
         source: &str,
@@ -128,7 +128,7 @@ impl Drop for Loader {
     }
 }
 
-/// Returns the registers and local memory of a function, for reports.
+/// Describes the registers and local memory of a function, for reports.
 pub(super) fn resources(f: sys::CUfunction) -> String {
     use sys::CUfunction_attribute_enum as A;
     let get = |a| {

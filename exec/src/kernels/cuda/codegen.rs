@@ -2,12 +2,12 @@
 //!
 //! A body becomes a few entry points (usually one) whose shapes are constants. Values are generated
 //! on demand from the outputs backwards (`expr`), so that views, concatenations and broadcasts are
-//! index arithmetic (`index`) and nothing but outputs reaches memory. What each operation
-//! contributes is in `kernels/ops`.
+//! index arithmetic (`index`) and only outputs are written to memory. The code of each operation is
+//! in `kernels/ops`.
 //!
 //! - `pointwise`: kernels over elements;
-//! - `rows`: kernels over rows whose statistics later operations need, which also sum over rows
-//!   where that reads the same;
+//! - `rows`: kernels over rows whose statistics later operations need, which may also compute
+//!   column sums of the same data;
 //! - `columns`: sums over rows, channels or everything;
 //! - `tables`: gathers and scatters;
 //! - `entropy`: the chunked cross entropy;
@@ -40,10 +40,10 @@ use crate::kernels::ops::{self, CudaCode, float};
 use crate::kernels::strides;
 use shardlab_plan::ir::{BodyOp, DType, Place, Slot};
 
-/// What every source starts with.
+/// Common start of every source.
 pub(super) const PREAMBLE: &str = include_str!("codegen/preamble.cuh");
 
-/// An operand as the generator sees it.
+/// An operand, as seen by the generator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Arg {
     /// Element type of the buffer.
@@ -55,7 +55,7 @@ pub(crate) struct Arg {
 /// A kernel body with the operands of a launch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request<'a> {
-    /// What the code is for.
+    /// Target of the code.
     pub(crate) target: Target,
     /// Operations.
     pub(crate) body: &'a [BodyOp],
@@ -63,15 +63,15 @@ pub(crate) struct Request<'a> {
     pub(crate) reads: &'a [Arg],
     /// Operands that are written.
     pub(crate) writes: &'a [Arg],
-    /// The write that has the same memory as a read, for each read; [`CLASH`] if it shares only
-    /// some with one.
+    /// For each read, the write that has the same memory; [`CLASH`] if it shares only part of its
+    /// memory with one.
     pub(crate) same: &'a [Option<u8>],
 }
 
-/// Stands for a write that shares some memory with a read without being the same.
+/// Marks a write that shares some memory with a read without being the same.
 pub(crate) const CLASH: u8 = u8::MAX;
 
-/// Something that is handed to an entry point.
+/// Kind of an entry point's argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Param {
     /// Address of a read.
@@ -80,18 +80,18 @@ pub(crate) enum Param {
     Write(u8),
     /// Address this many bytes into the launch's scratch memory.
     Scratch(u64),
-    /// Address of [`TICKETS`] words by which the blocks of a launch find out which is the last:
-    /// zero before and after it.
+    /// Address of [`TICKETS`] words by which the blocks of a launch determine which is the last.
+    /// They are zero before and after it.
     Tickets,
-    /// Address of the word that takes ids outside their range.
+    /// Address of the word that receives ids outside their range.
     Fault,
     /// The kernel's number, for that word.
     Kernel,
-    /// How tensor copies address an operand: 128 bytes by value.
+    /// Tensor map of an operand: 128 bytes by value.
     Map(gemm_epilogue::Map),
 }
 
-/// Words for finding the last block of a launch: what is left beside the word for faults.
+/// Words for finding the last block of a launch: what is left after the word for faults.
 pub(crate) const TICKETS: usize = 62;
 
 /// One launch of an entry point.
@@ -99,17 +99,17 @@ pub(crate) const TICKETS: usize = 62;
 pub(crate) struct Entry {
     /// Name.
     pub(crate) name: String,
-    /// Blocks.
+    /// Number of blocks.
     pub(crate) grid: [u32; 3],
-    /// Threads of a block.
+    /// Threads per block.
     pub(crate) block: u32,
-    /// Dynamic shared memory of a block, bytes.
+    /// Dynamic shared memory per block, in bytes.
     pub(crate) shared: u32,
     /// Arguments.
     pub(crate) params: Vec<Param>,
 }
 
-/// A generated source and how it is run: its entries one after another.
+/// A generated source and its launches, one after another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Module {
     /// CUDA C++.
@@ -120,12 +120,12 @@ pub(crate) struct Module {
     pub(crate) scratch: u64,
 }
 
-/// Why the generator does not make a kernel.
+/// Why the generator does not support a kernel.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub(crate) struct CodegenError {
     reason: String,
-    /// Fewer lanes might do.
+    /// Whether fewer lanes might work.
     lanes: bool,
 }
 
@@ -158,7 +158,8 @@ pub(crate) fn generate(req: &Request<'_>) -> Result<Module, CodegenError> {
     Ok(module)
 }
 
-/// Generates what converts the gradient of a convolution's weights from the type of its factors.
+/// Generates the conversion of the gradient of a convolution's weights from the type of its
+/// factors.
 pub(crate) fn widen(req: &Request<'_>, op: &BodyOp) -> Result<Module, CodegenError> {
     let mut module = convolution::widen(req, op)?;
     module.source = format!("{PREAMBLE}\n{}", module.source);
@@ -181,7 +182,7 @@ fn alone(req: &Request<'_>, op: &BodyOp) -> Result<Module, CodegenError> {
     }
 }
 
-/// Bodies of elementwise and row operations: with as many lanes as possible.
+/// Generates a body of elementwise and row operations, with as many lanes as possible.
 fn fused(req: &Request<'_>) -> Result<Module, CodegenError> {
     let narrow = req
         .reads
@@ -248,7 +249,7 @@ impl Request<'_> {
         Ok(ctype(self.arg(slot.place)?.dtype))
     }
 
-    /// Returns the parameters of an entry that gets all operands, and their declaration.
+    /// Returns the parameters of an entry that takes all operands, and their declaration.
     fn operands(&self) -> (Vec<Param>, Vec<String>) {
         let mut params = Vec::new();
         let mut declared = Vec::new();
@@ -273,7 +274,7 @@ fn pointer(place: Place) -> String {
     }
 }
 
-/// Tells whether a slot's elements are contiguous.
+/// Returns whether a slot's elements are contiguous.
 pub(super) fn is_dense(slot: &Slot) -> bool {
     index::is_contiguous(&index::dims(slot))
 }
@@ -283,7 +284,7 @@ fn numel(slot: &Slot) -> usize {
     strides::numel(slot)
 }
 
-/// Returns how many blocks cover `n` things, `per` each.
+/// Returns how many blocks cover `n` items, `per` each.
 fn blocks(n: usize, per: usize) -> Result<u32, CodegenError> {
     u32::try_from(n.div_ceil(per))
         .ok()

@@ -20,14 +20,14 @@ pub(in crate::kernels) use graph::Direction;
 use graph::{Graph, Kind, Operand, Shape};
 use shardlab_plan::ir::{AttentionShape, BodyOp, DType, Place, Slot};
 
-/// Attention that the library is asked for.
+/// Attention that is requested from the library.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::kernels) struct Attention {
     /// Position `i` sees positions up to `i`.
     pub(in crate::kernels) causal: bool,
     /// Factor of the scores.
     pub(in crate::kernels) scale: f32,
-    /// The gradients of queries, keys and values instead of the result.
+    /// Whether to compute the gradients of queries, keys and values instead of the result.
     pub(in crate::kernels) backward: bool,
 }
 
@@ -39,7 +39,7 @@ pub(super) struct Dnn {
     api: &'static library::Api,
     handle: sys::cudnnHandle_t,
     version: usize,
-    /// GPU and library version: choices are kept for these.
+    /// GPU and library version, for which choices are kept.
     machine: String,
     ordered: bool,
     tf32: bool,
@@ -65,7 +65,7 @@ impl Dnn {
     /// Opens the library for the current context.
     ///
     /// # Errors
-    /// In words, if it cannot be used.
+    /// A message, if it cannot be used.
     pub(super) fn open(
         gpu: &str,
         ordered: bool,
@@ -90,7 +90,7 @@ impl Dnn {
         })
     }
 
-    /// Makes a body's attention ready, if the library has a kernel for it.
+    /// Prepares a body's attention, if the library has a kernel for it.
     pub(super) fn attention(
         &self,
         req: &Request<'_>,
@@ -115,7 +115,7 @@ impl Dnn {
         Ok(self.ready("attention", graph, plan, places, zeros))
     }
 
-    /// Makes a body's convolution ready, if the library has a kernel for it that adds up in a fixed
+    /// Prepares a body's convolution, if the library has a kernel for it that adds up in a fixed
     /// order, multiplies float32 as such unless TF32 is allowed, and needs at most `workspace`
     /// bytes: the fastest of those.
     pub(super) fn convolution(
@@ -164,7 +164,7 @@ impl Dnn {
         }
     }
 
-    /// What follows runs on a stream.
+    /// Makes the library run later calls on a stream.
     fn on(&self, stream: CUstream) -> Result<(), ErrorKind> {
         // SAFETY: handle and stream are live.
         match unsafe { (self.api.set_stream)(self.handle, stream.cast()) } {
@@ -202,7 +202,7 @@ impl Dnn {
             }
         };
         let workspace = scratch + a.graph.scratch;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { a.plan.execute(self.handle, &a.graph, at, workspace) }
     }
 }
@@ -215,7 +215,7 @@ impl Drop for Dnn {
 }
 
 impl Ready {
-    /// Tells whether the result is in the scratch memory's first bytes, in the factors' type, and
+    /// Returns whether the result is in the scratch memory's first bytes, in the factors' type, and
     /// has yet to be converted.
     pub(super) fn is_narrow(&self) -> bool {
         convolution::is_narrow(&self.graph)

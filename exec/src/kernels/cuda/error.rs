@@ -1,4 +1,4 @@
-//! What can go wrong with kernels on a GPU.
+//! Errors of kernels on a GPU.
 
 use super::codegen::CodegenError;
 use cudarc::driver::DriverError;
@@ -9,19 +9,18 @@ use cudarc::driver::DriverError;
 pub struct Error {
     /// Name of the kernel, or what was being prepared.
     pub kernel: String,
-    /// What was wrong.
+    /// Cause.
     pub kind: ErrorKind,
 }
 
-/// What was wrong.
+/// Cause of an error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// There is no kernel for such a body or such operands.
     #[error("{0}")]
     Unsupported(String),
-    /// Ranks cannot come to the same choice. Nothing may take the kernel's place: ranks would drift
-    /// apart.
+    /// Ranks cannot agree on a choice. Nothing may replace the kernel, because ranks would diverge.
     #[error("{0}")]
     Ranks(String),
     /// A library is missing.
@@ -38,7 +37,7 @@ pub enum ErrorKind {
         /// Reason.
         reason: String,
     },
-    /// Something that must hold for a launch does not.
+    /// A condition of a launch does not hold.
     #[error("{0}")]
     Launch(String),
 }

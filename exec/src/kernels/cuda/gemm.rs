@@ -1,17 +1,17 @@
-//! GEMMs as cuBLASLt sees them: column-major, so that everything is transposed.
+//! GEMMs in cuBLASLt's terms: column-major, so that everything is transposed.
 
 use super::codegen::{Arg, CodegenError, Request};
 use crate::kernels::strides::{self, Dim};
 use shardlab_plan::ir::{BodyOp, DType, OpKind, Place, Slot, op};
 
-/// A stored matrix: how its rows lie.
+/// A stored matrix: the layout of its rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stored {
     rows: u64,
     cols: u64,
     /// Distance of rows in elements.
     pitch: u64,
-    /// Stored column after column instead.
+    /// Whether it is stored column by column instead.
     flipped: bool,
 }
 
@@ -21,27 +21,27 @@ pub(super) struct GemmProblem {
     pub(super) m: u64,
     pub(super) n: u64,
     pub(super) k: u64,
-    /// `a` is as `[k, m]`.
+    /// Whether `a` is stored as `[k, m]`.
     pub(super) ta: bool,
-    /// `b` is as `[n, k]`.
+    /// Whether `b` is stored as `[n, k]`.
     pub(super) tb: bool,
-    /// Distances of stored rows in elements: `a`, `b`, what is added, `c`.
+    /// Distances of stored rows in elements: `a`, `b`, the accumulator, `c`.
     pub(super) pitch: [u64; 4],
     /// Element type of both factors.
     pub(super) factors: DType,
-    /// Of the result.
+    /// Element type of the result.
     pub(super) result: DType,
-    /// Of the bias.
+    /// Element type of the bias.
     pub(super) bias: Option<DType>,
-    /// Something is added.
+    /// Whether the result is added to an accumulator.
     pub(super) accumulate: bool,
-    /// Alignments of `a`, `b`, what is added, `c`.
+    /// Alignments of `a`, `b`, the accumulator, `c`.
     pub(super) align: [u8; 4],
 }
 
 impl GemmProblem {
-    /// Returns the name under which choices for this are cached. It is that of earlier versions:
-    /// their choices stay valid.
+    /// Returns the name under which choices for this GEMM are cached. It is that of earlier
+    /// versions, so that their choices stay valid.
     pub(super) fn key(&self) -> String {
         format!("{self:?}").replacen("GemmProblem", "Product", 1)
     }
@@ -53,7 +53,7 @@ pub(super) struct Operands {
     pub(super) a: (Place, u64),
     pub(super) b: (Place, u64),
     pub(super) bias: Option<(Place, u64)>,
-    /// What is added; the result's own place where nothing is.
+    /// The accumulator; the result's own place if there is none.
     pub(super) before: (Place, u64),
     pub(super) c: (Place, u64),
 }
@@ -94,7 +94,7 @@ fn stored(slot: &Slot) -> Result<Stored, CodegenError> {
     }
 }
 
-/// Reads a GEMM off a body, of which it may be a part whose result stays in the kernel.
+/// Reads a GEMM from a body, of which it may be a part whose result stays in the kernel.
 pub(super) fn problem(
     req: &Request<'_>,
     op: &BodyOp,

@@ -1,18 +1,18 @@
-//! Device memory and times for what is tried out while kernels are prepared.
+//! Device memory and timing for autotuning, while kernels are prepared.
 
 use super::error::ErrorKind;
 use cudarc::driver::result;
 use cudarc::driver::sys::{self, CUdeviceptr, CUstream};
 
-/// Device memory that is given back when it is dropped.
+/// Device memory that is freed when it is dropped.
 pub(super) struct Scratch {
     pub(super) at: CUdeviceptr,
 }
 
 impl Scratch {
-    /// Memory of the current context, every byte set.
+    /// Allocates memory of the current context and sets every byte.
     pub(super) fn new(bytes: u64, byte: u8) -> Result<Self, ErrorKind> {
-        // SAFETY: the context is current; what was allocated is set before anyone reads it.
+        // SAFETY: the context is current; the allocation is set before anything reads it.
         unsafe {
             let at = result::malloc_sync(bytes.max(256) as usize)
                 .map_err(ErrorKind::driver("cuMemAlloc"))?;
@@ -29,7 +29,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // SAFETY: allocated once, freed once; whoever used it has waited for its stream.
+        // SAFETY: allocated once, freed once; the user has waited for its stream.
         let _ = unsafe { result::free_sync(self.at) };
     }
 }
@@ -59,7 +59,7 @@ impl Stopwatch {
         self.stream
     }
 
-    /// Shortest time of some runs after one that is not counted, microseconds.
+    /// Returns the shortest time of some runs after one that is not counted, in microseconds.
     pub(super) fn micros(
         &self,
         runs: usize,
@@ -84,7 +84,7 @@ impl Stopwatch {
     ) -> Result<Vec<f32>, ErrorKind> {
         let (mut times, mut trouble) = (Vec::new(), None);
         for i in 0..candidates {
-            // One that does not run is no candidate.
+            // A candidate that does not run is not an option.
             let micros = self
                 .micros(3, || run(i))
                 .inspect_err(|e| trouble = Some(e.clone()));
@@ -96,8 +96,8 @@ impl Stopwatch {
         }
     }
 
-    /// Mean time of runs one after another, behind some that are not counted, microseconds. `f`
-    /// gets a run's number.
+    /// Returns the mean time of consecutive runs, after some that are not counted, in microseconds.
+    /// `f` gets the number of the run.
     pub(super) fn mean(
         &self,
         before: usize,
@@ -109,7 +109,7 @@ impl Stopwatch {
         Ok(all / runs.max(1) as f32)
     }
 
-    /// Microseconds of what `f` enqueues.
+    /// Returns the microseconds of what `f` enqueues.
     fn once(&self, f: impl FnOnce() -> Result<(), ErrorKind>) -> Result<f32, ErrorKind> {
         use result::{event, stream};
         let record = |e| {
@@ -119,7 +119,7 @@ impl Stopwatch {
         record(self.events[0])?;
         f()?;
         record(self.events[1])?;
-        // SAFETY: likewise.
+        // SAFETY: the same.
         let ms = unsafe {
             stream::synchronize(self.stream).map_err(ErrorKind::driver("cuStreamSynchronize"))?;
             event::elapsed(self.events[0], self.events[1])

@@ -1,5 +1,5 @@
-//! Operands with values as in training, for what is tried out: the power of a kernel depends on how
-//! many bits change, and numbers that repeat would let the clock stay higher than it will.
+//! Operands with values as in training, for autotuning: the power of a kernel depends on how many
+//! bits change, and repeated numbers would let the clock stay higher than it will.
 
 use super::error::ErrorKind;
 use crate::base::element::push;
@@ -9,8 +9,8 @@ use cudarc::driver::sys::CUdeviceptr;
 use shardlab_plan::ir::DType;
 use std::sync::OnceLock;
 
-/// Elements that are repeated through an operand; a prime's multiple, so that the rows of tiles are
-/// not one another's copies.
+/// Number of elements that are repeated through an operand; a prime's multiple, so that the rows of
+/// tiles are not copies of one another.
 const DISTINCT: usize = 256 * 4099;
 
 /// Fills live device memory with normal numbers of an element type; `turn` makes operands differ.
@@ -24,8 +24,8 @@ pub(super) fn fill(
 ) -> Result<(), ErrorKind> {
     let block = block(dtype, scale, turn, bytes);
     let first = block.len().min(bytes as usize);
-    // SAFETY: the memory has as many bytes; what is copied within it is written already and is
-    // before its copy.
+    // SAFETY: the memory has as many bytes; data copied within it are already written, and precede
+    // their copy.
     unsafe {
         result::memcpy_htod_sync(at, &block[..first]).map_err(ErrorKind::driver("cuMemcpyHtoD"))?;
         let mut done = first as u64;
@@ -39,7 +39,7 @@ pub(super) fn fill(
     Ok(())
 }
 
-/// Normally distributed numbers, always the same.
+/// Returns normally distributed numbers, which are always the same.
 fn normals() -> &'static [f32] {
     static NORMALS: OnceLock<Vec<f32>> = OnceLock::new();
     NORMALS.get_or_init(|| {

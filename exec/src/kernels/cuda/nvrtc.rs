@@ -1,4 +1,4 @@
-//! The run-time compiler, loaded from a file of its own: it needs no GPU and no driver.
+//! The run-time compiler, loaded from its own file: it needs no GPU and no driver.
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LAZY, RTLD_NOW, Symbol};
 use std::ffi::{CString, c_char, c_int, c_void};
@@ -42,8 +42,7 @@ impl Compiler {
     }
 
     fn load(path: &Path) -> Result<Self, libloading::Error> {
-        // It looks for its built-ins by name alone; a library of that name that is loaded already
-        // is found.
+        // It looks for its built-ins by name alone; a loaded library of that name is found.
         for part in ["libnvrtc-builtins.so.13.0", "libnvrtc-builtins.so.13"] {
             let part = path.with_file_name(part);
             if part.exists() {
@@ -84,8 +83,8 @@ impl Compiler {
             .collect();
         let pointers: Vec<*const c_char> = options.iter().map(|o| o.as_ptr()).collect();
         let mut program: Program = std::ptr::null_mut();
-        // SAFETY: strings end in zero bytes and outlive the calls; buffers are as long as the
-        // library says; the program is destroyed once.
+        // SAFETY: strings end in zero bytes and outlive the calls; buffers have the length
+        // that the library reports; the program is destroyed once.
         unsafe {
             let made = (self.create)(
                 &raw mut program,

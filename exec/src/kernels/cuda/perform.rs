@@ -21,8 +21,8 @@ fn address(r: &RawRange) -> CUdeviceptr {
     r.ptr as CUdeviceptr
 }
 
-/// Returns the plan of a launch. What was prepared for the program's alignment fits the addresses,
-/// unless these are aligned worse than it says.
+/// Returns the plan of a launch. The plan for the program's alignment fits the addresses, unless
+/// these are aligned worse than the program says.
 fn plan_of(
     k: &mut Kernels,
     (instr, kernel, on): (InstrId, KernelId, StreamId),
@@ -80,12 +80,12 @@ pub(super) unsafe fn launch(
         let shapes = k.shapes.get(&instr).map_or(&[][..], |s| s);
         let work = ranges::work(op, shapes, reads, writes)
             .map_err(|f| named(ErrorKind::Launch(f.to_string())))?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         return unsafe { lists(k, &work, hyper, scratch, stream) }.map_err(named);
     }
     match k.plans.plan(id) {
         Plan::Generated(entries, _) => {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller's contract.
             unsafe { each(k, entries, kernel, (reads, writes), scratch, stream) }.map_err(named)
         }
         Plan::Gemm(plan, o) => {
@@ -105,8 +105,8 @@ pub(super) unsafe fn launch(
                 c: at(o.c),
                 workspace: scratch,
             };
-            // SAFETY: the plan was made for operands of these shapes; the caller promised the
-            // memory.
+            // SAFETY: the plan was made for operands of these shapes; the caller's contract covers
+            // the memory.
             unsafe { k.blas.launch(plan, at, stream) }.map_err(named)
         }
         Plan::Library(a, then) => {
@@ -124,8 +124,8 @@ pub(super) unsafe fn launch(
                 unsafe { result::memset_d8_async(at(place).0 + first, 0, bytes as usize, stream) }
                     .map_err(|e| named(ErrorKind::driver("cuMemsetD8Async")(e)))?;
             }
-            // SAFETY: the plan was made for operands of these shapes; the caller promised the
-            // memory.
+            // SAFETY: the plan was made for operands of these shapes; the caller's contract covers
+            // the memory.
             unsafe {
                 dnn.launch(a, at, scratch, stream)
                     .and_then(|()| each(k, then, kernel, (reads, writes), scratch, stream))
@@ -136,9 +136,9 @@ pub(super) unsafe fn launch(
     }
 }
 
-/// What an entry's parameter is given.
+/// Value of an entry's argument.
 enum Argument {
-    /// 8 bytes; of a 32-bit one the low half.
+    /// 8 bytes; the low half of a 32-bit one.
     Word(u64),
     Matrix(sys::CUtensorMap),
 }
@@ -183,8 +183,8 @@ unsafe fn each(
         let values = entry.params.iter().map(value);
         let mut values = values.collect::<Result<Vec<_>, _>>()?;
         let mut params: Vec<*mut c_void> = values.iter_mut().map(Argument::address).collect();
-        // SAFETY: the generator wrote the entry for these parameters; the caller promised the
-        // memory. The arguments outlive the call, which copies them.
+        // SAFETY: the generator wrote the entry for these parameters; the caller's contract covers
+        // the memory. The arguments outlive the call, which copies them.
         unsafe {
             start(
                 *f,
@@ -199,7 +199,7 @@ unsafe fn each(
     Ok(())
 }
 
-/// Launches a function whose arguments lie at these addresses.
+/// Launches a function with the arguments at these addresses.
 ///
 /// # Safety
 /// The function takes these arguments, and the memory they name is live.
@@ -211,7 +211,7 @@ unsafe fn start(
     params: &mut [*mut c_void],
     stream: CUstream,
 ) -> Result<(), ErrorKind> {
-    // SAFETY: the caller's promise; the arguments outlive the call, which copies them.
+    // SAFETY: the caller's contract; the arguments outlive the call, which copies them.
     unsafe {
         result::launch_kernel(
             f,
@@ -255,8 +255,8 @@ unsafe fn lists(
             }
             let mut params: Vec<*mut c_void> = vec![table.as_ptr().cast_mut().cast()];
             params.extend(values.iter_mut().map(|v| (v as *mut u64).cast::<c_void>()));
-            // SAFETY: the table has the layout of the kernel's first parameter; the caller promised
-            // the memory it names.
+            // SAFETY: the table has the layout of the kernel's first parameter; the caller's
+            // contract covers the memory it names.
             unsafe {
                 result::launch_kernel(
                     functions[usize::from(wide)],
@@ -275,13 +275,13 @@ unsafe fn lists(
         let f = prepare::fold_kernel(k, any)?;
         let mut values = [scratch, parts, out, before];
         let mut params = values.each_mut().map(|v| (&raw mut *v).cast::<c_void>());
-        // SAFETY: as above; the parts were written by launches before on the same stream.
+        // SAFETY: as above; earlier launches on the same stream wrote the parts.
         unsafe { start(f, [1, 1, 1], 1024, 0, &mut params, stream) }?;
     }
     Ok(())
 }
 
-/// Returns a list as the kernels read it: addresses, lengths, first blocks, their number. In words
+/// Encodes a list as the kernels read it: addresses, lengths, first blocks, their number. In words
 /// of 8 bytes.
 fn table(
     batch: &Batch,
@@ -313,7 +313,7 @@ fn table(
     Ok((out, total))
 }
 
-/// Returns an id outside its range, if a kernel has met one.
+/// Describes an id outside its range, if a kernel has found one.
 pub(super) fn fault(k: &mut Kernels) -> Result<Option<String>, Error> {
     let named = |t: ErrorKind| Error::new("faults", t);
     if k.fault == 0 {

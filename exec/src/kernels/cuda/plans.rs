@@ -77,14 +77,14 @@ fn listed(entries: &Entries) -> String {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PlanId(u32);
 
-/// The plans of all variants, and which one each launch takes.
+/// The plans of all variants, and the plan of each launch.
 pub(super) struct Plans {
     all: IndexMap<Variant, Plan>,
     launches: Vec<Option<PlanId>>,
 }
 
 impl Plans {
-    /// Makes room for the launches of a program of so many instructions.
+    /// Reserves space for the launches of a program of `instrs` instructions.
     pub(super) fn new(instrs: usize) -> Self {
         Self {
             all: IndexMap::new(),
@@ -105,12 +105,12 @@ impl Plans {
         id
     }
 
-    /// Says which plan a launch takes.
+    /// Assigns a plan to a launch.
     pub(super) fn assign(&mut self, instr: InstrId, plan: PlanId) {
         self.launches[instr.index()] = Some(plan);
     }
 
-    /// Returns the plan that a launch takes; `None` before it is prepared.
+    /// Returns the plan of a launch; `None` before it is prepared.
     pub(super) fn of_launch(&self, instr: InstrId) -> Option<PlanId> {
         self.launches.get(instr.index()).copied().flatten()
     }

@@ -1,4 +1,4 @@
-//! What is made ready before the first launch.
+//! Preparation before the first launch.
 
 use super::Kernels;
 use super::codegen::shard::{CAPACITIES, Ranges, fold};
@@ -31,18 +31,18 @@ pub(super) struct RangeKernels {
 // SAFETY: functions belong to the context, not to a thread.
 unsafe impl Send for RangeKernels {}
 
-/// Bytes of the word for faults and the tickets behind it.
+/// Bytes of the word for faults and the tickets after it.
 pub(super) const FOUND: u64 = 8 + 4 * TICKETS as u64;
 // A plan leaves this much for them.
 const _: () = assert!(FOUND <= workspace::ALIGN);
 
-/// Returns the space that a part of the workspace takes.
+/// Returns the space of a part of the workspace.
 pub(super) const fn rounded(bytes: u64) -> u64 {
     bytes.next_multiple_of(workspace::ALIGN)
 }
 
-/// By launch: the shapes of the parameters that a `CopyOut` writes or a `ChunkCat` reads; a buffer
-/// of something else counts as a vector.
+/// Returns, by launch, the shapes of the parameters that a `CopyOut` writes or a `ChunkCat` reads;
+/// other buffers count as vectors.
 pub(super) fn shapes(program: &Program) -> BTreeMap<InstrId, Vec<Shape>> {
     let shape = |access: &Access| {
         let buffer = &program.buffers[access.buffer.index()];
@@ -66,7 +66,7 @@ pub(super) fn shapes(program: &Program) -> BTreeMap<InstrId, Vec<Shape>> {
     out
 }
 
-/// Makes ranges with made-up addresses, as long and as aligned as a launch's.
+/// Makes ranges with placeholder addresses, with the length and alignment of a launch's.
 pub(super) fn stand_ins(program: &Program, accesses: &[Access]) -> Vec<RawRange> {
     let make = |a: &Access| RawRange {
         ptr: std::ptr::without_provenance_mut(((a.buffer.index() + 1) << 40) + a.offset as usize),
@@ -76,10 +76,10 @@ pub(super) fn stand_ins(program: &Program, accesses: &[Access]) -> Vec<RawRange>
     accesses.iter().map(make).collect()
 }
 
-/// Makes every variant of the program ready.
+/// Prepares every variant of the program.
 pub(super) fn everything(k: &mut Kernels) -> Result<(), Error> {
     let program = std::sync::Arc::clone(&k.program);
-    // The plan has as much for sums in every program.
+    // The plan reserves as much for sums in every program.
     need(k, COMPUTE.index(), 1 << 20);
     for (i, instr) in program.instrs.iter().enumerate() {
         let Some((variant, stream)) = variant::of_launch(&program, &instr.op) else {
@@ -141,7 +141,8 @@ fn need(k: &mut Kernels, stream: usize, bytes: u64) {
     }
 }
 
-/// Makes a variant ready if it is not yet; of lists of ranges not what depends on their lengths.
+/// Prepares a variant if it is not prepared yet; for lists of ranges, without what depends on their
+/// lengths.
 pub(super) fn one(k: &mut Kernels, variant: Variant, kernel: &Kernel) -> Result<PlanId, ErrorKind> {
     if let Some(plan) = k.plans.find(&variant) {
         return Ok(plan);
@@ -187,7 +188,7 @@ pub(super) fn one(k: &mut Kernels, variant: Variant, kernel: &Kernel) -> Result<
     Ok(k.plans.add(variant, plan))
 }
 
-/// Returns the library whose kernel a body that is one operation is, and the operation.
+/// Returns the library that performs a body of one operation, and the operation.
 fn library(body: &[BodyOp]) -> Option<(Library, &BodyOp)> {
     let [only] = body else { return None };
     match ops::cuda(&only.op) {
@@ -196,8 +197,8 @@ fn library(body: &[BodyOp]) -> Option<(Library, &BodyOp)> {
     }
 }
 
-/// Makes cuDNN's kernel for an operation ready, and what its result still needs; `None` if it is
-/// asked for nothing.
+/// Prepares cuDNN's kernel for an operation, and the conversion of its result; `None` if cuDNN is
+/// not to be used.
 fn by_library(
     k: &Kernels,
     req: &codegen::Request<'_>,
@@ -257,7 +258,7 @@ pub(super) fn fold_kernel(k: &mut Kernels, any: bool) -> Result<CUfunction, Erro
     Ok(f)
 }
 
-/// Makes the lists of a sharding launch ready; returns its scratch bytes.
+/// Prepares the lists of a sharding launch; returns its scratch bytes.
 fn list_launch(
     k: &mut Kernels,
     program: &Program,
@@ -292,10 +293,10 @@ pub(super) unsafe fn set_workspace(k: &mut Kernels, at: CUdeviceptr) -> Result<(
     }
     k.fault = next;
     let named = |t: ErrorKind| Error::new("workspace", t);
-    // SAFETY: the caller promised memory up to here and as much more.
+    // SAFETY: the caller's contract covers memory up to here and this much more.
     unsafe { result::memset_d8_sync(k.fault, 0, FOUND as usize) }
         .map_err(|e| named(ErrorKind::driver("cuMemsetD8")(e)))?;
-    // The host does not wait for memory to be set, and streams of our own do not wait for the
-    // stream that sets it.
+    // The host does not wait for memory to be set, and our own streams do not wait for the stream
+    // that sets it.
     result::ctx::synchronize().map_err(|e| named(ErrorKind::driver("cuCtxSynchronize")(e)))
 }

@@ -1,7 +1,7 @@
 //! Launches of the sharding engine as lists of ranges.
 //!
-//! Pure address arithmetic: which kernels, over which pieces. Pieces that follow one another on
-//! every side are joined.
+//! Pure address arithmetic: which kernels, over which pieces. Pieces that are adjacent in all
+//! operands are joined.
 
 #[cfg(test)]
 mod tests;
@@ -26,18 +26,18 @@ pub(super) struct Batch {
     pub(super) pieces: SmallVec<[Piece; 8]>,
 }
 
-/// How blocks' parts become one number.
+/// How the blocks' parts are reduced to one number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fold {
-    /// Whether one is not 0, instead of their sum.
+    /// Whether to test that one is not 0, instead of summing.
     pub(super) any: bool,
     /// Address of the result.
     pub(super) out: u64,
-    /// Address of what is added, or 0.
+    /// Address of the accumulator, or 0.
     pub(super) before: u64,
 }
 
-/// What a launch does.
+/// Work of a launch.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Work {
     pub(super) batches: SmallVec<[Batch; 2]>,
@@ -91,7 +91,7 @@ impl Work {
         }
     }
 
-    /// Returns the blocks of all batches that leave a part each.
+    /// Returns the number of blocks of all batches that leave a part each.
     pub(super) fn parts(&self) -> u64 {
         let blocks = |b: &Batch| {
             b.pieces
@@ -147,7 +147,7 @@ fn sizes(kind: Ranges) -> [u64; 6] {
 }
 
 fn follows(kind: Ranges, a: &Piece, b: &Piece) -> bool {
-    // Zeros have no source to follow.
+    // Zeros have no source to be adjacent to.
     let zeros = kind == Ranges::Raw && (a.at[1] == 0 || b.at[1] == 0);
     if zeros && a.at[1] != b.at[1] {
         return false;
@@ -265,7 +265,7 @@ pub(super) fn work(
             factor,
             accumulate,
         } => {
-            // What is added to is a read as well, and found as a write.
+            // An accumulator is a read as well, and is found among the writes.
             let [from, ..] = reads else {
                 return Err(count("reads", 1, 0));
             };
@@ -374,7 +374,7 @@ fn shards(
         let mut offset = 0;
         for (shape, range) in shapes.iter().zip(params) {
             let len = shard(shape);
-            // A gathered parameter may keep the padding of the last shards behind it.
+            // A gathered parameter may have the padding of the last shards after it.
             let n = numel(range);
             if n != len * ranks {
                 size("a parameter", shape.iter().product(), n)?;
@@ -396,7 +396,8 @@ fn shards(
     Ok(())
 }
 
-/// A weight is updated in place by a gradient of its length, or by so many pieces as long.
+/// Checks that a weight is updated in place by a gradient of its length, or by pieces of its
+/// length.
 fn updates(
     weight: &RawRange,
     (grad, pieces): (&RawRange, u32),
@@ -413,7 +414,7 @@ fn updates(
 }
 
 /// Calls `f(first element, elements, copy)` for the parts of a weight of `n` elements that have one
-/// copy each: with `cast` the writes from `next` on, else the whole and no copy.
+/// copy each: with `cast` the writes from `next` on, or else the whole without a copy.
 fn copies(
     cast: bool,
     n: u64,
@@ -437,8 +438,8 @@ fn copies(
     size("a weight's copies", n, first)
 }
 
-/// Operands of an update's range: those that it always has, and of a copy and the distance of the
-/// gradient's pieces what there is.
+/// Returns the operands of an update's range: the fixed ones, and, if present, a copy and the
+/// distance of the gradient's pieces.
 fn operands<const N: usize>(first: [u64; N], more: [Option<u64>; 2]) -> [u64; 6] {
     let all = first.into_iter().chain(more.into_iter().flatten());
     let mut at = [0; 6];
@@ -448,7 +449,7 @@ fn operands<const N: usize>(first: [u64; N], more: [Option<u64>; 2]) -> [u64; 6]
     at
 }
 
-/// Returns how many pieces a gradient is in; their factor becomes the launch's.
+/// Returns the number of pieces of a gradient; their factor becomes the launch's.
 fn summed_by(w: &mut Work, pieces: Option<Pieces>) -> u32 {
     pieces.map_or(1, |p| {
         w.factor = p.factor.0 as f32;

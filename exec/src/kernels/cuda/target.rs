@@ -1,4 +1,4 @@
-//! What generated code is made for.
+//! Target of generated code.
 
 use std::fmt;
 
@@ -13,12 +13,12 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// H100 and H200: what everything here was measured on.
+    /// H100 and H200, on which everything here was measured.
     #[cfg(test)]
     pub(crate) const HOPPER: Self = Self { major: 9, minor: 0 };
 
     /// Returns the target of a GPU of this compute capability; `None` before 8.0, which has neither
-    /// bf16 nor copies past the registers.
+    /// bf16 nor asynchronous copies.
     pub(crate) const fn of((major, minor): (u32, u32)) -> Option<Self> {
         if major >= 8 {
             Some(Self { major, minor })
@@ -27,14 +27,14 @@ impl Target {
         }
     }
 
-    /// Tells whether the blocks of a cluster can write into one another's shared memory.
+    /// Returns whether the blocks of a cluster can write into one another's shared memory.
     pub(crate) const fn has_clusters(self) -> bool {
-        // GPUs for desktops (12.x) are not used so.
+        // Desktop GPUs (12.x) are not used this way.
         matches!(self.major, 9..=11)
     }
 
-    /// Tells whether groups of warps multiply tiles in shared memory: Hopper's tensor cores, and no
-    /// others since.
+    /// Returns whether groups of warps multiply tiles in shared memory: only Hopper's tensor cores
+    /// do.
     pub(crate) const fn has_wgmma(self) -> bool {
         self.major == 9
     }
@@ -51,7 +51,7 @@ impl Target {
 }
 
 impl fmt::Display for Target {
-    /// As compilers name it: `sm_90a`, since Hopper's tensor cores are for code that runs nowhere
+    /// Writes the name for compilers: `sm_90a`, because code for Hopper's tensor cores runs nowhere
     /// else; `sm_80`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let alone = if self.has_wgmma() { "a" } else { "" };

@@ -1,4 +1,4 @@
-//! Matrices as tensor copies address them.
+//! Tensor maps of matrices.
 
 use super::codegen::gemm_epilogue::Map;
 use super::error::ErrorKind;
@@ -6,8 +6,8 @@ use crate::base::element;
 use crate::operand::RawRange;
 use cudarc::driver::sys;
 
-/// Returns what a kernel is handed to copy boxes of a matrix into shared memory, in lines of 128
-/// bytes that are swizzled; beyond its edges there are zeros.
+/// Returns the tensor map with which a kernel copies boxes of a matrix into shared memory, in lines
+/// of 128 bytes that are swizzled; beyond its edges there are zeros.
 ///
 /// # Errors
 /// The driver's reason if it refuses the matrix, for example an address or a row that is not a
@@ -18,8 +18,8 @@ pub(super) fn map(of: &Map, at: &RawRange) -> Result<sys::CUtensorMap, ErrorKind
     let (strides, steps) = ([of.size[0] * size], [1, 1]);
     let ty = element::cuda(of.dtype).tensor_map;
     let ty = ty.ok_or_else(|| ErrorKind::Unsupported(format!("no tensor map of {}", of.dtype)))?;
-    // SAFETY: all arrays are as long as the two dimensions ask for, and outlive the call; the
-    // driver only computes with the address.
+    // SAFETY: all arrays have the length of the two dimensions, and outlive the call; the driver
+    // only computes with the address.
     let done = unsafe {
         sys::cuTensorMapEncodeTiled(
             &raw mut out,

@@ -1,4 +1,4 @@
-//! Which operands a kernel is launched with: element types, alignments, what is updated in place.
+//! Operands with which a kernel is launched: element types, alignments, in-place updates.
 
 use super::codegen::{Arg, CLASH, Request};
 use super::target::Target;
@@ -11,18 +11,18 @@ use smallvec::SmallVec;
 #[cfg(test)]
 use std::collections::BTreeMap;
 
-/// Operands of a launch, as far as code depends on them.
+/// Properties of a launch's operands that code depends on.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Variant {
     pub(crate) kernel: KernelId,
     pub(crate) reads: SmallVec<[Arg; 8]>,
     pub(crate) writes: SmallVec<[Arg; 4]>,
-    /// For each read the write that is the same memory.
+    /// For each read, the write that is the same memory.
     pub(crate) same: SmallVec<[Option<u8>; 8]>,
 }
 
 impl Variant {
-    /// Returns the variant that these operands make.
+    /// Returns the variant of these operands.
     pub(crate) fn of(kernel: KernelId, reads: &[RawRange], writes: &[RawRange]) -> Self {
         Self {
             kernel,
@@ -32,7 +32,7 @@ impl Variant {
         }
     }
 
-    /// Tells whether code for this variant runs on these operands: they have its types, share
+    /// Returns whether code for this variant runs on these operands: they have its types, share
     /// memory as it says, and are aligned at least as well.
     pub(crate) fn fits(&self, reads: &[RawRange], writes: &[RawRange]) -> bool {
         let alike = |args: &[Arg], ranges: &[RawRange]| {
@@ -66,7 +66,7 @@ pub(crate) fn alignment(numbers: impl IntoIterator<Item = u64>) -> u8 {
     1 << all.trailing_zeros().min(4)
 }
 
-/// Returns what code depends on of a range.
+/// Returns the properties of a range that code depends on.
 fn arg_of(r: &RawRange) -> Arg {
     Arg {
         dtype: r.dtype,
@@ -74,7 +74,7 @@ fn arg_of(r: &RawRange) -> Arg {
     }
 }
 
-/// Returns the write that is the same memory as a read, or that there is one which shares some.
+/// Returns the write that is the same memory as a read, or a mark that one shares some of it.
 fn same_of(r: &RawRange, writes: &[RawRange]) -> Option<u8> {
     let end = |r: &RawRange| r.ptr as u64 + r.bytes as u64;
     let equal = |w: &RawRange| (w.ptr, w.bytes) == (r.ptr, r.bytes);
@@ -91,7 +91,7 @@ fn arg(program: &Program, access: &Access) -> Arg {
         None => 0,
         _ => access.bytes,
     };
-    // Allocators align every buffer to at least 16 bytes, whatever it asks for.
+    // Allocators align every buffer to at least 16 bytes, even if it asks for less.
     Arg {
         dtype: buffer.dtype,
         align: alignment([u64::from(buffer.align).max(16), access.offset, step]),
@@ -125,7 +125,7 @@ pub(crate) fn of_launch(program: &Program, op: &Op) -> Option<(Variant, StreamId
     Some((variant, stream))
 }
 
-/// Every variant that a program launches, with the first instruction that does.
+/// Returns every variant that a program launches, with the first instruction that does.
 #[cfg(test)]
 pub(crate) fn of_program(program: &Program) -> BTreeMap<Variant, InstrId> {
     let mut out = BTreeMap::new();
@@ -160,7 +160,7 @@ mod tests {
         // Aligned better, then worse.
         assert!(made_for.fits(&[range(0x1010, 64), reads[1]], &writes));
         assert!(!made_for.fits(&[range(0x1004, 64), reads[1]], &writes));
-        // Not in place any more; sharing a part; another type; one operand too few.
+        // No longer in place; sharing a part; another type; one operand too few.
         assert!(!made_for.fits(&reads, &[range(0x3000, 64)]));
         assert!(!made_for.fits(&[reads[0], range(0x2010, 64)], &writes));
         assert_eq!(

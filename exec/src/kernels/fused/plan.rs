@@ -1,9 +1,9 @@
 //! What a body of row-local operations touches, and which operations can share a loop.
 //!
 //! Every operation here can be cut into rows that do not depend on each other: elementwise ones
-//! anywhere, norms and softmaxes by their rows, concatenations by what is before their axis. A
-//! stage is a run of operations over the same number of rows, each of which needs, of what an
-//! earlier one of the stage has made, only the same row. Between stages values go through memory.
+//! anywhere, norms and softmaxes by their rows, concatenations by the dimensions before their axis.
+//! A stage is a run of operations over the same number of rows, each of which needs only the same
+//! row of the results of earlier operations of the stage. Between stages values go through memory.
 //! Sums over rows are stages of their own.
 
 use super::super::error::OperandError;
@@ -16,7 +16,7 @@ use shardlab_plan::ops::{Extent, Fusion, Operand, Reduced, Signature};
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// Most elements a row of a stage may have before an operation gets a stage of its own.
+/// Maximum number of elements of a stage's row before an operation gets a stage of its own.
 const LARGE_ROW: usize = 1 << 18;
 
 /// How an operation uses an operand.
@@ -38,13 +38,14 @@ pub(super) struct Touch {
     pub(super) usage: Use,
     /// Type that a register's value is rounded to before it is used again.
     pub(super) dtype: DType,
-    /// A register that has no memory: each block of it is used up before the next one is made.
+    /// Whether it is a register without memory: each block of it is used up before the next one is
+    /// made.
     pub(super) local: bool,
 }
 
 impl Touch {
-    /// Tells whether a value written here must be rounded by hand: registers are floats whatever
-    /// their type.
+    /// Returns whether a value written here must be rounded explicitly: registers are floats for
+    /// any type.
     pub(super) fn rounds(&self) -> bool {
         matches!(self.place, Place::Register(_)) && self.dtype != DType::F32
     }
@@ -53,19 +54,19 @@ impl Touch {
 /// An operation with its operands.
 #[derive(Clone, Debug)]
 pub(super) struct Step<'k> {
-    /// Its place in the body.
+    /// Its position in the body.
     pub(super) at: usize,
     pub(super) op: &'k BodyOp,
     pub(super) ins: SmallVec<[Touch; 4]>,
     pub(super) outs: SmallVec<[Touch; 2]>,
-    /// Rows it can be cut into.
+    /// Number of rows it can be cut into.
     pub(super) rows: usize,
     /// Length of the rows it reduces.
     pub(super) cols: usize,
 }
 
 impl Step<'_> {
-    /// Tells whether it adds up rows, which takes all of them.
+    /// Returns whether it adds up rows, which needs all of them.
     pub(super) fn is_sum(&self) -> bool {
         self.op.op.sums_rows()
     }
@@ -78,7 +79,7 @@ pub(super) struct Stage {
     pub(super) rows: usize,
 }
 
-/// Tells whether an operation is row-local.
+/// Returns whether an operation is row-local.
 pub(in crate::kernels) fn handles(op: OpKind) -> bool {
     matches!(op.fusion(), Fusion::Pointwise | Fusion::Row)
 }
@@ -197,8 +198,7 @@ fn reduced_operand<'k>(op: &'k BodyOp, signature: &Signature) -> Option<&'k Slot
     }
 }
 
-/// Returns the memory behind a slot; a register gets addresses from 0 on, to be moved to where it
-/// is put.
+/// Returns the memory of a slot; a register gets addresses from 0 on, to be relocated later.
 fn range(slot: &Slot, reads: &[RawRange], writes: &[RawRange]) -> Result<RawRange, OperandError> {
     let unknown = |count| OperandError::UnknownSlot {
         place: slot.place,
@@ -221,8 +221,8 @@ fn range(slot: &Slot, reads: &[RawRange], writes: &[RawRange]) -> Result<RawRang
     }
 }
 
-/// Moves sums over rows behind everything else that does not change what they read or use what they
-/// write: what runs row by row stays one loop.
+/// Moves sums over rows after all other operations whose reads they do not change and whose writes
+/// they do not use, so that row operations stay one loop.
 pub(super) fn put_off_sums(steps: &mut [Step<'_>]) {
     let clash = |a: &Touch, b: &Touch| match (a.place, b.place) {
         (Place::Register(x), Place::Register(y)) => x == y,
@@ -306,7 +306,7 @@ pub(super) fn stages(steps: &[Step<'_>]) -> Result<SmallVec<[Stage; 2]>, Operand
     Ok(out)
 }
 
-/// A register is written before it is read.
+/// Returns whether a register is written before it is read.
 fn written_before(steps: &[Step<'_>], at: usize) -> Result<(), OperandError> {
     for t in steps[at].ins.iter().filter(|t| t.usage != Use::Ignored) {
         let written = || {
@@ -325,7 +325,7 @@ fn written_before(steps: &[Step<'_>], at: usize) -> Result<(), OperandError> {
     Ok(())
 }
 
-/// Returns the rows of the stage once `step` has joined it; `None` if it cannot.
+/// Returns the number of rows of the stage once `step` has joined it; `None` if it cannot.
 fn join(stage: &[Step<'_>], rows: usize, step: &Step<'_>) -> Option<usize> {
     let mut joined = gcd(rows, step.rows);
     for earlier in stage {
@@ -363,7 +363,7 @@ fn touches<'s>(s: &'s Step<'_>) -> impl Iterator<Item = (&'s Touch, bool)> {
         .chain(s.outs.iter().map(|t| (t, true)))
 }
 
-/// What two uses of memory, one of them a write, mean for a loop over rows.
+/// Constraint of two uses of memory, one of them a write, on a loop over rows.
 enum Sharing {
     /// They do not limit it.
     Unlimited,
@@ -389,7 +389,7 @@ fn sharing(a: &Touch, a_writes: bool, b: &Touch) -> Sharing {
         return Sharing::Unlimited;
     }
     // A statistic of each row that is repeated over the row: the reader's outermost dimension walks
-    // what was written.
+    // the rows that were written.
     let [first, ..] = b.view.dims[..] else {
         return Sharing::Conflict;
     };
@@ -404,12 +404,12 @@ fn sharing(a: &Touch, a_writes: bool, b: &Touch) -> Sharing {
     }
 }
 
-/// Greatest common divisor; 0 is neutral.
+/// Returns the greatest common divisor; 0 is neutral.
 fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// Returns the elements a register needs when all of it is kept.
+/// Returns the number of elements a register needs when all of it is kept.
 pub(super) fn extent_of(steps: &[Step<'_>], register: Place) -> usize {
     let all = steps.iter().flat_map(|s| s.ins.iter().chain(&s.outs));
     all.filter(|t| t.place == register)

@@ -18,13 +18,13 @@ impl Elementwise for op::Fill {
     }
 }
 
-/// Tells whether an operation copies integers, which floats could not carry.
+/// Returns whether an operation copies integers, which floats could not represent.
 pub(in crate::kernels) fn is_integer_copy(op: &BodyOp) -> bool {
     let mut slots = op.inputs.iter().chain(&op.outputs);
     op.op == OpKind::Copy && slots.all(|s| s.dtype == DType::I64)
 }
 
-/// Tells whether an operation copies.
+/// Returns whether an operation copies.
 pub(in crate::kernels) fn is_copy(op: &BodyOp) -> bool {
     op.op == OpKind::Copy
 }
@@ -82,7 +82,7 @@ impl CpuKernel for op::Cat {
         Ok(())
     }
 
-    /// Cuts at what is before the axis.
+    /// Cuts at the dimensions before the axis.
     fn rows(&self, op: &BodyOp, _: Option<&Slot>) -> Result<(usize, usize), OperandError> {
         let (shape, axis) = (&op.outputs[0].shape, usize::from(self.axis));
         let lead = shape

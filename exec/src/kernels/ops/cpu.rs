@@ -1,4 +1,4 @@
-//! What an operation computes on the CPU.
+//! Interface of an operation on the CPU.
 
 use super::Elementwise;
 use crate::kernels::error::OperandError;
@@ -7,13 +7,13 @@ use crate::kernels::strides;
 use crate::kernels::view::View;
 use shardlab_plan::ir::{BodyOp, Slot};
 
-/// What a kernel is called for.
+/// Purpose of a kernel call.
 pub(in crate::kernels) enum Call<'c, 'b> {
     /// One block of rows, in a loop that it may share with other operations.
     Rows(Rows<'c, 'b>),
     /// Everything: the operation is a kernel of its own.
     Whole(&'c Operands<'c>),
-    /// Sums over all rows, `cols` elements long, of what other operations of a body made.
+    /// Sums over all rows, `cols` elements long, of the results of other operations of a body.
     Sums {
         cols: usize,
         inputs: &'c [&'c View],
@@ -33,7 +33,7 @@ pub(in crate::kernels) struct Rows<'c, 'b> {
     pub(in crate::kernels) cols: usize,
     /// Number of the block's first row.
     pub(in crate::kernels) first: usize,
-    /// Collects what the operation sums over all blocks.
+    /// Accumulates the operation's sum over all blocks.
     pub(in crate::kernels) sum: &'c mut f64,
 }
 
@@ -61,19 +61,19 @@ impl<'c, 'b> Call<'c, 'b> {
     }
 }
 
-/// Turns the sum that an operation collected over its rows, and their number, into its outputs.
+/// Turns the sum that an operation accumulated over its rows, and their number, into its outputs.
 pub(in crate::kernels) type Totals = fn(f64, usize) -> [f64; 2];
 
 /// An operation on the CPU.
 pub(in crate::kernels) trait CpuKernel {
-    /// Computes what the call asks for.
+    /// Performs the call.
     ///
     /// # Errors
     /// [`OperandError`], if operands do not fit or hold ids outside their range.
     fn run(&self, call: Call<'_, '_>) -> Result<(), OperandError>;
 
-    /// Returns the number of rows that a loop may be cut into, and their length where the
-    /// operation reduces them; `reduced` is the operand whose rows these are.
+    /// Returns the number of rows that a loop may be cut into, and their length if the operation
+    /// reduces them; `reduced` is the operand whose rows these are.
     ///
     /// # Errors
     /// [`OperandError::Shape`], if the operands have no such rows.
@@ -84,8 +84,8 @@ pub(in crate::kernels) trait CpuKernel {
         })
     }
 
-    /// Returns how the outputs follow from a sum over all rows, for operations that reduce them
-    /// to scalars. Such a loop runs in order, on one thread.
+    /// Returns how the outputs follow from a sum over all rows, for operations that reduce them to
+    /// scalars. Such a loop runs in order, on one thread.
     fn totals(&self) -> Option<Totals> {
         None
     }

@@ -1,4 +1,4 @@
-//! What the code generator needs to know of an operation.
+//! Interface of an operation to the code generator.
 
 use super::Elementwise;
 use crate::kernels::cuda::codegen::expr::{Gen, Var};
@@ -16,7 +16,7 @@ pub(in crate::kernels) type Generate<'o> =
 /// Returns what a row adds to each output's columns, as C expressions of one element.
 pub(in crate::kernels) type Terms = fn(&mut Lanes<'_, '_>) -> Result<Vec<String>, CodegenError>;
 
-/// How an operation is made.
+/// How an operation is generated.
 pub(in crate::kernels) enum CudaCode<'o> {
     /// Each element from the inputs' elements.
     Elementwise(&'o dyn Elementwise),
@@ -28,13 +28,13 @@ pub(in crate::kernels) enum CudaCode<'o> {
     Row(&'o dyn RowCode),
     /// Reduces all rows to scalars.
     Loss(&'o dyn LossCode),
-    /// Each element by whether it is in the column of the row's label.
+    /// Each element depending on whether it is in the column of the row's label.
     Label(&'o dyn LabelCode),
     /// Sums over rows.
     Columns(Terms),
     /// A kernel of its own.
     Kernel(Generate<'o>),
-    /// A library's kernel; a generated one where the library has none.
+    /// A library's kernel; a generated one if the library has none.
     Library(Library, Option<Generate<'o>>),
     /// A list of byte ranges.
     Ranges(ShardOp),
@@ -57,7 +57,7 @@ pub(in crate::kernels) trait CudaKernel {
     fn code(&self) -> CudaCode<'_>;
 }
 
-/// An operation that needs to know something of each row as a whole.
+/// An operation that needs statistics of each whole row.
 pub(in crate::kernels) trait RowCode {
     /// Generates the row's statistics; returns their variables.
     fn statistics(&self, row: &mut Row<'_, '_>) -> Result<Vec<String>, CodegenError>;
@@ -68,7 +68,7 @@ pub(in crate::kernels) trait RowCode {
 
 /// An operation that reduces all rows to scalars.
 pub(in crate::kernels) trait LossCode {
-    /// Generates the share of the row in the sum, for operation `i` of the body, the `n`-th such.
+    /// Generates the row's share in the sum, for operation `i` of the body, the `n`-th such.
     fn share(&self, g: &mut Gen<'_>, i: usize, n: usize) -> Result<(), CodegenError>;
 
     /// Generates the entry that makes the outputs from the shares of all rows.
@@ -81,12 +81,12 @@ pub(in crate::kernels) trait LossCode {
     ) -> Result<(String, Entry), CodegenError>;
 }
 
-/// An operation that treats the column of each row's label apart.
+/// An operation that treats the column of each row's label differently.
 pub(in crate::kernels) trait LabelCode {
     /// Generates the value at a position, for operation `i` of the body.
     fn value(&self, g: &mut Gen<'_>, i: usize, at: &Index) -> Result<Var, CodegenError>;
 
-    /// Generates the kernel that writes the labels' elements only; `None` if others change too.
+    /// Generates the kernel that writes only the labels' elements; `None` if others change too.
     fn labels_only(&self, req: &Request<'_>, op: &BodyOp) -> Option<Result<Module, CodegenError>>;
 }
 
@@ -98,7 +98,7 @@ impl<'o> CudaCode<'o> {
         Self::Kernel(Box::new(generate))
     }
 
-    /// Makes a library's kernel, and a generated one where the library has none.
+    /// Makes a library's kernel, and a generated one if the library has none.
     pub(super) fn library(
         library: Library,
         otherwise: impl Fn(&Request<'_>, &BodyOp) -> Result<Module, CodegenError> + 'o,

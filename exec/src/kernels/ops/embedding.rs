@@ -41,7 +41,7 @@ fn gather(o: &Operands<'_>) -> Result<(), OperandError> {
 }
 
 /// Computes `d_rows, ids, d_table -> d_table`: rows of one id are added in their order, in float32,
-/// and rounded once. Without the table to zeros.
+/// and rounded once. Without the table, they are added to zeros.
 fn scatter_add(o: &Operands<'_>) -> Result<(), OperandError> {
     o.expect(2, 1)?;
     let (rows, table) = (o.input(0)?, o.output(0)?);

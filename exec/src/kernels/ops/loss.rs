@@ -72,7 +72,7 @@ impl CudaKernel for op::NllLoss {
 
 #[cfg(feature = "cuda")]
 impl LossCode for op::NllLoss {
-    /// The entry of the row's label.
+    /// Returns the entry of the row's label.
     fn share(&self, g: &mut Gen<'_>, i: usize, n: usize) -> Result<(), CodegenError> {
         g.open("if (tid == 0)");
         let label = g.label(i, 1)?;
@@ -149,7 +149,7 @@ impl CudaKernel for op::NllLossGrad {
 
 #[cfg(feature = "cuda")]
 impl LabelCode for op::NllLossGrad {
-    /// `-d_loss / weight` at the row's label, what was there before elsewhere.
+    /// Generates `-d_loss / weight` at the row's label, and the existing value elsewhere.
     fn value(&self, g: &mut Gen<'_>, i: usize, at: &Index) -> Result<Var, CodegenError> {
         if at.own != Some(Own::Elem) {
             return Err(CodegenError::new("a row's labels are used in another row"));
@@ -174,7 +174,7 @@ impl LabelCode for op::NllLossGrad {
 }
 
 /// Computes `logits, labels, loss -> logits, loss`: the loss grows by `scale` times the sum of the
-/// rows' cross entropies, the logits become its gradient.
+/// rows' cross entropies, and the logits become its gradient.
 fn cross_entropy(o: &Operands<'_>, scale: f64, gradient: f64) -> Result<(), OperandError> {
     o.expect(3, 2)?;
     let (rows, d) = strides::matrix(o.slot(false, 0)?);

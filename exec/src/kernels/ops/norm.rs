@@ -53,7 +53,8 @@ wide! {
         }
     }
 
-    /// Computes `y = (x - mean) * rstd * w + b` by rows of `w`'s length; an empty `b` is none.
+    /// Computes `y = (x - mean) * rstd * w + b` by rows of `w`'s length; an empty `b` means no
+    /// bias.
     fn layer_norm(x: &[f32], w: &[f32], b: &[f32], eps: f64, y: &mut [f32], mean: &mut [f32], rstd: &mut [f32]) {
         let d = w.len();
         let rows = x.chunks_exact(d).zip(y.chunks_exact_mut(d));
@@ -139,7 +140,7 @@ fn rstd(row: &mut Row<'_, '_>, sum: &str, eps: f64) -> String {
     row.define(&format!("1.0f / sqrtf({sum} / {cols} + {eps})"))
 }
 
-/// Output's gradient, input and weight of a norm's backward.
+/// Returns the output's gradient, the input and the weight of a norm's backward.
 #[cfg(feature = "cuda")]
 fn backward_inputs(at: &mut Lanes<'_, '_>) -> Result<[String; 3], CodegenError> {
     Ok([at.input(0)?, at.input(1)?, at.parameter(2)?])
@@ -296,8 +297,8 @@ impl CudaKernel for op::LayerNormParamGrad {
     }
 }
 
-/// Sums over rows for the gradients of a norm's parameters, from `inputs` inputs:
-/// `d_y, x, rstd -> d_w` or `d_y, x, mean, rstd -> d_w[, d_b]`.
+/// Performs sums over rows for the gradients of a norm's parameters, from `inputs` inputs: `d_y, x,
+/// rstd -> d_w` or `d_y, x, mean, rstd -> d_w[, d_b]`.
 fn param_grads(call: Call<'_, '_>, inputs: usize) -> Result<(), OperandError> {
     let o: &Operands<'_> = match call {
         Call::Sums {
@@ -321,7 +322,8 @@ fn param_grads(call: Call<'_, '_>, inputs: usize) -> Result<(), OperandError> {
     )
 }
 
-/// The same from views: three inputs of an RMS norm, four of a layer norm; rows have `d` elements.
+/// Performs the same from views: three inputs of an RMS norm, four of a layer norm; rows have `d`
+/// elements.
 fn param_sums(d: usize, ins: &[&View], outs: &[&View]) -> Result<(), OperandError> {
     let missing = OperandError::Count {
         what: "inputs",

@@ -77,7 +77,7 @@ wide! {
         }
     }
 
-    /// GELU by the tanh approximation.
+    /// Computes GELU by the tanh approximation.
     fn gelu(x: &[f32], y: &mut [f32]) {
         for (y, &x) in y.iter_mut().zip(x) {
             let t = tanh(GELU_C * (x + GELU_A * x * x * x));

@@ -1,6 +1,6 @@
 //! Sums over leading dimensions, channels or everything.
 //!
-//! Column sums add [`ROWS`] rows in float32 and collect these partial sums in float64.
+//! Column sums add [`ROWS`] rows in float32 and accumulate these partial sums in float64.
 
 use super::{Call, CpuKernel};
 #[cfg(feature = "cuda")]
@@ -16,7 +16,7 @@ use crate::kernels::wide::wide;
 use shardlab_plan::ir::op;
 use smallvec::SmallVec;
 
-/// Rows of a partial column sum.
+/// Number of rows of a partial column sum.
 pub(super) const ROWS: usize = 32;
 
 wide! {
@@ -29,7 +29,7 @@ wide! {
         }
     }
 
-    /// Sums in float64, by lanes.
+    /// Returns the sum in float64, by lanes.
     fn sum_wide(x: &[f32]) -> f64 {
         let mut acc = [0.0f64; LANES];
         let mut chunks = x.chunks_exact(LANES);
@@ -53,7 +53,7 @@ wide! {
     }
 }
 
-/// Column sums, of which `f(first row, rows, partial sums)` adds some rows.
+/// Computes column sums, of which `f(first row, rows, partial sums)` adds some rows.
 pub(super) fn columns(rows: usize, out: &[&View], mut f: impl FnMut(usize, usize, &mut [f32])) {
     let width: usize = out.iter().map(|v| v.numel).sum();
     let mut part = Scratch::zeroed(width);
@@ -72,7 +72,7 @@ pub(super) fn columns(rows: usize, out: &[&View], mut f: impl FnMut(usize, usize
     }
 }
 
-/// Returns the rows `first..first + n` of length `d`: in memory where they are contiguous floats,
+/// Returns the rows `first..first + n` of length `d`: in memory if they are contiguous floats, or
 /// else copied.
 pub(super) fn block<'b>(
     view: &View,

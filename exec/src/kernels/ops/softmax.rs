@@ -11,7 +11,7 @@ use crate::kernels::wide::wide;
 use shardlab_plan::ir::op;
 
 wide! {
-    /// Log-sum-exp of each row of length `d`.
+    /// Computes the log-sum-exp of each row of length `d`.
     fn log_sum_exp(x: &[f32], d: usize, out: &mut [f32]) {
         for (x, o) in x.chunks_exact(d).zip(out) {
             let m = max(x);

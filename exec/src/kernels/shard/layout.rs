@@ -1,4 +1,5 @@
-//! Between parameters and buffers laid out `[rank][parameter]` in padded shards of whole rows.
+//! Conversion between parameters and buffers laid out `[rank][parameter]` in padded shards of whole
+//! rows.
 
 use super::super::error::OperandError;
 use super::super::operands::same;
@@ -48,7 +49,7 @@ fn shards(
     for (shape, range) in shapes.iter().zip(params) {
         let view = View::flat(*range)?;
         let (numel, len) = (shape.iter().product::<u64>() as usize, shard(shape, ranks));
-        // A gathered parameter may keep the padding of the last shards behind it.
+        // A gathered parameter may have the padding of the last shards after it.
         if view.numel != len * ranks {
             same("a parameter", numel, view.numel)?;
         }
@@ -63,7 +64,7 @@ fn shards(
     Ok(())
 }
 
-/// Packed shards to parameters.
+/// Copies packed shards to parameters.
 pub(super) fn copy_out(
     ranks: usize,
     shapes: &[Shape],
@@ -77,7 +78,7 @@ pub(super) fn copy_out(
     })
 }
 
-/// Gradients to packed shards; padding becomes zero.
+/// Copies gradients to packed shards; padding becomes zero.
 pub(super) fn chunk_cat(
     ranks: usize,
     shapes: &[Shape],
@@ -90,8 +91,8 @@ pub(super) fn chunk_cat(
         copy(grad, first, &packed, at, n, &mut block);
         if pad > 0 {
             let size = packed.dtype.size() as usize;
-            // SAFETY: the packed buffer is as long as all shards with their padding; zero bytes are
-            // zeros of every type.
+            // SAFETY: the packed buffer has the length of all shards with their padding; zero bytes
+            // are zeros of every type.
             unsafe { std::ptr::write_bytes(packed.ptr.add((at + n) * size), 0, pad * size) };
         }
     })

@@ -1,4 +1,4 @@
-//! AdamW and SGD as `torch.optim` has them, on whatever ranges the program gives.
+//! AdamW and SGD as in `torch.optim`, on any ranges that the program gives.
 
 use super::super::error::OperandError;
 use super::super::operands::same;
@@ -10,13 +10,13 @@ use super::{BLOCK, Sequence, add_up, clip_factor, scalar};
 use crate::operand::{Hyper, RawRange};
 use shardlab_plan::ir::{DType, Pieces};
 
-/// Weights from which an update is worth several threads.
+/// Number of weights from which an update uses several threads.
 const PARALLEL: usize = 1 << 15;
 
 /// Factors of an AdamW step.
 #[derive(Clone, Copy)]
 pub(super) struct Factors {
-    /// Gradients are multiplied by it.
+    /// Factor of gradients.
     clip: f32,
     /// `1 - lr * weight_decay`.
     decay: f32,
@@ -33,7 +33,7 @@ pub(super) struct Factors {
 }
 
 wide! {
-    /// One block of AdamW: weights, gradients, moments.
+    /// Updates one block with AdamW: weights, gradients, moments.
     fn adamw_block(w: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], f: Factors) {
         for (((w, g), m), v) in w.iter_mut().zip(g).zip(m).zip(v) {
             let g = g * f.clip;
@@ -46,7 +46,7 @@ wide! {
         }
     }
 
-    /// One block of SGD; the decay is added to the gradient.
+    /// Updates one block with SGD; the decay is added to the gradient.
     fn sgd_block(w: &mut [f32], g: &[f32], clip: f32, lr: f32, decay: f32) {
         for (w, g) in w.iter_mut().zip(g) {
             *w -= lr * (g * clip + decay * *w);
@@ -101,8 +101,8 @@ pub(super) fn adamw(
         let grad = Gradient::of(&weight, reads[r + 1], pieces)?;
         updates(&weight, &target)?;
         (r, w) = (r + 2, w + 1);
-        // Moments are what is read and written next; a next weight would be followed by a gradient,
-        // which is not written.
+        // Moments are read and written next; a next weight would be followed by a gradient, which
+        // is not written.
         if let (Some([m, v]), Some([wm, wv])) = (reads.get(r..r + 2), writes.get(w..w + 2))
             && m.ptr == wm.ptr
             && v.ptr == wv.ptr
@@ -202,8 +202,7 @@ pub(super) fn sgd(
     all_written(w, writes)
 }
 
-/// Returns where a weight goes a second time: with `cast` the writes from `next` on that make up
-/// its length.
+/// Returns the copies of a weight: with `cast` the writes from `next` on that make up its length.
 fn copies(
     cast: bool,
     weight: &View,
@@ -217,8 +216,8 @@ fn copies(
     Ok(found)
 }
 
-/// Writes the new weights `new`, which stand at `start`, to their copies as a cast of what was
-/// stored would.
+/// Writes the new weights `new`, from position `start` on, to their copies, equal to a cast of the
+/// stored ones.
 fn again(weight: &View, start: usize, new: &mut [f32], copies: &Sequence) {
     if copies.views.is_empty() {
         return;
@@ -229,7 +228,7 @@ fn again(weight: &View, start: usize, new: &mut [f32], copies: &Sequence) {
     copies.store(start, new);
 }
 
-/// A gradient: one number an element, or pieces that make it up.
+/// A gradient: one number per element, or pieces that make it up.
 struct Gradient {
     view: View,
     pieces: Option<Pieces>,
@@ -248,7 +247,7 @@ impl Gradient {
         })
     }
 
-    /// The elements from `start` on.
+    /// Loads the elements from `start` on.
     fn load(&self, start: usize, out: &mut [f32]) {
         let Some(Pieces { ranks, factor }) = self.pieces else {
             self.view.load(start, out);
@@ -261,7 +260,7 @@ impl Gradient {
     }
 }
 
-/// A weight is updated in place.
+/// Checks that a weight is updated in place.
 fn updates(weight: &View, target: &View) -> Result<(), OperandError> {
     if weight.numel > 0 && weight != target {
         return Err(OperandError::Shape(

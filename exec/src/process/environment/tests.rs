@@ -142,7 +142,8 @@ fn srun_that_speaks_pmi() {
     assert_eq!((p.local_rank, p.host.as_str()), (1, "gpu-1"));
 }
 
-/// Its daemons are started by srun, one a node, and the ranks inherit what that says of them.
+/// The daemons of mpirun are started by srun, one per node, and the ranks inherit srun's variables
+/// for them.
 #[test]
 fn mpirun_within_a_slurm_job() {
     let daemon = [

@@ -8,13 +8,13 @@ fn listener() -> TcpListener {
     TcpListener::bind("127.0.0.1:0").unwrap()
 }
 
-/// A store for two processes.
+/// Returns a store for two processes.
 fn store(listener: TcpListener) -> Server {
     let options = StoreOptions::new(2, "run", Duration::from_secs(60));
     Server::start(listener, options).unwrap()
 }
 
-/// A connection of rank 1 that has sent its hello.
+/// Returns a connection of rank 1 that has sent its hello.
 fn connect(address: SocketAddr, instance: u64, number: u32) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.write_all(MAGIC).unwrap();

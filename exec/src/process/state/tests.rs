@@ -3,7 +3,7 @@ use shardlab_plan::ir::InstrId;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// The first attempt of a process; another process has another instance.
+/// Returns the first attempt of a process; another process has another instance.
 fn first(instance: u64) -> Attempt {
     Attempt {
         instance,
@@ -41,7 +41,7 @@ fn heartbeat(progress: u64, running: u32) -> Request {
     }
 }
 
-/// A heartbeat whose rank is at an instruction of its second pass.
+/// Returns a heartbeat whose rank is at an instruction of its second pass.
 fn at_instruction(rank: u32, instr: u32) -> Request {
     Request::Heartbeat {
         progress: 0,

@@ -110,8 +110,8 @@ impl Snapshot {
         if leads { store.prune() } else { Ok(()) }
     }
 
-    /// Every process completes a part before the next one begins; an error of one process is an
-    /// error of all.
+    /// Runs a part on every process before the next one starts; an error of one process is an error
+    /// of all.
     fn write_parts(
         mut self,
         store: &Store,

@@ -168,7 +168,7 @@ pub(crate) fn check(
     })
 }
 
-/// Returns what a key is in a file that does not say it.
+/// Returns the value of a key in a file that does not have it.
 fn absent(key: &str, m: &Model) -> Value {
     let defaults = &m.family.spec().defaults;
     match key {

@@ -1,8 +1,8 @@
 //! Candidates under load.
 //!
-//! In a training step the GPU is at its power limit and lowers its clock until it keeps it. There
-//! the candidate that takes the least energy wins, which need not be the fastest of a burst on an
-//! idle GPU.
+//! In a training step the GPU is at its power limit and lowers its clock to stay there. Then the
+//! candidate that takes the least energy wins, which need not be the fastest of a burst on an idle
+//! GPU.
 
 use super::{Addresses, Blas, CANDIDATES, ErrorKind, Plan, WORKSPACE, ahead};
 use crate::kernels::cuda::gemm::GemmProblem;
@@ -12,19 +12,19 @@ use cudarc::cublaslt::sys;
 use cudarc::driver::result;
 use shardlab_plan::ir::DType;
 
-/// Candidates that are asked for where some of them run under load.
+/// Number of candidates that are requested when some of them run under load.
 pub(super) const MORE: usize = 2 * CANDIDATES;
-/// As many of a burst's best run under load,
+/// Maximum number of candidates that run under load, the best of a burst,
 const CONTENDERS: usize = 6;
-/// if they took at most this part of the best one's time.
+/// if they took at most this multiple of the best one's time.
 const CLOSE: f32 = 1.08;
-/// As [`super::BETTER`], for means over many launches, which are far less noisy than the best of
+/// Like [`super::BETTER`], for means over many launches, which are far less noisy than the best of
 /// three.
 const STEADIER: f32 = 0.995;
-/// Load before anything counts: the limit acts on an average of the power over tens of
+/// Microseconds of load before measuring: the limit applies to an average of the power over tens of
 /// milliseconds.
 const HEAT: f32 = 600e3;
-/// Microseconds that one candidate runs before its time counts, and for which it counts; twice
+/// Microseconds for which one candidate runs before its time counts, and for which it counts; twice
 /// each.
 const BEFORE: f32 = 100e3;
 const COUNTED: f32 = 120e3;
@@ -33,7 +33,7 @@ const COUNTED: f32 = 120e3;
 const COLD: u64 = 256 << 20;
 const SETS: u64 = 8;
 
-/// A candidate: what it belongs to, its settings, its time in a burst in microseconds.
+/// A candidate: its plan, its settings, its time in a burst in microseconds.
 pub(super) type Contender<'a> = (&'a Plan, &'a sys::cublasLtMatmulAlgo_t, f32);
 
 /// Operands of a GEMM with values as in training: the power of a GEMM depends on how many bits
@@ -44,20 +44,20 @@ pub(super) struct Load {
 }
 
 impl Load {
-    /// As many sets as no cache holds.
+    /// Creates enough sets of operands to exceed the cache.
     pub(super) fn new(p: &GemmProblem) -> Result<Self, ErrorKind> {
         let bytes: u64 = super::sizes(p)[..3].iter().sum();
         Self::of_sets(p, COLD.div_ceil(bytes.max(1)).clamp(1, SETS))
     }
 
-    /// So many sets.
+    /// Creates `count` sets of operands.
     pub(super) fn of_sets(p: &GemmProblem, count: u64) -> Result<Self, ErrorKind> {
         let sizes = super::sizes(p);
         let mut memory = vec![Scratch::new(WORKSPACE as u64, 0)?];
         let workspace = memory[0].at;
         let mut sets: Vec<Addresses> = Vec::new();
         for set in 0..count {
-            // Activations, weights, what is added, the bias.
+            // Activations, weights, the accumulator, the bias.
             let kinds = [
                 (sizes[0], p.factors, 1.0),
                 (sizes[1], p.factors, 0.02),
@@ -95,7 +95,7 @@ impl Load {
     }
 }
 
-/// Returns which candidates run under load, by their times in a burst: the best ones, best first.
+/// Returns which candidates run under load, by their times in a burst, best first.
 pub(super) fn contenders(bursts: &[f32]) -> Vec<usize> {
     let best = bursts.iter().copied().fold(f32::INFINITY, f32::min);
     let mut close: Vec<usize> = (0..bursts.len())
@@ -106,14 +106,14 @@ pub(super) fn contenders(bursts: &[f32]) -> Vec<usize> {
     close
 }
 
-/// Returns the best of contenders by their times under load.
+/// Returns the best of the contenders by their times under load.
 pub(super) fn winner(times: &[[f32; 2]]) -> usize {
     ahead(times.iter().map(|[a, b]| a + b), STEADIER).unwrap_or(0)
 }
 
 impl Blas {
     /// Returns the mean microseconds of each contender under load, once in this order and once in
-    /// reverse, so that a drift shows and does not favour anyone.
+    /// reverse, so that a drift shows and favours none.
     pub(super) fn under_load(
         &self,
         load: &Load,
@@ -124,7 +124,7 @@ impl Blas {
         let launches = |micros: f32, each: f32| (micros / each.max(1.0)) as usize + 1;
         let mean = |&(plan, algo, each): &Contender<'_>, before, counted| {
             watch.mean(launches(before, each), launches(counted, each), |n| {
-                // SAFETY: the operands are as long as the GEMM's shapes, and nothing else uses
+                // SAFETY: the operands have the lengths of the GEMM's shapes, and nothing else uses
                 // them.
                 unsafe { self.run(plan, algo, load.set(n), watch.stream()) }
             })
@@ -142,8 +142,8 @@ impl Blas {
         Ok(times)
     }
 
-    /// Of the candidates that are about the fastest in a burst, the fastest under load, and its
-    /// time.
+    /// Returns the fastest candidate under load, among those that are nearly the fastest in a
+    /// burst, and its time.
     pub(super) fn steadiest(
         &self,
         plan: &Plan,

@@ -1,4 +1,4 @@
-//! What the choice among candidates is worth: every GEMM of a program, in bursts and under load.
+//! Compares ways to choose among candidates: every GEMM of a program, in bursts and under load.
 
 use super::sustained::{Contender, Load, MORE, contenders};
 use super::{Blas, CANDIDATES, ErrorKind, Plan, ahead, set};
@@ -9,14 +9,14 @@ use cudarc::cublaslt::sys;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// A GEMM of a program, tried out.
+/// A GEMM of a program with its candidates.
 #[derive(Clone, Debug)]
 pub struct Trial {
     /// Its shape, layouts and types.
     pub product: String,
-    /// How often a steady step launches it.
+    /// Number of launches in a steady step.
     pub launches: usize,
-    /// Operations of one launch.
+    /// FLOPs of one launch.
     pub flops: f64,
     /// In the library's order; those for fewer multiprocessors come last.
     pub candidates: Vec<Candidate>,
@@ -25,18 +25,18 @@ pub struct Trial {
 /// A way to perform a GEMM.
 #[derive(Clone, Debug)]
 pub struct Candidate {
-    /// Place in the library's list, from 1.
+    /// Position in the library's list, from 1.
     pub place: usize,
-    /// Numbers of its kernel, tile, stages and so on, as the library tells them.
+    /// Numbers of its kernel, tile, stages and so on, as the library reports them.
     pub config: String,
-    /// Multiprocessors that it was made for, where these are not all.
+    /// Number of multiprocessors that it was made for, if not all.
     pub sms: Option<i32>,
-    /// Shortest of three runs after a pause, microseconds; infinite where it does not run.
+    /// Shortest of three runs after a pause, in microseconds; infinite if it does not run.
     pub burst: f32,
-    /// Means of two passes under load, microseconds; absent where it was not close in the burst, or
+    /// Means of two passes under load, in microseconds; absent if it was not close in the burst, or
     /// time was up.
     pub sustained: Option<[f32; 2]>,
-    /// The engine's choice as it is now.
+    /// Whether it is the engine's current choice.
     pub engine: bool,
 }
 
@@ -73,25 +73,25 @@ impl Trial {
     }
 }
 
-/// Before each candidate's burst.
+/// Pause before each candidate's burst.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Multiprocessors that collectives leave over, roughly, on a GPU with 132.
+/// Approximate number of multiprocessors that collectives leave free, on a GPU with 132.
 const SMS: i32 = 108;
-/// GEMMs of the backward, heaviest first, that are tried with [`SMS`] multiprocessors.
+/// Number of backward GEMMs, heaviest first, that are tried with [`SMS`] multiprocessors.
 const WITH_SMS: usize = 4;
-/// Load before the first GEMM and before each, microseconds.
+/// Load before the first GEMM and before each, in microseconds.
 const HOT: f32 = 1e6;
 const WARM: f32 = 250e3;
 /// Seconds that one contender takes, and the seconds before a GEMM's first contender.
 const EACH: f64 = 0.47;
 const FIRST: f64 = 0.9;
 
-/// A GEMM and its candidates, while they are tried.
+/// A GEMM and its candidates during the trial.
 struct Tried {
     product: GemmProblem,
     /// For all multiprocessors, and for fewer.
     plans: Vec<Plan>,
-    /// Which plan, and settings.
+    /// Index of the plan, and settings.
     algos: Vec<(usize, sys::cublasLtMatmulAlgo_t)>,
     trial: Trial,
 }
@@ -109,7 +109,7 @@ impl Blas {
         by_weight.sort_by(|a, b| (flops(&b.0) * b.1 as f64).total_cmp(&(flops(&a.0) * a.1 as f64)));
         let watch = Stopwatch::new()?;
         let (mut all, mut with_sms) = (Vec::new(), 0);
-        // All bursts come first: they are to meet a cool GPU.
+        // All bursts come first, while the GPU is cool.
         for (p, launches) in by_weight {
             if started.elapsed() > limit / 3 {
                 break;
@@ -122,7 +122,7 @@ impl Blas {
         }
         let mut heat = HOT;
         for tried in &mut all {
-            // Whatever the engine takes is part of the comparison, and so is the burst's winner by
+            // The engine's choice is always part of the comparison, and so is the burst's winner by
             // its rule.
             let also = [tried.trial.by_engine(), tried.trial.by_burst()];
             let rows = &mut tried.trial.candidates;
@@ -188,7 +188,7 @@ impl Blas {
         let mut places = [0, 0];
         for (plan, algo) in &algos {
             std::thread::sleep(PAUSE);
-            // SAFETY: the operands are as long as the GEMM's shapes, and nothing else uses them.
+            // SAFETY: the operands have the lengths of the shapes, and nothing else uses them.
             let burst = watch.micros(3, || unsafe {
                 self.run(&plans[*plan], algo, at, watch.stream())
             });
@@ -238,7 +238,7 @@ fn name(p: &GemmProblem) -> String {
     )
 }
 
-/// Returns what the library says about an algorithm.
+/// Describes the configuration of an algorithm, as the library reports it.
 fn config(algo: &sys::cublasLtMatmulAlgo_t) -> String {
     use sys::cublasLtMatmulAlgoConfigAttributes_t as Attr;
     let attrs = [

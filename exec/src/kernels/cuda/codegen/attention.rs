@@ -1,5 +1,5 @@
-//! Attention without a library: any head size, float32 arithmetic, no tensor cores. For float32,
-//! which cuDNN's attention does not take, and for machines without cuDNN.
+//! Attention without a library: any head size, float32 arithmetic, no tensor cores. It is used for
+//! float32, which cuDNN's attention does not support, and on machines without cuDNN.
 
 use super::{CodegenError, Entry, Module, Param, Request, blocks, ctype, float};
 use crate::kernels::cuda::target::Target;
@@ -10,12 +10,12 @@ const COMMON: &str = include_str!("attention.cuh");
 /// Threads of a block.
 const THREADS: u32 = 256;
 
-/// How one attention is cut into tiles.
+/// Tiling of one attention.
 struct Geometry {
     shape: AttentionShape,
     /// Distance of the log-sum-exp's rows.
     stat: u64,
-    /// Rows and columns of the scores that a block works on at a time.
+    /// Number of rows and columns of the scores that a block works on at a time.
     tile: u64,
 }
 
@@ -58,7 +58,7 @@ impl Geometry {
         )
     }
 
-    /// Returns how many blocks take all tiles of rows of `heads` heads.
+    /// Returns how many blocks cover all tiles of rows of `heads` heads.
     fn blocks(&self, heads: u64) -> Result<u32, CodegenError> {
         blocks(
             (self.shape.batch * heads * self.shape.seq.div_ceil(self.tile)) as usize,
@@ -91,13 +91,13 @@ fn shared(tile: u64, d: u64, rows: u64) -> u64 {
     tile * (rows * pitch + tile + 4) * 4
 }
 
-/// Tiles of rows that the backward keeps, which is most.
+/// Number of tiles of rows that the backward keeps, which is the maximum.
 const MAX_ROWS: u64 = 4;
 
-/// Returns the largest tile that finds room: of long heads, and on smaller GPUs, fewer rows.
+/// Returns the largest tile that fits: fewer rows for long heads, and on smaller GPUs.
 fn tile(target: Target, d: u64) -> u64 {
     let fits = |tile: &u64| shared(*tile, d, MAX_ROWS) <= u64::from(target.shared());
-    // A thread keeps sums of its rows for all of a head: of long ones, no more than half as many.
+    // A thread keeps sums of its rows for the whole head: of long heads, at most half as many rows.
     let largest = if d <= 128 { 64 } else { 32 };
     [largest, 32].into_iter().find(fits).unwrap_or(16)
 }

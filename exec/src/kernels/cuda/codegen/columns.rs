@@ -1,5 +1,5 @@
 //! Sums over rows, channels or everything, in two stages of a fixed order: blocks of rows in
-//! float32, these in float64.
+//! float32, and then the sums of blocks in float64.
 
 use super::expr::{self, Gen};
 use super::index::{self, Domain, Index};
@@ -9,16 +9,15 @@ use super::{CodegenError, Entry, Module, Param, Request, TICKETS, blocks, ctype,
 use crate::kernels::ops::{self, CudaCode};
 use shardlab_plan::ir::{BodyOp, Place, Slot};
 
-/// Blocks that fill a large GPU a few times over.
+/// Number of blocks that fill a large GPU several times.
 const FULL: usize = 1056;
-/// Multiprocessors of an H200: the order of sums depends on this number, not on the GPU that is
-/// there.
+/// Multiprocessors of an H200: the order of sums depends on this number, not on the actual GPU.
 pub(super) const MULTIPROCESSORS: usize = 132;
-/// Threads of a multiprocessor, with the registers that these kernels take.
+/// Threads per multiprocessor, with the registers that these kernels use.
 const RESIDENT: usize = 1024;
-/// Threads of a block that adds up columns.
+/// Threads per block that adds up columns.
 const THREADS: usize = 512;
-/// Rows of a warp that are read before the first is added.
+/// Rows per warp that are read before the first is added.
 const AHEAD: usize = 4;
 /// Parts into which the sum over blocks is divided.
 const SHARES: usize = 4;
@@ -45,7 +44,8 @@ fn summed(op: &BodyOp) -> Result<&Slot, CodegenError> {
     rows::reduced(op).map_or_else(|| input(op, 0), Ok)
 }
 
-/// Returns what each row adds to each output's columns, for operation `i` of the body.
+/// Returns the C expressions of a row's terms in each output's columns, for operation `i` of the
+/// body.
 pub(super) fn terms(
     g: &mut Gen<'_>,
     i: usize,
@@ -75,7 +75,7 @@ fn columns(req: &Request<'_>, op: &BodyOp, lanes: usize) -> Result<Module, Codeg
     let (threads, tile) = (THREADS, 32 * lanes);
     let tiles = cols.div_ceil(tile);
     let deep = threads / 32;
-    // Blocks that are there at once, and none with less than two rounds to do.
+    // All blocks are resident at once, and each has at least two rounds of work.
     let full = MULTIPROCESSORS * RESIDENT / threads;
     let chunks = (full / tiles).min(rows.div_ceil(2 * deep)).max(1);
     let per = rows.div_ceil(chunks).max(1);
@@ -87,7 +87,7 @@ fn columns(req: &Request<'_>, op: &BodyOp, lanes: usize) -> Result<Module, Codeg
         g.line(format!("float acc{n}[{lanes}] = {{}};"));
     }
     g.line("const IDX first = (IDX)blockIdx.y * PER;\nconst IDX end = first + PER < ROWS ? first + PER : (IDX)ROWS;");
-    // Several rows are on their way before the first is used.
+    // Several rows are in flight before the first is used.
     g.open("if (c < COLS)");
     g.open(format!(
         "#pragma unroll 1\nfor (IDX from = first + ty; from < end; from += {})",

@@ -1,5 +1,5 @@
-//! Direct convolutions, stride 1, padded to the same size: one thread an output element, one block
-//! a weight.
+//! Direct convolutions, stride 1, padded to the same size: one thread per output element, one block
+//! per weight.
 
 use super::index::{self, Index};
 use super::{CodegenError, Entry, Module, Param, Request, blocks, ctype, numel};

@@ -1,10 +1,9 @@
 //! The chunked cross entropy: logits become their gradient, and the loss is added up, in one pass
 //! over memory.
 //!
-//! A row of a large vocabulary is longer than what a block may keep. It is divided among the blocks
-//! of a cluster, which keep their parts in shared memory and tell one another their maxima and
-//! sums. Parts are short enough for several blocks on a multiprocessor, so that one writes while
-//! another reads.
+//! A row of a large vocabulary does not fit into one block. It is divided among the blocks of a
+//! cluster, which keep their parts in shared memory and exchange their maxima and sums. Parts are
+//! small enough for several blocks on a multiprocessor, so that one writes while another reads.
 
 use super::tables::{NAN, contiguous, entry, id, lanes, slots};
 use super::{CodegenError, Entry, Module, Param, Request, float, numel};
@@ -12,16 +11,16 @@ use crate::kernels::strides;
 use shardlab_plan::ir::{BodyOp, Place, Slot};
 use std::fmt::Write as _;
 
-/// Most bytes of a row that a block keeps: three blocks find room on a multiprocessor of an H200.
+/// Maximum bytes of a row that a block keeps: three blocks fit on a multiprocessor of an H200.
 const PART: usize = 72 << 10;
-/// Shared memory of a multiprocessor, less a little for sums.
+/// Shared memory of a multiprocessor, minus a little for sums.
 const SHARED: usize = 224 << 10;
-/// Most blocks of a cluster that every GPU of this kind can place.
+/// Maximum number of blocks of a cluster that every GPU of this kind can place.
 const CLUSTER: usize = 8;
-/// Threads of a block that keeps its part.
+/// Threads per block that keeps its part.
 const THREADS: usize = 384;
 
-/// What both forms of the kernel are made of.
+/// Common parts of both forms of the kernel.
 struct Pieces<'a> {
     rows: usize,
     cols: usize,
@@ -33,7 +32,7 @@ struct Pieces<'a> {
     loss: &'a Slot,
     /// Factor of a row's share of the loss.
     scale: f64,
-    /// Factor of the gradient: that of the loss times what reaches the loss from behind.
+    /// Factor of the gradient: that of the loss times the incoming gradient of the loss.
     gradient: f64,
 }
 
@@ -84,10 +83,10 @@ pub(in crate::kernels) fn generate(
 }
 
 impl Pieces<'_> {
-    /// Returns what follows once `top` and `s` are the row's: its share of the loss is `z -
-    /// target`, its gradients come from `a`.
+    /// Returns the code after `top` and `s` are the row's: its share of the loss is `z - target`,
+    /// and its gradients come from `a`.
     fn gradients(&self, fast: bool) -> (String, String) {
-        // The factor becomes a part of the exponent where the gradient is rounded to 16 bits.
+        // The factor becomes a part of the exponent if the gradient is rounded to 16 bits.
         if fast {
             (
                 format!(
@@ -108,7 +107,7 @@ impl Pieces<'_> {
         Ok(req.memory(self.grad)? != "float" && self.gradient > 0.0)
     }
 
-    /// Adds up the rows' shares by all `threads` of a block.
+    /// Adds up the rows' shares with all `threads` of a block.
     fn total(&self, req: &Request<'_>, threads: usize) -> Result<String, CodegenError> {
         Ok(format!(
             "  double sum = 0.0;\n  for (u32 i = threadIdx.x; i < {rows}u; i += {threads}) sum += __ldcg(part + i);\n  sum = block_sum<{threads}>(sum);\n  if (threadIdx.x == 0) down((float)((double)up({b}[0]) + {scale:?} * sum), {o}[0]);\n",
@@ -120,7 +119,8 @@ impl Pieces<'_> {
     }
 }
 
-/// Every block of a cluster keeps its part of the row; the last one of the launch adds up the loss.
+/// Generates a kernel in which every block of a cluster keeps its part of the row; the last block
+/// of the launch adds up the loss.
 fn kept(req: &Request<'_>, p: &Pieces<'_>, cluster: usize) -> Result<Module, CodegenError> {
     let (l, d) = (p.lanes, p.cols);
     let part = (d / l).div_ceil(cluster);
@@ -172,7 +172,7 @@ fn kept(req: &Request<'_>, p: &Pieces<'_>, cluster: usize) -> Result<Module, Cod
   {gt}* y = {y} + (u64)r * {d}u + first * {l}u;
 {copies}  const i64 label = {id};
   const bool bad = bad_id(label, {d}, fault, kernel);
-  // Beyond every part if it lies in another block's.
+  // Beyond every part if it is in another block's.
   const u32 hit = bad || (u32)label < first * {l}u ? 0xffffffffu : (u32)label - first * {l}u;
   float m = -INF, s = 0.0f;
 {takes}  {{
@@ -231,8 +231,8 @@ fn kept(req: &Request<'_>, p: &Pieces<'_>, cluster: usize) -> Result<Module, Cod
     })
 }
 
-/// Generates a kernel of one block per row, which reads it twice: for rows that are short, too long
-/// or not aligned.
+/// Generates a kernel of one block per row, which reads the row twice: for rows that are short, too
+/// long or not aligned.
 fn twice(req: &Request<'_>, p: &Pieces<'_>) -> Result<Module, CodegenError> {
     let (l, d) = (p.lanes, p.cols);
     let threads = (d / l).next_multiple_of(32).clamp(32, 1024);

@@ -24,21 +24,20 @@ impl Var {
     }
 }
 
-/// A vector that is kept in registers: of the own row from one pass to the next, or read ahead of
-/// its use.
+/// A vector that is kept in registers: of the own row between passes, or read ahead of its use.
 #[derive(Clone, Debug)]
 pub(in crate::kernels) struct Cached {
     pub(in crate::kernels) name: String,
     pub(in crate::kernels) ctype: &'static str,
-    /// Elements.
+    /// Number of elements.
     pub(in crate::kernels) lanes: usize,
     /// Address of the vector at `i`.
     pub(in crate::kernels) address: String,
-    /// Registers it takes, in bytes.
+    /// Bytes of registers.
     pub(in crate::kernels) bytes: usize,
 }
 
-/// Returns the vector at an address, once it is kept.
+/// Returns the vector at an address, which is kept from its first use on.
 fn keep(kept: &mut Vec<Cached>, address: String, arg: Arg, lanes: usize) -> String {
     if let Some(c) = kept.iter().find(|c| c.address == address) {
         return c.value();
@@ -60,7 +59,7 @@ impl Cached {
         format!("{}[k]", self.name)
     }
 
-    /// Declares room for this many.
+    /// Declares space for this many.
     pub(in crate::kernels) fn declared(&self, count: usize) -> String {
         let Self {
             name, ctype, lanes, ..
@@ -68,7 +67,7 @@ impl Cached {
         format!("Pack<{ctype}, {lanes}> {name}[{count}];\n")
     }
 
-    /// Reads the one of number `k`.
+    /// Reads the vector with number `k`.
     pub(in crate::kernels) fn taken(&self) -> String {
         let Self {
             ctype,
@@ -83,18 +82,19 @@ impl Cached {
     }
 }
 
-/// Tells whether an operation's results are rounded to 16 bits, so that the fast functions will do.
+/// Returns whether an operation's results are rounded to 16 bits, so that the fast functions are
+/// accurate enough.
 fn is_fast(op: &BodyOp) -> bool {
     op.outputs.iter().all(|s| s.dtype.size() == 2)
 }
 
-/// Where a slot's value comes from.
+/// Origin of a slot's value.
 enum Origin {
     Memory,
     Op(usize, usize),
 }
 
-/// The generator of one entry's code.
+/// Generator of one entry's code.
 pub(in crate::kernels) struct Gen<'a> {
     pub(in crate::kernels) req: &'a Request<'a>,
     pub(in crate::kernels) lanes: usize,
@@ -105,17 +105,16 @@ pub(in crate::kernels) struct Gen<'a> {
     memo: Vec<BTreeMap<String, Var>>,
     /// Statistics of row operations computed so far: variables by operation.
     pub(in crate::kernels) stats: BTreeMap<usize, Vec<String>>,
-    /// Vectors to keep, if any are.
+    /// Vectors to keep, if enabled.
     pub(in crate::kernels) cache: Option<Vec<Cached>>,
-    /// Concatenations of the own row, by what they are: where rows stay in registers, later passes
+    /// Concatenations of the own row, by their operation: if rows stay in registers, later passes
     /// find them there.
     pub(in crate::kernels) held: Option<BTreeMap<String, String>>,
-    /// What all lanes share is kept as well.
+    /// Whether values shared by all lanes are kept as well.
     pub(in crate::kernels) keep_shared: bool,
-    /// What all rows share is kept as well.
+    /// Whether values shared by all rows are kept as well.
     pub(in crate::kernels) keep_columns: bool,
-    /// Rounded vectors by the variables that hold their elements, if they are to be written as they
-    /// are.
+    /// Rounded vectors, by the variables that hold their elements, if they are written as they are.
     pub(in crate::kernels) packs: Option<BTreeMap<String, (DType, String)>>,
 }
 
@@ -207,8 +206,8 @@ impl<'a> Gen<'a> {
         }
     }
 
-    /// Input `n` of operation `i` at a position of its output (or of another shape that it is
-    /// repeated over).
+    /// Returns input `n` of operation `i` at a position of its output (or of a larger shape over
+    /// which it is repeated).
     pub(in crate::kernels) fn input(
         &mut self,
         i: usize,
@@ -314,7 +313,7 @@ impl<'a> Gen<'a> {
         Ok(self.remember(key, Var::Each(t)))
     }
 
-    /// Output `o` of operation `i` at a logical position.
+    /// Returns output `o` of operation `i` at a logical position.
     pub(in crate::kernels) fn output(
         &mut self,
         i: usize,
@@ -367,7 +366,7 @@ impl<'a> Gen<'a> {
         Ok(self.remember(key, var))
     }
 
-    /// Returns a vector of GEMM `i`, which the kernel has rounded and holds in `made`.
+    /// Returns a vector of GEMM `i`, which the kernel has rounded and stored in `made`.
     fn made(&mut self, i: usize, at: &Index, key: String) -> Result<Var, CodegenError> {
         let slot = &self.op(i).outputs[0];
         let ty = self.rounding(slot)?;
@@ -387,9 +386,9 @@ impl<'a> Gen<'a> {
         Ok(self.remember(key, Var::Each(t)))
     }
 
-    /// Returns where the copy `i` puts the element at a position of what it copies, and its value,
-    /// if it copies a value of the body into another order: rows are complete where they are made,
-    /// not where they go.
+    /// Returns where copy `i` writes the element at a position of its source, and the value, if it
+    /// copies a value of the body into another order: rows are complete where they are made, not
+    /// where they go.
     pub(in crate::kernels) fn pushed(
         &mut self,
         i: usize,
@@ -419,7 +418,7 @@ impl<'a> Gen<'a> {
         Ok(Some((Index { own: None, ..place }, var)))
     }
 
-    /// Rounds a value to what a type holds.
+    /// Rounds a value to the precision of a type.
     pub(in crate::kernels) fn round(&mut self, var: &Var, ty: DType) {
         if ty == DType::F32 {
             return;
@@ -444,7 +443,7 @@ impl<'a> Gen<'a> {
         Var::Each(t)
     }
 
-    /// Concatenation: the part that the position falls into.
+    /// Generates a concatenation: the part that contains the position.
     fn cat(&mut self, i: usize, axis: usize, at: &Index, key: String) -> Result<Var, CodegenError> {
         let op = self.op(i);
         let tail = |shape: &[u64]| shape[axis..].iter().product::<u64>() as usize;
@@ -475,7 +474,7 @@ impl<'a> Gen<'a> {
             format!("float {t};")
         });
         self.line(format!("const IDX {w} = ({}) % {whole}u;", at.code));
-        // A part is read where the position falls into it, and nowhere ahead: what is kept is read
+        // A part is read only where the position is within it, and not ahead: kept values are read
         // for every position.
         let kept = self.cache.take();
         let mut from = 0;
@@ -510,7 +509,7 @@ impl<'a> Gen<'a> {
             ));
         }
         let var = if each { Var::Each(t) } else { Var::Same(t) };
-        // Parts were rounded to what their slots hold; the concatenation may be coarser.
+        // Parts were rounded to their slots' types; the concatenation may be coarser.
         let ty = self.rounding(out)?;
         self.round(&var, ty);
         if let (Var::Each(t), Some(held)) = (&var, &mut self.held) {

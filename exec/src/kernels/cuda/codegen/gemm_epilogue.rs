@@ -1,5 +1,4 @@
-//! GEMMs with fused epilogue, by a kernel of our own for Hopper's tensor cores
-//! (`gemm_epilogue.cuh`).
+//! GEMMs with fused epilogue, by our own kernel for Hopper's tensor cores (`gemm_epilogue.cuh`).
 //!
 //! Forms of instructions and of tiles in shared memory are those of the PTX ISA 9.0, "Asynchronous
 //! Warpgroup Level Matrix Multiply-Accumulate Instructions" and "Strides of matrices in shared
@@ -13,20 +12,20 @@ use crate::kernels::cuda::gemm;
 use shardlab_plan::ir::{BodyOp, DType, OpKind, Place, op};
 use std::fmt::Write as _;
 
-/// The kernel, less what depends on the body.
+/// The kernel, without the parts that depend on the body.
 const KERNEL: &str = include_str!("gemm_epilogue.cuh");
-/// Shared memory of a block: three steps of both factors' tiles, a rounded tile, barriers and the
-/// ring of tile numbers, and what aligning them may cost.
+/// Shared memory of a block: three stages of both factors' tiles, a rounded tile, barriers and the
+/// ring of tile numbers, and the padding for alignment.
 const SHARED: u32 = 3 * ((16 << 10) + (32 << 10)) + (64 << 10) + 256 + 1024;
 /// Elements of a vector in memory.
 const LANES: usize = 8;
-/// Elements of a tile's inner dimension: 128 bytes, what tensor copies swizzle.
+/// Elements of a tile's inner dimension: 128 bytes, the unit that tensor copies swizzle.
 const STEP: u32 = 64;
-/// Multiprocessors of the GPUs that this is for. Where there are fewer, what finds no room starts
-/// late and finds nothing to do.
+/// Multiprocessors of the target GPUs. On smaller GPUs, blocks that do not fit start late and find
+/// no work.
 const PROCESSORS: u32 = 132;
 
-/// A matrix in memory as tensor copies take it: rows without gaps, in boxes of some rows and
+/// A matrix in memory, as tensor copies address it: rows without gaps, in boxes of some rows and
 /// columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Map {
@@ -65,7 +64,7 @@ pub(super) fn generate(
     let (m, n, k, maps) = factors(req, gemms)?;
     let ty = maps[0].dtype;
     let tb = matches!(gemms[0].op, OpKind::Gemm(op::Gemm { tb: true, .. }));
-    // Tiles, and rounds of tiles' numbers, are counted in 32 bits.
+    // Tiles, and rounds of tile numbers, are counted in 32 bits.
     if [m, n, k].iter().any(|&x| x >= 1 << 31) {
         return Err(CodegenError::new("a GEMM has too many rows or columns"));
     }
@@ -95,9 +94,10 @@ pub(super) fn generate(
         g.store(slot, &at, &var)?;
     }
     let kept = g.cache.take().unwrap_or_default();
-    // Vectors in flight: as many as a writer's 120 registers allow in addition to the results. On
-    // an H200 the gate's gradient of 8,192 x 8,192 takes 427 us with eight of each that it reads,
-    // 435 with six, 447 with four; prefetching the tile into the second-level cache takes longer.
+    // Vectors in flight: as many as fit into a writer's 120 registers in addition to the results.
+    // On an H200 the gate's gradient of 8,192 x 8,192 takes 427 us with eight of each that it
+    // reads, 435 with six, 447 with four; prefetching the tile into the second-level cache takes
+    // longer.
     let room = 16 - 4 * req.writes.len().saturating_sub(2).min(3);
     let ahead = match kept.len() {
         0 => 4,

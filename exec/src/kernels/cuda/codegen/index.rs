@@ -1,8 +1,8 @@
 //! Index arithmetic of generated kernels: where element `i` of one view is in another.
 //!
-//! An [`Index`] is the C expression of the first of a few neighbouring elements (lanes), with what
-//! is known about it: the distance between the lanes, a number that divides it, and whether it
-//! stays within the kernel's own row. Shapes are constants of the generated code, so that divisions
+//! An [`Index`] is the C expression of the first of a few adjacent elements (lanes), with what is
+//! known about it: the distance between the lanes, a number that divides it, and whether it stays
+//! within the kernel's own row. Shapes are constants of the generated code, so that divisions
 //! become multiplications.
 
 use super::CodegenError;
@@ -23,11 +23,11 @@ pub(in crate::kernels) enum Own {
 /// Position of a few elements.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::kernels) struct Index {
-    /// Of the first lane.
+    /// Expression of the first lane.
     pub(in crate::kernels) code: String,
     /// Distance between lanes; 0 if they are all the same element.
     pub(in crate::kernels) step: usize,
-    /// Divides `code`.
+    /// Number that divides `code`.
     pub(in crate::kernels) multiple: usize,
     /// Set while this is still a row of the kernel.
     pub(in crate::kernels) own: Option<Own>,
@@ -43,7 +43,7 @@ impl Index {
         }
     }
 
-    /// `i`: the kernel's own elements.
+    /// Makes `i`: the kernel's own elements.
     pub(in crate::kernels) fn elem(lanes: usize) -> Self {
         Self {
             code: "i".to_owned(),
@@ -53,7 +53,7 @@ impl Index {
         }
     }
 
-    /// One element at a position given as C, nobody's own.
+    /// Makes one element at a position given as C, outside the own row.
     pub(in crate::kernels) fn single(code: impl Into<String>) -> Self {
         Self {
             code: code.into(),
@@ -63,7 +63,7 @@ impl Index {
         }
     }
 
-    /// `r`: the kernel's own row.
+    /// Makes `r`: the kernel's own row.
     pub(in crate::kernels) fn row() -> Self {
         Self {
             code: "r".to_owned(),
@@ -113,7 +113,7 @@ pub(in crate::kernels) fn dims(slot: &Slot) -> Dims {
     strides::merge(strides::dims(slot).into_iter())
 }
 
-/// Returns the elements from a slot's first to its last, those between its own included.
+/// Returns the number of elements from a slot's first to its last, including gaps.
 pub(in crate::kernels) fn extent(slot: &Slot) -> usize {
     let reach = |d: &Dim| (d.n.max(1) - 1) * d.stride;
     let last: usize = dims(slot).iter().map(reach).sum();
@@ -274,7 +274,7 @@ pub(in crate::kernels) mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Returns what an expression is for a position.
+    /// Evaluates an expression for a position.
     pub(crate) fn eval(code: &str, i: u64) -> u64 {
         // The expressions know only +, *, /, %, brackets, unsigned literals and `i`.
         struct P<'a>(&'a [u8], usize, u64);

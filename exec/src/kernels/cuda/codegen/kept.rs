@@ -1,8 +1,8 @@
-//! Reads that a kernel would spoil before it has used them.
+//! Reads that a kernel would overwrite before it has used them.
 //!
-//! An operand that is updated in place is safe where each thread writes only what it alone has
-//! read. Where a body reorders elements otherwise, or operands overlap in another way, the read is
-//! copied to scratch memory first.
+//! An operand that is updated in place is safe if each thread writes only what it alone has read.
+//! If a body reorders elements otherwise, or operands overlap in another way, the read is copied to
+//! scratch memory first.
 
 use super::index::dims;
 use super::{CLASH, Entry, Module, Param, Request, blocks};
@@ -19,8 +19,8 @@ fn slots<'a>(req: &Request<'a>) -> impl Iterator<Item = &'a Slot> {
         .flat_map(|op| op.inputs.iter().chain(&op.outputs))
 }
 
-/// Tells whether some operation takes a read, or what is made of it, in another order than that in
-/// which it is there.
+/// Returns whether some operation uses a read, or what is made of it, in an order other than that
+/// of its memory.
 fn reorders(req: &Request<'_>, read: u8) -> bool {
     let mut of_it = vec![Place::Read(read)];
     let mut made: Vec<&Slot> = Vec::new();
@@ -45,9 +45,9 @@ fn reorders(req: &Request<'_>, read: u8) -> bool {
     false
 }
 
-/// Tells whether all the body does is to make equal parts, element by element, of those parts of
-/// the written operand in which it puts them: a thread makes one element of every part
-/// (`pointwise`), from the same elements, before it writes any.
+/// Returns whether the body only makes equal parts, element by element, of those parts of the
+/// written operand to which it writes them: a thread makes one element of every part (`pointwise`),
+/// from the same elements, before it writes any.
 fn rotates(req: &Request<'_>, read: u8, write: u8) -> bool {
     let Some((cat, before)) = req.body.split_last() else {
         return false;
@@ -99,7 +99,7 @@ fn is_safe(req: &Request<'_>, read: u8, write: u8) -> bool {
     sources.all(|s| s.offset == to.offset && dims(s) == dims(to))
 }
 
-/// Returns the elements from the operand's first to the last that the body touches.
+/// Returns the number of elements from the operand's first to the last that the body touches.
 fn extent(req: &Request<'_>, read: u8) -> u64 {
     let end = |s: &Slot| {
         let last: usize = dims(s).iter().map(|d| (d.n - 1) * d.stride).sum();
@@ -109,7 +109,7 @@ fn extent(req: &Request<'_>, read: u8) -> u64 {
     all.map(end).max().unwrap_or(0)
 }
 
-/// Makes a module keep what it would spoil.
+/// Makes a module copy the reads that it would overwrite.
 pub(super) fn guard(req: &Request<'_>, mut module: Module) -> Module {
     let spoiled: Vec<u8> = (0..req.reads.len() as u8)
         .filter(|&r| {

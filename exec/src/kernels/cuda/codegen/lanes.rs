@@ -5,7 +5,7 @@ use super::index::{Domain, Index};
 use super::{CodegenError, numel};
 use shardlab_plan::ir::Shape;
 
-/// Where an operation is made: some lanes' elements.
+/// Position at which an operation is generated: some lanes' elements.
 pub(in crate::kernels) struct Lanes<'g, 'a> {
     pub(in crate::kernels) g: &'g mut Gen<'a>,
     /// Number of the operation in the body.
@@ -44,7 +44,9 @@ impl<'g, 'a> Lanes<'g, 'a> {
         let slot = self.g.req.body[self.i].inputs.get(n);
         let slot = slot.ok_or_else(|| CodegenError::new("a norm's parameter is missing"))?;
         if numel(slot) != d.cols {
-            return Err(CodegenError::new("a norm's parameter is as long as a row"));
+            return Err(CodegenError::new(
+                "a norm's parameter must have the length of a row",
+            ));
         }
         let shape = [d.rows as u64, d.cols as u64];
         Ok(self.g.input(self.i, n, &shape, &self.at)?.lane())

@@ -1,4 +1,4 @@
-//! Kernels over elements: one thread for a few neighbouring ones.
+//! Kernels over elements: one thread for a few adjacent ones.
 
 use super::expr::{Cached, Gen, Var};
 use super::index::{self, Index};
@@ -9,16 +9,17 @@ use shardlab_plan::ir::{DType, Place, Slot};
 
 /// Threads of a block.
 const THREADS: usize = 256;
-/// Threads that fill a large GPU: fewer find what they share in a cache, in any order.
+/// Number of threads that fill a large GPU: fewer find shared operands in a cache, in any order.
 const ENOUGH: usize = 128 << 10;
 
 /// An output in memory, and how its elements are made.
 #[derive(Clone, Copy)]
 enum Job {
-    /// Each from what it depends on: output `o` of operation `i`.
+    /// Each from its dependencies: output `o` of operation `i`.
     Pull(usize, usize),
-    /// From the parts of a concatenation of equal ones, element by element of a part, so that what
-    /// the parts share is read once; through a copy into another order, where there is one.
+    /// From the parts of a concatenation of equal ones, element by element of a part, so that
+    /// operands shared by the parts are read once; through a copy into another order, if there is
+    /// one.
     Push { cat: usize, copy: Option<usize> },
 }
 
@@ -51,7 +52,7 @@ impl Job {
         Self::Pull(i, o)
     }
 
-    /// Returns the shape of what threads walk over.
+    /// Returns the shape that threads walk over.
     fn shape<'a>(self, req: &Request<'a>) -> &'a [u64] {
         match self {
             Self::Pull(i, o) => &req.body[i].outputs[o].shape,
@@ -145,9 +146,9 @@ pub(super) fn generate(req: &Request<'_>, lanes: usize) -> Result<Module, Codege
     Ok(module)
 }
 
-/// The order in which threads walk over elements of which some operand has fewer: those that share
-/// its elements are neighbours. `[outer, repeats, rows, inner]` in the order of the elements
-/// becomes `[outer, rows, repeats, inner]`.
+/// Order in which threads walk over elements if some operand has fewer: threads that share its
+/// elements are adjacent. `[outer, repeats, rows, inner]` in the order of the elements becomes
+/// `[outer, rows, repeats, inner]`.
 #[derive(Clone, Copy, Debug)]
 struct Walk {
     repeats: usize,
@@ -206,7 +207,7 @@ impl Walk {
     }
 }
 
-/// Generates the values of a job: for each, where it goes.
+/// Generates the values of a job: for each, where it is written.
 fn make<'a>(
     g: &mut Gen<'a>,
     job: Job,
@@ -251,7 +252,7 @@ fn make<'a>(
             multiple: lanes,
             own: None,
         };
-        // What is as coarse already need not be rounded again.
+        // Values that are already this coarse need not be rounded again.
         let mut held = g.rounding(slot)?;
         let mut round = |g: &mut Gen<'_>, to: &Slot| -> Result<(), CodegenError> {
             let ty = g.rounding(to)?;
@@ -275,7 +276,7 @@ fn make<'a>(
     Ok(())
 }
 
-/// Generates a copy of integers, which floats could not carry.
+/// Generates a copy of integers, which floats could not represent.
 fn integers(req: &Request<'_>) -> Result<Option<Module>, CodegenError> {
     let [op] = req.body else { return Ok(None) };
     if !is_integer_copy(op) {

@@ -1,9 +1,9 @@
 //! Kernels over rows: a block (or a warp) for each, with the statistics that later operations need.
 //!
-//! Statistics are computed in passes over the row; the last pass makes what is written. Rows that
-//! fit are read once and kept in registers as they came from memory; of longer ones (a vocabulary)
-//! each pass reads them again, mostly from the second-level cache. Bodies that also add up rows
-//! (`mixed`) let each block take several.
+//! Statistics are computed in passes over the row; the last pass computes the outputs. Rows that
+//! fit are read once and kept in registers in their memory format. Longer rows (a vocabulary) are
+//! read again by each pass, mostly from the second-level cache. Bodies that also compute column
+//! sums (`mixed`) let each block take several rows.
 
 mod mixed;
 mod statistics;
@@ -19,17 +19,17 @@ pub(in crate::kernels) use statistics::Row;
 use statistics::{statistic, statistics};
 use std::collections::BTreeMap;
 
-/// Bytes of registers that a thread may spend on its part of the row.
+/// Bytes of registers that a thread may use for its part of the row.
 const KEPT: usize = 160;
-/// Threads of a block whose rows are a warp each.
+/// Threads per block whose rows have a warp each.
 const WARPS: usize = 128;
 
-/// Tells whether a body needs whole rows.
+/// Returns whether a body needs whole rows.
 pub(super) fn applies(req: &Request<'_>) -> bool {
     req.body.iter().any(|op| reduced(op).is_some())
 }
 
-/// Tells whether an operation reduces all rows to scalars.
+/// Returns whether an operation reduces all rows to scalars.
 fn is_loss(op: &BodyOp) -> bool {
     matches!(ops::cuda(&op.op), CudaCode::Loss(_))
 }
@@ -42,32 +42,32 @@ pub(super) fn reduced(op: &BodyOp) -> Option<&Slot> {
     }
 }
 
-/// How rows are dealt out.
+/// How rows are distributed.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     domain: Domain,
     lanes: usize,
-    /// Threads a row.
+    /// Threads per row.
     threads: usize,
-    /// Rows a block.
+    /// Rows per block.
     rows: usize,
-    /// Vectors a thread.
+    /// Vectors per thread.
     steps: usize,
-    /// Some threads have fewer.
+    /// Whether some threads have fewer.
     ragged: bool,
-    /// The row stays in registers.
+    /// Whether the row stays in registers.
     kept: bool,
 }
 
-/// What a body's operations ask of the threads that share a row.
+/// Requirements of a body's operations on the threads that share a row.
 #[derive(Clone, Copy)]
 struct Sharing {
-    /// Rows that leave threads of a warp without work may be taken several by a warp: nothing waits
+    /// Whether a warp may take several rows that would leave threads without work: nothing waits
     /// for whole warps.
     parts: bool,
-    /// Each thread has one vector of either half of such a row, where that makes two.
+    /// Whether each thread has one vector of either half of such a row, if that makes two.
     halves: bool,
-    /// Threads hold the sums of their columns in addition to their part of the row.
+    /// Whether threads hold the sums of their columns in addition to their part of the row.
     sums: bool,
 }
 
@@ -81,9 +81,9 @@ impl Sharing {
         Self {
             // Losses wait for whole warps.
             parts: !has(|code| matches!(code, CudaCode::Loss(_))),
-            // A rotation makes elements of both halves from the same elements of both halves. Where
-            // rows are summed too, a block takes many of them one after another, so that fewer
-            // threads per row are enough.
+            // A rotation makes elements of both halves from the same elements of both halves. If
+            // column sums are computed too, a block takes many rows one after another, so that
+            // fewer threads per row are enough.
             halves: sums && has(|code| matches!(code, CudaCode::Cat(_))),
             sums,
         }
@@ -102,7 +102,7 @@ impl Shape {
             2..=16 if parts && halves && vectors.is_power_of_two() => vectors / 2,
             0..=16 if parts => vectors.next_power_of_two(),
             128 if kept => 64,
-            // More than two vectors and their sums are more than a thread's registers.
+            // More than two vectors and their sums exceed a thread's registers.
             n @ 65..=128 if kept && sums => n.next_multiple_of(32),
             0..=128 => 32,
             n if kept => (n / 2).next_multiple_of(32).min(1024),
@@ -128,7 +128,7 @@ impl Shape {
         )
     }
 
-    /// Returns what all threads of the row make of their values by `op`, as C.
+    /// Returns the C code that reduces the values of all threads of the row by `op`.
     fn all(&self, op: &str, value: &str) -> String {
         if self.rows > 1 && self.threads > 32 {
             format!(
@@ -153,7 +153,7 @@ impl Shape {
         )
     }
 
-    /// Returns that, and the definition of the element.
+    /// Returns the same, and the definition of the element.
     fn place(&self) -> String {
         format!("{}\nconst IDX i = base + c;", self.column())
     }
@@ -191,8 +191,9 @@ pub(super) fn generate(req: &Request<'_>, lanes: usize) -> Result<Module, Codege
     Err(CodegenError::new("no shape for the rows"))
 }
 
-/// Generates the module, or nothing if the row does not fit into registers; with `columns`, what
-/// all rows share (a norm's weight) is read together with the row instead of after its statistics.
+/// Generates the module, or nothing if the row does not fit into registers. With `columns`, values
+/// shared by all rows (a norm's weight) are read together with the row instead of after its
+/// statistics.
 fn build(
     req: &Request<'_>,
     mut shape: Shape,
@@ -206,7 +207,7 @@ fn build(
     if shape.kept {
         g.cache = Some(Vec::new());
         g.held = Some(BTreeMap::new());
-        // A block that takes several rows would read it once a row either way.
+        // A block that takes several rows would read it once per row either way.
         g.keep_columns = columns && mixed.is_none();
     }
     let mut finish = Vec::new();
@@ -223,7 +224,7 @@ fn build(
         params.1.push(format!("double* part{n}"));
     }
     if !finish.is_empty() {
-        // An output may are where the row does: one thread has read any of its elements, all write
+        // An output may overwrite the row: one thread has read any of its elements before all write
         // theirs.
         g.line(if shape.threads == 32 {
             "__syncwarp();"
@@ -248,7 +249,7 @@ fn build(
     let one =
         held.len() * shape.lanes * size_of::<f32>() + kept.iter().map(|c| c.bytes).sum::<usize>();
     let bytes = one * shape.steps;
-    // A warp's row is as long as a warp can hold, whatever that takes.
+    // A warp's row may have any length that the warp can hold, at any number of registers.
     if shape.kept && shape.threads > 32 && bytes > KEPT {
         return Ok(None);
     }
@@ -300,7 +301,7 @@ fn build(
             Some(m) => format!("KERNELS({block}, {})", m.resident()),
         },
         params.1.join(", "),
-        // Rows of more than a warp meet here.
+        // Rows of more than a warp synchronize here.
         32 * if shape.threads > 32 { shape.rows } else { 1 },
     );
     let mut entries = Vec::new();
@@ -333,7 +334,7 @@ fn build(
     }))
 }
 
-/// Writes everything that goes to memory.
+/// Writes all outputs in memory.
 fn outputs(g: &mut Gen<'_>, shape: Shape, mixed: Option<&Mixed<'_>>) -> Result<(), CodegenError> {
     let d = shape.domain;
     let (mut wide, mut narrow) = (Vec::new(), Vec::new());

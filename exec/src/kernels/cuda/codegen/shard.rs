@@ -6,8 +6,8 @@ use shardlab_plan::ir::DType;
 
 const COMMON: &str = include_str!("shard.cuh");
 
-/// Operands a launch may have: few, so that its arguments are short, or as many as a launch can
-/// take.
+/// Maximum number of operands of a launch: few, so that its arguments are short, or as many as a
+/// launch can take.
 pub(crate) const CAPACITIES: [usize; 2] = [24, 540];
 
 /// What a kernel does with each range of its list.
@@ -29,16 +29,16 @@ pub(crate) enum Ranges {
         /// Type of the sum.
         to: DType,
     },
-    /// `to, from, distance`: pieces, the given number of bytes apart, added in order, each times a
-    /// factor first.
+    /// `to, from, distance`: pieces, the given number of bytes apart, multiplied by a factor and
+    /// added in order.
     Sum {
         /// Type of the pieces.
         from: DType,
         /// Type of the sum.
         to: DType,
-        /// Pieces.
+        /// Number of pieces.
         pieces: u32,
-        /// The sum is added to what is there.
+        /// Whether the sum is added to the existing value.
         accumulate: bool,
     },
     /// `to`: multiplied by a factor, or by the clip factor.
@@ -46,18 +46,18 @@ pub(crate) enum Ranges {
         /// Type.
         of: DType,
     },
-    /// `from`: a float64 sum of squares a block.
+    /// `from`: a float64 sum of squares per block.
     Squares {
         /// Type.
         of: DType,
     },
-    /// `from`: 1 a block that has a NaN, else 0.
+    /// `from`: 1 per block that has a NaN, or else 0.
     Nan {
         /// Type.
         of: DType,
     },
-    /// `weight, gradient, first, second moment[, copy][, distance]`: of several pieces that make up
-    /// a gradient, the number of bytes that they are apart.
+    /// `weight, gradient, first, second moment[, copy][, distance]`: if several pieces make up a
+    /// gradient, `distance` is the number of bytes between them.
     AdamW {
         /// Weight.
         weight: DType,
@@ -65,9 +65,9 @@ pub(crate) enum Ranges {
         grad: DType,
         /// Moments.
         moments: DType,
-        /// Where the new weight goes too.
+        /// Type of a second copy of the new weight.
         copy: Option<DType>,
-        /// Pieces of the gradient, each times a factor and added in order.
+        /// Number of pieces of the gradient, multiplied by a factor and added in order.
         pieces: u32,
     },
     /// `weight, gradient[, copy][, distance]`.
@@ -76,15 +76,15 @@ pub(crate) enum Ranges {
         weight: DType,
         /// Gradient.
         grad: DType,
-        /// Where the new weight goes too.
+        /// Type of a second copy of the new weight.
         copy: Option<DType>,
-        /// Pieces of the gradient, each times a factor and added in order.
+        /// Number of pieces of the gradient, multiplied by a factor and added in order.
         pieces: u32,
     },
 }
 
 impl Ranges {
-    /// Operands a range.
+    /// Returns the number of operands per range.
     pub(crate) const fn width(self) -> usize {
         match self {
             Self::Raw | Self::Cast { .. } | Self::Accumulate { .. } => 2,
@@ -103,7 +103,7 @@ impl Ranges {
         }
     }
 
-    /// Returns what a launch gets besides its table, in order.
+    /// Returns the arguments of a launch in addition to its table, in order.
     pub(crate) const fn extra(self) -> &'static [Extra] {
         match self {
             Self::Raw | Self::Cast { .. } | Self::Accumulate { .. } => &[],
@@ -117,7 +117,7 @@ impl Ranges {
         }
     }
 
-    /// CUDA C++ of the kernel `k0` for lists of at most `capacity` ranges.
+    /// Returns the CUDA C++ of the kernel `k0` for lists of at most `capacity` ranges.
     pub(crate) fn source(self, capacity: usize) -> String {
         let (declared, body) = self.body();
         let declared = declared.join(", ");
@@ -205,7 +205,7 @@ impl Ranges {
     }
 }
 
-/// What a launch gets besides its table.
+/// Argument of a launch in addition to its table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extra {
     /// A factor by value.
@@ -214,12 +214,12 @@ pub(crate) enum Extra {
     Hyper,
     /// Address of the squared norm, or null.
     Square,
-    /// Scratch: a float64 a block.
+    /// Scratch: a float64 per block.
     Part,
 }
 
 /// Returns the kernel that adds up the blocks' parts: `k0(part, count, out, before)`; with `any` it
-/// tells whether one is not 0.
+/// determines whether one is not 0.
 pub(crate) fn fold(any: bool) -> String {
     let result = if any {
         "sum > 0.0 ? 1.0f : 0.0f"
@@ -258,10 +258,10 @@ fn reduce(of: DType, step: &str, result: &str) -> String {
     )
 }
 
-/// What an update does with an operand.
+/// How an update uses an operand.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Use {
-    /// Read, piece by piece where there are several.
+    /// Reads it, piece by piece if there are several.
     Pieces,
     Both,
     Written,
@@ -273,7 +273,7 @@ impl Use {
     }
 }
 
-/// Returns a loop over the chunk's elements, four at a time where all operands are aligned.
+/// Returns a loop over the chunk's elements, four at a time if all operands are aligned.
 fn update(types: &[(&str, &str, Use)], pieces: u32, step: &str) -> String {
     let mut out = String::new();
     let mut aligned = Vec::new();
@@ -327,7 +327,7 @@ fn update(types: &[(&str, &str, Use)], pieces: u32, step: &str) -> String {
     out
 }
 
-/// Returns the copy of a new weight, as a cast of the stored one would make it.
+/// Returns the copy of a new weight, equal to a cast of the stored one.
 fn copied(weight: DType) -> String {
     format!(" c[v] = rounded<{}>(w[v]);", ctype(weight))
 }

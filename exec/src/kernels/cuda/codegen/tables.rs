@@ -21,7 +21,7 @@ pub(super) fn slots<'a, const I: usize, const O: usize>(
     Ok((ins, outs))
 }
 
-/// Returns an address expression of contiguous operands only.
+/// Returns an address expression for contiguous operands only.
 pub(super) fn contiguous(req: &Request<'_>, slot: &Slot) -> Result<String, CodegenError> {
     if !index::is_contiguous(&index::dims(slot)) {
         return Err(CodegenError::new("a table or its rows are strided"));
@@ -38,7 +38,7 @@ pub(super) fn id(req: &Request<'_>, slot: &Slot, at: &str) -> Result<String, Cod
     Ok(format!("{}[{}]", req.address(slot)?, at.code))
 }
 
-/// Lanes that all these operands can be accessed with, for rows of `cols`.
+/// Returns the number of lanes with which all these operands can be accessed, for rows of `cols`.
 pub(super) fn lanes(
     req: &Request<'_>,
     cols: usize,
@@ -69,11 +69,11 @@ pub(super) fn entry(name: &str, grid: [u32; 3], block: u32, params: &[Param]) ->
     }
 }
 
-/// Rows of a thread that gathers.
+/// Rows per thread that gathers.
 const ROWS: usize = 2;
-/// Vectors of a thread that writes zeros.
+/// Vectors per thread that writes zeros.
 const ZEROS: usize = 4;
-/// Keys that a block ranks others among at a time.
+/// Number of keys that a block ranks others among at a time.
 const KEYS: usize = 4096;
 pub(super) const NAN: &str = "__int_as_float(0x7fffffff)";
 
@@ -87,7 +87,7 @@ pub(in crate::kernels) fn gather(req: &Request<'_>, op: &BodyOp) -> Result<Modul
     }
     let l = lanes(req, d, &[table, out])?;
     let per = d / l;
-    // A thread takes several rows, far apart, so that their elements are on their way together.
+    // A thread takes several rows, far apart, so that their elements are in flight together.
     let many = ROWS.min(n.max(1));
     let step = n.div_ceil(many);
     let (mut params, mut declared) = req.operands();
@@ -138,7 +138,7 @@ pub(in crate::kernels) fn gather(req: &Request<'_>, op: &BodyOp) -> Result<Modul
 
 /// Generates `d_rows, ids, d_table -> d_table`: ids are sorted (each is ranked among all others, no
 /// atomics), then the first of each run of equal ids adds up all rows of that id in their order.
-/// Without a table that is added to, further blocks of the first entry fill it with zeros during
+/// Without a table to accumulate into, further blocks of the first entry fill it with zeros during
 /// the ranking, which hardly touches memory.
 pub(in crate::kernels) fn scatter(req: &Request<'_>, op: &BodyOp) -> Result<Module, CodegenError> {
     let ([rows, ids], [table]) = slots::<2, 1>(op)?;
@@ -149,8 +149,8 @@ pub(in crate::kernels) fn scatter(req: &Request<'_>, op: &BodyOp) -> Result<Modu
         return Err(CodegenError::new("as many rows as ids"));
     }
     let l = lanes(req, d, &[rows, before.unwrap_or(table), table])?;
-    // An id and the number of its row make a key, so that all are different; ids outside the table
-    // come last.
+    // An id and the number of its row make a key, so that all keys are different; ids outside the
+    // table come last.
     let (key, bytes) = match (vocab + 1) * n < 1 << 32 {
         true => ("u32", 4),
         false => ("u64", 8),
@@ -171,7 +171,8 @@ pub(in crate::kernels) fn scatter(req: &Request<'_>, op: &BodyOp) -> Result<Modu
             contiguous(req, before)?
         ),
         None => {
-            // One access a vector: parts of a wider one would not lie beside its neighbours'.
+            // One access per vector: parts of a wider one would not be adjacent to their
+            // neighbours'.
             let wide = l.min(16 / req.arg(table.place)?.dtype.size() as usize);
             let (vectors, each) = (vocab * d / wide, 512 * ZEROS);
             grid += blocks(vectors, each)?;
@@ -294,7 +295,7 @@ KERNEL(256) k1({args}) {{
     })
 }
 
-/// Tells whether two slots are the same memory.
+/// Returns whether two slots are the same memory.
 fn in_place(req: &Request<'_>, read: &Slot, write: &Slot) -> bool {
     let same = match (read.place, write.place) {
         (Place::Read(r), Place::Write(w)) => {
@@ -305,8 +306,7 @@ fn in_place(req: &Request<'_>, read: &Slot, write: &Slot) -> bool {
     same && read.offset == write.offset
 }
 
-/// Tells whether the gradient of the negative log-likelihood is written into the zeros that are
-/// there.
+/// Returns whether the gradient of the negative log-likelihood is written into existing zeros.
 pub(in crate::kernels) fn fills_labels_only(req: &Request<'_>, op: &BodyOp) -> bool {
     matches!((op.inputs.get(3), op.outputs.first()), (Some(a), Some(b)) if in_place(req, a, b))
 }

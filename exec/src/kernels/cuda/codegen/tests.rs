@@ -1,4 +1,4 @@
-//! The compiler accepts everything that shipped scenarios launch.
+//! The compiler accepts all kernels of shipped scenarios.
 
 use super::shard::{CAPACITIES, Ranges};
 use super::{Arg, Module, Param, Request, generate, shard, widen};
@@ -24,7 +24,7 @@ mod terms {
     pub(super) use shardlab_plan::ops::{Extent, Operand};
 }
 
-/// Programs of all shipped scenarios, as they are, with their blocks compiled, and in bf16.
+/// Returns programs of all shipped scenarios, as they are, with their blocks compiled, and in bf16.
 fn programs() -> impl Iterator<Item = (String, Program)> {
     scenario::shipped().iter().flat_map(|(name, _)| {
         let blocks = "compile.mode=\"blocks\"".to_owned();
@@ -37,14 +37,14 @@ fn programs() -> impl Iterator<Item = (String, Program)> {
             vec![bf16],
         ];
         sets.into_iter().filter_map(move |set| {
-            // Some cannot be compiled by blocks, and sweeps are no scenarios.
+            // Some cannot be compiled by blocks, and sweeps are not scenarios.
             let s = scenario::load(Path::new(name), &set).ok()?;
             Some((format!("{name} {set:?}"), plan(&s).ok()?))
         })
     })
 }
 
-/// Every source that a program needs, with who needs it.
+/// Returns every source that a program needs, with the kernel that needs it.
 fn sources(who: &str, program: &Program, target: Target, out: &mut BTreeMap<String, String>) {
     let mut ticketed = BTreeSet::new();
     for v in variant::of_program(program).keys() {
@@ -70,8 +70,9 @@ fn sources(who: &str, program: &Program, target: Target, out: &mut BTreeMap<Stri
             "{who}: {} takes {shared:?} bytes of shared memory on {target}",
             kernel.name
         );
-        // The planned workspace says nothing of these: they find room in that of the GEMMs, which
-        // every model has. A copy of what a kernel would spoil is rare, and may be larger.
+        // The planned workspace does not include these: they fit into that of the GEMMs, which
+        // every model has. A copy of a read that a kernel would overwrite is rare, and may be
+        // larger.
         let keeps = module.source.contains(" keep");
         if let OpKind::ConvGradWeight { .. } = kernel.body[0].op {
             let then = widen(&v.request(&kernel.body, target), &kernel.body[0]).unwrap();
@@ -133,13 +134,14 @@ fn compiler() -> Compiler {
     })
 }
 
-/// Sources that compiled once are not compiled again: their hashes lie beside the test's binary.
+/// Opens the cache of sources that compiled once, whose hashes are stored next to the test's
+/// binary.
 fn cache() -> Cache {
     let exe = std::env::current_exe().unwrap();
     Cache::new(Some(exe.parent().unwrap().join("compiled-kernels")))
 }
 
-/// Compiles all of them, if the test has a compiler. They come with who needs them.
+/// Compiles all of them, if the test has a compiler. Each comes with the kernel that needs it.
 fn compile(all: BTreeMap<String, String>, target: Target, nvrtc: Option<&Compiler>) {
     let Some(compiler) = nvrtc else { return };
     let cache = cache();
@@ -213,7 +215,7 @@ fn every_operation_compiles() {
     operations(Some(&compiler()));
 }
 
-/// Every operation, as a kernel of its own, over float32 and bfloat16.
+/// Every operation as a kernel of its own, over float32 and bfloat16.
 fn operations(nvrtc: Option<&Compiler>) {
     let mut all = BTreeMap::new();
     for &kind in OpKind::ALL {
@@ -339,9 +341,9 @@ fn gemms_with_fused_epilogue_compile_for_hopper() {
     gemms_with_fused_epilogue(Some(&compiler()));
 }
 
-/// GEMMs with fused epilogue: both ways through the gate of a feed-forward network, with what
-/// backward makes again, in both 16-bit types; rows and columns that fill no tile; residuals, where
-/// no epilogue adds them. Registers do for all of them, or the compiler would have spilled them.
+/// GEMMs with fused epilogue: forward and backward of the gate of a feed-forward network, with what
+/// backward recomputes, in both 16-bit types; rows and columns that do not fill a tile; residuals,
+/// which no epilogue adds. They fit into registers, or the compiler would have spilled them.
 fn gemms_with_fused_epilogue(nvrtc: Option<&Compiler>) {
     let mut all = BTreeMap::new();
     for (set, expected) in [
@@ -373,8 +375,8 @@ fn gemms_with_fused_epilogue(nvrtc: Option<&Compiler>) {
     compile(all, Target::HOPPER, nvrtc);
 }
 
-/// Rotated queries and keys of a merged GEMM go where the unrotated ones were, without a copy of
-/// these; one that shares memory in any other way is copied. With one sequence a dimension has one
+/// Rotated queries and keys of a merged GEMM overwrite the unrotated ones, without a copy of these;
+/// one that shares memory in any other way is copied. With one sequence a dimension has one
 /// element, and any stride.
 #[test]
 fn rotations_of_merged_projections_spoil_nothing() {
@@ -463,7 +465,7 @@ fn lists_of_ranges_fit_a_launch_s_arguments() {
 
 #[test]
 fn a_loss_reads_its_labels_entries_before_anything_is_written_in_place() {
-    // In float32 nothing is cast, so log-probabilities are where the logits did.
+    // In float32 nothing is cast, so log-probabilities overwrite the logits.
     let sets = ["precision.compute=\"f32\"".to_owned()];
     let s = scenario::load(Path::new("small-full"), &sets).unwrap();
     let mut all = BTreeMap::new();
@@ -481,7 +483,7 @@ fn a_loss_reads_its_labels_entries_before_anything_is_written_in_place() {
     assert_eq!(found, 1);
 }
 
-/// The module of a scenario's chunked cross entropy over this many classes.
+/// Returns the module of a scenario's chunked cross entropy over this many classes.
 fn entropy(vocab: u64) -> Module {
     let sets = [
         "train.loss=chunked".to_owned(),
@@ -514,8 +516,8 @@ fn rows_of_logits(nvrtc: Option<&Compiler>) {
             c.compile(&module.source, &options(Target::HOPPER)).unwrap();
         }
     };
-    // Logits of 2 bytes: in parts of up to 72 KiB where eight parts of that do, else of up to 224
-    // KiB.
+    // Logits of 2 bytes: in parts of up to 72 KiB if eight parts of that suffice, or else of up to
+    // 224 KiB.
     for (vocab, blocks, bytes) in [
         (4_096, 1, 8_192),
         (32_768, 1, 65_536),
@@ -534,7 +536,7 @@ fn rows_of_logits(nvrtc: Option<&Compiler>) {
         // A share of the loss for each row, 8 bytes.
         assert_eq!(u64::from(only.grid[0]), module.scratch / 8 * blocks);
     }
-    // Too short for a block, of an odd length, too long for eight blocks: read twice.
+    // Too short for a block, of an odd length, or too long for eight blocks: read twice.
     for vocab in [3_064, 50_257, 1_000_000] {
         let module = entropy(vocab);
         compiles(&module);
@@ -544,13 +546,13 @@ fn rows_of_logits(nvrtc: Option<&Compiler>) {
     }
 }
 
-/// What slots are in.
+/// Operand of all slots.
 const OPERAND: Arg = Arg {
     dtype: DType::Bf16,
     align: 16,
 };
 
-/// A slot of this shape and these strides, none if it is dense.
+/// Returns a slot of this shape and these strides, none if it is dense.
 fn slot(place: Place, shape: &[u64], strides: &[u64]) -> Slot {
     Slot {
         place,
@@ -643,7 +645,7 @@ fn indices(nvrtc: Option<&Compiler>) {
     }
 }
 
-/// A sum and a copy of it in rows or in columns, over the sum's first operand.
+/// Returns a sum and a copy of it in rows or in columns, over the sum's first operand.
 fn added_and_copied(columns: bool, nvrtc: Option<&Compiler>) -> Module {
     let shape = [24, 40];
     let strides: &[u64] = if columns { &[1, 40] } else { &[] };
@@ -690,7 +692,7 @@ fn spoiled_reads(nvrtc: Option<&Compiler>) {
     let [keep, own] = &module.entries[..] else {
         panic!("{} entries", module.entries.len());
     };
-    // 1,920 bytes, 16 a thread: 120 threads.
+    // 1,920 bytes, 16 per thread: 120 threads.
     assert_eq!(
         (keep.name.as_str(), keep.grid, keep.block),
         ("keep0", [1, 1, 1], 256)
@@ -702,9 +704,9 @@ fn spoiled_reads(nvrtc: Option<&Compiler>) {
     assert_eq!((module.entries.len(), module.scratch), (1, 0));
 }
 
-/// What is planned over an operand needs none: gradients of norms of heads take the place of what
-/// the norm read, in its order, while the rotation back before them reorders what attention has
-/// made; where a result is in another order, it gets memory of its own.
+/// A result that the plan writes over an operand needs no copy. Gradients of norms of heads
+/// overwrite the norm's input, in its order, while the rotation back before them reorders the
+/// result of attention; a result in another order gets memory of its own.
 #[test]
 fn no_kernel_of_a_shipped_scenario_copies_what_it_reads() {
     let mut in_place = 0;

@@ -51,10 +51,10 @@ impl Desc {
         self.raw
     }
 
-    /// Sets an attribute of `T`s that the library knows as `ty`.
+    /// Sets an attribute of `T`s whose type the library calls `ty`.
     pub(super) fn set<T: Copy>(&self, name: Name, ty: Type, values: &[T]) -> Result<(), ErrorKind> {
         let count = values.len() as i64;
-        // SAFETY: the values live through the call, which copies as many as it is told.
+        // SAFETY: the values live through the call, which copies as many as the count says.
         let status = unsafe { (self.api.set)(self.raw, name, ty, count, values.as_ptr().cast()) };
         if status == 0 {
             return Ok(());
@@ -75,7 +75,7 @@ impl Desc {
         check(self.api, "cudnnBackendFinalize", status)
     }
 
-    /// Up to `out.len()` values of an attribute; how many there are.
+    /// Reads up to `out.len()` values of an attribute; returns how many there are.
     pub(super) fn get<T: Copy>(
         &self,
         name: Name,
@@ -84,7 +84,7 @@ impl Desc {
     ) -> Result<i64, ErrorKind> {
         let mut count = 0;
         let asked = out.len() as i64;
-        // Asked for none, the library counts only if there is no room at all.
+        // Asked for none, the library only counts if there is no room at all.
         let room = match out {
             [] => std::ptr::null_mut(),
             _ => out.as_mut_ptr().cast::<c_void>(),
@@ -146,7 +146,7 @@ fn mode(m: Mode) -> cudnnPointwiseMode_t {
     }
 }
 
-/// Returns how a convolution of two dimensions and stride 1 is done.
+/// Returns the description of a convolution of two dimensions and stride 1.
 fn convolution(pad: i64) -> Result<Desc, ErrorKind> {
     let how = Desc::new(Descriptor::CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR)?;
     let int = Type::CUDNN_TYPE_INT64;
@@ -170,8 +170,8 @@ fn convolution(pad: i64) -> Result<Desc, ErrorKind> {
     Ok(how)
 }
 
-/// Returns a direction's operation and its attributes: factors of the result and of what was there,
-/// description, weights, input, result.
+/// Returns a direction's operation and its attributes: factors of the result and of the
+/// accumulator, description, weights, input, result.
 fn names(direction: Direction) -> (Descriptor, [Name; 6]) {
     match direction {
         Direction::Forward => (
@@ -331,7 +331,7 @@ fn operation(node: &Node, tensors: &[Desc], keep: &mut Vec<Desc>) -> Result<Desc
     Ok(op)
 }
 
-/// What plans are made on: a GPU, or the saved properties of one.
+/// Target of plans: a GPU, or the saved properties of one.
 #[derive(Clone, Copy)]
 pub(super) enum Machine<'a> {
     Handle(sys::cudnnHandle_t),
@@ -398,7 +398,7 @@ fn build(g: &Graph, on: Machine<'_>) -> Result<Built, ErrorKind> {
     Ok(Built { graph, _keep: keep })
 }
 
-/// Returns what the library says about the configurations that it proposes for a graph, in its own
+/// Returns the library's verdict on the configurations that it proposes for a graph, in its own
 /// words.
 #[cfg(test)]
 pub(super) fn verdict(g: &Graph, on: Machine<'_>) -> Result<String, ErrorKind> {
@@ -411,8 +411,8 @@ pub(super) fn verdict(g: &Graph, on: Machine<'_>) -> Result<String, ErrorKind> {
     Ok(text.unwrap_or_default())
 }
 
-/// Returns how many configurations the library proposes for a graph, and how many of them do what
-/// is wanted but for their workspace.
+/// Returns how many configurations the library proposes for a graph, and how many of them meet all
+/// requirements except the workspace.
 #[cfg(test)]
 pub(super) fn proposals(
     g: &Graph,
@@ -433,19 +433,19 @@ pub(super) fn proposals(
     Ok((all, good))
 }
 
-/// What is asked of a kernel beyond the result.
+/// Requirements on a kernel in addition to the result.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wants {
     /// Its sums have a fixed order.
     pub(super) ordered: bool,
-    /// Float32 is multiplied as such.
+    /// Whether float32 is multiplied as such.
     pub(super) exact: bool,
-    /// Bytes that it may take.
+    /// Maximum bytes of workspace.
     pub(super) workspace: u64,
 }
 
-/// Returns the first `most` of the library's engine configurations that work and do what is wanted,
-/// its favourite first; at least one.
+/// Returns the first `most` of the library's engine configurations that work and meet the
+/// requirements, its favourite first; at least one.
 pub(super) fn offers(
     g: &Graph,
     on: Machine<'_>,
@@ -550,8 +550,8 @@ fn configurations(
 }
 
 impl Wants {
-    /// Tells whether a kernel with these notes will do; one that says nothing will not where
-    /// anything is wanted.
+    /// Returns whether a kernel with these notes meets the requirements; one without notes does not
+    /// if there are any.
     fn allow(self, notes: Option<&[u32]>) -> bool {
         use sys::cudnnBackendNumericalNote_t as Note;
         let mut refused = Vec::new();
@@ -572,7 +572,7 @@ impl Wants {
     }
 }
 
-/// Returns what the library notes about a configuration's numbers.
+/// Returns the library's notes on a configuration's numerics.
 fn notes(config: &Desc) -> Option<Vec<u32>> {
     let read = || -> Result<Vec<u32>, ErrorKind> {
         let engine = Desc::new(Descriptor::CUDNN_BACKEND_ENGINE_DESCRIPTOR)?;
@@ -653,7 +653,7 @@ impl Plan {
             &[workspace],
         )?;
         pack.finish()?;
-        // SAFETY: the caller's promise; plan and pack are final.
+        // SAFETY: the caller's contract; plan and pack are final.
         let status = unsafe { (self.plan.api.execute)(handle, self.plan.raw(), pack.raw()) };
         check(self.plan.api, "cudnnBackendExecute", status)
     }

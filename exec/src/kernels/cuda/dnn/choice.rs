@@ -1,5 +1,5 @@
-//! The choice among the library's offers for a graph, by time: kept on disk, and the same on all
-//! ranks.
+//! The choice among the library's candidates for a graph, by time: kept on disk, and the same on
+//! all ranks.
 
 use super::backend::{self, Machine, Plan, Wants};
 use super::graph::{Direction, Graph, Kind, Node, Ty};
@@ -11,10 +11,10 @@ use crate::kernels::cuda::{Agree, Choose, agreed, numbers};
 use cudarc::driver::result;
 use shardlab_plan::ir::DType;
 
-/// Offers that are timed.
+/// Number of candidates that are timed.
 const OFFERS: usize = 12;
 
-/// An offer's place in the library's list, and what reports say of it.
+/// A candidate's position in the library's list, and its description in reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Choice {
     place: u16,
@@ -37,8 +37,8 @@ impl Choice {
 }
 
 impl Dnn {
-    /// Returns the fastest offer for a graph, and words on it: by the choice on disk, or by timing;
-    /// where ranks agree, the leading rank's.
+    /// Returns the fastest candidate for a graph, and its description: by the choice on disk, or by
+    /// timing; if ranks agree, the leading rank's.
     pub(super) fn fastest(
         &self,
         graph: &Graph,
@@ -57,7 +57,7 @@ impl Dnn {
         )
     }
 
-    /// Returns what a packed choice names, if it is there.
+    /// Returns the candidate that a packed choice names, if it exists.
     fn offer(&self, graph: &Graph, wants: Wants, packed: &[u8]) -> Option<(Plan, String)> {
         let choice = Choice::unpack(packed)?;
         let place = usize::from(choice.place);
@@ -67,7 +67,7 @@ impl Dnn {
         Some((named, choice.text))
     }
 
-    /// This rank's own choice.
+    /// Makes this rank's own choice.
     fn choose(
         &self,
         graph: &Graph,
@@ -102,7 +102,8 @@ impl Dnn {
         Ok(packed)
     }
 
-    /// Returns the microseconds of each offer in a short burst; infinite for those that do not run.
+    /// Returns the microseconds of each candidate in a short burst; infinite for those that do not
+    /// run.
     fn bursts(&self, graph: &Graph, offers: &[Plan]) -> Result<Vec<f32>, ErrorKind> {
         let most = offers.iter().map(|p| p.workspace).max().unwrap_or(0);
         let scratch = Scratch::new(graph.scratch + most, 0)?;
@@ -131,8 +132,8 @@ impl Dnn {
         };
         let workspace = scratch.at + graph.scratch;
         watch.bursts(offers.len(), |i| {
-            // SAFETY: the operands are as long as the graph's tensors, the workspace as any
-            // offer's; nothing else uses them.
+            // SAFETY: the operands have the lengths of the graph's tensors, the workspace as any
+            // candidate's; nothing else uses them.
             unsafe { offers[i].execute(self.handle, graph, address, workspace) }
         })
     }

@@ -32,9 +32,9 @@ pub(super) fn graph(direction: Direction, ty: Ty, tensors: [Lies; 3]) -> Graph {
     g
 }
 
-/// Has the result written to scratch memory in the type of the factors, dense: the library has no
-/// gradients of weights that are wider than what they are made from. Whoever launches the graph
-/// converts them.
+/// Changes the graph to write the result to scratch memory in the type of the factors, dense: the
+/// library has no gradients of weights in a wider type than their factors. The caller that launches
+/// the graph converts them.
 fn narrow(g: &mut Graph, ty: Ty) {
     let [Node::Convolution { filter, .. }] = g.nodes[..] else {
         return;
@@ -51,13 +51,14 @@ fn narrow(g: &mut Graph, ty: Ty) {
     g.scratch = t.bytes().next_multiple_of(workspace::ALIGN);
 }
 
-/// Tells whether [`narrow`] was here.
+/// Returns whether [`narrow`] has changed the graph.
 pub(super) fn is_narrow(g: &Graph) -> bool {
     matches!(g.nodes[..], [Node::Convolution { direction: Direction::Filter, filter, .. }]
         if g.tensors[filter].kind == Kind::Scratch(0))
 }
 
-/// Returns the graph of a body's convolution, where its operands are, and the type of its factors.
+/// Returns the graph of a body's convolution, the location of its operands, and the type of its
+/// factors.
 pub(super) fn graph_of(
     req: &Request<'_>,
     op: &BodyOp,

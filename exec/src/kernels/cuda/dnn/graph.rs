@@ -1,5 +1,5 @@
-//! Graphs of cuDNN's. Attention is one of small operations that cuDNN 9.8 to 9.20 recognise as one
-//! fused kernel.
+//! Graphs of cuDNN's. The graph of attention consists of small operations that cuDNN 9.8 to 9.20
+//! recognise as one fused kernel.
 //!
 //! Plain data: tensors, and nodes over them. The order of nodes and the shapes and strides of
 //! values that never reach memory are those that NVIDIA's own front end emits for causal attention;
@@ -20,7 +20,7 @@ pub(crate) enum Ty {
 impl Ty {
     pub(crate) const F32: Self = Self::Of(DType::F32);
 
-    /// Returns the type of an operand, if cuDNN takes it.
+    /// Returns the type of an operand, if cuDNN supports it.
     pub(super) fn of(dtype: DType) -> Option<Self> {
         element::cuda(dtype).dnn.map(|_| Self::Of(dtype))
     }
@@ -37,7 +37,7 @@ impl fmt::Debug for Ty {
     }
 }
 
-/// What a tensor is.
+/// Kind of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Kind {
     /// Never in memory.
@@ -62,11 +62,11 @@ pub(crate) enum Operand {
     DQ,
     DK,
     DV,
-    /// A convolution's input, or the gradient of it.
+    /// A convolution's input, or its gradient.
     Image,
-    /// Its weights, or the gradient of them.
+    /// Its weights, or their gradient.
     Filter,
-    /// Its result, or the gradient of it.
+    /// Its result, or its gradient.
     Result,
 }
 
@@ -77,12 +77,12 @@ pub(crate) struct Tensor {
     pub(crate) strides: [i64; 4],
     pub(crate) ty: Ty,
     pub(crate) kind: Kind,
-    /// Of its address, in bytes.
+    /// Alignment of its address, in bytes.
     pub(crate) align: i64,
 }
 
 impl Tensor {
-    /// Returns the bytes from its first element to behind its last one.
+    /// Returns the bytes from its first element to the end of its last one.
     pub(super) fn bytes(&self) -> u64 {
         let size = match self.ty {
             Ty::Of(dtype) => dtype.size(),
@@ -152,7 +152,7 @@ pub(crate) enum Node {
         x: T,
         y: T,
     },
-    /// Stride 1, so many zeros on every side.
+    /// Stride 1, with this much padding on every side.
     Convolution {
         direction: Direction,
         image: T,
@@ -177,7 +177,7 @@ pub(crate) struct Shape {
 pub(crate) struct Graph {
     pub(crate) tensors: Vec<Tensor>,
     pub(crate) nodes: Vec<Node>,
-    /// Bytes of scratch memory that tensors lie in.
+    /// Bytes of scratch memory that tensors use.
     pub(crate) scratch: u64,
 }
 
@@ -236,7 +236,7 @@ impl Graph {
         y
     }
 
-    /// Minus infinity above the diagonal.
+    /// Adds minus infinity above the diagonal.
     fn mask(&mut self, x: T) -> T {
         let row = self.like(x, Ty::I32);
         self.op(Mode::Index(2), x, None, row);
@@ -301,7 +301,7 @@ fn swapped(x: [i64; 4]) -> [i64; 4] {
     [x[0], x[1], x[3], x[2]]
 }
 
-/// `softmax(scale q k^T) v` with its log-sum-exp.
+/// Builds `softmax(scale q k^T) v` with its log-sum-exp.
 pub(crate) fn forward(s: &Shape, strides: Strides<'_>) -> Option<Graph> {
     let io = s.io()?;
     let mut g = Graph::default();
@@ -348,8 +348,8 @@ pub(crate) fn forward(s: &Shape, strides: Strides<'_>) -> Option<Graph> {
     Some(g)
 }
 
-/// Gradients from the saved log-sum-exp. `ordered` asks for the kernel whose sums have a fixed
-/// order.
+/// Builds the gradients from the saved log-sum-exp. `ordered` asks for the kernel whose sums have a
+/// fixed order.
 pub(crate) fn backward(s: &Shape, strides: Strides<'_>, ordered: bool) -> Option<Graph> {
     let io = s.io()?;
     let mut g = Graph::default();

@@ -1,8 +1,7 @@
 //! The functions of cuDNN that attention needs.
 //!
-//! The general bindings open `libcudnn.so`, which pip's package does not have: a machine with
-//! another cuDNN of its own would mix two versions. Here the file that was loaded is found by its
-//! full name.
+//! The general bindings open `libcudnn.so`, which pip's package does not have: on a machine with
+//! another cuDNN, two versions would be mixed. Here the loaded file is found by its full name.
 
 use cudarc::cudnn::sys::{
     cudnnBackendAttributeName_t as Name, cudnnBackendAttributeType_t as Type,
@@ -12,7 +11,7 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW, Symbol};
 use std::ffi::{c_char, c_void};
 use std::sync::OnceLock;
 
-/// What the functions return: 0 is success.
+/// Result of the functions: 0 is success.
 pub(super) type Status = u32;
 
 /// Functions of the library.
@@ -30,7 +29,7 @@ pub(super) struct Api {
     pub(super) execute: unsafe extern "C" fn(Handle, Raw, Raw) -> Status,
 }
 
-/// Returns the library, if it is loaded or can be; else why it cannot.
+/// Returns the library, if it is loaded or can be loaded; otherwise the reason why not.
 pub(super) fn api() -> Result<&'static Api, &'static str> {
     static API: OnceLock<Result<Api, String>> = OnceLock::new();
     let api = API.get_or_init(|| load().map_err(|e| e.to_string()));
@@ -63,10 +62,10 @@ fn load() -> Result<Api, libloading::Error> {
     }
 }
 
-/// Returns what the library says about its last failure on this thread; its first lines.
+/// Returns the first lines of the library's message about its last failure on this thread.
 pub(super) fn last_error(api: &Api, most: usize) -> String {
     let mut text = vec![0u8; most];
-    // SAFETY: there is room for as many bytes as are named.
+    // SAFETY: the buffer has the given length.
     unsafe { (api.last_error)(text.as_mut_ptr().cast(), text.len()) };
     let text = String::from_utf8_lossy(&text);
     text.trim_end_matches('\0').trim().to_owned()

@@ -19,7 +19,7 @@ use std::path::PathBuf;
 /// Properties of an NVIDIA H200 as cuDNN 9.19 writes them.
 const H200: &str = include_str!("h200.json");
 
-/// Loads cuDNN and what it opens by name, if all of it is there.
+/// Loads cuDNN and the files that it opens by name; returns whether all of it exists.
 fn is_loaded() -> bool {
     let named = |name| std::env::var_os(name).map(PathBuf::from);
     let mut all: Vec<PathBuf> = ["SHARDLAB_CUDNN", "SHARDLAB_NVRTC"]
@@ -84,8 +84,8 @@ fn shape(batch: u64, heads: u64, kv: u64, seq: u64, d: u64, causal: bool) -> Sha
     }
 }
 
-/// Strides of `[batch, seq, heads, d]` memory seen as `[batch, heads, seq, d]`, and of `[batch,
-/// heads, seq, d]` itself.
+/// Returns the strides of `[batch, seq, heads, d]` memory seen as `[batch, heads, seq, d]`, and of
+/// `[batch, heads, seq, d]` itself.
 fn strides(s: &Shape, o: Operand) -> [i64; 4] {
     let shape = match o {
         Operand::K | Operand::V | Operand::DK | Operand::DV => s.sizes.keys(),
@@ -98,8 +98,8 @@ fn strides(s: &Shape, o: Operand) -> [i64; 4] {
     }
 }
 
-/// Strides of queries, keys and values as columns of one merged GEMM's rows, and of the values'
-/// gradient as columns of its gradient.
+/// Returns the strides of queries, keys and values as columns of one merged GEMM's rows, and of the
+/// values' gradient as columns of its gradient.
 fn merged(s: &Shape, o: Operand) -> [i64; 4] {
     let [_, heads, seq, d] = s.sizes.queries().map(|n| n as i64);
     let row = (heads + 2 * s.sizes.kv_heads as i64) * d;
@@ -144,8 +144,8 @@ fn there_is_an_engine_for_every_attention_of_the_models() {
     assert!(!fits(&wrong), "{wrong:?}");
 }
 
-/// Tells whether a configuration is ready, or would be on a machine with a driver: what is missing
-/// is asked for last.
+/// Returns whether a configuration is ready, or would be on a machine with a driver: missing parts
+/// are requested last.
 fn fits(verdict: &str) -> bool {
     verdict == "ready" || verdict.contains("RUNTIME_PREREQUISITE_MISSING")
 }
@@ -181,7 +181,7 @@ fn graphs_touch_each_operand_and_make_each_value_once() {
     }
 }
 
-/// A dense tensor.
+/// Returns a dense tensor.
 fn dense(dims: [i64; 4], align: i64) -> convolution::Lies {
     let [_, c, h, w] = dims;
     (dims, [c * h * w, h * w, w, 1], align)

@@ -1,4 +1,4 @@
-//! Lists of ranges, performed on the host, do what the CPU's kernels do.
+//! Lists of ranges, performed on the host, give the results of the CPU's kernels.
 
 use super::{Piece, Work, work};
 use crate::device::NO_HYPER;
@@ -145,7 +145,7 @@ fn perform(kind: Ranges, p: &Piece, w: &Work) {
     }
 }
 
-/// Both ways on the same memory; the number of pieces.
+/// Runs both ways on the same memory; returns the number of pieces.
 fn agree(
     op: ShardOp,
     shapes: &[Shape],
@@ -365,13 +365,13 @@ fn updates_know_how_far_pieces_of_their_gradient_are_apart() {
     assert_eq!(w.factor, 0.25);
     assert_eq!(w.batches[0].kind.width(), 6);
     let got: Vec<_> = w.batches[0].pieces.iter().map(|p| (p.at, p.n)).collect();
-    // The pieces are 12 bytes apart, wherever in them a range begins.
+    // The pieces are 12 bytes apart, wherever a range starts within them.
     let want = [
         ([at(0), at(1), at(2), at(3), at(5), 12], 2),
         ([at(0) + 8, at(1) + 4, at(2) + 8, at(3) + 8, at(4), 12], 4),
     ];
     assert_eq!(got, want);
-    // Without copies the distance comes behind the moments; SGD has none.
+    // Without copies the distance comes after the moments; SGD has none.
     let w = work(adamw(false, 3), &[], &r[..4], &writes[..3]).unwrap();
     assert_eq!(
         w.batches[0].pieces[0].at,
@@ -383,7 +383,7 @@ fn updates_know_how_far_pieces_of_their_gradient_are_apart() {
     };
     let w = work(sgd, &[], &r[..2], &writes[..1]).unwrap();
     assert_eq!(w.batches[0].pieces[0].at, [at(0), at(1), 12, 0, 0, 0]);
-    // Other numbers of pieces than the gradient has.
+    // A number of pieces that differs from the gradient's.
     for ranks in [1, 2, 4] {
         assert!(work(adamw(false, ranks), &[], &r[..4], &writes[..3]).is_err());
     }

@@ -1,11 +1,11 @@
-//! Sums over rows in kernels that also work row by row: the gradient of a norm's weight in the
-//! kernel of the norm's backward.
+//! Column sums in kernels that also work row by row: the gradient of a norm's weight in the kernel
+//! of the norm's backward.
 //!
-//! A worker (a group of threads, as many as share a row) takes every `workers`-th row (blocks by
-//! turns, so that none has more of the last round than another) and adds up its rows' terms in
-//! registers, in float32, then the block the sums of its workers; a second entry adds those of the
-//! blocks in float64. How many there are follows from shapes alone, and so does the order of the
-//! sums.
+//! A worker (a group of threads, as many as share a row) takes every `workers`-th row and adds up
+//! its rows' terms in registers, in float32; then the block adds the sums of its workers. Rows are
+//! assigned to blocks in turn, so that none has more of the last round than another. A second entry
+//! adds the sums of the blocks in float64. The number of blocks follows from shapes alone, and so
+//! does the order of the sums.
 
 use super::{Gen, Index, Shape};
 use crate::kernels::cuda::codegen::columns::{MULTIPROCESSORS, terms};
@@ -14,16 +14,17 @@ use crate::kernels::cuda::codegen::{CodegenError, Entry, Param, Request, blocks}
 use shardlab_plan::ir::{BodyOp, Place};
 use shardlab_plan::program::workspace;
 
-/// Longest rows of which a block adds up several: their sums meet in shared memory.
+/// Maximum length of rows of which a block adds up several: their sums are combined in shared
+/// memory.
 const COMBINED: usize = 8192;
-/// Threads of a block, where a row does not take more.
+/// Threads per block, if a row does not need more.
 const BLOCK: usize = 768;
-/// Threads of a multiprocessor, with the registers that these kernels take.
+/// Threads per multiprocessor, with the registers that these kernels use.
 const RESIDENT: usize = 768;
 /// Minimum number of rows per worker, if there are that many: each worker's sums are written and
 /// read once more.
 const ROWS: usize = 4;
-/// Columns of a block that adds up the workers' sums, and its threads for each.
+/// Columns per block that adds up the workers' sums, and its threads for each.
 const COLUMNS: usize = 32;
 const SHARES: usize = 16;
 
@@ -32,13 +33,13 @@ fn resident(shape: &Shape) -> usize {
     (RESIDENT / (shape.threads * shape.rows)).max(1)
 }
 
-/// Returns the rows that a block takes at a time: as many as it can without leaving multiprocessors
-/// idle.
+/// Returns the number of rows that a block takes at a time: as many as possible without leaving
+/// multiprocessors idle.
 fn together(shape: &Shape) -> usize {
     let most = match shape.threads {
         0..32 => BLOCK / shape.threads,
-        // Rows of several warps meet by barriers of their own, of which there are a few; of one
-        // warp, larger blocks are slower.
+        // Rows of several warps synchronize with barriers of their own, of which there are a few;
+        // for rows of one warp, larger blocks are slower.
         _ => (BLOCK / shape.threads).clamp(1, 8),
     };
     let blocks = |rows: usize| shape.domain.rows.div_ceil(ROWS * rows);
@@ -51,17 +52,17 @@ fn together(shape: &Shape) -> usize {
 
 /// The sums of a kernel.
 pub(super) struct Mixed<'a> {
-    /// Operations that add up rows, by place in the body.
+    /// Operations that add up rows, by position in the body.
     ops: Vec<(usize, &'a BodyOp)>,
     shape: Shape,
-    /// Blocks of the kernel; each adds up the rows of its groups of threads.
+    /// Number of blocks of the kernel; each adds up the rows of its groups of threads.
     blocks: usize,
-    /// Bytes into the scratch memory where their sums begin.
+    /// Offset of their sums in the scratch memory, in bytes.
     at: u64,
 }
 
 impl<'a> Mixed<'a> {
-    /// Returns the sums of a body, if it has any; `at` bytes of scratch memory are taken.
+    /// Returns the sums of a body, if it has any; `at` bytes of scratch memory are in use.
     pub(super) fn new(req: &Request<'a>, shape: &mut Shape, at: u64) -> Option<Self> {
         let ops: Vec<_> = req
             .body
@@ -89,7 +90,7 @@ impl<'a> Mixed<'a> {
         })
     }
 
-    /// Returns the blocks that a multiprocessor has at once: as many registers as these leave a
+    /// Returns the blocks that a multiprocessor has at once, given the registers that these leave a
     /// thread.
     pub(super) fn resident(&self) -> usize {
         resident(&self.shape)
@@ -110,17 +111,17 @@ impl<'a> Mixed<'a> {
         self.blocks as u32
     }
 
-    /// Returns what the kernel's entry takes besides operands.
+    /// Returns the parameter of the kernel's entry in addition to operands.
     pub(super) fn param(&self) -> (Param, String) {
         (Param::Scratch(self.at), "float* sums".to_owned())
     }
 
-    /// Returns the bytes of scratch memory, with those before.
+    /// Returns the bytes of scratch memory, including those before.
     pub(super) fn scratch(&self) -> u64 {
         self.at + (self.blocks * self.sums().count() * self.shape.domain.cols * 4) as u64
     }
 
-    /// Room for a worker's sums.
+    /// Declares a worker's sums.
     pub(super) fn declared(&self) -> String {
         let n = self.shape.steps * self.shape.lanes;
         let one = |i: usize| format!("  float acc{i}[{n}] = {{}};\n");
@@ -145,8 +146,7 @@ impl<'a> Mixed<'a> {
         Ok(())
     }
 
-    /// Adds up the sums of the block's groups, in an order that is always the same, and writes
-    /// them.
+    /// Adds up the sums of the block's groups, in a fixed order, and writes them.
     pub(super) fn written(&self) -> String {
         let (lanes, cols, count) = (
             self.shape.lanes,
@@ -156,8 +156,8 @@ impl<'a> Mixed<'a> {
         let n = self.shape.steps * lanes;
         let own = self.shape.threads;
         let mut s = String::new();
-        // Groups of one warp by its registers first: then each warp is one, whose first threads
-        // speak for it.
+        // Groups of one warp first reduce in registers: then each warp is one group, whose first
+        // threads hold its sums.
         let (mut rows, mut threads) = (self.shape.rows, own);
         while threads < 32 && rows.is_multiple_of(2) {
             for i in 0..count {
@@ -281,7 +281,7 @@ mod tests {
         assert_eq!(rows(32_768, 128, true), (8, 48));
         assert_eq!(rows(192, 128, true), (8, 16));
         assert_eq!(rows(131_072, 128, false), (16, 48));
-        // A warp each, and more than one: two vectors a thread or fewer.
+        // A warp each, and more than one: two vectors per thread or fewer.
         assert_eq!(rows(8192, 512, false), (32, 8));
         assert_eq!(rows(8192, 640, false), (96, 8));
         assert_eq!(rows(8192, 768, false), (96, 8));
@@ -291,7 +291,7 @@ mod tests {
         assert_eq!(rows(2048, 1024, false), (64, 2));
         assert_eq!(rows(128, 1024, false), (64, 1));
         assert_eq!(rows(128, 512, false), (32, 4));
-        // Whole warps, whose shares meet two by two.
+        // Whole warps, whose shares are combined in pairs.
         for n in [192, 4096, 32_768, 131_072] {
             let (threads, together) = rows(n, 128, true);
             assert_eq!(threads * together % 32, 0);

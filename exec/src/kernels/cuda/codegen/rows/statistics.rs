@@ -1,4 +1,4 @@
-//! What row operations need to know of whole rows, and their values once they know it.
+//! Statistics of whole rows that row operations need, and their values once these are known.
 
 use super::{Shape, reduced};
 use crate::kernels::cuda::codegen::expr::{Gen, Var};
@@ -107,7 +107,7 @@ impl<'a> Row<'_, 'a> {
     }
 }
 
-/// Computes what an operation needs to know of its whole row.
+/// Generates the statistics of an operation's whole row.
 pub(super) fn statistics(
     g: &mut Gen<'_>,
     shape: Shape,
