@@ -140,7 +140,7 @@ mod bench {
             println!(
                 "{} x {}: {:.2} TFLOP a step",
                 t.launches,
-                t.product,
+                t.gemm,
                 t.flops * t.launches as f64 / 1e12
             );
             for (i, c) in t.candidates.iter().enumerate() {

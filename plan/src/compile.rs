@@ -11,12 +11,12 @@ mod emit;
 mod epilogue;
 mod expand;
 mod fuse;
+mod gemm_fusion;
 mod inplace;
 mod kernel;
-mod lives;
+mod liveness;
 mod merge;
 mod partition;
-mod products;
 mod schedule;
 pub mod tape;
 #[cfg(test)]

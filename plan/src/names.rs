@@ -1,14 +1,14 @@
 //! Finds the valid name nearest to a mistyped one.
 
 /// Maximum length of names that are compared.
-const LONGEST: usize = 64;
+const MAX_LEN: usize = 64;
 
 /// Returns the candidate nearest to `word`: by edit distance up to a third of its length, or else
 /// one that contains it.
 pub fn nearest<'c>(word: &str, candidates: impl IntoIterator<Item = &'c str>) -> Option<&'c str> {
     let word = word.to_lowercase();
     let length = word.chars().count();
-    if length == 0 || length > LONGEST {
+    if length == 0 || length > MAX_LEN {
         return None;
     }
     let limit = (length / 3).max(1);

@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_matrix_product_loses_the_sms_that_a_collective_holds() {
+    fn a_gemm_loses_the_sms_that_a_collective_holds() {
         let r = rates(&[
             task(Load::Compute, 0, 0),
             task(Load::Collective, ONE / 5, ONE),
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn an_update_takes_from_a_product_what_it_uses() {
+    fn an_update_takes_from_a_gemm_what_it_uses() {
         // Each runs at rate 1 alone. While both run each has half, so that together they take as
         // long as one after the other.
         let update = Cost {

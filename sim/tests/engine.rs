@@ -22,7 +22,7 @@ fn one_stream_is_a_sum() {
 }
 
 /// A host of 3 us a launch, a kernel of 100 us behind a gather of 40: what the profile's `[scale]`
-/// says, and with `slower` the product.
+/// says, and with `slower` the GEMM.
 #[test]
 fn a_profiles_scale_lengthens_what_the_parts_do() {
     let mut m = Machine::new(4);
@@ -333,8 +333,8 @@ fn the_urgent_stream_goes_first() {
         m.b.add_stream(StreamKind::ReduceScatter, -1),
     );
     let (first, second) = (m.b.communicator("a", 4, 1), m.b.communicator("b", 4, 1));
-    let product = m.b.gemm(8192, 8192, 2048);
-    m.b.launch(product, COMPUTE);
+    let gemm = m.b.gemm(8192, 8192, 2048);
+    m.b.launch(gemm, COMPUTE);
     m.collect(10, first, low);
     m.collect(10, second, high);
     let mut profile = m.profile();
@@ -452,7 +452,7 @@ fn waiting_for_its_own_input_is_no_gate() {
         let run = m.isolated(&m.profile());
         [Cause::Gate, Cause::Wire].map(|c| run.exposed.get(&c).map_or(0.0, |t| t.us()))
     };
-    let product = |m: &mut Machine, us, read: &[BufferId], written: &[BufferId]| {
+    let gemm = |m: &mut Machine, us, read: &[BufferId], written: &[BufferId]| {
         let k = m.kernel(us);
         m.b.launch_over(k, COMPUTE, read, written);
     };
@@ -460,22 +460,22 @@ fn waiting_for_its_own_input_is_no_gate() {
         let k = m.b.kernel("pack", KernelClass::Copy, 0, 1 << 20, 1 << 20);
         m.b.launch_over(k, COMPUTE, &[from], &[input]);
     };
-    let computed = exposed(&|m| product(m, 100, &[], &[input]));
+    let computed = exposed(&|m| gemm(m, 100, &[], &[input]));
     assert_eq!(computed, [0.0, 60.0]);
     // Held back behind another kernel: that kernel's time is the gate's.
     let held = exposed(&|m| {
-        product(m, 100, &[], &[input]);
-        product(m, 20, &[], &[BufferId(1)]);
+        gemm(m, 100, &[], &[input]);
+        gemm(m, 20, &[], &[BufferId(1)]);
     });
     assert_eq!(held, [20.0, 40.0]);
     // Packed from what has just been computed, or from what was there all the time.
     let packed = exposed(&|m| {
-        product(m, 100, &[], &[BufferId(1)]);
+        gemm(m, 100, &[], &[BufferId(1)]);
         pack(m, BufferId(1));
     });
     assert_eq!(packed, [0.0, 60.0]);
     let late = exposed(&|m| {
-        product(m, 100, &[], &[BufferId(2)]);
+        gemm(m, 100, &[], &[BufferId(2)]);
         pack(m, BufferId(1));
     });
     assert_eq!(late, [60.0, 0.0]);

@@ -113,14 +113,14 @@ fn a_measured_step_is_predicted() {
         0.10,
         "reduce-scatter ms",
     );
-    let products: f64 = r
+    let gemms: f64 = r
         .spans
         .iter()
         .filter(|s| matches!(program.instrs[s.instr.index()].op,
             shardlab_plan::program::Op::Launch { kernel, .. } if program.kernels[kernel.index()].name == "mm"))
         .map(|s| (s.end - s.start).ms())
         .sum();
-    near(products, 89.4, 0.10, "GEMMs ms");
+    near(gemms, 89.4, 0.10, "GEMMs ms");
 }
 
 /// 8,192 rows of 1,024 numbers in bf16, and what they should become in float32, at 55 GB/s behind 5

@@ -170,7 +170,7 @@ fn pointwise(c: &mut Criterion) {
     g.bench_function("launch of one element", |b| b.iter(|| case.run()));
 }
 
-fn products(c: &mut Criterion) {
+fn gemms(c: &mut Criterion) {
     let mut g = c.benchmark_group("gemm");
     for (m, n, k) in [
         (64, 64, 64),
@@ -277,7 +277,7 @@ criterion_group!(
     benches,
     copies,
     pointwise,
-    products,
+    gemms,
     attention,
     optimizer,
     tape::bench

@@ -520,7 +520,7 @@ const ALIGNED: &str = "family = \"llama\"\nlayers = 2\nhidden = 16\nheads = 4\nk
 #[test]
 fn fused_products_change_no_bit() {
     let train = "seq_len = 7\nmicro_batch = 2\n";
-    let products = |t: &Tape, ops: &[TapeOp]| -> Vec<(usize, usize)> {
+    let gemms = |t: &Tape, ops: &[TapeOp]| -> Vec<(usize, usize)> {
         let counts = ops.iter().filter_map(|op| match op {
             TapeOp::Launch { kernel, .. } => {
                 BodyOp::split_gemm_epilogue(&t.kernels[kernel.index()].body)
@@ -547,14 +547,14 @@ fn fused_products_change_no_bit() {
             let t = tape_of(&apart).unwrap();
             let inputs = Inputs::new(&t, apart.model.vocab);
             let want = real(&t, &inputs, DType::Bf16, DType::F32);
-            assert!(products(&t, &t.forward).is_empty());
+            assert!(gemms(&t, &t.forward).is_empty());
             let t = tape_of(&fused).unwrap();
             let again = usize::from(recompute == "full");
             // `silu` and `mul` after two GEMMs; their backward after one.
-            let forward = products(&t, &t.forward);
+            let forward = gemms(&t, &t.forward);
             assert_eq!(forward, [(2, 2); 2], "{mode} {recompute}");
-            assert_eq!(products(&t, &t.eval), forward);
-            let backward = products(&t, &t.backward);
+            assert_eq!(gemms(&t, &t.eval), forward);
+            let backward = gemms(&t, &t.backward);
             assert_eq!(backward.len(), 2 + 2 * again, "{mode} {recompute}");
             assert_eq!(backward.iter().filter(|b| b.0 == 1).count(), 2);
             let got = real(&t, &inputs, DType::Bf16, DType::F32);

@@ -1,7 +1,7 @@
 //! Writes the tape: modules entered and left, allocations, launches, host work.
 
 use super::kernel::{Launch, Table, Touch, touch};
-use super::lives::{Lives, NONE};
+use super::liveness::{Liveness, NONE};
 use super::schedule::{Plan, Step};
 use super::tape::{Tape, TapeOp};
 use crate::autodiff::Backward;
@@ -45,7 +45,7 @@ pub(super) fn emit(
         .into_iter()
         .chain(b.one.and_then(|v| m.graph.buffer_of(v)))
         .collect();
-    let lives = Lives::new(&m.graph, &m.tree, &training, split, &kept);
+    let lives = Liveness::new(&m.graph, &m.tree, &training, split, &kept);
     let ready = ready(b, plan, &lives, split as u32);
     let sections = b.sections.iter().map(|s| s.module).collect();
     let mut phase = Phase {
@@ -68,7 +68,7 @@ pub(super) fn emit(
     e.tape.backward = e.phase(&phase, plan);
     let eval: Vec<&Step> = plan.eval.iter().collect();
     let kept: SmallVec<[u32; 2]> = loss.into_iter().collect();
-    let lives = Lives::new(&m.graph, &m.tree, &eval, eval.len(), &kept);
+    let lives = Liveness::new(&m.graph, &m.tree, &eval, eval.len(), &kept);
     e.tape.loss = loss.map(|b| StorageId(e.storage_of[b as usize]));
     e.storage_of.fill(NONE);
     phase = Phase {
@@ -92,7 +92,7 @@ struct Phase<'a> {
     base: u32,
     /// First step of backward.
     split: u32,
-    lives: &'a Lives,
+    lives: &'a Liveness,
     /// `(step, parameter)` sorted.
     ready: &'a [(u32, ParamId)],
     /// Recomputed modules.
@@ -102,7 +102,7 @@ struct Phase<'a> {
 
 /// Returns the step after which each gradient is ready: compiled code returns all gradients of a
 /// region at its end.
-fn ready(b: &Backward, plan: &Plan, lives: &Lives, split: u32) -> Vec<(u32, ParamId)> {
+fn ready(b: &Backward, plan: &Plan, lives: &Liveness, split: u32) -> Vec<(u32, ParamId)> {
     let mut out: Vec<(u32, ParamId)> = Vec::with_capacity(b.ready.len());
     let last = split + plan.backward.len() as u32 - 1;
     for r in &b.ready {
@@ -313,7 +313,7 @@ impl Emitter<'_> {
         }
     }
 
-    fn launch(&mut self, step: &Step, lives: &Lives, out: &mut Vec<TapeOp>) {
+    fn launch(&mut self, step: &Step, lives: &Liveness, out: &mut Vec<TapeOp>) {
         let mut acts = step.ops.iter().map(|&i| &self.g.ops[i as usize]);
         match acts.find(|op| !op.is_view()) {
             None => return,

@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 
 /// An addition that a GEMM absorbs.
 struct Fold {
-    product: u32,
+    gemm: u32,
     add: u32,
     /// What the GEMM is added to.
     other: ValueId,
@@ -93,13 +93,13 @@ impl Uses {
 
     /// Notes that the GEMM does what the addition did.
     fn merge(&mut self, g: &Graph, fold: &Fold) {
-        let at = self.at[fold.product as usize];
-        let op = &g.ops[fold.product as usize];
+        let at = self.at[fold.gemm as usize];
+        let op = &g.ops[fold.gemm as usize];
         for &v in op.inputs.iter().chain(&op.outputs) {
             let Some(b) = g.buffer_of(v) else { continue };
             for used in &mut self.of[b as usize] {
                 if used.1 == fold.add {
-                    (used.0, used.1) = (at, fold.product);
+                    (used.0, used.1) = (at, fold.gemm);
                 }
             }
             self.of[b as usize].sort_unstable();
@@ -127,18 +127,14 @@ fn find(g: &Graph, o: &Orders, uses: &Uses, add: u32) -> Option<Fold> {
         return None;
     }
     let folds = [(x, y), (y, x)].into_iter().filter_map(|(result, other)| {
-        let product = product(g, o, uses, add, result)?;
-        ready(g, uses, product, add, other).then_some(Fold {
-            product,
-            add,
-            other,
-        })
+        let gemm = gemm(g, o, uses, add, result)?;
+        ready(g, uses, gemm, add, other).then_some(Fold { gemm, add, other })
     });
-    folds.max_by_key(|f| uses.at[f.product as usize])
+    folds.max_by_key(|f| uses.at[f.gemm as usize])
 }
 
 /// Returns the GEMM whose whole result `v` is, if only this addition reads it.
-fn product(g: &Graph, o: &Orders, uses: &Uses, add: u32, v: ValueId) -> Option<u32> {
+fn gemm(g: &Graph, o: &Orders, uses: &Uses, add: u32, v: ValueId) -> Option<u32> {
     let b = g.buffer_of(v)?;
     let &[(_, i, true), (_, reader, false)] = &uses.of[b as usize][..] else {
         return None;
@@ -162,11 +158,11 @@ fn product(g: &Graph, o: &Orders, uses: &Uses, add: u32, v: ValueId) -> Option<u
 }
 
 /// Returns whether `v` has its value when the GEMM runs, and keeps it until the addition.
-fn ready(g: &Graph, uses: &Uses, product: u32, add: u32, v: ValueId) -> bool {
+fn ready(g: &Graph, uses: &Uses, gemm: u32, add: u32, v: ValueId) -> bool {
     let Root::Buffer(b) = g.value(v).root else {
         return false;
     };
-    let (from, to) = (uses.at[product as usize], uses.at[add as usize]);
+    let (from, to) = (uses.at[gemm as usize], uses.at[add as usize]);
     let mut writes = uses.of[b as usize].iter().filter(|u| u.2);
     writes.clone().any(|u| u.0 < from) && !writes.any(|u| u.0 >= from && u.0 <= to)
 }
@@ -174,8 +170,8 @@ fn ready(g: &Graph, uses: &Uses, product: u32, add: u32, v: ValueId) -> bool {
 /// Makes the GEMM write the sum.
 fn apply(g: &mut Graph, fold: &Fold) {
     let sum = g.ops[fold.add as usize].outputs[0];
-    g.producer[sum.index()] = fold.product;
-    let op = &mut g.ops[fold.product as usize];
+    g.producer[sum.index()] = fold.gemm;
+    let op = &mut g.ops[fold.gemm as usize];
     if let Act::Compute(OpKind::Gemm(op::Gemm { accumulate, .. })) = &mut op.act {
         *accumulate = true;
     }

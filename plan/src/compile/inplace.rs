@@ -7,7 +7,7 @@
 //! attention writes the gradients of queries and keys to the columns of the buffer that the merged
 //! GEMMs read, next to that of the values, and they are rotated back there. They need no memory of
 //! their own, and no copy into another order. Elsewhere a result takes over all of a dying
-//! operand's memory (`lives`).
+//! operand's memory (`liveness`).
 
 use super::schedule::Orders;
 use crate::graph::{Act, Graph, Op, Root, Value, ValueId};
@@ -30,9 +30,9 @@ impl Columns {
     pub(super) fn of(g: &Graph, order: &[u32], window: &Value) -> Option<Self> {
         let rows = order.iter().find_map(|&i| {
             let op = &g.ops[i as usize];
-            let product = matches!(op.act, Act::Compute(OpKind::Gemm { .. }));
+            let gemm = matches!(op.act, Act::Compute(OpKind::Gemm { .. }));
             let mut values = op.inputs.iter().chain(&op.outputs).map(|&v| g.value(v));
-            values.find(|v| product && v.root == window.root)
+            values.find(|v| gemm && v.root == window.root)
         })?;
         let width = rows.cols();
         let columns = within(window, width)?;

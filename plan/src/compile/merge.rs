@@ -77,7 +77,7 @@ struct Merger<'g> {
     /// Ops that name a buffer, in order.
     uses: Vec<SmallVec<[u32; 4]>>,
     /// GEMMs of linear layers.
-    products: BTreeMap<(ParamId, Role), SmallVec<[u32; 2]>>,
+    gemms: BTreeMap<(ParamId, Role), SmallVec<[u32; 2]>>,
     /// Ops that replace an op.
     replaced: BTreeMap<u32, SmallVec<[u32; 4]>>,
 }
@@ -227,7 +227,7 @@ fn window(value: &Value, cols: u64, start: u64, width: u64) -> Option<(u64, Stri
 impl<'g> Merger<'g> {
     fn new(g: &'g mut Graph, o: &'g mut Orders) -> Self {
         let mut uses: Vec<SmallVec<[u32; 4]>> = vec![SmallVec::new(); g.buffers.len()];
-        let mut products: BTreeMap<_, SmallVec<[u32; 2]>> = BTreeMap::new();
+        let mut gemms: BTreeMap<_, SmallVec<[u32; 2]>> = BTreeMap::new();
         for &i in o.forward.iter().chain(&o.backward) {
             let op = &g.ops[i as usize];
             for &v in op.inputs.iter().chain(&op.outputs) {
@@ -238,14 +238,14 @@ impl<'g> Merger<'g> {
                 }
             }
             if let Some(key) = role(g, op) {
-                products.entry(key).or_default().push(i);
+                gemms.entry(key).or_default().push(i);
             }
         }
         Self {
             g,
             o,
             uses,
-            products,
+            gemms,
             replaced: BTreeMap::new(),
         }
     }
@@ -259,7 +259,7 @@ impl<'g> Merger<'g> {
     fn one_each(&self, f: &Family, role: Role) -> Option<SmallVec<[u32; 4]>> {
         let mut out = SmallVec::new();
         for &p in &f.params {
-            match self.products.get(&(p, role)).map(|ops| &ops[..]) {
+            match self.gemms.get(&(p, role)).map(|ops| &ops[..]) {
                 Some(&[op]) => out.push(op),
                 _ => return None,
             }
@@ -284,8 +284,8 @@ impl<'g> Merger<'g> {
     }
 
     /// Returns windows on the merged buffer of all values in `buffers`, whose rows are `widths`
-    /// long; `None` if one of them cannot be strided. `products` are the layers' own GEMMs.
-    fn moves(&self, f: &Family, buffers: &[u32], products: &[u32]) -> Option<Vec<Move>> {
+    /// long; `None` if one of them cannot be strided. `gemms` are the layers' own GEMMs.
+    fn moves(&self, f: &Family, buffers: &[u32], gemms: &[u32]) -> Option<Vec<Move>> {
         let mut out = Vec::new();
         let mut start = 0;
         for (i, (&b, &cols)) in buffers.iter().zip(&f.widths).enumerate() {
@@ -297,7 +297,7 @@ impl<'g> Merger<'g> {
                 let strided = match op.act {
                     Act::View(_) => true,
                     Act::Collective(_) => false,
-                    Act::Compute(kind) => kind.def().takes_strides() || products.contains(&at),
+                    Act::Compute(kind) => kind.def().takes_strides() || gemms.contains(&at),
                 };
                 if !strided {
                     return None;
@@ -368,15 +368,7 @@ impl<'g> Merger<'g> {
         }
     }
 
-    fn product(
-        &mut self,
-        stead: u32,
-        ta: bool,
-        tb: bool,
-        a: ValueId,
-        b: ValueId,
-        c: ValueId,
-    ) -> u32 {
+    fn gemm(&mut self, stead: u32, ta: bool, tb: bool, a: ValueId, b: ValueId, c: ValueId) -> u32 {
         let kind = OpKind::Gemm(op::Gemm {
             ta,
             tb,
@@ -391,7 +383,7 @@ impl<'g> Merger<'g> {
     fn forward(&mut self, f: &Family) {
         let mut instances: BTreeMap<(ValueId, Option<u32>), SmallVec<[u32; 4]>> = BTreeMap::new();
         for &p in &f.params {
-            for &i in self.products.get(&(p, Role::Forward)).into_iter().flatten() {
+            for &i in self.gemms.get(&(p, Role::Forward)).into_iter().flatten() {
                 let key = (self.op(i).inputs[0], self.o.section[i as usize]);
                 instances.entry(key).or_default().push(i);
             }
@@ -417,7 +409,7 @@ impl<'g> Merger<'g> {
         let [x, w] = [0, 1].map(|n| self.op(first).inputs[n]);
         let merged = self.stack(f, &buffers, results[0], moves);
         let weight = self.value(&f.weight(), Root::Param(f.params[0]), w);
-        self.product(first, false, true, x, weight, merged);
+        self.gemm(first, false, true, x, weight, merged);
         let axis = self.g.value(merged).shape.len() as u8 - 1;
         self.push(first, Act::View(View::Split { axis }), &[merged], &results);
         self.drop(ops);
@@ -427,7 +419,7 @@ impl<'g> Merger<'g> {
     /// Merges the gradients; returns the op that writes those of all weights, if it is one op.
     fn gradients(&mut self, f: &Family) -> Option<u32> {
         let missing = |role| {
-            let none = |p| !self.products.contains_key(&(p, role));
+            let none = |p| !self.gemms.contains_key(&(p, role));
             f.params.iter().all(|&p| none(p))
         };
         let find = |role| match missing(role) {
@@ -465,10 +457,10 @@ impl<'g> Merger<'g> {
 
     /// Returns the additions in which the input gradients of all layers meet, if they form a chain
     /// that nothing else reads from.
-    fn chain(&self, products: &[u32]) -> Option<Chain> {
+    fn chain(&self, gemms: &[u32]) -> Option<Chain> {
         let mut parts: SmallVec<[u32; 4]> = SmallVec::new();
         let mut adds: SmallVec<[u32; 4]> = SmallVec::new();
-        for &i in products {
+        for &i in gemms {
             let part = self.whole(self.op(i).outputs[0])?;
             let [made, read] = self.uses[part as usize][..] else {
                 return None;
@@ -485,7 +477,7 @@ impl<'g> Merger<'g> {
         let (mut outside, mut before, mut sum) = (None, None, None);
         for (k, &add) in adds.iter().enumerate() {
             let op = self.op(add);
-            if op.act != Act::Compute(OpKind::Add) || !self.together(&[add, products[0]]) {
+            if op.act != Act::Compute(OpKind::Add) || !self.together(&[add, gemms[0]]) {
                 return None;
             }
             let out = self.whole(op.outputs[0])?;
@@ -531,7 +523,7 @@ impl<'g> Merger<'g> {
         }
         let like = self.op(last).outputs[0];
         let gradient = self.value(&f.weight(), Root::Grad(f.params[0]), like);
-        let writer = self.product(last, true, false, dy, x, gradient);
+        let writer = self.gemm(last, true, false, dy, x, gradient);
         self.drop(ops);
         Some(writer)
     }
@@ -549,11 +541,11 @@ impl<'g> Merger<'g> {
         let Chain { adds, outside, sum } = chain;
         match outside {
             None => {
-                self.product(last, false, false, dy, weight, sum);
+                self.gemm(last, false, false, dy, weight, sum);
             }
             Some(other) => {
                 let part = self.op(last).outputs[0];
-                self.product(last, false, false, dy, weight, part);
+                self.gemm(last, false, false, dy, weight, part);
                 let &end = adds.last()?;
                 self.push(end, Act::Compute(OpKind::Add), &[other, part], &[sum]);
             }

@@ -1,6 +1,6 @@
 //! Steps: which ops one kernel executes, and in which order; which ops are compiled together.
 
-use super::{Sharding, alike, epilogue, fuse, inplace, merge, partition, products};
+use super::{Sharding, alike, epilogue, fuse, gemm_fusion, inplace, merge, partition};
 use crate::autodiff::{Backward, recompute::Recomputed};
 use crate::config::{Compile, CompileMode};
 use crate::graph::{Act, Graph, Op, ValueId, View};
@@ -263,7 +263,7 @@ fn steps(m: &ModelGraph, o: &Orders, order: &[u32], fusion: &Fusion) -> Vec<Step
         });
         if let Some(units) = &fusion.units {
             let unit = |s: &Step| units[s.module.index()];
-            products::join(g, &mut out, first, |a, b| unit(a) == unit(b));
+            gemm_fusion::join(g, &mut out, first, |a, b| unit(a) == unit(b));
         }
         at += len;
     }

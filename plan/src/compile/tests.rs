@@ -10,11 +10,11 @@ use std::collections::BTreeMap;
 mod closed_forms;
 mod collectives;
 mod deep;
+mod gemm_fusion;
 mod gradients;
 mod interp;
 mod liveness;
 mod measured;
-mod products;
 pub(crate) mod semantics;
 
 /// Names for `semantics`.

@@ -859,7 +859,7 @@ fn refusals() {
 
 /// Returns the number of GEMMs of a step, and of launches that write more than one parameter's
 /// gradient at once.
-fn products(sets: &[&str]) -> (usize, usize) {
+fn gemms(sets: &[&str]) -> (usize, usize) {
     const ALIGNED: &str = "[model]\nfamily = \"llama\"\nlayers = 2\nhidden = 64\nheads = 4\nkv_heads = 2\n\
         ffn = 256\nvocab = 250\nmax_seq_len = 32\n[train]\nseq_len = 32\nmicro_batch = 2\n\
         [mesh]\nhardware = \"h200-nvlink\"\ndp_shard = 4\n[compile]\nmode = \"blocks\"\n";
@@ -890,24 +890,24 @@ fn products(sets: &[&str]) -> (usize, usize) {
 /// contiguous depends on the policy and on whether anything is sharded.
 #[test]
 fn projections_merge_where_the_layout_has_them_side_by_side() {
-    assert_eq!(products(&["compile.merge_projections=none"]), (45, 0));
-    assert_eq!(products(&[]), (45 - 2 * 6, 2));
+    assert_eq!(gemms(&["compile.merge_projections=none"]), (45, 0));
+    assert_eq!(gemms(&[]), (45 - 2 * 6, 2));
     for strategy in ["optim", "optim_grads"] {
         let strategy = format!("fsdp.strategy={strategy}");
-        assert_eq!(products(&[&strategy]), (45 - 2 * 6, 2), "{strategy}");
+        assert_eq!(gemms(&[&strategy]), (45 - 2 * 6, 2), "{strategy}");
     }
-    assert_eq!(products(&["train.recompute=full"]), (45 + 2 * 6 - 2 * 8, 2));
+    assert_eq!(gemms(&["train.recompute=full"]), (45 + 2 * 6 - 2 * 8, 2));
     // Autograd's gradients are separate.
     let megatron = ["fsdp.policy=megatron", "compile.merge_projections=qkv"];
-    assert_eq!(products(&megatron), (45 - 2 * 4, 0));
-    assert_eq!(products(&["fsdp.policy=megatron"]), (45, 0));
-    assert_eq!(products(&["fsdp.policy=fsdp2"]), (45, 0));
+    assert_eq!(gemms(&megatron), (45 - 2 * 4, 0));
+    assert_eq!(gemms(&["fsdp.policy=megatron"]), (45, 0));
+    assert_eq!(gemms(&["fsdp.policy=fsdp2"]), (45, 0));
     // Every parameter has a separate buffer if nothing is sharded.
-    assert_eq!(products(&["fsdp.strategy=no_shard"]), (45, 0));
-    assert_eq!(products(&["mesh.dp_shard=1"]), (45, 0));
+    assert_eq!(gemms(&["fsdp.strategy=no_shard"]), (45, 0));
+    assert_eq!(gemms(&["mesh.dp_shard=1"]), (45, 0));
     // Separate units are gathered separately.
     let units = "fsdp.units=[\"layers.*\", \"layers.*.attention.k\"]";
-    assert_eq!(products(&[units]), (45, 0));
+    assert_eq!(gemms(&[units]), (45, 0));
 }
 
 /// Rows of the feed-forward width, which have a factor that the others lack, would place queries,

@@ -321,7 +321,7 @@ impl<'c, 'a> Walk<'c, 'a> {
     /// Allocates the library workspace of a thread, which appears with its first GEMM, after that
     /// GEMM's result, and stays.
     fn workspace(&mut self, kernel: KernelId) {
-        let product = matches!(
+        let gemm = matches!(
             self.out.b.program().kernels[kernel.index()].class,
             KernelClass::Gemm { .. }
         );
@@ -331,7 +331,7 @@ impl<'c, 'a> Walk<'c, 'a> {
             Phase::Validation => return,
             _ => 1,
         };
-        if product
+        if gemm
             && let Some(&id) = self.buffers.workspaces.get(thread)
             && !std::mem::replace(&mut self.workspaces_made[thread], true)
         {

@@ -11,7 +11,7 @@ use crate::units::Bytes;
 
 /// Maximum workspace of a GEMM, and of a convolution in addition to copies of its operands, in
 /// bytes.
-pub const PRODUCT: u64 = 32 << 20;
+pub const GEMM: u64 = 32 << 20;
 /// Alignment of the workspace's parts.
 pub const ALIGN: u64 = 256;
 /// Maximum workspace of the column sums that a row kernel makes, in bytes.
@@ -47,7 +47,7 @@ pub fn of(program: &Program) -> Bytes {
 #[must_use]
 pub fn kernel_bytes(kernel: &Kernel, deterministic: bool) -> u64 {
     match kernel.class {
-        KernelClass::Gemm { m, n, k, .. } if m * n * k > 0 => PRODUCT,
+        KernelClass::Gemm { m, n, k, .. } if m * n * k > 0 => GEMM,
         // Tensor cores need channels last: cuDNN's kernels for 16-bit types work on copies of
         // images, weights and results in that order.
         KernelClass::Conv { .. } if kernel.dtype.size() == 2 => {
@@ -63,9 +63,9 @@ pub fn kernel_bytes(kernel: &Kernel, deterministic: bool) -> u64 {
                 .filter(|op| matches!(op.op, OpKind::ConvGradWeight { .. }))
                 .flat_map(|op| &op.outputs);
             let copies = operands.chain(gradients).map(bytes);
-            PRODUCT + copies.map(|b| b.next_multiple_of(ALIGN)).sum::<u64>()
+            GEMM + copies.map(|b| b.next_multiple_of(ALIGN)).sum::<u64>()
         }
-        KernelClass::Conv { .. } => PRODUCT,
+        KernelClass::Conv { .. } => GEMM,
         KernelClass::Attention {
             shape,
             backward: true,
@@ -159,7 +159,7 @@ mod tests {
             let all = program.kernels.iter();
             let convolutions = all.filter(|k| matches!(k.class, KernelClass::Conv { .. }));
             let all: std::collections::BTreeSet<u64> = convolutions
-                .map(|k| kernel_bytes(k, false) - PRODUCT)
+                .map(|k| kernel_bytes(k, false) - GEMM)
                 .collect();
             all.into_iter().collect::<Vec<_>>()
         };

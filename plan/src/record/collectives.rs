@@ -15,16 +15,16 @@ pub fn collective_stats(
     program: &Program,
     spans: &[Span],
 ) -> BTreeMap<CollectiveKind, CollectiveStats> {
-    let product = |i: InstrId| match program.instrs[i.index()].op {
+    let gemm = |i: InstrId| match program.instrs[i.index()].op {
         Op::Launch { kernel, .. } => program.kernels[kernel.index()].class.is_arithmetic(),
         _ => false,
     };
     let interval = |s: &Span| (s.start.0, s.end.0);
     let on_compute = || spans.iter().filter(|s| s.stream == COMPUTE);
     let compute = union(&mut on_compute().map(interval).collect::<Vec<_>>());
-    let products = union(
+    let gemms = union(
         &mut on_compute()
-            .filter(|s| product(s.instr))
+            .filter(|s| gemm(s.instr))
             .map(interval)
             .collect::<Vec<_>>(),
     );
@@ -38,7 +38,7 @@ pub fn collective_stats(
         let entry = stats.entry(collective.kind).or_default();
         entry.count += 1;
         entry.bytes += collective.bytes;
-        entry.overlapped_with_gemm += u32::from(touches(&products, interval(span)));
+        entry.overlapped_with_gemm += u32::from(touches(&gemms, interval(span)));
         running
             .entry(collective.kind)
             .or_default()

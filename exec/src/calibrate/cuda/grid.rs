@@ -53,7 +53,7 @@ const ROOM: u64 = 5 << 30;
 
 /// Kind of a kernel in the grid.
 enum Cell {
-    Product(DType, [u64; 3]),
+    Gemm(DType, [u64; 3]),
     Attention(bool, AttentionShape),
 }
 
@@ -61,7 +61,7 @@ enum Cell {
 pub(super) fn measure(bench: &Bench<'_>, m: &mut Measured) -> Result<(), String> {
     let times = bench.run(
         |recipe| {
-            let mut cells = products(recipe);
+            let mut cells = gemms(recipe);
             cells.extend(attention(recipe));
             cells
         },
@@ -76,7 +76,7 @@ pub(super) fn measure(bench: &Bench<'_>, m: &mut Measured) -> Result<(), String>
                 times.push(time(rank, single)?);
             }
             let cells = cells.iter().map(|c| match c.0 {
-                Cell::Product(d, s) => Cell::Product(d, s),
+                Cell::Gemm(d, s) => Cell::Gemm(d, s),
                 Cell::Attention(b, s) => Cell::Attention(b, s),
             });
             Ok(cells.zip(times).collect::<Vec<_>>())
@@ -139,15 +139,15 @@ fn ratio(of: &[f64], times: &[f64]) -> Option<f64> {
 }
 
 fn sort(times: Vec<(Cell, f64)>, m: &mut Measured) {
-    let mut products: BTreeMap<(DType, [u64; 3]), Vec<f64>> = BTreeMap::new();
+    let mut gemms: BTreeMap<(DType, [u64; 3]), Vec<f64>> = BTreeMap::new();
     let mut rows: BTreeMap<bool, Vec<(AttentionShape, f64)>> = BTreeMap::new();
     for (cell, us) in times.into_iter().filter(|t| t.1.is_finite()) {
         match cell {
-            Cell::Product(dtype, shape) => products.entry((dtype, shape)).or_default().push(us),
+            Cell::Gemm(dtype, shape) => gemms.entry((dtype, shape)).or_default().push(us),
             Cell::Attention(backward, shape) => rows.entry(backward).or_default().push((shape, us)),
         }
     }
-    for ((dtype, shape), all) in products {
+    for ((dtype, shape), all) in gemms {
         // The mean over operand layouts, all of which occur in a step.
         let us = all.iter().sum::<f64>() / all.len() as f64;
         match m.gemm.iter_mut().find(|t| t.0 == dtype) {
@@ -166,7 +166,7 @@ fn sort(times: Vec<(Cell, f64)>, m: &mut Measured) {
         .collect();
 }
 
-fn products(recipe: &mut Recipe) -> Vec<(Cell, Single)> {
+fn gemms(recipe: &mut Recipe) -> Vec<(Cell, Single)> {
     let mut layers: Vec<(u64, u64)> = Vec::new();
     for n in WIDTHS {
         for k in WIDTHS {
@@ -186,23 +186,23 @@ fn products(recipe: &mut Recipe) -> Vec<(Cell, Single)> {
             // Forward, and the gradient of the weight; the gradient of the input is the forward of
             // another layer.
             for (shape, ta, tb) in [([tokens, n, k], false, true), ([n, k, tokens], true, false)] {
-                cells.push(product(recipe, DType::Bf16, shape, ta, tb));
+                cells.push(gemm(recipe, DType::Bf16, shape, ta, tb));
             }
             if n > 20_000 {
-                cells.push(product(recipe, DType::Bf16, [tokens, k, n], false, false));
+                cells.push(gemm(recipe, DType::Bf16, [tokens, k, n], false, false));
             }
         }
     }
     for (n, k) in [(1024, 1024), (4096, 1024), (1024, 4096), (4096, 4096)] {
         for tokens in [1024, 4096] {
-            cells.push(product(recipe, DType::F32, [tokens, n, k], false, true));
-            cells.push(product(recipe, DType::F32, [n, k, tokens], true, false));
+            cells.push(gemm(recipe, DType::F32, [tokens, n, k], false, true));
+            cells.push(gemm(recipe, DType::F32, [n, k, tokens], true, false));
         }
     }
     cells
 }
 
-fn product(
+fn gemm(
     recipe: &mut Recipe,
     dtype: DType,
     [m, n, k]: [u64; 3],
@@ -225,7 +225,7 @@ fn product(
         &[(a, dtype), (b, dtype)],
         &[(vec![m, n], dtype)],
     );
-    (Cell::Product(dtype, [m, n, k]), single)
+    (Cell::Gemm(dtype, [m, n, k]), single)
 }
 
 fn attention(recipe: &mut Recipe) -> Vec<(Cell, Single)> {

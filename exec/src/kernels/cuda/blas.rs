@@ -18,7 +18,7 @@ use shardlab_plan::program::workspace;
 use std::ffi::c_void;
 
 /// Bytes that a GEMM may use in addition to its operands.
-pub(super) const WORKSPACE: usize = workspace::PRODUCT as usize;
+pub(super) const WORKSPACE: usize = workspace::GEMM as usize;
 /// Number of candidates that are timed.
 const CANDIDATES: usize = 8;
 /// A candidate wins over an earlier one only if it takes at most this fraction of its time: the

@@ -166,7 +166,7 @@ fn full_recompute_keeps_block_inputs() {
         backward: vec![],
         ..t.clone()
     };
-    let (hidden, product) = (8192 * 2048 * 2u64, 8192 * 8192 * 2u64);
+    let (hidden, gemm) = (8192 * 2048 * 2u64, 8192 * 8192 * 2u64);
     // At the end of forward: outputs of the blocks.
     let mut alive = 0;
     for op in &forward.forward {
@@ -182,7 +182,7 @@ fn full_recompute_keeps_block_inputs() {
     }
     assert_eq!(alive, 16 * hidden);
     // In backward, one block's tensors are added, far fewer than those of all blocks.
-    assert!(peak(&t, in_blocks) < 16 * hidden + 5 * product + 8 * hidden);
+    assert!(peak(&t, in_blocks) < 16 * hidden + 5 * gemm + 8 * hidden);
     let recomputed = |op: &&TapeOp| matches!(op, TapeOp::EnterRecompute(m) if t.modules[m.index()].kind == ModuleKind::Block);
     assert_eq!(t.backward.iter().filter(recomputed).count(), 16);
 }
@@ -286,8 +286,8 @@ fn frozen_weights_count_no_gradients() {
         // counted as twice that.
         let attention =
             2 * s.model.heads * s.model.head_dim * s.train.seq_len.pow(2) * s.train.micro_batch;
-        let products = flops(&t, &t.forward, is_gemm) + flops(&t, &t.backward, is_gemm);
-        (t.model_flops.0 - products, attention, t)
+        let gemms = flops(&t, &t.forward, is_gemm) + flops(&t, &t.backward, is_gemm);
+        (t.model_flops.0 - gemms, attention, t)
     };
     for (frozen, layers) in [
         (&[][..], 6),
@@ -344,8 +344,8 @@ fn leaves_appear_when_they_are_units() {
 
 /// A block of a llama has 7 GEMMs in forward and 14 in backward.
 #[test]
-fn merged_projections_are_one_product_each() {
-    let products = |merge, neighbours: WeightAdjacency, recompute| {
+fn merged_projections_are_one_gemm_each() {
+    let gemms = |merge, neighbours: WeightAdjacency, recompute| {
         let mut s = tiny(Family::Llama);
         s.compile.mode = CompileMode::Blocks;
         s.compile.merge_projections = merge;
@@ -371,23 +371,23 @@ fn merged_projections_are_one_product_each() {
         WeightAdjacency::Weights,
     );
     let none = Recompute::None;
-    assert_eq!(products(M::None, near, none), [7, 7, 14]);
-    assert_eq!(products(M::Qkv, near, none), [5, 5, 10]);
-    assert_eq!(products(M::All, near, none), [4, 4, 8]);
-    assert_eq!(products(M::Gradients, near, none), [7, 7, 8]);
+    assert_eq!(gemms(M::None, near, none), [7, 7, 14]);
+    assert_eq!(gemms(M::Qkv, near, none), [5, 5, 10]);
+    assert_eq!(gemms(M::All, near, none), [4, 4, 8]);
+    assert_eq!(gemms(M::Gradients, near, none), [7, 7, 8]);
     // Weight gradients stay three GEMMs and two.
-    assert_eq!(products(M::Qkv, weights, none), [5, 5, 12]);
-    assert_eq!(products(M::All, weights, none), [4, 4, 11]);
-    assert_eq!(products(M::All, WeightAdjacency::None, none), [7, 7, 14]);
+    assert_eq!(gemms(M::Qkv, weights, none), [5, 5, 12]);
+    assert_eq!(gemms(M::All, weights, none), [4, 4, 11]);
+    assert_eq!(gemms(M::All, WeightAdjacency::None, none), [7, 7, 14]);
     // All GEMMs of a block but the last are recomputed.
-    assert_eq!(products(M::None, near, Recompute::Full), [7, 7, 20]);
-    assert_eq!(products(M::All, near, Recompute::Full), [4, 4, 11]);
+    assert_eq!(gemms(M::None, near, Recompute::Full), [7, 7, 20]);
+    assert_eq!(gemms(M::All, near, Recompute::Full), [4, 4, 11]);
 }
 
 /// Queries, keys and values of 8, 4 and 4 columns are columns of rows of 16, in both directions,
 /// and the weights are one operand.
 #[test]
-fn a_merged_product_is_read_and_written_where_it_lies() {
+fn a_merged_gemm_is_read_and_written_where_it_lies() {
     let mut s = tiny(Family::Llama);
     s.compile.mode = CompileMode::Blocks;
     s.compile.merge_projections = MergeProjections::Qkv;

@@ -470,8 +470,8 @@ fn epilogues_leave_no_additions() {
             }]
         )
     };
-    let products = |k: &Kernel| matches!(k.class, KernelClass::Gemm { .. });
-    assert_eq!(count(&t, &products), count(&apart, &products));
+    let gemms = |k: &Kernel| matches!(k.class, KernelClass::Gemm { .. });
+    assert_eq!(count(&t, &gemms), count(&apart, &gemms));
     // Two in forward; queries, keys and values meet in two, gate and up in one.
     assert_eq!((count(&apart, &sums), count(&t, &sums)), (0, 5 * layers));
     let (before, after) = (count(&apart, &adds), count(&t, &adds));

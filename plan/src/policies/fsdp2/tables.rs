@@ -17,7 +17,7 @@ const TILE: u64 = 128 * 16;
 /// Target number of blocks of a copy-out: twice those that run at once on the 132 multiprocessors
 /// of 2,048 threads of an H100 or H200. Other GPUs have other numbers, and slightly different
 /// tables.
-const MOST_BLOCKS: u64 = 132 * 2048 / 128 * 2;
+const TARGET_BLOCKS: u64 = 132 * 2048 / 128 * 2;
 
 /// Returns the bytes of a number of entries.
 const fn bytes(entries: u64) -> u64 {
@@ -39,7 +39,7 @@ fn copy_out(shards: &[u64], ranks: u64) -> u64 {
     let tensors = shards.len() as u64;
     let blocks = |tile: u64| shards.iter().map(|b| b.div_ceil(tile)).sum::<u64>();
     // If a block has more work than a tile, it goes to ranks and to rounds alike.
-    let rounds = (blocks(TILE) * ranks).div_ceil(MOST_BLOCKS);
+    let rounds = (blocks(TILE) * ranks).div_ceil(TARGET_BLOCKS);
     let root = rounds.isqrt();
     let ranks_a_block = (root + u64::from(root * root < rounds)).clamp(1, ranks);
     let tile = TILE * rounds.div_ceil(ranks_a_block).max(1);

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Debug)]
 pub struct Trial {
     /// Its shape, layouts and types.
-    pub product: String,
+    pub gemm: String,
     /// Number of launches in a steady step.
     pub launches: usize,
     /// FLOPs of one launch.
@@ -88,7 +88,7 @@ const FIRST: f64 = 0.9;
 
 /// A GEMM and its candidates during the trial.
 struct Tried {
-    product: GemmProblem,
+    gemm: GemmProblem,
     /// For all multiprocessors, and for fewer.
     plans: Vec<Plan>,
     /// Index of the plan, and settings.
@@ -140,7 +140,7 @@ impl Blas {
             if started.elapsed().as_secs_f64() + takes > limit.as_secs_f64() {
                 break;
             }
-            let load = Load::new(&tried.product)?;
+            let load = Load::new(&tried.gemm)?;
             let runs: Vec<Contender<'_>> = these
                 .iter()
                 .map(|&i| {
@@ -203,13 +203,13 @@ impl Blas {
             });
         }
         let trial = Trial {
-            product: name(&p),
+            gemm: name(&p),
             launches,
             flops: flops(&p),
             candidates,
         };
         Ok(Tried {
-            product: p,
+            gemm: p,
             plans,
             algos,
             trial,

@@ -79,7 +79,7 @@ fn sources(who: &str, program: &Program, target: Target, out: &mut BTreeMap<Stri
             let who = || format!("{who}: conversion after {}", kernel.name);
             out.entry(then.source).or_insert_with(who);
         }
-        let planned = workspace::kernel_bytes(kernel, true).max(workspace::PRODUCT);
+        let planned = workspace::kernel_bytes(kernel, true).max(workspace::GEMM);
         assert!(
             keeps || module.scratch <= planned,
             "{who}: {} takes {} bytes",

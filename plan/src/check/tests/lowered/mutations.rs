@@ -102,7 +102,7 @@ fn gradients_shorter_than_what_a_kernel_makes_of_them() {
             &format!("precision.main_grads={grads}"),
         ];
         let p = small("native", &set).expect("accepted");
-        let product = |i: &Instr| match i.op {
+        let gemm = |i: &Instr| match i.op {
             Op::Launch { kernel, .. } => {
                 let full = |a: &Access| p.buffers[a.buffer.index()].role == Role::FullGrad;
                 p.kernels[kernel.index()].name == "mm" && p.writes(&i.op).iter().any(full)
@@ -110,7 +110,7 @@ fn gradients_shorter_than_what_a_kernel_makes_of_them() {
             _ => false,
         };
         let mut q = p.clone();
-        let at = find(&p, product)[0];
+        let at = find(&p, gemm)[0];
         let Op::Launch { writes, .. } = q.instrs[at.index()].op else {
             unreachable!()
         };

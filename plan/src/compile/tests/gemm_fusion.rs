@@ -20,7 +20,7 @@ fn fused(base: &Scenario) -> Scenario {
 fn counts(t: &Tape, ops: &[TapeOp]) -> Vec<(usize, usize)> {
     let parts = performed(t, ops).filter_map(|(k, ..)| BodyOp::split_gemm_epilogue(&k.body));
     parts
-        .map(|(products, rest)| (products.len(), rest.len()))
+        .map(|(gemms, rest)| (gemms.len(), rest.len()))
         .collect()
 }
 
@@ -54,7 +54,7 @@ fn they_change_no_gradient() {
 /// Both GEMMs of a gate and the gate are one kernel. So are the backward GEMM of the last layer and
 /// the gate's gradient, and the result of that GEMM needs no memory.
 #[test]
-fn a_gate_and_its_gradient_belong_to_products() {
+fn a_gate_and_its_gradient_are_fused_into_gemms() {
     let base = aligned();
     let (apart, t) = (build(&base), build(&fused(&base)));
     assert_eq!(counts(&apart, &apart.forward), []);
@@ -111,12 +111,12 @@ fn results_take_over_what_code_reads_and_never_a_factor() {
             let mut taken = 0;
             for ops in [&t.forward, &t.backward, &t.eval] {
                 for (kernel, reads, writes) in performed(&t, ops) {
-                    let Some((products, _)) = BodyOp::split_gemm_epilogue(&kernel.body) else {
+                    let Some((gemms, _)) = BodyOp::split_gemm_epilogue(&kernel.body) else {
                         continue;
                     };
                     let over = |r: &Operand| writes.iter().any(|w| w.source == r.source);
                     taken += reads.iter().filter(|r| over(r)).count();
-                    for op in products {
+                    for op in gemms {
                         for slot in &op.inputs {
                             let Place::Read(r) = slot.place else {
                                 panic!("a factor comes from {:?}", slot.place)

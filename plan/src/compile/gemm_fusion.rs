@@ -23,7 +23,7 @@ const NEAR: usize = 16;
 const MAX_OPERANDS: usize = 16;
 
 /// What fusion needs to know of a GEMM.
-struct Product<'g> {
+struct Gemm<'g> {
     op: &'g Op,
     a: &'g Value,
     b: &'g Value,
@@ -31,7 +31,7 @@ struct Product<'g> {
     result: &'g Value,
 }
 
-impl<'g> Product<'g> {
+impl<'g> Gemm<'g> {
     /// Returns the GEMM that a step consists of, if a kernel with a fused epilogue can compute it:
     /// factors and result of one 16-bit type, with contiguous rows.
     fn of(g: &'g Graph, step: &Step) -> Option<Self> {
@@ -94,9 +94,9 @@ pub(super) fn join(
         let found = behind(g, steps, first..at, &together);
         // In reverse order, so that earlier positions stay valid.
         for &p in found.iter().rev() {
-            let product = steps.remove(p);
+            let gemm = steps.remove(p);
             at -= 1;
-            steps[at].ops.insert_many(0, product.ops);
+            steps[at].ops.insert_many(0, gemm.ops);
         }
         at += 1;
     }
@@ -117,19 +117,19 @@ fn behind(
         return found;
     }
     for p in (at.saturating_sub(NEAR).max(start)..at).rev() {
-        let Some(product) = Product::of(g, &steps[p]) else {
+        let Some(gemm) = Gemm::of(g, &steps[p]) else {
             continue;
         };
-        let fits = continues(g, step, &product)
+        let fits = continues(g, step, &gemm)
             && together(&steps[p], step)
-            && (p + 1..at).all(|b| found.contains(&b) || is_passed(g, &steps[b], product.op));
+            && (p + 1..at).all(|b| found.contains(&b) || is_passed(g, &steps[b], gemm.op));
         if !fits {
             continue;
         }
         match found[..] {
             [] => found.push(p),
             [last] => {
-                let pairs = Product::of(g, &steps[last]).is_some_and(|l| l.pairs(&product));
+                let pairs = Gemm::of(g, &steps[last]).is_some_and(|l| l.pairs(&gemm));
                 if pairs {
                     found.insert(0, p);
                 }
@@ -143,9 +143,9 @@ fn behind(
 
 /// Returns whether a step is elementwise over the elements of a GEMM's result, in their order, and
 /// reads them.
-fn continues(g: &Graph, step: &Step, product: &Product<'_>) -> bool {
+fn continues(g: &Graph, step: &Step, gemm: &Gemm<'_>) -> bool {
     let ops = || step.ops.iter().map(|&i| &g.ops[i as usize]);
-    let result = product.result;
+    let result = gemm.result;
     let dense = |v: ValueId| {
         let v = g.value(v);
         v.is_contiguous() && v.numel() == result.numel() && v.dtype == result.dtype
@@ -158,7 +158,7 @@ fn continues(g: &Graph, step: &Step, product: &Product<'_>) -> bool {
     };
     // The kernel reads the factors until the end, while its results are written.
     let apart = |op: &Op| {
-        let factors = [product.a.root, product.b.root];
+        let factors = [gemm.a.root, gemm.b.root];
         op.outputs
             .iter()
             .all(|&v| !factors.contains(&g.value(v).root))
@@ -169,11 +169,11 @@ fn continues(g: &Graph, step: &Step, product: &Product<'_>) -> bool {
 }
 
 /// Returns whether a GEMM may run after a step instead of before it.
-fn is_passed(g: &Graph, step: &Step, product: &Op) -> bool {
+fn is_passed(g: &Graph, step: &Step, gemm: &Op) -> bool {
     let root = |&v: &ValueId| g.value(v).root;
-    let result = root(&product.outputs[0]);
+    let result = root(&gemm.outputs[0]);
     step.ops.iter().map(|&i| &g.ops[i as usize]).all(|op| {
-        let changed = |v: &ValueId| product.inputs.iter().any(|x| root(x) == root(v));
+        let changed = |v: &ValueId| gemm.inputs.iter().any(|x| root(x) == root(v));
         op.is_view()
             || op
                 .inputs
@@ -188,8 +188,8 @@ fn is_passed(g: &Graph, step: &Step, product: &Op) -> bool {
 /// of the step's results is written, and cannot be overwritten.
 pub(super) fn factors(g: &Graph, step: &Step) -> Option<SmallVec<[Root; 4]>> {
     let ops = || step.ops.iter().map(|&i| &g.ops[i as usize]);
-    let products = ops().filter(|op| matches!(kind(op), Some(OpKind::Gemm { .. })));
-    let roots: SmallVec<[Root; 4]> = products
+    let gemms = ops().filter(|op| matches!(kind(op), Some(OpKind::Gemm { .. })));
+    let roots: SmallVec<[Root; 4]> = gemms
         .flat_map(|op| op.inputs.iter().map(|&v| g.value(v).root))
         .collect();
     (step.ops.len() > 1 && !roots.is_empty()).then_some(roots)
@@ -205,7 +205,7 @@ mod tests {
     struct Case {
         g: Graph,
         x: ValueId,
-        products: [ValueId; 2],
+        gemms: [ValueId; 2],
         steps: Vec<Step>,
     }
 
@@ -215,7 +215,7 @@ mod tests {
         g.leaf(&[16, 16], DType::Bf16, Root::Param(ParamId(n)), false)
     }
 
-    fn product(g: &mut Graph, x: ValueId, w: ValueId) -> ValueId {
+    fn gemm(g: &mut Graph, x: ValueId, w: ValueId) -> ValueId {
         let kind = OpKind::Gemm(op::Gemm {
             ta: false,
             tb: true,
@@ -230,12 +230,12 @@ mod tests {
             let mut g = Graph::default();
             let x = g.empty(&SHAPE, DType::Bf16);
             let mut case = Self {
-                products: [x; 2],
+                gemms: [x; 2],
                 g,
                 x,
                 steps: Vec::new(),
             };
-            case.products = [0, 1].map(|n| case.multiply(x, n));
+            case.gemms = [0, 1].map(|n| case.multiply(x, n));
             case
         }
 
@@ -252,13 +252,13 @@ mod tests {
 
         fn multiply(&mut self, x: ValueId, n: u32) -> ValueId {
             let w = param(&mut self.g, n);
-            let v = product(&mut self.g, x, w);
+            let v = gemm(&mut self.g, x, w);
             self.step(1);
             v
         }
 
         fn gate(&mut self) {
-            let [a, b] = self.products;
+            let [a, b] = self.gemms;
             let s = self.g.unary(OpKind::Silu, a);
             self.g.binary(OpKind::Mul, s, b);
             self.step(2);
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gate_takes_over_both_products_of_one_factor() {
+    fn a_gate_takes_over_both_gemms_of_one_factor() {
         let mut case = Case::new();
         case.gate();
         let whole: SmallVec<[u32; 2]> = smallvec![0u32, 1, 2, 3];
@@ -279,7 +279,7 @@ mod tests {
         // Of two factors only the later GEMM.
         let mut case = Case::new();
         let y = case.g.empty(&SHAPE, DType::Bf16);
-        case.products[1] = case.multiply(y, 2);
+        case.gemms[1] = case.multiply(y, 2);
         case.gate();
         let steps: [SmallVec<[u32; 2]>; 3] = [smallvec![0], smallvec![1], smallvec![2, 3, 4]];
         assert_eq!(case.joined(), steps);
@@ -291,9 +291,9 @@ mod tests {
     }
 
     #[test]
-    fn what_else_reads_a_result_in_between_keeps_its_product() {
+    fn what_else_reads_a_result_in_between_keeps_its_gemm() {
         let mut case = Case::new();
-        let first = case.products[0];
+        let first = case.gemms[0];
         case.multiply(first, 2);
         case.gate();
         // The second GEMM moves past the reader of the first.
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_factor_that_changes_in_between_keeps_its_products() {
+    fn a_factor_that_changes_in_between_keeps_its_gemms() {
         let mut case = Case::new();
         let x = case.x;
         case.g.compute_into(OpKind::Neg, &[x], x);
@@ -316,19 +316,19 @@ mod tests {
     #[test]
     fn code_that_writes_over_a_factor_or_other_elements_stays_apart() {
         let mut case = Case::new();
-        let (x, a) = (case.x, case.products[0]);
+        let (x, a) = (case.x, case.gemms[0]);
         case.g.compute_into(OpKind::Add, &[x, a], x);
         case.step(1);
         assert_eq!(case.joined().len(), 3);
         // A sum over rows is not elementwise, and neither is an op that reads half of the columns.
         let mut case = Case::new();
-        let a = case.products[0];
+        let a = case.gemms[0];
         case.g
             .compute(OpKind::SumLeading, &[a], &[(&[16], DType::Bf16)]);
         case.step(1);
         assert_eq!(case.joined().len(), 3);
         let mut case = Case::new();
-        let half = case.g.slice(case.products[0], 1, 0, 8);
+        let half = case.g.slice(case.gemms[0], 1, 0, 8);
         case.g.unary(OpKind::Silu, half);
         case.step(1);
         assert_eq!(case.joined().len(), 3);

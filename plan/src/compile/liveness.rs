@@ -7,8 +7,8 @@
 //! an operand that dies in the same kernel and belongs to the same graph (made by it, or saved by
 //! its forward; not an input of it).
 
+use super::gemm_fusion;
 use super::inplace;
-use super::products;
 use super::schedule::Step;
 use crate::graph::{Act, Graph, Op, Root, Value, ValueId};
 use crate::ir::{OpKind, op};
@@ -18,7 +18,7 @@ use crate::ops::Fusion;
 pub(super) const NONE: u32 = u32::MAX;
 
 /// First and last step of each buffer.
-pub(super) struct Lives {
+pub(super) struct Liveness {
     pub(super) first: Vec<u32>,
     pub(super) last: Vec<u32>,
     /// Whether a buffer lives only inside one fused kernel.
@@ -34,7 +34,7 @@ pub(super) struct Lives {
     pub(super) step_of: Vec<u32>,
 }
 
-impl Lives {
+impl Liveness {
     /// Computes lifetimes over `steps`, of which backward starts at `split`; the buffers in `keep`
     /// live until the end.
     pub(super) fn new(g: &Graph, tree: &Tree, steps: &[&Step], split: usize, keep: &[u32]) -> Self {
@@ -139,7 +139,8 @@ impl Lives {
                 Act::Compute(kind) => !matches!(kind.fusion(), Fusion::Extern | Fusion::Alone),
                 Act::View(_) | Act::Collective(_) => false,
             };
-            let ours = || step.ops.iter().all(generated) || products::factors(r.g, step).is_some();
+            let ours =
+                || step.ops.iter().all(generated) || gemm_fusion::factors(r.g, step).is_some();
             if step.region != 0 && (ours() || added_to(r.g, step).is_some()) {
                 self.reuse_in(r, s as u32, step);
             }
@@ -167,7 +168,7 @@ impl Lives {
         };
         // GEMMs read their factors until the end, and write before their epilogue has read
         // everything.
-        let factors = products::factors(g, step).unwrap_or_default();
+        let factors = gemm_fusion::factors(g, step).unwrap_or_default();
         let behind = |op: &&Op| factors.is_empty() || inplace::elementwise(op);
         let made = ops().filter(in_rows).filter(behind);
         for &v in made.flat_map(|op| &op.outputs) {
