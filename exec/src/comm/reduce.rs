@@ -1,4 +1,4 @@
-//! Reductions in rank order with float32 accumulation.
+//! Reductions in rank order with float32 accumulation; see Note [Order of sums].
 
 use crate::base::element::{Element, match_dtype};
 use shardlab_plan::ir::{DType, ReduceOp};

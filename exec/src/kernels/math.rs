@@ -1,4 +1,4 @@
-//! Float32 functions that vectorise, and reductions with a fixed order.
+//! Float32 functions that vectorise, and reductions with a fixed order; see Note [Order of sums].
 //!
 //! Everything here is marked for inlining, so that it is compiled for the vector level of its
 //! caller.

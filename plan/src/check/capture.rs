@@ -85,7 +85,8 @@ impl Walk<'_> {
         }
     }
 
-    /// Checks an access within a captured scope: its address must be that of the pass before.
+    /// Checks an access within a captured scope: its address must be that of the pass before; see
+    /// Note [Captured addresses].
     pub(super) fn scope_address(&mut self, work: &mut Work, a: Access) {
         if !self.captured.replayed {
             return;

@@ -244,8 +244,8 @@ impl Reach {
         self.bytes = self.bytes.max(elements * slot.dtype.size());
     }
 
-    /// Returns its bytes in a buffer. Kernel bodies are described before the storage of gradients
-    /// is decided: their type is the buffer's.
+    /// Returns its bytes in a buffer. The type of a gradient is the buffer's; see
+    /// Note [Stored gradients].
     fn bytes(self, of: &Buffer) -> u64 {
         match of.role {
             Role::FullGrad | Role::MainGrad => self.elements * of.dtype.size(),

@@ -226,7 +226,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Checks that the stream that gets the block runs after its last use.
+    /// Checks that the stream that gets the block runs after its last use; see Note [Unshard gate].
     fn release(&mut self, id: InstrId, b: BufferId) {
         let p = self.p;
         let d = &p.buffers[b.index()];
@@ -279,7 +279,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Notes that a gradient buffer's reduction was issued.
+    /// Notes that a gradient buffer's reduction was issued; see Note [Reductions in flight].
     pub(super) fn in_flight(&mut self, work: &Work, b: BufferId) {
         let p = self.p;
         let first = self.cells[b.index()].reduction.at == 0;

@@ -1,8 +1,4 @@
-//! What captures contain: the scopes of a module, and the memory of a captured iteration.
-//!
-//! A replay finds every buffer where it was at capture. torch gives a graph a private pool for
-//! that; here what an iteration allocates and frees is planned, so that it keeps its addresses
-//! whatever an allocator without a plan would do.
+//! Contents of captures: the scopes of a module, and the memory of a captured iteration.
 
 use super::PlanError;
 use super::inputs::LoweringInputs;
@@ -10,7 +6,21 @@ use crate::config::{CudaGraph, Scope};
 use crate::ir::{ModuleKind, Pool};
 use crate::program::{Op, Program};
 
-/// Moves what steps free again from the caching allocator to planned slots.
+// Note [Captured addresses]
+//
+// A CUDA graph contains the addresses of its operands, so a replay must find every buffer where it
+// was at capture. torch gives a graph a private pool for that. Here the program guarantees it:
+//
+// - buffers that a captured iteration allocates and frees get planned slots (`fix_addresses`),
+//   which keep their addresses for any order of sections;
+// - smaller scopes need an allocator whose addresses repeat: the scenario is refused otherwise
+//   (`PolicySpec::fixed_addresses`);
+// - `check` compares the addresses of each pass with those of the pass before (`scope_address`),
+//   and `exec` compares them before every replay, because a graph that reads freed memory fails
+//   silently.
+
+/// Moves buffers that steps free from the caching allocator to planned slots; see
+/// Note [Captured addresses].
 pub(super) fn fix_addresses(program: &mut Program) {
     for instr in &program.instrs {
         if let Op::Free(id) = instr.op {

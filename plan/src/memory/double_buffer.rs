@@ -1,16 +1,30 @@
 //! The double buffer: a few copies of one unit's buffers, used in turn by all units with equal
 //! buffers.
 //!
-//! The largest set of units with identical buffers (role, element type, bytes) shares the copies;
-//! among equal sets the first in unit order wins. The other units' buffers get a persistent buffer
-//! each, or a temporary one from the caching allocator. A copy is taken from the caching allocator
-//! when it is first used and kept forever, as Megatron-FSDP's global memory buffers are.
+//! See Note [Double buffer].
 
 use super::AllocError;
 use crate::ir::{Buffer, DType, Pool, Role, UnitId};
 use crate::program::Program;
 use crate::units::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
+
+// Note [Double buffer]
+//
+// Blocks of a transformer have equal buffers, and a schedule keeps few of them full at once. A
+// double buffer holds `double_buffer_copies` (two) copies of one block's buffers, which all blocks
+// take in turn: memory is fixed, and addresses repeat, so that scopes can be captured and memory
+// registered.
+//
+// - The largest set of units with identical buffers (role, element type, bytes) shares the copies;
+//   among equal sets the first in unit order wins.
+// - Other units' buffers get a persistent buffer each (`persist_on_alloc_fail`), or a temporary one
+//   from the caching allocator.
+// - A copy is taken from the caching allocator at its first use and kept forever, as
+//   Megatron-FSDP's global memory buffers are. It counts as allocated while it is idle.
+//
+// A third unit can never be full. Megatron limits its prefetch and its reduce queue accordingly
+// (`limit_double_buffer`); other schedules are refused if they need more (`check_double_buffer`).
 
 /// What makes two buffers interchangeable.
 type Class = (Role, DType, Bytes);

@@ -1,9 +1,9 @@
 //! The planned pool: one fixed slot per key, from the lifetimes of one traced step.
 //!
 //! A plan that gives every key one address forever cannot break when a validation forward runs
-//! between two steps, and captured graphs may rely on it. (Megatron-FSDP's first trace pool gave a
-//! key several slots in allocation order with a cursor; forward-only passes ran the cursor out of
-//! step.)
+//! between two steps, and captured graphs may rely on it; see Note [Captured addresses].
+//! (Megatron-FSDP's first trace pool gave a key several slots in allocation order with a cursor;
+//! forward-only passes ran the cursor out of step.)
 
 mod lifetimes;
 mod occupancy;

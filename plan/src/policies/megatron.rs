@@ -141,7 +141,8 @@ impl Megatron {
                 }
             }
         }
-        // Every gather waits for the work already enqueued on the compute stream.
+        // Every gather waits for the work already enqueued on the compute stream; see
+        // Note [Unshard gate].
         out.b
             .join(Rule::GatherGate, COMPUTE, self.flat.streams.gather);
         for g in out.inputs.groups_of(unit) {
@@ -234,7 +235,8 @@ impl Megatron {
         }
     }
 
-    /// Pops reductions above the queue's capacity: `wait_for_previous_grad_reduce`.
+    /// Pops reductions above the queue's capacity: `wait_for_previous_grad_reduce`. See
+    /// Note [Reductions in flight].
     fn gate(&mut self, out: &mut Emitter<'_>) {
         while self.queue.iter().map(|q| q.elements).sum::<u64>() > self.capacity {
             self.pop(out, Rule::ReduceGate);
@@ -244,7 +246,8 @@ impl Megatron {
     /// Limits the units in reduction to two with the double buffer; the unit whose gradients are
     /// collected counts if it is double-buffered. (`_enforce_double_buffer_limit`, which runs
     /// before a bucket is taken. Its waits are on the reduce stream, so that nothing orders the
-    /// copies into the bucket after its last reduction; here computation waits.)
+    /// copies into the bucket after its last reduction; here computation waits.) See
+    /// Note [Double buffer].
     fn limit_double_buffer(&mut self, out: &mut Emitter<'_>, g: GroupId) {
         if !self.double_buffer {
             return;

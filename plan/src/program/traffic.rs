@@ -21,12 +21,19 @@ impl Traffic {
     }
 }
 
+// Note [Stored gradients]
+//
+// `compile` describes kernels before `lower` decides how gradients are stored. A descriptor
+// therefore counts a gradient in the type that the kernel computes in, while the buffer may be
+// wider (`precision.main_grads`) or narrower (`precision.comm_grads`). The launch's byte ranges
+// show the real width. Code that needs bytes corrects for it: the price of a launch
+// (`Program::traffic`), the bounds of an operand (`check/form.rs`), and kernels, which take the
+// element type from the buffer.
+
 impl Program {
     /// Returns the traffic of a launch; zero for instructions that launch no kernel.
     ///
-    /// A kernel is described before the storage of gradients is decided, and counts them in the
-    /// type it computes in. The launch's ranges show their real width (`precision.main_grads`,
-    /// `precision.comm_grads`).
+    /// See Note [Stored gradients].
     #[must_use]
     pub fn traffic(&self, op: &Op) -> Traffic {
         let Op::Launch { kernel, .. } = *op else {

@@ -14,8 +14,8 @@ pub struct Position {
 }
 
 impl Position {
-    /// The place of a byte; what lies beyond the text, or within a character, counts as the nearest
-    /// character before.
+    /// Returns the position of a byte. A byte beyond the text, or within a character, counts as the
+    /// nearest character before.
     #[must_use]
     pub fn of(text: &str, byte: usize) -> Self {
         let before = &text[..boundary(text, byte)];

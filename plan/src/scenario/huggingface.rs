@@ -26,8 +26,8 @@ struct Config<'t> {
     fields: BTreeMap<String, &'t RawValue>,
 }
 
-/// Takes in what a file, named at a place, says about keys that nobody gives. Returns what others
-/// depend on.
+/// Takes from a file, named at a place, the keys that no other text gives. Returns those that other
+/// keys depend on.
 pub(crate) fn fill(
     document: &mut Document,
     path: &Path,
@@ -46,7 +46,7 @@ pub(crate) fn fill(
     let fields = serde_json::from_str(&text).map_err(|e| {
         let at = byte(&text, e.line(), e.column());
         let what = e.to_string();
-        // The position is told once.
+        // The position is shown once.
         let what = what.split(" at line ").next().unwrap_or_default();
         ScenarioError::at(&source, at..at, format!("no `config.json`: {what}"))
     })?;

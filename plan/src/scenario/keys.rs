@@ -1,5 +1,5 @@
-//! Every key of a scenario file, once: the reader, its errors, the JSON Schema, the reference and the
-//! dashboard read this table.
+//! Every key of a scenario file, once: the reader, its errors, the JSON Schema, the reference and
+//! the dashboard read this table.
 
 mod applies;
 
@@ -77,15 +77,15 @@ pub struct KeyInfo {
     pub section: &'static str,
     /// Key.
     pub key: &'static str,
-    /// Name of the resolved option, in JSON and in baselines of the gate. It never changes: a key that
-    /// gets a better name keeps it here, and as an alias.
+    /// Name of the resolved option, in JSON and in baselines of the gate. It never changes: a key
+    /// that gets a better name keeps it here, and as an alias.
     pub field: &'static str,
     /// Other names that are accepted: those of PyTorch, torchtitan, Megatron-FSDP and Hugging Face.
     pub aliases: &'static [&'static str],
     /// The forms its value may take.
     pub accepts: &'static [Accept],
-    /// The default as a JSON (and TOML) literal, which is what the reader takes, or, in parentheses,
-    /// how it is derived.
+    /// The default as a JSON (and TOML) literal, which is what the reader takes, or, in
+    /// parentheses, how it is derived.
     pub default: &'static str,
     /// One line.
     pub doc: &'static str,

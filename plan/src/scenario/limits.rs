@@ -9,7 +9,7 @@ use crate::models::Inputs;
 
 /// Blocks times micro-batches: what a program's length grows with.
 const MOST_BLOCK_RUNS: u64 = 1 << 15;
-/// Chunks of the loss, of all micro-batches: likewise.
+/// The same for chunks of the loss, of all micro-batches.
 const MOST_CHUNKS: u64 = 1 << 15;
 /// FLOPs of one rank in one step.
 const MOST_FLOPS: u128 = 1 << 60;
@@ -91,8 +91,8 @@ pub(crate) fn check(s: &Scenario, d: &Document) -> Result<(), ScenarioError> {
     Ok(())
 }
 
-/// Upper bounds of what one micro-batch does; every factor is at most 2^24, so that 128 bits hold
-/// the products.
+/// Upper bounds of the work of one micro-batch; every factor is at most 2^24, so that results fit
+/// into 128 bits.
 struct Work {
     /// Parameters of the model.
     parameters: u128,

@@ -65,7 +65,7 @@ impl Place {
     }
 }
 
-/// The document of a file (or of a shipped scenario, when `path` is a bare name that is no file)
+/// The document of a file (or of a shipped scenario, when `path` is a bare name and not a file)
 /// with overrides.
 pub(crate) fn document(path: &Path, overrides: &[String]) -> Result<Document, ScenarioError> {
     let (place, source) = open(path)?;

@@ -144,7 +144,7 @@ impl Document {
         .of(ScenarioErrorKind::Conflict)
     }
 
-    /// An error about a key that nobody gives.
+    /// Returns an error about a key that no text gives.
     pub(crate) fn missing(&self, key: Key, message: impl Into<String>) -> ScenarioError {
         let section = SECTIONS.iter().position(|s| *s == key.info().section);
         let header = section.and_then(|i| self.sections[i]);
@@ -186,7 +186,7 @@ impl Document {
         Ok(())
     }
 
-    /// Takes in a preset: what it says about keys that nobody gives. Returns what others depend on.
+    /// Takes from a preset the keys that no text gives. Returns those that other keys depend on.
     pub(crate) fn absorb_preset(
         &mut self,
         name: &str,

@@ -152,7 +152,7 @@ mod tests {
         assert!(SECTIONS.iter().all(|s| !about(s).is_empty()));
     }
 
-    /// Help that only repeats a key's name helps nobody: each choice of several words is explained.
+    /// Help that only repeats a key's name is useless: each choice of several words is explained.
     #[test]
     fn every_choice_is_explained() {
         for info in KEYS.iter().filter(|k| k.section != "gate") {

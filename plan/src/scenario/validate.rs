@@ -19,8 +19,8 @@ use crate::policies::{self, spec::Refusal};
 
 type Checked = Result<(), ScenarioError>;
 
-/// Refuses the first impossible combination. `is_default` says of a key whether its value is the one
-/// that it would have anyway.
+/// Refuses the first impossible combination. `is_default` says of a key whether its value is the
+/// one that it would have anyway.
 pub(crate) fn check(s: &Scenario, d: &Document, is_default: &dyn Fn(Key) -> bool) -> Checked {
     model::unused_keys(s, d)?;
     model::check(s, d)?;

@@ -166,9 +166,9 @@ fn overlapped(gemm: f64, more: f64) -> f64 {
     gemm * (1.0 + FUSED_OVERHEAD) + more.min(OVERLAP * more * more / gemm)
 }
 
-/// Prices GEMMs with a fused elementwise epilogue, which move `moved` bytes in all: at most the GEMMs
-/// and the epilogue one after the other. Several GEMMs of one factor have the same shape, and their
-/// columns are adjacent.
+/// Prices GEMMs with a fused elementwise epilogue, which move `moved` bytes in all: at most the
+/// GEMMs and the epilogue one after the other. Several GEMMs of one factor have the same shape, and
+/// their columns are adjacent.
 pub(super) fn with_epilogue(
     profile: &Profile,
     dtype: DType,

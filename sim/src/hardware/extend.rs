@@ -77,13 +77,13 @@ fn resolve(path: &str, text: &str, below: &mut Vec<PathBuf>) -> Result<Table, Pr
         under => under?,
     };
     let mut all = resolve(&place, &under, below)?;
-    // Whoever changes a number has not measured it: the claim has to be made again.
+    // A changed number was not measured: the claim has to be made again.
     all.remove(MEASURED);
     lay_over(&mut all, own);
     Ok(all)
 }
 
-/// A shipped name, or a path beside the file that names it.
+/// Returns a shipped name, or a path relative to the file that names it.
 fn relative_to(path: &str, name: &str) -> String {
     if super::shipped().contains(&name) {
         return name.to_owned();

@@ -31,8 +31,8 @@ pub fn text(name_or_path: &str) -> Result<Cow<'static, str>, ProfileError> {
     Ok(text)
 }
 
-/// Parses and checks a profile; `path` names it in errors, and what it extends is looked for beside
-/// it.
+/// Parses and checks a profile; `path` names it in errors, and the profile that it extends is
+/// searched next to it.
 ///
 /// # Errors
 /// When the text is no profile or has impossible numbers.

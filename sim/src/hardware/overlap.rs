@@ -2,7 +2,7 @@
 //!
 //! A profile may have several tables of one kind of kernel: measured in running layers, for
 //! example, and alone. The first that has a shape counts. The rows of a later one, which only it
-//! has, are scaled by how the two differ on the shapes they share, in the median: a shape beside a
+//! has, are scaled by how the two differ on the shapes they share, in the median: a shape next to a
 //! measured one must not cost more or less because it is only in the other table. Tables of kernels
 //! bound by memory are interpolated, and so become one.
 

@@ -33,10 +33,10 @@ pub struct Profile {
     pub scale: Option<Scale>,
     /// `[efficiency]`
     pub efficiency: Efficiency,
-    /// `[[gemm]]`: measured matrix products.
+    /// `[[gemm]]`: measured GEMMs.
     #[serde(default)]
     pub gemm: Vec<GemmTable>,
-    /// `[[conv]]`: measured convolutions, as the matrix products they are.
+    /// `[[conv]]`: measured convolutions, as implicit GEMMs.
     #[serde(default)]
     pub conv: Vec<GemmTable>,
     /// `[[attention]]`: measured fused attention.
@@ -149,7 +149,7 @@ pub struct Host {
     pub device_alloc_us: f64,
     /// Launching a captured graph.
     pub graph_launch_us: f64,
-    /// Launches a stream holds before the host has to wait.
+    /// Maximum number of launches in a stream before the host has to wait.
     pub queue_depth: u32,
     /// Steps that may be in flight: with 1 the host begins a step when the device has finished the
     /// one before.
@@ -249,15 +249,15 @@ pub struct Contention {
 
 /// `[power]`: a device at its power limit lowers its clock, the more the larger the share of a step
 /// is that arithmetic takes. What is saved where nothing computes is then paid back in part by
-/// slower products. It takes the place of [`Device::loaded_rate`], which slows the same kernels: no
+/// slower GEMMs. It takes the place of [`Device::loaded_rate`], which slows the same kernels: no
 /// profile has both.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Power {
     /// Where the numbers come from.
     pub source: String,
-    /// Share of a step's time (0 to 1) that matrix products, convolutions and attention may take,
-    /// alone, at the rates of `[[gemm]]`, `[[conv]]` and `[[attention]]`.
+    /// Share of a step's time (0 to 1) that GEMMs, convolutions and attention may take, alone,
+    /// at the rates of `[[gemm]]`, `[[conv]]` and `[[attention]]`.
     pub arithmetic_share: f64,
     /// How much longer they take above it: the fraction of their time for each unit of share.
     pub arithmetic_slope: f64,
@@ -304,15 +304,15 @@ impl Profile {
 pub struct Efficiency {
     /// Where the numbers come from.
     pub source: String,
-    /// Large matrix products, by element type.
+    /// Large GEMMs, by element type.
     pub gemm: BTreeMap<DType, f64>,
-    /// Output tiles of matrix products, `[rows, columns, rate relative to the best one]`; those of
+    /// Output tiles of GEMMs, `[rows, columns, rate relative to the best one]`; those of
     /// Hopper's libraries if not given.
     pub gemm_tiles: Vec<(u64, u64, f64)>,
     /// How many times as long 16-bit GEMMs take whose rows do not start at multiples of 16 bytes;
     /// not known if not given.
     pub gemm_misaligned: Option<GemmMisaligned>,
-    /// Convolutions relative to the equal matrix product.
+    /// Convolutions relative to the equivalent GEMM.
     pub conv: f64,
     /// Attention forward.
     pub attention: f64,
@@ -404,7 +404,7 @@ impl MemoryClass {
     }
 }
 
-/// One measured matrix product: `[m, n, k, microseconds]`.
+/// One measured GEMM: `[m, n, k, microseconds]`.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 pub struct GemmRow(pub u64, pub u64, pub u64, pub f64);
 
@@ -520,7 +520,7 @@ pub struct CollectiveTable {
     pub dtype: Option<DType>,
     /// `[bytes of the full side, microseconds]`, ascending.
     pub rows: Vec<(u64, f64)>,
-    /// What NCCL itself estimates for the same, in the same form: nothing is priced by it. It tells
+    /// What NCCL itself estimates for the same, in the same form: nothing is priced by it. It shows
     /// how far the formula, which follows NCCL's tuner, and the tuner's numbers are from each other
     /// and from what was measured.
     pub nccl_rows: Vec<(u64, f64)>,

@@ -454,8 +454,8 @@ mod tests {
     }
 
     /// A communicator on copy engines has its own size if it was measured, or else that of any
-    /// communicator, which the source says. Likewise for the kernels of collectives, which are
-    /// otherwise included in `joined_mib`.
+    /// communicator, which the source says. The same holds for the kernels of collectives, which
+    /// are otherwise included in `joined_mib`.
     #[test]
     fn communicators_on_copy_engines_and_kernels_of_collectives_are_reported() {
         let line = |engines, kernels| {

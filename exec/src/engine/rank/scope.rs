@@ -35,8 +35,9 @@ impl<D: Device> Rank<D> {
         Ok(())
     }
 
-    /// Replays a scope. Memory is managed as the program says; device work comes from the graph.
-    /// Returns the index of the instruction after the scope.
+    /// Replays a scope. Memory is managed as the program says; device work comes from the graph,
+    /// whose addresses are compared first (see Note [Captured addresses] in `plan`). Returns the
+    /// index of the instruction after the scope.
     pub(super) fn replay(
         &mut self,
         program: &Program,

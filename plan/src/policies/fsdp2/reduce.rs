@@ -71,7 +71,7 @@ fn divide(out: &mut Emitter<'_>, what: Access, by: f64, dtype: DType, stream: St
 
 impl Fsdp2 {
     /// Makes compute wait for the oldest reduce-scatters and drops their inputs until `limit` of
-    /// these are left.
+    /// these are left; see Note [Reductions in flight].
     pub(super) fn recycle(&mut self, out: &mut Emitter<'_>, limit: usize, rule: Rule) {
         while self.pending.len() > limit {
             let Some((buffer, event)) = self.pending.pop_front() else {

@@ -8,6 +8,22 @@ use crate::lower::optimizer::{self, ShardState};
 use crate::program::{Phase, Rule};
 use std::collections::VecDeque;
 
+// Note [Reductions in flight]
+//
+// A full gradient buffer is live from its first kernel until its reduction has read it. At most K
+// of them (`fsdp.reduce_in_flight`) are live at once, so that memory does not grow with the depth
+// of the model. Before another one is allocated, computation waits for the oldest reduction, whose
+// buffer is then free:
+//
+// - native counts buffers, including the one being written, so K = 1 reduces without overlap. An
+//   outer axis reduces shards, and the wait is for the inner reduction alone (`input_free`);
+// - fsdp2 counts reduce-scatter inputs that are packed, and waits before it packs (`recycle`);
+// - megatron counts the elements that wait in its queue (`gate`).
+//
+// The wait comes before the allocation, never directly after its own reduction, which would expose
+// the whole of it. Reductions end in the order of their issue, so waiting for one frees all earlier
+// buffers. `check` counts the units in flight (`in_flight`).
+
 /// A gradient buffer whose reduction is in flight.
 #[derive(Clone, Copy, Debug)]
 struct Pending {
@@ -49,7 +65,7 @@ impl Reductions {
         self.reduced.clear();
     }
 
-    /// Makes room for one more full gradient.
+    /// Makes room for one more full gradient; see Note [Reductions in flight].
     pub(super) fn make_room(&mut self, out: &mut Emitter<'_>, flat: &Flat) {
         self.drain(out, flat, self.max_in_flight - 1, Rule::ReduceGate);
     }

@@ -12,6 +12,22 @@ use crate::lower::inputs::{LoweringInputs, prefetch_targets};
 use crate::lower::kernels::KernelLaunch;
 use crate::program::Rule;
 
+// Note [Unshard gate]
+//
+// A gather writes memory that computation may still read: the caching allocator hands a freed block
+// to the next request of the block's stream as soon as the host has freed it, long before the
+// kernels that read it have run. So whatever frees a buffer of the gather stream first makes that
+// stream wait for the last reader:
+//
+// - native waits in `reshard`, which frees on the gather stream after a join with computation, and
+//   at the start of a forward for the weights that the optimizer writes (`wait_for_weights`);
+// - fsdp2 keeps one gather buffer until the next copy-out, and gates both gather streams on it
+//   (`drop_held`);
+// - megatron makes every gather wait for all work enqueued on the compute stream.
+//
+// The wait also orders gathers: without prefetch, a gather starts when its unit's turn has come.
+// `check` proves the rule for any program, from addresses and vector clocks (`check/step.rs`).
+
 /// State of every unit's full weights.
 pub(super) struct Unshard {
     /// Event of each unit's gather while it is unsharded.
@@ -235,7 +251,8 @@ impl Unshard {
         }
     }
 
-    /// Frees a unit's full weights on the gather stream, once computation is done with them.
+    /// Frees a unit's full weights on the gather stream, once computation is done with them; see
+    /// Note [Unshard gate].
     pub(super) fn reshard(&mut self, out: &mut Emitter<'_>, flat: &Flat, unit: UnitId) {
         if !std::mem::replace(&mut self.full[unit.index()], false) {
             return;
@@ -374,7 +391,8 @@ impl Unshard {
     }
 }
 
-/// Makes gathers wait for the weights that the optimizer (or the previous micro-batch) wrote.
+/// Makes gathers wait for the weights that the optimizer (or the previous micro-batch) wrote; see
+/// Note [Unshard gate].
 fn wait_for_weights(out: &mut Emitter<'_>, flat: &Flat) {
     if flat.streams.gather != COMPUTE {
         out.b.join(Rule::StepStart, COMPUTE, flat.streams.gather);

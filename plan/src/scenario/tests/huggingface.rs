@@ -127,7 +127,7 @@ const GPT2: &str = r#"{
 
 const REST: &str = "[mesh]\nhardware = \"h200-nvlink\"\ndp_shard = 4\n";
 
-/// The scenario of a file with a `config.json` beside it.
+/// Returns the scenario of a file with a `config.json` next to it.
 fn read(test: &str, config: &str, sets: &[&str]) -> Result<Scenario, ScenarioError> {
     let text = format!("[model]\npreset = \"there/config.json\"\n{REST}");
     let f = Folder::new(test, &[("mine.toml", &text), ("there/config.json", config)]);

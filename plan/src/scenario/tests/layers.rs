@@ -254,7 +254,7 @@ fn axes_from_the_command_line() {
     assert_eq!(sweep.points.len(), 3);
 }
 
-/// Keys joined by commas go through their values together, beside axes of their own.
+/// Keys joined by commas go through their values together, in addition to separate axes.
 #[test]
 fn linked_axes() {
     let text = sweep_text("\"mesh.dp_shard, mesh.dp_replicate\" = [[8, 1], [2, 4]]\n");
