@@ -27,6 +27,7 @@ mod convert;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod error;
+mod experts;
 mod fused;
 mod gemm;
 mod gemm_epilogue;
@@ -34,6 +35,7 @@ mod math;
 mod operands;
 mod ops;
 mod parallel;
+mod route;
 mod scratch;
 mod shard;
 mod strides;

@@ -5,6 +5,7 @@ mod attention;
 #[cfg(test)]
 mod every;
 mod gemm;
+mod grouped;
 mod memory;
 mod table;
 
@@ -232,6 +233,22 @@ pub(crate) fn price(kernel: &Kernel, traffic: Traffic, profile: &Profile) -> Pri
             profile.efficiency.conv,
         ),
         KernelClass::Attention { .. } => attention::price(kernel, traffic.moved(), profile),
+        KernelClass::GroupedGemm {
+            rows,
+            n,
+            k,
+            experts,
+            weight_gradient,
+        } => {
+            let shape = grouped::Shape {
+                rows,
+                n,
+                k,
+                experts,
+                weight_gradient,
+            };
+            grouped::price(kernel.dtype, shape, traffic.moved(), profile)
+        }
         _ => memory::price(kernel, traffic.moved(), profile),
     };
     Price {
@@ -257,6 +274,9 @@ fn kernel_cost(kernel: &Kernel, traffic: Traffic, profile: &Profile) -> Cost {
             gemm::tiles(m, n) * batch >= u64::from(profile.device.sms)
         }
         KernelClass::Conv { m, n, .. } => gemm::tiles(m, n) >= u64::from(profile.device.sms),
+        KernelClass::GroupedGemm { rows, n, .. } => {
+            gemm::tiles(rows, n) >= u64::from(profile.device.sms)
+        }
         _ => price.us >= profile.contention.start_wait_min_us,
     };
     Cost {

@@ -12,11 +12,13 @@ mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod embedding;
+mod experts;
 mod gemm;
 mod loss;
 mod norm;
 mod pointwise;
 mod reduce;
+mod route;
 mod shard;
 mod softmax;
 

@@ -7,9 +7,13 @@ use super::semantics;
 use shardlab_plan::ir::{BodyOp, DType, OpKind, Place, Slot, op};
 
 fn operand(e: &Example, dtype: DType) -> Arg {
-    match e.ids {
+    let arg = match e.ids {
         Some(below) => arg(&e.shape, DType::I64).ids(below),
         None => arg(&e.shape, dtype),
+    };
+    match &e.values {
+        Some(values) => arg.values(values),
+        None => arg,
     }
 }
 

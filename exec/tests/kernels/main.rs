@@ -4,6 +4,7 @@ mod case;
 mod every;
 #[path = "../../../plan/src/ops/tests/examples.rs"]
 mod examples;
+mod experts;
 mod memory;
 mod ops;
 #[path = "../../../plan/src/compile/tests/semantics.rs"]

@@ -70,6 +70,19 @@ pub enum KernelClass {
     FullReduce,
     /// A compiled region of pointwise and reduction ops.
     Fused,
+    /// One GEMM per expert, over its rows.
+    GroupedGemm {
+        /// Upper bound of the rows of all experts.
+        rows: u64,
+        /// Columns of the result.
+        n: u64,
+        /// Inner dimension; of weight gradients, the other dimension of the result.
+        k: u64,
+        /// Experts.
+        experts: u64,
+        /// Rows are the inner dimension: the result is a matrix per expert.
+        weight_gradient: bool,
+    },
 }
 
 impl KernelClass {
@@ -79,7 +92,10 @@ impl KernelClass {
     pub fn is_arithmetic(&self) -> bool {
         matches!(
             self,
-            Self::Gemm { .. } | Self::Attention { .. } | Self::Conv { .. }
+            Self::Gemm { .. }
+                | Self::Attention { .. }
+                | Self::Conv { .. }
+                | Self::GroupedGemm { .. }
         )
     }
 
@@ -97,7 +113,10 @@ impl KernelClass {
     #[must_use]
     pub const fn memory_name(&self) -> Option<&'static str> {
         Some(match self {
-            Self::Gemm { .. } | Self::Attention { .. } | Self::Conv { .. } => return None,
+            Self::Gemm { .. }
+            | Self::Attention { .. }
+            | Self::Conv { .. }
+            | Self::GroupedGemm { .. } => return None,
             Self::Pointwise => "pointwise",
             Self::Strided => "strided",
             Self::Norm { backward: false } => "norm",

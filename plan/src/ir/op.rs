@@ -281,4 +281,97 @@ ops! {
     GeluErf;
     /// `d_y, x -> d_x` of [`GeluErf`].
     GeluErfGrad;
+    /// `x -> sigmoid(x)`.
+    Sigmoid;
+    /// `d_y, y -> d_x` of [`Sigmoid`], from its result.
+    SigmoidGrad;
+    /// `x, w -> x * w`: each row of `x` is multiplied by its element of `w`, `[rows, 1]`.
+    ScaleRows;
+    /// `a, b -> dot`: the dot product of each row of `a` and `b`, `[rows, 1]`.
+    RowDot;
+    /// `logits[, bias] -> weights, ids`: chooses `k` of the columns of each row of the float32
+    /// logits. Scores are a softmax or sigmoids of the row. The columns with the largest sums of
+    /// score and bias are chosen, the lower one of equal ones; of `groups` adjacent groups of
+    /// columns, only those `kept` count whose two largest sums add up to most. `weights` and `ids`
+    /// are `[rows, k]`, in descending order of those sums; weights are scores without bias.
+    Route {
+        /// Columns that are chosen.
+        k: u64 = 2,
+        /// Scores are sigmoids, not a softmax.
+        sigmoid: bool = false,
+        /// Weights are divided by their sum.
+        normalize: bool = true,
+        /// Factor of the weights.
+        scale: Real = Real(1.0),
+        /// Groups of columns; 1 for none.
+        groups: u64 = 1,
+        /// Groups that count.
+        kept: u64 = 1,
+        /// Has the second input.
+        bias: bool = false,
+    };
+    /// `d_weights, logits, ids -> d_logits` of [`Route`].
+    RouteGrad {
+        /// As in the forward op.
+        sigmoid: bool = false,
+        /// As in the forward op.
+        normalize: bool = true,
+        /// As in the forward op.
+        scale: Real = Real(1.0),
+    };
+    /// `ids -> offsets, position`: a stable sort of the choices `[tokens, k]` by expert. The rows
+    /// of expert `e` are `offsets[e]..offsets[e + 1]`; `position`, `[tokens, k]`, is the row of
+    /// each choice. Choices outside `0..experts` belong to other ranks: their position is -1.
+    SortExperts {
+        /// Experts of this rank.
+        experts: u64 = 3,
+    };
+    /// `x, position -> rows`: copies row `t` of `x` to the rows `position[t, ..]`; negative
+    /// positions are skipped, and rows without a position are left as they are.
+    Permute;
+    /// `rows, position -> y`: row `t` of `y` is the sum of the rows `position[t, ..]`, in this
+    /// order, in float32; negative positions are skipped.
+    Unpermute;
+    /// `a, b, offsets -> c`: one matmul per expert. Rows `offsets[e]..offsets[e + 1]` of `a` are
+    /// multiplied by matrix `e` of `b`, `[experts, inner, n]`, or `[experts, n, inner]` with `tb`.
+    /// Rows after the last offset are not written.
+    GroupedGemm {
+        /// Matrices of `b` are stored as n x inner.
+        tb: bool = true,
+    };
+    /// `a, b, offsets -> d_w` of [`GroupedGemm`]: matrix `e` of the result is `a^T b` over the rows
+    /// `offsets[e]..offsets[e + 1]`; zero for an expert without rows.
+    GroupedGemmWeightGrad;
+    /// `logits -> loss, counts`: the load-balancing loss of a router, times `scale`. With the
+    /// probabilities `p` of a row (the softmax, or sigmoids divided by their sum) and the number
+    /// `c[i]` of rows that choose column `i` among their `k` best, it is the mean over `sequences`
+    /// equal groups of `n` adjacent rows of `columns / n^2 * sum_i(c[i] * sum_rows p[i])`. `counts`
+    /// is `[sequences, columns]`, in float32.
+    LoadBalance {
+        /// Columns that a row chooses.
+        k: u64 = 2,
+        /// Groups of rows.
+        sequences: u64 = 2,
+        /// Probabilities are normalized sigmoids.
+        sigmoid: bool = false,
+        /// Factor of the loss.
+        scale: Real = Real(0.5),
+    };
+    /// `d_loss, logits, counts -> d_logits` of [`LoadBalance`]; counts are constants.
+    LoadBalanceGrad {
+        /// As in the forward op.
+        sigmoid: bool = false,
+        /// As in the forward op.
+        scale: Real = Real(0.5),
+    };
+    /// `logits -> loss`: `scale` times the mean over rows of the squared log-sum-exp.
+    ZLoss {
+        /// Factor of the loss.
+        scale: Real = Real(0.5),
+    };
+    /// `d_loss, logits -> d_logits` of [`ZLoss`].
+    ZLossGrad {
+        /// As in the forward op.
+        scale: Real = Real(0.5),
+    };
 }

@@ -230,6 +230,28 @@ impl Elementwise for op::GeluErfGrad {
     }
 }
 
+impl Elementwise for op::Sigmoid {
+    const NAME: &'static str = "sigmoid";
+    const INPUTS: usize = 1;
+    const FLOPS: u64 = 3;
+
+    fn gradients(&self, at: Vjp<'_>) -> Contributions {
+        let y = at.y(0);
+        at.unary(OpKind::SigmoidGrad, y)
+    }
+}
+
+impl Elementwise for op::SigmoidGrad {
+    const NAME: &'static str = "sigmoid_backward";
+    const BACKWARD: bool = true;
+    const INPUTS: usize = 2;
+    const FLOPS: u64 = 3;
+
+    fn gradients(&self, _: Vjp<'_>) -> Contributions {
+        backward_only()
+    }
+}
+
 impl Elementwise for op::Relu {
     const NAME: &'static str = "relu";
     const INPUTS: usize = 1;

@@ -25,13 +25,14 @@ impl Recipe for Mixed {
     }
 
     /// GEMMs read factors in the compute type; losses read what the model makes in float32
-    /// (`F.cross_entropy(logits.float(), …)`, `F.mse_loss(out.float(), …)`).
+    /// (`F.cross_entropy(logits.float(), …)`, `F.mse_loss(out.float(), …)`), and so do routers.
     fn operand(&self, op: &OpKind, n: usize) -> Option<DType> {
         match (op, n) {
             (OpKind::Gemm(_), 0 | 1) => Some(self.precision.compute),
-            (OpKind::LogSoftmax | OpKind::LogSumExp | OpKind::SquaredError(_), 0) => {
-                Some(DType::F32)
-            }
+            (
+                OpKind::LogSoftmax | OpKind::LogSumExp | OpKind::SquaredError(_) | OpKind::Route(_),
+                0,
+            ) => Some(DType::F32),
             _ => None,
         }
     }

@@ -34,7 +34,9 @@ impl Work {
     pub fn of(program: &Program, instr: InstrId) -> Option<Self> {
         Some(match program.instrs[instr.index()].op {
             Op::Launch { kernel, .. } => match program.kernels[kernel.index()].class {
-                KernelClass::Gemm { .. } | KernelClass::Conv { .. } => Self::Gemm,
+                KernelClass::Gemm { .. }
+                | KernelClass::Conv { .. }
+                | KernelClass::GroupedGemm { .. } => Self::Gemm,
                 KernelClass::Attention { .. } => Self::Attention,
                 KernelClass::Copy | KernelClass::MultiCopy | KernelClass::Fill => Self::Copy,
                 KernelClass::Optimizer | KernelClass::FullReduce => Self::Optimizer,

@@ -221,6 +221,13 @@ fn line(program: &Program, instr: &Instr) -> String {
                 KernelClass::Gemm { m, n, k, batch: 1 } => format!(" {m}x{n}x{k}"),
                 KernelClass::Gemm { m, n, k, batch } => format!(" {batch}x{m}x{n}x{k}"),
                 KernelClass::Conv { m, n, k } => format!(" {m}x{n}x{k}"),
+                KernelClass::GroupedGemm {
+                    rows,
+                    n,
+                    k,
+                    experts,
+                    ..
+                } => format!(" {experts} of {rows}x{n}x{k}"),
                 _ => String::new(),
             };
             format!(

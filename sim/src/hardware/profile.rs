@@ -382,9 +382,10 @@ impl MemoryClass {
     #[must_use]
     pub fn of(class: &KernelClass) -> Option<Self> {
         Some(match class {
-            KernelClass::Gemm { .. } | KernelClass::Attention { .. } | KernelClass::Conv { .. } => {
-                return None;
-            }
+            KernelClass::Gemm { .. }
+            | KernelClass::Attention { .. }
+            | KernelClass::Conv { .. }
+            | KernelClass::GroupedGemm { .. } => return None,
             KernelClass::Pointwise => Self::Pointwise,
             KernelClass::Strided => Self::Strided,
             KernelClass::Norm { backward: false } => Self::Norm,

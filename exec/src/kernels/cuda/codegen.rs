@@ -12,6 +12,8 @@
 //! - `tables`: gathers and scatters;
 //! - `entropy`: the chunked cross entropy;
 //! - `convolution`, `attention`: fallbacks of library kernels;
+//! - `route`, `balance`: routers and their losses;
+//! - `permute`, `grouped`: rows in the order of experts, and their matmuls;
 //! - `gemm_epilogue`: GEMMs with fused epilogue;
 //! - `shard`: kernels of the sharding engine.
 //!
@@ -19,15 +21,19 @@
 //! its slot's type, fused or not, as on the CPU.
 
 pub(in crate::kernels) mod attention;
+pub(in crate::kernels) mod balance;
 pub(in crate::kernels) mod columns;
 pub(in crate::kernels) mod convolution;
 pub(in crate::kernels) mod entropy;
 pub(in crate::kernels) mod expr;
 pub(super) mod gemm_epilogue;
+pub(in crate::kernels) mod grouped;
 pub(in crate::kernels) mod index;
 mod kept;
 pub(in crate::kernels) mod lanes;
+pub(in crate::kernels) mod permute;
 mod pointwise;
+pub(in crate::kernels) mod route;
 pub(in crate::kernels) mod rows;
 pub(crate) mod shard;
 pub(in crate::kernels) mod tables;

@@ -109,6 +109,20 @@ wide! {
         }
     }
 
+    /// Computes the logistic function.
+    fn logistic(x: &[f32], y: &mut [f32]) {
+        for (y, &x) in y.iter_mut().zip(x) {
+            *y = sigmoid(x);
+        }
+    }
+
+    /// Computes the gradient of the logistic function from its result.
+    fn logistic_grad(dy: &[f32], y: &[f32], dx: &mut [f32]) {
+        for ((d, g), y) in dx.iter_mut().zip(dy).zip(y) {
+            *d = g * (y * (1.0 - y));
+        }
+    }
+
     /// Computes `max(x, 0)`; NaN stays NaN.
     fn relu(x: &[f32], y: &mut [f32]) {
         for (y, &x) in y.iter_mut().zip(x) {
@@ -271,6 +285,27 @@ impl Elementwise for op::GeluErfGrad {
             "{} * (0.5f + 0.5f * erff({1} * 0.70710678f) + {1} * 0.39894228f * exp_<{fast}>(-0.5f * {1} * {1}))",
             x[0], x[1]
         )
+    }
+}
+
+impl Elementwise for op::Sigmoid {
+    fn block(&self, x: &[&[f32]], y: &mut [f32]) {
+        logistic(x[0], y);
+    }
+
+    fn lane(&self, x: &[String], fast: bool) -> String {
+        format!("sigmoid_<{fast}>({})", x[0])
+    }
+}
+
+impl Elementwise for op::SigmoidGrad {
+    fn block(&self, x: &[&[f32]], y: &mut [f32]) {
+        logistic_grad(x[0], x[1], y);
+    }
+
+    fn lane(&self, x: &[String], _: bool) -> String {
+        let (dy, y) = (&x[0], &x[1]);
+        format!("{dy} * ({y} * (1.0f - {y}))")
     }
 }
 

@@ -6,6 +6,9 @@
 
 use super::terms::{BodyOp, OpKind, SAVED, Slot, op};
 
+#[path = "semantics/experts.rs"]
+mod experts;
+
 /// Returns the row-major strides.
 pub(super) fn contiguous(shape: &[u64]) -> Vec<u64> {
     let mut st = vec![1; shape.len()];
@@ -310,7 +313,51 @@ pub(crate) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
             }
             vec![grad, vec![loss]]
         }
+        OpKind::Sigmoid => map(&sigmoid),
+        OpKind::SigmoidGrad => pair(&|g, y| g * y * (1.0 - y)),
+        OpKind::ScaleRows => {
+            let d = dims(&op.outputs[0]).1;
+            let scaled = x[0].iter().enumerate().map(|(i, v)| v * x[1][i / d]);
+            vec![scaled.collect()]
+        }
+        OpKind::RowDot => {
+            let d = dims(&ins[0]).1;
+            let rows = x[0].chunks(d).zip(x[1].chunks(d));
+            vec![rows.map(|(a, b)| dot(a, b)).collect()]
+        }
+        OpKind::Route(of) => experts::route(&of, x, dims(&ins[0]).1),
+        OpKind::RouteGrad(of) => vec![experts::route_grad(&of, x, dims(&ins[1]).1)],
+        OpKind::SortExperts(op::SortExperts { experts }) => experts::sort(experts, &x[0]),
+        OpKind::Permute => vec![experts::permute(op, x)],
+        OpKind::Unpermute => vec![experts::unpermute(op, x)],
+        OpKind::GroupedGemm(op::GroupedGemm { tb }) => vec![experts::grouped(op, x, tb)],
+        OpKind::GroupedGemmWeightGrad => vec![experts::grouped_weight_grad(op, x)],
+        OpKind::LoadBalance(of) => experts::load_balance(&of, &x[0], dims(&ins[0]).1),
+        OpKind::LoadBalanceGrad(of) => {
+            let columns = dims(&ins[1]).1;
+            vec![experts::load_balance_grad(&of, x, columns)]
+        }
+        OpKind::ZLoss(op::ZLoss { scale }) => {
+            let rows = x[0].chunks(dims(&ins[0]).1);
+            let n = rows.len() as f64;
+            vec![vec![
+                scale.0 * rows.map(|r| lse(r).powi(2)).sum::<f64>() / n,
+            ]]
+        }
+        OpKind::ZLossGrad(op::ZLossGrad { scale }) => {
+            let rows = x[1].chunks(dims(&ins[1]).1);
+            let by = x[0][0] * scale.0 * 2.0 / rows.len() as f64;
+            let of = |r: &[f64]| -> Vec<f64> {
+                let z = lse(r);
+                r.iter().map(|v| by * z * (v - z).exp()).collect()
+            };
+            vec![rows.flat_map(of).collect()]
+        }
     }
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
 fn gemm(op: &BodyOp, x: &[Vec<f64>], ta: bool, tb: bool, bias: bool, accumulate: bool) -> Vec<f64> {

@@ -13,20 +13,42 @@ const COLS: u64 = 8;
 pub(super) struct Example {
     pub(super) shape: Vec<u64>,
     pub(super) ids: Option<u64>,
+    /// Its values, if others would make no sense.
+    #[allow(dead_code, reason = "some tests look at shapes and types only")]
+    pub(super) values: Option<Vec<f64>>,
 }
 
 fn numbers(shape: &[u64]) -> Example {
     Example {
         shape: shape.to_vec(),
         ids: None,
+        values: None,
     }
 }
 
 fn ids(shape: &[u64], below: u64) -> Example {
     Example {
-        shape: shape.to_vec(),
         ids: Some(below),
+        ..numbers(shape)
     }
+}
+
+/// Integers of these values.
+fn fixed(shape: &[u64], values: &[i32]) -> Example {
+    Example {
+        values: Some(values.iter().map(|&v| f64::from(v)).collect()),
+        ..ids(shape, u64::MAX)
+    }
+}
+
+/// Rows of three experts, of which one has none.
+fn offsets() -> Example {
+    fixed(&[4], &[0, 4, 4, 10])
+}
+
+/// Rows of two choices per token; two choices belong to experts of other ranks.
+fn positions() -> Example {
+    fixed(&[ROWS, 2], &[4, 0, 5, 6, -1, 7, 1, 8, 2, -1, 9, 3])
 }
 
 /// Returns inputs and outputs of an operation.
@@ -45,7 +67,38 @@ pub(super) fn operands(op: &OpKind) -> (Vec<Example>, Vec<Example>) {
         numbers(&[4, 3, 3, 3]),
         numbers(&[2, 4, 5, 4]),
     );
+    let (sorted, scalar) = (numbers(&[10, COLS]), numbers(&[]));
     match op {
+        OpKind::Route(_) => (vec![rows], vec![numbers(&[ROWS, 2]), ids(&[ROWS, 2], COLS)]),
+        OpKind::RouteGrad(_) => {
+            let chosen = [1, 4, 0, 7, 3, 2, 5, 6, 7, 0, 2, 4];
+            let inputs = vec![
+                numbers(&[ROWS, 2]),
+                rows.clone(),
+                fixed(&[ROWS, 2], &chosen),
+            ];
+            (inputs, vec![rows])
+        }
+        OpKind::SortExperts(_) => {
+            let chosen = fixed(&[ROWS, 2], &[0, 2, -1, 1, 2, 5, 0, 2, 1, 0, 2, 2]);
+            (vec![chosen], vec![ids(&[4], 1), ids(&[ROWS, 2], 1)])
+        }
+        OpKind::Permute => (vec![rows, positions()], vec![sorted]),
+        OpKind::Unpermute => (vec![sorted, positions()], vec![rows]),
+        OpKind::GroupedGemm(_) => (
+            vec![sorted, numbers(&[3, 4, COLS]), offsets()],
+            vec![numbers(&[10, 4])],
+        ),
+        OpKind::GroupedGemmWeightGrad => (
+            vec![numbers(&[10, 4]), sorted, offsets()],
+            vec![numbers(&[3, 4, COLS])],
+        ),
+        OpKind::ScaleRows => (vec![rows.clone(), numbers(&[ROWS, 1])], vec![rows]),
+        OpKind::RowDot => (vec![rows.clone(), rows], vec![numbers(&[ROWS, 1])]),
+        OpKind::LoadBalance(_) => (vec![rows], vec![scalar, numbers(&[2, COLS])]),
+        OpKind::LoadBalanceGrad(_) => (vec![scalar, rows.clone(), numbers(&[2, COLS])], vec![rows]),
+        OpKind::ZLoss(_) => (vec![rows], vec![scalar]),
+        OpKind::ZLossGrad(_) => (vec![scalar, rows.clone()], vec![rows]),
         OpKind::Gemm(gemm) => {
             let of = |transposed, [a, b]: [u64; 2]| match transposed {
                 true => numbers(&[b, a]),

@@ -113,7 +113,10 @@ impl Case {
                 Some(below) => ((random(&mut state) + 1.0) / 2.0 * below as f64).floor(),
                 None => random(&mut state),
             };
-            let values: Vec<f64> = (0..n).map(one).collect();
+            let values: Vec<f64> = match &e.values {
+                Some(values) => values.clone(),
+                None => (0..n).map(one).collect(),
+            };
             write(&case.g, &mut case.memory, v, &values);
         }
         case

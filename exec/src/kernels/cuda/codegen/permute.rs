@@ -1,0 +1,211 @@
+//! Tokens in the order of their experts: positions, and copies and sums of rows.
+
+use super::tables::{contiguous, entry, lanes, slots};
+use super::{CodegenError, Module, Param, Request, blocks, numel};
+use crate::kernels::strides;
+use shardlab_plan::ir::{BodyOp, DType, Slot};
+
+/// Choices of a block that sorts.
+const CHUNK: usize = 256;
+/// Most experts of a rank.
+const EXPERTS: usize = 1024;
+
+fn integers(req: &Request<'_>, slots: &[&Slot]) -> Result<(), CodegenError> {
+    for slot in slots {
+        if req.arg(slot.place)?.dtype != DType::I64 {
+            return Err(CodegenError::new("positions are 64-bit integers"));
+        }
+    }
+    Ok(())
+}
+
+/// Generates `ids -> offsets, position`: the counts of each block's experts, their prefix sums over
+/// blocks and experts, and the rank of each choice within its block.
+pub(in crate::kernels) fn sort(
+    req: &Request<'_>,
+    op: &BodyOp,
+    experts: usize,
+) -> Result<Module, CodegenError> {
+    let ([ids], [offsets, position]) = slots::<1, 2>(op)?;
+    integers(req, &[ids, offsets, position])?;
+    let n = numel(ids);
+    if experts > EXPERTS || numel(offsets) != experts + 1 || numel(position) != n {
+        return Err(CodegenError::new(format!(
+            "{experts} experts; at most {EXPERTS}"
+        )));
+    }
+    let chunks = blocks(n, CHUNK)?;
+    let (mut params, mut declared) = req.operands();
+    params.push(Param::Scratch(0));
+    declared.push("u32* counts".to_owned());
+    let args = declared.join(", ");
+    let (ids, to) = (contiguous(req, ids)?, contiguous(req, position)?);
+    let source = format!(
+        "#define E {experts}u
+DEV i64 local(i64 id) {{ return id >= 0 && id < E ? id : -1; }}
+KERNEL({CHUNK}) k0({args}) {{
+  __shared__ u32 here[E];
+  const u32 i = blockIdx.x * {CHUNK}u + threadIdx.x;
+  for (u32 e = threadIdx.x; e < E; e += {CHUNK}) here[e] = 0;
+  __syncthreads();
+  const i64 e = i < {n}u ? local({ids}[i]) : -1;
+  if (e >= 0) atomicAdd(here + e, 1u);
+  __syncthreads();
+  for (u32 e = threadIdx.x; e < E; e += {CHUNK}) counts[blockIdx.x * E + e] = here[e];
+}}
+KERNEL(1024) k1({args}) {{
+  __shared__ u32 start[E + 1];
+  const u32 e = threadIdx.x;
+  u32 count = 0;
+  if (e < E)
+    for (u32 b = 0; b < {chunks}u; b++) count += counts[b * E + e];
+  if (e < E) start[e + 1] = count;
+  if (e == 0) start[0] = 0;
+  __syncthreads();
+  if (e == 0)
+    for (u32 i = 0; i < E; i++) start[i + 1] += start[i];
+  __syncthreads();
+  for (u32 i = e; i <= E; i += 1024) {offsets}[i] = start[i];
+  if (e >= E) return;
+  u32 next = start[e];
+  for (u32 b = 0; b < {chunks}u; b++) {{
+    const u32 here = counts[b * E + e];
+    counts[b * E + e] = next;
+    next += here;
+  }}
+}}
+KERNEL({CHUNK}) k2({args}) {{
+  __shared__ int all[{CHUNK}];
+  const u32 i = blockIdx.x * {CHUNK}u + threadIdx.x;
+  const int e = i < {n}u ? (int)local({ids}[i]) : -1;
+  all[threadIdx.x] = e;
+  __syncthreads();
+  if (i >= {n}u) return;
+  u32 rank = 0;
+  for (u32 j = 0; j < threadIdx.x; j++) rank += all[j] == e;
+  {to}[i] = e < 0 ? -1ll : (i64)(counts[blockIdx.x * E + e] + rank);
+}}
+",
+        offsets = contiguous(req, offsets)?,
+    );
+    Ok(Module {
+        source,
+        entries: vec![
+            entry("k0", [chunks, 1, 1], CHUNK as u32, &params),
+            entry("k1", [1, 1, 1], 1024, &params),
+            entry("k2", [chunks, 1, 1], CHUNK as u32, &params),
+        ],
+        scratch: u64::from(chunks) * experts as u64 * 4,
+    })
+}
+
+/// Sizes of a permutation.
+struct Sizes {
+    tokens: usize,
+    rows: usize,
+    k: usize,
+    d: usize,
+    lanes: usize,
+}
+
+impl Sizes {
+    fn new(
+        req: &Request<'_>,
+        tokens: &Slot,
+        rows: &Slot,
+        position: &Slot,
+    ) -> Result<Self, CodegenError> {
+        integers(req, &[position])?;
+        let ((t, d), (r, width)) = (strides::matrix(tokens), strides::matrix(rows));
+        let k = numel(position) / t.max(1);
+        if d != width || k * t != numel(position) {
+            return Err(CodegenError::new("as many positions for each token"));
+        }
+        Ok(Self {
+            tokens: t,
+            rows: r,
+            k,
+            d,
+            lanes: lanes(req, d, &[tokens, rows])?,
+        })
+    }
+
+    /// Generates a kernel in which a thread has a vector of a token.
+    fn module(&self, req: &Request<'_>, body: &str) -> Result<Module, CodegenError> {
+        let (params, declared) = req.operands();
+        let per = self.d / self.lanes;
+        let source = format!(
+            "KERNEL(256) k0({}) {{
+  const u64 t = blockIdx.x * 256ull + threadIdx.x;
+  const u64 token = t / {per}u;
+  const u32 c = (u32)(t % {per}u) * {}u;
+  if (token >= {}u) return;
+  float x[{}];
+{body}}}
+",
+            declared.join(", "),
+            self.lanes,
+            self.tokens,
+            self.lanes,
+        );
+        let grid = [blocks(self.tokens * per, 256)?, 1, 1];
+        Ok(Module {
+            source,
+            entries: vec![entry("k0", grid, 256, &params)],
+            scratch: 0,
+        })
+    }
+}
+
+/// Generates `x, position -> rows`.
+pub(in crate::kernels) fn permute(req: &Request<'_>, op: &BodyOp) -> Result<Module, CodegenError> {
+    let ([x, position], [out]) = slots::<2, 1>(op)?;
+    let sizes = Sizes::new(req, x, out, position)?;
+    let Sizes {
+        rows, k, d, lanes, ..
+    } = sizes;
+    let body = format!(
+        "  load<{xt}, {lanes}>({x} + token * {d}u + c, x);
+  for (u32 j = 0; j < {k}u; j++) {{
+    const i64 to = {position}[token * {k}u + j];
+    if (to >= 0 && to < {rows}ll) store<{ot}, {lanes}>({out} + (u64)to * {d}u + c, x);
+  }}
+",
+        xt = req.memory(x)?,
+        ot = req.memory(out)?,
+        x = contiguous(req, x)?,
+        position = contiguous(req, position)?,
+        out = contiguous(req, out)?,
+    );
+    sizes.module(req, &body)
+}
+
+/// Generates `rows, position -> y`.
+pub(in crate::kernels) fn unpermute(
+    req: &Request<'_>,
+    op: &BodyOp,
+) -> Result<Module, CodegenError> {
+    let ([x, position], [out]) = slots::<2, 1>(op)?;
+    let sizes = Sizes::new(req, out, x, position)?;
+    let Sizes {
+        rows, k, d, lanes, ..
+    } = sizes;
+    let body = format!(
+        "  float sum[{lanes}] = {{}};
+  for (u32 j = 0; j < {k}u; j++) {{
+    const i64 from = {position}[token * {k}u + j];
+    if (from < 0 || from >= {rows}ll) continue;
+    load<{xt}, {lanes}>({x} + (u64)from * {d}u + c, x);
+#pragma unroll
+    for (u32 v = 0; v < {lanes}; v++) sum[v] += x[v];
+  }}
+  store<{ot}, {lanes}>({out} + token * {d}u + c, sum);
+",
+        xt = req.memory(x)?,
+        ot = req.memory(out)?,
+        x = contiguous(req, x)?,
+        position = contiguous(req, position)?,
+        out = contiguous(req, out)?,
+    );
+    sizes.module(req, &body)
+}

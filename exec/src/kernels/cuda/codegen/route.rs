@@ -1,0 +1,194 @@
+//! Routers: one warp per row.
+
+use super::tables::{contiguous, entry, slots};
+use super::{CodegenError, Module, Param, Request, blocks, float, numel};
+use crate::kernels::strides;
+use shardlab_plan::ir::{BodyOp, DType, op};
+
+const COMMON: &str = include_str!("route.cuh");
+/// Rows of a block, one per warp.
+const ROWS: usize = 4;
+/// Most columns whose rows fit into the shared memory of a block.
+const COLUMNS: usize = 1024;
+
+/// Returns the functions that work on rows of `d` columns.
+pub(super) fn common(d: usize, sigmoid: bool) -> Result<String, CodegenError> {
+    if d > COLUMNS {
+        let what = format!("{d} experts; at most {COLUMNS} fit into shared memory");
+        return Err(CodegenError::new(what));
+    }
+    let sigmoid = u8::from(sigmoid);
+    Ok(format!(
+        "#define D {d}u\n#define SIGMOID {sigmoid}\n{COMMON}"
+    ))
+}
+
+/// Keeps a sum of scores from being zero.
+const TINY: &str = "1e-20f";
+
+/// Generates `logits[, bias] -> weights, ids`.
+pub(in crate::kernels) fn route(
+    req: &Request<'_>,
+    op: &BodyOp,
+    of: &op::Route,
+) -> Result<Module, CodegenError> {
+    let ([logits], [weights, ids]) = slots::<1, 2>(op)?;
+    let (rows, d) = strides::matrix(logits);
+    let (k, groups) = (of.k as usize, of.groups as usize);
+    let fits = (1..=d).contains(&k) && (1..=64).contains(&groups) && d.is_multiple_of(groups);
+    if !fits || numel(weights) != rows * k || numel(ids) != rows * k {
+        let what = format!("{k} of {d} columns in {groups} groups");
+        return Err(CodegenError::new(what));
+    }
+    if req.arg(ids.place)?.dtype != DType::I64 {
+        return Err(CodegenError::new("ids are 64-bit integers"));
+    }
+    let bias = match op.inputs.get(1).filter(|_| of.bias) {
+        Some(bias) => format!(" + up({}[c])", contiguous(req, bias)?),
+        None => String::new(),
+    };
+    // A softmax keeps the order of the logits, of which fewer are equal.
+    let by = if of.sigmoid || of.bias || groups > 1 {
+        format!("    for (u32 c = q; c < D; c += 32) by[c] = s[c]{bias};\n    __syncwarp();\n")
+    } else {
+        String::new()
+    };
+    let (size, kept) = (d / groups, of.kept);
+    let keep = if groups > 1 {
+        format!(
+            "    __shared__ float best[WARPS][{groups}];
+    for (u32 g = q; g < {groups}u; g += 32) {{
+      float first = -INF, second = -INF;
+      for (u32 c = g * {size}u; c < (g + 1) * {size}u; c++) {{
+        if (by[c] > first) second = first, first = by[c];
+        else if (by[c] > second) second = by[c];
+      }}
+      best[threadIdx.x / 32][g] = {size}u > 1 ? first + second : first;
+    }}
+    __syncwarp();
+    u64 keep = 0;
+    for (u32 n = 0; n < {kept}u; n++) keep |= 1ull << take_largest(best[threadIdx.x / 32], {groups}u);
+    for (u32 c = q; c < D; c += 32)
+      if (!(keep >> c / {size}u & 1)) by[c] = -INF;
+    __syncwarp();
+"
+        )
+    } else {
+        String::new()
+    };
+    let weight = if of.normalize {
+        format!("s[chosen[n]] / (sum + {TINY})")
+    } else {
+        "s[chosen[n]]".to_owned()
+    };
+    let (params, declared) = req.operands();
+    let source = format!(
+        "{common}KERNEL(128) k0({args}) {{
+  __shared__ float row[WARPS][2][D];
+  const u32 q = threadIdx.x % 32, r = blockIdx.x * WARPS + threadIdx.x / 32;
+  float *s = row[threadIdx.x / 32][0], *by = row[threadIdx.x / 32][1];
+  if (r < {rows}u) {{
+    load_row({logits} + (u64)r * D, s);
+    for (u32 c = q; c < D; c += 32) by[c] = s[c];
+    __syncwarp();
+    scores(s);
+{by}{keep}    u32 chosen[{k}];
+    float sum = 0.0f;
+    for (u32 n = 0; n < {k}u; n++) {{
+      chosen[n] = take_largest(by, D);
+      sum += s[chosen[n]];
+    }}
+    if (q == 0)
+      for (u32 n = 0; n < {k}u; n++) {{
+        down({scale} * ({weight}), {weights}[(u64)r * {k}u + n]);
+        {ids}[(u64)r * {k}u + n] = chosen[n];
+      }}
+  }}
+}}
+",
+        common = common(d, of.sigmoid)?,
+        args = declared.join(", "),
+        logits = contiguous(req, logits)?,
+        scale = float(of.scale.0 as f32),
+        weights = contiguous(req, weights)?,
+        ids = contiguous(req, ids)?,
+    );
+    Ok(Module {
+        source,
+        entries: vec![entry("k0", [blocks(rows, ROWS)?, 1, 1], 128, &params)],
+        scratch: 0,
+    })
+}
+
+/// Generates `d_weights, logits, ids -> d_logits`.
+pub(in crate::kernels) fn route_grad(
+    req: &Request<'_>,
+    op: &BodyOp,
+    of: &op::RouteGrad,
+) -> Result<Module, CodegenError> {
+    let ([dy, logits, ids], [out]) = slots::<3, 1>(op)?;
+    let (rows, d) = strides::matrix(logits);
+    let k = numel(ids) / rows.max(1);
+    if numel(dy) != rows * k || numel(ids) != rows * k || numel(out) != rows * d {
+        return Err(CodegenError::new("as many weights as ids"));
+    }
+    if req.arg(ids.place)?.dtype != DType::I64 {
+        return Err(CodegenError::new("ids are 64-bit integers"));
+    }
+    let gradient = if of.normalize {
+        "(g - mean) / sum"
+    } else {
+        "g"
+    };
+    let spread = if of.sigmoid {
+        "ds[c] * (s[c] * (1.0f - s[c]))"
+    } else {
+        "s[c] * (ds[c] - all)"
+    };
+    let (mut params, mut declared) = req.operands();
+    params.extend([Param::Fault, Param::Kernel]);
+    declared.extend(["u64* fault".to_owned(), "u32 kernel".to_owned()]);
+    let source = format!(
+        "{common}KERNEL(128) k0({args}) {{
+  __shared__ float row[WARPS][2][D];
+  const u32 q = threadIdx.x % 32, r = blockIdx.x * WARPS + threadIdx.x / 32;
+  float *s = row[threadIdx.x / 32][0], *ds = row[threadIdx.x / 32][1];
+  if (r < {rows}u) {{
+    load_row({logits} + (u64)r * D, s);
+    scores(s);
+    for (u32 c = q; c < D; c += 32) ds[c] = 0.0f;
+    __syncwarp();
+    float sum = {TINY}, mean = 0.0f, all = 0.0f;
+    for (u32 n = 0; n < {k}u; n++) {{
+      const i64 c = {ids}[(u64)r * {k}u + n];
+      if (bad_id(c, D, fault, kernel)) continue;
+      sum += s[c];
+      mean += up({dy}[(u64)r * {k}u + n]) * s[c];
+    }}
+    mean /= sum;
+    for (u32 n = 0; n < {k}u; n++) {{
+      const i64 c = {ids}[(u64)r * {k}u + n];
+      if (c < 0 || c >= D) continue;
+      const float g = up({dy}[(u64)r * {k}u + n]), d = {scale} * ({gradient});
+      all += d * s[c];
+      if (q == 0) ds[c] = d;
+    }}
+    __syncwarp();
+    for (u32 c = q; c < D; c += 32) down({spread}, {out}[(u64)r * D + c]);
+  }}
+}}
+",
+        common = common(d, of.sigmoid)?,
+        args = declared.join(", "),
+        logits = contiguous(req, logits)?,
+        ids = contiguous(req, ids)?,
+        dy = contiguous(req, dy)?,
+        scale = float(of.scale.0 as f32),
+        out = contiguous(req, out)?,
+    );
+    Ok(Module {
+        source,
+        entries: vec![entry("k0", [blocks(rows, ROWS)?, 1, 1], 128, &params)],
+        scratch: 0,
+    })
+}

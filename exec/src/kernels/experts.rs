@@ -1,0 +1,175 @@
+//! Loops of experts: the order of rows, copies of rows, one matmul per expert.
+
+use super::error::OperandError;
+use super::gemm::{Mat, multiply};
+use super::operands::{Operands, dims, same};
+use super::scratch::Scratch;
+use super::strides;
+use super::view::View;
+use std::ops::Range;
+
+/// Loads all integers of a view.
+fn integers(view: &View) -> Result<Vec<i64>, OperandError> {
+    let mut all = vec![0; view.numel];
+    view.load_ids(0, &mut all)?;
+    Ok(all)
+}
+
+/// Computes `ids -> offsets, position`.
+pub(super) fn sort(o: &Operands<'_>, experts: usize) -> Result<(), OperandError> {
+    o.expect(1, 2)?;
+    let (ids, offsets, position) = (o.input(0)?, o.output(0)?, o.output(1)?);
+    same("the offsets", experts + 1, offsets.numel)?;
+    same("the positions", ids.numel, position.numel)?;
+    let ids = integers(&ids)?;
+    let local = |id: i64| usize::try_from(id).ok().filter(|e| *e < experts);
+    let mut ends = vec![0i64; experts + 1];
+    for e in ids.iter().filter_map(|&id| local(id)) {
+        ends[e + 1] += 1;
+    }
+    for e in 0..experts {
+        ends[e + 1] += ends[e];
+    }
+    offsets.store_ids(0, &ends);
+    let mut next = ends;
+    let rows: Vec<i64> = ids
+        .iter()
+        .map(|&id| {
+            local(id).map_or(-1, |e| {
+                next[e] += 1;
+                next[e] - 1
+            })
+        })
+        .collect();
+    position.store_ids(0, &rows);
+    Ok(())
+}
+
+/// Returns the rows that `position` names, checked against their number; `None` where it is
+/// negative.
+fn positions(view: &View, rows: usize) -> Result<Vec<Option<usize>>, OperandError> {
+    let check = |(i, &p): (usize, &i64)| match usize::try_from(p) {
+        Ok(p) if p < rows => Ok(Some(p)),
+        Ok(_) => Err(OperandError::Label {
+            row: i,
+            value: p,
+            limit: rows,
+        }),
+        Err(_) => Ok(None),
+    };
+    integers(view)?.iter().enumerate().map(check).collect()
+}
+
+/// Computes `x, position -> rows`.
+pub(super) fn permute(o: &Operands<'_>) -> Result<(), OperandError> {
+    o.expect(2, 1)?;
+    let (x, out) = (o.input(0)?, o.output(0)?);
+    let (tokens, d) = strides::matrix(o.slot(false, 0)?);
+    let (rows, width) = strides::matrix(o.slot(true, 0)?);
+    same("a row", d, width)?;
+    let position = positions(&o.input(1)?, rows)?;
+    let k = position.len() / tokens.max(1);
+    same("the positions", tokens * k, position.len())?;
+    let mut row = Scratch::take(d);
+    for (t, to) in position.chunks(k.max(1)).enumerate() {
+        x.load(t * d, &mut row);
+        for &p in to.iter().flatten() {
+            out.store(p * d, &row);
+        }
+    }
+    Ok(())
+}
+
+/// Computes `rows, position -> y`.
+pub(super) fn unpermute(o: &Operands<'_>) -> Result<(), OperandError> {
+    o.expect(2, 1)?;
+    let (x, out) = (o.input(0)?, o.output(0)?);
+    let (rows, d) = strides::matrix(o.slot(false, 0)?);
+    let (tokens, width) = strides::matrix(o.slot(true, 0)?);
+    same("a row", d, width)?;
+    let position = positions(&o.input(1)?, rows)?;
+    let k = position.len() / tokens.max(1);
+    same("the positions", tokens * k, position.len())?;
+    let [mut row, mut sum] = [d, d].map(Scratch::take);
+    for (t, from) in position.chunks(k.max(1)).enumerate() {
+        sum.fill(0.0);
+        for &p in from.iter().flatten() {
+            x.load(p * d, &mut row);
+            sum.iter_mut().zip(row.iter()).for_each(|(s, v)| *s += v);
+        }
+        out.store(t * d, &sum);
+    }
+    Ok(())
+}
+
+/// Returns the rows of each expert.
+fn experts(offsets: &View, rows: usize) -> Result<Vec<Range<usize>>, OperandError> {
+    let ends = integers(offsets)?;
+    let in_order = ends.first() == Some(&0) && ends.is_sorted();
+    if !in_order || ends.last().is_none_or(|&e| e as usize > rows) {
+        return Err(OperandError::Shape(format!(
+            "experts start at rows {ends:?} of {rows}"
+        )));
+    }
+    Ok(ends
+        .windows(2)
+        .map(|w| w[0] as usize..w[1] as usize)
+        .collect())
+}
+
+/// Computes `a, b, offsets -> c`.
+pub(super) fn grouped(o: &Operands<'_>, tb: bool) -> Result<(), OperandError> {
+    o.expect(3, 1)?;
+    let (rows, k) = strides::matrix(o.slot(false, 0)?);
+    let [count, one, two] = dims::<3>(o.slot(false, 1)?)?;
+    let (inner, n) = if tb { (two, one) } else { (one, two) };
+    let out = o.output(0)?;
+    same("the inner dimension of the experts", k, inner)?;
+    same("the rows of the experts", rows * n, out.numel)?;
+    let experts = experts(&o.input(2)?, rows)?;
+    same("the experts", count, experts.len())?;
+    let (a, b) = (o.floats(0)?, o.floats(1)?);
+    for (e, of) in experts.into_iter().enumerate() {
+        if of.is_empty() {
+            continue;
+        }
+        let weights = &b[e * k * n..][..k * n];
+        let b = match tb {
+            true => Mat::rows(weights, k).t(),
+            false => Mat::rows(weights, n),
+        };
+        let a = Mat::rows(&a[of.start * k..of.end * k], k);
+        let mut c = Scratch::take(of.len() * n);
+        let to = Mat::target(&mut c, n);
+        // SAFETY: all three are as long as their shapes say, and the result is scratch memory.
+        unsafe { multiply(of.len(), n, k, a, b, to, false) };
+        out.store(of.start * n, &c);
+    }
+    Ok(())
+}
+
+/// Computes `a, b, offsets -> d_w`.
+pub(super) fn grouped_weight_grad(o: &Operands<'_>) -> Result<(), OperandError> {
+    o.expect(3, 1)?;
+    let (rows, m) = strides::matrix(o.slot(false, 0)?);
+    let (other, n) = strides::matrix(o.slot(false, 1)?);
+    let out = o.output(0)?;
+    same("the rows of the experts", rows, other)?;
+    let experts = experts(&o.input(2)?, rows)?;
+    same("the weights", experts.len() * m * n, out.numel)?;
+    let (a, b) = (o.floats(0)?, o.floats(1)?);
+    let mut c = Scratch::take(m * n);
+    for (e, of) in experts.into_iter().enumerate() {
+        if of.is_empty() {
+            c.fill(0.0);
+        } else {
+            let a = Mat::rows(&a[of.start * m..of.end * m], m).t();
+            let b = Mat::rows(&b[of.start * n..of.end * n], n);
+            let to = Mat::target(&mut c, n);
+            // SAFETY: all three are as long as their shapes say, and the result is scratch memory.
+            unsafe { multiply(m, n, of.len(), a, b, to, false) };
+        }
+        out.store(e * m * n, &c);
+    }
+    Ok(())
+}

@@ -1,0 +1,229 @@
+//! Routers and experts against float64: kinds of scores, groups, biases, experts without rows, rows
+//! without an expert.
+
+use super::case::{Arg, Case, arg};
+use super::memory::{Buffer, Rng, kernel, launch};
+use shardlab_exec::RawRange;
+use shardlab_exec::kernels::{KernelError, OperandError};
+use shardlab_plan::ir::{BodyOp, DType, OpKind, Place, Real, Slot, op};
+
+const FLOATS: [DType; 2] = [DType::F32, DType::Bf16];
+
+fn route(sigmoid: bool, normalize: bool, groups: u64, kept: u64, bias: bool) -> op::Route {
+    op::Route {
+        k: 3,
+        sigmoid,
+        normalize,
+        scale: Real(2.5),
+        groups,
+        kept,
+        bias,
+    }
+}
+
+fn ids(shape: &[u64], values: &[i64]) -> Arg {
+    let values: Vec<f64> = values.iter().map(|&v| v as f64).collect();
+    arg(shape, DType::I64).ids(u64::MAX).values(&values)
+}
+
+#[test]
+fn routers_of_every_kind() {
+    let mut rng = Rng(3);
+    for sigmoid in [false, true] {
+        for normalize in [false, true] {
+            for (groups, kept, bias) in [(1, 1, false), (1, 1, true), (4, 2, false), (4, 2, true)] {
+                let of = route(sigmoid, normalize, groups, kept, bias);
+                let logits = arg(&[9, 12], DType::F32);
+                let mut inputs = vec![logits];
+                inputs.extend(bias.then(|| arg(&[12], DType::F32)));
+                let outputs = [arg(&[9, 3], DType::F32), arg(&[9, 3], DType::I64)];
+                Case::new(OpKind::Route(of), &inputs, &outputs, &mut rng).check();
+                let chosen: Vec<i64> = (0..9)
+                    .flat_map(|r| [r % 12, (r + 5) % 12, 11 - r])
+                    .collect();
+                let grad = OpKind::RouteGrad(op::RouteGrad {
+                    sigmoid,
+                    normalize,
+                    scale: Real(2.5),
+                });
+                let inputs = [
+                    arg(&[9, 3], DType::F32),
+                    arg(&[9, 12], DType::F32),
+                    ids(&[9, 3], &chosen),
+                ];
+                Case::new(grad, &inputs, &[arg(&[9, 12], DType::F32)], &mut rng).check();
+            }
+        }
+    }
+}
+
+/// Groups that are not kept lose even if the scores of all others are negative (a mask of zeros
+/// would let them win).
+#[test]
+fn negative_scores_do_not_let_other_groups_win() {
+    let of = op::Route {
+        k: 2,
+        ..route(true, true, 2, 1, true)
+    };
+    let logits = arg(&[1, 4], DType::F32).values(&[0.0, 0.1, 3.0, -9.0]);
+    // The first group has the larger sum of two.
+    let bias = arg(&[4], DType::F32).values(&[-2.0, -2.0, -4.5, -2.0]);
+    let outputs = [arg(&[1, 2], DType::F32), arg(&[1, 2], DType::I64)];
+    let mut rng = Rng(4);
+    let mut case = Case::new(OpKind::Route(of), &[logits, bias], &outputs, &mut rng);
+    case.run().unwrap();
+    let chosen = case.buffers()[1].values();
+    assert_eq!(chosen, [1.0, 0.0]);
+}
+
+#[test]
+fn equal_scores_go_to_the_first_experts() {
+    let of = route(false, true, 1, 1, false);
+    let logits = arg(&[1, 5], DType::F32).values(&[0.5; 5]);
+    let outputs = [arg(&[1, 3], DType::F32), arg(&[1, 3], DType::I64)];
+    let mut case = Case::new(OpKind::Route(of), &[logits], &outputs, &mut Rng(5));
+    case.run().unwrap();
+    assert_eq!(case.buffers()[1].values(), [0.0, 1.0, 2.0]);
+}
+
+#[test]
+fn losses_of_sequences_and_of_sigmoids() {
+    let mut rng = Rng(6);
+    for (sequences, sigmoid) in [(1, false), (1, true), (3, false), (3, true)] {
+        let scale = Real(0.7);
+        let loss = OpKind::LoadBalance(op::LoadBalance {
+            k: 2,
+            sequences,
+            sigmoid,
+            scale,
+        });
+        let logits = arg(&[12, 5], DType::F32);
+        let outputs = [arg(&[], DType::F32), arg(&[sequences, 5], DType::F32)];
+        Case::new(loss, &[logits.clone()], &outputs, &mut rng).check();
+        let grad = OpKind::LoadBalanceGrad(op::LoadBalanceGrad { sigmoid, scale });
+        let inputs = [
+            arg(&[], DType::F32),
+            logits,
+            arg(&[sequences, 5], DType::F32),
+        ];
+        Case::new(grad, &inputs, &[arg(&[12, 5], DType::F32)], &mut rng).check();
+    }
+}
+
+/// Offsets of four experts over at most 9 rows: the first and the last have none.
+const OFFSETS: [i64; 5] = [0, 0, 5, 7, 7];
+
+#[test]
+fn experts_without_rows_and_rows_without_an_expert() {
+    let mut rng = Rng(7);
+    for dtype in FLOATS {
+        for tb in [false, true] {
+            let b = if tb { [4, 6, 3] } else { [4, 3, 6] };
+            let product = OpKind::GroupedGemm(op::GroupedGemm { tb });
+            // All rows have an expert.
+            let whole = [arg(&[7, 3], dtype), arg(&b, dtype), ids(&[5], &OFFSETS)];
+            Case::new(product, &whole, &[arg(&[7, 6], dtype)], &mut rng).check();
+            // Two do not: what they hold is neither read nor overwritten.
+            let mut tail = vec![1.0; 27];
+            tail[21..].fill(f64::NAN);
+            let more = [
+                arg(&[9, 3], dtype).values(&tail),
+                arg(&b, dtype),
+                ids(&[5], &OFFSETS),
+            ];
+            let mut case = Case::new(product, &more, &[arg(&[9, 6], dtype)], &mut rng);
+            let before = case.buffers()[0].values();
+            case.run().unwrap();
+            let after = case.buffers()[0].values();
+            assert!(after[..42].iter().all(|v| v.is_finite()));
+            assert_eq!(bits(&after[42..]), bits(&before[42..]));
+        }
+        let factors = [
+            arg(&[7, 4], dtype),
+            arg(&[7, 3], dtype),
+            ids(&[5], &OFFSETS),
+        ];
+        let weights = [arg(&[4, 4, 3], dtype)];
+        Case::new(OpKind::GroupedGemmWeightGrad, &factors, &weights, &mut rng).check();
+        let mut tail = vec![1.0; 36];
+        tail[28..].fill(f64::NAN);
+        let more = [
+            arg(&[9, 4], dtype).values(&tail),
+            arg(&[9, 3], dtype),
+            ids(&[5], &OFFSETS),
+        ];
+        let mut case = Case::new(OpKind::GroupedGemmWeightGrad, &more, &weights, &mut rng);
+        case.run().unwrap();
+        let made = case.buffers()[0].values();
+        assert!(made.iter().all(|v| v.is_finite()));
+        assert!(made[..12].iter().chain(&made[36..]).all(|v| *v == 0.0));
+    }
+}
+
+fn bits(values: &[f64]) -> Vec<u64> {
+    values.iter().map(|v| v.to_bits()).collect()
+}
+
+#[test]
+fn a_rank_without_any_row() {
+    let mut rng = Rng(8);
+    let none = ids(&[3, 2], &[-1, 7, 4, 9, -3, 8]);
+    let sort = OpKind::SortExperts(op::SortExperts { experts: 4 });
+    let outputs = [arg(&[5], DType::I64), arg(&[3, 2], DType::I64)];
+    Case::new(sort, &[none], &outputs, &mut rng).check();
+    let nowhere = ids(&[3, 2], &[-1; 6]);
+    let rows = arg(&[4, 5], DType::F32);
+    Case::new(
+        OpKind::Unpermute,
+        &[rows, nowhere],
+        &[arg(&[3, 5], DType::F32)],
+        &mut rng,
+    )
+    .check();
+}
+
+#[test]
+fn offsets_and_positions_outside_of_the_rows_are_errors() {
+    let slot = |place, shape: &[u64], dtype| Slot {
+        place,
+        offset: 0,
+        shape: shape.into(),
+        strides: Default::default(),
+        dtype,
+    };
+    let run = |offsets: &[f64]| -> Result<(), KernelError> {
+        let body = BodyOp {
+            op: OpKind::GroupedGemm(op::GroupedGemm { tb: true }),
+            inputs: [
+                slot(Place::Read(0), &[4, 2], DType::F32),
+                slot(Place::Read(1), &[2, 3, 2], DType::F32),
+                slot(Place::Read(2), &[3], DType::I64),
+            ]
+            .into_iter()
+            .collect(),
+            outputs: [slot(Place::Write(0), &[4, 3], DType::F32)]
+                .into_iter()
+                .collect(),
+        };
+        let mut reads = [
+            Buffer::new(DType::F32, 8),
+            Buffer::new(DType::F32, 12),
+            Buffer::new(DType::I64, 3),
+        ];
+        reads[2].write(0, offsets);
+        let mut out = Buffer::new(DType::F32, 12);
+        let reads: Vec<RawRange> = reads.iter_mut().map(Buffer::range).collect();
+        launch(
+            &kernel(vec![body]),
+            super::memory::HYPER,
+            &[],
+            &reads,
+            &[out.range()],
+        )
+    };
+    assert!(run(&[0.0, 2.0, 4.0]).is_ok());
+    for offsets in [[0.0, 2.0, 5.0], [0.0, 3.0, 2.0], [1.0, 2.0, 4.0]] {
+        let fault = run(&offsets).unwrap_err().fault;
+        assert!(matches!(fault, OperandError::Shape(_)), "{fault}");
+    }
+}

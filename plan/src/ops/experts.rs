@@ -1,0 +1,287 @@
+//! Experts: tokens in the order of their experts, one matmul per expert, weighted sums of results.
+
+use super::pointwise::Elementwise;
+use super::signature::{Extent, Operand, Reduced, Signature, any, full, operand};
+use super::vjp::backward_only;
+use super::{Contributions, Fusion, OpDef, Operands, Vjp};
+use crate::graph::Value;
+use crate::ir::{DType, KernelClass, OpKind, op};
+
+const POSITION: Operand = any("the positions");
+const OFFSETS: Operand = any("the offsets");
+
+/// Returns the bytes of the rows that `position` names: at most as many as there are.
+fn rows_used(rows: &Value, position: &Value) -> u64 {
+    rows.rows().min(position.numel()) * rows.cols() * rows.dtype.size()
+}
+
+impl OpDef for op::SortExperts {
+    fn name(&self) -> &'static str {
+        "sort_experts"
+    }
+
+    fn signature(&self) -> Signature {
+        Signature::new(&[any("the ids")], &[OFFSETS, POSITION])
+    }
+
+    fn result(&self, _: usize, _: &[DType]) -> DType {
+        DType::I64
+    }
+
+    fn fusion(&self) -> Fusion {
+        Fusion::Extern
+    }
+
+    fn flops(&self, _: &Operands<'_>) -> u64 {
+        0
+    }
+
+    fn class(&self, _: &Operands<'_>) -> KernelClass {
+        KernelClass::Strided
+    }
+
+    fn differentiable(&self, _: usize) -> bool {
+        false
+    }
+
+    fn vjp(&self, _: Vjp<'_>) -> Contributions {
+        backward_only()
+    }
+
+    /// Every row keeps its place.
+    fn saved_by_selective_recompute(&self) -> bool {
+        true
+    }
+}
+
+impl OpDef for op::Permute {
+    fn name(&self) -> &'static str {
+        "permute"
+    }
+
+    fn signature(&self) -> Signature {
+        Signature::new(&[any("the tokens"), POSITION], &[any("the rows")])
+    }
+
+    fn fusion(&self) -> Fusion {
+        Fusion::Extern
+    }
+
+    fn flops(&self, _: &Operands<'_>) -> u64 {
+        0
+    }
+
+    fn class(&self, _: &Operands<'_>) -> KernelClass {
+        KernelClass::Embedding
+    }
+
+    fn bytes_written(&self, at: &Operands<'_>, _: usize) -> Option<u64> {
+        Some(rows_used(at.output(0), at.input(1)))
+    }
+
+    fn differentiable(&self, n: usize) -> bool {
+        n == 0
+    }
+
+    fn vjp(&self, mut at: Vjp<'_>) -> Contributions {
+        let (x, position) = (at.x(0), at.x(1));
+        let dy = at.g.make_contiguous(at.dy);
+        Vjp::first(at.like(OpKind::Unpermute, &[dy, position], x))
+    }
+}
+
+impl OpDef for op::Unpermute {
+    fn name(&self) -> &'static str {
+        "unpermute"
+    }
+
+    fn signature(&self) -> Signature {
+        Signature::new(&[any("the rows"), POSITION], &[any("the tokens")])
+    }
+
+    fn fusion(&self) -> Fusion {
+        Fusion::Extern
+    }
+
+    fn flops(&self, at: &Operands<'_>) -> u64 {
+        at.input(1).numel() * at.input(0).cols()
+    }
+
+    fn class(&self, _: &Operands<'_>) -> KernelClass {
+        KernelClass::Embedding
+    }
+
+    fn bytes_read(&self, at: &Operands<'_>, n: usize) -> Option<u64> {
+        (n == 0).then(|| rows_used(at.input(0), at.input(1)))
+    }
+
+    fn differentiable(&self, n: usize) -> bool {
+        n == 0
+    }
+
+    fn vjp(&self, mut at: Vjp<'_>) -> Contributions {
+        let (rows, position) = (at.x(0), at.x(1));
+        let dy = at.g.make_contiguous(at.dy);
+        Vjp::first(at.like(OpKind::Permute, &[dy, position], rows))
+    }
+}
+
+impl Elementwise for op::ScaleRows {
+    const NAME: &'static str = "scale_rows";
+    const INPUTS: usize = 2;
+    const FLOPS: u64 = 1;
+
+    fn gradients(&self, at: Vjp<'_>) -> Contributions {
+        let (x, w) = (at.x(0), at.x(1));
+        let Vjp { g, dy, needs, .. } = at;
+        let mut out = Contributions::new();
+        if needs[0] {
+            out.push((0, g.compute_like(OpKind::ScaleRows, &[dy, w], &[x])[0]));
+        }
+        if needs[1] {
+            let shape = g.value(w).shape.clone();
+            let dot = g.compute(OpKind::RowDot, &[dy, x], &[(&shape, DType::F32)]);
+            out.push((1, dot[0]));
+        }
+        out
+    }
+}
+
+impl OpDef for op::RowDot {
+    fn name(&self) -> &'static str {
+        "row_dot"
+    }
+
+    fn signature(&self) -> Signature {
+        let factor = full("an input");
+        Signature::new(
+            &[factor, factor],
+            &[operand("a norm's statistic", Extent::PerRow)],
+        )
+        .reduces(Reduced::Input(0))
+    }
+
+    fn result(&self, _: usize, _: &[DType]) -> DType {
+        DType::F32
+    }
+
+    fn fusion(&self) -> Fusion {
+        Fusion::Row
+    }
+
+    fn flops(&self, at: &Operands<'_>) -> u64 {
+        2 * at.input_numel()
+    }
+
+    fn class(&self, _: &Operands<'_>) -> KernelClass {
+        KernelClass::Norm { backward: false }
+    }
+
+    fn vjp(&self, mut at: Vjp<'_>) -> Contributions {
+        let (a, b, dy) = (at.x(0), at.x(1), at.dy);
+        let mut out = Contributions::new();
+        for (n, other, of) in [(0, b, a), (1, a, b)] {
+            if at.needs[n] {
+                out.push((n, at.like(OpKind::ScaleRows, &[other, dy], of)));
+            }
+        }
+        out
+    }
+}
+
+/// Returns the cost class of one matmul per expert; `[rows, n, inner]` are the sums over experts and
+/// the sizes of one matrix.
+fn grouped(experts: u64, [rows, n, k]: [u64; 3], weight_gradient: bool) -> KernelClass {
+    KernelClass::GroupedGemm {
+        rows,
+        n,
+        k,
+        experts,
+        weight_gradient,
+    }
+}
+
+impl OpDef for op::GroupedGemm {
+    fn name(&self) -> &'static str {
+        "grouped_mm"
+    }
+
+    fn signature(&self) -> Signature {
+        Signature::new(&[any("a"), any("b"), OFFSETS], &[any("c")])
+    }
+
+    fn fusion(&self) -> Fusion {
+        Fusion::Extern
+    }
+
+    /// Counts every row as an expert's.
+    fn flops(&self, at: &Operands<'_>) -> u64 {
+        2 * at.input(0).numel() * at.output(0).cols()
+    }
+
+    fn class(&self, at: &Operands<'_>) -> KernelClass {
+        let (a, c) = (at.input(0), at.output(0));
+        grouped(at.input(1).shape[0], [a.rows(), c.cols(), a.cols()], false)
+    }
+
+    fn differentiable(&self, n: usize) -> bool {
+        n < 2
+    }
+
+    fn vjp(&self, at: Vjp<'_>) -> Contributions {
+        let Vjp { g, op, dy, needs } = at;
+        let [a, b, offsets] = [0, 1, 2].map(|n| op.inputs[n]);
+        let dy = g.make_contiguous(dy);
+        let mut out = Contributions::new();
+        if needs[0] {
+            let kind = OpKind::GroupedGemm(Self { tb: !self.tb });
+            let (shape, dtype) = (g.value(a).shape.clone(), g.value(a).dtype);
+            let d_a = g.compute(kind, &[dy, b, offsets], &[(&shape, dtype)]);
+            out.push((0, d_a[0]));
+        }
+        if needs[1] {
+            let factors = if self.tb { [dy, a] } else { [a, dy] };
+            let (shape, dtype) = (g.value(b).shape.clone(), g.value(b).dtype);
+            let inputs = [factors[0], factors[1], offsets];
+            let d_b = g.compute(OpKind::GroupedGemmWeightGrad, &inputs, &[(&shape, dtype)]);
+            out.push((1, d_b[0]));
+        }
+        out
+    }
+
+    fn saved_by_selective_recompute(&self) -> bool {
+        true
+    }
+}
+
+impl OpDef for op::GroupedGemmWeightGrad {
+    fn name(&self) -> &'static str {
+        "grouped_mm_weight_backward"
+    }
+
+    fn signature(&self) -> Signature {
+        Signature::new(&[any("a"), any("b"), OFFSETS], &[any("the weights")])
+    }
+
+    fn fusion(&self) -> Fusion {
+        Fusion::Extern
+    }
+
+    /// Counts every row as an expert's.
+    fn flops(&self, at: &Operands<'_>) -> u64 {
+        2 * at.input(0).numel() * at.input(1).cols()
+    }
+
+    fn class(&self, at: &Operands<'_>) -> KernelClass {
+        let (a, b) = (at.input(0), at.input(1));
+        grouped(at.output(0).shape[0], [a.rows(), a.cols(), b.cols()], true)
+    }
+
+    fn vjp(&self, _: Vjp<'_>) -> Contributions {
+        backward_only()
+    }
+
+    fn is_backward(&self) -> bool {
+        true
+    }
+}
