@@ -21,6 +21,7 @@ mod infer;
 mod interrupt;
 mod keep;
 mod output;
+mod parallel_sizes;
 mod plan;
 mod progress;
 mod report;

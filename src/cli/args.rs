@@ -1,19 +1,54 @@
 //! Arguments that several verbs share.
 
 use super::output::Failure;
+use super::parallel_sizes;
 use crate::predict::Profiles;
+use clap::error::ErrorKind;
+use clap::{ArgMatches, FromArgMatches};
 use shardlab_plan::units::Bytes;
 use shardlab_plan::{Program, Scenario, scenario};
 use std::path::{Path, PathBuf};
 
-/// The `--set` option of every verb that reads a scenario.
-#[derive(clap::Args, Clone, Debug)]
+/// The overrides of every verb that reads a scenario: those of the environment, then those of
+/// `--set`.
+#[derive(Clone, Debug)]
 pub(super) struct Overrides {
+    pub(super) set: Vec<String>,
+}
+
+/// The `--set` option.
+#[derive(clap::Args)]
+struct Set {
     /// Override a key, for example fsdp.prefetch_forward=0 (repeatable; the last one wins)
     ///
     /// VALUE is parsed as TOML; anything else is taken as a string.
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
-    pub(super) set: Vec<String>,
+    set: Vec<String>,
+}
+
+impl FromArgMatches for Overrides {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let given = Set::from_arg_matches(matches)?;
+        let mut set = parallel_sizes::overrides(|name| std::env::var(name).ok())
+            .map_err(|what| clap::Error::raw(ErrorKind::InvalidValue, format!("{what}\n")))?;
+        set.extend(given.set);
+        Ok(Self { set })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl clap::Args for Overrides {
+    fn augment_args(command: clap::Command) -> clap::Command {
+        Set::augment_args(command)
+    }
+
+    fn augment_args_for_update(command: clap::Command) -> clap::Command {
+        Set::augment_args_for_update(command)
+    }
 }
 
 /// One scenario with overrides.

@@ -458,3 +458,27 @@ fn warnings_name_the_option_and_where_it_is_written() {
     let warning = "warning --set mesh.gpus_per_node=16:1:20: NVLink connects 8 GPUs";
     assert!(words.contains(warning), "{text}");
 }
+
+/// A size from the environment counts before `--set`, and after the file.
+#[test]
+fn sizes_of_the_mesh_from_the_environment() {
+    let world = |variables: &[(&str, &str)], more: &[&str]| {
+        let args = [&["sim", "small-linear", "--json"], more].concat();
+        let mut command = shardlab(&args);
+        for (name, value) in variables {
+            command.env(name, value);
+        }
+        let output = command.assert().success();
+        let run: Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
+        run["world_size"].as_u64()
+    };
+    let eight = [("SHARDLAB_DP_SHARD", "8"), ("SHARDLAB_EP", "1")];
+    assert_eq!(world(&eight, &[]), Some(8));
+    assert_eq!(world(&eight, &["--set", "mesh.dp_shard=2"]), Some(2));
+    let refused = shardlab(&["sim", "small-linear"])
+        .env("SHARDLAB_CP", "2")
+        .assert()
+        .code(2);
+    let said = String::from_utf8_lossy(&refused.get_output().stderr).into_owned();
+    assert!(said.contains("SHARDLAB_CP must be 1, not 2"), "{said}");
+}
