@@ -32,9 +32,9 @@ def goldens():
 
 SMALL = ["small-native", "small-fsdp2", "small-megatron", "small-regions", "small-blocks", "small-merged", "small-engines", "small-pointwise", "small-full", "small-next-step", "small-in-backward", "small-summed", "small-fused", "small-scopes", "small-iteration",
          "small-recompute", "small-accumulation", "small-no-sync", "small-double-buffer", "small-units", "small-frozen",
-         "small-zero1", "small-zero2", "small-ddp", "small-gpt2", "small-qwen3", "small-encoder", "small-linear", "small-cnn", "small-offload"]
+         "small-zero1", "small-zero2", "small-ddp", "small-gpt2", "small-qwen3", "small-moe", "small-encoder", "small-linear", "small-cnn", "small-offload"]
 # These also run in bf16, the policies on two ranks as well; a rehearsal runs the last ones alone.
-BF16 = ["small-native", "small-fsdp2", "small-megatron", "small-regions", "small-blocks", "small-merged", "small-engines", "small-pointwise", "small-full", "small-next-step", "small-in-backward", "small-summed", "small-fused", "small-no-sync", "small-qwen3", "small-cnn"]
+BF16 = ["small-native", "small-fsdp2", "small-megatron", "small-regions", "small-blocks", "small-merged", "small-engines", "small-pointwise", "small-full", "small-next-step", "small-in-backward", "small-summed", "small-fused", "small-no-sync", "small-qwen3", "small-moe", "small-cnn"]
 POLICIES = ["small-native", "small-fsdp2", "small-megatron"]
 REHEARSED = [*POLICIES, "small-regions", "small-cnn"]
 # These are nothing on one GPU.
@@ -76,6 +76,46 @@ def small():
         if name in POLICIES and every > 2:
             jobs.append(case(name, 2, "f32", 1e-3))
     together(jobs, 1 if CPU else AT_ONCE)
+
+
+def moe():
+    """Experts against the CPU device, and captured against eager runs: the same losses to the last bit, while tokens change experts."""
+    name, every = "small-moe", gpus()
+    f32, bf16 = ['precision.compute="f32"', 'precision.comm_grads="f32"'], ['precision.compute="bf16"']
+    captured = ['compile.cuda_graph=["block"]']
+    ways = {
+        "f32": (f32, 1e-3), "bf16": (bf16, 3e-2),
+        "regions": ([*f32, "compile.mode=regions"], 1e-3), "full": ([*f32, "compile.mode=full"], 1e-3),
+        "recompute": ([*f32, "train.recompute=full"], 1e-3), "selective": ([*f32, "train.recompute=selective"], 1e-3),
+        "fsdp2": ([*f32, "fsdp.policy=fsdp2"], 1e-3), "megatron": ([*f32, "fsdp.policy=megatron"], 1e-3),
+        "captured blocks": ([*f32, *captured], 1e-3),
+        "captured iteration": ([*f32, 'compile.cuda_graph="full_iteration"'], 1e-3),
+        "sigmoid in groups": ([*f32, "model.router=sigmoid", "model.router_groups=4", "model.router_group_top_k=2"], 1e-3),
+    }
+
+    def case(title, sets, limit):
+        def job():
+            mesh = fit(every)
+            code, ours, err, s = train(name, "--check-nan", sets=[*mesh, *sets], timeout=60)
+            if code:
+                return row("moe", title, False, last_line(err))
+            code, cpu, err, _ = reference(name, sets=[*mesh, *sets], timeout=120)
+            if code:
+                return row("moe", f"{title}, CPU", False, last_line(err))
+            losses, norms = worst(ours["losses"], cpu["losses"]), worst(ours["grad_norms"], cpu["grad_norms"])
+            same = ours["memory"]["peak_allocated_bytes"] == cpu["memory"]["peak_allocated_bytes"]
+            ok = losses < limit and norms < 3 * limit and same
+            row("moe", title, ok, f"losses {losses:.1e}, norms {norms:.1e}, memory {'equal' if same else 'DIFFERS'}, {s:.1f} s")
+        return job
+
+    def replayed():
+        sets = [*fit(every), *bf16, "train.steps=20"]
+        runs = [train(name, sets=[*sets, *more], timeout=60) for more in ([], captured)]
+        if any(run[0] for run in runs):
+            return row("moe", "captured and eager", False, last_line(next(run[2] for run in runs if run[0])))
+        same = runs[0][1]["losses"] == runs[1][1]["losses"]
+        row("moe", "captured and eager", same, f"losses of 20 steps are {'equal' if same else 'NOT equal'} to the last bit")
+    together([*(case(t, *w) for t, w in ways.items()), replayed], 1 if CPU else AT_ONCE)
 
 
 def tensor_parallel():

@@ -5,7 +5,7 @@ import tools
 from tools import left, row, rows
 import correct, measure, speed, varied
 
-STAGES = {f.__name__: f for f in (correct.modes, correct.hangs, correct.goldens, correct.small, correct.tensor_parallel, speed.speed, speed.floor, measure.calibrate, measure.fidelity,
+STAGES = {f.__name__: f for f in (correct.modes, correct.hangs, correct.goldens, correct.small, correct.moe, correct.tensor_parallel, speed.speed, speed.floor, measure.calibrate, measure.fidelity,
                                   measure.acceptance, measure.options, correct.bits, correct.delays, correct.checkpoint, correct.band, correct.sanitize,
                                   varied.varied)}
 SETS = {"first": ["modes", "goldens", "small", "speed"], "second": ["calibrate", "fidelity", "bits", "delays", "tensor_parallel"],

@@ -6,7 +6,9 @@
 
 mod common;
 
-use common::{GPT_NEOX, GPT2, GRANITE, Golden, LLAMA, QWEN3};
+use common::{
+    GPT_NEOX, GPT2, GRANITE, Golden, LLAMA, MIXTRAL, MIXTRAL_AUX, QWEN2_MOE, QWEN3, QWEN3_MOE,
+};
 
 /// Steps of a run that tests a combination only.
 const FEW: Option<u64> = Some(6);
@@ -143,6 +145,54 @@ fn gpt_neox_of_transformers() {
 #[test]
 fn granite_of_transformers() {
     family(&GRANITE);
+}
+
+#[test]
+fn mixtral_of_transformers() {
+    family(&MIXTRAL);
+    for set in [
+        &[
+            "mesh.dp_shard=2",
+            "train.micro_batch=1",
+            "train.grad_accum=2",
+        ][..],
+        &["mesh.dp_shard=2", "mesh.dp_outer=2", "train.micro_batch=1"],
+        &["compile.cuda_graph=[\"block\"]"],
+        &["compile.cuda_graph=full_iteration"],
+        &[
+            "fsdp.units=[\"layers.*.mlp.experts\", \"layers.*\"]",
+            "mesh.dp_shard=4",
+            "train.micro_batch=1",
+        ],
+    ] {
+        MIXTRAL.matches(set, FEW);
+    }
+}
+
+#[test]
+fn qwen3_moe_of_transformers() {
+    family(&QWEN3_MOE);
+}
+
+/// Shared experts with a gate.
+#[test]
+fn qwen2_moe_of_transformers() {
+    family(&QWEN2_MOE);
+}
+
+/// The load-balancing loss depends on the tokens of a micro-batch, so that only one rank without
+/// accumulation repeats the run.
+#[test]
+fn load_balancing_of_transformers() {
+    MIXTRAL_AUX.matches(&[], None);
+    for set in [
+        &["compile.mode=regions"][..],
+        &["compile.mode=full", "train.recompute=full"],
+        &["fsdp.policy=fsdp2", "train.loss=chunked"],
+        &["fsdp.policy=megatron", "train.recompute=selective"],
+    ] {
+        MIXTRAL_AUX.matches(set, FEW);
+    }
 }
 
 /// Every split with every sharding; models and extras alternate, so that over the splits each extra

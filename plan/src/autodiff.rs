@@ -65,12 +65,12 @@ struct Engine<'m> {
     /// Buffer of the first value a buffer was made for.
     out: Backward,
     recompute: recompute::State,
-    /// Gradient of the loss.
+    /// Gradient of the objective.
     seed: f64,
 }
 
-/// Appends the backward ops of `m.loss` to `m.graph`, starting from a gradient of `seed`. (1 over
-/// the micro-batches of a step makes their gradients add up to that of the step's mean loss.)
+/// Appends the backward ops of `m.objective` to `m.graph`, starting from a gradient of `seed`. (1
+/// over the micro-batches of a step makes their gradients add up to that of the step's mean loss.)
 pub(crate) fn differentiate(m: &mut ModelGraph, recompute: &Recomputed, seed: f64) -> Backward {
     let first = m.graph.ops.len() as u32;
     let pending = vec![None; m.graph.values.len()];
@@ -120,7 +120,7 @@ impl Engine<'_> {
     }
 
     fn run(&mut self) {
-        let loss = self.m.loss;
+        let loss = self.m.objective;
         if !self.m.graph.value(loss).requires_grad {
             return;
         }

@@ -7,6 +7,7 @@
 mod words;
 
 mod compile;
+mod experts;
 mod fsdp;
 mod gate;
 mod mesh;
@@ -17,6 +18,7 @@ mod train;
 
 use crate::ir::{AxisId, DeviceMesh};
 pub use compile::{Compile, CompileMode, CudaGraph, MergeProjections, Scope};
+pub use experts::{AuxLoss, Experts, Router};
 pub use fsdp::{
     AllocatorKind, Fsdp, GradientSync, Offload, OuterStrategy, PolicyKind, Prefetch, Reshard,
     Strategy, UnitPattern, Units,

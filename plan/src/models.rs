@@ -18,6 +18,7 @@ mod hf;
 mod linear;
 mod llama;
 mod loss;
+mod moe;
 mod rope;
 mod spec;
 #[cfg(test)]
@@ -28,16 +29,17 @@ pub use hf::{Field, Given, HfType, Meaning};
 pub(crate) use loss::mean_square;
 pub use spec::{Defaults, Dimension, FamilySpec, Inputs, Mask};
 
-use crate::config::{Family, Scenario};
+use crate::config::{Family, Model, Scenario};
 use crate::graph::{Graph, ValueId};
-use crate::ir::{Module, Param};
+use crate::ir::{DeviceMesh, Module, Param};
 use crate::units::Flops;
 use build::Builder;
 use declare::{Declare, Tree};
 
 /// Specs of all families.
-const SPECS: [&FamilySpec; 6] = [
+const SPECS: [&FamilySpec; 7] = [
     &llama::SPEC,
+    &moe::SPEC,
     &gpt2::SPEC,
     &gpt_neox::SPEC,
     &encoder::SPEC,
@@ -59,6 +61,13 @@ pub(crate) const FAMILY_NAMES: [&str; SPECS.len()] = {
 /// Returns the Hugging Face types of all families, each with its family.
 pub fn hf_types() -> impl Iterator<Item = (&'static FamilySpec, &'static HfType)> {
     SPECS.iter().flat_map(|s| s.hf.iter().map(|t| (*s, t)))
+}
+
+/// Returns the parameters that one token uses: of a stack of experts, only those that take it.
+#[must_use]
+pub fn active_parameters(model: &Model, params: &[Param], mesh: &DeviceMesh) -> u64 {
+    let used = |p: &Param| flops::active(p.full_numel(mesh), p, model);
+    params.iter().map(used).sum()
 }
 
 impl Family {
@@ -132,6 +141,8 @@ pub struct ModelGraph {
     pub graph: Graph,
     /// The loss, a float32 scalar.
     pub loss: ValueId,
+    /// What backward differentiates: the loss and what routers add to it.
+    pub objective: ValueId,
     /// Value of each parameter.
     pub params: Vec<ValueId>,
     /// Model FLOPs of forward and backward.

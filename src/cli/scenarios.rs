@@ -8,6 +8,7 @@ use crate::predict::{Fit, Prediction, predict_light};
 use rayon::prelude::*;
 use serde::Serialize;
 use shardlab_plan::config::Strategy;
+use shardlab_plan::models::active_parameters;
 use shardlab_plan::record::basis::milliseconds;
 use shardlab_plan::scenario;
 use shardlab_plan::scenario::{find_shipped, is_example, nearest, shipped};
@@ -56,6 +57,9 @@ struct Entry {
     example: bool,
     family: &'static str,
     parameters: u64,
+    /// Parameters that a token uses, if those are not all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    active_parameters: Option<u64>,
     world_size: u32,
     hardware: String,
     policy: &'static str,
@@ -70,17 +74,16 @@ struct Entry {
 
 impl Entry {
     fn of(name: &'static str, about: Vec<&'static str>, p: &Prediction) -> Self {
+        let (params, mesh) = (&p.program.params, &p.program.meta.mesh);
+        let parameters = params.iter().map(|x| x.full_numel(mesh)).sum();
+        let active = active_parameters(&p.scenario.model, params, mesh);
         Self {
             name,
             about,
             example: is_example(name),
             family: p.scenario.model.family.name(),
-            parameters: p
-                .program
-                .params
-                .iter()
-                .map(|x| x.full_numel(&p.program.meta.mesh))
-                .sum(),
+            parameters,
+            active_parameters: (active != parameters).then_some(active),
             world_size: p.scenario.mesh.world(),
             hardware: p.scenario.mesh.hardware.clone(),
             policy: p.scenario.fsdp.policy.name(),
@@ -101,9 +104,13 @@ impl Entry {
             Fit::Unknown => "",
         };
         format!(
-            "{} of {} parameters, {} {} on {} x {}: {} per step{fits}",
+            "{} of {} parameters{}, {} {} on {} x {}: {} per step{fits}",
             self.family,
             short_count(self.parameters),
+            match self.active_parameters {
+                Some(active) => format!(" ({} active)", short_count(active)),
+                None => String::new(),
+            },
             self.policy,
             self.strategy.zero(),
             count(self.world_size.into()),

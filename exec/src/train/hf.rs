@@ -1,5 +1,5 @@
-//! Models in Hugging Face format: `config.json` and `safetensors`, with the names of llama and
-//! gpt2.
+//! Models in Hugging Face format: `config.json` and `safetensors`, with the names of
+//! transformers.
 
 mod config;
 mod names;
@@ -9,7 +9,7 @@ use super::layout::StateLayout;
 use super::state::StateIo;
 use super::tensor_file::{self, Entry, TensorFile};
 use crate::train::data::encode;
-use names::Name;
+use names::Tensor;
 use serde_json::Value;
 use shardlab_plan::Program;
 use shardlab_plan::config::Model;
@@ -95,15 +95,14 @@ pub fn load(
     let mut folder = Folder::open(dir)?;
     let mut missing = Vec::new();
     let mut found = Vec::new();
-    for (name, param) in names.iter().zip(&program.params) {
-        match folder.find(&name.name) {
-            None => missing.push(name.name.clone()),
+    for tensor in names.iter().flat_map(|stored| &stored.tensors) {
+        match folder.find(&tensor.name) {
+            None => missing.push(tensor.name.clone()),
             Some((file, stored, entry)) => {
-                let shape = name.stored_shape(&param.shape);
-                if entry.shape != shape {
+                if entry.shape != tensor.shape {
                     let what = format!(
-                        "tensor `{stored}` has shape {:?}, the model's is {shape:?}",
-                        entry.shape
+                        "tensor `{stored}` has shape {:?}, the model's is {:?}",
+                        entry.shape, tensor.shape
                     );
                     return Err(TrainError::format(folder.files[file].path(), what));
                 }
@@ -131,24 +130,66 @@ pub fn load(
         );
         return Err(TrainError::format(dir, what));
     }
-    for (p, (name, (file, _, entry))) in (0u32..).zip(names.iter().zip(found)) {
-        let file = &mut folder.files[file];
-        let shape = &program.params[p as usize].shape;
-        let mut whole = None;
+    let mut found = found.into_iter();
+    for (p, stored) in (0u32..).zip(&names) {
+        let entries = found.by_ref().take(stored.tensors.len());
+        let mut sources: Vec<_> = stored
+            .tensors
+            .iter()
+            .zip(entries)
+            .map(|(tensor, (file, _, entry))| Source {
+                tensor,
+                file,
+                entry,
+                whole: None,
+            })
+            .collect();
         layout.set_weights(io, ParamId(p), &mut |elements: Range<u64>| {
-            if !name.transposed {
-                return file.read(&entry, elements);
+            let mut out = Vec::with_capacity((elements.end - elements.start) as usize);
+            let first = sources.partition_point(|s| s.tensor.elements.end <= elements.start);
+            for source in &mut sources[first..] {
+                let of = &source.tensor.elements;
+                if of.start >= elements.end {
+                    break;
+                }
+                let part = elements.start.max(of.start)..elements.end.min(of.end);
+                let inside = part.start - of.start..part.end - of.start;
+                out.extend(source.read(&mut folder.files[source.file], inside)?);
             }
-            // Rows of a transposed tensor are spread over the file, so one tensor is cached.
-            if whole.is_none() {
-                let stored = file.read(&entry, 0..entry.numel())?;
-                whole = Some(transpose(&stored, shape[1] as usize, shape[0] as usize));
-            }
-            let all = whole.as_deref().unwrap_or_default();
-            Ok(all[elements.start as usize..elements.end as usize].to_vec())
+            Ok(out)
         })?;
     }
     Ok(())
+}
+
+/// A tensor of a file, and the elements of a parameter that it holds.
+struct Source<'n> {
+    tensor: &'n Tensor,
+    file: usize,
+    entry: Entry,
+    /// All elements, if the file has them in another order.
+    whole: Option<Vec<f32>>,
+}
+
+impl Source<'_> {
+    /// Reads elements, counted from the tensor's first one in the parameter.
+    fn read(
+        &mut self,
+        file: &mut TensorFile,
+        elements: Range<u64>,
+    ) -> Result<Vec<f32>, TrainError> {
+        if !self.tensor.transposed {
+            return file.read(&self.entry, elements);
+        }
+        // Rows of a transposed tensor are spread over the file, so one tensor is cached.
+        if self.whole.is_none() {
+            let stored = file.read(&self.entry, 0..self.entry.numel())?;
+            let [rows, columns] = [0, 1].map(|d| self.tensor.shape[d] as usize);
+            self.whole = Some(transpose(&stored, rows, columns));
+        }
+        let all = self.whole.as_deref().unwrap_or_default();
+        Ok(all[elements.start as usize..elements.end as usize].to_vec())
+    }
 }
 
 /// Transposes a row-major `rows x cols` matrix.
@@ -190,28 +231,33 @@ pub fn export(
     })?;
     let tensors: Vec<(String, DType, Vec<u64>)> = names
         .iter()
-        .zip(&program.params)
-        .map(|(n, p)| (n.name.clone(), DType::F32, n.stored_shape(&p.shape)))
+        .flat_map(|stored| &stored.tensors)
+        .map(|t| (t.name.clone(), DType::F32, t.shape.clone()))
         .collect();
     let path = dir.join("model.safetensors");
     tensor_file::replace(&path, |out| {
         out.write_all(&tensor_file::header(&tensors))
             .map_err(TrainError::io(&path))?;
-        for (p, (Name { transposed, .. }, param)) in (0u32..).zip(names.iter().zip(&program.params))
-        {
-            let mut values = layout.weights(io, ParamId(p))?;
-            if *transposed {
-                values = transpose(&values, param.shape[0] as usize, param.shape[1] as usize);
+        for (p, stored) in (0u32..).zip(&names) {
+            let all = layout.weights(io, ParamId(p))?;
+            for tensor in &stored.tensors {
+                let of = &tensor.elements;
+                let values = &all[of.start as usize..of.end as usize];
+                let bytes = if tensor.transposed {
+                    let [columns, rows] = [0, 1].map(|d| tensor.shape[d] as usize);
+                    encode(&transpose(values, rows, columns), DType::F32)
+                } else {
+                    encode(values, DType::F32)
+                };
+                out.write_all(&bytes).map_err(TrainError::io(&path))?;
             }
-            out.write_all(&encode(&values, DType::F32))
-                .map_err(TrainError::io(&path))?;
         }
         Ok(())
     })
 }
 
-/// Returns the published name of every parameter, in the program's order; `None` for families
-/// without names.
+/// Returns the published name of every parameter, in the program's order, with `*` for the numbers
+/// of experts; `None` for families without names.
 #[must_use]
 pub fn published_names(program: &Program) -> Option<Vec<String>> {
     Some(names::of(program)?.into_iter().map(|n| n.name).collect())

@@ -23,6 +23,19 @@ pub(crate) static GRANITE: Golden = Golden {
     name: "granite-tiny",
 };
 
+pub(crate) static MIXTRAL: Golden = Golden {
+    name: "mixtral-tiny",
+};
+pub(crate) static MIXTRAL_AUX: Golden = Golden {
+    name: "mixtral-tiny-aux",
+};
+pub(crate) static QWEN3_MOE: Golden = Golden {
+    name: "qwen3-moe-small",
+};
+pub(crate) static QWEN2_MOE: Golden = Golden {
+    name: "qwen2-moe-tiny",
+};
+
 /// Largest relative difference of losses and gradient norms.
 pub(crate) const TOLERANCE: f64 = 1e-4;
 
@@ -122,7 +135,7 @@ impl Golden {
             let names = train::hf::published_names(&program).unwrap();
             for (name, ours) in names.iter().zip(&outcome.weight_norms) {
                 // In memory, transformers 5 names GPT-NeoX's head otherwise than in files.
-                let loaded = name.replace("embed_out", "lm_head");
+                let loaded = in_memory(&name.replace("embed_out", "lm_head"));
                 let norms = ["final_norms", "final_param_norms"];
                 let theirs = norms
                     .iter()
@@ -131,6 +144,23 @@ impl Golden {
             }
         }
     }
+}
+
+/// Returns the name that transformers 5 gives a stack of experts in memory; files have a tensor for
+/// each expert, and another name of Mixtral's layers.
+fn in_memory(name: &str) -> String {
+    let name = name.replace("block_sparse_moe", "mlp");
+    let stacks = [
+        (".*.w1+w3.weight", ".gate_up_proj"),
+        (".*.gate_proj+up_proj.weight", ".gate_up_proj"),
+        (".*.w2.weight", ".down_proj"),
+        (".*.down_proj.weight", ".down_proj"),
+    ];
+    let renamed = |(file, memory): &(&str, &str)| {
+        let stack = name.strip_suffix(file)?;
+        Some(format!("{stack}{memory}"))
+    };
+    stacks.iter().find_map(renamed).unwrap_or(name)
 }
 
 pub(crate) fn load(name: &str, set: &[&str]) -> Scenario {

@@ -24,8 +24,9 @@ mod terms {
     pub(super) const SAVED: f64 = 1e-9;
 }
 
-const FAMILIES: [Family; 5] = [
+const FAMILIES: [Family; 6] = [
     Family::Llama,
+    Family::Moe,
     Family::Gpt2,
     Family::Encoder,
     Family::Linear,

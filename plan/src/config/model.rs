@@ -1,5 +1,6 @@
 //! `[model]`.
 
+use super::Experts;
 use serde::{Deserialize, Serialize};
 
 /// Model family: decides the graph that `models` builds.
@@ -8,6 +9,8 @@ use serde::{Deserialize, Serialize};
 pub enum Family {
     /// RMSNorm, RoPE, grouped-query attention, SwiGLU.
     Llama,
+    /// Llama's layers, with experts.
+    Moe,
     /// LayerNorm with bias, learned positions, GELU, tied head.
     Gpt2,
     /// LayerNorm with bias, partial RoPE, attention next to the feed-forward layer.
@@ -83,6 +86,9 @@ pub struct ModelOptions {
     pub residual_multiplier: f64,
     /// Divisor of the logits.
     pub logits_scaling: f64,
+    /// Keys for experts.
+    #[serde(flatten)]
+    pub experts: Experts,
 }
 
 /// The defaults of the key table; a test compares them.
@@ -96,6 +102,7 @@ impl Default for ModelOptions {
             attention_multiplier: None,
             residual_multiplier: 1.0,
             logits_scaling: 1.0,
+            experts: Experts::default(),
         }
     }
 }

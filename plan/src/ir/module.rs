@@ -88,6 +88,9 @@ pub struct HfName {
     pub module: String,
     /// The weight is stored as `[in, out]` (GPT-2's `Conv1D`).
     pub transposed: bool,
+    /// Layers of an expert, if the weight is a stack of experts: each expert's rows are those of
+    /// these layers, one after another, each stored as `<module>.<expert>.<layer>`.
+    pub layers: &'static [&'static str],
 }
 
 impl Param {

@@ -22,6 +22,7 @@ pub(crate) struct Builder<'s> {
     pub(crate) params: Vec<ValueId>,
     recipe: Box<dyn Recipe>,
     loss: Option<ValueId>,
+    objective: Option<ValueId>,
 }
 
 impl<'s> Builder<'s> {
@@ -52,6 +53,7 @@ impl<'s> Builder<'s> {
             params,
             recipe,
             loss: None,
+            objective: None,
         }
     }
 
@@ -295,6 +297,18 @@ impl<'s> Builder<'s> {
         self.loss = Some(loss);
     }
 
+    /// Adds a scalar to what backward differentiates. The loss, which is logged, stays as it is.
+    ///
+    /// # Panics
+    /// Before the loss is set.
+    pub(crate) fn add_to_objective(&mut self, term: ValueId) {
+        let loss = self.loss.expect("the loss comes first");
+        let objective = self.objective.unwrap_or(loss);
+        let module = self.tree.loss();
+        let sum = self.within(module, |s| s.g.binary(OpKind::Add, objective, term));
+        self.objective = Some(sum);
+    }
+
     /// Returns the finished graph.
     ///
     /// # Panics
@@ -307,6 +321,7 @@ impl<'s> Builder<'s> {
             tree: self.tree,
             graph: self.g,
             loss,
+            objective: self.objective.unwrap_or(loss),
             params: self.params,
             model_flops,
             tokens,

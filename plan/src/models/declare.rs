@@ -46,6 +46,9 @@ pub(crate) struct Tree {
     own: Vec<[Option<ParamId>; 2]>,
     /// First module and first parameter of each block, and of what follows the last one.
     starts: Vec<(ModuleId, ParamId)>,
+    /// Whether the code of all blocks is the same, and nothing else uses what they compute than the
+    /// next one.
+    pub(crate) same_code: bool,
 }
 
 impl Tree {
@@ -67,6 +70,9 @@ impl Tree {
         let [first, second, ..] = self.starts[..] else {
             return None;
         };
+        if !self.same_code {
+            return None;
+        }
         let blocks = Blocks {
             count: self.layers(),
             module: first.0.0,
@@ -208,6 +214,7 @@ impl Declare {
                 params: Vec::new(),
                 own: vec![[None, None]],
                 starts: Vec::new(),
+                same_code: true,
             },
             weights,
             mesh,
@@ -353,6 +360,23 @@ impl Declare {
         self.add(Order::Declared, module, hf, shape, bias, false)
     }
 
+    /// Gives a declared module a stack of experts, of shape `[experts, rows, columns]`. Hugging
+    /// Face's code has a module per expert in the list `hf`, with these layers.
+    pub(crate) fn experts(
+        &mut self,
+        module: ModuleId,
+        (hf, layers): (&str, &'static [&'static str]),
+        shape: &[u64],
+    ) -> Layer {
+        let hf = self.hf_name(hf, false).map(|hf| HfName { layers, ..hf });
+        self.add(Order::Declared, module, hf, shape, false, false)
+    }
+
+    /// States that blocks with equal modules differ in what they compute, or in what uses it.
+    pub(crate) fn blocks_differ(&mut self) {
+        self.tree.same_code = false;
+    }
+
     /// Returns the number of the block under declaration.
     pub(crate) fn layer(&self) -> usize {
         self.tree.starts.len().saturating_sub(1)
@@ -385,6 +409,7 @@ impl Declare {
         (!hf.is_empty()).then(|| HfName {
             module: format!("{}{hf}", self.hf_prefix),
             transposed,
+            layers: &[],
         })
     }
 

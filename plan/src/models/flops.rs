@@ -3,9 +3,9 @@
 
 use super::declare::Tree;
 use super::spec::{Inputs, Mask};
-use crate::config::Scenario;
+use crate::config::{Model, Scenario};
 use crate::graph::{Act, Graph, Root, ValueId, View};
-use crate::ir::{AttentionShape, OpKind};
+use crate::ir::{AttentionShape, OpKind, Param};
 use crate::units::Flops;
 
 /// GEMMs that have a gradient of their input.
@@ -59,6 +59,18 @@ impl Backward {
     }
 }
 
+/// Returns how many of `numel` elements of a parameter one token is multiplied by: of a stack of
+/// experts, those of the experts that take it.
+pub(super) fn active(numel: u64, p: &Param, m: &Model) -> u64 {
+    let of = &m.options.experts;
+    let is_stack = p.shape.len() == 3;
+    if is_stack {
+        numel / of.experts * of.top_k
+    } else {
+        numel
+    }
+}
+
 /// Returns the model FLOPs of forward and backward, and the tokens, of one micro-batch. Each matmul
 /// parameter takes 2 FLOPs per token in forward, 2 for the gradient of its input if that is needed,
 /// and 2 for its own if it is trained: 6 without frozen parameters. Attention takes `2 * heads *
@@ -79,7 +91,7 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
         .map(|(p, &input)| {
             let positions = if images { m.height * m.width } else { 1 };
             let passes = 1 + u64::from(input) + u64::from(p.requires_grad);
-            2 * passes * p.numel() * positions
+            2 * passes * active(p.numel(), p, m) * positions
         })
         .sum();
     let forward = spec.attention.map_or(0, |mask| {

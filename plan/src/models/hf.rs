@@ -53,7 +53,17 @@ pub enum Meaning {
     Off,
     /// Written as 0 and not read: it does not change a step's time or memory.
     Dropout,
+    /// The value of a key if another field is true. If it is absent, the default of the
+    /// configuration class applies.
+    When(&'static str, &'static str, Given),
+    /// Whether the value of a key is above 0.
+    Positive(&'static str),
+    /// An empty list, or absent.
+    NoneOf,
 }
+
+/// Keys that change training, not the model.
+const LOSSES: [&str; 3] = ["aux_loss", "aux_loss_kind", "z_loss"];
 
 /// A value of a key.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -110,7 +120,9 @@ impl HfType {
     pub fn describes(&self, model: &Model) -> bool {
         let values = serde_json::to_value(model).unwrap_or_default();
         let defaults = serde_json::to_value(ModelOptions::default()).unwrap_or_default();
-        let is_fixed = |(key, given): &(&str, Given)| values[key] == Value::from(*given);
+        let is_fixed = |(key, given): &(&str, Given)| {
+            LOSSES.contains(key) || values[key] == Value::from(*given)
+        };
         let can_say = |field: &Field| match field.meaning {
             Meaning::Required(key) | Meaning::Default(key, _) => !values[key].is_null(),
             Meaning::HasBias => values["bias"].is_boolean(),
@@ -118,7 +130,8 @@ impl HfType {
         };
         let has_default = |(key, default): (&String, &Value)| {
             let is_fixed = self.fixed.iter().any(|(fixed, _)| fixed == key);
-            is_fixed || self.fields.iter().any(|f| f.says(key)) || values[key] == *default
+            let free = is_fixed || LOSSES.contains(&key.as_str());
+            free || self.fields.iter().any(|f| f.says(key)) || values[key] == *default
         };
         self.fixed.iter().all(is_fixed)
             && self.fields.iter().all(can_say)

@@ -59,10 +59,10 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     declare: |d, m| Box::new(Llama::new(d, m)),
 };
 
-const SILU: Field = field(&["hidden_act"], Meaning::Word(&["silu", "swish"]));
-const KV_HEADS: Field = field(&["num_key_value_heads"], Meaning::Optional("kv_heads"));
-const HEAD_DIM: Field = field(&["head_dim"], Meaning::Optional("head_dim"));
-const NORM_EPS: Field = field(
+pub(super) const SILU: Field = field(&["hidden_act"], Meaning::Word(&["silu", "swish"]));
+pub(super) const KV_HEADS: Field = field(&["num_key_value_heads"], Meaning::Optional("kv_heads"));
+pub(super) const HEAD_DIM: Field = field(&["head_dim"], Meaning::Optional("head_dim"));
+pub(super) const NORM_EPS: Field = field(
     &["rms_norm_eps"],
     Meaning::Default("norm_eps", Given::Float(1e-6)),
 );
@@ -70,7 +70,7 @@ const POSITIONS: Field = field(
     &["max_position_embeddings"],
     Meaning::Positions { slides: false },
 );
-const SLIDES: Field = field(&["use_sliding_window"], Meaning::Slides);
+pub(super) const SLIDES: Field = field(&["use_sliding_window"], Meaning::Slides);
 const ATTENTION_BIAS: Field = field(&["attention_bias"], Meaning::HasBias);
 const MLP_BIAS: Field = field(&["mlp_bias"], Meaning::HasBias);
 
@@ -188,9 +188,9 @@ const HF: &[HfType] = &[
 ];
 
 /// The default width of the feed-forward layer is a multiple of this.
-const FFN_MULTIPLE: u64 = 256;
+pub(super) const FFN_MULTIPLE: u64 = 256;
 
-fn check(m: &Model) -> Result<(), Conflict> {
+pub(super) fn check(m: &Model) -> Result<(), Conflict> {
     if m.head_dim.is_multiple_of(2) {
         return Ok(());
     }
@@ -214,9 +214,9 @@ struct Block {
     mlp: Mlp,
 }
 
-struct Attention {
+pub(super) struct Attention {
     module: ModuleId,
-    norm: Layer,
+    pub(super) norm: Layer,
     q: Layer,
     k: Layer,
     v: Layer,
@@ -225,9 +225,9 @@ struct Attention {
     k_norm: Option<Layer>,
 }
 
-struct Mlp {
+pub(super) struct Mlp {
     module: ModuleId,
-    norm: Layer,
+    pub(super) norm: Layer,
     w1: Layer,
     w3: Layer,
     w2: Layer,
@@ -266,7 +266,7 @@ impl Block {
 }
 
 impl Attention {
-    fn new(d: &mut Declare, block: ModuleId, m: &Model) -> Self {
+    pub(super) fn new(d: &mut Declare, block: ModuleId, m: &Model) -> Self {
         let (h, bias, qkv) = (m.hidden, m.bias == Bias::All, m.bias != Bias::None);
         let (q, kv) = (m.heads * m.head_dim, m.kv_heads * m.head_dim);
         let at = d.module(block, "attention", ModuleKind::Attention);
@@ -295,7 +295,13 @@ impl Attention {
         }
     }
 
-    fn forward(&self, b: &mut Builder<'_>, x: ValueId, y: ValueId, rope: Rope) -> Attended {
+    pub(super) fn forward(
+        &self,
+        b: &mut Builder<'_>,
+        x: ValueId,
+        y: ValueId,
+        rope: Rope,
+    ) -> Attended {
         let (batch, seq) = (b.batch(), b.seq());
         let (heads, kv, hd) = (b.s.model.heads, b.s.model.kv_heads, b.s.model.head_dim);
         b.within(self.module, |b| {
@@ -330,15 +336,15 @@ impl Attention {
 }
 
 /// Result of attention.
-struct Attended {
+pub(super) struct Attended {
     /// The residual stream.
-    sum: ValueId,
+    pub(super) sum: ValueId,
     /// Local variables of the block's forward, which live until it returns.
-    locals: [ValueId; 4],
+    pub(super) locals: [ValueId; 4],
 }
 
 impl Mlp {
-    fn new(d: &mut Declare, block: ModuleId, m: &Model) -> Self {
+    pub(super) fn new(d: &mut Declare, block: ModuleId, m: &Model) -> Self {
         let (h, ffn, bias) = (m.hidden, m.ffn, m.bias == Bias::All);
         let at = d.module(block, "mlp", ModuleKind::Mlp);
         Self {
@@ -356,7 +362,7 @@ impl Mlp {
         }
     }
 
-    fn forward(&self, b: &mut Builder<'_>, x: ValueId, y: ValueId) -> ValueId {
+    pub(super) fn forward(&self, b: &mut Builder<'_>, x: ValueId, y: ValueId) -> ValueId {
         b.within(self.module, |b| {
             let gate = b.linear(self.w1, y);
             let gate = b.g.unary(OpKind::Silu, gate);
@@ -387,7 +393,7 @@ impl Block {
 }
 
 /// Returns `by * x`, without an op for a factor of 1.
-fn scaled(b: &mut Builder<'_>, x: ValueId, by: f64) -> ValueId {
+pub(super) fn scaled(b: &mut Builder<'_>, x: ValueId, by: f64) -> ValueId {
     match by {
         1.0 => x,
         by => b.scale(x, by),

@@ -3,6 +3,26 @@
 use crate::config::*;
 use crate::ir::DType;
 
+/// Returns whether a family has Llama's attention.
+fn is_llama(family: Family) -> bool {
+    matches!(family, Family::Llama | Family::Moe)
+}
+
+/// Returns the defaults, and for experts what they may have.
+fn options(family: Family) -> ModelOptions {
+    let mut options = ModelOptions::default();
+    if family == Family::Moe {
+        options.experts = Experts {
+            experts: 4,
+            expert_ffn: Some(6),
+            shared_expert_ffn: 5,
+            shared_expert_gate: true,
+            ..Experts::default()
+        };
+    }
+    options
+}
+
 /// Returns a scenario of a family with tiny shapes and the usual defaults.
 pub(crate) fn tiny(family: Family) -> Scenario {
     Scenario {
@@ -14,7 +34,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             layers: 2,
             hidden: 8,
             heads: 4,
-            kv_heads: if family == Family::Llama { 2 } else { 4 },
+            kv_heads: if is_llama(family) { 2 } else { 4 },
             head_dim: 2,
             ffn: 12,
             vocab: 11,
@@ -26,8 +46,8 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             height: 4,
             width: 5,
             kernel: 3,
-            bias: Bias::from(family != Family::Llama),
-            options: ModelOptions::default(),
+            bias: Bias::from(!is_llama(family)),
+            options: options(family),
         },
         train: Train {
             seq_len: if family == Family::Cnn { 1 } else { 5 },

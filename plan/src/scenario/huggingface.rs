@@ -157,6 +157,10 @@ impl<'t> Config<'t> {
                 Meaning::Off => self.must(d, kind, name, "false", |v| {
                     matches!(v.datum, Datum::Bool(false))
                 })?,
+                Meaning::NoneOf => self.must(d, kind, name, "empty", |v| {
+                    let text = self.text.get(v.origin.span()).unwrap_or_default();
+                    text.split_whitespace().collect::<String>() == "[]"
+                })?,
                 _ => {}
             }
         }
@@ -195,7 +199,18 @@ impl<'t> Config<'t> {
                     has_bias.push((field.names[0], found));
                     continue;
                 }
-                Meaning::Slides
+                Meaning::When(name, flag, given) => {
+                    let on = self
+                        .get(flag)
+                        .is_some_and(|v| matches!(v.datum, Datum::Bool(true)));
+                    if !on {
+                        continue;
+                    }
+                    (name, found.or_else(|| Some(own(given.into()))))
+                }
+                Meaning::Positive(_)
+                | Meaning::NoneOf
+                | Meaning::Slides
                 | Meaning::Word(_)
                 | Meaning::On
                 | Meaning::Off

@@ -9,8 +9,8 @@ pub(crate) use applies::families;
 use super::huggingface;
 use super::presets::PRESETS;
 use crate::config::{
-    AllocatorKind, CompileMode, GatePreset, GateProgram, GradientSync, Loss, LrSchedule,
-    MergeProjections, Optimizer, OuterStrategy, PolicyKind, Recompute, Scope, Strategy,
+    AllocatorKind, AuxLoss, CompileMode, GatePreset, GateProgram, GradientSync, Loss, LrSchedule,
+    MergeProjections, Optimizer, OuterStrategy, PolicyKind, Recompute, Router, Scope, Strategy,
 };
 use crate::models;
 use applies::{CHUNKED_LOSS, MODE_FULL, RECOMPUTE, SEVERAL_MICRO_BATCHES, SEVERAL_RANKS};
@@ -289,8 +289,8 @@ const LOOKAHEAD: &[(&str, Accept)] = &[("elements", Integer(1, 1 << 50))];
 const PLACEMENTS: &[(&str, Accept)] = &[("dp_shard", PLACEMENT), ("dp_replicate", PLACEMENT)];
 
 keys! {
-    Preset: "model" "preset" [Choice(PRESETS), Path(huggingface::ENDING)] "(none)" "Shapes of a known model, or the path of a Hugging Face config.json (llama, mistral, qwen2, qwen3 or gpt2; relative to the file that names it); other keys of this section override it";
-    Family: "model" "family" [Choice(&models::FAMILY_NAMES)] "(the preset's)" "Model family when there is no preset: llama (decoder with rotary embeddings and SwiGLU), gpt2 (decoder with learned positions and GELU), gpt_neox (decoder with partial rotary embeddings and parallel residuals, such as Pythia), encoder (post-norm transformer encoder), linear (a stack of linear layers), cnn (convolutions and a dense layer)";
+    Preset: "model" "preset" [Choice(PRESETS), Path(huggingface::ENDING)] "(none)" "Shapes of a known model, or the path of a Hugging Face config.json (llama, mistral, qwen2, qwen3, mixtral, qwen3_moe or gpt2, for example; relative to the file that names it); other keys of this section override it";
+    Family: "model" "family" [Choice(&models::FAMILY_NAMES)] "(the preset's)" "Model family when there is no preset: llama (decoder with rotary embeddings and SwiGLU), moe (the same with experts, such as Mixtral and Qwen3-MoE), gpt2 (decoder with learned positions and GELU), gpt_neox (decoder with partial rotary embeddings and parallel residuals, such as Pythia), encoder (post-norm transformer encoder), linear (a stack of linear layers), cnn (convolutions and a dense layer)";
     Layers: "model" "layers" also ["num_hidden_layers", "n_layer", "n_layers"] [Integer(1, 4096)] "(required without preset)" "Number of transformer blocks, linear layers or convolutions";
     Hidden: "model" "hidden" also ["hidden_size", "n_embd", "dim"] [Integer(1, MIB)] "(required without preset)" "Width of the model (embedding dimension)";
     Heads: "model" "heads" also ["num_attention_heads", "n_head", "n_heads"] [Integer(1, 65536)] "(required without preset)" "Number of query heads";
@@ -314,6 +314,21 @@ keys! {
     AttentionMultiplier: "model" "attention_multiplier" [Number(ABOVE_0, 1e6)] "(1 / sqrt(head_dim))" "Factor of attention scores (Granite)";
     ResidualMultiplier: "model" "residual_multiplier" [Number(ABOVE_0, 1e6)] "1.0" "Factor of what attention and the feed-forward layer add to the residual stream (Granite)";
     LogitsScaling: "model" "logits_scaling" [Number(ABOVE_0, 1e6)] "1.0" "Divisor of the logits (Granite)";
+    Experts: "model" "experts" also ["num_experts", "num_local_experts", "n_routed_experts"] [Integer(2, 4096)] "8" "Experts of a layer";
+    TopK: "model" "top_k" also ["num_experts_per_tok", "moe_router_topk"] [Integer(1, 4096)] "2" "Experts that take each token";
+    ExpertFfn: "model" "expert_ffn" also ["moe_intermediate_size", "moe_ffn_hidden_size"] [Integer(1, 4 * MIB)] "(ffn)" "Width of one expert";
+    SharedExpertFfn: "model" "shared_expert_ffn" also ["shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"] [Integer(0, 4 * MIB)] "0" "Width of the shared expert, which takes every token; 0: none";
+    SharedExpertGate: "model" "shared_expert_gate" also ["moe_shared_expert_gate"] [Bool] "false" "Multiply the result of the shared expert by the sigmoid of a projection of its input (Qwen2-MoE)";
+    DenseLayers: "model" "dense_layers" also ["first_k_dense_replace"] [Integer(0, 4096)] "0" "First layers, which have a dense feed-forward layer of width `ffn`";
+    MoeEvery: "model" "moe_every" also ["decoder_sparse_step", "interleave_moe_layer_step"] [Integer(1, 4096)] "1" "Every n-th layer has experts, and the others a dense feed-forward layer of width `ffn`";
+    Router: "model" "router" [Choice(Router::WORDS)] "\"softmax_topk\"" "Weights of experts: softmax_topk (softmax over all experts, of which the largest are chosen), topk_softmax (softmax over the chosen experts), sigmoid (sigmoids, of which the largest are chosen)";
+    NormalizeTopK: "model" "normalize_top_k" also ["norm_topk_prob"] [Bool] "true" "Divide the weights of a token's experts by their sum";
+    RouteScale: "model" "route_scale" also ["routed_scaling_factor", "moe_router_topk_scaling_factor"] [Number(ABOVE_0, 1e6)] "1.0" "Factor of the weights of experts";
+    RouterGroups: "model" "router_groups" also ["n_group", "moe_router_num_groups"] [Integer(1, 64)] "1" "Groups of adjacent experts, of which a token uses `router_group_top_k`: those with the largest sum of two scores";
+    RouterGroupTopK: "model" "router_group_top_k" also ["topk_group", "moe_router_group_topk"] [Integer(1, 64)] "1" "Groups of experts that a token uses";
+    AuxLoss: "model" "aux_loss" also ["router_aux_loss_coef", "moe_aux_loss_coeff"] [Number(0.0, 1e6)] "0.0" "Coefficient of the load-balancing loss of routers, which is part of the gradient but not of the logged loss; 0: none";
+    AuxLossKind: "model" "aux_loss_kind" [Choice(AuxLoss::WORDS)] "\"layer\"" "Load-balancing loss: layer (of each layer over the tokens of a micro-batch; `aux_loss` at perfect balance), sequence (of each layer and sequence), hf (over the tokens of all layers, `top_k` times as large, as in transformers)";
+    ZLoss: "model" "z_loss" also ["moe_z_loss_coeff"] [Number(0.0, 1e6)] "0.0" "Coefficient of the mean squared log-sum-exp of the logits of routers; 0: none";
 
     SeqLen: "train" "seq_len" [Integer(1, 4 * MIB)] "(max_seq_len up to 8192; encoder: 512; linear, cnn: 1)" "Tokens per sequence";
     MicroBatch: "train" "micro_batch" also ["micro_batch_size", "local_batch_size", "per_device_train_batch_size"] [Integer(1, MIB)] "1" "Sequences per rank and micro-batch";

@@ -36,6 +36,8 @@ presets![
     "qwen3-8b",
     "qwen3-14b",
     "qwen3-32b",
+    "qwen3-30b-a3b",
+    "mixtral-8x7b",
     "gpt2",
     "toy-linear",
     "toy-cnn",

@@ -29,6 +29,9 @@ pub(crate) fn of(m: &Model) -> Option<Value> {
             Meaning::On => true.into(),
             Meaning::Slides | Meaning::Off => false.into(),
             Meaning::Dropout => 0.0.into(),
+            Meaning::When(key, _, _) => ours[key].clone(),
+            Meaning::Positive(key) => ours[key].as_f64().is_some_and(|x| x > 0.0).into(),
+            Meaning::NoneOf => json!([]),
         };
         let name = field.names[0];
         match name.split_once('.') {
@@ -101,6 +104,13 @@ impl Differences<'_> {
         }
     }
 
+    fn empty(&mut self, name: &str) {
+        if let Some(list) = self.get(name).filter(|v| **v != json!([])) {
+            let what = format!("`{name}` is {list}, but known is an empty list");
+            self.all.push(what);
+        }
+    }
+
     /// Compares what scales the frequencies of rotary embeddings.
     fn rope_type(&mut self) {
         let names = ["rope_parameters", "rope_scaling"];
@@ -155,7 +165,9 @@ pub(crate) fn check(
             Meaning::On => d.on(name),
             Meaning::Slides => d.off(name, "only full attention is supported"),
             Meaning::Off => d.off(name, "this model does not have it"),
-            Meaning::Dropout => {}
+            Meaning::NoneOf => d.empty(name),
+            // Losses of routers change training, not the model.
+            Meaning::Dropout | Meaning::When(..) | Meaning::Positive(_) => {}
         }
     }
     d.rope_type();

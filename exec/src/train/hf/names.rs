@@ -1,39 +1,77 @@
-//! Published names of parameters.
+//! Published names of parameters, and the tensors that hold them.
 
 use shardlab_plan::Program;
-use shardlab_plan::ir::Param;
+use shardlab_plan::ir::{HfName, Param};
+use std::ops::Range;
 
-/// How a parameter is stored in published files.
+/// A tensor of published files.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Name {
+pub(crate) struct Tensor {
     pub(crate) name: String,
+    /// Shape in the file.
+    pub(crate) shape: Vec<u64>,
+    /// Elements of the whole parameter that it holds.
+    pub(crate) elements: Range<u64>,
     /// Stored as `[in, out]` (gpt2's `Conv1D`).
     pub(crate) transposed: bool,
 }
 
-impl Name {
-    /// Returns the shape in the file.
-    pub(crate) fn stored_shape(&self, shape: &[u64]) -> Vec<u64> {
-        let mut shape = shape.to_vec();
-        if self.transposed {
-            shape.reverse();
-        }
-        shape
+/// How a parameter is stored in published files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Stored {
+    /// Name of the parameter; of a stack of experts, with `*` for their numbers.
+    pub(crate) name: String,
+    /// Its tensors, in the order of its elements.
+    pub(crate) tensors: Vec<Tensor>,
+}
+
+impl Stored {
+    fn new(p: &Param, shape: &[u64], hf: &HfName) -> Option<Self> {
+        let (_, leaf) = p.name.rsplit_once('.')?;
+        let module = &hf.module;
+        let [experts, rows, columns] = match (shape, hf.layers) {
+            (&[experts, rows, columns], [_, ..]) => [experts, rows, columns],
+            _ => {
+                let name = format!("{module}.{leaf}");
+                let transposed = hf.transposed && shape.len() == 2;
+                let mut stored = shape.to_vec();
+                if transposed {
+                    stored.reverse();
+                }
+                let tensor = Tensor {
+                    name: name.clone(),
+                    shape: stored,
+                    elements: 0..shape.iter().product(),
+                    transposed,
+                };
+                return Some(Self {
+                    name,
+                    tensors: vec![tensor],
+                });
+            }
+        };
+        let rows = rows / hf.layers.len() as u64;
+        let numel = rows * columns;
+        let layers = (0..experts).flat_map(|e| hf.layers.iter().map(move |layer| (e, layer)));
+        let tensor = |(n, (e, layer)): (u64, (u64, &&str))| Tensor {
+            name: format!("{module}.{e}.{layer}.{leaf}"),
+            shape: vec![rows, columns],
+            elements: n * numel..(n + 1) * numel,
+            transposed: false,
+        };
+        Some(Self {
+            name: format!("{module}.*.{}.{leaf}", hf.layers.join("+")),
+            tensors: (0..).zip(layers).map(tensor).collect(),
+        })
     }
 }
 
-/// Returns the names of all parameters of a program; `None` for families without a Hugging Face
+/// Returns how all parameters of a program are stored; `None` for families without a Hugging Face
 /// form.
-pub(crate) fn of(program: &Program) -> Option<Vec<Name>> {
-    let name = |p: &Param| {
-        let hf = p.hf.as_ref()?;
-        let (_, leaf) = p.name.rsplit_once('.')?;
-        Some(Name {
-            name: format!("{}.{leaf}", hf.module),
-            transposed: hf.transposed && p.shape.len() == 2,
-        })
-    };
-    program.params.iter().map(name).collect()
+pub(crate) fn of(program: &Program) -> Option<Vec<Stored>> {
+    let mesh = &program.meta.mesh;
+    let stored = |p: &Param| Stored::new(p, &p.full_shape(mesh), p.hf.as_ref()?);
+    program.params.iter().map(stored).collect()
 }
 
 /// Returns whether a tensor of published files is not a weight.

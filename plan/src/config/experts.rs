@@ -1,0 +1,110 @@
+//! Mixtures of experts.
+
+use serde::{Deserialize, Serialize};
+
+/// Keys of `[model]` for experts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Experts {
+    /// Experts of a layer.
+    pub experts: u64,
+    /// Experts that take each token.
+    pub top_k: u64,
+    /// Width of one expert; `None`: that of dense layers.
+    pub expert_ffn: Option<u64>,
+    /// Width of the expert that takes every token; 0 for none.
+    pub shared_expert_ffn: u64,
+    /// The shared expert's result is multiplied by the sigmoid of a projection of its input.
+    pub shared_expert_gate: bool,
+    /// First layers, which are dense.
+    pub dense_layers: u64,
+    /// Every n-th of the other layers has experts.
+    pub moe_every: u64,
+    /// Scores of the router.
+    pub router: Router,
+    /// The weights of a token's experts are divided by their sum.
+    pub normalize_top_k: bool,
+    /// Factor of the weights.
+    pub route_scale: f64,
+    /// Groups of adjacent experts, of which a token uses some; 1 for none.
+    pub router_groups: u64,
+    /// Groups that a token uses.
+    pub router_group_top_k: u64,
+    /// Coefficient of the load-balancing loss; 0 for none.
+    pub aux_loss: f64,
+    /// Tokens over which the load-balancing loss averages.
+    pub aux_loss_kind: AuxLoss,
+    /// Coefficient of the mean squared log-sum-exp of the router's logits; 0 for none.
+    pub z_loss: f64,
+}
+
+/// The defaults of the key table; a test compares them.
+impl Default for Experts {
+    fn default() -> Self {
+        Self {
+            experts: 8,
+            top_k: 2,
+            expert_ffn: None,
+            shared_expert_ffn: 0,
+            shared_expert_gate: false,
+            dense_layers: 0,
+            moe_every: 1,
+            router: Router::SoftmaxTopK,
+            normalize_top_k: true,
+            route_scale: 1.0,
+            router_groups: 1,
+            router_group_top_k: 1,
+            aux_loss: 0.0,
+            aux_loss_kind: AuxLoss::Layer,
+            z_loss: 0.0,
+        }
+    }
+}
+
+impl Experts {
+    /// Returns whether a layer has experts: after the dense ones, every `moe_every`-th, counted from
+    /// the first layer of the model as transformers does.
+    #[must_use]
+    pub fn has(&self, layer: u64) -> bool {
+        layer >= self.dense_layers && (layer + 1).is_multiple_of(self.moe_every)
+    }
+
+    /// Returns whether the weights of a token's experts add up to `route_scale`.
+    #[must_use]
+    pub fn normalizes(&self) -> bool {
+        self.normalize_top_k || self.router == Router::TopKSoftmax
+    }
+}
+
+/// Scores of a router.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Router {
+    /// Softmax over all experts, of which the largest are chosen.
+    SoftmaxTopK,
+    /// The largest logits are chosen; softmax over these.
+    TopKSoftmax,
+    /// Sigmoids, of which the largest are chosen.
+    Sigmoid,
+}
+
+words!(Router {
+    SoftmaxTopK = "softmax_topk",
+    TopKSoftmax = "topk_softmax",
+    Sigmoid = "sigmoid",
+});
+
+/// Tokens over which a load-balancing loss averages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AuxLoss {
+    /// Those of a layer and micro-batch (Switch Transformer, Megatron).
+    Layer,
+    /// Those of a layer and sequence; the mean over sequences.
+    Sequence,
+    /// Those of all layers and a micro-batch, not divided by `top_k` (transformers).
+    Pooled,
+}
+
+words!(AuxLoss {
+    Layer = "layer",
+    Sequence = "sequence",
+    Pooled = "hf",
+});

@@ -1,0 +1,162 @@
+use crate::models::{active_parameters, declare, flops, graph};
+use crate::scenario;
+
+fn scenario_of(model: &str) -> crate::config::Scenario {
+    let text = format!(
+        "[model]\n{model}\n[train]\nseq_len = 4096\n[mesh]\nhardware = \"h100-80\"\ndp_shard = 8\n"
+    );
+    scenario::parse("test", &text, &[]).unwrap()
+}
+
+/// Returns all parameters and those that one token uses.
+fn counts(model: &str) -> [u64; 2] {
+    let s = scenario_of(model);
+    let tree = declare(&s, s.model.layers).tree;
+    let all = tree.params.iter().map(crate::ir::Param::numel).sum();
+    [
+        all,
+        active_parameters(&s.model, &tree.params, &s.device_mesh()),
+    ]
+}
+
+/// Totals are those of the published files, as are the 12.9 B and 3.3 B active ones.
+#[test]
+fn parameter_counts_are_the_published_ones() {
+    let mixtral = counts("preset = \"mixtral-8x7b\"");
+    assert_eq!(mixtral, [46_702_792_704, 12_879_925_248]);
+    let qwen3 = counts("preset = \"qwen3-30b-a3b\"");
+    assert_eq!(qwen3, [30_532_122_624, 3_353_032_704]);
+    // Qwen1.5-MoE-A2.7B.
+    let qwen2 = counts(
+        "family = \"moe\"\nlayers = 24\nhidden = 2048\nheads = 16\nvocab = 151936\nbias = \"qkv\"\nffn = 5632\n\
+         experts = 60\ntop_k = 4\nexpert_ffn = 1408\nshared_expert_ffn = 5632\nshared_expert_gate = true\n\
+         normalize_top_k = false",
+    );
+    assert_eq!(qwen2[0], 14_315_784_192);
+}
+
+/// Three published rates in TFLOP/s and tokens per second count 22.96 to 23.02 GFLOP per token.
+#[test]
+fn model_flops_count_the_experts_that_take_a_token() {
+    let s = scenario_of("preset = \"qwen3-30b-a3b\"");
+    let tree = declare(&s, s.model.layers).tree;
+    let (flops, tokens) = flops::model_flops(&s, &tree, &flops::Backward::whole(&tree));
+    let per_token = flops.0 as f64 / tokens as f64 / 1e9;
+    assert!((per_token - 23.08).abs() < 0.01, "{per_token}");
+}
+
+#[test]
+fn dense_and_expert_layers_mix() {
+    let s = scenario_of(
+        "family = \"moe\"\nlayers = 5\nhidden = 32\nheads = 4\nvocab = 64\ndense_layers = 1\nmoe_every = 2",
+    );
+    let m = graph(&s);
+    let has_experts = |layer: usize| {
+        let path = format!("layers.{layer}.mlp.experts");
+        m.modules().iter().any(|module| module.path == path)
+    };
+    let layers: Vec<bool> = (0..5).map(has_experts).collect();
+    // Every second layer, counted from 1 as transformers does.
+    assert_eq!(layers, [false, true, false, true, false]);
+}
+
+/// Impossible values are named at their place, with what they exclude.
+#[test]
+fn impossible_routers_are_refused() {
+    let shape = "family = \"moe\"\nlayers = 2\nhidden = 32\nheads = 4\nvocab = 64\n";
+    let fault = |keys: &str| {
+        let text = format!("[model]\n{shape}{keys}\n[mesh]\nhardware = \"cpu\"\ndp_shard = 1\n");
+        scenario::parse("x.toml", &text, &[])
+            .unwrap_err()
+            .to_string()
+    };
+    for (keys, expected) in [
+        (
+            "experts = 4\ntop_k = 5",
+            "x.toml:8:9: `top_k` (5) is larger than `experts` (4)",
+        ),
+        (
+            "experts = 6\nrouter_groups = 4",
+            "x.toml:8:17: `experts` (6) is not divisible by `router_groups` (4)",
+        ),
+        (
+            "router_groups = 2\nrouter_group_top_k = 3",
+            "x.toml:8:22: `router_group_top_k` (3) is larger than `router_groups` (2)",
+        ),
+        (
+            "experts = 8\nrouter_groups = 8\nrouter_group_top_k = 1",
+            "`top_k` (2) is larger than the 1 experts of 1 of 8 groups",
+        ),
+        (
+            "shared_expert_gate = true",
+            "x.toml:7:22: `shared_expert_gate` needs a shared expert",
+        ),
+        (
+            "dense_layers = 2",
+            "x.toml:7:16: none of the 2 layers has experts",
+        ),
+        (
+            "bias = true",
+            "x.toml:7:8: experts and routers have no bias",
+        ),
+        ("experts = 1", "x.toml:7:11: `model.experts` must be"),
+    ] {
+        let found = fault(keys);
+        assert!(found.contains(expected), "{found}");
+    }
+    // They belong to this family only.
+    let text =
+        "[model]\npreset = \"llama3-8b\"\nexperts = 8\n[mesh]\nhardware = \"cpu\"\ndp_shard = 1\n";
+    let found = scenario::parse("x.toml", text, &[])
+        .unwrap_err()
+        .to_string();
+    assert!(
+        found.contains("`model.experts` does not apply to family llama"),
+        "{found}"
+    );
+}
+
+/// Routers of transformers have a loss only if their logits are part of the output.
+#[test]
+fn the_file_of_transformers_decides_about_the_loss_of_routers() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/goldens");
+    let coefficient = |golden: &str| {
+        let config = folder.join(golden).join("config.json");
+        let s = scenario_of(&format!("preset = {config:?}\nmax_seq_len = 4096"));
+        s.model.options.experts.aux_loss
+    };
+    assert_eq!(coefficient("mixtral-tiny"), 0.0);
+    assert_eq!(coefficient("mixtral-tiny-aux"), 0.01);
+}
+
+/// The losses of all routers are added up after the last block, whose code is therefore not that of
+/// the others.
+#[test]
+fn losses_of_many_equal_layers_are_planned_whole() {
+    for kind in ["layer", "sequence", "hf"] {
+        let s = scenario_of(&format!(
+            "family = \"moe\"\nlayers = 7\nhidden = 32\nheads = 4\nvocab = 64\naux_loss = 0.1\nz_loss = 0.1\n\
+             aux_loss_kind = \"{kind}\""
+        ));
+        let program = crate::plan(&s).unwrap();
+        let report = crate::check::check(&program);
+        assert!(report.is_ok(), "{kind}: {report}");
+        let launches = |name: &str| {
+            let of = |i: &&crate::program::Instr| match i.op {
+                crate::program::Op::Launch { kernel, .. } => {
+                    program.kernels[kernel.index()].name == name
+                }
+                _ => false,
+            };
+            let section = program
+                .section(crate::program::SectionKind::Steady)
+                .unwrap();
+            let instrs =
+                &program.instrs[section.instrs.start as usize..section.instrs.end as usize];
+            instrs.iter().filter(of).count()
+        };
+        assert_eq!(launches("z_loss"), 7, "{kind}");
+        assert_eq!(launches("load_balance"), if kind == "hf" { 1 } else { 7 });
+        assert_eq!(launches("load_balance_backward"), launches("load_balance"));
+    }
+}
