@@ -61,8 +61,8 @@ impl Default for Experts {
 }
 
 impl Experts {
-    /// Returns whether a layer has experts: after the dense ones, every `moe_every`-th, counted from
-    /// the first layer of the model as transformers does.
+    /// Returns whether a layer has experts: after the dense ones, every `moe_every`-th, counted
+    /// from the first layer of the model as transformers does.
     #[must_use]
     pub fn has(&self, layer: u64) -> bool {
         layer >= self.dense_layers && (layer + 1).is_multiple_of(self.moe_every)

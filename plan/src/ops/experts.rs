@@ -189,8 +189,8 @@ impl OpDef for op::RowDot {
     }
 }
 
-/// Returns the cost class of one matmul per expert; `[rows, n, inner]` are the sums over experts and
-/// the sizes of one matrix.
+/// Returns the cost class of one matmul per expert; `[rows, n, inner]` are the rows of all experts
+/// and the sizes of one matrix.
 fn grouped(experts: u64, [rows, n, k]: [u64; 3], weight_gradient: bool) -> KernelClass {
     KernelClass::GroupedGemm {
         rows,
