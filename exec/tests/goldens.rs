@@ -6,7 +6,7 @@
 
 mod common;
 
-use common::{GPT_NEOX, GPT2, GRANITE, Golden, LLAMA, QWEN3};
+use common::{GPT_NEOX, GPT2, GRANITE, Golden, LLAMA, LORA, LORA_QV, QWEN3};
 
 /// Steps of a run that tests a combination only.
 const FEW: Option<u64> = Some(6);
@@ -143,6 +143,40 @@ fn gpt_neox_of_transformers() {
 #[test]
 fn granite_of_transformers() {
     family(&GRANITE);
+}
+
+/// Runs of PEFT: adapters have gradients, everything else stays as it is.
+#[test]
+fn adapters_of_peft() {
+    family(&LORA);
+    family(&LORA_QV);
+    for set in [
+        &[
+            "fsdp.strategy=no_shard",
+            "train.grad_accum=2",
+            "train.micro_batch=2",
+        ][..],
+        &[
+            "fsdp.policy=megatron",
+            "fsdp.strategy=optim_grads",
+            "mesh.dp_shard=2",
+            "train.micro_batch=2",
+        ],
+        &[
+            "compile.mode=full",
+            "mesh.dp_shard=2",
+            "train.micro_batch=2",
+        ],
+        &[
+            "mesh.dp_shard=2",
+            "mesh.dp_outer=2",
+            "train.micro_batch=1",
+            "fsdp.policy=fsdp2",
+        ],
+        &["compile.cuda_graph=[\"block\"]", "compile.mode=blocks"],
+    ] {
+        LORA.matches(set, FEW);
+    }
 }
 
 /// Every split with every sharding; models and extras alternate, so that over the splits each extra

@@ -159,13 +159,16 @@ fn repeat(scenario: &Scenario, tree: &Tree, sharding: Sharding<'_>) -> Option<Ta
     expand::expand(&small, blocks, layers)
 }
 
-/// Returns whether all blocks are built alike: none is frozen, all or none are recomputed, the same
-/// modules of each are units, and the same parameters are contiguous.
+/// Returns whether all blocks are built alike: no glob freezes some, all or none are recomputed,
+/// the same modules of each are units, the same parameters are trained, and the same are
+/// contiguous.
 fn alike(scenario: &Scenario, tree: &Tree, b: Blocks, sharding: Sharding<'_>) -> bool {
     let unit = |l: u32, m: u32| (sharding.is_unit)(ModuleId(b.module + l * b.modules + m));
     // A block's last parameter is followed by another block's, which never matters.
     let near = |l: u32, p: u32| (sharding.adjacency)(ParamId(b.param + l * b.params + p));
+    let trained = |l: u32, p: u32| tree.params[(b.param + l * b.params + p) as usize].requires_grad;
     scenario.fsdp.frozen.is_empty()
+        && (0..b.params).all(|p| (1..b.count).all(|l| trained(l, p) == trained(0, p)))
         && Recomputed::new(&scenario.train, &tree.modules).is_uniform()
         && (0..b.modules).all(|m| (1..b.count).all(|l| unit(l, m) == unit(0, m)))
         && (1..b.params).all(|p| (1..b.count).all(|l| near(l, p - 1) == near(0, p - 1)))
@@ -189,9 +192,15 @@ fn full(scenario: &Scenario, model: Declared, sharding: Sharding<'_>) -> Tape {
     finish(m.tree, tape, (m.model_flops, m.tokens))
 }
 
-/// Finishes a tape of repeated blocks: only those of models without frozen parameters are alike.
+/// Finishes a tape of repeated blocks.
 fn finish_repeated(scenario: &Scenario, tree: Tree, tape: Tape) -> Tape {
-    let figures = flops::model_flops(scenario, &tree, &Backward::whole(&tree));
+    let figures = if tree.params.iter().all(|p| p.requires_grad) {
+        flops::model_flops(scenario, &tree, &Backward::whole(&tree))
+    } else {
+        // What runs backward follows from the forward graph of the whole model.
+        let m = models::graph(scenario);
+        (m.model_flops, m.tokens)
+    };
     finish(tree, tape, figures)
 }
 

@@ -9,6 +9,7 @@ mod words;
 mod compile;
 mod fsdp;
 mod gate;
+mod lora;
 mod mesh;
 mod model;
 pub(crate) mod pattern;
@@ -22,6 +23,8 @@ pub use fsdp::{
     Strategy, UnitPattern, Units,
 };
 pub use gate::{Gate, GatePreset, GateProgram};
+pub(crate) use lora::targets;
+pub use lora::{Lora, LoraTargets};
 pub use mesh::Mesh;
 pub use model::{Bias, Family, Model, ModelOptions};
 pub use precision::Precision;
@@ -38,6 +41,9 @@ pub struct Scenario {
     pub about: String,
     /// `[model]`
     pub model: Model,
+    /// `[lora]`; `None` without adapters.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lora: Option<Lora>,
     /// `[train]`
     pub train: Train,
     /// `[mesh]`

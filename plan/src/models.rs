@@ -116,9 +116,12 @@ pub(crate) fn declare(s: &Scenario, layers: u32) -> Declared {
     let spec = s.model.family.spec();
     let mut model = s.model.clone();
     model.layers = layers;
-    let mut d = Declare::new(spec.weights, s.device_mesh());
+    let mut d = Declare::new(spec.weights, s.lora.clone(), s.device_mesh());
     let code = (spec.declare)(&mut d, &model);
     let mut tree = d.finish();
+    if s.lora.is_some() {
+        tree.freeze_base();
+    }
     tree.freeze(&s.fsdp.frozen);
     Declared { tree, code }
 }

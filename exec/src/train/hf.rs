@@ -71,12 +71,15 @@ impl Folder {
     }
 }
 
-fn read_json(path: &Path) -> Result<Value, TrainError> {
+pub(super) fn read_json(path: &Path) -> Result<Value, TrainError> {
     let text = std::fs::read(path).map_err(TrainError::io(path))?;
     serde_json::from_slice(&text).map_err(|e| TrainError::format(path, e.to_string()))
 }
 
-/// Writes the weights of a Hugging Face folder to all ranks.
+/// Writes the weights of a Hugging Face folder to all ranks. Adapters keep theirs: [`adapter`]
+/// reads them.
+///
+/// [`adapter`]: super::adapter
 ///
 /// # Errors
 /// If `config.json` describes another model, or if tensors are missing, unused or of another shape
@@ -95,7 +98,12 @@ pub fn load(
     let mut folder = Folder::open(dir)?;
     let mut missing = Vec::new();
     let mut found = Vec::new();
-    for (name, param) in names.iter().zip(&program.params) {
+    let params = (0u32..).map(ParamId).zip(&program.params);
+    let mut own: Vec<(ParamId, Name)> = Vec::new();
+    for (name, (id, param)) in names.into_iter().zip(params) {
+        if param.is_adapter() {
+            continue;
+        }
         match folder.find(&name.name) {
             None => missing.push(name.name.clone()),
             Some((file, stored, entry)) => {
@@ -110,6 +118,7 @@ pub fn load(
                 found.push((file, stored, entry));
             }
         }
+        own.push((id, name));
     }
     if !missing.is_empty() {
         return Err(TrainError::Missing {
@@ -131,11 +140,11 @@ pub fn load(
         );
         return Err(TrainError::format(dir, what));
     }
-    for (p, (name, (file, _, entry))) in (0u32..).zip(names.iter().zip(found)) {
+    for ((id, name), (file, _, entry)) in own.into_iter().zip(found) {
         let file = &mut folder.files[file];
-        let shape = &program.params[p as usize].shape;
+        let shape = &program.params[id.index()].shape;
         let mut whole = None;
-        layout.set_weights(io, ParamId(p), &mut |elements: Range<u64>| {
+        layout.set_weights(io, id, &mut |elements: Range<u64>| {
             if !name.transposed {
                 return file.read(&entry, elements);
             }

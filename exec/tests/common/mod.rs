@@ -23,6 +23,12 @@ pub(crate) static GRANITE: Golden = Golden {
     name: "granite-tiny",
 };
 
+/// Adapters on every linear layer, and on queries and values only (with rank-stabilized scaling).
+pub(crate) static LORA: Golden = Golden { name: "lora-tiny" };
+pub(crate) static LORA_QV: Golden = Golden {
+    name: "lora-qv-tiny",
+};
+
 /// Largest relative difference of losses and gradient norms.
 pub(crate) const TOLERANCE: f64 = 1e-4;
 
@@ -64,8 +70,25 @@ impl Golden {
             r["wd"],
             r["clip"].as_f64().unwrap(),
         );
+        let text = text + &self.lora();
         let set: Vec<String> = set.iter().map(|s| (*s).to_owned()).collect();
         scenario::parse(self.name, &text, &set).unwrap_or_else(|e| panic!("{set:?}: {e}"))
+    }
+
+    fn adapter_config(&self) -> PathBuf {
+        self.dir().join("adapter_config.json")
+    }
+
+    /// Returns the section of the adapters that PEFT's configuration describes, if there is one.
+    fn lora(&self) -> String {
+        let Ok(text) = std::fs::read(self.adapter_config()) else {
+            return String::new();
+        };
+        let c: serde_json::Value = serde_json::from_slice(&text).unwrap();
+        format!(
+            "lora = {{ r = {}, lora_alpha = {}, use_rslora = {}, target_modules = {} }}\n",
+            c["r"], c["lora_alpha"], c["use_rslora"], c["target_modules"]
+        )
     }
 
     /// Trains from the golden weights.
@@ -74,6 +97,7 @@ impl Golden {
         let options = RunOptions {
             steps,
             init: Some(self.dir()),
+            adapter: self.adapter_config().exists().then(|| self.dir()),
             tokens: Some(self.tokens()),
             exec,
             ..RunOptions::default()

@@ -1,10 +1,10 @@
 //! Shared parts of the families' forward passes: modules, parameters, layers.
 
 use super::ModelGraph;
-use super::declare::{Layer, Tree};
+use super::declare::{Adapter, Layer, Tree};
 use super::flops::{self, Backward};
 use super::spec::Inputs;
-use crate::config::{CompileMode, PolicyKind, Scenario};
+use crate::config::{CompileMode, Lora, PolicyKind, Scenario};
 use crate::graph::{Graph, Root, ValueId};
 use crate::ir::{
     AxisId, CollectiveKind, Const, DType, ModelCollective, ModuleId, ModuleKind, OpKind, ParamId,
@@ -138,10 +138,27 @@ impl<'s> Builder<'s> {
         self.tree.bias(layer).map(|p| self.params[p.index()])
     }
 
-    /// Applies `nn.Linear` of a module to a contiguous input of any rank.
+    /// Applies `nn.Linear` of a module to a contiguous input of any rank, and its adapter if it has
+    /// one.
     pub(crate) fn linear(&mut self, layer: Layer, x: ValueId) -> ValueId {
         let bias = self.bias(layer);
-        self.product(layer, x, bias)
+        let y = self.product(layer, x, bias);
+        match self.tree.adapter(layer) {
+            Some(adapter) => self.adapted(layer, adapter, x, y),
+            None => y,
+        }
+    }
+
+    /// Adds an adapter's result, `result + lora_B(lora_A(x)) * scaling` (`LoraLayer.forward` of
+    /// PEFT).
+    fn adapted(&mut self, layer: Layer, adapter: Adapter, x: ValueId, y: ValueId) -> ValueId {
+        let scaling = self.s.lora.as_ref().map_or(1.0, Lora::scaling);
+        let low = self.product(adapter.a, x, None);
+        let delta = self.product(adapter.b, low, None);
+        self.within(layer.module(), |s| {
+            let delta = s.scale(delta, scaling);
+            s.g.binary(OpKind::Add, y, delta)
+        })
     }
 
     /// Applies `nn.Linear` with outputs divided along an axis: every rank has all of `x`, and

@@ -35,6 +35,8 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             grad_accum: 1,
             recompute: Recompute::None,
             recompute_layers: RecomputeLayers::All,
+            recompute_save: None,
+            recompute_nth_matmul: 0,
             loss: Loss::Materialized,
             loss_chunk_rows: 4096,
             optimizer: Optimizer::Adamw,
@@ -91,6 +93,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
         precision: Precision {
             compute: DType::Bf16,
             main_params: Some(DType::F32),
+            frozen_params: None,
             main_grads: DType::F32,
             comm_grads: DType::F32,
             moments: DType::F32,
@@ -107,6 +110,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             fused_products: false,
             cuda_graph: CudaGraph::Off,
         },
+        lora: None,
         gate: Gate::default(),
     }
 }

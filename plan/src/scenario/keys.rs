@@ -13,12 +13,16 @@ use crate::config::{
     MergeProjections, Optimizer, OuterStrategy, PolicyKind, Recompute, Scope, Strategy,
 };
 use crate::models;
-use applies::{CHUNKED_LOSS, MODE_FULL, RECOMPUTE, SEVERAL_MICRO_BATCHES, SEVERAL_RANKS};
+use applies::{
+    ADAPTERS, CHUNKED_LOSS, MODE_FULL, RECOMPUTE, SELECTIVE, SEVERAL_MICRO_BATCHES, SEVERAL_RANKS,
+    SOME_FROZEN,
+};
 use std::borrow::Cow;
 
 /// Sections of a scenario file that hold keys (`[sweep]` holds paths of keys instead).
-pub const SECTIONS: [&str; 7] = [
+pub const SECTIONS: [&str; 8] = [
     "model",
+    "lora",
     "train",
     "mesh",
     "fsdp",
@@ -315,11 +319,19 @@ keys! {
     ResidualMultiplier: "model" "residual_multiplier" [Number(ABOVE_0, 1e6)] "1.0" "Factor of what attention and the feed-forward layer add to the residual stream (Granite)";
     LogitsScaling: "model" "logits_scaling" [Number(ABOVE_0, 1e6)] "1.0" "Divisor of the logits (Granite)";
 
+    LoraR: "lora" "r" also ["rank"] [Integer(1, 65536)] "(none: no adapters)" "Rank of low-rank adapters, which are trained instead of the model's own parameters (PEFT: LoraConfig)";
+    LoraAlpha: "lora" "lora_alpha" also ["alpha"] [Number(ABOVE_0, 1e6)] "8.0" "An adapter's result is scaled by lora_alpha / r" needs [ADAPTERS];
+    LoraTargets: "lora" "target_modules" [Choice(&["all-linear"]), List(&Text)] "\"all-linear\"" "Linear layers that get an adapter: all-linear (all of the blocks), or those whose path ends in a match of a list of globs, by the names of `shardlab plan` or of Hugging Face, for example [\"q_proj\", \"v_proj\"]" needs [ADAPTERS];
+    LoraDropout: "lora" "lora_dropout" [Number(0.0, 1.0)] "0.0" "Dropout before an adapter; only 0, because runs have no dropout" needs [ADAPTERS];
+    UseRslora: "lora" "use_rslora" [Bool] "false" "Scale by lora_alpha / sqrt(r) instead" needs [ADAPTERS];
+
     SeqLen: "train" "seq_len" [Integer(1, 4 * MIB)] "(max_seq_len up to 8192; encoder: 512; linear, cnn: 1)" "Tokens per sequence";
     MicroBatch: "train" "micro_batch" also ["micro_batch_size", "local_batch_size", "per_device_train_batch_size"] [Integer(1, MIB)] "1" "Sequences per rank and micro-batch";
     GradAccum: "train" "grad_accum" also ["gradient_accumulation_steps", "grad_accum_steps"] [Integer(1, 4096)] "1" "Micro-batches per step (gradient accumulation)";
     Recompute: "train" "recompute" also ["activation_checkpoint"] [Choice(Recompute::WORDS)] "\"none\"" "Activation checkpointing: none (keep all activations), full (recompute whole blocks in backward), selective (keep the results of matmuls and attention, recompute the rest), pointwise (compiled code only: recompute elementwise results inside backward kernels that read their operands anyway)";
     RecomputeLayers: "train" "recompute_layers" also ["recompute_num_layers"] [Choice(&["all"]), Integer(1, 4096), List(&Text)] "\"all\"" "Blocks that `recompute` applies to: all, the first N (Megatron's recompute_num_layers with method block), or those in modules that match a list of globs, for example [\"layers.*0\"]; the others keep their activations" needs [RECOMPUTE];
+    RecomputeSave: "train" "recompute_save" also ["op_sac_save_list"] [List(&Text)] "(mm, addmm, attention, conv)" "Operations whose results selective recompute keeps, by the names of kernels in `shardlab plan` (create_selective_checkpoint_contexts); results of collectives are always kept" needs [SELECTIVE];
+    RecomputeNthMatmul: "train" "recompute_nth_matmul" [Integer(0, 64)] "0" "Selective recompute runs every Nth matmul (mm) of a block again; torchtitan's per-op policy: 2; 0: none" needs [SELECTIVE];
     Loss: "train" "loss" [Choice(Loss::WORDS)] "\"materialized\"" "Cross entropy: materialized (all logits at once), chunked (computes logits, loss and their gradients chunk by chunk, so that the full logits never exist)";
     LossChunkRows: "train" "loss_chunk_tokens" as "loss_chunk_rows" also ["loss_chunk_rows"] [Integer(1, 4 * MIB)] "4096" "Tokens per chunk of the chunked loss: smaller chunks use less memory, larger ones are faster" needs [CHUNKED_LOSS];
     Optimizer: "train" "optimizer" [Choice(Optimizer::WORDS)] "\"adamw\"" "Optimizer: adamw (two moments per parameter), sgd (no state)";
@@ -374,6 +386,7 @@ keys! {
 
     Compute: "precision" "param_dtype" as "compute" also ["compute"] [Choice(DTYPES)] "\"bf16\"" "Type of gathered parameters, activations and matmuls (MixedPrecisionPolicy: param_dtype)";
     MainParams: "precision" "main_params" also ["main_params_dtype"] [Choice(DTYPES_OR_NONE)] "\"f32\"" "Type of the optimizer's master weights; none: the optimizer updates the compute weights";
+    FrozenParams: "precision" "frozen_params" [Choice(DTYPES)] "(with adapters: param_dtype, else main_params)" "Type in which parameters that are not trained are kept between uses: `param_dtype` or that of `main_params`" needs [SOME_FROZEN];
     MainGrads: "precision" "main_grads" also ["main_grads_dtype"] [Choice(DTYPES)] "(megatron: \"bf16\", others: \"f32\"; f32 with f32 compute)" "Type in which gradients are accumulated and kept";
     CommGrads: "precision" "reduce_dtype" as "comm_grads" also ["comm_grads", "grad_comm_dtype"] [Choice(DTYPES)] "(fsdp2: \"f32\", others: main_grads)" "Type of gradients in the reduction over dp_shard (MixedPrecisionPolicy: reduce_dtype); policy native reduces over dp_replicate in main_grads";
     Moments: "precision" "moments" also ["exp_avg_dtype"] [Choice(DTYPES)] "\"f32\"" "Type of the optimizer's moments";

@@ -4,7 +4,7 @@ use super::keys::{KEYS, Key};
 use super::merge::Document;
 use super::value::{Datum, Value, convert};
 use crate::config::{
-    Bias, CudaGraph, Family, Offload, Prefetch, RecomputeLayers, Reshard, Scope, Words,
+    Bias, CudaGraph, Family, LoraTargets, Offload, Prefetch, RecomputeLayers, Reshard, Scope, Words,
 };
 use crate::units::Bytes;
 use serde::de::DeserializeOwned;
@@ -151,6 +151,13 @@ impl Setting for RecomputeLayers {
         first
             .or_else(some)
             .or_else(|| value.str().map(|_| Self::All))
+    }
+}
+
+impl Setting for LoraTargets {
+    fn of(value: &Value) -> Option<Self> {
+        let some = Vec::of(value).map(Self::Patterns);
+        some.or_else(|| value.str().map(|_| Self::AllLinear))
     }
 }
 
