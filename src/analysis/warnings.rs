@@ -4,6 +4,7 @@ use super::misaligned::{Misaligned, aligned_mesh};
 use super::shapes;
 use crate::predict::Prediction;
 use serde::{Serialize, Serializer};
+use shardlab_plan::config::{CudaGraph, PolicyKind};
 use shardlab_plan::scenario::{self, Position};
 use std::fmt;
 use std::path::Path;
@@ -21,6 +22,8 @@ pub enum Kind {
     MisalignedCollectives,
     /// Nodes have more GPUs than NVLink connects.
     NvlinkDomain,
+    /// torch cannot capture what the scenario captures.
+    FullIterationGraph,
 }
 
 /// A warning.
@@ -71,6 +74,7 @@ pub fn of(p: &Prediction) -> Vec<Warning> {
         .collect();
     all.extend(misaligned(p));
     all.extend(nvlink_domain(p));
+    all.extend(full_iteration(p));
     all
 }
 
@@ -109,6 +113,22 @@ fn nvlink_domain(p: &Prediction) -> Option<Warning> {
     })
 }
 
+/// Warns if whole steps of torch's `fully_shard` are captured: the program is sound, and runs here,
+/// but torch itself cannot capture it (pytorch/pytorch#164264).
+fn full_iteration(p: &Prediction) -> Option<Warning> {
+    let s = &p.scenario;
+    let captured = s.compile.cuda_graph == CudaGraph::FullIteration;
+    (captured && s.fsdp.policy == PolicyKind::Fsdp2).then(|| Warning {
+        kind: Kind::FullIterationGraph,
+        message: "torch cannot capture whole iterations of `fully_shard`, whose hooks allocate and wait for events \
+                  of the host (pytorch/pytorch#164264): the prediction is that of a step that could be captured"
+            .to_owned(),
+        key: Some("compile.cuda_graph"),
+        place: None,
+        set: vec!["compile.cuda_graph=off".to_owned()],
+    })
+}
+
 fn misaligned(p: &Prediction) -> Option<Warning> {
     let found = Misaligned::of(p);
     let step = p.run.recorded_to.saturating_sub(p.run.recorded_from);
@@ -137,8 +157,25 @@ mod tests {
         let options = shardlab_sim::Options::default();
         let p = predict(&scenario, &Profiles::default(), &options).unwrap();
         let mut all = located(&p, path, &overrides);
-        all.retain(|w| w.kind == Kind::NvlinkDomain);
+        all.retain(|w| matches!(w.kind, Kind::NvlinkDomain | Kind::FullIterationGraph));
         all
+    }
+
+    #[test]
+    fn graphs_that_torch_cannot_capture_are_named() {
+        let set = "compile.cuda_graph=full_iteration";
+        let found = of(&[set]);
+        let [warning] = &found[..] else {
+            panic!("{found:?}")
+        };
+        assert!(
+            warning.to_string().starts_with("--set compile.cuda_graph="),
+            "{warning}"
+        );
+        assert_eq!(warning.set, ["compile.cuda_graph=off"]);
+        // Other engines can capture their steps.
+        assert_eq!(of(&[set, "fsdp.policy=native"]), []);
+        assert_eq!(of(&[]), []);
     }
 
     #[test]
