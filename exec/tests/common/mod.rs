@@ -23,6 +23,18 @@ pub(crate) static GRANITE: Golden = Golden {
     name: "granite-tiny",
 };
 
+pub(crate) static GEMMA2: Golden = Golden {
+    name: "gemma2-tiny",
+};
+pub(crate) static GEMMA3: Golden = Golden {
+    name: "gemma3-tiny",
+};
+pub(crate) static OLMO2: Golden = Golden { name: "olmo2-tiny" };
+pub(crate) static PHI3: Golden = Golden { name: "phi3-tiny" };
+pub(crate) static MISTRAL: Golden = Golden {
+    name: "mistral-sliding",
+};
+
 /// Largest relative difference of losses and gradient norms.
 pub(crate) const TOLERANCE: f64 = 1e-4;
 

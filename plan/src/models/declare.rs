@@ -46,6 +46,8 @@ pub(crate) struct Tree {
     own: Vec<[Option<ParamId>; 2]>,
     /// First module and first parameter of each block, and of what follows the last one.
     starts: Vec<(ModuleId, ParamId)>,
+    /// Whether the code of all blocks is the same.
+    pub(crate) same_code: bool,
 }
 
 impl Tree {
@@ -67,6 +69,9 @@ impl Tree {
         let [first, second, ..] = self.starts[..] else {
             return None;
         };
+        if !self.same_code {
+            return None;
+        }
         let blocks = Blocks {
             count: self.layers(),
             module: first.0.0,
@@ -168,7 +173,8 @@ struct Pending {
     shape: Shape,
     bias: bool,
     hf: Option<HfName>,
-    is_norm: bool,
+    /// Initialization of the weight of a norm, whose bias starts at zero.
+    norm: Option<Init>,
     /// Axis that divides a dimension of the weight.
     divided: Option<(AxisId, u8)>,
 }
@@ -208,6 +214,7 @@ impl Declare {
                 params: Vec::new(),
                 own: vec![[None, None]],
                 starts: Vec::new(),
+                same_code: true,
             },
             weights,
             mesh,
@@ -293,7 +300,7 @@ impl Declare {
     ) -> Layer {
         let module = self.module(parent, name, ModuleKind::Layer);
         let hf = self.hf_name(hf, true);
-        self.add(Order::Declared, module, hf, &shape, bias, false)
+        self.add(Order::Declared, module, hf, &shape, bias, None)
     }
 
     /// Declares `nn.Embedding`: a table of shape `[rows, width]`.
@@ -312,14 +319,39 @@ impl Declare {
     pub(crate) fn norm(
         &mut self,
         parent: ModuleId,
-        (name, hf): Names<'_>,
+        names: Names<'_>,
         width: u64,
         bias: bool,
         order: Order,
     ) -> Layer {
+        self.norm_from(parent, names, width, bias, order, Init::Ones)
+    }
+
+    /// Declares a norm over the last dimension whose weight starts at these values.
+    pub(crate) fn norm_from(
+        &mut self,
+        parent: ModuleId,
+        (name, hf): Names<'_>,
+        width: u64,
+        bias: bool,
+        order: Order,
+        init: Init,
+    ) -> Layer {
         let module = self.module(parent, name, ModuleKind::Norm);
         let hf = self.hf_name(hf, false);
-        self.add(order, module, hf, &[width], bias, true)
+        self.add(order, module, hf, &[width], bias, Some(init))
+    }
+
+    /// Declares a weight of shape `[heads, width]` for norms of single heads.
+    pub(crate) fn head_norms(
+        &mut self,
+        parent: ModuleId,
+        (name, hf): Names<'_>,
+        shape: [u64; 2],
+    ) -> Layer {
+        let module = self.module(parent, name, ModuleKind::Norm);
+        let hf = self.hf_name(hf, false);
+        self.add(Order::Declared, module, hf, &shape, false, Some(Init::Ones))
     }
 
     /// Declares the output projection `output`, of shape `[out, in]`.
@@ -331,12 +363,23 @@ impl Declare {
     /// Declares the output projection of a language model, or that `table` is its weight.
     pub(crate) fn lm_head(&mut self, table: Layer, hf: &str, m: &Model) -> Layer {
         if !m.tie_embeddings {
-            return self.head(("output", hf), [m.vocab, m.hidden], false);
+            let bias = m.options.head_bias;
+            return self.head(("output", hf), [m.vocab, m.hidden], bias);
         }
         let head = self.module(ROOT, "output", ModuleKind::Head);
         let weight = self.tree.weight(table);
         self.tree.params[weight.index()].modules.push(head);
         self.tree.own[head.index()][0] = Some(weight);
+        if m.options.head_bias {
+            let bias = NewParam {
+                which: 1,
+                shape: smallvec![m.vocab],
+                placements: Placements::REPLICATED,
+                init: Init::Zeros,
+                hf: self.hf_name(hf, false),
+            };
+            self.param(head, bias);
+        }
         Layer(head)
     }
 
@@ -350,7 +393,12 @@ impl Declare {
         bias: bool,
     ) -> Layer {
         let hf = self.hf_name(hf, false);
-        self.add(Order::Declared, module, hf, shape, bias, false)
+        self.add(Order::Declared, module, hf, shape, bias, None)
+    }
+
+    /// States that blocks with equal modules differ in what they compute.
+    pub(crate) fn blocks_differ(&mut self) {
+        self.tree.same_code = false;
     }
 
     /// Returns the number of the block under declaration.
@@ -375,7 +423,7 @@ impl Declare {
             shape: Shape::from_slice(&shape),
             bias,
             hf: None,
-            is_norm: false,
+            norm: None,
             divided: Some((axis, dim)),
         };
         self.wait(pending)
@@ -395,7 +443,7 @@ impl Declare {
         hf: Option<HfName>,
         shape: &[u64],
         bias: bool,
-        is_norm: bool,
+        norm: Option<Init>,
     ) -> Layer {
         self.wait(Pending {
             order,
@@ -403,7 +451,7 @@ impl Declare {
             shape: Shape::from_slice(shape),
             bias,
             hf,
-            is_norm,
+            norm,
             divided: None,
         })
     }
@@ -424,10 +472,10 @@ impl Declare {
         pending.sort_by_key(|p| p.order);
         for p in pending {
             let fan_in = p.shape.iter().skip(1).product::<u64>().max(1);
-            let (weight, bias) = match (p.is_norm, self.weights) {
-                (true, _) => (Init::Ones, Init::Zeros),
-                (false, Weights::Normal) => (Init::Normal, Init::Zeros),
-                (false, Weights::Uniform) => (Init::Uniform { fan_in }, Init::Uniform { fan_in }),
+            let (weight, bias) = match (p.norm, self.weights) {
+                (Some(init), _) => (init, Init::Zeros),
+                (None, Weights::Normal) => (Init::Normal, Init::Zeros),
+                (None, Weights::Uniform) => (Init::Uniform { fan_in }, Init::Uniform { fan_in }),
             };
             let mut shape = p.shape;
             let mut placements = [Placements::REPLICATED; 2];

@@ -2,7 +2,7 @@
 
 use super::keys::{KEYS, Key};
 use super::merge::Document;
-use super::value::{Datum, Value, convert};
+use super::value::{Datum, Entry, Value, convert};
 use crate::config::{
     Bias, CudaGraph, Family, Offload, Prefetch, RecomputeLayers, Reshard, Scope, Words,
 };
@@ -60,14 +60,20 @@ impl Document {
     }
 }
 
-/// Returns a plain value as JSON.
+/// Returns a value as JSON.
 fn json(value: &Value) -> Option<serde_json::Value> {
     Some(match &value.datum {
         Datum::Str(s) => s.as_str().into(),
         Datum::Int(_) => value.integer()?.into(),
         Datum::Float(x) => (*x).into(),
         Datum::Bool(b) => (*b).into(),
-        Datum::Date | Datum::Array(_) | Datum::Table(_) => return None,
+        Datum::Array(values) => values.iter().map(json).collect::<Option<Vec<_>>>()?.into(),
+        Datum::Table(entries) => {
+            let entry = |e: &Entry| Some((e.key.clone(), json(&e.value)?));
+            let fields: Option<serde_json::Map<_, _>> = entries.iter().map(entry).collect();
+            fields?.into()
+        }
+        Datum::Date => return None,
     })
 }
 
@@ -138,7 +144,10 @@ impl Setting for Family {
 impl Setting for Bias {
     fn of(value: &Value) -> Option<Self> {
         match value.str() {
-            Some(_) => Some(Self::Qkv),
+            Some("qkv") => Some(Self::Qkv),
+            Some("attention") => Some(Self::Attention),
+            Some("mlp") => Some(Self::Mlp),
+            Some(_) => None,
             None => bool::of(value).map(Self::from),
         }
     }

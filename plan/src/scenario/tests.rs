@@ -6,6 +6,7 @@ mod defaults;
 mod fuzz;
 mod huggingface;
 mod layers;
+mod public_models;
 mod shipped;
 
 use std::fs;
