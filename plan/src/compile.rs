@@ -24,7 +24,7 @@ pub(crate) mod tests;
 
 use crate::autodiff::{self, recompute::Recomputed};
 use crate::config::{CompileMode, MergeProjections, Scenario};
-use crate::ir::{Module, ModuleId, Param, ParamId};
+use crate::ir::{ModuleId, Param, ParamId};
 use crate::models::declare::{Blocks, Tree};
 use crate::models::flops::{self, Backward};
 use crate::models::{self, Declared, build};
@@ -51,13 +51,6 @@ pub struct Sharding<'a> {
     /// What is contiguous for a parameter and the next one; asked only for parameters that have a
     /// next one.
     pub adjacency: &'a dyn Fn(ParamId) -> WeightAdjacency,
-}
-
-/// Returns modules in pre-order and parameters in registration order, without building a graph.
-#[must_use]
-pub fn modules_and_params(scenario: &Scenario) -> (Vec<Module>, Vec<Param>) {
-    let tree = models::declare(scenario, scenario.model.layers).tree;
-    (tree.modules, tree.params)
 }
 
 /// Returns whether two parameters, the second registered after the first, are weights of layers

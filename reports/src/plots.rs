@@ -46,7 +46,7 @@ pub enum Key {
     Memory(usize),
     /// Exposed time.
     Exposed,
-    /// A hollow mark: what is not recommended.
+    /// A hollow mark, for points that are not recommended.
     Hollow,
     /// A solid line in the colour of text.
     Line,

@@ -149,7 +149,7 @@ fn tensor_parallel_all_reduces_cost_what_was_measured() {
         .map(|s| s.alone.us())
         .collect();
     // Two pairs of layers: each adds up its outputs in the forward pass. In the backward pass,
-    // the second pair adds up the gradients of its inputs; nobody asks for those of the first.
+    // the second pair adds up the gradients of its inputs. Those of the first are not needed.
     assert_eq!(of_the_model.len(), 3);
     for us in of_the_model {
         assert!((us - 19.62).abs() < 0.01, "{us} us");

@@ -1,7 +1,7 @@
 //! Tapes against measured allocations, closed forms, and each other.
 
 use super::tape::*;
-use super::{Sharding, WeightAdjacency, modules_and_params};
+use super::{Sharding, WeightAdjacency};
 use crate::config::*;
 use crate::ir::*;
 use crate::models;

@@ -96,21 +96,10 @@ fn number(range: Range) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::assert_page_is_current;
 
-    /// With `INSTA_UPDATE=always`, as for snapshots, the page is written.
     #[test]
     fn the_page_in_the_manual_is_current() {
-        let path = concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/../docs/reference/hardware-keys.md"
-        );
-        if std::env::var_os("INSTA_UPDATE").is_some_and(|v| v == "always") {
-            std::fs::write(path, reference()).unwrap();
-        }
-        let current = std::fs::read_to_string(path).is_ok_and(|page| page == reference());
-        assert!(
-            current,
-            "run: shardlab schema --hardware > docs/reference/hardware-keys.md"
-        );
+        assert_page_is_current(&reference(), "hardware-keys.md", "--hardware");
     }
 }

@@ -91,20 +91,9 @@ impl<'de> Deserializer<'de> for Plain<'de> {
         visitor.visit_some(self)
     }
 
-    fn deserialize_enum<V: Visitor<'de>>(
-        self,
-        name: &'static str,
-        variants: &'static [&'static str],
-        visitor: V,
-    ) -> Result<V::Value, Self::Error> {
-        let word = self.0.str().unwrap_or_default();
-        word.into_deserializer()
-            .deserialize_enum(name, variants, visitor)
-    }
-
     forward_to_deserialize_any! {
         bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit
-        unit_struct newtype_struct seq tuple tuple_struct map struct identifier ignored_any
+        unit_struct newtype_struct seq tuple tuple_struct map struct enum identifier ignored_any
     }
 }
 
