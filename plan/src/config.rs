@@ -7,6 +7,7 @@
 mod words;
 
 mod compile;
+mod decoder;
 mod fsdp;
 mod gate;
 mod lora;
@@ -14,10 +15,14 @@ mod mesh;
 mod model;
 pub(crate) mod pattern;
 mod precision;
+mod rope;
 mod train;
 
 use crate::ir::{AxisId, DeviceMesh};
 pub use compile::{Compile, CompileMode, CudaGraph, MergeProjections, Scope};
+pub use decoder::{
+    Activation, Head, LayerType, Norm, NormPosition, PackedQkv, PositionEmbedding, QkNorm, Residual,
+};
 pub use fsdp::{
     AllocatorKind, Fsdp, GradientSync, Offload, OuterStrategy, PolicyKind, Prefetch, Reshard,
     Strategy, UnitPattern, Units,
@@ -28,6 +33,7 @@ pub use lora::{Lora, LoraTargets};
 pub use mesh::Mesh;
 pub use model::{Bias, Family, Model, ModelOptions};
 pub use precision::Precision;
+pub use rope::{RopeScaling, RopeType};
 use serde::Serialize;
 pub use train::{Loss, LrSchedule, Optimizer, Recompute, RecomputeLayers, Train};
 pub(crate) use words::Words;

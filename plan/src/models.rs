@@ -6,10 +6,12 @@
 //! Everything after that (backward, saved tensors, recompute, fusion, lifetimes) is derived from
 //! the graph by `autodiff` and `compile`.
 
+mod activation;
 pub(crate) mod build;
 mod chunked;
 mod cnn;
 pub(crate) mod declare;
+mod decoder;
 mod encoder;
 pub(crate) mod flops;
 mod gpt2;
@@ -19,13 +21,17 @@ mod linear;
 mod llama;
 mod loss;
 mod rope;
+mod scaling;
 mod spec;
 #[cfg(test)]
 pub(crate) mod testing;
+mod windows;
 
-pub use hf::{Field, Given, HfType, Meaning};
+pub use hf::{BiasPart, Computed, Field, Fields, Given, HfType, Meaning};
 #[cfg(test)]
 pub(crate) use loss::mean_square;
+pub(crate) use scaling::PLACES as ROPE_SCALING_PLACES;
+pub use scaling::rope_scaling;
 pub use spec::{Defaults, Dimension, FamilySpec, Inputs, Mask};
 
 use crate::config::{Family, Scenario};
@@ -36,8 +42,11 @@ use build::Builder;
 use declare::{Declare, Tree};
 
 /// Specs of all families.
-const SPECS: [&FamilySpec; 6] = [
+const SPECS: [&FamilySpec; 9] = [
     &llama::SPEC,
+    &decoder::spec::SPEC,
+    &decoder::spec::BERT,
+    &decoder::spec::VIT,
     &gpt2::SPEC,
     &gpt_neox::SPEC,
     &encoder::SPEC,

@@ -24,6 +24,8 @@ pub enum Kind {
     NvlinkDomain,
     /// torch cannot capture what the scenario captures.
     FullIterationGraph,
+    /// The model's `config.json` says what no key expresses.
+    ModelFile,
 }
 
 /// A warning.
@@ -83,9 +85,16 @@ pub fn of(p: &Prediction) -> Vec<Warning> {
 #[must_use]
 pub fn located(p: &Prediction, path: &Path, overrides: &[String]) -> Vec<Warning> {
     let mut all = of(p);
+    // The scenario was loaded from the same texts, so this fails only if a file has changed since.
+    let notes = scenario::model_notes(path, overrides).unwrap_or_default();
+    all.extend(notes.into_iter().map(|message| Warning {
+        kind: Kind::ModelFile,
+        message,
+        key: Some("model.preset"),
+        place: None,
+        set: Vec::new(),
+    }));
     if all.iter().any(|w| w.key.is_some()) {
-        // The scenario was loaded from the same texts, so this fails only if a file has changed
-        // since.
         let places = scenario::places(path, overrides).unwrap_or_default();
         for warning in &mut all {
             warning.place = warning.key.and_then(|key| places.get(key).cloned());

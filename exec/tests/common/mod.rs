@@ -28,6 +28,17 @@ pub(crate) static LORA: Golden = Golden { name: "lora-tiny" };
 pub(crate) static LORA_QV: Golden = Golden {
     name: "lora-qv-tiny",
 };
+pub(crate) static GEMMA2: Golden = Golden {
+    name: "gemma2-tiny",
+};
+pub(crate) static GEMMA3: Golden = Golden {
+    name: "gemma3-tiny",
+};
+pub(crate) static OLMO2: Golden = Golden { name: "olmo2-tiny" };
+pub(crate) static PHI3: Golden = Golden { name: "phi3-tiny" };
+pub(crate) static MISTRAL: Golden = Golden {
+    name: "mistral-sliding",
+};
 
 /// Largest relative difference of losses and gradient norms.
 pub(crate) const TOLERANCE: f64 = 1e-4;

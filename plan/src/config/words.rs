@@ -38,6 +38,14 @@ macro_rules! words {
             }
         }
 
+        impl<'de> serde::Deserialize<'de> for $type {
+            fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+                let word = <String as serde::Deserialize>::deserialize(from)?;
+                let found = <Self as $crate::config::Words>::of_word(&word);
+                found.ok_or_else(|| serde::de::Error::unknown_variant(&word, Self::WORDS))
+            }
+        }
+
         impl serde::Serialize for $type {
             fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
                 to.serialize_str(self.name())

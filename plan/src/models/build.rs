@@ -8,7 +8,7 @@ use crate::config::{CompileMode, Lora, PolicyKind, Scenario};
 use crate::graph::{Graph, Root, ValueId};
 use crate::ir::{
     AxisId, CollectiveKind, Const, DType, ModelCollective, ModuleId, ModuleKind, OpKind, ParamId,
-    Real, op,
+    Real, ScoreMod, op,
 };
 use crate::recipes::{self, Recipe};
 use crate::units::Bytes;
@@ -238,8 +238,13 @@ impl<'s> Builder<'s> {
 
     pub(crate) fn rms_norm(&mut self, layer: Layer, x: ValueId) -> ValueId {
         let w = self.weight(layer);
+        self.rms_norm_by(layer.module(), x, w)
+    }
+
+    /// Normalizes the rows of `x` and multiplies them by `w`.
+    pub(crate) fn rms_norm_by(&mut self, module: ModuleId, x: ValueId, w: ValueId) -> ValueId {
         let eps = Real(self.s.model.norm_eps);
-        self.within(layer.module(), |s| {
+        self.within(module, |s| {
             let shape = s.g.value(x).shape.clone();
             let rows = s.g.value(x).rows();
             let kind = OpKind::RmsNorm(op::RmsNorm { eps });
@@ -249,8 +254,19 @@ impl<'s> Builder<'s> {
 
     pub(crate) fn layer_norm(&mut self, layer: Layer, x: ValueId) -> ValueId {
         let (w, b) = (self.weight(layer), self.bias(layer));
+        self.layer_norm_by(layer.module(), x, w, b)
+    }
+
+    /// Normalizes the rows of `x`, multiplies them by `w` and adds `b`.
+    pub(crate) fn layer_norm_by(
+        &mut self,
+        module: ModuleId,
+        x: ValueId,
+        w: ValueId,
+        b: Option<ValueId>,
+    ) -> ValueId {
         let eps = Real(self.s.model.norm_eps);
-        self.within(layer.module(), |s| {
+        self.within(module, |s| {
             let shape = s.g.value(x).shape.clone();
             let rows = [s.g.value(x).rows(), 1];
             let inputs: SmallVec<[ValueId; 3]> = [x, w].into_iter().chain(b).collect();
@@ -293,10 +309,27 @@ impl<'s> Builder<'s> {
         causal: bool,
         scale: f64,
     ) -> ValueId {
-        let kind = OpKind::Attention(op::Attention {
-            causal,
-            scale: Real(scale),
-        });
+        self.flex_attention(qkv, causal, scale, ScoreMod::NONE)
+    }
+
+    /// Applies [`Builder::attention`] with a factor for the scores, and changed scores.
+    pub(crate) fn flex_attention(
+        &mut self,
+        qkv: [ValueId; 3],
+        causal: bool,
+        scale: f64,
+        score_mod: ScoreMod,
+    ) -> ValueId {
+        let scale = Real(scale);
+        let kind = if score_mod == ScoreMod::NONE {
+            OpKind::Attention(op::Attention { causal, scale })
+        } else {
+            OpKind::FlexAttention(op::FlexAttention {
+                causal,
+                scale,
+                score_mod,
+            })
+        };
         // The native engine's compiled code lets the kernel write the layout that the next GEMM
         // reads.
         let by_rows = self.s.fsdp.policy == PolicyKind::Native && self.g.functional();

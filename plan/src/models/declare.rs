@@ -48,6 +48,8 @@ pub(crate) struct Tree {
     starts: Vec<(ModuleId, ParamId)>,
     /// Linear layers that can have an adapter.
     linears: Vec<Linear>,
+    /// Whether the code of all blocks is the same.
+    pub(crate) same_code: bool,
 }
 
 /// A linear layer that can have an adapter.
@@ -85,6 +87,9 @@ impl Tree {
         let [first, second, ..] = self.starts[..] else {
             return None;
         };
+        if !self.same_code {
+            return None;
+        }
         let blocks = Blocks {
             count: self.layers(),
             module: first.0.0,
@@ -249,6 +254,7 @@ impl Declare {
                 own: vec![[None, None]],
                 starts: Vec::new(),
                 linears: Vec::new(),
+                same_code: true,
             },
             weights,
             lora,
@@ -272,7 +278,7 @@ impl Declare {
         let above = &modules[parent.index()].path;
         let path = match above.as_str() {
             "" => name.to_owned(),
-            above => format!("{above}.{name}"),
+            above => [above, ".", name].concat(),
         };
         modules.push(Module {
             path,
@@ -390,14 +396,39 @@ impl Declare {
     pub(crate) fn norm(
         &mut self,
         parent: ModuleId,
-        (name, hf): Names<'_>,
+        names: Names<'_>,
         width: u64,
         bias: bool,
         order: Order,
     ) -> Layer {
+        self.norm_from(parent, names, width, bias, order, Init::Ones)
+    }
+
+    /// Declares a norm over the last dimension whose weight starts at these values.
+    pub(crate) fn norm_from(
+        &mut self,
+        parent: ModuleId,
+        (name, hf): Names<'_>,
+        width: u64,
+        bias: bool,
+        order: Order,
+        init: Init,
+    ) -> Layer {
         let module = self.module(parent, name, ModuleKind::Norm);
         let hf = self.hf_name(hf, false);
-        self.add(order, module, hf, &[width], bias, Some(Init::Ones))
+        self.add(order, module, hf, &[width], bias, Some(init))
+    }
+
+    /// Declares a weight of shape `[heads, width]` for norms of single heads.
+    pub(crate) fn head_norms(
+        &mut self,
+        parent: ModuleId,
+        (name, hf): Names<'_>,
+        shape: [u64; 2],
+    ) -> Layer {
+        let module = self.module(parent, name, ModuleKind::Norm);
+        let hf = self.hf_name(hf, false);
+        self.add(Order::Declared, module, hf, &shape, false, Some(Init::Ones))
     }
 
     /// Declares the output projection `output`, of shape `[out, in]`.
@@ -409,12 +440,23 @@ impl Declare {
     /// Declares the output projection of a language model, or that `table` is its weight.
     pub(crate) fn lm_head(&mut self, table: Layer, hf: &str, m: &Model) -> Layer {
         if !m.tie_embeddings {
-            return self.head(("output", hf), [m.vocab, m.hidden], false);
+            let bias = m.options.head_bias;
+            return self.head(("output", hf), [m.vocab, m.hidden], bias);
         }
         let head = self.module(ROOT, "output", ModuleKind::Head);
         let weight = self.tree.weight(table);
         self.tree.params[weight.index()].modules.push(head);
         self.tree.own[head.index()][0] = Some(weight);
+        if m.options.head_bias {
+            let bias = NewParam {
+                which: 1,
+                shape: smallvec![m.vocab],
+                placements: Placements::REPLICATED,
+                init: Init::Zeros,
+                hf: self.hf_name(hf, false),
+            };
+            self.param(head, bias);
+        }
         Layer(head)
     }
 
@@ -429,6 +471,11 @@ impl Declare {
     ) -> Layer {
         let hf = self.hf_name(hf, false);
         self.add(Order::Declared, module, hf, shape, bias, None)
+    }
+
+    /// States that blocks with equal modules differ in what they compute.
+    pub(crate) fn blocks_differ(&mut self) {
+        self.tree.same_code = false;
     }
 
     /// Returns the number of the block under declaration.
@@ -461,7 +508,7 @@ impl Declare {
 
     fn hf_name(&self, hf: &str, transposed: bool) -> Option<HfName> {
         (!hf.is_empty()).then(|| HfName {
-            module: format!("{}{hf}", self.hf_prefix),
+            module: [&self.hf_prefix, hf].concat(),
             transposed,
         })
     }
@@ -524,13 +571,15 @@ impl Declare {
                 init,
                 hf,
             };
-            self.param(p.module, new(0, shape, weight, p.hf.clone()));
             if p.bias {
-                let hf = p.hf.map(|hf| HfName {
+                let of_bias = p.hf.clone().map(|hf| HfName {
                     transposed: false,
                     ..hf
                 });
-                self.param(p.module, new(1, out, bias, hf));
+                self.param(p.module, new(0, shape, weight, p.hf));
+                self.param(p.module, new(1, out, bias, of_bias));
+            } else {
+                self.param(p.module, new(0, shape, weight, p.hf));
             }
         }
     }
@@ -540,7 +589,7 @@ impl Declare {
         let path = &self.tree.modules[module.index()].path;
         let leaf = ["weight", "bias"][new.which];
         self.tree.params.push(Param {
-            name: format!("{path}.{leaf}"),
+            name: [path, ".", leaf].concat(),
             modules: smallvec![module],
             shape: new.shape,
             placements: new.placements,

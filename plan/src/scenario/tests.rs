@@ -7,6 +7,7 @@ mod fuzz;
 mod huggingface;
 mod layers;
 mod lora;
+mod public_models;
 mod shipped;
 
 use std::fs;

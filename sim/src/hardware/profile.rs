@@ -436,6 +436,7 @@ impl AttentionRow {
             seq,
             head_dim,
             causal,
+            window: None,
         }
     }
 }
