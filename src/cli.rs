@@ -24,6 +24,7 @@ mod output;
 mod parallel_sizes;
 mod plan;
 mod progress;
+mod reference;
 mod report;
 mod runs;
 mod scenarios;
@@ -103,7 +104,7 @@ enum Command {
     Dash(dash::Args),
     /// List the shipped scenarios and hardware profiles
     Scenarios(scenarios::Args),
-    /// Print the JSON Schema of scenario files
+    /// Print the JSON Schema of scenario files, or a page of the reference
     Schema(schema::Args),
     /// Print a completion script for a shell
     Completions(completions::Args),
@@ -171,7 +172,7 @@ fn run(command: &Command, out: &mut Out) -> Result<Status, Failure> {
         #[cfg(feature = "dash")]
         Command::Dash(args) => dash::run(args, out),
         Command::Scenarios(args) => scenarios::run(args, out),
-        Command::Schema(args) => schema::run(args, out),
+        Command::Schema(args) => schema::run(args, Cli::command(), out),
         Command::Completions(args) => completions::run(args, Cli::command(), out),
     }
 }

@@ -15,8 +15,9 @@ def goldens():
             folder = ROOT / "tests/goldens" / name
             theirs = json.loads((folder / "reference.json").read_text())
             # The reference's batch, whatever the number of ranks.
-            sets = [*fit(world), f"train.micro_batch={8 // world}"]
-            code, run, err, s = train(name, "--init", folder, "--data", folder / "tokens.bin", sets=sets, timeout=90)
+            sets = [*fit(world), f"train.micro_batch={theirs['B'] // world}"]
+            adapter = ["--adapter", folder] if (folder / "adapter_config.json").exists() else []
+            code, run, err, s = train(name, "--init", folder, *adapter, "--data", folder / "tokens.bin", sets=sets, timeout=90)
             if code:
                 return row("goldens", f"{name} on {world}", False, last_line(err))
             losses = worst(run["losses"], theirs["losses"])
@@ -27,11 +28,11 @@ def goldens():
             row("goldens", f"{name} on {world}", ok, f"losses {losses:.1e}, norms {norms:.1e}, weights {weights:.1e}, {s:.1f} s")
         return job
     worlds = sorted({1, min(2, gpus()), min(4, gpus())})
-    together([case(n, w) for n in ("llama-tiny", "gpt2-tiny", "qwen3-tiny") for w in worlds], 1 if CPU else AT_ONCE)
+    together([case(n, w) for n in ("llama-tiny", "gpt2-tiny", "qwen3-tiny", "lora-tiny") for w in worlds], 1 if CPU else AT_ONCE)
 
 
 SMALL = ["small-native", "small-fsdp2", "small-megatron", "small-regions", "small-blocks", "small-merged", "small-engines", "small-pointwise", "small-full", "small-next-step", "small-in-backward", "small-summed", "small-fused", "small-scopes", "small-iteration",
-         "small-recompute", "small-accumulation", "small-no-sync", "small-double-buffer", "small-units", "small-frozen",
+         "small-recompute", "small-accumulation", "small-no-sync", "small-double-buffer", "small-units", "small-frozen", "small-lora", "small-lora-fsdp2",
          "small-zero1", "small-zero2", "small-ddp", "small-gpt2", "small-qwen3", "small-moe", "small-encoder", "small-linear", "small-cnn", "small-offload"]
 # These also run in bf16, the policies on two ranks as well; a rehearsal runs the last ones alone.
 BF16 = ["small-native", "small-fsdp2", "small-megatron", "small-regions", "small-blocks", "small-merged", "small-engines", "small-pointwise", "small-full", "small-next-step", "small-in-backward", "small-summed", "small-fused", "small-no-sync", "small-qwen3", "small-moe", "small-cnn"]

@@ -1,5 +1,6 @@
 //! Training around the engine: the layout of state, its initialization, data, and checkpoints.
 
+pub mod adapter;
 pub mod checkpoint;
 pub mod data;
 mod error;
@@ -14,6 +15,7 @@ pub mod state;
 mod tensor_file;
 #[cfg(test)]
 mod testing;
+mod weights;
 
 pub use data::{DataError, Feed, TokenWidth, Tokens, tokenizer_next_to};
 pub use error::TrainError;

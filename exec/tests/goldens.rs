@@ -7,7 +7,8 @@
 mod common;
 
 use common::{
-    GPT_NEOX, GPT2, GRANITE, Golden, LLAMA, MIXTRAL, MIXTRAL_AUX, QWEN2_MOE, QWEN3, QWEN3_MOE,
+    GEMMA2, GEMMA3, GPT_NEOX, GPT2, GRANITE, Golden, LLAMA, LORA, LORA_QV, MISTRAL, MIXTRAL, MIXTRAL_AUX,
+    OLMO2, PHI3, QWEN2_MOE, QWEN3, QWEN3_MOE,
 };
 
 /// Steps of a run that tests a combination only.
@@ -127,24 +128,90 @@ fn family(golden: &Golden) {
             "compile.mode=blocks",
             "train.recompute=selective",
         ],
-        &[
-            "train.loss=chunked",
-            "compile.mode=regions",
-            "train.recompute=pointwise",
-        ],
+        &["compile.mode=regions", "train.recompute=pointwise"],
     ] {
         golden.matches(set, FEW);
     }
 }
 
+/// As [`family`], and with a chunked loss, which has no soft limit of logits.
+fn family_with_chunks(golden: &Golden) {
+    family(golden);
+    golden.matches(&["train.loss=chunked", "compile.mode=regions"], FEW);
+}
+
 #[test]
 fn gpt_neox_of_transformers() {
-    family(&GPT_NEOX);
+    family_with_chunks(&GPT_NEOX);
 }
 
 #[test]
 fn granite_of_transformers() {
-    family(&GRANITE);
+    family_with_chunks(&GRANITE);
+}
+
+/// Soft limits, a window in every second layer, norms before and after, factors of 1 + weight.
+#[test]
+fn gemma2_of_transformers() {
+    family(&GEMMA2);
+}
+
+/// Windows with a rotary base of their own, and norms of queries and keys.
+#[test]
+fn gemma3_of_transformers() {
+    family_with_chunks(&GEMMA3);
+}
+
+/// Norms of what is added, and of all queries or keys together.
+#[test]
+fn olmo2_of_transformers() {
+    family_with_chunks(&OLMO2);
+}
+
+/// Packed projections.
+#[test]
+fn phi3_of_transformers() {
+    family_with_chunks(&PHI3);
+}
+
+/// A window in every layer.
+#[test]
+fn mistral_of_transformers() {
+    family_with_chunks(&MISTRAL);
+}
+
+/// Runs of PEFT: adapters have gradients, everything else stays as it is.
+#[test]
+fn adapters_of_peft() {
+    family(&LORA);
+    family(&LORA_QV);
+    for set in [
+        &[
+            "fsdp.strategy=no_shard",
+            "train.grad_accum=2",
+            "train.micro_batch=2",
+        ][..],
+        &[
+            "fsdp.policy=megatron",
+            "fsdp.strategy=optim_grads",
+            "mesh.dp_shard=2",
+            "train.micro_batch=2",
+        ],
+        &[
+            "compile.mode=full",
+            "mesh.dp_shard=2",
+            "train.micro_batch=2",
+        ],
+        &[
+            "mesh.dp_shard=2",
+            "mesh.dp_outer=2",
+            "train.micro_batch=1",
+            "fsdp.policy=fsdp2",
+        ],
+        &["compile.cuda_graph=[\"block\"]", "compile.mode=blocks"],
+    ] {
+        LORA.matches(set, FEW);
+    }
 }
 
 #[test]

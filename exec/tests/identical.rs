@@ -97,6 +97,23 @@ fn biases_of_some_layers_end_with_the_same_values() {
     same("llama-tiny", base, &EACH);
 }
 
+/// Which operations selective recompute keeps changes nothing.
+#[test]
+fn recompute_of_some_operations_ends_with_the_same_weights() {
+    let selective = "train.recompute=selective";
+    for base in [&["fsdp.policy=native"][..], &["fsdp.policy=fsdp2"]] {
+        let sets: [&[&str]; 3] = [
+            &[selective],
+            &[selective, "train.recompute_nth_matmul=2"],
+            &[
+                selective,
+                "train.recompute_save=[\"attention\", \"rms_norm\"]",
+            ],
+        ];
+        same("llama-tiny", base, &sets);
+    }
+}
+
 /// Recomputing some blocks changes nothing, under every policy and mode.
 #[test]
 fn recompute_of_some_blocks_ends_with_the_same_weights() {

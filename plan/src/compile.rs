@@ -24,7 +24,7 @@ pub(crate) mod tests;
 
 use crate::autodiff::{self, recompute::Recomputed};
 use crate::config::{CompileMode, MergeProjections, Scenario};
-use crate::ir::{Module, ModuleId, Param, ParamId};
+use crate::ir::{ModuleId, Param, ParamId};
 use crate::models::declare::{Blocks, Tree};
 use crate::models::flops::{self, Backward};
 use crate::models::{self, Declared, build};
@@ -53,13 +53,6 @@ pub struct Sharding<'a> {
     pub adjacency: &'a dyn Fn(ParamId) -> WeightAdjacency,
 }
 
-/// Returns modules in pre-order and parameters in registration order, without building a graph.
-#[must_use]
-pub fn modules_and_params(scenario: &Scenario) -> (Vec<Module>, Vec<Param>) {
-    let tree = models::declare(scenario, scenario.model.layers).tree;
-    (tree.modules, tree.params)
-}
-
 /// Returns whether two parameters, the second registered after the first, are weights of layers
 /// that `which` would merge if they were contiguous. Whether the layers really read one input
 /// depends on the graph.
@@ -75,23 +68,26 @@ pub fn mergeable(a: &Param, b: &Param, which: MergeProjections) -> bool {
         MergeProjections::Qkv => &[&ATTENTION],
         MergeProjections::Gradients | MergeProjections::All => &[&ATTENTION, &MLP],
     };
-    let stem =
-        |p: &Param, of: &str| Some(p.name.strip_suffix(".weight")?.strip_suffix(of)?.to_owned());
     pairs.iter().copied().flatten().any(|&(first, second)| {
         let (x, y) = (stem(a, first), stem(b, second));
         x.is_some() && x == y
     })
 }
 
-/// Builds the tape of one micro-batch.
+/// Returns the path of the module that contains a layer called `layer`, if the parameter is the
+/// weight of one.
+fn stem<'p>(p: &'p Param, layer: &str) -> Option<&'p str> {
+    p.name.strip_suffix(".weight")?.strip_suffix(layer)
+}
+
+/// Builds the tape of one micro-batch of a scenario's declared model.
 ///
 /// The boundaries of units break compiled regions (`compile.mode = "regions"`), and leaves inside a
 /// block are entered and left on the tape only if they are units. The loss is entered after the
 /// root has been left, since it is computed outside the model. An operand may extend beyond the end
 /// of its parameter into contiguous parameters after it.
 #[must_use]
-pub fn tape(scenario: &Scenario, sharding: Sharding<'_>) -> Tape {
-    let model = models::declare(scenario, scenario.model.layers);
+pub(crate) fn tape(scenario: &Scenario, model: Declared, sharding: Sharding<'_>) -> Tape {
     let eager;
     let scenario = if frames_are_skipped(scenario, &model.tree, sharding.is_unit) {
         eager = with_mode(scenario, CompileMode::Off);
@@ -159,13 +155,16 @@ fn repeat(scenario: &Scenario, tree: &Tree, sharding: Sharding<'_>) -> Option<Ta
     expand::expand(&small, blocks, layers)
 }
 
-/// Returns whether all blocks are built alike: none is frozen, all or none are recomputed, the same
-/// modules of each are units, and the same parameters are contiguous.
+/// Returns whether all blocks are built alike: no glob freezes some, all or none are recomputed,
+/// the same modules of each are units, the same parameters are trained, and the same are
+/// contiguous.
 fn alike(scenario: &Scenario, tree: &Tree, b: Blocks, sharding: Sharding<'_>) -> bool {
     let unit = |l: u32, m: u32| (sharding.is_unit)(ModuleId(b.module + l * b.modules + m));
     // A block's last parameter is followed by another block's, which never matters.
     let near = |l: u32, p: u32| (sharding.adjacency)(ParamId(b.param + l * b.params + p));
+    let trained = |l: u32, p: u32| tree.params[(b.param + l * b.params + p) as usize].requires_grad;
     scenario.fsdp.frozen.is_empty()
+        && (0..b.params).all(|p| (1..b.count).all(|l| trained(l, p) == trained(0, p)))
         && Recomputed::new(&scenario.train, &tree.modules).is_uniform()
         && (0..b.modules).all(|m| (1..b.count).all(|l| unit(l, m) == unit(0, m)))
         && (1..b.params).all(|p| (1..b.count).all(|l| near(l, p - 1) == near(0, p - 1)))
@@ -189,9 +188,15 @@ fn full(scenario: &Scenario, model: Declared, sharding: Sharding<'_>) -> Tape {
     finish(m.tree, tape, (m.model_flops, m.tokens))
 }
 
-/// Finishes a tape of repeated blocks: only those of models without frozen parameters are alike.
+/// Finishes a tape of repeated blocks.
 fn finish_repeated(scenario: &Scenario, tree: Tree, tape: Tape) -> Tape {
-    let figures = flops::model_flops(scenario, &tree, &Backward::whole(&tree));
+    let figures = if tree.params.iter().all(|p| p.requires_grad) {
+        flops::model_flops(scenario, &tree, &Backward::whole(&tree))
+    } else {
+        // What runs backward follows from the forward graph of the whole model.
+        let m = models::graph(scenario);
+        (m.model_flops, m.tokens)
+    };
     finish(tree, tape, figures)
 }
 

@@ -8,25 +8,34 @@ mod words;
 
 mod compile;
 mod experts;
+mod decoder;
 mod fsdp;
 mod gate;
+mod lora;
 mod mesh;
 mod model;
 pub(crate) mod pattern;
 mod precision;
+mod rope;
 mod train;
 
 use crate::ir::{AxisId, DeviceMesh};
 pub use compile::{Compile, CompileMode, CudaGraph, MergeProjections, Scope};
 pub use experts::{AuxLoss, Experts, Router};
+pub use decoder::{
+    Activation, Head, LayerType, Norm, NormPosition, PackedQkv, PositionEmbedding, QkNorm, Residual,
+};
 pub use fsdp::{
     AllocatorKind, Fsdp, GradientSync, Offload, OuterStrategy, PolicyKind, Prefetch, Reshard,
     Strategy, UnitPattern, Units,
 };
 pub use gate::{Gate, GatePreset, GateProgram};
+pub(crate) use lora::targets;
+pub use lora::{Lora, LoraTargets};
 pub use mesh::Mesh;
 pub use model::{Bias, Family, Model, ModelOptions};
 pub use precision::Precision;
+pub use rope::{RopeScaling, RopeType};
 use serde::Serialize;
 pub use train::{Loss, LrSchedule, Optimizer, Recompute, RecomputeLayers, Train};
 pub(crate) use words::Words;
@@ -40,6 +49,9 @@ pub struct Scenario {
     pub about: String,
     /// `[model]`
     pub model: Model,
+    /// `[lora]`; `None` without adapters.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lora: Option<Lora>,
     /// `[train]`
     pub train: Train,
     /// `[mesh]`

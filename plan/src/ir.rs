@@ -20,7 +20,7 @@ mod shard_op;
 mod storage;
 pub(crate) mod strides;
 
-pub use attention::AttentionShape;
+pub use attention::{AttentionShape, ScoreMod, alibi_slope};
 pub use buffer::{Access, Buffer, Holds, Pool, Role};
 pub use collective::{
     Collective, CollectiveKind, CopyDesc, CopyKind, ModelCollective, Part, ReduceOp,

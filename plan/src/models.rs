@@ -6,10 +6,12 @@
 //! Everything after that (backward, saved tensors, recompute, fusion, lifetimes) is derived from
 //! the graph by `autodiff` and `compile`.
 
+mod activation;
 pub(crate) mod build;
 mod chunked;
 mod cnn;
 pub(crate) mod declare;
+mod decoder;
 mod encoder;
 pub(crate) mod flops;
 mod gpt2;
@@ -20,13 +22,17 @@ mod llama;
 mod loss;
 mod moe;
 mod rope;
+mod scaling;
 mod spec;
 #[cfg(test)]
 pub(crate) mod testing;
+mod windows;
 
-pub use hf::{Field, Given, HfType, Meaning};
+pub use hf::{BiasPart, Computed, Field, Fields, Given, HfType, Meaning, changes_training};
 #[cfg(test)]
 pub(crate) use loss::mean_square;
+pub(crate) use scaling::PLACES as ROPE_SCALING_PLACES;
+pub use scaling::rope_scaling;
 pub use spec::{Defaults, Dimension, FamilySpec, Inputs, Mask};
 
 use crate::config::{Family, Model, Scenario};
@@ -37,9 +43,12 @@ use build::Builder;
 use declare::{Declare, Tree};
 
 /// Specs of all families.
-const SPECS: [&FamilySpec; 7] = [
+const SPECS: [&FamilySpec; 10] = [
     &llama::SPEC,
+    &decoder::spec::SPEC,
     &moe::SPEC,
+    &decoder::spec::BERT,
+    &decoder::spec::VIT,
     &gpt2::SPEC,
     &gpt_neox::SPEC,
     &encoder::SPEC,
@@ -125,9 +134,12 @@ pub(crate) fn declare(s: &Scenario, layers: u32) -> Declared {
     let spec = s.model.family.spec();
     let mut model = s.model.clone();
     model.layers = layers;
-    let mut d = Declare::new(spec.weights, s.device_mesh());
+    let mut d = Declare::new(spec.weights, s.lora.clone(), s.device_mesh());
     let code = (spec.declare)(&mut d, &model);
     let mut tree = d.finish();
+    if s.lora.is_some() {
+        tree.freeze_base();
+    }
     tree.freeze(&s.fsdp.frozen);
     Declared { tree, code }
 }

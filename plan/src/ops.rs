@@ -28,7 +28,7 @@ pub(crate) use vjp::sum_to;
 pub use vjp::{Contributions, Vjp};
 
 use crate::ir::op::match_op;
-use crate::ir::{DType, KernelClass, OpKind};
+use crate::ir::{DType, KernelClass, OpKind, op};
 
 /// How fusion may treat an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,6 +109,19 @@ pub trait OpDef {
     fn takes_strides(&self) -> bool {
         self.fusion() == Fusion::Pointwise
     }
+}
+
+/// Returns the names of the operations of forward passes.
+pub(crate) fn forward_names() -> impl Iterator<Item = &'static str> {
+    let bias = OpKind::Gemm(op::Gemm {
+        ta: false,
+        tb: true,
+        bias: true,
+        accumulate: false,
+    });
+    let all = OpKind::ALL.iter().copied().chain([bias]);
+    all.filter(|kind| !kind.def().is_backward() && !matches!(kind, OpKind::Shard(_)))
+        .map(|kind| kind.def().name())
 }
 
 impl OpKind {

@@ -287,7 +287,32 @@ pub struct Program {
     pub placement: crate::memory::Placement,
 }
 
+/// Numbers of parameters of a model, whole ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct ParameterCount {
+    /// All.
+    pub total: u64,
+    /// Those that one token uses.
+    pub active: u64,
+    /// Those that are trained.
+    pub trainable: u64,
+}
+
 impl Program {
+    /// Counts the model's parameters.
+    #[must_use]
+    pub fn parameter_count(&self) -> ParameterCount {
+        let count = |trained: bool| -> u64 {
+            let params = self.params.iter().filter(|p| p.requires_grad || !trained);
+            params.map(|p| p.full_numel(&self.meta.mesh)).sum()
+        };
+        ParameterCount {
+            total: count(false),
+            active: count(false),
+            trainable: count(true),
+        }
+    }
+
     /// Returns the section of a kind, if the program has it.
     #[must_use]
     pub fn section(&self, kind: SectionKind) -> Option<&Section> {

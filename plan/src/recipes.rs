@@ -37,6 +37,8 @@ pub(crate) struct ParamTypes {
     pub(crate) compute: DType,
     /// The optimizer's weight; `None` if the optimizer updates the compute weight.
     pub(crate) main: Option<DType>,
+    /// The shard of a weight that is not trained, where a policy keeps it in a type of its own.
+    pub(crate) frozen: Option<DType>,
     /// The gradient between micro-batches.
     pub(crate) grads: DType,
     /// The gradient in reductions over the inner axis (policies fsdp2 and megatron: over both).
@@ -49,6 +51,12 @@ impl ParamTypes {
     /// Returns the type of torch's sharded parameters and of their gradients.
     pub(crate) fn stored(self) -> DType {
         self.main.unwrap_or(self.compute)
+    }
+
+    /// Returns the type of the shard of torch's sharded parameter.
+    pub(crate) fn shard(self, p: &Param) -> DType {
+        let frozen = self.frozen.filter(|_| !p.requires_grad);
+        frozen.unwrap_or(self.stored())
     }
 }
 

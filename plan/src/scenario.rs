@@ -79,6 +79,17 @@ pub fn places(
     Ok(load::document(path, overrides)?.places())
 }
 
+/// Returns what the model's `config.json` says that no key expresses, one sentence each: fields
+/// that are not used, quantization, numbers that JSON does not have.
+///
+/// # Errors
+/// As [`load`], without the check of combinations.
+pub fn model_notes(path: &Path, overrides: &[String]) -> Result<Vec<String>, ScenarioError> {
+    let mut document = load::document(path, overrides)?;
+    presets::fill(&mut document)?;
+    Ok(document.notes)
+}
+
 /// As [`load`], from a text. `name` is the scenario's name (or `NAME.toml`) and stands in errors;
 /// `extends` is refused.
 ///

@@ -4,6 +4,7 @@ use super::misaligned::{Misaligned, aligned_mesh};
 use super::shapes;
 use crate::predict::Prediction;
 use serde::{Serialize, Serializer};
+use shardlab_plan::config::{CudaGraph, PolicyKind};
 use shardlab_plan::scenario::{self, Position};
 use std::fmt;
 use std::path::Path;
@@ -21,6 +22,10 @@ pub enum Kind {
     MisalignedCollectives,
     /// Nodes have more GPUs than NVLink connects.
     NvlinkDomain,
+    /// torch cannot capture what the scenario captures.
+    FullIterationGraph,
+    /// The model's `config.json` says what no key expresses.
+    ModelFile,
 }
 
 /// A warning.
@@ -71,6 +76,7 @@ pub fn of(p: &Prediction) -> Vec<Warning> {
         .collect();
     all.extend(misaligned(p));
     all.extend(nvlink_domain(p));
+    all.extend(full_iteration(p));
     all
 }
 
@@ -79,9 +85,16 @@ pub fn of(p: &Prediction) -> Vec<Warning> {
 #[must_use]
 pub fn located(p: &Prediction, path: &Path, overrides: &[String]) -> Vec<Warning> {
     let mut all = of(p);
+    // The scenario was loaded from the same texts, so this fails only if a file has changed since.
+    let notes = scenario::model_notes(path, overrides).unwrap_or_default();
+    all.extend(notes.into_iter().map(|message| Warning {
+        kind: Kind::ModelFile,
+        message,
+        key: Some("model.preset"),
+        place: None,
+        set: Vec::new(),
+    }));
     if all.iter().any(|w| w.key.is_some()) {
-        // The scenario was loaded from the same texts, so this fails only if a file has changed
-        // since.
         let places = scenario::places(path, overrides).unwrap_or_default();
         for warning in &mut all {
             warning.place = warning.key.and_then(|key| places.get(key).cloned());
@@ -106,6 +119,22 @@ fn nvlink_domain(p: &Prediction) -> Option<Warning> {
         key: Some("mesh.gpus_per_node"),
         place: None,
         set: Vec::new(),
+    })
+}
+
+/// Warns if whole steps of torch's `fully_shard` are captured: the program is sound, and runs here,
+/// but torch itself cannot capture it (pytorch/pytorch#164264).
+fn full_iteration(p: &Prediction) -> Option<Warning> {
+    let s = &p.scenario;
+    let captured = s.compile.cuda_graph == CudaGraph::FullIteration;
+    (captured && s.fsdp.policy == PolicyKind::Fsdp2).then(|| Warning {
+        kind: Kind::FullIterationGraph,
+        message: "torch cannot capture whole iterations of `fully_shard`, whose hooks allocate and wait for events \
+                  of the host (pytorch/pytorch#164264): the prediction is that of a step that could be captured"
+            .to_owned(),
+        key: Some("compile.cuda_graph"),
+        place: None,
+        set: vec!["compile.cuda_graph=off".to_owned()],
     })
 }
 
@@ -137,8 +166,25 @@ mod tests {
         let options = shardlab_sim::Options::default();
         let p = predict(&scenario, &Profiles::default(), &options).unwrap();
         let mut all = located(&p, path, &overrides);
-        all.retain(|w| w.kind == Kind::NvlinkDomain);
+        all.retain(|w| matches!(w.kind, Kind::NvlinkDomain | Kind::FullIterationGraph));
         all
+    }
+
+    #[test]
+    fn graphs_that_torch_cannot_capture_are_named() {
+        let set = "compile.cuda_graph=full_iteration";
+        let found = of(&[set]);
+        let [warning] = &found[..] else {
+            panic!("{found:?}")
+        };
+        assert!(
+            warning.to_string().starts_with("--set compile.cuda_graph="),
+            "{warning}"
+        );
+        assert_eq!(warning.set, ["compile.cuda_graph=off"]);
+        // Other engines can capture their steps.
+        assert_eq!(of(&[set, "fsdp.policy=native"]), []);
+        assert_eq!(of(&[]), []);
     }
 
     #[test]

@@ -52,7 +52,11 @@ pub(super) struct Args {
     /// gpt2)
     #[arg(long, value_name = "DIR")]
     init: Option<PathBuf>,
-    /// Write the final weights to a Hugging Face folder
+    /// Start from the adapters in a PEFT folder (adapter_config.json and
+    /// adapter_model.safetensors; scenarios with lora.r)
+    #[arg(long, value_name = "DIR")]
+    adapter: Option<PathBuf>,
+    /// Write the final weights to a Hugging Face folder, or the adapters to a PEFT folder
     #[arg(long, value_name = "DIR")]
     export: Option<PathBuf>,
     /// Train on a file of tokens (.bin: uint16) or a text file, whose tokens come from the
@@ -182,6 +186,7 @@ impl Args {
             ("steps", format!("{:?}", o.steps)),
             ("seed", format!("{:?}", o.seed)),
             ("init", o.init.is_some().to_string()),
+            ("adapter", o.adapter.is_some().to_string()),
             ("export", o.export.is_some().to_string()),
             (
                 "data",
@@ -212,6 +217,7 @@ impl Args {
             steps: self.steps,
             seed: self.seed,
             init: self.init.clone(),
+            adapter: self.adapter.clone(),
             export: self.export.clone(),
             tokens: self.tokens()?,
             checkpoints: self.checkpoints(scenario),

@@ -14,6 +14,7 @@ use crate::predict::{Fit, Prediction, TIGHT, predict};
 use crate::trace;
 use serde::Serialize;
 use shardlab_plan::Scenario;
+use shardlab_plan::program::ParameterCount;
 use shardlab_plan::record::Summary;
 use shardlab_plan::scenario::BatchUnit;
 use shardlab_plan::units::{ByteUnit, Bytes};
@@ -248,6 +249,8 @@ fn comparison(lines: &[Line]) -> Table {
 struct Object {
     #[serde(flatten)]
     summary: Summary,
+    /// Numbers of parameters.
+    parameters: ParameterCount,
     /// `yes`, `tight`, `no` or `?`.
     fits: &'static str,
     /// Bytes by unit at the peak.
@@ -272,6 +275,7 @@ impl Object {
         summary.memory.at.insert("unit_name", unit.as_str().into());
         Self {
             summary,
+            parameters: p.program.parameter_count(),
             fits: p.fit.word(),
             memory_by_unit: p
                 .run

@@ -1,5 +1,6 @@
 //! End-to-end tests through the binary.
 
+mod adapters;
 mod analysis;
 mod bad_input;
 mod calibrate;

@@ -151,6 +151,7 @@ pub(super) fn attention(budget: Duration) -> Vec<AttentionRows> {
                     seq,
                     head_dim,
                     causal: false,
+                    window: None,
                 });
             }
         }
@@ -220,6 +221,7 @@ mod tests {
                 seq,
                 head_dim,
                 causal: true,
+                window: None,
             };
             attend(shape, DType::F32, backward, Duration::ZERO)
         };

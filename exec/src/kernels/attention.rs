@@ -5,14 +5,14 @@
 
 use super::error::OperandError;
 use super::gemm::{Mat, multiply};
-use super::math::{LANES, exp, max, sum1, sum2};
+use super::math::{LANES, exp, max, sum1, sum2, tanh};
 use super::operands::{Operands, dims, same};
 use super::parallel;
 use super::scratch::Scratch;
 use super::strides;
 use super::view::View;
 use super::wide::wide;
-use shardlab_plan::ir::{AttentionShape, DType};
+use shardlab_plan::ir::{AttentionShape, DType, ScoreMod, alibi_slope};
 use std::ops::Range;
 
 /// Number of query rows of a block.
@@ -52,6 +52,29 @@ wide! {
             }
         }
         row[used..].fill(0.0);
+    }
+
+    /// Scales scores, limits them softly unless `cap` is 0, and adds `slope` times the distance
+    /// from the query, which is `query` positions after the row's first key, to the key. `factor`
+    /// becomes the derivative of a changed score by the scaled one.
+    fn modify(row: &mut [f32], factor: &mut [f32], query: f32, scale: f32, cap: f32, slope: f32) {
+        for (j, (s, f)) in row.iter_mut().zip(factor).enumerate() {
+            *s *= scale;
+            *f = 1.0;
+            if cap != 0.0 {
+                let t = tanh(*s / cap);
+                *s = cap * t;
+                *f = 1.0 - t * t;
+            }
+            *s += slope * (j as f32 - query);
+        }
+    }
+
+    /// Multiplies numbers by others.
+    fn multiply_by(x: &mut [f32], by: &[f32]) {
+        for (x, by) in x.iter_mut().zip(by) {
+            *x *= by;
+        }
     }
 
     /// Computes the dot products of the rows of two matrices of `d` columns.
@@ -139,11 +162,67 @@ struct Geometry {
     kv: usize,
     seq: usize,
     d: usize,
-    causal: bool,
+    kind: Kind,
 }
 
-impl From<AttentionShape> for Geometry {
-    fn from(s: AttentionShape) -> Self {
+/// What attention computes.
+#[derive(Clone, Copy)]
+pub(super) struct Kind {
+    pub(super) causal: bool,
+    pub(super) scale: f32,
+    pub(super) score_mod: ScoreMod,
+}
+
+impl Kind {
+    /// Returns the window; all positions if there is none.
+    fn window(self) -> usize {
+        match self.score_mod.window {
+            0 => usize::MAX,
+            window => window as usize,
+        }
+    }
+
+    /// Returns the factor of scores that are left when they have been changed.
+    fn rest(self) -> f32 {
+        if self.changes() { 1.0 } else { self.scale }
+    }
+
+    /// Returns whether scores are more than scaled.
+    fn changes(self) -> bool {
+        self.score_mod.softcap.0 != 0.0 || self.score_mod.alibi
+    }
+
+    /// Changes the scores of a query of a head with the keys from `start` on.
+    fn modify(
+        self,
+        row: &mut [f32],
+        factor: &mut [f32],
+        g: Geometry,
+        h: usize,
+        query: usize,
+        start: usize,
+    ) {
+        if !self.changes() {
+            return;
+        }
+        let slope = match self.score_mod.alibi {
+            true => alibi_slope(h as u64, g.heads as u64) as f32,
+            false => 0.0,
+        };
+        let cap = self.score_mod.softcap.0 as f32;
+        modify(
+            row,
+            factor,
+            query as f32 - start as f32,
+            self.scale,
+            cap,
+            slope,
+        );
+    }
+}
+
+impl Geometry {
+    fn of(s: AttentionShape, kind: Kind) -> Self {
         let [batch, heads, seq, d] = s.queries().map(|n| n as usize);
         Self {
             batch,
@@ -151,7 +230,7 @@ impl From<AttentionShape> for Geometry {
             kv: s.kv_heads as usize,
             seq,
             d,
-            causal: s.causal,
+            kind,
         }
     }
 }
@@ -167,27 +246,40 @@ impl Geometry {
         if all < PARALLEL { groups } else { 1 }
     }
 
-    fn new(q: &Heads, k: &Heads, v: &Heads, causal: bool) -> Result<Self, OperandError> {
+    fn new(q: &Heads, k: &Heads, v: &Heads, kind: Kind) -> Result<Self, OperandError> {
         v.like(k)?;
         let [of_q, of_k] = [q, k].map(|x| x.shape.map(|n| n as u64));
-        let shape = AttentionShape::of(&of_q, &of_k, causal).ok_or_else(|| {
+        let shape = AttentionShape::of(&of_q, &of_k, kind.causal).ok_or_else(|| {
             OperandError::Shape(format!("queries {:?} with keys {:?}", q.shape, k.shape))
         })?;
-        Ok(shape.into())
+        Ok(Self::of(shape, kind))
     }
 
-    /// Returns the blocks of query rows: first row, number of rows, and how many keys the last row
-    /// sees.
-    fn blocks(self) -> impl Iterator<Item = (usize, usize, usize)> {
+    /// Returns the blocks of query rows: first row, number of rows, and the keys that these rows
+    /// see.
+    fn blocks(self) -> impl Iterator<Item = (usize, usize, Range<usize>)> {
         (0..self.seq).step_by(ROWS).map(move |from| {
             let n = ROWS.min(self.seq - from);
-            (from, n, if self.causal { from + n } else { self.seq })
+            (from, n, self.seen(from).start..self.seen(from + n - 1).end)
         })
     }
 
-    /// Returns how many keys the `i`-th row of a block sees.
-    fn seen(self, row: usize) -> usize {
-        if self.causal { row + 1 } else { self.seq }
+    /// Returns the keys that a row sees.
+    fn seen(self, row: usize) -> Range<usize> {
+        let window = self.kind.window();
+        let end = match self.kind.causal {
+            true => row + 1,
+            false => self.seq.min(row.saturating_add(window)),
+        };
+        (row + 1).saturating_sub(window)..end
+    }
+}
+
+/// Returns the rows of a matrix from `start` on.
+fn from_row(m: &Mat, start: usize) -> Mat {
+    Mat {
+        ptr: m.ptr.wrapping_add(start * m.row),
+        ..*m
     }
 }
 
@@ -207,7 +299,7 @@ fn statistics(view: &View, shape: [usize; 3], g: Geometry) -> Result<usize, Oper
 }
 
 /// Computes `q, k, v -> out, lse[, seed, offset]`.
-pub(super) fn forward(o: &Operands<'_>, causal: bool, scale: f32) -> Result<(), OperandError> {
+pub(super) fn forward(o: &Operands<'_>, kind: Kind) -> Result<(), OperandError> {
     o.expect(3, 2)?;
     let [q, k, v] = [
         Heads::new(o, false, 0)?,
@@ -215,7 +307,7 @@ pub(super) fn forward(o: &Operands<'_>, causal: bool, scale: f32) -> Result<(), 
         Heads::new(o, false, 2)?,
     ];
     let out = Heads::new(o, true, 0)?;
-    let g = Geometry::new(&q, &k, &v, causal)?;
+    let g = Geometry::new(&q, &k, &v, kind)?;
     out.like(&q)?;
     let lse = o.output(1)?;
     let rows = statistics(&lse, dims::<3>(o.slot(true, 1)?)?, g)?;
@@ -227,7 +319,7 @@ pub(super) fn forward(o: &Operands<'_>, causal: bool, scale: f32) -> Result<(), 
         }
     }
     parallel::split(g.batch * g.kv, g.step(), |part| {
-        forward_heads(g, part, [&q, &k, &v], &out, (&lse, rows), scale);
+        forward_heads(g, part, [&q, &k, &v], &out, (&lse, rows));
         Ok::<(), OperandError>(())
     })?;
     for i in 2..o.op.outputs.len() {
@@ -243,12 +335,12 @@ fn forward_heads(
     [q, k, v]: [&Heads; 3],
     out: &Heads,
     (lse, rows): (&View, usize),
-    scale: f32,
 ) {
     let (seq, d) = (g.seq, g.d);
     let [mut keys, mut values, mut queries, mut result] =
         [seq * d, seq * d, ROWS * d, ROWS * d].map(Scratch::take);
-    let mut scores = Scratch::take(ROWS * seq.next_multiple_of(LANES));
+    let [mut scores, mut slopes] = [ROWS * seq.next_multiple_of(LANES), seq].map(Scratch::take);
+    let rest = g.kind.rest();
     let mut stats = [0.0; ROWS];
     let mut factors = [0.0; ROWS];
     for bk in part {
@@ -256,9 +348,11 @@ fn forward_heads(
         let km = k.matrix(b, kh, 0, seq, &mut keys);
         let vm = v.matrix(b, kh, 0, seq, &mut values);
         for h in kh * (g.heads / g.kv)..(kh + 1) * (g.heads / g.kv) {
-            for (from, n, keys) in g.blocks() {
+            for (from, n, seen) in g.blocks() {
+                let (start, keys) = (seen.start, seen.len());
                 let pitch = keys.next_multiple_of(LANES);
                 let qm = q.matrix(b, h, from, n, &mut queries);
+                let (km, vm) = (from_row(&km, start), from_row(&vm, start));
                 // SAFETY: the matrices are inside checked views or in scratch that is long enough.
                 unsafe {
                     multiply(
@@ -272,7 +366,11 @@ fn forward_heads(
                     )
                 };
                 for (i, row) in scores[..n * pitch].chunks_exact_mut(pitch).enumerate() {
-                    let (total, z) = attention_row(row, g.seen(from + i), scale);
+                    let seen = g.seen(from + i);
+                    g.kind
+                        .modify(&mut row[..keys], &mut slopes, g, h, from + i, start);
+                    row[..seen.start - start].fill(f32::NEG_INFINITY);
+                    let (total, z) = attention_row(row, seen.end - start, rest);
                     (factors[i], stats[i]) = (1.0 / total, z);
                 }
                 // SAFETY: as above.
@@ -299,7 +397,7 @@ fn forward_heads(
 }
 
 /// Computes `d_out, q, k, v, out, lse, .. -> d_q, d_k, d_v`.
-pub(super) fn backward(o: &Operands<'_>, causal: bool, scale: f32) -> Result<(), OperandError> {
+pub(super) fn backward(o: &Operands<'_>, kind: Kind) -> Result<(), OperandError> {
     o.expect(6, 3)?;
     let heads = |i| Heads::new(o, false, i);
     let [dy, q, k, v, y] = [heads(0)?, heads(1)?, heads(2)?, heads(3)?, heads(4)?];
@@ -308,7 +406,7 @@ pub(super) fn backward(o: &Operands<'_>, causal: bool, scale: f32) -> Result<(),
         Heads::new(o, true, 1)?,
         Heads::new(o, true, 2)?,
     ];
-    let g = Geometry::new(&q, &k, &v, causal)?;
+    let g = Geometry::new(&q, &k, &v, kind)?;
     for (a, b) in [(&dy, &q), (&y, &q), (&dq, &q), (&dk, &k), (&dv, &k)] {
         a.like(b)?;
     }
@@ -328,7 +426,6 @@ pub(super) fn backward(o: &Operands<'_>, causal: bool, scale: f32) -> Result<(),
             [&dy, &q, &k, &v, &y],
             [&dq, &dk, &dv],
             (&lse, rows),
-            scale,
         );
         Ok(())
     })
@@ -341,13 +438,14 @@ fn backward_heads(
     [dy, q, k, v, y]: [&Heads; 5],
     [dq, dk, dv]: [&Heads; 3],
     (lse, rows): (&View, usize),
-    scale: f32,
 ) {
     let (seq, d) = (g.seq, g.d);
     let [mut keys, mut values, mut queries] = [seq * d, seq * d, ROWS * d].map(Scratch::take);
     let [mut douts, mut outs, mut dqs] = [ROWS * d, ROWS * d, ROWS * d].map(Scratch::take);
     let [mut dks, mut dvs] = [seq * d, seq * d].map(Scratch::take);
     let [mut p, mut dp] = [ROWS * seq.next_multiple_of(LANES); 2].map(Scratch::take);
+    let mut slopes = Scratch::take(seq);
+    let (rest, scale) = (g.kind.rest(), g.kind.scale);
     let (mut stats, mut delta) = ([0.0; ROWS], [0.0; ROWS]);
     for bk in part {
         let (b, kh) = (bk / g.kv, bk % g.kv);
@@ -356,9 +454,11 @@ fn backward_heads(
         dks.fill(0.0);
         dvs.fill(0.0);
         for h in kh * (g.heads / g.kv)..(kh + 1) * (g.heads / g.kv) {
-            for (from, n, keys) in g.blocks() {
+            for (from, n, seen) in g.blocks() {
+                let (start, keys) = (seen.start, seen.len());
                 let pitch = keys.next_multiple_of(LANES);
                 let qm = q.matrix(b, h, from, n, &mut queries);
+                let (km, vm) = (from_row(&km, start), from_row(&vm, start));
                 dy.load(b, h, from, &mut douts[..n * d]);
                 y.load(b, h, from, &mut outs[..n * d]);
                 lse.load((b * g.heads + h) * rows + from, &mut stats[..n]);
@@ -376,14 +476,25 @@ fn backward_heads(
                     .take(n);
                 for (i, (p, dp)) in rows.enumerate() {
                     let seen = g.seen(from + i);
-                    attention_row_grad(p, dp, seen, scale, stats[i], delta[i]);
+                    let before = seen.start - start;
+                    g.kind
+                        .modify(&mut p[..keys], &mut slopes, g, h, from + i, start);
+                    p[..before].fill(f32::NEG_INFINITY);
+                    dp[..before].fill(0.0);
+                    attention_row_grad(p, dp, seen.end - start, rest, stats[i], delta[i]);
+                    if g.kind.changes() {
+                        // The derivative of the change, whose factor is the scale.
+                        multiply_by(&mut dp[..keys], &slopes);
+                        scale_rows(&mut dp[..keys], keys, &[scale]);
+                    }
                 }
                 // SAFETY: as above.
                 unsafe {
                     let (pm, dpm) = (Mat::rows(&p, pitch), Mat::rows(&dp, pitch));
-                    multiply(keys, d, n, pm.t(), dym, Mat::target(&mut dvs, d), true);
+                    let (dvs, dks) = (&mut dvs[start * d..], &mut dks[start * d..]);
+                    multiply(keys, d, n, pm.t(), dym, Mat::target(dvs, d), true);
                     multiply(n, d, keys, dpm, km, Mat::target(&mut dqs, d), false);
-                    multiply(keys, d, n, dpm.t(), qm, Mat::target(&mut dks, d), true);
+                    multiply(keys, d, n, dpm.t(), qm, Mat::target(dks, d), true);
                 }
                 dq.store(b, h, from, &dqs[..n * d]);
             }

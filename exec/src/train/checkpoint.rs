@@ -15,8 +15,17 @@ pub use load::Checkpoint;
 pub use save::{Saver, Snapshot};
 
 use super::TrainError;
+use shardlab_plan::Program;
+use shardlab_plan::ir::Param;
 use std::fs::File;
 use std::path::{Path, PathBuf};
+
+/// Returns whether checkpoints hold each parameter: all, or those of adapters if there are any.
+fn held(program: &Program) -> Vec<bool> {
+    let adapters = program.params.iter().any(Param::is_adapter);
+    let params = program.params.iter();
+    params.map(|p| !adapters || p.is_adapter()).collect()
+}
 
 /// Returns the name of a finished checkpoint.
 fn name_of(step: u64) -> String {

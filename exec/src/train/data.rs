@@ -8,6 +8,7 @@
 //! Families without tokens get normal inputs that depend on the seed and the sample's index, and a
 //! fixed function of the inputs as target.
 
+mod rope;
 mod source;
 mod text;
 
@@ -97,6 +98,7 @@ impl Feed {
         for (c, known) in (0u32..).zip(consts) {
             let id = ConstId(c);
             if known.per_micro_batch {
+                feed.known(known.name)?;
                 feed.inputs.push((id, known.clone()));
                 continue;
             }
@@ -107,6 +109,18 @@ impl Feed {
             }
         }
         Ok(feed)
+    }
+
+    /// Refuses inputs that samples do not hold, such as the classes of a classifier.
+    fn known(&self, name: &str) -> Result<(), DataError> {
+        let names: &[&str] = match self.samples {
+            Samples::Tokens(_) => &["tokens"],
+            Samples::Random { .. } => &["input", "target"],
+        };
+        match names.contains(&name) {
+            true => Ok(()),
+            false => Err(DataError::UnknownConst(name.to_owned())),
+        }
     }
 
     /// Restricts the feed to the inputs of some ranks; those of other ranks stay empty.
@@ -250,25 +264,32 @@ impl Feed {
         let m = &self.model;
         let mut out = Vec::with_capacity(known.bytes.0 as usize);
         match known.name {
-            "rope_cos" | "rope_sin" => {
-                // In float32 throughout, like the usual implementations.
+            "rope_cos" | "rope_sin" | "rope_local_cos" | "rope_local_sin" => {
                 let pairs = known.bytes.0 / known.dtype.size() / self.seq_len;
+                let local = known.name.starts_with("rope_local");
+                let rope = rope::Frequencies::new(m, pairs, self.seq_len, local);
+                let of = if known.name.ends_with("cos") {
+                    f32::cos
+                } else {
+                    f32::sin
+                };
                 for position in 0..self.seq_len {
-                    for i in 0..pairs {
-                        let exponent = i as f32 / pairs as f32;
-                        let frequency = 1.0 / (m.rope_theta as f32).powf(exponent);
-                        let angle = position as f32 * frequency;
-                        let v = if known.name == "rope_cos" {
-                            angle.cos()
-                        } else {
-                            angle.sin()
-                        };
+                    for frequency in &rope.each {
+                        let v = of(position as f32 * frequency) * rope.factor;
                         push(&mut out, known.dtype, v);
                     }
                 }
             }
-            "positions" => {
-                for position in 0..self.seq_len as i64 {
+            "ones" => {
+                let n = known.bytes.0 / known.dtype.size();
+                (0..n).for_each(|_| push(&mut out, known.dtype, 1.0));
+            }
+            "positions" | "positions_with_offset" => {
+                let first = match known.name {
+                    "positions" => 0,
+                    _ => m.options.position_offset as i64,
+                };
+                for position in first..first + self.seq_len as i64 {
                     out.extend_from_slice(&position.to_le_bytes());
                 }
             }

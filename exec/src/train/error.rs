@@ -55,6 +55,23 @@ pub enum TrainError {
     /// The initial weights cannot be used.
     #[error(transparent)]
     Init(Box<Self>),
+    /// A folder of adapters for a model without any.
+    #[error("{}: the scenario has no adapters (lora.r)", path.display())]
+    NoAdapters {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A checkpoint's adapters belong to another model.
+    #[error(
+        "the checkpoint's adapters were trained on a model whose weights have norm {theirs:.9}, not {ours:.9}: start \
+         from the same weights (--init, --seed)"
+    )]
+    OtherBase {
+        /// Norm of the weights in the checkpoint's run.
+        theirs: f64,
+        /// Norm of this run's.
+        ours: f64,
+    },
     /// The scenario cannot be planned.
     #[error("{0}")]
     Plan(String),
@@ -102,6 +119,8 @@ impl TrainError {
             self,
             Self::Init(_)
                 | Self::NoNames
+                | Self::NoAdapters { .. }
+                | Self::OtherBase { .. }
                 | Self::Data(_)
                 | Self::Plan(_)
                 | Self::NoCheckpoint { .. }

@@ -9,7 +9,7 @@ use super::layout::StateLayout;
 use super::state::StateIo;
 use super::tensor_file::{self, Entry, TensorFile};
 use crate::train::data::encode;
-use names::Tensor;
+use names::{Stored, Tensor};
 use serde_json::Value;
 use shardlab_plan::Program;
 use shardlab_plan::config::Model;
@@ -71,12 +71,15 @@ impl Folder {
     }
 }
 
-fn read_json(path: &Path) -> Result<Value, TrainError> {
+pub(super) fn read_json(path: &Path) -> Result<Value, TrainError> {
     let text = std::fs::read(path).map_err(TrainError::io(path))?;
     serde_json::from_slice(&text).map_err(|e| TrainError::format(path, e.to_string()))
 }
 
-/// Writes the weights of a Hugging Face folder to all ranks.
+/// Writes the weights of a Hugging Face folder to all ranks. Adapters keep theirs: [`adapter`]
+/// reads them.
+///
+/// [`adapter`]: super::adapter
 ///
 /// # Errors
 /// If `config.json` describes another model, or if tensors are missing, unused or of another shape
@@ -95,7 +98,13 @@ pub fn load(
     let mut folder = Folder::open(dir)?;
     let mut missing = Vec::new();
     let mut found = Vec::new();
-    for tensor in names.iter().flat_map(|stored| &stored.tensors) {
+    let params = (0u32..).map(ParamId).zip(&program.params);
+    let own: Vec<(ParamId, Stored)> = params
+        .zip(names)
+        .filter(|((_, param), _)| !param.is_adapter())
+        .map(|((id, _), stored)| (id, stored))
+        .collect();
+    for tensor in own.iter().flat_map(|(_, stored)| &stored.tensors) {
         match folder.find(&tensor.name) {
             None => missing.push(tensor.name.clone()),
             Some((file, stored, entry)) => {
@@ -131,7 +140,7 @@ pub fn load(
         return Err(TrainError::format(dir, what));
     }
     let mut found = found.into_iter();
-    for (p, stored) in (0u32..).zip(&names) {
+    for (id, stored) in &own {
         let entries = found.by_ref().take(stored.tensors.len());
         let mut sources: Vec<_> = stored
             .tensors
@@ -144,7 +153,7 @@ pub fn load(
                 whole: None,
             })
             .collect();
-        layout.set_weights(io, ParamId(p), &mut |elements: Range<u64>| {
+        layout.set_weights(io, *id, &mut |elements: Range<u64>| {
             let mut out = Vec::with_capacity((elements.end - elements.start) as usize);
             let first = sources.partition_point(|s| s.tensor.elements.end <= elements.start);
             for source in &mut sources[first..] {

@@ -37,7 +37,23 @@ pub fn from_seed(
     seed: u64,
     io: &mut dyn StateIo,
 ) -> Result<(), TrainError> {
-    write(program, layout, seed, io, |start, sequence| {
+    write(program, layout, (seed, &|_| true), io, |start, sequence| {
+        move |elements| values(start, &sequence, elements)
+    })
+}
+
+/// Writes initial weights of adapters on all ranks.
+///
+/// # Errors
+/// Errors of the memory.
+pub(super) fn adapters_from_seed(
+    program: &Program,
+    layout: &StateLayout,
+    seed: u64,
+    io: &mut dyn StateIo,
+) -> Result<(), TrainError> {
+    let which = (seed, &Param::is_adapter as &dyn Fn(&Param) -> bool);
+    write(program, layout, which, io, |start, sequence| {
         move |elements| values(start, &sequence, elements)
     })
 }
@@ -53,21 +69,23 @@ pub(crate) fn repeating(
     seed: u64,
     io: &mut dyn StateIo,
 ) -> Result<(), TrainError> {
-    write(program, layout, seed, io, |start, sequence| {
+    write(program, layout, (seed, &|_| true), io, |start, sequence| {
         let table = values(start, &sequence, 0..PERIOD);
         move |elements| repeated(&table, elements)
     })
 }
 
-/// Writes the values that `of` computes from every parameter's initialization and sequence.
+/// Writes the values that `of` computes from the initialization and the sequence of every parameter
+/// that is wanted.
 fn write<V: Fn(Range<u64>) -> Vec<f32>>(
     program: &Program,
     layout: &StateLayout,
-    seed: u64,
+    (seed, wanted): (u64, &dyn Fn(&Param) -> bool),
     io: &mut dyn StateIo,
     of: impl Fn(Start, Sequence) -> V,
 ) -> Result<(), TrainError> {
-    for (p, param) in (0u32..).zip(&program.params) {
+    let params = (0u32..).zip(&program.params);
+    for (p, param) in params.filter(|(_, param)| wanted(param)) {
         let start = start(param);
         let values = of(start, Sequence::new(seed, &param.name));
         layout.set_weights(io, ParamId(p), &mut |elements| Ok(values(elements)))?;

@@ -40,7 +40,10 @@ pub struct RunOptions {
     pub seed: Option<u64>,
     /// Hugging Face folder of the initial weights.
     pub init: Option<PathBuf>,
-    /// Folder for the final weights in Hugging Face format.
+    /// PEFT folder of the initial adapters; by default they start as PEFT's do.
+    pub adapter: Option<PathBuf>,
+    /// Folder for the final weights in Hugging Face format; for the adapters in PEFT's format if
+    /// there are any.
     pub export: Option<PathBuf>,
     /// Tokens; by default a synthetic language.
     pub tokens: Option<Tokens>,

@@ -5,7 +5,7 @@ use super::data::{Feed, RankFeed};
 use super::layout::StateLayout;
 use super::options::{Flow, Observer, RunOptions, RunStart, StepReport};
 use super::state::{StateIo, With};
-use super::{TrainError, hf, init, resume, schedule};
+use super::{TrainError, adapter, hf, resume, schedule, weights};
 use crate::device::{CpuFactory, Device, DeviceFactory};
 use crate::engine::{ExecOptions, RankInputs, Session, StepInputs, StepResult};
 use crate::process::World;
@@ -195,6 +195,17 @@ impl<'a, D: Device> Trainer<'a, D> {
             data: feed.fingerprint(),
             ..Progress::default()
         };
+        // Checkpoints of adapters hold no others.
+        if checkpoint.is_none() || scenario.lora.is_some() {
+            let from = (options.init.as_deref(), options.adapter.as_deref(), seed);
+            weights::start(scenario, program, &layout, from, &mut session)?;
+        }
+        if scenario.lora.is_some() {
+            let norm = weights::base_norm(program, &layout, &mut session)?;
+            let theirs = before.as_ref().and_then(|p| p.base_norm);
+            weights::check_base(norm, theirs)?;
+            progress.base_norm = Some(norm);
+        }
         if let (Some(checkpoint), Some(before)) = (&mut checkpoint, before) {
             checkpoint.load(program, &layout, &mut session)?;
             if before.data != progress.data || before.seed != seed {
@@ -205,14 +216,9 @@ impl<'a, D: Device> Trainer<'a, D> {
             progress = Progress {
                 seed,
                 data: progress.data,
+                base_norm: progress.base_norm,
                 ..before
             };
-        } else if let Some(dir) = &options.init {
-            let (model, seq_len) = (&scenario.model, scenario.train.seq_len);
-            hf::load(dir, program, model, seq_len, &layout, &mut session)
-                .map_err(|e| TrainError::Init(Box::new(e)))?;
-        } else {
-            init::from_seed(program, &layout, seed, &mut session)?;
         }
         // The first step's collectives wait no longer than the watchdog's time, but files on
         // another host may take longer.
@@ -389,8 +395,12 @@ impl<'a, D: Device> Trainer<'a, D> {
         let weight_norms = self.layout.weight_norms(&mut self.session, params)?;
         let grad_norms = self.layout.grad_norms(&mut self.session, params)?;
         if let Some(dir) = &self.export {
-            let model = &self.scenario.model;
-            hf::export(dir, &self.program, model, &self.layout, &mut self.session)?;
+            let (program, layout) = (&self.program, &self.layout);
+            let io = &mut self.session;
+            match &self.scenario.lora {
+                Some(lora) => adapter::export(dir, program, lora, layout, io)?,
+                None => hf::export(dir, program, &self.scenario.model, layout, io)?,
+            }
         }
         let mut run = self.session.into_run();
         let numbers = |list: &[Option<f64>]| list.iter().map(|x| x.unwrap_or(f64::NAN)).collect();

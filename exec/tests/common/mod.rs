@@ -35,6 +35,22 @@ pub(crate) static QWEN3_MOE: Golden = Golden {
 pub(crate) static QWEN2_MOE: Golden = Golden {
     name: "qwen2-moe-tiny",
 };
+/// Adapters on every linear layer, and on queries and values only (with rank-stabilized scaling).
+pub(crate) static LORA: Golden = Golden { name: "lora-tiny" };
+pub(crate) static LORA_QV: Golden = Golden {
+    name: "lora-qv-tiny",
+};
+pub(crate) static GEMMA2: Golden = Golden {
+    name: "gemma2-tiny",
+};
+pub(crate) static GEMMA3: Golden = Golden {
+    name: "gemma3-tiny",
+};
+pub(crate) static OLMO2: Golden = Golden { name: "olmo2-tiny" };
+pub(crate) static PHI3: Golden = Golden { name: "phi3-tiny" };
+pub(crate) static MISTRAL: Golden = Golden {
+    name: "mistral-sliding",
+};
 
 /// Largest relative difference of losses and gradient norms.
 pub(crate) const TOLERANCE: f64 = 1e-4;
@@ -77,8 +93,25 @@ impl Golden {
             r["wd"],
             r["clip"].as_f64().unwrap(),
         );
+        let text = text + &self.lora();
         let set: Vec<String> = set.iter().map(|s| (*s).to_owned()).collect();
         scenario::parse(self.name, &text, &set).unwrap_or_else(|e| panic!("{set:?}: {e}"))
+    }
+
+    fn adapter_config(&self) -> PathBuf {
+        self.dir().join("adapter_config.json")
+    }
+
+    /// Returns the section of the adapters that PEFT's configuration describes, if there is one.
+    fn lora(&self) -> String {
+        let Ok(text) = std::fs::read(self.adapter_config()) else {
+            return String::new();
+        };
+        let c: serde_json::Value = serde_json::from_slice(&text).unwrap();
+        format!(
+            "lora = {{ r = {}, lora_alpha = {}, use_rslora = {}, target_modules = {} }}\n",
+            c["r"], c["lora_alpha"], c["use_rslora"], c["target_modules"]
+        )
     }
 
     /// Trains from the golden weights.
@@ -87,6 +120,7 @@ impl Golden {
         let options = RunOptions {
             steps,
             init: Some(self.dir()),
+            adapter: self.adapter_config().exists().then(|| self.dir()),
             tokens: Some(self.tokens()),
             exec,
             ..RunOptions::default()

@@ -27,8 +27,27 @@ fn slot(e: &Example) -> Slot {
     }
 }
 
+/// Returns the forward operation of attention's backward.
+fn forward_of(kind: &OpKind) -> Option<OpKind> {
+    match *kind {
+        OpKind::AttentionGrad(op::AttentionGrad { causal, scale }) => {
+            Some(OpKind::Attention(op::Attention { causal, scale }))
+        }
+        OpKind::FlexAttentionGrad(op::FlexAttentionGrad {
+            causal,
+            scale,
+            score_mod,
+        }) => Some(OpKind::FlexAttention(op::FlexAttention {
+            causal,
+            scale,
+            score_mod,
+        })),
+        _ => None,
+    }
+}
+
 /// Values of the inputs of attention's backward: its result and log-sum-exp are the forward's.
-fn forward(of: &op::AttentionGrad, inputs: &[Example], rng: &mut Rng) -> Vec<Vec<f64>> {
+fn forward(op: OpKind, inputs: &[Example], rng: &mut Rng) -> Vec<Vec<f64>> {
     let mut values: Vec<Vec<f64>> = inputs
         .iter()
         .map(|e| {
@@ -37,10 +56,7 @@ fn forward(of: &op::AttentionGrad, inputs: &[Example], rng: &mut Rng) -> Vec<Vec
         })
         .collect();
     let body = BodyOp {
-        op: OpKind::Attention(op::Attention {
-            causal: of.causal,
-            scale: of.scale,
-        }),
+        op,
         inputs: inputs[1..4].iter().map(slot).collect(),
         outputs: inputs[4..6].iter().map(slot).collect(),
     };
@@ -58,7 +74,7 @@ fn every_operation_equals_float64() {
         for dtype in DType::ALL.into_iter().filter(|d| d.is_float()) {
             let mut ins: Vec<Arg> = inputs.iter().map(|e| operand(e, dtype)).collect();
             let mut outs: Vec<Arg> = outputs.iter().map(|e| operand(e, dtype)).collect();
-            if let OpKind::AttentionGrad(of) = &kind {
+            if let Some(of) = forward_of(&kind) {
                 ins = inputs.iter().map(|e| operand(e, DType::F32)).collect();
                 outs = outputs.iter().map(|e| operand(e, DType::F32)).collect();
                 let values = forward(of, &inputs, &mut rng);

@@ -4,7 +4,7 @@
 use super::{Engine, Section};
 use crate::config::{Recompute, RecomputeLayers, Train};
 use crate::graph::{Act, Buffer, Op, Root, Value, ValueId, View};
-use crate::ir::{ModelCollective, Module, ModuleId, ModuleKind};
+use crate::ir::{ModelCollective, Module, ModuleId, ModuleKind, OpKind};
 use crate::models::ModelGraph;
 use smallvec::SmallVec;
 use std::ops::Range;
@@ -13,6 +13,10 @@ use std::ops::Range;
 pub(crate) struct Recomputed {
     /// Mode.
     pub(crate) mode: Recompute,
+    /// Names of operations whose results selective recompute keeps, unless they are the default.
+    save: Option<Vec<String>>,
+    /// Selective recompute runs every n-th matmul of a block again; 0: none.
+    nth_matmul: u32,
     /// Block that each module belongs to.
     block_of: Vec<Option<ModuleId>>,
     /// Whether the mode applies to a module, for each module: to the blocks that were chosen and
@@ -42,8 +46,43 @@ impl Recomputed {
         }
         Self {
             mode: train.recompute,
+            save: train.recompute_save.clone(),
+            nth_matmul: train.recompute_nth_matmul,
             block_of,
             chosen,
+        }
+    }
+
+    /// Returns for each op of a forward graph whether selective recompute keeps its results.
+    /// Matmuls are counted from the start of their block (`_get_custom_policy` of torchtitan, which
+    /// counts `mm` alone).
+    fn kept(&self, ops: &[Op]) -> Vec<bool> {
+        let (mut block, mut matmuls) = (None, 0);
+        let mut keeps = |op: &Op| {
+            let kind = match op.act {
+                Act::Collective(_) => return ModelCollective::SAVED_BY_SELECTIVE_RECOMPUTE,
+                Act::View(_) => return false,
+                Act::Compute(kind) => kind,
+            };
+            let at = self.block_of[op.module.index()];
+            if std::mem::replace(&mut block, at) != at {
+                matmuls = 0;
+            }
+            if matches!(kind, OpKind::Gemm(g) if !g.bias) {
+                matmuls += 1;
+                if self.nth_matmul > 0 && matmuls % self.nth_matmul == 0 {
+                    return false;
+                }
+            }
+            let name = kind.def().name();
+            self.save.as_ref().map_or_else(
+                || kind.def().saved_by_selective_recompute(),
+                |names| names.iter().any(|n| n == name),
+            )
+        };
+        match self.mode {
+            Recompute::Selective => ops.iter().map(&mut keeps).collect(),
+            _ => vec![false; ops.len()],
         }
     }
 
@@ -65,6 +104,8 @@ pub(super) struct State {
     mode: Recompute,
     /// Block of each module, if its forward runs again.
     block_of: Vec<Option<ModuleId>>,
+    /// Whether the results of each forward op are kept.
+    kept: Vec<bool>,
     /// Forward ops of each block, by module.
     ops_of: Vec<Range<usize>>,
     /// Recomputed values by forward value.
@@ -85,6 +126,7 @@ impl State {
             return Self {
                 mode,
                 block_of: vec![],
+                kept: vec![],
                 ops_of: vec![],
                 stands_for: vec![],
                 current: None,
@@ -109,6 +151,7 @@ impl State {
         Self {
             mode,
             block_of,
+            kept: what.kept(&m.graph.ops),
             ops_of,
             stands_for: vec![None; m.graph.values.len()],
             current: None,
@@ -132,15 +175,6 @@ impl State {
             .copied()
             .flatten()
             .unwrap_or(v)
-    }
-
-    fn keeps(&self, op: &Op) -> bool {
-        let saved = match op.act {
-            Act::Compute(kind) => kind.def().saved_by_selective_recompute(),
-            Act::Collective(_) => ModelCollective::SAVED_BY_SELECTIVE_RECOMPUTE,
-            Act::View(_) => false,
-        };
-        self.mode == Recompute::Selective && saved
     }
 }
 
@@ -172,7 +206,7 @@ impl Engine<'_> {
 
     fn recompute_op(&mut self, i: usize) {
         let op = self.m.graph.ops[i].clone();
-        if self.recompute.keeps(&op) {
+        if self.recompute.kept[i] {
             return;
         }
         let inputs: SmallVec<[ValueId; 4]> =

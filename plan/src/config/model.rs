@@ -1,6 +1,9 @@
 //! `[model]`.
 
-use super::Experts;
+use super::{
+    Activation, Experts, Head, LayerType, Norm, NormPosition, PackedQkv, PositionEmbedding, QkNorm,
+    Residual, RopeScaling,
+};
 use serde::{Deserialize, Serialize};
 
 /// Model family: decides the graph that `models` builds.
@@ -16,6 +19,12 @@ pub enum Family {
     /// LayerNorm with bias, partial RoPE, attention next to the feed-forward layer.
     #[serde(rename = "gpt_neox")]
     GptNeox,
+    /// Decoder whose norms, projections and positions are options.
+    Decoder,
+    /// Encoder of tokens, with the options of a decoder.
+    Bert,
+    /// Encoder of the patches of images, with the options of a decoder.
+    Vit,
     /// Post-norm `TransformerEncoderLayer` stack.
     Encoder,
     /// `layers` times Linear(hidden, hidden) with ReLU.
@@ -72,8 +81,56 @@ pub struct Model {
 /// `None` is a default that is derived where the value is used.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelOptions {
-    /// Queries and keys are normalized (RMSNorm) head by head before they are rotated.
-    pub qk_norm: bool,
+    /// `model_type` of transformers: how its files name the weights.
+    pub model_type: Option<String>,
+    /// Norm of the residual stream.
+    pub norm: Norm,
+    /// Where attention and the feed-forward layer are normalized.
+    pub norm_position: NormPosition,
+    /// How attention and the feed-forward layer follow each other.
+    pub residual: Residual,
+    /// Activation of the feed-forward layer; `None`: the family's.
+    pub activation: Option<Activation>,
+    /// The activation is multiplied by a second projection of the input.
+    pub gated_mlp: bool,
+    /// One projection makes queries, keys and values.
+    pub packed_qkv: PackedQkv,
+    /// One projection makes gate and up.
+    pub packed_gate_up: bool,
+    /// Norms of queries and keys.
+    pub qk_norm: QkNorm,
+    /// What attention knows the positions of tokens by.
+    pub position_embedding: PositionEmbedding,
+    /// Numbers of one patch of an image.
+    pub patch_dim: u64,
+    /// Rows of the table of token types; 0: no such table.
+    pub token_types: u64,
+    /// Rows of the position table before that of the first position.
+    pub position_offset: u64,
+    /// Scaling of rotary frequencies.
+    pub rope_scaling: Option<RopeScaling>,
+    /// Base of the rotary embedding of layers with a sliding window, if it differs.
+    pub rope_local_theta: Option<f64>,
+    /// Positions that attention with a sliding window sees.
+    pub sliding_window: Option<u64>,
+    /// What each layer's attention sees, repeated; none: the window, if there is one.
+    pub layer_types: Vec<LayerType>,
+    /// Key and value heads of each layer, if they differ; 0: a layer without attention.
+    pub layer_kv_heads: Vec<u64>,
+    /// Width of the feed-forward layer of each block, if they differ; 0: a block without one.
+    pub layer_ffn: Vec<u64>,
+    /// Soft limit of attention scores.
+    pub attention_softcap: Option<f64>,
+    /// Soft limit of the logits.
+    pub logits_softcap: Option<f64>,
+    /// The embedded tokens are normalized.
+    pub embedding_norm: bool,
+    /// The output layer has a bias.
+    pub head_bias: bool,
+    /// Output layer.
+    pub head: Head,
+    /// Classes of a classification head.
+    pub num_labels: u64,
     /// Share of a head's dimensions that are rotated.
     pub partial_rotary_factor: f64,
     /// Attention and feed-forward layer read the same input, and their results are added to it.
@@ -95,7 +152,31 @@ pub struct ModelOptions {
 impl Default for ModelOptions {
     fn default() -> Self {
         Self {
-            qk_norm: false,
+            model_type: None,
+            norm: Norm::Rms,
+            norm_position: NormPosition::Before,
+            residual: Residual::Sequential,
+            activation: None,
+            gated_mlp: true,
+            packed_qkv: PackedQkv::None,
+            packed_gate_up: false,
+            qk_norm: QkNorm::None,
+            position_embedding: PositionEmbedding::Rotary,
+            patch_dim: 768,
+            token_types: 0,
+            position_offset: 0,
+            rope_scaling: None,
+            rope_local_theta: None,
+            sliding_window: None,
+            layer_types: Vec::new(),
+            layer_kv_heads: Vec::new(),
+            layer_ffn: Vec::new(),
+            attention_softcap: None,
+            logits_softcap: None,
+            embedding_norm: false,
+            head_bias: false,
+            head: Head::LanguageModel,
+            num_labels: 2,
             partial_rotary_factor: 1.0,
             parallel_residual: true,
             embedding_multiplier: 1.0,
@@ -114,6 +195,10 @@ pub enum Bias {
     None,
     /// Those that make queries, keys and values.
     Qkv,
+    /// Those of attention.
+    Attention,
+    /// Those of the feed-forward layer.
+    Mlp,
     /// All, and convolutions.
     All,
 }
@@ -130,6 +215,8 @@ impl Serialize for Bias {
         match self {
             Self::None => to.serialize_bool(false),
             Self::Qkv => to.serialize_str("qkv"),
+            Self::Attention => to.serialize_str("attention"),
+            Self::Mlp => to.serialize_str("mlp"),
             Self::All => to.serialize_bool(true),
         }
     }

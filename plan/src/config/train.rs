@@ -113,6 +113,12 @@ pub struct Train {
     pub recompute: Recompute,
     /// Blocks that recompute applies to.
     pub recompute_layers: RecomputeLayers,
+    /// Names of operations whose results selective recompute keeps; `None`: matmuls, attention and
+    /// convolutions.
+    pub recompute_save: Option<Vec<String>>,
+    /// Selective recompute runs every n-th matmul of a block again, although it keeps the results
+    /// of others; 0: none.
+    pub recompute_nth_matmul: u32,
     /// Loss.
     pub loss: Loss,
     /// Rows per chunk of the chunked loss.

@@ -94,6 +94,16 @@ pub struct HfName {
 }
 
 impl Param {
+    /// Returns whether it belongs to an adapter (`[lora]`), by the names that PEFT gives to the
+    /// modules of adapters.
+    #[must_use]
+    pub fn is_adapter(&self) -> bool {
+        let mut components = self.name.rsplit('.');
+        components
+            .nth(1)
+            .is_some_and(|m| matches!(m, "lora_A" | "lora_B"))
+    }
+
     /// Returns the dimensions of which ranks have slices, with the axes that divide them.
     fn slices(&self) -> impl Iterator<Item = (AxisId, usize)> {
         let placements = self.placements;

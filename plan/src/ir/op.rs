@@ -10,7 +10,7 @@
 //! crate, in `kernels/ops/<family>.rs`. Both dispatch through [`match_op!`](crate::match_op): an
 //! operation that lacks a part does not compile.
 
-use super::{Real, ShardOp};
+use super::{Real, ScoreMod, ShardOp};
 use serde::Serialize;
 
 /// Generates a struct per operation, [`OpKind`] and `match_op!` from the list of operations. The
@@ -373,5 +373,28 @@ ops! {
     ZLossGrad {
         /// As in the forward op.
         scale: Real = Real(0.5),
+    };
+    /// `x -> x + by`.
+    Shift {
+        /// Summand.
+        by: Real = Real(1.0),
+    };
+    /// Like [`Attention`], with changed scores (PyTorch's `flex_attention`).
+    FlexAttention {
+        /// Position `i` sees positions up to `i`.
+        causal: bool = true,
+        /// Factor of the scores.
+        scale: Real = Real(1.0),
+        /// Changes of the scaled scores.
+        score_mod: ScoreMod = ScoreMod { softcap: Real(2.0), alibi: true, window: 3 },
+    };
+    /// `d_out, q, k, v, out, lse, seed, offset -> d_q, d_k, d_v` of [`FlexAttention`].
+    FlexAttentionGrad {
+        /// As in the forward op.
+        causal: bool = true,
+        /// As in the forward op.
+        scale: Real = Real(1.0),
+        /// As in the forward op.
+        score_mod: ScoreMod = ScoreMod { softcap: Real(2.0), alibi: true, window: 3 },
     };
 }

@@ -3,11 +3,15 @@
 mod find;
 mod fsdp2;
 mod full;
+mod lora;
 mod micro_batches;
+mod recompute;
 
+use crate::compile::tape::TapeOp;
 use crate::config::{OuterStrategy, PolicyKind, Scenario, Strategy, UnitPattern, Units};
 use crate::ir::{
-    Access, BufferId, COMPUTE, CollectiveKind, DType, Holds, InstrId, ReduceOp, Role, UnitId,
+    Access, BufferId, COMPUTE, CollectiveKind, DType, Holds, InstrId, KernelClass, ReduceOp, Role,
+    UnitId,
 };
 use crate::plan;
 use crate::program::{Instr, Op, Phase, Program, Rule, SectionKind, StreamKind};
@@ -30,6 +34,19 @@ fn scenario(text: &str, sets: &[&str]) -> Scenario {
 
 fn program(text: &str, sets: &[&str]) -> Program {
     plan(&scenario(text, sets)).unwrap_or_else(|e| panic!("{sets:?}: {e}"))
+}
+
+/// Counts the matmuls of a tape's forward and backward.
+fn matmuls(set: &[&str]) -> [usize; 2] {
+    let tape = crate::tape_of(&scenario(LLAMA, set)).unwrap();
+    let count = |ops: &[TapeOp]| {
+        let gemm = |op: &&TapeOp| {
+            matches!(op, TapeOp::Launch { kernel, .. }
+                if matches!(tape.kernels[kernel.index()].class, KernelClass::Gemm { .. }))
+        };
+        ops.iter().filter(gemm).count()
+    };
+    [count(&tape.forward), count(&tape.backward)]
 }
 
 /// Returns the requested bytes of the buffers that are never freed, by role.

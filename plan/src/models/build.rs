@@ -1,14 +1,14 @@
 //! Shared parts of the families' forward passes: modules, parameters, layers.
 
 use super::ModelGraph;
-use super::declare::{Layer, Tree};
+use super::declare::{Adapter, Layer, Tree};
 use super::flops::{self, Backward};
 use super::spec::Inputs;
-use crate::config::{CompileMode, PolicyKind, Scenario};
+use crate::config::{CompileMode, Lora, PolicyKind, Scenario};
 use crate::graph::{Graph, Root, ValueId};
 use crate::ir::{
     AxisId, CollectiveKind, Const, DType, ModelCollective, ModuleId, ModuleKind, OpKind, ParamId,
-    Real, op,
+    Real, ScoreMod, op,
 };
 use crate::recipes::{self, Recipe};
 use crate::units::Bytes;
@@ -140,10 +140,27 @@ impl<'s> Builder<'s> {
         self.tree.bias(layer).map(|p| self.params[p.index()])
     }
 
-    /// Applies `nn.Linear` of a module to a contiguous input of any rank.
+    /// Applies `nn.Linear` of a module to a contiguous input of any rank, and its adapter if it has
+    /// one.
     pub(crate) fn linear(&mut self, layer: Layer, x: ValueId) -> ValueId {
         let bias = self.bias(layer);
-        self.product(layer, x, bias)
+        let y = self.product(layer, x, bias);
+        match self.tree.adapter(layer) {
+            Some(adapter) => self.adapted(layer, adapter, x, y),
+            None => y,
+        }
+    }
+
+    /// Adds an adapter's result, `result + lora_B(lora_A(x)) * scaling` (`LoraLayer.forward` of
+    /// PEFT).
+    fn adapted(&mut self, layer: Layer, adapter: Adapter, x: ValueId, y: ValueId) -> ValueId {
+        let scaling = self.s.lora.as_ref().map_or(1.0, Lora::scaling);
+        let low = self.product(adapter.a, x, None);
+        let delta = self.product(adapter.b, low, None);
+        self.within(layer.module(), |s| {
+            let delta = s.scale(delta, scaling);
+            s.g.binary(OpKind::Add, y, delta)
+        })
     }
 
     /// Applies `nn.Linear` with outputs divided along an axis: every rank has all of `x`, and
@@ -223,8 +240,13 @@ impl<'s> Builder<'s> {
 
     pub(crate) fn rms_norm(&mut self, layer: Layer, x: ValueId) -> ValueId {
         let w = self.weight(layer);
+        self.rms_norm_by(layer.module(), x, w)
+    }
+
+    /// Normalizes the rows of `x` and multiplies them by `w`.
+    pub(crate) fn rms_norm_by(&mut self, module: ModuleId, x: ValueId, w: ValueId) -> ValueId {
         let eps = Real(self.s.model.norm_eps);
-        self.within(layer.module(), |s| {
+        self.within(module, |s| {
             let shape = s.g.value(x).shape.clone();
             let rows = s.g.value(x).rows();
             let kind = OpKind::RmsNorm(op::RmsNorm { eps });
@@ -234,8 +256,19 @@ impl<'s> Builder<'s> {
 
     pub(crate) fn layer_norm(&mut self, layer: Layer, x: ValueId) -> ValueId {
         let (w, b) = (self.weight(layer), self.bias(layer));
+        self.layer_norm_by(layer.module(), x, w, b)
+    }
+
+    /// Normalizes the rows of `x`, multiplies them by `w` and adds `b`.
+    pub(crate) fn layer_norm_by(
+        &mut self,
+        module: ModuleId,
+        x: ValueId,
+        w: ValueId,
+        b: Option<ValueId>,
+    ) -> ValueId {
         let eps = Real(self.s.model.norm_eps);
-        self.within(layer.module(), |s| {
+        self.within(module, |s| {
             let shape = s.g.value(x).shape.clone();
             let rows = [s.g.value(x).rows(), 1];
             let inputs: SmallVec<[ValueId; 3]> = [x, w].into_iter().chain(b).collect();
@@ -278,10 +311,27 @@ impl<'s> Builder<'s> {
         causal: bool,
         scale: f64,
     ) -> ValueId {
-        let kind = OpKind::Attention(op::Attention {
-            causal,
-            scale: Real(scale),
-        });
+        self.flex_attention(qkv, causal, scale, ScoreMod::NONE)
+    }
+
+    /// Applies [`Builder::attention`] with a factor for the scores, and changed scores.
+    pub(crate) fn flex_attention(
+        &mut self,
+        qkv: [ValueId; 3],
+        causal: bool,
+        scale: f64,
+        score_mod: ScoreMod,
+    ) -> ValueId {
+        let scale = Real(scale);
+        let kind = if score_mod == ScoreMod::NONE {
+            OpKind::Attention(op::Attention { causal, scale })
+        } else {
+            OpKind::FlexAttention(op::FlexAttention {
+                causal,
+                scale,
+                score_mod,
+            })
+        };
         // The native engine's compiled code lets the kernel write the layout that the next GEMM
         // reads.
         let by_rows = self.s.fsdp.policy == PolicyKind::Native && self.g.functional();

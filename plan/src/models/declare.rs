@@ -1,7 +1,7 @@
 //! Declares a model: its modules, and their parameters with names, shapes and initialization.
 
-use crate::config::Model;
 use crate::config::pattern::covers;
+use crate::config::{Lora, Model};
 use crate::ir::{
     AxisId, DeviceMesh, HfName, Init, Module, ModuleId, ModuleKind, Param, ParamId, Placement,
     Placements, Shape,
@@ -46,9 +46,27 @@ pub(crate) struct Tree {
     own: Vec<[Option<ParamId>; 2]>,
     /// First module and first parameter of each block, and of what follows the last one.
     starts: Vec<(ModuleId, ParamId)>,
+    /// Linear layers that can have an adapter.
+    linears: Vec<Linear>,
     /// Whether the code of all blocks is the same, and nothing else uses what they compute than the
     /// next one.
     pub(crate) same_code: bool,
+}
+
+/// A linear layer that can have an adapter.
+#[derive(Clone, Debug)]
+struct Linear {
+    layer: ModuleId,
+    /// Path in Hugging Face's code.
+    hf: String,
+    adapter: Option<Adapter>,
+}
+
+/// The layers of an adapter: `A` of shape `[r, in]` and `B` of shape `[out, r]`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Adapter {
+    pub(crate) a: Layer,
+    pub(crate) b: Layer,
 }
 
 impl Tree {
@@ -92,7 +110,7 @@ impl Tree {
         let shapes = |n: usize| {
             let start = blocks.param as usize + n * params;
             let params = self.params[start..start + params].iter();
-            params.map(|p| (&p.shape, p.placements))
+            params.map(|p| (&p.shape, p.placements, p.is_adapter()))
         };
         let same = |n| kinds(n).eq(kinds(0)) && shapes(n).eq(shapes(0));
         (alike && (1..blocks.count as usize).all(same)).then_some(blocks)
@@ -111,6 +129,26 @@ impl Tree {
         self.own[layer.0.index()][1]
     }
 
+    /// Returns the adapter of a layer, if it has one.
+    pub(crate) fn adapter(&self, layer: Layer) -> Option<Adapter> {
+        let at = self.linears.binary_search_by_key(&layer.0, |l| l.layer);
+        self.linears[at.ok()?].adapter
+    }
+
+    /// Returns the linear layers that can have an adapter, as their paths: ours, and that in
+    /// Hugging Face's code.
+    pub(crate) fn linears(&self) -> impl Iterator<Item = [&str; 2]> {
+        let paths = self.linears.iter();
+        paths.map(|l| [&*self.modules[l.layer.index()].path, &*l.hf])
+    }
+
+    /// Stops the training of all parameters that belong to no adapter.
+    pub(crate) fn freeze_base(&mut self) {
+        for p in &mut self.params {
+            p.requires_grad &= p.is_adapter();
+        }
+    }
+
     /// Returns the module that computes the loss: the last one.
     pub(crate) fn loss(&self) -> ModuleId {
         ModuleId(self.modules.len() as u32 - 1)
@@ -127,7 +165,7 @@ impl Tree {
             .map(|m| globs.iter().any(|g| covers(g, &m.path)))
             .collect();
         for p in &mut self.params {
-            p.requires_grad = !p.modules.iter().any(|m| frozen[m.index()]);
+            p.requires_grad &= !p.modules.iter().any(|m| frozen[m.index()]);
         }
     }
 }
@@ -174,7 +212,8 @@ struct Pending {
     shape: Shape,
     bias: bool,
     hf: Option<HfName>,
-    is_norm: bool,
+    /// Initialization of the weight of a norm, whose bias starts at zero.
+    norm: Option<Init>,
     /// Axis that divides a dimension of the weight.
     divided: Option<(AxisId, u8)>,
 }
@@ -193,6 +232,7 @@ struct NewParam {
 pub(crate) struct Declare {
     tree: Tree,
     weights: Weights,
+    lora: Option<Lora>,
     /// Ranks that may divide parameters among themselves.
     pub(super) mesh: DeviceMesh,
     pending: Vec<Pending>,
@@ -202,7 +242,7 @@ pub(crate) struct Declare {
 }
 
 impl Declare {
-    pub(crate) fn new(weights: Weights, mesh: DeviceMesh) -> Self {
+    pub(crate) fn new(weights: Weights, lora: Option<Lora>, mesh: DeviceMesh) -> Self {
         let root = Module {
             path: String::new(),
             parent: None,
@@ -214,9 +254,11 @@ impl Declare {
                 params: Vec::new(),
                 own: vec![[None, None]],
                 starts: Vec::new(),
+                linears: Vec::new(),
                 same_code: true,
             },
             weights,
+            lora,
             mesh,
             pending: Vec::new(),
             in_block: false,
@@ -237,7 +279,7 @@ impl Declare {
         let above = &modules[parent.index()].path;
         let path = match above.as_str() {
             "" => name.to_owned(),
-            above => format!("{above}.{name}"),
+            above => [above, ".", name].concat(),
         };
         modules.push(Module {
             path,
@@ -287,7 +329,9 @@ impl Declare {
         bias: bool,
     ) -> Layer {
         let module = self.module(parent, name, ModuleKind::Layer);
-        self.parameters(module, hf, &shape, bias)
+        let layer = self.parameters(module, hf, &shape, bias);
+        self.adapt(layer, hf, shape);
+        layer
     }
 
     /// Declares a linear layer that Hugging Face's GPT-2 stores transposed (`Conv1D`).
@@ -299,8 +343,43 @@ impl Declare {
         bias: bool,
     ) -> Layer {
         let module = self.module(parent, name, ModuleKind::Layer);
-        let hf = self.hf_name(hf, true);
-        self.add(Order::Declared, module, hf, &shape, bias, false)
+        let name = self.hf_name(hf, true);
+        let layer = self.add(Order::Declared, module, name, &shape, bias, None);
+        self.adapt(layer, hf, shape);
+        layer
+    }
+
+    /// Declares the adapter of a linear layer if the layer is one of its targets. Families without
+    /// a Hugging Face form have no adapters: their files could not name them.
+    fn adapt(&mut self, layer: Layer, hf: &str, [out, input]: [u64; 2]) {
+        let Some(HfName { module: hf, .. }) = self.hf_name(hf, false) else {
+            return;
+        };
+        let path = &self.tree.modules[layer.0.index()].path;
+        let wanted = |l: &&Lora| l.targets.has([path, &hf]);
+        let rank = self.lora.as_ref().filter(wanted).map(|l| l.r);
+        let adapter = rank.map(|r| {
+            let mut part = |name: &str, shape: [u64; 2], init| {
+                let module = self.module(layer.0, name, ModuleKind::Layer);
+                let hf = HfName {
+                    module: format!("{hf}.{name}"),
+                    transposed: false,
+                    layers: &[],
+                };
+                self.add(Order::Declared, module, Some(hf), &shape, false, Some(init))
+            };
+            // Kaiming uniform with a = sqrt(5), as `nn.Linear` starts, and zeros.
+            let uniform = Init::Uniform { fan_in: input };
+            Adapter {
+                a: part("lora_A", [r, input], uniform),
+                b: part("lora_B", [out, r], Init::Zeros),
+            }
+        });
+        self.tree.linears.push(Linear {
+            layer: layer.0,
+            hf,
+            adapter,
+        });
     }
 
     /// Declares `nn.Embedding`: a table of shape `[rows, width]`.
@@ -319,14 +398,39 @@ impl Declare {
     pub(crate) fn norm(
         &mut self,
         parent: ModuleId,
-        (name, hf): Names<'_>,
+        names: Names<'_>,
         width: u64,
         bias: bool,
         order: Order,
     ) -> Layer {
+        self.norm_from(parent, names, width, bias, order, Init::Ones)
+    }
+
+    /// Declares a norm over the last dimension whose weight starts at these values.
+    pub(crate) fn norm_from(
+        &mut self,
+        parent: ModuleId,
+        (name, hf): Names<'_>,
+        width: u64,
+        bias: bool,
+        order: Order,
+        init: Init,
+    ) -> Layer {
         let module = self.module(parent, name, ModuleKind::Norm);
         let hf = self.hf_name(hf, false);
-        self.add(order, module, hf, &[width], bias, true)
+        self.add(order, module, hf, &[width], bias, Some(init))
+    }
+
+    /// Declares a weight of shape `[heads, width]` for norms of single heads.
+    pub(crate) fn head_norms(
+        &mut self,
+        parent: ModuleId,
+        (name, hf): Names<'_>,
+        shape: [u64; 2],
+    ) -> Layer {
+        let module = self.module(parent, name, ModuleKind::Norm);
+        let hf = self.hf_name(hf, false);
+        self.add(Order::Declared, module, hf, &shape, false, Some(Init::Ones))
     }
 
     /// Declares the output projection `output`, of shape `[out, in]`.
@@ -338,12 +442,23 @@ impl Declare {
     /// Declares the output projection of a language model, or that `table` is its weight.
     pub(crate) fn lm_head(&mut self, table: Layer, hf: &str, m: &Model) -> Layer {
         if !m.tie_embeddings {
-            return self.head(("output", hf), [m.vocab, m.hidden], false);
+            let bias = m.options.head_bias;
+            return self.head(("output", hf), [m.vocab, m.hidden], bias);
         }
         let head = self.module(ROOT, "output", ModuleKind::Head);
         let weight = self.tree.weight(table);
         self.tree.params[weight.index()].modules.push(head);
         self.tree.own[head.index()][0] = Some(weight);
+        if m.options.head_bias {
+            let bias = NewParam {
+                which: 1,
+                shape: smallvec![m.vocab],
+                placements: Placements::REPLICATED,
+                init: Init::Zeros,
+                hf: self.hf_name(hf, false),
+            };
+            self.param(head, bias);
+        }
         Layer(head)
     }
 
@@ -357,7 +472,12 @@ impl Declare {
         bias: bool,
     ) -> Layer {
         let hf = self.hf_name(hf, false);
-        self.add(Order::Declared, module, hf, shape, bias, false)
+        self.add(Order::Declared, module, hf, shape, bias, None)
+    }
+
+    /// States that blocks with equal modules differ in what they compute.
+    pub(crate) fn blocks_differ(&mut self) {
+        self.tree.same_code = false;
     }
 
     /// Gives a declared module a stack of experts, of shape `[experts, rows, columns]`. Hugging
@@ -369,7 +489,7 @@ impl Declare {
         shape: &[u64],
     ) -> Layer {
         let hf = self.hf_name(hf, false).map(|hf| HfName { layers, ..hf });
-        self.add(Order::Declared, module, hf, shape, false, false)
+        self.add(Order::Declared, module, hf, shape, false, None)
     }
 
     /// States that blocks with equal modules differ in what they compute, or in what uses it.
@@ -399,7 +519,7 @@ impl Declare {
             shape: Shape::from_slice(&shape),
             bias,
             hf: None,
-            is_norm: false,
+            norm: None,
             divided: Some((axis, dim)),
         };
         self.wait(pending)
@@ -407,7 +527,7 @@ impl Declare {
 
     fn hf_name(&self, hf: &str, transposed: bool) -> Option<HfName> {
         (!hf.is_empty()).then(|| HfName {
-            module: format!("{}{hf}", self.hf_prefix),
+            module: [&self.hf_prefix, hf].concat(),
             transposed,
             layers: &[],
         })
@@ -420,7 +540,7 @@ impl Declare {
         hf: Option<HfName>,
         shape: &[u64],
         bias: bool,
-        is_norm: bool,
+        norm: Option<Init>,
     ) -> Layer {
         self.wait(Pending {
             order,
@@ -428,7 +548,7 @@ impl Declare {
             shape: Shape::from_slice(shape),
             bias,
             hf,
-            is_norm,
+            norm,
             divided: None,
         })
     }
@@ -449,10 +569,10 @@ impl Declare {
         pending.sort_by_key(|p| p.order);
         for p in pending {
             let fan_in = p.shape.iter().skip(1).product::<u64>().max(1);
-            let (weight, bias) = match (p.is_norm, self.weights) {
-                (true, _) => (Init::Ones, Init::Zeros),
-                (false, Weights::Normal) => (Init::Normal, Init::Zeros),
-                (false, Weights::Uniform) => (Init::Uniform { fan_in }, Init::Uniform { fan_in }),
+            let (weight, bias) = match (p.norm, self.weights) {
+                (Some(init), _) => (init, Init::Zeros),
+                (None, Weights::Normal) => (Init::Normal, Init::Zeros),
+                (None, Weights::Uniform) => (Init::Uniform { fan_in }, Init::Uniform { fan_in }),
             };
             let mut shape = p.shape;
             let mut placements = [Placements::REPLICATED; 2];
@@ -471,13 +591,15 @@ impl Declare {
                 init,
                 hf,
             };
-            self.param(p.module, new(0, shape, weight, p.hf.clone()));
             if p.bias {
-                let hf = p.hf.map(|hf| HfName {
+                let of_bias = p.hf.clone().map(|hf| HfName {
                     transposed: false,
                     ..hf
                 });
-                self.param(p.module, new(1, out, bias, hf));
+                self.param(p.module, new(0, shape, weight, p.hf));
+                self.param(p.module, new(1, out, bias, of_bias));
+            } else {
+                self.param(p.module, new(0, shape, weight, p.hf));
             }
         }
     }
@@ -487,7 +609,7 @@ impl Declare {
         let path = &self.tree.modules[module.index()].path;
         let leaf = ["weight", "bias"][new.which];
         self.tree.params.push(Param {
-            name: format!("{path}.{leaf}"),
+            name: [path, ".", leaf].concat(),
             modules: smallvec![module],
             shape: new.shape,
             placements: new.placements,

@@ -40,7 +40,7 @@ impl Backward {
         let mut first = true;
         for op in &graph.ops {
             let (input, weight) = match (op.act, op.inputs.as_slice()) {
-                (Act::Compute(OpKind::Attention { .. }), operands) => {
+                (Act::Compute(OpKind::Attention(_) | OpKind::FlexAttention(_)), operands) => {
                     backward.attention += u64::from(operands.iter().any(|&v| trained(v)));
                     continue;
                 }
@@ -74,8 +74,8 @@ pub(super) fn active(numel: u64, p: &Param, m: &Model) -> u64 {
 /// Returns the model FLOPs of forward and backward, and the tokens, of one micro-batch. Each matmul
 /// parameter takes 2 FLOPs per token in forward, 2 for the gradient of its input if that is needed,
 /// and 2 for its own if it is trained: 6 without frozen parameters. Attention takes `2 * heads *
-/// head_dim * seq^2 * batch` per layer in forward, half of that if causal, and twice as much in
-/// backward.
+/// head_dim * seq^2 * batch` per layer in forward, half of that if causal, with a sliding window
+/// the share of the pairs in it, and twice as much in backward.
 pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Flops, u64) {
     let (m, b, t) = (&s.model, s.train.micro_batch, s.train.seq_len);
     let spec = m.family.spec();
@@ -94,7 +94,13 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
             2 * passes * active(p.numel(), p, m) * positions
         })
         .sum();
-    let forward = spec.attention.map_or(0, |mask| {
+    let Some(mask) = spec.attention else {
+        return (Flops(matmul * tokens), tokens);
+    };
+    let forward = |layer: usize| {
+        if m.of_layer(layer).kv_heads == 0 {
+            return 0;
+        }
         let shape = AttentionShape {
             batch: b,
             heads: m.heads,
@@ -102,9 +108,14 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
             seq: t,
             head_dim: m.head_dim,
             causal: mask == Mask::Causal,
+            window: m.window(layer, t),
         };
         shape.flops(false)
-    });
-    let attention = forward * (u64::from(tree.layers()) + 2 * backward.attention);
+    };
+    let layers = u64::from(tree.layers());
+    // Backward reaches the last ones.
+    let first = (layers - backward.attention.min(layers)) as usize;
+    let twice: u64 = (first..layers as usize).map(forward).sum();
+    let attention = (0..layers as usize).map(forward).sum::<u64>() + 2 * twice;
     (Flops(matmul * tokens + attention), tokens)
 }

@@ -1,12 +1,14 @@
 //! GPT-2: LayerNorm with bias, learned positions, fused query-key-value projection, GELU, tied
 //! head.
 
+use super::Forward;
+use super::activation::activate;
 use super::build::Builder;
 use super::declare::{Declare, Layer, Order, ROOT, Weights};
 use super::hf::{HfType, Meaning, TIED, VOCAB, field};
+use super::loss::{self, Logits};
 use super::spec::{Conflict, DEFAULT_SEQ_LEN, Defaults, FamilySpec, Inputs, Mask};
-use super::{Forward, loss};
-use crate::config::{Bias, Family, Model};
+use crate::config::{Activation, Bias, Family, Model};
 use crate::graph::ValueId;
 use crate::ir::{DType, ModuleId, ModuleKind, OpKind};
 
@@ -20,7 +22,9 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
         "vocab",
         "tie_embeddings",
         "norm_eps",
+        "activation",
         "max_seq_len",
+        "model_type",
     ],
     defaults: Defaults {
         bias: Bias::All,
@@ -42,10 +46,23 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     declare: |d, m| Box::new(Gpt2::new(d, m)),
 };
 
+/// Words of transformers for activations. The first one is the default of GPT-2's class.
+pub(super) const ACTIVATIONS: &[(&str, &str)] = &[
+    ("gelu_new", "gelu_tanh"),
+    ("gelu_pytorch_tanh", "gelu_tanh"),
+    ("gelu_fast", "gelu_tanh"),
+    ("gelu", "gelu"),
+    ("relu", "relu"),
+    ("silu", "silu"),
+    ("swish", "silu"),
+    ("relu2", "relu2"),
+];
+
 const HF: &[HfType] = &[HfType {
     model_type: "gpt2",
     architecture: "GPT2LMHeadModel",
     fixed: &[],
+    common: &[],
     fields: &[
         VOCAB,
         field(&["n_embd"], Meaning::Required("hidden")),
@@ -55,7 +72,7 @@ const HF: &[HfType] = &[HfType {
         field(&["n_positions"], Meaning::Optional("max_seq_len")),
         field(
             &["activation_function"],
-            Meaning::Word(&["gelu_new", "gelu_pytorch_tanh"]),
+            Meaning::Choice("activation", ACTIVATIONS),
         ),
         field(&["layer_norm_epsilon"], Meaning::Optional("norm_eps")),
         field(&["resid_pdrop"], Meaning::Dropout),
@@ -163,7 +180,8 @@ impl Block {
         let y = b.layer_norm(self.ln_2, x1);
         let out = b.within(self.mlp, |b| {
             let up = b.linear(self.c_fc, y);
-            let act = b.g.unary(OpKind::Gelu, up);
+            let activation = b.s.model.options.activation;
+            let act = activate(b, activation.unwrap_or(Activation::GeluTanh), up);
             let down = b.linear(self.mlp_c_proj, act);
             b.g.binary(OpKind::Add, x1, down)
         });
@@ -191,6 +209,6 @@ impl Forward for Gpt2 {
             h = block.forward(b, h);
         }
         let y = b.layer_norm(self.norm, h);
-        loss::head_and_loss(b, self.head, y, labels, None);
+        loss::head_and_loss(b, self.head, y, labels, Logits::default());
     }
 }

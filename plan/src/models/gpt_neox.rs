@@ -1,12 +1,15 @@
 //! GPT-NeoX and Pythia: LayerNorm with bias, partial rotary embedding, query-key-value projection
 //! stored per head, exact GELU, and attention next to the feed-forward layer (parallel residual).
 
+use super::Forward;
 use super::build::Builder;
 use super::declare::{Declare, Layer, Order, ROOT, Weights};
-use super::hf::{FFN, Field, HEADS, HIDDEN, HfType, LAYERS, Meaning, ROPE_THETA, VOCAB, field};
+use super::hf::{
+    FFN, Field, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS, ROPE_THETA, VOCAB, field,
+};
+use super::loss::{self, Logits};
 use super::rope::Rope;
 use super::spec::{Conflict, DEFAULT_SEQ_LEN, Defaults, FamilySpec, Inputs, Mask};
-use super::{Forward, loss};
 use crate::config::{Bias, Family, Model};
 use crate::graph::ValueId;
 use crate::ir::{ModuleId, ModuleKind, OpKind};
@@ -25,6 +28,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
         "partial_rotary_factor",
         "parallel_residual",
         "max_seq_len",
+        "model_type",
     ],
     defaults: Defaults {
         bias: Bias::All,
@@ -49,6 +53,7 @@ const HF: &[HfType] = &[HfType {
     model_type: "gpt_neox",
     architecture: "GPTNeoXForCausalLM",
     fixed: &[],
+    common: &[],
     fields: &[
         VOCAB,
         HIDDEN,
@@ -56,10 +61,7 @@ const HF: &[HfType] = &[HfType {
         LAYERS,
         HEADS,
         field(&["hidden_act"], Meaning::Word(&["gelu"])),
-        field(
-            &["max_position_embeddings"],
-            Meaning::Positions { slides: false },
-        ),
+        POSITIONS,
         field(&["layer_norm_eps"], Meaning::Optional("norm_eps")),
         Field {
             names: &[
@@ -234,6 +236,6 @@ impl Forward for GptNeox {
             h = block.forward(b, h, rope);
         }
         let y = b.layer_norm(self.norm, h);
-        loss::head_and_loss(b, self.head, y, labels, None);
+        loss::head_and_loss(b, self.head, y, labels, Logits::default());
     }
 }

@@ -3,10 +3,11 @@
 //! Names and defaults are those of the configuration classes of transformers 5. The same rows read
 //! a file into a scenario, compare a file with a scenario, and write the file of a trained model.
 
-use crate::config::{Model, ModelOptions};
+use crate::config::{Bias, Model, ModelOptions};
 use serde_json::Value;
 
 /// A `model_type` of transformers that a family covers.
+#[derive(Clone, Copy)]
 pub struct HfType {
     /// `model_type`.
     pub model_type: &'static str,
@@ -14,11 +15,14 @@ pub struct HfType {
     pub architecture: &'static str,
     /// Values of keys of `[model]` that every model of this type has.
     pub fixed: &'static [(&'static str, Given)],
+    /// Fields that it has in common with other types.
+    pub common: &'static [Field],
     /// Fields, in the order in which they are written.
     pub fields: &'static [Field],
 }
 
 /// A field of `config.json`.
+#[derive(Clone, Copy)]
 pub struct Field {
     /// Name. A dot leads into an object. If there are several names, the first one in a file
     /// counts.
@@ -36,15 +40,18 @@ pub enum Meaning {
     Optional(&'static str),
     /// The value of a key. If it is absent or null, the default of the configuration class applies.
     Default(&'static str, Given),
-    /// The longest sequence, or `sliding_window` if that is shorter.
-    Positions {
-        /// Whether the window slides if `use_sliding_window` is absent.
-        slides: bool,
-    },
-    /// Whether the window slides. Our models see the whole sequence, so false is written.
-    Slides,
-    /// Whether some linear layers have a bias: key `bias` is true if all such fields are.
-    HasBias,
+    /// The value of a key. If it is absent, the default of the configuration class applies; null is
+    /// the key's own default.
+    Nullable(&'static str, Given),
+    /// A word for each value of a key: theirs, then ours. If the field is absent, the first one
+    /// applies.
+    Choice(&'static str, &'static [(&'static str, &'static str)]),
+    /// The value of a key, computed from the file.
+    Computed(&'static str, Computed),
+    /// Longest sequence.
+    Positions,
+    /// Whether some linear layers have a bias, and whether that is so if the field is absent.
+    HasBias(BiasPart, bool),
     /// One of these words. If it is absent, the first one applies.
     Word(&'static [&'static str]),
     /// On, or absent.
@@ -62,8 +69,69 @@ pub enum Meaning {
     NoneOf,
 }
 
-/// Keys that change training, not the model.
-const LOSSES: [&str; 3] = ["aux_loss", "aux_loss_kind", "z_loss"];
+/// Fields of a file by name; null counts as absent.
+pub type Fields<'f> = &'f dyn Fn(&str) -> Option<Value>;
+
+/// A key whose value does not stand in one field.
+#[derive(Clone, Copy)]
+pub struct Computed {
+    /// Names of more fields that are read.
+    pub also: &'static [&'static str],
+    /// Returns the key's value from a file; `None` for the key's default.
+    ///
+    /// # Errors
+    /// What no key can express.
+    pub read: fn(Fields<'_>) -> Result<Option<Value>, String>,
+    /// Returns the field's value from the model, by key; `None` to leave it out.
+    pub write: fn(&Value) -> Option<Value>,
+}
+
+/// Linear layers that have a bias or not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BiasPart {
+    /// Queries, keys and values.
+    Qkv,
+    /// The output of attention.
+    AttentionOutput,
+    /// All of attention.
+    Attention,
+    /// The feed-forward layer.
+    Mlp,
+    /// All.
+    All,
+}
+
+impl BiasPart {
+    /// Returns whether it belongs to the layers with a bias.
+    #[must_use]
+    pub fn within(self, bias: Bias) -> bool {
+        match self {
+            Self::Qkv => bias.qkv(),
+            Self::AttentionOutput => bias.attention_output(),
+            Self::Attention => bias.qkv() && bias.attention_output(),
+            Self::Mlp => bias.mlp(),
+            Self::All => bias == Bias::All,
+        }
+    }
+
+    /// Returns the layers with a bias if exactly those of `parts` have one; `None` for a
+    /// combination that no value of the key expresses.
+    #[must_use]
+    pub fn together(parts: &[Self]) -> Option<Bias> {
+        let has = |part| parts.contains(&part);
+        let all = has(Self::All);
+        let qkv = all || has(Self::Qkv) || has(Self::Attention);
+        let output = all || has(Self::AttentionOutput) || has(Self::Attention);
+        Some(match (qkv, output, all || has(Self::Mlp)) {
+            (false, false, false) => Bias::None,
+            (true, false, false) => Bias::Qkv,
+            (true, true, false) => Bias::Attention,
+            (false, false, true) => Bias::Mlp,
+            (true, true, true) => Bias::All,
+            _ => return None,
+        })
+    }
+}
 
 /// A value of a key.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -76,6 +144,8 @@ pub enum Given {
     Float(f64),
     /// A string.
     Str(&'static str),
+    /// A list of strings.
+    Words(&'static [&'static str]),
 }
 
 impl From<Given> for Value {
@@ -85,8 +155,15 @@ impl From<Given> for Value {
             Given::Int(n) => n.into(),
             Given::Float(x) => x.into(),
             Given::Str(s) => s.into(),
+            Given::Words(words) => words.into(),
         }
     }
+}
+
+/// Returns whether a key changes how a model is trained, but not its outputs.
+#[must_use]
+pub fn changes_training(key: &str) -> bool {
+    matches!(key, "aux_loss" | "aux_loss_kind" | "z_loss")
 }
 
 /// Returns a field with one name.
@@ -103,6 +180,7 @@ pub(super) const HIDDEN: Field = field(&["hidden_size"], Meaning::Required("hidd
 pub(super) const HEADS: Field = field(&["num_attention_heads"], Meaning::Required("heads"));
 pub(super) const FFN: Field = field(&["intermediate_size"], Meaning::Required("ffn"));
 pub(super) const VOCAB: Field = field(&["vocab_size"], Meaning::Required("vocab"));
+pub(super) const POSITIONS: Field = field(&["max_position_embeddings"], Meaning::Positions);
 pub(super) const TIED: Field = field(
     &["tie_word_embeddings"],
     Meaning::Optional("tie_embeddings"),
@@ -114,6 +192,11 @@ pub(super) const ROPE_THETA: Field = Field {
 };
 
 impl HfType {
+    /// Returns all fields.
+    pub fn all_fields(&self) -> impl Iterator<Item = &'static Field> + Clone + use<> {
+        self.common.iter().chain(self.fields)
+    }
+
     /// Returns whether a model of the family is of this type: its fixed keys have their values, its
     /// fields can express their keys, and every other option has its default.
     #[must_use]
@@ -125,17 +208,35 @@ impl HfType {
         };
         let can_say = |field: &Field| match field.meaning {
             Meaning::Required(key) | Meaning::Default(key, _) => !values[key].is_null(),
-            Meaning::HasBias => values["bias"].is_boolean(),
+            Meaning::Choice(key, words) => words.iter().any(|(_, ours)| values[key] == *ours),
             _ => true,
         };
+        // Options that classes of transformers have whatever the type.
+        const OF_ALL: [&str; 2] = ["head", "num_labels"];
         let has_default = |(key, default): (&String, &Value)| {
             let is_fixed = self.fixed.iter().any(|(fixed, _)| fixed == key);
-            let free = is_fixed || LOSSES.contains(&key.as_str());
-            free || self.fields.iter().any(|f| f.says(key)) || values[key] == *default
+            is_fixed
+                || OF_ALL.contains(&key.as_str())
+                || changes_training(key)
+                || self.all_fields().any(|f| f.says(key))
+                || values[key] == *default
         };
         self.fixed.iter().all(is_fixed)
-            && self.fields.iter().all(can_say)
+            && self.all_fields().all(can_say)
+            && self.says_bias(model.bias)
             && defaults.as_object().into_iter().flatten().all(has_default)
+    }
+
+    /// Returns whether fields can say which layers have a bias.
+    fn says_bias(&self, bias: Bias) -> bool {
+        let part = |field: &Field| match field.meaning {
+            Meaning::HasBias(part, _) => Some(part),
+            _ => None,
+        };
+        let parts: Vec<BiasPart> = self.all_fields().filter_map(part).collect();
+        let on = parts.iter().copied().filter(|part| part.within(bias));
+        let on: Vec<BiasPart> = on.collect();
+        parts.is_empty() || BiasPart::together(&on) == Some(bias)
     }
 }
 
@@ -143,8 +244,50 @@ impl Field {
     /// Returns whether the field is the value of a key.
     fn says(&self, key: &str) -> bool {
         match self.meaning {
-            Meaning::Required(k) | Meaning::Optional(k) | Meaning::Default(k, _) => k == key,
+            Meaning::Required(k)
+            | Meaning::Optional(k)
+            | Meaning::Default(k, _)
+            | Meaning::Nullable(k, _)
+            | Meaning::Choice(k, _)
+            | Meaning::Computed(k, _) => k == key,
             _ => false,
         }
+    }
+}
+
+/// Classes of transformers.
+impl HfType {
+    /// Returns the name that all classes begin with; `None` if the class of the language model has
+    /// an unusual name.
+    fn stem(&self) -> Option<&'static str> {
+        let ends = [
+            "ForCausalLM",
+            "LMHeadModel",
+            "ForMaskedLM",
+            "ForConditionalGeneration",
+        ];
+        ends.iter()
+            .find_map(|end| self.architecture.strip_suffix(end))
+    }
+
+    /// Returns the class without an output layer.
+    #[must_use]
+    pub fn base_class(&self) -> Option<String> {
+        Some(format!("{}Model", self.stem()?))
+    }
+
+    /// Returns the classes whose output layers are known.
+    #[must_use]
+    pub fn classes(&self, heads: bool) -> Vec<String> {
+        let mut all = vec![self.architecture.to_owned()];
+        if let Some(stem) = self.stem().filter(|_| heads) {
+            let ends = [
+                "ForSequenceClassification",
+                "ForTokenClassification",
+                "Model",
+            ];
+            all.extend(ends.map(|end| format!("{stem}{end}")));
+        }
+        all
     }
 }

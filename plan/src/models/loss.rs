@@ -16,24 +16,42 @@ pub(super) fn tokens(b: &mut Builder<'_>) -> (ValueId, ValueId) {
     })
 }
 
-/// Adds output projection and cross entropy of hidden states `[batch, seq, hidden]`. With a
-/// `scale`, logits are multiplied by it; a chunked loss multiplies the hidden states instead, which
-/// are smaller.
+/// What is done to logits before the loss.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Logits {
+    /// Factor.
+    pub(super) scale: Option<f64>,
+    /// Soft limit, after the factor.
+    pub(super) softcap: Option<f64>,
+}
+
+/// Adds output projection and cross entropy of hidden states `[batch, seq, hidden]`. A chunked loss
+/// multiplies the hidden states instead of the logits by a factor, which are smaller; it has no
+/// soft limit.
 pub(super) fn head_and_loss(
     b: &mut Builder<'_>,
     head: Layer,
     hidden: ValueId,
     labels: ValueId,
-    scale: Option<f64>,
+    change: Logits,
 ) {
-    let scaled = |b: &mut Builder<'_>, x| match scale {
+    let scaled = |b: &mut Builder<'_>, x| match change.scale {
         Some(by) => b.scale(x, by),
         None => x,
     };
     match b.s.train.loss {
         Loss::Materialized => {
             let logits = b.linear(head, hidden);
-            let logits = b.within(ROOT, |b| scaled(b, logits));
+            let logits = b.within(ROOT, |b| {
+                let logits = scaled(b, logits);
+                match change.softcap {
+                    Some(cap) => {
+                        let kind = OpKind::Softcap(op::Softcap { cap: Real(cap) });
+                        b.g.unary(kind, logits)
+                    }
+                    None => logits,
+                }
+            });
             cross_entropy(b, logits, labels);
         }
         Loss::Chunked => {
@@ -44,7 +62,7 @@ pub(super) fn head_and_loss(
 }
 
 /// Computes `F.cross_entropy(logits.view(-1, V).float(), labels.reshape(-1))`.
-fn cross_entropy(b: &mut Builder<'_>, logits: ValueId, labels: ValueId) {
+pub(super) fn cross_entropy(b: &mut Builder<'_>, logits: ValueId, labels: ValueId) {
     let module = b.tree.loss();
     let loss = b.within(module, |b| {
         let (rows, cols) = (b.g.value(logits).rows(), b.g.value(logits).cols());
@@ -70,10 +88,15 @@ fn cross_entropy(b: &mut Builder<'_>, logits: ValueId, labels: ValueId) {
     b.set_loss(loss);
 }
 
-/// Computes `F.mse_loss(out.float(), target)` against a target of zeros.
+/// Computes `F.mse_loss(out.float(), target)`.
 pub(crate) fn mean_square(b: &mut Builder<'_>, out: ValueId) {
+    mean_square_of(b, out, "target");
+}
+
+/// Computes `F.mse_loss(out.float(), target)` with a target of this name.
+pub(super) fn mean_square_of(b: &mut Builder<'_>, out: ValueId, name: &'static str) {
     let shape = b.g.value(out).shape.clone();
-    let target = b.constant("target", &shape, DType::F32, true);
+    let target = b.constant(name, &shape, DType::F32, true);
     let module = b.tree.loss();
     let loss = b.within(module, |b| {
         let scale = Real(1.0 / b.g.value(out).numel() as f64);

@@ -4,6 +4,16 @@ use super::build::Builder;
 use super::declare::ROOT;
 use crate::graph::ValueId;
 use crate::ir::{DType, OpKind};
+use smallvec::SmallVec;
+
+/// Dimensions of a head that are rotated together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pairs {
+    /// Dimension `i` and `i + dims / 2`.
+    Halves,
+    /// Dimension `2 i` and `2 i + 1`.
+    Adjacent,
+}
 
 /// Tables of the rotary embedding, `[seq, dims / 2]` each.
 #[derive(Clone, Copy)]
@@ -12,16 +22,28 @@ pub(super) struct Rope {
     sin: ValueId,
     /// Number of rotated dimensions of a head, which come first.
     dims: u64,
+    pairs: Pairs,
 }
 
 impl Rope {
     /// Declares the float32 tables for the first `dims` dimensions of a head.
     pub(super) fn tables(b: &mut Builder<'_>, dims: u64) -> Self {
+        Self::named(b, ["rope_cos", "rope_sin"], dims, Pairs::Halves)
+    }
+
+    /// Declares float32 tables of these names for the first `dims` dimensions of a head.
+    pub(super) fn named(
+        b: &mut Builder<'_>,
+        [cos, sin]: [&'static str; 2],
+        dims: u64,
+        pairs: Pairs,
+    ) -> Self {
         let shape = [b.seq(), dims / 2];
         Self {
-            cos: b.constant("rope_cos", &shape, DType::F32, false),
-            sin: b.constant("rope_sin", &shape, DType::F32, false),
+            cos: b.constant(cos, &shape, DType::F32, false),
+            sin: b.constant(sin, &shape, DType::F32, false),
             dims,
+            pairs,
         }
     }
 
@@ -34,8 +56,8 @@ impl Rope {
         })
     }
 
-    /// Rotates queries or keys `[batch, heads, seq, head_dim]`: pairs of the two halves of the
-    /// rotated dimensions. The other dimensions pass unchanged.
+    /// Rotates queries or keys `[batch, heads, seq, head_dim]`: pairs of the rotated dimensions.
+    /// The other dimensions pass unchanged.
     pub(super) fn rotate(self, b: &mut Builder<'_>, x: ValueId) -> ValueId {
         let g = &mut b.g;
         let head_dim = g.value(x).shape[3];
@@ -46,8 +68,38 @@ impl Rope {
                 Some(g.slice(x, 3, self.dims, rest)),
             ),
         };
-        let halves = g.split(rotated, 3, 2);
-        let (x1, x2) = (halves[0], halves[1]);
+        match self.pairs {
+            Pairs::Halves => {
+                let halves = g.split(rotated, 3, 2);
+                let turned = self.turn(b, [halves[0], halves[1]]);
+                let parts: SmallVec<[ValueId; 3]> = turned.into_iter().chain(rest).collect();
+                b.g.cat(&parts, 3)
+            }
+            Pairs::Adjacent => {
+                let mut shape = g.value(rotated).shape.to_vec();
+                let whole = shape.clone();
+                shape[3] /= 2;
+                let part = shape.clone();
+                shape.push(2);
+                let pairs = g.reshape(rotated, &shape);
+                let ends = g.split(pairs, 4, 2);
+                let [first, second] = [ends[0], ends[1]].map(|v| g.reshape(v, &part));
+                let turned = self.turn(b, [first, second]);
+                shape[4] = 1;
+                let ends = turned.map(|v| b.g.reshape(v, &shape));
+                let pairs = b.g.cat(&ends, 4);
+                let rotated = b.g.reshape(pairs, &whole);
+                match rest {
+                    None => rotated,
+                    Some(rest) => b.g.cat(&[rotated, rest], 3),
+                }
+            }
+        }
+    }
+
+    /// Rotates the first and the second dimension of every pair.
+    fn turn(self, b: &mut Builder<'_>, [x1, x2]: [ValueId; 2]) -> [ValueId; 2] {
+        let g = &mut b.g;
         let (a, c) = (
             g.binary(OpKind::Mul, x1, self.cos),
             g.binary(OpKind::Mul, x2, self.sin),
@@ -57,10 +109,6 @@ impl Rope {
             g.binary(OpKind::Mul, x2, self.cos),
             g.binary(OpKind::Mul, x1, self.sin),
         );
-        let second = g.binary(OpKind::Add, a, c);
-        match rest {
-            None => g.cat(&[first, second], 3),
-            Some(rest) => g.cat(&[first, second, rest], 3),
-        }
+        [first, g.binary(OpKind::Add, a, c)]
     }
 }

@@ -3,7 +3,7 @@
 use super::Forward;
 use super::declare::{Declare, Weights};
 use super::hf::HfType;
-use crate::config::{Bias, Family, Model};
+use crate::config::{Bias, Family, Model, QkNorm};
 
 /// Default for the maximum sequence length of a language model.
 pub(crate) const DEFAULT_SEQ_LEN: u64 = 8192;
@@ -109,16 +109,17 @@ impl Conflict {
     /// Refuses options that need separate layers for queries, keys and values.
     pub(super) fn packed_projections(m: &Model) -> Result<(), Self> {
         let family = m.family.name();
-        if m.bias == Bias::Qkv {
+        if !matches!(m.bias, Bias::None | Bias::All) {
             let message = format!(
-                "`bias` = \"qkv\" needs separate query, key and value layers, which family {family} does not have"
+                "`bias` = {} needs separate query, key and value layers, which family {family} does not have",
+                serde_json::to_value(m.bias).unwrap_or_default()
             );
             return Err(Self {
                 help: Some("use true or false"),
                 ..Self::new(&["bias", "family"], message)
             });
         }
-        if m.options.qk_norm {
+        if m.options.qk_norm != QkNorm::None {
             let message = format!(
                 "`qk_norm` needs separate queries and keys, which family {family} does not have"
             );

@@ -1,7 +1,7 @@
 //! Scenarios for tests, built by hand.
 
 use crate::config::*;
-use crate::ir::DType;
+use crate::ir::{DType, Module, Param};
 
 /// Returns whether a family has Llama's attention.
 fn is_llama(family: Family) -> bool {
@@ -55,6 +55,8 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             grad_accum: 1,
             recompute: Recompute::None,
             recompute_layers: RecomputeLayers::All,
+            recompute_save: None,
+            recompute_nth_matmul: 0,
             loss: Loss::Materialized,
             loss_chunk_rows: 4096,
             optimizer: Optimizer::Adamw,
@@ -111,6 +113,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
         precision: Precision {
             compute: DType::Bf16,
             main_params: Some(DType::F32),
+            frozen_params: None,
             main_grads: DType::F32,
             comm_grads: DType::F32,
             moments: DType::F32,
@@ -127,6 +130,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             fused_products: false,
             cuda_graph: CudaGraph::Off,
         },
+        lora: None,
         gate: Gate::default(),
     }
 }
@@ -185,4 +189,10 @@ pub(crate) fn gpt2_small() -> Scenario {
     };
     (s.train.micro_batch, s.train.seq_len) = (1, 1024);
     s
+}
+
+/// Returns modules in pre-order and parameters in registration order, without building a graph.
+pub(crate) fn modules_and_params(scenario: &Scenario) -> (Vec<Module>, Vec<Param>) {
+    let tree = super::declare(scenario, scenario.model.layers).tree;
+    (tree.modules, tree.params)
 }

@@ -1,122 +1,203 @@
-//! Softmax attention.
+//! Softmax attention, plain and with changed scores.
 
 use super::signature::{Signature, any};
 use super::vjp::backward_only;
 use super::{Contributions, Fusion, OpDef, Operands, Vjp};
-use crate::graph::{Value, ValueId};
-use crate::ir::{AttentionShape, DType, KernelClass, OpKind, op};
+use crate::ir::{AttentionShape, DType, KernelClass, OpKind, ScoreMod, op};
 use smallvec::{SmallVec, smallvec};
 
-/// Returns the sizes of attention from its queries and keys.
-///
-/// # Panics
-/// If they do not belong together; the model's code makes both.
-fn shape(q: &Value, k: &Value, causal: bool) -> AttentionShape {
-    let shape = AttentionShape::of(&q.shape, &k.shape, causal);
-    shape.expect("queries and keys of one attention")
+/// FLOPs of a change of one score, as elementwise functions count them.
+const SOFTCAP_FLOPS: u64 = 8;
+const SLOPE_FLOPS: u64 = 2;
+
+/// One kind of attention.
+#[derive(Clone, Copy)]
+struct Attention {
+    causal: bool,
+    score_mod: ScoreMod,
 }
 
-impl OpDef for op::Attention {
-    fn name(&self) -> &'static str {
-        "attention"
+impl Attention {
+    /// Returns the sizes from queries and keys, which start at input `q`.
+    ///
+    /// # Panics
+    /// If they do not belong together; the model's code makes both.
+    fn shape(self, at: &Operands<'_>, q: usize) -> AttentionShape {
+        let shape = AttentionShape::of(&at.input(q).shape, &at.input(q + 1).shape, self.causal);
+        let shape = shape.expect("queries and keys of one attention");
+        shape.windowed(self.score_mod.window)
     }
 
-    fn signature(&self) -> Signature {
-        let outputs = &[any("out"), any("lse"), any("the seed"), any("the offset")];
-        Signature::new(&[any("q"), any("k"), any("v")], outputs).optional_outputs(2)
+    fn flops(self, at: &Operands<'_>, q: usize, backward: bool) -> u64 {
+        let shape = self.shape(at, q);
+        let capped = self.score_mod.softcap.0 != 0.0;
+        let each =
+            SOFTCAP_FLOPS * u64::from(capped) + SLOPE_FLOPS * u64::from(self.score_mod.alibi);
+        // Two matmuls make 4 FLOPs per score and component.
+        let scores = shape.flops(false) / (4 * shape.head_dim.max(1));
+        shape.flops(backward) + each * scores
     }
 
-    fn result(&self, n: usize, inputs: &[DType]) -> DType {
-        match n {
-            0 => inputs[0],
-            1 => DType::F32,
-            _ => DType::I64,
-        }
-    }
-
-    fn fusion(&self) -> Fusion {
-        Fusion::Extern
-    }
-
-    fn flops(&self, at: &Operands<'_>) -> u64 {
-        shape(at.input(0), at.input(1), self.causal).flops(false)
-    }
-
-    fn class(&self, at: &Operands<'_>) -> KernelClass {
+    fn class(self, at: &Operands<'_>, q: usize, backward: bool) -> KernelClass {
         KernelClass::Attention {
-            shape: shape(at.input(0), at.input(1), self.causal),
-            backward: false,
+            shape: self.shape(at, q),
+            backward,
         }
-    }
-
-    fn vjp(&self, at: Vjp<'_>) -> Contributions {
-        let Vjp { g, op, dy, needs } = at;
-        let [q, k, v] = [op.inputs[0], op.inputs[1], op.inputs[2]];
-        let mut inputs: SmallVec<[ValueId; 8]> = smallvec![dy, q, k, v];
-        inputs.extend_from_slice(&op.outputs);
-        let kind = OpKind::AttentionGrad(op::AttentionGrad {
-            causal: self.causal,
-            scale: self.scale,
-        });
-        let gradients = g.compute_like(kind, &inputs, &[q, k, v]);
-        (0..3)
-            .filter(|&i| needs[i])
-            .map(|i| (i, gradients[i]))
-            .collect()
-    }
-
-    fn saved_by_selective_recompute(&self) -> bool {
-        true
-    }
-
-    fn takes_strides(&self) -> bool {
-        true
     }
 }
 
-impl OpDef for op::AttentionGrad {
-    fn name(&self) -> &'static str {
-        "attention_backward"
-    }
+fn forward_signature() -> Signature {
+    let outputs = &[any("out"), any("lse"), any("the seed"), any("the offset")];
+    Signature::new(&[any("q"), any("k"), any("v")], outputs).optional_outputs(2)
+}
 
-    fn signature(&self) -> Signature {
-        let inputs = &[
-            any("the gradient"),
-            any("q"),
-            any("k"),
-            any("v"),
-            any("out"),
-            any("lse"),
-            any("the seed"),
-            any("the offset"),
-        ];
-        Signature::new(inputs, &[any("d_q"), any("d_k"), any("d_v")]).optional_inputs(2)
-    }
+fn backward_signature() -> Signature {
+    let inputs = &[
+        any("the gradient"),
+        any("q"),
+        any("k"),
+        any("v"),
+        any("out"),
+        any("lse"),
+        any("the seed"),
+        any("the offset"),
+    ];
+    Signature::new(inputs, &[any("d_q"), any("d_k"), any("d_v")]).optional_inputs(2)
+}
 
-    fn fusion(&self) -> Fusion {
-        Fusion::Extern
-    }
-
-    fn flops(&self, at: &Operands<'_>) -> u64 {
-        shape(at.input(1), at.input(2), self.causal).flops(true)
-    }
-
-    fn class(&self, at: &Operands<'_>) -> KernelClass {
-        KernelClass::Attention {
-            shape: shape(at.input(1), at.input(2), self.causal),
-            backward: true,
-        }
-    }
-
-    fn vjp(&self, _: Vjp<'_>) -> Contributions {
-        backward_only()
-    }
-
-    fn takes_strides(&self) -> bool {
-        true
-    }
-
-    fn is_backward(&self) -> bool {
-        true
+fn result_type(n: usize, inputs: &[DType]) -> DType {
+    match n {
+        0 => inputs[0],
+        1 => DType::F32,
+        _ => DType::I64,
     }
 }
+
+/// Emits the gradients of queries, keys and values by one kernel.
+fn gradients(at: Vjp<'_>, kind: OpKind) -> Contributions {
+    let Vjp { g, op, dy, needs } = at;
+    let [q, k, v] = [op.inputs[0], op.inputs[1], op.inputs[2]];
+    let mut inputs: SmallVec<[_; 8]> = smallvec![dy, q, k, v];
+    inputs.extend_from_slice(&op.outputs);
+    let gradients = g.compute_like(kind, &inputs, &[q, k, v]);
+    (0..3)
+        .filter(|&i| needs[i])
+        .map(|i| (i, gradients[i]))
+        .collect()
+}
+
+impl From<op::Attention> for Attention {
+    fn from(op: op::Attention) -> Self {
+        Self {
+            causal: op.causal,
+            score_mod: ScoreMod::NONE,
+        }
+    }
+}
+
+impl From<op::AttentionGrad> for Attention {
+    fn from(op: op::AttentionGrad) -> Self {
+        Self {
+            causal: op.causal,
+            score_mod: ScoreMod::NONE,
+        }
+    }
+}
+
+impl From<op::FlexAttention> for Attention {
+    fn from(op: op::FlexAttention) -> Self {
+        Self {
+            causal: op.causal,
+            score_mod: op.score_mod,
+        }
+    }
+}
+
+impl From<op::FlexAttentionGrad> for Attention {
+    fn from(op: op::FlexAttentionGrad) -> Self {
+        Self {
+            causal: op.causal,
+            score_mod: op.score_mod,
+        }
+    }
+}
+
+/// Defines a forward and a backward operation.
+macro_rules! attention {
+    ($Forward:ident $name:literal, $Grad:ident $grad_name:literal, $($field:ident)+) => {
+        impl OpDef for op::$Forward {
+            fn name(&self) -> &'static str {
+                $name
+            }
+
+            fn signature(&self) -> Signature {
+                forward_signature()
+            }
+
+            fn result(&self, n: usize, inputs: &[DType]) -> DType {
+                result_type(n, inputs)
+            }
+
+            fn fusion(&self) -> Fusion {
+                Fusion::Extern
+            }
+
+            fn flops(&self, at: &Operands<'_>) -> u64 {
+                Attention::from(*self).flops(at, 0, false)
+            }
+
+            fn class(&self, at: &Operands<'_>) -> KernelClass {
+                Attention::from(*self).class(at, 0, false)
+            }
+
+            fn vjp(&self, at: Vjp<'_>) -> Contributions {
+                gradients(at, OpKind::$Grad(op::$Grad { $($field: self.$field),+ }))
+            }
+
+            fn saved_by_selective_recompute(&self) -> bool {
+                true
+            }
+
+            fn takes_strides(&self) -> bool {
+                true
+            }
+        }
+
+        impl OpDef for op::$Grad {
+            fn name(&self) -> &'static str {
+                $grad_name
+            }
+
+            fn signature(&self) -> Signature {
+                backward_signature()
+            }
+
+            fn fusion(&self) -> Fusion {
+                Fusion::Extern
+            }
+
+            fn flops(&self, at: &Operands<'_>) -> u64 {
+                Attention::from(*self).flops(at, 1, true)
+            }
+
+            fn class(&self, at: &Operands<'_>) -> KernelClass {
+                Attention::from(*self).class(at, 1, true)
+            }
+
+            fn vjp(&self, _: Vjp<'_>) -> Contributions {
+                backward_only()
+            }
+
+            fn takes_strides(&self) -> bool {
+                true
+            }
+
+            fn is_backward(&self) -> bool {
+                true
+            }
+        }
+    };
+}
+
+attention!(Attention "attention", AttentionGrad "attention_backward", causal scale);
+attention!(FlexAttention "flex_attention", FlexAttentionGrad "flex_attention_backward", causal scale score_mod);

@@ -142,6 +142,16 @@ impl Elementwise for op::Scale {
     }
 }
 
+impl Elementwise for op::Shift {
+    const NAME: &'static str = "shift";
+    const INPUTS: usize = 1;
+    const FLOPS: u64 = 1;
+
+    fn gradients(&self, at: Vjp<'_>) -> Contributions {
+        Vjp::first(at.dy)
+    }
+}
+
 impl Elementwise for op::Softcap {
     const NAME: &'static str = "softcap";
     const INPUTS: usize = 1;

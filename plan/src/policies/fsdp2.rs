@@ -131,7 +131,6 @@ impl Fsdp2 {
     fn group_state(out: &mut Emitter<'_>, g: GroupId) -> GroupState {
         let group = out.inputs.group(g).clone();
         let types = out.inputs.types;
-        let stored = types.stored();
         let Layout::PerParam(layout) = &group.layout else {
             return GroupState::default();
         };
@@ -142,10 +141,11 @@ impl Fsdp2 {
         };
         for (i, item) in layout.items.iter().enumerate() {
             let holds = Holds::Param(item.param);
-            let bytes = item.shard_numel * stored.size();
+            let kept = types.shard(&out.inputs.tape.params[item.param.index()]);
+            let bytes = item.shard_numel * kept.size();
             state
                 .shards
-                .push(out.persistent(Role::MainWeight, bytes, stored, group.unit, holds));
+                .push(out.persistent(Role::MainWeight, bytes, kept, group.unit, holds));
             if trained(item.param) {
                 let local = layout.local_numel(i, 0);
                 let moments = moments(out, group.unit, local, holds, true);

@@ -154,10 +154,11 @@ fn param_state(out: &mut Emitter<'_>, p: ParamId) -> ParamState {
     };
     let padded = shard_numel * u64::from(out.inputs.inner);
     let numel = out.inputs.tape.params[p.index()].numel();
+    let kept = out.inputs.types.shard(&out.inputs.tape.params[p.index()]);
     let shard = out.persistent(
         Role::MainWeight,
-        shard_numel * stored.size(),
-        stored,
+        shard_numel * kept.size(),
+        kept,
         group.unit,
         holds,
     );

@@ -73,7 +73,11 @@ pub fn kernel_bytes(kernel: &Kernel, deterministic: bool) -> u64 {
             let (rows, head_dim) = (shape.rows(), shape.head_dim);
             // One dot product per row, of the output and its gradient.
             let delta = (rows * 4).next_multiple_of(ALIGN);
-            let fused = kernel.dtype.size() == 2 && head_dim <= 128 && head_dim % 8 == 0;
+            let library = !matches!(
+                kernel.body.first().map(|op| op.op),
+                Some(OpKind::FlexAttentionGrad(_))
+            );
+            let fused = library && kernel.dtype.size() == 2 && head_dim <= 128 && head_dim % 8 == 0;
             if !fused {
                 return delta;
             }
@@ -114,6 +118,7 @@ mod tests {
                     seq,
                     head_dim,
                     causal: true,
+                    window: None,
                 },
                 backward: true,
             },

@@ -2,8 +2,15 @@
 //! in that file.
 //!
 //! Each family lists its fields ([`crate::models::HfType`]). A file must give the shapes; the rest
-//! has the defaults of transformers' configuration classes. Dropout and the scaling of rotary
-//! frequencies (`rope_scaling`) change numbers, not the time or memory of a step, and are not read.
+//! has the defaults of transformers' configuration classes. `architectures` names the class, which
+//! determines the output layer. Dropout changes numbers, not the time or memory of a step, and is
+//! not read. What else a file says that no key expresses is in [`Document::notes`].
+
+mod head;
+mod json;
+mod notes;
+mod scaling;
+mod unknown;
 
 use super::error::ScenarioError;
 use super::keys::Key;
@@ -11,7 +18,8 @@ use super::load;
 use super::merge::{Document, Layer, Shape};
 use super::source::Source;
 use super::value::{Datum, Origin, Value};
-use crate::models::{self, FamilySpec, Given, HfType, Meaning};
+use crate::models::{self, BiasPart, FamilySpec, HfType, Meaning};
+use json::datum;
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -24,6 +32,8 @@ struct Config<'t> {
     source: u32,
     text: &'t str,
     fields: BTreeMap<String, &'t RawValue>,
+    /// Numbers that JSON does not have, in order.
+    specials: Vec<json::Special>,
 }
 
 /// Takes from a file, named at a place, the keys that no other text gives. Returns those that other
@@ -43,18 +53,21 @@ pub(crate) fn fill(
         text: text.as_str().into(),
         folder: None,
     };
-    let fields = serde_json::from_str(&text).map_err(|e| {
-        let at = byte(&text, e.line(), e.column());
+    let (plain, specials) = json::without_specials(&text);
+    let fields = serde_json::from_str(&plain).map_err(|e| {
+        let at = json::byte(&text, e.line(), e.column());
         let what = e.to_string();
         // The position is shown once.
         let what = what.split(" at line ").next().unwrap_or_default();
         ScenarioError::at(&source, at..at, format!("no `config.json`: {what}"))
     })?;
-    let config = Config {
+    let mut config = Config {
         source: document.add_source(source),
-        text: &text,
+        text: &plain,
         fields,
+        specials,
     };
+    config.enter_text_config(document);
     let kind = config.kind(document)?;
     config.check(document, kind)?;
     let mut shape = Shape {
@@ -69,10 +82,20 @@ pub(crate) fn fill(
         }
         document.set(key, value, Layer::Preset)?;
     }
+    document.notes.extend(config.notes(kind));
     Ok(shape)
 }
 
 impl<'t> Config<'t> {
+    /// Continues with the language model of a file that wraps several models, if the scenario says
+    /// which type that is.
+    fn enter_text_config(&mut self, d: &Document) {
+        let inner = self.raw("text_config").filter(|_| d.says(Key::ModelType));
+        if let Some(fields) = inner.and_then(|raw| serde_json::from_str(raw.get()).ok()) {
+            self.fields = fields;
+        }
+    }
+
     /// The place of the whole.
     fn whole(&self) -> Origin {
         Origin::new(self.source, 0..0)
@@ -81,10 +104,12 @@ impl<'t> Config<'t> {
     fn value(&self, raw: &'t RawValue) -> Value {
         // A raw value is a part of the text that it was read from.
         let start = (raw.get().as_ptr() as usize).saturating_sub(self.text.as_ptr() as usize);
+        let span = start..start + raw.get().len();
         let read = serde_json::from_str(raw.get()).unwrap_or(serde_json::Value::Null);
+        let special = self.specials.iter().find(|s| span.contains(&s.at));
         Value {
-            origin: Origin::new(self.source, start..start + raw.get().len()),
-            datum: datum(read),
+            origin: Origin::new(self.source, span),
+            datum: special.map_or_else(|| datum(read), |s| Datum::Float(s.value)),
         }
     }
 
@@ -94,33 +119,38 @@ impl<'t> Config<'t> {
     }
 
     fn get(&self, name: &str) -> Option<Value> {
-        let raw = match name.split_once('.') {
-            None => *self.fields.get(name)?,
-            Some((object, name)) => {
-                let text = self.fields.get(object)?.get();
-                let inner: BTreeMap<String, &'t RawValue> = serde_json::from_str(text).ok()?;
-                *inner.get(name)?
-            }
-        };
-        (raw.get() != "null").then(|| self.value(raw))
+        Some(self.value(self.raw(name)?))
+    }
+
+    /// Returns a field as it stands in the file.
+    fn json(&self, name: &str) -> Option<serde_json::Value> {
+        serde_json::from_str(self.raw(name)?.get()).ok()
+    }
+
+    fn raw(&self, name: &str) -> Option<&'t RawValue> {
+        let mut path = name.split('.');
+        let mut raw = *self.fields.get(path.next()?)?;
+        for name in path {
+            let inner: BTreeMap<String, &'t RawValue> = serde_json::from_str(raw.get()).ok()?;
+            raw = *inner.get(name)?;
+        }
+        (raw.get() != "null").then_some(raw)
     }
 
     fn kind(&self, d: &Document) -> Result<Kind, ScenarioError> {
-        let all = || models::hf_types().map(|(family, hf)| Kind { family, hf });
+        let mut all = models::hf_types().map(|(family, hf)| Kind { family, hf });
         let expected = || {
-            let names: Vec<&str> = all().map(|k| k.hf.model_type).collect();
+            let names: Vec<&str> = models::hf_types().map(|(_, t)| t.model_type).collect();
             names.join(" | ")
         };
-        let Some(given) = self.get("model_type") else {
+        // The scenario may say which type to take the file for.
+        let asked = d.value(Key::ModelType).filter(|_| d.says(Key::ModelType));
+        let Some(given) = asked.cloned().or_else(|| self.get("model_type")) else {
             let error = d.error(self.whole(), "no `config.json`: `model_type` is missing");
             return Err(error.with_expected(expected()));
         };
-        let found = all().find(|k| given.str() == Some(k.hf.model_type));
-        found.ok_or_else(|| {
-            let expected = expected();
-            let what = format!("`model_type` must be {expected}, not {}", given.describe());
-            d.error(given.origin, what).with_expected(expected)
-        })
+        let found = all.find(|k| given.str() == Some(k.hf.model_type));
+        found.ok_or_else(|| self.unknown(d, &given).with_expected(expected()))
     }
 
     /// Refuses a value that the family does not support.
@@ -145,7 +175,7 @@ impl<'t> Config<'t> {
 
     /// Checks words and flags, which have no key.
     fn check(&self, d: &Document, kind: Kind) -> Result<(), ScenarioError> {
-        for field in kind.hf.fields {
+        for field in kind.hf.all_fields() {
             let name = field.names[0];
             match field.meaning {
                 Meaning::Word(words) => self.must(d, kind, name, &words.join(" or "), |v| {
@@ -155,11 +185,7 @@ impl<'t> Config<'t> {
                     matches!(v.datum, Datum::Bool(true))
                 })?,
                 Meaning::Off => self.must(d, kind, name, "false", |v| {
-                    matches!(v.datum, Datum::Bool(false))
-                })?,
-                Meaning::NoneOf => self.must(d, kind, name, "empty", |v| {
-                    let text = self.text.get(v.origin.span()).unwrap_or_default();
-                    text.split_whitespace().collect::<String>() == "[]"
+                    matches!(v.datum, Datum::Bool(false) | Datum::Int(0))
                 })?,
                 _ => {}
             }
@@ -176,10 +202,10 @@ impl<'t> Config<'t> {
         let key = |name: &str| Key::find("model", name).expect("a family's keys exist");
         let mut out = vec![(Key::Family, own(Datum::Str(kind.family.name.to_owned())))];
         for &(name, given) in kind.hf.fixed {
-            out.push((key(name), own(given.into())));
+            out.push((key(name), own(datum(given.into()))));
         }
         let mut has_bias = Vec::new();
-        for field in kind.hf.fields {
+        for field in kind.hf.all_fields() {
             let found = self.first(field.names);
             let (name, value) = match field.meaning {
                 Meaning::Required(name) => {
@@ -193,114 +219,102 @@ impl<'t> Config<'t> {
                     (name, Some(value))
                 }
                 Meaning::Optional(name) => (name, found),
-                Meaning::Default(name, given) => (name, found.or_else(|| Some(own(given.into())))),
-                Meaning::Positions { slides } => ("max_seq_len", self.longest(found, slides)),
-                Meaning::HasBias => {
-                    has_bias.push((field.names[0], found));
+                Meaning::Default(name, given) => {
+                    (name, found.or_else(|| Some(own(datum(given.into())))))
+                }
+                Meaning::Nullable(name, given) => {
+                    let absent = !self.fields.contains_key(field.names[0]);
+                    let default = || absent.then(|| own(datum(given.into())));
+                    (name, found.or_else(default))
+                }
+                Meaning::Choice(name, words) => {
+                    let found = found.unwrap_or_else(|| own(Datum::Str(words[0].0.to_owned())));
+                    (
+                        name,
+                        Some(self.choose(d, kind, field.names[0], found, words)?),
+                    )
+                }
+                Meaning::Computed(name, computed) => {
+                    let origin = found.map_or(self.whole(), |v| v.origin);
+                    let read = (computed.read)(&|name| self.json(name));
+                    let read = read.map_err(|what| d.error(origin, what))?;
+                    let datum = read.map(datum);
+                    (name, datum.map(|datum| Value { origin, datum }))
+                }
+                Meaning::Positions => ("max_seq_len", found),
+                Meaning::HasBias(part, default) => {
+                    has_bias.push((field.names[0], part, default, found));
                     continue;
                 }
-                Meaning::When(name, flag, given) => {
-                    let on = self
-                        .get(flag)
-                        .is_some_and(|v| matches!(v.datum, Datum::Bool(true)));
-                    if !on {
-                        continue;
-                    }
-                    (name, found.or_else(|| Some(own(given.into()))))
-                }
-                Meaning::Positive(_)
-                | Meaning::NoneOf
-                | Meaning::Slides
-                | Meaning::Word(_)
-                | Meaning::On
-                | Meaning::Off
-                | Meaning::Dropout => continue,
+                Meaning::Word(_) | Meaning::On | Meaning::Off | Meaning::Dropout => continue,
             };
             out.extend(value.map(|v| (key(name), v)));
         }
         if !has_bias.is_empty() {
-            out.push((Key::Bias, self.bias(d, has_bias)?));
+            out.push((Key::Bias, self.bias(d, &has_bias)?));
         }
+        out.extend(self.scaling(d, kind)?);
+        out.extend(self.head(d, kind)?);
         Ok(out)
     }
 
-    /// Returns how many positions attention sees at once: with a sliding window no more than that.
-    fn longest(&self, positions: Option<Value>, slides: bool) -> Option<Value> {
-        let slides = match self.get("use_sliding_window").map(|v| v.datum) {
-            Some(Datum::Bool(on)) => on,
-            _ => slides,
-        };
-        let window = self.get("sliding_window").filter(|_| slides);
-        match (positions, window) {
-            (Some(all), Some(window)) if window.integer() < all.integer() => Some(window),
-            (None, window) => window,
-            (all, _) => all,
-        }
-    }
-
-    /// Returns whether all linear layers have a bias, from what fields say about some of them.
-    fn bias(
+    /// Returns our word for one of theirs.
+    fn choose(
         &self,
         d: &Document,
-        fields: Vec<(&str, Option<Value>)>,
+        kind: Kind,
+        name: &str,
+        found: Value,
+        words: &[(&str, &str)],
     ) -> Result<Value, ScenarioError> {
-        let is_on = |v: &Option<Value>| {
-            v.as_ref()
-                .is_some_and(|v| !matches!(v.datum, Datum::Bool(false)))
-        };
-        let off = fields.iter().find(|(_, v)| !is_on(v));
-        let on = fields.iter().find(|(_, v)| is_on(v));
-        if let (Some((_, Some(on))), Some((off, _))) = (on, off) {
+        let pair = words.iter().find(|(theirs, _)| found.str() == Some(theirs));
+        let Some((_, ours)) = pair else {
+            let known: Vec<&str> = words.iter().map(|(theirs, _)| *theirs).collect();
+            let want = known.join(" or ");
             let what = format!(
-                "all linear layers of a block must have a bias, or none: `{off}` is not true"
+                "`{name}` must be {want}, not {}: family {} supports nothing else",
+                found.describe(),
+                kind.family.name
             );
-            return Err(d
-                .error(on.origin, what)
-                .with_help("model.bias = \"qkv\" gives a bias to queries, keys and values only"));
-        }
-        let datum = Datum::Bool(off.is_none());
-        let given = fields.into_iter().find_map(|(_, value)| value);
+            return Err(d.error(found.origin, what).with_expected(want));
+        };
+        let datum = Datum::Str((*ours).to_owned());
+        Ok(Value { datum, ..found })
+    }
+
+    /// Returns which linear layers have a bias, from what fields say about some of them.
+    fn bias(&self, d: &Document, fields: &[BiasField<'_>]) -> Result<Value, ScenarioError> {
+        let on = |(_, part, default, value): &BiasField<'_>| {
+            let on = value
+                .as_ref()
+                .map(|v| !matches!(v.datum, Datum::Bool(false)));
+            on.unwrap_or(*default).then_some(*part)
+        };
+        let parts: Vec<BiasPart> = fields.iter().filter_map(on).collect();
+        let given = fields.iter().find_map(|(_, _, _, value)| value.as_ref());
         let origin = given.map_or(self.whole(), |v| v.origin);
-        Ok(Value { origin, datum })
+        let Some(bias) = BiasPart::together(&parts) else {
+            let names: Vec<&str> = fields.iter().map(|(name, ..)| *name).collect();
+            let what = format!(
+                "{} give a bias to a combination of layers that no value of model.bias expresses",
+                names.join(", ")
+            );
+            return Err(d.error(origin, what));
+        };
+        let json = serde_json::to_value(bias).unwrap_or_default();
+        Ok(Value {
+            origin,
+            datum: datum(json),
+        })
     }
 }
+
+/// A field about biases: its name, the layers, the default, and what the file says.
+type BiasField<'f> = (&'f str, BiasPart, bool, Option<Value>);
 
 /// A `model_type`, and the family that covers it.
 #[derive(Clone, Copy)]
 struct Kind {
     family: &'static FamilySpec,
     hf: &'static HfType,
-}
-
-impl From<Given> for Datum {
-    fn from(given: Given) -> Self {
-        match given {
-            Given::Bool(b) => Self::Bool(b),
-            Given::Int(n) => Self::Int(n.into()),
-            Given::Float(x) => Self::Float(x),
-            Given::Str(s) => Self::Str(s.to_owned()),
-        }
-    }
-}
-
-/// A JSON value as TOML would have it. Objects and lists are no value of `[model]`: as empty ones
-/// they are refused by name.
-fn datum(value: serde_json::Value) -> Datum {
-    match value {
-        serde_json::Value::Bool(b) => Datum::Bool(b),
-        serde_json::Value::String(s) => Datum::Str(s),
-        serde_json::Value::Number(n) => match (n.as_i64(), n.as_u64()) {
-            (Some(n), _) => Datum::Int(n.into()),
-            (None, Some(n)) => Datum::Int(n.into()),
-            (None, None) => Datum::Float(n.as_f64().unwrap_or(f64::NAN)),
-        },
-        serde_json::Value::Null | serde_json::Value::Array(_) => Datum::Array(Vec::new()),
-        serde_json::Value::Object(_) => Datum::Table(Vec::new()),
-    }
-}
-
-/// The byte at a line and column, both from 1, of a text.
-fn byte(text: &str, line: usize, column: usize) -> usize {
-    let before = text.split_inclusive('\n').take(line.saturating_sub(1));
-    before.map(str::len).sum::<usize>() + column.saturating_sub(1)
 }

@@ -9,16 +9,22 @@ pub(crate) use applies::families;
 use super::huggingface;
 use super::presets::PRESETS;
 use crate::config::{
-    AllocatorKind, AuxLoss, CompileMode, GatePreset, GateProgram, GradientSync, Loss, LrSchedule,
-    MergeProjections, Optimizer, OuterStrategy, PolicyKind, Recompute, Router, Scope, Strategy,
+    Activation, AllocatorKind, AuxLoss, CompileMode, GatePreset, GateProgram, GradientSync, Head,
+    LayerType, Loss, LrSchedule, MergeProjections, Norm, NormPosition, Optimizer, OuterStrategy,
+    PackedQkv, PolicyKind, PositionEmbedding, QkNorm, Recompute, Residual, RopeType, Router, Scope,
+    Strategy,
 };
 use crate::models;
-use applies::{CHUNKED_LOSS, MODE_FULL, RECOMPUTE, SEVERAL_MICRO_BATCHES, SEVERAL_RANKS};
+use applies::{
+    ADAPTERS, CHUNKED_LOSS, MODE_FULL, RECOMPUTE, SELECTIVE, SEVERAL_MICRO_BATCHES, SEVERAL_RANKS,
+    SOME_FROZEN,
+};
 use std::borrow::Cow;
 
 /// Sections of a scenario file that hold keys (`[sweep]` holds paths of keys instead).
-pub const SECTIONS: [&str; 7] = [
+pub const SECTIONS: [&str; 8] = [
     "model",
+    "lora",
     "train",
     "mesh",
     "fsdp",
@@ -286,11 +292,26 @@ const DTYPES: &[&str] = &["f32", "bf16", "f16"];
 const DTYPES_OR_NONE: &[&str] = &["f32", "bf16", "f16", "none"];
 const PLACEMENT: Accept = Tuple(&Choice(&["flat", "replicate"]), 3);
 const LOOKAHEAD: &[(&str, Accept)] = &[("elements", Integer(1, 1 << 50))];
+const FACTOR: Accept = Number(ABOVE_0, 1e9);
+const ROPE_SCALING: &[(&str, Accept)] = &[
+    ("rope_type", Choice(RopeType::WORDS)),
+    ("factor", FACTOR),
+    ("original_max_position_embeddings", FACTOR),
+    ("low_freq_factor", FACTOR),
+    ("high_freq_factor", FACTOR),
+    ("beta_fast", FACTOR),
+    ("beta_slow", FACTOR),
+    ("attention_factor", FACTOR),
+    ("mscale", Number(0.0, 1e9)),
+    ("mscale_all_dim", Number(0.0, 1e9)),
+    ("short_factor", List(&FACTOR)),
+    ("long_factor", List(&FACTOR)),
+];
 const PLACEMENTS: &[(&str, Accept)] = &[("dp_shard", PLACEMENT), ("dp_replicate", PLACEMENT)];
 
 keys! {
-    Preset: "model" "preset" [Choice(PRESETS), Path(huggingface::ENDING)] "(none)" "Shapes of a known model, or the path of a Hugging Face config.json (llama, mistral, qwen2, qwen3, mixtral, qwen3_moe or gpt2, for example; relative to the file that names it); other keys of this section override it";
-    Family: "model" "family" [Choice(&models::FAMILY_NAMES)] "(the preset's)" "Model family when there is no preset: llama (decoder with rotary embeddings and SwiGLU), moe (the same with experts, such as Mixtral and Qwen3-MoE), gpt2 (decoder with learned positions and GELU), gpt_neox (decoder with partial rotary embeddings and parallel residuals, such as Pythia), encoder (post-norm transformer encoder), linear (a stack of linear layers), cnn (convolutions and a dense layer)";
+    Preset: "model" "preset" [Choice(PRESETS), Path(huggingface::ENDING)] "(none)" "Shapes of a known model, or the path of a Hugging Face config.json (relative to the file that names it); other keys of this section override it";
+    Family: "model" "family" [Choice(&models::FAMILY_NAMES)] "(the preset's)" "Model family when there is no preset: llama (decoder with rotary embeddings and SwiGLU), gpt2 (decoder with learned positions and GELU), gpt_neox (decoder with partial rotary embeddings and parallel residuals, such as Pythia), decoder (decoder with optional norms, activations, biases, windows and positions), moe (decoder whose feed-forward layers are mixtures of experts, such as Mixtral), bert (encoder of tokens), vit (encoder of the patches of images), encoder (post-norm transformer encoder), linear (a stack of linear layers), cnn (convolutions and a dense layer)";
     Layers: "model" "layers" also ["num_hidden_layers", "n_layer", "n_layers"] [Integer(1, 4096)] "(required without preset)" "Number of transformer blocks, linear layers or convolutions";
     Hidden: "model" "hidden" also ["hidden_size", "n_embd", "dim"] [Integer(1, MIB)] "(required without preset)" "Width of the model (embedding dimension)";
     Heads: "model" "heads" also ["num_attention_heads", "n_head", "n_heads"] [Integer(1, 65536)] "(required without preset)" "Number of query heads";
@@ -306,8 +327,32 @@ keys! {
     Height: "model" "height" [Integer(1, 16384)] "(cnn: 64)" "Image height";
     Width: "model" "width" [Integer(1, 16384)] "(cnn: 64)" "Image width";
     Kernel: "model" "kernel" [Integer(1, 255)] "(cnn: 3)" "Edge length of the convolution kernels; must be odd";
-    Bias: "model" "bias" [Bool, Choice(&["qkv"])] "(llama: false, others: true)" "Which linear layers and convolutions have a bias: true (all), false (none), qkv (only queries, keys and values, as in Qwen2; llama)";
-    QkNorm: "model" "qk_norm" [Bool] "false" "Normalize queries and keys per head before the rotary embedding (llama; as in Qwen3)";
+    Bias: "model" "bias" [Bool, Choice(&["qkv", "attention", "mlp"])] "(llama, decoder: false, others: true)" "Which linear layers and convolutions have a bias: true (all), false (none), qkv (only queries, keys and values, as in Qwen2), attention (these and the output of attention), mlp (only the feed-forward layer); the last three: llama, decoder";
+    QkNorm: "model" "qk_norm" [Bool, Choice(QkNorm::WORDS)] "false" "Normalize queries and keys: true (per head before the rotary embedding, as in Qwen3), full (all heads together, as in OLMo 2), each_head (a LayerNorm weight per head, as in Command R+), after_rope (per head after the rotary embedding, as in Hunyuan)";
+    ModelType: "model" "model_type" [Text] "(none)" "model_type of transformers whose names the weights have in files; none: the names of Llama";
+    Norm: "model" "norm" [Choice(Norm::WORDS)] "\"rms_norm\"" "Norm of the residual stream: rms_norm, rms_norm_unit_offset (the weight is stored minus 1: Gemma), layer_norm, layer_norm_no_bias, layer_norm_no_weight (no parameters: OLMo), layer_norm_unit_offset (Nemotron)";
+    NormPosition: "model" "norm_position" [Choice(NormPosition::WORDS)] "\"before\"" "What is normalized: before (what attention and the feed-forward layer read), after (what they add to the residual stream: OLMo 2), both (Gemma 2), sum (the residual stream after each addition: BERT)";
+    Residual: "model" "residual" [Choice(Residual::WORDS)] "\"sequential\"" "Attention and feed-forward layer: sequential (one after the other), parallel (both read the residual stream, each through its norm), parallel_one_norm (through the same norm: Phi-2, Command R)";
+    Activation: "model" "activation" [Choice(Activation::WORDS)] "(decoder: silu, gpt2: gelu_tanh)" "Activation of the feed-forward layer: silu, gelu (exact), gelu_tanh, relu, relu2 (squared)";
+    GatedMlp: "model" "gated_mlp" [Bool] "true" "The activation is multiplied by a second projection of the input (SwiGLU, GeGLU)";
+    PackedQkv: "model" "packed_qkv" [Choice(PackedQkv::WORDS)] "\"none\"" "One projection makes queries, keys and values: none, concatenated (all queries, all keys, all values), per_head (query, key and value of each head), per_group (queries, key and value of each key head)";
+    PackedGateUp: "model" "packed_gate_up" [Bool] "false" "One projection makes gate and up of the feed-forward layer (Phi-3)";
+    PositionEmbedding: "model" "position_embedding" [Choice(PositionEmbedding::WORDS)] "\"rotary\"" "Positions: rotary (pairs of the two halves), rotary_interleaved (adjacent pairs: GPT-J, Command R), learned (a table), alibi (a penalty of the scores: BLOOM, MPT)";
+    PatchDim: "model" "patch_dim" [Integer(1, MIB)] "768" "Numbers of one patch of an image: channels times the area of the patch (vit)";
+    TokenTypes: "model" "token_types" also ["type_vocab_size"] [Integer(0, 65536)] "0" "Rows of the table of token types; 0: no such table (BERT: 2)";
+    PositionOffset: "model" "position_offset" [Integer(0, 1024)] "0" "Rows of the table of positions before that of the first position (OPT: 2)";
+    RopeScaling: "model" "rope_scaling" [Table(ROPE_SCALING)] "(none)" "Scaling of rotary frequencies, with the fields of transformers. It changes numbers, not the time or memory of a step";
+    RopeLocalTheta: "model" "rope_local_theta" also ["rope_local_base_freq"] [Number(1.0, 1e12)] "(rope_theta)" "Base of the rotary embedding of layers with a sliding window (Gemma 3)";
+    SlidingWindow: "model" "sliding_window" [Integer(1, 4 * MIB)] "(none)" "Positions that attention with a sliding window sees, the query's own included";
+    LayerTypes: "model" "layer_types" [List(&Choice(LayerType::WORDS)), Empty] "[]" "What the attention of each layer sees, repeated over the layers: full_attention, sliding_attention, full_attention_no_rope; empty: the window in every layer, if there is one";
+    LayerKvHeads: "model" "layer_kv_heads" [List(&Integer(0, 65536)), Empty] "[]" "Key and value heads of each layer, where layers differ (Nemotron-NAS); 0: no attention; empty: kv_heads everywhere";
+    LayerFfn: "model" "layer_ffn" [List(&Integer(0, 4 * MIB)), Empty] "[]" "Width of the feed-forward layer of each block, where they differ; 0: none; empty: ffn everywhere";
+    AttentionSoftcap: "model" "attention_softcap" also ["attn_logit_softcapping"] [Number(ABOVE_0, 1e6)] "(none)" "Soft limit of attention scores: cap * tanh(score / cap) (Gemma 2)";
+    LogitsSoftcap: "model" "logits_softcap" also ["final_logit_softcapping"] [Number(ABOVE_0, 1e6)] "(none)" "Soft limit of the logits (Gemma 2)";
+    EmbeddingNorm: "model" "embedding_norm" [Bool] "false" "Normalize the embedded tokens (BLOOM)";
+    HeadBias: "model" "head_bias" [Bool] "false" "The output layer has a bias (Phi-2, GPT-J)";
+    Head: "model" "head" [Choice(Head::WORDS)] "\"language_model\"" "Output layer: language_model (in encoders of masked tokens), sequence_classification (scores of the last position; with one label a reward model), token_classification (scores of every position), none (the hidden states, or what a pooler makes of the first one; the loss is its mean square)";
+    NumLabels: "model" "num_labels" [Integer(1, 65536)] "2" "Classes of a classification head";
     PartialRotaryFactor: "model" "partial_rotary_factor" also ["rotary_pct"] [Number(ABOVE_0, 1.0)] "1.0" "Share of the dimensions of a head that the rotary embedding rotates";
     ParallelResidual: "model" "parallel_residual" also ["use_parallel_residual"] [Bool] "true" "Attention and the feed-forward layer read the same input, and both are added to it; false: one after the other";
     EmbeddingMultiplier: "model" "embedding_multiplier" [Number(ABOVE_0, 1e6)] "1.0" "Factor of the embedded tokens (Granite)";
@@ -330,11 +375,19 @@ keys! {
     AuxLossKind: "model" "aux_loss_kind" [Choice(AuxLoss::WORDS)] "\"layer\"" "Load-balancing loss: layer (of each layer over the tokens of a micro-batch; `aux_loss` at perfect balance), sequence (of each layer and sequence), hf (over the tokens of all layers, `top_k` times as large, as in transformers)";
     ZLoss: "model" "z_loss" also ["moe_z_loss_coeff"] [Number(0.0, 1e6)] "0.0" "Coefficient of the mean squared log-sum-exp of the logits of routers; 0: none";
 
+    LoraR: "lora" "r" also ["rank"] [Integer(1, 65536)] "(none: no adapters)" "Rank of low-rank adapters, which are trained instead of the model's own parameters (PEFT: LoraConfig)";
+    LoraAlpha: "lora" "lora_alpha" also ["alpha"] [Number(ABOVE_0, 1e6)] "8.0" "An adapter's result is scaled by lora_alpha / r" needs [ADAPTERS];
+    LoraTargets: "lora" "target_modules" [Choice(&["all-linear"]), List(&Text)] "\"all-linear\"" "Linear layers that get an adapter: all-linear (all of the blocks), or those whose path ends in a match of a list of globs, by the names of `shardlab plan` or of Hugging Face, for example [\"q_proj\", \"v_proj\"]" needs [ADAPTERS];
+    LoraDropout: "lora" "lora_dropout" [Number(0.0, 1.0)] "0.0" "Dropout before an adapter; only 0, because runs have no dropout" needs [ADAPTERS];
+    UseRslora: "lora" "use_rslora" [Bool] "false" "Scale by lora_alpha / sqrt(r) instead" needs [ADAPTERS];
+
     SeqLen: "train" "seq_len" [Integer(1, 4 * MIB)] "(max_seq_len up to 8192; encoder: 512; linear, cnn: 1)" "Tokens per sequence";
     MicroBatch: "train" "micro_batch" also ["micro_batch_size", "local_batch_size", "per_device_train_batch_size"] [Integer(1, MIB)] "1" "Sequences per rank and micro-batch";
     GradAccum: "train" "grad_accum" also ["gradient_accumulation_steps", "grad_accum_steps"] [Integer(1, 4096)] "1" "Micro-batches per step (gradient accumulation)";
     Recompute: "train" "recompute" also ["activation_checkpoint"] [Choice(Recompute::WORDS)] "\"none\"" "Activation checkpointing: none (keep all activations), full (recompute whole blocks in backward), selective (keep the results of matmuls and attention, recompute the rest), pointwise (compiled code only: recompute elementwise results inside backward kernels that read their operands anyway)";
     RecomputeLayers: "train" "recompute_layers" also ["recompute_num_layers"] [Choice(&["all"]), Integer(1, 4096), List(&Text)] "\"all\"" "Blocks that `recompute` applies to: all, the first N (Megatron's recompute_num_layers with method block), or those in modules that match a list of globs, for example [\"layers.*0\"]; the others keep their activations" needs [RECOMPUTE];
+    RecomputeSave: "train" "recompute_save" also ["op_sac_save_list"] [List(&Text)] "(mm, addmm, attention, conv)" "Operations whose results selective recompute keeps, by the names of kernels in `shardlab plan` (create_selective_checkpoint_contexts); results of collectives are always kept" needs [SELECTIVE];
+    RecomputeNthMatmul: "train" "recompute_nth_matmul" [Integer(0, 64)] "0" "Selective recompute runs every Nth matmul (mm) of a block again; torchtitan's per-op policy: 2; 0: none" needs [SELECTIVE];
     Loss: "train" "loss" [Choice(Loss::WORDS)] "\"materialized\"" "Cross entropy: materialized (all logits at once), chunked (computes logits, loss and their gradients chunk by chunk, so that the full logits never exist)";
     LossChunkRows: "train" "loss_chunk_tokens" as "loss_chunk_rows" also ["loss_chunk_rows"] [Integer(1, 4 * MIB)] "4096" "Tokens per chunk of the chunked loss: smaller chunks use less memory, larger ones are faster" needs [CHUNKED_LOSS];
     Optimizer: "train" "optimizer" [Choice(Optimizer::WORDS)] "\"adamw\"" "Optimizer: adamw (two moments per parameter), sgd (no state)";
@@ -363,7 +416,7 @@ keys! {
     Placements: "fsdp" "placements" [Table(PLACEMENTS)] "(from the strategies)" "Explicit placement (flat: sharded, replicate: not sharded) of [parameters, gradients, optimizer state] on each mesh dimension; replaces `strategy` and `outer_strategy`";
     Units: "fsdp" "units" [Choice(&["block", "root"]), List(&Text)] "\"block\"" "Modules that are gathered together (one fully_shard call each): block (every block), root (one unit for the whole model), or a list of globs; + joins modules into one unit, =keep exempts a unit from resharding";
     Reshard: "fsdp" "reshard_after_forward" [Bool, Choice(&["auto"]), Integer(1, MIB)] "true" "Free full parameters after forward: true (gather them again in backward), false (keep them), auto (all units but the last block), N (keep shards over groups of N ranks)";
-    ReshardRoot: "fsdp" "reshard_root" [Bool] "false" "Reshard the root after forward too and gather it again for backward, like `fully_shard(root, reshard_after_forward=True)` (Accelerate); false: the root keeps its parameters, which is torch's default. Other schedules need them as soon as backward starts";
+    ReshardRoot: "fsdp" "reshard_root" [Bool] "false" "Reshard the root after forward too and gather it again for backward, like `fully_shard(root, reshard_after_forward=True)` (Accelerate up to 1.13); false: the root keeps its parameters, which is torch's default. Other schedules need them as soon as backward starts";
     ReshardAfterBackward: "fsdp" "reshard_after_backward" [Bool] "true" "Free full parameters after the backward of every micro-batch; false: only after the last one (`set_reshard_after_backward(False)`), so the next micro-batch need not gather them" needs [SEVERAL_MICRO_BATCHES];
     PrefetchForward: "fsdp" "prefetch_forward" [Integer(0, 64), Choice(&["implicit"]), Table(LOOKAHEAD)] "(native: 1, others: \"implicit\")" "Units gathered ahead in forward: N (a fixed depth; 0: on demand), implicit (what the engine does on its own; fsdp2: overlap of its streams), { elements = N } (until N elements are in flight)";
     PrefetchBackward: "fsdp" "prefetch_backward" [Integer(0, 64), Choice(&["implicit"]), Table(LOOKAHEAD)] "(native: 1, others: \"implicit\")" "Units gathered ahead in backward: N, implicit or { elements = N }, as for `prefetch_forward`";
@@ -389,6 +442,7 @@ keys! {
 
     Compute: "precision" "param_dtype" as "compute" also ["compute"] [Choice(DTYPES)] "\"bf16\"" "Type of gathered parameters, activations and matmuls (MixedPrecisionPolicy: param_dtype)";
     MainParams: "precision" "main_params" also ["main_params_dtype"] [Choice(DTYPES_OR_NONE)] "\"f32\"" "Type of the optimizer's master weights; none: the optimizer updates the compute weights";
+    FrozenParams: "precision" "frozen_params" [Choice(DTYPES)] "(with adapters: param_dtype, else main_params)" "Type in which parameters that are not trained are kept between uses: `param_dtype` or that of `main_params`" needs [SOME_FROZEN];
     MainGrads: "precision" "main_grads" also ["main_grads_dtype"] [Choice(DTYPES)] "(megatron: \"bf16\", others: \"f32\"; f32 with f32 compute)" "Type in which gradients are accumulated and kept";
     CommGrads: "precision" "reduce_dtype" as "comm_grads" also ["comm_grads", "grad_comm_dtype"] [Choice(DTYPES)] "(fsdp2: \"f32\", others: main_grads)" "Type of gradients in the reduction over dp_shard (MixedPrecisionPolicy: reduce_dtype); policy native reduces over dp_replicate in main_grads";
     Moments: "precision" "moments" also ["exp_avg_dtype"] [Choice(DTYPES)] "\"f32\"" "Type of the optimizer's moments";

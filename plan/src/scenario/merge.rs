@@ -59,6 +59,8 @@ pub(crate) struct Document {
     pub name: String,
     /// Leading comment of the file.
     pub about: String,
+    /// What a model file says that no key expresses.
+    pub notes: Vec<String>,
 }
 
 /// What of a preset other values depend on.
@@ -82,6 +84,7 @@ impl Document {
             axes: Vec::new(),
             name,
             about: String::new(),
+            notes: Vec::new(),
         }
     }
 

@@ -36,6 +36,7 @@ fn resolve(d: &Document, preset: Option<&Filled>) -> Result<Scenario, ScenarioEr
         name: d.name.clone(),
         about: d.about.clone(),
         model,
+        lora: lora(d),
         train,
         fsdp: fsdp(d, &mesh)?,
         mesh,
@@ -148,6 +149,17 @@ fn model_and_train(d: &Document, preset: Option<&Filled>) -> Result<(Model, Trai
     Ok((model, train(d, seq_len)))
 }
 
+/// Returns the adapters, if there is a rank.
+fn lora(d: &Document) -> Option<Lora> {
+    Some(Lora {
+        r: d.given(Key::LoraR)?,
+        alpha: d.setting(Key::LoraAlpha),
+        targets: d.setting(Key::LoraTargets),
+        dropout: d.setting(Key::LoraDropout),
+        use_rslora: d.setting(Key::UseRslora),
+    })
+}
+
 fn train(d: &Document, seq_len: u64) -> Train {
     Train {
         seq_len,
@@ -155,6 +167,8 @@ fn train(d: &Document, seq_len: u64) -> Train {
         grad_accum: d.setting(Key::GradAccum),
         recompute: d.setting(Key::Recompute),
         recompute_layers: d.setting(Key::RecomputeLayers),
+        recompute_save: d.given(Key::RecomputeSave),
+        recompute_nth_matmul: d.setting(Key::RecomputeNthMatmul),
         loss: d.setting(Key::Loss),
         loss_chunk_rows: d.setting(Key::LossChunkRows),
         optimizer: d.setting(Key::Optimizer),
@@ -341,12 +355,17 @@ impl Setting for Option<DType> {
 fn precision(d: &Document) -> Precision {
     let defaults = &d.setting::<PolicyKind>(Key::Policy).spec().defaults;
     let compute = d.setting(Key::Compute);
+    let main_params: Option<DType> = d.setting(Key::MainParams);
+    let frozen = d
+        .given(Key::FrozenParams)
+        .or_else(|| d.says(Key::LoraR).then_some(compute));
     let main_grads = d
         .given(Key::MainGrads)
         .unwrap_or_else(|| (defaults.main_grads)(compute));
     Precision {
         compute,
-        main_params: d.setting(Key::MainParams),
+        main_params,
+        frozen_params: frozen.filter(|f| *f != main_params.unwrap_or(compute)),
         main_grads,
         comm_grads: d
             .given(Key::CommGrads)

@@ -4,10 +4,12 @@ use super::keys::{KEYS, Key};
 use super::merge::Document;
 use super::value::{Datum, Value, convert};
 use crate::config::{
-    Bias, CudaGraph, Family, Offload, Prefetch, RecomputeLayers, Reshard, Scope, Words,
+    Bias, CudaGraph, Family, LoraTargets, Offload, Prefetch, RecomputeLayers, Reshard, Scope, Words,
 };
 use crate::units::Bytes;
-use serde::de::DeserializeOwned;
+use serde::de::value::{Error as InvalidValue, MapDeserializer, SeqDeserializer};
+use serde::de::{DeserializeOwned, Deserializer, Error as _, IntoDeserializer, Visitor};
+use serde::forward_to_deserialize_any;
 use std::sync::LazyLock;
 use toml::de::DeValue;
 
@@ -53,22 +55,54 @@ impl Document {
     pub(crate) fn options<T: DeserializeOwned>(&self, section: &str) -> T {
         let values = Key::of_section(section).filter_map(|key| {
             let value = self.value(key).or(DEFAULTS[key as usize].as_ref())?;
-            Some((key.info().key.to_owned(), json(value)?))
+            Some((key.info().key, Plain(value)))
         });
-        let all = serde_json::Value::Object(values.collect());
-        serde_json::from_value(all).unwrap_or_else(|e| panic!("[{section}]: {e}"))
+        T::deserialize(MapDeserializer::new(values)).unwrap_or_else(|e| panic!("[{section}]: {e}"))
     }
 }
 
-/// Returns a plain value as JSON.
-fn json(value: &Value) -> Option<serde_json::Value> {
-    Some(match &value.datum {
-        Datum::Str(s) => s.as_str().into(),
-        Datum::Int(_) => value.integer()?.into(),
-        Datum::Float(x) => (*x).into(),
-        Datum::Bool(b) => (*b).into(),
-        Datum::Date | Datum::Array(_) | Datum::Table(_) => return None,
-    })
+/// Deserializes any value but a date.
+struct Plain<'v>(&'v Value);
+
+impl<'de> Deserializer<'de> for Plain<'de> {
+    type Error = InvalidValue;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Self::Error> {
+        match &self.0.datum {
+            Datum::Str(s) => visitor.visit_borrowed_str(s),
+            Datum::Float(x) => visitor.visit_f64(*x),
+            Datum::Bool(b) => visitor.visit_bool(*b),
+            Datum::Int(_) => match self.0.integer() {
+                Some(n) => visitor.visit_u64(n),
+                None => Err(InvalidValue::custom("not an integer of 64 bits")),
+            },
+            Datum::Array(values) => {
+                visitor.visit_seq(SeqDeserializer::new(values.iter().map(Plain)))
+            }
+            Datum::Table(entries) => {
+                let fields = entries.iter().map(|e| (e.key.as_str(), Plain(&e.value)));
+                visitor.visit_map(MapDeserializer::new(fields))
+            }
+            Datum::Date => Err(InvalidValue::custom("a date")),
+        }
+    }
+
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Self::Error> {
+        visitor.visit_some(self)
+    }
+
+    forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit
+        unit_struct newtype_struct seq tuple tuple_struct map struct enum identifier ignored_any
+    }
+}
+
+impl<'de> IntoDeserializer<'de, InvalidValue> for Plain<'de> {
+    type Deserializer = Self;
+
+    fn into_deserializer(self) -> Self {
+        self
+    }
 }
 
 impl<T: Words> Setting for T {
@@ -138,7 +172,10 @@ impl Setting for Family {
 impl Setting for Bias {
     fn of(value: &Value) -> Option<Self> {
         match value.str() {
-            Some(_) => Some(Self::Qkv),
+            Some("qkv") => Some(Self::Qkv),
+            Some("attention") => Some(Self::Attention),
+            Some("mlp") => Some(Self::Mlp),
+            Some(_) => None,
             None => bool::of(value).map(Self::from),
         }
     }
@@ -151,6 +188,13 @@ impl Setting for RecomputeLayers {
         first
             .or_else(some)
             .or_else(|| value.str().map(|_| Self::All))
+    }
+}
+
+impl Setting for LoraTargets {
+    fn of(value: &Value) -> Option<Self> {
+        let some = Vec::of(value).map(Self::Patterns);
+        some.or_else(|| value.str().map(|_| Self::AllLinear))
     }
 }
 

@@ -6,6 +6,8 @@ mod defaults;
 mod fuzz;
 mod huggingface;
 mod layers;
+mod lora;
+mod public_models;
 mod shipped;
 
 use std::fs;

@@ -2,6 +2,7 @@
 
 mod compile;
 mod fsdp;
+mod lora;
 mod mesh;
 mod model;
 mod train;
@@ -24,6 +25,7 @@ type Checked = Result<(), ScenarioError>;
 pub(crate) fn check(s: &Scenario, d: &Document, is_default: &dyn Fn(Key) -> bool) -> Checked {
     model::unused_keys(s, d)?;
     model::check(s, d)?;
+    lora::check(s, d)?;
     modules::check(s, d)?;
     train::check(s, d)?;
     mesh::check(s, d)?;

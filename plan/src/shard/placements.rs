@@ -176,6 +176,7 @@ mod tests {
         let p = |main, grads| Precision {
             compute: DType::Bf16,
             main_params: main,
+            frozen_params: None,
             main_grads: grads,
             comm_grads: grads,
             moments: DType::F32,

@@ -437,6 +437,7 @@ impl AttentionRow {
             seq,
             head_dim,
             causal,
+            window: None,
         }
     }
 }

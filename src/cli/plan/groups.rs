@@ -16,7 +16,31 @@ pub(super) struct Report {
     /// Element type of the gathered weights.
     compute: &'static str,
     shards: u32,
+    parameters: Parameters,
     groups: Vec<GroupReport>,
+}
+
+/// Numbers of elements of all parameters.
+#[derive(Serialize)]
+struct Parameters {
+    total: u64,
+    trainable: u64,
+}
+
+impl Parameters {
+    fn of(program: &Program) -> Self {
+        let sum = |trained: bool| {
+            let of = program
+                .params
+                .iter()
+                .filter(|p| p.requires_grad || !trained);
+            of.map(|p| p.full_numel(&program.meta.mesh)).sum()
+        };
+        Self {
+            total: sum(false),
+            trainable: sum(true),
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -57,6 +81,7 @@ pub(super) fn report(scenario: &Scenario, program: &Program, units: Option<&[Uni
         program_digest: program.digest(),
         compute: program.meta.compute.name(),
         shards: program.meta.mesh.size(AxisId::DP_SHARD),
+        parameters: Parameters::of(program),
         groups: groups
             .iter()
             .filter(shown)
@@ -159,6 +184,15 @@ pub(super) fn print(report: &Report, out: &mut Out) -> Result<(), Failure> {
         count(report.shards.into()),
         report.compute
     ))?;
+    let Parameters { total, trainable } = report.parameters;
+    if trainable < total {
+        out.line(format_args!(
+            "{} of {} parameters are trained ({:.3} %)",
+            count(trainable),
+            count(total),
+            100.0 * trainable as f64 / total as f64
+        ))?;
+    }
     out.blank()?;
     let folded = folded(&report.groups);
     let mut table = Table::new([

@@ -100,7 +100,7 @@ pub(in crate::cli) fn predicted_heading(p: &Prediction) -> String {
 /// Names what is run: model, policy, sharding and ranks.
 pub(in crate::cli) fn heading(scenario: &Scenario, program: &Program, hardware: &str) -> String {
     let m = &program.meta;
-    let parameters: u64 = program.params.iter().map(|p| p.full_numel(&m.mesh)).sum();
+    let parameters = program.parameter_count();
     let size = |axis| m.mesh.size(axis);
     let data = if size(AxisId::DP_OUTER) > 1 {
         format!("{} x {}", size(AxisId::DP_OUTER), size(AxisId::DP_SHARD))
@@ -108,10 +108,14 @@ pub(in crate::cli) fn heading(scenario: &Scenario, program: &Program, hardware: 
         size(AxisId::DP_SHARD).to_string()
     };
     let mesh = data + &m.mesh.model_axes_text();
+    let trainable = match parameters.trainable {
+        some if some == parameters.total => String::new(),
+        some => format!(" ({} trainable)", short_count(some)),
+    };
     format!(
-        "{}: {} parameters, {} {}, {mesh} x {hardware}",
+        "{}: {} parameters{trainable}, {} {}, {mesh} x {hardware}",
         scenario.name,
-        short_count(parameters),
+        short_count(parameters.total),
         m.policy,
         scenario.sharding(),
     )

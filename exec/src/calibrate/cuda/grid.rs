@@ -160,6 +160,7 @@ fn sort(times: Vec<(Cell, f64)>, m: &mut Measured) {
         .map(|(backward, rows)| AttentionRows {
             dtype: DType::Bf16,
             causal: true,
+            window: None,
             backward,
             rows,
         })
@@ -251,6 +252,7 @@ pub(super) const fn causal(sizes: [u64; 5]) -> AttentionShape {
         seq,
         head_dim,
         causal: true,
+        window: None,
     }
 }
 

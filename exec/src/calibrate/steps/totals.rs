@@ -161,6 +161,8 @@ impl Row {
             KernelClass::Gemm { m, n, k, batch: 1 } => Self::Gemm(dtype, [m, n, k]),
             KernelClass::Gemm { .. } => return None,
             KernelClass::Conv { m, n, k } => Self::Conv(dtype, [m, n, k]),
+            // Tables are of attention over whole sequences.
+            KernelClass::Attention { shape, .. } if shape.window.is_some() => return None,
             KernelClass::Attention { shape, backward } => {
                 Self::Attention((dtype, shape.causal, backward), shape)
             }

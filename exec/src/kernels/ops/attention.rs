@@ -3,15 +3,23 @@
 use super::{Call, CpuKernel};
 #[cfg(feature = "cuda")]
 use super::{CudaCode, CudaKernel, Library};
-use crate::kernels::attention;
+use crate::kernels::attention::{self, Kind};
 #[cfg(feature = "cuda")]
 use crate::kernels::cuda::{codegen, dnn};
 use crate::kernels::error::OperandError;
-use shardlab_plan::ir::op;
+use shardlab_plan::ir::{Real, ScoreMod, op};
+
+fn kind(causal: bool, scale: Real, score_mod: ScoreMod) -> Kind {
+    Kind {
+        causal,
+        scale: scale.0 as f32,
+        score_mod,
+    }
+}
 
 impl CpuKernel for op::Attention {
     fn run(&self, call: Call<'_, '_>) -> Result<(), OperandError> {
-        attention::forward(call.whole()?, self.causal, self.scale.0 as f32)
+        attention::forward(call.whole()?, kind(self.causal, self.scale, ScoreMod::NONE))
     }
 }
 
@@ -23,15 +31,16 @@ impl CudaKernel for op::Attention {
             scale: self.scale.0 as f32,
             backward: false,
         });
-        CudaCode::library(library, |req, op| {
-            codegen::attention::forward(req, op, self.causal, self.scale.0)
+        let kind = kind(self.causal, self.scale, ScoreMod::NONE);
+        CudaCode::library(library, move |req, op| {
+            codegen::attention::forward(req, op, kind)
         })
     }
 }
 
 impl CpuKernel for op::AttentionGrad {
     fn run(&self, call: Call<'_, '_>) -> Result<(), OperandError> {
-        attention::backward(call.whole()?, self.causal, self.scale.0 as f32)
+        attention::backward(call.whole()?, kind(self.causal, self.scale, ScoreMod::NONE))
     }
 }
 
@@ -43,8 +52,37 @@ impl CudaKernel for op::AttentionGrad {
             scale: self.scale.0 as f32,
             backward: true,
         });
-        CudaCode::library(library, |req, op| {
-            codegen::attention::backward(req, op, self.causal, self.scale.0)
+        let kind = kind(self.causal, self.scale, ScoreMod::NONE);
+        CudaCode::library(library, move |req, op| {
+            codegen::attention::backward(req, op, kind)
         })
+    }
+}
+
+impl CpuKernel for op::FlexAttention {
+    fn run(&self, call: Call<'_, '_>) -> Result<(), OperandError> {
+        attention::forward(call.whole()?, kind(self.causal, self.scale, self.score_mod))
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl CudaKernel for op::FlexAttention {
+    fn code(&self) -> CudaCode<'_> {
+        let kind = kind(self.causal, self.scale, self.score_mod);
+        CudaCode::kernel(move |req, op| codegen::attention::forward(req, op, kind))
+    }
+}
+
+impl CpuKernel for op::FlexAttentionGrad {
+    fn run(&self, call: Call<'_, '_>) -> Result<(), OperandError> {
+        attention::backward(call.whole()?, kind(self.causal, self.scale, self.score_mod))
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl CudaKernel for op::FlexAttentionGrad {
+    fn code(&self) -> CudaCode<'_> {
+        let kind = kind(self.causal, self.scale, self.score_mod);
+        CudaCode::kernel(move |req, op| codegen::attention::backward(req, op, kind))
     }
 }

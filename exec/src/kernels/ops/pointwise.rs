@@ -48,6 +48,13 @@ wide! {
         }
     }
 
+    /// Computes `x + by`.
+    fn shift(x: &[f32], by: f32, y: &mut [f32]) {
+        for (y, x) in y.iter_mut().zip(x) {
+            *y = x + by;
+        }
+    }
+
     /// Computes `cap * tanh(x / cap)`.
     fn softcap(x: &[f32], cap: f32, y: &mut [f32]) {
         for (y, x) in y.iter_mut().zip(x) {
@@ -200,6 +207,16 @@ impl Elementwise for op::Scale {
 
     fn lane(&self, x: &[String], _: bool) -> String {
         format!("{} * {}", float(self.by.0 as f32), x[0])
+    }
+}
+
+impl Elementwise for op::Shift {
+    fn block(&self, x: &[&[f32]], y: &mut [f32]) {
+        shift(x[0], self.by.0 as f32, y);
+    }
+
+    fn lane(&self, x: &[String], _: bool) -> String {
+        format!("{} + {}", x[0], float(self.by.0 as f32))
     }
 }
 

@@ -23,6 +23,10 @@ pub struct Progress {
     pub losses: Vec<Option<f64>>,
     /// Gradient norms of all steps; `null` if a norm is not a number.
     pub grad_norms: Vec<Option<f64>>,
+    /// Norm of the weights of the model that adapters were trained on, which checkpoints do not
+    /// hold; `None` without adapters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base_norm: Option<f64>,
 }
 
 /// A parameter.

@@ -1,5 +1,6 @@
 //! Loading of checkpoints into any program of the same model.
 
+use super::held;
 use super::index::{FORMAT, Index, Piece, Progress};
 use crate::train::TrainError;
 use crate::train::data::encode;
@@ -109,7 +110,8 @@ impl Checkpoint {
         &self.index
     }
 
-    /// Writes weights and moments into the memory of ranks, before their first step.
+    /// Writes weights and moments into the memory of ranks, before their first step. If there are
+    /// adapters, it writes only theirs.
     ///
     /// # Errors
     /// If weights or moments are missing or have another shape (all of them are named), and errors
@@ -121,8 +123,9 @@ impl Checkpoint {
         io: &mut dyn StateIo,
     ) -> Result<(), TrainError> {
         let of = self.find(program)?;
-        self.require(program, layout, &of)?;
-        for (p, from) in of.iter().enumerate() {
+        let held = held(program);
+        self.require(program, layout, &of, &held)?;
+        for (p, from) in of.iter().enumerate().filter(|(p, _)| held[*p]) {
             let param = ParamId(p as u32);
             layout.set_weights(io, param, &mut |elements| {
                 self.elements(*from, Kind::Master, elements)
@@ -207,6 +210,7 @@ impl Checkpoint {
         program: &Program,
         layout: &StateLayout,
         of: &[usize],
+        held: &[bool],
     ) -> Result<(), TrainError> {
         let mut missing = BTreeSet::new();
         for kind in Kind::ALL {
@@ -215,7 +219,7 @@ impl Checkpoint {
             }
             for (_, span) in layout.primaries(kind) {
                 let p = span.param.index();
-                if !self.holds(of[p], kind, &span.elements) {
+                if held[p] && !self.holds(of[p], kind, &span.elements) {
                     missing.insert(format!("{} of {}", kind.name(), program.params[p].name));
                 }
             }

@@ -7,7 +7,7 @@
 use super::index::{
     FORMAT, Index, IndexFile, IndexParam, Piece, PieceType, Progress, file_of, tensor_of,
 };
-use super::{Store, name_of, sync_dir};
+use super::{Store, held, name_of, sync_dir};
 use crate::process::ProcessGroup;
 use crate::train::layout::{Kind, StateLayout};
 use crate::train::state::StateIo;
@@ -48,12 +48,16 @@ impl Snapshot {
         let mut ranks: Vec<(u32, Contents)> = local.clone().map(|r| (r, Vec::new())).collect();
         let mut pieces: Vec<Vec<Piece>> = vec![Vec::new(); world as usize];
         let with_moments = progress.step > 0;
+        let held = held(program);
         let kinds = Kind::ALL
             .iter()
             .filter(|k| **k == Kind::Master || with_moments);
         for &kind in kinds {
             for (rank, span) in layout.primaries(kind) {
                 let param = span.param.index();
+                if !held[param] {
+                    continue;
+                }
                 let piece = Piece {
                     param,
                     kind: kind.name().to_owned(),

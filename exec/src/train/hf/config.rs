@@ -2,8 +2,8 @@
 
 use crate::train::TrainError;
 use serde_json::{Map, Value, json};
-use shardlab_plan::config::{Model, ModelOptions};
-use shardlab_plan::models::{HfType, Meaning};
+use shardlab_plan::config::{Model, ModelOptions, RopeScaling};
+use shardlab_plan::models::{HfType, Meaning, changes_training, rope_scaling};
 use std::path::Path;
 
 /// Returns the type of transformers that describes a model; `None` if there is none.
@@ -18,20 +18,26 @@ pub(crate) fn of(m: &Model) -> Option<Value> {
     let mut config = Map::new();
     config.insert("architectures".to_owned(), json!([hf.architecture]));
     config.insert("model_type".to_owned(), json!(hf.model_type));
-    for field in hf.fields {
+    for field in hf.all_fields() {
         let value = match field.meaning {
-            Meaning::Required(key) | Meaning::Optional(key) | Meaning::Default(key, _) => {
-                ours[key].clone()
+            Meaning::Required(key)
+            | Meaning::Optional(key)
+            | Meaning::Default(key, _)
+            | Meaning::Nullable(key, _) => ours[key].clone(),
+            Meaning::Choice(key, words) => {
+                let theirs = words.iter().find(|(_, word)| ours[key] == *word);
+                theirs.unwrap_or(&words[0]).0.into()
             }
-            Meaning::Positions { .. } => ours["max_seq_len"].clone(),
-            Meaning::HasBias => ours["bias"].clone(),
+            Meaning::Computed(_, computed) => match (computed.write)(&ours) {
+                Some(value) => value,
+                None => continue,
+            },
+            Meaning::Positions => ours["max_seq_len"].clone(),
+            Meaning::HasBias(part, _) => part.within(m.bias).into(),
             Meaning::Word(words) => words[0].into(),
             Meaning::On => true.into(),
-            Meaning::Slides | Meaning::Off => false.into(),
+            Meaning::Off => false.into(),
             Meaning::Dropout => 0.0.into(),
-            Meaning::When(key, _, _) => ours[key].clone(),
-            Meaning::Positive(key) => ours[key].as_f64().is_some_and(|x| x > 0.0).into(),
-            Meaning::NoneOf => json!([]),
         };
         let name = field.names[0];
         match name.split_once('.') {
@@ -43,6 +49,12 @@ pub(crate) fn of(m: &Model) -> Option<Value> {
                 inner[name] = value;
             }
         }
+    }
+    if let Some(scaling) = &m.options.rope_scaling {
+        config.insert(
+            "rope_scaling".to_owned(),
+            serde_json::to_value(scaling).ok()?,
+        );
     }
     config.insert("torch_dtype".to_owned(), "float32".into());
     Some(config.into())
@@ -57,22 +69,25 @@ struct Differences<'a> {
 impl Differences<'_> {
     /// Returns the value of a field that is present and not null. A dot leads into an object.
     fn get(&self, name: &str) -> Option<&Value> {
-        let value = match name.split_once('.') {
-            None => self.config.get(name),
-            Some((object, name)) => self.config.get(object)?.get(name),
-        };
-        value.filter(|v| !v.is_null())
+        let mut path = name.split('.');
+        path.try_fold(self.config, |value, name| value.get(name))
+            .filter(|v| !v.is_null())
     }
 
     /// Compares a field with a key. `default` is its value if the field is absent.
     fn same(&mut self, names: &[&str], key: &str, default: &Value, ours: &Value) {
-        let theirs = names.iter().find_map(|n| self.get(n)).unwrap_or(default);
+        let found = names.iter().find_map(|n| self.get(n));
+        let theirs = &found.unwrap_or(default).clone();
+        self.equal(names[0], key, theirs, ours);
+    }
+
+    /// Compares what a field says with a key.
+    fn equal(&mut self, name: &str, key: &str, theirs: &Value, ours: &Value) {
         // Configurations and scenarios both contain decimal literals, so equal settings parse to
         // equal numbers.
         if theirs.as_f64().is_some_and(|n| Some(n) == ours.as_f64()) || theirs == ours {
             return;
         }
-        let name = names[0];
         self.all.push(match theirs {
             Value::Null => format!("`{name}` is missing, model.{key} {ours}"),
             Value::Bool(_) => format!("`{name}` is not model.{key} = {ours}"),
@@ -104,23 +119,20 @@ impl Differences<'_> {
         }
     }
 
-    fn empty(&mut self, name: &str) {
-        if let Some(list) = self.get(name).filter(|v| **v != json!([])) {
-            let what = format!("`{name}` is {list}, but known is an empty list");
-            self.all.push(what);
-        }
-    }
-
     /// Compares what scales the frequencies of rotary embeddings.
-    fn rope_type(&mut self) {
-        let names = ["rope_parameters", "rope_scaling"];
-        let Some(rope) = names.into_iter().find_map(|n| self.get(n)) else {
-            return;
+    fn rope_scaling(&mut self, ours: Option<&RopeScaling>) {
+        let theirs = match rope_scaling(&|name| self.get(name).cloned()) {
+            Ok(found) => found,
+            Err(what) => return self.all.push(what),
         };
-        let kind = rope.get("rope_type").or_else(|| rope.get("type"));
-        if let Some(kind) = kind.filter(|k| *k != "default") {
-            let what = format!("`rope_type` is {kind}; known is \"default\"");
-            self.all.push(what);
+        let read = |v: &Value| serde_json::from_value::<RopeScaling>(v.clone()).ok();
+        if theirs.as_ref().and_then(read).as_ref() != ours {
+            let name = |of: Option<&RopeScaling>| of.map_or("default", |s| s.rope_type.name());
+            self.all.push(format!(
+                "`rope_scaling` is {}, model.rope_scaling is of type {}",
+                theirs.unwrap_or_default(),
+                name(ours)
+            ));
         }
     }
 }
@@ -144,7 +156,7 @@ pub(crate) fn check(
     }
     let ours = serde_json::to_value(m).map_err(|e| TrainError::format(path, e.to_string()))?;
     d.word("model_type", &[hf.model_type]);
-    for field in hf.fields {
+    for field in hf.all_fields() {
         let name = field.names[0];
         match field.meaning {
             Meaning::Required(key) => d.same(field.names, key, &Value::Null, &ours[key]),
@@ -153,24 +165,53 @@ pub(crate) fn check(
                 d.same(field.names, key, &default, &ours[key]);
             }
             Meaning::Default(key, given) => d.same(field.names, key, &given.into(), &ours[key]),
-            Meaning::Positions { .. } => {
-                let longest = d.get(name).and_then(Value::as_u64);
+            Meaning::Nullable(key, given) => {
+                let default = match config.get(name) {
+                    None => given.into(),
+                    Some(_) => absent(key, m),
+                };
+                d.same(field.names, key, &default, &ours[key]);
+            }
+            Meaning::Choice(key, words) => {
+                let found = field.names.iter().find_map(|n| d.get(n));
+                let theirs = found.map_or(Some(words[0].0), Value::as_str);
+                let word = words.iter().find(|(word, _)| Some(*word) == theirs);
+                let ours = ours[key].as_str().unwrap_or(words[0].1);
+                match word {
+                    Some((_, word)) => d.equal(name, key, &(*word).into(), &ours.into()),
+                    None => d.word(name, &words.iter().map(|(w, _)| *w).collect::<Vec<_>>()),
+                }
+            }
+            Meaning::Computed(key, _) if changes_training(key) => {}
+            Meaning::Computed(key, computed) => {
+                let read = (computed.read)(&|name| d.get(name).cloned());
+                match read {
+                    Ok(found) => {
+                        let theirs = found.unwrap_or_else(|| absent(key, m));
+                        let name = if name.is_empty() { key } else { name };
+                        d.equal(name, key, &theirs, &ours[key]);
+                    }
+                    Err(what) => d.all.push(what),
+                }
+            }
+            Meaning::Positions => {
+                let longest = field.names.iter().find_map(|n| d.get(n)?.as_u64());
                 if let Some(longest) = longest.filter(|n| *n < seq_len) {
                     d.all
                         .push(format!("`{name}` is {longest}, train.seq_len {seq_len}"));
                 }
             }
-            Meaning::HasBias => d.same(field.names, "bias", &Value::Bool(false), &ours["bias"]),
+            Meaning::HasBias(part, default) => {
+                let on = part.within(m.bias).into();
+                d.same(field.names, "bias", &default.into(), &on);
+            }
             Meaning::Word(words) => d.word(name, words),
             Meaning::On => d.on(name),
-            Meaning::Slides => d.off(name, "only full attention is supported"),
             Meaning::Off => d.off(name, "this model does not have it"),
-            Meaning::NoneOf => d.empty(name),
-            // Losses of routers change training, not the model.
-            Meaning::Dropout | Meaning::When(..) | Meaning::Positive(_) => {}
+            Meaning::Dropout => {}
         }
     }
-    d.rope_type();
+    d.rope_scaling(m.options.rope_scaling.as_ref());
     if d.all.is_empty() {
         return Ok(());
     }

@@ -2,6 +2,7 @@ use super::*;
 use crate::train::init;
 use crate::train::testing::{BASE, Memory, scenario_of};
 use shardlab_plan::Scenario;
+use shardlab_plan::config::QkNorm;
 
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -126,14 +127,18 @@ fn biases_of_queries_keys_and_values_are_qwen2s() {
     // A llama without them does not accept it.
     let e = Loaded::new(LLAMA, &[]).load(dir.path()).unwrap_err();
     assert!(e.to_string().contains("`model_type` is \"qwen2\""), "{e}");
-    let windowed = config.replace(
-        "\"use_sliding_window\": false",
-        "\"use_sliding_window\": true",
-    );
-    assert_ne!(windowed, config);
+    let windowed = config
+        .replace("\"sliding_window\": null", "\"sliding_window\": 16")
+        .replace(
+            "\"use_sliding_window\": false",
+            "\"use_sliding_window\": true, \"max_window_layers\": 0",
+        );
     std::fs::write(dir.path().join("config.json"), windowed).unwrap();
     let e = l.load(dir.path()).unwrap_err().to_string();
-    assert!(e.contains("`use_sliding_window` is true"), "{e}");
+    assert!(
+        e.contains("`sliding_window` is 16, model.sliding_window null"),
+        "{e}"
+    );
 }
 
 /// Norms of queries and keys change the name of the model as well.
@@ -158,7 +163,7 @@ fn norms_of_queries_and_keys_are_qwen3s() {
     let preset = format!("model.preset={}", dir.path().join("config.json").display());
     let text = "[train]\nseq_len = 64\n[mesh]\nhardware = \"cpu\"\ndp_shard = 2\n";
     let read = Loaded::new(text, &[&preset]).scenario.model;
-    assert_eq!((read.options.qk_norm, read.head_dim), (true, 32));
+    assert_eq!((read.options.qk_norm, read.head_dim), (QkNorm::Head, 32));
     // A llama without them does not accept it, and no published variant has norms and biases.
     let e = Loaded::new(LLAMA, &sets[1..]).load(dir.path()).unwrap_err();
     assert!(e.to_string().contains("`model_type` is \"qwen3\""), "{e}");

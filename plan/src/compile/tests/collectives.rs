@@ -146,7 +146,7 @@ impl Forward for Exchange {
 }
 
 fn exchange(s: &Scenario, kind: CollectiveKind) -> Tape {
-    let mut d = Declare::new(Weights::Uniform, s.device_mesh());
+    let mut d = Declare::new(Weights::Uniform, None, s.device_mesh());
     let shape = [s.model.hidden, s.model.hidden];
     let layers = ["first", "second"].map(|n| d.linear(ROOT, (n, ""), shape, true));
     let code = Box::new(Exchange { layers, kind });

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::compile::full;
+use crate::config::{Lora, LoraTargets};
 use crate::models::declare;
 
 #[test]
@@ -50,5 +51,39 @@ fn repeating_a_block_equals_building_it() {
                 }
             }
         }
+    }
+}
+
+/// With adapters, the first block's backward ends earlier than that of the others.
+#[test]
+fn repeating_a_block_with_adapters_equals_building_it() {
+    for (targets, recompute) in [
+        (LoraTargets::AllLinear, Recompute::None),
+        (LoraTargets::AllLinear, Recompute::Full),
+        (
+            LoraTargets::Patterns(vec!["attention.v".to_owned()]),
+            Recompute::Selective,
+        ),
+        (
+            LoraTargets::Patterns(vec!["w2".to_owned()]),
+            Recompute::None,
+        ),
+    ] {
+        let mut s = tiny(Family::Llama);
+        s.train.recompute = recompute;
+        s.model.layers = 8;
+        s.lora = Some(Lora {
+            r: 4,
+            alpha: 8.0,
+            targets,
+            dropout: 0.0,
+            use_rslora: false,
+        });
+        let unit = |m: ModuleId| m.0 == 0;
+        let model = || declare(&s, s.model.layers);
+        let repeated = crate::compile::repeat(&s, &model().tree, side_by_side(&unit)).unwrap();
+        let repeated = crate::compile::finish_repeated(&s, model().tree, repeated);
+        let built = full(&s, model(), side_by_side(&unit));
+        assert_eq!(repeated, built, "{:?} {recompute:?}", s.lora);
     }
 }

@@ -2,6 +2,7 @@
 
 use super::interp::{Inputs, Rng, loss, train};
 use super::*;
+use crate::config::QkNorm;
 use crate::ir::op;
 
 /// What compiled code may recompute.
@@ -98,7 +99,7 @@ fn biases_of_queries_keys_and_values_have_gradients() {
 #[test]
 fn norms_of_queries_and_keys_have_gradients() {
     let mut base = tiny(Family::Llama);
-    base.model.options.qk_norm = true;
+    base.model.options.qk_norm = QkNorm::Head;
     assert_eq!(
         numeric_gradients(&base, "_norm.weight"),
         2 * base.model.layers

@@ -103,9 +103,51 @@ pub(crate) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
             bias,
             accumulate,
         }) => vec![gemm(op, x, ta, tb, bias, accumulate)],
-        OpKind::Attention(op::Attention { causal, scale }) => attention(op, x, causal, scale.0),
+        OpKind::Attention(op::Attention { causal, scale }) => {
+            attention(op, x, &Scores::plain(causal, scale.0))
+        }
         OpKind::AttentionGrad(op::AttentionGrad { causal, scale }) => {
-            attention_grad(op, x, causal, scale.0)
+            attention_grad(op, x, &Scores::plain(causal, scale.0))
+        }
+        OpKind::FlexAttention(op::FlexAttention {
+            causal,
+            scale,
+            score_mod,
+        }) => {
+            let cap = score_mod.softcap.0;
+            let window = score_mod.window as usize;
+            let slopes = score_mod.alibi;
+            attention(
+                op,
+                x,
+                &Scores {
+                    causal,
+                    scale: scale.0,
+                    cap,
+                    slopes,
+                    window,
+                },
+            )
+        }
+        OpKind::FlexAttentionGrad(op::FlexAttentionGrad {
+            causal,
+            scale,
+            score_mod,
+        }) => {
+            let cap = score_mod.softcap.0;
+            let window = score_mod.window as usize;
+            let slopes = score_mod.alibi;
+            attention_grad(
+                op,
+                x,
+                &Scores {
+                    causal,
+                    scale: scale.0,
+                    cap,
+                    slopes,
+                    window,
+                },
+            )
         }
         OpKind::Conv(op::Conv { kernel }) => vec![conv(op, x, kernel, 0)],
         OpKind::ConvGradInput(op::ConvGradInput { kernel }) => vec![conv(op, x, kernel, 1)],
@@ -221,6 +263,7 @@ pub(crate) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
         OpKind::Mul => vec![zip2(op, x, |a, b| a * b)],
         OpKind::Neg => map(&|v| -v),
         OpKind::Scale(op::Scale { by }) => map(&|v| by.0 * v),
+        OpKind::Shift(op::Shift { by }) => map(&|v| v + by.0),
         OpKind::Softcap(op::Softcap { cap }) => map(&|v| cap.0 * (v / cap.0).tanh()),
         OpKind::SoftcapGrad(op::SoftcapGrad { cap }) => {
             pair(&|g, y| g * (1.0 - (y / cap.0).powi(2)))
@@ -393,29 +436,69 @@ fn gemm(op: &BodyOp, x: &[Vec<f64>], ta: bool, tb: bool, bias: bool, accumulate:
     out
 }
 
-/// Returns the probabilities of each query row, `[batch, heads, seq, seq]`.
-fn probabilities(
-    q: &Slot,
-    k: &Slot,
-    xq: &[f64],
-    xk: &[f64],
+/// How attention makes scores.
+struct Scores {
     causal: bool,
     scale: f64,
-) -> (Vec<f64>, Vec<f64>) {
+    /// Soft limit, or 0.
+    cap: f64,
+    /// Slopes of ALiBi, for a number of heads that is a power of two.
+    slopes: bool,
+    /// Positions seen to each side, or 0 for all.
+    window: usize,
+}
+
+impl Scores {
+    fn plain(causal: bool, scale: f64) -> Self {
+        Self {
+            causal,
+            scale,
+            cap: 0.0,
+            slopes: false,
+            window: 0,
+        }
+    }
+
+    /// Returns the score of head `h` of `heads` from a dot product, and its derivative.
+    fn of(&self, dot: f64, [h, heads, i, j]: [usize; 4]) -> (f64, f64) {
+        let hidden = self.causal && j > i || self.window > 0 && i.abs_diff(j) >= self.window;
+        if hidden {
+            return (f64::NEG_INFINITY, 0.0);
+        }
+        let mut score = self.scale * dot;
+        let mut slope = self.scale;
+        if self.cap > 0.0 {
+            let t = (score / self.cap).tanh();
+            score = self.cap * t;
+            slope *= 1.0 - t * t;
+        }
+        if self.slopes {
+            let power = -8.0 * (h + 1) as f64 / heads as f64;
+            score += power.exp2() * (j as f64 - i as f64);
+        }
+        (score, slope)
+    }
+}
+
+/// Returns the probabilities of each query row and the derivatives of its scores by
+/// `query * key`, `[batch, heads, seq, seq]` each, and the log-sum-exp of the rows.
+fn probabilities(q: &Slot, k: &Slot, xq: &[f64], xk: &[f64], scores: &Scores) -> [Vec<f64>; 3] {
     let [b, h, t, d] = [0, 1, 2, 3].map(|i| q.shape[i] as usize);
     let group = h / k.shape[1] as usize;
     let kv = h / group;
     let (mut p, mut z) = (vec![0.0; b * h * t * t], vec![0.0; b * h * t]);
+    let mut slopes = p.clone();
     for bh in 0..b * h {
         let kh = bh / h * kv + bh % h / group;
         for i in 0..t {
-            let seen = if causal { i + 1 } else { t };
-            let row: Vec<f64> = (0..seen)
+            let row: Vec<f64> = (0..t)
                 .map(|j| {
-                    scale
-                        * (0..d)
-                            .map(|c| xq[(bh * t + i) * d + c] * xk[(kh * t + j) * d + c])
-                            .sum::<f64>()
+                    let dot = (0..d)
+                        .map(|c| xq[(bh * t + i) * d + c] * xk[(kh * t + j) * d + c])
+                        .sum::<f64>();
+                    let (score, slope) = scores.of(dot, [bh % h, h, i, j]);
+                    slopes[(bh * t + i) * t + j] = slope;
+                    score
                 })
                 .collect();
             let l = lse(&row);
@@ -425,13 +508,13 @@ fn probabilities(
             }
         }
     }
-    (p, z)
+    [p, slopes, z]
 }
 
-fn attention(op: &BodyOp, x: &[Vec<f64>], causal: bool, scale: f64) -> Vec<Vec<f64>> {
+fn attention(op: &BodyOp, x: &[Vec<f64>], scores: &Scores) -> Vec<Vec<f64>> {
     let (q, k) = (&op.inputs[0], &op.inputs[1]);
     let [b, h, t, d] = [0, 1, 2, 3].map(|i| q.shape[i] as usize);
-    let (p, z) = probabilities(q, k, &x[0], &x[1], causal, scale);
+    let [p, _, z] = probabilities(q, k, &x[0], &x[1], scores);
     let kv = k.shape[1] as usize;
     let mut out = vec![0.0; b * h * t * d];
     for bh in 0..b * h {
@@ -453,11 +536,11 @@ fn attention(op: &BodyOp, x: &[Vec<f64>], causal: bool, scale: f64) -> Vec<Vec<f
     vec![out, padded, vec![0.0], vec![0.0]]
 }
 
-fn attention_grad(op: &BodyOp, x: &[Vec<f64>], causal: bool, scale: f64) -> Vec<Vec<f64>> {
+fn attention_grad(op: &BodyOp, x: &[Vec<f64>], scores: &Scores) -> Vec<Vec<f64>> {
     let (q, k) = (&op.inputs[1], &op.inputs[2]);
     let [b, h, t, d] = [0, 1, 2, 3].map(|i| q.shape[i] as usize);
     let kv = k.shape[1] as usize;
-    let (p, z) = probabilities(q, k, &x[1], &x[2], causal, scale);
+    let [p, slopes, z] = probabilities(q, k, &x[1], &x[2], scores);
     let rows = op.inputs[5].shape[2] as usize;
     for (i, v) in z.iter().enumerate() {
         assert!(
@@ -479,7 +562,7 @@ fn attention_grad(op: &BodyOp, x: &[Vec<f64>], causal: bool, scale: f64) -> Vec<
                 let pij = p[(bh * t + i) * t + j];
                 let kt = (kh * t + j) * d;
                 let dp: f64 = (0..d).map(|c| x[0][at + c] * x[3][kt + c]).sum();
-                let ds = pij * (dp - delta) * scale;
+                let ds = pij * (dp - delta) * slopes[(bh * t + i) * t + j];
                 for c in 0..d {
                     dv[kt + c] += pij * x[0][at + c];
                     dq[at + c] += ds * x[2][kt + c];

@@ -110,11 +110,11 @@ pub(super) fn operands(op: &OpKind) -> (Vec<Example>, Vec<Example>) {
             inputs.extend(gemm.accumulate.then(|| c.clone()));
             (inputs, vec![c])
         }
-        OpKind::Attention(_) => {
+        OpKind::Attention(_) | OpKind::FlexAttention(_) => {
             let [seed, offset] = random();
             (vec![q.clone(), kv.clone(), kv], vec![q, lse, seed, offset])
         }
-        OpKind::AttentionGrad(_) => {
+        OpKind::AttentionGrad(_) | OpKind::FlexAttentionGrad(_) => {
             let [seed, offset] = random();
             let of = [q.clone(), q.clone(), kv.clone(), kv.clone(), q.clone(), lse];
             ([&of[..], &[seed, offset]].concat(), vec![q, kv.clone(), kv])

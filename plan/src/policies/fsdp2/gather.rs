@@ -3,8 +3,8 @@
 use super::{Fsdp2, Gather, hooks, tables};
 use crate::config::{Prefetch, Reshard};
 use crate::ir::{
-    Access, AxisId, COMPUTE, CollectiveKind, GroupId, Holds, Part, Pool, ReduceOp, Role, ShardOp,
-    UnitId,
+    Access, AxisId, BufferId, COMPUTE, CollectiveKind, GroupId, Holds, Part, Pool, ReduceOp, Role,
+    ShardOp, UnitId,
 };
 use crate::lower::builder::{CollectiveLaunch, NewBuffer};
 use crate::lower::emitter::Emitter;
@@ -39,29 +39,11 @@ impl Fsdp2 {
             kept
         };
         let sources: Vec<Access> = sources.into_iter().map(|id| out.b.whole(id)).collect();
-        let stored = out.inputs.types.stored();
-        let casts = self.groups[g.index()].kept.is_empty() && stored != w;
-        let cast = casts.then(|| {
-            let id = out.transient_on(
-                Role::GatherInput,
-                input_numel * w.size(),
-                w,
-                self.copy_in,
-                g,
-            );
-            out.b.alloc(Rule::CopyIn, id);
-            let whole = out.b.whole(id);
-            out.run(KernelLaunch {
-                rule: Rule::CopyIn,
-                op: ShardOp::MultiCopy,
-                elements: input_numel,
-                dtype: w,
-                stream: self.copy_in,
-                reads: &sources,
-                writes: &[whole],
-            });
-            id
-        });
+        let (from, cast) = if self.groups[g.index()].kept.is_empty() {
+            self.cast(out, g, sources)
+        } else {
+            (sources, None)
+        };
         let buffer = out.transient_on(Role::GatherBuffer, full * w.size(), w, self.copy_in, g);
         out.b.alloc(rule, buffer);
         let output = out.b.whole(buffer);
@@ -70,7 +52,6 @@ impl Fsdp2 {
             per_rank,
             ..output
         };
-        let from = cast.map_or(sources, |id| vec![out.b.whole(id)]);
         out.run(KernelLaunch {
             rule: Rule::CopyIn,
             op: ShardOp::MultiCopy,
@@ -106,6 +87,57 @@ impl Fsdp2 {
             done,
             slice: slice.bytes,
         });
+    }
+
+    /// Casts the shards that the model reads in another type into one buffer, and returns what is
+    /// copied in instead: shards of that type stay where they are (`use_foreach_copy`).
+    fn cast(
+        &self,
+        out: &mut Emitter<'_>,
+        g: GroupId,
+        shards: Vec<Access>,
+    ) -> (Vec<Access>, Option<BufferId>) {
+        let w = out.inputs.types.compute;
+        let program = out.b.program();
+        let dtype = |a: &Access| program.buffers[a.buffer.index()].dtype;
+        let size = |a: &Access| a.bytes / dtype(a).size() * w.size();
+        let cast: Vec<bool> = shards.iter().map(|a| dtype(a) != w).collect();
+        let pairs = || shards.iter().copied().zip(&cast);
+        let sources: Vec<Access> = pairs().filter(|(_, c)| **c).map(|(a, _)| a).collect();
+        if sources.is_empty() {
+            return (shards, None);
+        }
+        let sizes: Vec<u64> = shards.iter().map(size).collect();
+        let bytes = sources.iter().map(size).sum();
+        let id = out.transient_on(Role::GatherInput, bytes, w, self.copy_in, g);
+        out.b.alloc(Rule::CopyIn, id);
+        let whole = out.b.whole(id);
+        out.run(KernelLaunch {
+            rule: Rule::CopyIn,
+            op: ShardOp::MultiCopy,
+            elements: bytes / w.size(),
+            dtype: w,
+            stream: self.copy_in,
+            reads: &sources,
+            writes: &[whole],
+        });
+        if sources.len() == shards.len() {
+            return (vec![whole], Some(id));
+        }
+        let mut offset = 0;
+        let parts = pairs().zip(sizes).map(|((shard, cast), bytes)| {
+            if !cast {
+                return shard;
+            }
+            let part = Access {
+                offset,
+                bytes,
+                ..whole
+            };
+            offset += bytes;
+            part
+        });
+        (parts.collect(), Some(id))
     }
 
     pub(super) fn unshard(&mut self, out: &mut Emitter<'_>, unit: UnitId, rule: Rule) {

@@ -29,12 +29,20 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
     rules: Rules {
         options: &[],
         refuses: REFUSES,
-        without_effect: &[WithoutEffect {
-            key: "fsdp.reduce_in_flight",
-            because_of: "fsdp.policy",
-            only: None,
-            why: "policy megatron bounds gradients in flight by elements, not buffers",
-        }],
+        without_effect: &[
+            WithoutEffect {
+                key: "precision.frozen_params",
+                because_of: "fsdp.policy",
+                only: Some(|s| !fully_compiled(s)),
+                why: "policy megatron keeps parameters that are not trained in the type that it computes in",
+            },
+            WithoutEffect {
+                key: "fsdp.reduce_in_flight",
+                because_of: "fsdp.policy",
+                only: None,
+                why: "policy megatron bounds gradients in flight by elements, not buffers",
+            },
+        ],
     },
     fixed_addresses: "set fsdp.allocator = \"double_buffer\" and persist_on_alloc_fail = true",
     engine: Engine {

@@ -7,7 +7,7 @@ use crate::ir::DType;
 use crate::lower::engine::Engine;
 use crate::lower::{Lowering, flat_layout};
 use crate::policies::GRADIENTS_ADDED_UP;
-use crate::policies::spec::{Defaults, PolicySpec, Refusal, Rules, fully_compiled};
+use crate::policies::spec::{Defaults, PolicySpec, Refusal, Rules, WithoutEffect, fully_compiled};
 use crate::shard::placements;
 
 pub(crate) const SPEC: PolicySpec = PolicySpec {
@@ -30,7 +30,12 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
             "prefetch_next_step",
         ],
         refuses: REFUSES,
-        without_effect: &[],
+        without_effect: &[WithoutEffect {
+            key: "precision.frozen_params",
+            because_of: "fsdp.policy",
+            only: Some(|s| !fully_compiled(s)),
+            why: "policy native keeps parameters that are not trained in the type that it computes in",
+        }],
     },
     fixed_addresses: "set fsdp.allocator = \"pool\"",
     engine: Engine {

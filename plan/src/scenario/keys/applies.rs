@@ -35,11 +35,32 @@ pub(super) const SEVERAL_MICRO_BATCHES: Need = Need {
     otherwise: "with train.grad_accum = 1, the only micro-batch is also the last",
 };
 
+pub(super) const ADAPTERS: Need = Need {
+    by: Key::LoraR,
+    holds: |s| s.lora.is_some(),
+    words: "`r`",
+    otherwise: "without a rank (lora.r) there are no adapters",
+};
+
+pub(super) const SOME_FROZEN: Need = Need {
+    by: Key::Frozen,
+    holds: |s| s.lora.is_some() || !s.fsdp.frozen.is_empty(),
+    words: "adapters or `frozen`",
+    otherwise: "every parameter is trained",
+};
+
 pub(super) const RECOMPUTE: Need = Need {
     by: Key::Recompute,
     holds: |s| s.train.recompute != Recompute::None,
     words: "`recompute`",
     otherwise: "nothing is recomputed",
+};
+
+pub(super) const SELECTIVE: Need = Need {
+    by: Key::Recompute,
+    holds: |s| s.train.recompute == Recompute::Selective,
+    words: "selective `recompute`",
+    otherwise: "only selective recompute chooses among operations",
 };
 
 pub(super) const CHUNKED_LOSS: Need = Need {
@@ -98,7 +119,7 @@ mod tests {
         let limits = |path: &str| Key::at(path).unwrap().info().applies();
         assert_eq!(limits("fsdp.policy"), [""; 0]);
         assert_eq!(limits("model.layers"), [""; 0]);
-        assert_eq!(limits("model.kv_heads"), ["Models: llama, moe"]);
+        assert_eq!(limits("model.kv_heads"), ["Models: llama, decoder, bert"]);
         assert_eq!(
             limits("fsdp.prefetch_next_step"),
             [

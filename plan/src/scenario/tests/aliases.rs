@@ -72,7 +72,7 @@ fn former_names_of_keys_stay() {
         assert_eq!(key_of(former), now);
     }
     assert_eq!(key_of("mesh.dp_shard"), "mesh.dp_shard");
-    let json = serde_json::to_value(minimal(&[]).unwrap()).unwrap();
+    let json = serde_json::to_value(minimal(&["lora.r=8"]).unwrap()).unwrap();
     // Placements are another way to write strategies.
     for info in KEYS.iter().filter(|info| info.key != "placements") {
         assert!(

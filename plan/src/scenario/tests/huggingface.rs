@@ -143,7 +143,7 @@ fn fault(test: &str, config: &str) -> String {
 }
 
 fn parameters(s: &Scenario) -> u64 {
-    let (_, params) = crate::compile::modules_and_params(s);
+    let (_, params) = crate::models::testing::modules_and_params(s);
     params.iter().map(|p| p.numel()).sum()
 }
 
@@ -164,20 +164,111 @@ fn published_files_are_the_presets() {
     }
 }
 
-/// Attention sees the whole sequence here, which a window's length is the end of. Parameters as
-/// published.
+/// Parameters as published.
 #[test]
-fn a_sliding_window_ends_the_sequence() {
+fn a_sliding_window_limits_attention_not_the_sequence() {
     let s = read("window", MISTRAL, &[]).unwrap();
-    assert_eq!((s.model.max_seq_len, s.train.seq_len), (4096, 4096));
+    let m = &s.model;
+    assert_eq!(
+        (m.max_seq_len, m.options.sliding_window),
+        (32768, Some(4096))
+    );
     assert_eq!(parameters(&s), 7_241_732_096);
-    let e = read("window", MISTRAL, &["train.seq_len=8192"]).unwrap_err();
-    assert!(e.to_string().contains("`seq_len` (8192) is longer"), "{e}");
+    assert_eq!((m.window(0, 8192), m.window(0, 4096)), (Some(4096), None));
     let off = MISTRAL.replace("4096,\n  \"tie", "null,\n  \"tie");
-    assert_eq!(read("window", &off, &[]).unwrap().model.max_seq_len, 32768);
+    let window = |config: &str| {
+        read("window", config, &[])
+            .unwrap()
+            .model
+            .options
+            .sliding_window
+    };
+    assert_eq!(window(&off), None);
+    // Qwen's classes use it if asked to, from a layer on.
     let on = QWEN.replace("use_sliding_window\": false", "use_sliding_window\": true");
-    let on = on.replace("131072", "2048");
-    assert_eq!(read("window", &on, &[]).unwrap().model.max_seq_len, 2048);
+    assert_eq!(window(&on), None);
+    let on = on.replace("max_window_layers\": 28", "max_window_layers\": 21");
+    let m = read("window", &on, &[]).unwrap().model;
+    assert_eq!(m.options.sliding_window, Some(131_072));
+    let types = [20, 21].map(|layer| m.layer_type(layer));
+    assert_eq!(types, [LayerType::Full, LayerType::Sliding]);
+}
+
+/// The class determines the output layer. Parameters as published.
+#[test]
+fn a_class_has_its_output_layer() {
+    let class = |name: &str| LLAMA.replace("LlamaForCausalLM", name);
+    let of = |config: &str| read("class", config, &[]).unwrap();
+    let scores = class("LlamaForSequenceClassification").replace(
+        "\"hidden_act\"",
+        "\"id2label\": {\"0\": \"good\"}, \"hidden_act\"",
+    );
+    let reward = of(&scores);
+    assert_eq!(
+        (reward.model.options.head, reward.model.options.num_labels),
+        (Head::SequenceClassification, 1)
+    );
+    // One row of scores instead of the tied head.
+    assert_eq!(parameters(&reward), parameters(&of(LLAMA)) + 2048);
+    let token = of(&class("LlamaForTokenClassification"));
+    assert_eq!(parameters(&token), parameters(&of(LLAMA)) + 2 * 2048 + 2);
+    assert_eq!(of(&class("LlamaModel")).model.options.head, Head::None);
+}
+
+/// What a file says that no key expresses.
+#[test]
+fn what_is_not_used_is_reported() {
+    let config = LLAMA.replace(
+        "\"hidden_act\"",
+        "\"quantization_config\": {\"quant_method\": \"fp8\"}, \"mtp_layers\": 1, \"bound\": [0, Infinity], \"hidden_act\"",
+    );
+    let text = format!("[model]\npreset = \"there/config.json\"\n{REST}");
+    let f = Folder::new(
+        "notes",
+        &[("mine.toml", &text), ("there/config.json", &config)],
+    );
+    let notes = model_notes(&f.file("mine.toml"), &[]).unwrap();
+    assert_eq!(
+        notes,
+        [
+            "`quantization_config` (fp8) is not used: weights have the types of [precision]",
+            "a llama does not use `bound`, `mtp_layers`",
+            "`bound` holds Infinity or NaN, which is no JSON",
+        ]
+    );
+    let plain = Folder::new(
+        "plain",
+        &[("mine.toml", &text), ("there/config.json", LLAMA)],
+    );
+    assert!(
+        model_notes(&plain.file("mine.toml"), &[])
+            .unwrap()
+            .is_empty()
+    );
+    let infinite = LLAMA.replace("\"rms_norm_eps\": 1e-05", "\"rms_norm_eps\": Infinity");
+    let message = fault("infinite", &infinite);
+    assert!(message.contains("`model.norm_eps` must be"), "{message}");
+}
+
+/// A file may be taken for another type.
+#[test]
+fn an_unknown_type_may_be_planned_as_a_known_one() {
+    let config = LLAMA.replace("\"llama\"", "\"lama\"");
+    let s = read("as", &config, &["model.model_type=llama"]).unwrap();
+    let llama = parameters(&read("as", LLAMA, &[]).unwrap());
+    assert_eq!(parameters(&s), llama);
+    // The language model of a file that wraps several.
+    let wrapped = format!(
+        "{{\"model_type\": \"my_vl\", \"architectures\": [\"MyVLForConditionalGeneration\"], \"vision_config\": {{}}, \"text_config\": {}}}",
+        LLAMA.replace("\"llama\"", "\"llama_vl_text\"")
+    );
+    let message = fault("wrapped", &wrapped);
+    assert!(
+        message.contains("--set model.model_type=llama plans its language model alone"),
+        "{message}"
+    );
+    let s = read("wrapped", &wrapped, &["model.model_type=llama"]).unwrap();
+    assert_eq!(parameters(&s), llama);
 }
 
 #[test]
@@ -223,7 +314,7 @@ fn faults_are_named_at_their_place() {
     let mut out = String::new();
     for config in [
         with("\"llama\"", "\"lama\""),
-        with("\"llama\"", "\"jamba\""),
+        with("\"llama\"", "\"mixtral\""),
         with("\"model_type\": \"llama\",", ""),
         with("\"hidden_size\": 2048,", ""),
         with("\"hidden_size\": 2048", "\"hidden_size\": \"2048\""),
@@ -231,13 +322,17 @@ fn faults_are_named_at_their_place() {
         with("layers\": 16", "layers\": 0"),
         with("\"num_key_value_heads\": 8", "\"num_key_value_heads\": 5"),
         with("\"silu\"", "\"gelu\""),
-        with("\"attention_bias\": false", "\"attention_bias\": true"),
-        with("\"mlp_bias\": false", "\"mlp_bias\": true"),
+        with("LlamaForCausalLM", "LlamaForRewardModel"),
+        with("\"rope_type\": \"llama3\"", "\"rope_type\": \"other\""),
+        with("\"low_freq_factor\": 1.0,", ""),
+        with("\"hidden_act\"", "\"num_experts\": 8, \"hidden_act\"")
+            .replace("\"llama\"", "\"lama\""),
         with("\"head_dim\": 64,", "\"head_dim\": 64"),
         "[1, 2]".to_owned(),
         String::new(),
-        QWEN3.replace("attention_bias\": false", "attention_bias\": true"),
-        GPT2.replace("gelu_new", "relu"),
+        MISTRAL.replace("silu", "relu"),
+        GPT2.replace("gelu_new", "mish"),
+        GPT2.replace("GPT2LMHeadModel", "GPT2ForSequenceClassification"),
         GPT2.replace("\"n_ctx\"", "\"add_cross_attention\": true, \"n_ctx\""),
     ] {
         out.push_str(&fault("faults", &config));

@@ -1,7 +1,7 @@
 //! Rules for `[model]`.
 
 use super::Checked;
-use crate::config::Scenario;
+use crate::config::{Family, Head, LayerType, Loss, Scenario};
 use crate::scenario::keys::{Key, families};
 use crate::scenario::merge::Document;
 
@@ -35,6 +35,18 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
         );
         return Err(d.conflict(&[Key::KvHeads, Key::Heads], message));
     }
+    output(s, d)?;
+    if m.family == Family::Vit && s.train.seq_len != m.max_seq_len {
+        let message = format!(
+            "an image has {} rows (`max_seq_len`), not {} (`seq_len`)",
+            m.max_seq_len, s.train.seq_len
+        );
+        return Err(d.conflict(&[Key::SeqLen, Key::MaxSeqLen], message));
+    }
+    if m.options.layer_types.contains(&LayerType::Sliding) && m.options.sliding_window.is_none() {
+        let message = "`layer_types` has layers with a window, whose size `sliding_window` gives";
+        return Err(d.conflict(&[Key::LayerTypes, Key::SlidingWindow], message));
+    }
     (m.family.spec().check)(m).map_err(|c| {
         let keys: Vec<Key> = c
             .keys
@@ -47,4 +59,33 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
             None => error,
         }
     })
+}
+
+/// Refuses a chunked loss of logits that it cannot compute.
+fn output(s: &Scenario, d: &Document) -> Checked {
+    if s.train.loss != Loss::Chunked {
+        return Ok(());
+    }
+    let o = &s.model.options;
+    let reason = if o.head != Head::LanguageModel {
+        Some((
+            Key::Head,
+            "only a language model has logits to divide into chunks",
+        ))
+    } else if o.logits_softcap.is_some() {
+        Some((
+            Key::LogitsSoftcap,
+            "the chunked loss has no soft limit of logits",
+        ))
+    } else if o.head_bias {
+        Some((Key::HeadBias, "the chunked loss has no bias"))
+    } else {
+        None
+    };
+    let Some((key, reason)) = reason else {
+        return Ok(());
+    };
+    let message = format!("{reason}: `{}` with loss chunked", key.info().key);
+    let error = d.conflict(&[Key::Loss, key], message);
+    Err(error.with_help("use train.loss = \"materialized\""))
 }

@@ -3,8 +3,12 @@
 use super::Checked;
 use crate::config::{CompileMode, Loss, LrSchedule, Recompute, RecomputeLayers, Scenario};
 use crate::models::Inputs;
+use crate::names::nearest;
+use crate::ops::forward_names;
 use crate::scenario::keys::Key;
 use crate::scenario::merge::Document;
+use crate::scenario::value::Value;
+use std::collections::BTreeSet;
 
 pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
     let (m, t) = (&s.model, &s.train);
@@ -50,6 +54,7 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
             .conflict(&[Key::Recompute, Key::Mode], message)
             .with_help("set compile.mode = \"regions\", or train.recompute = \"selective\""));
     }
+    saved_operations(d)?;
     if let RecomputeLayers::First(n) = t.recompute_layers
         && n > m.layers
     {
@@ -78,6 +83,25 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
     }
     if t.betas.iter().any(|b| *b >= 1.0) {
         return Err(d.conflict(&[Key::Betas], "both betas must be below 1"));
+    }
+    Ok(())
+}
+
+/// Refuses names in `recompute_save` that no operation has whose results can be kept.
+fn saved_operations(d: &Document) -> Checked {
+    let listed = d.value(Key::RecomputeSave).and_then(Value::array);
+    for value in listed.unwrap_or_default() {
+        let name = value.str().unwrap_or_default();
+        let known: BTreeSet<&str> = forward_names().collect();
+        if !known.contains(name) {
+            let message = format!("`{name}` is no operation of a forward pass");
+            let error = d.error(value.origin, message);
+            let known: Vec<&str> = known.into_iter().collect();
+            return Err(match nearest(name, known.iter().copied()) {
+                Some(near) => error.with_help(format!("did you mean `{near}`?")),
+                None => error.with_help(format!("operations: {}", known.join(", "))),
+            });
+        }
     }
     Ok(())
 }

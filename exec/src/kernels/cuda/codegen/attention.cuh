@@ -1,8 +1,9 @@
 // Attention in float32 arithmetic for any head size up to 256: a block of 16 x 16 threads works on TILE x TILE scores at a time,
 // between tiles of rows in shared memory. Thread (ty, tx) has the scores of rows ty + 16 r and columns tx + 16 c, and of what is
 // summed up over the columns, rows ty + 16 r and components 4 tx + 64 w and the three behind. Sums run in a fixed order.
-// The generator defines BATCH, HEADS, KV, SEQ, D, STAT (row pitch of the log-sum-exp), CAUSAL, SCALE, TILE and the readers q_, k_,
-// v_, dy_, y_ (address of a row's first element) and their element strides.
+// The generator defines BATCH, HEADS, KV, SEQ, D, STAT (row pitch of the log-sum-exp), CAUSAL, SCALE, TILE, what changes scores
+// (WINDOW, CAPPED, CAP, ALIBI, SLOPES) and the readers q_, k_, v_, dy_, y_ (address of a row's first element) and their element
+// strides.
 #define GROUP (HEADS / KV)
 #define TILES ((SEQ + TILE - 1) / TILE)
 // Rows, and columns of scores, of a thread.
@@ -103,5 +104,33 @@ template <class T> DEV void put(const float (&acc)[W][4], float factor, T* to, u
       if (d < D) down(acc[w][v] * factor, to[d * step]);
     }
 }
-// Whether the query sees the key.
-DEV bool sees(u32 query, u32 key) { return query < SEQ && key < SEQ && (!CAUSAL || key <= query); }
+// Whether the query sees the key. With a window, that is fewer than WINDOW positions away.
+DEV bool sees(u32 query, u32 key) {
+  const bool near = WINDOW == 0 || ((key > query || query - key < WINDOW) && (key <= query || key - query < WINDOW));
+  return query < SEQ && key < SEQ && (!CAUSAL || key <= query) && near;
+}
+// The first and the last tile of keys that a tile of queries sees, and the last tile of queries that sees a tile of keys.
+DEV u32 first_tile(u32 tile) { return WINDOW == 0 || tile * TILE < WINDOW ? 0 : (tile * TILE + 1 - WINDOW) / TILE; }
+DEV u32 reach(u32 tile) { return WINDOW == 0 ? TILES - 1 : min((tile * TILE + TILE - 1 + WINDOW - 1) / TILE, TILES - 1); }
+DEV u32 last_tile(u32 tile) { return CAUSAL ? tile : reach(tile); }
+DEV u32 last_query(u32 tile) { return reach(tile); }
+// The score of a query and a key from their dot product: scaled, softly limited, and with the slope of the head.
+DEV float score(float dot, u32 head, u32 query, u32 key) {
+  float s = SCALE * dot;
+#if CAPPED
+  s = CAP * tanhf(s / CAP);
+#endif
+#if ALIBI
+  s += SLOPES[head] * ((float)key - (float)query);
+#endif
+  return s;
+}
+// The derivative of the score by the dot product.
+DEV float slope(float dot) {
+#if CAPPED
+  const float t = tanhf(SCALE * dot / CAP);
+  return SCALE * (1.0f - t * t);
+#else
+  return SCALE;
+#endif
+}

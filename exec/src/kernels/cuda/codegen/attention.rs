@@ -2,9 +2,10 @@
 //! float32, which cuDNN's attention does not support, and on machines without cuDNN.
 
 use super::{CodegenError, Entry, Module, Param, Request, blocks, ctype, float};
+use crate::kernels::attention::Kind;
 use crate::kernels::cuda::target::Target;
 use crate::kernels::strides;
-use shardlab_plan::ir::{AttentionShape, BodyOp, Slot};
+use shardlab_plan::ir::{AttentionShape, BodyOp, Slot, alibi_slope};
 
 const COMMON: &str = include_str!("attention.cuh");
 /// Threads of a block.
@@ -17,6 +18,7 @@ struct Geometry {
     stat: u64,
     /// Number of rows and columns of the scores that a block works on at a time.
     tile: u64,
+    kind: Kind,
 }
 
 fn slots(slots: &[Slot], n: usize) -> Result<&[Slot], CodegenError> {
@@ -26,9 +28,9 @@ fn slots(slots: &[Slot], n: usize) -> Result<&[Slot], CodegenError> {
 }
 
 impl Geometry {
-    fn new(target: Target, [q, k, lse]: [&Slot; 3], causal: bool) -> Result<Self, CodegenError> {
+    fn new(target: Target, [q, k, lse]: [&Slot; 3], kind: Kind) -> Result<Self, CodegenError> {
         let misfit = || CodegenError::new(format!("queries {:?} with keys {:?}", q.shape, k.shape));
-        let shape = AttentionShape::of(&q.shape, &k.shape, causal).ok_or_else(misfit)?;
+        let shape = AttentionShape::of(&q.shape, &k.shape, kind.causal).ok_or_else(misfit)?;
         let &[batch, heads, stat] = &lse.shape[..] else {
             return Err(misfit());
         };
@@ -40,12 +42,30 @@ impl Geometry {
             shape,
             stat,
             tile: tile(target, shape.head_dim),
+            kind,
         })
     }
 
-    fn defines(&self, scale: f64) -> String {
+    fn defines(&self) -> String {
+        let Kind {
+            scale, score_mod, ..
+        } = self.kind;
+        let heads = self.shape.heads;
+        let slopes: Vec<String> = (0..heads)
+            .map(|h| float(alibi_slope(h, heads) as f32))
+            .collect();
+        let alibi = match score_mod.alibi {
+            true => format!(
+                "#define ALIBI 1\n__constant__ float SLOPES[] = {{{}}};\n",
+                slopes.join(", ")
+            ),
+            false => "#define ALIBI 0\n".to_owned(),
+        };
         format!(
-            "#define BATCH {}u\n#define HEADS {}u\n#define KV {}u\n#define SEQ {}u\n#define D {}u\n#define STAT {}u\n#define CAUSAL {}\n#define SCALE {}\n#define TILE {}u\n{COMMON}",
+            "{alibi}#define WINDOW {}u\n#define CAPPED {}\n#define CAP {}\n#define BATCH {}u\n#define HEADS {}u\n#define KV {}u\n#define SEQ {}u\n#define D {}u\n#define STAT {}u\n#define CAUSAL {}\n#define SCALE {}\n#define TILE {}u\n{COMMON}",
+            score_mod.window,
+            u8::from(score_mod.softcap.0 != 0.0),
+            float(score_mod.softcap.0 as f32),
             self.shape.batch,
             self.shape.heads,
             self.shape.kv_heads,
@@ -53,7 +73,7 @@ impl Geometry {
             self.shape.head_dim,
             self.stat,
             u8::from(self.shape.causal),
-            float(scale as f32),
+            float(scale),
             self.tile
         )
     }
@@ -137,8 +157,7 @@ fn lse_type(req: &Request<'_>, lse: &Slot) -> Result<(), CodegenError> {
 pub(in crate::kernels) fn forward(
     req: &Request<'_>,
     op: &BodyOp,
-    causal: bool,
-    scale: f64,
+    kind: Kind,
 ) -> Result<Module, CodegenError> {
     let [q, k, v] = slots(&op.inputs, 3)? else {
         return Err(CodegenError::new("attention lacks operands"));
@@ -146,7 +165,7 @@ pub(in crate::kernels) fn forward(
     let [out, lse] = slots(&op.outputs, 2)? else {
         return Err(CodegenError::new("attention lacks operands"));
     };
-    let g = Geometry::new(req.target, [q, k, lse], causal)?;
+    let g = Geometry::new(req.target, [q, k, lse], kind)?;
     lse_type(req, lse)?;
     let mut zero = String::new();
     for s in op.outputs.iter().skip(2) {
@@ -167,7 +186,7 @@ pub(in crate::kernels) fn forward(
   Sums acc = {{}};
 #pragma unroll
   for (int r = 0; r < N; r++) m[r] = -INF, l[r] = 0.0f;
-  for (u32 k = 0; k <= (CAUSAL ? tile : TILES - 1); k++) {{
+  for (u32 k = first_tile(tile); k <= last_tile(tile); k++) {{
     __syncthreads();
     fill(other, k * TILE, k_STEP, [&](u32 j) {{ return k_at({k}, b, g, j); }});
     __syncthreads();
@@ -178,7 +197,8 @@ pub(in crate::kernels) fn forward(
       float n = -INF, sum = 0.0f;
 #pragma unroll
       for (int c = 0; c < N; c++) {{
-        s[r][c] = sees(first + ty + 16 * r, k * TILE + tx + 16 * c) ? SCALE * s[r][c] : -INF;
+        const u32 i = first + ty + 16 * r, j = k * TILE + tx + 16 * c;
+        s[r][c] = sees(i, j) ? score(s[r][c], h, i, j) : -INF;
         n = max_(n, s[r][c]);
       }}
       n = max_(m[r], row16<Max>(n));
@@ -212,7 +232,7 @@ pub(in crate::kernels) fn forward(
   if (tile == TILES - 1) for (u32 x = SEQ + threadIdx.x; x < STAT; x += {THREADS}) z[x] = 0.0f;
 }}
 ",
-        defs = g.defines(scale),
+        defs = g.defines(),
         rq = rows(req, q, "q", true)?,
         rk = rows(req, k, "k", true)?,
         rv = rows(req, v, "v", true)?,
@@ -235,8 +255,7 @@ pub(in crate::kernels) fn forward(
 pub(in crate::kernels) fn backward(
     req: &Request<'_>,
     op: &BodyOp,
-    causal: bool,
-    scale: f64,
+    kind: Kind,
 ) -> Result<Module, CodegenError> {
     let [dy, q, k, v, y, lse] = slots(&op.inputs, 6)? else {
         return Err(CodegenError::new("attention lacks operands"));
@@ -244,12 +263,12 @@ pub(in crate::kernels) fn backward(
     let [dq, dk, dv] = slots(&op.outputs, 3)? else {
         return Err(CodegenError::new("attention lacks operands"));
     };
-    let g = Geometry::new(req.target, [q, k, lse], causal)?;
+    let g = Geometry::new(req.target, [q, k, lse], kind)?;
     lse_type(req, lse)?;
     let (mut params, mut declared) = req.operands();
     params.push(Param::Scratch(0));
     declared.push("float* delta".to_owned());
-    let mut helpers = g.defines(scale);
+    let mut helpers = g.defines();
     for (slot, name, constant) in [
         (dy, "g", true),
         (q, "q", true),
@@ -285,7 +304,7 @@ KERNEL({THREADS}) k0({args}) {{
     if (i < SEQ && tx == 0) delta[((u64)b * HEADS + h) * SEQ + i] = e[r];
   }}
   Sums acc = {{}};
-  for (u32 k = 0; k <= (CAUSAL ? tile : TILES - 1); k++) {{
+  for (u32 k = first_tile(tile); k <= last_tile(tile); k++) {{
     __syncthreads();
     fill(key, k * TILE, k_STEP, [&](u32 j) {{ return k_at({k}, b, g, j); }});
     fill(value, k * TILE, v_STEP, [&](u32 j) {{ return v_at({v}, b, g, j); }});
@@ -296,8 +315,10 @@ KERNEL({THREADS}) k0({args}) {{
 #pragma unroll
     for (int r = 0; r < N; r++)
 #pragma unroll
-      for (int c = 0; c < N; c++)
-        s[r][c] = sees(first + ty + 16 * r, k * TILE + tx + 16 * c) ? expf(SCALE * s[r][c] - z[r]) * (d[r][c] - e[r]) * SCALE : 0.0f;
+      for (int c = 0; c < N; c++) {{
+        const u32 i = first + ty + 16 * r, j = k * TILE + tx + 16 * c;
+        s[r][c] = sees(i, j) ? expf(score(s[r][c], h, i, j) - z[r]) * (d[r][c] - e[r]) * slope(s[r][c]) : 0.0f;
+      }}
     leave(part, s);
     __syncthreads();
     add(acc, part, key);
@@ -319,7 +340,7 @@ KERNEL({THREADS}) k1({args}) {{
   fill(value, first, v_STEP, [&](u32 j) {{ return v_at({v}, b, g, j); }});
   Sums ak = {{}}, av = {{}};
   for (u32 h = g * GROUP; h < (g + 1) * GROUP; h++)
-    for (u32 q = CAUSAL ? tile : 0; q < TILES; q++) {{
+    for (u32 q = CAUSAL ? tile : first_tile(tile); q <= last_query(tile); q++) {{
       __syncthreads();
       fill(query, q * TILE, q_STEP, [&](u32 i) {{ return q_at({q}, b, h, i); }});
       fill(out, q * TILE, g_STEP, [&](u32 i) {{ return g_at({dy}, b, h, i); }});
@@ -334,8 +355,10 @@ KERNEL({THREADS}) k1({args}) {{
         const float z = i < SEQ ? {lse}[head * STAT + i] : 0.0f, e = i < SEQ ? delta[head * SEQ + i] : 0.0f;
 #pragma unroll
         for (int r = 0; r < N; r++) {{
-          s[r][c] = sees(i, first + ty + 16 * r) ? expf(SCALE * s[r][c] - z) : 0.0f;
-          d[r][c] = s[r][c] * (d[r][c] - e) * SCALE;
+          const u32 j = first + ty + 16 * r;
+          const float by = slope(s[r][c]);
+          s[r][c] = sees(i, j) ? expf(score(s[r][c], h, i, j) - z) : 0.0f;
+          d[r][c] = s[r][c] * (d[r][c] - e) * by;
         }}
       }}
       leave(part, s);

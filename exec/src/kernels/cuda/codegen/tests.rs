@@ -233,8 +233,8 @@ fn operations(nvrtc: Option<&Compiler>) {
             let mut reads: Vec<Arg> = inputs.iter().map(arg).collect();
             let mut writes: Vec<Arg> = outputs.iter().map(arg).collect();
             match kind {
-                OpKind::Attention(_) => writes = stats(writes, 1),
-                OpKind::AttentionGrad(_) => reads = stats(reads, 5),
+                OpKind::Attention(_) | OpKind::FlexAttention(_) => writes = stats(writes, 1),
+                OpKind::AttentionGrad(_) | OpKind::FlexAttentionGrad(_) => reads = stats(reads, 5),
                 _ => {}
             }
             let slots = |examples: &[examples::Example], args: &[Arg], place: fn(u8) -> Place| {

@@ -1,0 +1,295 @@
+//! Variants of decoder blocks.
+
+use super::{Bias, Model};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// Norm of the residual stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Norm {
+    /// RMSNorm.
+    Rms,
+    /// RMSNorm whose stored weight is the factor minus 1 (Gemma).
+    RmsUnitOffset,
+    /// LayerNorm with weight and bias.
+    Layer,
+    /// LayerNorm with a weight only.
+    LayerNoBias,
+    /// LayerNorm without parameters (OLMo).
+    LayerNoWeight,
+    /// LayerNorm with a bias, whose stored weight is the factor minus 1 (Nemotron).
+    LayerUnitOffset,
+}
+
+words!(Norm {
+    Rms = "rms_norm",
+    RmsUnitOffset = "rms_norm_unit_offset",
+    Layer = "layer_norm",
+    LayerNoBias = "layer_norm_no_bias",
+    LayerNoWeight = "layer_norm_no_weight",
+    LayerUnitOffset = "layer_norm_unit_offset",
+});
+
+/// Where attention and the feed-forward layer are normalized.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormPosition {
+    /// What they read.
+    Before,
+    /// What they add to the residual stream (OLMo 2).
+    After,
+    /// Both (Gemma 2).
+    Both,
+    /// The residual stream, after each addition (BERT).
+    Sum,
+}
+
+words!(NormPosition {
+    Before = "before",
+    After = "after",
+    Both = "both",
+    Sum = "sum",
+});
+
+/// How attention and the feed-forward layer follow each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Residual {
+    /// One after the other.
+    Sequential,
+    /// Both read the residual stream, each through its own norm.
+    Parallel,
+    /// Both read the same norm of the residual stream.
+    ParallelOneNorm,
+}
+
+words!(Residual {
+    Sequential = "sequential",
+    Parallel = "parallel",
+    ParallelOneNorm = "parallel_one_norm",
+});
+
+/// Activation of the feed-forward layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `x * sigmoid(x)`.
+    Silu,
+    /// Exact GELU.
+    Gelu,
+    /// GELU by the tanh approximation.
+    GeluTanh,
+    /// `max(x, 0)`.
+    Relu,
+    /// `max(x, 0)^2`.
+    Relu2,
+}
+
+words!(Activation {
+    Silu = "silu",
+    Gelu = "gelu",
+    GeluTanh = "gelu_tanh",
+    Relu = "relu",
+    Relu2 = "relu2",
+});
+
+/// What attention knows the positions of tokens by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PositionEmbedding {
+    /// Rotation of queries and keys; dimension `i` is paired with `i + rotated / 2`.
+    Rotary,
+    /// Rotation of queries and keys; dimension `2 i` is paired with `2 i + 1`.
+    RotaryInterleaved,
+    /// A table whose rows are added to the tokens.
+    Learned,
+    /// A penalty of the scores that grows with the distance.
+    Alibi,
+}
+
+words!(PositionEmbedding {
+    Rotary = "rotary",
+    RotaryInterleaved = "rotary_interleaved",
+    Learned = "learned",
+    Alibi = "alibi",
+});
+
+impl PositionEmbedding {
+    /// Returns whether queries and keys are rotated.
+    #[must_use]
+    pub fn rotates(self) -> bool {
+        matches!(self, Self::Rotary | Self::RotaryInterleaved)
+    }
+}
+
+/// Order of queries, keys and values in a projection that makes all three.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PackedQkv {
+    /// Three projections.
+    None,
+    /// All queries, all keys, all values (Phi-3).
+    Concatenated,
+    /// Query, key and value of each head (BLOOM).
+    PerHead,
+    /// The queries, the key and the value of each key head (Falcon 40B).
+    PerGroup,
+}
+
+words!(PackedQkv {
+    None = "none",
+    Concatenated = "concatenated",
+    PerHead = "per_head",
+    PerGroup = "per_group",
+});
+
+/// What a layer's attention sees. The words are those of `layer_types` of transformers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayerType {
+    /// All earlier positions.
+    Full,
+    /// The positions of the sliding window.
+    Sliding,
+    /// All earlier positions, without a rotary embedding (SmolLM3).
+    FullNoRope,
+}
+
+words!(LayerType {
+    Full = "full_attention",
+    Sliding = "sliding_attention",
+    FullNoRope = "full_attention_no_rope",
+});
+
+/// Output layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Head {
+    /// Logits of the vocabulary at every position; in encoders, of masked tokens.
+    LanguageModel,
+    /// Scores of the last position (a single one: a reward model); in encoders, of the first one.
+    SequenceClassification,
+    /// Scores of every position.
+    TokenClassification,
+    /// None: the hidden states are the result, or a pooled one.
+    None,
+}
+
+words!(Head {
+    LanguageModel = "language_model",
+    SequenceClassification = "sequence_classification",
+    TokenClassification = "token_classification",
+    None = "none",
+});
+
+/// Norms of queries and keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QkNorm {
+    /// None.
+    None,
+    /// Of each head, with one weight for all heads (Qwen3).
+    Head,
+    /// Of all heads together (OLMo 2).
+    Full,
+    /// Of each head, with a LayerNorm weight of its own (Command R+).
+    EachHead,
+    /// Of each head, after the rotation (Hunyuan).
+    AfterRope,
+}
+
+impl QkNorm {
+    /// Words for the values that are not `true` or `false`.
+    pub const WORDS: &'static [&'static str] = &["full", "each_head", "after_rope"];
+
+    /// Returns the value of a word.
+    #[must_use]
+    pub fn of_word(word: &str) -> Option<Self> {
+        Some(match word {
+            "full" => Self::Full,
+            "each_head" => Self::EachHead,
+            "after_rope" => Self::AfterRope,
+            _ => return None,
+        })
+    }
+}
+
+impl From<bool> for QkNorm {
+    fn from(head: bool) -> Self {
+        if head { Self::Head } else { Self::None }
+    }
+}
+
+/// Writes the value as scenario files do.
+impl Serialize for QkNorm {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::None => to.serialize_bool(false),
+            Self::Head => to.serialize_bool(true),
+            Self::Full => to.serialize_str("full"),
+            Self::EachHead => to.serialize_str("each_head"),
+            Self::AfterRope => to.serialize_str("after_rope"),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for QkNorm {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Form {
+            Flag(bool),
+            Word(String),
+        }
+        let found = match Form::deserialize(from)? {
+            Form::Flag(head) => Some(Self::from(head)),
+            Form::Word(word) => Self::of_word(&word),
+        };
+        found.ok_or_else(|| serde::de::Error::custom("no kind of norm"))
+    }
+}
+
+impl Bias {
+    /// Returns whether the projections of queries, keys and values have a bias.
+    #[must_use]
+    pub fn qkv(self) -> bool {
+        matches!(self, Self::Qkv | Self::Attention | Self::All)
+    }
+
+    /// Returns whether the output projection of attention has a bias.
+    #[must_use]
+    pub fn attention_output(self) -> bool {
+        matches!(self, Self::Attention | Self::All)
+    }
+
+    /// Returns whether the feed-forward layer has biases.
+    #[must_use]
+    pub fn mlp(self) -> bool {
+        matches!(self, Self::Mlp | Self::All)
+    }
+}
+
+impl Model {
+    /// Returns what a layer's attention sees.
+    #[must_use]
+    pub fn layer_type(&self, layer: usize) -> LayerType {
+        let types = &self.options.layer_types;
+        match (types.len(), self.options.sliding_window) {
+            (0, None) => LayerType::Full,
+            (0, Some(_)) => LayerType::Sliding,
+            (n, _) => types[layer % n],
+        }
+    }
+
+    /// Returns the model as one of its layers has it: 0 `kv_heads` is a layer without attention, a
+    /// feed-forward layer of width 0 one without that.
+    #[must_use]
+    pub(crate) fn of_layer(&self, layer: usize) -> Self {
+        let pick = |list: &[u64], all: u64| list.get(layer).copied().unwrap_or(all);
+        Self {
+            kv_heads: pick(&self.options.layer_kv_heads, self.kv_heads),
+            ffn: pick(&self.options.layer_ffn, self.ffn),
+            ..self.clone()
+        }
+    }
+
+    /// Returns the window of a layer's attention over `seq` positions; `None` if it sees all of
+    /// them.
+    #[must_use]
+    pub fn window(&self, layer: usize, seq: u64) -> Option<u64> {
+        let sliding = self.layer_type(layer) == LayerType::Sliding;
+        let window = self.options.sliding_window.filter(|_| sliding);
+        window.filter(|&w| w < seq)
+    }
+}

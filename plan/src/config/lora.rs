@@ -1,0 +1,117 @@
+//! `[lora]`: low-rank adapters (LoRA), in the words of PEFT's `LoraConfig`.
+
+use super::pattern::matches;
+use serde::{Serialize, Serializer};
+
+/// Low-rank adapters: a linear layer `W` of shape `[out, in]` also gets `A` of shape `[r, in]` and
+/// `B` of shape `[out, r]`, and computes `W x + scaling * B A x`. Only `A` and `B` are trained.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Lora {
+    /// Rank.
+    pub r: u64,
+    /// Numerator of the scaling.
+    #[serde(rename = "lora_alpha")]
+    pub alpha: f64,
+    /// Linear layers that have adapters.
+    #[serde(rename = "target_modules")]
+    pub targets: LoraTargets,
+    /// Dropout before an adapter. Runs have none: only 0 is accepted.
+    #[serde(rename = "lora_dropout")]
+    pub dropout: f64,
+    /// The scaling's divisor is the root of the rank (rank-stabilized LoRA).
+    pub use_rslora: bool,
+}
+
+impl Lora {
+    /// Returns the factor of an adapter's result.
+    #[must_use]
+    pub fn scaling(&self) -> f64 {
+        let r = self.r as f64;
+        self.alpha / if self.use_rslora { r.sqrt() } else { r }
+    }
+}
+
+/// `lora.target_modules`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LoraTargets {
+    /// Every linear layer of the blocks; not the output projection.
+    AllLinear,
+    /// Those that a glob matches.
+    Patterns(Vec<String>),
+}
+
+/// Writes the value as scenario files do.
+impl Serialize for LoraTargets {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::AllLinear => to.serialize_str("all-linear"),
+            Self::Patterns(globs) => globs.serialize(to),
+        }
+    }
+}
+
+impl LoraTargets {
+    /// Returns whether the layer of these paths, ours and that of Hugging Face's code, is among
+    /// them.
+    #[must_use]
+    pub fn has(&self, paths: [&str; 2]) -> bool {
+        match self {
+            Self::AllLinear => true,
+            Self::Patterns(globs) => globs.iter().any(|glob| targets(glob, paths)),
+        }
+    }
+}
+
+/// Returns whether a glob is that of a layer: it matches the last components of either path, as
+/// PEFT compares names (`key == target or key.endswith("." + target)`).
+pub(crate) fn targets(glob: &str, paths: [&str; 2]) -> bool {
+    paths.iter().any(|path| {
+        let ends = path.match_indices('.').map(|(dot, _)| &path[dot + 1..]);
+        ends.chain([*path]).any(|end| matches(glob, end))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn globs_match_the_end_of_either_path() {
+        let q = ["layers.3.attention.q", "model.layers.3.self_attn.q_proj"];
+        for glob in [
+            "q",
+            "q_proj",
+            "*_proj",
+            "attention.q",
+            "self_attn.*",
+            "layers.*.attention.q",
+            "layers.3.attention.*",
+            "model.layers.*.self_attn.q_proj",
+        ] {
+            assert!(targets(glob, q), "{glob}");
+        }
+        for glob in [
+            "proj",
+            "attention",
+            "layers.4.attention.q",
+            "k_proj",
+            "layers.*",
+        ] {
+            assert!(!targets(glob, q), "{glob}");
+        }
+    }
+
+    #[test]
+    fn scaling_divides_by_the_rank_or_its_root() {
+        let mut lora = Lora {
+            r: 16,
+            alpha: 32.0,
+            targets: LoraTargets::AllLinear,
+            dropout: 0.0,
+            use_rslora: false,
+        };
+        assert_eq!(lora.scaling(), 2.0);
+        lora.use_rslora = true;
+        assert_eq!(lora.scaling(), 8.0);
+    }
+}

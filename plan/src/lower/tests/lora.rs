@@ -1,0 +1,159 @@
+//! Adapters: what is trained, kept, gathered and reduced.
+
+use super::{LLAMA, at_rest, matmuls, program, steady};
+use crate::ir::{DType, Holds, OpKind, Param, Role, ShardOp};
+use crate::program::{Op, Program};
+use crate::scenario::parse;
+use crate::units::Bytes;
+
+/// Returns the numbers of all and of trained elements.
+fn counts(params: &[Param]) -> (u64, u64) {
+    let sum = |trained: bool| {
+        let of = params.iter().filter(|p| p.requires_grad || !trained);
+        of.map(Param::numel).sum()
+    };
+    (sum(false), sum(true))
+}
+
+/// What `print_trainable_parameters` of PEFT prints for Llama 3 8B and rank 16: 6,815,744 of
+/// 8,037,076,992 with queries and values, 41,943,040 of 8,072,204,288 with all linear layers.
+#[test]
+fn trained_parameters_are_as_many_as_pefts() {
+    let of = |set: &[&str]| {
+        let text = "[model]\npreset = \"llama3-8b\"\n[lora]\nr = 16\n[mesh]\nhardware = \"cpu\"\ndp_shard = 8\n";
+        let set: Vec<String> = set.iter().map(|s| (*s).to_owned()).collect();
+        let s = parse("test", text, &set).unwrap();
+        counts(&crate::compile::modules_and_params(&s).1)
+    };
+    assert_eq!(of(&[]), (8_072_204_288, 41_943_040));
+    let qv = "lora.target_modules=[\"q_proj\", \"v_proj\"]";
+    assert_eq!(of(&[qv]), (8_037_076_992, 6_815_744));
+}
+
+/// Gradients and moments are those of adapters alone, under every policy.
+#[test]
+fn state_is_kept_for_adapters_alone() {
+    for policy in ["native", "megatron", "fsdp2"] {
+        let policy = format!("fsdp.policy={policy}");
+        let set = ["mesh.dp_shard=1", "lora.r=4", &policy];
+        let p = program(LLAMA, &set);
+        let (_, trained) = counts(&p.params);
+        assert_eq!(
+            trained,
+            2 * 4 * (2 * (64 + 64) + 2 * (64 + 32) + 3 * (64 + 176))
+        );
+        let rest = at_rest(&p);
+        // Flat buffers are padded.
+        let groups = p.groups.iter().filter(|g| g.requires_grad);
+        let kept = match p.meta.policy {
+            "fsdp2" => trained,
+            _ => groups.map(|g| g.layout.full_numel()).sum(),
+        };
+        assert!(kept < 2 * trained);
+        assert_eq!(rest[&Role::OptimizerState], Bytes(2 * 4 * kept), "{policy}");
+    }
+}
+
+/// Returns the shards of parameters and what the copies in of a section's gathers read and write.
+fn copies(p: &Program) -> Vec<(Vec<(DType, u64)>, Vec<(DType, u64)>)> {
+    let of = |accesses: &[crate::ir::Access]| {
+        let dtype = |b: crate::ir::BufferId| p.buffers[b.index()].dtype;
+        accesses
+            .iter()
+            .map(|a| (dtype(a.buffer), a.bytes))
+            .collect()
+    };
+    let mut out = Vec::new();
+    for instr in steady(p) {
+        if let Op::Launch { kernel, .. } = instr.op
+            && p.kernels[kernel.index()].body.first().map(|b| b.op)
+                == Some(OpKind::Shard(ShardOp::MultiCopy))
+        {
+            out.push((of(p.reads(&instr.op)), of(p.writes(&instr.op))));
+        }
+    }
+    out
+}
+
+/// fully_shard keeps frozen shards in their own type and casts the others only
+/// (`use_foreach_copy`); both are copied into one gather, in the order of parameters.
+#[test]
+fn fsdp2_casts_the_shards_of_adapters_only() {
+    let set = [
+        "fsdp.policy=fsdp2",
+        "lora.r=4",
+        "lora.target_modules=[\"attention.q\"]",
+    ];
+    let p = program(LLAMA, &set);
+    for (b, kept) in p
+        .buffers
+        .iter()
+        .filter(|b| b.role == Role::MainWeight)
+        .map(|b| (b, b.dtype))
+    {
+        let Holds::Param(id) = b.holds else { panic!() };
+        let trained = p.params[id.index()].requires_grad;
+        assert_eq!(kept, if trained { DType::F32 } else { DType::Bf16 });
+    }
+    // A (4 x 64) and B (64 x 4) over four ranks.
+    let cast = copies(&p)
+        .into_iter()
+        .find(|(reads, _)| reads.iter().all(|r| r.0 == DType::F32))
+        .unwrap();
+    assert_eq!(cast.0, [(DType::F32, 64 * 4); 2]);
+    assert_eq!(cast.1, [(DType::Bf16, 2 * 64 * 2)]);
+    // The block's norm, queries (64 x 64), their adapter, then the rest.
+    let packed = copies(&p)
+        .into_iter()
+        .find(|(reads, _)| reads.len() > 4)
+        .unwrap();
+    let bytes: Vec<u64> = packed.0.iter().map(|r| r.1).collect();
+    assert_eq!(bytes[..5], [32, 32, 2048, 128, 128]);
+    assert!(packed.0.iter().all(|r| r.0 == DType::Bf16));
+    // With a float32 model, all shards are cast, into one buffer.
+    let wide = program(
+        LLAMA,
+        &[&set[..], &["precision.frozen_params=f32"]].concat(),
+    );
+    let all = copies(&wide);
+    assert!(
+        all.iter()
+            .any(|(reads, writes)| reads.len() == 11 && writes.len() == 1)
+    );
+}
+
+/// fully_shard reduces the gradients of adapters alone: a rank's shard of `B` (176 x 4 for `w1`)
+/// and `A` (4 x 64).
+#[test]
+fn fsdp2_reduces_adapters_only() {
+    let p = program(
+        LLAMA,
+        &[
+            "fsdp.policy=fsdp2",
+            "lora.r=4",
+            "lora.target_modules=[\"w1\"]",
+        ],
+    );
+    let inputs: Vec<u64> = p
+        .buffers
+        .iter()
+        .filter(|b| b.role == Role::ReduceInput)
+        .map(|b| b.bytes.0)
+        .collect();
+    // The root has no trained parameters, and reduces nothing.
+    assert_eq!(inputs, [4 * (176 * 4 + 4 * 64); 2]);
+}
+
+/// Frozen weights have no gradient, and backward ends at the first adapter: the inputs of the first
+/// block's queries, keys and values need none (`requires_grad` of the embedded tokens is false).
+#[test]
+fn backward_computes_what_adapters_need() {
+    // Two blocks of seven linear layers, and the head.
+    assert_eq!(matmuls(&[]), [15, 30]);
+    // Each adapter: two more in forward. In backward B, A's result, A, and two inputs; the first
+    // three adapters have no gradient of their input, twice each.
+    assert_eq!(matmuls(&["lora.r=4"]), [15 + 28, 1 + 14 * 5 - 3 * 2]);
+    // Only the second block's down projection: the head, then B, A's result and A.
+    let last = "lora.target_modules=[\"layers.1.mlp.w2\"]";
+    assert_eq!(matmuls(&["lora.r=4", last]), [15 + 2, 1 + 3]);
+}

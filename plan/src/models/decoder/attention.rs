@@ -1,0 +1,255 @@
+//! Attention of a decoder.
+
+use super::norm::Norm;
+use super::{names, normalized, scaled};
+use crate::config::{Family, Model, PackedQkv, PositionEmbedding, QkNorm, Residual};
+use crate::graph::ValueId;
+use crate::ir::{ModuleId, ModuleKind, OpKind, Real, ScoreMod};
+use crate::models::build::Builder;
+use crate::models::declare::{Declare, Layer, Order};
+use crate::models::rope::Rope;
+use crate::models::spec::Mask;
+use smallvec::SmallVec;
+
+pub(super) struct Attention {
+    pub(super) module: ModuleId,
+    kv_heads: u64,
+    /// Norm of what it reads.
+    pub(super) norm: Option<Norm>,
+    projections: Projections,
+    output: Layer,
+    /// Norms of queries and of keys.
+    qk_norms: Option<[HeadNorm; 2]>,
+    /// Norm of what it adds.
+    post_norm: Option<Norm>,
+    /// Norm of the sum.
+    pub(super) sum_norm: Option<Norm>,
+}
+
+/// What makes queries, keys and values.
+enum Projections {
+    Separate([Layer; 3]),
+    Packed(Layer, PackedQkv),
+}
+
+/// Norm of queries or keys.
+#[derive(Clone, Copy)]
+enum HeadNorm {
+    /// Of the model's kind, over a head or over all of them.
+    Plain(Norm),
+    /// LayerNorm with a weight for each head.
+    Each(Layer),
+}
+
+/// Values that live until the block's forward returns.
+pub(super) type Locals = SmallVec<[ValueId; 4]>;
+
+/// Queries, keys and values, each `[batch, heads, seq, head_dim]`.
+type Qkv = [ValueId; 3];
+
+impl Attention {
+    pub(super) fn new(d: &mut Declare, block: ModuleId, m: &Model) -> Self {
+        let names = names::of(m.options.model_type.as_deref());
+        let (h, bias, hd) = (m.hidden, m.bias.qkv(), m.head_dim);
+        let (q, kv) = (m.heads * hd, m.kv_heads * hd);
+        let at = d.module(block, "attention", ModuleKind::Attention);
+        let [before, after, sum] = normalized(m);
+        // The first block of an encoder reads the norm of the embedded tokens.
+        let normed = m.family == Family::Bert && m.options.embedding_norm && d.layer() == 0;
+        let norm = (before && !normed).then(|| {
+            let names = ("norm", names.attention_norm);
+            Norm::new(d, at, names, h, m, Order::First)
+        });
+        let projections = match m.options.packed_qkv {
+            PackedQkv::None => Projections::Separate([
+                d.linear(at, ("q", names.q), [q, h], bias),
+                d.linear(at, ("k", names.k), [kv, h], bias),
+                d.linear(at, ("v", names.v), [kv, h], bias),
+            ]),
+            packed => {
+                let layer = d.linear(at, ("qkv", names.qkv), [q + 2 * kv, h], bias);
+                Projections::Packed(layer, packed)
+            }
+        };
+        let output = d.linear(at, ("o", names.o), [h, q], m.bias.attention_output());
+        let mut head_norm = |ours, theirs, heads: u64| {
+            let names = (ours, theirs);
+            match m.options.qk_norm {
+                QkNorm::EachHead => HeadNorm::Each(d.head_norms(at, names, [heads, hd])),
+                QkNorm::Full => {
+                    let width = heads * hd;
+                    HeadNorm::Plain(Norm::new(d, at, names, width, m, Order::Declared))
+                }
+                _ => HeadNorm::Plain(Norm::new(d, at, names, hd, m, Order::Declared)),
+            }
+        };
+        let qk_norms = (m.options.qk_norm != QkNorm::None).then(|| {
+            [
+                head_norm("q_norm", names.q_norm, m.heads),
+                head_norm("k_norm", names.k_norm, m.kv_heads),
+            ]
+        });
+        let post_norm = after.then(|| {
+            let names = ("post_norm", names.attention_post_norm);
+            Norm::new(d, at, names, h, m, Order::Declared)
+        });
+        let sum_norm = sum.then(|| {
+            let names = ("norm", names.attention_norm);
+            Norm::new(d, at, names, h, m, Order::Declared)
+        });
+        Self {
+            module: at,
+            kv_heads: m.kv_heads,
+            norm,
+            projections,
+            output,
+            qk_norms,
+            post_norm,
+            sum_norm,
+        }
+    }
+
+    /// Applies attention to `y`; returns what it adds to the residual stream.
+    pub(super) fn forward(
+        &self,
+        b: &mut Builder<'_>,
+        y: ValueId,
+        rope: Option<Rope>,
+        window: Option<u64>,
+    ) -> (ValueId, Locals) {
+        let (batch, seq) = (b.batch(), b.seq());
+        let (heads, hd) = (b.s.model.heads, b.s.model.head_dim);
+        b.within(self.module, |b| {
+            let (mut qkv, packed) = self.project(b, y);
+            if let Some(rope) = rope {
+                let [q, k, v] = qkv;
+                qkv = [rope.rotate(b, q), rope.rotate(b, k), v];
+                // `q, k = rope(q), rope(k)`: the unrotated ones live until both are done.
+                b.g.release(q);
+                b.g.release(k);
+            }
+            if b.s.model.options.qk_norm == QkNorm::AfterRope {
+                let norms = self.qk_norms;
+                let [q, k, v] = qkv;
+                qkv = [
+                    self.normalize(b, norms, 0, q),
+                    self.normalize(b, norms, 1, k),
+                    v,
+                ];
+            }
+            let options = &b.s.model.options;
+            let scale = options.attention_multiplier;
+            let scale = scale.unwrap_or(1.0 / (hd as f64).sqrt());
+            let score_mod = ScoreMod {
+                softcap: Real(options.attention_softcap.unwrap_or(0.0)),
+                alibi: options.position_embedding == PositionEmbedding::Alibi,
+                window: window.unwrap_or(0),
+            };
+            let causal = b.s.model.family.spec().attention == Some(Mask::Causal);
+            let a = b.flex_attention(qkv, causal, scale, score_mod);
+            let t = b.g.transpose(a, 1, 2);
+            let t = b.g.reshape(t, &[batch, seq, heads * hd]);
+            let mut o = b.linear(self.output, t);
+            if let Some(norm) = self.post_norm {
+                o = norm.apply(b, o);
+            }
+            let o = scaled(b, o, b.s.model.options.residual_multiplier);
+            (o, qkv.into_iter().chain([a]).chain(packed).collect())
+        })
+    }
+
+    /// Makes queries, keys and values; also returns the result of a packed projection.
+    fn project(&self, b: &mut Builder<'_>, y: ValueId) -> (Qkv, Option<ValueId>) {
+        let (batch, seq) = (b.batch(), b.seq());
+        let m = &b.s.model;
+        let (heads, kv, hd) = (m.heads, self.kv_heads, m.head_dim);
+        let before = match m.options.qk_norm {
+            QkNorm::None | QkNorm::AfterRope => None,
+            _ => self.qk_norms,
+        };
+        let whole = m.options.qk_norm == QkNorm::Full;
+        // Splits a projection into heads, which are normalized before or after that.
+        let split = |b: &mut Builder<'_>, n: usize, mut p: ValueId, heads| {
+            if whole {
+                p = self.normalize(b, before, n, p);
+            }
+            p = b.g.reshape(p, &[batch, seq, heads, hd]);
+            if !whole {
+                p = self.normalize(b, before, n, p);
+            }
+            b.g.transpose(p, 1, 2)
+        };
+        match self.projections {
+            Projections::Separate(layers) => {
+                let [q, k, v] = layers;
+                let mut make = |n, layer, heads| {
+                    let p = b.linear(layer, y);
+                    split(b, n, p, heads)
+                };
+                ([make(0, q, heads), make(1, k, kv), make(2, v, kv)], None)
+            }
+            Projections::Packed(layer, packed) => {
+                let p = b.linear(layer, y);
+                let parts = unpack(b, p, packed, kv);
+                let [q, k, v] = parts;
+                let qkv = [
+                    split(b, 0, q, heads),
+                    split(b, 1, k, kv),
+                    split(b, 2, v, kv),
+                ];
+                (qkv, Some(p))
+            }
+        }
+    }
+
+    /// Applies the norm of queries (0) or keys (1), if there is one; values have none.
+    fn normalize(
+        &self,
+        b: &mut Builder<'_>,
+        norms: Option<[HeadNorm; 2]>,
+        n: usize,
+        x: ValueId,
+    ) -> ValueId {
+        match norms.and_then(|norms| norms.get(n).copied()) {
+            None => x,
+            Some(HeadNorm::Plain(norm)) => norm.apply(b, x),
+            Some(HeadNorm::Each(layer)) => {
+                let width = b.g.value(x).cols();
+                let ones = b.ones(width);
+                let y = b.layer_norm_by(layer.module(), x, ones, None);
+                let w = b.weight(layer);
+                b.within(layer.module(), |b| b.g.binary(OpKind::Mul, y, w))
+            }
+        }
+    }
+}
+
+/// Splits the result of a packed projection, `[batch, seq, width]`, into three parts that can be
+/// reshaped to heads.
+fn unpack(b: &mut Builder<'_>, p: ValueId, packed: PackedQkv, kv: u64) -> Qkv {
+    let (batch, seq) = (b.batch(), b.seq());
+    let m = &b.s.model;
+    let (heads, hd) = (m.heads, m.head_dim);
+    match packed {
+        PackedQkv::PerHead => {
+            let p = b.g.reshape(p, &[batch, seq, heads, 3 * hd]);
+            let parts = b.g.split(p, 3, 3);
+            [parts[0], parts[1], parts[2]]
+        }
+        PackedQkv::PerGroup => {
+            let group = heads / kv;
+            let p = b.g.reshape(p, &[batch, seq, kv, group + 2, hd]);
+            let of = |b: &mut Builder<'_>, start, n| b.g.slice(p, 3, start, n);
+            [of(b, 0, group), of(b, group, 1), of(b, group + 1, 1)]
+        }
+        PackedQkv::Concatenated | PackedQkv::None => {
+            let of = |b: &mut Builder<'_>, start, n| b.g.slice(p, 2, start * hd, n * hd);
+            [of(b, 0, heads), of(b, heads, kv), of(b, heads + kv, kv)]
+        }
+    }
+}
+
+/// Returns whether the feed-forward layer has a norm of its own for what it reads.
+pub(super) fn mlp_reads_norm(m: &Model) -> bool {
+    normalized(m)[0] && m.options.residual != Residual::ParallelOneNorm
+}

@@ -1,0 +1,137 @@
+//! What the first block reads: embedded tokens, or projected patches of images.
+
+use super::names::Names;
+use crate::config::{Family, Model, PositionEmbedding};
+use crate::graph::ValueId;
+use crate::ir::{DType, ModuleId, ModuleKind, OpKind};
+use crate::models::build::Builder;
+use crate::models::declare::{Declare, Layer, ROOT};
+
+pub(super) enum Embedding {
+    /// A table of tokens.
+    Tokens(Layer),
+    /// Tables of tokens and positions.
+    Learned(Tables),
+    /// Patches of an image, after a row for the class.
+    Patches(Patches),
+}
+
+pub(super) struct Tables {
+    module: ModuleId,
+    tokens: Layer,
+    positions: Layer,
+    types: Option<Layer>,
+}
+
+pub(super) struct Patches {
+    module: ModuleId,
+    projection: Layer,
+    class: Layer,
+    positions: Layer,
+}
+
+impl Embedding {
+    pub(super) fn new(d: &mut Declare, names: &Names, m: &Model) -> Self {
+        let o = &m.options;
+        if m.family == Family::Vit {
+            return Self::Patches(Patches::new(d, m));
+        }
+        if o.position_embedding != PositionEmbedding::Learned {
+            let names = ("tok_embeddings", names.embedding);
+            let shape = [m.vocab, m.hidden];
+            return Self::Tokens(d.table(ROOT, names, ModuleKind::Embedding, shape));
+        }
+        let module = d.module(ROOT, "tok_embeddings", ModuleKind::Embedding);
+        let mut table = |names, rows| d.table(module, names, ModuleKind::Layer, [rows, m.hidden]);
+        let tokens = table(("wte", names.embedding), m.vocab);
+        let rows = m.max_seq_len + o.position_offset;
+        let positions = table(("wpe", names.positions), rows);
+        let types = (o.token_types > 0).then(|| table(("wtt", names.token_types), o.token_types));
+        Self::Learned(Tables {
+            module,
+            tokens,
+            positions,
+            types,
+        })
+    }
+
+    /// Returns the table of tokens, if there is one.
+    pub(super) fn tokens(&self) -> Option<Layer> {
+        match self {
+            Self::Tokens(tokens) => Some(*tokens),
+            Self::Learned(tables) => Some(tables.tokens),
+            Self::Patches(_) => None,
+        }
+    }
+
+    /// Embeds token ids; patches of images are an input of their own.
+    pub(super) fn forward(&self, b: &mut Builder<'_>, ids: Option<ValueId>) -> ValueId {
+        match (self, ids) {
+            (Self::Patches(patches), _) => patches.forward(b),
+            (Self::Tokens(tokens), Some(ids)) => b.embedding(*tokens, ids),
+            (Self::Learned(tables), Some(ids)) => tables.forward(b, ids),
+            (_, None) => unreachable!("only images have no tokens"),
+        }
+    }
+}
+
+impl Tables {
+    fn forward(&self, b: &mut Builder<'_>, ids: ValueId) -> ValueId {
+        let name = match b.s.model.options.position_offset {
+            0 => "positions",
+            _ => "positions_with_offset",
+        };
+        let places = b.constant(name, &[b.seq()], DType::I64, false);
+        b.within(self.module, |b| {
+            let tokens = b.embedding(self.tokens, ids);
+            let places = b.embedding(self.positions, places);
+            let sum = b.g.binary(OpKind::Add, tokens, places);
+            b.g.release(tokens);
+            b.g.release(places);
+            let Some(types) = self.types else {
+                return sum;
+            };
+            let (batch, seq) = (b.batch(), b.seq());
+            let zeros = b.constant("token_types", &[batch, seq], DType::I64, true);
+            let types = b.embedding(types, zeros);
+            b.g.binary(OpKind::Add, sum, types)
+        })
+    }
+}
+
+impl Patches {
+    fn new(d: &mut Declare, m: &Model) -> Self {
+        let module = d.module(ROOT, "tok_embeddings", ModuleKind::Embedding);
+        let of = |d: &mut Declare, name, hf, shape: &[u64]| {
+            let module = d.module(module, name, ModuleKind::Layer);
+            d.parameters(module, hf, shape, false)
+        };
+        let h = m.hidden;
+        let class = of(d, "class", "", &[1, 1, h]);
+        let positions = of(d, "positions", "", &[1, m.max_seq_len, h]);
+        let projection = d.linear(ROOT, ("patches", ""), [h, m.options.patch_dim], true);
+        Self {
+            module,
+            projection,
+            class,
+            positions,
+        }
+    }
+
+    /// Computes `cat([class, projection(patches)]) + positions`.
+    fn forward(&self, b: &mut Builder<'_>) -> ValueId {
+        let (batch, seq) = (b.batch(), b.seq());
+        let (h, dim) = (b.s.model.hidden, b.s.model.options.patch_dim);
+        let patches = b.constant("patches", &[batch, seq - 1, dim], DType::F32, true);
+        let zeros = b.constant("zeros", &[batch, 1, h], DType::F32, false);
+        let (patches, zeros) =
+            b.within(ROOT, |b| (b.as_activation(patches), b.as_activation(zeros)));
+        let rows = b.linear(self.projection, patches);
+        let (class, positions) = (b.weight(self.class), b.weight(self.positions));
+        b.within(self.module, |b| {
+            let class = b.g.binary(OpKind::Add, zeros, class);
+            let all = b.g.cat(&[class, rows], 1);
+            b.g.binary(OpKind::Add, all, positions)
+        })
+    }
+}

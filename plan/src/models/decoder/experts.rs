@@ -1,0 +1,215 @@
+//! A layer of experts: router, routed experts, shared expert.
+//!
+//! Every token goes to `top_k` experts. The rows of these choices are sorted by expert; each expert
+//! multiplies its own rows. Weights are applied between the two matmuls of an expert, so that their
+//! gradient is a dot product per row and no result of an expert has to be kept.
+
+use super::norm::Norm;
+use super::{names, normalized, scaled};
+use crate::config::{Activation, Model, Router};
+use crate::graph::ValueId;
+use crate::ir::{ModuleId, ModuleKind, OpKind, Real, op};
+use crate::models::activation::activate;
+use crate::models::build::Builder;
+use crate::models::declare::{Declare, Layer, Order};
+
+/// Returns the width of one expert.
+pub(in crate::models) fn width(m: &Model) -> u64 {
+    m.options.experts.expert_ffn.unwrap_or(m.ffn)
+}
+
+/// The logits of a router, `[tokens, experts]`, in float32.
+#[derive(Clone, Copy)]
+pub(super) struct Logits {
+    pub(super) module: ModuleId,
+    pub(super) value: ValueId,
+}
+
+/// A layer of experts, with its norms.
+pub(super) struct Experts {
+    pub(super) module: ModuleId,
+    /// Norm of what it reads.
+    pub(super) norm: Option<Norm>,
+    router: Layer,
+    routed: ModuleId,
+    /// `[experts, 2 ffn, hidden]`: of each expert, the gate's rows, then those of the other factor.
+    gate_up: Layer,
+    /// `[experts, hidden, ffn]`.
+    down: Layer,
+    shared: Option<Shared>,
+    /// Norm of what it adds.
+    post_norm: Option<Norm>,
+    /// Norm of the sum.
+    pub(super) sum_norm: Option<Norm>,
+}
+
+/// The expert that takes every token.
+struct Shared {
+    module: ModuleId,
+    w1: Layer,
+    w3: Layer,
+    w2: Layer,
+    gate: Option<Layer>,
+}
+
+impl Experts {
+    pub(super) fn new(d: &mut Declare, block: ModuleId, m: &Model) -> Self {
+        let (h, of) = (m.hidden, &m.options.experts);
+        let names = names::of(m.options.model_type.as_deref());
+        let at = d.module(block, "mlp", ModuleKind::Mlp);
+        let [before, after, of_sum] = normalized(m);
+        let norm = before.then(|| {
+            let names = ("norm", names.mlp_norm);
+            Norm::new(d, at, names, h, m, Order::First)
+        });
+        let router = d.linear(at, ("router", names.router), [of.experts, h], false);
+        let routed = d.module(at, "experts", ModuleKind::Layer);
+        let mut stack = |name, parts, shape: [u64; 3]| {
+            let module = d.module(routed, name, ModuleKind::Layer);
+            d.experts(module, (names.experts, parts), &shape)
+        };
+        let (ffn, all) = (width(m), of.experts);
+        let gate_up = stack("gate_up", names.expert_gate_up, [all, 2 * ffn, h]);
+        let down = stack("down", names.expert_down, [all, h, ffn]);
+        let shared = (of.shared_expert_ffn > 0).then(|| Shared::new(d, at, m));
+        let post_norm = after.then(|| {
+            let names = ("post_norm", names.mlp_post_norm);
+            Norm::new(d, at, names, h, m, Order::Declared)
+        });
+        let sum_norm = of_sum.then(|| {
+            let names = ("norm", names.mlp_norm);
+            Norm::new(d, at, names, h, m, Order::Declared)
+        });
+        Self {
+            module: at,
+            norm,
+            router,
+            routed,
+            gate_up,
+            down,
+            shared,
+            post_norm,
+            sum_norm,
+        }
+    }
+
+    /// Applies the layer to `y`; returns what it adds to the residual stream, and the router's
+    /// logits.
+    pub(super) fn forward(&self, b: &mut Builder<'_>, y: ValueId) -> (ValueId, Logits) {
+        b.within(self.module, |b| {
+            let shape = b.g.value(y).shape.clone();
+            let (tokens, hidden) = (b.g.value(y).rows(), b.g.value(y).cols());
+            let flat = b.g.reshape(y, &[tokens, hidden]);
+            let logits = b.linear(self.router, flat);
+            let route = self.route(b);
+            let logits = b.as_operand(route, 0, logits);
+            let routed = self.routed(b, flat, logits, route);
+            let sum = match &self.shared {
+                None => routed,
+                Some(shared) => {
+                    let shared = shared.forward(b, flat);
+                    b.g.binary(OpKind::Add, routed, shared)
+                }
+            };
+            let mut sum = b.g.reshape(sum, &shape);
+            if let Some(norm) = self.post_norm {
+                sum = norm.apply(b, sum);
+            }
+            let out = scaled(b, sum, b.s.model.options.residual_multiplier);
+            let logits = Logits {
+                module: self.module,
+                value: logits,
+            };
+            (out, logits)
+        })
+    }
+
+    fn route(&self, b: &Builder<'_>) -> OpKind {
+        let of = &b.s.model.options.experts;
+        OpKind::Route(op::Route {
+            k: of.top_k,
+            sigmoid: of.router == Router::Sigmoid,
+            normalize: of.normalizes(),
+            scale: Real(of.route_scale),
+            groups: of.router_groups,
+            kept: of.router_group_top_k,
+            bias: false,
+        })
+    }
+
+    /// Computes the weighted sum of the routed experts' results, `[tokens, hidden]`.
+    fn routed(&self, b: &mut Builder<'_>, x: ValueId, logits: ValueId, route: OpKind) -> ValueId {
+        let (experts, k) = {
+            let of = &b.s.model.options.experts;
+            (of.experts, of.top_k)
+        };
+        let (tokens, hidden, ffn) = (b.g.value(x).rows(), b.g.value(x).cols(), width(&b.s.model));
+        let activation = b.s.model.options.activation.unwrap_or(Activation::Silu);
+        let rows = tokens * k;
+        let choices = [tokens, k];
+        let routed = b.compute(route, &[logits], &[&choices, &choices]);
+        let (weights, ids) = (routed[0], routed[1]);
+        let (gate_up, down) = (b.weight(self.gate_up), b.weight(self.down));
+        b.within(self.routed, |b| {
+            let sort = OpKind::SortExperts(op::SortExperts { experts });
+            let sorted = b.compute(sort, &[ids], &[&[experts + 1], &choices]);
+            let (offsets, position) = (sorted[0], sorted[1]);
+            let x = b.compute(OpKind::Permute, &[x, position], &[&[rows, hidden]])[0];
+            let matmul = OpKind::GroupedGemm(op::GroupedGemm { tb: true });
+            let both = b.compute(matmul, &[x, gate_up, offsets], &[&[rows, 2 * ffn]])[0];
+            let parts = b.g.split(both, 1, 2);
+            let gate = activate(b, activation, parts[0]);
+            let act = b.g.binary(OpKind::Mul, gate, parts[1]);
+            // Each weight in the place of its row.
+            let each = b.g.reshape(weights, &[rows, 1]);
+            let place = b.g.reshape(position, &[rows, 1]);
+            let weight = b.compute(OpKind::Permute, &[each, place], &[&[rows, 1]])[0];
+            let act = b.g.binary(OpKind::ScaleRows, act, weight);
+            let out = b.compute(matmul, &[act, down, offsets], &[&[rows, hidden]])[0];
+            let y = b.compute(OpKind::Unpermute, &[out, position], &[&[tokens, hidden]])[0];
+            for v in [weights, ids, offsets, position, x] {
+                b.g.release(v);
+            }
+            y
+        })
+    }
+}
+
+impl Shared {
+    fn new(d: &mut Declare, at: ModuleId, m: &Model) -> Self {
+        let (h, of) = (m.hidden, &m.options.experts);
+        let names = names::of(m.options.model_type.as_deref());
+        let ffn = of.shared_expert_ffn;
+        let module = d.module(at, "shared_expert", ModuleKind::Layer);
+        let inner = |part: &str| format!("{}.{part}", names.shared_expert);
+        let (gate, up, down) = (inner("gate_proj"), inner("up_proj"), inner("down_proj"));
+        Self {
+            module,
+            w1: d.linear(module, ("w1", &gate), [ffn, h], false),
+            w3: d.linear(module, ("w3", &up), [ffn, h], false),
+            w2: d.linear(module, ("w2", &down), [h, ffn], false),
+            gate: of
+                .shared_expert_gate
+                .then(|| d.linear(module, ("gate", names.shared_expert_gate), [1, h], false)),
+        }
+    }
+
+    fn forward(&self, b: &mut Builder<'_>, x: ValueId) -> ValueId {
+        let activation = b.s.model.options.activation.unwrap_or(Activation::Silu);
+        b.within(self.module, |b| {
+            let gate = b.linear(self.w1, x);
+            let gate = activate(b, activation, gate);
+            let up = b.linear(self.w3, x);
+            let product = b.g.binary(OpKind::Mul, gate, up);
+            let down = b.linear(self.w2, product);
+            match self.gate {
+                None => down,
+                Some(gate) => {
+                    let gate = b.linear(gate, x);
+                    let gate = b.g.unary(OpKind::Sigmoid, gate);
+                    b.g.binary(OpKind::ScaleRows, down, gate)
+                }
+            }
+        })
+    }
+}

@@ -1,0 +1,100 @@
+//! Feed-forward layer of a decoder.
+
+use super::attention::mlp_reads_norm;
+use super::norm::Norm;
+use super::{names, normalized, scaled};
+use crate::config::{Activation, Model};
+use crate::graph::ValueId;
+use crate::ir::{ModuleId, ModuleKind, OpKind};
+use crate::models::activation::activate;
+use crate::models::build::Builder;
+use crate::models::declare::{Declare, Layer, Order};
+
+pub(super) struct Mlp {
+    pub(super) module: ModuleId,
+    /// Norm of what it reads.
+    pub(super) norm: Option<Norm>,
+    input: Input,
+    down: Layer,
+    /// Norm of what it adds.
+    post_norm: Option<Norm>,
+    /// Norm of the sum.
+    pub(super) sum_norm: Option<Norm>,
+}
+
+/// What makes the input of the activation.
+enum Input {
+    /// The activated gate is multiplied by `up`.
+    Gated { gate: Layer, up: Layer },
+    /// As above, from one projection.
+    Packed(Layer),
+    /// Without a gate.
+    Plain(Layer),
+}
+
+impl Mlp {
+    pub(super) fn new(d: &mut Declare, block: ModuleId, m: &Model) -> Self {
+        let names = names::of(m.options.model_type.as_deref());
+        let (h, ffn, bias) = (m.hidden, m.ffn, m.bias.mlp());
+        let at = d.module(block, "mlp", ModuleKind::Mlp);
+        let norm = mlp_reads_norm(m).then(|| {
+            let names = ("norm", names.mlp_norm);
+            Norm::new(d, at, names, h, m, Order::First)
+        });
+        let input = match (m.options.gated_mlp, m.options.packed_gate_up) {
+            (true, false) => Input::Gated {
+                gate: d.linear(at, ("w1", names.gate), [ffn, h], bias),
+                up: d.linear(at, ("w3", names.up), [ffn, h], bias),
+            },
+            (true, true) => Input::Packed(d.linear(at, ("w13", names.gate_up), [2 * ffn, h], bias)),
+            (false, _) => Input::Plain(d.linear(at, ("w1", names.up), [ffn, h], bias)),
+        };
+        let down = d.linear(at, ("w2", names.down), [h, ffn], bias);
+        let post_norm = normalized(m)[1].then(|| {
+            let names = ("post_norm", names.mlp_post_norm);
+            Norm::new(d, at, names, h, m, Order::Declared)
+        });
+        let sum_norm = normalized(m)[2].then(|| {
+            let names = ("norm", names.mlp_norm);
+            Norm::new(d, at, names, h, m, Order::Declared)
+        });
+        Self {
+            module: at,
+            norm,
+            input,
+            down,
+            post_norm,
+            sum_norm,
+        }
+    }
+
+    /// Applies the layer to `y`; returns what it adds to the residual stream.
+    pub(super) fn forward(&self, b: &mut Builder<'_>, y: ValueId) -> ValueId {
+        let activation = b.s.model.options.activation.unwrap_or(Activation::Silu);
+        b.within(self.module, |b| {
+            let inner = match self.input {
+                Input::Gated { gate, up } => {
+                    let gate = b.linear(gate, y);
+                    let gate = activate(b, activation, gate);
+                    let up = b.linear(up, y);
+                    b.g.binary(OpKind::Mul, gate, up)
+                }
+                Input::Packed(both) => {
+                    let both = b.linear(both, y);
+                    let parts = b.g.split(both, 2, 2);
+                    let gate = activate(b, activation, parts[0]);
+                    b.g.binary(OpKind::Mul, parts[1], gate)
+                }
+                Input::Plain(up) => {
+                    let up = b.linear(up, y);
+                    activate(b, activation, up)
+                }
+            };
+            let mut down = b.linear(self.down, inner);
+            if let Some(norm) = self.post_norm {
+                down = norm.apply(b, down);
+            }
+            scaled(b, down, b.s.model.options.residual_multiplier)
+        })
+    }
+}

@@ -1,0 +1,296 @@
+//! Names of a decoder's modules in files of transformers, by `model_type`.
+
+/// Names of one type. Those of modules that the type does not have do not matter.
+#[derive(Clone, Copy)]
+pub(super) struct Names {
+    /// Table of tokens.
+    pub(super) embedding: &'static str,
+    /// Table of positions.
+    pub(super) positions: &'static str,
+    /// Table of token types.
+    pub(super) token_types: &'static str,
+    /// Norm of the embedded tokens.
+    pub(super) embedding_norm: &'static str,
+    /// List of blocks.
+    pub(super) blocks: &'static str,
+    /// Last norm.
+    pub(super) norm: &'static str,
+    /// Output layer.
+    pub(super) head: &'static str,
+    /// Within a block: projections of queries, keys and values.
+    pub(super) q: &'static str,
+    pub(super) k: &'static str,
+    pub(super) v: &'static str,
+    /// The three as one.
+    pub(super) qkv: &'static str,
+    /// Output projection of attention.
+    pub(super) o: &'static str,
+    /// Norms of queries and keys.
+    pub(super) q_norm: &'static str,
+    pub(super) k_norm: &'static str,
+    /// Projections of the feed-forward layer; `up` is the first one of those without a gate.
+    pub(super) gate: &'static str,
+    pub(super) up: &'static str,
+    /// The two as one.
+    pub(super) gate_up: &'static str,
+    pub(super) down: &'static str,
+    /// Router of experts.
+    pub(super) router: &'static str,
+    /// List of experts.
+    pub(super) experts: &'static str,
+    /// Layers of an expert whose weights form the stack of gates and their other factors.
+    pub(super) expert_gate_up: &'static [&'static str],
+    pub(super) expert_down: &'static [&'static str],
+    pub(super) shared_expert: &'static str,
+    pub(super) shared_expert_gate: &'static str,
+    /// Norm of what attention reads.
+    pub(super) attention_norm: &'static str,
+    /// Norm of what attention adds.
+    pub(super) attention_post_norm: &'static str,
+    /// Norm of what the feed-forward layer reads.
+    pub(super) mlp_norm: &'static str,
+    /// Norm of what the feed-forward layer adds.
+    pub(super) mlp_post_norm: &'static str,
+    /// What comes before the logits of masked positions.
+    pub(super) transform: &'static str,
+    pub(super) transform_norm: &'static str,
+    /// What makes one vector of the first position.
+    pub(super) pooler: &'static str,
+}
+
+const LLAMA: Names = Names {
+    embedding: "model.embed_tokens",
+    positions: "model.embed_positions",
+    token_types: "model.embed_token_types",
+    embedding_norm: "model.embed_norm",
+    blocks: "model.layers",
+    norm: "model.norm",
+    head: "lm_head",
+    q: "self_attn.q_proj",
+    k: "self_attn.k_proj",
+    v: "self_attn.v_proj",
+    qkv: "self_attn.qkv_proj",
+    o: "self_attn.o_proj",
+    q_norm: "self_attn.q_norm",
+    k_norm: "self_attn.k_norm",
+    gate: "mlp.gate_proj",
+    up: "mlp.up_proj",
+    gate_up: "mlp.gate_up_proj",
+    down: "mlp.down_proj",
+    router: "mlp.gate",
+    experts: "mlp.experts",
+    expert_gate_up: &["gate_proj", "up_proj"],
+    expert_down: &["down_proj"],
+    shared_expert: "mlp.shared_expert",
+    shared_expert_gate: "mlp.shared_expert_gate",
+    attention_norm: "input_layernorm",
+    attention_post_norm: "post_attention_layernorm",
+    mlp_norm: "post_attention_layernorm",
+    mlp_post_norm: "post_feedforward_layernorm",
+    transform: "head.dense",
+    transform_norm: "head.norm",
+    pooler: "pooler.dense",
+};
+
+const BERT: Names = Names {
+    embedding: "bert.embeddings.word_embeddings",
+    positions: "bert.embeddings.position_embeddings",
+    token_types: "bert.embeddings.token_type_embeddings",
+    embedding_norm: "bert.embeddings.LayerNorm",
+    blocks: "bert.encoder.layer",
+    head: "cls.predictions.decoder",
+    q: "attention.self.query",
+    k: "attention.self.key",
+    v: "attention.self.value",
+    o: "attention.output.dense",
+    up: "intermediate.dense",
+    down: "output.dense",
+    attention_norm: "attention.output.LayerNorm",
+    mlp_norm: "output.LayerNorm",
+    transform: "cls.predictions.transform.dense",
+    transform_norm: "cls.predictions.transform.LayerNorm",
+    pooler: "bert.pooler.dense",
+    ..LLAMA
+};
+
+/// Names of a type whose modules lie in `transformer.h`.
+const GPT: Names = Names {
+    embedding: "transformer.wte",
+    positions: "transformer.wpe",
+    blocks: "transformer.h",
+    norm: "transformer.ln_f",
+    qkv: "attn.c_attn",
+    o: "attn.c_proj",
+    up: "mlp.c_fc",
+    down: "mlp.c_proj",
+    attention_norm: "ln_1",
+    mlp_norm: "ln_2",
+    ..LLAMA
+};
+
+/// Returns the names of a type; without one, those of Llama.
+pub(super) fn of(model_type: Option<&str>) -> Names {
+    match model_type.unwrap_or_default() {
+        "gemma2" | "gemma3_text" => Names {
+            mlp_norm: "pre_feedforward_layernorm",
+            ..LLAMA
+        },
+        "mixtral" => Names {
+            router: "block_sparse_moe.gate",
+            experts: "block_sparse_moe.experts",
+            expert_gate_up: &["w1", "w3"],
+            expert_down: &["w2"],
+            ..LLAMA
+        },
+        "glm4" => Names {
+            attention_post_norm: "post_self_attn_layernorm",
+            mlp_post_norm: "post_mlp_layernorm",
+            ..LLAMA
+        },
+        "phi" => Names {
+            norm: "model.final_layernorm",
+            o: "self_attn.dense",
+            q_norm: "self_attn.q_layernorm",
+            k_norm: "self_attn.k_layernorm",
+            up: "mlp.fc1",
+            down: "mlp.fc2",
+            ..LLAMA
+        },
+        "starcoder2" => Names {
+            up: "mlp.c_fc",
+            down: "mlp.c_proj",
+            ..LLAMA
+        },
+        "gptj" => Names {
+            q: "attn.q_proj",
+            k: "attn.k_proj",
+            v: "attn.v_proj",
+            o: "attn.out_proj",
+            up: "mlp.fc_in",
+            down: "mlp.fc_out",
+            ..GPT
+        },
+        "gpt_bigcode" => GPT,
+        "opt" => Names {
+            embedding: "model.decoder.embed_tokens",
+            positions: "model.decoder.embed_positions",
+            blocks: "model.decoder.layers",
+            norm: "model.decoder.final_layer_norm",
+            o: "self_attn.out_proj",
+            up: "fc1",
+            down: "fc2",
+            attention_norm: "self_attn_layer_norm",
+            mlp_norm: "final_layer_norm",
+            ..LLAMA
+        },
+        "bloom" => Names {
+            embedding: "transformer.word_embeddings",
+            embedding_norm: "transformer.word_embeddings_layernorm",
+            qkv: "self_attention.query_key_value",
+            o: "self_attention.dense",
+            up: "mlp.dense_h_to_4h",
+            down: "mlp.dense_4h_to_h",
+            attention_norm: "input_layernorm",
+            mlp_norm: "post_attention_layernorm",
+            ..GPT
+        },
+        "falcon" => Names {
+            embedding: "transformer.word_embeddings",
+            qkv: "self_attention.query_key_value",
+            o: "self_attention.dense",
+            up: "mlp.dense_h_to_4h",
+            down: "mlp.dense_4h_to_h",
+            attention_norm: "input_layernorm",
+            mlp_norm: "post_attention_layernorm",
+            ..GPT
+        },
+        "mpt" => Names {
+            blocks: "transformer.blocks",
+            norm: "transformer.norm_f",
+            qkv: "attn.Wqkv",
+            o: "attn.out_proj",
+            up: "ffn.up_proj",
+            down: "ffn.down_proj",
+            attention_norm: "norm_1",
+            mlp_norm: "norm_2",
+            ..GPT
+        },
+        "qwen" => Names {
+            gate: "mlp.w2",
+            up: "mlp.w1",
+            down: "mlp.c_proj",
+            ..GPT
+        },
+        "baichuan" => Names {
+            qkv: "self_attn.W_pack",
+            ..LLAMA
+        },
+        "chatglm" => Names {
+            embedding: "transformer.embedding.word_embeddings",
+            blocks: "transformer.encoder.layers",
+            norm: "transformer.encoder.final_layernorm",
+            head: "transformer.output_layer",
+            qkv: "self_attention.query_key_value",
+            o: "self_attention.dense",
+            gate_up: "mlp.dense_h_to_4h",
+            down: "mlp.dense_4h_to_h",
+            ..LLAMA
+        },
+        "internlm2" => Names {
+            embedding: "model.tok_embeddings",
+            head: "output",
+            qkv: "attention.wqkv",
+            o: "attention.wo",
+            gate: "feed_forward.w1",
+            up: "feed_forward.w3",
+            down: "feed_forward.w2",
+            attention_norm: "attention_norm",
+            mlp_norm: "ffn_norm",
+            ..LLAMA
+        },
+        "exaone" => Names {
+            q: "attn.attention.q_proj",
+            k: "attn.attention.k_proj",
+            v: "attn.attention.v_proj",
+            o: "attn.attention.out_proj",
+            gate: "mlp.c_fc_0",
+            up: "mlp.c_fc_1",
+            down: "mlp.c_proj",
+            ..GPT
+        },
+        "bert" => BERT,
+        "roberta" | "xlm-roberta" | "camembert" => Names {
+            embedding: "roberta.embeddings.word_embeddings",
+            positions: "roberta.embeddings.position_embeddings",
+            token_types: "roberta.embeddings.token_type_embeddings",
+            embedding_norm: "roberta.embeddings.LayerNorm",
+            blocks: "roberta.encoder.layer",
+            head: "lm_head.decoder",
+            transform: "lm_head.dense",
+            transform_norm: "lm_head.layer_norm",
+            pooler: "roberta.pooler.dense",
+            ..BERT
+        },
+        "modernbert" => Names {
+            embedding: "model.embeddings.tok_embeddings",
+            embedding_norm: "model.embeddings.norm",
+            norm: "model.final_norm",
+            head: "decoder",
+            qkv: "attn.Wqkv",
+            o: "attn.Wo",
+            gate_up: "mlp.Wi",
+            down: "mlp.Wo",
+            attention_norm: "attn_norm",
+            mlp_norm: "mlp_norm",
+            transform: "head.dense",
+            transform_norm: "head.norm",
+            ..LLAMA
+        },
+        "hunyuan_v1_dense" => Names {
+            q_norm: "self_attn.query_layernorm",
+            k_norm: "self_attn.key_layernorm",
+            ..LLAMA
+        },
+        _ => LLAMA,
+    }
+}

@@ -1,0 +1,134 @@
+//! Output layers of decoders and encoders.
+
+use super::names::Names;
+use super::norm::Norm;
+use crate::config::{Activation, Family, Head, Model};
+use crate::graph::ValueId;
+use crate::ir::{DType, OpKind, Real, op};
+use crate::models::activation::activate;
+use crate::models::build::Builder;
+use crate::models::declare::{Declare, Layer, Order, ROOT};
+use crate::models::loss::{self, Logits};
+
+/// What follows the last norm.
+pub(super) struct Output {
+    kind: Head,
+    /// Layer and norm before the logits of masked positions.
+    transform: Option<(Layer, Norm)>,
+    /// Layer that makes one vector of the first position.
+    pooler: Option<Layer>,
+    /// `None` for hidden states.
+    layer: Option<Layer>,
+    /// The first position is classified, not the last one.
+    first: bool,
+}
+
+impl Output {
+    pub(super) fn new(d: &mut Declare, tokens: Option<Layer>, names: &Names, m: &Model) -> Self {
+        let kind = m.options.head;
+        let h = m.hidden;
+        let images = m.family == Family::Vit;
+        let encoder = m.family == Family::Bert || images;
+        let transform = (encoder && kind == Head::LanguageModel).then(|| {
+            let dense = ("transform", names.transform);
+            let norm = ("transform_norm", names.transform_norm);
+            (
+                d.linear(ROOT, dense, [h, h], m.bias.mlp()),
+                Norm::new(d, ROOT, norm, h, m, Order::Declared),
+            )
+        });
+        let pools = match kind {
+            Head::None => encoder,
+            Head::SequenceClassification => encoder && !images,
+            Head::LanguageModel | Head::TokenClassification => false,
+        };
+        let pooler = pools.then(|| d.linear(ROOT, ("pooler", names.pooler), [h, h], m.bias.mlp()));
+        let scores = [m.options.num_labels, h];
+        let layer = match kind {
+            Head::LanguageModel => tokens.map(|tokens| d.lm_head(tokens, names.head, m)),
+            Head::SequenceClassification => Some(d.head(("output", "score"), scores, encoder)),
+            Head::TokenClassification => Some(d.head(("output", "score"), scores, true)),
+            Head::None => None,
+        };
+        Self {
+            kind,
+            transform,
+            pooler,
+            layer,
+            first: encoder,
+        }
+    }
+
+    /// Adds the output layer and the loss of hidden states `[batch, seq, hidden]`.
+    pub(super) fn forward(
+        &self,
+        b: &mut Builder<'_>,
+        mut hidden: ValueId,
+        labels: Option<ValueId>,
+    ) {
+        let (batch, seq) = (b.batch(), b.seq());
+        if let Some(pooler) = self.pooler {
+            hidden = pool(b, pooler, hidden);
+        }
+        let Some(layer) = self.layer else {
+            return loss::mean_square_of(b, hidden, "hidden_states");
+        };
+        let options = &b.s.model.options;
+        match self.kind {
+            Head::LanguageModel if self.transform.is_some() => {
+                let activation = options.activation.unwrap_or(Activation::Silu);
+                if let Some((dense, norm)) = self.transform {
+                    let y = b.linear(dense, hidden);
+                    let y = b.within(ROOT, |b| activate(b, activation, y));
+                    hidden = norm.apply(b, y);
+                }
+                let logits = b.linear(layer, hidden);
+                let masked = b.constant("masked_tokens", &[batch, seq], DType::I64, true);
+                loss::cross_entropy(b, logits, masked);
+            }
+            Head::LanguageModel | Head::None => {
+                let divisor = options.logits_scaling;
+                let logits = Logits {
+                    scale: (divisor != 1.0).then(|| 1.0 / divisor),
+                    softcap: options.logits_softcap,
+                };
+                if let Some(labels) = labels {
+                    loss::head_and_loss(b, layer, hidden, labels, logits);
+                }
+            }
+            Head::TokenClassification => {
+                let scores = b.linear(layer, hidden);
+                let classes = b.constant("token_classes", &[batch, seq], DType::I64, true);
+                loss::cross_entropy(b, scores, classes);
+            }
+            Head::SequenceClassification => {
+                let labels = options.num_labels;
+                let mut scores = b.linear(layer, hidden);
+                if self.pooler.is_none() {
+                    scores = b.within(ROOT, |b| {
+                        let at = if self.first { 0 } else { seq - 1 };
+                        let one = b.g.slice(scores, 1, at, 1);
+                        b.g.reshape(one, &[batch, labels])
+                    });
+                }
+                if labels == 1 {
+                    return loss::mean_square_of(b, scores, "sequence_scores");
+                }
+                let classes = b.constant("sequence_classes", &[batch], DType::I64, true);
+                loss::cross_entropy(b, scores, classes);
+            }
+        }
+    }
+}
+
+/// Computes `tanh(dense(hidden[:, 0]))`.
+fn pool(b: &mut Builder<'_>, pooler: Layer, hidden: ValueId) -> ValueId {
+    let (batch, width) = (b.batch(), b.g.value(hidden).cols());
+    let first = b.within(ROOT, |b| {
+        let first = b.g.slice(hidden, 1, 0, 1);
+        b.g.reshape(first, &[batch, width])
+    });
+    let y = b.linear(pooler, first);
+    let tanh = OpKind::Softcap(op::Softcap { cap: Real(1.0) });
+    b.within(ROOT, |b| b.g.unary(tanh, y))
+}

@@ -1,0 +1,220 @@
+//! Family `decoder`.
+
+use super::Decoder;
+use super::types;
+use crate::config::{
+    Bias, Family, Head, Model, NormPosition, PackedQkv, PositionEmbedding, QkNorm, Residual,
+};
+use crate::models::declare::Weights;
+use crate::models::llama::check_rotary;
+use crate::models::spec::{Conflict, DEFAULT_SEQ_LEN, Defaults, FamilySpec, Inputs, Mask};
+
+/// Keys of decoders and encoders.
+pub(in crate::models) const KEYS: &[&str] = &[
+    "hidden",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "ffn",
+    "vocab",
+    "tie_embeddings",
+    "norm",
+    "norm_eps",
+    "norm_position",
+    "residual",
+    "activation",
+    "gated_mlp",
+    "packed_qkv",
+    "packed_gate_up",
+    "qk_norm",
+    "position_embedding",
+    "token_types",
+    "position_offset",
+    "partial_rotary_factor",
+    "rope_theta",
+    "rope_local_theta",
+    "rope_scaling",
+    "sliding_window",
+    "layer_types",
+    "layer_kv_heads",
+    "layer_ffn",
+    "max_seq_len",
+    "attention_softcap",
+    "logits_softcap",
+    "embedding_norm",
+    "embedding_multiplier",
+    "attention_multiplier",
+    "residual_multiplier",
+    "logits_scaling",
+    "head_bias",
+    "head",
+    "num_labels",
+    "model_type",
+];
+
+pub(in crate::models) const SPEC: FamilySpec = FamilySpec {
+    family: Family::Decoder,
+    name: "decoder",
+    keys: KEYS,
+    defaults: Defaults {
+        bias: Bias::None,
+        tie_embeddings: false,
+        ffn: |hidden| 4 * hidden,
+        ffn_multiple: 1,
+        max_seq_len: |asked| Some(asked.unwrap_or(DEFAULT_SEQ_LEN)),
+        seq_len: |max| max.unwrap_or(DEFAULT_SEQ_LEN).min(DEFAULT_SEQ_LEN),
+    },
+    inputs: Inputs::Tokens,
+    attention: Some(Mask::Causal),
+    tensor_parallel: None,
+    torch_modules: false,
+    weights: Weights::Normal,
+    hf: types::ALL,
+    dimensions: |m| {
+        vec![
+            ("vocab", m.vocab),
+            ("hidden", m.hidden),
+            ("ffn", m.ffn),
+            ("heads x head_dim", m.heads * m.head_dim),
+            ("kv_heads x head_dim", m.kv_heads * m.head_dim),
+        ]
+    },
+    check,
+    declare: |d, m| Box::new(Decoder::new(d, m)),
+};
+
+/// Encoders of tokens: the same blocks, without a causal mask.
+pub(in crate::models) const BERT: FamilySpec = FamilySpec {
+    family: Family::Bert,
+    name: "bert",
+    attention: Some(Mask::Full),
+    hf: types::ENCODERS,
+    defaults: Defaults {
+        seq_len: |max| max.unwrap_or(512).min(512),
+        ..SPEC.defaults
+    },
+    ..SPEC
+};
+
+/// Encoders of images: a row for the class, then one for each patch.
+pub(in crate::models) const VIT: FamilySpec = FamilySpec {
+    family: Family::Vit,
+    name: "vit",
+    keys: &[
+        "hidden",
+        "heads",
+        "ffn",
+        "norm",
+        "norm_eps",
+        "norm_position",
+        "activation",
+        "gated_mlp",
+        "position_embedding",
+        "patch_dim",
+        "max_seq_len",
+        "head",
+        "num_labels",
+        "model_type",
+    ],
+    attention: Some(Mask::Full),
+    inputs: Inputs::Features,
+    hf: types::VISION,
+    defaults: Defaults {
+        max_seq_len: |asked| Some(asked.unwrap_or(197)),
+        seq_len: |max| max.unwrap_or(197),
+        ..SPEC.defaults
+    },
+    dimensions: |m| {
+        vec![
+            ("hidden", m.hidden),
+            ("ffn", m.ffn),
+            ("patch_dim", m.options.patch_dim),
+        ]
+    },
+    ..SPEC
+};
+
+pub(in crate::models) fn check(m: &Model) -> Result<(), Conflict> {
+    let o = &m.options;
+    if o.position_embedding.rotates() {
+        check_rotary(m)?;
+    } else if o.qk_norm == QkNorm::AfterRope {
+        let message = "`qk_norm` = \"after_rope\" needs a rotary embedding".to_owned();
+        return Err(Conflict::new(&["qk_norm", "position_embedding"], message));
+    }
+    if o.norm_position == NormPosition::After && o.residual == Residual::ParallelOneNorm {
+        let message =
+            "a norm that attention and the feed-forward layer share is one of what they read"
+                .to_owned();
+        return Err(Conflict::new(&["residual", "norm_position"], message));
+    }
+    if o.packed_qkv == PackedQkv::PerHead && m.heads != m.kv_heads {
+        let message = format!(
+            "`packed_qkv` = \"per_head\" needs a key for each query: {} heads, {} kv_heads",
+            m.heads, m.kv_heads
+        );
+        return Err(Conflict::new(&["packed_qkv", "kv_heads"], message));
+    }
+    if o.packed_gate_up && !o.gated_mlp {
+        let message = "`packed_gate_up` needs a gate: `gated_mlp` is false".to_owned();
+        return Err(Conflict::new(&["packed_gate_up", "gated_mlp"], message));
+    }
+    let lists = [
+        ("layer_kv_heads", &o.layer_kv_heads),
+        ("layer_ffn", &o.layer_ffn),
+    ];
+    for (name, list) in lists {
+        if !list.is_empty() && list.len() < m.layers as usize {
+            let message = format!(
+                "`{name}` has {} numbers for {} layers",
+                list.len(),
+                m.layers
+            );
+            return Err(Conflict::new(
+                &["layer_kv_heads", "layer_ffn", "layers"],
+                message,
+            ));
+        }
+    }
+    let misfit = |kv: &&u64| **kv > 0 && !m.heads.is_multiple_of(**kv);
+    if let Some(kv) = o.layer_kv_heads.iter().find(misfit) {
+        let message = format!(
+            "`heads` ({}) is not divisible by {kv} of `layer_kv_heads`",
+            m.heads
+        );
+        return Err(Conflict::new(&["layer_kv_heads", "heads"], message));
+    }
+    if !lists.iter().all(|(_, list)| list.is_empty()) && o.residual != Residual::Sequential {
+        let message = "layers that differ need `residual` = \"sequential\"".to_owned();
+        return Err(Conflict::new(
+            &["residual", "layer_kv_heads", "layer_ffn"],
+            message,
+        ));
+    }
+    let classifies = matches!(
+        o.head,
+        Head::SequenceClassification | Head::TokenClassification | Head::None
+    );
+    let images = m.family == Family::Vit;
+    if images
+        && (o.position_embedding != PositionEmbedding::Learned || o.head == Head::LanguageModel)
+    {
+        let message =
+            "family vit has learned positions and a classification head or none".to_owned();
+        return Err(Conflict::new(
+            &["head", "position_embedding", "family"],
+            message,
+        ));
+    }
+    if m.family == Family::Bert && classifies && o.norm_position != NormPosition::Sum {
+        let message =
+            "classification heads of encoders are known for `norm_position` = \"sum\" only"
+                .to_owned();
+        return Err(Conflict::new(&["head", "norm_position"], message));
+    }
+    if o.residual != Residual::Sequential && o.norm_position == NormPosition::Sum {
+        let message = "`norm_position` = \"sum\" needs `residual` = \"sequential\"".to_owned();
+        return Err(Conflict::new(&["norm_position", "residual"], message));
+    }
+    Ok(())
+}

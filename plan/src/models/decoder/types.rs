@@ -1,0 +1,100 @@
+//! Types of transformers that are decoders.
+
+mod encoders;
+mod experts;
+mod gpt;
+mod llama_like;
+mod packed;
+mod vision;
+mod windowed;
+
+use crate::models::hf::{Computed, Field, Given, HfType, Meaning, field};
+use serde_json::Value;
+
+/// All decoders.
+pub(super) const ALL: &[HfType] = &{
+    const PARTS: [&[HfType]; 4] = [
+        windowed::TYPES,
+        llama_like::TYPES,
+        packed::TYPES,
+        gpt::TYPES,
+    ];
+    const N: usize = PARTS[0].len() + PARTS[1].len() + PARTS[2].len() + PARTS[3].len();
+    let mut all = [PARTS[0][0]; N];
+    let (mut part, mut at) = (0, 0);
+    while part < PARTS.len() {
+        let mut i = 0;
+        while i < PARTS[part].len() {
+            all[at] = PARTS[part][i];
+            at += 1;
+            i += 1;
+        }
+        part += 1;
+    }
+    all
+};
+
+/// Types that are encoders.
+pub(super) const ENCODERS: &[HfType] = encoders::TYPES;
+
+/// Types that are mixtures of experts.
+pub(in crate::models) const EXPERTS: &[HfType] = experts::TYPES;
+
+/// Types that encode images.
+pub(super) const VISION: &[HfType] = vision::TYPES;
+
+/// Words of transformers for the activation of gated layers. The first one is the default.
+const SILU_FIRST: &[(&str, &str)] = &[
+    ("silu", "silu"),
+    ("swish", "silu"),
+    ("gelu", "gelu"),
+    ("gelu_new", "gelu_tanh"),
+    ("gelu_pytorch_tanh", "gelu_tanh"),
+    ("relu", "relu"),
+    ("relu2", "relu2"),
+];
+
+const HIDDEN_ACT: Field = field(&["hidden_act"], Meaning::Choice("activation", SILU_FIRST));
+const LAYER_NORM_EPS: Field = field(&["layer_norm_eps"], Meaning::Optional("norm_eps"));
+const RMS_EPS_5: Field = field(&["rms_norm_eps"], Meaning::Optional("norm_eps"));
+/// Classes that tie embedding and head unless the file says otherwise.
+const TIED_BY_DEFAULT: Field = field(
+    &["tie_word_embeddings"],
+    Meaning::Default("tie_embeddings", Given::Bool(true)),
+);
+const PARTIAL: Field = Field {
+    names: &[
+        "partial_rotary_factor",
+        "rope_parameters.partial_rotary_factor",
+    ],
+    meaning: Meaning::Optional("partial_rotary_factor"),
+};
+const PARTIAL_HALF: Field = Field {
+    meaning: Meaning::Default("partial_rotary_factor", Given::Float(0.5)),
+    ..PARTIAL
+};
+
+/// A key that is a function of one number of the file.
+const fn number(
+    name: &'static [&'static str; 1],
+    key: &'static str,
+    read: fn(crate::models::Fields<'_>) -> Result<Option<Value>, String>,
+    write: fn(&Value) -> Option<Value>,
+) -> Field {
+    let also = &[];
+    field(name, Meaning::Computed(key, Computed { also, read, write }))
+}
+
+/// A key that is computed from the file without a field of its own.
+const fn derived(
+    key: &'static str,
+    also: &'static [&'static str],
+    read: fn(crate::models::Fields<'_>) -> Result<Option<Value>, String>,
+) -> Field {
+    let write = |_: &Value| None;
+    let names: &[&str; 1] = &[""];
+    field(
+        names,
+        Meaning::Computed(key, Computed { also, read, write }),
+    )
+}

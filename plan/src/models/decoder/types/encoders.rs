@@ -1,0 +1,191 @@
+//! Types that are encoders.
+
+use super::{TIED_BY_DEFAULT, number};
+use crate::models::hf::{
+    BiasPart, Computed, FFN, Field, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS,
+    VOCAB, field,
+};
+use serde_json::json;
+
+const SHAPE: &[Field] = &[VOCAB, HIDDEN, FFN, LAYERS, HEADS, TIED_BY_DEFAULT];
+
+const LAYER_NORM: (&str, Given) = ("norm", Given::Str("layer_norm"));
+const SUM: (&str, Given) = ("norm_position", Given::Str("sum"));
+const NO_GATE: (&str, Given) = ("gated_mlp", Given::Bool(false));
+const BIASES: (&str, Given) = ("bias", Given::Bool(true));
+const HEAD_BIAS: (&str, Given) = ("head_bias", Given::Bool(true));
+const LEARNED: (&str, Given) = ("position_embedding", Given::Str("learned"));
+const EMBEDDING_NORM: (&str, Given) = ("embedding_norm", Given::Bool(true));
+/// The rows before position 0 are those of padding.
+const OFFSET: (&str, Given) = ("position_offset", Given::Int(2));
+
+const EPS_12: Field = field(
+    &["layer_norm_eps"],
+    Meaning::Default("norm_eps", Given::Float(1e-12)),
+);
+const GELU: Field = field(
+    &["hidden_act"],
+    Meaning::Choice(
+        "activation",
+        &[
+            ("gelu", "gelu"),
+            ("gelu_new", "gelu_tanh"),
+            ("relu", "relu"),
+        ],
+    ),
+);
+const TOKEN_TYPES: Field = field(
+    &["type_vocab_size"],
+    Meaning::Default("token_types", Given::Int(2)),
+);
+const ABSOLUTE: Field = field(&["position_embedding_type"], Meaning::Word(&["absolute"]));
+const NO_DECODER: Field = field(&["is_decoder"], Meaning::Off);
+/// The table has rows for padding.
+const ROWS: Field = number(
+    &["max_position_embeddings"],
+    "max_seq_len",
+    |file| {
+        let rows = file("max_position_embeddings").and_then(|n| n.as_u64());
+        Ok(Some(rows.unwrap_or(514).saturating_sub(2).into()))
+    },
+    |model| Some((model["max_seq_len"].as_u64()? + 2).into()),
+);
+
+/// Returns the row of a type with RoBERTa's code.
+const fn roberta(
+    model_type: &'static str,
+    architecture: &'static str,
+    fixed: &'static [(&'static str, Given)],
+) -> HfType {
+    HfType {
+        model_type,
+        architecture,
+        fixed,
+        common: SHAPE,
+        fields: &[EPS_12, GELU, TOKEN_TYPES, ROWS, ABSOLUTE, NO_DECODER],
+    }
+}
+
+pub(super) const TYPES: &[HfType] = &[
+    HfType {
+        model_type: "bert",
+        architecture: "BertForMaskedLM",
+        fixed: &[
+            ("model_type", Given::Str("bert")),
+            LAYER_NORM,
+            SUM,
+            NO_GATE,
+            BIASES,
+            HEAD_BIAS,
+            LEARNED,
+            EMBEDDING_NORM,
+        ],
+        common: SHAPE,
+        fields: &[EPS_12, GELU, TOKEN_TYPES, POSITIONS, ABSOLUTE, NO_DECODER],
+    },
+    roberta(
+        "roberta",
+        "RobertaForMaskedLM",
+        &[
+            ("model_type", Given::Str("roberta")),
+            LAYER_NORM,
+            SUM,
+            NO_GATE,
+            BIASES,
+            HEAD_BIAS,
+            LEARNED,
+            EMBEDDING_NORM,
+            OFFSET,
+        ],
+    ),
+    roberta(
+        "xlm-roberta",
+        "XLMRobertaForMaskedLM",
+        &[
+            ("model_type", Given::Str("xlm-roberta")),
+            LAYER_NORM,
+            SUM,
+            NO_GATE,
+            BIASES,
+            HEAD_BIAS,
+            LEARNED,
+            EMBEDDING_NORM,
+            OFFSET,
+        ],
+    ),
+    HfType {
+        model_type: "modernbert",
+        architecture: "ModernBertForMaskedLM",
+        fixed: &[
+            ("model_type", Given::Str("modernbert")),
+            ("norm", Given::Str("layer_norm_no_bias")),
+            ("packed_qkv", Given::Str("concatenated")),
+            ("packed_gate_up", Given::Bool(true)),
+            HEAD_BIAS,
+            EMBEDDING_NORM,
+        ],
+        common: SHAPE,
+        fields: &[
+            Field {
+                names: &["norm_eps"],
+                meaning: Meaning::Optional("norm_eps"),
+            },
+            Field {
+                names: &["hidden_activation"],
+                ..GELU
+            },
+            POSITIONS,
+            Field {
+                names: &[
+                    "global_rope_theta",
+                    "rope_parameters.full_attention.rope_theta",
+                ],
+                meaning: Meaning::Default("rope_theta", Given::Float(160_000.0)),
+            },
+            Field {
+                names: &[
+                    "local_rope_theta",
+                    "rope_parameters.sliding_attention.rope_theta",
+                ],
+                meaning: Meaning::Default("rope_local_theta", Given::Float(10_000.0)),
+            },
+            // Half of it to each side.
+            number(
+                &["local_attention"],
+                "sliding_window",
+                |file| {
+                    let both = file("local_attention").and_then(|n| n.as_u64());
+                    Ok(Some((both.unwrap_or(128) / 2 + 1).into()))
+                },
+                |model| Some((2 * (model["sliding_window"].as_u64()? - 1)).into()),
+            ),
+            field(
+                &["global_attn_every_n_layers"],
+                Meaning::Computed(
+                    "layer_types",
+                    Computed {
+                        also: &["layer_types"],
+                        read: |file| {
+                            let every = file("global_attn_every_n_layers");
+                            let every = every.and_then(|n| n.as_u64()).unwrap_or(3).max(1);
+                            let word = |i| match i {
+                                0 => "full_attention",
+                                _ => "sliding_attention",
+                            };
+                            Ok(Some((0..every).map(word).collect()))
+                        },
+                        write: |model| Some(json!(model["layer_types"].as_array()?.len())),
+                    },
+                ),
+            ),
+            field(
+                &["attention_bias"],
+                Meaning::HasBias(BiasPart::Attention, false),
+            ),
+            field(&["mlp_bias"], Meaning::HasBias(BiasPart::Mlp, false)),
+            field(&["norm_bias"], Meaning::Off),
+            field(&["classifier_bias"], Meaning::Off),
+            field(&["decoder_bias"], Meaning::On),
+        ],
+    },
+];

@@ -1,0 +1,210 @@
+//! Types with LayerNorm and a feed-forward layer without a gate.
+
+use super::{LAYER_NORM_EPS, PARTIAL_HALF, TIED_BY_DEFAULT, derived, number};
+use crate::models::gpt2::ACTIVATIONS;
+use crate::models::hf::{
+    BiasPart, FFN, Field, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS, ROPE_THETA,
+    TIED, VOCAB, field,
+};
+use crate::models::llama::KV_HEADS;
+use crate::models::windows::WINDOW;
+
+const NO_GATE: (&str, Given) = ("gated_mlp", Given::Bool(false));
+const LAYER_NORM: (&str, Given) = ("norm", Given::Str("layer_norm"));
+const ONE_NORM: (&str, Given) = ("residual", Given::Str("parallel_one_norm"));
+const LEARNED: (&str, Given) = ("position_embedding", Given::Str("learned"));
+const ALL_BIASES: (&str, Given) = ("bias", Given::Bool(true));
+const HEAD_BIAS: (&str, Given) = ("head_bias", Given::Bool(true));
+/// Shapes as GPT-2 names them.
+const N_EMBD: Field = field(&["n_embd"], Meaning::Required("hidden"));
+const N_LAYER: Field = field(&["n_layer"], Meaning::Required("layers"));
+const N_HEAD: Field = field(&["n_head"], Meaning::Required("heads"));
+const N_INNER: Field = field(&["n_inner"], Meaning::Optional("ffn"));
+const N_POSITIONS: Field = field(&["n_positions"], Meaning::Positions);
+const LAYER_NORM_EPSILON: Field = field(&["layer_norm_epsilon"], Meaning::Optional("norm_eps"));
+const ACTIVATION_FUNCTION: Field = field(
+    &["activation_function"],
+    Meaning::Choice("activation", ACTIVATIONS),
+);
+
+/// GPT-J gives the rotated dimensions of a head, not their share.
+const ROTARY_DIM: Field = number(
+    &["rotary_dim"],
+    "partial_rotary_factor",
+    |file| {
+        let of = |name| file(name).and_then(|n| n.as_f64());
+        let head = of("n_embd")
+            .zip(of("n_head"))
+            .map(|(width, heads)| width / heads);
+        let dims = of("rotary_dim").unwrap_or(64.0);
+        Ok(head.map(|head| (dims / head).into()))
+    },
+    |model| {
+        let share = model["partial_rotary_factor"].as_f64()?;
+        Some(((model["head_dim"].as_f64()? * share) as u64).into())
+    },
+);
+
+/// GPT-BigCode has one key for all queries, or packs query, key and value of each head.
+const ONE_KEY: Field = number(
+    &["multi_query"],
+    "kv_heads",
+    |file| {
+        let one = file("multi_query") != Some(false.into());
+        Ok(one.then(|| 1.into()))
+    },
+    |model| Some((model["kv_heads"] == 1).into()),
+);
+const BIGCODE_PACKING: Field = derived("packed_qkv", &[], |file| {
+    let one = file("multi_query") != Some(false.into());
+    Ok(Some(if one { "concatenated" } else { "per_head" }.into()))
+});
+
+pub(super) const TYPES: &[HfType] = &[
+    HfType {
+        model_type: "phi",
+        architecture: "PhiForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("phi")),
+            LAYER_NORM,
+            ONE_NORM,
+            NO_GATE,
+            ALL_BIASES,
+            HEAD_BIAS,
+        ],
+        common: &[
+            VOCAB, HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, POSITIONS, ROPE_THETA, TIED,
+        ],
+        fields: &[
+            LAYER_NORM_EPS,
+            field(&["hidden_act"], Meaning::Choice("activation", ACTIVATIONS)),
+            PARTIAL_HALF,
+            number(
+                &["qk_layernorm"],
+                "qk_norm",
+                |file| Ok((file("qk_layernorm") == Some(true.into())).then(|| true.into())),
+                |model| Some(model["qk_norm"].clone()),
+            ),
+        ],
+    },
+    HfType {
+        model_type: "gptj",
+        architecture: "GPTJForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("gptj")),
+            LAYER_NORM,
+            ONE_NORM,
+            NO_GATE,
+            ("bias", Given::Str("mlp")),
+            HEAD_BIAS,
+            ("position_embedding", Given::Str("rotary_interleaved")),
+        ],
+        common: &[VOCAB, N_EMBD, N_INNER, N_LAYER, N_HEAD, N_POSITIONS, TIED],
+        fields: &[
+            LAYER_NORM_EPSILON,
+            ACTIVATION_FUNCTION,
+            ROTARY_DIM,
+            field(&["rotary"], Meaning::On),
+            field(&["scale_attn_weights"], Meaning::On),
+        ],
+    },
+    HfType {
+        model_type: "gpt_bigcode",
+        architecture: "GPTBigCodeForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("gpt_bigcode")),
+            LAYER_NORM,
+            NO_GATE,
+            ALL_BIASES,
+            LEARNED,
+        ],
+        common: &[
+            VOCAB,
+            N_EMBD,
+            N_INNER,
+            N_LAYER,
+            N_HEAD,
+            N_POSITIONS,
+            TIED_BY_DEFAULT,
+        ],
+        fields: &[
+            LAYER_NORM_EPSILON,
+            field(
+                &["activation_function"],
+                Meaning::Choice(
+                    "activation",
+                    &[
+                        ("gelu_pytorch_tanh", "gelu_tanh"),
+                        ("gelu_new", "gelu_tanh"),
+                        ("gelu", "gelu"),
+                    ],
+                ),
+            ),
+            ONE_KEY,
+            BIGCODE_PACKING,
+            field(&["scale_attn_weights"], Meaning::On),
+        ],
+    },
+    HfType {
+        model_type: "starcoder2",
+        architecture: "Starcoder2ForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("starcoder2")),
+            LAYER_NORM,
+            NO_GATE,
+        ],
+        common: &[
+            VOCAB,
+            HIDDEN,
+            FFN,
+            LAYERS,
+            HEADS,
+            KV_HEADS,
+            POSITIONS,
+            ROPE_THETA,
+            TIED_BY_DEFAULT,
+        ],
+        fields: &[
+            field(&["norm_epsilon"], Meaning::Optional("norm_eps")),
+            field(
+                &["hidden_act"],
+                Meaning::Choice(
+                    "activation",
+                    &[("gelu_pytorch_tanh", "gelu_tanh"), ("gelu", "gelu")],
+                ),
+            ),
+            WINDOW,
+            field(&["use_bias"], Meaning::HasBias(BiasPart::All, true)),
+        ],
+    },
+    HfType {
+        model_type: "opt",
+        architecture: "OPTForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("opt")),
+            LAYER_NORM,
+            NO_GATE,
+            LEARNED,
+            ("position_offset", Given::Int(2)),
+        ],
+        common: &[VOCAB, HIDDEN, LAYERS, HEADS, POSITIONS, TIED_BY_DEFAULT],
+        fields: &[
+            field(&["ffn_dim"], Meaning::Required("ffn")),
+            field(
+                &["activation_function"],
+                Meaning::Choice("activation", &[("relu", "relu"), ("gelu", "gelu")]),
+            ),
+            field(&["do_layer_norm_before"], Meaning::On),
+            field(&["layer_norm_elementwise_affine"], Meaning::On),
+            field(&["_remove_final_layer_norm"], Meaning::Off),
+            field(&["enable_bias"], Meaning::HasBias(BiasPart::All, true)),
+            derived("hidden", &["word_embed_proj_dim"], |file| {
+                let (width, projected) = (file("hidden_size"), file("word_embed_proj_dim"));
+                match projected.filter(|p| Some(p) != width.as_ref()) {
+                    Some(p) => Err(format!("`word_embed_proj_dim` ({p}) must be `hidden_size`")),
+                    None => Ok(None),
+                }
+            }),
+        ],
+    },
+];

@@ -1,0 +1,316 @@
+//! Types like Llama with other norms, biases or activations.
+
+use super::{
+    HIDDEN_ACT, LAYER_NORM_EPS, PARTIAL, PARTIAL_HALF, RMS_EPS_5, TIED_BY_DEFAULT, derived, number,
+};
+use crate::models::hf::{
+    BiasPart, FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS,
+    ROPE_THETA, TIED, VOCAB, field,
+};
+use crate::models::llama::{ATTENTION_BIAS, HEAD_DIM, KV_HEADS, MLP_BIAS, NORM_EPS};
+use crate::models::windows::{ASKED_WINDOW, USES_WINDOW};
+use serde_json::Value;
+
+const SHAPE: &[Field] = &[
+    VOCAB, HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, POSITIONS, ROPE_THETA,
+];
+
+const fn bias(name: &'static [&'static str; 1], part: BiasPart, default: bool) -> Field {
+    field(name, Meaning::HasBias(part, default))
+}
+
+/// Returns the description of a part of each block.
+fn blocks(file: Fields<'_>, part: &str) -> Result<Vec<Value>, String> {
+    let blocks = file("block_configs").and_then(|b| b.as_array().cloned());
+    let blocks = blocks.ok_or("`block_configs` is missing")?;
+    let parts: Vec<Value> = blocks.iter().map(|b| b[part].clone()).collect();
+    match parts.iter().find(|p| p["replace_with_linear"] == true) {
+        Some(_) => Err(format!("`replace_with_linear` of {part} is not supported")),
+        None => Ok(parts),
+    }
+}
+
+/// Returns the key heads of each block of a network found by architecture search.
+fn layer_kv_heads(file: Fields<'_>) -> Result<Vec<u64>, String> {
+    let heads = file("num_attention_heads").and_then(|n| n.as_u64());
+    let heads = heads.ok_or("`num_attention_heads` is missing")?;
+    let one = |a: &Value| match a["n_heads_in_group"].as_u64() {
+        Some(group) if a["no_op"] != true => heads / group.max(1),
+        _ => 0,
+    };
+    Ok(blocks(file, "attention")?.iter().map(one).collect())
+}
+
+/// Returns the width of each block's feed-forward layer: two thirds of a multiple of the model's
+/// width, rounded up to a multiple of 256.
+fn layer_ffn(file: Fields<'_>) -> Result<Vec<u64>, String> {
+    let width = file("hidden_size").and_then(|n| n.as_f64());
+    let width = width.ok_or("`hidden_size` is missing")?;
+    let one = |f: &Value| match f["ffn_mult"].as_f64() {
+        Some(by) if f["no_op"] != true => ((2.0 * by * width / 3.0) as u64).next_multiple_of(256),
+        _ => 0,
+    };
+    Ok(blocks(file, "ffn")?.iter().map(one).collect())
+}
+
+pub(super) const TYPES: &[HfType] = &[
+    HfType {
+        model_type: "stablelm",
+        architecture: "StableLmForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("stablelm")),
+            ("norm", Given::Str("layer_norm")),
+        ],
+        common: SHAPE,
+        fields: &[
+            LAYER_NORM_EPS,
+            HIDDEN_ACT,
+            TIED,
+            bias(&["use_qkv_bias"], BiasPart::Qkv, false),
+            Field {
+                names: PARTIAL.names,
+                meaning: Meaning::Default("partial_rotary_factor", Given::Float(0.25)),
+            },
+            number(
+                &["qk_layernorm"],
+                "qk_norm",
+                |file| Ok((file("qk_layernorm") == Some(true.into())).then(|| "each_head".into())),
+                |model| Some((model["qk_norm"] == "each_head").into()),
+            ),
+            number(
+                &["use_parallel_residual"],
+                "residual",
+                |file| {
+                    let on = file("use_parallel_residual") == Some(true.into());
+                    Ok(on.then(|| "parallel_one_norm".into()))
+                },
+                |model| Some((model["residual"] == "parallel_one_norm").into()),
+            ),
+        ],
+    },
+    HfType {
+        model_type: "nemotron",
+        architecture: "NemotronForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("nemotron")),
+            ("norm", Given::Str("layer_norm_unit_offset")),
+            ("gated_mlp", Given::Bool(false)),
+        ],
+        common: SHAPE,
+        fields: &[
+            field(&["norm_eps"], Meaning::Optional("norm_eps")),
+            field(
+                &["hidden_act"],
+                Meaning::Choice(
+                    "activation",
+                    &[
+                        ("relu2", "relu2"),
+                        ("relu", "relu"),
+                        ("silu", "silu"),
+                        ("gelu", "gelu"),
+                    ],
+                ),
+            ),
+            PARTIAL_HALF,
+            ATTENTION_BIAS,
+            MLP_BIAS,
+            TIED,
+        ],
+    },
+    HfType {
+        model_type: "arcee",
+        architecture: "ArceeForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("arcee")),
+            ("activation", Given::Str("relu2")),
+            ("gated_mlp", Given::Bool(false)),
+        ],
+        common: SHAPE,
+        fields: &[RMS_EPS_5, ATTENTION_BIAS, MLP_BIAS, TIED],
+    },
+    HfType {
+        model_type: "seed_oss",
+        architecture: "SeedOssForCausalLM",
+        fixed: &[("model_type", Given::Str("seed_oss"))],
+        common: SHAPE,
+        fields: &[
+            NORM_EPS,
+            HIDDEN_ACT,
+            bias(&["attention_bias"], BiasPart::Qkv, true),
+            bias(&["attention_out_bias"], BiasPart::AttentionOutput, false),
+            MLP_BIAS,
+            TIED,
+        ],
+    },
+    HfType {
+        model_type: "minicpm",
+        architecture: "MiniCPMForCausalLM",
+        fixed: &[("model_type", Given::Str("minicpm"))],
+        common: SHAPE,
+        fields: &[
+            NORM_EPS,
+            HIDDEN_ACT,
+            ATTENTION_BIAS,
+            TIED_BY_DEFAULT,
+            field(&["scale_emb"], Meaning::Optional("embedding_multiplier")),
+            number(
+                &["scale_depth"],
+                "residual_multiplier",
+                |file| {
+                    let depth = file("scale_depth").and_then(|x| x.as_f64());
+                    let layers = file("num_hidden_layers").and_then(|x| x.as_f64());
+                    let by = depth
+                        .zip(layers)
+                        .map(|(depth, layers)| depth / layers.sqrt());
+                    Ok(by.map(Into::into))
+                },
+                |model| {
+                    let layers = model["layers"].as_f64()?;
+                    Some((model["residual_multiplier"].as_f64()? * layers.sqrt()).into())
+                },
+            ),
+            number(
+                &["dim_model_base"],
+                "logits_scaling",
+                |file| {
+                    let base = file("dim_model_base").and_then(|x| x.as_f64());
+                    let width = file("hidden_size").and_then(|x| x.as_f64());
+                    Ok(base.zip(width).map(|(base, width)| (width / base).into()))
+                },
+                |model| {
+                    let width = model["hidden"].as_f64()?;
+                    Some((width / model["logits_scaling"].as_f64()?).into())
+                },
+            ),
+            field(&["num_experts"], Meaning::Off),
+        ],
+    },
+    HfType {
+        model_type: "ernie4_5",
+        architecture: "Ernie4_5ForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("ernie4_5")),
+            ("position_embedding", Given::Str("rotary_interleaved")),
+        ],
+        common: SHAPE,
+        fields: &[
+            RMS_EPS_5,
+            HIDDEN_ACT,
+            TIED_BY_DEFAULT,
+            bias(&["use_bias"], BiasPart::All, false),
+        ],
+    },
+    HfType {
+        model_type: "hunyuan_v1_dense",
+        architecture: "HunYuanDenseV1ForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("hunyuan_v1_dense")),
+            ("qk_norm", Given::Str("after_rope")),
+        ],
+        common: SHAPE,
+        fields: &[RMS_EPS_5, HIDDEN_ACT, ATTENTION_BIAS, TIED],
+    },
+    HfType {
+        model_type: "internlm",
+        architecture: "InternLMForCausalLM",
+        fixed: &[("model_type", Given::Str("internlm"))],
+        common: SHAPE,
+        fields: &[
+            NORM_EPS,
+            HIDDEN_ACT,
+            TIED,
+            bias(&["bias"], BiasPart::Attention, true),
+        ],
+    },
+    HfType {
+        model_type: "internlm3",
+        architecture: "InternLM3ForCausalLM",
+        fixed: &[("model_type", Given::Str("internlm3"))],
+        common: SHAPE,
+        fields: &[
+            NORM_EPS,
+            HIDDEN_ACT,
+            TIED,
+            bias(&["qkv_bias"], BiasPart::Qkv, false),
+            bias(&["bias"], BiasPart::All, false),
+        ],
+    },
+    HfType {
+        model_type: "orion",
+        architecture: "OrionForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("orion")),
+            ("norm", Given::Str("layer_norm")),
+        ],
+        common: SHAPE,
+        fields: &[
+            field(&["rms_norm_eps"], Meaning::Optional("norm_eps")),
+            HIDDEN_ACT,
+            ATTENTION_BIAS,
+            TIED,
+        ],
+    },
+    HfType {
+        model_type: "mimo",
+        architecture: "MiMoForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("mimo")),
+            ("bias", Given::Str("qkv")),
+        ],
+        common: SHAPE,
+        fields: &[
+            NORM_EPS,
+            HIDDEN_ACT,
+            ASKED_WINDOW,
+            USES_WINDOW,
+            field(&["attention_bias"], Meaning::On),
+            TIED,
+        ],
+    },
+    HfType {
+        model_type: "nemotron-nas",
+        architecture: "DeciLMForCausalLM",
+        fixed: &[("model_type", Given::Str("nemotron-nas"))],
+        common: &[VOCAB, HIDDEN, LAYERS, HEADS, POSITIONS, ROPE_THETA],
+        fields: &[
+            NORM_EPS,
+            HIDDEN_ACT,
+            ATTENTION_BIAS,
+            MLP_BIAS,
+            TIED,
+            number(
+                &["block_configs"],
+                "layer_kv_heads",
+                |file| Ok(Some(layer_kv_heads(file)?.into())),
+                |_| None,
+            ),
+            derived("layer_ffn", &[], |file| Ok(Some(layer_ffn(file)?.into()))),
+            derived("kv_heads", &["num_key_value_heads"], |file| {
+                Ok(layer_kv_heads(file)?.into_iter().max().map(Into::into))
+            }),
+            derived("ffn", &["intermediate_size"], |file| {
+                Ok(layer_ffn(file)?.into_iter().max().map(Into::into))
+            }),
+        ],
+    },
+    HfType {
+        model_type: "exaone",
+        architecture: "ExaoneForCausalLM",
+        fixed: &[("model_type", Given::Str("exaone"))],
+        common: &[
+            VOCAB, HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM, POSITIONS, ROPE_THETA,
+        ],
+        fields: &[
+            Field {
+                names: &["num_layers", "num_hidden_layers"],
+                ..LAYERS
+            },
+            field(&["layer_norm_epsilon"], Meaning::Optional("norm_eps")),
+            Field {
+                names: &["activation_function"],
+                ..HIDDEN_ACT
+            },
+            TIED,
+        ],
+    },
+];

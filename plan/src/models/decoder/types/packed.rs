@@ -1,0 +1,340 @@
+//! Types with packed projections.
+
+use super::{HIDDEN_ACT, PARTIAL, PARTIAL_HALF, RMS_EPS_5, TIED_BY_DEFAULT, derived, number};
+use crate::models::hf::{
+    BiasPart, FFN, Field, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS, ROPE_THETA,
+    TIED, VOCAB, field,
+};
+use crate::models::llama::{KV_HEADS, NORM_EPS};
+use crate::models::windows::WINDOW;
+
+const SHAPE: &[Field] = &[
+    VOCAB, HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, POSITIONS, ROPE_THETA,
+];
+const CONCATENATED: (&str, Given) = ("packed_qkv", Given::Str("concatenated"));
+const GATE_UP: (&str, Given) = ("packed_gate_up", Given::Bool(true));
+const INTERLEAVED: (&str, Given) = ("position_embedding", Given::Str("rotary_interleaved"));
+const LAYER_NORM: (&str, Given) = ("norm", Given::Str("layer_norm"));
+const LAYER_NORM_EPSILON: Field = field(&["layer_norm_epsilon"], Meaning::Optional("norm_eps"));
+const QKV_BIAS: Meaning = Meaning::HasBias(BiasPart::Qkv, false);
+
+/// Falcon's older classes have one key for all queries (`multi_query`), or a key for each.
+const FALCON_KEYS: Field = derived(
+    "kv_heads",
+    &["multi_query", "num_kv_heads", "n_head_kv"],
+    |file| {
+        let on = |name, default: bool| file(name).map_or(default, |v| v == true);
+        let new = on("new_decoder_architecture", false);
+        let keys = ["num_kv_heads", "n_head_kv"]
+            .iter()
+            .find_map(|name| file(name));
+        Ok(match (new, on("multi_query", true)) {
+            (true, _) => keys,
+            (false, true) => Some(1.into()),
+            (false, false) => None,
+        })
+    },
+);
+const FALCON_PACKING: Field = derived("packed_qkv", &["new_decoder_architecture"], |file| {
+    let on = |name, default: bool| file(name).map_or(default, |v| v == true);
+    let packed = match (
+        on("new_decoder_architecture", false),
+        on("multi_query", true),
+    ) {
+        (true, _) => "per_group",
+        (false, true) => "concatenated",
+        (false, false) => "per_head",
+    };
+    Ok(Some(packed.into()))
+});
+const FALCON_RESIDUAL: Field = derived(
+    "residual",
+    &["parallel_attn", "num_ln_in_parallel_attn"],
+    |file| {
+        let on = |name, default: bool| file(name).map_or(default, |v| v == true);
+        let norms = file("num_ln_in_parallel_attn").and_then(|n| n.as_u64());
+        let residual = match (
+            on("new_decoder_architecture", false),
+            on("parallel_attn", true),
+        ) {
+            (true, _) if norms.unwrap_or(2) == 2 => "parallel",
+            (true, _) | (false, true) => "parallel_one_norm",
+            (false, false) => "sequential",
+        };
+        Ok(Some(residual.into()))
+    },
+);
+
+/// Baichuan 13B has no table of longest positions, and slopes instead of a rotation.
+const BAICHUAN_POSITIONS: Field = derived("position_embedding", &["model_max_length"], |file| {
+    let rotary = file("max_position_embeddings").is_some();
+    Ok((!rotary).then(|| "alibi".into()))
+});
+
+pub(super) const TYPES: &[HfType] = &[
+    HfType {
+        model_type: "phi3",
+        architecture: "Phi3ForCausalLM",
+        fixed: &[("model_type", Given::Str("phi3")), CONCATENATED, GATE_UP],
+        common: SHAPE,
+        fields: &[
+            RMS_EPS_5,
+            HIDDEN_ACT,
+            PARTIAL,
+            WINDOW,
+            field(&["attention_bias"], Meaning::Off),
+            TIED,
+        ],
+    },
+    HfType {
+        model_type: "glm",
+        architecture: "GlmForCausalLM",
+        fixed: &[("model_type", Given::Str("glm")), GATE_UP, INTERLEAVED],
+        common: SHAPE,
+        fields: &[
+            field(&["head_dim"], Meaning::Default("head_dim", Given::Int(128))),
+            field(
+                &["rms_norm_eps"],
+                Meaning::Default("norm_eps", Given::Float(1.5625e-7)),
+            ),
+            HIDDEN_ACT,
+            PARTIAL_HALF,
+            field(&["attention_bias"], QKV_BIAS),
+            TIED,
+        ],
+    },
+    HfType {
+        model_type: "glm4",
+        architecture: "Glm4ForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("glm4")),
+            GATE_UP,
+            INTERLEAVED,
+            ("norm_position", Given::Str("both")),
+        ],
+        common: SHAPE,
+        fields: &[
+            field(&["head_dim"], Meaning::Default("head_dim", Given::Int(128))),
+            field(
+                &["rms_norm_eps"],
+                Meaning::Default("norm_eps", Given::Float(1.5625e-7)),
+            ),
+            HIDDEN_ACT,
+            PARTIAL_HALF,
+            field(&["attention_bias"], QKV_BIAS),
+            TIED,
+        ],
+    },
+    HfType {
+        model_type: "chatglm",
+        architecture: "ChatGLMModel",
+        fixed: &[
+            ("model_type", Given::Str("chatglm")),
+            CONCATENATED,
+            GATE_UP,
+            INTERLEAVED,
+            ("partial_rotary_factor", Given::Float(0.5)),
+        ],
+        common: &[HIDDEN, HEADS, TIED],
+        fields: &[
+            field(&["padded_vocab_size"], Meaning::Required("vocab")),
+            field(&["num_layers"], Meaning::Required("layers")),
+            field(&["ffn_hidden_size"], Meaning::Required("ffn")),
+            field(&["kv_channels"], Meaning::Optional("head_dim")),
+            field(&["seq_length"], Meaning::Positions),
+            field(&["layernorm_epsilon"], Meaning::Optional("norm_eps")),
+            field(&["add_qkv_bias"], QKV_BIAS),
+            field(&["add_bias_linear"], Meaning::Off),
+            field(&["rmsnorm"], Meaning::On),
+            field(&["post_layer_norm"], Meaning::On),
+            field(&["apply_residual_connection_post_layernorm"], Meaning::Off),
+            number(
+                &["multi_query_group_num"],
+                "kv_heads",
+                |file| {
+                    let grouped = file("multi_query_attention") == Some(true.into());
+                    Ok(file("multi_query_group_num").filter(|_| grouped))
+                },
+                |model| Some(model["kv_heads"].clone()),
+            ),
+            number(
+                &["rope_ratio"],
+                "rope_theta",
+                |file| {
+                    let ratio = file("rope_ratio").and_then(|r| r.as_f64());
+                    Ok(ratio.map(|ratio| (1e4 * ratio).into()))
+                },
+                |model| Some((model["rope_theta"].as_f64()? / 1e4).into()),
+            ),
+        ],
+    },
+    HfType {
+        model_type: "baichuan",
+        architecture: "BaichuanForCausalLM",
+        fixed: &[("model_type", Given::Str("baichuan")), CONCATENATED],
+        common: &[
+            VOCAB, HIDDEN, FFN, LAYERS, HEADS, ROPE_THETA, NORM_EPS, HIDDEN_ACT, TIED,
+        ],
+        fields: &[
+            Field {
+                names: &["max_position_embeddings", "model_max_length"],
+                ..POSITIONS
+            },
+            BAICHUAN_POSITIONS,
+        ],
+    },
+    HfType {
+        model_type: "qwen",
+        architecture: "QWenLMHeadModel",
+        fixed: &[
+            ("model_type", Given::Str("qwen")),
+            CONCATENATED,
+            ("bias", Given::Str("qkv")),
+        ],
+        common: &[VOCAB, HIDDEN, LAYERS, HEADS, TIED],
+        fields: &[
+            // Gate and up are two halves of it.
+            number(
+                &["intermediate_size"],
+                "ffn",
+                |file| {
+                    let both = file("intermediate_size").and_then(|n| n.as_u64());
+                    Ok(both.map(|both| (both / 2).into()))
+                },
+                |model| Some((2 * model["ffn"].as_u64()?).into()),
+            ),
+            field(&["kv_channels"], Meaning::Optional("head_dim")),
+            Field {
+                names: &["max_position_embeddings", "seq_length"],
+                ..POSITIONS
+            },
+            Field {
+                names: &["rotary_emb_base"],
+                ..ROPE_THETA
+            },
+            field(
+                &["layer_norm_epsilon"],
+                Meaning::Default("norm_eps", Given::Float(1e-6)),
+            ),
+            field(&["no_bias"], Meaning::On),
+        ],
+    },
+    HfType {
+        model_type: "internlm2",
+        architecture: "InternLM2ForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("internlm2")),
+            ("packed_qkv", Given::Str("per_group")),
+        ],
+        common: SHAPE,
+        fields: &[
+            NORM_EPS,
+            HIDDEN_ACT,
+            field(&["bias"], Meaning::HasBias(BiasPart::Attention, true)),
+            TIED,
+        ],
+    },
+    HfType {
+        model_type: "falcon",
+        architecture: "FalconForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("falcon")),
+            LAYER_NORM,
+            ("gated_mlp", Given::Bool(false)),
+        ],
+        common: &[
+            VOCAB,
+            HIDDEN,
+            LAYERS,
+            POSITIONS,
+            ROPE_THETA,
+            TIED_BY_DEFAULT,
+        ],
+        fields: &[
+            Field {
+                names: &["num_attention_heads", "n_head"],
+                ..HEADS
+            },
+            field(&["ffn_hidden_size"], Meaning::Optional("ffn")),
+            FALCON_KEYS,
+            FALCON_PACKING,
+            FALCON_RESIDUAL,
+            LAYER_NORM_EPSILON,
+            field(
+                &["activation"],
+                Meaning::Choice("activation", &[("gelu", "gelu"), ("relu", "relu")]),
+            ),
+            field(&["bias"], Meaning::HasBias(BiasPart::All, false)),
+            // Its slopes are divided with the scores, which those of BLOOM are not.
+            field(&["alibi"], Meaning::Off),
+        ],
+    },
+    HfType {
+        model_type: "bloom",
+        architecture: "BloomForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("bloom")),
+            LAYER_NORM,
+            ("packed_qkv", Given::Str("per_head")),
+            ("gated_mlp", Given::Bool(false)),
+            ("activation", Given::Str("gelu_tanh")),
+            ("position_embedding", Given::Str("alibi")),
+            ("embedding_norm", Given::Bool(true)),
+            ("bias", Given::Bool(true)),
+        ],
+        common: &[VOCAB, TIED_BY_DEFAULT],
+        fields: &[
+            Field {
+                names: &["hidden_size", "n_embed"],
+                ..HIDDEN
+            },
+            Field {
+                names: &["n_layer", "num_hidden_layers"],
+                ..LAYERS
+            },
+            Field {
+                names: &["n_head", "num_attention_heads"],
+                ..HEADS
+            },
+            field(&["seq_length"], Meaning::Positions),
+            LAYER_NORM_EPSILON,
+            field(&["apply_residual_connection_post_layernorm"], Meaning::Off),
+        ],
+    },
+    HfType {
+        model_type: "mpt",
+        architecture: "MptForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("mpt")),
+            ("norm", Given::Str("layer_norm_no_bias")),
+            CONCATENATED,
+            ("gated_mlp", Given::Bool(false)),
+            ("activation", Given::Str("gelu")),
+            ("position_embedding", Given::Str("alibi")),
+        ],
+        common: &[VOCAB, TIED_BY_DEFAULT],
+        fields: &[
+            field(&["d_model"], Meaning::Required("hidden")),
+            field(&["n_layers"], Meaning::Required("layers")),
+            field(&["n_heads"], Meaning::Required("heads")),
+            field(&["max_seq_len"], Meaning::Positions),
+            number(
+                &["expansion_ratio"],
+                "ffn",
+                |file| {
+                    let ratio = file("expansion_ratio").map_or(Some(4.0), |r| r.as_f64());
+                    let width = file("d_model").and_then(|d| d.as_f64());
+                    Ok(ratio
+                        .zip(width)
+                        .map(|(ratio, width)| ((ratio * width) as u64).into()))
+                },
+                |model| Some((model["ffn"].as_f64()? / model["hidden"].as_f64()?).into()),
+            ),
+            field(&["no_bias"], Meaning::On),
+            field(&["attn_config.alibi"], Meaning::On),
+            field(&["attn_config.qk_ln"], Meaning::Off),
+            field(&["attn_config.prefix_lm"], Meaning::Off),
+            field(&["attn_config.clip_qkv"], Meaning::Off),
+        ],
+    },
+];

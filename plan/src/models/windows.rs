@@ -1,0 +1,222 @@
+//! Fields of transformers that say which positions the attention of each layer sees.
+
+use super::hf::{Computed, Field, Fields, Given, Meaning, field};
+use serde_json::{Value, json};
+
+/// The sliding window of classes that use one only if it is there.
+pub(super) const WINDOW: Field = field(&["sliding_window"], Meaning::Optional("sliding_window"));
+
+/// The sliding window of classes that use one of 4096 positions unless it is null.
+pub(super) const WINDOW_4096: Field = field(
+    &["sliding_window"],
+    Meaning::Nullable("sliding_window", Given::Int(4096)),
+);
+
+/// The sliding window of classes that use it only if `use_sliding_window` says so.
+pub(super) const ASKED_WINDOW: Field = field(
+    &["sliding_window"],
+    Meaning::Computed(
+        "sliding_window",
+        Computed {
+            also: &["use_sliding_window", "max_window_layers"],
+            read: |file| {
+                let asked = file("use_sliding_window") == Some(true.into());
+                Ok(file("sliding_window").filter(|_| asked && slides_anywhere(file)))
+            },
+            write: |model| Some(model["sliding_window"].clone()),
+        },
+    ),
+);
+
+/// Whether the window is used.
+pub(super) const USES_WINDOW: Field = field(
+    &["use_sliding_window"],
+    Meaning::Computed(
+        "layer_types",
+        Computed {
+            also: &["layer_types"],
+            read: |file| {
+                let asked = file("use_sliding_window") == Some(true.into());
+                if !asked || file("sliding_window").is_none() || !slides_anywhere(file) {
+                    return Ok(None);
+                }
+                let from = first_sliding(file);
+                types(file, true, &|layer| match layer < from {
+                    true => FULL,
+                    false => SLIDING,
+                })
+            },
+            write: |model| Some((!model["sliding_window"].is_null()).into()),
+        },
+    ),
+);
+
+/// Layer types of classes in which every `N`-th layer sees all positions.
+pub(super) const fn every<const N: u64>() -> Field {
+    layer_types(|file| {
+        let n = ["sliding_window_pattern", "_sliding_window_pattern"];
+        let n = n.iter().find_map(|name| file(name)?.as_u64()).unwrap_or(N);
+        types(file, true, &|layer| match (layer + 1) % n.max(1) {
+            0 => FULL,
+            _ => SLIDING,
+        })
+    })
+}
+
+/// As [`every`], where the layers that see all positions have no rotary embedding if there is a
+/// window.
+pub(super) const fn every_without_rope<const N: u64>() -> Field {
+    layer_types(|file| {
+        let n = file("sliding_window_pattern").and_then(|n| n.as_u64());
+        let n = n.unwrap_or(N).max(1);
+        if file("sliding_window").is_none() {
+            return Ok(None);
+        }
+        let found = types(file, true, &|layer| match (layer + 1) % n {
+            0 => FULL,
+            _ => SLIDING,
+        })?;
+        Ok(found.map(|types| without_rope(&types)))
+    })
+}
+
+/// As [`LISTED`], where `no_rope_layers` marks the layers that have a rotary embedding with 1.
+pub(super) const ROPE_LAYERS: Field = layer_types(|file| {
+    let interval = file("no_rope_layer_interval").and_then(|n| n.as_u64());
+    let interval = interval.unwrap_or(4).max(1);
+    let marks = file("no_rope_layers");
+    types(file, false, &|layer| {
+        let mark = marks.as_ref().and_then(|m| m.get(layer as usize)?.as_u64());
+        match mark.unwrap_or((layer + 1) % interval) {
+            0 => NO_ROPE,
+            _ => FULL,
+        }
+    })
+});
+
+const FULL: &str = "full_attention";
+const SLIDING: &str = "sliding_attention";
+const NO_ROPE: &str = "full_attention_no_rope";
+
+const fn layer_types(read: fn(Fields<'_>) -> Result<Option<Value>, String>) -> Field {
+    field(
+        &["layer_types"],
+        Meaning::Computed(
+            "layer_types",
+            Computed {
+                also: &[
+                    "sliding_window_pattern",
+                    "no_rope_layers",
+                    "no_rope_layer_interval",
+                    "max_window_layers",
+                ],
+                read,
+                write: |model| {
+                    let types = model["layer_types"].as_array().filter(|t| !t.is_empty())?;
+                    let layers = model["layers"].as_u64()? as usize;
+                    let types = types.iter().cycle().take(layers);
+                    Some(
+                        types
+                            .map(|t| if t == NO_ROPE { json!(FULL) } else { t.clone() })
+                            .collect(),
+                    )
+                },
+            },
+        ),
+    )
+}
+
+fn layers(file: Fields<'_>) -> u64 {
+    let names = ["num_hidden_layers", "n_layer", "num_layers"];
+    let found = names.iter().find_map(|name| file(name)?.as_u64());
+    found.unwrap_or(1).clamp(1, 4096)
+}
+
+/// Returns the first layer with a window in Qwen's classes.
+fn first_sliding(file: Fields<'_>) -> u64 {
+    let from = file("max_window_layers").and_then(|n| n.as_u64());
+    from.unwrap_or(28)
+}
+
+fn slides_anywhere(file: Fields<'_>) -> bool {
+    file("layer_types").is_some() || first_sliding(file) < layers(file)
+}
+
+/// Returns the layer types of a file, listed or by a rule, as the shortest list that gives them
+/// when it is repeated; none if all layers are the same and the window alone says which.
+fn types(
+    file: Fields<'_>,
+    windowed: bool,
+    rule: &dyn Fn(u64) -> &'static str,
+) -> Result<Option<Value>, String> {
+    let listed = file("layer_types").and_then(|list| list.as_array().cloned());
+    let word = |layer: u64| -> Result<&'static str, String> {
+        let listed = listed.as_ref().and_then(|list| list.get(layer as usize));
+        match listed.and_then(Value::as_str) {
+            None => Ok(rule(layer)),
+            Some(SLIDING) => Ok(SLIDING),
+            // The rule knows about rotary embeddings, which the list does not say.
+            Some(FULL) if rule(layer) == NO_ROPE => Ok(NO_ROPE),
+            Some(FULL) => Ok(FULL),
+            Some(other) => Err(format!(
+                "layer {layer} is of type \"{other}\"; known are {FULL} and {SLIDING}"
+            )),
+        }
+    };
+    let all: Vec<&str> = (0..layers(file)).map(word).collect::<Result<_, _>>()?;
+    let plain = if windowed { SLIDING } else { FULL };
+    if all.iter().all(|t| *t == plain) {
+        return Ok(None);
+    }
+    let repeats = |n: &usize| all.iter().zip(&all[*n..]).all(|(a, b)| a == b);
+    let period = (1..all.len()).find(repeats).unwrap_or(all.len());
+    Ok(Some(all[..period].into()))
+}
+
+fn without_rope(types: &Value) -> Value {
+    let types = types.as_array().into_iter().flatten();
+    types
+        .map(|t| if t == FULL { json!(NO_ROPE) } else { t.clone() })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(field: &Field, file: &Value) -> Value {
+        let Meaning::Computed(_, computed) = field.meaning else {
+            panic!("the field is computed");
+        };
+        let get = |name: &str| file.get(name).cloned().filter(|v| !v.is_null());
+        (computed.read)(&get).unwrap().unwrap_or_default()
+    }
+
+    #[test]
+    fn patterns_are_the_shortest_lists() {
+        let gemma3 = json!({"num_hidden_layers": 26, "sliding_window": 512});
+        let found = read(&every::<6>(), &gemma3);
+        assert_eq!(found.as_array().unwrap().len(), 6);
+        assert_eq!((&found[4], &found[5]), (&json!(SLIDING), &json!(FULL)));
+        let listed = json!({"num_hidden_layers": 3, "sliding_window": 8, "layer_types": [FULL, SLIDING, FULL]});
+        assert_eq!(read(&every::<6>(), &listed), json!([FULL, SLIDING]));
+        let all = json!({"num_hidden_layers": 3, "layer_types": [SLIDING, SLIDING, SLIDING]});
+        assert_eq!(read(&every::<6>(), &all), Value::Null);
+        let smollm = json!({"num_hidden_layers": 8});
+        assert_eq!(
+            read(&ROPE_LAYERS, &smollm),
+            json!([FULL, FULL, FULL, NO_ROPE])
+        );
+        let cohere = json!({"num_hidden_layers": 8, "sliding_window": 8});
+        let found = read(&every_without_rope::<4>(), &cohere);
+        assert_eq!(found, json!([SLIDING, SLIDING, SLIDING, NO_ROPE]));
+        let qwen = json!({"num_hidden_layers": 4, "sliding_window": 8, "use_sliding_window": true, "max_window_layers": 3});
+        assert_eq!(
+            read(&USES_WINDOW, &qwen),
+            json!([FULL, FULL, FULL, SLIDING])
+        );
+        let off = json!({"num_hidden_layers": 4, "sliding_window": 8, "max_window_layers": 3});
+        assert_eq!(read(&USES_WINDOW, &off), Value::Null);
+        assert_eq!(read(&ASKED_WINDOW, &off), Value::Null);
+    }
+}

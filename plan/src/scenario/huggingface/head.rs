@@ -1,0 +1,82 @@
+//! The class of a model: what its output layer is.
+
+use super::super::error::ScenarioError;
+use super::super::keys::Key;
+use super::super::merge::Document;
+use super::super::value::{Datum, Value};
+use super::{Config, Kind};
+use crate::config::Head;
+
+/// Endings of the names of classes, longest first, with their output layers.
+const CLASSES: [(&str, Head); 7] = [
+    ("ForMaskedLM", Head::LanguageModel),
+    ("ForSequenceClassification", Head::SequenceClassification),
+    ("ForTokenClassification", Head::TokenClassification),
+    ("ForCausalLM", Head::LanguageModel),
+    ("LMHeadModel", Head::LanguageModel),
+    ("PreTrainedModel", Head::None),
+    ("Model", Head::None),
+];
+
+impl Config<'_> {
+    /// Returns the keys of the output layer, from `architectures`.
+    pub(super) fn head(
+        &self,
+        d: &Document,
+        kind: Kind,
+    ) -> Result<Vec<(Key, Value)>, ScenarioError> {
+        let classes = self.get("architectures").unwrap_or(Value {
+            datum: Datum::Array(Vec::new()),
+            origin: self.whole(),
+        });
+        let first = classes.array().and_then(|list| list.first()?.str());
+        let class = first.unwrap_or(kind.hf.architecture);
+        if class == kind.hf.architecture {
+            return Ok(Vec::new());
+        }
+        let head = CLASSES.iter().find(|(end, _)| class.ends_with(end));
+        let head = head.map(|(_, head)| *head).filter(|head| {
+            // A model with a head of its own, such as a reward model's, ends in `Model`, too.
+            *head != Head::None || kind.hf.base_class().as_deref() == Some(class)
+        });
+        // Taken for another type, a file has the class of its own type.
+        if head.is_none() && d.says(Key::ModelType) {
+            return Ok(Vec::new());
+        }
+        let supported = head.filter(|h| *h == Head::LanguageModel || kind.family.has("head"));
+        let Some(head) = supported else {
+            let what = format!(
+                "the output layer of {class} is not known: family {} has those of {}",
+                kind.family.name,
+                kind.hf.classes(kind.family.has("head")).join(", ")
+            );
+            let error = d.error(classes.origin, what);
+            return Err(error.with_help(format!(
+                "\"architectures\": [\"{}\"] takes the language model",
+                kind.hf.architecture
+            )));
+        };
+        let at = |datum| Value {
+            datum,
+            origin: classes.origin,
+        };
+        let mut out = vec![(Key::Head, at(Datum::Str(head.name().to_owned())))];
+        let classifies = matches!(
+            head,
+            Head::SequenceClassification | Head::TokenClassification
+        );
+        if let Some(labels) = self.labels().filter(|_| classifies) {
+            out.push((Key::NumLabels, at(Datum::Int(labels.into()))));
+        }
+        Ok(out)
+    }
+
+    /// Returns the number of classes, if the file gives it.
+    fn labels(&self) -> Option<u64> {
+        let given = self.json("num_labels").and_then(|n| n.as_u64());
+        given.or_else(|| {
+            let labels = self.json("id2label")?;
+            Some(labels.as_object()?.len() as u64)
+        })
+    }
+}

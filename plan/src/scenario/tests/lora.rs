@@ -1,0 +1,84 @@
+//! `[lora]`: what it resolves to, and messages for bad input.
+
+use super::minimal;
+use crate::config::LoraTargets;
+use crate::ir::DType;
+
+fn fault(overrides: &[&str]) -> String {
+    let all = [&["lora.r=8"], overrides].concat();
+    minimal(&all).unwrap_err().to_string()
+}
+
+/// The defaults are those of PEFT's `LoraConfig`, except that all linear layers are targets.
+#[test]
+fn defaults_are_those_of_peft() {
+    let s = minimal(&["lora.r=16"]).unwrap();
+    let lora = s.lora.unwrap();
+    assert_eq!((lora.r, lora.alpha, lora.use_rslora), (16, 8.0, false));
+    assert_eq!(lora.targets, LoraTargets::AllLinear);
+    // The model is kept in the type that it computes in.
+    assert_eq!(s.precision.frozen_params, Some(DType::Bf16));
+    let s = minimal(&["lora.rank=16", "lora.alpha=32"]).unwrap();
+    assert_eq!(s.lora.unwrap().scaling(), 2.0);
+    assert_eq!(minimal(&[]).unwrap().lora, None);
+}
+
+/// The resolved section is written in PEFT's words.
+#[test]
+fn the_resolved_section_has_pefts_words() {
+    let s = minimal(&["lora.r=4", "lora.target_modules=[\"q_proj\"]"]).unwrap();
+    let json = serde_json::to_value(s.lora).unwrap();
+    let want = serde_json::json!({
+        "r": 4, "lora_alpha": 8.0, "target_modules": ["q_proj"], "lora_dropout": 0.0, "use_rslora": false
+    });
+    assert_eq!(json, want);
+}
+
+#[test]
+fn targets_that_match_nothing_list_the_linear_layers() {
+    let near = fault(&["lora.target_modules=[\"q_proj\", \"vproj\"]"]);
+    assert!(
+        near.contains("target_modules pattern `vproj` matches no linear layer"),
+        "{near}"
+    );
+    assert!(near.contains("did you mean `v_proj`?"), "{near}");
+    // A module that is no linear layer.
+    let none = fault(&["lora.target_modules=[\"tok_embeddings\"]"]);
+    let all = "linear layers: q (q_proj), k (k_proj), v (v_proj), o (o_proj), w1 (gate_proj), w3 (up_proj), w2 (down_proj)";
+    assert!(none.contains(all), "{none}");
+    let form = fault(&["lora.target_modules=[\"q proj\"]"]);
+    assert!(form.contains("` ` in a module pattern"), "{form}");
+}
+
+#[test]
+fn impossible_adapters_are_refused() {
+    let zero = minimal(&["lora.r=0"]).unwrap_err().to_string();
+    assert!(zero.contains("an integer from 1 to 65536"), "{zero}");
+    for (set, what) in [
+        (&["lora.lora_dropout=0.05"][..], "runs have no dropout"),
+        (&["model.preset=toy-cnn"], "family cnn has no adapters"),
+        (&["precision.frozen_params=f16"], "`frozen_params` is f16"),
+        (
+            &["precision.frozen_params=f32"],
+            "`frozen_params` has no effect here: policy native keeps",
+        ),
+        (&["lora.target_modules=[]"], "a list of strings"),
+    ] {
+        let e = fault(set);
+        assert!(e.contains(what), "{set:?}: {e}");
+    }
+    let families = fault(&["model.preset=toy-cnn"]);
+    assert!(
+        families.contains("families with adapters: llama, gpt2, gpt_neox"),
+        "{families}"
+    );
+    let alone = minimal(&["lora.lora_alpha=16"]).unwrap_err().to_string();
+    assert!(
+        alone.contains("`lora_alpha` has no effect here: without a rank"),
+        "{alone}"
+    );
+    let all = minimal(&["precision.frozen_params=bf16", "fsdp.policy=fsdp2"])
+        .unwrap_err()
+        .to_string();
+    assert!(all.contains("every parameter is trained"), "{all}");
+}

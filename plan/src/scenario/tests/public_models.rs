@@ -1,0 +1,85 @@
+//! Public `config.json` files: the right number of parameters, or a refusal with its reason.
+
+use super::super::*;
+use crate::config::Scenario;
+use crate::units::short_count;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/configs")
+}
+
+/// Files with the number of parameters, where it is known.
+fn files() -> Vec<(String, Option<u64>)> {
+    let text = std::fs::read_to_string(folder().join("parameters.csv")).unwrap();
+    let row = |line: &str| {
+        let (file, parameters) = line.split_once(',').unwrap();
+        (file.to_owned(), parameters.parse().ok())
+    };
+    text.lines().skip(1).map(row).collect()
+}
+
+fn read(file: &str, sets: &[&str]) -> Result<Scenario, ScenarioError> {
+    let text = format!(
+        "[model]\npreset = {:?}\n[mesh]\nhardware = \"h200-nvlink\"\ndp_shard = 4\n",
+        folder().join(file)
+    );
+    let sets: Vec<String> = sets.iter().map(|s| (*s).to_owned()).collect();
+    parse("public", &text, &sets)
+}
+
+/// What becomes of a file.
+fn outcome(file: &str, known: Option<u64>) -> String {
+    let scenario = match read(file, &[]) {
+        Ok(scenario) => scenario,
+        Err(e) => {
+            let message = e.to_string();
+            let first = message.lines().next().unwrap();
+            let at = first.find(".json:").unwrap_or_default();
+            return format!("refused{}", &first[at + ".json".len()..]);
+        }
+    };
+    let (_, params) = crate::compile::modules_and_params(&scenario);
+    let ours: u64 = params.iter().map(|p| p.numel()).sum();
+    if let Some(known) = known {
+        assert_eq!(ours, known, "{file}");
+    }
+    let family = scenario.model.family.name();
+    let sure = if known.is_some() {
+        ""
+    } else {
+        " (not verified)"
+    };
+    format!("{family}, {} parameters{sure}", short_count(ours))
+}
+
+#[test]
+fn public_models_have_the_right_number_of_parameters() {
+    let mut out = String::new();
+    for (file, known) in files() {
+        writeln!(out, "{file}: {}", outcome(&file, known)).unwrap();
+    }
+    insta::assert_snapshot!(out);
+}
+
+/// Every type that is accepted makes a program that `check` proves, with a few of its layers.
+#[test]
+fn public_models_make_correct_programs() {
+    let mut types = std::collections::BTreeSet::new();
+    for (file, _) in files() {
+        let sets = ["model.layers=3", "model.vocab=512", "train.seq_len=64"];
+        let Ok(scenario) = read(&file, &sets).or_else(|_| read(&file, &["model.layers=3"])) else {
+            continue;
+        };
+        let m = &scenario.model;
+        let kind = (m.family.name(), m.options.model_type.clone());
+        if !types.insert(kind) {
+            continue;
+        }
+        let program = crate::plan(&scenario).unwrap_or_else(|e| panic!("{file}: {e}"));
+        let report = crate::check::check(&program);
+        assert!(report.violations.is_empty(), "{file}: {report:#?}");
+    }
+    assert!(types.len() > 20, "{types:?}");
+}

@@ -1,0 +1,109 @@
+//! Rules for `[lora]` and frozen parameters.
+
+use super::Checked;
+use crate::config::pattern::glob;
+use crate::config::{Family, LoraTargets, Scenario, targets};
+use crate::models;
+use crate::names::nearest;
+use crate::scenario::ScenarioErrorKind;
+use crate::scenario::keys::Key;
+use crate::scenario::merge::Document;
+use crate::scenario::value::Value;
+use std::collections::BTreeSet;
+
+pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
+    frozen_params(s, d)?;
+    let Some(lora) = &s.lora else {
+        return without_rank(d);
+    };
+    if lora.dropout > 0.0 {
+        let message = "`lora_dropout` above 0: runs have no dropout, so they could not repeat it";
+        let error = d.conflict(&[Key::LoraDropout], message);
+        return Err(error.with_help("set lora_dropout = 0.0"));
+    }
+    if s.mesh.tp > 1 {
+        let message = "adapters have no form for tensor parallelism";
+        let error = d.conflict(&[Key::LoraR, Key::Tp], message);
+        return Err(error.with_help("set mesh.tp = 1"));
+    }
+    let tree = models::declare(s, s.model.layers).tree;
+    let linears: Vec<[&str; 2]> = tree.linears().collect();
+    if linears.is_empty() {
+        let name = s.model.family.name();
+        let message = format!(
+            "family {name} has no adapters: PEFT names its layers as Hugging Face does, which has no such model"
+        );
+        let error = d.conflict(&[Key::LoraR, Key::Family], message);
+        let with = Family::named_all().filter(|(_, f)| !f.spec().hf.is_empty());
+        let names: Vec<&str> = with.map(|(name, _)| name).collect();
+        return Err(error.with_help(format!("families with adapters: {}", names.join(", "))));
+    }
+    if let LoraTargets::AllLinear = lora.targets {
+        return Ok(());
+    }
+    let given = d.value(Key::LoraTargets).and_then(Value::array);
+    for pattern in given.unwrap_or_default() {
+        let text = pattern.str().unwrap_or_default();
+        glob(text).map_err(|message| d.error(pattern.origin, message))?;
+        if !linears.iter().any(|paths| targets(text, *paths)) {
+            let message = format!("target_modules pattern `{text}` matches no linear layer");
+            let error = d.error(pattern.origin, message);
+            return Err(error.with_help(hint(text, &linears)));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses the other keys of the section: without a rank, none of them is read.
+fn without_rank(d: &Document) -> Checked {
+    let idle = Key::of_section("lora").find(|key| d.says(*key));
+    match idle {
+        Some(key) => {
+            let message = format!(
+                "`{}` has no effect here: without a rank (lora.r) there are no adapters",
+                key.info().key
+            );
+            let error = d.conflict(&[key], message);
+            Err(error
+                .of(ScenarioErrorKind::NoEffect)
+                .with_help("set lora.r, for example to 16, or leave it out"))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Frozen shards are gathered with the others, in the type of computation.
+fn frozen_params(s: &Scenario, d: &Document) -> Checked {
+    let p = &s.precision;
+    let stored = p.main_params.unwrap_or(p.compute);
+    match p.frozen_params {
+        Some(dtype) if dtype != p.compute && dtype != stored => {
+            let message = format!(
+                "`frozen_params` is {dtype}: parameters that are not trained are kept as they are gathered ({}) or as \
+                 those that are trained ({stored})",
+                p.compute
+            );
+            let keys = [Key::FrozenParams, Key::Compute, Key::MainParams];
+            Err(d.conflict(&keys, message))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Returns the name of the linear layer that may be meant, or all of them; blocks are alike.
+fn hint(pattern: &str, linears: &[[&str; 2]]) -> String {
+    let last = |path: &str| path.rsplit('.').next().unwrap_or_default().to_owned();
+    let wanted = last(pattern);
+    let names: BTreeSet<String> = linears.iter().flatten().map(|path| last(path)).collect();
+    if let Some(near) = nearest(&wanted, names.iter().map(String::as_str)) {
+        return format!("did you mean `{near}`?");
+    }
+    let mut listed: Vec<String> = Vec::new();
+    for [ours, theirs] in linears {
+        let entry = format!("{} ({})", last(ours), last(theirs));
+        if !listed.contains(&entry) {
+            listed.push(entry);
+        }
+    }
+    format!("linear layers: {}", listed.join(", "))
+}

@@ -1,0 +1,68 @@
+#!/usr/bin/env python3
+"""Makes golden runs of LoRA by PEFT: make_lora.py FOLDER TOKENS [--targets NAME,...] [--rslora]
+
+FOLDER gets the model (`config.json`, `model.safetensors`), its initial adapters (`adapter_config.json`, `adapter_model.safetensors`) and
+`reference.json`, by torch, transformers and peft in float32 on a CPU; TOKENS are those of another golden run (see README.md)."""
+import argparse, json
+from pathlib import Path
+
+import numpy, peft, torch, transformers
+
+T, B, STEPS, LR, WD, BETAS, EPS, CLIP = 48, 4, 12, 3e-3, 0.1, (0.9, 0.95), 1e-8, 1.0
+
+arguments = argparse.ArgumentParser()
+arguments.add_argument("folder", type=Path)
+arguments.add_argument("tokens", type=Path)
+arguments.add_argument("--targets", default="all-linear")
+arguments.add_argument("--rslora", action="store_true")
+given = arguments.parse_args()
+folder = given.folder
+targets = given.targets if given.targets == "all-linear" else given.targets.split(",")
+
+torch.set_num_threads(1)
+torch.use_deterministic_algorithms(True)
+torch.manual_seed(0)
+config = transformers.LlamaConfig(
+    vocab_size=256, hidden_size=64, intermediate_size=112, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+    max_position_embeddings=64, rms_norm_eps=1e-5, rope_theta=10000.0, tie_word_embeddings=False, attn_implementation="eager")
+model = transformers.LlamaForCausalLM(config).float()
+with torch.no_grad():
+    for p in model.parameters():
+        if p.dim() == 1:
+            p.add_(0.1 * torch.randn_like(p))
+        else:
+            # Weights of a trained model are larger than initial ones; a small base would hide the adapters' scale.
+            p.mul_(2.0)
+folder.mkdir(parents=True, exist_ok=True)
+model.save_pretrained(folder)
+(folder / "generation_config.json").unlink(missing_ok=True)
+# `init_lora_weights=False` makes B random: with zeros, A would have no gradient in the first step.
+lora = peft.LoraConfig(r=4, lora_alpha=8, target_modules=targets, lora_dropout=0.0, use_rslora=given.rslora, init_lora_weights=False, task_type="CAUSAL_LM")
+model = peft.get_peft_model(model, lora).train()
+with torch.no_grad():
+    for name, p in model.named_parameters():
+        if "lora_B" in name:
+            p.mul_(0.1)
+model.save_pretrained(folder)
+(folder / "README.md").unlink(missing_ok=True)
+text = torch.from_numpy(numpy.fromfile(given.tokens, dtype="<u2").astype("int64"))
+trained = [p for p in model.parameters() if p.requires_grad]
+optimizer = torch.optim.AdamW(trained, lr=LR, betas=BETAS, eps=EPS, weight_decay=WD)
+losses, norms = [], []
+for step in range(STEPS):
+    starts = [(step * B + i) * T % (len(text) - T - 1) for i in range(B)]
+    rows = torch.stack([text[s:s + T + 1] for s in starts])
+    logits = model(input_ids=rows[:, :-1]).logits
+    loss = torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), rows[:, 1:].reshape(-1))
+    optimizer.zero_grad()
+    loss.backward()
+    norms.append(torch.nn.utils.clip_grad_norm_(trained, CLIP).item())
+    optimizer.step()
+    losses.append(loss.item())
+plain = lambda name: name.removeprefix("base_model.model.").replace(".base_layer", "").replace(".default", "")
+final = {plain(name): p.detach().norm().item() for name, p in model.named_parameters()}
+count = {"total": sum(p.numel() for p in model.parameters()), "trainable": sum(p.numel() for p in trained)}
+run = {"name": folder.name, "betas": BETAS, "eps": EPS, "T": T, "B": B, "steps": STEPS, "lr": LR, "wd": WD, "clip": CLIP, "losses": losses,
+       "grad_norms": norms, "final_norms": final, "parameters": count,
+       "versions": {"torch": torch.__version__, "transformers": transformers.__version__, "peft": peft.__version__}}
+(folder / "reference.json").write_text(json.dumps(run, indent=1))
