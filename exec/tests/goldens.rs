@@ -7,8 +7,8 @@
 mod common;
 
 use common::{
-    GEMMA2, GEMMA3, GPT_NEOX, GPT2, GRANITE, Golden, LLAMA, LORA, LORA_QV, MISTRAL, MIXTRAL, MIXTRAL_AUX,
-    OLMO2, PHI3, QWEN2_MOE, QWEN3, QWEN3_MOE,
+    DEEPSEEK_V3, GEMMA2, GEMMA3, GPT_NEOX, GPT2, GRANITE, Golden, LLAMA, LORA, LORA_QV, MISTRAL,
+    MIXTRAL, MIXTRAL_AUX, OLMO2, PHI3, QWEN2_MOE, QWEN3, QWEN3_MOE,
 };
 
 /// Steps of a run that tests a combination only.
@@ -245,6 +245,12 @@ fn qwen3_moe_of_transformers() {
 #[test]
 fn qwen2_moe_of_transformers() {
     family(&QWEN2_MOE);
+}
+
+/// Latent attention; sigmoid scores in groups.
+#[test]
+fn deepseek_v3_of_transformers() {
+    family(&DEEPSEEK_V3);
 }
 
 /// The load-balancing loss depends on the tokens of a micro-batch, so that only one rank without

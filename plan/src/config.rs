@@ -7,10 +7,11 @@
 mod words;
 
 mod compile;
-mod experts;
 mod decoder;
+mod experts;
 mod fsdp;
 mod gate;
+mod latent;
 mod lora;
 mod mesh;
 mod model;
@@ -21,15 +22,16 @@ mod train;
 
 use crate::ir::{AxisId, DeviceMesh};
 pub use compile::{Compile, CompileMode, CudaGraph, MergeProjections, Scope};
-pub use experts::{AuxLoss, Experts, Router};
 pub use decoder::{
     Activation, Head, LayerType, Norm, NormPosition, PackedQkv, PositionEmbedding, QkNorm, Residual,
 };
+pub use experts::{AuxLoss, Experts, Router};
 pub use fsdp::{
     AllocatorKind, Fsdp, GradientSync, Offload, OuterStrategy, PolicyKind, Prefetch, Reshard,
     Strategy, UnitPattern, Units,
 };
 pub use gate::{Gate, GatePreset, GateProgram};
+pub use latent::Latent;
 pub(crate) use lora::targets;
 pub use lora::{Lora, LoraTargets};
 pub use mesh::Mesh;

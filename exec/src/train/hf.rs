@@ -126,18 +126,32 @@ pub fn load(
         });
     }
     let used: BTreeSet<&str> = found.iter().map(|(_, n, _)| n.as_str()).collect();
-    let left: Vec<&str> = folder
+    let (biases, left): (Vec<&str>, Vec<&str>) = folder
         .of
         .keys()
         .map(String::as_str)
         .filter(|n| !used.contains(n) && !names::ignorable(n, model.tie_embeddings))
-        .collect();
+        .partition(|n| n.ends_with(CORRECTION_BIAS));
     if !left.is_empty() {
         let what = format!(
             "has tensors that the model does not have: {}",
             left.join(", ")
         );
         return Err(TrainError::format(dir, what));
+    }
+    let biases: Vec<String> = biases.into_iter().map(str::to_owned).collect();
+    for name in biases {
+        let file = &mut folder.files[folder.of[&name]];
+        let entry = file.entries[&name].clone();
+        if file
+            .read(&entry, 0..entry.numel())?
+            .iter()
+            .any(|x| *x != 0.0)
+        {
+            let what =
+                format!("`{name}` is not 0: routers without a correction bias are supported");
+            return Err(TrainError::format(file.path(), what));
+        }
     }
     let mut found = found.into_iter();
     for (id, stored) in &own {
@@ -170,6 +184,9 @@ pub fn load(
     }
     Ok(())
 }
+
+/// Buffer that balances the load of experts without a loss. A router adds it to its scores.
+const CORRECTION_BIAS: &str = ".e_score_correction_bias";
 
 /// A tensor of a file, and the elements of a parameter that it holds.
 struct Source<'n> {

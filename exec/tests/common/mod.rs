@@ -32,6 +32,9 @@ pub(crate) static MIXTRAL_AUX: Golden = Golden {
 pub(crate) static QWEN3_MOE: Golden = Golden {
     name: "qwen3-moe-small",
 };
+pub(crate) static DEEPSEEK_V3: Golden = Golden {
+    name: "deepseek-v3-tiny",
+};
 pub(crate) static QWEN2_MOE: Golden = Golden {
     name: "qwen2-moe-tiny",
 };

@@ -1,8 +1,8 @@
 //! `[model]`.
 
 use super::{
-    Activation, Experts, Head, LayerType, Norm, NormPosition, PackedQkv, PositionEmbedding, QkNorm,
-    Residual, RopeScaling,
+    Activation, Experts, Head, Latent, LayerType, Norm, NormPosition, PackedQkv, PositionEmbedding,
+    QkNorm, Residual, RopeScaling,
 };
 use serde::{Deserialize, Serialize};
 
@@ -143,6 +143,9 @@ pub struct ModelOptions {
     pub residual_multiplier: f64,
     /// Divisor of the logits.
     pub logits_scaling: f64,
+    /// Keys for latent attention.
+    #[serde(flatten)]
+    pub latent: Latent,
     /// Keys for experts.
     #[serde(flatten)]
     pub experts: Experts,
@@ -183,6 +186,7 @@ impl Default for ModelOptions {
             attention_multiplier: None,
             residual_multiplier: 1.0,
             logits_scaling: 1.0,
+            latent: Latent::default(),
             experts: Experts::default(),
         }
     }

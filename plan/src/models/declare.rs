@@ -475,11 +475,6 @@ impl Declare {
         self.add(Order::Declared, module, hf, shape, bias, None)
     }
 
-    /// States that blocks with equal modules differ in what they compute.
-    pub(crate) fn blocks_differ(&mut self) {
-        self.tree.same_code = false;
-    }
-
     /// Gives a declared module a stack of experts, of shape `[experts, rows, columns]`. Hugging
     /// Face's code has a module per expert in the list `hf`, with these layers.
     pub(crate) fn experts(

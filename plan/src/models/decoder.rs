@@ -7,6 +7,7 @@
 mod attention;
 mod embedding;
 mod experts;
+mod latent;
 mod mlp;
 mod names;
 mod norm;
@@ -105,6 +106,10 @@ struct Ropes {
 
 /// Returns the rotated dimensions of a head.
 pub(super) fn rotated(m: &Model) -> u64 {
+    let latent = &m.options.latent;
+    if latent.is_used() {
+        return latent.qk_rope_head_dim;
+    }
     (m.head_dim as f64 * m.options.partial_rotary_factor) as u64
 }
 

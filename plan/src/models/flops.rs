@@ -106,7 +106,11 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
             heads: m.heads,
             kv_heads: m.kv_heads,
             seq: t,
-            head_dim: m.head_dim,
+            // Values may be narrower than queries.
+            head_dim: match m.options.latent.is_used() {
+                true => m.head_dim.midpoint(m.options.latent.v_head_dim),
+                false => m.head_dim,
+            },
             causal: mask == Mask::Causal,
             window: m.window(layer, t),
         };

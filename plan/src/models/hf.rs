@@ -60,13 +60,6 @@ pub enum Meaning {
     Off,
     /// Written as 0 and not read: it does not change a step's time or memory.
     Dropout,
-    /// The value of a key if another field is true. If it is absent, the default of the
-    /// configuration class applies.
-    When(&'static str, &'static str, Given),
-    /// Whether the value of a key is above 0.
-    Positive(&'static str),
-    /// An empty list, or absent.
-    NoneOf,
 }
 
 /// Fields of a file by name; null counts as absent.
@@ -204,7 +197,7 @@ impl HfType {
         let values = serde_json::to_value(model).unwrap_or_default();
         let defaults = serde_json::to_value(ModelOptions::default()).unwrap_or_default();
         let is_fixed = |(key, given): &(&str, Given)| {
-            LOSSES.contains(key) || values[key] == Value::from(*given)
+            changes_training(key) || values[key] == Value::from(*given)
         };
         let can_say = |field: &Field| match field.meaning {
             Meaning::Required(key) | Meaning::Default(key, _) => !values[key].is_null(),

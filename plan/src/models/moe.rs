@@ -6,7 +6,7 @@ mod tests;
 
 use super::decoder::{self, Decoder};
 use super::llama::FFN_MULTIPLE;
-use super::spec::{Conflict, Defaults, Dimension, FamilySpec};
+use super::spec::{Conflict, Defaults, FamilySpec};
 use crate::config::{Family, Model};
 
 pub(super) const SPEC: FamilySpec = FamilySpec {
@@ -59,7 +59,7 @@ const KEYS: [&str; decoder::spec::KEYS.len() + OF_EXPERTS.len()] = {
     keys
 };
 
-fn dimensions(m: &Model) -> Vec<Dimension> {
+fn dimensions(m: &Model) -> Vec<(&'static str, u64)> {
     vec![
         ("vocab", m.vocab),
         ("hidden", m.hidden),

@@ -359,6 +359,10 @@ keys! {
     AttentionMultiplier: "model" "attention_multiplier" [Number(ABOVE_0, 1e6)] "(1 / sqrt(head_dim))" "Factor of attention scores (Granite)";
     ResidualMultiplier: "model" "residual_multiplier" [Number(ABOVE_0, 1e6)] "1.0" "Factor of what attention and the feed-forward layer add to the residual stream (Granite)";
     LogitsScaling: "model" "logits_scaling" [Number(ABOVE_0, 1e6)] "1.0" "Divisor of the logits (Granite)";
+    KvLoraRank: "model" "kv_lora_rank" [Integer(0, MIB)] "0" "Width of the compressed keys and values of latent attention (DeepSeek); 0: attention is not latent";
+    QLoraRank: "model" "q_lora_rank" [Integer(0, MIB)] "0" "Width of the compressed queries of latent attention; 0: queries are not compressed";
+    QkRopeHeadDim: "model" "qk_rope_head_dim" [Integer(2, 65536)] "64" "Dimensions of a head that latent attention rotates, a part of `head_dim`; all heads share their keys";
+    VHeadDim: "model" "v_head_dim" [Integer(1, 65536)] "128" "Width of a head's values in latent attention, at most `head_dim`";
     Experts: "model" "experts" also ["num_experts", "num_local_experts", "n_routed_experts"] [Integer(2, 4096)] "8" "Experts of a layer";
     TopK: "model" "top_k" also ["num_experts_per_tok", "moe_router_topk"] [Integer(1, 4096)] "2" "Experts that take each token";
     ExpertFfn: "model" "expert_ffn" also ["moe_intermediate_size", "moe_ffn_hidden_size"] [Integer(1, 4 * MIB)] "(ffn)" "Width of one expert";

@@ -23,7 +23,7 @@ fn trained_parameters_are_as_many_as_pefts() {
         let text = "[model]\npreset = \"llama3-8b\"\n[lora]\nr = 16\n[mesh]\nhardware = \"cpu\"\ndp_shard = 8\n";
         let set: Vec<String> = set.iter().map(|s| (*s).to_owned()).collect();
         let s = parse("test", text, &set).unwrap();
-        counts(&crate::compile::modules_and_params(&s).1)
+        counts(&crate::models::testing::modules_and_params(&s).1)
     };
     assert_eq!(of(&[]), (8_072_204_288, 41_943_040));
     let qv = "lora.target_modules=[\"q_proj\", \"v_proj\"]";

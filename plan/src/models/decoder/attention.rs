@@ -1,5 +1,6 @@
 //! Attention of a decoder.
 
+use super::latent::Latent;
 use super::norm::Norm;
 use super::{names, normalized, scaled};
 use crate::config::{Family, Model, PackedQkv, PositionEmbedding, QkNorm, Residual};
@@ -30,6 +31,7 @@ pub(super) struct Attention {
 enum Projections {
     Separate([Layer; 3]),
     Packed(Layer, PackedQkv),
+    Latent(Latent),
 }
 
 /// Norm of queries or keys.
@@ -60,7 +62,9 @@ impl Attention {
             let names = ("norm", names.attention_norm);
             Norm::new(d, at, names, h, m, Order::First)
         });
+        let latent = &m.options.latent;
         let projections = match m.options.packed_qkv {
+            _ if latent.is_used() => Projections::Latent(Latent::new(d, at, &names, m)),
             PackedQkv::None => Projections::Separate([
                 d.linear(at, ("q", names.q), [q, h], bias),
                 d.linear(at, ("k", names.k), [kv, h], bias),
@@ -71,7 +75,8 @@ impl Attention {
                 Projections::Packed(layer, packed)
             }
         };
-        let output = d.linear(at, ("o", names.o), [h, q], m.bias.attention_output());
+        let width = m.heads * value_width(m);
+        let output = d.linear(at, ("o", names.o), [h, width], m.bias.attention_output());
         let mut head_norm = |ours, theirs, heads: u64| {
             let names = (ours, theirs);
             match m.options.qk_norm {
@@ -120,8 +125,9 @@ impl Attention {
         let (batch, seq) = (b.batch(), b.seq());
         let (heads, hd) = (b.s.model.heads, b.s.model.head_dim);
         b.within(self.module, |b| {
-            let (mut qkv, packed) = self.project(b, y);
-            if let Some(rope) = rope {
+            let (mut qkv, packed) = self.project(b, y, rope);
+            let latent = matches!(self.projections, Projections::Latent(_));
+            if let Some(rope) = rope.filter(|_| !latent) {
                 let [q, k, v] = qkv;
                 qkv = [rope.rotate(b, q), rope.rotate(b, k), v];
                 // `q, k = rope(q), rope(k)`: the unrotated ones live until both are done.
@@ -147,8 +153,13 @@ impl Attention {
             };
             let causal = b.s.model.family.spec().attention == Some(Mask::Causal);
             let a = b.flex_attention(qkv, causal, scale, score_mod);
-            let t = b.g.transpose(a, 1, 2);
-            let t = b.g.reshape(t, &[batch, seq, heads * hd]);
+            let width = value_width(&b.s.model);
+            let values = match hd == width {
+                true => a,
+                false => b.g.slice(a, 3, 0, width),
+            };
+            let t = b.g.transpose(values, 1, 2);
+            let t = b.g.reshape(t, &[batch, seq, heads * width]);
             let mut o = b.linear(self.output, t);
             if let Some(norm) = self.post_norm {
                 o = norm.apply(b, o);
@@ -158,8 +169,14 @@ impl Attention {
         })
     }
 
-    /// Makes queries, keys and values; also returns the result of a packed projection.
-    fn project(&self, b: &mut Builder<'_>, y: ValueId) -> (Qkv, Option<ValueId>) {
+    /// Makes queries, keys and values, which only latent attention rotates here. Also returns the
+    /// result of a packed projection.
+    fn project(
+        &self,
+        b: &mut Builder<'_>,
+        y: ValueId,
+        rope: Option<Rope>,
+    ) -> (Qkv, Option<ValueId>) {
         let (batch, seq) = (b.batch(), b.seq());
         let m = &b.s.model;
         let (heads, kv, hd) = (m.heads, self.kv_heads, m.head_dim);
@@ -179,8 +196,9 @@ impl Attention {
             }
             b.g.transpose(p, 1, 2)
         };
-        match self.projections {
-            Projections::Separate(layers) => {
+        match &self.projections {
+            Projections::Latent(latent) => (latent.project(b, y, rope), None),
+            &Projections::Separate(layers) => {
                 let [q, k, v] = layers;
                 let mut make = |n, layer, heads| {
                     let p = b.linear(layer, y);
@@ -188,7 +206,7 @@ impl Attention {
                 };
                 ([make(0, q, heads), make(1, k, kv), make(2, v, kv)], None)
             }
-            Projections::Packed(layer, packed) => {
+            &Projections::Packed(layer, packed) => {
                 let p = b.linear(layer, y);
                 let parts = unpack(b, p, packed, kv);
                 let [q, k, v] = parts;
@@ -246,6 +264,15 @@ fn unpack(b: &mut Builder<'_>, p: ValueId, packed: PackedQkv, kv: u64) -> Qkv {
             let of = |b: &mut Builder<'_>, start, n| b.g.slice(p, 2, start * hd, n * hd);
             [of(b, 0, heads), of(b, heads, kv), of(b, heads + kv, kv)]
         }
+    }
+}
+
+/// Returns the width of what a head of attention makes.
+fn value_width(m: &Model) -> u64 {
+    let latent = &m.options.latent;
+    match latent.is_used() {
+        true => latent.v_head_dim,
+        false => m.head_dim,
     }
 }
 

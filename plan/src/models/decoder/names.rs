@@ -142,6 +142,35 @@ pub(super) fn of(model_type: Option<&str>) -> Names {
             expert_down: &["w2"],
             ..LLAMA
         },
+        "deepseek" | "deepseek_v2" | "deepseek_v3" | "kimi_k2" | "glm4_moe" | "dots1"
+        | "ernie4_5_moe" => Names {
+            shared_expert: "mlp.shared_experts",
+            ..LLAMA
+        },
+        "minimax_m2" | "phimoe" => Names {
+            router: "block_sparse_moe.gate",
+            experts: "block_sparse_moe.experts",
+            expert_gate_up: &["w1", "w3"],
+            expert_down: &["w2"],
+            ..LLAMA
+        },
+        "granitemoe" => Names {
+            router: "block_sparse_moe.router.layer",
+            experts: "block_sparse_moe",
+            ..LLAMA
+        },
+        "dbrx" => Names {
+            embedding: "transformer.wte",
+            blocks: "transformer.blocks",
+            norm: "transformer.norm_f",
+            qkv: "norm_attn_norm.attn.Wqkv",
+            o: "norm_attn_norm.attn.out_proj",
+            attention_norm: "norm_attn_norm.norm_1",
+            mlp_norm: "norm_attn_norm.norm_2",
+            router: "ffn.router.layer",
+            experts: "ffn.experts.mlp",
+            ..LLAMA
+        },
         "glm4" => Names {
             attention_post_norm: "post_self_attn_layernorm",
             mlp_post_norm: "post_mlp_layernorm",

@@ -27,6 +27,10 @@ pub(in crate::models) const KEYS: &[&str] = &[
     "packed_qkv",
     "packed_gate_up",
     "qk_norm",
+    "kv_lora_rank",
+    "q_lora_rank",
+    "qk_rope_head_dim",
+    "v_head_dim",
     "position_embedding",
     "token_types",
     "position_offset",
@@ -134,6 +138,46 @@ pub(in crate::models) const VIT: FamilySpec = FamilySpec {
     ..SPEC
 };
 
+/// Refuses sizes and options that latent attention does not have.
+fn check_latent(m: &Model) -> Result<(), Conflict> {
+    let (o, of) = (&m.options, &m.options.latent);
+    if !of.is_used() {
+        return Ok(());
+    }
+    let conflict = |keys, message: String| Err(Conflict::new(keys, message));
+    if of.qk_rope_head_dim >= m.head_dim {
+        let message = format!(
+            "`qk_rope_head_dim` ({}) is a part of `head_dim` ({})",
+            of.qk_rope_head_dim, m.head_dim
+        );
+        return conflict(&["qk_rope_head_dim", "head_dim", "hidden"], message);
+    }
+    if of.v_head_dim > m.head_dim {
+        let message = format!(
+            "values (`v_head_dim` {}) must not be wider than queries (`head_dim` {})",
+            of.v_head_dim, m.head_dim
+        );
+        return conflict(&["v_head_dim", "head_dim", "hidden"], message);
+    }
+    if m.kv_heads != m.heads || !o.layer_kv_heads.is_empty() {
+        let message = "latent attention has a key for each query".to_owned();
+        return conflict(&["kv_heads", "layer_kv_heads", "kv_lora_rank"], message);
+    }
+    if o.qk_norm != QkNorm::None {
+        let message = "latent attention normalizes what it compresses only".to_owned();
+        return conflict(&["qk_norm", "kv_lora_rank"], message);
+    }
+    if o.packed_qkv != PackedQkv::None {
+        let message = "latent attention has no packed projection".to_owned();
+        return conflict(&["packed_qkv", "kv_lora_rank"], message);
+    }
+    if !o.position_embedding.rotates() {
+        let message = "latent attention needs a rotary embedding".to_owned();
+        return conflict(&["position_embedding", "kv_lora_rank"], message);
+    }
+    Ok(())
+}
+
 pub(in crate::models) fn check(m: &Model) -> Result<(), Conflict> {
     let o = &m.options;
     if o.position_embedding.rotates() {
@@ -155,6 +199,7 @@ pub(in crate::models) fn check(m: &Model) -> Result<(), Conflict> {
         );
         return Err(Conflict::new(&["packed_qkv", "kv_heads"], message));
     }
+    check_latent(m)?;
     if o.packed_gate_up && !o.gated_mlp {
         let message = "`packed_gate_up` needs a gate: `gated_mlp` is false".to_owned();
         return Err(Conflict::new(&["packed_gate_up", "gated_mlp"], message));

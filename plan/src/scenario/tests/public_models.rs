@@ -40,7 +40,7 @@ fn outcome(file: &str, known: Option<u64>) -> String {
             return format!("refused{}", &first[at + ".json".len()..]);
         }
     };
-    let (_, params) = crate::compile::modules_and_params(&scenario);
+    let (_, params) = crate::models::testing::modules_and_params(&scenario);
     let ours: u64 = params.iter().map(|p| p.numel()).sum();
     if let Some(known) = known {
         assert_eq!(ours, known, "{file}");

@@ -1,6 +1,6 @@
 //! Mixtures of experts.
 
-use super::HIDDEN_ACT;
+use super::{HIDDEN_ACT, PARTIAL_HALF, RMS_EPS_5, derived, number};
 use crate::models::hf::{
     BiasPart, Computed, FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning,
     POSITIONS, ROPE_THETA, TIED, VOCAB, field,
@@ -42,6 +42,139 @@ const DENSE: Field = field(
         },
     ),
 );
+/// The first layers, which have no experts, and every n-th of the others, which has.
+const FIRST_DENSE: Field = field(
+    &["first_k_dense_replace"],
+    Meaning::Default("dense_layers", Given::Int(0)),
+);
+const LAYER_FREQUENCY: Field = field(&["moe_layer_freq"], Meaning::Optional("moe_every"));
+const ROUTED: Field = field(&["n_routed_experts"], Meaning::Required("experts"));
+const ROUTE_SCALE: Field = field(
+    &["routed_scaling_factor"],
+    Meaning::Default("route_scale", Given::Float(1.0)),
+);
+const GROUPS: Field = field(&["n_group"], Meaning::Optional("router_groups"));
+const KEPT_GROUPS: Field = field(&["topk_group"], Meaning::Optional("router_group_top_k"));
+/// Shared experts are one of their total width.
+const SHARED: Field = field(
+    &["n_shared_experts"],
+    Meaning::Computed(
+        "shared_expert_ffn",
+        Computed {
+            also: &[],
+            read: |file| shared(file, "n_shared_experts"),
+            write: |model| {
+                let [all, each] = ["shared_expert_ffn", "expert_ffn"].map(|k| model[k].as_u64());
+                Some((all? / each?.max(1)).into())
+            },
+        },
+    ),
+);
+const SCORES: Field = number(
+    &["scoring_func"],
+    "router",
+    |file| match file("scoring_func").as_ref().and_then(Value::as_str) {
+        None | Some("softmax") => Ok(None),
+        Some("sigmoid") => Ok(Some("sigmoid".into())),
+        Some(other) => Err(format!(
+            "`scoring_func` must be softmax or sigmoid, not {other:?}"
+        )),
+    },
+    |model| {
+        Some(
+            if model["router"] == "sigmoid" {
+                "sigmoid"
+            } else {
+                "softmax"
+            }
+            .into(),
+        )
+    },
+);
+
+/// Returns the width of all shared experts together.
+fn shared(file: Fields<'_>, name: &str) -> Result<Option<Value>, String> {
+    let number = |name: &str| file(name).and_then(|n| n.as_u64());
+    let count = number(name).unwrap_or_default();
+    let each = number("moe_intermediate_size").ok_or("`moe_intermediate_size` is missing")?;
+    Ok(Some((count * each).into()))
+}
+
+/// Fields of latent attention.
+const LATENT: &[Field] =
+    &[
+        field(&["kv_lora_rank"], Meaning::Required("kv_lora_rank")),
+        field(
+        &["q_lora_rank"],
+        Meaning::Nullable("q_lora_rank", Given::Int(1536)),
+    ),
+        field(&["qk_rope_head_dim"], Meaning::Required("qk_rope_head_dim")),
+        field(&["v_head_dim"], Meaning::Required("v_head_dim")),
+        number(
+            &["qk_nope_head_dim"],
+            "head_dim",
+            |file| {
+                let number = |name: &str| file(name).and_then(|n| n.as_u64());
+                let [plain, rotated] = ["qk_nope_head_dim", "qk_rope_head_dim"].map(number);
+                Ok(plain
+                    .zip(rotated)
+                    .map(|(plain, rotated)| (plain + rotated).into()))
+            },
+            |model| {
+                let [all, rotated] = ["head_dim", "qk_rope_head_dim"].map(|k| model[k].as_u64());
+                Some((all? - rotated?).into())
+            },
+        ),
+        // With YaRN, scores are multiplied by the square of the scale of the longest distance.
+        derived("attention_multiplier", &[], |file| {
+            let Some(scaling) = ["rope_scaling", "rope_parameters"]
+                .iter()
+                .find_map(|n| file(n))
+            else {
+                return Ok(None);
+            };
+            let number = |name: &str| scaling.get(name).and_then(Value::as_f64);
+            let size = |name: &str| file(name).and_then(|n| n.as_f64());
+            let found = (number("factor"), number("mscale_all_dim"));
+            let sizes = size("qk_nope_head_dim").zip(size("qk_rope_head_dim"));
+            let ((Some(factor), Some(all)), Some((plain, rotated))) = (found, sizes) else {
+                return Ok(None);
+            };
+            let scale = 1.0 + 0.1 * all * factor.max(1.0).ln();
+            Ok(Some((scale * scale / (plain + rotated).sqrt()).into()))
+        }),
+        number(
+            &["rope_interleave"],
+            "position_embedding",
+            |file| {
+                Ok((file("rope_interleave") != Some(false.into()))
+                    .then(|| "rotary_interleaved".into()))
+            },
+            |model| Some((model["position_embedding"] == "rotary_interleaved").into()),
+        ),
+        field(&["num_key_value_heads"], Meaning::Optional("kv_heads")),
+        ATTENTION_BIAS,
+    ];
+
+const DEEPSEEK: &[Field] = &[
+    VOCAB,
+    HIDDEN,
+    FFN,
+    LAYERS,
+    HEADS,
+    HIDDEN_ACT,
+    POSITIONS,
+    NORM_EPS,
+    ROPE_THETA,
+    TIED,
+    ROUTED,
+    TOP_K,
+    EXPERT_FFN,
+    SHARED,
+    FIRST_DENSE,
+    LAYER_FREQUENCY,
+];
+
 /// Without the logits of the routers, transformers computes no loss of them.
 const HAS_AUX_LOSS: Field = field(
     &["output_router_logits"],
@@ -75,8 +208,18 @@ fn aux_loss(file: Fields<'_>) -> Result<Option<Value>, String> {
 }
 
 const SHAPE: &[Field] = &[
-    VOCAB, HIDDEN, FFN, LAYERS, HEADS, HIDDEN_ACT, POSITIONS, NORM_EPS, ROPE_THETA, HAS_AUX_LOSS,
-    AUX_LOSS, TIED,
+    VOCAB,
+    HIDDEN,
+    FFN,
+    LAYERS,
+    HEADS,
+    HIDDEN_ACT,
+    POSITIONS,
+    NORM_EPS,
+    ROPE_THETA,
+    HAS_AUX_LOSS,
+    AUX_LOSS,
+    TIED,
 ];
 
 pub(super) const TYPES: &[HfType] = &[
@@ -90,8 +233,17 @@ pub(super) const TYPES: &[HfType] = &[
             ("aux_loss_kind", Given::Str("hf")),
         ],
         common: &[
-            VOCAB, HIDDEN, FFN, LAYERS, HEADS, HIDDEN_ACT, POSITIONS, ROPE_THETA, HAS_AUX_LOSS,
-            AUX_LOSS, TIED,
+            VOCAB,
+            HIDDEN,
+            FFN,
+            LAYERS,
+            HEADS,
+            HIDDEN_ACT,
+            POSITIONS,
+            ROPE_THETA,
+            HAS_AUX_LOSS,
+            AUX_LOSS,
+            TIED,
         ],
         fields: &[
             field(
@@ -173,8 +325,17 @@ pub(super) const TYPES: &[HfType] = &[
             ("aux_loss_kind", Given::Str("hf")),
         ],
         common: &[
-            VOCAB, HIDDEN, FFN, LAYERS, HEADS, HIDDEN_ACT, POSITIONS, ROPE_THETA, HAS_AUX_LOSS,
-            AUX_LOSS, TIED,
+            VOCAB,
+            HIDDEN,
+            FFN,
+            LAYERS,
+            HEADS,
+            HIDDEN_ACT,
+            POSITIONS,
+            ROPE_THETA,
+            HAS_AUX_LOSS,
+            AUX_LOSS,
+            TIED,
         ],
         fields: &[
             KV_HEADS,
@@ -195,4 +356,291 @@ pub(super) const TYPES: &[HfType] = &[
             field(&["clip_qkv"], Meaning::Off),
         ],
     },
+    HfType {
+        model_type: "deepseek",
+        architecture: "DeepseekForCausalLM",
+        fixed: &[("model_type", Given::Str("deepseek"))],
+        common: DEEPSEEK,
+        fields: &[KV_HEADS, ATTENTION_BIAS, SCORES, NORMALIZE],
+    },
+    HfType {
+        model_type: "deepseek_v2",
+        architecture: "DeepseekV2ForCausalLM",
+        fixed: &[("model_type", Given::Str("deepseek_v2"))],
+        common: DEEPSEEK,
+        fields: &concat::<{ LATENT.len() + 5 }>(
+            LATENT,
+            &[SCORES, NORMALIZE, ROUTE_SCALE, GROUPS, KEPT_GROUPS],
+        ),
+    },
+    HfType {
+        model_type: "deepseek_v3",
+        architecture: "DeepseekV3ForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("deepseek_v3")),
+            ("router", Given::Str("sigmoid")),
+        ],
+        common: DEEPSEEK,
+        fields: SIGMOID_LATENT,
+    },
+    HfType {
+        model_type: "kimi_k2",
+        architecture: "DeepseekV3ForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("kimi_k2")),
+            ("router", Given::Str("sigmoid")),
+        ],
+        common: DEEPSEEK,
+        fields: SIGMOID_LATENT,
+    },
+    HfType {
+        model_type: "glm4_moe",
+        architecture: "Glm4MoeForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("glm4_moe")),
+            ("router", Given::Str("sigmoid")),
+        ],
+        common: &[
+            VOCAB, HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, HIDDEN_ACT, POSITIONS, ROPE_THETA, TIED,
+            ROUTED, TOP_K, EXPERT_FFN, SHARED,
+        ],
+        fields: &[
+            HEAD_DIM,
+            RMS_EPS_5,
+            PARTIAL_HALF,
+            field(&["attention_bias"], Meaning::HasBias(BiasPart::Qkv, false)),
+            field(&["use_qk_norm"], Meaning::Optional("qk_norm")),
+            field(
+                &["first_k_dense_replace"],
+                Meaning::Default("dense_layers", Given::Int(1)),
+            ),
+            field(
+                &["norm_topk_prob"],
+                Meaning::Default("normalize_top_k", Given::Bool(true)),
+            ),
+            ROUTE_SCALE,
+            GROUPS,
+            KEPT_GROUPS,
+        ],
+    },
+    HfType {
+        model_type: "dots1",
+        architecture: "Dots1ForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("dots1")),
+            ("router", Given::Str("sigmoid")),
+            ("qk_norm", Given::Bool(true)),
+        ],
+        common: DEEPSEEK,
+        fields: &[
+            KV_HEADS,
+            HEAD_DIM,
+            ATTENTION_BIAS,
+            NORMALIZE,
+            ROUTE_SCALE,
+            GROUPS,
+            KEPT_GROUPS,
+        ],
+    },
+    HfType {
+        model_type: "minimax_m2",
+        architecture: "MiniMaxM2ForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("minimax_m2")),
+            ("bias", Given::Bool(false)),
+            ("router", Given::Str("sigmoid")),
+        ],
+        common: &[
+            VOCAB, HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, HIDDEN_ACT, POSITIONS, NORM_EPS,
+            ROPE_THETA, TIED, TOP_K,
+        ],
+        fields: &[
+            field(&["num_local_experts"], Meaning::Required("experts")),
+            number(
+                &["use_qk_norm"],
+                "qk_norm",
+                |file| Ok((file("use_qk_norm") == Some(true.into())).then(|| "full".into())),
+                |model| Some((model["qk_norm"] == "full").into()),
+            ),
+            field(&["qk_norm_type"], Meaning::Word(&["per_layer"])),
+            field(&["scoring_func"], Meaning::Word(&["sigmoid"])),
+            field(&["use_routing_bias"], Meaning::On),
+            number(
+                &["rotary_dim"],
+                "partial_rotary_factor",
+                |file| {
+                    let number = |name: &str| file(name).and_then(|n| n.as_f64());
+                    let [rotated, whole] = ["rotary_dim", "head_dim"].map(number);
+                    Ok(rotated
+                        .zip(whole)
+                        .map(|(rotated, whole)| (rotated / whole).into()))
+                },
+                |model| {
+                    let [part, whole] =
+                        ["partial_rotary_factor", "head_dim"].map(|k| model[k].as_f64());
+                    Some(((part? * whole?) as u64).into())
+                },
+            ),
+        ],
+    },
+    HfType {
+        model_type: "dbrx",
+        architecture: "DbrxForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("dbrx")),
+            ("bias", Given::Bool(false)),
+            ("norm", Given::Str("layer_norm_no_bias")),
+            ("packed_qkv", Given::Str("concatenated")),
+        ],
+        common: &[],
+        fields: &[
+            VOCAB,
+            field(&["d_model"], Meaning::Required("hidden")),
+            field(&["n_layers"], Meaning::Required("layers")),
+            field(&["n_heads"], Meaning::Required("heads")),
+            field(&["max_seq_len"], Meaning::Positions),
+            field(&["attn_config.kv_n_heads"], Meaning::Optional("kv_heads")),
+            field(&["attn_config.rope_theta"], Meaning::Optional("rope_theta")),
+            field(&["ffn_config.ffn_hidden_size"], Meaning::Required("ffn")),
+            field(
+                &["ffn_config.moe_num_experts"],
+                Meaning::Default("experts", Given::Int(4)),
+            ),
+            field(
+                &["ffn_config.moe_top_k"],
+                Meaning::Default("top_k", Given::Int(1)),
+            ),
+            TIED,
+        ],
+    },
+    HfType {
+        model_type: "phimoe",
+        architecture: "PhimoeForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("phimoe")),
+            ("norm", Given::Str("layer_norm")),
+        ],
+        common: &[
+            VOCAB, HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, HIDDEN_ACT, POSITIONS, ROPE_THETA, TIED,
+            TOP_K,
+        ],
+        fields: &[
+            RMS_EPS_5,
+            field(&["num_local_experts"], Meaning::Required("experts")),
+            ATTENTION_BIAS,
+            field(&["lm_head_bias"], Meaning::Optional("head_bias")),
+        ],
+    },
+    HfType {
+        model_type: "granitemoe",
+        architecture: "GraniteMoeForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("granitemoe")),
+            ("router", Given::Str("topk_softmax")),
+        ],
+        common: SHAPE,
+        fields: &[
+            KV_HEADS,
+            ATTENTION_BIAS,
+            field(
+                &["num_local_experts"],
+                Meaning::Default("experts", Given::Int(8)),
+            ),
+            field(
+                &["num_experts_per_tok"],
+                Meaning::Default("top_k", Given::Int(2)),
+            ),
+            field(
+                &["embedding_multiplier"],
+                Meaning::Optional("embedding_multiplier"),
+            ),
+            field(
+                &["attention_multiplier"],
+                Meaning::Default("attention_multiplier", Given::Float(1.0)),
+            ),
+            field(
+                &["residual_multiplier"],
+                Meaning::Optional("residual_multiplier"),
+            ),
+            field(&["logits_scaling"], Meaning::Optional("logits_scaling")),
+        ],
+    },
+    HfType {
+        model_type: "ernie4_5_moe",
+        architecture: "Ernie4_5_MoeForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("ernie4_5_moe")),
+            ("position_embedding", Given::Str("rotary_interleaved")),
+            ("normalize_top_k", Given::Bool(true)),
+        ],
+        common: &[
+            VOCAB, HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, HIDDEN_ACT, POSITIONS, ROPE_THETA,
+        ],
+        fields: &[
+            RMS_EPS_5,
+            field(&["use_bias"], Meaning::HasBias(BiasPart::All, false)),
+            field(
+                &["moe_num_experts"],
+                Meaning::Default("experts", Given::Int(64)),
+            ),
+            field(&["moe_k"], Meaning::Default("top_k", Given::Int(6))),
+            field(
+                &["moe_intermediate_size"],
+                Meaning::Default("expert_ffn", Given::Int(1536)),
+            ),
+            number(
+                &["moe_num_shared_experts"],
+                "shared_expert_ffn",
+                |file| {
+                    let number = |name: &str| file(name).and_then(|n| n.as_u64());
+                    let count = number("moe_num_shared_experts").unwrap_or(2);
+                    let each = number("moe_intermediate_size").unwrap_or(1536);
+                    Ok(Some((count * each).into()))
+                },
+                |model| {
+                    let [all, each] =
+                        ["shared_expert_ffn", "expert_ffn"].map(|k| model[k].as_u64());
+                    Some((all? / each?.max(1)).into())
+                },
+            ),
+            field(
+                &["moe_layer_start_index"],
+                Meaning::Default("dense_layers", Given::Int(1)),
+            ),
+            field(&["moe_layer_interval"], Meaning::Optional("moe_every")),
+            field(
+                &["tie_word_embeddings"],
+                Meaning::Default("tie_embeddings", Given::Bool(true)),
+            ),
+        ],
+    },
 ];
+
+const SIGMOID_LATENT: &[Field] = &concat::<{ LATENT.len() + 5 }>(
+    LATENT,
+    &[
+        field(&["scoring_func"], Meaning::Word(&["sigmoid"])),
+        field(
+            &["norm_topk_prob"],
+            Meaning::Default("normalize_top_k", Given::Bool(true)),
+        ),
+        ROUTE_SCALE,
+        GROUPS,
+        KEPT_GROUPS,
+    ],
+);
+
+/// Returns the fields of both lists, `N` in all.
+const fn concat<const N: usize>(first: &[Field], second: &[Field]) -> [Field; N] {
+    let mut all = [first[0]; N];
+    let mut i = 0;
+    while i < N {
+        all[i] = if i < first.len() {
+            first[i]
+        } else {
+            second[i - first.len()]
+        };
+        i += 1;
+    }
+    all
+}

@@ -1,0 +1,37 @@
+//! Multi-head latent attention.
+
+use serde::{Deserialize, Serialize};
+
+/// Keys of `[model]` for latent attention (DeepSeek): queries, keys and values are projected from
+/// compressed ones.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Latent {
+    /// Width of compressed keys and values; 0: attention is not latent.
+    pub kv_lora_rank: u64,
+    /// Width of compressed queries; 0: queries are not compressed.
+    pub q_lora_rank: u64,
+    /// Dimensions of a head that are rotated. Their keys are shared by all heads.
+    pub qk_rope_head_dim: u64,
+    /// Width of a head's values.
+    pub v_head_dim: u64,
+}
+
+/// The defaults of the key table; a test compares them.
+impl Default for Latent {
+    fn default() -> Self {
+        Self {
+            kv_lora_rank: 0,
+            q_lora_rank: 0,
+            qk_rope_head_dim: 64,
+            v_head_dim: 128,
+        }
+    }
+}
+
+impl Latent {
+    /// Returns whether attention is latent.
+    #[must_use]
+    pub fn is_used(&self) -> bool {
+        self.kv_lora_rank > 0
+    }
+}
