@@ -388,7 +388,7 @@ impl Graph {
         parts
     }
 
-    /// Repeats a scalar.
+    /// Broadcasts a value along new leading dimensions and those of one element.
     pub(crate) fn expand(&mut self, v: ValueId, to: &[u64]) -> ValueId {
         let x = self.value(v);
         let strides = strides::broadcast(&x.shape, &x.strides, to);

@@ -66,6 +66,11 @@ pub(crate) fn sum_to(g: &mut Graph, d: ValueId, shape: &[u64]) -> ValueId {
     } else if channels {
         OpKind::SumChannels
     } else {
+        let kept = shape.iter().skip_while(|n| **n == 1).count();
+        debug_assert!(
+            v.shape.ends_with(&shape[shape.len() - kept..]),
+            "{shape:?} is broadcast along its leading dimensions only"
+        );
         OpKind::SumLeading
     };
     g.compute(kind, &[d], &[(shape, dtype)])[0]

@@ -99,7 +99,10 @@ impl Latent {
         let shared = b.g.reshape(shared, &[batch, seq, 1, rotated]);
         let shared = b.g.transpose(shared, 1, 2);
         let shared = rotate(b, shared);
-        let shared = b.g.expand(shared, &[batch, heads, seq, rotated]);
+        // The gradient of a broadcast sums leading dimensions only.
+        let shared = b.g.reshape(shared, &[batch, seq, rotated]);
+        let shared = b.g.expand(shared, &[heads, batch, seq, rotated]);
+        let shared = b.g.transpose(shared, 0, 1);
         let key = b.g.cat(&[k_plain, shared], 3);
         if hd > of.v_head_dim {
             let like = b.g.slice(query, 3, 0, hd - of.v_head_dim);

@@ -105,9 +105,9 @@ const LATENT: &[Field] =
     &[
         field(&["kv_lora_rank"], Meaning::Required("kv_lora_rank")),
         field(
-        &["q_lora_rank"],
-        Meaning::Nullable("q_lora_rank", Given::Int(1536)),
-    ),
+            &["q_lora_rank"],
+            Meaning::Nullable("q_lora_rank", Given::Int(1536)),
+        ),
         field(&["qk_rope_head_dim"], Meaning::Required("qk_rope_head_dim")),
         field(&["v_head_dim"], Meaning::Required("v_head_dim")),
         number(
