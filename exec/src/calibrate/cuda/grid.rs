@@ -160,7 +160,6 @@ fn sort(times: Vec<(Cell, f64)>, m: &mut Measured) {
         .map(|(backward, rows)| AttentionRows {
             dtype: DType::Bf16,
             causal: true,
-            window: None,
             backward,
             rows,
         })
