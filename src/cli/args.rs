@@ -6,14 +6,57 @@ use shardlab_plan::units::Bytes;
 use shardlab_plan::{Program, Scenario, scenario};
 use std::path::{Path, PathBuf};
 
-/// The `--set` option of every verb that reads a scenario.
-#[derive(clap::Args, Clone, Debug)]
+/// The options `--set` and `--as` of every verb that reads a scenario.
+#[derive(Clone, Debug)]
 pub(super) struct Overrides {
+    /// Overrides in order. `--as TYPE` is the first one, `model.model_type=TYPE`.
+    pub(super) set: Vec<String>,
+}
+
+/// The options as they are given.
+#[derive(clap::Args)]
+struct Given {
     /// Override a key, for example fsdp.prefetch_forward=0 (repeatable; the last one wins)
     ///
     /// VALUE is parsed as TOML; anything else is taken as a string.
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
-    pub(super) set: Vec<String>,
+    set: Vec<String>,
+    /// Read the model's config.json as this model_type, for example llama
+    ///
+    /// For a file whose own type is not known, or that wraps several models. The same as --set
+    /// model.model_type=TYPE.
+    #[arg(long = "as", value_name = "TYPE")]
+    model_type: Option<String>,
+}
+
+impl From<Given> for Overrides {
+    fn from(given: Given) -> Self {
+        let model_type = given.model_type.map(|t| format!("model.model_type={t}"));
+        Self {
+            set: model_type.into_iter().chain(given.set).collect(),
+        }
+    }
+}
+
+impl clap::FromArgMatches for Overrides {
+    fn from_arg_matches(matches: &clap::ArgMatches) -> Result<Self, clap::Error> {
+        Given::from_arg_matches(matches).map(Self::from)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &clap::ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl clap::Args for Overrides {
+    fn augment_args(command: clap::Command) -> clap::Command {
+        Given::augment_args(command)
+    }
+
+    fn augment_args_for_update(command: clap::Command) -> clap::Command {
+        Given::augment_args_for_update(command)
+    }
 }
 
 /// One scenario with overrides.

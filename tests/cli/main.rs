@@ -12,6 +12,7 @@ mod exec;
 mod faults;
 mod gate;
 mod import;
+mod models;
 mod output;
 mod paths;
 mod plan;

@@ -200,7 +200,9 @@ impl HfType {
         const OF_ALL: [&str; 2] = ["head", "num_labels"];
         let has_default = |(key, default): (&String, &Value)| {
             let is_fixed = self.fixed.iter().any(|(fixed, _)| fixed == key);
+            let is_own_type = key == "model_type" && values[key] == self.model_type;
             is_fixed
+                || is_own_type
                 || OF_ALL.contains(&key.as_str())
                 || self.all_fields().any(|f| f.says(key))
                 || values[key] == *default
