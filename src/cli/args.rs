@@ -9,28 +9,36 @@ use shardlab_plan::units::Bytes;
 use shardlab_plan::{Program, Scenario, scenario};
 use std::path::{Path, PathBuf};
 
-/// The overrides of every verb that reads a scenario: those of the environment, then those of
+/// The overrides of every command that reads a scenario: those of the environment, then `--as` and
 /// `--set`.
 #[derive(Clone, Debug)]
 pub(super) struct Overrides {
+    /// Overrides in order. `--as TYPE` is `model.model_type=TYPE`.
     pub(super) set: Vec<String>,
 }
 
-/// The `--set` option.
+/// The options as they are given.
 #[derive(clap::Args)]
-struct Set {
+struct Given {
     /// Override a key, for example fsdp.prefetch_forward=0 (repeatable; the last one wins)
     ///
     /// VALUE is parsed as TOML; anything else is taken as a string.
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     set: Vec<String>,
+    /// Read the model's config.json as this model_type, for example llama
+    ///
+    /// For a file whose own type is not known, or that wraps several models. The same as --set
+    /// model.model_type=TYPE.
+    #[arg(long = "as", value_name = "TYPE")]
+    model_type: Option<String>,
 }
 
 impl FromArgMatches for Overrides {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let given = Set::from_arg_matches(matches)?;
+        let given = Given::from_arg_matches(matches)?;
         let mut set = parallel_sizes::overrides(|name| std::env::var(name).ok())
             .map_err(|what| clap::Error::raw(ErrorKind::InvalidValue, format!("{what}\n")))?;
+        set.extend(given.model_type.map(|t| format!("model.model_type={t}")));
         set.extend(given.set);
         Ok(Self { set })
     }
@@ -43,11 +51,11 @@ impl FromArgMatches for Overrides {
 
 impl clap::Args for Overrides {
     fn augment_args(command: clap::Command) -> clap::Command {
-        Set::augment_args(command)
+        Given::augment_args(command)
     }
 
     fn augment_args_for_update(command: clap::Command) -> clap::Command {
-        Set::augment_args_for_update(command)
+        Given::augment_args_for_update(command)
     }
 }
 

@@ -13,6 +13,7 @@ mod exec;
 mod faults;
 mod gate;
 mod import;
+mod models;
 mod output;
 mod paths;
 mod plan;

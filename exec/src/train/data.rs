@@ -60,7 +60,8 @@ impl Feed {
     /// generated from the seed.
     ///
     /// # Errors
-    /// [`DataError`] if the tokens do not fit the model, or a constant of the model is unknown.
+    /// [`DataError`] if the tokens do not fit the model, samples do not hold one of its inputs, or
+    /// a constant of the model is unknown.
     pub fn new(
         scenario: &Scenario,
         program: &Program,
@@ -113,14 +114,18 @@ impl Feed {
 
     /// Refuses inputs that samples do not hold, such as the classes of a classifier.
     fn known(&self, name: &str) -> Result<(), DataError> {
-        let names: &[&str] = match self.samples {
+        let held: &[&str] = match self.samples {
             Samples::Tokens(_) => &["tokens"],
             Samples::Random { .. } => &["input", "target"],
         };
-        match names.contains(&name) {
-            true => Ok(()),
-            false => Err(DataError::UnknownConst(name.to_owned())),
+        if held.contains(&name) {
+            return Ok(());
         }
+        Err(DataError::NoInput {
+            input: name.to_owned(),
+            family: self.family.name(),
+            held,
+        })
     }
 
     /// Restricts the feed to the inputs of some ranks; those of other ranks stay empty.

@@ -43,7 +43,7 @@ pub enum TrainError {
     },
     /// The model or its family has no published names.
     #[error(
-        "this model cannot be written as a Hugging Face model: only gpt2 and llama without bias can (with qk_norm as Qwen3)"
+        "this model has no Hugging Face form: no `model_type` of its family has exactly these options"
     )]
     NoNames,
     /// The data do not fit the model.

@@ -76,6 +76,19 @@ pub enum DataError {
     /// The model has no vocabulary.
     #[error("this model family has no tokens: its data is generated from the seed")]
     NoTokens,
+    /// The model has an input that samples do not hold.
+    #[error(
+        "`exec` has no data for the input `{input}` of this model (family {family}): its samples hold {}; plan, check, sim and explain take the model",
+        held.join(" and ")
+    )]
+    NoInput {
+        /// Name of the input.
+        input: String,
+        /// Family of the model.
+        family: &'static str,
+        /// Inputs that samples hold.
+        held: &'static [&'static str],
+    },
     /// The model has an unknown constant.
     #[error("the model has an unknown constant `{0}`")]
     UnknownConst(String),

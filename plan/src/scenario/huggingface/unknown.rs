@@ -1,10 +1,12 @@
 //! Types that no family covers.
 
 use super::super::error::ScenarioError;
+use super::super::keys::Key;
 use super::super::merge::Document;
 use super::super::value::Value;
 use super::Config;
 use crate::models::{self, Meaning};
+use crate::names::nearest;
 
 /// Fields that say that a type has parts of which no family with a feed-forward layer and softmax
 /// attention has any, with the parts.
@@ -30,6 +32,11 @@ impl Config<'_> {
             .str()
             .map_or_else(|| given.describe(), |name| format!("{name:?}"));
         let what = format!("`model_type` {name} is not supported");
+        if d.says(Key::ModelType) {
+            let types = models::hf_types().map(|(_, hf)| hf.model_type);
+            let near = given.str().and_then(|name| nearest(name, types));
+            return d.error(given.origin, what).with_near(near);
+        }
         if let Some((field, part)) = PARTS.iter().find(|(name, _)| self.get(name).is_some()) {
             let what = format!("{what}: it has {part} (`{field}`)");
             return d.error(given.origin, what);
@@ -37,16 +44,16 @@ impl Config<'_> {
         if self.get("vision_config").is_some() || self.get("text_config").is_some() {
             let error = d.error(given.origin, format!("{what}: it wraps several models"));
             return match self.language_model() {
-                Some(name) => error.with_help(format!(
-                    "--set model.model_type={name} plans its language model alone"
-                )),
+                Some(name) => {
+                    error.with_help(format!("--as {name} plans its language model alone"))
+                }
                 None => error,
             };
         }
         let error = d.error(given.origin, what);
         match self.closest() {
             Some(near) => error.with_help(format!(
-                "its fields are closest to those of type {near}: --set model.model_type={near} plans it as one"
+                "its fields are closest to those of type {near}: --as {near} plans it as one"
             )),
             None => error,
         }

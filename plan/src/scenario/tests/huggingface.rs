@@ -257,6 +257,18 @@ fn an_unknown_type_may_be_planned_as_a_known_one() {
     let s = read("as", &config, &["model.model_type=llama"]).unwrap();
     let llama = parameters(&read("as", LLAMA, &[]).unwrap());
     assert_eq!(parameters(&s), llama);
+    // Without a file, it names the weights, so it must be a type of the family.
+    let named = |t: &str| {
+        let text = format!("[model]\npreset = \"llama3-8b\"\nmodel_type = \"{t}\"\n{REST}");
+        parse("named", &text, &[])
+    };
+    assert_eq!(
+        named("llama").unwrap().model.options.model_type.as_deref(),
+        Some("llama")
+    );
+    let e = named("lama").unwrap_err();
+    assert_eq!(e.message(), "family llama has no `model_type` \"lama\"");
+    assert_eq!(e.help(), Some("did you mean `llama`?"));
     // The language model of a file that wraps several.
     let wrapped = format!(
         "{{\"model_type\": \"my_vl\", \"architectures\": [\"MyVLForConditionalGeneration\"], \"vision_config\": {{}}, \"text_config\": {}}}",
@@ -264,7 +276,7 @@ fn an_unknown_type_may_be_planned_as_a_known_one() {
     );
     let message = fault("wrapped", &wrapped);
     assert!(
-        message.contains("--set model.model_type=llama plans its language model alone"),
+        message.contains("--as llama plans its language model alone"),
         "{message}"
     );
     let s = read("wrapped", &wrapped, &["model.model_type=llama"]).unwrap();

@@ -29,6 +29,20 @@ fn read(file: &str, sets: &[&str]) -> Result<Scenario, ScenarioError> {
     parse("public", &text, &sets)
 }
 
+fn parameters(scenario: &Scenario) -> u64 {
+    let (_, params) = crate::models::testing::modules_and_params(scenario);
+    params.iter().map(|p| p.numel()).sum()
+}
+
+/// The language model of a file that wraps several models, as the refusal of the file offers it.
+fn language_model(file: &str, refusal: &ScenarioError) -> Option<String> {
+    let offer = refusal.help()?.strip_prefix("--as ")?;
+    let as_type = offer.strip_suffix(" plans its language model alone")?;
+    let scenario = read(file, &[&format!("model.model_type={as_type}")]).unwrap();
+    let count = short_count(parameters(&scenario));
+    Some(format!("; as {as_type}: {count} parameters (not verified)"))
+}
+
 /// What becomes of a file.
 fn outcome(file: &str, known: Option<u64>) -> String {
     let scenario = match read(file, &[]) {
@@ -37,11 +51,11 @@ fn outcome(file: &str, known: Option<u64>) -> String {
             let message = e.to_string();
             let first = message.lines().next().unwrap();
             let at = first.find(".json:").unwrap_or_default();
-            return format!("refused{}", &first[at + ".json".len()..]);
+            let alone = language_model(file, &e).unwrap_or_default();
+            return format!("refused{}{alone}", &first[at + ".json".len()..]);
         }
     };
-    let (_, params) = crate::models::testing::modules_and_params(&scenario);
-    let ours: u64 = params.iter().map(|p| p.numel()).sum();
+    let ours = parameters(&scenario);
     if let Some(known) = known {
         assert_eq!(ours, known, "{file}");
     }

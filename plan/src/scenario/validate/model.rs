@@ -2,6 +2,7 @@
 
 use super::Checked;
 use crate::config::{Family, Head, LayerType, Loss, Scenario};
+use crate::names::nearest;
 use crate::scenario::keys::{Key, families};
 use crate::scenario::merge::Document;
 
@@ -35,6 +36,7 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
         );
         return Err(d.conflict(&[Key::KvHeads, Key::Heads], message));
     }
+    model_type(s, d)?;
     output(s, d)?;
     if m.family == Family::Vit && s.train.seq_len != m.max_seq_len {
         let message = format!(
@@ -59,6 +61,22 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
             None => error,
         }
     })
+}
+
+/// Refuses a `model_type` that the family does not cover.
+fn model_type(s: &Scenario, d: &Document) -> Checked {
+    let Some(given) = &s.model.options.model_type else {
+        return Ok(());
+    };
+    let family = s.model.family;
+    let known: Vec<&str> = family.spec().hf.iter().map(|hf| hf.model_type).collect();
+    if known.contains(&given.as_str()) {
+        return Ok(());
+    }
+    let message = format!("family {} has no `model_type` {given:?}", family.name());
+    let error = d.conflict(&[Key::ModelType], message);
+    let near = nearest(given, known.iter().copied());
+    Err(error.with_expected(known.join(" | ")).with_near(near))
 }
 
 /// Refuses a chunked loss of logits that it cannot compute.

@@ -1,0 +1,78 @@
+//! Models by their `config.json`: types that are not known, and those that `exec` does not run.
+
+use crate::{json, shardlab};
+use std::path::{Path, PathBuf};
+
+const CONFIGS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/configs");
+
+/// Writes a scenario of a public `config.json`; returns its path.
+fn scenario(folder: &Path, config: &str, rest: &str) -> PathBuf {
+    let path = folder.join(format!("{config}.toml"));
+    let text = format!(
+        "[model]\npreset = {:?}\n[mesh]\nhardware = \"cpu\"\ndp_shard = 2\n{rest}",
+        format!("{CONFIGS}/{config}.json")
+    );
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+/// Returns the message of a call that ends with status 2.
+fn refusal(args: &[&str]) -> String {
+    let assert = shardlab(args).assert().code(2);
+    let output = assert.get_output();
+    assert!(output.stdout.is_empty(), "{args:?} prints a result");
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// The language model of Qwen3-VL-2B has the shapes of Qwen3-1.7B.
+#[test]
+fn a_type_that_wraps_a_language_model_is_read_as_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = scenario(folder.path(), "Qwen--Qwen3-VL-2B-Instruct", "");
+    let path = path.to_str().unwrap();
+    for verb in ["sim", "plan", "check", "explain", "exec"] {
+        let message = refusal(&[verb, path]);
+        assert!(
+            message.contains("`model_type` \"qwen3_vl\" is not supported"),
+            "{message}"
+        );
+        assert!(message.contains("--as qwen3 plans"), "{message}");
+    }
+    let sim = &json(&["sim", path, "--as", "qwen3", "--json"])[0];
+    assert_eq!(sim["parameters"]["total"], 1_720_574_976_u64);
+    // It is an alias: an override of the same key counts as well, the last one most.
+    let set = ["--set", "model.model_type=qwen3"];
+    let same = &json(&[&["sim", path, "--json"][..], &set].concat())[0];
+    assert_eq!(same["parameters"], sim["parameters"]);
+    let message = refusal(&["sim", path, "--as", "qwen33"]);
+    assert!(message.contains("\"qwen33\" is not supported"), "{message}");
+    assert!(message.contains("did you mean `qwen3`?"), "{message}");
+}
+
+/// Encoders are predicted, but samples hold nothing that they learn from.
+#[test]
+fn exec_names_the_input_that_it_lacks() {
+    let folder = tempfile::tempdir().unwrap();
+    for (config, seq_len, input) in [
+        ("tiny--bert", 64, "token_types"),
+        ("tiny--modernbert", 64, "masked_tokens"),
+        ("tiny--bert-head", 64, "token_types"),
+        ("tiny--gemma2-head", 64, "token_classes"),
+        ("tiny--qwen3-head", 64, "hidden_states"),
+        ("vit-base-patch16-224", 197, "patches"),
+    ] {
+        let rest = format!("[train]\nseq_len = {seq_len}\n");
+        let path = scenario(folder.path(), config, &rest);
+        let path = path.to_str().unwrap();
+        let message = refusal(&["exec", path, "--steps", "1"]);
+        assert!(
+            message.contains(&format!("no data for the input `{input}`")),
+            "{message}"
+        );
+        assert!(
+            message.contains("plan, check, sim and explain"),
+            "{message}"
+        );
+        shardlab(&["check", path]).assert().success();
+    }
+}
