@@ -12,6 +12,7 @@ mod chunked;
 mod cnn;
 pub(crate) mod declare;
 mod decoder;
+mod defaults;
 mod encoder;
 pub(crate) mod flops;
 mod gpt2;

@@ -5,10 +5,11 @@ use super::Forward;
 use super::activation::activate;
 use super::build::Builder;
 use super::declare::{Declare, Layer, Order, ROOT, Weights};
+use super::defaults;
 use super::hf::{HfType, Meaning, TIED, VOCAB, field};
 use super::loss::{self, Logits};
 use super::spec::{Conflict, DEFAULT_SEQ_LEN, Defaults, FamilySpec, Inputs, Mask};
-use crate::config::{Activation, Bias, Family, Model};
+use crate::config::{Bias, Family, Model};
 use crate::graph::ValueId;
 use crate::ir::{DType, ModuleId, ModuleKind, OpKind};
 
@@ -180,8 +181,7 @@ impl Block {
         let y = b.layer_norm(self.ln_2, x1);
         let out = b.within(self.mlp, |b| {
             let up = b.linear(self.c_fc, y);
-            let activation = b.s.model.options.activation;
-            let act = activate(b, activation.unwrap_or(Activation::GeluTanh), up);
+            let act = activate(b, defaults::activation(&b.s.model), up);
             let down = b.linear(self.mlp_c_proj, act);
             b.g.binary(OpKind::Add, x1, down)
         });

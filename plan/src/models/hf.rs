@@ -3,6 +3,7 @@
 //! Names and defaults are those of the configuration classes of transformers 5. The same rows read
 //! a file into a scenario, compare a file with a scenario, and write the file of a trained model.
 
+use super::defaults;
 use crate::config::{Bias, Model, ModelOptions};
 use serde_json::Value;
 
@@ -201,6 +202,10 @@ impl HfType {
         };
         let can_say = |field: &Field| match field.meaning {
             Meaning::Required(key) | Meaning::Default(key, _) => !values[key].is_null(),
+            // The first word stands for the default, which is the family's if no value is given.
+            Meaning::Choice(key, words) if values[key].is_null() => {
+                key == "activation" && defaults::activation(model).name() == words[0].1
+            }
             Meaning::Choice(key, words) => words.iter().any(|(_, ours)| values[key] == *ours),
             _ => true,
         };

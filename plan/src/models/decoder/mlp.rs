@@ -3,12 +3,13 @@
 use super::attention::mlp_reads_norm;
 use super::norm::Norm;
 use super::{names, normalized, scaled};
-use crate::config::{Activation, Model};
+use crate::config::Model;
 use crate::graph::ValueId;
 use crate::ir::{ModuleId, ModuleKind, OpKind};
 use crate::models::activation::activate;
 use crate::models::build::Builder;
 use crate::models::declare::{Declare, Layer, Order};
+use crate::models::defaults;
 
 pub(super) struct Mlp {
     pub(super) module: ModuleId,
@@ -70,7 +71,7 @@ impl Mlp {
 
     /// Applies the layer to `y`; returns what it adds to the residual stream.
     pub(super) fn forward(&self, b: &mut Builder<'_>, y: ValueId) -> ValueId {
-        let activation = b.s.model.options.activation.unwrap_or(Activation::Silu);
+        let activation = defaults::activation(&b.s.model);
         b.within(self.module, |b| {
             let inner = match self.input {
                 Input::Gated { gate, up } => {

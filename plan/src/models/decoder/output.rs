@@ -2,12 +2,13 @@
 
 use super::names::Names;
 use super::norm::Norm;
-use crate::config::{Activation, Family, Head, Model};
+use crate::config::{Family, Head, Model};
 use crate::graph::ValueId;
 use crate::ir::{DType, OpKind, Real, op};
 use crate::models::activation::activate;
 use crate::models::build::Builder;
 use crate::models::declare::{Declare, Layer, Order, ROOT};
+use crate::models::defaults;
 use crate::models::loss::{self, Logits};
 
 /// What follows the last norm.
@@ -76,7 +77,7 @@ impl Output {
         let options = &b.s.model.options;
         match self.kind {
             Head::LanguageModel if self.transform.is_some() => {
-                let activation = options.activation.unwrap_or(Activation::Silu);
+                let activation = defaults::activation(&b.s.model);
                 if let Some((dense, norm)) = self.transform {
                     let y = b.linear(dense, hidden);
                     let y = b.within(ROOT, |b| activate(b, activation, y));
