@@ -6,10 +6,11 @@
 
 use super::norm::Norm;
 use super::{names, normalized, scaled};
-use crate::config::{Activation, Model, Router};
+use crate::config::{Model, Router};
 use crate::graph::ValueId;
 use crate::ir::{ModuleId, ModuleKind, OpKind, Real, op};
 use crate::models::activation::activate;
+use crate::models::defaults;
 use crate::models::build::Builder;
 use crate::models::declare::{Declare, Layer, Order};
 
@@ -144,7 +145,7 @@ impl Experts {
             (of.experts, of.top_k)
         };
         let (tokens, hidden, ffn) = (b.g.value(x).rows(), b.g.value(x).cols(), width(&b.s.model));
-        let activation = b.s.model.options.activation.unwrap_or(Activation::Silu);
+        let activation = defaults::activation(&b.s.model);
         let rows = tokens * k;
         let choices = [tokens, k];
         let routed = b.compute(route, &[logits], &[&choices, &choices]);
@@ -195,7 +196,7 @@ impl Shared {
     }
 
     fn forward(&self, b: &mut Builder<'_>, x: ValueId) -> ValueId {
-        let activation = b.s.model.options.activation.unwrap_or(Activation::Silu);
+        let activation = defaults::activation(&b.s.model);
         b.within(self.module, |b| {
             let gate = b.linear(self.w1, x);
             let gate = activate(b, activation, gate);
