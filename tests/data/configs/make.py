@@ -9,7 +9,27 @@ HERE = pathlib.Path(__file__).parent
 LLAMA = dict(vocab_size=256, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2)
 GPT = dict(vocab_size=256, n_embd=64, n_layer=3, n_head=4, n_positions=96)
 BERT = dict(vocab_size=256, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=66)
+DEEPSEEK = dict(
+    moe_intermediate_size=24, n_routed_experts=8, num_experts_per_tok=2, kv_lora_rank=10, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=6,
+)
+EXPERTS = {
+    "mixtral": dict(LLAMA, num_local_experts=4), "olmoe": dict(LLAMA, num_experts=6, num_experts_per_tok=2),
+    "qwen2_moe": dict(LLAMA, moe_intermediate_size=24, shared_expert_intermediate_size=40, num_experts=6, num_experts_per_tok=2, decoder_sparse_step=2),
+    "qwen3_moe": dict(LLAMA, head_dim=24, moe_intermediate_size=24, num_experts=6, num_experts_per_tok=2, mlp_only_layers=[0]),
+    "deepseek_v2": dict(LLAMA, **DEEPSEEK, num_key_value_heads=4, n_shared_experts=2, first_k_dense_replace=1, q_lora_rank=12),
+    "deepseek_v3": dict(LLAMA, **DEEPSEEK, num_key_value_heads=4, n_shared_experts=1, n_group=4, topk_group=2, first_k_dense_replace=2, q_lora_rank=None),
+    "glm4_moe": dict(LLAMA, head_dim=16, moe_intermediate_size=24, n_routed_experts=8, n_shared_experts=1, num_experts_per_tok=2, use_qk_norm=True, attention_bias=True),
+    "dots1": dict(LLAMA, head_dim=24, moe_intermediate_size=24, n_routed_experts=8, n_shared_experts=2, num_experts_per_tok=2, first_k_dense_replace=1),
+    "phimoe": dict(LLAMA, num_local_experts=4, attention_bias=True, lm_head_bias=True), "granitemoe": dict(LLAMA, num_local_experts=4),
+    "ernie4_5_moe": dict(LLAMA, moe_intermediate_size=24, moe_num_experts=8, moe_k=2, moe_num_shared_experts=2, moe_layer_start_index=1, moe_layer_end_index=2),
+    "minimax_m2": dict(LLAMA, head_dim=16, num_local_experts=8, num_experts_per_tok=2, rotary_dim=8),
+    "dbrx": dict(
+        d_model=64, n_heads=4, n_layers=3, max_seq_len=96, vocab_size=256, ffn_config=dict(ffn_hidden_size=24, moe_num_experts=4, moe_top_k=2, hidden_size=64),
+        attn_config=dict(kv_n_heads=2, rope_theta=10000.0, clip_qkv=8),
+    ),
+}
 CASES = {
+    **EXPERTS,
     "arcee": dict(LLAMA), "cohere": dict(LLAMA, use_qk_norm=True), "cohere2": dict(LLAMA, num_hidden_layers=5),
     "ernie4_5": dict(LLAMA, use_bias=True), "exaone4": dict(LLAMA, num_hidden_layers=5), "gemma": dict(LLAMA, head_dim=32),
     "gemma2": dict(LLAMA, head_dim=32), "gemma3_text": dict(LLAMA, head_dim=32, num_hidden_layers=7), "glm": dict(LLAMA, head_dim=16, attention_bias=True, pad_token_id=0),

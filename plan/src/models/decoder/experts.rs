@@ -10,9 +10,9 @@ use crate::config::{Model, Router};
 use crate::graph::ValueId;
 use crate::ir::{ModuleId, ModuleKind, OpKind, Real, op};
 use crate::models::activation::activate;
-use crate::models::defaults;
 use crate::models::build::Builder;
 use crate::models::declare::{Declare, Layer, Order};
+use crate::models::defaults;
 
 /// Returns the width of one expert.
 pub(in crate::models) fn width(m: &Model) -> u64 {

@@ -607,7 +607,26 @@ pub(super) const TYPES: &[HfType] = &[
                 &["moe_layer_start_index"],
                 Meaning::Default("dense_layers", Given::Int(1)),
             ),
-            field(&["moe_layer_interval"], Meaning::Optional("moe_every")),
+            field(
+                &["moe_layer_interval"],
+                Meaning::Computed(
+                    "moe_every",
+                    Computed {
+                        also: &["moe_layer_end_index"],
+                        read: |file| {
+                            let number = |name: &str| file(name).and_then(|n| n.as_i64());
+                            let layers = number("num_hidden_layers").unwrap_or_default();
+                            match number("moe_layer_end_index") {
+                                Some(last) if (0..layers - 1).contains(&last) => Err(format!(
+                                    "`moe_layer_end_index` must be the last layer or -1, not {last}"
+                                )),
+                                _ => Ok(file("moe_layer_interval")),
+                            }
+                        },
+                        write: |model| Some(model["moe_every"].clone()),
+                    },
+                ),
+            ),
             field(
                 &["tie_word_embeddings"],
                 Meaning::Default("tie_embeddings", Given::Bool(true)),
