@@ -23,6 +23,7 @@ mod keep;
 mod output;
 mod plan;
 mod progress;
+mod replay;
 mod report;
 mod runs;
 mod scenarios;
@@ -93,6 +94,8 @@ enum Command {
     Import(import::Args),
     /// Write the scenario that a trace shows
     Infer(infer::Args),
+    /// Shard the model of a trace again, with other options
+    Replay(replay::Args),
     /// Compare predictions with measurements
     Validate(validate::Args),
     /// Measure this machine and write its hardware profile
@@ -165,6 +168,7 @@ fn run(command: &Command, out: &mut Out) -> Result<Status, Failure> {
         Command::Gate(args) => gate::run(args, out),
         Command::Import(args) => import::run(args, out),
         Command::Infer(args) => infer::run(args, out),
+        Command::Replay(args) => replay::run(args, out),
         Command::Validate(args) => validate::run(args, out),
         Command::Calibrate(args) => calibrate::run(args, out),
         #[cfg(feature = "dash")]

@@ -41,5 +41,5 @@ pub mod shard;
 pub mod units;
 
 pub use config::Scenario;
-pub use policies::{plan, tape_of};
+pub use policies::{plan, plan_tape, tape_of};
 pub use program::Program;

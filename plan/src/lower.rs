@@ -109,7 +109,38 @@ pub(crate) fn plan(
     }
     let (specs, groups) = units(scenario, lowering, &modules, &params)?;
     let tape = tape(scenario, engine, lowering, &modules, &specs, &groups);
-    let inputs = LoweringInputs::new(scenario, engine, &tape, specs, groups);
+    lower(scenario, engine, lowering, &tape, specs, groups)
+}
+
+/// Plans a tape that does not come from a model with a schedule. Only the options of the scenario
+/// count, not its model.
+///
+/// # Errors
+/// See [`PlanError`].
+pub(crate) fn plan_tape(
+    scenario: &Scenario,
+    engine: &Engine,
+    lowering: &Lowering,
+    tape: &Tape,
+) -> Result<Program, PlanError> {
+    check_frozen(&scenario.fsdp.frozen, &tape.modules)?;
+    if !tape.params.iter().any(|p| p.requires_grad) {
+        return Err(PlanError::NothingTrained);
+    }
+    let (specs, groups) = units(scenario, lowering, &tape.modules, &tape.params)?;
+    lower(scenario, engine, lowering, tape, specs, groups)
+}
+
+/// Lowers a tape with its units.
+fn lower(
+    scenario: &Scenario,
+    engine: &Engine,
+    lowering: &Lowering,
+    tape: &Tape,
+    specs: Vec<UnitSpec>,
+    groups: Vec<Group>,
+) -> Result<Program, PlanError> {
+    let inputs = LoweringInputs::new(scenario, engine, tape, specs, groups);
     capture::check_scopes(&inputs)?;
     let mut out = Emitter::new(&inputs);
     let buffers = TapeBuffers::new(&mut out);

@@ -271,19 +271,7 @@ impl Builder {
                 .notes
                 .push(format!("{n} events are malformed in total"));
         }
-        trace.host.sort_by(|a, b| {
-            (a.thread, a.start, -a.end, !a.is_annotation).cmp(&(
-                b.thread,
-                b.start,
-                -b.end,
-                !b.is_annotation,
-            ))
-        });
-        trace.launches.sort_by_key(|l| (l.correlation, l.start));
-        trace.device.sort_by_key(|d| (d.start, d.end));
-        trace.calls.sort_by_key(|c| c.start);
-        trace.memory.sort_by_key(|m| m.at);
-        self.trace
+        sorted(self.trace)
     }
 }
 
@@ -300,4 +288,21 @@ fn span(event: &Event<'_>) -> Result<(i64, i64), String> {
 
 fn small(raw: &str) -> Option<u32> {
     integer(raw).and_then(|n| u32::try_from(n).ok())
+}
+
+/// Sorts the events of a trace as its readers expect them.
+pub(crate) fn sorted(mut trace: Trace) -> Trace {
+    trace.host.sort_by(|a, b| {
+        (a.thread, a.start, -a.end, !a.is_annotation).cmp(&(
+            b.thread,
+            b.start,
+            -b.end,
+            !b.is_annotation,
+        ))
+    });
+    trace.launches.sort_by_key(|l| (l.correlation, l.start));
+    trace.device.sort_by_key(|d| (d.start, d.end));
+    trace.calls.sort_by_key(|c| c.start);
+    trace.memory.sort_by_key(|m| m.at);
+    trace
 }

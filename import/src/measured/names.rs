@@ -93,26 +93,38 @@ fn alias<'a>(operator: &'a str, kernel: &str, work: Work) -> &'a str {
     }
 }
 
-/// Returns the rule that issues a collective in programs: a prefetch, or on demand.
+/// Returns the rule that issues a piece of work in programs: for a gather, a prefetch or on demand;
+/// for copies, the hook of FSDP2 that makes them.
 pub(super) fn rule(trace: &Trace, a: &Attributed, work: &Placed) -> &'static str {
-    let prefetched = || {
-        let around = work
+    let around = || {
+        let operators = work
             .operator
             .into_iter()
             .flat_map(|o| a.tree.around(o as usize));
-        let mut names = around.map(|o| trace.name(trace.host[o].name));
-        names.any(|n| n.contains("_prefetch for "))
+        operators.map(|o| trace.name(trace.host[o].name))
     };
+    let prefetched = || around().any(|n| n.contains("_prefetch for "));
     match work.work {
         Work::AllGather if prefetched() => "prefetch",
         Work::AllGather => "unshard",
         Work::ReduceScatter | Work::AllReduce => "reduce",
-        _ => IMPORTED,
+        _ => around().find_map(hook).unwrap_or(IMPORTED),
+    }
+}
+
+/// Returns the rule of a hook of FSDP2 that launches kernels.
+fn hook(annotation: &str) -> Option<&'static str> {
+    let rest = annotation.strip_prefix("FSDP::")?;
+    match rest {
+        r if r.starts_with("post_backward") => Some("reduce"),
+        r if r.starts_with("all_gather") || r.contains("_prefetch") => Some("unshard"),
+        r if r.starts_with("pre_") || r.starts_with("root_pre") => Some("unshard"),
+        _ => None,
     }
 }
 
 /// The rule of all other instructions.
-pub(super) const IMPORTED: &str = "imported";
+pub(crate) const IMPORTED: &str = "imported";
 
 /// Returns the floating-point operations of a matmul, from the shapes of its operator.
 pub(super) fn flops(trace: &Trace, work: &Placed) -> u64 {
