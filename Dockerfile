@@ -22,7 +22,7 @@ RUN apt-get update \
 COPY --from=build /out/shardlab /usr/local/bin/shardlab
 COPY LICENSE-MIT LICENSE-APACHE /usr/share/doc/shardlab/
 # What the NVIDIA Container Toolkit mounts when the container is started with `--gpus all`: the driver,
-# and nvidia-smi. CUDA, cuDNN and NCCL come from a folder that you mount: see docs/install.md.
+# and nvidia-smi. CUDA, cuDNN and NCCL come from a folder that you mount: see docs/how-to/install.md.
 ENV NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER shardlab

@@ -35,6 +35,10 @@ gate:
 bless:
     .ci/gate --bless
 
+# The book, into target/book; needs mdbook and python3
+book:
+    .ci/book
+
 # API documentation
 doc:
     cargo doc --workspace --no-deps --open

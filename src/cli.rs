@@ -23,6 +23,7 @@ mod keep;
 mod output;
 mod plan;
 mod progress;
+mod reference;
 mod replay;
 mod report;
 mod runs;
@@ -105,7 +106,7 @@ enum Command {
     Dash(dash::Args),
     /// List the shipped scenarios and hardware profiles
     Scenarios(scenarios::Args),
-    /// Print the JSON Schema of scenario files
+    /// Print the JSON Schema of scenario files, or a page of the reference
     Schema(schema::Args),
     /// Print a completion script for a shell
     Completions(completions::Args),
@@ -174,7 +175,7 @@ fn run(command: &Command, out: &mut Out) -> Result<Status, Failure> {
         #[cfg(feature = "dash")]
         Command::Dash(args) => dash::run(args, out),
         Command::Scenarios(args) => scenarios::run(args, out),
-        Command::Schema(args) => schema::run(args, out),
+        Command::Schema(args) => schema::run(args, Cli::command(), out),
         Command::Completions(args) => completions::run(args, Cli::command(), out),
     }
 }

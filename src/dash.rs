@@ -40,6 +40,7 @@ pub mod theme;
 pub mod timeline;
 pub mod train;
 mod update;
+pub mod whatif;
 pub mod whole;
 mod worker;
 
@@ -61,6 +62,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::mpsc::channel;
 use theme::{Depth, Name, Theme};
+
+/// Key of the scenario that is selected in the first session: the one of the tutorial.
+const FIRST: &str = "llama3-8b-4xh200";
 
 /// Initial settings of the dashboard.
 #[derive(Clone, Debug)]
@@ -100,6 +104,7 @@ pub fn run(options: Options) -> std::io::Result<()> {
         saved.scenario.clone_from(&options.select);
         saved.filter.clear();
     }
+    saved.scenario.get_or_insert_with(|| FIRST.to_owned());
     let select = options.select;
     let kept = select.is_some_and(|key| !options.changes.contains_key(&key));
     saved.overrides.extend(options.changes);

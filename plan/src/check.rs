@@ -19,6 +19,7 @@ mod describe;
 mod form;
 mod layout;
 mod norm;
+mod page;
 mod report;
 mod rules;
 mod shadow;
@@ -31,6 +32,7 @@ mod tests;
 mod walk;
 
 pub use collectives::check_symmetry;
+pub use page::reference;
 pub use report::{Report, RuleResult, Violation, WaitCount};
 pub use rules::{Kind, RULES, RuleId, RuleInfo, Severity};
 

@@ -24,7 +24,7 @@ pub(crate) mod tests;
 
 use crate::autodiff::{self, recompute::Recomputed};
 use crate::config::{CompileMode, MergeProjections, Scenario};
-use crate::ir::{Module, ModuleId, Param, ParamId};
+use crate::ir::{ModuleId, Param, ParamId};
 use crate::models::declare::{Blocks, Tree};
 use crate::models::flops::{self, Backward};
 use crate::models::{self, Declared, build};
@@ -53,13 +53,6 @@ pub struct Sharding<'a> {
     pub adjacency: &'a dyn Fn(ParamId) -> WeightAdjacency,
 }
 
-/// Returns modules in pre-order and parameters in registration order, without building a graph.
-#[must_use]
-pub fn modules_and_params(scenario: &Scenario) -> (Vec<Module>, Vec<Param>) {
-    let tree = models::declare(scenario, scenario.model.layers).tree;
-    (tree.modules, tree.params)
-}
-
 /// Returns whether two parameters, the second registered after the first, are weights of layers
 /// that `which` would merge if they were contiguous. Whether the layers really read one input
 /// depends on the graph.
@@ -75,23 +68,26 @@ pub fn mergeable(a: &Param, b: &Param, which: MergeProjections) -> bool {
         MergeProjections::Qkv => &[&ATTENTION],
         MergeProjections::Gradients | MergeProjections::All => &[&ATTENTION, &MLP],
     };
-    let stem =
-        |p: &Param, of: &str| Some(p.name.strip_suffix(".weight")?.strip_suffix(of)?.to_owned());
     pairs.iter().copied().flatten().any(|&(first, second)| {
         let (x, y) = (stem(a, first), stem(b, second));
         x.is_some() && x == y
     })
 }
 
-/// Builds the tape of one micro-batch.
+/// Returns the path of the module that contains a layer called `layer`, if the parameter is the
+/// weight of one.
+fn stem<'p>(p: &'p Param, layer: &str) -> Option<&'p str> {
+    p.name.strip_suffix(".weight")?.strip_suffix(layer)
+}
+
+/// Builds the tape of one micro-batch of a scenario's declared model.
 ///
 /// The boundaries of units break compiled regions (`compile.mode = "regions"`), and leaves inside a
 /// block are entered and left on the tape only if they are units. The loss is entered after the
 /// root has been left, since it is computed outside the model. An operand may extend beyond the end
 /// of its parameter into contiguous parameters after it.
 #[must_use]
-pub fn tape(scenario: &Scenario, sharding: Sharding<'_>) -> Tape {
-    let model = models::declare(scenario, scenario.model.layers);
+pub(crate) fn tape(scenario: &Scenario, model: Declared, sharding: Sharding<'_>) -> Tape {
     let eager;
     let scenario = if frames_are_skipped(scenario, &model.tree, sharding.is_unit) {
         eager = with_mode(scenario, CompileMode::Off);

@@ -1,7 +1,7 @@
 //! The format of hardware profiles: one table of their keys.
 //!
 //! `sim` checks and completes profiles by it, `exec` writes those that it measures by it, and it is
-//! printed as the page `docs/hardware-keys.md`.
+//! printed as the page `docs/reference/hardware-keys.md`.
 
 mod check;
 mod format;

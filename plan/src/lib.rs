@@ -38,6 +38,8 @@ mod recipes;
 pub mod record;
 pub mod scenario;
 pub mod shard;
+#[cfg(test)]
+mod testing;
 pub mod units;
 
 pub use config::Scenario;

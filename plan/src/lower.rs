@@ -25,6 +25,8 @@ use crate::compile::{self, Sharding, WeightAdjacency};
 use crate::config::{AllocatorKind, CudaGraph, OuterStrategy, Scenario, Strategy};
 use crate::ir::{Module, Param, UnitId};
 use crate::memory::{self, AllocError, ReplayError};
+use crate::models::declare::Tree;
+use crate::models::{self, Declared};
 use crate::program::{Phase, Program, SectionKind, Unit};
 use crate::shard::{
     Group, Layout, LayoutKind, ShardError, UnitSpec, assign_units, build_groups, check_frozen,
@@ -102,13 +104,16 @@ pub(crate) fn plan(
     engine: &Engine,
     lowering: &Lowering,
 ) -> Result<Program, PlanError> {
-    let (modules, params) = compile::modules_and_params(scenario);
-    check_frozen(&scenario.fsdp.frozen, &modules)?;
+    let model = models::declare(scenario, scenario.model.layers);
+    let Tree {
+        modules, params, ..
+    } = &model.tree;
+    check_frozen(&scenario.fsdp.frozen, modules)?;
     if !params.iter().any(|p| p.requires_grad) {
         return Err(PlanError::NothingTrained);
     }
-    let (specs, groups) = units(scenario, lowering, &modules, &params)?;
-    let tape = tape(scenario, engine, lowering, &modules, &specs, &groups);
+    let (specs, groups) = units(scenario, lowering, modules, params)?;
+    let tape = tape(scenario, engine, lowering, model, &specs, &groups);
     lower(scenario, engine, lowering, &tape, specs, groups)
 }
 
@@ -270,12 +275,15 @@ pub(crate) fn tape_of(
     engine: &Engine,
     lowering: &Lowering,
 ) -> Result<Tape, PlanError> {
-    let (modules, params) = compile::modules_and_params(scenario);
-    let (specs, groups) = units(scenario, lowering, &modules, &params)?;
-    Ok(tape(scenario, engine, lowering, &modules, &specs, &groups))
+    let model = models::declare(scenario, scenario.model.layers);
+    let Tree {
+        modules, params, ..
+    } = &model.tree;
+    let (specs, groups) = units(scenario, lowering, modules, params)?;
+    Ok(tape(scenario, engine, lowering, model, &specs, &groups))
 }
 
-/// Returns the units of a scenario's model, and the groups of their parameters.
+/// Returns the units of a model, and the groups of their parameters.
 fn units(
     scenario: &Scenario,
     lowering: &Lowering,
@@ -299,11 +307,11 @@ fn tape(
     scenario: &Scenario,
     engine: &Engine,
     lowering: &Lowering,
-    modules: &[Module],
+    model: Declared,
     specs: &[UnitSpec],
     groups: &[Group],
 ) -> Tape {
-    let mut is_unit = vec![false; modules.len()];
+    let mut is_unit = vec![false; model.tree.modules.len()];
     for m in specs.iter().flat_map(|s| &s.modules) {
         is_unit[m.index()] = true;
     }
@@ -312,7 +320,7 @@ fn tape(
         is_unit: &|m| is_unit[m.index()],
         adjacency: &|p| adjacency[p.index()],
     };
-    compile::tape(scenario, sharding)
+    compile::tape(scenario, model, sharding)
 }
 
 /// Returns what is contiguous for each parameter and the next one in the buffers that kernels read

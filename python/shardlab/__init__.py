@@ -1,7 +1,7 @@
 """Predict, prove and run fully sharded (FSDP) training steps.
 
 Every function runs the ``shardlab`` binary and returns the JSON that it prints, as dictionaries.
-``docs/json.md`` describes their keys.
+``docs/reference/json.md`` describes their keys.
 
 A scenario is a file, the name of a shipped one, or a dictionary with the sections of a file::
 

@@ -159,7 +159,7 @@ class Documents(unittest.TestCase):
         self.assertIn(f"\nversion: {shardlab.version()}\n", citation)
 
     def test_the_example_of_the_install_page_runs(self):
-        page = self.root / "docs" / "install.md"
+        page = self.root / "docs" / "how-to" / "install.md"
         (example,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
         printed = io.StringIO()
         names = {}

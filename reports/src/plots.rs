@@ -6,17 +6,18 @@
 mod draw;
 mod heat;
 mod losses;
-mod memory;
 pub mod palette;
+mod pareto;
 mod scatter;
 mod steps;
+mod svg;
 pub mod timeline;
 
 pub(crate) use draw::escape;
 pub use heat::{Cell, Measure, Row, heat};
 pub use losses::{Curve, curves};
-pub use memory::memory;
 pub use palette::{Palette, SERIES};
+pub use pareto::{Spot, pareto};
 pub use scatter::scatter;
 pub use steps::{StepBar, steps};
 pub use timeline::{Timeline, timeline};
@@ -32,8 +33,40 @@ pub struct Plot {
     pub description: String,
     /// An `<svg>` element with colour variables.
     pub svg: String,
-    /// Legend: index of the colour, and its meaning.
-    pub legend: Vec<(usize, String)>,
+    /// Legend: what an entry looks like, and its meaning.
+    pub legend: Vec<(Key, String)>,
+}
+
+/// What an entry of a legend looks like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Key {
+    /// A filled mark in the colour of a series, or of a kind of work.
+    Series(usize),
+    /// A filled mark in the colour of a family of memory.
+    Memory(usize),
+    /// Exposed time.
+    Exposed,
+    /// A hollow mark, for points that are not recommended.
+    Hollow,
+    /// A solid line in the colour of text.
+    Line,
+    /// A dashed line in the colour of a limit.
+    Limit,
+}
+
+impl Key {
+    /// Returns the class of the mark in the page's style.
+    #[must_use]
+    pub fn class(self) -> String {
+        match self {
+            Self::Series(i) => format!("k{}", i % SERIES),
+            Self::Memory(i) => format!("m{}", i % SERIES),
+            Self::Exposed => "k8".to_owned(),
+            Self::Hollow => "hollow".to_owned(),
+            Self::Line => "solid".to_owned(),
+            Self::Limit => "dashed".to_owned(),
+        }
+    }
 }
 
 impl Plot {

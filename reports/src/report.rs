@@ -32,6 +32,8 @@ pub struct Item {
 pub struct Report {
     /// Title.
     pub title: String,
+    /// Lines below the title: what the numbers rest on, and when and how the report was made.
+    pub about: Vec<String>,
     /// Sections in order.
     pub sections: Vec<Section>,
 }
@@ -73,8 +75,42 @@ pub struct Card {
     pub about: String,
     /// The most important number, with its unit.
     pub head: String,
-    /// More numbers: name and value.
-    pub facts: Vec<(String, String)>,
+    /// How it differs from that of the first run.
+    pub change: Option<Change>,
+    /// More numbers.
+    pub facts: Vec<Fact>,
+}
+
+/// A number of a card.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fact {
+    /// Name.
+    pub name: String,
+    /// Value with its unit.
+    pub value: String,
+    /// How it differs from that of the first run.
+    pub change: Option<Change>,
+}
+
+/// The difference of a number from that of the first run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// The difference, with its sign.
+    pub by: String,
+    /// Whether that is better; `None` if the numbers tie or do not rank the runs.
+    pub is_better: Option<bool>,
+}
+
+impl Change {
+    /// Returns the difference, marked if it is better or worse.
+    #[must_use]
+    pub fn text(&self) -> String {
+        match self.is_better {
+            Some(true) => format!("{} better", self.by),
+            Some(false) => format!("{} worse", self.by),
+            None => self.by.clone(),
+        }
+    }
 }
 
 /// A table.

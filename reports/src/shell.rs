@@ -8,6 +8,13 @@ pub fn command(verb: &str, scenario: &str, overrides: &[String]) -> String {
     format!("shardlab {verb} {}{set}", quoted(scenario))
 }
 
+/// Joins words to a command, each quoted if it needs to be.
+#[must_use]
+pub fn joined<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
+    let words: Vec<String> = words.into_iter().map(quoted).collect();
+    words.join(" ")
+}
+
 /// Quotes a word for a shell.
 fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);

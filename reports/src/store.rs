@@ -28,7 +28,7 @@ mod write;
 pub use cap::Cap;
 pub use entry::{Entry, Term};
 pub use error::StoreError;
-pub use id::{Id, day};
+pub use id::{Id, day, minute};
 pub use known::{Known, Saved};
 
 use crate::view::RunView;

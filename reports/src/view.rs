@@ -3,6 +3,7 @@
 mod alive;
 mod counts;
 mod instr;
+mod memory;
 mod settings;
 mod work;
 
@@ -10,6 +11,7 @@ pub use alive::{Alive, alive_at, largest, launched_after};
 pub(crate) use counts::{changed_counts, deltas};
 pub use instr::InstrView;
 pub(crate) use instr::Names;
+pub use memory::{Family, MemoryCurve, Sample, Stack};
 pub(crate) use settings::HARDWARE;
 pub use settings::{Difference, ScenarioView, differences, what_if};
 pub use shardlab_plan::record::Work;

@@ -230,6 +230,38 @@ pub fn is_settable(policy: PolicyKind, setting: &str) -> bool {
     }
 }
 
+/// Returns the helpful changes that a user of this policy can make: fastest first, then those that
+/// save the most memory.
+#[must_use]
+pub fn improvements<'a>(
+    base: &Effect,
+    all: &'a [WhatIf],
+    policy: PolicyKind,
+) -> Vec<(&'a WhatIf, &'a Effect)> {
+    let mut worth: Vec<(&WhatIf, &Effect)> = all
+        .iter()
+        .filter(|w| {
+            w.change
+                .overrides
+                .iter()
+                .all(|set| is_settable(policy, set))
+        })
+        .filter_map(|w| Some((w, w.effect.as_ref().ok()?)))
+        .filter(|(_, e)| e.improves(base))
+        .collect();
+    let faster = |e: &Effect| e.is_faster_than(base);
+    worth.sort_by(|(_, a), (_, b)| {
+        faster(b).cmp(&faster(a)).then_with(|| {
+            if faster(a) {
+                b.tokens_per_s.total_cmp(&a.tokens_per_s)
+            } else {
+                a.peak_reserved.cmp(&b.peak_reserved)
+            }
+        })
+    });
+    worth
+}
+
 /// Returns the changes that are tried on a scenario.
 #[must_use]
 pub fn candidates(base: &Scenario, profile: &Profile) -> Vec<Change> {

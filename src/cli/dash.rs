@@ -6,7 +6,7 @@ use super::output::{Failure, Out, Status};
 use crate::dash::scenarios::Changes;
 use crate::dash::theme::Name;
 use crate::dash::{Options, Source, run as show, state};
-use shardlab_plan::scenario::{self, shipped};
+use shardlab_plan::scenario::{self, is_example, shipped};
 use shardlab_reports::gate::baseline;
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, stdin, stdout};
@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// Scenario files, folders of them, or names of shipped ones; all shipped ones are listed after
-    /// them
+    /// Scenario files, folders of them, or names of shipped ones; the shipped examples are listed
+    /// after them
     #[arg(value_name = "SCENARIO")]
     scenarios: Vec<PathBuf>,
     #[command(flatten)]
@@ -126,11 +126,8 @@ fn sources(asked: &[PathBuf]) -> Result<(Vec<Source>, usize), Failure> {
             .map_while(|l| l.strip_prefix('#'))
             .map(str::trim)
             .collect();
-        all.push(Source::new(
-            (*name).to_owned(),
-            PathBuf::from(name),
-            about.join(" "),
-        ));
+        let source = Source::new((*name).to_owned(), PathBuf::from(name), about.join(" "));
+        all.push(source.for_tests(!is_example(name)));
     }
     Ok((all, asked))
 }

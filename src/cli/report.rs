@@ -11,7 +11,8 @@ use super::table::option_of;
 use crate::predict::{PredictError, predict};
 use shardlab_reports::RunView;
 use shardlab_reports::report::{Block, Item, Report, Table, html, markdown};
-use shardlab_reports::store::{Store, is_run_dir, open_dir};
+use shardlab_reports::shell;
+use shardlab_reports::store::{Store, is_run_dir, minute, open_dir};
 use shardlab_sim::Options;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -75,6 +76,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
             summary.blocks.push(Block::Table(table));
         }
     }
+    report.about.push(made());
     let pictures = args.png.then(|| pictures(&args.out)).flatten();
     if let Some((folder, _)) = &pictures {
         let is_new = !folder.exists();
@@ -103,6 +105,18 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         text.len().div_ceil(1024)
     ))?;
     Ok(Status::Done)
+}
+
+/// Says when and how the report was made.
+fn made() -> String {
+    let words = std::env::args_os().skip(1);
+    let words: Vec<String> = words.map(|w| w.to_string_lossy().into_owned()).collect();
+    let command = shell::joined(words.iter().map(String::as_str));
+    format!(
+        "Made {} with shardlab {}: shardlab {command}",
+        minute(),
+        env!("CARGO_PKG_VERSION")
+    )
 }
 
 /// Returns the medians of the runs, grouped by some options.

@@ -15,6 +15,7 @@ use super::sweep::SweepView;
 use super::theme::Theme;
 use super::timeline::Timeline;
 use super::train::Training;
+use super::whatif::WhatIfView;
 use super::whole::Whole;
 use ratatui::layout::{Position, Rect};
 use std::cell::{Cell, RefCell};
@@ -38,11 +39,13 @@ pub enum View {
     Compare,
     /// A gate.
     Gate,
+    /// What changes would do.
+    WhatIf,
 }
 
 impl View {
     /// All views, in the order of their numbers.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Scenarios,
         Self::Timeline,
         Self::Train,
@@ -50,6 +53,7 @@ impl View {
         Self::Runs,
         Self::Compare,
         Self::Gate,
+        Self::WhatIf,
     ];
 
     /// Returns the name of the view.
@@ -63,6 +67,7 @@ impl View {
             Self::Runs => "Runs",
             Self::Compare => "Compare",
             Self::Gate => "Gate",
+            Self::WhatIf => "What-if",
         }
     }
 }
@@ -118,6 +123,8 @@ pub enum Purpose {
     Gate,
     /// Writing a baseline.
     Bless,
+    /// Predicting changes.
+    Explain,
 }
 
 impl Purpose {
@@ -137,6 +144,7 @@ impl Purpose {
             Self::Compare => "comparing",
             Self::Gate => "gating",
             Self::Bless => "blessing",
+            Self::Explain => "explaining",
         }
     }
 }
@@ -167,6 +175,8 @@ pub enum Hit {
     Point(usize),
     /// A row of the runs.
     Run(usize),
+    /// A change of the what-if view.
+    Change(usize),
     /// A lane of the timeline, by row. The column determines the time.
     Lane(usize),
     /// The rest of the timeline, where only the column matters.
@@ -199,6 +209,8 @@ pub struct App {
     pub compare: CompareView,
     /// State of the gate.
     pub gate: GateView,
+    /// State of the what-if view.
+    pub whatif: WhatIfView,
     /// The full text on the selected scenario or the training, if it is shown.
     pub whole: Option<Whole>,
     /// The help, if it is shown.
@@ -239,6 +251,7 @@ impl App {
             runs: RunsView::default(),
             compare: CompareView::default(),
             gate: GateView::default(),
+            whatif: WhatIfView::default(),
             whole: None,
             help: None,
             prompt: None,
@@ -275,6 +288,7 @@ impl App {
             scenario: self.scenarios.current().map(|s| s.key.clone()),
             overrides: self.scenarios.overrides.clone(),
             filter: self.scenarios.filter.clone(),
+            with_tests: self.scenarios.with_tests,
             sweep_sort: self.sweep.sort,
             sweep_reversed: self.sweep.reversed,
             axes: self.sweep.axes.clone(),
@@ -308,6 +322,7 @@ impl App {
             View::Runs => Place::Runs,
             View::Compare => Place::Compare,
             View::Gate => Place::Gate,
+            View::WhatIf => Place::WhatIf,
         }
     }
 
@@ -369,6 +384,7 @@ impl App {
             Task::Compare(Runs(runs)) => (Purpose::Compare, format!("{} runs", runs.len())),
             Task::Gate(setup, _) => (Purpose::Gate, setup.name()),
             Task::Bless(judged) => (Purpose::Bless, judged.facts.scenario.clone()),
+            Task::Explain(setup) => (Purpose::Explain, setup.name()),
         };
         let mut effects = match purpose {
             Purpose::Open

@@ -13,6 +13,7 @@ mod scenarios;
 mod sweep;
 mod timeline;
 mod train;
+mod whatif;
 
 use super::app::{App, View};
 use ratatui::Frame;
@@ -44,10 +45,12 @@ pub fn draw(app: &App, frame: &mut Frame<'_>) {
         View::Runs => runs::draw(app, buf, body),
         View::Compare => page::compare(app, buf, body),
         View::Gate => page::gate(app, buf, body),
+        View::WhatIf => whatif::draw(app, buf, body),
     }
     if let Some(whole) = &app.whole {
         match app.view {
             View::Train => train::whole(app, whole, buf, body),
+            View::WhatIf => whatif::whole(app, whole, buf, body),
             _ => scenarios::whole(app, whole, buf, body),
         }
     }

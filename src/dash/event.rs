@@ -4,6 +4,7 @@ use super::export::Export;
 use super::glance::{Brief, Glance};
 use super::lanes::Lanes;
 use super::state::Saved;
+use super::whatif::Explained;
 use ratatui::crossterm::event::{KeyEvent, MouseEvent};
 use shardlab_plan::scenario::BatchUnit;
 use shardlab_reports::RunView;
@@ -88,6 +89,8 @@ pub enum News {
     Compared(Arc<super::tables::Page>),
     /// The verdict of a gate, and the facts that it judged.
     Gated(Arc<super::tables::Page>, Arc<Judged>),
+    /// What changes would do.
+    Explained(Arc<Explained>),
     /// The job is done.
     Done,
     /// The job was cancelled.
@@ -230,6 +233,8 @@ pub enum Task {
     Gate(Setup, PathBuf),
     /// Make the result of a gate the baseline.
     Bless(Arc<Judged>),
+    /// Predict what changes would do.
+    Explain(Setup),
 }
 
 /// Result of a gate, which can become the baseline.

@@ -79,7 +79,7 @@ mod tests {
         help.search = "critical".into();
         let found = help.lines();
         assert!(
-            found.len() < 5
+            found.len() < 8
                 && found
                     .iter()
                     .any(|l| matches!(l, HelpLine::Keys(k, _) if k == "c"))

@@ -127,6 +127,14 @@ pub enum Command {
     Pair,
     /// Stretch the other run to the same length.
     Stretch,
+    /// List the scenarios for tests, or hide them.
+    Tests,
+    /// Show what changes would do.
+    WhatIf,
+    /// Show all changes, or only those that help.
+    All,
+    /// Undo the change that was applied last.
+    Undo,
 }
 
 /// Where a key has a meaning. Keys that a place does not bind may be bound by
@@ -153,6 +161,8 @@ pub enum Place {
     Compare,
     /// The gate.
     Gate,
+    /// What changes would do.
+    WhatIf,
     /// A question.
     Confirm,
     /// The full text on a scenario or a training.
@@ -163,7 +173,7 @@ pub enum Place {
 
 impl Place {
     /// All places, in the order of the help.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Everywhere,
         Self::Scenarios,
         Self::Options,
@@ -174,6 +184,7 @@ impl Place {
         Self::Runs,
         Self::Compare,
         Self::Gate,
+        Self::WhatIf,
         Self::Confirm,
         Self::Whole,
         Self::Help,
@@ -193,6 +204,7 @@ impl Place {
             Self::Runs => "Runs",
             Self::Compare => "Compare",
             Self::Gate => "Gate",
+            Self::WhatIf => "What-if",
             Self::Confirm => "When asked to confirm",
             Self::Whole => "All of a message or a prediction",
             Self::Help => "Help",
@@ -303,6 +315,7 @@ table! {
     Everywhere: [c('5')] C::View(4), "", "runs";
     Everywhere: [c('6')] C::View(5), "", "compare";
     Everywhere: [c('7')] C::View(6), "", "gate";
+    Everywhere: [c('8')] C::View(7), "", "what-if: what changes would do";
     Everywhere: [c('t')] C::Theme, "", "next theme: dark, light, safe (colour-blind), mono";
     Everywhere: [ctrl('t')] C::Mouse, "", "mouse on or off; off, the terminal selects text";
     Everywhere: [k(KeyCode::Esc)] C::Back, "", "close, clear the filter, or cancel";
@@ -323,8 +336,10 @@ table! {
     Scenarios: [c('b')] C::Gate, "gate", "check it against its baseline";
     Scenarios: [c('y')] C::Copy, "", "show and copy the command with all changes";
     Scenarios: [c('W')] C::Write, "", "write it with all changes to a scenario file";
-    Scenarios: [c('e')] C::ShowAll, "all", "show the full message or prediction";
-    Scenarios: [c('/')] C::Filter, "search", "search: words, !word, and fields as in `step<100 fits=yes policy=fsdp2`";
+    Scenarios: [c('i')] C::WhatIf, "what-if", "predict what changes would do";
+    Scenarios: [c('T')] C::Tests, "", "list the scenarios for tests and benchmarks, or hide them";
+    Scenarios: [c('e')] C::ShowAll, "", "show the full message or prediction";
+    Scenarios: [c('/')] C::Filter, "search", "search: names first, then descriptions; !word, and fields as in `step<100 fits=yes policy=fsdp2`";
     Scenarios: [c('D')] C::ResetAll, "", "revert all changes";
 
     Options: [k(KeyCode::Enter)] C::Enter, "edit", "edit the value; the prediction follows as you type";
@@ -340,7 +355,8 @@ table! {
     Options: [c('a')] C::Add, "+axis", "make the selected option an axis of the sweep";
     Options: [c('y')] C::Copy, "", "show and copy the command with all changes";
     Options: [c('W')] C::Write, "", "write it with all changes to a scenario file";
-    Options: [c('e')] C::ShowAll, "", "show the full message or prediction";
+    Options: [c('i')] C::WhatIf, "", "predict what changes would do";
+    Options: [c('e')] C::ShowAll, "", "show everything on the selected option, or the full message";
     Options: [c('/')] C::Filter, "search", "search among the options";
     Options: [c('d'), k(KeyCode::Backspace), k(KeyCode::Delete)] C::Reset, "", "revert the selected option";
     Options: [c('D')] C::ResetAll, "", "revert all changes";
@@ -408,6 +424,15 @@ table! {
     Gate: [c('B')] C::Bless, "bless", "make this result the new baseline (asks first)";
     Gate: [c('f')] C::Folder, "folder", "choose another folder of baselines";
     Gate: [k(KeyCode::Esc)] C::Back, "", "cancel";
+
+    WhatIf: [k(KeyCode::Enter)] C::Enter, "apply", "apply the selected change to the options";
+    WhatIf: [c('u')] C::Undo, "undo", "undo the change that was applied last";
+    WhatIf: [c('a')] C::All, "all", "show every change, also those without gain or impossible ones";
+    WhatIf: [c('e')] C::ShowAll, "why", "show exposed time, memory, critical path, compile modes and slower parts";
+    WhatIf: [c('i'), c('R')] C::WhatIf, "again", "predict them again";
+    WhatIf: [c('r')] C::Simulate, "sim", "simulate the scenario as it is, and open the timeline";
+    WhatIf: [c('y')] C::Copy, "", "show and copy the command with all changes";
+    WhatIf: [k(KeyCode::Esc)] C::Back, "", "cancel";
 
     Confirm: [c('y'), k(KeyCode::Enter)] C::Enter, "yes", "yes, do it";
     Confirm: [c('n'), k(KeyCode::Esc), ctrl('c')] C::Back, "no", "no, cancel";

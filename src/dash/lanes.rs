@@ -4,12 +4,11 @@ pub mod bins;
 pub mod memory;
 mod walk;
 
-use memory::Curve;
 use shardlab_plan::ir::{StreamId, UnitId};
 use shardlab_plan::program::Phase;
 use shardlab_plan::record::{Blocker, Cause};
 use shardlab_reports::RunView;
-use shardlab_reports::view::{InstrView, Work};
+use shardlab_reports::view::{InstrView, MemoryCurve, Work};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -114,7 +113,7 @@ pub struct Lanes {
     /// Segments, sorted by start.
     pub segments: Vec<Segment>,
     /// Memory curve.
-    pub memory: Curve,
+    pub memory: MemoryCurve,
     /// Lane and index in the lane of each span.
     places: Vec<(u32, u32)>,
 }
@@ -177,7 +176,7 @@ impl Lanes {
             gaps,
             longest,
             segments: segments(&view, &lanes),
-            memory: Curve::new(&view),
+            memory: MemoryCurve::new(&view),
             places,
             lanes,
             view,

@@ -8,7 +8,7 @@ use super::keys::{self, Command, Place};
 use super::line::Line;
 use super::options;
 use super::prompt::{Asks, Prompt};
-use super::query::Query;
+use super::query::{Query, unfinished};
 use super::state::Saved;
 use super::whole::Whole;
 use std::collections::BTreeMap;
@@ -28,6 +28,8 @@ pub struct Source {
     pub about: String,
     /// Its numbers without changes, once they are known.
     pub brief: Option<Result<Brief, String>>,
+    /// Whether it was made for tests and benchmarks, and is not an example.
+    pub is_test: bool,
 }
 
 impl Source {
@@ -43,6 +45,38 @@ impl Source {
             key,
             about,
             brief: None,
+            is_test: false,
+        }
+    }
+
+    /// Marks it as made for tests and benchmarks.
+    #[must_use]
+    pub fn for_tests(self, is_test: bool) -> Self {
+        Self { is_test, ..self }
+    }
+}
+
+/// How well a name matches the words of a search, best first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Match {
+    Exact,
+    Prefix,
+    Within,
+    /// Only the description matches, or the search has no words.
+    Elsewhere,
+}
+
+impl Match {
+    fn of(name: &str, search: &str) -> Self {
+        let (name, search) = (name.to_lowercase(), search.to_lowercase());
+        let plain = |w: &&str| !w.starts_with('!') && unfinished(w).is_none();
+        let words: Vec<&str> = search.split_whitespace().filter(plain).collect();
+        match words.join(" ").as_str() {
+            "" => Self::Elsewhere,
+            all if name == all => Self::Exact,
+            all if name.starts_with(all) => Self::Prefix,
+            _ if words.iter().all(|w| name.contains(w)) => Self::Within,
+            _ => Self::Elsewhere,
         }
     }
 }
@@ -78,6 +112,8 @@ pub struct Scenarios {
     pub cursor: Cursor,
     /// Filter.
     pub filter: String,
+    /// Whether scenarios for tests and benchmarks are listed. A search finds them in any case.
+    pub with_tests: bool,
     /// The pane that receives keys.
     pub pane: Pane,
     /// Selected option among those that match the search.
@@ -122,6 +158,7 @@ impl Scenarios {
     pub(super) fn restore(&mut self, saved: &Saved) {
         self.overrides.clone_from(&saved.overrides);
         self.filter.clone_from(&saved.filter);
+        self.with_tests = saved.with_tests;
         let key = saved.scenario.as_deref().unwrap_or_default();
         if !self.select(key) {
             self.filter.clear();
@@ -203,12 +240,29 @@ impl Scenarios {
                 more: &|field| (field == "name").then(|| s.name.clone()),
             })
         };
-        (0..self.sources.len())
+        let listed = |s: &Source| self.with_tests || !s.is_test || !self.filter.is_empty();
+        let mut rows: Vec<usize> = (0..self.sources.len())
             .filter(|&i| {
                 let source = &self.sources[i];
-                self.held.as_ref() == Some(&source.key) || keeps(source)
+                self.held.as_ref() == Some(&source.key) || (listed(source) && keeps(source))
             })
-            .collect()
+            .collect();
+        // Names that match come first, and examples before tests.
+        rows.sort_by_key(|&i| {
+            let source = &self.sources[i];
+            (Match::of(&source.name, &self.filter), source.is_test)
+        });
+        rows
+    }
+
+    /// Returns the number of scenarios that are not listed because they are for tests.
+    #[must_use]
+    pub fn hidden(&self) -> usize {
+        let tests = self.sources.iter().filter(|s| s.is_test).count();
+        match self.with_tests || !self.filter.is_empty() {
+            true => 0,
+            false => tests,
+        }
     }
 
     /// Returns the selected scenario.
@@ -416,6 +470,8 @@ pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
         }
         Command::Enter => edit(app),
         Command::ShowAll => app.whole = Some(Whole::default()),
+        Command::Tests => return show_tests(app),
+        Command::WhatIf => return super::whatif::open(app),
         Command::Add => super::sweep::add_option(app),
         Command::Reset => {
             if let Some(option) = app.scenarios.option() {
@@ -464,6 +520,17 @@ pub(super) fn selected(app: &mut App) -> Vec<Effect> {
     app.predict()
 }
 
+/// Lists the scenarios for tests, or hides them. The selected scenario stays selected.
+fn show_tests(app: &mut App) -> Vec<Effect> {
+    let s = &mut app.scenarios;
+    let key = s.current().map(|c| c.key.clone());
+    s.with_tests = !s.with_tests;
+    if let Some(key) = key {
+        s.select(&key);
+    }
+    Vec::new()
+}
+
 fn clear(app: &mut App) -> Vec<Effect> {
     let s = &mut app.scenarios;
     if s.filter.is_empty() {
@@ -485,8 +552,14 @@ pub(super) fn filter(app: &mut App, text: &str) -> Vec<Effect> {
     s.filter = text.to_owned();
     // While typing, only the filter decides.
     s.held = None;
-    let stays = s.anchor.clone().is_some_and(|k| s.select(&k))
-        || before.clone().is_some_and(|k| s.select(&k));
+    let best = s
+        .rows()
+        .first()
+        .map(|&i| Match::of(&s.sources[i].name, text));
+    let stays = [s.anchor.clone(), before.clone()]
+        .into_iter()
+        .flatten()
+        .any(|key| s.select(&key) && s.current().map(|c| Match::of(&c.name, text)) == best);
     if !stays {
         s.cursor.at = 0;
     }

@@ -23,6 +23,8 @@ pub struct Saved {
     pub overrides: BTreeMap<String, BTreeMap<String, String>>,
     /// Filter of the scenario list.
     pub filter: String,
+    /// Whether scenarios for tests are listed.
+    pub with_tests: bool,
     /// Index of the column by which the sweep is sorted.
     pub sweep_sort: usize,
     /// Whether the sweep's order is reversed.
@@ -41,6 +43,7 @@ impl Default for Saved {
             scenario: None,
             overrides: BTreeMap::new(),
             filter: String::new(),
+            with_tests: false,
             sweep_sort: 0,
             sweep_reversed: false,
             axes: Vec::new(),

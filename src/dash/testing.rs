@@ -1,6 +1,6 @@
 //! Runs and dashboards for tests.
 
-use super::app::App;
+use super::app::{App, Tone};
 use super::draw::draw;
 use super::event::{Effect, Event, Message, News, Setup};
 use super::glance::{Brief, Glance};
@@ -8,9 +8,12 @@ use super::lanes::Lanes;
 use super::options;
 use super::scenarios::Source;
 use super::state::Saved;
+use super::tables::Table;
 use super::theme::{Depth, Name, Theme};
 use super::update::update;
-use crate::predict::{Profiles, predict};
+use super::whatif::{Explained, Group, Proposal};
+use crate::analysis::whatif::Effect as WhatIfEffect;
+use crate::predict::{Fit, Profiles, predict};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
@@ -330,6 +333,79 @@ pub(crate) fn glance(name: &str, set: &[&str], step_ms: f64) -> Arc<Glance> {
         values: options::values(&scenario),
         digest: "0123456789abcdef".into(),
     })
+}
+
+/// Returns hand-made changes to the selected scenario.
+pub(crate) fn explained(stage: &Stage) -> Explained {
+    let gib = |x: f64| Bytes((x * f64::from(1 << 30)) as u64);
+    let effect = |step_ms: f64, reserved: f64, fit: Fit| WhatIfEffect {
+        step_ms,
+        tokens_per_s: 8_192_000.0 / step_ms,
+        counted_in: BatchUnit::Tokens,
+        peak_allocated: gib(reserved - 2.0),
+        peak_reserved: gib(reserved),
+        peak_device: gib(reserved + 1.0),
+        free_bytes: Some(gib(139.0 - reserved).0.cast_signed()),
+        has_headroom: true,
+        fit,
+    };
+    let proposal = |group, set: &str, outcome| Proposal {
+        group,
+        label: set.to_owned(),
+        overrides: set.split(' ').map(str::to_owned).collect(),
+        outcome,
+    };
+    let ok = |step_ms, reserved| Ok(effect(step_ms, reserved, Fit::Fits));
+    let reason = "fsdp.copy_engine_all_gather needs NVLink between all GPUs of the mesh";
+    let mut table = Table::new(
+        "Exposed time: 17.08 ms (1.6 %)",
+        &["cause", "waited for", ">ms"],
+    );
+    for (cause, name, ms) in [
+        ("tail", "reduce_scatter", "11.28"),
+        ("wire", "all_gather", "5.80"),
+    ] {
+        table.row(Tone::Plain, [cause, name, ms].map(str::to_owned));
+    }
+    Explained {
+        setup: stage.app.setup().unwrap(),
+        verdict: (
+            Tone::Good,
+            "fits with 82.00 GiB free; 1,076.70 ms per step, measured ± 5.8 %".into(),
+        ),
+        why: "bound by computation: the compute stream is busy 98 % of the step".into(),
+        warnings: vec!["model.vocab=128257 is not a multiple of 8".into()],
+        base: effect(1076.7, 57.0, Fit::Fits),
+        basis: None,
+        proposals: vec![
+            proposal(Group::Faster, "compile.mode=blocks", ok(951.2, 57.0)),
+            proposal(Group::Faster, "fsdp.prefetch_forward=2", ok(1060.1, 58.5)),
+            proposal(
+                Group::Smaller,
+                "train.recompute=full train.recompute_layers=16",
+                ok(1240.5, 31.25),
+            ),
+            proposal(
+                Group::OtherTraining,
+                "train.micro_batch=4",
+                Ok(effect(
+                    2101.0,
+                    120.0,
+                    Fit::Exceeds {
+                        over: gib(3.0),
+                        out_of_memory: None,
+                    },
+                )),
+            ),
+            proposal(Group::NoGain, "fsdp.prefetch_forward=0", ok(1101.5, 56.5)),
+            proposal(
+                Group::Impossible,
+                "fsdp.copy_engine_all_gather=true",
+                Err(reason.to_owned()),
+            ),
+        ],
+        tables: vec![table],
+    }
 }
 
 /// A dashboard without an outside: effects are collected, and messages are sent by hand.

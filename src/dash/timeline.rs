@@ -6,7 +6,7 @@ pub(super) use commands::{command, jump};
 
 use super::lanes::Lanes;
 use super::lanes::bins::{Bin, Window};
-use super::lanes::memory::Column;
+use super::lanes::memory::{self, Column};
 use shardlab_plan::record::Cause;
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -193,8 +193,9 @@ impl Timeline {
             })
         });
         let memory = [0, 1].map(|r| {
-            self.run(r)
-                .map_or_else(Vec::new, |run| run.memory.columns(self.view_of(r), columns))
+            self.run(r).map_or_else(Vec::new, |run| {
+                memory::columns(&run.memory, self.view_of(r), columns)
+            })
         });
         let all = Window {
             from: 0,

@@ -13,7 +13,9 @@ use super::options;
 use super::prompt::{Asks, Prompt};
 use super::scenarios::Refused;
 use super::train::End;
-use super::{compare, export, fields, gate, runs, scenarios, sweep, timeline, train, whole};
+use super::{
+    compare, export, fields, gate, runs, scenarios, sweep, timeline, train, whatif, whole,
+};
 use mouse::mouse;
 use ratatui::crossterm::event::{KeyEvent, KeyEventKind};
 use shardlab_reports::gate::baseline::FOLDERS;
@@ -82,7 +84,10 @@ fn key(app: &mut App, key: KeyEvent) -> Vec<Effect> {
         }
         Command::View(n) => {
             app.view = View::ALL[usize::from(n).min(View::ALL.len() - 1)];
-            return Vec::new();
+            return match app.view {
+                View::WhatIf => whatif::open(app),
+                _ => Vec::new(),
+            };
         }
         Command::Theme => {
             app.theme = app.theme.next();
@@ -124,6 +129,7 @@ fn in_view(app: &mut App, command: Command) -> Vec<Effect> {
         View::Runs => runs::command(app, command),
         View::Compare => compare::command(app, command),
         View::Gate => gate::command(app, command),
+        View::WhatIf => whatif::command(app, command),
     }
 }
 
@@ -379,6 +385,7 @@ fn news(app: &mut App, id: JobId, news: News) -> Vec<Effect> {
                     app.train.ranks.clear();
                 }
                 Purpose::Sweep => app.sweep.error = Some(reason.clone()),
+                Purpose::Explain => app.whatif.error = Some(reason.clone()),
                 Purpose::Store => {
                     app.runs.store_error = Some(reason);
                     return Vec::new();
@@ -389,6 +396,7 @@ fn news(app: &mut App, id: JobId, news: News) -> Vec<Effect> {
             app.say(Tone::Bad, format!("{}: {first}", job.purpose.name()));
         }
         _ if stale => {}
+        News::Explained(found) => app.whatif.arrived(found),
         News::Note(text) => {
             if job.purpose == Purpose::Train {
                 app.train.notes.push(text.clone());

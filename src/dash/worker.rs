@@ -3,6 +3,7 @@
 //! Predictions share one thread, which only answers the newest request. Every job has its own
 //! thread. A panic in any of them is a failed job, nothing else.
 
+mod explain;
 mod predict;
 mod sweep;
 mod train;
@@ -230,6 +231,7 @@ fn perform(
             let store = folders.store.as_deref();
             train::train(asked, trainer, store, reporter, stop)
         }
+        Task::Explain(setup) => explain::explain(&setup, profiles, reporter, stop),
         Task::Sweep { setup, axes } => sweep::sweep(&setup, &axes, profiles, reporter, stop),
         Task::ListStore => {
             let runs = judge::stored(folders.store.as_deref())?;

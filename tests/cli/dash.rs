@@ -207,6 +207,45 @@ fn a_session_from_a_changed_option_to_a_comparison() {
     assert_eq!(tmux.settings("last"), before);
 }
 
+/// The first session starts on the example of the documentation; scenarios for tests are listed on
+/// request. The view of changes applies one with one key and undoes it with another.
+#[test]
+#[ignore = "needs tmux"]
+fn a_first_session_finds_and_applies_a_change() {
+    let tmux = Tmux::start("whatif", 120, 40);
+    tmux.dash("");
+    let screen = tmux.wait("the example", |s| {
+        s.contains("▸ llama3-8b-4xh200") && step(s).is_some()
+    });
+    assert!(screen.contains(" tests "), "{screen}");
+    assert!(!screen.contains("small-native"), "{screen}");
+    // A name that matches exactly comes first.
+    tmux.type_text("/small-native");
+    tmux.wait_for("▸ small-native");
+    tmux.press(&["Enter"]);
+    tmux.type_text("i");
+    let screen = tmux.wait("the changes", |s| {
+        s.contains("What-if small-native") && s.contains("(as it is)") && !s.contains("explaining")
+    });
+    let before = screen
+        .lines()
+        .find(|l| l.contains("▸"))
+        .unwrap_or_default()
+        .to_owned();
+    tmux.press(&["Enter"]);
+    tmux.wait("the applied change", |s| {
+        s.contains("What-if small-native ●") && !s.contains("explaining")
+    });
+    tmux.type_text("1");
+    tmux.wait_for("changed");
+    tmux.type_text("8u");
+    tmux.wait("the changes as before", |s| {
+        s.lines().any(|l| l == before) && !s.contains("●")
+    });
+    tmux.type_text("q");
+    tmux.wait_for("ended with 0");
+}
+
 /// The dashboard follows a resize, handles a terminal that is too small, and restores the terminal
 /// on a signal.
 #[test]

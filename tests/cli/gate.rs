@@ -1188,7 +1188,7 @@ fn the_action_gates_a_repository_of_scenarios() {
 fn the_example_workflow_fits_the_action() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let action = action::read(&std::fs::read_to_string(root.join("action.yml")).unwrap());
-    let workflow = std::fs::read_to_string(root.join("docs/github-gate.yml")).unwrap();
+    let workflow = std::fs::read_to_string(root.join("docs/tutorials/github-gate.yml")).unwrap();
     let calls: Vec<&str> = workflow
         .split("- uses: OWNER/shardlab@REF\n")
         .skip(1)

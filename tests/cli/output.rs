@@ -290,10 +290,10 @@ fn a_reader_that_leaves_early_is_no_failure() {
     }
 }
 
-/// docs/json.md names every key that `--json` prints, in the section of its verb.
+/// docs/reference/json.md names every key that `--json` prints, in the section of its verb.
 #[test]
 fn every_json_key_is_documented() {
-    let docs = include_str!("../../docs/json.md");
+    let docs = include_str!("../../docs/reference/json.md");
     let baselines = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/baselines");
     let folder = tempfile::tempdir().unwrap();
     let store = folder.path().display().to_string();

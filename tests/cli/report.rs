@@ -47,7 +47,18 @@ fn chromium() -> &'static str {
 
 /// Returns the page's elements after its scripts have run, and the browser's complaints.
 fn open(browser: &str, page: &Path, profile: &Path) -> (String, Vec<String>) {
+    open_at(browser, page, profile, None)
+}
+
+/// Like [`open`], in a window of this size.
+fn open_at(
+    browser: &str,
+    page: &Path,
+    profile: &Path,
+    size: Option<&str>,
+) -> (String, Vec<String>) {
     let output = Command::new(browser)
+        .args(size.map(|s| format!("--window-size={s}")))
         .args([
             "--headless",
             "--no-sandbox",
@@ -74,16 +85,27 @@ const seen = [];
 const f = document.querySelector(".timeline");
 const bars = () => f.querySelector(".bars").innerHTML;
 const axis = () => f.querySelector(".axis").textContent;
+const hover = () => f.querySelector(".hover").textContent;
 const whole = [bars(), axis()];
 const click = (act) => f.querySelector('[data-act="' + act + '"]').click();
 const is = (what, ok) => seen.push(what + "=" + ok);
 click("in"); is("zoomed", bars() !== whole[0] && axis() !== whole[1]);
-click("gap"); is("gap", f.querySelector(".hover").textContent.startsWith("exposed by "));
+click("gap"); is("gap", /^exposed by .* waiting for /.test(hover()));
+click("peak"); is("peak", /^memory at .* allocated, .* reserved; /.test(hover()));
+const box0 = f.querySelector(".mem").getAttribute("viewBox");
+click("all"); is("memory-zoom", f.querySelector(".mem").getAttribute("viewBox") !== box0);
+const find = f.querySelector("input[type=search]");
+find.value = "layers.1"; find.dispatchEvent(new Event("input"));
+is("found", /^[1-9][0-9]* matches/.test(hover()));
+find.value = ""; find.dispatchEvent(new Event("input"));
 click("all"); is("reset", bars() === whole[0] && axis() === whole[1]);
 const svg = f.querySelector("svg"), box = svg.getBoundingClientRect();
 for (let i = 0; i < 100; i++)
   svg.dispatchEvent(new PointerEvent("pointermove", { clientX: box.left + box.width * (0.2 + i / 200), clientY: box.top + (box.width * 30) / 1520, bubbles: true }));
-is("hover", / on compute: .* its start waited for /.test(f.querySelector(".hover").textContent));
+is("hover", / on compute: .* its start waited for /.test(hover()));
+const memory = JSON.parse(f.querySelector(".spans").textContent).memory;
+const point = (y) => svg.dispatchEvent(new PointerEvent("pointermove", { clientX: box.left + box.width * 0.5, clientY: box.top + (box.width * y) / 1520, bubbles: true }));
+point(memory.top + memory.height / 2); is("memory-hover", hover().startsWith("memory at "));
 f.querySelector(".plot").dispatchEvent(new KeyboardEvent("keydown", { key: "+", bubbles: true }));
 is("key", axis() !== whole[1]);
 const ground = () => getComputedStyle(document.documentElement).backgroundColor;
@@ -117,8 +139,43 @@ fn a_page_works_in_a_browser() {
         .and_then(|t| t.split('"').next());
     assert_eq!(
         seen,
-        Some("zoomed=true gap=true reset=true hover=true key=true theme=true wide=true")
+        Some(
+            "zoomed=true gap=true peak=true memory-zoom=true found=true reset=true \
+             hover=true memory-hover=true key=true theme=true wide=true"
+        )
     );
+    // Also on a phone, nothing but the plots scrolls sideways.
+    let (dom, _) = open_at(browser, &probed, &profile, Some("390,844"));
+    assert!(dom.contains("wide=true"), "too wide for a phone");
+}
+
+/// A script in the page that zooms one timeline with and without the others.
+const LINKED: &str = r#"<script>
+const [f, g] = document.querySelectorAll(".timeline");
+const axis = (t) => t.querySelector(".axis").textContent;
+const zoom = () => f.querySelector('[data-act="in"]').click();
+const whole = axis(g);
+zoom();
+const together = axis(g) !== whole && axis(g) === axis(f);
+f.querySelector(".linked input").click();
+zoom();
+document.documentElement.setAttribute("data-seen", together + " " + (axis(g) !== axis(f)));
+</script></body>"#;
+
+/// The timelines of two runs move together, until the reader separates them.
+#[test]
+#[ignore = "needs Chromium"]
+fn timelines_move_together() {
+    let dir = tempfile::tempdir().unwrap();
+    let page = dir.path().join("two.html");
+    let out = page.display().to_string();
+    let set = "fsdp.prefetch_forward=0";
+    stdout(&["report", "small-native", "--set-b", set, "--out", &out]);
+    let text = std::fs::read_to_string(&page).unwrap();
+    std::fs::write(&page, text.replace("</body>", LINKED)).unwrap();
+    let (dom, complaints) = open(chromium(), &page, &dir.path().join("profile"));
+    assert!(complaints.is_empty(), "{complaints:?}");
+    assert!(dom.contains("data-seen=\"true true\""));
 }
 
 #[test]
@@ -143,7 +200,7 @@ fn an_option_against_itself_as_markdown_with_pictures() {
         text.contains("| fsdp.prefetch\\_forward | 1 | 0 |"),
         "{text}"
     );
-    for name in ["steps", "streams-0", "streams-1", "memory-0"] {
+    for name in ["streams-0", "streams-1"] {
         assert!(
             text.contains(&format!("(<both-plots/{name}.png>)")),
             "{name}: {text}"
@@ -153,6 +210,37 @@ fn an_option_against_itself_as_markdown_with_pictures() {
         // Width and height; the width is that of every drawing.
         assert_eq!(png[16..20], 1520u32.to_be_bytes(), "{name}");
     }
+}
+
+/// The header says what the numbers rest on, when and how the page was made; of two runs, the
+/// second card says how it differs.
+#[test]
+fn a_page_says_what_it_rests_on_and_what_differs() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("two.html").display().to_string();
+    let set = "fsdp.prefetch_forward=0";
+    stdout(&["report", "llama3-8b-4xh200", "--set-b", set, "--out", &out]);
+    let text = std::fs::read_to_string(&out).unwrap();
+    let header = text.split("<header>").nth(1).unwrap();
+    let header = header.split("</header>").next().unwrap();
+    for words in [
+        "Predicted for 4 x h200-nvlink; measured on ",
+        "step time ±",
+        "UTC with shardlab ",
+        "shardlab report llama3-8b-4xh200 --set-b fsdp.prefetch_forward=0 --out ",
+    ] {
+        assert!(header.contains(words), "{words}: {header}");
+    }
+    let cards: Vec<&str> = text.split("class=\"card\"").skip(1).collect();
+    assert!(!cards[0].contains("class=\"change"), "{}", cards[0]);
+    assert!(cards[1].contains("class=\"change bad\">"), "{}", cards[1]);
+    // One dot per prediction would repeat the cards.
+    assert!(!text.contains("id=\"steps-t\""));
+    assert_eq!(text.matches("class=\"mem\"").count(), 2);
+    assert!(
+        text.contains("device memory 139"),
+        "the limit is always visible"
+    );
 }
 
 #[test]
@@ -172,6 +260,8 @@ fn a_sweep_has_a_map() {
     let text = std::fs::read_to_string(&out).unwrap();
     assert!(text.contains("Step time by fsdp.policy and fsdp.prefetch_forward"));
     assert!(text.contains("; the best is "));
+    assert!(text.contains("Throughput vs. memory by policy, prefetch_forward"));
+    assert!(text.contains("points on the front: "));
     // The command of a point contains its own options, and the common text appears once.
     let out = dir.path().join("sweep.md").display().to_string();
     let axis = "fsdp.prefetch_forward=[0, 1]";

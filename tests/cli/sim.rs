@@ -4,7 +4,7 @@ use crate::{assert_narrow, json, shardlab, stdout};
 use serde_json::Value;
 use std::path::Path;
 
-/// Fields that scripts rely on, as paths; docs/json.md describes them.
+/// Fields that scripts rely on, as paths; docs/reference/json.md describes them.
 const FIELDS: [&str; 24] = [
     "scenario",
     "program_digest",

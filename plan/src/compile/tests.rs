@@ -1,9 +1,10 @@
 //! Tapes against measured allocations, closed forms, and each other.
 
 use super::tape::*;
-use super::{Sharding, WeightAdjacency, modules_and_params, tape};
+use super::{Sharding, WeightAdjacency};
 use crate::config::*;
 use crate::ir::*;
+use crate::models;
 use crate::models::testing::*;
 use std::collections::BTreeMap;
 
@@ -37,6 +38,10 @@ fn build(s: &Scenario) -> Tape {
 }
 
 /// Returns the tape over these units.
+fn tape(s: &Scenario, sharding: Sharding<'_>) -> Tape {
+    super::tape(s, models::declare(s, s.model.layers), sharding)
+}
+
 fn with_units(s: &Scenario, is_unit: &dyn Fn(ModuleId) -> bool) -> Tape {
     tape(s, side_by_side(is_unit))
 }

@@ -230,7 +230,7 @@ impl Declare {
         let above = &modules[parent.index()].path;
         let path = match above.as_str() {
             "" => name.to_owned(),
-            above => format!("{above}.{name}"),
+            above => [above, ".", name].concat(),
         };
         modules.push(Module {
             path,
@@ -383,7 +383,7 @@ impl Declare {
 
     fn hf_name(&self, hf: &str, transposed: bool) -> Option<HfName> {
         (!hf.is_empty()).then(|| HfName {
-            module: format!("{}{hf}", self.hf_prefix),
+            module: [&self.hf_prefix, hf].concat(),
             transposed,
         })
     }
@@ -446,13 +446,15 @@ impl Declare {
                 init,
                 hf,
             };
-            self.param(p.module, new(0, shape, weight, p.hf.clone()));
             if p.bias {
-                let hf = p.hf.map(|hf| HfName {
+                let of_bias = p.hf.clone().map(|hf| HfName {
                     transposed: false,
                     ..hf
                 });
-                self.param(p.module, new(1, out, bias, hf));
+                self.param(p.module, new(0, shape, weight, p.hf));
+                self.param(p.module, new(1, out, bias, of_bias));
+            } else {
+                self.param(p.module, new(0, shape, weight, p.hf));
             }
         }
     }
@@ -462,7 +464,7 @@ impl Declare {
         let path = &self.tree.modules[module.index()].path;
         let leaf = ["weight", "bias"][new.which];
         self.tree.params.push(Param {
-            name: format!("{path}.{leaf}"),
+            name: [path, ".", leaf].concat(),
             modules: smallvec![module],
             shape: new.shape,
             placements: new.placements,

@@ -1,7 +1,7 @@
 //! Scenarios for tests, built by hand.
 
 use crate::config::*;
-use crate::ir::DType;
+use crate::ir::{DType, Module, Param};
 
 /// Returns a scenario of a family with tiny shapes and the usual defaults.
 pub(crate) fn tiny(family: Family) -> Scenario {
@@ -165,4 +165,10 @@ pub(crate) fn gpt2_small() -> Scenario {
     };
     (s.train.micro_batch, s.train.seq_len) = (1, 1024);
     s
+}
+
+/// Returns modules in pre-order and parameters in registration order, without building a graph.
+pub(crate) fn modules_and_params(scenario: &Scenario) -> (Vec<Module>, Vec<Param>) {
+    let tree = super::declare(scenario, scenario.model.layers).tree;
+    (tree.modules, tree.params)
 }

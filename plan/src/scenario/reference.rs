@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 const HEAD: &str = "\
 # Scenario keys
 
-Every key of a scenario file, by section. [scenarios.md](scenarios.md) explains the format.
+Every key of a scenario file, by section. [Scenario files](scenario-files.md) explains the format.
 A default in plain words depends on other keys. Sizes are bytes: integers, or strings such as
 `\"25MiB\"`.
 
@@ -28,7 +28,7 @@ fn about(section: &str) -> &'static str {
         "fsdp" => "The sharding engine and its options.",
         "precision" => "Data types.",
         "compile" => "Compilation and CUDA graphs.",
-        "gate" => "Limits of `shardlab gate`; see [gate.md](gate.md).",
+        "gate" => "Limits of `shardlab gate`; see [the gate](gate.md).",
         _ => "",
     }
 }
@@ -121,19 +121,11 @@ fn text(words: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::assert_page_is_current;
 
-    /// With `INSTA_UPDATE=always`, as for snapshots, the page is written.
     #[test]
     fn the_page_in_the_manual_is_current() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/scenario-keys.md");
-        if std::env::var_os("INSTA_UPDATE").is_some_and(|v| v == "always") {
-            std::fs::write(path, reference()).unwrap();
-        }
-        let current = std::fs::read_to_string(path).is_ok_and(|page| page == reference());
-        assert!(
-            current,
-            "run: shardlab schema --markdown > docs/scenario-keys.md"
-        );
+        assert_page_is_current(&reference(), "scenario-keys.md", "--markdown");
     }
 
     #[test]

@@ -7,7 +7,9 @@ use crate::config::{
     Bias, CudaGraph, Family, Offload, Prefetch, RecomputeLayers, Reshard, Scope, Words,
 };
 use crate::units::Bytes;
-use serde::de::DeserializeOwned;
+use serde::de::value::{Error as InvalidValue, MapDeserializer};
+use serde::de::{DeserializeOwned, Deserializer, Error as _, IntoDeserializer, Visitor};
+use serde::forward_to_deserialize_any;
 use std::sync::LazyLock;
 use toml::de::DeValue;
 
@@ -53,22 +55,51 @@ impl Document {
     pub(crate) fn options<T: DeserializeOwned>(&self, section: &str) -> T {
         let values = Key::of_section(section).filter_map(|key| {
             let value = self.value(key).or(DEFAULTS[key as usize].as_ref())?;
-            Some((key.info().key.to_owned(), json(value)?))
+            let plain = !matches!(value.datum, Datum::Date | Datum::Array(_) | Datum::Table(_));
+            plain.then_some((key.info().key, Plain(value)))
         });
-        let all = serde_json::Value::Object(values.collect());
-        serde_json::from_value(all).unwrap_or_else(|e| panic!("[{section}]: {e}"))
+        T::deserialize(MapDeserializer::new(values)).unwrap_or_else(|e| panic!("[{section}]: {e}"))
     }
 }
 
-/// Returns a plain value as JSON.
-fn json(value: &Value) -> Option<serde_json::Value> {
-    Some(match &value.datum {
-        Datum::Str(s) => s.as_str().into(),
-        Datum::Int(_) => value.integer()?.into(),
-        Datum::Float(x) => (*x).into(),
-        Datum::Bool(b) => (*b).into(),
-        Datum::Date | Datum::Array(_) | Datum::Table(_) => return None,
-    })
+/// Deserializes a string, an integer, a number or a truth value.
+struct Plain<'v>(&'v Value);
+
+impl<'de> Deserializer<'de> for Plain<'de> {
+    type Error = InvalidValue;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Self::Error> {
+        match &self.0.datum {
+            Datum::Str(s) => visitor.visit_borrowed_str(s),
+            Datum::Float(x) => visitor.visit_f64(*x),
+            Datum::Bool(b) => visitor.visit_bool(*b),
+            Datum::Int(_) | Datum::Date | Datum::Array(_) | Datum::Table(_) => {
+                match self.0.integer() {
+                    Some(n) => visitor.visit_u64(n),
+                    None => Err(InvalidValue::custom(
+                        "neither text, a number nor true or false",
+                    )),
+                }
+            }
+        }
+    }
+
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Self::Error> {
+        visitor.visit_some(self)
+    }
+
+    forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit
+        unit_struct newtype_struct seq tuple tuple_struct map struct enum identifier ignored_any
+    }
+}
+
+impl<'de> IntoDeserializer<'de, InvalidValue> for Plain<'de> {
+    type Deserializer = Self;
+
+    fn into_deserializer(self) -> Self {
+        self
+    }
 }
 
 impl<T: Words> Setting for T {

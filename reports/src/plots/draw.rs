@@ -1,8 +1,9 @@
 //! Helpers around plotters: axes with labels, colours as variables, and titles for screen readers.
 
-use super::{Plot, SERIES};
+use super::{Key, Plot, SERIES};
 use plotters::coord::Shift;
 use plotters::prelude::*;
+use shardlab_plan::units::thousands;
 
 /// Width of every plot in its own units; the page scales it.
 pub(super) const WIDTH: u32 = 1520;
@@ -18,10 +19,6 @@ pub(super) const INK: RGBColor = RGBColor(1, 1, 1);
 pub(super) const FAINT: RGBColor = RGBColor(2, 2, 2);
 /// Grid lines.
 pub(super) const GRID: RGBColor = RGBColor(3, 3, 3);
-/// Background.
-pub(super) const GROUND: RGBColor = RGBColor(4, 4, 4);
-/// Limit lines.
-pub(super) const BAD: RGBColor = RGBColor(5, 5, 5);
 
 /// Returns the colour of a series. Colours repeat after the last.
 pub(super) fn series(i: usize) -> RGBColor {
@@ -39,7 +36,7 @@ pub(super) fn plot(
     title: &str,
     description: String,
     height: u32,
-    legend: Vec<(usize, String)>,
+    legend: Vec<(Key, String)>,
     body: impl FnOnce(&Area<'_>) -> Drawn,
 ) -> Plot {
     let mut svg = String::new();
@@ -70,8 +67,6 @@ fn variables(svg: &str) -> String {
         ("#010101", "ink"),
         ("#020202", "faint"),
         ("#030303", "grid"),
-        ("#040404", "ground"),
-        ("#050505", "bad"),
     ];
     let mut out = svg.to_owned();
     for (colour, name) in named {
@@ -99,7 +94,7 @@ pub(super) fn titled(svg: &str, name: &str, title: &str, description: &str) -> S
         size("height").unwrap_or(100),
     );
     format!(
-        "<svg viewBox=\"0 0 {w} {h}\" xmlns=\"http://www.w3.org/2000/svg\" role=\"img\" aria-labelledby=\"{name}-t {name}-d\">\
+        "<svg viewBox=\"0 0 {w} {h}\" style=\"--w:{w}\" xmlns=\"http://www.w3.org/2000/svg\" role=\"img\" aria-labelledby=\"{name}-t {name}-d\">\
          <title id=\"{name}-t\">{}</title><desc id=\"{name}-d\">{}</desc>{}",
         escape(title),
         escape(description),
@@ -129,7 +124,7 @@ pub(super) fn short(x: f64) -> String {
     let a = x.abs();
     let text = match a {
         0.0 => return "0".to_owned(),
-        a if a >= 1000.0 => format!("{x:.0}"),
+        a if a >= 1000.0 => return thousands(x, 0),
         a if a >= 100.0 => format!("{x:.1}"),
         a if a >= 1.0 => format!("{x:.2}"),
         a if a >= 0.001 => format!("{x:.4}"),
@@ -186,7 +181,8 @@ mod tests {
             (0.0, "0"),
             (1.5, "1.5"),
             (2.0, "2"),
-            (1234.5, "1234"),
+            (1234.5, "1,234"),
+            (123_456.0, "123,456"),
             (0.01, "0.01"),
             (1e-7, "1.0e-7"),
             (100.0, "100"),

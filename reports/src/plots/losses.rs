@@ -1,7 +1,7 @@
 //! Curves over steps: losses and gradient norms.
 
 use super::draw::{self, FAINT, GRID, series, short, text};
-use super::{Plot, SERIES};
+use super::{Key, Plot, SERIES};
 use plotters::prelude::*;
 
 /// Maximum number of points per curve.
@@ -36,7 +36,7 @@ pub fn curves(name: &str, title: &str, unit: &str, all: &[Curve]) -> Plot {
     let legend = all
         .iter()
         .enumerate()
-        .map(|(i, c)| (i % SERIES, c.label.clone()))
+        .map(|(i, c)| (Key::Series(i), c.label.clone()))
         .collect();
     let mut plot = draw::plot(name, title, description, 560, legend, |area| {
         let mut chart = ChartBuilder::on(area)

@@ -1,7 +1,7 @@
 //! A scatter plot of predicted against measured times, one point per instruction.
 
-use super::Plot;
 use super::draw::{self, FAINT, GRID, series, short, text};
+use super::{Key, Plot};
 use plotters::prelude::*;
 
 /// Maximum number of points per colour: the longest instructions.
@@ -32,7 +32,7 @@ pub fn scatter(name: &str, title: &str, kinds: &[(String, Vec<(f64, f64)>)]) -> 
     let legend = kinds
         .iter()
         .enumerate()
-        .map(|(i, (k, _))| (i, k.clone()))
+        .map(|(i, (k, _))| (Key::Series(i), k.clone()))
         .collect();
     draw::plot(name, title, description, 760, legend, |area| {
         let mut chart = ChartBuilder::on(area)

@@ -34,13 +34,16 @@ pub fn steps(title: &str, bars: &[StepBar]) -> Plot {
         .chain(ends.flat_map(|(a, b)| [a, b]));
     let x = draw::range(all);
     let description = describe(bars);
+    let longest = bars.iter().map(|b| b.label.chars().count().min(40)).max();
+    // Wide enough for the longest name.
+    let gutter = 14 * longest.unwrap_or(0) as u32 + 24;
     let n = bars.len().max(1);
     let height = 110 + ROW * n as u32;
     draw::plot("steps", title, description, height, vec![], |area| {
         let mut chart = ChartBuilder::on(area)
             .margin(16)
             .set_label_area_size(LabelAreaPosition::Bottom, 80)
-            .set_label_area_size(LabelAreaPosition::Left, 540)
+            .set_label_area_size(LabelAreaPosition::Left, gutter)
             .build_cartesian_2d(x.clone(), 0.0..n as f64)?;
         chart
             .configure_mesh()
@@ -61,7 +64,11 @@ pub fn steps(title: &str, bars: &[StepBar]) -> Plot {
             let (left, _) = (chart.plotting_area().get_pixel_range().0.start, 0);
             let (_, py) = chart.plotting_area().map_coordinate(&(x.start, y));
             let cut = draw::cut(&bar.label, 40);
-            area.draw(&Text::new(cut, (left - 530, py - 12), text(24, &INK)))?;
+            area.draw(&Text::new(
+                cut,
+                (left - gutter as i32 + 10, py - 12),
+                text(24, &INK),
+            ))?;
             let skip = bar.samples.len().div_ceil(POINTS).max(1);
             for s in bar.samples.iter().step_by(skip).filter(|s| s.is_finite()) {
                 chart.draw_series([Circle::new((*s, y), 4, FAINT.stroke_width(1))])?;

@@ -1,29 +1,26 @@
-//! The streams of a step as lanes over time: a standalone drawing, and data for zooming.
+//! A step over time: its streams as lanes, and below them its memory, on one time axis. A
+//! standalone drawing, and data for zooming.
 
-use super::Plot;
-use super::draw::{WIDTH, escape, short, titled};
+mod drawing;
+mod geometry;
+mod memory;
+
+use super::draw::{WIDTH, short, titled};
+use super::{Key, Plot};
 use crate::view::{RunView, Work};
+use drawing::Bar;
+use geometry::{GAP, GUTTER, LANE, TOP};
+use memory::Panel;
 use serde::Serialize;
 use shardlab_plan::record::{Blocker, Cause};
 use std::collections::BTreeMap;
-use std::fmt::Write;
 
-/// Width of the names of lanes.
-const GUTTER: f64 = 190.0;
-/// Height of a lane, including the gap below it.
-const LANE: f64 = 44.0;
-const GAP: f64 = 12.0;
-/// Margin above the lanes and, for the axis, below them.
-const TOP: f64 = 10.0;
-const AXIS: f64 = 44.0;
-/// Distance from the ends within which the label of a tick is not centred.
-const EDGE: f64 = 60.0;
-/// Spans closer than this are drawn as one, and no span is drawn narrower.
-const FINEST: f64 = 0.7;
 /// Maximum number of spans in the data of one timeline: the longest.
 const MAX_SPANS: usize = 20_000;
 /// Maximum number of spans in the data of all timelines of a page: about 4 MB.
-const MAX_SPANS_PER_PAGE: usize = 80_000;
+const MAX_SPANS_PER_PAGE: usize = 72_000;
+/// Number of the colour of exposed time.
+const EXPOSED: usize = 8;
 
 /// Returns the maximum number of spans for each of `timelines` timelines of a page.
 #[must_use]
@@ -40,7 +37,7 @@ pub const fn share(timelines: usize) -> usize {
 pub struct Timeline {
     /// The drawing.
     pub plot: Plot,
-    /// Spans as JSON, for a script.
+    /// Spans and memory as JSON, for a script.
     pub data: String,
     /// Number of spans left out of the data; all are shorter than any span in it.
     pub left_out: usize,
@@ -64,14 +61,18 @@ pub const fn colour(work: Work) -> usize {
 /// Data for the script. Times are nanoseconds since the start of the step.
 #[derive(Serialize)]
 struct Data<'a> {
-    /// Length of the step.
+    /// Length of the time axis: that of the longest step of the page.
     length: u64,
+    /// Length of this step.
+    own: u64,
     /// Geometry of the drawing.
     gutter: f64,
     width: f64,
     top: f64,
     lane: f64,
     gap: f64,
+    /// Height at which the time axis is.
+    axis: f64,
     lanes: Vec<Lane>,
     names: Vec<&'a str>,
     units: Vec<&'a str>,
@@ -80,6 +81,8 @@ struct Data<'a> {
     waits: [&'static str; 7],
     /// Causes of gaps.
     causes: [&'static str; 7],
+    /// Memory, if it was recorded.
+    memory: Option<memory::Data>,
 }
 
 #[derive(Serialize)]
@@ -90,24 +93,89 @@ struct Lane {
     spans: Vec<u64>,
 }
 
-/// A bar of the drawing.
-struct Bar {
-    start: u64,
-    length: u64,
-    colour: usize,
-    text: [u64; 4],
+/// Returns the length of a run's recorded step, nanoseconds.
+#[must_use]
+pub fn length(view: &RunView) -> u64 {
+    (view.recorded().0 / 1000).max(1)
 }
 
-/// Draws the timeline of a run's recorded step, with at most `most` spans for zooming.
+/// Draws the timeline of a run's recorded step over a time axis of `length` nanoseconds, with at
+/// most `most` spans for zooming.
 #[must_use]
-pub fn timeline(name: &str, title: &str, view: &RunView, most: usize) -> Timeline {
-    let run = &view.run;
-    let from = run.recorded_from.0;
-    let length = (run.recorded_to.0.saturating_sub(from) / 1000).max(1);
+pub fn timeline(name: &str, title: &str, view: &RunView, length: u64, most: usize) -> Timeline {
+    let own = self::length(view);
+    let length = length.max(own);
     let mut phases: Vec<&'static str> = Vec::new();
-    let mut lanes: BTreeMap<usize, Vec<Bar>> = BTreeMap::new();
     let mut works: BTreeMap<usize, &'static str> = BTreeMap::new();
-    for span in &run.spans {
+    let mut named = streams(view, &mut phases, &mut works);
+    let mut awaited: Vec<String> = Vec::new();
+    let idle = gaps(view, &mut awaited);
+    let is_exposed = !idle.is_empty();
+    if is_exposed {
+        named.push(("exposed".to_owned(), idle));
+    }
+    for (_, bars) in &mut named {
+        bars.sort_by_key(|b| b.start);
+    }
+    let panel = Panel::new(view, length, geometry::bottom(named.len()));
+    let drawing = drawing::draw(&named, panel.as_ref(), own, length);
+    let mut description = describe(&named, own);
+    if let Some(panel) = &panel {
+        description.push_str(&format!(". Memory: {}", panel.description));
+    }
+    let left_out = limit(&mut named, most);
+    let mut legend: Vec<(Key, String)> = works
+        .into_iter()
+        .map(|(c, n)| (Key::Series(c), n.to_owned()))
+        .collect();
+    if is_exposed {
+        legend.push((Key::Exposed, "exposed: nothing to compute".to_owned()));
+    }
+    legend.extend(panel.iter().flat_map(Panel::legend));
+    let names = view.names.iter().chain(&awaited).map(String::as_str);
+    let data = Data {
+        length,
+        own,
+        gutter: GUTTER,
+        width: f64::from(WIDTH),
+        top: TOP,
+        lane: LANE,
+        gap: GAP,
+        axis: drawing.axis,
+        lanes: named.into_iter().map(lane).collect(),
+        names: names.collect(),
+        units: view.program.units.iter().map(String::as_str).collect(),
+        phases,
+        waits: WAITS,
+        causes: Cause::ALL.map(Cause::name),
+        memory: panel.map(|p| p.data),
+    };
+    Timeline {
+        plot: Plot {
+            name: name.to_owned(),
+            title: title.to_owned(),
+            svg: titled(&drawing.svg, name, title, &description),
+            description,
+            legend,
+        },
+        // Plain data always serialises. `<` is escaped, so that no text can end the page's script
+        // element.
+        data: serde_json::to_string(&data)
+            .unwrap_or_default()
+            .replace('<', "\\u003c"),
+        left_out,
+    }
+}
+
+/// Returns the spans by stream, and collects the phases and kinds of work that occur.
+fn streams(
+    view: &RunView,
+    phases: &mut Vec<&'static str>,
+    works: &mut BTreeMap<usize, &'static str>,
+) -> Vec<(String, Vec<Bar>)> {
+    let from = view.run.recorded_from.0;
+    let mut lanes: BTreeMap<usize, Vec<Bar>> = BTreeMap::new();
+    for span in &view.run.spans {
         let Some(instr) = view.instr(span.instr) else {
             continue;
         };
@@ -130,108 +198,80 @@ pub fn timeline(name: &str, title: &str, view: &RunView, most: usize) -> Timelin
             ],
         });
     }
-    let mut idle: Vec<Bar> = Vec::new();
-    for gap in &run.gaps {
-        idle.push(Bar {
-            start: gap.start.0.saturating_sub(from) / 1000,
-            length: gap.end.0.saturating_sub(gap.start.0) / 1000,
-            colour: 8,
-            text: [view.names.len() as u64, 0, 0, gap.cause as u64],
-        });
-    }
-    let mut named: Vec<(String, Vec<Bar>)> = lanes
-        .into_iter()
-        .map(|(i, bars)| {
-            (
-                view.program.streams.get(i).cloned().unwrap_or_default(),
-                bars,
-            )
+    let name = |i: usize| view.program.streams.get(i).cloned().unwrap_or_default();
+    lanes.into_iter().map(|(i, bars)| (name(i), bars)).collect()
+}
+
+/// Returns the gaps of the compute stream. Their names, which follow those of the view, say what
+/// they waited for.
+fn gaps(view: &RunView, awaited: &mut Vec<String>) -> Vec<Bar> {
+    let from = view.run.recorded_from.0;
+    let mut known: BTreeMap<String, u64> = BTreeMap::new();
+    view.run
+        .gaps
+        .iter()
+        .map(|gap| {
+            let label = view.awaited_label(&view.awaited(gap));
+            let next = (view.names.len() + awaited.len()) as u64;
+            let name = *known.entry(label.clone()).or_insert_with(|| {
+                awaited.push(label);
+                next
+            });
+            Bar {
+                start: gap.start.0.saturating_sub(from) / 1000,
+                length: gap.end.0.saturating_sub(gap.start.0) / 1000,
+                colour: EXPOSED,
+                text: [name, 0, 0, gap.cause as u64],
+            }
         })
-        .collect();
-    if !idle.is_empty() {
-        named.push(("exposed".to_owned(), idle));
-    }
-    for (_, bars) in &mut named {
-        bars.sort_by_key(|b| b.start);
-    }
-    let svg = drawing(&named, length);
+        .collect()
+}
+
+/// Keeps the longest `most` spans, and returns how many are left out.
+fn limit(named: &mut [(String, Vec<Bar>)], most: usize) -> usize {
     let total: usize = named.iter().map(|(_, b)| b.len()).sum();
     let left_out = total.saturating_sub(most);
     if left_out > 0 {
-        let mut lengths: Vec<u64> = named
-            .iter()
-            .flat_map(|(_, b)| b.iter().map(|b| b.length))
-            .collect();
+        let all = named.iter().flat_map(|(_, b)| b.iter().map(|b| b.length));
+        let mut lengths: Vec<u64> = all.collect();
         lengths.sort_unstable();
         let least = lengths[left_out];
-        for (_, bars) in &mut named {
+        for (_, bars) in named {
             bars.retain(|b| b.length >= least);
         }
     }
+    left_out
+}
+
+fn lane((name, bars): (String, Vec<Bar>)) -> Lane {
+    let mut before = 0;
+    let spans = bars.iter().flat_map(|b| {
+        let since = b.start - before;
+        before = b.start;
+        let [n, u, p, w] = b.text;
+        [since, b.length, b.colour as u64, n, u, p, w]
+    });
+    Lane {
+        spans: spans.collect(),
+        name,
+    }
+}
+
+fn describe(named: &[(String, Vec<Bar>)], length: u64) -> String {
     let busy = |bars: &[Bar]| bars.iter().map(|b| b.length).sum::<u64>() as f64 / length as f64;
-    let description = named
+    let lanes: Vec<String> = named
         .iter()
         .map(|(n, bars)| {
-            format!(
-                "{n}: {} spans, {:.0} % of the step",
-                bars.len(),
-                100.0 * busy(bars)
-            )
+            let noun = if n == "exposed" { "gaps" } else { "kernels" };
+            let share = 100.0 * busy(bars);
+            format!("{n}: {} {noun}, {share:.0} % of the step", bars.len())
         })
-        .collect::<Vec<_>>()
-        .join("; ");
-    let description = format!("{} ms per step. {description}", short(length as f64 / 1e6));
-    let mut legend: Vec<(usize, String)> =
-        works.into_iter().map(|(c, n)| (c, n.to_owned())).collect();
-    if named.last().is_some_and(|(n, _)| n == "exposed") {
-        legend.push((8, "exposed: nothing to compute".to_owned()));
-    }
-    let mut names: Vec<&str> = view.names.iter().map(String::as_str).collect();
-    names.push("exposed");
-    let data = Data {
-        length,
-        gutter: GUTTER,
-        width: f64::from(WIDTH),
-        top: TOP,
-        lane: LANE,
-        gap: GAP,
-        lanes: named
-            .into_iter()
-            .map(|(name, bars)| {
-                let mut before = 0;
-                let spans = bars.iter().flat_map(|b| {
-                    let since = b.start - before;
-                    before = b.start;
-                    let [n, u, p, w] = b.text;
-                    [since, b.length, b.colour as u64, n, u, p, w]
-                });
-                Lane {
-                    spans: spans.collect(),
-                    name,
-                }
-            })
-            .collect(),
-        names,
-        units: view.program.units.iter().map(String::as_str).collect(),
-        phases,
-        waits: WAITS,
-        causes: Cause::ALL.map(Cause::name),
-    };
-    Timeline {
-        plot: Plot {
-            name: name.to_owned(),
-            title: title.to_owned(),
-            svg: titled(&svg, name, title, &description),
-            description,
-            legend,
-        },
-        // Plain data always serialises. `<` is escaped, so that no text can end the page's script
-        // element.
-        data: serde_json::to_string(&data)
-            .unwrap_or_default()
-            .replace('<', "\\u003c"),
-        left_out,
-    }
+        .collect();
+    format!(
+        "{} ms per step. {}",
+        short(length as f64 / 1e6),
+        lanes.join("; ")
+    )
 }
 
 /// What the start of a span waited for, by number.
@@ -257,100 +297,6 @@ const fn waited(b: Blocker) -> u64 {
     }
 }
 
-/// Returns four to ten round numbers from 0 to a length.
-fn ticks(length: f64) -> Vec<f64> {
-    let rough = (length / 8.0).max(f64::MIN_POSITIVE);
-    let power = 10f64.powf(rough.log10().floor());
-    let step = [1.0, 2.0, 5.0, 10.0]
-        .into_iter()
-        .map(|s| s * power)
-        .find(|s| *s >= rough)
-        .unwrap_or(rough);
-    let last = (length / step + 1e-9).floor() as u32;
-    (0..=last).map(|k| f64::from(k) * step).collect()
-}
-
-/// Draws the whole step as an SVG.
-fn drawing(lanes: &[(String, Vec<Bar>)], length: u64) -> String {
-    let scale = (f64::from(WIDTH) - GUTTER) / length as f64;
-    let bottom = TOP + lanes.len() as f64 * (LANE + GAP);
-    let height = bottom + AXIS;
-    let mut out = format!(
-        "<svg width=\"{WIDTH}\" height=\"{height:.0}\"><g font-family=\"sans-serif\" font-size=\"24\">"
-    );
-    for (i, (name, _)) in lanes.iter().enumerate() {
-        let y = TOP + i as f64 * (LANE + GAP);
-        let _ = write!(
-            out,
-            "<text x=\"0\" y=\"{:.0}\" fill=\"var(--ink)\">{}</text><path d=\"M{GUTTER} {:.0}H{WIDTH}\" stroke=\"var(--grid)\"/>",
-            y + LANE * 0.68,
-            escape(name),
-            y + LANE + GAP / 2.0
-        );
-    }
-    out.push_str("<g class=\"bars\">");
-    for (i, (_, bars)) in lanes.iter().enumerate() {
-        let y = TOP + i as f64 * (LANE + GAP);
-        for (colour, path) in paths(bars, scale, y) {
-            let fill = if colour == 8 {
-                "var(--bad)".to_owned()
-            } else {
-                format!("var(--c{colour})")
-            };
-            let _ = write!(out, "<path fill=\"{fill}\" d=\"{path}\"/>");
-        }
-    }
-    out.push_str("</g><g class=\"axis\">");
-    for ms in ticks(length as f64 / 1e6) {
-        let x = GUTTER + ms * 1e6 * scale;
-        let anchor = match x {
-            x if x < GUTTER + EDGE => "start",
-            x if x > f64::from(WIDTH) - EDGE => "end",
-            _ => "middle",
-        };
-        let _ = write!(
-            out,
-            "<path d=\"M{x:.0} {bottom:.0}v8\" stroke=\"var(--faint)\"/><text x=\"{x:.0}\" y=\"{:.0}\" text-anchor=\"{anchor}\" fill=\"var(--faint)\">{} ms</text>",
-            bottom + 34.0,
-            short(ms)
-        );
-    }
-    out.push_str("</g></g></svg>");
-    out
-}
-
-/// Returns one path per colour. Spans that the drawing cannot separate become one bar.
-fn paths(bars: &[Bar], scale: f64, y: f64) -> BTreeMap<usize, String> {
-    let mut open: BTreeMap<usize, (f64, f64)> = BTreeMap::new();
-    let mut out: BTreeMap<usize, String> = BTreeMap::new();
-    let put = |out: &mut BTreeMap<usize, String>, colour, (a, b): (f64, f64)| {
-        let w = (b - a).max(FINEST);
-        let _ = write!(
-            out.entry(colour).or_default(),
-            "M{:.1} {y:.0}h{w:.1}v{LANE:.0}h-{w:.1}z",
-            GUTTER + a
-        );
-    };
-    for bar in bars {
-        let (a, b) = (
-            bar.start as f64 * scale,
-            (bar.start + bar.length) as f64 * scale,
-        );
-        match open.get_mut(&bar.colour) {
-            Some((_, end)) if a - *end < FINEST => *end = end.max(b),
-            _ => {
-                if let Some(done) = open.insert(bar.colour, (a, b)) {
-                    put(&mut out, bar.colour, done);
-                }
-            }
-        }
-    }
-    for (colour, done) in open {
-        put(&mut out, colour, done);
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -359,7 +305,7 @@ mod tests {
     #[test]
     fn a_long_step_stays_small_and_keeps_its_longest_spans() {
         let view = testing::view(60_000);
-        let t = timeline("t", "Timeline", &view, MAX_SPANS);
+        let t = timeline("t", "Timeline", &view, 0, MAX_SPANS);
         assert!(t.plot.svg.len() < 400_000, "{}", t.plot.svg.len());
         assert!(t.left_out > 0);
         let v: serde_json::Value = serde_json::from_str(&t.data).unwrap();
@@ -373,17 +319,6 @@ mod tests {
     }
 
     #[test]
-    fn ticks_are_round_and_few() {
-        assert_eq!(ticks(10.0), [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]);
-        assert_eq!(ticks(1077.0), [0.0, 200.0, 400.0, 600.0, 800.0, 1000.0]);
-        for i in 0..400 {
-            let length = 1e-6 * 1.07f64.powi(i);
-            let n = ticks(length).len();
-            assert!((4..=10).contains(&n), "{length}: {n}");
-        }
-    }
-
-    #[test]
     fn causes_are_numbered_as_they_are_listed() {
         for (i, cause) in Cause::ALL.into_iter().enumerate() {
             assert_eq!(cause as usize, i);
@@ -393,7 +328,7 @@ mod tests {
     #[test]
     fn spans_come_back_from_the_data() {
         let view = testing::view(300);
-        let t = timeline("t", "<T>", &view, MAX_SPANS);
+        let t = timeline("t", "<T>", &view, 0, MAX_SPANS);
         assert!(t.plot.svg.contains("&lt;T&gt;"));
         assert!(!t.data.contains('<'));
         let v: serde_json::Value = serde_json::from_str(&t.data).unwrap();
@@ -421,5 +356,43 @@ mod tests {
             assert!(view.span_label(span).starts_with(name));
         }
         assert_eq!(numbers.len() / 7, own.len());
+    }
+
+    /// A gap names the collective that it waited for.
+    #[test]
+    fn gaps_name_what_they_waited_for() {
+        let view = testing::view(300);
+        let t = timeline("t", "T", &view, 0, MAX_SPANS);
+        let v: serde_json::Value = serde_json::from_str(&t.data).unwrap();
+        let lanes = v["lanes"].as_array().unwrap();
+        let idle = lanes.last().unwrap();
+        assert_eq!(idle["name"], "exposed");
+        let numbers = idle["spans"].as_array().unwrap();
+        for (gap, n) in view.run.gaps.iter().zip(numbers.chunks(7)) {
+            let expected = view.awaited_label(&view.awaited(gap));
+            assert_eq!(v["names"][n[3].as_u64().unwrap() as usize], expected);
+        }
+    }
+
+    /// Of two runs on one scale, the shorter one ends before the axis does.
+    #[test]
+    fn steps_share_a_scale() {
+        let view = testing::view(300);
+        let own = length(&view);
+        let wide = timeline("t", "T", &view, 2 * own, MAX_SPANS);
+        let v: serde_json::Value = serde_json::from_str(&wide.data).unwrap();
+        assert_eq!((&v["length"], &v["own"]), (&(2 * own).into(), &own.into()));
+        let bars = wide.plot.svg.split("class=\"bars\"").nth(1).unwrap();
+        let bars = bars.split("</g>").next().unwrap();
+        let last = bars
+            .split('M')
+            .skip(1)
+            .map(|p| p.split(' ').next().unwrap().parse::<f64>().unwrap())
+            .fold(0.0, f64::max);
+        let half = f64::midpoint(GUTTER, f64::from(WIDTH));
+        assert!(last > half - 20.0 && last < half + 1.0, "{last}");
+        // A step is never cut off.
+        let v = timeline("t", "T", &view, 1, MAX_SPANS).data;
+        assert!(v.contains(&format!("\"length\":{own},")));
     }
 }

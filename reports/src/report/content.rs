@@ -1,5 +1,6 @@
 //! The content of a report.
 
+mod cards;
 mod compare;
 mod overview;
 mod provenance;
@@ -7,29 +8,66 @@ mod sweep;
 
 use super::{Block, Item, Report, Section};
 use crate::plots;
+use shardlab_plan::record::RunKind;
 use shardlab_plan::units::{Bytes, thousands};
+use std::borrow::Cow;
 
 /// Maximum number of runs whose streams and memory are drawn; the tables contain all runs.
 const DRAWN: usize = 12;
+/// Steps that differ in length by more than this factor have scales of their own.
+const ALIKE: u64 = 4;
+/// Names of two runs in sentences and columns.
+const LETTERS: [&str; 2] = ["A", "B"];
 
 pub(super) fn report(title: Option<&str>, items: &[Item]) -> Report {
     let items = &numbered(items);
     let title = title.map_or_else(|| default_title(items), str::to_owned);
     let (detailed, which) = sweep::detailed(items);
+    // Two runs are A and B wherever their names would be repeated.
+    let named = prefixed(items);
+    let (all, detailed) = match items.as_slice() {
+        [_, _] => (lettered(items), lettered(items)),
+        _ => (Cow::Borrowed(items.as_slice()), detailed),
+    };
     let detailed = detailed.as_ref();
-    let mut sections = vec![overview::summary(items, detailed, which)];
-    sections.extend(overview::step_times(items, detailed));
-    sections.extend(compare::why(items));
-    sections.extend(sweep::heat(items));
+    let mut sections = vec![overview::summary(&named, which)];
+    sections.extend(overview::step_times(&all, detailed));
+    sections.extend(compare::why(&all));
+    sections.extend(sweep::plots(items));
     sections.push(streams(detailed));
     sections.extend(compare::exposed(detailed));
     sections.extend(memory(detailed));
-    sections.extend(compare::prediction(items));
-    sections.extend(compare::losses(items));
+    sections.extend(compare::prediction(&all));
+    sections.extend(compare::losses(&all));
     sections.extend(provenance::differences(detailed));
-    sections.push(provenance::origin(items));
+    sections.push(provenance::origin(&named));
     sections.retain(|s| !s.blocks.is_empty());
-    Report { title, sections }
+    Report {
+        title,
+        about: overview::bases(&all),
+        sections,
+    }
+}
+
+/// Names the only two runs A and B.
+fn lettered(items: &[Item]) -> Cow<'static, [Item]> {
+    let named = items.iter().zip(LETTERS).map(|(item, letter)| Item {
+        label: letter.to_owned(),
+        ..item.clone()
+    });
+    Cow::Owned(named.collect())
+}
+
+/// Puts the letters of the only two runs before their names.
+fn prefixed(items: &[Item]) -> Cow<'_, [Item]> {
+    if items.len() != LETTERS.len() {
+        return Cow::Borrowed(items);
+    }
+    let named = items.iter().zip(LETTERS).map(|(item, letter)| Item {
+        label: format!("{letter}: {}", item.label),
+        ..item.clone()
+    });
+    Cow::Owned(named.collect())
 }
 
 fn default_title(items: &[Item]) -> String {
@@ -63,35 +101,54 @@ fn streams(items: &[Item]) -> Section {
     let drawn = items.iter().filter(|i| !i.view.run.spans.is_empty());
     let drawn: Vec<&Item> = drawn.take(DRAWN).collect();
     let most = plots::timeline::share(drawn.len());
+    let length = common_length(&drawn);
     let mut blocks = Vec::new();
-    for (i, item) in drawn.into_iter().enumerate() {
-        let title = format!("Streams of one step: {}", item.label);
-        let t = plots::timeline(&format!("streams-{i}"), &title, &item.view, most);
+    for (i, item) in drawn.iter().enumerate() {
+        let title = format!("Streams and memory of one step: {}", item.label);
+        let name = format!("streams-{i}");
+        let t = plots::timeline(&name, &title, &item.view, length, most);
         blocks.push(Block::Timeline(t));
+    }
+    let remembers = |i: &&Item| !i.view.run.memory.timeline.is_empty();
+    if drawn.iter().any(remembers) {
+        blocks.push(Block::Text(
+            "Memory is what the allocator holds when the device reaches the work that the host \
+             issued next. The host itself runs ahead of the device."
+                .to_owned(),
+        ));
     }
     Section {
         id: "streams",
-        title: "Streams".to_owned(),
+        title: "Streams and memory".to_owned(),
         blocks,
     }
 }
 
+/// Returns the length of the longest step as the scale of all; 0 for scales of their own if the
+/// shortest would be too small to read.
+fn common_length(items: &[&Item]) -> u64 {
+    let lengths = || items.iter().map(|i| plots::timeline::length(&i.view));
+    match (lengths().min(), lengths().max()) {
+        (Some(shortest), Some(longest)) if longest <= ALIKE * shortest => longest,
+        _ => 0,
+    }
+}
+
 fn memory(items: &[Item]) -> Option<Section> {
-    let mut blocks: Vec<Block> = items
-        .iter()
-        .take(DRAWN)
-        .enumerate()
-        .filter_map(|(i, item)| {
-            let title = format!("Memory over one step: {}", item.label);
-            plots::memory(&format!("memory-{i}"), &title, &item.view).map(Block::Plot)
-        })
-        .collect();
-    blocks.extend(compare::composition(items));
-    (!blocks.is_empty()).then(|| Section {
+    let table = compare::composition(items)?;
+    Some(Section {
         id: "memory",
-        title: "Memory".to_owned(),
-        blocks,
+        title: "Memory at the peak".to_owned(),
+        blocks: vec![table],
     })
+}
+
+/// Returns whether a run was predicted or measured, as a word.
+fn kind(item: &Item) -> &'static str {
+    match item.view.run.kind {
+        RunKind::Sim => "predicted",
+        RunKind::Exec => "measured",
+    }
 }
 
 /// Formats a number with this many decimals and commas between thousands; `–` for NaN.

@@ -1,8 +1,8 @@
 //! Writes a report as one HTML file that contains its style, script and drawings and fetches
 //! nothing.
 
-use super::{Block, Card, Report, Table};
-use crate::plots::{Palette, Plot, SERIES, Timeline, escape};
+use super::{Block, Card, Change, Report, Table};
+use crate::plots::{Key, Palette, Plot, SERIES, Timeline, escape};
 use std::fmt::Write;
 
 const STYLE: &str = include_str!("html/style.css");
@@ -23,8 +23,12 @@ pub fn html(report: &Report) -> String {
     let _ = write!(
         out,
         "<header>\n<p class=\"brand\">shardlab report</p>\n<h1>{title}</h1>\n\
-         <button type=\"button\" id=\"theme\" hidden>Toggle theme</button>\n</header>\n<nav aria-label=\"Sections\">\n<ul>\n"
+         <button type=\"button\" id=\"theme\" hidden>Toggle theme</button>\n"
     );
+    for line in &report.about {
+        let _ = writeln!(out, "<p class=\"about\">{}</p>", escape(line));
+    }
+    out.push_str("</header>\n<nav aria-label=\"Sections\">\n<ul>\n");
     for s in &report.sections {
         let _ = writeln!(
             out,
@@ -71,7 +75,10 @@ fn themes() -> String {
          @media print{{:root,:root[data-theme=\"dark\"],:root:not([data-theme=\"light\"]){{{light}}}}}\n"
     );
     for i in 0..SERIES {
-        let _ = write!(out, ".k{i}{{background:var(--c{i})}}");
+        let _ = write!(
+            out,
+            ".k{i}{{background:var(--c{i})}}.m{i}{{background:var(--m{i})}}"
+        );
     }
     out.push_str(".k8{background:var(--bad)}");
     out
@@ -99,7 +106,7 @@ fn put(out: &mut String, block: &Block) {
         Block::Long(title, text) => {
             let _ = writeln!(
                 out,
-                "<details>\n<summary>{}</summary>\n<pre tabindex=\"0\">{}</pre>\n</details>",
+                "<details>\n<summary>{}</summary>\n<button type=\"button\" class=\"copy\" hidden>Copy</button>\n<pre tabindex=\"0\">{}</pre>\n</details>",
                 escape(title),
                 escape(text)
             );
@@ -110,20 +117,37 @@ fn put(out: &mut String, block: &Block) {
 fn put_card(out: &mut String, card: &Card) {
     let _ = write!(
         out,
-        "<article class=\"card\">\n<h3>{}</h3>\n<p class=\"about\">{}</p>\n<p class=\"head\">{}</p>\n<dl>\n",
+        "<article class=\"card\">\n<h3>{}</h3>\n<p class=\"about\">{}</p>\n<p class=\"head\">{}{}</p>\n<dl>\n",
         escape(&card.title),
         escape(&card.about),
-        escape(&card.head)
+        escape(&card.head),
+        change(card.change.as_ref())
     );
-    for (name, value) in &card.facts {
+    for fact in &card.facts {
         let _ = writeln!(
             out,
-            "<div><dt>{}</dt><dd>{}</dd></div>",
-            escape(name),
-            escape(value)
+            "<div><dt>{}</dt><dd>{}{}</dd></div>",
+            escape(&fact.name),
+            escape(&fact.value),
+            change(fact.change.as_ref())
         );
     }
     out.push_str("</dl>\n</article>\n");
+}
+
+/// Returns a change behind a number, with its meaning in a class and in a mark.
+fn change(change: Option<&Change>) -> String {
+    change.map_or_else(String::new, |c| {
+        let class = match c.is_better {
+            Some(true) => "good",
+            Some(false) => "bad",
+            None => "same",
+        };
+        format!(
+            " <span class=\"change {class}\">{}</span>",
+            escape(&c.text())
+        )
+    })
 }
 
 fn put_table(out: &mut String, table: &Table) {
@@ -171,16 +195,16 @@ fn put_plot(out: &mut String, plot: &Plot) {
         escape(&plot.title),
         escape(&plot.description)
     );
-    if !plot.legend.is_empty() {
-        out.push_str("<ul class=\"legend\">");
-        for (colour, words) in &plot.legend {
-            let _ = write!(
-                out,
-                "<li><span class=\"key k{colour}\" aria-hidden=\"true\"></span>{}</li>",
-                escape(words)
-            );
-        }
-        out.push_str("</ul>\n");
+    // Work and memory of one drawing have legends of their own.
+    let is_work = |key: &Key| matches!(key, Key::Series(_) | Key::Exposed);
+    let first = plot.legend.iter().take_while(|(key, _)| is_work(key));
+    let (work, memory) = plot.legend.split_at(first.count());
+    let has_both = memory.iter().any(|(key, _)| matches!(key, Key::Memory(_)));
+    if has_both {
+        put_legend(out, "work", work);
+        put_legend(out, "memory", memory);
+    } else {
+        put_legend(out, "", &plot.legend);
     }
     // On a narrow page it scrolls separately and is reachable by keyboard.
     let _ = writeln!(
@@ -189,6 +213,25 @@ fn put_plot(out: &mut String, plot: &Plot) {
         escape(&plot.title),
         plot.svg.trim()
     );
+}
+
+fn put_legend(out: &mut String, title: &str, legend: &[(Key, String)]) {
+    if legend.is_empty() {
+        return;
+    }
+    out.push_str("<ul class=\"legend\">");
+    if !title.is_empty() {
+        let _ = write!(out, "<li class=\"of\">{title}</li>");
+    }
+    for (key, words) in legend {
+        let _ = write!(
+            out,
+            "<li><span class=\"key {}\" aria-hidden=\"true\"></span>{}</li>",
+            key.class(),
+            escape(words)
+        );
+    }
+    out.push_str("</ul>\n");
 }
 
 fn put_timeline(out: &mut String, t: &Timeline) {
@@ -201,6 +244,7 @@ fn put_timeline(out: &mut String, t: &Timeline) {
         ("left", "Earlier"),
         ("right", "Later"),
         ("gap", "Next exposed gap"),
+        ("peak", "Memory peak"),
         ("all", "Whole step"),
     ];
     let _ = write!(
@@ -216,7 +260,9 @@ fn put_timeline(out: &mut String, t: &Timeline) {
     }
     let _ = writeln!(
         out,
-        "</div>\n<p class=\"hover\" id=\"{name}-h\" role=\"status\" hidden>Point at a bar, or use the wheel with Ctrl, drag, and the keys + - and arrows.</p>"
+        "<label class=\"linked\" hidden><input type=\"checkbox\" checked/> Move all timelines</label>\
+         <input type=\"search\" placeholder=\"Find a kernel or unit\" aria-label=\"Find a kernel or unit; Enter goes to the next\"/>\
+         </div>\n<p class=\"hover\" id=\"{name}-h\" role=\"status\" hidden>Point at a bar or at the memory; zoom with Ctrl and the wheel or + and -, move by dragging or with arrows.</p>"
     );
     if t.left_out > 0 {
         let _ = writeln!(

@@ -1,6 +1,6 @@
 //! Writes a report as Markdown: tables and sentences, and drawings as links to files.
 
-use super::{Block, Report, Table};
+use super::{Block, Change, Report, Table};
 use crate::plots::Plot;
 use std::fmt::Write;
 
@@ -9,6 +9,9 @@ use std::fmt::Write;
 #[must_use]
 pub fn markdown(report: &Report, image: impl Fn(&Plot) -> Option<String>) -> String {
     let mut out = format!("# {}\n", line(&report.title));
+    for about in &report.about {
+        let _ = write!(out, "\n{}\n", line(about));
+    }
     for section in &report.sections {
         let _ = write!(out, "\n## {}\n", line(&section.title));
         for block in &section.blocks {
@@ -27,13 +30,15 @@ fn put(out: &mut String, block: &Block, image: &impl Fn(&Plot) -> Option<String>
             for card in cards {
                 let _ = write!(
                     out,
-                    "\n**{}** ({}): {}\n\n",
+                    "\n**{}** ({}): {}{}\n\n",
                     line(&card.title),
                     line(&card.about),
-                    line(&card.head)
+                    line(&card.head),
+                    change(card.change.as_ref())
                 );
-                for (name, value) in &card.facts {
-                    let _ = writeln!(out, "- {}: {}", line(name), line(value));
+                for fact in &card.facts {
+                    let change = change(fact.change.as_ref());
+                    let _ = writeln!(out, "- {}: {}{change}", line(&fact.name), line(&fact.value));
                 }
             }
         }
@@ -50,6 +55,11 @@ fn put(out: &mut String, block: &Block, image: &impl Fn(&Plot) -> Option<String>
             );
         }
     }
+}
+
+/// Returns a change behind a number.
+fn change(change: Option<&Change>) -> String {
+    change.map_or_else(String::new, |c| format!(" ({})", line(&c.text())))
 }
 
 fn put_plot(out: &mut String, plot: &Plot, image: &impl Fn(&Plot) -> Option<String>) {

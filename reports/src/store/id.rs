@@ -92,10 +92,28 @@ impl fmt::Display for Id {
 /// Returns the date `days_ago` days ago as `YYYYMMDD`; 0 is today (UTC).
 #[must_use]
 pub fn day(days_ago: u64) -> String {
-    let now = SystemTime::now()
+    stamp(seconds().saturating_sub(days_ago.saturating_mul(86_400)))[..8].to_owned()
+}
+
+/// Returns the present time as `YYYY-MM-DD HH:MM UTC`.
+#[must_use]
+pub fn minute() -> String {
+    let t = stamp(seconds());
+    format!(
+        "{}-{}-{} {}:{} UTC",
+        &t[..4],
+        &t[4..6],
+        &t[6..8],
+        &t[9..11],
+        &t[11..13]
+    )
+}
+
+/// Returns the seconds since 1970.
+fn seconds() -> u64 {
+    SystemTime::now()
         .duration_since(UNIX_EPOCH)
-        .map_or(0, |d| d.as_secs());
-    stamp(now.saturating_sub(days_ago.saturating_mul(86_400)))[..8].to_owned()
+        .map_or(0, |d| d.as_secs())
 }
 
 /// Formats seconds since 1970 as `YYYYMMDD-HHMMSS` in UTC.

@@ -358,7 +358,7 @@ mod tests {
 
     #[test]
     fn shipped_profiles_are_documented() {
-        let docs = include_str!("../../../docs/hardware.md");
+        let docs = include_str!("../../../docs/reference/hardware-profiles.md");
         for name in shipped() {
             assert!(docs.contains(&format!("`{name}`")), "{name}");
         }

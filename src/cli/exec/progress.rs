@@ -22,7 +22,8 @@ pub(super) enum Style {
     Auto,
     /// Occasional lines, also on a terminal
     Lines,
-    /// One JSON object per line: start, every step, validations, notes, end, errors (docs/json.md)
+    /// One JSON object per line: start, every step, validations, notes, end, errors
+    /// (docs/reference/json.md)
     Json,
     /// Only notes, saved files and errors
     None,

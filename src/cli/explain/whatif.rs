@@ -7,7 +7,7 @@ use super::{Explanation, MAX_LISTED, MAX_LISTED_ALL, Tried};
 use crate::analysis::basis::{self, number};
 use crate::analysis::smallest_fit::{Search, Solution};
 use crate::analysis::verdict::{Verdict, free_memory};
-use crate::analysis::whatif::{Effect, WhatIf, is_settable};
+use crate::analysis::whatif::{Effect, WhatIf, improvements};
 use crate::predict::{Fit, TIGHT};
 use shardlab_plan::config::PolicyKind;
 use shardlab_plan::units::{ByteUnit, Bytes, signed, thousands};
@@ -102,37 +102,6 @@ fn free(effect: &Effect) -> String {
         Fit::Tight { .. } => "allocator retries".to_owned(),
         _ => format!("{} free", free_memory(bytes)),
     }
-}
-
-/// Returns the helpful changes that a user of this policy can make: fastest first, then those that
-/// save the most memory.
-fn improvements<'a>(
-    base: &Effect,
-    all: &'a [WhatIf],
-    policy: PolicyKind,
-) -> Vec<(&'a WhatIf, &'a Effect)> {
-    let mut worth: Vec<(&WhatIf, &Effect)> = all
-        .iter()
-        .filter(|w| {
-            w.change
-                .overrides
-                .iter()
-                .all(|set| is_settable(policy, set))
-        })
-        .filter_map(|w| Some((w, w.effect.as_ref().ok()?)))
-        .filter(|(_, e)| e.improves(base))
-        .collect();
-    let faster = |e: &Effect| e.is_faster_than(base);
-    worth.sort_by(|(_, a), (_, b)| {
-        faster(b).cmp(&faster(a)).then_with(|| {
-            if faster(a) {
-                b.tokens_per_s.total_cmp(&a.tokens_per_s)
-            } else {
-                a.peak_reserved.cmp(&b.peak_reserved)
-            }
-        })
-    });
-    worth
 }
 
 /// Prints the single changes that help: the fastest, and those that save memory.

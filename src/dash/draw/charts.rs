@@ -41,6 +41,7 @@ pub(super) fn family_style(theme: Theme, family: Family) -> Style {
         Family::Reduction => 7,
         Family::Activations => 1,
         Family::Other => 2,
+        Family::Logits => 3,
     })
 }
 
@@ -57,6 +58,7 @@ pub(super) fn family_fill(theme: Theme, family: Family) -> char {
         Family::Reduction => '#',
         Family::Activations => '▒',
         Family::Other => '░',
+        Family::Logits => '%',
     }
 }
 

@@ -35,7 +35,9 @@ pub(super) fn header(app: &App, buf: &mut Buffer, area: Rect) {
         x = put(buf, x, area.y, 2, "│ ", theme.dim());
     }
     for (i, view) in View::ALL.into_iter().enumerate() {
-        let label = format!(" {} {} ", i + 1, view.name());
+        // All names fit 80 columns.
+        let end = if area.width >= 100 { " " } else { "" };
+        let label = format!(" {} {}{end}", i + 1, view.name());
         let style = if view == app.view {
             theme.accent().add_modifier(Modifier::REVERSED)
         } else {

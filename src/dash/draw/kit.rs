@@ -1,11 +1,14 @@
 //! Helpers that all views draw with.
 
+use crate::dash::glance::Brief;
 use crate::dash::theme::Theme;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
 use ratatui::widgets::{Block, BorderType, Clear, Widget};
-use shardlab_plan::units::Bytes;
+use shardlab_plan::record::Basis;
+use shardlab_plan::record::basis::{bounded, number};
+use shardlab_plan::units::{Bytes, thousands};
 use std::time::Duration;
 
 /// Writes a text, visibly shortened to a width. Returns the column after it.
@@ -169,14 +172,36 @@ pub(super) fn step_time(d: Duration) -> String {
     duration(d)
 }
 
-/// Formats milliseconds in 9 characters.
+/// Formats milliseconds in 9 characters, with a comma between thousands.
 pub(super) fn ms(x: f64) -> String {
     match x.abs() {
         _ if !x.is_finite() => "-".into(),
-        a if a >= 10_000.0 => format!("{x:.0}"),
-        a if a >= 100.0 => format!("{x:.1}"),
-        a if a >= 1.0 => format!("{x:.2}"),
-        _ => format!("{x:.3}"),
+        a if a >= 10_000.0 => thousands(x, 0),
+        a if a >= 100.0 => thousands(x, 1),
+        a if a >= 1.0 => thousands(x, 2),
+        _ => thousands(x, 3),
+    }
+}
+
+/// Formats a predicted step time as [`estimated_ms`] does.
+pub(super) fn step_ms(brief: &Brief) -> String {
+    estimated_ms(brief.step_ms, brief.basis.as_deref())
+}
+
+/// Formats predicted milliseconds: an estimate has a `~` and three digits.
+pub(super) fn estimated_ms(time: f64, basis: Option<&Basis>) -> String {
+    match basis {
+        Some(basis) if basis.is_estimate() => number(time, 2, Some(basis)),
+        _ => ms(time),
+    }
+}
+
+/// Says in a few words what a prediction rests on: `estimated ± 14 %`.
+pub(super) fn badge(basis: &Basis) -> String {
+    let word = basis.kind.word();
+    match basis.step_percent() {
+        Some(percent) => format!("{word} ± {}", bounded(percent)),
+        None => format!("{word}, error unknown"),
     }
 }
 
@@ -222,6 +247,8 @@ mod tests {
         assert_eq!(duration(Duration::from_secs(125)), "2 min 05 s");
         assert_eq!(step_time(Duration::from_micros(3_796)), "3.80 ms");
         assert_eq!(step_time(Duration::from_millis(121)), "121 ms");
+        let all = [0.5, 1.5, 123.45, 1034.56, 46_824.2, f64::NAN].map(ms);
+        assert_eq!(all, ["0.500", "1.50", "123.5", "1,034.6", "46,824", "-"]);
         assert_eq!(change(97.0, 100.0), Some(("-3.00 % ▼".into(), true)));
         assert_eq!(change(1.0, 1.0), None);
         assert_eq!(change(1.0, 0.0), None);

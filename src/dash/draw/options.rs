@@ -1,6 +1,6 @@
 //! Draws the option editor.
 
-use super::kit::{MORE, cut, excerpt, pane, put};
+use super::kit::{MORE, cut, excerpt, pane, put, wrap};
 use super::prompt;
 
 use crate::dash::app::{App, Hit};
@@ -36,7 +36,11 @@ pub(super) fn draw(app: &App, buf: &mut Buffer, area: Rect) {
     };
     let inner = pane(buf, area, &title, focused, theme);
     let lines = lines(app, &rows, usize::from(inner.width).saturating_sub(6));
-    let about: u16 = if inner.height >= 12 { 3 } else { 2 };
+    let width = usize::from(inner.width.saturating_sub(2));
+    // The text on the selected option gets the room that it needs, up to half of the pane.
+    let needed = s.option().map_or(1, |o| lines_about(o, width).len());
+    let least = if inner.height >= 12 { 3 } else { 2 };
+    let about = (needed as u16).clamp(least, (inner.height / 2).max(least));
     let body = Rect {
         height: inner.height.saturating_sub(about),
         ..inner
@@ -243,29 +247,47 @@ fn describe(app: &App, buf: &mut Buffer, area: Rect) {
         );
         return;
     };
-    let info = options::all()[option];
     let width = usize::from(area.width.saturating_sub(2));
-    put(
-        buf,
-        area.x + 1,
-        area.y,
-        area.width - 1,
-        &cut(info.doc, width),
-        theme.text(),
-    );
-    let default = info.default.trim_matches(['(', ')']);
-    let takes = format!("takes {}; default {default}", info.expected());
-    let takes = [vec![takes], info.applies()].concat().join(". ");
-    let room = usize::from(area.height.saturating_sub(1));
-    let rest = excerpt(&takes, width, room, "…");
-    for (i, line) in rest.iter().enumerate() {
+    let room = usize::from(area.height);
+    let mut lines = lines_about(option, width);
+    if lines.len() > room {
+        // The key shows the rest.
+        lines.truncate(room);
+        if let Some(last) = lines.last_mut() {
+            *last = cut(last, width.saturating_sub(MORE.chars().count())) + MORE;
+        }
+    }
+    let first = wrap(options::all()[option].doc, width).len();
+    for (i, line) in lines.iter().enumerate() {
+        let style = if i < first { theme.text() } else { theme.dim() };
         put(
             buf,
             area.x + 1,
-            area.y + 1 + i as u16,
+            area.y + i as u16,
             area.width - 1,
             line,
-            theme.dim(),
+            style,
         );
     }
+}
+
+/// Returns the sentences on an option: what it does, and its valid values.
+pub(super) fn about(option: usize) -> Vec<String> {
+    let info = options::all()[option];
+    let default = info.default.trim_matches(['(', ')']);
+    let takes = format!("takes {}; default {default}", info.expected());
+    let takes = [vec![takes], info.applies()].concat().join(". ");
+    vec![info.doc.to_owned(), takes]
+}
+
+fn lines_about(option: usize, width: usize) -> Vec<String> {
+    let all = about(option);
+    all.iter().flat_map(|text| wrap(text, width)).collect()
+}
+
+/// Returns the path of an option and its value.
+pub(super) fn heading(app: &App, option: usize) -> String {
+    let info = options::all()[option];
+    let value = app.scenarios.value(option).unwrap_or(info.default);
+    format!("{} = {value}", options::path(info))
 }

@@ -1,7 +1,7 @@
 //! Draws pages of tables: comparisons and gates.
 
 use super::charts::{Curve, curves};
-use super::kit::{cut, pane, put, put_right, wrap};
+use super::kit::{cut, lines as kept, pane, put, put_right, wrap};
 use crate::dash::app::{App, Purpose, Tone};
 use crate::dash::cursor::Cursor;
 use crate::dash::tables::{Page, Table};
@@ -11,11 +11,16 @@ use ratatui::layout::Rect;
 use ratatui::style::Style;
 use std::cell::Cell;
 
+/// Maximum width of explanations.
+const READABLE: usize = 78;
+
 pub(super) fn compare(app: &App, buf: &mut Buffer, body: Rect) {
     let text = if app.running(Purpose::Compare).is_some() {
         "comparing …"
     } else {
-        "No comparison yet: c compares the last two runs, or those marked in view 5."
+        "No comparison yet: c compares the last two runs, or those marked in view 5.\n\n\
+         For example: 1, then r simulates a scenario; → changes an option, r simulates it again; 6, then c \
+         says which one is faster and why."
     };
     let c = &app.compare;
     draw(
@@ -36,7 +41,9 @@ pub(super) fn gate(app: &App, buf: &mut Buffer, body: Rect) {
         "gating …".to_owned()
     } else {
         format!(
-            "b checks the selected scenario against its baseline in {} (f: another folder).",
+            "b checks the selected scenario against its baseline in {} (f: another folder).\n\n\
+             A baseline records step time, memory and the program of a scenario. Without one, b offers to \
+             write it (B); later, b reports every difference.",
             g.folder.display()
         )
     };
@@ -52,9 +59,38 @@ pub(super) fn gate(app: &App, buf: &mut Buffer, body: Rect) {
     );
 }
 
-enum Line {
+/// A line of tables and texts.
+pub(super) enum Line {
     Text(String, Style),
+    /// Cells and whether each is aligned to the right, the widths of the columns, and the style.
     Cells(Vec<(String, bool)>, Vec<usize>, Style),
+}
+
+impl Line {
+    /// Draws the line into a row of an area.
+    pub(super) fn draw(&self, buf: &mut Buffer, inner: Rect, y: u16) {
+        match self {
+            Self::Text(text, style) => {
+                put(buf, inner.x + 1, y, inner.width - 1, text, *style);
+            }
+            Self::Cells(cells, widths, style) => {
+                let mut x = inner.x + 1;
+                for ((text, right), w) in cells.iter().zip(widths) {
+                    let w = (*w as u16).min(inner.right().saturating_sub(x));
+                    let text = cut(text, usize::from(w));
+                    if *right {
+                        put_right(buf, x, y, w, &text, *style);
+                    } else {
+                        put(buf, x, y, w, &text, *style);
+                    }
+                    x += w + 2;
+                    if x >= inner.right() {
+                        break;
+                    }
+                }
+            }
+        }
+    }
 }
 
 #[expect(clippy::too_many_arguments, reason = "two views share it")]
@@ -71,7 +107,8 @@ fn draw(
     let theme = app.theme;
     let Some(page) = page else {
         let inner = pane(buf, body, name, true, theme);
-        let lines = wrap(otherwise, usize::from(inner.width) - 2);
+        let width = (usize::from(inner.width) - 2).min(READABLE);
+        let lines = kept(otherwise, width);
         for (y, line) in (inner.y..inner.bottom()).zip(&lines) {
             put(buf, inner.x + 1, y, inner.width - 1, line, theme.dim());
         }
@@ -103,34 +140,14 @@ fn draw(
         }
         y += 1;
     }
-    let lines = lines(page, theme, usize::from(inner.width) - 2);
+    let lines = lines(&page.tables, theme, usize::from(inner.width) - 2);
     count.set(lines.len());
     let height = usize::from(inner.bottom().saturating_sub(y));
     // The cursor is the first visible line, since tables are read and have no selection.
     let top = cursor.at.min(lines.len().saturating_sub(height));
     let _ = cursor.window(lines.len(), height);
     for line in lines.iter().skip(top).take(height) {
-        match line {
-            Line::Text(text, style) => {
-                put(buf, inner.x + 1, y, inner.width - 1, text, *style);
-            }
-            Line::Cells(cells, widths, style) => {
-                let mut x = inner.x + 1;
-                for ((text, right), w) in cells.iter().zip(widths) {
-                    let w = (*w as u16).min(inner.right().saturating_sub(x));
-                    let text = cut(text, usize::from(w));
-                    if *right {
-                        put_right(buf, x, y, w, &text, *style);
-                    } else {
-                        put(buf, x, y, w, &text, *style);
-                    }
-                    x += w + 2;
-                    if x >= inner.right() {
-                        break;
-                    }
-                }
-            }
-        }
+        line.draw(buf, inner, y);
         y += 1;
     }
     if top + height < lines.len() {
@@ -154,7 +171,7 @@ fn draw(
     }
 }
 
-fn tone_style(theme: Theme, tone: Tone) -> Style {
+pub(super) fn tone_style(theme: Theme, tone: Tone) -> Style {
     match tone {
         Tone::Plain => theme.text(),
         Tone::Good => theme.good(),
@@ -162,9 +179,10 @@ fn tone_style(theme: Theme, tone: Tone) -> Style {
     }
 }
 
-fn lines(page: &Page, theme: Theme, width: usize) -> Vec<Line> {
+/// Returns the lines of tables below one another, at most `width` columns wide.
+pub(super) fn lines(tables: &[Table], theme: Theme, width: usize) -> Vec<Line> {
     let mut all = Vec::new();
-    for table in &page.tables {
+    for table in tables {
         if !all.is_empty() {
             all.push(Line::Text(String::new(), Style::new()));
         }

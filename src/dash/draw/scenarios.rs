@@ -3,7 +3,7 @@
 use super::charts::{Part, stacked};
 use super::kit::{
     MORE, bytes, change, cut, excerpt, lines as kept, ms, over_all, pane, pieces, put, put_right,
-    wrap,
+    step_ms, wrap,
 };
 use crate::dash::app::{App, Hit};
 use crate::dash::glance::{Brief, Glance};
@@ -14,7 +14,7 @@ use crate::dash::whole::Whole;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
-use shardlab_plan::record::basis::bounded;
+use shardlab_plan::record::basis::{bounded, number};
 use shardlab_plan::units::thousands;
 
 pub(super) fn draw(app: &App, buf: &mut Buffer, body: Rect) {
@@ -47,9 +47,11 @@ fn list(app: &App, buf: &mut Buffer, area: Rect) {
     let s = &app.scenarios;
     let rows = s.rows();
     let focused = s.pane == Pane::List;
-    let title = match s.filter.as_str() {
-        "" => format!("Scenarios {}", s.sources.len()),
-        filter => format!("Scenarios {} of {}: {filter}", rows.len(), s.sources.len()),
+    let title = match (s.filter.as_str(), s.hidden()) {
+        ("", 0) => format!("Scenarios {}", s.sources.len()),
+        ("", tests) if area.width < 36 => format!("Scenarios {}, T: +{tests}", rows.len()),
+        ("", tests) => format!("Scenarios {}, T: +{tests} tests", rows.len()),
+        (filter, _) => format!("Scenarios {} of {}: {filter}", rows.len(), s.sources.len()),
     };
     let inner = pane(buf, area, &title, focused, theme);
     let wide = inner.width >= 44;
@@ -88,13 +90,22 @@ fn list(app: &App, buf: &mut Buffer, area: Rect) {
             theme.dim(),
         );
     }
-    for (line, row) in s
+    // A heading separates the scenarios for tests from the examples.
+    let first_test = rows.iter().position(|&i| s.sources[i].is_test);
+    let heading = first_test.filter(|&first| first > 0 && s.filter.is_empty());
+    let line_of = |row: usize| row + usize::from(heading.is_some_and(|h| row >= h));
+    let lines = rows.len() + usize::from(heading.is_some());
+    let window = s
         .cursor
-        .window(rows.len(), usize::from(body.height))
-        .enumerate()
-    {
+        .window_at(line_of(s.cursor.at), lines, usize::from(body.height));
+    if let Some(line) = heading.filter(|h| window.contains(h)) {
+        let y = body.y + (line - window.start) as u16;
+        let text = "── tests and benchmarks ──";
+        put(buf, body.x + 1, y, body.width - 1, text, theme.dim());
+    }
+    for row in (0..rows.len()).filter(|&row| window.contains(&line_of(row))) {
         let source = &s.sources[rows[row]];
-        let y = body.y + line as u16;
+        let y = body.y + (line_of(row) - window.start) as u16;
         let changed = s.overrides.contains_key(&source.key);
         let selected = row == s.cursor.at;
         let style = match (selected, focused) {
@@ -122,7 +133,7 @@ fn list(app: &App, buf: &mut Buffer, area: Rect) {
             Some(Err(_)) => ("cannot be".to_owned(), theme.bad()),
             Some(Ok(b)) if wide => (wide_numbers(b), fit_style(app, b)),
             Some(Ok(b)) => (
-                format!("{} {}", ms(b.step_ms), fit_mark(b)),
+                format!("{} {}", narrow_ms(b), fit_mark(b)),
                 fit_style(app, b),
             ),
         };
@@ -137,12 +148,16 @@ fn list(app: &App, buf: &mut Buffer, area: Rect) {
 }
 
 fn wide_numbers(b: &Brief) -> String {
-    format!(
-        "{:>9} {:>6.1}  {:>4}",
-        ms(b.step_ms),
-        b.device.gib(),
-        b.fits
-    )
+    format!("{:>9} {:>6.1}  {:>4}", step_ms(b), b.device.gib(), b.fits)
+}
+
+/// Formats a step time in seven characters.
+fn narrow_ms(b: &Brief) -> String {
+    match &b.basis {
+        Some(basis) if basis.is_estimate() => step_ms(b),
+        _ if b.step_ms >= 1000.0 => thousands(b.step_ms, 0),
+        _ => step_ms(b),
+    }
 }
 
 /// Marks a scenario that does not fit, since there may be no colours.
@@ -197,6 +212,16 @@ pub(super) fn whole(app: &App, whole: &Whole, buf: &mut Buffer, body: Rect) {
     let room = usize::from(inner.width.saturating_sub(2));
     let refused = s.refused.as_ref().map(|r| &r.reason);
     let mut rows = Vec::new();
+    if let Some(option) = s.option().filter(|_| s.pane == Pane::Options) {
+        let mut text = vec![(super::options::heading(app, option), theme.accent())];
+        let about = super::options::about(option);
+        text.extend(about.into_iter().map(|line| (line, theme.text())));
+        for (line, style) in text {
+            let lines = wrap(&line, room).into_iter();
+            rows.extend(lines.map(|l| Row::Text(vec![(l, style)])));
+        }
+        rows.push(Row::Text(Vec::new()));
+    }
     for message in [refused, s.error.as_ref()].into_iter().flatten() {
         let message = format!("✗ {message}");
         rows.extend(
@@ -292,13 +317,16 @@ fn lines(app: &App, g: &Glance, base: Option<&Glance>, width: usize) -> Vec<Row>
     let mut rows = vec![
         Row::Text(vec![
             label("step"),
-            (format!("{} ms", ms(b.step_ms)), theme.strong()),
+            (format!("{} ms", step_ms(b)), theme.strong()),
             against(b.step_ms, old.map(|o| o.step_ms), true),
             plain(format!("   MFU {:.1} %", 100.0 * b.mfu)),
         ]),
         Row::Text(vec![
             label(b.counted_in.name()),
-            plain(format!("{} /s/GPU", thousands(b.tokens_per_s, 0))),
+            plain(format!(
+                "{}/s/GPU",
+                number(b.tokens_per_s, 0, b.basis.as_deref())
+            )),
             against(b.tokens_per_s, old.map(|o| o.tokens_per_s), false),
             (
                 format!("   {} x {} {}", b.world, b.hardware, b.policy),
@@ -356,6 +384,7 @@ fn lines(app: &App, g: &Glance, base: Option<&Glance>, width: usize) -> Vec<Row>
         against(b.device.0 as f64, old.map(|o| o.device.0 as f64), true),
     ]));
     rows.push(Row::Memory);
+    rows.extend(memory_legend(app, g, width));
     let largest: Vec<String> = g
         .roles
         .iter()
@@ -376,18 +405,41 @@ fn lines(app: &App, g: &Glance, base: Option<&Glance>, width: usize) -> Vec<Row>
     rows
 }
 
-fn memory_bar(app: &App, buf: &mut Buffer, area: Rect, g: &Glance) {
-    let mut sums = [0u64; Family::ALL.len()];
+/// Returns the bytes of each family at the peak.
+fn families(app: &App, g: &Glance) -> Vec<Part> {
+    let mut sums = [0u64; Family::COUNT];
     for (role, n) in &g.roles {
         sums[Family::of(*role) as usize] += n.0;
     }
-    let parts: Vec<Part> = Family::ALL
-        .iter()
-        .zip(sums)
-        .filter(|(_, n)| *n > 0)
-        .map(|(family, n)| Part::of(app.theme, *family, n))
-        .collect();
-    let allocated: u64 = sums.iter().sum();
+    let used = Family::ALL.iter().zip(sums).filter(|(_, n)| *n > 0);
+    used.map(|(family, n)| Part::of(app.theme, *family, n))
+        .collect()
+}
+
+/// Explains the colours of the memory bar, on as many lines as they need.
+fn memory_legend(app: &App, g: &Glance, width: usize) -> Vec<Row> {
+    let indent = (" ".repeat(9), app.theme.dim());
+    let mut lines = vec![vec![indent.clone()]];
+    let mut used = 9;
+    for part in families(app, g) {
+        let text = format!(" {} {}  ", part.name, bytes(part.size));
+        let length = 1 + text.chars().count();
+        if used + length > width && used > 9 {
+            lines.push(vec![indent.clone()]);
+            used = 9;
+        }
+        used += length;
+        if let Some(line) = lines.last_mut() {
+            line.push((part.fill.to_string(), part.style));
+            line.push((text, app.theme.dim()));
+        }
+    }
+    lines.into_iter().map(Row::Text).collect()
+}
+
+fn memory_bar(app: &App, buf: &mut Buffer, area: Rect, g: &Glance) {
+    let parts = families(app, g);
+    let allocated: u64 = parts.iter().map(|p| p.size).sum();
     let whole = g.brief.capacity.map_or(allocated, |c| c.0).max(allocated);
     put(buf, area.x, area.y, 9, "", app.theme.dim());
     stacked(

@@ -1,13 +1,13 @@
 //! Draws the sweep.
 
-use super::kit::{cut, lines, ms, pane, pieces, put, put_right};
+use super::kit::{badge, cut, lines, ms, pane, pieces, put, put_right, step_ms};
 use crate::dash::app::{App, Hit, Purpose};
 use crate::dash::glance::Brief;
 use crate::dash::sweep::{Point, Row};
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
-use shardlab_plan::units::thousands;
+use shardlab_plan::record::basis::number;
 
 /// Width of each of [`COLUMNS`](crate::dash::sweep::COLUMNS).
 const WIDTHS: [u16; 8] = [9, 10, 6, 8, 9, 8, 8, 6];
@@ -49,7 +49,11 @@ fn axes(app: &App, buf: &mut Buffer, area: Rect) {
         |x| x.path.display().to_string(),
     );
     let running = app.running(Purpose::Sweep).is_some();
-    let inner = pane(buf, area, &format!("Sweep {name}"), running, theme);
+    // All points have one basis, except if axes change the mesh.
+    let mut briefs = s.points.iter().filter_map(|p| p.result.as_ref().ok());
+    let basis = briefs.find_map(|b| b.basis.as_ref());
+    let basis = basis.map_or_else(String::new, |b| format!(" ({})", badge(b)));
+    let inner = pane(buf, area, &format!("Sweep {name}{basis}"), running, theme);
     let width = inner.width.saturating_sub(2);
     let added = if s.axes.is_empty() {
         ("its own axes; a adds one".to_owned(), theme.dim())
@@ -179,16 +183,15 @@ fn table(app: &App, buf: &mut Buffer, area: Rect) {
         let text = if app.running(Purpose::Sweep).is_some() {
             "predicting …"
         } else {
-            "w sweeps the selected scenario over its axes"
+            "w sweeps the selected scenario over its axes.\n\n\
+             For example: a, then fsdp.prefetch_forward=[0, 1, 2] and Enter; a, then train.micro_batch=[1, 2] \
+             and Enter; w predicts all six points, ◆ marks the best trade-offs between time and memory, \
+             and Enter applies the selected point."
         };
-        put(
-            buf,
-            inner.x + 1,
-            inner.y,
-            inner.width - 1,
-            text,
-            theme.dim(),
-        );
+        let width = usize::from(inner.width - 2).min(78);
+        for (y, line) in (inner.y..inner.bottom()).zip(lines(text, width)) {
+            put(buf, inner.x + 1, y, inner.width - 1, &line, theme.dim());
+        }
         return;
     }
     let layout = layout(app, inner.width);
@@ -323,8 +326,8 @@ fn line_of(app: &App, buf: &mut Buffer, place: Rect, row: Row, selected: bool, l
 
 fn cells(b: &Brief) -> [String; 8] {
     [
-        ms(b.step_ms),
-        thousands(b.tokens_per_s, 0),
+        step_ms(b),
+        number(b.tokens_per_s, 0, b.basis.as_deref()),
         format!("{:.1}", 100.0 * b.mfu),
         ms(b.exposed_ms),
         format!("{:.2}", b.allocated.gib()),

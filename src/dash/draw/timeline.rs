@@ -4,7 +4,7 @@ mod details;
 mod lane;
 mod memory;
 
-use super::kit::{cut, pieces, put, put_right};
+use super::kit::{badge, cut, pieces, put, put_right};
 use crate::dash::app::{App, Hit};
 use crate::dash::lanes::Lanes;
 use crate::dash::lanes::bins::Window;
@@ -15,7 +15,7 @@ use crate::dash::timeline::{Exposed, Timeline};
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use shardlab_plan::record::{Cause, RunKind};
-use shardlab_plan::units::Picos;
+use shardlab_plan::units::{Picos, thousands};
 use std::sync::Arc;
 
 /// Width of the names on the left, in columns.
@@ -54,8 +54,11 @@ pub(super) fn draw(app: &App, buf: &mut Buffer, body: Rect) {
     t.bin(plot(y, 1).width);
     minimap(app, buf, row(y), plot(y, 1));
     y += 1;
-    axis(t, buf, plot(y, 1), theme);
-    put(buf, body.x + 1, y, GUTTER - 1, "time", theme.dim());
+    let base = axis(t, buf, plot(y, 1), theme);
+    match base {
+        None => _ = put(buf, body.x + 1, y, GUTTER - 1, "time", theme.dim()),
+        Some(base) => put_right(buf, body.x, y, GUTTER - 1, &base, theme.text()),
+    }
     y += 1;
     lane::units(app, main, buf, row(y), plot(y, 1));
     y += 1;
@@ -132,9 +135,12 @@ fn titles(app: &App, room: usize) -> Vec<String> {
     let runs: Vec<&Arc<Lanes>> = t.main.iter().chain(&t.other).collect();
     let name = |l: &Lanes| l.view.scenario.name.clone();
     let says = |l: &Arc<Lanes>| {
-        let kind = match l.view.run.kind {
-            RunKind::Sim => "predicted",
-            RunKind::Exec => "measured",
+        // Two runs leave no room for their basis.
+        let basis = l.view.run.basis.as_ref().filter(|_| runs.len() == 1);
+        let kind = match (l.view.run.kind, basis) {
+            (RunKind::Sim, Some(basis)) => format!("predicted (basis: {})", badge(basis)),
+            (RunKind::Sim, None) => "predicted".to_owned(),
+            (RunKind::Exec, _) => "measured".to_owned(),
         };
         let mut kept = app.runs.kept.iter();
         // An open run has a number, which the other views use as its name.
@@ -252,8 +258,9 @@ fn minimap(app: &App, buf: &mut Buffer, row: Rect, plot: Rect) {
     }
 }
 
-/// Draws ticks at round times.
-fn axis(t: &Timeline, buf: &mut Buffer, plot: Rect, theme: Theme) {
+/// Draws ticks at round times. If their numbers would be long, as deep in a zoom, ticks are
+/// relative to a round time, which is returned as text.
+fn axis(t: &Timeline, buf: &mut Buffer, plot: Rect, theme: Theme) -> Option<String> {
     const APART: u64 = 11;
     let view = t.view();
     let wanted = view.length() * APART / u64::from(plot.width.max(1));
@@ -263,9 +270,13 @@ fn axis(t: &Timeline, buf: &mut Buffer, plot: Rect, theme: Theme) {
         step = if lead == 2 { step / 2 * 5 } else { step * 2 };
     }
     let mut tick = view.from.div_ceil(step) * step;
+    let base = offset(tick, step);
     while tick < view.to {
         let x = view.column(tick, plot.width) as u16;
-        let mut label = format!("╷{}", tick_label(tick, step));
+        let mut label = match base {
+            None => format!("╷{}", tick_label(tick, step)),
+            Some(base) => format!("╷+{}", tick_label(tick - base, step)),
+        };
         if x + label.chars().count() as u16 > plot.width {
             "╷".clone_into(&mut label);
         }
@@ -279,16 +290,35 @@ fn axis(t: &Timeline, buf: &mut Buffer, plot: Rect, theme: Theme) {
         );
         tick += step;
     }
+    base.map(|base| {
+        let decimals = if base.is_multiple_of(MS) { 0 } else { 3 };
+        format!("{} ms", thousands(base as f64 / MS as f64, decimals))
+    })
+}
+
+const MS: u64 = 1_000_000_000;
+const US: u64 = 1_000_000;
+
+/// Returns the round time that ticks are relative to: a millisecond for ticks in microseconds, a
+/// microsecond for ticks in nanoseconds; `None` if the times themselves are short.
+fn offset(first: u64, step: u64) -> Option<u64> {
+    let round = match step {
+        s if s >= MS / 10 => return None,
+        s if s >= US / 10 => MS,
+        _ => US,
+    };
+    let base = first / round * round;
+    (base > 0).then_some(base)
 }
 
 fn tick_label(time: u64, step: u64) -> String {
     let (unit, size) = match step {
-        s if s >= 100_000_000 => ("ms", 1e9),
-        s if s >= 100_000 => ("us", 1e6),
+        s if s >= MS / 10 => ("ms", 1e9),
+        s if s >= US / 10 => ("us", 1e6),
         _ => ("ns", 1e3),
     };
     let digits = if (step as f64) < size { 1 } else { 0 };
-    format!("{:.digits$} {unit}", time as f64 / size)
+    format!("{} {unit}", thousands(time as f64 / size, digits))
 }
 
 /// Draws all lanes with the exposed time of each run, and returns the next free row.
@@ -395,4 +425,29 @@ pub(super) fn put_legend(app: &App, run: &Lanes, buf: &mut Buffer, area: Rect) {
     let mut all = vec![(format!("exposed {total}: "), app.theme.text())];
     all.extend(parts);
     pieces(buf, area.x, area.y, area.width, &all);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ticks deep in a zoom are short, differ, and add up to their times.
+    #[test]
+    fn deep_ticks_are_offsets() {
+        let first = 14_075_550 * US;
+        for (step, base, labels) in [
+            (20 * MS, None, ["14,060 ms", "14,080 ms"]),
+            (10 * US, Some(14_075 * MS), ["550 us", "560 us"]),
+            (US / 2, Some(14_075 * MS), ["550.0 us", "550.5 us"]),
+            (20_000, Some(first), ["0 ns", "20 ns"]),
+        ] {
+            assert_eq!(offset(first, step), base, "{step}");
+            let from = base.unwrap_or(0);
+            // As on an axis, ticks are multiples of their distance.
+            let tick = first / step * step;
+            let found = [tick, tick + step].map(|t| tick_label(t - from, step));
+            assert_eq!(found, labels);
+        }
+        assert_eq!(offset(550 * US, 10 * US), None);
+    }
 }

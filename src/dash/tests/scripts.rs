@@ -8,7 +8,7 @@ use crate::dash::lanes::Lanes;
 use crate::dash::scenarios::{Pane, Source, tell_kept};
 use crate::dash::state::Saved;
 use crate::dash::sweep::SweepView;
-use crate::dash::testing::{Stage, brief, glance, step};
+use crate::dash::testing::{Stage, brief, explained, glance, step};
 use crate::dash::theme::{Depth, Name, Theme};
 use ratatui::crossterm::event::{KeyModifiers, MouseButton, MouseEvent, MouseEventKind};
 use shardlab_plan::record::RunKind;
@@ -287,12 +287,12 @@ fn the_list_has_the_numbers_of_changed_scenarios() {
             .map(|l| l.chars().take(31).collect::<String>());
         list.find(|l| l.contains("llama3-8b"))
     };
-    assert!(row(&mut stage).unwrap().contains("1076.7"));
+    assert!(row(&mut stage).unwrap().contains("1,077"));
     // It no longer passes the filter, but stays while it is selected.
     stage.predicted(7654.3);
     let changed = row(&mut stage).unwrap();
     assert!(
-        changed.contains('●') && changed.contains("7654.3"),
+        changed.contains('●') && changed.contains("7,654"),
         "{changed}"
     );
     stage.keys("<tab>j");
@@ -314,12 +314,12 @@ fn the_list_has_the_numbers_of_changed_scenarios() {
     let surveyed = surveyed.unwrap();
     assert_eq!(surveyed.overrides, ["fsdp.prefetch_forward=2"]);
     stage.tell(Message::Surveyed(surveyed, Ok(brief(7654.3, 1.0, "yes"))));
-    assert!(row(&mut stage).unwrap().contains("7654.3"));
+    assert!(row(&mut stage).unwrap().contains("7,654"));
     // Without changes it is as before.
     stage.keys("k");
     stage.predicted(1076.7);
     stage.keys("D");
-    assert!(row(&mut stage).unwrap().contains("1076.7"));
+    assert!(row(&mut stage).unwrap().contains("1,077"));
 }
 
 #[test]
@@ -1262,4 +1262,112 @@ fn quitting_while_a_training_runs_is_asked_about() {
     stage.run(step(RunKind::Exec, 0));
     stage.keys("q");
     assert_eq!(stage.effects.last(), Some(&Effect::Quit));
+}
+
+/// A key applies the selected change to the options and predicts again; another one undoes it.
+#[test]
+fn a_change_is_applied_and_undone_with_one_key_each() {
+    let mut stage = Stage::new();
+    stage.keys("i");
+    assert!(matches!(started(&stage).last(), Some(Task::Explain(_))));
+    let found = explained(&stage);
+    stage.news(News::Explained(Arc::new(found)));
+    stage.news(News::Done);
+    // Coming back to the view predicts nothing again.
+    let jobs = started(&stage).len();
+    stage.keys("18");
+    assert_eq!(started(&stage).len(), jobs);
+    stage.keys("jj<enter>");
+    let applied = ["train.recompute=full", "train.recompute_layers=16"];
+    assert_eq!(changes(&stage), applied);
+    assert_eq!(last_prediction(&stage).1, applied);
+    let Some(Task::Explain(setup)) = started(&stage).last() else {
+        panic!("no explanation of the result")
+    };
+    assert_eq!(setup.overrides, applied);
+    // Until it is there, the shown changes are those of another state and have no effect.
+    stage.keys("<up><enter>");
+    assert_eq!(changes(&stage), applied);
+    stage.keys("u");
+    assert_eq!(changes(&stage), [""; 0]);
+    stage.keys("u");
+    assert!(
+        stage
+            .app
+            .notice
+            .as_ref()
+            .unwrap()
+            .text
+            .contains("nothing to undo")
+    );
+}
+
+#[test]
+fn an_impossible_change_is_not_applied() {
+    let mut stage = Stage::new();
+    stage.keys("8");
+    let found = explained(&stage);
+    stage.news(News::Explained(Arc::new(found)));
+    stage.news(News::Done);
+    // Without `a`, only changes that help are listed.
+    stage.keys("G");
+    assert_eq!(stage.app.whatif.rows().len(), 4);
+    stage.keys("aG<enter>");
+    assert_eq!(changes(&stage), [""; 0]);
+    let notice = &stage.app.notice.as_ref().unwrap().text;
+    assert!(notice.starts_with("impossible: "), "{notice}");
+}
+
+/// Names rank before descriptions, whatever was selected before.
+#[test]
+fn a_search_ranks_names_first() {
+    let mut stage = Stage::new();
+    let set = |stage: &mut Stage, at: usize, name: &str, about: &str| {
+        let s = &mut stage.app.scenarios.sources[at];
+        (s.name, s.about) = (name.to_owned(), about.to_owned());
+    };
+    set(&mut stage, 0, "prefetch-0", "Compare with prefetch-1.");
+    set(&mut stage, 1, "prefetch-10", "Ten.");
+    set(&mut stage, 2, "my-prefetch-1", "One.");
+    set(&mut stage, 3, "prefetch-1", "One.");
+    stage.keys("/prefetch-1<enter>");
+    let s = &stage.app.scenarios;
+    let names: Vec<&str> = s
+        .rows()
+        .iter()
+        .map(|&i| s.sources[i].name.as_str())
+        .collect();
+    assert_eq!(
+        names,
+        ["prefetch-1", "prefetch-10", "my-prefetch-1", "prefetch-0"]
+    );
+    assert_eq!(s.current().unwrap().name, "prefetch-1");
+}
+
+/// Scenarios for tests come last, are listed on request only, and are found by a search.
+#[test]
+fn tests_are_apart_from_examples() {
+    let mut stage = Stage::new();
+    for at in [0, 3] {
+        stage.app.scenarios.sources[at].is_test = true;
+    }
+    stage.app.scenarios.select("llama3-8b-4xh200");
+    stage.keys("jk");
+    let names = |stage: &Stage| -> Vec<String> {
+        let s = &stage.app.scenarios;
+        let rows = s.rows();
+        rows.iter().map(|&i| s.sources[i].name.clone()).collect()
+    };
+    let examples = ["llama3-70b-64xh100", "llama3-8b-4xh200", "toy-cnn"];
+    assert_eq!(names(&stage), examples);
+    assert!(stage.screen(80, 24).contains("Scenarios 3, T: +2"));
+    let selected = stage.app.scenarios.current().unwrap().name.clone();
+    stage.keys("T");
+    assert_eq!(names(&stage)[..3], examples);
+    assert_eq!(names(&stage)[3..], ["llama-tiny", "prefetch-0"]);
+    assert_eq!(stage.app.scenarios.current().unwrap().name, selected);
+    assert!(stage.screen(80, 24).contains("── tests and benchmarks"));
+    assert!(stage.app.save().with_tests);
+    stage.keys("T/tiny");
+    assert_eq!(names(&stage), ["llama-tiny"]);
 }

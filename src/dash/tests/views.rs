@@ -6,8 +6,9 @@ use crate::dash::event::{
     Effect, Event, Judged, Message, News, RankNow, RankStep, Setup, StepNews, Task,
 };
 use crate::dash::judge;
+use crate::dash::options;
 use crate::dash::tables::{Page, Series, Table};
-use crate::dash::testing::{Stage, brief, glance, step};
+use crate::dash::testing::{Stage, brief, explained, glance, step};
 use crate::dash::theme::{Depth, Name, Theme};
 use crate::dash::worker::Stop;
 use crate::predict::Profiles;
@@ -82,7 +83,7 @@ fn what_does_not_fit_says_so_with_changes() {
     // Also in the list.
     let screen = stage.screen(80, 24);
     assert!(
-        screen.contains("1300.0 ✗") && screen.contains("9032.1 !"),
+        screen.contains("1,300 ✗") && screen.contains("9,032 !"),
         "{screen}"
     );
 }
@@ -617,6 +618,63 @@ fn help_and_small_terminals() {
     }
 }
 
+/// The verdict, the changes that help, and those that do not; the reasons where there is room.
+#[test]
+fn what_if() {
+    let mut stage = Stage::new();
+    stage.keys("8");
+    assert_snapshot!("whatif_running_80x24", stage.screen(80, 24));
+    stage.news(News::Explained(Arc::new(explained(&stage))));
+    stage.news(News::Done);
+    for (width, height) in [(80, 24), (120, 40), (160, 50)] {
+        assert_snapshot!(
+            format!("whatif_{width}x{height}"),
+            stage.screen(width, height)
+        );
+    }
+    stage.keys("aG");
+    assert_snapshot!("whatif_all_80x24", stage.screen(80, 24));
+    stage.keys("e");
+    assert_snapshot!("whatif_whole_80x24", stage.screen(80, 24));
+}
+
+/// The sizes between the smallest and the largest.
+#[test]
+fn scenarios_at_a_usual_size() {
+    let mut stage = Stage::new();
+    stage.app.scenarios.option_filter = "prefetch".into();
+    assert_snapshot!("scenarios_120x40", stage.screen(120, 40));
+    stage.keys("r");
+    stage.run(step(RunKind::Sim, 0));
+    assert_snapshot!("timeline_120x40", stage.screen(120, 40));
+}
+
+/// The text on an option is shown in full: next to the list if it fits, and by a key.
+#[test]
+fn help_on_options_is_never_cut_off() {
+    let mut stage = Stage::new();
+    stage.keys("<tab>/prefetch_forward<enter>");
+    let info = options::all()
+        .iter()
+        .position(|i| options::path(i) == "fsdp.prefetch_forward")
+        .unwrap();
+    let info = options::all()[info];
+    let flat = |screen: &str| -> String {
+        let inner = screen.lines().map(|l| l.trim_matches(['"', '│', ' ']));
+        let words = inner.flat_map(|l| l.split('│').next_back().unwrap().split_whitespace());
+        words.collect::<Vec<_>>().join(" ")
+    };
+    let takes = format!("takes {}", info.expected());
+    // At these widths it covers everything.
+    for (width, height) in [(80, 24), (100, 40)] {
+        stage.keys("e");
+        let screen = flat(&stage.screen(width, height));
+        stage.keys("e");
+        assert!(screen.contains(info.doc), "{screen}");
+        assert!(screen.contains(&takes), "{takes}: {screen}");
+    }
+}
+
 /// Without colours, nothing on any screen has one.
 #[test]
 fn mono_has_no_colour() {
@@ -624,7 +682,7 @@ fn mono_has_no_colour() {
     stage.app.theme = Theme::new(Name::Safe, Depth::None);
     stage.keys("r");
     stage.run(step(RunKind::Sim, 0));
-    for view in "1234567?".chars() {
+    for view in "12345678?".chars() {
         stage.keys(&view.to_string());
         let terminal = stage.terminal(120, 40);
         for cell in terminal.backend().buffer().content() {
@@ -656,7 +714,7 @@ fn every_size_and_theme_is_drawn() {
             (200, 60),
             (400, 100),
         ] {
-            for view in "1234567".chars() {
+            for view in "12345678".chars() {
                 stage.keys(&view.to_string());
                 let screen = stage.screen(width, height);
                 assert_eq!(screen.lines().count(), usize::from(height));

@@ -5,7 +5,7 @@ use crate::dash::app::{App, Hit, View};
 use crate::dash::event::Effect;
 use crate::dash::keys::Command;
 use crate::dash::lanes::bins::Window;
-use crate::dash::{runs, scenarios, whole};
+use crate::dash::{runs, scenarios, whatif, whole};
 use ratatui::crossterm::event::{MouseButton, MouseEvent, MouseEventKind};
 
 pub(super) fn mouse(app: &mut App, event: MouseEvent) -> Vec<Effect> {
@@ -57,7 +57,18 @@ fn click(app: &mut App, hit: Hit, column: u16, width: u16) -> Vec<Effect> {
         return Vec::new();
     }
     match hit {
-        Hit::Tab(view) => app.view = view,
+        Hit::Tab(view) => {
+            app.view = view;
+            if view == View::WhatIf {
+                return whatif::open(app);
+            }
+        }
+        Hit::Change(row) => {
+            if app.whatif.cursor.at == row {
+                return whatif::command(app, Command::Enter);
+            }
+            app.whatif.cursor.at = row;
+        }
         Hit::Scenario(row) => {
             app.scenarios.pane = scenarios::Pane::List;
             if app.scenarios.cursor.at != row {

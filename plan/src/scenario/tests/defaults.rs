@@ -331,7 +331,7 @@ fn qwen_presets_have_the_published_number_of_parameters() {
         ("72b", 72_706_203_648),
     ] {
         let s = minimal(&[&format!("model.preset=qwen2.5-{name}")]).unwrap();
-        let (_, params) = crate::compile::modules_and_params(&s);
+        let (_, params) = crate::models::testing::modules_and_params(&s);
         let count: u64 = params.iter().map(|p| p.numel()).sum();
         assert_eq!(count, published, "{name}");
         let biased = params.iter().filter(|p| p.name.ends_with(".bias"));
@@ -351,7 +351,7 @@ fn qwen3_presets_have_the_published_number_of_parameters() {
         ("32b", 32.8, 31.2),
     ] {
         let s = minimal(&[&format!("model.preset=qwen3-{name}")]).unwrap();
-        let (_, params) = crate::compile::modules_and_params(&s);
+        let (_, params) = crate::models::testing::modules_and_params(&s);
         let count = |table: bool| {
             let all = params
                 .iter()

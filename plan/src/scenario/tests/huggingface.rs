@@ -143,7 +143,7 @@ fn fault(test: &str, config: &str) -> String {
 }
 
 fn parameters(s: &Scenario) -> u64 {
-    let (_, params) = crate::compile::modules_and_params(s);
+    let (_, params) = crate::models::testing::modules_and_params(s);
     params.iter().map(|p| p.numel()).sum()
 }
 

@@ -25,7 +25,7 @@ fn titles(first: &str, items: &[Item]) -> Vec<String> {
 /// Explains in sentences why two runs differ. The verdict on their step times is above.
 pub(super) fn why(items: &[Item]) -> Option<Section> {
     let [a, b] = items else { return None };
-    let pair = judged(["A", "B"], [a, b]);
+    let pair = judged([&a.label, &b.label], [a, b]);
     let blocks: Vec<Block> = pair.reasons().iter().cloned().map(Block::Text).collect();
     (!blocks.is_empty()).then(|| Section {
         id: "why",

@@ -1,34 +1,18 @@
 //! Cards, the table of all runs, and step times.
 
 use super::compare::judged;
-use super::{bytes, number, sweep};
+use super::{bytes, cards, kind, number, sweep};
 use crate::compare::{self, Matrix, Metric, Pair, Unit};
 use crate::plots::{self, StepBar};
-use crate::report::{Block, Card, Item, Section, Table};
+use crate::report::{Block, Item, Section, Table};
 use crate::stats::{Options, ratio_of_medians};
 use crate::view::RunView;
 use shardlab_plan::record::RunKind;
-use shardlab_plan::record::basis::milliseconds;
 
 /// Maximum number of runs that are compared with the first in a sentence.
 const SENTENCES: usize = 4;
-/// Maximum number of runs with a card.
-const CARDS: usize = 6;
-
-fn kind(item: &Item) -> &'static str {
-    match item.view.run.kind {
-        RunKind::Sim => "predicted",
-        RunKind::Exec => "measured",
-    }
-}
-
-/// Returns model FLOPs utilisation in percent; NaN if the device's peak is not known.
-fn mfu(item: &Item) -> f64 {
-    match item.view.run.mfu {
-        0.0 => f64::NAN,
-        mfu => 100.0 * mfu,
-    }
-}
+/// Maximum number of runs whose basis is in the header, if they differ.
+const BASES: usize = 4;
 
 fn fits(item: &Item) -> &'static str {
     match item.view.fits() {
@@ -38,60 +22,39 @@ fn fits(item: &Item) -> &'static str {
     }
 }
 
-/// Returns the step time with the digits that its basis justifies.
-fn step(item: &Item) -> String {
-    let run = &item.view.run;
-    match &run.basis {
-        Some(basis) if basis.is_estimate() => milliseconds(item.view.step_ms(), Some(basis)),
-        _ => format!("{} ms", number(item.view.step_ms(), 2)),
-    }
-}
-
-/// Returns what a run's times rest on.
-fn basis(item: &Item) -> String {
-    match (&item.view.run.basis, item.view.run.kind) {
-        (_, RunKind::Exec) => "measured run".to_owned(),
-        (Some(basis), _) => basis.sentence(),
-        (None, _) => "unknown".to_owned(),
-    }
-}
-
-/// Returns the cards of the detailed runs, a sentence on which ones these are, and the table of all
-/// runs.
-pub(super) fn summary(items: &[Item], told: &[Item], which: Option<String>) -> Section {
-    let cards = told.iter().take(CARDS).map(|item| {
+/// Returns what the times of the runs rest on: one line if it is the same for all.
+pub(super) fn bases(items: &[Item]) -> Vec<String> {
+    let basis = |item: &Item| {
         let run = &item.view.run;
-        Card {
-            title: item.label.clone(),
-            about: format!(
-                "{}, {} on {} × {}",
-                kind(item),
-                run.policy,
-                run.world_size,
-                run.hardware
-            ),
-            head: format!("{} per step", step(item)),
-            facts: vec![
-                ("basis".to_owned(), basis(item)),
-                (
-                    RunView::counted_in([&item.view]).rate().to_owned(),
-                    number(item.view.tokens_per_s(), 0),
-                ),
-                ("MFU".to_owned(), format!("{} %", number(mfu(item), 1))),
-                (
-                    "exposed".to_owned(),
-                    format!("{} ms", number(item.view.exposed_ms(), 2)),
-                ),
-                (
-                    "peak allocated".to_owned(),
-                    bytes(run.memory.peak_allocated.0),
-                ),
-                ("fits".to_owned(), fits(item).to_owned()),
-            ],
+        let machine = format!("{} x {}", run.world_size, run.hardware);
+        match (&run.basis, run.kind) {
+            (_, RunKind::Exec) => format!("Measured run on {machine}."),
+            (Some(basis), _) => format!("Predicted for {machine}; {}.", basis.sentence()),
+            (None, _) => format!("Predicted for {machine}; basis and error unknown."),
         }
-    });
+    };
+    let lines: Vec<String> = items.iter().map(basis).collect();
+    match lines.split_first() {
+        None => Vec::new(),
+        Some((first, rest)) if rest.iter().all(|l| l == first) => vec![first.clone()],
+        Some(_) => {
+            let named = items.iter().zip(lines).take(BASES);
+            let mut all: Vec<String> = named.map(|(i, l)| format!("{}: {l}", i.label)).collect();
+            if let more @ 1.. = items.len().saturating_sub(BASES) {
+                all.push(format!("{more} more runs: see their provenance."));
+            }
+            all
+        }
+    }
+}
+
+/// Returns the cards, a sentence on which runs are shown in detail, and the table of all runs.
+pub(super) fn summary(items: &[Item], which: Option<String>) -> Section {
     let mut blocks: Vec<Block> = which.map(Block::Text).into_iter().collect();
-    blocks.push(Block::Cards(cards.collect()));
+    let cards = cards::cards(items);
+    if !cards.is_empty() {
+        blocks.push(Block::Cards(cards));
+    }
     if items.len() > 1 {
         blocks.push(Block::Table(table(items)));
     }
@@ -219,16 +182,17 @@ pub(super) fn step_times(items: &[Item], told: &[Item]) -> Option<Section> {
             }
         })
         .collect();
-    if bars.is_empty() {
-        return None;
-    }
     let title = match axes {
         Some(axes) => format!("Step time by {}", axes.join(", ")),
         None => "Step time".to_owned(),
     };
-    let mut blocks = vec![Block::Plot(plots::steps(&title, &bars))];
+    let mut blocks = Vec::new();
+    // Predictions are single numbers, which the cards and the table show.
+    if bars.iter().any(|b| b.interval.is_some()) {
+        blocks.push(Block::Plot(plots::steps(&title, &bars)));
+    }
     blocks.extend(verdicts(told).into_iter().map(Block::Text));
-    Some(Section {
+    (!blocks.is_empty()).then(|| Section {
         id: "step-time",
         title: "Step time".to_owned(),
         blocks,
@@ -250,14 +214,15 @@ fn verdicts(items: &[Item]) -> Vec<String> {
     };
     match items {
         [a, b] => {
-            let pair = judged(["A", "B"], [a, b]);
-            let mut all = vec![
-                format!("A is {}, B is {}.", a.label, b.label),
-                pair.comparable.sentence(),
-            ];
+            let pair = judged([&a.label, &b.label], [a, b]);
+            let mut all = vec![pair.comparable.sentence()];
             all.extend(pair.warnings.iter().map(|w| format!("Warning: {w}")));
             all.extend(sentences(&pair));
             all
+        }
+        // Steps of different work are compared by throughput, in the plots.
+        items if items.len() > 2 && !RunView::have_same_tokens(items.iter().map(|i| &i.view)) => {
+            Vec::new()
         }
         // With more runs, the drawing and the table are clearer than a page of sentences.
         [first, rest @ ..] => {

@@ -6,6 +6,9 @@ use crate::shell;
 use crate::view::{self, ScenarioView};
 use std::collections::BTreeSet;
 
+/// Maximum number of runs with a command for a trace.
+const TRACES: usize = 12;
+
 fn differences_of(items: &[Item]) -> Vec<Vec<String>> {
     let scenarios: Vec<&ScenarioView> = items.iter().map(|i| &i.view.scenario).collect();
     view::differences(&scenarios)
@@ -123,21 +126,27 @@ pub(super) fn origin(items: &[Item]) -> Section {
             ));
         }
     }
-    let commands: Vec<String> = items
-        .iter()
-        .map(|i| {
-            let s = &i.view.scenario;
-            let name = match s.source.as_str() {
-                "" => &s.name,
-                source => source,
-            };
-            shell::command(i.view.kind(), name, &s.overrides)
-        })
-        .collect();
+    let command = |i: &Item| {
+        let s = &i.view.scenario;
+        let name = match s.source.as_str() {
+            "" => &s.name,
+            source => source,
+        };
+        shell::command(i.view.kind(), name, &s.overrides)
+    };
+    let commands: Vec<String> = items.iter().map(command).collect();
     blocks.push(Block::Long(
         "Commands of these scenarios and overrides; a run's other arguments are not kept"
             .to_owned(),
         commands.join("\n"),
+    ));
+    let traces = (0..).zip(items.iter().take(TRACES));
+    let traces: Vec<String> = traces
+        .map(|(n, i)| format!("{} --trace trace-{n}.json", command(i)))
+        .collect();
+    blocks.push(Block::Long(
+        "Commands that write full timelines as traces for Perfetto".to_owned(),
+        traces.join("\n"),
     ));
     Section {
         id: "provenance",

@@ -1,11 +1,12 @@
 //! Runs that differ in options: selects the points of a sweep that are shown in detail, and draws a
 //! heat map.
 
-use crate::compare::Matrix;
-use crate::plots::{self, Cell, Measure};
+use crate::compare::{Matrix, Row};
+use crate::plots::{self, Cell, Measure, Plot, Spot};
 use crate::report::{Block, Item, Section};
 use crate::view::{Difference, RunView, ScenarioView, differences};
 use shardlab_plan::scenario::BatchUnit;
+use shardlab_plan::units::Bytes;
 use std::borrow::Cow;
 use std::cmp::Ordering;
 
@@ -78,7 +79,7 @@ pub(super) fn detailed(items: &[Item]) -> (Cow<'_, [Item]>, Option<String>) {
         "among those that fit"
     };
     let text = format!(
-        "Details for the {DETAILED} best of {} points by {}, {fit}. The table, the step times and the map show all points.",
+        "Details for the {DETAILED} best of {} points by {}, {fit}. The table and the plots show all points.",
         items.len(),
         name.to_lowercase()
     );
@@ -111,7 +112,8 @@ pub(super) fn title(items: &[Item]) -> Option<String> {
     Some(format!("{name}: {} points of {keys}", items.len()))
 }
 
-pub(super) fn heat(items: &[Item]) -> Option<Section> {
+/// Draws throughput against memory, and the map.
+pub(super) fn plots(items: &[Item]) -> Option<Section> {
     if items.len() < MIN_RUNS {
         return None;
     }
@@ -119,6 +121,49 @@ pub(super) fn heat(items: &[Item]) -> Option<Section> {
     if items.iter().any(|i| i.view.run.kind != kind) {
         return None;
     }
+    let mut blocks: Vec<Block> = pareto(items).map(Block::Plot).into_iter().collect();
+    blocks.extend(heat(items).unwrap_or_default());
+    (!blocks.is_empty()).then(|| Section {
+        id: "sweep",
+        title: "Sweep".to_owned(),
+        blocks,
+    })
+}
+
+/// Draws throughput against reserved memory if the runs are points of one sweep.
+fn pareto(items: &[Item]) -> Option<Plot> {
+    let names = names(items)?;
+    let runs: Vec<(&str, &RunView)> = items.iter().map(|i| (i.label.as_str(), &i.view)).collect();
+    let matrix = Matrix::new(&runs, None);
+    let spot = |(item, row): (&Item, &Row)| Spot {
+        label: values(item),
+        reserved: item.view.run.memory.peak_reserved.gib(),
+        throughput: item.view.tokens_per_s(),
+        fits: item.view.fits() != Some(false),
+        on_front: row.on_front,
+    };
+    let spots = items.iter().zip(&matrix.rows).map(spot);
+    let spots: Vec<Spot> = spots.filter(|s| s.throughput.is_finite()).collect();
+    if spots.len() < MIN_RUNS {
+        return None;
+    }
+    let capacity = items[0].view.run.memory.capacity;
+    // Points on different devices have no common limit.
+    let capacity = capacity.filter(|c| {
+        let same = |i: &Item| i.view.run.memory.capacity == Some(*c);
+        items.iter().all(same)
+    });
+    let title = format!("Throughput vs. memory by {}", names.join(", "));
+    let unit = counted_in(items).rate();
+    Some(plots::pareto(
+        &title,
+        unit,
+        &spots,
+        capacity.map(Bytes::gib),
+    ))
+}
+
+fn heat(items: &[Item]) -> Option<Vec<Block>> {
     let axes = axes(items);
     let (x, y, others) = match axes.as_slice() {
         [x] => (x, None, &[][..]),
@@ -197,11 +242,18 @@ pub(super) fn heat(items: &[Item]) -> Option<Section> {
             "Batch sizes differ, so cells show {unit} per second and GPU: more is better."
         )));
     }
-    Some(Section {
-        id: "sweep",
-        title: "Sweep".to_owned(),
-        blocks,
-    })
+    Some(blocks)
+}
+
+/// Returns the best of all points that fit; `None` if they tie.
+pub(super) fn best_of(items: &[Item]) -> Option<&Item> {
+    let (_, measure) = measure(items);
+    let marked = best(items, measure);
+    items
+        .iter()
+        .zip(marked)
+        .find(|(_, best)| *best)
+        .map(|(i, _)| i)
 }
 
 fn counted_in(items: &[Item]) -> BatchUnit {

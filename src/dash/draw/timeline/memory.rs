@@ -10,6 +10,7 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
 use shardlab_plan::record::RunKind;
+use shardlab_plan::units::{ByteUnit, Bytes};
 
 /// Blocks that fill eighths of a cell from its bottom.
 const UP: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
@@ -52,18 +53,11 @@ pub(super) fn draw(app: &App, buf: &mut Buffer, area: Rect, plot: Rect) {
             area.x + 1,
             area.y + 1,
             GUTTER - 1,
-            "as issued",
+            "╌ reserved",
             theme.dim(),
         );
     }
-    put_right(
-        buf,
-        area.x,
-        area.y,
-        GUTTER - 1,
-        &bytes(top).replace("iB", ""),
-        theme.dim(),
-    );
+    put_right(buf, area.x, area.y, GUTTER - 1, &short(top), theme.dim());
     if rows >= 2 {
         put_right(buf, area.x, area.y + rows - 1, GUTTER - 1, "0", theme.dim());
     }
@@ -131,6 +125,18 @@ fn draw_column(
         };
         put(buf, x, y + row, 1, &glyph.to_string(), style);
     }
+}
+
+/// Formats bytes in at most six characters: `287 G`, `38.5 G`.
+fn short(n: u64) -> String {
+    let unit = ByteUnit::of(Bytes(n));
+    let count = unit.count(Bytes(n));
+    let decimals = match count {
+        c if c >= 99.95 => 0,
+        c if c >= 9.995 => 1,
+        _ => 2,
+    };
+    format!("{count:.decimals$} {}", &unit.name()[..1])
 }
 
 /// Returns the family at a height, in cells from the bottom.
@@ -204,4 +210,20 @@ fn composition(app: &App, main: &Lanes, buf: &mut Buffer, area: Rect) {
     let text = format!("{}: {text}", bytes(whole));
     let text = crate::dash::draw::kit::cut(&text, usize::from(room));
     put(buf, x, area.y, room, &text, theme.text());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_leave_room_for_the_name() {
+        let mib = |n: f64| short((n * f64::from(1 << 20)) as u64);
+        assert_eq!(mib(287.11 * 1024.0), "287 G");
+        assert_eq!(mib(38.53 * 1024.0), "38.5 G");
+        assert_eq!(mib(1.25 * 1024.0), "1.25 G");
+        for n in (0..26).map(|i| 3u64.pow(i)) {
+            assert!(short(n).chars().count() <= 6, "{}", short(n));
+        }
+    }
 }

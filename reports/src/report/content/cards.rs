@@ -1,0 +1,153 @@
+//! Cards: the main numbers of a run, and how those of the second of two runs differ.
+
+use super::{bytes, kind, number, sweep};
+use crate::compare::{Matrix, Metric, Unit};
+use crate::report::{Card, Change, Fact, Item};
+use crate::view::RunView;
+use shardlab_plan::record::RunKind;
+use shardlab_plan::record::basis::milliseconds;
+use shardlab_plan::units::{Bytes, signed};
+
+/// Maximum number of runs with a card.
+const CARDS: usize = 6;
+
+/// Returns a card per run; of a sweep, which has a table and plots, only that of its best point.
+pub(super) fn cards(items: &[Item]) -> Vec<Card> {
+    match items {
+        [a, b] => pair([a, b]),
+        items if sweep::names(items).is_some() => sweep::best_of(items)
+            .map(|item| Card {
+                title: format!("Best that fits: {}", item.label),
+                ..card(item, |_| None)
+            })
+            .into_iter()
+            .collect(),
+        items => items
+            .iter()
+            .take(CARDS)
+            .map(|item| card(item, |_| None))
+            .collect(),
+    }
+}
+
+fn pair([a, b]: [&Item; 2]) -> Vec<Card> {
+    let runs = [(a.label.as_str(), &a.view), (b.label.as_str(), &b.view)];
+    let matrix = Matrix::new(&runs, None);
+    let change = |name: &str| {
+        let metric = matrix.metrics.iter().find(|m| m.name == name)?;
+        change(&matrix, metric)
+    };
+    vec![card(a, |_| None), card(b, change)]
+}
+
+/// Returns how a metric of the second run differs from that of the first.
+fn change(matrix: &Matrix, metric: &Metric) -> Option<Change> {
+    let &[a, b] = metric.values.as_slice() else {
+        return None;
+    };
+    if !(a.is_finite() && b.is_finite()) {
+        return None;
+    }
+    let is_time = matches!(
+        metric.unit,
+        Unit::StepTime | Unit::Throughput | Unit::Percent
+    );
+    if is_time && !matrix.comparable.times() {
+        return None;
+    }
+    let by = match metric.name {
+        _ if a == b => "no change".to_owned(),
+        // Relative to nearly nothing, a change says nothing.
+        "exposed_ms" => format!("{} ms", signed(b - a, 2)),
+        "mfu_percent" => format!("{} points", signed(b - a, 1)),
+        _ => format!("{} %", signed(100.0 * (b / a - 1.0), 1)),
+    };
+    let tolerance = match metric.unit {
+        Unit::Memory => matrix.tolerance.of_memory(),
+        _ => matrix.tolerance,
+    };
+    let ranks = matrix.comparable.ranks()
+        && matrix
+            .rows
+            .iter()
+            .all(|row| metric.unit.counts(row.fits, matrix.same_tokens));
+    let is_better = metric.improves(tolerance).filter(|_| ranks);
+    Some(Change { by, is_better })
+}
+
+fn card(item: &Item, change: impl Fn(&str) -> Option<Change>) -> Card {
+    let run = &item.view.run;
+    let memory = &run.memory;
+    let fact = |name: &str, value: String, metric: &str| Fact {
+        name: name.to_owned(),
+        value,
+        change: change(metric),
+    };
+    Card {
+        title: item.label.clone(),
+        about: format!(
+            "{}, {} on {} x {}",
+            kind(item),
+            run.policy,
+            run.world_size,
+            run.hardware
+        ),
+        head: format!("{} per step", step(item)),
+        change: change("step_ms"),
+        facts: vec![
+            fact("basis", basis(item), ""),
+            fact(
+                RunView::counted_in([&item.view]).rate(),
+                number(item.view.tokens_per_s(), 0),
+                "tokens_per_s_per_gpu",
+            ),
+            fact("MFU", format!("{} %", number(mfu(item), 1)), "mfu_percent"),
+            fact(
+                "exposed",
+                format!("{} ms", number(item.view.exposed_ms(), 2)),
+                "exposed_ms",
+            ),
+            fact("allocated", bytes(memory.peak_allocated.0), "allocated_gib"),
+            fact("reserved", bytes(memory.peak_reserved.0), "reserved_gib"),
+            fact("on the device", bytes(memory.peak_device.0), "device_gib"),
+            fact("fits", fits(item), ""),
+        ],
+    }
+}
+
+/// Returns model FLOPs utilisation in percent; NaN if the device's peak is not known.
+fn mfu(item: &Item) -> f64 {
+    match item.view.run.mfu {
+        0.0 => f64::NAN,
+        mfu => 100.0 * mfu,
+    }
+}
+
+/// Says whether a run fits the device, and by how much.
+fn fits(item: &Item) -> String {
+    let memory = &item.view.run.memory;
+    let (used, capacity) = (memory.peak_device, memory.capacity);
+    match capacity {
+        None => "unknown".to_owned(),
+        Some(c) if used <= c => format!("yes, {} of {c} free", Bytes(c.0 - used.0)),
+        Some(c) => format!("no, {} more than {c}", Bytes(used.0 - c.0)),
+    }
+}
+
+/// Returns the step time with the digits that its basis justifies.
+fn step(item: &Item) -> String {
+    let run = &item.view.run;
+    match &run.basis {
+        Some(basis) if basis.is_estimate() => milliseconds(item.view.step_ms(), Some(basis)),
+        _ => format!("{} ms", number(item.view.step_ms(), 2)),
+    }
+}
+
+/// Returns what a run's times rest on.
+fn basis(item: &Item) -> String {
+    match (&item.view.run.basis, item.view.run.kind) {
+        (_, RunKind::Exec) => "measured run".to_owned(),
+        (Some(basis), _) => basis.sentence(),
+        (None, _) => "unknown".to_owned(),
+    }
+}

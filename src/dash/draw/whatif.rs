@@ -1,0 +1,301 @@
+//! Draws what changes would do.
+
+use super::kit::{bytes, cut, estimated_ms, over_all, pane, put, put_right, wrap};
+use super::page::{self, Line, tone_style};
+use crate::analysis::whatif::Effect;
+use crate::dash::app::{App, Hit, Purpose};
+use crate::dash::whatif::{Explained, Group, Proposal};
+use crate::dash::whole::Whole;
+use crate::predict::Fit;
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+use ratatui::style::Style;
+use shardlab_plan::units::{Bytes, signed};
+
+/// Widths of the columns behind the names of changes: step time, throughput, reserved memory, free
+/// memory, fits.
+const COLUMNS: [(&str, u16); 5] = [
+    ("step ms", 10),
+    ("speed", 9),
+    ("reserved", 12),
+    ("free", 11),
+    ("fits", 6),
+];
+/// Rows of the text on the selected change.
+const ABOUT: u16 = 3;
+/// Minimum height at which the reasons are shown below the changes.
+const TALL: u16 = 34;
+
+enum Row<'a> {
+    Base,
+    Heading(Group),
+    /// Index among the shown changes, and the change.
+    Change(usize, &'a Proposal),
+}
+
+pub(super) fn draw(app: &App, buf: &mut Buffer, body: Rect) {
+    let theme = app.theme;
+    let state = &app.whatif;
+    let inner = pane(buf, body, &title(app), true, theme);
+    let width = usize::from(inner.width) - 2;
+    let mut y = inner.y;
+    let Some(found) = state.found.as_deref() else {
+        let text = match (&state.error, app.running(Purpose::Explain)) {
+            (Some(error), _) => format!("✗ {error}"),
+            (None, Some(_)) => "predicting changes …".to_owned(),
+            (None, None) => "Select a scenario in view 1: its verdict, the changes that would make it faster or smaller, \
+                             and where its time and memory go are shown here. Enter applies a change."
+                .to_owned(),
+        };
+        for line in wrap(&text, width) {
+            put(buf, inner.x + 1, y, inner.width - 1, &line, theme.dim());
+            y += 1;
+        }
+        return;
+    };
+    for (text, style) in answer(app, found, width, inner.height) {
+        put(buf, inner.x + 1, y, inner.width - 1, &text, style);
+        y += 1;
+    }
+    let reasons = match body.height >= TALL {
+        true => (inner.bottom() - y) * 2 / 5,
+        false => 0,
+    };
+    let list = Rect {
+        y,
+        height: (inner.bottom() - y).saturating_sub(ABOUT + reasons),
+        ..inner
+    };
+    changes(app, buf, list, found);
+    let about = Rect {
+        y: list.bottom(),
+        height: ABOUT,
+        ..inner
+    };
+    describe(app, buf, about);
+    let lines = page::lines(&found.tables, theme, width);
+    for (y, line) in (about.bottom()..inner.bottom()).zip(&lines) {
+        line.draw(buf, inner, y);
+    }
+}
+
+fn title(app: &App) -> String {
+    let found = app.whatif.found.as_deref();
+    let mut title = match found {
+        Some(f) => format!("What-if {}", f.setup.name()),
+        None => "What-if".to_owned(),
+    };
+    match found.map_or(0, |f| f.setup.overrides.len()) {
+        0 => {}
+        n => title.push_str(&format!(" ●{n} changed")),
+    }
+    if app.running(Purpose::Explain).is_some() {
+        title.push_str(" …");
+    } else if found.is_some_and(|f| Some(&f.setup) != app.setup().as_ref()) {
+        title.push_str(" (of an earlier state; i predicts again)");
+    }
+    title
+}
+
+/// Returns the verdict, why, and warnings.
+fn answer(app: &App, found: &Explained, width: usize, height: u16) -> Vec<(String, Style)> {
+    let theme = app.theme;
+    let most = if height >= 30 { 4 } else { 2 };
+    let (tone, verdict) = &found.verdict;
+    let mut all: Vec<(String, Style)> = Vec::new();
+    let mut add = |text: &str, style: Style| {
+        let lines = wrap(text, width).into_iter().take(most);
+        all.extend(lines.map(|line| (line, style)));
+    };
+    add(verdict, tone_style(theme, *tone));
+    add(&found.why, theme.text());
+    for warning in &found.warnings {
+        add(&format!("! {warning}"), theme.warn());
+    }
+    if let Some(error) = &app.whatif.error {
+        add(&format!("✗ {error}"), theme.bad());
+    }
+    all.push((String::new(), theme.text()));
+    all
+}
+
+/// Draws the table of changes.
+fn changes(app: &App, buf: &mut Buffer, area: Rect, found: &Explained) {
+    let theme = app.theme;
+    let shown = app.whatif.rows();
+    let mut rows = vec![Row::Base];
+    let mut group = None;
+    for (i, proposal) in shown.iter().enumerate() {
+        if group != Some(proposal.group) {
+            group = Some(proposal.group);
+            rows.push(Row::Heading(proposal.group));
+        }
+        rows.push(Row::Change(i, proposal));
+    }
+    let head = Rect { height: 1, ..area };
+    put(buf, head.x + 2, head.y, 8, "change", theme.dim());
+    cells(buf, head, &COLUMNS.map(|c| c.0.to_owned()), theme.dim());
+    let body = Rect {
+        y: area.y + 1,
+        height: area.height.saturating_sub(1),
+        ..area
+    };
+    let selected = |r: &Row<'_>| matches!(r, Row::Change(i, _) if *i == app.whatif.cursor.at);
+    let at = rows.iter().position(selected).unwrap_or(0);
+    let cursor = &app.whatif.cursor;
+    let window = cursor.window_at(at, rows.len(), usize::from(body.height));
+    for (y, row) in (body.y..).zip(&rows[window]) {
+        let place = Rect {
+            y,
+            height: 1,
+            ..body
+        };
+        let room = place.width.saturating_sub(columns_width() + 3);
+        match row {
+            Row::Base => {
+                put(buf, place.x + 2, y, room, "(as it is)", theme.text());
+                cells(buf, place, &as_it_is(found), theme.text());
+            }
+            Row::Heading(group) => {
+                put(
+                    buf,
+                    place.x + 1,
+                    y,
+                    place.width - 1,
+                    group.title(),
+                    theme.accent(),
+                );
+            }
+            Row::Change(i, proposal) => {
+                let is_selected = *i == cursor.at;
+                let style = match is_selected {
+                    true => theme.selected(),
+                    false => theme.text(),
+                };
+                let blank = " ".repeat(usize::from(place.width));
+                put(buf, place.x, y, place.width, &blank, style);
+                let mark = if is_selected { "▸" } else { " " };
+                put(buf, place.x, y, 1, mark, style);
+                let label = cut(&proposal.label, usize::from(room));
+                put(buf, place.x + 2, y, room, &label, style);
+                match &proposal.outcome {
+                    Ok(effect) => {
+                        let style = style.patch(fit_style(app, effect));
+                        cells(buf, place, &differences(effect, found), style);
+                    }
+                    Err(_) => put_right(buf, place.x, y, place.width - 1, "impossible", style),
+                }
+                app.hits.borrow_mut().push((place, Hit::Change(*i)));
+            }
+        }
+    }
+    if shown.is_empty() {
+        let text = "No single change gains more than 0.5 % of time or memory; a shows all that were tried.";
+        let y = body.y + 2;
+        if y < body.bottom() {
+            put(buf, body.x + 2, y, body.width - 2, text, theme.dim());
+        }
+    }
+}
+
+fn columns_width() -> u16 {
+    COLUMNS.iter().map(|c| c.1 + 1).sum()
+}
+
+/// Writes the cells behind the name, aligned to the right.
+fn cells(buf: &mut Buffer, place: Rect, texts: &[String; 5], style: Style) {
+    let mut x = place.right().saturating_sub(columns_width() + 1);
+    for (text, (_, width)) in texts.iter().zip(COLUMNS) {
+        put_right(buf, x, place.y, width, text, style);
+        x += width + 1;
+    }
+}
+
+fn as_it_is(found: &Explained) -> [String; 5] {
+    let e = &found.base;
+    [
+        estimated_ms(e.step_ms, found.basis.as_ref()),
+        String::new(),
+        bytes(e.peak_reserved.0),
+        room(e),
+        e.fit.word().to_owned(),
+    ]
+}
+
+fn differences(e: &Effect, found: &Explained) -> [String; 5] {
+    let base = &found.base;
+    let by = e.peak_reserved.0.abs_diff(base.peak_reserved.0);
+    let sign = if e.peak_reserved < base.peak_reserved {
+        '-'
+    } else {
+        '+'
+    };
+    [
+        estimated_ms(e.step_ms, found.basis.as_ref()),
+        format!("{} %", signed(100.0 * e.faster_than(base), 1)),
+        match by {
+            0 => "=".to_owned(),
+            by => format!("{sign}{}", Bytes(by)),
+        },
+        room(e),
+        e.fit.word().to_owned(),
+    ]
+}
+
+fn room(e: &Effect) -> String {
+    match e.free_bytes {
+        Some(free) if free < 0 => format!("-{}", Bytes(free.unsigned_abs())),
+        Some(free) => Bytes(free.unsigned_abs()).to_string(),
+        None => "?".to_owned(),
+    }
+}
+
+fn fit_style(app: &App, effect: &Effect) -> Style {
+    match &effect.fit {
+        Fit::Exceeds { .. } => app.theme.bad(),
+        Fit::Tight { .. } => app.theme.warn(),
+        _ => Style::new(),
+    }
+}
+
+/// Shows the whole name of the selected change, or why it is impossible.
+fn describe(app: &App, buf: &mut Buffer, area: Rect) {
+    let theme = app.theme;
+    let Some(proposal) = app.whatif.selected() else {
+        return;
+    };
+    let width = usize::from(area.width) - 2;
+    let sets: Vec<String> = proposal
+        .overrides
+        .iter()
+        .map(|o| format!("--set {o}"))
+        .collect();
+    let mut lines = wrap(&sets.join(" "), width);
+    let mut style = theme.text();
+    if let Err(reason) = &proposal.outcome {
+        lines = wrap(&format!("✗ {reason}"), width);
+        style = theme.bad();
+    }
+    let rule = "─".repeat(width);
+    put(buf, area.x + 1, area.y, area.width - 1, &rule, theme.dim());
+    for (y, line) in (area.y + 1..area.bottom()).zip(&lines) {
+        put(buf, area.x + 1, y, area.width - 1, line, style);
+    }
+}
+
+/// Draws the verdict and all tables over the body.
+pub(super) fn whole(app: &App, whole: &Whole, buf: &mut Buffer, body: Rect) {
+    let theme = app.theme;
+    let inner = over_all(buf, body, &title(app), theme);
+    let width = usize::from(inner.width.saturating_sub(2));
+    let mut lines: Vec<Line> = Vec::new();
+    if let Some(found) = app.whatif.found.as_deref() {
+        let all = answer(app, found, width, u16::MAX);
+        lines.extend(all.into_iter().map(|(text, style)| Line::Text(text, style)));
+        lines.extend(page::lines(&found.tables, theme, width));
+    }
+    let first = whole.first(lines.len(), usize::from(inner.height));
+    for (y, line) in (inner.y..inner.bottom()).zip(&lines[first..]) {
+        line.draw(buf, inner, y);
+    }
+}
