@@ -5,6 +5,7 @@ mod program;
 pub use program::{ProgramCheck, Unexpected, check};
 
 use crate::ImportError;
+use crate::limits;
 use crate::pickle::{self, Value};
 use serde::Serialize;
 use shardlab_plan::ir::DType;
@@ -214,13 +215,13 @@ fn payload(value: &Value, sizes: &str, types: &str) -> u64 {
         let name = name.text()?;
         Some(DType::find(|n| n.torch.contains(&name))?.size())
     };
-    let elements = |shape: &Value| -> u64 {
+    let elements = |shape: &Value| -> Option<u64> {
         let dims = shape.items().iter();
-        dims.map(|d| d.int().and_then(|n| u64::try_from(n).ok()).unwrap_or(0))
-            .product()
+        let dims: Option<Vec<u64>> = dims.map(|d| u64::try_from(d.int()?).ok()).collect();
+        limits::elements(&dims?)
     };
     let each = items(sizes).iter().zip(items(types));
-    each.filter_map(|(shape, name)| Some(elements(shape) * bytes(name)?))
+    each.filter_map(|(shape, name)| Some(elements(shape)? * bytes(name)?))
         .sum()
 }
 

@@ -15,7 +15,7 @@ pub use types::{
     MemoryEvent, Trace,
 };
 
-pub(crate) use build::sorted;
+pub(crate) use build::{keep_plausible, sorted};
 
 use crate::ImportError;
 use build::Builder;

@@ -29,6 +29,7 @@ pub mod flight;
 mod import;
 pub mod infer;
 pub mod kineto;
+mod limits;
 pub mod measured;
 pub mod names;
 mod nsys;

@@ -7,6 +7,7 @@
 
 use crate::ImportError;
 use crate::kineto::{self, DeviceEvent, DeviceKind, HostEvent, Launch, Trace};
+use crate::limits;
 use crate::sqlite::{Database, Table, Value};
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -127,7 +128,9 @@ impl Export {
     }
 
     fn span(&mut self, row: &Row<'_>) -> Option<(i64, i64)> {
-        let span = row.int("start").zip(row.int("end"));
+        let plausible = |t: &i64| t.unsigned_abs() <= limits::TIME.unsigned_abs();
+        let time = |column: &str| row.int(column).filter(plausible);
+        let span = time("start").zip(time("end"));
         self.incomplete += u64::from(span.is_none());
         span
     }
@@ -176,7 +179,10 @@ impl Export {
             stream: stream.unwrap_or(0),
             correlation,
             external: None,
-            bytes: bytes.and_then(|n| u64::try_from(n).ok()).unwrap_or(0),
+            bytes: bytes
+                .and_then(|n| u64::try_from(n).ok())
+                .filter(|n| *n <= limits::BYTES)
+                .unwrap_or(0),
             collective: None,
         });
     }
@@ -270,9 +276,11 @@ impl Export {
             if rank == 0 && incomplete > 0 {
                 trace
                     .notes
-                    .push(format!("{incomplete} rows have no start or end"));
+                    .push(format!("{incomplete} rows have no valid start or end"));
             }
         }
+        all.iter_mut().for_each(kineto::keep_plausible);
+        all.retain(|t| !t.device.is_empty());
         all.into_iter().map(kineto::sorted).collect()
     }
 }

@@ -16,6 +16,7 @@ pub use replay::{Agreement, Replay};
 
 use crate::ImportError;
 use crate::attribute::{common_prefix, without};
+use crate::limits;
 use crate::pickle::{self, Value};
 use history::History;
 use roles::Places;
@@ -104,6 +105,7 @@ pub fn read(
             "a memory snapshot has `segments`; this one has none",
         ));
     };
+    check_sizes(&value).map_err(|reason| ImportError::invalid(path, reason))?;
     let traces = value.get("device_traces").map_or(&[][..], Value::items);
     let annotations = value
         .get("external_annotations")
@@ -150,6 +152,43 @@ pub fn read(
         report
     };
     Ok(devices.iter().map(report).collect())
+}
+
+/// Refuses sizes and addresses that no device has: sums of them would overflow.
+fn check_sizes(snapshot: &Value) -> Result<(), String> {
+    let check = |value: &Value, keys: &[&str], what: &dyn Fn() -> String| {
+        let sizes = keys.iter().map(|key| number(value, key));
+        if let Some(n) = sizes.max().filter(|n| *n > limits::BYTES) {
+            let what = what();
+            return Err(format!(
+                "{what}: {n} bytes are more than a device has; the snapshot is damaged"
+            ));
+        }
+        let addresses = ["address", "addr"].map(|key| number(value, key));
+        match addresses.into_iter().find(|a| *a > limits::ADDRESS) {
+            Some(address) => Err(format!(
+                "{}: {address:#x} is not an address; the snapshot is damaged",
+                what()
+            )),
+            None => Ok(()),
+        }
+    };
+    let items =
+        |value: &Value, key: &str| value.get(key).map_or_else(Vec::new, |v| v.items().to_vec());
+    for (i, segment) in items(snapshot, "segments").iter().enumerate() {
+        check(segment, &["total_size"], &|| format!("segment {i}"))?;
+        for block in segment.get("blocks").map_or(&[][..], Value::items) {
+            let what = || format!("a block of segment {i}");
+            check(block, &["size", "requested_size"], &what)?;
+        }
+    }
+    for (device, history) in items(snapshot, "device_traces").iter().enumerate() {
+        for (i, event) in history.items().iter().enumerate() {
+            let what = || format!("event {i} of device {device}");
+            check(event, &["size", "device_free"], &what)?;
+        }
+    }
+    Ok(())
 }
 
 fn number(value: &Value, key: &str) -> u64 {
@@ -298,7 +337,6 @@ fn device_report(
                     requested_bytes: size,
                     device_free_bytes: free,
                     allocated_bytes: u64::try_from(allocated).unwrap_or(0),
-                    reserved_unused_bytes: u64::try_from(held - allocated).unwrap_or(0),
                     by_role,
                     by_unit,
                     ..OutOfMemory::default()

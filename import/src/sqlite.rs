@@ -218,7 +218,9 @@ impl Database {
         let mut at = 0;
         let length = varint(cell, &mut at)?;
         let id = varint(cell, &mut at)?.cast_signed();
-        let length = usize::try_from(length).map_err(|_| bad("a record is too long"))?;
+        let most = u64::from(self.pages) * self.page_size as u64;
+        let length = usize::try_from(length).ok().filter(|n| *n as u64 <= most);
+        let length = length.ok_or_else(|| bad("a record is longer than the file"))?;
         let most = self.usable - 35;
         let local = if length <= most {
             length

@@ -194,7 +194,7 @@ fn critical_path(path: &CriticalPath, listed: usize, out: &mut Out) -> Result<()
         out.paragraph(
             2,
             &format!(
-                "The device waits {} for the first launch of the host.",
+                "Before it, the step waits {} for the host, which launches kernels later than the device could start them.",
                 path.host_first
             ),
         )?;

@@ -257,8 +257,8 @@ fn empty(trace: &Trace) -> MemoryReport {
 
 type Shares = (Vec<(Role, Bytes)>, Vec<(String, Bytes)>);
 
-/// Returns the allocated bytes by role and by unit, largest first. Memory from before the trace
-/// holds weights and optimizer states.
+/// Returns the allocated bytes by role and by unit, largest first. Memory from before the trace has
+/// no known role: it holds weights, optimizer states, and whatever else a job keeps.
 fn shares(live: &HashMap<u64, (u64, u32, Role)>, allocated: u64, units: &[String]) -> Shares {
     let mut roles: BTreeMap<Role, u64> = BTreeMap::new();
     let mut of_units: BTreeMap<&str, u64> = BTreeMap::new();
@@ -270,7 +270,6 @@ fn shares(live: &HashMap<u64, (u64, u32, Role)>, allocated: u64, units: &[String
     }
     let before = allocated.saturating_sub(known);
     if before > 0 {
-        *roles.entry(Role::MainWeight).or_default() += before;
         of_units.insert(BEFORE, before);
     }
     let mut by_role: Vec<(Role, Bytes)> = roles.into_iter().map(|(r, b)| (r, Bytes(b))).collect();

@@ -18,9 +18,10 @@ pub struct OutOfMemory {
     /// Bytes that were missing below the limit of the process or the device. With an unknown limit,
     /// the most that can have been missing.
     pub missing_bytes: u64,
-    /// Allocated bytes at that time.
+    /// Requested bytes of the allocations that were alive.
     pub allocated_bytes: u64,
-    /// Reserved but unused bytes.
+    /// Reserved bytes that are not in use. Blocks count with their rounded sizes, as in torch's
+    /// message.
     pub reserved_unused_bytes: u64,
     /// Size of the largest free block that the request could have used.
     pub largest_hole_bytes: u64,
@@ -80,8 +81,9 @@ pub(super) fn complete(oom: &mut OutOfMemory, history: &History, n: usize, limit
         ),
     };
     oom.missing_bytes = (held + wanted).saturating_sub(oom.limit_bytes);
-    let (holes, largest) = replay::holes(history, at, limit);
-    (oom.holes, oom.largest_hole_bytes) = (holes, largest.0);
+    let holes = replay::holes(history, at, limit);
+    (oom.holes, oom.largest_hole_bytes) = (holes.count, holes.largest.0);
+    oom.reserved_unused_bytes = holes.unused.0;
     let limit = Bytes(oom.limit_bytes);
     let until = History {
         events: history.events[..=at].to_vec(),

@@ -114,8 +114,19 @@ pub(super) fn under(
     state.finish(settings)
 }
 
-/// Returns the number and the largest of the free blocks that a failed request could have used.
-pub(super) fn holes(history: &History, at: usize, capacity: Option<Bytes>) -> (usize, Bytes) {
+/// Free memory at a failed request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Holes {
+    /// Number of free blocks that the request could have used, had they been larger.
+    pub(super) count: usize,
+    /// Size of the largest of them.
+    pub(super) largest: Bytes,
+    /// Bytes that were reserved but not in use, of all streams and sizes.
+    pub(super) unused: Bytes,
+}
+
+/// Returns the free memory at a failed request.
+pub(super) fn holes(history: &History, at: usize, capacity: Option<Bytes>) -> Holes {
     let mut state = State::new(history, history.settings, capacity);
     for (i, event) in history.events.iter().enumerate().take(at) {
         if event.action == Action::Take && !history.settings.expandable_segments {
@@ -125,7 +136,13 @@ pub(super) fn holes(history: &History, at: usize, capacity: Option<Bytes>) -> (u
     }
     let event = history.events[at];
     state.allocator.release_cached();
-    state.allocator.holes(Bytes(event.size), event.stream)
+    let (count, largest) = state.allocator.holes(Bytes(event.size), event.stream);
+    let now = state.allocator.counters();
+    Holes {
+        count,
+        largest,
+        unused: Bytes(now.reserved.0.saturating_sub(now.allocated.0)),
+    }
 }
 
 impl State {

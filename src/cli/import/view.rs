@@ -31,8 +31,23 @@ pub(super) fn of(run: &RunImport) -> RunView {
     let scenario = scenario::parse(&m.run.scenario, &inferred, &[]).ok();
     let program = scenario.as_ref().and_then(|s| plan(s).ok());
     let mut measured = m.run.clone();
-    if let (Some(scenario), Some(program)) = (&scenario, &program) {
-        measured.mfu = utilisation(scenario, program, &measured).unwrap_or(0.0);
+    let known = units(run);
+    for (unit, _) in &mut measured.memory.by_unit {
+        if let Some(i) = m.units.iter().position(|name| name == unit) {
+            unit.clone_from(&known[i]);
+        }
+    }
+    if let (Some(scenario), Some(program)) = (&scenario, &program)
+        && let Some(mfu) = utilisation(scenario, program, &measured)
+    {
+        measured.mfu = mfu;
+        measured.environment.insert(
+            "mfu".to_owned(),
+            format!(
+                "derived, not measured: model FLOPs of the inferred scenario over the measured step and the peak of {}",
+                scenario.mesh.hardware
+            ),
+        );
     }
     let value = |found: Option<u32>| found.unwrap_or(1);
     RunView {
@@ -41,7 +56,7 @@ pub(super) fn of(run: &RunImport) -> RunView {
         scenario: scenario_view(scenario.as_ref(), &m.run.scenario, inferred),
         program: ProgramView {
             digest: String::new(),
-            units: units(run),
+            units: known,
             streams: m.streams.clone(),
             counts: BTreeMap::from([(SectionKind::Steady, counts)]),
             parameters: facts.model.parameters.unwrap_or(0),
