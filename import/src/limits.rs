@@ -9,8 +9,8 @@ pub(crate) const LONGEST: i64 = 3_600_000_000_000;
 pub(crate) const SPREAD: i64 = 24 * LONGEST;
 /// Largest size in bytes: 4 TiB.
 pub(crate) const BYTES: u64 = 1 << 42;
-/// Largest address.
-pub(crate) const ADDRESS: u64 = 1 << 60;
+/// Largest address. Those of predictions go beyond those of devices.
+pub(crate) const ADDRESS: u64 = 1 << 63;
 /// Largest number of elements of a tensor.
 pub(crate) const ELEMENTS: u64 = 1 << 40;
 

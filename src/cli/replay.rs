@@ -7,18 +7,20 @@ use super::table::Table;
 use crate::predict::{PredictError, Prediction, predict_program};
 use serde_json::{Value, json};
 use shardlab_import::replay::{Traced, tape};
-use shardlab_plan::units::{Bytes, signed, thousands};
+use shardlab_plan::record::{Cause, Run};
+use shardlab_plan::units::{Bytes, Picos, signed, thousands};
 use shardlab_plan::{Scenario, plan_tape, scenario};
 use shardlab_sim::Options;
 use std::path::PathBuf;
 
 const NOTES: &str = "\
-Builds a program from a trace, without a model: each unit's kernels with their measured times, its parameters and the
-bytes that it saves. The program is sharded again with the options of --set and predicted. Collectives, copies around
-them, the optimizer and the host are priced by the hardware profile.
+Builds a program from a trace, without a model: each unit's kernels with their measured times, its
+parameters and the bytes that it saves. The program is sharded again with the options of --set and
+predicted. Collectives, copies around them, the optimizer and the host are priced by the hardware
+profile.
 
-Units are called layers.0, layers.1, … (blocks) and by the names in the trace. The first row is the recorded run itself:
-how far its prediction is off says how far the other rows can be trusted.
+Units are called layers.0, layers.1, … (blocks) and by the names in the trace. The first row is the
+recorded run itself: how far its prediction is off says how far the other rows can be trusted.
 
 Examples:
   shardlab replay trace.json.gz --set fsdp.prefetch_forward=2
@@ -66,22 +68,47 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
             "trace": run_name,
             "measured": {
                 "step_ms": measured.step_ms(),
+                "exposed_ms": measured.exposed_total().ms(),
+                "host_wait_ms": host_wait(measured).ms(),
                 "peak_allocated_bytes": measured.memory.peak_allocated,
                 "peak_reserved_bytes": measured.memory.peak_reserved,
             },
             "recorded": object(&recorded),
             "replayed": changed.as_ref().map(object),
             "set": args.overrides.set,
-            "notes": traced.notes,
+            "notes": notes(&traced, measured, &recorded),
         }))?;
         return Ok(Status::Done);
     }
     print(args, measured, &recorded, changed.as_ref(), out)?;
     out.flush()?;
-    for note in &traced.notes {
+    for note in notes(&traced, measured, &recorded) {
         say(format_args!("note: {note}"));
     }
     Ok(Status::Done)
+}
+
+/// Returns the time in which the recorded device waited for its host, or for that of another rank.
+fn host_wait(measured: &Run) -> Picos {
+    let causes = [Cause::Host, Cause::Straggler];
+    let waits = causes.iter().filter_map(|c| measured.exposed.get(c));
+    waits.copied().sum()
+}
+
+/// Returns what the replay lacks. The host is priced by the profile, so waits for a slower one are
+/// not in it.
+fn notes(traced: &Traced, measured: &Run, recorded: &Prediction) -> Vec<String> {
+    let mut notes = traced.notes.clone();
+    let wait = host_wait(measured);
+    if wait.ms() > 0.05 * measured.step_ms() {
+        notes.push(format!(
+            "in the trace, the device waits {} ms per step for the host, its own or that of another rank; the profiler makes the host slower. The host of {} needs {} ms per step and is not waited for in the replay",
+            thousands(wait.ms(), 2),
+            recorded.run.hardware,
+            thousands(recorded.run.host.ms(), 2),
+        ));
+    }
+    notes
 }
 
 /// Keeps the overrides that describe the machine: the recorded run has them, too.
@@ -149,7 +176,7 @@ fn object(p: &Prediction) -> Value {
 
 fn print(
     args: &Args,
-    measured: &shardlab_plan::record::Run,
+    measured: &Run,
     recorded: &Prediction,
     changed: Option<&Prediction>,
     out: &mut Out,

@@ -236,7 +236,7 @@ fn exports_of_nsight_systems_are_read() {
     }
     std::fs::write(&cut, bytes).unwrap();
     assert!(refused(&[&cut]).contains("no GPU work was recorded"));
-    assert!(refused(&[&Path::new(&at("nsys.sqlite.gz"))]).contains("gunzip"));
+    assert!(refused(&[Path::new(&at("nsys.sqlite.gz"))]).contains("gunzip"));
 }
 
 #[test]
@@ -375,10 +375,15 @@ fn prediction_and_measurement_are_compared_by_unit() {
         text.contains("wall time by unit") && text.contains("mostly"),
         "{text}"
     );
-    let mfu = json(&["runs", "show", "job", "--full", "--store", store]).remove(0)["run"]["mfu"]
-        .as_f64()
-        .unwrap();
+    // Kernels that clear the output of a matmul are not taken for it.
+    let kinds = pair["prediction"]["by_kind"].as_array().unwrap();
+    let gemm = kinds.iter().find(|k| k["work"] == "gemm").unwrap();
+    assert!(gemm["error"].as_f64().unwrap().abs() < 0.3, "{gemm}");
+    let run = json(&["runs", "show", "job", "--full", "--store", store]).remove(0);
+    let mfu = run["run"]["mfu"].as_f64().unwrap();
     assert!(mfu > 0.05 && mfu < 0.6, "{mfu}");
+    let about = run["run"]["environment"]["mfu"].as_str().unwrap();
+    assert!(about.starts_with("derived, not measured"), "{about}");
 }
 
 #[test]

@@ -12,6 +12,7 @@ mod exec;
 mod faults;
 mod gate;
 mod import;
+mod import_damage;
 mod import_memory;
 mod output;
 mod paths;

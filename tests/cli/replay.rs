@@ -27,6 +27,27 @@ fn a_recorded_run_is_replayed() {
     assert_eq!(found["replayed"], Value::Null);
 }
 
+/// Waits for a slow host are not replayed, and a note says so. What the device does is.
+#[test]
+fn waits_for_the_host_are_named() {
+    let ms = |found: &Value, run: &str, key: &str| found[run][key].as_f64().unwrap();
+    let found = replay("ddp", &[]);
+    assert!(ms(&found, "measured", "host_wait_ms") < 0.1, "{found}");
+    let error = ms(&found, "recorded", "step_ms") / ms(&found, "measured", "step_ms") - 1.0;
+    assert!(error.abs() < 0.01, "{found}");
+    let found = replay("units", &[]);
+    let waited = ms(&found, "measured", "host_wait_ms");
+    assert!((waited - 35.13).abs() < 0.01, "{found}");
+    let without = ms(&found, "measured", "step_ms") - waited;
+    let error = ms(&found, "recorded", "step_ms") / without - 1.0;
+    assert!(error.abs() < 0.1, "{found}");
+    let notes = found["notes"].to_string();
+    assert!(
+        notes.contains("waits 35.13 ms per step for the host"),
+        "{notes}"
+    );
+}
+
 #[test]
 fn options_of_any_model_can_be_changed() {
     let found = replay("base", &["mesh.dp_shard=64", "fsdp.prefetch_forward=2"]);

@@ -340,7 +340,7 @@ pub(crate) fn keep_plausible(trace: &mut Trace) {
     if removed > 0 {
         trace.malformed += removed as u64;
         trace.notes.push(format!(
-            "{removed} events are more than a day away from the others: their times are damaged"
+            "{removed} events are a day away from the others, or take more than an hour: their times are damaged"
         ));
     }
 }

@@ -101,30 +101,28 @@ pub(super) fn build(p: &Parts<'_>, shown: Option<StepTime>, table: &mut Table) -
     (spans, instrs, streams.names)
 }
 
-/// Returns the kernels that are named after their operator. Matmuls and attention may launch
+/// Returns the device events that are named after their operator. Matmuls and attention may launch
 /// helpers, which clear or convert their results; the operator is its longest kernel.
 fn main_kernels(trace: &Trace, work: &[&Placed]) -> BTreeSet<u32> {
-    let time = |w: &Placed| {
-        let event = &trace.device[w.device as usize];
+    let time = |device: u32| {
+        let event = &trace.device[device as usize];
         event.end - event.start
     };
-    let mut longest: BTreeMap<u32, &Placed> = BTreeMap::new();
+    let products = work
+        .iter()
+        .filter(|w| matches!(w.work, Work::Gemm | Work::Attention));
+    let mut longest: BTreeMap<u32, u32> = products
+        .filter_map(|w| Some((w.operator?, w.device)))
+        .collect();
     let mut main = BTreeSet::new();
     for w in work {
-        match w
-            .operator
-            .filter(|_| matches!(w.work, Work::Gemm | Work::Attention))
-        {
-            Some(operator) => {
-                let known = longest.entry(operator).or_insert(w);
-                if time(w) > time(known) {
-                    *known = w;
-                }
-            }
+        match w.operator.and_then(|o| longest.get_mut(&o)) {
+            Some(known) if time(w.device) > time(*known) => *known = w.device,
+            Some(_) => {}
             None => drop(main.insert(w.device)),
         }
     }
-    main.extend(longest.values().map(|w| w.device));
+    main.extend(longest.into_values());
     main
 }
 

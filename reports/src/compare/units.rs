@@ -48,7 +48,7 @@ pub(super) fn units(predicted: &RunView, measured: &RunView) -> Vec<UnitTime> {
                 .instr
                 .map_or(super::breakdown::END, |i| view.unit(i.unit));
             sums.add(unit, side, wall.wall.0);
-            let of = parts.entry(unit).or_insert_with(Sums::new);
+            let of = parts.entry(unit).or_default();
             if let Some(work) = wall.instr.and_then(|i| i.work) {
                 of.add(work.name().to_owned(), side, wall.busy.0);
             }

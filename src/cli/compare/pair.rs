@@ -25,14 +25,14 @@ pub(super) fn print(
 ) -> Result<(), Failure> {
     for (head, made) in pair.runs.iter().zip(made) {
         let set = made.view.scenario.overrides.join(" ");
+        // Imported runs have no program.
+        let program = match head.program_digest.as_str() {
+            "" => String::new(),
+            digest => format!(", program {digest}"),
+        };
         let text = format!(
-            "{} {} on {} x {}, program {} ({}) {set}",
-            head.policy,
-            head.scenario,
-            head.world_size,
-            head.hardware,
-            head.program_digest,
-            made.origin,
+            "{} {} on {} x {}{} ({}) {set}",
+            head.policy, head.scenario, head.world_size, head.hardware, program, made.origin,
         );
         out.labelled(&head.label, text.trim_end())?;
     }

@@ -170,6 +170,18 @@ fn exposed_collective() {
 }
 
 #[test]
+fn slower_than_predicted() {
+    let folder = tempfile::tempdir().unwrap();
+    let traces = "tests/data/traces";
+    std::fs::create_dir_all(folder.path().join(traces)).unwrap();
+    for rank in [0, 1] {
+        let file = format!("{traces}/fsdp2-compiled-rank{rank}.json.gz");
+        std::fs::copy(format!("{ROOT}/{file}"), folder.path().join(&file)).unwrap();
+    }
+    paste_in(&folder, "docs/tutorials/slower-than-predicted.md", 6, 6);
+}
+
+#[test]
 fn ci_gate() {
     paste("docs/tutorials/ci-gate.md", 5, 4);
 }
