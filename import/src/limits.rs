@@ -1,5 +1,5 @@
-//! Limits of the numbers in a file. Numbers beyond them indicate damage; sums and products of numbers
-//! within them fit 64 bits.
+//! Limits of the numbers in a file. Numbers beyond them indicate damage. Sums of numbers within
+//! them fit 64 bits.
 
 /// Largest absolute time in nanoseconds: 73 years.
 pub(crate) const TIME: i64 = 1 << 61;

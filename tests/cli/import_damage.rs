@@ -101,7 +101,7 @@ fn files_that_were_cut_off_say_so() {
 #[test]
 fn absurd_numbers_and_nesting_are_refused() {
     let dir = tempfile::tempdir().unwrap();
-    // `{"segments": [], "device_traces": [[{"action": "alloc", "addr": 0, "size": 1 << 60, "stream": 0}]]}`
+    // An allocation of 2^60 bytes, and a snapshot without segments and history.
     let huge = b"\x80\x04\x95b\x00\x00\x00\x00\x00\x00\x00}\x94(\x8c\x08segments\x94]\x94\x8c\rdevice_traces\x94]\x94]\x94}\x94(\x8c\x06action\x94\x8c\x05alloc\x94\x8c\x04addr\x94K\x00\x8c\x04size\x94\x8a\x08\x00\x00\x00\x00\x00\x00\x00\x10\x8c\x06stream\x94K\x00uaau.";
     let nothing = b"\x80\x04\x95$\x00\x00\x00\x00\x00\x00\x00}\x94(\x8c\x08segments\x94]\x94\x8c\rdevice_traces\x94]\x94u.";
     // A text of 2^60 bytes.
