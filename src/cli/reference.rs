@@ -111,7 +111,11 @@ fn sentences(paragraphs: &[String]) -> String {
     let mut text = String::new();
     for paragraph in paragraphs {
         if !text.is_empty() {
-            text.push_str(if text.ends_with(['.', ':']) { " " } else { ". " });
+            text.push_str(if text.ends_with(['.', ':']) {
+                " "
+            } else {
+                ". "
+            });
         }
         text.push_str(paragraph);
     }
