@@ -25,6 +25,7 @@ mod parallel_sizes;
 mod plan;
 mod progress;
 mod reference;
+mod replay;
 mod report;
 mod runs;
 mod scenarios;
@@ -95,6 +96,8 @@ enum Command {
     Import(import::Args),
     /// Write the scenario that a trace shows
     Infer(infer::Args),
+    /// Shard the model of a trace again, with other options
+    Replay(replay::Args),
     /// Compare predictions with measurements
     Validate(validate::Args),
     /// Measure this machine and write its hardware profile
@@ -167,6 +170,7 @@ fn run(command: &Command, out: &mut Out) -> Result<Status, Failure> {
         Command::Gate(args) => gate::run(args, out),
         Command::Import(args) => import::run(args, out),
         Command::Infer(args) => infer::run(args, out),
+        Command::Replay(args) => replay::run(args, out),
         Command::Validate(args) => validate::run(args, out),
         Command::Calibrate(args) => calibrate::run(args, out),
         #[cfg(feature = "dash")]

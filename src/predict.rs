@@ -193,6 +193,22 @@ pub fn predict(
         scenario: scenario.name.clone(),
         error,
     })?;
+    let basis = basis::basis(scenario, &program, &profile);
+    let mut prediction = predict_program(scenario, program, profile, options)?;
+    prediction.run.basis = Some(basis);
+    Ok(prediction)
+}
+
+/// Simulates a program that was planned with the options of this scenario.
+///
+/// # Errors
+/// See [`PredictError`].
+pub fn predict_program(
+    scenario: &Scenario,
+    program: Program,
+    profile: Arc<Profile>,
+    options: &Options,
+) -> Result<Prediction, PredictError> {
     let failed = |error| PredictError::Sim {
         scenario: scenario.name.clone(),
         error,
@@ -226,7 +242,6 @@ pub fn predict(
             }
         }
     };
-    run.basis = Some(basis::basis(scenario, &program, &profile));
     Ok(Prediction {
         scenario: scenario.clone(),
         program,

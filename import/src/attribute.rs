@@ -338,6 +338,14 @@ fn prefetch(trace: &Trace, tree: &Tree, classes: &[Class]) -> Prefetch {
     found
 }
 
+/// Returns how much of the device work CUDA graphs launch.
+pub(crate) fn in_graphs(trace: &Trace, a: &Attributed) -> usize {
+    let launched = a.work.iter().filter_map(|w| launch_of(trace, w));
+    launched
+        .filter(|l| trace.name(l.name).contains("GraphLaunch"))
+        .count()
+}
+
 /// Returns the call that launched a piece of work.
 pub(crate) fn launch_of<'a>(trace: &'a Trace, work: &Placed) -> Option<&'a Launch> {
     work.launch.map(|l| &trace.launches[l as usize])

@@ -39,10 +39,18 @@ pub enum ImportError {
 }
 
 impl ImportError {
+    /// An error of reading. Data that a decompressor cannot read is bad input.
     pub(crate) fn io(path: &Path, source: io::Error) -> Self {
-        Self::Io {
-            path: path.to_owned(),
-            source,
+        use io::ErrorKind::{InvalidData, InvalidInput, UnexpectedEof};
+        match source.kind() {
+            InvalidData | InvalidInput | UnexpectedEof => Self::invalid(
+                path,
+                format!("cannot be decompressed ({source}): it was cut off or is damaged"),
+            ),
+            _ => Self::Io {
+                path: path.to_owned(),
+                source,
+            },
         }
     }
 

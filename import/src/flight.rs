@@ -1,8 +1,14 @@
 //! Dumps of NCCL's flight recorder: where ranks diverge, and the first collective that differs.
 
+mod program;
+
+pub use program::{ProgramCheck, Unexpected, check};
+
 use crate::ImportError;
+use crate::limits;
 use crate::pickle::{self, Value};
 use serde::Serialize;
+use shardlab_plan::ir::DType;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::path::Path;
@@ -21,6 +27,8 @@ pub struct Entry {
     pub name: String,
     /// Shapes and types of inputs and outputs, as text.
     pub sizes: String,
+    /// Payload: bytes of the larger side; 0 if its types are unknown.
+    pub bytes: u64,
     /// `scheduled`, `started` or `completed`.
     pub state: String,
     /// Time of issue, nanoseconds since 1970.
@@ -86,6 +94,9 @@ pub struct FlightReport {
     pub matched: u64,
     /// The first divergence, by the time at which its collective was issued.
     pub divergence: Option<Divergence>,
+    /// Each record compared with a program, if one is given.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub program: Vec<ProgramCheck>,
     /// Groups that cannot be compared, with the reasons.
     pub notes: Vec<String>,
 }
@@ -186,10 +197,32 @@ fn entry(value: &Value) -> Entry {
             shown("input_dtypes"),
             shown("output_sizes")
         ),
+        bytes: payload(value, "input_sizes", "input_dtypes").max(payload(
+            value,
+            "output_sizes",
+            "output_dtypes",
+        )),
         state: text("state").to_owned(),
         created: int("time_created_ns"),
         frame: frame.unwrap_or_default(),
     }
+}
+
+/// Returns the bytes of the tensors of one side.
+fn payload(value: &Value, sizes: &str, types: &str) -> u64 {
+    let items = |key: &str| value.get(key).map_or(&[][..], Value::items);
+    let bytes = |name: &Value| {
+        let name = name.text()?;
+        Some(DType::find(|n| n.torch.contains(&name))?.size())
+    };
+    let elements = |shape: &Value| -> Option<u64> {
+        let dims = shape.items().iter();
+        let dims: Option<Vec<u64>> = dims.map(|d| u64::try_from(d.int()?).ok()).collect();
+        limits::elements(&dims?)
+    };
+    let each = items(sizes).iter().zip(items(types));
+    each.filter_map(|(shape, name)| Some(elements(shape)? * bytes(name)?))
+        .sum()
 }
 
 /// Formats a value concisely: lists in brackets, text without quotes.
@@ -398,6 +431,7 @@ mod tests {
             is_p2p: false,
             name: (*name).into(),
             sizes: "[[4]]".into(),
+            bytes: 16,
             state: "completed".into(),
             created: i as i64,
             frame: String::new(),

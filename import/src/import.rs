@@ -1,14 +1,16 @@
 //! Imports files: reads each by its format and combines ranks.
 
-use crate::attribute::{Attributed, attribute, launch_of};
+use crate::attribute::{Attributed, attribute, in_graphs};
+use crate::costs::{self, Costs};
 use crate::facts::{self, Facts};
 use crate::flight::{self, FlightReport};
 use crate::kineto::{self, Trace};
 use crate::measured::{Labels, Measured, StepTime, measured, pure_times, step_times, typical};
 use crate::ranks::{self, Rank, RankSummary};
-use crate::snapshot::{self, SnapshotReport};
+use crate::snapshot::{self, SnapshotOptions, SnapshotReport};
 use crate::source::{Format, Source, expand};
-use crate::{ImportError, execution};
+use crate::{ImportError, execution, nsys};
+use shardlab_plan::Program;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -41,6 +43,8 @@ pub struct RunImport {
     pub measured: Measured,
     /// What the first rank's trace determines.
     pub facts: Facts,
+    /// Costs of the machine, as the first rank's trace shows them.
+    pub costs: Costs,
     /// Ranks.
     pub ranks: Vec<RankSummary>,
     /// Attributed share of the device time of all ranks, 0 to 1.
@@ -61,11 +65,32 @@ pub struct RunImport {
     pub events: u64,
 }
 
+/// What to find out besides what the files contain.
+#[derive(Clone, Debug, Default)]
+pub struct Options<'a> {
+    /// Replays of memory snapshots.
+    pub snapshot: SnapshotOptions,
+    /// The program with which flight records are compared.
+    pub program: Option<&'a Program>,
+}
+
 /// Imports files. Arguments may be globs.
 ///
 /// # Errors
 /// Fails if a file cannot be read or has an invalid format, or if files do not belong together.
 pub fn import(arguments: &[PathBuf], name: &str) -> Result<Import, ImportError> {
+    import_with(arguments, name, &Options::default())
+}
+
+/// Imports files as [`import`] does, with options.
+///
+/// # Errors
+/// Fails as [`import`] does.
+pub fn import_with(
+    arguments: &[PathBuf],
+    name: &str,
+    options: &Options<'_>,
+) -> Result<Import, ImportError> {
     let files = expand(arguments)?;
     let mut sorted: Vec<(PathBuf, Format)> = Vec::new();
     for path in files {
@@ -82,7 +107,10 @@ pub fn import(arguments: &[PathBuf], name: &str) -> Result<Import, ImportError> 
             .map(|f| f.0.as_path())
     };
     let mut all = Import::default();
-    let traces: Vec<&Path> = of(Format::Kineto).collect();
+    let traces: Vec<(&Path, Format)> = of(Format::Kineto)
+        .map(|p| (p, Format::Kineto))
+        .chain(of(Format::Sqlite).map(|p| (p, Format::Sqlite)))
+        .collect();
     if !traces.is_empty() {
         all.run = Some(traces_to_run(&traces, name)?);
     }
@@ -99,8 +127,8 @@ pub fn import(arguments: &[PathBuf], name: &str) -> Result<Import, ImportError> 
         ));
     }
     for path in of(Format::Snapshot) {
-        all.snapshots
-            .push((path.to_owned(), snapshot::read(Source::open(path)?, path)?));
+        let reports = snapshot::read(Source::open(path)?, path, &options.snapshot)?;
+        all.snapshots.push((path.to_owned(), reports));
     }
     let mut records = Vec::new();
     for (i, path) in of(Format::Flight).enumerate() {
@@ -111,7 +139,11 @@ pub fn import(arguments: &[PathBuf], name: &str) -> Result<Import, ImportError> 
         )?);
     }
     if !records.is_empty() {
-        all.flight = Some(flight::compare(&records)?);
+        let mut report = flight::compare(&records)?;
+        if let Some(program) = options.program {
+            report.program = flight::check(&records, program);
+        }
+        all.flight = Some(report);
     }
     Ok(all)
 }
@@ -123,10 +155,10 @@ pub fn import(arguments: &[PathBuf], name: &str) -> Result<Import, ImportError> 
 pub fn facts_of(path: &Path) -> Result<(Facts, Vec<String>), ImportError> {
     let source = Source::open(path)?;
     let trace = match source.format() {
-        Some(Format::Kineto) => {
-            let trace = kineto::read(source, path)?;
-            has_device_work(&trace, path)?;
-            trace
+        Some(format @ (Format::Kineto | Format::Sqlite)) => {
+            // The first of several processes stands for all.
+            let first = read(path, format)?.into_iter().next();
+            first.ok_or(ImportError::NoTrace)?
         }
         Some(Format::ExecutionTrace) => execution::read(source, path)?,
         Some(other) => {
@@ -182,15 +214,42 @@ struct First {
     times: Vec<StepTime>,
 }
 
-fn traces_to_run(paths: &[&Path], name: &str) -> Result<RunImport, ImportError> {
+/// Reads the traces of files one by one, since all of them may not fit into memory.
+fn all_traces<'a>(
+    paths: &'a [(&'a Path, Format)],
+) -> impl Iterator<Item = (usize, (&'a Path, Result<Trace, ImportError>))> {
+    let of_file = |(path, format): &(&'a Path, Format)| {
+        let path = *path;
+        let (traces, failed) = match read(path, *format) {
+            Ok(traces) => (traces, None),
+            Err(e) => (Vec::new(), Some(e)),
+        };
+        let traces = traces.into_iter().map(Ok).chain(failed.map(Err));
+        traces.map(move |t| (path, t)).collect::<Vec<_>>()
+    };
+    paths.iter().flat_map(of_file).enumerate()
+}
+
+/// Reads the traces of a file: one, or one per process.
+fn read(path: &Path, format: Format) -> Result<Vec<Trace>, ImportError> {
+    let traces = match format {
+        Format::Sqlite => nsys::read(path)?,
+        _ => vec![kineto::read(Source::open(path)?, path)?],
+    };
+    for trace in &traces {
+        has_device_work(trace, path)?;
+    }
+    Ok(traces)
+}
+
+fn traces_to_run(paths: &[(&Path, Format)], name: &str) -> Result<RunImport, ImportError> {
     let mut ranks: Vec<Rank> = Vec::new();
     let mut first: Option<(u32, First)> = None;
     let mut unmatched: BTreeMap<String, (u64, u64)> = BTreeMap::new();
     let mut context: BTreeMap<String, u64> = BTreeMap::new();
     let (mut bytes, mut events) = (0, 0);
-    for (i, path) in paths.iter().enumerate() {
-        let trace = kineto::read(Source::open(path)?, path)?;
-        has_device_work(&trace, path)?;
+    for (i, (path, trace)) in all_traces(paths) {
+        let trace = trace?;
         let attributed = attribute(&trace);
         let rank = ranks::rank_of(trace.head.rank, path, i);
         bytes += trace.bytes;
@@ -243,11 +302,15 @@ fn traces_to_run(paths: &[&Path], name: &str) -> Result<RunImport, ImportError> 
     }
     let labels = labels(&first, &facts, &ranks, &late, name);
     let measured = measured(&first.trace, &first.attributed, &first.times, &pure, labels);
+    let mut costs = costs::find(&first.trace, &first.attributed);
+    let size = |found: &Option<crate::facts::Found<u32>>| found.as_ref().map_or(1, |f| f.value);
+    costs.add_collectives(&measured, size(&facts.dp_shard), size(&facts.dp_outer));
     let time = ranks
         .iter()
         .fold((0, 0), |t, r| (t.0 + r.time.0, t.1 + r.time.1));
     Ok(RunImport {
         measured,
+        costs,
         ranks: ranks
             .iter()
             .zip(&late)
@@ -343,20 +406,18 @@ fn labels(first: &First, facts: &Facts, ranks: &[Rank], late: &[i64], name: &str
 fn undetermined(trace: &Trace, a: &Attributed, facts: &Facts) -> Vec<String> {
     let mut all = Vec::new();
     let mut say = |text: &str| all.push(text.to_owned());
+    let in_graphs = in_graphs(trace, a);
+    if in_graphs * 2 > a.work.len() {
+        say(&format!(
+            "units and phases of {in_graphs} kernels: they run in CUDA graphs, which launch them as a whole"
+        ));
+        say("gradient clipping: its operators are not in the trace of a CUDA graph");
+    }
     if trace.host.iter().all(|e| e.is_annotation) {
         say(
             "names of units, and options: the trace has no host operators (it was recorded without ProfilerActivity.CPU); steps and phases come from kernels",
         );
         return all;
-    }
-    let in_graphs = a.work.iter().filter(|w| {
-        launch_of(trace, w).is_some_and(|l| trace.name(l.name).contains("GraphLaunch"))
-    });
-    let in_graphs = in_graphs.count();
-    if in_graphs * 2 > a.work.len() {
-        say(&format!(
-            "units and phases of {in_graphs} kernels: they run in CUDA graphs, which launch them as a whole"
-        ));
     }
     if !trace.head.shapes && !trace.host.iter().any(|e| e.inputs.is_some()) {
         say(

@@ -30,9 +30,53 @@ pub fn infer(facts: &Facts, name: &str, preset: Option<&str>) -> Inferred {
         "# Inferred from {name} by `shardlab infer`. A comment says how a value was determined."
     ));
     model(&mut w, facts, preset);
-    train(&mut w, facts);
-    mesh(&mut w, facts);
-    fsdp(&mut w, facts);
+    let m = &facts.model;
+    w.section("train");
+    w.needed("seq_len", m.seq_len.as_ref(), ToString::to_string);
+    w.needed("micro_batch", m.micro_batch.as_ref(), ToString::to_string);
+    rest(&mut w, facts, units::patterns(facts));
+    w.finish()
+}
+
+/// Writes the options of a scenario whose model is not described: `layers` is the number of its
+/// blocks. The model is a placeholder, whose modules are not those of the trace, so units are left
+/// out.
+#[must_use]
+pub fn options(facts: &Facts, name: &str, layers: usize) -> Inferred {
+    let mut w = Writer::default();
+    w.line(&format!("# Options of {name}."));
+    let placeholder = "placeholder: the trace's own kernels are used";
+    w.section("model");
+    w.known("family", "\"llama\"", placeholder);
+    w.known("layers", &layers.max(1).to_string(), placeholder);
+    for (key, size) in [
+        ("hidden", "64"),
+        ("heads", "1"),
+        ("ffn", "64"),
+        ("vocab", "64"),
+    ] {
+        w.known(key, size, placeholder);
+    }
+    let m = &facts.model;
+    let seq_len = m.seq_len.as_ref().map_or(1, |s| s.value);
+    w.known("max_seq_len", &seq_len.to_string(), placeholder);
+    w.section("train");
+    w.known("seq_len", &seq_len.to_string(), "shapes of the trace, or 1");
+    let micro_batch = m.micro_batch.as_ref().map_or(1, |b| b.value);
+    w.known(
+        "micro_batch",
+        &micro_batch.to_string(),
+        "shapes of the trace, or 1",
+    );
+    rest(&mut w, facts, None);
+    w.finish()
+}
+
+/// Writes everything but the model and the batch.
+fn rest(w: &mut Writer, facts: &Facts, units: Option<Found<String>>) {
+    train(w, facts);
+    mesh(w, facts);
+    fsdp(w, facts, units);
     w.section("precision");
     w.found("param_dtype", facts.compute.as_ref(), |v| quote(v));
     w.found("main_params", facts.main_params.as_ref(), |v| quote(v));
@@ -47,7 +91,6 @@ pub fn infer(facts: &Facts, name: &str, preset: Option<&str>) -> Inferred {
             Compiled::Full => "full",
         })
     });
-    w.finish()
 }
 
 fn quote(text: impl Display) -> String {
@@ -80,10 +123,6 @@ fn model(w: &mut Writer, facts: &Facts, preset: Option<&str>) {
 }
 
 fn train(w: &mut Writer, facts: &Facts) {
-    let m = &facts.model;
-    w.section("train");
-    w.needed("seq_len", m.seq_len.as_ref(), ToString::to_string);
-    w.needed("micro_batch", m.micro_batch.as_ref(), ToString::to_string);
     w.found(
         "grad_accum",
         facts.accumulation.as_ref(),
@@ -176,7 +215,7 @@ fn mesh(w: &mut Writer, facts: &Facts) {
     }
 }
 
-fn fsdp(w: &mut Writer, facts: &Facts) {
+fn fsdp(w: &mut Writer, facts: &Facts, units: Option<Found<String>>) {
     w.section("fsdp");
     w.found("policy", facts.policy.as_ref(), |v| quote(v));
     w.found("strategy", facts.strategy.as_ref(), |v| quote(v));
@@ -187,7 +226,7 @@ fn fsdp(w: &mut Writer, facts: &Facts) {
     if !sharded {
         return;
     }
-    if let Some(found) = units::patterns(facts) {
+    if let Some(found) = units {
         w.known("units", &found.value, &found.because);
     }
     w.found(
@@ -217,7 +256,8 @@ fn fsdp(w: &mut Writer, facts: &Facts) {
 }
 
 /// Returns the shipped profile of a device.
-fn hardware(device: &str) -> Option<&'static str> {
+#[must_use]
+pub fn hardware(device: &str) -> Option<&'static str> {
     let has = |part: &str| device.contains(part);
     Some(if has("H200") {
         "h200-nvlink"

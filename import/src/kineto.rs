@@ -15,6 +15,8 @@ pub use types::{
     MemoryEvent, Trace,
 };
 
+pub(crate) use build::{keep_plausible, sorted};
+
 use crate::ImportError;
 use build::Builder;
 use scan::{Fault, Item, Scanner};

@@ -3,7 +3,8 @@
 //!
 //! ```text
 //! file ─ source ─┬─▶ kineto ────┬─▶ Trace ─ attribute ─▶ places ─┬─▶ measured  a run like those of `exec`
-//!                ├─▶ execution ─┘                                └─▶ facts ─ infer ─▶ scenario
+//!                ├─▶ execution ─┘                                ├─▶ facts ─ infer ─▶ scenario
+//!                ├─▶ nsys (sqlite) ─▶ Trace                      └─▶ replay    a tape without a model
 //!                └─▶ pickle ─┬─▶ snapshot  the peak by role and unit
 //!                            └─▶ flight    where ranks diverge
 //! ```
@@ -20,6 +21,7 @@
 //! ```
 
 pub mod attribute;
+pub mod costs;
 mod error;
 mod execution;
 pub mod facts;
@@ -27,15 +29,19 @@ pub mod flight;
 mod import;
 pub mod infer;
 pub mod kineto;
+mod limits;
 pub mod measured;
 pub mod names;
+mod nsys;
 pub mod pickle;
 mod ranks;
+pub mod replay;
 pub mod snapshot;
 pub mod source;
+mod sqlite;
 
 pub use error::ImportError;
-pub use import::{Import, RunImport, Structure, facts_of, import};
+pub use import::{Import, Options, RunImport, Structure, facts_of, import, import_with};
 pub use ranks::RankSummary;
 
 #[cfg(test)]

@@ -7,8 +7,8 @@ mod names;
 mod spans;
 
 pub use collectives::{CollectiveSpan, Pure, bytes_of, of_rank, pure_times};
-pub use memory::role_at;
-pub(crate) use names::shapes;
+pub use memory::{UnitMemory, role_at};
+pub(crate) use names::{IMPORTED, shapes};
 
 use crate::attribute::{Attributed, Step, Work};
 use crate::kineto::Trace;
@@ -62,6 +62,8 @@ pub struct Measured {
     pub streams: Vec<String>,
     /// Floating-point operations per step; 0 without shapes.
     pub flops: u64,
+    /// Activations by unit, an index into `units`; empty if memory was not recorded.
+    pub activations: BTreeMap<u32, UnitMemory>,
 }
 
 /// Device times of a step, in nanoseconds of the trace.
@@ -227,6 +229,7 @@ pub fn measured(
         units: a.units.names().to_vec(),
         streams,
         flops,
+        activations: memory::of_units(trace, a, shown),
     }
 }
 

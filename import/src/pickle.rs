@@ -4,6 +4,10 @@
 //! rejects those that import or call something (`GLOBAL`, `REDUCE`, `BUILD` and similar ones).
 //! Shared values stay shared in the result.
 
+mod write;
+
+pub use write::write;
+
 use std::fmt;
 use std::rc::Rc;
 

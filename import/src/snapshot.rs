@@ -1,22 +1,43 @@
-//! Memory snapshots (`torch.cuda.memory._dump_snapshot`): the peak by role and unit, and
-//! out-of-memory events.
+//! Memory snapshots (`torch.cuda.memory._dump_snapshot`): the peak by role and unit, failed
+//! allocations, and the same allocations under other settings of the allocator.
 //!
 //! The history is a ring buffer, so it may begin in the middle of a run. Memory allocated before
 //! that is the state at the end minus the changes in the history.
 
+mod export;
+mod history;
+mod oom;
+mod replay;
 mod roles;
+
+pub use export::export;
+pub use oom::{OutOfMemory, Tried};
+pub use replay::{Agreement, Replay};
 
 use crate::ImportError;
 use crate::attribute::{common_prefix, without};
+use crate::limits;
 use crate::pickle::{self, Value};
+use history::History;
 use roles::Places;
 use serde::Serialize;
+use shardlab_plan::memory::AllocatorSettings;
+use shardlab_plan::units::Bytes;
 use std::collections::{BTreeMap, HashMap};
 use std::io::Read;
 use std::path::Path;
 
 /// Name of the owner of memory allocated before the history began.
 pub const BEFORE: &str = "before the history";
+
+/// Which replays are asked for.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SnapshotOptions {
+    /// Settings under which the history is replayed, besides the recorded ones.
+    pub settings: Vec<AllocatorSettings>,
+    /// Memory limit of the process.
+    pub limit: Option<Bytes>,
+}
 
 /// Content of a snapshot for one device.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -49,6 +70,9 @@ pub struct SnapshotReport {
     pub unknown: BTreeMap<String, u64>,
     /// Settings of the allocator that differ from the defaults.
     pub settings: BTreeMap<String, String>,
+    /// The history through the model of the allocator: first under the recorded settings. Empty
+    /// without a history.
+    pub replays: Vec<Replay>,
     /// What cannot be determined.
     pub notes: Vec<String>,
 }
@@ -62,26 +86,15 @@ pub struct Share {
     pub bytes: u64,
 }
 
-/// An allocation that failed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct OutOfMemory {
-    /// Requested bytes.
-    pub requested_bytes: u64,
-    /// Bytes that the device had free.
-    pub device_free_bytes: u64,
-    /// Bytes that were missing on the device.
-    pub missing_bytes: u64,
-    /// Allocated bytes at that time.
-    pub allocated_bytes: u64,
-    /// Reserved but unused bytes.
-    pub reserved_unused_bytes: u64,
-}
-
 /// Reads a snapshot.
 ///
 /// # Errors
 /// Fails if the file is not a snapshot, is cut off, or contains code.
-pub fn read(mut from: impl Read, path: &Path) -> Result<Vec<SnapshotReport>, ImportError> {
+pub fn read(
+    mut from: impl Read,
+    path: &Path,
+    options: &SnapshotOptions,
+) -> Result<Vec<SnapshotReport>, ImportError> {
     let mut bytes = Vec::new();
     from.read_to_end(&mut bytes)
         .map_err(|e| ImportError::io(path, e))?;
@@ -92,6 +105,7 @@ pub fn read(mut from: impl Read, path: &Path) -> Result<Vec<SnapshotReport>, Imp
             "a memory snapshot has `segments`; this one has none",
         ));
     };
+    check_sizes(&value).map_err(|reason| ImportError::invalid(path, reason))?;
     let traces = value.get("device_traces").map_or(&[][..], Value::items);
     let annotations = value
         .get("external_annotations")
@@ -125,7 +139,10 @@ pub fn read(mut from: impl Read, path: &Path) -> Result<Vec<SnapshotReport>, Imp
             .iter()
             .filter(|a| number(a, "device") == u64::from(device))
             .collect();
-        let mut report = device_report(device, &own, history, &annotations);
+        let past = History::of(&own, history, value.get("allocator_settings"));
+        let before = past.is_complete().then_some(0);
+        let mut report = device_report(device, &own, history, &annotations, before);
+        replays(&mut report, &past, options);
         report.settings = settings(value.get("allocator_settings"));
         let names: Vec<String> = report.by_unit.iter().map(|u| u.name.clone()).collect();
         let prefix = common_prefix(&names);
@@ -135,6 +152,43 @@ pub fn read(mut from: impl Read, path: &Path) -> Result<Vec<SnapshotReport>, Imp
         report
     };
     Ok(devices.iter().map(report).collect())
+}
+
+/// Refuses sizes and addresses that no device has: sums of them would overflow.
+fn check_sizes(snapshot: &Value) -> Result<(), String> {
+    let check = |value: &Value, keys: &[&str], what: &dyn Fn() -> String| {
+        let sizes = keys.iter().map(|key| number(value, key));
+        if let Some(n) = sizes.max().filter(|n| *n > limits::BYTES) {
+            let what = what();
+            return Err(format!(
+                "{what}: {n} bytes are more than a device has; the snapshot is damaged"
+            ));
+        }
+        let addresses = ["address", "addr"].map(|key| number(value, key));
+        match addresses.into_iter().find(|a| *a > limits::ADDRESS) {
+            Some(address) => Err(format!(
+                "{}: {address:#x} is not an address; the snapshot is damaged",
+                what()
+            )),
+            None => Ok(()),
+        }
+    };
+    let items =
+        |value: &Value, key: &str| value.get(key).map_or_else(Vec::new, |v| v.items().to_vec());
+    for (i, segment) in items(snapshot, "segments").iter().enumerate() {
+        check(segment, &["total_size"], &|| format!("segment {i}"))?;
+        for block in segment.get("blocks").map_or(&[][..], Value::items) {
+            let what = || format!("a block of segment {i}");
+            check(block, &["size", "requested_size"], &what)?;
+        }
+    }
+    for (device, history) in items(snapshot, "device_traces").iter().enumerate() {
+        for (i, event) in history.items().iter().enumerate() {
+            let what = || format!("event {i} of device {device}");
+            check(event, &["size", "device_free"], &what)?;
+        }
+    }
+    Ok(())
 }
 
 fn number(value: &Value, key: &str) -> u64 {
@@ -185,6 +239,7 @@ fn device_report(
     segments: &[&Value],
     history: &[Value],
     annotations: &[&Value],
+    before: Option<i64>,
 ) -> SnapshotReport {
     let mut report = SnapshotReport {
         device,
@@ -216,10 +271,13 @@ fn device_report(
             other => *report.unknown.entry(other.to_owned()).or_default() += 1,
         }
     }
-    let mut allocated = report
-        .end_allocated_bytes
-        .cast_signed()
-        .saturating_sub(added);
+    // Blocks at the end are rounded, requests in the history are not.
+    let mut allocated = before.unwrap_or_else(|| {
+        report
+            .end_allocated_bytes
+            .cast_signed()
+            .saturating_sub(added)
+    });
     let mut held = report
         .end_reserved_bytes
         .cast_signed()
@@ -274,12 +332,14 @@ fn device_report(
             "segment_free" | "segment_unmap" => held -= size.cast_signed(),
             "oom" => {
                 let free = number(event, "device_free");
+                let (by_role, by_unit) = shares(&live, before);
                 report.out_of_memory.push(OutOfMemory {
                     requested_bytes: size,
                     device_free_bytes: free,
-                    missing_bytes: size.saturating_sub(free),
                     allocated_bytes: u64::try_from(allocated).unwrap_or(0),
-                    reserved_unused_bytes: u64::try_from(held - allocated).unwrap_or(0),
+                    by_role,
+                    by_unit,
+                    ..OutOfMemory::default()
                 });
             }
             _ => {}
@@ -296,6 +356,36 @@ fn device_report(
         }
     }
     report
+}
+
+/// Adds what the model of the allocator says about the history.
+fn replays(report: &mut SnapshotReport, history: &History, options: &SnapshotOptions) {
+    if history.events.is_empty() {
+        return;
+    }
+    report
+        .replays
+        .push(replay::recorded(history, options.limit));
+    for settings in &options.settings {
+        report
+            .replays
+            .push(replay::under(history, *settings, options.limit));
+    }
+    if !options.settings.is_empty() && !history.is_complete() {
+        report.notes.push(
+            "other settings are replayed from the blocks that were live when the history began: fragmentation before that is unknown"
+                .into(),
+        );
+    }
+    if history.has_private_pools {
+        report.notes.push(
+            "private pools of CUDA graphs are replayed as part of the general pools: the history does not tell them apart"
+                .into(),
+        );
+    }
+    for (n, oom) in report.out_of_memory.iter_mut().enumerate() {
+        oom::complete(oom, history, n, options.limit);
+    }
 }
 
 type Shares = (Vec<Share>, Vec<Share>);

@@ -1,6 +1,7 @@
 //! Opens files: expands globs, decompresses gzip, and detects formats by content.
 
 use crate::ImportError;
+use crate::sqlite::MAGIC;
 use flate2::read::MultiGzDecoder;
 use std::fs::File;
 use std::io::{self, BufReader, Read};
@@ -26,6 +27,8 @@ pub enum Format {
     Snapshot,
     /// Dump of NCCL's flight recorder, a pickle or JSON.
     Flight,
+    /// SQLite database: an export of Nsight Systems, or that of another tool.
+    Sqlite,
 }
 
 impl Format {
@@ -37,6 +40,7 @@ impl Format {
             Self::ExecutionTrace => "execution trace",
             Self::Snapshot => "memory snapshot",
             Self::Flight => "flight record",
+            Self::Sqlite => "SQLite database",
         }
     }
 }
@@ -131,9 +135,7 @@ impl Source {
     #[must_use]
     pub fn otherwise(&self) -> &'static str {
         let head = self.head.get_ref().as_slice();
-        if head.starts_with(b"SQLite format 3\0") {
-            "an SQLite database; exports of Nsight Systems are not imported yet"
-        } else if head.starts_with(b"PK") {
+        if head.starts_with(b"PK") {
             "a zip archive; unpack it first"
         } else if head.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) {
             "compressed with zstd; decompress it first (zstd -d)"
@@ -177,6 +179,9 @@ fn fill(from: &mut impl Read, to: &mut [u8]) -> io::Result<usize> {
 
 fn format(head: &[u8]) -> Option<Format> {
     let has = |needle: &str| memchr::memmem::find(head, needle.as_bytes()).is_some();
+    if head.starts_with(MAGIC) {
+        return Some(Format::Sqlite);
+    }
     if head.first() == Some(&0x80) {
         // Keys of the outermost dictionaries come early in a pickle.
         return if has("segments") || has("device_traces") {

@@ -115,8 +115,88 @@ fn a_cut_keeps_what_stands_before_it() {
     assert!(trace.notes[0].contains("cut off"), "{:?}", trace.notes);
 }
 
+#[test]
+fn impossible_numbers_are_malformed() {
+    let kernel = |ts: &str, dur: &str, bytes: &str| {
+        format!(
+            r#"{{"ph": "X", "cat": "gpu_memcpy", "name": "Memcpy", "pid": 0, "tid": 7, "ts": {ts}, "dur": {dur}, "args": {{"bytes": {bytes}}}}}"#
+        )
+    };
+    let (whole, a) = read(testing::trace().as_bytes()).unwrap();
+    let expected = a.time;
+    for (event, reason) in [
+        (kernel("9e18", "1", "1"), "`ts` is not a number"),
+        (kernel("9000000000000000", "1", "1"), "`ts` is too large"),
+        (kernel("100", "9e14", "1"), "`dur` is too large"),
+        (
+            kernel("100", "1", "99999999999999"),
+            "more than a device has",
+        ),
+        // A day and an hour later.
+        (kernel("90000000000", "1", "1"), "their times are damaged"),
+        // Two hours.
+        (kernel("100", "7200000000", "1"), "their times are damaged"),
+    ] {
+        let text = testing::trace().replacen("[\n", &format!("[\n{event},\n"), 1);
+        let (trace, a) = read(text.as_bytes()).unwrap();
+        assert_eq!(trace.malformed, 1, "{reason}: {:?}", trace.notes);
+        assert!(
+            trace.notes[0].contains(reason),
+            "{reason}: {:?}",
+            trace.notes
+        );
+        assert_eq!(trace.device.len(), whole.device.len(), "{reason}");
+        assert_eq!(a.time, expected, "{reason}");
+    }
+}
+
+/// A matmul may clear its output before it adds to it. Only the product has the operator's name.
+#[test]
+fn helpers_of_a_matmul_keep_their_own_names() {
+    let text = testing::trace();
+    let mm = text.find(r#""name": "aten::mm""#).unwrap();
+    let id = text[mm..].split(r#""External id": "#).nth(1).unwrap();
+    let id: u32 = id.split([',', '}']).next().unwrap().parse().unwrap();
+    let fill = format!(
+        r#"{{"ph": "X", "cat": "gpu_memset", "name": "Memset (Device)", "pid": 0, "tid": 7, "ts": 31, "dur": 1, "args": {{"External id": {id}, "stream": 7, "device": 0}}}}"#
+    );
+    let count = |text: &str, name: &str| {
+        let (trace, a) = read(text.as_bytes()).unwrap();
+        let times = step_times(&trace, &a);
+        // The first step has the matmul.
+        let m = measured(&trace, &a, &times[..1], &BTreeMap::new(), Labels::default());
+        let named = m.instrs.iter().filter(|i| m.names[i.name as usize] == name);
+        named.count()
+    };
+    let filled = text.replacen("[\n", &format!("[\n{fill},\n"), 1);
+    assert_eq!(count(&filled, "mm"), count(&text, "mm"));
+    assert_eq!((count(&text, "Memset "), count(&filled, "Memset ")), (0, 1));
+}
+
+/// Returns the numbers of a document, in order.
+fn numbers(value: &mut serde_json::Value) -> Vec<&mut serde_json::Value> {
+    match value {
+        serde_json::Value::Number(_) => vec![value],
+        serde_json::Value::Array(all) => all.iter_mut().flat_map(numbers).collect(),
+        serde_json::Value::Object(all) => all.values_mut().flat_map(numbers).collect(),
+        _ => Vec::new(),
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn no_number_makes_it_panic(changes in prop::collection::vec((any::<prop::sample::Index>(), 0_u32..64, any::<bool>()), 1..20)) {
+        let mut json: serde_json::Value = serde_json::from_str(&testing::trace()).unwrap();
+        let mut numbers = numbers(&mut json);
+        for (at, bits, negative) in changes {
+            let n = i64::MAX >> bits;
+            let i = at.index(numbers.len());
+            *numbers[i] = serde_json::json!(if negative { -n } else { n });
+        }
+        all(json.to_string().as_bytes());
+    }
 
     #[test]
     fn no_cut_makes_it_panic(end in 0..testing::trace().len()) {

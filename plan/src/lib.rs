@@ -43,5 +43,5 @@ mod testing;
 pub mod units;
 
 pub use config::Scenario;
-pub use policies::{plan, tape_of};
+pub use policies::{plan, plan_tape, tape_of};
 pub use program::Program;

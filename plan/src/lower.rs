@@ -23,7 +23,7 @@ pub(crate) mod walk;
 use crate::compile::tape::Tape;
 use crate::compile::{self, Sharding, WeightAdjacency};
 use crate::config::{AllocatorKind, CudaGraph, OuterStrategy, Scenario, Strategy};
-use crate::ir::{Param, UnitId};
+use crate::ir::{Module, Param, UnitId};
 use crate::memory::{self, AllocError, ReplayError};
 use crate::models::declare::Tree;
 use crate::models::{self, Declared};
@@ -112,9 +112,40 @@ pub(crate) fn plan(
     if !params.iter().any(|p| p.requires_grad) {
         return Err(PlanError::NothingTrained);
     }
-    let (specs, groups) = units(scenario, lowering, &model.tree)?;
+    let (specs, groups) = units(scenario, lowering, modules, params)?;
     let tape = tape(scenario, engine, lowering, model, &specs, &groups);
-    let inputs = LoweringInputs::new(scenario, engine, &tape, specs, groups);
+    lower(scenario, engine, lowering, &tape, specs, groups)
+}
+
+/// Plans a tape that does not come from a model with a schedule. Only the options of the scenario
+/// count, not its model.
+///
+/// # Errors
+/// See [`PlanError`].
+pub(crate) fn plan_tape(
+    scenario: &Scenario,
+    engine: &Engine,
+    lowering: &Lowering,
+    tape: &Tape,
+) -> Result<Program, PlanError> {
+    check_frozen(&scenario.fsdp.frozen, &tape.modules)?;
+    if !tape.params.iter().any(|p| p.requires_grad) {
+        return Err(PlanError::NothingTrained);
+    }
+    let (specs, groups) = units(scenario, lowering, &tape.modules, &tape.params)?;
+    lower(scenario, engine, lowering, tape, specs, groups)
+}
+
+/// Lowers a tape with its units.
+fn lower(
+    scenario: &Scenario,
+    engine: &Engine,
+    lowering: &Lowering,
+    tape: &Tape,
+    specs: Vec<UnitSpec>,
+    groups: Vec<Group>,
+) -> Result<Program, PlanError> {
+    let inputs = LoweringInputs::new(scenario, engine, tape, specs, groups);
     capture::check_scopes(&inputs)?;
     let mut out = Emitter::new(&inputs);
     let buffers = TapeBuffers::new(&mut out);
@@ -245,19 +276,20 @@ pub(crate) fn tape_of(
     lowering: &Lowering,
 ) -> Result<Tape, PlanError> {
     let model = models::declare(scenario, scenario.model.layers);
-    let (specs, groups) = units(scenario, lowering, &model.tree)?;
+    let Tree {
+        modules, params, ..
+    } = &model.tree;
+    let (specs, groups) = units(scenario, lowering, modules, params)?;
     Ok(tape(scenario, engine, lowering, model, &specs, &groups))
 }
 
-/// Returns the units of a scenario's model, and the groups of their parameters.
+/// Returns the units of a model, and the groups of their parameters.
 fn units(
     scenario: &Scenario,
     lowering: &Lowering,
-    tree: &Tree,
+    modules: &[Module],
+    params: &[Param],
 ) -> Result<(Vec<UnitSpec>, Vec<Group>), PlanError> {
-    let Tree {
-        modules, params, ..
-    } = tree;
     let specs = assign_units(&scenario.fsdp.units, modules)?;
     let groups = build_groups(
         &specs,

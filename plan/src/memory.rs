@@ -19,7 +19,7 @@ mod replay;
 mod sorted;
 
 pub use arena::{HOST_BASE, Memory, Peak};
-pub use caching::CachingAllocator;
+pub use caching::{AllocatorSettings, CachingAllocator};
 pub use double_buffer::DoubleBuffer;
 pub use ledger::{Ledger, PassPeaks, RunPeak};
 pub use placement::Placement;

@@ -108,6 +108,20 @@ pub fn plan(scenario: &Scenario) -> Result<Program, PlanError> {
     )
 }
 
+/// Plans a tape that was made without a model: shards it and lowers it with the options of a
+/// scenario, whose `[model]` has no effect.
+///
+/// # Errors
+/// See [`PlanError`].
+pub fn plan_tape(scenario: &Scenario, tape: &Tape) -> Result<Program, PlanError> {
+    lower::plan_tape(
+        scenario,
+        &scenario.fsdp.policy.spec().engine,
+        lowering(scenario),
+        tape,
+    )
+}
+
 /// Returns the tape of a scenario as [`plan`] uses it, for tools and tests.
 ///
 /// # Errors

@@ -12,6 +12,7 @@ mod memory;
 mod places;
 pub mod ties;
 mod typical;
+mod units;
 mod waits;
 mod why;
 
@@ -22,6 +23,7 @@ pub use comparable::{Comparable, Level};
 pub use curves::{CurvePair, Difference as CurveDifference};
 pub use matrix::{Matrix, Metric, Row, Unit};
 pub use memory::{MemoryPair, PlacePeak, Sized};
+pub use units::{UnitCause, UnitTime};
 pub use waits::{CauseTime, Wait, WaitKey};
 pub(crate) use why::tokens;
 
@@ -128,6 +130,8 @@ pub struct Pair {
     pub changes: Vec<Change>,
     /// Errors of the prediction, if one run is predicted and the other measured.
     pub prediction: Option<Prediction>,
+    /// Predicted and measured time by unit, if one run is predicted and the other measured.
+    pub units: Vec<UnitTime>,
     /// Exposed time by cause.
     pub exposed: Vec<CauseTime>,
     /// Exposed time by what was waited for, largest change first.
@@ -177,6 +181,7 @@ pub fn pair(a: Side<'_>, b: Side<'_>, options: &Options) -> Pair {
         changes: aligned.changes(),
         prediction: times.then(|| aligned.prediction()).flatten(),
         alignment: aligned.into_alignment(),
+        units: Vec::new(),
         exposed: waits::causes(sides),
         waits: waits::waits(sides),
         memory: MemoryPair::new(sides),
@@ -187,6 +192,9 @@ pub fn pair(a: Side<'_>, b: Side<'_>, options: &Options) -> Pair {
         ),
         why: Vec::new(),
     };
+    if let Some(p) = &pair.prediction {
+        pair.units = units::units(sides[1 - p.measured], sides[p.measured]);
+    }
     pair.why = why::sentences(&pair, sides);
     pair
 }

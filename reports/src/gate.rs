@@ -17,6 +17,7 @@ pub mod limits;
 pub mod metric;
 pub mod outline;
 pub mod ratio;
+pub mod runs;
 #[cfg(test)]
 mod testing;
 mod view;

@@ -1,6 +1,7 @@
 //! Options of a simulation, in addition to the program.
 
 use crate::part::{Part, SCALES};
+use shardlab_plan::units::Picos;
 
 /// Options of a simulation.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,6 +24,8 @@ pub struct Options {
     pub record: bool,
     /// Let running tasks slow one another.
     pub contention: bool,
+    /// Measured durations of the program's first kernels, instead of the profile's.
+    pub kernel_times: Vec<Picos>,
     /// Refuse a program that does not fit the device. Otherwise memory is unlimited and the report
     /// compares.
     pub enforce_memory: bool,
@@ -39,6 +42,7 @@ impl Default for Options {
             full_ranks: false,
             record: true,
             contention: true,
+            kernel_times: Vec::new(),
             enforce_memory: false,
         }
     }

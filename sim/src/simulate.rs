@@ -74,6 +74,7 @@ pub fn simulate_counted(
     let times = |part| options.times(part) * profile.times(part);
     let host = HostCosts::new(profile, times(Part::Host));
     let mut costs = Costs::new(program, profile);
+    costs.measured(&options.kernel_times);
     for part in Part::ALL {
         costs.slow(part, times(part));
     }

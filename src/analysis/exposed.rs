@@ -1,5 +1,9 @@
 //! Exposed time: when the compute stream was idle, what it waited for, and why.
 
+mod view;
+
+pub use view::gaps_of;
+
 use super::{awaited, spans};
 use serde::Serialize;
 use shardlab_plan::Program;

@@ -3,8 +3,9 @@
 use super::spans::{self, Work};
 use serde::Serialize;
 use shardlab_plan::Program;
-use shardlab_plan::record::Run;
+use shardlab_plan::record::{Run, Span};
 use shardlab_plan::units::Picos;
+use shardlab_reports::RunView;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
@@ -44,9 +45,39 @@ pub struct Piece {
     pub phase: &'static str,
 }
 
-/// Returns the summary of a run's critical path. It is empty for a run without spans.
+/// Returns the summary of the critical path of a program's run. It is empty without spans.
 #[must_use]
 pub fn critical_path(program: &Program, run: &Run) -> CriticalPath {
+    summary(run, |span| {
+        Some(About {
+            work: Work::of(program, span.instr)?,
+            unit: spans::unit(program, span),
+            phase: program.instrs[span.instr.index()].phase.name(),
+        })
+    })
+}
+
+/// Returns the summary of a saved or imported run's critical path. It is empty without spans.
+#[must_use]
+pub fn of_view(view: &RunView) -> CriticalPath {
+    summary(&view.run, |span| {
+        let instr = view.instr(span.instr)?;
+        Some(About {
+            work: instr.work?,
+            unit: view.unit(instr.unit),
+            phase: instr.phase.name(),
+        })
+    })
+}
+
+/// What a span does.
+struct About<'a> {
+    work: Work,
+    unit: &'a str,
+    phase: &'static str,
+}
+
+fn summary<'a>(run: &Run, about: impl Fn(&Span) -> Option<About<'a>>) -> CriticalPath {
     let chain = run.critical_path();
     let mut path = CriticalPath {
         spans: chain.len() as u32,
@@ -59,21 +90,19 @@ pub fn critical_path(program: &Program, run: &Run) -> CriticalPath {
     path.length = to.saturating_sub(from);
     path.host_first = from.saturating_sub(run.recorded_from);
     let mut by_work: BTreeMap<Work, Picos> = BTreeMap::new();
-    let mut by_unit: BTreeMap<&str, Picos> = BTreeMap::new();
+    let mut by_unit: BTreeMap<&'a str, Picos> = BTreeMap::new();
     let mut reached = from;
     let mut pieces: Vec<Piece> = Vec::new();
     for &i in &chain {
         let span = &run.spans[i];
-        let Some(work) = Work::of(program, span.instr) else {
+        let Some(About { work, unit, phase }) = about(span) else {
             continue;
         };
         let time = span.end.saturating_sub(span.start.max(reached));
         path.between += span.start.saturating_sub(reached);
         reached = reached.max(span.end);
-        let unit = spans::unit(program, span);
         *by_work.entry(work).or_default() += time;
         *by_unit.entry(unit).or_default() += time;
-        let phase = program.instrs[span.instr.index()].phase.name();
         let start = span.start.saturating_sub(run.recorded_from);
         match pieces.last_mut() {
             Some(p) if p.work == work && p.unit == unit && p.phase == phase => {

@@ -3,6 +3,7 @@
 #[cfg(feature = "cuda")]
 mod clock;
 mod fit;
+mod trace;
 
 use super::output::{Failure, Out, Status, writable, write_file};
 use clap::ValueEnum;
@@ -38,8 +39,12 @@ pub(super) struct Args {
     set: Vec<String>,
     /// Only measure the kernels of --scenario, and add them to this profile: a file, or the name of
     /// a shipped one
-    #[arg(long, alias = "onto", value_name = "PROFILE", requires = "scenarios")]
+    #[arg(long, alias = "onto", value_name = "PROFILE")]
     base_profile: Option<String>,
+    /// Measure nothing, but take the costs from traces of the PyTorch profiler and add them to
+    /// --base-profile [default: the shipped profile of their device]
+    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["scenarios", "library_path"])]
+    from_trace: Vec<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -112,15 +117,24 @@ struct Onto {
 
 impl Onto {
     fn load(name: &str, renamed: Option<&str>) -> Result<Self, Failure> {
+        let onto = Self::load_any(name, renamed)?;
         let bad =
             |e: &dyn std::fmt::Display| Failure::bad_input(format_args!("--base-profile: {e}"));
-        let profile = hardware::load(name).map_err(|e| bad(&e))?;
+        let profile = &onto.profile;
         if profile.device.loaded_rate < 1.0 {
             return Err(bad(&format_args!(
                 "{name} has tables of kernels measured on an idle GPU (device.loaded_rate), which cannot be mixed with kernels measured within steps; use a profile written by \
                  `shardlab calibrate`, such as h200-nvlink-exec"
             )));
         }
+        Ok(onto)
+    }
+
+    /// Reads a profile, also one whose tables are those of an idle device.
+    fn load_any(name: &str, renamed: Option<&str>) -> Result<Self, Failure> {
+        let bad =
+            |e: &dyn std::fmt::Display| Failure::bad_input(format_args!("--base-profile: {e}"));
+        let profile = hardware::load(name).map_err(|e| bad(&e))?;
         let text = hardware::text(name).map_err(|e| bad(&e))?.into_owned();
         Ok(Self {
             profile,
@@ -188,6 +202,16 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     if let Some(path) = &args.out {
         writable("--out", path)?;
     }
+    if !args.from_trace.is_empty() {
+        let stem = args.out.as_ref().and_then(|p| p.file_stem()?.to_str());
+        let text = trace::profile(&args.from_trace, args.base_profile.as_deref(), stem)?;
+        return finish(args, &text, out);
+    }
+    if args.base_profile.is_some() && args.scenarios.is_empty() {
+        return Err(Failure::bad_input(
+            "--base-profile needs --scenario or --from-trace",
+        ));
+    }
     let user_scenarios = args.scenarios.iter().map(|scenario| UserScenario {
         scenario: scenario.clone(),
         sets: args.set.clone(),
@@ -212,6 +236,11 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         Device::Cpu => cpu(&options, onto.as_ref())?,
         Device::Cuda => cuda(args, &options, onto.as_ref())?,
     };
+    finish(args, &text, out)
+}
+
+/// Checks and writes a profile, with a first line that says how it was made.
+fn finish(args: &Args, text: &str, out: &mut Out) -> Result<Status, Failure> {
     let text = format!("{}{text}", provenance());
     // Never write a profile that cannot be loaded.
     hardware::parse("the measured profile", &text).map_err(Failure::run)?;

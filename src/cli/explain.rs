@@ -1,9 +1,12 @@
-//! `shardlab explain`: the answer, what to change, and where time and memory go.
+//! `shardlab explain`: the answer, what to change, and where time and memory go. A saved or
+//! imported run is explained by itself.
 
 mod json;
+mod measured;
 mod whatif;
 
 use super::args::{One, profiles};
+use super::keep::From;
 use super::output::{Failure, Out, Status};
 use super::progress::Progress;
 use super::table::Table;
@@ -18,6 +21,7 @@ use crate::analysis::whatif::{Effect, WhatIf, try_all};
 use crate::analysis::{compile, peak};
 use crate::predict::{PredictError, Prediction, predict};
 use shardlab_plan::config::CompileMode;
+use shardlab_plan::record::Run;
 use shardlab_plan::record::basis::{milliseconds, number};
 use shardlab_plan::scenario;
 use shardlab_plan::units::{ByteUnit, Picos};
@@ -27,6 +31,8 @@ use shardlab_sim::Options;
 pub(super) struct Args {
     #[command(flatten)]
     scenario: One,
+    #[command(flatten)]
+    from: From,
     /// Do not predict the effect of other options
     #[arg(long)]
     no_what_if: bool,
@@ -66,6 +72,9 @@ struct Tried {
 }
 
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
+    if let Some(view) = args.from.find(&args.scenario.scenario)? {
+        return measured::run(&view, args, out);
+    }
     let base = args.scenario.load()?;
     let profiles = profiles();
     let progress = Progress::new("predicting", 1, args.json);
@@ -136,9 +145,9 @@ fn print(e: &Explanation, all: bool, out: &mut Out) -> Result<(), Failure> {
         whatif::worthwhile(e, out)?;
     }
     let listed = if all { MAX_LISTED_ALL } else { MAX_LISTED };
-    exposed_time(e, listed, out)?;
+    exposed_time(&p.run, &e.gaps, listed, out)?;
     memory(p, listed, out)?;
-    critical_path(e, listed, out)?;
+    critical_path(&e.path, listed, out)?;
     if all {
         compile_modes(e, out)?;
         slower_parts(e, out)?;
@@ -158,8 +167,7 @@ fn percent(part: Picos, whole: Picos) -> String {
     format!("{:.1} %", 100.0 * part.0 as f64 / whole.0.max(1) as f64)
 }
 
-fn critical_path(e: &Explanation, listed: usize, out: &mut Out) -> Result<(), Failure> {
-    let path = &e.path;
+fn critical_path(path: &CriticalPath, listed: usize, out: &mut Out) -> Result<(), Failure> {
     out.blank()?;
     out.heading(format_args!(
         "Critical path: {} kernels and collectives, {}",
@@ -186,7 +194,7 @@ fn critical_path(e: &Explanation, listed: usize, out: &mut Out) -> Result<(), Fa
         out.paragraph(
             2,
             &format!(
-                "The device waits {} for the first launch of the host.",
+                "Before it, the step waits {} for the host, which launches kernels later than the device could start them.",
                 path.host_first
             ),
         )?;
@@ -213,8 +221,7 @@ fn critical_path(e: &Explanation, listed: usize, out: &mut Out) -> Result<(), Fa
     Ok(())
 }
 
-fn exposed_time(e: &Explanation, listed: usize, out: &mut Out) -> Result<(), Failure> {
-    let run = &e.prediction.run;
+fn exposed_time(run: &Run, gaps: &[Gap], listed: usize, out: &mut Out) -> Result<(), Failure> {
     let total = run.exposed_total();
     let step = run.recorded_to.saturating_sub(run.recorded_from);
     let shown = |time: Picos| number(time.ms(), 3, run.basis.as_ref());
@@ -224,11 +231,11 @@ fn exposed_time(e: &Explanation, listed: usize, out: &mut Out) -> Result<(), Fai
         milliseconds(total.ms(), run.basis.as_ref()),
         percent(total, step)
     ))?;
-    if e.gaps.is_empty() {
+    if gaps.is_empty() {
         return Ok(());
     }
     let mut table = Table::new(["cause", "waited for", "phase", ">gaps", ">ms"]);
-    for g in exposed::groups(&e.gaps).iter().take(listed) {
+    for g in exposed::groups(gaps).iter().take(listed) {
         table.row([
             g.cause.name().to_owned(),
             g.awaited.name.clone(),
@@ -248,7 +255,7 @@ fn exposed_time(e: &Explanation, listed: usize, out: &mut Out) -> Result<(), Fai
         ">ms",
         "why",
     ]);
-    for g in exposed::longest(e.gaps.clone(), listed) {
+    for g in exposed::longest(gaps.to_vec(), listed) {
         table.row([
             g.awaited.name,
             g.unit,

@@ -1,6 +1,7 @@
 //! `shardlab gate`: has anything regressed since the baseline, and is the step within its budgets?
 
 mod measured;
+mod own;
 mod print;
 mod selftest;
 
@@ -34,8 +35,16 @@ Exit status:
 #[command(after_help = NOTES)]
 pub(super) struct Args {
     /// Scenario files, or names of shipped ones
-    #[arg(value_name = "SCENARIO", required = true)]
+    #[arg(
+        value_name = "SCENARIO",
+        required_unless_present = "measured",
+        conflicts_with = "measured"
+    )]
     scenarios: Vec<PathBuf>,
+    /// Judge the user's own job instead of scenarios: traces of the PyTorch profiler, or a saved
+    /// run; --baseline is another of them
+    #[arg(long, value_name = "FILE|RUN", num_args = 1.., requires = "baseline", conflicts_with_all = ["bless", "run", "selftest", "inject_fault"])]
+    measured: Vec<PathBuf>,
     #[command(flatten)]
     overrides: Overrides,
     /// What the gate is for. budget: the step has to fit and to stay within its budgets, and growth
@@ -196,6 +205,9 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     out.outlive_reader();
     // Find every error in the input before the first run.
     let set = args.set();
+    if !args.measured.is_empty() {
+        return own::run(args, &set, out);
+    }
     let jobs: Vec<Job> = args
         .scenarios
         .iter()

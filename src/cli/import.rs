@@ -4,9 +4,14 @@ mod json;
 mod print;
 mod view;
 
+use super::args::{Overrides, load, plan};
 use super::keep::{SaveByDefault, Saved};
 use super::output::{Failure, Out, Status, say};
+use shardlab_import::snapshot::SnapshotOptions;
 use shardlab_import::{ImportError, RunImport};
+use shardlab_plan::memory::AllocatorSettings;
+use shardlab_plan::units::Bytes;
+use shardlab_reports::RunView;
 use std::path::{Path, PathBuf};
 
 const NOTES: &str = "\
@@ -22,7 +27,8 @@ counted and listed, and so is what the trace does not determine.
 Examples:
   shardlab import trace.json.gz --name base
   shardlab import 'iteration_10/rank*_trace.json.gz' --json
-  shardlab import comm_traces/rank_*";
+  shardlab import comm_traces/rank_* --scenario job.toml
+  shardlab import snapshot.pickle --alloc-conf expandable_segments:True";
 
 #[derive(clap::Args)]
 #[command(after_help = NOTES)]
@@ -30,6 +36,18 @@ pub(super) struct Args {
     /// Files or globs
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
+    /// Replay memory snapshots under these settings of PYTORCH_CUDA_ALLOC_CONF (repeatable)
+    #[arg(long, value_name = "SETTINGS")]
+    alloc_conf: Vec<AllocatorSettings>,
+    /// Memory limit of the process for such replays, such as 40GiB [default: unlimited]
+    #[arg(long, value_name = "SIZE", value_parser = super::args::size)]
+    device_memory: Option<Bytes>,
+    /// Compare flight records with the program of this scenario: a file, or the name of a shipped
+    /// one
+    #[arg(long, value_name = "SCENARIO")]
+    scenario: Option<PathBuf>,
+    #[command(flatten)]
+    overrides: Overrides,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -43,7 +61,18 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         place.probe()?;
     }
     let files = shardlab_import::source::expand(&args.files).map_err(failure)?;
-    let import = shardlab_import::import(&files, &name(&files)).map_err(failure)?;
+    let program = match &args.scenario {
+        Some(path) => Some(plan(&load(path, &args.overrides.set)?)?),
+        None => None,
+    };
+    let options = shardlab_import::Options {
+        snapshot: SnapshotOptions {
+            settings: args.alloc_conf.clone(),
+            limit: args.device_memory,
+        },
+        program: program.as_ref(),
+    };
+    let import = shardlab_import::import_with(&files, &name(&files), &options).map_err(failure)?;
     let mut saved = Saved::Unasked;
     if let (Some(place), Some(run)) = (&place, &import.run) {
         saved = place.save(&view::of(run))?;
@@ -61,6 +90,19 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     Ok(Status::Done)
 }
 
+/// Returns the run that traces show.
+pub(super) fn view_of_files(files: &[PathBuf]) -> Result<RunView, Failure> {
+    let files = shardlab_import::source::expand(files).map_err(failure)?;
+    let import = shardlab_import::import(&files, &name(&files)).map_err(failure)?;
+    match &import.run {
+        Some(run) => Ok(view::of(run)),
+        None => Err(Failure::bad_input(format_args!(
+            "{}: a trace of the PyTorch profiler is expected",
+            files.first().map_or_else(String::new, |f| shown(f))
+        ))),
+    }
+}
+
 /// Converts a failure to import. All errors except read errors are bad input.
 pub(super) fn failure(e: ImportError) -> Failure {
     match &e {
@@ -72,7 +114,7 @@ pub(super) fn failure(e: ImportError) -> Failure {
 }
 
 /// Returns the name of a run: that of its first file, without the parts for rank and format.
-fn name(files: &[PathBuf]) -> String {
+pub(super) fn name(files: &[PathBuf]) -> String {
     let first = files.first().and_then(|f| f.file_name());
     let name = first
         .map(|n| n.to_string_lossy().into_owned())

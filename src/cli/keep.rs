@@ -3,7 +3,7 @@
 use super::output::{Failure, say};
 use crate::predict::Prediction;
 use shardlab_plan::scenario;
-use shardlab_reports::store::{Cap, DEFAULT_DIR, Id, Store, StoreError};
+use shardlab_reports::store::{Cap, DEFAULT_DIR, Id, Store, StoreError, is_run_dir, open_dir};
 use shardlab_reports::{RunView, view};
 use std::path::{Path, PathBuf};
 
@@ -300,6 +300,25 @@ impl From {
         match Variable::read() {
             Variable::Dir(dir) => Store::at(dir),
             Variable::Off | Variable::Unset => Store::at(DEFAULT_DIR),
+        }
+    }
+
+    /// Returns the saved run that an argument names; `None` if it is a scenario, or neither.
+    pub(super) fn find(&self, argument: &Path) -> Result<Option<RunView>, Failure> {
+        let name = argument.to_string_lossy();
+        if is_run_dir(argument) {
+            return open_dir(argument).map(Some).map_err(Failure::bad_input);
+        }
+        if scenario::is_stdin(argument)
+            || argument.exists()
+            || scenario::find_shipped(&name).is_some()
+        {
+            return Ok(None);
+        }
+        let store = self.store();
+        match store.resolve(&name) {
+            Ok(id) => store.open(&id).map(Some).map_err(Failure::bad_input),
+            Err(_) => Ok(None),
         }
     }
 }

@@ -83,7 +83,9 @@ fn title(arg: &Arg) -> String {
 fn meaning(arg: &Arg) -> String {
     let help = arg.get_long_help().or_else(|| arg.get_help());
     let help = help.map(ToString::to_string).unwrap_or_default();
-    let mut text = cell(&help.split_whitespace().collect::<Vec<_>>().join(" "));
+    let words = |paragraph: &str| paragraph.split_whitespace().collect::<Vec<_>>().join(" ");
+    let paragraphs: Vec<String> = help.split("\n\n").map(words).collect();
+    let mut text = cell(&sentences(&paragraphs));
     if arg.get_action().takes_values() {
         let values: Vec<String> = arg
             .get_possible_values()
@@ -100,6 +102,22 @@ fn meaning(arg: &Arg) -> String {
         for default in arg.get_default_values() {
             let _ = write!(text, ". Default: `{}`", default.to_string_lossy());
         }
+    }
+    text
+}
+
+/// Joins paragraphs. Help texts have no full stop at the end of their first one.
+fn sentences(paragraphs: &[String]) -> String {
+    let mut text = String::new();
+    for paragraph in paragraphs {
+        if !text.is_empty() {
+            text.push_str(if text.ends_with(['.', ':']) {
+                " "
+            } else {
+                ". "
+            });
+        }
+        text.push_str(paragraph);
     }
     text
 }

@@ -37,7 +37,7 @@ pub(super) struct Args {
     #[command(flatten)]
     from: From,
     /// File to write: .html or .md
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, short, value_name = "FILE")]
     out: PathBuf,
     /// Title of the report [default: the names of the runs]
     #[arg(long)]

@@ -13,6 +13,7 @@ use crate::analysis::warnings::Warning;
 use crate::predict::{Fit, Prediction, TIGHT, predict};
 use crate::trace;
 use serde::Serialize;
+use shardlab_import::snapshot::export;
 use shardlab_plan::Scenario;
 use shardlab_plan::program::ParameterCount;
 use shardlab_plan::record::Summary;
@@ -22,7 +23,7 @@ use shardlab_reports::store::Id;
 use shardlab_sim::{Options, Part};
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -38,6 +39,10 @@ pub(super) struct Args {
     /// (one scenario only)
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    /// Write the allocations of the first three steps as a memory snapshot, which PyTorch's
+    /// memory_viz opens (one scenario only)
+    #[arg(long, value_name = "FILE")]
+    memory_snapshot: Option<PathBuf>,
     /// Steps to simulate after the first [default: until time and memory repeat]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     steps: Option<u32>,
@@ -95,6 +100,14 @@ fn times(factor: &str) -> Result<f64, String> {
 }
 
 impl Args {
+    /// Returns the options that name a file to write.
+    fn files(&self) -> [(&'static str, Option<&Path>); 2] {
+        [
+            ("--trace", self.trace.as_deref()),
+            ("--memory-snapshot", self.memory_snapshot.as_deref()),
+        ]
+    }
+
     fn options(&self) -> Options {
         Options {
             steps: self.steps.unwrap_or(0),
@@ -109,8 +122,12 @@ impl Args {
 }
 
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
-    if args.trace.is_some() && args.scenarios.len() > 1 {
-        return Err(Failure::bad_input("--trace takes one scenario"));
+    for (option, file) in args.files() {
+        if file.is_some() && args.scenarios.len() > 1 {
+            return Err(Failure::bad_input(format_args!(
+                "{option} takes one scenario"
+            )));
+        }
     }
     // Read all files before the first simulation, so that an error in the last one is reported at
     // once.
@@ -123,8 +140,10 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     if let Some(place) = &place {
         place.probe()?;
     }
-    if let Some(path) = &args.trace {
-        writable("--trace", path)?;
+    for (option, file) in args.files() {
+        if let Some(path) = file {
+            writable(option, path)?;
+        }
     }
     let profiles = profiles();
     let options = args.options();
@@ -140,6 +159,10 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         let traced = args.trace.as_deref().map_or(Ok(()), |path| {
             let fill = |to: &mut dyn Write| trace::write(&prediction.program, &prediction.run, to);
             write_file("--trace", path, fill)
+        });
+        let exported = args.memory_snapshot.as_deref().map_or(Ok(()), |path| {
+            let bytes = export(&prediction.program).map_err(Failure::run)?;
+            write_file("--memory-snapshot", path, |to| to.write_all(&bytes))
         });
         let saved = place.as_ref().map_or(Ok(Saved::Unasked), |place| {
             place.save(&view_of(&prediction, path, set))
@@ -160,7 +183,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
                 status = Status::CheckFailed;
             }
             // Print the prediction first: it must not be lost if a file cannot be written.
-            for failure in [traced.err(), saved.map(|s| s.say()).err()] {
+            for failure in [traced.err(), exported.err(), saved.map(|s| s.say()).err()] {
                 unwritten = unwritten
                     .take()
                     .or(failure.map(Failure::reported_on_stderr));

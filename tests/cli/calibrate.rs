@@ -121,3 +121,51 @@ fn bad_arguments_are_refused() {
     assert!(stderr.contains("/nowhere/cpu.toml"), "{stderr}");
     assert!(!stderr.contains("calibrate: "), "{stderr}");
 }
+
+/// Costs of a trace come before the tables of a profile, and say where they are from.
+#[test]
+fn a_profile_is_made_from_traces() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("mine.toml");
+    let path = path.to_str().unwrap();
+    let traces = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/traces");
+    let trace = format!("{traces}/base.json.gz");
+    stdout(&["calibrate", "--from-trace", &trace, "--out", path]);
+    let profile = std::fs::read_to_string(path).unwrap();
+    assert!(profile.contains("trace base.json.gz of NVIDIA H100 80GB HBM3"));
+    // Queries and outputs of a block: 4,096 tokens by 2,048 features.
+    assert!(profile.contains("[4096, 2048, 2048, "), "{profile}");
+    for table in ["gemm", "attention", "memory", "collective"] {
+        let first = profile.find(&format!("[[{table}]]")).unwrap();
+        assert!(
+            profile[first..]
+                .lines()
+                .nth(1)
+                .unwrap()
+                .contains("trace base")
+        );
+    }
+    let scenario = dir.path().join("job.toml");
+    let scenario = scenario.to_str().unwrap();
+    stdout(&["infer", &trace, "--out", scenario]);
+    let hardware = format!("mesh.hardware={path}");
+    let own = json(&["sim", scenario, "--set", &hardware, "--json"]).remove(0);
+    let shipped = json(&["sim", scenario, "--json"]).remove(0);
+    let share = |run: &serde_json::Value| run["measured_cost_share"].as_f64().unwrap();
+    assert!(
+        share(&own) > share(&shipped) && share(&own) > 0.5,
+        "{}",
+        share(&own)
+    );
+    // Another tool's database and a trace of another device are refused.
+    let snapshot = format!("{traces}/oom.snapshot.pickle.gz");
+    shardlab(&["calibrate", "--from-trace", &snapshot])
+        .assert()
+        .code(2);
+    let h200 = format!("{traces}/prefetch.json.gz");
+    let output = shardlab(&["calibrate", "--from-trace", &trace, &h200])
+        .assert()
+        .code(2);
+    let error = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
+    assert!(error.contains("a profile describes one device"), "{error}");
+}

@@ -118,6 +118,274 @@ fn engines_and_options_are_distinguished() {
     }
 }
 
+/// Jobs of four H100 that differ in one option.
+#[test]
+fn every_option_is_found() {
+    let expected = |name: &str| -> Vec<(&str, Value)> {
+        match name {
+            "base" => vec![("reshard", json!(true)), ("prefetch", json!("implicit"))],
+            "prefetch2" => vec![("prefetch", json!(2))],
+            "never" => vec![("reshard", json!(false))],
+            "group2" => vec![("reshard", json!(2))],
+            "hsdp" => vec![("dp_shard", json!(2)), ("dp_outer", json!(2))],
+            "accum-clip" => vec![
+                ("accumulation", json!(2)),
+                ("gradient_sync", json!("last")),
+                ("clip", json!(true)),
+            ],
+            "ddp" => vec![
+                ("strategy", json!("no_shard")),
+                ("compile", json!("off")),
+                ("dp_shard", json!(4)),
+            ],
+            "megatron-0" => vec![("strategy", json!("no_shard"))],
+            _ => vec![],
+        }
+    };
+    for name in [
+        "base",
+        "prefetch2",
+        "never",
+        "units",
+        "group2",
+        "hsdp",
+        "accum-clip",
+        "ddp",
+        "megatron-0",
+    ] {
+        let run = imported(&[&format!("{name}.json.gz")]);
+        assert!(
+            run["attributed_share"].as_f64().unwrap() >= 0.99,
+            "{name}: {}",
+            run["unmatched"]
+        );
+        let engine = match name {
+            "ddp" => Value::Null,
+            n if n.starts_with("megatron") => json!("megatron"),
+            _ => json!("fsdp2"),
+        };
+        let mut all = vec![
+            ("policy", engine),
+            ("world_size", json!(4)),
+            ("recompute", json!("none")),
+            ("compile", json!("off")),
+        ];
+        all.extend(expected(name));
+        if !name.starts_with("accum") {
+            all.extend([("accumulation", json!(1)), ("clip", json!(false))]);
+        }
+        for (key, expected) in all {
+            assert_eq!(run[key], expected, "{name}: {key}");
+        }
+        for (key, expected) in [
+            ("hidden", 2048),
+            ("ffn", 5632),
+            ("vocab", 32_000),
+            ("layers", 6),
+        ] {
+            assert_eq!(run["model"][key], expected, "{name}: {key}");
+        }
+    }
+}
+
+#[test]
+fn a_cuda_graph_hides_clipping() {
+    let run = imported(&["graph.json.gz"]);
+    assert_eq!(run["clip"], Value::Null);
+    assert!(
+        run["undetermined"]
+            .to_string()
+            .contains("gradient clipping"),
+        "{}",
+        run["undetermined"]
+    );
+    assert!(run["attributed_share"].as_f64().unwrap() >= 0.99);
+}
+
+/// The database was made from the trace, so both show the same run.
+#[test]
+fn exports_of_nsight_systems_are_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("report.sqlite");
+    std::fs::write(&path, unpacked("nsys.sqlite.gz")).unwrap();
+    let path = path.to_str().unwrap();
+    let export = json(&["import", "--json", path]).remove(0);
+    let trace = imported(&["fsdp2-units-rank0.json.gz"]);
+    for key in ["units", "policy", "recompute", "accumulation", "steps_by"] {
+        assert_eq!(export[key], trace[key], "{key}");
+    }
+    let ms = |run: &Value| run["step_ms"].as_f64().unwrap();
+    assert!((ms(&export) - ms(&trace)).abs() < 0.01);
+    assert!(export["attributed_share"].as_f64().unwrap() >= 0.99);
+    assert!(export["notes"].to_string().contains("unverified"));
+    let count = |run: &Value| run["summary"]["collectives"]["all_gather"]["count"].clone();
+    assert_eq!(count(&export), count(&trace));
+    // A database that was cut off, and one of another tool.
+    let whole = unpacked("nsys.sqlite.gz");
+    let cut = dir.path().join("cut.sqlite");
+    std::fs::write(&cut, &whole[..whole.len() / 2]).unwrap();
+    assert!(refused(&[&cut]).contains("was cut off"));
+    let other = String::from_utf8_lossy(&whole).into_owned();
+    assert!(other.contains("CUPTI_ACTIVITY_KIND_KERNEL"));
+    let mut bytes = whole;
+    let name = b"CUPTI_ACTIVITY_KIND_KERNEL";
+    for at in 0..bytes.len() - name.len() {
+        if bytes[at..].starts_with(name) {
+            bytes[at..at + 5].copy_from_slice(b"OTHER");
+        }
+    }
+    std::fs::write(&cut, bytes).unwrap();
+    assert!(refused(&[&cut]).contains("no GPU work was recorded"));
+    assert!(refused(&[Path::new(&at("nsys.sqlite.gz"))]).contains("gunzip"));
+}
+
+#[test]
+fn records_are_compared_with_a_program() {
+    let dir = tempfile::tempdir().unwrap();
+    let scenario = dir.path().join("job.toml");
+    let scenario = scenario.to_str().unwrap();
+    shardlab(&[
+        "infer",
+        &at("fsdp2-compiled-rank0.json.gz"),
+        "--out",
+        scenario,
+    ])
+    .assert()
+    .success();
+    let record = at("fsdp2-compiled-rank0.flight.pickle.gz");
+    let found = json(&["import", &record, "--scenario", scenario, "--json"]).remove(0);
+    let check = &found["flight"]["program"][0];
+    assert_eq!(check["unexpected"], Value::Null, "{check}");
+    assert!(check["matched"].as_u64().unwrap() >= check["step"].as_u64().unwrap());
+    // Another program issues other collectives.
+    let args = [
+        "import",
+        &record,
+        "--scenario",
+        scenario,
+        "--set",
+        "fsdp.units=root",
+        "--json",
+    ];
+    let found = json(&args).remove(0);
+    assert_ne!(found["flight"]["program"][0]["unexpected"], Value::Null);
+}
+
+#[test]
+fn a_measured_run_is_explained_and_gated() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().to_str().unwrap();
+    let traces = [
+        at("fsdp2-compiled-rank0.json.gz"),
+        at("fsdp2-compiled-rank1.json.gz"),
+    ];
+    shardlab(&[
+        "import", &traces[0], &traces[1], "--name", "base", "--store", store,
+    ])
+    .assert()
+    .success();
+    let explained = json(&["explain", "base", "--store", store, "--json"]).remove(0);
+    assert_eq!(explained["stragglers"].as_array().unwrap().len(), 2);
+    let by_cause: f64 = explained["exposed_ms"]["by_cause"]
+        .as_object()
+        .unwrap()
+        .values()
+        .map(|ms| ms.as_f64().unwrap())
+        .sum();
+    let total = explained["exposed_ms"]["total"].as_f64().unwrap();
+    assert!((by_cause - total).abs() < 1e-6 && total > 0.0);
+    assert!(explained["critical_path"]["spans"].as_u64().unwrap() > 10);
+    let text = stdout(&["explain", "base", "--store", store]);
+    assert!(
+        text.contains("Stragglers") && text.contains("Critical path"),
+        "{text}"
+    );
+    // A run judged by itself passes.
+    let mut args = vec![
+        "gate",
+        "--measured",
+        &traces[0],
+        &traces[1],
+        "--baseline",
+        "base",
+    ];
+    args.extend(["--store", store]);
+    shardlab(&args).assert().success();
+    // Another job has other collectives and takes more memory.
+    let base = at("base.json.gz");
+    let output = shardlab(&[
+        "gate",
+        "--measured",
+        &base,
+        "--baseline",
+        "base",
+        "--store",
+        store,
+    ])
+    .assert()
+    .code(1);
+    let text = String::from_utf8_lossy(&output.get_output().stdout).into_owned();
+    assert!(text.contains("the job takes more memory"), "{text}");
+    let args = [
+        "gate",
+        "--measured",
+        &base,
+        "--baseline",
+        &base,
+        "--set",
+        "gate.max_step_ms=0.5",
+    ];
+    let output = shardlab(&args).assert().code(1);
+    let text = String::from_utf8_lossy(&output.get_output().stdout).into_owned();
+    assert!(text.contains("over the step time budget"), "{text}");
+}
+
+#[test]
+fn prediction_and_measurement_are_compared_by_unit() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().to_str().unwrap();
+    let trace = at("base.json.gz");
+    shardlab(&["import", &trace, "--name", "job", "--store", store])
+        .assert()
+        .success();
+    let scenario = dir.path().join("job.toml");
+    let scenario = scenario.to_str().unwrap();
+    shardlab(&["infer", &trace, "--out", scenario])
+        .assert()
+        .success();
+    let pair = json(&["compare", "job", scenario, "--store", store, "--json"]).remove(0);
+    let units = pair["units"].as_array().unwrap();
+    let names: Vec<&str> = units.iter().map(|u| u["unit"].as_str().unwrap()).collect();
+    for unit in ["root", "layers.0", "layers.5"] {
+        assert!(names.contains(&unit), "{names:?}");
+    }
+    // Times of units add up to the steps.
+    let sum = |key: &str| units.iter().map(|u| u[key].as_f64().unwrap()).sum::<f64>();
+    let measured = pair["metrics"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|m| m["name"] == "step_ms")
+        .map(|m| m["values"][0].as_f64().unwrap());
+    if let Some(ms) = measured {
+        assert!((sum("measured") / 1e9 / ms - 1.0).abs() < 0.05, "{ms}");
+    }
+    let text = stdout(&["compare", "job", scenario, "--store", store]);
+    assert!(
+        text.contains("wall time by unit") && text.contains("mostly"),
+        "{text}"
+    );
+    // Kernels that clear the output of a matmul are not taken for it.
+    let kinds = pair["prediction"]["by_kind"].as_array().unwrap();
+    let gemm = kinds.iter().find(|k| k["work"] == "gemm").unwrap();
+    assert!(gemm["error"].as_f64().unwrap().abs() < 0.3, "{gemm}");
+    let run = json(&["runs", "show", "job", "--full", "--store", store]).remove(0);
+    let mfu = run["run"]["mfu"].as_f64().unwrap();
+    assert!(mfu > 0.05 && mfu < 0.6, "{mfu}");
+    let about = run["run"]["environment"]["mfu"].as_str().unwrap();
+    assert!(about.starts_with("derived, not measured"), "{about}");
+}
+
 #[test]
 fn a_saved_run_is_one_like_any_other() {
     let dir = tempfile::tempdir().unwrap();
@@ -312,7 +580,7 @@ fn bad_input_is_refused_with_a_reason() {
             b"{\"traceEvents\": [\n 7]}",
             "syntax.json:2:2",
         ),
-        ("nsys.sqlite", b"SQLite format 3\0rest", "SQLite"),
+        ("nsys.sqlite", b"SQLite format 3\0rest", "it was cut off"),
         (
             "code.pickle",
             b"\x80\x04X\x08\x00\x00\x00segmentscos\nsystem\n(S'true'\ntR.",

@@ -298,10 +298,14 @@ fn every_json_key_is_documented() {
     let folder = tempfile::tempdir().unwrap();
     let store = folder.path().display().to_string();
     let table = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/cpu_small.csv");
-    let cases: [(&str, &[&str]); 14] = [
+    let trace = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/tests/data/traces/base.json.gz"
+    );
+    let cases: [(&str, &[&str]); 18] = [
         (
             "## `sim` and `exec`",
-            &["sim", "small-linear", "--store", &store],
+            &["sim", "small-linear", "--store", &store, "--name", "first"],
         ),
         (
             "## `sim` and `exec`",
@@ -329,7 +333,14 @@ fn every_json_key_is_documented() {
             "## `gate`",
             &["gate", "--bless", "--baseline", &store, "small-linear"],
         ),
+        (
+            "## `gate`",
+            &["gate", "--measured", trace, "--baseline", trace],
+        ),
         ("## `explain`", &["explain", "small-linear"]),
+        ("## `explain`", &["explain", "first", "--store", &store]),
+        ("## `import`", &["import", trace]),
+        ("## `replay`", &["replay", trace]),
         ("## `check`", &["check", "small-linear"]),
         ("## `plan`", &["plan", "small-linear"]),
         ("## `scenarios`", &["scenarios"]),

@@ -1,7 +1,7 @@
 //! Determines the optimizer, its hyperparameters, and gradient clipping.
 
 use super::{Facts, Found};
-use crate::attribute::Attributed;
+use crate::attribute::{Attributed, in_graphs};
 use crate::kineto::Trace;
 use shardlab_plan::program::Phase;
 
@@ -76,8 +76,9 @@ pub(super) fn find(trace: &Trace, a: &Attributed, step: Option<u32>, facts: &mut
             because,
         )
     });
-    // Without host operators, it is unknown whether there is a norm.
-    if trace.host.iter().all(|e| e.is_annotation) {
+    // Without host operators, or with those of a graph's launch only, it is unknown whether there
+    // is a norm.
+    if trace.host.iter().all(|e| e.is_annotation) || in_graphs(trace, a) * 2 > a.work.len() {
         return;
     }
     let Some(step) = step

@@ -6,6 +6,7 @@ use super::types::{
     Collective, CollectiveCall, DeviceEvent, DeviceKind, Flow, HostEvent, Inputs, Launch,
     MemoryEvent, Trace,
 };
+use crate::limits;
 use std::collections::{BTreeMap, HashMap};
 
 /// Maximum number of malformed events whose positions are kept.
@@ -158,15 +159,14 @@ impl Builder {
     }
 
     fn collective(&mut self, a: &Arguments<'_>) -> u32 {
-        let size = |raw: &str| {
-            integer(raw)
-                .and_then(|n| u64::try_from(n).ok())
-                .unwrap_or(0)
+        let elements = |raw: &str| {
+            let n = integer(raw).and_then(|n| u64::try_from(n).ok());
+            n.filter(|n| *n <= limits::ELEMENTS).unwrap_or(0)
         };
         let collective = Collective {
             name: a.collective.to_string(),
-            elements_in: size(a.elements_in),
-            elements_out: size(a.elements_out),
+            elements_in: elements(a.elements_in),
+            elements_out: elements(a.elements_out),
             group_size: small(a.group_size).unwrap_or(0),
             dtype: a.dtype.to_string(),
             group: a.group.to_string(),
@@ -217,16 +217,14 @@ impl Builder {
             stream: number(a.stream, event.tid),
             correlation: small(a.correlation).filter(|&c| c != 0),
             external: small(a.external).filter(|&e| e != 0),
-            bytes: integer(a.bytes)
-                .and_then(|n| u64::try_from(n).ok())
-                .unwrap_or(0),
+            bytes: size(a.bytes)?,
             collective,
         });
         Ok(())
     }
 
     fn flow(&mut self, event: &Event<'_>) -> Result<(), String> {
-        let at = nanos(event.ts).ok_or("`ts` is not a number")?;
+        let at = time(event)?;
         let id = integer(event.id).ok_or("`id` is not a number")?;
         let flow = Flow {
             id: id.cast_unsigned(),
@@ -242,22 +240,26 @@ impl Builder {
     }
 
     fn memory(&mut self, event: &Event<'_>) -> Result<(), String> {
-        let at = nanos(event.ts).ok_or("`ts` is not a number")?;
+        let at = time(event)?;
         let a = Self::arguments(event)?;
         // Device type 1 is CUDA; host memory is ignored.
         if integer(a.device_type) != Some(1) {
             Self::count(&mut self.trace.context, "host memory");
             return Ok(());
         }
-        let size = |raw: &str| integer(raw).map_or(0, |n| u64::try_from(n).unwrap_or(0));
+        let bytes = integer(a.memory_bytes).unwrap_or(0);
+        if bytes.unsigned_abs() > limits::BYTES {
+            return Err(format!("{bytes} bytes are more than a device has"));
+        }
+        let (allocated, reserved) = (size(a.allocated)?, size(a.reserved)?);
         let thread = self.thread(event);
         self.trace.memory.push(MemoryEvent {
             at,
             thread,
-            bytes: integer(a.memory_bytes).unwrap_or(0),
-            address: size(a.address),
-            allocated: size(a.allocated),
-            reserved: size(a.reserved),
+            bytes,
+            address: integer(a.address).unwrap_or(0).cast_unsigned(),
+            allocated,
+            reserved,
             device: small(a.device_id).unwrap_or(0),
         });
         Ok(())
@@ -265,39 +267,97 @@ impl Builder {
 
     pub(super) fn finish(mut self) -> Trace {
         let trace = &mut self.trace;
+        keep_plausible(trace);
         if trace.malformed > PLACES as u64 {
             let n = trace.malformed;
             trace
                 .notes
                 .push(format!("{n} events are malformed in total"));
         }
-        trace.host.sort_by(|a, b| {
-            (a.thread, a.start, -a.end, !a.is_annotation).cmp(&(
-                b.thread,
-                b.start,
-                -b.end,
-                !b.is_annotation,
-            ))
-        });
-        trace.launches.sort_by_key(|l| (l.correlation, l.start));
-        trace.device.sort_by_key(|d| (d.start, d.end));
-        trace.calls.sort_by_key(|c| c.start);
-        trace.memory.sort_by_key(|m| m.at);
-        self.trace
+        sorted(self.trace)
     }
 }
 
 fn span(event: &Event<'_>) -> Result<(i64, i64), String> {
-    let start = nanos(event.ts).ok_or("`ts` is not a number")?;
+    let start = time(event)?;
     let dur = if event.dur.is_empty() {
         0
     } else {
         nanos(event.dur).ok_or("`dur` is not a number")?
     };
-    let end = start.checked_add(dur.max(0)).ok_or("`dur` is too large")?;
-    Ok((start, end))
+    match dur.max(0) {
+        dur if dur > limits::SPREAD => Err("`dur` is too large".to_owned()),
+        dur => Ok((start, start + dur)),
+    }
+}
+
+fn time(event: &Event<'_>) -> Result<i64, String> {
+    let at = nanos(event.ts).ok_or("`ts` is not a number")?;
+    match at.unsigned_abs() > limits::TIME.unsigned_abs() {
+        true => Err("`ts` is too large".to_owned()),
+        false => Ok(at),
+    }
+}
+
+/// Reads a size in bytes. 0 stands for a missing or negative one.
+fn size(raw: &str) -> Result<u64, String> {
+    let n = integer(raw).map_or(0, |n| u64::try_from(n).unwrap_or(0));
+    match n > limits::BYTES {
+        true => Err(format!("{n} bytes are more than a device has")),
+        false => Ok(n),
+    }
 }
 
 fn small(raw: &str) -> Option<u32> {
     integer(raw).and_then(|n| u32::try_from(n).ok())
+}
+
+/// Removes work that is far from the rest of the trace or takes too long: its times are damaged.
+pub(crate) fn keep_plausible(trace: &mut Trace) {
+    let mut starts: Vec<i64> = match trace.device.is_empty() {
+        true => trace.host.iter().map(|e| e.start).collect(),
+        false => trace.device.iter().map(|e| e.start).collect(),
+    };
+    if starts.is_empty() {
+        return;
+    }
+    let half = starts.len() / 2;
+    let middle = *starts.select_nth_unstable(half).1;
+    let near = |at: i64| (at - middle).abs() <= limits::SPREAD;
+    let events = |t: &Trace| {
+        t.host.len() + t.launches.len() + t.device.len() + t.calls.len() + t.memory.len()
+    };
+    let before = events(trace);
+    trace.host.retain(|e| near(e.start) && near(e.end));
+    trace.launches.retain(|e| near(e.start) && near(e.end));
+    trace.device.retain(|e| {
+        let time = e.end.checked_sub(e.start);
+        near(e.start) && time.is_some_and(|t| t <= limits::LONGEST)
+    });
+    trace.calls.retain(|e| near(e.start));
+    trace.memory.retain(|e| near(e.at));
+    let removed = before - events(trace);
+    if removed > 0 {
+        trace.malformed += removed as u64;
+        trace.notes.push(format!(
+            "{removed} events are a day away from the others, or take more than an hour: their times are damaged"
+        ));
+    }
+}
+
+/// Sorts the events of a trace as its readers expect them.
+pub(crate) fn sorted(mut trace: Trace) -> Trace {
+    trace.host.sort_by(|a, b| {
+        (a.thread, a.start, -a.end, !a.is_annotation).cmp(&(
+            b.thread,
+            b.start,
+            -b.end,
+            !b.is_annotation,
+        ))
+    });
+    trace.launches.sort_by_key(|l| (l.correlation, l.start));
+    trace.device.sort_by_key(|d| (d.start, d.end));
+    trace.calls.sort_by_key(|c| c.start);
+    trace.memory.sort_by_key(|m| m.at);
+    trace
 }

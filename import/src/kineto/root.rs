@@ -1,5 +1,6 @@
 //! The parts of a trace outside of its events.
 
+use crate::limits;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -82,7 +83,15 @@ impl Head {
                 self.device_bytes = all.first().and_then(|d| d.memory);
                 self.devices = all.into_iter().map(|d| d.name).collect();
             }
-            "baseTimeNanoseconds" => self.base = parse(value),
+            "baseTimeNanoseconds" => {
+                let base: i64 = parse(value);
+                // A damaged origin would move all times beyond their range.
+                self.base = if (0..limits::TIME).contains(&base) {
+                    base
+                } else {
+                    0
+                };
+            }
             "record_shapes" => self.shapes = matches!(value, b"1" | b"true"),
             "trace_id" => self.trace_id = parse(value),
             "ERROR" => self.errors = parse(value),

@@ -50,6 +50,94 @@ pub(super) fn peak(trace: &Trace, steps: &[Step], step: u32) -> (u64, u64) {
     within.fold((0, 0), |p, m| (p.0.max(m.allocated), p.1.max(m.reserved)))
 }
 
+/// Activations of a unit in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UnitMemory {
+    /// Allocated in forward and freed after it.
+    pub saved: u64,
+    /// Most that forward needs in addition.
+    pub forward: u64,
+    /// Most that backward needs in addition.
+    pub backward: u64,
+}
+
+/// Sums the activations of units over the events of a step.
+#[derive(Default)]
+struct Activations {
+    units: BTreeMap<u32, UnitMemory>,
+    /// Bytes of each live activation, with its unit and whether forward allocated it.
+    live: HashMap<u64, (u64, u32, bool)>,
+    now: BTreeMap<(u32, bool), u64>,
+    most: BTreeMap<(u32, bool), u64>,
+}
+
+impl Activations {
+    fn alloc(&mut self, address: u64, bytes: u64, place: Place, role: Role) {
+        let forward = match (place.phase, role) {
+            (Phase::Forward, Role::Activation | Role::Logits) => true,
+            (Phase::Backward | Phase::Recompute, Role::Activation | Role::Temporary) => false,
+            _ => return,
+        };
+        self.live.insert(address, (bytes, place.unit, forward));
+        let now = self.now.entry((place.unit, forward)).or_default();
+        *now += bytes;
+        let most = self.most.entry((place.unit, forward)).or_default();
+        *most = (*most).max(*now);
+    }
+
+    fn free(&mut self, address: u64, phase: Phase) {
+        let Some((bytes, unit, forward)) = self.live.remove(&address) else {
+            return;
+        };
+        if let Some(now) = self.now.get_mut(&(unit, forward)) {
+            *now -= bytes;
+        }
+        if forward && !matches!(phase, Phase::Forward | Phase::Start) {
+            self.units.entry(unit).or_default().saved += bytes;
+        }
+    }
+
+    fn finish(mut self) -> BTreeMap<u32, UnitMemory> {
+        for ((unit, forward), most) in self.most {
+            let of = self.units.entry(unit).or_default();
+            match forward {
+                true => of.forward = most.saturating_sub(of.saved),
+                false => of.backward = most,
+            }
+        }
+        self.units
+    }
+}
+
+/// Returns the activations of each unit in the shown step.
+pub(super) fn of_units(
+    trace: &Trace,
+    a: &Attributed,
+    shown: Option<StepTime>,
+) -> BTreeMap<u32, UnitMemory> {
+    let Some(shown) = shown else {
+        return BTreeMap::new();
+    };
+    let (from, to) = window(&a.steps.all, shown.step);
+    let within = trace.memory.iter().filter(|m| m.at >= from && m.at < to);
+    let mut all = Activations::default();
+    for event in within {
+        let op = a.tree.at(trace, event.thread, event.at);
+        let Some(place) = op.and_then(|o| a.host[o]) else {
+            continue;
+        };
+        if event.bytes >= 0 {
+            let around = op.into_iter().flat_map(|o| a.tree.around(o));
+            let names = around.map(|o| trace.name(trace.host[o].name));
+            let role = role_at(place.phase, names);
+            all.alloc(event.address, event.bytes.cast_unsigned(), place, role);
+        } else {
+            all.free(event.address, place.phase);
+        }
+    }
+    all.finish()
+}
+
 /// Returns the memory of the shown step. Its samples get new instructions after those of device
 /// work.
 pub(super) fn build(
@@ -169,8 +257,8 @@ fn empty(trace: &Trace) -> MemoryReport {
 
 type Shares = (Vec<(Role, Bytes)>, Vec<(String, Bytes)>);
 
-/// Returns the allocated bytes by role and by unit, largest first. Memory from before the trace
-/// holds weights and optimizer states.
+/// Returns the allocated bytes by role and by unit, largest first. Memory from before the trace has
+/// no known role: it holds weights, optimizer states, and whatever else a job keeps.
 fn shares(live: &HashMap<u64, (u64, u32, Role)>, allocated: u64, units: &[String]) -> Shares {
     let mut roles: BTreeMap<Role, u64> = BTreeMap::new();
     let mut of_units: BTreeMap<&str, u64> = BTreeMap::new();
@@ -182,7 +270,6 @@ fn shares(live: &HashMap<u64, (u64, u32, Role)>, allocated: u64, units: &[String
     }
     let before = allocated.saturating_sub(known);
     if before > 0 {
-        *roles.entry(Role::MainWeight).or_default() += before;
         of_units.insert(BEFORE, before);
     }
     let mut by_role: Vec<(Role, Bytes)> = roles.into_iter().map(|(r, b)| (r, Bytes(b))).collect();

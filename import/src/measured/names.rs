@@ -2,6 +2,7 @@
 
 use crate::attribute::{Attributed, Placed, Work, short};
 use crate::kineto::{DeviceKind, Trace};
+use crate::limits;
 use std::collections::HashMap;
 
 /// Names by index.
@@ -27,11 +28,16 @@ impl Table {
     }
 }
 
+/// Returns the name of a kernel without its arguments.
+pub(super) fn kernel<'a>(trace: &'a Trace, work: &Placed) -> &'a str {
+    short(trace.name(trace.device[work.device as usize].name))
+}
+
 /// Returns the name of a piece of device work. It matches the names of programs where possible: the
 /// name of a collective, of an operator without its namespace, or of a compiled kernel.
 pub(super) fn of(trace: &Trace, a: &Attributed, work: &Placed) -> String {
     let event = &trace.device[work.device as usize];
-    let kernel = short(trace.name(event.name));
+    let kernel = kernel(trace, work);
     match work.work {
         Work::AllGather => return "all_gather".into(),
         Work::ReduceScatter => return "reduce_scatter".into(),
@@ -93,26 +99,38 @@ fn alias<'a>(operator: &'a str, kernel: &str, work: Work) -> &'a str {
     }
 }
 
-/// Returns the rule that issues a collective in programs: a prefetch, or on demand.
+/// Returns the rule that issues a piece of work in programs: for a gather, a prefetch or on demand;
+/// for copies, the hook of FSDP2 that makes them.
 pub(super) fn rule(trace: &Trace, a: &Attributed, work: &Placed) -> &'static str {
-    let prefetched = || {
-        let around = work
+    let around = || {
+        let operators = work
             .operator
             .into_iter()
             .flat_map(|o| a.tree.around(o as usize));
-        let mut names = around.map(|o| trace.name(trace.host[o].name));
-        names.any(|n| n.contains("_prefetch for "))
+        operators.map(|o| trace.name(trace.host[o].name))
     };
+    let prefetched = || around().any(|n| n.contains("_prefetch for "));
     match work.work {
         Work::AllGather if prefetched() => "prefetch",
         Work::AllGather => "unshard",
         Work::ReduceScatter | Work::AllReduce => "reduce",
-        _ => IMPORTED,
+        _ => around().find_map(hook).unwrap_or(IMPORTED),
+    }
+}
+
+/// Returns the rule of a hook of FSDP2 that launches kernels.
+fn hook(annotation: &str) -> Option<&'static str> {
+    let rest = annotation.strip_prefix("FSDP::")?;
+    match rest {
+        r if r.starts_with("post_backward") => Some("reduce"),
+        r if r.starts_with("all_gather") || r.contains("_prefetch") => Some("unshard"),
+        r if r.starts_with("pre_") || r.starts_with("root_pre") => Some("unshard"),
+        _ => None,
     }
 }
 
 /// The rule of all other instructions.
-pub(super) const IMPORTED: &str = "imported";
+pub(crate) const IMPORTED: &str = "imported";
 
 /// Returns the floating-point operations of a matmul, from the shapes of its operator.
 pub(super) fn flops(trace: &Trace, work: &Placed) -> u64 {
@@ -134,7 +152,11 @@ pub(super) fn flops(trace: &Trace, work: &Placed) -> u64 {
     };
     match (a, b) {
         (Some(a), Some(b)) if a.len() >= 2 && b.len() == a.len() => {
-            2 * a.iter().product::<u64>() * b.last().copied().unwrap_or(0)
+            let elements: u64 = a.iter().product();
+            let n = b.last().copied().unwrap_or(0);
+            // More than a device computes in a second is not one matmul.
+            let flops = elements.checked_mul(2 * n);
+            flops.filter(|f| *f < 1 << 52).unwrap_or(0)
         }
         _ => 0,
     }
@@ -147,10 +169,9 @@ pub(crate) fn shapes(dims: &str) -> Vec<Vec<u64>> {
         return Vec::new();
     };
     let shape = |v: &serde_json::Value| -> Option<Vec<u64>> {
-        v.as_array()?
-            .iter()
-            .map(serde_json::Value::as_u64)
-            .collect()
+        let dims = v.as_array()?.iter().map(serde_json::Value::as_u64);
+        let dims: Vec<u64> = dims.collect::<Option<_>>()?;
+        limits::elements(&dims).is_some().then_some(dims)
     };
     let mut all = Vec::new();
     for value in &values {

@@ -8,7 +8,7 @@ use shardlab_plan::ir::{InstrId, StreamId, UnitId};
 use shardlab_plan::program::Phase;
 use shardlab_plan::record::{Blocker, Span};
 use shardlab_plan::units::Picos;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Start-up latency of ready work, nanoseconds; shorter waits have no cause.
 const LATENCY: i64 = 6_000;
@@ -39,6 +39,7 @@ pub(super) fn build(p: &Parts<'_>, shown: Option<StepTime>, table: &mut Table) -
         .collect();
     work.sort_by_key(|w| (issued(w), trace.device[w.device as usize].start));
     let streams = streams(trace, &work);
+    let main = main_kernels(trace, &work);
     let mut spans: Vec<Span> = Vec::with_capacity(work.len());
     let mut instrs = Vec::with_capacity(work.len());
     // The last span of each stream, by issue order.
@@ -82,7 +83,10 @@ pub(super) fn build(p: &Parts<'_>, shown: Option<StepTime>, table: &mut Table) -
         };
         instrs.push(Instr {
             id,
-            name: table.index(&names::of(trace, a, w)),
+            name: table.index(&match main.contains(&w.device) {
+                true => names::of(trace, a, w),
+                false => names::kernel(trace, w).to_owned(),
+            }),
             rule: names::rule(trace, a, w),
             work: Some(w.work),
             role: None,
@@ -95,6 +99,31 @@ pub(super) fn build(p: &Parts<'_>, shown: Option<StepTime>, table: &mut Table) -
         });
     }
     (spans, instrs, streams.names)
+}
+
+/// Returns the device events that are named after their operator. Matmuls and attention may launch
+/// helpers, which clear or convert their results; the operator is its longest kernel.
+fn main_kernels(trace: &Trace, work: &[&Placed]) -> BTreeSet<u32> {
+    let time = |device: u32| {
+        let event = &trace.device[device as usize];
+        event.end - event.start
+    };
+    let products = work
+        .iter()
+        .filter(|w| matches!(w.work, Work::Gemm | Work::Attention));
+    let mut longest: BTreeMap<u32, u32> = products
+        .filter_map(|w| Some((w.operator?, w.device)))
+        .collect();
+    let mut main = BTreeSet::new();
+    for w in work {
+        match w.operator.and_then(|o| longest.get_mut(&o)) {
+            Some(known) if time(w.device) > time(*known) => *known = w.device,
+            Some(_) => {}
+            None => drop(main.insert(w.device)),
+        }
+    }
+    main.extend(longest.into_values());
+    main
 }
 
 #[expect(

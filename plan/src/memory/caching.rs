@@ -1,7 +1,7 @@
 //! PyTorch's caching allocator as a state machine.
 //!
-//! Constants and rules are those of c10 `CUDACachingAllocator.cpp` (torch 2.11) with default
-//! settings: no `max_split_size`, no power-of-two rounding, no garbage collection.
+//! Constants and rules are those of c10 `CUDACachingAllocator.cpp` (torch 2.11), without
+//! power-of-two rounding.
 //!
 //! * A request is rounded to 512 bytes; up to 1 MiB it comes from the small pool, otherwise from
 //!   the large one.
@@ -17,8 +17,17 @@
 //!   the request is retried once (a retry synchronises the device).
 //!
 //! With `expandable_segments` a (stream, pool) has one growable range instead; see `expandable`.
+//! `reclaim` has the rules of `max_split_size` and `garbage_collection_threshold`, `restore` builds
+//! an allocator in the middle of a run.
 
 mod expandable;
+mod inspect;
+mod reclaim;
+mod restore;
+mod settings;
+
+pub use restore::SegmentState;
+pub use settings::{AllocatorSettings, SettingsError};
 
 use super::sorted::SortedSet;
 use super::{AllocError, Allocator, Block, Counters, Request};
@@ -71,6 +80,8 @@ struct Node {
     next: u32,
     list: u32,
     state: State,
+    /// Searches of its pool before it became free, for garbage collection.
+    free_since: u64,
 }
 
 /// Free blocks of one (stream, pool): size, address, node.
@@ -86,7 +97,9 @@ struct List {
 /// PyTorch's caching allocator. See the module documentation.
 #[derive(Clone, Debug)]
 pub struct CachingAllocator {
-    expandable: bool,
+    settings: AllocatorSettings,
+    /// Searches of the large pool, which count as its blocks' age.
+    searches: u64,
     capacity: Option<Bytes>,
     nodes: Vec<Node>,
     vacant: Vec<u32>,
@@ -103,8 +116,20 @@ impl CachingAllocator {
     /// unlimited).
     #[must_use]
     pub fn new(expandable_segments: bool, capacity: Option<Bytes>) -> Self {
+        let settings = AllocatorSettings {
+            expandable_segments,
+            ..AllocatorSettings::default()
+        };
+        Self::with_settings(settings, capacity)
+    }
+
+    /// Creates [`CachingAllocator::new`] with other settings. Garbage collection needs a capacity,
+    /// as it does in torch.
+    #[must_use]
+    pub fn with_settings(settings: AllocatorSettings, capacity: Option<Bytes>) -> Self {
         Self {
-            expandable: expandable_segments,
+            settings,
+            searches: 0,
             capacity,
             nodes: Vec::new(),
             vacant: Vec::new(),
@@ -131,27 +156,20 @@ impl CachingAllocator {
         };
         let small = size <= SMALL;
         let list = usize::from(stream.0) * 2 + usize::from(small);
-        while self.lists.len() <= list {
-            self.lists.push(List {
-                free: SortedSet::new(),
-                unmapped: Vec::new(),
-            });
-        }
-        let id = match self.best_fit(list, size).or_else(|| self.grow(list, size)) {
+        self.add_lists(list);
+        let id = match self.best_fit(list, size) {
             Some(id) => id,
-            None => {
-                self.release_cached();
-                self.counters.retries += 1;
-                self.grow(list, size)
-                    .ok_or_else(|| self.out_of_memory(bytes))?
-            }
+            None => self
+                .take_new(list, size)
+                .ok_or_else(|| self.out_of_memory(bytes))?,
         };
         let rest = self.node(id).size - size;
-        if if small || self.expandable {
+        let splits = if small || self.settings.expandable_segments {
             rest >= GRANULE
         } else {
-            rest > SMALL
-        } {
+            rest > SMALL && size < self.settings.max_split()
+        };
+        if splits {
             self.split(id, size);
         }
         let node = &mut self.nodes[id as usize];
@@ -198,15 +216,6 @@ impl CachingAllocator {
         self.counters
     }
 
-    /// Returns the bytes reserved for one stream: its segments, or the mapped part of its ranges.
-    #[must_use]
-    pub fn reserved_of(&self, stream: StreamId) -> Bytes {
-        let mine = |n: &&Node| {
-            n.list / 2 == u32::from(stream.0) && matches!(n.state, State::Live | State::Free)
-        };
-        self.nodes.iter().filter(mine).map(|n| Bytes(n.size)).sum()
-    }
-
     /// Returns every segment without a live block (every free page of expandable segments) to the
     /// device, as `torch.cuda.empty_cache` does.
     pub fn release_cached(&mut self) {
@@ -214,12 +223,10 @@ impl CachingAllocator {
             let free: Vec<FreeKey> = self.lists[list].free.iter().collect();
             for key in free {
                 let id = key.2;
-                if self.expandable {
+                if self.settings.expandable_segments {
                     self.unmap(id);
-                } else if self.node(id).prev == NONE && self.node(id).next == NONE {
-                    self.lists[list].free.remove(&key);
-                    self.counters.reserved -= Bytes(key.0);
-                    self.drop_node(id);
+                } else if self.is_whole(id) {
+                    self.drop_segment(list, key);
                 }
             }
         }
@@ -229,11 +236,52 @@ impl CachingAllocator {
         &self.nodes[id as usize]
     }
 
+    /// Returns whether a block is a whole segment.
+    fn is_whole(&self, id: u32) -> bool {
+        self.node(id).prev == NONE && self.node(id).next == NONE
+    }
+
+    /// Returns a free segment to the device.
+    fn drop_segment(&mut self, list: usize, key: FreeKey) {
+        self.lists[list].free.remove(&key);
+        self.counters.reserved -= Bytes(key.0);
+        self.drop_node(key.2);
+    }
+
+    /// Adds empty lists up to `list`.
+    fn add_lists(&mut self, list: usize) {
+        while self.lists.len() <= list {
+            self.lists.push(List {
+                free: SortedSet::new(),
+                unmapped: Vec::new(),
+            });
+        }
+    }
+
+    /// Takes new memory that holds `size`; if the device is full, after returning memory to it.
+    fn take_new(&mut self, list: usize, size: u64) -> Option<u32> {
+        self.collect_garbage();
+        if let Some(id) = self.grow(list, size) {
+            return Some(id);
+        }
+        if self.release_oversize(list, size)
+            && let Some(id) = self.grow(list, size)
+        {
+            return Some(id);
+        }
+        self.release_cached();
+        self.counters.retries += 1;
+        self.grow(list, size)
+    }
+
     /// Removes the best free block from its list.
     fn best_fit(&mut self, list: usize, size: u64) -> Option<u32> {
+        if list.is_multiple_of(2) && self.collects() {
+            self.searches += 1;
+        }
         let free = &self.lists[list].free;
         let mut at = free.lower_bound(&(size, 0, 0))?;
-        if self.expandable {
+        if self.settings.expandable_segments {
             // A block that can still grow counts with the size it can grow to.
             while let Some(next) = free.next(at) {
                 if self.reach(free.get(next).2) >= self.reach(free.get(at).2) {
@@ -242,13 +290,16 @@ impl CachingAllocator {
                 at = next;
             }
         }
+        if !self.settings.may_serve(free.get(at).0, size) {
+            return None;
+        }
         Some(self.lists[list].free.remove_at(at).2)
     }
 
     /// Takes new memory that holds `size`, as a block outside the free list; `None` if the device
     /// is full.
     fn grow(&mut self, list: usize, size: u64) -> Option<u32> {
-        if self.expandable {
+        if self.settings.expandable_segments {
             return self.grow_range(list, size);
         }
         let segment = match size {
@@ -339,6 +390,7 @@ impl CachingAllocator {
             list,
             ..
         } = *self.node(id);
+        self.nodes[id as usize].free_since = self.searches;
         self.lists[list as usize].free.insert((size, address, id));
     }
 
@@ -368,6 +420,7 @@ impl CachingAllocator {
             next: NONE,
             list: list as u32,
             state,
+            free_since: 0,
         };
         match self.vacant.pop() {
             Some(id) => {

@@ -6,7 +6,7 @@ use super::error::{Position, ScenarioError, ScenarioErrorKind};
 use super::keys::{KEYS, Key, SECTIONS};
 use super::source::Source;
 use super::spellings;
-use super::value::{Datum, Entry, Origin, Value, convert_table, syntax_error};
+use super::value::{Datum, Entry, Origin, Value, convert_table};
 use crate::names::nearest;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -192,18 +192,12 @@ impl Document {
     /// Takes from a preset the keys that no text gives. Returns those that other keys depend on.
     pub(crate) fn absorb_preset(
         &mut self,
-        name: &str,
-        text: &'static str,
+        source: Source,
+        table: &DeTable<'_>,
     ) -> Result<Shape, ScenarioError> {
-        let source = Source {
-            name: name.into(),
-            text: text.into(),
-            folder: None,
-        };
-        let table = DeTable::parse(text).map_err(|e| syntax_error(&source, &e, 0))?;
         let index = self.add_source(source);
         let mut shape = Shape::default();
-        for entry in convert_table(table.get_ref(), index, 0) {
+        for entry in convert_table(table, index, 0) {
             if entry.key == "model" {
                 let fields = entry.value.table().unwrap_or_default();
                 let field = |key: &str| fields.iter().find(|f| f.key == key).map(|f| &f.value);

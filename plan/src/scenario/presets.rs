@@ -4,16 +4,53 @@ use super::error::ScenarioError;
 use super::huggingface;
 use super::keys::Key;
 use super::merge::Document;
+use super::source::Source;
+use std::sync::OnceLock;
+use toml::de::DeTable;
 
 macro_rules! presets {
     ($($name:literal),* $(,)?) => {
         /// Accepted values of `model.preset`.
         pub(crate) const PRESETS: &[&str] = &[$($name,)* "none"];
 
-        static TEXTS: &[(&str, &str)] = &[
-            $((concat!("preset ", $name), include_str!(concat!("../../../scenarios/models/", $name, ".toml")))),*
+        static SHIPPED: [Shipped; PRESETS.len() - 1] = [
+            $(Shipped {
+                name: concat!("preset ", $name),
+                text: include_str!(concat!("../../../scenarios/models/", $name, ".toml")),
+                table: OnceLock::new(),
+            }),*
         ];
     };
+}
+
+/// A shipped preset.
+struct Shipped {
+    /// Name in messages.
+    name: &'static str,
+    text: &'static str,
+    table: OnceLock<DeTable<'static>>,
+}
+
+impl Shipped {
+    /// Returns its table, which is parsed once: a sweep loads the same preset for every point.
+    ///
+    /// # Panics
+    /// If the text is not TOML, which a test of all presets would find.
+    fn table(&self) -> &DeTable<'static> {
+        self.table.get_or_init(|| {
+            let table = DeTable::parse(self.text);
+            let table = table.unwrap_or_else(|e| panic!("{}: {e}", self.name));
+            table.into_inner()
+        })
+    }
+
+    fn source(&self) -> Source {
+        Source {
+            name: self.name.into(),
+            text: self.text.into(),
+            folder: None,
+        }
+    }
 }
 
 presets![
@@ -67,9 +104,9 @@ pub(crate) fn fill(document: &mut Document) -> Result<Option<Filled>, ScenarioEr
         .and_then(|v| v.str())
         .map(str::to_owned);
     let index = PRESETS.iter().position(|p| *p == name);
-    let shape = match (file, index.and_then(|i| TEXTS.get(i))) {
+    let shape = match (file, index.and_then(|i| SHIPPED.get(i))) {
         (Some((file, named)), _) => huggingface::fill(document, &file, named)?,
-        (None, Some((source, text))) => document.absorb_preset(source, text)?,
+        (None, Some(preset)) => document.absorb_preset(preset.source(), preset.table())?,
         (None, None) => return Ok(None),
     };
     let rescaled = document.says(Key::Hidden) && !document.says(Key::Ffn);

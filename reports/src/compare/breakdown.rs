@@ -36,7 +36,7 @@ pub struct Breakdown {
 }
 
 /// Name of the time after the last kernel.
-const END: &str = "end of step";
+pub(super) const END: &str = "end of step";
 
 impl Breakdown {
     /// Returns the breakdown. It is empty if one of the runs has no spans, since the parts of its
@@ -67,7 +67,10 @@ impl Breakdown {
                     kind.add(work.name(), side, time);
                 }
             }
-            for (instr, wall, busy) in walls(view) {
+            for Wall {
+                instr, wall, busy, ..
+            } in walls(view)
+            {
                 compute[side] += busy;
                 if let Some(work) = instr.and_then(|i| i.work) {
                     compute_kind.add(work.name(), side, busy.0);
@@ -108,19 +111,43 @@ fn clipped(view: &RunView, span: &Span) -> (Picos, Picos) {
     )
 }
 
-/// Returns, for each kernel of the compute stream, its wall time including the wait before it, and
-/// its busy time; then the time after the last kernel. Wall times add up to the recorded step.
-fn walls(view: &RunView) -> Vec<(Option<&InstrView>, Picos, Picos)> {
+/// A kernel of the compute stream with the wait before it.
+pub(super) struct Wall<'a> {
+    /// Its instruction; `None` after the last kernel.
+    pub(super) instr: Option<&'a InstrView>,
+    /// End of the kernel before it.
+    pub(super) reached: Picos,
+    /// Start.
+    pub(super) from: Picos,
+    /// Time including the wait.
+    pub(super) wall: Picos,
+    /// Time without it.
+    pub(super) busy: Picos,
+}
+
+/// Returns the kernels of the compute stream, then the time after the last one. Wall times add up
+/// to the recorded step.
+pub(super) fn walls(view: &RunView) -> Vec<Wall<'_>> {
     let mut reached = view.run.recorded_from;
     let mut all = Vec::new();
     for span in view.run.spans.iter().filter(|s| s.stream == COMPUTE) {
         let (from, to) = clipped(view, span);
-        let wall = to.saturating_sub(reached);
-        let busy = to.saturating_sub(from.max(reached));
-        all.push((view.instr(span.instr), wall, busy));
+        all.push(Wall {
+            instr: view.instr(span.instr),
+            reached,
+            from: from.max(reached),
+            wall: to.saturating_sub(reached),
+            busy: to.saturating_sub(from.max(reached)),
+        });
         reached = reached.max(to);
     }
-    let rest = view.run.recorded_to.saturating_sub(reached);
-    all.push((None, rest, Picos::ZERO));
+    let end = view.run.recorded_to.max(reached);
+    all.push(Wall {
+        instr: None,
+        reached,
+        from: end,
+        wall: end - reached,
+        busy: Picos::ZERO,
+    });
     all
 }

@@ -8,7 +8,7 @@ use crate::view::{Difference, RunView, ScenarioView, differences};
 use serde::Serialize;
 use shardlab_plan::record::float;
 use shardlab_plan::scenario::BatchUnit;
-use shardlab_plan::units::{ByteUnit, Bytes, signed};
+use shardlab_plan::units::{ByteUnit, Bytes, signed, thousands};
 
 /// Unit of a metric. It decides how values are shown, and when they rank runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,8 +105,8 @@ impl Metric {
     #[must_use]
     pub fn show(&self, run: usize) -> String {
         match self.values.get(run).map(|v| self.shown(*v)) {
-            Some((v, decimals)) if !v.is_nan() => format!("{v:.decimals$}"),
-            _ => "-".into(),
+            Some((v, decimals)) => thousands(v, decimals),
+            None => "-".into(),
         }
     }
 

@@ -192,23 +192,33 @@ fn made_of(pair: &Pair, sides: [&RunView; 2], worth: impl Fn(i128) -> bool) -> O
     }
     let measured = pair.runs.iter().any(|r| r.kind == "exec");
     let which = if measured { "Recorded step: " } else { "" };
-    let compute = pair.breakdown.compute;
+    let compute = signed(pair.breakdown.compute);
     // Pauses between kernels that are too short to count as exposed.
-    let other = signed(step) - signed(exposed) - signed(compute);
-    let other = match other.unsigned_abs() >= OTHER {
-        true => format!(" {} other", added(other)),
-        false => String::new(),
-    };
-    Some(format!(
-        "{which}{} = {} exposed time{by} {} compute{other}.",
-        delta(step),
-        delta(exposed),
-        added(signed(compute)),
-    ))
+    let other = signed(step) - signed(exposed) - compute;
+    let terms = [
+        (signed(exposed), format!("exposed time{by}")),
+        (compute, "compute".to_owned()),
+        (other, "other".to_owned()),
+    ];
+    let terms: Vec<String> = terms
+        .into_iter()
+        .filter(|(change, _)| change.unsigned_abs() >= NEGLIGIBLE)
+        .enumerate()
+        .map(|(i, (change, name))| match i {
+            0 => format!("{} {name}", leading(change)),
+            _ => format!("{} {name}", added(change)),
+        })
+        .collect();
+    (!terms.is_empty()).then(|| format!("{which}{} = {}.", delta(step), terms.join(" ")))
 }
 
-/// Unexplained part of a sum that is still shown: 10 us, in picoseconds.
-const OTHER: u128 = 10_000_000;
+/// Smallest term of a sum that is shown: 10 us, in picoseconds.
+const NEGLIGIBLE: u128 = 10_000_000;
+
+/// Formats the first term of a sum: `-7.71 ms`.
+fn leading(change: i128) -> String {
+    added(change).replacen(' ', "", 1)
+}
 
 /// Formats a term of a sum: `- 7.71 ms`.
 fn added(change: i128) -> String {

@@ -15,6 +15,14 @@ pub(super) const BUDGETS: [&str; 3] = [
     "budget, step",
 ];
 
+/// Names of the findings about the peak memory of measured runs: allocated, reserved.
+pub(super) const MEASURED_MEMORY: [&str; 2] =
+    ["peak allocated, measured", "peak reserved, measured"];
+/// Name of the finding about the step time of measured runs.
+pub(super) const MEASURED_STEP: &str = "step, both measured";
+/// Name of the finding about their collectives.
+pub(super) const MEASURED_COLLECTIVES: &str = "collectives, measured";
+
 /// Returns whether a metric is judged independently of the baseline.
 pub(super) fn stands_alone(metric: &str) -> bool {
     metric == FITS || metric == FINITE || BUDGETS.contains(&metric)
@@ -29,6 +37,9 @@ pub(super) fn meaning(metric: &str) -> Option<&'static str> {
         _ if metric == reserved => "over the memory budget",
         _ if metric == measured => "over the memory budget, as measured",
         _ if metric == step => "over the step time budget",
+        _ if MEASURED_MEMORY.contains(&metric) => "the job takes more memory",
+        _ if metric == MEASURED_STEP => "the job's steps take longer",
+        _ if metric == MEASURED_COLLECTIVES => "the job's collectives changed",
         _ => return None,
     })
 }

@@ -155,7 +155,7 @@ fn put_table(out: &mut String, table: &Table) {
     // Wide tables scroll separately and are reachable by keyboard.
     let _ = write!(
         out,
-        "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{caption}\">\n<table>\n<caption>{caption}</caption>\n<thead>\n<tr>"
+        "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{caption}\">\n<table>\n<caption><span>{caption}</span></caption>\n<thead>\n<tr>"
     );
     let numeric: Vec<bool> = table.head.iter().map(|h| h.starts_with('>')).collect();
     for title in &table.head {

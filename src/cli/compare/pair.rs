@@ -5,7 +5,7 @@ use super::super::table::Table;
 use super::input::Made;
 use shardlab_plan::record::Cause;
 use shardlab_plan::units::{Bytes, Picos, signed};
-use shardlab_reports::compare::{Change, CurvePair, Pair, Part, Prediction, Sized};
+use shardlab_reports::compare::{Change, CurvePair, Pair, Part, Prediction, Sized, UnitTime};
 use shardlab_reports::stats::{Comparison, Verdict};
 
 /// Maximum number of rows of a breakdown.
@@ -25,14 +25,14 @@ pub(super) fn print(
 ) -> Result<(), Failure> {
     for (head, made) in pair.runs.iter().zip(made) {
         let set = made.view.scenario.overrides.join(" ");
+        // Imported runs have no program.
+        let program = match head.program_digest.as_str() {
+            "" => String::new(),
+            digest => format!(", program {digest}"),
+        };
         let text = format!(
-            "{} {} on {} x {}, program {} ({}) {set}",
-            head.policy,
-            head.scenario,
-            head.world_size,
-            head.hardware,
-            head.program_digest,
-            made.origin,
+            "{} {} on {} x {}{} ({}) {set}",
+            head.policy, head.scenario, head.world_size, head.hardware, program, made.origin,
         );
         out.labelled(&head.label, text.trim_end())?;
     }
@@ -85,9 +85,14 @@ fn moved(time: [Picos; 2]) -> bool {
 /// Prints where time and memory go.
 fn details(pair: &Pair, shown: Shown, out: &mut Out) -> Result<(), Failure> {
     exposed(pair, shown, out)?;
+    units(&pair.units, shown, out)?;
+    let by_unit = match pair.units.is_empty() {
+        true => &pair.breakdown.by_unit,
+        false => &Vec::new(),
+    };
     for (title, parts) in [
         ("wall time by phase", &pair.breakdown.by_phase),
-        ("wall time by unit", &pair.breakdown.by_unit),
+        ("wall time by unit", by_unit),
         ("busy time by stream", &pair.breakdown.by_stream),
         ("busy time by kind", &pair.breakdown.by_kind),
     ] {
@@ -259,6 +264,30 @@ fn breakdown(title: &str, parts: &[Part], shown: Shown, out: &mut Out) -> Result
         let sum = [0, 1].map(|i| rest.iter().map(|p| p.time[i]).sum());
         let name = format!("{} more", rest.len());
         table.row([name, ms(sum[0]), ms(sum[1]), change_ms(sum)]);
+    }
+    print_table(table, out)
+}
+
+/// Prints predicted and measured times by unit with the part that explains most of the difference.
+fn units(all: &[UnitTime], shown: Shown, out: &mut Out) -> Result<(), Failure> {
+    let mut table = Table::new([
+        "wall time by unit",
+        ">predicted ms",
+        ">measured ms",
+        ">difference",
+        "mostly",
+    ]);
+    for u in all.iter().take(shown.most(all.len())) {
+        let mostly = u.cause.as_ref().map_or_else(String::new, |c| {
+            format!("{} {}", c.part, change_ms([c.predicted, c.measured]))
+        });
+        table.row([
+            u.unit.clone(),
+            ms(u.predicted),
+            ms(u.measured),
+            change_ms([u.predicted, u.measured]),
+            mostly,
+        ]);
     }
     print_table(table, out)
 }

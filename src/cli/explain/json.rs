@@ -1,17 +1,19 @@
 //! Prints an explanation as one JSON object.
 
 use super::{Explanation, MAX_LISTED_ALL};
+use crate::analysis::exposed::{self, Gap};
+use crate::analysis::path::CriticalPath;
 use crate::analysis::slower::FACTORS;
 use crate::analysis::smallest_fit::Solution;
 use crate::analysis::whatif::Effect;
-use crate::analysis::{compile, exposed, peak, why};
+use crate::analysis::{compile, peak, why};
 use serde_json::{Value, json};
+use shardlab_plan::record::Run;
 use shardlab_plan::units::Picos;
 
 pub(super) fn object(e: &Explanation) -> Value {
     let p = &e.prediction;
     let m = &p.run.memory;
-    let ms = |t: Picos| t.ms();
     json!({
         "scenario": p.scenario.name,
         "program_digest": p.run.program_digest,
@@ -20,30 +22,8 @@ pub(super) fn object(e: &Explanation) -> Value {
         "verdict": e.verdict.json(&e.next),
         "warnings": e.warnings,
         "why": why::sentences(p),
-        "critical_path": {
-            "spans": e.path.spans,
-            "length_ms": ms(e.path.length),
-            "between_ms": ms(e.path.between),
-            "host_first_ms": ms(e.path.host_first),
-            "by_work_ms": e.path.by_work.iter().map(|(w, t)| (w.name().to_owned(), ms(*t).into())).collect::<serde_json::Map<_, _>>(),
-            "by_unit_ms": e.path.by_unit.iter().map(|(u, t)| (u.clone(), ms(*t).into())).collect::<serde_json::Map<_, _>>(),
-            "pieces": e.path.pieces.iter().map(|x| json!({
-                "work": x.work, "unit": x.unit, "phase": x.phase, "spans": x.spans,
-                "at_ms": ms(x.start), "ms": ms(x.length),
-            })).collect::<Vec<_>>(),
-        },
-        "exposed_ms": {
-            "total": p.run.exposed_total().ms(),
-            "by_cause": p.run.exposed.iter().map(|(c, t)| (c.name().to_owned(), t.ms().into())).collect::<serde_json::Map<_, _>>(),
-            "groups": exposed::groups(&e.gaps).iter().map(|g| json!({
-                "cause": g.cause, "waited_for": g.awaited.name, "phase": g.awaited.phase,
-                "behind": g.behind, "gaps": g.count, "ms": ms(g.total),
-            })).collect::<Vec<_>>(),
-            "longest": exposed::longest(e.gaps.clone(), MAX_LISTED_ALL).iter().map(|g| json!({
-                "cause": g.cause, "waited_for": g.awaited.name, "phase": g.awaited.phase, "unit": g.unit,
-                "behind": g.behind, "at_ms": ms(g.start), "ms": ms(g.length), "why": g.why,
-            })).collect::<Vec<_>>(),
-        },
+        "critical_path": path(&e.path),
+        "exposed_ms": exposed(&p.run, &e.gaps),
         "memory": {
             "peak_allocated_bytes": m.peak_allocated,
             "phase": m.at.phase.name(),
@@ -74,6 +54,42 @@ pub(super) fn object(e: &Explanation) -> Value {
             Ok(x) => json!({ "set": w.change.overrides, "effect": effect(x) }),
             Err(error) => json!({ "set": w.change.overrides, "impossible": error.reason() }),
         }).collect::<Vec<_>>(),
+    })
+}
+
+fn ms(t: Picos) -> f64 {
+    t.ms()
+}
+
+/// Returns the critical path.
+pub(super) fn path(path: &CriticalPath) -> Value {
+    json!({
+        "spans": path.spans,
+        "length_ms": ms(path.length),
+        "between_ms": ms(path.between),
+        "host_first_ms": ms(path.host_first),
+        "by_work_ms": path.by_work.iter().map(|(w, t)| (w.name().to_owned(), ms(*t).into())).collect::<serde_json::Map<_, _>>(),
+        "by_unit_ms": path.by_unit.iter().map(|(u, t)| (u.clone(), ms(*t).into())).collect::<serde_json::Map<_, _>>(),
+        "pieces": path.pieces.iter().map(|x| json!({
+            "work": x.work, "unit": x.unit, "phase": x.phase, "spans": x.spans,
+            "at_ms": ms(x.start), "ms": ms(x.length),
+        })).collect::<Vec<_>>(),
+    })
+}
+
+/// Returns the exposed time.
+pub(super) fn exposed(run: &Run, gaps: &[Gap]) -> Value {
+    json!({
+        "total": run.exposed_total().ms(),
+        "by_cause": run.exposed.iter().map(|(c, t)| (c.name().to_owned(), t.ms().into())).collect::<serde_json::Map<_, _>>(),
+        "groups": exposed::groups(gaps).iter().map(|g| json!({
+            "cause": g.cause, "waited_for": g.awaited.name, "phase": g.awaited.phase,
+            "behind": g.behind, "gaps": g.count, "ms": ms(g.total),
+        })).collect::<Vec<_>>(),
+        "longest": exposed::longest(gaps.to_vec(), MAX_LISTED_ALL).iter().map(|g| json!({
+            "cause": g.cause, "waited_for": g.awaited.name, "phase": g.awaited.phase, "unit": g.unit,
+            "behind": g.behind, "at_ms": ms(g.start), "ms": ms(g.length), "why": g.why,
+        })).collect::<Vec<_>>(),
     })
 }
 

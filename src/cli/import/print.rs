@@ -1,13 +1,14 @@
 //! Prints the result of `import` for people.
 
+mod snapshot;
+
 use super::super::output::{Failure, Out};
 use super::super::table::Table;
 use super::units;
-use shardlab_import::flight::{Divergence, FlightReport};
-use shardlab_import::snapshot::{Share, SnapshotReport};
+use shardlab_import::flight::{Divergence, FlightReport, ProgramCheck};
 use shardlab_import::{Import, RunImport, Structure};
 use shardlab_plan::record::{Cause, awaited_units};
-use shardlab_plan::units::{Bytes, count, thousands};
+use shardlab_plan::units::{count, thousands};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -33,7 +34,7 @@ pub(super) fn all(import: &Import, out: &mut Out) -> Result<(), Failure> {
     for (path, devices) in &import.snapshots {
         for device in devices {
             apart(out)?;
-            snapshot(path, device, out)?;
+            snapshot::print(path, device, out)?;
         }
     }
     if let Some(report) = &import.flight {
@@ -210,65 +211,6 @@ fn execution(path: &Path, structure: &Structure, out: &mut Out) -> Result<(), Fa
     Ok(())
 }
 
-fn snapshot(path: &Path, device: &SnapshotReport, out: &mut Out) -> Result<(), Failure> {
-    out.heading(format_args!("{}: device {}", path.display(), device.device))?;
-    out.labelled(
-        "peak",
-        &format!(
-            "allocated {}, reserved {}; {} were allocated before the history",
-            Bytes(device.peak_allocated_bytes),
-            Bytes(device.peak_reserved_bytes),
-            Bytes(device.before_bytes)
-        ),
-    )?;
-    out.labelled(
-        "end",
-        &format!(
-            "allocated {}, reserved {} in {}, largest free block {}",
-            Bytes(device.end_allocated_bytes),
-            Bytes(device.end_reserved_bytes),
-            plural(device.segments, "segment"),
-            Bytes(device.largest_free_bytes)
-        ),
-    )?;
-    out.labelled("by role", &shares(&device.by_role))?;
-    out.labelled("by unit", &shares(&device.by_unit))?;
-    for oom in &device.out_of_memory {
-        out.labelled(
-            "failed",
-            &format!(
-                "an allocation of {}: {} were free on the device, {} were missing; the allocator held {} without use",
-                Bytes(oom.requested_bytes),
-                Bytes(oom.device_free_bytes),
-                Bytes(oom.missing_bytes),
-                Bytes(oom.reserved_unused_bytes)
-            ),
-        )?;
-    }
-    if !device.unknown.is_empty() {
-        let unknown = device
-            .unknown
-            .iter()
-            .map(|(name, n)| (name.clone(), (*n, 0)))
-            .collect();
-        out.labelled("unmatched", &unmatched(&unknown))?;
-    }
-    remarks(&[], &device.notes, out)
-}
-
-fn shares(all: &[Share]) -> String {
-    let shown = all
-        .iter()
-        .take(MAX_LISTED)
-        .map(|s| format!("{} {}", s.name, Bytes(s.bytes)));
-    let mut shown: Vec<String> = shown.collect();
-    let rest: u64 = all.iter().skip(MAX_LISTED).map(|s| s.bytes).sum();
-    if rest > 0 {
-        shown.push(format!("others {}", Bytes(rest)));
-    }
-    shown.join(", ")
-}
-
 fn flight(report: &FlightReport, out: &mut Out) -> Result<(), Failure> {
     let collectives = report.ranks.values().max().copied().unwrap_or(0);
     out.heading(format_args!(
@@ -321,7 +263,34 @@ fn flight(report: &FlightReport, out: &mut Out) -> Result<(), Failure> {
             }
         }
     }
+    for check in &report.program {
+        program(check, out)?;
+    }
     remarks(&[], &report.notes, out)
+}
+
+/// Prints how far a record follows a program.
+fn program(check: &ProgramCheck, out: &mut Out) -> Result<(), Failure> {
+    out.labelled(
+        &format!("rank {}", check.rank),
+        &format!(
+            "{} match the program ({} per step), after {} others",
+            plural(check.matched, "collective"),
+            check.step,
+            check.before
+        ),
+    )?;
+    if let Some(found) = &check.unexpected {
+        out.labelled(
+            "",
+            &format!(
+                "then number {} of process group {} is not in the program: {}",
+                found.sequence, found.group, found.issued
+            ),
+        )?;
+    }
+    out.labelled("", &format!("the program issues {} there", check.next))?;
+    Ok(())
 }
 
 fn plural(n: usize, what: &str) -> String {

@@ -1,10 +1,12 @@
 //! Converts an imported run to the common view of runs.
 
+use shardlab_import::RunImport;
 use shardlab_import::infer::{family_names, infer};
 use shardlab_import::measured::Instr;
-use shardlab_import::{RunImport, facts::Facts};
 use shardlab_plan::program::SectionKind;
-use shardlab_plan::scenario;
+use shardlab_plan::record::Run;
+use shardlab_plan::units::Picos;
+use shardlab_plan::{Program, Scenario, plan, scenario};
 use shardlab_reports::RunView;
 use shardlab_reports::view::{InstrView, ProgramView, ScenarioView, VIEW_FORMAT, Work};
 use std::collections::BTreeMap;
@@ -25,14 +27,36 @@ pub(super) fn of(run: &RunImport) -> RunView {
         *counts.entry(kind(instr).to_owned()).or_default() += 1;
     }
     let facts = &run.facts;
+    let inferred = infer(facts, &m.run.scenario, None).text;
+    let scenario = scenario::parse(&m.run.scenario, &inferred, &[]).ok();
+    let program = scenario.as_ref().and_then(|s| plan(s).ok());
+    let mut measured = m.run.clone();
+    let known = units(run);
+    for (unit, _) in &mut measured.memory.by_unit {
+        if let Some(i) = m.units.iter().position(|name| name == unit) {
+            unit.clone_from(&known[i]);
+        }
+    }
+    if let (Some(scenario), Some(program)) = (&scenario, &program)
+        && let Some(mfu) = utilisation(scenario, program, &measured)
+    {
+        measured.mfu = mfu;
+        measured.environment.insert(
+            "mfu".to_owned(),
+            format!(
+                "derived, not measured: model FLOPs of the inferred scenario over the measured step and the peak of {}",
+                scenario.mesh.hardware
+            ),
+        );
+    }
     let value = |found: Option<u32>| found.unwrap_or(1);
     RunView {
         format: VIEW_FORMAT,
-        run: m.run.clone(),
-        scenario: scenario_of(facts, &m.run.scenario),
+        run: measured,
+        scenario: scenario_view(scenario.as_ref(), &m.run.scenario, inferred),
         program: ProgramView {
             digest: String::new(),
-            units: units(run),
+            units: known,
             streams: m.streams.clone(),
             counts: BTreeMap::from([(SectionKind::Steady, counts)]),
             parameters: facts.model.parameters.unwrap_or(0),
@@ -40,7 +64,8 @@ pub(super) fn of(run: &RunImport) -> RunView {
             dp_outer: value(facts.dp_outer.as_ref().map(|d| d.value)),
             micro_batches: u16::try_from(value(facts.accumulation.as_ref().map(|a| a.value)))
                 .unwrap_or(u16::MAX),
-            model_flops: m.flops,
+            // If the trace does not determine the model, its matmuls count.
+            model_flops: program.map_or(m.flops, |p| p.meta.model_flops.0),
         },
         instrs: m
             .instrs
@@ -72,14 +97,18 @@ fn units(run: &RunImport) -> Vec<String> {
     run.measured.units.iter().map(name).collect()
 }
 
+/// Returns the utilisation of the device: model FLOPs of the inferred scenario's program over the
+/// peak of its profile; `None` without a step time or a profile.
+fn utilisation(scenario: &Scenario, program: &Program, run: &Run) -> Option<f64> {
+    let profile = shardlab_sim::hardware::load(&scenario.mesh.hardware).ok()?;
+    let step = Picos::from_us(1e3 * run.step_ms());
+    (step > Picos::ZERO).then(|| profile.utilisation(program, step))
+}
+
 /// Returns the options that the trace determines, as in the scenario that `infer` writes.
-fn scenario_of(facts: &Facts, name: &str) -> ScenarioView {
-    let text = infer(facts, name, None).text;
-    let mut view = match scenario::parse(name, &text, &[]) {
-        Ok(scenario) => ScenarioView::new(&scenario),
-        // An incomplete scenario has no options that could be compared.
-        Err(_) => ScenarioView::default(),
-    };
+fn scenario_view(scenario: Option<&Scenario>, name: &str, text: String) -> ScenarioView {
+    // An incomplete scenario has no options that could be compared.
+    let mut view = scenario.map(ScenarioView::new).unwrap_or_default();
     name.clone_into(&mut view.name);
     view.about = "Imported from a profiler's trace.".to_owned();
     view.text = text;

@@ -128,7 +128,10 @@ fn print(entry: &Entry, view: &RunView, store: &Store, out: &mut Out) -> Result<
         "program",
         &format!(
             "{} ({} spans recorded), options {}",
-            view.program.digest,
+            match view.program.digest.as_str() {
+                "" => "unknown",
+                digest => digest,
+            },
             run.spans.len(),
             view.scenario.digest
         ),

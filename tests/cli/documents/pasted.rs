@@ -170,6 +170,18 @@ fn exposed_collective() {
 }
 
 #[test]
+fn slower_than_predicted() {
+    let folder = tempfile::tempdir().unwrap();
+    let traces = "tests/data/traces";
+    std::fs::create_dir_all(folder.path().join(traces)).unwrap();
+    for rank in [0, 1] {
+        let file = format!("{traces}/fsdp2-compiled-rank{rank}.json.gz");
+        std::fs::copy(format!("{ROOT}/{file}"), folder.path().join(&file)).unwrap();
+    }
+    paste_in(&folder, "docs/tutorials/slower-than-predicted.md", 6, 6);
+}
+
+#[test]
 fn ci_gate() {
     paste("docs/tutorials/ci-gate.md", 5, 4);
 }
@@ -217,13 +229,24 @@ fn saved_runs() {
 #[test]
 fn import_traces() {
     let folder = tempfile::tempdir().unwrap();
-    let traces = folder.path().join("iteration_10");
-    std::fs::create_dir(&traces).unwrap();
-    for rank in [0, 1] {
-        let from = format!("{ROOT}/tests/data/traces/fsdp2-compiled-rank{rank}.json.gz");
-        std::fs::copy(from, traces.join(format!("rank{rank}_trace.json.gz"))).unwrap();
+    std::fs::create_dir(folder.path().join("iteration_10")).unwrap();
+    for (from, to) in [
+        (
+            "fsdp2-compiled-rank0.json.gz",
+            "iteration_10/rank0_trace.json.gz",
+        ),
+        (
+            "fsdp2-compiled-rank1.json.gz",
+            "iteration_10/rank1_trace.json.gz",
+        ),
+        ("base.json.gz", "trace.json.gz"),
+        ("start-default.snapshot.pickle.gz", "snapshot.pickle"),
+        ("oom.snapshot.pickle.gz", "oom.pickle"),
+    ] {
+        let from = format!("{ROOT}/tests/data/traces/{from}");
+        std::fs::copy(from, folder.path().join(to)).unwrap();
     }
-    paste_in(&folder, "docs/how-to/import-traces.md", 3, 1);
+    paste_in(&folder, "docs/how-to/import-traces.md", 9, 1);
 }
 
 #[test]

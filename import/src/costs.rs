@@ -1,0 +1,243 @@
+//! Costs of the machine on which a trace was recorded: matmuls, attention, memory-bound kernels,
+//! collectives and kernel launches, for hardware profiles.
+
+use crate::attribute::Attributed;
+use crate::facts::dtype;
+use crate::kineto::Trace;
+use crate::measured::{Instr, Measured, shapes};
+use shardlab_plan::record::Work;
+use shardlab_plan::units::Picos;
+use std::collections::BTreeMap;
+
+/// Measured times in nanoseconds, by what they depend on.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Costs {
+    /// Matmuls by type and `[m, n, k]`.
+    pub gemm: BTreeMap<(&'static str, [u64; 3]), Times>,
+    /// Attention.
+    pub attention: BTreeMap<AttentionKey, Times>,
+    /// Memory-bound kernels by class, type, and bytes read and written.
+    pub memory: BTreeMap<(&'static str, &'static str, u64), Times>,
+    /// Collectives by kind, ranks and bytes of the full side. With the trace of one rank, times
+    /// contain waits for other ranks.
+    pub collectives: BTreeMap<(&'static str, u32, u64), Times>,
+    /// Host time of kernel launches.
+    pub launches: Times,
+    /// Operators whose shapes were not recorded, or are not understood.
+    pub without_shapes: u64,
+}
+
+/// What the time of attention depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct AttentionKey {
+    /// Element type.
+    pub dtype: &'static str,
+    /// Whether it is causal.
+    pub causal: bool,
+    /// Whether it is the backward pass.
+    pub backward: bool,
+    /// Batch, heads, key and value heads, sequence length, head dimension.
+    pub shape: [u64; 5],
+}
+
+/// Some times of one thing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Times(Vec<u64>);
+
+impl Times {
+    fn add(&mut self, ns: u64) {
+        self.0.push(ns);
+    }
+
+    /// Returns the number of times.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Returns the shortest in microseconds; 0 without times.
+    #[must_use]
+    pub fn fastest_us(&self) -> f64 {
+        self.0.iter().min().map_or(0.0, |ns| *ns as f64 / 1e3)
+    }
+
+    /// Returns the median in microseconds; 0 without times.
+    #[must_use]
+    pub fn median_us(&self) -> f64 {
+        let mut sorted = self.0.clone();
+        sorted.sort_unstable();
+        match sorted.len() {
+            0 => 0.0,
+            n => (sorted[(n - 1) / 2] + sorted[n / 2]) as f64 / 2e3,
+        }
+    }
+}
+
+/// Collects the costs of a rank's trace.
+#[must_use]
+pub fn find(trace: &Trace, a: &Attributed) -> Costs {
+    let mut costs = Costs::default();
+    // An operator may launch several kernels.
+    let mut by_operator: BTreeMap<u32, (Work, u64)> = BTreeMap::new();
+    for w in &a.work {
+        let event = &trace.device[w.device as usize];
+        let time = (event.end - event.start).max(0).cast_unsigned();
+        if let Some(o) = w.operator {
+            let of = by_operator.entry(o).or_insert((w.work, 0));
+            // Fills and reductions around a matmul belong to it.
+            if matches!(w.work, Work::Gemm | Work::Attention) {
+                of.0 = w.work;
+            }
+            of.1 += time;
+        }
+        if let Some(launch) = w.launch.map(|l| &trace.launches[l as usize])
+            && trace.name(launch.name).contains("LaunchKernel")
+        {
+            let host = (launch.end - launch.start).max(0).cast_unsigned();
+            costs.launches.add(host);
+        }
+    }
+    for (operator, (work, time)) in by_operator {
+        let event = &trace.host[operator as usize];
+        let name = trace.name(event.name);
+        let plain = name.rsplit("::").next().unwrap_or(name);
+        let Some(inputs) = event.inputs.map(|i| &trace.inputs[i as usize]) else {
+            costs.without_shapes += u64::from(matches!(work, Work::Gemm | Work::Attention));
+            continue;
+        };
+        let operator = Operator {
+            name: plain,
+            shapes: shapes(trace.name(inputs.dims)),
+            dtype: first_type(trace.name(inputs.types)),
+            causal: trace.name(inputs.concrete).contains("\"True\""),
+        };
+        let known = match work {
+            Work::Gemm => costs.gemm(&operator, time),
+            Work::Attention => costs.attention(&operator, time),
+            Work::Memory => costs.memory(&operator, time).or(Some(())),
+            _ => Some(()),
+        };
+        costs.without_shapes += u64::from(known.is_none());
+    }
+    costs
+}
+
+/// An operator with what was recorded of its inputs.
+struct Operator<'a> {
+    name: &'a str,
+    shapes: Vec<Vec<u64>>,
+    dtype: Option<&'static str>,
+    causal: bool,
+}
+
+/// Returns the type of the first tensor.
+fn first_type(types: &str) -> Option<&'static str> {
+    let all: Vec<String> = serde_json::from_str(types).ok()?;
+    all.iter().find_map(|name| dtype(name))
+}
+
+impl Costs {
+    /// Adds the collectives of the shown step; `ranks` are those that shard.
+    pub(crate) fn add_collectives(&mut self, measured: &Measured, ranks: u32, outer: u32) {
+        let by_id: BTreeMap<_, &Instr> = measured.instrs.iter().map(|i| (i.id, i)).collect();
+        for span in &measured.run.spans {
+            let Some(instr) = by_id.get(&span.instr) else {
+                continue;
+            };
+            let (kind, ranks) = match instr.work {
+                Some(Work::AllGather) => ("all_gather", ranks),
+                Some(Work::ReduceScatter) => ("reduce_scatter", ranks),
+                Some(Work::AllReduce) => ("all_reduce", if outer > 1 { outer } else { ranks }),
+                _ => continue,
+            };
+            let Picos(alone) = span.alone;
+            let key = (kind, ranks, instr.bytes);
+            self.collectives.entry(key).or_default().add(alone / 1000);
+        }
+    }
+
+    fn gemm(&mut self, o: &Operator<'_>, time: u64) -> Option<()> {
+        let (a, b) = match o.name {
+            "mm" => (o.shapes.first()?, o.shapes.get(1)?),
+            "addmm" => (o.shapes.get(1)?, o.shapes.get(2)?),
+            _ => return None,
+        };
+        let ([m, k], [_, n]) = (a.as_slice(), b.as_slice()) else {
+            return None;
+        };
+        self.gemm
+            .entry((o.dtype?, [*m, *n, *k]))
+            .or_default()
+            .add(time);
+        Some(())
+    }
+
+    fn attention(&mut self, o: &Operator<'_>, time: u64) -> Option<()> {
+        let backward = o.name.contains("backward");
+        // Backward has the gradient of the output first.
+        let skip = usize::from(backward);
+        let (q, k) = (o.shapes.get(skip)?, o.shapes.get(skip + 1)?);
+        let ([b, h, s, d], [_, kv, ..]) = (q.as_slice(), k.as_slice()) else {
+            return None;
+        };
+        let key = AttentionKey {
+            dtype: o.dtype?,
+            causal: o.causal,
+            backward,
+            shape: [*b, *h, *kv, *s, *d],
+        };
+        self.attention.entry(key).or_default().add(time);
+        Some(())
+    }
+
+    /// Adds a kernel whose traffic follows from its shapes: one that reads and writes whole
+    /// tensors of one shape.
+    fn memory(&mut self, o: &Operator<'_>, time: u64) -> Option<()> {
+        // Class, and number of tensors of the first one's size that are moved.
+        let (class, tensors) = match o.name {
+            "silu" | "gelu" => ("pointwise", 2),
+            "silu_backward" | "gelu_backward" => ("pointwise", 3),
+            "_fused_rms_norm" | "native_layer_norm" => ("norm", 2),
+            "_log_softmax" | "_softmax" => ("softmax", 2),
+            "_log_softmax_backward_data" | "_softmax_backward_data" => ("softmax_backward", 3),
+            _ => return None,
+        };
+        let first: u64 = o.shapes.first()?.iter().product();
+        let name = o.dtype?;
+        let size = match name {
+            "f32" => 4,
+            _ => 2,
+        };
+        let key = (class, name, first * size * tensors);
+        self.memory.entry(key).or_default().add(time);
+        Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operators_become_rows() {
+        let mut costs = Costs::default();
+        let operator = |name, shapes: &[&[u64]]| Operator {
+            name,
+            shapes: shapes.iter().map(|s| s.to_vec()).collect(),
+            dtype: Some("bf16"),
+            causal: true,
+        };
+        for time in [4000, 2000, 3000] {
+            costs.gemm(&operator("mm", &[&[8, 4], &[4, 6]]), time);
+        }
+        let row = &costs.gemm[&("bf16", [8, 6, 4])];
+        assert_eq!((row.count(), row.median_us()), (3, 3.0));
+        assert_eq!(costs.gemm(&operator("bmm", &[]), 1), None);
+        let (q, k) = (&[2, 16, 128, 64][..], &[2, 4, 128, 64][..]);
+        costs.attention(&operator("_flash_attention_backward", &[q, q, k, k]), 9);
+        let key = costs.attention.keys().next().unwrap();
+        assert!(key.backward && key.shape == [2, 16, 4, 128, 64]);
+        costs.memory(&operator("silu", &[&[10, 10]]), 5);
+        assert!(costs.memory.contains_key(&("pointwise", "bf16", 400)));
+    }
+}

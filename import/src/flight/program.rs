@@ -1,0 +1,227 @@
+//! Compares flight records with the collectives of a program: the first one that the program does
+//! not issue.
+
+use super::{Entry, FlightRecord};
+use serde::Serialize;
+use shardlab_plan::ir::CollectiveKind;
+use shardlab_plan::program::{Op, Phase, Program, SectionKind};
+
+/// A record compared with a program.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ProgramCheck {
+    /// Rank.
+    pub rank: u32,
+    /// Number of collectives of a step of the program.
+    pub step: usize,
+    /// Collectives before those that match: initialization, or steps of another kind.
+    pub before: usize,
+    /// Number of consecutive collectives that match.
+    pub matched: usize,
+    /// The first collective after them, if the program issues another one there.
+    pub unexpected: Option<Unexpected>,
+    /// The collective that the program issues after the last one that matches.
+    pub next: String,
+}
+
+/// A collective that is not in the program.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Unexpected {
+    /// Process group.
+    pub group: String,
+    /// Sequence number within the group.
+    pub sequence: u64,
+    /// What was issued.
+    pub issued: String,
+}
+
+/// A collective of a program.
+struct Expected {
+    kind: CollectiveKind,
+    bytes: u64,
+    unit: String,
+    phase: &'static str,
+}
+
+impl Expected {
+    fn matches(&self, entry: &Entry) -> bool {
+        // PyTorch reduces the norms of all parameters, a program their sum.
+        let sized = self.phase != Phase::Clip.name();
+        kind(&entry.name) == Some(self.kind) && (!sized || entry.bytes == self.bytes)
+    }
+
+    fn describe(&self) -> String {
+        format!(
+            "{} of {} in {}, {} bytes",
+            self.kind.name(),
+            self.unit,
+            self.phase,
+            self.bytes
+        )
+    }
+}
+
+/// Returns the kind of a recorded collective, by the names of PyTorch's versions.
+fn kind(name: &str) -> Option<CollectiveKind> {
+    let name = name.to_ascii_lowercase().replace('_', "");
+    let starts = |part: &str| name.starts_with(part);
+    if starts("allgather") {
+        Some(CollectiveKind::AllGather)
+    } else if starts("reducescatter") {
+        Some(CollectiveKind::ReduceScatter)
+    } else if starts("allreduce") {
+        Some(CollectiveKind::AllReduce)
+    } else if starts("alltoall") {
+        Some(CollectiveKind::AllToAll)
+    } else {
+        None
+    }
+}
+
+/// Compares each record with the steady step of a program. Collectives match if kind and payload
+/// agree.
+#[must_use]
+pub fn check(records: &[FlightRecord], program: &Program) -> Vec<ProgramCheck> {
+    let step = expected(program);
+    records.iter().map(|r| one(r, &step)).collect()
+}
+
+/// Returns the collectives of the steady step in the order of issue.
+fn expected(program: &Program) -> Vec<Expected> {
+    let Some(section) = program.section(SectionKind::Steady) else {
+        return Vec::new();
+    };
+    let instrs = program.section_instrs(section).iter();
+    instrs
+        .filter_map(|instr| {
+            let Op::Collective { id, .. } = instr.op else {
+                return None;
+            };
+            let collective = &program.collectives[id.index()];
+            Some(Expected {
+                kind: collective.kind,
+                bytes: collective.bytes.0,
+                unit: program.units[instr.unit.index()].name.clone(),
+                phase: instr.phase.name(),
+            })
+        })
+        .collect()
+}
+
+fn one(record: &FlightRecord, step: &[Expected]) -> ProgramCheck {
+    let entries: Vec<&Entry> = record.entries.iter().filter(|e| !e.is_p2p).collect();
+    let (from, offset, matched) = longest(&entries, step);
+    let after = entries.get(from + matched);
+    let next = match step.len() {
+        0 => String::new(),
+        n => step[(offset + matched) % n].describe(),
+    };
+    ProgramCheck {
+        rank: record.rank,
+        step: step.len(),
+        before: from,
+        matched,
+        unexpected: after.map(|e| Unexpected {
+            group: if e.group.1.is_empty() {
+                e.group.0.clone()
+            } else {
+                e.group.1.clone()
+            },
+            sequence: e.sequence,
+            issued: e.describe(),
+        }),
+        next,
+    }
+}
+
+/// Returns the first run of collectives that is at least a step long, or else the longest: its
+/// start, the place of its first one in the step, and its length.
+fn longest(entries: &[&Entry], step: &[Expected]) -> (usize, usize, usize) {
+    let mut best = (0, 0, 0);
+    let mut from = 0;
+    while from < entries.len() {
+        let of_offset = |offset: usize| {
+            let expected = step.iter().cycle().skip(offset);
+            let run = entries[from..].iter().zip(expected);
+            run.take_while(|(e, x)| x.matches(e)).count()
+        };
+        let runs = (0..step.len()).map(|offset| (offset, of_offset(offset)));
+        let Some((offset, length)) =
+            runs.max_by_key(|(offset, n)| (*n, std::cmp::Reverse(*offset)))
+        else {
+            break;
+        };
+        if length > best.2 {
+            best = (from, offset, length);
+        }
+        if length >= step.len() {
+            break;
+        }
+        from += 1;
+    }
+    best
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(name: &str, bytes: u64) -> Entry {
+        Entry {
+            group: ("0".into(), "default_pg".into()),
+            sequence: bytes,
+            is_p2p: false,
+            name: name.into(),
+            sizes: String::new(),
+            bytes,
+            state: "completed".into(),
+            created: 0,
+            frame: String::new(),
+        }
+    }
+
+    fn step() -> Vec<Expected> {
+        let of = |kind, bytes| Expected {
+            kind,
+            bytes,
+            unit: "root".into(),
+            phase: "forward",
+        };
+        vec![
+            of(CollectiveKind::AllGather, 10),
+            of(CollectiveKind::AllGather, 20),
+            of(CollectiveKind::ReduceScatter, 20),
+        ]
+    }
+
+    fn checked(entries: Vec<Entry>) -> ProgramCheck {
+        let record = FlightRecord {
+            rank: 0,
+            version: String::new(),
+            entries,
+            groups: std::collections::BTreeMap::new(),
+        };
+        one(&record, &step())
+    }
+
+    #[test]
+    fn the_first_collective_outside_of_the_program_is_found() {
+        let (gather, scatter) = ("_all_gather_base", "reduce_scatter_tensor_coalesced");
+        let whole = || {
+            vec![
+                entry("broadcast", 8),
+                entry(gather, 20),
+                entry(scatter, 20),
+                entry(gather, 10),
+                entry("all_gather", 20),
+            ]
+        };
+        let found = checked(whole());
+        assert_eq!((found.before, found.matched), (1, 4));
+        assert_eq!(found.unexpected, None);
+        assert!(found.next.starts_with("reduce_scatter of root"));
+        let mut wrong = whole();
+        wrong.push(entry("allreduce", 20));
+        let found = checked(wrong).unexpected.unwrap();
+        assert!(found.issued.starts_with("allreduce"), "{found:?}");
+    }
+}

@@ -1,0 +1,330 @@
+//! Forward and backward of a trace as operations of a tape.
+
+use super::modules::Units;
+use crate::RunImport;
+use crate::measured::{IMPORTED, Instr, UnitMemory};
+use shardlab_plan::compile::tape::TapeOp;
+use shardlab_plan::ir::{
+    COMPUTE, DType, HostWorkKind, Kernel, KernelClass, KernelId, ModuleId, Operand, ParamId,
+    Source, Storage, StorageId, StorageRole,
+};
+use shardlab_plan::program::Phase;
+use shardlab_plan::record::Work;
+use shardlab_plan::units::{Bytes, Flops, Picos};
+use std::collections::BTreeMap;
+
+/// The passes of a tape, with what they refer to.
+#[derive(Default)]
+pub(super) struct Passes {
+    pub(super) storages: Vec<Storage>,
+    pub(super) kernels: Vec<Kernel>,
+    pub(super) times: Vec<Picos>,
+    pub(super) operands: Vec<Operand>,
+    pub(super) forward: Vec<TapeOp>,
+    pub(super) backward: Vec<TapeOp>,
+    /// Host work per kernel.
+    eager: bool,
+}
+
+/// A measured kernel.
+#[derive(Clone, Copy)]
+struct Measured<'a> {
+    instr: &'a Instr,
+    name: &'a str,
+    time: Picos,
+}
+
+/// Consecutive kernels of a module.
+struct Run<'a> {
+    module: ModuleId,
+    recompute: bool,
+    kernels: Vec<Measured<'a>>,
+}
+
+pub(super) fn build(run: &RunImport, units: &Units) -> Result<Passes, String> {
+    let m = &run.measured;
+    let by_id: BTreeMap<_, &Instr> = m.instrs.iter().map(|i| (i.id, i)).collect();
+    let mut kernels: Vec<Measured<'_>> = m
+        .run
+        .spans
+        .iter()
+        .filter_map(|span| {
+            let instr = *by_id.get(&span.instr)?;
+            // The engine's own kernels have a rule, and collectives a stream of their own.
+            let own = instr.rule == IMPORTED && instr.stream == COMPUTE && instr.micro_batch == 0;
+            let kind = instr.work.is_some_and(|w| !w.is_collective());
+            (own && kind).then_some(Measured {
+                instr,
+                name: &m.names[instr.name as usize],
+                time: span.end - span.start,
+            })
+        })
+        .collect();
+    kernels.sort_by_key(|k| k.instr.id);
+    let eager = run
+        .facts
+        .compiled
+        .as_ref()
+        .is_none_or(|c| c.value == crate::facts::Compiled::Off);
+    let mut passes = Passes {
+        eager,
+        ..Passes::default()
+    };
+    let of = |phases: &[Phase]| {
+        let chosen = kernels.iter().filter(|k| phases.contains(&k.instr.phase));
+        runs(chosen.copied(), units)
+    };
+    let forward = of(&[Phase::Forward]);
+    let backward = of(&[Phase::Backward, Phase::Recompute]);
+    if forward.is_empty() || backward.is_empty() {
+        return Err("the trace shows no kernels of forward and backward passes (CUDA graphs launch them as a whole)".into());
+    }
+    let memory = memory_of(&m.activations, units);
+    let saved: BTreeMap<ModuleId, StorageId> = memory
+        .iter()
+        .filter(|(_, of)| of.saved > 0)
+        .map(|(module, of)| {
+            let id = passes.storage(of.saved, StorageRole::Saved, *module);
+            (*module, id)
+        })
+        .collect();
+    let compute = run.facts.compute.as_ref().map_or("bf16", |c| c.value);
+    let compute = DType::ALL.into_iter().find(|t| t.name() == compute);
+    let element = compute.unwrap_or(DType::Bf16).size();
+    let visit = |module: ModuleId| Visit {
+        module,
+        params: &units.owned[module.index()],
+        sizes: &units.params,
+        element,
+        saved: saved.get(&module).copied(),
+        memory: memory.get(&module).copied().unwrap_or_default(),
+    };
+    passes.forward(&forward, &visit);
+    passes.backward(&backward, &visit, &units.owned);
+    Ok(passes)
+}
+
+/// Returns the activations of each module. Units that are not modules belong to the root.
+fn memory_of(
+    activations: &BTreeMap<u32, UnitMemory>,
+    units: &Units,
+) -> BTreeMap<ModuleId, UnitMemory> {
+    let mut all: BTreeMap<ModuleId, UnitMemory> = BTreeMap::new();
+    for (unit, memory) in activations {
+        let module = units.of_unit.get(unit).copied().unwrap_or(ModuleId(0));
+        let of = all.entry(module).or_default();
+        of.saved += memory.saved;
+        of.forward = of.forward.max(memory.forward);
+        of.backward = of.backward.max(memory.backward);
+    }
+    all
+}
+
+/// Splits kernels into runs of one module. A module other than the root runs once in each pass:
+/// later kernels join its first run.
+fn runs<'a>(kernels: impl Iterator<Item = Measured<'a>>, units: &Units) -> Vec<Run<'a>> {
+    let mut all: Vec<Run<'a>> = Vec::new();
+    for kernel in kernels {
+        let unit = u32::from(kernel.instr.unit.0);
+        let module = units.of_unit.get(&unit).copied().unwrap_or(ModuleId(0));
+        let recompute = kernel.instr.phase == Phase::Recompute;
+        let fits = |run: &Run<'_>| run.module == module && run.recompute == recompute;
+        let known = match module {
+            ModuleId(0) => all.last_mut().filter(|run| fits(run)),
+            _ => all.iter_mut().find(|run| fits(run)),
+        };
+        match known {
+            Some(run) => run.kernels.push(kernel),
+            None => all.push(Run {
+                module,
+                recompute,
+                kernels: vec![kernel],
+            }),
+        }
+    }
+    all
+}
+
+/// What a run of a module refers to.
+struct Visit<'a> {
+    module: ModuleId,
+    params: &'a [ParamId],
+    sizes: &'a [shardlab_plan::ir::Param],
+    /// Bytes of an element in the type of computation.
+    element: u64,
+    saved: Option<StorageId>,
+    memory: UnitMemory,
+}
+
+impl Visit<'_> {
+    /// Returns the whole of a parameter or gradient.
+    fn operand(&self, source: impl Fn(ParamId) -> Source, p: ParamId) -> Operand {
+        Operand {
+            source: source(p),
+            offset: 0,
+            bytes: self.sizes[p.index()].numel() * self.element,
+        }
+    }
+}
+
+impl Passes {
+    fn forward<'a>(&mut self, runs: &[Run<'_>], visit: &impl Fn(ModuleId) -> Visit<'a>) {
+        let root = visit(ModuleId(0));
+        let mut ops = vec![TapeOp::Enter(ModuleId(0))];
+        ops.extend(root.saved.map(TapeOp::Alloc));
+        for run in runs {
+            let v = visit(run.module);
+            let inner = run.module != ModuleId(0);
+            if inner {
+                ops.push(TapeOp::Enter(run.module));
+                ops.extend(v.saved.map(TapeOp::Alloc));
+            }
+            let temporary = self.temporary(v.memory.forward, StorageRole::Temporary, &v, &mut ops);
+            self.launches(run, &v, &[], &mut ops);
+            ops.extend(temporary.map(TapeOp::Free));
+            if inner {
+                ops.push(TapeOp::Exit(run.module));
+            }
+        }
+        ops.push(TapeOp::Exit(ModuleId(0)));
+        self.forward = ops;
+    }
+
+    fn backward<'a>(
+        &mut self,
+        runs: &[Run<'_>],
+        visit: &impl Fn(ModuleId) -> Visit<'a>,
+        owned: &[Vec<ParamId>],
+    ) {
+        let root = visit(ModuleId(0));
+        let last_of_root = runs.iter().rposition(|r| r.module == ModuleId(0));
+        let mut ops = vec![TapeOp::Enter(ModuleId(0))];
+        let mut seen = vec![false; owned.len()];
+        for (i, run) in runs.iter().enumerate() {
+            let v = visit(run.module);
+            if run.recompute {
+                ops.push(TapeOp::EnterRecompute(run.module));
+                self.launches(run, &v, &[], &mut ops);
+                ops.push(TapeOp::ExitRecompute(run.module));
+                continue;
+            }
+            let inner = run.module != ModuleId(0);
+            // The root's gradients are complete with its last kernels.
+            let grads: &[ParamId] = match inner || Some(i) == last_of_root {
+                true => v.params,
+                false => &[],
+            };
+            if inner {
+                ops.push(TapeOp::Enter(run.module));
+            }
+            let temporary =
+                self.temporary(v.memory.backward, StorageRole::ActivationGrad, &v, &mut ops);
+            self.launches(run, &v, grads, &mut ops);
+            ops.extend(temporary.map(TapeOp::Free));
+            ops.extend(grads.iter().map(|p| TapeOp::GradReady(*p)));
+            seen[run.module.index()] |= !grads.is_empty();
+            if inner {
+                ops.extend(v.saved.map(TapeOp::Free));
+                ops.push(TapeOp::Exit(run.module));
+            }
+        }
+        // Gradients of units without a kernel in backward are zero and complete at its end.
+        for (module, params) in owned.iter().enumerate().filter(|(m, _)| !seen[*m]) {
+            let inner = module != 0 && !params.is_empty();
+            let id = ModuleId(module as u32);
+            if inner {
+                ops.push(TapeOp::Enter(id));
+            }
+            ops.extend(params.iter().map(|p| TapeOp::GradReady(*p)));
+            if inner {
+                ops.extend(visit(id).saved.map(TapeOp::Free));
+                ops.push(TapeOp::Exit(id));
+            }
+        }
+        ops.extend(root.saved.map(TapeOp::Free));
+        ops.push(TapeOp::Exit(ModuleId(0)));
+        self.backward = ops;
+    }
+
+    fn temporary(
+        &mut self,
+        bytes: u64,
+        role: StorageRole,
+        v: &Visit<'_>,
+        ops: &mut Vec<TapeOp>,
+    ) -> Option<StorageId> {
+        let id = (bytes > 0).then(|| self.storage(bytes, role, v.module));
+        ops.extend(id.map(TapeOp::Alloc));
+        id
+    }
+
+    fn storage(&mut self, bytes: u64, role: StorageRole, module: ModuleId) -> StorageId {
+        self.storages.push(Storage {
+            bytes: Bytes(bytes),
+            dtype: DType::Bf16,
+            role,
+            module,
+        });
+        StorageId((self.storages.len() - 1) as u32)
+    }
+
+    /// Adds the kernels of a run. All read the module's parameters; gradients are written in equal
+    /// parts over the run, the last parameter's first, as backward makes them.
+    fn launches(&mut self, run: &Run<'_>, v: &Visit<'_>, grads: &[ParamId], ops: &mut Vec<TapeOp>) {
+        let backward = run.kernels.iter().any(|k| k.instr.phase == Phase::Backward);
+        let kind = match (self.eager, backward) {
+            (true, false) => HostWorkKind::Dispatch,
+            (true, true) => HostWorkKind::AutogradDispatch,
+            (false, _) => HostWorkKind::Guard,
+        };
+        let n = run.kernels.len();
+        let mut written = 0;
+        for (i, kernel) in run.kernels.iter().enumerate() {
+            if self.eager || i == 0 {
+                ops.push(TapeOp::Host { kind, count: 1 });
+            }
+            let reads = self.operands.len() as u32;
+            for &p in v.params {
+                self.operands.push(v.operand(Source::Param, p));
+            }
+            let writes = self.operands.len() as u32;
+            let due = grads.len() * (i + 1) / n;
+            for &p in grads.iter().rev().take(due).skip(written) {
+                self.operands.push(v.operand(Source::Grad, p));
+            }
+            written = due;
+            let id = self.kernel(kernel);
+            ops.push(TapeOp::Launch {
+                kernel: id,
+                reads,
+                writes,
+                end: self.operands.len() as u32,
+            });
+        }
+    }
+
+    fn kernel(&mut self, measured: &Measured<'_>) -> KernelId {
+        let class = match measured.instr.work {
+            Some(Work::Gemm) => KernelClass::Gemm {
+                m: 1,
+                n: 1,
+                k: 1,
+                batch: 1,
+            },
+            Some(Work::Copy) => KernelClass::Copy,
+            _ => KernelClass::Pointwise,
+        };
+        self.kernels.push(Kernel {
+            name: measured.name.to_owned(),
+            class,
+            // Times are known: neither arithmetic nor traffic prices it.
+            flops: Flops(0),
+            read: Bytes::ZERO,
+            written: Bytes::ZERO,
+            dtype: DType::Bf16,
+            body: Vec::new(),
+        });
+        self.times.push(measured.time);
+        KernelId((self.kernels.len() - 1) as u32)
+    }
+}

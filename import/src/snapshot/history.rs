@@ -1,0 +1,199 @@
+//! The history of a snapshot: its events, and the memory at its start and its end.
+
+use super::{number, text};
+use crate::pickle::Value;
+use shardlab_plan::ir::StreamId;
+use shardlab_plan::memory::AllocatorSettings;
+use shardlab_plan::memory::caching::SegmentState;
+use shardlab_plan::units::Bytes;
+use std::collections::{BTreeMap, HashMap};
+
+/// What an event of the allocator does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    Alloc,
+    /// Memory is available again. It is freed earlier if another stream still uses it.
+    FreeCompleted,
+    /// A segment, or pages of an expandable one, are taken from the device.
+    Take,
+    /// They are returned to it.
+    Return,
+    OutOfMemory,
+}
+
+/// An event of the allocator.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Event {
+    pub(super) action: Action,
+    pub(super) address: u64,
+    /// Requested bytes of an allocation, bytes of a segment.
+    pub(super) size: u64,
+    pub(super) stream: StreamId,
+}
+
+/// Memory of a device over time.
+#[derive(Clone, Debug, Default)]
+pub(super) struct History {
+    /// Segments at the start.
+    pub(super) start: Vec<SegmentState>,
+    /// Segments at the end: address and size, ascending.
+    pub(super) end: Vec<(u64, Bytes)>,
+    pub(super) events: Vec<Event>,
+    /// Settings under which it was recorded.
+    pub(super) settings: AllocatorSettings,
+    /// Whether some segments belong to private pools of CUDA graphs.
+    pub(super) has_private_pools: bool,
+}
+
+/// Numbers of streams: the recorded ones are addresses.
+#[derive(Default)]
+struct Streams(Vec<u64>);
+
+impl Streams {
+    fn of(&mut self, recorded: u64) -> StreamId {
+        let found = self.0.iter().position(|s| *s == recorded);
+        let index = found.unwrap_or_else(|| {
+            self.0.push(recorded);
+            self.0.len() - 1
+        });
+        StreamId(u8::try_from(index).unwrap_or(u8::MAX))
+    }
+}
+
+/// Segment size of the small pool; no segment of the large pool is as small.
+const SMALL_SEGMENT: u64 = 2 << 20;
+
+impl History {
+    /// Reads the history of a device.
+    pub(super) fn of(segments: &[&Value], events: &[Value], settings: Option<&Value>) -> Self {
+        let mut streams = Streams::default();
+        let mut this = Self {
+            settings: recorded_settings(settings),
+            events: events
+                .iter()
+                .filter_map(|e| event(e, &mut streams))
+                .collect(),
+            ..Self::default()
+        };
+        let mut held: BTreeMap<u64, SegmentState> = BTreeMap::new();
+        let mut live: HashMap<u64, u64> = HashMap::new();
+        for segment in segments {
+            let address = number(segment, "address");
+            let size = number(segment, "total_size");
+            let pool = segment.get("segment_pool_id").map_or(&[][..], Value::items);
+            this.has_private_pools |= pool.iter().any(|id| id.int().is_some_and(|n| n != 0));
+            this.end.push((address, Bytes(size)));
+            held.insert(
+                address,
+                SegmentState {
+                    address,
+                    size,
+                    stream: streams.of(number(segment, "stream")),
+                    small: text(segment, "segment_type") == "small",
+                    live: Vec::new(),
+                },
+            );
+            for block in segment.get("blocks").map_or(&[][..], Value::items) {
+                if text(block, "state").starts_with("active") {
+                    live.insert(number(block, "address"), number(block, "requested_size"));
+                }
+            }
+        }
+        this.end.sort_unstable();
+        this.rewind(held, live);
+        this
+    }
+
+    /// Finds the start by undoing the events.
+    fn rewind(&mut self, mut held: BTreeMap<u64, SegmentState>, mut live: HashMap<u64, u64>) {
+        for e in self.events.iter().rev() {
+            match e.action {
+                Action::Alloc => {
+                    live.remove(&e.address);
+                }
+                Action::FreeCompleted => {
+                    live.insert(e.address, e.size);
+                }
+                Action::Take if !self.settings.expandable_segments => {
+                    held.remove(&e.address);
+                }
+                Action::Return if !self.settings.expandable_segments => {
+                    let segment = SegmentState {
+                        address: e.address,
+                        size: e.size,
+                        stream: e.stream,
+                        small: e.size == SMALL_SEGMENT,
+                        live: Vec::new(),
+                    };
+                    held.insert(e.address, segment);
+                }
+                Action::Take | Action::Return | Action::OutOfMemory => {}
+            }
+        }
+        let mut live: Vec<(u64, u64)> = live.into_iter().collect();
+        live.sort_unstable();
+        for block in live {
+            let around = held.range_mut(..=block.0).next_back();
+            if let Some((_, segment)) = around {
+                segment.live.push(block);
+            }
+        }
+        self.start = held.into_values().collect();
+        if self.settings.expandable_segments {
+            // Only segments with blocks that are older than the history existed before it.
+            self.start.retain(|s| !s.live.is_empty());
+        }
+    }
+
+    /// Returns the reserved bytes before an event, and the most that were reserved until then.
+    pub(super) fn reserved_before(&self, at: usize) -> (u64, u64) {
+        let mut now: u64 = self.start.iter().map(|s| s.size).sum();
+        let mut peak = now;
+        for e in &self.events[..at] {
+            match e.action {
+                Action::Take => now += e.size,
+                Action::Return => now = now.saturating_sub(e.size),
+                _ => {}
+            }
+            peak = peak.max(now);
+        }
+        (now, peak)
+    }
+
+    /// Returns whether the history covers the run from its first allocation.
+    pub(super) fn is_complete(&self) -> bool {
+        self.start.is_empty() && !self.events.is_empty()
+    }
+}
+
+fn event(value: &Value, streams: &mut Streams) -> Option<Event> {
+    let action = match text(value, "action") {
+        "alloc" => Action::Alloc,
+        "free_completed" | "free" => Action::FreeCompleted,
+        "segment_alloc" | "segment_map" => Action::Take,
+        "segment_free" | "segment_unmap" => Action::Return,
+        "oom" => Action::OutOfMemory,
+        _ => return None,
+    };
+    Some(Event {
+        action,
+        address: number(value, "addr"),
+        size: number(value, "size"),
+        stream: streams.of(number(value, "stream")),
+    })
+}
+
+/// Reads the settings that decide how memory is laid out.
+fn recorded_settings(value: Option<&Value>) -> AllocatorSettings {
+    let of = |key: &str| value.and_then(|v| v.get(key));
+    let size = of("max_split_size").and_then(Value::int);
+    let share = of("garbage_collection_threshold").and_then(Value::float);
+    AllocatorSettings {
+        expandable_segments: matches!(of("expandable_segments"), Some(Value::Bool(true))),
+        max_split_size: size
+            .and_then(|n| u64::try_from(n).ok())
+            .filter(|n| *n > 0 && *n < u64::MAX / 2)
+            .map(Bytes),
+        garbage_collection_threshold: share.filter(|x| *x > 0.0),
+    }
+}

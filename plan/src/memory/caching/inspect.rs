@@ -1,0 +1,49 @@
+//! What an allocator holds.
+
+use super::{Bytes, CachingAllocator, FreeKey, NONE, Node, SMALL, State};
+use crate::ir::StreamId;
+
+impl CachingAllocator {
+    /// Returns the bytes reserved for one stream: its segments, or the mapped part of its ranges.
+    #[must_use]
+    pub fn reserved_of(&self, stream: StreamId) -> Bytes {
+        let mine = |n: &&Node| {
+            n.list / 2 == u32::from(stream.0) && matches!(n.state, State::Live | State::Free)
+        };
+        self.nodes.iter().filter(mine).map(|n| Bytes(n.size)).sum()
+    }
+
+    /// Returns the address and size of every segment, ascending. Of expandable segments, each run
+    /// of mapped memory counts.
+    #[must_use]
+    pub fn segments(&self) -> Vec<(u64, Bytes)> {
+        let mapped = |id: u32| matches!(self.node(id).state, State::Live | State::Free);
+        let heads = (0..self.nodes.len() as u32).filter(|&id| {
+            mapped(id) && (self.node(id).prev == NONE || !mapped(self.node(id).prev))
+        });
+        let whole = |head: u32| {
+            let (mut size, mut at) = (0, head);
+            while at != NONE && mapped(at) {
+                size += self.node(at).size;
+                at = self.node(at).next;
+            }
+            (self.node(head).address, Bytes(size))
+        };
+        let mut all: Vec<_> = heads.map(whole).collect();
+        all.sort_unstable();
+        all
+    }
+
+    /// Returns the number and the largest of the free blocks that could serve requests like one for
+    /// `bytes` on `stream`, whatever their size.
+    #[must_use]
+    pub fn holes(&self, bytes: Bytes, stream: StreamId) -> (usize, Bytes) {
+        let list = usize::from(stream.0) * 2 + usize::from(bytes.0 <= SMALL);
+        let Some(list) = self.lists.get(list) else {
+            return (0, Bytes::ZERO);
+        };
+        let add =
+            |(count, largest): (usize, Bytes), key: FreeKey| (count + 1, largest.max(Bytes(key.0)));
+        list.free.iter().fold((0, Bytes::ZERO), add)
+    }
+}

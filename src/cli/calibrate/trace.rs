@@ -1,0 +1,170 @@
+//! A profile whose costs come from traces of the user's jobs.
+
+use super::Onto;
+use crate::cli::import::failure;
+use crate::cli::output::{Failure, say};
+use shardlab_import::RunImport;
+use shardlab_import::costs::{Costs, Times};
+use shardlab_import::infer::hardware;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+/// Returns the text of a profile: tables of the traces before those of the base profile. `base` is
+/// its name; by default that of the device.
+pub(super) fn profile(
+    files: &[PathBuf],
+    base: Option<&str>,
+    name: Option<&str>,
+) -> Result<String, Failure> {
+    let files = shardlab_import::source::expand(files).map_err(failure)?;
+    // Each file is a job of its own, or a rank of one: costs are those of a machine either way.
+    let mut runs = Vec::new();
+    for file in &files {
+        let import =
+            shardlab_import::import(std::slice::from_ref(file), "trace").map_err(failure)?;
+        let Some(run) = import.run else {
+            return Err(Failure::bad_input(format_args!(
+                "{}: a trace of the PyTorch profiler is expected",
+                file.display()
+            )));
+        };
+        runs.push((file.as_path(), run));
+    }
+    let device = one_device(&runs)?;
+    let base = match base.or_else(|| hardware(&device)) {
+        Some(base) => base.to_owned(),
+        None => {
+            return Err(Failure::bad_input(format_args!(
+                "there is no profile of {device}: name the closest one with --base-profile"
+            )));
+        }
+    };
+    let onto = Onto::load_any(&base, name)?;
+    let rate = onto.profile.device.loaded_rate;
+    let mut tables = String::new();
+    for (path, run) in &runs {
+        let about = format!("trace {} of {device}", shown(path));
+        write(&mut tables, &run.costs, &about, rate);
+    }
+    if tables.is_empty() {
+        return Err(Failure::bad_input(
+            "the traces show no costs: shapes are recorded with record_shapes=True",
+        ));
+    }
+    let launches: Vec<&Times> = runs.iter().map(|(_, run)| &run.costs.launches).collect();
+    if let Some(us) = launches.iter().map(|t| t.median_us()).find(|us| *us > 0.0) {
+        say(format_args!(
+            "note: a kernel launch takes {us:.1} us of host time under the profiler, which slows the host; the profile keeps that of {base}"
+        ));
+    }
+    let unknown: u64 = runs.iter().map(|(_, run)| run.costs.without_shapes).sum();
+    if unknown > 0 {
+        say(format_args!(
+            "note: {unknown} matmuls and attention operators have no shapes, or shapes that tables cannot hold"
+        ));
+    }
+    Ok(onto.with(tables.trim_end()))
+}
+
+fn shown(path: &Path) -> String {
+    path.file_name()
+        .map_or_else(String::new, |n| n.to_string_lossy().replace('"', ""))
+}
+
+fn one_device(runs: &[(&Path, RunImport)]) -> Result<String, Failure> {
+    let device = |run: &RunImport| run.measured.run.hardware.clone();
+    let first = device(&runs[0].1);
+    match runs.iter().find(|(_, run)| device(run) != first) {
+        None => Ok(first),
+        Some((path, run)) => Err(Failure::bad_input(format_args!(
+            "{}: recorded on {}, the first trace on {first}; a profile describes one device",
+            path.display(),
+            device(run)
+        ))),
+    }
+}
+
+/// Writes the tables of one trace. Kernels were measured within steps; a profile whose tables are
+/// those of an idle device slows them all by `rate`, so they are stored without that.
+fn write(out: &mut String, costs: &Costs, about: &str, rate: f64) {
+    let kernel = |t: &Times| number(t.median_us() * rate);
+    let idle = match rate < 1.0 {
+        true => format!(", times {rate} (loaded_rate, which predictions divide by)"),
+        false => String::new(),
+    };
+    let mut table = |head: &str, keys: &[String], rows: Vec<String>, how: &str| {
+        if rows.is_empty() {
+            return;
+        }
+        // Writing to a string cannot fail.
+        let _ = writeln!(out, "[[{head}]]\nsource = \"{about}: {how}\"");
+        for key in keys {
+            let _ = writeln!(out, "{key}");
+        }
+        let _ = writeln!(out, "rows = [{}]\n", rows.join(", "));
+    };
+    let quoted = |key: &str, value: &str| format!("{key} = \"{value}\"");
+    let dtypes: Vec<&str> = ["bf16", "f16", "f32"].to_vec();
+    let how = |n: usize| format!("medians of {n} matmuls within steps{idle}");
+    for dtype in &dtypes {
+        let of = costs.gemm.iter().filter(|(k, _)| k.0 == *dtype);
+        let n = of.clone().map(|(_, t)| t.count()).sum();
+        let rows = of.map(|((_, [m, n, k]), t)| format!("[{m}, {n}, {k}, {}]", kernel(t)));
+        table("gemm", &[quoted("dtype", dtype)], rows.collect(), &how(n));
+    }
+    for dtype in &dtypes {
+        for (causal, backward) in [(true, false), (true, true), (false, false), (false, true)] {
+            let of = costs
+                .attention
+                .iter()
+                .filter(|(k, _)| k.dtype == *dtype && k.causal == causal && k.backward == backward);
+            let rows = of.map(|(k, t)| {
+                let [b, h, kv, s, d] = k.shape;
+                format!("[{b}, {h}, {kv}, {s}, {d}, {}]", kernel(t))
+            });
+            let keys = [
+                quoted("dtype", dtype),
+                format!("causal = {causal}"),
+                format!("backward = {backward}"),
+            ];
+            let how = format!("medians of attention within steps{idle}");
+            table("attention", &keys, rows.collect(), &how);
+        }
+    }
+    let mut classes: Vec<(&str, &str)> = costs.memory.keys().map(|k| (k.0, k.1)).collect();
+    classes.dedup();
+    for (class, dtype) in classes {
+        let of = costs
+            .memory
+            .iter()
+            .filter(|(k, _)| (k.0, k.1) == (class, dtype));
+        let rows = of.map(|((_, _, bytes), t)| format!("[{bytes}, {}]", number(t.median_us())));
+        let keys = [
+            quoted("class", class),
+            quoted("dtype", dtype),
+            "in_step = true".to_owned(),
+            "bytes = \"moved\"".to_owned(),
+        ];
+        let how = "medians within steps; bytes follow from shapes";
+        table("memory", &keys, rows.collect(), how);
+    }
+    let mut kinds: Vec<(&str, u32)> = costs.collectives.keys().map(|k| (k.0, k.1)).collect();
+    kinds.dedup();
+    for (kind, ranks) in kinds {
+        let of = costs
+            .collectives
+            .iter()
+            .filter(|(k, _)| (k.0, k.1) == (kind, ranks));
+        // Waits for other ranks only make them longer.
+        let rows = of.map(|((_, _, bytes), t)| format!("[{bytes}, {}]", number(t.fastest_us())));
+        let keys = [quoted("kind", kind), format!("ranks = {ranks}")];
+        let how = "fastest call of one step, next to computation";
+        table("collective", &keys, rows.collect(), how);
+    }
+}
+
+/// Rounds to four significant digits, as TOML.
+fn number(us: f64) -> String {
+    let digits = 3 - us.abs().max(1e-9).log10().floor() as i32;
+    format!("{us:.*}", digits.clamp(1, 6) as usize)
+}

@@ -1,0 +1,240 @@
+//! `shardlab replay`: shards the model of a trace again, with other options.
+
+use super::args::{Overrides, profiles};
+use super::import::{failure, name};
+use super::output::{Failure, Out, Status, say};
+use super::table::Table;
+use crate::predict::{PredictError, Prediction, predict_program};
+use serde_json::{Value, json};
+use shardlab_import::replay::{Traced, tape};
+use shardlab_plan::record::{Cause, Run};
+use shardlab_plan::units::{Bytes, Picos, signed, thousands};
+use shardlab_plan::{Scenario, plan_tape, scenario};
+use shardlab_sim::Options;
+use std::path::PathBuf;
+
+const NOTES: &str = "\
+Builds a program from a trace, without a model: each unit's kernels with their measured times, its
+parameters and the bytes that it saves. The program is sharded again with the options of --set and
+predicted. Collectives, copies around them, the optimizer and the host are priced by the hardware
+profile.
+
+Units are called layers.0, layers.1, … (blocks) and by the names in the trace. The first row is the
+recorded run itself: how far its prediction is off says how far the other rows can be trusted.
+
+Examples:
+  shardlab replay trace.json.gz --set fsdp.prefetch_forward=2
+  shardlab replay 'rank*_trace.json.gz' --set mesh.dp_shard=64
+  shardlab replay trace.json.gz --set fsdp.units=block --set mesh.hardware=my-machine.toml";
+
+#[derive(clap::Args)]
+#[command(after_help = NOTES)]
+pub(super) struct Args {
+    /// Trace of the PyTorch profiler, or the traces of several ranks
+    #[arg(value_name = "TRACE", required = true)]
+    files: Vec<PathBuf>,
+    #[command(flatten)]
+    overrides: Overrides,
+    /// Print the options that the trace shows as a scenario, and stop
+    #[arg(long, conflicts_with = "json")]
+    options: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
+    let files = shardlab_import::source::expand(&args.files).map_err(failure)?;
+    let run_name = name(&files);
+    let import = shardlab_import::import(&files, &run_name).map_err(failure)?;
+    let bad = |text: &str| Failure::bad_input(format_args!("{}: {text}", files[0].display()));
+    let Some(imported) = &import.run else {
+        return Err(bad("a trace of the PyTorch profiler is expected"));
+    };
+    let traced = tape(imported, &run_name).map_err(|e| bad(&e))?;
+    if args.options {
+        out.text(&traced.scenario.text)?;
+        return Ok(Status::Done);
+    }
+    let recorded = one(&traced, &run_name, &hardware_only(&args.overrides.set))?;
+    let changed = match args.overrides.set.is_empty() {
+        true => None,
+        false => Some(one(&traced, &run_name, &args.overrides.set)?),
+    };
+    let measured = &imported.measured.run;
+    if args.json {
+        out.json(&json!({
+            "format": 1,
+            "trace": run_name,
+            "measured": {
+                "step_ms": measured.step_ms(),
+                "exposed_ms": measured.exposed_total().ms(),
+                "host_wait_ms": host_wait(measured).ms(),
+                "peak_allocated_bytes": measured.memory.peak_allocated,
+                "peak_reserved_bytes": measured.memory.peak_reserved,
+            },
+            "recorded": object(&recorded),
+            "replayed": changed.as_ref().map(object),
+            "set": args.overrides.set,
+            "notes": notes(&traced, measured, &recorded),
+        }))?;
+        return Ok(Status::Done);
+    }
+    print(args, measured, &recorded, changed.as_ref(), out)?;
+    out.flush()?;
+    for note in notes(&traced, measured, &recorded) {
+        say(format_args!("note: {note}"));
+    }
+    Ok(Status::Done)
+}
+
+/// Returns the time in which the recorded device waited for its host, or for that of another rank.
+fn host_wait(measured: &Run) -> Picos {
+    let causes = [Cause::Host, Cause::Straggler];
+    let waits = causes.iter().filter_map(|c| measured.exposed.get(c));
+    waits.copied().sum()
+}
+
+/// Returns what the replay lacks. The host is priced by the profile, so waits for a slower one are
+/// not in it.
+fn notes(traced: &Traced, measured: &Run, recorded: &Prediction) -> Vec<String> {
+    let mut notes = traced.notes.clone();
+    let wait = host_wait(measured);
+    if wait.ms() > 0.05 * measured.step_ms() {
+        notes.push(format!(
+            "in the trace, the device waits {} ms per step for the host, its own or that of another rank; the profiler makes the host slower. The host of {} needs {} ms per step and is not waited for in the replay",
+            thousands(wait.ms(), 2),
+            recorded.run.hardware,
+            thousands(recorded.run.host.ms(), 2),
+        ));
+    }
+    notes
+}
+
+/// Keeps the overrides that describe the machine: the recorded run has them, too.
+fn hardware_only(set: &[String]) -> Vec<String> {
+    let machine = set.iter().filter(|s| s.starts_with("mesh.hardware="));
+    machine.cloned().collect()
+}
+
+/// Shards the tape with the options of the trace and some overrides, and predicts it.
+fn one(traced: &Traced, name: &str, set: &[String]) -> Result<Prediction, Failure> {
+    let scenario = options(traced, name, set)?;
+    let program = plan_tape(&scenario, &traced.tape)
+        .map_err(|e| Failure::bad_input(format_args!("{name}: {e}")))?;
+    let profile = profiles()
+        .get(&scenario.mesh.hardware)
+        .map_err(|e| Failure::from(PredictError::from(e)))?;
+    let options = Options {
+        kernel_times: traced.times.clone(),
+        // Measured times contain it.
+        contention: false,
+        ..Options::default()
+    };
+    Ok(predict_program(&scenario, program, profile, &options)?)
+}
+
+fn options(traced: &Traced, name: &str, set: &[String]) -> Result<Scenario, Failure> {
+    let asks_hardware = set.iter().any(|s| s.starts_with("mesh.hardware="));
+    if let Some(missing) = traced
+        .scenario
+        .missing
+        .iter()
+        .find(|m| m.starts_with("mesh.hardware") && !asks_hardware)
+    {
+        return Err(Failure::bad_input(format_args!(
+            "{missing}; give a profile with --set mesh.hardware=PROFILE"
+        )));
+    }
+    let has = |key: &str| set.iter().any(|s| s.starts_with(key));
+    let mut set = set.to_vec();
+    if has("fsdp.reshard_after_forward=false") && !has("fsdp.reshard_root=") {
+        // The recorded setting of the root has no effect then.
+        set.push("fsdp.reshard_root=false".to_owned());
+    }
+    let mut scenario =
+        scenario::parse(name, &traced.scenario.text, &set).map_err(Failure::bad_input)?;
+    if !has("fsdp.units=") {
+        scenario.fsdp.units = traced.units.clone();
+    }
+    Ok(scenario)
+}
+
+fn object(p: &Prediction) -> Value {
+    let m = &p.run.memory;
+    json!({
+        "step_ms": p.step_ms(),
+        "exposed_ms": p.run.exposed_total().ms(),
+        "host_ms": p.run.host.ms(),
+        "peak_allocated_bytes": m.peak_allocated,
+        "peak_reserved_bytes": m.peak_reserved,
+        "fits": p.fit.word(),
+        "world_size": p.run.world_size,
+        "policy": p.run.policy,
+    })
+}
+
+fn print(
+    args: &Args,
+    measured: &Run,
+    recorded: &Prediction,
+    changed: Option<&Prediction>,
+    out: &mut Out,
+) -> Result<(), Failure> {
+    let mut table = Table::new([
+        "run",
+        ">ranks",
+        ">step ms",
+        ">%",
+        ">exposed ms",
+        ">allocated",
+        ">reserved",
+        "fits",
+    ]);
+    let bytes = |b: Bytes| match b {
+        Bytes::ZERO => "-".to_owned(),
+        b => b.to_string(),
+    };
+    table.row([
+        "measured".to_owned(),
+        measured.world_size.to_string(),
+        thousands(measured.step_ms(), 2),
+        String::new(),
+        thousands(measured.exposed_total().ms(), 2),
+        bytes(measured.memory.peak_allocated),
+        bytes(measured.memory.peak_reserved),
+        String::new(),
+    ]);
+    let base = recorded.step_ms();
+    let mut row = |name: &str, p: &Prediction, percent: f64| {
+        table.row([
+            name.to_owned(),
+            p.run.world_size.to_string(),
+            thousands(p.step_ms(), 2),
+            signed(percent, 1),
+            thousands(p.run.exposed_total().ms(), 2),
+            bytes(p.run.memory.peak_allocated),
+            bytes(p.run.memory.peak_reserved),
+            p.fit.word().to_owned(),
+        ]);
+    };
+    row(
+        "replayed as recorded",
+        recorded,
+        100.0 * (base / measured.step_ms() - 1.0),
+    );
+    if let Some(p) = changed {
+        row(
+            &args.overrides.set.join(" "),
+            p,
+            100.0 * (p.step_ms() / base - 1.0),
+        );
+    }
+    out.text(table)?;
+    out.blank()?;
+    out.paragraph(
+        0,
+        "%: of the first row relative to the measurement, of the last relative to the row before it.",
+    )?;
+    Ok(())
+}
