@@ -138,7 +138,7 @@ fn flat(p: &Program, id: GroupId, g: &Group, l: &FlatLayout, sink: &mut Sink) {
                 param.name, l.numel
             ));
         }
-        let row = param.row().max(1);
+        let row = param.flat_row().max(1);
         if shard == 0 || shards == 1 {
             continue;
         }
@@ -159,7 +159,7 @@ fn flat(p: &Program, id: GroupId, g: &Group, l: &FlatLayout, sink: &mut Sink) {
     }
     if g.params.iter().any(|x| {
         !l.chunk_factor
-            .is_multiple_of(p.params[x.index()].row().max(1))
+            .is_multiple_of(p.params[x.index()].flat_row().max(1))
     }) {
         bad(format!(
             "chunk factor {} is not a multiple of every row",

@@ -177,11 +177,25 @@ impl Param {
         self.shape.iter().product()
     }
 
+    /// Returns whether it is a stack of the matrices of experts, `[experts, rows, columns]`.
+    #[must_use]
+    pub fn is_stack(&self) -> bool {
+        self.shape.len() == 3
+    }
+
     /// Returns the number of elements of one row: the product of all dimensions but the first (1
     /// for a vector).
     #[must_use]
     pub fn row(&self) -> u64 {
         self.shape.iter().skip(1).product()
+    }
+
+    /// Returns the number of elements that a flat layout does not divide: a row, and of a stack a
+    /// row of one of its matrices, so that more ranks than experts can share it.
+    #[must_use]
+    pub fn flat_row(&self) -> u64 {
+        let outer = 1 + usize::from(self.is_stack());
+        self.shape.iter().skip(outer).product()
     }
 }
 

@@ -26,8 +26,8 @@ use crate::graph::ValueId;
 use crate::ir::{ModuleId, OpKind};
 use attention::{Attention, Locals};
 use embedding::Embedding;
+use experts::Experts;
 pub(super) use experts::width as expert_width;
-use experts::{Experts, Logits};
 use mlp::Mlp;
 use norm::Norm;
 use output::Output;
@@ -83,7 +83,7 @@ impl FeedForward {
 
     /// Applies it to `y`; returns what it adds to the residual stream. Appends the logits of a
     /// router.
-    fn forward(&self, b: &mut Builder<'_>, y: ValueId, routers: &mut Vec<Logits>) -> ValueId {
+    fn forward(&self, b: &mut Builder<'_>, y: ValueId, routers: &mut Vec<ValueId>) -> ValueId {
         match self {
             Self::Dense(mlp) => mlp.forward(b, y),
             Self::Experts(experts) => {
@@ -179,7 +179,7 @@ impl Block {
         b: &mut Builder<'_>,
         x: ValueId,
         ropes: Option<Ropes>,
-        routers: &mut Vec<Logits>,
+        routers: &mut Vec<ValueId>,
     ) -> ValueId {
         match b.s.model.options.residual {
             Residual::Sequential => self.sequential(b, x, ropes, routers),
@@ -210,7 +210,7 @@ impl Block {
         b: &mut Builder<'_>,
         x: ValueId,
         ropes: Option<Ropes>,
-        routers: &mut Vec<Logits>,
+        routers: &mut Vec<ValueId>,
     ) -> ValueId {
         let mut locals = Locals::new();
         let (mut x1, mut y1) = (x, None);
@@ -248,7 +248,7 @@ impl Block {
         b: &mut Builder<'_>,
         x: ValueId,
         ropes: Option<Ropes>,
-        routers: &mut Vec<Logits>,
+        routers: &mut Vec<ValueId>,
     ) -> ValueId {
         let (Some(attention), Some(mlp)) = (&self.attention, &self.mlp) else {
             return x;

@@ -63,8 +63,7 @@ impl Backward {
 /// experts, those of the experts that take it.
 pub(super) fn active(numel: u64, p: &Param, m: &Model) -> u64 {
     let of = &m.options.experts;
-    let is_stack = p.shape.len() == 3;
-    if is_stack {
+    if p.is_stack() {
         numel / of.experts * of.top_k
     } else {
         numel

@@ -62,6 +62,7 @@ impl LayoutKind {
                 for id in params {
                     let (param, (dim0, row)) = (*id, dims(id)?);
                     let numel = dim0.checked_mul(row).ok_or(LayoutError::TooLarge)?;
+                    let row = table[id.index()].flat_row();
                     let member = |offset| FlatItem {
                         param,
                         offset,

@@ -55,7 +55,7 @@ fn state_is_kept_for_adapters_alone() {
 }
 
 /// Returns the shards of parameters and what the copies in of a section's gathers read and write.
-fn copies(p: &Program) -> Vec<(Vec<(DType, u64)>, Vec<(DType, u64)>)> {
+fn copies(p: &Program) -> Vec<[Vec<(DType, u64)>; 2]> {
     let of = |accesses: &[crate::ir::Access]| {
         let dtype = |b: crate::ir::BufferId| p.buffers[b.index()].dtype;
         accesses
@@ -69,7 +69,7 @@ fn copies(p: &Program) -> Vec<(Vec<(DType, u64)>, Vec<(DType, u64)>)> {
             && p.kernels[kernel.index()].body.first().map(|b| b.op)
                 == Some(OpKind::Shard(ShardOp::MultiCopy))
         {
-            out.push((of(p.reads(&instr.op)), of(p.writes(&instr.op))));
+            out.push([of(p.reads(&instr.op)), of(p.writes(&instr.op))]);
         }
     }
     out
@@ -98,18 +98,18 @@ fn fsdp2_casts_the_shards_of_adapters_only() {
     // A (4 x 64) and B (64 x 4) over four ranks.
     let cast = copies(&p)
         .into_iter()
-        .find(|(reads, _)| reads.iter().all(|r| r.0 == DType::F32))
+        .find(|[reads, _]| reads.iter().all(|r| r.0 == DType::F32))
         .unwrap();
-    assert_eq!(cast.0, [(DType::F32, 64 * 4); 2]);
-    assert_eq!(cast.1, [(DType::Bf16, 2 * 64 * 2)]);
+    assert_eq!(cast[0], [(DType::F32, 64 * 4); 2]);
+    assert_eq!(cast[1], [(DType::Bf16, 2 * 64 * 2)]);
     // The block's norm, queries (64 x 64), their adapter, then the rest.
     let packed = copies(&p)
         .into_iter()
-        .find(|(reads, _)| reads.len() > 4)
+        .find(|[reads, _]| reads.len() > 4)
         .unwrap();
-    let bytes: Vec<u64> = packed.0.iter().map(|r| r.1).collect();
+    let bytes: Vec<u64> = packed[0].iter().map(|r| r.1).collect();
     assert_eq!(bytes[..5], [32, 32, 2048, 128, 128]);
-    assert!(packed.0.iter().all(|r| r.0 == DType::Bf16));
+    assert!(packed[0].iter().all(|r| r.0 == DType::Bf16));
     // With a float32 model, all shards are cast, into one buffer.
     let wide = program(
         LLAMA,
@@ -118,7 +118,7 @@ fn fsdp2_casts_the_shards_of_adapters_only() {
     let all = copies(&wide);
     assert!(
         all.iter()
-            .any(|(reads, writes)| reads.len() == 11 && writes.len() == 1)
+            .any(|[reads, writes]| reads.len() == 11 && writes.len() == 1)
     );
 }
 

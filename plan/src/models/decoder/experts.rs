@@ -19,13 +19,6 @@ pub(in crate::models) fn width(m: &Model) -> u64 {
     m.options.experts.expert_ffn.unwrap_or(m.ffn)
 }
 
-/// The logits of a router, `[tokens, experts]`, in float32.
-#[derive(Clone, Copy)]
-pub(super) struct Logits {
-    pub(super) module: ModuleId,
-    pub(super) value: ValueId,
-}
-
 /// A layer of experts, with its norms.
 pub(super) struct Experts {
     pub(super) module: ModuleId,
@@ -95,8 +88,8 @@ impl Experts {
     }
 
     /// Applies the layer to `y`; returns what it adds to the residual stream, and the router's
-    /// logits.
-    pub(super) fn forward(&self, b: &mut Builder<'_>, y: ValueId) -> (ValueId, Logits) {
+    /// logits, `[tokens, experts]`, in float32.
+    pub(super) fn forward(&self, b: &mut Builder<'_>, y: ValueId) -> (ValueId, ValueId) {
         b.within(self.module, |b| {
             let shape = b.g.value(y).shape.clone();
             let (tokens, hidden) = (b.g.value(y).rows(), b.g.value(y).cols());
@@ -117,10 +110,6 @@ impl Experts {
                 sum = norm.apply(b, sum);
             }
             let out = scaled(b, sum, b.s.model.options.residual_multiplier);
-            let logits = Logits {
-                module: self.module,
-                value: logits,
-            };
             (out, logits)
         })
     }

@@ -1,3 +1,4 @@
+use crate::config::PolicyKind;
 use crate::models::{active_parameters, declare, flops, graph};
 use crate::scenario;
 
@@ -58,6 +59,21 @@ fn dense_and_expert_layers_mix() {
     let layers: Vec<bool> = (0..5).map(has_experts).collect();
     // Every second layer, counted from 1 as transformers does.
     assert_eq!(layers, [false, true, false, true, false]);
+}
+
+/// Stacks are divided between rows of their matrices.
+#[test]
+fn more_ranks_than_experts_share_a_stack() {
+    let s = scenario_of("preset = \"mixtral-8x7b\"\nlayers = 2");
+    let mut s = s.clone();
+    s.mesh.dp_shard = 64;
+    let program = crate::plan(&s).unwrap();
+    let report = crate::check::check(&program);
+    assert!(report.is_ok(), "{report}");
+    for group in &program.groups {
+        let layout = &group.layout;
+        assert!(layout.full_numel() < layout.payload_numel() * 101 / 100);
+    }
 }
 
 /// Impossible values are named at their place, with what they exclude.
@@ -138,6 +154,12 @@ fn losses_of_many_equal_layers_are_planned_whole() {
             "family = \"moe\"\nlayers = 7\nhidden = 32\nheads = 4\nvocab = 64\naux_loss = 0.1\nz_loss = 0.1\n\
              aux_loss_kind = \"{kind}\""
         ));
+        for policy in [PolicyKind::Fsdp2, PolicyKind::Megatron] {
+            let mut s = s.clone();
+            s.fsdp.policy = policy;
+            let report = crate::check::check(&crate::plan(&s).unwrap());
+            assert!(report.is_ok(), "{kind}, {policy:?}: {report}");
+        }
         let program = crate::plan(&s).unwrap();
         let report = crate::check::check(&program);
         assert!(report.is_ok(), "{kind}: {report}");
