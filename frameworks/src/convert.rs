@@ -1,0 +1,213 @@
+//! Conversions that several frameworks share.
+
+use crate::reader::float;
+use crate::table::{Dtype, Effect, Fact, quoted};
+use crate::tree::{Node, Value};
+
+type Converted = Result<Effect, String>;
+
+pub(crate) const SAVING: &str = "loading and saving, no part of a step";
+pub(crate) const LOGGING: &str = "logging, no part of a step";
+pub(crate) const DATA: &str = "data, no part of a step";
+pub(crate) const EVALUATION: &str = "evaluation, no part of a training step";
+pub(crate) const LAUNCH: &str = "launching, no part of a step";
+pub(crate) const VALUES: &str = "changes numbers, not time or memory";
+pub(crate) const KERNELS: &str = "attention is predicted as a fused kernel";
+pub(crate) const ADAPTER: &str = "other adapters than LoRA are not modeled";
+pub(crate) const DROPOUT: &str = "adapters are predicted without dropout";
+pub(crate) const QUANTIZED: &str = "quantized weights are not modeled";
+pub(crate) const FP8: &str = "FP8 is not modeled: matmuls are predicted in 16 bits";
+pub(crate) const TENSOR: &str = "tensor parallelism is not modeled for transformers";
+pub(crate) const PIPELINE: &str = "pipeline parallelism is not modeled";
+pub(crate) const CONTEXT: &str = "context parallelism is not modeled";
+pub(crate) const PREFERENCES: &str = "training on preferences or rewards is not modeled";
+
+/// Sets a text.
+pub(crate) fn set(key: &'static str, value: &str) -> Effect {
+    Effect::Set(key, quoted(value))
+}
+
+/// Sets something if the value is true.
+pub(crate) fn if_true(node: &Node, effect: Effect) -> Converted {
+    Ok(if node.truth()? {
+        effect
+    } else {
+        Effect::Aside("off")
+    })
+}
+
+/// Recomputes whole blocks in backward.
+pub(crate) fn full_recompute(node: &Node) -> Converted {
+    // Axolotl and Unsloth name variants that move activations to the host.
+    if let Some("offload" | "offload_disk" | "unsloth") = node.text() {
+        return Ok(Effect::Assume(
+            "train.recompute",
+            quoted("full"),
+            "activations in host memory are predicted as recomputed ones",
+        ));
+    }
+    if_true(node, set("train.recompute", "full"))
+}
+
+/// Computes the loss chunk by chunk.
+pub(crate) fn chunked_loss(node: &Node) -> Converted {
+    let effect = Effect::Assume(
+        "train.loss",
+        quoted("chunked"),
+        "the fused loss is predicted as the chunked one",
+    );
+    if_true(node, effect)
+}
+
+/// Compiles the model with FSDP's hooks as graph breaks.
+pub(crate) fn compiled_regions(node: &Node) -> Converted {
+    if node.is_auto() {
+        return Ok(Effect::Aside(
+            "compiled only if it helps, as the framework decides",
+        ));
+    }
+    if_true(node, set("compile.mode", "regions"))
+}
+
+/// Compiles each block.
+pub(crate) fn compiled_blocks(node: &Node) -> Converted {
+    if_true(node, set("compile.mode", "blocks"))
+}
+
+/// Computes in bfloat16 under mixed precision.
+pub(crate) fn mixed_bf16(node: &Node) -> Converted {
+    mixed(node, Dtype::Bf16)
+}
+
+/// Computes in float16 under mixed precision.
+pub(crate) fn mixed_f16(node: &Node) -> Converted {
+    mixed(node, Dtype::F16)
+}
+
+fn mixed(node: &Node, dtype: Dtype) -> Converted {
+    match node.text() {
+        // Axolotl: on if the GPU has it.
+        Some("auto") if dtype == Dtype::Bf16 => Ok(Effect::Mixed(dtype)),
+        Some("auto") => Ok(Effect::Aside("filled in from the training arguments")),
+        Some("full") => Ok(Effect::Weights(dtype)),
+        _ => if_true(node, Effect::Mixed(dtype)),
+    }
+}
+
+/// Reads the type in which the model is loaded.
+pub(crate) fn weights(node: &Node) -> Converted {
+    if node.is_auto() {
+        return Ok(Effect::Aside("the type of the checkpoint"));
+    }
+    Ok(Effect::Weights(Dtype::of(node)?))
+}
+
+/// Reads an optimizer of the Trainer.
+pub(crate) fn optimizer(node: &Node) -> Converted {
+    let name = node.full().to_ascii_lowercase();
+    let rest = name.strip_prefix("optimizernames.").unwrap_or(&name);
+    Ok(match rest {
+        "adam" | "adamw" | "adamw_torch" | "adamw_torch_fused" | "adamw_hf"
+        | "adamw_apex_fused" => set("train.optimizer", "adamw"),
+        "sgd" => set("train.optimizer", "sgd"),
+        _ => Effect::Assume(
+            "train.optimizer",
+            quoted("adamw"),
+            "this optimizer is not modeled: AdamW with float32 moments is predicted",
+        ),
+    })
+}
+
+/// Reads a schedule of the learning rate.
+pub(crate) fn schedule(node: &Node) -> Converted {
+    let name = node.full().to_ascii_lowercase();
+    let name = name.strip_prefix("schedulertype.").unwrap_or(&name);
+    Ok(match name {
+        "constant" | "constant_with_warmup" => set("train.lr_schedule", "constant"),
+        "cosine" => set("train.lr_schedule", "cosine"),
+        _ => Effect::Aside("the learning rate changes numbers, not time or memory"),
+    })
+}
+
+/// Sets the length of sequences.
+pub(crate) fn sequence(node: &Node) -> Converted {
+    Ok(Effect::Set("train.seq_len", node.count()?.to_string()))
+}
+
+/// Counts ranks, except that 0, -1 and `auto` mean the rest.
+pub(crate) fn ranks(node: &Node, fact: Fact) -> Converted {
+    if node.is_auto() {
+        return Ok(Effect::Aside("what the other sizes leave"));
+    }
+    Ok(match node.integer()? {
+        -1 | 0 => Effect::Aside("what the other sizes leave"),
+        _ => Effect::Fact(fact, node.count()?),
+    })
+}
+
+/// Ranks that shard.
+pub(crate) fn shard_ranks(node: &Node) -> Converted {
+    ranks(node, Fact::DpShard)
+}
+
+/// Replicas.
+pub(crate) fn replicas(node: &Node) -> Converted {
+    ranks(node, Fact::DpReplicate)
+}
+
+/// Reads a pair of AdamW's decay rates.
+pub(crate) fn betas(node: &Node) -> Converted {
+    let Value::List(items) = &node.value else {
+        return Err(node.expected("two numbers"));
+    };
+    let [a, b] = items.as_slice() else {
+        return Err(node.expected("two numbers"));
+    };
+    let pair = format!("[{}, {}]", float(a.number()?), float(b.number()?));
+    Ok(Effect::Set("train.betas", pair))
+}
+
+/// Sets the limit of the gradients' norm.
+pub(crate) fn clip(node: &Node) -> Converted {
+    Ok(Effect::Set("train.clip_norm", float(node.number()?)))
+}
+
+/// Trains adapters.
+pub(crate) fn adapter(node: &Node) -> Converted {
+    Ok(Effect::Fact(Fact::Adapter, node.truth()?.into()))
+}
+
+/// Reads the layers that get adapters: names, or a word for all of them.
+pub(crate) fn targets(node: &Node) -> Converted {
+    let words = node
+        .words()
+        .ok_or_else(|| node.expected("a list of layers"))?;
+    let names: Vec<&str> = words.split([' ', ',']).filter(|w| !w.is_empty()).collect();
+    Ok(match names.as_slice() {
+        ["all" | "all-linear"] => set("lora.target_modules", "all-linear"),
+        _ => {
+            let names: Vec<String> = names.into_iter().map(quoted).collect();
+            Effect::Set("lora.target_modules", format!("[{}]", names.join(", ")))
+        }
+    })
+}
+
+/// Puts adapters on all linear layers of the blocks.
+pub(crate) fn all_linear(node: &Node) -> Converted {
+    if_true(node, set("lora.target_modules", "all-linear"))
+}
+
+/// Scales adapters by the root of their rank.
+pub(crate) fn rank_stabilized(node: &Node) -> Converted {
+    if_true(node, Effect::Set("lora.use_rslora", "true".to_owned()))
+}
+
+/// Reads a number of warm-up steps; a fraction is a share of all steps.
+pub(crate) fn warmup(node: &Node) -> Converted {
+    let number = node.number()?;
+    Ok(if number.fract() == 0.0 {
+        Effect::Set("train.warmup_steps", node.count()?.to_string())
+    } else {
+        Effect::Aside("the learning rate changes numbers, not time or memory")
+    })
+}

@@ -1,0 +1,195 @@
+//! What follows from several keys together: mesh, batch, engine, precision and model.
+
+mod engine;
+mod mesh;
+mod precision;
+
+use crate::Options;
+use crate::draft::Draft;
+use crate::error::ConfigError;
+use crate::model::{self, Model};
+use crate::reader::Reader;
+use crate::row::{Lack, Status};
+use crate::table::{Fact, quoted};
+
+/// Decides the scenario keys that no single key decides.
+///
+/// # Errors
+/// Sizes that contradict one another; what neither the files nor the options say.
+pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), ConfigError> {
+    let accelerated = reader.formats.iter().any(|f| f.accelerated);
+    find_model(reader, options)?;
+    let draft = &mut reader.draft;
+    for format in &reader.formats {
+        // Other defaults than these depend on what follows.
+        for default in format
+            .defaults
+            .iter()
+            .filter(|d| d.key == "train.micro_batch")
+        {
+            if draft.fact(Fact::GlobalBatch).is_none() {
+                draft.assume(default.key, default.value, default.why);
+            }
+        }
+    }
+    let ranks = mesh::decide(draft, options)?;
+    batch(draft, ranks)?;
+    if let Some(given) = draft.fact(Fact::Recompute)
+        && draft.value("train.recompute").is_none()
+    {
+        draft.set(given.row, "train.recompute", quoted("full"))?;
+        draft.approximates(given.row, "no key says which operations are kept");
+    }
+    adapters(draft);
+    let engine = engine::decide(draft, &reader.formats, accelerated)?;
+    precision::decide(draft, engine, accelerated)?;
+    for format in &reader.formats {
+        for default in format.defaults {
+            draft.assume(default.key, default.value, default.why);
+        }
+    }
+    draft.share();
+    for row in &mut draft.rows {
+        if row.status == Status::Used && row.settings.is_empty() && row.why.is_none() {
+            row.status = Status::NoCounterpart(Lack::Nothing);
+            let off = matches!(row.value.as_str(), "false" | "False" | "0");
+            let why = if off {
+                "off"
+            } else {
+                "decides nothing in this job"
+            };
+            row.why = Some(why.to_owned());
+        }
+    }
+    Ok(())
+}
+
+/// Drops the options of adapters if none are trained, and gives them a rank if they are.
+fn adapters(draft: &mut Draft) {
+    if draft.fact(Fact::Adapter).is_some_and(|a| a.value == 1) {
+        draft.assume("lora.r", "8", "the default of PEFT");
+        return;
+    }
+    for key in ["r", "lora_alpha", "target_modules", "use_rslora"] {
+        draft.unset(
+            &format!("lora.{key}"),
+            Lack::Nothing,
+            "no adapters are trained",
+        );
+    }
+}
+
+/// Decides micro-batch and accumulation.
+fn batch(draft: &mut Draft, ranks: u64) -> Result<(), ConfigError> {
+    let number = |draft: &Draft, key: &str| draft.value(key).and_then(|v| v.parse::<u64>().ok());
+    if let Some(tokens) = draft.fact(Fact::MicroBatchTokens) {
+        let length = number(draft, "train.seq_len").unwrap_or(2048).max(1);
+        let sequences = (tokens.value / length).max(1);
+        draft.set(tokens.row, "train.micro_batch", sequences.to_string())?;
+    }
+    let sequences = draft.fact(Fact::GlobalBatch);
+    let tokens = draft.fact(Fact::StepTokens);
+    let length = number(draft, "train.seq_len");
+    let (row, all) = match (sequences, tokens, length) {
+        (Some(given), ..) => (given.row, given.value),
+        (None, Some(given), Some(length)) if length > 0 => (given.row, given.value / length),
+        _ => return Ok(()),
+    };
+    let micro = number(draft, "train.micro_batch");
+    let steps = number(draft, "train.grad_accum");
+    let refuse = |parts: String| {
+        let message = format!("a batch of {all} sequences is not {parts} on {ranks} ranks");
+        Err(draft.error(row, message))
+    };
+    match (micro, steps) {
+        (Some(micro), Some(steps)) => {
+            if micro.saturating_mul(steps).saturating_mul(ranks) != all {
+                return refuse(format!("{steps} micro-batches of {micro}"));
+            }
+        }
+        (micro, None) => {
+            let each = micro.unwrap_or(1).saturating_mul(ranks).max(1);
+            if all == 0 || !all.is_multiple_of(each) {
+                return refuse(format!(
+                    "a multiple of micro-batches of {}",
+                    micro.unwrap_or(1)
+                ));
+            }
+            draft.set(row, "train.grad_accum", (all / each).to_string())?;
+        }
+        (None, Some(steps)) => {
+            let each = steps.saturating_mul(ranks).max(1);
+            if all == 0 || !all.is_multiple_of(each) {
+                return refuse(format!("a multiple of {steps} micro-batches"));
+            }
+            draft.set(row, "train.micro_batch", (all / each).to_string())?;
+        }
+    }
+    Ok(())
+}
+
+/// Finds the model on this machine, or its shipped shapes.
+fn find_model(reader: &mut Reader, options: &Options) -> Result<(), ConfigError> {
+    let draft = &mut reader.draft;
+    if let Some(path) = &options.model {
+        let Some(file) = model::config_in(path) else {
+            let name = path.display();
+            return Err(ConfigError::Missing(format!(
+                "--model {name}: expected a folder with config.json, or such a file"
+            )));
+        };
+        let named = [&draft.model, &draft.family, &draft.flavor].map(Option::as_ref);
+        for row in named
+            .into_iter()
+            .flatten()
+            .map(|m| m.row)
+            .collect::<Vec<_>>()
+        {
+            draft.none(row, Lack::Nothing, "replaced by --model");
+        }
+        draft.option(
+            "model.preset",
+            quoted(&file.display().to_string()),
+            "--model",
+        );
+        return Ok(());
+    }
+    if let Some(named) = draft.model.clone() {
+        let cache = options.cache.as_deref();
+        let row = named.row;
+        return match model::find(&named.name, &reader.model_folder, cache) {
+            Some(Model::File(file)) => {
+                draft.set(row, "model.preset", quoted(&file.display().to_string()))
+            }
+            Some(Model::Preset(preset)) => {
+                draft.set(row, "model.preset", quoted(preset))?;
+                draft.approximates(
+                    row,
+                    "by its name: the shipped shapes of the published model",
+                );
+                Ok(())
+            }
+            None => Err(draft.error(row, model::absent(&named.name))),
+        };
+    }
+    if let Some(flavor) = draft.flavor.clone() {
+        let family = draft.family.as_ref().map_or("llama3", |f| &f.name);
+        let Some(preset) = model::flavored(family, &flavor.name) else {
+            let message = format!(
+                "no shapes of {family} {} are shipped: name a folder with its config.json with --model",
+                flavor.name
+            );
+            return Err(draft.error(flavor.row, message));
+        };
+        if let Some(family) = draft.family.clone() {
+            draft.set(family.row, "model.preset", quoted(preset))?;
+        }
+        return draft.set(flavor.row, "model.preset", quoted(preset));
+    }
+    if draft.value("model.layers").is_some() {
+        return Ok(());
+    }
+    Err(ConfigError::Missing(
+        "the configuration names no model: add --model FOLDER, with its config.json".to_owned(),
+    ))
+}

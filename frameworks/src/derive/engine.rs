@@ -1,0 +1,226 @@
+//! Decides policy, strategy and offload from the program that shards.
+
+use crate::draft::Draft;
+use crate::error::ConfigError;
+use crate::row::{Lack, Row, Status};
+use crate::table::{Engine, Fact, Format, quoted};
+
+/// What a job shards with, as the precision depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Fsdp,
+    DeepSpeed,
+    Megatron,
+    Ddp,
+}
+
+const FSDP1: &str = "FSDP1's schedule is predicted as that of FSDP2";
+const OFFLOAD: &str = "offload is predicted with shardlab's own schedule";
+const UNSHARDED: &str = "offload is modeled for parameters sharded over at least two ranks only";
+const NO_SYNC: &str = "Accelerate accumulates under no_sync";
+const ZERO: &str = "ZeRO's schedule is predicted as shardlab's own";
+
+/// Sets the keys of `[fsdp]`.
+pub(super) fn decide(
+    draft: &mut Draft,
+    formats: &[&'static Format],
+    accelerated: bool,
+) -> Result<Kind, ConfigError> {
+    let given = draft.engine;
+    // A model alone is trained with FSDP2.
+    let alone = formats.is_empty().then_some(Engine::Fsdp);
+    let by_format = formats.iter().find_map(|f| f.engine).or(alone);
+    let version = draft.fact(Fact::FsdpVersion);
+    let stage = draft.fact(Fact::ZeroStage);
+    let engine = match given.map(|g| g.value).or(by_format) {
+        // Options of FSDP or DeepSpeed alone say that it is on.
+        Some(Engine::Ddp) | None if given.is_none() && version.is_some() => Engine::Fsdp,
+        Some(Engine::Ddp) | None if given.is_none() && stage.is_some() => Engine::DeepSpeed,
+        Some(engine) => engine,
+        None => Engine::Ddp,
+    };
+    let row = match given.map(|g| g.row).or(version.or(stage).map(|v| v.row)) {
+        Some(row) => row,
+        None => {
+            draft.rows.push(Row {
+                place: None,
+                key: "sharding".to_owned(),
+                value: match engine {
+                    Engine::Fsdp => "FSDP2",
+                    Engine::DeepSpeed => "DeepSpeed",
+                    Engine::Megatron => "Megatron-FSDP",
+                    Engine::MegatronOptimizer => "Megatron-LM",
+                    Engine::Ddp => "none (DDP)",
+                }
+                .to_owned(),
+                status: Status::Assumed,
+                settings: Vec::new(),
+                why: Some("no key of the configuration says otherwise".to_owned()),
+            });
+            draft.rows.len() - 1
+        }
+    };
+    match engine {
+        Engine::Fsdp => {
+            // A recipe for one device shards nothing.
+            if given.is_none() && version.is_none() && draft.value("mesh.dp_shard") == Some("1") {
+                own(draft, row, "no_shard", &[])?;
+                return Ok(Kind::Fsdp);
+            }
+            let by_key = given.is_some() && accelerated;
+            let number = version.map_or(if by_key { 1 } else { 2 }, |v| v.value);
+            fsdp(draft, row, number)?;
+            also(draft, row)?;
+            if accelerated {
+                draft.assume("fsdp.gradient_sync", quoted("last"), NO_SYNC);
+            }
+            Ok(Kind::Fsdp)
+        }
+        Engine::DeepSpeed => {
+            deepspeed(draft, row)?;
+            also(draft, row)?;
+            Ok(Kind::DeepSpeed)
+        }
+        Engine::Megatron => {
+            draft.set(row, "fsdp.policy", quoted("megatron"))?;
+            draft.assume(
+                "fsdp.strategy",
+                quoted("optim_grads_params"),
+                "Megatron-FSDP's default",
+            );
+            if let Some(given) = draft.fact(Fact::DistributedOptimizer) {
+                draft.none(given.row, Lack::Nothing, "part of Megatron-FSDP");
+            }
+            Ok(Kind::Megatron)
+        }
+        Engine::MegatronOptimizer => {
+            draft.set(row, "fsdp.policy", quoted("megatron"))?;
+            match draft
+                .fact(Fact::DistributedOptimizer)
+                .filter(|d| d.value == 1)
+            {
+                Some(on) => {
+                    draft.set(on.row, "fsdp.strategy", quoted("optim"))?;
+                    draft.approximates(on.row, "predicted as ZeRO-1 of Megatron-FSDP");
+                }
+                None => draft.set(row, "fsdp.strategy", quoted("no_shard"))?,
+            }
+            Ok(Kind::Megatron)
+        }
+        Engine::Ddp => {
+            own(draft, row, "no_shard", &[])?;
+            if accelerated {
+                draft.assume("fsdp.gradient_sync", quoted("last"), NO_SYNC);
+            }
+            Ok(Kind::Ddp)
+        }
+    }
+}
+
+fn fsdp(draft: &mut Draft, row: usize, version: u64) -> Result<(), ConfigError> {
+    let one = version == 1;
+    if let Some(given) = draft.fact(Fact::FsdpVersion)
+        && !(1..=2).contains(&version)
+    {
+        return Err(draft.error(given.row, format!("expected version 1 or 2, got {version}")));
+    }
+    let strategy = draft.fact(Fact::Strategy);
+    let kept = strategy.is_some_and(|s| s.value == 2 || s.value == 5);
+    let reshard = draft.fact(Fact::Reshard);
+    if strategy.is_some_and(|s| s.value == 3) {
+        return own(draft, strategy.map_or(row, |s| s.row), "no_shard", &[]);
+    }
+    let policy_row = draft.fact(Fact::FsdpVersion).map_or(row, |v| v.row);
+    if let Some(offload) = draft.fact(Fact::OffloadAll).filter(|o| o.value == 1) {
+        if draft.value("mesh.dp_shard") == Some("1") {
+            draft.none(offload.row, Lack::Everything, UNSHARDED);
+        }
+        draft.set(policy_row, "fsdp.policy", quoted("native"))?;
+        let state = r#"["params", "grads", "optimizer"]"#.to_owned();
+        draft.set(offload.row, "fsdp.offload", state)?;
+        draft.approximates(policy_row, OFFLOAD);
+        torch_allocator(draft);
+    } else {
+        draft.set(policy_row, "fsdp.policy", quoted("fsdp2"))?;
+        if one {
+            draft.approximates(policy_row, FSDP1);
+        }
+        let why = "the optimizer is predicted after backward: FSDP2 has no other order here";
+        draft.unset("fsdp.optimizer_in_backward", Lack::Accuracy, why);
+    }
+    if let Some(given) = reshard {
+        draft.set(
+            given.row,
+            "fsdp.reshard_after_forward",
+            (given.value == 1).to_string(),
+        )?;
+    }
+    if let Some(given) = strategy {
+        draft.set(given.row, "fsdp.reshard_after_forward", (!kept).to_string())?;
+    }
+    Ok(())
+}
+
+fn deepspeed(draft: &mut Draft, row: usize) -> Result<(), ConfigError> {
+    let stage = draft.fact(Fact::ZeroStage);
+    let strategy = match stage.map_or(2, |s| s.value) {
+        0 => "no_shard",
+        1 => "optim",
+        2 => "optim_grads",
+        3 => "optim_grads_params",
+        other => {
+            let row = stage.map_or(row, |s| s.row);
+            return Err(draft.error(row, format!("expected ZeRO stage 0 to 3, got {other}")));
+        }
+    };
+    let sharded = strategy == "optim_grads_params" && draft.value("mesh.dp_shard") != Some("1");
+    let mut offload = Vec::new();
+    for (fact, states) in [
+        (Fact::OffloadParams, &["params"][..]),
+        (Fact::OffloadOptimizer, &["grads", "optimizer"][..]),
+    ] {
+        match draft.fact(fact).filter(|f| f.value == 1) {
+            Some(given) if !sharded => draft.none(given.row, Lack::Everything, UNSHARDED),
+            Some(_) => offload.extend_from_slice(states),
+            None => {}
+        }
+    }
+    own(draft, stage.map_or(row, |s| s.row), strategy, &offload)?;
+    draft.approximates(stage.map_or(row, |s| s.row), ZERO);
+    Ok(())
+}
+
+/// Sets shardlab's own policy, with PyTorch's allocator.
+fn own(draft: &mut Draft, row: usize, strategy: &str, offload: &[&str]) -> Result<(), ConfigError> {
+    draft.set(row, "fsdp.policy", quoted("native"))?;
+    draft.set(row, "fsdp.strategy", quoted(strategy))?;
+    torch_allocator(draft);
+    if offload.is_empty() {
+        return Ok(());
+    }
+    let states: Vec<String> = offload.iter().map(|s| quoted(s)).collect();
+    let states = format!("[{}]", states.join(", "));
+    for fact in [Fact::OffloadOptimizer, Fact::OffloadParams] {
+        if let Some(given) = draft.fact(fact).filter(|g| g.value == 1) {
+            draft.set(given.row, "fsdp.offload", states.clone())?;
+        }
+    }
+    Ok(())
+}
+
+/// Gives the key that names the engine the policy, too.
+fn also(draft: &mut Draft, row: usize) -> Result<(), ConfigError> {
+    let policy = draft.value("fsdp.policy").map(str::to_owned);
+    let has = draft.rows[row]
+        .settings
+        .iter()
+        .any(|s| s.key == "fsdp.policy");
+    match policy {
+        Some(policy) if !has => draft.set(row, "fsdp.policy", policy),
+        _ => Ok(()),
+    }
+}
+
+fn torch_allocator(draft: &mut Draft) {
+    draft.assume("fsdp.allocator", quoted("caching"), "PyTorch's allocator");
+}

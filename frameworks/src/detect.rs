@@ -1,0 +1,250 @@
+//! Recognizes the format of a file by its content and its name.
+
+use crate::error::ConfigError;
+use crate::formats::{
+    ACCELERATE, AXOLOTL, DEEPSPEED, LLAMA_FACTORY, MEGATRON, MEGATRON_YAML, NEMO, TORCHTITAN,
+    TORCHTUNE, TRAINER,
+};
+use crate::table::Format;
+use crate::tree::Node;
+use crate::{shell, toml_file, yaml};
+use std::path::Path;
+
+/// Bytes of a file at most; logs of long runs are cut.
+const MOST_BYTES: u64 = 64 << 20;
+
+/// What torchtitan prints in front of its configuration.
+const LOGGED: [&str; 2] = ["Running with configs: ", "Running with args: "];
+
+/// Paths that only one framework has, most telling first. Any of them is enough.
+const SIGNS: [(&Format, &[&str]); 9] = [
+    (
+        &NEMO,
+        &["step_scheduler", "model._target_", "distributed.strategy"],
+    ),
+    (
+        &TORCHTUNE,
+        &[
+            "model._component_",
+            "checkpointer._component_",
+            "optimizer._component_",
+        ],
+    ),
+    (
+        &TORCHTITAN,
+        &[
+            "training.local_batch_size",
+            "training.seq_len",
+            "parallelism",
+            "model.flavor",
+            "job",
+        ],
+    ),
+    (&AXOLOTL, &["base_model", "sequence_len"]),
+    (&LLAMA_FACTORY, &["finetuning_type", "cutoff_len"]),
+    (
+        &ACCELERATE,
+        &[
+            "distributed_type",
+            "compute_environment",
+            "deepspeed_config",
+        ],
+    ),
+    (
+        &DEEPSPEED,
+        &[
+            "zero_optimization",
+            "train_micro_batch_size_per_gpu",
+            "train_batch_size",
+            "bf16.enabled",
+            "fp16.enabled",
+        ],
+    ),
+    (
+        &MEGATRON_YAML,
+        &[
+            "language_model.num_layers",
+            "model_parallel",
+            "num_layers",
+            "hidden_size",
+        ],
+    ),
+    (
+        &TRAINER,
+        &[
+            "model_name_or_path",
+            "per_device_train_batch_size",
+            "gradient_accumulation_steps",
+            "gradient_checkpointing",
+            "fsdp",
+            "fsdp_config",
+            "deepspeed",
+            "output_dir",
+        ],
+    ),
+];
+
+/// Reads a text as the file of a name and recognizes its format.
+///
+/// # Errors
+/// A format that is not known; a syntax error.
+pub(crate) fn parse(file: &str, text: &str) -> Result<(&'static Format, Node), ConfigError> {
+    let ends = |ending: &str| file.to_ascii_lowercase().ends_with(ending);
+    if let Some(logged) = logged(text) {
+        return Ok((&TORCHTITAN, yaml::parse(file, &logged)?));
+    }
+    let is_script = ends(".sh") || ends(".slurm") || ends(".sbatch") || text.starts_with("#!");
+    if is_script {
+        return Ok((&MEGATRON, shell::parse(file, text)?));
+    }
+    let root = if ends(".toml") {
+        toml_file::parse(file, text)?
+    } else {
+        yaml::parse(file, text)?
+    };
+    let found = SIGNS
+        .iter()
+        .find(|(_, signs)| signs.iter().any(|path| root.has(path)));
+    match found {
+        Some((format, _)) => Ok((format, root)),
+        None => Err(ConfigError::File {
+            file: file.to_owned(),
+            message:
+                "the format is not known: expected a configuration of Accelerate, the Hugging \
+                      Face Trainer, Axolotl, LLaMA-Factory, torchtune, torchtitan, DeepSpeed, \
+                      Megatron-LM or NeMo Automodel"
+                    .to_owned(),
+        }),
+    }
+}
+
+/// Returns the text of a file.
+pub(crate) fn text(path: &Path) -> Result<String, ConfigError> {
+    let io = |source| ConfigError::Io {
+        path: path.to_owned(),
+        source,
+    };
+    let size = std::fs::metadata(path).map_err(io)?.len();
+    if size > MOST_BYTES {
+        return Err(ConfigError::file(path, "the file is larger than 64 MiB"));
+    }
+    let bytes = std::fs::read(path).map_err(io)?;
+    let text = String::from_utf8(bytes).map_err(|e| {
+        let line = e.as_bytes()[..e.utf8_error().valid_up_to()]
+            .iter()
+            .filter(|b| **b == b'\n');
+        ConfigError::file(path, format!("line {} is not UTF-8", line.count() + 1))
+    })?;
+    Ok(text.trim_start_matches('\u{feff}').to_owned())
+}
+
+/// Returns the configuration that a log of torchtitan contains, at its place in a text that is
+/// otherwise blank.
+fn logged(text: &str) -> Option<String> {
+    let after = LOGGED
+        .iter()
+        .find_map(|mark| Some(text.find(mark)? + mark.len()))?;
+    let start = after + text[after..].find('{')?;
+    let mut depth = 0_usize;
+    let mut quote: Option<char> = None;
+    let mut escaped = false;
+    let end = text[start..].char_indices().find_map(|(i, c)| {
+        match quote {
+            Some(_) if escaped => escaped = false,
+            Some(_) if c == '\\' => escaped = true,
+            Some(q) if c == q => quote = None,
+            Some(_) => {}
+            None => match c {
+                '"' | '\'' => quote = Some(c),
+                '{' => depth += 1,
+                '}' => {
+                    depth -= 1;
+                    if depth == 0 {
+                        return Some(start + i + 1);
+                    }
+                }
+                _ => {}
+            },
+        }
+        None
+    })?;
+    let before = text[..start]
+        .chars()
+        .map(|c| if c == '\n' { '\n' } else { ' ' });
+    Some(before.chain(text[start..end].chars()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(file: &str, text: &str) -> &'static str {
+        parse(file, text).unwrap().0.name
+    }
+
+    #[test]
+    fn formats_are_recognized_by_content() {
+        for (file, text, expected) in [
+            (
+                "a.yaml",
+                "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}",
+                "Accelerate",
+            ),
+            ("a.yml", "base_model: x\nsequence_len: 1", "Axolotl"),
+            (
+                "a.yaml",
+                "model_name_or_path: x\nfinetuning_type: full",
+                "LLaMA-Factory",
+            ),
+            (
+                "a.json",
+                "{\"output_dir\": \"x\", \"bf16\": true}",
+                "the Hugging Face Trainer",
+            ),
+            (
+                "a.json",
+                "{\"zero_optimization\": {\"stage\": 2}}",
+                "DeepSpeed",
+            ),
+            ("a.toml", "[training]\nseq_len = 1\n", "torchtitan"),
+            (
+                "a.yaml",
+                "model:\n  _component_: torchtune.models.llama3.llama3_8b",
+                "torchtune",
+            ),
+            (
+                "a.yaml",
+                "step_scheduler: {local_batch_size: 1}",
+                "NeMo Automodel",
+            ),
+            (
+                "a.sh",
+                "torchrun pretrain_gpt.py --num-layers 2",
+                "Megatron-LM",
+            ),
+            (
+                "a.log",
+                "[titan] x\n[titan] Running with args: {'job': {'a': None}} x",
+                "torchtitan",
+            ),
+        ] {
+            assert_eq!(name(file, text), expected, "{text}");
+        }
+        let error = parse("a.yaml", "hello: 1")
+            .map(|_| ())
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.starts_with("a.yaml: the format is not known"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_logged_configuration_keeps_its_place() {
+        let log = "line\n[titan] Running with configs: {\n  \"training\": {\n    \"seq_len\": 8192\n  }\n}\nnext {\n";
+        let (_, root) = parse("a.log", log).unwrap();
+        let length = root.get("training.seq_len").unwrap();
+        assert_eq!((length.at.line, length.count()), (4, Ok(8192)));
+    }
+}

@@ -1,0 +1,242 @@
+//! A scenario in the making: the keys so far, and the quantities that are still to be combined.
+
+use crate::error::{ConfigError, Place};
+use crate::row::{Lack, Row, Setting, Status};
+use crate::table::{Dtype, Effect, Engine, Fact};
+use std::collections::BTreeMap;
+
+/// A value and the row that gave it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Given<T> {
+    pub(crate) value: T,
+    pub(crate) row: usize,
+}
+
+/// A model as a configuration names it.
+#[derive(Clone, Debug)]
+pub(crate) struct NamedModel {
+    pub(crate) name: String,
+    pub(crate) row: usize,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Draft {
+    pub(crate) rows: Vec<Row>,
+    facts: BTreeMap<Fact, Given<u64>>,
+    /// Rows that say the same as an earlier one, with that one.
+    agreeing: Vec<(usize, usize)>,
+    pub(crate) engine: Option<Given<Engine>>,
+    pub(crate) mixed: Option<Given<Dtype>>,
+    pub(crate) weights: Option<Given<Dtype>>,
+    pub(crate) model: Option<NamedModel>,
+    pub(crate) family: Option<NamedModel>,
+    pub(crate) flavor: Option<NamedModel>,
+}
+
+impl Draft {
+    /// Adds the row of a key.
+    pub(crate) fn row(&mut self, place: Place, key: &str, value: String, status: Status) -> usize {
+        self.rows.push(Row {
+            place: Some(place),
+            key: key.to_owned(),
+            value,
+            status,
+            settings: Vec::new(),
+            why: None,
+        });
+        self.rows.len() - 1
+    }
+
+    /// Applies what a value does.
+    ///
+    /// # Errors
+    /// A value that contradicts another.
+    pub(crate) fn apply(&mut self, row: usize, effect: Effect) -> Result<(), ConfigError> {
+        match effect {
+            Effect::All(all) => {
+                for effect in all {
+                    match effect {
+                        Effect::Lost(why) => self.approximates(row, why),
+                        effect => self.apply(row, effect)?,
+                    }
+                }
+            }
+            Effect::Set(key, value) => self.set(row, key, value)?,
+            Effect::Assume(key, value, why) => {
+                self.set(row, key, value)?;
+                self.approximates(row, why);
+            }
+            Effect::Fact(fact, value) => self.give(row, fact, value)?,
+            Effect::Engine(engine) => {
+                let first = *self.engine.get_or_insert(Given { value: engine, row });
+                if first.value != engine {
+                    return Err(self.contradiction(row, &self.rows[first.row]));
+                }
+            }
+            Effect::Mixed(value) => {
+                // Arguments of the Trainer replace Accelerate's `mixed_precision: no`.
+                if self.mixed.is_none_or(|m| m.value == Dtype::F32) {
+                    self.mixed = Some(Given { value, row });
+                }
+            }
+            Effect::Weights(value) => {
+                self.weights.get_or_insert(Given { value, row });
+            }
+            Effect::Model(name) => {
+                self.model.get_or_insert(NamedModel { name, row });
+            }
+            Effect::Family(name) => {
+                self.family.get_or_insert(NamedModel { name, row });
+            }
+            Effect::Flavor(name) => {
+                self.flavor.get_or_insert(NamedModel { name, row });
+            }
+            Effect::Aside(why) => self.none(row, Lack::Nothing, why),
+            Effect::Lost(why) => self.none(row, Lack::Accuracy, why),
+            Effect::Decisive(why) => self.none(row, Lack::Everything, why),
+        }
+        Ok(())
+    }
+
+    /// Sets a scenario key.
+    ///
+    /// # Errors
+    /// Another key that decides the same differently.
+    pub(crate) fn set(
+        &mut self,
+        row: usize,
+        key: &'static str,
+        value: String,
+    ) -> Result<(), ConfigError> {
+        let before = self.rows.iter().find_map(|r| {
+            let set = r.settings.iter().find(|s| s.key == key)?;
+            (set.value != value).then_some(r)
+        });
+        if let Some(before) = before {
+            return Err(self.contradiction(row, before));
+        }
+        self.rows[row].settings.push(Setting { key, value });
+        Ok(())
+    }
+
+    /// Returns the value of a scenario key, if it is set.
+    pub(crate) fn value(&self, key: &str) -> Option<&str> {
+        let mut all = self.rows.iter().flat_map(|r| &r.settings);
+        all.find(|s| s.key == key).map(|s| s.value.as_str())
+    }
+
+    fn give(&mut self, row: usize, fact: Fact, value: u64) -> Result<(), ConfigError> {
+        match self.facts.get(&fact) {
+            Some(before) if before.value != value => {
+                let before = &self.rows[before.row];
+                Err(self.contradiction(row, before))
+            }
+            Some(before) => {
+                self.agreeing.push((row, before.row));
+                Ok(())
+            }
+            None => {
+                self.facts.insert(fact, Given { value, row });
+                Ok(())
+            }
+        }
+    }
+
+    fn contradiction(&self, row: usize, before: &Row) -> ConfigError {
+        let row = &self.rows[row];
+        let message = format!(
+            "{} = {} contradicts {} = {}{}",
+            row.key,
+            row.value,
+            before.key,
+            before.value,
+            before
+                .place
+                .as_ref()
+                .map_or_else(String::new, |p| format!(" ({p})"))
+        );
+        self.error_at(row, message)
+    }
+
+    fn error_at(&self, row: &Row, message: String) -> ConfigError {
+        match &row.place {
+            Some(place) => ConfigError::place(place, message),
+            None => ConfigError::Missing(message),
+        }
+    }
+
+    /// Returns an error about a row.
+    pub(crate) fn error(&self, row: usize, message: String) -> ConfigError {
+        self.error_at(&self.rows[row], message)
+    }
+
+    /// Returns a quantity.
+    pub(crate) fn fact(&self, fact: Fact) -> Option<Given<u64>> {
+        self.facts.get(&fact).copied()
+    }
+
+    /// Gives rows that say the same as an earlier one what that one decides.
+    pub(crate) fn share(&mut self) {
+        for (row, first) in std::mem::take(&mut self.agreeing) {
+            let (status, why) = (self.rows[first].status, self.rows[first].why.clone());
+            let settings = self.rows[first].settings.clone();
+            let row = &mut self.rows[row];
+            if row.settings.is_empty() {
+                (row.status, row.why, row.settings) = (status, why, settings);
+            }
+        }
+    }
+
+    /// Marks a row as an approximation.
+    pub(crate) fn approximates(&mut self, row: usize, why: impl Into<String>) {
+        let row = &mut self.rows[row];
+        row.status = Status::Assumed;
+        row.why.get_or_insert(why.into());
+    }
+
+    /// Marks a row as without counterpart.
+    pub(crate) fn none(&mut self, row: usize, lack: Lack, why: impl Into<String>) {
+        let row = &mut self.rows[row];
+        row.status = Status::NoCounterpart(lack);
+        row.why = Some(why.into());
+    }
+
+    /// Sets a scenario key that no key of the files decides. What is set already stays.
+    pub(crate) fn assume(&mut self, key: &'static str, value: impl Into<String>, why: &str) {
+        self.supply(key, value.into(), Status::Assumed, why);
+    }
+
+    /// Sets a scenario key by an option of the command line. What is set already stays.
+    pub(crate) fn option(&mut self, key: &'static str, value: impl Into<String>, option: &str) {
+        self.supply(key, value.into(), Status::Used, option);
+    }
+
+    fn supply(&mut self, key: &'static str, value: String, status: Status, why: &str) {
+        if self.value(key).is_some() {
+            return;
+        }
+        self.rows.push(Row {
+            place: None,
+            key: key.to_owned(),
+            value: value.clone(),
+            status,
+            settings: vec![Setting { key, value }],
+            why: Some(why.to_owned()),
+        });
+    }
+
+    /// Removes a scenario key that a prediction does not use, and says why.
+    pub(crate) fn unset(&mut self, key: &str, lack: Lack, why: &str) {
+        for row in &mut self.rows {
+            let before = row.settings.len();
+            row.settings.retain(|s| s.key != key);
+            if row.settings.len() < before && row.settings.is_empty() {
+                row.status = Status::NoCounterpart(lack);
+                row.why = Some(why.to_owned());
+            }
+        }
+        self.rows
+            .retain(|r| r.place.is_some() || !r.settings.is_empty());
+    }
+}

@@ -1,0 +1,162 @@
+//! Hugging Face Accelerate: the file that `accelerate config` writes.
+
+use super::deepspeed::DEEPSPEED;
+use super::fsdp;
+use crate::convert::{CONTEXT, FP8, LAUNCH, SAVING, compiled_regions, replicas, set, shard_ranks};
+use crate::table::{
+    Dtype, Effect, Engine, Fact, Format, Key, Table, To, fact, integer, key, lost, number, with,
+};
+
+pub(crate) static ACCELERATE: Format = Format {
+    name: "Accelerate",
+    tables: &[
+        fsdp::table("fsdp_config"),
+        Table {
+            under: "deepspeed_config",
+            prefix: "",
+            keys: PLUGIN,
+            asides: &[
+                (
+                    LAUNCH,
+                    &[
+                        "deepspeed_multinode_launcher",
+                        "deepspeed_hostfile",
+                        "deepspeed_exclusion_filter",
+                        "deepspeed_inclusion_filter",
+                    ],
+                ),
+                (SAVING, &["zero3_init_flag", "zero3_save_16bit_model"]),
+                (
+                    "the device decides",
+                    &["offload_optimizer_nvme_path", "offload_param_nvme_path"],
+                ),
+            ],
+        },
+        Table {
+            under: "parallelism_config",
+            prefix: "parallelism_config_",
+            keys: PARALLELISM,
+            asides: &[(CONTEXT, &["cp_comm_strategy"])],
+        },
+        Table {
+            under: "dynamo_config",
+            prefix: "dynamo_",
+            keys: &[
+                with("backend", |node| {
+                    Ok(match node.full().to_ascii_lowercase().as_str() {
+                        "no" => Effect::Aside("off"),
+                        _ => set("compile.mode", "regions"),
+                    })
+                }),
+                with("use_regional_compilation", compiled_regions),
+            ],
+            asides: &[(
+                "compiled code is predicted as of Inductor's defaults",
+                &["mode", "use_dynamic", "use_fullgraph"],
+            )],
+        },
+        Table {
+            under: "",
+            prefix: "",
+            keys: KEYS,
+            asides: ASIDES,
+        },
+    ],
+    engine: Some(Engine::Ddp),
+    accelerated: true,
+    flat: false,
+    defaults: &[fsdp::TORCH_SEGMENTS],
+};
+
+const KEYS: &[Key] = &[
+    with("distributed_type", |node| {
+        Ok(match node.full().to_ascii_uppercase().as_str() {
+            "FSDP" => Effect::Engine(Engine::Fsdp),
+            "DEEPSPEED" => Effect::Engine(Engine::DeepSpeed),
+            "MULTI_GPU" => Effect::Engine(Engine::Ddp),
+            "NO" => Effect::All(vec![
+                Effect::Engine(Engine::Ddp),
+                Effect::Fact(Fact::Processes, 1),
+            ]),
+            "MEGATRON_LM" => {
+                Effect::Decisive("Megatron-LM under Accelerate is not read: give its own arguments")
+            }
+            _ => Effect::Decisive("not a program that shards on NVIDIA GPUs"),
+        })
+    }),
+    with("mixed_precision", |node| {
+        Ok(match node.full().as_str() {
+            "no" | "false" => Effect::Mixed(Dtype::F32),
+            "fp8" => Effect::All(vec![Effect::Mixed(Dtype::Bf16), Effect::Lost(FP8)]),
+            _ => Effect::Mixed(Dtype::of(node)?),
+        })
+    }),
+    fact("num_processes", Fact::Processes),
+    fact("num_machines", Fact::Nodes),
+    integer("gradient_accumulation_steps", "train.grad_accum"),
+    lost("fp8_config", FP8),
+    lost(
+        "megatron_lm_config",
+        "Megatron-LM under Accelerate is not read",
+    ),
+    lost("use_cpu", "GPUs are predicted"),
+];
+
+const ASIDES: &[(&str, &[&str])] = &[
+    (
+        LAUNCH,
+        &[
+            "compute_environment",
+            "debug",
+            "enable_cpu_affinity",
+            "machine_rank",
+            "main_process_ip",
+            "main_process_port",
+            "main_training_function",
+            "rdzv_backend",
+            "rdzv_conf",
+            "same_network",
+            "gpu_ids",
+            "commands",
+            "command_file",
+            "mpirun_config",
+            "deepspeed_hostfile",
+            "tpu_name",
+            "tpu_zone",
+            "tpu_vm",
+            "tpu_env",
+            "tpu_use_cluster",
+            "tpu_use_sudo",
+            "ipex_config",
+            "max_restarts",
+            "use_mps_device",
+        ],
+    ),
+    ("TPUs only", &["downcast_bf16"]),
+];
+
+/// Accelerate's own options of DeepSpeed.
+const PLUGIN: &[Key] = &[
+    fact("zero_stage", Fact::ZeroStage),
+    with("offload_optimizer_device", |node| {
+        Ok(super::deepspeed::device(node, Fact::OffloadOptimizer))
+    }),
+    with("offload_param_device", |node| {
+        Ok(super::deepspeed::device(node, Fact::OffloadParams))
+    }),
+    integer("gradient_accumulation_steps", "train.grad_accum"),
+    number("gradient_clipping", "train.clip_norm"),
+    key("deepspeed_config_file", To::File(&DEEPSPEED)),
+    lost(
+        "deepspeed_moe_layer_cls_names",
+        "experts are predicted as the model has them",
+    ),
+];
+
+const PARALLELISM: &[Key] = &[
+    with("dp_shard_size", shard_ranks),
+    with("dp_replicate_size", replicas),
+    fact("tp_size", Fact::Tensor),
+    fact("cp_size", Fact::Context),
+    fact("sp_size", Fact::Context),
+];

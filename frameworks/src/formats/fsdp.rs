@@ -1,0 +1,180 @@
+//! Options of FSDP as Accelerate, the Trainer and Axolotl write them.
+
+use crate::convert::{SAVING, full_recompute, if_true, set};
+use crate::table::{Effect, Fact, Fallback, Format, Key, Table, To, key, lost, quoted, with};
+use crate::tree::{Node, Value};
+
+pub(super) const KEYS: &[Key] = &[
+    key("version", To::Fact(Fact::FsdpVersion)),
+    with("sharding_strategy", strategy),
+    with("reshard_after_forward", |node| match &node.value {
+        // FSDP1 of Accelerate 1.15 has the strategy under this name.
+        Value::Text(text) if text.contains("SHARD") => strategy(node),
+        _ => Ok(Effect::Fact(Fact::Reshard, node.truth()?.into())),
+    }),
+    with("auto_wrap_policy", |node| {
+        Ok(match node.full().to_ascii_lowercase().as_str() {
+            "transformer_based_wrap" => set("fsdp.units", "block"),
+            "no_wrap" => set("fsdp.units", "root"),
+            _ => Effect::Assume(
+                "fsdp.units",
+                quoted("block"),
+                "units by size are predicted as one unit per block",
+            ),
+        })
+    }),
+    with("transformer_layer_cls_to_wrap", blocks),
+    with("transformer_cls_names_to_wrap", blocks),
+    lost(
+        "min_num_params",
+        "units by size are predicted as one unit per block",
+    ),
+    lost("ignored_modules", "all parameters are predicted as sharded"),
+    with("offload_params", offload),
+    with("cpu_offload", offload),
+    with("activation_checkpointing", full_recompute),
+    lost(
+        "activation_checkpointing_offload",
+        "activations are predicted as on the device",
+    ),
+    with("forward_prefetch", |node| {
+        let one = Effect::Set("fsdp.prefetch_forward", "1".to_owned());
+        if_true(node, one)
+    }),
+    with("backward_prefetch", |node| {
+        let name = node.full().to_ascii_lowercase();
+        Ok(match name.rsplit('.').next().unwrap_or(&name) {
+            "backward_pre" => Effect::Aside("the default"),
+            "no_prefetch" | "none" => Effect::Set("fsdp.prefetch_backward", "0".to_owned()),
+            _ => Effect::Lost("gathers after the current unit's gradients are predicted as before"),
+        })
+    }),
+];
+
+pub(super) const ASIDES: &[(&str, &[&str])] = &[
+    (
+        SAVING,
+        &[
+            "state_dict_type",
+            "final_state_dict_type",
+            "state_dict_config",
+            "optim_state_dict_config",
+            "cpu_ram_efficient_loading",
+            "sync_module_states",
+            "param_init_fn",
+        ],
+    ),
+    (
+        "FSDP1 only, without effect on a prediction",
+        &["use_orig_params", "limit_all_gathers"],
+    ),
+    (
+        "part of the precision that is given elsewhere",
+        &["mixed_precision_policy"],
+    ),
+    (
+        "copies to the host are predicted from pinned memory",
+        &["cpu_offload_pin_memory"],
+    ),
+    (
+        "XLA only",
+        &[
+            "xla",
+            "xla_fsdp_settings",
+            "xla_fsdp_v2",
+            "xla_fsdp_grad_ckpt",
+        ],
+    ),
+];
+
+/// Keys of FSDP with the prefix that they may have.
+pub(super) const fn table(under: &'static str) -> Table {
+    Table {
+        under,
+        prefix: "fsdp_",
+        keys: KEYS,
+        asides: ASIDES,
+    }
+}
+
+/// A file of FSDP options alone, which `fsdp_config` of the Trainer can name.
+pub(super) static FSDP: Format = Format {
+    name: "the Trainer's fsdp_config",
+    tables: &[table("")],
+    engine: None,
+    accelerated: true,
+    flat: false,
+    defaults: &[TORCH_SEGMENTS],
+};
+
+/// PyTorch's default.
+pub(super) const TORCH_SEGMENTS: Fallback = Fallback {
+    key: "fsdp.expandable_segments",
+    value: "false",
+    why: "PyTorch's default",
+};
+
+fn strategy(node: &Node) -> Result<Effect, String> {
+    let name = node.full();
+    let number = match name.rsplit('.').next().unwrap_or(&name) {
+        "FULL_SHARD" | "full_shard" | "1" => 1,
+        "SHARD_GRAD_OP" | "shard_grad_op" | "2" => 2,
+        "NO_SHARD" | "no_shard" | "3" => 3,
+        "HYBRID_SHARD" | "hybrid_shard" | "4" => 4,
+        "HYBRID_SHARD_ZERO2" | "_HYBRID_SHARD_ZERO2" | "hybrid_shard_zero2" | "5" => 5,
+        _ => {
+            let names = "FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD or HYBRID_SHARD_ZERO2";
+            return Err(node.expected(names));
+        }
+    };
+    Ok(Effect::Fact(Fact::Strategy, number))
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "the type of conversions")]
+fn blocks(node: &Node) -> Result<Effect, String> {
+    let several = node.words().is_some_and(|w| w.contains([',', ' ']));
+    Ok(if several {
+        Effect::Assume(
+            "fsdp.units",
+            quoted("block"),
+            "each block is predicted as a unit",
+        )
+    } else {
+        set("fsdp.units", "block")
+    })
+}
+
+fn offload(node: &Node) -> Result<Effect, String> {
+    Ok(Effect::Fact(Fact::OffloadAll, node.truth()?.into()))
+}
+
+/// Reads the words of the Trainer's `fsdp`: true, or a text such as `full_shard auto_wrap offload`.
+pub(super) fn words(node: &Node) -> Result<Effect, String> {
+    if let Value::Bool(on) = node.value {
+        let two = Effect::All(vec![
+            Effect::Engine(crate::table::Engine::Fsdp),
+            Effect::Fact(Fact::FsdpVersion, 2),
+        ]);
+        return Ok(if on { two } else { Effect::Aside("off") });
+    }
+    let words = node
+        .words()
+        .ok_or_else(|| node.expected("true or a list of options"))?;
+    let mut effects = vec![Effect::Engine(crate::table::Engine::Fsdp)];
+    for word in words.split_whitespace() {
+        effects.push(match word {
+            "full_shard" => Effect::Fact(Fact::Strategy, 1),
+            "shard_grad_op" => Effect::Fact(Fact::Strategy, 2),
+            "no_shard" => Effect::Fact(Fact::Strategy, 3),
+            "hybrid_shard" => Effect::Fact(Fact::Strategy, 4),
+            "hybrid_shard_zero2" => Effect::Fact(Fact::Strategy, 5),
+            "auto_wrap" => set("fsdp.units", "block"),
+            "offload" => Effect::Fact(Fact::OffloadAll, 1),
+            _ => {
+                let names = "full_shard, shard_grad_op, hybrid_shard, auto_wrap or offload";
+                return Err(format!("expected {names}, got `{word}`"));
+            }
+        });
+    }
+    Ok(Effect::All(effects))
+}

@@ -1,0 +1,218 @@
+//! LLaMA-Factory's YAML: the Trainer's arguments and its own.
+
+use super::{fsdp, trainer};
+use crate::convert::{
+    ADAPTER, DATA, DROPOUT, EVALUATION, FP8, KERNELS, LOGGING, PREFERENCES, QUANTIZED, SAVING,
+    VALUES, chunked_loss, full_recompute, rank_stabilized, sequence, set, targets,
+};
+use crate::table::{
+    Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, decisive, integer, lost, number,
+    with,
+};
+
+pub(crate) static LLAMA_FACTORY: Format = Format {
+    name: "LLaMA-Factory",
+    tables: &[
+        Table {
+            under: "",
+            prefix: "",
+            keys: KEYS,
+            asides: ASIDES,
+        },
+        trainer::TABLE,
+    ],
+    engine: Some(Engine::Ddp),
+    accelerated: true,
+    flat: false,
+    defaults: DEFAULTS,
+};
+
+const DEFAULTS: &[Fallback] = &[
+    Fallback {
+        key: "train.recompute",
+        value: "\"full\"",
+        why: "LLaMA-Factory's default",
+    },
+    trainer::MICRO_BATCH,
+    trainer::CLIP_NORM,
+    fsdp::TORCH_SEGMENTS,
+];
+
+const KEYS: &[Key] = &[
+    with("stage", |node| {
+        Ok(match node.text() {
+            Some("sft" | "pt") => Effect::Aside("as predicted"),
+            _ => Effect::Decisive(PREFERENCES),
+        })
+    }),
+    with("finetuning_type", |node| {
+        Ok(match node.text() {
+            Some("full") => Effect::Aside("as predicted"),
+            Some("freeze") => Effect::Decisive("frozen layers: name them with --set fsdp.frozen"),
+            Some("lora") => Effect::Fact(Fact::Adapter, 1),
+            _ => Effect::Decisive(ADAPTER),
+        })
+    }),
+    integer("lora_rank", "lora.r"),
+    number("lora_alpha", "lora.lora_alpha"),
+    with("lora_target", targets),
+    with("use_rslora", rank_stabilized),
+    lost("lora_dropout", DROPOUT),
+    decisive("use_dora", ADAPTER),
+    lost("additional_target", "these modules are predicted as frozen"),
+    with("cutoff_len", sequence),
+    with("pure_bf16", |node| {
+        crate::convert::if_true(node, Effect::Weights(Dtype::Bf16))
+    }),
+    with("enable_liger_kernel", chunked_loss),
+    with("disable_gradient_checkpointing", |node| {
+        let mode = if node.truth()? { "none" } else { "full" };
+        Ok(set("train.recompute", mode))
+    }),
+    with("use_unsloth_gc", full_recompute),
+    decisive("quantization_bit", QUANTIZED),
+    decisive("mixture_of_depths", "mixture of depths is not modeled"),
+    decisive(
+        "use_llama_pro",
+        "frozen layers: name them with --set fsdp.frozen",
+    ),
+    decisive("use_mca", "Megatron-Core under LLaMA-Factory is not read"),
+    decisive(
+        "use_megatron_bridge",
+        "Megatron-Bridge under LLaMA-Factory is not read",
+    ),
+    decisive("use_kt", "KTransformers is not modeled"),
+    lost(
+        "use_galore",
+        "this optimizer is not modeled: AdamW is predicted",
+    ),
+    lost(
+        "use_apollo",
+        "this optimizer is not modeled: AdamW is predicted",
+    ),
+    lost(
+        "use_badam",
+        "this optimizer is not modeled: AdamW is predicted",
+    ),
+    lost(
+        "use_adam_mini",
+        "this optimizer is not modeled: AdamW is predicted",
+    ),
+    lost(
+        "use_muon",
+        "this optimizer is not modeled: AdamW is predicted",
+    ),
+    lost("use_unsloth", "Unsloth's kernels are not modeled"),
+    lost("fp8", FP8),
+    lost(
+        "fp8_enable_fsdp_float8_all_gather",
+        "gathers are predicted in 16 bits",
+    ),
+    lost(
+        "upcast_layernorm",
+        "norms are predicted in the type of computation",
+    ),
+];
+
+const ASIDES: &[(&str, &[&str])] = &[
+    (KERNELS, &["flash_attn"]),
+    (
+        DATA,
+        &[
+            "dataset",
+            "eval_dataset",
+            "dataset_dir",
+            "media_dir",
+            "template",
+            "train_on_prompt",
+            "mask_history",
+            "buffer_size",
+            "mix_strategy",
+            "interleave_probs",
+            "overwrite_cache",
+            "preprocessing_batch_size",
+            "preprocessing_num_workers",
+            "max_samples",
+            "ignore_pad_token_for_loss",
+            "packing",
+            "neat_packing",
+            "tool_format",
+            "default_system",
+            "enable_thinking",
+            "tokenized_path",
+            "data_shared_file_system",
+            "disable_shuffling",
+            "image_max_pixels",
+            "video_max_pixels",
+        ],
+    ),
+    (
+        SAVING,
+        &[
+            "adapter_name_or_path",
+            "adapter_folder",
+            "use_fast_tokenizer",
+            "resize_vocab",
+            "split_special_tokens",
+            "new_special_tokens",
+            "low_cpu_mem_usage",
+            "hf_hub_token",
+            "export_dir",
+            "train_from_scratch",
+        ],
+    ),
+    (
+        LOGGING,
+        &[
+            "plot_loss",
+            "include_effective_tokens_per_second",
+            "use_swanlab",
+            "swanlab_project",
+            "swanlab_run_name",
+            "print_param_status",
+            "ray_run_name",
+            "ray_num_workers",
+            "enable_torch_profiler",
+        ],
+    ),
+    (
+        EVALUATION,
+        &[
+            "val_size",
+            "eval_num_beams",
+            "eval_on_each_dataset",
+            "compute_accuracy",
+            "early_stopping_steps",
+        ],
+    ),
+    (
+        VALUES,
+        &[
+            "rope_scaling",
+            "moe_aux_loss_coef",
+            "use_reentrant_gc",
+            "use_dft_loss",
+            "use_asft_loss",
+            "use_eaft_loss",
+            "asft_alpha",
+            "eaft_alpha",
+        ],
+    ),
+    (
+        "part of an adapter or an option that is not on",
+        &[
+            "quantization_method",
+            "quantization_type",
+            "double_quantization",
+            "fp8_backend",
+            "freeze_trainable_layers",
+            "freeze_vision_tower",
+            "freeze_multi_modal_projector",
+            "freeze_language_model",
+            "galore_target",
+            "galore_rank",
+            "apollo_target",
+            "apollo_rank",
+        ],
+    ),
+];

@@ -1,0 +1,433 @@
+//! Megatron-LM's arguments: of a shell script, or of `--yaml-cfg`.
+
+use crate::convert::{
+    DATA, EVALUATION, FP8, KERNELS, LAUNCH, LOGGING, SAVING, VALUES, if_true, mixed_bf16,
+    mixed_f16, set,
+};
+use crate::table::{
+    Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, To, decisive, fact, integer, key,
+    lost, number, with,
+};
+
+/// Arguments of a script.
+pub(crate) static MEGATRON: Format = Format {
+    tables: &[
+        Table {
+            under: "",
+            prefix: "--",
+            keys: &[key("yaml-cfg", To::File(&MEGATRON_YAML))],
+            asides: &[],
+        },
+        TABLE,
+    ],
+    ..FORMAT
+};
+
+/// The file that `--yaml-cfg` names.
+pub(crate) static MEGATRON_YAML: Format = FORMAT;
+
+const FORMAT: Format = Format {
+    name: "Megatron-LM",
+    tables: &[TABLE],
+    engine: Some(Engine::MegatronOptimizer),
+    accelerated: false,
+    flat: true,
+    defaults: DEFAULTS,
+};
+
+const TABLE: Table = Table {
+    under: "",
+    prefix: "--",
+    keys: KEYS,
+    asides: ASIDES,
+};
+
+const DEFAULTS: &[Fallback] = &[
+    Fallback {
+        key: "train.clip_norm",
+        value: "1.0",
+        why: "Megatron's default",
+    },
+    Fallback {
+        key: "model.family",
+        value: "\"gpt2\"",
+        why: "without --swiglu",
+    },
+    Fallback {
+        key: "fsdp.expandable_segments",
+        value: "false",
+        why: "PyTorch's default",
+    },
+];
+
+const KEYS: &[Key] = &[
+    integer("num-layers", "model.layers"),
+    integer("hidden-size", "model.hidden"),
+    integer("ffn-hidden-size", "model.ffn"),
+    integer("num-attention-heads", "model.heads"),
+    integer("num-query-groups", "model.kv_heads"),
+    integer("kv-channels", "model.head_dim"),
+    integer("max-position-embeddings", "model.max_seq_len"),
+    integer("vocab-size", "model.vocab"),
+    integer("padded-vocab-size", "model.vocab"),
+    number("rotary-base", "model.rope_theta"),
+    number("norm-epsilon", "model.norm_eps"),
+    with("swiglu", |node| if_true(node, set("model.family", "llama"))),
+    with("untie-embeddings-and-output-weights", |node| {
+        if_true(
+            node,
+            Effect::Set("model.tie_embeddings", "false".to_owned()),
+        )
+    }),
+    with("add-qkv-bias", |node| {
+        if_true(node, set("model.bias", "qkv"))
+    }),
+    with("qk-layernorm", |node| {
+        if_true(node, Effect::Set("model.qk_norm", "true".to_owned()))
+    }),
+    integer("seq-length", "train.seq_len"),
+    integer("micro-batch-size", "train.micro_batch"),
+    fact("global-batch-size", Fact::GlobalBatch),
+    number("clip-grad", "train.clip_norm"),
+    number("lr", "train.lr"),
+    number("min-lr", "train.min_lr"),
+    number("weight-decay", "train.weight_decay"),
+    number("adam-eps", "train.eps"),
+    integer("lr-warmup-iters", "train.warmup_steps"),
+    with("lr-decay-style", crate::convert::schedule),
+    with("optimizer", |node| {
+        Ok(match node.text() {
+            Some("adam" | "adamw") => set("train.optimizer", "adamw"),
+            Some("sgd") => set("train.optimizer", "sgd"),
+            _ => Effect::Lost("this optimizer is not modeled: AdamW is predicted"),
+        })
+    }),
+    fact("nproc-per-node", Fact::GpusPerNode),
+    fact("nnodes", Fact::Nodes),
+    fact("tensor-model-parallel-size", Fact::Tensor),
+    fact("pipeline-model-parallel-size", Fact::Pipeline),
+    fact("context-parallel-size", Fact::Context),
+    fact("expert-model-parallel-size", Fact::Expert),
+    decisive("num-experts", "experts are not modeled"),
+    with("use-distributed-optimizer", |node| {
+        Ok(Effect::Fact(
+            Fact::DistributedOptimizer,
+            node.truth()?.into(),
+        ))
+    }),
+    with("use-megatron-fsdp", |node| {
+        if_true(node, Effect::Engine(Engine::Megatron))
+    }),
+    with("use-custom-fsdp", |node| {
+        if_true(node, Effect::Engine(Engine::Megatron))
+    }),
+    with("use-torch-fsdp2", |node| {
+        if_true(
+            node,
+            Effect::All(vec![
+                Effect::Engine(Engine::Fsdp),
+                Effect::Fact(Fact::FsdpVersion, 2),
+            ]),
+        )
+    }),
+    with("torch-fsdp2-no-reshard-after-forward", |node| {
+        if_true(node, Effect::Fact(Fact::Reshard, 0))
+    }),
+    with("megatron-fsdp-version", |node| {
+        Ok(match node.integer()? {
+            1 => Effect::Aside("as predicted"),
+            _ => Effect::Lost("version 2 is predicted as version 1"),
+        })
+    }),
+    with("data-parallel-sharding-strategy", |node| {
+        Ok(match node.text() {
+            Some(name @ ("no_shard" | "optim" | "optim_grads" | "optim_grads_params")) => {
+                set("fsdp.strategy", name)
+            }
+            _ => return Err(node.expected("no_shard, optim, optim_grads or optim_grads_params")),
+        })
+    }),
+    with("outer-dp-sharding-strategy", |node| {
+        Ok(match node.text() {
+            Some(name @ ("no_shard" | "optim")) => set("fsdp.outer_strategy", name),
+            _ => return Err(node.expected("no_shard or optim")),
+        })
+    }),
+    fact("num-distributed-optimizer-instances", Fact::DpReplicate),
+    with("fsdp-double-buffer", |node| {
+        if_true(node, set("fsdp.allocator", "double_buffer"))
+    }),
+    with("fsdp-db-use-persist-buf-on-alloc-fail", |node| {
+        if_true(
+            node,
+            Effect::Set("fsdp.persist_on_alloc_fail", "true".to_owned()),
+        )
+    }),
+    with("suggested-communication-unit-size", |node| {
+        let half = node.count()? / 2;
+        Ok(Effect::Set(
+            "fsdp.prefetch_forward",
+            format!("{{ elements = {} }}", half.max(1)),
+        ))
+    }),
+    with("create-all-gather-group", |node| {
+        if_true(
+            node,
+            Effect::Set("fsdp.separate_communicators", "true".to_owned()),
+        )
+    }),
+    with("calculate-per-token-loss", |node| {
+        if_true(node, Effect::Set("fsdp.per_token_loss", "true".to_owned()))
+    }),
+    with("ddp-average-in-collective", |node| {
+        if_true(
+            node,
+            Effect::Set("fsdp.average_in_collective", "true".to_owned()),
+        )
+    }),
+    with("no-check-for-nan-in-loss-and-grad", |node| {
+        if_true(node, Effect::Set("fsdp.nan_check", "false".to_owned()))
+    }),
+    with("bf16", mixed_bf16),
+    with("fp16", mixed_f16),
+    with("grad-reduce-in-bf16", |node| {
+        if_true(
+            node,
+            Effect::All(vec![
+                set("precision.main_grads", "bf16"),
+                set("precision.reduce_dtype", "bf16"),
+            ]),
+        )
+    }),
+    with("main-params-dtype", |node| {
+        Ok(set("precision.main_params", Dtype::of(node)?.name()))
+    }),
+    with("main-grads-dtype", |node| {
+        Ok(set("precision.main_grads", Dtype::of(node)?.name()))
+    }),
+    with("megatron-fsdp-main-params-dtype", |node| {
+        Ok(set("precision.main_params", Dtype::of(node)?.name()))
+    }),
+    with("megatron-fsdp-main-grads-dtype", |node| {
+        Ok(set("precision.main_grads", Dtype::of(node)?.name()))
+    }),
+    with("megatron-fsdp-grad-comm-dtype", |node| {
+        Ok(set("precision.reduce_dtype", Dtype::of(node)?.name()))
+    }),
+    with("exp-avg-dtype", |node| {
+        Ok(set("precision.moments", Dtype::of(node)?.name()))
+    }),
+    with("exp-avg-sq-dtype", |node| {
+        Ok(set("precision.moments", Dtype::of(node)?.name()))
+    }),
+    with("recompute-granularity", |node| {
+        Ok(match node.text() {
+            Some("full") => set("train.recompute", "full"),
+            _ => Effect::Lost("recomputation of attention's core alone is not modeled"),
+        })
+    }),
+    lost(
+        "recompute-activations",
+        "recomputation of attention's core alone is not modeled",
+    ),
+    lost(
+        "recompute-num-layers",
+        "all blocks are predicted as recomputed",
+    ),
+    lost(
+        "recompute-modules",
+        "recomputation of parts of a block is not modeled",
+    ),
+    lost("fp8-format", FP8),
+    lost("fp8-param-gather", "gathers are predicted in 16 bits"),
+    lost(
+        "use-nccl-ub",
+        "NCCL's kernels are those without registered buffers",
+    ),
+    lost(
+        "nccl-ub",
+        "NCCL's kernels are those without registered buffers",
+    ),
+    lost(
+        "optimizer-cpu-offload",
+        "the optimizer is predicted on the device",
+    ),
+    lost(
+        "step-batch-size-schedule",
+        "the last batch size is predicted",
+    ),
+    lost("rampup-batch-size", "the last batch size is predicted"),
+    lost(
+        "empty-unused-memory-level",
+        "the allocator's cache is predicted as kept",
+    ),
+    lost(
+        "cuda-graph-impl",
+        "kernels are predicted as launched by the host",
+    ),
+    lost(
+        "enable-cuda-graph",
+        "kernels are predicted as launched by the host",
+    ),
+];
+
+const ASIDES: &[(&str, &[&str])] = &[
+    (
+        LAUNCH,
+        &[
+            "node-rank",
+            "master-addr",
+            "master-port",
+            "rdzv-id",
+            "rdzv-backend",
+            "rdzv-endpoint",
+            "distributed-backend",
+            "distributed-timeout-minutes",
+            "exit-duration-in-mins",
+            "exit-interval",
+            "exit-signal-handler",
+            "manual-gc",
+            "manual-gc-interval",
+            "num-workers",
+            "log-dir",
+            "tee",
+            "redirects",
+            "local-ranks-filter",
+        ],
+    ),
+    (
+        DATA,
+        &[
+            "data-path",
+            "mock-data",
+            "split",
+            "train-iters",
+            "train-samples",
+            "tokenizer-type",
+            "tokenizer-model",
+            "vocab-file",
+            "merge-file",
+            "tiktoken-pattern",
+            "data-cache-path",
+            "make-vocab-size-divisible-by",
+            "reset-position-ids",
+            "reset-attention-mask",
+            "eod-mask-loss",
+            "no-create-attention-mask-in-dataloader",
+            "no-mmap-bin-files",
+            "dataloader-type",
+        ],
+    ),
+    (
+        SAVING,
+        &[
+            "save",
+            "load",
+            "save-interval",
+            "ckpt-format",
+            "no-load-optim",
+            "no-load-rng",
+            "no-save-optim",
+            "no-save-rng",
+            "init-model-with-meta-device",
+            "use-dist-ckpt",
+            "auto-detect-ckpt-format",
+            "dist-ckpt-strictness",
+            "async-save",
+            "finetune",
+            "use-checkpoint-args",
+        ],
+    ),
+    (EVALUATION, &["eval-iters", "eval-interval"]),
+    (
+        LOGGING,
+        &[
+            "log-interval",
+            "log-throughput",
+            "log-progress",
+            "log-params-norm",
+            "log-timers-to-tensorboard",
+            "log-memory-to-tensorboard",
+            "logging-level",
+            "tensorboard-dir",
+            "wandb-project",
+            "wandb-exp-name",
+            "wandb-save-dir",
+            "profile",
+            "profile-step-start",
+            "profile-step-end",
+            "profile-ranks",
+            "record-memory-history",
+            "timing-log-level",
+        ],
+    ),
+    (
+        VALUES,
+        &[
+            "seed",
+            "adam-beta1",
+            "adam-beta2",
+            "lr-decay-iters",
+            "lr-decay-samples",
+            "lr-warmup-samples",
+            "lr-warmup-fraction",
+            "lr-warmup-init",
+            "decoupled-lr",
+            "decoupled-min-lr",
+            "init-method-std",
+            "attention-dropout",
+            "hidden-dropout",
+            "apply-layernorm-1p",
+            "rotary-percent",
+            "rotary-seq-len-interpolation-factor",
+            "position-embedding-type",
+            "normalization",
+            "initial-loss-scale",
+            "loss-scale",
+            "fp8-amax-history-len",
+            "fp8-amax-compute-algo",
+            "fp8-margin",
+        ],
+    ),
+    (KERNELS, &["attention-backend", "use-flash-attn"]),
+    (
+        "as predicted",
+        &[
+            "use-mcore-models",
+            "group-query-attention",
+            "disable-bias-linear",
+            "use-rotary-position-embeddings",
+            "overlap-grad-reduce",
+            "overlap-param-gather",
+            "cross-entropy-loss-fusion",
+            "cross-entropy-fusion-impl",
+            "no-gradient-accumulation-fusion",
+            "no-masked-softmax-fusion",
+            "transformer-impl",
+            "recompute-method",
+            "accumulate-allreduce-grads-in-fp32",
+            "no-persist-layer-norm",
+            "no-async-tensor-model-parallel-allreduce",
+            "no-rope-fusion",
+            "no-bias-swiglu-fusion",
+            "use-precision-aware-optimizer",
+        ],
+    ),
+    (
+        "part of an option that is not on",
+        &[
+            "sequence-parallel",
+            "tp-comm-overlap",
+            "fsdp-manual-registration",
+            "disable-symmetric-registration",
+            "expert-tensor-parallel-size",
+            "num-layers-per-virtual-pipeline-stage",
+            "moe-router-topk",
+            "moe-router-load-balancing-type",
+            "moe-aux-loss-coeff",
+            "moe-grouped-gemm",
+            "moe-token-dispatcher-type",
+            "moe-permute-fusion",
+        ],
+    ),
+];

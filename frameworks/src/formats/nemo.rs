@@ -1,0 +1,248 @@
+//! NeMo Automodel's YAML.
+
+use crate::convert::{
+    CONTEXT, DATA, DROPOUT, EVALUATION, FP8, LAUNCH, LOGGING, QUANTIZED, SAVING, VALUES,
+    all_linear, betas, clip, compiled_blocks, full_recompute, if_true, replicas, schedule, set,
+    shard_ranks, targets, weights,
+};
+use crate::table::{
+    Effect, Engine, Fact, Format, Key, Table, To, decisive, fact, integer, key, lost, number,
+    quoted, with,
+};
+use crate::tree::Node;
+
+pub(crate) static NEMO: Format = Format {
+    name: "NeMo Automodel",
+    tables: &[Table {
+        under: "",
+        prefix: "",
+        keys: KEYS,
+        asides: ASIDES,
+    }],
+    engine: Some(Engine::Ddp),
+    accelerated: false,
+    flat: false,
+    defaults: &[super::fsdp::TORCH_SEGMENTS],
+};
+
+const KEYS: &[Key] = &[
+    key("model.pretrained_model_name_or_path", To::Model),
+    key("model.config.pretrained_model_name_or_path", To::Model),
+    with("model.torch_dtype", weights),
+    fact("step_scheduler.global_batch_size", Fact::GlobalBatch),
+    integer("step_scheduler.local_batch_size", "train.micro_batch"),
+    integer("dataset.seq_len", "train.seq_len"),
+    integer("dataset.seq_length", "train.seq_len"),
+    with("packed_sequence.packed_sequence_size", |node| {
+        Ok(match node.count()? {
+            0 => Effect::Aside("not packed"),
+            n => Effect::Set("train.seq_len", n.to_string()),
+        })
+    }),
+    with("distributed.strategy", strategy),
+    with("distributed._target_", strategy),
+    with("distributed.dp_size", |node| {
+        Ok(if node.integer()? > 0 {
+            Effect::Lost("the number of GPUs decides")
+        } else {
+            Effect::Aside("what the other sizes leave")
+        })
+    }),
+    with("distributed.dp_replicate_size", replicas),
+    with("distributed.dp_shard_size", shard_ranks),
+    fact("distributed.tp_size", Fact::Tensor),
+    fact("distributed.cp_size", Fact::Context),
+    fact("distributed.pp_size", Fact::Pipeline),
+    fact("distributed.ep_size", Fact::Expert),
+    with("distributed.activation_checkpointing", full_recompute),
+    with("distributed.reshard_after_forward", |node| {
+        Ok(Effect::Fact(Fact::Reshard, node.truth()?.into()))
+    }),
+    with("distributed.enable_fsdp2_prefetch", |node| {
+        if_true(
+            node,
+            Effect::All(vec![
+                Effect::Assume(
+                    "fsdp.prefetch_forward",
+                    "1".to_owned(),
+                    "a depth of one unit",
+                ),
+                Effect::Set("fsdp.prefetch_backward", "1".to_owned()),
+            ]),
+        )
+    }),
+    with("distributed.defer_fsdp_grad_sync", |node| {
+        Ok(set(
+            "fsdp.gradient_sync",
+            if node.truth()? { "last" } else { "every" },
+        ))
+    }),
+    with("distributed.enable_compile", compiled_blocks),
+    with("distributed.offload_policy", |node| {
+        if_true(node, Effect::Fact(Fact::OffloadAll, 1)).or(Ok(Effect::Fact(Fact::OffloadAll, 1)))
+    }),
+    with("distributed.zero_dp_strategy", |node| {
+        Ok(match node.integer()? {
+            0 => set("fsdp.strategy", "no_shard"),
+            1 => set("fsdp.strategy", "optim"),
+            2 => set("fsdp.strategy", "optim_grads"),
+            3 => set("fsdp.strategy", "optim_grads_params"),
+            _ => return Err(node.expected("0 to 3")),
+        })
+    }),
+    with("distributed.fsdp_double_buffer", |node| {
+        if_true(node, set("fsdp.allocator", "double_buffer"))
+    }),
+    with("compile.enabled", compiled_blocks),
+    with("clip_grad_norm.max_norm", clip),
+    with("max_grad_norm", clip),
+    with("optimizer._target_", |node| {
+        let name = node.full();
+        Ok(match name.rsplit('.').next().unwrap_or(&name) {
+            "Adam" | "AdamW" | "FusedAdam" => set("train.optimizer", "adamw"),
+            "SGD" => set("train.optimizer", "sgd"),
+            _ => Effect::Lost("this optimizer is not modeled: AdamW is predicted"),
+        })
+    }),
+    number("optimizer.lr", "train.lr"),
+    number("optimizer.eps", "train.eps"),
+    number("optimizer.weight_decay", "train.weight_decay"),
+    with("optimizer.betas", betas),
+    with("lr_scheduler.lr_decay_style", schedule),
+    number("lr_scheduler.min_lr", "train.min_lr"),
+    integer("lr_scheduler.lr_warmup_steps", "train.warmup_steps"),
+    with("loss_fn._target_", |node| {
+        let name = node.full();
+        Ok(
+            if name.contains("Fused") || name.contains("Linear") || name.contains("chunked") {
+                Effect::Assume(
+                    "train.loss",
+                    quoted("chunked"),
+                    "the fused loss is predicted as the chunked one",
+                )
+            } else {
+                set("train.loss", "materialized")
+            },
+        )
+    }),
+    fact("benchmark.num_nodes", Fact::Nodes),
+    with("peft._target_", |_| Ok(Effect::Fact(Fact::Adapter, 1))),
+    integer("peft.dim", "lora.r"),
+    number("peft.alpha", "lora.lora_alpha"),
+    with("peft.match_all_linear", all_linear),
+    with("peft.target_modules", targets),
+    lost("peft.dropout", DROPOUT),
+    lost(
+        "peft.use_triton",
+        "adapters are predicted as PyTorch's kernels",
+    ),
+    decisive("quantization", QUANTIZED),
+    lost("fp8", FP8),
+    lost(
+        "distributed.patch_is_packed_sequence",
+        "the host is predicted without this synchronization",
+    ),
+    lost(
+        "distributed.defer_rs_grad_sync",
+        "gradients are reduced as their unit finishes",
+    ),
+];
+
+const ASIDES: &[(&str, &[&str])] = &[
+    (
+        LAUNCH,
+        &[
+            "recipe",
+            "dist_env",
+            "ci",
+            "distributed.backend",
+            "slurm",
+            "launcher",
+        ],
+    ),
+    (
+        DATA,
+        &[
+            "dataset",
+            "dataloader",
+            "packed_sequence",
+            "tokenizer",
+            "step_scheduler.num_epochs",
+            "step_scheduler.max_steps",
+        ],
+    ),
+    (
+        EVALUATION,
+        &[
+            "validation_dataset",
+            "validation_dataloader",
+            "step_scheduler.val_every_steps",
+        ],
+    ),
+    (
+        SAVING,
+        &[
+            "checkpoint",
+            "step_scheduler.ckpt_every_steps",
+            "model._target_",
+            "model.trust_remote_code",
+            "model.config",
+        ],
+    ),
+    (
+        LOGGING,
+        &[
+            "wandb",
+            "mlflow",
+            "benchmark",
+            "step_scheduler.log_remote_every_steps",
+            "logging",
+        ],
+    ),
+    (
+        VALUES,
+        &[
+            "rng",
+            "seed",
+            "lr_scheduler",
+            "optimizer.foreach",
+            "optimizer.adam_w_mode",
+            "loss_fn",
+        ],
+    ),
+    (
+        "as predicted",
+        &[
+            "model.attn_implementation",
+            "model.backend",
+            "model.use_liger_kernel",
+            "optimizer.master_weights",
+        ],
+    ),
+    (
+        "part of an option that is not on",
+        &[
+            "distributed.sequence_parallel",
+            "distributed.enable_async_tensor_parallel",
+            "distributed.tp_plan",
+            "distributed.pipeline",
+            "distributed.moe",
+            "distributed.multi_gpu",
+            "compile",
+        ],
+    ),
+    (CONTEXT, &["distributed.cp_rotate_method"]),
+];
+
+fn strategy(node: &Node) -> Result<Effect, String> {
+    let name = node.full().to_ascii_lowercase();
+    Ok(match name.rsplit('.').next().unwrap_or(&name) {
+        "fsdp2" | "fsdp2manager" => Effect::All(vec![
+            Effect::Engine(Engine::Fsdp),
+            Effect::Fact(Fact::FsdpVersion, 2),
+        ]),
+        "megatron_fsdp" | "megatronfsdpmanager" => Effect::Engine(Engine::Megatron),
+        "ddp" | "ddpmanager" => Effect::Engine(Engine::Ddp),
+        _ => return Err(node.expected("fsdp2, megatron_fsdp or ddp")),
+    })
+}

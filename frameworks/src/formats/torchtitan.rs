@@ -1,0 +1,277 @@
+//! torchtitan: the TOML of its configurations until 2025, and the job configuration that every
+//! version prints into its log.
+
+use crate::convert::{
+    CONTEXT, DATA, EVALUATION, FP8, LAUNCH, LOGGING, PIPELINE, SAVING, VALUES, clip,
+    compiled_blocks, replicas, set, shard_ranks,
+};
+use crate::table::{
+    Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, To, decisive, fact, integer, key,
+    lost, number, quoted, with,
+};
+
+pub(crate) static TORCHTITAN: Format = Format {
+    name: "torchtitan",
+    tables: &[Table {
+        under: "",
+        prefix: "",
+        keys: KEYS,
+        asides: ASIDES,
+    }],
+    engine: Some(Engine::Fsdp),
+    accelerated: false,
+    flat: false,
+    defaults: &[
+        Fallback {
+            key: "train.clip_norm",
+            value: "1.0",
+            why: "torchtitan's default",
+        },
+        Fallback {
+            key: "train.recompute",
+            value: "\"selective\"",
+            why: "torchtitan's default",
+        },
+        Fallback {
+            key: "fsdp.expandable_segments",
+            value: "true",
+            why: "run_train.sh sets it",
+        },
+    ],
+};
+
+const SELECTIVE: &str = "torchtitan's selective mode recomputes every second matmul, too; all matmuls are predicted as kept";
+
+const KEYS: &[Key] = &[
+    with("model.name", |node| Ok(Effect::Family(node.full()))),
+    with("model.flavor", |node| Ok(Effect::Flavor(node.full()))),
+    with("model_spec.name", |node| Ok(Effect::Family(node.full()))),
+    with("model_spec.flavor", |node| Ok(Effect::Flavor(node.full()))),
+    key(
+        "hf_assets_path",
+        To::Aside("the tokenizer; the model is known by its name"),
+    ),
+    integer("training.local_batch_size", "train.micro_batch"),
+    integer("training.batch_size", "train.micro_batch"),
+    integer("training.seq_len", "train.seq_len"),
+    with("training.global_batch_size", |node| {
+        Ok(match node.integer()? {
+            -1 | 0 => Effect::Aside("one micro-batch per step"),
+            _ => Effect::Fact(Fact::GlobalBatch, node.count()?),
+        })
+    }),
+    integer("training.max_context_length", "train.seq_len"),
+    fact(
+        "training.num_tokens_per_microbatch_per_dp_rank",
+        Fact::MicroBatchTokens,
+    ),
+    with("training.num_tokens_per_train_step", |node| {
+        Ok(match node.integer()? {
+            -1 | 0 => Effect::Aside("one micro-batch per step"),
+            _ => Effect::Fact(Fact::StepTokens, node.count()?),
+        })
+    }),
+    lost(
+        "training.disable_cuda_graphs",
+        "kernels are predicted as launched by the host",
+    ),
+    with("training.max_norm", clip),
+    with("training.enable_cpu_offload", |node| {
+        Ok(Effect::Fact(Fact::OffloadAll, node.truth()?.into()))
+    }),
+    with("training.mixed_precision_param", |node| {
+        Ok(Effect::Mixed(Dtype::of(node)?))
+    }),
+    with("training.mixed_precision_reduce", |node| {
+        Ok(set("precision.reduce_dtype", Dtype::of(node)?.name()))
+    }),
+    with("training.dtype", |node| {
+        Ok(Effect::Weights(Dtype::of(node)?))
+    }),
+    with("training.compile", compiled_blocks),
+    with("optimizer.name", |node| {
+        Ok(match node.full().to_ascii_lowercase().as_str() {
+            "adam" | "adamw" => set("train.optimizer", "adamw"),
+            _ => Effect::Lost("this optimizer is not modeled: AdamW is predicted"),
+        })
+    }),
+    number("optimizer.lr", "train.lr"),
+    number("optimizer.eps", "train.eps"),
+    number("optimizer.weight_decay", "train.weight_decay"),
+    lost(
+        "optimizer.early_step_in_backward",
+        "the optimizer is predicted after backward",
+    ),
+    integer("lr_scheduler.warmup_steps", "train.warmup_steps"),
+    integer("training.warmup_steps", "train.warmup_steps"),
+    with("parallelism.data_parallel_shard_degree", shard_ranks),
+    with("training.data_parallel_shard_degree", shard_ranks),
+    with("parallelism.data_parallel_replicate_degree", replicas),
+    with("training.data_parallel_replicate_degree", replicas),
+    fact("parallelism.tensor_parallel_degree", Fact::Tensor),
+    fact("training.tensor_parallel_degree", Fact::Tensor),
+    fact("parallelism.pipeline_parallel_degree", Fact::Pipeline),
+    fact("experimental.pipeline_parallel_degree", Fact::Pipeline),
+    fact("parallelism.context_parallel_degree", Fact::Context),
+    fact("experimental.context_parallel_degree", Fact::Context),
+    fact("parallelism.expert_parallel_degree", Fact::Expert),
+    with("parallelism.fsdp_reshard_after_forward", |node| {
+        Ok(match node.text() {
+            Some("never") => Effect::Fact(Fact::Reshard, 0),
+            // Without pipeline parallelism, the default is to reshard.
+            _ => Effect::Fact(Fact::Reshard, 1),
+        })
+    }),
+    lost(
+        "parallelism.enable_fsdp_symm_mem",
+        "NCCL's kernels are those without registered buffers",
+    ),
+    decisive("parallelism.expert_tensor_parallel_degree", PIPELINE),
+    with("activation_checkpoint.mode", |node| {
+        Ok(match node.text() {
+            Some("none") => set("train.recompute", "none"),
+            Some("full") => set("train.recompute", "full"),
+            Some("selective") => Effect::Assume("train.recompute", quoted("selective"), SELECTIVE),
+            _ => Effect::Assume(
+                "train.recompute",
+                quoted("selective"),
+                "a memory budget is predicted as selective recomputation",
+            ),
+        })
+    }),
+    // Logs since 2026 have no mode, but the options of the class that recomputes.
+    with("activation_checkpoint.debug", |_| {
+        Ok(Effect::Fact(Fact::Recompute, 1))
+    }),
+    with(
+        "activation_checkpoint.force_recompute_mm_shapes_by_fqns",
+        |_| {
+            let mode = quoted("selective");
+            Ok(Effect::Assume("train.recompute", mode, SELECTIVE))
+        },
+    ),
+    with("loss.num_chunks", |node| {
+        Ok(match node.count()? {
+            0 | 1 => Effect::Aside("off"),
+            _ => set("train.loss", "chunked"),
+        })
+    }),
+    with("compile.enable", compiled_blocks),
+    with("debug.deterministic", |node| {
+        Ok(if node.truth()? {
+            Effect::Set("precision.deterministic", "true".to_owned())
+        } else {
+            Effect::Aside("off")
+        })
+    }),
+    with("model.converters", |node| {
+        let words = node.words().unwrap_or_default();
+        Ok(if words.contains("float8") || words.contains("mx") {
+            Effect::Lost(FP8)
+        } else {
+            Effect::Aside("no conversion")
+        })
+    }),
+];
+
+const ASIDES: &[(&str, &[&str])] = &[
+    (
+        LOGGING,
+        &[
+            "job",
+            "profiling",
+            "profiler",
+            "metrics",
+            "memory_estimation",
+            "logging",
+            "dump_folder",
+        ],
+    ),
+    (
+        SAVING,
+        &[
+            "checkpoint",
+            "model.hf_assets_path",
+            "model.tokenizer_path",
+            "model.print_after_conversion",
+        ],
+    ),
+    (
+        DATA,
+        &[
+            "dataloader",
+            "training.dataset",
+            "training.dataset_path",
+            "training.dataloader",
+            "training.steps",
+            "tokenizer",
+        ],
+    ),
+    (EVALUATION, &["validation", "validator"]),
+    ("the model is known by its name", &["model_spec"]),
+    (VALUES, &["loss"]),
+    (
+        VALUES,
+        &[
+            "lr_scheduler",
+            "optimizer.beta1",
+            "optimizer.beta2",
+            "debug",
+            "training.seed",
+            "training.deterministic",
+        ],
+    ),
+    (
+        "as predicted",
+        &[
+            "optimizer.implementation",
+            "optimizer.fused",
+            "optimizer.foreach",
+            "training.gc_freq",
+            "training.gc_debug",
+        ],
+    ),
+    (LAUNCH, &["comm", "fault_tolerance", "experimental"]),
+    (
+        "part of an option that is not on",
+        &[
+            "quantize",
+            "float8",
+            "mx",
+            "parallelism.disable_loss_parallel",
+            "parallelism.enable_async_tensor_parallel",
+            "parallelism.enable_sequence_parallel",
+            "parallelism.spmd_backend",
+            "parallelism.module_fqns_per_model_part",
+            "parallelism.num_pp_microbatches",
+            "parallelism.pipeline_parallel_schedule",
+            "parallelism.pipeline_parallel_schedule_csv",
+            "parallelism.pipeline_parallel_microbatch_size",
+            "parallelism.pipeline_parallel_first_stage_less_layers",
+            "parallelism.pipeline_parallel_last_stage_less_layers",
+            "parallelism.pipeline_parallel_layers_per_stage",
+            "parallelism.pipeline_parallel_expert_parallel_overlap",
+            "parallelism.pipeline_parallel_split_points",
+            "parallelism.context_parallel_rotate_method",
+            "parallelism.context_parallel_load_balancer",
+            "parallelism.context_parallel_ptrr_mask_key",
+            "parallelism.expert_parallel_comm_backend",
+            "activation_checkpoint.selective_ac_option",
+            "activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns",
+            "activation_checkpoint.early_stop",
+            "activation_checkpoint.memory_budget",
+            "activation_checkpoint.visualize_memory_budget_pareto",
+            "activation_checkpoint.preserve_rng_state",
+            "activation_checkpoint.determinism_check",
+        ],
+    ),
+    (
+        "compiled code is predicted as of Inductor's defaults",
+        &[
+            "compile.components",
+            "compile.backend",
+            "compile.enable_async_tensor_parallel",
+        ],
+    ),
+    (CONTEXT, &["parallelism.context_parallel_method"]),
+];

@@ -1,0 +1,202 @@
+//! torchtune's recipe configurations.
+
+use crate::convert::{
+    DATA, DROPOUT, EVALUATION, LAUNCH, LOGGING, QUANTIZED, SAVING, VALUES, betas, clip,
+    compiled_blocks, full_recompute, if_true, replicas, set, targets,
+};
+use crate::table::{
+    Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, fact, integer, lost, number, quoted,
+    with,
+};
+use crate::tree::{Node, Value};
+
+pub(crate) static TORCHTUNE: Format = Format {
+    name: "torchtune",
+    tables: &[Table {
+        under: "",
+        prefix: "",
+        keys: KEYS,
+        asides: ASIDES,
+    }],
+    engine: Some(Engine::Fsdp),
+    accelerated: false,
+    flat: false,
+    defaults: &[Fallback {
+        key: "fsdp.expandable_segments",
+        value: "false",
+        why: "PyTorch's default",
+    }],
+};
+
+const KEYS: &[Key] = &[
+    with("model._component_", model),
+    integer("model.lora_rank", "lora.r"),
+    number("model.lora_alpha", "lora.lora_alpha"),
+    with("model.lora_attn_modules", targets),
+    lost(
+        "model.apply_lora_to_mlp",
+        "adapters of feed-forward layers: name all layers with --set lora.target_modules",
+    ),
+    lost("model.lora_dropout", DROPOUT),
+    integer("tokenizer.max_seq_len", "train.seq_len"),
+    integer("batch_size", "train.micro_batch"),
+    integer("gradient_accumulation_steps", "train.grad_accum"),
+    with("clip_grad_norm", clip),
+    number("optimizer.lr", "train.lr"),
+    number("optimizer.weight_decay", "train.weight_decay"),
+    number("optimizer.eps", "train.eps"),
+    with("optimizer.betas", betas),
+    with("optimizer._component_", |node| {
+        let name = node.full();
+        Ok(match name.rsplit('.').next().unwrap_or(&name) {
+            "AdamW" | "Adam" => set("train.optimizer", "adamw"),
+            "SGD" => set("train.optimizer", "sgd"),
+            "PagedAdamW8bit" | "AdamW8bit" | "PagedAdamW" => Effect::Assume(
+                "train.optimizer",
+                quoted("adamw"),
+                "8-bit and paged moments are predicted as moments in the type of the weights",
+            ),
+            _ => Effect::Lost("this optimizer is not modeled: AdamW is predicted"),
+        })
+    }),
+    with("loss._component_", |node| {
+        Ok(
+            if node.full().contains("LinearCrossEntropy") || node.full().contains("Chunked") {
+                set("train.loss", "chunked")
+            } else {
+                set("train.loss", "materialized")
+            },
+        )
+    }),
+    with("enable_activation_checkpointing", full_recompute),
+    lost(
+        "enable_activation_offloading",
+        "activations are predicted as on the device",
+    ),
+    with("custom_sharded_layers", units),
+    with("fsdp_cpu_offload", |node| {
+        Ok(Effect::Fact(Fact::OffloadAll, node.truth()?.into()))
+    }),
+    with("fsdp_reshard_after_forward", |node| {
+        Ok(Effect::Fact(Fact::Reshard, node.truth()?.into()))
+    }),
+    with("compile", |node| {
+        if matches!(node.value, Value::Map(_)) {
+            Ok(Effect::Lost(
+                "parts that are compiled: all blocks are predicted as eager",
+            ))
+        } else {
+            compiled_blocks(node)
+        }
+    }),
+    with("optimizer_in_bwd", |node| {
+        if_true(
+            node,
+            Effect::Set("fsdp.optimizer_in_backward", "true".to_owned()),
+        )
+    }),
+    with("dtype", |node| Ok(Effect::Weights(Dtype::of(node)?))),
+    fact("tensor_parallel_dim", Fact::Tensor),
+    fact("context_parallel_dim", Fact::Context),
+    fact("expert_parallel_dim", Fact::Expert),
+    with("data_parallel_replicate_dim", replicas),
+    with("data_parallel_shard_dim", crate::convert::shard_ranks),
+    lost(
+        "lr_scheduler._component_",
+        "the learning rate changes numbers, not time or memory",
+    ),
+    integer("lr_scheduler.num_warmup_steps", "train.warmup_steps"),
+];
+
+const ASIDES: &[(&str, &[&str])] = &[
+    (
+        SAVING,
+        &[
+            "output_dir",
+            "checkpointer",
+            "resume_from_checkpoint",
+            "save_adapter_weights_only",
+            "keep_last_n_checkpoints",
+            "enable_async_checkpointing",
+        ],
+    ),
+    (
+        DATA,
+        &[
+            "tokenizer",
+            "dataset",
+            "shuffle",
+            "epochs",
+            "max_steps_per_epoch",
+            "train_on_input",
+            "packed",
+        ],
+    ),
+    (
+        EVALUATION,
+        &["run_val_every_n_steps", "dataset_val", "batch_size_val"],
+    ),
+    (
+        LOGGING,
+        &[
+            "metric_logger",
+            "log_every_n_steps",
+            "log_peak_memory_stats",
+            "log_level",
+            "profiler",
+        ],
+    ),
+    (VALUES, &["seed", "cudnn_deterministic_mode"]),
+    (
+        LAUNCH,
+        &["device", "tensor_parallel_plan", "parallelize_plan"],
+    ),
+    ("as predicted", &["optimizer.fused"]),
+];
+
+/// Reads a builder of a model: `torchtune.models.llama3_1.llama3_1_8b`.
+fn model(node: &Node) -> Result<Effect, String> {
+    let path = node.full();
+    let builder = path.rsplit('.').next().unwrap_or(&path);
+    if builder.starts_with("qlora_") {
+        return Ok(Effect::Decisive(QUANTIZED));
+    }
+    let (lora, builder) = match builder.strip_prefix("lora_") {
+        Some(rest) => (true, rest),
+        None => (false, builder),
+    };
+    let name = builder
+        .trim_end_matches("_instruct")
+        .trim_end_matches("_base")
+        .replace("llama3_1", "llama-3.1")
+        .replace("llama3_2", "llama-3.2")
+        .replace("llama3_3", "llama-3.3")
+        .replace("llama3_", "llama-3_")
+        .replace("llama2", "llama-2")
+        .replace("qwen2_5", "qwen2.5");
+    // What is left are separators, and decimal points in sizes such as 0_5b.
+    let parts: Vec<&str> = name.split('_').collect();
+    let name = match parts.as_slice() {
+        [family, whole, tenths] if tenths.ends_with('b') => format!("{family}-{whole}.{tenths}"),
+        _ => parts.join("-"),
+    };
+    let adapter = Effect::Fact(Fact::Adapter, lora.into());
+    Ok(Effect::All(vec![Effect::Model(name), adapter]))
+}
+
+/// Modules that are units besides the blocks.
+fn units(node: &Node) -> Result<Effect, String> {
+    let names = node
+        .words()
+        .ok_or_else(|| node.expected("a list of modules"))?;
+    let mut units = vec![quoted("layers.*")];
+    for name in names.split_whitespace() {
+        if !matches!(name, "tok_embeddings" | "output" | "norm") {
+            return Err(format!(
+                "expected tok_embeddings, norm or output, got `{name}`"
+            ));
+        }
+        units.push(quoted(name));
+    }
+    Ok(Effect::Set("fsdp.units", format!("[{}]", units.join(", "))))
+}

@@ -1,0 +1,334 @@
+//! Arguments of the Hugging Face Trainer and of TRL, as JSON or YAML.
+
+use super::deepspeed::DEEPSPEED;
+use super::fsdp::{self, FSDP};
+use crate::convert::{
+    ADAPTER, DATA, DROPOUT, EVALUATION, KERNELS, LAUNCH, LOGGING, PREFERENCES, QUANTIZED, SAVING,
+    VALUES, adapter, chunked_loss, clip, compiled_regions, full_recompute, mixed_bf16, mixed_f16,
+    optimizer, rank_stabilized, replicas, schedule, sequence, shard_ranks, targets, warmup,
+    weights,
+};
+use crate::table::{
+    Effect, Engine, Fact, Fallback, Format, Key, Table, To, decisive, fact, integer, key, lost,
+    number, with,
+};
+
+pub(crate) static TRAINER: Format = Format {
+    name: "the Hugging Face Trainer",
+    tables: &[
+        TABLE,
+        Table {
+            under: "",
+            prefix: "",
+            keys: TRL,
+            asides: TRL_ASIDES,
+        },
+        Table {
+            under: "parallelism_config",
+            prefix: "",
+            keys: &[
+                with("dp_shard_size", shard_ranks),
+                with("dp_replicate_size", replicas),
+                fact("tp_size", Fact::Tensor),
+                fact("cp_size", Fact::Context),
+                fact("sp_size", Fact::Context),
+            ],
+            asides: &[],
+        },
+    ],
+    engine: Some(Engine::Ddp),
+    accelerated: true,
+    flat: false,
+    defaults: DEFAULTS,
+};
+
+/// The arguments that LLaMA-Factory has, too.
+pub(super) const TABLE: Table = Table {
+    under: "",
+    prefix: "",
+    keys: KEYS,
+    asides: ASIDES,
+};
+
+/// Defaults of the Trainer.
+const DEFAULTS: &[Fallback] = &[MICRO_BATCH, CLIP_NORM, fsdp::TORCH_SEGMENTS];
+
+pub(super) const MICRO_BATCH: Fallback = Fallback {
+    key: "train.micro_batch",
+    value: "8",
+    why: "the Trainer's default",
+};
+
+pub(super) const CLIP_NORM: Fallback = Fallback {
+    key: "train.clip_norm",
+    value: "1.0",
+    why: "the Trainer's default",
+};
+
+const KEYS: &[Key] = &[
+    key("model_name_or_path", To::Model),
+    integer("per_device_train_batch_size", "train.micro_batch"),
+    integer("gradient_accumulation_steps", "train.grad_accum"),
+    with("max_grad_norm", clip),
+    number("learning_rate", "train.lr"),
+    number("weight_decay", "train.weight_decay"),
+    number("adam_epsilon", "train.eps"),
+    with("warmup_steps", warmup),
+    with("lr_scheduler_type", schedule),
+    with("optim", optimizer),
+    with("bf16", mixed_bf16),
+    with("fp16", mixed_f16),
+    with("gradient_checkpointing", full_recompute),
+    with("activation_checkpointing", full_recompute),
+    with("torch_compile", compiled_regions),
+    with("use_liger_kernel", chunked_loss),
+    with("torch_dtype", weights),
+    with("fsdp", fsdp::words),
+    key("fsdp_config", To::File(&FSDP)),
+    with("fsdp_transformer_layer_cls_to_wrap", |_| {
+        Ok(crate::convert::set("fsdp.units", "block"))
+    }),
+    lost(
+        "fsdp_min_num_params",
+        "units by size are predicted as one unit per block",
+    ),
+    key("deepspeed", To::File(&DEEPSPEED)),
+    lost(
+        "torch_empty_cache_steps",
+        "the allocator's cache is predicted as kept",
+    ),
+    lost("auto_find_batch_size", "the given batch size is predicted"),
+];
+
+const ASIDES: &[(&str, &[&str])] = &[
+    (
+        SAVING,
+        &[
+            "output_dir",
+            "overwrite_output_dir",
+            "save_only_model",
+            "save_strategy",
+            "save_steps",
+            "save_on_each_node",
+            "save_total_limit",
+            "save_safetensors",
+            "enable_jit_checkpoint",
+            "push_to_hub",
+            "hub_token",
+            "hub_private_repo",
+            "hub_model_id",
+            "hub_strategy",
+            "hub_always_push",
+            "hub_revision",
+            "load_best_model_at_end",
+            "resume_from_checkpoint",
+            "ignore_data_skip",
+            "restore_callback_states_from_checkpoint",
+            "model_revision",
+            "trust_remote_code",
+            "cache_dir",
+            "use_cache",
+        ],
+    ),
+    (
+        LOGGING,
+        &[
+            "logging_strategy",
+            "logging_steps",
+            "logging_first_step",
+            "logging_dir",
+            "log_on_each_node",
+            "logging_nan_inf_filter",
+            "include_num_input_tokens_seen",
+            "include_tokens_per_second",
+            "log_level",
+            "log_level_replica",
+            "disable_tqdm",
+            "report_to",
+            "run_name",
+            "project",
+            "trackio_space_id",
+            "skip_memory_metrics",
+            "debug",
+        ],
+    ),
+    (
+        EVALUATION,
+        &[
+            "do_train",
+            "do_eval",
+            "do_predict",
+            "eval_strategy",
+            "evaluation_strategy",
+            "eval_steps",
+            "eval_delay",
+            "per_device_eval_batch_size",
+            "prediction_loss_only",
+            "eval_on_start",
+            "eval_do_concat_batches",
+            "eval_use_gather_object",
+            "eval_accumulation_steps",
+            "include_for_metrics",
+            "batch_eval_metrics",
+            "metric_for_best_model",
+            "greater_is_better",
+            "bf16_full_eval",
+            "fp16_full_eval",
+        ],
+    ),
+    (
+        DATA,
+        &[
+            "num_train_epochs",
+            "max_steps",
+            "data_seed",
+            "dataloader_drop_last",
+            "dataloader_num_workers",
+            "dataloader_pin_memory",
+            "dataloader_persistent_workers",
+            "dataloader_prefetch_factor",
+            "dataloader_multiprocessing_context",
+            "dataloader_in_order",
+            "remove_unused_columns",
+            "label_names",
+            "train_sampling_strategy",
+            "group_by_length",
+            "length_column_name",
+            "streaming",
+        ],
+    ),
+    (
+        VALUES,
+        &[
+            "seed",
+            "full_determinism",
+            "adam_beta1",
+            "adam_beta2",
+            "optim_args",
+            "optim_target_modules",
+            "lr_scheduler_kwargs",
+            "warmup_ratio",
+            "label_smoothing_factor",
+            "average_tokens_across_devices",
+            "neftune_noise_alpha",
+            "tf32",
+            "half_precision_backend",
+        ],
+    ),
+    (
+        "how recomputation is done; its result is the same",
+        &[
+            "gradient_checkpointing_kwargs",
+            "activation_checkpointing_kwargs",
+        ],
+    ),
+    (
+        "compiled code is predicted as of Inductor's defaults",
+        &[
+            "torch_compile_backend",
+            "torch_compile_mode",
+            "liger_kernel_config",
+        ],
+    ),
+    (
+        LAUNCH,
+        &[
+            "local_rank",
+            "accelerator_config",
+            "ddp_find_unused_parameters",
+            "ddp_bucket_cap_mb",
+            "ddp_broadcast_buffers",
+            "ddp_static_graph",
+            "ddp_backend",
+            "ddp_timeout",
+            "use_cpu",
+            "no_cuda",
+        ],
+    ),
+];
+
+/// Arguments of TRL's trainers and scripts.
+const TRL: &[Key] = &[
+    with("max_seq_length", sequence),
+    with("max_length", sequence),
+    with("dtype", weights),
+    with("use_peft", adapter),
+    integer("lora_r", "lora.r"),
+    number("lora_alpha", "lora.lora_alpha"),
+    with("lora_target_modules", targets),
+    with("use_rslora", rank_stabilized),
+    lost("lora_dropout", DROPOUT),
+    decisive("use_dora", ADAPTER),
+    lost(
+        "lora_modules_to_save",
+        "these modules are predicted as frozen",
+    ),
+    decisive("load_in_4bit", QUANTIZED),
+    decisive("load_in_8bit", QUANTIZED),
+    decisive("beta", PREFERENCES),
+    lost(
+        "activation_offloading",
+        "activations are predicted as on the device",
+    ),
+    with("packing", |node| {
+        Ok(Effect::Aside(if node.truth()? {
+            "sequences are predicted as full"
+        } else {
+            "sequences are predicted as full, so shorter ones need less"
+        }))
+    }),
+];
+
+const TRL_ASIDES: &[(&str, &[&str])] = &[
+    (KERNELS, &["attn_implementation", "use_flash_attention_2"]),
+    (
+        "part of an adapter or a quantization that is not on",
+        &[
+            "lora_task_type",
+            "bnb_4bit_quant_type",
+            "use_bnb_nested_quant",
+            "bnb_4bit_compute_dtype",
+        ],
+    ),
+    (
+        DATA,
+        &[
+            "chat_template",
+            "chat_template_path",
+            "eos_token",
+            "pad_token",
+            "dataset_name",
+            "dataset_config",
+            "dataset_mixture",
+            "dataset_mixer",
+            "dataset_configs",
+            "dataset_splits",
+            "dataset_train_split",
+            "dataset_test_split",
+            "dataset_num_proc",
+            "dataset_text_field",
+            "dataset_kwargs",
+            "dataset_batch_size",
+            "preprocessing_num_workers",
+            "truncation_side",
+            "max_prompt_length",
+            "auto_insert_empty_system_msg",
+            "tokenizer_name_or_path",
+            "packing_strategy",
+            "padding_free",
+            "eval_packing",
+            "pad_to_multiple_of",
+            "shuffle_dataset",
+        ],
+    ),
+    (
+        VALUES,
+        &[
+            "assistant_only_loss",
+            "completion_only_loss",
+            "loss_type",
+            "base_model_revision",
+            "model_init_kwargs",
+        ],
+    ),
+];

@@ -1,0 +1,191 @@
+//! A job that has been read: its rows, and its scenario.
+
+use crate::draft::Draft;
+use crate::error::Place;
+use crate::reader::Reader;
+use crate::row::{Lack, Row, Status};
+use shardlab_plan::Scenario;
+use shardlab_plan::scenario::{self, ScenarioError, ScenarioErrorKind};
+use std::fmt::{self, Write};
+use std::path::PathBuf;
+
+/// Sections of a scenario in the order in which they are written.
+const SECTIONS: [&str; 7] = [
+    "model",
+    "lora",
+    "train",
+    "mesh",
+    "fsdp",
+    "precision",
+    "compile",
+];
+/// Column at which comments start.
+const COMMENT: usize = 40;
+
+/// A job as its configuration describes it.
+#[derive(Debug)]
+pub struct Job {
+    /// Name of the first file without its ending.
+    pub name: String,
+    /// Framework of the first file.
+    pub framework: &'static str,
+    draft: Draft,
+}
+
+/// A scenario that is not valid, with the key of the configuration that is at fault.
+#[derive(Debug)]
+pub struct JobError {
+    /// Where the configuration says so.
+    pub place: Option<Place>,
+    /// Key of the configuration and its value.
+    pub key: Option<String>,
+    /// What is wrong with the scenario.
+    pub error: ScenarioError,
+}
+
+impl Job {
+    pub(crate) fn new(files: &[PathBuf], reader: Reader) -> Self {
+        let name = files.first().and_then(|f| f.file_stem());
+        Self {
+            name: name.map_or_else(|| "job".to_owned(), |n| n.to_string_lossy().into_owned()),
+            framework: reader.formats.first().map_or("a model", |f| f.name),
+            draft: reader.draft,
+        }
+    }
+
+    /// Returns what became of each key, in the order of the files.
+    #[must_use]
+    pub fn rows(&self) -> &[Row] {
+        &self.draft.rows
+    }
+
+    /// Returns the keys without which no prediction is possible.
+    pub fn decisive(&self) -> impl Iterator<Item = &Row> {
+        let rows = self.rows().iter();
+        rows.filter(|r| r.status.lack() == Lack::Everything)
+    }
+
+    /// Returns the scenario as TOML, with a comment per line that says where its value is from.
+    #[must_use]
+    pub fn text(&self) -> String {
+        self.written().0
+    }
+
+    /// Returns the text, and the row of each of its lines.
+    fn written(&self) -> (String, Vec<Option<usize>>) {
+        let mut text = format!(
+            "# From {} by `shardlab fit`. A comment says where a value is from.\n",
+            self.framework
+        );
+        let mut lines = vec![None];
+        for section in SECTIONS {
+            let mut settings: Vec<(usize, &str, &str)> = Vec::new();
+            for (i, row) in self.rows().iter().enumerate() {
+                for setting in &row.settings {
+                    let (of, key) = setting.key.split_once('.').unwrap_or(("", setting.key));
+                    if of == section && settings.iter().all(|(_, k, _)| *k != key) {
+                        settings.push((i, key, &setting.value));
+                    }
+                }
+            }
+            if settings.is_empty() {
+                continue;
+            }
+            // Writing to a string cannot fail.
+            let _ = write!(text, "\n[{section}]\n");
+            lines.extend([None, None]);
+            for (i, key, value) in settings {
+                let pair = format!("{key} = {value}");
+                let _ = writeln!(text, "{pair:<COMMENT$} # {}", self.origin(i));
+                lines.push(Some(i));
+            }
+        }
+        (text, lines)
+    }
+
+    /// Says where a value is from: `job.yaml:3:1 micro_batch_size`, or why it is assumed.
+    fn origin(&self, row: usize) -> String {
+        let row = &self.rows()[row];
+        let from = match &row.place {
+            Some(place) => format!("{place} {}", row.key),
+            None => String::new(),
+        };
+        let why = match (&row.why, row.status) {
+            (Some(why), Status::Assumed) => format!("assumed: {why}"),
+            (Some(why), _) if row.place.is_none() => why.clone(),
+            _ => String::new(),
+        };
+        let gap = if from.is_empty() || why.is_empty() {
+            ""
+        } else {
+            "; "
+        };
+        format!("{from}{gap}{why}").replace(['\n', '\r'], " ")
+    }
+
+    /// Returns the scenario with overrides. Keys that have no effect in it are dropped from it, and
+    /// their rows say so.
+    ///
+    /// # Errors
+    /// A combination of keys that cannot be, with the key of the configuration that is at fault.
+    pub fn scenario(&mut self, overrides: &[String]) -> Result<Scenario, JobError> {
+        loop {
+            let (text, lines) = self.written();
+            let error = match scenario::parse(&self.name, &text, overrides) {
+                Ok(scenario) => return Ok(scenario),
+                Err(error) => error,
+            };
+            let line = error.position().map(|p| p.line as usize);
+            let from_text = error.file() == self.name;
+            let row = line.filter(|_| from_text).and_then(|l| *lines.get(l - 1)?);
+            let key = line.and_then(|l| key_at(&text, l));
+            match (error.kind(), row, key) {
+                (ScenarioErrorKind::NoEffect, Some(_), Some(key)) => {
+                    let why = format!("no effect here: {}", error.message());
+                    self.draft.unset(&key, Lack::Nothing, &why);
+                }
+                (_, row, _) => {
+                    let row = row.map(|i| &self.rows()[i]);
+                    return Err(JobError {
+                        place: row.and_then(|r| r.place.clone()),
+                        key: row.map(|r| format!("{} = {}", r.key, r.value)),
+                        error,
+                    });
+                }
+            }
+        }
+    }
+}
+
+/// Returns the scenario key on a line of a text that [`Job`] wrote.
+fn key_at(text: &str, line: usize) -> Option<String> {
+    let before: Vec<&str> = text.lines().take(line).collect();
+    let (key, _) = before.last()?.split_once(" = ")?;
+    let section = before
+        .iter()
+        .rev()
+        .find_map(|l| l.strip_prefix('[')?.strip_suffix(']'))?;
+    Some(format!("{section}.{key}"))
+}
+
+impl fmt::Display for JobError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(place) = &self.place {
+            write!(f, "{place}: ")?;
+        }
+        if let Some(key) = &self.key {
+            write!(f, "{key}: ")?;
+        }
+        let error = &self.error;
+        if self.key.is_none() {
+            return write!(f, "{error:#}");
+        }
+        write!(f, "{}", error.message())?;
+        if let Some(help) = error.help() {
+            write!(f, " ({help})")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for JobError {}

@@ -1,0 +1,193 @@
+//! The model of a job: its config.json on this machine, or a shipped preset of the same name.
+
+use std::path::{Path, PathBuf};
+
+/// A model that was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Model {
+    /// Absolute path of a config.json.
+    File(PathBuf),
+    /// Shipped preset of a published model.
+    Preset(&'static str),
+}
+
+/// Published models whose shapes are shipped, by the last part of their id without what follows.
+const PUBLISHED: [(&str, &str); 27] = [
+    ("meta-llama-3-8b", "llama3-8b"),
+    ("meta-llama-3.1-8b", "llama3-8b"),
+    ("llama-3-8b", "llama3-8b"),
+    ("llama-3.1-8b", "llama3-8b"),
+    ("meta-llama-3-70b", "llama3-70b"),
+    ("meta-llama-3.1-70b", "llama3-70b"),
+    ("llama-3.1-70b", "llama3-70b"),
+    ("llama-3.3-70b", "llama3-70b"),
+    ("llama-3.1-405b", "llama3-405b"),
+    ("llama-3.2-1b", "llama3.2-1b"),
+    ("llama-3.2-3b", "llama3.2-3b"),
+    ("llama-2-7b", "llama2-7b"),
+    ("qwen2.5-0.5b", "qwen2.5-0.5b"),
+    ("qwen2.5-1.5b", "qwen2.5-1.5b"),
+    ("qwen2.5-3b", "qwen2.5-3b"),
+    ("qwen2.5-7b", "qwen2.5-7b"),
+    ("qwen2.5-14b", "qwen2.5-14b"),
+    ("qwen2.5-32b", "qwen2.5-32b"),
+    ("qwen2.5-72b", "qwen2.5-72b"),
+    ("qwen3-0.6b", "qwen3-0.6b"),
+    ("qwen3-1.7b", "qwen3-1.7b"),
+    ("qwen3-4b", "qwen3-4b"),
+    ("qwen3-8b", "qwen3-8b"),
+    ("qwen3-14b", "qwen3-14b"),
+    ("qwen3-32b", "qwen3-32b"),
+    ("qwen3-30b-a3b", "qwen3-30b-a3b"),
+    ("mixtral-8x7b", "mixtral-8x7b"),
+];
+
+/// Models of torchtitan whose shapes are shipped: family, flavor, preset.
+const FLAVORS: [(&str, &str, &str); 10] = [
+    ("llama3", "8B", "llama3-8b"),
+    ("llama3", "70B", "llama3-70b"),
+    ("llama3", "405B", "llama3-405b"),
+    ("llama3", "1B", "llama3.2-1b"),
+    ("llama3", "3B", "llama3.2-3b"),
+    ("qwen3", "0.6B", "qwen3-0.6b"),
+    ("qwen3", "1.7B", "qwen3-1.7b"),
+    ("qwen3", "4B", "qwen3-4b"),
+    ("qwen3", "14B", "qwen3-14b"),
+    ("qwen3", "32B", "qwen3-32b"),
+];
+
+/// Endings of ids that do not change shapes.
+const VARIANTS: [&str; 9] = [
+    "",
+    "-base",
+    "-hf",
+    "-chat-hf",
+    "-instruct",
+    "-instruct-2507",
+    "-thinking-2507",
+    "-v0.1",
+    "-instruct-v0.1",
+];
+
+const FILE: &str = "config.json";
+
+/// Finds a model by its name in a configuration: a folder or file, relative to the configuration or
+/// the working directory, then a download in `cache`, then a shipped preset.
+pub(crate) fn find(name: &str, folder: &Path, cache: Option<&Path>) -> Option<Model> {
+    let local = [folder.join(name), PathBuf::from(name)];
+    let local = local.iter().find_map(|path| config_in(path));
+    let file = local.or_else(|| downloaded(name, cache?));
+    file.map(Model::File)
+        .or_else(|| preset(name).map(Model::Preset))
+}
+
+/// Returns the absolute path of the config.json that a path means.
+pub(crate) fn config_in(path: &Path) -> Option<PathBuf> {
+    let file = if path.is_dir() {
+        path.join(FILE)
+    } else {
+        path.to_owned()
+    };
+    let is_json = file.extension().is_some_and(|e| e == "json");
+    let found = is_json && file.is_file();
+    found.then(|| file.canonicalize().ok()).flatten()
+}
+
+/// Returns the config.json of a model in the cache of the Hugging Face hub.
+fn downloaded(id: &str, cache: &Path) -> Option<PathBuf> {
+    if id.contains("..") || id.starts_with('/') {
+        return None;
+    }
+    let repository = cache.join(format!("models--{}", id.replace('/', "--")));
+    let snapshots = repository.join("snapshots");
+    let main = std::fs::read_to_string(repository.join("refs/main"));
+    let main = main.ok().map(|revision| snapshots.join(revision.trim()));
+    if let Some(found) = main.and_then(|folder| config_in(&folder)) {
+        return Some(found);
+    }
+    let mut folders: Vec<PathBuf> = std::fs::read_dir(snapshots)
+        .ok()?
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .collect();
+    folders.sort();
+    folders.iter().find_map(|folder| config_in(folder))
+}
+
+/// Returns the shipped preset of a published model.
+pub(crate) fn preset(id: &str) -> Option<&'static str> {
+    let name = id
+        .trim_end_matches('/')
+        .rsplit('/')
+        .next()?
+        .to_ascii_lowercase();
+    let found = PUBLISHED.iter().find(|(published, _)| {
+        let rest = name.strip_prefix(published);
+        rest.is_some_and(|rest| VARIANTS.contains(&rest))
+    });
+    found.map(|(_, preset)| *preset)
+}
+
+/// Returns the shipped preset of a model of torchtitan.
+pub(crate) fn flavored(family: &str, flavor: &str) -> Option<&'static str> {
+    let is = |(f, v, _): &&(&str, &str, &str)| *f == family && *v == flavor;
+    FLAVORS.iter().find(is).map(|(.., preset)| *preset)
+}
+
+/// Says what to download for a model that is not on this machine.
+pub(crate) fn absent(name: &str) -> String {
+    let is_id = name.matches('/').count() == 1 && !name.starts_with(['.', '/', '~']);
+    if is_id {
+        format!(
+            "model `{name}` is not on this machine: download \
+             https://huggingface.co/{name}/resolve/main/config.json and name its folder with --model"
+        )
+    } else {
+        format!("no {FILE} is at `{name}`: name the model's folder with --model")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn published_models_have_presets() {
+        assert_eq!(
+            preset("meta-llama/Llama-3.2-1B-Instruct"),
+            Some("llama3.2-1b")
+        );
+        assert_eq!(preset("Qwen/Qwen3-4B-Instruct-2507"), Some("qwen3-4b"));
+        assert_eq!(preset("NousResearch/Meta-Llama-3.1-8B"), Some("llama3-8b"));
+        // Another model with a similar name.
+        for other in [
+            "Qwen/Qwen3-235B-A22B",
+            "Qwen/Qwen2.5-7B-VL",
+            "x/qwen3-8b-mixture",
+        ] {
+            assert_eq!(preset(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn local_files_come_first_then_the_cache() {
+        let folder = tempfile::tempdir().unwrap();
+        let id = "Qwen/Qwen3-8B";
+        let snapshot = folder
+            .path()
+            .join("cache/models--Qwen--Qwen3-8B/snapshots/abc");
+        std::fs::create_dir_all(&snapshot).unwrap();
+        std::fs::write(snapshot.join(FILE), "{}").unwrap();
+        let cache = folder.path().join("cache");
+        let find = |cache: Option<&Path>| find(id, folder.path(), cache);
+        assert_eq!(find(None), Some(Model::Preset("qwen3-8b")));
+        let in_cache = snapshot.join(FILE).canonicalize().unwrap();
+        assert_eq!(find(Some(&cache)), Some(Model::File(in_cache)));
+        let local = folder.path().join(id);
+        std::fs::create_dir_all(&local).unwrap();
+        std::fs::write(local.join(FILE), "{}").unwrap();
+        let local = local.join(FILE).canonicalize().unwrap();
+        assert_eq!(find(Some(&cache)), Some(Model::File(local)));
+        assert!(absent("a/b").contains("huggingface.co/a/b/resolve/main/config.json"));
+        assert!(absent("./x").contains("--model"));
+    }
+}

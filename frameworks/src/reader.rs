@@ -1,0 +1,274 @@
+//! Walks configuration files over the tables of their formats.
+
+use crate::detect;
+use crate::draft::Draft;
+use crate::error::{ConfigError, Place};
+use crate::row::{Lack, Status};
+use crate::table::{Effect, Format, To, is_typo};
+use crate::tree::{Name, Node, Value};
+use shardlab_plan::scenario::nearest;
+use std::path::{Path, PathBuf};
+
+/// Files that may refer to one another in a row.
+const MOST_FILES: usize = 16;
+/// Folders above a configuration in which a file that it names is looked for: paths are often
+/// relative to the root of a repository.
+const ABOVE: usize = 6;
+
+/// Reads files into a draft.
+#[derive(Default)]
+pub(crate) struct Reader {
+    pub(crate) draft: Draft,
+    /// Formats of the files, in the order in which they were read.
+    pub(crate) formats: Vec<&'static Format>,
+    /// Folder of the file that names the model.
+    pub(crate) model_folder: PathBuf,
+    files: Vec<PathBuf>,
+}
+
+/// The file that is being read.
+struct File<'f> {
+    shown: &'f str,
+    folder: &'f Path,
+    root: &'f Node,
+}
+
+impl Reader {
+    /// Reads a file and the files that it refers to.
+    ///
+    /// # Errors
+    /// A file that cannot be read, a misspelled key, a value of the wrong type, a contradiction.
+    pub(crate) fn file(
+        &mut self,
+        path: &Path,
+        format: Option<&'static Format>,
+    ) -> Result<(), ConfigError> {
+        self.files.push(path.to_owned());
+        if self.files.len() > MOST_FILES {
+            return Err(ConfigError::file(
+                path,
+                "too many files refer to one another",
+            ));
+        }
+        let text = detect::text(path)?;
+        self.text(path, &text, format)
+    }
+
+    /// Reads a text as a file at `path`.
+    pub(crate) fn text(
+        &mut self,
+        path: &Path,
+        text: &str,
+        format: Option<&'static Format>,
+    ) -> Result<(), ConfigError> {
+        let shown = path.display().to_string();
+        let (found, root) = detect::parse(&shown, text)?;
+        // A file that another one names has the format of that key, unless its content says more.
+        let format = format.unwrap_or(found);
+        self.formats.push(format);
+        let folder = path.parent().unwrap_or(Path::new(""));
+        let file = File {
+            shown: &shown,
+            folder,
+            root: &root,
+        };
+        self.map(&file, format, &root, "", "", None)
+    }
+
+    /// Reads the entries of a map. `shown` is the path in the file, `path` that in the format.
+    fn map(
+        &mut self,
+        file: &File<'_>,
+        format: &'static Format,
+        map: &Node,
+        shown: &str,
+        path: &str,
+        above: Option<To>,
+    ) -> Result<(), ConfigError> {
+        for (name, node) in map.entries() {
+            let shown = join(shown, &name.text);
+            let path = if format.flat {
+                name.text.replace('_', "-")
+            } else {
+                join(path, &name.text)
+            };
+            let exact = format.key(&path);
+            let to = exact.or(above);
+            let inner = !node.entries().is_empty();
+            match exact {
+                Some(To::File(format)) if inner => {
+                    self.map(file, format, node, &shown, "", None)?;
+                }
+                Some(To::With(_)) if inner => {
+                    self.leaf(file, format, name, node, &shown, &path, to)?
+                }
+                _ if inner => self.map(file, format, node, &shown, &path, to)?,
+                _ => self.leaf(file, format, name, node, &shown, &path, to)?,
+            }
+        }
+        Ok(())
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "one place with its two paths")]
+    fn leaf(
+        &mut self,
+        file: &File<'_>,
+        format: &'static Format,
+        name: &Name,
+        node: &Node,
+        shown: &str,
+        path: &str,
+        to: Option<To>,
+    ) -> Result<(), ConfigError> {
+        let place = Place {
+            file: file.shown.to_owned(),
+            at: name.at,
+        };
+        let row = self.draft.row(place, shown, node.to_string(), Status::Used);
+        let node = resolve(file.root, node);
+        let at =
+            |message: String| ConfigError::at(file.shown, node.at, format!("{shown}: {message}"));
+        let Some(to) = to else {
+            return self.unknown(format, name, path, row, file.shown);
+        };
+        if let To::Aside(why) = to {
+            self.draft.none(row, Lack::Nothing, why);
+            return Ok(());
+        }
+        if node.is_unset() {
+            self.draft.none(row, Lack::Nothing, "not set");
+            return Ok(());
+        }
+        if node.text().is_some_and(|t| t.starts_with('$')) {
+            let why = "a variable that the file does not set";
+            self.draft.none(row, Lack::Accuracy, why);
+            return Ok(());
+        }
+        if node.is_auto() && matches!(to, To::Integer(_) | To::Number(_) | To::Fact(_)) {
+            self.draft
+                .none(row, Lack::Nothing, "filled in from the training arguments");
+            return Ok(());
+        }
+        let effect = match to {
+            To::Integer(key) => Effect::Set(key, node.count().map_err(at)?.to_string()),
+            To::Number(key) => Effect::Set(key, float(node.number().map_err(at)?)),
+            To::Fact(fact) => Effect::Fact(fact, node.count().map_err(at)?),
+            To::Model => {
+                let text = node
+                    .text()
+                    .ok_or_else(|| at(node.expected("the name of a model")))?;
+                if self.draft.model.is_none() {
+                    self.model_folder = file.folder.to_owned();
+                }
+                Effect::Model(text.to_owned())
+            }
+            To::File(format) => return self.follow(file, format, node, row, shown),
+            To::With(convert) => convert(node).map_err(at)?,
+            To::Aside(why) => Effect::Aside(why),
+            To::Lost(_) | To::Decisive(_) if is_off(node) => Effect::Aside("off"),
+            To::Lost(why) => Effect::Lost(why),
+            To::Decisive(why) => Effect::Decisive(why),
+        };
+        self.draft.apply(row, effect)
+    }
+
+    /// Rejects a misspelled key, and notes one that is not known.
+    fn unknown(
+        &mut self,
+        format: &Format,
+        name: &Name,
+        path: &str,
+        row: usize,
+        file: &str,
+    ) -> Result<(), ConfigError> {
+        let word = format.name_of(path);
+        let known = format.siblings(path);
+        if let Some(meant) = known.iter().find(|k| is_typo(word, k)) {
+            let message = format!(
+                "`{}` is no key of {}; did you mean `{meant}`?",
+                name.text, format.name
+            );
+            return Err(ConfigError::at(file, name.at, message));
+        }
+        let near =
+            nearest(word, known).map_or_else(String::new, |n| format!("; the nearest is `{n}`"));
+        let why = format!("not a key of {} that is known here{near}", format.name);
+        self.draft.none(row, Lack::Accuracy, why);
+        Ok(())
+    }
+
+    /// Reads the file that a key names.
+    fn follow(
+        &mut self,
+        file: &File<'_>,
+        format: &'static Format,
+        node: &Node,
+        row: usize,
+        shown: &str,
+    ) -> Result<(), ConfigError> {
+        let at =
+            |message: String| ConfigError::at(file.shown, node.at, format!("{shown}: {message}"));
+        let Some(text) = node.text() else {
+            return if node.entries().is_empty() {
+                self.draft.none(row, Lack::Nothing, "not set");
+                Ok(())
+            } else {
+                Err(at(node.expected("the path of a file")))
+            };
+        };
+        let found = file
+            .folder
+            .ancestors()
+            .take(ABOVE)
+            .chain([Path::new("")])
+            .map(|folder| folder.join(text))
+            .find(|path| path.is_file());
+        let Some(path) = found else {
+            let message = format!(
+                "file `{text}` is not found, relative to this file or the working directory"
+            );
+            return Err(at(message));
+        };
+        if self.files.contains(&path) {
+            return Err(at(format!("`{text}` refers back to itself")));
+        }
+        self.draft.rows[row].why = Some("read as well".to_owned());
+        self.file(&path, Some(format))
+    }
+}
+
+/// Returns the value that OmegaConf's `${path}` refers to.
+fn resolve<'n>(root: &'n Node, node: &'n Node) -> &'n Node {
+    let path = node
+        .text()
+        .and_then(|t| t.strip_prefix("${")?.strip_suffix('}'));
+    path.and_then(|path| root.get(path)).unwrap_or(node)
+}
+
+fn is_off(node: &Node) -> bool {
+    match &node.value {
+        Value::Bool(b) => !b,
+        Value::Integer(i) => *i == 0 || *i == 1,
+        Value::Float(f) => *f == 0.0,
+        Value::List(items) => items.is_empty(),
+        Value::Map(entries) => entries.is_empty(),
+        Value::Text(text) => matches!(
+            text.to_ascii_lowercase().as_str(),
+            "false" | "no" | "0" | "1"
+        ),
+        Value::Null => true,
+    }
+}
+
+/// Writes a number as a TOML float.
+pub(crate) fn float(number: f64) -> String {
+    format!("{number:?}")
+}
+
+fn join(path: &str, name: &str) -> String {
+    if path.is_empty() {
+        name.to_owned()
+    } else {
+        format!("{path}.{name}")
+    }
+}

@@ -1,0 +1,85 @@
+//! What became of each key of a configuration.
+
+use crate::error::Place;
+use serde::Serialize;
+
+/// A key of a configuration and what became of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// Where the key is written; `None` for a value that the framework or this reader supplies.
+    pub place: Option<Place>,
+    /// Path of the key.
+    pub key: String,
+    /// Value on one line, shortened.
+    pub value: String,
+    /// What became of it.
+    pub status: Status,
+    /// Scenario keys that it decides.
+    pub settings: Vec<Setting>,
+    /// Why it is assumed or has no counterpart.
+    pub why: Option<String>,
+}
+
+/// What became of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Status {
+    /// The scenario says the same.
+    Used,
+    /// The scenario says something similar, or what the configuration leaves open.
+    Assumed,
+    /// Scenarios have no counterpart, with what a prediction lacks by that.
+    NoCounterpart(Lack),
+}
+
+/// What a prediction lacks without a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Lack {
+    /// Time or memory that depends on the key.
+    Accuracy,
+    /// Everything: the job would be another one.
+    Everything,
+    /// Nothing: the key is no part of a training step.
+    Nothing,
+}
+
+impl Status {
+    /// Returns `used`, `assumed` or `no counterpart`.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Used => "used",
+            Self::Assumed => "assumed",
+            Self::NoCounterpart(_) => "no counterpart",
+        }
+    }
+
+    /// Returns what a prediction lacks.
+    #[must_use]
+    pub fn lack(self) -> Lack {
+        match self {
+            Self::NoCounterpart(lack) => lack,
+            _ => Lack::Nothing,
+        }
+    }
+}
+
+impl Lack {
+    /// Returns `accuracy`, `everything` or `nothing`.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Accuracy => "accuracy",
+            Self::Everything => "everything",
+            Self::Nothing => "nothing",
+        }
+    }
+}
+
+/// A scenario key and its value as TOML.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Setting {
+    /// Key, with its section: `train.micro_batch`.
+    pub key: &'static str,
+    /// Value as TOML.
+    pub value: String,
+}

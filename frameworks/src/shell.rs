@@ -1,0 +1,387 @@
+//! Shell scripts that start Megatron-LM: the arguments of the command at the end, with the
+//! variables that the script sets.
+//!
+//! Assignments, arrays, `${NAME:-default}`, arithmetic and conditions on texts are
+//! followed. What depends on more than the script, such as `$1` or `$(hostname)`, stays a variable.
+
+mod lex;
+mod word;
+
+use crate::error::ConfigError;
+use crate::tree::{Name, Node, Value, plain};
+
+use shardlab_plan::scenario::Position;
+use std::collections::HashMap;
+use word::{Line, Part, Word};
+
+/// Words of a command at most: arrays can repeat one another.
+const MOST_WORDS: usize = 20_000;
+/// Bytes of a variable at most: variables can repeat one another.
+const MOST_TEXT: usize = 100_000;
+
+/// A word after expansion.
+#[derive(Clone, Debug)]
+struct Text {
+    text: String,
+    at: Position,
+}
+
+#[derive(Default)]
+struct Shell {
+    variables: HashMap<String, Vec<Text>>,
+    /// For each `if` that is open: whether its lines run, and whether a branch has run.
+    branches: Vec<(bool, bool)>,
+    /// Arguments of the last command that starts Python.
+    arguments: Vec<Text>,
+}
+
+/// Reads the arguments that a script passes to Python, as a map of `--names`.
+///
+/// # Errors
+/// Quotes that do not end; a script without such a command.
+pub(crate) fn parse(file: &str, text: &str) -> Result<Node, ConfigError> {
+    let mut shell = Shell::default();
+    for line in lex::lines(file, text)? {
+        shell.line(&line);
+        if shell.arguments.len() > MOST_WORDS {
+            let message = format!("a command of more than {MOST_WORDS} words");
+            return Err(ConfigError::at(file, shell.arguments[0].at, message));
+        }
+    }
+    if shell.arguments.is_empty() {
+        return Err(ConfigError::File {
+            file: file.to_owned(),
+            message: "no command with --arguments for Python is in this script".to_owned(),
+        });
+    }
+    Ok(map(&shell.arguments))
+}
+
+impl Shell {
+    fn runs(&self) -> bool {
+        self.branches.iter().all(|(runs, _)| *runs)
+    }
+
+    fn line(&mut self, line: &Line) {
+        let first = line.words.first().and_then(Word::literal);
+        match first {
+            Some("if") => {
+                let holds = self.runs() && self.condition(&line.words[1..]);
+                self.branches.push((holds, holds));
+                return;
+            }
+            Some("elif") => {
+                let holds = self.condition(&line.words[1..]);
+                if let Some((runs, ran)) = self.branches.last_mut() {
+                    *runs = holds && !*ran;
+                    *ran |= holds;
+                }
+                return;
+            }
+            Some("else") => {
+                if let Some((runs, ran)) = self.branches.last_mut() {
+                    *runs = !*ran;
+                }
+                return;
+            }
+            Some("fi") => {
+                self.branches.pop();
+                return;
+            }
+            _ => {}
+        }
+        if !self.runs() {
+            return;
+        }
+        let skip = usize::from(matches!(
+            first,
+            Some("export" | "local" | "readonly" | "then")
+        ));
+        let words = line.words.get(skip..).unwrap_or_default();
+        let assigned = words.iter().take_while(|w| w.assignment.is_some()).count();
+        if assigned < words.len() {
+            // Assignments in front of a command are its environment.
+            self.command(&words[assigned..]);
+            return;
+        }
+        for word in words {
+            self.assign(word);
+        }
+    }
+
+    fn assign(&mut self, word: &Word) {
+        let Some(assignment) = &word.assignment else {
+            return;
+        };
+        let mut values: Vec<Text> = match &assignment.array {
+            Some(words) => words.iter().flat_map(|w| self.expand(w)).collect(),
+            None => vec![Text {
+                text: self.joined(&assignment.value),
+                at: word.at,
+            }],
+        };
+        values.truncate(MOST_WORDS);
+        let old = self.variables.entry(assignment.name.clone()).or_default();
+        let more = assignment.array.is_none().then(|| values.first()).flatten();
+        match (assignment.appends, old.last_mut(), more) {
+            (false, ..) => *old = values,
+            (true, Some(last), Some(more)) if last.text.len() < MOST_TEXT => {
+                last.text += &more.text
+            }
+            (true, ..) => {
+                old.append(&mut values);
+                old.truncate(MOST_WORDS);
+            }
+        }
+    }
+
+    /// Keeps the arguments of a command that starts Python with options.
+    fn command(&mut self, words: &[Word]) {
+        let words: Vec<Text> = words
+            .iter()
+            .flat_map(|w| self.expand(w))
+            .take(MOST_WORDS + 1)
+            .collect();
+        let starts = |w: &Text| {
+            let name = w.text.rsplit('/').next().unwrap_or_default();
+            matches!(name, "torchrun" | "python" | "python3") || name.ends_with(".py")
+        };
+        let options = words.iter().filter(|w| w.text.starts_with("--")).count();
+        if options > 0 && words.iter().any(starts) && words.first().is_none_or(|w| w.text != "echo")
+        {
+            self.arguments = words;
+        }
+    }
+
+    /// Evaluates conditions such as `[[ "$A" == x ]] || [ -z "$B" ]`. What cannot be evaluated, such
+    /// as whether a file exists, does not hold.
+    fn condition(&self, words: &[Word]) -> bool {
+        let words: Vec<String> = words
+            .iter()
+            .map(|w| self.joined(&w.parts))
+            .take_while(|w| w != "then")
+            .filter(|w| !matches!(w.as_str(), "[" | "[[" | "]" | "]]"))
+            .collect();
+        let any = words.split(|w| w == "||");
+        any.into_iter()
+            .any(|all| all.split(|w| w == "&&").all(test))
+    }
+
+    /// Expands a word: variables without quotes are split at blanks.
+    fn expand(&self, word: &Word) -> Vec<Text> {
+        if let [part] = word.parts.as_slice()
+            && let Part::Variable { name, quoted, .. } = part
+            && let Some(values) = self.variables.get(name)
+        {
+            let split = |t: &Text| -> Vec<Text> {
+                if *quoted {
+                    return vec![t.clone()];
+                }
+                let words = t.text.split_whitespace();
+                let at = t.at;
+                words
+                    .map(|text| Text {
+                        text: text.to_owned(),
+                        at,
+                    })
+                    .collect()
+            };
+            return values.iter().flat_map(split).collect();
+        }
+        let text = self.joined(&word.parts);
+        if text.is_empty() && !word.is_quoted() {
+            return Vec::new();
+        }
+        vec![Text { text, at: word.at }]
+    }
+
+    fn joined(&self, parts: &[Part]) -> String {
+        let mut all = String::new();
+        for part in parts {
+            match part {
+                Part::Literal { text, .. } => all += text,
+                Part::Variable { name, default, .. } => {
+                    all += &self.variable(name, default.as_deref());
+                }
+                Part::Arithmetic(text) => all += &self.arithmetic(text),
+                Part::Command => all += "$(…)",
+            }
+            if all.len() > MOST_TEXT {
+                break;
+            }
+        }
+        all
+    }
+
+    fn variable(&self, name: &str, default: Option<&[Part]>) -> String {
+        match (self.variables.get(name), default) {
+            (Some(values), _) => {
+                let texts: Vec<&str> = values.iter().map(|t| t.text.as_str()).collect();
+                texts.join(" ")
+            }
+            (None, Some(parts)) => self.joined(parts),
+            (None, None) => format!("${name}"),
+        }
+    }
+
+    /// Evaluates arithmetic over integers and variables, from left to right.
+    fn arithmetic(&self, text: &str) -> String {
+        let unknown = || format!("$(({text}))");
+        let mut result: Option<i64> = None;
+        let mut operator = '*';
+        for token in text.split_inclusive(['*', '/', '+', '-']) {
+            let next = token.chars().last().filter(|c| "*/+-".contains(*c));
+            let name = token.trim_end_matches(['*', '/', '+', '-']).trim();
+            let name = name.trim_start_matches('$').trim_matches(['{', '}']);
+            let number = name
+                .parse()
+                .or_else(|_| self.variable(name, None).trim().parse::<i64>());
+            let Ok(number) = number else {
+                return unknown();
+            };
+            let combined = match (result, operator) {
+                (None, _) => Some(number),
+                (Some(a), '*') => a.checked_mul(number),
+                (Some(a), '/') => a.checked_div(number),
+                (Some(a), '+') => a.checked_add(number),
+                (Some(a), _) => a.checked_sub(number),
+            };
+            result = combined;
+            if result.is_none() {
+                return unknown();
+            }
+            operator = next.unwrap_or('*');
+        }
+        result.map_or_else(unknown, |n| n.to_string())
+    }
+}
+
+fn test(words: &[String]) -> bool {
+    let number = |text: &str| text.parse::<i64>();
+    match words {
+        [not, rest @ ..] if not == "!" && !rest.is_empty() => {
+            // What cannot be evaluated does not hold, negated or not.
+            !matches!(rest, [op, _] if op.starts_with('-') && !matches!(op.as_str(), "-z" | "-n"))
+                && !test(rest)
+        }
+        [op, text] if op == "-z" => text.is_empty(),
+        [op, text] if op == "-n" => !text.is_empty(),
+        [a, op, b] if matches!(op.as_str(), "=" | "==" | "!=") => (a == b) == (op != "!="),
+        [a, op, b] => match (number(a), number(b)) {
+            (Ok(a), Ok(b)) => match op.as_str() {
+                "-eq" => a == b,
+                "-ne" => a != b,
+                "-gt" => a > b,
+                "-ge" => a >= b,
+                "-lt" => a < b,
+                "-le" => a <= b,
+                _ => false,
+            },
+            _ => false,
+        },
+        _ => false,
+    }
+}
+
+/// Makes a map of arguments: a name takes the words up to the next one, and the last of equal names
+/// counts.
+fn map(words: &[Text]) -> Node {
+    let mut entries: Vec<(Name, Node)> = Vec::new();
+    let mut words = words
+        .iter()
+        .skip_while(|w| !w.text.starts_with("--"))
+        .peekable();
+    while let Some(word) = words.next() {
+        let Some(name) = word.text.strip_prefix("--") else {
+            continue;
+        };
+        let (name, inline) = match name.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (name, None),
+        };
+        let mut values: Vec<Node> = inline
+            .map(|v| Node::new(word.at, plain(v)))
+            .into_iter()
+            .collect();
+        while inline.is_none()
+            && let Some(value) = words.next_if(|w| !w.text.starts_with("--"))
+        {
+            if value.text.ends_with(".py") {
+                break;
+            }
+            values.push(Node::new(value.at, plain(value.text.trim_matches('\''))));
+        }
+        let value = match values.len() {
+            0 => Node::new(word.at, Value::Bool(true)),
+            1 => values.remove(0),
+            _ => Node::new(values[0].at, Value::List(values)),
+        };
+        let name = Name {
+            text: format!("--{}", name.replace('_', "-")),
+            at: word.at,
+        };
+        entries.retain(|(n, _)| n.text != name.text);
+        entries.push((name, value));
+    }
+    let at = entries
+        .first()
+        .map_or(Position { line: 1, column: 1 }, |(n, _)| n.at);
+    Node::new(at, Value::Map(entries))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(script: &str) -> Vec<String> {
+        let root = parse("run.sh", script).unwrap();
+        let entries = root.entries().iter();
+        entries
+            .map(|(n, v)| format!("{}:{} {}={v}", n.at.line, n.at.column, n.text))
+            .collect()
+    }
+
+    #[test]
+    fn variables_arrays_and_defaults_are_resolved() {
+        let script = "#!/bin/bash\nN=8 # GPUs\nM=2\nexport W=$(($N*$M))\nMB=${MB:-4}\nARGS=(\n  --num-layers 32\n  --micro_batch-size ${MB}\n)\nif [ \"$N\" = 8 ]; then\n  ARGS+=(\"--lr 1e-4\")\nelse\n  ARGS+=(--sgd)\nfi\nif [ ! -f x.py ]; then\n  exit 1\nfi\ntorchrun --nproc_per_node $N pretrain_gpt.py \\\n  ${ARGS[@]} --bf16 \\\n  --world $W --save \"$DIR/x\" --path $1\n";
+        assert_eq!(
+            shown(script),
+            [
+                "18:10 --nproc-per-node=8",
+                "7:3 --num-layers=32",
+                "8:3 --micro-batch-size=4",
+                "11:10 --lr=0.0001",
+                "19:14 --bf16=true",
+                "20:3 --world=16",
+                "20:14 --save=$DIR/x",
+                "20:30 --path=$1",
+            ]
+        );
+    }
+
+    #[test]
+    fn bad_scripts_say_where() {
+        let error = |script: &str| parse("run.sh", script).unwrap_err().to_string();
+        assert_eq!(error("A=1\nB=\"x\n"), "run.sh:2:3: this quote does not end");
+        assert!(error("echo --help").contains("no command"));
+    }
+
+    #[test]
+    fn conditions_hold_on_texts_and_numbers() {
+        let script = |condition: &str| {
+            format!(
+                "A=x\nB=3\nif {condition}; then\nC=(--yes)\nelse\nC=(--no)\nfi\npython a.py ${{C[@]}}\n"
+            )
+        };
+        for (condition, expected) in [
+            ("[[ \"$A\" == \"x\" ]]", "--yes"),
+            ("[ $A != x ] || [ $B -ge 3 ]", "--yes"),
+            ("[ -z \"$A\" ] && [ $B -eq 3 ]", "--no"),
+            ("[ -f /etc/passwd ]", "--no"),
+            ("[ ! -z \"$A\" ]", "--yes"),
+        ] {
+            let shown = shown(&script(condition));
+            assert!(shown[0].contains(expected), "{condition}: {shown:?}");
+        }
+    }
+}

@@ -1,0 +1,396 @@
+//! Splits a shell script into lines of words.
+
+use super::word::{Assignment, Line, Part, Word, assigned, assignment, push};
+use crate::error::ConfigError;
+use shardlab_plan::scenario::Position;
+
+/// Nesting of defaults and arrays at most.
+const MOST_DEPTH: usize = 16;
+
+struct Lexer<'t> {
+    file: &'t str,
+    chars: std::iter::Peekable<std::str::Chars<'t>>,
+    at: Position,
+    depth: usize,
+}
+
+/// Splits a script.
+///
+/// # Errors
+/// Quotes and brackets that do not end.
+pub(super) fn lines(file: &str, text: &str) -> Result<Vec<Line>, ConfigError> {
+    let mut lexer = Lexer {
+        file,
+        chars: text.chars().peekable(),
+        at: Position { line: 1, column: 1 },
+        depth: 0,
+    };
+    let mut lines = Vec::new();
+    let mut line = Line::default();
+    loop {
+        lexer.blanks();
+        match lexer.peek() {
+            None => break,
+            Some('\n' | ';') => {
+                lexer.next();
+                lines.push(std::mem::take(&mut line));
+            }
+            Some('#') => lexer.comment(),
+            // A command in the background, a pipe or a redirection ends what matters of a line.
+            Some(c @ ('&' | '|')) => {
+                let at = lexer.at;
+                lexer.next();
+                let twice = lexer.peek() == Some(c);
+                if twice {
+                    lexer.next();
+                }
+                let text = if twice {
+                    format!("{c}{c}")
+                } else {
+                    c.to_string()
+                };
+                let condition = line
+                    .words
+                    .first()
+                    .and_then(Word::literal)
+                    .is_some_and(|w| w == "if" || w == "elif");
+                if condition {
+                    line.words.push(lexer.literal(at, text));
+                } else {
+                    lines.push(std::mem::take(&mut line));
+                }
+            }
+            Some('(' | ')') => {
+                lexer.next();
+            }
+            Some(_) => {
+                let word = lexer.word()?;
+                let is_then = matches!(word.literal(), Some("then" | "else" | "do" | "fi"));
+                // Keywords stand alone.
+                if is_then && !line.words.is_empty() {
+                    lines.push(std::mem::take(&mut line));
+                }
+                line.words.push(word);
+                if is_then {
+                    lines.push(std::mem::take(&mut line));
+                }
+            }
+        }
+    }
+    lines.push(line);
+    lines.retain(|l| !l.words.is_empty());
+    Ok(lines)
+}
+
+impl Lexer<'_> {
+    fn peek(&mut self) -> Option<char> {
+        self.chars.peek().copied()
+    }
+
+    fn next(&mut self) -> Option<char> {
+        let c = self.chars.next()?;
+        if c == '\n' {
+            self.at.line = self.at.line.saturating_add(1);
+            self.at.column = 1;
+        } else {
+            self.at.column = self.at.column.saturating_add(1);
+        }
+        Some(c)
+    }
+
+    fn error(&self, at: Position, message: &str) -> ConfigError {
+        ConfigError::at(self.file, at, message)
+    }
+
+    /// Skips blanks and continued lines.
+    fn blanks(&mut self) {
+        while let Some(c) = self.peek() {
+            let goes_on = c == '\\' && {
+                let mut ahead = self.chars.clone();
+                ahead.next();
+                let mut next = ahead.next();
+                if next == Some('\r') {
+                    next = ahead.next();
+                }
+                matches!(next, Some('\n') | None)
+            };
+            if goes_on {
+                while self.next().is_some_and(|c| c != '\n') {}
+            } else if c == ' ' || c == '\t' || c == '\r' {
+                self.next();
+            } else {
+                break;
+            }
+        }
+    }
+
+    fn comment(&mut self) {
+        while self.peek().is_some_and(|c| c != '\n') {
+            self.next();
+        }
+    }
+
+    fn literal(&self, at: Position, text: String) -> Word {
+        Word {
+            at,
+            parts: vec![Part::Literal {
+                text,
+                quoted: false,
+            }],
+            assignment: None,
+        }
+    }
+
+    fn word(&mut self) -> Result<Word, ConfigError> {
+        let at = self.at;
+        if self.depth > MOST_DEPTH {
+            return Err(self.error(at, "nested too deeply"));
+        }
+        let mut parts = Vec::new();
+        let mut text = String::new();
+        while let Some(c) = self.peek() {
+            match c {
+                ' ' | '\t' | '\r' | '\n' | ';' | '&' | '|' | ')' => break,
+                '(' => {
+                    let Some((name, appends)) = assigned(&text).filter(|_| parts.is_empty()) else {
+                        break;
+                    };
+                    self.next();
+                    let array = Some(self.array(at)?);
+                    let assignment = Some(Assignment {
+                        name,
+                        appends,
+                        value: Vec::new(),
+                        array,
+                    });
+                    return Ok(Word {
+                        at,
+                        parts: Vec::new(),
+                        assignment,
+                    });
+                }
+                '\'' => {
+                    push(&mut parts, &mut text);
+                    parts.push(self.single()?);
+                }
+                '"' => {
+                    push(&mut parts, &mut text);
+                    self.double(&mut parts)?;
+                }
+                '$' | '`' => {
+                    push(&mut parts, &mut text);
+                    let part = self.dollar(false)?;
+                    parts.push(part);
+                }
+                '\\' => {
+                    self.next();
+                    match self.next() {
+                        Some('\n') | None => break,
+                        Some(c) => text.push(c),
+                    }
+                }
+                _ => {
+                    self.next();
+                    text.push(c);
+                }
+            }
+        }
+        push(&mut parts, &mut text);
+        // A redirection or another single character that starts no word.
+        if parts.is_empty() {
+            let c = self.next().map(String::from).unwrap_or_default();
+            return Ok(self.literal(at, c));
+        }
+        let assignment = assignment(&mut parts);
+        Ok(Word {
+            at,
+            parts,
+            assignment,
+        })
+    }
+
+    fn array(&mut self, at: Position) -> Result<Vec<Word>, ConfigError> {
+        let mut words = Vec::new();
+        self.depth += 1;
+        loop {
+            self.blanks();
+            match self.peek() {
+                None => return Err(self.error(at, "the array that starts here does not end")),
+                Some(')') => {
+                    self.next();
+                    break;
+                }
+                Some('\n') => {
+                    self.next();
+                }
+                Some('#') => self.comment(),
+                Some(_) => words.push(self.word()?),
+            }
+        }
+        self.depth -= 1;
+        Ok(words)
+    }
+
+    fn single(&mut self) -> Result<Part, ConfigError> {
+        let at = self.at;
+        self.next();
+        let mut text = String::new();
+        loop {
+            match self.next() {
+                None => return Err(self.error(at, "this quote does not end")),
+                Some('\'') => return Ok(Part::Literal { text, quoted: true }),
+                Some(c) => text.push(c),
+            }
+        }
+    }
+
+    fn double(&mut self, parts: &mut Vec<Part>) -> Result<(), ConfigError> {
+        let at = self.at;
+        self.next();
+        let mut text = String::new();
+        let before = parts.len();
+        loop {
+            match self.peek() {
+                None => return Err(self.error(at, "this quote does not end")),
+                Some('"') => {
+                    self.next();
+                    break;
+                }
+                Some('\\') => {
+                    self.next();
+                    match self.next() {
+                        Some('\n') | None => {}
+                        Some(c) => text.push(c),
+                    }
+                }
+                Some('$' | '`') => {
+                    if !text.is_empty() {
+                        let text = std::mem::take(&mut text);
+                        parts.push(Part::Literal { text, quoted: true });
+                    }
+                    let part = self.dollar(true)?;
+                    parts.push(part);
+                }
+                Some(c) => {
+                    self.next();
+                    text.push(c);
+                }
+            }
+        }
+        if !text.is_empty() || parts.len() == before {
+            parts.push(Part::Literal { text, quoted: true });
+        }
+        Ok(())
+    }
+
+    /// Reads what starts with a dollar sign, or a command in backquotes.
+    fn dollar(&mut self, quoted: bool) -> Result<Part, ConfigError> {
+        let at = self.at;
+        if self.next() == Some('`') {
+            while let Some(c) = self.next() {
+                if c == '`' {
+                    return Ok(Part::Command);
+                }
+            }
+            return Err(self.error(at, "this quote does not end"));
+        }
+        match self.peek() {
+            Some('{') => {
+                self.next();
+                let inner = self.until(at, '{', '}')?;
+                self.braces(&inner, quoted)
+            }
+            Some('(') => {
+                self.next();
+                let inner = self.until(at, '(', ')')?;
+                let arithmetic = inner.strip_prefix('(').and_then(|i| i.strip_suffix(')'));
+                Ok(arithmetic.map_or(Part::Command, |text| Part::Arithmetic(text.to_owned())))
+            }
+            _ => {
+                let mut name = String::new();
+                while let Some(c) = self.peek()
+                    && (c.is_ascii_alphanumeric()
+                        || c == '_'
+                        || name.is_empty() && "@*#?".contains(c))
+                {
+                    name.push(c);
+                    self.next();
+                    if !c.is_ascii_alphabetic() && c != '_' && name.len() == 1 {
+                        break;
+                    }
+                }
+                Ok(if name.is_empty() {
+                    Part::Literal {
+                        text: "$".to_owned(),
+                        quoted,
+                    }
+                } else {
+                    Part::Variable {
+                        name,
+                        default: None,
+                        quoted,
+                    }
+                })
+            }
+        }
+    }
+
+    /// Returns the text up to the bracket that closes.
+    fn until(&mut self, at: Position, open: char, close: char) -> Result<String, ConfigError> {
+        let mut depth = 1;
+        let mut text = String::new();
+        while let Some(c) = self.next() {
+            if c == open {
+                depth += 1;
+            } else if c == close {
+                depth -= 1;
+                if depth == 0 {
+                    return Ok(text);
+                }
+            }
+            text.push(c);
+        }
+        Err(self.error(at, "this expansion does not end"))
+    }
+
+    /// Reads what is within `${…}`: a name, `[@]`, and a default.
+    fn braces(&self, inner: &str, quoted: bool) -> Result<Part, ConfigError> {
+        let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        let end = inner.find(|c| !is_name(c)).unwrap_or(inner.len());
+        let (name, rest) = inner.split_at(end);
+        if name.is_empty() {
+            return Ok(Part::Command);
+        }
+        let rest = rest
+            .strip_prefix("[@]")
+            .or(rest.strip_prefix("[*]"))
+            .unwrap_or(rest);
+        let default = rest
+            .strip_prefix(":-")
+            .or(rest.strip_prefix('-'))
+            .or(rest.strip_prefix(":="));
+        let default = match default {
+            None if rest.is_empty() => None,
+            // Patterns and substrings need more than a lookup.
+            None => return Ok(Part::Command),
+            Some(text) => {
+                let mut inner = Lexer {
+                    file: self.file,
+                    chars: text.chars().peekable(),
+                    at: self.at,
+                    depth: self.depth + 1,
+                };
+                if text.is_empty() {
+                    Some(Vec::new())
+                } else {
+                    Some(inner.word()?.parts)
+                }
+            }
+        };
+        Ok(Part::Variable {
+            name: name.to_owned(),
+            default,
+            quoted,
+        })
+    }
+}

@@ -1,0 +1,131 @@
+//! The words of a shell script.
+
+use shardlab_plan::scenario::Position;
+
+/// Words up to a line's end or a semicolon.
+#[derive(Debug, Default)]
+pub(super) struct Line {
+    pub(super) words: Vec<Word>,
+}
+
+/// A word and its parts.
+#[derive(Debug)]
+pub(super) struct Word {
+    pub(super) at: Position,
+    pub(super) parts: Vec<Part>,
+    /// What it assigns, if it is an assignment.
+    pub(super) assignment: Option<Assignment>,
+}
+
+/// `NAME=value` or `NAME+=(words)`.
+#[derive(Debug)]
+pub(super) struct Assignment {
+    pub(super) name: String,
+    pub(super) appends: bool,
+    pub(super) value: Vec<Part>,
+    pub(super) array: Option<Vec<Word>>,
+}
+
+/// A part of a word.
+#[derive(Debug)]
+pub(super) enum Part {
+    Literal {
+        text: String,
+        quoted: bool,
+    },
+    Variable {
+        name: String,
+        default: Option<Vec<Part>>,
+        quoted: bool,
+    },
+    /// The text within `$((…))`.
+    Arithmetic(String),
+    /// `$(…)` or backquotes.
+    Command,
+}
+
+impl Word {
+    /// Returns the text of a word without quotes and variables.
+    pub(super) fn literal(&self) -> Option<&str> {
+        match self.parts.as_slice() {
+            [
+                Part::Literal {
+                    text,
+                    quoted: false,
+                },
+            ] => Some(text),
+            _ => None,
+        }
+    }
+
+    pub(super) fn is_quoted(&self) -> bool {
+        self.parts.iter().any(|p| {
+            matches!(
+                p,
+                Part::Literal { quoted: true, .. } | Part::Variable { quoted: true, .. }
+            )
+        })
+    }
+}
+
+/// Ends a literal part.
+pub(super) fn push(parts: &mut Vec<Part>, text: &mut String) {
+    if !text.is_empty() {
+        let text = std::mem::take(text);
+        parts.push(Part::Literal {
+            text,
+            quoted: false,
+        });
+    }
+}
+
+/// Returns the name of `NAME=` or `NAME+=`.
+pub(super) fn assigned(text: &str) -> Option<(String, bool)> {
+    let name = text.strip_suffix('=')?;
+    let (name, appends) = match name.strip_suffix('+') {
+        Some(name) => (name, true),
+        None => (name, false),
+    };
+    is_name(name).then(|| (name.to_owned(), appends))
+}
+
+fn is_name(name: &str) -> bool {
+    let is = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    name.chars().all(is) && name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+}
+
+/// Takes an assignment apart.
+pub(super) fn assignment(parts: &mut Vec<Part>) -> Option<Assignment> {
+    let Some(Part::Literal {
+        text,
+        quoted: false,
+    }) = parts.first()
+    else {
+        return None;
+    };
+    let (name, value) = text.split_once('=')?;
+    let (name, appends) = match name.strip_suffix('+') {
+        Some(name) => (name, true),
+        None => (name, false),
+    };
+    if !is_name(name) {
+        return None;
+    }
+    let (name, value) = (name.to_owned(), value.to_owned());
+    let mut rest: Vec<Part> = parts.drain(1..).collect();
+    if !value.is_empty() {
+        rest.insert(
+            0,
+            Part::Literal {
+                text: value,
+                quoted: false,
+            },
+        );
+    }
+    Some(Assignment {
+        name,
+        appends,
+        value: rest,
+        array: None,
+    })
+}

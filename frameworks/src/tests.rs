@@ -1,0 +1,468 @@
+//! Tests over published configurations.
+
+use crate::reader::Reader;
+use crate::{Job, Lack, Options, Status, read};
+use proptest::prelude::*;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+const DATA: &str = "../tests/data/frameworks";
+
+/// Returns the published configurations, in order.
+fn fixtures() -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for folder in std::fs::read_dir(DATA).unwrap() {
+        let folder = folder.unwrap().path();
+        if folder.is_dir() {
+            let files = std::fs::read_dir(folder)
+                .unwrap()
+                .map(|f| f.unwrap().path());
+            found.extend(files.filter(|f| f.is_file()));
+        }
+    }
+    found.sort();
+    found
+}
+
+fn options() -> Options {
+    Options {
+        gpus: Some("h200".parse().unwrap()),
+        ..Options::default()
+    }
+}
+
+/// Reads a fixture. What it leaves open is 8 GPUs and the model Mistral 7B.
+fn job(path: &Path) -> Job {
+    let mut options = options();
+    loop {
+        let error = match read(&[path.into()], &options) {
+            Ok(job) => return job,
+            Err(error) => error.to_string(),
+        };
+        let counted = options.gpus.as_ref().is_some_and(|g| g.count.is_some());
+        if error.contains("on how many GPUs") && !counted {
+            options.gpus = Some("8xh200".parse().unwrap());
+        } else if error.contains("model-parallel ranks") && !counted {
+            // One node of a script that is for many.
+            options.gpus = Some("128xh200".parse().unwrap());
+        } else if error.contains("--model") && options.model.is_none() {
+            options.model = Some(format!("{DATA}/trainer/mistralai/Mistral-7B-v0.1").into());
+        } else {
+            panic!("{error}");
+        }
+    }
+}
+
+fn table(job: &Job) -> String {
+    let mut text = String::new();
+    let root = std::fs::canonicalize(DATA).unwrap();
+    for row in job.rows() {
+        let place = row.place.as_ref().map_or("-".to_owned(), |p| {
+            let file = Path::new(&p.file)
+                .file_name()
+                .unwrap()
+                .to_string_lossy()
+                .into_owned();
+            format!("{file}:{}:{}", p.at.line, p.at.column)
+        });
+        let settings: Vec<String> = row
+            .settings
+            .iter()
+            .map(|s| format!("{} = {}", s.key, s.value))
+            .collect();
+        let status = match row.status {
+            Status::NoCounterpart(lack) => format!("no counterpart, lacks {}", lack.word()),
+            status => status.word().to_owned(),
+        };
+        let why = row.why.as_deref().unwrap_or("");
+        let line = format!(
+            "{place} | {} = {} | {status} | {} | {why}",
+            row.key,
+            row.value,
+            settings.join(", ")
+        );
+        writeln!(text, "{}", line.replace(&root.display().to_string(), "…")).unwrap();
+    }
+    text
+}
+
+#[test]
+fn every_key_of_published_configurations_is_accounted_for() {
+    let fixtures = fixtures();
+    assert!(fixtures.len() >= 30, "{}", fixtures.len());
+    let mut bad = Vec::new();
+    for path in fixtures {
+        let mut job = job(&path);
+        let refused = job.decisive().count() > 0;
+        if let Err(e) = job.scenario(&[])
+            && !refused
+        {
+            bad.push(format!("{}: {e}", path.display()));
+        }
+        let folder = path
+            .parent()
+            .unwrap()
+            .file_name()
+            .unwrap()
+            .to_string_lossy();
+        let name = format!("{folder}-{}", path.file_name().unwrap().to_string_lossy());
+        insta::assert_snapshot!(name, table(&job));
+    }
+    assert!(bad.is_empty(), "{}", bad.join("\n"));
+}
+
+/// Returns the number of leaves of a configuration: what has no other values in it but lists.
+fn leaves(node: &crate::tree::Node) -> usize {
+    if node.entries().is_empty() {
+        return 1;
+    }
+    node.entries().iter().map(|(_, n)| leaves(n)).sum()
+}
+
+#[test]
+fn no_key_is_dropped() {
+    for path in fixtures() {
+        let text = std::fs::read_to_string(&path).unwrap();
+        let shown = path.display().to_string();
+        let (_, root) = crate::detect::parse(&shown, &text).unwrap();
+        let job = job(&path);
+        let rows = job.rows().iter().filter_map(|r| r.place.as_ref());
+        assert_eq!(
+            rows.filter(|p| p.file == shown).count(),
+            leaves(&root),
+            "{shown}"
+        );
+    }
+}
+
+#[test]
+fn what_is_written_is_read_again() {
+    let path = Path::new(DATA).join("torchtitan/llama3-8b.toml");
+    let mut job = job(&path);
+    let scenario = job.scenario(&[]).unwrap();
+    let again = shardlab_plan::scenario::parse(&job.name, &job.text(), &[]).unwrap();
+    assert_eq!(format!("{scenario:?}"), format!("{again:?}"));
+}
+
+/// Reads a text as a file of a name.
+fn try_text(name: &str, text: &str, options: &Options) -> Result<Job, String> {
+    let mut reader = Reader::default();
+    let read = reader.text(Path::new(name), text, None);
+    let finished = read.and_then(|()| crate::derive::finish(&mut reader, options));
+    finished.map_err(|e| e.to_string())?;
+    let mut job = Job::new(&[name.into()], reader);
+    let refused = job.decisive().count() > 0;
+    match job.scenario(&[]) {
+        Err(e) if !refused => Err(e.to_string()),
+        _ => Ok(job),
+    }
+}
+
+fn eight() -> Options {
+    Options {
+        gpus: Some("8xh100".parse().unwrap()),
+        ..Options::default()
+    }
+}
+
+fn setting(job: &Job, key: &str) -> Option<String> {
+    let mut all = job.rows().iter().flat_map(|r| &r.settings);
+    all.find(|s| s.key == key).map(|s| s.value.clone())
+}
+
+#[test]
+fn bad_input_says_where_and_what_to_write() {
+    let base = "base_model: Qwen/Qwen3-8B\nsequence_len: 2048\n";
+    let error = |text: &str| {
+        let text = format!("{base}{text}");
+        try_text("job.yaml", &text, &eight())
+            .map(|j| table(&j))
+            .unwrap_err()
+    };
+    assert_eq!(
+        error("micro_batch_sizee: 2\n"),
+        "job.yaml:3:1: `micro_batch_sizee` is no key of Axolotl; did you mean `micro_batch_size`?"
+    );
+    assert_eq!(
+        error("fsdp_config:\n  fsdp_ofload_params: true\n"),
+        "job.yaml:4:3: `fsdp_ofload_params` is no key of Axolotl; did you mean `offload_params`?"
+    );
+    assert_eq!(
+        error("micro_batch_size: two\n"),
+        "job.yaml:3:19: micro_batch_size: expected an integer, got `two`"
+    );
+    assert_eq!(
+        error("dp_shard_size: 3\n"),
+        "job.yaml:3:1: 3 shards, but the job has 8 data-parallel ranks"
+    );
+    assert_eq!(
+        error("micro_batch_size: 3\nbatch_size: 64\n"),
+        "job.yaml:4:1: a batch of 64 sequences is not a multiple of micro-batches of 3 on 8 ranks"
+    );
+    assert_eq!(
+        error("fsdp_version: 3\nfsdp: [full_shard]\n"),
+        "job.yaml:3:1: expected version 1 or 2, got 3"
+    );
+    assert!(error("deepspeed: no/such.json\n").contains("file `no/such.json` is not found"));
+    // Values that scenarios refuse have the place of the configuration.
+    let refused = error("micro_batch_size: 0\n");
+    assert!(
+        refused.starts_with("job.yaml:3:1: micro_batch_size = 0: "),
+        "{refused}"
+    );
+}
+
+#[test]
+fn what_is_missing_is_asked_for() {
+    let error = |text: &str, options: &Options| {
+        try_text("job.yaml", text, options)
+            .map(|j| table(&j))
+            .unwrap_err()
+    };
+    let unknown = error("base_model: some/model\n", &eight());
+    assert!(
+        unknown.starts_with(
+            "job.yaml:1:1: model `some/model` is not on this machine: download https://"
+        ),
+        "{unknown}"
+    );
+    let nameless = error("sequence_len: 2048\n", &eight());
+    assert!(nameless.contains("add --model FOLDER"), "{nameless}");
+    let model = "base_model: Qwen/Qwen3-8B\n";
+    assert!(error(model, &Options::default()).contains("add --gpus, such as --gpus 8xh100"));
+    let uncounted = Options {
+        gpus: Some("h100".parse().unwrap()),
+        ..Options::default()
+    };
+    assert!(error(model, &uncounted).contains("on how many GPUs"));
+}
+
+#[test]
+fn contradictions_between_files_name_both() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    std::fs::write(
+        at("ds.json"),
+        "{\"train_micro_batch_size_per_gpu\": 4, \"zero_optimization\": {\"stage\": 3}}",
+    )
+    .unwrap();
+    std::fs::write(
+        at("a.yaml"),
+        "model_name_or_path: Qwen/Qwen3-8B\nper_device_train_batch_size: 2\ndeepspeed: ds.json\n",
+    )
+    .unwrap();
+    let error = read(&[at("a.yaml")], &eight()).unwrap_err().to_string();
+    assert!(
+        error.contains("ds.json:1:2: train_micro_batch_size_per_gpu = 4 contradicts per_device_train_batch_size = 2 (")
+            && error.ends_with("a.yaml:2:1)"),
+        "{error}"
+    );
+    std::fs::write(
+        at("b.yaml"),
+        "model_name_or_path: Qwen/Qwen3-8B\ndeepspeed: b.yaml\n",
+    )
+    .unwrap();
+    let error = read(&[at("b.yaml")], &eight()).unwrap_err().to_string();
+    assert!(error.contains("refers back to itself"), "{error}");
+}
+
+#[test]
+fn engines_set_policy_precision_and_accumulation() {
+    let job = |text: &str| {
+        let text = format!("model_name_or_path: Qwen/Qwen3-8B\nmax_length: 1024\n{text}");
+        try_text("job.yaml", &text, &eight()).unwrap()
+    };
+    for (text, expected) in [
+        (
+            "fsdp: true\nbf16: true\ngradient_accumulation_steps: 4\n",
+            vec![
+                ("fsdp.policy", Some("\"fsdp2\"")),
+                ("fsdp.gradient_sync", Some("\"last\"")),
+                ("precision.param_dtype", Some("\"bf16\"")),
+                ("precision.reduce_dtype", Some("\"bf16\"")),
+                ("train.micro_batch", Some("8")),
+            ],
+        ),
+        (
+            "fsdp: shard_grad_op auto_wrap\nbf16: true\n",
+            vec![
+                ("fsdp.reshard_after_forward", Some("false")),
+                ("fsdp.units", Some("\"block\"")),
+                // No accumulation, so nothing to synchronize at its end.
+                ("fsdp.gradient_sync", None),
+            ],
+        ),
+        (
+            "fsdp: full_shard offload\nbf16: true\n",
+            vec![
+                ("fsdp.policy", Some("\"native\"")),
+                (
+                    "fsdp.offload",
+                    Some("[\"params\", \"grads\", \"optimizer\"]"),
+                ),
+            ],
+        ),
+        (
+            "torch_dtype: bfloat16\n",
+            vec![
+                ("fsdp.strategy", Some("\"no_shard\"")),
+                ("precision.main_params", Some("\"none\"")),
+                ("precision.moments", Some("\"bf16\"")),
+            ],
+        ),
+        (
+            "seed: 1\n",
+            vec![("precision.param_dtype", Some("\"f32\""))],
+        ),
+    ] {
+        let job = job(text);
+        for (key, value) in expected {
+            assert_eq!(setting(&job, key).as_deref(), value, "{key} of {text}");
+        }
+    }
+}
+
+#[test]
+fn hybrid_sharding_replicates_over_nodes() {
+    let text = "model_name_or_path: Qwen/Qwen3-8B\nfsdp: hybrid_shard auto_wrap\nbf16: true\nmax_length: 512\n";
+    let options = Options {
+        gpus: Some("4x8xh100".parse().unwrap()),
+        ..Options::default()
+    };
+    let job = try_text("job.yaml", text, &options).unwrap();
+    assert_eq!(setting(&job, "mesh.dp_shard").as_deref(), Some("8"));
+    assert_eq!(setting(&job, "mesh.dp_replicate").as_deref(), Some("4"));
+}
+
+#[test]
+fn adapters_are_read_and_quantized_weights_are_decisive() {
+    let base =
+        "base_model: Qwen/Qwen3-8B\nsequence_len: 512\nlora_r: 16\nlora_target_linear: true\n";
+    let read = |more: &str| try_text("job.yaml", &format!("{base}{more}"), &eight()).unwrap();
+    let job = read("adapter: lora\nload_in_4bit: false\n");
+    assert_eq!(job.decisive().count(), 0);
+    assert_eq!(setting(&job, "lora.r").as_deref(), Some("16"));
+    let off = job.rows().iter().find(|r| r.key == "load_in_4bit").unwrap();
+    assert_eq!(off.status.lack(), Lack::Nothing);
+    // Options of adapters alone train none.
+    let job = read("");
+    assert_eq!(setting(&job, "lora.r"), None);
+    let job = read("adapter: qlora\nload_in_4bit: true\n");
+    let keys: Vec<&str> = job.decisive().map(|r| r.key.as_str()).collect();
+    assert_eq!(keys, ["load_in_4bit"]);
+}
+
+#[test]
+fn arguments_of_megatron_can_be_yaml() {
+    let text = "language_model:\n  num_layers: 4\n  hidden_size: 64\n  num_attention_heads: 4\n\
+                model_parallel:\n  tensor_model_parallel_size: 1\n\
+                vocab_size: 256\nmicro_batch_size: 2\nseq_length: 64\nbf16: true\nlr: 1e-4\n";
+    let job = try_text("gpt.yaml", text, &eight()).unwrap();
+    assert_eq!(job.framework, "Megatron-LM");
+    assert_eq!(setting(&job, "model.layers").as_deref(), Some("4"));
+    let row = job
+        .rows()
+        .iter()
+        .find(|r| r.settings.iter().any(|s| s.key == "model.layers"));
+    assert_eq!(row.unwrap().key, "language_model.num_layers");
+}
+
+#[test]
+fn a_log_of_torchtitan_is_a_configuration() {
+    let log = "[titan] 2025-01-01 - root - INFO - Running with args: {'model': {'name': 'llama3', 'flavor': '8B'}, \
+               'training': {'local_batch_size': 2, 'seq_len': 4096, 'global_batch_size': -1}, \
+               'activation_checkpoint': {'mode': 'full', 'selective_ac_option': None}}\n[titan] next\n";
+    let job = try_text("train.log", log, &eight()).unwrap();
+    for (key, value) in [
+        ("model.preset", "\"llama3-8b\""),
+        ("train.micro_batch", "2"),
+        ("train.recompute", "\"full\""),
+        ("fsdp.policy", "\"fsdp2\""),
+        ("precision.param_dtype", "\"bf16\""),
+    ] {
+        assert_eq!(setting(&job, key).as_deref(), Some(value), "{key}");
+    }
+}
+
+#[test]
+fn arguments_saved_by_the_trainer_are_read() {
+    let text = r#"{"model_name_or_path": "Qwen/Qwen3-8B", "output_dir": "x", "bf16": true, "fsdp": [],
+      "fsdp_config": {"min_num_params": 0, "xla": false, "xla_fsdp_grad_ckpt": false},
+      "deepspeed": null, "per_device_train_batch_size": 1, "optim": "adamw_torch_fused"}"#;
+    let job = try_text("args.json", text, &eight()).unwrap();
+    assert_eq!(
+        setting(&job, "fsdp.strategy").as_deref(),
+        Some("\"no_shard\"")
+    );
+    let text = text.replace("\"fsdp\": []", "\"fsdp\": [\"full_shard\", \"auto_wrap\"]");
+    let job = try_text("args.json", &text, &eight()).unwrap();
+    assert_eq!(setting(&job, "fsdp.policy").as_deref(), Some("\"fsdp2\""));
+}
+
+#[test]
+fn tables_name_scenario_keys_that_exist_and_no_key_twice() {
+    let known: Vec<String> = shardlab_plan::scenario::keys()
+        .iter()
+        .map(|k| k.path())
+        .collect();
+    for format in crate::formats::ALL {
+        let defaults = format.defaults.iter().map(|d| d.key);
+        let keys = format.tables.iter().flat_map(|t| t.keys);
+        let keys = keys.filter_map(|key| match key.to {
+            crate::table::To::Integer(name) | crate::table::To::Number(name) => Some(name),
+            _ => None,
+        });
+        for name in keys.chain(defaults) {
+            assert!(known.iter().any(|k| k == name), "{}: {name}", format.name);
+        }
+        for table in format.tables {
+            let mut names: Vec<&str> = table.names().collect();
+            names.sort_unstable();
+            let twice: Vec<_> = names.windows(2).filter(|w| w[0] == w[1]).collect();
+            assert!(twice.is_empty(), "{}: {twice:?}", format.name);
+        }
+    }
+}
+
+fn damaged() -> impl Strategy<Value = (String, String)> {
+    let files: Vec<(String, String)> = fixtures()
+        .into_iter()
+        .map(|p| (p.display().to_string(), std::fs::read_to_string(p).unwrap()))
+        .collect();
+    let edit = (
+        any::<prop::sample::Index>(),
+        any::<prop::sample::Index>(),
+        "[ -~\\n\\t]{0,12}",
+    );
+    (
+        prop::sample::select(files),
+        prop::collection::vec(edit, 1..6),
+    )
+        .prop_map(|((name, text), edits)| {
+            let mut chars: Vec<char> = text.chars().collect();
+            for (at, length, new) in edits {
+                let at = at.index(chars.len() + 1);
+                let length = length.index(20).min(chars.len() - at);
+                chars.splice(at..at + length, new.chars());
+            }
+            (name, chars.into_iter().collect())
+        })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn damaged_configurations_do_not_panic((name, text) in damaged()) {
+        let mut reader = Reader::default();
+        if reader.text(Path::new(&name), &text, None).is_ok() {
+            let _ = crate::derive::finish(&mut reader, &eight());
+        }
+    }
+
+    #[test]
+    fn no_text_panics(text in "\\PC{0,200}", ending in prop::sample::select(vec!["yaml", "json", "toml", "sh", "log"])) {
+        let mut reader = Reader::default();
+        let _ = reader.text(Path::new(&format!("x.{ending}")), &text, None);
+    }
+}
