@@ -14,6 +14,7 @@ mod completions;
 mod dash;
 mod exec;
 mod explain;
+mod fit;
 mod frames;
 mod gate;
 mod import;
@@ -72,6 +73,8 @@ struct Cli {
 enum Command {
     /// Predict step time, overlap and memory
     Sim(sim::Args),
+    /// Predict whether a job of Accelerate, the Trainer, torchtitan, Megatron-LM and others fits
+    Fit(fit::Args),
     /// Train on this machine with the program that `sim` predicts
     Exec(exec::Args),
     /// Print the program: every instruction of a step, and the rule that made it
@@ -159,6 +162,7 @@ pub fn main() -> ExitCode {
 fn run(command: &Command, out: &mut Out) -> Result<Status, Failure> {
     match command {
         Command::Sim(args) => sim::run(args, out),
+        Command::Fit(args) => fit::run(args, out),
         Command::Exec(args) => exec::run(args, out),
         Command::Plan(args) => plan::run(args, out),
         Command::Check(args) => check::run(args, out),

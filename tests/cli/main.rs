@@ -11,6 +11,7 @@ mod disk;
 mod documents;
 mod exec;
 mod faults;
+mod fit;
 mod gate;
 mod import;
 mod import_damage;

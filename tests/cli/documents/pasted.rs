@@ -192,6 +192,11 @@ fn profile_my_machine() {
 }
 
 #[test]
+fn will_it_fit() {
+    paste("docs/how-to/will-it-fit.md", 4, 3);
+}
+
+#[test]
 fn fit_in_memory() {
     paste("docs/how-to/fit-in-memory.md", 4, 3);
 }

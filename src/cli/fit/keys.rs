@@ -1,0 +1,136 @@
+//! Shows what became of each key of a configuration.
+
+use super::super::output::{Failure, Out};
+use super::super::table::Table;
+use super::subject::Subject;
+use serde::Serialize;
+use shardlab_frameworks::{Lack, Row, Setting, Status};
+use std::collections::BTreeMap;
+
+/// A key as JSON.
+#[derive(Serialize)]
+pub(super) struct Key<'a> {
+    file: Option<&'a str>,
+    line: Option<u32>,
+    column: Option<u32>,
+    key: &'a str,
+    value: &'a str,
+    /// `used`, `assumed` or `no counterpart`.
+    status: &'static str,
+    /// What a prediction lacks without the key: `nothing`, `accuracy` or `everything`.
+    lacks: &'static str,
+    /// Scenario keys that it decides.
+    scenario: &'a [Setting],
+    why: Option<&'a str>,
+}
+
+/// Returns all keys.
+pub(super) fn all(subject: &Subject) -> Vec<Key<'_>> {
+    let rows = subject.rows().iter();
+    rows.map(|row| {
+        let place = row.place.as_ref();
+        Key {
+            file: place.map(|p| p.file.as_str()),
+            line: place.map(|p| p.at.line),
+            column: place.map(|p| p.at.column),
+            key: &row.key,
+            value: &row.value,
+            status: row.status.word(),
+            lacks: row.status.lack().word(),
+            scenario: &row.settings,
+            why: row.why.as_deref(),
+        }
+    })
+    .collect()
+}
+
+/// Prints a table of the keys that matter for a step, and lists the others by the reason.
+pub(super) fn print(subject: &Subject, out: &mut Out) -> Result<(), Failure> {
+    let rows = subject.rows();
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let files = files(rows);
+    out.blank()?;
+    let count = |word: &str| {
+        rows.iter()
+            .filter(|r| r.place.is_some() && r.status.word() == word)
+            .count()
+    };
+    out.heading(format!(
+        "Keys of {}: {} used, {} assumed, {} without counterpart",
+        files.join(", "),
+        count("used"),
+        count("assumed"),
+        count("no counterpart")
+    ))?;
+    let mut table = Table::new([">line", "key", "value", "status", "scenario"]);
+    let several = files.len() > 1;
+    for row in rows.iter().filter(|r| matters(r)) {
+        let place = row.place.as_ref().map_or_else(String::new, |p| {
+            let name = p.file.rsplit('/').next().unwrap_or(&p.file);
+            if several {
+                format!("{name}:{}", p.at.line)
+            } else {
+                p.at.line.to_string()
+            }
+        });
+        // What this reader supplies is not a key of the configuration.
+        let (key, value) = if row.place.is_some() {
+            (row.key.as_str(), row.value.as_str())
+        } else {
+            ("", "")
+        };
+        table.row([
+            place,
+            key.to_owned(),
+            value.to_owned(),
+            row.status.word().to_owned(),
+            becomes(row),
+        ]);
+    }
+    out.text(table)?;
+    let mut asides: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for row in rows.iter().filter(|r| !matters(r)) {
+        let why = row.why.as_deref().unwrap_or("no part of a step");
+        asides.entry(why).or_default().push(&row.key);
+    }
+    if !asides.is_empty() {
+        out.blank()?;
+        out.paragraph(0, "Without effect on the prediction:")?;
+    }
+    for (why, keys) in asides {
+        out.paragraph(2, &format!("{why}: {}", keys.join(", ")))?;
+    }
+    Ok(())
+}
+
+fn matters(row: &Row) -> bool {
+    row.status != Status::NoCounterpart(Lack::Nothing)
+}
+
+/// Returns the files of the configuration in the order in which they were read.
+fn files(rows: &[Row]) -> Vec<&str> {
+    let mut files: Vec<&str> = Vec::new();
+    for place in rows.iter().filter_map(|r| r.place.as_ref()) {
+        if !files.contains(&place.file.as_str()) {
+            files.push(&place.file);
+        }
+    }
+    files
+}
+
+/// Says what a key becomes: scenario keys, and why.
+fn becomes(row: &Row) -> String {
+    let settings: Vec<String> = row
+        .settings
+        .iter()
+        .map(|s| format!("{} = {}", s.key, s.value))
+        .collect();
+    let settings = settings.join(", ");
+    match (&row.why, settings.is_empty()) {
+        (None, _) => settings,
+        (Some(why), true) => why.clone(),
+        (Some(why), false) => format!("{settings} ({why})"),
+    }
+}

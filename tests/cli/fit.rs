@@ -1,0 +1,267 @@
+//! `fit` on published configurations, scenarios, and bad input.
+
+use crate::{assert_narrow, shardlab, stdout};
+use serde_json::Value;
+use std::path::Path;
+
+const DATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/frameworks");
+
+/// Returns a call without the caller's cache of downloaded models.
+fn fit(args: &[&str]) -> assert_cmd::Command {
+    let mut command = shardlab(&[&["fit"], args].concat());
+    command
+        .env("HF_HUB_CACHE", "/nonexistent")
+        .env("COLUMNS", "100");
+    command
+}
+
+fn at(name: &str) -> String {
+    format!("{DATA}/{name}")
+}
+
+/// Returns the standard output of a call that ends with this status.
+fn ends(code: i32, args: &[&str]) -> String {
+    let output = fit(args).assert().code(code);
+    String::from_utf8(output.get_output().stdout.clone()).unwrap()
+}
+
+fn error(args: &[&str]) -> String {
+    let output = fit(args).assert().code(2);
+    String::from_utf8(output.get_output().stderr.clone()).unwrap()
+}
+
+fn object(code: i32, args: &[&str]) -> Value {
+    serde_json::from_str(&ends(code, args)).unwrap()
+}
+
+#[test]
+fn a_job_that_fits_exits_with_0_and_one_that_does_not_with_1() {
+    let titan = at("torchtitan/llama3-8b.toml");
+    let text = ends(0, &[&titan, "--gpus", "8xh100"]);
+    assert_narrow(&text);
+    assert!(text.contains("verdict   fits"), "{text}");
+    assert!(text.contains("training.local_batch_size"), "{text}");
+    assert!(text.contains("train.micro_batch = 1"), "{text}");
+    // Everything else is listed by its reason.
+    assert!(text.contains("metrics.log_freq"), "{text}");
+
+    let text = ends(1, &[&titan, "--gpus", "1xa100"]);
+    assert!(text.contains("verdict   does not fit"), "{text}");
+    let text = ends(1, &[&titan, "--gpus", "1xa100", "--check"]);
+    assert!(!text.contains("Keys of"), "{text}");
+}
+
+#[test]
+fn what_does_not_fit_names_the_smallest_change() {
+    let axolotl = at("axolotl/qwen2-pretrain-fsdp2.yaml");
+    let set = ["--set", "train.micro_batch=64"];
+    let answer = object(
+        1,
+        &[
+            &[axolotl.as_str(), "--gpus", "8xa100-40", "--json"][..],
+            &set[..],
+        ]
+        .concat(),
+    );
+    assert_eq!(answer["fits"], "no");
+    let next = answer["verdict"]["next"].as_str().unwrap();
+    assert!(
+        next.starts_with("smallest change that fits: `--set "),
+        "{next}"
+    );
+}
+
+#[test]
+fn json_has_every_key_with_its_place() {
+    let handbook = at("trainer/smollm2-sft.yaml");
+    let answer = object(0, &[&handbook, "--gpus", "8xh100", "--json"]);
+    assert_eq!(answer["framework"], "the Hugging Face Trainer");
+    let keys = answer["keys"].as_array().unwrap();
+    let text = std::fs::read_to_string(&handbook).unwrap();
+    let of = |name: &str| keys.iter().find(|k| k["key"] == name).unwrap();
+    for name in [
+        "gradient_accumulation_steps",
+        "max_seq_length",
+        "seed",
+        "warmup_ratio",
+    ] {
+        let line = of(name)["line"].as_u64().unwrap();
+        let written = text
+            .lines()
+            .nth(usize::try_from(line).unwrap() - 1)
+            .unwrap();
+        assert!(written.starts_with(name), "{name}: {written}");
+    }
+    assert_eq!(of("max_seq_length")["status"], "used");
+    assert_eq!(of("max_seq_length")["scenario"][0]["key"], "train.seq_len");
+    assert_eq!(of("seed")["status"], "no counterpart");
+    assert_eq!(of("seed")["lacks"], "nothing");
+    let scenario = answer["scenario"].as_str().unwrap();
+    assert!(scenario.contains("seq_len = 8192"), "{scenario}");
+}
+
+#[test]
+fn an_emitted_scenario_predicts_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let torchtune = at("torchtune/qwen3-8b-full.yaml");
+    let emitted = ends(0, &[&torchtune, "--gpus", "8xh200", "--emit", "scenario"]);
+    let file = folder.path().join("job.toml");
+    std::fs::write(&file, emitted).unwrap();
+    let answer = object(0, &[&torchtune, "--gpus", "8xh200", "--json"]);
+    let sim: Value =
+        serde_json::from_str(&stdout(&["sim", file.to_str().unwrap(), "--json"])).unwrap();
+    assert_eq!(answer["verdict"]["step_ms"], sim["verdict"]["step_ms"]);
+    assert_eq!(
+        answer["verdict"]["free_bytes"],
+        sim["verdict"]["free_bytes"]
+    );
+}
+
+#[test]
+fn files_that_belong_together_make_one_job() {
+    let accelerate = at("accelerate/handbook-fsdp.yaml");
+    let trainer = at("trainer/zephyr-7b-sft.yaml");
+    let answer = object(
+        1,
+        &[
+            &accelerate,
+            &trainer,
+            "--gpus",
+            "a100",
+            "--json",
+            "--set",
+            "train.recompute=none",
+        ],
+    );
+    let scenario = answer["scenario"].as_str().unwrap();
+    for expected in [
+        "policy = \"fsdp2\"",
+        "micro_batch = 16",
+        "dp_shard = 8",
+        "reduce_dtype = \"bf16\"",
+    ] {
+        assert!(scenario.contains(expected), "{expected} in\n{scenario}");
+    }
+}
+
+#[test]
+fn scenarios_and_models_are_jobs_too() {
+    let text = ends(0, &["small-fsdp2", "--check"]);
+    assert!(text.contains("verdict   fits"), "{text}");
+    let answer = object(0, &["llama3-8b-4xh200", "--gpus", "8xh200", "--json"]);
+    assert_eq!(answer["framework"], Value::Null);
+    let model = at("trainer/mistralai/Mistral-7B-v0.1");
+    let answer = object(
+        0,
+        &[
+            &model,
+            "--gpus",
+            "8xh200",
+            "--json",
+            "--set",
+            "train.seq_len=2048",
+        ],
+    );
+    let scenario = answer["scenario"].as_str().unwrap();
+    assert!(scenario.contains("policy = \"fsdp2\""), "{scenario}");
+}
+
+#[test]
+fn a_job_that_cannot_be_predicted_is_bad_input() {
+    let qlora = at("axolotl/llama3-70b-qlora-fsdp.yaml");
+    let text = error(&[
+        &qlora,
+        "--gpus",
+        "8xh100",
+        "--model",
+        &at("trainer/mistralai/Mistral-7B-v0.1"),
+    ]);
+    let expected = "load_in_4bit = true: quantized weights are not modeled";
+    assert!(text.contains(expected), "{text}");
+    let titan = at("torchtitan/llama3-70b.toml");
+    let text = error(&[&titan, "--gpus", "16xh100"]);
+    assert!(text.contains("tensor parallelism is not modeled"), "{text}");
+}
+
+#[test]
+fn bad_input_says_what_to_write() {
+    let titan = at("torchtitan/llama3-8b.toml");
+    assert!(error(&[&titan]).contains("add --gpus, such as --gpus 8xh100"));
+    assert!(error(&[&titan, "--gpus", "h100"]).contains("on how many GPUs"));
+    assert!(error(&[&titan, "--gpus", "eight"]).contains("eight"));
+    let unknown = error(&[&titan, "--gpus", "8xh10"]);
+    assert!(unknown.contains("h10"), "{unknown}");
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let typo = write(
+        "typo.yaml",
+        "base_model: Qwen/Qwen3-8B\nsequence_lenn: 512\n",
+    );
+    let text = error(&[&typo, "--gpus", "8xh100"]);
+    assert!(
+        text.contains(
+            "typo.yaml:2:1: `sequence_lenn` is no key of Axolotl; did you mean `sequence_len`?"
+        ),
+        "{text}"
+    );
+    let unknown = write(
+        "unknown.yaml",
+        "base_model: some/model\nsequence_len: 512\n",
+    );
+    let text = error(&[&unknown, "--gpus", "8xh100"]);
+    assert!(
+        text.contains("https://huggingface.co/some/model/resolve/main/config.json"),
+        "{text}"
+    );
+    let other = write("other.yaml", "hello: world\n");
+    assert!(error(&[&other]).contains("the format is not known"));
+    let missing = folder.path().join("none.yaml");
+    assert!(error(&[missing.to_str().unwrap()]).contains("none.yaml"));
+    assert!(Path::new(&other).exists());
+}
+
+#[test]
+fn published_configurations_get_an_answer_or_a_reason() {
+    let model = at("trainer/mistralai/Mistral-7B-v0.1");
+    let mut seen = 0;
+    for framework in [
+        "axolotl",
+        "llama-factory",
+        "megatron",
+        "nemo",
+        "torchtitan",
+        "torchtune",
+        "trainer",
+    ] {
+        for entry in std::fs::read_dir(at(framework)).unwrap() {
+            let path = entry.unwrap().path();
+            if !path.is_file() {
+                continue;
+            }
+            let path = path.to_str().unwrap();
+            let args = [path, "--gpus", "8xb200", "--check"];
+            let output = fit(&args).output().unwrap();
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            match output.status.code() {
+                Some(0 | 1) => {}
+                Some(2) if stderr.contains("--model") => {
+                    let again = fit(&[&args[..], &["--model", &model][..]].concat())
+                        .output()
+                        .unwrap();
+                    assert!(
+                        matches!(again.status.code(), Some(0..=2)),
+                        "{path}: {again:?}"
+                    );
+                }
+                Some(2) => assert!(stderr.contains(path), "{path}: {stderr}"),
+                code => panic!("{path}: {code:?}: {stderr}"),
+            }
+            seen += 1;
+        }
+    }
+    assert!(seen >= 20, "{seen}");
+}
