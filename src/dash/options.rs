@@ -7,13 +7,14 @@ use shardlab_plan::scenario::{Accept, KeyInfo, keys};
 use std::sync::OnceLock;
 
 /// Sections in the order of the editor, most frequently tuned ones first.
-const ORDER: [&str; 7] = [
+const ORDER: [&str; 8] = [
     "fsdp",
     "compile",
     "train",
     "precision",
     "mesh",
     "model",
+    "lora",
     "gate",
 ];
 

@@ -99,7 +99,7 @@ fn losses_of_sequences_and_of_sigmoids() {
         });
         let logits = arg(&[12, 5], DType::F32);
         let outputs = [arg(&[], DType::F32), arg(&[sequences, 5], DType::F32)];
-        Case::new(loss, &[logits.clone()], &outputs, &mut rng).check();
+        Case::new(loss, std::slice::from_ref(&logits), &outputs, &mut rng).check();
         let grad = OpKind::LoadBalanceGrad(op::LoadBalanceGrad { sigmoid, scale });
         let inputs = [
             arg(&[], DType::F32),

@@ -84,8 +84,9 @@ fn every_setting_of_the_table_is_accepted() {
         "fsdp.separate_communicators=true",
         "train.recompute=full",
     ];
-    let variants: [&[&str]; 3] = [
+    let variants: [&[&str]; 4] = [
         &[],
+        &["train.recompute=selective", "lora.r=4"],
         // Of options that exclude one another, the last one counts.
         &["compile.mode=regions", "fsdp.allocator=double_buffer"],
         &["train.grad_accum=1", "mesh.dp_replicate=1"],

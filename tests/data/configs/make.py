@@ -21,7 +21,6 @@ EXPERTS = {
     "glm4_moe": dict(LLAMA, head_dim=16, moe_intermediate_size=24, n_routed_experts=8, n_shared_experts=1, num_experts_per_tok=2, use_qk_norm=True, attention_bias=True),
     "dots1": dict(LLAMA, head_dim=24, moe_intermediate_size=24, n_routed_experts=8, n_shared_experts=2, num_experts_per_tok=2, first_k_dense_replace=1),
     "phimoe": dict(LLAMA, num_local_experts=4, attention_bias=True, lm_head_bias=True), "granitemoe": dict(LLAMA, num_local_experts=4),
-    "ernie4_5_moe": dict(LLAMA, moe_intermediate_size=24, moe_num_experts=8, moe_k=2, moe_num_shared_experts=2, moe_layer_start_index=1, moe_layer_end_index=2),
     "minimax_m2": dict(LLAMA, head_dim=16, num_local_experts=8, num_experts_per_tok=2, rotary_dim=8),
     "dbrx": dict(
         d_model=64, n_heads=4, n_layers=3, max_seq_len=96, vocab_size=256, ffn_config=dict(ffn_hidden_size=24, moe_num_experts=4, moe_top_k=2, hidden_size=64),

@@ -142,8 +142,7 @@ pub(super) fn of(model_type: Option<&str>) -> Names {
             expert_down: &["w2"],
             ..LLAMA
         },
-        "deepseek" | "deepseek_v2" | "deepseek_v3" | "kimi_k2" | "glm4_moe" | "dots1"
-        | "ernie4_5_moe" => Names {
+        "deepseek" | "deepseek_v2" | "deepseek_v3" | "kimi_k2" | "glm4_moe" | "dots1" => Names {
             shared_expert: "mlp.shared_experts",
             ..LLAMA
         },

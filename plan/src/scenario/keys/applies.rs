@@ -119,7 +119,10 @@ mod tests {
         let limits = |path: &str| Key::at(path).unwrap().info().applies();
         assert_eq!(limits("fsdp.policy"), [""; 0]);
         assert_eq!(limits("model.layers"), [""; 0]);
-        assert_eq!(limits("model.kv_heads"), ["Models: llama, decoder, bert"]);
+        assert_eq!(
+            limits("model.kv_heads"),
+            ["Models: llama, decoder, moe, bert"]
+        );
         assert_eq!(
             limits("fsdp.prefetch_next_step"),
             [

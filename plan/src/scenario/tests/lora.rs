@@ -69,7 +69,7 @@ fn impossible_adapters_are_refused() {
     }
     let families = fault(&["model.preset=toy-cnn"]);
     assert!(
-        families.contains("families with adapters: llama, gpt2, gpt_neox"),
+        families.contains("families with adapters: llama, decoder, moe, bert, vit, gpt2, gpt_neox"),
         "{families}"
     );
     let alone = minimal(&["lora.lora_alpha=16"]).unwrap_err().to_string();

@@ -459,7 +459,7 @@ pub(super) const TYPES: &[HfType] = &[
             number(
                 &["use_qk_norm"],
                 "qk_norm",
-                |file| Ok((file("use_qk_norm") == Some(true.into())).then(|| "full".into())),
+                |file| Ok((file("use_qk_norm") != Some(false.into())).then(|| "full".into())),
                 |model| Some((model["qk_norm"] == "full").into()),
             ),
             field(&["qk_norm_type"], Meaning::Word(&["per_layer"])),
@@ -563,74 +563,6 @@ pub(super) const TYPES: &[HfType] = &[
                 Meaning::Optional("residual_multiplier"),
             ),
             field(&["logits_scaling"], Meaning::Optional("logits_scaling")),
-        ],
-    },
-    HfType {
-        model_type: "ernie4_5_moe",
-        architecture: "Ernie4_5_MoeForCausalLM",
-        fixed: &[
-            ("model_type", Given::Str("ernie4_5_moe")),
-            ("position_embedding", Given::Str("rotary_interleaved")),
-            ("normalize_top_k", Given::Bool(true)),
-        ],
-        common: &[
-            VOCAB, HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, HIDDEN_ACT, POSITIONS, ROPE_THETA,
-        ],
-        fields: &[
-            RMS_EPS_5,
-            field(&["use_bias"], Meaning::HasBias(BiasPart::All, false)),
-            field(
-                &["moe_num_experts"],
-                Meaning::Default("experts", Given::Int(64)),
-            ),
-            field(&["moe_k"], Meaning::Default("top_k", Given::Int(6))),
-            field(
-                &["moe_intermediate_size"],
-                Meaning::Default("expert_ffn", Given::Int(1536)),
-            ),
-            number(
-                &["moe_num_shared_experts"],
-                "shared_expert_ffn",
-                |file| {
-                    let number = |name: &str| file(name).and_then(|n| n.as_u64());
-                    let count = number("moe_num_shared_experts").unwrap_or(2);
-                    let each = number("moe_intermediate_size").unwrap_or(1536);
-                    Ok(Some((count * each).into()))
-                },
-                |model| {
-                    let [all, each] =
-                        ["shared_expert_ffn", "expert_ffn"].map(|k| model[k].as_u64());
-                    Some((all? / each?.max(1)).into())
-                },
-            ),
-            field(
-                &["moe_layer_start_index"],
-                Meaning::Default("dense_layers", Given::Int(1)),
-            ),
-            field(
-                &["moe_layer_interval"],
-                Meaning::Computed(
-                    "moe_every",
-                    Computed {
-                        also: &["moe_layer_end_index"],
-                        read: |file| {
-                            let number = |name: &str| file(name).and_then(|n| n.as_i64());
-                            let layers = number("num_hidden_layers").unwrap_or_default();
-                            match number("moe_layer_end_index") {
-                                Some(last) if (0..layers - 1).contains(&last) => Err(format!(
-                                    "`moe_layer_end_index` must be the last layer or -1, not {last}"
-                                )),
-                                _ => Ok(file("moe_layer_interval")),
-                            }
-                        },
-                        write: |model| Some(model["moe_every"].clone()),
-                    },
-                ),
-            ),
-            field(
-                &["tie_word_embeddings"],
-                Meaning::Default("tie_embeddings", Given::Bool(true)),
-            ),
         ],
     },
 ];
