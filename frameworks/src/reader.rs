@@ -185,7 +185,7 @@ impl Reader {
         let known = format.siblings(path);
         if let Some(meant) = known.iter().find(|k| is_typo(word, k)) {
             let message = format!(
-                "`{}` is no key of {}; did you mean `{meant}`?",
+                "`{}` is not a key of {}; did you mean `{meant}`?",
                 name.text, format.name
             );
             return Err(ConfigError::at(file, name.at, message));

@@ -38,7 +38,7 @@ pub enum Lack {
     Accuracy,
     /// Everything: the job would be another one.
     Everything,
-    /// Nothing: the key is no part of a training step.
+    /// Nothing: the key does not affect a training step.
     Nothing,
 }
 

@@ -181,11 +181,11 @@ fn bad_input_says_where_and_what_to_write() {
     };
     assert_eq!(
         error("micro_batch_sizee: 2\n"),
-        "job.yaml:3:1: `micro_batch_sizee` is no key of Axolotl; did you mean `micro_batch_size`?"
+        "job.yaml:3:1: `micro_batch_sizee` is not a key of Axolotl; did you mean `micro_batch_size`?"
     );
     assert_eq!(
         error("fsdp_config:\n  fsdp_ofload_params: true\n"),
-        "job.yaml:4:3: `fsdp_ofload_params` is no key of Axolotl; did you mean `offload_params`?"
+        "job.yaml:4:3: `fsdp_ofload_params` is not a key of Axolotl; did you mean `offload_params`?"
     );
     assert_eq!(
         error("micro_batch_size: two\n"),

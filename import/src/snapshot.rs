@@ -1,7 +1,7 @@
 //! Memory snapshots (`torch.cuda.memory._dump_snapshot`): the peak by role and unit, failed
 //! allocations, and the same allocations under other settings of the allocator.
 //!
-//! The history is a ring buffer, so it may begin in the middle of a run. Memory allocated before
+//! The history is a ring buffer, so it may begin after the run did. Memory allocated before
 //! that is the state at the end minus the changes in the history.
 
 mod export;

@@ -77,7 +77,7 @@ impl Database {
     /// Opens a database and reads its schema.
     ///
     /// # Errors
-    /// Fails if the file cannot be read, is cut off, or is no database.
+    /// Fails if the file cannot be read, is cut off, or is not a database.
     pub(crate) fn open(mut file: File) -> io::Result<Self> {
         let length = file.seek(SeekFrom::End(0))?;
         file.seek(SeekFrom::Start(0))?;

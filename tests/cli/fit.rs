@@ -204,7 +204,7 @@ fn bad_input_says_what_to_write() {
     let text = error(&[&typo, "--gpus", "8xh100"]);
     assert!(
         text.contains(
-            "typo.yaml:2:1: `sequence_lenn` is no key of Axolotl; did you mean `sequence_len`?"
+            "typo.yaml:2:1: `sequence_lenn` is not a key of Axolotl; did you mean `sequence_len`?"
         ),
         "{text}"
     );

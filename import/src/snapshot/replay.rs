@@ -100,7 +100,7 @@ pub(super) fn recorded(history: &History, capacity: Option<Bytes>) -> Replay {
     replay
 }
 
-/// Replays the history under other settings. A history that starts in the middle of the run is
+/// Replays the history under other settings. A history that starts after the run did is
 /// replayed from its live blocks, allocated in the order of their addresses.
 pub(super) fn under(
     history: &History,

@@ -25,7 +25,7 @@ impl ScoreMod {
     };
 }
 
-/// Returns the slope of a head in ALiBi. Of a number of heads that is no power of two, the heads
+/// Returns the slope of a head in ALiBi. If the number of heads is not a power of two, the heads
 /// after the largest power have every second slope of twice as many.
 #[must_use]
 pub fn alibi_slope(head: u64, heads: u64) -> f64 {

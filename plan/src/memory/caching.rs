@@ -18,7 +18,7 @@
 //!
 //! With `expandable_segments` a (stream, pool) has one growable range instead; see `expandable`.
 //! `reclaim` has the rules of `max_split_size` and `garbage_collection_threshold`, `restore` builds
-//! an allocator in the middle of a run.
+//! an allocator that is in use.
 
 mod expandable;
 mod inspect;

@@ -1,4 +1,4 @@
-//! An allocator in the middle of a run, from its segments and live blocks.
+//! An allocator that is in use, from its segments and live blocks.
 
 use super::{BlockId, Bytes, CachingAllocator, GRANULE, SMALL, State};
 use crate::ir::StreamId;

@@ -1,6 +1,6 @@
 //! Losses of routers: sums over rows, in an order that depends on shapes alone.
 
-use super::route::common;
+use super::route::{ROWS as PER_BLOCK, common};
 use super::tables::{contiguous, entry, slots};
 use super::{CodegenError, Module, Param, Request, blocks, float, numel};
 use crate::kernels::strides;
@@ -164,7 +164,7 @@ pub(in crate::kernels) fn load_balance_grad(
     );
     Ok(Module {
         source,
-        entries: vec![entry("k0", [blocks(rows, 4)?, 1, 1], 128, &params)],
+        entries: vec![entry("k0", [blocks(rows, PER_BLOCK)?, 1, 1], 128, &params)],
         scratch: 0,
     })
 }
@@ -256,7 +256,7 @@ pub(in crate::kernels) fn z_loss_grad(
     );
     Ok(Module {
         source,
-        entries: vec![entry("k0", [blocks(rows, 4)?, 1, 1], 128, &params)],
+        entries: vec![entry("k0", [blocks(rows, PER_BLOCK)?, 1, 1], 128, &params)],
         scratch: 0,
     })
 }

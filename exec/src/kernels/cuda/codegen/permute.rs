@@ -1,23 +1,14 @@
 //! Tokens in the order of their experts: positions, and copies and sums of rows.
 
-use super::tables::{contiguous, entry, lanes, slots};
+use super::tables::{contiguous, entry, integers, lanes, slots};
 use super::{CodegenError, Module, Param, Request, blocks, numel};
 use crate::kernels::strides;
-use shardlab_plan::ir::{BodyOp, DType, Slot};
+use shardlab_plan::ir::{BodyOp, Slot};
 
 /// Choices of a block that sorts.
 const CHUNK: usize = 256;
 /// Most experts of a rank.
 const EXPERTS: usize = 1024;
-
-fn integers(req: &Request<'_>, slots: &[&Slot]) -> Result<(), CodegenError> {
-    for slot in slots {
-        if req.arg(slot.place)?.dtype != DType::I64 {
-            return Err(CodegenError::new("positions are 64-bit integers"));
-        }
-    }
-    Ok(())
-}
 
 /// Generates `ids -> offsets, position`: the counts of each block's experts, their prefix sums over
 /// blocks and experts, and the rank of each choice within its block.
@@ -27,7 +18,7 @@ pub(in crate::kernels) fn sort(
     experts: usize,
 ) -> Result<Module, CodegenError> {
     let ([ids], [offsets, position]) = slots::<1, 2>(op)?;
-    integers(req, &[ids, offsets, position])?;
+    integers(req, "positions", &[ids, offsets, position])?;
     let n = numel(ids);
     if experts > EXPERTS || numel(offsets) != experts + 1 || numel(position) != n {
         return Err(CodegenError::new(format!(
@@ -115,7 +106,7 @@ impl Sizes {
         rows: &Slot,
         position: &Slot,
     ) -> Result<Self, CodegenError> {
-        integers(req, &[position])?;
+        integers(req, "positions", &[position])?;
         let ((t, d), (r, width)) = (strides::matrix(tokens), strides::matrix(rows));
         let k = numel(position) / t.max(1);
         if d != width || k * t != numel(position) {

@@ -1,13 +1,13 @@
 //! Routers: one warp per row.
 
-use super::tables::{contiguous, entry, slots};
+use super::tables::{contiguous, entry, integers, slots};
 use super::{CodegenError, Module, Param, Request, blocks, float, numel};
 use crate::kernels::strides;
-use shardlab_plan::ir::{BodyOp, DType, op};
+use shardlab_plan::ir::{BodyOp, op};
 
 const COMMON: &str = include_str!("route.cuh");
 /// Rows of a block, one per warp.
-const ROWS: usize = 4;
+pub(super) const ROWS: usize = 4;
 /// Most columns whose rows fit into the shared memory of a block.
 const COLUMNS: usize = 1024;
 
@@ -40,9 +40,7 @@ pub(in crate::kernels) fn route(
         let what = format!("{k} of {d} columns in {groups} groups");
         return Err(CodegenError::new(what));
     }
-    if req.arg(ids.place)?.dtype != DType::I64 {
-        return Err(CodegenError::new("ids are 64-bit integers"));
-    }
+    integers(req, "ids", &[ids])?;
     let bias = match op.inputs.get(1).filter(|_| of.bias) {
         Some(bias) => format!(" + up({}[c])", contiguous(req, bias)?),
         None => String::new(),
@@ -132,9 +130,7 @@ pub(in crate::kernels) fn route_grad(
     if numel(dy) != rows * k || numel(ids) != rows * k || numel(out) != rows * d {
         return Err(CodegenError::new("as many weights as ids"));
     }
-    if req.arg(ids.place)?.dtype != DType::I64 {
-        return Err(CodegenError::new("ids are 64-bit integers"));
-    }
+    integers(req, "ids", &[ids])?;
     let gradient = if of.normalize {
         "(g - mean) / sum"
     } else {

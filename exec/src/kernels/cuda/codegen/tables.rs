@@ -29,11 +29,19 @@ pub(super) fn contiguous(req: &Request<'_>, slot: &Slot) -> Result<String, Codeg
     req.address(slot)
 }
 
+/// Refuses operands that are not 64-bit integers.
+pub(super) fn integers(req: &Request<'_>, what: &str, slots: &[&Slot]) -> Result<(), CodegenError> {
+    for slot in slots {
+        if req.arg(slot.place)?.dtype != DType::I64 {
+            return Err(CodegenError::new(format!("{what} are 64-bit integers")));
+        }
+    }
+    Ok(())
+}
+
 /// Returns the integer at position `at` of a slot, as C.
 pub(super) fn id(req: &Request<'_>, slot: &Slot, at: &str) -> Result<String, CodegenError> {
-    if req.arg(slot.place)?.dtype != DType::I64 {
-        return Err(CodegenError::new("ids are 64-bit integers"));
-    }
+    integers(req, "ids", &[slot])?;
     let at = index::offset(&Index::single(at), &index::dims(slot), 1, None)?;
     Ok(format!("{}[{}]", req.address(slot)?, at.code))
 }
