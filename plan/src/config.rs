@@ -39,7 +39,7 @@ pub use model::{Bias, Family, Model, ModelOptions};
 pub use precision::Precision;
 pub use rope::{RopeScaling, RopeType};
 use serde::Serialize;
-pub use train::{Loss, LrSchedule, Optimizer, Recompute, RecomputeLayers, Train};
+pub use train::{AttentionBackend, Loss, LrSchedule, Optimizer, Recompute, RecomputeLayers, Train};
 pub(crate) use words::Words;
 
 /// A complete, checked scenario.

@@ -180,8 +180,8 @@ pub struct Graph {
     pub consts: Vec<Const>,
     /// Op that computes a value, by value; `u32::MAX` for leaves.
     pub producer: Vec<u32>,
-    /// `(op, buffer)`: a local variable of the model's code holds the buffer until this op has been
-    /// issued.
+    /// `(op, buffer)`: a local variable of the model's code, or the cache of selective recompute,
+    /// holds the buffer until this op has been issued.
     pub holds: Vec<(u32, u32)>,
     /// Module of new ops.
     pub(crate) module: Option<ModuleId>,

@@ -18,6 +18,7 @@ mod text;
 mod traffic;
 pub mod workspace;
 
+use crate::config::AttentionBackend;
 use crate::ir::{
     Access, Buffer, BufferId, Collective, CollectiveId, CommId, CopyDesc, CopyId, DType,
     DeviceMesh, EventId, GroupId, Holds, HostWorkKind, InstrId, Kernel, KernelId, Module, ModuleId,
@@ -226,6 +227,9 @@ pub struct ProgramMeta {
     /// Whether every sum has a fixed order.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub deterministic: bool,
+    /// Library of the attention kernels; `None`: the one that PyTorch picks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attention_backend: Option<AttentionBackend>,
     /// `expandable_segments` of the caching allocator.
     pub expandable_segments: bool,
     /// Number of gradient buffers that the policy allows in flight.

@@ -3,6 +3,7 @@
 //! A profile is a TOML file. Shipped profiles are embedded in the binary; [`load`] takes their
 //! names or a path.
 
+mod backend;
 mod extend;
 mod figures;
 mod load;
@@ -13,8 +14,8 @@ mod source;
 pub use figures::MemoryUse;
 pub use load::{load, parse, text};
 pub use profile::{
-    AttentionRow, AttentionTable, CollectiveName, CollectiveTable, Contention, Counted, Device,
-    Efficiency, Footprint, GemmMisaligned, GemmRow, GemmTable, Host, HostWork, MeasuredOn,
-    MemoryClass, MemoryTable, Network, Power, Profile, Scale,
+    AttentionRates, AttentionRow, AttentionTable, CollectiveName, CollectiveTable, Contention,
+    Counted, Device, Efficiency, Footprint, GemmMisaligned, GemmRow, GemmTable, Host, HostWork,
+    MeasuredOn, MemoryClass, MemoryTable, Network, Power, Profile, Scale,
 };
 pub use source::{ProfileError, shipped};

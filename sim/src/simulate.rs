@@ -57,6 +57,14 @@ pub fn simulate_light(
     )
 }
 
+/// Returns how many times as long kernels take where the slowest of many GPUs decides: every
+/// collective of all ranks ends with the last one.
+fn straggling(program: &Program, profile: &Profile) -> f64 {
+    let ranks = program.meta.mesh.world();
+    let nodes = ranks.div_ceil(program.meta.gpus_per_node.max(1));
+    1.0 + profile.network.straggler_loss * f64::from(nodes.max(1)).log2()
+}
+
 /// Simulates, and counts the program instructions that the host interpreted (over all timed passes
 /// and ranks), for benchmarks.
 ///
@@ -71,12 +79,18 @@ pub fn simulate_counted(
         .check(program.meta.mesh.world())
         .map_err(SimError::Options)?;
     check_program(program)?;
+    let profile = &*profile
+        .with_attention(program.meta.attention_backend)
+        .map_err(SimError::Options)?;
     let times = |part| options.times(part) * profile.times(part);
     let host = HostCosts::new(profile, times(Part::Host));
     let mut costs = Costs::new(program, profile);
     costs.measured(&options.kernel_times);
     for part in Part::ALL {
         costs.slow(part, times(part));
+    }
+    for part in [Part::Arithmetic, Part::Memory] {
+        costs.slow(part, straggling(program, profile));
     }
     check_costs(&costs)?;
     let sections: Vec<SectionCode> = program

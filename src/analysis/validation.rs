@@ -103,6 +103,8 @@ pub struct Compared {
     pub cells: [Option<Cell>; 4],
     /// Model FLOPs per rank and step.
     pub model_flops: f64,
+    /// Peak rate of the GPU in the compute dtype, FLOP/s.
+    pub peak_flops: f64,
     /// Tokens per rank and step.
     pub tokens: f64,
     /// The row in the form that the error bands of predictions use.
@@ -174,6 +176,7 @@ pub fn compare(
                     ..Residual::of(&p.scenario, &p.program, &p.profile)
                 },
                 model_flops: p.program.meta.model_flops.0 as f64,
+                peak_flops: p.profile.peak_flops(p.program.meta.compute),
                 tokens: p.program.meta.tokens as f64,
                 row,
             })
@@ -191,6 +194,25 @@ fn path_of(table: &Path, scenario: &str) -> PathBuf {
         Some(next_to_table) if !given.exists() && next_to_table.exists() => next_to_table,
         _ => given,
     }
+}
+
+/// Returns the errors of the rows of each project, in the order of their first rows; none if all
+/// rows are of one project.
+#[must_use]
+pub fn errors_by_project(rows: &[Compared]) -> Vec<(&str, Vec<Errors>)> {
+    let mut projects: Vec<(&str, Vec<Compared>)> = Vec::new();
+    for row in rows {
+        let project = row.row.project();
+        match projects.iter_mut().find(|(name, _)| *name == project) {
+            Some((_, known)) => known.push(row.clone()),
+            None => projects.push((project, vec![row.clone()])),
+        }
+    }
+    if projects.len() < 2 {
+        return Vec::new();
+    }
+    let of = |(name, rows): (_, Vec<Compared>)| (name, errors(&rows));
+    projects.into_iter().map(of).collect()
 }
 
 /// Returns the errors of every metric that any row measured.

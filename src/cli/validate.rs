@@ -8,7 +8,7 @@ use super::output::{Failure, Out, Status};
 use super::progress::Progress;
 use super::table::Table;
 use crate::analysis::validation::{
-    Compared, Errors, Metric, Null, compare, errors, null_models, read,
+    Compared, Errors, Metric, Null, compare, errors, errors_by_project, null_models, read,
 };
 use crate::predict::{Profiles, Residual};
 use serde::Serialize;
@@ -86,16 +86,23 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         return Ok(Status::Done);
     }
     let (errors, nulls) = (errors(&compared), null_models(&compared));
+    let by_source = errors_by_project(&compared);
     if args.json {
         for row in &compared {
             out.json(&RowObject::of(row))?;
         }
         out.json(&Totals {
             errors: &errors,
+            by_source: by_source
+                .iter()
+                .map(|(name, e)| (*name, e.as_slice()))
+                .collect(),
             null_models: &nulls,
         })?;
     } else {
-        print(args.markdown, &compared, &errors, &nulls, out)?;
+        rows(args.markdown, &compared, out)?;
+        totals(args.markdown, &errors, &by_source, out)?;
+        null_lines(&nulls, out)?;
     }
     let off = args.max_error.map_or(0, |limit| beyond(&compared, limit));
     Ok(if off == 0 {
@@ -189,6 +196,8 @@ impl<'a> RowObject<'a> {
 #[derive(Serialize)]
 struct Totals<'a> {
     errors: &'a [Errors],
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    by_source: BTreeMap<&'a str, &'a [Errors]>,
     null_models: &'a [Null],
 }
 
@@ -230,22 +239,11 @@ impl Sheet {
     }
 }
 
-fn print(
-    markdown: bool,
-    rows: &[Compared],
-    errors: &[Errors],
-    nulls: &[Null],
-    out: &mut Out,
-) -> Result<(), Failure> {
+/// Prints a line per row.
+fn rows(markdown: bool, rows: &[Compared], out: &mut Out) -> Result<(), Failure> {
     let shown: Vec<usize> = (0..Metric::ALL.len())
         .filter(|&i| rows.iter().any(|r| r.cells[i].is_some()))
         .collect();
-    let mut titles = vec!["row".to_owned()];
-    for &i in &shown {
-        titles.push(format!(">{}", TITLES[i]));
-        titles.push(">predicted".into());
-        titles.push(">error %".into());
-    }
     // Four metrics side by side leave no room for names, so print one table per metric.
     let sheets: Vec<Vec<usize>> = if markdown || shown.len() <= 2 {
         vec![shown.clone()]
@@ -268,21 +266,50 @@ fn print(
         sheet.write(markdown, out)?;
         out.blank()?;
     }
+    Ok(())
+}
+
+/// Prints the errors of all rows, and of the rows of each source.
+fn totals(
+    markdown: bool,
+    errors: &[Errors],
+    by_source: &[(&str, Vec<Errors>)],
+    out: &mut Out,
+) -> Result<(), Failure> {
+    let titles = [
+        "metric",
+        ">rows",
+        ">mean |error| %",
+        ">mean error %",
+        ">worst %",
+        "worst row",
+    ];
     let sheet = Sheet {
-        titles: [
-            "metric",
-            ">rows",
-            ">mean |error| %",
-            ">mean error %",
-            ">worst %",
-            "worst row",
-        ]
-        .map(str::to_owned)
-        .to_vec(),
+        titles: titles.map(str::to_owned).to_vec(),
         rows: errors.iter().map(summary).collect(),
     };
     sheet.write(markdown, out)?;
     out.blank()?;
+    if by_source.is_empty() {
+        return Ok(());
+    }
+    let titles = ["source"].into_iter().chain(titles[..5].iter().copied());
+    let line = |(source, errors): &(&str, Vec<Errors>)| {
+        let name = if source.is_empty() { "(none)" } else { *source };
+        let of = |e| [vec![name.to_owned()], summary(e)[..5].to_vec()].concat();
+        errors.iter().map(of).collect::<Vec<_>>()
+    };
+    let sheet = Sheet {
+        titles: titles.map(str::to_owned).collect(),
+        rows: by_source.iter().flat_map(line).collect(),
+    };
+    sheet.write(markdown, out)?;
+    out.blank()?;
+    Ok(())
+}
+
+/// Prints the errors of null models.
+fn null_lines(nulls: &[Null], out: &mut Out) -> Result<(), Failure> {
     for null in nulls {
         let error = null
             .mean_abs_percent

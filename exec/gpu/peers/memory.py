@@ -88,12 +88,32 @@ def recomputed(which, layers):
     return [i for i in range(layers) if any(covers(glob.split("."), ["layers", str(i)]) for glob in which)]
 
 
+def selective(nth):
+    """Contexts of a checkpoint that keeps the results of matmuls and attention, without every nth matmul (as torchtitan counts)."""
+    import torch
+    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+    aten = torch.ops.aten
+    save = {aten.mm.default, aten.addmm.default, aten._scaled_dot_product_cudnn_attention.default,
+            aten._scaled_dot_product_flash_attention.default, aten._scaled_dot_product_efficient_attention.default}
+    matmuls = {False: 0, True: 0}
+    def policy(ctx, func, *args, **kwargs):
+        if func == aten.mm.default: matmuls[ctx.is_recompute] += 1
+        again = func == aten.mm.default and nth and matmuls[ctx.is_recompute] % nth == 0
+        return CheckpointPolicy.MUST_SAVE if func in save and not again else CheckpointPolicy.PREFER_RECOMPUTE
+    return create_selective_checkpoint_contexts(policy)
+
+
 def around_blocks(m, get):
     """What a scenario puts around blocks: recompute of those that it chooses, and compilation of each."""
     if get("train.recompute") == "full":
         from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
         for i in recomputed(get("train.recompute_layers", "all"), len(m.layers)):
             m.layers[i] = checkpoint_wrapper(m.layers[i], preserve_rng_state=False)
+    if get("train.recompute") == "selective":
+        from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+        context = lambda: selective(get("train.recompute_nth_matmul", 0))
+        for i in recomputed(get("train.recompute_layers", "all"), len(m.layers)):
+            m.layers[i] = checkpoint_wrapper(m.layers[i], context_fn=context, preserve_rng_state=False)
     if get("compile.mode", "off") == "blocks":
         for l in m.layers: l.compile(fullgraph=True)
 

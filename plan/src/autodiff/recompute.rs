@@ -17,6 +17,9 @@ pub(crate) struct Recomputed {
     save: Option<Vec<String>>,
     /// Selective recompute runs every n-th matmul of a block again; 0: none.
     nth_matmul: u32,
+    /// Eager code keeps all results that selective recompute keeps, also those that backward does
+    /// not need (see `Train::caches_unneeded`).
+    caches_unneeded: bool,
     /// Block that each module belongs to.
     block_of: Vec<Option<ModuleId>>,
     /// Whether the mode applies to a module, for each module: to the blocks that were chosen and
@@ -48,6 +51,7 @@ impl Recomputed {
             mode: train.recompute,
             save: train.recompute_save.clone(),
             nth_matmul: train.recompute_nth_matmul,
+            caches_unneeded: train.caches_unneeded,
             block_of,
             chosen,
         }
@@ -106,6 +110,8 @@ pub(super) struct State {
     block_of: Vec<Option<ModuleId>>,
     /// Whether the results of each forward op are kept.
     kept: Vec<bool>,
+    /// Whether eager code keeps them although backward does not need them.
+    caches_unneeded: bool,
     /// Forward ops of each block, by module.
     ops_of: Vec<Range<usize>>,
     /// Recomputed values by forward value.
@@ -127,6 +133,7 @@ impl State {
                 mode,
                 block_of: vec![],
                 kept: vec![],
+                caches_unneeded: false,
                 ops_of: vec![],
                 stands_for: vec![],
                 current: None,
@@ -152,6 +159,7 @@ impl State {
             mode,
             block_of,
             kept: what.kept(&m.graph.ops),
+            caches_unneeded: what.caches_unneeded,
             ops_of,
             stands_for: vec![None; m.graph.values.len()],
             current: None,
@@ -293,6 +301,31 @@ impl Engine<'_> {
             }
             for v in &op.inputs {
                 used[v.index()] = true;
+            }
+        }
+        if self.recompute.caches_unneeded {
+            self.hold_cached();
+        }
+    }
+
+    /// Holds the results that selective recompute keeps until the block's forward runs again, which
+    /// takes them out of the cache.
+    fn hold_cached(&mut self) {
+        let g = &mut self.m.graph;
+        for section in &self.out.sections {
+            let mut rest = (section.ops.start as usize)..g.ops.len();
+            let Some(first) = rest.find(|&i| !g.ops[i].is_view()) else {
+                continue;
+            };
+            for i in self.recompute.ops_of[section.module.index()].clone() {
+                if !self.recompute.kept[i] {
+                    continue;
+                }
+                for &out in &g.ops[i].outputs {
+                    if let Some(buffer) = g.buffer_of(out) {
+                        g.holds.push((first as u32, buffer));
+                    }
+                }
             }
         }
     }

@@ -72,6 +72,26 @@ words!(Loss {
     Chunked = "chunked",
 });
 
+/// Library of the fused attention kernels, by the names of `torch.nn.attention.SDPBackend`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AttentionBackend {
+    /// cuDNN's.
+    Cudnn,
+    /// FlashAttention 2.
+    Flash,
+    /// CUTLASS's memory-efficient attention.
+    Efficient,
+    /// FlashAttention 1 in Triton, as training frameworks of 2022 and 2023 used it.
+    Triton,
+}
+
+words!(AttentionBackend {
+    Cudnn = "cudnn",
+    Flash = "flash",
+    Efficient = "efficient",
+    Triton = "triton",
+});
+
 /// Optimizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Optimizer {
@@ -119,10 +139,16 @@ pub struct Train {
     /// Selective recompute runs every n-th matmul of a block again, although it keeps the results
     /// of others; 0: none.
     pub recompute_nth_matmul: u32,
+    /// Eager selective recompute keeps every result that it may keep until the block's forward runs
+    /// again, also those that backward does not need, as `create_selective_checkpoint_contexts`
+    /// does. Compiled code keeps what backward needs.
+    pub caches_unneeded: bool,
     /// Loss.
     pub loss: Loss,
     /// Rows per chunk of the chunked loss.
     pub loss_chunk_rows: u64,
+    /// Library of the attention kernels; `None`: the one that PyTorch picks.
+    pub attention_backend: Option<AttentionBackend>,
     /// Optimizer.
     pub optimizer: Optimizer,
     /// Peak learning rate.

@@ -1,5 +1,6 @@
 //! The table.
 
+use crate::config::AttentionBackend;
 use IfAbsent::{Is, Required, Unknown};
 use Kind::{ByDtype, Dtype, Flag, Integer, Number, Rows, Text, Word};
 use Range::{AtLeastOne, NotNegative, Positive, Rate, Scale, Share};
@@ -297,6 +298,7 @@ pub const SECTIONS: &[Section] = &[
         "nic_efficiency" Number(Rate), "", Required, "share of it that large collectives reach";
         "nic_latency_us" Number(NotNegative), "us", Required, "additional time per network hop";
         "misaligned_factor" Number(AtLeastOne), "", Required, "slowdown of payloads that are not a multiple of 16 bytes";
+        "straggler_loss" Number(NotNegative), "", Is("0.0"), "how much longer kernels take per doubling of the number of nodes, because collectives wait for the slowest GPU";
         "sms_per_collective" Integer(0, MAX), "", Required, "SMs that a running collective holds; fewer than `device.sms`";
     }),
     section!(required "contention" "Rates that overlapping work loses, relative to running alone." {
@@ -333,6 +335,7 @@ pub const SECTIONS: &[Section] = &[
         "conv" Number(Rate), "", Required, "convolutions, relative to the equivalent matmul";
         "attention" Number(Rate), "", Required, "attention, forward";
         "attention_backward" Number(Rate), "", Required, "attention, backward";
+        "attention_backend" Word(AttentionBackend::WORDS), "", Unknown, "library of `attention` and of `[[attention]]` tables without `backend`: the one that PyTorch picks";
         "attention_backward_fixed_order" Number(Positive), "", Unknown, "time with a fixed order of sums, relative to the tables. Without it, deterministic steps are priced like others, and the prediction says so";
     }),
     section!(optional "efficiency.gemm_misaligned" "Slowdown of a 16-bit matmul if the rows of an operand do not start at multiples of 16 bytes." {
@@ -361,7 +364,14 @@ pub const SECTIONS: &[Section] = &[
         "dtype" Dtype, "", Required, "element type";
         "causal" Flag, "", Required, "causal mask";
         "backward" Flag, "", Required, "backward kernel";
+        "backend" Word(AttentionBackend::WORDS), "", Unknown, "library, as in `[[attention_backend]]`; without it, the one that PyTorch picks";
         "rows" ATTENTION_ROWS, "", Required, "measured shapes";
+    }),
+    section!(array "attention_backend" "Attention of a library that a job asks for (`train.attention_backend`)." {
+        "source" Text, "", Required, "where the numbers come from";
+        "backend" Word(AttentionBackend::WORDS), "", Required, "the library";
+        "forward" Number(Rate), "", Required, "share of the peak, forward, for shapes without a table row";
+        "backward" Number(Rate), "", Required, "the same, backward";
     }),
     section!(array "memory" "Measured memory-bound kernels." {
         "source" Text, "", Required, "where the rows come from";

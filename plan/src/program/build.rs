@@ -76,6 +76,7 @@ impl ProgramMeta {
             tokens: 1,
             model_flops: Flops(0),
             deterministic: false,
+            attention_backend: None,
             expandable_segments: false,
             reduce_in_flight: 1,
             validate_every: 0,

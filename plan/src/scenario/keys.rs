@@ -9,10 +9,10 @@ pub(crate) use applies::families;
 use super::huggingface;
 use super::presets::PRESETS;
 use crate::config::{
-    Activation, AllocatorKind, AuxLoss, CompileMode, GatePreset, GateProgram, GradientSync, Head,
-    LayerType, Loss, LrSchedule, MergeProjections, Norm, NormPosition, Optimizer, OuterStrategy,
-    PackedQkv, PolicyKind, PositionEmbedding, QkNorm, Recompute, Residual, RopeType, Router, Scope,
-    Strategy,
+    Activation, AllocatorKind, AttentionBackend, AuxLoss, CompileMode, GatePreset, GateProgram,
+    GradientSync, Head, LayerType, Loss, LrSchedule, MergeProjections, Norm, NormPosition,
+    Optimizer, OuterStrategy, PackedQkv, PolicyKind, PositionEmbedding, QkNorm, Recompute,
+    Residual, RopeType, Router, Scope, Strategy,
 };
 use crate::models;
 use applies::{
@@ -394,6 +394,7 @@ keys! {
     RecomputeNthMatmul: "train" "recompute_nth_matmul" [Integer(0, 64)] "0" "Selective recompute runs every Nth matmul (mm) of a block again; torchtitan's per-op policy: 2; 0: none" needs [SELECTIVE];
     Loss: "train" "loss" [Choice(Loss::WORDS)] "\"materialized\"" "Cross entropy: materialized (all logits at once), chunked (computes logits, loss and their gradients chunk by chunk, so that the full logits never exist)";
     LossChunkRows: "train" "loss_chunk_tokens" as "loss_chunk_rows" also ["loss_chunk_rows"] [Integer(1, 4 * MIB)] "4096" "Tokens per chunk of the chunked loss: smaller chunks use less memory, larger ones are faster" needs [CHUNKED_LOSS];
+    AttentionBackend: "train" "attention_backend" also ["sdpa_backend"] [Choice(AttentionBackend::WORDS)] "(the one that PyTorch picks)" "Library of the fused attention kernels, which predictions price (torch.nn.attention.sdpa_kernel): cudnn, flash (FlashAttention 2), efficient (CUTLASS), triton (FlashAttention 1 in Triton)";
     Optimizer: "train" "optimizer" [Choice(Optimizer::WORDS)] "\"adamw\"" "Optimizer: adamw (two moments per parameter), sgd (no state)";
     Lr: "train" "lr" [Number(0.0, 1e6)] "3e-4" "Peak learning rate";
     WarmupSteps: "train" "warmup_steps" [Integer(0, 1_000_000)] "0" "Steps of linear warm-up from 0 to `lr`; 0: no warm-up";

@@ -169,8 +169,14 @@ fn train(d: &Document, seq_len: u64) -> Train {
         recompute_layers: d.setting(Key::RecomputeLayers),
         recompute_save: d.given(Key::RecomputeSave),
         recompute_nth_matmul: d.setting(Key::RecomputeNthMatmul),
+        caches_unneeded: !d
+            .setting::<PolicyKind>(Key::Policy)
+            .spec()
+            .defaults
+            .optimizes_code,
         loss: d.setting(Key::Loss),
         loss_chunk_rows: d.setting(Key::LossChunkRows),
+        attention_backend: d.given(Key::AttentionBackend),
         optimizer: d.setting(Key::Optimizer),
         lr: d.setting(Key::Lr),
         warmup_steps: d.setting(Key::WarmupSteps),

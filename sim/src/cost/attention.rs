@@ -24,7 +24,7 @@ pub(super) fn price(kernel: &Kernel, moved: Bytes, profile: &Profile) -> Price {
     let peak = profile.peak_flops(kernel.dtype);
     let (mut weight, mut efficiency) = (1.0 / 9.0, by_default / 9.0);
     let mut nearest = f64::INFINITY;
-    let tables = profile.attention.iter();
+    let tables = profile.attention_tables();
     let same = |t: &&AttentionTable| (t.causal, t.backward) == (shape.causal, backward);
     for table in tables.filter(|t| t.dtype == kernel.dtype).filter(same) {
         for row in &table.rows {

@@ -85,6 +85,15 @@ fn check(p: &Profile) -> Result<(), (&'static str, String)> {
             return Err((key, message));
         }
     }
+    for backend in p.attention.iter().filter_map(|t| t.backend) {
+        if p.attention_backend.iter().all(|r| r.backend != backend) {
+            let message = format!(
+                "[[attention]] with backend = \"{0}\": there is no [[attention_backend]] of {0}, which has its rates for other shapes",
+                backend.name()
+            );
+            return Err(("attention", message));
+        }
+    }
     for t in &p.collective {
         if !t.ranks.is_multiple_of(t.nodes) {
             let message = format!(

@@ -19,7 +19,7 @@ pub(super) fn reconcile(p: &mut Profile) {
     }
     agree(
         &mut p.attention,
-        |t| ((t.dtype, t.causal, t.backward), &mut t.rows),
+        |t| ((t.dtype, t.causal, t.backward, t.backend), &mut t.rows),
         |r: &mut AttentionRow| ([r.0, r.1, r.2, r.3, r.4], r.5),
         |r, us| r.5 = us,
     );

@@ -3,6 +3,7 @@
 
 use crate::part::Part;
 use serde::Deserialize;
+use shardlab_plan::config::AttentionBackend;
 use shardlab_plan::ir::{AttentionShape, CollectiveKind, DType, KernelClass};
 use std::collections::BTreeMap;
 
@@ -42,6 +43,9 @@ pub struct Profile {
     /// `[[attention]]`: measured fused attention.
     #[serde(default)]
     pub attention: Vec<AttentionTable>,
+    /// `[[attention_backend]]`: libraries of attention that a job may ask for.
+    #[serde(default)]
+    pub attention_backend: Vec<AttentionRates>,
     /// `[[memory]]`: measured memory-bound kernels by class and bytes moved.
     #[serde(default)]
     pub memory: Vec<MemoryTable>,
@@ -207,6 +211,9 @@ pub struct Network {
     /// How many times slower a gather or scatter runs when a rank's payload is no multiple of 16
     /// bytes.
     pub misaligned_factor: f64,
+    /// How much longer kernels take per doubling of the number of nodes, because collectives wait
+    /// for the slowest GPU.
+    pub straggler_loss: f64,
     /// SMs that a running collective holds.
     pub sms_per_collective: u32,
 }
@@ -318,6 +325,8 @@ pub struct Efficiency {
     pub attention: f64,
     /// Attention backward.
     pub attention_backward: f64,
+    /// The library of these rates and of tables without a library: the one that PyTorch picks.
+    pub attention_backend: Option<AttentionBackend>,
     /// Time of attention's backward when its sums have a fixed order, relative to the tables'; not
     /// known if not given.
     pub attention_backward_fixed_order: Option<f64>,
@@ -454,8 +463,24 @@ pub struct AttentionTable {
     pub causal: bool,
     /// Backward kernel.
     pub backward: bool,
+    /// Library; `None`: the one that PyTorch picks.
+    pub backend: Option<AttentionBackend>,
     /// Rows.
     pub rows: Vec<AttentionRow>,
+}
+
+/// `[[attention_backend]]`: attention of a library that a job asks for.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AttentionRates {
+    /// Where the numbers come from.
+    pub source: String,
+    /// The library.
+    pub backend: AttentionBackend,
+    /// Share of the peak, forward.
+    pub forward: f64,
+    /// Share of the peak, backward.
+    pub backward: f64,
 }
 
 /// `[[memory]]`: bytes read plus written against microseconds.

@@ -2,6 +2,7 @@
 
 use super::Compared;
 use serde::Serialize;
+use std::collections::BTreeSet;
 
 /// Errors of a null model over the step times of a table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -14,57 +15,106 @@ pub struct Null {
     pub mean_abs_percent: Option<f64>,
 }
 
-/// Returns the errors of both null models.
+/// Returns the errors of the null models.
 ///
-/// *Constant MFU*: the step time is proportional to model FLOPs. The factor is fitted to the table
-/// itself and minimises the mean absolute error. *Nearest neighbour*: the step time of the most
-/// similar row with another setting, scaled by FLOPs.
+/// *Constant MFU*: the step time is proportional to model FLOPs over the GPU's peak. The factor
+/// minimizes the mean absolute error. *Nearest neighbor*: the step time of the most similar row
+/// with another setting, scaled by FLOPs over peak. Both know the table itself. If it has several
+/// sources, they are repeated with rows of other sources alone, which is what a prediction for a
+/// new source has to beat.
 #[must_use]
 pub fn null_models(rows: &[Compared]) -> Vec<Null> {
     let measured: Vec<(&Compared, f64)> = rows
         .iter()
         .filter_map(|r| Some((r, r.cells[0]?.measured)))
         .collect();
-    vec![
+    let mut nulls = vec![
         Null {
             name: "constant MFU",
             about: "step time proportional to model FLOPs, fitted on this table",
             mean_abs_percent: constant_mfu(&measured),
         },
         Null {
-            name: "nearest neighbour",
+            name: "nearest neighbor",
             about: "the most similar other row, scaled by model FLOPs",
-            mean_abs_percent: nearest(&measured),
+            mean_abs_percent: nearest(&measured, |row, other| {
+                other.row.setting() != row.row.setting()
+            }),
         },
-    ]
+    ];
+    let first = measured.first().map(|(r, _)| r.row.project());
+    if measured.iter().any(|(r, _)| Some(r.row.project()) != first) {
+        nulls.push(Null {
+            name: "constant MFU of other sources",
+            about: "fitted on the rows of all sources but the row's own",
+            mean_abs_percent: constant_mfu_of_others(&measured),
+        });
+        nulls.push(Null {
+            name: "nearest neighbor of other sources",
+            about: "the most similar row of another source, scaled by model FLOPs",
+            mean_abs_percent: nearest(&measured, |row, other| {
+                other.row.project() != row.row.project()
+            }),
+        });
+    }
+    nulls
+}
+
+/// Returns the seconds that a row's model FLOPs take at the peak rate.
+fn ideal(row: &Compared) -> f64 {
+    row.model_flops / row.peak_flops
+}
+
+/// Returns the factor of a constant MFU that fits rows best.
+fn factor(rows: &[(&Compared, f64)]) -> Option<f64> {
+    // The error of a row is |factor * ideal / measured - 1|, so the best factor equals measured /
+    // ideal of some row.
+    let error = |factor: &f64| {
+        let errors = rows
+            .iter()
+            .map(|(r, ms)| (factor * ideal(r) / ms - 1.0).abs());
+        errors.sum::<f64>()
+    };
+    let factors = rows.iter().map(|(r, ms)| ms / ideal(r));
+    factors.min_by(|a, b| error(a).total_cmp(&error(b)))
 }
 
 fn constant_mfu(rows: &[(&Compared, f64)]) -> Option<f64> {
-    // The error of a row is |factor * flops / measured - 1|, so the best factor equals measured /
-    // flops of some row.
-    let error = |factor: f64| {
-        let sum: f64 = rows
-            .iter()
-            .map(|(r, ms)| (factor * r.model_flops / ms - 1.0).abs())
-            .sum();
-        100.0 * sum / rows.len() as f64
-    };
-    rows.iter()
-        .map(|(r, ms)| error(ms / r.model_flops))
-        .min_by(f64::total_cmp)
+    let factor = factor(rows)?;
+    mean(rows.iter().map(|(r, ms)| factor * ideal(r) / ms - 1.0))
 }
 
-fn nearest(rows: &[(&Compared, f64)]) -> Option<f64> {
+fn constant_mfu_of_others(rows: &[(&Compared, f64)]) -> Option<f64> {
+    let mut errors = Vec::with_capacity(rows.len());
+    let projects: BTreeSet<&str> = rows.iter().map(|(r, _)| r.row.project()).collect();
+    for project in projects {
+        let (own, others): (Vec<_>, Vec<_>) =
+            rows.iter().partition(|(r, _)| r.row.project() == project);
+        let factor = factor(&others)?;
+        errors.extend(own.iter().map(|(r, ms)| factor * ideal(r) / ms - 1.0));
+    }
+    mean(errors.into_iter())
+}
+
+fn nearest(
+    rows: &[(&Compared, f64)],
+    may_know: impl Fn(&Compared, &Compared) -> bool,
+) -> Option<f64> {
     let mut errors = Vec::with_capacity(rows.len());
     for (row, ms) in rows {
-        let other = rows
+        let (other, known) = rows
             .iter()
-            .filter(|(o, _)| o.row.setting() != row.row.setting())
+            .filter(|(other, _)| may_know(row, other))
             .min_by(|(a, _), (b, _)| distance(row, a).total_cmp(&distance(row, b)))?;
-        let guess = other.1 * row.model_flops / other.0.model_flops;
-        errors.push((guess / ms - 1.0).abs());
+        errors.push(known * ideal(row) / ideal(other) / ms - 1.0);
     }
-    (!errors.is_empty()).then(|| 100.0 * errors.iter().sum::<f64>() / errors.len() as f64)
+    mean(errors.into_iter())
+}
+
+/// Returns the mean absolute value in percent; `None` for none.
+fn mean(errors: impl ExactSizeIterator<Item = f64>) -> Option<f64> {
+    let n = errors.len();
+    (n > 0).then(|| 100.0 * errors.map(f64::abs).sum::<f64>() / n as f64)
 }
 
 /// Returns the distance between two rows: the difference in size, plus a little for each differing
@@ -100,6 +150,7 @@ mod tests {
             },
             cells: [Some(Cell::new(ms, ms)), None, None, None],
             model_flops: flops,
+            peak_flops: 1e12,
             tokens: 1.0,
             residual: crate::predict::Residual {
                 hardware: "h200-nvlink".into(),
@@ -139,5 +190,29 @@ mod tests {
     fn repeats_of_a_setting_are_no_neighbours() {
         let rows = [row("a", 1e12, 2.0), row("a", 1e12, 2.0)];
         assert_eq!(null_models(&rows)[1].mean_abs_percent, None);
+    }
+
+    /// Two sources of different MFU: each is predicted with the other's factor or row, and a GPU of
+    /// twice the peak takes half of the time.
+    #[test]
+    fn other_sources_predict_a_row_without_its_own() {
+        let of = |source: &str, setting: &str, flops: f64, ms: f64, peak: f64| {
+            let mut row = row(setting, flops, ms);
+            row.row.source = source.to_owned();
+            row.peak_flops = peak;
+            row
+        };
+        let rows = [
+            of("left@1 README", "a", 1e12, 2.0, 1e12),
+            of("left@2 README", "b", 4e12, 4.0, 2e12),
+            of("right commit 3", "c", 1e12, 4.0, 1e12),
+        ];
+        let nulls = null_models(&rows);
+        assert_eq!(nulls.len(), 4);
+        // Left's rows are predicted twice as long, right's half as long: 100, 100 and 50 %.
+        for null in &nulls[2..] {
+            let error = null.mean_abs_percent.unwrap();
+            assert!((error - 250.0 / 3.0).abs() < 1e-9, "{null:?}");
+        }
     }
 }

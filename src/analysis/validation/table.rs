@@ -31,6 +31,13 @@ impl Row {
         }
     }
 
+    /// Returns the project that published the row: the source up to its revision or first space.
+    #[must_use]
+    pub fn project(&self) -> &str {
+        let end = self.source.find(['@', ' ']).unwrap_or(self.source.len());
+        &self.source[..end]
+    }
+
     /// Returns the scenario with its overrides.
     #[must_use]
     pub fn setting(&self) -> String {

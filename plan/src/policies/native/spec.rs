@@ -30,12 +30,21 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
             "prefetch_next_step",
         ],
         refuses: REFUSES,
-        without_effect: &[WithoutEffect {
-            key: "precision.frozen_params",
-            because_of: "fsdp.policy",
-            only: Some(|s| !fully_compiled(s)),
-            why: "policy native keeps parameters that are not trained in the type that it computes in",
-        }],
+        without_effect: &[
+            WithoutEffect {
+                key: "precision.frozen_params",
+                because_of: "fsdp.policy",
+                only: Some(|s| !fully_compiled(s)),
+                why: "policy native keeps parameters that are not trained in the type that it \
+                      computes in",
+            },
+            WithoutEffect {
+                key: "train.attention_backend",
+                because_of: "fsdp.policy",
+                only: None,
+                why: "policy native picks its kernels by itself",
+            },
+        ],
     },
     fixed_addresses: "set fsdp.allocator = \"pool\"",
     engine: Engine {
