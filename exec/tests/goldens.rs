@@ -253,6 +253,33 @@ fn deepseek_v3_of_transformers() {
     family(&DEEPSEEK_V3);
 }
 
+/// Experts divided among ranks, sharded over the others, on parts of the batch.
+#[test]
+fn expert_parallel_runs_of_transformers() {
+    let mesh = |dp, ep| {
+        let [batch, dp, ep] = [
+            ("train.micro_batch", 4 / dp),
+            ("mesh.dp_shard", dp),
+            ("mesh.ep", ep),
+        ]
+        .map(|(key, n)| format!("{key}={n}"));
+        [dp, ep, batch]
+    };
+    for golden in [&MIXTRAL, &QWEN3_MOE, &QWEN2_MOE, &DEEPSEEK_V3] {
+        for (dp, ep, set) in [
+            (2, 2, &[][..]),
+            (4, 2, &["compile.mode=regions"]),
+            (4, 4, &["fsdp.policy=fsdp2"]),
+            (4, 2, &["fsdp.policy=megatron", "train.recompute=full"]),
+            (4, 4, &["compile.mode=full", "train.recompute=selective"]),
+        ] {
+            let mesh = mesh(dp, ep);
+            let mesh: Vec<&str> = mesh.iter().map(String::as_str).collect();
+            golden.matches(&[&mesh[..], set].concat(), FEW);
+        }
+    }
+}
+
 /// The load-balancing loss depends on the tokens of a micro-batch, so that only one rank without
 /// accumulation repeats the run.
 #[test]

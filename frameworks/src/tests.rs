@@ -334,6 +334,33 @@ fn hybrid_sharding_replicates_over_nodes() {
     assert_eq!(setting(&job, "mesh.dp_replicate").as_deref(), Some("4"));
 }
 
+/// Experts are divided among ranks that shard parameters; a dense model has none.
+#[test]
+fn expert_parallel_sizes_of_three_frameworks() {
+    let sixteen = Options {
+        gpus: Some("2x8xh100".parse().unwrap()),
+        ..Options::default()
+    };
+    let nemo = |model: &str, ep: u64| {
+        format!(
+            "recipe: TrainFinetuneRecipeForNextTokenPrediction\nmodel:\n  pretrained_model_name_or_path: {model}\n\
+             distributed:\n  strategy: fsdp2\n  ep_size: {ep}\nstep_scheduler:\n  local_batch_size: 1\n"
+        )
+    };
+    let of = |text: &str| {
+        let job = try_text("job.yaml", text, &sixteen).unwrap();
+        (setting(&job, "mesh.ep"), job.decisive().count())
+    };
+    assert_eq!(
+        of(&nemo("Qwen/Qwen3-30B-A3B", 8)),
+        (Some("8".to_owned()), 0)
+    );
+    assert_eq!(of(&nemo("Qwen/Qwen3-30B-A3B", 1)), (None, 0));
+    assert_eq!(of(&nemo("Qwen/Qwen3-8B", 8)), (None, 0));
+    // Across more ranks than share parameters.
+    assert_eq!(of(&nemo("Qwen/Qwen3-30B-A3B", 32)), (None, 1));
+}
+
 #[test]
 fn adapters_are_read_and_quantized_weights_are_decisive() {
     let base =

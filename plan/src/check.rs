@@ -16,6 +16,8 @@ mod capture;
 mod clock;
 mod collectives;
 mod describe;
+mod experts;
+mod factor;
 mod form;
 mod layout;
 mod norm;
@@ -51,6 +53,7 @@ pub fn check(program: &Program) -> Report {
     }
     layout::check(program, &mut sink);
     collectives::check(program, &mut sink);
+    experts::check(program, &mut sink);
     let walked = walk::walk(program, &mut sink, &mut ());
     sink.finish(walked.waits, walked.instructions)
 }

@@ -82,6 +82,7 @@ impl Scenario {
             (AxisId::DP_OUTER, mesh.dp_outer),
             (AxisId::SUB_SHARD, sub_shard),
             (AxisId::TP, mesh.tp),
+            (AxisId::EP, mesh.ep),
         ])
     }
 

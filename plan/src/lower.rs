@@ -22,12 +22,13 @@ pub(crate) mod walk;
 
 use crate::compile::tape::Tape;
 use crate::compile::{self, Sharding, WeightAdjacency};
-use crate::config::{AllocatorKind, CudaGraph, OuterStrategy, Scenario, Strategy};
-use crate::ir::{Module, Param, UnitId};
+use crate::config::{AllocatorKind, CudaGraph, Scenario, Strategy};
+use crate::ir::{AxisId, Module, Param, Placements, UnitId};
 use crate::memory::{self, AllocError, ReplayError};
 use crate::models::declare::Tree;
 use crate::models::{self, Declared};
 use crate::program::{Phase, Program, SectionKind, Unit};
+use crate::shard::placements::shard_axis;
 use crate::shard::{
     Group, Layout, LayoutKind, ShardError, UnitSpec, assign_units, build_groups, check_frozen,
 };
@@ -82,8 +83,8 @@ pub enum PlanError {
 
 /// A schedule: how it lays parameters out, and its lifecycle.
 pub(crate) struct Lowering {
-    /// Layout of its groups.
-    pub(crate) layout: fn(&Scenario) -> LayoutKind,
+    /// Layout of groups of parameters with these placements.
+    pub(crate) layout: fn(&Scenario, Placements) -> LayoutKind,
     /// Whether frozen parameters have groups of their own.
     pub(crate) frozen_apart: bool,
     /// Whether it places weights that `compile.merge_projections` would merge next to each other.
@@ -186,13 +187,14 @@ fn check_double_buffer(program: &Program) -> Result<(), PlanError> {
 }
 
 /// Returns the layout of policies whose groups are one flat buffer each.
-pub(crate) fn flat_layout(scenario: &Scenario) -> LayoutKind {
-    let mesh = &scenario.mesh;
-    let outer = mesh.dp_outer > 1 && scenario.fsdp.outer_strategy == OuterStrategy::Optim;
+pub(crate) fn flat_layout(scenario: &Scenario, of: Placements) -> LayoutKind {
+    let mesh = scenario.device_mesh();
+    let outer = inputs::outer_optim(scenario);
+    let inner = mesh.size(shard_axis(of));
     let shards = if outer {
-        mesh.data_ranks()
+        inner * mesh.size(AxisId::DP_OUTER)
     } else {
-        mesh.dp_shard
+        inner
     };
     let pad = shards > 1 && scenario.fsdp.strategy != Strategy::NoShard;
     LayoutKind::Flat {
@@ -202,9 +204,9 @@ pub(crate) fn flat_layout(scenario: &Scenario) -> LayoutKind {
 }
 
 /// Returns the layout of schedules that shard each parameter over its first dimension.
-pub(crate) fn per_param_layout(scenario: &Scenario) -> LayoutKind {
+pub(crate) fn per_param_layout(scenario: &Scenario, of: Placements) -> LayoutKind {
     LayoutKind::PerParam {
-        shards: scenario.mesh.dp_shard,
+        shards: scenario.device_mesh().size(shard_axis(of)),
     }
 }
 
@@ -295,7 +297,7 @@ fn units(
         &specs,
         modules,
         params,
-        (lowering.layout)(scenario),
+        |of| (lowering.layout)(scenario, of),
         &contiguous_with_next(scenario, lowering, params),
         lowering.frozen_apart,
     )?;

@@ -297,6 +297,7 @@ pub fn candidates(base: &Scenario, profile: &Profile) -> Vec<Change> {
         ],
     });
     all.extend(mesh(base));
+    all.extend(expert_parallel(base));
     all.extend(padding(base, profile));
     if base.fsdp.policy == PolicyKind::Native {
         let values = [
@@ -359,6 +360,18 @@ pub(super) fn mesh(base: &Scenario) -> Vec<Change> {
         }
     }
     all
+}
+
+/// Returns other numbers of ranks that divide the experts.
+fn expert_parallel(base: &Scenario) -> impl Iterator<Item = Change> {
+    let experts = base.model.family.spec().expert_parallel;
+    let experts = experts.map_or(1, |of| of(&base.model).1);
+    let (ranks, now) = (base.mesh.dp_shard, base.mesh.ep);
+    [1, 2, 4, 8]
+        .into_iter()
+        .filter(move |n| *n != now)
+        .filter(move |n| ranks.is_multiple_of(*n) && experts.is_multiple_of(u64::from(*n)))
+        .map(|n| Change::one("mesh.ep", &n.to_string()))
 }
 
 /// Loads the scenario with additional overrides.
@@ -485,6 +498,9 @@ mod tests {
         // Without an outer axis there is nothing to shard over.
         let whole = "mesh.dp_shard=4 mesh.dp_replicate=1 fsdp.outer_strategy=no_shard";
         assert_eq!(of("small-hfsdp"), [whole]);
+        // Experts on fewer or more of the four ranks.
+        assert_eq!(of("small-moe"), ["mesh.ep=2", "mesh.ep=4"]);
+        assert_eq!(of("small-moe-ep"), ["mesh.ep=1", "mesh.ep=4"]);
     }
 
     #[test]

@@ -6,15 +6,15 @@
 use std::num::NonZeroU32;
 
 /// Variables with the keys that they override.
-const SIZES: [(&str, &str); 3] = [
+const SIZES: [(&str, &str); 4] = [
     ("SHARDLAB_DP_SHARD", "mesh.dp_shard"),
     ("SHARDLAB_DP_REPLICATE", "mesh.dp_outer"),
     ("SHARDLAB_TP", "mesh.tp"),
+    ("SHARDLAB_EP", "mesh.ep"),
 ];
 
 /// Variables of axes that do not exist: they may say 1.
-const ABSENT: [(&str, &str); 3] = [
-    ("SHARDLAB_EP", "expert parallelism"),
+const ABSENT: [(&str, &str); 2] = [
     ("SHARDLAB_CP", "context parallelism"),
     ("SHARDLAB_PP", "pipeline parallelism"),
 ];
@@ -65,8 +65,12 @@ mod tests {
             ("SHARDLAB_DP_SHARD", " 8 "),
             ("SHARDLAB_DP_REPLICATE", ""),
             ("SHARDLAB_PP", "1"),
+            ("SHARDLAB_EP", "4"),
         ]);
-        assert_eq!(found.unwrap(), ["mesh.dp_shard=8", "mesh.tp=2"]);
+        assert_eq!(
+            found.unwrap(),
+            ["mesh.dp_shard=8", "mesh.tp=2", "mesh.ep=4"]
+        );
     }
 
     #[test]

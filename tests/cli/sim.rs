@@ -475,6 +475,15 @@ fn sizes_of_the_mesh_from_the_environment() {
     let eight = [("SHARDLAB_DP_SHARD", "8"), ("SHARDLAB_EP", "1")];
     assert_eq!(world(&eight, &[]), Some(8));
     assert_eq!(world(&eight, &["--set", "mesh.dp_shard=2"]), Some(2));
+    let divided = shardlab(&["sim", "small-moe", "--json"])
+        .env("SHARDLAB_EP", "3")
+        .assert()
+        .code(2);
+    let said = String::from_utf8_lossy(&divided.get_output().stderr).into_owned();
+    assert!(
+        said.contains("`ep` = 3 does not divide `dp_shard` = 4"),
+        "{said}"
+    );
     let refused = shardlab(&["sim", "small-linear"])
         .env("SHARDLAB_CP", "2")
         .assert()

@@ -15,6 +15,21 @@ fn integers(view: &View) -> Result<Vec<i64>, OperandError> {
     Ok(all)
 }
 
+/// Computes `ids -> local`.
+pub(super) fn local(o: &Operands<'_>, experts: usize) -> Result<(), OperandError> {
+    o.expect(1, 1)?;
+    let (ids, out) = (o.input(0)?, o.output(0)?);
+    let ids = integers(&ids)?;
+    let ranks = out.numel / ids.len().max(1);
+    same("the ids of each rank", ranks * ids.len(), out.numel)?;
+    for rank in 0..ranks {
+        let first = (rank * experts) as i64;
+        let local: Vec<i64> = ids.iter().map(|id| id - first).collect();
+        out.store_ids(rank * ids.len(), &local);
+    }
+    Ok(())
+}
+
 /// Computes `ids -> offsets, position`.
 pub(super) fn sort(o: &Operands<'_>, experts: usize) -> Result<(), OperandError> {
     o.expect(1, 2)?;

@@ -11,6 +11,7 @@ use shardlab_plan::ir::{
 };
 use shardlab_plan::program::{Op, SectionKind};
 use shardlab_plan::shard::Layout;
+use shardlab_plan::shard::placements::shard_axis;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
@@ -155,6 +156,23 @@ impl StateLayout {
     #[must_use]
     pub fn primaries(&self, kind: Kind) -> Vec<(u32, &Span)> {
         once(&self.ranks, |r| r.of(kind))
+    }
+
+    /// Returns of each rank whether the parameters that its optimizer updates are no copies of
+    /// another rank's; `None` if some are and others are not.
+    #[must_use]
+    pub fn distinct_ranks(&self, program: &Program) -> Option<Vec<bool>> {
+        let trained = |s: &&Span| program.params[s.param.index()].requires_grad;
+        let mut own = vec![0; self.ranks.len()];
+        for (rank, span) in self.primaries(Kind::Master) {
+            own[rank as usize] += u64::from(trained(&span)) * span.numel();
+        }
+        let all = self.ranks.iter().map(|r| {
+            let spans = r.master.iter().filter(trained);
+            spans.map(Span::numel).sum::<u64>()
+        });
+        let of = |(own, all): (u64, u64)| (own == 0 || own == all).then_some(own > 0);
+        own.into_iter().zip(all).map(of).collect()
     }
 
     /// Like [`StateLayout::primaries`], for persistent gradients. Empty if gradients do not
@@ -335,7 +353,7 @@ impl<'a> Map<'a> {
     fn local(&self, rank: u32, id: BufferId) -> Result<Vec<Span>, LayoutError> {
         let buffer = &self.program.buffers[id.index()];
         let mesh = &self.program.meta.mesh;
-        let inner = mesh.coordinate(AxisId::DP_SHARD, rank);
+        let inner = |param: ParamId| mesh.coordinate(self.shard_axis(param), rank);
         let span = |offset: u64, param: ParamId, elements: Range<u64>| Span {
             buffer: id,
             offset: offset * buffer.dtype.size(),
@@ -350,7 +368,7 @@ impl<'a> Map<'a> {
                 };
                 let elements = match &self.program.groups[g].layout {
                     Layout::Flat(_) => 0..self.program.params[p.index()].numel(),
-                    Layout::PerParam(l) => l.items[i].local(inner),
+                    Layout::PerParam(l) => l.items[i].local(inner(p)),
                 };
                 Ok(Some(span(0, p, elements))
                     .into_iter()
@@ -360,7 +378,9 @@ impl<'a> Map<'a> {
             Holds::Group(g) => match &self.program.groups[g.index()].layout {
                 Layout::Flat(layout) => {
                     let numel = buffer.bytes.0 / buffer.dtype.size();
-                    let held = self.interval(rank, id, numel, layout.numel)?;
+                    let first = self.program.groups[g.index()].params[0];
+                    let axis = self.shard_axis(first);
+                    let held = self.interval((rank, axis), id, numel, layout.numel)?;
                     Ok(layout
                         .items
                         .iter()
@@ -377,7 +397,10 @@ impl<'a> Map<'a> {
                 Layout::PerParam(layout) => Ok(layout
                     .items
                     .iter()
-                    .map(|item| span(item.shard_offset, item.param, item.local(inner)))
+                    .map(|item| {
+                        let held = item.local(inner(item.param));
+                        span(item.shard_offset, item.param, held)
+                    })
                     .filter(|s| s.numel() > 0)
                     .collect()),
             },
@@ -385,11 +408,16 @@ impl<'a> Map<'a> {
         }
     }
 
+    /// Returns the inner axis over which a parameter is sharded.
+    fn shard_axis(&self, p: ParamId) -> AxisId {
+        shard_axis(self.program.params[p.index()].placements)
+    }
+
     /// Returns the slice of `full` elements that is in a buffer of `numel` elements: the inner axis
     /// divides first, then the outer one.
     fn interval(
         &self,
-        rank: u32,
+        (rank, inner): (u32, AxisId),
         id: BufferId,
         numel: u64,
         full: u64,
@@ -399,7 +427,7 @@ impl<'a> Map<'a> {
             let (size, at) = (mesh.size(axis), mesh.coordinate(axis, rank));
             (u64::from(size), u64::from(at))
         };
-        let (inner, inner_at) = on(AxisId::DP_SHARD);
+        let (inner, inner_at) = on(inner);
         let (outer, outer_at) = on(AxisId::DP_OUTER);
         let start = if numel == full {
             0

@@ -167,11 +167,11 @@ impl<'a, D: Device> Trainer<'a, D> {
             .unwrap_or(0);
         let tape = tape_of(scenario).map_err(|e| TrainError::Plan(e.to_string()))?;
         let mut feed = Feed::new(scenario, program, &tape.consts, options.tokens, seed)?;
-        // Only the optimizer's kernel sums these gradients, or ranks along an axis hold some of
-        // them equally and others not, which one sum per rank cannot distinguish.
-        let mesh = &program.meta.mesh;
-        let divided = mesh.world() != mesh.data_ranks();
-        let skip_grad_norms = options.skip_grad_norms || scenario.sums_in_optimizer() || divided;
+        // Only the optimizer's kernel sums these gradients, or ranks hold some of them equally and
+        // others not, which one sum per rank cannot distinguish.
+        let distinct = layout.distinct_ranks(program);
+        let skip_grad_norms =
+            options.skip_grad_norms || scenario.sums_in_optimizer() || distinct.is_none();
         let exec = ExecOptions {
             grad_squares: !skip_grad_norms,
             ..options.exec
@@ -224,10 +224,6 @@ impl<'a, D: Device> Trainer<'a, D> {
         // another host may take longer.
         peers.all_gather_untimed("weights", Vec::new())?;
         let seconds = [("devices", opened), ("weights", begin.elapsed())];
-        let mut distinct = vec![false; program.meta.mesh.world() as usize];
-        for (rank, _) in layout.primaries(super::Kind::Master) {
-            distinct[rank as usize] = true;
-        }
         Ok(Self {
             scenario,
             program: Arc::clone(program),
@@ -239,7 +235,7 @@ impl<'a, D: Device> Trainer<'a, D> {
             steps: options.steps.unwrap_or(u64::from(scenario.train.steps)),
             resumed_from: progress.step,
             progress,
-            distinct,
+            distinct: distinct.unwrap_or_default(),
             validations: Vec::new(),
             export: options.export,
             skip_grad_norms,

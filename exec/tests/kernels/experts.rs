@@ -7,6 +7,8 @@ use shardlab_exec::RawRange;
 use shardlab_exec::kernels::{KernelError, OperandError};
 use shardlab_plan::ir::{BodyOp, DType, OpKind, Place, Real, Slot, op};
 
+const WEIGHT_GRAD: OpKind =
+    OpKind::GroupedGemmWeightGrad(op::GroupedGemmWeightGrad { routed: None });
 const FLOATS: [DType; 2] = [DType::F32, DType::Bf16];
 
 fn route(sigmoid: bool, normalize: bool, groups: u64, kept: u64, bias: bool) -> op::Route {
@@ -119,7 +121,7 @@ fn experts_without_rows_and_rows_without_an_expert() {
     for dtype in FLOATS {
         for tb in [false, true] {
             let b = if tb { [4, 6, 3] } else { [4, 3, 6] };
-            let product = OpKind::GroupedGemm(op::GroupedGemm { tb });
+            let product = OpKind::GroupedGemm(op::GroupedGemm { tb, routed: None });
             // All rows have an expert.
             let whole = [arg(&[7, 3], dtype), arg(&b, dtype), ids(&[5], &OFFSETS)];
             Case::new(product, &whole, &[arg(&[7, 6], dtype)], &mut rng).check();
@@ -144,7 +146,7 @@ fn experts_without_rows_and_rows_without_an_expert() {
             ids(&[5], &OFFSETS),
         ];
         let weights = [arg(&[4, 4, 3], dtype)];
-        Case::new(OpKind::GroupedGemmWeightGrad, &factors, &weights, &mut rng).check();
+        Case::new(WEIGHT_GRAD, &factors, &weights, &mut rng).check();
         let mut tail = vec![1.0; 36];
         tail[28..].fill(f64::NAN);
         let more = [
@@ -152,7 +154,7 @@ fn experts_without_rows_and_rows_without_an_expert() {
             arg(&[9, 3], dtype),
             ids(&[5], &OFFSETS),
         ];
-        let mut case = Case::new(OpKind::GroupedGemmWeightGrad, &more, &weights, &mut rng);
+        let mut case = Case::new(WEIGHT_GRAD, &more, &weights, &mut rng);
         case.run().unwrap();
         let made = case.buffers()[0].values();
         assert!(made.iter().all(|v| v.is_finite()));
@@ -193,7 +195,10 @@ fn offsets_and_positions_outside_of_the_rows_are_errors() {
     };
     let run = |offsets: &[f64]| -> Result<(), KernelError> {
         let body = BodyOp {
-            op: OpKind::GroupedGemm(op::GroupedGemm { tb: true }),
+            op: OpKind::GroupedGemm(op::GroupedGemm {
+                tb: true,
+                routed: None,
+            }),
             inputs: [
                 slot(Place::Read(0), &[4, 2], DType::F32),
                 slot(Place::Read(1), &[2, 3, 2], DType::F32),

@@ -6,11 +6,12 @@ use crate::draft::{Draft, Given};
 use crate::error::ConfigError;
 use crate::row::Lack;
 use crate::table::{Fact, quoted};
+use shardlab_plan::scenario;
 
 /// GPUs per node if nothing says otherwise.
 const PER_NODE: u64 = 8;
 
-const EXPERT: &str = "expert parallelism is not modeled";
+const EXPERT: &str = "expert parallelism is modeled within the ranks that shard parameters only";
 
 /// Sets the keys of `[mesh]` and returns the number of data-parallel ranks.
 pub(super) fn decide(draft: &mut Draft, options: &Options) -> Result<u64, ConfigError> {
@@ -44,6 +45,7 @@ pub(super) fn decide(draft: &mut Draft, options: &Options) -> Result<u64, Config
         let row = replicate.or(draft.fact(Fact::Strategy).filter(|s| s.value >= 4));
         place(draft, "mesh.dp_replicate", replicas, row)?;
     }
+    expert_parallel(draft, shard_size)?;
     nodes(draft, options, ranks)?;
     if let Some(given) = draft.fact(Fact::Processes)
         && draft.rows[given.row].settings.is_empty()
@@ -53,6 +55,31 @@ pub(super) fn decide(draft: &mut Draft, options: &Options) -> Result<u64, Config
             .get_or_insert("agrees with the parallel sizes".to_owned());
     }
     Ok(ranks)
+}
+
+/// Sets the number of ranks that divide the experts, if the model has any.
+fn expert_parallel(draft: &mut Draft, shards: u64) -> Result<(), ConfigError> {
+    let Some(given) = draft.fact(Fact::Expert) else {
+        return Ok(());
+    };
+    if given.value <= 1 {
+        draft.none(given.row, Lack::Nothing, "off");
+    } else if !draft.value("model.preset").is_some_and(has_experts) {
+        draft.none(given.row, Lack::Nothing, "the model has no experts");
+    } else if shards.is_multiple_of(given.value) {
+        draft.set(given.row, "mesh.ep", given.value.to_string())?;
+    } else {
+        draft.none(given.row, Lack::Everything, EXPERT);
+    }
+    Ok(())
+}
+
+/// Returns whether a quoted preset is of a family with experts.
+fn has_experts(preset: &str) -> bool {
+    let text =
+        format!("model = {{ preset = {preset} }}\nmesh = {{ hardware = \"cpu\", dp_shard = 1 }}\n");
+    let loaded = scenario::parse("model", &text, &[]);
+    loaded.is_ok_and(|s| s.model.family.spec().expert_parallel.is_some())
 }
 
 /// Sets the number of GPUs per node.
@@ -152,21 +179,18 @@ fn world(draft: &mut Draft, options: &Options) -> Result<Option<u64>, ConfigErro
 /// Returns the number of ranks that hold parts of the same layers, and marks what is not modeled.
 fn model_parallel(draft: &mut Draft) -> u64 {
     let axes = [
-        (Fact::Tensor, TENSOR, true),
-        (Fact::Pipeline, PIPELINE, true),
-        (Fact::Context, CONTEXT, true),
-        (Fact::Expert, EXPERT, false),
+        (Fact::Tensor, TENSOR),
+        (Fact::Pipeline, PIPELINE),
+        (Fact::Context, CONTEXT),
     ];
     let mut product: u64 = 1;
-    for (fact, why, divides) in axes {
+    for (fact, why) in axes {
         let Some(given) = draft.fact(fact) else {
             continue;
         };
         if given.value > 1 {
             draft.none(given.row, Lack::Everything, why);
-            if divides {
-                product = product.saturating_mul(given.value);
-            }
+            product = product.saturating_mul(given.value);
         } else {
             draft.none(given.row, Lack::Nothing, "off");
         }

@@ -2,6 +2,7 @@
 
 use super::clock::{Known, LANES, Use};
 use super::describe;
+use super::factor::Factor;
 use super::layout::is_padding;
 use super::rules::RuleId;
 use super::shadow::Zeros;
@@ -9,7 +10,7 @@ use super::state::{Reduced, at_rest};
 use super::walk::{Walk, Work};
 use crate::ir::{
     Access, BodyOp, Buffer, Collective, CollectiveKind, CopyDesc, Kernel, KernelClass, OpKind,
-    Role, ShardOp,
+    Pieces, Role, ShardOp,
 };
 use crate::program::{Op, Phase, Rule};
 
@@ -43,20 +44,24 @@ impl Inputs {
 
 /// Returns the pieces that a kernel sums, and which of its reads they are, if it is the second half
 /// of a reduction, alone or in an optimizer.
-fn pieces(kernel: &Kernel) -> Option<(u32, usize)> {
-    let [
-        BodyOp {
-            op: OpKind::Shard(op),
-            ..
-        },
-    ] = kernel.body[..]
-    else {
-        return None;
-    };
-    match op {
-        ShardOp::SumPieces { ranks, .. } => Some((ranks, 0)),
+fn pieces(kernel: &Kernel) -> Option<(Pieces, usize)> {
+    match shard_op(kernel)? {
+        ShardOp::SumPieces { ranks, factor, .. } => Some((Pieces { ranks, factor }, 0)),
         // They come after the weight.
-        ShardOp::AdamW { pieces, .. } | ShardOp::Sgd { pieces, .. } => pieces.map(|p| (p.ranks, 1)),
+        ShardOp::AdamW { pieces, .. } | ShardOp::Sgd { pieces, .. } => pieces.map(|p| (p, 1)),
+        _ => None,
+    }
+}
+
+/// Returns the operation of a sharding kernel.
+fn shard_op(kernel: &Kernel) -> Option<ShardOp> {
+    match kernel.body[..] {
+        [
+            BodyOp {
+                op: OpKind::Shard(op),
+                ..
+            },
+        ] => Some(op),
         _ => None,
     }
 }
@@ -97,17 +102,26 @@ impl Walk<'_> {
         }
         for (n, a) in reads.iter().enumerate() {
             self.read(work, *a, &mut inputs);
-            if let Some((ranks, _)) = sums.filter(|s| s.1 == n) {
+            if let Some((pieces, _)) = sums.filter(|s| s.1 == n) {
                 let to = |w: &Access| w.bytes / self.p.buffers[w.buffer.index()].dtype.size();
                 // An optimizer's sums are added to its first weight.
                 let to = match n {
                     0 => writes.iter().map(to).sum(),
                     _ => reads.first().map_or(0, to),
                 };
-                inputs.reduced = self.summed(work, (ranks, inputs.reduced), (*a, to));
+                inputs.reduced = self.summed(work, (pieces, inputs.reduced), (*a, to));
+                if updates {
+                    self.scaled(work, *a, inputs.reduced);
+                }
             } else if updates {
                 self.unsummed(work, inputs.reduced, *a);
             }
+        }
+        if let Some(ShardOp::Scale { factor }) = kernel.and_then(shard_op) {
+            inputs.reduced.factor = Some(Factor::product(
+                inputs.reduced.factor,
+                Some(Factor(factor.0)),
+            ));
         }
         let fills = kernel.is_some_and(|k| k.class == KernelClass::Fill);
         for a in writes {
@@ -138,7 +152,7 @@ impl Walk<'_> {
             let mut i = Inputs::NONE;
             self.read(work, part.input, &mut i);
             inputs.push(Inputs {
-                reduced: i.reduced.union(reduction),
+                reduced: i.reduced.then(reduction),
                 ..i
             });
         }

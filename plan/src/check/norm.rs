@@ -2,82 +2,90 @@
 //! update other parts add up the squares.
 
 use super::describe;
+use super::experts::shard_axis_of;
 use super::rules::RuleId;
-use super::state::axes;
+use super::state::{Facts, axes};
 use super::walk::Walk;
-use crate::ir::{Access, AxisId, AxisSet, BufferId, Holds, InstrId, KernelClass};
-use crate::program::{Op, Program};
-use crate::shard::Layout;
+use crate::ir::{Access, AxisId, AxisSet, BufferId, GroupId, InstrId};
+use crate::program::Program;
+use crate::shard::{Group, Layout};
 use std::collections::HashMap;
 
 /// Sums of squares that nothing has read yet.
 pub(super) struct Norms {
-    /// Axes that shard the optimizer.
+    /// Axes along which ranks have parts of their own of at least one gradient: those that shard
+    /// the optimizer, and those that divide a trained parameter.
     need: AxisSet,
-    /// Axes that divide at least one trained parameter.
+    /// Axes that divide at least one trained parameter, without parts of axes that shard the
+    /// optimizer: a sum over those includes them.
     divided: AxisSet,
-    /// Axes that divide the parameters of a gradient, by its buffer and first byte.
+    /// Axes of these that divide the parameters of each gradient that the optimizer reads, by its
+    /// buffer and first byte.
     of_grad: HashMap<(BufferId, u64), AxisSet>,
-    /// Axes that each sum has been reduced over.
-    open: HashMap<BufferId, AxisSet>,
+    /// Sums that are not complete.
+    open: HashMap<BufferId, Sum>,
+}
+
+/// A sum of squares.
+#[derive(Clone, Debug, Default)]
+struct Sum {
+    /// Axes that it has been reduced over.
+    over: AxisSet,
+    /// Number of gradients of the optimizer in it.
+    gradients: usize,
 }
 
 impl Norms {
-    pub(super) fn new(p: &Program) -> Self {
+    pub(super) fn new(p: &Program, facts: &Facts) -> Self {
         let trained = p.groups.iter().filter(|g| g.requires_grad);
-        let shards = trained.map(|g| match &g.layout {
-            Layout::Flat(l) => l.shards,
-            Layout::PerParam(l) => l.shards,
-        });
-        let need = match shards.max() {
-            None | Some(0 | 1) => AxisSet::EMPTY,
-            Some(n) if n == p.meta.mesh.size(AxisId::DP_SHARD) => AxisSet::of(AxisId::DP_SHARD),
-            Some(_) => AxisSet::DATA,
-        };
+        let shards = trained.fold(AxisSet::EMPTY, |set, g| set.union(sharded_over(p, g)));
         let trained = p.params.iter().filter(|x| x.requires_grad);
         let divided = trained.fold(AxisSet::EMPTY, |set, x| set.union(x.placements.divided()));
+        let divided = apart(divided, shards);
         Self {
-            need: need.union(divided),
+            need: shards.union(divided),
             divided,
-            of_grad: if divided.is_empty() {
-                HashMap::new()
-            } else {
-                of_grad(p)
-            },
+            of_grad: (facts.of_grad.iter())
+                .map(|(grad, g)| (*grad, apart(divided_by(p, *g), shards)))
+                .collect(),
             open: HashMap::new(),
         }
     }
 
     /// Notes that a collective reduced a buffer over axes.
     pub(super) fn reduced(&mut self, b: BufferId, axes: AxisSet) {
-        if let Some(over) = self.open.get_mut(&b) {
-            *over = over.union(axes);
+        if let Some(sum) = self.open.get_mut(&b) {
+            sum.over = sum.over.union(axes);
         }
     }
 }
 
-/// Maps what the optimizer reads with each gradient (weights of a group, whose parameters have
-/// equal placements on the axes that divide the model) to those axes.
-fn of_grad(p: &Program) -> HashMap<(BufferId, u64), AxisSet> {
-    let group = |b: BufferId| match p.buffers[b.index()].holds {
-        Holds::Param(x) => Some(x),
-        Holds::Group(g) => p.groups[g.index()].params.first().copied(),
-        _ => None,
+/// Returns the data-parallel axes that shard the optimizer of a group; of parts of an axis, the
+/// whole.
+fn sharded_over(p: &Program, g: &Group) -> AxisSet {
+    let axis = shard_axis_of(p, g);
+    let shards = match &g.layout {
+        Layout::Flat(l) => l.shards,
+        Layout::PerParam(l) => l.shards,
     };
-    let mut all = HashMap::new();
-    for instr in &p.instrs {
-        let Op::Launch { kernel, .. } = instr.op else {
-            continue;
-        };
-        let reads = p.reads(&instr.op);
-        if p.kernels[kernel.index()].class == KernelClass::Optimizer
-            && let Some(param) = reads.first().and_then(|w| group(w.buffer))
-        {
-            let divided = p.params[param.index()].placements.divided();
-            all.extend(reads.iter().map(|a| ((a.buffer, a.offset), divided)));
-        }
+    match shards {
+        0 | 1 => AxisSet::EMPTY,
+        n if n == p.meta.mesh.size(axis) => AxisSet::of(axis.whole()),
+        _ => AxisSet::DATA,
     }
-    all
+}
+
+/// Returns the axes that divide the parameters of a group, which have equal placements on them.
+fn divided_by(p: &Program, g: GroupId) -> AxisSet {
+    let first = p.groups[g.index()].params[0];
+    p.params[first.index()].placements.divided()
+}
+
+/// Returns the axes that are no parts of others.
+fn apart(axes: AxisSet, others: AxisSet) -> AxisSet {
+    let inside = |axis: &AxisId| others.contains(AxisSet::of(axis.whole()));
+    let apart = axes.iter().filter(|axis| !inside(axis));
+    apart.fold(AxisSet::EMPTY, AxisSet::with)
 }
 
 impl Walk<'_> {
@@ -85,21 +93,25 @@ impl Walk<'_> {
     pub(super) fn norm_summed(&mut self, id: InstrId, grads: &[Access], b: BufferId) {
         let p = self.p;
         let of = |a: &Access| self.norms.of_grad.get(&(a.buffer, a.offset)).copied();
-        let divided = grads
-            .iter()
-            .filter_map(of)
-            .fold(AxisSet::EMPTY, AxisSet::union);
-        let over = self.norms.open.entry(b).or_default();
+        let known: Vec<AxisSet> = grads.iter().filter_map(of).collect();
+        let divided = known.iter().copied().fold(AxisSet::EMPTY, AxisSet::union);
         // Parameters that all ranks have count once: they are added after the sum over different
         // parts.
         let expected = self.norms.divided.without(divided);
-        let summed = *over;
+        let sum = self.norms.open.entry(b).or_default();
+        let summed = sum.over;
         // The first squares replace what the buffer held.
         let first = !grads.iter().any(|a| a.buffer == b);
         if first {
-            *over = self.norms.divided.without(divided);
-        } else if summed != expected {
-            self.violate(RuleId::ReduceMissing, id, None, || {
+            *sum = Sum {
+                over: expected,
+                gradients: known.len(),
+            };
+            return;
+        }
+        sum.gradients += known.len();
+        if summed != expected {
+            self.violate(RuleId::Norm, id, None, || {
                 format!(
                     "adds to {}, which is summed over {}; expected {}, along which ranks have the same of \
                      these gradients",
@@ -114,13 +126,22 @@ impl Walk<'_> {
     /// Checks that a norm is complete when it is read, or freed while its copy to the host is under
     /// way.
     pub(super) fn norm_used(&mut self, id: InstrId, b: BufferId) {
-        let Some(over) = self.norms.open.remove(&b) else {
+        let Some(Sum { over, gradients }) = self.norms.open.remove(&b) else {
             return;
         };
         let (p, need) = (self.p, self.norms.need);
-        self.sink.fact(RuleId::ReduceMissing, 1);
+        let all = self.norms.of_grad.len();
+        self.sink.fact(RuleId::Norm, 2);
+        if gradients != all {
+            self.violate(RuleId::Norm, id, None, || {
+                format!(
+                    "{} has the squares of {gradients} of the {all} gradients that the optimizer reads",
+                    describe::buffer(p, b)
+                )
+            });
+        }
         if over != need {
-            self.violate(RuleId::ReduceMissing, id, None, || {
+            self.violate(RuleId::Norm, id, None, || {
                 format!(
                     "{} is summed over {}; expected {}, which the optimizer is sharded over",
                     describe::buffer(p, b),

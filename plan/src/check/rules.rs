@@ -198,6 +198,15 @@ rules! {
     Unsharded = "INV-61", Memory, Error,
         "no full weights outlive the step, except those of the next step",
         "INV-61: units gathered again after their backward stayed full";
+    Scale = "MOE-SCALE", State, Error,
+        "all gradients are means over all data-parallel ranks, or sums",
+        "Megatron-LM #5956, pytorch #160285, DeepSpeed #5259: experts averaged over the ranks of their reduction only";
+    Norm = "MOE-NORM", State, Error,
+        "the gradient norm has every part of every gradient once",
+        "Megatron-LM #5916, DeepSpeed #8475, Automodel #3816: a norm without experts, or of one group of ranks";
+    ExpertShard = "MOE-SHARD", Layout, Error,
+        "experts are sharded over the ranks that have them",
+        "Megatron-LM #2772, torchtitan #3205: experts sharded twice, or over the wrong ranks";
 }
 
 impl RuleId {

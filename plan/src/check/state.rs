@@ -3,14 +3,17 @@
 
 use super::access::{Inputs, is_full_grad, is_grad};
 use super::describe;
+use super::experts::shard_axis_of;
+use super::factor::Factor;
 use super::layout::is_padding;
 use super::rules::RuleId;
 use super::walk::{Walk, Work};
 use crate::ir::{
-    Access, AxisId, AxisSet, BufferId, Collective, CollectiveKind, GroupId, Holds, InstrId, Part,
-    Role,
+    Access, AxisId, AxisSet, BufferId, Collective, CollectiveKind, GroupId, Holds, InstrId,
+    KernelClass, Part, Pieces, Role,
 };
 use crate::program::{Op, Phase, Program, Rule};
+use crate::shard::Group;
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
@@ -20,32 +23,48 @@ use std::ops::Range;
 pub(super) struct Reduced {
     /// Axes that it is summed over.
     pub(super) over: AxisSet,
-    /// Whether it is the pieces of all ranks of the shard axis, exchanged and not summed yet.
-    exchanged: bool,
+    /// Axis whose ranks have exchanged pieces that are not summed yet.
+    exchanged: AxisSet,
+    /// Factor by which it is multiplied; `None` before it is a gradient.
+    pub(super) factor: Option<Factor>,
 }
 
 impl Reduced {
     /// No reduction.
     pub(super) const NONE: Self = Self {
         over: AxisSet::EMPTY,
-        exchanged: false,
+        exchanged: AxisSet::EMPTY,
+        factor: None,
     };
 
-    /// Returns the reductions that either has been through.
+    /// Returns the reductions that either of two operands has been through.
     pub(super) fn union(self, other: Self) -> Self {
         Self {
             over: self.over.union(other.over),
-            exchanged: self.exchanged || other.exchanged,
+            exchanged: self.exchanged.union(other.exchanged),
+            factor: Factor::of_sum(self.factor, other.factor),
+        }
+    }
+
+    /// Returns the reductions after another one.
+    pub(super) fn then(self, next: Self) -> Self {
+        Self {
+            factor: Some(Factor::product(self.factor, next.factor)),
+            ..self.union(next)
         }
     }
 
     /// Returns whether it was reduced at all.
     pub(super) fn any(self) -> bool {
-        self.exchanged || !self.over.is_empty()
+        !self.axes().is_empty()
+    }
+
+    /// Returns the axes that it is summed over, or will be once its pieces are summed.
+    fn axes(self) -> AxisSet {
+        self.over.union(self.exchanged)
     }
 }
 
-const SHARD: AxisSet = AxisSet::of(AxisId::DP_SHARD);
 const OUTER: AxisSet = AxisSet::of(AxisId::DP_OUTER);
 
 /// See the module documentation.
@@ -62,8 +81,12 @@ pub(super) struct Facts {
     updated: Vec<u32>,
     /// Position of the last read of a group's full weights.
     used: Vec<u32>,
-    /// Axes that every gradient has to be reduced over.
-    need: AxisSet,
+    /// Groups of the gradients that the optimizer reads, by buffer and first byte.
+    pub(super) of_grad: HashMap<(BufferId, u64), GroupId>,
+    /// Axes that the gradients of each group have to be reduced over.
+    need: Vec<AxisSet>,
+    /// Factor of the first gradient that the optimizer read.
+    pub(super) factor: Option<(Factor, InstrId)>,
     /// Reductions of this pass by what they reduce: contents, first byte, axes, micro-batch.
     reductions: HashMap<(Holds, u64, AxisSet, u16), InstrId>,
 }
@@ -86,8 +109,12 @@ pub(super) fn at_rest(role: Role) -> bool {
 
 impl fmt::Display for Reduced {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.exchanged {
-            f.write_str("the shard axis by an exchange whose pieces are not summed")
+        if let Some(axis) = self.exchanged.single() {
+            let axis = axis.label();
+            write!(
+                f,
+                "the {axis} axis by an exchange whose pieces are not summed"
+            )
         } else {
             f.write_str(&axes(self.over))
         }
@@ -129,18 +156,32 @@ impl Facts {
             }
         }
         let n = p.groups.len();
-        let averages = |axis: &AxisId| p.meta.mesh.size(*axis) > 1;
-        let need = AxisSet::DATA.iter().filter(averages);
+        let need = |g: &Group| {
+            let averages = |axis: &AxisId| p.meta.mesh.size(*axis) > 1;
+            let axes = [shard_axis_of(p, g), AxisId::DP_OUTER];
+            let axes = axes.into_iter().filter(averages);
+            axes.fold(AxisSet::EMPTY, AxisSet::with)
+        };
         Self {
+            of_grad: of_grad(p, &group_of),
             group_of,
             full_of,
             steps: vec![0; n],
             stepped: vec![0; n],
             updated: vec![0; n],
             used: vec![0; n],
-            need: need.fold(AxisSet::EMPTY, AxisSet::with),
+            need: p.groups.iter().map(need).collect(),
+            factor: None,
             reductions: HashMap::new(),
         }
+    }
+
+    /// Returns the axes that a gradient has to be reduced over: those of its group. The optimizer
+    /// says which one that is where all groups share a buffer.
+    fn need_of(&self, grad: Access) -> AxisSet {
+        let group = self.group_of[grad.buffer.index()];
+        let group = group.or_else(|| self.of_grad.get(&(grad.buffer, grad.offset)).copied());
+        group.map_or(AxisSet::EMPTY, |g| self.need[g.index()])
     }
 
     /// Returns whether a group's full weights, filled at `written`, have not been read since;
@@ -159,6 +200,29 @@ impl Facts {
     pub(super) fn start_pass(&mut self) {
         self.reductions.clear();
     }
+}
+
+/// Returns the group of each gradient that the optimizer reads: that of the weight before it.
+fn of_grad(p: &Program, group_of: &[Option<GroupId>]) -> HashMap<(BufferId, u64), GroupId> {
+    let mut all = HashMap::new();
+    for instr in &p.instrs {
+        let Op::Launch { kernel, .. } = instr.op else {
+            continue;
+        };
+        if p.kernels[kernel.index()].class != KernelClass::Optimizer {
+            continue;
+        }
+        let reads = p.reads(&instr.op);
+        for (weight, grad) in reads.iter().zip(reads.iter().skip(1)) {
+            if let (true, Some(g)) = (
+                is_grad(p.buffers[grad.buffer.index()].role),
+                group_of[weight.buffer.index()],
+            ) {
+                all.insert((grad.buffer, grad.offset), g);
+            }
+        }
+    }
+    all
 }
 
 impl Walk<'_> {
@@ -187,58 +251,60 @@ impl Walk<'_> {
     /// reduced over once its pieces are summed.
     pub(super) fn reduction_of(&self, c: &Collective) -> Reduced {
         let axes = self.p.communicators[c.comm.index()].axes;
+        let only_if = |holds| if holds { axes } else { AxisSet::EMPTY };
         Reduced {
-            over: if c.kind.reduces() {
-                axes.whole()
-            } else {
-                AxisSet::EMPTY
-            },
-            exchanged: self.exchanges_gradients(c),
+            over: only_if(c.kind.reduces()),
+            exchanged: only_if(self.exchanges_gradients(c)),
+            factor: Some(Factor::of(c.reduce, self.p.meta.mesh.group(axes))),
         }
     }
 
     /// Returns whether a collective is the first half of a reduction: an all-to-all of gradients
-    /// over the shard axis.
+    /// over the axis that shards them.
     fn exchanges_gradients(&self, c: &Collective) -> bool {
-        c.kind == CollectiveKind::AllToAll
-            && self.p.communicators[c.comm.index()].axes == SHARD
-            && c.parts
-                .iter()
-                .all(|part| is_grad(self.p.buffers[part.input.buffer.index()].role))
+        let axes = self.p.communicators[c.comm.index()].axes;
+        let shards = |part: &Part| {
+            let b = part.input.buffer;
+            let axis = self.facts.group_of[b.index()].map_or(AxisId::DP_SHARD, |g| {
+                shard_axis_of(self.p, &self.p.groups[g.index()])
+            });
+            is_grad(self.p.buffers[b.index()].role) && axes == AxisSet::of(axis)
+        };
+        c.kind == CollectiveKind::AllToAll && c.parts.iter().all(shards)
     }
 
-    /// Returns the axes after the second half of a reduction: `ranks` pieces of `from` become `to`
+    /// Returns the axes after the second half of a reduction: pieces of `from` become `to`
     /// elements, and `read` is what the pieces have been through.
     pub(super) fn summed(
         &mut self,
         work: &Work,
-        (ranks, read): (u32, Reduced),
+        (pieces, read): (Pieces, Reduced),
         (from, to): (Access, u64),
     ) -> Reduced {
+        let ranks = pieces.ranks;
+        let expected = self.p.meta.mesh.group(read.exchanged).map_or(1, |g| g.size);
         let p = self.p;
         self.sink.fact(RuleId::ReduceMissing, 1);
         let elements = |bytes: u64| bytes / p.buffers[from.buffer.index()].dtype.size();
-        if !read.exchanged {
+        if read.exchanged.is_empty() {
             self.violate(RuleId::ReduceMissing, work.id, None, || {
                 format!(
                     "sums {}, which no all-to-all of gradients has filled",
                     describe::range(p, from)
                 )
             });
-        } else if ranks != p.meta.mesh.size(AxisId::DP_SHARD)
-            || elements(from.bytes) != u64::from(ranks) * to
-        {
+        } else if ranks != expected || elements(from.bytes) != u64::from(ranks) * to {
             self.violate(RuleId::ReduceMissing, work.id, None, || {
                 format!(
-                    "sums {ranks} pieces of {} into {to} elements; expected {} pieces of as many",
+                    "sums {ranks} pieces of {} into {to} elements; expected {expected} pieces of as many",
                     describe::range(p, from),
-                    p.meta.mesh.size(AxisId::DP_SHARD)
                 )
             });
         }
         Reduced {
-            over: read.over.union(SHARD),
-            exchanged: false,
+            over: read.axes(),
+            exchanged: AxisSet::EMPTY,
+            factor: Some(Factor::product(read.factor, Some(Factor(pieces.factor.0)))),
         }
     }
 
@@ -246,7 +312,7 @@ impl Walk<'_> {
     /// be summed first.
     pub(super) fn unsummed(&mut self, work: &Work, read: Reduced, a: Access) {
         let p = self.p;
-        if is_grad(p.buffers[a.buffer.index()].role) && read.exchanged {
+        if is_grad(p.buffers[a.buffer.index()].role) && !read.exchanged.is_empty() {
             self.violate(RuleId::ReduceMissing, work.id, None, || {
                 format!(
                     "updates by {}, pieces of an exchange that nothing sums",
@@ -321,13 +387,14 @@ impl Walk<'_> {
         let role = p.buffers[a.buffer.index()].role;
         let base = self.pass_now().base;
         let at_end = matches!(work.instr.phase, Phase::Optimizer | Phase::Clip);
+        let need = self.facts.need_of(a);
         let segments = &self.cells[a.buffer.index()].segments[range];
         let mut stale = None;
         let mut unreduced = None;
         for s in segments {
             if s.writer.at > base {
                 inputs.reduced = inputs.reduced.union(s.reduced);
-                if at_end && !s.reduced.over.contains(self.facts.need) {
+                if at_end && !s.reduced.over.contains(need) {
                     unreduced = Some((s.writer.at, s.reduced));
                 }
             } else if (at_end || (s.writer.at != 0 && !s.zeros))
@@ -358,8 +425,11 @@ impl Walk<'_> {
                 }
             });
         }
+        if at_end && stale.is_none() && unreduced.is_none() {
+            self.scaled(work, a, inputs.reduced);
+        }
         if let Some((at, reduced)) = unreduced {
-            let (other, need) = (self.id_at(at), self.facts.need);
+            let other = self.id_at(at);
             self.violate(RuleId::ReduceMissing, work.id, Some(other), || {
                 format!(
                     "reads {}, reduced over {}; expected {} (written by #{})",
@@ -535,13 +605,8 @@ impl Walk<'_> {
     pub(super) fn before_reduce(&mut self, work: &Work, c: &Collective) {
         let p = self.p;
         let (now, base) = (self.reduction_of(c), self.pass_now().base);
-        // An exchange and a reduction over the shard axis are the same reduction.
-        let shards = now.exchanged || now.over.intersects(SHARD);
-        let same = if shards {
-            now.over.union(SHARD)
-        } else {
-            now.over
-        };
+        // An exchange and a reduction over an axis are the same reduction.
+        let same = now.axes();
         for part in &c.parts {
             let a = part.input;
             let b = &p.buffers[a.buffer.index()];
@@ -555,10 +620,7 @@ impl Walk<'_> {
                 .segments
                 .iter()
                 .filter(inside)
-                .find(|s| {
-                    let again = s.reduced.over.intersects(same) || shards && s.reduced.exchanged;
-                    s.writer.at > base && again
-                })
+                .find(|s| s.writer.at > base && s.reduced.axes().intersects(same))
                 .map(|s| s.writer.at);
             if let Some(at) = twice {
                 let other = self.id_at(at);

@@ -98,6 +98,8 @@ pub(super) struct Walked {
 
 /// Walks a program whose form is right.
 pub(super) fn walk(p: &Program, sink: &mut Sink, observer: &mut dyn Observe) -> Walked {
+    let facts = Facts::new(p);
+    let norms = Norms::new(p, &facts);
     let mut w = Walk {
         p,
         sink,
@@ -105,8 +107,8 @@ pub(super) fn walk(p: &Program, sink: &mut Sink, observer: &mut dyn Observe) -> 
         cells: vec![Cell::default(); p.buffers.len()],
         spaces: Default::default(),
         memory: Memory::new(p, None),
-        facts: Facts::new(p),
-        norms: Norms::new(p),
+        facts,
+        norms,
         step: Step::new(p),
         captured: Captured::new(p),
         passes: Vec::new(),

@@ -14,6 +14,9 @@ pub struct Mesh {
     pub dp_outer: u32,
     /// Tensor-parallel size: ranks that divide the layers among themselves.
     pub tp: u32,
+    /// Expert-parallel size: adjacent ranks of `dp_shard` that divide the experts of a layer among
+    /// themselves.
+    pub ep: u32,
     /// GPUs of one NVLink node.
     pub gpus_per_node: u32,
 }

@@ -5,7 +5,7 @@
 //! collectives of the model refer to an axis by its id.
 
 use super::AxisId;
-use serde::ser::SerializeStruct;
+use serde::ser::{SerializeStruct, SerializeTuple};
 use serde::{Serialize, Serializer};
 
 /// What the ranks along an axis have in common.
@@ -17,6 +17,9 @@ pub enum AxisRole {
     Model,
     /// They are adjacent ranks of another axis, of which this one is a part.
     PartOf(AxisId),
+    /// They are those ranks of another axis, one from each such part of it, that have the same
+    /// coordinate on the part.
+    Across(AxisId),
 }
 
 /// Facts about an axis that do not depend on its size.
@@ -31,7 +34,7 @@ struct AxisSpec {
 /// All axes, in the order of their ids. Axes of role `Model` are nested within those of role
 /// `Data`, so that ranks which exchange activations are adjacent. Within one role, earlier axes are
 /// nested within later ones.
-const AXES: [AxisSpec; 4] = [
+const AXES: [AxisSpec; 6] = [
     AxisSpec {
         name: "dp_shard",
         label: "shard",
@@ -52,6 +55,16 @@ const AXES: [AxisSpec; 4] = [
         label: "tp",
         role: AxisRole::Model,
     },
+    AxisSpec {
+        name: "ep",
+        label: "ep",
+        role: AxisRole::PartOf(AxisId::DP_SHARD),
+    },
+    AxisSpec {
+        name: "edp",
+        label: "edp",
+        role: AxisRole::Across(AxisId::EP),
+    },
 ];
 
 impl AxisId {
@@ -65,6 +78,12 @@ impl AxisId {
     /// Tensor parallelism: layers are divided, and activations exchanged by collectives of the
     /// model graph.
     pub const TP: Self = Self(3);
+    /// Expert parallelism: adjacent ranks of [`AxisId::DP_SHARD`] that divide the experts of a
+    /// layer and exchange tokens by collectives of the model graph.
+    pub const EP: Self = Self(4);
+    /// Ranks of [`AxisId::DP_SHARD`] that have the same experts, over which these are sharded. Its
+    /// size follows from the two.
+    pub const EDP: Self = Self(5);
     /// All axes.
     pub const ALL: [Self; AXES.len()] = {
         let mut all = [Self(0); AXES.len()];
@@ -99,6 +118,7 @@ impl AxisId {
     pub const fn whole(self) -> Self {
         match self.role() {
             AxisRole::PartOf(axis) => axis,
+            AxisRole::Across(part) => part.whole(),
             AxisRole::Data | AxisRole::Model => self,
         }
     }
@@ -263,7 +283,14 @@ impl DeviceMesh {
             }
         }
         for axis in AxisId::ALL {
-            axes[axis.index()].stride = axes[axis.whole().index()].stride;
+            let whole = axes[axis.whole().index()];
+            let of = &mut axes[axis.index()];
+            of.stride = whole.stride;
+            if let AxisRole::Across(part) = axis.role() {
+                let parts = axes[part.index()].size;
+                let of = &mut axes[axis.index()];
+                (of.size, of.stride) = (whole.size / parts, whole.stride * parts);
+            }
         }
         Self { axes }
     }
@@ -442,8 +469,20 @@ pub enum Placement {
 }
 
 /// Placements by axis; the default is replicated.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Placements([Placement; AXES.len()]);
+
+/// Writes the placements on the first four axes, and on later ones up to the last that places
+/// anything. Programs keep the digests from before there were more axes.
+impl Serialize for Placements {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let placed = self.0.iter().rposition(|p| *p != Placement::Replicate);
+        let written = &self.0[..placed.map_or(0, |last| last + 1).max(4)];
+        let mut out = to.serialize_tuple(written.len())?;
+        written.iter().try_for_each(|p| out.serialize_element(p))?;
+        out.end()
+    }
+}
 
 impl Placements {
     /// Everything on every rank.
@@ -530,6 +569,33 @@ mod tests {
         ]);
         let apart = AxisSet::of(AxisId::SUB_SHARD).with(AxisId::DP_OUTER);
         assert_eq!(mesh.group(apart), None);
+    }
+
+    /// Two parts of four ranks: experts are divided within a part and sharded across the parts.
+    #[test]
+    fn expert_parallel_ranks_are_adjacent() {
+        let mesh = DeviceMesh::new(&[
+            (AxisId::TP, 2),
+            (AxisId::DP_SHARD, 8),
+            (AxisId::DP_OUTER, 2),
+            (AxisId::EP, 4),
+        ]);
+        assert_eq!((mesh.world(), mesh.data_ranks()), (32, 16));
+        let of = |axis, rank| -> Vec<u32> {
+            let group = mesh.group(AxisSet::of(axis)).unwrap();
+            group.members(rank).collect()
+        };
+        assert_eq!(of(AxisId::EP, 5), [1, 3, 5, 7]);
+        assert_eq!(of(AxisId::EDP, 5), [5, 13]);
+        assert_eq!(AxisId::EDP.whole(), AxisId::DP_SHARD);
+        for rank in 0..32 {
+            let on = |axis| mesh.coordinate(axis, rank);
+            assert_eq!(on(AxisId::DP_SHARD), on(AxisId::EDP) * 4 + on(AxisId::EP));
+        }
+        let both = AxisSet::of(AxisId::EP).with(AxisId::EDP);
+        assert_eq!(mesh.group(both), mesh.group(AxisSet::of(AxisId::DP_SHARD)));
+        let without = mesh.with(AxisId::EP, 1);
+        assert_eq!(without.size(AxisId::EDP), 8);
     }
 
     #[test]

@@ -338,10 +338,17 @@ ops! {
     GroupedGemm {
         /// Matrices of `b` are stored as n x inner.
         tb: bool = true,
+        /// Rows before the last offset on average; `None`: all.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        routed: Option<u64> = None,
     };
     /// `a, b, offsets -> d_w` of [`GroupedGemm`]: matrix `e` of the result is `a^T b` over the rows
     /// `offsets[e]..offsets[e + 1]`; zero for an expert without rows.
-    GroupedGemmWeightGrad;
+    GroupedGemmWeightGrad {
+        /// As in the forward op.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        routed: Option<u64> = None,
+    };
     /// `logits -> loss, counts`: the load-balancing loss of a router, times `scale`. With the
     /// probabilities `p` of a row (the softmax, or sigmoids divided by their sum) and the number
     /// `c[i]` of rows that choose column `i` among their `k` best, it is the mean over `sequences`
@@ -396,5 +403,14 @@ ops! {
         scale: Real = Real(1.0),
         /// As in the forward op.
         score_mod: ScoreMod = ScoreMod { softcap: Real(2.0), alibi: true, window: 3 },
+    };
+    /// `ids -> local`: the experts `[tokens, k]` as each of `ranks` ranks numbers its own,
+    /// `[ranks * tokens, k]`. Block `r` is `ids - r * experts`, so that numbers outside
+    /// `0..experts` are experts of other ranks.
+    LocalExperts {
+        /// Ranks that divide the experts.
+        ranks: u64 = 2,
+        /// Experts of one rank.
+        experts: u64 = 3,
     };
 }

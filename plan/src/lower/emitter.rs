@@ -125,20 +125,28 @@ impl<'a> Emitter<'a> {
         );
     }
 
-    /// Adds the communicators that the mesh needs: shard, a second one of the same ranks for
-    /// reductions, the outer axis, a part of the shard axis for integer reshard.
+    /// Adds the communicators that the mesh needs: of each axis that groups are sharded over, with
+    /// a second one of the same ranks for reductions; of the outer axis; of a part of the shard
+    /// axis for integer reshard.
     pub(crate) fn communicators(&mut self, separate: bool) -> Comms {
         let fsdp = &self.inputs.scenario.fsdp;
         let (gathers, reduces) = (fsdp.copy_engine_gather, fsdp.copy_engine_reduce);
-        let shard = AxisSet::of(AxisId::DP_SHARD);
-        let gather = self.communicator("shard", shard, gathers);
-        Comms {
-            shard: gather,
-            reduce: if separate {
-                self.communicator("shard_reduce", shard, reduces)
+        let groups = self.inputs.group_ids();
+        let axes = groups.fold(AxisSet::of(AxisId::DP_SHARD), |axes, g| {
+            axes.with(self.inputs.shard_axis(g))
+        });
+        let sharded = axes.iter().map(|axis| {
+            let gather = self.communicator(axis.label(), AxisSet::of(axis), gathers);
+            let reduce = if separate {
+                let name = format!("{}_reduce", axis.label());
+                self.communicator(&name, AxisSet::of(axis), reduces)
             } else {
                 gather
-            },
+            };
+            (axis, ShardComms { gather, reduce })
+        });
+        Comms {
+            sharded: sharded.collect(),
             sub: self.communicator("sub_shard", AxisSet::of(AxisId::SUB_SHARD), gathers),
             outer: self.communicator("outer", AxisSet::of(AxisId::DP_OUTER), false),
         }
@@ -164,11 +172,28 @@ impl<'a> Emitter<'a> {
     }
 }
 
-/// Communicators of a program; `None` where the axis has one rank.
+/// Communicators of an axis that groups are sharded over; `None` if it has one rank.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Comms {
-    pub(crate) shard: Option<CommId>,
+pub(crate) struct ShardComms {
+    pub(crate) gather: Option<CommId>,
     pub(crate) reduce: Option<CommId>,
+}
+
+/// Communicators of a program; `None` where the axis has one rank.
+#[derive(Clone, Debug)]
+pub(crate) struct Comms {
+    sharded: Vec<(AxisId, ShardComms)>,
     pub(crate) outer: Option<CommId>,
     pub(crate) sub: Option<CommId>,
+}
+
+impl Comms {
+    /// Returns the communicators of an axis that groups are sharded over.
+    ///
+    /// # Panics
+    /// If no group is.
+    pub(crate) fn along(&self, axis: AxisId) -> ShardComms {
+        let found = self.sharded.iter().find(|(a, _)| *a == axis);
+        found.expect("groups are sharded over the axis").1
+    }
 }

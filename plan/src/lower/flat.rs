@@ -1,9 +1,9 @@
 //! Building blocks of the flat-buffer policies (`native`, `megatron`): persistent state, gathers
 //! and reductions of one parameter group, by strategy.
 //!
-//! Notation: S padded elements of a group, I and O the inner and outer sizes; W, M, G the compute
-//! weights, main weights and gradients that are kept between uses (Megatron-FSDP
-//! `param_and_grad_buffer.py`, DDP configuration tables).
+//! Notation: S padded elements of a group, I and O the inner and outer sizes (I is that of the axis
+//! over which the group is sharded); W, M, G the compute weights, main weights and gradients that
+//! are kept between uses (Megatron-FSDP `param_and_grad_buffer.py`, DDP configuration tables).
 
 mod optimizer;
 mod reduce;
@@ -11,12 +11,13 @@ mod reduce;
 pub(crate) use reduce::Reduction;
 
 use super::builder::CollectiveLaunch;
-use super::emitter::{Comms, Emitter};
+use super::emitter::{Comms, Emitter, ShardComms};
 use super::inputs::{LoweringInputs, outer_optim, params_apart};
 use super::kernels::KernelLaunch;
 use super::optimizer::{Moments, moments};
 use super::streams::CommStreams;
 use super::walk::Location;
+use crate::config::Strategy;
 use crate::ir::{
     Access, AxisId, BufferId, COMPUTE, CollectiveKind, DType, GroupId, Holds, ParamId, Part,
     ReduceOp, Role, ShardOp, StreamId,
@@ -26,9 +27,33 @@ use crate::shard::{Layout, placements};
 use smallvec::smallvec;
 use std::collections::BTreeMap;
 
+/// How one group is sharded.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sharded {
+    /// Inner axis.
+    pub(super) over: AxisId,
+    /// I.
+    pub(super) ranks: u64,
+    /// Strategy in effect.
+    pub(super) strategy: Strategy,
+    pub(super) comms: ShardComms,
+}
+
+impl Sharded {
+    /// Returns this rank's part of a range of S elements.
+    pub(super) fn part(&self, of: Access) -> Access {
+        Access {
+            bytes: of.bytes / self.ranks,
+            per_rank: Some(self.over),
+            ..of
+        }
+    }
+}
+
 /// Buffers of one group.
 #[derive(Clone, Debug)]
 pub(crate) struct GroupState {
+    pub(super) sharded: Sharded,
     /// Persistent W: the shard, or all of it; `None` when every parameter has a separate buffer.
     pub(crate) weight: Option<BufferId>,
     /// W of a group that no axis shards: the model's own parameters.
@@ -64,9 +89,7 @@ pub(crate) struct Flat {
     g: DType,
     c: DType,
     weight_sharded: bool,
-    grad_sharded: bool,
     outer_optim: bool,
-    inner: u64,
     outer: u64,
 }
 
@@ -89,9 +112,7 @@ impl Flat {
             g: types.grads,
             c: types.comm,
             weight_sharded: placements::weight_sharded(out.inputs.strategy),
-            grad_sharded: placements::grad_sharded(out.inputs.strategy),
             outer_optim: outer_optim(out.inputs.scenario),
-            inner: u64::from(out.inputs.inner),
             outer: u64::from(out.inputs.outer),
         };
         let main = types
@@ -111,7 +132,17 @@ impl Flat {
         let group = out.inputs.group(id).clone();
         let holds = Holds::Group(id);
         let numel = group.layout.full_numel();
+        let over = out.inputs.shard_axis(id);
+        let sharded = Sharded {
+            over,
+            ranks: u64::from(out.inputs.inner(id)),
+            strategy: out.inputs.strategy_of(id),
+            comms: self.comms.along(over),
+        };
+        let shard = numel / sharded.ranks;
+        let weight_sharded = placements::weight_sharded(sharded.strategy);
         let mut state = GroupState {
+            sharded,
             weight: None,
             params: Vec::new(),
             main: None,
@@ -133,11 +164,7 @@ impl Flat {
                 ));
             }
         } else {
-            let n = if self.weight_sharded {
-                numel / self.inner
-            } else {
-                numel
-            };
+            let n = if weight_sharded { shard } else { numel };
             state.weight = Some(out.persistent(
                 Role::ModelWeight,
                 n * self.w.size(),
@@ -147,16 +174,16 @@ impl Flat {
             ));
         }
         if group.requires_grad {
-            let own = self.optimizer_numel(out.inputs, numel);
+            let own = self.optimizer_numel(&state);
             state.main = main
                 .map(|m| out.persistent(Role::MainWeight, own * m.size(), m, group.unit, holds));
-            let kept = if self.grad_sharded {
-                numel / self.inner
+            let kept = if placements::grad_sharded(sharded.strategy) {
+                shard
             } else {
                 numel
             };
             // Pieces of all ranks, until the optimizer adds them up.
-            let (role, n, dtype) = if out.inputs.scenario.sums_in_optimizer() {
+            let (role, n, dtype) = if out.inputs.sums_in_optimizer(id) {
                 (Role::ReduceOutput, numel, self.c)
             } else {
                 (Role::MainGrad, kept, self.g)
@@ -165,8 +192,8 @@ impl Flat {
             state.grad = Some(out.b.whole(grad));
             let casts = out.inputs.engine.copies_for_comm && self.c != self.g;
             state.outer_comm = (casts && self.comms.outer.is_some()).then(|| {
-                let reduced = if placements::optim_sharded(out.inputs.strategy) {
-                    numel / self.inner
+                let reduced = if placements::optim_sharded(sharded.strategy) {
+                    shard
                 } else {
                     numel
                 };
@@ -175,7 +202,7 @@ impl Flat {
             });
             state.moments = moments(out, group.unit, own, holds, out.inputs.engine.framework);
         }
-        if self.weight_sharded {
+        if weight_sharded {
             let stream = self.streams.gather;
             state.full =
                 Some(out.transient(Role::FullWeight, numel * self.w.size(), self.w, stream, id));
@@ -184,9 +211,10 @@ impl Flat {
     }
 
     /// Returns the number of elements of M and of each moment.
-    fn optimizer_numel(&self, inputs: &LoweringInputs<'_>, numel: u64) -> u64 {
-        let inner = if placements::optim_sharded(inputs.strategy) {
-            numel / self.inner
+    fn optimizer_numel(&self, state: &GroupState) -> u64 {
+        let GroupState { sharded, numel, .. } = *state;
+        let inner = if placements::optim_sharded(sharded.strategy) {
+            numel / sharded.ranks
         } else {
             numel
         };
@@ -231,9 +259,9 @@ impl Flat {
     /// G of the native engine, so that no buffer is allocated while the step's activations are at
     /// their largest. (Megatron-FSDP keeps its gradients; an offloaded G is kept in host memory;
     /// one that is not sharded is what backward writes.)
-    pub(crate) fn grads_of_a_step(&self, inputs: &LoweringInputs<'_>) -> bool {
+    pub(crate) fn grads_of_a_step(&self, inputs: &LoweringInputs<'_>, g: GroupId) -> bool {
         let fsdp = &inputs.scenario.fsdp;
-        inputs.engine.frees_gradients && self.grad_sharded && !fsdp.offload.grads
+        inputs.engine.frees_gradients && self.grad_sharded(g) && !fsdp.offload.grads
     }
 
     /// Emits section `Init`: W and M of every group, and G if it outlives a step.
@@ -253,7 +281,7 @@ impl Flat {
             if let (None, Some(grad), false) = (
                 self.grad_arena,
                 state.grad,
-                self.grads_of_a_step(out.inputs),
+                self.grads_of_a_step(out.inputs, GroupId(i as u16)),
             ) {
                 let id = grad.buffer;
                 out.b.alloc(
@@ -278,12 +306,14 @@ impl Flat {
         self.weight_sharded || (first_micro_batch && placements::optim_sharded(inputs.strategy))
     }
 
+    /// Returns whether W of groups that are sharded over several ranks is a shard.
     pub(crate) fn weight_sharded(&self) -> bool {
         self.weight_sharded
     }
 
-    pub(crate) fn grad_sharded(&self) -> bool {
-        self.grad_sharded
+    /// Returns whether G of a group is a shard.
+    pub(crate) fn grad_sharded(&self, g: GroupId) -> bool {
+        placements::grad_sharded(self.state(g).sharded.strategy)
     }
 
     pub(crate) fn comm_dtype(&self) -> DType {
@@ -371,7 +401,7 @@ impl Flat {
                 },
             ),
             (None, Some(full)) => (
-                self.comms.shard,
+                state.sharded.comms.gather,
                 Part {
                     input: whole,
                     output: out.b.whole(full),
@@ -379,13 +409,9 @@ impl Flat {
             ),
             // Replicated W: every rank refreshed its slice, gather in place.
             _ => {
-                let input = Access {
-                    bytes: whole.bytes / self.inner,
-                    per_rank: Some(AxisId::DP_SHARD),
-                    ..whole
-                };
+                let input = state.sharded.part(whole);
                 (
-                    self.comms.shard,
+                    state.sharded.comms.gather,
                     Part {
                         input,
                         output: whole,

@@ -4,7 +4,7 @@ use super::engine::Engine;
 use crate::compile::tape::{Tape, TapeOp};
 use crate::config::{AllocatorKind, OuterStrategy, Prefetch, Reshard, Scenario, Strategy};
 use crate::ir::{
-    AxisId, AxisSet, DeviceMesh, GroupId, ModuleId, ModuleKind, ParamId, Pool, UnitId,
+    AxisId, AxisSet, DeviceMesh, GroupId, ModuleId, ModuleKind, ParamId, Placements, Pool, UnitId,
 };
 use crate::program::ProgramMeta;
 use crate::recipes::{self, ParamTypes};
@@ -53,10 +53,10 @@ pub(crate) struct LoweringInputs<'a> {
     pub(crate) home: Vec<(GroupId, u32)>,
     /// Ranks.
     pub(crate) mesh: DeviceMesh,
-    /// Inner and outer axis sizes.
-    pub(crate) inner: u32,
+    /// Size of the outer axis.
     pub(crate) outer: u32,
-    /// Strategy in effect: a sharding axis of one rank shards nothing.
+    /// Strategy in effect for groups that are sharded over all ranks of the inner axis; see
+    /// [`LoweringInputs::strategy_of`].
     pub(crate) strategy: Strategy,
     /// Pool of transient full-size buffers.
     pub(crate) transient_pool: Pool,
@@ -128,7 +128,6 @@ impl<'a> LoweringInputs<'a> {
             hooks,
             home,
             mesh,
-            inner: mesh.size(AxisId::DP_SHARD),
             outer: mesh.size(AxisId::DP_OUTER),
             strategy,
             transient_pool,
@@ -186,11 +185,52 @@ impl<'a> LoweringInputs<'a> {
         &self.groups[g.index()]
     }
 
+    /// Returns the placements of a group's parameters, which all of them share.
+    fn placements(&self, g: GroupId) -> Placements {
+        let first = self.group(g).params[0];
+        self.tape.params[first.index()].placements
+    }
+
     /// Returns the axes that divide the model along which ranks have different parameters in this
     /// group.
     pub(crate) fn divided(&self, g: GroupId) -> AxisSet {
-        let first = self.group(g).params[0];
-        self.tape.params[first.index()].placements.divided()
+        self.placements(g).divided()
+    }
+
+    /// Returns the inner axis over which a group is sharded.
+    pub(crate) fn shard_axis(&self, g: GroupId) -> AxisId {
+        placements::shard_axis(self.placements(g))
+    }
+
+    /// Returns the number of ranks of the inner axis.
+    pub(crate) fn ranks(&self) -> u32 {
+        self.mesh.size(AxisId::DP_SHARD)
+    }
+
+    /// Returns the number of ranks over which a group is sharded.
+    pub(crate) fn inner(&self, g: GroupId) -> u32 {
+        self.mesh.size(self.shard_axis(g))
+    }
+
+    /// Returns over how many ranks the model has already added up a group's gradient: those that
+    /// send their tokens to the group's experts.
+    pub(crate) fn summed_by_model(&self, g: GroupId) -> u32 {
+        self.ranks() / self.inner(g)
+    }
+
+    /// Returns whether the optimizer's kernel adds up the pieces of a group's gradient that ranks
+    /// exchange.
+    pub(crate) fn sums_in_optimizer(&self, g: GroupId) -> bool {
+        self.scenario.sums_in_optimizer() && self.inner(g) > 1
+    }
+
+    /// Returns the strategy in effect for a group: an axis of one rank shards nothing.
+    pub(crate) fn strategy_of(&self, g: GroupId) -> Strategy {
+        if self.inner(g) == 1 {
+            Strategy::NoShard
+        } else {
+            self.strategy
+        }
     }
 
     pub(crate) fn groups_of(&self, u: UnitId) -> Vec<GroupId> {

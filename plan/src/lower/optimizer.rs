@@ -199,14 +199,21 @@ fn norm(
     });
     out.b.alloc(Rule::Clip, norm);
     let scalar = out.b.whole(norm);
-    // Squares of parameters that all ranks have are added after those that the ranks add up.
+    // Squares of parameters that all ranks have are added after those that the ranks add up. The
+    // last sum, over the axes of shards, includes the parts of these axes.
+    let shards = sharded_axes(out.inputs);
+    let apart = |state: &ShardState| {
+        let parts = state.divided.iter();
+        let parts = parts.filter(|axis| !shards.contains(AxisSet::of(axis.whole())));
+        parts.fold(AxisSet::EMPTY, AxisSet::with)
+    };
     let mut order: Vec<usize> = (0..states.len()).collect();
-    order.sort_by_key(|&n| std::cmp::Reverse(states[n].divided));
-    let mut divided = order.first().map_or(AxisSet::EMPTY, |&n| states[n].divided);
+    order.sort_by_key(|&n| std::cmp::Reverse(apart(&states[n])));
+    let mut divided = order.first().map_or(AxisSet::EMPTY, |&n| apart(&states[n]));
     for (position, n) in order.into_iter().enumerate() {
         let state = &states[n];
-        sum_over(out, scalar, divided.without(state.divided));
-        divided = state.divided;
+        sum_over(out, scalar, divided.without(apart(state)));
+        divided = apart(state);
         let mut grads: Vec<Access> = state.items.iter().map(|i| i.grad).collect();
         if position > 0 {
             grads.push(scalar);
@@ -225,7 +232,7 @@ fn norm(
         life.after_state(out, n, true);
     }
     sum_over(out, scalar, divided);
-    sum_over(out, scalar, sharded_axes(out.inputs));
+    sum_over(out, scalar, shards);
     if clips && !out.inputs.engine.fused_optimizer {
         for state in states {
             let grads: Vec<Access> = state.items.iter().map(|i| i.grad).collect();

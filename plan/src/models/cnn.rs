@@ -23,6 +23,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     inputs: Inputs::Images,
     attention: None,
     tensor_parallel: None,
+    expert_parallel: None,
     torch_modules: true,
     weights: Weights::Uniform,
     hf: &[],

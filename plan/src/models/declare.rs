@@ -475,8 +475,9 @@ impl Declare {
         self.add(Order::Declared, module, hf, shape, bias, None)
     }
 
-    /// Gives a declared module a stack of experts, of shape `[experts, rows, columns]`. Hugging
-    /// Face's code has a module per expert in the list `hf`, with these layers.
+    /// Gives a declared module a stack of experts, of shape `[experts, rows, columns]`, which
+    /// expert-parallel ranks divide among themselves. Hugging Face's code has a module per expert
+    /// in the list `hf`, with these layers.
     pub(crate) fn experts(
         &mut self,
         module: ModuleId,
@@ -484,7 +485,16 @@ impl Declare {
         shape: &[u64],
     ) -> Layer {
         let hf = self.hf_name(hf, false).map(|hf| HfName { layers, ..hf });
-        self.add(Order::Declared, module, hf, shape, false, None)
+        let divided = self.mesh.size(AxisId::EP) > 1;
+        self.wait(Pending {
+            order: Order::Declared,
+            module,
+            shape: Shape::from_slice(shape),
+            bias: false,
+            hf,
+            norm: None,
+            divided: divided.then_some((AxisId::EP, 0)),
+        })
     }
 
     /// States that blocks with equal modules differ in what they compute, or in what uses it.

@@ -5,6 +5,7 @@
 //! Family `decoder` has all options.
 
 mod attention;
+mod dispatch;
 mod embedding;
 mod experts;
 mod latent;

@@ -24,6 +24,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     inputs: Inputs::Features,
     attention: Some(Mask::Full),
     tensor_parallel: None,
+    expert_parallel: None,
     torch_modules: true,
     weights: Weights::Uniform,
     hf: &[],

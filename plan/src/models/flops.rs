@@ -60,11 +60,10 @@ impl Backward {
 }
 
 /// Returns how many of `numel` elements of a parameter one token is multiplied by: of a stack of
-/// experts, those of the experts that take it.
+/// experts, those of the experts that take it, wherever they are.
 pub(super) fn active(numel: u64, p: &Param, m: &Model) -> u64 {
-    let of = &m.options.experts;
     if p.is_stack() {
-        numel / of.experts * of.top_k
+        p.row() * m.options.experts.top_k
     } else {
         numel
     }

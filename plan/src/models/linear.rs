@@ -25,6 +25,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     inputs: Inputs::Features,
     attention: None,
     tensor_parallel: Some(|m| ("hidden", m.hidden)),
+    expert_parallel: None,
     torch_modules: true,
     weights: Weights::Uniform,
     hf: &[],

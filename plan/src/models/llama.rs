@@ -48,6 +48,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     inputs: Inputs::Tokens,
     attention: Some(Mask::Causal),
     tensor_parallel: None,
+    expert_parallel: None,
     torch_modules: false,
     weights: Weights::Normal,
     hf: HF,

@@ -18,6 +18,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
         ffn_multiple: FFN_MULTIPLE,
         ..decoder::spec::SPEC.defaults
     },
+    expert_parallel: Some(|m| ("experts", m.options.experts.experts)),
     hf: decoder::EXPERT_TYPES,
     dimensions,
     check,

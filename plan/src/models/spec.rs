@@ -48,6 +48,8 @@ pub struct FamilySpec {
     /// Sizes that tensor parallelism divides evenly, with their keys; `None` for families without
     /// it.
     pub tensor_parallel: Option<Dimension>,
+    /// What expert parallelism divides evenly, with its key; `None` for families without experts.
+    pub expert_parallel: Option<Dimension>,
     /// Whether its code consists of `torch.nn` modules. Dynamo skips frames of such modules that
     /// have hooks.
     pub torch_modules: bool,

@@ -80,6 +80,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             dp_shard: 4,
             dp_outer: 1,
             tp: 1,
+            ep: 1,
             gpus_per_node: 8,
         },
         fsdp: Fsdp {

@@ -10,6 +10,45 @@ use crate::ir::{DType, KernelClass, OpKind, op};
 const POSITION: Operand = any("the positions");
 const OFFSETS: Operand = any("the offsets");
 
+impl OpDef for op::LocalExperts {
+    fn name(&self) -> &'static str {
+        "local_experts"
+    }
+
+    fn signature(&self) -> Signature {
+        Signature::new(&[any("the ids")], &[any("the ids of each rank")])
+    }
+
+    fn result(&self, _: usize, _: &[DType]) -> DType {
+        DType::I64
+    }
+
+    fn fusion(&self) -> Fusion {
+        Fusion::Extern
+    }
+
+    fn flops(&self, _: &Operands<'_>) -> u64 {
+        0
+    }
+
+    fn class(&self, _: &Operands<'_>) -> KernelClass {
+        KernelClass::Strided
+    }
+
+    fn differentiable(&self, _: usize) -> bool {
+        false
+    }
+
+    fn vjp(&self, _: Vjp<'_>) -> Contributions {
+        backward_only()
+    }
+
+    /// Tokens are sent to their experts once.
+    fn saved_by_selective_recompute(&self) -> bool {
+        true
+    }
+}
+
 /// Returns the bytes of the rows that `position` names: at most as many as there are.
 fn rows_used(rows: &Value, position: &Value) -> u64 {
     rows.rows().min(position.numel()) * rows.cols() * rows.dtype.size()
@@ -189,6 +228,16 @@ impl OpDef for op::RowDot {
     }
 }
 
+/// Returns the rows that experts compute: `routed` of them on average, or all.
+fn computed(rows: &Value, routed: Option<u64>) -> u64 {
+    routed.unwrap_or_else(|| rows.rows())
+}
+
+/// Returns the bytes of the rows that experts compute, if these are not all.
+fn computed_bytes(rows: &Value, routed: Option<u64>) -> Option<u64> {
+    routed.map(|n| n * rows.cols() * rows.dtype.size())
+}
+
 /// Returns the cost class of one matmul per expert; `[rows, n, inner]` are the rows of all experts
 /// and the sizes of one matrix.
 fn grouped(experts: u64, [rows, n, k]: [u64; 3], weight_gradient: bool) -> KernelClass {
@@ -214,14 +263,23 @@ impl OpDef for op::GroupedGemm {
         Fusion::Extern
     }
 
-    /// Counts every row as an expert's.
     fn flops(&self, at: &Operands<'_>) -> u64 {
-        2 * at.input(0).numel() * at.output(0).cols()
+        let a = at.input(0);
+        2 * computed(a, self.routed) * a.cols() * at.output(0).cols()
     }
 
     fn class(&self, at: &Operands<'_>) -> KernelClass {
         let (a, c) = (at.input(0), at.output(0));
-        grouped(at.input(1).shape[0], [a.rows(), c.cols(), a.cols()], false)
+        let rows = computed(a, self.routed);
+        grouped(at.input(1).shape[0], [rows, c.cols(), a.cols()], false)
+    }
+
+    fn bytes_read(&self, at: &Operands<'_>, n: usize) -> Option<u64> {
+        (n == 0).then(|| computed_bytes(at.input(0), self.routed))?
+    }
+
+    fn bytes_written(&self, at: &Operands<'_>, _: usize) -> Option<u64> {
+        computed_bytes(at.output(0), self.routed)
     }
 
     fn differentiable(&self, n: usize) -> bool {
@@ -234,7 +292,8 @@ impl OpDef for op::GroupedGemm {
         let dy = g.make_contiguous(dy);
         let mut out = Contributions::new();
         if needs[0] {
-            let kind = OpKind::GroupedGemm(Self { tb: !self.tb });
+            let (tb, routed) = (!self.tb, self.routed);
+            let kind = OpKind::GroupedGemm(Self { tb, routed });
             let (shape, dtype) = (g.value(a).shape.clone(), g.value(a).dtype);
             let d_a = g.compute(kind, &[dy, b, offsets], &[(&shape, dtype)]);
             out.push((0, d_a[0]));
@@ -243,7 +302,9 @@ impl OpDef for op::GroupedGemm {
             let factors = if self.tb { [dy, a] } else { [a, dy] };
             let (shape, dtype) = (g.value(b).shape.clone(), g.value(b).dtype);
             let inputs = [factors[0], factors[1], offsets];
-            let d_b = g.compute(OpKind::GroupedGemmWeightGrad, &inputs, &[(&shape, dtype)]);
+            let routed = self.routed;
+            let kind = OpKind::GroupedGemmWeightGrad(op::GroupedGemmWeightGrad { routed });
+            let d_b = g.compute(kind, &inputs, &[(&shape, dtype)]);
             out.push((1, d_b[0]));
         }
         out
@@ -267,14 +328,19 @@ impl OpDef for op::GroupedGemmWeightGrad {
         Fusion::Extern
     }
 
-    /// Counts every row as an expert's.
     fn flops(&self, at: &Operands<'_>) -> u64 {
-        2 * at.input(0).numel() * at.input(1).cols()
+        let a = at.input(0);
+        2 * computed(a, self.routed) * a.cols() * at.input(1).cols()
     }
 
     fn class(&self, at: &Operands<'_>) -> KernelClass {
         let (a, b) = (at.input(0), at.input(1));
-        grouped(at.output(0).shape[0], [a.rows(), a.cols(), b.cols()], true)
+        let rows = computed(a, self.routed);
+        grouped(at.output(0).shape[0], [rows, a.cols(), b.cols()], true)
+    }
+
+    fn bytes_read(&self, at: &Operands<'_>, n: usize) -> Option<u64> {
+        (n < 2).then(|| computed_bytes(at.input(n), self.routed))?
     }
 
     fn vjp(&self, _: Vjp<'_>) -> Contributions {

@@ -99,7 +99,7 @@ impl Fsdp2 {
         let fsdp = &out.inputs.scenario.fsdp;
         let separate = fsdp.separate_communicators;
         let in_flight = fsdp.reduce_in_flight as usize;
-        let sharded = out.inputs.inner > 1;
+        let sharded = out.inputs.ranks() > 1;
         let copy_in = if sharded {
             out.b.add_stream(StreamKind::CopyIn, -1)
         } else {

@@ -96,7 +96,7 @@ pub(crate) struct Full {
 impl Full {
     pub(crate) fn new(out: &mut Emitter<'_>) -> Self {
         let separate = out.inputs.scenario.fsdp.separate_communicators;
-        let sharded = out.inputs.inner > 1;
+        let sharded = out.inputs.ranks() > 1;
         let streams = CommStreams::new(out, sharded, -1, 0);
         let comms = out.communicators(separate);
         let params = (0..out.inputs.tape.params.len() as u32)
@@ -152,7 +152,7 @@ fn param_state(out: &mut Emitter<'_>, p: ParamId) -> ParamState {
         ),
         Layout::Flat(_) => unreachable!("full mode lays parameters out one by one"),
     };
-    let padded = shard_numel * u64::from(out.inputs.inner);
+    let padded = shard_numel * u64::from(out.inputs.inner(g));
     let numel = out.inputs.tape.params[p.index()].numel();
     let kept = out.inputs.types.shard(&out.inputs.tape.params[p.index()]);
     let shard = out.persistent(

@@ -297,7 +297,7 @@ impl Megatron {
     /// Returns where a group's gradients are collected: its bucket, taken at the first gradient of
     /// a backward (`get_main_grad`), or all of G, to which later micro-batches add.
     fn bucket(&mut self, out: &mut Emitter<'_>, g: GroupId) -> (Access, DType) {
-        if !self.flat.grad_sharded() {
+        if !self.flat.grad_sharded(g) {
             let grad = self.flat.state(g).grad;
             let grad = grad.expect("only trained groups have gradients");
             let dtype = out.inputs.types.grads;
@@ -340,7 +340,7 @@ impl Megatron {
             ..to
         };
         let from = out.b.whole(grad);
-        let (rule, kind, reads) = if self.flat.grad_sharded() {
+        let (rule, kind, reads) = if self.flat.grad_sharded(g) {
             (Rule::ReduceCopyIn, ShardOp::Copy, vec![from])
         } else if self.first {
             (Rule::Accumulate, ShardOp::Copy, vec![from])

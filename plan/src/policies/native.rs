@@ -78,7 +78,7 @@ impl Native {
         let (flat, micro) = (&self.flat, self.micro);
         let reductions = &mut self.reductions;
         for g in out.inputs.trained_groups_of(unit) {
-            if !flat.grad_sharded() {
+            if !flat.grad_sharded(g) {
                 self.gradients.accumulate(out, flat, g);
                 reductions.reduce_full(out, flat, micro, g);
             } else if let Some(buffer) = self.gradients.take_full(out, flat, micro, reductions, g) {

@@ -413,6 +413,7 @@ keys! {
     DpShard: "mesh" "dp_shard" also ["data_parallel_shard_degree"] [Integer(1, MIB)] "(required)" "Ranks that shard parameters: the inner data-parallel mesh dimension (torchtitan: data_parallel_shard_degree)";
     DpOuter: "mesh" "dp_replicate" as "dp_outer" also ["dp_outer", "data_parallel_replicate_degree"] [Integer(1, MIB)] "1" "Outer data-parallel mesh dimension: number of replicas (HSDP), or of outer shards with `outer_strategy = \"optim\"` (torchtitan: data_parallel_replicate_degree)";
     Tp: "mesh" "tp" also ["tensor_parallel_degree"] [Integer(1, 1024)] "1" "Ranks that divide the layers among themselves: tensor parallelism, within the data-parallel dimensions (family linear; torchtitan: tensor_parallel_degree)";
+    Ep: "mesh" "ep" also ["expert_parallel_degree", "expert_model_parallel_size", "ep_size"] [Integer(1, MIB)] "1" "Ranks that divide the experts of a layer among themselves: expert parallelism, of adjacent ranks of `dp_shard`, which it divides (torchtitan: expert_parallel_degree)";
     GpusPerNode: "mesh" "gpus_per_node" also ["nproc_per_node"] [Integer(1, 1024)] "(8, or fewer when there are fewer ranks)" "GPUs per node, connected by NVLink";
 
     Policy: "fsdp" "policy" [Choice(PolicyKind::WORDS)] "\"native\"" "Engine to model: native (that of `shardlab exec`), fsdp2 (fully_shard of torch 2.11), megatron (megatron-fsdp 0.6.1)";

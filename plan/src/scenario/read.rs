@@ -265,6 +265,7 @@ fn mesh(d: &Document) -> Result<Mesh, ScenarioError> {
         dp_shard,
         dp_outer,
         tp,
+        ep: d.setting(Key::Ep),
         gpus_per_node,
     })
 }

@@ -3,6 +3,7 @@
 mod aliases;
 mod bad;
 mod defaults;
+mod expert_parallel;
 mod fuzz;
 mod huggingface;
 mod layers;

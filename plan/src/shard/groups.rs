@@ -306,9 +306,10 @@ pub fn owners(specs: &[UnitSpec], modules: &[Module], params: &[Param]) -> Vec<U
 
 /// Returns the parameter groups of all units, laid out: units in their order, within a unit (if
 /// `frozen_apart`) by first occurrence of `requires_grad`, and of placements along the axes that
-/// divide the model; parameters in registration order. Units without parameters have no group. A
-/// flat layout leaves no gap between a parameter and the next one if `contiguous_with_next` (by
-/// parameter) says so and both have rows of one length.
+/// divide the model; parameters in registration order. Units without parameters have no group.
+/// `kind` is the layout of parameters with these placements. A flat layout leaves no gap between a
+/// parameter and the next one if `contiguous_with_next` (by parameter) says so and both have rows
+/// of one length.
 ///
 /// # Errors
 /// [`ShardError::Layout`] with the unit's name.
@@ -316,7 +317,7 @@ pub fn build_groups(
     specs: &[UnitSpec],
     modules: &[Module],
     params: &[Param],
-    kind: LayoutKind,
+    kind: impl Fn(Placements) -> LayoutKind,
     contiguous_with_next: &[bool],
     frozen_apart: bool,
 ) -> Result<Vec<Group>, ShardError> {
@@ -336,8 +337,8 @@ pub fn build_groups(
     }
     let mut groups = Vec::new();
     for ((unit, of_unit), spec) in (0u16..).zip(members).zip(specs) {
-        for (requires_grad, _, ids) in of_unit {
-            let layout = kind
+        for (requires_grad, placements, ids) in of_unit {
+            let layout = kind(placements)
                 .layout(&ids, params, contiguous_with_next)
                 .map_err(|source| ShardError::Layout {
                     unit: spec.name.clone(),

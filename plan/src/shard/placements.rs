@@ -23,6 +23,17 @@ pub struct StatePlacements {
     pub optimizer: Placements,
 }
 
+/// Returns the inner axis over which parameters with these placements are sharded: ranks along an
+/// axis that divides them have others.
+#[must_use]
+pub fn shard_axis(of: Placements) -> AxisId {
+    if of.on(AxisId::EP) == Placement::Replicate {
+        AxisId::DP_SHARD
+    } else {
+        AxisId::EDP
+    }
+}
+
 /// Returns whether compute weights are sharded over the inner axis.
 #[must_use]
 pub const fn weight_sharded(strategy: Strategy) -> bool {

@@ -207,6 +207,11 @@ fn search_for_a_better_setting() {
 }
 
 #[test]
+fn choose_expert_parallelism() {
+    paste("docs/how-to/expert-parallelism.md", 3, 3);
+}
+
+#[test]
 fn train() {
     paste("docs/how-to/train.md", 3, 2);
 }

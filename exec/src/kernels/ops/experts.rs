@@ -20,6 +20,19 @@ wide! {
     }
 }
 
+impl CpuKernel for op::LocalExperts {
+    fn run(&self, call: Call<'_, '_>) -> Result<(), OperandError> {
+        experts::local(call.whole()?, self.experts as usize)
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl CudaKernel for op::LocalExperts {
+    fn code(&self) -> CudaCode<'_> {
+        CudaCode::kernel(|req, op| codegen::permute::local(req, op, self.experts as usize))
+    }
+}
+
 impl CpuKernel for op::SortExperts {
     fn run(&self, call: Call<'_, '_>) -> Result<(), OperandError> {
         experts::sort(call.whole()?, self.experts as usize)

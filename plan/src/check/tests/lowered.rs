@@ -1,5 +1,6 @@
 //! Programs as the policies lower them: they pass, and planted faults are found.
 
+mod experts;
 mod model_collectives;
 mod mutations;
 mod waits;

@@ -370,11 +370,12 @@ pub(crate) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
         }
         OpKind::Route(of) => experts::route(&of, x, dims(&ins[0]).1),
         OpKind::RouteGrad(of) => vec![experts::route_grad(&of, x, dims(&ins[1]).1)],
+        OpKind::LocalExperts(of) => vec![experts::local(&of, &x[0])],
         OpKind::SortExperts(op::SortExperts { experts }) => experts::sort(experts, &x[0]),
         OpKind::Permute => vec![experts::permute(op, x)],
         OpKind::Unpermute => vec![experts::unpermute(op, x)],
-        OpKind::GroupedGemm(op::GroupedGemm { tb }) => vec![experts::grouped(op, x, tb)],
-        OpKind::GroupedGemmWeightGrad => vec![experts::grouped_weight_grad(op, x)],
+        OpKind::GroupedGemm(op::GroupedGemm { tb, .. }) => vec![experts::grouped(op, x, tb)],
+        OpKind::GroupedGemmWeightGrad(_) => vec![experts::grouped_weight_grad(op, x)],
         OpKind::LoadBalance(of) => experts::load_balance(&of, &x[0], dims(&ins[0]).1),
         OpKind::LoadBalanceGrad(of) => {
             let columns = dims(&ins[1]).1;

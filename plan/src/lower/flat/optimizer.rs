@@ -1,6 +1,7 @@
 //! What the optimizer of the flat policies updates, and the refresh of compute weights after it.
 
-use super::{Flat, GroupState};
+use super::{Flat, GroupState, Sharded};
+use crate::config::Strategy;
 use crate::ir::{Access, AxisId, COMPUTE, GroupId, ShardOp, StreamId};
 use crate::lower::emitter::Emitter;
 use crate::lower::inputs::LoweringInputs;
@@ -12,26 +13,27 @@ use crate::shard::{Layout, placements};
 impl Flat {
     /// Returns how the optimizer's part of a buffer moves from rank to rank; `sharded` says that
     /// the buffer already holds only the inner shard.
-    fn optimizer_slice(&self, inputs: &LoweringInputs<'_>, sharded: bool) -> Option<AxisId> {
+    fn optimizer_slice(&self, of: Sharded, sharded: fn(Strategy) -> bool) -> Option<AxisId> {
         if self.outer_optim {
             Some(AxisId::DP_OUTER)
-        } else if placements::optim_sharded(inputs.strategy) && !sharded {
-            Some(AxisId::DP_SHARD)
+        } else if placements::optim_sharded(of.strategy) && !sharded(of.strategy) {
+            Some(of.over)
         } else {
             None
         }
     }
 
     /// Returns the part of G that this rank's optimizer reads.
-    fn optimizer_grad(&self, inputs: &LoweringInputs<'_>, state: &GroupState) -> Option<Access> {
+    fn optimizer_grad(&self, inputs: &LoweringInputs<'_>, g: GroupId) -> Option<Access> {
+        let state = self.state(g);
         let grad = state.grad?;
-        if inputs.scenario.sums_in_optimizer() {
+        if inputs.sums_in_optimizer(g) {
             return Some(grad);
         }
-        let numel = self.optimizer_numel(inputs, state.numel);
+        let numel = self.optimizer_numel(state);
         Some(Access {
             bytes: numel * self.g.size(),
-            per_rank: self.optimizer_slice(inputs, self.grad_sharded),
+            per_rank: self.optimizer_slice(state.sharded, placements::grad_sharded),
             ..grad
         })
     }
@@ -41,12 +43,12 @@ impl Flat {
     fn own_weights(&self, out: &Emitter<'_>, state: &GroupState) -> Vec<Access> {
         match state.weight {
             Some(rest) => {
-                let bytes = self.optimizer_numel(out.inputs, state.numel) * self.w.size();
+                let bytes = self.optimizer_numel(state) * self.w.size();
                 vec![Access {
                     buffer: rest,
                     offset: 0,
                     bytes,
-                    per_rank: self.optimizer_slice(out.inputs, self.weight_sharded),
+                    per_rank: self.optimizer_slice(state.sharded, placements::weight_sharded),
                 }]
             }
             None => state.params.iter().map(|p| out.b.whole(*p)).collect(),
@@ -62,8 +64,8 @@ impl Flat {
         order
             .filter_map(|g| {
                 let state = self.state(g);
-                let grad = self.optimizer_grad(out.inputs, state)?;
-                let numel = self.optimizer_numel(out.inputs, state.numel);
+                let grad = self.optimizer_grad(out.inputs, g)?;
+                let numel = self.optimizer_numel(state);
                 let item = |weight, grad, numel, moments| OptimizerItem {
                     weight,
                     grad,
@@ -79,7 +81,7 @@ impl Flat {
                     divided: out.inputs.divided(g),
                     items,
                     compute: self.written_with_main(out, g),
-                    pieces: self.pieces(out.inputs),
+                    pieces: self.pieces(out.inputs, g),
                 })
             })
             .collect()
@@ -182,7 +184,7 @@ impl Flat {
                 .at(out.inputs.group(g).unit, crate::program::Phase::Refresh);
             let whole = out.b.whole(main);
             let to = self.own_weights(out, &state);
-            let n = self.optimizer_numel(out.inputs, state.numel);
+            let n = self.optimizer_numel(&state);
             let Layout::Flat(layout) = &out.inputs.group(g).layout else {
                 return;
             };

@@ -26,28 +26,57 @@ pub(crate) struct Reduction {
     pub(crate) held: [Option<BufferId>; 2],
 }
 
+// Note [Factor of gradients]
+//
+// A gradient is averaged over all P ranks that take different samples, whatever it is reduced over:
+// the loss of a step is the mean over P. That of an expert arrives as the sum over the ranks that
+// send it tokens (`summed_by_model`), is reduced over those that have the same expert, and still
+// multiplied by 1/P, not by one over the ranks of its reduction. An average in a collective
+// therefore comes after a factor for the ranks that the model has added up. Where no other rank has
+// the expert there is no collective, but the factor is the same.
+
+/// How the inner reduction of a group scales.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scaling {
+    /// Reduction of the collective.
+    pub(crate) op: ReduceOp,
+    /// Factor by which a kernel multiplies the input first.
+    pub(crate) before: Option<Real>,
+}
+
 impl Flat {
-    fn scale(inputs: &LoweringInputs<'_>) -> ShardOp {
-        ShardOp::Scale {
-            factor: Real(1.0 / f64::from(inputs.data_ranks())),
+    /// Returns how the inner reduction of a group scales; see Note [Factor of gradients].
+    pub(crate) fn scaling(&self, inputs: &LoweringInputs<'_>, g: GroupId) -> Scaling {
+        let fsdp = &inputs.scenario.fsdp;
+        let over_all = Real(1.0 / f64::from(inputs.data_ranks()));
+        let summed = inputs.summed_by_model(g);
+        let over_summed = (summed > 1).then(|| Real(1.0 / f64::from(summed)));
+        let scaling = |op, before| Scaling { op, before };
+        if fsdp.per_token_loss {
+            scaling(ReduceOp::Sum, None)
+        } else if fsdp.average_in_collective || self.state(g).sharded.comms.reduce.is_none() {
+            scaling(ReduceOp::Avg, over_summed)
+        } else if (inputs.engine.premultiplies)(self.c) {
+            scaling(ReduceOp::PremulSum(over_all.0), None)
+        } else if inputs.engine.averages && inputs.outer == 1 {
+            scaling(ReduceOp::Avg, over_summed)
+        } else {
+            scaling(ReduceOp::Sum, Some(over_all))
         }
     }
 
-    /// Returns how the inner reduction scales, and whether a kernel must multiply its input first.
-    pub(crate) fn scaling(&self, inputs: &LoweringInputs<'_>) -> (ReduceOp, bool) {
-        let fsdp = &inputs.scenario.fsdp;
-        let factor = 1.0 / f64::from(inputs.data_ranks());
-        if fsdp.per_token_loss {
-            (ReduceOp::Sum, false)
-        } else if fsdp.average_in_collective {
-            (ReduceOp::Avg, false)
-        } else if (inputs.engine.premultiplies)(self.c) {
-            (ReduceOp::PremulSum(factor), false)
-        } else if inputs.engine.averages && inputs.outer == 1 {
-            (ReduceOp::Avg, false)
-        } else {
-            (ReduceOp::Sum, true)
-        }
+    /// Multiplies a gradient in the communication dtype, if its reduction asks for that.
+    fn scale(&self, out: &mut Emitter<'_>, by: Option<Real>, what: Access, dtype: DType) {
+        let Some(factor) = by else { return };
+        out.run(KernelLaunch {
+            rule: Rule::Scale,
+            op: ShardOp::Scale { factor },
+            elements: what.bytes / dtype.size(),
+            dtype,
+            stream: self.streams.reduce,
+            reads: &[what],
+            writes: &[what],
+        });
     }
 
     /// Reduces a full gradient into its shard. `input` holds S elements in the communication dtype.
@@ -65,47 +94,29 @@ impl Flat {
         let rs = self.streams.reduce;
         out.b.join(Rule::ReduceFork, COMPUTE, rs);
         self.nan_check(out, rs, g, input);
+        let sharded = self.state(g).sharded;
         if let (true, Some(comm)) = (
             out.inputs.scenario.fsdp.copy_engine_reduce,
-            self.comms.reduce,
+            sharded.comms.reduce,
         ) {
             return self.exchange_and_sum(out, g, input, comm, first, last);
         }
-        let (op, scale_first) = self.scaling(out.inputs);
-        if scale_first {
-            let n = input.bytes / self.c.size();
-            let scale = Self::scale(out.inputs);
-            out.run(KernelLaunch {
-                rule: Rule::Scale,
-                op: scale,
-                elements: n,
-                dtype: self.c,
-                stream: rs,
-                reads: &[input],
-                writes: &[input],
-            });
-        }
+        let Scaling { op, before } = self.scaling(out.inputs, g);
+        self.scale(out, before, input, self.c);
         let grad = self.state(g).grad.expect("only trained groups are reduced");
-        let shard_bytes = input.bytes / self.inner;
+        let shard_bytes = input.bytes / sharded.ranks;
         self.fetch_to_device(out, grad.buffer, !first, rs);
         let direct = first && self.c == self.g && !in_place;
         let (output, temp) = if direct {
             (grad, None)
         } else if in_place {
-            (
-                Access {
-                    bytes: shard_bytes,
-                    per_rank: Some(AxisId::DP_SHARD),
-                    ..input
-                },
-                None,
-            )
+            (sharded.part(input), None)
         } else {
             let id = out.transient_on(Role::ReduceOutput, shard_bytes, self.c, rs, g);
             out.b.alloc(Rule::Reduce, id);
             (out.b.whole(id), Some(id))
         };
-        if let Some(comm) = self.comms.reduce {
+        if let Some(comm) = sharded.comms.reduce {
             let parts = smallvec![Part { input, output }];
             out.b.collective(CollectiveLaunch {
                 rule: Rule::Reduce,
@@ -154,7 +165,7 @@ impl Flat {
         let rs = self.streams.reduce;
         let grad = self.state(g).grad.expect("only trained groups are reduced");
         self.fetch_to_device(out, grad.buffer, !first, rs);
-        let apart = !out.inputs.scenario.sums_in_optimizer();
+        let apart = !out.inputs.sums_in_optimizer(g);
         let whole = if apart {
             let pieces = out.transient_on(Role::ReduceOutput, input.bytes, self.c, rs, g);
             out.b.alloc(Rule::Reduce, pieces);
@@ -177,8 +188,8 @@ impl Flat {
         });
         if apart {
             let op = ShardOp::SumPieces {
-                ranks: out.inputs.inner,
-                factor: self.factor(out.inputs),
+                ranks: out.inputs.inner(g),
+                factor: self.factor(out.inputs, g),
                 accumulate: !first,
             };
             let reads = if first {
@@ -202,21 +213,22 @@ impl Flat {
     }
 
     /// Returns what the optimizer gets instead of sums, if it adds up the pieces of an exchange.
-    pub(crate) fn pieces(&self, inputs: &LoweringInputs<'_>) -> Option<Pieces> {
-        inputs.scenario.sums_in_optimizer().then(|| Pieces {
-            ranks: inputs.inner,
-            factor: self.factor(inputs),
+    pub(crate) fn pieces(&self, inputs: &LoweringInputs<'_>, g: GroupId) -> Option<Pieces> {
+        inputs.sums_in_optimizer(g).then(|| Pieces {
+            ranks: inputs.inner(g),
+            factor: self.factor(inputs, g),
         })
     }
 
     /// Returns the factor by which exchanged pieces are multiplied before they are added.
-    fn factor(&self, inputs: &LoweringInputs<'_>) -> Real {
-        Real(match self.scaling(inputs) {
-            (ReduceOp::Avg, _) => 1.0 / f64::from(inputs.inner),
-            (ReduceOp::PremulSum(factor), _) => factor,
-            (ReduceOp::Sum | ReduceOp::None, true) => 1.0 / f64::from(inputs.data_ranks()),
-            (ReduceOp::Sum | ReduceOp::None, false) => 1.0,
-        })
+    fn factor(&self, inputs: &LoweringInputs<'_>, g: GroupId) -> Real {
+        let Scaling { op, before } = self.scaling(inputs, g);
+        let of_op = match op {
+            ReduceOp::Avg => 1.0 / f64::from(inputs.inner(g)),
+            ReduceOp::PremulSum(factor) => factor,
+            ReduceOp::Sum | ReduceOp::None => 1.0,
+        };
+        Real(of_op * before.map_or(1.0, |by| by.0))
     }
 
     /// Emits what follows the reduction of a shard on its stream: checks, and the outer axis, which
@@ -253,13 +265,13 @@ impl Flat {
     pub(crate) fn reduce_full(&self, out: &mut Emitter<'_>, g: GroupId) -> Reduction {
         let rs = self.streams.reduce;
         let grad = self.state(g).grad.expect("only trained groups are reduced");
-        let numel = self.state(g).numel;
+        let (numel, shards) = (self.state(g).numel, self.state(g).sharded);
         let queued = out.inputs.engine.copies_for_comm;
         out.b.join(Rule::ReduceFork, COMPUTE, rs);
         self.nan_check(out, rs, g, grad);
         // Without an inner reduction there is no reason to cast: the outer one casts what it needs
         // itself.
-        let cast = (self.c != self.g && self.comms.reduce.is_some()).then(|| {
+        let cast = (self.c != self.g && shards.comms.reduce.is_some()).then(|| {
             let id = out.transient_on(Role::ReduceInput, numel * self.c.size(), self.c, rs, g);
             out.b.alloc(Rule::ReduceCopyIn, id);
             let whole = out.b.whole(id);
@@ -276,35 +288,12 @@ impl Flat {
         });
         let input = cast.map_or(grad, |id| out.b.whole(id));
         // One rank on the inner axis: the outer reduction averages.
-        let (op, scale_first) = match self.comms.reduce {
-            Some(_) => self.scaling(out.inputs),
-            None => (ReduceOp::None, false),
-        };
-        if scale_first {
-            let scale = Self::scale(out.inputs);
-            out.run(KernelLaunch {
-                rule: Rule::Scale,
-                op: scale,
-                elements: numel,
-                dtype: self.c,
-                stream: rs,
-                reads: &[input],
-                writes: &[input],
-            });
-        }
-        let sharded = placements::optim_sharded(out.inputs.strategy);
-        let part = |a: Access| {
-            if sharded {
-                Access {
-                    bytes: a.bytes / self.inner,
-                    per_rank: Some(AxisId::DP_SHARD),
-                    ..a
-                }
-            } else {
-                a
-            }
-        };
-        if let Some(comm) = self.comms.reduce {
+        let Scaling { op, before } = self.scaling(out.inputs, g);
+        let dtype = if cast.is_some() { self.c } else { self.g };
+        self.scale(out, before, input, dtype);
+        let sharded = placements::optim_sharded(shards.strategy);
+        let part = |a: Access| if sharded { shards.part(a) } else { a };
+        if let Some(comm) = shards.comms.reduce {
             let kind = if sharded {
                 CollectiveKind::ReduceScatter
             } else {
@@ -392,7 +381,7 @@ impl Flat {
             None => (reduced, self.g),
         };
         let op = if out.inputs.scenario.fsdp.average_in_collective
-            || self.inner == 1 && !out.inputs.scenario.fsdp.per_token_loss
+            || self.state(g).sharded.ranks == 1 && !out.inputs.scenario.fsdp.per_token_loss
         {
             ReduceOp::Avg
         } else {

@@ -2,8 +2,10 @@
 //!
 //! Every token goes to `top_k` experts. The rows of these choices are sorted by expert; each expert
 //! multiplies its own rows. Weights are applied between the two matmuls of an expert, so that their
-//! gradient is a dot product per row and no result of an expert has to be kept.
+//! gradient is a dot product per row and no result of an expert has to be kept. Expert-parallel
+//! ranks have some of the experts each, and exchange tokens (`dispatch.rs`).
 
+use super::dispatch::{Dispatch, Routed};
 use super::norm::Norm;
 use super::{names, normalized, scaled};
 use crate::config::{Model, Router};
@@ -25,10 +27,12 @@ pub(super) struct Experts {
     /// Norm of what it reads.
     pub(super) norm: Option<Norm>,
     router: Layer,
+    dispatch: Dispatch,
     routed: ModuleId,
-    /// `[experts, 2 ffn, hidden]`: of each expert, the gate's rows, then those of the other factor.
+    /// `[experts, 2 ffn, hidden]`: of each expert of this rank, the gate's rows, then those of the
+    /// other factor.
     gate_up: Layer,
-    /// `[experts, hidden, ffn]`.
+    /// `[experts, hidden, ffn]`, of this rank's experts.
     down: Layer,
     shared: Option<Shared>,
     /// Norm of what it adds.
@@ -78,6 +82,7 @@ impl Experts {
             module: at,
             norm,
             router,
+            dispatch: Dispatch::new(&d.mesh, of.experts),
             routed,
             gate_up,
             down,
@@ -129,30 +134,32 @@ impl Experts {
 
     /// Computes the weighted sum of the routed experts' results, `[tokens, hidden]`.
     fn routed(&self, b: &mut Builder<'_>, x: ValueId, logits: ValueId, route: OpKind) -> ValueId {
-        let (experts, k) = {
-            let of = &b.s.model.options.experts;
-            (of.experts, of.top_k)
-        };
-        let (tokens, hidden, ffn) = (b.g.value(x).rows(), b.g.value(x).cols(), width(&b.s.model));
+        let k = b.s.model.options.experts.top_k;
+        let (hidden, ffn) = (b.g.value(x).cols(), width(&b.s.model));
         let activation = defaults::activation(&b.s.model);
-        let rows = tokens * k;
-        let choices = [tokens, k];
-        let routed = b.compute(route, &[logits], &[&choices, &choices]);
-        let (weights, ids) = (routed[0], routed[1]);
+        let choices = [b.g.value(x).rows(), k];
+        let chosen = b.compute(route, &[logits], &[&choices, &choices]);
+        let (weights, ids) = (chosen[0], chosen[1]);
         let (gate_up, down) = (b.weight(self.gate_up), b.weight(self.down));
         b.within(self.routed, |b| {
+            let Routed { x, weights, ids } = self.dispatch.send(b, Routed { x, weights, ids });
+            let (tokens, experts) = (b.g.value(x).rows(), self.dispatch.experts());
+            let rows = self.dispatch.rows(tokens, k);
             let sort = OpKind::SortExperts(op::SortExperts { experts });
-            let sorted = b.compute(sort, &[ids], &[&[experts + 1], &choices]);
+            let sorted = b.compute(sort, &[ids], &[&[experts + 1], &[tokens, k]]);
             let (offsets, position) = (sorted[0], sorted[1]);
             let x = b.compute(OpKind::Permute, &[x, position], &[&[rows, hidden]])[0];
-            let matmul = OpKind::GroupedGemm(op::GroupedGemm { tb: true });
+            let matmul = OpKind::GroupedGemm(op::GroupedGemm {
+                tb: true,
+                routed: self.dispatch.routed(tokens, k),
+            });
             let both = b.compute(matmul, &[x, gate_up, offsets], &[&[rows, 2 * ffn]])[0];
             let parts = b.g.split(both, 1, 2);
             let gate = activate(b, activation, parts[0]);
             let act = b.g.binary(OpKind::Mul, gate, parts[1]);
             // Each weight in the place of its row.
-            let each = b.g.reshape(weights, &[rows, 1]);
-            let place = b.g.reshape(position, &[rows, 1]);
+            let each = b.g.reshape(weights, &[tokens * k, 1]);
+            let place = b.g.reshape(position, &[tokens * k, 1]);
             let weight = b.compute(OpKind::Permute, &[each, place], &[&[rows, 1]])[0];
             let act = b.g.binary(OpKind::ScaleRows, act, weight);
             let out = b.compute(matmul, &[act, down, offsets], &[&[rows, hidden]])[0];
@@ -160,7 +167,7 @@ impl Experts {
             for v in [weights, ids, offsets, position, x] {
                 b.g.release(v);
             }
-            y
+            self.dispatch.combine(b, y)
         })
     }
 }

@@ -71,6 +71,7 @@ pub(in crate::models) const SPEC: FamilySpec = FamilySpec {
     inputs: Inputs::Tokens,
     attention: Some(Mask::Causal),
     tensor_parallel: None,
+    expert_parallel: None,
     torch_modules: false,
     weights: Weights::Normal,
     hf: types::ALL,

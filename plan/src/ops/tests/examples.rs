@@ -83,13 +83,14 @@ pub(super) fn operands(op: &OpKind) -> (Vec<Example>, Vec<Example>) {
             let chosen = fixed(&[ROWS, 2], &[0, 2, -1, 1, 2, 5, 0, 2, 1, 0, 2, 2]);
             (vec![chosen], vec![ids(&[4], 1), ids(&[ROWS, 2], 1)])
         }
+        OpKind::LocalExperts(_) => (vec![ids(&[ROWS, 2], 6)], vec![ids(&[2 * ROWS, 2], 1)]),
         OpKind::Permute => (vec![rows, positions()], vec![sorted]),
         OpKind::Unpermute => (vec![sorted, positions()], vec![rows]),
         OpKind::GroupedGemm(_) => (
             vec![sorted, numbers(&[3, 4, COLS]), offsets()],
             vec![numbers(&[10, 4])],
         ),
-        OpKind::GroupedGemmWeightGrad => (
+        OpKind::GroupedGemmWeightGrad(_) => (
             vec![numbers(&[10, 4]), sorted, offsets()],
             vec![numbers(&[3, 4, COLS])],
         ),

@@ -31,7 +31,10 @@ impl Fsdp2 {
             Reshard::Group(s) if !kept.is_empty() => {
                 (self.comms.sub, full / u64::from(s), Some(AxisId::SUB_SHARD))
             }
-            _ => (self.comms.shard, shard, Some(AxisId::DP_SHARD)),
+            _ => {
+                let axis = out.inputs.shard_axis(g);
+                (self.comms.along(axis).gather, shard, Some(axis))
+            }
         };
         let sources = if kept.is_empty() {
             self.groups[g.index()].shards.clone()
@@ -141,13 +144,13 @@ impl Fsdp2 {
     }
 
     pub(super) fn unshard(&mut self, out: &mut Emitter<'_>, unit: UnitId, rule: Rule) {
-        if self.full[unit.index()] || self.comms.shard.is_none() {
+        if self.full[unit.index()] {
             return;
         }
         let (phase, at) = (out.b.phase(), out.b.unit());
         out.b.at(unit, phase);
         for g in out.inputs.groups_of(unit) {
-            if self.issued[g.index()].is_none() {
+            if self.issued[g.index()].is_none() && out.inputs.inner(g) > 1 {
                 self.issue(out, g, rule);
             }
         }
@@ -333,7 +336,7 @@ impl Fsdp2 {
         if direction == Prefetch::Depth(0)
             && !issued
             && !self.full[unit.index()]
-            && self.comms.shard.is_some()
+            && out.inputs.ranks() > 1
         {
             out.b.join(Rule::GatherGate, COMPUTE, self.copy_in);
         }

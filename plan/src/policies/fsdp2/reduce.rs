@@ -1,12 +1,12 @@
 //! Reductions: copy-in, reduce-scatter, all-reduce over replicas, accumulation (`foreach_reduce`).
 
 use super::{Fsdp2, hooks, tables};
-use crate::config::Scenario;
 use crate::ir::{
     Access, BufferId, COMPUTE, DType, GroupId, Holds, Pool, Real, ReduceOp, Role, ShardOp, StreamId,
 };
 use crate::lower::builder::NewBuffer;
 use crate::lower::emitter::Emitter;
+use crate::lower::inputs::LoweringInputs;
 use crate::lower::kernels::KernelLaunch;
 use crate::lower::reduction;
 use crate::program::Rule;
@@ -20,21 +20,37 @@ struct Division {
     /// Divisor of the last reduction's result.
     after: f64,
     op: ReduceOp,
+    over_replicas: ReduceOp,
 }
 
 impl Division {
-    /// Returns the division. bf16 and float32 are averaged in the collectives. Other dtypes might
-    /// overflow there, so their sums are divided by about the root of the number of ranks on either
-    /// side (`_get_gradient_divide_factors`). `ranks` is the number of ranks that average, on both
-    /// axes.
-    fn new(scenario: &Scenario, comm: DType, ranks: u32) -> Self {
-        let sums = scenario.fsdp.per_token_loss;
+    /// Returns the division of a group's gradient. bf16 and float32 are averaged in the
+    /// collectives. Other dtypes might overflow there, so their sums are divided by about the root
+    /// of the number of ranks on either side (`_get_gradient_divide_factors`). Experts of
+    /// expert-parallel ranks have gradients that are sums over these already: all ranks divide
+    /// them, not only those that reduce (`set_gradient_divide_factor` of torchtitan, which
+    /// multiplies before the sum).
+    fn new(inputs: &LoweringInputs<'_>, g: GroupId, comm: DType) -> Self {
+        let sums = inputs.scenario.fsdp.per_token_loss;
+        let ranks = inputs.data_ranks();
+        let of = |op| Self {
+            before: 1,
+            after: 1.0,
+            op,
+            over_replicas: op,
+        };
         if matches!(comm, DType::F32 | DType::Bf16) {
-            let op = if sums { ReduceOp::Sum } else { ReduceOp::Avg };
-            return Self {
-                before: 1,
-                after: 1.0,
-                op,
+            return match (sums, inputs.summed_by_model(g)) {
+                (true, _) => of(ReduceOp::Sum),
+                (false, 1) => of(ReduceOp::Avg),
+                (false, _) if inputs.inner(g) > 1 => Self {
+                    over_replicas: ReduceOp::Sum,
+                    ..of(ReduceOp::PremulSum(1.0 / f64::from(ranks)))
+                },
+                (false, _) => Self {
+                    after: f64::from(ranks),
+                    ..of(ReduceOp::Sum)
+                },
             };
         }
         let factor = if sums { 1 } else { ranks };
@@ -45,7 +61,7 @@ impl Division {
         Self {
             before,
             after: f64::from(factor) / f64::from(before),
-            op: ReduceOp::Sum,
+            ..of(ReduceOp::Sum)
         }
     }
 }
@@ -87,7 +103,7 @@ impl Fsdp2 {
     pub(super) fn reduce(&mut self, out: &mut Emitter<'_>, g: GroupId) {
         let rs = self.streams.reduce;
         let (c, stored) = (out.inputs.types.comm, out.inputs.types.stored());
-        let division = Division::new(out.inputs.scenario, c, out.inputs.data_ranks());
+        let division = Division::new(out.inputs, g, c);
         let (input, held) = self.pack(out, g, c);
         out.b.join(Rule::ReduceFork, COMPUTE, rs);
         let replicas = self.comms.outer;
@@ -108,7 +124,8 @@ impl Fsdp2 {
         };
         out.b.alloc(Rule::Reduce, output);
         divide(out, out.b.whole(input), f64::from(division.before), c, rs);
-        let over = (self.comms.reduce, rs);
+        let comms = self.comms.along(out.inputs.shard_axis(g));
+        let over = (comms.reduce, rs);
         let ends = (out.b.whole(input), out.b.whole(output));
         reduction::scatter(out, over, division.op, ends);
         // The next group's post-backward waits only for the reduce-scatter: work after it on any
@@ -124,7 +141,7 @@ impl Fsdp2 {
                 held.extend(self.add_partial(out, g, output));
                 tail = self.streams.outer;
                 let shard = out.b.whole(output);
-                reduction::all_reduce(out, comm, (rs, tail), division.op, shard);
+                reduction::all_reduce(out, comm, (rs, tail), division.over_replicas, shard);
             }
             divide(out, out.b.whole(output), division.after, c, tail);
             if c == stored && first {
@@ -180,12 +197,12 @@ impl Fsdp2 {
         let from: Vec<Access> = grads.iter().map(|id| out.b.whole(*id)).collect();
         let whole = out.b.whole(input);
         let pack = ShardOp::ChunkCat {
-            ranks: out.inputs.inner,
+            ranks: out.inputs.inner(g),
         };
         let items = &self.groups[g.index()].grads.items;
         let shards: Vec<u64> = items.iter().map(|i| i.shard_numel * c.size()).collect();
         tables::run(out, Rule::ReduceCopyIn, pack, c, &from, &[whole], &shards);
-        let held = if out.inputs.inner > 1 {
+        let held = if out.inputs.inner(g) > 1 {
             grads.pop()
         } else {
             None

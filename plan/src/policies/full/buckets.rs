@@ -1,16 +1,38 @@
 //! Contents of each collective, decided from the graph alone.
 
 use crate::compile::tape::TapeOp;
-use crate::ir::{ParamId, Source};
+use crate::ir::{AxisId, ParamId, Source};
 use crate::lower::inputs::LoweringInputs;
 use crate::shard::Layout;
 
 /// Parameters gathered, or gradients reduced, by one collective.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct Bucket {
+    /// Axis over which all of them are sharded.
+    pub(super) axis: AxisId,
     pub(super) params: Vec<ParamId>,
     /// Bytes of the full parameters in the compute dtype.
     pub(super) bytes: u64,
+}
+
+/// Adds a parameter to the last bucket, or to a new one if that is full or of another axis; returns
+/// the number of buckets.
+fn push(buckets: &mut Vec<Bucket>, inputs: &LoweringInputs<'_>, p: ParamId, cap: u64) -> u32 {
+    let bytes = padded_bytes(inputs, p);
+    let axis = inputs.shard_axis(inputs.home[p.index()].0);
+    let fits = |b: &&mut Bucket| b.axis == axis && b.bytes + bytes <= cap;
+    match buckets.last_mut().filter(fits) {
+        Some(b) => {
+            b.params.push(p);
+            b.bytes += bytes;
+        }
+        None => buckets.push(Bucket {
+            axis,
+            params: vec![p],
+            bytes,
+        }),
+    }
+    buckets.len() as u32
 }
 
 /// Gathers of one direction: buckets in order of first use, and the parameters whose last use is at
@@ -40,18 +62,8 @@ pub(super) fn direction(inputs: &LoweringInputs<'_>, ops: &[TapeOp], cap: u64) -
             let Source::Param(p) = o.source else { continue };
             last[p.index()] = Some(at as u32);
             if out.of[p.index()].is_none() {
-                let bytes = padded_bytes(inputs, p);
-                match out.buckets.last_mut().filter(|b| b.bytes + bytes <= cap) {
-                    Some(b) => {
-                        b.params.push(p);
-                        b.bytes += bytes;
-                    }
-                    None => out.buckets.push(Bucket {
-                        params: vec![p],
-                        bytes,
-                    }),
-                }
-                out.of[p.index()] = Some(out.buckets.len() as u32 - 1);
+                let buckets = push(&mut out.buckets, inputs, p, cap);
+                out.of[p.index()] = Some(buckets - 1);
             }
         }
     }
@@ -79,18 +91,7 @@ pub(super) fn reductions(inputs: &LoweringInputs<'_>, cap: u64) -> (Vec<Bucket>,
     let mut of = vec![None; inputs.tape.params.len()];
     for op in &inputs.tape.backward {
         let TapeOp::GradReady(p) = *op else { continue };
-        let bytes = padded_bytes(inputs, p);
-        match buckets.last_mut().filter(|b| b.bytes + bytes <= cap) {
-            Some(b) => {
-                b.params.push(p);
-                b.bytes += bytes;
-            }
-            None => buckets.push(Bucket {
-                params: vec![p],
-                bytes,
-            }),
-        }
-        of[p.index()] = Some(buckets.len() as u32 - 1);
+        of[p.index()] = Some(push(&mut buckets, inputs, p, cap) - 1);
     }
     (buckets, of)
 }

@@ -1,9 +1,7 @@
 //! Gathers: issued ahead of their use within the window, waited for at the first use.
 
 use super::{Full, InFlight};
-use crate::ir::{
-    Access, AxisId, COMPUTE, CollectiveKind, Holds, ParamId, Part, ReduceOp, Role, ShardOp,
-};
+use crate::ir::{Access, COMPUTE, CollectiveKind, Holds, ParamId, Part, ReduceOp, Role, ShardOp};
 use crate::lower::builder::{CollectiveLaunch, NewBuffer};
 use crate::lower::emitter::Emitter;
 use crate::lower::kernels::KernelLaunch;
@@ -20,7 +18,8 @@ impl Full {
             .copied()
             .filter(|p| !self.full[p.index()])
             .collect();
-        let Some(comm) = self.comms.shard.filter(|_| !todo.is_empty()) else {
+        let comm = self.comms.along(bucket.axis).gather;
+        let Some(comm) = comm.filter(|_| !todo.is_empty()) else {
             return;
         };
         let w = out.inputs.types.compute;
@@ -41,8 +40,8 @@ impl Full {
         out.b.alloc(rule, buffer);
         let output = out.b.whole(buffer);
         let slice = Access {
-            bytes: output.bytes / u64::from(out.inputs.inner),
-            per_rank: Some(AxisId::DP_SHARD),
+            bytes: output.bytes / u64::from(out.inputs.mesh.size(bucket.axis)),
+            per_rank: Some(bucket.axis),
             ..output
         };
         let shards: Vec<Access> = bucket
@@ -140,7 +139,7 @@ impl Full {
         let n = to.iter().map(|a| a.bytes).sum::<u64>() / w.size();
         let kind = if gathered.is_some() {
             ShardOp::CopyOut {
-                ranks: out.inputs.inner,
+                ranks: out.inputs.mesh.size(bucket.axis),
             }
         } else {
             ShardOp::MultiCopy

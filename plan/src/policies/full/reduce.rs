@@ -1,7 +1,7 @@
 //! Reductions: copy-in, reduce-scatter, all-reduce over replicas, accumulation.
 
 use super::{Full, Reducing};
-use crate::ir::{Access, BufferId, COMPUTE, Holds, ReduceOp, Role, ShardOp};
+use crate::ir::{Access, BufferId, COMPUTE, Holds, Real, ReduceOp, Role, ShardOp};
 use crate::lower::builder::NewBuffer;
 use crate::lower::emitter::Emitter;
 use crate::lower::kernels::KernelLaunch;
@@ -38,7 +38,8 @@ impl Full {
     pub(super) fn reduce(&mut self, out: &mut Emitter<'_>, index: usize) {
         let bucket = self.reductions[index].clone();
         let c = out.inputs.types.comm;
-        let inner = u64::from(out.inputs.inner);
+        let ranks = out.inputs.mesh.size(bucket.axis);
+        let inner = u64::from(ranks);
         let shard_numel: u64 = bucket
             .params
             .iter()
@@ -80,9 +81,7 @@ impl Full {
         let whole = out.b.whole(input);
         out.run(KernelLaunch {
             rule: Rule::ReduceCopyIn,
-            op: ShardOp::ChunkCat {
-                ranks: out.inputs.inner,
-            },
+            op: ShardOp::ChunkCat { ranks },
             elements: shard_numel * inner,
             dtype: c,
             stream: COMPUTE,
@@ -107,13 +106,28 @@ impl Full {
             }
         }
         out.b.join(Rule::ReduceFork, COMPUTE, streams.reduce);
+        let group = out.inputs.home[bucket.params[0].index()].0;
         let op = if out.inputs.scenario.fsdp.per_token_loss {
+            ReduceOp::Sum
+        } else if out.inputs.summed_by_model(group) > 1 {
+            // All ranks divide gradients that are sums over expert-parallel ranks
+            // (`_ScaledPartial` of SimpleFSDP).
+            let factor = Real(1.0 / f64::from(out.inputs.data_ranks()));
+            out.run(KernelLaunch {
+                rule: Rule::Scale,
+                op: ShardOp::Scale { factor },
+                elements: shard_numel * inner,
+                dtype: c,
+                stream: streams.reduce,
+                reads: &[whole],
+                writes: &[whole],
+            });
             ReduceOp::Sum
         } else {
             ReduceOp::Avg
         };
         let reduced = out.b.whole(target);
-        let over = (self.comms.reduce, streams.reduce);
+        let over = (self.comms.along(bucket.axis).reduce, streams.reduce);
         reduction::scatter(out, over, op, (whole, reduced));
         let mut buffers: SmallVec<[BufferId; 3]> = smallvec![input];
         let mut tail = streams.reduce;

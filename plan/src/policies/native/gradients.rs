@@ -39,7 +39,7 @@ impl Gradients {
         p: ParamId,
     ) -> Location {
         let (g, _) = out.inputs.home[p.index()];
-        let (main, sharded) = (out.inputs.types.grads, flat.grad_sharded());
+        let (main, sharded) = (out.inputs.types.grads, flat.grad_sharded(g));
         let once = !out.inputs.scenario.fsdp.reduces(false, false);
         let (base, dtype) = if !sharded && micro.first {
             let grad = flat.state(g).grad;
@@ -77,7 +77,7 @@ impl Gradients {
         dtype: DType,
     ) -> BufferId {
         let root = out.inputs.unit(out.inputs.group(g).unit).spec.is_root;
-        if flat.grad_sharded() && !root {
+        if flat.grad_sharded(g) && !root {
             reductions.make_room(out, flat);
         }
         let buffer = match out.made.get(&(Role::FullGrad, g, COMPUTE)) {

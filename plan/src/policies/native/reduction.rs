@@ -114,9 +114,11 @@ impl Reductions {
         // The root's buffer lives through all of backward and joins the others in flight here.
         self.make_room(out, flat);
         let first = micro.first || !out.inputs.scenario.fsdp.reduces(false, false);
-        if let (true, true, Some(grad)) =
-            (first, flat.grads_of_a_step(out.inputs), flat.state(g).grad)
-        {
+        if let (true, true, Some(grad)) = (
+            first,
+            flat.grads_of_a_step(out.inputs, g),
+            flat.state(g).grad,
+        ) {
             out.b.alloc(Rule::Reduce, grad.buffer);
         }
         make_moments(out, flat, micro, g);
@@ -231,7 +233,8 @@ impl Reductions {
         let Some(group) = self.group(index) else {
             return;
         };
-        if let (true, Some(grad)) = (flat.grads_of_a_step(out.inputs), flat.state(group).grad) {
+        let of_a_step = flat.grads_of_a_step(out.inputs, group);
+        if let (true, Some(grad)) = (of_a_step, flat.state(group).grad) {
             let (phase, unit) = (out.b.phase(), out.b.unit());
             out.b.at(out.inputs.group(group).unit, Phase::Optimizer);
             out.b.free(Rule::ZeroGrad, grad.buffer);

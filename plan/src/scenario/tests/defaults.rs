@@ -41,6 +41,7 @@ fn defaults_of_the_native_policy() {
             dp_shard: 4,
             dp_outer: 1,
             tp: 1,
+            ep: 1,
             gpus_per_node: 4
         }
     );

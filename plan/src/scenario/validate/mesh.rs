@@ -1,7 +1,7 @@
 //! Rules for `[mesh]`.
 
-use super::Checked;
-use crate::config::{Family, Scenario};
+use super::{Checked, refuse};
+use crate::config::{Family, OuterStrategy, Reshard, Scenario};
 use crate::scenario::keys::Key;
 use crate::scenario::merge::Document;
 
@@ -22,7 +22,8 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
                 rank_factors(s.mesh.tp)
             )));
     }
-    tensor_parallel(s, d)
+    tensor_parallel(s, d)?;
+    expert_parallel(s, d)
 }
 
 /// What the number of ranks is the product of.
@@ -32,6 +33,78 @@ pub(crate) const fn rank_factors(tp: u32) -> &'static str {
     } else {
         "dp_shard * dp_replicate"
     }
+}
+
+/// Refuses to divide experts that there are none of, or not evenly.
+fn expert_parallel(s: &Scenario, d: &Document) -> Checked {
+    let ep = s.mesh.ep;
+    if ep == 1 {
+        return Ok(());
+    }
+    let Some(dimension) = s.model.family.spec().expert_parallel else {
+        let family = s.model.family.name();
+        let message = format!("`ep` = {ep} divides experts, which family {family} does not have");
+        let able = Family::named_all().filter(|(_, f)| f.spec().expert_parallel.is_some());
+        let able: Vec<&str> = able.map(|(name, _)| name).collect();
+        return Err(d
+            .conflict(&[Key::Ep, Key::Family], message)
+            .with_help(format!("families with experts: {}", able.join(", "))));
+    };
+    let (name, experts) = dimension(&s.model);
+    let ranks = s.mesh.dp_shard;
+    let divides_both = |n: &u32| ranks.is_multiple_of(*n) && experts.is_multiple_of(u64::from(*n));
+    let (keys, message) = if !ranks.is_multiple_of(ep) {
+        let keys = [Key::Ep, Key::DpShard];
+        (
+            keys,
+            format!("`ep` = {ep} does not divide `dp_shard` = {ranks}"),
+        )
+    } else if !experts.is_multiple_of(u64::from(ep)) {
+        let keys = [Key::Ep, Key::Experts];
+        (
+            keys,
+            format!("`ep` = {ep} does not divide `{name}` = {experts}"),
+        )
+    } else {
+        refuse(s, d, "mesh.ep")?;
+        if matches!(s.fsdp.reshard_after_forward, Reshard::Group(_)) {
+            let keys = [Key::Reshard, Key::Ep];
+            let message = format!(
+                "`reshard_after_forward` keeps weights within a part of `dp_shard`, but with `ep` = {ep} \
+                 experts are not sharded over `dp_shard`"
+            );
+            return Err(d.conflict(&keys, message).with_help("use true or false"));
+        }
+        return whole_experts(s, d);
+    };
+    let legal: Vec<u32> = (1..=ranks).filter(divides_both).collect();
+    let nearest = legal
+        .iter()
+        .min_by_key(|n| (n.abs_diff(ep), u32::MAX - **n));
+    let help = format!("the nearest legal value is {}", nearest.unwrap_or(&1));
+    Err(d.conflict(&keys, message).with_help(help))
+}
+
+/// Refuses options that need shards of experts, where no two ranks of `dp_shard` have the same
+/// experts.
+fn whole_experts(s: &Scenario, d: &Document) -> Checked {
+    let ep = s.mesh.ep;
+    if ep < s.mesh.dp_shard {
+        return Ok(());
+    }
+    let (key, option) = if s.fsdp.outer_strategy == OuterStrategy::Optim {
+        (Key::OuterStrategy, "outer_strategy = \"optim\" splits")
+    } else if s.fsdp.offload.any() {
+        (Key::Offload, "host offload moves")
+    } else {
+        return Ok(());
+    };
+    let message = format!(
+        "{option} shards of dp_shard, but with `ep` = dp_shard = {ep} experts are not sharded over it"
+    );
+    let keys = [key, Key::Ep, Key::DpShard];
+    let help = format!("use `ep` below {ep}, or leave that option out");
+    Err(d.conflict(&keys, message).with_help(help))
 }
 
 /// Refuses to divide layers that their family cannot divide, or not evenly.

@@ -81,7 +81,7 @@ fn grouped_as(
         specs,
         &llama(),
         params,
-        LayoutKind::PerParam { shards: 2 },
+        |_| LayoutKind::PerParam { shards: 2 },
         &[],
         frozen_apart,
     )
@@ -251,7 +251,7 @@ fn errors_name_the_nearest() {
         &specs,
         &llama(),
         &p,
-        LayoutKind::Flat {
+        |_| LayoutKind::Flat {
             shards: 2,
             pad: true,
         },
@@ -265,7 +265,7 @@ fn errors_name_the_nearest() {
         &specs,
         &llama(),
         &p,
-        LayoutKind::PerParam { shards: 2 },
+        |_| LayoutKind::PerParam { shards: 2 },
         &[],
         true,
     )

@@ -10,6 +10,40 @@ const CHUNK: usize = 256;
 /// Most experts of a rank.
 const EXPERTS: usize = 1024;
 
+/// Generates `ids -> local`: a thread has a choice, for all ranks.
+pub(in crate::kernels) fn local(
+    req: &Request<'_>,
+    op: &BodyOp,
+    experts: usize,
+) -> Result<Module, CodegenError> {
+    let ([ids], [out]) = slots::<1, 1>(op)?;
+    integers(req, "ids", &[ids, out])?;
+    let n = numel(ids);
+    let ranks = numel(out) / n.max(1);
+    if ranks * n != numel(out) {
+        return Err(CodegenError::new("the ids of each rank"));
+    }
+    let (params, declared) = req.operands();
+    let source = format!(
+        "KERNEL({CHUNK}) k0({args}) {{
+  const u32 i = blockIdx.x * {CHUNK}u + threadIdx.x;
+  if (i >= {n}u) return;
+  const i64 id = {ids}[i];
+  for (u32 r = 0; r < {ranks}u; r++) {to}[(u64)r * {n}u + i] = id - (i64)(r * {experts}u);
+}}
+",
+        args = declared.join(", "),
+        ids = contiguous(req, ids)?,
+        to = contiguous(req, out)?,
+    );
+    let grid = [blocks(n, CHUNK)?, 1, 1];
+    Ok(Module {
+        source,
+        entries: vec![entry("k0", grid, CHUNK as u32, &params)],
+        scratch: 0,
+    })
+}
+
 /// Generates `ids -> offsets, position`: the counts of each block's experts, their prefix sums over
 /// blocks and experts, and the rank of each choice within its block.
 pub(in crate::kernels) fn sort(

@@ -162,10 +162,7 @@ fn a_norm_that_counts_what_ranks_have_alike_twice() {
             let mut q = p.clone();
             drop(&mut q, missing);
             let r = check(&q);
-            assert!(
-                r.of(RuleId::ReduceMissing).next().is_some(),
-                "{policy}\n{r}"
-            );
+            assert!(r.of(RuleId::Norm).next().is_some(), "{policy}\n{r}");
         }
     }
 }

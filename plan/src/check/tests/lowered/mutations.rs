@@ -640,7 +640,7 @@ fn a_norm_over_the_wrong_ranks() {
                 let missing = sum(&q);
                 drop(&mut q, missing);
                 let r = check(&q);
-                let v = first(&q, &r, RuleId::ReduceMissing, policy);
+                let v = first(&q, &r, RuleId::Norm, policy);
                 assert!(
                     v.message
                         .contains("summed over no axis; expected the shard axis"),
@@ -659,7 +659,7 @@ fn a_norm_over_the_wrong_ranks() {
     let shard = q.communicators.iter().position(shard).expect("shard");
     q.collectives[id.index()].comm = CommId(shard as u8);
     let r = check(&q);
-    let v = first(&q, &r, RuleId::ReduceMissing, "native");
+    let v = first(&q, &r, RuleId::Norm, "native");
     assert!(
         v.message.contains("the shard axis; expected both axes"),
         "{}",

@@ -76,6 +76,13 @@ pub(super) fn route_grad(of: &op::RouteGrad, x: &[Vec<f64>], columns: usize) -> 
     out
 }
 
+pub(super) fn local(of: &op::LocalExperts, ids: &[f64]) -> Vec<f64> {
+    let first = (0..of.ranks).map(|r| (r * of.experts) as f64);
+    first
+        .flat_map(|f| ids.iter().map(move |id| id - f))
+        .collect()
+}
+
 pub(super) fn sort(experts: u64, ids: &[f64]) -> Vec<Vec<f64>> {
     let (mut offsets, mut positions) = (vec![0.0], vec![-1.0; ids.len()]);
     let mut row = 0.0;

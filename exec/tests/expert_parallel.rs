@@ -1,0 +1,201 @@
+//! Experts divided among ranks: tokens go to the ranks of their experts and come back, with the
+//! losses, gradients and weights of ranks that have all experts each.
+
+mod common;
+
+use common::{load, run};
+use shardlab_exec::engine::ExecOptions;
+use shardlab_exec::train::{CheckpointOptions, Outcome, Resume, RunOptions};
+use std::time::Duration;
+
+const STEPS: u64 = 4;
+
+fn options() -> RunOptions {
+    RunOptions {
+        steps: Some(STEPS),
+        exec: ExecOptions {
+            timeout: Duration::from_secs(120),
+            // Rows without a token are never read: they stay poisoned.
+            poison: true,
+            ..ExecOptions::default()
+        },
+        ..RunOptions::default()
+    }
+}
+
+/// Trains the shipped mixture in float32 on a mesh.
+fn train(dp_shard: u32, ep: u32, set: &[&str]) -> Outcome {
+    let mesh = [format!("mesh.dp_shard={dp_shard}"), format!("mesh.ep={ep}")];
+    let mesh = mesh.iter().map(String::as_str);
+    let set: Vec<&str> = mesh
+        .chain(["precision.compute=f32", "train.clip_norm=0.5"])
+        .chain(set.iter().copied())
+        .collect();
+    run(&load("small-moe", &set), options())
+}
+
+/// Sums of float32 in another order differ in their last bits only.
+fn assert_close(a: &Outcome, b: &Outcome, what: &str) {
+    assert!(!a.run.losses.is_empty() && !a.weight_norms.is_empty());
+    for (kind, x, y, tolerance) in [
+        ("loss", &a.run.losses, &b.run.losses, 1e-6),
+        ("gradient norm", &a.run.grad_norms, &b.run.grad_norms, 1e-5),
+        ("weight norm", &a.weight_norms, &b.weight_norms, 1e-5),
+    ] {
+        assert_eq!(x.len(), y.len(), "{what}: {kind}");
+        for (x, y) in x.iter().zip(y) {
+            // A run whose optimizer adds up gradients has no norms.
+            let close = (x - y).abs() <= tolerance * y.abs() || x.is_nan() && y.is_nan();
+            assert!(close, "{what}: {kind} {x} instead of {y}");
+        }
+    }
+}
+
+#[test]
+fn ranks_with_some_experts_reach_the_losses_of_ranks_with_all() {
+    let all = train(4, 1, &[]);
+    assert!(all.run.grad_norms.iter().all(|n| n.is_finite()));
+    assert!(all.run.losses[0] > all.run.losses[STEPS as usize - 1]);
+    for policy in ["native", "fsdp2", "megatron"] {
+        let policy = format!("fsdp.policy={policy}");
+        for ep in [2, 4] {
+            let o = train(4, ep, &[&policy]);
+            assert_close(&o, &all, &format!("{policy} ep = {ep}"));
+        }
+    }
+    for set in [
+        &["compile.mode=blocks"][..],
+        &["compile.mode=regions"],
+        &["compile.mode=full"],
+        &["train.recompute=full"],
+        &["train.recompute=selective", "compile.mode=regions"],
+        &["compile.cuda_graph=full_iteration"],
+        &["compile.cuda_graph=[\"block\"]"],
+        &["fsdp.strategy=optim"],
+        &["fsdp.strategy=optim_grads"],
+        &["fsdp.strategy=no_shard"],
+        &["fsdp.policy=megatron", "fsdp.strategy=optim_grads"],
+        &["fsdp.policy=megatron", "fsdp.strategy=no_shard"],
+        &["fsdp.optimizer_in_backward=true", "train.clip_norm=0.0"],
+    ] {
+        for ep in [2, 4] {
+            let wanted = match set {
+                [_, "train.clip_norm=0.0"] => &train(4, 1, set),
+                _ => &all,
+            };
+            assert_close(&train(4, ep, set), wanted, &format!("{set:?} ep = {ep}"));
+        }
+    }
+}
+
+/// AdamW forgets a wrong factor of gradients; SGD does not.
+#[test]
+fn gradients_of_experts_are_means_over_all_ranks() {
+    let sgd = ["train.optimizer=sgd", "train.lr=0.5", "train.clip_norm=0.0"];
+    let sgd = [&sgd[..], &["train.grad_norm=true"]].concat();
+    let all = train(4, 1, &sgd);
+    for set in [
+        &[][..],
+        &["fsdp.policy=fsdp2"],
+        &["fsdp.policy=megatron"],
+        &["compile.mode=full"],
+        &["fsdp.average_in_collective=true", "fsdp.policy=megatron"],
+        &["fsdp.copy_engine_reduce=true"],
+        &["fsdp.strategy=optim"],
+    ] {
+        for ep in [2, 4] {
+            let o = train(4, ep, &[&sgd, set].concat());
+            assert_close(&o, &all, &format!("{set:?} ep = {ep}"));
+        }
+    }
+    // The optimizer adds up the pieces, so that there is no norm.
+    let pieces = ["fsdp.copy_engine_reduce=true", "fsdp.sum_in_optimizer=true"];
+    let pieces = [&sgd[..], &pieces, &["train.grad_norm=false"]].concat();
+    let without = train(4, 1, &pieces);
+    for ep in [2, 4] {
+        assert_close(
+            &train(4, ep, &pieces),
+            &without,
+            &format!("pieces, ep = {ep}"),
+        );
+    }
+    let accumulated = ["train.micro_batch=1", "train.grad_accum=2"];
+    let all = train(4, 1, &[&sgd[..], &accumulated].concat());
+    for set in [
+        &[][..],
+        &["fsdp.gradient_sync=last"],
+        &["fsdp.policy=fsdp2"],
+        &["fsdp.policy=megatron"],
+        &["compile.mode=full"],
+    ] {
+        for ep in [2, 4] {
+            let o = train(4, ep, &[&sgd[..], &accumulated, set].concat());
+            assert_close(&o, &all, &format!("{set:?} ep = {ep}, accumulated"));
+        }
+    }
+}
+
+#[test]
+fn replicas_and_outer_shards_of_experts() {
+    for (dp_shard, ep) in [(2, 2), (4, 2)] {
+        let outer = ["mesh.dp_outer=2", "train.optimizer=sgd", "train.lr=0.5"];
+        let all = train(dp_shard, 1, &outer);
+        for set in [
+            &[][..],
+            &["fsdp.policy=fsdp2"],
+            &["fsdp.policy=megatron"],
+            &["compile.mode=full"],
+            &["fsdp.strategy=no_shard"],
+        ] {
+            let o = train(dp_shard, ep, &[&outer[..], set].concat());
+            assert_close(&o, &all, &format!("{set:?} {dp_shard} x 2, ep = {ep}"));
+        }
+    }
+    let outer = ["mesh.dp_outer=2", "fsdp.outer_strategy=optim"];
+    assert_close(&train(4, 2, &outer), &train(4, 1, &outer), "outer shards");
+}
+
+#[test]
+fn equal_runs_are_equal_to_the_last_bit() {
+    let [a, b] = [0, 1].map(|_| train(4, 2, &["compile.mode=regions"]));
+    let bits = |o: &Outcome| -> Vec<u64> {
+        let all = o.run.losses.iter().chain(&o.weight_norms);
+        all.map(|v| v.to_bits()).collect()
+    };
+    assert_eq!(bits(&a), bits(&b));
+}
+
+/// Experts are initialized and saved by their place among all: a run continues with another number
+/// of ranks that divide them.
+#[test]
+fn a_checkpoint_is_that_of_all_experts() {
+    let dir = tempfile::tempdir().unwrap();
+    let until = |steps, dp: u32, ep: u32, policy: &str| {
+        let set = [
+            format!("mesh.dp_shard={dp}"),
+            format!("mesh.ep={ep}"),
+            format!("fsdp.policy={policy}"),
+            "precision.compute=f32".to_owned(),
+            "train.clip_norm=0.5".to_owned(),
+        ];
+        let set: Vec<&str> = set.iter().map(String::as_str).collect();
+        let options = RunOptions {
+            steps: Some(steps),
+            checkpoints: Some(CheckpointOptions {
+                dir: dir.path().to_path_buf(),
+                every: 0,
+                keep: 3,
+                resume: Resume::Auto,
+            }),
+            ..options()
+        };
+        run(&load("small-moe", &set), options)
+    };
+    let whole = train(4, 1, &[]);
+    until(1, 4, 2, "native");
+    assert_eq!(until(2, 4, 4, "fsdp2").resumed_from, 1);
+    assert_eq!(until(3, 4, 1, "native").resumed_from, 2);
+    let o = until(STEPS, 4, 2, "megatron");
+    assert_eq!(o.resumed_from, 3);
+    assert_close(&o, &whole, "resumed");
+}

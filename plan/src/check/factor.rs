@@ -1,0 +1,74 @@
+//! Factors of gradients: the optimizer reads means over all ranks that take different samples, or
+//! sums, but the same of all parameters.
+
+use super::describe;
+use super::rules::RuleId;
+use super::state::Reduced;
+use super::walk::{Walk, Work};
+use crate::ir::{Access, RankGroup, ReduceOp};
+
+/// What gradients are multiplied by on their way to the optimizer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Factor(pub(super) f64);
+
+impl PartialEq for Factor {
+    /// Compares up to the rounding of products.
+    fn eq(&self, other: &Self) -> bool {
+        (self.0 - other.0).abs() <= 1e-9 * self.0.abs().max(other.0.abs())
+    }
+}
+
+impl Eq for Factor {}
+
+impl Factor {
+    /// Returns the factor of a collective over these ranks.
+    pub(super) fn of(op: ReduceOp, ranks: Option<RankGroup>) -> Self {
+        Self(match op {
+            ReduceOp::None | ReduceOp::Sum => 1.0,
+            ReduceOp::Avg => 1.0 / ranks.map_or(1.0, |g| f64::from(g.size)),
+            ReduceOp::PremulSum(factor) => factor,
+        })
+    }
+
+    /// Returns the factor after another one; `None` is 1.
+    pub(super) fn product(first: Option<Self>, next: Option<Self>) -> Self {
+        Self(first.map_or(1.0, |f| f.0) * next.map_or(1.0, |f| f.0))
+    }
+
+    /// Returns the factor of a sum: not a number if the summands have different ones.
+    pub(super) fn of_sum(a: Option<Self>, b: Option<Self>) -> Option<Self> {
+        match (a, b) {
+            (Some(a), Some(b)) if a != b => Some(Self(f64::NAN)),
+            (a, b) => a.or(b),
+        }
+    }
+}
+
+impl Walk<'_> {
+    /// Checks the factor of a gradient that the optimizer reads: one over all ranks that take
+    /// different samples, or 1 if the loss is divided by all tokens before, and that of all others.
+    pub(super) fn scaled(&mut self, work: &Work, a: Access, read: Reduced) {
+        let p = self.p;
+        let factor = read.factor.unwrap_or(Factor(1.0));
+        self.sink.fact(RuleId::Scale, 1);
+        let (wanted, other) = *self.facts.factor.get_or_insert((factor, work.id));
+        let ranks = p.meta.mesh.data_ranks();
+        let mean = Factor(1.0 / f64::from(ranks));
+        if factor == wanted && (factor == mean || factor == Factor(1.0)) {
+            return;
+        }
+        let other = (factor != wanted).then_some(other);
+        self.violate(RuleId::Scale, work.id, other, || {
+            format!(
+                "reads {}, which is multiplied by {}; expected {} for the mean over {ranks} ranks{}",
+                describe::range(p, a),
+                factor.0,
+                mean.0,
+                match other {
+                    Some(o) => format!(", and the same as in #{}: {}", o.0, wanted.0),
+                    None => ", or 1".to_owned(),
+                }
+            )
+        });
+    }
+}

@@ -1,0 +1,221 @@
+//! Experts divided among ranks: programs with them pass, and faults planted in their gradients,
+//! norms and shards are found.
+
+use super::{POLICIES, drop, find, passes, try_lower};
+use crate::check::{RuleId, Severity, Violation, check};
+use crate::ir::*;
+use crate::program::*;
+
+/// Lowers the shipped mixture of experts on four ranks; `None` if the policy refuses an option.
+fn try_experts(policy: &str, set: &[&str]) -> Option<Program> {
+    let policy = format!("fsdp.policy={policy}");
+    let mut all = vec!["train.sync=false", "mesh.ep=2", policy.as_str()];
+    all.extend(set);
+    try_lower("small-moe", &all)
+}
+
+fn experts(policy: &str, set: &[&str]) -> Program {
+    try_experts(policy, set).unwrap_or_else(|| panic!("{policy} {set:?}"))
+}
+
+/// Returns the first violation of a rule, which is the only one that is broken.
+fn only(q: &Program, rule: RuleId, what: &str) -> Violation {
+    let r = check(q);
+    let all = &r.violations;
+    let alone = all
+        .iter()
+        .all(|v| v.rule == rule || v.rule.severity() == Severity::Warning);
+    assert!(alone, "{what}\n{r}");
+    let first = r.of(rule).next();
+    first
+        .unwrap_or_else(|| panic!("{what}: not found\n{r}"))
+        .clone()
+}
+
+/// Returns whether a buffer is that of a group of experts.
+fn of_experts(p: &Program, b: BufferId) -> bool {
+    let x = match p.buffers[b.index()].holds {
+        Holds::Group(g) => p.groups[g.index()].params[0],
+        Holds::Param(x) => x,
+        _ => return false,
+    };
+    p.params[x.index()].placements.on(AxisId::EP) != Placement::Replicate
+}
+
+const WAYS: [&[&str]; 11] = [
+    &[],
+    &["mesh.ep=4"],
+    &["mesh.dp_outer=2"],
+    &["mesh.dp_outer=2", "mesh.ep=4"],
+    &["train.recompute=full"],
+    &["compile.mode=regions", "train.recompute=selective"],
+    &["compile.mode=full"],
+    &["compile.mode=full", "mesh.ep=4"],
+    &["compile.cuda_graph=[\"block\"]"],
+    &["fsdp.strategy=optim", "mesh.ep=4"],
+    &["train.grad_accum=2", "fsdp.gradient_sync=last"],
+];
+
+#[test]
+fn programs_with_divided_experts_pass() {
+    for policy in POLICIES {
+        let ways = WAYS.map(|set| (set, try_experts(policy, set)));
+        let accepted = ways.iter().filter(|(_, p)| p.is_some()).count();
+        assert!(accepted >= WAYS.len() - 4, "{policy}: {accepted}");
+        for (set, p) in ways {
+            let Some(p) = p else { continue };
+            let r = check(&p);
+            passes(&r, &format!("{policy} {set:?}"));
+            for rule in [RuleId::Scale, RuleId::Norm, RuleId::ExpertShard] {
+                let row = r.rules.iter().find(|x| x.id == rule).expect("listed");
+                assert!(row.checked > 0, "{policy} {set:?}: {rule}");
+            }
+        }
+    }
+}
+
+/// A rank keeps its share of all state, however many ranks divide the experts.
+#[test]
+fn state_does_not_depend_on_the_ranks_that_divide_experts() {
+    for policy in POLICIES {
+        let state = |ep: &str| -> u64 {
+            // Rows of few lengths, so that layouts have little padding.
+            let widths = [
+                "model.expert_ffn=32",
+                "model.shared_expert_ffn=32",
+                "model.ffn=64",
+            ];
+            let p = experts(policy, &[&[ep][..], &widths].concat());
+            let kept = |b: &&Buffer| {
+                let moments = b.role == Role::OptimizerState;
+                moments || b.role == Role::MainWeight || b.role == Role::ModelWeight
+            };
+            p.buffers.iter().filter(kept).map(|b| b.bytes.0).sum()
+        };
+        let whole = state("mesh.ep=1");
+        for ep in ["mesh.ep=2", "mesh.ep=4"] {
+            // Layouts of two groups instead of one differ in padding only.
+            let off = state(ep).abs_diff(whole);
+            assert!(off * 50 < whole, "{policy} {ep}: {off} of {whole}");
+        }
+    }
+}
+
+/// The bug that most engines had: experts are averaged over the ranks that reduce them, not over
+/// all. Also where no rank shares them.
+#[test]
+fn experts_averaged_over_the_ranks_of_their_reduction() {
+    for policy in POLICIES {
+        for ep in ["mesh.ep=2", "mesh.ep=4"] {
+            for mode in ["compile.mode=off", "compile.mode=full"] {
+                let what = format!("{policy} {ep} {mode}");
+                let Some(p) = try_experts(policy, &[ep, mode]) else {
+                    assert_eq!((policy, mode), ("megatron", "compile.mode=full"));
+                    continue;
+                };
+                let mut q = p.clone();
+                // The factor of the engine, in a kernel or in a collective.
+                let scale = find(&p, |i| {
+                    i.rule == Rule::Scale && matches!(i.op, Op::Launch { .. })
+                });
+                let mut planted = 0;
+                for &i in &scale {
+                    drop(&mut q, i);
+                    planted += 1;
+                }
+                for c in &mut q.collectives {
+                    if of_experts(&p, c.parts[0].input.buffer)
+                        && matches!(c.reduce, ReduceOp::PremulSum(_))
+                    {
+                        c.reduce = ReduceOp::Avg;
+                        planted += 1;
+                    }
+                }
+                assert!(planted > 0, "{what}: no factor");
+                let v = only(&q, RuleId::Scale, &what);
+                assert!(v.message.contains("is multiplied by"), "{what}: {v:?}");
+            }
+        }
+    }
+}
+
+/// A norm without experts, and one of an expert-parallel group's own ranks.
+#[test]
+fn a_norm_without_experts_or_of_some_ranks() {
+    for policy in POLICIES {
+        let p = experts(policy, &[]);
+        let squares = find(&p, |i| {
+            let Op::Launch { kernel, .. } = i.op else {
+                return false;
+            };
+            let op = p.kernels[kernel.index()].body.first().map(|b| b.op);
+            op == Some(OpKind::Shard(ShardOp::SumSquares))
+        });
+        // The first one replaces what the scalar held.
+        for &missing in &squares[1..] {
+            let mut q = p.clone();
+            drop(&mut q, missing);
+            let r = check(&q);
+            let v = r.of(RuleId::Norm).next();
+            let v = v.unwrap_or_else(|| panic!("{policy} #{}\n{r}", missing.0));
+            assert!(
+                v.message.contains("gradients that the optimizer reads"),
+                "{v:?}"
+            );
+        }
+        let sums = find(&p, |i| {
+            i.rule == Rule::Clip && matches!(i.op, Op::Collective { .. })
+        });
+        let mut q = p.clone();
+        let Op::Collective { id, .. } = q.instrs[sums[0].index()].op else {
+            unreachable!()
+        };
+        let edp = |c: &Communicator| c.axes == AxisSet::of(AxisId::EDP);
+        let edp = q.communicators.iter().position(edp).expect("edp");
+        q.collectives[id.index()].comm = CommId(edp as u8);
+        let v = only(&q, RuleId::Norm, policy);
+        assert!(v.message.contains("summed over the edp axis"), "{v:?}");
+    }
+}
+
+/// Experts gathered from ranks that have others, and shards of a share that is not theirs.
+#[test]
+fn experts_sharded_over_ranks_that_do_not_have_them() {
+    for policy in POLICIES {
+        let p = experts(policy, &[]);
+        let mut q = p.clone();
+        let ep = |c: &Communicator| c.axes == AxisSet::of(AxisId::EP);
+        let ep = p.communicators.iter().position(ep).expect("ep");
+        // As many ranks, but others.
+        for c in &mut q.collectives {
+            if of_experts(&p, c.parts[0].output.buffer) {
+                c.comm = CommId(ep as u8);
+            }
+        }
+        let r = check(&q);
+        let v = r.of(RuleId::ExpertShard).next();
+        let v = v.unwrap_or_else(|| panic!("{policy}\n{r}"));
+        assert!(v.message.contains("along axis ep; expected edp"), "{v:?}");
+    }
+    let p = experts("native", &[]);
+    let mut q = p.clone();
+    let group = (q.groups.iter_mut())
+        .find(|g| of_experts(&p, holding(&p, g.params[0])))
+        .expect("experts");
+    let crate::shard::Layout::Flat(layout) = &mut group.layout else {
+        unreachable!()
+    };
+    layout.shards = 4;
+    let r = check(&q);
+    let v = r.of(RuleId::ExpertShard).next().expect("found");
+    assert!(v.message.contains("have 4 shards; expected 2"), "{v:?}");
+}
+
+/// Returns a buffer of a parameter's group.
+fn holding(p: &Program, x: ParamId) -> BufferId {
+    let of = |b: &Buffer| match b.holds {
+        Holds::Group(g) => p.groups[g.index()].params.contains(&x),
+        _ => false,
+    };
+    BufferId(p.buffers.iter().position(of).expect("a buffer") as u32)
+}
