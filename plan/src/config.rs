@@ -11,6 +11,7 @@ mod decoder;
 mod experts;
 mod fsdp;
 mod gate;
+mod hybrid;
 mod latent;
 mod lora;
 mod mesh;
@@ -19,6 +20,7 @@ pub(crate) mod pattern;
 mod precision;
 mod rope;
 mod train;
+mod vision;
 
 use crate::ir::{AxisId, DeviceMesh};
 pub use compile::{Compile, CompileMode, CudaGraph, MergeProjections, Scope};
@@ -31,6 +33,7 @@ pub use fsdp::{
     Strategy, UnitPattern, Units,
 };
 pub use gate::{Gate, GatePreset, GateProgram};
+pub use hybrid::{AttentionGate, LinearAttention, MlpType, Ssm};
 pub use latent::Latent;
 pub(crate) use lora::targets;
 pub use lora::{Lora, LoraTargets};
@@ -40,6 +43,7 @@ pub use precision::Precision;
 pub use rope::{RopeScaling, RopeType};
 use serde::Serialize;
 pub use train::{AttentionBackend, Loss, LrSchedule, Optimizer, Recompute, RecomputeLayers, Train};
+pub use vision::{ProjectorNorm, Vision};
 pub(crate) use words::Words;
 
 /// A complete, checked scenario.

@@ -29,7 +29,10 @@ mod spec;
 pub(crate) mod testing;
 mod windows;
 
-pub use hf::{BiasPart, Computed, Field, Fields, Given, HfType, Meaning, changes_training};
+pub use decoder::WRAPPERS;
+pub use hf::{
+    BiasPart, Computed, Field, Fields, Given, HfType, HfWrapper, Meaning, changes_training,
+};
 #[cfg(test)]
 pub(crate) use loss::mean_square;
 pub(crate) use scaling::PLACES as ROPE_SCALING_PLACES;
@@ -186,7 +189,8 @@ pub fn graph(scenario: &Scenario) -> ModelGraph {
 
 /// Traces the forward graph of a declared model.
 pub(crate) fn graph_of(scenario: &Scenario, model: Declared) -> ModelGraph {
-    let mut b = Builder::new(scenario, model.tree);
+    let inner = decoder::vision::scenario(scenario);
+    let mut b = Builder::new(scenario, inner.as_ref(), model.tree);
     model.code.forward(&mut b);
     b.finish()
 }

@@ -15,6 +15,7 @@ mod operands;
 mod pointwise;
 mod reduce;
 mod route;
+mod scan;
 mod shard;
 mod signature;
 mod softmax;
@@ -96,6 +97,12 @@ pub trait OpDef {
 
     /// Returns whether the operation belongs to backward passes.
     fn is_backward(&self) -> bool {
+        false
+    }
+
+    /// Returns whether `exec` has no code for it: it is planned and priced, and `exec` refuses
+    /// programs with it by its name.
+    fn is_priced_only(&self) -> bool {
         false
     }
 

@@ -19,6 +19,7 @@ mod norm;
 mod pointwise;
 mod reduce;
 mod route;
+mod scan;
 mod shard;
 mod softmax;
 

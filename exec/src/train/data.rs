@@ -55,6 +55,15 @@ pub struct Feed {
     only: Range<u32>,
 }
 
+/// Refuses programs with operations that only predictions know.
+fn runs(program: &Program) -> Result<(), DataError> {
+    let mut ops = program.kernels.iter().flat_map(|k| &k.body);
+    match ops.find(|body| body.op.def().is_priced_only()) {
+        Some(body) => Err(DataError::PricedOnly(body.op.name())),
+        None => Ok(()),
+    }
+}
+
 impl Feed {
     /// Creates a feed for a program and its scenario. Without `tokens`, a synthetic language is
     /// generated from the seed.
@@ -69,6 +78,7 @@ impl Feed {
         tokens: Option<Tokens>,
         seed: u64,
     ) -> Result<Self, DataError> {
+        runs(program)?;
         let model = scenario.model.clone();
         let seq_len = scenario.train.seq_len;
         let samples = if model.vocab > 0 {
@@ -96,10 +106,12 @@ impl Feed {
             only: 0..program.meta.mesh.world(),
             model,
         };
+        for input in consts.iter().filter(|c| c.per_micro_batch) {
+            feed.known(input.name)?;
+        }
         for (c, known) in (0u32..).zip(consts) {
             let id = ConstId(c);
             if known.per_micro_batch {
-                feed.known(known.name)?;
                 feed.inputs.push((id, known.clone()));
                 continue;
             }

@@ -68,7 +68,7 @@ fn forward(op: OpKind, inputs: &[Example], rng: &mut Rng) -> Vec<Vec<f64>> {
 
 #[test]
 fn every_operation_equals_float64() {
-    for &kind in OpKind::ALL {
+    for &kind in OpKind::ALL.iter().filter(|k| !k.def().is_priced_only()) {
         let (inputs, outputs) = operands(&kind);
         let mut rng = Rng(17);
         for dtype in DType::ALL.into_iter().filter(|d| d.is_float()) {

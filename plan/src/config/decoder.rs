@@ -1,6 +1,6 @@
 //! Variants of decoder blocks.
 
-use super::{Bias, Model};
+use super::{Bias, Family, MlpType, Model};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Norm of the residual stream.
@@ -100,6 +100,8 @@ pub enum PositionEmbedding {
     Learned,
     /// A penalty of the scores that grows with the distance.
     Alibi,
+    /// Nothing: other layers know the order.
+    None,
 }
 
 words!(PositionEmbedding {
@@ -107,6 +109,7 @@ words!(PositionEmbedding {
     RotaryInterleaved = "rotary_interleaved",
     Learned = "learned",
     Alibi = "alibi",
+    None = "none",
 });
 
 impl PositionEmbedding {
@@ -137,7 +140,8 @@ words!(PackedQkv {
     PerGroup = "per_group",
 });
 
-/// What a layer's attention sees. The words are those of `layer_types` of transformers.
+/// What a layer's attention sees, or what a layer has in its place. The words are those of
+/// `layer_types` of transformers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerType {
     /// All earlier positions.
@@ -146,13 +150,33 @@ pub enum LayerType {
     Sliding,
     /// All earlier positions, without a rotary embedding (SmolLM3).
     FullNoRope,
+    /// The gated delta rule in place of attention (Qwen3-Next).
+    Linear,
+    /// A selective scan in place of attention (Mamba).
+    Mamba,
+    /// The same by heads and chunks (Mamba-2).
+    Mamba2,
+    /// Nothing in place of attention.
+    None,
 }
 
 words!(LayerType {
     Full = "full_attention",
     Sliding = "sliding_attention",
     FullNoRope = "full_attention_no_rope",
+    Linear = "linear_attention",
+    Mamba = "mamba",
+    Mamba2 = "mamba2",
+    None = "none",
 });
+
+impl LayerType {
+    /// Returns whether a layer has softmax attention.
+    #[must_use]
+    pub fn is_attention(self) -> bool {
+        matches!(self, Self::Full | Self::Sliding | Self::FullNoRope)
+    }
+}
 
 /// Output layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -272,14 +296,29 @@ impl Model {
         }
     }
 
+    /// Returns what a block has after attention.
+    #[must_use]
+    pub fn mlp_type(&self, layer: usize) -> MlpType {
+        let types = &self.options.mlp_layer_types;
+        match types.len() {
+            0 if self.family == Family::Moe && self.options.experts.has(layer as u64) => {
+                MlpType::Sparse
+            }
+            0 => MlpType::Dense,
+            n => types[layer % n],
+        }
+    }
+
     /// Returns the model as one of its layers has it: 0 `kv_heads` is a layer without attention, a
     /// feed-forward layer of width 0 one without that.
     #[must_use]
     pub(crate) fn of_layer(&self, layer: usize) -> Self {
         let pick = |list: &[u64], all: u64| list.get(layer).copied().unwrap_or(all);
+        let attends = self.layer_type(layer).is_attention();
+        let has_mlp = self.mlp_type(layer) != MlpType::None;
         Self {
-            kv_heads: pick(&self.options.layer_kv_heads, self.kv_heads),
-            ffn: pick(&self.options.layer_ffn, self.ffn),
+            kv_heads: pick(&self.options.layer_kv_heads, self.kv_heads) * u64::from(attends),
+            ffn: pick(&self.options.layer_ffn, self.ffn) * u64::from(has_mlp),
             ..self.clone()
         }
     }
@@ -290,6 +329,10 @@ impl Model {
     pub fn window(&self, layer: usize, seq: u64) -> Option<u64> {
         let sliding = self.layer_type(layer) == LayerType::Sliding;
         let window = self.options.sliding_window.filter(|_| sliding);
+        // What an indexer chooses costs as much as a window of that size.
+        let latent = &self.options.latent;
+        let chosen = (latent.index_n_heads > 0).then_some(latent.index_topk);
+        let window = window.or(chosen);
         window.filter(|&w| w < seq)
     }
 }

@@ -11,6 +11,10 @@ pub struct Experts {
     pub top_k: u64,
     /// Width of one expert; `None`: that of dense layers.
     pub expert_ffn: Option<u64>,
+    /// Width that routed experts work on, if it is not that of the model.
+    pub expert_latent: Option<u64>,
+    /// The router and the routed experts have biases.
+    pub expert_bias: bool,
     /// Width of the expert that takes every token; 0 for none.
     pub shared_expert_ffn: u64,
     /// The shared expert's result is multiplied by the sigmoid of a projection of its input.
@@ -44,6 +48,8 @@ impl Default for Experts {
             experts: 8,
             top_k: 2,
             expert_ffn: None,
+            expert_latent: None,
+            expert_bias: false,
             shared_expert_ffn: 0,
             shared_expert_gate: false,
             dense_layers: 0,

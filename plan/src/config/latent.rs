@@ -14,6 +14,12 @@ pub struct Latent {
     pub qk_rope_head_dim: u64,
     /// Width of a head's values.
     pub v_head_dim: u64,
+    /// Heads of the indexer that chooses what attention sees (DeepSeek-V3.2); 0: it sees all.
+    pub index_n_heads: u64,
+    /// Dimension of a head of the indexer.
+    pub index_head_dim: u64,
+    /// Positions that the indexer chooses.
+    pub index_topk: u64,
 }
 
 /// The defaults of the key table; a test compares them.
@@ -24,6 +30,9 @@ impl Default for Latent {
             q_lora_rank: 0,
             qk_rope_head_dim: 64,
             v_head_dim: 128,
+            index_n_heads: 0,
+            index_head_dim: 128,
+            index_topk: 2048,
         }
     }
 }

@@ -1,8 +1,8 @@
 //! `[model]`.
 
 use super::{
-    Activation, Experts, Head, Latent, LayerType, Norm, NormPosition, PackedQkv, PositionEmbedding,
-    QkNorm, Residual, RopeScaling,
+    Activation, AttentionGate, Experts, Head, Latent, LayerType, LinearAttention, MlpType, Norm,
+    NormPosition, PackedQkv, PositionEmbedding, QkNorm, Residual, RopeScaling, Ssm, Vision,
 };
 use serde::{Deserialize, Serialize};
 
@@ -143,6 +143,22 @@ pub struct ModelOptions {
     pub residual_multiplier: f64,
     /// Divisor of the logits.
     pub logits_scaling: f64,
+    /// What attention makes is multiplied by a gate.
+    pub attention_gate: AttentionGate,
+    /// The softmax of attention has one more, learned column for each head.
+    pub attention_sinks: bool,
+    /// What the blocks add is multiplied by a learned vector.
+    pub layer_scale: bool,
+    /// What each block has after attention, repeated; none: as `dense_layers` and `moe_every` say.
+    pub mlp_layer_types: Vec<MlpType>,
+    /// State-space layers.
+    pub ssm: Option<Ssm>,
+    /// Layers with linear attention.
+    pub linear_attention: Option<LinearAttention>,
+    /// Vision tower and projector.
+    pub vision: Option<Vision>,
+    /// Patches of a sample, in place of those of `vision`, which has the same number.
+    pub vision_patches: Option<u64>,
     /// Keys for latent attention.
     #[serde(flatten)]
     pub latent: Latent,
@@ -186,6 +202,14 @@ impl Default for ModelOptions {
             attention_multiplier: None,
             residual_multiplier: 1.0,
             logits_scaling: 1.0,
+            attention_gate: AttentionGate::None,
+            attention_sinks: false,
+            layer_scale: false,
+            mlp_layer_types: Vec::new(),
+            ssm: None,
+            linear_attention: None,
+            vision: None,
+            vision_patches: None,
             latent: Latent::default(),
             experts: Experts::default(),
         }

@@ -413,4 +413,82 @@ ops! {
         /// Experts of one rank.
         experts: u64 = 3,
     };
+    /// `x, w[, bias] -> y`: causal depthwise convolution over positions, then SiLU. `x` is `[batch,
+    /// seq, channels]`, `w` is `[channels, 1, kernel]`.
+    CausalConv1d {
+        /// Positions that a result sees: its own and those before.
+        kernel: u64 = 3,
+        /// Has the third input.
+        bias: bool = true,
+    };
+    /// `d_y, x, w[, bias] -> d_x, d_w[, d_bias]` of [`CausalConv1d`].
+    CausalConv1dGrad {
+        /// As in the forward op.
+        kernel: u64 = 3,
+        /// As in the forward op.
+        bias: bool = true,
+    };
+    /// `x, dt, a_log, b, c, d, z -> y, states`: the selective scan of Mamba. `x`, `dt` and `z` are
+    /// `[batch, seq, inner]`, `a_log` is `[inner, state]`, `b` and `c` are `[batch, seq, state]`.
+    /// Each channel has a state `h = exp(softplus(dt) * -exp(a_log)) * h + softplus(dt) * b * x`;
+    /// `y = (c . h + d * x) * silu(z)`. `states` are those that backward starts from.
+    SelectiveScan;
+    /// `d_y, x, dt, a_log, b, c, d, z, states -> d_x, d_dt, d_a_log, d_b, d_c, d_d, d_z` of
+    /// [`SelectiveScan`].
+    SelectiveScanGrad;
+    /// `x, dt, a_log, b, c, d, dt_bias -> y, states`: the scan of Mamba-2, chunk by chunk. `x` is
+    /// `[batch, seq, heads, head_dim]`, `dt` is `[batch, seq, heads]`, `b` and `c` are `[batch,
+    /// seq, groups, state]`, the others are `[heads]`. All channels of a head share its decay.
+    ChunkScan {
+        /// Positions of a chunk.
+        chunk: u64 = 4,
+    };
+    /// `d_y, x, dt, a_log, b, c, d, dt_bias, states -> d_x, d_dt, d_a_log, d_b, d_c, d_d,
+    /// d_dt_bias` of [`ChunkScan`].
+    ChunkScanGrad {
+        /// As in the forward op.
+        chunk: u64 = 4,
+    };
+    /// `q, k, v, g, beta, a_log, dt_bias -> y, inverses`: the gated delta rule, chunk by chunk.
+    /// `q` and `k` are `[batch, seq, key_heads, key_dim]` and normalized, `v` is `[batch, seq,
+    /// heads, value_dim]`, `g` and `beta` are `[batch, seq, heads]`, the others `[heads]`. Each
+    /// head has a state `s = a * (s - beta * k (k . s)) + beta * k v`, with the decay `a =
+    /// exp(-exp(a_log) * softplus(g + dt_bias))`; `y = q . s`. `inverses` are the `[chunk, chunk]`
+    /// matrices of each chunk that backward needs.
+    GatedDelta {
+        /// Positions of a chunk.
+        chunk: u64 = 4,
+    };
+    /// `d_y, q, k, v, g, beta, a_log, dt_bias, inverses -> d_q, d_k, d_v, d_g, d_beta, d_a_log,
+    /// d_dt_bias` of [`GatedDelta`].
+    GatedDeltaGrad {
+        /// As in the forward op.
+        chunk: u64 = 4,
+    };
+    /// `q, k, v, bias -> out, lse`: attention like [`Attention`], whose scores have a learned
+    /// summand, `[heads, seq, seq]` (T5), or one more column, `[heads]` (attention sinks).
+    BiasedAttention {
+        /// Position `i` sees positions up to `i`.
+        causal: bool = true,
+        /// Factor of the scores.
+        scale: Real = Real(1.0),
+        /// Positions that a sliding window has; 0 for none.
+        window: u64 = 0,
+    };
+    /// `d_out, q, k, v, bias, out, lse -> d_q, d_k, d_v, d_bias` of [`BiasedAttention`].
+    BiasedAttentionGrad {
+        /// As in the forward op.
+        causal: bool = true,
+        /// As in the forward op.
+        scale: Real = Real(1.0),
+        /// As in the forward op.
+        window: u64 = 0,
+    };
+    /// `q, k, w -> ids`: the positions that sparse attention sees (DeepSeek-V3.2). `q` is `[batch,
+    /// seq, heads, width]`, `k` is `[batch, seq, width]` and `w` is `[batch, seq, heads]`; scores
+    /// are the sums over heads of `w * relu(q . k)`, of earlier positions.
+    Indexer {
+        /// Positions that are chosen.
+        top_k: u64 = 4,
+    };
 }

@@ -17,6 +17,8 @@ use smallvec::SmallVec;
 /// A graph under construction.
 pub(crate) struct Builder<'s> {
     pub(crate) s: &'s Scenario,
+    /// What the code of a part of the model sees in place of `s`.
+    inner: Option<&'s Scenario>,
     pub(crate) tree: Tree,
     pub(crate) g: Graph,
     pub(crate) params: Vec<ValueId>,
@@ -26,7 +28,8 @@ pub(crate) struct Builder<'s> {
 }
 
 impl<'s> Builder<'s> {
-    pub(crate) fn new(s: &'s Scenario, tree: Tree) -> Self {
+    /// Starts a graph; `inner` is what the code of a part of the model sees in place of `s`.
+    pub(crate) fn new(s: &'s Scenario, inner: Option<&'s Scenario>, tree: Tree) -> Self {
         let mut g = Graph::default();
         let recipe = recipes::of(&s.precision);
         let params = tree
@@ -48,6 +51,7 @@ impl<'s> Builder<'s> {
         g.compiled = compiled(s, &tree);
         Self {
             s,
+            inner,
             tree,
             g,
             params,
@@ -65,6 +69,15 @@ impl<'s> Builder<'s> {
     /// Returns the tokens per sample.
     pub(crate) fn seq(&self) -> u64 {
         self.s.train.seq_len
+    }
+
+    /// Runs the code of the part of the model that has a scenario of its own.
+    pub(crate) fn inside<T>(&mut self, f: impl FnOnce(&mut Self) -> T) -> T {
+        let outer = self.s;
+        self.s = self.inner.unwrap_or(outer);
+        let out = f(self);
+        self.s = outer;
+        out
     }
 
     /// Runs `f` with new ops belonging to `m`.
@@ -336,6 +349,19 @@ impl<'s> Builder<'s> {
         // reads.
         let by_rows = self.s.fsdp.policy == PolicyKind::Native && self.g.functional();
         self.g.attention(kind, qkv, by_rows)
+    }
+
+    /// Applies [`Builder::scaled_attention`] with a learned bias of the scores, through a window if
+    /// that is not 0.
+    pub(crate) fn biased_attention(
+        &mut self,
+        [q, k, v]: [ValueId; 3],
+        bias: ValueId,
+        kind: op::BiasedAttention,
+    ) -> ValueId {
+        let shape = self.g.value(q).shape.clone();
+        let kind = OpKind::BiasedAttention(kind);
+        self.compute(kind, &[q, k, v, bias], &[&shape, &shape[..3]])[0]
     }
 
     /// Computes `by * x`.

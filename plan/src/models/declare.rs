@@ -48,6 +48,8 @@ pub(crate) struct Tree {
     starts: Vec<(ModuleId, ParamId)>,
     /// Linear layers that can have an adapter.
     linears: Vec<Linear>,
+    /// Rows per sample that each module works on, if they are not the tokens.
+    rows: Vec<Option<u64>>,
     /// Whether the code of all blocks is the same, and nothing else uses what they compute than the
     /// next one.
     pub(crate) same_code: bool,
@@ -114,6 +116,11 @@ impl Tree {
         };
         let same = |n| kinds(n).eq(kinds(0)) && shapes(n).eq(shapes(0));
         (alike && (1..blocks.count as usize).all(same)).then_some(blocks)
+    }
+
+    /// Returns the rows per sample that a module works on, if they are not the tokens.
+    pub(crate) fn rows(&self, m: ModuleId) -> Option<u64> {
+        self.rows[m.index()]
     }
 
     /// Returns the weight of a layer.
@@ -239,6 +246,10 @@ pub(crate) struct Declare {
     in_block: bool,
     /// Prefix of the Hugging Face names of a block's modules.
     hf_prefix: String,
+    /// Modules whose parameters are not trained.
+    untrained: Vec<ModuleId>,
+    /// Rows per sample that modules declared from here on work on, if they are not the tokens.
+    rows: Option<u64>,
 }
 
 impl Declare {
@@ -255,6 +266,7 @@ impl Declare {
                 own: vec![[None, None]],
                 starts: Vec::new(),
                 linears: Vec::new(),
+                rows: vec![None],
                 same_code: true,
             },
             weights,
@@ -263,6 +275,8 @@ impl Declare {
             pending: Vec::new(),
             in_block: false,
             hf_prefix: String::new(),
+            untrained: Vec::new(),
+            rows: None,
         }
     }
 
@@ -287,6 +301,7 @@ impl Declare {
             kind,
         });
         self.tree.own.push([None, None]);
+        self.tree.rows.push(self.rows);
         id
     }
 
@@ -497,6 +512,20 @@ impl Declare {
         })
     }
 
+    /// States how many rows per sample the modules declared from here on work on; `None`: as many
+    /// as a sample has tokens.
+    pub(crate) fn rows(&mut self, rows: Option<u64>) {
+        self.rows = rows;
+    }
+
+    /// Excludes a layer from training: no loss depends on it.
+    pub(crate) fn untrained(&mut self, layer: Layer) {
+        self.untrained.push(layer.0);
+        for p in self.tree.own[layer.0.index()].into_iter().flatten() {
+            self.tree.params[p.index()].requires_grad = false;
+        }
+    }
+
     /// States that blocks with equal modules differ in what they compute, or in what uses it.
     pub(crate) fn blocks_differ(&mut self) {
         self.tree.same_code = false;
@@ -618,7 +647,7 @@ impl Declare {
             modules: smallvec![module],
             shape: new.shape,
             placements: new.placements,
-            requires_grad: true,
+            requires_grad: !self.untrained.contains(&module),
             init: new.init,
             hf: new.hf,
         });

@@ -13,18 +13,20 @@ mod mlp;
 mod names;
 mod norm;
 mod output;
+mod recurrent;
 mod router_losses;
 pub(super) mod spec;
 mod types;
+pub(super) mod vision;
 
 use super::Forward;
 use super::build::Builder;
-use super::declare::{Declare, Order, ROOT};
+use super::declare::{Declare, Layer, Order, ROOT};
 use super::loss;
 use super::rope::{Pairs, Rope};
-use crate::config::{Family, LayerType, Model, NormPosition, PositionEmbedding, Residual};
+use crate::config::{Family, LayerType, MlpType, Model, NormPosition, PositionEmbedding, Residual};
 use crate::graph::ValueId;
-use crate::ir::{ModuleId, OpKind};
+use crate::ir::{ModuleId, ModuleKind, OpKind};
 use attention::{Attention, Locals};
 use embedding::Embedding;
 use experts::Experts;
@@ -32,9 +34,13 @@ pub(super) use experts::width as expert_width;
 use mlp::Mlp;
 use norm::Norm;
 use output::Output;
+use recurrent::Recurrent;
 pub(super) use types::EXPERTS as EXPERT_TYPES;
+pub use types::WRAPPERS;
+use vision::Tower;
 
 pub(super) struct Decoder {
+    vision: Option<Tower>,
     embedding: Embedding,
     embedding_norm: Option<Norm>,
     blocks: Vec<Block>,
@@ -46,10 +52,44 @@ pub(super) struct Decoder {
 struct Block {
     module: ModuleId,
     layer: usize,
-    /// `None` in a layer without attention.
-    attention: Option<Attention>,
+    /// `None` in a layer without attention, or what replaces it.
+    mixer: Option<Mixer>,
     /// `None` in a layer without a feed-forward layer.
     mlp: Option<FeedForward>,
+    /// Factors of what both add.
+    scales: Option<[Layer; 2]>,
+}
+
+/// What mixes the positions of a sequence.
+enum Mixer {
+    Attention(Attention),
+    Recurrent(Recurrent),
+}
+
+impl Mixer {
+    /// Declares that of a layer; `m` is the model as the layer has it.
+    fn new(d: &mut Declare, block: ModuleId, m: &Model, layer: usize) -> Option<Self> {
+        let kind = m.layer_type(layer);
+        if kind.is_attention() {
+            return (m.kv_heads > 0).then(|| Self::Attention(Attention::new(d, block, m)));
+        }
+        Recurrent::new(d, block, m, kind).map(Self::Recurrent)
+    }
+
+    fn module(&self) -> ModuleId {
+        match self {
+            Self::Attention(attention) => attention.module,
+            Self::Recurrent(recurrent) => recurrent.module,
+        }
+    }
+
+    /// Returns the norm of what it reads, and that of the sum.
+    fn norms(&self) -> [Option<Norm>; 2] {
+        match self {
+            Self::Attention(attention) => [attention.norm, attention.sum_norm],
+            Self::Recurrent(recurrent) => [recurrent.norm, None],
+        }
+    }
 }
 
 enum FeedForward {
@@ -58,12 +98,10 @@ enum FeedForward {
 }
 
 impl FeedForward {
-    fn new(d: &mut Declare, block: ModuleId, m: &Model) -> Self {
-        let layer = d.layer() as u64;
-        if m.family == Family::Moe && m.options.experts.has(layer) {
-            Self::Experts(Experts::new(d, block, m))
-        } else {
-            Self::Dense(Mlp::new(d, block, m))
+    fn new(d: &mut Declare, block: ModuleId, m: &Model, layer: usize) -> Self {
+        match m.mlp_type(layer) {
+            MlpType::Sparse => Self::Experts(Experts::new(d, block, m)),
+            MlpType::Dense | MlpType::None => Self::Dense(Mlp::new(d, block, m)),
         }
     }
 
@@ -105,6 +143,18 @@ struct Ropes {
     sliding: Rope,
 }
 
+impl Ropes {
+    /// Converts the tables to the type of activations.
+    fn cast(self, b: &mut Builder<'_>) -> Self {
+        let full = self.full.cast(b);
+        let sliding = match b.s.model.options.rope_local_theta {
+            Some(_) => self.sliding.cast(b),
+            None => full,
+        };
+        Self { full, sliding }
+    }
+}
+
 /// Returns the rotated dimensions of a head.
 pub(super) fn rotated(m: &Model) -> u64 {
     let latent = &m.options.latent;
@@ -118,12 +168,14 @@ impl Decoder {
     pub(super) fn new(d: &mut Declare, m: &Model) -> Self {
         let o = &m.options;
         let names = names::of(o.model_type.as_deref());
+        let vision = o.vision.as_ref().map(|of| Tower::new(d, m, of));
         let embedding = Embedding::new(d, &names, m);
         let embedding_norm = o.embedding_norm.then(|| {
             let names = ("embedding_norm", names.embedding_norm);
             Norm::new(d, ROOT, names, m.hidden, m, Order::Declared)
         });
-        if (1..m.layers as usize).any(|layer| m.layer_type(layer) != m.layer_type(0)) {
+        let kind = |layer| (m.layer_type(layer), m.mlp_type(layer));
+        if (1..m.layers as usize).any(|layer| kind(layer) != kind(0)) {
             d.blocks_differ();
         }
         let of = &o.experts;
@@ -133,19 +185,14 @@ impl Decoder {
         }
         let blocks = d.blocks(m, names.blocks, |d, module, m| {
             let layer = d.layer();
-            let m = &m.of_layer(layer);
-            Block {
-                module,
-                layer,
-                attention: (m.kv_heads > 0).then(|| Attention::new(d, module, m)),
-                mlp: (m.ffn > 0).then(|| FeedForward::new(d, module, m)),
-            }
+            Block::new(d, module, &m.of_layer(layer), layer)
         });
         let last = ("norm", names.norm);
         let norm = (o.norm_position != NormPosition::Sum)
             .then(|| Norm::new(d, ROOT, last, m.hidden, m, Order::Declared));
         let output = Output::new(d, embedding.tokens(), &names, m);
         Self {
+            vision,
             embedding,
             embedding_norm,
             blocks,
@@ -154,17 +201,23 @@ impl Decoder {
         }
     }
 
-    /// Declares the tables of the rotary embeddings.
-    fn ropes(b: &mut Builder<'_>) -> Option<Ropes> {
+    /// Declares the tables of the rotary embeddings; `names` are those of layers that see all
+    /// positions.
+    fn ropes(b: &mut Builder<'_>, names: [&'static str; 2]) -> Option<Ropes> {
         let m = &b.s.model;
         let pairs = match m.options.position_embedding {
             PositionEmbedding::Rotary => Pairs::Halves,
             PositionEmbedding::RotaryInterleaved => Pairs::Adjacent,
-            PositionEmbedding::Learned | PositionEmbedding::Alibi => return None,
+            PositionEmbedding::Learned | PositionEmbedding::Alibi | PositionEmbedding::None => {
+                return None;
+            }
         };
+        if !(0..m.layers as usize).any(|layer| m.layer_type(layer).is_attention()) {
+            return None;
+        }
         let dims = rotated(m);
         let local = m.options.rope_local_theta.is_some();
-        let full = Rope::named(b, ["rope_cos", "rope_sin"], dims, pairs);
+        let full = Rope::named(b, names, dims, pairs);
         let sliding = if local {
             Rope::named(b, ["rope_local_cos", "rope_local_sin"], dims, pairs)
         } else {
@@ -175,6 +228,22 @@ impl Decoder {
 }
 
 impl Block {
+    /// Declares the contents of a block; `m` is the model as the layer has it.
+    fn new(d: &mut Declare, module: ModuleId, m: &Model, layer: usize) -> Self {
+        Self {
+            module,
+            layer,
+            mixer: Mixer::new(d, module, m, layer),
+            mlp: (m.ffn > 0).then(|| FeedForward::new(d, module, m, layer)),
+            scales: m.options.layer_scale.then(|| {
+                ["attention_scale", "mlp_scale"].map(|name| {
+                    let at = d.module(module, name, ModuleKind::Layer);
+                    d.parameters(at, "", &[m.hidden], false)
+                })
+            }),
+        }
+    }
+
     fn forward(
         &self,
         b: &mut Builder<'_>,
@@ -188,21 +257,39 @@ impl Block {
         }
     }
 
-    /// Applies attention to normalized values; returns what it adds to the residual stream.
-    fn attend(
+    /// Applies attention, or what replaces it, to normalized values; returns what it adds to the
+    /// residual stream.
+    fn mix(
         &self,
         b: &mut Builder<'_>,
-        attention: &Attention,
+        mixer: &Mixer,
         y: ValueId,
         ropes: Option<Ropes>,
     ) -> (ValueId, Locals) {
+        let attention = match mixer {
+            Mixer::Attention(attention) => attention,
+            Mixer::Recurrent(recurrent) => return (recurrent.forward(b, y), Locals::new()),
+        };
         let rope = match b.s.model.layer_type(self.layer) {
             LayerType::Full => ropes.map(|r| r.full),
             LayerType::Sliding => ropes.map(|r| r.sliding),
-            LayerType::FullNoRope => None,
+            LayerType::FullNoRope
+            | LayerType::Linear
+            | LayerType::Mamba
+            | LayerType::Mamba2
+            | LayerType::None => None,
         };
         let window = b.s.model.window(self.layer, b.seq());
         attention.forward(b, y, rope, window)
+    }
+
+    /// Multiplies what a part of the block adds by its learned factors, if it has any.
+    fn scale(&self, b: &mut Builder<'_>, part: usize, x: ValueId) -> ValueId {
+        let Some(scales) = self.scales else {
+            return x;
+        };
+        let w = b.weight(scales[part]);
+        b.within(scales[part].module(), |b| b.g.binary(OpKind::Mul, x, w))
     }
 
     /// Applies attention, then the feed-forward layer to the sum.
@@ -215,11 +302,13 @@ impl Block {
     ) -> ValueId {
         let mut locals = Locals::new();
         let (mut x1, mut y1) = (x, None);
-        if let Some(attention) = &self.attention {
-            let y = attention.norm.map_or(x, |norm| norm.apply(b, x));
-            let (o, of_attention) = self.attend(b, attention, y, ropes);
-            x1 = b.within(attention.module, |b| b.g.binary(OpKind::Add, x, o));
-            if let Some(norm) = attention.sum_norm {
+        if let Some(mixer) = &self.mixer {
+            let [norm, sum_norm] = mixer.norms();
+            let y = norm.map_or(x, |norm| norm.apply(b, x));
+            let (o, of_attention) = self.mix(b, mixer, y, ropes);
+            let o = self.scale(b, 0, o);
+            x1 = b.within(mixer.module(), |b| b.g.binary(OpKind::Add, x, o));
+            if let Some(norm) = sum_norm {
                 x1 = norm.apply(b, x1);
             }
             (y1, locals) = (Some(y), of_attention);
@@ -233,6 +322,7 @@ impl Block {
                 b.g.release(y1);
             }
             let f = mlp.forward(b, y2, routers);
+            let f = self.scale(b, 1, f);
             out = b.within(mlp.module(), |b| b.g.binary(OpKind::Add, x1, f));
             if let Some(norm) = sum_norm {
                 out = norm.apply(b, out);
@@ -251,11 +341,11 @@ impl Block {
         ropes: Option<Ropes>,
         routers: &mut Vec<ValueId>,
     ) -> ValueId {
-        let (Some(attention), Some(mlp)) = (&self.attention, &self.mlp) else {
+        let (Some(mixer), Some(mlp)) = (&self.mixer, &self.mlp) else {
             return x;
         };
-        let y1 = attention.norm.map_or(x, |norm| norm.apply(b, x));
-        let (o, mut locals) = self.attend(b, attention, y1, ropes);
+        let y1 = mixer.norms()[0].map_or(x, |norm| norm.apply(b, x));
+        let (o, mut locals) = self.mix(b, mixer, y1, ropes);
         let y2 = mlp.norms()[0].map_or(y1, |norm| norm.apply(b, x));
         let f = mlp.forward(b, y2, routers);
         let out = b.within(self.module, |b| {
@@ -275,6 +365,21 @@ impl Block {
             }
         });
     }
+}
+
+/// Returns `h`, `[batch, seq, hidden]`, with as many of its first rows as `like` has replaced by
+/// what `by` makes of them.
+fn with_first(
+    b: &mut Builder<'_>,
+    h: ValueId,
+    by: impl FnOnce(&mut Builder<'_>, ValueId) -> ValueId,
+    like: ValueId,
+) -> ValueId {
+    let (n, seq) = (b.g.value(like).shape[1], b.g.value(h).shape[1]);
+    let first = b.g.slice(h, 1, 0, n);
+    let first = by(b, first);
+    let rest = b.g.slice(h, 1, n, seq - n);
+    b.g.cat(&[first, rest], 1)
 }
 
 /// Returns `by * x`, without an op for a factor of 1.
@@ -306,24 +411,26 @@ impl Forward for Decoder {
                 (Some(ids), Some(labels))
             }
         };
-        let ropes = Self::ropes(b);
+        let images = self.vision.as_ref().map(|tower| tower.forward(b));
+        let ropes = Self::ropes(b, ["rope_cos", "rope_sin"]);
         let multiplier = b.s.model.options.embedding_multiplier;
         let h = self.embedding.forward(b, ids);
         let mut h = b.within(ROOT, |b| scaled(b, h, multiplier));
         if let Some(norm) = self.embedding_norm {
             h = norm.apply(b, h);
         }
-        let ropes = ropes.map(|r| {
-            let full = r.full.cast(b);
-            let sliding = match b.s.model.options.rope_local_theta {
-                Some(_) => r.sliding.cast(b),
-                None => full,
-            };
-            Ropes { full, sliding }
-        });
+        if let Some(images) = &images {
+            h = b.within(ROOT, |b| with_first(b, h, |_, _| images.rows, images.rows));
+        }
+        let ropes = ropes.map(|r| r.cast(b));
         let mut routers = Vec::new();
+        let mut more = images.into_iter().flat_map(|i| i.deepstack);
         for block in &self.blocks {
             h = block.forward(b, h, ropes, &mut routers);
+            if let Some(rows) = more.next() {
+                let add = |b: &mut Builder<'_>, x| b.g.binary(OpKind::Add, x, rows);
+                h = b.within(ROOT, |b| with_first(b, h, add, rows));
+            }
         }
         let y = self.norm.map_or(h, |norm| norm.apply(b, h));
         self.output.forward(b, y, labels);

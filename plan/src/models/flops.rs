@@ -3,7 +3,7 @@
 
 use super::declare::Tree;
 use super::spec::{Inputs, Mask};
-use crate::config::{Model, Scenario};
+use crate::config::{LayerType, Model, Scenario};
 use crate::graph::{Act, Graph, Root, ValueId, View};
 use crate::ir::{AttentionShape, OpKind, Param};
 use crate::units::Flops;
@@ -89,15 +89,17 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
         .map(|(p, &input)| {
             let positions = if images { m.height * m.width } else { 1 };
             let passes = 1 + u64::from(input) + u64::from(p.requires_grad);
-            2 * passes * active(p.numel(), p, m) * positions
+            let rows = tree.rows(p.modules[0]).map_or(tokens, |rows| b * rows);
+            2 * passes * active(p.numel(), p, m) * positions * rows
         })
         .sum();
     let Some(mask) = spec.attention else {
-        return (Flops(matmul * tokens), tokens);
+        return (Flops(matmul), tokens);
     };
     let forward = |layer: usize| {
-        if m.of_layer(layer).kv_heads == 0 {
-            return 0;
+        let of = m.of_layer(layer);
+        if of.kv_heads == 0 {
+            return state_flops(m, layer) * tokens;
         }
         let shape = AttentionShape {
             batch: b,
@@ -119,5 +121,34 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
     let first = (layers - backward.attention.min(layers)) as usize;
     let twice: u64 = (first..layers as usize).map(forward).sum();
     let attention = (0..layers as usize).map(forward).sum::<u64>() + 2 * twice;
-    (Flops(matmul * tokens + attention), tokens)
+    (Flops(matmul + attention + vision_attention(m, b)), tokens)
+}
+
+/// Counts the arithmetic on the state of a layer that has one in place of attention, per token in
+/// forward: an update and a multiplication per number of the state; the delta rule has a second
+/// one of each.
+fn state_flops(m: &Model, layer: usize) -> u64 {
+    let (ssm, linear) = (&m.options.ssm, &m.options.linear_attention);
+    match (m.layer_type(layer), ssm, linear) {
+        (LayerType::Mamba | LayerType::Mamba2, Some(of), _) => 4 * of.inner * of.state,
+        (LayerType::Linear, _, Some(of)) => 8 * of.value_heads * of.key_dim * of.value_dim,
+        _ => 0,
+    }
+}
+
+/// Counts the arithmetic of the attention of a vision tower, in forward and backward.
+fn vision_attention(m: &Model, batch: u64) -> u64 {
+    let Some(of) = &m.options.vision else {
+        return 0;
+    };
+    let shape = AttentionShape {
+        batch,
+        heads: of.heads,
+        kv_heads: of.heads,
+        seq: of.rows(),
+        head_dim: of.hidden / of.heads.max(1),
+        causal: false,
+        window: None,
+    };
+    3 * of.layers * shape.flops(false)
 }

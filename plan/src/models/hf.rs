@@ -22,6 +22,40 @@ pub struct HfType {
     pub fields: &'static [Field],
 }
 
+/// A `model_type` of transformers that puts a vision tower in front of a language model.
+#[derive(Clone, Copy)]
+pub struct HfWrapper {
+    /// `model_type`.
+    pub model_type: &'static str,
+    /// Class of the whole.
+    pub architecture: &'static str,
+    /// Types of its language model: as `text_config` names them, and the type that reads them. The
+    /// first one is the default. Other known types stand for themselves.
+    pub text: &'static [(&'static str, &'static str)],
+    /// Fields of the language model that the class has if the file does not give them, as JSON.
+    pub defaults: &'static [(&'static str, &'static str)],
+    /// Returns the key `vision` from a file.
+    ///
+    /// # Errors
+    /// What the key cannot express.
+    pub vision: fn(Fields<'_>) -> Result<Value, String>,
+}
+
+impl HfWrapper {
+    /// Returns the type that reads a language model of this `model_type`.
+    #[must_use]
+    pub fn text_type(&self, given: Option<&str>) -> Option<&'static str> {
+        let own = self
+            .text
+            .iter()
+            .find(|(theirs, _)| given.is_none_or(|g| g == *theirs));
+        own.map(|(_, ours)| *ours).or_else(|| {
+            let known = super::hf_types().map(|(_, hf)| hf.model_type);
+            known.into_iter().find(|name| given == Some(name))
+        })
+    }
+}
+
 /// A field of `config.json`.
 #[derive(Clone, Copy)]
 pub struct Field {

@@ -28,6 +28,8 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
         "rope_scaling",
         "sliding_window",
         "layer_types",
+        "vision",
+        "vision_patches",
         "max_seq_len",
         "model_type",
         "head",

@@ -27,10 +27,12 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
 };
 
 /// Keys of experts, which follow those of decoders.
-const OF_EXPERTS: [&str; 15] = [
+const OF_EXPERTS: [&str; 17] = [
     "experts",
     "top_k",
     "expert_ffn",
+    "expert_latent",
+    "expert_bias",
     "shared_expert_ffn",
     "shared_expert_gate",
     "dense_layers",
@@ -117,7 +119,8 @@ fn check(m: &Model) -> Result<(), Conflict> {
             ..Conflict::new(&["shared_expert_gate", "shared_expert_ffn"], message)
         });
     }
-    if !(0..u64::from(m.layers)).any(|layer| e.has(layer)) {
+    let listed = !m.options.mlp_layer_types.is_empty();
+    if !listed && !(0..u64::from(m.layers)).any(|layer| e.has(layer)) {
         let message = format!("none of the {} layers has experts", m.layers);
         return Err(Conflict {
             help: Some("families llama and decoder have dense layers only"),

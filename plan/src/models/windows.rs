@@ -94,6 +94,25 @@ pub(super) const ROPE_LAYERS: Field = layer_types(|file| {
     })
 });
 
+/// As [`ROPE_LAYERS`], where lists call the layers with a rotary embedding `chunked_attention`.
+/// Chunks are not planned: they are longer than most sequences.
+pub(super) const CHUNKED_LAYERS: Field = layer_types(|file| {
+    let interval = file("no_rope_layer_interval").and_then(|n| n.as_u64());
+    let interval = interval.unwrap_or(4).max(1);
+    let (marks, listed) = (file("no_rope_layers"), file("layer_types"));
+    let word = |layer: u64| {
+        let of = |list: &Option<Value>| list.as_ref()?.get(layer as usize).cloned();
+        let chunked = of(&listed).map(|word| u64::from(word == "chunked_attention"));
+        let mark = chunked.or_else(|| of(&marks)?.as_u64());
+        match mark.unwrap_or((layer + 1) % interval) {
+            0 => NO_ROPE,
+            _ => FULL,
+        }
+    };
+    let all: Vec<&str> = (0..layers(file)).map(word).collect();
+    Ok(Some(repeated(&all)))
+});
+
 const FULL: &str = "full_attention";
 const SLIDING: &str = "sliding_attention";
 const NO_ROPE: &str = "full_attention_no_rope";
@@ -126,7 +145,7 @@ const fn layer_types(read: fn(Fields<'_>) -> Result<Option<Value>, String>) -> F
     )
 }
 
-fn layers(file: Fields<'_>) -> u64 {
+pub(super) fn layers(file: Fields<'_>) -> u64 {
     let names = ["num_hidden_layers", "n_layer", "num_layers"];
     let found = names.iter().find_map(|name| file(name)?.as_u64());
     found.unwrap_or(1).clamp(1, 4096)
@@ -168,9 +187,14 @@ fn types(
     if all.iter().all(|t| *t == plain) {
         return Ok(None);
     }
+    Ok(Some(repeated(&all)))
+}
+
+/// Returns the shortest list that gives this one when it is repeated.
+pub(super) fn repeated(all: &[&str]) -> Value {
     let repeats = |n: &usize| all.iter().zip(&all[*n..]).all(|(a, b)| a == b);
     let period = (1..all.len()).find(repeats).unwrap_or(all.len());
-    Ok(Some(all[..period].into()))
+    all[..period].into()
 }
 
 fn without_rope(types: &Value) -> Value {

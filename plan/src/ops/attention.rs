@@ -201,3 +201,177 @@ macro_rules! attention {
 
 attention!(Attention "attention", AttentionGrad "attention_backward", causal scale);
 attention!(FlexAttention "flex_attention", FlexAttentionGrad "flex_attention_backward", causal scale score_mod);
+
+impl From<op::BiasedAttention> for Attention {
+    fn from(op: op::BiasedAttention) -> Self {
+        Self {
+            causal: op.causal,
+            score_mod: ScoreMod {
+                window: op.window,
+                ..ScoreMod::NONE
+            },
+        }
+    }
+}
+
+impl OpDef for op::BiasedAttention {
+    fn name(&self) -> &'static str {
+        "biased_attention"
+    }
+
+    fn signature(&self) -> Signature {
+        let inputs = &[any("q"), any("k"), any("v"), any("the bias")];
+        Signature::new(inputs, &[any("out"), any("lse")])
+    }
+
+    fn result(&self, n: usize, inputs: &[DType]) -> DType {
+        result_type(n, inputs)
+    }
+
+    fn fusion(&self) -> Fusion {
+        Fusion::Extern
+    }
+
+    fn flops(&self, at: &Operands<'_>) -> u64 {
+        Attention::from(*self).flops(at, 0, false)
+    }
+
+    fn class(&self, at: &Operands<'_>) -> KernelClass {
+        Attention::from(*self).class(at, 0, false)
+    }
+
+    fn vjp(&self, at: Vjp<'_>) -> Contributions {
+        let Vjp { g, op, dy, needs } = at;
+        let kind = OpKind::BiasedAttentionGrad(op::BiasedAttentionGrad {
+            causal: self.causal,
+            scale: self.scale,
+            window: self.window,
+        });
+        let mut inputs: SmallVec<[_; 8]> = smallvec![dy];
+        inputs.extend_from_slice(&op.inputs);
+        inputs.extend_from_slice(&op.outputs);
+        let made = g.compute_like(kind, &inputs, &op.inputs);
+        let all = made.iter().copied().enumerate();
+        all.filter(|(n, _)| needs[*n]).collect()
+    }
+
+    fn saved_by_selective_recompute(&self) -> bool {
+        true
+    }
+
+    fn takes_strides(&self) -> bool {
+        true
+    }
+
+    fn is_priced_only(&self) -> bool {
+        true
+    }
+}
+
+impl OpDef for op::BiasedAttentionGrad {
+    fn name(&self) -> &'static str {
+        "biased_attention_backward"
+    }
+
+    fn signature(&self) -> Signature {
+        let inputs = &[
+            any("the gradient"),
+            any("q"),
+            any("k"),
+            any("v"),
+            any("the bias"),
+            any("out"),
+            any("lse"),
+        ];
+        let outputs = &[any("d_q"), any("d_k"), any("d_v"), any("d_bias")];
+        Signature::new(inputs, outputs)
+    }
+
+    fn fusion(&self) -> Fusion {
+        Fusion::Extern
+    }
+
+    fn flops(&self, at: &Operands<'_>) -> u64 {
+        self.forward().flops(at, 1, true)
+    }
+
+    fn class(&self, at: &Operands<'_>) -> KernelClass {
+        self.forward().class(at, 1, true)
+    }
+
+    fn vjp(&self, _: Vjp<'_>) -> Contributions {
+        backward_only()
+    }
+
+    fn takes_strides(&self) -> bool {
+        true
+    }
+
+    fn is_backward(&self) -> bool {
+        true
+    }
+
+    fn is_priced_only(&self) -> bool {
+        true
+    }
+}
+
+impl op::BiasedAttentionGrad {
+    fn forward(self) -> Attention {
+        Attention::from(op::BiasedAttention {
+            causal: self.causal,
+            scale: self.scale,
+            window: self.window,
+        })
+    }
+}
+
+impl OpDef for op::Indexer {
+    fn name(&self) -> &'static str {
+        "indexer"
+    }
+
+    fn signature(&self) -> Signature {
+        let inputs = &[any("q"), any("k"), any("the weights")];
+        Signature::new(inputs, &[any("the ids")])
+    }
+
+    fn result(&self, _: usize, _: &[DType]) -> DType {
+        DType::I64
+    }
+
+    fn fusion(&self) -> Fusion {
+        Fusion::Extern
+    }
+
+    /// Counts half of all pairs of positions.
+    fn flops(&self, at: &Operands<'_>) -> u64 {
+        at.input(0).numel() * at.input(0).shape[1]
+    }
+
+    fn class(&self, at: &Operands<'_>) -> KernelClass {
+        let q = &at.input(0).shape;
+        KernelClass::Gemm {
+            m: q[1],
+            n: q[1],
+            k: (q[2] * q[3]).div_ceil(2),
+            batch: q[0],
+        }
+    }
+
+    fn differentiable(&self, _: usize) -> bool {
+        false
+    }
+
+    fn vjp(&self, _: Vjp<'_>) -> Contributions {
+        Contributions::new()
+    }
+
+    fn saved_by_selective_recompute(&self) -> bool {
+        true
+    }
+
+    fn is_priced_only(&self) -> bool {
+        true
+    }
+}

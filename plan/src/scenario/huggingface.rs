@@ -11,6 +11,7 @@ mod json;
 mod notes;
 mod scaling;
 mod unknown;
+mod wrapper;
 
 use super::error::ScenarioError;
 use super::keys::Key;
@@ -67,14 +68,20 @@ pub(crate) fn fill(
         fields,
         specials,
     };
-    config.enter_text_config(document);
-    let kind = config.kind(document)?;
+    let wrapper = config.wrapper(document);
+    let vision = wrapper.map(|w| config.vision(document, w)).transpose()?;
+    config.enter_text_config(document, wrapper);
+    let kind = match wrapper {
+        Some(wrapper) => config.wrapped(document, wrapper)?,
+        None => config.kind(document)?,
+    };
     config.check(document, kind)?;
     let mut shape = Shape {
         family: Some(kind.family.name.to_owned()),
         ..Shape::default()
     };
-    for (key, value) in config.values(document, kind)? {
+    let vision = vision.map(|value| (Key::Vision, value));
+    for (key, value) in config.values(document, kind)?.into_iter().chain(vision) {
         match key {
             Key::Hidden => shape.hidden = value.integer(),
             Key::Ffn => shape.ffn = value.integer(),
@@ -87,15 +94,6 @@ pub(crate) fn fill(
 }
 
 impl<'t> Config<'t> {
-    /// Continues with the language model of a file that wraps several models, if the scenario says
-    /// which type that is.
-    fn enter_text_config(&mut self, d: &Document) {
-        let inner = self.raw("text_config").filter(|_| d.says(Key::ModelType));
-        if let Some(fields) = inner.and_then(|raw| serde_json::from_str(raw.get()).ok()) {
-            self.fields = fields;
-        }
-    }
-
     /// The place of the whole.
     fn whole(&self) -> Origin {
         Origin::new(self.source, 0..0)
@@ -103,8 +101,10 @@ impl<'t> Config<'t> {
 
     fn value(&self, raw: &'t RawValue) -> Value {
         // A raw value is a part of the text that it was read from.
-        let start = (raw.get().as_ptr() as usize).saturating_sub(self.text.as_ptr() as usize);
-        let span = start..start + raw.get().len();
+        let start = (raw.get().as_ptr() as usize).checked_sub(self.text.as_ptr() as usize);
+        let span = start.map(|start| start..start + raw.get().len());
+        // Defaults are no part of it.
+        let span = span.filter(|s| s.end <= self.text.len()).unwrap_or(0..0);
         let read = serde_json::from_str(raw.get()).unwrap_or(serde_json::Value::Null);
         let special = self.specials.iter().find(|s| span.contains(&s.at));
         Value {

@@ -9,10 +9,10 @@ pub(crate) use applies::families;
 use super::huggingface;
 use super::presets::PRESETS;
 use crate::config::{
-    Activation, AllocatorKind, AttentionBackend, AuxLoss, CompileMode, GatePreset, GateProgram,
-    GradientSync, Head, LayerType, Loss, LrSchedule, MergeProjections, Norm, NormPosition,
-    Optimizer, OuterStrategy, PackedQkv, PolicyKind, PositionEmbedding, QkNorm, Recompute,
-    Residual, RopeType, Router, Scope, Strategy,
+    Activation, AllocatorKind, AttentionBackend, AttentionGate, AuxLoss, CompileMode, GatePreset, GateProgram,
+    GradientSync, Head, LayerType, Loss, LrSchedule, MergeProjections, MlpType, Norm, NormPosition,
+    Optimizer, OuterStrategy, PackedQkv, PolicyKind, PositionEmbedding, ProjectorNorm, QkNorm,
+    Recompute, Residual, RopeType, Router, Scope, Strategy,
 };
 use crate::models;
 use applies::{
@@ -307,6 +307,57 @@ const ROPE_SCALING: &[(&str, Accept)] = &[
     ("short_factor", List(&FACTOR)),
     ("long_factor", List(&FACTOR)),
 ];
+const SIZE: Accept = Integer(1, 4 * MIB);
+const COUNT: Accept = Integer(0, 4 * MIB);
+const SSM: &[(&str, Accept)] = &[
+    ("inner", SIZE),
+    ("state", SIZE),
+    ("conv", Integer(1, 64)),
+    ("dt_rank", SIZE),
+    ("heads", SIZE),
+    ("groups", SIZE),
+    ("chunk", SIZE),
+    ("conv_bias", Bool),
+    ("bias", Bool),
+    ("norms", Bool),
+];
+const LINEAR_ATTENTION: &[(&str, Accept)] = &[
+    ("key_heads", SIZE),
+    ("value_heads", SIZE),
+    ("key_dim", SIZE),
+    ("value_dim", SIZE),
+    ("conv", Integer(1, 64)),
+    ("projections", Integer(2, 4)),
+];
+const VISION: &[(&str, Accept)] = &[
+    ("layers", Integer(1, 4096)),
+    ("hidden", SIZE),
+    ("heads", SIZE),
+    ("ffn", SIZE),
+    ("bias", Bool),
+    ("norm", Choice(Norm::WORDS)),
+    ("norm_position", Choice(NormPosition::WORDS)),
+    ("qk_norm", Bool),
+    ("activation", Choice(Activation::WORDS)),
+    ("gated_mlp", Bool),
+    ("packed_qkv", Bool),
+    ("layer_scale", Bool),
+    ("rotary", Bool),
+    ("patch_dim", SIZE),
+    ("patch_bias", Bool),
+    ("patches", SIZE),
+    ("positions", COUNT),
+    ("class_token", Bool),
+    ("pre_norm", Bool),
+    ("post_norm", Bool),
+    ("pooling_head", Bool),
+    ("merge", SIZE),
+    ("pool", Bool),
+    ("projector_norm", Choice(ProjectorNorm::WORDS)),
+    ("projector_layers", List(&SIZE)),
+    ("projector_bias", Bool),
+    ("deepstack", List(&COUNT)),
+];
 const PLACEMENTS: &[(&str, Accept)] = &[("dp_shard", PLACEMENT), ("dp_replicate", PLACEMENT)];
 
 keys! {
@@ -322,7 +373,7 @@ keys! {
     TieEmbeddings: "model" "tie_embeddings" also ["tie_word_embeddings"] [Bool] "(gpt2: true, llama: false)" "Embedding and output head share one parameter";
     NormEps: "model" "norm_eps" also ["rms_norm_eps"] [Number(ABOVE_0, 1.0)] "1e-5" "Epsilon of LayerNorm and RMSNorm";
     RopeTheta: "model" "rope_theta" [Number(1.0, 1e12)] "(llama: 10000)" "Base of the rotary position embedding";
-    MaxSeqLen: "model" "max_seq_len" also ["max_position_embeddings"] [Integer(1, 4 * MIB)] "(llama: seq_len, gpt2: at least 1024)" "Rows of the position table; the longest sequence that the model takes";
+    MaxSeqLen: "model" "max_seq_len" also ["max_position_embeddings"] [Integer(1, 16 * MIB)] "(llama: seq_len, gpt2: at least 1024)" "Rows of the position table; the longest sequence that the model takes";
     Channels: "model" "channels" [Integer(1, 65536)] "(required without preset)" "Channels of every convolution";
     Height: "model" "height" [Integer(1, 16384)] "(cnn: 64)" "Image height";
     Width: "model" "width" [Integer(1, 16384)] "(cnn: 64)" "Image width";
@@ -337,14 +388,21 @@ keys! {
     GatedMlp: "model" "gated_mlp" [Bool] "true" "The activation is multiplied by a second projection of the input (SwiGLU, GeGLU)";
     PackedQkv: "model" "packed_qkv" [Choice(PackedQkv::WORDS)] "\"none\"" "One projection makes queries, keys and values: none, concatenated (all queries, all keys, all values), per_head (query, key and value of each head), per_group (queries, key and value of each key head)";
     PackedGateUp: "model" "packed_gate_up" [Bool] "false" "One projection makes gate and up of the feed-forward layer (Phi-3)";
-    PositionEmbedding: "model" "position_embedding" [Choice(PositionEmbedding::WORDS)] "\"rotary\"" "Positions: rotary (pairs of the two halves), rotary_interleaved (adjacent pairs: GPT-J, Command R), learned (a table), alibi (a penalty of the scores: BLOOM, MPT)";
+    PositionEmbedding: "model" "position_embedding" [Choice(PositionEmbedding::WORDS)] "\"rotary\"" "Positions: rotary (pairs of the two halves), rotary_interleaved (adjacent pairs: GPT-J, Command R), learned (a table), alibi (a penalty of the scores: BLOOM, MPT), none (other layers know the order: Jamba)";
     PatchDim: "model" "patch_dim" [Integer(1, MIB)] "768" "Numbers of one patch of an image: channels times the area of the patch (vit)";
     TokenTypes: "model" "token_types" also ["type_vocab_size"] [Integer(0, 65536)] "0" "Rows of the table of token types; 0: no such table (BERT: 2)";
     PositionOffset: "model" "position_offset" [Integer(0, 1024)] "0" "Rows of the table of positions before that of the first position (OPT: 2)";
     RopeScaling: "model" "rope_scaling" [Table(ROPE_SCALING)] "(none)" "Scaling of rotary frequencies, with the fields of transformers. It changes numbers, not the time or memory of a step";
     RopeLocalTheta: "model" "rope_local_theta" also ["rope_local_base_freq"] [Number(1.0, 1e12)] "(rope_theta)" "Base of the rotary embedding of layers with a sliding window (Gemma 3)";
     SlidingWindow: "model" "sliding_window" [Integer(1, 4 * MIB)] "(none)" "Positions that attention with a sliding window sees, the query's own included";
-    LayerTypes: "model" "layer_types" [List(&Choice(LayerType::WORDS)), Empty] "[]" "What the attention of each layer sees, repeated over the layers: full_attention, sliding_attention, full_attention_no_rope; empty: the window in every layer, if there is one";
+    LayerTypes: "model" "layer_types" [List(&Choice(LayerType::WORDS)), Empty] "[]" "What the attention of each layer sees, repeated over the layers: full_attention, sliding_attention, full_attention_no_rope; or has in its place: linear_attention (gated delta rule: Qwen3-Next), mamba, mamba2, none; empty: the window in every layer, if there is one";
+    MlpLayerTypes: "model" "mlp_layer_types" [List(&Choice(MlpType::WORDS)), Empty] "[]" "What each block has after attention, repeated over the layers: dense (a feed-forward layer), sparse (experts), none; empty: as dense_layers and moe_every say";
+    AttentionGate: "model" "attention_gate" [Choice(AttentionGate::WORDS)] "\"none\"" "Gate of what attention makes: none, element (a sigmoid per number, from the projection of queries: Qwen3-Next), head (a sigmoid per head: Step-3)";
+    LayerScale: "model" "layer_scale" [Bool] "false" "Multiply what attention and the feed-forward layer add by a learned vector (InternViT)";
+    Ssm: "model" "ssm" [Table(SSM)] "(none)" "Sizes of layers of type mamba and mamba2: inner (width), state (numbers per channel), conv (positions of the convolution), dt_rank (mamba), heads, groups and chunk (mamba2), conv_bias, bias (of the projections), norms (of time steps and states: Jamba)";
+    LinearAttention: "model" "linear_attention" [Table(LINEAR_ATTENTION)] "(none)" "Sizes of layers of type linear_attention: key_heads, value_heads, key_dim, value_dim, conv (positions of the convolution), projections (2: Qwen3-Next, 4: Qwen3.5)";
+    Vision: "model" "vision" [Table(VISION)] "(none)" "Vision tower and projector in front of a language model, whose rows replace the first tokens of a sample. The tower's keys are those of the model; patches: patches per sample; positions: rows of the table of positions (0: none); merge: patches that become one token, concatenated or (pool) averaged; projector_layers: widths of the projector's layers before the last one; deepstack: blocks whose results are added to the first layers of the language model; pooling_head: a head that no loss depends on";
+    VisionPatches: "model" "vision_patches" [Integer(1, 4 * MIB)] "(that of vision)" "Patches of a sample that the vision tower encodes";
     LayerKvHeads: "model" "layer_kv_heads" [List(&Integer(0, 65536)), Empty] "[]" "Key and value heads of each layer, where layers differ (Nemotron-NAS); 0: no attention; empty: kv_heads everywhere";
     LayerFfn: "model" "layer_ffn" [List(&Integer(0, 4 * MIB)), Empty] "[]" "Width of the feed-forward layer of each block, where they differ; 0: none; empty: ffn everywhere";
     AttentionSoftcap: "model" "attention_softcap" also ["attn_logit_softcapping"] [Number(ABOVE_0, 1e6)] "(none)" "Soft limit of attention scores: cap * tanh(score / cap) (Gemma 2)";
@@ -363,9 +421,15 @@ keys! {
     QLoraRank: "model" "q_lora_rank" [Integer(0, MIB)] "0" "Width of the compressed queries of latent attention; 0: queries are not compressed";
     QkRopeHeadDim: "model" "qk_rope_head_dim" [Integer(2, 65536)] "64" "Dimensions of a head that latent attention rotates, a part of `head_dim`; all heads share their keys";
     VHeadDim: "model" "v_head_dim" [Integer(1, 65536)] "128" "Width of a head's values in latent attention, at most `head_dim`";
+    IndexNHeads: "model" "index_n_heads" [Integer(0, 65536)] "0" "Heads of the indexer that chooses the positions that latent attention sees (DeepSeek-V3.2); 0: attention sees all. No loss of the model depends on it, so it is not trained";
+    IndexHeadDim: "model" "index_head_dim" [Integer(1, 65536)] "128" "Dimension of a head of the indexer";
+    IndexTopK: "model" "index_topk" [Integer(1, 4 * MIB)] "2048" "Positions that the indexer chooses; attention is priced as with a window of this size";
+    ExpertBias: "model" "expert_bias" [Bool] "false" "Routers and experts have biases (gpt-oss)";
+    AttentionSinks: "model" "attention_sinks" [Bool] "false" "The softmax of attention has one more, learned column for each head (gpt-oss)";
     Experts: "model" "experts" also ["num_experts", "num_local_experts", "n_routed_experts"] [Integer(2, 4096)] "8" "Experts of a layer";
     TopK: "model" "top_k" also ["num_experts_per_tok", "moe_router_topk"] [Integer(1, 4096)] "2" "Experts that take each token";
     ExpertFfn: "model" "expert_ffn" also ["moe_intermediate_size", "moe_ffn_hidden_size"] [Integer(1, 4 * MIB)] "(ffn)" "Width of one expert";
+    ExpertLatent: "model" "expert_latent" also ["moe_latent_size"] [Integer(1, MIB)] "(hidden)" "Width that the routed experts work on, between two projections (Nemotron 3 Ultra)";
     SharedExpertFfn: "model" "shared_expert_ffn" also ["shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"] [Integer(0, 4 * MIB)] "0" "Width of the shared expert, which takes every token; 0: none";
     SharedExpertGate: "model" "shared_expert_gate" also ["moe_shared_expert_gate"] [Bool] "false" "Multiply the result of the shared expert by the sigmoid of a projection of its input (Qwen2-MoE)";
     DenseLayers: "model" "dense_layers" also ["first_k_dense_replace"] [Integer(0, 4096)] "0" "First layers, which have a dense feed-forward layer of width `ffn`";

@@ -144,9 +144,18 @@ fn model_and_train(d: &Document, preset: Option<&Filled>) -> Result<(Model, Trai
         width: image(Key::Width, 64),
         kernel: image(Key::Kernel, 3),
         bias: d.given(Key::Bias).unwrap_or(spec.defaults.bias),
-        options: d.options("model"),
+        options: options(d),
     };
     Ok((model, train(d, seq_len)))
+}
+
+/// Returns the other keys of the model, where `vision_patches` replaces the number of `vision`.
+fn options(d: &Document) -> ModelOptions {
+    let mut options: ModelOptions = d.options("model");
+    if let (Some(vision), Some(patches)) = (&mut options.vision, options.vision_patches) {
+        vision.patches = patches;
+    }
+    options
 }
 
 /// Returns the adapters, if there is a rank.

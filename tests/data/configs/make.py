@@ -1,8 +1,9 @@
 """Tiny configurations of types of transformers, and the number of parameters of their classes on torch's meta device.
 
     python make.py            (with torch 2.11 and transformers 5.17)
+    python make.py NAME ...   only these; state-space models and wrappers are from transformers 5.24
 """
-import json, pathlib, re, torch, transformers
+import json, pathlib, re, sys, torch, transformers
 from transformers import AutoConfig
 
 HERE = pathlib.Path(__file__).parent
@@ -27,8 +28,46 @@ EXPERTS = {
         attn_config=dict(kv_n_heads=2, rope_theta=10000.0, clip_qkv=8),
     ),
 }
+NO_FFN = {k: v for k, v in LLAMA.items() if k != "intermediate_size"}
+DELTA = dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=12)
+NEMOTRON = dict(LLAMA, head_dim=16, mamba_num_heads=4, mamba_head_dim=16, n_groups=2, ssm_state_size=12, moe_intermediate_size=24, n_routed_experts=6, num_experts_per_tok=2)
+HYBRIDS = {
+    "mamba": dict(vocab_size=256, hidden_size=64, num_hidden_layers=3, state_size=6), "falcon_mamba": dict(vocab_size=256, hidden_size=64, num_hidden_layers=3, state_size=6, use_bias=True),
+    "mamba2": dict(vocab_size=256, hidden_size=64, num_hidden_layers=3, num_heads=8, head_dim=16, n_groups=2, state_size=10),
+    "bamba": dict(LLAMA, num_hidden_layers=4, attn_layer_indices=[2], mamba_n_heads=8, mamba_d_head=16, mamba_d_state=10),
+    "jamba": dict(LLAMA, num_hidden_layers=4, num_experts=4, attn_layer_period=4, attn_layer_offset=2, mamba_dt_rank=5, mamba_d_state=6, use_mamba_kernels=False),
+    "qwen3_next": dict(LLAMA, **DELTA, num_hidden_layers=5, head_dim=24, moe_intermediate_size=24, shared_expert_intermediate_size=40, num_experts=6, num_experts_per_tok=2),
+    "nemotron_h": dict(NEMOTRON, layers_block_type=["mamba", "moe", "attention", "mlp"], moe_shared_expert_intermediate_size=32),
+    "nemotron_h-latent": dict(NEMOTRON, layers_block_type=["mamba", "moe", "attention"], moe_latent_size=20, moe_shared_expert_intermediate_size=32),
+}
+HYBRIDS |= {
+    "deepseek_v32": dict(LLAMA, **DEEPSEEK, num_key_value_heads=4, n_shared_experts=1, first_k_dense_replace=1, q_lora_rank=12, index_n_heads=2, index_head_dim=8, index_topk=16, n_group=1, topk_group=1),
+    "gpt_oss": dict(LLAMA, head_dim=16, num_local_experts=4, num_experts_per_tok=2),
+}
+TOWER = dict(hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4, patch_size=4, image_size=16)
+QWEN_TOWER = dict(depth=3, hidden_size=48, intermediate_size=80, num_heads=4, patch_size=4, spatial_merge_size=2, temporal_patch_size=2, out_hidden_size=64)
+WRAPPERS = {
+    "qwen2_vl": dict(text_config=dict(LLAMA), vision_config=dict(depth=2, embed_dim=48, hidden_size=64, mlp_ratio=2, num_heads=4, patch_size=4)),
+    "qwen2_5_vl": dict(text_config=dict(LLAMA), vision_config=dict(QWEN_TOWER)),
+    "qwen3_vl": dict(text_config=dict(LLAMA, head_dim=16), vision_config=dict(QWEN_TOWER, num_position_embeddings=16, deepstack_visual_indexes=[0, 1])),
+    "qwen3_vl_moe": dict(text_config=dict(LLAMA, head_dim=16, moe_intermediate_size=24, num_experts=6, num_experts_per_tok=2), vision_config=dict(QWEN_TOWER, num_position_embeddings=16, deepstack_visual_indexes=[1])),
+    "qwen3_5": dict(text_config=dict(LLAMA, **DELTA, num_hidden_layers=4, head_dim=24), vision_config=dict(QWEN_TOWER, num_position_embeddings=16)),
+    "qwen3_5_moe": dict(text_config=dict(NO_FFN, **DELTA, num_hidden_layers=4, head_dim=24, moe_intermediate_size=24, shared_expert_intermediate_size=40, num_experts=6, num_experts_per_tok=2), vision_config=dict(QWEN_TOWER, num_position_embeddings=16)),
+    "gemma3": dict(text_config=dict(LLAMA, head_dim=16), vision_config=dict(TOWER), mm_tokens_per_image=4),
+    "paligemma": dict(text_config=dict(LLAMA, head_dim=16, model_type="gemma"), vision_config=dict(TOWER, model_type="siglip_vision_model"), projection_dim=64),
+    "llava": dict(text_config=dict(LLAMA, model_type="llama"), vision_config=dict(TOWER, model_type="clip_vision_model")),
+    "llava-siglip": dict(text_config=dict(LLAMA, model_type="qwen2"), vision_config=dict(TOWER, model_type="siglip_vision_model", vision_use_head=False)),
+    "mistral3": dict(text_config=dict(LLAMA, model_type="mistral", head_dim=16), vision_config=dict(TOWER, model_type="pixtral")),
+    "llama4": dict(
+        text_config=dict(LLAMA, num_hidden_layers=4, intermediate_size_mlp=112, head_dim=16, num_local_experts=4, interleave_moe_layer_step=2),
+        vision_config=dict(TOWER, intermediate_size=192, vision_output_dim=40, projector_input_dim=40, projector_output_dim=40),
+    ),
+    "internvl": dict(text_config=dict(LLAMA, model_type="qwen2"), vision_config=dict(TOWER, patch_size=[4, 4], image_size=[16, 16], attention_bias=True)),
+    "idefics3": dict(text_config=dict(LLAMA, model_type="llama", pad_token_id=0), vision_config=dict(TOWER), scale_factor=2),
+    "smolvlm": dict(text_config=dict(LLAMA, model_type="llama", pad_token_id=0), vision_config=dict(TOWER), scale_factor=2),
+}
 CASES = {
-    **EXPERTS,
+    **EXPERTS, **HYBRIDS, **WRAPPERS,
     "arcee": dict(LLAMA), "cohere": dict(LLAMA, use_qk_norm=True), "cohere2": dict(LLAMA, num_hidden_layers=5),
     "ernie4_5": dict(LLAMA, use_bias=True), "exaone4": dict(LLAMA, num_hidden_layers=5), "gemma": dict(LLAMA, head_dim=32),
     "gemma2": dict(LLAMA, head_dim=32), "gemma3_text": dict(LLAMA, head_dim=32, num_hidden_layers=7), "glm": dict(LLAMA, head_dim=16, attention_bias=True, pad_token_id=0),
@@ -60,17 +99,27 @@ def write(name, config, kind, rows):
 
 
 rows = {}
+asked = sys.argv[1:]
 for name, values in CASES.items():
-    model_type = re.sub(r"-(parallel|keys|groups)$", "", name)
+    if asked and name not in asked:
+        continue
+    model_type = re.sub(r"-(parallel|keys|groups|latent|siglip)$", "", name)
     config = AutoConfig.for_model(model_type, **values)
     table = transformers.models.auto.modeling_auto
     causal = table.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if model_type not in ("bert", "roberta", "xlm-roberta", "modernbert") else table.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    if name in WRAPPERS:
+        causal = table.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
     write(name, config, causal[model_type], rows)
     if name in HEADS:
         config = AutoConfig.for_model(model_type, **values, num_labels=5)
         write(f"{name}-head", config, HEADS[name], rows)
 path = HERE / "parameters.csv"
-kept = [line for line in path.read_text().splitlines() if not line.startswith("tiny--")]
+lines = path.read_text().splitlines()
+kept = [line for line in lines if not line.startswith("tiny--") or (asked and line.split(",")[0] not in rows)]
+if asked:
+    first = next(i for i, line in enumerate(kept) if line.startswith("tiny--"))
+    rows.update((line.split(",")[0], int(line.split(",")[1])) for line in kept[first:])
+    kept = kept[:first]
 path.write_text("\n".join(kept + [f"{k},{v}" for k, v in sorted(rows.items())]) + "\n")
 for k, v in rows.items():
     print(k, v)

@@ -89,6 +89,11 @@ pub enum DataError {
         /// Inputs that samples hold.
         held: &'static [&'static str],
     },
+    /// The model has an operation that only predictions know.
+    #[error(
+        "`exec` cannot run `{0}`: it has no kernel for it; plan, check, sim and explain take the model"
+    )]
+    PricedOnly(&'static str),
     /// The model has an unknown constant.
     #[error("the model has an unknown constant `{0}`")]
     UnknownConst(String),

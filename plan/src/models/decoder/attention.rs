@@ -3,9 +3,9 @@
 use super::latent::Latent;
 use super::norm::Norm;
 use super::{names, normalized, scaled};
-use crate::config::{Family, Model, PackedQkv, PositionEmbedding, QkNorm, Residual};
+use crate::config::{AttentionGate, Family, Model, PackedQkv, PositionEmbedding, QkNorm, Residual};
 use crate::graph::ValueId;
-use crate::ir::{ModuleId, ModuleKind, OpKind, Real, ScoreMod};
+use crate::ir::{ModuleId, ModuleKind, OpKind, Real, ScoreMod, op};
 use crate::models::build::Builder;
 use crate::models::declare::{Declare, Layer, Order};
 use crate::models::rope::Rope;
@@ -18,6 +18,10 @@ pub(super) struct Attention {
     /// Norm of what it reads.
     pub(super) norm: Option<Norm>,
     projections: Projections,
+    /// One more score for each head.
+    sinks: Option<Layer>,
+    /// What makes a gate for each head.
+    head_gate: Option<Layer>,
     output: Layer,
     /// Norms of queries and of keys.
     qk_norms: Option<[HeadNorm; 2]>,
@@ -49,6 +53,20 @@ pub(super) type Locals = SmallVec<[ValueId; 4]>;
 /// Queries, keys and values, each `[batch, heads, seq, head_dim]`.
 type Qkv = [ValueId; 3];
 
+/// What the projections of attention make.
+struct Projected {
+    qkv: Qkv,
+    /// Result of a packed projection.
+    packed: Option<ValueId>,
+    /// Gate of what attention makes, `[batch, seq, heads * head_dim]`, before the sigmoid.
+    gate: Option<ValueId>,
+}
+
+/// Returns the parts that the projection of queries makes: queries, and maybe a gate.
+fn query_parts(m: &Model) -> u64 {
+    1 + u64::from(m.options.attention_gate == AttentionGate::Element)
+}
+
 impl Attention {
     pub(super) fn new(d: &mut Declare, block: ModuleId, m: &Model) -> Self {
         let names = names::of(m.options.model_type.as_deref());
@@ -66,7 +84,7 @@ impl Attention {
         let projections = match m.options.packed_qkv {
             _ if latent.is_used() => Projections::Latent(Latent::new(d, at, &names, m)),
             PackedQkv::None => Projections::Separate([
-                d.linear(at, ("q", names.q), [q, h], bias),
+                d.linear(at, ("q", names.q), [q * query_parts(m), h], bias),
                 d.linear(at, ("k", names.k), [kv, h], bias),
                 d.linear(at, ("v", names.v), [kv, h], bias),
             ]),
@@ -75,6 +93,13 @@ impl Attention {
                 Projections::Packed(layer, packed)
             }
         };
+        let sinks = m.options.attention_sinks.then(|| {
+            let module = d.module(at, "sinks", ModuleKind::Layer);
+            d.parameters(module, "", &[m.heads], false)
+        });
+        let gate = ("gate", "self_attn.g_proj");
+        let head_gate = (m.options.attention_gate == AttentionGate::Head)
+            .then(|| d.linear(at, gate, [m.heads, h], false));
         let width = m.heads * value_width(m);
         let output = d.linear(at, ("o", names.o), [h, width], m.bias.attention_output());
         let mut head_norm = |ours, theirs, heads: u64| {
@@ -107,6 +132,8 @@ impl Attention {
             kv_heads: m.kv_heads,
             norm,
             projections,
+            sinks,
+            head_gate,
             output,
             qk_norms,
             post_norm,
@@ -125,7 +152,11 @@ impl Attention {
         let (batch, seq) = (b.batch(), b.seq());
         let (heads, hd) = (b.s.model.heads, b.s.model.head_dim);
         b.within(self.module, |b| {
-            let (mut qkv, packed) = self.project(b, y, rope);
+            let Projected {
+                mut qkv,
+                packed,
+                gate,
+            } = self.project(b, y, rope);
             let latent = matches!(self.projections, Projections::Latent(_));
             if let Some(rope) = rope.filter(|_| !latent) {
                 let [q, k, v] = qkv;
@@ -152,14 +183,36 @@ impl Attention {
                 window: window.unwrap_or(0),
             };
             let causal = b.s.model.family.spec().attention == Some(Mask::Causal);
-            let a = b.flex_attention(qkv, causal, scale, score_mod);
+            let a = match self.sinks {
+                Some(sinks) => {
+                    let (sinks, window, scale) = (b.weight(sinks), score_mod.window, Real(scale));
+                    let kind = op::BiasedAttention {
+                        causal,
+                        scale,
+                        window,
+                    };
+                    b.biased_attention(qkv, sinks, kind)
+                }
+                None => b.flex_attention(qkv, causal, scale, score_mod),
+            };
             let width = value_width(&b.s.model);
             let values = match hd == width {
                 true => a,
                 false => b.g.slice(a, 3, 0, width),
             };
-            let t = b.g.transpose(values, 1, 2);
-            let t = b.g.reshape(t, &[batch, seq, heads * width]);
+            let mut t = b.g.transpose(values, 1, 2);
+            if let Some(layer) = self.head_gate {
+                let gate = b.linear(layer, y);
+                let gate = b.g.reshape(gate, &[batch * seq * heads, 1]);
+                let gate = b.g.unary(OpKind::Sigmoid, gate);
+                let rows = b.g.reshape(t, &[batch * seq * heads, width]);
+                t = b.g.binary(OpKind::ScaleRows, rows, gate);
+            }
+            let mut t = b.g.reshape(t, &[batch, seq, heads * width]);
+            if let Some(gate) = gate {
+                let gate = b.g.unary(OpKind::Sigmoid, gate);
+                t = b.g.binary(OpKind::Mul, t, gate);
+            }
             let mut o = b.linear(self.output, t);
             if let Some(norm) = self.post_norm {
                 o = norm.apply(b, o);
@@ -169,14 +222,8 @@ impl Attention {
         })
     }
 
-    /// Makes queries, keys and values, which only latent attention rotates here. Also returns the
-    /// result of a packed projection.
-    fn project(
-        &self,
-        b: &mut Builder<'_>,
-        y: ValueId,
-        rope: Option<Rope>,
-    ) -> (Qkv, Option<ValueId>) {
+    /// Makes queries, keys and values, which only latent attention rotates here.
+    fn project(&self, b: &mut Builder<'_>, y: ValueId, rope: Option<Rope>) -> Projected {
         let (batch, seq) = (b.batch(), b.seq());
         let m = &b.s.model;
         let (heads, kv, hd) = (m.heads, self.kv_heads, m.head_dim);
@@ -197,14 +244,32 @@ impl Attention {
             b.g.transpose(p, 1, 2)
         };
         match &self.projections {
-            Projections::Latent(latent) => (latent.project(b, y, rope), None),
+            Projections::Latent(latent) => Projected {
+                qkv: latent.project(b, y, rope),
+                packed: None,
+                gate: None,
+            },
             &Projections::Separate(layers) => {
                 let [q, k, v] = layers;
-                let mut make = |n, layer, heads| {
+                let parts = query_parts(m);
+                let (mut queries, mut gate) = (b.linear(q, y), None);
+                if parts > 1 {
+                    // Query and gate of each head.
+                    let both = b.g.reshape(queries, &[batch, seq, heads, parts * hd]);
+                    let both = b.g.split(both, 3, parts);
+                    queries = both[0];
+                    gate = Some(b.g.reshape(both[1], &[batch, seq, heads * hd]));
+                }
+                let queries = split(b, 0, queries, heads);
+                let mut make = |n, layer| {
                     let p = b.linear(layer, y);
-                    split(b, n, p, heads)
+                    split(b, n, p, kv)
                 };
-                ([make(0, q, heads), make(1, k, kv), make(2, v, kv)], None)
+                Projected {
+                    qkv: [queries, make(1, k), make(2, v)],
+                    packed: None,
+                    gate,
+                }
             }
             &Projections::Packed(layer, packed) => {
                 let p = b.linear(layer, y);
@@ -215,7 +280,11 @@ impl Attention {
                     split(b, 1, k, kv),
                     split(b, 2, v, kv),
                 ];
-                (qkv, Some(p))
+                Projected {
+                    qkv,
+                    packed: Some(p),
+                    gate: None,
+                }
             }
         }
     }

@@ -35,6 +35,10 @@ pub(super) struct Experts {
     /// `[experts, hidden, ffn]`, of this rank's experts.
     down: Layer,
     shared: Option<Shared>,
+    /// Biases of gates and other factors, `[experts, 2 ffn]`, and of results, `[experts, hidden]`.
+    biases: Option<[Layer; 2]>,
+    /// Projections to and from the width that the routed experts work on.
+    latent: Option<[Layer; 2]>,
     /// Norm of what it adds.
     post_norm: Option<Norm>,
     /// Norm of the sum.
@@ -45,7 +49,8 @@ pub(super) struct Experts {
 struct Shared {
     module: ModuleId,
     w1: Layer,
-    w3: Layer,
+    /// `None` without a gate, as in the routed experts.
+    w3: Option<Layer>,
     w2: Layer,
     gate: Option<Layer>,
 }
@@ -60,15 +65,40 @@ impl Experts {
             let names = ("norm", names.mlp_norm);
             Norm::new(d, at, names, h, m, Order::First)
         });
-        let router = d.linear(at, ("router", names.router), [of.experts, h], false);
+        let router = ("router", names.router);
+        let router = d.linear(at, router, [of.experts, h], of.expert_bias);
         let routed = d.module(at, "experts", ModuleKind::Layer);
         let mut stack = |name, parts, shape: [u64; 3]| {
             let module = d.module(routed, name, ModuleKind::Layer);
             d.experts(module, (names.experts, parts), &shape)
         };
         let (ffn, all) = (width(m), of.experts);
-        let gate_up = stack("gate_up", names.expert_gate_up, [all, 2 * ffn, h]);
-        let down = stack("down", names.expert_down, [all, h, ffn]);
+        let inner = of.expert_latent.unwrap_or(h);
+        let first = if m.options.gated_mlp { 2 * ffn } else { ffn };
+        let gate_up = stack("gate_up", names.expert_gate_up, [all, first, inner]);
+        let down = stack("down", names.expert_down, [all, inner, ffn]);
+        let biases = of.expert_bias.then(|| {
+            [("gate_up_bias", first), ("down_bias", inner)].map(|(name, width)| {
+                let module = d.module(routed, name, ModuleKind::Layer);
+                d.parameters(module, "", &[all, width], false)
+            })
+        });
+        let latent = of.expert_latent.map(|inner| {
+            [
+                d.linear(
+                    at,
+                    ("latent_down", "mixer.fc1_latent_proj"),
+                    [inner, h],
+                    false,
+                ),
+                d.linear(
+                    at,
+                    ("latent_up", "mixer.fc2_latent_proj"),
+                    [h, inner],
+                    false,
+                ),
+            ]
+        });
         let shared = (of.shared_expert_ffn > 0).then(|| Shared::new(d, at, m));
         let post_norm = after.then(|| {
             let names = ("post_norm", names.mlp_post_norm);
@@ -87,6 +117,8 @@ impl Experts {
             gate_up,
             down,
             shared,
+            biases,
+            latent,
             post_norm,
             sum_norm,
         }
@@ -102,7 +134,11 @@ impl Experts {
             let logits = b.linear(self.router, flat);
             let route = self.route(b);
             let logits = b.as_operand(route, 0, logits);
-            let routed = self.routed(b, flat, logits, route);
+            let narrow = self.latent.map_or(flat, |[down, _]| b.linear(down, flat));
+            let mut routed = self.routed(b, narrow, logits, route);
+            if let Some([_, up]) = self.latent {
+                routed = b.linear(up, routed);
+            }
             let sum = match &self.shared {
                 None => routed,
                 Some(shared) => {
@@ -153,16 +189,30 @@ impl Experts {
                 tb: true,
                 routed: self.dispatch.routed(tokens, k),
             });
-            let both = b.compute(matmul, &[x, gate_up, offsets], &[&[rows, 2 * ffn]])[0];
-            let parts = b.g.split(both, 1, 2);
-            let gate = activate(b, activation, parts[0]);
-            let act = b.g.binary(OpKind::Mul, gate, parts[1]);
-            // Each weight in the place of its row.
-            let each = b.g.reshape(weights, &[tokens * k, 1]);
+            let first = b.g.value(gate_up).shape[1];
+            let mut both = b.compute(matmul, &[x, gate_up, offsets], &[&[rows, first]])[0];
+            // Each number in the place of its row.
             let place = b.g.reshape(position, &[tokens * k, 1]);
+            if let Some([bias, _]) = self.biases {
+                let bias = biases_of(b, bias, ids, place);
+                both = b.g.binary(OpKind::Add, both, bias);
+            }
+            let act = if first == ffn {
+                activate(b, activation, both)
+            } else {
+                let parts = b.g.split(both, 1, 2);
+                let gate = activate(b, activation, parts[0]);
+                b.g.binary(OpKind::Mul, gate, parts[1])
+            };
+            let each = b.g.reshape(weights, &[tokens * k, 1]);
             let weight = b.compute(OpKind::Permute, &[each, place], &[&[rows, 1]])[0];
             let act = b.g.binary(OpKind::ScaleRows, act, weight);
-            let out = b.compute(matmul, &[act, down, offsets], &[&[rows, hidden]])[0];
+            let mut out = b.compute(matmul, &[act, down, offsets], &[&[rows, hidden]])[0];
+            if let Some([_, bias]) = self.biases {
+                let bias = biases_of(b, bias, ids, place);
+                let bias = b.g.binary(OpKind::ScaleRows, bias, weight);
+                out = b.g.binary(OpKind::Add, out, bias);
+            }
             let y = b.compute(OpKind::Unpermute, &[out, position], &[&[tokens, hidden]])[0];
             for v in [weights, ids, offsets, position, x] {
                 b.g.release(v);
@@ -170,6 +220,15 @@ impl Experts {
             self.dispatch.combine(b, y)
         })
     }
+}
+
+/// Returns the bias of each row's expert, from the experts of all choices and the row of each.
+fn biases_of(b: &mut Builder<'_>, layer: Layer, ids: ValueId, place: ValueId) -> ValueId {
+    let rows = b.g.value(ids).numel();
+    let ids = b.g.reshape(ids, &[rows]);
+    let each = b.embedding(layer, ids);
+    let width = b.g.value(each).cols();
+    b.compute(OpKind::Permute, &[each, place], &[&[rows, width]])[0]
 }
 
 impl Shared {
@@ -183,7 +242,10 @@ impl Shared {
         Self {
             module,
             w1: d.linear(module, ("w1", &gate), [ffn, h], false),
-            w3: d.linear(module, ("w3", &up), [ffn, h], false),
+            w3: m
+                .options
+                .gated_mlp
+                .then(|| d.linear(module, ("w3", &up), [ffn, h], false)),
             w2: d.linear(module, ("w2", &down), [h, ffn], false),
             gate: of
                 .shared_expert_gate
@@ -195,9 +257,11 @@ impl Shared {
         let activation = defaults::activation(&b.s.model);
         b.within(self.module, |b| {
             let gate = b.linear(self.w1, x);
-            let gate = activate(b, activation, gate);
-            let up = b.linear(self.w3, x);
-            let product = b.g.binary(OpKind::Mul, gate, up);
+            let mut product = activate(b, activation, gate);
+            if let Some(w3) = self.w3 {
+                let up = b.linear(w3, x);
+                product = b.g.binary(OpKind::Mul, product, up);
+            }
             let down = b.linear(self.w2, product);
             match self.gate {
                 None => down,

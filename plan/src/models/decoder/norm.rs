@@ -48,6 +48,11 @@ impl Norm {
         }
     }
 
+    /// Returns the layer with its parameters, if it has any.
+    pub(super) fn layer(self) -> Option<Layer> {
+        self.layer
+    }
+
     /// Normalizes the rows of `x`.
     pub(super) fn apply(self, b: &mut Builder<'_>, x: ValueId) -> ValueId {
         match (self.layer, self.kind) {

@@ -40,6 +40,17 @@ pub(in crate::models) const KEYS: &[&str] = &[
     "rope_scaling",
     "sliding_window",
     "layer_types",
+    "mlp_layer_types",
+    "attention_gate",
+    "attention_sinks",
+    "index_n_heads",
+    "index_head_dim",
+    "index_topk",
+    "layer_scale",
+    "ssm",
+    "linear_attention",
+    "vision",
+    "vision_patches",
     "layer_kv_heads",
     "layer_ffn",
     "max_seq_len",
@@ -159,6 +170,10 @@ fn check_latent(m: &Model) -> Result<(), Conflict> {
             of.v_head_dim, m.head_dim
         );
         return conflict(&["v_head_dim", "head_dim", "hidden"], message);
+    }
+    if of.index_n_heads > 0 && of.q_lora_rank == 0 {
+        let message = "the indexer reads compressed queries: `q_lora_rank` is 0".to_owned();
+        return conflict(&["index_n_heads", "q_lora_rank"], message);
     }
     if m.kv_heads != m.heads || !o.layer_kv_heads.is_empty() {
         let message = "latent attention has a key for each query".to_owned();

@@ -3,45 +3,64 @@
 mod encoders;
 mod experts;
 mod gpt;
+mod hybrid;
 mod llama_like;
 mod packed;
+mod sparse;
 mod vision;
 mod windowed;
+mod wrappers;
 
 use crate::models::hf::{Computed, Field, Given, HfType, Meaning, field};
 use serde_json::Value;
 
 /// All decoders.
-pub(super) const ALL: &[HfType] = &{
-    const PARTS: [&[HfType]; 4] = [
-        windowed::TYPES,
-        llama_like::TYPES,
-        packed::TYPES,
-        gpt::TYPES,
-    ];
-    const N: usize = PARTS[0].len() + PARTS[1].len() + PARTS[2].len() + PARTS[3].len();
-    let mut all = [PARTS[0][0]; N];
+pub(super) const ALL: &[HfType] = &joined::<5, { len(&PARTS) }>(&PARTS);
+const PARTS: [&[HfType]; 5] = [
+    windowed::TYPES,
+    llama_like::TYPES,
+    packed::TYPES,
+    gpt::TYPES,
+    hybrid::TYPES,
+];
+
+/// Types that are mixtures of experts.
+pub(in crate::models) const EXPERTS: &[HfType] = &joined::<3, { len(&SPARSE) }>(&SPARSE);
+const SPARSE: [&[HfType]; 3] = [experts::TYPES, sparse::TYPES, hybrid::EXPERTS];
+
+const fn len<const P: usize>(parts: &[&[HfType]; P]) -> usize {
+    let (mut all, mut part) = (0, 0);
+    while part < P {
+        all += parts[part].len();
+        part += 1;
+    }
+    all
+}
+
+/// Returns the types of all parts, `N` in all.
+const fn joined<const P: usize, const N: usize>(parts: &[&[HfType]; P]) -> [HfType; N] {
+    let mut all = [parts[0][0]; N];
     let (mut part, mut at) = (0, 0);
-    while part < PARTS.len() {
+    while part < P {
         let mut i = 0;
-        while i < PARTS[part].len() {
-            all[at] = PARTS[part][i];
+        while i < parts[part].len() {
+            all[at] = parts[part][i];
             at += 1;
             i += 1;
         }
         part += 1;
     }
     all
-};
+}
 
 /// Types that are encoders.
 pub(super) const ENCODERS: &[HfType] = encoders::TYPES;
 
-/// Types that are mixtures of experts.
-pub(in crate::models) const EXPERTS: &[HfType] = experts::TYPES;
-
 /// Types that encode images.
 pub(super) const VISION: &[HfType] = vision::TYPES;
+
+/// Types that wrap a vision tower and a language model.
+pub use wrappers::WRAPPERS;
 
 /// Words of transformers for the activation of gated layers. The first one is the default.
 const SILU_FIRST: &[(&str, &str)] = &[

@@ -145,12 +145,94 @@ pub(super) fn operands(op: &OpKind) -> (Vec<Example>, Vec<Example>) {
             vec![rows.clone(), numbers(&[3, COLS])],
             vec![numbers(&[ROWS + 3, COLS])],
         ),
+        OpKind::BiasedAttention(_) => {
+            let bias = numbers(&[4]);
+            (vec![q.clone(), kv.clone(), kv, bias], vec![q, lse])
+        }
+        OpKind::BiasedAttentionGrad(_) => {
+            let bias = numbers(&[4]);
+            let of = [
+                q.clone(),
+                q.clone(),
+                kv.clone(),
+                kv.clone(),
+                bias.clone(),
+                q.clone(),
+                lse,
+            ];
+            (of.to_vec(), vec![q, kv.clone(), kv, bias])
+        }
+        OpKind::Indexer(_) => (
+            vec![
+                numbers(&[2, 6, 3, 8]),
+                numbers(&[2, 6, 8]),
+                numbers(&[2, 6, 3]),
+            ],
+            vec![ids(&[2, 6, 4], 6)],
+        ),
+        OpKind::CausalConv1d(_)
+        | OpKind::CausalConv1dGrad(_)
+        | OpKind::SelectiveScan
+        | OpKind::SelectiveScanGrad
+        | OpKind::ChunkScan(_)
+        | OpKind::ChunkScanGrad(_)
+        | OpKind::GatedDelta(_)
+        | OpKind::GatedDeltaGrad(_) => scans(op),
         _ => {
             let signature = op.def().signature();
             let of = |operands: &[Operand]| operands.iter().map(|o| by_extent(op, o)).collect();
             (of(&signature.inputs), of(&signature.outputs))
         }
     }
+}
+
+/// Operands of scans over the positions of two sequences.
+fn scans(op: &OpKind) -> (Vec<Example>, Vec<Example>) {
+    let (row, heads, per_head) = (numbers(&[2, 8, 6]), numbers(&[2, 8, 4]), numbers(&[4]));
+    let wide = |n: u64, width: u64| numbers(&[2, 8, n, width]);
+    let (inputs, result, saved) = match op {
+        OpKind::CausalConv1d(_) | OpKind::CausalConv1dGrad(_) => {
+            let inputs = vec![row.clone(), numbers(&[6, 1, 3]), numbers(&[6])];
+            (inputs, row, None)
+        }
+        OpKind::SelectiveScan | OpKind::SelectiveScanGrad => {
+            let (state, a, d) = (numbers(&[2, 8, 3]), numbers(&[6, 3]), numbers(&[6]));
+            let inputs = vec![
+                row.clone(),
+                row.clone(),
+                a,
+                state.clone(),
+                state,
+                d,
+                row.clone(),
+            ];
+            (inputs, row, Some(numbers(&[2, 1, 6, 6])))
+        }
+        OpKind::ChunkScan(_) | OpKind::ChunkScanGrad(_) => {
+            let (x, of_state) = (wide(4, 3), wide(2, 5));
+            let inputs = vec![
+                x.clone(),
+                heads,
+                per_head.clone(),
+                of_state.clone(),
+                of_state,
+                per_head.clone(),
+                per_head,
+            ];
+            (inputs, x, Some(numbers(&[2, 2, 4, 3, 5])))
+        }
+        _ => {
+            let (key, value) = (wide(2, 3), wide(4, 5));
+            let gates = [heads.clone(), heads, per_head.clone(), per_head];
+            let inputs = [vec![key.clone(), key, value.clone()], gates.to_vec()].concat();
+            (inputs, value, Some(wide(4, 4)))
+        }
+    };
+    if op.def().is_backward() {
+        let all = [vec![result], inputs.clone(), saved.into_iter().collect()].concat();
+        return (all, inputs);
+    }
+    (inputs, [result].into_iter().chain(saved).collect())
 }
 
 fn by_extent(op: &OpKind, operand: &Operand) -> Example {

@@ -326,7 +326,7 @@ fn faults_are_named_at_their_place() {
     let mut out = String::new();
     for config in [
         with("\"llama\"", "\"lama\""),
-        with("\"llama\"", "\"jamba\""),
+        with("\"llama\"", "\"xlnet\""),
         with("\"model_type\": \"llama\",", ""),
         with("\"hidden_size\": 2048,", ""),
         with("\"hidden_size\": 2048", "\"hidden_size\": \"2048\""),

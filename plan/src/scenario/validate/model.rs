@@ -45,6 +45,7 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
         );
         return Err(d.conflict(&[Key::SeqLen, Key::MaxSeqLen], message));
     }
+    vision(s, d)?;
     if m.options.layer_types.contains(&LayerType::Sliding) && m.options.sliding_window.is_none() {
         let message = "`layer_types` has layers with a window, whose size `sliding_window` gives";
         return Err(d.conflict(&[Key::LayerTypes, Key::SlidingWindow], message));
@@ -61,6 +62,44 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
             None => error,
         }
     })
+}
+
+/// Refuses towers whose sizes do not fit, and samples without room for text.
+fn vision(s: &Scenario, d: &Document) -> Checked {
+    let options = &s.model.options;
+    let Some(of) = &options.vision else {
+        if options.vision_patches.is_none() {
+            return Ok(());
+        }
+        let message = "`vision_patches` needs a tower: there is no `vision`";
+        return Err(d.conflict(&[Key::VisionPatches, Key::Vision], message));
+    };
+    let conflict = |keys: &[Key], message: String| Err(d.conflict(keys, message));
+    if !of.hidden.is_multiple_of(of.heads) || !(of.hidden / of.heads).is_multiple_of(2) {
+        let message = format!(
+            "`vision`: hidden ({}) divided by heads ({}) is not an even number",
+            of.hidden, of.heads
+        );
+        return conflict(&[Key::Vision], message);
+    }
+    if !of.patches.is_multiple_of(of.merge) {
+        let message = format!(
+            "`vision`: patches ({}) is not divisible by merge ({})",
+            of.patches, of.merge
+        );
+        return conflict(&[Key::Vision], message);
+    }
+    if of.tokens() >= s.train.seq_len {
+        let message = format!(
+            "the {} tokens of an image (`vision`: patches {} / merge {}) leave no room for text in {} (`seq_len`)",
+            of.tokens(),
+            of.patches,
+            of.merge,
+            s.train.seq_len
+        );
+        return conflict(&[Key::SeqLen, Key::Vision], message);
+    }
+    Ok(())
 }
 
 /// Refuses a `model_type` that the family does not cover.

@@ -9,9 +9,10 @@ use crate::models::llama::{ATTENTION_BIAS, HEAD_DIM, KV_HEADS, NORM_EPS};
 use crate::models::windows::{ASKED_WINDOW, USES_WINDOW, WINDOW};
 use serde_json::Value;
 
-const TOP_K: Field = field(&["num_experts_per_tok"], Meaning::Required("top_k"));
-const EXPERT_FFN: Field = field(&["moe_intermediate_size"], Meaning::Required("expert_ffn"));
-const NORMALIZE: Field = field(
+pub(super) const TOP_K: Field = field(&["num_experts_per_tok"], Meaning::Required("top_k"));
+pub(super) const EXPERT_FFN: Field =
+    field(&["moe_intermediate_size"], Meaning::Required("expert_ffn"));
+pub(super) const NORMALIZE: Field = field(
     &["norm_topk_prob"],
     Meaning::Default("normalize_top_k", Given::Bool(false)),
 );
@@ -22,7 +23,7 @@ const EXPERTS: Field = Field {
 };
 const SPARSE_STEP: Field = field(&["decoder_sparse_step"], Meaning::Optional("moe_every"));
 /// Layers without experts: the first ones, or none.
-const DENSE: Field = field(
+pub(super) const DENSE: Field = field(
     &["mlp_only_layers"],
     Meaning::Computed(
         "dense_layers",
@@ -43,20 +44,21 @@ const DENSE: Field = field(
     ),
 );
 /// The first layers, which have no experts, and every n-th of the others, which has.
-const FIRST_DENSE: Field = field(
+pub(super) const FIRST_DENSE: Field = field(
     &["first_k_dense_replace"],
     Meaning::Default("dense_layers", Given::Int(0)),
 );
 const LAYER_FREQUENCY: Field = field(&["moe_layer_freq"], Meaning::Optional("moe_every"));
-const ROUTED: Field = field(&["n_routed_experts"], Meaning::Required("experts"));
-const ROUTE_SCALE: Field = field(
+pub(super) const ROUTED: Field = field(&["n_routed_experts"], Meaning::Required("experts"));
+pub(super) const ROUTE_SCALE: Field = field(
     &["routed_scaling_factor"],
     Meaning::Default("route_scale", Given::Float(1.0)),
 );
-const GROUPS: Field = field(&["n_group"], Meaning::Optional("router_groups"));
-const KEPT_GROUPS: Field = field(&["topk_group"], Meaning::Optional("router_group_top_k"));
+pub(super) const GROUPS: Field = field(&["n_group"], Meaning::Optional("router_groups"));
+pub(super) const KEPT_GROUPS: Field =
+    field(&["topk_group"], Meaning::Optional("router_group_top_k"));
 /// Shared experts are one of their total width.
-const SHARED: Field = field(
+pub(super) const SHARED: Field = field(
     &["n_shared_experts"],
     Meaning::Computed(
         "shared_expert_ffn",
@@ -156,7 +158,7 @@ const LATENT: &[Field] =
         ATTENTION_BIAS,
     ];
 
-const DEEPSEEK: &[Field] = &[
+pub(super) const DEEPSEEK: &[Field] = &[
     VOCAB,
     HIDDEN,
     FFN,
@@ -176,7 +178,7 @@ const DEEPSEEK: &[Field] = &[
 ];
 
 /// Without the logits of the routers, transformers computes no loss of them.
-const HAS_AUX_LOSS: Field = field(
+pub(super) const HAS_AUX_LOSS: Field = field(
     &["output_router_logits"],
     Meaning::Computed(
         "aux_loss",
@@ -187,7 +189,7 @@ const HAS_AUX_LOSS: Field = field(
         },
     ),
 );
-const AUX_LOSS: Field = field(
+pub(super) const AUX_LOSS: Field = field(
     &["router_aux_loss_coef"],
     Meaning::Computed(
         "aux_loss",
@@ -567,7 +569,7 @@ pub(super) const TYPES: &[HfType] = &[
     },
 ];
 
-const SIGMOID_LATENT: &[Field] = &concat::<{ LATENT.len() + 5 }>(
+pub(super) const SIGMOID_LATENT: &[Field] = &concat::<{ LATENT.len() + 5 }>(
     LATENT,
     &[
         field(&["scoring_func"], Meaning::Word(&["sigmoid"])),
@@ -582,7 +584,7 @@ const SIGMOID_LATENT: &[Field] = &concat::<{ LATENT.len() + 5 }>(
 );
 
 /// Returns the fields of both lists, `N` in all.
-const fn concat<const N: usize>(first: &[Field], second: &[Field]) -> [Field; N] {
+pub(super) const fn concat<const N: usize>(first: &[Field], second: &[Field]) -> [Field; N] {
     let mut all = [first[0]; N];
     let mut i = 0;
     while i < N {

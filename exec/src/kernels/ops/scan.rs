@@ -1,0 +1,34 @@
+//! State-space models, linear attention, and attention with a bias or an indexer: planned and
+//! priced, not run. A program with one of these operations is refused before it starts.
+
+use super::{Call, CpuKernel};
+#[cfg(feature = "cuda")]
+use super::{CudaCode, CudaKernel};
+#[cfg(feature = "cuda")]
+use crate::kernels::cuda::codegen::CodegenError;
+use crate::kernels::error::OperandError;
+use shardlab_plan::ir::op;
+
+/// States that operations have no kernel.
+macro_rules! priced_only {
+    ($($Op:ident)+) => {
+        $(
+            impl CpuKernel for op::$Op {
+                fn run(&self, _: Call<'_, '_>) -> Result<(), OperandError> {
+                    Err(OperandError::Unsupported)
+                }
+            }
+
+            #[cfg(feature = "cuda")]
+            impl CudaKernel for op::$Op {
+                fn code(&self) -> CudaCode<'_> {
+                    CudaCode::kernel(|_, _| Err(CodegenError::new("this operation has no kernel")))
+                }
+            }
+        )+
+    };
+}
+
+priced_only!(CausalConv1d CausalConv1dGrad SelectiveScan SelectiveScanGrad);
+priced_only!(BiasedAttention BiasedAttentionGrad Indexer);
+priced_only!(ChunkScan ChunkScanGrad GatedDelta GatedDeltaGrad);

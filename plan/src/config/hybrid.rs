@@ -1,0 +1,113 @@
+//! Layers that have something else in place of attention.
+
+use serde::{Deserialize, Serialize};
+
+/// `ssm`: sizes of the state-space layers of a model (Mamba, Mamba-2).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Ssm {
+    /// Width of what a layer works on.
+    pub inner: u64,
+    /// Numbers of the state of a channel.
+    pub state: u64,
+    /// Positions that the convolution sees.
+    pub conv: u64,
+    /// Rank of the projection that makes time steps (Mamba).
+    pub dt_rank: u64,
+    /// Heads; their channels share a decay (Mamba-2).
+    pub heads: u64,
+    /// Groups of heads with the same inputs and outputs of states (Mamba-2).
+    pub groups: u64,
+    /// Positions of a chunk (Mamba-2).
+    pub chunk: u64,
+    /// The convolution has a bias.
+    pub conv_bias: bool,
+    /// The projections have a bias.
+    pub bias: bool,
+    /// Time steps and inputs and outputs of states are normalized (Jamba).
+    pub norms: bool,
+}
+
+/// The defaults of transformers' configuration classes, for a width of 1024.
+impl Default for Ssm {
+    fn default() -> Self {
+        Self {
+            inner: 2048,
+            state: 128,
+            conv: 4,
+            dt_rank: 64,
+            heads: 32,
+            groups: 1,
+            chunk: 256,
+            conv_bias: true,
+            bias: false,
+            norms: false,
+        }
+    }
+}
+
+/// `linear_attention`: sizes of layers with the gated delta rule (Qwen3-Next).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LinearAttention {
+    /// Heads of queries and keys.
+    pub key_heads: u64,
+    /// Heads of values; a multiple of `key_heads`.
+    pub value_heads: u64,
+    /// Dimension of a query and a key.
+    pub key_dim: u64,
+    /// Dimension of a value.
+    pub value_dim: u64,
+    /// Positions that the convolution sees.
+    pub conv: u64,
+    /// Projections that read the input: 2 (Qwen3-Next) or 4 (Qwen3.5).
+    pub projections: u64,
+}
+
+/// The defaults of transformers' `Qwen3NextConfig`.
+impl Default for LinearAttention {
+    fn default() -> Self {
+        Self {
+            key_heads: 16,
+            value_heads: 32,
+            key_dim: 128,
+            value_dim: 128,
+            conv: 4,
+            projections: 2,
+        }
+    }
+}
+
+/// Gate of what attention makes, computed from its input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttentionGate {
+    /// None.
+    None,
+    /// A sigmoid per number; the projection of queries makes it too (Qwen3-Next).
+    Element,
+    /// A sigmoid per head, from a projection of its own (Step-3).
+    Head,
+}
+
+words!(AttentionGate {
+    None = "none",
+    Element = "element",
+    Head = "head",
+});
+
+/// What a block has after attention. The words are those of `mlp_layer_types` of transformers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MlpType {
+    /// A feed-forward layer.
+    Dense,
+    /// Experts.
+    Sparse,
+    /// Nothing.
+    None,
+}
+
+words!(MlpType {
+    Dense = "dense",
+    Sparse = "sparse",
+    None = "none",
+});

@@ -1,0 +1,194 @@
+//! Vision towers in front of language models.
+
+use super::{
+    Activation, Bias, Family, Head, Model, ModelOptions, Norm, NormPosition, PackedQkv,
+    PositionEmbedding, QkNorm,
+};
+use serde::{Deserialize, Serialize};
+
+/// `vision`: a tower that encodes the patches of images, and the projector that makes of its rows
+/// what the language model reads in place of embedded tokens.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Vision {
+    /// Number of blocks.
+    pub layers: u64,
+    /// Width.
+    pub hidden: u64,
+    /// Heads of attention.
+    pub heads: u64,
+    /// Width of the feed-forward layer.
+    pub ffn: u64,
+    /// Linear layers of the blocks have a bias.
+    pub bias: bool,
+    /// Norm of the residual stream.
+    pub norm: Norm,
+    /// What the blocks normalize.
+    pub norm_position: NormPosition,
+    /// Queries and keys are normalized.
+    pub qk_norm: bool,
+    /// Activation of the feed-forward layer, and of the projector.
+    pub activation: Activation,
+    /// The activation is multiplied by a second projection of the input.
+    pub gated_mlp: bool,
+    /// One projection makes queries, keys and values.
+    pub packed_qkv: bool,
+    /// What the blocks add is multiplied by a learned vector.
+    pub layer_scale: bool,
+    /// Queries and keys are rotated.
+    pub rotary: bool,
+    /// Numbers of one patch.
+    pub patch_dim: u64,
+    /// The projection of patches has a bias.
+    pub patch_bias: bool,
+    /// Patches of a sample.
+    pub patches: u64,
+    /// Rows of the table of positions; 0: no such table.
+    pub positions: u64,
+    /// A row for the class comes before the patches.
+    pub class_token: bool,
+    /// The embedded patches are normalized.
+    pub pre_norm: bool,
+    /// The last block's result is normalized.
+    pub post_norm: bool,
+    /// Attention pools the rows. The language model does not read its result, so its parameters
+    /// are not trained.
+    pub pooling_head: bool,
+    /// Adjacent patches that become one row of the projector.
+    pub merge: u64,
+    /// They are averaged, not concatenated.
+    pub pool: bool,
+    /// Norm of what the projector reads.
+    pub projector_norm: ProjectorNorm,
+    /// Widths of the projector's layers before the last one, whose width is that of the language
+    /// model.
+    pub projector_layers: Vec<u64>,
+    /// The projector's layers have a bias.
+    pub projector_bias: bool,
+    /// Blocks whose results have projectors of their own; what these make is added to the hidden
+    /// states of the first layers of the language model (Qwen3-VL).
+    pub deepstack: Vec<u64>,
+}
+
+/// What is normalized before the projector's first layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProjectorNorm {
+    /// Nothing.
+    None,
+    /// Each patch, or the mean of patches, by the tower's kind of norm.
+    Patch,
+    /// Concatenated patches, by the tower's kind of norm.
+    Merged,
+    /// Each patch, or the mean of patches, by an RMSNorm.
+    RmsPatch,
+    /// As `RmsPatch`, without a weight.
+    RmsPatchNoWeight,
+}
+
+words!(ProjectorNorm {
+    None = "none",
+    Patch = "patch",
+    Merged = "merged",
+    RmsPatch = "rms_patch",
+    RmsPatchNoWeight = "rms_patch_no_weight",
+});
+
+/// The sizes of ViT-B/16 at 224 x 224, and LLaVA's projector.
+impl Default for Vision {
+    fn default() -> Self {
+        Self {
+            layers: 12,
+            hidden: 768,
+            heads: 12,
+            ffn: 3072,
+            bias: true,
+            norm: Norm::Layer,
+            norm_position: NormPosition::Before,
+            qk_norm: false,
+            activation: Activation::Gelu,
+            gated_mlp: false,
+            packed_qkv: false,
+            layer_scale: false,
+            rotary: false,
+            patch_dim: 768,
+            patch_bias: true,
+            patches: 196,
+            positions: 196,
+            class_token: false,
+            pre_norm: false,
+            post_norm: true,
+            pooling_head: false,
+            merge: 1,
+            pool: false,
+            projector_norm: ProjectorNorm::None,
+            projector_layers: Vec::new(),
+            projector_bias: true,
+            deepstack: Vec::new(),
+        }
+    }
+}
+
+impl Vision {
+    /// Returns the rows that the tower's blocks work on, per sample.
+    #[must_use]
+    pub fn rows(&self) -> u64 {
+        self.patches + u64::from(self.class_token)
+    }
+
+    /// Returns the rows that the language model reads, per sample.
+    #[must_use]
+    pub fn tokens(&self) -> u64 {
+        self.patches / self.merge.max(1)
+    }
+
+    /// Returns the width of what the projector's first layer reads.
+    #[must_use]
+    pub(crate) fn merged_width(&self) -> u64 {
+        if self.pool {
+            self.hidden
+        } else {
+            self.hidden * self.merge
+        }
+    }
+
+    /// Returns the tower's blocks as a model: an encoder of patches.
+    #[must_use]
+    pub(crate) fn model(&self, of: &Model) -> Model {
+        Model {
+            preset: None,
+            family: Family::Vit,
+            layers: self.layers as u32,
+            hidden: self.hidden,
+            heads: self.heads,
+            kv_heads: self.heads,
+            head_dim: self.hidden / self.heads.max(1),
+            ffn: self.ffn,
+            vocab: 0,
+            tie_embeddings: false,
+            norm_eps: of.norm_eps,
+            rope_theta: 10_000.0,
+            max_seq_len: self.rows(),
+            bias: Bias::from(self.bias),
+            options: ModelOptions {
+                norm: self.norm,
+                norm_position: self.norm_position,
+                activation: Some(self.activation),
+                gated_mlp: self.gated_mlp,
+                packed_qkv: match self.packed_qkv {
+                    true => PackedQkv::Concatenated,
+                    false => PackedQkv::None,
+                },
+                qk_norm: QkNorm::from(self.qk_norm),
+                position_embedding: match self.rotary {
+                    true => PositionEmbedding::Rotary,
+                    false => PositionEmbedding::None,
+                },
+                patch_dim: self.patch_dim,
+                layer_scale: self.layer_scale,
+                head: Head::None,
+                ..ModelOptions::default()
+            },
+            ..of.clone()
+        }
+    }
+}

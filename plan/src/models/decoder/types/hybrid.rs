@@ -1,0 +1,625 @@
+//! Types with state-space layers or linear attention.
+
+use super::{HIDDEN_ACT, PARTIAL, derived, number};
+use crate::models::hf::{
+    FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS, ROPE_THETA, TIED,
+    VOCAB, field,
+};
+use crate::models::llama::{ATTENTION_BIAS, HEAD_DIM, KV_HEADS, MLP_BIAS, NORM_EPS};
+use crate::models::windows::{layers, repeated};
+use serde_json::{Value, json};
+
+/// Returns an integer of the file.
+fn integer(file: Fields<'_>, name: &str, default: u64) -> u64 {
+    file(name).and_then(|n| n.as_u64()).unwrap_or(default)
+}
+
+fn flag(file: Fields<'_>, name: &str, default: bool) -> bool {
+    file(name).and_then(|b| b.as_bool()).unwrap_or(default)
+}
+
+/// Returns a list of words of the file.
+fn words(file: Fields<'_>, name: &str) -> Option<Vec<String>> {
+    let list = file(name)?.as_array()?.clone();
+    let word = |v: Value| v.as_str().map(str::to_owned);
+    list.into_iter().map(word).collect()
+}
+
+/// Returns one word per layer, as the shortest list that gives them.
+fn by_layer(n: u64, word: impl Fn(u64) -> &'static str) -> Value {
+    let all: Vec<&str> = (0..n).map(word).collect();
+    repeated(&all)
+}
+
+const FULL: &str = "full_attention";
+const LINEAR: &str = "linear_attention";
+
+/// Every `full_attention_interval`-th layer has softmax attention, if no list says otherwise.
+const DELTA_LAYERS: Field = number(
+    &["layer_types"],
+    "layer_types",
+    |file| {
+        let listed = words(file, "layer_types");
+        let n = integer(file, "full_attention_interval", 4).max(1);
+        Ok(Some(by_layer(layers(file), |layer| {
+            let word = listed.as_ref().and_then(|l| l.get(layer as usize));
+            let full = match word {
+                Some(word) => word == FULL,
+                None => (layer + 1) % n == 0,
+            };
+            if full { FULL } else { LINEAR }
+        })))
+    },
+    |_| None,
+);
+
+/// Sizes of the gated delta rule, whose defaults are those of `Qwen3NextConfig`.
+const fn delta(projections: DeltaProjections) -> Field {
+    let read: fn(Fields<'_>) -> Result<Option<Value>, String> = match projections {
+        DeltaProjections::Two => |file| Ok(Some(delta_sizes(file, 2))),
+        DeltaProjections::Four => |file| Ok(Some(delta_sizes(file, 4))),
+    };
+    derived(
+        "linear_attention",
+        &[
+            "linear_num_key_heads",
+            "linear_num_value_heads",
+            "linear_key_head_dim",
+            "linear_value_head_dim",
+            "linear_conv_kernel_dim",
+            "full_attention_interval",
+            "attn_output_gate",
+            "mamba_ssm_dtype",
+        ],
+        read,
+    )
+}
+
+enum DeltaProjections {
+    Two,
+    Four,
+}
+
+fn delta_sizes(file: Fields<'_>, projections: u64) -> Value {
+    json!({
+        "key_heads": integer(file, "linear_num_key_heads", 16),
+        "value_heads": integer(file, "linear_num_value_heads", 32),
+        "key_dim": integer(file, "linear_key_head_dim", 128),
+        "value_dim": integer(file, "linear_value_head_dim", 128),
+        "conv": integer(file, "linear_conv_kernel_dim", 4),
+        "projections": projections,
+    })
+}
+
+const PARTIAL_QUARTER: Field = Field {
+    meaning: Meaning::Default("partial_rotary_factor", Given::Float(0.25)),
+    ..PARTIAL
+};
+const HEAD_DIM_256: Field = field(&["head_dim"], Meaning::Default("head_dim", Given::Int(256)));
+const DELTA_FIXED: [(&str, Given); 3] = [
+    ("norm", Given::Str("rms_norm_unit_offset")),
+    ("qk_norm", Given::Bool(true)),
+    ("attention_gate", Given::Str("element")),
+];
+const DELTA_SHAPE: &[Field] = &[
+    VOCAB,
+    HIDDEN,
+    LAYERS,
+    HEADS,
+    KV_HEADS,
+    HEAD_DIM_256,
+    HIDDEN_ACT,
+    POSITIONS,
+    NORM_EPS,
+    ROPE_THETA,
+    PARTIAL_QUARTER,
+    ATTENTION_BIAS,
+    TIED,
+    DELTA_LAYERS,
+];
+
+const SPARSE: &[Field] = &[
+    field(
+        &["num_experts"],
+        Meaning::Default("experts", Given::Int(512)),
+    ),
+    field(
+        &["num_experts_per_tok"],
+        Meaning::Default("top_k", Given::Int(10)),
+    ),
+    field(
+        &["moe_intermediate_size"],
+        Meaning::Default("expert_ffn", Given::Int(512)),
+    ),
+    field(
+        &["shared_expert_intermediate_size"],
+        Meaning::Default("shared_expert_ffn", Given::Int(512)),
+    ),
+    field(&["decoder_sparse_step"], Meaning::Optional("moe_every")),
+    field(&["norm_topk_prob"], Meaning::Optional("normalize_top_k")),
+    field(&["intermediate_size"], Meaning::Optional("ffn")),
+];
+
+/// Mamba's sizes: `d_inner`, `d_state` and the rank of time steps.
+fn mamba_sizes(file: Fields<'_>, [state, conv, rank]: [&str; 3], expand: &str) -> Value {
+    let hidden = integer(file, "hidden_size", 768);
+    let times = file(expand).and_then(|x| x.as_f64()).unwrap_or(2.0);
+    json!({
+        "inner": (times * hidden as f64) as u64,
+        "state": integer(file, state, 16),
+        "conv": integer(file, conv, 4),
+        "dt_rank": integer(file, rank, hidden.div_ceil(16)),
+    })
+}
+
+/// Returns an object with more fields.
+fn with(mut object: Value, more: &[(&str, Value)]) -> Value {
+    for (name, value) in more {
+        object[*name] = value.clone();
+    }
+    object
+}
+
+const MAMBA_SIZES: Field = derived(
+    "ssm",
+    &[
+        "state_size",
+        "conv_kernel",
+        "time_step_rank",
+        "expand",
+        "intermediate_size",
+        "use_conv_bias",
+        "use_bias",
+        "residual_in_fp32",
+        "time_step_min",
+        "time_step_max",
+        "time_step_floor",
+        "time_step_scale",
+        "time_step_init_scheme",
+        "hidden_act",
+        "mixer_rms_eps",
+        "use_mambapy",
+        "use_falcon_mambapy",
+    ],
+    |file| {
+        let names = ["state_size", "conv_kernel", "time_step_rank"];
+        let sizes = mamba_sizes(file, names, "expand");
+        let inner = integer(
+            file,
+            "intermediate_size",
+            sizes["inner"].as_u64().unwrap_or(0),
+        );
+        Ok(Some(with(
+            sizes,
+            &[
+                ("inner", inner.into()),
+                ("conv_bias", flag(file, "use_conv_bias", true).into()),
+                ("bias", flag(file, "use_bias", false).into()),
+            ],
+        )))
+    },
+);
+
+const MAMBA_LAYERS: (&str, Given) = ("layer_types", Given::Words(&["mamba"]));
+const NO_MLP: (&str, Given) = ("mlp_layer_types", Given::Words(&["none"]));
+const NO_POSITIONS: (&str, Given) = ("position_embedding", Given::Str("none"));
+const ONE_HEAD: (&str, Given) = ("heads", Given::Int(1));
+const MAMBA_EPS: Field = field(&["layer_norm_epsilon"], Meaning::Optional("norm_eps"));
+const TIED_BY_DEFAULT: Field = super::TIED_BY_DEFAULT;
+
+pub(super) const TYPES: &[HfType] = &[
+    HfType {
+        model_type: "mamba",
+        architecture: "MambaForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("mamba")),
+            MAMBA_LAYERS,
+            NO_MLP,
+            NO_POSITIONS,
+            ONE_HEAD,
+        ],
+        common: &[VOCAB, HIDDEN, LAYERS],
+        fields: &[MAMBA_EPS, MAMBA_SIZES, TIED_BY_DEFAULT],
+    },
+    HfType {
+        model_type: "falcon_mamba",
+        architecture: "FalconMambaForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("falcon_mamba")),
+            MAMBA_LAYERS,
+            NO_MLP,
+            NO_POSITIONS,
+            ONE_HEAD,
+        ],
+        common: &[VOCAB, HIDDEN, LAYERS],
+        fields: &[MAMBA_EPS, MAMBA_SIZES, TIED_BY_DEFAULT],
+    },
+    HfType {
+        model_type: "mamba2",
+        architecture: "Mamba2ForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("mamba2")),
+            ("layer_types", Given::Words(&["mamba2"])),
+            NO_MLP,
+            NO_POSITIONS,
+            ONE_HEAD,
+        ],
+        common: &[VOCAB, HIDDEN, LAYERS],
+        fields: &[
+            MAMBA_EPS,
+            derived(
+                "ssm",
+                &[
+                    "num_heads",
+                    "head_dim",
+                    "state_size",
+                    "expand",
+                    "conv_kernel",
+                    "n_groups",
+                    "chunk_size",
+                    "use_bias",
+                    "use_conv_bias",
+                    "hidden_act",
+                    "residual_in_fp32",
+                    "rms_norm",
+                    "time_step_rank",
+                    "time_step_min",
+                    "time_step_max",
+                    "time_step_floor",
+                    "time_step_limit",
+                ],
+                |file| {
+                    let heads = integer(file, "num_heads", 128);
+                    Ok(Some(json!({
+                        "inner": heads * integer(file, "head_dim", 64),
+                        "heads": heads,
+                        "groups": integer(file, "n_groups", 8),
+                        "state": integer(file, "state_size", 128),
+                        "conv": integer(file, "conv_kernel", 4),
+                        "chunk": integer(file, "chunk_size", 256),
+                        "conv_bias": flag(file, "use_conv_bias", true),
+                        "bias": flag(file, "use_bias", false),
+                    })))
+                },
+            ),
+            TIED,
+        ],
+    },
+    HfType {
+        model_type: "qwen3_5_text",
+        architecture: "Qwen3_5ForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("qwen3_5_text")),
+            DELTA_FIXED[0],
+            DELTA_FIXED[1],
+            DELTA_FIXED[2],
+        ],
+        common: DELTA_SHAPE,
+        fields: &[FFN, delta(DeltaProjections::Four)],
+    },
+    HfType {
+        model_type: "bamba",
+        architecture: "BambaForCausalLM",
+        fixed: &[("model_type", Given::Str("bamba"))],
+        common: &[
+            VOCAB, HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, HIDDEN_ACT, POSITIONS, NORM_EPS,
+            ROPE_THETA, TIED,
+        ],
+        fields: &[
+            Field {
+                meaning: Meaning::Default("partial_rotary_factor", Given::Float(0.5)),
+                ..PARTIAL
+            },
+            ATTENTION_BIAS,
+            MLP_BIAS,
+            derived("layer_types", &["attn_layer_indices"], |file| {
+                let listed = file("attn_layer_indices");
+                let listed = listed.as_ref().and_then(Value::as_array);
+                Ok(Some(by_layer(layers(file), |layer| {
+                    let full = listed.is_some_and(|l| l.iter().any(|n| *n == layer));
+                    if full { FULL } else { "mamba2" }
+                })))
+            }),
+            MAMBA2_D,
+        ],
+    },
+];
+
+/// Sizes as Bamba and Granite 4 name them.
+const MAMBA2_D: Field = derived(
+    "ssm",
+    &[
+        "mamba_n_heads",
+        "mamba_d_head",
+        "mamba_n_groups",
+        "mamba_d_state",
+        "mamba_d_conv",
+        "mamba_expand",
+        "mamba_chunk_size",
+        "mamba_conv_bias",
+        "mamba_proj_bias",
+    ],
+    |file| {
+        let expand = file("mamba_expand").and_then(|x| x.as_f64()).unwrap_or(2.0);
+        let inner = (expand * integer(file, "hidden_size", 4096) as f64) as u64;
+        Ok(Some(json!({
+            "inner": inner,
+            "heads": integer(file, "mamba_n_heads", 128),
+            "groups": integer(file, "mamba_n_groups", 1),
+            "state": integer(file, "mamba_d_state", 256),
+            "conv": integer(file, "mamba_d_conv", 4),
+            "chunk": integer(file, "mamba_chunk_size", 256),
+            "conv_bias": flag(file, "mamba_conv_bias", true),
+            "bias": flag(file, "mamba_proj_bias", false),
+        })))
+    },
+);
+
+/// Returns the kind of each layer of a Nemotron-H: mamba, attention, mlp or moe.
+fn nemotron_blocks(file: Fields<'_>) -> Result<Vec<String>, String> {
+    if let Some(listed) = words(file, "layers_block_type") {
+        return Ok(listed);
+    }
+    let pattern = file("hybrid_override_pattern");
+    let pattern = pattern.as_ref().and_then(Value::as_str);
+    let pattern = pattern.ok_or("`layers_block_type` or `hybrid_override_pattern` is missing")?;
+    let word = |letter| {
+        Ok(match letter {
+            'M' => "mamba",
+            '*' => "attention",
+            '-' => "mlp",
+            'E' => "moe",
+            other => return Err(format!("`hybrid_override_pattern` has no layer {other:?}")),
+        }
+        .to_owned())
+    };
+    pattern.chars().map(word).collect()
+}
+
+/// Returns a list with one word per block of a Nemotron-H.
+fn per_block(
+    file: Fields<'_>,
+    word: fn(&str) -> Result<&'static str, String>,
+) -> Result<Option<Value>, String> {
+    let blocks = nemotron_blocks(file)?;
+    let all: Result<Vec<&str>, String> = blocks.iter().map(|b| word(b)).collect();
+    Ok(Some(repeated(&all?)))
+}
+
+/// Types of family `moe`.
+pub(super) const EXPERTS: &[HfType] = &[
+    HfType {
+        model_type: "qwen3_next",
+        architecture: "Qwen3NextForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("qwen3_next")),
+            DELTA_FIXED[0],
+            DELTA_FIXED[1],
+            DELTA_FIXED[2],
+            ("shared_expert_gate", Given::Bool(true)),
+            ("aux_loss_kind", Given::Str("hf")),
+        ],
+        common: DELTA_SHAPE,
+        fields: &super::experts::concat::<{ SPARSE.len() + 2 }>(
+            SPARSE,
+            &[super::experts::DENSE, delta(DeltaProjections::Two)],
+        ),
+    },
+    HfType {
+        model_type: "qwen3_5_moe_text",
+        architecture: "Qwen3_5MoeForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("qwen3_5_moe_text")),
+            DELTA_FIXED[0],
+            DELTA_FIXED[1],
+            DELTA_FIXED[2],
+            ("shared_expert_gate", Given::Bool(true)),
+            ("normalize_top_k", Given::Bool(true)),
+            ("aux_loss_kind", Given::Str("hf")),
+        ],
+        common: DELTA_SHAPE,
+        fields: &super::experts::concat::<{ SPARSE.len() + 1 }>(
+            SPARSE,
+            &[delta(DeltaProjections::Four)],
+        ),
+    },
+    HfType {
+        model_type: "nemotron_h",
+        architecture: "NemotronHForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("nemotron_h")),
+            NO_POSITIONS,
+            ("gated_mlp", Given::Bool(false)),
+            ("router", Given::Str("sigmoid")),
+        ],
+        common: &[
+            VOCAB,
+            HIDDEN,
+            FFN,
+            HEADS,
+            KV_HEADS,
+            POSITIONS,
+            TIED,
+            ATTENTION_BIAS,
+            MLP_BIAS,
+        ],
+        fields: &[
+            number(
+                &["num_hidden_layers"],
+                "layers",
+                |file| Ok(Some(nemotron_blocks(file)?.len().into())),
+                |model| Some(model["layers"].clone()),
+            ),
+            Field {
+                names: &["head_dim", "attention_head_dim"],
+                ..HEAD_DIM
+            },
+            Field {
+                names: &["layer_norm_epsilon", "rms_norm_eps", "norm_eps"],
+                meaning: Meaning::Optional("norm_eps"),
+            },
+            field(
+                &["mlp_hidden_act"],
+                Meaning::Choice("activation", &[("relu2", "relu2"), ("silu", "silu")]),
+            ),
+            derived(
+                "layer_types",
+                &["layers_block_type", "hybrid_override_pattern"],
+                |file| {
+                    per_block(file, |block| match block {
+                        "mamba" | "linear_attention" => Ok("mamba2"),
+                        "attention" | FULL => Ok(FULL),
+                        "mlp" | "moe" => Ok("none"),
+                        other => Err(format!("no layer of type {other:?} is known")),
+                    })
+                },
+            ),
+            derived("mlp_layer_types", &[], |file| {
+                per_block(file, |block| {
+                    Ok(match block {
+                        "mlp" => "dense",
+                        "moe" => "sparse",
+                        _ => "none",
+                    })
+                })
+            }),
+            derived(
+                "ssm",
+                &[
+                    "mamba_num_heads",
+                    "mamba_head_dim",
+                    "n_groups",
+                    "ssm_state_size",
+                    "conv_kernel",
+                    "chunk_size",
+                    "use_conv_bias",
+                    "use_bias",
+                    "mamba_proj_bias",
+                    "expand",
+                    "mamba_hidden_act",
+                    "mamba_ssm_cache_dtype",
+                    "residual_in_fp32",
+                    "time_step_min",
+                    "time_step_max",
+                    "time_step_floor",
+                    "time_step_limit",
+                    "time_step_rank",
+                    "partial_rotary_factor",
+                    "rope_theta",
+                    "use_mamba_kernels",
+                ],
+                |file| {
+                    let heads = integer(file, "mamba_num_heads", 128);
+                    Ok(Some(json!({
+                        "inner": heads * integer(file, "mamba_head_dim", 64),
+                        "heads": heads,
+                        "groups": integer(file, "n_groups", 8),
+                        "state": integer(file, "ssm_state_size", 128),
+                        "conv": integer(file, "conv_kernel", 4),
+                        "chunk": integer(file, "chunk_size", 128),
+                        "conv_bias": flag(file, "use_conv_bias", true),
+                        "bias": flag(file, "mamba_proj_bias", flag(file, "use_bias", false)),
+                    })))
+                },
+            ),
+            field(&["n_routed_experts"], Meaning::Optional("experts")),
+            field(&["num_experts_per_tok"], Meaning::Optional("top_k")),
+            field(&["moe_intermediate_size"], Meaning::Optional("expert_ffn")),
+            field(&["moe_latent_size"], Meaning::Optional("expert_latent")),
+            number(
+                &["moe_shared_expert_intermediate_size"],
+                "shared_expert_ffn",
+                |file| {
+                    let each = integer(file, "moe_shared_expert_intermediate_size", 0);
+                    Ok(Some((each * integer(file, "n_shared_experts", 1)).into()))
+                },
+                |_| None,
+            ),
+            field(&["norm_topk_prob"], Meaning::Optional("normalize_top_k")),
+            field(&["routed_scaling_factor"], Meaning::Optional("route_scale")),
+            field(&["n_group"], Meaning::Optional("router_groups")),
+            field(&["topk_group"], Meaning::Optional("router_group_top_k")),
+        ],
+    },
+    HfType {
+        model_type: "jamba",
+        architecture: "JambaForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("jamba")),
+            ("bias", Given::Bool(false)),
+            ("normalize_top_k", Given::Bool(false)),
+            NO_POSITIONS,
+        ],
+        common: &[
+            VOCAB, HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, HIDDEN_ACT, POSITIONS, NORM_EPS, TIED,
+        ],
+        fields: &[
+            field(
+                &["num_experts"],
+                Meaning::Default("experts", Given::Int(16)),
+            ),
+            field(
+                &["num_experts_per_tok"],
+                Meaning::Default("top_k", Given::Int(2)),
+            ),
+            derived(
+                "layer_types",
+                &[
+                    "attn_layer_period",
+                    "attn_layer_offset",
+                    "layers_block_type",
+                ],
+                |file| {
+                    let period = integer(file, "attn_layer_period", 8).max(1);
+                    let offset = integer(file, "attn_layer_offset", 4);
+                    Ok(Some(by_layer(layers(file), |layer| {
+                        if layer % period == offset {
+                            FULL
+                        } else {
+                            "mamba"
+                        }
+                    })))
+                },
+            ),
+            derived(
+                "mlp_layer_types",
+                &["expert_layer_period", "expert_layer_offset"],
+                |file| {
+                    let period = integer(file, "expert_layer_period", 2).max(1);
+                    let offset = integer(file, "expert_layer_offset", 1);
+                    let some = integer(file, "num_experts", 16) > 1;
+                    Ok(Some(by_layer(layers(file), |layer| {
+                        if some && layer % period == offset {
+                            "sparse"
+                        } else {
+                            "dense"
+                        }
+                    })))
+                },
+            ),
+            derived(
+                "ssm",
+                &[
+                    "mamba_d_state",
+                    "mamba_d_conv",
+                    "mamba_expand",
+                    "mamba_dt_rank",
+                    "mamba_conv_bias",
+                    "mamba_proj_bias",
+                    "use_mamba_kernels",
+                ],
+                |file| {
+                    let names = ["mamba_d_state", "mamba_d_conv", "mamba_dt_rank"];
+                    Ok(Some(with(
+                        mamba_sizes(file, names, "mamba_expand"),
+                        &[
+                            ("conv_bias", flag(file, "mamba_conv_bias", true).into()),
+                            ("bias", flag(file, "mamba_proj_bias", false).into()),
+                            ("norms", true.into()),
+                        ],
+                    )))
+                },
+            ),
+        ],
+    },
+];

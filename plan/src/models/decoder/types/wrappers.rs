@@ -1,0 +1,518 @@
+//! Types that put a vision tower in front of a language model.
+//!
+//! A file has the tower in `vision_config` and the language model in `text_config`. One image per
+//! sample is planned: of the size that the tower was trained with, or of 1,024 patches in towers
+//! that take images of any size.
+
+use crate::models::hf::{Fields, HfWrapper};
+use serde_json::{Value, json};
+
+/// Patches of a sample in towers that take images of any size.
+const PATCHES: u64 = 1024;
+
+/// `vision_config` of a file, with the defaults of its class.
+struct Tower<'f> {
+    file: Fields<'f>,
+    config: Value,
+}
+
+impl<'f> Tower<'f> {
+    fn new(file: Fields<'f>) -> Result<Self, String> {
+        let config = file("vision_config").ok_or("`vision_config` is missing")?;
+        Ok(Self { file, config })
+    }
+
+    fn get(&self, name: &str) -> Option<&Value> {
+        self.config.get(name).filter(|v| !v.is_null())
+    }
+
+    /// Returns the first of these integers; of a list, its first number.
+    fn int(&self, names: &[&str], default: u64) -> u64 {
+        let number = |v: &Value| v.as_u64().or_else(|| v.get(0)?.as_u64());
+        let found = names.iter().find_map(|n| self.get(n).and_then(number));
+        found.unwrap_or(default)
+    }
+
+    fn flag(&self, name: &str, default: bool) -> bool {
+        self.get(name).and_then(Value::as_bool).unwrap_or(default)
+    }
+
+    /// Returns an integer of the whole file.
+    fn outer(&self, name: &str, default: u64) -> u64 {
+        (self.file)(name)
+            .and_then(|n| n.as_u64())
+            .unwrap_or(default)
+    }
+
+    /// Returns an integer of the language model.
+    fn text(&self, name: &str, default: u64) -> u64 {
+        let text = (self.file)("text_config");
+        let found = text.as_ref().and_then(|t| t.get(name)?.as_u64());
+        found.unwrap_or_else(|| self.outer(name, default))
+    }
+
+    /// Returns the activation of a word.
+    fn activation(&self, default: &'static str) -> Result<&'static str, String> {
+        let given = self.get("hidden_act").and_then(Value::as_str);
+        Ok(match given.unwrap_or(default) {
+            "gelu" => "gelu",
+            // `x * sigmoid(1.702 x)`, which costs as much.
+            "quick_gelu" | "gelu_pytorch_tanh" | "gelu_new" => "gelu_tanh",
+            "silu" => "silu",
+            other => return Err(format!("`vision_config.hidden_act` {other:?} is not known")),
+        })
+    }
+
+    /// Returns the shape of the blocks, from the names and defaults of each size.
+    fn shape(&self, sizes: [(&[&str], u64); 4]) -> [u64; 4] {
+        sizes.map(|(names, default)| self.int(names, default))
+    }
+
+    /// Returns the patches of an image of the size that the tower was trained with.
+    fn square(&self, image: u64, patch: u64) -> u64 {
+        let edge = self.int(&["image_size"], image) / self.int(&["patch_size"], patch).max(1);
+        edge * edge
+    }
+
+    /// Returns the numbers of one patch.
+    fn patch_dim(&self, patch: u64, frames: u64) -> u64 {
+        let edge = self.int(&["patch_size"], patch);
+        let frames = self.int(&["temporal_patch_size"], frames);
+        self.int(&["in_channels", "num_channels", "in_chans"], 3) * frames * edge * edge
+    }
+}
+
+const DEPTH: &[&str] = &["depth", "num_hidden_layers", "vt_num_hidden_layers"];
+const WIDTH: &[&str] = &["hidden_size", "embed_dim", "vt_hidden_size"];
+const HEADS: &[&str] = &["num_heads", "num_attention_heads", "vt_num_attention_heads"];
+const INNER: &[&str] = &["intermediate_size", "vt_intermediate_size"];
+
+/// Returns the blocks' sizes as keys.
+fn blocks([layers, hidden, heads, ffn]: [u64; 4]) -> Value {
+    json!({ "layers": layers, "hidden": hidden, "heads": heads, "ffn": ffn })
+}
+
+/// Returns the fields of both objects.
+fn with(mut all: Value, more: Value) -> Value {
+    if let (Some(all), Value::Object(more)) = (all.as_object_mut(), more) {
+        all.extend(more);
+    }
+    all
+}
+
+/// Adjacent patches, of a square, that become one token.
+fn merged(t: &Tower<'_>, default: u64) -> u64 {
+    let edge = t.int(&["spatial_merge_size", "merge_kernel_size"], default);
+    edge * edge
+}
+
+fn qwen3_vl(file: Fields<'_>) -> Result<Value, String> {
+    qwen3(file, json!([8, 16, 24]))
+}
+
+fn qwen3_5(file: Fields<'_>) -> Result<Value, String> {
+    qwen3(file, json!([]))
+}
+
+/// The tower of Qwen3-VL, whose results of these blocks have projectors of their own unless the
+/// file lists others.
+fn qwen3(file: Fields<'_>, deepstack: Value) -> Result<Value, String> {
+    let t = Tower::new(file)?;
+    let shape = t.shape([(DEPTH, 27), (WIDTH, 1152), (HEADS, 16), (INNER, 4304)]);
+    let merge = merged(&t, 2);
+    let mut all = with(
+        blocks(shape),
+        json!({
+            "activation": t.activation("gelu_pytorch_tanh")?,
+            "packed_qkv": true,
+            "rotary": true,
+            "positions": t.int(&["num_position_embeddings"], 2304),
+            "patch_dim": t.patch_dim(16, 2),
+            "patches": PATCHES,
+            "post_norm": false,
+            "merge": merge,
+            "projector_norm": "patch",
+            "projector_layers": [merge * shape[1]],
+        }),
+    );
+    let listed = t
+        .get("deepstack_visual_indexes")
+        .cloned()
+        .unwrap_or(deepstack);
+    if listed.as_array().is_some_and(|list| !list.is_empty()) {
+        all["deepstack"] = listed;
+    }
+    Ok(all)
+}
+
+fn qwen2_5_vl(file: Fields<'_>) -> Result<Value, String> {
+    let t = Tower::new(file)?;
+    let shape = t.shape([
+        (DEPTH, 32),
+        (&["hidden_size"], 3584),
+        (HEADS, 16),
+        (INNER, 3420),
+    ]);
+    let merge = merged(&t, 2);
+    Ok(with(
+        blocks(shape),
+        json!({
+            "norm": "rms_norm",
+            "activation": t.activation("silu")?,
+            "gated_mlp": true,
+            "packed_qkv": true,
+            "rotary": true,
+            "positions": 0,
+            "patch_dim": t.patch_dim(14, 2),
+            "patch_bias": false,
+            "patches": PATCHES,
+            "post_norm": false,
+            "merge": merge,
+            "projector_norm": "patch",
+            "projector_layers": [merge * shape[1]],
+        }),
+    ))
+}
+
+fn qwen2_vl(file: Fields<'_>) -> Result<Value, String> {
+    let t = Tower::new(file)?;
+    let [layers, hidden, heads, _] =
+        t.shape([(DEPTH, 32), (&["embed_dim"], 1280), (HEADS, 16), (INNER, 0)]);
+    let ratio = t.get("mlp_ratio").and_then(Value::as_f64).unwrap_or(4.0);
+    let merge = merged(&t, 2);
+    Ok(with(
+        blocks([layers, hidden, heads, (ratio * hidden as f64) as u64]),
+        json!({
+            "activation": t.activation("quick_gelu")?,
+            "packed_qkv": true,
+            "rotary": true,
+            "positions": 0,
+            "patch_dim": t.patch_dim(14, 2),
+            "patch_bias": false,
+            "patches": PATCHES,
+            "post_norm": false,
+            "merge": merge,
+            "projector_norm": "patch",
+            "projector_layers": [merge * hidden],
+        }),
+    ))
+}
+
+/// SigLIP's tower.
+fn siglip(t: &Tower<'_>) -> Result<Value, String> {
+    let shape = t.shape([(DEPTH, 12), (WIDTH, 768), (HEADS, 12), (INNER, 3072)]);
+    let patches = t.square(224, 16);
+    Ok(with(
+        blocks(shape),
+        json!({
+            "activation": t.activation("gelu_pytorch_tanh")?,
+            "positions": patches,
+            "patch_dim": t.patch_dim(16, 1),
+            "patches": patches,
+            "pooling_head": t.flag("vision_use_head", true),
+        }),
+    ))
+}
+
+/// CLIP's tower.
+fn clip(t: &Tower<'_>) -> Result<Value, String> {
+    let shape = t.shape([(DEPTH, 12), (WIDTH, 768), (HEADS, 12), (INNER, 3072)]);
+    let patches = t.square(224, 32);
+    Ok(with(
+        blocks(shape),
+        json!({
+            "activation": t.activation("quick_gelu")?,
+            "positions": patches + 1,
+            "patch_dim": t.patch_dim(32, 1),
+            "patch_bias": false,
+            "patches": patches,
+            "class_token": true,
+            "pre_norm": true,
+        }),
+    ))
+}
+
+/// Pixtral's tower.
+fn pixtral(t: &Tower<'_>) -> Result<Value, String> {
+    let shape = t.shape([(DEPTH, 24), (WIDTH, 1024), (HEADS, 16), (INNER, 4096)]);
+    Ok(with(
+        blocks(shape),
+        json!({
+            "norm": "rms_norm",
+            "activation": t.activation("gelu")?,
+            "gated_mlp": true,
+            "bias": false,
+            "rotary": true,
+            "positions": 0,
+            "patch_dim": t.patch_dim(16, 1),
+            "patch_bias": false,
+            "patches": PATCHES,
+            "pre_norm": true,
+            "post_norm": false,
+        }),
+    ))
+}
+
+fn gemma3(file: Fields<'_>) -> Result<Value, String> {
+    let t = Tower::new(file)?;
+    let tower = siglip(&t)?;
+    let patches = tower["patches"].as_u64().unwrap_or(1);
+    let tokens = t.outer("mm_tokens_per_image", 256).max(1);
+    Ok(with(
+        tower,
+        json!({
+            "merge": (patches / tokens).max(1),
+            "pool": true,
+            "projector_norm": "rms_patch",
+            "projector_bias": false,
+        }),
+    ))
+}
+
+fn paligemma(file: Fields<'_>) -> Result<Value, String> {
+    siglip(&Tower::new(file)?)
+}
+
+fn llava(file: Fields<'_>) -> Result<Value, String> {
+    let t = Tower::new(file)?;
+    let kind = t.get("model_type").and_then(Value::as_str);
+    let tower = match kind.unwrap_or("clip_vision_model") {
+        "clip_vision_model" => clip(&t)?,
+        "siglip_vision_model" => siglip(&t)?,
+        "pixtral" => pixtral(&t)?,
+        other => return Err(format!("`vision_config.model_type` {other:?} is not known")),
+    };
+    let bias = file("multimodal_projector_bias") != Some(false.into());
+    let width = t.text("hidden_size", 4096);
+    Ok(with(
+        tower,
+        json!({ "projector_layers": [width], "projector_bias": bias }),
+    ))
+}
+
+fn mistral3(file: Fields<'_>) -> Result<Value, String> {
+    let t = Tower::new(file)?;
+    let tower = pixtral(&t)?;
+    let (edge, hidden) = (t.outer("spatial_merge_size", 2), tower["hidden"].clone());
+    let bias = file("multimodal_projector_bias") == Some(true.into());
+    Ok(with(
+        tower,
+        json!({
+            "merge": edge * edge,
+            "projector_norm": "patch",
+            "projector_layers": [hidden, t.text("hidden_size", 5120)],
+            "projector_bias": bias,
+        }),
+    ))
+}
+
+fn llama4(file: Fields<'_>) -> Result<Value, String> {
+    let t = Tower::new(file).unwrap_or_else(|_| Tower {
+        file,
+        config: json!({}),
+    });
+    let shape = t.shape([(DEPTH, 34), (WIDTH, 768), (HEADS, 16), (INNER, 5632)]);
+    let patches = t.square(448, 14);
+    let ratio = t.get("pixel_shuffle_ratio").and_then(Value::as_f64);
+    let merge = ratio.unwrap_or(0.5).powi(-2).round() as u64;
+    Ok(with(
+        blocks(shape),
+        json!({
+            "activation": t.activation("gelu")?,
+            "positions": patches + 1,
+            "patch_dim": t.patch_dim(14, 1),
+            "patch_bias": false,
+            "patches": patches,
+            "class_token": true,
+            "pre_norm": true,
+            "merge": merge,
+            "projector_layers": [
+                t.int(&["projector_input_dim"], 4096),
+                t.int(&["projector_output_dim"], 4096),
+            ],
+            "projector_bias": false,
+        }),
+    ))
+}
+
+fn kimi_k25(file: Fields<'_>) -> Result<Value, String> {
+    let t = Tower::new(file)?;
+    let shape = t.shape([(DEPTH, 27), (WIDTH, 1152), (HEADS, 16), (INNER, 4304)]);
+    let merge = merged(&t, 2);
+    let (height, width) = ("init_pos_emb_height", "init_pos_emb_width");
+    Ok(with(
+        blocks(shape),
+        json!({
+            "activation": t.activation("gelu_pytorch_tanh")?,
+            "rotary": true,
+            "positions": t.int(&[height], 64) * t.int(&[width], 64),
+            "patch_dim": t.patch_dim(14, 1),
+            "patches": PATCHES,
+            "merge": merge,
+            "projector_norm": "patch",
+            "projector_layers": [merge * shape[1]],
+        }),
+    ))
+}
+
+fn internvl(file: Fields<'_>) -> Result<Value, String> {
+    let t = Tower::new(file)?;
+    let shape = t.shape([(DEPTH, 24), (WIDTH, 1024), (HEADS, 16), (INNER, 4096)]);
+    if t.flag("use_qk_norm", false) || !t.flag("attention_bias", false) {
+        return Err("towers without biases, or with norms of queries, are not known".to_owned());
+    }
+    let patches = t.square(448, 14);
+    let ratio = file("downsample_ratio").and_then(|x| x.as_f64());
+    Ok(with(
+        blocks(shape),
+        json!({
+            "activation": t.activation("gelu")?,
+            "layer_scale": true,
+            "positions": patches + 1,
+            "patch_dim": t.patch_dim(14, 1),
+            "patches": patches,
+            "class_token": true,
+            "post_norm": !t.flag("use_mean_pooling", true),
+            "merge": ratio.unwrap_or(0.5).powi(-2).round() as u64,
+            "projector_norm": "merged",
+            "projector_layers": [t.text("hidden_size", 896)],
+        }),
+    ))
+}
+
+fn idefics3(file: Fields<'_>) -> Result<Value, String> {
+    let t = Tower::new(file)?;
+    let edge = t.outer("scale_factor", 2);
+    let mut tower = siglip(&t)?;
+    tower["pooling_head"] = false.into();
+    Ok(with(
+        tower,
+        json!({ "merge": edge * edge, "projector_bias": false }),
+    ))
+}
+
+const QWEN3_MOE: &[(&str, &str)] = &[("qwen3_vl_moe_text", "qwen3_moe")];
+const LLAMA: &[(&str, &str)] = &[
+    ("hidden_size", "4096"),
+    ("intermediate_size", "11008"),
+    ("num_hidden_layers", "32"),
+    ("num_attention_heads", "32"),
+    ("vocab_size", "32000"),
+];
+const GEMMA3: &[(&str, &str)] = &[
+    ("hidden_size", "2304"),
+    ("intermediate_size", "9216"),
+    ("num_hidden_layers", "26"),
+    ("num_attention_heads", "8"),
+    ("num_key_value_heads", "4"),
+    ("vocab_size", "262208"),
+];
+
+/// Types that put a vision tower in front of a language model.
+pub const WRAPPERS: &[HfWrapper] = &[
+    HfWrapper {
+        model_type: "qwen2_vl",
+        architecture: "Qwen2VLForConditionalGeneration",
+        text: &[("qwen2_vl_text", "qwen2"), ("qwen2_vl", "qwen2")],
+        defaults: &[],
+        vision: qwen2_vl,
+    },
+    HfWrapper {
+        model_type: "qwen2_5_vl",
+        architecture: "Qwen2_5_VLForConditionalGeneration",
+        text: &[("qwen2_5_vl_text", "qwen2"), ("qwen2_5_vl", "qwen2")],
+        defaults: &[],
+        vision: qwen2_5_vl,
+    },
+    HfWrapper {
+        model_type: "qwen3_vl",
+        architecture: "Qwen3VLForConditionalGeneration",
+        text: &[("qwen3_vl_text", "qwen3")],
+        defaults: &[],
+        vision: qwen3_vl,
+    },
+    HfWrapper {
+        model_type: "qwen3_vl_moe",
+        architecture: "Qwen3VLMoeForConditionalGeneration",
+        text: QWEN3_MOE,
+        defaults: &[],
+        vision: qwen3_vl,
+    },
+    HfWrapper {
+        model_type: "qwen3_5",
+        architecture: "Qwen3_5ForConditionalGeneration",
+        text: &[("qwen3_5_text", "qwen3_5_text")],
+        defaults: &[],
+        vision: qwen3_5,
+    },
+    HfWrapper {
+        model_type: "qwen3_5_moe",
+        architecture: "Qwen3_5MoeForConditionalGeneration",
+        text: &[("qwen3_5_moe_text", "qwen3_5_moe_text")],
+        defaults: &[],
+        vision: qwen3_5,
+    },
+    HfWrapper {
+        model_type: "gemma3",
+        architecture: "Gemma3ForConditionalGeneration",
+        text: &[("gemma3_text", "gemma3_text")],
+        defaults: GEMMA3,
+        vision: gemma3,
+    },
+    HfWrapper {
+        model_type: "paligemma",
+        architecture: "PaliGemmaForConditionalGeneration",
+        text: &[("gemma", "gemma")],
+        defaults: &[],
+        vision: paligemma,
+    },
+    HfWrapper {
+        model_type: "llava",
+        architecture: "LlavaForConditionalGeneration",
+        text: &[("llama", "llama")],
+        defaults: LLAMA,
+        vision: llava,
+    },
+    HfWrapper {
+        model_type: "mistral3",
+        architecture: "Mistral3ForConditionalGeneration",
+        text: &[("mistral", "mistral")],
+        defaults: &[],
+        vision: mistral3,
+    },
+    HfWrapper {
+        model_type: "llama4",
+        architecture: "Llama4ForConditionalGeneration",
+        text: &[("llama4_text", "llama4_text")],
+        defaults: &[],
+        vision: llama4,
+    },
+    HfWrapper {
+        model_type: "kimi_k25",
+        architecture: "KimiK25ForConditionalGeneration",
+        text: &[("kimi_k2", "kimi_k2"), ("deepseek_v3", "deepseek_v3")],
+        defaults: &[],
+        vision: kimi_k25,
+    },
+    HfWrapper {
+        model_type: "internvl",
+        architecture: "InternVLForConditionalGeneration",
+        text: &[("qwen2", "qwen2")],
+        defaults: &[],
+        vision: internvl,
+    },
+    HfWrapper {
+        model_type: "idefics3",
+        architecture: "Idefics3ForConditionalGeneration",
+        text: &[("llama", "llama")],
+        defaults: LLAMA,
+        vision: idefics3,
+    },
+    HfWrapper {
+        model_type: "smolvlm",
+        architecture: "SmolVLMForConditionalGeneration",
+        text: &[("llama", "llama")],
+        defaults: LLAMA,
+        vision: idefics3,
+    },
+];

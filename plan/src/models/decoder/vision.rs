@@ -1,0 +1,296 @@
+//! Vision towers and projectors: they make rows that the language model reads in place of embedded
+//! tokens, which come first in a sample.
+
+use super::norm::Norm;
+use super::{Block, Decoder};
+use crate::config::{Model, Norm as NormKind, ProjectorNorm, Scenario, Vision};
+use crate::graph::ValueId;
+use crate::ir::{DType, ModuleId, ModuleKind, OpKind};
+use crate::models::activation::activate;
+use crate::models::build::Builder;
+use crate::models::declare::{Declare, Layer, Order, ROOT};
+
+/// Returns the scenario that the tower's code sees: its blocks as a model, over its rows.
+pub(in crate::models) fn scenario(s: &Scenario) -> Option<Scenario> {
+    let of = s.model.options.vision.as_ref()?;
+    let mut inner = s.clone();
+    inner.model = of.model(&s.model);
+    inner.train.seq_len = of.rows();
+    Some(inner)
+}
+
+pub(super) struct Tower {
+    of: Vision,
+    module: ModuleId,
+    patches: Layer,
+    class: Option<Layer>,
+    positions: Option<Layer>,
+    pre_norm: Option<Norm>,
+    blocks: Vec<Block>,
+    post_norm: Option<Norm>,
+    pooling: Option<PoolingHead>,
+    projector: Projector,
+    /// Projectors of the results of single blocks.
+    deepstack: Vec<Projector>,
+}
+
+/// What the language model reads.
+pub(super) struct Images {
+    /// In place of embedded tokens: `[batch, tokens, hidden]`.
+    pub(super) rows: ValueId,
+    /// To be added to the hidden states of the first layers.
+    pub(super) deepstack: Vec<ValueId>,
+}
+
+impl Tower {
+    pub(super) fn new(d: &mut Declare, m: &Model, of: &Vision) -> Self {
+        let (h, inner) = (of.hidden, of.model(m));
+        let module = d.module(ROOT, "vision", ModuleKind::Layer);
+        d.rows(Some(of.rows()));
+        let norm = |d: &mut Declare, name, asked: bool| {
+            asked.then(|| Norm::new(d, module, (name, ""), h, &inner, Order::Declared))
+        };
+        let shape = [h, of.patch_dim];
+        let patches = d.linear(
+            module,
+            ("patches", "visual.patch_embed"),
+            shape,
+            of.patch_bias,
+        );
+        let class = of.class_token.then(|| {
+            let at = d.module(module, "class", ModuleKind::Layer);
+            d.parameters(at, "", &[1, 1, h], false)
+        });
+        let positions = (of.positions > 0).then(|| {
+            let shape = [of.positions, h];
+            d.table(module, ("positions", ""), ModuleKind::Layer, shape)
+        });
+        let pre_norm = norm(d, "pre_norm", of.pre_norm);
+        let block = |n: u64| {
+            let name = format!("layers.{n}");
+            let at = d.module(module, &name, ModuleKind::Block);
+            Block::new(d, at, &inner, n as usize)
+        };
+        let blocks = (0..of.layers).map(block).collect();
+        let post_norm = norm(d, "post_norm", of.post_norm);
+        let pooling = of
+            .pooling_head
+            .then(|| PoolingHead::new(d, module, of, &inner));
+        d.rows(Some(of.tokens()));
+        let projector = Projector::new(d, module, "projector", of, m, of.projector_norm);
+        let deepstack = (0..of.deepstack.len())
+            .map(|n| {
+                let name = format!("deepstack.{n}");
+                Projector::new(d, module, &name, of, m, ProjectorNorm::Merged)
+            })
+            .collect();
+        d.rows(None);
+        if !of.deepstack.is_empty() {
+            d.blocks_differ();
+        }
+        Self {
+            of: of.clone(),
+            module,
+            patches,
+            class,
+            positions,
+            pre_norm,
+            blocks,
+            post_norm,
+            pooling,
+            projector,
+            deepstack,
+        }
+    }
+
+    pub(super) fn forward(&self, b: &mut Builder<'_>) -> Images {
+        let mut picked = Vec::new();
+        let rows = b.inside(|b| {
+            let ropes = Decoder::ropes(b, ["vision_rope_cos", "vision_rope_sin"]);
+            let ropes = ropes.map(|r| r.cast(b));
+            let mut x = self.embed(b);
+            if let Some(norm) = self.pre_norm {
+                x = norm.apply(b, x);
+            }
+            for (n, block) in (0..).zip(&self.blocks) {
+                x = block.forward(b, x, ropes, &mut Vec::new());
+                if self.of.deepstack.contains(&n) {
+                    picked.push(x);
+                }
+            }
+            self.post_norm.map_or(x, |norm| norm.apply(b, x))
+        });
+        let of = &self.of;
+        if let Some(pooling) = &self.pooling {
+            b.inside(|b| pooling.forward(b, of, rows));
+        }
+        let deepstack = self.deepstack.iter().zip(picked);
+        let deepstack = deepstack.map(|(p, x)| p.forward(b, of, x)).collect();
+        Images {
+            rows: self.projector.forward(b, of, rows),
+            deepstack,
+        }
+    }
+
+    /// Projects patches and adds a class and positions: `[batch, rows, hidden]`.
+    fn embed(&self, b: &mut Builder<'_>) -> ValueId {
+        let (batch, of) = (b.batch(), &self.of);
+        let shape = [batch, of.patches, of.patch_dim];
+        let patches = b.constant("patches", &shape, DType::F32, true);
+        let patches = b.within(self.module, |b| b.as_activation(patches));
+        let mut x = b.linear(self.patches, patches);
+        if let Some(class) = self.class {
+            let zeros = b.constant("zeros", &[batch, 1, of.hidden], DType::F32, false);
+            let class = b.weight(class);
+            x = b.within(self.module, |b| {
+                let zeros = b.as_activation(zeros);
+                let class = b.g.binary(OpKind::Add, zeros, class);
+                b.g.cat(&[class, x], 1)
+            });
+        }
+        let Some(positions) = self.positions else {
+            return x;
+        };
+        let places = b.constant("vision_positions", &[of.rows()], DType::I64, false);
+        let positions = b.embedding(positions, places);
+        b.within(self.module, |b| b.g.binary(OpKind::Add, x, positions))
+    }
+}
+
+/// Attention with one learned query and a feed-forward layer (SigLIP). Transformers computes its
+/// result, which the language model does not read: its parameters get no gradient. The attention
+/// of the single query counts as a mean.
+struct PoolingHead {
+    module: ModuleId,
+    probe: Layer,
+    input: Layer,
+    output: Layer,
+    norm: Norm,
+    mlp: [Layer; 2],
+}
+
+impl PoolingHead {
+    fn new(d: &mut Declare, at: ModuleId, of: &Vision, inner: &Model) -> Self {
+        let (h, module) = (of.hidden, d.module(at, "pooling", ModuleKind::Layer));
+        let probe = d.module(module, "probe", ModuleKind::Layer);
+        let new = Self {
+            module,
+            probe: d.parameters(probe, "", &[h], false),
+            input: d.linear(module, ("in", ""), [3 * h, h], true),
+            output: d.linear(module, ("out", ""), [h, h], true),
+            norm: Norm::new(d, module, ("norm", ""), h, inner, Order::Declared),
+            mlp: [
+                d.linear(module, ("w1", ""), [of.ffn, h], true),
+                d.linear(module, ("w2", ""), [h, of.ffn], true),
+            ],
+        };
+        let layers = [new.probe, new.input, new.output];
+        for layer in layers.into_iter().chain(new.mlp).chain(new.norm.layer()) {
+            d.untrained(layer);
+        }
+        new
+    }
+
+    fn forward(&self, b: &mut Builder<'_>, of: &Vision, rows: ValueId) {
+        let (batch, h) = (b.batch(), of.hidden);
+        let rows = b.g.detach(rows);
+        let probe = b.weight(self.probe);
+        b.within(self.module, |b| {
+            let x = b.g.binary(OpKind::Add, rows, probe);
+            let qkv = b.linear(self.input, x);
+            let values = b.g.slice(qkv, 2, 2 * h, h);
+            let first = b.g.transpose(values, 0, 1);
+            let sum = b.compute(OpKind::SumLeading, &[first], &[&[batch, h]])[0];
+            let mean = b.scale(sum, 1.0 / of.rows() as f64);
+            let y = b.linear(self.output, mean);
+            let y = self.norm.apply(b, y);
+            let y = b.linear(self.mlp[0], y);
+            let y = activate(b, of.activation, y);
+            b.linear(self.mlp[1], y);
+        });
+    }
+}
+
+/// Makes rows of the language model of those of the tower.
+struct Projector {
+    module: ModuleId,
+    norm: Option<Norm>,
+    /// The norm is one of concatenated rows.
+    after_merge: bool,
+    layers: Vec<Layer>,
+}
+
+impl Projector {
+    fn new(
+        d: &mut Declare,
+        parent: ModuleId,
+        name: &str,
+        of: &Vision,
+        m: &Model,
+        norm: ProjectorNorm,
+    ) -> Self {
+        let module = d.module(parent, name, ModuleKind::Layer);
+        let mut like = of.model(m);
+        like.options.norm = match norm {
+            ProjectorNorm::RmsPatch => NormKind::Rms,
+            ProjectorNorm::RmsPatchNoWeight => NormKind::LayerNoWeight,
+            _ => of.norm,
+        };
+        let merged = of.merged_width();
+        let after_merge = norm == ProjectorNorm::Merged;
+        let width = if after_merge { merged } else { of.hidden };
+        let norm = (norm != ProjectorNorm::None)
+            .then(|| Norm::new(d, module, ("norm", ""), width, &like, Order::Declared));
+        let mut input = merged;
+        let widths = of.projector_layers.iter().copied().chain([m.hidden]);
+        let layer = |(n, width): (usize, u64)| {
+            let name = format!("linear_{}", n + 1);
+            let hf = format!("multi_modal_projector.{name}");
+            let layer = d.linear(module, (&name, &hf), [width, input], of.projector_bias);
+            input = width;
+            layer
+        };
+        let layers = widths.enumerate().map(layer).collect();
+        Self {
+            module,
+            norm,
+            after_merge,
+            layers,
+        }
+    }
+
+    /// Merges, normalizes and projects rows `[batch, rows, width]`; returns `[batch, tokens,
+    /// hidden]`.
+    fn forward(&self, b: &mut Builder<'_>, of: &Vision, mut x: ValueId) -> ValueId {
+        let (batch, tokens, merge) = (b.batch(), of.tokens(), of.merge);
+        b.within(self.module, |b| {
+            if of.class_token {
+                x = b.g.slice(x, 1, 1, of.patches);
+            }
+            let normalize = |b: &mut Builder<'_>, x, now: bool| match self.norm {
+                Some(norm) if now => norm.apply(b, x),
+                _ => x,
+            };
+            if of.pool {
+                let x4 = b.g.reshape(x, &[batch, tokens, merge, of.hidden]);
+                let first = b.g.transpose(x4, 1, 2);
+                let first = b.g.transpose(first, 0, 1);
+                let shape = [batch, tokens, of.hidden];
+                let sum = b.compute(OpKind::SumLeading, &[first], &[&shape])[0];
+                let mean = b.scale(sum, 1.0 / merge as f64);
+                x = normalize(b, mean, true);
+            } else {
+                x = normalize(b, x, !self.after_merge);
+                x = b.g.reshape(x, &[batch, tokens, merge * of.hidden]);
+                x = normalize(b, x, self.after_merge);
+            }
+            for (n, &layer) in self.layers.iter().enumerate() {
+                if n > 0 {
+                    x = activate(b, of.activation, x);
+                }
+                x = b.linear(layer, x);
+            }
+            x
+        })
+    }
+}

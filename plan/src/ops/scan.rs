@@ -1,0 +1,325 @@
+//! State-space models and linear attention: scans over the positions of a sequence, and the short
+//! convolution before them. They are planned and priced; `exec` does not run them.
+
+use super::signature::{Operand, Signature, any};
+use super::vjp::backward_only;
+use super::{Contributions, Fusion, OpDef, Operands, Vjp};
+use crate::ir::{DType, KernelClass, OpKind, op};
+
+/// FLOPs of a decay or a gate of one number, as elementwise functions count them.
+const GATE_FLOPS: u64 = 8;
+/// Arithmetic of backward, relative to that of forward.
+const BACKWARD: u64 = 2;
+
+/// Emits the gradients of all inputs by one kernel, from these inputs and the saved results.
+fn gradients(at: Vjp<'_>, kind: OpKind) -> Contributions {
+    let Vjp { g, op, dy, needs } = at;
+    let saved = op.outputs.iter().skip(1);
+    let inputs: Vec<_> = [dy]
+        .iter()
+        .chain(&op.inputs)
+        .chain(saved)
+        .copied()
+        .collect();
+    let made = g.compute_like(kind, &inputs, &op.inputs);
+    let all = made.iter().copied().enumerate();
+    all.filter(|(n, _)| needs[*n]).collect()
+}
+
+/// Sizes of a scan whose heads have matrices as states.
+struct Chunked {
+    /// Positions of all sequences.
+    tokens: u64,
+    heads: u64,
+    chunk: u64,
+    /// Sizes of a head's state.
+    state: [u64; 2],
+}
+
+impl Chunked {
+    /// Reads the sizes from the operand with a row per position and head, `[batch, seq, heads,
+    /// width]`, and that with the other size of the state.
+    fn new(chunk: u64, rows: &[u64], other: &[u64]) -> Self {
+        Self {
+            tokens: rows[0] * rows[1],
+            heads: rows[2],
+            chunk: chunk.min(rows[1].max(1)),
+            state: [rows[3], other[3]],
+        }
+    }
+
+    /// Counts the matmuls over chunks: `pairs` per pair of positions of a chunk and head, in
+    /// multiples of the two sizes of the state, and `states` matmuls with the whole state.
+    fn flops(&self, pairs: [u64; 2], states: u64) -> u64 {
+        let [width, other] = self.state;
+        let of_pairs = self.chunk * (pairs[0] * width + pairs[1] * other);
+        2 * self.tokens * self.heads * (of_pairs + states * width * other)
+    }
+
+    /// Returns the class: matmuls of one chunk and head each, as many as there are.
+    fn class(&self, flops: u64) -> KernelClass {
+        let [n, _] = self.state;
+        let batch = (self.tokens / self.chunk).max(1) * self.heads;
+        let k = flops / (2 * self.chunk * n * batch).max(1);
+        KernelClass::Gemm {
+            m: self.chunk,
+            n,
+            k: k.max(1),
+            batch,
+        }
+    }
+}
+
+/// What a forward operation and its backward have in common.
+trait Scan {
+    /// Names the inputs.
+    fn inputs(&self) -> &'static [Operand];
+
+    /// Names the results, the saved ones after the first.
+    fn outputs(&self) -> &'static [Operand] {
+        RESULT_AND_STATES
+    }
+
+    /// Counts the arithmetic of forward, over inputs that start at input `first`.
+    fn arithmetic(&self, at: &Operands<'_>, first: usize) -> u64;
+
+    /// Returns the class of a kernel with this arithmetic.
+    fn class_of(&self, at: &Operands<'_>, first: usize, flops: u64) -> KernelClass;
+}
+
+const RESULT_AND_STATES: &[Operand] = &[any("the result"), any("the states")];
+
+impl Scan for op::CausalConv1d {
+    fn inputs(&self) -> &'static [Operand] {
+        const ALL: &[Operand] = &[any("the input"), any("the weight"), any("the bias")];
+        &ALL[..2 + usize::from(self.bias)]
+    }
+
+    fn outputs(&self) -> &'static [Operand] {
+        &RESULT_AND_STATES[..1]
+    }
+
+    fn arithmetic(&self, at: &Operands<'_>, first: usize) -> u64 {
+        (2 * self.kernel + GATE_FLOPS) * at.input(first).numel()
+    }
+
+    fn class_of(&self, _: &Operands<'_>, _: usize, _: u64) -> KernelClass {
+        KernelClass::Strided
+    }
+}
+
+impl Scan for op::SelectiveScan {
+    fn inputs(&self) -> &'static [Operand] {
+        const {
+            &[
+                any("the input"),
+                any("the time steps"),
+                any("a"),
+                any("b"),
+                any("c"),
+                any("d"),
+                any("the gate"),
+            ]
+        }
+    }
+
+    /// A decay, an update and a multiplication per number of the state, and two gates per result.
+    fn arithmetic(&self, at: &Operands<'_>, first: usize) -> u64 {
+        let state = at.input(first + 2).cols();
+        (state * (GATE_FLOPS + 5) + 2 * GATE_FLOPS) * at.input(first).numel()
+    }
+
+    /// Memory bounds it: states never leave the chip.
+    fn class_of(&self, _: &Operands<'_>, _: usize, _: u64) -> KernelClass {
+        KernelClass::Strided
+    }
+}
+
+impl op::ChunkScan {
+    fn sizes(self, at: &Operands<'_>, x: usize) -> Chunked {
+        Chunked::new(self.chunk, &at.input(x).shape, &at.input(x + 3).shape)
+    }
+}
+
+impl Scan for op::ChunkScan {
+    fn inputs(&self) -> &'static [Operand] {
+        const {
+            &[
+                any("the input"),
+                any("the time steps"),
+                any("a"),
+                any("b"),
+                any("c"),
+                any("d"),
+                any("the bias of the time steps"),
+            ]
+        }
+    }
+
+    /// Scores and results of each chunk, and the states into and out of it.
+    fn arithmetic(&self, at: &Operands<'_>, first: usize) -> u64 {
+        self.sizes(at, first).flops([1, 1], 2)
+    }
+
+    fn class_of(&self, at: &Operands<'_>, first: usize, flops: u64) -> KernelClass {
+        self.sizes(at, first).class(flops)
+    }
+}
+
+impl op::GatedDelta {
+    fn sizes(self, at: &Operands<'_>, q: usize) -> Chunked {
+        Chunked::new(self.chunk, &at.input(q + 2).shape, &at.input(q + 1).shape)
+    }
+}
+
+impl Scan for op::GatedDelta {
+    fn inputs(&self) -> &'static [Operand] {
+        const {
+            &[
+                any("q"),
+                any("k"),
+                any("v"),
+                any("the gate"),
+                any("beta"),
+                any("a"),
+                any("the bias of the gate"),
+            ]
+        }
+    }
+
+    fn outputs(&self) -> &'static [Operand] {
+        const ALL: &[Operand] = &[any("the result"), any("the inverses")];
+        ALL
+    }
+
+    /// In each chunk: keys by keys, queries by keys, the inverse applied to keys and values, and
+    /// the result; three matmuls with the state.
+    fn arithmetic(&self, at: &Operands<'_>, first: usize) -> u64 {
+        self.sizes(at, first).flops([2, 3], 3)
+    }
+
+    fn class_of(&self, at: &Operands<'_>, first: usize, flops: u64) -> KernelClass {
+        self.sizes(at, first).class(flops)
+    }
+}
+
+/// Defines a forward and a backward operation, with the attributes that both have.
+macro_rules! scan {
+    ($Forward:ident, $name:literal, $Grad:ident, $grad_name:literal) => {
+        scan!(@define $Forward, $name, $Grad, $grad_name, |_this| op::$Forward, |_this| OpKind::$Grad);
+    };
+    ($Forward:ident, $name:literal, $Grad:ident, $grad_name:literal, $($field:ident)+) => {
+        scan!(
+            @define $Forward, $name, $Grad, $grad_name,
+            |this: &op::$Grad| op::$Forward { $($field: this.$field),+ },
+            |this: &op::$Forward| OpKind::$Grad(op::$Grad { $($field: this.$field),+ })
+        );
+    };
+    (@define $Forward:ident, $name:literal, $Grad:ident, $grad_name:literal, $forward:expr, $backward:expr) => {
+        impl OpDef for op::$Forward {
+            fn name(&self) -> &'static str {
+                $name
+            }
+
+            fn signature(&self) -> Signature {
+                Signature::new(self.inputs(), self.outputs())
+            }
+
+            /// What is saved is float32.
+            fn result(&self, n: usize, inputs: &[DType]) -> DType {
+                if n == 0 { inputs[0] } else { DType::F32 }
+            }
+
+            fn fusion(&self) -> Fusion {
+                Fusion::Extern
+            }
+
+            fn flops(&self, at: &Operands<'_>) -> u64 {
+                self.arithmetic(at, 0)
+            }
+
+            fn class(&self, at: &Operands<'_>) -> KernelClass {
+                self.class_of(at, 0, self.flops(at))
+            }
+
+            fn vjp(&self, at: Vjp<'_>) -> Contributions {
+                gradients(at, $backward(self))
+            }
+
+            fn saved_by_selective_recompute(&self) -> bool {
+                true
+            }
+
+            fn takes_strides(&self) -> bool {
+                true
+            }
+
+            fn is_priced_only(&self) -> bool {
+                true
+            }
+        }
+
+        impl OpDef for op::$Grad {
+            fn name(&self) -> &'static str {
+                $grad_name
+            }
+
+            fn signature(&self) -> Signature {
+                let of = $forward(self);
+                let saved = &of.outputs()[1..];
+                let inputs = [&[any("the gradient")], of.inputs(), saved].concat();
+                Signature::new(&inputs, of.inputs())
+            }
+
+            fn fusion(&self) -> Fusion {
+                Fusion::Extern
+            }
+
+            fn flops(&self, at: &Operands<'_>) -> u64 {
+                BACKWARD * $forward(self).arithmetic(at, 1)
+            }
+
+            fn class(&self, at: &Operands<'_>) -> KernelClass {
+                $forward(self).class_of(at, 1, self.flops(at))
+            }
+
+            fn vjp(&self, _: Vjp<'_>) -> Contributions {
+                backward_only()
+            }
+
+            fn takes_strides(&self) -> bool {
+                true
+            }
+
+            fn is_backward(&self) -> bool {
+                true
+            }
+
+            fn is_priced_only(&self) -> bool {
+                true
+            }
+        }
+    };
+}
+
+scan!(CausalConv1d, "causal_conv1d", CausalConv1dGrad, "causal_conv1d_backward", kernel bias);
+scan!(
+    SelectiveScan,
+    "selective_scan",
+    SelectiveScanGrad,
+    "selective_scan_backward"
+);
+scan!(
+    ChunkScan,
+    "chunk_scan",
+    ChunkScanGrad,
+    "chunk_scan_backward",
+    chunk
+);
+scan!(
+    GatedDelta,
+    "gated_delta_rule",
+    GatedDeltaGrad,
+    "gated_delta_rule_backward",
+    chunk
+);
