@@ -1,8 +1,8 @@
 //! `[model]`.
 
 use super::{
-    Activation, Experts, Head, Latent, LayerType, Norm, NormPosition, PackedQkv, PositionEmbedding,
-    QkNorm, Residual, RopeScaling,
+    Activation, Experts, Head, Implementation, Latent, LayerType, Norm, NormPosition, PackedQkv,
+    PositionEmbedding, QkNorm, Residual, RopeScaling,
 };
 use serde::{Deserialize, Serialize};
 
@@ -81,6 +81,8 @@ pub struct Model {
 /// `None` is a default that is derived where the value is used.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelOptions {
+    /// Code that the model consists of; `None`: that of the policy.
+    pub implementation: Option<Implementation>,
     /// `model_type` of transformers: how its files name the weights.
     pub model_type: Option<String>,
     /// Norm of the residual stream.
@@ -155,6 +157,7 @@ pub struct ModelOptions {
 impl Default for ModelOptions {
     fn default() -> Self {
         Self {
+            implementation: None,
             model_type: None,
             norm: Norm::Rms,
             norm_position: NormPosition::Before,

@@ -397,4 +397,16 @@ ops! {
         /// As in the forward op.
         score_mod: ScoreMod = ScoreMod { softcap: Real(2.0), alibi: true, window: 3 },
     };
+    /// `x -> x^exponent`.
+    Pow {
+        /// Exponent.
+        exponent: Real = Real(3.0),
+    };
+    /// `x -> 1 / sqrt(x)`, of positive numbers.
+    Rsqrt;
+    /// `x -> scale * sum(x)` of each row, `[rows, 1]`: with 1 / columns, the mean.
+    RowSum {
+        /// Factor of the sum.
+        scale: Real = Real(0.5),
+    };
 }

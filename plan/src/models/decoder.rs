@@ -19,6 +19,7 @@ mod types;
 use super::Forward;
 use super::build::Builder;
 use super::declare::{Declare, Order, ROOT};
+use super::implementation;
 use super::loss;
 use super::rope::{Pairs, Rope};
 use crate::config::{Family, LayerType, Model, NormPosition, PositionEmbedding, Residual};
@@ -312,6 +313,7 @@ impl Forward for Decoder {
         if let Some(norm) = self.embedding_norm {
             h = norm.apply(b, h);
         }
+        implementation::mask(b);
         let ropes = ropes.map(|r| {
             let full = r.full.cast(b);
             let sliding = match b.s.model.options.rope_local_theta {

@@ -29,6 +29,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
         "sliding_window",
         "layer_types",
         "max_seq_len",
+        "implementation",
         "model_type",
         "head",
         "num_labels",

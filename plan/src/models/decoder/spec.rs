@@ -53,6 +53,7 @@ pub(in crate::models) const KEYS: &[&str] = &[
     "head_bias",
     "head",
     "num_labels",
+    "implementation",
     "model_type",
 ];
 
