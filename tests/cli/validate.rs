@@ -125,7 +125,8 @@ fn predictions_agree_with_what_was_measured() {
 
 /// Memory of transformers' models agrees within 0.05 % (allocated) and 0.5 % (reserved). The
 /// exception is the shortest sequence, whose peak is where PyTorch adds the gradients of a tied
-/// table. Steps are within 20 %; the host, which most of them wait for, varies by 10 % between runs.
+/// table. Steps are within 20 %; the host, which most of them wait for, varies by 10 % between
+/// runs.
 #[test]
 fn jobs_of_transformers_are_predicted() {
     let mut lines = json(&["validate", TRANSFORMERS, "--json"]);
