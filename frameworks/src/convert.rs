@@ -51,12 +51,34 @@ pub(crate) fn full_recompute(node: &Node) -> Converted {
 
 /// Computes the loss chunk by chunk.
 pub(crate) fn chunked_loss(node: &Node) -> Converted {
-    let effect = Effect::Assume(
+    if_true(node, fused_loss())
+}
+
+fn fused_loss() -> Effect {
+    Effect::Assume(
         "train.loss",
         quoted("chunked"),
         "the fused loss is predicted as the chunked one",
-    );
-    if_true(node, effect)
+    )
+}
+
+/// Replaces norms, rotary embeddings, activations and the loss by Liger's fused kernels.
+pub(crate) fn liger_kernels(node: &Node) -> Converted {
+    let effects = vec![fused_loss(), fused_norms()];
+    if_true(node, Effect::All(effects))
+}
+
+/// Replaces norms by Liger's fused kernels.
+pub(crate) fn liger_norms(node: &Node) -> Converted {
+    if_true(node, fused_norms())
+}
+
+fn fused_norms() -> Effect {
+    Effect::Assume(
+        "model.implementation",
+        quoted("torchtitan"),
+        "Liger's fused kernels are predicted as those of PyTorch",
+    )
 }
 
 /// Compiles the model with FSDP's hooks as graph breaks.

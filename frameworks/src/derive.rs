@@ -48,6 +48,13 @@ pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), Confi
             draft.assume(default.key, default.value, default.why);
         }
     }
+    if accelerated {
+        draft.assume(
+            "model.implementation",
+            quoted("transformers"),
+            "such jobs train models of transformers",
+        );
+    }
     draft.share();
     for row in &mut draft.rows {
         if row.status == Status::Used && row.settings.is_empty() && row.why.is_none() {

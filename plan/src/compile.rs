@@ -23,7 +23,7 @@ pub mod tape;
 pub(crate) mod tests;
 
 use crate::autodiff::{self, recompute::Recomputed};
-use crate::config::{CompileMode, MergeProjections, Scenario};
+use crate::config::{CompileMode, Implementation, MergeProjections, Scenario};
 use crate::ir::{ModuleId, Param, ParamId};
 use crate::models::declare::{Blocks, Tree};
 use crate::models::flops::{self, Backward};
@@ -184,7 +184,8 @@ fn full(scenario: &Scenario, model: Declared, sharding: Sharding<'_>) -> Tape {
         &scenario.compile,
         sharding,
     );
-    let tape = emit::emit(&m, &backward, &plan, sharding.is_unit);
+    let python = scenario.implementation() == Implementation::Transformers;
+    let tape = emit::emit(&m, &backward, &plan, sharding.is_unit, python);
     finish(m.tree, tape, (m.model_flops, m.tokens))
 }
 

@@ -25,7 +25,8 @@ mod vision;
 use crate::ir::{AxisId, DeviceMesh};
 pub use compile::{Compile, CompileMode, CudaGraph, MergeProjections, Scope};
 pub use decoder::{
-    Activation, Head, LayerType, Norm, NormPosition, PackedQkv, PositionEmbedding, QkNorm, Residual,
+    Activation, Head, Implementation, LayerType, Norm, NormPosition, PackedQkv, PositionEmbedding,
+    QkNorm, Residual,
 };
 pub use experts::{AuxLoss, Experts, Router};
 pub use fsdp::{
@@ -73,6 +74,16 @@ pub struct Scenario {
 }
 
 impl Scenario {
+    /// Returns the code that the model consists of.
+    #[must_use]
+    pub fn implementation(&self) -> Implementation {
+        let default = match self.fsdp.policy {
+            PolicyKind::Native => Implementation::Native,
+            PolicyKind::Fsdp2 | PolicyKind::Megatron => Implementation::Torchtitan,
+        };
+        self.model.options.implementation.unwrap_or(default)
+    }
+
     /// Returns the ranks on their axes.
     #[must_use]
     pub fn device_mesh(&self) -> DeviceMesh {

@@ -107,6 +107,8 @@ pub enum View {
     Precomputed,
     /// No change: a node of the autograd graph that passes its gradient on.
     Pass,
+    /// The host reads a value on the device, so it waits until everything before has been done.
+    HostRead,
     /// Equal on every rank along an axis, but each uses it in its own way: its gradient is the sum
     /// of theirs. The conjugate of an all-reduce, whose gradient every rank has whole
     /// (Megatron-LM's f and g).

@@ -18,6 +18,7 @@ pub(crate) mod flops;
 mod gpt2;
 mod gpt_neox;
 mod hf;
+mod implementation;
 mod linear;
 mod llama;
 mod loss;

@@ -65,7 +65,7 @@ pub(crate) struct HostCosts {
     /// Cost of taking memory from the device.
     pub(crate) device_alloc: u64,
     graph_launch: u64,
-    work: [u64; 8],
+    work: [u64; 10],
 }
 
 impl HostCosts {
@@ -92,6 +92,8 @@ impl HostCosts {
                 w.hook_param_us,
                 w.optimizer_step_us,
                 w.step_us,
+                w.module_us,
+                w.optimizer_param_us,
             ]
             .map(us),
         }
@@ -122,6 +124,8 @@ const fn slot(kind: HostWorkKind) -> usize {
         HostWorkKind::HookParam => 5,
         HostWorkKind::OptimizerStep => 6,
         HostWorkKind::Step => 7,
+        HostWorkKind::Module => 8,
+        HostWorkKind::OptimizerParam => 9,
     }
 }
 

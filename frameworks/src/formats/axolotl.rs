@@ -5,8 +5,8 @@ use super::fsdp;
 use crate::convert::{
     ADAPTER, CONTEXT, DATA, DROPOUT, EVALUATION, FP8, KERNELS, LAUNCH, LOGGING, PREFERENCES,
     QUANTIZED, SAVING, TENSOR, VALUES, all_linear, chunked_loss, clip, compiled_regions,
-    full_recompute, if_true, mixed_bf16, mixed_f16, optimizer, rank_stabilized, replicas, schedule,
-    sequence, shard_ranks, targets, warmup,
+    full_recompute, if_true, liger_norms, mixed_bf16, mixed_f16, optimizer, rank_stabilized,
+    replicas, schedule, sequence, shard_ranks, targets, warmup,
 };
 use crate::table::{
     Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, To, decisive, fact, integer, key,
@@ -69,6 +69,7 @@ const KEYS: &[Key] = &[
     }),
     with("torch_compile", compiled_regions),
     with("liger_fused_linear_cross_entropy", chunked_loss),
+    with("liger_rms_norm", liger_norms),
     with("chunked_cross_entropy", chunked_loss),
     with("plugins", |node| {
         let words = node.words().unwrap_or_default();
@@ -152,7 +153,6 @@ const ASIDES: &[(&str, &[&str])] = &[
             "flash_attn_rms_norm",
             "s2_attention",
             "liger_rope",
-            "liger_rms_norm",
             "liger_layer_norm",
             "liger_glu_activation",
             "liger_swiglu",

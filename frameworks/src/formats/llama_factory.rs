@@ -3,7 +3,7 @@
 use super::{fsdp, trainer};
 use crate::convert::{
     ADAPTER, DATA, DROPOUT, EVALUATION, FP8, KERNELS, LOGGING, PREFERENCES, QUANTIZED, SAVING,
-    VALUES, chunked_loss, full_recompute, rank_stabilized, sequence, set, targets,
+    VALUES, full_recompute, liger_kernels, rank_stabilized, sequence, set, targets,
 };
 use crate::table::{
     Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, decisive, integer, lost, number,
@@ -64,7 +64,7 @@ const KEYS: &[Key] = &[
     with("pure_bf16", |node| {
         crate::convert::if_true(node, Effect::Weights(Dtype::Bf16))
     }),
-    with("enable_liger_kernel", chunked_loss),
+    with("enable_liger_kernel", liger_kernels),
     with("disable_gradient_checkpointing", |node| {
         let mode = if node.truth()? { "none" } else { "full" };
         Ok(set("train.recompute", mode))

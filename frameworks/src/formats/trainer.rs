@@ -4,7 +4,7 @@ use super::deepspeed::DEEPSPEED;
 use super::fsdp::{self, FSDP};
 use crate::convert::{
     ADAPTER, DATA, DROPOUT, EVALUATION, KERNELS, LAUNCH, LOGGING, PREFERENCES, QUANTIZED, SAVING,
-    VALUES, adapter, chunked_loss, clip, compiled_regions, full_recompute, mixed_bf16, mixed_f16,
+    VALUES, adapter, clip, compiled_regions, full_recompute, liger_kernels, mixed_bf16, mixed_f16,
     optimizer, rank_stabilized, replicas, schedule, sequence, shard_ranks, targets, warmup,
     weights,
 };
@@ -81,7 +81,7 @@ const KEYS: &[Key] = &[
     with("gradient_checkpointing", full_recompute),
     with("activation_checkpointing", full_recompute),
     with("torch_compile", compiled_regions),
-    with("use_liger_kernel", chunked_loss),
+    with("use_liger_kernel", liger_kernels),
     with("torch_dtype", weights),
     with("fsdp", fsdp::words),
     key("fsdp_config", To::File(&FSDP)),

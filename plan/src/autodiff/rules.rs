@@ -1,7 +1,7 @@
 //! Vector-Jacobian products: of views here, of kernels in `ops`.
 
 use crate::graph::{Act, Graph, Op, ValueId, View};
-use crate::ir::{CollectiveKind, ModelCollective, OpKind};
+use crate::ir::{CollectiveKind, ModelCollective, OpKind, Real, op};
 use crate::ops::{Contributions, Vjp, sum_to};
 use smallvec::{SmallVec, smallvec};
 
@@ -44,7 +44,14 @@ fn view_rule(g: &mut Graph, op: &Op, view: View, dy: ValueId) -> ValueId {
         View::Reshape => g.reshape(dy, &shape),
         View::Transpose(a, b) => g.transpose(dy, usize::from(a), usize::from(b)),
         View::Slice { axis, start } => {
-            let zeros = g.fill_like(x, 0.0);
+            // `slice_backward` of eager code makes contiguous zeros.
+            let zeros = if g.functional() {
+                g.fill_like(x, 0.0)
+            } else {
+                let dtype = g.value(x).dtype;
+                let fill = OpKind::Fill(op::Fill { value: Real(0.0) });
+                g.compute(fill, &[], &[(&shape, dtype)])[0]
+            };
             let len = g.value(op.outputs[0]).shape[usize::from(axis)];
             let window = g.slice(zeros, usize::from(axis), start, len);
             g.compute_into(OpKind::Copy, &[dy], window);
@@ -56,7 +63,11 @@ fn view_rule(g: &mut Graph, op: &Op, view: View, dy: ValueId) -> ValueId {
             g.collective(ModelCollective { kind, axis }, dy, &shape)
         }
         // `Join` is made by compilation, after differentiation.
-        View::Split { .. } | View::Join { .. } | View::Precomputed | View::Pass => dy,
+        View::Split { .. }
+        | View::Join { .. }
+        | View::Precomputed
+        | View::Pass
+        | View::HostRead => dy,
     }
 }
 

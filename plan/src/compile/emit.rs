@@ -5,7 +5,7 @@ use super::liveness::{Liveness, NONE};
 use super::schedule::{Plan, Step};
 use super::tape::{Tape, TapeOp};
 use crate::autodiff::Backward;
-use crate::graph::{Act, Graph, Op, Root};
+use crate::graph::{Act, Graph, Op, Root, View};
 use crate::ir::{
     HostWorkKind, ModelCollective, ModuleId, ModuleKind, Operand, ParamId, Source, Storage,
     StorageId, StorageRole,
@@ -20,6 +20,7 @@ pub(super) fn emit(
     b: &Backward,
     plan: &Plan,
     is_unit: &dyn Fn(ModuleId) -> bool,
+    counts_modules: bool,
 ) -> Tape {
     let tape = Tape {
         consts: m.graph.consts.clone(),
@@ -36,6 +37,8 @@ pub(super) fn emit(
         again: Vec::new(),
         views: 0,
         kind: HostWorkKind::Dispatch,
+        counts_modules,
+        forward: true,
     };
     let training: Vec<&Step> = plan.forward.iter().chain(&plan.backward).collect();
     let split = plan.forward.len();
@@ -159,11 +162,16 @@ struct Emitter<'m> {
     views: u16,
     /// Kind of host work that these count as.
     kind: HostWorkKind,
+    /// Whether modules that are entered cost host time of their own.
+    counts_modules: bool,
+    /// Whether a forward pass is written.
+    forward: bool,
 }
 
 impl Emitter<'_> {
     fn phase(&mut self, phase: &Phase<'_>, plan: &Plan) -> Vec<TapeOp> {
         let lives = phase.lives;
+        self.forward = phase.host == HostWorkKind::Dispatch;
         let mut out = Vec::with_capacity(phase.steps.len() * 4);
         let mut alloc = lives.allocs.partition_point(|a| a.0 < phase.base);
         let mut free = lives.frees.partition_point(|f| f.0 < phase.base);
@@ -235,6 +243,17 @@ impl Emitter<'_> {
             if self.visible[m.index()] {
                 out.push(TapeOp::EnterRecompute(m));
             }
+        }
+        self.python(&path[common..], out);
+    }
+
+    /// Adds the host time of eager modules whose forward starts.
+    fn python(&self, entered: &[ModuleId], out: &mut Vec<TapeOp>) {
+        let compiled = |m: &ModuleId| self.g.compiled.get(m.index()).copied().unwrap_or(false);
+        let count = entered.iter().filter(|m| !compiled(m)).count() as u16;
+        if self.counts_modules && count > 0 {
+            let kind = HostWorkKind::Module;
+            out.push(TapeOp::Host { kind, count });
         }
     }
 
@@ -316,7 +335,14 @@ impl Emitter<'_> {
     fn launch(&mut self, step: &Step, lives: &Liveness, out: &mut Vec<TapeOp>) {
         let mut acts = step.ops.iter().map(|&i| &self.g.ops[i as usize]);
         match acts.find(|op| !op.is_view()) {
-            None => return,
+            None => {
+                let reads = |&i: &u32| self.g.ops[i as usize].act == Act::View(View::HostRead);
+                if step.ops.iter().any(reads) {
+                    self.flush_views(out);
+                    out.push(TapeOp::HostRead);
+                }
+                return;
+            }
             Some(op) => {
                 if let Act::Collective(collective) = op.act {
                     self.collective(op, collective, out);
@@ -399,6 +425,9 @@ impl Emitter<'_> {
             if self.visible[m.index()] {
                 out.push(TapeOp::Enter(m));
             }
+        }
+        if self.forward {
+            self.python(&path[common..], out);
         }
     }
 

@@ -176,7 +176,7 @@ impl<'t> Expander<'t> {
                     dtype,
                     operands: self.operands(operands..operands + 2, at)?,
                 },
-                TapeOp::Host { .. } => *op,
+                TapeOp::Host { .. } | TapeOp::HostRead => *op,
                 TapeOp::GradReady(p) => TapeOp::GradReady(self.param(p, at)),
             });
         }

@@ -49,6 +49,8 @@ pub enum TapeOp {
         /// The operand that is sent; the one that is received follows it.
         operands: u32,
     },
+    /// The host waits until all kernels before have been done.
+    HostRead,
     /// Host work, `count` times.
     Host {
         /// Kind.

@@ -3,6 +3,23 @@
 use super::{Bias, Family, MlpType, Model};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+/// Code that a model consists of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Implementation {
+    /// Fused norms, as in torchtitan.
+    Torchtitan,
+    /// The modeling code of transformers 5.
+    Transformers,
+    /// That of `shardlab exec`.
+    Native,
+}
+
+words!(Implementation {
+    Torchtitan = "torchtitan",
+    Transformers = "transformers",
+    Native = "native",
+});
+
 /// Norm of the residual stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Norm {

@@ -1,8 +1,9 @@
 //! `[model]`.
 
 use super::{
-    Activation, AttentionGate, Experts, Head, Latent, LayerType, LinearAttention, MlpType, Norm,
-    NormPosition, PackedQkv, PositionEmbedding, QkNorm, Residual, RopeScaling, Ssm, Vision,
+    Activation, AttentionGate, Experts, Head, Implementation, Latent, LayerType, LinearAttention,
+    MlpType, Norm, NormPosition, PackedQkv, PositionEmbedding, QkNorm, Residual, RopeScaling, Ssm,
+    Vision,
 };
 use serde::{Deserialize, Serialize};
 
@@ -81,6 +82,8 @@ pub struct Model {
 /// `None` is a default that is derived where the value is used.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelOptions {
+    /// Code that the model consists of; `None`: that of the policy.
+    pub implementation: Option<Implementation>,
     /// `model_type` of transformers: how its files name the weights.
     pub model_type: Option<String>,
     /// Norm of the residual stream.
@@ -171,6 +174,7 @@ pub struct ModelOptions {
 impl Default for ModelOptions {
     fn default() -> Self {
         Self {
+            implementation: None,
             model_type: None,
             norm: Norm::Rms,
             norm_position: NormPosition::Before,

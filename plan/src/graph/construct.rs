@@ -297,6 +297,15 @@ impl Graph {
         self.push_op(Act::View(View::Pass), &[], SmallVec::new());
     }
 
+    /// Lets the host wait until everything before has been done, after `calls` framework calls.
+    /// Compiled code has no such reads.
+    pub(crate) fn host_read(&mut self, calls: u8) {
+        if !self.functional() {
+            self.push_op(Act::View(View::HostRead), &[], SmallVec::new());
+            self.dispatches(calls);
+        }
+    }
+
     /// Communicates a value along an axis; the result has this shape.
     pub(crate) fn collective(
         &mut self,
@@ -396,14 +405,27 @@ impl Graph {
         self.view_op(View::Expand, v, strides::shape(to), strides, offset)
     }
 
-    /// Copies a value in another dtype; returns the value itself if it has that dtype.
+    /// Copies a value in another dtype; returns the value itself if it has that dtype. Eager code
+    /// preserves the layout, as `Tensor.to` does.
     pub(crate) fn cast(&mut self, v: ValueId, dtype: DType) -> ValueId {
         let x = self.value(v);
         if x.dtype == dtype {
             return v;
         }
         let shape = x.shape.clone();
-        self.compute(OpKind::Copy, &[v], &[(&shape, dtype)])[0]
+        let strides = if self.functional() {
+            strides::contiguous(&shape)
+        } else {
+            strides::dense_like(&shape, &x.strides)
+        };
+        let rg = self.any_requires_grad(&[v]);
+        let out = self.fresh(&shape, strides, dtype, rg);
+        self.push_op(
+            Act::Compute(OpKind::Copy),
+            &[v],
+            SmallVec::from_slice(&[out]),
+        );
+        out
     }
 
     /// Returns `a` itself if it is contiguous, or else a contiguous copy.

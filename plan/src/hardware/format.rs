@@ -286,6 +286,8 @@ pub const SECTIONS: &[Section] = &[
         "hook_param_us" Number(NotNegative), "us", Required, "per parameter in a hook";
         "optimizer_step_us" Number(NotNegative), "us", Required, "per optimizer call";
         "step_us" Number(NotNegative), "us", Required, "per step";
+        "module_us" Number(NotNegative), "us", Is("0.0"), "Python per module of a forward pass, operators excluded; only in `model.implementation = \"transformers\"`";
+        "optimizer_param_us" Number(NotNegative), "us", Is("0.0"), "per parameter in an optimizer call, and in clipping; only in `model.implementation = \"transformers\"`";
     }),
     section!(required "network" "Links between the devices." {
         "source" Text, "", Required, "where the numbers come from";

@@ -22,4 +22,8 @@ pub enum HostWorkKind {
     OptimizerStep,
     /// Fixed work of a training step (data loader, zero_grad, scalar reads).
     Step,
+    /// Python of a module: its call and its own code, without the operators in it.
+    Module,
+    /// Per-parameter work of an optimizer call, or of clipping.
+    OptimizerParam,
 }

@@ -491,4 +491,16 @@ ops! {
         /// Positions that are chosen.
         top_k: u64 = 4,
     };
+    /// `x -> x^exponent`.
+    Pow {
+        /// Exponent.
+        exponent: Real = Real(3.0),
+    };
+    /// `x -> 1 / sqrt(x)`, of positive numbers.
+    Rsqrt;
+    /// `x -> scale * sum(x)` of each row, `[rows, 1]`: with 1 / columns, the mean.
+    RowSum {
+        /// Factor of the sum.
+        scale: Real = Real(0.5),
+    };
 }

@@ -5,7 +5,7 @@ use super::emitter::Emitter;
 use super::inputs::LoweringInputs;
 use super::kernels::KernelLaunch;
 use super::walk::Lifecycle;
-use crate::config::Optimizer;
+use crate::config::{Implementation, Optimizer};
 use crate::ir::{
     Access, AxisId, AxisSet, BufferId, COMPUTE, CollectiveKind, CommId, DType, Holds, HostWorkKind,
     Part, Pieces, ReduceOp, Role, ShardOp, StreamId, UnitId,
@@ -101,6 +101,7 @@ pub(crate) fn step(out: &mut Emitter<'_>, life: &mut dyn Lifecycle) {
     out.b.at(UnitId(0), Phase::Optimizer);
     if out.inputs.engine.framework {
         out.b.host(Rule::Optimizer, HostWorkKind::OptimizerStep, 1);
+        param_work(out, Rule::Optimizer);
     }
     for (index, state) in states.iter().enumerate() {
         if !life.is_updated(index) {
@@ -123,6 +124,17 @@ pub(crate) fn step(out: &mut Emitter<'_>, life: &mut dyn Lifecycle) {
     }
     if let Some(norm) = known {
         out.b.free(Rule::Clip, norm);
+    }
+}
+
+/// Emits the host work of an optimizer call, or of clipping, per trained parameter, where it is
+/// known: in jobs of transformers.
+fn param_work(out: &mut Emitter<'_>, rule: Rule) {
+    let transformers = out.inputs.scenario.implementation() == Implementation::Transformers;
+    if out.inputs.engine.framework && transformers {
+        let trained = out.inputs.tape.params.iter().filter(|p| p.requires_grad);
+        let count = trained.count() as u16;
+        out.b.host(rule, HostWorkKind::OptimizerParam, count);
     }
 }
 
@@ -198,6 +210,7 @@ fn norm(
         holds: Holds::Named("gradient norm"),
     });
     out.b.alloc(Rule::Clip, norm);
+    param_work(out, Rule::Clip);
     let scalar = out.b.whole(norm);
     // Squares of parameters that all ranks have are added after those that the ranks add up. The
     // last sum, over the axes of shards, includes the parts of these axes.

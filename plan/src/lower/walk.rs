@@ -268,6 +268,12 @@ impl<'c, 'a> Walk<'c, 'a> {
                         self.out.b.host(rule, kind, count);
                     }
                 }
+                TapeOp::HostRead => {
+                    if self.framework {
+                        let done = self.out.b.record(Rule::Model, COMPUTE);
+                        host_sync(self.out, Rule::Model, done);
+                    }
+                }
                 TapeOp::GradReady(p) => {
                     // Autograd visits every parameter's accumulation node, compiled or not.
                     if self.framework && self.out.inputs.scenario.compile.mode != CompileMode::Off {

@@ -4,7 +4,7 @@ use super::ModelGraph;
 use super::declare::{Adapter, Layer, Tree};
 use super::flops::{self, Backward};
 use super::spec::Inputs;
-use crate::config::{CompileMode, Lora, PolicyKind, Scenario};
+use crate::config::{CompileMode, Implementation, Lora, Scenario};
 use crate::graph::{Graph, Root, ValueId};
 use crate::ir::{
     AxisId, CollectiveKind, Const, DType, ModelCollective, ModuleId, ModuleKind, OpKind, ParamId,
@@ -347,7 +347,8 @@ impl<'s> Builder<'s> {
         };
         // The native engine's compiled code lets the kernel write the layout that the next GEMM
         // reads.
-        let by_rows = self.s.fsdp.policy == PolicyKind::Native && self.g.functional();
+        let native = self.s.implementation() == Implementation::Native;
+        let by_rows = native && self.g.functional();
         self.g.attention(kind, qkv, by_rows)
     }
 

@@ -22,6 +22,7 @@ pub(super) mod vision;
 use super::Forward;
 use super::build::Builder;
 use super::declare::{Declare, Layer, Order, ROOT};
+use super::implementation;
 use super::loss;
 use super::rope::{Pairs, Rope};
 use crate::config::{Family, LayerType, MlpType, Model, NormPosition, PositionEmbedding, Residual};
@@ -422,7 +423,15 @@ impl Forward for Decoder {
         if let Some(images) = &images {
             h = b.within(ROOT, |b| with_first(b, h, |_, _| images.rows, images.rows));
         }
-        let ropes = ropes.map(|r| r.cast(b));
+        implementation::mask(b);
+        let ropes = ropes.map(|r| {
+            let full = r.full.cast(b);
+            let sliding = match b.s.model.options.rope_local_theta {
+                Some(_) => r.sliding.cast(b),
+                None => full,
+            };
+            Ropes { full, sliding }
+        });
         let mut routers = Vec::new();
         let mut more = images.into_iter().flat_map(|i| i.deepstack);
         for block in &self.blocks {

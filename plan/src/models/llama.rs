@@ -31,6 +31,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
         "vision",
         "vision_patches",
         "max_seq_len",
+        "implementation",
         "model_type",
         "head",
         "num_labels",

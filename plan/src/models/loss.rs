@@ -3,6 +3,7 @@
 use super::build::Builder;
 use super::chunked;
 use super::declare::{Layer, ROOT};
+use super::implementation;
 use crate::config::Loss;
 use crate::graph::ValueId;
 use crate::ir::{DType, OpKind, Real, op};
@@ -45,6 +46,7 @@ pub(super) fn head_and_loss(
             let logits = b.within(ROOT, |b| {
                 let logits = scaled(b, logits);
                 match change.softcap {
+                    Some(cap) if b.is_transformers() => implementation::softcap(b, logits, cap),
                     Some(cap) => {
                         let kind = OpKind::Softcap(op::Softcap { cap: Real(cap) });
                         b.g.unary(kind, logits)
@@ -52,6 +54,10 @@ pub(super) fn head_and_loss(
                     None => logits,
                 }
             });
+            let labels = match b.is_transformers() {
+                true => b.within(ROOT, |b| implementation::shifted(b, labels)),
+                false => labels,
+            };
             cross_entropy(b, logits, labels);
         }
         Loss::Chunked => {

@@ -2,6 +2,7 @@
 
 use super::build::Builder;
 use super::declare::ROOT;
+use super::implementation;
 use crate::graph::ValueId;
 use crate::ir::{DType, OpKind};
 use smallvec::SmallVec;
@@ -15,7 +16,8 @@ pub(super) enum Pairs {
     Adjacent,
 }
 
-/// Tables of the rotary embedding, `[seq, dims / 2]` each.
+/// Tables of the rotary embedding, `[seq, dims / 2]` each; `[seq, dims]` in the code of
+/// transformers, once they are cast.
 #[derive(Clone, Copy)]
 pub(super) struct Rope {
     cos: ValueId,
@@ -49,16 +51,29 @@ impl Rope {
 
     /// Converts the tables to the type of activations.
     pub(super) fn cast(self, b: &mut Builder<'_>) -> Self {
-        b.within(ROOT, |b| Self {
-            cos: b.as_activation(self.cos),
-            sin: b.as_activation(self.sin),
-            ..self
+        let whole = self.is_transformers(b);
+        b.within(ROOT, |b| {
+            let mut of = |half| match whole {
+                true => implementation::table(b, half),
+                false => b.as_activation(half),
+            };
+            Self {
+                cos: of(self.cos),
+                sin: of(self.sin),
+                ..self
+            }
         })
+    }
+
+    /// Returns whether transformers rotates by tables for all dimensions.
+    fn is_transformers(self, b: &Builder<'_>) -> bool {
+        b.is_transformers() && self.pairs == Pairs::Halves
     }
 
     /// Rotates queries or keys `[batch, heads, seq, head_dim]`: pairs of the rotated dimensions.
     /// The other dimensions pass unchanged.
     pub(super) fn rotate(self, b: &mut Builder<'_>, x: ValueId) -> ValueId {
+        let whole = self.is_transformers(b);
         let g = &mut b.g;
         let head_dim = g.value(x).shape[3];
         let (rotated, rest) = match head_dim - self.dims {
@@ -69,6 +84,13 @@ impl Rope {
             ),
         };
         match self.pairs {
+            Pairs::Halves if whole => {
+                let rotated = implementation::rotate(b, rotated, [self.cos, self.sin]);
+                match rest {
+                    None => rotated,
+                    Some(rest) => b.g.cat(&[rotated, rest], 3),
+                }
+            }
             Pairs::Halves => {
                 let halves = g.split(rotated, 3, 2);
                 let turned = self.turn(b, [halves[0], halves[1]]);

@@ -3,7 +3,7 @@
 use super::signature::{Extent, Operand, Signature, full, operand};
 use super::vjp::{backward_only, sum_to};
 use super::{Contributions, Fusion, OpDef, Operands, Vjp};
-use crate::ir::{KernelClass, OpKind, op};
+use crate::ir::{KernelClass, OpKind, Real, op};
 
 const X: Operand = full("an input");
 const Y: Operand = full("the output");
@@ -149,6 +149,38 @@ impl Elementwise for op::Shift {
 
     fn gradients(&self, at: Vjp<'_>) -> Contributions {
         Vjp::first(at.dy)
+    }
+}
+
+impl Elementwise for op::Pow {
+    const NAME: &'static str = "pow";
+    const INPUTS: usize = 1;
+    const FLOPS: u64 = 2;
+
+    /// Emits `dy * (exponent * x^(exponent - 1))` in the three kernels of PyTorch.
+    fn gradients(&self, at: Vjp<'_>) -> Contributions {
+        let Vjp { g, op, dy, .. } = at;
+        let exponent = Real(self.exponent.0 - 1.0);
+        let power = g.unary(OpKind::Pow(Self { exponent }), op.inputs[0]);
+        let kind = OpKind::Scale(op::Scale { by: self.exponent });
+        let slope = g.unary(kind, power);
+        Vjp::first(g.binary(OpKind::Mul, dy, slope))
+    }
+}
+
+impl Elementwise for op::Rsqrt {
+    const NAME: &'static str = "rsqrt";
+    const INPUTS: usize = 1;
+    const FLOPS: u64 = 2;
+
+    /// Emits `-dy / 2 * y^3` in the three kernels of PyTorch.
+    fn gradients(&self, at: Vjp<'_>) -> Contributions {
+        let Vjp { g, op, dy, .. } = at;
+        let exponent = Real(3.0);
+        let cube = g.unary(OpKind::Pow(op::Pow { exponent }), op.outputs[0]);
+        let half = OpKind::Scale(op::Scale { by: Real(-0.5) });
+        let dy = g.unary(half, dy);
+        Vjp::first(g.binary(OpKind::Mul, dy, cube))
     }
 }
 

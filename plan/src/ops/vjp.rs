@@ -1,7 +1,7 @@
 //! Shared parts of the derivative rules of operations.
 
 use crate::graph::{Graph, Op, ValueId};
-use crate::ir::{OpKind, op};
+use crate::ir::{OpKind, Real, op};
 use smallvec::SmallVec;
 
 /// Gradients by input position, in the order in which PyTorch computes them.
@@ -60,9 +60,15 @@ pub(crate) fn sum_to(g: &mut Graph, d: ValueId, shape: &[u64]) -> ValueId {
         return d;
     }
     let dtype = v.dtype;
+    let leading = v.shape.len().saturating_sub(1);
+    let rows = shape.len() == v.shape.len()
+        && shape[leading..] == [1]
+        && shape[..leading] == v.shape[..leading];
     let channels = shape.len() == 4 && shape[1] == v.shape[1] && shape[0] == 1;
     let kind = if shape.is_empty() {
         OpKind::SumAll
+    } else if rows {
+        OpKind::RowSum(op::RowSum { scale: Real(1.0) })
     } else if channels {
         OpKind::SumChannels
     } else {

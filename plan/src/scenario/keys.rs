@@ -9,10 +9,11 @@ pub(crate) use applies::families;
 use super::huggingface;
 use super::presets::PRESETS;
 use crate::config::{
-    Activation, AllocatorKind, AttentionBackend, AttentionGate, AuxLoss, CompileMode, GatePreset, GateProgram,
-    GradientSync, Head, LayerType, Loss, LrSchedule, MergeProjections, MlpType, Norm, NormPosition,
-    Optimizer, OuterStrategy, PackedQkv, PolicyKind, PositionEmbedding, ProjectorNorm, QkNorm,
-    Recompute, Residual, RopeType, Router, Scope, Strategy,
+    Activation, AllocatorKind, AttentionBackend, AttentionGate, AuxLoss, CompileMode, GatePreset,
+    GateProgram, GradientSync, Head, Implementation, LayerType, Loss, LrSchedule, MergeProjections,
+    MlpType, Norm, NormPosition, Optimizer, OuterStrategy, PackedQkv, PolicyKind,
+    PositionEmbedding, ProjectorNorm, QkNorm, Recompute, Residual, RopeType, Router, Scope,
+    Strategy,
 };
 use crate::models;
 use applies::{
@@ -380,6 +381,7 @@ keys! {
     Kernel: "model" "kernel" [Integer(1, 255)] "(cnn: 3)" "Edge length of the convolution kernels; must be odd";
     Bias: "model" "bias" [Bool, Choice(&["qkv", "attention", "mlp"])] "(llama, decoder: false, others: true)" "Which linear layers and convolutions have a bias: true (all), false (none), qkv (only queries, keys and values, as in Qwen2), attention (these and the output of attention), mlp (only the feed-forward layer); the last three: llama, decoder";
     QkNorm: "model" "qk_norm" [Bool, Choice(QkNorm::WORDS)] "false" "Normalize queries and keys: true (per head before the rotary embedding, as in Qwen3), full (all heads together, as in OLMo 2), each_head (a LayerNorm weight per head, as in Command R+), after_rope (per head after the rotary embedding, as in Hunyuan)";
+    Implementation: "model" "implementation" [Choice(Implementation::WORDS)] "(policy native: \"native\", others: \"torchtitan\")" "Code of the model, which decides kernels and saved tensors: torchtitan (fused norms), transformers (the modeling code of transformers 5 with sdpa attention: norms, rotary embeddings and softcaps in single operations, masks that the host reads), native (that of shardlab exec)";
     ModelType: "model" "model_type" [Text] "(none)" "model_type of transformers whose names the weights have in files; none: the names of Llama";
     Norm: "model" "norm" [Choice(Norm::WORDS)] "\"rms_norm\"" "Norm of the residual stream: rms_norm, rms_norm_unit_offset (the weight is stored minus 1: Gemma), layer_norm, layer_norm_no_bias, layer_norm_no_weight (no parameters: OLMo), layer_norm_unit_offset (Nemotron)";
     NormPosition: "model" "norm_position" [Choice(NormPosition::WORDS)] "\"before\"" "What is normalized: before (what attention and the feed-forward layer read), after (what they add to the residual stream: OLMo 2), both (Gemma 2), sum (the residual stream after each addition: BERT)";

@@ -86,6 +86,7 @@ shipped![
     "toy-cnn",
     "toy-linear",
     "toy-transformer",
+    "transformers-1b",
 ];
 
 /// Name (file stem) and text of every shipped scenario, sorted by name.

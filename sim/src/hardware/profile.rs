@@ -182,6 +182,12 @@ pub struct HostWork {
     pub optimizer_step_us: f64,
     /// Fixed work of a step.
     pub step_us: f64,
+    /// Python of a module of transformers, without its operators.
+    #[serde(default)]
+    pub module_us: f64,
+    /// Per-parameter work of the optimizer and of clipping in jobs of transformers.
+    #[serde(default)]
+    pub optimizer_param_us: f64,
 }
 
 /// `[network]`: links between the devices.

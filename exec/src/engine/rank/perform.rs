@@ -366,6 +366,8 @@ const fn host_work_name(kind: HostWorkKind) -> &'static str {
         HostWorkKind::HookParam => "hook_param",
         HostWorkKind::OptimizerStep => "optimizer_step",
         HostWorkKind::Step => "step",
+        HostWorkKind::Module => "module",
+        HostWorkKind::OptimizerParam => "optimizer_param",
     }
 }
 

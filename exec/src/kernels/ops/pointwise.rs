@@ -55,6 +55,28 @@ wide! {
         }
     }
 
+    /// Computes `x^exponent`.
+    fn pow(x: &[f32], exponent: f32, y: &mut [f32]) {
+        for (y, &x) in y.iter_mut().zip(x) {
+            *y = if exponent == 1.0 {
+                x
+            } else if exponent == 2.0 {
+                x * x
+            } else if exponent == 3.0 {
+                x * x * x
+            } else {
+                libm::powf(x, exponent)
+            };
+        }
+    }
+
+    /// Computes `1 / sqrt(x)`.
+    fn rsqrt(x: &[f32], y: &mut [f32]) {
+        for (y, &x) in y.iter_mut().zip(x) {
+            *y = 1.0 / x.sqrt();
+        }
+    }
+
     /// Computes `cap * tanh(x / cap)`.
     fn softcap(x: &[f32], cap: f32, y: &mut [f32]) {
         for (y, x) in y.iter_mut().zip(x) {
@@ -217,6 +239,31 @@ impl Elementwise for op::Shift {
 
     fn lane(&self, x: &[String], _: bool) -> String {
         format!("{} + {}", x[0], float(self.by.0 as f32))
+    }
+}
+
+impl Elementwise for op::Pow {
+    fn block(&self, x: &[&[f32]], y: &mut [f32]) {
+        pow(x[0], self.exponent.0 as f32, y);
+    }
+
+    fn lane(&self, x: &[String], _: bool) -> String {
+        match self.exponent.0 {
+            1.0 => x[0].clone(),
+            2.0 => format!("{0} * {0}", x[0]),
+            3.0 => format!("{0} * {0} * {0}", x[0]),
+            other => format!("powf({}, {})", x[0], float(other as f32)),
+        }
+    }
+}
+
+impl Elementwise for op::Rsqrt {
+    fn block(&self, x: &[&[f32]], y: &mut [f32]) {
+        rsqrt(x[0], y);
+    }
+
+    fn lane(&self, x: &[String], _: bool) -> String {
+        format!("1.0f / sqrtf({})", x[0])
     }
 }
 

@@ -1,14 +1,14 @@
-//! Sums over leading dimensions, channels or everything.
+//! Sums over rows, leading dimensions, channels or everything.
 //!
 //! Column sums add [`ROWS`] rows in float32 and accumulate these partial sums in float64.
 
-use super::{Call, CpuKernel};
+use super::{Call, CpuKernel, Rows};
 #[cfg(feature = "cuda")]
-use super::{CudaCode, CudaKernel};
+use super::{CudaCode, CudaKernel, RowCode, float};
 #[cfg(feature = "cuda")]
-use crate::kernels::cuda::codegen;
+use crate::kernels::cuda::codegen::{self, CodegenError, lanes::Lanes, rows::Row};
 use crate::kernels::error::OperandError;
-use crate::kernels::math::LANES;
+use crate::kernels::math::{LANES, sum1};
 use crate::kernels::operands::{Operands, dims, same};
 use crate::kernels::scratch::Scratch;
 use crate::kernels::view::View;
@@ -26,6 +26,13 @@ wide! {
             for (a, v) in acc.iter_mut().zip(row) {
                 *a += v;
             }
+        }
+    }
+
+    /// Computes `scale` times the sum of each row of length `d`.
+    fn row_sum(x: &[f32], d: usize, scale: f32, out: &mut [f32]) {
+        for (row, o) in x.chunks_exact(d).zip(out) {
+            *o = scale * sum1(row, |v| v);
         }
     }
 
@@ -89,6 +96,34 @@ pub(super) fn block<'b>(
     let copy = &mut copy[..n * d];
     view.load(first * d, copy);
     copy
+}
+
+impl CpuKernel for op::RowSum {
+    fn run(&self, call: Call<'_, '_>) -> Result<(), OperandError> {
+        let Rows { x, y, cols, .. } = call.rows()?;
+        row_sum(x[0], cols, self.scale.0 as f32, y[0]);
+        Ok(())
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl CudaKernel for op::RowSum {
+    fn code(&self) -> CudaCode<'_> {
+        CudaCode::Row(self)
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl RowCode for op::RowSum {
+    fn statistics(&self, row: &mut Row<'_, '_>) -> Result<Vec<String>, CodegenError> {
+        let [sum] = row.sums(|at| Ok([at.input(0)?]))?;
+        let scaled = format!("{} * {sum}", float(self.scale.0 as f32));
+        Ok(vec![row.define(&scaled)])
+    }
+
+    fn value(&self, _: &mut Lanes<'_, '_>, stats: &[String]) -> Result<String, CodegenError> {
+        Ok(stats[0].clone())
+    }
 }
 
 /// Computes `a -> sum of a over its leading elements`.

@@ -109,6 +109,24 @@ fn norms_of_queries_and_keys_have_gradients() {
     in_every_mode(&base);
 }
 
+/// The code of transformers computes what fused norms and other rotations do, in every mode.
+#[test]
+fn implementations_compute_the_same() {
+    let plain = tiny(Family::Llama);
+    let mut heads = plain.clone();
+    heads.model.options.qk_norm = QkNorm::Head;
+    let mut gemma = tiny(Family::Decoder);
+    gemma.model.options.norm = Norm::RmsUnitOffset;
+    gemma.model.options.norm_position = NormPosition::Both;
+    gemma.model.options.logits_softcap = Some(3.0);
+    for base in [plain, heads, gemma, tiny(Family::Moe)] {
+        let mut s = base.clone();
+        s.model.options.implementation = Some(Implementation::Transformers);
+        assert_same(&base, &s);
+        in_every_mode(&s);
+    }
+}
+
 /// Compares gradients of the parameters whose names end in one of these with finite differences;
 /// returns their number.
 fn numeric_gradients(base: &Scenario, ending: &str) -> u32 {

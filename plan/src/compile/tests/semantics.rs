@@ -374,6 +374,12 @@ pub(crate) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
             let scaled = x[0].iter().enumerate().map(|(i, v)| v * x[1][i / d]);
             vec![scaled.collect()]
         }
+        OpKind::Pow(op::Pow { exponent }) => map(&|v| v.powf(exponent.0)),
+        OpKind::Rsqrt => map(&|v| 1.0 / v.sqrt()),
+        OpKind::RowSum(op::RowSum { scale }) => {
+            let rows = x[0].chunks(dims(&ins[0]).1);
+            vec![rows.map(|r| scale.0 * r.iter().sum::<f64>()).collect()]
+        }
         OpKind::RowDot => {
             let d = dims(&ins[0]).1;
             let rows = x[0].chunks(d).zip(x[1].chunks(d));

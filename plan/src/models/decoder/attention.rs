@@ -174,11 +174,16 @@ impl Attention {
                     v,
                 ];
             }
+            let ignores_softcap = b.is_transformers();
             let options = &b.s.model.options;
             let scale = options.attention_multiplier;
             let scale = scale.unwrap_or(1.0 / (hd as f64).sqrt());
             let score_mod = ScoreMod {
-                softcap: Real(options.attention_softcap.unwrap_or(0.0)),
+                // `sdpa_attention_forward` of transformers does not pass it on.
+                softcap: Real(match ignores_softcap {
+                    true => 0.0,
+                    false => options.attention_softcap.unwrap_or(0.0),
+                }),
                 alibi: options.position_embedding == PositionEmbedding::Alibi,
                 window: window.unwrap_or(0),
             };

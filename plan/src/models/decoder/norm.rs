@@ -5,6 +5,7 @@ use crate::graph::ValueId;
 use crate::ir::{DType, Init, ModuleId, ModuleKind, OpKind, Real, op};
 use crate::models::build::Builder;
 use crate::models::declare::{Declare, Layer, Names, Order};
+use crate::models::implementation;
 
 /// A norm over the last dimension.
 #[derive(Clone, Copy)]
@@ -56,6 +57,10 @@ impl Norm {
     /// Normalizes the rows of `x`.
     pub(super) fn apply(self, b: &mut Builder<'_>, x: ValueId) -> ValueId {
         match (self.layer, self.kind) {
+            (Some(layer), Kind::Rms | Kind::RmsUnitOffset) if b.is_transformers() => {
+                let w = b.weight(layer);
+                implementation::rms_norm(b, self.module, x, w, self.kind)
+            }
             (Some(layer), Kind::Rms) => b.rms_norm(layer, x),
             (Some(layer), Kind::Layer | Kind::LayerNoBias) => b.layer_norm(layer, x),
             (Some(layer), Kind::RmsUnitOffset) => {

@@ -64,6 +64,7 @@ pub(in crate::models) const KEYS: &[&str] = &[
     "head_bias",
     "head",
     "num_labels",
+    "implementation",
     "model_type",
 ];
 

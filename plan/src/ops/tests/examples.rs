@@ -41,6 +41,15 @@ fn fixed(shape: &[u64], values: &[i32]) -> Example {
     }
 }
 
+/// Numbers above 0.
+fn positive(shape: &[u64]) -> Example {
+    let n = shape.iter().product::<u64>() as u32;
+    Example {
+        values: Some((1..=n).map(|i| f64::from(i) / 16.0).collect()),
+        ..numbers(shape)
+    }
+}
+
 /// Rows of three experts, of which one has none.
 fn offsets() -> Example {
     fixed(&[4], &[0, 4, 4, 10])
@@ -95,6 +104,8 @@ pub(super) fn operands(op: &OpKind) -> (Vec<Example>, Vec<Example>) {
             vec![numbers(&[3, 4, COLS])],
         ),
         OpKind::ScaleRows => (vec![rows.clone(), numbers(&[ROWS, 1])], vec![rows]),
+        OpKind::Rsqrt => (vec![positive(&[ROWS, COLS])], vec![rows]),
+        OpKind::RowSum(_) => (vec![rows], vec![numbers(&[ROWS, 1])]),
         OpKind::RowDot => (vec![rows.clone(), rows], vec![numbers(&[ROWS, 1])]),
         OpKind::LoadBalance(_) => (vec![rows], vec![scalar, numbers(&[2, COLS])]),
         OpKind::LoadBalanceGrad(_) => (vec![scalar, rows.clone(), numbers(&[2, COLS])], vec![rows]),

@@ -1,0 +1,159 @@
+"""Measures the host time of PyTorch's eager steps: of single calls, of autograd nodes, of modules, and of layers of transformers
+models with and without FSDP2. Tensors are so small that the host is the bottleneck, so wall-clock time between calls is host time.
+
+    python3 host.py OUT.jsonl [WORD ...]
+
+Runs on one GPU as rank 0 of two: collectives are those of torch's fake process group, which issues nothing, so what a real one
+takes (`collective_us`) is not included. Words pick cases (`micro`, `llama`). A case of a model gives medians over steps of forward,
+backward, clipping, optimizer and zero_grad for two numbers of layers; their difference is the time of a layer, the rest of the ends."""
+import gc, json, statistics, sys, time
+sys.path.pop(0)  # `kernels.py` of this folder is not the package that transformers looks for
+import torch, torch.distributed as dist, torch.nn as nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SYNC = torch.cuda.synchronize if DEVICE == "cuda" else (lambda: None)
+SMALL = dict(hidden_size=256, num_attention_heads=4, num_key_value_heads=2, head_dim=64, intermediate_size=512, vocab_size=1024,
+             tie_word_embeddings=True, max_position_embeddings=4096)
+# Model type, changes of the configuration, options of the step.
+CASES = [("llama", {}, {}), ("llama", {}, dict(reshard=False)), ("llama", {}, dict(shard=False)), ("llama", {}, dict(compiled=True)),
+         ("llama", {}, dict(checkpoint=True)), ("llama", {}, dict(foreach=True)), ("llama", {}, dict(lora=16)),
+         ("qwen3", {}, {}), ("mistral", dict(sliding_window=None, tie_word_embeddings=False), {}), ("gemma2", dict(query_pre_attn_scalar=64), {}),
+         ("qwen3_moe", dict(moe_intermediate_size=128, num_experts=8, num_experts_per_tok=2, decoder_sparse_step=1), {})]
+LAYERS, WARM, STEPS = (4, 12), 5, 25
+
+
+def per_call(name, n, f, out):
+    """Times `f`, which makes `n` calls, and writes the median of one call."""
+    for _ in range(3): f()
+    times = []
+    for _ in range(15):
+        SYNC(); t = time.perf_counter(); f(); times.append(time.perf_counter() - t); SYNC()
+    row = dict(case="micro", name=name, us=round(statistics.median(times) / n * 1e6, 3), min_us=round(min(times) / n * 1e6, 3))
+    print(row, flush=True); out.write(json.dumps(row) + "\n")
+
+
+def backward(make, n):
+    """Returns a function that times only the backward of what `make` builds, by running it on graphs built beforehand."""
+    graphs = [make() for _ in range(20)]
+    return lambda: graphs.pop().backward() if graphs else None
+
+
+class Plain(nn.Module):
+    def forward(self, x): return x
+
+
+def micro(out, n=200):
+    x, y = torch.ones(8, 64, device=DEVICE), torch.ones(8, 64, device=DEVICE)
+    g, w = torch.ones(8, 64, device=DEVICE, requires_grad=True), torch.ones(64, 64, device=DEVICE, requires_grad=True)
+    h = x.to(torch.bfloat16)
+    def loop(f, grad=False):
+        def run():
+            with torch.set_grad_enabled(grad):
+                for _ in range(n): f()
+        return run
+    for name, f in [("add", lambda: x + y), ("add in place", lambda: x.add_(y)), ("to", lambda: h.to(torch.float32)), ("view", lambda: x.view(64, 8)),
+                    ("transpose", lambda: x.transpose(0, 1)), ("mm", lambda: x @ w), ("cat", lambda: torch.cat((x, y), -1)), ("empty", lambda: torch.empty(8, 64, device=DEVICE)),
+                    ("slice", lambda: x[..., :32]), ("mean", lambda: x.mean(-1, keepdim=True)), ("pow", lambda: x.pow(2))]:
+        per_call(name, n, loop(f), out)
+    for name, f in [("add, recorded", lambda: g + y), ("mul, recorded", lambda: g * g), ("view, recorded", lambda: g.view(64, 8)), ("mm, recorded", lambda: g @ w), ("to, recorded", lambda: g.to(torch.bfloat16)),
+                    ("slice, recorded", lambda: g[..., :32])]:
+        per_call(name, n, loop(f, True), out)
+    plain, hooked, linear = Plain(), Plain(), nn.Linear(64, 64, bias=False, device=DEVICE)
+    hooked.register_forward_pre_hook(lambda m, a: None); hooked.register_forward_hook(lambda m, a, o: None)
+    per_call("module", n, loop(lambda: plain(x)), out); per_call("module with two hooks", n, loop(lambda: hooked(x)), out)
+    per_call("linear, recorded", n, loop(lambda: linear(x), True), out)
+    def chain(step):
+        def make():
+            z = g
+            for _ in range(n): z = step(z)
+            return z.sum()
+        return make
+    for name, step in [("add backward", lambda z: z + y), ("mul backward", lambda z: z * y), ("mul two backward", lambda z: z * g), ("view backward", lambda z: z.view(8, 64)), ("to backward", lambda z: z.to(torch.bfloat16).to(torch.float32)),
+                       ("mm backward", lambda z: z @ w), ("neg backward", lambda z: -z), ("slice backward", lambda z: z[..., :64])]:
+        per_call(name, n * (2 if name == "to backward" else 1), backward(chain(step), n), out)
+    params = [torch.ones(64, 64, device=DEVICE, requires_grad=True) for _ in range(100)]
+    for p in params: p.grad = torch.ones_like(p)
+    for count in (10, 100):
+        opt = torch.optim.AdamW(params[:count], lr=1e-5, fused=DEVICE == "cuda")
+        per_call(f"adamw fused, {count} tensors", 1, opt.step, out)
+        per_call(f"clip, {count} tensors", 1, lambda: nn.utils.clip_grad_norm_(params[:count], 1.0), out)
+
+
+def build(kind, over, layers, o, mesh):
+    from transformers import AutoConfig, AutoModelForCausalLM
+    config = AutoConfig.for_model(kind, **(SMALL | over | dict(num_hidden_layers=layers)))
+    m = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32).to(DEVICE); m.config.use_cache = False
+    if o.get("lora"):
+        from peft import LoraConfig, get_peft_model
+        m = get_peft_model(m, LoraConfig(r=o["lora"], lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"))
+    base = m.get_base_model() if o.get("lora") else m
+    if o.get("checkpoint"):
+        from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
+        ls = base.model.layers
+        for i in range(len(ls)): ls[i] = checkpoint_wrapper(ls[i], checkpoint_impl=CheckpointImpl.NO_REENTRANT, preserve_rng_state=False)
+    if o.get("shard", True):
+        mp = MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16, torch.bfloat16)
+        for l in base.model.layers: fully_shard(l, mesh=mesh, mp_policy=mp, reshard_after_forward=o.get("reshard", True))
+        fully_shard(m, mesh=mesh, mp_policy=mp)
+    else: m.to(torch.bfloat16)
+    if o.get("compiled"):
+        for l in base.model.layers: l.compile()
+    trained = [p for p in m.parameters() if p.requires_grad]
+    fused = DEVICE == "cuda" and not o.get("foreach")
+    return m, trained, torch.optim.AdamW(trained, lr=1e-5, fused=fused, foreach=not fused), config.vocab_size
+
+
+def steps(kind, over, layers, o, mesh, clip):
+    m, trained, opt, vocab = build(kind, over, layers, o, mesh)
+    x = torch.randint(0, vocab, (1, 64), device=DEVICE); parts = []
+    for i in range(WARM + STEPS):
+        SYNC(); t = [time.perf_counter()]; tick = lambda: t.append(time.perf_counter())
+        loss = m(input_ids=x, labels=x).loss; tick()
+        loss.backward(); tick()
+        if clip: nn.utils.clip_grad_norm_(trained, 1.0)
+        tick(); opt.step(); tick(); opt.zero_grad(); tick()
+        if i >= WARM: parts.append([b - a for a, b in zip(t, t[1:])])
+    SYNC(); n = len(trained); del m, trained, opt; gc.collect()
+    return [round(statistics.median(p) * 1e3, 3) for p in zip(*parts)], n
+
+
+def model(kind, over, o, mesh, out):
+    row = dict(case=kind, **o)
+    for clip in ((False, True) if o == {} and kind == "llama" else (False,)):
+        for layers in LAYERS:
+            parts, n = steps(kind, over, layers, o, mesh, clip)
+            row[f"{layers} layers{', clip' if clip else ''}"] = dict(zip(("forward", "backward", "clip", "optimizer", "zero_grad"), parts), tensors=n)
+    print(row, flush=True); out.write(json.dumps(row) + "\n"); out.flush()
+
+
+def launch_times(mesh, out):
+    """Durations of the runtime's calls in a short profile without shapes or stacks."""
+    from torch.profiler import ProfilerActivity, profile
+    m, trained, opt, vocab = build("llama", {}, 4, {}, mesh); x = torch.randint(0, vocab, (1, 64), device=DEVICE)
+    for _ in range(5): m(input_ids=x, labels=x).loss.backward(); opt.zero_grad()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as p: m(input_ids=x, labels=x).loss.backward(); SYNC()
+    found = {}
+    for e in p.events():
+        if e.name.startswith("cu"): found.setdefault(e.name, []).append(e.time_range.elapsed_us())
+    row = dict(case="runtime", calls={k: [len(v), round(statistics.median(v), 2)] for k, v in found.items()})
+    print(row, flush=True); out.write(json.dumps(row) + "\n")
+
+
+def main():
+    words = sys.argv[2:]; picked = lambda text: not words or any(w in text for w in words)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2); mesh = init_device_mesh(DEVICE, (2,))
+    with open(sys.argv[1], "w") as out:
+        out.write(json.dumps(dict(case="machine", gpu=torch.cuda.get_device_name() if DEVICE == "cuda" else "none", torch=torch.__version__)) + "\n")
+        if picked("micro"): micro(out); out.flush()
+        for kind, over, o in CASES:
+            if not picked(f"{kind} {o}"): continue
+            try: model(kind, over, o, mesh, out)
+            except Exception as e: print("FAILED", kind, o, repr(e)[:500], flush=True); out.write(json.dumps(dict(case=kind, **o, failed=repr(e)[:300])) + "\n")
+            gc.collect(); torch._dynamo.reset()
+        if DEVICE == "cuda" and picked("runtime"): launch_times(mesh, out)
+
+
+if __name__ == "__main__": main()
