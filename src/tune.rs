@@ -34,7 +34,8 @@ pub use score::{Goal, Limits, Score};
 
 use crate::analysis::whatif::Load;
 use crate::predict::{PredictError, Profiles, predict_light};
-use evaluate::Evaluator;
+use evaluate::{Evaluator, predicted};
+use shardlab_plan::Scenario;
 use space::Space;
 
 /// What is asked.
@@ -65,7 +66,8 @@ pub fn tune(request: &Request<'_>, watch: &dyn Watch) -> Result<Answer, PredictE
     let today = predict_light(&(request.load)(&[])?, request.profiles)?;
     let space = Space::new(&today, request);
     let score = Score::of(&today, request.limits);
-    let evaluator = Evaluator::new(&space, request, watch, score.clone());
+    let predict = |scenario: &Scenario| predicted(scenario, request, true);
+    let evaluator = Evaluator::new(&space, request, watch, &predict, score.clone());
     let today = (space.today(), score);
     let found = search::search(&evaluator, today, request.seed, search::EXACT);
     Ok(answer::answer(&evaluator, found))

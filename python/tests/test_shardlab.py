@@ -95,7 +95,7 @@ class Verbs(InFolder):
         self.assertEqual(len(of_scenario), 3)
 
     def test_fit_judges_configurations_and_scenarios(self):
-        self.assertEqual(shardlab.fit(JOB)["fits"], "?")
+        self.assertEqual(shardlab.fit(JOB)["fits"], "yes")
         Path("job.yaml").write_text(
             "base_model: Qwen/Qwen3-8B\nsequence_len: 8192\nmicro_batch_size: 2\n"
             "bf16: true\nfsdp_version: 2\nfsdp_config:\n  reshard_after_forward: true\n"

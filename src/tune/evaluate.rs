@@ -3,12 +3,13 @@
 use super::Request;
 use super::score::{Order, Score};
 use super::space::{Point, Space};
-use crate::predict::predict;
+use crate::predict::predict_peak;
 use rayon::prelude::*;
 use shardlab_plan::Scenario;
 use shardlab_plan::scenario::ScenarioErrorKind;
 use shardlab_sim::Options;
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Follows a search, and may end it.
@@ -22,11 +23,30 @@ pub trait Watch: Sync {
 /// A point with its score.
 pub(super) type Scored = (Point, Score);
 
+/// Predicts a scenario; `None` if that is impossible.
+pub(super) type Predict<'a> = &'a (dyn Fn(&Scenario) -> Option<Score> + Sync);
+
+/// Predicts a scenario by its peak, with or without tasks that slow one another.
+pub(super) fn predicted(
+    scenario: &Scenario,
+    request: &Request<'_>,
+    contention: bool,
+) -> Option<Score> {
+    let options = Options {
+        record: false,
+        contention,
+        ..Options::default()
+    };
+    let p = predict_peak(scenario, request.profiles, &options).ok()?;
+    Some(Score::of(&p, request.limits))
+}
+
 /// Predicts the points of a space.
 pub(super) struct Evaluator<'a> {
     pub(super) space: &'a Space,
     pub(super) request: &'a Request<'a>,
     watch: &'a dyn Watch,
+    predict: Predict<'a>,
     memory: Mutex<Memory>,
 }
 
@@ -34,8 +54,8 @@ pub(super) struct Evaluator<'a> {
 #[derive(Default)]
 struct Memory {
     scores: BTreeMap<Point, Option<Score>>,
-    /// Points by the text of their scenario.
-    scenarios: BTreeMap<String, Point>,
+    /// Points by the digest of their scenario.
+    scenarios: BTreeMap<u64, Point>,
 }
 
 impl<'a> Evaluator<'a> {
@@ -44,25 +64,18 @@ impl<'a> Evaluator<'a> {
         space: &'a Space,
         request: &'a Request<'a>,
         watch: &'a dyn Watch,
+        predict: Predict<'a>,
         today: Score,
     ) -> Self {
         let mut memory = Memory::default();
-        memory.scenarios.insert(text(&space.base), space.today());
+        memory.scenarios.insert(digest(&space.base), space.today());
         memory.scores.insert(space.today(), Some(today));
         Self {
             space,
             request,
             watch,
+            predict,
             memory: Mutex::new(memory),
-        }
-    }
-
-    /// Takes over scores that are known.
-    #[cfg(test)]
-    pub(super) fn knows(&self, scores: impl IntoIterator<Item = (Point, Score)>) {
-        let mut memory = self.memory();
-        for (point, score) in scores {
-            memory.scores.insert(point, Some(score));
         }
     }
 
@@ -105,7 +118,7 @@ impl<'a> Evaluator<'a> {
         {
             let mut memory = self.memory();
             for (point, scenario) in settled.into_iter().flatten() {
-                let entry = memory.scenarios.entry(text(&scenario));
+                let entry = memory.scenarios.entry(digest(&scenario));
                 let point = entry.or_insert(point).clone();
                 if seen.insert(point.clone()) {
                     if !memory.scores.contains_key(&point) {
@@ -118,7 +131,7 @@ impl<'a> Evaluator<'a> {
         let scores: Vec<(Point, Option<Score>)> = new
             .into_par_iter()
             .filter(|_| !self.stopped())
-            .map(|(point, scenario)| (point, self.predicted(&scenario, true)))
+            .map(|(point, scenario)| (point, (self.predict)(&scenario)))
             .collect();
         self.memory().scores.extend(scores);
         let scored = wanted.into_iter();
@@ -140,20 +153,10 @@ impl<'a> Evaluator<'a> {
     pub(super) fn floors(&self, points: &[Point]) -> Vec<f64> {
         let floor = |point: &Point| {
             let (_, scenario) = self.settle(point.clone())?;
-            Some(self.predicted(&scenario, false)?.busy_time())
+            Some(predicted(&scenario, self.request, false)?.busy_time())
         };
         let floors = points.par_iter().map(floor);
         floors.map(|f| f.unwrap_or(f64::INFINITY)).collect()
-    }
-
-    fn predicted(&self, scenario: &Scenario, contention: bool) -> Option<Score> {
-        let options = Options {
-            record: false,
-            contention,
-            ..Options::default()
-        };
-        let p = predict(scenario, self.request.profiles, &options).ok()?;
-        Some(Score::of(&p, self.request.limits))
     }
 
     /// Returns a point whose settings all have an effect, with its scenario: those that have none
@@ -182,7 +185,9 @@ impl<'a> Evaluator<'a> {
     }
 }
 
-/// Returns a text that two scenarios have in common only if all of their options are equal.
-fn text(scenario: &Scenario) -> String {
-    format!("{scenario:?}")
+/// Returns a hash of all options of a scenario.
+pub(super) fn digest(scenario: &Scenario) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    format!("{scenario:?}").hash(&mut hasher);
+    hasher.finish()
 }

@@ -1,11 +1,12 @@
 //! The inverse questions: the longest sequence and the fewest GPUs that fit, by bisection.
 
 use super::climb::Climb;
-use super::evaluate::{Evaluator, Scored, Watch};
+use super::evaluate::{Evaluator, Scored, Watch, predicted};
 use super::score::{Order, Score};
 use super::space::Space;
 use super::{Goal, Request};
 use crate::predict::{PredictError, predict_light};
+use shardlab_plan::Scenario;
 
 /// Sequences are multiples of this number of tokens, if today's length is one.
 const TOKENS: u64 = 128;
@@ -159,9 +160,7 @@ fn last(from: u64, most: u64, fits: &dyn Fn(u64) -> bool) -> Option<u64> {
 }
 
 fn score(request: &Request<'_>, set: &[String]) -> Option<Score> {
-    let scenario = (request.load)(set).ok()?;
-    let p = predict_light(&scenario, request.profiles).ok()?;
-    Some(Score::of(&p, request.limits))
+    predicted(&(request.load)(set).ok()?, request, true)
 }
 
 /// Returns the settings that need the least memory, axis by axis.
@@ -169,7 +168,8 @@ fn leanest(request: &Request<'_>, watch: &dyn Watch) -> Result<Vec<String>, Pred
     let today = predict_light(&(request.load)(&[])?, request.profiles)?;
     let space = Space::new(&today, request);
     let score = Score::of(&today, request.limits);
-    let eval = Evaluator::new(&space, request, watch, score.clone());
+    let predict = |scenario: &Scenario| predicted(scenario, request, true);
+    let eval = Evaluator::new(&space, request, watch, &predict, score.clone());
     let order = Order {
         goal: Goal::Memory,
         today: None,

@@ -139,21 +139,32 @@ fn kicked(eval: &Evaluator<'_>, point: &Point, random: &mut ChaCha8Rng) -> Point
     next
 }
 
-/// Takes back the changes that do not matter.
+/// Returns the point with the fewest changes of those that are as good as the best one, then the
+/// one with the least memory. Takes back the changes that do not matter first.
 fn fewest_changes(eval: &Evaluator<'_>, order: &Order, best: Scored) -> Scored {
+    let changes = |point: &Point| point.changed().count();
+    let preferred = |a: &Scored, b: &Scored| {
+        let ([_, _, a_other], [_, _, b_other]) = (order.of(&a.1), order.of(&b.1));
+        let fewer = changes(&a.0).cmp(&changes(&b.0));
+        let leaner = fewer.then(a_other.total_cmp(&b_other));
+        leaner
+            .then_with(|| order.compare(&a.1, &b.1))
+            .then_with(|| a.0.cmp(&b.0))
+    };
     let mut point = best.clone();
-    loop {
+    while order.admits(&best.1) {
         let undone: Vec<Point> = point
             .0
             .changed()
             .map(|axis| point.0.with(axis, 0))
             .collect();
-        let as_good = eval.all(undone).into_iter().filter(|(p, score)| {
-            p.changed().count() < point.0.changed().count() && order.ties(score, &best.1)
-        });
-        match as_good.min_by(|a, b| order.compare(&a.1, &b.1).then_with(|| a.0.cmp(&b.0))) {
-            Some(next) => point = next,
-            None => return point,
+        eval.all(undone);
+        let tied = eval.scores().into_iter();
+        let tied = tied.filter(|(_, score)| order.ties(score, &best.1));
+        match tied.min_by(preferred) {
+            Some(next) if next.0 != point.0 => point = next,
+            _ => break,
         }
     }
+    point
 }

@@ -1,8 +1,8 @@
 //! Searches against exhaustive ones, and properties of answers.
 
-use super::evaluate::{Evaluator, Scored, Watch};
+use super::evaluate::{Evaluator, Scored, Watch, digest, predicted};
 use super::search::search;
-use super::space::{Point, Space};
+use super::space::Space;
 use super::{Answer, Goal, Limits, Request, Score, tune};
 use crate::analysis::validation;
 use crate::analysis::whatif::TOLERANCE;
@@ -89,8 +89,16 @@ fn misses(text: &str, free: &[&str], budgets: u32, least: u64) -> usize {
         assert!(space.size() >= least, "{} points", space.size());
         let score = Score::of(&today, unlimited.limits);
         let watch = never();
-        let all = Evaluator::new(&space, &unlimited, &watch, score);
+        let predict = |s: &Scenario| predicted(s, &unlimited, true);
+        let all = Evaluator::new(&space, &unlimited, &watch, &predict, score.clone());
         let scores: Vec<Scored> = all.all(space.points());
+        let known: BTreeMap<u64, &Score> = scores
+            .iter()
+            .map(|(p, score)| {
+                let scenario = (job.load)(&space.overrides(p)).unwrap();
+                (digest(&scenario), score)
+            })
+            .collect();
         let reserved = scores.iter().map(|(_, s)| s.effect.peak_reserved.0);
         let (low, high) = (reserved.clone().min().unwrap(), reserved.max().unwrap());
         let mut random = ChaCha8Rng::seed_from_u64(7);
@@ -98,20 +106,14 @@ fn misses(text: &str, free: &[&str], budgets: u32, least: u64) -> usize {
         for _ in 0..budgets {
             let share = f64::from(random.next_u32()) / f64::from(u32::MAX);
             let budget = Bytes(low + ((high - low) as f64 * share) as u64);
-            let within: Vec<Scored> = scores
-                .iter()
-                .map(|(p, s)| (p.clone(), s.within(budget)))
-                .collect();
-            let fitting = within.iter().filter(|(_, s)| s.fits());
-            let best = fitting
-                .map(|(_, s)| s.effect.step_ms)
-                .fold(f64::MAX, f64::min);
+            let within = scores.iter().map(|(_, s)| s.within(budget));
+            let fitting = within.filter(Score::fits).map(|s| s.effect.step_ms);
+            let best = fitting.fold(f64::MAX, f64::min);
             let request = job.request(Some(budget));
-            let eval = Evaluator::new(&space, &request, &watch, within[0].1.clone());
-            let known: BTreeMap<Point, Score> = within.iter().cloned().collect();
-            eval.knows(known.clone());
-            let today = (space.today(), known[&space.today()].clone());
-            let found = search(&eval, today, 1, 0);
+            let predict = |s: &Scenario| Some(known.get(&digest(s))?.within(budget));
+            let today = score.within(budget);
+            let eval = Evaluator::new(&space, &request, &watch, &predict, today.clone());
+            let found = search(&eval, (space.today(), today), 1, 0);
             let step = found.best.1.effect.step_ms;
             let hit = found.best.1.fits() && step <= best * (1.0 + TOLERANCE);
             missed += usize::from(!hit);
@@ -152,7 +154,6 @@ fn large_searches_find_the_optimum_of_all_points() {
             "fsdp.prefetch_forward",
             "fsdp.prefetch_backward",
             "precision.reduce_dtype",
-            "fsdp.gradient_sync",
         ],
     ]
     .concat();
@@ -189,7 +190,7 @@ fn an_answer_is_what_its_settings_predict() {
     with(&model(3, 2, FSDP2), Some(&FEW), |job| {
         let answer = tuned(job, None, 2);
         assert!(answer.found && answer.exact);
-        assert_eq!(answer.gap(), Some(0.0));
+        assert!(answer.gap().is_some_and(|gap| gap <= TOLERANCE));
         let best = &answer.best;
         let p = predict_light(&(job.load)(&best.set).unwrap(), job.profiles).unwrap();
         assert_eq!(p.step_ms(), best.score.effect.step_ms);
@@ -304,7 +305,7 @@ fn validation_decides_which_choices_there_are() {
 }
 
 /// Measured runs that differ only in options: the one that is predicted to be the fastest is within
-/// 2 % of the fastest measured one. (In each table, since machines differ.)
+/// 2 % of the fastest measured one. Runs on different machines do not compare.
 #[test]
 #[ignore = "minutes; run with --release"]
 fn the_predicted_best_of_measured_runs_is_nearly_the_best() {
@@ -340,7 +341,11 @@ fn the_predicted_best_of_measured_runs_is_nearly_the_best() {
                 .map(String::as_str)
                 .filter(|set| JOB.iter().any(|key| set.starts_with(key)))
                 .collect();
-            let key = format!("{name} {} {}", row.row.scenario, job.join(" "));
+            // Tables name the machine of a run last: m1, m2, m3.
+            let machine = row.row.name.rsplit(' ').next().unwrap_or_default();
+            let is_machine = machine.len() == 2 && machine.starts_with('m');
+            let machine = if is_machine { machine } else { "" };
+            let key = format!("{name} {machine} {} {}", row.row.scenario, job.join(" "));
             by_job
                 .entry(key)
                 .or_default()

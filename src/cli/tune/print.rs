@@ -147,7 +147,7 @@ fn front(answer: &Answer, out: &mut Out) -> Result<(), Failure> {
 /// Returns the settings of a proposal on one line.
 fn settings(of: &Proposal) -> String {
     if of.set.is_empty() {
-        return "none".to_owned();
+        return "today's settings".to_owned();
     }
     let all: Vec<String> = of.set.iter().map(|set| short(set)).collect();
     all.join(" ")
@@ -201,7 +201,7 @@ fn conclusions(answer: &Answer) -> Vec<String> {
         count(answer.points)
     );
     all.push(match (answer.exact, answer.gap(), answer.bound_ms) {
-        (true, ..) => format!("All {predicted} were predicted: nothing in this space is better."),
+        (true, ..) => format!("All {predicted} were predicted: nothing in this space is better by more than 0.5 %."),
         (false, Some(gap), Some(bound)) => format!(
             "{predicted} were predicted. No step within the limits is shorter than {} ms (bound): gap {:.1} %.",
             number(bound, 2, best.basis.as_ref()),
@@ -263,8 +263,10 @@ pub(super) fn longest(
             &format!("settings: {}", tokens(lean.map(|l| l.0))),
         )?;
         if let Some((_, set, score)) = lean {
-            let all: Vec<String> = set.iter().map(|s| short(s)).collect();
-            out.labelled("", &all.join(" "))?;
+            if !set.is_empty() {
+                let all: Vec<String> = set.iter().map(|s| short(s)).collect();
+                out.labelled("", &all.join(" "))?;
+            }
             let effect = &score.effect;
             let reserved = effect.peak_reserved;
             out.labelled(
