@@ -12,6 +12,7 @@ mod compare;
 mod completions;
 #[cfg(feature = "dash")]
 mod dash;
+mod emit;
 mod exec;
 mod explain;
 mod fit;
@@ -32,9 +33,11 @@ mod runs;
 mod scenarios;
 mod schema;
 mod sim;
+mod subject;
 mod sweep;
 mod table;
 mod text;
+mod tune;
 mod validate;
 mod verdict;
 
@@ -75,6 +78,8 @@ enum Command {
     Sim(sim::Args),
     /// Predict whether a job of Accelerate, the Trainer, torchtitan, Megatron-LM and others fits
     Fit(fit::Args),
+    /// Find the best settings of a job: the shortest step within the memory of its GPUs
+    Tune(tune::Args),
     /// Train on this machine with the program that `sim` predicts
     Exec(exec::Args),
     /// Print the program: every instruction of a step, and the rule that made it
@@ -163,6 +168,7 @@ fn run(command: &Command, out: &mut Out) -> Result<Status, Failure> {
     match command {
         Command::Sim(args) => sim::run(args, out),
         Command::Fit(args) => fit::run(args, out),
+        Command::Tune(args) => tune::run(args, out),
         Command::Exec(args) => exec::run(args, out),
         Command::Plan(args) => plan::run(args, out),
         Command::Check(args) => check::run(args, out),

@@ -23,3 +23,4 @@ pub mod dash;
 pub mod gate;
 pub mod predict;
 pub mod trace;
+pub mod tune;

@@ -188,15 +188,61 @@ pub fn predict(
     profiles: &Profiles,
     options: &Options,
 ) -> Result<Prediction, PredictError> {
+    planned(scenario, profiles, |program, profile| {
+        predict_program(scenario, program, profile, options)
+    })
+}
+
+/// Plans a scenario and adds the basis to what `simulate` predicts for it.
+fn planned(
+    scenario: &Scenario,
+    profiles: &Profiles,
+    simulate: impl FnOnce(Program, Arc<Profile>) -> Result<Prediction, PredictError>,
+) -> Result<Prediction, PredictError> {
     let profile = profiles.get(&scenario.mesh.hardware)?;
     let program = shardlab_plan::plan(scenario).map_err(|error| PredictError::Plan {
         scenario: scenario.name.clone(),
         error,
     })?;
     let basis = basis::basis(scenario, &program, &profile);
-    let mut prediction = predict_program(scenario, program, profile, options)?;
+    let mut prediction = simulate(program, profile)?;
     prediction.run.basis = Some(basis);
     Ok(prediction)
+}
+
+/// Like [`predict`], but judges by the peak alone, in one simulation: a step that fits only after
+/// freeing cached memory counts as one that does not fit.
+///
+/// # Errors
+/// See [`predict`].
+pub fn predict_peak(
+    scenario: &Scenario,
+    profiles: &Profiles,
+    options: &Options,
+) -> Result<Prediction, PredictError> {
+    planned(scenario, profiles, |program, profile| {
+        let run = shardlab_sim::simulate(&program, &profile, options);
+        let run = run.map_err(|error| PredictError::Sim {
+            scenario: scenario.name.clone(),
+            error,
+        })?;
+        let needed = run.memory.peak_device;
+        let fit = match run.memory.capacity {
+            None => Fit::Unknown,
+            Some(capacity) if needed <= capacity => Fit::Fits,
+            Some(capacity) => Fit::Exceeds {
+                over: Bytes(needed.0 - capacity.0),
+                out_of_memory: None,
+            },
+        };
+        Ok(Prediction {
+            scenario: scenario.clone(),
+            program,
+            profile,
+            run,
+            fit,
+        })
+    })
 }
 
 /// Simulates a program that was planned with the options of this scenario.

@@ -3,6 +3,8 @@
 //! ```text
 //! file ─ detect ─▶ tree ─┐                           ┌─▶ rows      what became of each key
 //!   formats (tables) ────┴─ reader ─▶ draft ─ derive ─┴─▶ scenario  as TOML
+//!
+//! file ◀─ emit ◀─ changed scenario keys
 //! ```
 //!
 //! Nothing is dropped silently: every key of the files is a row that says whether it is used,
@@ -24,6 +26,7 @@ mod convert;
 mod derive;
 mod detect;
 mod draft;
+pub mod emit;
 mod error;
 mod formats;
 mod gpus;

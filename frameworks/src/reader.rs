@@ -7,6 +7,7 @@ use crate::row::{Lack, Status};
 use crate::table::{Effect, Format, To, is_typo};
 use crate::tree::{Name, Node, Value};
 use shardlab_plan::scenario::nearest;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Files that may refer to one another in a row.
@@ -23,7 +24,10 @@ pub(crate) struct Reader {
     pub(crate) formats: Vec<&'static Format>,
     /// Folder of the file that names the model.
     pub(crate) model_folder: PathBuf,
-    files: Vec<PathBuf>,
+    /// Files in the order in which they were read.
+    pub(crate) files: Vec<PathBuf>,
+    /// Texts that stand for those of files.
+    pub(crate) texts: BTreeMap<PathBuf, String>,
 }
 
 /// The file that is being read.
@@ -50,7 +54,10 @@ impl Reader {
                 "too many files refer to one another",
             ));
         }
-        let text = detect::text(path)?;
+        let text = match self.texts.get(path) {
+            Some(text) => text.clone(),
+            None => detect::text(path)?,
+        };
         self.text(path, &text, format)
     }
 

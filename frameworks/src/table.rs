@@ -193,6 +193,15 @@ impl Format {
         self.tables.iter().find_map(|table| table.key(path))
     }
 
+    /// Returns whether two paths are names of the same key, such as one with and one without a
+    /// prefix.
+    pub(crate) fn is_same_key(&self, a: &str, b: &str) -> bool {
+        self.tables.iter().any(|table| {
+            let (a, b) = (table.name_of(a), table.name_of(b));
+            a == b && a.is_some_and(|name| table.keys.iter().any(|k| k.name == name))
+        })
+    }
+
     /// Returns the known names next to a path, without prefixes.
     pub(crate) fn siblings(&self, path: &str) -> Vec<&'static str> {
         let mut names = Vec::new();

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 const DATA: &str = "../tests/data/frameworks";
 
 /// Returns the published configurations, in order.
-fn fixtures() -> Vec<PathBuf> {
+pub(crate) fn fixtures() -> Vec<PathBuf> {
     let mut found = Vec::new();
     for folder in std::fs::read_dir(DATA).unwrap() {
         let folder = folder.unwrap().path();
@@ -33,10 +33,15 @@ fn options() -> Options {
 
 /// Reads a fixture. What it leaves open is 8 GPUs and the model Mistral 7B.
 fn job(path: &Path) -> Job {
+    job_with_options(path).0
+}
+
+/// Reads a fixture, and returns the options with which it is read.
+pub(crate) fn job_with_options(path: &Path) -> (Job, Options) {
     let mut options = options();
     loop {
         let error = match read(&[path.into()], &options) {
-            Ok(job) => return job,
+            Ok(job) => return (job, options),
             Err(error) => error.to_string(),
         };
         let counted = options.gpus.as_ref().is_some_and(|g| g.count.is_some());

@@ -52,6 +52,7 @@ __all__ = [
     "compare",
     "dumps",
     "explain",
+    "fit",
     "gate",
     "plan",
     "predict",
@@ -59,6 +60,7 @@ __all__ = [
     "scenarios",
     "schema",
     "sweep",
+    "tune",
     "version",
 ]
 
@@ -99,6 +101,50 @@ def sweep(
     """
     flags = [*_settings("--axis", axes), *_settings("--set", set), *_options(options)]
     return _on_scenarios("sweep", [scenario], flags, store)
+
+
+def fit(
+    *jobs: Scenario,
+    gpus: Optional[str] = None,
+    set: Optional[Overrides] = None,
+    **options: Option,
+) -> Dict[str, Any]:
+    """Predicts whether a job fits, from the configuration of a framework or a scenario.
+
+    ``gpus`` names the GPUs, such as ``"8xh100"``. Files that belong together are given together. A
+    job that does not fit is not an error: see ``fits`` of the result.
+    """
+    if not jobs:
+        raise TypeError("fit() needs at least one job")
+    flags = [*_settings("--set", set), *_options({"gpus": gpus, **options})]
+    return _on_scenarios("fit", jobs, flags)[0]
+
+
+def tune(
+    *jobs: Scenario,
+    gpus: Optional[str] = None,
+    set: Optional[Overrides] = None,
+    keep: Optional[Overrides] = None,
+    only: Optional[Sequence[str]] = None,
+    free: Optional[Overrides] = None,
+    **options: Option,
+) -> Dict[str, Any]:
+    """Finds the best settings of a job: the shortest step within the memory of its GPUs.
+
+    ``keep`` fixes keys, ``only`` names the keys that change, and ``free`` adds further ones. Other
+    options are those of the command line: ``budget="70GiB"``, ``goal="memory"``,
+    ``longest_sequence=True``. That nothing fits is not an error: see ``found`` of the result.
+    """
+    if not jobs:
+        raise TypeError("tune() needs at least one job")
+    flags = [
+        *_settings("--set", set),
+        *_settings("--keep", keep),
+        *_options({"only": only}),
+        *_settings("--free", free),
+        *_options({"gpus": gpus, **options}),
+    ]
+    return _on_scenarios("tune", jobs, flags)[0]
 
 
 def explain(

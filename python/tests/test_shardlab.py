@@ -94,6 +94,43 @@ class Verbs(InFolder):
         of_scenario = shardlab.sweep({**JOB, "sweep": {"train.micro_batch": [1, 2, 3]}})
         self.assertEqual(len(of_scenario), 3)
 
+    def test_fit_judges_configurations_and_scenarios(self):
+        self.assertEqual(shardlab.fit(JOB)["fits"], "yes")
+        Path("job.yaml").write_text(
+            "base_model: Qwen/Qwen3-8B\nsequence_len: 8192\nmicro_batch_size: 2\n"
+            "bf16: true\nfsdp_version: 2\nfsdp_config:\n  reshard_after_forward: true\n"
+        )
+        answer = shardlab.fit("job.yaml", gpus="8xh100")
+        self.assertEqual((answer["framework"], answer["fits"]), ("Axolotl", "no"))
+        with self.assertRaises(shardlab.Error):
+            shardlab.fit("job.yaml", gpus="8xh10")
+        with self.assertRaises(TypeError):
+            shardlab.fit()
+
+    def test_tune_finds_settings_and_says_what_they_gain(self):
+        only = ["train.recompute", "precision.reduce_dtype"]
+        job = {**JOB, "train": {**JOB["train"], "recompute": "full"}}
+        answer = shardlab.tune(job, gpus="2xh100", only=only)
+        self.assertTrue(answer["found"] and answer["exact"])
+        self.assertLessEqual(answer["best"]["step_ms"], answer["today"]["step_ms"])
+        kept = shardlab.tune(job, gpus="2xh100", only=only, keep={"train.recompute": "full"})
+        changed = [set for set in kept["best"]["set"] if "recompute=" in set]
+        self.assertEqual(changed, ["train.recompute=\"full\""])
+        none = shardlab.tune(job, gpus="2xh100", only=only, budget="1KiB")
+        self.assertFalse(none["found"])
+
+    def test_code_for_pytorch_is_python(self):
+        flags = ["--emit", "python", "--set", "train.recompute=selective"]
+        flags += ["--set", "fsdp.policy=fsdp2", "--set", "fsdp.prefetch_forward=2"]
+        done = subprocess.run(
+            [shardlab.binary(), "fit", "llama3-8b-8xh100", *flags],
+            stdout=subprocess.PIPE,
+            encoding="utf-8",
+            check=True,
+        )
+        compile(done.stdout, "shard.py", "exec")
+        self.assertIn("fully_shard(blocks[i]", done.stdout)
+
     def test_explain_tries_other_options_unless_told_not_to(self):
         self.assertTrue(shardlab.explain(JOB)["what_if"])
         self.assertFalse(shardlab.explain(JOB, what_if=False).get("what_if"))

@@ -325,7 +325,7 @@ pub fn padding(base: &Scenario, profile: &Profile) -> Option<Change> {
 
 /// Returns changes to the traffic between nodes, on the same GPUs: groups of a node or less for
 /// `reshard_after_forward`, and meshes that shard within nodes or over all ranks.
-pub(super) fn mesh(base: &Scenario) -> Vec<Change> {
+pub(crate) fn mesh(base: &Scenario) -> Vec<Change> {
     let m = &base.mesh;
     // In data-parallel ranks: the others stay as they are.
     let (world, node) = (m.data_ranks(), (m.gpus_per_node / m.tp).max(1));

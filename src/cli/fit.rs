@@ -1,12 +1,13 @@
 //! `shardlab fit`: predicts whether a job fits, from the configuration that people have.
 
 mod keys;
-mod subject;
 
 use super::args::{Overrides, profiles};
+use super::emit::EmitArgs;
 use super::output::{Failure, Out, Status};
 use super::progress::Progress;
 use super::sim::report::predicted_heading;
+use super::subject::Subject;
 use super::verdict::{self, command, setting};
 use crate::analysis::smallest_fit::{self, Solution};
 use crate::analysis::verdict::{Verdict, free_memory};
@@ -19,7 +20,6 @@ use shardlab_frameworks::Gpus;
 use shardlab_plan::units::Bytes;
 use shardlab_sim::Options;
 use std::path::PathBuf;
-use subject::Subject;
 
 const NOTES: &str = "\
 JOB is recognized by its content and its name:
@@ -70,16 +70,8 @@ pub(super) struct Args {
     /// Print one JSON object
     #[arg(long, conflicts_with = "emit")]
     json: bool,
-    /// Print the job in another form instead of the answer
-    #[arg(long, value_name = "FORM")]
-    emit: Option<Emit>,
-}
-
-/// Forms of a job.
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum Emit {
-    /// A scenario file, with a comment per line that says where its value is from
-    Scenario,
+    #[command(flatten)]
+    emit: EmitArgs,
 }
 
 /// The answer as JSON.
@@ -102,15 +94,15 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     let set = &args.overrides.set;
     let mut subject = Subject::read(&args.jobs, args.gpus.clone(), args.model.clone(), set)?;
     if let Some(refusal) = subject.refusal() {
-        if !args.json && !args.check && args.emit.is_none() {
+        if !args.json && !args.check && args.emit.emit.is_none() {
             keys::print(&subject, out)?;
             out.flush()?;
         }
         return Err(Failure::bad_input(refusal));
     }
     let scenario = subject.scenario()?;
-    if args.emit.is_some() {
-        out.text(subject.text()?)?;
+    if let Some(emit) = args.emit.emit {
+        args.emit.write(emit, &subject, &[], &scenario, out)?;
         return Ok(Status::Done);
     }
     let profiles = profiles();

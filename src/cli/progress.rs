@@ -45,6 +45,11 @@ impl Progress {
         }
     }
 
+    /// Says what has been reached so far, such as `tuning: 975 ms per step`.
+    pub(super) fn reached(&self, message: String) {
+        self.bar.set_message(message);
+    }
+
     /// Hides the line while something is written.
     pub(super) fn pause<T>(&self, write: impl FnOnce() -> T) -> T {
         self.bar.suspend(write)

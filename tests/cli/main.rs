@@ -28,6 +28,7 @@ mod runs;
 mod sim;
 mod sweep;
 mod trace;
+mod tune;
 mod validate;
 
 use assert_cmd::Command;

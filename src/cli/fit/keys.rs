@@ -1,8 +1,8 @@
 //! Shows what became of each key of a configuration.
 
 use super::super::output::{Failure, Out};
+use super::super::subject::Subject;
 use super::super::table::Table;
-use super::subject::Subject;
 use serde::Serialize;
 use shardlab_frameworks::{Lack, Row, Setting, Status};
 use std::collections::BTreeMap;

@@ -197,6 +197,16 @@ fn will_it_fit() {
 }
 
 #[test]
+fn find_the_best_settings() {
+    paste("docs/how-to/find-the-best-settings.md", 7, 6);
+}
+
+#[test]
+fn memory_questions() {
+    paste("docs/how-to/memory-questions.md", 15, 0);
+}
+
+#[test]
 fn fit_in_memory() {
     paste("docs/how-to/fit-in-memory.md", 4, 3);
 }

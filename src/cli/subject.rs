@@ -1,7 +1,7 @@
 //! What is judged: a scenario, or a job of a framework as a scenario.
 
-use super::super::args;
-use super::super::output::Failure;
+use super::args;
+use super::output::Failure;
 use shardlab_frameworks::{Gpus, Job, Options, Row, read};
 use shardlab_plan::Scenario;
 use shardlab_plan::scenario::{self, ScenarioError};
@@ -14,8 +14,13 @@ const TITAN: [&str; 3] = ["[training]", "[parallelism]", "[job]"];
 pub(super) enum Subject {
     /// A scenario file or the name of a shipped one, with overrides.
     Scenario { path: PathBuf, set: Vec<String> },
-    /// A job, with the overrides of its scenario.
-    Job { job: Box<Job>, set: Vec<String> },
+    /// A job, with its files and the overrides of its scenario.
+    Job {
+        job: Box<Job>,
+        files: Vec<PathBuf>,
+        options: Options,
+        set: Vec<String>,
+    },
 }
 
 impl Subject {
@@ -46,8 +51,12 @@ impl Subject {
             options.model = Some(rest.remove(at));
         }
         let job = read(&rest, &options).map_err(Failure::bad_input)?;
-        let job = Box::new(job);
-        Ok(Self::Job { job, set })
+        Ok(Self::Job {
+            job: Box::new(job),
+            files: rest,
+            options,
+            set,
+        })
     }
 
     fn of_scenario(
@@ -87,7 +96,7 @@ impl Subject {
     pub(super) fn scenario(&mut self) -> Result<Scenario, Failure> {
         match self {
             Self::Scenario { path, set } => args::load(path, set),
-            Self::Job { job, set } => job.scenario(set).map_err(Failure::bad_input),
+            Self::Job { job, set, .. } => job.scenario(set).map_err(Failure::bad_input),
         }
     }
 
@@ -96,7 +105,14 @@ impl Subject {
         let with = |set: &[String]| [set, more].concat();
         match self {
             Self::Scenario { path, set } => scenario::load(path, &with(set)),
-            Self::Job { job, set } => scenario::parse(&job.name, &job.text(), &with(set)),
+            Self::Job { job, set, .. } => scenario::parse(&job.name, &job.text(), &with(set)),
+        }
+    }
+
+    /// Returns the overrides that the user gives.
+    pub(super) fn set(&self) -> &[String] {
+        match self {
+            Self::Scenario { set, .. } | Self::Job { set, .. } => set,
         }
     }
 

@@ -1,0 +1,202 @@
+//! Writes changed options back: into the user's files, or as a new file of a framework.
+//!
+//! ```text
+//! changes ─ rules ─▶ keys of the framework ─ edit ─▶ text ─ read again ─▶ what is expressed
+//! ```
+//!
+//! Edited files are read again. A change that they do not express is reported with the reason.
+
+mod edit;
+mod fresh;
+mod python;
+mod rules;
+
+#[cfg(test)]
+mod tests;
+
+pub use fresh::{Form, fresh};
+pub use python::python;
+
+use crate::error::ConfigError;
+use crate::job::Job;
+use crate::reader::Reader;
+use crate::table::Format;
+use crate::{Options, derive, detect};
+use edit::{Document, Syntax};
+use shardlab_plan::Scenario;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// A file and its text with changes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Edited {
+    /// Path as it was given.
+    pub path: PathBuf,
+    /// Text before.
+    pub before: String,
+    /// Text with the changes.
+    pub after: String,
+}
+
+/// A change that a file does not express.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unexpressed {
+    /// The change, in the syntax of `--set`.
+    pub set: String,
+    /// Why.
+    pub why: String,
+}
+
+/// The files of a job with changes.
+#[derive(Debug)]
+pub struct Edits {
+    /// Files that change.
+    pub files: Vec<Edited>,
+    /// Changes that no file expresses.
+    pub lost: Vec<Unexpressed>,
+}
+
+/// Writes changes into the files of a job, in place. Everything else in the files stays, comments
+/// included. `changes` are in the syntax of `--set`, `to` is the scenario with them.
+///
+/// # Errors
+/// The files cannot be read, or not with these options.
+pub fn edit(
+    files: &[PathBuf],
+    options: &Options,
+    changes: &[String],
+    to: &Scenario,
+) -> Result<Edits, ConfigError> {
+    let read = |documents: &[Document]| {
+        let texts = documents.iter().map(|d| (d.path.clone(), d.text.clone()));
+        read(files, options, texts.collect())
+    };
+    let mut documents = Vec::new();
+    for (path, format) in read(&[])?.1 {
+        let text = detect::text(&path)?;
+        documents.push(Document::new(path, text, format)?);
+    }
+    let before: Vec<String> = documents.iter().map(|d| d.text.clone()).collect();
+    let mut lost = Vec::new();
+    let mut lose = |sets: &[&String], why: &str| {
+        lost.extend(sets.iter().map(|set| Unexpressed {
+            set: (*set).clone(),
+            why: why.to_owned(),
+        }));
+    };
+    for sets in together(changes) {
+        let mut next = documents.clone();
+        let written = sets.iter().try_for_each(|set| write(&mut next, set, to));
+        let read = written.and_then(|()| read(&next).map_err(|e| e.to_string()));
+        match read.map(|(mut job, _)| says(&mut job, &sets)) {
+            Ok(true) => documents = next,
+            Ok(false) => lose(&sets, "another key of the configuration decides it"),
+            Err(why) => lose(&sets, &why),
+        }
+    }
+    let files = documents.into_iter().zip(before);
+    let files = files.filter(|(d, before)| d.text != *before);
+    Ok(Edits {
+        files: files
+            .map(|(document, before)| Edited {
+                path: document.path,
+                before,
+                after: document.text,
+            })
+            .collect(),
+        lost,
+    })
+}
+
+/// Groups changes that agree only together: micro-batch and accumulation, and the sizes of the
+/// mesh.
+fn together(changes: &[String]) -> Vec<Vec<&String>> {
+    const PAIRS: [&str; 2] = [
+        "train.micro_batch= train.grad_accum=",
+        "mesh.dp_shard= mesh.dp_replicate=",
+    ];
+    let pair = |set: &str| {
+        let key = set.split_inclusive('=').next().unwrap_or(set);
+        PAIRS.iter().position(|pair| pair.contains(key))
+    };
+    let mut groups: Vec<Vec<&String>> = Vec::new();
+    for set in changes {
+        let own = pair(set);
+        match groups
+            .iter_mut()
+            .find(|g| own.is_some() && pair(g[0]) == own)
+        {
+            Some(group) => group.push(set),
+            None => groups.push(vec![set]),
+        }
+    }
+    groups
+}
+
+/// Returns whether a job says what these changes say.
+fn says(job: &mut Job, sets: &[&String]) -> bool {
+    let sets: Vec<String> = sets.iter().map(|set| (*set).clone()).collect();
+    match (job.scenario(&[]), job.scenario(&sets)) {
+        (Ok(own), Ok(changed)) => own == changed,
+        _ => false,
+    }
+}
+
+/// Reads files, some of them with another text, and returns the job and all files with their
+/// formats.
+fn read(
+    files: &[PathBuf],
+    options: &Options,
+    texts: BTreeMap<PathBuf, String>,
+) -> Result<(Job, Vec<(PathBuf, &'static Format)>), ConfigError> {
+    let mut reader = Reader {
+        texts,
+        ..Reader::default()
+    };
+    for file in files {
+        reader.file(file, None)?;
+    }
+    derive::finish(&mut reader, options)?;
+    let sources = reader.files.iter().cloned();
+    let sources = sources.zip(reader.formats.iter().copied()).collect();
+    Ok((Job::new(files, reader), sources))
+}
+
+/// Writes a change into the first file whose format has a key for it.
+fn write(documents: &mut [Document], set: &str, to: &Scenario) -> Result<(), String> {
+    let (key, value) = set.split_once('=').ok_or("expected SECTION.KEY=VALUE")?;
+    let mut why = "no counterpart".to_owned();
+    for document in documents {
+        let has = |path: &str| document.has(path);
+        let Some(pairs) = rules::pairs(document.format, key, value, to, &has) else {
+            continue;
+        };
+        let mut next = document.clone();
+        match pairs
+            .iter()
+            .try_for_each(|(path, value)| next.set(path, value))
+        {
+            Ok(()) => {
+                *document = next;
+                return Ok(());
+            }
+            Err(e) => why = e,
+        }
+    }
+    Err(why)
+}
+
+/// Writes changes into the text of a scenario file, in place.
+///
+/// # Errors
+/// A text that is not TOML, or a value that cannot be replaced.
+pub fn edit_scenario(path: &Path, text: &str, changes: &[String]) -> Result<String, ConfigError> {
+    let mut document = Document::scenario(path, text)?;
+    for set in changes {
+        let (key, value) = set.split_once('=').unwrap_or((set, ""));
+        let set = document.set(key, value);
+        set.map_err(|why| ConfigError::file(path, format!("{key}: {why}")))?;
+    }
+    debug_assert_eq!(document.syntax, Syntax::Toml, "scenarios are TOML");
+    Ok(document.text)
+}

@@ -1,0 +1,296 @@
+//! `shardlab tune`: finds the best settings of a job within the memory of its GPUs.
+
+mod json;
+mod print;
+
+use super::args::{Overrides, profiles, size};
+use super::emit::EmitArgs;
+use super::interrupt;
+use super::output::{Failure, Out, Status, say};
+use super::progress::Progress;
+use super::subject::Subject;
+use crate::analysis::verdict::Verdict;
+use crate::predict::{Prediction, Profiles, predict};
+use crate::tune::{
+    Answer, Goal, Kept, Limits, Request, Score, Watch, all_but, fewest_gpus, freed, kept,
+    longest_sequence, tune,
+};
+use shardlab_frameworks::Gpus;
+use shardlab_plan::scenario::ScenarioError;
+use shardlab_plan::units::Bytes;
+use shardlab_plan::{Scenario, scenario};
+use shardlab_sim::Options;
+use std::path::PathBuf;
+
+const NOTES: &str = "\
+JOB is what `shardlab fit` reads: the configuration of a framework, a config.json, or a scenario.
+
+What stays: the model, the samples per optimizer step, the number of GPUs, and the engine. What changes: micro-batch and accumulation, mesh and sharding, units, resharding, prefetch, the type and time of reductions, recompute, loss, offload, compilation, and the allocator, as far as model and policy allow. --keep fixes a key, --free adds one.
+
+Every setting is planned and simulated. A small space is searched completely. A large one is searched with bounds: settings whose computation alone takes longer than the best step, and settings that do not fit with the leanest choice of all other options, are left out. `gap` is the distance to the bound of what is left.
+
+Of settings that are equal within 0.5 %, the one with the fewest changes is chosen. The simplest alternative has even fewer, and ties within the error of the predictions.
+
+Ctrl-C ends the search with the best settings so far.
+
+Exit status: 0 if settings were found, 1 if none fits, 2 for bad input, 3 if the search was interrupted.
+
+Examples:
+  shardlab tune llama3-8b-8xh100
+  shardlab tune sft.yaml --gpus 8xh100 --budget 70GiB --keep train.micro_batch
+  shardlab tune job.toml --free fsdp.policy --goal memory
+  shardlab tune job.toml --longest-sequence";
+
+#[derive(clap::Args)]
+#[command(after_help = NOTES)]
+pub(super) struct Args {
+    /// Configuration of a framework, config.json, or scenario
+    #[arg(value_name = "JOB", required = true)]
+    jobs: Vec<PathBuf>,
+    /// GPUs, such as 8xh100, 4x8xh200 (nodes first) or h100, which leaves the count to the
+    /// configuration
+    #[arg(long, value_name = "GPUS")]
+    gpus: Option<Gpus>,
+    /// Folder of the model with its config.json
+    #[arg(long, value_name = "FOLDER")]
+    model: Option<PathBuf>,
+    #[command(flatten)]
+    overrides: Overrides,
+    /// Reserve at most this much memory per GPU, such as 70GiB [default: leave 5 % of the device
+    /// free]
+    #[arg(long, value_name = "SIZE", value_parser = budget)]
+    budget: Option<Bytes>,
+    /// What the best settings are
+    #[arg(long, value_enum, default_value_t)]
+    goal: GoalArg,
+    /// Keep the job's value of a key, or set it to another one (repeatable)
+    #[arg(long, value_name = "SECTION.KEY[=VALUE]")]
+    keep: Vec<String>,
+    /// Change only this key (repeatable)
+    #[arg(long, value_name = "SECTION.KEY")]
+    only: Vec<String>,
+    /// Try all values of a further key, or this value (repeatable), such as fsdp.policy
+    #[arg(long, value_name = "SECTION.KEY[=VALUE]")]
+    free: Vec<String>,
+    /// Seed of the random restarts of the search
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// Find the longest sequence that fits instead
+    #[arg(long, conflicts_with = "fewest_gpus")]
+    longest_sequence: bool,
+    /// Find the fewest GPUs on which some settings fit, and the best settings for them
+    #[arg(long)]
+    fewest_gpus: bool,
+    /// Print one JSON object
+    #[arg(long, conflicts_with = "emit")]
+    json: bool,
+    #[command(flatten)]
+    emit: EmitArgs,
+}
+
+/// Goals as they are given.
+#[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
+enum GoalArg {
+    /// The shortest step
+    #[default]
+    Throughput,
+    /// The least reserved memory of steps that take no longer than today's
+    Memory,
+}
+
+fn budget(text: &str) -> Result<Bytes, String> {
+    let budget = size(text)?;
+    if budget.0 == 0 {
+        return Err("expected more than 0 bytes, such as 70GiB".to_owned());
+    }
+    Ok(budget)
+}
+
+/// Shows the best settings so far, and ends the search at a signal.
+struct Follow(Progress);
+
+impl Watch for Follow {
+    fn stopped(&self) -> bool {
+        interrupt::requested()
+    }
+
+    fn best(&self, evaluated: usize, score: &Score, fits: bool) {
+        let best = if fits {
+            let effect = &score.effect;
+            format!(
+                "best {:.1} ms per step, {} reserved",
+                effect.step_ms, effect.peak_reserved
+            )
+        } else {
+            "none fits so far".to_owned()
+        };
+        self.0
+            .reached(format!("tuning: {evaluated} settings predicted, {best}"));
+    }
+}
+
+/// A job with what the user fixes.
+struct Job {
+    subject: Subject,
+    kept: Kept,
+    free: Vec<(String, Vec<String>)>,
+    /// Overrides by which `--fewest-gpus` changes the mesh.
+    mesh: Vec<String>,
+}
+
+impl Job {
+    fn read(args: &Args) -> Result<Self, Failure> {
+        let set = &args.overrides.set;
+        let mut subject = Subject::read(&args.jobs, args.gpus.clone(), args.model.clone(), set)?;
+        if let Some(refusal) = subject.refusal() {
+            return Err(Failure::bad_input(refusal));
+        }
+        let base = subject.scenario()?;
+        let mut kept = kept(&args.keep, &base).map_err(Failure::bad_input)?;
+        let free = freed(&args.free, &kept).map_err(Failure::bad_input)?;
+        if !args.only.is_empty() {
+            let others = all_but(&args.only).map_err(Failure::bad_input)?;
+            let is_free = |key: &String| free.iter().any(|(k, _)| k == key);
+            kept.keys.extend(others.into_iter().filter(|k| !is_free(k)));
+        }
+        for (key, values) in &free {
+            for value in values {
+                let axis = format!("{key}=[{}]", quoted(value));
+                scenario::check_axis(&axis).map_err(Failure::bad_input)?;
+            }
+        }
+        let job = Self {
+            subject,
+            kept,
+            free,
+            mesh: Vec::new(),
+        };
+        job.load(&[]).map_err(Failure::bad_input)?;
+        Ok(job)
+    }
+
+    /// Returns the scenario with further overrides.
+    fn load(&self, more: &[String]) -> Result<Scenario, ScenarioError> {
+        self.subject
+            .load(&[&self.kept.overrides[..], &self.mesh, more].concat())
+    }
+
+    /// Returns the overrides of a proposal relative to the job as it was given.
+    fn overrides(&self, set: &[String]) -> Vec<String> {
+        [&self.kept.overrides[..], &self.mesh, set].concat()
+    }
+
+    fn predict(&self, set: &[String], profiles: &Profiles) -> Result<Prediction, Failure> {
+        let scenario = self.load(set).map_err(Failure::bad_input)?;
+        Ok(predict(&scenario, profiles, &Options::default())?)
+    }
+}
+
+/// Writes a value of `--free` as an item of a TOML list: what is no number, truth value, list or
+/// table is a string.
+fn quoted(value: &str) -> String {
+    let plain = value.starts_with(['[', '{', '"', '\''])
+        || matches!(value, "true" | "false")
+        || value.parse::<f64>().is_ok();
+    if plain {
+        value.to_owned()
+    } else {
+        format!("{value:?}")
+    }
+}
+
+pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
+    interrupt::watch();
+    let mut job = Job::read(args)?;
+    let profiles = profiles();
+    let follow = Follow(Progress::new("tuning", 1, args.json));
+    if args.longest_sequence {
+        let longest = ask(args, &job, &profiles, |r| longest_sequence(r, &follow))?;
+        drop(follow);
+        return print::longest(&job, &longest, args.json, out);
+    }
+    if args.fewest_gpus {
+        let fewest = ask(args, &job, &profiles, |r| fewest_gpus(r, &follow))?;
+        match fewest {
+            Some(fewest) => job.mesh = fewest.set,
+            None => {
+                drop(follow);
+                say("no number of GPUs fits, with any settings");
+                return Ok(Status::CheckFailed);
+            }
+        }
+    }
+    let answer = ask(args, &job, &profiles, |r| tune(r, &follow))?;
+    drop(follow);
+    let best = job.predict(&answer.best.set, &profiles)?;
+    if let Some(emit) = args.emit.emit.filter(|_| answer.found) {
+        let changes = job.overrides(&answer.best.set);
+        args.emit
+            .write(emit, &job.subject, &changes, &best.scenario, out)?;
+        return Ok(status(&answer));
+    }
+    let verdict = Verdict::of(&best);
+    let next = next(&job, &answer);
+    if args.json {
+        out.json(&json::object(&job, &answer, &verdict, &next))?;
+    } else {
+        print::answer(&job, &answer, &best, &verdict, &next, out)?;
+    }
+    out.flush()?;
+    Ok(status(&answer))
+}
+
+/// Asks a question about a job.
+fn ask<T>(
+    args: &Args,
+    job: &Job,
+    profiles: &Profiles,
+    question: impl FnOnce(&Request<'_>) -> Result<T, crate::predict::PredictError>,
+) -> Result<T, Failure> {
+    let load = |more: &[String]| job.load(more);
+    let request = Request {
+        load: &load,
+        profiles,
+        goal: match args.goal {
+            GoalArg::Throughput => Goal::Throughput,
+            GoalArg::Memory => Goal::Memory,
+        },
+        limits: Limits {
+            budget: args.budget,
+        },
+        kept: &job.kept.keys,
+        free: &job.free,
+        seed: args.seed,
+    };
+    Ok(question(&request)?)
+}
+
+/// Returns what to do next.
+fn next(job: &Job, answer: &Answer) -> String {
+    if !answer.found {
+        return "more GPUs (`--fewest-gpus` finds how many), a shorter sequence \
+                (`--longest-sequence`), or a smaller batch"
+            .to_owned();
+    }
+    let set = job.overrides(&answer.best.set);
+    if set.is_empty() {
+        return "nothing to change".to_owned();
+    }
+    print::next(job, &set)
+}
+
+fn status(answer: &Answer) -> Status {
+    if answer.interrupted {
+        say(format_args!(
+            "interrupted: {} settings were predicted",
+            answer.evaluated
+        ));
+        return Status::RunFailed;
+    }
+    if answer.found {
+        Status::Done
+    } else {
+        say("no settings fit; those that come closest are shown");
+        Status::CheckFailed
+    }
+}

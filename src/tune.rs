@@ -1,0 +1,74 @@
+//! Finds the best settings of a job within the memory of its device.
+//!
+//! ```text
+//! keys ─ space ─▶ points ─ evaluate ─▶ scores ─ search ─▶ best ─┬─ reasons ─▶ answer
+//!                    recompute, bound ─────────────┘            └─ front
+//! ```
+//!
+//! The samples per optimizer step, the number of ranks and the engine stay as they are: see
+//! [`space`] for the options that change. Every score is the full simulation of a plan. Results
+//! depend on the request only, not on the number of threads.
+
+mod answer;
+mod bound;
+mod climb;
+mod evaluate;
+mod front;
+mod inverse;
+mod keep;
+mod reasons;
+mod recompute;
+mod score;
+mod search;
+mod space;
+
+#[cfg(test)]
+mod tests;
+
+pub use answer::{Answer, Proposal};
+pub use evaluate::Watch;
+pub use inverse::{Fewest, Longest, fewest_gpus, longest_sequence};
+pub use keep::{Kept, all_but, freed, kept};
+pub use reasons::{Changed, Reason};
+pub use score::{Goal, Limits, Score};
+
+use crate::analysis::whatif::Load;
+use crate::predict::{PredictError, Profiles, predict_light};
+use evaluate::{Evaluator, predicted};
+use shardlab_plan::Scenario;
+use space::Space;
+
+/// What is asked.
+#[derive(Clone, Copy)]
+pub struct Request<'a> {
+    /// Loads the job with further overrides.
+    pub load: Load<'a>,
+    /// Hardware profiles.
+    pub profiles: &'a Profiles,
+    /// What is best.
+    pub goal: Goal,
+    /// Memory that may be used.
+    pub limits: Limits,
+    /// Keys that do not change.
+    pub kept: &'a [String],
+    /// Further axes: keys with the values that they may have.
+    pub free: &'a [(String, Vec<String>)],
+    /// Seed of the random restarts.
+    pub seed: u64,
+}
+
+/// Finds the best settings.
+///
+/// # Errors
+/// The job cannot be predicted with its own settings. Settings that are impossible or do not fit are
+/// not errors.
+pub fn tune(request: &Request<'_>, watch: &dyn Watch) -> Result<Answer, PredictError> {
+    let today = predict_light(&(request.load)(&[])?, request.profiles)?;
+    let space = Space::new(&today, request);
+    let score = Score::of(&today, request.limits);
+    let predict = |scenario: &Scenario| predicted(scenario, request, true);
+    let evaluator = Evaluator::new(&space, request, watch, &predict, score.clone());
+    let today = (space.today(), score);
+    let found = search::search(&evaluator, today, request.seed, search::EXACT);
+    Ok(answer::answer(&evaluator, found))
+}

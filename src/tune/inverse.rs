@@ -1,0 +1,209 @@
+//! The inverse questions: the longest sequence and the fewest GPUs that fit, by bisection.
+
+use super::climb::Climb;
+use super::evaluate::{Evaluator, Scored, Watch, predicted};
+use super::score::{Order, Score};
+use super::space::Space;
+use super::{Goal, Request};
+use crate::predict::{PredictError, predict_light};
+use shardlab_plan::Scenario;
+
+/// Sequences are multiples of this number of tokens, if today's length is one.
+const TOKENS: u64 = 128;
+/// Times today's length up to which sequences are tried.
+const LONGER: u64 = 1024;
+/// Times today's ranks up to which meshes are tried.
+const MORE_RANKS: u64 = 64;
+
+/// The longest sequences that fit.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Longest {
+    /// Tokens with today's settings; `None` if no length fits.
+    pub today: Option<u64>,
+    /// Tokens with the leanest settings, these settings, and their score at that length.
+    pub lean: Option<(u64, Vec<String>, Score)>,
+}
+
+/// The fewest ranks that fit.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fewest {
+    /// Data-parallel ranks.
+    pub ranks: u64,
+    /// Overrides for this number of ranks, with the samples per step of today.
+    pub set: Vec<String>,
+}
+
+/// Finds the longest sequence that fits, with today's settings and with those that need the least
+/// memory.
+///
+/// # Errors
+/// The job cannot be predicted.
+pub fn longest_sequence(request: &Request<'_>, watch: &dyn Watch) -> Result<Longest, PredictError> {
+    let base = (request.load)(&[])?;
+    let length = base.train.seq_len;
+    let unit = if length.is_multiple_of(TOKENS) {
+        TOKENS
+    } else {
+        1
+    };
+    let lean = leanest(request, watch)?;
+    let score = |units: u64, set: &[String]| {
+        let length = [format!("train.seq_len={}", units * unit)];
+        score(request, &[set, &length[..]].concat())
+    };
+    let longest = |set: &[String]| {
+        let fits = |units: u64| score(units, set).is_some_and(|s| s.fits());
+        last(length / unit, LONGER.saturating_mul(length / unit), &fits)
+    };
+    let today = longest(&[]);
+    let of_lean = longest(&lean).and_then(|units| Some((units, score(units, &lean)?)));
+    Ok(Longest {
+        today: today.map(|units| units * unit),
+        lean: of_lean.map(|(units, score)| (units * unit, lean, score)),
+    })
+}
+
+/// Finds the fewest data-parallel ranks on which some settings fit. The samples per step stay the
+/// same; with fewer ranks, each has more micro-batches. `None` if no number of ranks fits.
+///
+/// # Errors
+/// The job cannot be predicted.
+pub fn fewest_gpus(
+    request: &Request<'_>,
+    watch: &dyn Watch,
+) -> Result<Option<Fewest>, PredictError> {
+    let base = (request.load)(&[])?;
+    let train = &base.train;
+    let ranks = u64::from(base.mesh.data_ranks());
+    let samples = train.micro_batch * u64::from(train.grad_accum) * ranks;
+    let lean = leanest(request, watch)?;
+    let set = |n: u64| {
+        let each = samples / n;
+        let micro = greatest_divisor(each, train.micro_batch);
+        vec![
+            format!("mesh.dp_shard={n}"),
+            "mesh.dp_replicate=1".to_owned(),
+            format!("train.micro_batch={micro}"),
+            format!("train.grad_accum={}", each / micro),
+        ]
+    };
+    // Fewer samples than ranks would change the batch.
+    let counts: Vec<u64> = (1..=samples.min(ranks * MORE_RANKS))
+        .filter(|n| samples.is_multiple_of(*n))
+        .collect();
+    let fits = |at: u64| {
+        let size = set(counts[at as usize]);
+        let lean: Vec<String> = lean.iter().filter(|s| !is_size(s)).cloned().collect();
+        [vec![], lean].into_iter().any(|more| {
+            let mut all = size.clone();
+            all.extend(more);
+            score(request, &all).is_some_and(|s| s.fits())
+        })
+    };
+    let count = counts.len() as u64;
+    // Counts in descending order: the last one that fits is the smallest.
+    let found = last(0, count - 1, &|i| fits(count - 1 - i));
+    Ok(found.map(|i| {
+        let ranks = counts[(count - 1 - i) as usize];
+        Fewest {
+            ranks,
+            set: set(ranks),
+        }
+    }))
+}
+
+/// Returns whether an override sets a size of the mesh or the batch.
+fn is_size(set: &str) -> bool {
+    let sizes = ["mesh.", "train.micro_batch=", "train.grad_accum="];
+    sizes.iter().any(|key| set.starts_with(key))
+}
+
+/// Returns the largest divisor of `n` up to `most`.
+fn greatest_divisor(n: u64, most: u64) -> u64 {
+    let mut all = (1..=most.min(n)).rev();
+    all.find(|d| n.is_multiple_of(*d)).unwrap_or(1)
+}
+
+/// Returns the largest number up to `most` for which `fits` holds, if it holds for all smaller ones
+/// or for none above it. Starts at `from`, which may be 0.
+fn last(from: u64, most: u64, fits: &dyn Fn(u64) -> bool) -> Option<u64> {
+    let (mut good, mut bad) = (None, None);
+    let mut at = from;
+    loop {
+        if fits(at) {
+            good = Some(at);
+            if at == most {
+                return good;
+            }
+            at = (at * 2).max(at + 1).min(most);
+        } else {
+            bad = Some(at);
+            if good.is_some() || at == 0 {
+                break;
+            }
+            at /= 2;
+        }
+        if good.is_some() && bad.is_some() {
+            break;
+        }
+    }
+    let (mut good, mut bad) = (good?, bad?);
+    while bad - good > 1 {
+        let middle = good + (bad - good) / 2;
+        if fits(middle) {
+            good = middle;
+        } else {
+            bad = middle;
+        }
+    }
+    (good > 0 || from == 0).then_some(good)
+}
+
+fn score(request: &Request<'_>, set: &[String]) -> Option<Score> {
+    predicted(&(request.load)(set).ok()?, request, true)
+}
+
+/// Returns the settings that need the least memory, axis by axis.
+fn leanest(request: &Request<'_>, watch: &dyn Watch) -> Result<Vec<String>, PredictError> {
+    let today = predict_light(&(request.load)(&[])?, request.profiles)?;
+    let space = Space::new(&today, request);
+    let score = Score::of(&today, request.limits);
+    let predict = |scenario: &Scenario| predicted(scenario, request, true);
+    let eval = Evaluator::new(&space, request, watch, &predict, score.clone());
+    let order = Order {
+        goal: Goal::Memory,
+        today: None,
+    };
+    let mut climb = Climb::new(&eval, order);
+    let today: Scored = (space.today(), score);
+    let single = climb.neighbours(&today);
+    let joint = eval.one(climb.composite(true));
+    let best = joint.map_or(single.clone(), |joint| climb.better(single, joint));
+    Ok(space.overrides(&best.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_number_that_fits_is_found_from_anywhere() {
+        for limit in 1..40 {
+            for from in 1..40 {
+                let found = last(from, 1000, &|n| n <= limit);
+                assert_eq!(found, Some(limit), "from {from}");
+            }
+        }
+        assert_eq!(last(5, 1000, &|_| false), None);
+        assert_eq!(last(5, 64, &|_| true), Some(64));
+        assert_eq!(last(0, 8, &|n| n <= 3), Some(3));
+        assert_eq!(last(0, 8, &|n| n == 0), Some(0));
+    }
+
+    #[test]
+    fn micro_batches_divide_the_batch() {
+        assert_eq!(greatest_divisor(12, 8), 6);
+        assert_eq!(greatest_divisor(7, 4), 1);
+        assert_eq!(greatest_divisor(8, 4), 4);
+    }
+}

@@ -1,0 +1,350 @@
+//! The options that may change: one row per axis.
+//!
+//! Which values an option has comes from the key table, and which of them a policy or model refuses
+//! from the validation of scenarios. A row only says which keys belong together, and which of their
+//! values are worth trying.
+
+use super::Request;
+use crate::analysis::whatif::{is_settable, mesh};
+use crate::predict::Prediction;
+use shardlab_plan::Scenario;
+use shardlab_plan::config::{RecomputeLayers, Units};
+use shardlab_plan::scenario::{ScenarioErrorKind, keys};
+
+/// Overrides, in the syntax of `--set`, that belong together. Empty: as today.
+pub(super) type Choice = Vec<String>;
+
+/// Values of the keys of a row.
+enum Values {
+    /// Every value that the key table lists for the first key.
+    Every,
+    /// These values of the first key.
+    Of(&'static [&'static str]),
+    /// These overrides.
+    Sets(&'static [&'static [&'static str]]),
+    /// Those that follow from the job.
+    From(fn(&Prediction) -> Vec<Choice>),
+}
+
+struct Row {
+    keys: &'static [&'static str],
+    values: Values,
+}
+
+const fn row(keys: &'static [&'static str], values: Values) -> Row {
+    Row { keys, values }
+}
+
+use Values::{Every, From, Of, Sets};
+
+/// Key of the axis of recomputed blocks.
+pub(super) const LAYERS: &str = "train.recompute_layers";
+/// Keys of the axes that divide points into groups: they decide most of time and memory.
+pub(super) const GROUPS: [&str; 2] = ["train.micro_batch", "train.recompute"];
+
+/// Axes on which the values of others depend come first.
+const ROWS: &[Row] = &[
+    row(&["train.micro_batch", "train.grad_accum"], From(batches)),
+    row(
+        &["mesh.dp_shard", "mesh.dp_replicate", "fsdp.outer_strategy"],
+        From(meshes),
+    ),
+    row(&["compile.mode"], Every),
+    row(
+        &[
+            "train.recompute",
+            "train.recompute_save",
+            "train.recompute_nth_matmul",
+        ],
+        Sets(&[
+            &["train.recompute=none"],
+            &["train.recompute=pointwise"],
+            &["train.recompute=selective"],
+            &["train.recompute=selective", "train.recompute_nth_matmul=2"],
+            &[
+                "train.recompute=selective",
+                "train.recompute_save=[\"attention\"]",
+            ],
+            &["train.recompute=full"],
+        ]),
+    ),
+    row(&[LAYERS], From(layers)),
+    row(
+        &["train.loss", "train.loss_chunk_tokens"],
+        Sets(&[
+            &["train.loss=materialized"],
+            &["train.loss=chunked"],
+            &["train.loss=chunked", "train.loss_chunk_tokens=1024"],
+            &["train.loss=chunked", "train.loss_chunk_tokens=16384"],
+        ]),
+    ),
+    row(&["fsdp.strategy"], Every),
+    row(&["fsdp.units"], From(units)),
+    row(&["fsdp.reshard_after_forward"], From(reshard)),
+    row(&["fsdp.reshard_root"], Every),
+    row(&["fsdp.reshard_after_backward"], Every),
+    row(
+        &["fsdp.prefetch_forward"],
+        Of(&["implicit", "0", "1", "2", "4"]),
+    ),
+    row(
+        &["fsdp.prefetch_backward"],
+        Of(&["implicit", "0", "1", "2", "4"]),
+    ),
+    row(&["fsdp.prefetch_next_step"], Of(&["0", "1", "2"])),
+    row(&["precision.reduce_dtype"], Of(&["f32", "bf16"])),
+    row(&["fsdp.gradient_sync"], Every),
+    row(&["fsdp.reduce_in_flight"], Of(&["1", "2", "4"])),
+    row(&["fsdp.offload"], From(offload)),
+    row(&["fsdp.optimizer_in_backward"], Every),
+    row(&["fsdp.copy_engine_all_gather"], Every),
+    row(
+        &[
+            "fsdp.copy_engine_reduce_scatter",
+            "fsdp.fuse_reduce_into_optimizer",
+        ],
+        Sets(&[
+            &["fsdp.copy_engine_reduce_scatter=false"],
+            &["fsdp.copy_engine_reduce_scatter=true"],
+            &[
+                "fsdp.copy_engine_reduce_scatter=true",
+                "fsdp.fuse_reduce_into_optimizer=true",
+            ],
+        ]),
+    ),
+    row(&["fsdp.separate_communicators"], Every),
+    row(&["fsdp.allocator"], Every),
+    row(&["fsdp.expandable_segments"], Every),
+    row(&["compile.fuse_projections"], Every),
+    row(&["compile.gemm_accumulate"], Every),
+    row(&["compile.mix_order_reductions"], Every),
+    row(&["compile.gemm_epilogue_fusion"], Every),
+    row(
+        &["compile.cuda_graph"],
+        Of(&[
+            "off",
+            "full_iteration",
+            "[\"block\"]",
+            "[\"attn\", \"mlp\"]",
+        ]),
+    ),
+];
+
+/// Options that change together, with the values that the job can have.
+#[derive(Clone, Debug)]
+pub(super) struct Axis {
+    pub(super) keys: Vec<String>,
+    /// The first one is today's.
+    pub(super) choices: Vec<Choice>,
+}
+
+/// A choice on each axis. The point of zeros is today's.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Point(pub(super) Vec<u16>);
+
+impl Point {
+    /// Returns the point with another choice on an axis.
+    pub(super) fn with(&self, axis: usize, choice: u16) -> Self {
+        let mut next = self.clone();
+        next.0[axis] = choice;
+        next
+    }
+
+    /// Returns the axes that differ from today's settings.
+    pub(super) fn changed(&self) -> impl Iterator<Item = usize> + '_ {
+        let all = self.0.iter().enumerate();
+        all.filter(|(_, choice)| **choice != 0).map(|(i, _)| i)
+    }
+}
+
+/// All points.
+#[derive(Clone, Debug)]
+pub(super) struct Space {
+    pub(super) axes: Vec<Axis>,
+    pub(super) base: Scenario,
+}
+
+impl Space {
+    pub(super) fn new(today: &Prediction, request: &Request<'_>) -> Self {
+        let mut space = Self {
+            axes: Vec::new(),
+            base: today.scenario.clone(),
+        };
+        for row in ROWS {
+            let is_freed = |(key, _): &(String, _)| row.keys.contains(&key.as_str());
+            if !request.free.iter().any(is_freed) {
+                let keys = row.keys.iter().map(|k| (*k).to_owned()).collect();
+                space.add(keys, row.choices(today), request, false);
+            }
+        }
+        for (key, values) in request.free {
+            let choices = values.iter().map(|v| vec![format!("{key}={v}")]);
+            space.add(vec![key.clone()], choices.collect(), request, true);
+        }
+        space
+    }
+
+    /// Adds an axis with the choices that are possible, if there are any.
+    fn add(&mut self, keys: Vec<String>, choices: Vec<Choice>, request: &Request<'_>, freed: bool) {
+        let is_kept = |set: &String| {
+            let key = set.split_once('=').map_or(set.as_str(), |(key, _)| key);
+            request.kept.iter().any(|kept| kept == key)
+        };
+        let policy = self.base.fsdp.policy;
+        let mut possible = vec![Choice::new()];
+        for choice in choices {
+            let settable = freed || choice.iter().all(|set| is_settable(policy, set));
+            if settable && !choice.iter().any(is_kept) && self.is_other(&choice, request) {
+                possible.push(choice);
+            }
+        }
+        if possible.len() > 1 {
+            let choices = possible;
+            self.axes.push(Axis { keys, choices });
+        }
+    }
+
+    /// Returns whether a choice is possible and differs from today's settings, alone or with a
+    /// choice of an earlier axis.
+    fn is_other(&self, choice: &Choice, request: &Request<'_>) -> bool {
+        match (request.load)(choice) {
+            Ok(scenario) => scenario != self.base,
+            Err(e) if e.kind() == ScenarioErrorKind::Value => false,
+            Err(_) => {
+                let earlier = self.axes.iter().flat_map(|axis| &axis.choices[1..]);
+                let mut both = earlier.map(|other| [&other[..], choice].concat());
+                both.any(|both| (request.load)(&both).is_ok())
+            }
+        }
+    }
+
+    pub(super) fn today(&self) -> Point {
+        Point(vec![0; self.axes.len()])
+    }
+
+    /// Returns the number of points; at most `u64::MAX`.
+    pub(super) fn size(&self) -> u64 {
+        let counts = self.axes.iter().map(|axis| axis.choices.len() as u64);
+        counts.fold(1, u64::saturating_mul)
+    }
+
+    /// Returns all points in order.
+    pub(super) fn points(&self) -> Vec<Point> {
+        let mut all = vec![Point(Vec::new())];
+        for axis in &self.axes {
+            let choices = 0..axis.choices.len() as u16;
+            let extended = all.iter().flat_map(|p| {
+                let choices = choices.clone();
+                choices.map(move |c| Point([&p.0[..], &[c]].concat()))
+            });
+            all = extended.collect();
+        }
+        all
+    }
+
+    /// Returns the axis with a key.
+    pub(super) fn axis(&self, key: &str) -> Option<usize> {
+        let has = |axis: &Axis| axis.keys.iter().any(|k| k == key);
+        self.axes.iter().position(has)
+    }
+
+    /// Returns the choices of a point that differ from today's settings.
+    pub(super) fn choices<'s>(&'s self, point: &'s Point) -> impl Iterator<Item = &'s Choice> {
+        point
+            .changed()
+            .map(|i| &self.axes[i].choices[usize::from(point.0[i])])
+    }
+
+    /// Returns the overrides of a point.
+    pub(super) fn overrides(&self, point: &Point) -> Vec<String> {
+        self.choices(point).flatten().cloned().collect()
+    }
+}
+
+impl Row {
+    fn choices(&self, today: &Prediction) -> Vec<Choice> {
+        let first = |value: &str| vec![format!("{}={value}", self.keys[0])];
+        match &self.values {
+            Every => {
+                let of_key = keys().iter().filter(|k| k.path() == self.keys[0]);
+                of_key.flat_map(|k| k.values()).map(first).collect()
+            }
+            Of(values) => values.iter().copied().map(first).collect(),
+            Sets(sets) => {
+                let owned = |set: &&[&str]| set.iter().map(|s| (*s).to_owned()).collect();
+                sets.iter().map(owned).collect()
+            }
+            From(choices) => choices(today),
+        }
+    }
+}
+
+/// Returns the micro-batches that make up the same batch per rank and step.
+fn batches(today: &Prediction) -> Vec<Choice> {
+    let train = &today.scenario.train;
+    let all = train.micro_batch * u64::from(train.grad_accum);
+    let divisors = (1..=all).filter(|n| all.is_multiple_of(*n));
+    let choice = |n: u64| {
+        vec![
+            format!("train.micro_batch={n}"),
+            format!("train.grad_accum={}", all / n),
+        ]
+    };
+    divisors.map(choice).collect()
+}
+
+/// Returns the meshes of the same ranks.
+fn meshes(today: &Prediction) -> Vec<Choice> {
+    let all = mesh(&today.scenario).into_iter().map(|c| c.overrides);
+    all.filter(|set| set[0].starts_with("mesh.")).collect()
+}
+
+/// Returns the groups of ranks over which shards are kept after forward, and the other values.
+fn reshard(today: &Prediction) -> Vec<Choice> {
+    let key = "fsdp.reshard_after_forward=";
+    let words = ["true", "false", "auto"].map(|v| vec![format!("{key}{v}")]);
+    let groups = mesh(&today.scenario).into_iter().map(|c| c.overrides);
+    let groups = groups.filter(|set| set[0].starts_with(key));
+    words.into_iter().chain(groups).collect()
+}
+
+/// Returns the numbers of blocks, from the first one, that can be recomputed.
+fn layers(today: &Prediction) -> Vec<Choice> {
+    if matches!(
+        today.scenario.train.recompute_layers,
+        RecomputeLayers::Patterns(_)
+    ) {
+        return Vec::new();
+    }
+    let some = (1..today.scenario.model.layers).map(|n| n.to_string());
+    let all = some.chain(["all".to_owned()]);
+    all.map(|n| vec![format!("{LAYERS}={n}")]).collect()
+}
+
+/// Returns units of one, two and four blocks. Only units of blocks are known by name.
+fn units(today: &Prediction) -> Vec<Choice> {
+    if today.scenario.fsdp.units != Units::Block {
+        return vec![vec!["fsdp.units=block".to_owned()]];
+    }
+    let units = today.program.units.iter().filter(|u| !u.is_root);
+    let names: Vec<&str> = units.map(|u| u.name.as_str()).collect();
+    let joined = |n: usize| {
+        let units = names
+            .chunks(n)
+            .map(|blocks| format!("{:?}", blocks.join("+")));
+        let units: Vec<String> = units.collect();
+        vec![format!("fsdp.units=[{}]", units.join(", "))]
+    };
+    let sizes = [2, 4].into_iter().filter(|n| names.len() > *n);
+    sizes.map(joined).collect()
+}
+
+/// Returns the state that can be kept in host memory.
+fn offload(_: &Prediction) -> Vec<Choice> {
+    let sets = [
+        "[]",
+        "[\"optimizer\"]",
+        "[\"params\", \"grads\", \"optimizer\"]",
+    ];
+    sets.map(|v| vec![format!("fsdp.offload={v}")]).to_vec()
+}
