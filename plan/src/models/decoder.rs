@@ -424,14 +424,7 @@ impl Forward for Decoder {
             h = b.within(ROOT, |b| with_first(b, h, |_, _| images.rows, images.rows));
         }
         implementation::mask(b);
-        let ropes = ropes.map(|r| {
-            let full = r.full.cast(b);
-            let sliding = match b.s.model.options.rope_local_theta {
-                Some(_) => r.sliding.cast(b),
-                None => full,
-            };
-            Ropes { full, sliding }
-        });
+        let ropes = ropes.map(|r| r.cast(b));
         let mut routers = Vec::new();
         let mut more = images.into_iter().flat_map(|i| i.deepstack);
         for block in &self.blocks {
