@@ -77,7 +77,8 @@ impl Misaligned {
 pub(super) fn aligned_mesh(p: &Prediction) -> Option<AlignedMesh> {
     let scenario = &p.scenario;
     // Another mesh may not be divisible into groups of a fixed size.
-    if matches!(scenario.fsdp.reshard_after_forward, Reshard::Group(_)) {
+    let groups = matches!(scenario.fsdp.reshard_after_forward, Reshard::Group(_));
+    if groups || scenario.mesh.ep > 1 {
         return None;
     }
     let (world, now) = (scenario.mesh.data_ranks(), misaligned_bytes(&p.program));

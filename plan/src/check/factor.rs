@@ -12,7 +12,7 @@ use crate::ir::{Access, RankGroup, ReduceOp};
 pub(super) struct Factor(pub(super) f64);
 
 impl PartialEq for Factor {
-    /// Compares up to the rounding of products.
+    /// Compares up to rounding.
     fn eq(&self, other: &Self) -> bool {
         (self.0 - other.0).abs() <= 1e-9 * self.0.abs().max(other.0.abs())
     }

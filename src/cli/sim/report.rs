@@ -107,7 +107,11 @@ pub(in crate::cli) fn heading(scenario: &Scenario, program: &Program, hardware: 
     } else {
         size(AxisId::DP_SHARD).to_string()
     };
-    let mesh = data + &m.mesh.model_axes_text();
+    let experts = match size(AxisId::EP) {
+        1 => String::new(),
+        ep => format!(" (ep {ep})"),
+    };
+    let mesh = data + &experts + &m.mesh.model_axes_text();
     let trainable = match parameters.trainable {
         some if some == parameters.total => String::new(),
         some => format!(" ({} trainable)", short_count(some)),

@@ -6,8 +6,9 @@ use crate::base::operand::RawRange;
 use crate::device::cpu::first_nan;
 use crate::device::{Device, Failure, FailureKind, Stop};
 use crate::engine::readback::Readbacks;
-use shardlab_plan::ir::{AxisId, BufferId, Holds, InstrId};
+use shardlab_plan::ir::{BufferId, Holds, InstrId};
 use shardlab_plan::program::Program;
+use shardlab_plan::shard::placements::shard_axis;
 use std::sync::Arc;
 
 impl<D: Device> Rank<D> {
@@ -75,7 +76,9 @@ impl<D: Device> Rank<D> {
         program: &Program,
         group: &shardlab_plan::shard::Group,
     ) -> u64 {
-        let coordinate = program.meta.mesh.coordinate(AxisId::DP_SHARD, self.id);
+        let first = &program.params[group.params[0].index()];
+        let axis = shard_axis(first.placements);
+        let coordinate = program.meta.mesh.coordinate(axis, self.id);
         u64::from(coordinate) * group.layout.shard_numel()
     }
 

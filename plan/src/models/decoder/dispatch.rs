@@ -1,10 +1,10 @@
 //! How tokens reach the ranks of their experts, and how results come back.
 //!
-//! Expert-parallel ranks gather the tokens of all, with their weights and choices. Each computes the
-//! choices that fall on its experts, and adds up the results of a token; a reduce-scatter adds these
-//! partial sums and returns them to the token's rank. All sizes are static: no count has to reach
-//! the host, and collectives have the same size on all ranks. Rows are as many as there would be if
-//! all tokens chose experts of one rank.
+//! Expert-parallel ranks gather the tokens of all, with their weights and choices. Each computes
+//! the choices that fall on its experts, and adds up the results of a token; a reduce-scatter adds
+//! these partial sums and returns them to the token's rank. All sizes are static: no count has to
+//! reach the host, and collectives have the same size on all ranks. Rows are as many as there would
+//! be if all tokens chose experts of one rank.
 
 use crate::graph::ValueId;
 use crate::ir::{AxisId, CollectiveKind, DeviceMesh, ModelCollective, OpKind, op};
