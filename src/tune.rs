@@ -60,8 +60,8 @@ pub struct Request<'a> {
 /// Finds the best settings.
 ///
 /// # Errors
-/// The job cannot be predicted with its own settings. Settings that are impossible or do not fit are
-/// not errors.
+/// The job cannot be predicted with its own settings. Settings that are impossible or do not fit
+/// are not errors.
 pub fn tune(request: &Request<'_>, watch: &dyn Watch) -> Result<Answer, PredictError> {
     let today = predict_light(&(request.load)(&[])?, request.profiles)?;
     let space = Space::new(&today, request);

@@ -142,13 +142,16 @@ fn says(job: &mut Job, sets: &[&String]) -> bool {
     }
 }
 
+/// A file that belongs to a job, and its format.
+type Source = (PathBuf, &'static Format);
+
 /// Reads files, some of them with another text, and returns the job and all files with their
 /// formats.
 fn read(
     files: &[PathBuf],
     options: &Options,
     texts: BTreeMap<PathBuf, String>,
-) -> Result<(Job, Vec<(PathBuf, &'static Format)>), ConfigError> {
+) -> Result<(Job, Vec<Source>), ConfigError> {
     let mut reader = Reader {
         texts,
         ..Reader::default()

@@ -36,8 +36,8 @@ pub(super) enum Emit {
 pub(super) struct EmitArgs {
     /// Print the settings in another form instead of the answer
     ///
-    /// In the format of the job, it is a diff of its files. What the form cannot express is named on
-    /// stderr.
+    /// In the format of the job, it is a diff of its files. What the form cannot express is named
+    /// on stderr.
     #[arg(long, value_name = "FORM")]
     pub(super) emit: Option<Emit>,
     /// With --emit: write the whole file here

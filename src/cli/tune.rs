@@ -186,8 +186,8 @@ impl Job {
     }
 }
 
-/// Writes a value of `--free` as an item of a TOML list: what is no number, truth value, list or
-/// table is a string.
+/// Writes a value of `--free` as an item of a TOML list. Numbers, truth values, lists and tables
+/// stay as they are, and anything else is a string.
 fn quoted(value: &str) -> String {
     let plain = value.starts_with(['[', '{', '"', '\''])
         || matches!(value, "true" | "false")

@@ -45,11 +45,14 @@ impl Document {
         let (_, root) = detect::parse(&path.display().to_string(), &text)?;
         let ends = |ending: &str| path.extension().is_some_and(|e| e == ending);
         let is_script = format.flat && !ends("yaml") && !ends("yml");
-        let syntax = match () {
-            () if ends("toml") => Syntax::Toml,
-            () if is_script => Syntax::Shell,
-            () if text.trim_start().starts_with('{') => Syntax::Json,
-            () => Syntax::Yaml,
+        let syntax = if ends("toml") {
+            Syntax::Toml
+        } else if is_script {
+            Syntax::Shell
+        } else if text.trim_start().starts_with('{') {
+            Syntax::Json
+        } else {
+            Syntax::Yaml
         };
         Ok(Self {
             path,
@@ -270,6 +273,8 @@ impl Document {
     ) -> Result<(), String> {
         let entry = match self.syntax {
             Syntax::Json => format!("\"{name}\": {value}"),
+            // A map in block style.
+            _ if value.starts_with('\n') => format!("{name}:{value}"),
             _ => format!("{name}: {value}"),
         };
         let parent = match folder {
@@ -281,14 +286,7 @@ impl Document {
                 Syntax::Json => format!("{{{entry}}}"),
                 _ => format!("\n  {entry}"),
             };
-            let separator = if self.syntax == Syntax::Json { "" } else { " " };
-            let (folder, inner) = (folder.to_owned(), inner.trim_start_matches(' ').to_owned());
-            let inner = if separator.is_empty() {
-                inner
-            } else {
-                inner.trim_end().to_owned()
-            };
-            return self.add_entry(next, "", &folder, &inner);
+            return self.add_entry(next, "", folder, &inner);
         };
         let Some((first, _)) = parent.entries().first() else {
             return Err(format!("`{folder}` is not a map with entries"));

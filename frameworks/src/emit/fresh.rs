@@ -57,20 +57,20 @@ impl Form {
         let mut text = String::new();
         // Writing to a string cannot fail.
         let _ = match self {
-            Self::Accelerate => write!(
+            Self::Accelerate => writeln!(
                 text,
                 "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nnum_machines: {nodes}\nnum_processes: {world}\n\
-                 fsdp_config:\n  fsdp_version: 2\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
+                 fsdp_config:\n  fsdp_version: 2\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP"
             ),
-            Self::Trainer => write!(
+            Self::Trainer => writeln!(
                 text,
-                "output_dir: output\nmax_length: {}\nfsdp: true\nfsdp_config:\n  version: 2\n  auto_wrap_policy: TRANSFORMER_BASED_WRAP\n",
+                "output_dir: output\nmax_length: {}\nfsdp: true\nfsdp_config:\n  version: 2\n  auto_wrap_policy: TRANSFORMER_BASED_WRAP",
                 s.train.seq_len
             ),
-            Self::Torchtitan => write!(text, "[training]\nseq_len = {}\n", s.train.seq_len),
-            Self::DeepSpeed => write!(
+            Self::Torchtitan => writeln!(text, "[training]\nseq_len = {}", s.train.seq_len),
+            Self::DeepSpeed => writeln!(
                 text,
-                "{{\n  \"zero_optimization\": {{\n    \"stage\": 3\n  }},\n  \"bf16\": {{\n    \"enabled\": false\n  }}\n}}\n"
+                "{{\n  \"zero_optimization\": {{\n    \"stage\": 3\n  }},\n  \"bf16\": {{\n    \"enabled\": false\n  }}\n}}"
             ),
             Self::Megatron => megatron(&mut text, s, nodes),
         };
