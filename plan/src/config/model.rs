@@ -158,6 +158,10 @@ pub struct ModelOptions {
     pub ssm: Option<Ssm>,
     /// Layers with linear attention.
     pub linear_attention: Option<LinearAttention>,
+    /// Blocks of an encoder, whose result the blocks of the decoder attend to; 0: no encoder.
+    pub encoder_layers: u64,
+    /// Rows of the tables of learned biases of attention scores, by distance; 0: no such tables.
+    pub relative_buckets: u64,
     /// Vision tower and projector.
     pub vision: Option<Vision>,
     /// Patches of a sample, in place of those of `vision`, which has the same number.
@@ -212,6 +216,8 @@ impl Default for ModelOptions {
             mlp_layer_types: Vec::new(),
             ssm: None,
             linear_attention: None,
+            encoder_layers: 0,
+            relative_buckets: 0,
             vision: None,
             vision_patches: None,
             latent: Latent::default(),

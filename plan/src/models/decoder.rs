@@ -15,6 +15,7 @@ mod norm;
 mod output;
 mod recurrent;
 mod router_losses;
+mod seq2seq;
 pub(super) mod spec;
 mod types;
 pub(super) mod vision;
@@ -27,8 +28,8 @@ use super::loss;
 use super::rope::{Pairs, Rope};
 use crate::config::{Family, LayerType, MlpType, Model, NormPosition, PositionEmbedding, Residual};
 use crate::graph::ValueId;
-use crate::ir::{ModuleId, ModuleKind, OpKind};
-use attention::{Attention, Locals};
+use crate::ir::{DType, ModuleId, ModuleKind, OpKind};
+use attention::{Around, Attention, Locals};
 use embedding::Embedding;
 use experts::Experts;
 pub(super) use experts::width as expert_width;
@@ -36,12 +37,15 @@ use mlp::Mlp;
 use norm::Norm;
 use output::Output;
 use recurrent::Recurrent;
+use seq2seq::{Encoder, RelativeBias};
 pub(super) use types::EXPERTS as EXPERT_TYPES;
 pub use types::WRAPPERS;
 use vision::Tower;
 
 pub(super) struct Decoder {
     vision: Option<Tower>,
+    encoder: Option<Encoder>,
+    bias: Option<RelativeBias>,
     embedding: Embedding,
     embedding_norm: Option<Norm>,
     blocks: Vec<Block>,
@@ -55,10 +59,19 @@ struct Block {
     layer: usize,
     /// `None` in a layer without attention, or what replaces it.
     mixer: Option<Mixer>,
+    /// Attention to what an encoder computes.
+    cross: Option<Attention>,
     /// `None` in a layer without a feed-forward layer.
     mlp: Option<FeedForward>,
     /// Factors of what both add.
     scales: Option<[Layer; 2]>,
+}
+
+/// What all blocks read.
+#[derive(Clone, Copy, Default)]
+struct Surroundings {
+    ropes: Option<Ropes>,
+    around: Around,
 }
 
 /// What mixes the positions of a sequence.
@@ -171,6 +184,11 @@ impl Decoder {
         let names = names::of(o.model_type.as_deref());
         let vision = o.vision.as_ref().map(|of| Tower::new(d, m, of));
         let embedding = Embedding::new(d, &names, m);
+        let encoder = (o.encoder_layers > 0).then(|| Encoder::new(d, m));
+        let bias = RelativeBias::new(d, ROOT, m);
+        if bias.is_some() {
+            d.blocks_differ();
+        }
         let embedding_norm = o.embedding_norm.then(|| {
             let names = ("embedding_norm", names.embedding_norm);
             Norm::new(d, ROOT, names, m.hidden, m, Order::Declared)
@@ -194,6 +212,8 @@ impl Decoder {
         let output = Output::new(d, embedding.tokens(), &names, m);
         Self {
             vision,
+            encoder,
+            bias,
             embedding,
             embedding_norm,
             blocks,
@@ -235,6 +255,8 @@ impl Block {
             module,
             layer,
             mixer: Mixer::new(d, module, m, layer),
+            cross: (m.options.encoder_layers > 0)
+                .then(|| Attention::named(d, module, "cross_attention", m)),
             mlp: (m.ffn > 0).then(|| FeedForward::new(d, module, m, layer)),
             scales: m.options.layer_scale.then(|| {
                 ["attention_scale", "mlp_scale"].map(|name| {
@@ -249,12 +271,12 @@ impl Block {
         &self,
         b: &mut Builder<'_>,
         x: ValueId,
-        ropes: Option<Ropes>,
+        by: Surroundings,
         routers: &mut Vec<ValueId>,
     ) -> ValueId {
         match b.s.model.options.residual {
-            Residual::Sequential => self.sequential(b, x, ropes, routers),
-            Residual::Parallel | Residual::ParallelOneNorm => self.parallel(b, x, ropes, routers),
+            Residual::Sequential => self.sequential(b, x, by, routers),
+            Residual::Parallel | Residual::ParallelOneNorm => self.parallel(b, x, by, routers),
         }
     }
 
@@ -266,6 +288,7 @@ impl Block {
         mixer: &Mixer,
         y: ValueId,
         ropes: Option<Ropes>,
+        bias: Option<ValueId>,
     ) -> (ValueId, Locals) {
         let attention = match mixer {
             Mixer::Attention(attention) => attention,
@@ -281,7 +304,8 @@ impl Block {
             | LayerType::None => None,
         };
         let window = b.s.model.window(self.layer, b.seq());
-        attention.forward(b, y, rope, window)
+        let around = Around { bias, memory: None };
+        attention.forward(b, y, rope, window, around)
     }
 
     /// Multiplies what a part of the block adds by its learned factors, if it has any.
@@ -298,7 +322,7 @@ impl Block {
         &self,
         b: &mut Builder<'_>,
         x: ValueId,
-        ropes: Option<Ropes>,
+        by: Surroundings,
         routers: &mut Vec<ValueId>,
     ) -> ValueId {
         let mut locals = Locals::new();
@@ -306,13 +330,23 @@ impl Block {
         if let Some(mixer) = &self.mixer {
             let [norm, sum_norm] = mixer.norms();
             let y = norm.map_or(x, |norm| norm.apply(b, x));
-            let (o, of_attention) = self.mix(b, mixer, y, ropes);
+            let (o, of_attention) = self.mix(b, mixer, y, by.ropes, by.around.bias);
             let o = self.scale(b, 0, o);
             x1 = b.within(mixer.module(), |b| b.g.binary(OpKind::Add, x, o));
             if let Some(norm) = sum_norm {
                 x1 = norm.apply(b, x1);
             }
             (y1, locals) = (Some(y), of_attention);
+        }
+        if let Some((cross, memory)) = self.cross.as_ref().zip(by.around.memory) {
+            let around = Around {
+                memory: Some(memory),
+                ..Around::default()
+            };
+            let y = cross.norm.map_or(x1, |norm| norm.apply(b, x1));
+            let (o, of_attention) = cross.forward(b, y, None, None, around);
+            locals.extend(of_attention.into_iter().chain([x1, y]));
+            x1 = b.within(cross.module, |b| b.g.binary(OpKind::Add, x1, o));
         }
         locals.extend([x, x1]);
         let mut out = x1;
@@ -339,14 +373,14 @@ impl Block {
         &self,
         b: &mut Builder<'_>,
         x: ValueId,
-        ropes: Option<Ropes>,
+        by: Surroundings,
         routers: &mut Vec<ValueId>,
     ) -> ValueId {
         let (Some(mixer), Some(mlp)) = (&self.mixer, &self.mlp) else {
             return x;
         };
         let y1 = mixer.norms()[0].map_or(x, |norm| norm.apply(b, x));
-        let (o, mut locals) = self.mix(b, mixer, y1, ropes);
+        let (o, mut locals) = self.mix(b, mixer, y1, by.ropes, by.around.bias);
         let y2 = mlp.norms()[0].map_or(y1, |norm| norm.apply(b, x));
         let f = mlp.forward(b, y2, routers);
         let out = b.within(self.module, |b| {
@@ -424,11 +458,23 @@ impl Forward for Decoder {
             h = b.within(ROOT, |b| with_first(b, h, |_, _| images.rows, images.rows));
         }
         implementation::mask(b);
-        let ropes = ropes.map(|r| r.cast(b));
+        let memory = self.encoder.as_ref().map(|encoder| {
+            let (batch, seq) = (b.batch(), b.seq());
+            let ids = b.constant("encoder_tokens", &[batch, seq], DType::I64, true);
+            let x = self.embedding.forward(b, Some(ids));
+            encoder.forward(b, x)
+        });
+        let by = Surroundings {
+            ropes: ropes.map(|r| r.cast(b)),
+            around: Around {
+                bias: self.bias.as_ref().map(|bias| bias.forward(b)),
+                memory,
+            },
+        };
         let mut routers = Vec::new();
         let mut more = images.into_iter().flat_map(|i| i.deepstack);
         for block in &self.blocks {
-            h = block.forward(b, h, ropes, &mut routers);
+            h = block.forward(b, h, by, &mut routers);
             if let Some(rows) = more.next() {
                 let add = |b: &mut Builder<'_>, x| b.g.binary(OpKind::Add, x, rows);
                 h = b.within(ROOT, |b| with_first(b, h, add, rows));

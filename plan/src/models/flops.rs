@@ -121,7 +121,10 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
     let first = (layers - backward.attention.min(layers)) as usize;
     let twice: u64 = (first..layers as usize).map(forward).sum();
     let attention = (0..layers as usize).map(forward).sum::<u64>() + 2 * twice;
-    (Flops(matmul + attention + vision_attention(m, b)), tokens)
+    (
+        Flops(matmul + attention + vision_attention(m, b) + encoder_attention(m, b, t)),
+        tokens,
+    )
 }
 
 /// Counts the arithmetic on the state of a layer that has one in place of attention, per token in
@@ -151,4 +154,23 @@ fn vision_attention(m: &Model, batch: u64) -> u64 {
         window: None,
     };
     3 * of.layers * shape.flops(false)
+}
+
+/// Counts the arithmetic of attention in an encoder and to what it computes, in forward and
+/// backward.
+fn encoder_attention(m: &Model, batch: u64, seq: u64) -> u64 {
+    let layers = m.options.encoder_layers;
+    if layers == 0 {
+        return 0;
+    }
+    let shape = AttentionShape {
+        batch,
+        heads: m.heads,
+        kv_heads: m.kv_heads,
+        seq,
+        head_dim: m.head_dim,
+        causal: false,
+        window: None,
+    };
+    3 * (layers + u64::from(m.layers)) * shape.flops(false)
 }

@@ -44,6 +44,8 @@ HYBRIDS |= {
     "deepseek_v32": dict(LLAMA, **DEEPSEEK, num_key_value_heads=4, n_shared_experts=1, first_k_dense_replace=1, q_lora_rank=12, index_n_heads=2, index_head_dim=8, index_topk=16, n_group=1, topk_group=1),
     "gpt_oss": dict(LLAMA, head_dim=16, num_local_experts=4, num_experts_per_tok=2),
 }
+T5 = dict(vocab_size=256, d_model=64, d_ff=96, d_kv=12, num_layers=3, num_decoder_layers=2, num_heads=4)
+SEQ2SEQ = {"t5": dict(T5), "mt5": dict(T5)}
 TOWER = dict(hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4, patch_size=4, image_size=16)
 QWEN_TOWER = dict(depth=3, hidden_size=48, intermediate_size=80, num_heads=4, patch_size=4, spatial_merge_size=2, temporal_patch_size=2, out_hidden_size=64)
 WRAPPERS = {
@@ -67,7 +69,7 @@ WRAPPERS = {
     "smolvlm": dict(text_config=dict(LLAMA, model_type="llama", pad_token_id=0), vision_config=dict(TOWER), scale_factor=2),
 }
 CASES = {
-    **EXPERTS, **HYBRIDS, **WRAPPERS,
+    **EXPERTS, **HYBRIDS, **WRAPPERS, **SEQ2SEQ,
     "arcee": dict(LLAMA), "cohere": dict(LLAMA, use_qk_norm=True), "cohere2": dict(LLAMA, num_hidden_layers=5),
     "ernie4_5": dict(LLAMA, use_bias=True), "exaone4": dict(LLAMA, num_hidden_layers=5), "gemma": dict(LLAMA, head_dim=32),
     "gemma2": dict(LLAMA, head_dim=32), "gemma3_text": dict(LLAMA, head_dim=32, num_hidden_layers=7), "glm": dict(LLAMA, head_dim=16, attention_bias=True, pad_token_id=0),
@@ -107,6 +109,8 @@ for name, values in CASES.items():
     config = AutoConfig.for_model(model_type, **values)
     table = transformers.models.auto.modeling_auto
     causal = table.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if model_type not in ("bert", "roberta", "xlm-roberta", "modernbert") else table.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    if name in SEQ2SEQ:
+        causal = table.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
     if name in WRAPPERS:
         causal = table.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
     write(name, config, causal[model_type], rows)

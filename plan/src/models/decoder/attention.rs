@@ -67,12 +67,26 @@ fn query_parts(m: &Model) -> u64 {
     1 + u64::from(m.options.attention_gate == AttentionGate::Element)
 }
 
+/// What attention reads in addition to its input.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Around {
+    /// Learned biases of the scores, `[heads, seq, seq]`.
+    pub(super) bias: Option<ValueId>,
+    /// What keys and values come from, if not from the input: `[batch, seq, hidden]`.
+    pub(super) memory: Option<ValueId>,
+}
+
 impl Attention {
     pub(super) fn new(d: &mut Declare, block: ModuleId, m: &Model) -> Self {
+        Self::named(d, block, "attention", m)
+    }
+
+    /// Declares a block's attention as a module of this name.
+    pub(super) fn named(d: &mut Declare, block: ModuleId, name: &str, m: &Model) -> Self {
         let names = names::of(m.options.model_type.as_deref());
         let (h, bias, hd) = (m.hidden, m.bias.qkv(), m.head_dim);
         let (q, kv) = (m.heads * hd, m.kv_heads * hd);
-        let at = d.module(block, "attention", ModuleKind::Attention);
+        let at = d.module(block, name, ModuleKind::Attention);
         let [before, after, sum] = normalized(m);
         // The first block of an encoder reads the norm of the embedded tokens.
         let normed = m.family == Family::Bert && m.options.embedding_norm && d.layer() == 0;
@@ -148,6 +162,7 @@ impl Attention {
         y: ValueId,
         rope: Option<Rope>,
         window: Option<u64>,
+        around: Around,
     ) -> (ValueId, Locals) {
         let (batch, seq) = (b.batch(), b.seq());
         let (heads, hd) = (b.s.model.heads, b.s.model.head_dim);
@@ -156,7 +171,7 @@ impl Attention {
                 mut qkv,
                 packed,
                 gate,
-            } = self.project(b, y, rope);
+            } = self.project(b, y, around.memory, rope);
             let latent = matches!(self.projections, Projections::Latent(_));
             if let Some(rope) = rope.filter(|_| !latent) {
                 let [q, k, v] = qkv;
@@ -188,15 +203,17 @@ impl Attention {
                 window: window.unwrap_or(0),
             };
             let causal = b.s.model.family.spec().attention == Some(Mask::Causal);
-            let a = match self.sinks {
-                Some(sinks) => {
-                    let (sinks, window, scale) = (b.weight(sinks), score_mod.window, Real(scale));
+            let causal = causal && around.memory.is_none();
+            let bias = around.bias.or_else(|| Some(b.weight(self.sinks?)));
+            let a = match bias {
+                Some(bias) => {
+                    let (window, scale) = (score_mod.window, Real(scale));
                     let kind = op::BiasedAttention {
                         causal,
                         scale,
                         window,
                     };
-                    b.biased_attention(qkv, sinks, kind)
+                    b.biased_attention(qkv, bias, kind)
                 }
                 None => b.flex_attention(qkv, causal, scale, score_mod),
             };
@@ -228,7 +245,13 @@ impl Attention {
     }
 
     /// Makes queries, keys and values, which only latent attention rotates here.
-    fn project(&self, b: &mut Builder<'_>, y: ValueId, rope: Option<Rope>) -> Projected {
+    fn project(
+        &self,
+        b: &mut Builder<'_>,
+        y: ValueId,
+        memory: Option<ValueId>,
+        rope: Option<Rope>,
+    ) -> Projected {
         let (batch, seq) = (b.batch(), b.seq());
         let m = &b.s.model;
         let (heads, kv, hd) = (m.heads, self.kv_heads, m.head_dim);
@@ -266,8 +289,9 @@ impl Attention {
                     gate = Some(b.g.reshape(both[1], &[batch, seq, heads * hd]));
                 }
                 let queries = split(b, 0, queries, heads);
+                let from = memory.unwrap_or(y);
                 let mut make = |n, layer| {
-                    let p = b.linear(layer, y);
+                    let p = b.linear(layer, from);
                     split(b, n, p, kv)
                 };
                 Projected {

@@ -286,6 +286,17 @@ pub(super) fn of(model_type: Option<&str>) -> Names {
             down: "mlp.c_proj",
             ..GPT
         },
+        "t5" | "mt5" => Names {
+            embedding: "shared",
+            blocks: "decoder.block",
+            norm: "decoder.final_layer_norm",
+            q: "layer.0.SelfAttention.q",
+            k: "layer.0.SelfAttention.k",
+            v: "layer.0.SelfAttention.v",
+            o: "layer.0.SelfAttention.o",
+            attention_norm: "layer.0.layer_norm",
+            ..LLAMA
+        },
         "bert" => BERT,
         "roberta" | "xlm-roberta" | "camembert" => Names {
             embedding: "roberta.embeddings.word_embeddings",

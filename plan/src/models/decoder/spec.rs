@@ -49,6 +49,8 @@ pub(in crate::models) const KEYS: &[&str] = &[
     "layer_scale",
     "ssm",
     "linear_attention",
+    "encoder_layers",
+    "relative_buckets",
     "vision",
     "vision_patches",
     "layer_kv_heads",
@@ -220,6 +222,21 @@ pub(in crate::models) fn check(m: &Model) -> Result<(), Conflict> {
     if o.packed_gate_up && !o.gated_mlp {
         let message = "`packed_gate_up` needs a gate: `gated_mlp` is false".to_owned();
         return Err(Conflict::new(&["packed_gate_up", "gated_mlp"], message));
+    }
+    if o.encoder_layers > 0 && !matches!(o.head, Head::LanguageModel | Head::None) {
+        let message = "the classification heads of encoders with decoders are not known".to_owned();
+        return Err(Conflict::new(&["head", "encoder_layers"], message));
+    }
+    if o.encoder_layers > 0 && o.residual != Residual::Sequential {
+        let message = "an encoder needs `residual` = \"sequential\"".to_owned();
+        return Err(Conflict::new(&["residual", "encoder_layers"], message));
+    }
+    if o.relative_buckets > 0 && (o.position_embedding.rotates() || o.latent.is_used()) {
+        let message = "`relative_buckets` are positions: `position_embedding` must be \"none\"";
+        return Err(Conflict::new(
+            &["relative_buckets", "position_embedding"],
+            message.to_owned(),
+        ));
     }
     let lists = [
         ("layer_kv_heads", &o.layer_kv_heads),

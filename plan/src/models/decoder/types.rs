@@ -6,6 +6,7 @@ mod gpt;
 mod hybrid;
 mod llama_like;
 mod packed;
+mod seq2seq;
 mod sparse;
 mod vision;
 mod windowed;
@@ -15,13 +16,14 @@ use crate::models::hf::{Computed, Field, Given, HfType, Meaning, field};
 use serde_json::Value;
 
 /// All decoders.
-pub(super) const ALL: &[HfType] = &joined::<5, { len(&PARTS) }>(&PARTS);
-const PARTS: [&[HfType]; 5] = [
+pub(super) const ALL: &[HfType] = &joined::<6, { len(&PARTS) }>(&PARTS);
+const PARTS: [&[HfType]; 6] = [
     windowed::TYPES,
     llama_like::TYPES,
     packed::TYPES,
     gpt::TYPES,
     hybrid::TYPES,
+    seq2seq::TYPES,
 ];
 
 /// Types that are mixtures of experts.

@@ -2,7 +2,7 @@
 //! tokens, which come first in a sample.
 
 use super::norm::Norm;
-use super::{Block, Decoder};
+use super::{Block, Decoder, Surroundings, seq2seq};
 use crate::config::{Model, Norm as NormKind, ProjectorNorm, Scenario, Vision};
 use crate::graph::ValueId;
 use crate::ir::{DType, ModuleId, ModuleKind, OpKind};
@@ -10,9 +10,12 @@ use crate::models::activation::activate;
 use crate::models::build::Builder;
 use crate::models::declare::{Declare, Layer, Order, ROOT};
 
-/// Returns the scenario that the tower's code sees: its blocks as a model, over its rows.
+/// Returns the scenario that the code of a tower or an encoder sees: its blocks as a model, over
+/// its rows.
 pub(in crate::models) fn scenario(s: &Scenario) -> Option<Scenario> {
-    let of = s.model.options.vision.as_ref()?;
+    let Some(of) = &s.model.options.vision else {
+        return seq2seq::scenario(s);
+    };
     let mut inner = s.clone();
     inner.model = of.model(&s.model);
     inner.train.seq_len = of.rows();
@@ -107,13 +110,16 @@ impl Tower {
         let mut picked = Vec::new();
         let rows = b.inside(|b| {
             let ropes = Decoder::ropes(b, ["vision_rope_cos", "vision_rope_sin"]);
-            let ropes = ropes.map(|r| r.cast(b));
+            let surroundings = Surroundings {
+                ropes: ropes.map(|r| r.cast(b)),
+                ..Surroundings::default()
+            };
             let mut x = self.embed(b);
             if let Some(norm) = self.pre_norm {
                 x = norm.apply(b, x);
             }
             for (n, block) in (0..).zip(&self.blocks) {
-                x = block.forward(b, x, ropes, &mut Vec::new());
+                x = block.forward(b, x, surroundings, &mut Vec::new());
                 if self.of.deepstack.contains(&n) {
                     picked.push(x);
                 }
