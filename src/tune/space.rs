@@ -49,6 +49,7 @@ const ROWS: &[Row] = &[
         &["mesh.dp_shard", "mesh.dp_replicate", "fsdp.outer_strategy"],
         From(meshes),
     ),
+    row(&["mesh.ep"], Of(&["1", "2", "4", "8", "16"])),
     row(&["compile.mode"], Every),
     row(
         &[

@@ -370,3 +370,19 @@ fn the_predicted_best_of_measured_runs_is_nearly_the_best() {
         misses.len()
     );
 }
+
+/// Experts can be divided among ranks; a model without experts has no such choice.
+#[test]
+fn expert_models_have_an_axis_of_expert_parallelism() {
+    for (name, expected) in [("small-moe", true), ("small-fsdp2", false)] {
+        let load = |more: &[String]| scenario::load(name.as_ref(), more);
+        let job = Job {
+            load: &load,
+            profiles: &Profiles::default(),
+            kept: &all_but(&["mesh.ep"]),
+        };
+        let today = predict_light(&load(&[]).unwrap(), job.profiles).unwrap();
+        let space = Space::new(&today, &job.request(None));
+        assert_eq!(space.axis("mesh.ep").is_some(), expected, "{name}");
+    }
+}
