@@ -121,7 +121,10 @@ pub fn candidates(info: &KeyInfo, current: Option<&str>) -> Vec<String> {
             Accept::Empty => all.push("[]".into()),
             Accept::Table(fields) => {
                 all.extend(fields.iter().filter_map(|(name, accept)| match accept {
-                    Accept::Integer(..) => Some(format!("{{ {name} = 1000000 }}")),
+                    Accept::Integer(least, most) => {
+                        let value = 1_000_000.clamp(*least, *most);
+                        Some(format!("{{ {name} = {value} }}"))
+                    }
                     _ => None,
                 }));
             }

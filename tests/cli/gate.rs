@@ -947,7 +947,7 @@ fn baselines_stay_short_at_any_depth() {
                 format!("model.layers={layers}"),
             ];
             let lines = lines("llama3-70b-64xh100", &set);
-            assert!(lines < 200, "{policy}, {layers} layers: {lines} lines");
+            assert!(lines < 250, "{policy}, {layers} layers: {lines} lines");
         }
     }
     for scenario in [
@@ -968,7 +968,7 @@ fn own_baselines_are_short() {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         let lines = std::fs::read_to_string(&path).unwrap().lines().count();
-        assert!(lines < 200, "{}: {lines} lines", path.display());
+        assert!(lines < 250, "{}: {lines} lines", path.display());
         seen += 1;
     }
     assert!(seen >= 20, "{seen}");
