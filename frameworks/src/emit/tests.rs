@@ -60,7 +60,7 @@ fn what_is_emitted_is_read_again() {
             let Ok(to) = job.scenario(&sets) else {
                 continue;
             };
-            let edits = edit(&[path.clone()], &options, &sets, &to)
+            let edits = edit(std::slice::from_ref(&path), &options, &sets, &to)
                 .unwrap_or_else(|e| panic!("{shown} {sets:?}: {e}"));
             let kept: Vec<String> = sets
                 .iter()
@@ -87,7 +87,7 @@ fn what_is_emitted_is_read_again() {
             }
         }
         // Without changes, nothing changes.
-        let edits = edit(&[path.clone()], &options, &[], &base).unwrap();
+        let edits = edit(std::slice::from_ref(&path), &options, &[], &base).unwrap();
         assert!(edits.files.is_empty() && edits.lost.is_empty(), "{shown}");
     }
     assert!(
@@ -105,7 +105,7 @@ fn edited(name: &str, text: &str, sets: &[&str]) -> (String, Vec<String>) {
         ..Options::default()
     };
     let sets: Vec<String> = sets.iter().map(|s| (*s).to_owned()).collect();
-    let to = read(&[path.clone()], &options)
+    let to = read(std::slice::from_ref(&path), &options)
         .unwrap()
         .scenario(&sets)
         .unwrap();
