@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The samples per optimizer step, the number of ranks and the engine stay as they are: see
-//! [`space`] for the options that change. Every score is the full simulation of a plan. Results
+//! `space` for the options that change. Every score is the full simulation of a plan. Results
 //! depend on the request only, not on the number of threads.
 
 mod answer;
