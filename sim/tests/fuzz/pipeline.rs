@@ -189,8 +189,10 @@ fn small(c: &mut Choices<'_>, sets: &mut Vec<String>) {
 }
 
 /// A small file of each family.
-const MINIMAL: [&str; 5] = [
+const MINIMAL: [&str; 7] = [
     "[model]\nfamily = 'llama'\nlayers = 2\nhidden = 16\nheads = 2\nffn = 24\nvocab = 32\nmax_seq_len = 8\n",
+    "[model]\nfamily = 'decoder'\nlayers = 2\nhidden = 16\nheads = 2\nffn = 24\nvocab = 32\nmax_seq_len = 8\n",
+    "[model]\nfamily = 'moe'\nlayers = 2\nhidden = 16\nheads = 2\nffn = 24\nvocab = 32\nmax_seq_len = 8\nexperts = 4\n",
     "[model]\nfamily = 'gpt2'\nlayers = 2\nhidden = 16\nheads = 2\nvocab = 33\n[train]\nseq_len = 8\n",
     "[model]\nfamily = 'encoder'\nlayers = 2\nhidden = 16\nheads = 2\nffn = 24\n[train]\nseq_len = 8\n",
     "[model]\nfamily = 'linear'\nlayers = 3\nhidden = 5\n",
