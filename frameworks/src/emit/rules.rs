@@ -15,36 +15,12 @@ struct Rule {
     to: &'static [(&'static str, &'static str)],
 }
 
-const fn rule(
-    format: &'static str,
-    key: &'static str,
-    value: &'static str,
-    to: &'static [(&'static str, &'static str)],
-) -> Rule {
-    Rule {
-        format,
-        key,
-        value,
-        with: None,
-        to,
-    }
-}
-
-const fn with(path: &'static str, rule: Rule) -> Rule {
-    Rule {
-        with: Some(path),
-        ..rule
-    }
-}
-
 /// Any value.
 const ANY: &str = "*";
 /// Stands for the sequences per step over all ranks.
 const GLOBAL: &str = "{global}";
 /// Stands for the value of the scenario.
 const SAME: &str = "{value}";
-/// No key has to change.
-const NOTHING: &[(&str, &str)] = &[];
 
 const ACCELERATE: &str = "Accelerate";
 const TRAINER: &str = "the Hugging Face Trainer";
@@ -64,409 +40,107 @@ const REDUCE: &str = "precision.reduce_dtype";
 
 const SHARDING: &str = "fsdp_config.fsdp_sharding_strategy";
 
-const RULES: &[Rule] = &[
-    with(
-        SHARDING,
-        rule(ACCELERATE, RESHARD, "true", &[(SHARDING, "FULL_SHARD")]),
-    ),
-    with(
-        SHARDING,
-        rule(ACCELERATE, RESHARD, "false", &[(SHARDING, "SHARD_GRAD_OP")]),
-    ),
-    rule(
-        ACCELERATE,
-        RESHARD,
-        "true",
-        &[("fsdp_config.fsdp_reshard_after_forward", "true")],
-    ),
-    rule(
-        ACCELERATE,
-        RESHARD,
-        "false",
-        &[("fsdp_config.fsdp_reshard_after_forward", "false")],
-    ),
-    rule(
-        ACCELERATE,
-        RECOMPUTE,
-        "full",
-        &[("fsdp_config.fsdp_activation_checkpointing", "true")],
-    ),
-    rule(
-        ACCELERATE,
-        RECOMPUTE,
-        "none",
-        &[("fsdp_config.fsdp_activation_checkpointing", "false")],
-    ),
-    rule(
-        ACCELERATE,
-        "fsdp.prefetch_forward",
-        "1",
-        &[("fsdp_config.fsdp_forward_prefetch", "true")],
-    ),
-    rule(
-        ACCELERATE,
-        MODE,
-        "off",
-        &[("dynamo_config.dynamo_backend", "NO")],
-    ),
-    rule(
-        ACCELERATE,
-        MODE,
-        "regions",
-        &[("dynamo_config.dynamo_backend", "INDUCTOR")],
-    ),
-    rule(
-        ACCELERATE,
-        "precision.param_dtype",
-        "bf16",
-        &[("mixed_precision", "bf16")],
-    ),
-    rule(
-        ACCELERATE,
-        "precision.param_dtype",
-        "f16",
-        &[("mixed_precision", "fp16")],
-    ),
-    rule(
-        ACCELERATE,
-        "precision.param_dtype",
-        "f32",
-        &[("mixed_precision", "no")],
-    ),
-    rule(
-        ACCELERATE,
-        "mesh.dp_shard",
-        ANY,
-        &[("parallelism_config.parallelism_config_dp_shard_size", SAME)],
-    ),
-    rule(
-        ACCELERATE,
-        "mesh.dp_replicate",
-        ANY,
-        &[(
-            "parallelism_config.parallelism_config_dp_replicate_size",
-            SAME,
-        )],
-    ),
-    rule(
-        TRAINER,
-        RESHARD,
-        "true",
-        &[("fsdp_config.reshard_after_forward", "true")],
-    ),
-    rule(
-        TRAINER,
-        RESHARD,
-        "false",
-        &[("fsdp_config.reshard_after_forward", "false")],
-    ),
-    rule(
-        TRAINER,
-        RECOMPUTE,
-        "full",
-        &[("gradient_checkpointing", "true")],
-    ),
-    rule(
-        TRAINER,
-        RECOMPUTE,
-        "none",
-        &[("gradient_checkpointing", "false")],
-    ),
-    rule(TRAINER, MODE, "off", &[("torch_compile", "false")]),
-    rule(TRAINER, MODE, "regions", &[("torch_compile", "true")]),
-    rule(TRAINER, LOSS, "chunked", &[("use_liger_kernel", "true")]),
-    rule(
-        TRAINER,
-        LOSS,
-        "materialized",
-        &[("use_liger_kernel", "false")],
-    ),
-    rule(
-        TRAINER,
-        "precision.param_dtype",
-        "bf16",
-        &[("bf16", "true")],
-    ),
-    rule(
-        AXOLOTL,
-        RESHARD,
-        "true",
-        &[("fsdp_config.reshard_after_forward", "true")],
-    ),
-    rule(
-        AXOLOTL,
-        RESHARD,
-        "false",
-        &[("fsdp_config.reshard_after_forward", "false")],
-    ),
-    rule(
-        AXOLOTL,
-        RECOMPUTE,
-        "full",
-        &[("gradient_checkpointing", "true")],
-    ),
-    rule(
-        AXOLOTL,
-        RECOMPUTE,
-        "none",
-        &[("gradient_checkpointing", "false")],
-    ),
-    rule(AXOLOTL, MODE, "off", &[("torch_compile", "false")]),
-    rule(AXOLOTL, MODE, "regions", &[("torch_compile", "true")]),
-    rule(
-        AXOLOTL,
-        LOSS,
-        "chunked",
-        &[("chunked_cross_entropy", "true")],
-    ),
-    rule(
-        LLAMA,
-        RECOMPUTE,
-        "full",
-        &[("disable_gradient_checkpointing", "false")],
-    ),
-    rule(
-        LLAMA,
-        RECOMPUTE,
-        "none",
-        &[("disable_gradient_checkpointing", "true")],
-    ),
-    rule(LLAMA, MODE, "off", &[("torch_compile", "false")]),
-    rule(LLAMA, MODE, "regions", &[("torch_compile", "true")]),
-    rule(LLAMA, LOSS, "chunked", &[("enable_liger_kernel", "true")]),
-    rule(
-        LLAMA,
-        LOSS,
-        "materialized",
-        &[("enable_liger_kernel", "false")],
-    ),
-    rule(
-        TITAN,
-        RESHARD,
-        "true",
-        &[("parallelism.fsdp_reshard_after_forward", "always")],
-    ),
-    rule(
-        TITAN,
-        RESHARD,
-        "false",
-        &[("parallelism.fsdp_reshard_after_forward", "never")],
-    ),
-    rule(
-        TITAN,
-        RECOMPUTE,
-        "none",
-        &[("activation_checkpoint.mode", "none")],
-    ),
-    rule(
-        TITAN,
-        RECOMPUTE,
-        "full",
-        &[("activation_checkpoint.mode", "full")],
-    ),
-    rule(
-        TITAN,
-        RECOMPUTE,
-        "selective",
-        &[("activation_checkpoint.mode", "selective")],
-    ),
-    with(
-        "training.compile",
-        rule(TITAN, MODE, "blocks", &[("training.compile", "true")]),
-    ),
-    with(
-        "training.compile",
-        rule(TITAN, MODE, "off", &[("training.compile", "false")]),
-    ),
-    rule(TITAN, MODE, "blocks", &[("compile.enable", "true")]),
-    rule(TITAN, MODE, "off", &[("compile.enable", "false")]),
-    rule(
-        TITAN,
-        REDUCE,
-        "f32",
-        &[("training.mixed_precision_reduce", "float32")],
-    ),
-    rule(
-        TITAN,
-        REDUCE,
-        "bf16",
-        &[("training.mixed_precision_reduce", "bfloat16")],
-    ),
-    rule(
-        TITAN,
-        "precision.param_dtype",
-        "bf16",
-        &[("training.mixed_precision_param", "bfloat16")],
-    ),
-    rule(
-        TITAN,
-        "precision.param_dtype",
-        "f32",
-        &[("training.mixed_precision_param", "float32")],
-    ),
-    rule(TITAN, ACCUM, ANY, &[("training.global_batch_size", GLOBAL)]),
-    rule(
-        TITAN,
-        "train.micro_batch",
-        ANY,
-        &[("training.local_batch_size", SAME)],
-    ),
-    rule(
-        TITAN,
-        "mesh.dp_shard",
-        ANY,
-        &[("parallelism.data_parallel_shard_degree", SAME)],
-    ),
-    rule(
-        TITAN,
-        "mesh.dp_replicate",
-        ANY,
-        &[("parallelism.data_parallel_replicate_degree", SAME)],
-    ),
-    rule(
-        TUNE,
-        RECOMPUTE,
-        "full",
-        &[("enable_activation_checkpointing", "true")],
-    ),
-    rule(
-        TUNE,
-        RECOMPUTE,
-        "none",
-        &[("enable_activation_checkpointing", "false")],
-    ),
-    rule(
-        TUNE,
-        RESHARD,
-        "true",
-        &[("fsdp_reshard_after_forward", "true")],
-    ),
-    rule(
-        TUNE,
-        RESHARD,
-        "false",
-        &[("fsdp_reshard_after_forward", "false")],
-    ),
-    rule(TUNE, MODE, "blocks", &[("compile", "true")]),
-    rule(TUNE, MODE, "off", &[("compile", "false")]),
-    rule(
-        NEMO,
-        RECOMPUTE,
-        "full",
-        &[("distributed.activation_checkpointing", "true")],
-    ),
-    rule(
-        NEMO,
-        RECOMPUTE,
-        "none",
-        &[("distributed.activation_checkpointing", "false")],
-    ),
-    rule(
-        NEMO,
-        RESHARD,
-        "true",
-        &[("distributed.reshard_after_forward", "true")],
-    ),
-    rule(
-        NEMO,
-        RESHARD,
-        "false",
-        &[("distributed.reshard_after_forward", "false")],
-    ),
-    rule(NEMO, MODE, "blocks", &[("compile.enabled", "true")]),
-    rule(NEMO, MODE, "off", &[("compile.enabled", "false")]),
-    rule(
-        NEMO,
-        ACCUM,
-        ANY,
-        &[("step_scheduler.global_batch_size", GLOBAL)],
-    ),
-    rule(MEGATRON, ACCUM, ANY, &[("global-batch-size", GLOBAL)]),
-    rule(
-        MEGATRON,
-        RECOMPUTE,
-        "full",
-        &[
-            ("recompute-granularity", "full"),
-            ("recompute-method", "uniform"),
-            ("recompute-num-layers", "1"),
-        ],
-    ),
-    rule(
-        MEGATRON,
-        RECOMPUTE,
-        "selective",
-        &[("recompute-granularity", "selective")],
-    ),
-    rule(
-        MEGATRON,
-        "fsdp.strategy",
-        ANY,
-        &[("data-parallel-sharding-strategy", SAME)],
-    ),
-    rule(
-        MEGATRON,
-        "fsdp.outer_strategy",
-        ANY,
-        &[("outer-dp-sharding-strategy", SAME)],
-    ),
-    with(
-        "train_batch_size",
-        rule(
-            DEEPSPEED,
-            ACCUM,
-            ANY,
-            &[
-                ("gradient_accumulation_steps", SAME),
-                ("train_batch_size", GLOBAL),
-            ],
-        ),
-    ),
-    rule(
-        DEEPSPEED,
-        "fsdp.strategy",
-        "no_shard",
-        &[("zero_optimization.stage", "0")],
-    ),
-    rule(
-        DEEPSPEED,
-        "fsdp.strategy",
-        "optim",
-        &[("zero_optimization.stage", "1")],
-    ),
-    rule(
-        DEEPSPEED,
-        "fsdp.strategy",
-        "optim_grads",
-        &[("zero_optimization.stage", "2")],
-    ),
-    rule(
-        DEEPSPEED,
-        "fsdp.strategy",
-        "optim_grads_params",
-        &[("zero_optimization.stage", "3")],
-    ),
-    rule(
-        DEEPSPEED,
-        "fsdp.async_reduce",
-        "true",
-        &[("zero_optimization.overlap_comm", "true")],
-    ),
-    rule(
-        DEEPSPEED,
-        "fsdp.async_reduce",
-        "false",
-        &[("zero_optimization.overlap_comm", "false")],
-    ),
-    rule(
-        DEEPSPEED,
-        "precision.param_dtype",
-        "bf16",
-        &[("bf16.enabled", "true")],
-    ),
+/// Writes a table of rules, one per line: `FORMAT: KEY = VALUE => [PATH = VALUE, …];`, or
+/// `FORMAT if PATH: …` for files that have this path. Of several rules that apply, the first one
+/// counts.
+macro_rules! rules {
+    ($($format:ident $(if $with:tt)?: $key:tt = $value:tt => [$($path:tt = $to:tt),*];)*) => {
+        &[$(Rule {
+            format: $format,
+            key: $key,
+            value: $value,
+            with: rules!(@with $($with)?),
+            to: &[$(($path, $to)),*],
+        }),*]
+    };
+    (@with) => { None };
+    (@with $path:tt) => { Some($path) };
+}
+
+#[rustfmt::skip]
+const RULES: &[Rule] = rules! {
+    ACCELERATE if SHARDING: RESHARD = "true" => [SHARDING = "FULL_SHARD"];
+    ACCELERATE if SHARDING: RESHARD = "false" => [SHARDING = "SHARD_GRAD_OP"];
+    ACCELERATE: RESHARD = "true" => ["fsdp_config.fsdp_reshard_after_forward" = "true"];
+    ACCELERATE: RESHARD = "false" => ["fsdp_config.fsdp_reshard_after_forward" = "false"];
+    ACCELERATE: RECOMPUTE = "full" => ["fsdp_config.fsdp_activation_checkpointing" = "true"];
+    ACCELERATE: RECOMPUTE = "none" => ["fsdp_config.fsdp_activation_checkpointing" = "false"];
+    ACCELERATE: "fsdp.prefetch_forward" = "1" => ["fsdp_config.fsdp_forward_prefetch" = "true"];
+    ACCELERATE: MODE = "off" => ["dynamo_config.dynamo_backend" = "NO"];
+    ACCELERATE: MODE = "regions" => ["dynamo_config.dynamo_backend" = "INDUCTOR"];
+    ACCELERATE: "precision.param_dtype" = "bf16" => ["mixed_precision" = "bf16"];
+    ACCELERATE: "precision.param_dtype" = "f16" => ["mixed_precision" = "fp16"];
+    ACCELERATE: "precision.param_dtype" = "f32" => ["mixed_precision" = "no"];
+    ACCELERATE: "mesh.dp_shard" = ANY => ["parallelism_config.parallelism_config_dp_shard_size" = SAME];
+    ACCELERATE: "mesh.dp_replicate" = ANY => ["parallelism_config.parallelism_config_dp_replicate_size" = SAME];
+    TRAINER: RESHARD = "true" => ["fsdp_config.reshard_after_forward" = "true"];
+    TRAINER: RESHARD = "false" => ["fsdp_config.reshard_after_forward" = "false"];
+    TRAINER: RECOMPUTE = "full" => ["gradient_checkpointing" = "true"];
+    TRAINER: RECOMPUTE = "none" => ["gradient_checkpointing" = "false"];
+    TRAINER: MODE = "off" => ["torch_compile" = "false"];
+    TRAINER: MODE = "regions" => ["torch_compile" = "true"];
+    TRAINER: LOSS = "chunked" => ["use_liger_kernel" = "true"];
+    TRAINER: LOSS = "materialized" => ["use_liger_kernel" = "false"];
+    TRAINER: "precision.param_dtype" = "bf16" => ["bf16" = "true"];
+    AXOLOTL: RESHARD = "true" => ["fsdp_config.reshard_after_forward" = "true"];
+    AXOLOTL: RESHARD = "false" => ["fsdp_config.reshard_after_forward" = "false"];
+    AXOLOTL: RECOMPUTE = "full" => ["gradient_checkpointing" = "true"];
+    AXOLOTL: RECOMPUTE = "none" => ["gradient_checkpointing" = "false"];
+    AXOLOTL: MODE = "off" => ["torch_compile" = "false"];
+    AXOLOTL: MODE = "regions" => ["torch_compile" = "true"];
+    AXOLOTL: LOSS = "chunked" => ["chunked_cross_entropy" = "true"];
+    LLAMA: RECOMPUTE = "full" => ["disable_gradient_checkpointing" = "false"];
+    LLAMA: RECOMPUTE = "none" => ["disable_gradient_checkpointing" = "true"];
+    LLAMA: MODE = "off" => ["torch_compile" = "false"];
+    LLAMA: MODE = "regions" => ["torch_compile" = "true"];
+    LLAMA: LOSS = "chunked" => ["enable_liger_kernel" = "true"];
+    LLAMA: LOSS = "materialized" => ["enable_liger_kernel" = "false"];
+    TITAN: RESHARD = "true" => ["parallelism.fsdp_reshard_after_forward" = "always"];
+    TITAN: RESHARD = "false" => ["parallelism.fsdp_reshard_after_forward" = "never"];
+    TITAN: RECOMPUTE = "none" => ["activation_checkpoint.mode" = "none"];
+    TITAN: RECOMPUTE = "full" => ["activation_checkpoint.mode" = "full"];
+    TITAN: RECOMPUTE = "selective" => ["activation_checkpoint.mode" = "selective"];
+    TITAN if "training.compile": MODE = "blocks" => ["training.compile" = "true"];
+    TITAN if "training.compile": MODE = "off" => ["training.compile" = "false"];
+    TITAN: MODE = "blocks" => ["compile.enable" = "true"];
+    TITAN: MODE = "off" => ["compile.enable" = "false"];
+    TITAN: REDUCE = "f32" => ["training.mixed_precision_reduce" = "float32"];
+    TITAN: REDUCE = "bf16" => ["training.mixed_precision_reduce" = "bfloat16"];
+    TITAN: "precision.param_dtype" = "bf16" => ["training.mixed_precision_param" = "bfloat16"];
+    TITAN: "precision.param_dtype" = "f32" => ["training.mixed_precision_param" = "float32"];
+    TITAN: ACCUM = ANY => ["training.global_batch_size" = GLOBAL];
+    TITAN: "train.micro_batch" = ANY => ["training.local_batch_size" = SAME];
+    TITAN: "mesh.dp_shard" = ANY => ["parallelism.data_parallel_shard_degree" = SAME];
+    TITAN: "mesh.dp_replicate" = ANY => ["parallelism.data_parallel_replicate_degree" = SAME];
+    TUNE: RECOMPUTE = "full" => ["enable_activation_checkpointing" = "true"];
+    TUNE: RECOMPUTE = "none" => ["enable_activation_checkpointing" = "false"];
+    TUNE: RESHARD = "true" => ["fsdp_reshard_after_forward" = "true"];
+    TUNE: RESHARD = "false" => ["fsdp_reshard_after_forward" = "false"];
+    TUNE: MODE = "blocks" => ["compile" = "true"];
+    TUNE: MODE = "off" => ["compile" = "false"];
+    NEMO: RECOMPUTE = "full" => ["distributed.activation_checkpointing" = "true"];
+    NEMO: RECOMPUTE = "none" => ["distributed.activation_checkpointing" = "false"];
+    NEMO: RESHARD = "true" => ["distributed.reshard_after_forward" = "true"];
+    NEMO: RESHARD = "false" => ["distributed.reshard_after_forward" = "false"];
+    NEMO: MODE = "blocks" => ["compile.enabled" = "true"];
+    NEMO: MODE = "off" => ["compile.enabled" = "false"];
+    NEMO: ACCUM = ANY => ["step_scheduler.global_batch_size" = GLOBAL];
+    MEGATRON: ACCUM = ANY => ["global-batch-size" = GLOBAL];
+    MEGATRON: RECOMPUTE = "full" => ["recompute-granularity" = "full", "recompute-method" = "uniform", "recompute-num-layers" = "1"];
+    MEGATRON: RECOMPUTE = "selective" => ["recompute-granularity" = "selective"];
+    MEGATRON: "fsdp.strategy" = ANY => ["data-parallel-sharding-strategy" = SAME];
+    MEGATRON: "fsdp.outer_strategy" = ANY => ["outer-dp-sharding-strategy" = SAME];
+    DEEPSPEED if "train_batch_size": ACCUM = ANY => ["gradient_accumulation_steps" = SAME, "train_batch_size" = GLOBAL];
+    DEEPSPEED: "fsdp.strategy" = "no_shard" => ["zero_optimization.stage" = "0"];
+    DEEPSPEED: "fsdp.strategy" = "optim" => ["zero_optimization.stage" = "1"];
+    DEEPSPEED: "fsdp.strategy" = "optim_grads" => ["zero_optimization.stage" = "2"];
+    DEEPSPEED: "fsdp.strategy" = "optim_grads_params" => ["zero_optimization.stage" = "3"];
+    DEEPSPEED: "fsdp.async_reduce" = "true" => ["zero_optimization.overlap_comm" = "true"];
+    DEEPSPEED: "fsdp.async_reduce" = "false" => ["zero_optimization.overlap_comm" = "false"];
+    DEEPSPEED: "precision.param_dtype" = "bf16" => ["bf16.enabled" = "true"];
     // All blocks are what frameworks recompute if nothing else is said.
-    rule(ANY, "train.recompute_layers", "all", NOTHING),
-];
+    ANY: "train.recompute_layers" = "all" => [];
+};
 
 /// Returns the keys of a framework with the values that say the same as a scenario key; `None` if
 /// there are none. `has` says which keys a file has already.
