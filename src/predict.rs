@@ -204,7 +204,7 @@ fn planned(
         scenario: scenario.name.clone(),
         error,
     })?;
-    let basis = basis::basis(scenario, &program, &profile);
+    let basis = basis::basis(&program, &profile);
     let mut prediction = simulate(program, profile)?;
     prediction.run.basis = Some(basis);
     Ok(prediction)

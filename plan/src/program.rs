@@ -242,6 +242,14 @@ pub struct ProgramMeta {
     pub compute: DType,
 }
 
+impl ProgramMeta {
+    /// Returns the number of nodes that the ranks fill, the last one perhaps in part.
+    #[must_use]
+    pub fn nodes(&self) -> u32 {
+        self.mesh.world().div_ceil(self.gpus_per_node.max(1))
+    }
+}
+
 /// A complete program.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Program {

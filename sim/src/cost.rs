@@ -191,7 +191,7 @@ fn moved(program: &Program) -> Vec<Traffic> {
 /// both alike and compute them at one rate.
 fn as_measured<'a>(kernel: &'a Kernel, profile: &Profile) -> Cow<'a, Kernel> {
     let [f16, bf16] = [DType::F16, DType::Bf16];
-    let (gemms, attention) = (profile.gemm.iter(), profile.attention.iter());
+    let (gemms, attention) = (profile.gemm.iter(), profile.attention_tables());
     let mut measured = gemms
         .map(|t| Some(t.dtype))
         .chain(attention.map(|t| Some(t.dtype)))

@@ -60,9 +60,8 @@ pub fn simulate_light(
 /// Returns how many times as long kernels take where the slowest of many GPUs decides: every
 /// collective of all ranks ends with the last one.
 fn straggling(program: &Program, profile: &Profile) -> f64 {
-    let ranks = program.meta.mesh.world();
-    let nodes = ranks.div_ceil(program.meta.gpus_per_node.max(1));
-    1.0 + profile.network.straggler_loss * f64::from(nodes.max(1)).log2()
+    let nodes = program.meta.nodes().max(1);
+    1.0 + profile.network.straggler_loss * f64::from(nodes).log2()
 }
 
 /// Simulates, and counts the program instructions that the host interpreted (over all timed passes

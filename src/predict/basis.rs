@@ -6,8 +6,8 @@
 //! measured tables.
 
 use serde::{Deserialize, Serialize};
+use shardlab_plan::Program;
 use shardlab_plan::record::{Basis, BasisKind, ErrorBand};
-use shardlab_plan::{Program, Scenario};
 use shardlab_sim::Profile;
 use std::sync::OnceLock;
 
@@ -46,14 +46,14 @@ pub struct Residual {
 impl Residual {
     /// Describes a prediction as a row whose errors are not known yet.
     #[must_use]
-    pub fn of(scenario: &Scenario, program: &Program, profile: &Profile) -> Self {
+    pub fn of(program: &Program, profile: &Profile) -> Self {
         let world = program.meta.mesh.world();
         Self {
             hardware: profile.name.clone(),
-            basis: kind(scenario, program, profile).0,
+            basis: kind(program, profile).0,
             policy: program.meta.policy.to_owned(),
             world_size: world,
-            nodes: nodes(scenario, world),
+            nodes: program.meta.nodes(),
             parameters: program
                 .params
                 .iter()
@@ -77,20 +77,16 @@ impl Residual {
     }
 }
 
-fn nodes(scenario: &Scenario, world: u32) -> u32 {
-    world.div_ceil(scenario.mesh.gpus_per_node.max(1))
-}
-
 /// Determines whether a prediction rests on measurements. Also returns which ones, or why not.
-fn kind(scenario: &Scenario, program: &Program, profile: &Profile) -> (BasisKind, String) {
+fn kind(program: &Program, profile: &Profile) -> (BasisKind, String) {
     let world = program.meta.mesh.world();
     match &profile.measured {
-        None if nodes(scenario, world) > 1 => (
+        None if program.meta.nodes() > 1 => (
             BasisKind::Estimated,
             "from data sheets, no step across nodes was measured".to_owned(),
         ),
         None => (BasisKind::Estimated, "from data sheets".to_owned()),
-        Some(m) if nodes(scenario, world) > 1 => (
+        Some(m) if program.meta.nodes() > 1 => (
             BasisKind::Estimated,
             format!("kernels measured on {}, no step across nodes was", m.on),
         ),
@@ -104,9 +100,9 @@ fn kind(scenario: &Scenario, program: &Program, profile: &Profile) -> (BasisKind
 
 /// Returns what the prediction of a scenario rests on.
 #[must_use]
-pub(super) fn basis(scenario: &Scenario, program: &Program, profile: &Profile) -> Basis {
-    let (kind, on) = kind(scenario, program, profile);
-    let row = Residual::of(scenario, program, profile);
+pub(super) fn basis(program: &Program, profile: &Profile) -> Basis {
+    let (kind, on) = kind(program, profile);
+    let row = Residual::of(program, profile);
     Basis {
         kind,
         on,

@@ -32,8 +32,8 @@ pub(crate) struct Reduction {
 // the loss of a step is the mean over P. That of an expert arrives as the sum over the ranks that
 // send it tokens (`summed_by_model`), is reduced over those that have the same expert, and still
 // multiplied by 1/P, not by one over the ranks of its reduction. An average in a collective
-// therefore comes after a factor for the ranks that the model has added up. Where no other rank has
-// the expert there is no collective, but the factor is the same.
+// therefore comes after a factor for the ranks that the model has added up. An expert that no other
+// rank has needs no collective, but the same factor.
 
 /// How the inner reduction of a group scales.
 #[derive(Clone, Copy, Debug)]

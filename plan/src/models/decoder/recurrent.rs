@@ -292,7 +292,7 @@ impl GatedDelta {
                 let [beta, gate] = cut(b, ba, [n, n]);
                 [qkv, z, beta, gate]
             }
-            _ => return y,
+            _ => unreachable!("a layer has two or four projections"),
         };
         let qkv = convolve(b, self.conv, qkv);
         let [q, k, v] = cut(b, qkv, [keys, keys, values]);
