@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{load, plan, run};
+use common::{load, plan, poisoned, run};
 use shardlab_exec::Hyper;
 use shardlab_exec::device::FailureKind;
 use shardlab_exec::engine::{
@@ -23,14 +23,6 @@ use std::time::Duration;
 fn small() -> impl Iterator<Item = &'static str> {
     let names = shipped().iter().map(|s| s.0);
     names.filter(|n| n.starts_with("small-") || ["llama-tiny", "gpt2-tiny"].contains(n))
-}
-
-fn exec() -> ExecOptions {
-    ExecOptions {
-        timeout: Duration::from_secs(120),
-        poison: true,
-        ..ExecOptions::default()
-    }
 }
 
 fn train_small(name: &str, set: &[&str], steps: u64, exec: ExecOptions) -> Outcome {
@@ -54,7 +46,7 @@ fn every_small_scenario_runs_without_nan_in_the_planned_memory() {
         let scenario = load(name, &[]);
         let options = ExecOptions {
             record: true,
-            ..exec()
+            ..poisoned()
         };
         let program = plan(&scenario);
         let steps = 4;
@@ -101,7 +93,7 @@ fn every_small_scenario_runs_without_nan_in_the_planned_memory() {
         let checked = ExecOptions {
             nan_check: scenario.mesh.ep == 1,
             poison: false,
-            ..exec()
+            ..poisoned()
         };
         assert_eq!(
             bits(&train_small(name, &[], steps, checked)),
@@ -147,10 +139,10 @@ fn delays_change_no_bit() {
             probability: 0.02,
             max: Duration::from_micros(250),
         }),
-        ..exec()
+        ..poisoned()
     };
     for (i, name) in (0u64..).zip(small()) {
-        let calm = bits(&train_small(name, &[], 3, exec()));
+        let calm = bits(&train_small(name, &[], 3, poisoned()));
         for seed in 8 * i..8 * (i + 1) {
             assert_eq!(
                 bits(&train_small(name, &[], 3, delayed(seed))),
@@ -164,7 +156,7 @@ fn delays_change_no_bit() {
 /// The time at which a group is updated does not matter either, if nothing is clipped.
 #[test]
 fn updates_during_backward_do_not_change_results() {
-    let of = |set: &[&str]| bits(&train_small("small-in-backward", set, 4, exec()));
+    let of = |set: &[&str]| bits(&train_small("small-in-backward", set, 4, poisoned()));
     let meshes: [&[&str]; 6] = [
         &[],
         &["fsdp.copy_engine_reduce=true", "compile.mode=regions"],
@@ -186,7 +178,7 @@ fn updates_during_backward_do_not_change_results() {
 /// Options that only schedule or move data change no bit of losses, gradient norms and weights.
 #[test]
 fn schedules_do_not_change_results() {
-    let of = |set: &[&str]| bits(&train_small("small-native", set, 4, exec()));
+    let of = |set: &[&str]| bits(&train_small("small-native", set, 4, poisoned()));
     let wanted = of(&[]);
     for set in [
         &["fsdp.prefetch_forward=0", "fsdp.prefetch_backward=0"][..],
@@ -252,7 +244,7 @@ fn schedules_do_not_change_results() {
 fn policies_and_strategies_do_not_change_losses() {
     let base: &[&str] = &["precision.compute=f32", "train.clip_norm=0"];
     let of = |set: &[&str]| {
-        let o = train_small("small-native", &[base, set].concat(), 6, exec());
+        let o = train_small("small-native", &[base, set].concat(), 6, poisoned());
         o.run.losses.iter().map(|l| l.to_bits()).collect::<Vec<_>>()
     };
     let wanted = of(&[]);
@@ -284,7 +276,7 @@ fn removed_waits_are_caught() {
     use shardlab_plan::program::{Phase, Rule};
     let scenario = load("small-native", &[]);
     let whole = plan(&scenario);
-    let calm = bits(&train_small("small-native", &[], 3, exec()));
+    let calm = bits(&train_small("small-native", &[], 3, poisoned()));
     let steady = whole.section(SectionKind::Steady).unwrap().instrs.clone();
     // Waits of compute for a gather in forward and for a reduction of gradients.
     let find = |rule, phase| {
@@ -319,7 +311,7 @@ fn removed_waits_are_caught() {
                         probability: 0.1,
                         max: Duration::from_millis(2),
                     }),
-                    ..exec()
+                    ..poisoned()
                 },
                 ..RunOptions::default()
             };
@@ -364,7 +356,7 @@ fn a_fault_in_a_real_step_ends_every_rank() {
                     instr: InstrId(collective),
                     kind,
                 }),
-                ..exec()
+                ..poisoned()
             },
             ..RunOptions::default()
         };
@@ -397,7 +389,7 @@ fn a_nan_in_a_shard_is_found_with_the_parameters_name() {
     for rank in [0, 2] {
         let spans = layout.ranks[rank as usize].weights.iter();
         for span in spans.filter(|s| s.numel() > 1).step_by(5) {
-            let mut s = Session::new(Arc::clone(&program), exec()).unwrap();
+            let mut s = Session::new(Arc::clone(&program), poisoned()).unwrap();
             s.step(&zeros, hyper(1)).unwrap();
             let at = span.offset + (span.numel() - 1) * 4;
             s.write_buffer(rank, span.buffer, at, &f32::NAN.to_le_bytes())

@@ -3,22 +3,16 @@
 
 mod common;
 
-use common::{load, run};
-use shardlab_exec::engine::ExecOptions;
+use common::{load, poisoned, run};
 use shardlab_exec::train::{CheckpointOptions, Outcome, Resume, RunOptions};
-use std::time::Duration;
 
 const STEPS: u64 = 4;
 
 fn options() -> RunOptions {
     RunOptions {
         steps: Some(STEPS),
-        exec: ExecOptions {
-            timeout: Duration::from_secs(120),
-            // Rows without a token are never read: they stay poisoned.
-            poison: true,
-            ..ExecOptions::default()
-        },
+        // Rows without a token are never read: they stay poisoned.
+        exec: poisoned(),
         ..RunOptions::default()
     }
 }
@@ -108,7 +102,7 @@ fn gradients_of_experts_are_means_over_all_ranks() {
             assert_close(&o, &all, &format!("{set:?} ep = {ep}"));
         }
     }
-    // The optimizer adds up the pieces, so that there is no norm.
+    // No norm is available where the optimizer adds up the pieces.
     let pieces = ["fsdp.copy_engine_reduce=true", "fsdp.sum_in_optimizer=true"];
     let pieces = [&sgd[..], &pieces, &["train.grad_norm=false"]].concat();
     let without = train(4, 1, &pieces);

@@ -3,21 +3,15 @@
 
 mod common;
 
-use common::{load, run};
-use shardlab_exec::engine::ExecOptions;
+use common::{load, poisoned, run};
 use shardlab_exec::train::{CheckpointOptions, Outcome, Resume, RunOptions};
-use std::time::Duration;
 
 const STEPS: u64 = 6;
 
 fn options() -> RunOptions {
     RunOptions {
         steps: Some(STEPS),
-        exec: ExecOptions {
-            timeout: Duration::from_secs(120),
-            poison: true,
-            ..ExecOptions::default()
-        },
+        exec: poisoned(),
         ..RunOptions::default()
     }
 }

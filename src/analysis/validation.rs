@@ -173,7 +173,7 @@ pub fn compare(
                 residual: Residual {
                     step_percent: step,
                     reserved_percent: reserved,
-                    ..Residual::of(&p.scenario, &p.program, &p.profile)
+                    ..Residual::of(&p.program, &p.profile)
                 },
                 model_flops: p.program.meta.model_flops.0 as f64,
                 peak_flops: p.profile.peak_flops(p.program.meta.compute),
@@ -200,30 +200,34 @@ fn path_of(table: &Path, scenario: &str) -> PathBuf {
 /// rows are of one project.
 #[must_use]
 pub fn errors_by_project(rows: &[Compared]) -> Vec<(&str, Vec<Errors>)> {
-    let mut projects: Vec<(&str, Vec<Compared>)> = Vec::new();
-    for row in rows {
-        let project = row.row.project();
-        match projects.iter_mut().find(|(name, _)| *name == project) {
-            Some((_, known)) => known.push(row.clone()),
-            None => projects.push((project, vec![row.clone()])),
+    let mut projects: Vec<&str> = Vec::new();
+    for project in rows.iter().map(|r| r.row.project()) {
+        if !projects.contains(&project) {
+            projects.push(project);
         }
     }
     if projects.len() < 2 {
         return Vec::new();
     }
-    let of = |(name, rows): (_, Vec<Compared>)| (name, errors(&rows));
-    projects.into_iter().map(of).collect()
+    let own = |project| rows.iter().filter(move |r| r.row.project() == project);
+    projects
+        .into_iter()
+        .map(|project| (project, errors(own(project))))
+        .collect()
 }
 
 /// Returns the errors of every metric that any row measured.
 #[must_use]
-pub fn errors(rows: &[Compared]) -> Vec<Errors> {
+pub fn errors<'a>(rows: impl IntoIterator<Item = &'a Compared> + Clone) -> Vec<Errors> {
     Metric::ALL
         .into_iter()
         .enumerate()
         .filter_map(|(i, metric)| {
-            let cells: Vec<(&Compared, Cell)> =
-                rows.iter().filter_map(|r| Some((r, r.cells[i]?))).collect();
+            let cells: Vec<(&Compared, Cell)> = (rows
+                .clone()
+                .into_iter()
+                .filter_map(|r| Some((r, r.cells[i]?))))
+            .collect();
             let n = cells.len() as f64;
             let worst = cells
                 .iter()

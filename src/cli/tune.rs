@@ -27,7 +27,7 @@ JOB is what `shardlab fit` reads: the configuration of a framework, a config.jso
 
 What stays: the model, the samples per optimizer step, the number of GPUs, and the engine. What changes: micro-batch and accumulation, mesh and sharding, units, resharding, prefetch, the type and time of reductions, recompute, loss, offload, compilation, and the allocator, as far as model and policy allow. --keep fixes a key, --free adds one.
 
-Every setting is planned and simulated. A small space is searched completely. A large one is searched with bounds: settings whose computation alone takes longer than the best step, and settings that do not fit with the leanest choice of all other options, are left out. `gap` is the distance to the bound of what is left.
+Every setting is planned and simulated. If there are few settings, all are tried. If there are many, bounds exclude settings whose computation alone takes longer than the best step, and settings that do not fit even with the leanest choice of all other options. `gap` is the distance from the best step to the bound of the remaining settings.
 
 Of settings that are equal within 0.5 %, the one with the fewest changes is chosen. The simplest alternative has even fewer, and ties within the error of the predictions.
 

@@ -26,10 +26,7 @@ pub fn kept(texts: &[String], base: &Scenario) -> Result<Kept, String> {
     let mut found = Kept::default();
     let mut given: Vec<(String, &str)> = Vec::new();
     for text in texts {
-        let (key, value) = match text.split_once('=') {
-            Some((key, value)) => (key, Some(value)),
-            None => (text.as_str(), None),
-        };
+        let (key, value) = parts(text);
         let key = named(key).map_err(|e| format!("--keep {text}: {e}"))?;
         if let Some(value) = value {
             let before = given.iter().find(|(k, v)| *k == key && *v != value);
@@ -85,10 +82,7 @@ pub fn kept(texts: &[String], base: &Scenario) -> Result<Kept, String> {
 pub fn freed(texts: &[String], kept: &Kept) -> Result<Vec<(String, Vec<String>)>, String> {
     let mut found: Vec<(String, Vec<String>)> = Vec::new();
     for text in texts {
-        let (key, value) = match text.split_once('=') {
-            Some((key, value)) => (key, Some(value)),
-            None => (text.as_str(), None),
-        };
+        let (key, value) = parts(text);
         let key = named(key).map_err(|e| format!("--free {text}: {e}"))?;
         if kept.keys.contains(&key) {
             return Err(format!("--free {text} contradicts --keep {key}"));
@@ -131,6 +125,14 @@ pub fn all_but(texts: &[String]) -> Result<Vec<String>, String> {
     }
     let paths = keys().iter().map(|k| k.path());
     Ok(paths.filter(|path| !only.contains(path)).collect())
+}
+
+/// Splits `KEY` or `KEY=VALUE`.
+fn parts(text: &str) -> (&str, Option<&str>) {
+    match text.split_once('=') {
+        Some((key, value)) => (key, Some(value)),
+        None => (text, None),
+    }
 }
 
 /// Returns the key of this name or alias, under its own name.

@@ -7,6 +7,7 @@ use shardlab_exec::train::{self, NoObserver, Outcome, RunOptions, TokenWidth, To
 use shardlab_plan::{Program, Scenario, scenario};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A golden model with the scenario that repeats its run.
 pub(crate) struct Golden {
@@ -198,6 +199,15 @@ fn in_memory(name: &str) -> String {
         Some(format!("{stack}{memory}"))
     };
     stacks.iter().find_map(renamed).unwrap_or(name)
+}
+
+/// Returns options that expose reads of memory that nothing has written.
+pub(crate) fn poisoned() -> ExecOptions {
+    ExecOptions {
+        timeout: Duration::from_secs(120),
+        poison: true,
+        ..ExecOptions::default()
+    }
 }
 
 pub(crate) fn load(name: &str, set: &[&str]) -> Scenario {
