@@ -107,7 +107,7 @@ def small():
 
 
 def moe():
-    """Experts against the CPU device, and captured against eager runs: the same losses to the last bit, while tokens change experts."""
+    """Experts, whole and divided among ranks, against the CPU device, and captured against eager runs: the same losses to the last bit, while tokens change experts."""
     name, every = "small-moe", gpus()
     f32, bf16 = ['precision.compute="f32"', 'precision.comm_grads="f32"'], ['precision.compute="bf16"']
     captured = ['compile.cuda_graph=["block"]']
@@ -120,6 +120,9 @@ def moe():
         "captured iteration": ([*f32, 'compile.cuda_graph="full_iteration"'], 1e-3),
         "sigmoid in groups": ([*f32, "model.router=sigmoid", "model.router_groups=4", "model.router_group_top_k=2"], 1e-3),
     }
+    alike = ("f32", "bf16", "regions", "full", "recompute", "selective", "fsdp2", "megatron", "captured blocks", "captured iteration")
+    sizes = [ep for ep in (2, 4) if ep <= every]
+    ways |= {f"{way}, ep {ep}": ([*ways[way][0], f"mesh.ep={ep}"], ways[way][1]) for ep in sizes for way in alike if ep == 2 or way in ("f32", "bf16")}
 
     def case(title, sets, limit):
         def job():
@@ -136,14 +139,18 @@ def moe():
             row("moe", title, ok, f"losses {losses:.1e}, norms {norms:.1e}, memory {'equal' if same else 'DIFFERS'}, {s:.1f} s")
         return job
 
-    def replayed():
-        sets = [*fit(every), *bf16, "train.steps=20"]
-        runs = [train(name, sets=[*sets, *more], timeout=60) for more in ([], captured)]
-        if any(run[0] for run in runs):
-            return row("moe", "captured and eager", False, last_line(next(run[2] for run in runs if run[0])))
-        same = runs[0][1]["losses"] == runs[1][1]["losses"]
-        row("moe", "captured and eager", same, f"losses of 20 steps are {'equal' if same else 'NOT equal'} to the last bit")
-    together([*(case(t, *w) for t, w in ways.items()), replayed], 1 if CPU else AT_ONCE)
+    def replayed(ep):
+        title = "captured and eager" + (f", ep {ep}" if ep > 1 else "")
+
+        def job():
+            sets = [*fit(every), *bf16, "train.steps=20", f"mesh.ep={ep}"]
+            runs = [train(name, sets=[*sets, *more], timeout=60) for more in ([], captured)]
+            if any(run[0] for run in runs):
+                return row("moe", title, False, last_line(next(run[2] for run in runs if run[0])))
+            same = runs[0][1]["losses"] == runs[1][1]["losses"]
+            row("moe", title, same, f"losses of 20 steps are {'equal' if same else 'NOT equal'} to the last bit")
+        return job
+    together([*(case(t, *w) for t, w in ways.items()), *(replayed(ep) for ep in (1, *sizes))], 1 if CPU else AT_ONCE)
 
 
 def tensor_parallel():
