@@ -4,6 +4,7 @@
 mod common;
 
 use common::{load, poisoned, run};
+use shardlab_exec::engine::ExecOptions;
 use shardlab_exec::train::{CheckpointOptions, Outcome, Resume, RunOptions};
 
 const STEPS: u64 = 4;
@@ -11,8 +12,11 @@ const STEPS: u64 = 4;
 fn options() -> RunOptions {
     RunOptions {
         steps: Some(STEPS),
-        // Rows without a token are never read: they stay poisoned.
-        exec: poisoned(),
+        // Rows without a token are never read: they stay poisoned, and do not count as NaN.
+        exec: ExecOptions {
+            nan_check: true,
+            ..poisoned()
+        },
         ..RunOptions::default()
     }
 }

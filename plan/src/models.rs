@@ -72,6 +72,14 @@ pub(crate) const FAMILY_NAMES: [&str; SPECS.len()] = {
     names
 };
 
+/// Returns why the plan of this `model_type` may compute something other than the model, if it may:
+/// `exec` refuses it.
+#[must_use]
+pub fn approximation(model_type: &str) -> Option<&'static str> {
+    let mut all = decoder::APPROXIMATED.iter();
+    all.find(|(of, _)| *of == model_type).map(|(_, what)| *what)
+}
+
 /// Returns the Hugging Face types of all families, each with its family.
 pub fn hf_types() -> impl Iterator<Item = (&'static FamilySpec, &'static HfType)> {
     SPECS.iter().flat_map(|s| s.hf.iter().map(|t| (*s, t)))

@@ -106,6 +106,12 @@ pub trait OpDef {
         false
     }
 
+    /// Returns whether outputs have rows that no one writes or reads, given whether an input has
+    /// such rows. Experts leave the rows that the choices of this rank do not reach.
+    fn leaves_rows(&self, input: bool) -> bool {
+        input
+    }
+
     /// Returns whether selective recompute saves the results instead of recomputing them.
     fn saved_by_selective_recompute(&self) -> bool {
         false

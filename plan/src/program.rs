@@ -16,6 +16,7 @@ mod lanes;
 pub mod rule;
 mod text;
 mod traffic;
+mod unfilled;
 pub mod workspace;
 
 use crate::config::AttentionBackend;
@@ -33,6 +34,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::Range;
 pub use traffic::Traffic;
+pub use unfilled::UnfilledWrites;
 
 /// Operation of an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -48,7 +48,7 @@ pub mod synthetic;
 
 pub use error::SimError;
 pub use hardware::Profile;
-pub use network::{CollectiveCheck, check_collectives};
+pub use network::{CollectiveCheck, check_collectives, misalignment};
 pub use options::Options;
 pub use part::Part;
 pub use simulate::{simulate, simulate_counted, simulate_light};

@@ -1,4 +1,4 @@
-//! Collectives that are several times slower because their payload per rank is not aligned.
+//! Collectives that are slower because their payload per rank is not aligned.
 
 use crate::predict::Prediction;
 use shardlab_plan::Program;
@@ -6,6 +6,7 @@ use shardlab_plan::config::Reshard;
 use shardlab_plan::ir::{Collective, CollectiveKind};
 use shardlab_plan::program::Op;
 use shardlab_plan::units::Picos;
+use shardlab_sim::misalignment;
 use std::collections::BTreeMap;
 
 /// Number of meshes of the same ranks that are planned to find an aligned one.
@@ -17,16 +18,17 @@ pub(super) struct Misaligned {
     pub(super) lost: Picos,
     /// Misaligned launches and all launches, for each kind that has misaligned ones.
     counts: BTreeMap<CollectiveKind, (u32, u32)>,
+    /// How many times longer the slowest takes than an aligned one.
     factor: f64,
 }
 
 impl Misaligned {
     pub(super) fn of(p: &Prediction) -> Self {
-        let factor = p.profile.network.misaligned_factor;
+        let losses = misalignment(&p.program, &p.profile);
         let mut found = Self {
             lost: Picos::ZERO,
             counts: BTreeMap::new(),
-            factor,
+            factor: 1.0,
         };
         for span in &p.run.spans {
             let Op::Collective { id, .. } = p.program.instrs[span.instr.index()].op else {
@@ -37,9 +39,10 @@ impl Misaligned {
             *all += 1;
             if is_misaligned(&p.program, collective) {
                 *of += 1;
-                found.lost += span
-                    .alone
-                    .saturating_sub(Picos((span.alone.0 as f64 / factor) as u64));
+                let lost = losses[id.index()];
+                let aligned = span.alone.saturating_sub(lost);
+                found.lost += lost;
+                found.factor = (span.alone.0 as f64 / aligned.0.max(1) as f64).max(found.factor);
             }
         }
         found.counts.retain(|_, (of, _)| *of > 0);
@@ -62,7 +65,7 @@ impl Misaligned {
             )
         });
         format!(
-            "Misaligned collectives: the payload per rank of {} is not a multiple of {} bytes, which makes them {} times slower and adds {} on the wire.{}",
+            "Misaligned collectives: the payload per rank of {} is not a multiple of {} bytes, which makes them up to {:.1} times slower and adds {} on the wire.{}",
             counts.join(" and "),
             Collective::ALIGNMENT,
             self.factor,
@@ -162,7 +165,8 @@ mod tests {
                 (CollectiveKind::ReduceScatter, (1, 3)),
             ])
         );
-        // A factor of three adds two thirds of the time of the gathers and of one reduction.
+        // Gathers take 1.6 times as long on the wire, and one reduction 1.15 times: no less than
+        // that share of their time is lost, and latencies make it smaller.
         let of = |s: &Span, kind| matches!(p.program.instrs[s.instr.index()].op, Op::Collective { id, .. } if p.program.collectives[id.index()].kind == kind);
         let alone = |kind| -> Vec<f64> {
             let spans = p.run.spans.iter().filter(|s| of(s, kind));
@@ -173,10 +177,8 @@ mod tests {
             .into_iter()
             .fold(0.0, f64::max);
         let lost = found.lost.ms();
-        assert!(
-            (lost - 2.0 / 3.0 * (all + root)).abs() < 1e-6,
-            "{lost} of {all} and {root}"
-        );
+        let most = 0.6 / 1.6 * all + 0.15 / 1.15 * root;
+        assert!(lost < most && lost > 0.3 * most, "{lost} of {most}");
         // With 256 ranks, each rank holds 20 elements (40 bytes) of the root's norm, which is not
         // aligned. With 128 ranks it holds 80 bytes, and all other payloads are whole rows.
         let sentence = found.sentence(aligned_mesh(&p));

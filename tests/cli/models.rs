@@ -71,3 +71,29 @@ fn exec_names_the_input_that_it_lacks() {
         shardlab(&["check", path]).assert().success();
     }
 }
+
+/// Sizes and kernels of these types are planned, but not all of their mathematics.
+#[test]
+fn exec_refuses_types_whose_plans_compute_something_else() {
+    let folder = tempfile::tempdir().unwrap();
+    for (config, model_type, what) in [
+        (
+            "tiny--llama4",
+            "llama4_text",
+            "it scales the inputs of experts",
+        ),
+        ("tiny--phimoe", "phimoe", "its router masks scores"),
+    ] {
+        let path = scenario(folder.path(), config, "[train]\nseq_len = 64\n");
+        let path = path.to_str().unwrap();
+        shardlab(&["plan", path, "--as", model_type])
+            .assert()
+            .success();
+        let message = refusal(&["exec", path, "--as", model_type]);
+        assert!(
+            message.contains(&format!("`exec` cannot run `{model_type}`"))
+                && message.contains(what),
+            "{message}"
+        );
+    }
+}

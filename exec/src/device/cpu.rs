@@ -26,7 +26,7 @@ use events::Events;
 use queue::{Entry, Queue};
 use shapes::Shapes;
 use shardlab_plan::ir::{BufferId, COMPUTE, EventId, InstrId, StreamId};
-use shardlab_plan::program::{Op, Program};
+use shardlab_plan::program::{Op, Program, UnfilledWrites};
 use shardlab_plan::units::Bytes;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -109,7 +109,8 @@ struct Shared {
     recording: AtomicBool,
     times: Vec<Mutex<Vec<TaskTimes>>>,
     epoch: Instant,
-    nan_check: bool,
+    /// Outputs that the check for NaN skips, if outputs are checked.
+    nan_check: Option<UnfilledWrites>,
     crash: Option<InstrId>,
 }
 
@@ -202,7 +203,7 @@ impl CpuWorld {
             recording: AtomicBool::new(false),
             times: (0..streams).map(|_| Mutex::default()).collect(),
             epoch: self.epoch,
-            nan_check: options.nan_check,
+            nan_check: options.nan_check.then(|| program.unfilled_writes()),
             crash: options.crash.filter(|c| c.0 == rank).map(|c| c.1),
         });
         let waker: Weak<Shared> = Arc::downgrade(&shared);

@@ -48,7 +48,7 @@ use kernels::KernelLauncher;
 use memory::{Arena, Pinned};
 use record::Recorder;
 use shardlab_plan::ir::{DType, EventId, InstrId, StreamId};
-use shardlab_plan::program::Program;
+use shardlab_plan::program::{Program, UnfilledWrites};
 use shardlab_plan::units::Bytes;
 use staging::Staging;
 use std::collections::BTreeMap;
@@ -77,7 +77,8 @@ struct Captured {
 struct Diagnostics {
     /// Synchronize after every command, to find the one that fails.
     sync: bool,
-    nan_check: bool,
+    /// Outputs that the check for NaN skips, if outputs are checked.
+    nan_check: Option<UnfilledWrites>,
     /// Instruction whose task fails.
     crash: Option<InstrId>,
     /// Random delays, by stream.
@@ -203,7 +204,7 @@ impl CudaDevice {
             // SAFETY: a slot of pinned memory; the device is idle.
             unsafe { self.slot_ptr(slot).write_volatile(0) };
         }
-        if self.diagnostics.nan_check {
+        if self.diagnostics.nan_check.is_some() {
             // SAFETY: two words of the scratch memory; the device is idle.
             check("cuMemsetD8", unsafe {
                 sys::cuMemsetD8_v2(self.scratch + NAN_AT, 0, 8)
@@ -254,7 +255,7 @@ impl CudaDevice {
         if let Some(what) = self.kernels.input_error() {
             return Err(self.fail(FailureKind::Kernel, None, InstrId(u32::MAX), what));
         }
-        if self.diagnostics.nan_check {
+        if self.diagnostics.nan_check.is_some() {
             let mut found = [0u64; 2];
             // SAFETY: two words; the device is idle.
             check("cuMemcpyDtoH", unsafe {

@@ -21,7 +21,7 @@ use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterato
 use rayon::slice::{ParallelSlice, ParallelSliceMut};
 use shardlab_plan::config::{Family, Model, Scenario};
 use shardlab_plan::ir::{BufferId, Const, ConstId, DType, DeviceMesh, Holds};
-use shardlab_plan::models::Inputs;
+use shardlab_plan::models::{Inputs, approximation};
 use shardlab_plan::program::Program;
 use std::ops::Range;
 
@@ -55,8 +55,14 @@ pub struct Feed {
     only: Range<u32>,
 }
 
-/// Refuses programs with operations that only predictions know.
-fn runs(program: &Program) -> Result<(), DataError> {
+/// Refuses models and operations that only predictions know.
+fn runs(model: &Model, program: &Program) -> Result<(), DataError> {
+    if let Some(model_type) = &model.model_type
+        && let Some(what) = approximation(model_type)
+    {
+        let model_type = model_type.clone();
+        return Err(DataError::Approximated { model_type, what });
+    }
     let mut ops = program.kernels.iter().flat_map(|k| &k.body);
     match ops.find(|body| body.op.def().is_priced_only()) {
         Some(body) => Err(DataError::PricedOnly(body.op.name())),
@@ -78,8 +84,8 @@ impl Feed {
         tokens: Option<Tokens>,
         seed: u64,
     ) -> Result<Self, DataError> {
-        runs(program)?;
         let model = scenario.model.clone();
+        runs(&model, program)?;
         let seq_len = scenario.train.seq_len;
         let samples = if model.vocab > 0 {
             let tokens = match tokens {

@@ -110,11 +110,9 @@ impl Builder {
         }
     }
 
-    fn arguments<'a>(event: &Event<'a>) -> Result<Arguments<'a>, String> {
-        if event.args.is_empty() {
-            return Ok(Arguments::default());
-        }
-        event::read(event.args.as_bytes()).map_err(|e| format!("args: {e}"))
+    fn arguments<'e, 'a>(event: &'e Event<'a>) -> Result<&'e Arguments<'a>, String> {
+        let args = event.args.0.as_ref();
+        args.ok_or_else(|| "args: an object is expected".to_owned())
     }
 
     fn host(&mut self, event: &Event<'_>) -> Result<(), String> {
@@ -136,7 +134,7 @@ impl Builder {
             })
         });
         if !a.collective.is_empty() {
-            let collective = self.collective(&a);
+            let collective = self.collective(a);
             self.trace.calls.push(CollectiveCall {
                 start,
                 thread,
@@ -204,7 +202,7 @@ impl Builder {
     fn device(&mut self, event: &Event<'_>, kind: DeviceKind) -> Result<(), String> {
         let (start, end) = span(event)?;
         let a = Self::arguments(event)?;
-        let collective = (!a.collective.is_empty()).then(|| self.collective(&a));
+        let collective = (!a.collective.is_empty()).then(|| self.collective(a));
         // Process and thread of a device event are its device and stream.
         let number =
             |argument: &str, field: &str| small(argument).or_else(|| small(field)).unwrap_or(0);

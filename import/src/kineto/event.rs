@@ -1,6 +1,6 @@
 //! One event of a trace as JSON, borrowed from the text.
 
-use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 use std::borrow::Cow;
 use std::fmt;
@@ -28,6 +28,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
 }
 
 /// The fields of an event. Numbers stay text until they are needed, since they may be in quotes.
+/// Arguments are read in the same pass: they are most of a trace's text.
 #[derive(Default)]
 pub(super) struct Event<'a> {
     pub(super) ph: Cow<'a, str>,
@@ -38,7 +39,7 @@ pub(super) struct Event<'a> {
     pub(super) ts: &'a str,
     pub(super) dur: &'a str,
     pub(super) id: &'a str,
-    pub(super) args: &'a str,
+    pub(super) args: Args<'a>,
 }
 
 /// Reads the known fields of an object. If a key occurs twice, the last one counts.
@@ -56,17 +57,21 @@ impl<'de, T: Fields<'de>> Deserialize<'de> for Object<T> {
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object")
             }
-            fn visit_map<M: MapAccess<'de>>(mut self, mut map: M) -> Result<T, M::Error> {
-                while let Some(key) = map.next_key::<Text<'de>>()? {
-                    if !self.0.take(&key.0, &mut map)? {
-                        map.next_value::<IgnoredAny>()?;
-                    }
-                }
-                Ok(self.0)
+            fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<T, M::Error> {
+                fields(self.0, map)
             }
         }
         from.deserialize_map(Reader(T::default())).map(Object)
     }
+}
+
+fn fields<'de, T: Fields<'de>, M: MapAccess<'de>>(mut to: T, mut map: M) -> Result<T, M::Error> {
+    while let Some(key) = map.next_key::<Text<'de>>()? {
+        if !to.take(&key.0, &mut map)? {
+            map.next_value::<IgnoredAny>()?;
+        }
+    }
+    Ok(to)
 }
 
 /// Reads an object.
@@ -97,10 +102,57 @@ impl<'a> Fields<'a> for Event<'a> {
             "ts" => self.ts = raw(from)?,
             "dur" => self.dur = raw(from)?,
             "id" => self.id = raw(from)?,
-            "args" => self.args = raw(from)?,
+            "args" => self.args = from.next_value()?,
             _ => return Ok(false),
         }
         Ok(true)
+    }
+}
+
+/// The arguments of an event, unless they are something other than an object.
+pub(super) struct Args<'a>(pub(super) Option<Arguments<'a>>);
+
+impl Default for Args<'_> {
+    fn default() -> Self {
+        Self(Some(Arguments::default()))
+    }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Args<'a> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Reader;
+        impl<'de> Visitor<'de> for Reader {
+            type Value = Args<'de>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("arguments")
+            }
+            fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<Args<'de>, M::Error> {
+                fields(Arguments::default(), map).map(|a| Args(Some(a)))
+            }
+            fn visit_seq<S: SeqAccess<'de>>(self, mut seq: S) -> Result<Args<'de>, S::Error> {
+                while seq.next_element::<IgnoredAny>()?.is_some() {}
+                Ok(Args(None))
+            }
+            fn visit_unit<E: Error>(self) -> Result<Args<'de>, E> {
+                Ok(Args(None))
+            }
+            fn visit_bool<E: Error>(self, _: bool) -> Result<Args<'de>, E> {
+                Ok(Args(None))
+            }
+            fn visit_i64<E: Error>(self, _: i64) -> Result<Args<'de>, E> {
+                Ok(Args(None))
+            }
+            fn visit_u64<E: Error>(self, _: u64) -> Result<Args<'de>, E> {
+                Ok(Args(None))
+            }
+            fn visit_f64<E: Error>(self, _: f64) -> Result<Args<'de>, E> {
+                Ok(Args(None))
+            }
+            fn visit_str<E: Error>(self, _: &str) -> Result<Args<'de>, E> {
+                Ok(Args(None))
+            }
+        }
+        from.deserialize_any(Reader)
     }
 }
 
@@ -232,10 +284,25 @@ mod tests {
             (&*event.ph, &*event.name, event.pid),
             ("X", "a\"b", "\"Spans\"")
         );
-        let arguments: Arguments<'_> = read(event.args.as_bytes()).unwrap();
+        let arguments = event.args.0.unwrap();
         assert_eq!(integer(arguments.external), Some(6));
         assert_eq!(integer(arguments.correlation), Some(9));
         assert!(read::<Event<'_>>(b"{\"ph\": }").is_err());
         assert!(read::<Event<'_>>(b"[]").is_err());
+        for (args, is_object) in [
+            ("{}", true),
+            ("[1]", false),
+            ("\"a\"", false),
+            ("null", false),
+            ("7", false),
+        ] {
+            let text = format!(r#"{{"args": {args}, "ph": "X"}}"#);
+            let event: Event<'_> = read(text.as_bytes()).unwrap();
+            assert_eq!(
+                (&*event.ph, event.args.0.is_some()),
+                ("X", is_object),
+                "{args}"
+            );
+        }
     }
 }

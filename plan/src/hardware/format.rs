@@ -299,7 +299,8 @@ pub const SECTIONS: &[Section] = &[
         "nic_gbps" Number(Positive), "GB/s", Required, "per card and direction";
         "nic_efficiency" Number(Rate), "", Required, "share of it that large collectives reach";
         "nic_latency_us" Number(NotNegative), "us", Required, "additional time per network hop";
-        "misaligned_factor" Number(AtLeastOne), "", Required, "slowdown of payloads that are not a multiple of 16 bytes";
+        "misaligned_factor" Number(AtLeastOne), "", Required, "slowdown of large all-gathers at NVLink's rate if the payload of a rank is not a multiple of 16 bytes";
+        "misaligned_reduction_factor" Number(AtLeastOne), "", Unknown, "the same for reduce-scatters; without it `misaligned_factor`";
         "straggler_loss" Number(NotNegative), "", Is("0.0"), "how much longer kernels take per doubling of the number of nodes, because collectives wait for the slowest GPU";
         "sms_per_collective" Integer(0, MAX), "", Required, "SMs that a running collective holds; fewer than `device.sms`";
     }),

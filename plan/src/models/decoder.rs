@@ -38,6 +38,7 @@ use norm::Norm;
 use output::Output;
 use recurrent::Recurrent;
 use seq2seq::{Encoder, RelativeBias};
+pub(super) use types::APPROXIMATED;
 pub(super) use types::EXPERTS as EXPERT_TYPES;
 pub use types::WRAPPERS;
 use vision::Tower;

@@ -43,6 +43,11 @@ impl OpDef for op::LocalExperts {
         backward_only()
     }
 
+    /// Choices of other ranks' experts reach no row here.
+    fn leaves_rows(&self, _: bool) -> bool {
+        self.ranks > 1
+    }
+
     /// Tokens are sent to their experts once.
     fn saved_by_selective_recompute(&self) -> bool {
         true
@@ -152,6 +157,11 @@ impl OpDef for op::Unpermute {
 
     fn bytes_read(&self, at: &Operands<'_>, n: usize) -> Option<u64> {
         (n == 0).then(|| rows_used(at.input(0), at.input(1)))
+    }
+
+    /// Tokens add up only the rows that their choices name.
+    fn leaves_rows(&self, _: bool) -> bool {
+        false
     }
 
     fn differentiable(&self, n: usize) -> bool {
@@ -341,6 +351,11 @@ impl OpDef for op::GroupedGemmWeightGrad {
 
     fn bytes_read(&self, at: &Operands<'_>, n: usize) -> Option<u64> {
         (n < 2).then(|| computed_bytes(at.input(n), self.routed))?
+    }
+
+    /// Sums run over the rows of experts.
+    fn leaves_rows(&self, _: bool) -> bool {
+        false
     }
 
     fn vjp(&self, _: Vjp<'_>) -> Contributions {

@@ -214,9 +214,11 @@ pub struct Network {
     pub nic_efficiency: f64,
     /// Extra time of one network hop, microseconds.
     pub nic_latency_us: f64,
-    /// How many times slower a gather or scatter runs when a rank's payload is no multiple of 16
-    /// bytes.
+    /// How many times slower than NVLink's rate a large all-gather runs if the payload of a rank is
+    /// not a multiple of 16 bytes.
     pub misaligned_factor: f64,
+    /// The same for a reduce-scatter; unless given, that of an all-gather.
+    pub misaligned_reduction_factor: Option<f64>,
     /// How much longer kernels take per doubling of the number of nodes, because collectives wait
     /// for the slowest GPU.
     pub straggler_loss: f64,

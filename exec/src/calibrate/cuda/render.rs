@@ -218,7 +218,8 @@ pub(super) fn profile(name: &str, m: &Measured) -> String {
         .set("nic_gbps", 50)
         .set("nic_efficiency", 0.85)
         .set("nic_latency_us", "8.0")
-        .set("misaligned_factor", "3.0")
+        .set("misaligned_factor", "1.6")
+        .set("misaligned_reduction_factor", "1.15")
         .set(
             "sms_per_collective",
             (held.round() as u32).min(m.multiprocessors / 2),

@@ -170,7 +170,7 @@ impl Worker {
                 // SAFETY: the interpreter's contract for ranges, for all of its ranks.
                 let arrival = unsafe { group.run(position as usize, entry.ticket, call) };
                 let arrival = arrival.map_err(comm_error)?;
-                if shared.nan_check {
+                if shared.nan_check.is_some() {
                     for (_, output) in parts {
                         self.no_nan(instr, output)?;
                     }
@@ -200,12 +200,11 @@ impl Worker {
         unsafe { (self.launcher)(&context, reads, writes) }
             .map_err(|e| CommandError::Failed(FailureKind::Kernel, e))?;
         drop(running);
-        if shared.nan_check {
-            // An output that a kernel does not fill may hold NaN in the gaps between its columns; a
-            // NaN in the columns shows in the results that use them.
-            let whole = |n: &usize| context.kernel.fills(*n);
-            for n in (0..writes.len()).filter(whole) {
-                self.no_nan(instr, &writes[n])?;
+        if let Some(unfilled) = &shared.nan_check {
+            for (n, output) in writes.iter().enumerate() {
+                if !unfilled.contains(instr, n) {
+                    self.no_nan(instr, output)?;
+                }
             }
         }
         Ok(())

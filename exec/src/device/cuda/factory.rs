@@ -137,7 +137,7 @@ impl CudaFactory {
             epoch: Instant::now(),
             diagnostics: Diagnostics {
                 sync: std::env::var_os("SHARDLAB_CUDA_SYNC").is_some_and(|v| v != "0"),
-                nan_check: options.nan_check,
+                nan_check: options.nan_check.then(|| program.unfilled_writes()),
                 crash: fault(FaultKind::DevicePanic).map(|f| f.instr),
                 delays: (0..streams.len())
                     .map(|s| options.delay.map(|d| Delays::new(d, rank, s as u32)))

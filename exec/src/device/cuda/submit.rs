@@ -140,7 +140,7 @@ impl CudaDevice {
         match *command {
             Command::Launch {
                 instr,
-                kernel,
+                kernel: _,
                 reads,
                 ref ranges,
             } => {
@@ -148,11 +148,9 @@ impl CudaDevice {
                 // SAFETY: the interpreter's contract for ranges that it submits.
                 unsafe { self.kernels.launch(instr, operands, self.scratch, raw) }
                     .map_err(|e| EnqueueError::Rejected(FailureKind::Kernel, e))?;
-                if self.diagnostics.nan_check {
-                    // An output that a kernel does not fill may hold NaN in the gaps between its
-                    // columns; a NaN in the columns shows in the results that use them.
+                if let Some(unfilled) = &self.diagnostics.nan_check {
                     for (n, output) in operands.1.iter().enumerate() {
-                        if self.program.kernels[kernel.index()].fills(n) {
+                        if !unfilled.contains(instr, n) {
                             self.check_nan(instr, output, stream)?;
                         }
                     }
@@ -166,7 +164,7 @@ impl CudaDevice {
                 self.collectives
                     .launch(id, parts, raw)
                     .map_err(|e| EnqueueError::Rejected(FailureKind::Kernel, e))?;
-                if self.diagnostics.nan_check {
+                if self.diagnostics.nan_check.is_some() {
                     for (_, output) in parts {
                         self.check_nan(instr, output, stream)?;
                     }

@@ -94,6 +94,16 @@ pub enum DataError {
         "`exec` cannot run `{0}`: it has no kernel for it; plan, check, sim and explain take the model"
     )]
     PricedOnly(&'static str),
+    /// The plan has the sizes of the model, but not all of its mathematics.
+    #[error(
+        "`exec` cannot run `{model_type}`: {what}; plan, check, sim and explain take the model"
+    )]
+    Approximated {
+        /// `model_type` of transformers.
+        model_type: String,
+        /// Why its results would differ.
+        what: &'static str,
+    },
     /// The model has an unknown constant.
     #[error("the model has an unknown constant `{0}`")]
     UnknownConst(String),

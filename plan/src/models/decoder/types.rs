@@ -26,6 +26,22 @@ const PARTS: [&[HfType]; 6] = [
     seq2seq::TYPES,
 ];
 
+/// Types that are planned and priced with their sizes, but may compute something else, and why.
+pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
+    (
+        "llama4_text",
+        "unlike its plan, it scales the inputs of experts, and normalizes queries and keys without weights",
+    ),
+    (
+        "phimoe",
+        "unlike its plan, its router masks scores that are far from the largest one",
+    ),
+    (
+        "step3p7",
+        "its plan was not compared with its code, which is not part of transformers",
+    ),
+];
+
 /// Types that are mixtures of experts.
 pub(in crate::models) const EXPERTS: &[HfType] = &joined::<3, { len(&SPARSE) }>(&SPARSE);
 const SPARSE: [&[HfType]; 3] = [experts::TYPES, sparse::TYPES, hybrid::EXPERTS];

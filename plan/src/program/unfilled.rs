@@ -1,0 +1,158 @@
+//! Outputs of which a kernel leaves elements as they were.
+
+use super::{InstrId, Op, Program};
+use crate::ir::{Access, BodyOp, BufferId, Kernel, Place};
+use std::collections::BTreeSet;
+
+/// Outputs of launches that may keep elements of what was in memory before. Whoever looks for NaN
+/// skips them: a NaN among the elements that were written shows in the results that use them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UnfilledWrites(BTreeSet<(InstrId, u8)>);
+
+impl UnfilledWrites {
+    /// Returns whether the `n`th range that a launch writes is among them.
+    #[must_use]
+    pub fn contains(&self, instr: InstrId, n: usize) -> bool {
+        u8::try_from(n).is_ok_and(|n| self.0.contains(&(instr, n)))
+    }
+
+    /// Returns whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// Ranges that have unwritten rows, by where they start.
+type Ragged = BTreeSet<(BufferId, u64)>;
+
+const fn start(access: &Access) -> (BufferId, u64) {
+    (access.buffer, access.offset)
+}
+
+fn set(ragged: &mut Ragged, access: &Access, is: bool) {
+    if is {
+        ragged.insert(start(access));
+    } else {
+        ragged.remove(&start(access));
+    }
+}
+
+impl Program {
+    /// Returns the outputs that launches do not fill: columns of a wider buffer, and rows that no
+    /// token has reached, with everything computed from these (see
+    /// [`OpDef::leaves_rows`](crate::ops::OpDef::leaves_rows)).
+    #[must_use]
+    pub fn unfilled_writes(&self) -> UnfilledWrites {
+        let mut found = BTreeSet::new();
+        let mut ragged = Ragged::new();
+        for (i, instr) in self.instrs.iter().enumerate() {
+            match &instr.op {
+                op @ Op::Launch { kernel, .. } => {
+                    let kernel = &self.kernels[kernel.index()];
+                    let reads = self.reads(op).iter();
+                    let read: Vec<bool> = reads.map(|a| ragged.contains(&start(a))).collect();
+                    let rows = ragged_writes(kernel, &read, self.writes(op).len());
+                    for (n, (access, rows)) in self.writes(op).iter().zip(rows).enumerate() {
+                        set(&mut ragged, access, rows);
+                        if rows || !kernel.fills(n) {
+                            found.insert((InstrId(i as u32), n as u8));
+                        }
+                    }
+                }
+                Op::Collective { id, .. } => {
+                    for part in &self.collectives[id.index()].parts {
+                        let is = ragged.contains(&start(&part.input));
+                        set(&mut ragged, &part.output, is);
+                    }
+                }
+                Op::Copy { id, .. } => {
+                    let copy = &self.copies[id.index()];
+                    let is = ragged.contains(&start(&copy.from));
+                    set(&mut ragged, &copy.to, is);
+                }
+                _ => {}
+            }
+        }
+        UnfilledWrites(found)
+    }
+}
+
+/// Returns for each output of a kernel whether rows of it stay unwritten, given the same of its
+/// inputs.
+fn ragged_writes(kernel: &Kernel, read: &[bool], writes: usize) -> Vec<bool> {
+    let mut write = vec![false; writes];
+    let mut registers = BTreeSet::new();
+    for BodyOp {
+        op,
+        inputs,
+        outputs,
+    } in &kernel.body
+    {
+        let of = |place| match place {
+            Place::Read(n) => read.get(usize::from(n)).copied().unwrap_or(false),
+            Place::Write(n) => write.get(usize::from(n)).copied().unwrap_or(false),
+            Place::Register(n) => registers.contains(&n),
+        };
+        let ragged = inputs.iter().any(|slot| of(slot.place));
+        let leaves = op.def().leaves_rows(ragged);
+        for slot in outputs {
+            match slot.place {
+                Place::Write(n) => {
+                    if let Some(at) = write.get_mut(usize::from(n)) {
+                        *at |= leaves;
+                    }
+                }
+                Place::Register(n) if leaves => {
+                    registers.insert(n);
+                }
+                Place::Register(n) => {
+                    registers.remove(&n);
+                }
+                Place::Read(_) => {}
+            }
+        }
+    }
+    write
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unfilled(overrides: &[&str]) -> Vec<String> {
+        let overrides: Vec<String> = overrides.iter().map(|s| (*s).to_owned()).collect();
+        let scenario = crate::scenario::load(std::path::Path::new("small-moe-ep"), &overrides);
+        let program = crate::plan(&scenario.unwrap()).unwrap();
+        let mut names: Vec<String> = program
+            .unfilled_writes()
+            .0
+            .iter()
+            .map(|(instr, _)| match program.instrs[instr.index()].op {
+                Op::Launch { kernel, .. } => program.kernels[kernel.index()].name.clone(),
+                _ => unreachable!("only launches write"),
+            })
+            .collect();
+        names.sort_unstable();
+        names.dedup();
+        names
+    }
+
+    #[test]
+    fn what_experts_compute_of_other_ranks_choices_is_unfilled() {
+        let names = unfilled(&[]);
+        for name in ["local_experts", "permute", "grouped_mm", "scale_rows"] {
+            assert!(names.iter().any(|n| n == name), "{name} of {names:?}");
+        }
+        // The results of tokens and the gradients of weights are whole.
+        for name in ["unpermute", "grouped_mm_weight_backward", "mm"] {
+            assert!(!names.iter().any(|n| n == name), "{name} of {names:?}");
+        }
+    }
+
+    #[test]
+    fn experts_of_one_rank_fill_all_rows() {
+        let names = unfilled(&["mesh.ep=1"]);
+        assert!(!names.iter().any(|n| n == "grouped_mm"), "{names:?}");
+    }
+}
