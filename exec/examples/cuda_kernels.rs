@@ -359,6 +359,37 @@ mod bench {
         kernel.body.iter().filter_map(of).min().unwrap_or(1 << 20) as i64
     }
 
+    /// Returns the read of a grouped matmul that says where each expert starts, and the rows that
+    /// experts compute.
+    fn expert_starts(kernel: &Kernel) -> Option<(usize, u64)> {
+        let [only] = &kernel.body[..] else {
+            return None;
+        };
+        let routed = match only.op {
+            OpKind::GroupedGemm(op) => op.routed,
+            OpKind::GroupedGemmWeightGrad(op) => op.routed,
+            _ => return None,
+        };
+        let Place::Read(n) = only.inputs[2].place else {
+            return None;
+        };
+        let all = only.inputs[0].shape[0];
+        Some((usize::from(n), routed.unwrap_or(all)))
+    }
+
+    /// Divides rows among experts: as even as possible, or at random.
+    fn starts(rows: u64, bytes: &mut [u8], random: Option<&mut Random>) {
+        let experts = (bytes.len() / 8).saturating_sub(1).max(1) as u64;
+        let mut starts: Vec<u64> = (0..=experts).map(|e| rows * e / experts).collect();
+        if let (Some(random), [_, between @ .., _]) = (random, &mut starts[..]) {
+            between.fill_with(|| random.next() % (rows + 1));
+            between.sort_unstable();
+        }
+        for (to, start) in bytes.chunks_exact_mut(8).zip(starts) {
+            to.copy_from_slice(&(start as i64).to_le_bytes());
+        }
+    }
+
     /// Bytes that launches access before they access the same memory again: several times the
     /// second-level cache.
     const COLD: f64 = 512e6;
@@ -548,7 +579,7 @@ mod bench {
             let kernel = &program.kernels[kernel.index()];
             let (reads, writes) = (program.reads(&op), program.writes(&op));
             let mut random = Random(u64::from(id.0) + 1);
-            let limit = id_limit(kernel);
+            let (limit, experts) = (id_limit(kernel), expert_starts(kernel));
             let optimizer = matches!(
                 kernel.body[0].op,
                 OpKind::Shard(ShardOp::AdamW { .. } | ShardOp::Sgd { .. } | ShardOp::ClipScale)
@@ -570,6 +601,12 @@ mod bench {
                     scalar || optimizer && i != 1,
                     &mut random,
                 );
+                if let Some((n, rows)) = experts
+                    && i == n
+                {
+                    let bytes = &mut bytes[a.offset as usize..][..a.bytes as usize];
+                    starts(rows, bytes, Some(&mut random));
+                }
                 host.insert(a.buffer.0, words);
                 device.insert(a.buffer.0, Memory::new(buffer.bytes.0)?);
             }
@@ -730,7 +767,7 @@ mod bench {
             let mut random = Random(7);
             let mut first: BTreeMap<u32, Memory> = BTreeMap::new();
             let mut held = 0;
-            for a in reads.iter().chain(writes) {
+            for (i, a) in reads.iter().chain(writes).enumerate() {
                 let buffer = &program.buffers[a.buffer.index()];
                 if first.contains_key(&a.buffer.0) {
                     continue;
@@ -746,6 +783,15 @@ mod bench {
                     false,
                     &mut random,
                 );
+                if let Some((n, rows)) = expert_starts(kernel)
+                    && i == n
+                {
+                    starts(
+                        rows,
+                        &mut bytes[a.offset as usize..][..a.bytes as usize],
+                        None,
+                    );
+                }
                 // Random numbers consume as much power as real data; they repeat every 32 MiB.
                 let mut done = 0;
                 while done < buffer.bytes.0 {

@@ -15,6 +15,7 @@
 //! - `route`, `balance`: routers and their losses;
 //! - `permute`, `grouped`: rows in the order of experts, and their matmuls;
 //! - `gemm_epilogue`: GEMMs with fused epilogue;
+//! - `hopper`: what kernels for the tensor cores of compute capability 9.0 share;
 //! - `shard`: kernels of the sharding engine.
 //!
 //! Reductions have an order that depends on shapes alone. Every operation's result is rounded to
@@ -26,8 +27,9 @@ pub(in crate::kernels) mod columns;
 pub(in crate::kernels) mod convolution;
 pub(in crate::kernels) mod entropy;
 pub(in crate::kernels) mod expr;
-pub(super) mod gemm_epilogue;
+mod gemm_epilogue;
 pub(in crate::kernels) mod grouped;
+pub(super) mod hopper;
 pub(in crate::kernels) mod index;
 mod kept;
 pub(in crate::kernels) mod lanes;
@@ -94,7 +96,7 @@ pub(crate) enum Param {
     /// The kernel's number, for that word.
     Kernel,
     /// Tensor map of an operand: 128 bytes by value.
-    Map(gemm_epilogue::Map),
+    Map(hopper::Map),
 }
 
 /// Words for finding the last block of a launch: what is left after the word for faults.

@@ -1,6 +1,6 @@
 //! Tensor maps of matrices.
 
-use super::codegen::gemm_epilogue::Map;
+use super::codegen::hopper::Map;
 use super::error::ErrorKind;
 use crate::base::element;
 use crate::operand::RawRange;
@@ -15,20 +15,24 @@ use cudarc::driver::sys;
 pub(super) fn map(of: &Map, at: &RawRange) -> Result<sys::CUtensorMap, ErrorKind> {
     let mut out = sys::CUtensorMap { opaque: [0; 16] };
     let size = of.dtype.size();
-    let (strides, steps) = ([of.size[0] * size], [1, 1]);
+    let [columns, rows] = of.size;
+    let sizes = [columns, rows, of.stack.unwrap_or(1)];
+    let strides = [columns * size, columns * rows * size];
+    let (part, steps) = ([of.part[0], of.part[1], 1], [1; 3]);
+    let rank = if of.stack.is_some() { 3 } else { 2 };
     let ty = element::cuda(of.dtype).tensor_map;
     let ty = ty.ok_or_else(|| ErrorKind::Unsupported(format!("no tensor map of {}", of.dtype)))?;
-    // SAFETY: all arrays have the length of the two dimensions, and outlive the call; the driver
-    // only computes with the address.
+    // SAFETY: all arrays have the length of three dimensions, and outlive the call; the driver only
+    // computes with the address.
     let done = unsafe {
         sys::cuTensorMapEncodeTiled(
             &raw mut out,
             ty,
-            2,
+            rank,
             at.ptr.add((of.first * size) as usize).cast(),
-            of.size.as_ptr(),
+            sizes.as_ptr(),
             strides.as_ptr(),
-            of.part.as_ptr(),
+            part.as_ptr(),
             steps.as_ptr(),
             sys::CUtensorMapInterleave_enum::CU_TENSOR_MAP_INTERLEAVE_NONE,
             sys::CUtensorMapSwizzle_enum::CU_TENSOR_MAP_SWIZZLE_128B,

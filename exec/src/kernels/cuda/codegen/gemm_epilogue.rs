@@ -1,16 +1,11 @@
 //! GEMMs with fused epilogue, by our own kernel for Hopper's tensor cores (`gemm_epilogue.cuh`).
-//!
-//! Forms of instructions and of tiles in shared memory are those of the PTX ISA 9.0, "Asynchronous
-//! Warpgroup Level Matrix Multiply-Accumulate Instructions" and "Strides of matrices in shared
-//! memory".
 
 use super::expr::{Cached, Gen};
+use super::hopper::{self, Map, PROCESSORS};
 use super::index::Index;
 use super::{Arg, CodegenError, Entry, Module, Param, Request, ctype, numel};
-use crate::base::element;
 use crate::kernels::cuda::gemm;
-use shardlab_plan::ir::{BodyOp, DType, OpKind, Place, op};
-use std::fmt::Write as _;
+use shardlab_plan::ir::{BodyOp, OpKind, Place, op};
 
 /// The kernel, without the parts that depend on the body.
 const KERNEL: &str = include_str!("gemm_epilogue.cuh");
@@ -21,25 +16,6 @@ const SHARED: u32 = 3 * ((16 << 10) + (32 << 10)) + (64 << 10) + 256 + 1024;
 const LANES: usize = 8;
 /// Elements of a tile's inner dimension: 128 bytes, the unit that tensor copies swizzle.
 const STEP: u32 = 64;
-/// Multiprocessors of the target GPUs. On smaller GPUs, blocks that do not fit start late and find
-/// no work.
-const PROCESSORS: u32 = 132;
-
-/// A matrix in memory, as tensor copies address it: rows without gaps, in boxes of some rows and
-/// columns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Map {
-    /// Operand.
-    pub(crate) place: Place,
-    /// Its first element there.
-    pub(crate) first: u64,
-    /// Element type.
-    pub(crate) dtype: DType,
-    /// Columns and rows.
-    pub(crate) size: [u64; 2],
-    /// Columns and rows of a box.
-    pub(crate) part: [u32; 2],
-}
 
 /// Generates the kernel of a body that is GEMMs and their elementwise epilogue.
 pub(super) fn generate(
@@ -124,7 +100,8 @@ pub(super) fn generate(
         req.index(),
         u8::from(tb),
     );
-    source += &multiply(ty, tb)?;
+    source += hopper::PRIMITIVES;
+    source += &hopper::multiply(ty, false, !tb)?;
     source += &kernel;
     Ok(Module {
         source,
@@ -163,6 +140,7 @@ fn factors(req: &Request<'_>, gemms: &[BodyOp]) -> Result<(u64, u64, u64, Vec<Ma
             first,
             dtype: p.factors,
             size,
+            stack: None,
             part,
         };
         let a = of(o.a, [p.k, p.m], [STEP, 128]);
@@ -197,23 +175,4 @@ fn factors(req: &Request<'_>, gemms: &[BodyOp]) -> Result<(u64, u64, u64, Vec<Ma
         return Err(CodegenError::new("results are not of the factors' type"));
     }
     Ok((m, n, k, maps))
-}
-
-/// Returns the instruction that multiplies 64 rows by 16 by 256 columns.
-fn multiply(ty: DType, tb: bool) -> Result<String, CodegenError> {
-    let name = element::cuda(ty).wgmma;
-    let name = name.ok_or_else(|| CodegenError::new(format!("no wgmma of {ty}")))?;
-    let mut out = String::from(
-        "__device__ __forceinline__ void multiply(float (&d)[128], unsigned long long a, unsigned long long b, int more) {\n  asm volatile(\"{\\n.reg .pred p;\\nsetp.ne.b32 p, %130, 0;\\n\"\n    \"wgmma.mma_async.sync.aligned.m64n256k16.f32.",
-    );
-    let _ = write!(out, "{name}.{name} {{");
-    let list = |f: &dyn Fn(usize) -> String| (0..128).map(f).collect::<Vec<_>>().join(", ");
-    out += &list(&|i| format!("%{i}"));
-    let _ = write!(
-        out,
-        "}}, %128, %129, p, 1, 1, 0, {};\\n}}\\n\"\n    : {}\n    : \"l\"(a), \"l\"(b), \"r\"(more));\n}}\n",
-        u8::from(!tb),
-        list(&|i| format!("\"+f\"(d[{i}])"))
-    );
-    Ok(out)
 }

@@ -120,7 +120,7 @@ fn sources(who: &str, program: &Program, target: Target, out: &mut BTreeMap<Stri
 }
 
 /// Opens NVRTC from `SHARDLAB_NVRTC` or where a device finds it.
-fn compiler() -> Compiler {
+pub(super) fn compiler() -> Compiler {
     let named = std::env::var_os("SHARDLAB_NVRTC").map(PathBuf::from);
     let found = folders(&Surroundings::of_process(), &[]);
     let all: Vec<PathBuf> = named
@@ -142,7 +142,7 @@ fn cache() -> Cache {
 }
 
 /// Compiles all of them, if the test has a compiler. Each comes with the kernel that needs it.
-fn compile(all: BTreeMap<String, String>, target: Target, nvrtc: Option<&Compiler>) {
+pub(super) fn compile(all: BTreeMap<String, String>, target: Target, nvrtc: Option<&Compiler>) {
     let Some(compiler) = nvrtc else { return };
     let cache = cache();
     let work: Mutex<Vec<(String, String)>> = Mutex::new(all.into_iter().collect());
@@ -554,7 +554,7 @@ const OPERAND: Arg = Arg {
 };
 
 /// Returns a slot of this shape and these strides, none if it is dense.
-fn slot(place: Place, shape: &[u64], strides: &[u64]) -> Slot {
+pub(super) fn slot(place: Place, shape: &[u64], strides: &[u64]) -> Slot {
     Slot {
         place,
         offset: 0,
