@@ -4,8 +4,8 @@ use super::{InstrId, Op, Program};
 use crate::ir::{Access, BodyOp, BufferId, Kernel, Place};
 use std::collections::BTreeSet;
 
-/// Outputs of launches that may keep elements of what was in memory before. Whoever looks for NaN
-/// skips them: a NaN among the elements that were written shows in the results that use them.
+/// Outputs of launches that may keep elements of what was in memory before. A check for NaN skips
+/// them: a NaN among the elements that were written shows in the results that use them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UnfilledWrites(BTreeSet<(InstrId, u8)>);
 

@@ -11,8 +11,8 @@ const KERNEL: &str = include_str!("wgmma.cuh");
 /// Rows and columns of a box of a tensor copy: 128 bytes, the unit that is swizzled.
 const PART: [u32; 2] = [64, 64];
 
-/// Returns the shared memory of a block: four stages of both factors' tiles, half of a rounded tile,
-/// barriers and the ring of tile numbers, and the first tile of each expert.
+/// Returns the shared memory of a block: four stages of both factors' tiles, half of a rounded
+/// tile, barriers and the ring of tile numbers, and the first tile of each expert.
 fn shared(experts: usize) -> u64 {
     let stages = 4 * ((16 << 10) + (32 << 10));
     stages + (32 << 10) + 256 + 4 * (experts as u64 + 1)
