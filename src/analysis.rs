@@ -19,5 +19,6 @@ pub mod spans;
 pub mod validation;
 pub mod verdict;
 pub mod warnings;
+pub mod what_fits;
 pub mod whatif;
 pub mod why;

@@ -23,6 +23,7 @@ mod infer;
 mod interrupt;
 mod keep;
 mod output;
+mod overview;
 mod parallel_sizes;
 mod plan;
 mod progress;
@@ -54,6 +55,8 @@ use std::io::ErrorKind;
 use std::process::ExitCode;
 
 const NOTES: &str = "\
+Without a command: the GPUs of this machine, and which models fit on them.
+
 SCENARIO is a file, the name of a shipped scenario (`shardlab scenarios` lists them), or - for standard input.
 
 Output is as wide as the terminal, or as COLUMNS says.
@@ -66,10 +69,12 @@ Exit status:
 
 /// Predict how fast an FSDP training step is and how much memory it needs, and run it.
 #[derive(Parser)]
-#[command(name = "shardlab", version, about, after_help = NOTES)]
+#[command(name = "shardlab", version, about, after_help = NOTES, args_conflicts_with_subcommands = true)]
 struct Cli {
+    #[command(flatten)]
+    overview: overview::Args,
     #[command(subcommand)]
-    command: Command,
+    command: Option<Command>,
 }
 
 #[derive(Subcommand)]
@@ -154,7 +159,11 @@ pub fn main() -> ExitCode {
         }
     };
     let mut out = Out::stdout();
-    let result = run(&cli.command, &mut out).and_then(|status| {
+    let done = match &cli.command {
+        Some(command) => run(command, &mut out),
+        None => overview::run(&cli.overview, &mut out),
+    };
+    let result = done.and_then(|status| {
         out.flush()?;
         Ok(status)
     });

@@ -19,6 +19,7 @@ mod draw;
 pub mod event;
 pub mod export;
 mod fields;
+pub mod fit;
 pub mod gate;
 pub mod glance;
 pub mod help;

@@ -21,6 +21,7 @@ mod recompute;
 mod score;
 mod search;
 mod space;
+pub mod words;
 
 #[cfg(test)]
 mod tests;

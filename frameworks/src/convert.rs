@@ -151,11 +151,6 @@ pub(crate) fn schedule(node: &Node) -> Converted {
     })
 }
 
-/// Sets the length of sequences.
-pub(crate) fn sequence(node: &Node) -> Converted {
-    Ok(Effect::Set("train.seq_len", node.count()?.to_string()))
-}
-
 /// Counts ranks, except that 0, -1 and `auto` mean the rest.
 pub(crate) fn ranks(node: &Node, fact: Fact) -> Converted {
     if node.is_auto() {

@@ -69,6 +69,19 @@ impl FromStr for Gpus {
     }
 }
 
+impl Gpus {
+    /// Returns the text that means these GPUs, such as `4x8xh100-80`.
+    #[must_use]
+    pub fn spec(&self) -> String {
+        let name = &self.hardware;
+        match (self.count, self.per_node) {
+            (Some(count), Some(each)) => format!("{}x{each}x{name}", count / each.max(1)),
+            (Some(count), None) => format!("{count}x{name}"),
+            (None, _) => name.clone(),
+        }
+    }
+}
+
 impl fmt::Display for Gpus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(count) = self.count {
@@ -90,6 +103,9 @@ mod tests {
         let nodes = gpus("4x8xH200").unwrap();
         assert_eq!((nodes.count, nodes.per_node), (Some(32), Some(8)));
         assert_eq!(nodes.hardware, "h200-nvlink");
+        for text in ["4x8xh200-nvlink", "8xh100-80", "b200"] {
+            assert_eq!(gpus(text).unwrap().spec(), text);
+        }
         assert_eq!(gpus("b200").unwrap().count, None);
         let path = gpus("2xmy/exact.toml").unwrap();
         assert_eq!(

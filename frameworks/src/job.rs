@@ -3,7 +3,7 @@
 use crate::draft::Draft;
 use crate::error::Place;
 use crate::reader::Reader;
-use crate::row::{Lack, Row, Status};
+use crate::row::{Lack, Row, Status, UNSET_VARIABLE};
 use shardlab_plan::Scenario;
 use shardlab_plan::scenario::{self, ScenarioError, ScenarioErrorKind};
 use std::fmt::{self, Write};
@@ -39,6 +39,9 @@ pub struct JobError {
     pub place: Option<Place>,
     /// Key of the configuration and its value.
     pub key: Option<String>,
+    /// Keys whose values are variables that the files do not set, each with its place. They may be
+    /// what is missing.
+    pub variables: Vec<String>,
     /// What is wrong with the scenario.
     pub error: ScenarioError,
 }
@@ -146,14 +149,33 @@ impl Job {
                 }
                 (_, row, _) => {
                     let row = row.map(|i| &self.rows()[i]);
+                    let variables = if from_text && row.is_none() {
+                        self.variables()
+                    } else {
+                        Vec::new()
+                    };
                     return Err(JobError {
                         place: row.and_then(|r| r.place.clone()),
                         key: row.map(|r| format!("{} = {}", r.key, r.value)),
+                        variables,
                         error,
                     });
                 }
             }
         }
+    }
+}
+
+impl Job {
+    /// Returns the keys whose values are variables that the files do not set.
+    fn variables(&self) -> Vec<String> {
+        let unset = |row: &&Row| row.why.as_deref() == Some(UNSET_VARIABLE);
+        let shown = |row: &Row| {
+            let place = row.place.as_ref();
+            let place = place.map_or_else(String::new, |p| format!("{p}: "));
+            format!("{place}{} = {}", row.key, row.value)
+        };
+        self.rows().iter().filter(unset).map(shown).collect()
     }
 }
 
@@ -177,10 +199,20 @@ impl fmt::Display for JobError {
             write!(f, "{key}: ")?;
         }
         let error = &self.error;
-        if self.key.is_none() {
+        if self.key.is_none() && self.variables.is_empty() {
             return write!(f, "{error:#}");
         }
         write!(f, "{}", error.message())?;
+        if !self.variables.is_empty() {
+            write!(
+                f,
+                "; the files do not set these variables, and --set gives what they stand for:"
+            )?;
+            for variable in &self.variables {
+                write!(f, "\n  {variable}")?;
+            }
+            return Ok(());
+        }
         if let Some(help) = error.help() {
             write!(f, " ({help})")?;
         }

@@ -3,7 +3,7 @@
 use crate::detect;
 use crate::draft::Draft;
 use crate::error::{ConfigError, Place};
-use crate::row::{Lack, Status};
+use crate::row::{Lack, Status, UNSET_VARIABLE};
 use crate::table::{Effect, Format, To, is_typo};
 use crate::tree::{Name, Node, Value};
 use shardlab_plan::scenario::nearest;
@@ -142,13 +142,13 @@ impl Reader {
             self.draft.none(row, Lack::Nothing, why);
             return Ok(());
         }
-        if node.is_unset() {
+        let is_chosen = matches!(to, To::Choice(_)) && node.text().is_some();
+        if node.is_unset() && !is_chosen {
             self.draft.none(row, Lack::Nothing, "not set");
             return Ok(());
         }
         if node.text().is_some_and(|t| t.starts_with('$')) {
-            let why = "a variable that the file does not set";
-            self.draft.none(row, Lack::Accuracy, why);
+            self.draft.none(row, Lack::Accuracy, UNSET_VARIABLE);
             return Ok(());
         }
         if node.is_auto() && matches!(to, To::Integer(_) | To::Number(_) | To::Fact(_)) {
@@ -170,7 +170,7 @@ impl Reader {
                 Effect::Model(text.to_owned())
             }
             To::File(format) => return self.follow(file, format, node, row, shown),
-            To::With(convert) => convert(node).map_err(at)?,
+            To::With(convert) | To::Choice(convert) => convert(node).map_err(at)?,
             To::Aside(why) => Effect::Aside(why),
             To::Lost(_) | To::Decisive(_) if is_off(node) => Effect::Aside("off"),
             To::Lost(why) => Effect::Lost(why),

@@ -3,6 +3,9 @@
 use crate::error::Place;
 use serde::Serialize;
 
+/// Why a variable that a file does not set has no counterpart.
+pub(crate) const UNSET_VARIABLE: &str = "a variable that the file does not set";
+
 /// A key of a configuration and what became of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {

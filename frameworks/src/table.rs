@@ -25,6 +25,8 @@ pub(crate) enum To {
     File(&'static Format),
     /// A conversion of its own.
     With(fn(&Node) -> Result<Effect, String>),
+    /// A conversion of a choice, in which the word `none` has a meaning.
+    Choice(fn(&Node) -> Result<Effect, String>),
     /// No part of a training step, and why.
     Aside(&'static str),
     /// Changes time or memory, but has no counterpart; nothing if the value is false, 0 or 1.
@@ -272,6 +274,11 @@ pub(crate) const fn decisive(name: &'static str, why: &'static str) -> Key {
 /// Returns a key with a conversion of its own.
 pub(crate) const fn with(name: &'static str, f: fn(&Node) -> Result<Effect, String>) -> Key {
     key(name, To::With(f))
+}
+
+/// Returns a choice in which the word `none` has a meaning.
+pub(crate) const fn choice(name: &'static str, f: fn(&Node) -> Result<Effect, String>) -> Key {
+    key(name, To::Choice(f))
 }
 
 /// Returns an integer of a scenario.

@@ -416,6 +416,31 @@ fn a_log_of_torchtitan_is_a_configuration() {
     }
 }
 
+/// `none` is a mode of torchtitan. In other keys, the word means that nothing is set.
+#[test]
+fn a_choice_may_be_none() {
+    let text = |mode: &str| {
+        format!(
+            "[model]\nname = \"llama3\"\nflavor = \"8B\"\n[training]\nseq_len = 4096\n\
+             [parallelism]\nfsdp_reshard_after_forward = \"none\"\n\
+             [activation_checkpoint]\nmode = {mode}\n"
+        )
+    };
+    for (mode, recompute) in [
+        ("\"none\"", "none"),
+        ("\"full\"", "full"),
+        ("\"\"", "selective"),
+    ] {
+        let job = try_text("job.toml", &text(mode), &eight()).unwrap();
+        let expected = format!("{recompute:?}");
+        let found = setting(&job, "train.recompute");
+        // An empty mode is not set, so that the framework's default is assumed.
+        let found = found.unwrap_or_else(|| "\"selective\"".to_owned());
+        assert_eq!(found, expected, "{mode}");
+        assert_eq!(setting(&job, "fsdp.reshard_after_forward"), None);
+    }
+}
+
 #[test]
 fn arguments_saved_by_the_trainer_are_read() {
     let text = r#"{"model_name_or_path": "Qwen/Qwen3-8B", "output_dir": "x", "bf16": true, "fsdp": [],

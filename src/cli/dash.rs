@@ -2,22 +2,33 @@
 
 use super::args::Overrides;
 use super::exec::device::DeviceArgs;
+use super::fit::keys;
 use super::output::{Failure, Out, Status};
-use crate::dash::scenarios::Changes;
+use super::subject::{Subject, is_job};
+use crate::dash::app::Tone;
+use crate::dash::scenarios::{Changes, FrameworkJob};
+use crate::dash::tables::Table;
 use crate::dash::theme::Name;
 use crate::dash::{Options, Source, run as show, state};
+use shardlab_frameworks::Gpus;
 use shardlab_plan::scenario::{self, is_example, shipped};
 use shardlab_reports::gate::baseline;
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, stdin, stdout};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tempfile::TempDir;
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// Scenario files, folders of them, or names of shipped ones; the shipped examples are listed
-    /// after them
-    #[arg(value_name = "SCENARIO")]
+    /// Scenario files, folders of them, names of shipped ones, or the configuration of a framework
+    /// as `shardlab fit` reads it; the shipped examples are listed after them
+    #[arg(value_name = "SCENARIO|JOB")]
     scenarios: Vec<PathBuf>,
+    /// GPUs of the job, such as 8xh100, 4x8xh200 (nodes first) or h100, which leaves the count to
+    /// its configuration
+    #[arg(long, value_name = "GPUS")]
+    gpus: Option<Gpus>,
     #[command(flatten)]
     overrides: Overrides,
     /// Colour theme; NO_COLOR is respected [default: that of last time, else dark]
@@ -49,7 +60,19 @@ pub(super) fn run(args: &Args, _: &mut Out) -> Result<Status, Failure> {
             "dash needs a terminal; use `shardlab sim`, `sweep` and `compare` to print its contents",
         ));
     }
-    let (sources, asked) = sources(&args.scenarios)?;
+    let (jobs, scenarios): (Vec<PathBuf>, Vec<PathBuf>) =
+        args.scenarios.iter().cloned().partition(|p| is_job(p));
+    let job = job(&jobs, args.gpus.as_ref())?;
+    if args.gpus.is_some() && job.is_none() {
+        return Err(Failure::bad_input(
+            "--gpus needs the configuration of a framework; a scenario says mesh.hardware and its sizes",
+        ));
+    }
+    let (mut sources, mut asked) = sources(&scenarios)?;
+    if let Some((source, _)) = &job {
+        sources.insert(0, source.clone());
+        asked += 1;
+    }
     let changes = changes(&sources[..asked], &args.overrides.set)?;
     let select = sources[..asked].first().map(|s| s.key.clone());
     let options = Options {
@@ -73,6 +96,43 @@ pub(super) fn run(args: &Args, _: &mut Out) -> Result<Status, Failure> {
     };
     show(options).map_err(|e| Failure::run(format_args!("the terminal failed: {e}")))?;
     Ok(Status::Done)
+}
+
+/// Reads the job of a framework, and writes its scenario into a folder, which is removed when it is
+/// dropped.
+fn job(files: &[PathBuf], gpus: Option<&Gpus>) -> Result<Option<(Source, TempDir)>, Failure> {
+    if files.is_empty() {
+        return Ok(None);
+    }
+    let mut subject = Subject::read(files, gpus.cloned(), None, &[])?;
+    if let Some(refusal) = subject.refusal() {
+        return Err(Failure::bad_input(refusal));
+    }
+    let scenario = subject.scenario()?;
+    let failed = |e| Failure::run(format_args!("no temporary folder: {e}"));
+    let folder = tempfile::tempdir().map_err(failed)?;
+    let path = folder.path().join(format!("{}.toml", scenario.name));
+    std::fs::write(&path, subject.text()?).map_err(failed)?;
+    let rows = subject.rows();
+    let mut keys = Table::new(keys::heading(rows), &keys::HEAD);
+    for row in keys::rows(rows) {
+        keys.row(Tone::Plain, row);
+    }
+    keys.notes = keys::asides(rows);
+    let mut words: Vec<String> = files.iter().map(|f| f.display().to_string()).collect();
+    if let Some(gpus) = gpus {
+        words.extend(["--gpus".to_owned(), gpus.spec()]);
+    }
+    let about = format!("From {}.", subject.framework().unwrap_or_default());
+    let mut source = Source::new(scenario.name, path, about);
+    // Changes belong to the configuration, not to the temporary file.
+    let key = std::fs::canonicalize(&files[0]).unwrap_or_else(|_| files[0].clone());
+    source.key = key.to_string_lossy().into_owned();
+    source.job = Some(FrameworkJob {
+        words,
+        keys: Arc::new(keys),
+    });
+    Ok(Some((source, folder)))
 }
 
 /// Returns the changes that `--set` makes to the requested scenarios, which come first in the list.
@@ -184,6 +244,31 @@ mod tests {
         let lr = ("train.lr".to_owned(), "2".to_owned());
         let key = all[0].key.clone();
         assert_eq!(changes, BTreeMap::from([(key, Changes::from([lr]))]));
+    }
+
+    /// The scenario of a job is as good as one that is given as a file.
+    #[test]
+    fn the_job_of_a_framework_is_listed_first() {
+        let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/frameworks");
+        let file = data.join("torchtitan/llama3-8b.toml");
+        assert!(is_job(&file) && !is_job(Path::new("llama-tiny")));
+        let gpus: Gpus = "2x4xh100".parse().unwrap();
+        let (source, folder) = job(std::slice::from_ref(&file), Some(&gpus))
+            .unwrap()
+            .unwrap();
+        assert_eq!(source.name, "llama3-8b");
+        assert!(source.path.starts_with(folder.path()));
+        let scenario = scenario::load(&source.path, &[]).unwrap();
+        assert_eq!(scenario.mesh.world(), 8);
+        let of = source.job.unwrap();
+        assert_eq!(of.words[1..], ["--gpus", "2x4xh100-80"]);
+        assert!(
+            of.keys
+                .rows
+                .iter()
+                .any(|r| r.cells[1] == "training.local_batch_size")
+        );
+        assert!(job(&[], None).unwrap().is_none());
     }
 
     #[test]

@@ -56,6 +56,8 @@ struct Explanation {
     verdict: Verdict,
     warnings: Vec<Warning>,
     next: String,
+    /// Command that searches all options together.
+    tune: String,
     path: CriticalPath,
     gaps: Vec<Gap>,
     base: Effect,
@@ -118,6 +120,11 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
             &args.scenario.overrides.set,
         ),
         next,
+        tune: command(
+            "tune",
+            &args.scenario.scenario,
+            &args.scenario.overrides.set,
+        ),
         path: path::critical_path(&prediction.program, &prediction.run),
         gaps: exposed::gaps(&prediction.program, &prediction.run),
         base,
@@ -160,6 +167,13 @@ fn print(e: &Explanation, all: bool, out: &mut Out) -> Result<(), Failure> {
             ),
         )?;
     }
+    out.paragraph(
+        0,
+        &format!(
+            "`{}` searches all options together; `shardlab fit` reads the configurations of frameworks.",
+            e.tune
+        ),
+    )?;
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! `shardlab fit`: predicts whether a job fits, from the configuration that people have.
 
-mod keys;
+pub(super) mod keys;
 
 use super::args::{Overrides, profiles};
 use super::emit::EmitArgs;

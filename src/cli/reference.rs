@@ -17,6 +17,7 @@ pub(super) fn page(mut command: Command) -> String {
     let mut page = HEAD.to_owned();
     let notes = command.get_after_help().map(ToString::to_string);
     page.push_str(&prose(&notes.unwrap_or_default()));
+    arguments(&mut page, &command);
     for each in verbs(&command) {
         section(&mut page, each, "shardlab");
     }
@@ -34,6 +35,16 @@ fn section(page: &mut String, command: &Command, parent: &str) {
     let about = about.map(ToString::to_string).unwrap_or_default();
     let _ = write!(page, "\n## `{name}`\n{}", prose(&ended(&about)));
     let _ = write!(page, "\n```text\n{}\n```\n", usage(command, &name));
+    arguments(page, command);
+    let notes = command.get_after_help().map(ToString::to_string);
+    page.push_str(&prose(&notes.unwrap_or_default()));
+    for each in verbs(command) {
+        section(page, each, &name);
+    }
+}
+
+/// Writes a table of a command's arguments, if it has any.
+fn arguments(page: &mut String, command: &Command) {
     let args: Vec<&Arg> = command
         .get_arguments()
         .filter(|a| !matches!(a.get_id().as_str(), "help" | "version"))
@@ -45,11 +56,6 @@ fn section(page: &mut String, command: &Command, parent: &str) {
     let (positions, options): (Vec<_>, Vec<_>) = args.into_iter().partition(|a| a.is_positional());
     for arg in positions.into_iter().chain(options) {
         let _ = writeln!(page, "| `{}` | {} |", cell(&title(arg)), meaning(arg));
-    }
-    let notes = command.get_after_help().map(ToString::to_string);
-    page.push_str(&prose(&notes.unwrap_or_default()));
-    for each in verbs(command) {
-        section(page, each, &name);
     }
 }
 

@@ -55,14 +55,29 @@ pub(super) struct Args {
     png: bool,
 }
 
-pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
-    let kind = args.out.extension().and_then(|e| e.to_str());
-    if !matches!(kind, Some("html" | "md")) {
-        return Err(Failure::bad_input(format_args!(
-            "--out {}: expected a name that ends in .html or .md",
-            args.out.display()
-        )));
+/// The form of a report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    Html,
+    Markdown,
+}
+
+impl Form {
+    /// Returns the form that the name of an option's file asks for.
+    pub(super) fn of(option: &str, path: &Path) -> Result<Self, Failure> {
+        match path.extension().and_then(|e| e.to_str()) {
+            Some("html") => Ok(Self::Html),
+            Some("md") => Ok(Self::Markdown),
+            _ => Err(Failure::bad_input(format_args!(
+                "{option} {}: expected a name that ends in .html or .md",
+                path.display()
+            ))),
+        }
     }
+}
+
+pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
+    let form = Form::of("--out", &args.out)?;
     if !args.by.is_empty() {
         frames::needed("report --by")?;
     }
@@ -86,13 +101,12 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
             }
         })?;
     }
-    let text = if kind == Some("html") {
-        html(&report)
-    } else {
-        markdown(&report, |plot| {
+    let text = match form {
+        Form::Html => html(&report),
+        Form::Markdown => markdown(&report, |plot| {
             let (_, name) = pictures.as_ref()?;
             Some(format!("{name}/{}.png", plot.name))
-        })
+        }),
     };
     write_file("--out", &args.out, |to| to.write_all(text.as_bytes()))?;
     let runs = match items.len() {
@@ -108,7 +122,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
 }
 
 /// Says when and how the report was made.
-fn made() -> String {
+pub(super) fn made() -> String {
     let words = std::env::args_os().skip(1);
     let words: Vec<String> = words.map(|w| w.to_string_lossy().into_owned()).collect();
     let command = shell::joined(words.iter().map(String::as_str));

@@ -173,6 +173,12 @@ impl Subject {
     }
 }
 
+/// Returns whether a path is a file of a framework's job, or the config.json of a model.
+#[cfg(feature = "dash")]
+pub(super) fn is_job(path: &Path) -> bool {
+    path.is_file() && !is_scenario(path)
+}
+
 /// Returns whether a path means a scenario: such a file, a shipped name or standard input.
 fn is_scenario(path: &Path) -> bool {
     if scenario::is_stdin(path) {

@@ -2,12 +2,14 @@
 
 mod json;
 mod print;
+mod report;
 
 use super::args::{Overrides, profiles, size};
 use super::emit::EmitArgs;
 use super::interrupt;
-use super::output::{Failure, Out, Status, say};
+use super::output::{Failure, Out, Status, say, writable, write_file};
 use super::progress::Progress;
+use super::report::Form;
 use super::subject::Subject;
 use crate::analysis::verdict::Verdict;
 use crate::predict::{Prediction, Profiles, predict};
@@ -39,7 +41,8 @@ Examples:
   shardlab tune llama3-8b-8xh100
   shardlab tune sft.yaml --gpus 8xh100 --budget 70GiB --keep train.micro_batch
   shardlab tune job.toml --free fsdp.policy --goal memory
-  shardlab tune job.toml --longest-sequence";
+  shardlab tune job.toml --longest-sequence
+  shardlab tune job.toml --report front.html";
 
 #[derive(clap::Args)]
 #[command(after_help = NOTES)]
@@ -81,6 +84,9 @@ pub(super) struct Args {
     /// Find the fewest GPUs on which some settings fit, and the best settings for them
     #[arg(long)]
     fewest_gpus: bool,
+    /// Also write the answer, with a drawing of the front, to this file: .html or .md
+    #[arg(long, value_name = "FILE", conflicts_with = "longest_sequence")]
+    report: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long, conflicts_with = "emit")]
     json: bool,
@@ -201,6 +207,12 @@ fn quoted(value: &str) -> String {
 
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     interrupt::watch();
+    let report = args.report.as_deref();
+    let report = report.map(|path| Ok::<_, Failure>((path, Form::of("--report", path)?)));
+    let report = report.transpose()?;
+    if let Some((path, _)) = report {
+        writable("--report", path)?;
+    }
     let mut job = Job::read(args)?;
     let profiles = profiles();
     let follow = Follow(Progress::new("tuning", 1, args.json));
@@ -223,14 +235,19 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     let answer = ask(args, &job, &profiles, |r| tune(r, &follow))?;
     drop(follow);
     let best = job.predict(&answer.best.set, &profiles)?;
+    let verdict = Verdict::of(&best);
+    let next = next(&job, &answer);
+    if let Some((path, form)) = report {
+        let report = report::report(&job, &answer, &best, &verdict, &next);
+        let text = report::text(&report, form);
+        write_file("--report", path, |to| to.write_all(text.as_bytes()))?;
+    }
     if let Some(emit) = args.emit.emit.filter(|_| answer.found) {
         let changes = job.overrides(&answer.best.set);
         args.emit
             .write(emit, &job.subject, &changes, &best.scenario, out)?;
         return Ok(status(&answer));
     }
-    let verdict = Verdict::of(&best);
-    let next = next(&job, &answer);
     if args.json {
         out.json(&json::object(&job, &answer, &verdict, &next))?;
     } else {

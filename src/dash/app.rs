@@ -4,6 +4,7 @@ use super::compare::CompareView;
 use super::confirm::Question;
 use super::event::{Effect, JobId, RankNow, Runs, Setup, Task};
 use super::export::Export;
+use super::fit::FitView;
 use super::gate::GateView;
 use super::help::Help;
 use super::keys::Place;
@@ -15,7 +16,7 @@ use super::sweep::SweepView;
 use super::theme::Theme;
 use super::timeline::Timeline;
 use super::train::Training;
-use super::whatif::WhatIfView;
+use super::whatif::{Ask, WhatIfView};
 use super::whole::Whole;
 use ratatui::layout::{Position, Rect};
 use std::cell::{Cell, RefCell};
@@ -41,11 +42,15 @@ pub enum View {
     Gate,
     /// What changes would do.
     WhatIf,
+    /// Whether the scenario fits, and what takes up the memory.
+    Fit,
+    /// The best settings.
+    Tune,
 }
 
 impl View {
     /// All views, in the order of their numbers.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::Scenarios,
         Self::Timeline,
         Self::Train,
@@ -54,6 +59,8 @@ impl View {
         Self::Compare,
         Self::Gate,
         Self::WhatIf,
+        Self::Fit,
+        Self::Tune,
     ];
 
     /// Returns the name of the view.
@@ -68,6 +75,8 @@ impl View {
             Self::Compare => "Compare",
             Self::Gate => "Gate",
             Self::WhatIf => "What-if",
+            Self::Fit => "Fit",
+            Self::Tune => "Tune",
         }
     }
 }
@@ -125,6 +134,10 @@ pub enum Purpose {
     Bless,
     /// Predicting changes.
     Explain,
+    /// Judging whether a scenario fits.
+    Fit,
+    /// Searching the best settings.
+    Tune,
 }
 
 impl Purpose {
@@ -145,6 +158,8 @@ impl Purpose {
             Self::Gate => "gating",
             Self::Bless => "blessing",
             Self::Explain => "explaining",
+            Self::Fit => "predicting",
+            Self::Tune => "tuning",
         }
     }
 }
@@ -175,8 +190,8 @@ pub enum Hit {
     Point(usize),
     /// A row of the runs.
     Run(usize),
-    /// A change of the what-if view.
-    Change(usize),
+    /// A change of the what-if or the tune view.
+    Change(Ask, usize),
     /// A lane of the timeline, by row. The column determines the time.
     Lane(usize),
     /// The rest of the timeline, where only the column matters.
@@ -211,6 +226,10 @@ pub struct App {
     pub gate: GateView,
     /// State of the what-if view.
     pub whatif: WhatIfView,
+    /// State of the fit view.
+    pub fit: FitView,
+    /// State of the tune view.
+    pub tune: WhatIfView,
     /// The full text on the selected scenario or the training, if it is shown.
     pub whole: Option<Whole>,
     /// The help, if it is shown.
@@ -252,6 +271,8 @@ impl App {
             compare: CompareView::default(),
             gate: GateView::default(),
             whatif: WhatIfView::default(),
+            fit: FitView::default(),
+            tune: WhatIfView::default(),
             whole: None,
             help: None,
             prompt: None,
@@ -323,6 +344,24 @@ impl App {
             View::Compare => Place::Compare,
             View::Gate => Place::Gate,
             View::WhatIf => Place::WhatIf,
+            View::Fit => Place::Fit,
+            View::Tune => Place::Tune,
+        }
+    }
+
+    /// Returns the state of the view that shows what was asked.
+    #[must_use]
+    pub const fn proposals(&self, of: Ask) -> &WhatIfView {
+        match of {
+            Ask::Changes => &self.whatif,
+            Ask::Best => &self.tune,
+        }
+    }
+
+    pub(super) const fn proposals_mut(&mut self, of: Ask) -> &mut WhatIfView {
+        match of {
+            Ask::Changes => &mut self.whatif,
+            Ask::Best => &mut self.tune,
         }
     }
 
@@ -385,6 +424,8 @@ impl App {
             Task::Gate(setup, _) => (Purpose::Gate, setup.name()),
             Task::Bless(judged) => (Purpose::Bless, judged.facts.scenario.clone()),
             Task::Explain(setup) => (Purpose::Explain, setup.name()),
+            Task::Fit { setup, .. } => (Purpose::Fit, setup.name()),
+            Task::Tune(setup) => (Purpose::Tune, setup.name()),
         };
         let mut effects = match purpose {
             Purpose::Open

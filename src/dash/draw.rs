@@ -16,6 +16,7 @@ mod train;
 mod whatif;
 
 use super::app::{App, View};
+use super::whatif::Ask;
 use ratatui::Frame;
 use ratatui::layout::Rect;
 
@@ -45,12 +46,15 @@ pub fn draw(app: &App, frame: &mut Frame<'_>) {
         View::Runs => runs::draw(app, buf, body),
         View::Compare => page::compare(app, buf, body),
         View::Gate => page::gate(app, buf, body),
-        View::WhatIf => whatif::draw(app, buf, body),
+        View::WhatIf => whatif::draw(app, Ask::Changes, buf, body),
+        View::Fit => page::fit(app, buf, body),
+        View::Tune => whatif::draw(app, Ask::Best, buf, body),
     }
     if let Some(whole) = &app.whole {
         match app.view {
             View::Train => train::whole(app, whole, buf, body),
-            View::WhatIf => whatif::whole(app, whole, buf, body),
+            View::WhatIf => whatif::whole(app, Ask::Changes, whole, buf, body),
+            View::Tune => whatif::whole(app, Ask::Best, whole, buf, body),
             _ => scenarios::whole(app, whole, buf, body),
         }
     }

@@ -89,8 +89,12 @@ pub enum News {
     Compared(Arc<super::tables::Page>),
     /// The verdict of a gate, and the facts that it judged.
     Gated(Arc<super::tables::Page>, Arc<Judged>),
-    /// What changes would do.
+    /// What changes would do, or the best settings.
     Explained(Arc<Explained>),
+    /// How far the search for the best settings is, in words.
+    Searched(String),
+    /// Whether a scenario fits.
+    Fitted(Setup, Arc<super::tables::Page>),
     /// The job is done.
     Done,
     /// The job was cancelled.
@@ -235,6 +239,15 @@ pub enum Task {
     Bless(Arc<Judged>),
     /// Predict what changes would do.
     Explain(Setup),
+    /// Judge whether a scenario fits.
+    Fit {
+        /// Scenario.
+        setup: Setup,
+        /// What became of the keys of its configuration, if it is the job of a framework.
+        keys: Option<Arc<super::tables::Table>>,
+    },
+    /// Search the best settings.
+    Tune(Setup),
 }
 
 /// Result of a gate, which can become the baseline.

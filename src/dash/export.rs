@@ -40,8 +40,15 @@ pub(super) fn copy(app: &mut App, setup: Option<Setup>) -> Vec<Effect> {
     let Some(setup) = setup else {
         return Vec::new();
     };
-    let name = setup.path.display().to_string();
-    let command = shell::command("sim", &name, &setup.overrides);
+    let source = app.scenarios.sources.iter().find(|s| s.path == setup.path);
+    let command = match source.and_then(|s| s.job.as_ref()) {
+        Some(job) => {
+            let set = setup.overrides.iter().flat_map(|o| ["--set", o.as_str()]);
+            let words = job.words.iter().map(String::as_str);
+            shell::joined(["shardlab", "fit"].into_iter().chain(words).chain(set))
+        }
+        None => shell::command("sim", &setup.path.display().to_string(), &setup.overrides),
+    };
     app.say(Tone::Good, format!("copied: {command}"));
     vec![Effect::Copy(command)]
 }
@@ -49,6 +56,15 @@ pub(super) fn copy(app: &mut App, setup: Option<Setup>) -> Vec<Effect> {
 /// Asks where to write a scenario.
 pub(super) fn ask(app: &mut App, setup: Option<Setup>) {
     let Some(setup) = setup else { return };
+    let sources = &app.scenarios.sources;
+    if sources
+        .iter()
+        .any(|s| s.path == setup.path && s.job.is_some())
+    {
+        let text = "the job of a framework: y copies its command; with --emit job, that writes the changes";
+        app.say(Tone::Plain, text);
+        return;
+    }
     let path = format!("{}-changed.toml", setup.name());
     app.prompt = Some(Prompt::new(Asks::Export, path.clone()));
     app.export = Some(Export {

@@ -131,6 +131,10 @@ pub enum Command {
     Tests,
     /// Show what changes would do.
     WhatIf,
+    /// Say whether the scenario fits.
+    Fit,
+    /// Search the best settings.
+    Tune,
     /// Show all changes, or only those that help.
     All,
     /// Undo the change that was applied last.
@@ -163,6 +167,10 @@ pub enum Place {
     Gate,
     /// What changes would do.
     WhatIf,
+    /// Whether the scenario fits.
+    Fit,
+    /// The best settings.
+    Tune,
     /// A question.
     Confirm,
     /// The full text on a scenario or a training.
@@ -173,7 +181,7 @@ pub enum Place {
 
 impl Place {
     /// All places, in the order of the help.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 16] = [
         Self::Everywhere,
         Self::Scenarios,
         Self::Options,
@@ -185,6 +193,8 @@ impl Place {
         Self::Compare,
         Self::Gate,
         Self::WhatIf,
+        Self::Fit,
+        Self::Tune,
         Self::Confirm,
         Self::Whole,
         Self::Help,
@@ -205,6 +215,8 @@ impl Place {
             Self::Compare => "Compare",
             Self::Gate => "Gate",
             Self::WhatIf => "What-if",
+            Self::Fit => "Fit",
+            Self::Tune => "Tune",
             Self::Confirm => "When asked to confirm",
             Self::Whole => "All of a message or a prediction",
             Self::Help => "Help",
@@ -316,6 +328,8 @@ table! {
     Everywhere: [c('6')] C::View(5), "", "compare";
     Everywhere: [c('7')] C::View(6), "", "gate";
     Everywhere: [c('8')] C::View(7), "", "what-if: what changes would do";
+    Everywhere: [c('9')] C::View(8), "", "fit: whether it fits, and what takes up the memory";
+    Everywhere: [c('0')] C::View(9), "", "tune: the best settings (in the timeline, 0 shows the whole step)";
     Everywhere: [c('t')] C::Theme, "", "next theme: dark, light, safe (colour-blind), mono";
     Everywhere: [ctrl('t')] C::Mouse, "", "mouse on or off; off, the terminal selects text";
     Everywhere: [k(KeyCode::Esc)] C::Back, "", "close, clear the filter, or cancel";
@@ -337,6 +351,8 @@ table! {
     Scenarios: [c('y')] C::Copy, "", "show and copy the command with all changes";
     Scenarios: [c('W')] C::Write, "", "write it with all changes to a scenario file";
     Scenarios: [c('i')] C::WhatIf, "what-if", "predict what changes would do";
+    Scenarios: [c('f')] C::Fit, "", "say whether it fits, and what takes up the memory";
+    Scenarios: [c('o')] C::Tune, "", "search its best settings";
     Scenarios: [c('T')] C::Tests, "", "list the scenarios for tests and benchmarks, or hide them";
     Scenarios: [c('e')] C::ShowAll, "", "show the full message or prediction";
     Scenarios: [c('/')] C::Filter, "search", "search: names first, then descriptions; !word, and fields as in `step<100 fits=yes policy=fsdp2`";
@@ -356,6 +372,8 @@ table! {
     Options: [c('y')] C::Copy, "", "show and copy the command with all changes";
     Options: [c('W')] C::Write, "", "write it with all changes to a scenario file";
     Options: [c('i')] C::WhatIf, "", "predict what changes would do";
+    Options: [c('f')] C::Fit, "", "say whether it fits, and what takes up the memory";
+    Options: [c('o')] C::Tune, "", "search its best settings";
     Options: [c('e')] C::ShowAll, "", "show everything on the selected option, or the full message";
     Options: [c('/')] C::Filter, "search", "search among the options";
     Options: [c('d'), k(KeyCode::Backspace), k(KeyCode::Delete)] C::Reset, "", "revert the selected option";
@@ -433,6 +451,20 @@ table! {
     WhatIf: [c('r')] C::Simulate, "sim", "simulate the scenario as it is, and open the timeline";
     WhatIf: [c('y')] C::Copy, "", "show and copy the command with all changes";
     WhatIf: [k(KeyCode::Esc)] C::Back, "", "cancel";
+
+    Fit: [c('f'), c('R')] C::Fit, "again", "predict it again";
+    Fit: [c('o')] C::Tune, "tune", "search its best settings";
+    Fit: [c('i')] C::WhatIf, "what-if", "predict what changes would do";
+    Fit: [c('y')] C::Copy, "", "show and copy the command with all changes";
+    Fit: [k(KeyCode::Esc)] C::Back, "", "cancel";
+
+    Tune: [k(KeyCode::Enter)] C::Enter, "apply", "apply the selected settings to the options";
+    Tune: [c('u')] C::Undo, "undo", "undo the settings that were applied last";
+    Tune: [c('e')] C::ShowAll, "why", "show what each change does, and how good the best settings can be";
+    Tune: [c('o'), c('R')] C::Tune, "search", "search the best settings of the selected scenario";
+    Tune: [c('r')] C::Simulate, "sim", "simulate the scenario as it is, and open the timeline";
+    Tune: [c('y')] C::Copy, "", "show and copy the command with all changes";
+    Tune: [k(KeyCode::Esc)] C::Back, "stop", "end the search with the best settings so far";
 
     Confirm: [c('y'), k(KeyCode::Enter)] C::Enter, "yes", "yes, do it";
     Confirm: [c('n'), k(KeyCode::Esc), ctrl('c')] C::Back, "no", "no, cancel";

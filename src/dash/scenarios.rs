@@ -10,6 +10,8 @@ use super::options;
 use super::prompt::{Asks, Prompt};
 use super::query::{Query, unfinished};
 use super::state::Saved;
+use super::tables::Table;
+use super::whatif::Ask;
 use super::whole::Whole;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -30,6 +32,17 @@ pub struct Source {
     pub brief: Option<Result<Brief, String>>,
     /// Whether it was made for tests and benchmarks, and is not an example.
     pub is_test: bool,
+    /// The job that it was read from, unless it is a scenario file.
+    pub job: Option<FrameworkJob>,
+}
+
+/// The job of a framework.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FrameworkJob {
+    /// Words of the command `shardlab fit` for it.
+    pub words: Vec<String>,
+    /// What became of the keys of its configuration.
+    pub keys: Arc<Table>,
 }
 
 impl Source {
@@ -46,6 +59,7 @@ impl Source {
             about,
             brief: None,
             is_test: false,
+            job: None,
         }
     }
 
@@ -472,6 +486,8 @@ pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
         Command::ShowAll => app.whole = Some(Whole::default()),
         Command::Tests => return show_tests(app),
         Command::WhatIf => return super::whatif::open(app),
+        Command::Fit => return super::fit::open(app),
+        Command::Tune => return super::whatif::ask(app, Ask::Best),
         Command::Add => super::sweep::add_option(app),
         Command::Reset => {
             if let Some(option) = app.scenarios.option() {

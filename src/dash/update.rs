@@ -13,8 +13,9 @@ use super::options;
 use super::prompt::{Asks, Prompt};
 use super::scenarios::Refused;
 use super::train::End;
+use super::whatif::Ask;
 use super::{
-    compare, export, fields, gate, runs, scenarios, sweep, timeline, train, whatif, whole,
+    compare, export, fields, fit, gate, runs, scenarios, sweep, timeline, train, whatif, whole,
 };
 use mouse::mouse;
 use ratatui::crossterm::event::{KeyEvent, KeyEventKind};
@@ -86,6 +87,7 @@ fn key(app: &mut App, key: KeyEvent) -> Vec<Effect> {
             app.view = View::ALL[usize::from(n).min(View::ALL.len() - 1)];
             return match app.view {
                 View::WhatIf => whatif::open(app),
+                View::Fit => fit::open(app),
                 _ => Vec::new(),
             };
         }
@@ -129,7 +131,9 @@ fn in_view(app: &mut App, command: Command) -> Vec<Effect> {
         View::Runs => runs::command(app, command),
         View::Compare => compare::command(app, command),
         View::Gate => gate::command(app, command),
-        View::WhatIf => whatif::command(app, command),
+        View::WhatIf => whatif::command(app, Ask::Changes, command),
+        View::Fit => fit::command(app, command),
+        View::Tune => whatif::command(app, Ask::Best, command),
     }
 }
 
@@ -353,8 +357,10 @@ fn news(app: &mut App, id: JobId, news: News) -> Vec<Effect> {
     let Some(job) = app.jobs.get(&id).cloned() else {
         return Vec::new();
     };
-    // The view ignores further reports of a cancelled job, except the run of a training.
-    let stale = job.cancelled && job.purpose != Purpose::Train;
+    // The view ignores further reports of a cancelled job, except the run of a training and the
+    // best settings so far.
+    let counts = matches!(job.purpose, Purpose::Train | Purpose::Tune);
+    let stale = job.cancelled && !counts;
     let ends = matches!(news, News::Done | News::Cancelled | News::Failed(_));
     if ends && job.purpose == Purpose::Train && app.question == Some(Question::Quit) {
         // The training in question is over, and there may be a run to look at.
@@ -369,6 +375,9 @@ fn news(app: &mut App, id: JobId, news: News) -> Vec<Effect> {
                 // The message that it was not started has already been shown.
                 app.train.end.get_or_insert(end);
                 app.train.ranks.clear();
+            }
+            if job.purpose == Purpose::Tune {
+                app.tune.progress = None;
             }
             if job.cancelled && job.purpose != Purpose::Train {
                 app.say(Tone::Plain, format!("{} cancelled", job.purpose.name()));
@@ -386,6 +395,8 @@ fn news(app: &mut App, id: JobId, news: News) -> Vec<Effect> {
                 }
                 Purpose::Sweep => app.sweep.error = Some(reason.clone()),
                 Purpose::Explain => app.whatif.error = Some(reason.clone()),
+                Purpose::Tune => app.tune.error = Some(reason.clone()),
+                Purpose::Fit => app.fit.error = Some(reason.clone()),
                 Purpose::Store => {
                     app.runs.store_error = Some(reason);
                     return Vec::new();
@@ -396,7 +407,12 @@ fn news(app: &mut App, id: JobId, news: News) -> Vec<Effect> {
             app.say(Tone::Bad, format!("{}: {first}", job.purpose.name()));
         }
         _ if stale => {}
-        News::Explained(found) => app.whatif.arrived(found),
+        News::Explained(found) => match job.purpose {
+            Purpose::Tune => app.tune.arrived(found),
+            _ => app.whatif.arrived(found),
+        },
+        News::Searched(text) => app.tune.progress = Some(text),
+        News::Fitted(setup, page) => app.fit.arrived(setup, page),
         News::Note(text) => {
             if job.purpose == Purpose::Train {
                 app.train.notes.push(text.clone());

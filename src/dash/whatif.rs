@@ -1,5 +1,6 @@
-//! What changes to the selected scenario would do, and where its time and memory go: what
-//! `shardlab explain` knows. A change is applied to the options with one key.
+//! Changes to the selected scenario: what single ones would do and where its time and memory go, as
+//! `shardlab explain` knows, or the best settings, as `shardlab tune` finds them. A change is
+//! applied to the options with one key.
 
 use super::app::{App, Purpose, Tone, View};
 use super::cursor::Cursor;
@@ -12,9 +13,62 @@ use crate::analysis::whatif::Effect as Outcome;
 use shardlab_plan::record::Basis;
 use std::sync::Arc;
 
+/// What a view asks about the selected scenario.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ask {
+    /// What changes would do.
+    Changes,
+    /// The best settings.
+    Best,
+}
+
+impl Ask {
+    /// Returns the view that shows the answer.
+    #[must_use]
+    pub const fn view(self) -> View {
+        match self {
+            Self::Changes => View::WhatIf,
+            Self::Best => View::Tune,
+        }
+    }
+
+    /// Returns the place of its keys.
+    #[must_use]
+    pub const fn place(self) -> Place {
+        match self {
+            Self::Changes => Place::WhatIf,
+            Self::Best => Place::Tune,
+        }
+    }
+
+    /// Returns the purpose of its jobs.
+    #[must_use]
+    pub const fn purpose(self) -> Purpose {
+        match self {
+            Self::Changes => Purpose::Explain,
+            Self::Best => Purpose::Tune,
+        }
+    }
+
+    /// Returns the command that asks.
+    #[must_use]
+    pub const fn command(self) -> Command {
+        match self {
+            Self::Changes => Command::WhatIf,
+            Self::Best => Command::Tune,
+        }
+    }
+}
+
 /// Why a change is listed. Groups are listed in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Group {
+    /// The best settings.
+    Best,
+    /// The fewest changes that tie with the best settings.
+    Simplest,
+    /// The Pareto front of throughput and memory.
+    Front,
     /// The smallest changes that make the scenario fit.
     Fits,
     /// Faster steps.
@@ -38,6 +92,9 @@ impl Group {
     #[must_use]
     pub const fn title(self) -> &'static str {
         match self {
+            Self::Best => "best settings",
+            Self::Simplest => "fewest changes that tie with them",
+            Self::Front => "Pareto front of throughput and memory",
             Self::Fits => "smallest changes that fit",
             Self::Faster => "faster",
             Self::Smaller => "less memory",
@@ -69,7 +126,7 @@ pub struct Proposal {
     pub outcome: Result<Outcome, String>,
 }
 
-/// What `explain` found out about a scenario.
+/// What was found out about a scenario.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Explained {
     /// The scenario with its changes.
@@ -90,13 +147,15 @@ pub struct Explained {
     pub tables: Vec<Table>,
 }
 
-/// State of the what-if view.
+/// State of the what-if view, or of the tune view.
 #[derive(Debug, Default)]
 pub struct WhatIfView {
     /// The scenario that was asked about last.
     asked: Option<Setup>,
     /// What was found out last.
     pub found: Option<Arc<Explained>>,
+    /// How far the search is, in words.
+    pub progress: Option<String>,
     /// Why nothing could be found out.
     pub error: Option<String>,
     /// Selected change among those shown.
@@ -116,6 +175,7 @@ impl WhatIfView {
         }
         self.found = Some(found);
         self.error = None;
+        self.progress = None;
         let len = self.rows().len();
         self.cursor.clamp(len);
     }
@@ -134,7 +194,7 @@ impl WhatIfView {
     }
 }
 
-/// Shows the view, and predicts changes if those shown are of another scenario.
+/// Shows the what-if view, and predicts changes if those shown are of another scenario.
 pub(super) fn open(app: &mut App) -> Vec<Effect> {
     app.view = View::WhatIf;
     let setup = app.setup();
@@ -143,58 +203,75 @@ pub(super) fn open(app: &mut App) -> Vec<Effect> {
     if setup.is_none() || is_pending || is_shown {
         return Vec::new();
     }
-    explain(app)
+    ask(app, Ask::Changes)
 }
 
-/// Handles a command in the view.
-pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
+/// Handles a command in a view.
+pub(super) fn command(app: &mut App, of: Ask, command: Command) -> Vec<Effect> {
     match command {
-        Command::Enter => apply(app),
-        Command::Undo => undo(app),
+        Command::Enter => apply(app, of),
+        Command::Undo => undo(app, of),
         Command::All => {
-            app.whatif.all = !app.whatif.all;
-            let len = app.whatif.rows().len();
-            app.whatif.cursor.clamp(len);
+            let state = app.proposals_mut(of);
+            state.all = !state.all;
+            let len = state.rows().len();
+            state.cursor.clamp(len);
             Vec::new()
         }
         Command::ShowAll => {
             app.whole = Some(Whole::default());
             Vec::new()
         }
-        Command::WhatIf => explain(app),
+        other if other == of.command() => ask(app, of),
         Command::Simulate => super::scenarios::simulate(app),
         Command::Copy => {
             let setup = app.setup();
             super::export::copy(app, setup)
         }
-        Command::Back => app.cancel(Purpose::Explain),
+        Command::Back => app.cancel(of.purpose()),
         other => {
-            let len = app.whatif.rows().len();
-            app.whatif.cursor.go(other, len);
+            let state = app.proposals_mut(of);
+            let len = state.rows().len();
+            state.cursor.go(other, len);
             Vec::new()
         }
     }
 }
 
-/// Predicts changes to the selected scenario.
-fn explain(app: &mut App) -> Vec<Effect> {
+/// Predicts changes to the selected scenario, or searches for its best settings.
+pub(super) fn ask(app: &mut App, of: Ask) -> Vec<Effect> {
     let Some(setup) = app.wanted() else {
         return Vec::new();
     };
-    app.whatif.error = None;
-    app.whatif.asked = Some(setup.clone());
-    app.start(Task::Explain(setup))
+    app.view = of.view();
+    let state = app.proposals_mut(of);
+    state.error = None;
+    state.progress = None;
+    state.asked = Some(setup.clone());
+    app.start(match of {
+        Ask::Changes => Task::Explain(setup),
+        Ask::Best => Task::Tune(setup),
+    })
 }
 
-/// Applies the selected change to the options, and predicts changes to the result.
-fn apply(app: &mut App) -> Vec<Effect> {
-    let Some(proposal) = app.whatif.selected().cloned() else {
+/// Applies the selected change to the options, and predicts the result.
+fn apply(app: &mut App, of: Ask) -> Vec<Effect> {
+    let state = app.proposals(of);
+    let Some(proposal) = state.selected().cloned() else {
         return Vec::new();
     };
-    let is_current = app.whatif.found.as_ref().map(|f| &f.setup) == app.setup().as_ref();
+    let is_current = state.found.as_ref().map(|f| &f.setup) == app.setup().as_ref();
     if !is_current {
-        let key = keys::first(Place::WhatIf, Command::WhatIf);
-        let text = format!("the scenario has changed since: {key} predicts again");
+        let again = keys::first(of.place(), of.command());
+        let undo = keys::first(of.place(), Command::Undo);
+        let text = match of {
+            Ask::Changes => format!("the scenario has changed since: {again} predicts again"),
+            Ask::Best => {
+                format!(
+                    "the scenario has changed since: {undo} undoes that, {again} searches again"
+                )
+            }
+        };
         app.say(Tone::Plain, text);
         return Vec::new();
     }
@@ -206,23 +283,23 @@ fn apply(app: &mut App) -> Vec<Effect> {
         return Vec::new();
     };
     let before = app.scenarios.changes().cloned().unwrap_or_default();
-    app.whatif.undo.push((key, before));
+    app.proposals_mut(of).undo.push((key, before));
     let settings = proposal.overrides.iter().filter_map(|set| {
         let (key, value) = set.split_once('=')?;
         Some((key.to_owned(), value.to_owned()))
     });
     app.scenarios.set_all(settings.collect::<Vec<_>>());
-    let undo = keys::first(Place::WhatIf, Command::Undo);
+    let undo = keys::first(of.place(), Command::Undo);
     let text = format!("applied {}; {undo} undoes it", proposal.overrides.join(" "));
     app.say(Tone::Good, text);
-    predict(app)
+    predict(app, of)
 }
 
 /// Undoes the change that was applied last to the selected scenario.
-fn undo(app: &mut App) -> Vec<Effect> {
+fn undo(app: &mut App, of: Ask) -> Vec<Effect> {
     let current = app.scenarios.current().map(|s| s.key.clone());
     let last = app
-        .whatif
+        .proposals_mut(of)
         .undo
         .pop_if(|(key, _)| Some(&*key) == current.as_ref());
     let Some((key, before)) = last else {
@@ -234,13 +311,15 @@ fn undo(app: &mut App) -> Vec<Effect> {
         false => app.scenarios.overrides.insert(key, before),
     };
     app.say(Tone::Good, "undone");
-    predict(app)
+    predict(app, of)
 }
 
-/// Predicts the scenario and changes to it.
-fn predict(app: &mut App) -> Vec<Effect> {
+/// Predicts the scenario and, in the what-if view, changes to it.
+fn predict(app: &mut App, of: Ask) -> Vec<Effect> {
     app.scenarios.refused = None;
     let mut effects = app.predict();
-    effects.extend(explain(app));
+    if of == Ask::Changes {
+        effects.extend(ask(app, of));
+    }
     effects
 }

@@ -4,9 +4,11 @@
 //! thread. A panic in any of them is a failed job, nothing else.
 
 mod explain;
+mod fit;
 mod predict;
 mod sweep;
 mod train;
+mod tune;
 
 use super::event::{Effect, Event, JobId, Message, News, Runs, Task};
 use super::export::{self, Unwritten};
@@ -232,6 +234,8 @@ fn perform(
             train::train(asked, trainer, store, reporter, stop)
         }
         Task::Explain(setup) => explain::explain(&setup, profiles, reporter, stop),
+        Task::Fit { setup, keys } => fit::fit(&setup, keys.as_deref(), profiles, reporter),
+        Task::Tune(setup) => tune::tune(&setup, profiles, reporter, stop),
         Task::Sweep { setup, axes } => sweep::sweep(&setup, &axes, profiles, reporter, stop),
         Task::ListStore => {
             let runs = judge::stored(folders.store.as_deref())?;

@@ -224,6 +224,109 @@ fn bad_input_says_what_to_write() {
     assert!(Path::new(&other).exists());
 }
 
+/// A script's variables are resolved if it sets them, and named if it does not.
+#[test]
+fn variables_of_scripts_are_resolved_or_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("train.sh");
+    let text = |vocab: &str| {
+        format!(
+            "#!/bin/bash\nGPUS=8\nMB=2\nSEQ=$((1024*2))\nARGS=(\n  --num-layers 2 --hidden-size 256 --num-attention-heads 8\n  \
+             --seq-length $SEQ --max-position-embeddings $SEQ\n  --micro-batch-size $MB --global-batch-size $((MB * GPUS * 4))\n  \
+             --lr $LR --bf16 --swiglu --normalization RMSNorm --vocab-size {vocab}\n)\n\
+             torchrun --nproc_per_node $GPUS pretrain_gpt.py \"${{ARGS[@]}}\"\n"
+        )
+    };
+    let path = script.to_str().unwrap();
+    std::fs::write(&script, text("32000")).unwrap();
+    let answer = object(0, &[path, "--gpus", "h100", "--json"]);
+    let scenario = answer["scenario"].as_str().unwrap();
+    for line in [
+        "seq_len = 2048",
+        "micro_batch = 2",
+        "grad_accum = 4",
+        "dp_shard = 8",
+    ] {
+        assert!(scenario.contains(line), "{line} in\n{scenario}");
+    }
+    let keys = answer["keys"].as_array().unwrap();
+    let rate = keys.iter().find(|k| k["key"] == "--lr").unwrap();
+    assert_eq!(rate["why"], "a variable that the file does not set");
+
+    std::fs::write(&script, text("$VOCAB")).unwrap();
+    let said = error(&[path, "--gpus", "h100"]);
+    for part in [
+        "`model.vocab` is missing",
+        "--set gives what they stand for",
+        "train.sh:9:",
+        "--vocab-size = $VOCAB",
+    ] {
+        assert!(said.contains(part), "{part} in {said}");
+    }
+    object(
+        0,
+        &[
+            path,
+            "--gpus",
+            "h100",
+            "--json",
+            "--set",
+            "model.vocab=32000",
+        ],
+    );
+}
+
+#[test]
+fn yaml_anchors_are_followed_and_includes_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let job = folder.path().join("job.yaml");
+    let path = job.to_str().unwrap();
+    let text = "base_model: Qwen/Qwen3-0.6B\nsequence_len: 512\nmicro_batch_size: &m 2\n\
+                gradient_accumulation_steps: *m\nfsdp_version: 2\n";
+    std::fs::write(&job, text).unwrap();
+    let answer = object(0, &[path, "--gpus", "8xh100", "--json"]);
+    let scenario = answer["scenario"].as_str().unwrap();
+    assert!(scenario.contains("grad_accum = 2"), "{scenario}");
+    for (line, message) in [
+        (
+            "deepspeed: !include ds.json\n",
+            "job.yaml:6:12: the tag `!include` is not followed",
+        ),
+        ("deepspeed: *other\n", "unknown anchor"),
+    ] {
+        std::fs::write(&job, format!("{text}{line}")).unwrap();
+        let said = error(&[path, "--gpus", "8xh100"]);
+        assert!(said.contains(message), "{said}");
+    }
+}
+
+#[test]
+fn what_cannot_fit_says_on_how_many_gpus_it_would() {
+    let profile = stdout(&["scenarios", "--hardware", "a100-40"]);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("gpu24.toml");
+    std::fs::write(
+        &file,
+        profile.replace("memory_mib = 40448", "memory_mib = 24000"),
+    )
+    .unwrap();
+    let gpus = format!("1x{}", file.display());
+    let model = [
+        "--set",
+        "model.preset=llama3-8b",
+        "--set",
+        "train.seq_len=512",
+    ];
+    let args = [&["llama3-8b-8xh100", "--gpus", &gpus, "--json"][..], &model].concat();
+    let answer = object(1, &args);
+    let next = answer["verdict"]["next"].as_str().unwrap();
+    assert!(
+        next.starts_with("no combination of up to three options fits on these GPUs")
+            && next.contains("more GPUs do: `--set mesh.dp_shard="),
+        "{next}"
+    );
+}
+
 #[test]
 fn published_configurations_get_an_answer_or_a_reason() {
     let model = at("trainer/mistralai/Mistral-7B-v0.1");

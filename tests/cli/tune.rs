@@ -250,12 +250,68 @@ fn the_answer_is_written_in_the_format_of_the_job() {
 }
 
 #[test]
+fn a_report_draws_the_front() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("front.html");
+    let path = file.to_str().unwrap();
+    ends(0, &["small-fsdp2", "--gpus", "4xh100", "--report", path]);
+    let page = std::fs::read_to_string(&file).unwrap();
+    for part in [
+        "<svg",
+        "reserved memory, GiB",
+        "on the Pareto front",
+        "today",
+        "best",
+    ] {
+        assert!(page.contains(part), "{part}");
+    }
+    let file = folder.path().join("front.md");
+    let path = file.to_str().unwrap();
+    // Also next to another form of the answer.
+    let args = ["small-fsdp2", "--gpus", "4xh100", "--report", path];
+    ends(0, &[&args[..], &["--emit", "scenario"]].concat());
+    let page = std::fs::read_to_string(&file).unwrap();
+    assert!(page.contains("## Throughput and memory"), "{page}");
+    let wrong = error(&["small-fsdp2", "--report", "front.pdf"]);
+    assert!(wrong.contains("ends in .html or .md"), "{wrong}");
+}
+
+/// The file that is emitted trains on the longer sequences that were asked for.
+#[test]
+fn a_trainer_configuration_gets_longer_sequences() {
+    let folder = tempfile::tempdir().unwrap();
+    let job = folder.path().join("train.yaml");
+    let text = "model_name_or_path: Qwen/Qwen3-0.6B\nmax_length: 512 # tokens\nbf16: true\n\
+                per_device_train_batch_size: 4\nfsdp: full_shard auto_wrap\noutput_dir: out\n";
+    std::fs::write(&job, text).unwrap();
+    let path = job.to_str().unwrap();
+    let set = [
+        "--set",
+        "train.seq_len=1024",
+        "--set",
+        "train.micro_batch=2",
+    ];
+    let mut command = shardlab(
+        &[
+            &["fit", path, "--gpus", "2xh100", "--emit", "job"][..],
+            &set,
+        ]
+        .concat(),
+    );
+    let output = command.assert().success();
+    let diff = String::from_utf8(output.get_output().stdout.clone()).unwrap();
+    for line in [
+        "+max_length: 1024 # tokens",
+        "+per_device_train_batch_size: 2",
+    ] {
+        assert!(diff.contains(line), "{line} in\n{diff}");
+    }
+}
+
+#[test]
 fn explain_leads_to_tune() {
     let text = crate::stdout(&["explain", "small-fsdp2"]);
-    assert!(
-        text.contains("`shardlab tune` finds the best combination."),
-        "{text}"
-    );
+    assert!(text.contains("searches all options together"), "{text}");
 }
 
 #[test]

@@ -25,6 +25,7 @@ mod nvtx;
 mod record;
 mod staging;
 mod submit;
+mod visible_gpus;
 mod wait;
 
 pub use context::{Context, GpuError, gpus};
@@ -33,6 +34,7 @@ pub use driver::CudaError;
 pub use exit::exit_now;
 pub use factory::{CudaFactory, CudaOptions};
 pub use libraries::{Libraries, Library, MissingLibraries};
+pub use visible_gpus::{Gpu, NoGpu, visible_gpus};
 
 use super::{Command, Device, GraphId, Pass, Region, TaskTimes};
 use crate::base::abort::Abort;

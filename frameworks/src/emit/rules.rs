@@ -36,6 +36,7 @@ const RECOMPUTE: &str = "train.recompute";
 const MODE: &str = "compile.mode";
 const LOSS: &str = "train.loss";
 const ACCUM: &str = "train.grad_accum";
+const LENGTH: &str = "train.seq_len";
 const REDUCE: &str = "precision.reduce_dtype";
 
 const SHARDING: &str = "fsdp_config.fsdp_sharding_strategy";
@@ -75,6 +76,8 @@ const RULES: &[Rule] = rules! {
     ACCELERATE: "mesh.dp_replicate" = ANY => ["parallelism_config.parallelism_config_dp_replicate_size" = SAME];
     TRAINER: RESHARD = "true" => ["fsdp_config.reshard_after_forward" = "true"];
     TRAINER: RESHARD = "false" => ["fsdp_config.reshard_after_forward" = "false"];
+    TRAINER if "fsdp_config.activation_checkpointing": RECOMPUTE = "full" => ["fsdp_config.activation_checkpointing" = "true"];
+    TRAINER if "fsdp_config.activation_checkpointing": RECOMPUTE = "none" => ["fsdp_config.activation_checkpointing" = "false"];
     TRAINER: RECOMPUTE = "full" => ["gradient_checkpointing" = "true"];
     TRAINER: RECOMPUTE = "none" => ["gradient_checkpointing" = "false"];
     TRAINER: MODE = "off" => ["torch_compile" = "false"];
@@ -82,6 +85,8 @@ const RULES: &[Rule] = rules! {
     TRAINER: LOSS = "chunked" => ["use_liger_kernel" = "true"];
     TRAINER: LOSS = "materialized" => ["use_liger_kernel" = "false"];
     TRAINER: "precision.param_dtype" = "bf16" => ["bf16" = "true"];
+    TRAINER if "max_seq_length": LENGTH = ANY => ["max_seq_length" = SAME];
+    TRAINER: LENGTH = ANY => ["max_length" = SAME];
     AXOLOTL: RESHARD = "true" => ["fsdp_config.reshard_after_forward" = "true"];
     AXOLOTL: RESHARD = "false" => ["fsdp_config.reshard_after_forward" = "false"];
     AXOLOTL: RECOMPUTE = "full" => ["gradient_checkpointing" = "true"];
@@ -108,6 +113,7 @@ const RULES: &[Rule] = rules! {
     TITAN: REDUCE = "bf16" => ["training.mixed_precision_reduce" = "bfloat16"];
     TITAN: "precision.param_dtype" = "bf16" => ["training.mixed_precision_param" = "bfloat16"];
     TITAN: "precision.param_dtype" = "f32" => ["training.mixed_precision_param" = "float32"];
+    TITAN if "training.max_context_length": LENGTH = ANY => ["training.max_context_length" = SAME];
     TITAN: ACCUM = ANY => ["training.global_batch_size" = GLOBAL];
     TITAN: "train.micro_batch" = ANY => ["training.local_batch_size" = SAME];
     TITAN: "mesh.dp_shard" = ANY => ["parallelism.data_parallel_shard_degree" = SAME];
@@ -124,6 +130,8 @@ const RULES: &[Rule] = rules! {
     NEMO: RESHARD = "false" => ["distributed.reshard_after_forward" = "false"];
     NEMO: MODE = "blocks" => ["compile.enabled" = "true"];
     NEMO: MODE = "off" => ["compile.enabled" = "false"];
+    NEMO if "packed_sequence.packed_sequence_size": LENGTH = ANY => ["packed_sequence.packed_sequence_size" = SAME];
+    NEMO if "dataset.seq_length": LENGTH = ANY => ["dataset.seq_length" = SAME];
     NEMO: ACCUM = ANY => ["step_scheduler.global_batch_size" = GLOBAL];
     MEGATRON: ACCUM = ANY => ["global-batch-size" = GLOBAL];
     MEGATRON: RECOMPUTE = "full" => ["recompute-granularity" = "full", "recompute-method" = "uniform", "recompute-num-layers" = "1"];

@@ -6,7 +6,7 @@ use crate::convert::{
     ADAPTER, CONTEXT, DATA, DROPOUT, EVALUATION, FP8, KERNELS, LAUNCH, LOGGING, PREFERENCES,
     QUANTIZED, SAVING, TENSOR, VALUES, all_linear, chunked_loss, clip, compiled_regions,
     full_recompute, if_true, liger_norms, mixed_bf16, mixed_f16, optimizer, rank_stabilized,
-    replicas, schedule, sequence, shard_ranks, targets, warmup,
+    replicas, schedule, shard_ranks, targets, warmup,
 };
 use crate::table::{
     Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, To, decisive, fact, integer, key,
@@ -43,7 +43,7 @@ pub(crate) static AXOLOTL: Format = Format {
 
 const KEYS: &[Key] = &[
     key("base_model", To::Model),
-    with("sequence_len", sequence),
+    integer("sequence_len", "train.seq_len"),
     integer("micro_batch_size", "train.micro_batch"),
     integer("gradient_accumulation_steps", "train.grad_accum"),
     fact("batch_size", Fact::GlobalBatch),

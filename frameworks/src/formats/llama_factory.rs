@@ -3,7 +3,7 @@
 use super::{fsdp, trainer};
 use crate::convert::{
     ADAPTER, DATA, DROPOUT, EVALUATION, FP8, KERNELS, LOGGING, PREFERENCES, QUANTIZED, SAVING,
-    VALUES, full_recompute, liger_kernels, rank_stabilized, sequence, set, targets,
+    VALUES, full_recompute, liger_kernels, rank_stabilized, set, targets,
 };
 use crate::table::{
     Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, decisive, integer, lost, number,
@@ -60,7 +60,7 @@ const KEYS: &[Key] = &[
     lost("lora_dropout", DROPOUT),
     decisive("use_dora", ADAPTER),
     lost("additional_target", "these modules are predicted as frozen"),
-    with("cutoff_len", sequence),
+    integer("cutoff_len", "train.seq_len"),
     with("pure_bf16", |node| {
         crate::convert::if_true(node, Effect::Weights(Dtype::Bf16))
     }),

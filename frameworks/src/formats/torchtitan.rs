@@ -6,8 +6,8 @@ use crate::convert::{
     compiled_blocks, replicas, set, shard_ranks,
 };
 use crate::table::{
-    Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, To, decisive, fact, integer, key,
-    lost, number, quoted, with,
+    Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, To, choice, decisive, fact, integer,
+    key, lost, number, quoted, with,
 };
 
 pub(crate) static TORCHTITAN: Format = Format {
@@ -127,7 +127,7 @@ const KEYS: &[Key] = &[
         "NCCL's kernels are those without registered buffers",
     ),
     decisive("parallelism.expert_tensor_parallel_degree", PIPELINE),
-    with("activation_checkpoint.mode", |node| {
+    choice("activation_checkpoint.mode", |node| {
         Ok(match node.text() {
             Some("none") => set("train.recompute", "none"),
             Some("full") => set("train.recompute", "full"),

@@ -5,8 +5,7 @@ use super::fsdp::{self, FSDP};
 use crate::convert::{
     ADAPTER, DATA, DROPOUT, EVALUATION, KERNELS, LAUNCH, LOGGING, PREFERENCES, QUANTIZED, SAVING,
     VALUES, adapter, clip, compiled_regions, full_recompute, liger_kernels, mixed_bf16, mixed_f16,
-    optimizer, rank_stabilized, replicas, schedule, sequence, shard_ranks, targets, warmup,
-    weights,
+    optimizer, rank_stabilized, replicas, schedule, shard_ranks, targets, warmup, weights,
 };
 use crate::table::{
     Effect, Engine, Fact, Fallback, Format, Key, Table, To, decisive, fact, integer, key, lost,
@@ -249,8 +248,8 @@ const ASIDES: &[(&str, &[&str])] = &[
 
 /// Arguments of TRL's trainers and scripts.
 const TRL: &[Key] = &[
-    with("max_seq_length", sequence),
-    with("max_length", sequence),
+    integer("max_seq_length", "train.seq_len"),
+    integer("max_length", "train.seq_len"),
     with("dtype", weights),
     with("use_peft", adapter),
     integer("lora_r", "lora.r"),

@@ -30,9 +30,12 @@ impl Columns {
     pub(super) fn of(g: &Graph, order: &[u32], window: &Value) -> Option<Self> {
         let rows = order.iter().find_map(|&i| {
             let op = &g.ops[i as usize];
-            let gemm = matches!(op.act, Act::Compute(OpKind::Gemm { .. }));
-            let mut values = op.inputs.iter().chain(&op.outputs).map(|&v| g.value(v));
-            values.find(|v| gemm && v.root == window.root)
+            // Few ops are GEMMs, and a step has thousands.
+            if !matches!(op.act, Act::Compute(OpKind::Gemm { .. })) {
+                return None;
+            }
+            let mut values = operands(op).map(|v| g.value(v));
+            values.find(|v| v.root == window.root)
         })?;
         let width = rows.cols();
         let columns = within(window, width)?;

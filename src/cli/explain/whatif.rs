@@ -145,7 +145,6 @@ pub(super) fn worthwhile(e: &Explanation, out: &mut Out) -> Result<(), Failure> 
         }
     }
     out.text(table)?;
-    out.paragraph(0, "`shardlab tune` finds the best combination.")?;
     // If the scenario is tight, changes may be too.
     tight_in_words(std::iter::once(&e.base), out)
 }

@@ -44,29 +44,53 @@ pub(super) fn all(subject: &Subject) -> Vec<Key<'_>> {
     .collect()
 }
 
+/// Titles of the columns of [`rows`].
+pub(in crate::cli) const HEAD: [&str; 5] = [">line", "key", "value", "status", "scenario"];
+
 /// Prints a table of the keys that matter for a step, and lists the others by the reason.
 pub(super) fn print(subject: &Subject, out: &mut Out) -> Result<(), Failure> {
-    let rows = subject.rows();
-    if rows.is_empty() {
+    let all = subject.rows();
+    if all.is_empty() {
         return Ok(());
     }
-    let files = files(rows);
     out.blank()?;
+    out.heading(heading(all))?;
+    let mut table = Table::new(HEAD);
+    for row in rows(all) {
+        table.row(row);
+    }
+    out.text(table)?;
+    let asides = asides(all);
+    if !asides.is_empty() {
+        out.blank()?;
+        out.paragraph(0, "Without effect on the prediction:")?;
+    }
+    for aside in asides {
+        out.paragraph(2, &aside)?;
+    }
+    Ok(())
+}
+
+/// Says of which files keys are, and how many are used.
+pub(in crate::cli) fn heading(all: &[Row]) -> String {
     let count = |word: &str| {
-        rows.iter()
+        all.iter()
             .filter(|r| r.place.is_some() && r.status.word() == word)
             .count()
     };
-    out.heading(format!(
+    format!(
         "Keys of {}: {} used, {} assumed, {} without counterpart",
-        files.join(", "),
+        files(all).join(", "),
         count("used"),
         count("assumed"),
         count("no counterpart")
-    ))?;
-    let mut table = Table::new([">line", "key", "value", "status", "scenario"]);
-    let several = files.len() > 1;
-    for row in rows.iter().filter(|r| matters(r)) {
+    )
+}
+
+/// Returns a row per key that matters for a step.
+pub(in crate::cli) fn rows(all: &[Row]) -> Vec<[String; 5]> {
+    let several = files(all).len() > 1;
+    let cells = |row: &Row| {
         let place = row.place.as_ref().map_or_else(String::new, |p| {
             let name = p.file.rsplit('/').next().unwrap_or(&p.file);
             if several {
@@ -81,28 +105,28 @@ pub(super) fn print(subject: &Subject, out: &mut Out) -> Result<(), Failure> {
         } else {
             ("", "")
         };
-        table.row([
+        [
             place,
             key.to_owned(),
             value.to_owned(),
             row.status.word().to_owned(),
             becomes(row),
-        ]);
-    }
-    out.text(table)?;
+        ]
+    };
+    all.iter().filter(|r| matters(r)).map(cells).collect()
+}
+
+/// Returns the other keys: a line per reason.
+pub(in crate::cli) fn asides(all: &[Row]) -> Vec<String> {
     let mut asides: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    for row in rows.iter().filter(|r| !matters(r)) {
+    for row in all.iter().filter(|r| !matters(r)) {
         let why = row.why.as_deref().unwrap_or("no part of a step");
         asides.entry(why).or_default().push(&row.key);
     }
-    if !asides.is_empty() {
-        out.blank()?;
-        out.paragraph(0, "Without effect on the prediction:")?;
-    }
-    for (why, keys) in asides {
-        out.paragraph(2, &format!("{why}: {}", keys.join(", ")))?;
-    }
-    Ok(())
+    let lines = asides.into_iter();
+    lines
+        .map(|(why, keys)| format!("{why}: {}", keys.join(", ")))
+        .collect()
 }
 
 fn matters(row: &Row) -> bool {

@@ -9,15 +9,17 @@ use super::{Job, json};
 use crate::analysis::verdict::Verdict;
 use crate::analysis::warnings;
 use crate::predict::Prediction;
-use crate::tune::{Answer, Longest, Proposal};
+use crate::tune::{Answer, Longest, Proposal, words};
 use serde_json::json;
 use shardlab_plan::record::basis::number;
-use shardlab_plan::units::{Bytes, signed};
+
+/// Titles of the tables.
+pub(super) const CHANGES: &str = "Changes: what each does, compared with undoing it alone";
+pub(super) const FRONT: &str = "Pareto front of step time and reserved memory";
+pub(super) const FRONT_HEAD: [&str; 3] = [">ms", ">GiB", "changes"];
 
 /// Rows of the front that are shown.
-const FRONT: usize = 12;
-/// Characters of a value that are shown.
-const VALUE: usize = 36;
+const FRONT_ROWS: usize = 12;
 
 /// Prints an answer.
 pub(super) fn answer(
@@ -31,7 +33,7 @@ pub(super) fn answer(
     out.heading(predicted_heading(best))?;
     verdict::print(verdict, next, &warnings::of(best), out)?;
     for set in job.kept.overrides.iter().chain(&job.mesh) {
-        out.labelled("fixed", &short(set))?;
+        out.labelled("fixed", &words::setting(set))?;
     }
     comparison(answer, best, out)?;
     changes(answer, out)?;
@@ -39,7 +41,7 @@ pub(super) fn answer(
         front(answer, out)?;
     }
     out.blank()?;
-    for sentence in conclusions(answer) {
+    for sentence in words::conclusions(answer) {
         out.paragraph(0, &sentence)?;
     }
     Ok(())
@@ -47,48 +49,25 @@ pub(super) fn answer(
 
 /// Prints today's settings next to the best ones.
 fn comparison(answer: &Answer, best: &Prediction, out: &mut Out) -> Result<(), Failure> {
-    let (today, chosen) = (&answer.today.score, &answer.best.score);
-    let rate = best.scenario.model.family.counted_in().rate();
-    let basis = chosen.basis.as_ref();
-    let gib = |bytes: Bytes| format!("{:.2}", bytes.gib());
-    let name = if answer.found { "best" } else { "closest" };
-    let mut table = Table::new(["", ">today", &format!(">{name}"), ">difference"]);
-    let percent =
-        |before: f64, after: f64| format!("{} %", signed(100.0 * (after / before - 1.0), 1));
-    let (a, b) = (&today.effect, &chosen.effect);
-    for (label, before, after, decimals) in [
-        ("ms per step", a.step_ms, b.step_ms, 2),
-        (rate, a.tokens_per_s, b.tokens_per_s, 0),
-        ("exposed ms", today.exposed_ms, chosen.exposed_ms, 2),
-    ] {
-        table.row([
-            label.to_owned(),
-            number(before, decimals, basis),
-            number(after, decimals, basis),
-            if before > 0.0 {
-                percent(before, after)
-            } else {
-                String::new()
-            },
-        ]);
+    let head = comparison_head(answer);
+    let mut table = Table::new(head.each_ref().map(String::as_str));
+    for row in words::compared(answer, best) {
+        table.row(row);
     }
-    for (label, before, after) in [
-        ("GiB reserved", a.peak_reserved, b.peak_reserved),
-        ("GiB allocated", a.peak_allocated, b.peak_allocated),
-    ] {
-        let change = percent(before.0 as f64, after.0 as f64);
-        table.row([label.to_owned(), gib(before), gib(after), change]);
-    }
-    let fits = |p: &Proposal| if p.score.fits() { "yes" } else { "no" }.to_owned();
-    table.row([
-        "fits".to_owned(),
-        fits(&answer.today),
-        fits(&answer.best),
-        String::new(),
-    ]);
     out.blank()?;
     out.text(table)?;
     Ok(())
+}
+
+/// Returns the titles of the columns of [`words::compared`].
+pub(super) fn comparison_head(answer: &Answer) -> [String; 4] {
+    let best = format!(">{}", words::name(answer));
+    [
+        String::new(),
+        ">today".to_owned(),
+        best,
+        ">difference".to_owned(),
+    ]
 }
 
 /// Prints a row per changed option, with the reason and its share of the gain.
@@ -97,25 +76,10 @@ fn changes(answer: &Answer, out: &mut Out) -> Result<(), Failure> {
         return Ok(());
     }
     out.blank()?;
-    out.heading("Changes: what each does, compared with undoing it alone")?;
-    let mut table = Table::new(["option", "today", "best", ">share", "effect"]);
-    for reason in &answer.reasons {
-        for (i, changed) in reason.changed.iter().enumerate() {
-            let share = reason.share.filter(|_| i == 0);
-            let share = share.map_or_else(String::new, |s| format!("{:.0} %", 100.0 * s));
-            let why = if i == 0 {
-                reason.why.clone()
-            } else {
-                String::new()
-            };
-            table.row([
-                changed.key.clone(),
-                shortened(&changed.from),
-                shortened(&changed.to),
-                share,
-                why,
-            ]);
-        }
+    out.heading(CHANGES)?;
+    let mut table = Table::new(words::CHANGED);
+    for row in words::changed(answer) {
+        table.row(row);
     }
     out.text(table)?;
     Ok(())
@@ -124,101 +88,29 @@ fn changes(answer: &Answer, out: &mut Out) -> Result<(), Failure> {
 /// Prints the Pareto front.
 fn front(answer: &Answer, out: &mut Out) -> Result<(), Failure> {
     out.blank()?;
-    out.heading("Pareto front of step time and reserved memory")?;
-    let mut table = Table::new([">ms", ">GiB", "changes"]);
+    out.heading(FRONT)?;
+    let mut table = Table::new(FRONT_HEAD);
     // An even selection of a long front, with both ends.
     let count = answer.front.len();
-    let shown = (0..count.min(FRONT)).map(|i| match count.min(FRONT) {
+    let shown = (0..count.min(FRONT_ROWS)).map(|i| match count.min(FRONT_ROWS) {
         1 => 0,
         rows => i * (count - 1) / (rows - 1),
     });
     for point in shown.map(|i| &answer.front[i]) {
-        let effect = &point.score.effect;
-        table.row([
-            number(effect.step_ms, 2, point.score.basis.as_ref()),
-            format!("{:.2}", effect.peak_reserved.gib()),
-            settings(point),
-        ]);
+        table.row(front_row(point));
     }
     out.text(table)?;
     Ok(())
 }
 
-/// Returns the settings of a proposal on one line.
-fn settings(of: &Proposal) -> String {
-    if of.set.is_empty() {
-        return "today's settings".to_owned();
-    }
-    let all: Vec<String> = of.set.iter().map(|set| short(set)).collect();
-    all.join(" ")
-}
-
-fn short(set: &str) -> String {
-    match set.split_once('=') {
-        Some((key, value)) => format!("{key}={}", shortened(value)),
-        None => set.to_owned(),
-    }
-}
-
-/// Shortens a long value, such as a list of 40 units.
-fn shortened(value: &str) -> String {
-    if value.chars().count() <= VALUE {
-        return value.to_owned();
-    }
-    let first: String = value.chars().take(VALUE - 2).collect();
-    let items = value.matches(',').count() + 1;
-    format!("{first}… ({items} items)")
-}
-
-/// Says what else is as good, how good the best settings can be, and how many were predicted.
-fn conclusions(answer: &Answer) -> Vec<String> {
-    let mut all = Vec::new();
-    let best = &answer.best.score;
-    if !answer.found && !best.fits() {
-        let missing = Bytes(best.slack.unsigned_abs());
-        all.push(format!(
-            "No settings fit. Those that come closest lack {missing}: {}.",
-            settings(&answer.best)
-        ));
-    }
-    if let Some(simpler) = &answer.simpler {
-        let slower = 100.0 * (simpler.score.effect.step_ms / best.effect.step_ms - 1.0);
-        let more = 1.0 - simpler.score.effect.saves(&best.effect);
-        let changes = match simpler.changes {
-            1 => "1 change".to_owned(),
-            n => format!("{n} changes"),
-        };
-        all.push(format!(
-            "Simplest alternative within the error of the predictions, with {changes}: {} ({} % time, {} % memory).",
-            settings(simpler),
-            signed(slower, 1),
-            signed(100.0 * (more - 1.0), 1)
-        ));
-    }
-    let predicted = format!(
-        "{} of {} combinations",
-        answer.evaluated,
-        count(answer.points)
-    );
-    all.push(match (answer.exact, answer.gap(), answer.bound_ms) {
-        (true, ..) => format!("All {predicted} were predicted: nothing in this space is better by more than 0.5 %."),
-        (false, Some(gap), Some(bound)) => format!(
-            "{predicted} were predicted. No step within the limits is shorter than {} ms (bound): gap {:.1} %.",
-            number(bound, 2, best.basis.as_ref()),
-            100.0 * gap
-        ),
-        _ => format!("{predicted} were predicted."),
-    });
-    all
-}
-
-/// Formats a number of combinations.
-fn count(points: u64) -> String {
-    if points < 1_000_000 {
-        points.to_string()
-    } else {
-        format!("{:.0e}", points as f64)
-    }
+/// Returns the step time, the memory and the settings of a point of the front.
+pub(super) fn front_row(point: &Proposal) -> [String; 3] {
+    let effect = &point.score.effect;
+    [
+        number(effect.step_ms, 2, point.score.basis.as_ref()),
+        format!("{:.2}", effect.peak_reserved.gib()),
+        words::settings(point),
+    ]
 }
 
 /// Says how to continue with settings that differ from the job's.
@@ -254,8 +146,12 @@ pub(super) fn longest(
             })),
         }))?;
     } else {
-        let tokens =
-            |n: Option<u64>| n.map_or("no length fits".to_owned(), |n| format!("{n} tokens"));
+        let limit = job.load(&[]).map(|base| base.model.max_seq_len).ok();
+        let tokens = |n: Option<u64>| match n {
+            None => "no length fits".to_owned(),
+            Some(n) if Some(n) == limit => format!("{n} tokens (the model's limit)"),
+            Some(n) => format!("{n} tokens"),
+        };
         out.labelled("today's", &format!("settings: {}", tokens(found.today)))?;
         let lean = found.lean.as_ref();
         out.labelled(
@@ -264,7 +160,7 @@ pub(super) fn longest(
         )?;
         if let Some((_, set, score)) = lean {
             if !set.is_empty() {
-                let all: Vec<String> = set.iter().map(|s| short(s)).collect();
+                let all: Vec<String> = set.iter().map(|s| words::setting(s)).collect();
                 out.labelled("", &all.join(" "))?;
             }
             let effect = &score.effect;

@@ -8,6 +8,9 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::Modifier;
 
+/// Minimum width for blanks around the names of views.
+const WIDE: u16 = 116;
+
 pub(super) fn too_small(app: &App, buf: &mut Buffer, area: Rect) {
     let text = format!(
         "{} x {} is too small: at least {} x {} is needed (q quits)",
@@ -30,14 +33,18 @@ pub(super) fn too_small(app: &App, buf: &mut Buffer, area: Rect) {
 pub(super) fn header(app: &App, buf: &mut Buffer, area: Rect) {
     let theme = app.theme;
     let mut x = area.x;
-    if area.width >= 100 {
+    let is_wide = area.width >= WIDE;
+    if is_wide {
         x = put(buf, x, area.y, 12, " shardlab ", theme.strong());
         x = put(buf, x, area.y, 2, "│ ", theme.dim());
     }
     for (i, view) in View::ALL.into_iter().enumerate() {
-        // All names fit 80 columns.
-        let end = if area.width >= 100 { " " } else { "" };
-        let label = format!(" {} {}{end}", i + 1, view.name());
+        // All names fit 80 columns. The tenth view has key 0.
+        let key = (i + 1) % 10;
+        let label = match is_wide {
+            true => format!(" {key} {} ", view.name()),
+            false => format!("{key}{} ", view.name()),
+        };
         let style = if view == app.view {
             theme.accent().add_modifier(Modifier::REVERSED)
         } else {
@@ -59,14 +66,9 @@ pub(super) fn header(app: &App, buf: &mut Buffer, area: Rect) {
         app.hits.borrow_mut().push((tab, Hit::Tab(view)));
         x = end;
     }
-    put_right(
-        buf,
-        x,
-        area.y,
-        area.right().saturating_sub(x),
-        "? help",
-        theme.dim(),
-    );
+    let room = area.right().saturating_sub(x);
+    let help = if room < 7 { "?" } else { "? help" };
+    put_right(buf, x, area.y, room, help, theme.dim());
 }
 
 /// Draws the running jobs or the last message. A prompt is drawn on top.

@@ -59,6 +59,21 @@ pub(super) fn gate(app: &App, buf: &mut Buffer, body: Rect) {
     );
 }
 
+pub(super) fn fit(app: &App, buf: &mut Buffer, body: Rect) {
+    let f = &app.fit;
+    let text = match (&f.error, app.running(Purpose::Fit)) {
+        (Some(error), _) => format!("✗ {error}"),
+        (None, Some(_)) => "predicting …".to_owned(),
+        (None, None) => {
+            "Select a scenario in view 1: whether it fits, what takes up the memory of a GPU, \
+                         and what became of the keys of its configuration are shown here."
+                .to_owned()
+        }
+    };
+    let page = f.page.as_deref().filter(|_| f.error.is_none());
+    draw(app, buf, body, "Fit", page, &f.cursor, &f.lines, &text);
+}
+
 /// A line of tables and texts.
 pub(super) enum Line {
     Text(String, Style),
@@ -93,7 +108,7 @@ impl Line {
     }
 }
 
-#[expect(clippy::too_many_arguments, reason = "two views share it")]
+#[expect(clippy::too_many_arguments, reason = "three views share it")]
 fn draw(
     app: &App,
     buf: &mut Buffer,

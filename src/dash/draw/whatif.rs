@@ -1,10 +1,12 @@
-//! Draws what changes would do.
+//! Draws what changes would do, and the best settings.
 
+use super::charts::{Curve, curves};
 use super::kit::{bytes, cut, estimated_ms, over_all, pane, put, put_right, wrap};
 use super::page::{self, Line, tone_style};
 use crate::analysis::whatif::Effect;
-use crate::dash::app::{App, Hit, Purpose};
-use crate::dash::whatif::{Explained, Group, Proposal};
+use crate::dash::app::{App, Hit};
+use crate::dash::keys;
+use crate::dash::whatif::{Ask, Explained, Group, Proposal, WhatIfView};
 use crate::dash::whole::Whole;
 use crate::predict::Fit;
 use ratatui::buffer::Buffer;
@@ -23,6 +25,8 @@ const COLUMNS: [(&str, u16); 5] = [
 ];
 /// Rows of the text on the selected change.
 const ABOUT: u16 = 3;
+/// Width and minimum height of the chart of the front.
+const CHART: (u16, u16) = (46, 8);
 /// Minimum height at which the reasons are shown below the changes.
 const TALL: u16 = 34;
 
@@ -33,19 +37,17 @@ enum Row<'a> {
     Change(usize, &'a Proposal),
 }
 
-pub(super) fn draw(app: &App, buf: &mut Buffer, body: Rect) {
+pub(super) fn draw(app: &App, of: Ask, buf: &mut Buffer, body: Rect) {
     let theme = app.theme;
-    let state = &app.whatif;
-    let inner = pane(buf, body, &title(app), true, theme);
+    let state = app.proposals(of);
+    let inner = pane(buf, body, &title(app, of), true, theme);
     let width = usize::from(inner.width) - 2;
     let mut y = inner.y;
     let Some(found) = state.found.as_deref() else {
-        let text = match (&state.error, app.running(Purpose::Explain)) {
+        let text = match (&state.error, app.job(of.purpose())) {
             (Some(error), _) => format!("✗ {error}"),
-            (None, Some(_)) => "predicting changes …".to_owned(),
-            (None, None) => "Select a scenario in view 1: its verdict, the changes that would make it faster or smaller, \
-                             and where its time and memory go are shown here. Enter applies a change."
-                .to_owned(),
+            (None, Some(_)) => waiting(state, of),
+            (None, None) => otherwise(of).to_owned(),
         };
         for line in wrap(&text, width) {
             put(buf, inner.x + 1, y, inner.width - 1, &line, theme.dim());
@@ -53,7 +55,7 @@ pub(super) fn draw(app: &App, buf: &mut Buffer, body: Rect) {
         }
         return;
     };
-    for (text, style) in answer(app, found, width, inner.height) {
+    for (text, style) in answer(app, of, found, width, inner.height) {
         put(buf, inner.x + 1, y, inner.width - 1, &text, style);
         y += 1;
     }
@@ -66,39 +68,137 @@ pub(super) fn draw(app: &App, buf: &mut Buffer, body: Rect) {
         height: (inner.bottom() - y).saturating_sub(ABOUT + reasons),
         ..inner
     };
-    changes(app, buf, list, found);
+    changes(app, of, buf, list, found);
     let about = Rect {
         y: list.bottom(),
         height: ABOUT,
         ..inner
     };
-    describe(app, buf, about);
-    let lines = page::lines(&found.tables, theme, width);
-    for (y, line) in (about.bottom()..inner.bottom()).zip(&lines) {
-        line.draw(buf, inner, y);
+    describe(app, of, buf, about);
+    let mut below = Rect {
+        y: about.bottom(),
+        height: inner.bottom() - about.bottom(),
+        ..inner
+    };
+    let points = front(found);
+    if below.height >= CHART.1 && below.width >= 2 * CHART.0 && points.len() > 1 {
+        below.width -= CHART.0;
+        let chart = Rect {
+            x: below.right(),
+            width: CHART.0,
+            ..below
+        };
+        draw_front(app, buf, chart, &points, found);
+    }
+    let lines = page::lines(&found.tables, theme, usize::from(below.width) - 2);
+    for (y, line) in (below.y..below.bottom()).zip(&lines) {
+        line.draw(buf, below, y);
     }
 }
 
-fn title(app: &App) -> String {
-    let found = app.whatif.found.as_deref();
+/// Says what the view would show.
+fn otherwise(of: Ask) -> &'static str {
+    match of {
+        Ask::Changes => {
+            "Select a scenario in view 1: its verdict, the changes that would make it faster or smaller, \
+             and where its time and memory go are shown here. Enter applies a change."
+        }
+        Ask::Best => {
+            "o searches the best settings of the selected scenario: the shortest step within the memory of \
+             its GPUs, with the samples per optimizer step fixed. Enter applies them, Esc ends the search \
+             with the best settings so far."
+        }
+    }
+}
+
+fn waiting(state: &WhatIfView, of: Ask) -> String {
+    match (of, &state.progress) {
+        (Ask::Changes, _) => "predicting changes …".to_owned(),
+        (Ask::Best, Some(progress)) => format!("tuning: {progress} …"),
+        (Ask::Best, None) => "tuning …".to_owned(),
+    }
+}
+
+/// Returns reserved memory in GiB and throughput of the points of the front, the smallest first.
+fn front(found: &Explained) -> Vec<(f64, f64)> {
+    let on = found
+        .proposals
+        .iter()
+        .filter(|p| matches!(p.group, Group::Best | Group::Front));
+    let effects = on.filter_map(|p| p.outcome.as_ref().ok());
+    let mut points: Vec<(f64, f64)> = effects
+        .filter(|e| !matches!(e.fit, Fit::Exceeds { .. }))
+        .map(|e| (e.peak_reserved.gib(), e.tokens_per_s))
+        .collect();
+    points.sort_by(|a, b| a.0.total_cmp(&b.0));
+    points
+}
+
+/// Draws throughput over reserved memory.
+fn draw_front(app: &App, buf: &mut Buffer, area: Rect, points: &[(f64, f64)], found: &Explained) {
+    let theme = app.theme;
+    let base = &found.base;
+    let title = format!("{} over GiB", base.counted_in.rate());
+    put(buf, area.x, area.y, area.width, &title, theme.accent());
+    let today = [(base.peak_reserved.gib(), base.tokens_per_s)];
+    let all = [
+        Curve {
+            name: "front",
+            points,
+            style: theme.series(0),
+            scatter: false,
+        },
+        Curve {
+            name: "as it is",
+            points: &today,
+            style: theme.series(1),
+            scatter: true,
+        },
+    ];
+    let below = Rect {
+        y: area.y + 1,
+        height: area.height - 1,
+        ..area
+    };
+    curves(buf, below, &all, theme);
+}
+
+fn title(app: &App, of: Ask) -> String {
+    let state = app.proposals(of);
+    let found = state.found.as_deref();
+    let name = of.view().name();
     let mut title = match found {
-        Some(f) => format!("What-if {}", f.setup.name()),
-        None => "What-if".to_owned(),
+        Some(f) => format!("{name} {}", f.setup.name()),
+        None => name.to_owned(),
     };
     match found.map_or(0, |f| f.setup.overrides.len()) {
         0 => {}
         n => title.push_str(&format!(" ●{n} changed")),
     }
-    if app.running(Purpose::Explain).is_some() {
+    if app.running(of.purpose()).is_some() {
+        if let Some(progress) = &state.progress {
+            title.push_str(&format!(" · {progress}"));
+        }
         title.push_str(" …");
     } else if found.is_some_and(|f| Some(&f.setup) != app.setup().as_ref()) {
-        title.push_str(" (of an earlier state; i predicts again)");
+        let key = keys::first(of.place(), of.command());
+        let verb = match of {
+            Ask::Changes => "predicts",
+            Ask::Best => "searches",
+        };
+        title.push_str(&format!(" (of an earlier state; {key} {verb} again)"));
     }
     title
 }
 
 /// Returns the verdict, why, and warnings.
-fn answer(app: &App, found: &Explained, width: usize, height: u16) -> Vec<(String, Style)> {
+fn answer(
+    app: &App,
+    of: Ask,
+    found: &Explained,
+    width: usize,
+    height: u16,
+) -> Vec<(String, Style)> {
     let theme = app.theme;
     let most = if height >= 30 { 4 } else { 2 };
     let (tone, verdict) = &found.verdict;
@@ -112,7 +212,7 @@ fn answer(app: &App, found: &Explained, width: usize, height: u16) -> Vec<(Strin
     for warning in &found.warnings {
         add(&format!("! {warning}"), theme.warn());
     }
-    if let Some(error) = &app.whatif.error {
+    if let Some(error) = &app.proposals(of).error {
         add(&format!("✗ {error}"), theme.bad());
     }
     all.push((String::new(), theme.text()));
@@ -120,9 +220,9 @@ fn answer(app: &App, found: &Explained, width: usize, height: u16) -> Vec<(Strin
 }
 
 /// Draws the table of changes.
-fn changes(app: &App, buf: &mut Buffer, area: Rect, found: &Explained) {
+fn changes(app: &App, of: Ask, buf: &mut Buffer, area: Rect, found: &Explained) {
     let theme = app.theme;
-    let shown = app.whatif.rows();
+    let shown = app.proposals(of).rows();
     let mut rows = vec![Row::Base];
     let mut group = None;
     for (i, proposal) in shown.iter().enumerate() {
@@ -140,9 +240,10 @@ fn changes(app: &App, buf: &mut Buffer, area: Rect, found: &Explained) {
         height: area.height.saturating_sub(1),
         ..area
     };
-    let selected = |r: &Row<'_>| matches!(r, Row::Change(i, _) if *i == app.whatif.cursor.at);
+    let selected =
+        |r: &Row<'_>| matches!(r, Row::Change(i, _) if *i == app.proposals(of).cursor.at);
     let at = rows.iter().position(selected).unwrap_or(0);
-    let cursor = &app.whatif.cursor;
+    let cursor = &app.proposals(of).cursor;
     let window = cursor.window_at(at, rows.len(), usize::from(body.height));
     for (y, row) in (body.y..).zip(&rows[window]) {
         let place = Rect {
@@ -185,12 +286,17 @@ fn changes(app: &App, buf: &mut Buffer, area: Rect, found: &Explained) {
                     }
                     Err(_) => put_right(buf, place.x, y, place.width - 1, "impossible", style),
                 }
-                app.hits.borrow_mut().push((place, Hit::Change(*i)));
+                app.hits.borrow_mut().push((place, Hit::Change(of, *i)));
             }
         }
     }
     if shown.is_empty() {
-        let text = "No single change gains more than 0.5 % of time or memory; a shows all that were tried.";
+        let text = match of {
+            Ask::Changes => {
+                "No single change gains more than 0.5 % of time or memory; a shows all that were tried."
+            }
+            Ask::Best => "No settings are better by more than 0.5 %.",
+        };
         let y = body.y + 2;
         if y < body.bottom() {
             put(buf, body.x + 2, y, body.width - 2, text, theme.dim());
@@ -259,9 +365,9 @@ fn fit_style(app: &App, effect: &Effect) -> Style {
 }
 
 /// Shows the whole name of the selected change, or why it is impossible.
-fn describe(app: &App, buf: &mut Buffer, area: Rect) {
+fn describe(app: &App, of: Ask, buf: &mut Buffer, area: Rect) {
     let theme = app.theme;
-    let Some(proposal) = app.whatif.selected() else {
+    let Some(proposal) = app.proposals(of).selected() else {
         return;
     };
     let width = usize::from(area.width) - 2;
@@ -284,13 +390,13 @@ fn describe(app: &App, buf: &mut Buffer, area: Rect) {
 }
 
 /// Draws the verdict and all tables over the body.
-pub(super) fn whole(app: &App, whole: &Whole, buf: &mut Buffer, body: Rect) {
+pub(super) fn whole(app: &App, of: Ask, whole: &Whole, buf: &mut Buffer, body: Rect) {
     let theme = app.theme;
-    let inner = over_all(buf, body, &title(app), theme);
+    let inner = over_all(buf, body, &title(app, of), theme);
     let width = usize::from(inner.width.saturating_sub(2));
     let mut lines: Vec<Line> = Vec::new();
-    if let Some(found) = app.whatif.found.as_deref() {
-        let all = answer(app, found, width, u16::MAX);
+    if let Some(found) = app.proposals(of).found.as_deref() {
+        let all = answer(app, of, found, width, u16::MAX);
         lines.extend(all.into_iter().map(|(text, style)| Line::Text(text, style)));
         lines.extend(page::lines(&found.tables, theme, width));
     }

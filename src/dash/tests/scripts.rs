@@ -8,7 +8,7 @@ use crate::dash::lanes::Lanes;
 use crate::dash::scenarios::{Pane, Source, tell_kept};
 use crate::dash::state::Saved;
 use crate::dash::sweep::SweepView;
-use crate::dash::testing::{Stage, brief, explained, glance, step};
+use crate::dash::testing::{Stage, brief, explained, glance, step, tuned};
 use crate::dash::theme::{Depth, Name, Theme};
 use ratatui::crossterm::event::{KeyModifiers, MouseButton, MouseEvent, MouseEventKind};
 use shardlab_plan::record::RunKind;
@@ -1316,6 +1316,74 @@ fn an_impossible_change_is_not_applied() {
     assert_eq!(changes(&stage), [""; 0]);
     let notice = &stage.app.notice.as_ref().unwrap().text;
     assert!(notice.starts_with("impossible: "), "{notice}");
+}
+
+/// The best settings are applied with one key and undone with another. Nothing is searched until
+/// then.
+#[test]
+fn the_best_settings_are_applied_and_undone() {
+    let mut stage = Stage::new();
+    let before = stage.effects.len();
+    stage.keys("0");
+    assert_eq!(stage.effects.len(), before);
+    stage.keys("1o");
+    let Some(Effect::Start(_, Task::Tune(setup))) = stage.effects.last() else {
+        panic!("{:?}", stage.effects.last())
+    };
+    assert_eq!(Some(setup), stage.app.setup().as_ref());
+    assert_eq!(stage.app.view, View::Tune);
+    stage.news(News::Searched("3 predicted, best 1.0 ms, 1.0 GiB".into()));
+    let found = tuned(&stage);
+    stage.news(News::Explained(Arc::new(found)));
+    stage.news(News::Done);
+    assert_eq!(stage.app.tune.progress, None);
+    stage.keys("<enter>");
+    assert_eq!(changes(&stage), ["compile.mode=blocks"]);
+    // What is shown is of an earlier state now.
+    stage.keys("j<enter>");
+    assert_eq!(changes(&stage), ["compile.mode=blocks"]);
+    let notice = &stage.app.notice.as_ref().unwrap().text;
+    assert!(
+        notice.contains("u undoes that, o searches again"),
+        "{notice}"
+    );
+    stage.keys("u");
+    assert_eq!(changes(&stage), [""; 0]);
+    stage.keys("j<enter>");
+    assert_ne!(changes(&stage), [""; 0]);
+}
+
+/// A search that is cancelled shows the best settings so far.
+#[test]
+fn a_cancelled_search_keeps_what_it_has() {
+    let mut stage = Stage::new();
+    stage.keys("o<esc>");
+    assert!(matches!(stage.effects.last(), Some(Effect::Cancel(_))));
+    let found = tuned(&stage);
+    stage.news(News::Explained(Arc::new(found)));
+    stage.news(News::Cancelled);
+    assert_eq!(stage.app.tune.rows().len(), 3);
+}
+
+/// The fit view asks once per state of the scenario.
+#[test]
+fn fit_is_asked_when_the_scenario_has_changed() {
+    let mut stage = Stage::new();
+    let count = |stage: &Stage| {
+        let is_fit = |e: &&Effect| matches!(e, Effect::Start(_, Task::Fit { .. }));
+        stage.effects.iter().filter(is_fit).count()
+    };
+    stage.keys("9");
+    assert_eq!(count(&stage), 1);
+    let setup = stage.app.setup().unwrap();
+    stage.news(News::Fitted(setup, Arc::default()));
+    stage.news(News::Done);
+    stage.keys("19");
+    assert_eq!(count(&stage), 1);
+    stage.keys("1jf");
+    assert_eq!(count(&stage), 2);
+    stage.news(News::Failed("too bad".into()));
+    assert!(stage.screen(80, 24).contains("✗ too bad"));
 }
 
 /// Names rank before descriptions, whatever was selected before.

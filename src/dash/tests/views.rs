@@ -8,7 +8,7 @@ use crate::dash::event::{
 use crate::dash::judge;
 use crate::dash::options;
 use crate::dash::tables::{Page, Series, Table};
-use crate::dash::testing::{Stage, brief, explained, glance, step};
+use crate::dash::testing::{Stage, brief, explained, glance, step, tuned};
 use crate::dash::theme::{Depth, Name, Theme};
 use crate::dash::worker::Stop;
 use crate::predict::Profiles;
@@ -638,6 +638,96 @@ fn what_if() {
     assert_snapshot!("whatif_whole_80x24", stage.screen(80, 24));
 }
 
+/// The verdict, what takes up the memory, and the keys of a configuration.
+#[test]
+fn fit() {
+    let mut stage = Stage::new();
+    stage.keys("9");
+    assert_snapshot!("fit_running_80x24", stage.screen(80, 24));
+    let mut memory = Table::new(
+        "Memory of a GPU at the peak: 61.31 GiB of 79.18 GiB",
+        &["memory", ">bytes", ">share", ""],
+    );
+    for (name, bytes, share, bar) in [
+        ("activation", "25.16 GiB", "31.8 %", "██████████"),
+        ("optimizer_state", "7.48 GiB", "9.4 %", "███"),
+        ("free", "17.87 GiB", "22.6 %", "███████"),
+    ] {
+        memory.row(Tone::Plain, [name, bytes, share, bar].map(str::to_owned));
+    }
+    let mut keys = Table::new(
+        "Keys of sft.yaml: 2 used, 0 assumed, 1 without counterpart",
+        &[">line", "key", "value", "status", "scenario"],
+    );
+    for (line, key, value, status, scenario) in [
+        ("2", "sequence_len", "8192", "used", "train.seq_len = 8192"),
+        (
+            "3",
+            "micro_batch_size",
+            "2",
+            "used",
+            "train.micro_batch = 2",
+        ),
+    ] {
+        let cells = [line, key, value, status, scenario];
+        keys.row(Tone::Plain, cells.map(str::to_owned));
+    }
+    keys.notes = vec!["logging, no part of a step: wandb_project".to_owned()];
+    let said = |title: &str, note: &str| Table {
+        notes: vec![note.to_owned()],
+        ..Table::new(title, &[])
+    };
+    let page = Page {
+        title: "sft".to_owned(),
+        verdict: Some((
+            Tone::Good,
+            "fits · ~982 ms ± 2.2 % (estimated: from data sheets) · 59.31 of 79.18 GiB reserved"
+                .into(),
+        )),
+        tables: vec![
+            said(
+                "Why",
+                "Compute-bound: the compute stream is busy 98 % of the step.",
+            ),
+            said(
+                "Next",
+                "o searches the best settings; i predicts what single changes would do",
+            ),
+            memory,
+            keys,
+        ],
+        losses: Vec::new(),
+    };
+    let setup = stage.app.setup().unwrap();
+    stage.news(News::Fitted(setup, Arc::new(page)));
+    stage.news(News::Done);
+    for (width, height) in [(80, 24), (120, 40)] {
+        assert_snapshot!(format!("fit_{width}x{height}"), stage.screen(width, height));
+    }
+}
+
+/// The best settings, the front and the reasons; before that, how far the search is.
+#[test]
+fn tune() {
+    let mut stage = Stage::new();
+    stage.keys("0");
+    assert_snapshot!("tune_empty_80x24", stage.screen(80, 24));
+    stage.keys("o");
+    let text = "120 predicted, best 951.2 ms, 57.00 GiB";
+    stage.news(News::Searched(text.into()));
+    assert_snapshot!("tune_running_80x24", stage.screen(80, 24));
+    stage.news(News::Explained(Arc::new(tuned(&stage))));
+    stage.news(News::Done);
+    for (width, height) in [(80, 24), (120, 40)] {
+        assert_snapshot!(
+            format!("tune_{width}x{height}"),
+            stage.screen(width, height)
+        );
+    }
+    stage.keys("e");
+    assert_snapshot!("tune_whole_80x24", stage.screen(80, 24));
+}
+
 /// The sizes between the smallest and the largest.
 #[test]
 fn scenarios_at_a_usual_size() {
@@ -682,7 +772,7 @@ fn mono_has_no_colour() {
     stage.app.theme = Theme::new(Name::Safe, Depth::None);
     stage.keys("r");
     stage.run(step(RunKind::Sim, 0));
-    for view in "12345678?".chars() {
+    for view in "1234567890?".chars() {
         stage.keys(&view.to_string());
         let terminal = stage.terminal(120, 40);
         for cell in terminal.backend().buffer().content() {
@@ -714,7 +804,7 @@ fn every_size_and_theme_is_drawn() {
             (200, 60),
             (400, 100),
         ] {
-            for view in "12345678".chars() {
+            for view in "1234567890".chars() {
                 stage.keys(&view.to_string());
                 let screen = stage.screen(width, height);
                 assert_eq!(screen.lines().count(), usize::from(height));

@@ -5,7 +5,7 @@ use crate::dash::app::{App, Hit, View};
 use crate::dash::event::Effect;
 use crate::dash::keys::Command;
 use crate::dash::lanes::bins::Window;
-use crate::dash::{runs, scenarios, whatif, whole};
+use crate::dash::{fit, runs, scenarios, whatif, whole};
 use ratatui::crossterm::event::{MouseButton, MouseEvent, MouseEventKind};
 
 pub(super) fn mouse(app: &mut App, event: MouseEvent) -> Vec<Effect> {
@@ -59,15 +59,17 @@ fn click(app: &mut App, hit: Hit, column: u16, width: u16) -> Vec<Effect> {
     match hit {
         Hit::Tab(view) => {
             app.view = view;
-            if view == View::WhatIf {
-                return whatif::open(app);
-            }
+            return match view {
+                View::WhatIf => whatif::open(app),
+                View::Fit => fit::open(app),
+                _ => Vec::new(),
+            };
         }
-        Hit::Change(row) => {
-            if app.whatif.cursor.at == row {
-                return whatif::command(app, Command::Enter);
+        Hit::Change(of, row) => {
+            if app.proposals(of).cursor.at == row {
+                return whatif::command(app, of, Command::Enter);
             }
-            app.whatif.cursor.at = row;
+            app.proposals_mut(of).cursor.at = row;
         }
         Hit::Scenario(row) => {
             app.scenarios.pane = scenarios::Pane::List;

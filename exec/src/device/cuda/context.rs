@@ -130,7 +130,7 @@ pub(super) fn device(ordinal: u32) -> Result<sys::CUdevice, CudaError> {
     Ok(device)
 }
 
-fn name(device: sys::CUdevice) -> Result<String, CudaError> {
+pub(super) fn name(device: sys::CUdevice) -> Result<String, CudaError> {
     let mut name = [0; 128];
     // SAFETY: the buffer has the length that is given.
     check("cuDeviceGetName", unsafe {

@@ -199,6 +199,21 @@ impl Libraries {
         Ok(LOADED.get_or_init(|| loaded))
     }
 
+    /// Finds and loads the driver alone, which is enough to list GPUs.
+    ///
+    /// # Errors
+    /// [`MissingLibraries`] if it cannot be loaded.
+    pub fn load_driver(extra: &[PathBuf]) -> Result<(), MissingLibraries> {
+        let searched = folders(&Surroundings::of_process(), extra);
+        match open_known(Library::Driver, &searched) {
+            Ok(_) => Ok(()),
+            Err(reason) => Err(MissingLibraries {
+                missing: vec![(Library::Driver, reason)],
+                searched,
+            }),
+        }
+    }
+
     fn from_folders(folders: Vec<Folder>) -> Result<Self, MissingLibraries> {
         let mut it = Self {
             loaded: Vec::new(),
@@ -207,12 +222,7 @@ impl Libraries {
         };
         let mut missing = Vec::new();
         for library in Library::ALL {
-            let opened = open(library, &it.folders).and_then(|path| {
-                let known = is_known(library);
-                let hidden = || format!("{}: loaded under a different name", path.display());
-                if known { Ok(path) } else { Err(Some(hidden())) }
-            });
-            match opened {
+            match open_known(library, &it.folders) {
                 Ok(path) => it.loaded.push(Loaded { library, path }),
                 Err(reason) if library.is_required() => missing.push((library, reason)),
                 Err(reason) => it.refused.extend(reason.map(|r| (library, r))),
@@ -310,6 +320,17 @@ fn version(library: Library) -> Option<String> {
                 r.result().ok().map(|()| version.to_string())
             }
         }
+    }
+}
+
+/// Like [`open`], but fails if the bindings do not find the library.
+fn open_known(library: Library, folders: &[Folder]) -> Result<PathBuf, Option<String>> {
+    let path = open(library, folders)?;
+    if is_known(library) {
+        Ok(path)
+    } else {
+        let hidden = format!("{}: loaded under a different name", path.display());
+        Err(Some(hidden))
     }
 }
 
