@@ -11,11 +11,13 @@
 //! ones (from `Init`, and optimizer state from `First`).
 
 mod build;
+mod contents;
 mod digest;
 mod lanes;
 pub mod rule;
 mod text;
 mod traffic;
+mod updates;
 pub mod workspace;
 
 use crate::config::AttentionBackend;
@@ -27,12 +29,14 @@ use crate::ir::{
 use crate::shard::Group;
 use crate::units::Flops;
 pub use build::{ProgramBuilder, Tag};
+pub use contents::{Content, Contents, NoSlice};
 pub use lanes::{Communicator, Stream, StreamKind};
 pub use rule::Rule;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::Range;
 pub use traffic::Traffic;
+pub use updates::{GroupRun, Updated};
 
 /// Operation of an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
