@@ -43,9 +43,10 @@ mod bench {
     use half::{bf16, f16};
     use shardlab_exec::device::cuda::Libraries;
     use shardlab_exec::kernels::cuda::{Choose, Kernels, Options, Trial, hyper_block};
-    use shardlab_exec::operand::{Hyper, LaunchContext, RawRange};
+    use shardlab_exec::operand::{Hyper, LaunchContext, ONE_GROUP, RawRange};
+    use shardlab_plan::config::GroupSettings;
     use shardlab_plan::ir::{
-        Access, DType, Holds, InstrId, Kernel, OpKind, Place, Shape, ShardOp, Slot, op,
+        Access, DType, Holds, InstrId, Kernel, KernelClass, OpKind, Place, Shape, ShardOp, Slot, op,
     };
     use shardlab_plan::program::{Op, Program, workspace};
     use shardlab_plan::scenario;
@@ -196,6 +197,14 @@ mod bench {
         weight_decay: 0.1,
         clip_norm: 1.0,
         step: 3,
+        groups: {
+            let mut groups = ONE_GROUP;
+            groups[0] = Some(GroupSettings {
+                weight_decay: 0.0,
+                lr_scale: 0.5,
+            });
+            groups
+        },
     };
 
     struct Memory {
@@ -580,9 +589,13 @@ mod bench {
             let (reads, writes) = (program.reads(&op), program.writes(&op));
             let mut random = Random(u64::from(id.0) + 1);
             let (limit, experts) = (id_limit(kernel), expert_starts(kernel));
+            let runs = match kernel.class {
+                KernelClass::Optimizer => program.group_runs(0)?,
+                _ => BTreeMap::new(),
+            };
             let optimizer = matches!(
                 kernel.body[0].op,
-                OpKind::Shard(ShardOp::AdamW { .. } | ShardOp::Sgd { .. } | ShardOp::ClipScale)
+                OpKind::Shard(op) if op.update().is_some() || op == ShardOp::ClipScale
             );
             let mut host: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
             let mut device: BTreeMap<u32, Memory> = BTreeMap::new();
@@ -641,6 +654,7 @@ mod bench {
                 kernel,
                 hyper: HYPER,
                 shapes: &shapes,
+                groups: runs.get(&id).map_or(&[], Vec::as_slice),
             };
             // SAFETY: the ranges are in separate buffers.
             unsafe { shardlab_exec::kernels::launch(&context, &hr, &hw)? };
@@ -728,6 +742,7 @@ mod bench {
                 kernel: &forward,
                 hyper: HYPER,
                 shapes: &[],
+                groups: &[],
             };
             // SAFETY: the ranges are in separate buffers.
             unsafe { shardlab_exec::kernels::launch(&context, hr, &writes)? };

@@ -46,4 +46,4 @@ pub mod process;
 pub mod train;
 
 pub use base::operand;
-pub use operand::{Hyper, LaunchContext, RawRange};
+pub use operand::{Hyper, LaunchContext, ONE_GROUP, RawRange};

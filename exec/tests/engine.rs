@@ -4,12 +4,12 @@
 mod common;
 
 use common::{load, plan, poisoned, run};
-use shardlab_exec::Hyper;
 use shardlab_exec::device::FailureKind;
 use shardlab_exec::engine::{
     DelaySpec, ExecOptions, Fault, FaultKind, RankInputs, Session, StepInputs,
 };
 use shardlab_exec::train::{self, Outcome, RunOptions, StateLayout};
+use shardlab_exec::{Hyper, ONE_GROUP};
 use shardlab_plan::Program;
 use shardlab_plan::ir::{Holds, InstrId};
 use shardlab_plan::memory::{Memory, replay, replay_on};
@@ -384,6 +384,7 @@ fn a_nan_in_a_shard_is_found_with_the_parameters_name() {
         weight_decay: 0.0,
         clip_norm: 1.0,
         step,
+        groups: ONE_GROUP,
     };
     let mut named = BTreeSet::new();
     for rank in [0, 2] {

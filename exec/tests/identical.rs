@@ -4,6 +4,7 @@
 mod common;
 
 use common::{load, run};
+use safetensors::SafeTensors;
 use shardlab_exec::train::{CheckpointOptions, Outcome, Resume, RunOptions};
 use shardlab_plan::scenario::shipped;
 
@@ -95,6 +96,47 @@ fn policies_and_strategies_end_with_the_same_weights() {
 fn biases_of_some_layers_end_with_the_same_values() {
     let base = &["model.bias=qkv", "mesh.dp_shard=4", "train.micro_batch=1"];
     same("llama-tiny", base, &EACH);
+}
+
+/// A shard of a flat buffer has parameters of several groups, and parameters end in its middle; the
+/// tensors of fsdp2 are in one group each.
+#[test]
+fn parameter_groups_end_with_the_same_weights() {
+    let four = &["mesh.dp_shard=4", "train.micro_batch=1"];
+    let plain = results("llama-tiny", four);
+    let groups = [
+        "train.decay_norms_and_biases=false",
+        "train.param_groups=[{ params = [\"*norm*\", \"output\"], lr_scale = 0.0, weight_decay = 0.5 }, \
+         { params = [\"layers.0\"], lr_scale = 0.1 }]",
+    ];
+    let base = [&four[..], &groups].concat();
+    same("llama-tiny", &base, &[&EACH[..], &ONCE].concat());
+    let grouped = results("llama-tiny", &base);
+    assert_ne!(grouped.0, plain.0);
+    // Parameters of a group without a learning rate end as they start.
+    let start = results("llama-tiny", &[&four[..], &["train.lr=0.0"]].concat());
+    let [grouped, start] = [&grouped.1, &start.1].map(|b| SafeTensors::deserialize(b).unwrap());
+    let mut still = 0;
+    for (name, tensor) in grouped.tensors() {
+        let stays = name.contains("norm") || name == "lm_head.weight";
+        let same = tensor.data() == start.tensor(&name).unwrap().data();
+        assert_eq!(same, stays, "{name}");
+        still += usize::from(stays);
+    }
+    assert_eq!(still, 10);
+}
+
+/// Lion's momentum is sharded as AdamW's moments are.
+#[test]
+fn lion_ends_with_the_same_weights() {
+    let base = &[
+        "mesh.dp_shard=4",
+        "train.micro_batch=1",
+        "train.optimizer=lion",
+        "train.betas=[0.9, 0.99]",
+        "train.lr=1e-4",
+    ];
+    same("llama-tiny", base, &[&EACH[..], &ONCE].concat());
 }
 
 /// Which operations selective recompute keeps changes nothing.

@@ -131,6 +131,7 @@ pub(crate) fn optimizer(node: &Node) -> Converted {
     Ok(match rest {
         "adam" | "adamw" | "adamw_torch" | "adamw_torch_fused" | "adamw_hf"
         | "adamw_apex_fused" => set("train.optimizer", "adamw"),
+        "lion" | "lion_32bit" | "paged_lion_32bit" => set("train.optimizer", "lion"),
         "sgd" => set("train.optimizer", "sgd"),
         _ => Effect::Assume(
             "train.optimizer",
@@ -138,6 +139,17 @@ pub(crate) fn optimizer(node: &Node) -> Converted {
             "this optimizer is not modeled: AdamW with float32 moments is predicted",
         ),
     })
+}
+
+/// Reads the weight decay of a trainer that decays neither norms nor biases.
+pub(crate) fn decay_of_matrices(node: &Node) -> Converted {
+    let decay = node.number()?;
+    let set = Effect::Set("train.weight_decay", float(decay));
+    if decay == 0.0 {
+        return Ok(set);
+    }
+    let without = Effect::Set("train.decay_norms_and_biases", "false".to_owned());
+    Ok(Effect::All(vec![set, without]))
 }
 
 /// Reads a schedule of the learning rate.

@@ -154,6 +154,7 @@ pub(crate) fn declare(s: &Scenario, layers: u32) -> Declared {
         tree.freeze_base();
     }
     tree.freeze(&s.fsdp.frozen);
+    tree.group(&s.train);
     Declared { tree, code }
 }
 

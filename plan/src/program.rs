@@ -11,12 +11,14 @@
 //! ones (from `Init`, and optimizer state from `First`).
 
 mod build;
+mod contents;
 mod digest;
 mod lanes;
 pub mod rule;
 mod text;
 mod traffic;
 mod unfilled;
+mod updates;
 pub mod workspace;
 
 use crate::config::AttentionBackend;
@@ -28,6 +30,7 @@ use crate::ir::{
 use crate::shard::Group;
 use crate::units::Flops;
 pub use build::{ProgramBuilder, Tag};
+pub use contents::{Content, Contents, NoSlice};
 pub use lanes::{Communicator, Stream, StreamKind};
 pub use rule::Rule;
 use serde::{Deserialize, Serialize};
@@ -35,6 +38,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 pub use traffic::Traffic;
 pub use unfilled::UnfilledWrites;
+pub use updates::{GroupRun, Updated};
 
 /// Operation of an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

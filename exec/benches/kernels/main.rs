@@ -6,7 +6,7 @@ mod tape;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use shardlab_exec::kernels;
-use shardlab_exec::{Hyper, LaunchContext, RawRange};
+use shardlab_exec::{Hyper, LaunchContext, ONE_GROUP, RawRange};
 use shardlab_plan::ir::{
     BodyOp, DType, Kernel, KernelClass, OpKind, Place, Real, ShardOp, Slot, op,
 };
@@ -20,6 +20,7 @@ const HYPER: Hyper = Hyper {
     weight_decay: 0.1,
     clip_norm: 0.0,
     step: 3,
+    groups: ONE_GROUP,
 };
 
 fn kernel(body: Vec<BodyOp>) -> Kernel {
@@ -107,6 +108,7 @@ impl Case {
             kernel: &self.kernel,
             hyper: HYPER,
             shapes: &[],
+            groups: &[],
         };
         // SAFETY: the buffers outlive the call, on this thread alone.
         unsafe { kernels::launch(&ctx, &reads, &writes) }.expect("a well-formed launch");
@@ -262,6 +264,7 @@ fn optimizer(c: &mut Criterion) {
         kernel: &kernel,
         hyper: HYPER,
         shapes: &[],
+        groups: &[],
     };
     g.throughput(Throughput::Bytes(n * 4 * 7));
     g.bench_function("adamw f32", |b| {

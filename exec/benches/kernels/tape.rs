@@ -144,6 +144,7 @@ impl Machine {
                 kernel: &k,
                 hyper: super::HYPER,
                 shapes: &[],
+                groups: &[],
             };
             let start = Instant::now();
             // SAFETY: the machine's buffers outlive the call, on this thread alone.

@@ -1,6 +1,8 @@
 //! Operands of a kernel launch.
 
+use shardlab_plan::config::{GroupSettings, MAX_PARAM_GROUPS};
 use shardlab_plan::ir::{DType, Kernel, Shape};
+use shardlab_plan::program::GroupRun;
 
 /// A byte range of device memory, resolved for one rank, with its buffer's element type.
 ///
@@ -25,18 +27,42 @@ unsafe impl Sync for RawRange {}
 /// Optimizer settings of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Hyper {
-    /// Learning rate of this step.
+    /// Learning rate of this step, of parameter group 0.
     pub lr: f64,
     /// AdamW betas.
     pub betas: [f64; 2],
     /// AdamW epsilon.
     pub eps: f64,
-    /// Decoupled weight decay.
+    /// Decoupled weight decay, of parameter group 0.
     pub weight_decay: f64,
     /// Global norm limit; 0 means none.
     pub clip_norm: f64,
     /// Optimizer steps including this one (for bias correction): 1 in the first step.
     pub step: u64,
+    /// Settings of parameter groups after group 0, which has those above; `None` after the last.
+    pub groups: [Option<GroupSettings>; MAX_PARAM_GROUPS - 1],
+}
+
+/// No parameter groups but group 0.
+pub const ONE_GROUP: [Option<GroupSettings>; MAX_PARAM_GROUPS - 1] = [None; MAX_PARAM_GROUPS - 1];
+
+impl Hyper {
+    /// Returns the settings of a parameter group; those of group 0 if there is no such group.
+    #[must_use]
+    pub fn of(&self, group: usize) -> Self {
+        let settings = group.checked_sub(1).and_then(|g| *self.groups.get(g)?);
+        match settings {
+            Some(GroupSettings {
+                weight_decay,
+                lr_scale,
+            }) => Self {
+                lr: self.lr * lr_scale,
+                weight_decay,
+                ..*self
+            },
+            None => *self,
+        }
+    }
 }
 
 /// Settings of a pass that runs no optimizer.
@@ -47,6 +73,7 @@ pub const NO_HYPER: Hyper = Hyper {
     weight_decay: 0.0,
     clip_norm: 0.0,
     step: 0,
+    groups: ONE_GROUP,
 };
 
 /// Inputs of a launch in addition to its operands.
@@ -59,4 +86,6 @@ pub struct LaunchContext<'a> {
     /// For `CopyOut` (writes) and `ChunkCat` (reads): shapes of the parameters behind those
     /// operands, in order.
     pub shapes: &'a [Shape],
+    /// For optimizers: parameter groups of the weights, in order. Empty if all are in group 0.
+    pub groups: &'a [GroupRun],
 }

@@ -80,6 +80,7 @@ fn time(
         kernel: &kernel,
         hyper: NO_HYPER,
         shapes: &[],
+        groups: &[],
     };
     let reads: Vec<RawRange> = reads.iter_mut().map(Operand::range).collect();
     let writes: Vec<RawRange> = writes.iter_mut().map(Operand::range).collect();

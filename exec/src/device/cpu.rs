@@ -26,8 +26,9 @@ use events::Events;
 use queue::{Entry, Queue};
 use shapes::Shapes;
 use shardlab_plan::ir::{BufferId, COMPUTE, EventId, InstrId, StreamId};
-use shardlab_plan::program::{Op, Program, UnfilledWrites};
+use shardlab_plan::program::{GroupRun, Op, Program, UnfilledWrites};
 use shardlab_plan::units::Bytes;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
@@ -100,6 +101,8 @@ struct Shared {
     rank: u32,
     program: Arc<Program>,
     shapes: Arc<Shapes>,
+    /// By launch of an optimizer: parameter groups of its weights on this rank.
+    groups: BTreeMap<InstrId, Vec<GroupRun>>,
     queues: Vec<Queue>,
     events: Events,
     comms: Arc<Communicators>,
@@ -190,6 +193,7 @@ impl CpuWorld {
             rank,
             program: Arc::clone(program),
             shapes: Arc::clone(&self.shapes),
+            groups: program.group_runs(rank).map_err(|e| e.to_string())?,
             queues: (0..streams)
                 .map(|_| Queue::new(options.queue_depth, Arc::clone(&self.abort)))
                 .collect(),

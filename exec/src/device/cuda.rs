@@ -41,6 +41,7 @@ use crate::base::abort::Abort;
 use crate::base::delay::Delays;
 use crate::base::failure::{Failure, FailureKind, Stop};
 use crate::base::operand::{Hyper, RawRange};
+use crate::kernels::cuda::HyperBlock;
 use collectives::Collectives;
 use cudarc::driver::sys;
 use driver::{CudaError as Error, Event, RawStream, check};
@@ -60,8 +61,9 @@ use std::time::Instant;
 
 // Layout of the scratch memory: settings of the step, words of the NaN check, partial sums by
 // stream.
-const NAN_AT: u64 = 256;
-const SUMS_AT: u64 = 512;
+const NAN_AT: u64 = 512;
+const SUMS_AT: u64 = 768;
+const _: () = assert!(size_of::<HyperBlock>() <= NAN_AT as usize);
 
 /// A captured scope.
 struct Captured {

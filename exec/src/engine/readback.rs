@@ -1,6 +1,6 @@
 //! Scalars that the host reads back from a pass: losses, the gradient norm, NaN flags.
 
-use shardlab_plan::ir::{Access, BufferId, Holds, InstrId, OpKind, Role, ShardOp, StreamId};
+use shardlab_plan::ir::{Access, BufferId, Holds, InstrId, OpKind, ShardOp, StreamId};
 use shardlab_plan::program::{Instr, Op, Phase, Program, Section};
 
 /// Read of a scalar after an instruction, on the instruction's stream.
@@ -169,24 +169,13 @@ fn gradients(program: &Program, op: &Op) -> Vec<u32> {
         return Vec::new();
     };
     let body = &program.kernels[kernel.index()].body;
-    if !matches!(
-        body.first().map(|b| b.op),
-        Some(OpKind::Shard(
-            ShardOp::AdamW { pieces: None, .. } | ShardOp::Sgd { pieces: None, .. }
-        ))
-    ) {
+    let update = match body.first().map(|b| b.op) {
+        Some(OpKind::Shard(op)) => op.update(),
+        _ => None,
+    };
+    if update.is_some_and(|u| u.pieces.is_some()) {
         return Vec::new();
     }
-    let role = |a: &Access| program.buffers[a.buffer.index()].role;
-    let list = program.reads(op);
-    let mut found = Vec::new();
-    let mut i = 0;
-    while i + 1 < list.len() {
-        found.push(reads + i as u32 + 1);
-        i += 2;
-        if list.get(i).is_some_and(|a| role(a) == Role::OptimizerState) {
-            i += 2;
-        }
-    }
-    found
+    let tensors = program.updates(op).into_iter();
+    tensors.map(|t| reads + t.read as u32 + 1).collect()
 }

@@ -35,8 +35,9 @@ use cache::Cache;
 use cudarc::driver::CudaContext;
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use dnn::Dnn;
+use shardlab_plan::config::MAX_PARAM_GROUPS;
 use shardlab_plan::ir::{InstrId, KernelId, Shape};
-use shardlab_plan::program::Program;
+use shardlab_plan::program::{GroupRun, Program};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -129,6 +130,8 @@ pub struct Options {
     pub choose: Choose,
     /// How ranks agree on the choice; alone, a rank chooses for itself.
     pub agree: Option<Arc<dyn Agree>>,
+    /// Rank whose kernels they are: ranks have different parameters of a flat group.
+    pub rank: u32,
 }
 
 impl Default for Options {
@@ -142,19 +145,24 @@ impl Default for Options {
             cudnn: true,
             choose: Choose::of_user(),
             agree: None,
+            rank: 0,
         }
     }
 }
 
 /// Optimizer settings as kernels read them from device memory: the learning rate, `1 - lr *
 /// weight_decay`, `1 - beta1`, `beta2`, `1 - beta2`, `lr / (1 - beta1^step)`, `sqrt(1 -
-/// beta2^step)`, epsilon, the norm's limit, the weight decay. They are in memory so that captured
-/// launches see the settings of a new step.
-pub type HyperBlock = [f32; 10];
+/// beta2^step)`, epsilon, the norm's limit, the weight decay; for each parameter group. They are in
+/// memory so that captured launches see the settings of a new step.
+pub type HyperBlock = [[f32; 10]; MAX_PARAM_GROUPS];
 
 /// Encodes a step's settings.
 #[must_use]
 pub fn hyper_block(h: &Hyper) -> HyperBlock {
+    std::array::from_fn(|group| group_block(&h.of(group)))
+}
+
+fn group_block(h: &Hyper) -> [f32; 10] {
     let [b1, b2] = h.betas;
     let steps = i32::try_from(h.step.max(1)).unwrap_or(i32::MAX);
     [
@@ -189,6 +197,8 @@ pub struct Kernels {
     ranges: prepare::RangeKernels,
     /// Shapes of the parameters behind the operands of packing launches.
     shapes: BTreeMap<InstrId, Vec<Shape>>,
+    /// By launch of an optimizer: parameter groups of its weights.
+    groups: BTreeMap<InstrId, Vec<GroupRun>>,
     /// Bytes of scratch memory by stream.
     scratch: Vec<u64>,
     /// Address of each stream's workspace, once set; then the word for faults.
@@ -210,6 +220,14 @@ fn target_of(context: &CudaContext) -> Result<Target, ErrorKind> {
 }
 
 impl Kernels {
+    /// Returns what a launch knows of its operands.
+    fn parameters(&self, id: InstrId) -> ranges::Parameters<'_> {
+        ranges::Parameters {
+            shapes: self.shapes.get(&id).map_or(&[], Vec::as_slice),
+            groups: self.groups.get(&id).map_or(&[], Vec::as_slice),
+        }
+    }
+
     /// Opens the libraries of kernels on a context that is current on this thread. NVIDIA's
     /// libraries are loaded.
     ///
@@ -234,6 +252,9 @@ impl Kernels {
         Ok(Self {
             dnn: dnn.and_then(Result::ok),
             shapes: prepare::shapes(&program),
+            groups: program
+                .group_runs(options.rank)
+                .map_err(|e| Error::new("optimizer", ErrorKind::Unsupported(e.to_string())))?,
             scratch: vec![0; program.streams.len()],
             workspace: Vec::new(),
             fault: 0,

@@ -198,10 +198,12 @@ pub(super) fn run(
             multiply(writes, clip_factor(square, ctx.hyper.clip_norm))
         }
         ShardOp::NanCheck => nan_check(reads, writes),
-        ShardOp::AdamW { cast, pieces } => {
-            optimizer::adamw(&ctx.hyper, cast, pieces, reads, writes)
+        ShardOp::AdamW { .. } | ShardOp::Lion { .. } | ShardOp::Sgd { .. } => {
+            let update = op.update().into_iter();
+            update
+                .map(|u| optimizer::update(ctx, u, reads, writes))
+                .collect()
         }
-        ShardOp::Sgd { cast, pieces } => optimizer::sgd(&ctx.hyper, cast, pieces, reads, writes),
     }
 }
 

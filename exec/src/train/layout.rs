@@ -1,17 +1,12 @@
 //! Maps bytes of buffers to elements of parameters, for every rank.
 //!
-//! Everything is derived from the program. The buffer of a flat group is the inner slice of the
-//! group's layout, and within it the outer slice, according to its size; the buffer of one
-//! parameter is that parameter's dim-0 shard. The state of the optimizer is read off its launches,
-//! because moments and gradients follow the weights of their launch element by element.
+//! Everything is derived from the program ([`Contents`]). The state of the optimizer is read off
+//! its launches, because moments and gradients follow the weights of their launch element by
+//! element.
 
 use shardlab_plan::Program;
-use shardlab_plan::ir::{
-    Access, AxisId, BufferId, CopyKind, DType, Holds, OpKind, ParamId, Role, ShardOp,
-};
-use shardlab_plan::program::{Op, SectionKind};
-use shardlab_plan::shard::Layout;
-use shardlab_plan::shard::placements::shard_axis;
+use shardlab_plan::ir::{Access, BufferId, CopyKind, DType, ParamId, Role};
+use shardlab_plan::program::{Contents, NoSlice, Op, SectionKind};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
@@ -103,17 +98,8 @@ impl RankState {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
     /// A buffer's size is not that of a slice of its group.
-    #[error(
-        "buffer `{buffer}` has {elements} elements, which is not a slice of its group's {full}"
-    )]
-    Size {
-        /// Buffer.
-        buffer: String,
-        /// Elements of the buffer.
-        elements: u64,
-        /// Elements of the group.
-        full: u64,
-    },
+    #[error(transparent)]
+    Size(#[from] NoSlice),
     /// A parameter has no resident weights.
     #[error("no persistent buffer holds `{0}`")]
     Missing(String),
@@ -218,8 +204,7 @@ struct Tensor {
 struct Map<'a> {
     program: &'a Program,
     persistent: BTreeSet<BufferId>,
-    /// By parameter: its group and its index there.
-    home: BTreeMap<ParamId, (usize, usize)>,
+    contents: Contents<'a>,
     tensors: Vec<Tensor>,
 }
 
@@ -233,18 +218,6 @@ impl<'a> Map<'a> {
             .filter_map(|i| match i.op {
                 Op::Alloc(b) => Some(b),
                 _ => None,
-            })
-            .collect();
-        let home = program
-            .groups
-            .iter()
-            .enumerate()
-            .flat_map(|(g, group)| {
-                group
-                    .params
-                    .iter()
-                    .enumerate()
-                    .map(move |(i, p)| (*p, (g, i)))
             })
             .collect();
         let mut tensors = tensors(program);
@@ -263,7 +236,7 @@ impl<'a> Map<'a> {
             tensors,
             program,
             persistent,
-            home,
+            contents: Contents::new(program),
         }
     }
 
@@ -335,114 +308,21 @@ impl<'a> Map<'a> {
     /// Returns the contents of a persistent buffer on a rank, as elements of whole parameters.
     fn buffer(&self, rank: u32, id: BufferId) -> Result<Vec<Span>, LayoutError> {
         let mesh = &self.program.meta.mesh;
-        let spans = self.local(rank, id)?.into_iter().flat_map(|span| {
-            let param = &self.program.params[span.param.index()];
-            let first = span.elements.start;
-            let runs = param.full_ranges(mesh, rank, span.elements.clone());
+        let dtype = self.program.buffers[id.index()].dtype;
+        let held = self.contents.of(rank, id)?;
+        let spans = held.into_iter().flat_map(|content| {
+            let param = &self.program.params[content.param.index()];
+            let first = content.elements.start;
+            let runs = param.full_ranges(mesh, rank, content.elements.clone());
             runs.into_iter().map(move |(at, elements)| Span {
-                offset: span.offset + (at - first) * span.dtype.size(),
+                buffer: id,
+                offset: (content.at + at - first) * dtype.size(),
+                dtype,
+                param: content.param,
                 elements,
-                ..span.clone()
             })
         });
         Ok(spans.collect())
-    }
-
-    /// Returns the contents of a persistent buffer on a rank, as elements of what the rank has of
-    /// its parameters.
-    fn local(&self, rank: u32, id: BufferId) -> Result<Vec<Span>, LayoutError> {
-        let buffer = &self.program.buffers[id.index()];
-        let mesh = &self.program.meta.mesh;
-        let inner = |param: ParamId| mesh.coordinate(self.shard_axis(param), rank);
-        let span = |offset: u64, param: ParamId, elements: Range<u64>| Span {
-            buffer: id,
-            offset: offset * buffer.dtype.size(),
-            dtype: buffer.dtype,
-            param,
-            elements,
-        };
-        match buffer.holds {
-            Holds::Param(p) => {
-                let Some(&(g, i)) = self.home.get(&p) else {
-                    return Ok(Vec::new());
-                };
-                let elements = match &self.program.groups[g].layout {
-                    Layout::Flat(_) => 0..self.program.params[p.index()].numel(),
-                    Layout::PerParam(l) => l.items[i].local(inner(p)),
-                };
-                Ok(Some(span(0, p, elements))
-                    .into_iter()
-                    .filter(|s| s.numel() > 0)
-                    .collect())
-            }
-            Holds::Group(g) => match &self.program.groups[g.index()].layout {
-                Layout::Flat(layout) => {
-                    let numel = buffer.bytes.0 / buffer.dtype.size();
-                    let first = self.program.groups[g.index()].params[0];
-                    let axis = self.shard_axis(first);
-                    let held = self.interval((rank, axis), id, numel, layout.numel)?;
-                    Ok(layout
-                        .items
-                        .iter()
-                        .filter_map(|item| {
-                            let start = item.offset.max(held.start);
-                            let end = (item.offset + item.numel).min(held.end);
-                            (start < end).then(|| {
-                                let elements = start - item.offset..end - item.offset;
-                                span(start - held.start, item.param, elements)
-                            })
-                        })
-                        .collect())
-                }
-                Layout::PerParam(layout) => Ok(layout
-                    .items
-                    .iter()
-                    .map(|item| {
-                        let held = item.local(inner(item.param));
-                        span(item.shard_offset, item.param, held)
-                    })
-                    .filter(|s| s.numel() > 0)
-                    .collect()),
-            },
-            _ => Ok(Vec::new()),
-        }
-    }
-
-    /// Returns the inner axis over which a parameter is sharded.
-    fn shard_axis(&self, p: ParamId) -> AxisId {
-        shard_axis(self.program.params[p.index()].placements)
-    }
-
-    /// Returns the slice of `full` elements that is in a buffer of `numel` elements: the inner axis
-    /// divides first, then the outer one.
-    fn interval(
-        &self,
-        (rank, inner): (u32, AxisId),
-        id: BufferId,
-        numel: u64,
-        full: u64,
-    ) -> Result<Range<u64>, LayoutError> {
-        let mesh = &self.program.meta.mesh;
-        let on = |axis| {
-            let (size, at) = (mesh.size(axis), mesh.coordinate(axis, rank));
-            (u64::from(size), u64::from(at))
-        };
-        let (inner, inner_at) = on(inner);
-        let (outer, outer_at) = on(AxisId::DP_OUTER);
-        let start = if numel == full {
-            0
-        } else if numel * inner == full {
-            inner_at * numel
-        } else if numel * inner * outer == full {
-            (inner_at * outer + outer_at) * numel
-        } else {
-            return Err(LayoutError::Size {
-                buffer: self.program.buffer_name(id),
-                elements: numel,
-                full,
-            });
-        };
-        Ok(start..start + numel)
     }
 }
 
@@ -460,39 +340,23 @@ fn tensors(program: &Program) -> Vec<Tensor> {
     let Some(section) = program.section(SectionKind::First) else {
         return Vec::new();
     };
-    let role = |a: &Access| program.buffers[a.buffer.index()].role;
     let mut out = Vec::new();
     for instr in program.section_instrs(section) {
-        let Op::Launch { kernel, .. } = instr.op else {
-            continue;
-        };
-        let body = &program.kernels[kernel.index()].body;
-        if !matches!(
-            body.first().map(|b| b.op),
-            Some(OpKind::Shard(ShardOp::AdamW { .. } | ShardOp::Sgd { .. }))
-        ) {
-            continue;
-        }
-        let reads = program.reads(&instr.op);
-        let mut i = 0;
         // A tensor without moments reuses the previous tensor's (a parameter split over several
         // ranges).
         let mut moments: Option<([BufferId; 2], u64)> = None;
-        while i + 1 < reads.len() {
-            let (weight, grad) = (reads[i], reads[i + 1]);
-            i += 2;
-            if i + 1 < reads.len() && role(&reads[i]) == Role::OptimizerState {
-                moments = Some(([reads[i].buffer, reads[i + 1].buffer], 0));
-                i += 2;
+        for tensor in program.updates(&instr.op) {
+            if let [first, second] = tensor.state {
+                moments = Some(([first.buffer, second.buffer], 0));
             }
             out.push(Tensor {
-                weight,
-                grad,
+                weight: tensor.weight,
+                grad: tensor.grad,
                 moments,
             });
-            let size = program.buffers[weight.buffer.index()].dtype.size();
+            let size = program.buffers[tensor.weight.buffer.index()].dtype.size();
             if let Some((_, base)) = &mut moments {
-                *base += weight.bytes / size;
+                *base += tensor.weight.bytes / size;
             }
         }
     }

@@ -26,6 +26,7 @@ pub fn learning_rate(train: &Train, step: u64) -> f64 {
 /// Returns the settings of step `step` (from 0).
 #[must_use]
 pub fn hyper(train: &Train, step: u64) -> Hyper {
+    let groups = train.group_settings();
     Hyper {
         lr: learning_rate(train, step),
         betas: train.betas,
@@ -33,6 +34,7 @@ pub fn hyper(train: &Train, step: u64) -> Hyper {
         weight_decay: train.weight_decay,
         clip_norm: train.clip_norm,
         step: step + 1,
+        groups: std::array::from_fn(|group| groups.get(group + 1).copied()),
     }
 }
 

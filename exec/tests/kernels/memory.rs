@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use shardlab_exec::kernels::{self, KernelError};
-use shardlab_exec::{Hyper, LaunchContext, RawRange};
+use shardlab_exec::{Hyper, LaunchContext, ONE_GROUP, RawRange};
 use shardlab_plan::ir::{BodyOp, DType, Kernel, KernelClass, Shape, Slot};
 use shardlab_plan::units::{Bytes, Flops};
 
@@ -135,6 +135,7 @@ pub(super) const HYPER: Hyper = Hyper {
     weight_decay: 0.1,
     clip_norm: 0.0,
     step: 1,
+    groups: ONE_GROUP,
 };
 
 /// Creates a kernel with a body.
@@ -162,7 +163,17 @@ pub(super) fn launch(
         kernel,
         hyper,
         shapes,
+        groups: &[],
     };
+    launch_in(&ctx, reads, writes)
+}
+
+/// Launches an optimizer whose weights are in several parameter groups.
+pub(super) fn launch_in(
+    ctx: &LaunchContext<'_>,
+    reads: &[RawRange],
+    writes: &[RawRange],
+) -> Result<(), KernelError> {
     // SAFETY: the tests' buffers outlive the call, and only this thread accesses them.
-    unsafe { kernels::launch(&ctx, reads, writes) }
+    unsafe { kernels::launch(ctx, reads, writes) }
 }

@@ -1,11 +1,12 @@
 //! Kernels of the sharding engine: layouts, sums, optimizers, and the operands of complete
 //! programs.
 
-use super::memory::{Buffer, HYPER, Rng, kernel, launch};
+use super::memory::{Buffer, HYPER, Rng, kernel, launch, launch_in};
 use shardlab_exec::kernels::{self, KernelError, OperandError};
-use shardlab_exec::{Hyper, RawRange};
+use shardlab_exec::{Hyper, LaunchContext, ONE_GROUP, RawRange};
+use shardlab_plan::config::GroupSettings;
 use shardlab_plan::ir::{BodyOp, DType, Holds, OpKind, Pieces, Real, Shape, ShardOp};
-use shardlab_plan::program::{Op, Program};
+use shardlab_plan::program::{GroupRun, Op, Program};
 use shardlab_plan::scenario;
 
 const F32: DType = DType::F32;
@@ -352,6 +353,7 @@ fn adamw_follows_torch() {
         weight_decay: 0.01,
         clip_norm: 0.0,
         step: 1,
+        groups: ONE_GROUP,
     };
     let [mut w, mut g, mut m, mut v] = [1.0, 1.0, 0.0, 0.0].map(|x| Buffer::of(F32, &[x]));
     let r = [w.range(), g.range(), m.range(), v.range()];
@@ -433,6 +435,144 @@ fn adamw_over_several_tensors_and_steps() {
     }
 }
 
+/// Computes the rule of Lion (Chen et al. 2023, algorithm 2) in float64.
+fn lion(h: &Hyper, w: &mut [f64], g: &[f64], m: &mut [f64]) {
+    let [b1, b2] = h.betas;
+    for i in 0..w.len() {
+        let blend = b1 * m[i] + (1.0 - b1) * g[i];
+        let sign = if blend == 0.0 { 0.0 } else { blend.signum() };
+        w[i] -= h.lr * (sign + h.weight_decay * w[i]);
+        m[i] = b2 * m[i] + (1.0 - b2) * g[i];
+    }
+}
+
+/// Computes the rule of `torch.optim.SGD` in float64.
+fn sgd(h: &Hyper, w: &mut [f64], g: &[f64]) {
+    for (w, g) in w.iter_mut().zip(g) {
+        *w -= h.lr * (g + h.weight_decay * *w);
+    }
+}
+
+#[test]
+fn lion_steps_by_the_sign_of_its_blend() {
+    let mut rng = Rng(21);
+    for moments in [F32, BF16] {
+        let n = 3000;
+        let mut w = random(&mut rng, F32, n);
+        // The blend of a gradient of 0 without momentum has no sign: the weight only decays.
+        let mut g = Buffer::of(
+            F32,
+            &[&[0.0][..], &random(&mut rng, F32, n - 1).values()].concat(),
+        );
+        let mut m = Buffer::of(moments, &vec![0.0; n]);
+        let (mut want_w, mut want_m) = (w.values(), m.values());
+        let before = w.get(0);
+        for step in 1..=3 {
+            let h = Hyper { step, ..HYPER };
+            let r = [w.range(), g.range(), m.range()];
+            let op = ShardOp::Lion {
+                cast: false,
+                pieces: None,
+            };
+            run(op, h, &[], &r, &[r[0], r[2]]).unwrap();
+            lion(&h, &mut want_w, &g.values(), &mut want_m);
+            if moments == BF16 {
+                want_m = m.values();
+            }
+        }
+        near(&w.values(), &want_w, 1e-5);
+        near(&m.values(), &want_m, 1e-5);
+        assert!((w.get(0) - before * 0.999f64.powi(3)).abs() < 1e-6);
+        // A momentum of another length than its weights.
+        let op = ShardOp::Lion {
+            cast: false,
+            pieces: None,
+        };
+        let short = [w.range(), g.range(), m.part(0, n - 1)];
+        assert!(run(op, HYPER, &[], &short, &[short[0], short[2]]).is_err());
+    }
+}
+
+/// One launch over weights of several groups equals launches of each group with its settings.
+#[test]
+fn parameter_groups_have_their_own_settings() {
+    let settings = [
+        GroupSettings {
+            weight_decay: 0.0,
+            lr_scale: 1.0,
+        },
+        GroupSettings {
+            weight_decay: 0.5,
+            lr_scale: 0.1,
+        },
+    ];
+    let mut groups = ONE_GROUP;
+    groups[..2].copy_from_slice(&settings.map(Some));
+    let h = Hyper { groups, ..HYPER };
+    let of_group = |group: u8| match group {
+        0 => HYPER,
+        g => Hyper {
+            lr: HYPER.lr * settings[usize::from(g) - 1].lr_scale,
+            weight_decay: settings[usize::from(g) - 1].weight_decay,
+            ..HYPER
+        },
+    };
+    // Groups change within both tensors, and one run covers the end of the first.
+    let runs = [(1, 7), (0, 2500), (2, 900), (1, 1), (0, 92)]
+        .map(|(group, numel)| GroupRun { group, numel });
+    let sizes = [3000usize, 500];
+    for name in ["adamw", "lion", "sgd"] {
+        let (cast, pieces) = (false, None);
+        let op = match name {
+            "adamw" => ShardOp::AdamW { cast, pieces },
+            "lion" => ShardOp::Lion { cast, pieces },
+            _ => ShardOp::Sgd { cast, pieces },
+        };
+        let mut rng = Rng(31);
+        let mut w = sizes.map(|n| random(&mut rng, F32, n));
+        let mut g = sizes.map(|n| random(&mut rng, F32, n));
+        let mut m = sizes.map(|n| Buffer::of(F32, &vec![0.0; n]));
+        let mut v = sizes.map(|n| Buffer::of(F32, &vec![0.0; n]));
+        let all = |b: &[Buffer; 2]| b.iter().flat_map(Buffer::values).collect::<Vec<f64>>();
+        let [mut want, gradient] = [&w, &g].map(all);
+        let mut first = 0;
+        for run in runs {
+            let h = of_group(run.group);
+            let range = first..first + run.numel as usize;
+            let (w, g) = (&mut want[range.clone()], &gradient[range]);
+            let zeros = || vec![0.0; g.len()];
+            match name {
+                "adamw" => adamw(&h, 1.0, w, g, &mut zeros(), &mut zeros()),
+                "lion" => lion(&h, w, g, &mut zeros()),
+                _ => sgd(&h, w, g),
+            }
+            first += run.numel as usize;
+        }
+        let (mut reads, mut writes) = (vec![], vec![]);
+        for i in 0..2 {
+            let states = [m[i].range(), v[i].range()];
+            let states = &states[..op.update().unwrap().rule.states()];
+            reads.extend([w[i].range(), g[i].range()]);
+            reads.extend(states);
+            writes.push(w[i].range());
+            writes.extend(states);
+        }
+        let body = BodyOp {
+            op: OpKind::Shard(op),
+            inputs: Default::default(),
+            outputs: Default::default(),
+        };
+        let ctx = LaunchContext {
+            kernel: &kernel(vec![body]),
+            hyper: h,
+            shapes: &[],
+            groups: &runs,
+        };
+        launch_in(&ctx, &reads, &writes).unwrap();
+        near(&all(&w), &want, 1e-5);
+    }
+}
+
 #[test]
 fn flat_moments_continue_from_tensor_to_tensor() {
     let mut rng = Rng(9);
@@ -484,11 +624,7 @@ fn flat_moments_continue_from_tensor_to_tensor() {
     );
     assert!(matches!(
         e.unwrap_err().fault,
-        OperandError::Size {
-            needed: 160,
-            found: 100,
-            ..
-        }
+        OperandError::Count { what: "states", .. }
     ));
 }
 

@@ -74,6 +74,7 @@ const RULES: &[Rule] = rules! {
     ACCELERATE: "precision.param_dtype" = "f32" => ["mixed_precision" = "no"];
     ACCELERATE: "mesh.dp_shard" = ANY => ["parallelism_config.parallelism_config_dp_shard_size" = SAME];
     ACCELERATE: "mesh.dp_replicate" = ANY => ["parallelism_config.parallelism_config_dp_replicate_size" = SAME];
+    TRAINER: "train.weight_decay" = ANY => ["weight_decay" = SAME];
     TRAINER: RESHARD = "true" => ["fsdp_config.reshard_after_forward" = "true"];
     TRAINER: RESHARD = "false" => ["fsdp_config.reshard_after_forward" = "false"];
     TRAINER if "fsdp_config.activation_checkpointing": RECOMPUTE = "full" => ["fsdp_config.activation_checkpointing" = "true"];
@@ -87,6 +88,7 @@ const RULES: &[Rule] = rules! {
     TRAINER: "precision.param_dtype" = "bf16" => ["bf16" = "true"];
     TRAINER if "max_seq_length": LENGTH = ANY => ["max_seq_length" = SAME];
     TRAINER: LENGTH = ANY => ["max_length" = SAME];
+    AXOLOTL: "train.weight_decay" = ANY => ["weight_decay" = SAME];
     AXOLOTL: RESHARD = "true" => ["fsdp_config.reshard_after_forward" = "true"];
     AXOLOTL: RESHARD = "false" => ["fsdp_config.reshard_after_forward" = "false"];
     AXOLOTL: RECOMPUTE = "full" => ["gradient_checkpointing" = "true"];
@@ -94,6 +96,7 @@ const RULES: &[Rule] = rules! {
     AXOLOTL: MODE = "off" => ["torch_compile" = "false"];
     AXOLOTL: MODE = "regions" => ["torch_compile" = "true"];
     AXOLOTL: LOSS = "chunked" => ["chunked_cross_entropy" = "true"];
+    LLAMA: "train.weight_decay" = ANY => ["weight_decay" = SAME];
     LLAMA: RECOMPUTE = "full" => ["disable_gradient_checkpointing" = "false"];
     LLAMA: RECOMPUTE = "none" => ["disable_gradient_checkpointing" = "true"];
     LLAMA: MODE = "off" => ["torch_compile" = "false"];
@@ -133,6 +136,7 @@ const RULES: &[Rule] = rules! {
     NEMO if "packed_sequence.packed_sequence_size": LENGTH = ANY => ["packed_sequence.packed_sequence_size" = SAME];
     NEMO if "dataset.seq_length": LENGTH = ANY => ["dataset.seq_length" = SAME];
     NEMO: ACCUM = ANY => ["step_scheduler.global_batch_size" = GLOBAL];
+    MEGATRON: "train.weight_decay" = ANY => ["weight-decay" = SAME];
     MEGATRON: ACCUM = ANY => ["global-batch-size" = GLOBAL];
     MEGATRON: RECOMPUTE = "full" => ["recompute-granularity" = "full", "recompute-method" = "uniform", "recompute-num-layers" = "1"];
     MEGATRON: RECOMPUTE = "selective" => ["recompute-granularity" = "selective"];

@@ -5,8 +5,8 @@ use super::fsdp;
 use crate::convert::{
     ADAPTER, CONTEXT, DATA, DROPOUT, EVALUATION, FP8, KERNELS, LAUNCH, LOGGING, PREFERENCES,
     QUANTIZED, SAVING, TENSOR, VALUES, all_linear, chunked_loss, clip, compiled_regions,
-    full_recompute, if_true, liger_norms, mixed_bf16, mixed_f16, optimizer, rank_stabilized,
-    replicas, schedule, shard_ranks, targets, warmup,
+    decay_of_matrices, full_recompute, if_true, liger_norms, mixed_bf16, mixed_f16, optimizer,
+    rank_stabilized, replicas, schedule, shard_ranks, targets, warmup,
 };
 use crate::table::{
     Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, To, decisive, fact, integer, key,
@@ -48,7 +48,7 @@ const KEYS: &[Key] = &[
     integer("gradient_accumulation_steps", "train.grad_accum"),
     fact("batch_size", Fact::GlobalBatch),
     number("learning_rate", "train.lr"),
-    number("weight_decay", "train.weight_decay"),
+    with("weight_decay", decay_of_matrices),
     number("adam_epsilon", "train.eps"),
     with("warmup_steps", warmup),
     with("max_grad_norm", clip),

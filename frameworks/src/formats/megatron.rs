@@ -1,8 +1,8 @@
 //! Megatron-LM's arguments: of a shell script, or of `--yaml-cfg`.
 
 use crate::convert::{
-    DATA, EVALUATION, FP8, KERNELS, LAUNCH, LOGGING, SAVING, VALUES, if_true, mixed_bf16,
-    mixed_f16, set,
+    DATA, EVALUATION, FP8, KERNELS, LAUNCH, LOGGING, SAVING, VALUES, decay_of_matrices, if_true,
+    mixed_bf16, mixed_f16, set,
 };
 use crate::table::{
     Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, To, decisive, fact, integer, key,
@@ -91,7 +91,7 @@ const KEYS: &[Key] = &[
     number("clip-grad", "train.clip_norm"),
     number("lr", "train.lr"),
     number("min-lr", "train.min_lr"),
-    number("weight-decay", "train.weight_decay"),
+    with("weight-decay", decay_of_matrices),
     number("adam-eps", "train.eps"),
     integer("lr-warmup-iters", "train.warmup_steps"),
     with("lr-decay-style", crate::convert::schedule),

@@ -4,8 +4,9 @@ use super::deepspeed::DEEPSPEED;
 use super::fsdp::{self, FSDP};
 use crate::convert::{
     ADAPTER, DATA, DROPOUT, EVALUATION, KERNELS, LAUNCH, LOGGING, PREFERENCES, QUANTIZED, SAVING,
-    VALUES, adapter, clip, compiled_regions, full_recompute, liger_kernels, mixed_bf16, mixed_f16,
-    optimizer, rank_stabilized, replicas, schedule, shard_ranks, targets, warmup, weights,
+    VALUES, adapter, clip, compiled_regions, decay_of_matrices, full_recompute, liger_kernels,
+    mixed_bf16, mixed_f16, optimizer, rank_stabilized, replicas, schedule, shard_ranks, targets,
+    warmup, weights,
 };
 use crate::table::{
     Effect, Engine, Fact, Fallback, Format, Key, Table, To, decisive, fact, integer, key, lost,
@@ -70,7 +71,7 @@ const KEYS: &[Key] = &[
     integer("gradient_accumulation_steps", "train.grad_accum"),
     with("max_grad_norm", clip),
     number("learning_rate", "train.lr"),
-    number("weight_decay", "train.weight_decay"),
+    with("weight_decay", decay_of_matrices),
     number("adam_epsilon", "train.eps"),
     with("warmup_steps", warmup),
     with("lr_scheduler_type", schedule),

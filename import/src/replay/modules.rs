@@ -119,6 +119,7 @@ fn parameters(unit: &UnitFacts, module: ModuleId, units: &mut Units) {
             shape: shape.into_iter().collect(),
             placements: Placements::REPLICATED,
             requires_grad: true,
+            group: 0,
             init: Init::Zeros,
             hf: None,
         });

@@ -45,12 +45,12 @@ impl Inputs {
 /// Returns the pieces that a kernel sums, and which of its reads they are, if it is the second half
 /// of a reduction, alone or in an optimizer.
 fn pieces(kernel: &Kernel) -> Option<(Pieces, usize)> {
-    match shard_op(kernel)? {
-        ShardOp::SumPieces { ranks, factor, .. } => Some((Pieces { ranks, factor }, 0)),
-        // They come after the weight.
-        ShardOp::AdamW { pieces, .. } | ShardOp::Sgd { pieces, .. } => pieces.map(|p| (p, 1)),
-        _ => None,
+    let op = shard_op(kernel)?;
+    if let ShardOp::SumPieces { ranks, factor, .. } = op {
+        return Some((Pieces { ranks, factor }, 0));
     }
+    // They come after the weight.
+    op.update()?.pieces.map(|p| (p, 1))
 }
 
 /// Returns the operation of a sharding kernel.

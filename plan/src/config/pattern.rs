@@ -60,6 +60,17 @@ pub(crate) fn covers(glob: &str, path: &str) -> bool {
     !path.is_empty() && above.chain([path]).any(|p| matches(glob, p))
 }
 
+/// Returns whether `glob` matches consecutive components of `name`: the name, its end, or a module
+/// that is part of it.
+pub(crate) fn part_of(glob: &str, name: &str) -> bool {
+    let length = glob.split('.').count();
+    let parts: Vec<&str> = name.split('.').collect();
+    parts.windows(length).any(|part| {
+        let mut pairs = glob.split('.').zip(part);
+        pairs.all(|(g, p)| component(g.as_bytes(), p.as_bytes()))
+    })
+}
+
 /// Matches wildcards greedily with one backtrack point: linear in practice, never exponential.
 fn component(glob: &[u8], text: &[u8]) -> bool {
     let (mut g, mut t) = (0, 0);
@@ -118,6 +129,23 @@ mod tests {
         assert!(!matches("layers.*", "layers.0.mlp"));
         assert!(!matches("layers.*.mlp", "layers.0.attention"));
         assert!(!matches("layers.1*", "layers.2"));
+    }
+
+    #[test]
+    fn globs_match_parts_of_names() {
+        let name = "layers.3.attention_norm.weight";
+        for glob in [
+            "*norm*",
+            "layers.3",
+            "*.weight",
+            "attention_norm.weight",
+            name,
+        ] {
+            assert!(part_of(glob, name), "{glob}");
+        }
+        for glob in ["norm", "layers.weight", "3.weight", "*.bias", "*.*.*.*.*"] {
+            assert!(!part_of(glob, name), "{glob}");
+        }
     }
 
     #[test]

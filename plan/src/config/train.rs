@@ -1,6 +1,8 @@
 //! `[train]`.
 
+use super::ParamGroup;
 use super::pattern::covers;
+use crate::ir::UpdateRule;
 use serde::Serialize;
 
 /// Activation recomputation.
@@ -97,12 +99,27 @@ words!(AttentionBackend {
 pub enum Optimizer {
     /// AdamW with decoupled weight decay; two moments per parameter.
     Adamw,
+    /// Lion; one momentum per parameter.
+    Lion,
     /// Plain SGD; no state.
     Sgd,
 }
 
+impl Optimizer {
+    /// Returns how it computes new weights.
+    #[must_use]
+    pub const fn rule(self) -> UpdateRule {
+        match self {
+            Self::Adamw => UpdateRule::AdamW,
+            Self::Lion => UpdateRule::Lion,
+            Self::Sgd => UpdateRule::Sgd,
+        }
+    }
+}
+
 words!(Optimizer {
     Adamw = "adamw",
+    Lion = "lion",
     Sgd = "sgd",
 });
 
@@ -165,6 +182,10 @@ pub struct Train {
     pub eps: f64,
     /// Decoupled weight decay.
     pub weight_decay: f64,
+    /// Whether it applies to parameters of one dimension, too.
+    pub decay_norms_and_biases: bool,
+    /// Groups of parameters with other settings; a parameter belongs to the first that matches.
+    pub param_groups: Vec<ParamGroup>,
     /// Global gradient norm limit; 0 turns clipping off.
     pub clip_norm: f64,
     /// Compute the global gradient norm even when nothing is clipped.

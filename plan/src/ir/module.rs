@@ -55,6 +55,10 @@ pub struct Param {
     pub placements: Placements,
     /// Whether it is trained.
     pub requires_grad: bool,
+    /// The optimizer's parameter group: its place in
+    /// [`Train::group_settings`](crate::config::Train::group_settings).
+    #[serde(skip_serializing_if = "is_zero")]
+    pub group: u8,
     /// Values before the first step. They are not part of the program: digests do not depend on
     /// them.
     #[serde(skip)]
@@ -63,6 +67,11 @@ pub struct Param {
     /// program either.
     #[serde(skip)]
     pub hf: Option<HfName>,
+}
+
+/// The default group is left out, so that programs without groups keep their digests.
+fn is_zero(group: &u8) -> bool {
+    *group == 0
 }
 
 /// Values of a parameter before the first step.
@@ -102,6 +111,15 @@ impl Param {
         components
             .nth(1)
             .is_some_and(|m| matches!(m, "lora_A" | "lora_B"))
+    }
+
+    /// Returns the name in Hugging Face's code, if there is one; of a stack of experts, that of the
+    /// list of experts.
+    #[must_use]
+    pub fn hf_name(&self) -> Option<String> {
+        let leaf = self.name.rsplit('.').next()?;
+        let hf = self.hf.as_ref()?;
+        Some([&hf.module, ".", leaf].concat())
     }
 
     /// Returns the dimensions of which ranks have slices, with the axes that divide them.
@@ -211,6 +229,7 @@ mod tests {
             shape: shape.iter().copied().collect(),
             placements,
             requires_grad: true,
+            group: 0,
             init: Init::Zeros,
             hf: None,
         }

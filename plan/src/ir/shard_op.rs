@@ -14,6 +14,62 @@ pub struct Pieces {
     pub factor: Real,
 }
 
+/// How an optimizer computes new weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum UpdateRule {
+    /// `torch.optim.AdamW`.
+    AdamW,
+    /// Lion (Chen et al. 2023): steps of the learning rate in the direction of the sign of a blend
+    /// of momentum and gradient.
+    Lion,
+    /// `torch.optim.SGD` without momentum.
+    Sgd,
+}
+
+impl UpdateRule {
+    /// Returns the number of states per weight.
+    #[must_use]
+    pub const fn states(self) -> usize {
+        match self {
+            Self::AdamW => 2,
+            Self::Lion => 1,
+            Self::Sgd => 0,
+        }
+    }
+
+    /// Returns the FLOPs per weight.
+    #[must_use]
+    pub const fn flops(self) -> u64 {
+        match self {
+            Self::AdamW => 14,
+            Self::Lion => 10,
+            Self::Sgd => 2,
+        }
+    }
+}
+
+/// An optimizer's operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Update {
+    /// Rule.
+    pub rule: UpdateRule,
+    /// As in [`ShardOp::AdamW`].
+    pub cast: bool,
+    /// As in [`ShardOp::AdamW`].
+    pub pieces: Option<Pieces>,
+}
+
+impl From<Update> for ShardOp {
+    fn from(update: Update) -> Self {
+        let Update { rule, cast, pieces } = update;
+        match rule {
+            UpdateRule::AdamW => Self::AdamW { cast, pieces },
+            UpdateRule::Lion => Self::Lion { cast, pieces },
+            UpdateRule::Sgd => Self::Sgd { cast, pieces },
+        }
+    }
+}
+
 /// Operation of a sharding kernel. It works on the launch's byte ranges as they are, with the
 /// dtypes of their buffers; reads and writes pair up in order unless stated otherwise. The kernel's
 /// body names no slots.
@@ -53,7 +109,7 @@ pub enum ShardOp {
     /// Writes 1 to a scalar if a read holds a NaN, else 0.
     NanCheck,
     /// AdamW on weight, gradient, first and second moment, tensor by tensor (reads), writing weight
-    /// and moments. A tensor without moments continues those of the previous tensor (a parameter
+    /// and moments. A tensor without state continues that of the previous tensor (a parameter
     /// split over several ranges). A last read that is a scalar is the sum of squares of the global
     /// gradient norm: clipping is fused in.
     AdamW {
@@ -64,8 +120,15 @@ pub enum ShardOp {
         #[serde(skip_serializing_if = "Option::is_none")]
         pieces: Option<Pieces>,
     },
-    /// SGD on weight and gradient, tensor after tensor; a last scalar read clips as in
-    /// [`ShardOp::AdamW`].
+    /// Lion on weight, gradient and momentum, as [`ShardOp::AdamW`].
+    Lion {
+        /// As in [`ShardOp::AdamW`].
+        cast: bool,
+        /// As in [`ShardOp::AdamW`].
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pieces: Option<Pieces>,
+    },
+    /// SGD on weight and gradient, as [`ShardOp::AdamW`].
     Sgd {
         /// As in [`ShardOp::AdamW`].
         cast: bool,
@@ -87,6 +150,18 @@ pub enum ShardOp {
 }
 
 impl ShardOp {
+    /// Returns the optimizer's operation that this is, if it is one.
+    #[must_use]
+    pub const fn update(self) -> Option<Update> {
+        let (rule, cast, pieces) = match self {
+            Self::AdamW { cast, pieces } => (UpdateRule::AdamW, cast, pieces),
+            Self::Lion { cast, pieces } => (UpdateRule::Lion, cast, pieces),
+            Self::Sgd { cast, pieces } => (UpdateRule::Sgd, cast, pieces),
+            _ => return None,
+        };
+        Some(Update { rule, cast, pieces })
+    }
+
     /// Returns the name of the kernel.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -103,6 +178,7 @@ impl ShardOp {
             Self::ClipScale => "clip_scale",
             Self::NanCheck => "nan_check",
             Self::AdamW { .. } => "adamw",
+            Self::Lion { .. } => "lion",
             Self::Sgd { .. } => "sgd",
         }
     }

@@ -270,12 +270,12 @@ impl Flat {
             out.b
                 .at(out.inputs.groups[i].unit, crate::program::Phase::Init);
             let moments = state.moments.filter(|m| m.offloaded);
-            let moments = moments.iter().flat_map(|m| [&m.first, &m.second]);
+            let moments = moments.iter().flat_map(Moments::buffers);
             let persistent = state.weight.iter().chain(&state.params).chain(&state.main);
-            for id in persistent.chain(moments) {
+            for id in persistent.copied().chain(moments) {
                 out.b.alloc(
                     Rule::State,
-                    self.host_copies.get(id).copied().unwrap_or(*id),
+                    self.host_copies.get(&id).copied().unwrap_or(id),
                 );
             }
             if let (None, Some(grad), false) = (

@@ -34,18 +34,21 @@ const fn class(op: ShardOp) -> KernelClass {
         | ShardOp::ClipScale => KernelClass::Pointwise,
         ShardOp::Zero => KernelClass::Fill,
         ShardOp::SumSquares | ShardOp::NanCheck => KernelClass::FullReduce,
-        ShardOp::AdamW { .. } | ShardOp::Sgd { .. } => KernelClass::Optimizer,
+        ShardOp::AdamW { .. } | ShardOp::Lion { .. } | ShardOp::Sgd { .. } => {
+            KernelClass::Optimizer
+        }
     }
 }
 
 /// Returns the FLOPs per element.
 const fn flops(op: ShardOp) -> u64 {
+    if let Some(update) = op.update() {
+        return update.rule.flops() + sums(update.pieces);
+    }
     match op {
         ShardOp::Accumulate | ShardOp::Scale { .. } | ShardOp::ClipScale => 1,
         ShardOp::SumSquares => 2,
         ShardOp::SumPieces { ranks, .. } => 2 * ranks as u64,
-        ShardOp::AdamW { pieces, .. } => 14 + sums(pieces),
-        ShardOp::Sgd { pieces, .. } => 2 + sums(pieces),
         _ => 0,
     }
 }

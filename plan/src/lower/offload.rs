@@ -33,7 +33,7 @@ impl Flat {
                 offloaded.extend(state.main);
                 if let Some(m) = &mut state.moments {
                     m.offloaded = true;
-                    offloaded.extend([m.first, m.second]);
+                    offloaded.extend(m.buffers());
                 }
             }
             for device in offloaded {

@@ -8,7 +8,7 @@ use super::walk::Lifecycle;
 use crate::config::{Implementation, Optimizer};
 use crate::ir::{
     Access, AxisId, AxisSet, BufferId, COMPUTE, CollectiveKind, CommId, DType, Holds, HostWorkKind,
-    Part, Pieces, ReduceOp, Role, ShardOp, StreamId, UnitId,
+    Part, Pieces, ReduceOp, Role, ShardOp, StreamId, UnitId, Update,
 };
 use crate::program::{Phase, Rule};
 use smallvec::smallvec;
@@ -30,11 +30,19 @@ pub(crate) struct OptimizerItem {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Moments {
     pub(crate) first: BufferId,
-    pub(crate) second: BufferId,
+    /// Second moment, of optimizers that have one.
+    pub(crate) second: Option<BufferId>,
     /// Step counter, where the engine keeps one per tensor on the device.
     pub(crate) step: Option<BufferId>,
     /// Whether it is kept in host memory; the policy then fetches it to the device.
     pub(crate) offloaded: bool,
+}
+
+impl Moments {
+    /// Returns the buffers that updates read and write, in the order of a launch's operands.
+    pub(crate) fn buffers(&self) -> impl Iterator<Item = BufferId> + use<> {
+        std::iter::once(self.first).chain(self.second)
+    }
 }
 
 /// State that one optimizer launch works on.
@@ -58,9 +66,13 @@ pub(crate) fn moments(
     holds: Holds,
     counter: bool,
 ) -> Option<Moments> {
-    if out.inputs.scenario.train.optimizer != Optimizer::Adamw || numel == 0 {
+    let optimizer = out.inputs.scenario.train.optimizer;
+    let states = optimizer.rule().states();
+    if states == 0 || numel == 0 {
         return None;
     }
+    // Of the engines' optimizers, only torch's AdamW has a counter on the device.
+    let counter = counter && optimizer == Optimizer::Adamw;
     let dtype = out.inputs.types.moments;
     let bytes = numel * dtype.size();
     let step = counter.then(|| {
@@ -72,8 +84,9 @@ pub(crate) fn moments(
             Holds::Named("adam step counter"),
         )
     });
-    let first = out.persistent(Role::OptimizerState, bytes, dtype, unit, holds);
-    let second = out.persistent(Role::OptimizerState, bytes, dtype, unit, holds);
+    let mut state = || out.persistent(Role::OptimizerState, bytes, dtype, unit, holds);
+    let first = state();
+    let second = (states > 1).then(state);
     Some(Moments {
         first,
         second,
@@ -145,7 +158,7 @@ pub(crate) fn make_moments(out: &mut Emitter<'_>, state: &ShardState) {
         out.b.first_only(|b| {
             m.step
                 .into_iter()
-                .chain([m.first, m.second])
+                .chain(m.buffers())
                 .for_each(|id| b.alloc(Rule::State, id));
         });
     }
@@ -164,23 +177,25 @@ pub(crate) fn update(
         reads.extend([i.weight, i.grad]);
         writes.push(i.weight);
         if let Some(m) = i.state {
-            let both = [out.b.whole(m.first), out.b.whole(m.second)];
-            reads.extend(both);
-            writes.extend(both);
+            for buffer in m.buffers() {
+                let whole = out.b.whole(buffer);
+                reads.push(whole);
+                writes.push(whole);
+            }
         }
     }
     reads.extend(scale.map(|n| out.b.whole(n)));
     writes.extend(&state.compute);
-    let (cast, pieces) = (!state.compute.is_empty(), state.pieces);
-    let kind = match out.inputs.scenario.train.optimizer {
-        Optimizer::Adamw => ShardOp::AdamW { cast, pieces },
-        Optimizer::Sgd => ShardOp::Sgd { cast, pieces },
+    let update = Update {
+        rule: out.inputs.scenario.train.optimizer.rule(),
+        cast: !state.compute.is_empty(),
+        pieces: state.pieces,
     };
     let elements = state.items.iter().map(|i| i.numel).sum();
     if elements > 0 {
         out.run(KernelLaunch {
             rule: Rule::Optimizer,
-            op: kind,
+            op: update.into(),
             elements,
             dtype: DType::F32,
             stream,

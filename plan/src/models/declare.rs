@@ -1,7 +1,7 @@
 //! Declares a model: its modules, and their parameters with names, shapes and initialization.
 
 use crate::config::pattern::covers;
-use crate::config::{Lora, Model};
+use crate::config::{Lora, Model, Train};
 use crate::ir::{
     AxisId, DeviceMesh, HfName, Init, Module, ModuleId, ModuleKind, Param, ParamId, Placement,
     Placements, Shape,
@@ -173,6 +173,20 @@ impl Tree {
             .collect();
         for p in &mut self.params {
             p.requires_grad &= !p.modules.iter().any(|m| frozen[m.index()]);
+        }
+    }
+}
+
+impl Tree {
+    /// Sets the optimizer's parameter groups.
+    pub(crate) fn group(&mut self, train: &Train) {
+        if train.group_settings().len() == 1 {
+            return;
+        }
+        for p in &mut self.params {
+            let hf = p.hf_name();
+            let names = std::iter::once(p.name.as_str()).chain(hf.as_deref());
+            p.group = train.group_of(names, p.shape.len());
         }
     }
 }
@@ -648,6 +662,7 @@ impl Declare {
             shape: new.shape,
             placements: new.placements,
             requires_grad: !self.untrained.contains(&module),
+            group: 0,
             init: new.init,
             hf: new.hf,
         });

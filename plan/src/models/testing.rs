@@ -62,6 +62,8 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             loss_chunk_rows: 4096,
             attention_backend: None,
             optimizer: Optimizer::Adamw,
+            decay_norms_and_biases: true,
+            param_groups: Vec::new(),
             lr: 3e-4,
             warmup_steps: 0,
             lr_schedule: LrSchedule::Constant,

@@ -359,6 +359,11 @@ const VISION: &[(&str, Accept)] = &[
     ("projector_bias", Bool),
     ("deepstack", List(&COUNT)),
 ];
+const PARAM_GROUP: &[(&str, Accept)] = &[
+    ("params", List(&Text)),
+    ("weight_decay", Number(0.0, 1e3)),
+    ("lr_scale", Number(0.0, 1e6)),
+];
 const PLACEMENTS: &[(&str, Accept)] = &[("dp_shard", PLACEMENT), ("dp_replicate", PLACEMENT)];
 
 keys! {
@@ -463,14 +468,16 @@ keys! {
     Loss: "train" "loss" [Choice(Loss::WORDS)] "\"materialized\"" "Cross entropy: materialized (all logits at once), chunked (computes logits, loss and their gradients chunk by chunk, so that the full logits never exist)";
     LossChunkRows: "train" "loss_chunk_tokens" as "loss_chunk_rows" also ["loss_chunk_rows"] [Integer(1, 4 * MIB)] "4096" "Tokens per chunk of the chunked loss: smaller chunks use less memory, larger ones are faster" needs [CHUNKED_LOSS];
     AttentionBackend: "train" "attention_backend" also ["sdpa_backend"] [Choice(AttentionBackend::WORDS)] "(the one that PyTorch picks)" "Library of the fused attention kernels, which predictions price (torch.nn.attention.sdpa_kernel): cudnn, flash (FlashAttention 2), efficient (CUTLASS), triton (FlashAttention 1 in Triton)";
-    Optimizer: "train" "optimizer" [Choice(Optimizer::WORDS)] "\"adamw\"" "Optimizer: adamw (two moments per parameter), sgd (no state)";
+    Optimizer: "train" "optimizer" [Choice(Optimizer::WORDS)] "\"adamw\"" "Optimizer: adamw (two moments per parameter), lion (one momentum), sgd (no state)";
     Lr: "train" "lr" [Number(0.0, 1e6)] "3e-4" "Peak learning rate";
     WarmupSteps: "train" "warmup_steps" [Integer(0, 1_000_000)] "0" "Steps of linear warm-up from 0 to `lr`; 0: no warm-up";
     LrSchedule: "train" "lr_schedule" [Choice(LrSchedule::WORDS)] "\"constant\"" "Learning rate after warm-up: constant (`lr` to the end), cosine (half a cosine from `lr` down to `min_lr`)";
     MinLr: "train" "min_lr" [Number(0.0, 1e6)] "0.0" "Learning rate of the last step of the cosine schedule";
-    Betas: "train" "betas" [Tuple(&Number(0.0, 1.0), 2)] "[0.9, 0.95]" "Decay rates of AdamW's first and second moment; each below 1";
+    Betas: "train" "betas" [Tuple(&Number(0.0, 1.0), 2)] "[0.9, 0.95]" "Decay rates of AdamW's first and second moment; of Lion, the blend that decides the step and the decay of the momentum, usually [0.9, 0.99]. Each below 1";
     Eps: "train" "eps" [Number(ABOVE_0, 1.0)] "1e-8" "Epsilon of AdamW";
     WeightDecay: "train" "weight_decay" [Number(0.0, 1e3)] "0.1" "Decoupled weight decay";
+    DecayNormsAndBiases: "train" "decay_norms_and_biases" [Bool] "true" "Weight decay applies to parameters of one dimension, too: norms and biases. torchtitan's and torch's default; the Hugging Face Trainer and Megatron-LM never decay them";
+    ParamGroups: "train" "param_groups" [List(&Table(PARAM_GROUP)), Empty] "[]" "Parameter groups of the optimizer: tables of params (globs that match consecutive components of a parameter's name, here or in Hugging Face's code), weight_decay (that of `weight_decay` if left out) and lr_scale (factor of the learning rate). The first group that matches counts";
     ClipNorm: "train" "clip_norm" also ["max_norm", "max_grad_norm"] [Number(0.0, 1e9)] "0.0" "Clip gradients to this global norm; 0: do not clip";
     Sync: "train" "sync_each_step" as "sync" also ["sync"] [Bool] "false" "The host waits for the device at the end of every step, like a training loop that reads its loss";
     GradNorm: "train" "grad_norm" [Bool] "false" "Compute the global gradient norm in every step, even without clipping";

@@ -194,6 +194,8 @@ fn train(d: &Document, seq_len: u64) -> Train {
         betas: d.setting(Key::Betas),
         eps: d.setting(Key::Eps),
         weight_decay: d.setting(Key::WeightDecay),
+        decay_norms_and_biases: d.setting(Key::DecayNormsAndBiases),
+        param_groups: d.setting(Key::ParamGroups),
         clip_norm: d.setting(Key::ClipNorm),
         sync: d.setting(Key::Sync),
         grad_norm: d.setting(Key::GradNorm),

@@ -4,11 +4,14 @@ use super::keys::{KEYS, Key};
 use super::merge::Document;
 use super::value::{Datum, Value, convert};
 use crate::config::{
-    Bias, CudaGraph, Family, LoraTargets, Offload, Prefetch, RecomputeLayers, Reshard, Scope, Words,
+    Bias, CudaGraph, Family, LoraTargets, Offload, ParamGroup, Prefetch, RecomputeLayers, Reshard,
+    Scope, Words,
 };
 use crate::units::Bytes;
 use serde::de::value::{Error as InvalidValue, MapDeserializer, SeqDeserializer};
-use serde::de::{DeserializeOwned, Deserializer, Error as _, IntoDeserializer, Visitor};
+use serde::de::{
+    Deserialize as _, DeserializeOwned, Deserializer, Error as _, IntoDeserializer, Visitor,
+};
 use serde::forward_to_deserialize_any;
 use std::sync::LazyLock;
 use toml::de::DeValue;
@@ -188,6 +191,12 @@ impl Setting for RecomputeLayers {
         first
             .or_else(some)
             .or_else(|| value.str().map(|_| Self::All))
+    }
+}
+
+impl Setting for ParamGroup {
+    fn of(value: &Value) -> Option<Self> {
+        Self::deserialize(Plain(value)).ok()
     }
 }
 

@@ -194,6 +194,7 @@ impl Worker {
             kernel: &shared.program.kernels[kernel.index()],
             hyper: *lock(&shared.hyper),
             shapes: shared.shapes.of(instr),
+            groups: shared.groups.get(&instr).map_or(&[], Vec::as_slice),
         };
         let running = shared.abort.running();
         // SAFETY: the interpreter's contract for ranges that it submits.

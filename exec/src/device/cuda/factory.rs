@@ -102,7 +102,7 @@ impl CudaFactory {
         };
         let broadcast = AutotuneBroadcast::of(setup, rank);
         let agree = broadcast.clone().map(|b| b as Arc<dyn Agree>);
-        let kernels = kernels::open(&context, program, settings, agree)?;
+        let kernels = kernels::open(&context, program, settings, (agree, rank))?;
         // All ranks of this process must arrive: rank 0 waits for the configuration of each.
         if !opened.arrive() {
             return Ok(None);

@@ -39,12 +39,13 @@ pub(super) struct KernelLauncher {
 // only, after the context was made current.
 unsafe impl Send for KernelLauncher {}
 
-/// Opens the libraries that a program's kernels need. Compiles and autotunes nothing yet.
+/// Opens the libraries that the kernels of a rank's program need. Compiles and autotunes nothing
+/// yet.
 pub(super) fn open(
     context: &Context,
     program: &Arc<Program>,
     settings: Settings,
-    agree: Option<Arc<dyn Agree>>,
+    (agree, rank): (Option<Arc<dyn Agree>>, u32),
 ) -> Result<Kernels, String> {
     let theirs = CudaContext::new(context.ordinal as usize).map_err(|e| format!("{e:?}"))?;
     // SAFETY: no event of this context has been recorded; streams and their order are managed by
@@ -56,6 +57,7 @@ pub(super) fn open(
         tf32: settings.tf32,
         cudnn: !settings.no_cudnn && libraries.has(Library::Cudnn),
         agree,
+        rank,
         ..Options::default()
     };
     Kernels::new(theirs, Arc::clone(program), &options).map_err(|e| e.to_string())

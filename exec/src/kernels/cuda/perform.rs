@@ -2,7 +2,7 @@
 
 use super::Kernels;
 use super::blas::Addresses;
-use super::codegen::shard::{CAPACITIES, Extra};
+use super::codegen::shard::Extra;
 use super::codegen::{Entry, Param};
 use super::error::{Error, ErrorKind};
 use super::plans::{Plan, PlanId};
@@ -77,8 +77,7 @@ pub(super) unsafe fn launch(
     let scratch = k.workspace.get(on.index()).copied().unwrap_or(0);
     let id = plan_of(k, (instr, kernel, on), reads, writes).map_err(named)?;
     if let Plan::Ranges(op) = *k.plans.plan(id) {
-        let shapes = k.shapes.get(&instr).map_or(&[][..], |s| s);
-        let work = ranges::work(op, shapes, reads, writes)
+        let work = ranges::work(op, k.parameters(instr), reads, writes)
             .map_err(|f| named(ErrorKind::Launch(f.to_string())))?;
         // SAFETY: the caller's contract.
         return unsafe { lists(k, &work, hyper, scratch, stream) }.map_err(named);
@@ -239,7 +238,7 @@ unsafe fn lists(
     let mut parts = 0u64;
     for batch in &work.batches {
         let functions = prepare::list(k, batch.kind)?;
-        let [short, long] = CAPACITIES;
+        let [short, long] = batch.kind.capacities();
         for pieces in batch.pieces.chunks(long) {
             let wide = pieces.len() > short;
             let capacity = if wide { long } else { short };

@@ -1,7 +1,7 @@
 //! Preparation before the first launch.
 
 use super::Kernels;
-use super::codegen::shard::{CAPACITIES, Ranges, fold};
+use super::codegen::shard::{Ranges, fold};
 use super::codegen::{self, TICKETS};
 use super::dnn;
 use super::error::{Error, ErrorKind};
@@ -240,7 +240,7 @@ pub(super) fn list(k: &mut Kernels, kind: Ranges) -> Result<[CUfunction; 2], Err
     if let Some(f) = k.ranges.lists.get(&kind) {
         return Ok(*f);
     }
-    let [short, long] = CAPACITIES;
+    let [short, long] = kind.capacities();
     let f = [
         k.loader.function(&kind.source(short), "k0", 0)?,
         k.loader.function(&kind.source(long), "k0", 0)?,
@@ -268,8 +268,7 @@ fn list_launch(
     let instr = &program.instrs[id.index()];
     let reads = stand_ins(program, program.reads(&instr.op));
     let writes = stand_ins(program, program.writes(&instr.op));
-    let shapes = k.shapes.get(&id).map_or(&[][..], |s| s);
-    let work = ranges::work(op, shapes, &reads, &writes)
+    let work = ranges::work(op, k.parameters(id), &reads, &writes)
         .map_err(|f| ErrorKind::Unsupported(f.to_string()))?;
     for batch in &work.batches {
         list(k, batch.kind)?;

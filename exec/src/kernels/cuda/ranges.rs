@@ -6,16 +6,29 @@
 #[cfg(test)]
 mod tests;
 
-use super::codegen::shard::Ranges;
+use super::codegen::shard::{RangeUpdate, Ranges};
 use crate::kernels::error::OperandError;
 use crate::operand::RawRange;
-use shardlab_plan::ir::{DType, Pieces, Shape, ShardOp};
+use shardlab_plan::ir::{DType, Shape, ShardOp, Update};
+use shardlab_plan::program::GroupRun;
 use smallvec::SmallVec;
+
+/// Maximum number of operands of a range.
+pub(super) const OPERANDS: usize = 7;
+
+/// What a launch knows of its operands besides their addresses.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Parameters<'a> {
+    /// Shapes of the parameters behind the operands of `CopyOut` and `ChunkCat`.
+    pub(super) shapes: &'a [Shape],
+    /// Parameter groups of the weights of an optimizer; empty if there is only one.
+    pub(super) groups: &'a [GroupRun],
+}
 
 /// A range that a block list covers: addresses of its operands, elements (bytes for raw copies).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
-    pub(super) at: [u64; 6],
+    pub(super) at: [u64; OPERANDS],
     pub(super) n: u64,
 }
 
@@ -75,7 +88,7 @@ impl Work {
 
     /// Copies `n` elements; `from` is `None` for zeros.
     fn copy(&mut self, to: (u64, DType), from: Option<(u64, DType)>, n: u64) {
-        let at = |from: u64| [to.0, from, 0, 0, 0, 0];
+        let at = |from: u64| operands([to.0, from]);
         match from {
             Some((from, ty)) if ty != to.1 => {
                 self.add(
@@ -107,43 +120,35 @@ impl Work {
     }
 }
 
-/// Returns the bytes of an element of each operand of a kind.
-fn sizes(kind: Ranges) -> [u64; 6] {
+/// Returns the bytes of an element of each operand of a kind. The distance of pieces and the number
+/// of a parameter group stay as they are.
+fn sizes(kind: Ranges) -> [u64; OPERANDS] {
     match kind {
-        Ranges::Raw => [1, 1, 0, 0, 0, 0],
-        Ranges::Cast { from, to } | Ranges::Accumulate { from, to } => {
-            [to.size(), from.size(), 0, 0, 0, 0]
-        }
-        // The distance of pieces stays as it is.
-        Ranges::Sum { from, to, .. } => [to.size(), from.size(), 0, 0, 0, 0],
-        Ranges::Scale { of } | Ranges::Squares { of } | Ranges::Nan { of } => {
-            [of.size(), 0, 0, 0, 0, 0]
-        }
-        Ranges::AdamW {
-            weight,
-            grad,
-            moments,
-            copy,
-            pieces: _,
-        } => {
-            let mut sizes = [
-                weight.size(),
-                grad.size(),
-                moments.size(),
-                moments.size(),
-                0,
-                0,
-            ];
-            sizes[4] = copy.map_or(0, DType::size);
-            sizes
-        }
-        Ranges::Sgd {
-            weight, grad, copy, ..
-        } => {
-            let copy = copy.map_or(0, DType::size);
-            [weight.size(), grad.size(), copy, 0, 0, 0]
+        Ranges::Raw => operands([1, 1]),
+        Ranges::Cast { from, to }
+        | Ranges::Accumulate { from, to }
+        | Ranges::Sum { from, to, .. } => operands([to.size(), from.size()]),
+        Ranges::Scale { of } | Ranges::Squares { of } | Ranges::Nan { of } => operands([of.size()]),
+        Ranges::Update(u) => {
+            let states = std::iter::repeat_n(u.states.size(), u.rule.states());
+            let copy = u.copy.map(DType::size);
+            operands(
+                [u.weight.size(), u.grad.size()]
+                    .into_iter()
+                    .chain(states)
+                    .chain(copy),
+            )
         }
     }
+}
+
+/// Returns the operands of a range, in order.
+fn operands(all: impl IntoIterator<Item = u64>) -> [u64; OPERANDS] {
+    let mut at = [0; OPERANDS];
+    for (to, x) in at.iter_mut().zip(all) {
+        *to = x;
+    }
+    at
 }
 
 fn follows(kind: Ranges, a: &Piece, b: &Piece) -> bool {
@@ -153,7 +158,7 @@ fn follows(kind: Ranges, a: &Piece, b: &Piece) -> bool {
         return false;
     }
     let sizes = sizes(kind);
-    (0..6).all(|i| i == 1 && zeros || a.at[i] + a.n * sizes[i] == b.at[i])
+    (0..OPERANDS).all(|i| i == 1 && zeros || a.at[i] + a.n * sizes[i] == b.at[i])
 }
 
 fn numel(r: &RawRange) -> u64 {
@@ -217,11 +222,10 @@ fn pairs(
     Ok(())
 }
 
-/// Plans a sharding kernel's launch; `shapes` are those of the parameters behind the operands of
-/// `CopyOut` and `ChunkCat`.
+/// Plans a sharding kernel's launch.
 pub(super) fn work(
     op: ShardOp,
-    shapes: &[Shape],
+    Parameters { shapes, groups }: Parameters<'_>,
     reads: &[RawRange],
     writes: &[RawRange],
 ) -> Result<Work, OperandError> {
@@ -230,7 +234,7 @@ pub(super) fn work(
         ..Work::default()
     };
     let single = |r: &RawRange| Piece {
-        at: [at(r), 0, 0, 0, 0, 0],
+        at: operands([at(r)]),
         n: numel(r),
     };
     match op {
@@ -254,7 +258,7 @@ pub(super) fn work(
                 w.add(
                     kind,
                     Piece {
-                        at: [to.0, from.0, 0, 0, 0, 0],
+                        at: operands([to.0, from.0]),
                         n,
                     },
                 );
@@ -286,7 +290,7 @@ pub(super) fn work(
                 w.add(
                     kind,
                     Piece {
-                        at: [at(to), first, distance, 0, 0, 0],
+                        at: operands([at(to), first, distance]),
                         n,
                     },
                 );
@@ -335,8 +339,11 @@ pub(super) fn work(
                 before: 0,
             });
         }
-        ShardOp::AdamW { cast, pieces } => adamw(&mut w, (cast, pieces), reads, writes)?,
-        ShardOp::Sgd { cast, pieces } => sgd(&mut w, (cast, pieces), reads, writes)?,
+        ShardOp::AdamW { .. } | ShardOp::Lion { .. } | ShardOp::Sgd { .. } => {
+            if let Some(rule) = op.update() {
+                update(&mut w, rule, groups, reads, writes)?;
+            }
+        }
     }
     Ok(w)
 }
@@ -438,120 +445,91 @@ fn copies(
     size("a weight's copies", n, first)
 }
 
-/// Returns the operands of an update's range: the fixed ones, and, if present, a copy and the
-/// distance of the gradient's pieces.
-fn operands<const N: usize>(first: [u64; N], more: [Option<u64>; 2]) -> [u64; 6] {
-    let all = first.into_iter().chain(more.into_iter().flatten());
-    let mut at = [0; 6];
-    for (to, x) in at.iter_mut().zip(all) {
-        *to = x;
+/// Calls `f(group, first element, elements)` for the parts of `n` elements from `done` on, counted
+/// over the launch's weights, that are in one parameter group each.
+fn in_groups(groups: &[GroupRun], done: u64, n: u64, mut f: impl FnMut(u8, u64, u64)) {
+    if groups.is_empty() {
+        return f(0, 0, n);
     }
-    at
+    let mut start = 0;
+    for run in groups {
+        let (first, last) = (start.max(done), (start + run.numel).min(done + n));
+        if first < last {
+            f(run.group, first - done, last - first);
+        }
+        start += run.numel;
+    }
 }
 
-/// Returns the number of pieces of a gradient; their factor becomes the launch's.
-fn summed_by(w: &mut Work, pieces: Option<Pieces>) -> u32 {
-    pieces.map_or(1, |p| {
-        w.factor = p.factor.0 as f32;
-        p.ranks.max(1)
-    })
-}
-
-/// Computes `weight, gradient[, first, second moment], ..[, square of the norm]`; a tensor without
-/// moments continues those of the tensor before. With `cast`, a tensor's writes end with the copies
-/// of its weight.
-fn adamw(
+/// Plans `weight, gradient[, states], ..[, square of the norm]`; a tensor without states continues
+/// those of the tensor before. With `cast`, a tensor's writes end with the copies of its weight.
+fn update(
     w: &mut Work,
-    (cast, summed): (bool, Option<Pieces>),
+    update: Update,
+    groups: &[GroupRun],
     reads: &[RawRange],
     writes: &[RawRange],
 ) -> Result<(), OperandError> {
-    let pieces = summed_by(w, summed);
-    if !reads.len().is_multiple_of(2) {
-        w.square = scalar(reads.last())?;
-    }
+    let pieces = update.pieces.map_or(1, |p| {
+        w.factor = p.factor.0 as f32;
+        p.ranks.max(1)
+    });
+    let count_of = update.rule.states();
     let (mut r, mut k) = (0, 0);
-    let mut moments: Option<(RawRange, RawRange, u64)> = None;
+    // State of the last tensor that has some, and the number of its elements in use.
+    let (mut states, mut used): (&[RawRange], u64) = (&[], 0);
+    // Weights of the tensors before.
+    let mut before = 0;
     while r + 1 < reads.len() {
         let (weight, grad) = (&reads[r], &reads[r + 1]);
         updates(weight, (grad, pieces), writes.get(k))?;
         (r, k) = (r + 2, k + 1);
-        if let (Some([m, v]), Some([wm, wv])) = (reads.get(r..r + 2), writes.get(k..k + 2))
-            && m.ptr == wm.ptr
-            && v.ptr == wv.ptr
-            && m.bytes > 0
-            && m.bytes == wm.bytes
-            && v.bytes == wv.bytes
-        {
-            moments = Some((*m, *v, 0));
-            (r, k) = (r + 2, k + 2);
-        }
         let n = numel(weight);
-        if n == 0 {
-            continue;
-        }
-        let (m, v, done) = moments.as_mut().ok_or(count("moments", 2, 0))?;
-        for x in [&*m, &*v] {
-            if *done + n > numel(x) {
-                size("a moment", *done + n, numel(x))?;
+        if count_of > 0 && n > 0 && states.first().is_none_or(|s| numel(s) == used) {
+            let written = writes.get(k..k + count_of).unwrap_or_default();
+            states = reads.get(r..r + count_of).unwrap_or_default();
+            let same = |(a, b): (&RawRange, &RawRange)| a.ptr == b.ptr && a.bytes == b.bytes;
+            if states.is_empty() || written.is_empty() || !states.iter().zip(written).all(same) {
+                return Err(count("states", count_of, 0));
             }
+            used = 0;
+            (r, k) = (r + count_of, k + count_of);
         }
-        if m.dtype != v.dtype {
-            return Err(OperandError::Type(v.dtype));
+        for state in states {
+            if used + n > numel(state) {
+                size("a state", used + n, numel(state))?;
+            }
+            if state.dtype != states[0].dtype {
+                return Err(OperandError::Type(state.dtype));
+            }
         }
         let distance = (pieces > 1).then(|| n * grad.dtype.size());
         let place = |r: &RawRange, element: u64| at(r) + element * r.dtype.size();
-        copies(cast, n, writes, &mut k, |first, n, copy| {
-            let kind = Ranges::AdamW {
+        copies(update.cast, n, writes, &mut k, |first, here, copy| {
+            let kind = Ranges::Update(RangeUpdate {
+                rule: update.rule,
                 weight: weight.dtype,
                 grad: grad.dtype,
-                moments: m.dtype,
+                states: states.first().map_or(DType::F32, |s| s.dtype),
                 copy: copy.map(|c| c.1),
                 pieces,
-            };
-            let (m, v) = (place(m, *done + first), place(v, *done + first));
-            let (weight, grad) = (place(weight, first), place(grad, first));
-            let at = operands([weight, grad, m, v], [copy.map(|c| c.0), distance]);
-            w.add(kind, Piece { at, n });
+                grouped: !groups.is_empty(),
+            });
+            in_groups(groups, before + first, here, |group, start, n| {
+                let element = first + start;
+                let copy = copy.map(|(at, ty)| at + start * ty.size());
+                let all = [place(weight, element), place(grad, element)].into_iter();
+                let all = all.chain(states.iter().map(|s| place(s, used + element)));
+                let group = (!groups.is_empty()).then_some(u64::from(group));
+                let at = operands(all.chain(copy).chain(distance).chain(group));
+                w.add(kind, Piece { at, n });
+            });
         })?;
-        *done += n;
+        used += if count_of > 0 { n } else { 0 };
+        before += n;
     }
-    if k == writes.len() {
-        Ok(())
-    } else {
-        Err(count("writes", k, writes.len()))
-    }
-}
-
-/// Computes `weight, gradient, ..[, square of the norm]`.
-fn sgd(
-    w: &mut Work,
-    (cast, summed): (bool, Option<Pieces>),
-    reads: &[RawRange],
-    writes: &[RawRange],
-) -> Result<(), OperandError> {
-    let pieces = summed_by(w, summed);
-    if !reads.len().is_multiple_of(2) {
-        w.square = scalar(reads.last())?;
-    }
-    let mut k = 0;
-    for pair in reads.chunks_exact(2) {
-        let [weight, grad] = pair else { continue };
-        updates(weight, (grad, pieces), writes.get(k))?;
-        k += 1;
-        let distance = (pieces > 1).then(|| numel(weight) * grad.dtype.size());
-        let place = |r: &RawRange, element: u64| at(r) + element * r.dtype.size();
-        copies(cast, numel(weight), writes, &mut k, |first, n, copy| {
-            let kind = Ranges::Sgd {
-                weight: weight.dtype,
-                grad: grad.dtype,
-                copy: copy.map(|c| c.1),
-                pieces,
-            };
-            let both = [place(weight, first), place(grad, first)];
-            let at = operands(both, [copy.map(|c| c.0), distance]);
-            w.add(kind, Piece { at, n });
-        })?;
+    if let Some(square) = reads.get(r) {
+        w.square = scalar(Some(square))?;
     }
     if k == writes.len() {
         Ok(())

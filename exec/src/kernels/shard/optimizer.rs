@@ -1,4 +1,4 @@
-//! AdamW and SGD as in `torch.optim`, on any ranges that the program gives.
+//! Optimizers, on any ranges that the program gives: AdamW and SGD as in `torch.optim`, and Lion.
 
 use super::super::error::OperandError;
 use super::super::operands::same;
@@ -7,17 +7,22 @@ use super::super::scratch::Scratch;
 use super::super::view::View;
 use super::super::wide::wide;
 use super::{BLOCK, Sequence, add_up, clip_factor, scalar};
-use crate::operand::{Hyper, RawRange};
-use shardlab_plan::ir::{DType, Pieces};
+use crate::operand::{Hyper, LaunchContext, RawRange};
+use shardlab_plan::config::MAX_PARAM_GROUPS;
+use shardlab_plan::ir::{DType, Pieces, Update, UpdateRule};
+use shardlab_plan::program::GroupRun;
+use smallvec::SmallVec;
 
 /// Number of weights from which an update uses several threads.
 const PARALLEL: usize = 1 << 15;
 
-/// Factors of an AdamW step.
+/// Factors of a step.
 #[derive(Clone, Copy)]
 pub(super) struct Factors {
     /// Factor of gradients.
     clip: f32,
+    lr: f32,
+    weight_decay: f32,
     /// `1 - lr * weight_decay`.
     decay: f32,
     /// `1 - beta1`.
@@ -46,10 +51,22 @@ wide! {
         }
     }
 
+    /// Updates one block with Lion: weights, gradients, momentum.
+    fn lion_block(w: &mut [f32], g: &[f32], m: &mut [f32], f: Factors) {
+        for ((w, g), m) in w.iter_mut().zip(g).zip(m) {
+            let g = g * f.clip;
+            let blend = *m + f.blend * (g - *m);
+            // The sign of 0 is 0, unlike that of `signum`.
+            let sign = f32::from(blend > 0.0) - f32::from(blend < 0.0);
+            *m = *m * f.beta2 + f.rest2 * g;
+            *w = *w * f.decay - f.lr * sign;
+        }
+    }
+
     /// Updates one block with SGD; the decay is added to the gradient.
-    fn sgd_block(w: &mut [f32], g: &[f32], clip: f32, lr: f32, decay: f32) {
+    fn sgd_block(w: &mut [f32], g: &[f32], f: Factors) {
         for (w, g) in w.iter_mut().zip(g) {
-            *w -= lr * (g * clip + decay * *w);
+            *w -= f.lr * (g * f.clip + f.weight_decay * *w);
         }
     }
 }
@@ -59,6 +76,8 @@ fn factors(h: &Hyper, clip: f32) -> Factors {
     let steps = i32::try_from(h.step.max(1)).unwrap_or(i32::MAX);
     Factors {
         clip,
+        lr: h.lr as f32,
+        weight_decay: h.weight_decay as f32,
         decay: (1.0 - h.lr * h.weight_decay) as f32,
         blend: (1.0 - b1) as f32,
         beta2: b2 as f32,
@@ -69,137 +88,168 @@ fn factors(h: &Hyper, clip: f32) -> Factors {
     }
 }
 
-/// Returns the clip factor of a last scalar read, if the reads before it come in pairs.
-fn clip(h: &Hyper, reads: &[RawRange]) -> Result<f32, OperandError> {
-    if reads.len().is_multiple_of(2) {
-        return Ok(1.0);
-    }
-    Ok(clip_factor(scalar(reads.last())?.get(0), h.clip_norm))
+/// A tensor of a launch.
+struct Tensor {
+    weight: View,
+    grad: Gradient,
+    /// State, and the first of its elements that is this tensor's.
+    states: SmallVec<[View; 2]>,
+    first: usize,
+    copies: Sequence,
 }
 
-/// Computes `weight, gradient[, first moment, second moment], ..[, square of the norm]`; a tensor
-/// without moments continues those of the tensor before. With `cast`, a tensor's writes end with
-/// the copies of its weight.
-pub(super) fn adamw(
-    h: &Hyper,
-    cast: bool,
-    pieces: Option<Pieces>,
+/// Reads the operands `weight, gradient[, states], ..[, square of the norm]`: a tensor without
+/// states continues those of the tensor before. With `cast`, a tensor's writes end with the copies
+/// of its weight. Returns the tensors and the number of reads that they are.
+fn tensors(
+    update: Update,
     reads: &[RawRange],
     writes: &[RawRange],
-) -> Result<(), OperandError> {
-    let f = factors(h, clip(h, reads)?);
+) -> Result<(Vec<Tensor>, usize), OperandError> {
+    let count = update.rule.states();
     let (mut r, mut w) = (0, 0);
-    let mut moments: Option<(View, View, usize)> = None;
+    let mut found: Vec<Tensor> = Vec::new();
+    // State of the last tensor that has some, with the number of elements in use.
+    let mut states: SmallVec<[View; 2]> = SmallVec::new();
+    let mut used = 0;
     while r + 1 < reads.len() {
-        let missing = OperandError::Count {
-            what: "writes",
-            needed: w + 1,
-            found: writes.len(),
-        };
-        let target = View::flat(*writes.get(w).ok_or(missing)?)?;
+        let target = View::flat(
+            *writes
+                .get(w)
+                .ok_or(missing("writes", w + 1, writes.len()))?,
+        )?;
         let weight = View::flat(reads[r])?;
-        let grad = Gradient::of(&weight, reads[r + 1], pieces)?;
+        let grad = Gradient::of(&weight, reads[r + 1], update.pieces)?;
         updates(&weight, &target)?;
         (r, w) = (r + 2, w + 1);
-        // Moments are read and written next; a next weight would be followed by a gradient, which
-        // is not written.
-        if let (Some([m, v]), Some([wm, wv])) = (reads.get(r..r + 2), writes.get(w..w + 2))
-            && m.ptr == wm.ptr
-            && v.ptr == wv.ptr
-            && m.bytes > 0
-            && m.bytes == wm.bytes
-            && v.bytes == wv.bytes
-        {
-            moments = Some((View::flat(*m)?, View::flat(*v)?, 0));
-            (r, w) = (r + 2, w + 2);
+        if count > 0 && weight.numel > 0 && states.first().is_none_or(|s| s.numel == used) {
+            let written = writes.get(w..w + count).unwrap_or_default();
+            let read = reads.get(r..r + count).unwrap_or_default();
+            let same = |(a, b): (&RawRange, &RawRange)| a.ptr == b.ptr && a.bytes == b.bytes;
+            if read.is_empty() || written.is_empty() || !read.iter().zip(written).all(same) {
+                return Err(missing("states", count, 0));
+            }
+            let views = read.iter().map(|s| View::flat(*s));
+            states = views.collect::<Result<_, _>>()?;
+            used = 0;
+            (r, w) = (r + count, w + count);
         }
-        let copies = copies(cast, &weight, writes, &mut w)?;
-        if weight.numel == 0 {
-            continue;
-        }
-        let Some((m, v, at)) = &mut moments else {
-            return Err(OperandError::Count {
-                what: "moments",
-                needed: 2,
-                found: 0,
-            });
-        };
-        for x in [&*m, &*v] {
-            if *at + weight.numel > x.numel {
+        let copies = copies(update.cast, &weight, writes, &mut w)?;
+        for state in &states {
+            if used + weight.numel > state.numel {
                 return Err(OperandError::Size {
-                    what: "a moment",
-                    needed: *at + weight.numel,
-                    found: x.numel,
+                    what: "a state",
+                    needed: used + weight.numel,
+                    found: state.numel,
                 });
             }
         }
-        let (m, v, at_first) = (&*m, &*v, *at);
-        let step = if weight.numel < PARALLEL {
-            weight.numel
-        } else {
-            BLOCK
-        };
-        parallel::split(weight.numel, step, |part| {
-            let mut block = [BLOCK; 4].map(Scratch::take);
-            for start in part.clone().step_by(BLOCK) {
-                let n = BLOCK.min(part.end - start);
-                let [bw, bg, bm, bv] = &mut block;
-                weight.load(start, &mut bw[..n]);
-                grad.load(start, &mut bg[..n]);
-                m.load(at_first + start, &mut bm[..n]);
-                v.load(at_first + start, &mut bv[..n]);
-                adamw_block(&mut bw[..n], &bg[..n], &mut bm[..n], &mut bv[..n], f);
-                weight.store(start, &bw[..n]);
-                again(&weight, start, &mut bw[..n], &copies);
-                m.store(at_first + start, &bm[..n]);
-                v.store(at_first + start, &bv[..n]);
-            }
-            Ok::<(), OperandError>(())
-        })?;
-        *at += weight.numel;
+        let first = used;
+        used += if count > 0 { weight.numel } else { 0 };
+        found.push(Tensor {
+            weight,
+            grad,
+            states: states.clone(),
+            first,
+            copies,
+        });
     }
-    all_written(w, writes)
+    same("the list of writes", writes.len(), w)?;
+    Ok((found, r))
 }
 
-/// Computes `weight, gradient, ..[, square of the norm]`.
-pub(super) fn sgd(
-    h: &Hyper,
-    cast: bool,
-    pieces: Option<Pieces>,
+fn missing(what: &'static str, needed: usize, found: usize) -> OperandError {
+    OperandError::Count {
+        what,
+        needed,
+        found,
+    }
+}
+
+/// Updates the tensors of a launch.
+pub(super) fn update(
+    ctx: &LaunchContext<'_>,
+    update: Update,
     reads: &[RawRange],
     writes: &[RawRange],
 ) -> Result<(), OperandError> {
-    let clip = clip(h, reads)?;
-    let [mut bw, mut bg] = [BLOCK; 2].map(Scratch::take);
-    let mut w = 0;
-    for pair in reads.chunks_exact(2) {
-        let missing = OperandError::Count {
-            what: "writes",
-            needed: w + 1,
-            found: writes.len(),
-        };
-        let target = View::flat(*writes.get(w).ok_or(missing)?)?;
-        let weight = View::flat(pair[0])?;
-        let grad = Gradient::of(&weight, pair[1], pieces)?;
-        updates(&weight, &target)?;
-        w += 1;
-        let copies = copies(cast, &weight, writes, &mut w)?;
-        for start in (0..weight.numel).step_by(BLOCK) {
-            let n = BLOCK.min(weight.numel - start);
-            weight.load(start, &mut bw[..n]);
-            grad.load(start, &mut bg[..n]);
-            sgd_block(
-                &mut bw[..n],
-                &bg[..n],
-                clip,
-                h.lr as f32,
-                h.weight_decay as f32,
-            );
-            weight.store(start, &bw[..n]);
-            again(&weight, start, &mut bw[..n], &copies);
+    let (tensors, used) = tensors(update, reads, writes)?;
+    let clip = match reads.get(used) {
+        Some(square) => clip_factor(scalar(Some(square))?.get(0), ctx.hyper.clip_norm),
+        None => 1.0,
+    };
+    let groups: [Factors; MAX_PARAM_GROUPS] =
+        std::array::from_fn(|group| factors(&ctx.hyper.of(group), clip));
+    let mut runs = Runs::new(ctx.groups);
+    for tensor in &tensors {
+        let mut start = 0;
+        while start < tensor.weight.numel {
+            let (group, n) = runs.take(tensor.weight.numel - start);
+            let f = groups[group.min(MAX_PARAM_GROUPS - 1)];
+            let step = if n < PARALLEL { n } else { BLOCK };
+            parallel::split(n, step, |part| {
+                tensor.update(update.rule, start + part.start..start + part.end, f);
+                Ok::<(), OperandError>(())
+            })?;
+            start += n;
         }
     }
-    all_written(w, writes)
+    Ok(())
+}
+
+/// Parameter groups of a launch's weights, from the first on.
+struct Runs<'a> {
+    rest: &'a [GroupRun],
+    /// Elements of the first run that have been taken.
+    taken: usize,
+}
+
+impl<'a> Runs<'a> {
+    fn new(rest: &'a [GroupRun]) -> Self {
+        Self { rest, taken: 0 }
+    }
+
+    /// Takes the next elements in one group, at most `limit`; returns the group and their number.
+    /// Without runs, everything is in group 0.
+    fn take(&mut self, limit: usize) -> (usize, usize) {
+        let [run, rest @ ..] = self.rest else {
+            return (0, limit);
+        };
+        let n = limit.min(run.numel as usize - self.taken);
+        self.taken += n;
+        if self.taken == run.numel as usize {
+            (self.rest, self.taken) = (rest, 0);
+        }
+        (usize::from(run.group), n)
+    }
+}
+
+impl Tensor {
+    /// Updates a range of elements.
+    fn update(&self, rule: UpdateRule, range: std::ops::Range<usize>, f: Factors) {
+        let [mut bw, mut bg, mut bm, mut bv] = [BLOCK; 4].map(Scratch::take);
+        for start in range.clone().step_by(BLOCK) {
+            let n = BLOCK.min(range.end - start);
+            let (w, g) = (&mut bw[..n], &mut bg[..n]);
+            let mut states = [&mut bm[..n], &mut bv[..n]];
+            self.weight.load(start, w);
+            self.grad.load(start, g);
+            for (view, state) in self.states.iter().zip(&mut states) {
+                view.load(self.first + start, state);
+            }
+            let [m, v] = &mut states;
+            match rule {
+                UpdateRule::AdamW => adamw_block(w, g, m, v, f),
+                UpdateRule::Lion => lion_block(w, g, m, f),
+                UpdateRule::Sgd => sgd_block(w, g, f),
+            }
+            self.weight.store(start, w);
+            again(&self.weight, start, w, &self.copies);
+            for (view, state) in self.states.iter().zip(&states) {
+                view.store(self.first + start, state);
+            }
+        }
+    }
 }
 
 /// Returns the copies of a weight: with `cast` the writes from `next` on that make up its length.
@@ -268,8 +318,4 @@ fn updates(weight: &View, target: &View) -> Result<(), OperandError> {
         ));
     }
     Ok(())
-}
-
-fn all_written(used: usize, writes: &[RawRange]) -> Result<(), OperandError> {
-    same("the list of writes", writes.len(), used)
 }

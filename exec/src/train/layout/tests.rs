@@ -2,6 +2,7 @@ use super::*;
 use crate::train::testing::{BASE, plan_of};
 use proptest::prelude::*;
 use shardlab_plan::ir::AxisId;
+use shardlab_plan::shard::Layout;
 
 /// Checks that the primaries of a kind hold each element of `params` exactly once, and that no two
 /// spans of a rank overlap.

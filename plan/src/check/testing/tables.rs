@@ -126,6 +126,7 @@ pub(super) fn program(shape: Shape) -> ProgramBuilder {
         shape: dims.into(),
         placements: Default::default(),
         requires_grad: true,
+        group: 0,
         init: Init::Zeros,
         hf: None,
     };

@@ -31,6 +31,7 @@ fn param(name: &str, modules: &[u32], shape: &[u64]) -> Param {
         shape: shape.iter().copied().collect(),
         placements: Default::default(),
         requires_grad: true,
+        group: 0,
         init: crate::ir::Init::Zeros,
         hf: None,
     }

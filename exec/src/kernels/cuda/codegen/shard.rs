@@ -2,13 +2,12 @@
 //! lists of ranges.
 
 use super::{PREAMBLE, ctype};
-use shardlab_plan::ir::DType;
+use shardlab_plan::ir::{DType, UpdateRule};
 
 const COMMON: &str = include_str!("shard.cuh");
 
-/// Maximum number of operands of a launch: few, so that its arguments are short, or as many as a
-/// launch can take.
-pub(crate) const CAPACITIES: [usize; 2] = [24, 540];
+/// Bytes of a launch's arguments since CUDA 12.1, without those that follow the list.
+const ARGUMENTS: usize = 32_764 - 64;
 
 /// What a kernel does with each range of its list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -56,31 +55,28 @@ pub(crate) enum Ranges {
         /// Type.
         of: DType,
     },
-    /// `weight, gradient, first, second moment[, copy][, distance]`: if several pieces make up a
-    /// gradient, `distance` is the number of bytes between them.
-    AdamW {
-        /// Weight.
-        weight: DType,
-        /// Gradient.
-        grad: DType,
-        /// Moments.
-        moments: DType,
-        /// Type of a second copy of the new weight.
-        copy: Option<DType>,
-        /// Number of pieces of the gradient, multiplied by a factor and added in order.
-        pieces: u32,
-    },
-    /// `weight, gradient[, copy][, distance]`.
-    Sgd {
-        /// Weight.
-        weight: DType,
-        /// Gradient.
-        grad: DType,
-        /// Type of a second copy of the new weight.
-        copy: Option<DType>,
-        /// Number of pieces of the gradient, multiplied by a factor and added in order.
-        pieces: u32,
-    },
+    /// `weight, gradient[, states][, copy][, distance][, group]`: if several pieces make up a
+    /// gradient, `distance` is the number of bytes between them; `group` is a parameter group.
+    Update(RangeUpdate),
+}
+
+/// How an optimizer updates a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct RangeUpdate {
+    /// Rule.
+    pub(crate) rule: UpdateRule,
+    /// Type of the weight.
+    pub(crate) weight: DType,
+    /// Type of the gradient.
+    pub(crate) grad: DType,
+    /// Type of states.
+    pub(crate) states: DType,
+    /// Type of a second copy of the new weight.
+    pub(crate) copy: Option<DType>,
+    /// Number of pieces of the gradient, multiplied by a factor and added in order.
+    pub(crate) pieces: u32,
+    /// Whether there are several parameter groups.
+    pub(crate) grouped: bool,
 }
 
 impl Ranges {
@@ -90,9 +86,20 @@ impl Ranges {
             Self::Raw | Self::Cast { .. } | Self::Accumulate { .. } => 2,
             Self::Sum { .. } => 3,
             Self::Scale { .. } | Self::Squares { .. } | Self::Nan { .. } => 1,
-            Self::AdamW { copy, pieces, .. } => 4 + copy.is_some() as usize + (pieces > 1) as usize,
-            Self::Sgd { copy, pieces, .. } => 2 + copy.is_some() as usize + (pieces > 1) as usize,
+            Self::Update(u) => {
+                let more = [u.copy.is_some(), u.pieces > 1, u.grouped];
+                let states = 2 + u.rule.states();
+                states + more[0] as usize + more[1] as usize + more[2] as usize
+            }
         }
+    }
+
+    /// Returns the maximum numbers of ranges of a launch: few, so that its arguments are short, or
+    /// many.
+    pub(crate) const fn capacities(self) -> [usize; 2] {
+        // Addresses and the length of a range, and its first block.
+        let most = (ARGUMENTS - 8) / ((self.width() + 1) * 8 + 4);
+        [24, if most < 540 { most / 2 * 2 } else { 540 }]
     }
 
     /// Returns the elements of a range that one block works on.
@@ -110,10 +117,8 @@ impl Ranges {
             Self::Sum { .. } => &[Extra::Factor],
             Self::Scale { .. } => &[Extra::Factor, Extra::Hyper, Extra::Square],
             Self::Squares { .. } | Self::Nan { .. } => &[Extra::Part],
-            Self::AdamW { pieces, .. } | Self::Sgd { pieces, .. } if pieces > 1 => {
-                &[Extra::Factor, Extra::Hyper, Extra::Square]
-            }
-            Self::AdamW { .. } | Self::Sgd { .. } => &[Extra::Hyper, Extra::Square],
+            Self::Update(u) if u.pieces > 1 => &[Extra::Factor, Extra::Hyper, Extra::Square],
+            Self::Update(_) => &[Extra::Hyper, Extra::Square],
         }
     }
 
@@ -174,22 +179,7 @@ impl Ranges {
                 vec!["double* part"],
                 reduce(of, "if (a[v] != a[v]) sum = 1.0;", "sum > 0.0 ? 1.0 : 0.0"),
             ),
-            Self::AdamW {
-                weight,
-                grad,
-                moments,
-                copy,
-                pieces,
-            } => {
-                let body = adamw(weight, (grad, pieces), moments, copy);
-                (self.settings(), body)
-            }
-            Self::Sgd {
-                weight,
-                grad,
-                copy,
-                pieces,
-            } => (self.settings(), sgd(weight, (grad, pieces), copy)),
+            Self::Update(u) => (self.settings(), u.body()),
         }
     }
 
@@ -332,41 +322,41 @@ fn copied(weight: DType) -> String {
     format!(" c[v] = rounded<{}>(w[v]);", ctype(weight))
 }
 
-fn adamw(
-    weight: DType,
-    (grad, pieces): (DType, u32),
-    moments: DType,
-    copy: Option<DType>,
-) -> String {
-    let mut step = "const float g_ = g[v] * clip; const float decayed = w[v] * f.decay; const float first = m[v] + f.blend * (g_ - m[v]); const float second = s[v] * f.beta2 + f.rest2 * (g_ * g_); const float denominator = sqrtf(second) / f.root + f.eps; m[v] = first; s[v] = second; w[v] = decayed - f.step * (first / denominator);".to_owned();
-    let mut types = vec![
-        ("w", ctype(weight), Use::Both),
-        ("g", ctype(grad), Use::Pieces),
-        ("m", ctype(moments), Use::Both),
-        ("s", ctype(moments), Use::Both),
-    ];
-    if let Some(copy) = copy {
-        types.push(("c", ctype(copy), Use::Written));
-        step += &copied(weight);
+impl RangeUpdate {
+    /// Returns the statements of the kernel.
+    fn body(self) -> String {
+        let names: &[&str] = match self.rule {
+            UpdateRule::AdamW => &["m", "s"],
+            UpdateRule::Lion => &["m"],
+            UpdateRule::Sgd => &[],
+        };
+        let mut types = vec![
+            ("w", ctype(self.weight), Use::Both),
+            ("g", ctype(self.grad), Use::Pieces),
+        ];
+        types.extend(names.iter().map(|n| (*n, ctype(self.states), Use::Both)));
+        let mut step = match self.rule {
+            UpdateRule::AdamW => {
+                "const float g_ = g[v] * clip; const float decayed = w[v] * f.decay; const float first = m[v] + f.blend * (g_ - m[v]); const float second = s[v] * f.beta2 + f.rest2 * (g_ * g_); const float denominator = sqrtf(second) / f.root + f.eps; m[v] = first; s[v] = second; w[v] = decayed - f.step * (first / denominator);"
+            }
+            UpdateRule::Lion => {
+                "const float g_ = g[v] * clip; const float blend = m[v] + f.blend * (g_ - m[v]); const float sign = (float)(blend > 0.0f) - (float)(blend < 0.0f); m[v] = m[v] * f.beta2 + f.rest2 * g_; w[v] = w[v] * f.decay - f.lr * sign;"
+            }
+            UpdateRule::Sgd => "w[v] -= f.lr * (g[v] * clip + f.weight_decay * w[v]);",
+        }
+        .to_owned();
+        if let Some(copy) = self.copy {
+            types.push(("c", ctype(copy), Use::Written));
+            step += &copied(self.weight);
+        }
+        let group = if self.grouped {
+            "h[t.at[p.e][WIDTH - 1]]"
+        } else {
+            "*h"
+        };
+        format!(
+            "  const Hyper f = {group};\n  const float clip = clip_factor(h, square);\n{}",
+            update(&types, self.pieces, &step)
+        )
     }
-    format!(
-        "  const Hyper f = *h;\n  const float clip = clip_factor(h, square);\n{}",
-        update(&types, pieces, &step)
-    )
-}
-
-fn sgd(weight: DType, (grad, pieces): (DType, u32), copy: Option<DType>) -> String {
-    let mut step = "w[v] -= f.lr * (g[v] * clip + f.weight_decay * w[v]);".to_owned();
-    let mut types = vec![
-        ("w", ctype(weight), Use::Both),
-        ("g", ctype(grad), Use::Pieces),
-    ];
-    if let Some(copy) = copy {
-        types.push(("c", ctype(copy), Use::Written));
-        step += &copied(weight);
-    }
-    format!(
-        "  const Hyper f = *h;\n  const float clip = clip_factor(h, square);\n{}",
-        update(&types, pieces, &step)
-    )
 }

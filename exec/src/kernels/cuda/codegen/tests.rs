@@ -1,6 +1,6 @@
 //! The compiler accepts all kernels of shipped scenarios.
 
-use super::shard::{CAPACITIES, Ranges};
+use super::shard::{RangeUpdate, Ranges};
 use super::{Arg, Module, Param, Request, generate, shard, widen};
 use crate::device::cuda::libraries::{Surroundings, folders};
 use crate::kernels::cuda::cache::Cache;
@@ -8,7 +8,9 @@ use crate::kernels::cuda::code::{key, options};
 use crate::kernels::cuda::nvrtc::Compiler;
 use crate::kernels::cuda::target::Target;
 use crate::kernels::cuda::{prepare, ranges, variant};
-use shardlab_plan::ir::{BodyOp, COMPUTE, DType, InstrId, OpKind, Place, Shape, Slot, op};
+use shardlab_plan::ir::{
+    BodyOp, COMPUTE, DType, InstrId, OpKind, Place, Shape, Slot, UpdateRule, op,
+};
 use shardlab_plan::program::{Op, Program, workspace};
 use shardlab_plan::{plan, scenario};
 use std::collections::{BTreeMap, BTreeSet};
@@ -94,6 +96,7 @@ fn sources(who: &str, program: &Program, target: Target, out: &mut BTreeMap<Stri
             .or_insert_with(|| format!("{who}: {}", kernel.name));
     }
     let shapes = prepare::shapes(program);
+    let groups = program.group_runs(0).unwrap();
     for (i, instr) in program.instrs.iter().enumerate() {
         let Op::Launch { kernel, stream, .. } = instr.op else {
             continue;
@@ -106,11 +109,15 @@ fn sources(who: &str, program: &Program, target: Target, out: &mut BTreeMap<Stri
         };
         let reads = prepare::stand_ins(program, program.reads(&instr.op));
         let writes = prepare::stand_ins(program, program.writes(&instr.op));
-        let shapes = shapes.get(&InstrId(i as u32)).map_or(&[][..], |s| s);
-        let work = ranges::work(op, shapes, &reads, &writes);
+        let id = InstrId(i as u32);
+        let parameters = ranges::Parameters {
+            shapes: shapes.get(&id).map_or(&[], Vec::as_slice),
+            groups: groups.get(&id).map_or(&[], Vec::as_slice),
+        };
+        let work = ranges::work(op, parameters, &reads, &writes);
         let work = work.unwrap_or_else(|e| panic!("{who}: {}: {e}", kernel.name));
         for batch in &work.batches {
-            for capacity in CAPACITIES {
+            for capacity in batch.kind.capacities() {
                 let source = batch.kind.source(capacity);
                 out.entry(source)
                     .or_insert_with(|| format!("{who}: {}", kernel.name));
@@ -449,18 +456,27 @@ fn a_source_that_is_wrong_is_named_by_the_compiler() {
 
 #[test]
 fn lists_of_ranges_fit_a_launch_s_arguments() {
-    let widest = Ranges::AdamW {
-        weight: shardlab_plan::ir::DType::F32,
-        grad: shardlab_plan::ir::DType::F32,
-        moments: shardlab_plan::ir::DType::F32,
-        copy: Some(shardlab_plan::ir::DType::Bf16),
+    let widest = RangeUpdate {
+        rule: UpdateRule::AdamW,
+        weight: DType::F32,
+        grad: DType::F32,
+        states: DType::F32,
+        copy: Some(DType::Bf16),
         pieces: 8,
+        grouped: true,
     };
-    for capacity in CAPACITIES {
-        let bytes = capacity * (widest.width() + 1) * 8 + (capacity + 2) * 4;
-        // 32,764 bytes since CUDA 12.1; 64 for everything else.
-        assert!(bytes + 64 <= 32_764, "{bytes}");
-        assert_eq!(capacity % 2, 0);
+    let narrower = RangeUpdate {
+        grouped: false,
+        ..widest
+    };
+    assert_eq!(Ranges::Update(narrower).capacities(), [24, 540]);
+    for kind in [widest, narrower].map(Ranges::Update) {
+        for capacity in kind.capacities() {
+            let bytes = capacity * (kind.width() + 1) * 8 + (capacity + 2) * 4;
+            // 32,764 bytes since CUDA 12.1; 64 for everything else.
+            assert!(bytes + 64 <= 32_764, "{bytes}");
+            assert_eq!(capacity % 2, 0);
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Lists of ranges, performed on the host, give the results of the CPU's kernels.
 
-use super::{Piece, Work, work};
+use super::{Parameters, Piece, Work, operands, work};
 use crate::device::NO_HYPER;
 use crate::kernels;
 use crate::kernels::cuda::codegen::shard::Ranges;
@@ -84,6 +84,7 @@ fn perform(kind: Ranges, p: &Piece, w: &Work) {
             kernel: &kernel,
             hyper: NO_HYPER,
             shapes: &[],
+            groups: &[],
         };
         // SAFETY: the pieces are in the test's memory.
         unsafe { kernels::launch(&context, reads, writes) }.unwrap();
@@ -164,11 +165,16 @@ fn agree(
         kernel: &kernel,
         hyper: NO_HYPER,
         shapes,
+        groups: &[],
     };
     // SAFETY: the ranges are in the test's memory.
     unsafe { kernels::launch(&context, &r, &w) }.unwrap();
     let (r, w) = (of(&mut gpu, reads), of(&mut gpu, writes));
-    let work = work(op, shapes, &r, &w).unwrap();
+    let parameters = Parameters {
+        shapes,
+        groups: &[],
+    };
+    let work = work(op, parameters, &r, &w).unwrap();
     let mut pieces = 0;
     for batch in &work.batches {
         for p in &batch.pieces {
@@ -272,7 +278,7 @@ fn moments_go_on_where_they_are_not_named() {
             cast: false,
             pieces: None,
         },
-        &[],
+        Parameters::default(),
         &reads,
         &[r[0], r[2], r[3], r[4]],
     )
@@ -287,7 +293,7 @@ fn moments_go_on_where_they_are_not_named() {
             cast: false,
             pieces: None,
         },
-        &[],
+        Parameters::default(),
         &reads[..6],
         &[r[0], r[4]],
     );
@@ -307,39 +313,53 @@ fn updates_are_cut_where_copies_of_the_weight_end() {
         pieces: None,
     };
     // In the order of the launch, which is not that of memory.
-    let w = work(op, &[], &reads, &[r[0], r[2], r[3], r[5], r[4]]).unwrap();
+    let w = work(
+        op,
+        Parameters::default(),
+        &reads,
+        &[r[0], r[2], r[3], r[5], r[4]],
+    )
+    .unwrap();
     assert_eq!(w.square, at(6));
     let [batch] = &w.batches[..] else {
         panic!("one kind")
     };
     assert_eq!(batch.kind.width(), 5);
     let want = [
-        ([at(0), at(1), at(2), at(3), at(5), 0], 4),
+        (operands([at(0), at(1), at(2), at(3), at(5)]), 4),
         (
-            [at(0) + 16, at(1) + 16, at(2) + 16, at(3) + 16, at(4), 0],
+            operands([at(0) + 16, at(1) + 16, at(2) + 16, at(3) + 16, at(4)]),
             2,
         ),
     ];
     let got: Vec<_> = batch.pieces.iter().map(|p| (p.at, p.n)).collect();
     assert_eq!(got, want);
-    assert!(work(op, &[], &reads, &[r[0], r[2], r[3], r[5]]).is_err());
-    assert!(work(op, &[], &reads, &[r[0], r[2], r[3], r[5], r[1]]).is_err());
+    assert!(work(op, Parameters::default(), &reads, &[r[0], r[2], r[3], r[5]]).is_err());
+    assert!(
+        work(
+            op,
+            Parameters::default(),
+            &reads,
+            &[r[0], r[2], r[3], r[5], r[1]]
+        )
+        .is_err()
+    );
     let sgd = ShardOp::Sgd {
         cast: true,
         pieces: None,
     };
-    let w = work(sgd, &[], &reads[..2], &[r[0], r[5], r[4]]).unwrap();
+    let w = work(sgd, Parameters::default(), &reads[..2], &[r[0], r[5], r[4]]).unwrap();
     assert_eq!(w.batches[0].kind.width(), 3);
     let got: Vec<_> = w.batches[0].pieces.iter().map(|p| (p.at, p.n)).collect();
     let want = [
-        ([at(0), at(1), at(5), 0, 0, 0], 4),
-        ([at(0) + 16, at(1) + 16, at(4), 0, 0, 0], 2),
+        (operands([at(0), at(1), at(5)]), 4),
+        (operands([at(0) + 16, at(1) + 16, at(4)]), 2),
     ];
     assert_eq!(got, want);
     // Copies that follow one another in memory are one.
-    let w = work(sgd, &[], &reads[..2], &[r[0], r[4], r[5]]).unwrap();
+    let w = work(sgd, Parameters::default(), &reads[..2], &[r[0], r[4], r[5]]).unwrap();
     let got: Vec<_> = w.batches[0].pieces.iter().map(|p| (p.at, p.n)).collect();
-    assert_eq!(got, [([at(0), at(1), at(4), 0, 0, 0], 6)]);
+    assert_eq!(got, [(operands([at(0), at(1), at(4)]), 6)]);
 }
 
 #[test]
@@ -361,30 +381,47 @@ fn updates_know_how_far_pieces_of_their_gradient_are_apart() {
         pieces: pieces(ranks),
     };
     let writes = [r[0], r[2], r[3], r[5], r[4]];
-    let w = work(adamw(true, 3), &[], &r[..4], &writes).unwrap();
+    let w = work(adamw(true, 3), Parameters::default(), &r[..4], &writes).unwrap();
     assert_eq!(w.factor, 0.25);
     assert_eq!(w.batches[0].kind.width(), 6);
     let got: Vec<_> = w.batches[0].pieces.iter().map(|p| (p.at, p.n)).collect();
     // The pieces are 12 bytes apart, wherever a range starts within them.
     let want = [
-        ([at(0), at(1), at(2), at(3), at(5), 12], 2),
-        ([at(0) + 8, at(1) + 4, at(2) + 8, at(3) + 8, at(4), 12], 4),
+        (operands([at(0), at(1), at(2), at(3), at(5), 12]), 2),
+        (
+            operands([at(0) + 8, at(1) + 4, at(2) + 8, at(3) + 8, at(4), 12]),
+            4,
+        ),
     ];
     assert_eq!(got, want);
     // Without copies the distance comes after the moments; SGD has none.
-    let w = work(adamw(false, 3), &[], &r[..4], &writes[..3]).unwrap();
+    let w = work(
+        adamw(false, 3),
+        Parameters::default(),
+        &r[..4],
+        &writes[..3],
+    )
+    .unwrap();
     assert_eq!(
         w.batches[0].pieces[0].at,
-        [at(0), at(1), at(2), at(3), 12, 0]
+        operands([at(0), at(1), at(2), at(3), 12])
     );
     let sgd = ShardOp::Sgd {
         cast: false,
         pieces: pieces(3),
     };
-    let w = work(sgd, &[], &r[..2], &writes[..1]).unwrap();
-    assert_eq!(w.batches[0].pieces[0].at, [at(0), at(1), 12, 0, 0, 0]);
+    let w = work(sgd, Parameters::default(), &r[..2], &writes[..1]).unwrap();
+    assert_eq!(w.batches[0].pieces[0].at, operands([at(0), at(1), 12]));
     // A number of pieces that differs from the gradient's.
     for ranks in [1, 2, 4] {
-        assert!(work(adamw(false, ranks), &[], &r[..4], &writes[..3]).is_err());
+        assert!(
+            work(
+                adamw(false, ranks),
+                Parameters::default(),
+                &r[..4],
+                &writes[..3]
+            )
+            .is_err()
+        );
     }
 }
