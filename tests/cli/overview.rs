@@ -3,7 +3,7 @@
 use crate::{assert_narrow, json, shardlab, stdout};
 use serde_json::Value;
 
-/// With or without GPUs, it says what it sees and how to go on.
+/// With or without GPUs, it says what it sees and what to run next.
 #[test]
 fn without_arguments_it_says_what_it_sees() {
     let text = stdout(&[]);

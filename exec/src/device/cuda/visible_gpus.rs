@@ -31,8 +31,8 @@ pub enum NoGpu {
     Driver(#[from] CudaError),
 }
 
-/// Returns the GPUs that the driver shows, also those that are too old to train on. Loads the driver
-/// only, and creates no context. `library_path` are folders that are searched first.
+/// Returns the GPUs that the driver shows, also those that are too old to train on. Loads only the
+/// driver, and creates no context. `library_path` are folders that are searched first.
 ///
 /// # Errors
 /// [`NoGpu`]. On success, there is at least one GPU.
