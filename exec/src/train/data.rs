@@ -57,7 +57,7 @@ pub struct Feed {
 
 /// Refuses models and operations that only predictions know.
 fn runs(model: &Model, program: &Program) -> Result<(), DataError> {
-    if let Some(model_type) = &model.model_type
+    if let Some(model_type) = &model.options.model_type
         && let Some(what) = approximation(model_type)
     {
         let model_type = model_type.clone();
