@@ -193,12 +193,17 @@ fn profile_my_machine() {
 
 #[test]
 fn will_it_fit() {
-    paste("docs/how-to/will-it-fit.md", 4, 3);
+    paste("docs/how-to/will-it-fit.md", 5, 4);
 }
 
 #[test]
 fn find_the_best_settings() {
-    paste("docs/how-to/find-the-best-settings.md", 7, 6);
+    paste("docs/how-to/find-the-best-settings.md", 8, 6);
+}
+
+#[test]
+fn train_on_longer_sequences() {
+    paste("docs/tutorials/longer-sequences.md", 6, 6);
 }
 
 #[test]
