@@ -199,10 +199,8 @@ pub(super) fn run(
         }
         ShardOp::NanCheck => nan_check(reads, writes),
         ShardOp::AdamW { .. } | ShardOp::Lion { .. } | ShardOp::Sgd { .. } => {
-            let update = op.update().into_iter();
-            update
-                .map(|u| optimizer::update(ctx, u, reads, writes))
-                .collect()
+            let mut update = op.update().into_iter();
+            update.try_for_each(|u| optimizer::update(ctx, u, reads, writes))
         }
     }
 }
