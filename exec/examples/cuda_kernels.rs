@@ -42,7 +42,7 @@ mod bench {
     use cudarc::driver::{CudaContext, result, sys};
     use half::{bf16, f16};
     use shardlab_exec::device::cuda::Libraries;
-    use shardlab_exec::kernels::cuda::{Choose, Kernels, Options, Trial, hyper_block};
+    use shardlab_exec::kernels::cuda::{Choose, HyperBlock, Kernels, Options, Trial, hyper_block};
     use shardlab_exec::operand::{Hyper, LaunchContext, ONE_GROUP, RawRange};
     use shardlab_plan::config::GroupSettings;
     use shardlab_plan::ir::{
@@ -117,7 +117,7 @@ mod bench {
             unsafe { kernels.set_workspace(scratch.at)? };
             let mut bench = Bench {
                 stream: result::stream::create(result::stream::StreamKind::NonBlocking)?,
-                hyper: Memory::new(64)?,
+                hyper: Memory::new(size_of::<HyperBlock>() as u64)?,
                 kernels,
                 program,
                 copy: 0.0,
@@ -284,6 +284,8 @@ mod bench {
         match dtype {
             DType::Bf16 => 1.0 / 128.0,
             DType::F16 => 1.0 / 1024.0,
+            // Codes, of which a number near the middle of two may get either.
+            DType::U8 => 1.0 / 256.0,
             _ => 2e-5,
         }
     }

@@ -3,6 +3,7 @@
 //! Nothing here knows a device, a kernel or a socket, so every other folder may import this one.
 
 pub(crate) mod abort;
+pub(crate) mod blockwise;
 pub(crate) mod clock;
 pub(crate) mod delay;
 pub(crate) mod divergence;

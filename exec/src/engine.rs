@@ -18,6 +18,7 @@ mod readback;
 mod regions;
 mod report;
 mod session;
+mod state_blocks;
 mod step;
 pub(crate) mod step_barrier;
 

@@ -430,3 +430,28 @@ fn zero_inputs(program: &Program) -> StepInputs {
         ranks: vec![rank; program.meta.mesh.world() as usize],
     }
 }
+
+/// A block of states in 8 bits has one scale, so it belongs to one tensor in one parameter group.
+#[test]
+fn states_in_8_bits_of_several_groups_are_refused() {
+    let fault = |set: &[&str]| {
+        let set = [&["precision.moments=8bit", "mesh.dp_shard=1"], set].concat();
+        let program = plan(&load("small-native", &set));
+        match Session::new(program, poisoned()) {
+            Ok(_) => String::new(),
+            Err(e) => e.to_string(),
+        }
+    };
+    let groups = "train.decay_norms_and_biases=false";
+    let several = fault(&[groups]);
+    assert!(several.contains("several parameter groups"), "{several}");
+    assert!(several.contains("fsdp2"), "{several}");
+    assert_eq!(fault(&[groups, "fsdp.policy=fsdp2"]), "");
+    assert_eq!(fault(&[]), "");
+    let apart = ["precision.compute=f32"];
+    assert!(
+        fault(&apart).contains("several tensors"),
+        "{}",
+        fault(&apart)
+    );
+}

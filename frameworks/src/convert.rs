@@ -124,6 +124,15 @@ pub(crate) fn weights(node: &Node) -> Converted {
     Ok(Effect::Weights(Dtype::of(node)?))
 }
 
+/// States that move to host memory when the device is full.
+pub(crate) const PAGED: &str = "paged states are predicted on the device";
+
+/// Sets an optimizer with states in 8 bits.
+pub(crate) fn in_8_bits(optimizer: &str) -> Effect {
+    let moments = set("precision.moments", "8bit");
+    Effect::All(vec![set("train.optimizer", optimizer), moments])
+}
+
 /// Reads an optimizer of the Trainer.
 pub(crate) fn optimizer(node: &Node) -> Converted {
     let name = node.full().to_ascii_lowercase();
@@ -132,6 +141,10 @@ pub(crate) fn optimizer(node: &Node) -> Converted {
         "adam" | "adamw" | "adamw_torch" | "adamw_torch_fused" | "adamw_hf"
         | "adamw_apex_fused" => set("train.optimizer", "adamw"),
         "lion" | "lion_32bit" | "paged_lion_32bit" => set("train.optimizer", "lion"),
+        "adamw_8bit" | "adamw_bnb_8bit" | "adamw_torch_8bit" => in_8_bits("adamw"),
+        "paged_adamw_8bit" => Effect::All(vec![in_8_bits("adamw"), Effect::Lost(PAGED)]),
+        "lion_8bit" => in_8_bits("lion"),
+        "paged_lion_8bit" => Effect::All(vec![in_8_bits("lion"), Effect::Lost(PAGED)]),
         "sgd" => set("train.optimizer", "sgd"),
         _ => Effect::Assume(
             "train.optimizer",

@@ -42,7 +42,7 @@ pub use lora::{Lora, LoraTargets};
 pub use mesh::Mesh;
 pub use model::{Bias, Family, Model, ModelOptions};
 pub use param_groups::{GroupSettings, MAX_PARAM_GROUPS, ParamGroup};
-pub use precision::Precision;
+pub use precision::{MomentType, Precision};
 pub use rope::{RopeScaling, RopeType};
 use serde::Serialize;
 pub use train::{AttentionBackend, Loss, LrSchedule, Optimizer, Recompute, RecomputeLayers, Train};

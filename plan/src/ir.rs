@@ -37,5 +37,5 @@ pub use module::{HfName, Init, Module, ModuleKind, Param};
 pub use op::OpKind;
 pub use real::Real;
 pub use shape::Shape;
-pub use shard_op::{Pieces, ShardOp, Update, UpdateRule};
+pub use shard_op::{Pieces, STATE_BLOCK, ShardOp, Update, UpdateRule};
 pub use storage::{Const, Operand, Source, Storage, StorageRole};

@@ -9,7 +9,7 @@
 
 mod mixed;
 
-use crate::config::Precision;
+use crate::config::{MomentType, Precision};
 use crate::graph::Graph;
 use crate::ir::{DType, OpKind, Param};
 use mixed::Mixed;
@@ -44,7 +44,7 @@ pub(crate) struct ParamTypes {
     /// The gradient in reductions over the inner axis (policies fsdp2 and megatron: over both).
     pub(crate) comm: DType,
     /// Moments of the optimizer.
-    pub(crate) moments: DType,
+    pub(crate) moments: MomentType,
 }
 
 impl ParamTypes {

@@ -1,12 +1,12 @@
 //! Runs all ranks of a program, step by step.
 
-use super::ExecError;
 use super::exchange::exchange;
 use super::pass::{PassInputs, PassReport};
 use super::rank::{Rank, plan_regions};
 use super::report::{self, Log};
 use super::step::{RankInputs, StepInputs, StepResult};
 use super::step_barrier::StepBarrier;
+use super::{ExecError, state_blocks};
 use crate::base::divergence::{LocalProgress, describe_divergence};
 use crate::base::failure::panic_message;
 use crate::base::operand::Hyper;
@@ -519,6 +519,7 @@ fn run_rank<D: Device>(
 
 /// Rejects programs that no interpreter can run.
 fn check(program: &Program) -> Result<(), ExecError> {
+    state_blocks::check(program).map_err(ExecError::Program)?;
     let fail = |m: String| Err(ExecError::Program(m));
     if program.streams.is_empty() || program.meta.mesh.world() == 0 {
         return fail("it has no streams or no ranks".to_owned());

@@ -19,6 +19,8 @@ pub struct Span {
     pub offset: u64,
     /// Element type of the buffer.
     pub dtype: DType,
+    /// Buffer with the scales of a state in 8 bits.
+    pub scales: Option<BufferId>,
     /// Parameter.
     pub param: ParamId,
     /// Range of elements of the parameter, row-major.
@@ -197,8 +199,9 @@ pub fn resolve(program: &Program, rank: u32, access: &Access) -> Range<u64> {
 struct Tensor {
     weight: Access,
     grad: Access,
-    /// Buffers of the moments, and their first element there.
-    moments: Option<([BufferId; 2], u64)>,
+    /// State: a buffer and maybe that of its scales, for each moment; and the first element there.
+    moments: Vec<(BufferId, Option<BufferId>)>,
+    base: u64,
 }
 
 struct Map<'a> {
@@ -230,7 +233,9 @@ impl<'a> Map<'a> {
         for t in &mut tensors {
             rest(&mut t.weight.buffer);
             rest(&mut t.grad.buffer);
-            t.moments.iter_mut().flat_map(|(m, _)| m).for_each(rest);
+            for (state, scales) in &mut t.moments {
+                std::iter::once(state).chain(scales).for_each(rest);
+            }
         }
         Self {
             tensors,
@@ -255,9 +260,12 @@ impl<'a> Map<'a> {
                     dtype: self.program.buffers[buffer.index()].dtype,
                     ..span.clone()
                 };
-                if let Some(([first, second], base)) = t.moments {
-                    state.first.push(with_buffer(first, base * size(first)));
-                    state.second.push(with_buffer(second, base * size(second)));
+                let spans = [&mut state.first, &mut state.second];
+                for (spans, &(moment, scales)) in spans.into_iter().zip(&t.moments) {
+                    spans.push(Span {
+                        scales,
+                        ..with_buffer(moment, t.base * size(moment))
+                    });
                 }
                 if self.persistent.contains(&t.grad.buffer) {
                     state.grads.push(with_buffer(t.grad.buffer, grad.start));
@@ -318,6 +326,7 @@ impl<'a> Map<'a> {
                 buffer: id,
                 offset: (content.at + at - first) * dtype.size(),
                 dtype,
+                scales: None,
                 param: content.param,
                 elements,
             })
@@ -344,20 +353,29 @@ fn tensors(program: &Program) -> Vec<Tensor> {
     for instr in program.section_instrs(section) {
         // A tensor without moments reuses the previous tensor's (a parameter split over several
         // ranges).
-        let mut moments: Option<([BufferId; 2], u64)> = None;
+        let (mut moments, mut base) = (Vec::new(), 0);
         for tensor in program.updates(&instr.op) {
-            if let [first, second] = tensor.state {
-                moments = Some(([first.buffer, second.buffer], 0));
+            let bytes = |a: &Access| program.buffers[a.buffer.index()].dtype == DType::U8;
+            if let Some(first) = tensor.state.first() {
+                // Scales of states in 8 bits follow them.
+                let states = if bytes(first) {
+                    tensor.state.len() / 2
+                } else {
+                    tensor.state.len()
+                };
+                let (states, scales) = tensor.state.split_at(states);
+                let scale = |n: usize| scales.get(n).map(|a| a.buffer);
+                let pairs = states.iter().enumerate().map(|(n, a)| (a.buffer, scale(n)));
+                (moments, base) = (pairs.collect(), 0);
             }
             out.push(Tensor {
                 weight: tensor.weight,
                 grad: tensor.grad,
-                moments,
+                moments: moments.clone(),
+                base,
             });
             let size = program.buffers[tensor.weight.buffer.index()].dtype.size();
-            if let Some((_, base)) = &mut moments {
-                *base += tensor.weight.bytes / size;
-            }
+            base += tensor.weight.bytes / size;
         }
     }
     out

@@ -7,6 +7,7 @@ mod examples;
 mod experts;
 mod memory;
 mod ops;
+mod optimizers;
 #[path = "../../../plan/src/compile/tests/semantics.rs"]
 mod semantics;
 mod shard;

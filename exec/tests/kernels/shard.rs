@@ -573,6 +573,91 @@ fn parameter_groups_have_their_own_settings() {
     }
 }
 
+/// Nearest of the 256 factors of bitsandbytes' dynamic map, in float64.
+fn coded(signed: bool, x: f64) -> f64 {
+    let mut map = vec![0.0, 1.0];
+    for decade in 0..7 {
+        let parts = if signed { 1 << decade } else { 2 << decade };
+        for part in 0..parts {
+            let middle = 0.1 + 0.9 * (f64::from(part) + 0.5) / f64::from(parts);
+            map.push(middle * 10f64.powi(decade - 6));
+            map.push(-map[map.len() - 1]);
+        }
+    }
+    let usable = map.into_iter().filter(|f| signed || *f >= 0.0);
+    usable
+        .min_by(|a, b| (a - x).abs().total_cmp(&(b - x).abs()))
+        .unwrap()
+}
+
+/// Rounds to codes of blocks of 256.
+fn blockwise(signed: bool, values: &mut [f64]) {
+    for block in values.chunks_mut(256) {
+        let scale = block.iter().fold(1e-12f64, |a, x| a.max(x.abs()));
+        block
+            .iter_mut()
+            .for_each(|x| *x = coded(signed, *x / scale) * scale);
+    }
+}
+
+/// The states of an 8-bit optimizer are rounded to the nearest code after each step; the last block
+/// has fewer elements.
+#[test]
+fn states_in_8_bits_follow_bitsandbytes() {
+    const N: usize = 5000;
+    const U8: DType = DType::U8;
+    for (name, states) in [("adamw", 2), ("lion", 1)] {
+        let mut rng = Rng(41);
+        let mut w = random(&mut rng, F32, N);
+        let mut g = random(&mut rng, F32, N);
+        let mut codes = [(); 2].map(|()| Buffer::new(U8, N));
+        let mut scales = [(); 2].map(|()| Buffer::of(F32, &[0.0; N.div_ceil(256)]));
+        let (mut want, gradient) = (w.values(), g.values());
+        let mut moments = [vec![0.0; N], vec![0.0; N]];
+        let (cast, pieces) = (false, None);
+        for step in 1..=3 {
+            let h = Hyper { step, ..HYPER };
+            let [m, v] = &mut moments;
+            let op = match name {
+                "adamw" => {
+                    adamw(&h, 1.0, &mut want, &gradient, m, v);
+                    ShardOp::AdamW { cast, pieces }
+                }
+                _ => {
+                    lion(&h, &mut want, &gradient, m);
+                    ShardOp::Lion { cast, pieces }
+                }
+            };
+            blockwise(true, m);
+            blockwise(false, v);
+            let [c, s] = [&mut codes, &mut scales].map(|b| {
+                let ranges = b.iter_mut().map(Buffer::range);
+                ranges.take(states).collect::<Vec<_>>()
+            });
+            let (w, g) = (w.range(), g.range());
+            let reads = [&[w, g][..], &c, &s].concat();
+            let writes = [&[w][..], &c, &s].concat();
+            run(op, h, &[], &reads, &writes).unwrap();
+            // A scale too few.
+            let short = RawRange {
+                bytes: s[0].bytes - 4,
+                ..s[0]
+            };
+            let bad = [&[w, g][..], &c, &vec![short; states]].concat();
+            let bad_writes = [&[w][..], &c, &vec![short; states]].concat();
+            assert!(run(op, h, &[], &bad, &bad_writes).is_err());
+        }
+        // A number half-way between two codes may be rounded differently in float32.
+        let updated = w.values();
+        let pairs = updated.iter().zip(&want);
+        let differ = pairs.filter(|(a, b)| (*a - *b).abs() > 1e-5);
+        assert!(differ.count() < N / 200, "{name}");
+        near(&w.values(), &want, 1e-2);
+        let largest = moments[0][..256].iter().fold(0.0f64, |a, x| a.max(x.abs()));
+        assert!((scales[0].get(0) / largest - 1.0).abs() < 0.01);
+    }
+}
+
 #[test]
 fn flat_moments_continue_from_tensor_to_tensor() {
     let mut rng = Rng(9);

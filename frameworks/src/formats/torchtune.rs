@@ -1,8 +1,8 @@
 //! torchtune's recipe configurations.
 
 use crate::convert::{
-    DATA, DROPOUT, EVALUATION, LAUNCH, LOGGING, QUANTIZED, SAVING, VALUES, betas, clip,
-    compiled_blocks, full_recompute, if_true, replicas, set, targets,
+    DATA, DROPOUT, EVALUATION, LAUNCH, LOGGING, PAGED, QUANTIZED, SAVING, VALUES, betas, clip,
+    compiled_blocks, full_recompute, if_true, in_8_bits, replicas, set, targets,
 };
 use crate::table::{
     Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, fact, integer, lost, number, quoted,
@@ -51,11 +51,11 @@ const KEYS: &[Key] = &[
         Ok(match name.rsplit('.').next().unwrap_or(&name) {
             "AdamW" | "Adam" => set("train.optimizer", "adamw"),
             "SGD" => set("train.optimizer", "sgd"),
-            "PagedAdamW8bit" | "AdamW8bit" | "PagedAdamW" => Effect::Assume(
-                "train.optimizer",
-                quoted("adamw"),
-                "8-bit and paged moments are predicted as moments in the type of the weights",
-            ),
+            "AdamW8bit" => in_8_bits("adamw"),
+            "PagedAdamW8bit" => Effect::All(vec![in_8_bits("adamw"), Effect::Lost(PAGED)]),
+            "PagedAdamW" => Effect::Assume("train.optimizer", quoted("adamw"), PAGED),
+            "Lion8bit" => in_8_bits("lion"),
+            "Lion" => set("train.optimizer", "lion"),
             _ => Effect::Lost("this optimizer is not modeled: AdamW is predicted"),
         })
     }),

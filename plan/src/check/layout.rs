@@ -3,7 +3,7 @@
 use super::describe;
 use super::report::Sink;
 use super::rules::RuleId;
-use crate::ir::{BufferId, GroupId, Holds, ParamId, Role};
+use crate::ir::{Access, BufferId, DType, GroupId, Holds, InstrId, ParamId, Role, STATE_BLOCK};
 use crate::program::{Op, Program, SectionKind};
 use crate::shard::{FlatLayout, Group, Layout, PerParamLayout};
 use std::collections::HashMap;
@@ -21,6 +21,7 @@ pub(super) fn check(p: &Program, sink: &mut Sink) {
     }
     owners(p, sink);
     state(p, sink);
+    scales(p, sink);
 }
 
 /// Returns whether a byte range of a group's full flat buffer holds no parameter, so that nothing
@@ -288,6 +289,34 @@ fn state(p: &Program, sink: &mut Sink) {
                     describe::buffer(p, w)
                 )
             });
+        }
+    }
+}
+
+/// Checks that states in 8 bits have a scale for each of their blocks.
+fn scales(p: &Program, sink: &mut Sink) {
+    let numel = |a: &Access| a.bytes / p.buffers[a.buffer.index()].dtype.size();
+    let dtype = |a: &Access| p.buffers[a.buffer.index()].dtype;
+    for (i, instr) in p.instrs.iter().enumerate() {
+        for tensor in p.updates(&instr.op) {
+            let codes = tensor.state.iter().filter(|a| dtype(a) == DType::U8);
+            let scales = tensor.state.iter().filter(|a| dtype(a) != DType::U8);
+            if codes.clone().next().is_none() {
+                continue;
+            }
+            sink.fact(RuleId::StateSharded, 1);
+            let wanted = codes.map(|a| numel(a).div_ceil(STATE_BLOCK));
+            if !wanted.eq(scales.map(numel)) {
+                let id = InstrId(i as u32);
+                sink.violation(RuleId::StateSharded, Some(id), None, || {
+                    let buffers = tensor.state.iter().map(|a| describe::buffer(p, a.buffer));
+                    let names: Vec<String> = buffers.collect();
+                    format!(
+                        "#{i}: the states {} are not codes and a scale per {STATE_BLOCK} of them",
+                        names.join(", ")
+                    )
+                });
+            }
         }
     }
 }

@@ -3,6 +3,40 @@
 use crate::ir::DType;
 use serde::Serialize;
 
+/// Type of an optimizer's states.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MomentType {
+    /// float32.
+    F32,
+    /// bfloat16.
+    Bf16,
+    /// float16.
+    F16,
+    /// A byte per element, and a float32 scale per block of
+    /// [`STATE_BLOCK`](crate::ir::STATE_BLOCK), as in bitsandbytes and torchao.
+    Block8,
+}
+
+words!(MomentType {
+    F32 = "f32",
+    Bf16 = "bf16",
+    F16 = "f16",
+    Block8 = "8bit",
+});
+
+impl MomentType {
+    /// Returns the type of one element.
+    #[must_use]
+    pub const fn dtype(self) -> DType {
+        match self {
+            Self::F32 => DType::F32,
+            Self::Bf16 => DType::Bf16,
+            Self::F16 => DType::F16,
+            Self::Block8 => DType::U8,
+        }
+    }
+}
+
 /// `[precision]`
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Precision {
@@ -19,8 +53,8 @@ pub struct Precision {
     /// Dtype in which gradients are reduced over the inner axis (policies fsdp2 and megatron: over
     /// both).
     pub comm_grads: DType,
-    /// Dtype of the optimizer moments.
-    pub moments: DType,
+    /// Type of the optimizer moments.
+    pub moments: MomentType,
     /// Every sum has a fixed order on every device.
     pub deterministic: bool,
 }

@@ -14,6 +14,9 @@ pub struct Pieces {
     pub factor: Real,
 }
 
+/// Elements of an optimizer state in 8 bits that share a scale.
+pub const STATE_BLOCK: u64 = 256;
+
 /// How an optimizer computes new weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum UpdateRule {
@@ -109,9 +112,10 @@ pub enum ShardOp {
     /// Writes 1 to a scalar if a read holds a NaN, else 0.
     NanCheck,
     /// AdamW on weight, gradient, first and second moment, tensor by tensor (reads), writing weight
-    /// and moments. A tensor without state continues that of the previous tensor (a parameter
-    /// split over several ranges). A last read that is a scalar is the sum of squares of the global
-    /// gradient norm: clipping is fused in.
+    /// and moments. Moments of bytes are codes of blocks, and are followed by as many buffers of
+    /// scales ([`STATE_BLOCK`]). A tensor without state continues that of the previous tensor (a
+    /// parameter split over several ranges). A last read that is a scalar is the sum of squares of
+    /// the global gradient norm: clipping is fused in.
     AdamW {
         /// If set, additional output ranges follow a tensor's other writes and receive its new
         /// weight, converted.

@@ -5,10 +5,10 @@ use super::emitter::Emitter;
 use super::inputs::LoweringInputs;
 use super::kernels::KernelLaunch;
 use super::walk::Lifecycle;
-use crate::config::{Implementation, Optimizer};
+use crate::config::{Implementation, MomentType};
 use crate::ir::{
     Access, AxisId, AxisSet, BufferId, COMPUTE, CollectiveKind, CommId, DType, Holds, HostWorkKind,
-    Part, Pieces, ReduceOp, Role, ShardOp, StreamId, UnitId, Update,
+    Part, Pieces, ReduceOp, Role, STATE_BLOCK, ShardOp, StreamId, UnitId, Update,
 };
 use crate::program::{Phase, Rule};
 use smallvec::smallvec;
@@ -32,8 +32,11 @@ pub(crate) struct Moments {
     pub(crate) first: BufferId,
     /// Second moment, of optimizers that have one.
     pub(crate) second: Option<BufferId>,
-    /// Step counter, where the engine keeps one per tensor on the device.
-    pub(crate) step: Option<BufferId>,
+    /// Scales of the moments, if they are in 8 bits.
+    pub(crate) scales: [Option<BufferId>; 2],
+    /// What the engine keeps per tensor on the device besides: a step counter, or the tables of
+    /// 8-bit codes.
+    pub(crate) extras: [Option<BufferId>; 2],
     /// Whether it is kept in host memory; the policy then fetches it to the device.
     pub(crate) offloaded: bool,
 }
@@ -41,7 +44,8 @@ pub(crate) struct Moments {
 impl Moments {
     /// Returns the buffers that updates read and write, in the order of a launch's operands.
     pub(crate) fn buffers(&self) -> impl Iterator<Item = BufferId> + use<> {
-        std::iter::once(self.first).chain(self.second)
+        let scales = self.scales.into_iter().flatten();
+        std::iter::once(self.first).chain(self.second).chain(scales)
     }
 }
 
@@ -66,34 +70,62 @@ pub(crate) fn moments(
     holds: Holds,
     counter: bool,
 ) -> Option<Moments> {
-    let optimizer = out.inputs.scenario.train.optimizer;
-    let states = optimizer.rule().states();
+    let states = out.inputs.scenario.train.optimizer.rule().states();
     if states == 0 || numel == 0 {
         return None;
     }
-    // Of the engines' optimizers, only torch's AdamW has a counter on the device.
-    let counter = counter && optimizer == Optimizer::Adamw;
-    let dtype = out.inputs.types.moments;
-    let bytes = numel * dtype.size();
-    let step = counter.then(|| {
-        out.persistent(
-            Role::Workspace,
-            4,
-            DType::F32,
-            unit,
-            Holds::Named("adam step counter"),
-        )
-    });
-    let mut state = || out.persistent(Role::OptimizerState, bytes, dtype, unit, holds);
-    let first = state();
-    let second = (states > 1).then(state);
+    let types = out.inputs.types.moments;
+    let blocks = types == MomentType::Block8 && has_blocks(numel, holds, counter);
+    let dtype = match types {
+        MomentType::Block8 if !blocks => DType::F32,
+        _ => types.dtype(),
+    };
+    let mut extra = |bytes, what| {
+        let (role, holds) = (Role::Workspace, Holds::Named(what));
+        Some(out.persistent(role, bytes, DType::F32, unit, holds))
+    };
+    let extras = match types {
+        _ if !counter => [None, None],
+        // `OptimState8bit` has a table of factors per tensor.
+        MomentType::Block8 if blocks => {
+            let mut table = || extra(1024, "table of 8-bit codes");
+            [table(), if states > 1 { table() } else { None }]
+        }
+        // Of the engines' optimizers, only torch's AdamW has a counter on the device.
+        MomentType::F32 | MomentType::Bf16 | MomentType::F16 if states > 1 => {
+            [extra(4, "adam step counter"), None]
+        }
+        _ => [None, None],
+    };
+    let mut state = |dtype: DType, n: u64| {
+        out.persistent(Role::OptimizerState, n * dtype.size(), dtype, unit, holds)
+    };
+    let first = state(dtype, numel);
+    let second = (states > 1).then(|| state(dtype, numel));
+    let mut scale = |n: usize| {
+        let scales = numel.div_ceil(STATE_BLOCK);
+        (blocks && states > n).then(|| state(DType::F32, scales))
+    };
+    let scales = [scale(0), scale(1)];
     Some(Moments {
         first,
         second,
-        step,
+        scales,
+        extras,
         offloaded: false,
     })
 }
+
+/// Returns whether moments of this number of elements are in 8 bits where that is asked for:
+/// bitsandbytes and torchao keep those of small tensors in float32, and torchao those that are no
+/// whole number of blocks (`_new_buffer`). `framework` says that the optimizer is one of PyTorch.
+fn has_blocks(numel: u64, holds: Holds, framework: bool) -> bool {
+    let apart = framework && matches!(holds, Holds::Param(_));
+    numel >= SMALL && (!apart || numel.is_multiple_of(STATE_BLOCK))
+}
+
+/// Elements from which moments are in 8 bits (`min_8bit_size`).
+const SMALL: u64 = 4096;
 
 /// Returns whether the gradient norm comes after the updates. Nothing waits for a norm that is only
 /// reported, so it must not keep the native engine's updates from overlapping with the last
@@ -156,8 +188,8 @@ pub(crate) fn make_moments(out: &mut Emitter<'_>, state: &ShardState) {
     let moments = state.items.iter().filter_map(|i| i.state);
     for m in moments.filter(|m| !m.offloaded) {
         out.b.first_only(|b| {
-            m.step
-                .into_iter()
+            let extras = m.extras.into_iter().flatten();
+            extras
                 .chain(m.buffers())
                 .for_each(|id| b.alloc(Rule::State, id));
         });

@@ -5,6 +5,7 @@ mod fsdp2;
 mod full;
 mod lora;
 mod micro_batches;
+mod moments;
 mod param_groups;
 mod recompute;
 

@@ -121,7 +121,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             frozen_params: None,
             main_grads: DType::F32,
             comm_grads: DType::F32,
-            moments: DType::F32,
+            moments: crate::config::MomentType::F32,
             deterministic: false,
         },
         compile: Compile {

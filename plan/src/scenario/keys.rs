@@ -11,7 +11,7 @@ use super::presets::PRESETS;
 use crate::config::{
     Activation, AllocatorKind, AttentionBackend, AttentionGate, AuxLoss, CompileMode, GatePreset,
     GateProgram, GradientSync, Head, Implementation, LayerType, Loss, LrSchedule, MergeProjections,
-    MlpType, Norm, NormPosition, Optimizer, OuterStrategy, PackedQkv, PolicyKind,
+    MlpType, MomentType, Norm, NormPosition, Optimizer, OuterStrategy, PackedQkv, PolicyKind,
     PositionEmbedding, ProjectorNorm, QkNorm, Recompute, Residual, RopeType, Router, Scope,
     Strategy,
 };
@@ -526,7 +526,7 @@ keys! {
     FrozenParams: "precision" "frozen_params" [Choice(DTYPES)] "(with adapters: param_dtype, else main_params)" "Type in which parameters that are not trained are kept between uses: `param_dtype` or that of `main_params`" needs [SOME_FROZEN];
     MainGrads: "precision" "main_grads" also ["main_grads_dtype"] [Choice(DTYPES)] "(megatron: \"bf16\", others: \"f32\"; f32 with f32 compute)" "Type in which gradients are accumulated and kept";
     CommGrads: "precision" "reduce_dtype" as "comm_grads" also ["comm_grads", "grad_comm_dtype"] [Choice(DTYPES)] "(fsdp2: \"f32\", others: main_grads)" "Type of gradients in the reduction over dp_shard (MixedPrecisionPolicy: reduce_dtype); policy native reduces over dp_replicate in main_grads";
-    Moments: "precision" "moments" also ["exp_avg_dtype"] [Choice(DTYPES)] "\"f32\"" "Type of the optimizer's moments";
+    Moments: "precision" "moments" also ["exp_avg_dtype"] [Choice(MomentType::WORDS)] "\"f32\"" "Type of the optimizer's moments; 8bit: a byte per element and a float32 scale per 256, as in bitsandbytes and torchao (moments of fewer than 4096 elements stay f32)";
     Deterministic: "precision" "deterministic" [Bool] "false" "Fix the order of every sum, so that runs are bitwise reproducible; on GPUs the backward of attention becomes slower and needs a workspace as large as the scores (the CPU device is always deterministic)";
 
     Mode: "compile" "mode" [Choice(CompileMode::WORDS)] "\"off\"" "Compiled code: off (none: eager kernels), regions (code between FSDP hooks; every hook breaks the graph), blocks (each block as one graph, hooks outside: torch.compile(block) before fully_shard), full (the whole step as one graph with bucketed collectives)";

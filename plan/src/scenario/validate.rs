@@ -5,6 +5,7 @@ mod fsdp;
 mod lora;
 mod mesh;
 mod model;
+mod moments;
 mod param_groups;
 mod train;
 mod without_effect;
@@ -30,6 +31,7 @@ pub(crate) fn check(s: &Scenario, d: &Document, is_default: &dyn Fn(Key) -> bool
     modules::check(s, d)?;
     train::check(s, d)?;
     param_groups::check(s, d)?;
+    moments::check(s, d)?;
     mesh::check(s, d)?;
     fsdp::check(s, d, is_default)?;
     compile::check(s, d)?;

@@ -152,7 +152,7 @@ pub(crate) fn persistent_bytes(
         model_weight: Bytes(weight * precision.compute.size()),
         main_weight: Bytes(optim * precision.main_params.map_or(0, crate::ir::DType::size)),
         main_grad: Bytes(grad * precision.main_grads.size()),
-        optimizer: Bytes(optim * moments * precision.moments.size()),
+        optimizer: Bytes(optim * moments * precision.moments.dtype().size()),
     }
 }
 
@@ -190,7 +190,7 @@ mod tests {
             frozen_params: None,
             main_grads: grads,
             comm_grads: grads,
-            moments: DType::F32,
+            moments: crate::config::MomentType::F32,
             deterministic: false,
         };
         let total = |m: &DeviceMesh, s, o, pr: &Precision| {

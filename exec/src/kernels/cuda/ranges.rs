@@ -9,12 +9,12 @@ mod tests;
 use super::codegen::shard::{RangeUpdate, Ranges};
 use crate::kernels::error::OperandError;
 use crate::operand::RawRange;
-use shardlab_plan::ir::{DType, Shape, ShardOp, Update};
+use shardlab_plan::ir::{DType, STATE_BLOCK, Shape, ShardOp, Update};
 use shardlab_plan::program::GroupRun;
 use smallvec::SmallVec;
 
 /// Maximum number of operands of a range.
-pub(super) const OPERANDS: usize = 7;
+pub(super) const OPERANDS: usize = 9;
 
 /// What a launch knows of its operands besides their addresses.
 #[derive(Clone, Copy, Default)]
@@ -152,6 +152,10 @@ fn operands(all: impl IntoIterator<Item = u64>) -> [u64; OPERANDS] {
 }
 
 fn follows(kind: Ranges, a: &Piece, b: &Piece) -> bool {
+    // Blocks of states start with their range.
+    if matches!(kind, Ranges::Update(u) if u.states == DType::U8) {
+        return false;
+    }
     // Zeros have no source to be adjacent to.
     let zeros = kind == Ranges::Raw && (a.at[1] == 0 || b.at[1] == 0);
     if zeros && a.at[1] != b.at[1] {
@@ -477,7 +481,7 @@ fn update(
     let count_of = update.rule.states();
     let (mut r, mut k) = (0, 0);
     // State of the last tensor that has some, and the number of its elements in use.
-    let (mut states, mut used): (&[RawRange], u64) = (&[], 0);
+    let (mut states, mut scales, mut used): (&[RawRange], &[RawRange], u64) = (&[], &[], 0);
     // Weights of the tensors before.
     let mut before = 0;
     while r + 1 < reads.len() {
@@ -486,14 +490,28 @@ fn update(
         (r, k) = (r + 2, k + 1);
         let n = numel(weight);
         if count_of > 0 && n > 0 && states.first().is_none_or(|s| numel(s) == used) {
-            let written = writes.get(k..k + count_of).unwrap_or_default();
-            states = reads.get(r..r + count_of).unwrap_or_default();
+            let in_bytes = reads.get(r).is_some_and(|s| s.dtype == DType::U8);
+            let ranges = if in_bytes { 2 * count_of } else { count_of };
+            let written = writes.get(k..k + ranges).unwrap_or_default();
+            (states, scales) = reads
+                .get(r..r + ranges)
+                .unwrap_or_default()
+                .split_at_checked(count_of)
+                .unwrap_or_default();
             let same = |(a, b): (&RawRange, &RawRange)| a.ptr == b.ptr && a.bytes == b.bytes;
-            if states.is_empty() || written.is_empty() || !states.iter().zip(written).all(same) {
+            let all = states.iter().chain(scales).zip(written);
+            if states.is_empty() || written.is_empty() || !all.into_iter().all(same) {
                 return Err(count("states", count_of, 0));
             }
+            for (state, scales) in states.iter().zip(scales) {
+                size(
+                    "the scales",
+                    numel(state).div_ceil(STATE_BLOCK),
+                    numel(scales),
+                )?;
+            }
             used = 0;
-            (r, k) = (r + count_of, k + count_of);
+            (r, k) = (r + ranges, k + ranges);
         }
         for state in states {
             if used + n > numel(state) {
@@ -503,6 +521,7 @@ fn update(
                 return Err(OperandError::Type(state.dtype));
             }
         }
+        let mut whole = true;
         let distance = (pieces > 1).then(|| n * grad.dtype.size());
         let place = |r: &RawRange, element: u64| at(r) + element * r.dtype.size();
         copies(update.cast, n, writes, &mut k, |first, here, copy| {
@@ -515,16 +534,23 @@ fn update(
                 pieces,
                 grouped: !groups.is_empty(),
             });
-            in_groups(groups, before + first, here, |group, start, n| {
+            in_groups(groups, before + first, here, |group, start, here| {
                 let element = first + start;
+                whole &= scales.is_empty() || here == n && numel(&states[0]) == n;
                 let copy = copy.map(|(at, ty)| at + start * ty.size());
                 let all = [place(weight, element), place(grad, element)].into_iter();
                 let all = all.chain(states.iter().map(|s| place(s, used + element)));
+                let block = (used + element) / STATE_BLOCK;
+                let all = all.chain(scales.iter().map(|s| place(s, block)));
                 let group = (!groups.is_empty()).then_some(u64::from(group));
                 let at = operands(all.chain(copy).chain(distance).chain(group));
-                w.add(kind, Piece { at, n });
+                w.add(kind, Piece { at, n: here });
             });
         })?;
+        if !whole {
+            let message = "a state in 8 bits belongs to several ranges of weights";
+            return Err(OperandError::Shape(message.to_owned()));
+        }
         used += if count_of > 0 { n } else { 0 };
         before += n;
     }

@@ -7,11 +7,15 @@ use super::super::scratch::Scratch;
 use super::super::view::View;
 use super::super::wide::wide;
 use super::{BLOCK, Sequence, add_up, clip_factor, scalar};
+use crate::base::blockwise::{self, Codebook};
 use crate::operand::{Hyper, LaunchContext, RawRange};
 use shardlab_plan::config::MAX_PARAM_GROUPS;
 use shardlab_plan::ir::{DType, Pieces, Update, UpdateRule};
 use shardlab_plan::program::GroupRun;
 use smallvec::SmallVec;
+
+// A block of a launch is whole blocks of states in 8 bits.
+const _: () = assert!(BLOCK.is_multiple_of(blockwise::BLOCK));
 
 /// Number of weights from which an update uses several threads.
 const PARALLEL: usize = 1 << 15;
@@ -93,9 +97,73 @@ struct Tensor {
     weight: View,
     grad: Gradient,
     /// State, and the first of its elements that is this tensor's.
-    states: SmallVec<[View; 2]>,
+    states: SmallVec<[State; 2]>,
     first: usize,
     copies: Sequence,
+}
+
+/// A state of several weights.
+#[derive(Clone)]
+struct State {
+    view: View,
+    /// Scales of blocks, and the factors of their codes, of a state in 8 bits.
+    blocks: Option<(View, &'static Codebook)>,
+}
+
+impl State {
+    /// Loads the elements from `start` on, which is the start of a block.
+    fn load(&self, start: usize, out: &mut [f32]) {
+        let Some((scales, map)) = &self.blocks else {
+            return self.view.load(start, out);
+        };
+        // SAFETY: the elements are inside the range, whose creator guarantees that it is live and
+        // that only this launch touches it.
+        let codes = unsafe { std::slice::from_raw_parts(self.view.ptr.add(start), out.len()) };
+        let blocks = codes
+            .chunks(blockwise::BLOCK)
+            .zip(out.chunks_mut(blockwise::BLOCK));
+        for (n, (codes, values)) in blocks.enumerate() {
+            let scale = scales.get(start / blockwise::BLOCK + n);
+            blockwise::dequantize(codes, scale, map, values);
+        }
+    }
+
+    /// Stores elements from `start` on, which is the start of a block: whole blocks, or up to the
+    /// end.
+    fn store(&self, start: usize, values: &[f32]) {
+        let Some((scales, map)) = &self.blocks else {
+            return self.view.store(start, values);
+        };
+        // SAFETY: as above; the caller writes these elements alone.
+        let codes =
+            unsafe { std::slice::from_raw_parts_mut(self.view.ptr.add(start), values.len()) };
+        let blocks = codes
+            .chunks_mut(blockwise::BLOCK)
+            .zip(values.chunks(blockwise::BLOCK));
+        for (n, (codes, values)) in blocks.enumerate() {
+            let scale = blockwise::quantize(values, map, codes);
+            scales.store(start / blockwise::BLOCK + n, &[scale]);
+        }
+    }
+}
+
+/// Reads the ranges of the states of a rule: after states in 8 bits come their scales.
+fn states(ranges: &[RawRange], count: usize) -> Result<SmallVec<[State; 2]>, OperandError> {
+    let mut found = SmallVec::new();
+    for (n, range) in ranges[..count].iter().enumerate() {
+        let view = View::flat(*range)?;
+        let blocks = match ranges.get(count + n) {
+            Some(scales) => {
+                let scales = View::flat(*scales)?;
+                same("the scales", blockwise::scales(view.numel), scales.numel)?;
+                // The first state is signed: it is a mean of gradients.
+                Some((scales, blockwise::codebook(n == 0)))
+            }
+            None => None,
+        };
+        found.push(State { view, blocks });
+    }
+    Ok(found)
 }
 
 /// Reads the operands `weight, gradient[, states], ..[, square of the norm]`: a tensor without
@@ -110,7 +178,7 @@ fn tensors(
     let (mut r, mut w) = (0, 0);
     let mut found: Vec<Tensor> = Vec::new();
     // State of the last tensor that has some, with the number of elements in use.
-    let mut states: SmallVec<[View; 2]> = SmallVec::new();
+    let mut current: SmallVec<[State; 2]> = SmallVec::new();
     let mut used = 0;
     while r + 1 < reads.len() {
         let target = View::flat(
@@ -122,26 +190,31 @@ fn tensors(
         let grad = Gradient::of(&weight, reads[r + 1], update.pieces)?;
         updates(&weight, &target)?;
         (r, w) = (r + 2, w + 1);
-        if count > 0 && weight.numel > 0 && states.first().is_none_or(|s| s.numel == used) {
-            let written = writes.get(w..w + count).unwrap_or_default();
-            let read = reads.get(r..r + count).unwrap_or_default();
+        if count > 0 && weight.numel > 0 && current.first().is_none_or(|s| s.view.numel == used) {
+            let in_bytes = reads.get(r).is_some_and(|s| s.dtype == DType::U8);
+            let ranges = if in_bytes { 2 * count } else { count };
+            let written = writes.get(w..w + ranges).unwrap_or_default();
+            let read = reads.get(r..r + ranges).unwrap_or_default();
             let same = |(a, b): (&RawRange, &RawRange)| a.ptr == b.ptr && a.bytes == b.bytes;
             if read.is_empty() || written.is_empty() || !read.iter().zip(written).all(same) {
                 return Err(missing("states", count, 0));
             }
-            let views = read.iter().map(|s| View::flat(*s));
-            states = views.collect::<Result<_, _>>()?;
+            current = states(read, count)?;
             used = 0;
-            (r, w) = (r + count, w + count);
+            (r, w) = (r + ranges, w + ranges);
         }
         let copies = copies(update.cast, &weight, writes, &mut w)?;
-        for state in &states {
-            if used + weight.numel > state.numel {
+        for State { view, blocks } in &current {
+            if used + weight.numel > view.numel {
                 return Err(OperandError::Size {
                     what: "a state",
                     needed: used + weight.numel,
-                    found: state.numel,
+                    found: view.numel,
                 });
+            }
+            if blocks.is_some() && weight.numel != view.numel && weight.numel > 0 {
+                let message = "a state in 8 bits belongs to several ranges of weights";
+                return Err(OperandError::Shape(message.to_owned()));
             }
         }
         let first = used;
@@ -149,7 +222,7 @@ fn tensors(
         found.push(Tensor {
             weight,
             grad,
-            states: states.clone(),
+            states: current.clone(),
             first,
             copies,
         });
@@ -185,6 +258,11 @@ pub(super) fn update(
         let mut start = 0;
         while start < tensor.weight.numel {
             let (group, n) = runs.take(tensor.weight.numel - start);
+            let blocks = tensor.states.iter().any(|s| s.blocks.is_some());
+            if blocks && n < tensor.weight.numel {
+                let message = "a state in 8 bits belongs to several parameter groups";
+                return Err(OperandError::Shape(message.to_owned()));
+            }
             let f = groups[group.min(MAX_PARAM_GROUPS - 1)];
             let step = if n < PARALLEL { n } else { BLOCK };
             parallel::split(n, step, |part| {
@@ -234,8 +312,8 @@ impl Tensor {
             let mut states = [&mut bm[..n], &mut bv[..n]];
             self.weight.load(start, w);
             self.grad.load(start, g);
-            for (view, state) in self.states.iter().zip(&mut states) {
-                view.load(self.first + start, state);
+            for (state, values) in self.states.iter().zip(&mut states) {
+                state.load(self.first + start, values);
             }
             let [m, v] = &mut states;
             match rule {
@@ -245,8 +323,8 @@ impl Tensor {
             }
             self.weight.store(start, w);
             again(&self.weight, start, w, &self.copies);
-            for (view, state) in self.states.iter().zip(&states) {
-                view.store(self.first + start, state);
+            for (state, values) in self.states.iter().zip(&states) {
+                state.store(self.first + start, values);
             }
         }
     }

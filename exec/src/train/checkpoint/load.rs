@@ -2,13 +2,14 @@
 
 use super::held;
 use super::index::{FORMAT, Index, Piece, Progress};
+use crate::base::blockwise;
 use crate::train::TrainError;
 use crate::train::data::encode;
 use crate::train::layout::{Kind, Span, StateLayout};
 use crate::train::state::StateIo;
 use crate::train::tensor_file::TensorFile;
 use shardlab_plan::Program;
-use shardlab_plan::ir::{BufferId, ParamId};
+use shardlab_plan::ir::{BufferId, DType, ParamId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::ops::Range;
@@ -143,15 +144,17 @@ impl Checkpoint {
                     by_buffer.entry(span.buffer).or_default().push(span);
                 }
                 for (buffer, spans) in by_buffer {
-                    let mut bytes = vec![0; program.buffers[buffer.index()].bytes.0 as usize];
+                    let buffer = (buffer, spans[0].scales);
+                    let numel = program.buffers[buffer.0.index()].bytes.0 / spans[0].dtype.size();
+                    let mut values = vec![0.0; numel as usize];
                     for span in spans {
-                        let values =
+                        let found =
                             self.elements(of[span.param.index()], kind, span.elements.clone())?;
-                        let at = span.offset as usize;
-                        bytes[at..at + span.bytes() as usize]
-                            .copy_from_slice(&encode(&values, span.dtype));
+                        let at = (span.offset / span.dtype.size()) as usize;
+                        values[at..at + found.len()].copy_from_slice(&found);
                     }
-                    io.preset(rank, buffer, bytes)?;
+                    let dtype = program.buffers[buffer.0.index()].dtype;
+                    preset(io, rank, buffer, dtype, &values, kind)?;
                 }
             }
         }
@@ -283,6 +286,30 @@ impl Checkpoint {
         }
         Ok(out)
     }
+}
+
+/// Sets the contents of a state, and of its scales if it is in 8 bits.
+fn preset(
+    io: &mut dyn StateIo,
+    rank: u32,
+    (buffer, scales): (BufferId, Option<BufferId>),
+    dtype: DType,
+    values: &[f32],
+    kind: Kind,
+) -> Result<(), TrainError> {
+    let Some(scales) = scales else {
+        return io.preset(rank, buffer, encode(values, dtype));
+    };
+    let map = blockwise::codebook(kind == Kind::First);
+    let mut codes = vec![0; values.len()];
+    let blocks = values
+        .chunks(blockwise::BLOCK)
+        .zip(codes.chunks_mut(blockwise::BLOCK));
+    let found: Vec<f32> = blocks
+        .map(|(values, codes)| blockwise::restore(values, map, codes))
+        .collect();
+    io.preset(rank, buffer, codes)?;
+    io.preset(rank, scales, encode(&found, DType::F32))
 }
 
 /// Returns the size and the BLAKE3 digest of a file.

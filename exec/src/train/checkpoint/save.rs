@@ -8,11 +8,14 @@ use super::index::{
     FORMAT, Index, IndexFile, IndexParam, Piece, PieceType, Progress, file_of, tensor_of,
 };
 use super::{Store, held, name_of, sync_dir};
+use crate::base::blockwise;
 use crate::process::ProcessGroup;
-use crate::train::layout::{Kind, StateLayout};
+use crate::train::data::{encode, floats};
+use crate::train::layout::{Kind, Span, StateLayout};
 use crate::train::state::StateIo;
 use crate::train::{TrainError, tensor_file};
 use shardlab_plan::Program;
+use shardlab_plan::ir::{DType, STATE_BLOCK};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -67,9 +70,9 @@ impl Snapshot {
                     file: file_of(rank, world),
                 };
                 if local.contains(&rank) {
-                    let bytes = io.read(rank, span.buffer, span.offset, span.bytes())?;
+                    let (dtype, bytes) = read_state(io, rank, span, kind)?;
                     let place = (rank - local.start) as usize;
-                    ranks[place].1.push((piece.clone(), span.dtype, bytes));
+                    ranks[place].1.push((piece.clone(), dtype, bytes));
                 }
                 pieces[rank as usize].push(piece);
             }
@@ -169,6 +172,33 @@ impl Snapshot {
         write_synced(&dir.join("index.blake3"), [sum.as_bytes()])?;
         sync_dir(dir)
     }
+}
+
+/// Reads elements of a state. Those of states in 8 bits are saved in float32, which any sharding
+/// can load.
+fn read_state(
+    io: &mut dyn StateIo,
+    rank: u32,
+    span: &Span,
+    kind: Kind,
+) -> Result<(PieceType, Vec<u8>), TrainError> {
+    let bytes = io.read(rank, span.buffer, span.offset, span.bytes())?;
+    let Some(scales) = span.scales else {
+        return Ok((span.dtype, bytes));
+    };
+    let map = blockwise::codebook(kind == Kind::First);
+    let (start, end) = (span.offset, span.offset + span.bytes());
+    let blocks = start / STATE_BLOCK..end.div_ceil(STATE_BLOCK);
+    let at = (blocks.start * 4, (blocks.end - blocks.start) * 4);
+    let scales = floats(&io.read(rank, scales, at.0, at.1)?, DType::F32);
+    let mut values = vec![0.0; bytes.len()];
+    for (block, scale) in blocks.zip(scales) {
+        let first = (block * STATE_BLOCK).max(start) - start;
+        let last = ((block + 1) * STATE_BLOCK).min(end) - start;
+        let range = first as usize..last as usize;
+        blockwise::dequantize(&bytes[range.clone()], scale, map, &mut values[range]);
+    }
+    Ok((DType::F32, encode(&values, DType::F32)))
 }
 
 /// Creates an empty folder.

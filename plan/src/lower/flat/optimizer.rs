@@ -102,6 +102,10 @@ impl Flat {
         if state.weight.is_some() {
             return weights;
         }
+        // Parameters end within blocks of states.
+        if state.moments.is_some_and(|m| m.scales[0].is_some()) {
+            return Vec::new();
+        }
         let mut placed: Vec<(u64, u64, Access)> = layout
             .items
             .iter()

@@ -177,7 +177,7 @@ fn precision_by_policy_and_compute() {
             p.main_params,
             p.main_grads,
             p.comm_grads,
-            p.moments,
+            p.moments.dtype(),
         )
     };
     assert_eq!(of(&[]), (Bf16, Some(F32), F32, F32, F32));

@@ -96,3 +96,10 @@ fn bad_groups_are_refused_with_their_reason() {
             .contains("matches no parameter")
     );
 }
+
+#[test]
+fn sgd_has_no_states_in_8_bits() {
+    let set = ["precision.moments=8bit", "train.optimizer=sgd"];
+    let fault = minimal(&set).unwrap_err().to_string();
+    assert!(fault.contains("sgd has none"), "{fault}");
+}

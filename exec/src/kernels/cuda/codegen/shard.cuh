@@ -35,6 +35,17 @@ DEV float clip_factor(const Hyper* h, const float* square) {
   return f > 1.0f ? 1.0f : f;
 }
 
+// The larger number, or a NaN.
+DEV float larger(float a, float b) { return b > a || b != b ? b : a; }
+// The code of the factor nearest to x, the larger of two.
+DEV u8 nearest_code(const float* map, float x) {
+  int code = 0;
+#pragma unroll
+  for (int step = 128; step; step >>= 1) code += x >= map[code + step] ? step : 0;
+  const int above = code < 255 ? code + 1 : 255;
+  return (u8)(x - map[code] >= (map[above] - map[code]) * 0.5f ? above : code);
+}
+
 // Moves the chunk: `f(to, from)` gives the new values of a few elements.
 template <class S, class T, bool READS, class F> DEV void each(const S* __restrict__ s, T* __restrict__ d, u64 n, F f) {
   u64 done = 0;

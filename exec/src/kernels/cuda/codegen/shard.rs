@@ -2,6 +2,7 @@
 //! lists of ranges.
 
 use super::{PREAMBLE, ctype};
+use crate::base::blockwise;
 use shardlab_plan::ir::{DType, UpdateRule};
 
 const COMMON: &str = include_str!("shard.cuh");
@@ -55,8 +56,8 @@ pub(crate) enum Ranges {
         /// Type.
         of: DType,
     },
-    /// `weight, gradient[, states][, copy][, distance][, group]`: if several pieces make up a
-    /// gradient, `distance` is the number of bytes between them; `group` is a parameter group.
+    /// `weight, gradient[, states[, scales]][, copy][, distance][, group]`: if several pieces make
+    /// up a gradient, `distance` is the number of bytes between them; `group` is a parameter group.
     Update(RangeUpdate),
 }
 
@@ -88,7 +89,8 @@ impl Ranges {
             Self::Scale { .. } | Self::Squares { .. } | Self::Nan { .. } => 1,
             Self::Update(u) => {
                 let more = [u.copy.is_some(), u.pieces > 1, u.grouped];
-                let states = 2 + u.rule.states();
+                let scales = if u.in_blocks() { u.rule.states() } else { 0 };
+                let states = 2 + u.rule.states() + scales;
                 states + more[0] as usize + more[1] as usize + more[2] as usize
             }
         }
@@ -127,8 +129,12 @@ impl Ranges {
         let (declared, body) = self.body();
         let declared = declared.join(", ");
         let comma = if declared.is_empty() { "" } else { ", " };
+        let tables = match self {
+            Self::Update(u) if u.in_blocks() => tables(),
+            _ => String::new(),
+        };
         format!(
-            "#define CAP {capacity}\n#define WIDTH {}\n#define CHUNK {}u\n{PREAMBLE}\n{COMMON}\nKERNEL(256) k0(const __grid_constant__ Table t{comma}{declared}) {{\n  const Part p = part_of(t);\n{body}}}\n",
+            "#define CAP {capacity}\n#define WIDTH {}\n#define CHUNK {}u\n{PREAMBLE}\n{COMMON}\n{tables}KERNEL(256) k0(const __grid_constant__ Table t{comma}{declared}) {{\n  const Part p = part_of(t);\n{body}}}\n",
             self.width(),
             self.chunk()
         )
@@ -323,6 +329,11 @@ fn copied(weight: DType) -> String {
 }
 
 impl RangeUpdate {
+    /// Returns whether states are in 8 bits.
+    const fn in_blocks(self) -> bool {
+        self.rule.states() > 0 && matches!(self.states, DType::U8)
+    }
+
     /// Returns the statements of the kernel.
     fn body(self) -> String {
         let names: &[&str] = match self.rule {
@@ -354,9 +365,102 @@ impl RangeUpdate {
         } else {
             "*h"
         };
-        format!(
-            "  const Hyper f = {group};\n  const float clip = clip_factor(h, square);\n{}",
+        let body = if self.in_blocks() {
+            update_blocks(&types, self.pieces, &step)
+        } else {
             update(&types, self.pieces, &step)
-        )
+        };
+        format!("  const Hyper f = {group};\n  const float clip = clip_factor(h, square);\n{body}")
     }
+}
+
+/// Returns a loop over blocks of states in 8 bits: a warp has a block, and a lane every 32nd of its
+/// elements.
+fn update_blocks(types: &[(&str, &str, Use)], pieces: u32, step: &str) -> String {
+    let is_state = |name: &str| matches!(name, "m" | "s");
+    let states: Vec<&str> = types.iter().map(|t| t.0).filter(|n| is_state(n)).collect();
+    let mut out = format!("  __shared__ float map[{}][256];\n", states.len());
+    for (n, name) in states.iter().enumerate() {
+        let table = ["SIGNED", "UNSIGNED"][n];
+        out += &format!("  map[{n}][threadIdx.x] = {table}[threadIdx.x];\n");
+        out += &format!(
+            "  float* scale_{name} = reinterpret_cast<float*>(t.at[p.e][{}]) + p.from / 256;\n",
+            2 + states.len() + n
+        );
+    }
+    out += "  __syncthreads();\n";
+    for (i, (name, ty, _)) in types.iter().enumerate() {
+        // Scales come between the states and a copy.
+        let i = if i < 2 + states.len() {
+            i
+        } else {
+            i + states.len()
+        };
+        out += &format!("  {ty}* p{name} = operand<{ty}>(t, p, {i});\n");
+    }
+    if pieces > 1 {
+        let at = types.len() + states.len();
+        out += &format!("  const u64 apart = t.at[p.e][{at}];\n");
+    }
+    out += "  const u32 lane = threadIdx.x & 31;\n  for (u64 b = threadIdx.x >> 5; b * 256 < p.n; b += 8) {\n    const u64 end = b * 256 + 256 < p.n ? b * 256 + 256 : p.n;\n";
+    for name in &states {
+        out += &format!(
+            "    const float old_{name} = scale_{name}[b];\n    float new_{name}[8], most_{name} = 1e-12f;\n"
+        );
+    }
+    out += "#pragma unroll\n    for (int j = 0; j < 8; j++) {\n      const u64 k = b * 256 + j * 32 + lane;\n      if (k >= end) continue;\n      const int v = 0;\n";
+    for (name, ty, of) in types {
+        if let Some(n) = states.iter().position(|s| s == name) {
+            out += &format!("      float {name}[1] = {{map[{n}][p{name}[k]] * old_{name}}};\n");
+        } else if *of == Use::Written {
+            out += &format!("      float {name}[1];\n");
+        } else if *of == Use::Pieces && pieces > 1 {
+            out += &format!(
+                "      float {name}[1];\n      sum_of<{ty}, {pieces}, 1>(p{name} + k, apart, factor, {name});\n"
+            );
+        } else {
+            out += &format!("      float {name}[1] = {{up(p{name}[k])}};\n");
+        }
+    }
+    out += &format!("      {step}\n");
+    for (name, _, of) in types {
+        if is_state(name) {
+            out += &format!(
+                "      new_{name}[j] = {name}[0];\n      most_{name} = larger(most_{name}, fabsf({name}[0]));\n"
+            );
+        } else if of.writes() {
+            out += &format!("      down({name}[0], p{name}[k]);\n");
+        }
+    }
+    out += "    }\n";
+    for (n, name) in states.iter().enumerate() {
+        out += &format!(
+            "#pragma unroll
+    for (int d = 16; d; d >>= 1) most_{name} = larger(most_{name}, __shfl_xor_sync(0xffffffffu, most_{name}, d));
+    if (lane == 0) scale_{name}[b] = most_{name};
+#pragma unroll
+    for (int j = 0; j < 8; j++) {{
+      const u64 k = b * 256 + j * 32 + lane;
+      if (k < end) p{name}[k] = nearest_code(map[{n}], new_{name}[j] / most_{name});
+    }}
+"
+        );
+    }
+    out + "  }\n"
+}
+
+/// Returns the tables of the factors of 8-bit codes.
+fn tables() -> String {
+    let table = |name: &str, signed: bool| {
+        // Rust prints as many digits as a float32 needs.
+        let values: Vec<String> = blockwise::codebook(signed)
+            .iter()
+            .map(|x| format!("{x:e}f"))
+            .collect();
+        format!(
+            "__device__ const float {name}[256] = {{{}}};\n",
+            values.join(", ")
+        )
+    };
+    table("SIGNED", true) + &table("UNSIGNED", false)
 }

@@ -454,6 +454,50 @@ fn a_source_that_is_wrong_is_named_by_the_compiler() {
     assert_eq!(code[..4], *b"\x7fELF");
 }
 
+/// Updates of every rule, with states in 8 bits, second copies, pieces and groups.
+fn updates(nvrtc: Option<&Compiler>) {
+    let mut all = BTreeMap::new();
+    for rule in [UpdateRule::AdamW, UpdateRule::Lion, UpdateRule::Sgd] {
+        for states in [DType::F32, DType::Bf16, DType::U8] {
+            for (copy, pieces) in [
+                (None, 1),
+                (Some(DType::Bf16), 1),
+                (None, 4),
+                (Some(DType::Bf16), 4),
+            ] {
+                for grouped in [false, true] {
+                    let kind = Ranges::Update(RangeUpdate {
+                        rule,
+                        weight: DType::F32,
+                        grad: DType::Bf16,
+                        states,
+                        copy,
+                        pieces,
+                        grouped,
+                    });
+                    for capacity in kind.capacities() {
+                        let who = || format!("{kind:?}");
+                        all.entry(kind.source(capacity)).or_insert_with(who);
+                    }
+                }
+            }
+        }
+    }
+    assert!(all.len() > 80, "{}", all.len());
+    compile(all, Target::HOPPER, nvrtc);
+}
+
+#[test]
+fn every_update_is_generated() {
+    updates(None);
+}
+
+#[test]
+#[ignore = "needs NVRTC"]
+fn every_update_compiles() {
+    updates(Some(&compiler()));
+}
+
 #[test]
 fn lists_of_ranges_fit_a_launch_s_arguments() {
     let widest = RangeUpdate {
