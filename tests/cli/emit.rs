@@ -111,8 +111,8 @@ fn numbers(answer: &Value) -> [&Value; 3] {
     [&answer["fits"], &verdict["step_ms"], &verdict["free_bytes"]]
 }
 
-/// Returns the paths of the keys of a file: all of JSON, those of the sections of TOML, those that
-/// are not indented of YAML, and the options of a shell script.
+/// Returns the paths of the keys of a file: those of the sections of TOML, those that
+/// are not indented of YAML, and the options of a shell script outside of conditions.
 fn keys(path: &Path) -> BTreeSet<String> {
     let text = std::fs::read_to_string(path).unwrap();
     let lines = text.lines().filter(|l| !l.trim_start().starts_with('#'));
@@ -135,14 +135,24 @@ fn keys(path: &Path) -> BTreeSet<String> {
             all
         }
         "sh" => {
-            let words =
-                lines.flat_map(|l| l.split(|c: char| c.is_whitespace() || "\"'()".contains(c)));
-            let options = words.filter_map(|w| w.strip_prefix("--"));
-            let names = options.map(|o| o.split('=').next().unwrap_or(o).replace('_', "-"));
-            names
-                .filter(|o| !o.is_empty())
-                .map(|o| format!("--{o}"))
-                .collect()
+            let mut depth = 0;
+            let mut all = BTreeSet::new();
+            for line in lines {
+                match line.split_whitespace().next() {
+                    Some("if") => depth += 1,
+                    Some("fi") => depth -= 1,
+                    // Which branch is taken depends on variables.
+                    _ if depth > 0 => {}
+                    _ => {
+                        let apart = |c: char| c.is_whitespace() || "\"'()".contains(c);
+                        let options = line.split(apart).filter(|w| w.starts_with("--"));
+                        let names = options.map(|o| o.split('=').next().unwrap_or(o));
+                        let names = names.filter(|o| o.len() > 2);
+                        all.extend(names.map(|o| o.replace('_', "-")));
+                    }
+                }
+            }
+            all
         }
         other => panic!("{other}"),
     }
