@@ -15,8 +15,8 @@ fn tables(p: &Program) -> u64 {
     tables.map(|b| b.bytes.0).sum()
 }
 
-/// `OptimState8bit` of torchao: a byte per element, a float32 per 256 elements and a table of 1 KiB,
-/// for tensors of 4096 elements or more in whole blocks. The others stay float32.
+/// `OptimState8bit` of torchao: a byte per element, a float32 per 256 elements and a table of
+/// 1 KiB, for tensors of 4096 elements or more in whole blocks. The others stay float32.
 #[test]
 fn fsdp2_keeps_what_torchao_keeps() {
     for (optimizer, states) in [("adamw", 2), ("lion", 1)] {
