@@ -190,7 +190,7 @@ rules! {
         "streams of a captured scope are forked and joined",
         "INV-48, Megatron-LM #2941";
     StateSharded = "INV-50", Layout, Error,
-        "optimizer state is sharded like the weights it belongs to, and has its scales",
+        "optimizer state and its scales are sharded like the weights",
         "INV-50, Megatron-LM #2772: fused optimizer kept full state";
     CaptureAddress = "INV-54", Alias, Error,
         "a captured scope finds its buffers at the captured addresses",

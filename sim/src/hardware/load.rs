@@ -151,7 +151,7 @@ mod tests {
             message.starts_with("x.toml:") && message.contains(": network.nvlink_ranks = 1"),
             "{message}"
         );
-        let faster = text.replace("misaligned_factor = 3.0", "misaligned_factor = 0.5");
+        let faster = text.replace("misaligned_factor = 1.6", "misaligned_factor = 0.5");
         assert_ne!(text, faster);
         let message = parse("x.toml", &faster).unwrap_err().to_string();
         assert!(
