@@ -2,8 +2,8 @@
 //!
 //! A block of [`STATE_BLOCK`] numbers has a float32 scale, its largest magnitude, and a code per
 //! number, which names one of 256 factors of the scale ("8-bit Optimizers via Block-wise
-//! Quantization", Dettmers et al. 2022). Codebook are close together near zero. Those of first
-//! moments are signed; second moments have none below zero.
+//! Quantization", Dettmers et al. 2022). Factors are close together near zero. First moments have
+//! negative ones, too; second moments have none below zero.
 
 use shardlab_plan::ir::STATE_BLOCK;
 use std::sync::LazyLock;
@@ -14,7 +14,7 @@ pub(crate) const BLOCK: usize = STATE_BLOCK as usize;
 /// Smallest scale of a block that has been written (torchao's `scale_tensor`).
 pub(crate) const SMALLEST: f32 = 1e-12;
 
-/// Codebook by code, ascending.
+/// Factors by code, ascending.
 pub(crate) type Codebook = [f32; 256];
 
 static SIGNED: LazyLock<Codebook> = LazyLock::new(|| dynamic_map(true));

@@ -124,14 +124,6 @@ pub enum ShardOp {
         #[serde(skip_serializing_if = "Option::is_none")]
         pieces: Option<Pieces>,
     },
-    /// Lion on weight, gradient and momentum, as [`ShardOp::AdamW`].
-    Lion {
-        /// As in [`ShardOp::AdamW`].
-        cast: bool,
-        /// As in [`ShardOp::AdamW`].
-        #[serde(skip_serializing_if = "Option::is_none")]
-        pieces: Option<Pieces>,
-    },
     /// SGD on weight and gradient, as [`ShardOp::AdamW`].
     Sgd {
         /// As in [`ShardOp::AdamW`].
@@ -150,6 +142,15 @@ pub enum ShardOp {
         factor: Real,
         /// Whether the sum is added to the writes, which are reads too.
         accumulate: bool,
+    },
+    // Last, because digests of programs depend on the order.
+    /// Lion on weight, gradient and momentum, as [`ShardOp::AdamW`].
+    Lion {
+        /// As in [`ShardOp::AdamW`].
+        cast: bool,
+        /// As in [`ShardOp::AdamW`].
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pieces: Option<Pieces>,
     },
 }
 
