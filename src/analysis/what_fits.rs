@@ -100,7 +100,7 @@ fn training(
         if is_enough(&p) {
             return Ok(Training {
                 model,
-                parameters: parameters(&p),
+                parameters: p.program.parameter_count().total,
                 lora,
                 answer: Answer::Fits {
                     with,
@@ -121,19 +121,13 @@ fn training(
     };
     Ok(Training {
         model,
-        parameters: parameters(&p),
+        parameters: p.program.parameter_count().total,
         lora,
         answer: Answer::No {
             needed: p.run.memory.peak_device,
             gpus: counts.find(fits),
         },
     })
-}
-
-fn parameters(p: &Prediction) -> u64 {
-    let mesh = &p.program.meta.mesh;
-    let params = p.program.params.iter();
-    params.map(|x| x.full_numel(mesh)).sum()
 }
 
 /// Returns a scenario of PyTorch's `fully_shard` with the usual precisions.

@@ -75,7 +75,7 @@ struct Entry {
 impl Entry {
     fn of(name: &'static str, about: Vec<&'static str>, p: &Prediction) -> Self {
         let (params, mesh) = (&p.program.params, &p.program.meta.mesh);
-        let parameters = params.iter().map(|x| x.full_numel(mesh)).sum();
+        let parameters = p.program.parameter_count().total;
         let active = active_parameters(&p.scenario.model, params, mesh);
         Self {
             name,

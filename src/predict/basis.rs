@@ -54,11 +54,7 @@ impl Residual {
             policy: program.meta.policy.to_owned(),
             world_size: world,
             nodes: program.meta.nodes(),
-            parameters: program
-                .params
-                .iter()
-                .map(|p| p.full_numel(&program.meta.mesh))
-                .sum(),
+            parameters: program.parameter_count().total,
             step_percent: None,
             reserved_percent: None,
         }

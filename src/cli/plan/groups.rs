@@ -29,16 +29,10 @@ struct Parameters {
 
 impl Parameters {
     fn of(program: &Program) -> Self {
-        let sum = |trained: bool| {
-            let of = program
-                .params
-                .iter()
-                .filter(|p| p.requires_grad || !trained);
-            of.map(|p| p.full_numel(&program.meta.mesh)).sum()
-        };
+        let count = program.parameter_count();
         Self {
-            total: sum(false),
-            trainable: sum(true),
+            total: count.total,
+            trainable: count.trainable,
         }
     }
 }
