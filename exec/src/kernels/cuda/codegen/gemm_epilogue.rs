@@ -1,9 +1,9 @@
 //! GEMMs with fused epilogue, by our own kernel for Hopper's tensor cores (`gemm_epilogue.cuh`).
 
 use super::expr::{Cached, Gen};
-use super::hopper::{self, Map, PROCESSORS};
+use super::hopper::{self, Map};
 use super::index::Index;
-use super::{Arg, CodegenError, Entry, Module, Param, Request, ctype, numel};
+use super::{Arg, CodegenError, Module, Param, Request, ctype, numel};
 use crate::kernels::cuda::gemm;
 use shardlab_plan::ir::{BodyOp, OpKind, Place, op};
 
@@ -103,17 +103,7 @@ pub(super) fn generate(
     source += hopper::PRIMITIVES;
     source += &hopper::multiply(ty, false, !tb)?;
     source += &kernel;
-    Ok(Module {
-        source,
-        entries: vec![Entry {
-            name: "k0".to_owned(),
-            grid: [PROCESSORS, 1, 1],
-            block: 384,
-            shared: SHARED,
-            params,
-        }],
-        scratch: 0,
-    })
+    Ok(hopper::module(source, SHARED, params))
 }
 
 /// Returns the size of the GEMM (rows, columns of one factor's result, inner dimension), and the

@@ -5,7 +5,7 @@
 //! Warpgroup Level Matrix Multiply-Accumulate Instructions" and "Strides of matrices in shared
 //! memory".
 
-use super::CodegenError;
+use super::{CodegenError, Entry, Module, Param};
 use crate::base::element;
 use shardlab_plan::ir::{DType, Place};
 use std::fmt::Write as _;
@@ -14,7 +14,7 @@ use std::fmt::Write as _;
 pub(super) const PRIMITIVES: &str = include_str!("hopper.cuh");
 /// Multiprocessors of the target GPUs. On smaller GPUs, blocks that do not fit start late and find
 /// no work.
-pub(super) const PROCESSORS: u32 = 132;
+const PROCESSORS: u32 = 132;
 
 /// A matrix in memory, as tensor copies address it: rows without gaps, in boxes of some rows and
 /// columns.
@@ -33,6 +33,21 @@ pub(crate) struct Map {
     pub(crate) stack: Option<u64>,
     /// Columns and rows of a box.
     pub(crate) part: [u32; 2],
+}
+
+/// Returns a module whose blocks, one per multiprocessor, share all tiles of a result.
+pub(super) fn module(source: String, shared: u32, params: Vec<Param>) -> Module {
+    Module {
+        source,
+        entries: vec![Entry {
+            name: "k0".to_owned(),
+            grid: [PROCESSORS, 1, 1],
+            block: 384,
+            shared,
+            params,
+        }],
+        scratch: 0,
+    }
 }
 
 /// Returns the instruction that multiplies 64 rows by 16 by 256 columns, as the function

@@ -303,15 +303,7 @@ fn update(types: &[(&str, &str, Use)], pieces: u32, step: &str) -> String {
     }
     out += "    }\n  }\n  for (u64 k = done + threadIdx.x; k < p.n; k += 256) {\n    const int v = 0;\n";
     for (name, ty, of) in types {
-        if *of == Use::Written {
-            out += &format!("    float {name}[1];\n");
-        } else if from(*of) {
-            out += &format!(
-                "    float {name}[1];\n    sum_of<{ty}, {pieces}, 1>(p{name} + k, apart, factor, {name});\n"
-            );
-        } else {
-            out += &format!("    float {name}[1] = {{up(p{name}[k])}};\n");
-        }
+        out += &read_one(name, ty, *of, pieces);
     }
     out += &format!("    {step}\n");
     for (name, _, of) in types {
@@ -321,6 +313,17 @@ fn update(types: &[(&str, &str, Use)], pieces: u32, step: &str) -> String {
     }
     out += "  }\n";
     out
+}
+
+/// Returns the declaration of element `k` of an operand, read unless it is only written.
+fn read_one(name: &str, ty: &str, of: Use, pieces: u32) -> String {
+    match of {
+        Use::Written => format!("    float {name}[1];\n"),
+        Use::Pieces if pieces > 1 => format!(
+            "    float {name}[1];\n    sum_of<{ty}, {pieces}, 1>(p{name} + k, apart, factor, {name});\n"
+        ),
+        _ => format!("    float {name}[1] = {{up(p{name}[k])}};\n"),
+    }
 }
 
 /// Returns the copy of a new weight, equal to a cast of the stored one.
@@ -412,14 +415,8 @@ fn update_blocks(types: &[(&str, &str, Use)], pieces: u32, step: &str) -> String
     for (name, ty, of) in types {
         if let Some(n) = states.iter().position(|s| s == name) {
             out += &format!("      float {name}[1] = {{map[{n}][p{name}[k]] * old_{name}}};\n");
-        } else if *of == Use::Written {
-            out += &format!("      float {name}[1];\n");
-        } else if *of == Use::Pieces && pieces > 1 {
-            out += &format!(
-                "      float {name}[1];\n      sum_of<{ty}, {pieces}, 1>(p{name} + k, apart, factor, {name});\n"
-            );
         } else {
-            out += &format!("      float {name}[1] = {{up(p{name}[k])}};\n");
+            out += &read_one(name, ty, *of, pieces);
         }
     }
     out += &format!("      {step}\n");

@@ -1,8 +1,8 @@
 //! Grouped matmuls on Hopper's tensor cores, of 16-bit types (`wgmma.cuh`).
 
-use super::super::hopper::{self, Map, PROCESSORS};
+use super::super::hopper::{self, Map};
 use super::super::tables::contiguous;
-use super::super::{CodegenError, Entry, Module, Param, Request, ctype};
+use super::super::{CodegenError, Module, Param, Request, ctype};
 use super::{Grouped, Over};
 use crate::base::element;
 use shardlab_plan::ir::{Place, Slot};
@@ -104,15 +104,5 @@ pub(super) fn generate(req: &Request<'_>, of: &Grouped<'_>) -> Result<Module, Co
         .replace("PARAMETERS", &declared.join(", "))
         .replace("OFFSETS", &of.offsets)
         .replace("RESULT", &contiguous(req, of.c)?);
-    Ok(Module {
-        source,
-        entries: vec![Entry {
-            name: "k0".to_owned(),
-            grid: [PROCESSORS, 1, 1],
-            block: 384,
-            shared: shared(of.experts) as u32,
-            params,
-        }],
-        scratch: 0,
-    })
+    Ok(hopper::module(source, shared(of.experts) as u32, params))
 }
