@@ -39,8 +39,8 @@ pub struct JobError {
     pub place: Option<Place>,
     /// Key of the configuration and its value.
     pub key: Option<String>,
-    /// Keys whose values are variables that the files do not set, each with its place. They may be
-    /// what is missing.
+    /// Keys whose values are variables that the files do not set, each with its place. The missing
+    /// value may be one of them.
     pub variables: Vec<String>,
     /// What is wrong with the scenario.
     pub error: ScenarioError,

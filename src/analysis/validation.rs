@@ -223,11 +223,9 @@ pub fn errors<'a>(rows: impl IntoIterator<Item = &'a Compared> + Clone) -> Vec<E
         .into_iter()
         .enumerate()
         .filter_map(|(i, metric)| {
-            let cells: Vec<(&Compared, Cell)> = (rows
-                .clone()
-                .into_iter()
-                .filter_map(|r| Some((r, r.cells[i]?))))
-            .collect();
+            let rows = rows.clone().into_iter();
+            let cells: Vec<(&Compared, Cell)> =
+                rows.filter_map(|r| Some((r, r.cells[i]?))).collect();
             let n = cells.len() as f64;
             let worst = cells
                 .iter()

@@ -35,22 +35,21 @@ struct Group {
     profile: Option<&'static str>,
 }
 
-/// Returns the GPUs of this machine, or why there are none.
+/// Returns the names and memory of this machine's GPUs, or why there are none.
 #[cfg(feature = "cuda")]
-fn detect() -> Result<Vec<Group>, String> {
+fn detect() -> Result<Vec<(String, Bytes)>, String> {
     use shardlab_exec::device::cuda::visible_gpus;
     let gpus = visible_gpus(&[]).map_err(|e| e.to_string())?;
-    Ok(grouped(gpus.into_iter().map(|g| (g.name, g.memory))))
+    Ok(gpus.into_iter().map(|g| (g.name, g.memory)).collect())
 }
 
 #[cfg(not(feature = "cuda"))]
-fn detect() -> Result<Vec<Group>, String> {
+fn detect() -> Result<Vec<(String, Bytes)>, String> {
     Err("this binary was built without feature `cuda`, and does not look for any".to_owned())
 }
 
 /// Groups equal GPUs, in the order of the first of each.
-#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-fn grouped(gpus: impl Iterator<Item = (String, Bytes)>) -> Vec<Group> {
+fn grouped(gpus: impl IntoIterator<Item = (String, Bytes)>) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     for (name, memory) in gpus {
         let same = |g: &&mut Group| g.name == name && g.memory == memory;
@@ -81,7 +80,7 @@ fn profile(name: &str, memory: Bytes) -> Option<&'static str> {
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     let seen = match &args.gpus {
         Some(_) => Ok(Vec::new()),
-        None => detect(),
+        None => detect().map(grouped),
     };
     let groups = seen.as_deref().unwrap_or_default();
     let known = groups.iter().filter(|g| g.profile.is_some());
@@ -117,7 +116,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         }
         None => {
             out.labelled("next", "`shardlab --gpus 8xh100` shows what fits on eight H100; other names are h200, a100, a100-40, b200, or the path of a hardware profile")?;
-            out.labelled("", "`shardlab fit JOB --gpus 8xh100` predicts whether a job fits: a configuration of Accelerate, the Trainer, torchtitan and others, or a config.json")?;
+            out.labelled("", &fit("8xh100"))?;
             out.labelled("", "`shardlab --help` lists all commands")?;
         }
     }
@@ -220,13 +219,17 @@ fn table(gpus: &Gpus, all: &[Training], out: &mut Out) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Returns what to run to see whether a job fits.
+fn fit(gpus: &str) -> String {
+    format!(
+        "`shardlab fit JOB --gpus {gpus}` predicts whether your job fits: a configuration of Accelerate, the Trainer, torchtitan and others, or a config.json"
+    )
+}
+
 fn next(gpus: &Gpus, out: &mut Out) -> Result<(), Failure> {
     let name = gpus.spec();
     out.blank()?;
-    out.labelled(
-        "next",
-        &format!("`shardlab fit JOB --gpus {name}` predicts whether your job fits: a configuration of Accelerate, the Trainer, torchtitan and others, or a config.json"),
-    )?;
+    out.labelled("next", &fit(&name))?;
     out.labelled(
         "",
         &format!("`shardlab tune JOB --gpus {name}` finds its best settings"),
@@ -277,7 +280,7 @@ mod tests {
             ("NVIDIA L40S".to_owned(), mib(45_458)),
             h100(),
         ];
-        let groups = grouped(gpus.into_iter());
+        let groups = grouped(gpus);
         let short: Vec<_> = groups.iter().map(|g| (g.count, g.profile)).collect();
         assert_eq!(short, [(3, Some("h100-80")), (1, None), (1, None)]);
         for (name, gib, expected) in [

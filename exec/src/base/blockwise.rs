@@ -94,7 +94,7 @@ pub(crate) fn dequantize(codes: &[u8], scale: f32, map: &Codebook, values: &mut 
 
 /// Like [`quantize`]; numbers that were read from a whole block come back as the same numbers.
 /// Their largest magnitude is the block's scale, or else the scale times the smallest factor,
-/// because there is no factor of -1.
+/// since no factor is -1.
 pub(crate) fn restore(values: &[f32], map: &Codebook, codes: &mut [u8]) -> f32 {
     let largest = values.iter().fold(0.0f32, |a, x| a.max(x.abs()));
     let negative = largest / map[0].abs().max(f32::MIN_POSITIVE);

@@ -47,7 +47,7 @@ pub struct Hyper {
 pub const ONE_GROUP: [Option<GroupSettings>; MAX_PARAM_GROUPS - 1] = [None; MAX_PARAM_GROUPS - 1];
 
 impl Hyper {
-    /// Returns the settings of a parameter group; those of group 0 if there is no such group.
+    /// Returns the settings of a parameter group, or those of group 0 if it does not exist.
     #[must_use]
     pub fn of(&self, group: usize) -> Self {
         let settings = group.checked_sub(1).and_then(|g| *self.groups.get(g)?);

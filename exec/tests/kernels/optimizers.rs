@@ -76,8 +76,8 @@ fn parameter_groups_follow_torch() {
     assert_eq!(differ(&weights.values(), &numbers(&all["groups"])), 0);
 }
 
-/// States in 8 bits, and what their codes stand for. A number in the middle of two codes may get
-/// either, which a few weights show.
+/// States in 8 bits, and what their codes stand for. A number halfway between two codes may
+/// get either, which a few weights show.
 #[test]
 fn states_in_8_bits_follow_torchao() {
     let all = reference();

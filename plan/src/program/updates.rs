@@ -28,7 +28,7 @@ pub struct GroupRun {
 }
 
 impl Program {
-    /// Returns the tensors that an instruction updates; none if it is no launch of an optimizer.
+    /// Returns the tensors that an instruction updates, or none unless it launches an optimizer.
     #[must_use]
     pub fn updates(&self, op: &Op) -> Vec<Updated<'_>> {
         let Op::Launch { kernel, .. } = *op else {
@@ -41,7 +41,7 @@ impl Program {
         let is_state = |a: &&Access| self.buffers[a.buffer.index()].role == Role::OptimizerState;
         let mut found = Vec::new();
         let mut at = 0;
-        // A last scalar is no pair.
+        // The last read may be a scalar: it clips all gradients and has no partner.
         while let [weight, grad, rest @ ..] = &reads[at..] {
             let state = &rest[..rest.iter().take_while(is_state).count()];
             found.push(Updated {

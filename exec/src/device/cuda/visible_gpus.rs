@@ -20,7 +20,7 @@ pub struct Gpu {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NoGpu {
-    /// There is no driver.
+    /// The driver is not installed.
     #[error("the NVIDIA driver (libcuda.so.1) is not installed")]
     NoDriver(#[source] MissingLibraries),
     /// The driver shows none.

@@ -50,7 +50,7 @@ fn fsdp2_keeps_what_torchao_keeps() {
     }
 }
 
-/// The shards of flat buffers may end in the middle of a block.
+/// Shards of flat buffers may end inside a block.
 #[test]
 fn shards_of_flat_buffers_have_blocks_of_their_own() {
     for policy in ["native", "megatron"] {
