@@ -236,8 +236,10 @@ def bits():
     """Losses and weights are the same to the bit whatever the schedule is, and from run to run: as plain as can be, and as fast."""
     more = {"without graphs": (SAME["captured iteration"], ["--no-graphs"])}
     same = {k: (v, []) for k, v in SAME.items() if gpus() > 1 or k != "gathers for the next step"}
-    for of in (PLAIN, ENGINES):
-        same_as("bits", {"again": ([], []), **same, **more}, of)
+    same_as("bits", {"again": ([], []), **same, **more}, PLAIN)
+    if gpus() > 1:
+        same["cast before all-gathers"] = (["fsdp.cast_before_all_gather=true"], [])
+    same_as("bits", {"again": ([], []), **same, **more}, ENGINES)
     same_as("bits", {"again": ([], []), **{k: same[k] for k in ("prefetch 0", "captured scopes", "captured iteration")}}, FUSED)
     if gpus() > 1:
         captured = SAME["captured iteration"]

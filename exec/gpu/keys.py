@@ -11,6 +11,9 @@ AS_THEY_COME = 'precision.comm_grads="bf16"'
 ONE_CHUNK = "train.loss_chunk_rows=8192"
 # A gradient's pieces go from the exchange to the optimizer without a sum between them.
 SUMMED = "fsdp.sum_in_optimizer=true"
+# No shard in 16 bits persists, and gradients end with their unit's update.
+CAST = "fsdp.cast_before_all_gather=true"
+IN_BACKWARD = "fsdp.optimizer_in_backward=true"
 FUSED = "compile.fused_products=true"
 POINTWISE = 'train.recompute="pointwise"'
 SELECTIVE = 'train.recompute="selective"'

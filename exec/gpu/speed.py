@@ -1,22 +1,27 @@
 """Stages that compare: a step of ours beside the peers, and beside the floor of the hardware."""
 import array, json, os, random, sys
 from collections import namedtuple
-from keys import AS_THEY_COME, BEST, CAPTURED, CHUNKED, FLOATS, FUSED, GATHERS, NATIVE, ONE_CHUNK, POINTWISE, REGIONS, SELECTIVE, SUMMED
+from keys import AS_THEY_COME, BEST, CAPTURED, CAST, CHUNKED, FLOATS, FUSED, GATHERS, IN_BACKWARD, NATIVE, ONE_CHUNK, POINTWISE, REGIONS, SELECTIVE, SUMMED
 from tools import CPU, HERE, OUT, call, chosen, fit, gpus, last_line, left, row, train
 
 # Steps that do not count (peer.py's number): until the power limit has settled they are slower.
 WARM = 4
-# Tokens of the peers' models; every run trains on uniformly random ones, since what a step computes on decides what power it takes.
-VOCABULARY = 128_256
-
 # Rows of the comparison: micro-batch and sequence length of peer.py's model of that name, our scenario and what makes it the same
-# work, steps of each run, and the floor in ms: the loop of the floor stage on four H200, at their power limit of 700 W.
-Row = namedtuple("Row", "batch length scenario sets steps floor_ms")
+# work, steps of each run, and its vocabulary: every run trains on uniformly random tokens, since what a step computes on
+# decides what power it takes.
+Row = namedtuple("Row", "batch length scenario sets steps vocab")
 ROWS = {
-    "1b": Row(2, 4096, "peers-1b", [], 24, 113.0),
-    "3b": Row(2, 4096, "peers-3b", ["train.micro_batch=2"], 24, 284.2),
-    "8b": Row(1, 8192, "peers-8b", ['train.recompute="none"'], 16, 674.5),
+    "1b": Row(2, 4096, "peers-1b", [], 24, 128_256),
+    "3b": Row(2, 4096, "peers-3b", ["train.micro_batch=2"], 24, 128_256),
+    "8b": Row(1, 8192, "peers-8b", ['train.recompute="none"'], 16, 128_256),
 }
+# Rows of the stage `experts`, models of peer_moe.py.
+EXPERTS = {
+    "a3b-12l-64e": Row(1, 4096, "peers-a3b-12l-64e", [], 14, 151_936),
+    "mixtral-4l": Row(1, 4096, "peers-mixtral-4l", [], 14, 32_000),
+}
+# The floor in ms: the loop of the floor stage on four H200, at their power limit of 700 W.
+FLOOR_MS = {"1b": 113.0, "3b": 284.2, "8b": 674.5}
 FASTEST = [*BEST, FUSED, SUMMED]
 # Chunks of half the rows: with selective recompute, the logits would be the peak.
 LEANEST = [*FASTEST, SELECTIVE, "train.loss_chunk_rows=2048"]
@@ -55,6 +60,25 @@ PEERS = {
     "megatron-fsdp eager": {"engine": "mfsdp"},
     # The per-module rewrite; its blocks cannot be compiled.
     "megatron-fsdp experimental eager": {"engine": "mfsdp2"},
+}
+# Compiled in parts: attention and experts alone, without the code between them. Divided experts: each GPU has a part of them.
+EXPERT_PEERS = {
+    "fsdp2 compiled": {"compile": True},
+    "fsdp2 compiled, divided experts": {"compile": True, "ep": None},
+    "fsdp2 compiled in parts": {"compile": "parts"},
+    "fsdp2 compiled in parts, divided experts": {"compile": "parts", "ep": None},
+    "fsdp2 eager": {},
+}
+EXPERT_OURS = {
+    "ours compiled": BEST,
+    "ours compiled, fused products": [*BEST, FUSED],
+    "ours compiled, fused products, summed in the optimizer": FASTEST,
+    "ours compiled, fused products, summed in the optimizer, pointwise": [*FASTEST, POINTWISE],
+    "ours compiled, fused products, summed in the optimizer, divided experts": [*FASTEST, "mesh.ep={world}"],
+    "ours compiled, fused products, in backward, cast, selective": [*BEST, FUSED, SELECTIVE, IN_BACKWARD, CAST],
+    "ours captured, fused products, summed in the optimizer": [*FASTEST, CAPTURED],
+    "ours compiled, reductions on SMs": [*NATIVE, REGIONS, CHUNKED, GATHERS],
+    "ours eager": NATIVE,
 }
 # What counts first, for every size, then the rest, as far as time allows. Each list of peers runs in processes of its own:
 # Megatron-FSDP does not give its memory back.
@@ -111,25 +135,24 @@ def peer(world, size, names):
     return torchrun("peer.py", world, configs, 40 + 55 * len(configs))
 
 
-def tokens(world, size):
+def tokens(world, r):
     """A file of random tokens, enough for a run."""
-    r = ROWS[size]
     file = OUT / "tokens.bin"
     draw = random.Random(1).randrange
-    file.write_bytes(array.array("I", (draw(VOCABULARY) for _ in range((r.steps + 1) * world * r.batch * (r.length + 1)))).tobytes())
+    file.write_bytes(array.array("I", (draw(r.vocab) for _ in range((r.steps + 1) * world * r.batch * (r.length + 1)))).tobytes())
     return file
 
 
-def ours(world, size, name, sets):
-    r = ROWS[size]
+def ours(world, size, name, sets, stage="speed"):
+    r = ROWS.get(size) or EXPERTS[size]
     scenario, extra = r.scenario, r.sets
-    data = [] if CPU else ["--data", tokens(world, size), "--data-dtype", "uint32"]
+    data = [] if CPU else ["--data", tokens(world, r), "--data-dtype", "uint32"]
     if CPU:
         scenario, extra = "small-native", ["train.clip_norm=0"]
     trace = OUT / f"trace-{size}-{name.replace(' ', '-').replace(',', '')}.json"
     code, run, err, s = train(scenario, "--steps", r.steps, "--no-grad-norms", "--trace", trace, *data, sets=[*fit(world), *extra, *sets], timeout=110)
     if code:
-        return row("speed", f"{size} {name}", False, last_line(err)[:160])
+        return row(stage, f"{size} {name}", False, last_line(err)[:160])
     (OUT / f"run-{trace.stem[6:]}.json").write_text(json.dumps(run))
     m = run["memory"]
     samples = sorted(run["step_ms"]["samples"][WARM - r.steps:])
@@ -143,7 +166,7 @@ def speed():
 
     def say(size, name, ms, allocated, device, **facts):
         found[size][name] = (ms, allocated, device)
-        row("speed", f"{size} {name}", None, f"{ms:9.2f} ms {allocated:10.1f} MiB allocated {device:10.1f} device  {ms / ROWS[size].floor_ms:.2f} of the floor",
+        row("speed", f"{size} {name}", None, f"{ms:9.2f} ms {allocated:10.1f} MiB allocated {device:10.1f} device  {ms / FLOOR_MS[size]:.2f} of the floor",
             size=size, name=name, step_ms=ms, allocated_mib=allocated, device_mib=device, **facts)
 
     for groups, own in PASSES:
@@ -169,17 +192,45 @@ def speed():
         ratios(size, found[size])
 
 
-def ratios(size, found):
+def experts():
+    """Mixtures of experts, ours and FSDP2's, with and without expert parallelism: step time and memory of the same work."""
+    world = gpus()
+    for size in os.environ.get("ROWS", ",".join(EXPERTS)).split(","):
+        r, found = EXPERTS[size], {}
+
+        def say(name, ms, allocated, device, **facts):
+            found[name] = (ms, allocated, device)
+            row("experts", f"{size} {name}", None, f"{ms:9.2f} ms {allocated:10.1f} MiB allocated {device:10.1f} device", size=size, name=name,
+                step_ms=ms, allocated_mib=allocated, device_mib=device, **facts)
+        for name in chosen(EXPERT_OURS):
+            one = ours(world, size, name, [s.format(world=world) for s in EXPERT_OURS[name]], "experts")
+            if one:
+                ms, allocated, device, samples, s = one
+                say(name, ms, allocated, device, least_ms=samples[0], most_ms=samples[-1], seconds=s)
+        for name in chosen(EXPERT_PEERS):
+            # A configuration in a process of its own: what one leaves reserved would be missing to the next.
+            config = {"kind": "moe", "size": size, "B": r.batch, "T": r.length, "steps": r.steps, **EXPERT_PEERS[name]}
+            if "ep" in config:
+                config["ep"] = world
+            results, why = torchrun("peer_moe.py", world, [config], 100)
+            for p in results:
+                say(name, p["step_ms"], p["peak_alloc_mib"], p.get("device_mib", p.get("device_used_mib")), least_ms=p["min_ms"], most_ms=p["max_ms"], losses=p.get("losses"))
+            if not results:
+                row("experts", f"{size} {name}", None, why[:160])
+        ratios(size, found, "experts")
+
+
+def ratios(size, found, stage="speed"):
     """Each run of ours relative to the fastest peer's time, the leanest one's memory, and that of its device."""
     theirs = {n: r for n, r in found.items() if not n.startswith("ours")}
     if not theirs:
         return
     fast, lean, device = (min(theirs, key=lambda n: theirs[n][i]) for i in range(3))
-    row("speed", f"{size} peers", None, f"fastest: {fast}; leanest: {lean}; on the device: {device}", size=size)
+    row(stage, f"{size} peers", None, f"fastest: {fast}; leanest: {lean}; on the device: {device}", size=size)
     for name, (ms, allocated, used) in found.items():
         if name not in theirs:
             time, memory, total = ms / theirs[fast][0], allocated / theirs[lean][1], used / theirs[device][2]
-            row("speed", f"{size} ratio, {name}", None, f"{time:.3f} of the time, {memory:.3f} of the memory, {total:.3f} on the device",
+            row(stage, f"{size} ratio, {name}", None, f"{time:.3f} of the time, {memory:.3f} of the memory, {total:.3f} on the device",
                 size=size, time_ratio=time, memory_ratio=memory, device_ratio=total)
 
 

@@ -74,7 +74,7 @@ def case(number):
         "fsdp.reshard_root": [True], "fsdp.gradient_sync": ["every", "last", "outer_last"], "fsdp.reduce_in_flight": [1, 2],
         "fsdp.optimizer_in_backward": [True], "fsdp.prefetch_next_step": [1, 2], "fsdp.separate_communicators": [True, False],
         "fsdp.unify_comm_stream": [True], "fsdp.allocator": ["caching", "pool", "double_buffer", "temporary"], "fsdp.average_in_collective": [True],
-        "fsdp.nan_check": [True], "fsdp.copy_engine_gather": [True], "fsdp.copy_engine_reduce": [True], "fsdp.sum_in_optimizer": [True], "fsdp.reshard_after_backward": [False],
+        "fsdp.nan_check": [True], "fsdp.copy_engine_gather": [True], "fsdp.copy_engine_reduce": [True], "fsdp.sum_in_optimizer": [True], "fsdp.cast_before_all_gather": [True], "fsdp.reshard_after_backward": [False],
         "precision.deterministic": [True], "compile.merge_projections": ["none", "gradients", "qkv", "all"], "compile.epilogues": [True, False],
         "compile.mix_order_reductions": [True, False], "compile.fused_products": [True], "compile.cuda_graph": ["full_iteration", ["attn"], ["attn", "mlp"], ["block"]],
         "compile.memory_budget": [0.0, 0.5], "compile.bucket_bytes": [0, 4096], "fsdp.offload": [["optimizer"], ["grads", "optimizer"], ["params", "grads", "optimizer"]],

@@ -256,6 +256,37 @@ fn sums_in_the_optimizer_end_with_the_same_weights() {
     assert!(results("small-summed", &one[..1]) == results("small-native", &one));
 }
 
+/// A shard that is cast before each gather has the bits of one that the optimizer keeps.
+#[test]
+fn casts_before_gathers_end_with_the_same_weights() {
+    let cast = "fsdp.cast_before_all_gather=true";
+    for base in [
+        &["precision.compute=bf16"][..],
+        &["precision.compute=bf16", "compile.mode=regions"],
+        &[
+            "precision.compute=bf16",
+            "mesh.dp_outer=2",
+            "mesh.dp_shard=2",
+        ],
+    ] {
+        same(
+            "small-native",
+            base,
+            &[
+                &[cast],
+                &[cast, "fsdp.prefetch_forward=0", "fsdp.prefetch_backward=2"],
+                &[cast, "fsdp.copy_engine_gather=true"],
+                &[cast, "compile.cuda_graph=full_iteration"],
+            ],
+        );
+    }
+    same(
+        "small-native",
+        &["precision.compute=bf16", "train.clip_norm=0"],
+        &[&[cast, "fsdp.optimizer_in_backward=true"]],
+    );
+}
+
 /// Elementwise code can be the epilogue of preceding GEMMs, whatever else is compiled, recomputed
 /// or captured.
 #[test]

@@ -138,7 +138,7 @@ pub struct WhatIf {
 }
 
 /// Keys of which every value is tried.
-const ALL_VALUES: [&str; 21] = [
+const ALL_VALUES: [&str; 22] = [
     "fsdp.policy",
     "fsdp.strategy",
     "fsdp.reshard_root",
@@ -149,6 +149,7 @@ const ALL_VALUES: [&str; 21] = [
     "fsdp.copy_engine_all_gather",
     "fsdp.copy_engine_reduce_scatter",
     "fsdp.fuse_reduce_into_optimizer",
+    "fsdp.cast_before_all_gather",
     "fsdp.unify_comm_stream",
     "fsdp.optimizer_in_backward",
     "fsdp.allocator",
@@ -190,10 +191,11 @@ const SOME_VALUES: [(&str, &[&str]); 9] = [
 pub fn is_settable(policy: PolicyKind, setting: &str) -> bool {
     let (key, value) = setting.split_once('=').unwrap_or((setting, ""));
     /// Options that are fixed in the code of PyTorch and Megatron-FSDP.
-    const ENGINE: [&str; 11] = [
+    const ENGINE: [&str; 12] = [
         "fsdp.async_reduce",
         "fsdp.copy_engine_all_gather",
         "fsdp.copy_engine_reduce_scatter",
+        "fsdp.cast_before_all_gather",
         "fsdp.optimizer_in_backward",
         "fsdp.prefetch_next_step",
         "fsdp.reduce_in_flight",

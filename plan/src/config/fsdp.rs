@@ -207,6 +207,8 @@ pub struct Fsdp {
     pub copy_engine_reduce: bool,
     /// The optimizer's kernel sums what such reductions have exchanged.
     pub sum_in_optimizer: bool,
+    /// Shards are cast to the compute dtype right before a gather, and are not kept in it.
+    pub cast_before_all_gather: bool,
     /// One side stream for all-gather and reduce-scatter.
     pub unify_comm_stream: bool,
     /// Allocator of the transient buffers.

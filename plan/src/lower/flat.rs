@@ -54,7 +54,8 @@ impl Sharded {
 #[derive(Clone, Debug)]
 pub(crate) struct GroupState {
     pub(super) sharded: Sharded,
-    /// Persistent W: the shard, or all of it; `None` when every parameter has a separate buffer.
+    /// Persistent W: the shard, or all of it; `None` when every parameter has a separate buffer, or
+    /// when gathers cast M.
     pub(crate) weight: Option<BufferId>,
     /// W of a group that no axis shards: the model's own parameters.
     pub(crate) params: Vec<BufferId>,
@@ -141,6 +142,11 @@ impl Flat {
         };
         let shard = numel / sharded.ranks;
         let weight_sharded = placements::weight_sharded(sharded.strategy);
+        // Gathers cast M, so that no shard in the compute dtype persists.
+        let casts = out.inputs.scenario.fsdp.cast_before_all_gather
+            && weight_sharded
+            && group.requires_grad
+            && main.is_some();
         let mut state = GroupState {
             sharded,
             weight: None,
@@ -163,7 +169,7 @@ impl Flat {
                     Holds::Param(*p),
                 ));
             }
-        } else {
+        } else if !casts {
             let n = if weight_sharded { shard } else { numel };
             state.weight = Some(out.persistent(
                 Role::ModelWeight,
@@ -375,6 +381,22 @@ impl Flat {
         out.b.join(Rule::OuterGather, stream, self.streams.gather);
     }
 
+    /// Casts a group's M into this rank's slice of its full weights, and returns the slice.
+    fn cast(&self, out: &mut Emitter<'_>, state: &GroupState, full: Access) -> Access {
+        let slice = state.sharded.part(full);
+        let main = state.main.map(|id| out.b.whole(id));
+        out.run(KernelLaunch {
+            rule: Rule::CopyIn,
+            op: ShardOp::Copy,
+            elements: slice.bytes / self.w.size(),
+            dtype: self.w,
+            stream: self.streams.gather,
+            reads: main.as_slice(),
+            writes: &[slice],
+        });
+        slice
+    }
+
     /// Issues the gather of a group on the gather stream; the caller has allocated `full` and
     /// placed the gates. `stale` says that the outer axis has not refreshed the shard since its
     /// ranks updated their parts.
@@ -390,37 +412,24 @@ impl Flat {
         if self.outer_optim && stale {
             self.gather_outer(out, g);
         }
-        let Some(rest) = state.weight else { return };
-        let whole = out.b.whole(rest);
-        let (comm, part) = match (from, state.full) {
-            (Some(input), Some(full)) => (
-                self.comms.sub,
-                Part {
-                    input,
-                    output: out.b.whole(full),
-                },
-            ),
-            (None, Some(full)) => (
-                state.sharded.comms.gather,
-                Part {
-                    input: whole,
-                    output: out.b.whole(full),
-                },
-            ),
+        let stream = self.streams.gather;
+        let Some(output) = state.full.or(state.weight).map(|id| out.b.whole(id)) else {
+            return;
+        };
+        let input = match (from, state.full, state.weight) {
+            (Some(slice), ..) => slice,
+            (None, Some(_), Some(rest)) => out.b.whole(rest),
+            (None, Some(_), None) => self.cast(out, state, output),
             // Replicated W: every rank refreshed its slice, gather in place.
-            _ => {
-                let input = state.sharded.part(whole);
-                (
-                    state.sharded.comms.gather,
-                    Part {
-                        input,
-                        output: whole,
-                    },
-                )
-            }
+            (None, None, _) => state.sharded.part(output),
+        };
+        let comm = if from.is_some() {
+            self.comms.sub
+        } else {
+            state.sharded.comms.gather
         };
         let Some(comm) = comm else { return };
-        let stream = self.streams.gather;
+        let part = Part { input, output };
         if from.is_none() {
             // Only its own part: the outer axis has refreshed that, while the others' parts are as
             // old as the last step.

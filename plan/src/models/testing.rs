@@ -103,6 +103,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             copy_engine_gather: false,
             copy_engine_reduce: false,
             sum_in_optimizer: false,
+            cast_before_all_gather: false,
             separate_communicators: false,
             unify_comm_stream: false,
             allocator: AllocatorKind::Caching,

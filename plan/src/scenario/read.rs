@@ -322,6 +322,7 @@ fn fsdp(d: &Document, mesh: &Mesh) -> Result<Fsdp, ScenarioError> {
         copy_engine_gather: d.setting(Key::CopyEngineGather),
         copy_engine_reduce: d.setting(Key::CopyEngineReduce),
         sum_in_optimizer: d.setting(Key::SumInOptimizer),
+        cast_before_all_gather: d.setting(Key::CastBeforeAllGather),
         unify_comm_stream: d.setting(Key::UnifyCommStream),
         allocator: d.given(Key::Allocator).unwrap_or(defaults.allocator),
         expandable_segments: d.setting(Key::ExpandableSegments),

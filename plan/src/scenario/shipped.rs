@@ -36,6 +36,8 @@ shipped![
     "peers-1b",
     "peers-3b",
     "peers-8b",
+    "peers-a3b-12l-64e",
+    "peers-mixtral-4l",
     "peers-tiny",
     "prefetch-0",
     "prefetch-1",

@@ -109,14 +109,11 @@ impl MemoryCurve {
     pub fn new(view: &RunView) -> Self {
         let timeline = &view.run.memory.timeline;
         let times = device_times(view).unwrap_or_else(|| host_times(view));
-        let mut order: Vec<(u64, usize)> = times.into_iter().zip(0..).collect();
-        let before = order
-            .iter()
-            .map(|o| o.0)
-            .min()
-            .is_some_and(|first| first > 0);
-        let last = order.iter().max_by_key(|o| o.0).map(|o| o.1);
-        order.extend(last.filter(|_| before).map(|last| (0, last)));
+        // The level at the start of the step, unless a sample is there.
+        let level = times.iter().zip(0..).max_by_key(|o| *o.0);
+        let level = level.filter(|_| times.iter().all(|&t| t > 0));
+        let mut order: Vec<(u64, usize)> = level.map(|(_, i)| (0, i)).into_iter().collect();
+        order.extend(times.iter().copied().zip(0..));
         order.sort_by_key(|&(time, _)| time);
         let samples: Vec<Sample> = order
             .iter()
@@ -157,12 +154,13 @@ fn device_times(view: &RunView) -> Option<Vec<u64>> {
         return None;
     }
     let end = view.recorded().0;
-    let mut latest = 0;
+    // Kernels of a stream start in the order of issue, and the curve never goes back in time.
+    let mut next = 0;
     let times = timeline.iter().map(|sample| {
-        let next = kernels.partition_point(|k| k.0 < sample.instr);
-        let time = kernels.get(next).map_or(end, |k| k.1);
-        latest = time.max(latest);
-        latest
+        while kernels.get(next).is_some_and(|k| k.0 < sample.instr) {
+            next += 1;
+        }
+        kernels.get(next).map_or(end, |k| k.1)
     });
     Some(times.collect())
 }

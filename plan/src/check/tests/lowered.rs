@@ -222,7 +222,7 @@ fn gradients_of_any_type_are_as_long_as_kernels_take_them_to_be() {
 
 #[test]
 fn every_option_passes() {
-    const OPTIONS: [&[&str]; 52] = [
+    const OPTIONS: [&[&str]; 55] = [
         &[],
         &[
             "fsdp.copy_engine_reduce=true",
@@ -237,6 +237,21 @@ fn every_option_passes() {
             "train.clip_norm=0",
             "compile.cuda_graph=full_iteration",
             "fsdp.strategy=optim_grads",
+        ],
+        &["fsdp.cast_before_all_gather=true"],
+        &[
+            "fsdp.cast_before_all_gather=true",
+            "train.clip_norm=0",
+            "fsdp.optimizer_in_backward=true",
+            "fsdp.copy_engine_all_gather=true",
+            "fsdp.prefetch_next_step=2",
+            "fsdp.frozen=[\"layers.0\"]",
+        ],
+        &[
+            "fsdp.cast_before_all_gather=true",
+            "mesh.dp_outer=2",
+            "train.grad_accum=2",
+            "compile.cuda_graph=full_iteration",
         ],
         &["fsdp.optimizer_in_backward=true", "train.clip_norm=0"],
         &[

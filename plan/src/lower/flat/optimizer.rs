@@ -181,6 +181,10 @@ impl Flat {
         {
             let state = self.state(g).clone();
             let Some(main) = state.main else { return };
+            if state.weight.is_none() && state.params.is_empty() {
+                // Gathers cast M.
+                return;
+            }
             if !self.written_with_main(out, g).is_empty() {
                 return;
             }

@@ -25,6 +25,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
     },
     rules: Rules {
         options: &[
+            "cast_before_all_gather",
             "copy_engine_reduce_scatter",
             "optimizer_in_backward",
             "prefetch_next_step",

@@ -239,6 +239,25 @@ fn impossible_combinations() {
             "fsdp.optimizer_in_backward=true",
             "fsdp.offload=[\"optimizer\"]",
         ],
+        &[
+            "fsdp.cast_before_all_gather=true",
+            "fsdp.strategy=optim_grads",
+        ],
+        &["fsdp.cast_before_all_gather=true", "fsdp.policy=megatron"],
+        &["fsdp.cast_before_all_gather=true", "compile.mode=full"],
+        &[
+            "fsdp.cast_before_all_gather=true",
+            "precision.param_dtype=f32",
+        ],
+        &[
+            "fsdp.cast_before_all_gather=true",
+            "mesh.dp_replicate=2",
+            "fsdp.outer_strategy=optim",
+        ],
+        &[
+            "fsdp.cast_before_all_gather=true",
+            "fsdp.offload=[\"optimizer\"]",
+        ],
         &["fsdp.fuse_reduce_into_optimizer=true"],
         &[
             "fsdp.fuse_reduce_into_optimizer=true",

@@ -66,6 +66,7 @@ fn defaults_of_the_native_policy() {
             copy_engine_gather: false,
             copy_engine_reduce: false,
             sum_in_optimizer: false,
+            cast_before_all_gather: false,
             unify_comm_stream: false,
             allocator: AllocatorKind::Pool,
             expandable_segments: true,

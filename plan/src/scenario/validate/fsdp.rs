@@ -18,6 +18,7 @@ pub(super) fn check(s: &Scenario, d: &Document, is_default: &dyn Fn(Key) -> bool
     next_step(s, d)?;
     in_backward(s, d)?;
     in_optimizer(s, d)?;
+    cast_before_all_gather(s, d)?;
     resharded_root(s, d)?;
     refuse(s, d, "fsdp.reshard_after_backward")?;
     refuse(s, d, "fsdp.gradient_sync")
@@ -306,6 +307,43 @@ fn in_optimizer(s: &Scenario, d: &Document) -> Checked {
         return Ok(());
     };
     Err(cannot(d, Key::SumInOptimizer, keys, why, "false"))
+}
+
+/// Refuses casts before gathers where gathers read no shard of the main weights on the device, or
+/// have nothing to cast.
+fn cast_before_all_gather(s: &Scenario, d: &Document) -> Checked {
+    let f = &s.fsdp;
+    if !f.cast_before_all_gather {
+        return Ok(());
+    }
+    let (keys, why): (&[Key], _) = if !placements::weight_sharded(f.strategy) {
+        (
+            &[Key::Strategy],
+            "casts sharded weights, but with this strategy weights are not sharded",
+        )
+    } else if s
+        .precision
+        .main_params
+        .is_none_or(|main| main == s.precision.compute)
+    {
+        (
+            &[Key::MainParams, Key::Compute],
+            "casts main weights to the compute dtype, but there are none in another dtype",
+        )
+    } else if f.outer_strategy == OuterStrategy::Optim {
+        (
+            &[Key::OuterStrategy],
+            "casts whole shards, but with this outer strategy a rank has main weights of a part of its shard",
+        )
+    } else if f.offload.any() {
+        (
+            &[Key::Offload],
+            "reads main weights on the device, but `offload` moves state to the host",
+        )
+    } else {
+        return Ok(());
+    };
+    Err(cannot(d, Key::CastBeforeAllGather, keys, why, "false"))
 }
 
 /// Refuses to reshard the root where the schedule keeps it.

@@ -5,8 +5,9 @@
 // block loads half and sends it to both. An expert with an odd number of tiles below one another has the last ones side by side; of these
 // the rows are sent. The first warp loads, a step of KSTEP ahead of another as long as there is room. Two groups of four warps multiply,
 // each 64 rows; when a tile is done they round it into shared memory and go on with the next one. Other warps of the first group write it:
-// the rows up to the expert's end, or the whole by a tensor copy, which ends at the matrix's edges. Which tile is next is asked of a
-// counter, since a multiprocessor may be busy with something else at first. Sums have the order of the inner dimension.
+// the rows up to the expert's end, or the whole by a tensor copy, which ends at the matrix's edges. A weight gradient in float32 (FLOAT_GRAD)
+// has no room there: the groups that multiply store it. Which tile is next is asked of a counter, since a multiprocessor may be busy with
+// something else at first. Sums have the order of the inner dimension.
 #define KSTEP 64
 #define STAGES 4
 // Both factors come in parts of 64 rows or columns of a result.
@@ -165,7 +166,9 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1) k
           }
         }
       }
-    } else if (threadIdx.x < 32 + WRITERS * 32) {
+    }
+#if !FLOAT_GRAD
+    else if (threadIdx.x < 32 + WRITERS * 32) {
       const int warp = threadIdx.x / 32 - 1;
       u32 expert = 0;
       // Both halves of the rounded tile are free.
@@ -212,6 +215,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1) k
       if (lane == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 #endif
     }
+#endif
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 192;");
     const int half = group - 1, warp = threadIdx.x / 32 % 4;
@@ -252,6 +256,18 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1) k
         if (lane < 2) bar_arrive(empty(s), lane);
         if (++s == STAGES) s = 0, parity ^= 1;
       }
+#if FLOAT_GRAD
+      // Of each eight columns, four neighboring threads have a row: a sector of 32 bytes.
+      const u32 row = p.row + half * 64 + warp * 16 + lane / 4;
+      float* to = RESULT + ((u64)p.expert * M + row) * N;
+#pragma unroll
+      for (int j = 0; j < 32; ++j) {
+        const u32 column = p.column + j * 8 + lane % 4 * 2;
+        const float* v = d + 4 * j;
+        if (column < N && row < M) *reinterpret_cast<float2*>(to + column) = make_float2(v[0], v[1]);
+        if (column < N && row + 8 < M) *reinterpret_cast<float2*>(to + 8ull * N + column) = make_float2(v[2], v[3]);
+      }
+#else
       const int line = warp * 16 + lane / 8 % 2 * 8 + lane % 8;
 #pragma unroll
       for (int round = 0; round < 2; ++round) {
@@ -266,6 +282,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1) k
         if (WEIGHT_GRAD) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         named_arrive<MULTIPLIERS_AND_WRITERS>(1 + half);
       }
+#endif
     }
   }
   // Neither block leaves while the other one may still send to it.

@@ -5,7 +5,7 @@ use super::super::tables::contiguous;
 use super::super::{CodegenError, Module, Param, Request, ctype};
 use super::{Grouped, Over};
 use crate::base::element;
-use shardlab_plan::ir::{Place, Slot};
+use shardlab_plan::ir::{DType, Place, Slot};
 
 const KERNEL: &str = include_str!("wgmma.cuh");
 /// Rows and columns of a box of a tensor copy: 128 bytes, the unit that is swizzled.
@@ -18,8 +18,8 @@ fn shared(experts: usize) -> u64 {
     stages + (32 << 10) + 256 + 4 * (experts as u64 + 1)
 }
 
-/// Returns whether the kernel does this one: all in one 16-bit type, at addresses that tensor
-/// copies take, not written over what is read.
+/// Returns whether the kernel does this one: factors of one 16-bit type, a result of that type or a
+/// weight gradient in float32, at addresses that tensor copies take, not written over what is read.
 pub(super) fn fits(req: &Request<'_>, of: &Grouped<'_>) -> Result<bool, CodegenError> {
     let (a, b, c) = (
         req.arg(of.a.place)?,
@@ -28,7 +28,7 @@ pub(super) fn fits(req: &Request<'_>, of: &Grouped<'_>) -> Result<bool, CodegenE
     );
     let ty = a.dtype;
     let typed = element::cuda(ty).wgmma.is_some() && ty.size() == 2;
-    let one_type = b.dtype == ty && c.dtype == ty;
+    let one_type = b.dtype == ty && (c.dtype == ty || has_float_result(of, c.dtype));
     let aligned = of.is_aligned(req)? && c.align >= 16 && of.c.offset.is_multiple_of(8);
     let alone = |slot: &Slot| match slot.place {
         Place::Read(i) => matches!(req.same.get(usize::from(i)), None | Some(None)),
@@ -46,6 +46,11 @@ pub(super) fn fits(req: &Request<'_>, of: &Grouped<'_>) -> Result<bool, CodegenE
     Ok(req.target.has_wgmma() && typed && one_type && aligned && apart && counted && room)
 }
 
+/// Returns whether a result is a weight gradient in float32.
+fn has_float_result(of: &Grouped<'_>, result: DType) -> bool {
+    matches!(of.over, Over::Rows { .. }) && result == DType::F32
+}
+
 pub(super) fn generate(req: &Request<'_>, of: &Grouped<'_>) -> Result<Module, CodegenError> {
     let ty = req.arg(of.a.place)?.dtype;
     let map = |slot: &Slot, size: [usize; 2], stack: Option<usize>| Map {
@@ -56,6 +61,7 @@ pub(super) fn generate(req: &Request<'_>, of: &Grouped<'_>) -> Result<Module, Co
         stack: stack.map(|x| x as u64),
         part: PART,
     };
+    let float_result = has_float_result(of, req.arg(of.c.place)?.dtype);
     let (n, rows, stack) = (of.n, of.rows, Some(of.experts));
     // The parameters of the kernel after its operands, and `M`, `K`, `TB`, `WEIGHT_GRAD` and
     // `B_COLUMNS`.
@@ -69,11 +75,13 @@ pub(super) fn generate(req: &Request<'_>, of: &Grouped<'_>) -> Result<Module, Co
             (maps, [0, k, tb.into(), 0, (!tb).into()])
         }
         Over::Rows { m } => {
-            let maps = vec![
+            let mut maps = vec![
                 ("a", map(of.a, [m, rows], None)),
                 ("b", map(of.b, [n, rows], None)),
-                ("c", map(of.c, [n, m], stack)),
             ];
+            if !float_result {
+                maps.push(("c", map(of.c, [n, m], stack)));
+            }
             (maps, [m, 0, 0, 1, 1])
         }
     };
@@ -93,6 +101,7 @@ pub(super) fn generate(req: &Request<'_>, of: &Grouped<'_>) -> Result<Module, Co
         ("TB", tb),
         ("WEIGHT_GRAD", weight_grad),
         ("B_COLUMNS", b_columns),
+        ("FLOAT_GRAD", float_result.into()),
     ] {
         source += &format!("#define {name} {value}u\n");
     }
