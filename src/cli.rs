@@ -8,6 +8,7 @@ mod args;
 mod budget;
 mod calibrate;
 mod check;
+mod checkpoint;
 mod compare;
 mod completions;
 #[cfg(feature = "dash")]
@@ -105,6 +106,9 @@ enum Command {
     Report(report::Args),
     /// Check for regressions against a baseline, for CI: memory, time, convergence, program
     Gate(Box<gate::Args>),
+    /// Write checkpoints of `exec` for PyTorch (torch.distributed.checkpoint), and read PyTorch's
+    #[command(subcommand)]
+    Checkpoint(checkpoint::Command),
     /// Import traces, memory snapshots and flight records of PyTorch jobs
     Import(import::Args),
     /// Write the scenario that a trace shows
@@ -187,6 +191,7 @@ fn run(command: &Command, out: &mut Out) -> Result<Status, Failure> {
         Command::Runs(args) => runs::run(args, out),
         Command::Report(args) => report::run(args, out),
         Command::Gate(args) => gate::run(args, out),
+        Command::Checkpoint(command) => checkpoint::run(command, out),
         Command::Import(args) => import::run(args, out),
         Command::Infer(args) => infer::run(args, out),
         Command::Replay(args) => replay::run(args, out),

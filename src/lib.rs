@@ -20,6 +20,7 @@ pub mod analysis;
 pub mod cli;
 #[cfg(feature = "dash")]
 pub mod dash;
+pub mod dcp;
 pub mod gate;
 pub mod predict;
 pub mod trace;

@@ -1,7 +1,8 @@
 //! Reads pickles of plain data: numbers, text, lists, tuples, dictionaries, sets and bytes.
 //!
-//! A pickle is a program. This reader supports only the instructions that build plain values, and
+//! A pickle is a program. [`read`] supports only the instructions that build plain values, and
 //! rejects those that import or call something (`GLOBAL`, `REDUCE`, `BUILD` and similar ones).
+//! [`read_objects`] keeps objects of named classes as they are described, and calls nothing either.
 //! Shared values stay shared in the result.
 
 mod write;
@@ -26,14 +27,33 @@ pub enum Value {
     Text(Rc<str>),
     /// Bytes.
     Bytes(Rc<[u8]>),
-    /// List, tuple or set.
+    /// List, tuple or set, as all are read.
     List(Rc<Vec<Value>>),
+    /// Tuple, to be written.
+    Tuple(Rc<Vec<Value>>),
     /// Dictionary, in insertion order.
     Dict(Rc<Vec<(Value, Value)>>),
+    /// Object, which was not built.
+    Object(Rc<Object>),
 }
 
+/// What a pickle says about an object.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Object {
+    /// Class or function, with its module: `torch.Size`; [`PERSISTENT`] for what is stored outside
+    /// the pickle.
+    pub class: Rc<str>,
+    /// Arguments of the call; `None` for the class or function itself.
+    pub args: Option<Vec<Value>>,
+    /// State that is set after the call.
+    pub state: Option<Value>,
+}
+
+/// Name of objects that are stored outside the pickle; the argument identifies them.
+pub const PERSISTENT: &str = "persistent_id";
+
 impl Value {
-    /// Returns the value of a key of a dictionary.
+    /// Returns the value of a key of a dictionary, or of an object's state.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&Self> {
         match self {
@@ -41,6 +61,16 @@ impl Value {
                 .iter()
                 .find(|(k, _)| k.text() == Some(key))
                 .map(|(_, v)| v),
+            Self::Object(object) => object.state.as_ref()?.get(key),
+            _ => None,
+        }
+    }
+
+    /// Returns the object; `None` for anything else.
+    #[must_use]
+    pub fn object(&self) -> Option<&Object> {
+        match self {
+            Self::Object(object) => Some(object),
             _ => None,
         }
     }
@@ -49,7 +79,7 @@ impl Value {
     #[must_use]
     pub fn items(&self) -> &[Self] {
         match self {
-            Self::List(items) => items,
+            Self::List(items) | Self::Tuple(items) => items,
             _ => &[],
         }
     }
@@ -142,6 +172,11 @@ enum Node {
     Plain(Value),
     List(Vec<usize>),
     Dict(Vec<(usize, usize)>),
+    Object {
+        class: Rc<str>,
+        args: Option<usize>,
+        state: Option<usize>,
+    },
 }
 
 /// Maximum nesting of values.
@@ -152,8 +187,17 @@ const DEEPEST: usize = 200;
 /// # Errors
 /// Fails if it ends too early, contains anything but plain values, or is not a pickle.
 pub fn read(bytes: &[u8]) -> Result<Value, PickleError> {
+    read_objects(bytes, &[])
+}
+
+/// Reads a pickle with objects of known classes, which are not built.
+///
+/// # Errors
+/// As [`read`], and for classes and functions that are not among the known ones.
+pub fn read_objects(bytes: &[u8], known: &[&str]) -> Result<Value, PickleError> {
     Machine {
         bytes,
+        known,
         at: 0,
         stack: Vec::new(),
         nodes: Vec::new(),
@@ -164,6 +208,8 @@ pub fn read(bytes: &[u8]) -> Result<Value, PickleError> {
 
 struct Machine<'a> {
     bytes: &'a [u8],
+    /// Classes and functions that objects may have.
+    known: &'a [&'a str],
     at: usize,
     stack: Vec<Slot>,
     nodes: Vec<Node>,
@@ -480,10 +526,23 @@ impl<'a> Machine<'a> {
                 }
                 b'c' => {
                     let (module, name) = (self.line()?, self.line()?);
-                    self.at = start;
-                    return self.fail(format!(
-                        "it would import `{module}.{name}`: a pickle with code is not read"
-                    ));
+                    self.class(start, format!("{module}.{name}"))?;
+                }
+                0x93 if !self.known.is_empty() => {
+                    let (name, module) = (self.popped_text()?, self.popped_text()?);
+                    self.class(start, format!("{module}.{name}"))?;
+                }
+                b'R' | 0x81 if !self.known.is_empty() => self.call()?,
+                b'b' if !self.known.is_empty() => self.state()?,
+                b'Q' if !self.known.is_empty() => {
+                    let id = self.pop()?;
+                    let args = self.nodes.len();
+                    self.nodes.push(Node::List(vec![id]));
+                    self.push(Node::Object {
+                        class: PERSISTENT.into(),
+                        args: Some(args),
+                        state: None,
+                    });
                 }
                 0x93
                 | b'R'
@@ -508,6 +567,65 @@ impl<'a> Machine<'a> {
                     ));
                 }
             }
+        }
+    }
+
+    fn popped_text(&mut self) -> Done<Rc<str>> {
+        let top = self.pop()?;
+        match &self.nodes[top] {
+            Node::Plain(Value::Text(text)) => Ok(Rc::clone(text)),
+            _ => self.fail("a name of a class is not text"),
+        }
+    }
+
+    /// Pushes a class or function, unless it is unknown.
+    fn class(&mut self, start: usize, class: String) -> Done<()> {
+        if !self.known.contains(&class.as_str()) {
+            self.at = start;
+            return self.fail(format!(
+                "it would import `{class}`: a pickle with code is not read"
+            ));
+        }
+        self.push(Node::Object {
+            class: class.into(),
+            args: None,
+            state: None,
+        });
+        Ok(())
+    }
+
+    /// Describes the call of a class or function.
+    fn call(&mut self) -> Done<()> {
+        let (args, callee) = (self.pop()?, self.pop()?);
+        match &self.nodes[callee] {
+            Node::Object {
+                class, args: None, ..
+            } => {
+                let class = Rc::clone(class);
+                self.push(Node::Object {
+                    class,
+                    args: Some(args),
+                    state: None,
+                });
+                Ok(())
+            }
+            _ => self.fail("something is called that is not a class or function"),
+        }
+    }
+
+    /// Sets the state of an object.
+    fn state(&mut self) -> Done<()> {
+        let (value, top) = (self.pop()?, self.top()?);
+        match &mut self.nodes[top] {
+            Node::Object {
+                args: Some(_),
+                state,
+                ..
+            } => {
+                *state = Some(value);
+                Ok(())
+            }
+            _ => self.fail("state is set of something that is not an object"),
         }
     }
 
@@ -541,6 +659,16 @@ impl<'a> Machine<'a> {
                     all.push((key, self.finish(*value, built, depth + 1)?));
                 }
                 Value::Dict(Rc::new(all))
+            }
+            Node::Object { class, args, state } => {
+                let mut one = |node: &usize| self.finish(*node, built, depth + 1);
+                let args = args.as_ref().map(&mut one).transpose()?;
+                let state = state.as_ref().map(&mut one).transpose()?;
+                Value::Object(Rc::new(Object {
+                    class: Rc::clone(class),
+                    args: args.map(|a| a.items().to_vec()),
+                    state,
+                }))
             }
         };
         built[node] = Some(value.clone());
@@ -597,6 +725,28 @@ mod tests {
             let e = read(bytes).unwrap_err().to_string();
             assert!(e.contains(expected), "{e}");
         }
+    }
+
+    /// Output of `pickle.dumps([torch.Size([2, 3]), torch.float32], protocol=2)`, and of an object
+    /// with a state.
+    #[test]
+    fn objects_of_known_classes_are_described() {
+        let dump =
+            b"\x80\x02]q\x00(ctorch\nSize\nq\x01K\x02K\x03\x86q\x02\x85q\x03Rq\x04ctorch\nfloat32\nq\x05e.";
+        let value = read_objects(dump, &["torch.Size", "torch.float32"]).unwrap();
+        let [size, dtype] = value.items() else {
+            panic!("{value:?}")
+        };
+        let size = size.object().unwrap();
+        assert_eq!(&*size.class, "torch.Size");
+        let two_three = [Value::Int(2), Value::Int(3)];
+        assert_eq!(size.args.as_ref().unwrap()[0].items(), two_three);
+        assert_eq!(dtype.object().unwrap().args, None);
+        let refused = read_objects(dump, &["torch.Size"]).unwrap_err().to_string();
+        assert!(refused.contains("`torch.float32`"), "{refused}");
+        let with_state = b"\x80\x02cm\nC\n)\x81}U\x01aK\x07sb.";
+        let value = read_objects(with_state, &["m.C"]).unwrap();
+        assert_eq!(value.get("a"), Some(&Value::Int(7)));
     }
 
     #[test]

@@ -4,6 +4,7 @@ mod adapters;
 mod analysis;
 mod bad_input;
 mod calibrate;
+mod checkpoint;
 mod compare;
 #[cfg(feature = "dash")]
 mod dash;

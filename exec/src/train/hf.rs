@@ -9,11 +9,12 @@ use super::layout::StateLayout;
 use super::state::StateIo;
 use super::tensor_file::{self, Entry, TensorFile};
 use crate::train::data::encode;
-use names::{Stored, Tensor};
+use names::Stored;
+pub use names::Tensor;
 use serde_json::Value;
 use shardlab_plan::Program;
 use shardlab_plan::config::Model;
-use shardlab_plan::ir::{DType, ParamId};
+use shardlab_plan::ir::{DType, Param, ParamId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -219,7 +220,8 @@ impl Source<'_> {
 }
 
 /// Transposes a row-major `rows x cols` matrix.
-fn transpose(x: &[f32], rows: usize, cols: usize) -> Vec<f32> {
+#[must_use]
+pub fn transpose(x: &[f32], rows: usize, cols: usize) -> Vec<f32> {
     let mut out = vec![0.0; x.len()];
     for r in 0..rows {
         for c in 0..cols {
@@ -280,6 +282,20 @@ pub fn export(
         }
         Ok(())
     })
+}
+
+/// Returns the published tensors that hold each parameter, in the program's order; the parameter
+/// itself, under its own name, for families without published names.
+#[must_use]
+pub fn tensors(program: &Program) -> Vec<Vec<Tensor>> {
+    let mesh = &program.meta.mesh;
+    match names::of(program) {
+        Some(all) => all.into_iter().map(|stored| stored.tensors).collect(),
+        None => {
+            let whole = |p: &Param| vec![Tensor::whole(p.name.clone(), &p.full_shape(mesh))];
+            program.params.iter().map(whole).collect()
+        }
+    }
 }
 
 /// Returns the published name of every parameter, in the program's order, with `*` for the numbers

@@ -1,6 +1,6 @@
-//! Writes pickles of plain data (protocol 2), which Python reads without importing anything.
+//! Writes pickles (protocol 2). Python reads plain data without importing anything.
 
-use super::Value;
+use super::{Object, PERSISTENT, Value};
 use std::collections::HashMap;
 use std::rc::Rc;
 
@@ -40,6 +40,7 @@ impl Writer {
                 self.list(&items.collect::<Vec<_>>());
             }
             Value::List(items) => self.list(items),
+            Value::Tuple(items) => self.tuple(items),
             Value::Dict(pairs) => {
                 self.out.extend(b"}(");
                 for (key, value) in pairs.iter() {
@@ -48,7 +49,39 @@ impl Writer {
                 }
                 self.out.push(b'u');
             }
+            Value::Object(object) => self.object(object),
         }
+    }
+
+    fn object(&mut self, object: &Object) {
+        let args = object.args.as_deref();
+        if &*object.class == PERSISTENT {
+            for id in args.unwrap_or_default() {
+                self.value(id);
+            }
+            self.out.push(b'Q');
+            return;
+        }
+        let (module, name) = object.class.rsplit_once('.').unwrap_or(("", &object.class));
+        self.out.extend(format!("c{module}\n{name}\n").bytes());
+        if let Some(args) = args {
+            self.tuple(args);
+            // An object that gets its state afterwards is only made, not initialized.
+            let made = object.state.is_some() && args.is_empty();
+            self.out.push(if made { 0x81 } else { b'R' });
+        }
+        if let Some(state) = &object.state {
+            self.value(state);
+            self.out.push(b'b');
+        }
+    }
+
+    fn tuple(&mut self, items: &[Value]) {
+        self.out.push(b'(');
+        for item in items {
+            self.value(item);
+        }
+        self.out.push(b't');
     }
 
     fn list(&mut self, items: &[Value]) {

@@ -161,6 +161,18 @@ impl Checkpoint {
         Ok(())
     }
 
+    /// Returns all elements of a state, in float32; `None` if the checkpoint does not hold them all.
+    ///
+    /// # Errors
+    /// Errors of files.
+    pub fn whole(&mut self, param: usize, kind: Kind) -> Result<Option<Vec<f32>>, TrainError> {
+        let numel: u64 = self.index.params[param].shape.iter().product();
+        if !self.holds(param, kind, &(0..numel)) {
+            return Ok(None);
+        }
+        self.elements(param, kind, 0..numel).map(Some)
+    }
+
     /// Returns the index of every parameter of the program in this checkpoint.
     fn find(&self, program: &Program) -> Result<Vec<usize>, TrainError> {
         let known: BTreeMap<&str, usize> = self

@@ -35,6 +35,41 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
+    /// Makes a snapshot of whole states in float32, as if one rank held all of them. `values` returns
+    /// the elements of a parameter's state; `None` if it has none.
+    ///
+    /// # Errors
+    /// Those of `values`.
+    pub fn whole(
+        program: &Program,
+        progress: Progress,
+        mut values: impl FnMut(usize, Kind) -> Result<Option<Vec<f32>>, TrainError>,
+    ) -> Result<Self, TrainError> {
+        let file = file_of(0, 1);
+        let mut contents = Contents::new();
+        for (param, p) in program.params.iter().enumerate() {
+            for kind in Kind::ALL {
+                let Some(values) = values(param, kind)? else {
+                    continue;
+                };
+                let piece = Piece {
+                    param,
+                    kind: kind.name().to_owned(),
+                    start: 0,
+                    numel: values.len() as u64,
+                    tensor: tensor_of(&p.name, kind, 0),
+                    file: file.clone(),
+                };
+                contents.push((piece, DType::F32, encode(&values, DType::F32)));
+            }
+        }
+        let pieces = contents.iter().map(|c| c.0.clone()).collect();
+        Ok(Self {
+            index: index(program, 1, progress, pieces),
+            ranks: vec![(0, contents)],
+        })
+    }
+
     /// Copies the state from the ranks' memory. `state` is false before the first step, when no
     /// moments exist.
     ///
@@ -77,25 +112,10 @@ impl Snapshot {
                 pieces[rank as usize].push(piece);
             }
         }
-        let params = program
-            .params
-            .iter()
-            .map(|p| IndexParam {
-                name: p.name.clone(),
-                shape: p.full_shape(&program.meta.mesh).to_vec(),
-            })
-            .collect();
-        let index = Index {
-            format: FORMAT,
-            scenario: program.meta.scenario.clone(),
-            program_digest: program.digest(),
-            world_size: world,
-            progress,
-            params,
-            files: BTreeMap::new(),
-            pieces: pieces.concat(),
-        };
-        Ok(Self { index, ranks })
+        Ok(Self {
+            index: index(program, world, progress, pieces.concat()),
+            ranks,
+        })
     }
 
     /// Writes the checkpoint together with the other processes and makes it durable; then removes
@@ -171,6 +191,24 @@ impl Snapshot {
         let sum = write_synced(&dir.join("index.json"), [text.as_slice()])?.blake3;
         write_synced(&dir.join("index.blake3"), [sum.as_bytes()])?;
         sync_dir(dir)
+    }
+}
+
+/// Returns the index of pieces of `world` ranks, before their files are known.
+fn index(program: &Program, world: u32, progress: Progress, pieces: Vec<Piece>) -> Index {
+    let params = program.params.iter().map(|p| IndexParam {
+        name: p.name.clone(),
+        shape: p.full_shape(&program.meta.mesh).to_vec(),
+    });
+    Index {
+        format: FORMAT,
+        scenario: program.meta.scenario.clone(),
+        program_digest: program.digest(),
+        world_size: world,
+        progress,
+        params: params.collect(),
+        files: BTreeMap::new(),
+        pieces,
     }
 }
 

@@ -6,14 +6,27 @@ use std::ops::Range;
 
 /// A tensor of published files.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Tensor {
-    pub(crate) name: String,
+pub struct Tensor {
+    /// Name.
+    pub name: String,
     /// Shape in the file.
-    pub(crate) shape: Vec<u64>,
+    pub shape: Vec<u64>,
     /// Elements of the whole parameter that it holds.
-    pub(crate) elements: Range<u64>,
+    pub elements: Range<u64>,
     /// Stored as `[in, out]` (gpt2's `Conv1D`).
-    pub(crate) transposed: bool,
+    pub transposed: bool,
+}
+
+impl Tensor {
+    /// Returns a tensor that holds a whole parameter as it is.
+    pub(crate) fn whole(name: String, shape: &[u64]) -> Self {
+        Self {
+            name,
+            shape: shape.to_vec(),
+            elements: 0..shape.iter().product(),
+            transposed: false,
+        }
+    }
 }
 
 /// How a parameter is stored in published files.
