@@ -1,4 +1,4 @@
-//! Archives of `torch.save`: a zip file without compression, with a pickle and the bytes of tensors.
+//! Archives of `torch.save`: zip files without compression, with a pickle and bytes of tensors.
 
 use shardlab_import::pickle::{self, Object, PERSISTENT, Value};
 use std::io::{Cursor, Read, Write};

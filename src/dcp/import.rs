@@ -27,8 +27,8 @@ pub struct Imported {
 /// checkpoints.
 ///
 /// # Errors
-/// If tensors of the model are missing or have another shape (all of them are named), for files that
-/// are damaged or hold code, and if `to` has a checkpoint of that step or a later one.
+/// If tensors of the model are missing or have another shape (all of them are named), for files
+/// that are damaged or hold code, and if `to` has a checkpoint of that step or a later one.
 pub fn import(
     folder: &Path,
     scenario: &Scenario,
@@ -79,7 +79,7 @@ pub fn import(
         grad_norms: vec![None; step as usize],
         ..Progress::default()
     };
-    // The closure's errors are those of training; the first one of ours is kept beside it.
+    // The closure's errors are those of training; the first one of ours is kept here.
     let failed = RefCell::new(None);
     let snapshot = Snapshot::whole(program, progress, |param, kind| {
         let name = |tensor: &hf::Tensor| match (kind, &states) {

@@ -236,8 +236,8 @@ fn stored(place: &Place) -> Value {
     instance(FILESYSTEM, "_StorageInfo", state)
 }
 
-/// Returns the path of a value within nested dictionaries, as `flatten_state_dict` gives it: names of
-/// parameters stay whole.
+/// Returns the path of a value within nested dictionaries, as `flatten_state_dict` gives it: names
+/// of parameters stay whole.
 fn path(name: &str) -> Value {
     let parts: Vec<Value> = match name.split_once('.') {
         Some(("model", rest)) => vec![text("model"), text(rest)],

@@ -71,7 +71,7 @@ fn archives_are_read_as_written() {
     }
 }
 
-/// What torch 2.15 wrote on two ranks, of rows that do not divide evenly (`tests/data/dcp/make.py`).
+/// What torch 2.15 wrote on two ranks, whose rows do not divide evenly (`tests/data/dcp/make.py`).
 #[test]
 fn folders_of_pytorch_are_read() {
     let data = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/dcp"));

@@ -161,7 +161,8 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Returns all elements of a state, in float32; `None` if the checkpoint does not hold them all.
+    /// Returns all elements of a state, in float32; `None` if the checkpoint does not hold them
+    /// all.
     ///
     /// # Errors
     /// Errors of files.

@@ -35,8 +35,8 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Makes a snapshot of whole states in float32, as if one rank held all of them. `values` returns
-    /// the elements of a parameter's state; `None` if it has none.
+    /// Makes a snapshot of whole states in float32, as if one rank held all of them. `values`
+    /// returns the elements of a parameter's state; `None` if it has none.
     ///
     /// # Errors
     /// Those of `values`.
