@@ -143,7 +143,7 @@ fn lion_ends_with_the_same_weights() {
 /// are the same under every policy that keeps them alike, and after a checkpoint.
 #[test]
 fn states_in_8_bits_continue_from_a_checkpoint() {
-    for policy in ["native", "fsdp2", "megatron"] {
+    for policy in ["native", "fsdp2", "megatron", "megatron_v2"] {
         let policy = format!("fsdp.policy={policy}");
         let set = [
             &*policy,
@@ -357,6 +357,17 @@ fn schedules_end_with_the_same_weights() {
             &["fsdp.allocator=double_buffer"],
             &["fsdp.prefetch_forward=0", "fsdp.prefetch_backward=0"],
             &["compile.mode=regions"],
+        ],
+    );
+    same(
+        "small-megatron-v2",
+        &[],
+        &[
+            &["fsdp.prefetch_forward=1", "fsdp.prefetch_backward=1"],
+            &["fsdp.allocator=temporary"],
+            &["fsdp.expandable_segments=false"],
+            &["train.recompute=full"],
+            &["train.validate_every=1"],
         ],
     );
     // Without clipping no norm is computed, whose summation order would depend on the units.

@@ -11,12 +11,15 @@ pub enum PolicyKind {
     Fsdp2,
     /// megatron-fsdp 0.6.1 (production).
     Megatron,
+    /// megatron-fsdp 0.6.1 (experimental).
+    MegatronV2,
 }
 
 words!(PolicyKind {
     Native = "native",
     Fsdp2 = "fsdp2",
     Megatron = "megatron",
+    MegatronV2 = "megatron_v2",
 });
 
 /// What is sharded over the inner axis.

@@ -91,8 +91,9 @@ impl<'a> LoweringInputs<'a> {
                     .filter(|(_, g)| g.unit.index() == u)
                     .map(|(g, _)| GroupId(g as u16))
                     .collect();
+                let root = scenario.fsdp.reshard_root || engine.reshards_root;
                 let reshards = placements::weight_sharded(strategy)
-                    && (!spec.is_root || scenario.fsdp.reshard_root)
+                    && (!spec.is_root || root)
                     && !spec.keep
                     && match scenario.fsdp.reshard_after_forward {
                         Reshard::Always | Reshard::Group(_) => true,

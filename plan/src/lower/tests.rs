@@ -4,6 +4,7 @@ mod find;
 mod fsdp2;
 mod full;
 mod lora;
+mod megatron_v2;
 mod micro_batches;
 mod moments;
 mod param_groups;
@@ -387,7 +388,7 @@ fn native_gathers_for_backward_what_backward_reads() {
     // Below the first trained module nothing has a backward.
     let frozen = ["fsdp.frozen=[\"tok_embeddings\", \"layers.0\"]"];
     assert_eq!(backward(&frozen), ["layers.1"]);
-    for peer in ["fsdp2", "megatron"] {
+    for peer in ["fsdp2", "megatron", "megatron_v2"] {
         let gathered = backward(&[&format!("fsdp.policy={peer}")]);
         assert!(gathered.contains(&"tok_embeddings".to_owned()), "{peer}");
     }
@@ -435,7 +436,12 @@ fn native_updates_write_compute_weights() {
 /// contain only forward and backward.
 #[test]
 fn what_a_captured_iteration_contains() {
-    for (policy, whole) in [("native", true), ("fsdp2", false), ("megatron", false)] {
+    for (policy, whole) in [
+        ("native", true),
+        ("fsdp2", false),
+        ("megatron", false),
+        ("megatron_v2", false),
+    ] {
         let p = program(
             LLAMA,
             &[
@@ -455,7 +461,10 @@ fn what_a_captured_iteration_contains() {
 #[test]
 fn every_combination_checks() {
     let axes: [(&str, &[&str]); 7] = [
-        ("fsdp.policy", &["native", "fsdp2", "megatron"]),
+        (
+            "fsdp.policy",
+            &["native", "fsdp2", "megatron", "megatron_v2"],
+        ),
         (
             "fsdp.strategy",
             &["no_shard", "optim", "optim_grads", "optim_grads_params"],
@@ -598,6 +607,28 @@ fn further_options_check() {
             "train.grad_accum=2",
         ],
         &["train.loss=chunked", "fsdp.policy=megatron"],
+        &["train.loss=chunked", "fsdp.policy=megatron_v2"],
+        &[
+            "fsdp.policy=megatron_v2",
+            "fsdp.units=root",
+            "train.grad_accum=2",
+        ],
+        &[
+            "fsdp.policy=megatron_v2",
+            "model.tie_embeddings=true",
+            "mesh.dp_shard=1",
+            "mesh.dp_outer=2",
+        ],
+        &["fsdp.policy=megatron_v2", "mesh.dp_shard=1"],
+        &[
+            "fsdp.policy=megatron_v2",
+            "compile.cuda_graph=full_iteration",
+        ],
+        &[
+            "fsdp.policy=megatron_v2",
+            "fsdp.frozen=[\"layers.*.attention\"]",
+            "precision.main_params=none",
+        ],
         &[
             "train.loss=chunked",
             "fsdp.strategy=optim",
@@ -712,13 +743,18 @@ fn full_mode_validates_within_the_memory_of_a_step() {
 /// allocates, and nothing else.
 #[test]
 fn recompute_gathers_on_demand() {
-    for policy in ["native", "fsdp2", "megatron"] {
+    for (policy, depth) in [
+        ("native", 2),
+        ("fsdp2", 2),
+        ("megatron", 2),
+        ("megatron_v2", 1),
+    ] {
         let p = program(
             LLAMA,
             &[
                 &format!("fsdp.policy={policy}"),
                 "train.recompute=full",
-                "fsdp.prefetch_forward=2",
+                &format!("fsdp.prefetch_forward={depth}"),
                 "train.validate_every=2",
             ],
         );
@@ -747,7 +783,7 @@ fn recompute_gathers_on_demand() {
 /// One unit through a steady step of each policy, as `shardlab plan` prints it.
 #[test]
 fn program_text() {
-    for policy in ["native", "fsdp2", "megatron"] {
+    for policy in ["native", "fsdp2", "megatron", "megatron_v2"] {
         let p = program(
             LINEAR,
             &[&format!("fsdp.policy={policy}"), "model.layers=2"],

@@ -388,7 +388,7 @@ fn precision(d: &Document) -> Precision {
         main_grads,
         comm_grads: d
             .given(Key::CommGrads)
-            .unwrap_or_else(|| (defaults.comm_grads)(main_grads)),
+            .unwrap_or_else(|| (defaults.comm_grads)(compute, main_grads)),
         moments: d.setting(Key::Moments),
         deterministic: d.setting(Key::Deterministic),
     }

@@ -11,7 +11,7 @@ use crate::program::*;
 use crate::{plan, scenario};
 use std::path::{Path, PathBuf};
 
-const POLICIES: [&str; 3] = ["native", "fsdp2", "megatron"];
+const POLICIES: [&str; 4] = ["native", "fsdp2", "megatron", "megatron_v2"];
 
 /// Returns the file of a shipped scenario.
 fn file(name: &str) -> PathBuf {

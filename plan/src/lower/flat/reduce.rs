@@ -58,7 +58,7 @@ impl Flat {
             scaling(ReduceOp::Avg, over_summed)
         } else if (inputs.engine.premultiplies)(self.c) {
             scaling(ReduceOp::PremulSum(over_all.0), None)
-        } else if inputs.engine.averages && inputs.outer == 1 {
+        } else if (inputs.engine.averages)(inputs.outer) {
             scaling(ReduceOp::Avg, over_summed)
         } else {
             scaling(ReduceOp::Sum, Some(over_all))

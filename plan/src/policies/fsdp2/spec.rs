@@ -26,7 +26,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         separate_communicators: false,
         allocator: AllocatorKind::Caching,
         main_grads: |_| DType::F32,
-        comm_grads: |_| DType::F32,
+        comm_grads: |_, _| DType::F32,
         optimizes_code: false,
     },
     rules: Rules {
@@ -46,7 +46,9 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         separate_main_params: false,
         copies_for_comm: false,
         premultiplies: |dtype| dtype == DType::F32,
-        averages: false,
+        averages: |_| false,
+        reshards_root: false,
+        separate_frozen_main: false,
     },
     lowering: Lowering {
         layout: per_param_layout,

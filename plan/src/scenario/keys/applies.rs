@@ -132,7 +132,7 @@ mod tests {
         );
         assert_eq!(
             limits("fsdp.reduce_in_flight"),
-            ["No effect: policy megatron, compile mode full"]
+            ["No effect: policy megatron, policy megatron_v2, compile mode full"]
         );
         assert_eq!(limits("compile.bucket_bytes"), ["Needs mode full"]);
     }

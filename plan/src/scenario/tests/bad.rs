@@ -344,6 +344,50 @@ fn impossible_combinations() {
             "model.hidden=64",
             "model.ffn=1",
         ],
+        &["fsdp.policy=megatron_v2", "compile.mode=blocks"],
+        &["fsdp.policy=megatron_v2", "fsdp.strategy=optim"],
+        &[
+            "fsdp.policy=megatron_v2",
+            "fsdp.outer_strategy=optim",
+            "mesh.dp_replicate=2",
+        ],
+        &[
+            "fsdp.policy=megatron_v2",
+            "fsdp.reshard_after_forward=false",
+        ],
+        &[
+            "fsdp.policy=megatron_v2",
+            "fsdp.units=[\"layers.*\", \"output=keep\"]",
+        ],
+        &[
+            "fsdp.policy=megatron_v2",
+            "fsdp.units=[\"layers.*\", \"norm+output\"]",
+        ],
+        &["fsdp.policy=megatron_v2", "fsdp.prefetch_forward=2"],
+        &["fsdp.policy=megatron_v2", "fsdp.prefetch_backward=0"],
+        &["fsdp.policy=megatron_v2", "fsdp.async_reduce=false"],
+        &["fsdp.policy=megatron_v2", "fsdp.unify_comm_stream=true"],
+        &[
+            "fsdp.policy=megatron_v2",
+            "fsdp.separate_communicators=true",
+        ],
+        &["fsdp.policy=megatron_v2", "fsdp.allocator=pool"],
+        &["fsdp.policy=megatron_v2", "fsdp.offload=[\"params\"]"],
+        &["fsdp.policy=megatron_v2", "fsdp.nan_check=true"],
+        &["fsdp.policy=megatron_v2", "fsdp.per_token_loss=true"],
+        &["fsdp.policy=megatron_v2", "fsdp.average_in_collective=true"],
+        &["fsdp.policy=megatron_v2", "fsdp.reduce_in_flight=2"],
+        &[
+            "fsdp.policy=megatron_v2",
+            "train.grad_accum=2",
+            "fsdp.gradient_sync=last",
+        ],
+        &[
+            "fsdp.policy=megatron_v2",
+            "train.grad_accum=2",
+            "fsdp.reshard_after_backward=false",
+        ],
+        &["fsdp.policy=megatron_v2", "precision.reduce_dtype=f32"],
     ];
     let mut shown = String::new();
     for set in sets {

@@ -99,7 +99,7 @@ fn defaults_of_the_native_policy() {
 #[test]
 fn defaults_that_a_policy_changes() {
     let of = |policy: &str| minimal(&[&format!("fsdp.policy={policy}")]).unwrap();
-    for policy in ["fsdp2", "megatron"] {
+    for policy in ["fsdp2", "megatron", "megatron_v2"] {
         let f = of(policy).fsdp;
         assert_eq!(
             (f.prefetch_forward, f.prefetch_backward),
