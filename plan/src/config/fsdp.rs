@@ -227,6 +227,9 @@ pub struct Fsdp {
     pub average_in_collective: bool,
     /// The loss is a sum over tokens: gradients are not scaled.
     pub per_token_loss: bool,
+    /// What the sum of gradients over ranks is multiplied by; `None` for one over the ranks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gradient_scaling_factor: Option<f64>,
     /// Check shards and gradients for NaN around every collective.
     pub nan_check: bool,
     /// State that is kept in host memory.

@@ -154,6 +154,7 @@ impl<'a> LoweringInputs<'a> {
             tokens: self.tape.tokens * accum,
             model_flops: self.tape.model_flops * accum,
             deterministic: scenario.precision.deterministic,
+            gradient_factor: scenario.fsdp.gradient_scaling_factor,
             attention_backend: scenario.train.attention_backend,
             expandable_segments: scenario.fsdp.expandable_segments,
             reduce_in_flight: scenario.fsdp.reduce_in_flight,

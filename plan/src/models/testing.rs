@@ -112,6 +112,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             persist_on_alloc_fail: false,
             average_in_collective: false,
             per_token_loss: false,
+            gradient_scaling_factor: None,
             nan_check: false,
             offload: Default::default(),
             frozen: vec![],

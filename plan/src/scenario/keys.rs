@@ -17,8 +17,8 @@ use crate::config::{
 };
 use crate::models;
 use applies::{
-    ADAPTERS, CHUNKED_LOSS, MODE_FULL, RECOMPUTE, SELECTIVE, SEVERAL_MICRO_BATCHES, SEVERAL_RANKS,
-    SOME_FROZEN,
+    ADAPTERS, CHUNKED_LOSS, MODE_FULL, RECOMPUTE, SELECTIVE, SEVERAL_DATA_RANKS,
+    SEVERAL_MICRO_BATCHES, SEVERAL_RANKS, SOME_FROZEN,
 };
 use std::borrow::Cow;
 
@@ -519,6 +519,7 @@ keys! {
     PersistOnAllocFail: "fsdp" "persist_on_alloc_fail" [Bool] "false" "With allocator double_buffer: a unit that does not fit the buffers gets a persistent buffer of its own";
     AverageInCollective: "fsdp" "average_in_collective" [Bool] "false" "Average gradients in the collective (ReduceOp.AVG) instead of scaling by 1/dp in a kernel";
     PerTokenLoss: "fsdp" "per_token_loss" also ["calculate_per_token_loss"] [Bool] "false" "The loss is a sum over tokens, so gradients are not scaled by 1/dp";
+    GradientScalingFactor: "fsdp" "gradient_scaling_factor" [Number(ABOVE_0, 1e9)] "(1 over all data-parallel ranks)" "What the sum of gradients over ranks is multiplied by, in their reduction (Megatron-FSDP: gradient_scaling_factor; `set_gradient_divide_factor` of fully_shard takes its inverse)" needs [SEVERAL_DATA_RANKS];
     NanCheck: "fsdp" "nan_check" also ["check_for_nan_in_grad"] [Bool] "false" "Check shards and gradients for NaN around every collective (native and megatron; not with mode full)";
     Offload: "fsdp" "offload" [List(&Choice(&["params", "grads", "optimizer"])), Empty] "[]" "State kept in host memory and copied to the device for use: any of params, grads, optimizer";
     Frozen: "fsdp" "frozen" [List(&Text), Empty] "[]" "Globs of modules that are not trained, with everything inside them";

@@ -335,6 +335,7 @@ fn fsdp(d: &Document, mesh: &Mesh) -> Result<Fsdp, ScenarioError> {
         persist_on_alloc_fail: d.setting(Key::PersistOnAllocFail),
         average_in_collective: d.setting(Key::AverageInCollective),
         per_token_loss: d.setting(Key::PerTokenLoss),
+        gradient_scaling_factor: d.given(Key::GradientScalingFactor),
         nan_check: d.setting(Key::NanCheck),
         offload: d.setting(Key::Offload),
         frozen: d.setting(Key::Frozen),

@@ -195,6 +195,13 @@ const REFUSES: &[Refusal] = &[
         help: NO_NAN_CHECK,
     },
     Refusal {
+        keys: &["fsdp.gradient_scaling_factor", "fsdp.policy"],
+        when: |s| s.fsdp.gradient_scaling_factor.is_some(),
+        message: "policy megatron_v2 always averages gradients over ranks: megatron-fsdp 0.6.1's \
+                  experimental engine has no divisor",
+        help: "leave it out, or use policy native, fsdp2 or megatron",
+    },
+    Refusal {
         keys: &["fsdp.per_token_loss", "fsdp.policy"],
         when: |s| s.fsdp.per_token_loss,
         message: "policy megatron_v2 always averages gradients over ranks",

@@ -22,6 +22,8 @@ fn faults_of_form() {
         after("[fsdp]\nhidden = 4096\n"),
         after("[fsdp]\nreduce_in_flight = \"two\"\n"),
         after("[fsdp]\nreduce_in_flight = 0\n"),
+        after("[fsdp]\ngradient_scaling_factor = 0\n"),
+        after("[fsdp]\ngradient_scaling_factor = \"half\"\n"),
         after("[fsdp]\nasync_reduce = \"false\"\n"),
         after("[fsdp]\nprefetch_forward = { element = 10 }\n"),
         after("[fsdp]\nunits = [\"layers.*\", \"norm=drop\"]\n"),
@@ -388,6 +390,19 @@ fn impossible_combinations() {
             "fsdp.reshard_after_backward=false",
         ],
         &["fsdp.policy=megatron_v2", "precision.reduce_dtype=f32"],
+        &[
+            "fsdp.gradient_scaling_factor=0.5",
+            "fsdp.per_token_loss=true",
+        ],
+        &[
+            "fsdp.gradient_scaling_factor=0.5",
+            "fsdp.average_in_collective=true",
+        ],
+        &["mesh.dp_shard=1", "fsdp.gradient_scaling_factor=0.5"],
+        &[
+            "fsdp.gradient_scaling_factor=0.5",
+            "fsdp.policy=megatron_v2",
+        ],
     ];
     let mut shown = String::new();
     for set in sets {

@@ -74,6 +74,7 @@ fn defaults_of_the_native_policy() {
             persist_on_alloc_fail: false,
             average_in_collective: false,
             per_token_loss: false,
+            gradient_scaling_factor: None,
             nan_check: false,
             offload: Default::default(),
             frozen: vec![],
