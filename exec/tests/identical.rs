@@ -340,6 +340,7 @@ fn schedules_end_with_the_same_weights() {
         &[
             &["fsdp.prefetch_forward=2", "fsdp.prefetch_backward=2"],
             &["fsdp.prefetch_forward=0", "fsdp.prefetch_backward=0"],
+            &["fsdp.prefetch_lists=[{ unit = \"layers.0\", forward = [\"layers.2\"] }]"],
             &["fsdp.reduce_in_flight=2"],
             &["fsdp.async_reduce=false"],
             &["fsdp.expandable_segments=false"],

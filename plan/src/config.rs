@@ -31,8 +31,8 @@ pub use decoder::{
 };
 pub use experts::{AuxLoss, Experts, Router};
 pub use fsdp::{
-    AllocatorKind, Fsdp, GradientSync, Offload, OuterStrategy, PolicyKind, Prefetch, Reshard,
-    Strategy, UnitPattern, Units,
+    AllocatorKind, Fsdp, GradientSync, Offload, OuterStrategy, PolicyKind, Prefetch, PrefetchList,
+    Reshard, Strategy, UnitPattern, Units,
 };
 pub use gate::{Gate, GatePreset, GateProgram};
 pub use hybrid::{AttentionGate, LinearAttention, MlpType, Ssm};

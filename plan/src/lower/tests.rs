@@ -312,6 +312,69 @@ fn collective(p: &Program, i: &Instr) -> Option<CollectiveKind> {
 
 const UNITS: &str = "fsdp.units=[\"layers.*\", \"tok_embeddings\", \"norm+output=keep\"]";
 
+/// Lists that name the next two units of every unit give the program of depth 2.
+#[test]
+fn lists_of_the_next_units_are_a_depth() {
+    let order = ["root", "layers.0", "layers.1", "layers.2", "layers.3"];
+    let next = |order: &[&str], unit: &str| {
+        let at = order.iter().position(|u| *u == unit).expect("a unit");
+        let names: Vec<String> = order[at + 1..]
+            .iter()
+            .take(2)
+            .map(|u| format!("\"{u}\""))
+            .collect();
+        names.join(", ")
+    };
+    let mut backward = order;
+    backward[1..].reverse();
+    let tables: Vec<String> = order
+        .iter()
+        .map(|unit| {
+            let mut fields = vec![format!("unit = \"{unit}\"")];
+            for (name, list) in [("forward", &order), ("backward", &backward)] {
+                let next = next(list, unit);
+                if !next.is_empty() {
+                    fields.push(format!("{name} = [{next}]"));
+                }
+            }
+            format!("{{ {} }}", fields.join(", "))
+        })
+        .collect();
+    let lists = format!("fsdp.prefetch_lists=[{}]", tables.join(", "));
+    for policy in ["native", "fsdp2"] {
+        let policy = format!("fsdp.policy={policy}");
+        let base = [&*policy, "model.layers=4", "train.validate_every=2"];
+        let by_list = program(LLAMA, &[&base[..], &[&*lists]].concat());
+        let depth = ["fsdp.prefetch_forward=2", "fsdp.prefetch_backward=2"];
+        let by_depth = program(LLAMA, &[&base[..], &depth].concat());
+        assert_eq!(by_list.to_text(), by_depth.to_text(), "{policy}");
+        let none = program(LLAMA, &base);
+        assert_ne!(by_list.digest(), none.digest(), "{policy}");
+    }
+}
+
+/// A list changes its own units alone.
+#[test]
+fn a_list_changes_its_own_unit() {
+    let far =
+        "fsdp.prefetch_lists=[{ unit = \"layers.0\", forward = [\"layers.3\", \"layers.1\"] }]";
+    for policy in ["native", "fsdp2"] {
+        let policy = format!("fsdp.policy={policy}");
+        let p = program(LLAMA, &[&policy, "model.layers=4", far]);
+        let report = crate::check::check(&p);
+        assert!(report.is_ok(), "{policy}\n{report}");
+        let gathers = steady(&p)
+            .iter()
+            .filter(|i| i.phase == Phase::Forward && i.rule != Rule::OuterGather);
+        let names: Vec<&str> = gathers
+            .filter(|i| collective(&p, i) == Some(CollectiveKind::AllGather))
+            .map(|i| p.units[i.unit.index()].name.as_str())
+            .collect();
+        let wanted = ["root", "layers.0", "layers.3", "layers.1", "layers.2"];
+        assert_eq!(names, wanted, "{policy}");
+    }
+}
+
 /// The native engine updates groups in the order of their reductions. The updates (or, with
 /// clipping, the sums of squares) of all other groups come between the last reduction and the
 /// update of its group.

@@ -96,6 +96,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             gradient_sync: GradientSync::Every,
             prefetch_forward: Prefetch::Implicit,
             prefetch_backward: Prefetch::Implicit,
+            prefetch_lists: vec![],
             prefetch_next_step: 0,
             optimizer_in_backward: false,
             reduce_in_flight: 1,

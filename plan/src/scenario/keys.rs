@@ -365,6 +365,11 @@ const PARAM_GROUP: &[(&str, Accept)] = &[
     ("weight_decay", Number(0.0, 1e3)),
     ("lr_scale", Number(0.0, 1e6)),
 ];
+const PREFETCH_LIST: &[(&str, Accept)] = &[
+    ("unit", Text),
+    ("forward", List(&Text)),
+    ("backward", List(&Text)),
+];
 const PLACEMENTS: &[(&str, Accept)] = &[("dp_shard", PLACEMENT), ("dp_replicate", PLACEMENT)];
 
 keys! {
@@ -502,6 +507,7 @@ keys! {
     ReshardAfterBackward: "fsdp" "reshard_after_backward" [Bool] "true" "Free full parameters after the backward of every micro-batch; false: only after the last one (`set_reshard_after_backward(False)`), so the next micro-batch need not gather them" needs [SEVERAL_MICRO_BATCHES];
     PrefetchForward: "fsdp" "prefetch_forward" [Integer(0, 64), Choice(&["implicit"]), Table(LOOKAHEAD)] "(native: 1, others: \"implicit\")" "Units gathered ahead in forward: N (a fixed depth; 0: on demand), implicit (what the engine does on its own; fsdp2: overlap of its streams), { elements = N } (until N elements are in flight)";
     PrefetchBackward: "fsdp" "prefetch_backward" [Integer(0, 64), Choice(&["implicit"]), Table(LOOKAHEAD)] "(native: 1, others: \"implicit\")" "Units gathered ahead in backward: N, implicit or { elements = N }, as for `prefetch_forward`";
+    PrefetchLists: "fsdp" "prefetch_lists" [List(&Table(PREFETCH_LIST)), Empty] "[]" "Units that some units gather ahead, in place of `prefetch_forward` and `prefetch_backward`: tables of unit (a glob over names of units), forward and backward (globs over the units that it gathers, each later in that direction), as `set_modules_to_forward_prefetch` and `set_modules_to_backward_prefetch` take them. The first table that matches a unit counts" needs [SEVERAL_RANKS];
     GradientSync: "fsdp" "gradient_sync" [Choice(GradientSync::WORDS)] "(fsdp2: \"every\", others: \"outer_last\")" "Micro-batches that reduce gradients: every (all), outer_last (all over dp_shard, only the last over dp_replicate: `set_requires_all_reduce`), last (only the last: `set_requires_gradient_sync`, no_sync; full gradients accumulate until then)" needs [SEVERAL_MICRO_BATCHES];
     ReduceInFlight: "fsdp" "reduce_in_flight" [Integer(1, 64)] "(fsdp2: 1, native: 2)" "Gradient buffers that may be in flight before the next reduction waits";
     OptimizerInBackward: "fsdp" "optimizer_in_backward" [Bool] "false" "Update each unit as soon as its gradient is reduced, on the reduction's stream, instead of after backward; frees the gradient at once";

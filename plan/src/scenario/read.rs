@@ -310,6 +310,7 @@ fn fsdp(d: &Document, mesh: &Mesh) -> Result<Fsdp, ScenarioError> {
         gradient_sync: d.given(Key::GradientSync).unwrap_or(defaults.gradient_sync),
         prefetch_forward: d.given(Key::PrefetchForward).unwrap_or(defaults.prefetch),
         prefetch_backward: d.given(Key::PrefetchBackward).unwrap_or(defaults.prefetch),
+        prefetch_lists: d.setting(Key::PrefetchLists),
         prefetch_next_step: d.setting(Key::PrefetchNextStep),
         optimizer_in_backward: d.setting(Key::OptimizerInBackward),
         reduce_in_flight: d

@@ -72,6 +72,24 @@ fn passes(r: &Report, what: &str) {
     }
 }
 
+/// The factor of gradients is that of the scenario, and no other.
+#[test]
+fn gradients_have_the_factor_of_the_scenario() {
+    for policy in ["native", "fsdp2", "megatron"] {
+        for outer in ["mesh.dp_replicate=1", "mesh.dp_replicate=2"] {
+            let given = "fsdp.gradient_scaling_factor=0.3";
+            let mut p = small(policy, &[given, outer]).expect("every policy has it");
+            passes(&check(&p), policy);
+            p.meta.gradient_factor = Some(0.25);
+            let r = check(&p);
+            assert!(
+                r.of(crate::check::RuleId::Scale).next().is_some(),
+                "{policy}"
+            );
+        }
+    }
+}
+
 #[test]
 fn every_shipped_scenario_passes() {
     for (name, _) in scenario::shipped() {

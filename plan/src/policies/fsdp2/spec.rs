@@ -30,7 +30,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         optimizes_code: false,
     },
     rules: Rules {
-        options: &["reshard_root"],
+        options: &["prefetch_lists", "reshard_root"],
         refuses: REFUSES,
         without_effect: &[],
     },

@@ -28,6 +28,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
             "cast_before_all_gather",
             "copy_engine_reduce_scatter",
             "optimizer_in_backward",
+            "prefetch_lists",
             "prefetch_next_step",
         ],
         refuses: REFUSES,

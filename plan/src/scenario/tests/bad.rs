@@ -403,6 +403,19 @@ fn impossible_combinations() {
             "fsdp.gradient_scaling_factor=0.5",
             "fsdp.policy=megatron_v2",
         ],
+        &["fsdp.prefetch_lists=[{ forward = [\"layers.1\"] }]"],
+        &["fsdp.prefetch_lists=[{ unit = \"layers.0\" }]"],
+        &["fsdp.prefetch_lists=[{ unit = \"layer.0\", forward = [\"layers.1\"] }]"],
+        &["fsdp.prefetch_lists=[{ unit = \"layers.0\", forward = [\"layers.99\"] }]"],
+        &["fsdp.prefetch_lists=[{ unit = \"layers.1\", forward = [\"layers.0\"] }]"],
+        &["fsdp.prefetch_lists=[{ unit = \"layers.1\", backward = [\"layers.2\"] }]"],
+        &["fsdp.prefetch_lists=[{ unit = \"layers.0\", forward = [\"root\"] }]"],
+        &["fsdp.prefetch_lists=[{ unit = \"layers.0\", forwards = [\"layers.1\"] }]"],
+        &["fsdp.prefetch_lists=[{ unit = \"layers.0\", forward = \"layers.1\" }]"],
+        &[
+            "fsdp.policy=megatron",
+            "fsdp.prefetch_lists=[{ unit = \"layers.0\", forward = [\"layers.1\"] }]",
+        ],
     ];
     let mut shown = String::new();
     for set in sets {
