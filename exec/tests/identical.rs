@@ -35,11 +35,12 @@ fn same(name: &str, base: &[&str], sets: &[&[&str]]) {
 }
 
 /// Reduce every micro-batch.
-const EACH: [&[&str]; 5] = [
+const EACH: [&[&str]; 6] = [
     &[],
     &["fsdp.strategy=optim_grads"],
     &["fsdp.policy=fsdp2"],
     &["fsdp.policy=megatron"],
+    &["fsdp.policy=megatron_v2"],
     &["compile.mode=full", "compile.epilogues=false"],
 ];
 /// Accumulates micro-batches and reduces once per step.
@@ -143,7 +144,7 @@ fn lion_ends_with_the_same_weights() {
 /// are the same under every policy that keeps them alike, and after a checkpoint.
 #[test]
 fn states_in_8_bits_continue_from_a_checkpoint() {
-    for policy in ["native", "fsdp2", "megatron"] {
+    for policy in ["native", "fsdp2", "megatron", "megatron_v2"] {
         let policy = format!("fsdp.policy={policy}");
         let set = [
             &*policy,
@@ -339,6 +340,7 @@ fn schedules_end_with_the_same_weights() {
         &[
             &["fsdp.prefetch_forward=2", "fsdp.prefetch_backward=2"],
             &["fsdp.prefetch_forward=0", "fsdp.prefetch_backward=0"],
+            &["fsdp.prefetch_lists=[{ unit = \"layers.0\", forward = [\"layers.2\"] }]"],
             &["fsdp.reduce_in_flight=2"],
             &["fsdp.async_reduce=false"],
             &["fsdp.expandable_segments=false"],
@@ -357,6 +359,17 @@ fn schedules_end_with_the_same_weights() {
             &["fsdp.allocator=double_buffer"],
             &["fsdp.prefetch_forward=0", "fsdp.prefetch_backward=0"],
             &["compile.mode=regions"],
+        ],
+    );
+    same(
+        "small-megatron-v2",
+        &[],
+        &[
+            &["fsdp.prefetch_forward=1", "fsdp.prefetch_backward=1"],
+            &["fsdp.allocator=temporary"],
+            &["fsdp.expandable_segments=false"],
+            &["train.recompute=full"],
+            &["train.validate_every=1"],
         ],
     );
     // Without clipping no norm is computed, whose summation order would depend on the units.
@@ -421,5 +434,36 @@ fn a_resumed_run_ends_with_the_same_bits() {
         let resumed = steps(name, 5, checkpoints());
         assert_eq!(resumed.resumed_from, 3);
         assert_eq!(bits(&resumed), bits(&whole), "{name}");
+    }
+}
+
+/// A factor of gradients twice as large as that of their mean, with half of the learning rate: SGD
+/// makes the same updates.
+#[test]
+fn a_gradient_factor_scales_updates() {
+    let mean = [
+        "train.optimizer=sgd",
+        "train.weight_decay=0",
+        "train.clip_norm=0",
+        "train.lr=2e-3",
+    ];
+    let twice = ["train.lr=1e-3", "fsdp.gradient_scaling_factor=0.5"];
+    for name in ["small-native", "small-fsdp2", "small-megatron"] {
+        for more in [
+            &[][..],
+            &["train.grad_accum=2"],
+            &["mesh.dp_shard=2", "mesh.dp_replicate=2"],
+            &["mesh.dp_shard=1", "mesh.dp_replicate=4"],
+            &["compile.mode=full"],
+            &["fsdp.strategy=optim"],
+        ] {
+            if name == "small-megatron" && more == ["compile.mode=full"]
+                || name == "small-fsdp2" && more == ["fsdp.strategy=optim"]
+            {
+                continue;
+            }
+            let base = [&mean[..], more].concat();
+            same(name, &base, &[&twice]);
+        }
     }
 }

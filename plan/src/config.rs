@@ -31,8 +31,8 @@ pub use decoder::{
 };
 pub use experts::{AuxLoss, Experts, Router};
 pub use fsdp::{
-    AllocatorKind, Fsdp, GradientSync, Offload, OuterStrategy, PolicyKind, Prefetch, Reshard,
-    Strategy, UnitPattern, Units,
+    AllocatorKind, Fsdp, GradientSync, Offload, OuterStrategy, PolicyKind, Prefetch, PrefetchList,
+    Reshard, Strategy, UnitPattern, Units,
 };
 pub use gate::{Gate, GatePreset, GateProgram};
 pub use hybrid::{AttentionGate, LinearAttention, MlpType, Ssm};
@@ -81,7 +81,9 @@ impl Scenario {
     pub fn implementation(&self) -> Implementation {
         let default = match self.fsdp.policy {
             PolicyKind::Native => Implementation::Native,
-            PolicyKind::Fsdp2 | PolicyKind::Megatron => Implementation::Torchtitan,
+            PolicyKind::Fsdp2 | PolicyKind::Megatron | PolicyKind::MegatronV2 => {
+                Implementation::Torchtitan
+            }
         };
         self.model.options.implementation.unwrap_or(default)
     }
@@ -118,7 +120,7 @@ impl Scenario {
         let outer = self.mesh.dp_outer > 1;
         let replicated = outer && self.fsdp.outer_strategy == OuterStrategy::NoShard;
         let known = match self.fsdp.policy {
-            PolicyKind::Megatron => Some(strategy.name()),
+            PolicyKind::Megatron | PolicyKind::MegatronV2 => Some(strategy.name()),
             // HFSDP is not a strategy of torch.
             _ if outer && !replicated => None,
             _ => strategy.torch(replicated),

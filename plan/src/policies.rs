@@ -8,6 +8,7 @@
 pub(crate) mod fsdp2;
 pub(crate) mod full;
 pub(crate) mod megatron;
+pub(crate) mod megatron_v2;
 pub(crate) mod native;
 pub(crate) mod spec;
 
@@ -18,7 +19,12 @@ use crate::program::Program;
 use spec::{PolicySpec, Refusal, Rules, fully_compiled};
 
 /// Specs of all policies.
-const SPECS: [&PolicySpec; 3] = [&native::SPEC, &fsdp2::SPEC, &megatron::SPEC];
+const SPECS: [&PolicySpec; 4] = [
+    &native::SPEC,
+    &fsdp2::SPEC,
+    &megatron::SPEC,
+    &megatron_v2::SPEC,
+];
 
 impl PolicyKind {
     /// Returns the spec of the policy.
@@ -80,7 +86,7 @@ const GRADIENTS_ADDED_UP: Refusal = Refusal {
         every && s.mesh.dp_outer > 1 && !fully_compiled(s)
     },
     message: "`gradient_sync` = \"every\" reduces over dp_replicate in every micro-batch, as torch \
-              does, but policies native and megatron add up shards and reduce them once per step",
+              does, but policy fsdp2 alone does that: the others add up shards and reduce them once per step",
     help: "set gradient_sync = \"outer_last\"",
 };
 

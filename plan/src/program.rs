@@ -233,6 +233,9 @@ pub struct ProgramMeta {
     /// Whether every sum has a fixed order.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub deterministic: bool,
+    /// What the sum of gradients over ranks is multiplied by, if that is not their mean or sum.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gradient_factor: Option<f64>,
     /// Library of the attention kernels; `None`: the one that PyTorch picks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attention_backend: Option<AttentionBackend>,

@@ -3,7 +3,7 @@
 
 use crate::cost::Costs;
 use crate::hardware::Profile;
-use shardlab_plan::ir::{HostWorkKind, InstrId, StreamId};
+use shardlab_plan::ir::{HostWorkKind, InstrId, KernelClass, StreamId};
 use shardlab_plan::program::{Instr, Op, Program, Section, SectionKind};
 use shardlab_plan::units::Picos;
 
@@ -58,6 +58,8 @@ pub(crate) struct HostCosts {
     launch: u64,
     collective: u64,
     copy: u64,
+    /// Launch of a copy between a buffer and a list of tensors.
+    list_copy: u64,
     event: u64,
     /// Cost of waking up from a wait.
     pub(crate) host_wait: u64,
@@ -78,6 +80,7 @@ impl HostCosts {
             launch: us(h.launch_us),
             collective: us(h.collective_us),
             copy: us(h.copy_us),
+            list_copy: us(h.list_copy_us.unwrap_or(h.launch_us)),
             event: us(h.event_us),
             host_wait: us(h.host_wait_us),
             alloc: us(h.alloc_us),
@@ -99,11 +102,14 @@ impl HostCosts {
         }
     }
 
-    /// Returns the host time of an instruction outside captured scopes.
-    pub(crate) fn of(&self, op: &Op) -> u64 {
+    /// Returns the host time of an instruction of `program` outside captured scopes.
+    pub(crate) fn of(&self, program: &Program, op: &Op) -> u64 {
         match *op {
             Op::Alloc(_) | Op::Free(_) => self.alloc,
-            Op::Launch { .. } => self.launch,
+            Op::Launch { kernel, .. } => match program.kernels[kernel.index()].class {
+                KernelClass::MultiCopy => self.list_copy,
+                _ => self.launch,
+            },
             Op::Collective { .. } => self.collective,
             Op::Copy { .. } => self.copy,
             Op::Record { .. } | Op::Wait { .. } | Op::HostWait(_) => self.event,
@@ -132,6 +138,7 @@ const fn slot(kind: HostWorkKind) -> usize {
 /// Yields the host time of each instruction of a section in order. Inside a captured scope that is
 /// replayed, only the start costs time. The first step captures, so it pays for every instruction.
 pub(crate) fn costs<'a>(
+    program: &'a Program,
     section: SectionKind,
     instrs: &'a [Instr],
     host: &'a HostCosts,
@@ -141,14 +148,14 @@ pub(crate) fn costs<'a>(
     instrs.iter().map(move |i| match i.op {
         Op::GraphBegin(_) => {
             inside = replayed;
-            (if replayed { host.of(&i.op) } else { 0 }, inside)
+            (if replayed { host.of(program, &i.op) } else { 0 }, inside)
         }
         Op::GraphEnd(_) => {
             inside = false;
             (0, false)
         }
         _ if inside => (0, true),
-        _ => (host.of(&i.op), false),
+        _ => (host.of(program, &i.op), false),
     })
 }
 
@@ -164,7 +171,7 @@ impl SectionCode {
         let (mut pending, mut tasks, mut total) = (0u64, 0, 0u64);
         for (i, (instr, (cost, graph))) in instrs
             .iter()
-            .zip(costs(section.kind, instrs, host))
+            .zip(costs(program, section.kind, instrs, host))
             .enumerate()
         {
             pending += cost;

@@ -288,7 +288,7 @@ fn host_times(parts: &Parts<'_>, rank: &Rank<'_>, last: usize) -> Vec<u64> {
     let instrs = parts.program.section_instrs(section);
     let mut now = rank.passes[last].start;
     let mut next = 0;
-    host::costs(section.kind, instrs, parts.host)
+    host::costs(parts.program, section.kind, instrs, parts.host)
         .enumerate()
         .map(|(i, (cost, _))| {
             now += cost;

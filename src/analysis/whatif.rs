@@ -212,12 +212,25 @@ pub fn is_settable(policy: PolicyKind, setting: &str) -> bool {
         "fsdp.strategy",
         "fsdp.unify_comm_stream",
     ];
+    /// Options that the experimental engine of Megatron-FSDP fixes.
+    const FIXED: [&str; 9] = [
+        "compile.mode",
+        "fsdp.allocator",
+        "fsdp.prefetch_backward",
+        "fsdp.prefetch_forward",
+        "fsdp.reshard_after_forward",
+        "fsdp.separate_communicators",
+        "fsdp.strategy",
+        "fsdp.unify_comm_stream",
+        "precision.reduce_dtype",
+    ];
     if key == "fsdp.policy" {
         return false;
     }
     match policy {
         PolicyKind::Native => true,
         PolicyKind::Megatron => !ENGINE.contains(&key),
+        PolicyKind::MegatronV2 => !ENGINE.contains(&key) && !FIXED.contains(&key),
         PolicyKind::Fsdp2 => {
             // `set_modules_to_forward_prefetch` adds prefetches, but nothing removes the implicit
             // one. Collectives as graph nodes, and graphs of a whole iteration, need other engines.
@@ -549,6 +562,10 @@ mod tests {
         assert_eq!(
             settable(PolicyKind::Megatron),
             [no, no, yes, yes, yes, yes, yes, yes]
+        );
+        assert_eq!(
+            settable(PolicyKind::MegatronV2),
+            [no, no, no, no, no, no, no, yes]
         );
         assert_eq!(
             settable(PolicyKind::Fsdp2),

@@ -263,7 +263,7 @@ mod tests {
             neighbour(policy, Some("native"), true).as_deref(),
             Some("fsdp2")
         );
-        assert_eq!(neighbour(policy, Some("megatron"), true), None);
+        assert_eq!(neighbour(policy, Some("megatron_v2"), true), None);
         let batch = info("train.micro_batch");
         assert_eq!(neighbour(batch, Some("4"), true).as_deref(), Some("8"));
         assert_eq!(neighbour(batch, Some("1"), false), None);
@@ -276,11 +276,11 @@ mod tests {
     #[test]
     fn completion_prefers_what_begins_as_typed() {
         let policy = info("fsdp.policy");
-        assert_eq!(completions(policy, None, "M"), ["megatron"]);
-        assert_eq!(completions(policy, None, "2"), ["fsdp2"]);
+        assert_eq!(completions(policy, None, "M"), ["megatron", "megatron_v2"]);
+        assert_eq!(completions(policy, None, "p2"), ["fsdp2"]);
         assert_eq!(
             completions(policy, None, ""),
-            ["native", "fsdp2", "megatron"]
+            ["native", "fsdp2", "megatron", "megatron_v2"]
         );
         assert!(completions(policy, None, "zz").is_empty());
     }

@@ -222,7 +222,10 @@ mod tests {
     fn freed_keys_need_values() {
         let none = Kept::default();
         let policies = free(&["fsdp.policy"], &none).unwrap();
-        assert_eq!(policies[0].1, ["native", "fsdp2", "megatron"]);
+        assert_eq!(
+            policies[0].1,
+            ["native", "fsdp2", "megatron", "megatron_v2"]
+        );
         let lengths = free(&["train.seq_len=128", "train.seq_len=256"], &none).unwrap();
         assert_eq!(
             lengths,

@@ -193,18 +193,13 @@ fn compiled_regions_gain_on_large_blocks_and_not_on_toys() {
             .as_f64()
             .unwrap()
     };
-    for (toy, verdict) in [
-        // The host time of guards overlaps with the transfer of 34 MB of inputs.
-        ("toy-linear", "regions changes nothing"),
-        ("toy-cnn", "regions loses"),
-        ("toy-transformer", "regions loses"),
-    ] {
-        if verdict == "regions loses" {
-            assert!(step(toy, "regions") > step(toy, "off"), "{toy}");
-        }
+    for toy in ["toy-linear", "toy-cnn", "toy-transformer"] {
+        assert_eq!(step(toy, "regions"), step(toy, "off"), "{toy}");
         let text = stdout(&["explain", toy, "--all", "--set", "compile.mode=regions"]);
-        assert!(text.contains(verdict), "{text}");
-        assert!(text.contains("nothing is compiled"), "{text}");
+        assert!(
+            text.contains("regions changes nothing: nothing is compiled"),
+            "{text}"
+        );
     }
     assert!(step("peers-3b", "regions") < 0.95 * step("peers-3b", "off"));
     let text = stdout(&["explain", "peers-3b", "--all"]);

@@ -940,7 +940,7 @@ fn baselines_stay_short_at_any_depth() {
         let text = std::fs::read_to_string(dir.path().join(format!("{scenario}.toml"))).unwrap();
         text.lines().count()
     };
-    for policy in ["native", "fsdp2", "megatron"] {
+    for policy in ["native", "fsdp2", "megatron", "megatron_v2"] {
         for layers in [8, 32, 126, 1000] {
             let set = [
                 format!("fsdp.policy={policy}"),

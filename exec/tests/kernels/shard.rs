@@ -889,7 +889,7 @@ const GRID: &str = "dp_shard = 2\ndp_outer = 2\n";
 fn rehearse_all(mode: &str, train: &str, variants: &[Variant]) -> usize {
     let model = "[model]\nfamily = \"llama\"\nlayers = 2\nhidden = 12\nheads = 6\nkv_heads = 2\nhead_dim = 4\nffn = 20\nvocab = 13\n";
     let mut programs = 0;
-    for policy in ["native", "fsdp2", "megatron"] {
+    for policy in ["native", "fsdp2", "megatron", "megatron_v2"] {
         for strategy in ["no_shard", "optim", "optim_grads", "optim_grads_params"] {
             for (precision, mesh, more) in variants {
                 let text = format!(

@@ -82,7 +82,9 @@ pub(super) fn decide(
             Ok(Kind::DeepSpeed)
         }
         Engine::Megatron => {
-            draft.set(row, "fsdp.policy", quoted("megatron"))?;
+            let given = draft.value("fsdp.policy").map(str::to_owned);
+            let policy = given.unwrap_or_else(|| quoted("megatron"));
+            draft.set(row, "fsdp.policy", policy)?;
             draft.assume(
                 "fsdp.strategy",
                 quoted("optim_grads_params"),

@@ -82,6 +82,7 @@ fn megatron(text: &mut String, s: &Scenario, nodes: u32) -> std::fmt::Result {
     let m = &s.model;
     let fsdp = match s.fsdp.policy {
         PolicyKind::Megatron => "--use-megatron-fsdp",
+        PolicyKind::MegatronV2 => "--use-megatron-fsdp --megatron-fsdp-version 2",
         _ => "--use-torch-fsdp2",
     };
     writeln!(

@@ -136,7 +136,7 @@ const KEYS: &[Key] = &[
     with("megatron-fsdp-version", |node| {
         Ok(match node.integer()? {
             1 => Effect::Aside("as predicted"),
-            _ => Effect::Lost("version 2 is predicted as version 1"),
+            _ => set("fsdp.policy", "megatron_v2"),
         })
     }),
     with("data-parallel-sharding-strategy", |node| {

@@ -46,7 +46,8 @@ impl Factor {
 
 impl Walk<'_> {
     /// Checks the factor of a gradient that the optimizer reads: one over all ranks that take
-    /// different samples, or 1 if the loss is divided by all tokens before, and that of all others.
+    /// different samples, or 1 if the loss is divided by all tokens before, or what the scenario
+    /// gives, and that of all others.
     pub(super) fn scaled(&mut self, work: &Work, a: Access, read: Reduced) {
         let p = self.p;
         let factor = read.factor.unwrap_or(Factor(1.0));
@@ -54,19 +55,28 @@ impl Walk<'_> {
         let (wanted, other) = *self.facts.factor.get_or_insert((factor, work.id));
         let ranks = p.meta.mesh.data_ranks();
         let mean = Factor(1.0 / f64::from(ranks));
-        if factor == wanted && (factor == mean || factor == Factor(1.0)) {
+        let given = p.meta.gradient_factor.map(Factor);
+        let right = match given {
+            Some(given) => factor == given,
+            None => factor == mean || factor == Factor(1.0),
+        };
+        if factor == wanted && right {
             return;
         }
         let other = (factor != wanted).then_some(other);
         self.violate(RuleId::Scale, work.id, other, || {
             format!(
-                "reads {}, which is multiplied by {}; expected {} for the mean over {ranks} ranks{}",
+                "reads {}, which is multiplied by {}; expected {}{}",
                 describe::range(p, a),
                 factor.0,
-                mean.0,
+                match given {
+                    Some(given) => format!("{}, `gradient_scaling_factor`", given.0),
+                    None => format!("{} for the mean over {ranks} ranks", mean.0),
+                },
                 match other {
                     Some(o) => format!(", and the same as in #{}: {}", o.0, wanted.0),
-                    None => ", or 1".to_owned(),
+                    None if given.is_none() => ", or 1".to_owned(),
+                    None => String::new(),
                 }
             )
         });

@@ -1,6 +1,6 @@
 //! `[fsdp]`.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Lowering policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -11,12 +11,15 @@ pub enum PolicyKind {
     Fsdp2,
     /// megatron-fsdp 0.6.1 (production).
     Megatron,
+    /// megatron-fsdp 0.6.1 (experimental).
+    MegatronV2,
 }
 
 words!(PolicyKind {
     Native = "native",
     Fsdp2 = "fsdp2",
     Megatron = "megatron",
+    MegatronV2 = "megatron_v2",
 });
 
 /// What is sharded over the inner axis.
@@ -148,6 +151,35 @@ pub enum Prefetch {
     Elements(u64),
 }
 
+/// An entry of `prefetch_lists`: what some units gather ahead instead of what `prefetch_forward`
+/// and `prefetch_backward` say (`set_modules_to_forward_prefetch`,
+/// `set_modules_to_backward_prefetch`).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PrefetchList {
+    /// Glob over names of units.
+    #[serde(default)]
+    pub unit: String,
+    /// Globs over names of the units gathered ahead in forward.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forward: Option<Vec<String>>,
+    /// The same in backward.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backward: Option<Vec<String>>,
+}
+
+impl PrefetchList {
+    /// Returns the globs of a direction.
+    #[must_use]
+    pub fn targets(&self, backward: bool) -> Option<&[String]> {
+        let list = if backward {
+            &self.backward
+        } else {
+            &self.forward
+        };
+        list.as_deref()
+    }
+}
+
 /// Where transient full-size buffers come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AllocatorKind {
@@ -191,6 +223,9 @@ pub struct Fsdp {
     pub prefetch_forward: Prefetch,
     /// Prefetch in backward.
     pub prefetch_backward: Prefetch,
+    /// Units gathered ahead by some units; the first entry that matches a unit counts.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub prefetch_lists: Vec<PrefetchList>,
     /// Number of units that the end of a step gathers for the next one.
     pub prefetch_next_step: u32,
     /// The optimizer updates a unit after its reduction, during backward.
@@ -224,6 +259,9 @@ pub struct Fsdp {
     pub average_in_collective: bool,
     /// The loss is a sum over tokens: gradients are not scaled.
     pub per_token_loss: bool,
+    /// What the sum of gradients over ranks is multiplied by; `None` for one over the ranks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gradient_scaling_factor: Option<f64>,
     /// Check shards and gradients for NaN around every collective.
     pub nan_check: bool,
     /// State that is kept in host memory.

@@ -269,6 +269,7 @@ pub const SECTIONS: &[Section] = &[
         "launch_us" Number(NotNegative), "us", Required, "kernel launch, the driver call alone";
         "collective_us" Number(NotNegative), "us", Required, "launch of a collective";
         "copy_us" Number(NotNegative), "us", Required, "copy on a copy engine";
+        "list_copy_us" Number(NotNegative), "us", Unknown, "launch of a copy between a buffer and a list of tensors (class `multi_copy`), which are custom operators in FSDP2's Python; without it `launch_us`";
         "event_us" Number(NotNegative), "us", Required, "event record, or wait of a stream";
         "host_wait_us" Number(NotNegative), "us", Required, "waking up from a wait for an event";
         "alloc_us" Number(NotNegative), "us", Required, "allocation from the allocator's cache, or a free";

@@ -30,9 +30,13 @@ pub(crate) struct Engine {
     pub(crate) copies_for_comm: bool,
     /// Whether a collective multiplies gradients of a dtype before it adds them (`PremulSum`).
     pub(crate) premultiplies: fn(DType) -> bool,
-    /// Whether a collective averages gradients that it cannot multiply, if it reduces over all
-    /// ranks. Otherwise a kernel scales them.
-    pub(crate) averages: bool,
+    /// Whether a collective over the inner axis averages gradients that it cannot multiply, with
+    /// this many ranks on the outer axis. Otherwise a kernel scales them.
+    pub(crate) averages: fn(u32) -> bool,
+    /// Whether the root reshards after forward as other units do.
+    pub(crate) reshards_root: bool,
+    /// Whether parameters that are not trained have main weights too.
+    pub(crate) separate_frozen_main: bool,
 }
 
 impl Engine {

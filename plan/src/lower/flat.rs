@@ -5,9 +5,11 @@
 //! over which the group is sharded); W, M, G the compute weights, main weights and gradients that
 //! are kept between uses (Megatron-FSDP `param_and_grad_buffer.py`, DDP configuration tables).
 
+mod casts;
 mod optimizer;
 mod reduce;
 
+pub(crate) use casts::GradCasts;
 pub(crate) use reduce::Reduction;
 
 use super::builder::CollectiveLaunch;
@@ -179,10 +181,17 @@ impl Flat {
                 holds,
             ));
         }
+        let own = self.optimizer_numel(&state);
+        // Nothing reads main weights of parameters that are not trained.
+        let main_role = match (group.requires_grad, out.inputs.engine.separate_frozen_main) {
+            (true, _) => Some((Role::MainWeight, holds)),
+            (false, true) => Some((Role::Workspace, Holds::Named("frozen main weights"))),
+            (false, false) => None,
+        };
+        state.main = main
+            .zip(main_role)
+            .map(|(m, (role, holds))| out.persistent(role, own * m.size(), m, group.unit, holds));
         if group.requires_grad {
-            let own = self.optimizer_numel(&state);
-            state.main = main
-                .map(|m| out.persistent(Role::MainWeight, own * m.size(), m, group.unit, holds));
             let kept = if placements::grad_sharded(sharded.strategy) {
                 shard
             } else {

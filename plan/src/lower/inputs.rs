@@ -2,6 +2,7 @@
 
 use super::engine::Engine;
 use crate::compile::tape::{Tape, TapeOp};
+use crate::config::pattern::matches;
 use crate::config::{AllocatorKind, OuterStrategy, Prefetch, Reshard, Scenario, Strategy};
 use crate::ir::{
     AxisId, AxisSet, DeviceMesh, GroupId, ModuleId, ModuleKind, ParamId, Placements, Pool, UnitId,
@@ -91,8 +92,9 @@ impl<'a> LoweringInputs<'a> {
                     .filter(|(_, g)| g.unit.index() == u)
                     .map(|(g, _)| GroupId(g as u16))
                     .collect();
+                let root = scenario.fsdp.reshard_root || engine.reshards_root;
                 let reshards = placements::weight_sharded(strategy)
-                    && (!spec.is_root || scenario.fsdp.reshard_root)
+                    && (!spec.is_root || root)
                     && !spec.keep
                     && match scenario.fsdp.reshard_after_forward {
                         Reshard::Always | Reshard::Group(_) => true,
@@ -153,6 +155,7 @@ impl<'a> LoweringInputs<'a> {
             tokens: self.tape.tokens * accum,
             model_flops: self.tape.model_flops * accum,
             deterministic: scenario.precision.deterministic,
+            gradient_factor: scenario.fsdp.gradient_scaling_factor,
             attention_backend: scenario.train.attention_backend,
             expandable_segments: scenario.fsdp.expandable_segments,
             reduce_in_flight: scenario.fsdp.reduce_in_flight,
@@ -324,6 +327,27 @@ fn pools(scenario: &Scenario, engine: &Engine) -> (Pool, Pool) {
         AllocatorKind::Caching | AllocatorKind::Temporary => Pool::Caching,
     };
     (transient, persistent)
+}
+
+/// Returns the units that `unit` gathers ahead by a list of the scenario, in the order of the list;
+/// `None` if it has none for the direction. `order` is that of the direction.
+pub(crate) fn prefetch_list(
+    inputs: &LoweringInputs<'_>,
+    order: &[UnitId],
+    unit: UnitId,
+    backward: bool,
+) -> Option<Vec<UnitId>> {
+    let lists = &inputs.scenario.fsdp.prefetch_lists;
+    let name = |u: UnitId| inputs.unit(u).spec.name.as_str();
+    let mut of_unit = lists.iter().filter(|l| matches(&l.unit, name(unit)));
+    let targets = of_unit.find_map(|l| l.targets(backward))?;
+    let at = order.iter().position(|u| *u == unit)?;
+    let later = &order[at + 1..];
+    let found = targets.iter().flat_map(|glob| {
+        let later = later.iter().copied();
+        later.filter(move |u| matches(glob, name(*u)))
+    });
+    Some(found.collect())
 }
 
 /// Returns the units that a prefetch rule reaches from position `at` of `order`, which are to be

@@ -4,6 +4,7 @@ mod find;
 mod fsdp2;
 mod full;
 mod lora;
+mod megatron_v2;
 mod micro_batches;
 mod moments;
 mod param_groups;
@@ -311,6 +312,69 @@ fn collective(p: &Program, i: &Instr) -> Option<CollectiveKind> {
 
 const UNITS: &str = "fsdp.units=[\"layers.*\", \"tok_embeddings\", \"norm+output=keep\"]";
 
+/// Lists that name the next two units of every unit give the program of depth 2.
+#[test]
+fn lists_of_the_next_units_are_a_depth() {
+    let order = ["root", "layers.0", "layers.1", "layers.2", "layers.3"];
+    let next = |order: &[&str], unit: &str| {
+        let at = order.iter().position(|u| *u == unit).expect("a unit");
+        let names: Vec<String> = order[at + 1..]
+            .iter()
+            .take(2)
+            .map(|u| format!("\"{u}\""))
+            .collect();
+        names.join(", ")
+    };
+    let mut backward = order;
+    backward[1..].reverse();
+    let tables: Vec<String> = order
+        .iter()
+        .map(|unit| {
+            let mut fields = vec![format!("unit = \"{unit}\"")];
+            for (name, list) in [("forward", &order), ("backward", &backward)] {
+                let next = next(list, unit);
+                if !next.is_empty() {
+                    fields.push(format!("{name} = [{next}]"));
+                }
+            }
+            format!("{{ {} }}", fields.join(", "))
+        })
+        .collect();
+    let lists = format!("fsdp.prefetch_lists=[{}]", tables.join(", "));
+    for policy in ["native", "fsdp2"] {
+        let policy = format!("fsdp.policy={policy}");
+        let base = [&*policy, "model.layers=4", "train.validate_every=2"];
+        let by_list = program(LLAMA, &[&base[..], &[&*lists]].concat());
+        let depth = ["fsdp.prefetch_forward=2", "fsdp.prefetch_backward=2"];
+        let by_depth = program(LLAMA, &[&base[..], &depth].concat());
+        assert_eq!(by_list.to_text(), by_depth.to_text(), "{policy}");
+        let none = program(LLAMA, &base);
+        assert_ne!(by_list.digest(), none.digest(), "{policy}");
+    }
+}
+
+/// A list changes its own units alone.
+#[test]
+fn a_list_changes_its_own_unit() {
+    let far =
+        "fsdp.prefetch_lists=[{ unit = \"layers.0\", forward = [\"layers.3\", \"layers.1\"] }]";
+    for policy in ["native", "fsdp2"] {
+        let policy = format!("fsdp.policy={policy}");
+        let p = program(LLAMA, &[&policy, "model.layers=4", far]);
+        let report = crate::check::check(&p);
+        assert!(report.is_ok(), "{policy}\n{report}");
+        let gathers = steady(&p)
+            .iter()
+            .filter(|i| i.phase == Phase::Forward && i.rule != Rule::OuterGather);
+        let names: Vec<&str> = gathers
+            .filter(|i| collective(&p, i) == Some(CollectiveKind::AllGather))
+            .map(|i| p.units[i.unit.index()].name.as_str())
+            .collect();
+        let wanted = ["root", "layers.0", "layers.3", "layers.1", "layers.2"];
+        assert_eq!(names, wanted, "{policy}");
+    }
+}
+
 /// The native engine updates groups in the order of their reductions. The updates (or, with
 /// clipping, the sums of squares) of all other groups come between the last reduction and the
 /// update of its group.
@@ -387,7 +451,7 @@ fn native_gathers_for_backward_what_backward_reads() {
     // Below the first trained module nothing has a backward.
     let frozen = ["fsdp.frozen=[\"tok_embeddings\", \"layers.0\"]"];
     assert_eq!(backward(&frozen), ["layers.1"]);
-    for peer in ["fsdp2", "megatron"] {
+    for peer in ["fsdp2", "megatron", "megatron_v2"] {
         let gathered = backward(&[&format!("fsdp.policy={peer}")]);
         assert!(gathered.contains(&"tok_embeddings".to_owned()), "{peer}");
     }
@@ -435,7 +499,12 @@ fn native_updates_write_compute_weights() {
 /// contain only forward and backward.
 #[test]
 fn what_a_captured_iteration_contains() {
-    for (policy, whole) in [("native", true), ("fsdp2", false), ("megatron", false)] {
+    for (policy, whole) in [
+        ("native", true),
+        ("fsdp2", false),
+        ("megatron", false),
+        ("megatron_v2", false),
+    ] {
         let p = program(
             LLAMA,
             &[
@@ -455,7 +524,10 @@ fn what_a_captured_iteration_contains() {
 #[test]
 fn every_combination_checks() {
     let axes: [(&str, &[&str]); 7] = [
-        ("fsdp.policy", &["native", "fsdp2", "megatron"]),
+        (
+            "fsdp.policy",
+            &["native", "fsdp2", "megatron", "megatron_v2"],
+        ),
         (
             "fsdp.strategy",
             &["no_shard", "optim", "optim_grads", "optim_grads_params"],
@@ -598,6 +670,28 @@ fn further_options_check() {
             "train.grad_accum=2",
         ],
         &["train.loss=chunked", "fsdp.policy=megatron"],
+        &["train.loss=chunked", "fsdp.policy=megatron_v2"],
+        &[
+            "fsdp.policy=megatron_v2",
+            "fsdp.units=root",
+            "train.grad_accum=2",
+        ],
+        &[
+            "fsdp.policy=megatron_v2",
+            "model.tie_embeddings=true",
+            "mesh.dp_shard=1",
+            "mesh.dp_outer=2",
+        ],
+        &["fsdp.policy=megatron_v2", "mesh.dp_shard=1"],
+        &[
+            "fsdp.policy=megatron_v2",
+            "compile.cuda_graph=full_iteration",
+        ],
+        &[
+            "fsdp.policy=megatron_v2",
+            "fsdp.frozen=[\"layers.*.attention\"]",
+            "precision.main_params=none",
+        ],
         &[
             "train.loss=chunked",
             "fsdp.strategy=optim",
@@ -712,13 +806,18 @@ fn full_mode_validates_within_the_memory_of_a_step() {
 /// allocates, and nothing else.
 #[test]
 fn recompute_gathers_on_demand() {
-    for policy in ["native", "fsdp2", "megatron"] {
+    for (policy, depth) in [
+        ("native", 2),
+        ("fsdp2", 2),
+        ("megatron", 2),
+        ("megatron_v2", 1),
+    ] {
         let p = program(
             LLAMA,
             &[
                 &format!("fsdp.policy={policy}"),
                 "train.recompute=full",
-                "fsdp.prefetch_forward=2",
+                &format!("fsdp.prefetch_forward={depth}"),
                 "train.validate_every=2",
             ],
         );
@@ -747,7 +846,7 @@ fn recompute_gathers_on_demand() {
 /// One unit through a steady step of each policy, as `shardlab plan` prints it.
 #[test]
 fn program_text() {
-    for policy in ["native", "fsdp2", "megatron"] {
+    for policy in ["native", "fsdp2", "megatron", "megatron_v2"] {
         let p = program(
             LINEAR,
             &[&format!("fsdp.policy={policy}"), "model.layers=2"],

@@ -38,6 +38,9 @@ pub(crate) trait Lifecycle {
     /// Called when the model's outputs are ready; the loss, which is outside of the model, comes
     /// next. Not called for a chunked loss, which computes the logits itself.
     fn outputs(&mut self, _out: &mut Emitter<'_>) {}
+    /// Called in backward when the gradients of the model's outputs are ready, after the loss. Not
+    /// called for a chunked loss.
+    fn output_gradients(&mut self, _out: &mut Emitter<'_>) {}
     /// Returns the called when the forward pass has ended, after the loss.
     fn forward_end(&mut self, out: &mut Emitter<'_>);
     fn backward_start(&mut self, out: &mut Emitter<'_>);
@@ -101,6 +104,8 @@ pub(crate) struct Walk<'c, 'a> {
     units: Vec<UnitId>,
     /// Whether framework host work applies (not for the native engine).
     framework: bool,
+    /// Whether a compiler compiles any of the model's code.
+    compiled: bool,
     scope: Option<(ModuleId, ScopeId)>,
     /// Parameters whose gradients became complete in the open scope.
     ready: Vec<ParamId>,
@@ -117,6 +122,7 @@ impl<'c, 'a> Walk<'c, 'a> {
     ) -> Self {
         let units = unit_of_module(out.inputs);
         let framework = out.inputs.engine.framework;
+        let compiled = is_compiled(out.inputs);
         Self {
             out,
             life,
@@ -125,6 +131,7 @@ impl<'c, 'a> Walk<'c, 'a> {
             in_flight: InFlight::default(),
             units,
             framework,
+            compiled,
             scope: None,
             ready: Vec::new(),
             micro: 0,
@@ -276,7 +283,7 @@ impl<'c, 'a> Walk<'c, 'a> {
                 }
                 TapeOp::GradReady(p) => {
                     // Autograd visits every parameter's accumulation node, compiled or not.
-                    if self.framework && self.out.inputs.scenario.compile.mode != CompileMode::Off {
+                    if self.framework && self.compiled {
                         self.out
                             .b
                             .host(Rule::Compile, HostWorkKind::AutogradDispatch, 2);
@@ -347,10 +354,7 @@ impl<'c, 'a> Walk<'c, 'a> {
 
     fn enter(&mut self, pass: Pass, m: ModuleId, phase: Phase) {
         self.out.b.at(self.units[m.index()], phase);
-        if pass != Pass::Backward
-            && self.out.inputs.module_kind(m) == ModuleKind::Loss
-            && self.out.inputs.scenario.train.loss == Loss::Materialized
-        {
+        if pass != Pass::Backward && self.is_apart(m) {
             self.life.outputs(self.out);
         }
         let hooks = self.out.inputs.hooks[m.index()];
@@ -403,16 +407,26 @@ impl<'c, 'a> Walk<'c, 'a> {
                 self.life.post_forward(self.out, u);
             }
         }
+        if pass == Pass::Backward && self.is_apart(m) {
+            self.life.output_gradients(self.out);
+        }
         let parent = self.out.inputs.tape.modules[m.index()]
             .parent
             .unwrap_or(ModuleId(0));
         self.out.b.at(self.units[parent.index()], phase);
     }
 
+    /// Returns whether a module is a loss over the outputs of the model.
+    fn is_apart(&self, m: ModuleId) -> bool {
+        self.out.inputs.module_kind(m) == ModuleKind::Loss
+            && self.out.inputs.scenario.train.loss == Loss::Materialized
+    }
+
     /// Emits a graph break: with `regions` every hook is opaque to the compiler, so compiled code
     /// is left before it and entered again after it.
     fn graph_break(&mut self) {
-        if self.framework && self.out.inputs.scenario.compile.mode == CompileMode::Regions {
+        let regions = self.out.inputs.scenario.compile.mode == CompileMode::Regions;
+        if self.framework && self.compiled && regions {
             self.out.b.host(Rule::Compile, HostWorkKind::GraphBreak, 1);
         }
     }
@@ -492,6 +506,20 @@ impl<'c, 'a> Walk<'c, 'a> {
                 at(l, size)
             }
         }
+    }
+}
+
+/// Returns whether a compiler compiles any of the model's code: not where Dynamo skips all frames
+/// in mode `regions`. What it skips runs as if it were not there.
+fn is_compiled(inputs: &LoweringInputs<'_>) -> bool {
+    let guard = |op: &TapeOp| {
+        let kind = HostWorkKind::Guard;
+        matches!(op, TapeOp::Host { kind: k, .. } if *k == kind)
+    };
+    match inputs.scenario.compile.mode {
+        CompileMode::Off => false,
+        CompileMode::Regions => inputs.tape.forward.iter().any(guard),
+        CompileMode::Blocks | CompileMode::Full => true,
     }
 }
 

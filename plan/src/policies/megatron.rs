@@ -21,7 +21,7 @@ use crate::ir::{
 };
 use crate::lower::autograd::AutogradGrads;
 use crate::lower::emitter::Emitter;
-use crate::lower::flat::{Flat, Reduction, fill_padding};
+use crate::lower::flat::{Flat, GradCasts, Reduction, fill_padding};
 use crate::lower::inputs::LoweringInputs;
 use crate::lower::kernels::KernelLaunch;
 use crate::lower::optimizer::ShardState;
@@ -57,7 +57,7 @@ pub(crate) struct Megatron {
     ready: Vec<usize>,
     queue: VecDeque<Queued>,
     /// Gradients cast to the main dtype for the optimizer.
-    casts: Vec<Option<BufferId>>,
+    casts: GradCasts,
     done: Vec<bool>,
     /// Units that backward reaches.
     reached: Vec<bool>,
@@ -105,7 +105,7 @@ impl Megatron {
             filling: vec![None; out.inputs.groups.len()],
             ready: vec![0; out.inputs.groups.len()],
             queue: VecDeque::new(),
-            casts: vec![None; out.inputs.groups.len()],
+            casts: GradCasts::new(out.inputs.groups.len()),
             done: vec![false; units],
             reached: (0..units as u16)
                 .map(|u| out.inputs.backward_order.contains(&UnitId(u)))
@@ -516,57 +516,13 @@ impl Lifecycle for Megatron {
             return states;
         };
         // `update_main_grads`: the optimizer sees gradients in the main dtype.
-        let trained: Vec<GroupId> = out
-            .inputs
-            .group_ids()
-            .filter(|g| out.inputs.group(*g).requires_grad)
-            .collect();
-        for (state, g) in states.iter_mut().zip(trained) {
-            let numel = state.items.iter().map(|i| i.numel).sum::<u64>();
-            let id = match self.casts[g.index()] {
-                Some(id) => id,
-                None => {
-                    let id =
-                        out.transient_on(Role::ReduceOutput, numel * main.size(), main, COMPUTE, g);
-                    self.casts[g.index()] = Some(id);
-                    id
-                }
-            };
-            out.b.alloc(Rule::Optimizer, id);
-            let whole = out.b.whole(id);
-            let grads: Vec<Access> = state.items.iter().map(|i| i.grad).collect();
-            out.run(KernelLaunch {
-                rule: Rule::Optimizer,
-                op: ShardOp::Copy,
-                elements: numel,
-                dtype: main,
-                stream: COMPUTE,
-                reads: &grads,
-                writes: &[whole],
-            });
-            let mut offset = 0;
-            for item in &mut state.items {
-                let bytes = item.numel * main.size();
-                item.grad = Access {
-                    buffer: id,
-                    offset,
-                    bytes,
-                    per_rank: None,
-                };
-                offset += bytes;
-            }
-        }
+        self.casts.cast(out, main, &mut states);
         states
     }
 
     fn step_end(&mut self, out: &mut Emitter<'_>) {
         self.flat.refresh(out, COMPUTE);
-        for g in out.inputs.group_ids() {
-            if let Some(id) = self.casts[g.index()] {
-                out.b.at(out.inputs.group(g).unit, Phase::Optimizer);
-                out.b.free(Rule::ZeroGrad, id);
-            }
-        }
+        self.casts.free(out);
         // `zero_grad_buffer`: all persistent gradients are zeroed in one go.
         let grads: Vec<Access> = out
             .inputs

@@ -39,8 +39,8 @@ pub(crate) struct Defaults {
     pub(crate) allocator: AllocatorKind,
     /// `main_grads`, from the compute dtype.
     pub(crate) main_grads: fn(DType) -> DType,
-    /// `comm_grads`, from `main_grads`.
-    pub(crate) comm_grads: fn(DType) -> DType,
+    /// `comm_grads`, from the compute dtype and `main_grads`.
+    pub(crate) comm_grads: fn(DType, DType) -> DType,
     /// Whether compiled code merges and fuses all that this project's compiler can. Other engines
     /// keep the code that their own compiler generates.
     pub(crate) optimizes_code: bool,

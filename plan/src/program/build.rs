@@ -76,6 +76,7 @@ impl ProgramMeta {
             tokens: 1,
             model_flops: Flops(0),
             deterministic: false,
+            gradient_factor: None,
             attention_backend: None,
             expandable_segments: false,
             reduce_in_flight: 1,

@@ -17,8 +17,8 @@ use crate::config::{
 };
 use crate::models;
 use applies::{
-    ADAPTERS, CHUNKED_LOSS, MODE_FULL, RECOMPUTE, SELECTIVE, SEVERAL_MICRO_BATCHES, SEVERAL_RANKS,
-    SOME_FROZEN,
+    ADAPTERS, CHUNKED_LOSS, MODE_FULL, RECOMPUTE, SELECTIVE, SEVERAL_DATA_RANKS,
+    SEVERAL_MICRO_BATCHES, SEVERAL_RANKS, SOME_FROZEN,
 };
 use std::borrow::Cow;
 
@@ -35,10 +35,11 @@ pub const SECTIONS: [&str; 8] = [
 ];
 
 /// Names of the shipped hardware profiles.
-pub const HARDWARE: [&str; 9] = [
+pub const HARDWARE: [&str; 10] = [
     "h200-nvlink",
     "h200-nvlink-exec",
     "h100-80",
+    "h100-80-nvlink",
     "h100-80-exec",
     "h100-96-500w",
     "a100-80",
@@ -364,6 +365,11 @@ const PARAM_GROUP: &[(&str, Accept)] = &[
     ("weight_decay", Number(0.0, 1e3)),
     ("lr_scale", Number(0.0, 1e6)),
 ];
+const PREFETCH_LIST: &[(&str, Accept)] = &[
+    ("unit", Text),
+    ("forward", List(&Text)),
+    ("backward", List(&Text)),
+];
 const PLACEMENTS: &[(&str, Accept)] = &[("dp_shard", PLACEMENT), ("dp_replicate", PLACEMENT)];
 
 keys! {
@@ -491,7 +497,7 @@ keys! {
     Ep: "mesh" "ep" also ["expert_parallel_degree", "expert_model_parallel_size", "ep_size"] [Integer(1, MIB)] "1" "Ranks that divide the experts of a layer among themselves: expert parallelism, of adjacent ranks of `dp_shard`, which it divides (torchtitan: expert_parallel_degree)";
     GpusPerNode: "mesh" "gpus_per_node" also ["nproc_per_node"] [Integer(1, 1024)] "(8, or fewer when there are fewer ranks)" "GPUs per node, connected by NVLink";
 
-    Policy: "fsdp" "policy" [Choice(PolicyKind::WORDS)] "\"native\"" "Engine to model: native (that of `shardlab exec`), fsdp2 (fully_shard of torch 2.11), megatron (megatron-fsdp 0.6.1)";
+    Policy: "fsdp" "policy" [Choice(PolicyKind::WORDS)] "\"native\"" "Engine to model: native (that of `shardlab exec`), fsdp2 (fully_shard of torch 2.11), megatron (megatron-fsdp 0.6.1), megatron_v2 (its experimental engine)";
     Strategy: "fsdp" "strategy" also ["sharding_strategy", "data_parallel_sharding_strategy"] [Choice(Strategy::WORDS)] "\"optim_grads_params\"" "Sharded over dp_shard: no_shard (nothing: DDP), optim (optimizer state and master weights: ZeRO-1), optim_grads (and gradients: ZeRO-2), optim_grads_params (and parameters: ZeRO-3, FULL_SHARD)";
     OuterStrategy: "fsdp" "outer_strategy" also ["outer_dp_sharding_strategy"] [Choice(OuterStrategy::WORDS)] "\"no_shard\"" "Sharded over dp_replicate: no_shard (nothing: HSDP), optim (optimizer state and master weights: HFSDP)";
     Placements: "fsdp" "placements" [Table(PLACEMENTS)] "(from the strategies)" "Explicit placement (flat: sharded, replicate: not sharded) of [parameters, gradients, optimizer state] on each mesh dimension; replaces `strategy` and `outer_strategy`";
@@ -501,6 +507,7 @@ keys! {
     ReshardAfterBackward: "fsdp" "reshard_after_backward" [Bool] "true" "Free full parameters after the backward of every micro-batch; false: only after the last one (`set_reshard_after_backward(False)`), so the next micro-batch need not gather them" needs [SEVERAL_MICRO_BATCHES];
     PrefetchForward: "fsdp" "prefetch_forward" [Integer(0, 64), Choice(&["implicit"]), Table(LOOKAHEAD)] "(native: 1, others: \"implicit\")" "Units gathered ahead in forward: N (a fixed depth; 0: on demand), implicit (what the engine does on its own; fsdp2: overlap of its streams), { elements = N } (until N elements are in flight)";
     PrefetchBackward: "fsdp" "prefetch_backward" [Integer(0, 64), Choice(&["implicit"]), Table(LOOKAHEAD)] "(native: 1, others: \"implicit\")" "Units gathered ahead in backward: N, implicit or { elements = N }, as for `prefetch_forward`";
+    PrefetchLists: "fsdp" "prefetch_lists" [List(&Table(PREFETCH_LIST)), Empty] "[]" "Units that some units gather ahead, in place of `prefetch_forward` and `prefetch_backward`: tables of unit (a glob over names of units), forward and backward (globs over the units that it gathers, each later in that direction), as `set_modules_to_forward_prefetch` and `set_modules_to_backward_prefetch` take them. The first table that matches a unit counts" needs [SEVERAL_RANKS];
     GradientSync: "fsdp" "gradient_sync" [Choice(GradientSync::WORDS)] "(fsdp2: \"every\", others: \"outer_last\")" "Micro-batches that reduce gradients: every (all), outer_last (all over dp_shard, only the last over dp_replicate: `set_requires_all_reduce`), last (only the last: `set_requires_gradient_sync`, no_sync; full gradients accumulate until then)" needs [SEVERAL_MICRO_BATCHES];
     ReduceInFlight: "fsdp" "reduce_in_flight" [Integer(1, 64)] "(fsdp2: 1, native: 2)" "Gradient buffers that may be in flight before the next reduction waits";
     OptimizerInBackward: "fsdp" "optimizer_in_backward" [Bool] "false" "Update each unit as soon as its gradient is reduced, on the reduction's stream, instead of after backward; frees the gradient at once";
@@ -514,10 +521,11 @@ keys! {
     UnifyCommStream: "fsdp" "unify_comm_stream" [Bool] "false" "All-gather and reduce-scatter share one side stream";
     Allocator: "fsdp" "allocator" [Choice(AllocatorKind::WORDS)] "(native: \"pool\", others: \"caching\")" "Allocator of full-size buffers: caching (PyTorch's caching allocator), pool (fixed addresses, planned from one step), double_buffer (two persistent buffers of the largest unit's size), temporary (allocated and freed on every use, by the caching allocator)";
     ExpandableSegments: "fsdp" "expandable_segments" [Bool] "true" "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True for the caching allocator; note that torch's own default is off";
-    CublasWorkspaceBytes: "fsdp" "cublas_workspace_bytes" [Bytes(0, 1 << 40)] "(native, cpu: 0; a100-40, a100-80: 8519680; others: 33554432)" "Size of one cuBLAS workspace (CUBLAS_WORKSPACE_CONFIG); policies fsdp2 and megatron hold two, one per PyTorch thread";
+    CublasWorkspaceBytes: "fsdp" "cublas_workspace_bytes" [Bytes(0, 1 << 40)] "(native, cpu: 0; a100-40, a100-80: 8519680; others: 33554432)" "Size of one cuBLAS workspace (CUBLAS_WORKSPACE_CONFIG); all policies but native hold two, one per PyTorch thread";
     PersistOnAllocFail: "fsdp" "persist_on_alloc_fail" [Bool] "false" "With allocator double_buffer: a unit that does not fit the buffers gets a persistent buffer of its own";
     AverageInCollective: "fsdp" "average_in_collective" [Bool] "false" "Average gradients in the collective (ReduceOp.AVG) instead of scaling by 1/dp in a kernel";
     PerTokenLoss: "fsdp" "per_token_loss" also ["calculate_per_token_loss"] [Bool] "false" "The loss is a sum over tokens, so gradients are not scaled by 1/dp";
+    GradientScalingFactor: "fsdp" "gradient_scaling_factor" [Number(ABOVE_0, 1e9)] "(1 over all data-parallel ranks)" "What the sum of gradients over ranks is multiplied by, in their reduction (Megatron-FSDP: gradient_scaling_factor; `set_gradient_divide_factor` of fully_shard takes its inverse)" needs [SEVERAL_DATA_RANKS];
     NanCheck: "fsdp" "nan_check" also ["check_for_nan_in_grad"] [Bool] "false" "Check shards and gradients for NaN around every collective (native and megatron; not with mode full)";
     Offload: "fsdp" "offload" [List(&Choice(&["params", "grads", "optimizer"])), Empty] "[]" "State kept in host memory and copied to the device for use: any of params, grads, optimizer";
     Frozen: "fsdp" "frozen" [List(&Text), Empty] "[]" "Globs of modules that are not trained, with everything inside them";
@@ -525,8 +533,8 @@ keys! {
     Compute: "precision" "param_dtype" as "compute" also ["compute"] [Choice(DTYPES)] "\"bf16\"" "Type of gathered parameters, activations and matmuls (MixedPrecisionPolicy: param_dtype)";
     MainParams: "precision" "main_params" also ["main_params_dtype"] [Choice(DTYPES_OR_NONE)] "\"f32\"" "Type of the optimizer's master weights; none: the optimizer updates the compute weights";
     FrozenParams: "precision" "frozen_params" [Choice(DTYPES)] "(with adapters: param_dtype, else main_params)" "Type in which parameters that are not trained are kept between uses: `param_dtype` or that of `main_params`" needs [SOME_FROZEN];
-    MainGrads: "precision" "main_grads" also ["main_grads_dtype"] [Choice(DTYPES)] "(megatron: \"bf16\", others: \"f32\"; f32 with f32 compute)" "Type in which gradients are accumulated and kept";
-    CommGrads: "precision" "reduce_dtype" as "comm_grads" also ["comm_grads", "grad_comm_dtype"] [Choice(DTYPES)] "(fsdp2: \"f32\", others: main_grads)" "Type of gradients in the reduction over dp_shard (MixedPrecisionPolicy: reduce_dtype); policy native reduces over dp_replicate in main_grads";
+    MainGrads: "precision" "main_grads" also ["main_grads_dtype"] [Choice(DTYPES)] "(megatron: \"bf16\", megatron_v2: param_dtype, others: \"f32\"; f32 with f32 compute)" "Type in which gradients are accumulated and kept";
+    CommGrads: "precision" "reduce_dtype" as "comm_grads" also ["comm_grads", "grad_comm_dtype"] [Choice(DTYPES)] "(fsdp2: \"f32\", megatron_v2: param_dtype, others: main_grads)" "Type of gradients in the reduction over dp_shard (MixedPrecisionPolicy: reduce_dtype); policy native reduces over dp_replicate in main_grads";
     Moments: "precision" "moments" also ["exp_avg_dtype"] [Choice(MomentType::WORDS)] "\"f32\"" "Type of the optimizer's moments; 8bit: a byte per element and a float32 scale per 256, as in bitsandbytes and torchao (moments of fewer than 4096 elements stay f32)";
     Deterministic: "precision" "deterministic" [Bool] "false" "Fix the order of every sum, so that runs are bitwise reproducible; on GPUs the backward of attention becomes slower and needs a workspace as large as the scores (the CPU device is always deterministic)";
 

@@ -310,6 +310,7 @@ fn fsdp(d: &Document, mesh: &Mesh) -> Result<Fsdp, ScenarioError> {
         gradient_sync: d.given(Key::GradientSync).unwrap_or(defaults.gradient_sync),
         prefetch_forward: d.given(Key::PrefetchForward).unwrap_or(defaults.prefetch),
         prefetch_backward: d.given(Key::PrefetchBackward).unwrap_or(defaults.prefetch),
+        prefetch_lists: d.setting(Key::PrefetchLists),
         prefetch_next_step: d.setting(Key::PrefetchNextStep),
         optimizer_in_backward: d.setting(Key::OptimizerInBackward),
         reduce_in_flight: d
@@ -335,6 +336,7 @@ fn fsdp(d: &Document, mesh: &Mesh) -> Result<Fsdp, ScenarioError> {
         persist_on_alloc_fail: d.setting(Key::PersistOnAllocFail),
         average_in_collective: d.setting(Key::AverageInCollective),
         per_token_loss: d.setting(Key::PerTokenLoss),
+        gradient_scaling_factor: d.given(Key::GradientScalingFactor),
         nan_check: d.setting(Key::NanCheck),
         offload: d.setting(Key::Offload),
         frozen: d.setting(Key::Frozen),
@@ -388,7 +390,7 @@ fn precision(d: &Document) -> Precision {
         main_grads,
         comm_grads: d
             .given(Key::CommGrads)
-            .unwrap_or_else(|| (defaults.comm_grads)(main_grads)),
+            .unwrap_or_else(|| (defaults.comm_grads)(compute, main_grads)),
         moments: d.setting(Key::Moments),
         deterministic: d.setting(Key::Deterministic),
     }

@@ -4,8 +4,8 @@ use super::keys::{KEYS, Key};
 use super::merge::Document;
 use super::value::{Datum, Value, convert};
 use crate::config::{
-    Bias, CudaGraph, Family, LoraTargets, Offload, ParamGroup, Prefetch, RecomputeLayers, Reshard,
-    Scope, Words,
+    Bias, CudaGraph, Family, LoraTargets, Offload, ParamGroup, Prefetch, PrefetchList,
+    RecomputeLayers, Reshard, Scope, Words,
 };
 use crate::units::Bytes;
 use serde::de::value::{Error as InvalidValue, MapDeserializer, SeqDeserializer};
@@ -195,6 +195,12 @@ impl Setting for RecomputeLayers {
 }
 
 impl Setting for ParamGroup {
+    fn of(value: &Value) -> Option<Self> {
+        Self::deserialize(Plain(value)).ok()
+    }
+}
+
+impl Setting for PrefetchList {
     fn of(value: &Value) -> Option<Self> {
         Self::deserialize(Plain(value)).ok()
     }

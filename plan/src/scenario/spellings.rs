@@ -26,6 +26,9 @@ const SPELLINGS: &[(&str, &str)] = &[
     ("fully_shard", "fsdp2"),
     ("megatron-fsdp", "megatron"),
     ("megatron_fsdp", "megatron"),
+    ("megatron-fsdp-v2", "megatron_v2"),
+    ("megatron_fsdp_v2", "megatron_v2"),
+    ("mfsdp2", "megatron_v2"),
 ];
 
 /// Returns the other spellings of a value.

@@ -7,6 +7,7 @@ mod mesh;
 mod model;
 mod moments;
 mod param_groups;
+mod prefetch;
 mod train;
 mod without_effect;
 
@@ -34,6 +35,7 @@ pub(crate) fn check(s: &Scenario, d: &Document, is_default: &dyn Fn(Key) -> bool
     moments::check(s, d)?;
     mesh::check(s, d)?;
     fsdp::check(s, d, is_default)?;
+    prefetch::check(s, d)?;
     compile::check(s, d)?;
     refuse_if(s, d, |_| true)?;
     without_effect::check(s, d, is_default)?;

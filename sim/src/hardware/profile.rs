@@ -143,6 +143,9 @@ pub struct Host {
     pub collective_us: f64,
     /// A copy-engine copy.
     pub copy_us: f64,
+    /// Launch of a copy between a buffer and a list of tensors (FSDP2's custom operators in
+    /// Python). As a kernel launch where it is not known.
+    pub list_copy_us: Option<f64>,
     /// An event record or a stream wait.
     pub event_us: f64,
     /// Waking up after waiting for an event.

@@ -17,6 +17,7 @@ shipped![
     "cpu",
     "h100-80",
     "h100-80-exec",
+    "h100-80-nvlink",
     "h100-96-500w",
     "h200-nvlink",
     "h200-nvlink-exec"

@@ -202,12 +202,15 @@ fn completion_goes_round() {
     stage.keys("<tab>/policy<enter><enter>");
     let text = |stage: &Stage| stage.app.prompt.as_ref().map(|p| p.line.text().to_owned());
     let mut seen = Vec::new();
-    for _ in 0..4 {
+    for _ in 0..5 {
         stage.keys("<tab>");
         seen.extend(text(&stage));
     }
-    assert_eq!(seen, ["native", "fsdp2", "megatron", "native"]);
-    stage.keys("<up><enter>");
+    assert_eq!(
+        seen,
+        ["native", "fsdp2", "megatron", "megatron_v2", "native"]
+    );
+    stage.keys("<up><up><enter>");
     assert_eq!(last_prediction(&stage).1, ["fsdp.policy=megatron"]);
 }
 

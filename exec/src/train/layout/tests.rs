@@ -77,7 +77,7 @@ proptest! {
     #[test]
     fn every_element_once(
         family in 0usize..2,
-        policy in 0usize..4,
+        policy in 0usize..5,
         strategy in 0usize..4,
         mesh in 0usize..7,
         hfsdp in any::<bool>(),
@@ -87,10 +87,11 @@ proptest! {
         units in 0usize..2,
     ) {
         let (inner, outer) = [(1, 1), (2, 1), (3, 1), (4, 1), (2, 2), (1, 2), (3, 2)][mesh];
-        let (policy, mode) = [("native", "off"), ("megatron", "off"), ("fsdp2", "off"), ("native", "full")][policy];
-        let hfsdp = hfsdp && inner > 1 && outer > 1 && policy != "fsdp2" && mode == "off";
+        let (policy, mode) = [("native", "off"), ("megatron", "off"), ("megatron_v2", "off"), ("fsdp2", "off"), ("native", "full")][policy];
+        let fixed = policy == "fsdp2" || policy == "megatron_v2" || mode == "full";
+        let hfsdp = hfsdp && inner > 1 && outer > 1 && !fixed;
         let per_param = policy == "fsdp2" || mode == "full";
-        let strategy = if per_param || hfsdp { 3 } else { strategy };
+        let strategy = if fixed || hfsdp { 3 } else { strategy };
         let strategy = ["no_shard", "optim", "optim_grads", "optim_grads_params"][strategy];
         let mut set = vec![
             format!("mesh.dp_shard={inner}"),

@@ -11,7 +11,7 @@ use crate::program::*;
 use crate::{plan, scenario};
 use std::path::{Path, PathBuf};
 
-const POLICIES: [&str; 3] = ["native", "fsdp2", "megatron"];
+const POLICIES: [&str; 4] = ["native", "fsdp2", "megatron", "megatron_v2"];
 
 /// Returns the file of a shipped scenario.
 fn file(name: &str) -> PathBuf {
@@ -69,6 +69,24 @@ fn passes(r: &Report, what: &str) {
             ["CHK-UNUSED-GATHER", "CHK-ALIGN", "INV-06"].contains(&v.rule.id()),
             "{what}\n{r}"
         );
+    }
+}
+
+/// The factor of gradients is that of the scenario, and no other.
+#[test]
+fn gradients_have_the_factor_of_the_scenario() {
+    for policy in ["native", "fsdp2", "megatron"] {
+        for outer in ["mesh.dp_replicate=1", "mesh.dp_replicate=2"] {
+            let given = "fsdp.gradient_scaling_factor=0.3";
+            let mut p = small(policy, &[given, outer]).expect("every policy has it");
+            passes(&check(&p), policy);
+            p.meta.gradient_factor = Some(0.25);
+            let r = check(&p);
+            assert!(
+                r.of(crate::check::RuleId::Scale).next().is_some(),
+                "{policy}"
+            );
+        }
     }
 }
 

@@ -52,13 +52,20 @@ impl Flat {
         let summed = inputs.summed_by_model(g);
         let over_summed = (summed > 1).then(|| Real(1.0 / f64::from(summed)));
         let scaling = |op, before| Scaling { op, before };
-        if fsdp.per_token_loss {
+        let reduces = self.state(g).sharded.comms.reduce.is_some();
+        if let Some(factor) = fsdp.gradient_scaling_factor {
+            if reduces && (inputs.engine.premultiplies)(self.c) {
+                scaling(ReduceOp::PremulSum(factor), None)
+            } else {
+                scaling(ReduceOp::Sum, Some(Real(factor)))
+            }
+        } else if fsdp.per_token_loss {
             scaling(ReduceOp::Sum, None)
-        } else if fsdp.average_in_collective || self.state(g).sharded.comms.reduce.is_none() {
+        } else if fsdp.average_in_collective || !reduces {
             scaling(ReduceOp::Avg, over_summed)
         } else if (inputs.engine.premultiplies)(self.c) {
             scaling(ReduceOp::PremulSum(over_all.0), None)
-        } else if inputs.engine.averages && inputs.outer == 1 {
+        } else if (inputs.engine.averages)(inputs.outer) {
             scaling(ReduceOp::Avg, over_summed)
         } else {
             scaling(ReduceOp::Sum, Some(over_all))
@@ -380,9 +387,9 @@ impl Flat {
             }
             None => (reduced, self.g),
         };
-        let op = if out.inputs.scenario.fsdp.average_in_collective
-            || self.state(g).sharded.ranks == 1 && !out.inputs.scenario.fsdp.per_token_loss
-        {
+        let fsdp = &out.inputs.scenario.fsdp;
+        let sums = fsdp.per_token_loss || fsdp.gradient_scaling_factor.is_some();
+        let op = if fsdp.average_in_collective || self.state(g).sharded.ranks == 1 && !sums {
             ReduceOp::Avg
         } else {
             ReduceOp::Sum

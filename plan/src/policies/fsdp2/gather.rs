@@ -8,7 +8,7 @@ use crate::ir::{
 };
 use crate::lower::builder::{CollectiveLaunch, NewBuffer};
 use crate::lower::emitter::Emitter;
-use crate::lower::inputs::prefetch_targets;
+use crate::lower::inputs::{prefetch_list, prefetch_targets};
 use crate::lower::kernels::KernelLaunch;
 use crate::program::Rule;
 use smallvec::smallvec;
@@ -322,7 +322,9 @@ impl Fsdp2 {
         let Some(at) = order.iter().position(|u| *u == unit) else {
             return;
         };
-        for next in prefetch_targets(out.inputs, &order, at, rule, implicit) {
+        let targets = prefetch_list(out.inputs, &order, unit, self.backward)
+            .unwrap_or_else(|| prefetch_targets(out.inputs, &order, at, rule, implicit));
+        for next in targets {
             self.unshard(out, next, Rule::Prefetch);
         }
     }

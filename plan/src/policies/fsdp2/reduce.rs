@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Division {
     /// Divisor of the reduce-scatter's input.
-    before: u32,
+    before: f64,
     /// Divisor of the last reduction's result.
     after: f64,
     op: ReduceOp,
@@ -31,15 +31,20 @@ impl Division {
     /// them, not only those that reduce (`set_gradient_divide_factor` of torchtitan, which
     /// multiplies before the sum).
     fn new(inputs: &LoweringInputs<'_>, g: GroupId, comm: DType) -> Self {
-        let sums = inputs.scenario.fsdp.per_token_loss;
+        let fsdp = &inputs.scenario.fsdp;
+        let sums = fsdp.per_token_loss;
         let ranks = inputs.data_ranks();
         let of = |op| Self {
-            before: 1,
+            before: 1.0,
             after: 1.0,
             op,
             over_replicas: op,
         };
+        let given = fsdp.gradient_scaling_factor;
         if matches!(comm, DType::F32 | DType::Bf16) {
+            if let Some(factor) = given {
+                return Self::by(factor, inputs.inner(g), of);
+            }
             return match (sums, inputs.summed_by_model(g)) {
                 (true, _) => of(ReduceOp::Sum),
                 (false, 1) => of(ReduceOp::Avg),
@@ -53,22 +58,44 @@ impl Division {
                 },
             };
         }
-        let factor = if sums { 1 } else { ranks };
-        let mut before = 1;
-        while factor % before == 0 && factor / before > before {
-            before *= 2;
+        let divisor = match given {
+            Some(factor) => 1.0 / factor,
+            None => f64::from(if sums { 1 } else { ranks }),
+        };
+        let mut before = 1.0;
+        while divisor % before == 0.0 && divisor / before > before {
+            before *= 2.0;
         }
         Self {
             before,
-            after: f64::from(factor) / f64::from(before),
+            after: divisor / before,
             ..of(ReduceOp::Sum)
+        }
+    }
+
+    /// Returns the division by `set_gradient_divide_factor`: an average if the divisor is the
+    /// number of ranks that shard, otherwise a multiplication before the sum.
+    fn by(factor: f64, inner: u32, of: impl Fn(ReduceOp) -> Self) -> Self {
+        let op = match inner {
+            1 => {
+                return Self {
+                    after: 1.0 / factor,
+                    ..of(ReduceOp::Sum)
+                };
+            }
+            n if 1.0 / factor == f64::from(n) => ReduceOp::Avg,
+            _ => ReduceOp::PremulSum(factor),
+        };
+        Self {
+            over_replicas: ReduceOp::Sum,
+            ..of(op)
         }
     }
 }
 
 /// Divides a range in place, unless the divisor is 1 (`_div_if_needed`).
 fn divide(out: &mut Emitter<'_>, what: Access, by: f64, dtype: DType, stream: StreamId) {
-    if by > 1.0 {
+    if by != 1.0 {
         let scale = ShardOp::Scale {
             factor: Real(1.0 / by),
         };
@@ -123,7 +150,7 @@ impl Fsdp2 {
             out.transient_on(role, bytes, c, rs, g)
         };
         out.b.alloc(Rule::Reduce, output);
-        divide(out, out.b.whole(input), f64::from(division.before), c, rs);
+        divide(out, out.b.whole(input), division.before, c, rs);
         let comms = self.comms.along(out.inputs.shard_axis(g));
         let over = (comms.reduce, rs);
         let ends = (out.b.whole(input), out.b.whole(output));

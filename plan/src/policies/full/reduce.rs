@@ -107,12 +107,15 @@ impl Full {
         }
         out.b.join(Rule::ReduceFork, COMPUTE, streams.reduce);
         let group = out.inputs.home[bucket.params[0].index()].0;
+        // All ranks divide gradients that are sums over expert-parallel ranks (`_ScaledPartial` of
+        // SimpleFSDP).
+        let mean = 1.0 / f64::from(out.inputs.data_ranks());
+        let summed = out.inputs.summed_by_model(group) > 1;
+        let given = out.inputs.scenario.fsdp.gradient_scaling_factor;
         let op = if out.inputs.scenario.fsdp.per_token_loss {
             ReduceOp::Sum
-        } else if out.inputs.summed_by_model(group) > 1 {
-            // All ranks divide gradients that are sums over expert-parallel ranks
-            // (`_ScaledPartial` of SimpleFSDP).
-            let factor = Real(1.0 / f64::from(out.inputs.data_ranks()));
+        } else if let Some(factor) = given.or(summed.then_some(mean)) {
+            let factor = Real(factor);
             out.run(KernelLaunch {
                 rule: Rule::Scale,
                 op: ShardOp::Scale { factor },

@@ -23,7 +23,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
             DType::F32 => DType::F32,
             _ => DType::Bf16,
         },
-        comm_grads: |main_grads| main_grads,
+        comm_grads: |_, main_grads| main_grads,
         optimizes_code: false,
     },
     rules: Rules {
@@ -58,7 +58,9 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         copies_for_comm: true,
         // `gradient_reduce_preprocessing`, with the default `gradient_reduce_div_fusion`.
         premultiplies: |dtype| dtype != DType::Bf16,
-        averages: false,
+        averages: |_| false,
+        reshards_root: false,
+        separate_frozen_main: false,
     },
     lowering: Lowering {
         layout: flat_layout,

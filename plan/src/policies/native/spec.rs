@@ -20,7 +20,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         separate_communicators: true,
         allocator: AllocatorKind::Pool,
         main_grads: |_| DType::F32,
-        comm_grads: |main_grads| main_grads,
+        comm_grads: |_, main_grads| main_grads,
         optimizes_code: true,
     },
     rules: Rules {
@@ -28,6 +28,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
             "cast_before_all_gather",
             "copy_engine_reduce_scatter",
             "optimizer_in_backward",
+            "prefetch_lists",
             "prefetch_next_step",
         ],
         refuses: REFUSES,
@@ -61,7 +62,9 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         separate_main_params: false,
         copies_for_comm: false,
         premultiplies: |dtype| dtype == DType::F32,
-        averages: true,
+        averages: |outer| outer == 1,
+        reshards_root: false,
+        separate_frozen_main: false,
     },
     lowering: Lowering {
         layout: flat_layout,

@@ -8,7 +8,7 @@ use crate::ir::{
 };
 use crate::lower::emitter::Emitter;
 use crate::lower::flat::Flat;
-use crate::lower::inputs::{LoweringInputs, prefetch_targets};
+use crate::lower::inputs::{LoweringInputs, prefetch_list, prefetch_targets};
 use crate::lower::kernels::KernelLaunch;
 use crate::program::Rule;
 
@@ -205,7 +205,10 @@ impl Unshard {
             return;
         };
         let rule = out.inputs.scenario.fsdp.prefetch_forward;
-        for next in prefetch_targets(out.inputs, &out.inputs.forward_order[at..], 0, rule, 1) {
+        let order = &out.inputs.forward_order[at..];
+        let targets = prefetch_list(out.inputs, order, unit, false)
+            .unwrap_or_else(|| prefetch_targets(out.inputs, order, 0, rule, 1));
+        for next in targets {
             self.unshard(out, flat, micro, next, Rule::Prefetch);
         }
     }
@@ -231,7 +234,9 @@ impl Unshard {
             )
             .collect();
         let rule = out.inputs.scenario.fsdp.prefetch_backward;
-        for next in prefetch_targets(out.inputs, &order, 0, rule, 1) {
+        let targets = prefetch_list(out.inputs, &order, unit, true)
+            .unwrap_or_else(|| prefetch_targets(out.inputs, &order, 0, rule, 1));
+        for next in targets {
             if !self.backward_done[next.index()] {
                 self.unshard(out, flat, micro, next, Rule::Prefetch);
             }

@@ -28,6 +28,13 @@ pub(super) const SEVERAL_RANKS: Need = Need {
     otherwise: "with dp_shard = 1, nothing is gathered or reduced",
 };
 
+pub(super) const SEVERAL_DATA_RANKS: Need = Need {
+    by: Key::DpShard,
+    holds: |s| s.mesh.dp_shard > 1 || s.mesh.dp_outer > 1,
+    words: "several data-parallel ranks",
+    otherwise: "with one data-parallel rank, no gradients are added up",
+};
+
 pub(super) const SEVERAL_MICRO_BATCHES: Need = Need {
     by: Key::GradAccum,
     holds: |s| s.train.grad_accum > 1,
@@ -132,7 +139,7 @@ mod tests {
         );
         assert_eq!(
             limits("fsdp.reduce_in_flight"),
-            ["No effect: policy megatron, compile mode full"]
+            ["No effect: policy megatron, policy megatron_v2, compile mode full"]
         );
         assert_eq!(limits("compile.bucket_bytes"), ["Needs mode full"]);
     }

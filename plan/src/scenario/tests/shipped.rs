@@ -183,6 +183,6 @@ fn keys_are_unique_and_documented() {
     let policy = keys().iter().find(|k| k.key == "policy").unwrap();
     assert_eq!(
         policy.values().collect::<Vec<_>>(),
-        ["native", "fsdp2", "megatron"]
+        ["native", "fsdp2", "megatron", "megatron_v2"]
     );
 }

@@ -154,6 +154,20 @@ fn reduction(s: &Scenario, d: &Document) -> Checked {
         return Err(d.conflict(&keys, "`average_in_collective` averages gradients over ranks, but `per_token_loss` needs their sum")
             .with_help("set one of the two to false"));
     }
+    if f.gradient_scaling_factor.is_some() && (f.average_in_collective || f.per_token_loss) {
+        let key = if f.per_token_loss {
+            Key::PerTokenLoss
+        } else {
+            Key::AverageInCollective
+        };
+        let message = format!(
+            "`{}` says what gradients are multiplied by, as `gradient_scaling_factor` does",
+            key.info().key
+        );
+        return Err(d
+            .conflict(&[Key::GradientScalingFactor, key], message)
+            .with_help("leave one of the two out"));
+    }
     refuse(s, d, "fsdp.nan_check")?;
     copy_engines(s, d)
 }

@@ -1,0 +1,343 @@
+//! The `megatron_v2` policy: megatron-fsdp 0.6.1, the experimental engine
+//! (`experimental/module.py`, `parameter_group.py`, `dbuffer.py`, `optimizer.py`), which shards one
+//! module per `fully_shard`.
+//!
+//! - Every unit is gathered into a storage of its own, which is resized to nothing after forward
+//!   and after backward, the root's too. Allocation and release are on the gather stream, after a
+//!   wait for computation.
+//! - A unit's hooks gather the next unit of a fixed order: registration order in forward, the root
+//!   and then children in reverse in backward.
+//! - A unit is reduced when all of its trained parameters have their gradients. They are packed
+//!   into a buffer of the reduction stream, for which computation first waits for that stream, and
+//!   reduced from there into the persistent shard. The unit is released after that.
+//! - The optimizer sees gradients in the type of main weights, and casts compute weights group by
+//!   group after its step.
+
+mod build;
+mod order;
+mod reduce;
+mod spec;
+
+pub(super) use spec::SPEC;
+
+use crate::config::Loss;
+use crate::ir::{BufferId, COMPUTE, EventId, HostWorkKind, ModuleKind, ParamId, UnitId};
+use crate::lower::autograd::AutogradGrads;
+use crate::lower::emitter::Emitter;
+use crate::lower::flat::{Flat, GradCasts};
+use crate::lower::inputs::LoweringInputs;
+use crate::lower::optimizer::ShardState;
+use crate::lower::streams::CommStreams;
+use crate::lower::walk::{Lifecycle, Location, Pass};
+use crate::program::{Phase, Rule, StreamKind};
+use order::Orders;
+
+// Note [Host work of the experimental engine]
+//
+// Counts of per-parameter work, in units of a parameter's bookkeeping in a hook of FSDP2, which
+// hardware profiles measure (`hook_param_us`). The experimental engine does more in Python per
+// parameter than the others:
+//
+// - gathering and releasing install parameters on modules, as in FSDP2: 1 per gather;
+// - a gradient runs a hook of its own (1), is found in the layout and packed by a copy of its own
+//   (1), and its reduced shard is made a DTensor twice, after the reduction and after a reduction
+//   over the outer axis that plain data parallelism does not have (2);
+// - the optimizer's hooks cast it through DTensor's dispatch (1), install the cast (1), and
+//   install the original again (1).
+
+/// Per-parameter work of a reduction.
+const REDUCED: u16 = 4;
+/// Per-parameter work of the optimizer's hooks.
+const CAST: u16 = 3;
+
+/// Parameters of a unit that backward still needs.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pending {
+    /// Trained parameters.
+    trained: usize,
+    /// Those without a gradient in this backward.
+    missing: usize,
+    /// Position on the tape of the last kernel that reads a parameter in backward.
+    last_read: Option<u32>,
+}
+
+pub(crate) struct MegatronV2 {
+    flat: Flat,
+    orders: Orders,
+    gathered: Vec<Option<EventId>>,
+    full: Vec<bool>,
+    grads: AutogradGrads,
+    /// Inputs of reductions, by group.
+    packed: Vec<Option<BufferId>>,
+    /// Copies of shards that replicas average, by group.
+    copies: Vec<Option<BufferId>>,
+    pending: Vec<Pending>,
+    /// Position on the tape up to which kernels of this backward have been issued.
+    issued: Option<u32>,
+    casts: GradCasts,
+    first: bool,
+    last: bool,
+    /// Whether the loss is computed from outputs of the root, so that hooks of the root run before
+    /// it in forward and after it in backward.
+    loss_apart: bool,
+}
+
+impl MegatronV2 {
+    pub(crate) fn new(out: &mut Emitter<'_>) -> Self {
+        let streams = streams(out);
+        let comms = out.communicators(false);
+        let flat = Flat::new(out, comms, streams, false);
+        let (units, groups) = (out.inputs.units.len(), out.inputs.groups.len());
+        let modules = &out.inputs.tape.modules;
+        let loss = modules.iter().any(|m| m.kind == ModuleKind::Loss);
+        Self {
+            flat,
+            orders: Orders::new(out.inputs),
+            gathered: vec![None; units],
+            full: vec![false; units],
+            grads: AutogradGrads::new(out.inputs.tape.params.len(), out.inputs.types.compute),
+            packed: vec![None; groups],
+            copies: vec![None; groups],
+            pending: order::pending(out.inputs),
+            issued: None,
+            casts: GradCasts::new(groups),
+            first: true,
+            last: true,
+            loss_apart: loss && out.inputs.scenario.train.loss == Loss::Materialized,
+        }
+    }
+
+    /// Gathers a unit, unless it is full: `_unshard_parameter_groups`.
+    fn unshard(&mut self, out: &mut Emitter<'_>, unit: UnitId, rule: Rule) {
+        if std::mem::replace(&mut self.full[unit.index()], true)
+            || !self.flat.gathers(out.inputs, self.first)
+        {
+            return;
+        }
+        let (phase, at) = (out.b.phase(), out.b.unit());
+        out.b.at(unit, phase);
+        hooks(out, rule, out.inputs.unit(unit).params);
+        for g in out.inputs.groups_of(unit) {
+            if let Some(full) = self.flat.state(g).full {
+                out.b.alloc(rule, full);
+            }
+            self.flat.gather(out, rule, g, self.first, None);
+        }
+        self.gathered[unit.index()] = Some(out.b.record(rule, self.flat.streams.gather));
+        out.b.at(at, phase);
+    }
+
+    /// Makes a unit's parameters available to computation, then gathers the next one.
+    fn enter(&mut self, out: &mut Emitter<'_>, unit: UnitId, backward: bool) {
+        self.require(out, unit);
+        if let Some(next) = self.orders.next(unit, backward) {
+            self.unshard(out, next, Rule::Prefetch);
+        }
+    }
+
+    fn require(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        self.unshard(out, unit, Rule::Unshard);
+        if let Some(event) = self.gathered[unit.index()]
+            && self.flat.streams.gather != COMPUTE
+        {
+            out.b.wait(Rule::GatherDone, event, COMPUTE);
+        }
+    }
+
+    /// Releases a unit's full parameters: `_reshard_parameter_groups`. See Note [Unshard gate].
+    fn reshard(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        if !std::mem::replace(&mut self.full[unit.index()], false) || !self.flat.weight_sharded() {
+            return;
+        }
+        self.gathered[unit.index()] = None;
+        let gather = self.flat.streams.gather;
+        out.b.join(Rule::GatherGate, COMPUTE, gather);
+        for g in out.inputs.groups_of(unit) {
+            if let Some(full) = self.flat.state(g).full {
+                out.b.free(Rule::Reshard, full);
+            }
+        }
+    }
+
+    /// Reduces and releases a unit once its gradients are complete and nothing reads it any longer.
+    /// (The source acts on the last gradient alone: of a layer, autograd computes the gradients of
+    /// weight and input in one node, before it accumulates.)
+    fn complete(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        let pending = self.pending[unit.index()];
+        if pending.trained == 0 || pending.missing > 0 || pending.last_read > self.issued {
+            return;
+        }
+        self.pending[unit.index()].missing = pending.trained;
+        let (phase, at) = (out.b.phase(), out.b.unit());
+        out.b.at(unit, phase);
+        self.reduce(out, unit);
+        self.reshard(out, unit);
+        out.b.at(at, phase);
+    }
+
+    /// Returns whether a unit's backward starts with the gradients of the model's outputs.
+    fn starts_at_outputs(&self, inputs: &LoweringInputs<'_>, unit: UnitId) -> bool {
+        self.loss_apart && inputs.unit(unit).spec.is_root
+    }
+}
+
+/// Emits the host work of a hook and of its per-parameter work.
+fn hooks(out: &mut Emitter<'_>, rule: Rule, params: u16) {
+    out.b.host(rule, HostWorkKind::Hook, 1);
+    out.b.host(rule, HostWorkKind::HookParam, params);
+}
+
+/// Returns the streams of `FsdpContext`: one for gathers, one for reductions over both axes, both
+/// of the default priority.
+fn streams(out: &mut Emitter<'_>) -> CommStreams {
+    let several = out.inputs.data_ranks() > 1;
+    let mut stream = |kind| {
+        if several {
+            out.b.add_stream(kind, 0)
+        } else {
+            COMPUTE
+        }
+    };
+    let gather = stream(StreamKind::AllGather);
+    let reduce = stream(StreamKind::ReduceScatter);
+    CommStreams {
+        gather,
+        reduce,
+        outer: reduce,
+    }
+}
+
+impl Lifecycle for MegatronV2 {
+    fn init(&mut self, out: &mut Emitter<'_>) {
+        self.build(out);
+    }
+
+    fn micro_batch(&mut self, index: u16, last: bool) {
+        self.first = index == 0;
+        self.last = last;
+    }
+
+    /// The root's `pre_forward`, as far as it does not depend on the root's parameters.
+    fn forward_start(&mut self, out: &mut Emitter<'_>) {
+        if self.first {
+            // Replicated weights are gathered in the first micro-batch.
+            self.full.fill(false);
+        }
+        let gather = self.flat.streams.gather;
+        out.b.join(Rule::StepStart, COMPUTE, gather);
+    }
+
+    fn pre_forward(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        self.enter(out, unit, false);
+    }
+
+    fn post_forward(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        self.reshard(out, unit);
+    }
+
+    fn outputs(&mut self, out: &mut Emitter<'_>) {
+        self.reshard(out, UnitId(0));
+    }
+
+    fn forward_end(&mut self, _out: &mut Emitter<'_>) {}
+
+    fn backward_start(&mut self, out: &mut Emitter<'_>) {
+        self.issued = None;
+        for pending in &mut self.pending {
+            pending.missing = pending.trained;
+        }
+        let reduce = self.flat.streams.reduce;
+        out.b.join(Rule::ReduceFork, COMPUTE, reduce);
+    }
+
+    fn pre_recompute(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        if !self.starts_at_outputs(out.inputs, unit) {
+            self.require(out, unit);
+        }
+    }
+
+    fn pre_backward(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        if !self.starts_at_outputs(out.inputs, unit) {
+            self.enter(out, unit, true);
+        }
+    }
+
+    fn output_gradients(&mut self, out: &mut Emitter<'_>) {
+        let (root, phase, at) = (UnitId(0), out.b.phase(), out.b.unit());
+        if !out.inputs.unit(root).groups.is_empty() {
+            out.b.at(root, phase);
+            self.enter(out, root, true);
+            out.b.at(at, phase);
+        }
+    }
+
+    fn after_launch(&mut self, out: &mut Emitter<'_>, pass: Pass, position: u32) {
+        if pass != Pass::Backward {
+            return;
+        }
+        self.issued = Some(position);
+        for unit in 0..self.pending.len() {
+            if self.pending[unit].last_read == Some(position) {
+                self.complete(out, UnitId(unit as u16));
+            }
+        }
+    }
+
+    /// The hook after a parameter's accumulation.
+    fn grad_ready(&mut self, out: &mut Emitter<'_>, p: ParamId) {
+        let (g, _) = out.inputs.home[p.index()];
+        if out.inputs.group(g).requires_grad {
+            let unit = out.inputs.group(g).unit;
+            self.pending[unit.index()].missing -= 1;
+            self.complete(out, unit);
+        }
+    }
+
+    fn post_backward(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        // Others are released with their last gradient.
+        if self.pending[unit.index()].trained == 0 {
+            self.reshard(out, unit);
+        }
+    }
+
+    fn backward_end(&mut self, out: &mut Emitter<'_>) {
+        for unit in out.inputs.forward_order.clone() {
+            self.reshard(out, unit);
+        }
+        out.b
+            .join(Rule::FinalFence, self.flat.streams.reduce, COMPUTE);
+    }
+
+    fn weight(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location {
+        self.flat.weight(out.inputs, p)
+    }
+
+    fn grad(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location {
+        self.grads.location(out, p)
+    }
+
+    /// Casts gradients for the optimizer (`step_pre_hook`). Clipping comes before that in the
+    /// source; here it works on the casts, whose norm is the same.
+    fn optimizer_state(&mut self, out: &mut Emitter<'_>) -> Vec<ShardState> {
+        let mut states = self.flat.optimizer_state(out, out.inputs.group_ids());
+        let stored = out.inputs.types.stored();
+        if stored != out.inputs.types.grads {
+            let trained = out.inputs.tape.params.iter().filter(|p| p.requires_grad);
+            let count = CAST * trained.count() as u16;
+            out.b.host(Rule::Optimizer, HostWorkKind::HookParam, count);
+            self.casts.cast(out, stored, &mut states);
+        }
+        states
+    }
+
+    fn step_end(&mut self, out: &mut Emitter<'_>) {
+        self.casts.free(out);
+        // `step_post_hook`, for the groups that the optimizer has parameters of.
+        for g in out.inputs.group_ids() {
+            if out.inputs.group(g).requires_grad {
+                self.flat.refresh_group(out, g, COMPUTE);
+            }
+        }
+        out.b.at(UnitId(0), Phase::Optimizer);
+    }
+}

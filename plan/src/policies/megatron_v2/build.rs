@@ -1,0 +1,124 @@
+//! What building and sharding the model leaves in the allocator, before the first step.
+//!
+//! `fully_shard` takes a model whose parameters exist: it copies each group into its shards, and
+//! makes parameters views of the gathered storage. The blocks that this needs stay in PyTorch's
+//! allocator, and later allocations are placed between them.
+
+use super::MegatronV2;
+use crate::config::Units;
+use crate::config::pattern::matches;
+use crate::ir::{BufferId, DType, GroupId, Holds, ParamId, Role, UnitId};
+use crate::lower::emitter::Emitter;
+use crate::lower::inputs::LoweringInputs;
+use crate::program::{Phase, Rule};
+
+/// Bytes of float32 parameters up to which a model is built on the device. Larger ones do not fit
+/// next to their casts, so that users build them in host memory.
+const ON_DEVICE: u64 = 40 << 30;
+
+/// Returns whether the model is built on the device.
+fn is_built_there(inputs: &LoweringInputs<'_>) -> bool {
+    let numel: u64 = inputs.tape.params.iter().map(|p| p.numel()).sum();
+    let hardware = &inputs.scenario.mesh.hardware;
+    inputs.engine.allocates_workspaces(hardware) && numel * DType::F32.size() <= ON_DEVICE
+}
+
+/// Returns the units in the order of `fully_shard` calls: that of `units`, and the root last.
+fn call_order(inputs: &LoweringInputs<'_>) -> Vec<UnitId> {
+    let units = (0..inputs.units.len() as u16).map(UnitId);
+    let place = |u: &UnitId| {
+        let spec = &inputs.unit(*u).spec;
+        let of_pattern = |name: &str| match &inputs.scenario.fsdp.units {
+            Units::Patterns(all) => all
+                .iter()
+                .position(|p| p.modules.iter().any(|glob| matches(glob, name))),
+            Units::Block | Units::Root => None,
+        };
+        (spec.is_root, of_pattern(&spec.name))
+    };
+    let mut order: Vec<UnitId> = units.collect();
+    order.sort_by_key(place);
+    order
+}
+
+impl MegatronV2 {
+    /// Emits section `Init`: the model in float32, its cast, and the buffers of every group.
+    pub(super) fn build(&self, out: &mut Emitter<'_>) {
+        if !is_built_there(out.inputs) {
+            self.flat.init(out);
+            return;
+        }
+        out.b.at(UnitId(0), Phase::Init);
+        let params: Vec<ParamId> = (0..out.inputs.tape.params.len() as u32)
+            .map(ParamId)
+            .collect();
+        let mut model: Vec<BufferId> = params
+            .iter()
+            .map(|p| alloc_param(out, *p, DType::F32))
+            .collect();
+        let compute = out.inputs.types.compute;
+        if compute != DType::F32 {
+            for p in params {
+                let cast = alloc_param(out, p, compute);
+                let whole = std::mem::replace(&mut model[p.index()], cast);
+                out.b.free(Rule::State, whole);
+            }
+        }
+        for unit in call_order(out.inputs) {
+            out.b.at(unit, Phase::Init);
+            for g in out.inputs.groups_of(unit) {
+                self.shard(out, g, &model);
+            }
+        }
+    }
+
+    /// Emits the construction of a `FsdpParameterGroup`.
+    fn shard(&self, out: &mut Emitter<'_>, g: GroupId, model: &[BufferId]) {
+        let params = out.inputs.group(g).params.clone();
+        let types = out.inputs.types;
+        let state = self.flat.state(g).clone();
+        let main = types.stored();
+        let copies: Vec<BufferId> = if main == types.compute {
+            Vec::new()
+        } else {
+            params.iter().map(|p| alloc_param(out, *p, main)).collect()
+        };
+        let mut at_rest = state
+            .main
+            .into_iter()
+            .chain(state.weight)
+            .chain(state.params);
+        if let Some(first) = at_rest.next() {
+            out.b.alloc(Rule::State, first);
+        }
+        for copy in copies {
+            out.b.free(Rule::State, copy);
+        }
+        // The gathered storage belongs to the stream that constructs it, until it is released.
+        let bytes = state.numel * types.compute.size();
+        let unit = out.inputs.group(g).unit;
+        let holds = Holds::Group(g);
+        let gathered = out.persistent(Role::Temporary, bytes, types.compute, unit, holds);
+        out.b.alloc(Rule::State, gathered);
+        for id in at_rest {
+            out.b.alloc(Rule::State, id);
+        }
+        if let Some(grad) = state.grad {
+            out.b.alloc(Rule::State, grad.buffer);
+        }
+        for p in params {
+            out.b.free(Rule::State, model[p.index()]);
+        }
+        out.b.free(Rule::State, gathered);
+    }
+}
+
+/// Allocates a parameter of the model that is built.
+fn alloc_param(out: &mut Emitter<'_>, p: ParamId, dtype: DType) -> BufferId {
+    let (g, _) = out.inputs.home[p.index()];
+    let unit = out.inputs.group(g).unit;
+    let bytes = out.inputs.tape.params[p.index()].numel() * dtype.size();
+    let id = out.persistent(Role::Temporary, bytes, dtype, unit, Holds::Param(p));
+    out.b.alloc(Rule::State, id);
+    id
+}

@@ -1,0 +1,144 @@
+//! Reductions: packing, the reduce-scatter into the persistent shard, and the sum over replicas.
+
+use super::{MegatronV2, REDUCED};
+use crate::ir::{
+    Access, COMPUTE, CollectiveKind, GroupId, HostWorkKind, Part, ReduceOp, Role, ShardOp, UnitId,
+};
+use crate::lower::builder::CollectiveLaunch;
+use crate::lower::emitter::Emitter;
+use crate::lower::flat::fill_padding;
+use crate::lower::kernels::KernelLaunch;
+use crate::program::Rule;
+use smallvec::smallvec;
+
+impl MegatronV2 {
+    /// Packs and reduces a unit's gradients: `_reduce_gradient_groups`. See
+    /// Note [Reductions in flight].
+    pub(super) fn reduce(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        out.b.host(Rule::Reduce, HostWorkKind::Hook, 1);
+        for g in out.inputs.trained_groups_of(unit) {
+            let params = out.inputs.group(g).params.len() as u16;
+            out.b
+                .host(Rule::Reduce, HostWorkKind::HookParam, REDUCED * params);
+            if self.flat.grad_sharded(g) {
+                self.reduce_sharded(out, g);
+            } else {
+                self.reduce_full(out, g);
+            }
+        }
+    }
+
+    fn reduce_sharded(&mut self, out: &mut Emitter<'_>, g: GroupId) {
+        let (c, rs) = (self.flat.comm_dtype(), self.flat.streams.reduce);
+        let packed = match self.packed[g.index()] {
+            Some(id) => id,
+            None => {
+                let bytes = self.flat.state(g).numel * c.size();
+                let id = out.transient(Role::ReduceInput, bytes, c, rs, g);
+                self.packed[g.index()] = Some(id);
+                id
+            }
+        };
+        out.b.alloc(Rule::ReduceCopyIn, packed);
+        // The block may be that of the reduction before, which runs on the same stream.
+        out.b.join(Rule::ReduceGate, rs, COMPUTE);
+        let whole = out.b.whole(packed);
+        fill_padding(out, g, whole, c);
+        self.pack(out, g, whole, true);
+        self.flat
+            .reduce_sharded(out, g, whole, self.first, false, false);
+        if self.last {
+            self.reduce_outer(out, g);
+        }
+        out.b.free(Rule::ReduceRelease, packed);
+    }
+
+    /// Reduces a gradient that no inner axis shards: it is kept in full, and replicas average it
+    /// once per step.
+    fn reduce_full(&mut self, out: &mut Emitter<'_>, g: GroupId) {
+        let grad = self.flat.state(g).grad;
+        let grad = grad.expect("only trained groups have gradients");
+        if self.first {
+            fill_padding(out, g, grad, out.inputs.types.grads);
+        }
+        self.pack(out, g, grad, self.first);
+        if self.last {
+            self.flat.reduce_full(out, g);
+        }
+    }
+
+    /// Moves a group's gradients to their places in a range: `copy_gradients_to_partial_buffer`.
+    /// Without `fresh`, adds them to what is there.
+    fn pack(&mut self, out: &mut Emitter<'_>, g: GroupId, to: Access, fresh: bool) {
+        let dtype = out.b.program().buffers[to.buffer.index()].dtype;
+        for p in out.inputs.group(g).params.clone() {
+            let Some(grad) = self.grads.take(p) else {
+                continue;
+            };
+            let numel = out.inputs.tape.params[p.index()].numel();
+            let slot = Access {
+                offset: to.offset + out.inputs.flat_offset(p) * dtype.size(),
+                bytes: numel * dtype.size(),
+                ..to
+            };
+            let from = out.b.whole(grad);
+            let (op, reads) = if fresh {
+                (ShardOp::Copy, vec![from])
+            } else {
+                (ShardOp::Accumulate, vec![from, slot])
+            };
+            out.run(KernelLaunch {
+                rule: Rule::ReduceCopyIn,
+                op,
+                elements: numel,
+                dtype,
+                stream: COMPUTE,
+                reads: &reads,
+                writes: &[slot],
+            });
+            out.b.free(Rule::Grad, grad);
+        }
+    }
+
+    /// Averages a group's shard over replicas, in the last micro-batch. The source copies it into a
+    /// new buffer and reduces that, which replaces the shard; here the result is written to the
+    /// shard.
+    fn reduce_outer(&mut self, out: &mut Emitter<'_>, g: GroupId) {
+        let (Some(comm), Some(grad)) = (self.flat.comms.outer, self.flat.state(g).grad) else {
+            return;
+        };
+        let (dtype, stream) = (out.inputs.types.grads, self.flat.streams.reduce);
+        let copy = match self.copies[g.index()] {
+            Some(id) => id,
+            None => {
+                let id = out.transient(Role::ReduceOutput, grad.bytes, dtype, stream, g);
+                self.copies[g.index()] = Some(id);
+                id
+            }
+        };
+        out.b.alloc(Rule::OuterReduce, copy);
+        let whole = out.b.whole(copy);
+        out.run(KernelLaunch {
+            rule: Rule::OuterReduce,
+            op: ShardOp::Copy,
+            elements: grad.bytes / dtype.size(),
+            dtype,
+            stream,
+            reads: &[grad],
+            writes: &[whole],
+        });
+        out.b.collective(CollectiveLaunch {
+            rule: Rule::OuterReduce,
+            stream,
+            kind: CollectiveKind::AllReduce,
+            comm,
+            reduce: ReduceOp::Avg,
+            dtype,
+            parts: smallvec![Part {
+                input: whole,
+                output: grad
+            }],
+        });
+        out.b.free(Rule::OuterReduce, copy);
+    }
+}
