@@ -6,6 +6,7 @@ mod full;
 mod lora;
 mod micro_batches;
 mod moments;
+mod nf4;
 mod param_groups;
 mod recompute;
 
