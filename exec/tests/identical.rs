@@ -467,3 +467,48 @@ fn a_gradient_factor_scales_updates() {
         }
     }
 }
+
+/// Frozen weights in four bits: the same bits for every sharding, and losses near those of the
+/// weights they stand for.
+#[test]
+fn weights_in_four_bits_train_alike_everywhere() {
+    let losses = |name: &str, set: &[&str]| -> Vec<f64> {
+        let steps = Some(6);
+        let options = RunOptions {
+            steps,
+            ..RunOptions::default()
+        };
+        // Policies sum 16-bit gradients in different types.
+        let set = [&["precision.param_dtype=f32"], set].concat();
+        run(&load(name, &set), options).run.losses
+    };
+    let whole = losses("small-qlora", &["mesh.dp_shard=1", "train.micro_batch=8"]);
+    let sharded = losses("small-qlora", &[]);
+    let more: [&[&str]; 4] = [
+        &["fsdp.strategy=optim_grads"],
+        &["fsdp.policy=fsdp2"],
+        &["fsdp.policy=megatron"],
+        &["train.recompute=full"],
+    ];
+    for set in more {
+        assert_eq!(losses("small-qlora", set), sharded, "{set:?}");
+    }
+    let near = |a: &[f64], b: &[f64], by: f64| {
+        assert_eq!(a.len(), b.len());
+        a.iter().zip(b).all(|(a, b)| (a - b).abs() < by * b)
+    };
+    // Ranks add gradients in another order.
+    assert!(near(&whole, &sharded, 1e-5), "{whole:?} {sharded:?}");
+    let float = losses("small-qlora", &["precision.frozen_params=nf4_f32"]);
+    assert!(
+        near(&sharded, &float, 2e-3) && sharded != float,
+        "{sharded:?} {float:?}"
+    );
+    let plain = losses("small-lora", &[]);
+    assert!(
+        near(&sharded, &plain, 1e-2) && sharded != plain,
+        "{sharded:?} {plain:?}"
+    );
+    // They learn.
+    assert!(sharded[5] < sharded[0], "{sharded:?}");
+}

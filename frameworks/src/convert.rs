@@ -15,7 +15,9 @@ pub(crate) const VALUES: &str = "changes numbers, not time or memory";
 pub(crate) const KERNELS: &str = "attention is predicted as a fused kernel";
 pub(crate) const ADAPTER: &str = "other adapters than LoRA are not modeled";
 pub(crate) const DROPOUT: &str = "adapters are predicted without dropout";
-pub(crate) const QUANTIZED: &str = "quantized weights are not modeled";
+pub(crate) const QUANTIZED: &str = "quantized weights other than in NF4 are not modeled";
+pub(crate) const NF4: &str = "weights in four bits are predicted as NF4";
+pub(crate) const STORAGE: &str = "the type that holds bytes of weights in four bits";
 pub(crate) const FP8: &str = "FP8 is not modeled: matmuls are predicted in 16 bits";
 pub(crate) const TENSOR: &str = "tensor parallelism is not modeled for transformers";
 pub(crate) const PIPELINE: &str = "pipeline parallelism is not modeled";
@@ -25,6 +27,21 @@ pub(crate) const PREFERENCES: &str = "training on preferences or rewards is not 
 /// Sets a text.
 pub(crate) fn set(key: &'static str, value: &str) -> Effect {
     Effect::Set(key, quoted(value))
+}
+
+/// Keeps the frozen model in four bits, by default with float32 scales, as bitsandbytes.
+pub(crate) fn four_bits(node: &Node) -> Converted {
+    if_true(node, Effect::Fact(Fact::FourBits, 1))
+}
+
+/// Keeps the frozen model in four bits, by default with scales of eight bits.
+pub(crate) fn four_bits_twice(node: &Node) -> Converted {
+    if_true(node, Effect::Fact(Fact::FourBits, 2))
+}
+
+/// Reads whether the scales of weights in four bits have eight bits.
+pub(crate) fn double_quantization(node: &Node) -> Converted {
+    Ok(Effect::Fact(Fact::DoubleQuantization, node.truth()?.into()))
 }
 
 /// Sets something if the value is true.

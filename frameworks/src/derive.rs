@@ -41,6 +41,7 @@ pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), Confi
         draft.approximates(given.row, "no key says which operations are kept");
     }
     adapters(draft);
+    four_bits(draft)?;
     let engine = engine::decide(draft, &reader.formats, accelerated)?;
     precision::decide(draft, engine, accelerated)?;
     for format in &reader.formats {
@@ -84,6 +85,28 @@ fn adapters(draft: &mut Draft) {
             "no adapters are trained",
         );
     }
+}
+
+/// Keeps the frozen model in four bits (QLoRA).
+///
+/// # Errors
+/// Another key that decides the same differently.
+fn four_bits(draft: &mut Draft) -> Result<(), ConfigError> {
+    let Some(given) = draft.fact(Fact::FourBits) else {
+        return Ok(());
+    };
+    if draft.value("lora.r").is_none() {
+        let why = "weights in four bits are modeled under adapters alone (QLoRA)";
+        draft.none(given.row, Lack::Everything, why);
+        return Ok(());
+    }
+    let said = draft.fact(Fact::DoubleQuantization);
+    let double = said.map_or(given.value == 2, |s| s.value == 1);
+    let name = quoted(if double { "nf4" } else { "nf4_f32" });
+    for row in std::iter::once(given.row).chain(said.map(|s| s.row)) {
+        draft.set(row, "precision.frozen_params", name.clone())?;
+    }
+    Ok(())
 }
 
 /// Decides micro-batch and accumulation.

@@ -97,6 +97,11 @@ pub(crate) enum Fact {
     Reshard,
     /// 1: adapters are trained; 0: the model.
     Adapter,
+    /// The frozen model has four bits per element. 1: with float32 scales, 2: with scales of eight
+    /// bits, unless [`Fact::DoubleQuantization`] says which.
+    FourBits,
+    /// 1: the scales of weights in four bits have eight bits; 0: they are float32.
+    DoubleQuantization,
     /// 1: whole blocks are recomputed, unless another key says which operations.
     Recompute,
     /// 1: parameters, gradients and optimizer state are in host memory.

@@ -367,7 +367,7 @@ fn expert_parallel_sizes_of_three_frameworks() {
 }
 
 #[test]
-fn adapters_are_read_and_quantized_weights_are_decisive() {
+fn adapters_and_weights_in_four_bits_are_read() {
     let base =
         "base_model: Qwen/Qwen3-8B\nsequence_len: 512\nlora_r: 16\nlora_target_linear: true\n";
     let read = |more: &str| try_text("job.yaml", &format!("{base}{more}"), &eight()).unwrap();
@@ -379,9 +379,37 @@ fn adapters_are_read_and_quantized_weights_are_decisive() {
     // Options of adapters alone train none.
     let job = read("");
     assert_eq!(setting(&job, "lora.r"), None);
+    let frozen = |job: &Job| {
+        let value = setting(job, "precision.frozen_params")?;
+        Some(value.trim_matches('"').to_owned())
+    };
+    // Axolotl quantizes scales, too, unless a key says otherwise.
     let job = read("adapter: qlora\nload_in_4bit: true\n");
-    let keys: Vec<&str> = job.decisive().map(|r| r.key.as_str()).collect();
-    assert_eq!(keys, ["load_in_4bit"]);
+    assert_eq!(frozen(&job).as_deref(), Some("nf4"));
+    let job = read(
+        "adapter: qlora\nload_in_4bit: true\nbnb_config_kwargs:\n  bnb_4bit_use_double_quant: false\n",
+    );
+    assert_eq!(frozen(&job).as_deref(), Some("nf4_f32"));
+    assert_eq!(frozen(&read("adapter: lora\nload_in_4bit: false\n")), None);
+    // Four bits without adapters, and eight bits.
+    for (more, key) in [("", "load_in_4bit"), ("adapter: lora\n", "load_in_8bit")] {
+        let job = read(&format!("{more}{key}: true\n"));
+        let keys: Vec<&str> = job.decisive().map(|r| r.key.as_str()).collect();
+        assert_eq!(keys, [key]);
+    }
+    // Other programs.
+    let of = |text: &str| try_text("job.yaml", text, &eight()).unwrap();
+    let factory = "model_name_or_path: Qwen/Qwen3-8B\nstage: sft\nfinetuning_type: lora\ncutoff_len: 512\nquantization_bit: ";
+    assert_eq!(
+        frozen(&of(&format!("{factory}4\n"))).as_deref(),
+        Some("nf4")
+    );
+    assert_eq!(of(&format!("{factory}8\n")).decisive().count(), 1);
+    let tune = "model:\n  _component_: torchtune.models.llama3_1.qlora_llama3_1_8b\n  lora_rank: 8\n\
+                tokenizer:\n  max_seq_len: 512\nbatch_size: 2\n";
+    let job = of(tune);
+    assert_eq!(frozen(&job).as_deref(), Some("nf4"));
+    assert_eq!(setting(&job, "lora.r").as_deref(), Some("8"));
 }
 
 #[test]

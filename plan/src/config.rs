@@ -23,7 +23,7 @@ mod rope;
 mod train;
 mod vision;
 
-use crate::ir::{AxisId, DeviceMesh};
+use crate::ir::{AxisId, DeviceMesh, Nf4Scales};
 pub use compile::{Compile, CompileMode, CudaGraph, MergeProjections, Scope};
 pub use decoder::{
     Activation, Head, Implementation, LayerType, Norm, NormPosition, PackedQkv, PositionEmbedding,
@@ -42,7 +42,7 @@ pub use lora::{Lora, LoraTargets};
 pub use mesh::Mesh;
 pub use model::{Bias, Family, Model, ModelOptions};
 pub use param_groups::{GroupSettings, MAX_PARAM_GROUPS, ParamGroup};
-pub use precision::{MomentType, Precision};
+pub use precision::{FrozenType, MomentType, Precision};
 pub use rope::{RopeScaling, RopeType};
 use serde::Serialize;
 pub use train::{AttentionBackend, Loss, LrSchedule, Optimizer, Recompute, RecomputeLayers, Train};
@@ -86,6 +86,16 @@ impl Scenario {
             }
         };
         self.model.options.implementation.unwrap_or(default)
+    }
+
+    /// Returns where the scales of weights in four bits are: transformers has those of
+    /// bitsandbytes, torchtitan and torchtune those of torchao.
+    #[must_use]
+    pub fn nf4_scales(&self) -> Nf4Scales {
+        match self.implementation() {
+            Implementation::Transformers => Nf4Scales::Replicated,
+            Implementation::Torchtitan | Implementation::Native => Nf4Scales::Sharded,
+        }
     }
 
     /// Returns the ranks on their axes.

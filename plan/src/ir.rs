@@ -13,6 +13,7 @@ mod id;
 mod kernel;
 mod mesh;
 mod module;
+mod nf4;
 pub mod op;
 mod real;
 mod shape;
@@ -34,6 +35,7 @@ pub use id::{
 pub use kernel::{BodyOp, Kernel, KernelClass, Place, Slot};
 pub use mesh::{AxisRole, AxisSet, DeviceMesh, MeshAxis, Placement, Placements, RankGroup};
 pub use module::{HfName, Init, Module, ModuleKind, Param};
+pub use nf4::{NF4_BLOCK, NF4_SCALES, Nf4, Nf4Scales};
 pub use op::OpKind;
 pub use real::Real;
 pub use shape::Shape;

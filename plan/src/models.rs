@@ -40,7 +40,7 @@ pub(crate) use scaling::PLACES as ROPE_SCALING_PLACES;
 pub use scaling::rope_scaling;
 pub use spec::{Defaults, Dimension, FamilySpec, Inputs, Mask};
 
-use crate::config::{Family, Model, Scenario};
+use crate::config::{Family, FrozenType, Model, Scenario};
 use crate::graph::{Graph, ValueId};
 use crate::ir::{DeviceMesh, Module, Param};
 use crate::units::Flops;
@@ -88,7 +88,7 @@ pub fn hf_types() -> impl Iterator<Item = (&'static FamilySpec, &'static HfType)
 /// Returns the parameters that one token uses: of a stack of experts, only those that take it.
 #[must_use]
 pub fn active_parameters(model: &Model, params: &[Param], mesh: &DeviceMesh) -> u64 {
-    let used = |p: &Param| flops::active(p.full_numel(mesh), p, model);
+    let used = |p: &Param| flops::active(p.weight_numel(mesh), p, model);
     params.iter().map(used).sum()
 }
 
@@ -155,6 +155,10 @@ pub(crate) fn declare(s: &Scenario, layers: u32) -> Declared {
     }
     tree.freeze(&s.fsdp.frozen);
     tree.group(&s.train);
+    if let Some(frozen @ (FrozenType::Nf4 | FrozenType::Nf4F32)) = s.precision.frozen_params {
+        let double = frozen == FrozenType::Nf4;
+        tree.quantize(s.precision.compute, s.nf4_scales(), double);
+    }
     Declared { tree, code }
 }
 

@@ -6,6 +6,7 @@
 mod attention;
 mod conv;
 mod copy;
+mod dequantize;
 mod embedding;
 mod experts;
 mod gemm;

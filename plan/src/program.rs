@@ -325,7 +325,7 @@ impl Program {
     pub fn parameter_count(&self) -> ParameterCount {
         let count = |trained: bool| -> u64 {
             let params = self.params.iter().filter(|p| p.requires_grad || !trained);
-            params.map(|p| p.full_numel(&self.meta.mesh)).sum()
+            params.map(|p| p.weight_numel(&self.meta.mesh)).sum()
         };
         ParameterCount {
             total: count(false),

@@ -53,8 +53,12 @@ impl ParamTypes {
         self.main.unwrap_or(self.compute)
     }
 
-    /// Returns the type of the shard of torch's sharded parameter.
+    /// Returns the type of the shard of torch's sharded parameter. Bytes of a weight in four bits
+    /// are never converted.
     pub(crate) fn shard(self, p: &Param) -> DType {
+        if p.nf4.is_some() {
+            return self.compute;
+        }
         let frozen = self.frozen.filter(|_| !p.requires_grad);
         frozen.unwrap_or(self.stored())
     }

@@ -113,7 +113,7 @@ impl ProgramView {
             parameters: program
                 .params
                 .iter()
-                .map(|p| p.full_numel(&program.meta.mesh))
+                .map(|p| p.weight_numel(&program.meta.mesh))
                 .sum(),
             dp_shard: program.meta.mesh.size(AxisId::DP_SHARD),
             dp_outer: program.meta.mesh.size(AxisId::DP_OUTER),

@@ -39,7 +39,7 @@ Files that belong together can be given together, such as the configuration of A
 Trainer. Files that they name are read, too. Nothing is downloaded: a model is looked for next to the configuration,
 in the cache of the Hugging Face hub, and among the shipped shapes of published models.
 
-Every key is shown as used, assumed or without counterpart. A key that makes it another job, such as quantized weights, is
+Every key is shown as used, assumed or without counterpart. A key that makes it another job, such as weights in 8 bits, is
 bad input, since no answer would be right.
 
 Exit status: 0 if the job fits, 1 if it does not, 2 for bad input.

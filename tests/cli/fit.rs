@@ -166,18 +166,25 @@ fn scenarios_and_models_are_jobs_too() {
     assert!(scenario.contains("policy = \"fsdp2\""), "{scenario}");
 }
 
+/// A published job of QLoRA, of another model.
+#[test]
+fn frozen_weights_in_four_bits_are_predicted() {
+    let job = at("axolotl/llama3-70b-qlora-fsdp.yaml");
+    let model = at("trainer/mistralai/Mistral-7B-v0.1");
+    let with = |more: &[&str]| {
+        let args = [&job, "--gpus", "8xh100", "--model", &model, "--json"];
+        object(0, &[&args[..], more].concat())
+    };
+    let four = with(&[]);
+    let scenario = four["scenario"].as_str().unwrap();
+    assert!(scenario.contains("frozen_params = \"nf4\""), "{scenario}");
+    let sixteen = with(&["--set", "precision.frozen_params=bf16"]);
+    let free = |answer: &Value| answer["verdict"]["free_bytes"].as_i64().unwrap();
+    assert!(free(&four) > free(&sixteen), "{four:#}");
+}
+
 #[test]
 fn a_job_that_cannot_be_predicted_is_bad_input() {
-    let qlora = at("axolotl/llama3-70b-qlora-fsdp.yaml");
-    let text = error(&[
-        &qlora,
-        "--gpus",
-        "8xh100",
-        "--model",
-        &at("trainer/mistralai/Mistral-7B-v0.1"),
-    ]);
-    let expected = "load_in_4bit = true: quantized weights are not modeled";
-    assert!(text.contains(expected), "{text}");
     let titan = at("torchtitan/llama3-70b.toml");
     let text = error(&[&titan, "--gpus", "16xh100"]);
     assert!(text.contains("tensor parallelism is not modeled"), "{text}");

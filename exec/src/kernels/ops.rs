@@ -11,6 +11,7 @@ pub(super) mod copy;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod dequantize;
 mod embedding;
 mod experts;
 mod gemm;

@@ -98,6 +98,21 @@ impl View {
         (self.dtype == DType::F32 && self.is_contiguous()).then_some(self.ptr.cast())
     }
 
+    /// Returns the bytes of contiguous elements.
+    ///
+    /// # Errors
+    /// [`OperandError::Shape`] if they are not contiguous.
+    pub(super) fn bytes(&self) -> Result<&[u8], OperandError> {
+        if !self.is_contiguous() {
+            let message = "stored bytes are contiguous".to_owned();
+            return Err(OperandError::Shape(message));
+        }
+        let len = self.numel * self.dtype.size() as usize;
+        // SAFETY: all elements are inside the range, which the view's creator keeps live, and
+        // which only this launch touches.
+        Ok(unsafe { std::slice::from_raw_parts(self.ptr, len) })
+    }
+
     /// Returns the bytes from the first to the end of the last element.
     pub(super) fn extent(&self) -> std::ops::Range<usize> {
         let start = self.ptr as usize;

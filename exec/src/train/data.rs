@@ -350,8 +350,8 @@ const PIECE: usize = 1 << 16;
 /// For integer types: weights, moments and gradients are floats.
 pub(crate) fn floats(bytes: &[u8], dtype: DType) -> Vec<f32> {
     assert!(
-        dtype.is_float(),
-        "weights, moments and gradients are floats"
+        dtype != DType::I64,
+        "weights, moments and gradients are floats, or bytes of weights in four bits"
     );
     match_dtype!(dtype, T => decoded::<T>(bytes))
 }

@@ -168,7 +168,8 @@ pub fn load(
                 whole: None,
             })
             .collect();
-        layout.set_weights(io, *id, &mut |elements: Range<u64>| {
+        let param = &program.params[id.index()];
+        layout.set_param(io, (*id, param), &mut |elements: Range<u64>| {
             let mut out = Vec::with_capacity((elements.end - elements.start) as usize);
             let first = sources.partition_point(|s| s.tensor.elements.end <= elements.start);
             for source in &mut sources[first..] {

@@ -88,7 +88,9 @@ fn write<V: Fn(Range<u64>) -> Vec<f32>>(
     for (p, param) in params.filter(|(_, param)| wanted(param)) {
         let start = start(param);
         let values = of(start, Sequence::new(seed, &param.name));
-        layout.set_weights(io, ParamId(p), &mut |elements| Ok(values(elements)))?;
+        layout.set_param(io, (ParamId(p), param), &mut |elements| {
+            Ok(values(elements))
+        })?;
     }
     Ok(())
 }

@@ -322,13 +322,18 @@ impl<'a> Map<'a> {
             let param = &self.program.params[content.param.index()];
             let first = content.elements.start;
             let runs = param.full_ranges(mesh, rank, content.elements.clone());
+            // Elements of a weight in four bits are its bytes, whatever type holds them.
+            let (bytes, each) = match param.nf4 {
+                Some(_) => (DType::U8, dtype.size()),
+                None => (dtype, 1),
+            };
             runs.into_iter().map(move |(at, elements)| Span {
                 buffer: id,
                 offset: (content.at + at - first) * dtype.size(),
-                dtype,
+                dtype: bytes,
                 scales: None,
                 param: content.param,
-                elements,
+                elements: elements.start * each..elements.end * each,
             })
         });
         Ok(spans.collect())

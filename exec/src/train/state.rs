@@ -3,10 +3,11 @@
 use super::TrainError;
 use super::data::{encode, floats};
 use super::layout::{Kind, Span, StateLayout};
+use crate::base::nf4;
 use crate::process::{Reader, Writer};
 use rayon::iter::ParallelIterator;
 use rayon::slice::ParallelSlice;
-use shardlab_plan::ir::{BufferId, DType, ParamId};
+use shardlab_plan::ir::{BufferId, DType, Param, ParamId};
 use std::ops::Range;
 
 /// Persistent memory of ranks, between two steps. If a run has several processes, each has a share
@@ -113,7 +114,26 @@ impl StateLayout {
         Ok(())
     }
 
-    /// Returns a parameter's whole optimizer weights on process 0, and `None` on the others.
+    /// Like [`StateLayout::set_weights`]; a weight in four bits is quantized first, as a whole.
+    ///
+    /// # Errors
+    /// Errors of `values` and of the memory.
+    pub fn set_param(
+        &self,
+        io: &mut dyn StateIo,
+        (id, param): (ParamId, &Param),
+        values: &mut dyn FnMut(Range<u64>) -> Result<Vec<f32>, TrainError>,
+    ) -> Result<(), TrainError> {
+        let Some(of) = &param.nf4 else {
+            return self.set_weights(io, id, values);
+        };
+        let bytes = nf4::quantize(of, &values(0..of.numel())?);
+        let byte = |at: u64| f32::from(bytes.get(at as usize).copied().unwrap_or(0));
+        self.set_weights(io, id, &mut |range| Ok(range.map(byte).collect()))
+    }
+
+    /// Returns a parameter's whole optimizer weights on process 0, and `None` on the others. Those
+    /// of a weight in four bits are its bytes.
     ///
     /// # Errors
     /// Errors of the memory and of the processes.

@@ -3,10 +3,11 @@
 use super::deepspeed::DEEPSPEED;
 use super::fsdp;
 use crate::convert::{
-    ADAPTER, CONTEXT, DATA, DROPOUT, EVALUATION, FP8, KERNELS, LAUNCH, LOGGING, PREFERENCES,
-    QUANTIZED, SAVING, TENSOR, VALUES, all_linear, chunked_loss, clip, compiled_regions,
-    decay_of_matrices, full_recompute, if_true, liger_norms, mixed_bf16, mixed_f16, optimizer,
-    rank_stabilized, replicas, schedule, shard_ranks, targets, warmup,
+    ADAPTER, CONTEXT, DATA, DROPOUT, EVALUATION, FP8, KERNELS, LAUNCH, LOGGING, NF4, PREFERENCES,
+    QUANTIZED, SAVING, STORAGE, TENSOR, VALUES, all_linear, chunked_loss, clip, compiled_regions,
+    decay_of_matrices, double_quantization, four_bits_twice, full_recompute, if_true, liger_norms,
+    mixed_bf16, mixed_f16, optimizer, rank_stabilized, replicas, schedule, shard_ranks, targets,
+    warmup,
 };
 use crate::table::{
     Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, To, decisive, fact, integer, key,
@@ -112,7 +113,11 @@ const KEYS: &[Key] = &[
         "lora_modules_to_save",
         "these modules are predicted as frozen",
     ),
-    decisive("load_in_4bit", QUANTIZED),
+    with("load_in_4bit", four_bits_twice),
+    with(
+        "bnb_config_kwargs.bnb_4bit_use_double_quant",
+        double_quantization,
+    ),
     decisive("load_in_8bit", QUANTIZED),
     decisive("gptq", QUANTIZED),
     decisive("rl", PREFERENCES),
@@ -292,6 +297,14 @@ const ASIDES: &[(&str, &[&str])] = &[
             "rope_scaling",
             "overrides_of_model_config",
             "overrides_of_model_kwargs",
+        ],
+    ),
+    (NF4, &["bnb_config_kwargs.bnb_4bit_quant_type"]),
+    (
+        STORAGE,
+        &[
+            "bnb_config_kwargs.bnb_4bit_quant_storage",
+            "bnb_config_kwargs.bnb_4bit_compute_dtype",
         ],
     ),
     (

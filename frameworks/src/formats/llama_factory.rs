@@ -2,8 +2,8 @@
 
 use super::{fsdp, trainer};
 use crate::convert::{
-    ADAPTER, DATA, DROPOUT, EVALUATION, FP8, KERNELS, LOGGING, PREFERENCES, QUANTIZED, SAVING,
-    VALUES, full_recompute, liger_kernels, rank_stabilized, set, targets,
+    ADAPTER, DATA, DROPOUT, EVALUATION, FP8, KERNELS, LOGGING, NF4, PREFERENCES, QUANTIZED, SAVING,
+    VALUES, double_quantization, full_recompute, liger_kernels, rank_stabilized, set, targets,
 };
 use crate::table::{
     Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, decisive, integer, lost, number,
@@ -70,7 +70,19 @@ const KEYS: &[Key] = &[
         Ok(set("train.recompute", mode))
     }),
     with("use_unsloth_gc", full_recompute),
-    decisive("quantization_bit", QUANTIZED),
+    with("quantization_bit", |node| {
+        Ok(match node.integer()? {
+            4 => Effect::Fact(Fact::FourBits, 2),
+            _ => Effect::Decisive(QUANTIZED),
+        })
+    }),
+    with("double_quantization", double_quantization),
+    with("quantization_method", |node| {
+        Ok(match node.text() {
+            Some("bnb" | "bitsandbytes") => Effect::Aside("as predicted"),
+            _ => Effect::Decisive(QUANTIZED),
+        })
+    }),
     decisive("mixture_of_depths", "mixture of depths is not modeled"),
     decisive(
         "use_llama_pro",
@@ -198,12 +210,10 @@ const ASIDES: &[(&str, &[&str])] = &[
             "eaft_alpha",
         ],
     ),
+    (NF4, &["quantization_type"]),
     (
         "part of an adapter or an option that is not on",
         &[
-            "quantization_method",
-            "quantization_type",
-            "double_quantization",
             "fp8_backend",
             "freeze_trainable_layers",
             "freeze_vision_tower",

@@ -1,8 +1,8 @@
 //! torchtune's recipe configurations.
 
 use crate::convert::{
-    DATA, DROPOUT, EVALUATION, LAUNCH, LOGGING, PAGED, QUANTIZED, SAVING, VALUES, betas, clip,
-    compiled_blocks, full_recompute, if_true, in_8_bits, replicas, set, targets,
+    DATA, DROPOUT, EVALUATION, LAUNCH, LOGGING, PAGED, SAVING, VALUES, betas, clip,
+    compiled_blocks, four_bits_twice, full_recompute, if_true, in_8_bits, replicas, set, targets,
 };
 use crate::table::{
     Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, fact, integer, lost, number, quoted,
@@ -38,6 +38,7 @@ const KEYS: &[Key] = &[
         "adapters of feed-forward layers: name all layers with --set lora.target_modules",
     ),
     lost("model.lora_dropout", DROPOUT),
+    with("model.quantize_base", four_bits_twice),
     integer("tokenizer.max_seq_len", "train.seq_len"),
     integer("batch_size", "train.micro_batch"),
     integer("gradient_accumulation_steps", "train.grad_accum"),
@@ -158,9 +159,10 @@ const ASIDES: &[(&str, &[&str])] = &[
 fn model(node: &Node) -> Result<Effect, String> {
     let path = node.full();
     let builder = path.rsplit('.').next().unwrap_or(&path);
-    if builder.starts_with("qlora_") {
-        return Ok(Effect::Decisive(QUANTIZED));
-    }
+    let (four_bits, builder) = match builder.strip_prefix('q') {
+        Some(rest) if rest.starts_with("lora_") => (true, rest),
+        _ => (false, builder),
+    };
     let (lora, builder) = match builder.strip_prefix("lora_") {
         Some(rest) => (true, rest),
         None => (false, builder),
@@ -181,7 +183,11 @@ fn model(node: &Node) -> Result<Effect, String> {
         _ => parts.join("-"),
     };
     let adapter = Effect::Fact(Fact::Adapter, lora.into());
-    Ok(Effect::All(vec![Effect::Model(name), adapter]))
+    let mut effects = vec![Effect::Model(name), adapter];
+    if four_bits {
+        effects.push(Effect::Fact(Fact::FourBits, 2));
+    }
+    Ok(Effect::All(effects))
 }
 
 /// Modules that are units besides the blocks.

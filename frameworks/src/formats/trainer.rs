@@ -3,10 +3,10 @@
 use super::deepspeed::DEEPSPEED;
 use super::fsdp::{self, FSDP};
 use crate::convert::{
-    ADAPTER, DATA, DROPOUT, EVALUATION, KERNELS, LAUNCH, LOGGING, PREFERENCES, QUANTIZED, SAVING,
-    VALUES, adapter, clip, compiled_regions, decay_of_matrices, full_recompute, liger_kernels,
-    mixed_bf16, mixed_f16, optimizer, rank_stabilized, replicas, schedule, shard_ranks, targets,
-    warmup, weights,
+    ADAPTER, DATA, DROPOUT, EVALUATION, KERNELS, LAUNCH, LOGGING, NF4, PREFERENCES, QUANTIZED,
+    SAVING, STORAGE, VALUES, adapter, clip, compiled_regions, decay_of_matrices,
+    double_quantization, four_bits, full_recompute, liger_kernels, mixed_bf16, mixed_f16,
+    optimizer, rank_stabilized, replicas, schedule, shard_ranks, targets, warmup, weights,
 };
 use crate::table::{
     Effect, Engine, Fact, Fallback, Format, Key, Table, To, decisive, fact, integer, key, lost,
@@ -263,7 +263,9 @@ const TRL: &[Key] = &[
         "lora_modules_to_save",
         "these modules are predicted as frozen",
     ),
-    decisive("load_in_4bit", QUANTIZED),
+    with("load_in_4bit", four_bits),
+    with("use_bnb_nested_quant", double_quantization),
+    with("bnb_4bit_use_double_quant", double_quantization),
     decisive("load_in_8bit", QUANTIZED),
     decisive("beta", PREFERENCES),
     lost(
@@ -281,14 +283,11 @@ const TRL: &[Key] = &[
 
 const TRL_ASIDES: &[(&str, &[&str])] = &[
     (KERNELS, &["attn_implementation", "use_flash_attention_2"]),
+    ("part of an adapter", &["lora_task_type"]),
+    (NF4, &["bnb_4bit_quant_type"]),
     (
-        "part of an adapter or a quantization that is not on",
-        &[
-            "lora_task_type",
-            "bnb_4bit_quant_type",
-            "use_bnb_nested_quant",
-            "bnb_4bit_compute_dtype",
-        ],
+        STORAGE,
+        &["bnb_4bit_quant_storage", "bnb_4bit_compute_dtype"],
     ),
     (
         DATA,

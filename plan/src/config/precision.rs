@@ -37,6 +37,43 @@ impl MomentType {
     }
 }
 
+/// Type in which parameters that are not trained are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FrozenType {
+    /// float32.
+    F32,
+    /// bfloat16.
+    Bf16,
+    /// float16.
+    F16,
+    /// NF4 with double quantization, for the weights of linear layers (QLoRA): see
+    /// [`Nf4`](crate::ir::Nf4). The others are kept as they are gathered.
+    Nf4,
+    /// The same with scales in float32.
+    Nf4F32,
+}
+
+words!(FrozenType {
+    F32 = "f32",
+    Bf16 = "bf16",
+    F16 = "f16",
+    Nf4 = "nf4",
+    Nf4F32 = "nf4_f32",
+});
+
+impl FrozenType {
+    /// Returns the type of one element; `None` for four bits.
+    #[must_use]
+    pub const fn dtype(self) -> Option<DType> {
+        match self {
+            Self::F32 => Some(DType::F32),
+            Self::Bf16 => Some(DType::Bf16),
+            Self::F16 => Some(DType::F16),
+            Self::Nf4 | Self::Nf4F32 => None,
+        }
+    }
+}
+
 /// `[precision]`
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Precision {
@@ -45,9 +82,10 @@ pub struct Precision {
     /// Dtype of the main (optimizer) weights; `None` (scenario: `"none"`): the optimizer updates
     /// the compute weights.
     pub main_params: Option<DType>,
-    /// Dtype in which policy fsdp2 and compile mode full keep the shards of parameters that are not
-    /// trained; `None` for that of trained ones. (Other policies keep them as they compute.)
-    pub frozen_params: Option<DType>,
+    /// Type in which policy fsdp2 and compile mode full keep the shards of parameters that are not
+    /// trained; `None` for that of trained ones. Other policies keep them as they compute, or in
+    /// four bits.
+    pub frozen_params: Option<FrozenType>,
     /// Dtype in which gradients are kept between micro-batches.
     pub main_grads: DType,
     /// Dtype in which gradients are reduced over the inner axis (policies fsdp2 and megatron: over

@@ -3,7 +3,9 @@
 use super::builder::NewBuffer;
 use super::emitter::Emitter;
 use super::inputs::LoweringInputs;
-use crate::ir::{BufferId, COMPUTE, ConstId, DType, Holds, Role, StorageId, StorageRole, UnitId};
+use crate::ir::{
+    BufferId, COMPUTE, ConstId, DType, Holds, Nf4, Role, StorageId, StorageRole, UnitId,
+};
 use crate::program::Rule;
 
 /// Buffers of the tape, made once and used by every micro-batch.
@@ -11,6 +13,8 @@ pub(crate) struct TapeBuffers {
     pub(super) storages: Vec<BufferId>,
     /// Buffers of each constant: one, or one per micro-batch.
     pub(super) consts: Vec<Vec<BufferId>>,
+    /// Scales of weights in four bits that are no parameters.
+    quantization_state: Option<BufferId>,
     /// Bases of library workspaces, allocated in the first step.
     pub(super) workspaces: Vec<BufferId>,
 }
@@ -65,6 +69,12 @@ impl TapeBuffers {
                     .collect()
             })
             .collect();
+        let nf4 = tape.params.iter().filter_map(|p| p.nf4.as_ref());
+        let replicated: u64 = nf4.map(Nf4::replicated_bytes).sum();
+        let quantization_state = (replicated > 0).then(|| {
+            let holds = Holds::Named("quantization state");
+            out.persistent(Role::Input, replicated, DType::U8, UnitId(0), holds)
+        });
         let workspace = out.inputs.scenario.fsdp.cublas_workspace_bytes;
         let workspaces = if workspace == 0 {
             Vec::new()
@@ -88,6 +98,7 @@ impl TapeBuffers {
         Self {
             storages,
             consts,
+            quantization_state,
             workspaces,
         }
     }
@@ -103,6 +114,9 @@ impl TapeBuffers {
             if !c.per_micro_batch {
                 out.b.alloc(Rule::State, ids[0]);
             }
+        }
+        if let Some(id) = self.quantization_state {
+            out.b.alloc(Rule::State, id);
         }
     }
 }

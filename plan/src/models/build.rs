@@ -7,8 +7,8 @@ use super::spec::Inputs;
 use crate::config::{CompileMode, Implementation, Lora, Scenario};
 use crate::graph::{Graph, Root, ValueId};
 use crate::ir::{
-    AxisId, CollectiveKind, Const, DType, ModelCollective, ModuleId, ModuleKind, OpKind, ParamId,
-    Real, ScoreMod, op,
+    AxisId, CollectiveKind, Const, DType, ModelCollective, ModuleId, ModuleKind, Nf4, Nf4Scales,
+    OpKind, ParamId, Real, ScoreMod, op,
 };
 use crate::recipes::{self, Recipe};
 use crate::units::Bytes;
@@ -199,8 +199,30 @@ impl<'s> Builder<'s> {
         })
     }
 
+    /// Returns the matrix of a linear layer: its weight, dequantized if it is stored in four bits.
+    fn matrix(&mut self, layer: Layer) -> ValueId {
+        let id = self.tree.weight(layer);
+        let stored = self.params[id.index()];
+        let Some(nf4) = self.tree.params[id.index()].nf4.clone() else {
+            return stored;
+        };
+        let Nf4 {
+            shape,
+            scales,
+            double,
+        } = nf4;
+        self.within(layer.module(), |s| {
+            let kind = OpKind::DequantizeNf4(op::DequantizeNf4 { scales, double });
+            let w = s.compute(kind, &[stored], &[&shape])[0];
+            // bitsandbytes dequantizes the scales, and adds their mean, in operations of their own.
+            let apart = double && scales == Nf4Scales::Replicated;
+            s.g.dispatches(if apart { 3 } else { 1 });
+            w
+        })
+    }
+
     fn product(&mut self, layer: Layer, x: ValueId, b: Option<ValueId>) -> ValueId {
-        let w = self.weight(layer);
+        let w = self.matrix(layer);
         self.within(layer.module(), |s| {
             let out = s.g.value(w).shape[0];
             let mut shape = s.g.value(x).shape.clone();
@@ -225,7 +247,7 @@ impl<'s> Builder<'s> {
     /// dimensions and is not contiguous): copies the input to a matrix, multiplies, adds the bias
     /// in place.
     pub(crate) fn linear_unfused(&mut self, layer: Layer, x: ValueId) -> ValueId {
-        let (w, b) = (self.weight(layer), self.bias(layer));
+        let (w, b) = (self.matrix(layer), self.bias(layer));
         self.within(layer.module(), |s| {
             let mut shape = s.g.value(x).shape.clone();
             let rows = s.g.value(x).rows();

@@ -3,8 +3,8 @@
 use crate::config::pattern::covers;
 use crate::config::{Lora, Model, Train};
 use crate::ir::{
-    AxisId, DeviceMesh, HfName, Init, Module, ModuleId, ModuleKind, Param, ParamId, Placement,
-    Placements, Shape,
+    AxisId, DType, DeviceMesh, HfName, Init, Module, ModuleId, ModuleKind, Nf4, Nf4Scales, Param,
+    ParamId, Placement, Placements, Shape,
 };
 use smallvec::{SmallVec, smallvec};
 
@@ -153,6 +153,28 @@ impl Tree {
     pub(crate) fn freeze_base(&mut self) {
         for p in &mut self.params {
             p.requires_grad &= p.is_adapter();
+        }
+    }
+
+    /// Keeps the weights of linear layers that are not trained in four bits, in parameters of this
+    /// type. The output projection, tables and stacks of experts stay as they are, as in
+    /// bitsandbytes and torchtune.
+    pub(crate) fn quantize(&mut self, dtype: DType, scales: Nf4Scales, double: bool) {
+        for linear in &self.linears {
+            let Some(weight) = self.own[linear.layer.index()][0] else {
+                continue;
+            };
+            let p = &mut self.params[weight.index()];
+            if p.requires_grad || p.nf4.is_some() {
+                continue;
+            }
+            let nf4 = Nf4 {
+                shape: p.shape.clone(),
+                scales,
+                double,
+            };
+            p.shape = smallvec![nf4.stored_numel(dtype)];
+            p.nf4 = Some(nf4);
         }
     }
 
@@ -663,6 +685,7 @@ impl Declare {
             placements: new.placements,
             requires_grad: !self.untrained.contains(&module),
             group: 0,
+            nf4: None,
             init: new.init,
             hf: new.hf,
         });

@@ -49,7 +49,11 @@ impl Backward {
                 (Act::Compute(_), &[x, w, ..]) => (x, w),
                 _ => continue,
             };
-            if let Root::Param(p) = graph.value(weight).root {
+            let stored = match graph.computed_by(weight) {
+                Some((OpKind::DequantizeNf4(_), op)) => op.inputs[0],
+                _ => weight,
+            };
+            if let Root::Param(p) = graph.value(stored).root {
                 backward.inputs[p.index()] |=
                     trained(input) || (first && tree.params[p.index()].requires_grad);
                 first = false;
@@ -69,6 +73,11 @@ pub(super) fn active(numel: u64, p: &Param, m: &Model) -> u64 {
     }
 }
 
+/// Returns the shape of a rank's part of a weight, also of one in four bits.
+fn weight(p: &Param) -> &[u64] {
+    p.nf4.as_ref().map_or(&p.shape, |nf4| &nf4.shape)
+}
+
 /// Returns the model FLOPs of forward and backward, and the tokens, of one micro-batch. Each matmul
 /// parameter takes 2 FLOPs per token in forward, 2 for the gradient of its input if that is needed,
 /// and 2 for its own if it is trained: 6 without frozen parameters. Attention takes `2 * heads *
@@ -85,12 +94,12 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
         .params
         .iter()
         .zip(&backward.inputs)
-        .filter(|(p, _)| p.shape.len() > 1 && (!is_table(&p.name) || p.modules.len() > 1))
+        .filter(|(p, _)| weight(p).len() > 1 && (!is_table(&p.name) || p.modules.len() > 1))
         .map(|(p, &input)| {
             let positions = if images { m.height * m.width } else { 1 };
             let passes = 1 + u64::from(input) + u64::from(p.requires_grad);
             let rows = tree.rows(p.modules[0]).map_or(tokens, |rows| b * rows);
-            2 * passes * active(p.numel(), p, m) * positions * rows
+            2 * passes * active(weight(p).iter().product(), p, m) * positions * rows
         })
         .sum();
     let Some(mask) = spec.attention else {

@@ -2,7 +2,7 @@
 
 use super::signature::{Operand, Signature, any};
 use super::vjp::{gemm, sum_to};
-use super::{Contributions, Fusion, OpDef, Operands, Vjp};
+use super::{Contributions, Fusion, OpDef, Operands, Vjp, dequantize};
 use crate::ir::{KernelClass, op};
 
 const A: Operand = any("a");
@@ -66,7 +66,10 @@ impl OpDef for op::Gemm {
         for &i in order.iter().filter(|&&i| needs[i]) {
             let shape = g.value(op.inputs[i]).shape.clone();
             let gradient = match i {
-                0 => g.compute(gemm(false, false), &[dy, w], &[(&shape, dtype)])[0],
+                0 => {
+                    let w = dequantize::again(g, w);
+                    g.compute(gemm(false, false), &[dy, w], &[(&shape, dtype)])[0]
+                }
                 1 => g.compute(gemm(true, false), &[dy, x], &[(&shape, dtype)])[0],
                 _ => sum_to(g, dy, &shape),
             };

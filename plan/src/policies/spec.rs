@@ -87,6 +87,16 @@ pub(crate) struct WithoutEffect {
     pub(crate) why: &'static str,
 }
 
+/// Returns whether parameters that are not trained are kept in the type of computation, whatever
+/// `precision.frozen_params` says.
+pub(crate) fn keeps_frozen_as_gathered(s: &Scenario) -> bool {
+    let four_bits = s
+        .precision
+        .frozen_params
+        .is_some_and(|f| f.dtype().is_none());
+    !fully_compiled(s) && !four_bits
+}
+
 /// Returns whether the schedule of compile mode full replaces the policy's own.
 pub(crate) fn fully_compiled(s: &Scenario) -> bool {
     s.compile.mode == CompileMode::Full

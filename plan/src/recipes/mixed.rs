@@ -42,7 +42,7 @@ impl Recipe for Mixed {
         ParamTypes {
             compute: p.compute,
             main: p.main_params,
-            frozen: p.frozen_params,
+            frozen: p.frozen_params.map(|f| f.dtype().unwrap_or(p.compute)),
             grads: p.main_grads,
             comm: p.comm_grads,
             moments: p.moments,

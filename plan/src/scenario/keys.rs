@@ -9,11 +9,11 @@ pub(crate) use applies::families;
 use super::huggingface;
 use super::presets::PRESETS;
 use crate::config::{
-    Activation, AllocatorKind, AttentionBackend, AttentionGate, AuxLoss, CompileMode, GatePreset,
-    GateProgram, GradientSync, Head, Implementation, LayerType, Loss, LrSchedule, MergeProjections,
-    MlpType, MomentType, Norm, NormPosition, Optimizer, OuterStrategy, PackedQkv, PolicyKind,
-    PositionEmbedding, ProjectorNorm, QkNorm, Recompute, Residual, RopeType, Router, Scope,
-    Strategy,
+    Activation, AllocatorKind, AttentionBackend, AttentionGate, AuxLoss, CompileMode, FrozenType,
+    GatePreset, GateProgram, GradientSync, Head, Implementation, LayerType, Loss, LrSchedule,
+    MergeProjections, MlpType, MomentType, Norm, NormPosition, Optimizer, OuterStrategy, PackedQkv,
+    PolicyKind, PositionEmbedding, ProjectorNorm, QkNorm, Recompute, Residual, RopeType, Router,
+    Scope, Strategy,
 };
 use crate::models;
 use applies::{
@@ -532,7 +532,7 @@ keys! {
 
     Compute: "precision" "param_dtype" as "compute" also ["compute"] [Choice(DTYPES)] "\"bf16\"" "Type of gathered parameters, activations and matmuls (MixedPrecisionPolicy: param_dtype)";
     MainParams: "precision" "main_params" also ["main_params_dtype"] [Choice(DTYPES_OR_NONE)] "\"f32\"" "Type of the optimizer's master weights; none: the optimizer updates the compute weights";
-    FrozenParams: "precision" "frozen_params" [Choice(DTYPES)] "(with adapters: param_dtype, else main_params)" "Type in which parameters that are not trained are kept between uses: `param_dtype` or that of `main_params`" needs [SOME_FROZEN];
+    FrozenParams: "precision" "frozen_params" [Choice(FrozenType::WORDS)] "(with adapters: param_dtype, else main_params)" "Type in which parameters that are not trained are kept between uses: `param_dtype`, that of `main_params`, or, with adapters, nf4: weights of linear layers have 4 bits per element, scales of 8 bits per 64 elements and float32 factors per 256 scales (QLoRA with double quantization); nf4_f32: float32 scales" needs [SOME_FROZEN];
     MainGrads: "precision" "main_grads" also ["main_grads_dtype"] [Choice(DTYPES)] "(megatron: \"bf16\", megatron_v2: param_dtype, others: \"f32\"; f32 with f32 compute)" "Type in which gradients are accumulated and kept";
     CommGrads: "precision" "reduce_dtype" as "comm_grads" also ["comm_grads", "grad_comm_dtype"] [Choice(DTYPES)] "(fsdp2: \"f32\", megatron_v2: param_dtype, others: main_grads)" "Type of gradients in the reduction over dp_shard (MixedPrecisionPolicy: reduce_dtype); policy native reduces over dp_replicate in main_grads";
     Moments: "precision" "moments" also ["exp_avg_dtype"] [Choice(MomentType::WORDS)] "\"f32\"" "Type of the optimizer's moments; 8bit: a byte per element and a float32 scale per 256, as in bitsandbytes and torchao (moments of fewer than 4096 elements stay f32)";

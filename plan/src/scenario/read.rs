@@ -375,18 +375,18 @@ impl Setting for Option<DType> {
 
 fn precision(d: &Document) -> Precision {
     let defaults = &d.setting::<PolicyKind>(Key::Policy).spec().defaults;
-    let compute = d.setting(Key::Compute);
+    let compute: DType = d.setting(Key::Compute);
     let main_params: Option<DType> = d.setting(Key::MainParams);
-    let frozen = d
-        .given(Key::FrozenParams)
-        .or_else(|| d.says(Key::LoraR).then_some(compute));
+    let with_adapters = || FrozenType::of_word(compute.name()).filter(|_| d.says(Key::LoraR));
+    let frozen: Option<FrozenType> = d.given(Key::FrozenParams).or_else(with_adapters);
+    let as_trained = main_params.unwrap_or(compute);
     let main_grads = d
         .given(Key::MainGrads)
         .unwrap_or_else(|| (defaults.main_grads)(compute));
     Precision {
         compute,
         main_params,
-        frozen_params: frozen.filter(|f| *f != main_params.unwrap_or(compute)),
+        frozen_params: frozen.filter(|f| f.dtype() != Some(as_trained)),
         main_grads,
         comm_grads: d
             .given(Key::CommGrads)

@@ -83,7 +83,7 @@ impl Stored {
 /// form.
 pub(crate) fn of(program: &Program) -> Option<Vec<Stored>> {
     let mesh = &program.meta.mesh;
-    let stored = |p: &Param| Stored::new(p, &p.full_shape(mesh), p.hf.as_ref()?);
+    let stored = |p: &Param| Stored::new(p, &p.weight_shape(mesh), p.hf.as_ref()?);
     program.params.iter().map(stored).collect()
 }
 

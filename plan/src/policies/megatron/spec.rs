@@ -7,7 +7,9 @@ use crate::ir::DType;
 use crate::lower::engine::Engine;
 use crate::lower::{Lowering, flat_layout};
 use crate::policies::GRADIENTS_ADDED_UP;
-use crate::policies::spec::{Defaults, PolicySpec, Refusal, Rules, WithoutEffect, fully_compiled};
+use crate::policies::spec::{
+    Defaults, PolicySpec, Refusal, Rules, WithoutEffect, fully_compiled, keeps_frozen_as_gathered,
+};
 use crate::shard::placements;
 
 pub(crate) const SPEC: PolicySpec = PolicySpec {
@@ -33,7 +35,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
             WithoutEffect {
                 key: "precision.frozen_params",
                 because_of: "fsdp.policy",
-                only: Some(|s| !fully_compiled(s)),
+                only: Some(keeps_frozen_as_gathered),
                 why: "policy megatron keeps parameters that are not trained in the type that it computes in",
             },
             WithoutEffect {

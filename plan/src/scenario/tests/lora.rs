@@ -1,8 +1,7 @@
 //! `[lora]`: what it resolves to, and messages for bad input.
 
 use super::minimal;
-use crate::config::LoraTargets;
-use crate::ir::DType;
+use crate::config::{FrozenType, LoraTargets};
 
 fn fault(overrides: &[&str]) -> String {
     let all = [&["lora.r=8"], overrides].concat();
@@ -17,7 +16,7 @@ fn defaults_are_those_of_peft() {
     assert_eq!((lora.r, lora.alpha, lora.use_rslora), (16, 8.0, false));
     assert_eq!(lora.targets, LoraTargets::AllLinear);
     // The model is kept in the type that it computes in.
-    assert_eq!(s.precision.frozen_params, Some(DType::Bf16));
+    assert_eq!(s.precision.frozen_params, Some(FrozenType::Bf16));
     let s = minimal(&["lora.rank=16", "lora.alpha=32"]).unwrap();
     assert_eq!(s.lora.unwrap().scaling(), 2.0);
     assert_eq!(minimal(&[]).unwrap().lora, None);
@@ -63,6 +62,7 @@ fn impossible_adapters_are_refused() {
             "`frozen_params` has no effect here: policy native keeps",
         ),
         (&["lora.target_modules=[]"], "a list of strings"),
+        (&["precision.frozen_params=int4"], "nf4"),
     ] {
         let e = fault(set);
         assert!(e.contains(what), "{set:?}: {e}");
@@ -81,4 +81,7 @@ fn impossible_adapters_are_refused() {
         .unwrap_err()
         .to_string();
     assert!(all.contains("every parameter is trained"), "{all}");
+    let frozen = minimal(&["precision.frozen_params=nf4", "fsdp.frozen=[\"norm\"]"]);
+    let frozen = frozen.unwrap_err().to_string();
+    assert!(frozen.contains("but there are no adapters"), "{frozen}");
 }

@@ -2,7 +2,7 @@
 
 use super::Checked;
 use crate::config::pattern::glob;
-use crate::config::{Family, LoraTargets, Scenario, targets};
+use crate::config::{Family, FrozenType, LoraTargets, Scenario, targets};
 use crate::models;
 use crate::names::nearest;
 use crate::scenario::ScenarioErrorKind;
@@ -76,7 +76,13 @@ fn without_rank(d: &Document) -> Checked {
 fn frozen_params(s: &Scenario, d: &Document) -> Checked {
     let p = &s.precision;
     let stored = p.main_params.unwrap_or(p.compute);
-    match p.frozen_params {
+    let in_four_bits = p.frozen_params.is_some_and(|f| f.dtype().is_none());
+    if in_four_bits && s.lora.is_none() {
+        let message = "`frozen_params` is in four bits, but there are no adapters: weights in four bits are those under adapters (QLoRA)";
+        let error = d.conflict(&[Key::FrozenParams, Key::LoraR], message);
+        return Err(error.with_help("set lora.r, for example to 16"));
+    }
+    match p.frozen_params.and_then(FrozenType::dtype) {
         Some(dtype) if dtype != p.compute && dtype != stored => {
             let message = format!(
                 "`frozen_params` is {dtype}: parameters that are not trained are kept as they are gathered ({}) or as \
