@@ -13,6 +13,7 @@ mod cpu;
 mod cuda;
 mod embedding;
 mod experts;
+mod float8;
 mod gemm;
 mod loss;
 mod norm;

@@ -1,5 +1,6 @@
 //! `[precision]`.
 
+use super::Float8;
 use crate::ir::DType;
 use serde::Serialize;
 
@@ -38,7 +39,7 @@ impl MomentType {
 }
 
 /// `[precision]`
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Precision {
     /// Dtype of gathered parameters, activations and GEMMs.
     pub compute: DType,
@@ -57,4 +58,7 @@ pub struct Precision {
     pub moments: MomentType,
     /// Every sum has a fixed order on every device.
     pub deterministic: bool,
+    /// Matmuls in 8 bits.
+    #[serde(flatten)]
+    pub float8: Float8,
 }
