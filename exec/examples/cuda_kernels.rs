@@ -275,7 +275,9 @@ mod bench {
                 let id = (random.next() % limit.max(1) as u64) as i64;
                 b.copy_from_slice(&id.to_le_bytes());
             }),
-            DType::U8 => bytes.iter_mut().for_each(|b| *b = random.next() as u8),
+            DType::U8 | DType::F8E4m3 | DType::F8E5m2 => {
+                bytes.iter_mut().for_each(|b| *b = random.next() as u8);
+            }
         }
     }
 
@@ -354,7 +356,9 @@ mod bench {
                 .chunks_exact(8)
                 .map(|b| i64::from_le_bytes(b.try_into().unwrap_or_default()) as f64)
                 .collect(),
-            DType::U8 => bytes.iter().map(|b| f64::from(*b)).collect(),
+            DType::U8 | DType::F8E4m3 | DType::F8E5m2 => {
+                bytes.iter().map(|b| f64::from(*b)).collect()
+            }
         }
     }
 

@@ -10,6 +10,7 @@ pub(crate) mod divergence;
 pub(crate) mod element;
 pub(crate) mod failure;
 pub(crate) mod fault;
+pub(crate) mod float8;
 pub(crate) mod nf4;
 pub mod operand;
 pub(crate) mod options;

@@ -36,6 +36,7 @@ mod operands;
 mod ops;
 mod parallel;
 mod route;
+mod scaled_gemm;
 mod scratch;
 mod shard;
 mod strides;

@@ -18,7 +18,7 @@ pub(crate) const DROPOUT: &str = "adapters are predicted without dropout";
 pub(crate) const QUANTIZED: &str = "quantized weights other than in NF4 are not modeled";
 pub(crate) const NF4: &str = "weights in four bits are predicted as NF4";
 pub(crate) const STORAGE: &str = "the type that holds bytes of weights in four bits";
-pub(crate) const FP8: &str = "FP8 is not modeled: matmuls are predicted in 16 bits";
+pub(crate) const FLOAT8_GATHER: &str = "gathers are predicted in 16 bits";
 pub(crate) const TENSOR: &str = "tensor parallelism is not modeled for transformers";
 pub(crate) const PIPELINE: &str = "pipeline parallelism is not modeled";
 pub(crate) const CONTEXT: &str = "context parallelism is not modeled";
@@ -50,6 +50,32 @@ pub(crate) fn if_true(node: &Node, effect: Effect) -> Converted {
         effect
     } else {
         Effect::Aside("off")
+    })
+}
+
+/// Runs the matmuls of linear layers in 8 bits.
+pub(crate) fn float8(node: &Node) -> Converted {
+    if_true(node, Effect::Fact(Fact::Float8, 1))
+}
+
+/// Reads the name of a recipe for 8 bits: torchao's, Transformer Engine's.
+pub(crate) fn float8_recipe(node: &Node) -> Converted {
+    let tensorwise = Effect::Fact(Fact::Float8Rowwise, 0);
+    let nearly = |why| {
+        Effect::All(vec![
+            Effect::Fact(Fact::Float8Rowwise, 0),
+            Effect::Lost(why),
+        ])
+    };
+    Ok(match node.full().as_str() {
+        "tensorwise" => tensorwise,
+        "rowwise" => Effect::Fact(Fact::Float8Rowwise, 1),
+        "rowwise_with_gw_hp" => Effect::All(vec![
+            Effect::Fact(Fact::Float8Rowwise, 1),
+            Effect::Lost("gradients of weights are predicted in 8 bits, too"),
+        ]),
+        "delayed" => nearly("scales are predicted as from the current maxima"),
+        _ => nearly("predicted with one scale per tensor"),
     })
 }
 

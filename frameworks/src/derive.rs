@@ -44,6 +44,7 @@ pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), Confi
     four_bits(draft)?;
     let engine = engine::decide(draft, &reader.formats, accelerated)?;
     precision::decide(draft, engine, accelerated)?;
+    precision::float8(draft)?;
     for format in &reader.formats {
         for default in format.defaults {
             draft.assume(default.key, default.value, default.why);

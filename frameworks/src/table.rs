@@ -104,6 +104,12 @@ pub(crate) enum Fact {
     DoubleQuantization,
     /// 1: whole blocks are recomputed, unless another key says which operations.
     Recompute,
+    /// 1: matmuls of linear layers run in 8 bits.
+    Float8,
+    /// 1: their scales are per row; 0: per tensor.
+    Float8Rowwise,
+    /// 1: the first and last blocks stay in 16 bits.
+    Float8InnerBlocks,
     /// 1: parameters, gradients and optimizer state are in host memory.
     OffloadAll,
     /// 1: parameters are in host memory.

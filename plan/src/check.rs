@@ -18,6 +18,7 @@ mod collectives;
 mod describe;
 mod experts;
 mod factor;
+mod float8;
 mod form;
 mod layout;
 mod norm;
@@ -54,6 +55,7 @@ pub fn check(program: &Program) -> Report {
     layout::check(program, &mut sink);
     collectives::check(program, &mut sink);
     experts::check(program, &mut sink);
+    float8::check(program, &mut sink);
     let walked = walk::walk(program, &mut sink, &mut ());
     sink.finish(walked.waits, walked.instructions)
 }

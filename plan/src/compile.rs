@@ -1,15 +1,16 @@
 //! From graphs to the tape: eager kernels, fusion, regions, liveness.
 //!
 //! `schedule` puts ops into steps (one kernel each). `merge` fuses several GEMMs into one.
-//! `epilogue` lets GEMMs accumulate, and gradients of embeddings fill their tables. `gemm_fusion`
-//! fuses elementwise code into GEMMs. `inplace` saves their readers memory. `kernel` describes a
-//! step's kernel, `emit` decides lifetimes and writes the tape, and `expand` repeats the steps of a
-//! middle block for all middle blocks.
+//! `float8` casts factors of GEMMs to 8 bits. `epilogue` lets GEMMs accumulate, and gradients of
+//! embeddings fill their tables. `gemm_fusion` fuses elementwise code into GEMMs. `inplace` saves
+//! their readers memory. `kernel` describes a step's kernel, `emit` decides lifetimes and writes
+//! the tape, and `expand` repeats the steps of a middle block for all middle blocks.
 
 mod alike;
 mod emit;
 mod epilogue;
 mod expand;
+mod float8;
 mod fuse;
 mod gemm_fusion;
 mod inplace;
@@ -28,7 +29,7 @@ use crate::ir::{ModuleId, Param, ParamId};
 use crate::models::declare::{Blocks, Tree};
 use crate::models::flops::{self, Backward};
 use crate::models::{self, Declared, build};
-use crate::recipes;
+use crate::recipes::{self, BlockPlace};
 use crate::units::Flops;
 use tape::Tape;
 
@@ -156,14 +157,21 @@ fn repeat(scenario: &Scenario, tree: &Tree, sharding: Sharding<'_>) -> Option<Ta
 }
 
 /// Returns whether all blocks are built alike: no glob freezes some, all or none are recomputed,
-/// the same modules of each are units, the same parameters are trained, and the same are
-/// contiguous.
+/// the same modules of each are units, the same parameters are trained, the same run in 8 bits, and
+/// the same are contiguous.
 fn alike(scenario: &Scenario, tree: &Tree, b: Blocks, sharding: Sharding<'_>) -> bool {
     let unit = |l: u32, m: u32| (sharding.is_unit)(ModuleId(b.module + l * b.modules + m));
     // A block's last parameter is followed by another block's, which never matters.
     let near = |l: u32, p: u32| (sharding.adjacency)(ParamId(b.param + l * b.params + p));
     let trained = |l: u32, p: u32| tree.params[(b.param + l * b.params + p) as usize].requires_grad;
+    let recipe = recipes::of(&scenario.precision);
+    let (count, params) = (b.count, |l: u32, p: u32| {
+        &tree.params[(b.param + l * b.params + p) as usize]
+    });
+    let float8 =
+        |l: u32, p: u32| recipe.float8(params(l, p), Some(BlockPlace { number: l, count }));
     scenario.fsdp.frozen.is_empty()
+        && (0..b.params).all(|p| (1..b.count).all(|l| float8(l, p) == float8(0, p)))
         && (0..b.params).all(|p| (1..b.count).all(|l| trained(l, p) == trained(0, p)))
         && Recomputed::new(&scenario.train, &tree.modules).is_uniform()
         && (0..b.modules).all(|m| (1..b.count).all(|l| unit(l, m) == unit(0, m)))
@@ -173,7 +181,8 @@ fn alike(scenario: &Scenario, tree: &Tree, b: Blocks, sharding: Sharding<'_>) ->
 /// Builds the tape of a model op by op.
 fn full(scenario: &Scenario, model: Declared, sharding: Sharding<'_>) -> Tape {
     let mut m = models::graph_of(scenario, model);
-    recipes::convert(&mut m.graph, &*recipes::of(&scenario.precision));
+    let recipe = recipes::of(&scenario.precision);
+    recipes::convert(&mut m.graph, &*recipe);
     let seed = build::seed(scenario, m.tokens);
     let recompute = Recomputed::new(&scenario.train, m.modules());
     let mut backward = autodiff::differentiate(&mut m, &recompute, seed);
@@ -182,6 +191,7 @@ fn full(scenario: &Scenario, model: Declared, sharding: Sharding<'_>) -> Tape {
         &mut backward,
         &recompute,
         &scenario.compile,
+        &*recipe,
         sharding,
     );
     let python = scenario.implementation() == Implementation::Transformers;

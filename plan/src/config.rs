@@ -9,6 +9,7 @@ mod words;
 mod compile;
 mod decoder;
 mod experts;
+mod float8;
 mod fsdp;
 mod gate;
 mod hybrid;
@@ -30,6 +31,7 @@ pub use decoder::{
     QkNorm, Residual,
 };
 pub use experts::{AuxLoss, Experts, Router};
+pub use float8::{Float8, Float8Format, Float8Recipe, Float8Saved};
 pub use fsdp::{
     AllocatorKind, Fsdp, GradientSync, Offload, OuterStrategy, PolicyKind, Prefetch, PrefetchList,
     Reshard, Strategy, UnitPattern, Units,

@@ -9,6 +9,7 @@ mod copy;
 mod dequantize;
 mod embedding;
 mod experts;
+mod float8;
 mod gemm;
 mod loss;
 mod norm;
@@ -134,8 +135,22 @@ pub(crate) fn forward_names() -> impl Iterator<Item = &'static str> {
         accumulate: false,
     });
     let all = OpKind::ALL.iter().copied().chain([bias]);
-    all.filter(|kind| !kind.def().is_backward() && !matches!(kind, OpKind::Shard(_)))
-        .map(|kind| kind.def().name())
+    // Casts to 8 bits join graphs after they have been differentiated.
+    let casts = |kind: &OpKind| {
+        matches!(
+            kind,
+            OpKind::RowAmax
+                | OpKind::Float8Scale(_)
+                | OpKind::Float8Cast
+                | OpKind::Float8CastRows(_)
+                | OpKind::ScaledGemm(_)
+        )
+    };
+    all.filter(move |kind| {
+        let forward = !kind.def().is_backward() && !matches!(kind, OpKind::Shard(_));
+        forward && !casts(kind)
+    })
+    .map(|kind| kind.def().name())
 }
 
 impl OpKind {
@@ -155,6 +170,15 @@ impl OpKind {
     #[must_use]
     pub fn fusion(&self) -> Fusion {
         self.def().fusion()
+    }
+
+    /// Returns whether a matmul adds to its last input; `None` for other operations.
+    pub(crate) fn accumulates(&mut self) -> Option<&mut bool> {
+        match self {
+            Self::Gemm(gemm) => Some(&mut gemm.accumulate),
+            Self::ScaledGemm(gemm) => Some(&mut gemm.accumulate),
+            _ => None,
+        }
     }
 
     /// Returns whether it adds up rows, for the gradients of a norm's parameters.

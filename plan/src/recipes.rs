@@ -6,12 +6,17 @@
 //! PyTorch. Between `models` and `autodiff`, [`convert`] visits the graph and converts operands
 //! that an operation should read in another type, as torchtitan's model converters do for linear
 //! layers. Everything after that reads types from the graph and from [`ParamTypes`].
+//!
+//! Casts to 8 bits depend on which matmuls share an operand, so `compile::float8` adds them to the
+//! differentiated graph; [`Recipe::float8`] says for which layers.
 
+mod float8;
 mod mixed;
 
 use crate::config::{MomentType, Precision};
 use crate::graph::Graph;
 use crate::ir::{DType, OpKind, Param};
+pub(crate) use float8::{BlockPlace, FLOAT8_ALIGNMENT, Float8Linear};
 use mixed::Mixed;
 
 /// The element types of a model.
@@ -25,6 +30,13 @@ pub(crate) trait Recipe {
 
     /// Returns the type in which an operation reads input `n`; `None` to read it as it is.
     fn operand(&self, op: &OpKind, n: usize) -> Option<DType>;
+
+    /// Returns how the linear layer with this weight runs in 8 bits; `None` if it does not.
+    /// `block` is the place of the block that the layer is in.
+    fn float8(&self, weight: &Param, block: Option<BlockPlace>) -> Option<Float8Linear> {
+        let _ = (weight, block);
+        None
+    }
 
     /// Returns the types in which parameters' state is kept and sent.
     fn param_types(&self) -> ParamTypes;
@@ -66,7 +78,7 @@ impl ParamTypes {
 
 /// Returns the recipe that a scenario asks for.
 pub(crate) fn of(precision: &Precision) -> Box<dyn Recipe> {
-    Box::new(Mixed::new(*precision))
+    Box::new(Mixed::new(precision.clone()))
 }
 
 /// Lets every operation of a forward graph read its operands in the types that a recipe says.

@@ -187,9 +187,17 @@ fn moved(program: &Program) -> Vec<Traffic> {
         .collect()
 }
 
-/// Returns a float16 kernel as the bfloat16 one, if nothing was measured in float16: devices move
-/// both alike and compute them at one rate.
+/// Returns an e5m2 kernel as the e4m3 one, and a float16 kernel as the bfloat16 one, if nothing was
+/// measured in float16: devices move both alike and compute them at one rate.
 fn as_measured<'a>(kernel: &'a Kernel, profile: &Profile) -> Cow<'a, Kernel> {
+    // Tensor cores multiply both 8-bit types at one rate.
+    if kernel.dtype == DType::F8E5m2 {
+        let dtype = DType::F8E4m3;
+        return Cow::Owned(Kernel {
+            dtype,
+            ..kernel.clone()
+        });
+    }
     let [f16, bf16] = [DType::F16, DType::Bf16];
     let (gemms, attention) = (profile.gemm.iter(), profile.attention_tables());
     let mut measured = gemms
@@ -260,7 +268,8 @@ pub(crate) fn price(kernel: &Kernel, traffic: Traffic, profile: &Profile) -> Pri
         _ => memory::price(kernel, traffic.moved(), profile),
     };
     Price {
-        us: price.us.max(profile.device.min_kernel_us),
+        us: (price.us * gemm::accumulation(&kernel.body, profile))
+            .max(profile.device.min_kernel_us),
         measured: price.measured && kernel.dtype == asked.dtype,
     }
 }

@@ -12,6 +12,7 @@ use crate::options::Options;
 use crate::part::Part;
 use crate::power;
 use crate::report::{self, Parts};
+use shardlab_plan::ir::{DType, Kernel};
 use shardlab_plan::program::{Program, SectionKind};
 use shardlab_plan::record::{Clock, Run};
 use shardlab_plan::units::Picos;
@@ -64,6 +65,21 @@ fn straggling(program: &Program, profile: &Profile) -> f64 {
     1.0 + profile.network.straggler_loss * f64::from(nodes).log2()
 }
 
+/// Refuses matmuls in 8 bits on a GPU whose profile has no rate for them. CPUs decode the factors.
+fn has_rates(program: &Program, profile: &Profile) -> Result<(), SimError> {
+    let float8 = |k: &Kernel| k.class.is_arithmetic() && k.dtype.is_float8();
+    let known = profile.device.tflops.contains_key(&DType::F8E4m3);
+    let is_cpu = profile.device.shared_cores.is_some();
+    if known || is_cpu || !program.kernels.iter().any(float8) {
+        return Ok(());
+    }
+    Err(SimError::Options(format!(
+        "profile `{}` has no rate of matmuls in 8 bits; add `f8e4m3` to `tflops` of [device], or set \
+         precision.float8_recipe = \"none\"",
+        profile.name
+    )))
+}
+
 /// Simulates, and counts the program instructions that the host interpreted (over all timed passes
 /// and ranks), for benchmarks.
 ///
@@ -78,6 +94,7 @@ pub fn simulate_counted(
         .check(program.meta.mesh.world())
         .map_err(SimError::Options)?;
     check_program(program)?;
+    has_rates(program, profile)?;
     let profile = &*profile
         .with_attention(program.meta.attention_backend)
         .map_err(SimError::Options)?;

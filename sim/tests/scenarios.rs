@@ -374,3 +374,34 @@ fn steps_without_a_wire_take_what_one_rank_took() {
     let mean = off.iter().sum::<f64>() / off.len() as f64;
     assert!(mean < 0.01, "{mean:.4}");
 }
+
+/// Matmuls in 8 bits have rates of their own, and those of backward, which add up in float32, take
+/// longer. A GPU whose profile knows no rate is refused.
+#[test]
+fn matmuls_in_8_bits_have_rates_of_their_own() {
+    let cast = ["precision.float8_recipe=\"tensorwise\""];
+    let [bf16, fp8] = [&[][..], &cast].map(|set| planned("llama3-8b-8xh100", set));
+    let profile = hardware::load("h100-80").unwrap();
+    let step = |program, profile: &hardware::Profile| {
+        simulate(program, profile, &Options::default()).map(|r| r.step_samples[0].ms())
+    };
+    let (slow, fast) = (
+        step(&bf16, &profile).unwrap(),
+        step(&fp8, &profile).unwrap(),
+    );
+    assert!(fast < 0.95 * slow, "{fast} of {slow}");
+    let mut even = profile.clone();
+    even.efficiency.float8_full_accumulation = None;
+    assert!(step(&fp8, &even).unwrap() < fast);
+    let mut unknown = profile.clone();
+    unknown
+        .device
+        .tflops
+        .remove(&shardlab_plan::ir::DType::F8E4m3);
+    let why = step(&fp8, &unknown).unwrap_err().to_string();
+    assert!(
+        why.contains("`h100-80` has no rate of matmuls in 8 bits"),
+        "{why}"
+    );
+    assert!(step(&bf16, &unknown).is_ok());
+}

@@ -164,7 +164,7 @@ const ALL_VALUES: [&str; 22] = [
 ];
 
 /// Keys with numbers or many spellings, with the values that are tried.
-const SOME_VALUES: [(&str, &[&str]); 9] = [
+const SOME_VALUES: [(&str, &[&str]); 10] = [
     ("fsdp.reshard_after_forward", &["true", "false", "auto"]),
     ("fsdp.prefetch_forward", &["0", "1", "2", "4"]),
     ("fsdp.prefetch_backward", &["0", "1", "2", "4"]),
@@ -172,6 +172,10 @@ const SOME_VALUES: [(&str, &[&str]); 9] = [
     ("fsdp.reduce_in_flight", &["1", "2", "4"]),
     ("train.loss_chunk_tokens", &["1024", "4096", "16384"]),
     ("precision.reduce_dtype", &["f32", "bf16"]),
+    (
+        "precision.float8_recipe",
+        &["none", "tensorwise", "rowwise"],
+    ),
     ("compile.mode", &["off", "regions", "blocks", "full"]),
     (
         "compile.cuda_graph",

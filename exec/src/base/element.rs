@@ -4,6 +4,7 @@
 //! A new element type is a row of `DType::numeric` in `plan`, an [`Element`] here, and a line of
 //! [`match_dtype`].
 
+use crate::base::float8::{F8E4m3, F8E5m2};
 #[cfg(feature = "cuda")]
 use cudarc::{cublaslt, cudnn, driver};
 use half::{bf16, f16};
@@ -179,6 +180,33 @@ impl Element for u8 {
     }
 }
 
+macro_rules! float8 {
+    ($($type:ident)+) => {
+        $(
+            impl Element for $type {
+                #[cfg(feature = "cuda")]
+                const CUDA: CudaElement = CudaElement::moved("u8", nccl_rs::DataType::U8);
+
+                #[inline(always)]
+                fn widen(self) -> f32 {
+                    self.widen()
+                }
+
+                #[inline(always)]
+                fn round(x: f32) -> Self {
+                    Self::round(x)
+                }
+
+                fn is_nan(self) -> bool {
+                    self.widen().is_nan()
+                }
+            }
+        )+
+    };
+}
+
+float8!(F8E4m3 F8E5m2);
+
 /// Evaluates an expression with `$T` as the Rust type of an element type.
 macro_rules! match_dtype {
     ($dtype:expr, $T:ident => $body:expr) => {{
@@ -194,6 +222,8 @@ macro_rules! match_dtype {
             shardlab_plan::ir::DType::F16 => with!(half::f16),
             shardlab_plan::ir::DType::I64 => with!(i64),
             shardlab_plan::ir::DType::U8 => with!(u8),
+            shardlab_plan::ir::DType::F8E4m3 => with!(crate::base::float8::F8E4m3),
+            shardlab_plan::ir::DType::F8E5m2 => with!(crate::base::float8::F8E5m2),
         }
     }};
 }
@@ -227,7 +257,8 @@ mod tests {
                 let back: T = bytemuck::pod_read_unaligned(&out);
                 (back.widen(), Element::is_nan(<T as Element>::round(f32::NAN)))
             });
-            assert_eq!((back, nan), (3.0, dtype.is_float()), "{dtype}");
+            let float = dtype.is_float() || dtype.is_float8();
+            assert_eq!((back, nan), (3.0, float), "{dtype}");
         }
     }
 

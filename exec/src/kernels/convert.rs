@@ -33,7 +33,7 @@ pub(super) fn round(dtype: DType, x: &mut [f32]) {
     match dtype {
         DType::Bf16 => round_bf16(x),
         DType::F32 => {}
-        _ if !dtype.is_float() => {}
+        _ if !dtype.is_float() && !dtype.is_float8() => {}
         _ => match_dtype!(dtype, T => {
             x.iter_mut().for_each(|v| *v = <T as Element>::round(*v).widen());
         }),

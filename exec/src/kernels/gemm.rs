@@ -82,10 +82,10 @@ pub(super) unsafe fn multiply(m: usize, n: usize, k: usize, a: Mat, b: Mat, c: M
 
 /// An operand as a matrix: in place if it holds floats and its rows are equally spaced, or else a
 /// copy.
-struct Operand {
-    mat: Mat,
-    rows: usize,
-    cols: usize,
+pub(super) struct Operand {
+    pub(super) mat: Mat,
+    pub(super) rows: usize,
+    pub(super) cols: usize,
     _copy: Option<Floats>,
 }
 
@@ -108,7 +108,8 @@ fn spacing(slot: &Slot) -> Option<(usize, usize)> {
     }
 }
 
-fn operand(o: &Operands<'_>, i: usize) -> Result<Operand, OperandError> {
+/// Returns input `i` as a matrix.
+pub(super) fn operand(o: &Operands<'_>, i: usize) -> Result<Operand, OperandError> {
     let slot = o.slot(false, i)?;
     let (rows, cols) = strides::matrix(slot);
     let view = o.input(i)?;

@@ -88,6 +88,8 @@ impl Buffer {
             DType::F16 => f16::from_le_bytes(b.try_into().unwrap()).to_f64(),
             DType::I64 => i64::from_le_bytes(b.try_into().unwrap()) as f64,
             DType::U8 => f64::from(b[0]),
+            DType::F8E4m3 => float8::F8E4M3::from_bits(b[0]).to_f64(),
+            DType::F8E5m2 => float8::F8E5M2::from_bits(b[0]).to_f64(),
         }
     }
 
@@ -106,6 +108,8 @@ impl Buffer {
                 DType::F16 => b.copy_from_slice(&f16::from_f32(v as f32).to_le_bytes()),
                 DType::I64 => b.copy_from_slice(&(v as i64).to_le_bytes()),
                 DType::U8 => b[0] = v as u8,
+                DType::F8E4m3 => b[0] = float8::F8E4M3::from_f64(v).to_bits(),
+                DType::F8E5m2 => b[0] = float8::F8E5M2::from_f64(v).to_bits(),
             }
         }
     }

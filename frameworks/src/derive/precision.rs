@@ -3,7 +3,8 @@
 use super::engine::Kind;
 use crate::draft::Draft;
 use crate::error::ConfigError;
-use crate::table::{Dtype, quoted};
+use crate::row::Lack;
+use crate::table::{Dtype, Fact, quoted};
 
 /// Sets the keys of `[precision]`.
 pub(super) fn decide(draft: &mut Draft, kind: Kind, accelerated: bool) -> Result<(), ConfigError> {
@@ -72,6 +73,50 @@ pub(super) fn decide(draft: &mut Draft, kind: Kind, accelerated: bool) -> Result
             }
         }
         Kind::Megatron => {}
+    }
+    Ok(())
+}
+
+/// Sets the keys of matmuls in 8 bits, which scenarios have for bf16 and without tensor
+/// parallelism.
+pub(super) fn float8(draft: &mut Draft) -> Result<(), ConfigError> {
+    const KEYS: [&str; 3] = [
+        "precision.float8_grad",
+        "precision.float8_first_bf16",
+        "precision.float8_last_bf16",
+    ];
+    let given = draft.fact(Fact::Float8).filter(|on| on.value == 1);
+    let divided = draft.fact(Fact::Tensor).is_some_and(|t| t.value > 1);
+    let bf16 = draft.value("precision.param_dtype") == Some("\"bf16\"");
+    let Some(on) = given.filter(|_| bf16 && !divided) else {
+        for key in KEYS {
+            draft.unset(key, Lack::Nothing, "no matmul is predicted in 8 bits");
+        }
+        if let Some(on) = given {
+            let why = if divided {
+                "FP8 is not modeled with tensor parallelism: matmuls are predicted in 16 bits"
+            } else {
+                "FP8 is modeled for bf16 only"
+            };
+            draft.none(on.row, Lack::Accuracy, why);
+        }
+        return Ok(());
+    };
+    let rowwise = draft.fact(Fact::Float8Rowwise);
+    let recipe = match rowwise.is_some_and(|r| r.value == 1) {
+        true => "rowwise",
+        false => "tensorwise",
+    };
+    for row in [Some(on.row), rowwise.map(|r| r.row)].into_iter().flatten() {
+        draft.set(row, "precision.float8_recipe", quoted(recipe))?;
+    }
+    if draft
+        .fact(Fact::Float8InnerBlocks)
+        .is_some_and(|f| f.value == 1)
+    {
+        for key in KEYS.into_iter().skip(1) {
+            draft.assume(key, "1", "Megatron-LM's default");
+        }
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use super::deepspeed::DEEPSPEED;
 use super::fsdp;
-use crate::convert::{CONTEXT, FP8, LAUNCH, SAVING, compiled_regions, replicas, set, shard_ranks};
+use crate::convert::{CONTEXT, LAUNCH, SAVING, compiled_regions, replicas, set, shard_ranks};
 use crate::table::{
     Dtype, Effect, Engine, Fact, Format, Key, Table, To, fact, integer, key, lost, number, with,
 };
@@ -87,14 +87,20 @@ const KEYS: &[Key] = &[
     with("mixed_precision", |node| {
         Ok(match node.full().as_str() {
             "no" | "false" => Effect::Mixed(Dtype::F32),
-            "fp8" => Effect::All(vec![Effect::Mixed(Dtype::Bf16), Effect::Lost(FP8)]),
+            "fp8" => Effect::All(vec![
+                Effect::Mixed(Dtype::Bf16),
+                Effect::Fact(Fact::Float8, 1),
+            ]),
             _ => Effect::Mixed(Dtype::of(node)?),
         })
     }),
     fact("num_processes", Fact::Processes),
     fact("num_machines", Fact::Nodes),
     integer("gradient_accumulation_steps", "train.grad_accum"),
-    lost("fp8_config", FP8),
+    lost(
+        "fp8_config",
+        "predicted with one scale per tensor, from its current maximum",
+    ),
     lost(
         "megatron_lm_config",
         "Megatron-LM under Accelerate is not read",

@@ -3,11 +3,11 @@
 use super::deepspeed::DEEPSPEED;
 use super::fsdp;
 use crate::convert::{
-    ADAPTER, CONTEXT, DATA, DROPOUT, EVALUATION, FP8, KERNELS, LAUNCH, LOGGING, NF4, PREFERENCES,
-    QUANTIZED, SAVING, STORAGE, TENSOR, VALUES, all_linear, chunked_loss, clip, compiled_regions,
-    decay_of_matrices, double_quantization, four_bits_twice, full_recompute, if_true, liger_norms,
-    mixed_bf16, mixed_f16, optimizer, rank_stabilized, replicas, schedule, shard_ranks, targets,
-    warmup,
+    ADAPTER, CONTEXT, DATA, DROPOUT, EVALUATION, FLOAT8_GATHER, KERNELS, LAUNCH, LOGGING, NF4,
+    PREFERENCES, QUANTIZED, SAVING, STORAGE, TENSOR, VALUES, all_linear, chunked_loss, clip,
+    compiled_regions, decay_of_matrices, double_quantization, float8, four_bits_twice,
+    full_recompute, if_true, liger_norms, mixed_bf16, mixed_f16, optimizer, rank_stabilized,
+    replicas, schedule, shard_ranks, targets, warmup,
 };
 use crate::table::{
     Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, To, decisive, fact, integer, key,
@@ -128,11 +128,8 @@ const KEYS: &[Key] = &[
     ),
     decisive("relora", ADAPTER),
     lost("qat", "fake quantization is not modeled"),
-    lost("fp8", FP8),
-    lost(
-        "fp8_enable_fsdp_float8_all_gather",
-        "gathers are predicted in 16 bits",
-    ),
+    with("fp8", float8),
+    lost("fp8_enable_fsdp_float8_all_gather", FLOAT8_GATHER),
     lost("tiled_mlp", "feed-forward layers are predicted as a whole"),
     lost("embeddings_skip_upcast", TENSOR),
     lost(

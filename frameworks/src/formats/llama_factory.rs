@@ -2,8 +2,9 @@
 
 use super::{fsdp, trainer};
 use crate::convert::{
-    ADAPTER, DATA, DROPOUT, EVALUATION, FP8, KERNELS, LOGGING, NF4, PREFERENCES, QUANTIZED, SAVING,
-    VALUES, double_quantization, full_recompute, liger_kernels, rank_stabilized, set, targets,
+    ADAPTER, DATA, DROPOUT, EVALUATION, FLOAT8_GATHER, KERNELS, LOGGING, NF4, PREFERENCES,
+    QUANTIZED, SAVING, VALUES, double_quantization, float8, full_recompute, liger_kernels,
+    rank_stabilized, set, targets,
 };
 use crate::table::{
     Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, decisive, integer, lost, number,
@@ -115,11 +116,8 @@ const KEYS: &[Key] = &[
         "this optimizer is not modeled: AdamW is predicted",
     ),
     lost("use_unsloth", "Unsloth's kernels are not modeled"),
-    lost("fp8", FP8),
-    lost(
-        "fp8_enable_fsdp_float8_all_gather",
-        "gathers are predicted in 16 bits",
-    ),
+    with("fp8", float8),
+    lost("fp8_enable_fsdp_float8_all_gather", FLOAT8_GATHER),
     lost(
         "upcast_layernorm",
         "norms are predicted in the type of computation",

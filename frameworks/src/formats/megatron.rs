@@ -1,13 +1,14 @@
 //! Megatron-LM's arguments: of a shell script, or of `--yaml-cfg`.
 
 use crate::convert::{
-    DATA, EVALUATION, FP8, KERNELS, LAUNCH, LOGGING, SAVING, VALUES, decay_of_matrices, if_true,
-    mixed_bf16, mixed_f16, set,
+    DATA, EVALUATION, FLOAT8_GATHER, KERNELS, LAUNCH, LOGGING, SAVING, VALUES, decay_of_matrices,
+    float8_recipe, if_true, mixed_bf16, mixed_f16, set,
 };
 use crate::table::{
     Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, To, decisive, fact, integer, key,
     lost, number, with,
 };
+use crate::tree::Node;
 
 /// Arguments of a script.
 pub(crate) static MEGATRON: Format = Format {
@@ -25,6 +26,16 @@ pub(crate) static MEGATRON: Format = Format {
 
 /// The file that `--yaml-cfg` names.
 pub(crate) static MEGATRON_YAML: Format = FORMAT;
+
+/// Transformer Engine's formats: `hybrid` has gradients in e5m2.
+fn float8_format(node: &Node) -> Result<Effect, String> {
+    let on = Effect::Fact(Fact::Float8, 1);
+    Ok(match node.full().as_str() {
+        "e4m3" => Effect::All(vec![on, set("precision.float8_grad", "e4m3")]),
+        "hybrid" => on,
+        _ => Effect::Aside("off"),
+    })
+}
 
 const FORMAT: Format = Format {
     name: "Megatron-LM",
@@ -238,8 +249,12 @@ const KEYS: &[Key] = &[
         "recompute-modules",
         "recomputation of parts of a block is not modeled",
     ),
-    lost("fp8-format", FP8),
-    lost("fp8-param-gather", "gathers are predicted in 16 bits"),
+    with("fp8-format", float8_format),
+    with("fp8-recipe", float8_recipe),
+    integer("num-layers-at-start-in-bf16", "precision.float8_first_bf16"),
+    integer("num-layers-at-end-in-bf16", "precision.float8_last_bf16"),
+    fact("first-last-layers-bf16", Fact::Float8InnerBlocks),
+    lost("fp8-param-gather", FLOAT8_GATHER),
     lost(
         "use-nccl-ub",
         "NCCL's kernels are those without registered buffers",

@@ -1,9 +1,9 @@
 //! NeMo Automodel's YAML.
 
 use crate::convert::{
-    CONTEXT, DATA, DROPOUT, EVALUATION, FP8, LAUNCH, LOGGING, QUANTIZED, SAVING, VALUES,
-    all_linear, betas, clip, compiled_blocks, full_recompute, if_true, replicas, schedule, set,
-    shard_ranks, targets, weights,
+    CONTEXT, DATA, DROPOUT, EVALUATION, FLOAT8_GATHER, LAUNCH, LOGGING, QUANTIZED, SAVING, VALUES,
+    all_linear, betas, clip, compiled_blocks, float8, float8_recipe, full_recompute, if_true,
+    replicas, schedule, set, shard_ranks, targets, weights,
 };
 use crate::table::{
     Effect, Engine, Fact, Format, Key, Table, To, decisive, fact, integer, key, lost, number,
@@ -137,7 +137,9 @@ const KEYS: &[Key] = &[
         "adapters are predicted as PyTorch's kernels",
     ),
     decisive("quantization", QUANTIZED),
-    lost("fp8", FP8),
+    with("fp8.enabled", float8),
+    with("fp8.recipe_name", float8_recipe),
+    lost("fp8.enable_fsdp_float8_all_gather", FLOAT8_GATHER),
     lost(
         "distributed.patch_is_packed_sequence",
         "the host is predicted without this synchronization",

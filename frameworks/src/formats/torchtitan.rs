@@ -2,8 +2,8 @@
 //! version prints into its log.
 
 use crate::convert::{
-    CONTEXT, DATA, EVALUATION, FP8, LAUNCH, LOGGING, PIPELINE, SAVING, VALUES, clip,
-    compiled_blocks, replicas, set, shard_ranks,
+    CONTEXT, DATA, EVALUATION, FLOAT8_GATHER, LAUNCH, LOGGING, PIPELINE, SAVING, VALUES, clip,
+    compiled_blocks, float8_recipe, replicas, set, shard_ranks,
 };
 use crate::table::{
     Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, To, choice, decisive, fact, integer,
@@ -166,12 +166,21 @@ const KEYS: &[Key] = &[
     }),
     with("model.converters", |node| {
         let words = node.words().unwrap_or_default();
-        Ok(if words.contains("float8") || words.contains("mx") {
-            Effect::Lost(FP8)
+        Ok(if words.contains("float8") {
+            Effect::Fact(Fact::Float8, 1)
+        } else if words.contains("mx") {
+            Effect::Lost("MXFP8 is not modeled: matmuls are predicted in 16 bits")
         } else {
             Effect::Aside("no conversion")
         })
     }),
+    with("float8.recipe_name", float8_recipe),
+    lost("float8.enable_fsdp_float8_all_gather", FLOAT8_GATHER),
+    with("quantize.linear.float8.recipe_name", float8_recipe),
+    lost(
+        "quantize.linear.float8.enable_fsdp_float8_all_gather",
+        FLOAT8_GATHER,
+    ),
 ];
 
 const ASIDES: &[(&str, &[&str])] = &[

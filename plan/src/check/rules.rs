@@ -207,6 +207,18 @@ rules! {
     ExpertShard = "MOE-SHARD", Layout, Error,
         "experts are sharded over the ranks that have them",
         "Megatron-LM #2772, torchtitan #3205: experts sharded twice, or over the wrong ranks";
+    Float8Scale = "FP8-SCALE", State, Error,
+        "8-bit factors are read with the scale that they were cast with",
+        "TransformerEngine #1047, #2119, #659, #1723: scales of another micro-batch, or overwritten before backward";
+    Float8Weight = "FP8-WEIGHT", Memory, Error,
+        "8-bit copies of weights live within one pass over their unit",
+        "torchao #1629, lightning-thunder #1528, TransformerEngine #2805: 8 GiB of unsharded weights saved for backward";
+    Float8Format = "FP8-FORMAT", State, Error,
+        "tensor cores can read the factors of 8-bit matmuls",
+        "cuBLASLt: e5m2 by e5m2, transposed or unaligned factors have no algorithm and fail in the first step";
+    Float8Sum = "FP8-SUM", State, Error,
+        "gradients of 8-bit matmuls add up in float32",
+        "sums of one sign in the precision of tensor cores are 7 to 21 % too small";
 }
 
 impl RuleId {

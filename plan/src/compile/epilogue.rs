@@ -140,12 +140,12 @@ fn gemm(g: &Graph, o: &Orders, uses: &Uses, add: u32, v: ValueId) -> Option<u32>
         return None;
     };
     let op: &Op = &g.ops[i as usize];
-    let Act::Compute(OpKind::Gemm(op::Gemm {
-        accumulate: false, ..
-    })) = op.act
-    else {
+    let Act::Compute(mut kind) = op.act else {
         return None;
     };
+    if *kind.accumulates()? {
+        return None;
+    }
     let (whole, result) = (g.value(v), g.value(op.outputs[0]));
     let all = |x: &Value| {
         x.is_contiguous()
@@ -172,8 +172,10 @@ fn apply(g: &mut Graph, fold: &Fold) {
     let sum = g.ops[fold.add as usize].outputs[0];
     g.producer[sum.index()] = fold.gemm;
     let op = &mut g.ops[fold.gemm as usize];
-    if let Act::Compute(OpKind::Gemm(op::Gemm { accumulate, .. })) = &mut op.act {
-        *accumulate = true;
+    if let Act::Compute(kind) = &mut op.act
+        && let Some(accumulates) = kind.accumulates()
+    {
+        *accumulates = true;
     }
     op.inputs.push(fold.other);
     op.outputs[0] = sum;

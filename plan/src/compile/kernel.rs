@@ -229,6 +229,8 @@ impl<'g> Describe<'g> {
         self.flops += kind.def().flops(&at);
         let class = kind.def().class(&at);
         match kind.fusion() {
+            // A maximum adds nothing to the kernel of a norm.
+            Fusion::Row if kind == OpKind::RowAmax => self.row = self.row.or(Some(class)),
             Fusion::Row if !matches!(self.row, Some(KernelClass::Softmax { .. })) => {
                 self.row = Some(class);
             }

@@ -11,7 +11,7 @@ use super::gemm_fusion;
 use super::inplace;
 use super::schedule::Step;
 use crate::graph::{Act, Graph, Op, Root, Value, ValueId};
-use crate::ir::{OpKind, op};
+use crate::ir::OpKind;
 use crate::models::declare::Tree;
 use crate::ops::Fusion;
 
@@ -234,12 +234,11 @@ fn in_order(a: &Value, b: &Value) -> bool {
 fn added_to(g: &Graph, step: &Step) -> Option<ValueId> {
     let &[op] = &step.ops[..] else { return None };
     let op = &g.ops[op as usize];
-    match op.act {
-        Act::Compute(OpKind::Gemm(op::Gemm {
-            accumulate: true, ..
-        })) => op.inputs.last().copied(),
-        _ => None,
-    }
+    let Act::Compute(mut kind) = op.act else {
+        return None;
+    };
+    let adds = kind.accumulates().is_some_and(|adds| *adds);
+    op.inputs.last().copied().filter(|_| adds)
 }
 
 /// Facts that decide whether memory may be taken over.

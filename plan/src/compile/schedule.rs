@@ -1,11 +1,12 @@
 //! Steps: which ops one kernel executes, and in which order; which ops are compiled together.
 
-use super::{Sharding, alike, epilogue, fuse, gemm_fusion, inplace, merge, partition};
+use super::{Sharding, alike, epilogue, float8, fuse, gemm_fusion, inplace, merge, partition};
 use crate::autodiff::{Backward, recompute::Recomputed};
 use crate::config::{Compile, CompileMode};
 use crate::graph::{Act, Graph, Op, ValueId, View};
 use crate::ir::{Module, ModuleId, ModuleKind};
 use crate::models::ModelGraph;
+use crate::recipes::Recipe;
 use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeMap;
 
@@ -95,6 +96,7 @@ pub(super) fn plan(
     b: &mut Backward,
     recompute: &Recomputed,
     compile: &Compile,
+    recipe: &dyn Recipe,
     sharding: Sharding<'_>,
 ) -> Plan {
     let mode = compile.mode;
@@ -109,6 +111,9 @@ pub(super) fn plan(
     if mode != CompileMode::Off {
         guarded = regions(m, &mut o, mode, sharding.is_unit);
         merge::projections(m, &mut o, &mut b.ready, compile.merge_projections, sharding);
+    }
+    float8::quantize(m, &mut o, recipe);
+    if mode != CompileMode::Off {
         let eval = needed_for_loss(m, &o.forward);
         inplace::rotations(&mut m.graph, &mut o, &eval);
         alike::neighbours(&mut m.graph, &mut o);

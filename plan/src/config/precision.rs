@@ -1,5 +1,6 @@
 //! `[precision]`.
 
+use super::Float8;
 use crate::ir::DType;
 use serde::Serialize;
 
@@ -75,7 +76,7 @@ impl FrozenType {
 }
 
 /// `[precision]`
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Precision {
     /// Dtype of gathered parameters, activations and GEMMs.
     pub compute: DType,
@@ -95,4 +96,7 @@ pub struct Precision {
     pub moments: MomentType,
     /// Every sum has a fixed order on every device.
     pub deterministic: bool,
+    /// Matmuls in 8 bits.
+    #[serde(flatten)]
+    pub float8: Float8,
 }

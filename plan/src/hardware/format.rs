@@ -340,6 +340,7 @@ pub const SECTIONS: &[Section] = &[
         "attention" Number(Rate), "", Required, "attention, forward";
         "attention_backward" Number(Rate), "", Required, "attention, backward";
         "attention_backend" Word(AttentionBackend::WORDS), "", Unknown, "library of `attention` and of `[[attention]]` tables without `backend`: the one that PyTorch picks";
+        "float8_full_accumulation" Number(AtLeastOne), "", Unknown, "time of 8-bit matmuls that add up in float32 (`use_fast_accum = False`), relative to those that add up with the precision of tensor cores. Without it, both take as long";
         "attention_backward_fixed_order" Number(Positive), "", Unknown, "time with a fixed order of sums, relative to the tables. Without it, deterministic steps are priced like others, and the prediction says so";
     }),
     section!(optional "efficiency.gemm_misaligned" "Slowdown of a 16-bit matmul if the rows of an operand do not start at multiples of 16 bytes." {

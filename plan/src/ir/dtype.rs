@@ -20,6 +20,10 @@ pub enum DType {
     I64,
     /// Raw byte.
     U8,
+    /// 8 bits, 4 of exponent and 3 of mantissa, without infinities (OCP E4M3FN).
+    F8E4m3,
+    /// 8 bits, 5 of exponent and 2 of mantissa (OCP E5M2).
+    F8E5m2,
 }
 
 /// Kind of the values of an element type.
@@ -29,6 +33,8 @@ pub enum Values {
     Float,
     /// Integers, which are moved but not computed with.
     Integer,
+    /// Floating-point numbers of 8 bits: factors of scaled GEMMs and nothing else.
+    Float8,
 }
 
 /// Facts of an element type that hold on every device.
@@ -50,7 +56,15 @@ pub struct Numeric {
 
 impl DType {
     /// Every element type, in the order of their numbers.
-    pub const ALL: [Self; 5] = [Self::F32, Self::Bf16, Self::F16, Self::I64, Self::U8];
+    pub const ALL: [Self; 7] = [
+        Self::F32,
+        Self::Bf16,
+        Self::F16,
+        Self::I64,
+        Self::U8,
+        Self::F8E4m3,
+        Self::F8E5m2,
+    ];
 
     /// Returns the facts of an element type.
     #[must_use]
@@ -96,6 +110,22 @@ impl DType {
                 safetensors: "U8",
                 torch: &["Byte", "unsigned char"],
             },
+            Self::F8E4m3 => &Numeric {
+                name: "f8e4m3",
+                aliases: &["float8_e4m3fn", "torch.float8_e4m3fn"],
+                size: 1,
+                values: Values::Float8,
+                safetensors: "F8_E4M3",
+                torch: &["Float8_e4m3fn", "c10::Float8_e4m3fn"],
+            },
+            Self::F8E5m2 => &Numeric {
+                name: "f8e5m2",
+                aliases: &["float8_e5m2", "torch.float8_e5m2"],
+                size: 1,
+                values: Values::Float8,
+                safetensors: "F8_E5M2",
+                torch: &["Float8_e5m2", "c10::Float8_e5m2"],
+            },
         }
     }
 
@@ -115,6 +145,22 @@ impl DType {
     #[must_use]
     pub const fn is_float(self) -> bool {
         matches!(self.numeric().values, Values::Float)
+    }
+
+    /// Returns whether the elements are floating-point numbers of 8 bits.
+    #[must_use]
+    pub const fn is_float8(self) -> bool {
+        matches!(self.numeric().values, Values::Float8)
+    }
+
+    /// Returns the largest finite number of a type of 8 bits; `None` for other types.
+    #[must_use]
+    pub const fn float8_max(self) -> Option<f32> {
+        match self {
+            Self::F8E4m3 => Some(448.0),
+            Self::F8E5m2 => Some(57344.0),
+            _ => None,
+        }
     }
 
     /// Returns the element type of a fact, for example of a name.
@@ -157,5 +203,6 @@ mod tests {
         assert_eq!(DType::float_named("bf16"), Some(DType::Bf16));
         assert_eq!(DType::float_named("i64"), None);
         assert_eq!(DType::float_named("none"), None);
+        assert_eq!(DType::float_named("f8e4m3"), None);
     }
 }

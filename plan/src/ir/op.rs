@@ -10,7 +10,7 @@
 //! crate, in `kernels/ops/<family>.rs`. Both dispatch through [`match_op!`](crate::match_op): an
 //! operation that lacks a part does not compile.
 
-use super::{Nf4Scales, Real, ScoreMod, ShardOp};
+use super::{DType, Nf4Scales, Real, ScoreMod, ShardOp};
 use serde::Serialize;
 
 /// Generates a struct per operation, [`OpKind`] and `match_op!` from the list of operations. The
@@ -509,5 +509,35 @@ ops! {
         scales: Nf4Scales = Nf4Scales::Replicated,
         /// Scales have eight bits.
         double: bool = true,
+    };
+    /// `x -> amax`: the largest absolute value of each row, `[rows, 1]`. NaN does not count.
+    RowAmax;
+    /// `amax -> scale, inverse`: the factor that turns the largest of all numbers into the largest
+    /// one of the element type `to`, and its reciprocal. It is 1 if that number is zero or
+    /// infinite, and the largest float32 if it would be infinite.
+    Float8Scale {
+        /// 8-bit type.
+        to: DType = DType::F8E4m3,
+    };
+    /// `x, scale -> y`: `x * scale` in float32, which the output's type rounds to nearest, ties to
+    /// even. Types of 8 bits saturate. Infinities become NaN, so that they do not go unnoticed.
+    Float8Cast;
+    /// `x -> y, inverse`: like [`Float8Cast`], with a scale of its own for each row: the largest
+    /// power of two at most as large as the one of [`Float8Scale`]. `inverse` is `[rows, 1]`.
+    Float8CastRows {
+        /// 8-bit type.
+        to: DType = DType::F8E4m3,
+    };
+    /// `a, b, inverse_a, inverse_b[, bias][, c] -> c`: matmul of `a`, `[m, inner]`, and `b`, `[n,
+    /// inner]`, times the reciprocals of the scales that both were cast with. These are scalars,
+    /// or one per row of `a` and of `b`. Sums and factors are float32.
+    ScaledGemm {
+        /// Tensor cores add up the whole inner dimension with their own, lower precision (cuBLASLt:
+        /// fast accumulation).
+        fast: bool = false,
+        /// Has a bias, which is added to every row of `c`.
+        bias: bool = false,
+        /// Adds to the last input, which has the shape and type of `c` and may be `c`.
+        accumulate: bool = false,
     };
 }

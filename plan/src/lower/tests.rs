@@ -1,6 +1,7 @@
 //! Programs against closed forms, counts and text.
 
 mod find;
+mod float8;
 mod fsdp2;
 mod full;
 mod lora;
@@ -80,7 +81,7 @@ fn compare(text: &str, sets: &[&str]) {
         let Layout::Flat(layout) = &group.layout else {
             panic!("flat policies lay groups out flat")
         };
-        let mut precision = s.precision;
+        let mut precision = s.precision.clone();
         // The native engine uses the compute weights as main weights if their types agree.
         if s.fsdp.policy == PolicyKind::Native && precision.main_params == Some(precision.compute) {
             precision.main_params = None;

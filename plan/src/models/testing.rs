@@ -126,6 +126,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             comm_grads: DType::F32,
             moments: crate::config::MomentType::F32,
             deterministic: false,
+            float8: crate::config::Float8::off(),
         },
         compile: Compile {
             mode: CompileMode::Off,

@@ -1,6 +1,6 @@
 //! Mixed precision: one type for parameters, activations and GEMMs, float32 for losses.
 
-use super::{ParamTypes, Recipe};
+use super::{BlockPlace, Float8Linear, ParamTypes, Recipe, float8};
 use crate::config::Precision;
 use crate::ir::{DType, OpKind, Param};
 
@@ -35,6 +35,10 @@ impl Recipe for Mixed {
             ) => Some(DType::F32),
             _ => None,
         }
+    }
+
+    fn float8(&self, weight: &Param, block: Option<BlockPlace>) -> Option<Float8Linear> {
+        float8::linear(&self.precision.float8, weight, block)
     }
 
     fn param_types(&self) -> ParamTypes {

@@ -9,15 +9,15 @@ pub(crate) use applies::families;
 use super::huggingface;
 use super::presets::PRESETS;
 use crate::config::{
-    Activation, AllocatorKind, AttentionBackend, AttentionGate, AuxLoss, CompileMode, FrozenType,
-    GatePreset, GateProgram, GradientSync, Head, Implementation, LayerType, Loss, LrSchedule,
-    MergeProjections, MlpType, MomentType, Norm, NormPosition, Optimizer, OuterStrategy, PackedQkv,
-    PolicyKind, PositionEmbedding, ProjectorNorm, QkNorm, Recompute, Residual, RopeType, Router,
-    Scope, Strategy,
+    Activation, AllocatorKind, AttentionBackend, AttentionGate, AuxLoss, CompileMode, Float8Format,
+    Float8Recipe, Float8Saved, FrozenType, GatePreset, GateProgram, GradientSync, Head,
+    Implementation, LayerType, Loss, LrSchedule, MergeProjections, MlpType, MomentType, Norm,
+    NormPosition, Optimizer, OuterStrategy, PackedQkv, PolicyKind, PositionEmbedding,
+    ProjectorNorm, QkNorm, Recompute, Residual, RopeType, Router, Scope, Strategy,
 };
 use crate::models;
 use applies::{
-    ADAPTERS, CHUNKED_LOSS, MODE_FULL, RECOMPUTE, SELECTIVE, SEVERAL_DATA_RANKS,
+    ADAPTERS, CHUNKED_LOSS, FLOAT8, MODE_FULL, RECOMPUTE, SELECTIVE, SEVERAL_DATA_RANKS,
     SEVERAL_MICRO_BATCHES, SEVERAL_RANKS, SOME_FROZEN,
 };
 use std::borrow::Cow;
@@ -537,6 +537,13 @@ keys! {
     CommGrads: "precision" "reduce_dtype" as "comm_grads" also ["comm_grads", "grad_comm_dtype"] [Choice(DTYPES)] "(fsdp2: \"f32\", megatron_v2: param_dtype, others: main_grads)" "Type of gradients in the reduction over dp_shard (MixedPrecisionPolicy: reduce_dtype); policy native reduces over dp_replicate in main_grads";
     Moments: "precision" "moments" also ["exp_avg_dtype"] [Choice(MomentType::WORDS)] "\"f32\"" "Type of the optimizer's moments; 8bit: a byte per element and a float32 scale per 256, as in bitsandbytes and torchao (moments of fewer than 4096 elements stay f32)";
     Deterministic: "precision" "deterministic" [Bool] "false" "Fix the order of every sum, so that runs are bitwise reproducible; on GPUs the backward of attention becomes slower and needs a workspace as large as the scores (the CPU device is always deterministic)";
+    Float8Recipe: "precision" "float8_recipe" also ["fp8_recipe"] [Choice(Float8Recipe::WORDS)] "\"none\"" "Run the matmuls of linear layers in blocks in 8 bits. none: in param_dtype; tensorwise: one scale per tensor, from its own maximum (torchao: tensorwise, Transformer Engine: current scaling); rowwise: one per row, a power of two (torchao: rowwise). Activations and weights are e4m3. Embeddings, the head, norms, attention and experts stay as they are";
+    Float8Grad: "precision" "float8_grad" [Choice(Float8Format::WORDS)] "(tensorwise: \"e5m2\", rowwise: \"e4m3\")" "8-bit type of the gradients of layers' outputs" needs [FLOAT8];
+    Float8Saved: "precision" "float8_saved" [Choice(Float8Saved::WORDS)] "\"compute\"" "What forward saves for the gradients of weights. compute: the layer's input, which backward casts (torchao); float8: its transposed codes, half the bytes (Transformer Engine)" needs [FLOAT8];
+    Float8Exclude: "precision" "float8_exclude" also ["filter_fqns"] [List(&Text), Empty] "[]" "Globs of modules whose linear layers stay in param_dtype, with everything inside them" needs [FLOAT8];
+    Float8FirstBf16: "precision" "float8_first_bf16" also ["num_layers_at_start_in_bf16"] [Integer(0, 65535)] "0" "Blocks at the start of the stack that stay in param_dtype" needs [FLOAT8];
+    Float8LastBf16: "precision" "float8_last_bf16" also ["num_layers_at_end_in_bf16"] [Integer(0, 65535)] "0" "Blocks at the end of the stack that stay in param_dtype" needs [FLOAT8];
+    Float8FastAccum: "precision" "float8_fast_accum" also ["use_fast_accum"] [Bool] "true" "Forward matmuls add up with the precision of tensor cores; those of backward never do" needs [FLOAT8];
 
     Mode: "compile" "mode" [Choice(CompileMode::WORDS)] "\"off\"" "Compiled code: off (none: eager kernels), regions (code between FSDP hooks; every hook breaks the graph), blocks (each block as one graph, hooks outside: torch.compile(block) before fully_shard), full (the whole step as one graph with bucketed collectives)";
     BucketBytes: "compile" "bucket_bytes" [Bytes(0, 1 << 40)] "104857600" "Merge collectives into buckets of up to this size; 0: one collective per parameter" needs [MODE_FULL];

@@ -393,6 +393,24 @@ fn precision(d: &Document) -> Precision {
             .unwrap_or_else(|| (defaults.comm_grads)(compute, main_grads)),
         moments: d.setting(Key::Moments),
         deterministic: d.setting(Key::Deterministic),
+        float8: float8(d),
+    }
+}
+
+fn float8(d: &Document) -> Float8 {
+    let recipe = d.setting(Key::Float8Recipe);
+    let by_recipe = match recipe {
+        Float8Recipe::Rowwise => Float8Format::E4m3,
+        Float8Recipe::Tensorwise | Float8Recipe::None => Float8Format::E5m2,
+    };
+    Float8 {
+        recipe,
+        grad: d.given(Key::Float8Grad).unwrap_or(by_recipe),
+        saved: d.setting(Key::Float8Saved),
+        exclude: d.setting(Key::Float8Exclude),
+        first_bf16: d.setting(Key::Float8FirstBf16),
+        last_bf16: d.setting(Key::Float8LastBf16),
+        fast_accum: d.setting(Key::Float8FastAccum),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Combinations that cannot be, each with its reason and the place that caused it.
 
 mod compile;
+mod float8;
 mod fsdp;
 mod lora;
 mod mesh;
@@ -33,6 +34,7 @@ pub(crate) fn check(s: &Scenario, d: &Document, is_default: &dyn Fn(Key) -> bool
     train::check(s, d)?;
     param_groups::check(s, d)?;
     moments::check(s, d)?;
+    float8::check(s, d)?;
     mesh::check(s, d)?;
     fsdp::check(s, d, is_default)?;
     prefetch::check(s, d)?;

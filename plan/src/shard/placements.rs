@@ -192,6 +192,7 @@ mod tests {
             comm_grads: grads,
             moments: crate::config::MomentType::F32,
             deterministic: false,
+            float8: crate::config::Float8::off(),
         };
         let total = |m: &DeviceMesh, s, o, pr: &Precision| {
             persistent_bytes(1600, 1500, m, s, o, pr, 2).total().0

@@ -143,6 +143,13 @@ pub(super) fn misaligned(body: &[BodyOp], profile: &Profile) -> f64 {
     }
 }
 
+/// Returns the slowdown of a kernel's 8-bit GEMMs because they add up in float32.
+pub(super) fn accumulation(body: &[BodyOp], profile: &Profile) -> f64 {
+    let full = |op: &BodyOp| matches!(op.op, OpKind::ScaledGemm(gemm) if !gemm.fast);
+    let factor = profile.efficiency.float8_full_accumulation;
+    factor.filter(|_| body.iter().any(full)).unwrap_or(1.0)
+}
+
 /// Returns whether a table has a row of exactly this GEMM, which then needs no correction.
 pub(super) fn is_measured(tables: &[GemmTable], dtype: DType, [m, n, k]: [u64; 3]) -> bool {
     let mut rows = tables

@@ -341,6 +341,9 @@ pub struct Efficiency {
     /// Time of attention's backward when its sums have a fixed order, relative to the tables'; not
     /// known if not given.
     pub attention_backward_fixed_order: Option<f64>,
+    /// Time of 8-bit matmuls that add up in float32, relative to those that add up with the
+    /// precision of tensor cores; not known if not given.
+    pub float8_full_accumulation: Option<f64>,
     /// Memory-bound classes: share of `memory_gbps`.
     pub memory: BTreeMap<MemoryClass, f64>,
 }

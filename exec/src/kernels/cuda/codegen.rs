@@ -155,6 +155,11 @@ impl CodegenError {
 
 /// Generates the kernel of a body.
 pub(crate) fn generate(req: &Request<'_>) -> Result<Module, CodegenError> {
+    for op in req.body {
+        if let CudaCode::Absent(why) = ops::cuda(&op.op) {
+            return Err(CodegenError::new(format!("`{}`: {why}", op.op.name())));
+        }
+    }
     let mut module = match req.body {
         [only] => alone(req, only)?,
         body => match BodyOp::split_gemm_epilogue(body) {
@@ -187,6 +192,7 @@ fn alone(req: &Request<'_>, op: &BodyOp) -> Result<Module, CodegenError> {
         CudaCode::Kernel(generate) | CudaCode::Library(_, Some(generate)) => generate(req, op),
         CudaCode::Library(_, None) => Err(CodegenError::new("matmuls are library kernels")),
         CudaCode::Ranges(_) => Err(CodegenError::new("sharding kernels have no body")),
+        CudaCode::Absent(why) => Err(CodegenError::new(why)),
     }
 }
 

@@ -38,6 +38,8 @@ pub(in crate::kernels) enum CudaCode<'o> {
     Library(Library, Option<Generate<'o>>),
     /// A list of byte ranges.
     Ranges(ShardOp),
+    /// No kernel, with the reason.
+    Absent(&'static str),
 }
 
 /// A kernel of a library.

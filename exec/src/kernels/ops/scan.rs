@@ -4,8 +4,6 @@
 use super::{Call, CpuKernel};
 #[cfg(feature = "cuda")]
 use super::{CudaCode, CudaKernel};
-#[cfg(feature = "cuda")]
-use crate::kernels::cuda::codegen::CodegenError;
 use crate::kernels::error::OperandError;
 use shardlab_plan::ir::op;
 
@@ -22,7 +20,7 @@ macro_rules! priced_only {
             #[cfg(feature = "cuda")]
             impl CudaKernel for op::$Op {
                 fn code(&self) -> CudaCode<'_> {
-                    CudaCode::kernel(|_, _| Err(CodegenError::new("this operation has no kernel")))
+                    CudaCode::Absent("this operation has no kernel")
                 }
             }
         )+

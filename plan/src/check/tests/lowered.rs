@@ -1,6 +1,7 @@
 //! Programs as the policies lower them: they pass, and planted faults are found.
 
 mod experts;
+mod float8;
 mod model_collectives;
 mod mutations;
 mod waits;

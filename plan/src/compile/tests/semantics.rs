@@ -386,6 +386,25 @@ pub(crate) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
             let rows = x[0].chunks(d).zip(x[1].chunks(d));
             vec![rows.map(|(a, b)| dot(a, b)).collect()]
         }
+        OpKind::RowAmax => vec![x[0].chunks(dims(&ins[0]).1).map(amax).collect()],
+        OpKind::Float8Scale(op::Float8Scale { to }) => {
+            let scale = float8_scale(to.float8_max(), amax(&x[0]));
+            vec![vec![scale], vec![1.0 / scale]]
+        }
+        OpKind::Float8Cast => vec![zip2(op, x, |v, scale| v * scale)],
+        OpKind::Float8CastRows(op::Float8CastRows { to }) => {
+            let rows = || x[0].chunks(dims(&ins[0]).1);
+            let power = |r: &[f64]| float8_scale(to.float8_max(), amax(r)).log2().floor().exp2();
+            let cast = |r| {
+                let scale = power(r);
+                r.iter().map(move |v| v * scale)
+            };
+            vec![
+                rows().flat_map(cast).collect(),
+                rows().map(|r| 1.0 / power(r)).collect(),
+            ]
+        }
+        OpKind::ScaledGemm(of) => vec![scaled_gemm(of, op, x)],
         OpKind::Route(of) => experts::route(&of, x, dims(&ins[0]).1),
         OpKind::RouteGrad(of) => vec![experts::route_grad(&of, x, dims(&ins[1]).1)],
         OpKind::LocalExperts(of) => vec![experts::local(&of, &x[0])],
@@ -645,6 +664,38 @@ fn cat(op: &BodyOp, x: &[Vec<f64>], axis: usize) -> Vec<f64> {
         for (s, v) in op.inputs.iter().zip(x) {
             let n = s.shape[axis..].iter().product::<u64>() as usize;
             out.extend_from_slice(&v[o * n..][..n]);
+        }
+    }
+    out
+}
+
+fn amax(x: &[f64]) -> f64 {
+    x.iter().fold(0.0, |m, v| m.max(v.abs()))
+}
+
+/// Returns the factor with which the largest number becomes the largest of a type.
+fn float8_scale(most: Option<f32>, amax: f64) -> f64 {
+    match most {
+        Some(most) if amax > 0.0 => f64::from(most) / amax,
+        _ => 1.0,
+    }
+}
+
+fn scaled_gemm(of: op::ScaledGemm, op: &BodyOp, x: &[Vec<f64>]) -> Vec<f64> {
+    let ((m, k), (n, _)) = (dims(&op.inputs[0]), dims(&op.inputs[1]));
+    let inverse = |of: &[f64], row: usize| if of.len() == 1 { of[0] } else { of[row] };
+    let mut out = Vec::with_capacity(m * n);
+    for i in 0..m {
+        for j in 0..n {
+            let sum = dot(&x[0][i * k..][..k], &x[1][j * k..][..k]);
+            let mut c = sum * inverse(&x[2], i) * inverse(&x[3], j);
+            if of.bias {
+                c += x[4][j];
+            }
+            if of.accumulate {
+                c += x[4 + usize::from(of.bias)][i * n + j];
+            }
+            out.push(c);
         }
     }
     out

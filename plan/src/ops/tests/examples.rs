@@ -106,6 +106,20 @@ pub(super) fn operands(op: &OpKind) -> (Vec<Example>, Vec<Example>) {
         OpKind::ScaleRows => (vec![rows.clone(), numbers(&[ROWS, 1])], vec![rows]),
         OpKind::Rsqrt => (vec![positive(&[ROWS, COLS])], vec![rows]),
         OpKind::RowSum(_) => (vec![rows], vec![numbers(&[ROWS, 1])]),
+        OpKind::RowAmax => (vec![rows], vec![numbers(&[ROWS, 1])]),
+        OpKind::Float8Scale(_) => (
+            vec![positive(&[ROWS, 1])],
+            vec![scalar.clone(), scalar.clone()],
+        ),
+        OpKind::Float8Cast => (vec![rows.clone(), scalar], vec![rows]),
+        OpKind::Float8CastRows(_) => (vec![rows.clone()], vec![rows, numbers(&[ROWS, 1])]),
+        OpKind::ScaledGemm(_) => {
+            let (a, b) = (numbers(&[4, 6]), numbers(&[COLS, 6]));
+            (
+                vec![a, b, scalar.clone(), scalar],
+                vec![numbers(&[4, COLS])],
+            )
+        }
         OpKind::RowDot => (vec![rows.clone(), rows], vec![numbers(&[ROWS, 1])]),
         OpKind::LoadBalance(_) => (vec![rows], vec![scalar, numbers(&[2, COLS])]),
         OpKind::LoadBalanceGrad(_) => (vec![scalar, rows.clone(), numbers(&[2, COLS])], vec![rows]),

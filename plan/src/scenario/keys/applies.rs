@@ -56,6 +56,13 @@ pub(super) const SOME_FROZEN: Need = Need {
     otherwise: "every parameter is trained",
 };
 
+pub(super) const FLOAT8: Need = Need {
+    by: Key::Float8Recipe,
+    holds: |s| s.precision.float8.is_on(),
+    words: "`float8_recipe`",
+    otherwise: "no matmul runs in 8 bits",
+};
+
 pub(super) const RECOMPUTE: Need = Need {
     by: Key::Recompute,
     holds: |s| s.train.recompute != Recompute::None,

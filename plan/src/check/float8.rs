@@ -1,0 +1,222 @@
+//! Matmuls in 8 bits: their factors are read with the scales that they were cast with.
+//!
+//! The pass follows the instructions in the order of issue. That kernels also run in this order is
+//! proven by the rules about races.
+
+use super::describe;
+use super::report::Sink;
+use super::rules::RuleId;
+use crate::ir::{Access, BodyOp, BufferId, DType, InstrId, Kernel, OpKind, Place, Role, Slot, op};
+use crate::program::{Op, Phase, Program};
+use std::collections::BTreeMap;
+
+/// First byte of a tensor.
+type Start = (BufferId, u64);
+
+/// Codes in memory.
+#[derive(Clone, Copy)]
+struct Codes {
+    /// Instruction that wrote their scale.
+    scale: InstrId,
+    /// Instruction that cast them.
+    cast: InstrId,
+    /// Whether they are those of a gathered weight.
+    of_weight: bool,
+}
+
+/// What memory holds.
+#[derive(Default)]
+struct State {
+    /// Instruction that wrote a scale or its reciprocal.
+    scales: BTreeMap<Start, InstrId>,
+    codes: BTreeMap<Start, Codes>,
+}
+
+/// Checks all matmuls in 8 bits.
+pub(super) fn check(p: &Program, sink: &mut Sink) {
+    let scaled = |k: &Kernel| k.body.iter().any(|op| is_scaled(op).is_some());
+    if !p.kernels.iter().any(scaled) {
+        return;
+    }
+    let mut state = State::default();
+    for section in &p.sections {
+        for i in section.instrs.clone() {
+            let id = InstrId(i);
+            match &p.instrs[id.index()].op {
+                Op::Free(b) => state.forget(*b),
+                Op::Launch { kernel, .. } => {
+                    for op in &p.kernels[kernel.index()].body {
+                        let launch = Launch { p, id, op };
+                        launch.formats(sink);
+                        launch.follow(&mut state, sink);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+fn is_scaled(op: &BodyOp) -> Option<op::ScaledGemm> {
+    match op.op {
+        OpKind::ScaledGemm(gemm) => Some(gemm),
+        _ => None,
+    }
+}
+
+impl State {
+    fn forget(&mut self, b: BufferId) {
+        self.scales.retain(|at, _| at.0 != b);
+        self.codes.retain(|at, _| at.0 != b);
+    }
+}
+
+/// One operation of a launch.
+struct Launch<'p> {
+    p: &'p Program,
+    id: InstrId,
+    op: &'p BodyOp,
+}
+
+impl Launch<'_> {
+    /// Returns the range that holds a slot; `None` for a register.
+    fn access(&self, slot: &Slot) -> Option<Access> {
+        let launch = &self.p.instrs[self.id.index()].op;
+        let (ranges, n) = match slot.place {
+            Place::Read(n) => (self.p.reads(launch), n),
+            Place::Write(n) => (self.p.writes(launch), n),
+            Place::Register(_) => return None,
+        };
+        ranges.get(usize::from(n)).copied()
+    }
+
+    fn start(&self, slot: &Slot) -> Option<Start> {
+        let at = self.access(slot)?;
+        Some((at.buffer, at.offset + slot.offset * slot.dtype.size()))
+    }
+
+    /// Follows scales and codes, and checks the matmuls that read them.
+    fn follow(&self, state: &mut State, sink: &mut Sink) {
+        let (inputs, outputs) = (&self.op.inputs, &self.op.outputs);
+        match self.op.op {
+            OpKind::Float8Scale(_) => {
+                for at in outputs.iter().filter_map(|slot| self.start(slot)) {
+                    state.scales.insert(at, self.id);
+                }
+            }
+            OpKind::Float8Cast => {
+                let scale = self.start(&inputs[1]).and_then(|at| state.scales.get(&at));
+                if let (Some(&scale), Some(at)) = (scale, self.start(&outputs[0])) {
+                    state.codes.insert(at, self.codes(scale));
+                }
+            }
+            OpKind::Float8CastRows(_) => {
+                if let Some(at) = self.start(&outputs[0]) {
+                    state.codes.insert(at, self.codes(self.id));
+                }
+                if let Some(at) = self.start(&outputs[1]) {
+                    state.scales.insert(at, self.id);
+                }
+            }
+            OpKind::ScaledGemm(_) => {
+                for n in 0..2 {
+                    self.factor(&inputs[n], &inputs[n + 2], state, sink);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn codes(&self, scale: InstrId) -> Codes {
+        let from = self.access(&self.op.inputs[0]);
+        let role = from.map(|at| self.p.buffers[at.buffer.index()].role);
+        Codes {
+            scale,
+            cast: self.id,
+            of_weight: role == Some(Role::FullWeight),
+        }
+    }
+
+    /// Checks that a factor and its scale belong together, and that a weight's codes are those of
+    /// this pass over its unit.
+    fn factor(&self, factor: &Slot, inverse: &Slot, state: &State, sink: &mut Sink) {
+        let (Some(at), Some(by)) = (self.access(factor), self.start(inverse)) else {
+            return;
+        };
+        let codes = self.start(factor).and_then(|at| state.codes.get(&at));
+        let scale = state.scales.get(&by);
+        sink.fact(RuleId::Float8Scale, 1);
+        let p = self.p;
+        match (codes, scale) {
+            (Some(codes), Some(&scale)) if codes.scale == scale => {}
+            (codes, scale) => {
+                let shown = |i: Option<InstrId>| match i {
+                    Some(i) => format!("of #{}", i.0),
+                    None => "that nothing wrote".to_owned(),
+                };
+                let other = scale.copied().or(codes.map(|c| c.cast));
+                sink.violation(RuleId::Float8Scale, Some(self.id), other, || {
+                    format!(
+                        "{} reads {}, cast with the scale {}, and the reciprocal of the scale {}; expected the same one",
+                        describe::instr(p, self.id, None),
+                        describe::range(p, at),
+                        shown(codes.map(|c| c.scale)),
+                        shown(scale.copied())
+                    )
+                });
+            }
+        }
+        let Some(codes) = codes.filter(|codes| codes.of_weight) else {
+            return;
+        };
+        sink.fact(RuleId::Float8Weight, 1);
+        let phase = |i: InstrId| p.instrs[i.index()].phase;
+        if phase(codes.cast) != phase(self.id) {
+            sink.violation(RuleId::Float8Weight, Some(self.id), Some(codes.cast), || {
+                format!(
+                    "{} reads {}, the codes of a gathered weight that #{} cast in {}; expected codes of this pass over \
+                     the unit, so that full weights do not stay",
+                    describe::instr(p, self.id, None),
+                    describe::range(p, at),
+                    codes.cast.0,
+                    phase(codes.cast).name()
+                )
+            });
+        }
+    }
+
+    /// Checks that tensor cores can read the factors, and that gradients add up in float32.
+    fn formats(&self, sink: &mut Sink) {
+        let Some(gemm) = is_scaled(self.op) else {
+            return;
+        };
+        let p = self.p;
+        sink.fact(RuleId::Float8Format, 1);
+        let factors = &self.op.inputs[..2];
+        let gradients = factors.iter().filter(|f| f.dtype == DType::F8E5m2).count();
+        let bytes = factors.iter().all(|f| f.dtype.is_float8());
+        let inner = |f: &Slot| f.shape.last().is_some_and(|k| k.is_multiple_of(16));
+        let dense = |f: &Slot| f.strides.is_empty();
+        if gradients > 1 || !bytes || !factors.iter().all(|f| inner(f) && dense(f)) {
+            sink.violation(RuleId::Float8Format, Some(self.id), None, || {
+                let shown = factors.iter().map(|f| format!("{} {:?}", f.dtype, f.shape.as_slice()));
+                format!(
+                    "{} multiplies {}; expected 8-bit factors, at most one of e5m2, whose inner dimensions are \
+                     contiguous and multiples of 16",
+                    describe::instr(p, self.id, None),
+                    shown.collect::<Vec<_>>().join(" and ")
+                )
+            });
+        }
+        let backward = p.instrs[self.id.index()].phase == Phase::Backward;
+        sink.fact(RuleId::Float8Sum, 1);
+        if gemm.fast && (backward || gradients > 0) {
+            sink.violation(RuleId::Float8Sum, Some(self.id), None, || {
+                format!(
+                    "{} adds up a gradient with the precision of tensor cores; expected float32",
+                    describe::instr(p, self.id, None)
+                )
+            });
+        }
+    }
+}

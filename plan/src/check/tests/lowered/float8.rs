@@ -1,0 +1,161 @@
+//! Matmuls in 8 bits: programs with them pass, and faults planted in their scales, formats and
+//! weights are found.
+
+use super::{POLICIES, try_lower};
+use crate::check::{Report, RuleId, Violation, check};
+use crate::ir::*;
+use crate::program::*;
+
+const RULES: [RuleId; 4] = [
+    RuleId::Float8Scale,
+    RuleId::Float8Weight,
+    RuleId::Float8Format,
+    RuleId::Float8Sum,
+];
+
+fn program(set: &[&str]) -> Program {
+    try_lower("small-fp8", set).unwrap_or_else(|| panic!("{set:?}"))
+}
+
+#[test]
+fn programs_with_8_bit_matmuls_pass() {
+    for policy in POLICIES {
+        for set in [
+            &["compile.mode=off"][..],
+            &["compile.mode=blocks"],
+            &["train.recompute=full"],
+            &["train.grad_accum=3"],
+            &["precision.float8_recipe=rowwise"],
+            &["precision.float8_saved=float8"],
+            &["fsdp.reshard_after_forward=false"],
+        ] {
+            let policy = format!("fsdp.policy={policy}");
+            let r = check(&program(&[&[policy.as_str()], set].concat()));
+            assert!(r.is_ok(), "{policy} {set:?}\n{r}");
+            for rule in RULES {
+                let row = r.rules.iter().find(|x| x.id == rule).expect("listed");
+                assert!(row.checked > 0, "{policy} {set:?}: {rule}");
+            }
+        }
+    }
+}
+
+/// Returns the steady launches with an operation of this name: instruction and kernel.
+fn launches(p: &Program, name: &str) -> Vec<(InstrId, KernelId)> {
+    let steady = p
+        .section(SectionKind::Steady)
+        .expect("steady")
+        .instrs
+        .clone();
+    let has = |k: KernelId| {
+        p.kernels[k.index()]
+            .body
+            .iter()
+            .any(|op| op.op.name() == name)
+    };
+    let launched = |i: u32| match p.instrs[i as usize].op {
+        Op::Launch { kernel, .. } if has(kernel) => Some((InstrId(i), kernel)),
+        _ => None,
+    };
+    steady.filter_map(launched).collect()
+}
+
+/// Returns the violation of a rule at an instruction.
+fn found(r: &Report, rule: RuleId, at: InstrId) -> Violation {
+    let v = r.of(rule).find(|v| v.instr == Some(at));
+    v.unwrap_or_else(|| panic!("{rule} at #{}\n{r}", at.0))
+        .clone()
+}
+
+/// Returns the place of the `n`th read of a launch in the table of accesses.
+fn read(p: &Program, at: InstrId, n: usize) -> usize {
+    match p.instrs[at.index()].op {
+        Op::Launch { reads, .. } => reads as usize + n,
+        _ => panic!("not a launch"),
+    }
+}
+
+/// The matmul of the second micro-batch's weight gradient reads the scale of another tensor, as
+/// with a scale that the next forward overwrites.
+#[test]
+fn a_scale_of_another_tensor_is_found() {
+    let mut p = program(&["train.grad_accum=2"]);
+    let gemms = launches(&p, "scaled_mm");
+    let (first, last) = (gemms[0].0, gemms[gemms.len() - 1].0);
+    // Reads are both factors and both reciprocals.
+    let (from, to) = (read(&p, first, 2), read(&p, last, 2));
+    p.accesses[to] = p.accesses[from];
+    let v = found(&check(&p), RuleId::Float8Scale, last);
+    assert!(
+        v.message.contains("reciprocal of the scale"),
+        "{}",
+        v.message
+    );
+}
+
+/// The scale is made again after its codes: a cast skipped where its maximum was not.
+#[test]
+fn a_scale_without_new_codes_is_found() {
+    let mut p = program(&["compile.mode=off"]);
+    // Maximum, scale and cast of the input, the same of the weight, and the matmul.
+    let (scale, _) = launches(&p, "float8_scale")[0];
+    let (amax, _) = launches(&p, "row_amax")[1];
+    let (gemm, _) = launches(&p, "scaled_mm")[0];
+    assert!(scale < amax && amax < gemm);
+    p.instrs[amax.index()].op = p.instrs[scale.index()].op;
+    found(&check(&p), RuleId::Float8Scale, gemm);
+}
+
+/// A weight that is cast in forward for the matmul of backward stays for the whole step.
+#[test]
+fn codes_of_a_weight_that_stay_for_backward_are_found() {
+    let mut p = program(&["compile.mode=off"]);
+    let of_weight = |p: &Program, i: InstrId, phase: Phase| {
+        let from = p.reads(&p.instrs[i.index()].op)[0].buffer;
+        p.buffers[from.index()].role == Role::FullWeight && p.instrs[i.index()].phase == phase
+    };
+    let casts = launches(&p, "float8_cast");
+    let cast = casts.iter().find(|c| of_weight(&p, c.0, Phase::Backward));
+    let (cast, _) = *cast.expect("a weight is cast in backward");
+    let codes = p.writes(&p.instrs[cast.index()].op)[0].buffer;
+    let gemms = launches(&p, "scaled_mm");
+    let reads = |g: &&(InstrId, KernelId)| p.accesses[read(&p, g.0, 1)].buffer == codes;
+    let gemm = gemms
+        .iter()
+        .find(reads)
+        .expect("a matmul reads the codes")
+        .0;
+    p.instrs[cast.index()].phase = Phase::Forward;
+    let v = found(&check(&p), RuleId::Float8Weight, gemm);
+    assert_eq!(v.other, Some(cast));
+}
+
+/// Changes the kernel of the last matmul, which is one of backward.
+fn change(f: impl FnOnce(&mut BodyOp)) -> (Report, InstrId) {
+    let mut p = program(&[]);
+    let (at, kernel) = *launches(&p, "scaled_mm").last().expect("a matmul");
+    let mut changed = p.kernels[kernel.index()].clone();
+    f(&mut changed.body[0]);
+    p.kernels.push(changed);
+    if let Op::Launch { kernel, .. } = &mut p.instrs[at.index()].op {
+        *kernel = KernelId(p.kernels.len() as u32 - 1);
+    }
+    (check(&p), at)
+}
+
+#[test]
+fn factors_that_tensor_cores_cannot_read_are_found() {
+    let (r, at) = change(|op| op.inputs[1].dtype = DType::F8E5m2);
+    let v = found(&r, RuleId::Float8Format, at);
+    assert!(v.message.contains("at most one of e5m2"), "{}", v.message);
+}
+
+#[test]
+fn gradients_that_add_up_fast_are_found() {
+    let (r, at) = change(|op| {
+        if let OpKind::ScaledGemm(gemm) = &mut op.op {
+            gemm.fast = true;
+        }
+    });
+    found(&r, RuleId::Float8Sum, at);
+}

@@ -1,0 +1,383 @@
+//! Matmuls in 8 bits: casts in front of the matmuls of the linear layers that the recipe names.
+//!
+//! Tensor cores read 8-bit factors with the inner dimension contiguous (`wgmma` transposes 16-bit
+//! types only, and cuBLASLt takes nothing else before compute capability 10). With `y = x W^T`, for
+//! `x` of shape `[T, I]` and `W` of shape `[O, I]`:
+//!
+//! | matmul | factors |
+//! |---|---|
+//! | `y`, `[T, O]` | `x`, `W` |
+//! | `d_x`, `[T, I]` | `d_y`, `W^T` |
+//! | `d_w`, `[O, I]` | `d_y^T`, `x^T` |
+//!
+//! With one scale per tensor, a maximum over rows joins the kernel that makes the tensor, a small
+//! kernel makes the scale, and one more writes the codes and their transposes. Backward uses the
+//! scales of forward. Matmuls that read the same tensor share its codes. With one scale per row,
+//! one kernel casts a tensor, and one its transposed copy, whose rows have other scales.
+//!
+//! Nothing here decides what is saved: that follows from the uses in backward, as for every tensor.
+
+use super::schedule::Orders;
+use crate::graph::{Act, Buffer, Graph, Root, Value, ValueId};
+use crate::ir::strides::{self, Strides};
+use crate::ir::{DType, ModuleId, OpKind, Param, ParamId, op};
+use crate::models::ModelGraph;
+use crate::recipes::{BlockPlace, Float8Linear, Recipe};
+use smallvec::SmallVec;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A matmul of a linear layer.
+#[derive(Clone, Copy)]
+struct Product {
+    role: Role,
+    linear: Float8Linear,
+    bias: bool,
+}
+
+/// What a matmul of a linear layer computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    Forward,
+    InputGrad,
+    WeightGrad,
+}
+
+/// How a matmul reads a factor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Reading {
+    transposed: bool,
+    to: DType,
+}
+
+/// A tensor that is cast: a value, or a window on a parameter.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Tensor {
+    Value(ValueId),
+    Weight(ParamId, u64, u64),
+}
+
+/// Codes of a tensor, and the reciprocal of their scale.
+#[derive(Clone, Copy)]
+struct Codes {
+    codes: ValueId,
+    inverse: ValueId,
+}
+
+/// Lets the matmuls that the recipe names read 8-bit factors.
+pub(super) fn quantize(m: &mut ModelGraph, o: &mut Orders, recipe: &dyn Recipe) {
+    let linears = linears(m, recipe);
+    if linears.iter().all(Option::is_none) {
+        return;
+    }
+    let mut products: BTreeMap<u32, Product> = BTreeMap::new();
+    for &i in o.forward.iter().chain(&o.backward) {
+        if let Some(product) = product(&m.graph, i, &linears) {
+            products.insert(i, product);
+        }
+    }
+    let mut readings: BTreeSet<(Tensor, Reading, u32)> = BTreeSet::new();
+    for (&i, product) in &products {
+        for (n, reading) in product.readings().into_iter().enumerate() {
+            let v = m.graph.ops[i as usize].inputs[n];
+            readings.insert((tensor(&m.graph, v), reading, o.region[i as usize]));
+        }
+    }
+    let mut casts = Casts {
+        g: &mut m.graph,
+        o: &mut *o,
+        readings,
+        scales: BTreeMap::new(),
+        codes: BTreeMap::new(),
+        before: BTreeMap::new(),
+    };
+    for i in casts.o.all() {
+        if let Some(&product) = products.get(&i) {
+            casts.replace(i, product);
+        }
+    }
+    let mut before = casts.before;
+    for order in [&mut o.forward, &mut o.backward] {
+        for i in std::mem::take(order) {
+            order.extend(before.remove(&i).unwrap_or_default());
+            order.push(i);
+        }
+    }
+}
+
+/// Returns how each parameter's layer runs in 8 bits.
+fn linears(m: &ModelGraph, recipe: &dyn Recipe) -> Vec<Option<Float8Linear>> {
+    let count = m.tree.layers();
+    let of = |p: &Param| {
+        let number = p.modules.first().and_then(|&at| m.tree.block_of(at));
+        recipe.float8(p, number.map(|number| BlockPlace { number, count }))
+    };
+    m.tree.params.iter().map(of).collect()
+}
+
+/// Returns the matmul of a linear layer in 8 bits that an op is.
+fn product(g: &Graph, i: u32, linears: &[Option<Float8Linear>]) -> Option<Product> {
+    let op = &g.ops[i as usize];
+    let Act::Compute(OpKind::Gemm(gemm)) = op.act else {
+        return None;
+    };
+    let of = |v: ValueId| match g.value(v).root {
+        Root::Param(p) | Root::Grad(p) => linears[p.index()],
+        _ => None,
+    };
+    let (role, weight) = match (gemm.ta, gemm.tb) {
+        (false, true) => (Role::Forward, op.inputs[1]),
+        (false, false) => (Role::InputGrad, op.inputs[1]),
+        (true, false) => (Role::WeightGrad, op.outputs[0]),
+        (true, true) => return None,
+    };
+    Some(Product {
+        role,
+        linear: of(weight)?,
+        bias: gemm.bias,
+    })
+}
+
+/// Returns the tensor that a value shows.
+fn tensor(g: &Graph, v: ValueId) -> Tensor {
+    let value = g.value(v);
+    match value.root {
+        Root::Param(p) => Tensor::Weight(p, value.offset, value.numel()),
+        _ => Tensor::Value(v),
+    }
+}
+
+impl Product {
+    /// Returns how it reads its two factors, in the order of the matmul that it replaces.
+    fn readings(self) -> [Reading; 2] {
+        let at = |transposed, to| Reading { transposed, to };
+        let (e4m3, grad) = (DType::F8E4m3, self.linear.grad);
+        match self.role {
+            Role::Forward => [at(false, e4m3), at(false, e4m3)],
+            Role::InputGrad => [at(false, grad), at(true, e4m3)],
+            Role::WeightGrad => [at(true, grad), at(true, e4m3)],
+        }
+    }
+}
+
+/// Casts under construction.
+struct Casts<'g> {
+    g: &'g mut Graph,
+    o: &'g mut Orders,
+    /// Tensors that matmuls read, by region.
+    readings: BTreeSet<(Tensor, Reading, u32)>,
+    /// Scales and their reciprocals.
+    scales: BTreeMap<(Tensor, DType), [ValueId; 2]>,
+    /// Codes, by the region that made them. Codes of weights do not outlive the pass of their unit.
+    codes: BTreeMap<(Tensor, Reading, u32), Codes>,
+    /// New ops, by the op that they precede.
+    before: BTreeMap<u32, Vec<u32>>,
+}
+
+impl Casts<'_> {
+    /// Makes a matmul read 8-bit factors.
+    fn replace(&mut self, i: u32, product: Product) {
+        let Product { role, linear, bias } = product;
+        let readings = product.readings();
+        let factors: SmallVec<[ValueId; 4]> = self.g.ops[i as usize].inputs.clone();
+        let [a, b] = [0, 1].map(|n| {
+            let reading = readings[n];
+            match linear.rowwise {
+                true => self.rows(i, factors[n], reading),
+                false => self.whole(i, factors[n], reading, linear),
+            }
+        });
+        let kind = op::ScaledGemm {
+            fast: linear.fast_accum && role == Role::Forward,
+            bias,
+            accumulate: false,
+        };
+        let op = &mut self.g.ops[i as usize];
+        op.act = Act::Compute(OpKind::ScaledGemm(kind));
+        op.inputs = SmallVec::from_slice(&[a.codes, b.codes, a.inverse, b.inverse]);
+        op.inputs.extend(factors[2..].iter().copied());
+    }
+
+    /// Returns the codes of a tensor with one scale.
+    fn whole(&mut self, i: u32, v: ValueId, reading: Reading, linear: Float8Linear) -> Codes {
+        let (tensor, region) = (tensor(self.g, v), self.o.region[i as usize]);
+        if let Some(codes) = self.made(i, &tensor, reading) {
+            return codes;
+        }
+        let scale = match self.scales.get(&(tensor.clone(), reading.to)) {
+            Some(&scale) => scale,
+            None => self.scale(i, v, reading.to),
+        };
+        self.scales.insert((tensor.clone(), reading.to), scale);
+        let mut found = None;
+        for transposed in [false, true] {
+            let here = Reading {
+                transposed,
+                ..reading
+            };
+            let read = |r: u32| self.readings.contains(&(tensor.clone(), here, r));
+            let saved = transposed && linear.saves_codes && matches!(tensor, Tensor::Value(_));
+            let later = || {
+                let all = (tensor.clone(), here, 0)..=(tensor.clone(), here, u32::MAX);
+                self.readings.range(all).next().is_some()
+            };
+            // Eager code casts in front of each matmul.
+            let with_it = region != 0 && read(region);
+            if transposed != reading.transposed && !with_it && !(saved && later()) {
+                continue;
+            }
+            if self.made(i, &tensor, here).is_some() {
+                continue;
+            }
+            let codes = Codes {
+                codes: self.cast(i, v, scale[0], here),
+                inverse: scale[1],
+            };
+            self.codes.insert((tensor.clone(), here, region), codes);
+            if here == reading {
+                found = Some(codes);
+            }
+        }
+        found.unwrap_or_else(|| unreachable!("the reading itself is always made"))
+    }
+
+    /// Returns codes that have been made and may still be read.
+    fn made(&self, i: u32, tensor: &Tensor, reading: Reading) -> Option<Codes> {
+        let region = self.o.region[i as usize];
+        let here = self.codes.get(&(tensor.clone(), reading, region)).copied();
+        let saved = || {
+            let all = (tensor.clone(), reading, 0)..=(tensor.clone(), reading, u32::MAX);
+            let mut found = self.codes.range(all).map(|(_, &codes)| codes);
+            found.next()
+        };
+        match tensor {
+            Tensor::Value(_) => here.or_else(saved),
+            // Eager layers know nothing of one another, and the weight may be gone.
+            Tensor::Weight(..) if region == 0 => None,
+            Tensor::Weight(..) => here,
+        }
+    }
+
+    /// Adds the maximum and the scale of a tensor; returns the scale and its reciprocal.
+    fn scale(&mut self, i: u32, v: ValueId, to: DType) -> [ValueId; 2] {
+        let mut rows = self.g.value(v).shape.clone();
+        if let Some(last) = rows.last_mut() {
+            *last = 1;
+        }
+        let amax = self.fresh(i, v, &rows, None, DType::F32);
+        self.push(i, OpKind::RowAmax, &[v], &[amax]);
+        let out = [0, 1].map(|_| self.fresh(i, v, &[], None, DType::F32));
+        let kind = OpKind::Float8Scale(op::Float8Scale { to });
+        self.push(i, kind, &[amax], &out);
+        out
+    }
+
+    /// Adds a cast with a scale.
+    fn cast(&mut self, i: u32, v: ValueId, scale: ValueId, reading: Reading) -> ValueId {
+        let value = self.g.value(v);
+        let (shape, rows, cols) = (value.shape.clone(), value.rows(), value.cols());
+        if !reading.transposed {
+            let codes = self.fresh(i, v, &shape, None, reading.to);
+            self.push(i, OpKind::Float8Cast, &[v, scale], &[codes]);
+            return codes;
+        }
+        // Rows of the tensor become columns of the codes.
+        let mut by_column: Strides = strides::contiguous(&shape);
+        let last = by_column.len() - 1;
+        for stride in &mut by_column[..last] {
+            *stride /= cols;
+        }
+        by_column[last] = rows;
+        let written = self.fresh(i, v, &shape, Some(by_column), reading.to);
+        self.push(i, OpKind::Float8Cast, &[v, scale], &[written]);
+        self.view(written, &[cols, rows])
+    }
+
+    /// Returns the codes of a tensor, or of its transpose, with one scale per row.
+    fn rows(&mut self, i: u32, v: ValueId, reading: Reading) -> Codes {
+        let (tensor, region) = (tensor(self.g, v), self.o.region[i as usize]);
+        if let Some(codes) = self.made(i, &tensor, reading) {
+            return codes;
+        }
+        let source = if reading.transposed {
+            self.transpose(i, v)
+        } else {
+            v
+        };
+        let mut rows = self.g.value(source).shape.clone();
+        let codes = self.fresh(i, v, &rows, None, reading.to);
+        if let Some(last) = rows.last_mut() {
+            *last = 1;
+        }
+        let inverse = self.fresh(i, v, &rows, None, DType::F32);
+        let kind = OpKind::Float8CastRows(op::Float8CastRows { to: reading.to });
+        self.push(i, kind, &[source], &[codes, inverse]);
+        let made = Codes { codes, inverse };
+        self.codes.insert((tensor, reading, region), made);
+        made
+    }
+
+    /// Adds a transposed copy.
+    fn transpose(&mut self, i: u32, v: ValueId) -> ValueId {
+        let value = self.g.value(v);
+        let (rows, cols, dtype) = (value.rows(), value.cols(), value.dtype);
+        let shown = Value {
+            shape: strides::shape(&[cols, rows]),
+            strides: [1, cols].into_iter().collect(),
+            requires_grad: false,
+            ..value.clone()
+        };
+        let shown = self.g.push_value(shown, u32::MAX);
+        let copy = self.fresh(i, v, &[cols, rows], None, dtype);
+        self.push(i, OpKind::Copy, &[shown], &[copy]);
+        copy
+    }
+
+    /// Adds a buffer for the op before `i`, of the kind of `like`, and the value that covers it.
+    fn fresh(
+        &mut self,
+        i: u32,
+        like: ValueId,
+        shape: &[u64],
+        layout: Option<Strides>,
+        dtype: DType,
+    ) -> ValueId {
+        let of = self.g.buffer_of(like);
+        let grad = of.is_some_and(|b| self.g.buffers[b as usize].grad);
+        let module: ModuleId = self.g.ops[i as usize].module;
+        let buffer = self.g.buffers.len() as u32;
+        self.g.buffers.push(Buffer {
+            bytes: shape.iter().product::<u64>() * dtype.size(),
+            dtype,
+            module,
+            logits: false,
+            grad,
+            first: ValueId(self.g.values.len() as u32),
+        });
+        let value = Value {
+            shape: strides::shape(shape),
+            strides: layout.unwrap_or_else(|| strides::contiguous(shape)),
+            offset: 0,
+            dtype,
+            root: Root::Buffer(buffer),
+            requires_grad: false,
+        };
+        self.g.push_value(value, u32::MAX)
+    }
+
+    /// Adds a contiguous value of this shape over the buffer of another one.
+    fn view(&mut self, of: ValueId, shape: &[u64]) -> ValueId {
+        let value = Value {
+            shape: strides::shape(shape),
+            strides: strides::contiguous(shape),
+            ..self.g.value(of).clone()
+        };
+        self.g.push_value(value, u32::MAX)
+    }
+
+    /// Adds an op in front of op `i`.
+    fn push(&mut self, i: u32, kind: OpKind, inputs: &[ValueId], outputs: &[ValueId]) {
+        let act = Act::Compute(kind);
+        let id = self.o.add(self.g, i, act, inputs, outputs);
+        self.before.entry(i).or_default().push(id);
+    }
+}

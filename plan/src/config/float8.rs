@@ -1,0 +1,111 @@
+//! Keys of `[precision]` about matmuls in 8 bits.
+
+use crate::ir::DType;
+use serde::Serialize;
+
+/// How operands of matmuls are scaled before they are cast to 8 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Float8Recipe {
+    /// No matmul runs in 8 bits.
+    None,
+    /// One scale per tensor, from its own maximum (torchao: tensorwise; Transformer Engine: current
+    /// scaling).
+    Tensorwise,
+    /// One scale per row of each operand, a power of two.
+    Rowwise,
+}
+
+words!(Float8Recipe {
+    None = "none",
+    Tensorwise = "tensorwise",
+    Rowwise = "rowwise",
+});
+
+/// A floating-point type of 8 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Float8Format {
+    /// 4 bits of exponent, 3 of mantissa.
+    E4m3,
+    /// 5 bits of exponent, 2 of mantissa.
+    E5m2,
+}
+
+words!(Float8Format {
+    E4m3 = "e4m3",
+    E5m2 = "e5m2",
+});
+
+impl Float8Format {
+    /// Returns the element type.
+    #[must_use]
+    pub const fn dtype(self) -> DType {
+        match self {
+            Self::E4m3 => DType::F8E4m3,
+            Self::E5m2 => DType::F8E5m2,
+        }
+    }
+}
+
+/// What the gradient of a weight reads of the layer's input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Float8Saved {
+    /// The input itself; backward casts it.
+    Compute,
+    /// Its transposed codes, which forward writes.
+    Float8,
+}
+
+words!(Float8Saved {
+    Compute = "compute",
+    Float8 = "float8",
+});
+
+/// Matmuls of linear layers in 8 bits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Float8 {
+    /// Scales.
+    #[serde(rename = "float8_recipe")]
+    pub recipe: Float8Recipe,
+    /// Type of gradients; activations and weights are e4m3.
+    #[serde(rename = "float8_grad")]
+    pub grad: Float8Format,
+    /// What forward saves for the gradients of weights.
+    #[serde(rename = "float8_saved")]
+    pub saved: Float8Saved,
+    /// Globs of modules whose linear layers stay in the compute type.
+    #[serde(rename = "float8_exclude")]
+    pub exclude: Vec<String>,
+    /// Blocks at the start of the stack that stay in the compute type.
+    #[serde(rename = "float8_first_bf16")]
+    pub first_bf16: u32,
+    /// Blocks at its end.
+    #[serde(rename = "float8_last_bf16")]
+    pub last_bf16: u32,
+    /// Tensor cores add up with their own precision in forward.
+    #[serde(rename = "float8_fast_accum")]
+    pub fast_accum: bool,
+}
+
+impl Float8 {
+    /// Returns whether any matmul runs in 8 bits.
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        self.recipe != Float8Recipe::None
+    }
+}
+
+#[cfg(test)]
+impl Float8 {
+    /// Makes the defaults of scenarios without `float8_recipe`.
+    pub(crate) fn off() -> Self {
+        Self {
+            recipe: Float8Recipe::None,
+            grad: Float8Format::E5m2,
+            saved: Float8Saved::Compute,
+            exclude: Vec::new(),
+            first_bf16: 0,
+            last_bf16: 0,
+            fast_accum: true,
+        }
+    }
+}
