@@ -21,7 +21,7 @@ use shardlab_plan::units::Picos;
 const STREAMS: usize = 8;
 /// Steady passes simulated at first, when the caller leaves the number open.
 const STEADY: usize = 3;
-/// Steady passes of a light run: time repeats from the first one on in every shipped scenario.
+/// Steady passes of a light run at first: time repeats from the first one on in most scenarios.
 const STEADY_LIGHT: usize = 2;
 /// Steady passes when that was not enough for time to repeat.
 const STEADY_MORE: usize = 7;
@@ -146,12 +146,16 @@ pub fn simulate_counted(
             clock,
         };
         report::invariants(&result, &ranks)?;
-        if options.steps == 0
-            && steady == STEADY
-            && !options.every_rank()
+        let more = match steady {
+            _ if options.steps != 0 || options.every_rank() => None,
+            STEADY_LIGHT => Some(STEADY),
+            STEADY => Some(STEADY_MORE),
+            _ => None,
+        };
+        if let Some(more) = more
             && !report::repeats(&result, &ranks)
         {
-            steady = STEADY_MORE;
+            steady = more;
             continue;
         }
         let instrs = report::instructions(&result, &ranks);

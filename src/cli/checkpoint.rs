@@ -10,13 +10,8 @@ use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
 const NOTES: &str = "\
-PyTorch reads what `export` writes with torch.distributed.checkpoint, into any number of ranks:
-
-  from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-  model_state, optimizer_state = get_state_dict(model, optimizer)
-  state = {\"model\": model_state, \"optimizer\": optimizer_state}
-  torch.distributed.checkpoint.load(state, checkpoint_id=\"dcp\")
-  set_state_dict(model, optimizer, model_state_dict=state[\"model\"], optim_state_dict=state[\"optimizer\"])
+PyTorch reads what `export` writes with torch.distributed.checkpoint.load, into any number of ranks: the states of
+get_state_dict, under the keys \"model\" and \"optimizer\".
 
 `import` reads what torch.distributed.checkpoint.save has written, under these or other keys, from any number of
 ranks. `exec --checkpoint-dir` resumes from the result with any mesh, strategy or policy.

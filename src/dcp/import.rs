@@ -122,7 +122,9 @@ pub fn import(
         let of = state
             .and_then(|s| s.rsplit_once('.'))
             .map(|(param, _)| param);
-        bare.is_some_and(|n| names.contains(&n)) || of.is_some_and(|n| names.contains(&n))
+        // The table of embeddings again.
+        let tied = scenario.model.tie_embeddings && bare == Some("lm_head.weight");
+        tied || bare.is_some_and(|n| names.contains(&n)) || of.is_some_and(|n| names.contains(&n))
     };
     let unused = metadata.tensors.keys().filter(|n| !used(n)).cloned();
     Ok(Imported {

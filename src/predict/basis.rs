@@ -7,6 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 use shardlab_plan::Program;
+use shardlab_plan::ir::OpKind;
 use shardlab_plan::record::{Basis, BasisKind, ErrorBand};
 use shardlab_sim::Profile;
 use std::sync::OnceLock;
@@ -49,7 +50,12 @@ impl Residual {
     pub fn of(program: &Program, profile: &Profile) -> Self {
         let world = program.meta.mesh.world();
         Self {
-            hardware: profile.name.clone(),
+            // No step with matmuls in 8 bits was measured: those of the profile are not like it.
+            hardware: if multiplies_in_8_bits(program) {
+                format!("{} in 8 bits", profile.name)
+            } else {
+                profile.name.clone()
+            },
             basis: kind(program, profile).0,
             policy: program.meta.policy.to_owned(),
             world_size: world,
@@ -90,8 +96,19 @@ fn kind(program: &Program, profile: &Profile) -> (BasisKind, String) {
             BasisKind::Estimated,
             format!("measured on {}, extrapolated to {world} GPUs", m.on),
         ),
+        Some(m) if multiplies_in_8_bits(program) => (
+            BasisKind::Estimated,
+            format!("measured on {}, but no matmuls in 8 bits", m.on),
+        ),
         Some(m) => (BasisKind::Measured, m.on.clone()),
     }
+}
+
+/// Returns whether a program has matmuls in 8 bits.
+fn multiplies_in_8_bits(program: &Program) -> bool {
+    let ops = program.kernels.iter().flat_map(|k| &k.body);
+    ops.map(|op| op.op)
+        .any(|op| matches!(op, OpKind::ScaledGemm(_)))
 }
 
 /// Returns what the prediction of a scenario rests on.

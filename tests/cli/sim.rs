@@ -491,3 +491,18 @@ fn sizes_of_the_mesh_from_the_environment() {
     let said = String::from_utf8_lossy(&refused.get_output().stderr).into_owned();
     assert!(said.contains("SHARDLAB_CP must be 1, not 2"), "{said}");
 }
+
+/// No step with matmuls in 8 bits was measured, on any machine.
+#[test]
+fn matmuls_in_8_bits_are_estimates() {
+    let text = stdout(&["sim", "llama3-8b-4xh200-fp8"]);
+    assert!(text.contains("(estimated, ±"), "{text}");
+    assert!(text.contains("but no matmuls in 8 bits"), "{text}");
+    let bf16 = stdout(&[
+        "sim",
+        "llama3-8b-4xh200-fp8",
+        "--set",
+        "precision.float8_recipe=none",
+    ]);
+    assert!(bf16.contains("(measured, ±"), "{bf16}");
+}

@@ -453,7 +453,7 @@ fn native_gathers_for_backward_what_backward_reads() {
     // Below the first trained module nothing has a backward.
     let frozen = ["fsdp.frozen=[\"tok_embeddings\", \"layers.0\"]"];
     assert_eq!(backward(&frozen), ["layers.1"]);
-    for peer in ["fsdp2", "megatron", "megatron_v2"] {
+    for peer in ["fsdp2", "megatron"] {
         let gathered = backward(&[&format!("fsdp.policy={peer}")]);
         assert!(gathered.contains(&"tok_embeddings".to_owned()), "{peer}");
     }

@@ -1,16 +1,18 @@
-//! Outputs of which a kernel leaves elements as they were.
+//! Outputs that hold more than numbers: those of which a kernel leaves elements as they were, and
+//! packed weights.
 
 use super::{InstrId, Op, Program};
-use crate::ir::{Access, BodyOp, BufferId, Kernel, Place};
+use crate::ir::{Access, BodyOp, BufferId, Holds, Kernel, ParamId, Place};
 use std::collections::BTreeSet;
 
-/// Outputs of launches that may keep elements of what was in memory before. A check for NaN skips
-/// them: a NaN among the elements that were written shows in the results that use them.
+/// Outputs of launches and collectives that may keep elements of what was in memory before, or that
+/// hold weights in four bits, whose bytes are no numbers. A check for NaN skips them: a NaN among
+/// the elements that were written shows in the results that use them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UnfilledWrites(BTreeSet<(InstrId, u8)>);
 
 impl UnfilledWrites {
-    /// Returns whether the `n`th range that a launch writes is among them.
+    /// Returns whether the `n`th range that a launch or collective writes is among them.
     #[must_use]
     pub fn contains(&self, instr: InstrId, n: usize) -> bool {
         u8::try_from(n).is_ok_and(|n| self.0.contains(&(instr, n)))
@@ -55,15 +57,20 @@ impl Program {
                     let rows = ragged_writes(kernel, &read, self.writes(op).len());
                     for (n, (access, rows)) in self.writes(op).iter().zip(rows).enumerate() {
                         set(&mut ragged, access, rows);
-                        if rows || !kernel.fills(n) {
+                        let packed = self.is_packed(access.buffer);
+                        if rows || packed || !kernel.fills(n) {
                             found.insert((InstrId(i as u32), n as u8));
                         }
                     }
                 }
                 Op::Collective { id, .. } => {
-                    for part in &self.collectives[id.index()].parts {
+                    let parts = &self.collectives[id.index()].parts;
+                    for (n, part) in parts.iter().enumerate() {
                         let is = ragged.contains(&start(&part.input));
                         set(&mut ragged, &part.output, is);
+                        if self.is_packed(part.output.buffer) {
+                            found.insert((InstrId(i as u32), n as u8));
+                        }
                     }
                 }
                 Op::Copy { id, .. } => {
@@ -75,6 +82,16 @@ impl Program {
             }
         }
         UnfilledWrites(found)
+    }
+
+    /// Returns whether a buffer holds weights in four bits.
+    fn is_packed(&self, buffer: BufferId) -> bool {
+        let packed = |p: ParamId| self.params[p.index()].nf4.is_some();
+        match self.buffers[buffer.index()].holds {
+            Holds::Param(p) => packed(p),
+            Holds::Group(g) => self.groups[g.index()].params.iter().any(|p| packed(*p)),
+            Holds::Storage(_) | Holds::Const(_) | Holds::Named(_) => false,
+        }
     }
 }
 

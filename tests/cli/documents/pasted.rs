@@ -232,6 +232,11 @@ fn train() {
 }
 
 #[test]
+fn checkpoints_go_to_pytorch_and_back() {
+    paste("docs/how-to/pytorch-checkpoints.md", 2, 2);
+}
+
+#[test]
 fn train_on_gpus() {
     paste("docs/how-to/train-on-gpus.md", 1, 1);
 }

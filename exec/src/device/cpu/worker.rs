@@ -170,9 +170,11 @@ impl Worker {
                 // SAFETY: the interpreter's contract for ranges, for all of its ranks.
                 let arrival = unsafe { group.run(position as usize, entry.ticket, call) };
                 let arrival = arrival.map_err(comm_error)?;
-                if shared.nan_check.is_some() {
-                    for (_, output) in parts {
-                        self.no_nan(instr, output)?;
+                if let Some(unfilled) = &shared.nan_check {
+                    for (n, (_, output)) in parts.iter().enumerate() {
+                        if !unfilled.contains(instr, n) {
+                            self.no_nan(instr, output)?;
+                        }
                     }
                 }
                 let times = (shared.since(arrival.free), shared.since(arrival.start));

@@ -164,9 +164,11 @@ impl CudaDevice {
                 self.collectives
                     .launch(id, parts, raw)
                     .map_err(|e| EnqueueError::Rejected(FailureKind::Kernel, e))?;
-                if self.diagnostics.nan_check.is_some() {
-                    for (_, output) in parts {
-                        self.check_nan(instr, output, stream)?;
+                if let Some(unfilled) = &self.diagnostics.nan_check {
+                    for (n, (_, output)) in parts.iter().enumerate() {
+                        if !unfilled.contains(instr, n) {
+                            self.check_nan(instr, output, stream)?;
+                        }
                     }
                 }
             }

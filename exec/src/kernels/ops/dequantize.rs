@@ -5,8 +5,6 @@ use super::{Call, CpuKernel};
 #[cfg(feature = "cuda")]
 use super::{CudaCode, CudaKernel};
 use crate::base::nf4;
-#[cfg(feature = "cuda")]
-use crate::kernels::cuda::codegen::CodegenError;
 use crate::kernels::error::OperandError;
 use shardlab_plan::ir::{Nf4, op};
 
@@ -37,10 +35,9 @@ impl CpuKernel for op::DequantizeNf4 {
 #[cfg(feature = "cuda")]
 impl CudaKernel for op::DequantizeNf4 {
     fn code(&self) -> CudaCode<'_> {
-        CudaCode::kernel(|_, _| {
-            Err(CodegenError::new(
-                "weights in four bits (precision.frozen_params = \"nf4\") have no kernel on GPUs",
-            ))
-        })
+        CudaCode::Absent(
+            "weights in four bits (precision.frozen_params = \"nf4\") run on CPUs, and are predicted \
+             for GPUs",
+        )
     }
 }

@@ -90,7 +90,6 @@ proptest! {
         let (policy, mode) = [("native", "off"), ("megatron", "off"), ("megatron_v2", "off"), ("fsdp2", "off"), ("native", "full")][policy];
         let fixed = policy == "fsdp2" || policy == "megatron_v2" || mode == "full";
         let hfsdp = hfsdp && inner > 1 && outer > 1 && !fixed;
-        let per_param = policy == "fsdp2" || mode == "full";
         let strategy = if fixed || hfsdp { 3 } else { strategy };
         let strategy = ["no_shard", "optim", "optim_grads", "optim_grads_params"][strategy];
         let mut set = vec![

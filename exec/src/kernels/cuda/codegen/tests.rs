@@ -47,6 +47,12 @@ fn programs() -> impl Iterator<Item = (String, Program)> {
     })
 }
 
+/// Returns whether GPUs have code for all of a body.
+fn is_written(body: &[BodyOp]) -> bool {
+    let absent = |op: &BodyOp| matches!(ops::cuda(&op.op), CudaCode::Absent(_));
+    !body.iter().any(absent)
+}
+
 /// Returns every source that a program needs, with the kernel that needs it.
 fn sources(who: &str, program: &Program, target: Target, out: &mut BTreeMap<String, String>) {
     let mut ticketed = BTreeSet::new();
@@ -62,7 +68,7 @@ fn sources(who: &str, program: &Program, target: Target, out: &mut BTreeMap<Stri
             assert!(gemm.is_ok(), "{who}: {}: {gemm:?}", kernel.name);
             continue;
         }
-        if let OpKind::Shard(_) = kernel.body[0].op {
+        if matches!(kernel.body[0].op, OpKind::Shard(_)) || !is_written(&kernel.body) {
             continue;
         }
         let made = generate(&v.request(&kernel.body, target));
@@ -782,7 +788,9 @@ fn no_kernel_of_a_shipped_scenario_copies_what_it_reads() {
             let Ok(program) = plan(&s) else { continue };
             for v in variant::of_program(&program).keys() {
                 let kernel = &program.kernels[v.kernel.index()];
-                if matches!(kernel.body[0].op, OpKind::Gemm { .. } | OpKind::Shard(_)) {
+                if matches!(kernel.body[0].op, OpKind::Gemm { .. } | OpKind::Shard(_))
+                    || !is_written(&kernel.body)
+                {
                     continue;
                 }
                 let req = v.request(&kernel.body, Target::HOPPER);

@@ -29,6 +29,11 @@ fn programs_with_8_bit_matmuls_pass() {
             &["precision.float8_saved=float8"],
             &["fsdp.reshard_after_forward=false"],
         ] {
+            // Its engine has neither compiled blocks nor parameters that stay gathered.
+            let lacks = ["compile.mode=blocks", "fsdp.reshard_after_forward=false"];
+            if policy == "megatron_v2" && lacks.contains(&set[0]) {
+                continue;
+            }
             let policy = format!("fsdp.policy={policy}");
             let r = check(&program(&[&[policy.as_str()], set].concat()));
             assert!(r.is_ok(), "{policy} {set:?}\n{r}");
