@@ -21,8 +21,8 @@ use shardlab_plan::units::Picos;
 const STREAMS: usize = 8;
 /// Steady passes simulated at first, when the caller leaves the number open.
 const STEADY: usize = 3;
-/// Steady passes of a light run at first: time repeats from the first one on in most scenarios.
-const STEADY_LIGHT: usize = 2;
+/// Steady passes that find the slowdown of arithmetic at the power limit.
+const STEADY_CLOCK: usize = 2;
 /// Steady passes when that was not enough for time to repeat.
 const STEADY_MORE: usize = 7;
 /// Steady passes when every step differs.
@@ -122,8 +122,7 @@ pub fn simulate_counted(
     }
     let mut steady = match (options.steps, options.jitter > 0.0) {
         (0, true) => SAMPLES,
-        (0, false) if options.record => STEADY,
-        (0, false) => STEADY_LIGHT,
+        (0, false) => STEADY,
         (n, _) => n.max(2) as usize,
     };
     loop {
@@ -146,16 +145,12 @@ pub fn simulate_counted(
             clock,
         };
         report::invariants(&result, &ranks)?;
-        let more = match steady {
-            _ if options.steps != 0 || options.every_rank() => None,
-            STEADY_LIGHT => Some(STEADY),
-            STEADY => Some(STEADY_MORE),
-            _ => None,
-        };
-        if let Some(more) = more
+        if options.steps == 0
+            && steady == STEADY
+            && !options.every_rank()
             && !report::repeats(&result, &ranks)
         {
-            steady = more;
+            steady = STEADY_MORE;
             continue;
         }
         let instrs = report::instructions(&result, &ranks);
@@ -189,7 +184,7 @@ fn clock(
         sections,
         memory,
         host,
-        STEADY_LIGHT,
+        STEADY_CLOCK,
     )?;
     let mut rank = Rank::new(&tables, 0, None);
     engine::run_one(&mut rank)?;
