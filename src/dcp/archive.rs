@@ -107,8 +107,12 @@ pub(super) fn read(bytes: &[u8]) -> Result<(Vec<u64>, Vec<f32>), String> {
     }
     let described = entry(&mut zip, "data.pkl")?;
     let described = pickle::read_objects(&described, &KNOWN).map_err(|e| e.to_string())?;
-    let (shape, strides, offset, storage) =
-        parts(&described).ok_or("an archive that is not a tensor")?;
+    let Described {
+        shape,
+        strides,
+        offset,
+        storage,
+    } = parts(&described).ok_or("an archive that is not a tensor")?;
     let key = storage.get(2).and_then(Value::text);
     let class = storage.get(1).and_then(Value::object);
     let (Some(key), Some(class)) = (key, class) else {
@@ -166,8 +170,18 @@ fn decode(bytes: &[u8], class: &str) -> Option<Vec<f32>> {
     }
 }
 
-/// Returns shape, strides, offset and the identity of the storage of a tensor.
-fn parts(value: &Value) -> Option<(Vec<u64>, Vec<u64>, u64, Vec<Value>)> {
+/// What a pickle says about a tensor.
+struct Described {
+    shape: Vec<u64>,
+    strides: Vec<u64>,
+    /// First element in the storage.
+    offset: u64,
+    /// Identity of the storage.
+    storage: Vec<Value>,
+}
+
+/// Returns the description of a tensor.
+fn parts(value: &Value) -> Option<Described> {
     let object = value.object()?;
     let args = object.args.as_deref()?;
     if &*object.class == "torch._utils._rebuild_parameter" {
@@ -185,10 +199,10 @@ fn parts(value: &Value) -> Option<(Vec<u64>, Vec<u64>, u64, Vec<Value>)> {
         items.map(|n| u64::try_from(n.int()?).ok()).collect()
     };
     let id = storage.object()?.args.as_deref()?.first()?;
-    Some((
-        numbers(shape)?,
-        numbers(strides)?,
-        u64::try_from(offset.int()?).ok()?,
-        id.items().to_vec(),
-    ))
+    Some(Described {
+        shape: numbers(shape)?,
+        strides: numbers(strides)?,
+        offset: u64::try_from(offset.int()?).ok()?,
+        storage: id.items().to_vec(),
+    })
 }

@@ -256,10 +256,10 @@ fn place(tensor: &Tensor, offsets: &[u64], sizes: &[u64], values: &[f32], out: &
     };
     let mut index = vec![0; outer.len()];
     for run in values.chunks_exact((width as usize).max(1)) {
-        let mut at = 0;
-        for d in 0..sizes.len() {
-            at = at * tensor.size[d] + offsets[d] + index.get(d).copied().unwrap_or(0);
-        }
+        // The innermost dimension starts where the box does.
+        let inner = index.iter().copied().chain([0]);
+        let dimensions = tensor.size.iter().zip(offsets).zip(inner);
+        let at = dimensions.fold(0, |at, ((size, offset), i)| at * size + offset + i);
         out[at as usize..at as usize + run.len()].copy_from_slice(run);
         for d in (0..index.len()).rev() {
             index[d] += 1;
