@@ -4,7 +4,8 @@
 //! - [`export()`] writes a checkpoint of `exec` as PyTorch does for a model that FSDP2 has sharded
 //!   over some ranks: `model.NAME` and `optimizer.state.NAME.exp_avg`, with the names of
 //!   transformers.
-//! - [`import()`] reads such a folder as a checkpoint of `exec`, whichever ranks and meshes wrote it.
+//! - [`import()`] reads such a folder as a checkpoint of `exec`, whichever ranks and meshes wrote
+//!   it.
 //!
 //! Nothing in a folder is executed: pickles are read as data, and unknown classes are refused. The
 //! format is that of torch 2.15 (`torch/distributed/checkpoint/metadata.py`, `filesystem.py`).
