@@ -5,6 +5,7 @@
 //! [`read_objects`] keeps objects of named classes as they are described, and calls nothing either.
 //! Shared values stay shared in the result.
 
+mod make;
 mod write;
 
 pub use write::write;
@@ -111,6 +112,15 @@ impl Value {
             Self::Float(x) if x.fract() == 0.0 => Some(*x as i64),
             _ => None,
         }
+    }
+
+    /// Returns the numbers of a list or of a `torch.Size`; `None` if one is not an integer or is
+    /// negative.
+    #[must_use]
+    pub fn numbers(&self) -> Option<Vec<u64>> {
+        let sized = self.object().and_then(|o| o.args.as_deref()?.first());
+        let items = sized.unwrap_or(self).items().iter();
+        items.map(|n| u64::try_from(n.int()?).ok()).collect()
     }
 
     /// Returns the number; `None` for anything else.

@@ -85,24 +85,11 @@ fn export(args: &Export, out: &mut Out) -> Result<Status, Failure> {
     let scenario = args.scenario.load()?;
     let program = plan(&scenario)?;
     let mut checkpoint = open(&args.checkpoint)?;
-    let ours: Vec<&str> = program.params.iter().map(|p| p.name.as_str()).collect();
-    let theirs = checkpoint.index().params.iter();
-    let other = theirs.map(|p| p.name.as_str()).find(|n| !ours.contains(n));
-    if let Some(name) = other.or((checkpoint.index().params.len() != ours.len()).then_some("")) {
-        let what = if name.is_empty() {
-            "has fewer parameters than the scenario's model".to_owned()
-        } else {
-            format!("has a parameter `{name}`, which the scenario's model does not have")
-        };
-        return Err(Failure::bad_input(format_args!(
-            "{}: {what}",
-            args.checkpoint.display()
-        )));
-    }
     let step = checkpoint.progress().step;
     let ranks = args.ranks.get();
     dcp::export(&scenario, &program, &mut checkpoint, &args.folder, ranks).map_err(failure)?;
-    report(out, args.json, &args.folder, step, ours.len(), &[])
+    let count = program.params.len();
+    report(out, args.json, &args.folder, step, count, &[])
 }
 
 fn import(args: &Import, out: &mut Out) -> Result<Status, Failure> {

@@ -1,8 +1,7 @@
 //! Archives of `torch.save`: zip files without compression, with a pickle and bytes of tensors.
 
-use shardlab_import::pickle::{self, Object, PERSISTENT, Value};
+use shardlab_import::pickle::{self, PERSISTENT, Value};
 use std::io::{Cursor, Read, Write};
-use std::rc::Rc;
 use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipArchive, ZipWriter};
 
@@ -19,41 +18,25 @@ const KNOWN: [&str; 9] = [
     "torch.Size",
 ];
 
-fn ints(values: impl Iterator<Item = u64>) -> Vec<Value> {
-    values.map(|n| Value::Int(n as i64)).collect()
-}
-
-fn tuple(values: Vec<Value>) -> Value {
-    Value::Tuple(Rc::new(values))
-}
-
-fn object(class: &str, args: Option<Vec<Value>>) -> Value {
-    Value::Object(Rc::new(Object {
-        class: class.into(),
-        args,
-        state: None,
-    }))
-}
-
 /// Returns the archive of a contiguous float32 tensor.
 pub(super) fn tensor(shape: &[u64], values: &[f32]) -> std::io::Result<Vec<u8>> {
-    let storage = tuple(vec![
-        Value::Text("storage".into()),
-        object("torch.FloatStorage", None),
-        Value::Text("0".into()),
-        Value::Text("cpu".into()),
-        Value::Int(values.len() as i64),
+    let storage = Value::tuple([
+        Value::from("storage"),
+        Value::class("torch.FloatStorage"),
+        Value::from("0"),
+        Value::from("cpu"),
+        Value::from(values.len() as u64),
     ]);
-    let rebuilt = object(
+    let rebuilt = Value::call(
         "torch._utils._rebuild_tensor_v2",
-        Some(vec![
-            object(PERSISTENT, Some(vec![storage])),
-            Value::Int(0),
-            tuple(ints(shape.iter().copied())),
-            tuple(ints(contiguous(shape).into_iter())),
+        vec![
+            Value::call(PERSISTENT, vec![storage]),
+            Value::from(0),
+            Value::tuple(shape.iter().copied().map(Value::from)),
+            Value::tuple(contiguous(shape).into_iter().map(Value::from)),
             Value::Bool(false),
-            object("collections.OrderedDict", Some(Vec::new())),
-        ]),
+            Value::call("collections.OrderedDict", Vec::new()),
+        ],
     );
     let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
     archive(&rebuilt, Some(&bytes))
@@ -193,15 +176,10 @@ fn parts(value: &Value) -> Option<Described> {
     let [storage, offset, shape, strides, ..] = args else {
         return None;
     };
-    let numbers = |v: &Value| -> Option<Vec<u64>> {
-        let sized = v.object().and_then(|o| o.args.as_deref()?.first());
-        let items = sized.unwrap_or(v).items().iter();
-        items.map(|n| u64::try_from(n.int()?).ok()).collect()
-    };
     let id = storage.object()?.args.as_deref()?.first()?;
     Some(Described {
-        shape: numbers(shape)?,
-        strides: numbers(strides)?,
+        shape: shape.numbers()?,
+        strides: strides.numbers()?,
         offset: u64::try_from(offset.int()?).ok()?,
         storage: id.items().to_vec(),
     })

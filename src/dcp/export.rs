@@ -10,13 +10,12 @@ use shardlab_plan::{Program, Scenario};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
 
 /// Writes a checkpoint as PyTorch does for a model that FSDP2 has sharded over `ranks` ranks, with
 /// optimizer states if there are any. Everything is in float32.
 ///
 /// # Errors
-/// If the folder is not empty, and errors of files.
+/// If the checkpoint is not of this model or the folder is not empty, and errors of files.
 pub fn export(
     scenario: &Scenario,
     program: &Program,
@@ -24,6 +23,7 @@ pub fn export(
     folder: &Path,
     ranks: u32,
 ) -> Result<(), DcpError> {
+    let of = checkpoint.indices(program)?;
     std::fs::create_dir_all(folder).map_err(DcpError::io(folder))?;
     let mut entries = std::fs::read_dir(folder).map_err(DcpError::io(folder))?;
     if entries.next().is_some() {
@@ -32,18 +32,13 @@ pub fn export(
     let mut out = Writer::new(folder, ranks.max(1))?;
     let step = checkpoint.progress().step;
     let mut trained = Vec::new();
-    for (param, tensors) in hf::tensors(program).into_iter().enumerate() {
+    for (tensors, param) in hf::tensors(program).iter().zip(of) {
         for kind in Kind::ALL {
             let Some(values) = checkpoint.whole(param, kind)? else {
                 continue;
             };
-            for tensor in &tensors {
-                let range = tensor.elements.start as usize..tensor.elements.end as usize;
-                let mut part = values.get(range).unwrap_or_default().to_vec();
-                if tensor.transposed {
-                    let [columns, rows] = [0, 1].map(|d| tensor.shape[d] as usize);
-                    part = hf::transpose(&part, rows, columns);
-                }
+            for tensor in tensors {
+                let part = tensor.published(&values);
                 let name = &tensor.name;
                 if kind == Kind::Master {
                     out.tensor(format!("model.{name}"), &tensor.shape, &part)?;
@@ -90,8 +85,7 @@ fn is_embedding(name: &str) -> bool {
 /// Returns what `torch.optim` keeps with its states.
 fn param_group(scenario: &Scenario, params: &[String]) -> Vec<(&'static str, Value)> {
     let t = &scenario.train;
-    let list = |items: Vec<Value>| Value::List(Rc::new(items));
-    let names = params.iter().map(|n| Value::Text(n.as_str().into()));
+    let names = params.iter().map(|n| Value::from(n.as_str()));
     let mut all = vec![
         ("lr", Value::Float(t.lr)),
         ("weight_decay", Value::Float(t.weight_decay)),
@@ -99,10 +93,9 @@ fn param_group(scenario: &Scenario, params: &[String]) -> Vec<(&'static str, Val
         ("foreach", Value::None),
         ("differentiable", Value::Bool(false)),
         ("fused", Value::None),
-        ("params", list(names.collect())),
+        ("params", Value::list(names)),
     ];
-    let betas = t.betas.map(Value::Float).to_vec();
-    all.push(("betas", Value::Tuple(Rc::new(betas))));
+    all.push(("betas", Value::tuple(t.betas.map(Value::Float))));
     if t.optimizer == Optimizer::Adamw {
         all.extend([
             ("eps", Value::Float(t.eps)),

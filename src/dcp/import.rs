@@ -95,18 +95,14 @@ pub fn import(
                 return Ok(None);
             };
             match reader.tensor(&name) {
-                Ok(values) if tensor.transposed => {
-                    let [rows, columns] = [0, 1].map(|d| tensor.shape[d] as usize);
-                    all.extend(hf::transpose(&values, rows, columns));
-                }
-                Ok(values) => all.extend(values),
+                Ok(values) => all.extend(tensor.restored(values)),
                 Err(e) => {
-                    let told = TrainError::Format {
+                    let error = TrainError::Format {
                         path: folder.to_owned(),
                         what: e.to_string(),
                     };
                     *failed.borrow_mut() = Some(e);
-                    return Err(told);
+                    return Err(error);
                 }
             }
         }

@@ -1,10 +1,9 @@
 //! The pickled `.metadata` of a folder.
 
 use super::DcpError;
-use shardlab_import::pickle::{self, Object, Value};
+use shardlab_import::pickle::{self, Value};
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::rc::Rc;
 
 /// Name of the file.
 pub(super) const FILE: &str = ".metadata";
@@ -50,79 +49,50 @@ pub(super) struct Metadata {
     pub(super) values: BTreeMap<String, Place>,
 }
 
-fn text(text: &str) -> Value {
-    Value::Text(text.into())
-}
-
-fn int(n: u64) -> Value {
-    Value::Int(n as i64)
-}
-
-fn list(items: impl Iterator<Item = Value>) -> Value {
-    Value::List(Rc::new(items.collect()))
-}
-
-fn dict(pairs: impl Iterator<Item = (Value, Value)>) -> Value {
-    Value::Dict(Rc::new(pairs.collect()))
-}
-
-fn call(class: &str, args: Vec<Value>) -> Value {
-    Value::Object(Rc::new(Object {
-        class: class.into(),
-        args: Some(args),
-        state: None,
-    }))
-}
-
-fn global(class: &str) -> Value {
-    Value::Object(Rc::new(Object {
-        class: class.into(),
-        args: None,
-        state: None,
-    }))
-}
-
-/// Returns an instance of a class, which is made without its initializer.
-fn instance(module: &str, class: &str, state: Value) -> Value {
-    Value::Object(Rc::new(Object {
-        class: format!("{module}.{class}").into(),
-        args: Some(Vec::new()),
-        state: Some(state),
-    }))
-}
-
-fn fields<const N: usize>(fields: [(&str, Value); N]) -> Value {
-    dict(fields.into_iter().map(|(name, value)| (text(name), value)))
+/// Returns an instance of a class of a module with these fields.
+fn instance<const N: usize>(module: &str, class: &str, fields: [(&str, Value); N]) -> Value {
+    Value::instance(&format!("{module}.{class}"), Value::dict(fields))
 }
 
 fn size(sizes: &[u64]) -> Value {
-    call("torch.Size", vec![list(sizes.iter().map(|n| int(*n)))])
+    let sizes = Value::list(sizes.iter().copied().map(Value::from));
+    Value::call("torch.Size", vec![sizes])
 }
 
 impl Metadata {
     /// Returns the pickle.
     pub(super) fn write(&self) -> Vec<u8> {
-        let tensors = self.tensors.iter().map(|(name, t)| (text(name), of(t)));
+        let tensors = self.tensors.iter();
+        let tensors = tensors.map(|(name, t)| (Value::from(name.as_str()), of(t)));
         let bytes = format!("{METADATA}.BytesStorageMetadata");
         let plain = self.values.keys();
-        let plain = plain.map(|name| (text(name), call(&bytes, Vec::new())));
+        let plain = plain.map(|name| {
+            let metadata = Value::call(&bytes, Vec::new());
+            (Value::from(name.as_str()), metadata)
+        });
         let names = self.tensors.keys().chain(self.values.keys());
         let chunks = self.tensors.iter().flat_map(|(name, tensor)| {
             let chunks = (0..).zip(&tensor.chunks);
-            chunks.map(move |(i, c)| (index(name, size(&c.offsets), int(i)), stored(&c.place)))
+            chunks.map(move |(i, c)| {
+                (
+                    index(name, size(&c.offsets), Value::from(i)),
+                    stored(&c.place),
+                )
+            })
         });
         let values = self.values.iter().map(|(name, place)| {
             let index = index(name, Value::None, Value::None);
             (index, stored(place))
         });
-        let state = fields([
-            ("state_dict_metadata", dict(tensors.chain(plain))),
-            ("planner_data", dict(names.map(|n| (text(n), path(n))))),
-            ("storage_data", dict(chunks.chain(values))),
+        let names = names.map(|name| (name.as_str(), path(name)));
+        let fields = [
+            ("state_dict_metadata", Value::dict(tensors.chain(plain))),
+            ("planner_data", Value::dict(names)),
+            ("storage_data", Value::dict(chunks.chain(values))),
             ("storage_meta", Value::None),
-            ("version", text("1.0.0")),
-        ]);
-        pickle::write(&instance(METADATA, "Metadata", state))
+            ("version", Value::from("1.0.0")),
+        ];
+        pickle::write(&instance(METADATA, "Metadata", fields))
     }
 
     /// Reads the file of a folder.
@@ -142,7 +112,7 @@ impl Metadata {
         for (name, found) in described.pairs() {
             if let (Some(name), Some(size)) = (name.text(), found.get("size")) {
                 let tensor = Tensor {
-                    size: numbers(size).ok_or_else(damaged)?,
+                    size: size.numbers().ok_or_else(damaged)?,
                     chunks: Vec::new(),
                 };
                 out.tensors.insert(name.to_owned(), tensor);
@@ -166,13 +136,16 @@ impl Metadata {
                 out.values.insert(name.to_owned(), place);
                 continue;
             };
-            let offset = index.get("offset").and_then(numbers).ok_or_else(damaged)?;
+            let offset = index
+                .get("offset")
+                .and_then(Value::numbers)
+                .ok_or_else(damaged)?;
             let described = described.get(name).and_then(|d| d.get("chunks"));
             let chunks = described.map(Value::items).unwrap_or_default();
             let part = chunks
                 .iter()
-                .find(|c| c.get("offsets").and_then(numbers).as_ref() == Some(&offset));
-            let sizes = part.and_then(|c| numbers(c.get("sizes")?));
+                .find(|c| c.get("offsets").and_then(Value::numbers).as_ref() == Some(&offset));
+            let sizes = part.and_then(|c| c.get("sizes")?.numbers());
             let sizes = sizes.ok_or_else(damaged)?;
             let inside = offset.len() == tensor.size.len()
                 && sizes.len() == offset.len()
@@ -193,76 +166,75 @@ impl Metadata {
 /// Returns the description of a contiguous float32 tensor.
 fn of(tensor: &Tensor) -> Value {
     let chunk = |c: &Chunk| {
-        let state = fields([("offsets", size(&c.offsets)), ("sizes", size(&c.sizes))]);
-        instance(METADATA, "ChunkStorageMetadata", state)
+        let fields = [("offsets", size(&c.offsets)), ("sizes", size(&c.sizes))];
+        instance(METADATA, "ChunkStorageMetadata", fields)
     };
-    let layout = call(
-        "torch.serialization._get_layout",
-        vec![text("torch.strided")],
-    );
-    let contiguous = call(&format!("{METADATA}._MEM_FORMAT_ENCODING"), vec![int(0)]);
+    let strided = Value::from("torch.strided");
+    let layout = Value::call("torch.serialization._get_layout", vec![strided]);
+    let format = format!("{METADATA}._MEM_FORMAT_ENCODING");
+    let contiguous = Value::call(&format, vec![Value::from(0)]);
     // As torch before 2.15 writes them; later versions read these too.
     let properties = [
-        global("torch.float32"),
+        Value::class("torch.float32"),
         layout,
         Value::Bool(false),
         contiguous,
         Value::Bool(false),
     ];
-    let properties = Value::Tuple(Rc::new(properties.to_vec()));
-    let state = fields([
+    let class = format!("{METADATA}.TensorProperties");
+    let fields = [
         (
             "properties",
-            instance(METADATA, "TensorProperties", properties),
+            Value::instance(&class, Value::tuple(properties)),
         ),
         ("size", size(&tensor.size)),
-        ("chunks", list(tensor.chunks.iter().map(chunk))),
-    ]);
-    instance(METADATA, "TensorStorageMetadata", state)
+        ("chunks", Value::list(tensor.chunks.iter().map(chunk))),
+    ];
+    instance(METADATA, "TensorStorageMetadata", fields)
 }
 
 fn index(name: &str, offset: Value, number: Value) -> Value {
-    let state = fields([("fqn", text(name)), ("offset", offset), ("index", number)]);
-    instance(METADATA, "MetadataIndex", state)
+    let fields = [
+        ("fqn", Value::from(name)),
+        ("offset", offset),
+        ("index", number),
+    ];
+    instance(METADATA, "MetadataIndex", fields)
 }
 
 fn stored(place: &Place) -> Value {
-    let state = fields([
-        ("relative_path", text(&place.file)),
-        ("offset", int(place.at[0])),
-        ("length", int(place.at[1])),
+    let fields = [
+        ("relative_path", Value::from(place.file.as_str())),
+        ("offset", Value::from(place.at[0])),
+        ("length", Value::from(place.at[1])),
         ("transform_descriptors", Value::None),
-    ]);
-    instance(FILESYSTEM, "_StorageInfo", state)
+    ];
+    instance(FILESYSTEM, "_StorageInfo", fields)
 }
 
 /// Returns the path of a value within nested dictionaries, as `flatten_state_dict` gives it: names
 /// of parameters stay whole.
 fn path(name: &str) -> Value {
     let parts: Vec<Value> = match name.split_once('.') {
-        Some(("model", rest)) => vec![text("model"), text(rest)],
+        Some(("model", rest)) => vec![Value::from("model"), Value::from(rest)],
         Some(("optimizer", rest)) => {
             let (what, rest) = rest.split_once('.').unwrap_or((rest, ""));
-            let mut parts = vec![text("optimizer"), text(what)];
+            let mut parts = vec![Value::from("optimizer"), Value::from(what)];
             if what == "state" {
                 let (param, state) = rest.rsplit_once('.').unwrap_or((rest, ""));
-                parts.extend([text(param), text(state)]);
+                parts.extend([Value::from(param), Value::from(state)]);
             } else {
                 let (group, key) = rest.split_once('.').unwrap_or((rest, ""));
-                parts.extend([int(group.parse().unwrap_or(0)), text(key)]);
+                parts.extend([
+                    Value::from(group.parse().unwrap_or(0_u64)),
+                    Value::from(key),
+                ]);
             }
             parts
         }
-        _ => vec![text(name)],
+        _ => vec![Value::from(name)],
     };
-    Value::Tuple(Rc::new(parts))
-}
-
-/// Returns the numbers of a `torch.Size` or a tuple.
-fn numbers(value: &Value) -> Option<Vec<u64>> {
-    let sized = value.object().and_then(|o| o.args.as_deref()?.first());
-    let items = sized.unwrap_or(value).items().iter();
-    items.map(|n| u64::try_from(n.int()?).ok()).collect()
+    Value::tuple(parts)
 }
 
 /// Returns the classes and functions that a `.metadata` may name.

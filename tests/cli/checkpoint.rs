@@ -11,7 +11,8 @@ fn json(args: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// A run that goes through a folder of PyTorch continues to the bit, on another mesh too.
+/// A run resumed from a folder that was written for PyTorch continues bitwise identically, also on
+/// another mesh.
 #[test]
 fn a_run_continues_from_what_it_wrote_for_pytorch() {
     let dir = tempfile::tempdir().unwrap();

@@ -212,24 +212,11 @@ impl Source<'_> {
         // Rows of a transposed tensor are spread over the file, so one tensor is cached.
         if self.whole.is_none() {
             let stored = file.read(&self.entry, 0..self.entry.numel())?;
-            let [rows, columns] = [0, 1].map(|d| self.tensor.shape[d] as usize);
-            self.whole = Some(transpose(&stored, rows, columns));
+            self.whole = Some(self.tensor.restored(stored));
         }
         let all = self.whole.as_deref().unwrap_or_default();
         Ok(all[elements.start as usize..elements.end as usize].to_vec())
     }
-}
-
-/// Transposes a row-major `rows x cols` matrix.
-#[must_use]
-pub fn transpose(x: &[f32], rows: usize, cols: usize) -> Vec<f32> {
-    let mut out = vec![0.0; x.len()];
-    for r in 0..rows {
-        for c in 0..cols {
-            out[c * rows + r] = x[r * cols + c];
-        }
-    }
-    out
 }
 
 /// Writes the optimizer's weights as a Hugging Face folder, in float32, one tensor at a time. All
@@ -270,14 +257,7 @@ pub fn export(
         for (p, stored) in (0u32..).zip(&names) {
             let all = layout.weights(io, ParamId(p))?;
             for tensor in &stored.tensors {
-                let of = &tensor.elements;
-                let values = &all[of.start as usize..of.end as usize];
-                let bytes = if tensor.transposed {
-                    let [columns, rows] = [0, 1].map(|d| tensor.shape[d] as usize);
-                    encode(&transpose(values, rows, columns), DType::F32)
-                } else {
-                    encode(values, DType::F32)
-                };
+                let bytes = encode(&tensor.published(&all), DType::F32);
                 out.write_all(&bytes).map_err(TrainError::io(&path))?;
             }
         }

@@ -8,7 +8,6 @@ use shardlab_plan::memory::{Memory, ReplayError};
 use shardlab_plan::program::{Op, Program, SectionKind};
 use shardlab_plan::units::Bytes;
 use std::collections::BTreeMap;
-use std::rc::Rc;
 
 /// Number of steps after the first one.
 const STEADY: usize = 2;
@@ -130,7 +129,7 @@ impl Export<'_> {
     }
 
     fn segment_event(&mut self, action: &str, address: u64, size: u64) {
-        self.push(action, address, size, 0, Value::List(Rc::default()));
+        self.push(action, address, size, 0, Value::list([]));
     }
 
     fn event(&mut self, action: &str, address: u64, id: BufferId) {
@@ -147,10 +146,10 @@ impl Export<'_> {
 
     fn push(&mut self, action: &str, address: u64, size: u64, stream: i64, frames: Value) {
         let time = self.events.len() as i64;
-        self.events.push(dict([
-            ("action", text(action)),
-            ("addr", int(address)),
-            ("size", int(size)),
+        self.events.push(Value::dict([
+            ("action", Value::from(action)),
+            ("addr", Value::from(address)),
+            ("size", Value::from(size)),
             ("stream", Value::Int(stream)),
             ("time_us", Value::Int(time)),
             ("frames", frames),
@@ -162,13 +161,13 @@ impl Export<'_> {
         let buffer = &self.program.buffers[id.index()];
         let unit = &self.program.units[buffer.unit.index()].name;
         let frame = |name: &str, file: &str| {
-            dict([
-                ("name", text(name)),
-                ("filename", text(file)),
+            Value::dict([
+                ("name", Value::from(name)),
+                ("filename", Value::from(file)),
                 ("line", Value::Int(0)),
             ])
         };
-        list([
+        Value::list([
             frame(&self.program.buffer_name(id), unit),
             frame(buffer.role.name(), unit),
         ])
@@ -183,11 +182,11 @@ impl Export<'_> {
             "expandable_segments",
             Value::Bool(self.program.meta.expandable_segments),
         )];
-        dict([
-            ("segments", list(segments.collect::<Vec<_>>())),
-            ("device_traces", list([list(self.events)])),
-            ("allocator_settings", dict(settings)),
-            ("external_annotations", list([])),
+        Value::dict([
+            ("segments", Value::list(segments)),
+            ("device_traces", Value::list([Value::list(self.events)])),
+            ("allocator_settings", Value::dict(settings)),
+            ("external_annotations", Value::list([])),
         ])
     }
 
@@ -211,25 +210,28 @@ impl Export<'_> {
         if at < end {
             blocks.push(block(at, end - at, None));
         }
-        dict([
+        Value::dict([
             ("device", Value::Int(0)),
-            ("address", int(address)),
-            ("total_size", int(size)),
-            ("allocated_size", int(allocated)),
-            ("active_size", int(allocated)),
-            ("requested_size", int(requested)),
+            ("address", Value::from(address)),
+            ("total_size", Value::from(size)),
+            ("allocated_size", Value::from(allocated)),
+            ("active_size", Value::from(allocated)),
+            ("requested_size", Value::from(requested)),
             ("stream", Value::Int(stream)),
             (
                 "segment_type",
-                text(if size <= 2 << 20 { "small" } else { "large" }),
+                Value::from(if size <= 2 << 20 { "small" } else { "large" }),
             ),
-            ("segment_pool_id", list([Value::Int(0), Value::Int(0)])),
+            (
+                "segment_pool_id",
+                Value::list([Value::Int(0), Value::Int(0)]),
+            ),
             (
                 "is_expandable",
                 Value::Bool(self.program.meta.expandable_segments),
             ),
-            ("frames", list([])),
-            ("blocks", list(blocks)),
+            ("frames", Value::list([])),
+            ("blocks", Value::list(blocks)),
         ])
     }
 }
@@ -240,30 +242,12 @@ fn block(address: u64, size: u64, live: Option<(u64, Value)>) -> Value {
         Some(_) => "active_allocated",
         None => "inactive",
     };
-    let (requested, frames) = live.unwrap_or_else(|| (0, list([])));
-    dict([
-        ("address", int(address)),
-        ("size", int(size)),
-        ("requested_size", int(requested)),
-        ("state", text(state)),
+    let (requested, frames) = live.unwrap_or_else(|| (0, Value::list([])));
+    Value::dict([
+        ("address", Value::from(address)),
+        ("size", Value::from(size)),
+        ("requested_size", Value::from(requested)),
+        ("state", Value::from(state)),
         ("frames", frames),
     ])
-}
-
-fn dict<const N: usize>(pairs: [(&str, Value); N]) -> Value {
-    let pairs = pairs.into_iter().map(|(key, value)| (text(key), value));
-    Value::Dict(Rc::new(pairs.collect()))
-}
-
-fn list(items: impl Into<Vec<Value>>) -> Value {
-    Value::List(Rc::new(items.into()))
-}
-
-fn text(text: &str) -> Value {
-    Value::Text(text.into())
-}
-
-/// Addresses have 62 bits and fit.
-fn int(n: u64) -> Value {
-    Value::Int(n.cast_signed())
 }

@@ -123,7 +123,7 @@ impl Checkpoint {
         layout: &StateLayout,
         io: &mut dyn StateIo,
     ) -> Result<(), TrainError> {
-        let of = self.find(program)?;
+        let of = self.indices(program)?;
         let held = held(program);
         self.require(program, layout, &of, &held)?;
         for (p, from) in of.iter().enumerate().filter(|(p, _)| held[*p]) {
@@ -175,7 +175,10 @@ impl Checkpoint {
     }
 
     /// Returns the index of every parameter of the program in this checkpoint.
-    fn find(&self, program: &Program) -> Result<Vec<usize>, TrainError> {
+    ///
+    /// # Errors
+    /// If the parameters of the two have other names or shapes.
+    pub fn indices(&self, program: &Program) -> Result<Vec<usize>, TrainError> {
         let known: BTreeMap<&str, usize> = self
             .index
             .params

@@ -19,6 +19,7 @@ use shardlab_plan::ir::{DType, STATE_BLOCK};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -45,21 +46,14 @@ impl Snapshot {
         progress: Progress,
         mut values: impl FnMut(usize, Kind) -> Result<Option<Vec<f32>>, TrainError>,
     ) -> Result<Self, TrainError> {
-        let file = file_of(0, 1);
         let mut contents = Contents::new();
-        for (param, p) in program.params.iter().enumerate() {
+        for param in 0..program.params.len() {
             for kind in Kind::ALL {
                 let Some(values) = values(param, kind)? else {
                     continue;
                 };
-                let piece = Piece {
-                    param,
-                    kind: kind.name().to_owned(),
-                    start: 0,
-                    numel: values.len() as u64,
-                    tensor: tensor_of(&p.name, kind, 0),
-                    file: file.clone(),
-                };
+                let elements = 0..values.len() as u64;
+                let piece = piece(program, param, kind, elements, (0, 1));
                 contents.push((piece, DType::F32, encode(&values, DType::F32)));
             }
         }
@@ -96,14 +90,7 @@ impl Snapshot {
                 if !held[param] {
                     continue;
                 }
-                let piece = Piece {
-                    param,
-                    kind: kind.name().to_owned(),
-                    start: span.elements.start,
-                    numel: span.numel(),
-                    tensor: tensor_of(&program.params[param].name, kind, span.elements.start),
-                    file: file_of(rank, world),
-                };
+                let piece = piece(program, param, kind, span.elements.clone(), (rank, world));
                 if local.contains(&rank) {
                     let (dtype, bytes) = read_state(io, rank, span, kind)?;
                     let place = (rank - local.start) as usize;
@@ -191,6 +178,25 @@ impl Snapshot {
         let sum = write_synced(&dir.join("index.json"), [text.as_slice()])?.blake3;
         write_synced(&dir.join("index.blake3"), [sum.as_bytes()])?;
         sync_dir(dir)
+    }
+}
+
+/// Returns the piece with these elements of a parameter's state, in the file of one of `world`
+/// ranks.
+fn piece(
+    program: &Program,
+    param: usize,
+    kind: Kind,
+    elements: Range<u64>,
+    (rank, world): (u32, u32),
+) -> Piece {
+    Piece {
+        param,
+        kind: kind.name().to_owned(),
+        start: elements.start,
+        numel: elements.end - elements.start,
+        tensor: tensor_of(&program.params[param].name, kind, elements.start),
+        file: file_of(rank, world),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use shardlab_plan::Program;
 use shardlab_plan::ir::{HfName, Param};
+use std::borrow::Cow;
 use std::ops::Range;
 
 /// A tensor of published files.
@@ -27,6 +28,38 @@ impl Tensor {
             transposed: false,
         }
     }
+
+    /// Returns the tensor in the order of files, from all elements of the parameter.
+    #[must_use]
+    pub fn published<'a>(&self, parameter: &'a [f32]) -> Cow<'a, [f32]> {
+        let own = &parameter[self.elements.start as usize..self.elements.end as usize];
+        if !self.transposed {
+            return Cow::Borrowed(own);
+        }
+        let [columns, rows] = [0, 1].map(|d| self.shape[d] as usize);
+        Cow::Owned(transpose(own, rows, columns))
+    }
+
+    /// Returns elements in the order of the parameter, from the whole tensor of a file.
+    #[must_use]
+    pub fn restored(&self, stored: Vec<f32>) -> Vec<f32> {
+        if !self.transposed {
+            return stored;
+        }
+        let [rows, columns] = [0, 1].map(|d| self.shape[d] as usize);
+        transpose(&stored, rows, columns)
+    }
+}
+
+/// Transposes a row-major `rows x cols` matrix.
+fn transpose(x: &[f32], rows: usize, cols: usize) -> Vec<f32> {
+    let mut out = vec![0.0; x.len()];
+    for r in 0..rows {
+        for c in 0..cols {
+            out[c * rows + r] = x[r * cols + c];
+        }
+    }
+    out
 }
 
 /// How a parameter is stored in published files.
