@@ -329,20 +329,34 @@ fn pools(scenario: &Scenario, engine: &Engine) -> (Pool, Pool) {
     (transient, persistent)
 }
 
-/// Returns the units that `unit` gathers ahead by a list of the scenario, in the order of the list;
-/// `None` if it has none for the direction. `order` is that of the direction.
-pub(crate) fn prefetch_list(
+/// Returns the units that the first unit of `order` gathers ahead, by a list of the scenario or by
+/// the rule of the direction. `order` is that of the direction, from this unit on; `implicit` is
+/// the depth of [`Prefetch::Implicit`].
+pub(crate) fn prefetch_targets(
     inputs: &LoweringInputs<'_>,
     order: &[UnitId],
+    backward: bool,
+    implicit: u32,
+) -> Vec<UnitId> {
+    let Some((&unit, later)) = order.split_first() else {
+        return Vec::new();
+    };
+    prefetch_list(inputs, unit, later, backward)
+        .unwrap_or_else(|| prefetch_rule(inputs, later, backward, implicit))
+}
+
+/// Returns the units that `unit` gathers ahead by a list of the scenario, in the order of the list;
+/// `None` if it has none for the direction.
+fn prefetch_list(
+    inputs: &LoweringInputs<'_>,
     unit: UnitId,
+    later: &[UnitId],
     backward: bool,
 ) -> Option<Vec<UnitId>> {
     let lists = &inputs.scenario.fsdp.prefetch_lists;
     let name = |u: UnitId| inputs.unit(u).spec.name.as_str();
     let mut of_unit = lists.iter().filter(|l| matches(&l.unit, name(unit)));
     let targets = of_unit.find_map(|l| l.targets(backward))?;
-    let at = order.iter().position(|u| *u == unit)?;
-    let later = &order[at + 1..];
     let found = targets.iter().flat_map(|glob| {
         let later = later.iter().copied();
         later.filter(move |u| matches(glob, name(*u)))
@@ -350,33 +364,27 @@ pub(crate) fn prefetch_list(
     Some(found.collect())
 }
 
-/// Returns the units that a prefetch rule reaches from position `at` of `order`, which are to be
-/// gathered now.
-pub(crate) fn prefetch_targets(
+/// Returns the units that the prefetch rule of a direction reaches.
+fn prefetch_rule(
     inputs: &LoweringInputs<'_>,
-    order: &[UnitId],
-    at: usize,
-    rule: Prefetch,
+    later: &[UnitId],
+    backward: bool,
     implicit: u32,
 ) -> Vec<UnitId> {
+    let fsdp = &inputs.scenario.fsdp;
+    let rule = if backward {
+        fsdp.prefetch_backward
+    } else {
+        fsdp.prefetch_forward
+    };
+    let first = |n: u32| later.iter().take(n as usize).copied().collect();
     match rule {
-        Prefetch::Implicit => order
-            .iter()
-            .skip(at + 1)
-            .take(implicit as usize)
-            .copied()
-            .collect(),
-        Prefetch::Depth(d) => order
-            .iter()
-            .skip(at + 1)
-            .take(d as usize)
-            .copied()
-            .collect(),
+        Prefetch::Implicit => first(implicit),
+        Prefetch::Depth(d) => first(d),
         Prefetch::Elements(budget) => {
             let mut left = i128::from(budget);
-            order
+            later
                 .iter()
-                .skip(at + 1)
                 .take_while(|u| {
                     let go = left > 0;
                     left -= i128::from(inputs.unit(**u).numel);

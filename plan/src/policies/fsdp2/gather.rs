@@ -8,7 +8,7 @@ use crate::ir::{
 };
 use crate::lower::builder::{CollectiveLaunch, NewBuffer};
 use crate::lower::emitter::Emitter;
-use crate::lower::inputs::{prefetch_list, prefetch_targets};
+use crate::lower::inputs::prefetch_targets;
 use crate::lower::kernels::KernelLaunch;
 use crate::program::Rule;
 use smallvec::smallvec;
@@ -313,17 +313,15 @@ impl Fsdp2 {
     }
 
     pub(super) fn prefetch(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
-        let fsdp = &out.inputs.scenario.fsdp;
-        let (order, rule, implicit) = if self.backward {
-            (out.inputs.backward_order.clone(), fsdp.prefetch_backward, 1)
+        let (order, implicit) = if self.backward {
+            (&out.inputs.backward_order, 1)
         } else {
-            (out.inputs.forward_order.clone(), fsdp.prefetch_forward, 0)
+            (&out.inputs.forward_order, 0)
         };
         let Some(at) = order.iter().position(|u| *u == unit) else {
             return;
         };
-        let targets = prefetch_list(out.inputs, &order, unit, self.backward)
-            .unwrap_or_else(|| prefetch_targets(out.inputs, &order, at, rule, implicit));
+        let targets = prefetch_targets(out.inputs, &order[at..], self.backward, implicit);
         for next in targets {
             self.unshard(out, next, Rule::Prefetch);
         }

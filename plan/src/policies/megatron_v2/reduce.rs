@@ -30,15 +30,9 @@ impl MegatronV2 {
 
     fn reduce_sharded(&mut self, out: &mut Emitter<'_>, g: GroupId) {
         let (c, rs) = (self.flat.comm_dtype(), self.flat.streams.reduce);
-        let packed = match self.packed[g.index()] {
-            Some(id) => id,
-            None => {
-                let bytes = self.flat.state(g).numel * c.size();
-                let id = out.transient(Role::ReduceInput, bytes, c, rs, g);
-                self.packed[g.index()] = Some(id);
-                id
-            }
-        };
+        let bytes = self.flat.state(g).numel * c.size();
+        let packed = *self.packed[g.index()]
+            .get_or_insert_with(|| out.transient(Role::ReduceInput, bytes, c, rs, g));
         out.b.alloc(Rule::ReduceCopyIn, packed);
         // The block may be that of the reduction before, which runs on the same stream.
         out.b.join(Rule::ReduceGate, rs, COMPUTE);
@@ -68,7 +62,7 @@ impl MegatronV2 {
     }
 
     /// Moves a group's gradients to their places in a range: `copy_gradients_to_partial_buffer`.
-    /// Without `fresh`, adds them to what is there.
+    /// If the range already holds gradients (`fresh` is false), adds to them.
     fn pack(&mut self, out: &mut Emitter<'_>, g: GroupId, to: Access, fresh: bool) {
         let dtype = out.b.program().buffers[to.buffer.index()].dtype;
         for p in out.inputs.group(g).params.clone() {
@@ -108,14 +102,8 @@ impl MegatronV2 {
             return;
         };
         let (dtype, stream) = (out.inputs.types.grads, self.flat.streams.reduce);
-        let copy = match self.copies[g.index()] {
-            Some(id) => id,
-            None => {
-                let id = out.transient(Role::ReduceOutput, grad.bytes, dtype, stream, g);
-                self.copies[g.index()] = Some(id);
-                id
-            }
-        };
+        let copy = *self.copies[g.index()]
+            .get_or_insert_with(|| out.transient(Role::ReduceOutput, grad.bytes, dtype, stream, g));
         out.b.alloc(Rule::OuterReduce, copy);
         let whole = out.b.whole(copy);
         out.run(KernelLaunch {

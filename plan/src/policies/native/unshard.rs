@@ -8,7 +8,7 @@ use crate::ir::{
 };
 use crate::lower::emitter::Emitter;
 use crate::lower::flat::Flat;
-use crate::lower::inputs::{LoweringInputs, prefetch_list, prefetch_targets};
+use crate::lower::inputs::{LoweringInputs, prefetch_targets};
 use crate::lower::kernels::KernelLaunch;
 use crate::program::Rule;
 
@@ -204,11 +204,8 @@ impl Unshard {
         let Some(at) = out.inputs.forward_order.iter().position(|u| *u == unit) else {
             return;
         };
-        let rule = out.inputs.scenario.fsdp.prefetch_forward;
         let order = &out.inputs.forward_order[at..];
-        let targets = prefetch_list(out.inputs, order, unit, false)
-            .unwrap_or_else(|| prefetch_targets(out.inputs, order, 0, rule, 1));
-        for next in targets {
+        for next in prefetch_targets(out.inputs, order, false, 1) {
             self.unshard(out, flat, micro, next, Rule::Prefetch);
         }
     }
@@ -233,10 +230,7 @@ impl Unshard {
                     .copied(),
             )
             .collect();
-        let rule = out.inputs.scenario.fsdp.prefetch_backward;
-        let targets = prefetch_list(out.inputs, &order, unit, true)
-            .unwrap_or_else(|| prefetch_targets(out.inputs, &order, 0, rule, 1));
-        for next in targets {
+        for next in prefetch_targets(out.inputs, &order, true, 1) {
             if !self.backward_done[next.index()] {
                 self.unshard(out, flat, micro, next, Rule::Prefetch);
             }
