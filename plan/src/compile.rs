@@ -29,7 +29,7 @@ use crate::ir::{ModuleId, Param, ParamId};
 use crate::models::declare::{Blocks, Tree};
 use crate::models::flops::{self, Backward};
 use crate::models::{self, Declared, build};
-use crate::recipes::{self, BlockPlace};
+use crate::recipes;
 use crate::units::Flops;
 use tape::Tape;
 
@@ -163,13 +163,10 @@ fn alike(scenario: &Scenario, tree: &Tree, b: Blocks, sharding: Sharding<'_>) ->
     let unit = |l: u32, m: u32| (sharding.is_unit)(ModuleId(b.module + l * b.modules + m));
     // A block's last parameter is followed by another block's, which never matters.
     let near = |l: u32, p: u32| (sharding.adjacency)(ParamId(b.param + l * b.params + p));
-    let trained = |l: u32, p: u32| tree.params[(b.param + l * b.params + p) as usize].requires_grad;
+    let param = |l: u32, p: u32| &tree.params[(b.param + l * b.params + p) as usize];
+    let trained = |l: u32, p: u32| param(l, p).requires_grad;
     let recipe = recipes::of(&scenario.precision);
-    let (count, params) = (b.count, |l: u32, p: u32| {
-        &tree.params[(b.param + l * b.params + p) as usize]
-    });
-    let float8 =
-        |l: u32, p: u32| recipe.float8(params(l, p), Some(BlockPlace { number: l, count }));
+    let float8 = |l: u32, p: u32| recipe.float8(param(l, p), tree.block_place(param(l, p)));
     scenario.fsdp.frozen.is_empty()
         && (0..b.params).all(|p| (1..b.count).all(|l| float8(l, p) == float8(0, p)))
         && (0..b.params).all(|p| (1..b.count).all(|l| trained(l, p) == trained(0, p)))

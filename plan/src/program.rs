@@ -25,7 +25,7 @@ use crate::config::AttentionBackend;
 use crate::ir::{
     Access, Buffer, BufferId, Collective, CollectiveId, CommId, CopyDesc, CopyId, DType,
     DeviceMesh, EventId, GroupId, Holds, HostWorkKind, InstrId, Kernel, KernelId, Module, ModuleId,
-    Param, Role, ScopeId, StreamId, UnitId,
+    OpKind, Param, Role, ScopeId, StreamId, UnitId,
 };
 use crate::shard::Group;
 use crate::units::Flops;
@@ -332,6 +332,13 @@ impl Program {
             active: count(false),
             trainable: count(true),
         }
+    }
+
+    /// Returns whether kernels run matmuls in 8 bits.
+    #[must_use]
+    pub fn has_scaled_gemms(&self) -> bool {
+        let mut ops = self.kernels.iter().flat_map(|k| &k.body);
+        ops.any(|op| matches!(op.op, OpKind::ScaledGemm(_)))
     }
 
     /// Returns the section of a kind, if the program has it.

@@ -12,7 +12,7 @@ use crate::options::Options;
 use crate::part::Part;
 use crate::power;
 use crate::report::{self, Parts};
-use shardlab_plan::ir::{DType, Kernel};
+use shardlab_plan::ir::DType;
 use shardlab_plan::program::{Program, SectionKind};
 use shardlab_plan::record::{Clock, Run};
 use shardlab_plan::units::Picos;
@@ -67,10 +67,9 @@ fn straggling(program: &Program, profile: &Profile) -> f64 {
 
 /// Refuses matmuls in 8 bits on a GPU whose profile has no rate for them. CPUs decode the factors.
 fn has_rates(program: &Program, profile: &Profile) -> Result<(), SimError> {
-    let float8 = |k: &Kernel| k.class.is_arithmetic() && k.dtype.is_float8();
     let known = profile.device.tflops.contains_key(&DType::F8E4m3);
     let is_cpu = profile.device.shared_cores.is_some();
-    if known || is_cpu || !program.kernels.iter().any(float8) {
+    if known || is_cpu || !program.has_scaled_gemms() {
         return Ok(());
     }
     Err(SimError::Options(format!(

@@ -7,7 +7,6 @@
 
 use serde::{Deserialize, Serialize};
 use shardlab_plan::Program;
-use shardlab_plan::ir::OpKind;
 use shardlab_plan::record::{Basis, BasisKind, ErrorBand};
 use shardlab_sim::Profile;
 use std::sync::OnceLock;
@@ -51,7 +50,7 @@ impl Residual {
         let world = program.meta.mesh.world();
         Self {
             // No step with matmuls in 8 bits was measured: those of the profile are not like it.
-            hardware: if multiplies_in_8_bits(program) {
+            hardware: if program.has_scaled_gemms() {
                 format!("{} in 8 bits", profile.name)
             } else {
                 profile.name.clone()
@@ -96,19 +95,12 @@ fn kind(program: &Program, profile: &Profile) -> (BasisKind, String) {
             BasisKind::Estimated,
             format!("measured on {}, extrapolated to {world} GPUs", m.on),
         ),
-        Some(m) if multiplies_in_8_bits(program) => (
+        Some(m) if program.has_scaled_gemms() => (
             BasisKind::Estimated,
             format!("measured on {}, but no matmuls in 8 bits", m.on),
         ),
         Some(m) => (BasisKind::Measured, m.on.clone()),
     }
-}
-
-/// Returns whether a program has matmuls in 8 bits.
-fn multiplies_in_8_bits(program: &Program) -> bool {
-    let ops = program.kernels.iter().flat_map(|k| &k.body);
-    ops.map(|op| op.op)
-        .any(|op| matches!(op, OpKind::ScaledGemm(_)))
 }
 
 /// Returns what the prediction of a scenario rests on.

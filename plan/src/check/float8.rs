@@ -6,7 +6,7 @@
 use super::describe;
 use super::report::Sink;
 use super::rules::RuleId;
-use crate::ir::{Access, BodyOp, BufferId, DType, InstrId, Kernel, OpKind, Place, Role, Slot, op};
+use crate::ir::{Access, BodyOp, BufferId, DType, InstrId, OpKind, Place, Role, Slot};
 use crate::program::{Op, Phase, Program};
 use std::collections::BTreeMap;
 
@@ -34,8 +34,7 @@ struct State {
 
 /// Checks all matmuls in 8 bits.
 pub(super) fn check(p: &Program, sink: &mut Sink) {
-    let scaled = |k: &Kernel| k.body.iter().any(|op| is_scaled(op).is_some());
-    if !p.kernels.iter().any(scaled) {
+    if !p.has_scaled_gemms() {
         return;
     }
     let mut state = State::default();
@@ -54,13 +53,6 @@ pub(super) fn check(p: &Program, sink: &mut Sink) {
                 _ => {}
             }
         }
-    }
-}
-
-fn is_scaled(op: &BodyOp) -> Option<op::ScaledGemm> {
-    match op.op {
-        OpKind::ScaledGemm(gemm) => Some(gemm),
-        _ => None,
     }
 }
 
@@ -187,7 +179,7 @@ impl Launch<'_> {
 
     /// Checks that tensor cores can read the factors, and that gradients add up in float32.
     fn formats(&self, sink: &mut Sink) {
-        let Some(gemm) = is_scaled(self.op) else {
+        let OpKind::ScaledGemm(gemm) = self.op.op else {
             return;
         };
         let p = self.p;

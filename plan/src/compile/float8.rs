@@ -22,7 +22,7 @@ use crate::graph::{Act, Buffer, Graph, Root, Value, ValueId};
 use crate::ir::strides::{self, Strides};
 use crate::ir::{DType, ModuleId, OpKind, Param, ParamId, op};
 use crate::models::ModelGraph;
-use crate::recipes::{BlockPlace, Float8Linear, Recipe};
+use crate::recipes::{Float8Linear, Recipe};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -106,11 +106,7 @@ pub(super) fn quantize(m: &mut ModelGraph, o: &mut Orders, recipe: &dyn Recipe) 
 
 /// Returns how each parameter's layer runs in 8 bits.
 fn linears(m: &ModelGraph, recipe: &dyn Recipe) -> Vec<Option<Float8Linear>> {
-    let count = m.tree.layers();
-    let of = |p: &Param| {
-        let number = p.modules.first().and_then(|&at| m.tree.block_of(at));
-        recipe.float8(p, number.map(|number| BlockPlace { number, count }))
-    };
+    let of = |p: &Param| recipe.float8(p, m.tree.block_place(p));
     m.tree.params.iter().map(of).collect()
 }
 

@@ -6,6 +6,7 @@ use crate::ir::{
     AxisId, DType, DeviceMesh, HfName, Init, Module, ModuleId, ModuleKind, Nf4, Nf4Scales, Param,
     ParamId, Placement, Placements, Shape,
 };
+use crate::recipes::BlockPlace;
 use smallvec::{SmallVec, smallvec};
 
 /// The root of every module tree.
@@ -82,6 +83,13 @@ impl Tree {
         let after = self.starts.partition_point(|&(first, _)| first <= m);
         let inside = after > 0 && after < self.starts.len();
         inside.then(|| after as u32 - 1)
+    }
+
+    /// Returns the place of the block that a parameter's module is part of.
+    pub(crate) fn block_place(&self, p: &Param) -> Option<BlockPlace> {
+        let number = self.block_of(*p.modules.first()?)?;
+        let count = self.layers();
+        Some(BlockPlace { number, count })
     }
 
     /// Returns where the blocks are if all have the same modules and parameters; `None` if some

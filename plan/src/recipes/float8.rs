@@ -30,8 +30,8 @@ pub(crate) struct BlockPlace {
 pub(crate) const FLOAT8_ALIGNMENT: u64 = 16;
 
 /// Returns how the layer with this weight runs in 8 bits; `None` if it does not. These are the
-/// linear layers of blocks. Heads, routers and adapters stay in the compute type, as well as
-/// everything that is no matmul.
+/// linear layers of blocks. Heads, routers, adapters and all other operations stay in the compute
+/// type.
 pub(crate) fn linear(of: &Float8, p: &Param, block: Option<BlockPlace>) -> Option<Float8Linear> {
     let BlockPlace { number, count } = block?;
     let module = p.name.strip_suffix(".weight")?;

@@ -4,7 +4,7 @@ use super::{Checked, cannot};
 use crate::config::{Float8Format, Float8Recipe, Scenario};
 use crate::ir::DType;
 use crate::models;
-use crate::recipes::{self, BlockPlace, FLOAT8_ALIGNMENT};
+use crate::recipes::{self, FLOAT8_ALIGNMENT};
 use crate::scenario::keys::Key;
 use crate::scenario::merge::Document;
 
@@ -53,12 +53,9 @@ fn dimensions(s: &Scenario, d: &Document) -> Checked {
     }
     let tree = models::declare(s, s.model.layers).tree;
     let recipe = recipes::of(&s.precision);
-    let count = tree.layers();
     let mut any = false;
     for p in &tree.params {
-        let number = p.modules.first().and_then(|&m| tree.block_of(m));
-        let place = number.map(|number| BlockPlace { number, count });
-        if recipe.float8(p, place).is_none() {
+        if recipe.float8(p, tree.block_place(p)).is_none() {
             continue;
         }
         any = true;
