@@ -344,13 +344,13 @@ impl Feed {
 /// Number of elements that one thread converts at a time.
 const PIECE: usize = 1 << 16;
 
-/// Decodes floats of an element type.
+/// Decodes floats of an element type, or the bytes of weights in four bits.
 ///
 /// # Panics
-/// For integer types: weights, moments and gradients are floats.
+/// For other types: weights, moments and gradients are floats.
 pub(crate) fn floats(bytes: &[u8], dtype: DType) -> Vec<f32> {
     assert!(
-        dtype != DType::I64,
+        dtype.is_float() || dtype == DType::U8,
         "weights, moments and gradients are floats, or bytes of weights in four bits"
     );
     match_dtype!(dtype, T => decoded::<T>(bytes))

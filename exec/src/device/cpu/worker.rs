@@ -170,13 +170,7 @@ impl Worker {
                 // SAFETY: the interpreter's contract for ranges, for all of its ranks.
                 let arrival = unsafe { group.run(position as usize, entry.ticket, call) };
                 let arrival = arrival.map_err(comm_error)?;
-                if let Some(unfilled) = &shared.nan_check {
-                    for (n, (_, output)) in parts.iter().enumerate() {
-                        if !unfilled.contains(instr, n) {
-                            self.no_nan(instr, output)?;
-                        }
-                    }
-                }
+                self.check_nan(instr, parts.iter().map(|(_, output)| output))?;
                 let times = (shared.since(arrival.free), shared.since(arrival.start));
                 self.log(entry.task, entry.issued, ready, Some(times));
             }
@@ -203,11 +197,21 @@ impl Worker {
         unsafe { (self.launcher)(&context, reads, writes) }
             .map_err(|e| CommandError::Failed(FailureKind::Kernel, e))?;
         drop(running);
-        if let Some(unfilled) = &shared.nan_check {
-            for (n, output) in writes.iter().enumerate() {
-                if !unfilled.contains(instr, n) {
-                    self.no_nan(instr, output)?;
-                }
+        self.check_nan(instr, writes.iter())
+    }
+
+    /// Fails on the first NaN that a command has written, if NaNs are looked for.
+    fn check_nan<'r>(
+        &self,
+        instr: InstrId,
+        outputs: impl Iterator<Item = &'r RawRange>,
+    ) -> Result<(), CommandError> {
+        let Some(unfilled) = &self.shared.nan_check else {
+            return Ok(());
+        };
+        for (n, output) in outputs.enumerate() {
+            if !unfilled.contains(instr, n) {
+                self.no_nan(instr, output)?;
             }
         }
         Ok(())

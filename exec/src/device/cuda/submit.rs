@@ -148,13 +148,7 @@ impl CudaDevice {
                 // SAFETY: the interpreter's contract for ranges that it submits.
                 unsafe { self.kernels.launch(instr, operands, self.scratch, raw) }
                     .map_err(|e| EnqueueError::Rejected(FailureKind::Kernel, e))?;
-                if let Some(unfilled) = &self.diagnostics.nan_check {
-                    for (n, output) in operands.1.iter().enumerate() {
-                        if !unfilled.contains(instr, n) {
-                            self.check_nan(instr, output, stream)?;
-                        }
-                    }
-                }
+                self.check_nan(instr, operands.1.iter(), stream)?;
             }
             Command::Collective {
                 instr,
@@ -164,13 +158,7 @@ impl CudaDevice {
                 self.collectives
                     .launch(id, parts, raw)
                     .map_err(|e| EnqueueError::Rejected(FailureKind::Kernel, e))?;
-                if let Some(unfilled) = &self.diagnostics.nan_check {
-                    for (n, (_, output)) in parts.iter().enumerate() {
-                        if !unfilled.contains(instr, n) {
-                            self.check_nan(instr, output, stream)?;
-                        }
-                    }
-                }
+                self.check_nan(instr, parts.iter().map(|(_, output)| output), stream)?;
             }
             Command::Copy { from, to, .. } => {
                 // SAFETY: the interpreter's contract for ranges that it submits; both are in one
@@ -221,16 +209,24 @@ impl CudaDevice {
         Ok(())
     }
 
-    fn check_nan(
+    /// Enqueues searches for NaNs in what a command writes, if NaNs are looked for.
+    fn check_nan<'r>(
         &self,
         instr: InstrId,
-        output: &RawRange,
+        outputs: impl Iterator<Item = &'r RawRange>,
         stream: StreamId,
     ) -> Result<(), EnqueueError> {
+        let Some(unfilled) = &self.diagnostics.nan_check else {
+            return Ok(());
+        };
         let label = u64::from(instr.0) + 1;
         let raw = self.queues.streams[stream.index()];
-        self.helpers
-            .find_nan(output, label, self.scratch + NAN_AT, raw)?;
+        for (n, output) in outputs.enumerate() {
+            if !unfilled.contains(instr, n) {
+                self.helpers
+                    .find_nan(output, label, self.scratch + NAN_AT, raw)?;
+            }
+        }
         Ok(())
     }
 
