@@ -154,6 +154,46 @@ def moe():
     together([*(case(t, *w) for t, w in ways.items()), *(replayed(ep) for ep in (1, *sizes))], 1 if CPU else AT_ONCE)
 
 
+def float8():
+    """Matmuls in 8 bits against the CPU device, which adds up in float32; what changes no bit of the losses on GPUs either."""
+    name, every = "small-fp8", gpus()
+    slow, rowwise = "precision.float8_fast_accum=false", "precision.float8_recipe=rowwise"
+    eager, saved = "compile.mode=off", "precision.float8_saved=float8"
+    ways = {
+        "compiled": [], "compiled, float32 sums": [slow], "eager": [eager], "full": ["compile.mode=full"], "codes saved": [saved],
+        "recompute": ["train.recompute=full"], "fsdp2": ["fsdp.policy=fsdp2"], "megatron": ["fsdp.policy=megatron"],
+        "captured iteration": ['compile.cuda_graph="full_iteration"'], "biases": ["model.bias=true"],
+        "rowwise": [rowwise], "rowwise, eager": [rowwise, eager], "rowwise, float32 sums": [rowwise, slow],
+    }
+
+    def case(title, sets):
+        def job():
+            sets_here = [*fit(every), *sets]
+            code, ours, err, s = train(name, "--check-nan", sets=sets_here, timeout=60)
+            if code:
+                return row("float8", title, False, last_line(err))
+            code, cpu, err, _ = reference(name, sets=sets_here, timeout=120)
+            if code:
+                return row("float8", f"{title}, CPU", False, last_line(err))
+            losses, norms = worst(ours["losses"], cpu["losses"]), worst(ours["grad_norms"], cpu["grad_norms"])
+            same = ours["memory"]["peak_allocated_bytes"] == cpu["memory"]["peak_allocated_bytes"]
+            row("float8", title, losses < 3e-2 and norms < 9e-2 and same, f"losses {losses:.1e}, norms {norms:.1e}, memory {'equal' if same else 'DIFFERS'}, {s:.1f} s")
+        return job
+
+    def alike(title, sets, more):
+        def job():
+            runs = [train(name, sets=[*fit(every), FIXED, "train.steps=20", *sets, *extra], timeout=60) for extra in ([], more)]
+            if any(run[0] for run in runs):
+                return row("float8", title, False, last_line(next(run[2] for run in runs if run[0])))
+            same = all(runs[0][1][k] == runs[1][1][k] for k in ("losses", "final_norms"))
+            row("float8", title, same, f"losses and weights after 20 steps are {'equal' if same else 'NOT equal'} to the last bit")
+        return job
+    # Saved or made again, codes have the scale of forward; graphs replay the same kernels.
+    pairs = {"codes saved or made again": ([], [saved]), "captured and not": ([], ['compile.cuda_graph="full_iteration"']),
+             "prefetch 0 and 1": ([], ["fsdp.prefetch_forward=0", "fsdp.prefetch_backward=0"])}
+    together([*(case(t, w) for t, w in ways.items()), *(alike(t, *w) for t, w in pairs.items())], 1 if CPU else AT_ONCE)
+
+
 def tensor_parallel():
     """Collectives of the model graph: ranks that divide layers against whole layers on one rank of the CPU device."""
     if gpus() < 2:

@@ -80,6 +80,24 @@ EXPERT_OURS = {
     "ours compiled, reductions on SMs": [*NATIVE, REGIONS, CHUNKED, GATHERS],
     "ours eager": NATIVE,
 }
+# Matmuls in 8 bits next to the same in bf16. Of the peers, `tensorwise` gathers in 8 bits with scales computed ahead.
+TENSORWISE = "precision.float8_recipe=tensorwise"
+ROWWISE = "precision.float8_recipe=rowwise"
+FLOAT8_OURS = {
+    "ours bf16": FASTEST,
+    "ours bf16, pointwise": [*FASTEST, POINTWISE],
+    "ours tensorwise": [*FASTEST, TENSORWISE],
+    "ours tensorwise, pointwise": [*FASTEST, POINTWISE, TENSORWISE],
+    "ours tensorwise, codes saved": [*FASTEST, TENSORWISE, "precision.float8_saved=float8"],
+    "ours tensorwise, codes saved, all merged": [*FASTEST, TENSORWISE, "precision.float8_saved=float8", 'compile.merge_projections="all"'],
+    "ours tensorwise, captured": [*FASTEST, TENSORWISE, CAPTURED],
+    "ours rowwise": [*FASTEST, ROWWISE],
+}
+FLOAT8_PEERS = {
+    "fsdp2 compiled, liger, bf16 sent": {"compile": True, "loss": "liger", "reduce": "bfloat16"},
+    "fsdp2 tensorwise compiled, liger, bf16 sent": {"compile": True, "loss": "liger", "reduce": "bfloat16", "float8": "tensorwise", "fp8_gather": True},
+    "fsdp2 rowwise compiled, liger, bf16 sent": {"compile": True, "loss": "liger", "reduce": "bfloat16", "float8": "rowwise"},
+}
 # What counts first, for every size, then the rest, as far as time allows. Each list of peers runs in processes of its own:
 # Megatron-FSDP does not give its memory back.
 PASSES = [
@@ -195,29 +213,39 @@ def speed():
 def experts():
     """Mixtures of experts, ours and FSDP2's, with and without expert parallelism: step time and memory of the same work."""
     world = gpus()
-    for size in os.environ.get("ROWS", ",".join(EXPERTS)).split(","):
-        r, found = EXPERTS[size], {}
+    peers = {n: {**c, "kind": "moe", **({"ep": world} if "ep" in c else {})} for n, c in EXPERT_PEERS.items()}
+    compare("experts", EXPERTS, {n: [s.format(world=world) for s in sets] for n, sets in EXPERT_OURS.items()}, peers)
+
+
+def float8_speed():
+    """Matmuls in 8 bits, ours and FSDP2's with torchao, next to bf16: step time and memory of the same work."""
+    compare("float8_speed", ROWS, FLOAT8_OURS, {n: {**c, "kind": "dense"} for n, c in FLOAT8_PEERS.items()})
+
+
+def compare(stage, sizes, own, peers):
+    """Runs of ours, then those of peer_moe.py, for each size."""
+    world = gpus()
+    for size in os.environ.get("ROWS", ",".join(sizes)).split(","):
+        r, found = sizes[size], {}
 
         def say(name, ms, allocated, device, **facts):
             found[name] = (ms, allocated, device)
-            row("experts", f"{size} {name}", None, f"{ms:9.2f} ms {allocated:10.1f} MiB allocated {device:10.1f} device", size=size, name=name,
+            row(stage, f"{size} {name}", None, f"{ms:9.2f} ms {allocated:10.1f} MiB allocated {device:10.1f} device", size=size, name=name,
                 step_ms=ms, allocated_mib=allocated, device_mib=device, **facts)
-        for name in chosen(EXPERT_OURS):
-            one = ours(world, size, name, [s.format(world=world) for s in EXPERT_OURS[name]], "experts")
+        for name in chosen(own):
+            one = ours(world, size, name, own[name], stage)
             if one:
                 ms, allocated, device, samples, s = one
                 say(name, ms, allocated, device, least_ms=samples[0], most_ms=samples[-1], seconds=s)
-        for name in chosen(EXPERT_PEERS):
+        for name in chosen(peers):
             # A configuration in a process of its own: what one leaves reserved would be missing to the next.
-            config = {"kind": "moe", "size": size, "B": r.batch, "T": r.length, "steps": r.steps, **EXPERT_PEERS[name]}
-            if "ep" in config:
-                config["ep"] = world
+            config = {"size": size, "B": r.batch, "T": r.length, "steps": r.steps, **peers[name]}
             results, why = torchrun("peer_moe.py", world, [config], 100)
             for p in results:
                 say(name, p["step_ms"], p["peak_alloc_mib"], p.get("device_mib", p.get("device_used_mib")), least_ms=p["min_ms"], most_ms=p["max_ms"], losses=p.get("losses"))
             if not results:
-                row("experts", f"{size} {name}", None, why[:160])
-        ratios(size, found, "experts")
+                row(stage, f"{size} {name}", None, why[:160])
+        ratios(size, found, stage)
 
 
 def ratios(size, found, stage="speed"):

@@ -5,7 +5,7 @@ import tools
 from tools import left, row, rows
 import correct, measure, speed, varied
 
-STAGES = {f.__name__: f for f in (correct.modes, correct.hangs, correct.goldens, correct.small, correct.moe, correct.tensor_parallel, speed.speed, speed.experts, speed.floor, measure.calibrate, measure.fidelity,
+STAGES = {f.__name__: f for f in (correct.modes, correct.hangs, correct.goldens, correct.small, correct.moe, correct.float8, correct.tensor_parallel, speed.speed, speed.experts, speed.float8_speed, speed.floor, measure.calibrate, measure.fidelity,
                                   measure.acceptance, measure.options, correct.bits, correct.delays, correct.checkpoint, correct.band, correct.sanitize,
                                   varied.varied)}
 SETS = {"first": ["modes", "goldens", "small", "speed"], "second": ["calibrate", "fidelity", "bits", "delays", "tensor_parallel"],
@@ -40,7 +40,7 @@ def main():
         if judged:
             print(f"== {name:<10} {sum(r[2] for r in judged)} of {len(judged)} ok")
         for r in mine:
-            if name in ("speed", "experts", "floor") and r[2] is None or r[1].endswith("variants"):
+            if name in ("speed", "experts", "float8_speed", "floor") and r[2] is None or r[1].endswith("variants"):
                 print(f"   {r[1]:<44} {r[3]}")
     wrong = [f"{s} {c}" for s, c, ok, _ in rows if ok is False]
     if wrong:

@@ -181,11 +181,14 @@ impl Element for u8 {
 }
 
 macro_rules! float8 {
-    ($($type:ident)+) => {
+    ($($type:ident, $ctype:literal, $blas:ident;)+) => {
         $(
             impl Element for $type {
                 #[cfg(feature = "cuda")]
-                const CUDA: CudaElement = CudaElement::moved("u8", nccl_rs::DataType::U8);
+                const CUDA: CudaElement = CudaElement {
+                    blas: Some(cublaslt::sys::cudaDataType::$blas),
+                    ..CudaElement::moved($ctype, nccl_rs::DataType::U8)
+                };
 
                 #[inline(always)]
                 fn widen(self) -> f32 {
@@ -205,7 +208,10 @@ macro_rules! float8 {
     };
 }
 
-float8!(F8E4m3 F8E5m2);
+float8! {
+    F8E4m3, "e4m3", CUDA_R_8F_E4M3;
+    F8E5m2, "e5m2", CUDA_R_8F_E5M2;
+}
 
 /// Evaluates an expression with `$T` as the Rust type of an element type.
 macro_rules! match_dtype {

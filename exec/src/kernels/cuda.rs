@@ -109,8 +109,8 @@ impl Choose {
     /// Returns the kind of entry in the cache.
     const fn kind(self) -> &'static str {
         match self {
-            Self::First | Self::Burst => "gemm 2",
-            Self::Load => "gemm 2 under load",
+            Self::First | Self::Burst => "gemm 3",
+            Self::Load => "gemm 3 under load",
         }
     }
 }

@@ -155,6 +155,19 @@ impl Product {
     }
 }
 
+/// Returns the strides with which a tensor of `rows` rows and `cols` columns is written transposed:
+/// its rows become columns.
+fn by_column(shape: &[u64], rows: u64, cols: u64) -> Strides {
+    let mut all = strides::contiguous(shape);
+    if let Some((last, before)) = all.split_last_mut() {
+        for stride in before {
+            *stride /= cols;
+        }
+        *last = rows;
+    }
+    all
+}
+
 /// Casts under construction.
 struct Casts<'g> {
     g: &'g mut Graph,
@@ -276,14 +289,8 @@ impl Casts<'_> {
             self.push(i, OpKind::Float8Cast, &[v, scale], &[codes]);
             return codes;
         }
-        // Rows of the tensor become columns of the codes.
-        let mut by_column: Strides = strides::contiguous(&shape);
-        let last = by_column.len() - 1;
-        for stride in &mut by_column[..last] {
-            *stride /= cols;
-        }
-        by_column[last] = rows;
-        let written = self.fresh(i, v, &shape, Some(by_column), reading.to);
+        let transposed = Some(by_column(&shape, rows, cols));
+        let written = self.fresh(i, v, &shape, transposed, reading.to);
         self.push(i, OpKind::Float8Cast, &[v, scale], &[written]);
         self.view(written, &[cols, rows])
     }
@@ -315,17 +322,12 @@ impl Casts<'_> {
     /// Adds a transposed copy.
     fn transpose(&mut self, i: u32, v: ValueId) -> ValueId {
         let value = self.g.value(v);
-        let (rows, cols, dtype) = (value.rows(), value.cols(), value.dtype);
-        let shown = Value {
-            shape: strides::shape(&[cols, rows]),
-            strides: [1, cols].into_iter().collect(),
-            requires_grad: false,
-            ..value.clone()
-        };
-        let shown = self.g.push_value(shown, u32::MAX);
-        let copy = self.fresh(i, v, &[cols, rows], None, dtype);
-        self.push(i, OpKind::Copy, &[shown], &[copy]);
-        copy
+        let (shape, dtype) = (value.shape.clone(), value.dtype);
+        let (rows, cols) = (value.rows(), value.cols());
+        let transposed = Some(by_column(&shape, rows, cols));
+        let written = self.fresh(i, v, &shape, transposed, dtype);
+        self.push(i, OpKind::Copy, &[v], &[written]);
+        self.view(written, &[cols, rows])
     }
 
     /// Adds a buffer for the op before `i`, of the kind of `like`, and the value that covers it.

@@ -6,7 +6,7 @@
 //! reductions, the column sums that make the gradient of a norm's weight join the backward kernel
 //! of the norm, which reads the same tensors (Inductor has the same feature under this name).
 
-use crate::graph::{Act, Graph, Op, Root};
+use crate::graph::{Act, Graph, Op, Root, Value};
 use crate::ir::{ModuleId, OpKind};
 use crate::models::ModelGraph;
 use crate::ops::Fusion;
@@ -49,14 +49,34 @@ impl Bits {
     }
 }
 
+/// Order in which a kernel runs over its elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Walk {
+    /// Any.
+    Elements,
+    /// Whole rows of this many elements, which it reduces.
+    Rows(u64),
+    /// Tiles of rows and columns: it writes a tensor transposed.
+    Tiles,
+}
+
+impl Walk {
+    /// Returns the order that suits both, if there is one.
+    fn and(self, other: Self) -> Option<Self> {
+        match (self, other) {
+            (Self::Elements, walk) | (walk, Self::Elements) => Some(walk),
+            (a, b) => (a == b).then_some(a),
+        }
+    }
+}
+
 /// A kernel under construction.
 struct Group {
     /// Positions in the region's order.
     ops: SmallVec<[u32; 4]>,
     /// Number of elements it runs over; `None` for ops that are kernels of their own.
     domain: Option<u64>,
-    /// Row length, if it reduces rows.
-    cols: Option<u64>,
+    walk: Walk,
     /// Module whose parameters it uses.
     owner: Option<ModuleId>,
     /// All groups it depends on.
@@ -127,9 +147,15 @@ fn outer_modules(m: &ModelGraph) -> Vec<ModuleId> {
     out
 }
 
-/// Returns the number of elements an op runs over and the length of the rows it reduces; `None` for
-/// ops that are kernels of their own.
-fn domain(g: &Graph, op: &Op, kind: OpKind, mixed: bool) -> Option<(u64, Option<u64>)> {
+/// Returns whether neighbours in the last dimension of a value are apart in memory.
+fn is_transposed(value: &Value) -> bool {
+    let last = value.shape.last().zip(value.strides.last());
+    last.is_some_and(|(&n, &stride)| n > 1 && stride != 1)
+}
+
+/// Returns the number of elements an op runs over, and in which order; `None` for ops that are
+/// kernels of their own.
+fn domain(g: &Graph, op: &Op, kind: OpKind, mixed: bool) -> Option<(u64, Walk)> {
     let value = |v| g.value(v);
     match kind.fusion() {
         Fusion::Extern | Fusion::Alone => None,
@@ -137,9 +163,16 @@ fn domain(g: &Graph, op: &Op, kind: OpKind, mixed: bool) -> Option<(u64, Option<
         // `d_y, x, ..`: as many sums as `x` has columns.
         Fusion::Column => Some((
             value(op.inputs[1]).numel(),
-            Some(value(op.inputs[1]).cols()),
+            Walk::Rows(value(op.inputs[1]).cols()),
         )),
-        Fusion::Pointwise => Some((value(op.outputs[0]).numel(), None)),
+        Fusion::Pointwise => {
+            let result = value(op.outputs[0]);
+            let walk = match is_transposed(result) {
+                true => Walk::Tiles,
+                false => Walk::Elements,
+            };
+            Some((result.numel(), walk))
+        }
         Fusion::Row => {
             let x = match kind {
                 OpKind::RmsNormGrad | OpKind::LayerNormGrad | OpKind::LogSoftmaxGrad => {
@@ -147,7 +180,7 @@ fn domain(g: &Graph, op: &Op, kind: OpKind, mixed: bool) -> Option<(u64, Option<
                 }
                 _ => op.inputs[0],
             };
-            Some((value(x).numel(), Some(value(x).cols())))
+            Some((value(x).numel(), Walk::Rows(value(x).cols())))
         }
     }
 }
@@ -213,7 +246,7 @@ impl Fuser<'_> {
         let new = Group {
             ops: SmallVec::from_slice(&[at]),
             domain: shape.map(|s| s.0),
-            cols: shape.and_then(|s| s.1),
+            walk: shape.map_or(Walk::Elements, |s| s.1),
             owner,
             deps: Bits::default(),
             operands,
@@ -273,9 +306,9 @@ impl Fuser<'_> {
         };
         let parts = matches!(kind, OpKind::Cat { .. })
             && a < b
-            && group.cols.is_none()
+            && group.walk == Walk::Elements
             && self.feeds_only(t, new);
-        let same = a == b && (group.cols.is_none() || new.cols.is_none() || group.cols == new.cols);
+        let same = a == b && group.walk.and(new.walk).is_some();
         let owners = group.owner.is_none() || new.owner.is_none() || group.owner == new.owner;
         (same || parts)
             && owners
@@ -306,7 +339,7 @@ impl Fuser<'_> {
         let group = &mut self.groups[t as usize];
         group.ops.extend(new.ops);
         group.domain = group.domain.max(new.domain);
-        group.cols = group.cols.or(new.cols);
+        group.walk = group.walk.and(new.walk).unwrap_or(group.walk);
         group.owner = group.owner.or(new.owner);
         group.operands += new.operands;
         for &p in preds {
@@ -325,7 +358,7 @@ impl Fuser<'_> {
             let probe = Group {
                 ops: SmallVec::from_slice(&[at]),
                 domain: self.groups[t as usize].domain,
-                cols: self.groups[t as usize].cols,
+                walk: self.groups[t as usize].walk,
                 owner: self.groups[t as usize].owner,
                 deps: Bits::default(),
                 operands: self.groups[t as usize].operands,
@@ -351,14 +384,14 @@ impl Fuser<'_> {
         for &at in &gone {
             self.group_of[at as usize] = t;
         }
-        let (deps, cols, owner, operands) = {
+        let (deps, walk, owner, operands) = {
             let g = &mut self.groups[p as usize];
-            (std::mem::take(&mut g.deps), g.cols, g.owner, g.operands)
+            (std::mem::take(&mut g.deps), g.walk, g.owner, g.operands)
         };
         let group = &mut self.groups[t as usize];
         group.ops.extend(gone);
         group.ops.sort_unstable();
-        group.cols = group.cols.or(cols);
+        group.walk = group.walk.and(walk).unwrap_or(group.walk);
         group.owner = group.owner.or(owner);
         group.operands += operands;
         group.deps.add(&deps);

@@ -7,7 +7,7 @@ pub use trials::{Candidate, Trial};
 
 use super::cache::Cache;
 use super::error::ErrorKind;
-use super::gemm::GemmProblem;
+use super::gemm::{GemmProblem, Scaling};
 use super::memory::Stopwatch;
 use super::{Agree, Choose};
 use crate::base::element;
@@ -72,6 +72,8 @@ fn data_type(ty: DType) -> Result<sys::cudaDataType, ErrorKind> {
 pub(super) struct Addresses {
     pub(super) a: CUdeviceptr,
     pub(super) b: CUdeviceptr,
+    /// The reciprocals of the scales of `a` and `b`, if these are in 8 bits.
+    pub(super) inverses: Option<[CUdeviceptr; 2]>,
     pub(super) bias: CUdeviceptr,
     pub(super) before: CUdeviceptr,
     pub(super) c: CUdeviceptr,
@@ -80,11 +82,12 @@ pub(super) struct Addresses {
 
 /// Makes the error of a GEMM that the library does not support.
 fn unsupported(p: &GemmProblem) -> ErrorKind {
+    let [a, b] = p.factors;
     let mut why = format!(
-        "cuBLASLt has no matmul of {} inputs with a {} result",
-        p.factors, p.result
+        "cuBLASLt has no matmul of {a} and {b} inputs with a {} result",
+        p.result
     );
-    if p.factors == DType::F32 && p.result != DType::F32 {
+    if a == DType::F32 && p.result != DType::F32 {
         why +=
             "; precision.reduce_dtype = \"f32\" keeps the gradients of float32 weights in float32";
     }
@@ -121,8 +124,8 @@ impl Blas {
     ) -> Result<Plan, ErrorKind> {
         let mut plan = self.describe(p)?;
         let tf32 = if self.tf32 { "tf32" } else { "" };
-        let key = Cache::key(&[self.choose.kind(), &self.machine, tf32, &p.key()]);
-        let name = format!("{tf32}{}", p.key());
+        let key = Cache::key(&[self.choose.kind(), &self.machine, tf32, &format!("{p:?}")]);
+        let name = format!("{tf32}{p:?}");
         let (algo, choice) = super::agreed(
             agree,
             (&name, &self.machine),
@@ -167,10 +170,10 @@ impl Blas {
 
     fn describe(&self, p: &GemmProblem) -> Result<Plan, ErrorKind> {
         let compute = match (p.factors, self.tf32) {
-            (DType::F32, true) => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
+            ([DType::F32, _], true) => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
             _ => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
         };
-        let factors = data_type(p.factors)?;
+        let [of_a, of_b] = [data_type(p.factors[0])?, data_type(p.factors[1])?];
         let result = data_type(p.result)?;
         let mut plan = Plan {
             desc: std::ptr::null_mut(),
@@ -201,13 +204,18 @@ impl Blas {
                 let ty = data_type(bias)?;
                 set(plan.desc, Attr::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &ty)?;
             }
+            if let Some(scaling) = p.scaling {
+                describe_scaling(plan.desc, scaling)?;
+                // Choices depend on whether there are scales, not on where they are.
+                set_inverses(plan.desc, [WORKSPACE as CUdeviceptr; 2])?;
+            }
             // Stored row-major, a matrix is its transpose column-major.
             let stored =
                 |t: bool, rows: u64, cols: u64| if t { (rows, cols) } else { (cols, rows) };
             let (b, a) = (stored(p.tb, p.k, p.n), stored(p.ta, p.m, p.k));
             let shapes = [
-                (factors, b, p.pitch[1]),
-                (factors, a, p.pitch[0]),
+                (of_b, b, p.pitch[1]),
+                (of_a, a, p.pitch[0]),
                 (result, (p.n, p.m), p.pitch[2]),
                 (result, (p.n, p.m), p.pitch[3]),
             ];
@@ -387,6 +395,9 @@ impl Blas {
                     &bias,
                 )?;
             }
+            if let Some(inverses) = at.inverses {
+                set_inverses(plan.desc, inverses)?;
+            }
             let status = sys::cublasLtMatmul(
                 self.handle,
                 plan.desc,
@@ -410,14 +421,17 @@ impl Blas {
     }
 }
 
-/// Returns the bytes of a GEMM's operands: `a`, `b`, the result, the bias.
-fn sizes(p: &GemmProblem) -> [u64; 4] {
-    let (fs, rs) = (p.factors.size(), p.result.size());
+/// Returns the bytes of a GEMM's operands: `a`, `b`, the result, the bias, and the reciprocals of
+/// scales.
+fn sizes(p: &GemmProblem) -> [u64; 6] {
+    let ([of_a, of_b], rs) = (p.factors.map(DType::size), p.result.size());
     let rows = |t: bool, a: u64, b: u64| if t { b } else { a };
     [
-        rows(p.ta, p.m, p.k) * p.pitch[0] * fs,
-        rows(p.tb, p.k, p.n) * p.pitch[1] * fs,
+        rows(p.ta, p.m, p.k) * p.pitch[0] * of_a,
+        rows(p.tb, p.k, p.n) * p.pitch[1] * of_b,
         p.m * p.pitch[3].max(p.pitch[2]) * rs,
+        p.n * 4,
+        p.m * 4,
         p.n * 4,
     ]
 }
@@ -448,6 +462,46 @@ unsafe fn set<T>(
     let status =
         unsafe { sys::cublasLtMatmulDescSetAttribute(desc, attr, value.cast(), size_of::<T>()) };
     check("cublasLtMatmulDescSetAttribute", status)
+}
+
+/// Sets how 8-bit factors are scaled and added up.
+///
+/// # Safety
+/// The descriptor is live.
+unsafe fn describe_scaling(
+    desc: sys::cublasLtMatmulDesc_t,
+    scaling: Scaling,
+) -> Result<(), ErrorKind> {
+    use sys::cublasLtMatmulDescAttributes_t as Attr;
+    use sys::cublasLtMatmulMatrixScale_t as Scale;
+    let fast = i8::from(scaling.fast);
+    // SAFETY: the caller's contract; values have the attributes' types.
+    unsafe {
+        set(desc, Attr::CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast)?;
+        if scaling.by_row {
+            let mode = Scale::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+            set(desc, Attr::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &mode)?;
+            set(desc, Attr::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &mode)?;
+        }
+    }
+    Ok(())
+}
+
+/// Sets the addresses of the reciprocals of the scales of `a` and `b`.
+///
+/// # Safety
+/// The descriptor is live.
+unsafe fn set_inverses(
+    desc: sys::cublasLtMatmulDesc_t,
+    [of_a, of_b]: [CUdeviceptr; 2],
+) -> Result<(), ErrorKind> {
+    use sys::cublasLtMatmulDescAttributes_t as Attr;
+    // The library's `A` is our `b`.
+    // SAFETY: the caller's contract; the attributes are addresses.
+    unsafe {
+        set(desc, Attr::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &of_b)?;
+        set(desc, Attr::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &of_a)
+    }
 }
 
 fn pack(algo: &sys::cublasLtMatmulAlgo_t, choice: &str) -> Vec<u8> {

@@ -5,12 +5,13 @@
 //! index arithmetic (`index`) and only outputs are written to memory. The code of each operation is
 //! in `kernels/ops`.
 //!
-//! - `pointwise`: kernels over elements;
+//! - `pointwise`: kernels over elements; `tiles`: those that write some results transposed;
 //! - `rows`: kernels over rows whose statistics later operations need, which may also compute
 //!   column sums of the same data;
 //! - `columns`: sums over rows, channels or everything;
 //! - `tables`: gathers and scatters;
 //! - `entropy`: the chunked cross entropy;
+//! - `float8`: scales of tensors in 8 bits;
 //! - `convolution`, `attention`: fallbacks of library kernels;
 //! - `route`, `balance`: routers and their losses;
 //! - `permute`, `grouped`: rows in the order of experts, and their matmuls;
@@ -27,6 +28,7 @@ pub(in crate::kernels) mod columns;
 pub(in crate::kernels) mod convolution;
 pub(in crate::kernels) mod entropy;
 pub(in crate::kernels) mod expr;
+pub(in crate::kernels) mod float8;
 mod gemm_epilogue;
 pub(in crate::kernels) mod grouped;
 pub(super) mod hopper;
@@ -41,6 +43,7 @@ pub(crate) mod shard;
 pub(in crate::kernels) mod tables;
 #[cfg(test)]
 mod tests;
+mod tiles;
 
 use super::target::Target;
 use crate::base::element;
@@ -159,6 +162,13 @@ pub(crate) fn generate(req: &Request<'_>) -> Result<Module, CodegenError> {
         if let CudaCode::Absent(why) = ops::cuda(&op.op) {
             return Err(CodegenError::new(format!("`{}`: {why}", op.op.name())));
         }
+        let mut slots = op.inputs.iter().chain(&op.outputs);
+        if slots.any(|s| s.dtype.is_float8()) && !req.target.has_float8() {
+            return Err(CodegenError::new(format!(
+                "`{}`: 8-bit floats need compute capability 8.9",
+                op.op.name()
+            )));
+        }
     }
     let mut module = match req.body {
         [only] => alone(req, only)?,
@@ -203,9 +213,18 @@ fn fused(req: &Request<'_>) -> Result<Module, CodegenError> {
         .iter()
         .chain(req.writes)
         .any(|a| a.dtype.size() <= 2);
+    let in_rows = rows::applies(req);
+    // Tiles have one number of lanes. Where it does not suit a body, elements are written one by
+    // one.
+    if !in_rows
+        && let Some(tiles) = tiles::Tiles::of(req)
+        && let Ok(module) = tiles.generate(req)
+    {
+        return Ok(kept::guard(req, module));
+    }
     let mut lanes = if narrow { 8 } else { 4 };
     loop {
-        let made = if rows::applies(req) {
+        let made = if in_rows {
             rows::generate(req, lanes)
         } else {
             pointwise::generate(req, lanes)

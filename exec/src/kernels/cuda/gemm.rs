@@ -15,6 +15,15 @@ struct Stored {
     flipped: bool,
 }
 
+/// How a GEMM of 8-bit factors is scaled and added up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Scaling {
+    /// Whether each row of `a` and each column of `b` has a scale, instead of each factor.
+    pub(super) by_row: bool,
+    /// Whether sums may have the precision of tensor cores.
+    pub(super) fast: bool,
+}
+
 /// A GEMM in row-major terms: `c[m, n] (+)= a[m, k] b[k, n] (+ bias[n])`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct GemmProblem {
@@ -27,8 +36,10 @@ pub(super) struct GemmProblem {
     pub(super) tb: bool,
     /// Distances of stored rows in elements: `a`, `b`, the accumulator, `c`.
     pub(super) pitch: [u64; 4],
-    /// Element type of both factors.
-    pub(super) factors: DType,
+    /// Element types of `a` and `b`.
+    pub(super) factors: [DType; 2],
+    /// For factors in 8 bits.
+    pub(super) scaling: Option<Scaling>,
     /// Element type of the result.
     pub(super) result: DType,
     /// Element type of the bias.
@@ -39,19 +50,13 @@ pub(super) struct GemmProblem {
     pub(super) align: [u8; 4],
 }
 
-impl GemmProblem {
-    /// Returns the name under which choices for this GEMM are cached. It is that of earlier
-    /// versions, so that their choices stay valid.
-    pub(super) fn key(&self) -> String {
-        format!("{self:?}").replacen("GemmProblem", "Product", 1)
-    }
-}
-
 /// Places of a GEMM's operands, and their first elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Operands {
     pub(super) a: (Place, u64),
     pub(super) b: (Place, u64),
+    /// The reciprocals of the scales of `a` and `b`.
+    pub(super) inverses: Option<[(Place, u64); 2]>,
     pub(super) bias: Option<(Place, u64)>,
     /// The accumulator; the result's own place if there is none.
     pub(super) before: (Place, u64),
@@ -94,20 +99,53 @@ fn stored(slot: &Slot) -> Result<Stored, CodegenError> {
     }
 }
 
+/// Returns the scaling of a GEMM whose reciprocals of scales are in these slots.
+fn scaling(
+    gemm: op::ScaledGemm,
+    [m, n]: [u64; 2],
+    inverses: [&Slot; 2],
+) -> Result<Scaling, CodegenError> {
+    let numbers = inverses.map(|slot| strides::numel(slot) as u64);
+    let by_row = match numbers {
+        [1, 1] => false,
+        numbers if numbers == [m, n] => true,
+        [a, b] => {
+            return Err(CodegenError::new(format!(
+                "{a} and {b} scales of {m} rows and {n} columns"
+            )));
+        }
+    };
+    Ok(Scaling {
+        by_row,
+        fast: gemm.fast,
+    })
+}
+
 /// Reads a GEMM from a body, of which it may be a part whose result stays in the kernel.
 pub(super) fn problem(
     req: &Request<'_>,
     op: &BodyOp,
 ) -> Result<(GemmProblem, Operands), CodegenError> {
-    let OpKind::Gemm(op::Gemm {
+    let (gemm, scaled) = match op.op {
+        OpKind::Gemm(gemm) => (gemm, None),
+        // The second factor is stored as `[n, k]`.
+        OpKind::ScaledGemm(scaled) => {
+            let gemm = op::Gemm {
+                ta: false,
+                tb: true,
+                bias: scaled.bias,
+                accumulate: scaled.accumulate,
+            };
+            (gemm, Some(scaled))
+        }
+        _ => return Err(CodegenError::new("not a matmul")),
+    };
+    let op::Gemm {
         ta,
         tb,
         bias,
         accumulate,
-    }) = op.op
-    else {
-        return Err(CodegenError::new("not a matmul"));
-    };
+    } = gemm;
     let input = |i: usize| {
         op.inputs
             .get(i)
@@ -160,7 +198,11 @@ pub(super) fn problem(
         place => req.arg(place),
     };
     let (fa, fb, fc) = (arg(a)?, arg(b)?, arg(c)?);
-    if fa.dtype != fb.dtype {
+    let inverses = match scaled {
+        Some(_) => Some([input(2)?, input(3)?]),
+        None => None,
+    };
+    if scaled.is_none() && fa.dtype != fb.dtype {
         return Err(CodegenError::new(format!(
             "factors of types {} and {}",
             fa.dtype, fb.dtype
@@ -176,7 +218,15 @@ pub(super) fn problem(
             s.offset * arg.dtype.size(),
         ]))
     };
-    let bias = if bias { Some(input(2)?) } else { None };
+    let bias = if bias {
+        Some(input(2 + inverses.map_or(0, |i| i.len()))?)
+    } else {
+        None
+    };
+    let scaling = match (scaled, inverses) {
+        (Some(gemm), Some(inverses)) => Some(scaling(gemm, [m, n], inverses)?),
+        _ => None,
+    };
     let problem = GemmProblem {
         m,
         n,
@@ -184,7 +234,8 @@ pub(super) fn problem(
         ta,
         tb,
         pitch: [sa.pitch, sb.pitch, out(before)?, out(c)?],
-        factors: fa.dtype,
+        factors: [fa.dtype, fb.dtype],
+        scaling,
         result: fc.dtype,
         bias: bias.map(arg).transpose()?.map(|a| a.dtype),
         accumulate,
@@ -196,6 +247,7 @@ pub(super) fn problem(
         Operands {
             a: place(a),
             b: place(b),
+            inverses: inverses.map(|i| i.map(place)),
             bias: bias.map(place),
             before: place(before),
             c: place(c),

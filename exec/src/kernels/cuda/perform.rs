@@ -99,6 +99,7 @@ pub(super) unsafe fn launch(
             let at = Addresses {
                 a: at(o.a),
                 b: at(o.b),
+                inverses: o.inverses.map(|inverses| inverses.map(at)),
                 bias: o.bias.map_or(0, at),
                 before: at(o.before),
                 c: at(o.c),

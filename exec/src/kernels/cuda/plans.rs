@@ -19,7 +19,7 @@ pub(super) enum Plan {
     /// Generated entries, one after another, and their bytes of scratch memory.
     Generated(Entries, u64),
     /// A GEMM.
-    Gemm(blas::Plan, Operands),
+    Gemm(Box<blas::Plan>, Operands),
     /// Attention, or a convolution, by cuDNN; then generated entries.
     Library(Box<dnn::Ready>, Entries),
     /// A list of ranges.

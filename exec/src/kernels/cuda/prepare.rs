@@ -160,7 +160,7 @@ pub(super) fn one(k: &mut Kernels, variant: Variant, kernel: &Kernel) -> Result<
                 Plan::Nothing
             } else {
                 let plan = k.blas.plan(&problem, &k.cache, k.agree.as_deref())?;
-                Plan::Gemm(plan, operands)
+                Plan::Gemm(Box::new(plan), operands)
             }
         }
         library => {

@@ -39,6 +39,11 @@ impl Target {
         self.major == 9
     }
 
+    /// Returns whether there are instructions for 8-bit floats.
+    pub(crate) const fn has_float8(self) -> bool {
+        self.major > 8 || self.major == 8 && self.minor >= 9
+    }
+
     /// Returns the maximum number of bytes of shared memory per block.
     pub(crate) const fn shared(self) -> u32 {
         let kib = match (self.major, self.minor) {

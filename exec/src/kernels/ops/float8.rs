@@ -1,9 +1,13 @@
 //! Casts to 8-bit floating point, and the matmuls that read them.
 
-use super::{Call, CpuKernel, Rows};
+use super::{Call, CpuKernel, Elementwise, Rows};
 #[cfg(feature = "cuda")]
-use super::{CudaCode, CudaKernel};
+use super::{CudaCode, CudaKernel, Library, RowCode, float};
 use crate::base::float8::{power_of_two, scale, scaled};
+#[cfg(feature = "cuda")]
+use crate::kernels::cuda::codegen::{
+    CodegenError, Module, Request, float8, lanes::Lanes, rows::Row,
+};
 use crate::kernels::error::OperandError;
 use crate::kernels::operands::{Operands, same};
 use crate::kernels::scaled_gemm;
@@ -50,6 +54,24 @@ impl CpuKernel for op::RowAmax {
     }
 }
 
+#[cfg(feature = "cuda")]
+impl CudaKernel for op::RowAmax {
+    fn code(&self) -> CudaCode<'_> {
+        CudaCode::Row(self)
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl RowCode for op::RowAmax {
+    fn statistics(&self, row: &mut Row<'_, '_>) -> Result<Vec<String>, CodegenError> {
+        Ok(vec![row.amax(0)?])
+    }
+
+    fn value(&self, _: &mut Lanes<'_, '_>, _: &[String]) -> Result<String, CodegenError> {
+        Err(CodegenError::new("a maximum has one value per row"))
+    }
+}
+
 /// Returns the largest number of an 8-bit type.
 fn most(to: DType) -> Result<f32, OperandError> {
     to.float8_max().ok_or(OperandError::Type(to))
@@ -69,11 +91,31 @@ impl CpuKernel for op::Float8Scale {
     }
 }
 
-impl CpuKernel for op::Float8Cast {
-    fn run(&self, call: Call<'_, '_>) -> Result<(), OperandError> {
-        let Rows { x, y, .. } = call.rows()?;
-        cast(x[0], x[1], y[0]);
-        Ok(())
+#[cfg(feature = "cuda")]
+impl CudaKernel for op::Float8Scale {
+    fn code(&self) -> CudaCode<'_> {
+        let generate = |req: &Request<'_>, op: &_| -> Result<Module, CodegenError> {
+            float8::scale(req, op, &largest(self.to)?)
+        };
+        CudaCode::kernel(generate)
+    }
+}
+
+/// Returns the largest number of an 8-bit type, as C.
+#[cfg(feature = "cuda")]
+fn largest(to: DType) -> Result<String, CodegenError> {
+    most(to)
+        .map(float)
+        .map_err(|e| CodegenError::new(e.to_string()))
+}
+
+impl Elementwise for op::Float8Cast {
+    fn block(&self, x: &[&[f32]], y: &mut [f32]) {
+        cast(x[0], x[1], y);
+    }
+
+    fn lane(&self, x: &[String], _: bool) -> String {
+        format!("scaled_({}, {})", x[0], x[1])
     }
 }
 
@@ -94,26 +136,35 @@ impl CpuKernel for op::Float8CastRows {
     }
 }
 
+#[cfg(feature = "cuda")]
+impl CudaKernel for op::Float8CastRows {
+    fn code(&self) -> CudaCode<'_> {
+        CudaCode::Row(self)
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl RowCode for op::Float8CastRows {
+    fn statistics(&self, row: &mut Row<'_, '_>) -> Result<Vec<String>, CodegenError> {
+        let (most, amax) = (largest(self.to)?, row.amax(0)?);
+        let scale = row.define(&format!("power_of_two(scale_({most}, {amax}))"));
+        Ok(vec![row.define(&format!("1.0f / {scale}")), scale])
+    }
+
+    fn value(&self, at: &mut Lanes<'_, '_>, stats: &[String]) -> Result<String, CodegenError> {
+        Ok(format!("scaled_({}, {})", at.input(0)?, stats[1]))
+    }
+}
+
 impl CpuKernel for op::ScaledGemm {
     fn run(&self, call: Call<'_, '_>) -> Result<(), OperandError> {
         scaled_gemm::run(call.whole()?, self.bias, self.accumulate)
     }
 }
 
-/// States that operations have no kernel for GPUs.
-macro_rules! cpu_only {
-    ($($Op:ident)+) => {
-        $(
-            #[cfg(feature = "cuda")]
-            impl CudaKernel for op::$Op {
-                fn code(&self) -> CudaCode<'_> {
-                    CudaCode::Absent(
-                        "matmuls in 8 bits (precision.float8_recipe) run on CPUs, and are predicted for GPUs",
-                    )
-                }
-            }
-        )+
-    };
+#[cfg(feature = "cuda")]
+impl CudaKernel for op::ScaledGemm {
+    fn code(&self) -> CudaCode<'_> {
+        CudaCode::Library(Library::CublasLt, None)
+    }
 }
-
-cpu_only!(RowAmax Float8Scale Float8Cast Float8CastRows ScaledGemm);

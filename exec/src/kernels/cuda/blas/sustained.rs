@@ -57,25 +57,37 @@ impl Load {
         let workspace = memory[0].at;
         let mut sets: Vec<Addresses> = Vec::new();
         for set in 0..count {
-            // Activations, weights, the accumulator, the bias.
+            // Codes use the range of their type.
+            let factor = |n: usize, usual| {
+                let dtype = p.factors[n];
+                (
+                    sizes[n],
+                    dtype,
+                    dtype.float8_max().map_or(usual, |most| most / 4.0),
+                )
+            };
+            // Activations, weights, the accumulator, the bias, the reciprocals of scales.
             let kinds = [
-                (sizes[0], p.factors, 1.0),
-                (sizes[1], p.factors, 0.02),
+                factor(0, 1.0),
+                factor(1, 0.02),
                 (sizes[2], p.result, 1.0),
                 (sizes[3], p.bias.unwrap_or(DType::F32), 0.1),
+                (sizes[4], DType::F32, 0.01),
+                (sizes[5], DType::F32, 0.01),
             ];
             for (i, (bytes, dtype, scale)) in kinds.into_iter().enumerate() {
                 let scratch = Scratch::new(bytes.next_multiple_of(256), 0)?;
-                let turn = 7919 * (4 * set as usize + i + 1);
+                let turn = 7919 * (6 * set as usize + i + 1);
                 numbers::fill(scratch.at, bytes, dtype, scale, turn)?;
                 memory.push(scratch);
             }
-            let [.., a, b, c, bias] = &memory[..] else {
-                unreachable!("four were pushed");
+            let [.., a, b, c, bias, of_a, of_b] = &memory[..] else {
+                unreachable!("six were pushed");
             };
             sets.push(Addresses {
                 a: a.at,
                 b: b.at,
+                inverses: p.scaling.map(|_| [of_a.at, of_b.at]),
                 bias: if p.bias.is_some() { bias.at } else { 0 },
                 before: c.at,
                 c: c.at,

@@ -225,14 +225,25 @@ fn name(p: &GemmProblem) -> String {
     let t = |t: bool| if t { "t" } else { "n" };
     let bias = if p.bias.is_some() { ", bias" } else { "" };
     let added = if p.accumulate { ", added" } else { "" };
+    let scaled = match p.scaling {
+        Some(scaling) if scaling.by_row => ", scales by row",
+        Some(_) => ", scales",
+        None => "",
+    };
+    let [a, b] = p.factors;
+    let factors = if a == b {
+        a.to_string()
+    } else {
+        format!("{a} {b}")
+    };
     format!(
-        "m {} n {} k {} {}{} {} to {}{bias}{added}, pitches {:?}",
+        "m {} n {} k {} {}{} {} to {}{bias}{added}{scaled}, pitches {:?}",
         p.m,
         p.n,
         p.k,
         t(p.ta),
         t(p.tb),
-        p.factors,
+        factors,
         p.result,
         p.pitch
     )

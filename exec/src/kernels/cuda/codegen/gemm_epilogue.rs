@@ -113,7 +113,8 @@ fn factors(req: &Request<'_>, gemms: &[BodyOp]) -> Result<(u64, u64, u64, Vec<Ma
     let mut size = None;
     for op in gemms {
         let (p, o) = gemm::problem(req, op)?;
-        let plain = !p.ta && p.factors == p.result && p.factors.size() == 2 && p.bias.is_none();
+        let alike = p.factors == [p.result; 2] && p.result.size() == 2;
+        let plain = !p.ta && alike && p.bias.is_none();
         let widths = [p.k, if p.tb { p.k } else { p.n }];
         let dense = p.pitch[0] == widths[0] && p.pitch[1] == widths[1];
         let whole = p.align[0] == 16
@@ -128,7 +129,7 @@ fn factors(req: &Request<'_>, gemms: &[BodyOp]) -> Result<(u64, u64, u64, Vec<Ma
         let of = |(place, first): (Place, u64), size, part| Map {
             place,
             first,
-            dtype: p.factors,
+            dtype: p.result,
             size,
             stack: None,
             part,

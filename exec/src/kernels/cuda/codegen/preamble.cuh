@@ -7,6 +7,8 @@ typedef long long i64;
 typedef unsigned char u8;
 struct bf16 { unsigned short x; };
 struct f16 { unsigned short x; };
+struct e4m3 { u8 x; };
+struct e5m2 { u8 x; };
 #define DEV __device__ __forceinline__
 #define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
 // Of which a multiprocessor has this many blocks at once.
@@ -23,6 +25,15 @@ DEV void down(float x, bf16& y) { asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.x) : "f
 DEV void down(float x, f16& y) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.x) : "f"(x)); }
 DEV void down(float x, i64& y) { y = (i64)x; }
 DEV void down(float x, u8& y) { y = (u8)fminf(fmaxf(x, 0.0f), 255.0f); }
+#if __CUDA_ARCH__ >= 890
+// Two numbers in 8 bits, the first one in the low byte: to nearest, ties to even, saturated.
+DEV unsigned short narrow(float a, float b, e4m3) { unsigned short y; asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(y) : "f"(b), "f"(a)); return y; }
+DEV unsigned short narrow(float a, float b, e5m2) { unsigned short y; asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(y) : "f"(b), "f"(a)); return y; }
+DEV void down(float x, e4m3& y) { y.x = (u8)narrow(x, 0.0f, y); }
+DEV void down(float x, e5m2& y) { y.x = (u8)narrow(x, 0.0f, y); }
+DEV float up(e4m3 x) { u32 y; asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(y) : "h"((unsigned short)x.x)); return up(f16{(unsigned short)y}); }
+DEV float up(e5m2 x) { return up(f16{(unsigned short)(x.x << 8)}); }
+#endif
 template <class T> DEV float rounded(float x) { T y; down(x, y); return up(y); }
 template <> DEV float rounded<float>(float x) { return x; }
 template <> DEV float rounded<i64>(float x) { return x; }
@@ -55,6 +66,20 @@ template <class T, int V> DEV void pack(const float (&a)[V], Pack<T, V>& t) {
 #pragma unroll
   for (int v = 0; v < V; v++) down(a[v], t.e[v]);
 }
+#if __CUDA_ARCH__ >= 890
+template <class T, int V> DEV void pack_pairs(const float (&a)[V], Pack<T, V>& t) {
+  if constexpr (V % 2 == 0) {
+    unsigned short* w = reinterpret_cast<unsigned short*>(&t);
+#pragma unroll
+    for (int v = 0; v < V; v += 2) w[v / 2] = narrow(a[v], a[v + 1], T());
+  } else {
+#pragma unroll
+    for (int v = 0; v < V; v++) down(a[v], t.e[v]);
+  }
+}
+template <int V> DEV void pack(const float (&a)[V], Pack<e4m3, V>& t) { pack_pairs(a, t); }
+template <int V> DEV void pack(const float (&a)[V], Pack<e5m2, V>& t) { pack_pairs(a, t); }
+#endif
 template <class T, int V> DEV void store(T* p, const float (&a)[V]) {
   Pack<T, V> t;
   pack(a, t);
@@ -122,12 +147,20 @@ template <int V> DEV void running(float& m, float& s, const float (&a)[V]) {
   s = fmaf(s, ex2(fmaf(m, LOG2E, -z)), e);
   m = n;
 }
+// The factor that turns the largest absolute value of a tensor into `most`: 1 for zeros and infinities.
+DEV float scale_(float most, float amax) { return amax > 0.0f && amax < INF ? fminf(most / amax, 3.40282347e38f) : 1.0f; }
+// The largest power of two that is not above a positive factor.
+DEV float power_of_two(float scale) { return __uint_as_float(__float_as_uint(scale) & 0xff800000u); }
+// Infinities become NaN, so that casts to 8 bits do not hide them.
+DEV float scaled_(float x, float scale) { return fabsf(x) < INF ? x * scale : __uint_as_float(0x7fffffffu); }
 DEV float relu_(float x) { return x < 0.0f ? 0.0f : x; }
 DEV float relu_grad_(float g, float y) { return y <= 0.0f ? 0.0f : g; }
 
 // A NaN is taken, and then kept.
 DEV float max_(float a, float b) { return (b != b || b > a) ? b : a; }
 struct Sum { static DEV float of(float a, float b) { return a + b; } static DEV float none() { return 0.0f; } };
+// Absolute values; a NaN is passed over.
+struct Amax { static DEV float of(float a, float b) { return fmaxf(a, b); } static DEV float none() { return 0.0f; } };
 struct Max { static DEV float of(float a, float b) { return max_(a, b); } static DEV float none() { return -INF; } };
 template <class O> DEV float warp_all(float x) {
 #pragma unroll

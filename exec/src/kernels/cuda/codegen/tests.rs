@@ -8,7 +8,7 @@ use crate::kernels::cuda::code::{key, options};
 use crate::kernels::cuda::nvrtc::Compiler;
 use crate::kernels::cuda::target::Target;
 use crate::kernels::cuda::{prepare, ranges, variant};
-use crate::kernels::ops::{self, CudaCode};
+use crate::kernels::ops::{self, CudaCode, Library};
 use shardlab_plan::ir::{
     BodyOp, COMPUTE, DType, InstrId, OpKind, Place, Shape, Slot, UpdateRule, op,
 };
@@ -53,13 +53,18 @@ fn is_written(body: &[BodyOp]) -> bool {
     !body.iter().any(absent)
 }
 
+/// Returns whether cuBLASLt performs an operation.
+fn is_gemm(op: &OpKind) -> bool {
+    matches!(ops::cuda(op), CudaCode::Library(Library::CublasLt, _))
+}
+
 /// Returns every source that a program needs, with the kernel that needs it.
 fn sources(who: &str, program: &Program, target: Target, out: &mut BTreeMap<String, String>) {
     let mut ticketed = BTreeSet::new();
     for v in variant::of_program(program).keys() {
         let kernel = &program.kernels[v.kernel.index()];
         if let [only] = &kernel.body[..]
-            && matches!(only.op, OpKind::Gemm { .. })
+            && is_gemm(&only.op)
         {
             let gemm = crate::kernels::cuda::gemm::problem(
                 &v.request(&kernel.body, target),
@@ -275,7 +280,7 @@ fn operations(nvrtc: Option<&Compiler>) {
                 same: &same,
             };
             let who = format!("{} in {dtype}", kind.name());
-            if let OpKind::Gemm(_) = kind {
+            if is_gemm(&kind) {
                 let gemm = crate::kernels::cuda::gemm::problem(&req, &body[0]);
                 gemm.unwrap_or_else(|e| panic!("{who}: {e}"));
                 continue;
@@ -344,6 +349,62 @@ fn other_gpus(nvrtc: Option<&Compiler>) {
         compile(all, target, nvrtc);
     }
     assert_eq!(Target::of((7, 5)), None);
+}
+
+#[test]
+fn casts_to_8_bits_are_generated() {
+    float8(None);
+}
+
+#[test]
+#[ignore = "needs NVRTC"]
+fn casts_to_8_bits_compile() {
+    float8(Some(&compiler()));
+}
+
+/// Casts of every recipe, alone and joined with other operations. Those that write codes transposed
+/// go through tiles.
+fn float8(nvrtc: Option<&Compiler>) {
+    let mut all = BTreeMap::new();
+    for recipe in ["tensorwise", "rowwise"] {
+        for mode in ["off", "blocks", "full"] {
+            for saved in ["compute", "float8"] {
+                let set = [
+                    format!("precision.float8_recipe={recipe}"),
+                    format!("precision.float8_saved={saved}"),
+                    format!("compile.mode={mode}"),
+                ];
+                let Ok(s) = scenario::load(Path::new("small-fp8"), &set) else {
+                    continue;
+                };
+                let program = plan(&s).unwrap();
+                let mut here = BTreeMap::new();
+                sources(&format!("{set:?}"), &program, Target::HOPPER, &mut here);
+                let tiles = here
+                    .keys()
+                    .filter(|source| source.contains("tile["))
+                    .count();
+                assert!(tiles >= 3, "{set:?}: {tiles} kernels with tiles");
+                all.extend(here);
+            }
+        }
+    }
+    assert!(all.len() > 60, "{}", all.len());
+    let ada = Target::of((8, 9)).unwrap();
+    compile(all.clone(), ada, nvrtc);
+    compile(all, Target::HOPPER, nvrtc);
+    let s = scenario::load(Path::new("small-fp8"), &[]).unwrap();
+    let program = plan(&s).unwrap();
+    let ampere = Target::of((8, 0)).unwrap();
+    let refused = variant::of_program(&program).into_keys().any(|v| {
+        let body = &program.kernels[v.kernel.index()].body;
+        let made = generate(&v.request(body, ampere));
+        made.is_err_and(|e| {
+            e.to_string()
+                .contains("8-bit floats need compute capability 8.9")
+        })
+    });
+    assert!(refused);
 }
 
 #[test]

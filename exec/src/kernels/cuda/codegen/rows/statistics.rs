@@ -63,6 +63,22 @@ impl<'a> Row<'_, 'a> {
         Ok(names)
     }
 
+    /// Generates the largest absolute value of input `n`, without NaN; returns the variable.
+    pub(in crate::kernels) fn amax(&mut self, n: usize) -> Result<String, CodegenError> {
+        let name = self.at.g.fresh();
+        self.at.g.line(format!("float {name} = 0.0f;"));
+        self.walk();
+        let x = self.at.input(n)?;
+        self.at.g.line(format!(
+            "#pragma unroll\nfor (int v = 0; v < {}; v++) {name} = fmaxf({name}, fabsf({x}));",
+            self.shape.lanes
+        ));
+        self.at.g.close();
+        let all = self.shape.all("Amax", &name);
+        self.at.g.line(format!("{name} = {all};"));
+        Ok(name)
+    }
+
     /// Generates the log-sum-exp of input `n`; returns the variable.
     pub(in crate::kernels) fn log_sum_exp(&mut self, n: usize) -> Result<String, CodegenError> {
         let (m, s, z) = (self.at.g.fresh(), self.at.g.fresh(), self.at.g.fresh());
