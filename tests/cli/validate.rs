@@ -18,6 +18,12 @@ const EXEC_OPTIONS: &str = concat!(
 /// The same on one and two H100.
 const EXEC_H100: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/exec_h100.csv");
 
+/// Steps of the engine with matmuls in 8 bits, next to bf16.
+const EXEC_FLOAT8: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/tests/data/exec_float8_h100.csv"
+);
+
 /// Memory of FSDP2 and Megatron-FSDP as one rank of up to 1,024, on one GPU.
 const ENGINE_MEMORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/engine_memory.csv");
 
@@ -60,6 +66,7 @@ fn error_bands_rest_on_todays_predictions() {
         EXEC,
         EXEC_OPTIONS,
         EXEC_H100,
+        EXEC_FLOAT8,
         CPU,
         PUBLISHED,
         PUBLISHED_A100,
@@ -234,6 +241,25 @@ fn predictions_agree_with_steps_of_exec() {
     agree(EXEC, 60, 2.0, 5.0, (11, 0.04), 0);
     agree(EXEC_OPTIONS, 50, 2.0, 7.0, (14, 0.08), 3);
     agree(EXEC_H100, 60, 2.0, 5.0, (8, 0.045), 3);
+}
+
+/// Steps with matmuls in 8 bits are predicted as well, although the profile's rate for them was not
+/// measured. Allocated memory is known to 0.1 MiB.
+#[test]
+fn predictions_agree_with_steps_in_8_bits() {
+    let mut lines = json(&["validate", EXEC_FLOAT8, "--json"]);
+    lines.pop();
+    assert_eq!(lines.len(), 16);
+    let cell = |row: &Value, metric: &str, what: &str| row[metric][what].as_f64().unwrap();
+    let errors = lines.iter().map(|row| {
+        let off = cell(row, "peak_allocated_mib", "predicted")
+            - cell(row, "peak_allocated_mib", "measured");
+        assert!(off.abs() < 0.051, "{row}");
+        cell(row, "step_ms", "error_percent").abs()
+    });
+    let mut errors: Vec<f64> = errors.collect();
+    errors.sort_by(f64::total_cmp);
+    assert!(errors[8] < 2.0 && errors[15] < 5.0, "{errors:?}");
 }
 
 /// Checks errors of step times against `median` and `worst`, in percent. The

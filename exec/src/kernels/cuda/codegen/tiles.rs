@@ -1,8 +1,8 @@
 //! Kernels over elements that write some results transposed.
 //!
-//! A block takes a tile of rows and columns. A thread computes a few rows of a vector, writes what
-//! is stored row by row, and holds the elements of each column of the others in registers. Through a
-//! tile in shared memory, one result after another, the block writes whole lines of these.
+//! A block takes a tile of rows and columns. A thread computes a few rows of a vector and writes
+//! what is stored row by row. The elements of each column of other results stay in registers. The
+//! block writes whole lines of these through a tile in shared memory, one result after another.
 
 use super::expr::{Cached, Gen, Var};
 use super::index::{self, Index};
