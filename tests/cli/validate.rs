@@ -174,8 +174,7 @@ fn predictions_agree_with_the_experimental_engine() {
         let error = |metric: &str| row[metric]["error_percent"].as_f64().unwrap().abs();
         let has = |part: &str| row["name"].as_str().unwrap().contains(part);
         assert!(error("peak_allocated_mib") < 0.02, "{row}");
-        let segments = if has("h100") { 11.0 } else { 0.02 };
-        assert!(error("peak_reserved_mib") < segments, "{row}");
+        assert!(error("peak_reserved_mib") < 0.02, "{row}");
         assert!(
             error("step_ms") < if has("seq 2048") { 6.0 } else { 3.0 },
             "{row}"

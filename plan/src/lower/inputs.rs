@@ -236,6 +236,14 @@ impl<'a> LoweringInputs<'a> {
         }
     }
 
+    /// Returns the groups in the order of their first parameters, as `Module.parameters` lists them
+    /// for an optimizer.
+    pub(crate) fn groups_by_param(&self) -> Vec<GroupId> {
+        let mut groups: Vec<GroupId> = self.group_ids().collect();
+        groups.sort_by_key(|g| self.group(*g).params.first().copied());
+        groups
+    }
+
     pub(crate) fn groups_of(&self, u: UnitId) -> Vec<GroupId> {
         self.units[u.index()].groups.clone()
     }

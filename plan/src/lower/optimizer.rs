@@ -75,7 +75,7 @@ pub(crate) fn moments(
         return None;
     }
     let types = out.inputs.types.moments;
-    let blocks = types == MomentType::Block8 && has_blocks(numel, holds, counter);
+    let blocks = types == MomentType::Block8 && has_blocks(numel, counter);
     let dtype = match types {
         MomentType::Block8 if !blocks => DType::F32,
         _ => types.dtype(),
@@ -118,10 +118,9 @@ pub(crate) fn moments(
 
 /// Returns whether moments of this number of elements are in 8 bits where that is asked for:
 /// bitsandbytes and torchao keep those of small tensors in float32, and torchao those that are no
-/// whole number of blocks (`_new_buffer`). `framework` says that the optimizer is one of PyTorch.
-fn has_blocks(numel: u64, holds: Holds, framework: bool) -> bool {
-    let apart = framework && matches!(holds, Holds::Param(_));
-    numel >= SMALL && (!apart || numel.is_multiple_of(STATE_BLOCK))
+/// whole number of blocks (`_new_buffer`). `framework` says that the optimizer is torchao's.
+fn has_blocks(numel: u64, framework: bool) -> bool {
+    numel >= SMALL && (!framework || numel.is_multiple_of(STATE_BLOCK))
 }
 
 /// Elements from which moments are in 8 bits (`min_8bit_size`).

@@ -75,6 +75,25 @@ impl FlatLayout {
             0..0
         }
     }
+
+    /// Cuts a range of the full buffer where parameters begin. Padding belongs to the parameter
+    /// before it, that at the start of the range to the first one.
+    #[must_use]
+    pub fn cut(&self, range: Range<u64>) -> Vec<Range<u64>> {
+        let begins = self.items.iter().filter(|i| i.numel > 0).map(|i| i.offset);
+        let mut cuts: Vec<u64> = begins
+            .filter(|at| range.start < *at && *at < range.end)
+            .collect();
+        cuts.sort_unstable();
+        let begun = |i: &FlatItem| i.offset <= range.start && range.start < i.offset + i.numel;
+        if !self.items.iter().any(begun) && !cuts.is_empty() {
+            cuts.remove(0);
+        }
+        let starts = std::iter::once(range.start).chain(cuts.iter().copied());
+        let ends = cuts.iter().copied().chain([range.end]);
+        let parts = starts.zip(ends).map(|(start, end)| start..end);
+        parts.filter(|part| !part.is_empty()).collect()
+    }
 }
 
 /// Maximum size of a layout, so that no sum below can overflow.
@@ -329,6 +348,20 @@ mod tests {
         let l = flat_layout(&items(&block), 4, true).unwrap();
         assert_eq!(l.chunk_factor, 8192);
         assert_eq!(l.shard_numel() * 2, 30_425_088);
+    }
+
+    /// Cuts are where parameters begin, in the order of their places; padding never stands alone.
+    #[test]
+    fn ranges_are_cut_where_parameters_begin() {
+        let l = flat_layout(&items(&[(2, 6), (4, 4), (4, 4), (1, 2), (1, 6)]), 5, true).unwrap();
+        // Offsets 0, 12, 32, 28, 48; 12, 16, 16, 2 and 6 elements; 60 in all.
+        assert_eq!(l.cut(0..60), [0..12, 12..28, 28..32, 32..48, 48..60]);
+        assert_eq!(l.cut(0..12), vec![0..12]);
+        assert_eq!(l.cut(24..36), [24..28, 28..32, 32..36]);
+        // Begins with padding.
+        assert_eq!(l.cut(30..40), vec![30..40]);
+        assert_eq!(l.cut(30..60), [30..48, 48..60]);
+        assert_eq!(l.cut(6..6), []);
     }
 
     #[test]

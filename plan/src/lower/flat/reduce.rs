@@ -398,7 +398,7 @@ impl Flat {
             if self.outer_optim {
                 Access {
                     bytes: a.bytes / self.outer,
-                    per_rank: Some(AxisId::DP_OUTER),
+                    per_rank: Some(AxisId::DP_OUTER.into()),
                     ..a
                 }
             } else {
