@@ -262,7 +262,7 @@ pub struct Fsdp {
     /// What the sum of gradients over ranks is multiplied by; `None` for one over the ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gradient_scaling_factor: Option<f64>,
-    /// Check shards and gradients for NaN around every collective.
+    /// Check operands of collectives for NaN before, and results after each of them.
     pub nan_check: bool,
     /// State that is kept in host memory.
     pub offload: Offload,

@@ -422,7 +422,7 @@ impl Flat {
             output: whole
         }];
         let stream = self.streams.outer;
-        out.b.collective(CollectiveLaunch {
+        out.collective(CollectiveLaunch {
             rule: Rule::OuterGather,
             stream,
             kind: CollectiveKind::AllGather,
@@ -483,12 +483,7 @@ impl Flat {
         };
         let Some(comm) = comm else { return };
         let part = Part { input, output };
-        if from.is_none() {
-            // Only its own part: the outer axis has refreshed that, while the others' parts are as
-            // old as the last step.
-            self.nan_check(out, stream, g, part.input);
-        }
-        out.b.collective(CollectiveLaunch {
+        out.collective(CollectiveLaunch {
             rule,
             stream,
             kind: CollectiveKind::AllGather,

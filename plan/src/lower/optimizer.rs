@@ -328,7 +328,7 @@ fn sum_over(out: &mut Emitter<'_>, scalar: Access, axes: AxisSet) {
         input: scalar,
         output: scalar,
     };
-    out.b.collective(CollectiveLaunch {
+    out.collective(CollectiveLaunch {
         rule: Rule::Clip,
         stream: COMPUTE,
         kind: CollectiveKind::AllReduce,

@@ -70,7 +70,7 @@ impl Fsdp2 {
                 input: slice,
                 output
             }];
-            out.b.collective(CollectiveLaunch {
+            out.collective(CollectiveLaunch {
                 rule,
                 stream: self.streams.gather,
                 kind: CollectiveKind::AllGather,

@@ -63,7 +63,7 @@ impl Full {
             input: slice,
             output
         }];
-        out.b.collective(CollectiveLaunch {
+        out.collective(CollectiveLaunch {
             rule,
             stream: self.streams.gather,
             kind: CollectiveKind::AllGather,
