@@ -165,8 +165,8 @@ impl StateLayout {
     }
 
     /// Returns, by rank, the parts of gradients that its optimizer reads, each with its parameter.
-    /// Every element is in one part of one rank. `None` if a launch adds up a gradient itself, which
-    /// then exists nowhere else.
+    /// Every element is in one part of one rank. `None` if a launch adds up a gradient itself,
+    /// which then exists nowhere else.
     ///
     /// # Errors
     /// See [`LayoutError`].

@@ -219,6 +219,9 @@ pub struct Fsdp {
     pub reshard_after_backward: bool,
     /// Which micro-batches reduce.
     pub gradient_sync: GradientSync,
+    /// Globs of units that only the last micro-batch reduces, whatever `gradient_sync` says.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub no_sync_units: Vec<String>,
     /// Prefetch in forward.
     pub prefetch_forward: Prefetch,
     /// Prefetch in backward.
@@ -262,6 +265,8 @@ pub struct Fsdp {
     /// What the sum of gradients over ranks is multiplied by; `None` for one over the ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gradient_scaling_factor: Option<f64>,
+    /// The optimizer reads gradients in their own dtype, instead of casts to that of main weights.
+    pub decoupled_gradients: bool,
     /// Check operands of collectives for NaN before, and results after each of them.
     pub nan_check: bool,
     /// State that is kept in host memory.

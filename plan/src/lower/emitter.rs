@@ -3,10 +3,10 @@
 use super::builder::{Builder, CollectiveLaunch, NewBuffer};
 use super::inputs::LoweringInputs;
 use super::kernels::{KernelLaunch, Kernels};
-use super::walk::host_sync;
+use crate::config::CudaGraph;
 use crate::ir::{
-    Access, AxisId, AxisSet, BufferId, COMPUTE, CommId, DType, GroupId, Holds, Role, ShardOp,
-    StreamId, UnitId,
+    Access, AxisId, AxisSet, BufferId, COMPUTE, CommId, DType, EventId, GroupId, Holds, Role,
+    ShardOp, StreamId, UnitId,
 };
 use crate::program::{Communicator, Rule, is_packed};
 use std::collections::HashMap;
@@ -130,7 +130,14 @@ impl<'a> Emitter<'a> {
         );
     }
 
-    /// Launches a collective. With `fsdp.nan_check`, its operands are checked before, and its results
+    /// Waits on the host for an event, unless the step is captured (a capture may not block).
+    pub(crate) fn host_sync(&mut self, rule: Rule, event: EventId) {
+        if self.inputs.scenario.compile.cuda_graph == CudaGraph::Off {
+            self.b.host_wait(rule, event);
+        }
+    }
+
+    /// Launches a collective. With `fsdp.nan_check`, operands are checked before it, and results
     /// after it.
     pub(crate) fn collective(&mut self, launch: CollectiveLaunch) {
         if !self.inputs.scenario.fsdp.nan_check {
@@ -178,7 +185,7 @@ impl<'a> Emitter<'a> {
             writes: &[result],
         });
         let checked = self.b.record(rule, stream);
-        host_sync(self, rule, checked);
+        self.host_sync(rule, checked);
         self.b.free(rule, flag);
     }
 

@@ -94,10 +94,10 @@ impl GroupState {
 
 // Note [State of single parameters]
 //
-// Optimizers of PyTorch keep states per parameter, which is here the rank's part of it. Parts differ
-// from rank to rank: a boundary between shards may be anywhere in a group. A program has one list of
-// buffers, with the sizes of rank 0. Other ranks keep as many elements, and cut them in the same
-// places; their sum is the same, and updates are element by element.
+// Optimizers of PyTorch keep states per parameter: here, of the rank's part of it. Parts differ
+// from rank to rank, since shards begin anywhere in a group. A program has one list of buffers,
+// with the sizes of rank 0. Other ranks keep as many elements, and cut them in the same places;
+// the sum is the same, and updates are element by element.
 
 /// Makes the optimizer's states of a group, of which this rank updates `own` elements: by parameter
 /// in the engines of frameworks, otherwise as one tensor. See Note [State of single parameters].

@@ -80,12 +80,14 @@ pub(crate) fn moments(
         MomentType::Block8 if !blocks => DType::F32,
         _ => types.dtype(),
     };
+    let fused_adam = out.inputs.scenario.fsdp.decoupled_gradients;
     let mut extra = |bytes, what| {
         let (role, holds) = (Role::Workspace, Holds::Named(what));
         Some(out.persistent(role, bytes, DType::F32, unit, holds))
     };
     let extras = match types {
-        _ if !counter => [None, None],
+        // FusedAdam counts steps on the host.
+        _ if !counter || fused_adam => [None, None],
         // `OptimState8bit` has a table of factors per tensor.
         MomentType::Block8 if blocks => {
             let mut table = || extra(1024, "table of 8-bit codes");

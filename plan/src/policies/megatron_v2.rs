@@ -322,7 +322,8 @@ impl Lifecycle for MegatronV2 {
         let groups = out.inputs.groups_by_param();
         let mut states = self.flat.optimizer_state(out, groups.iter().copied());
         let stored = out.inputs.types.stored();
-        if stored != out.inputs.types.grads {
+        let decoupled = out.inputs.scenario.fsdp.decoupled_gradients;
+        if stored != out.inputs.types.grads && !decoupled {
             let trained = out.inputs.tape.params.iter().filter(|p| p.requires_grad);
             let count = CAST * trained.count() as u16;
             out.b.host(Rule::Optimizer, HostWorkKind::HookParam, count);

@@ -170,3 +170,51 @@ fn states_without_a_scale_per_block_are_reported() {
     let message = &report.of(RuleId::StateSharded).next().unwrap().message;
     assert!(message.contains("a scale per 256"), "{message}");
 }
+
+/// With decoupled gradients the optimizer reads those that are kept: nothing is cast, and
+/// FusedAdam counts steps on the host.
+#[test]
+fn decoupled_gradients_are_not_cast() {
+    for policy in ["megatron", "megatron_v2"] {
+        let policy = format!("fsdp.policy={policy}");
+        let base = [&policy, "precision.compute=bf16", "train.clip_norm=1"];
+        let decoupled = [&base[..], &["fsdp.decoupled_gradients=true"]].concat();
+        let (cast, plain) = (program(LLAMA, &base), program(LLAMA, &decoupled));
+        assert!(check(&plain).is_ok(), "{}", check(&plain));
+        let read = |p: &Program| -> Vec<(Role, DType)> {
+            let updates = p.instrs.iter().flat_map(|i| p.updates(&i.op));
+            let grads = updates.map(|u| &p.buffers[u.grad.buffer.index()]);
+            grads.map(|b| (b.role, b.dtype)).collect()
+        };
+        assert!(
+            read(&cast)
+                .iter()
+                .all(|g| *g == (Role::ReduceOutput, DType::F32))
+        );
+        assert!(
+            read(&plain)
+                .iter()
+                .all(|g| *g == (Role::MainGrad, DType::Bf16))
+        );
+        let counters = |p: &Program| {
+            let named = Holds::Named("adam step counter");
+            p.buffers.iter().filter(|b| b.holds == named).count()
+        };
+        assert!(counters(&cast) > 0 && counters(&plain) == 0, "{policy}");
+    }
+}
+
+/// FusedAdam skips a parameter without a gradient; a program in which one is missing is wrong.
+#[test]
+fn a_missing_decoupled_gradient_is_reported() {
+    let set = ["fsdp.policy=megatron_v2", "fsdp.decoupled_gradients=true"];
+    let p = program(LLAMA, &set);
+    let updates = (0..p.instrs.len()).filter(|i| !p.updates(&p.instrs[*i].op).is_empty());
+    let last = updates.last().unwrap();
+    let mut q = p.clone();
+    q.instrs[last].op = crate::program::Op::HostWork {
+        kind: crate::ir::HostWorkKind::Hook,
+        count: 0,
+    };
+    assert!(check(&q).of(RuleId::ReduceMissing).next().is_some());
+}

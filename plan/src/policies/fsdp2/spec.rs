@@ -29,7 +29,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         optimizes_code: false,
     },
     rules: Rules {
-        options: &["prefetch_lists", "reshard_root"],
+        options: &["no_sync_units", "prefetch_lists", "reshard_root"],
         refuses: REFUSES,
         without_effect: &[],
     },

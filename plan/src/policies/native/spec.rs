@@ -29,6 +29,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         options: &[
             "cast_before_all_gather",
             "copy_engine_reduce_scatter",
+            "no_sync_units",
             "optimizer_in_backward",
             "prefetch_lists",
             "prefetch_next_step",

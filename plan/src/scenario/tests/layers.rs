@@ -337,8 +337,8 @@ fn sweeps_have_a_limit() {
     assert!(e.message().contains("100000 points"), "{e}");
 }
 
-/// A base may set what a later text makes idle; the defaults say nothing; what would be lost is never
-/// dropped.
+/// A base may set what a later text makes idle; the defaults say nothing; what would be lost is
+/// never dropped.
 #[test]
 fn what_a_later_text_makes_idle_is_no_mistake() {
     let base = format!(
