@@ -84,6 +84,15 @@ fn policies_and_strategies_end_with_the_same_weights() {
     let once = [two, &["fsdp.strategy=no_shard"]].concat();
     same("gpt2-tiny", &once, &ONCE);
     let wanted = results("gpt2-tiny", &once);
+    same(
+        "llama-tiny",
+        four,
+        &[
+            &["fsdp.atomic=tensor"],
+            &["fsdp.atomic=8"],
+            &["fsdp.atomic=tensor", "fsdp.strategy=optim"],
+        ],
+    );
     let all = "fsdp.no_sync_units=[\"*\", \"*.*\"]";
     let units: [&[&str]; 2] = [&[all], &[all, "fsdp.policy=fsdp2"]];
     for set in ONCE_SHARDED.iter().chain(&units) {

@@ -95,6 +95,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             reshard_root: false,
             reshard_after_backward: true,
             gradient_sync: GradientSync::Every,
+            atomic: Atomic::Row,
             no_sync_units: vec![],
             prefetch_forward: Prefetch::Implicit,
             prefetch_backward: Prefetch::Implicit,

@@ -309,6 +309,7 @@ fn fsdp(d: &Document, mesh: &Mesh) -> Result<Fsdp, ScenarioError> {
         reshard_root: d.setting(Key::ReshardRoot),
         reshard_after_backward: d.setting(Key::ReshardAfterBackward),
         gradient_sync: d.given(Key::GradientSync).unwrap_or(defaults.gradient_sync),
+        atomic: d.setting(Key::Atomic),
         no_sync_units: d.setting(Key::NoSyncUnits),
         prefetch_forward: d.given(Key::PrefetchForward).unwrap_or(defaults.prefetch),
         prefetch_backward: d.given(Key::PrefetchBackward).unwrap_or(defaults.prefetch),

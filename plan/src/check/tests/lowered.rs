@@ -241,7 +241,7 @@ fn gradients_of_any_type_are_as_long_as_kernels_take_them_to_be() {
 
 #[test]
 fn every_option_passes() {
-    const OPTIONS: [&[&str]; 60] = [
+    const OPTIONS: [&[&str]; 62] = [
         &[],
         &[
             "fsdp.copy_engine_reduce=true",
@@ -372,6 +372,8 @@ fn every_option_passes() {
         ],
         &["mesh.dp_shard=1"],
         &["mesh.dp_shard=1", "mesh.dp_outer=4"],
+        &["fsdp.atomic=tensor", "train.grad_accum=2"],
+        &["fsdp.atomic=4"],
         &["fsdp.nan_check=true"],
         &[
             "fsdp.nan_check=true",

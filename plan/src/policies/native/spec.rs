@@ -27,6 +27,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
     },
     rules: Rules {
         options: &[
+            "atomic",
             "cast_before_all_gather",
             "copy_engine_reduce_scatter",
             "no_sync_units",

@@ -56,6 +56,7 @@ fn defaults_of_the_native_policy() {
             reshard_root: false,
             reshard_after_backward: true,
             gradient_sync: GradientSync::OuterLast,
+            atomic: Atomic::Row,
             no_sync_units: vec![],
             prefetch_forward: Prefetch::Depth(1),
             prefetch_backward: Prefetch::Depth(1),
@@ -422,7 +423,9 @@ fn the_table_tells_the_true_defaults() {
                 &default
             }
             // Left out if there are none.
-            serde_json::Value::Null if ["prefetch_lists", "no_sync_units"].contains(&info.key) => {
+            serde_json::Value::Null
+                if ["prefetch_lists", "no_sync_units", "atomic"].contains(&info.key) =>
+            {
                 &default
             }
             v => v,
