@@ -18,6 +18,7 @@ mod readback;
 mod regions;
 mod report;
 mod session;
+mod squares;
 mod state_blocks;
 mod step;
 pub(crate) mod step_barrier;
@@ -27,6 +28,7 @@ pub use crate::base::options::{DelaySpec, ExecOptions, Registration, Times};
 pub use crate::base::progress::{Progress, RankSnapshot};
 pub use error::ExecError;
 pub use session::Session;
+pub use squares::GradientPart;
 pub use step::{RankInputs, RankTimes, StepInputs, StepResult};
 
 #[cfg(test)]

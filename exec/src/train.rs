@@ -21,7 +21,8 @@ pub use data::{DataError, Feed, TokenWidth, Tokens, tokenizer_next_to};
 pub use error::TrainError;
 pub use layout::{Kind, Span, StateLayout};
 pub use options::{
-    CheckpointOptions, Flow, NoObserver, Observer, Resume, RunOptions, RunStart, StepReport,
+    CheckpointOptions, Flow, NoObserver, Observer, ParamNorm, Resume, RunOptions, RunStart,
+    StepReport,
 };
 pub use run::{Outcome, train, train_on};
 pub use state::{StateIo, With};

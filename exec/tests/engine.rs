@@ -377,15 +377,6 @@ fn a_nan_in_a_shard_is_found_with_the_parameters_name() {
     let program = plan(&load("small-native", &set));
     let layout = StateLayout::new(&program).unwrap();
     let zeros = zero_inputs(&program);
-    let hyper = |step| Hyper {
-        lr: 1e-3,
-        betas: [0.9, 0.95],
-        eps: 1e-8,
-        weight_decay: 0.0,
-        clip_norm: 1.0,
-        step,
-        groups: ONE_GROUP,
-    };
     let mut named = BTreeSet::new();
     for rank in [0, 2] {
         let spans = layout.ranks[rank as usize].weights.iter();
@@ -411,6 +402,197 @@ fn a_nan_in_a_shard_is_found_with_the_parameters_name() {
         }
     }
     assert!(named.len() > 3, "{named:?}");
+}
+
+/// Every policy checks all operands and results of its collectives, and finds a NaN on the rank
+/// that has it, before ranks that receive it.
+#[test]
+fn every_policy_checks_its_collectives_for_nan() {
+    let sets: [&[&str]; 12] = [
+        &["fsdp.policy=native"],
+        &[
+            "fsdp.policy=native",
+            "mesh.dp_replicate=2",
+            "fsdp.outer_strategy=optim",
+        ],
+        &["fsdp.policy=native", "fsdp.copy_engine_reduce=true"],
+        &["fsdp.policy=fsdp2"],
+        &[
+            "fsdp.policy=fsdp2",
+            "mesh.dp_replicate=2",
+            "train.grad_accum=2",
+        ],
+        &["fsdp.policy=fsdp2", "compile.mode=full"],
+        &["fsdp.policy=megatron"],
+        &["fsdp.policy=megatron", "fsdp.strategy=optim"],
+        &["fsdp.policy=megatron", "mesh.dp_replicate=2"],
+        &["fsdp.policy=megatron_v2"],
+        &["fsdp.policy=megatron_v2", "mesh.dp_replicate=2"],
+        &["fsdp.policy=native", "fsdp.strategy=no_shard"],
+    ];
+    for set in sets {
+        let set: Vec<&str> = set
+            .iter()
+            .copied()
+            .chain(["fsdp.nan_check=true", "mesh.dp_shard=2"])
+            .collect();
+        let scenario = load("llama-tiny", &set);
+        let program = plan(&scenario);
+        let checks = |p: &Program| {
+            let of = p
+                .instrs
+                .iter()
+                .filter(|i| i.rule == shardlab_plan::program::Rule::NanCheck);
+            of.filter(|i| matches!(i.op, Op::Launch { .. })).count()
+        };
+        assert!(checks(&program) > 10, "{set:?}");
+        let layout = StateLayout::new(&program).unwrap();
+        let zeros = zero_inputs(&program);
+        let quiet = ExecOptions {
+            poison: false,
+            ..poisoned()
+        };
+        let mut s = Session::new(Arc::clone(&program), quiet).unwrap();
+        for step in 1..=2 {
+            s.step(&zeros, hyper(step))
+                .unwrap_or_else(|e| panic!("{set:?}: {e}"));
+        }
+        let rank = program.meta.mesh.world() - 1;
+        let span = layout.ranks[rank as usize]
+            .master
+            .iter()
+            .find(|s| s.numel() > 8);
+        let span = span.unwrap();
+        let nan = match span.dtype.size() {
+            2 => vec![0xff; 2],
+            _ => f32::NAN.to_le_bytes().to_vec(),
+        };
+        s.write_buffer(rank, span.buffer, span.offset, &nan)
+            .unwrap();
+        let e = s
+            .step(&zeros, hyper(3))
+            .and_then(|_| s.step(&zeros, hyper(4)));
+        let e = e.expect_err(&format!("{set:?}"));
+        assert_eq!(e.first().unwrap().kind, FailureKind::Nan, "{set:?}: {e}");
+    }
+}
+
+fn hyper(step: u64) -> Hyper {
+    Hyper {
+        lr: 1e-3,
+        betas: [0.9, 0.95],
+        eps: 1e-8,
+        weight_decay: 0.0,
+        clip_norm: 1.0,
+        step,
+        groups: ONE_GROUP,
+    }
+}
+
+/// Norms of single parameters: their squares sum up to that of the global norm, under every policy
+/// and strategy, before clipping, and each is that of the gradient without sharding.
+#[test]
+fn norms_of_single_parameters_are_those_without_sharding() {
+    let run_with = |set: &[&str]| {
+        let base = [
+            "precision.compute=f32",
+            "train.clip_norm=0.5",
+            "train.param_norms_every=2",
+        ];
+        let set: Vec<&str> = base.iter().chain(set).copied().collect();
+        train_small("llama-tiny", &set, 5, poisoned())
+    };
+    let whole = run_with(&["mesh.dp_shard=1", "train.micro_batch=4"]);
+    let steps: Vec<u64> = whole.param_norms.iter().map(|n| n.0).collect();
+    assert_eq!(steps, [2, 4]);
+    let sets: [&[&str]; 10] = [
+        &["fsdp.policy=native", "mesh.dp_shard=4"],
+        &[
+            "fsdp.policy=native",
+            "mesh.dp_shard=2",
+            "mesh.dp_replicate=2",
+        ],
+        &[
+            "fsdp.policy=native",
+            "mesh.dp_shard=4",
+            "fsdp.optimizer_in_backward=true",
+            "train.clip_norm=0",
+            "train.grad_norm=false",
+        ],
+        &["fsdp.policy=fsdp2", "mesh.dp_shard=4"],
+        &["fsdp.policy=fsdp2", "mesh.dp_shard=4", "compile.mode=full"],
+        &["fsdp.policy=megatron", "mesh.dp_shard=4"],
+        &[
+            "fsdp.policy=megatron",
+            "mesh.dp_shard=4",
+            "fsdp.strategy=optim",
+        ],
+        &[
+            "fsdp.policy=megatron",
+            "mesh.dp_shard=2",
+            "mesh.dp_replicate=2",
+            "fsdp.outer_strategy=optim",
+        ],
+        &[
+            "fsdp.policy=megatron",
+            "mesh.dp_shard=4",
+            "fsdp.strategy=no_shard",
+        ],
+        &["fsdp.policy=megatron_v2", "mesh.dp_shard=4"],
+    ];
+    for set in sets {
+        let o = run_with(&[&["train.micro_batch=1"], set].concat());
+        for (at, ((_, ours), (_, theirs))) in
+            o.param_norms.iter().zip(&whole.param_norms).enumerate()
+        {
+            let squares: f64 = ours.iter().map(|n| n.gradient.unwrap().powi(2)).sum();
+            let global = o.run.grad_norms[2 * at + 1];
+            assert!(
+                (squares.sqrt() - global).abs() < 1e-4 * global,
+                "{set:?}: {squares} {global}"
+            );
+            // Without clipping, later steps differ.
+            let same = !set.contains(&"train.clip_norm=0") || at == 0;
+            for (a, b) in ours.iter().zip(theirs).filter(|_| same && at == 0) {
+                assert_eq!(a.name, b.name);
+                let (x, y) = (a.gradient.unwrap(), b.gradient.unwrap());
+                assert!(
+                    (x - y).abs() < 2e-3 * y.max(1e-4),
+                    "{set:?} {}: {x} {y}",
+                    a.name
+                );
+            }
+        }
+        let last = &o.param_norms[1].1;
+        assert!(last.iter().all(|n| n.weight > 0.0), "{set:?}");
+    }
+}
+
+/// Gradients that only the optimizer's kernel adds up, or that a captured step computes, have no
+/// norms of their own.
+#[test]
+fn gradients_that_cannot_be_read_have_no_norms() {
+    for set in [
+        &["fsdp.copy_engine_reduce=true", "fsdp.sum_in_optimizer=true"][..],
+        &["compile.cuda_graph=full_iteration", "fsdp.allocator=pool"],
+    ] {
+        let base = [
+            "train.param_norms_every=1",
+            "train.clip_norm=0",
+            "train.grad_norm=false",
+        ];
+        let set = [&base[..], set].concat();
+        let o = train_small("small-native", &set, 2, poisoned());
+        let has = |n: &train::ParamNorm| n.gradient.is_some();
+        let read = o.param_norms.iter().flat_map(|n| &n.1).any(has);
+        assert!(!read, "{set:?}");
+        assert!(
+            o.param_norms
+                .iter()
+                .flat_map(|n| &n.1)
+                .all(|n| n.weight > 0.0)
+        );
+    }
 }
 
 /// Returns zeros for every input.

@@ -88,6 +88,8 @@ pub(crate) enum Fact {
     FsdpVersion,
     /// 1: Megatron-LM's distributed optimizer is on.
     DistributedOptimizer,
+    /// 1: Megatron-LM's optimizer reads gradients in their own type.
+    PrecisionAwareOptimizer,
     /// ZeRO stage of DeepSpeed.
     ZeroStage,
     /// PyTorch's `ShardingStrategy`, by its number: 1 FULL_SHARD, 2 SHARD_GRAD_OP, 3 NO_SHARD,

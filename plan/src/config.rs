@@ -33,8 +33,8 @@ pub use decoder::{
 pub use experts::{AuxLoss, Experts, Router};
 pub use float8::{Float8, Float8Format, Float8Recipe, Float8Saved};
 pub use fsdp::{
-    AllocatorKind, Fsdp, GradientSync, Offload, OuterStrategy, PolicyKind, Prefetch, PrefetchList,
-    Reshard, Strategy, UnitPattern, Units,
+    AllocatorKind, Atomic, Fsdp, GradientSync, Offload, OuterStrategy, PolicyKind, Prefetch,
+    PrefetchList, Reshard, Strategy, UnitPattern, Units,
 };
 pub use gate::{Gate, GatePreset, GateProgram};
 pub use hybrid::{AttentionGate, LinearAttention, MlpType, Ssm};

@@ -22,7 +22,7 @@ mod storage;
 pub(crate) mod strides;
 
 pub use attention::{AttentionShape, ScoreMod, alibi_slope};
-pub use buffer::{Access, Buffer, Holds, Pool, Role};
+pub use buffer::{Access, Buffer, Holds, PerRank, Pool, Role};
 pub use collective::{
     Collective, CollectiveKind, CopyDesc, CopyKind, ModelCollective, Part, ReduceOp,
 };

@@ -200,6 +200,7 @@ pub(crate) fn flat_layout(scenario: &Scenario, of: Placements) -> LayoutKind {
     LayoutKind::Flat {
         shards: if pad { shards } else { 1 },
         pad,
+        atomic: scenario.fsdp.atomic,
     }
 }
 

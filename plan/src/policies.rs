@@ -90,10 +90,6 @@ const GRADIENTS_ADDED_UP: Refusal = Refusal {
     help: "set gradient_sync = \"outer_last\"",
 };
 
-/// Help for schedules that do not check for NaN.
-const NO_NAN_CHECK: &str = "set fsdp.nan_check = false, or use policy native or megatron outside \
-                            mode full; `exec --check-nan` finds the first NaN of any program";
-
 fn lowering(scenario: &Scenario) -> &'static Lowering {
     if fully_compiled(scenario) {
         &full::LOWERING

@@ -38,6 +38,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 pub use traffic::Traffic;
 pub use unfilled::UnfilledWrites;
+pub(crate) use unfilled::is_packed;
 pub use updates::{GroupRun, Updated};
 
 /// Operation of an instruction.

@@ -25,7 +25,7 @@ use serde::Serialize;
 use shardlab_exec::engine::ExecOptions;
 use shardlab_exec::process::World;
 use shardlab_exec::train::{
-    CheckpointOptions, Outcome, Resume, RunOptions, TokenWidth, Tokens, TrainError, hf,
+    CheckpointOptions, Outcome, ParamNorm, Resume, RunOptions, TokenWidth, Tokens, TrainError, hf,
     tokenizer_next_to,
 };
 use shardlab_plan::record::Summary;
@@ -412,11 +412,33 @@ struct Object {
     final_norms: BTreeMap<String, f64>,
     /// Norm of every parameter's gradient in the last step, if gradients outlive the step.
     final_grad_norms: Option<BTreeMap<String, f64>>,
+    /// Norms of all parameters with the number of steps done, every `train.param_norms_every`
+    /// steps.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    param_norms: Vec<StepNorms>,
     /// Bytes by unit at the memory peak.
     memory_by_unit: BTreeMap<String, u64>,
     /// Id of the saved run.
     #[serde(skip_serializing_if = "Option::is_none")]
     run_id: Option<String>,
+}
+
+/// Norms of all parameters after a step.
+#[derive(Serialize)]
+struct StepNorms {
+    /// Steps done.
+    step: u64,
+    /// One entry per parameter.
+    params: Vec<events::Norms>,
+}
+
+impl StepNorms {
+    fn of((step, norms): &(u64, Vec<ParamNorm>)) -> Self {
+        Self {
+            step: *step,
+            params: norms.iter().map(events::Norms::of).collect(),
+        }
+    }
 }
 
 impl Object {
@@ -433,6 +455,7 @@ impl Object {
             validation_losses: o.validations.clone(),
             final_norms: named(&o.weight_norms),
             final_grad_norms: o.grad_norms.as_deref().map(named),
+            param_norms: o.param_norms.iter().map(StepNorms::of).collect(),
             memory_by_unit: o
                 .run
                 .memory

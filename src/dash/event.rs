@@ -6,6 +6,7 @@ use super::lanes::Lanes;
 use super::state::Saved;
 use super::whatif::Explained;
 use ratatui::crossterm::event::{KeyEvent, MouseEvent};
+use shardlab_exec::train::ParamNorm;
 use shardlab_plan::scenario::BatchUnit;
 use shardlab_reports::RunView;
 use shardlab_reports::gate::{Facts, Limits};
@@ -71,6 +72,8 @@ pub enum News {
     Step(StepNews),
     /// A validation is done: the number of steps before it, and its loss.
     Validation(u64, f64),
+    /// Norms of all parameters, with the number of steps done.
+    ParamNorms(u64, Vec<ParamNorm>),
     /// Current progress of the ranks.
     Ranks(Vec<RankNow>),
     /// The keys of the axes of a sweep, and its number of points.

@@ -4,6 +4,7 @@ use super::app::{App, Purpose, Tone, View};
 use super::event::{Effect, RankNow, Setup, StepNews, Task};
 use super::keys::Command;
 use super::whole::Whole;
+use shardlab_exec::train::ParamNorm;
 use std::time::Duration;
 
 /// State of the training view.
@@ -19,6 +20,8 @@ pub struct Training {
     pub steps: Vec<StepNews>,
     /// Validation losses, with the number of steps before each.
     pub validations: Vec<(u64, f64)>,
+    /// Last norms of all parameters, with the number of steps before.
+    pub param_norms: Option<(u64, Vec<ParamNorm>)>,
     /// Progress of the ranks, if this process trains.
     pub ranks: Vec<RankNow>,
     /// Messages of the engine.

@@ -451,6 +451,7 @@ fn news(app: &mut App, id: JobId, news: News) -> Vec<Effect> {
         News::Stepping => app.train.since = Some(app.now),
         News::Step(step) => app.train.step(step, app.now),
         News::Validation(step, loss) => app.train.validations.push((step, loss)),
+        News::ParamNorms(step, norms) => app.train.param_norms = Some((step, norms)),
         News::Ranks(ranks) => app.train.ranks = ranks,
         News::Axes(keys, total) => {
             app.sweep.keys = keys;

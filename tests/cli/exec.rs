@@ -792,3 +792,45 @@ fn threads_change_nothing() {
     assert_eq!(losses("1"), losses("3"));
     assert_eq!(losses("1"), losses("0"));
 }
+
+/// Norms of single parameters are in the text, in the object and in the events.
+#[test]
+fn norms_of_parameters_are_reported() {
+    let args = [
+        "exec",
+        "small-native",
+        "--no-store",
+        "--steps",
+        "5",
+        "--set",
+        "train.param_norms_every=2",
+    ];
+    let text = stdout(&args);
+    assert!(text.contains("norms of parameters after step 4"), "{text}");
+    let output = shardlab(&[&args[..], &["--json", "--progress", "json"]].concat())
+        .output()
+        .unwrap();
+    let run: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let all = run["param_norms"].as_array().unwrap();
+    let steps: Vec<_> = all.iter().map(|n| n["step"].as_u64().unwrap()).collect();
+    assert_eq!(steps, [2, 4]);
+    for at in all {
+        let params = at["params"].as_array().unwrap();
+        assert_eq!(params.len(), run["final_norms"].as_object().unwrap().len());
+        let squares = params
+            .iter()
+            .map(|p| p["gradient"].as_f64().unwrap().powi(2));
+        let global = run["grad_norms"][at["step"].as_u64().unwrap() as usize - 1]
+            .as_f64()
+            .unwrap();
+        let sum = squares.sum::<f64>().sqrt();
+        assert!((sum - global).abs() < 1e-4 * global, "{sum} {global}");
+    }
+    let events = String::from_utf8(output.stderr).unwrap();
+    let events = events
+        .lines()
+        .filter_map(|l| serde_json::from_str::<Value>(l).ok());
+    let events: Vec<Value> = events.filter(|e| e["event"] == "param_norms").collect();
+    assert_eq!(events.len(), 2);
+    assert_eq!(events[1]["params"], all[1]["params"]);
+}

@@ -106,7 +106,7 @@ impl Build {
         let all = self.whole(buffer);
         Access {
             bytes: all.bytes / u64::from(self.program.meta.mesh.size(AxisId::DP_SHARD)),
-            per_rank: Some(AxisId::DP_SHARD),
+            per_rank: Some(AxisId::DP_SHARD.into()),
             ..all
         }
     }

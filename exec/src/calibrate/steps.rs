@@ -438,6 +438,7 @@ pub(super) fn run_scenario<F: DeviceFactory>(
                     .into_iter()
                     .map(|m| m.into_iter().map(|(id, data)| (id, data.into())).collect())
                     .collect(),
+                ..RankInputs::default()
             })
             .collect(),
     };

@@ -201,7 +201,10 @@ impl CpuWorld {
             comms: Arc::clone(&self.comms),
             abort: Arc::clone(&self.abort),
             hyper: Mutex::new(NO_HYPER),
-            slots: (0..slots + usize::from(program.meta.micro_batches) + 2)
+            slots: (0..slots
+                + usize::from(program.meta.micro_batches)
+                + 2 * program.params.len()
+                + 2)
                 .map(|_| AtomicU32::new(0))
                 .collect(),
             recording: AtomicBool::new(false),

@@ -49,6 +49,7 @@ mod tests {
                 losses: vec![1.5, -0.0],
                 square,
                 squares: 1e-300,
+                part_squares: vec![0.25, f32::MAX],
                 duration: u64::MAX,
                 host: 3,
                 peak_allocated: Bytes(5),

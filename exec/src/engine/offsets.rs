@@ -69,12 +69,12 @@ mod tests {
         let buffer = b.buffer(Role::MainGrad, 64);
         b.sub_communicator(2);
         let p = b.finish();
-        let at = |rank, per_rank| {
+        let at = |rank, axis: Option<AxisId>| {
             let access = Access {
                 buffer,
                 offset: 8,
                 bytes: 16,
-                per_rank,
+                per_rank: axis.map(Into::into),
             };
             access.offset_on(&p.meta.mesh, rank)
         };
@@ -95,7 +95,7 @@ mod tests {
             buffer,
             offset: 0,
             bytes,
-            per_rank: Some(AxisId::DP_SHARD),
+            per_rank: Some(AxisId::DP_SHARD.into()),
         };
         p.accesses = vec![inner(16)];
         assert_eq!(Offsets::new(&p, 3).unwrap().accesses, [48]);

@@ -41,6 +41,8 @@ pub(crate) struct PassReport {
     pub(crate) square: Option<f32>,
     /// Sum of squares of the gradients that the optimizer reads, if it is requested.
     pub(crate) squares: f64,
+    /// Sums of squares of the requested parts of gradients.
+    pub(crate) part_squares: Vec<f32>,
     pub(crate) tasks: Vec<Issued>,
     pub(crate) times: Vec<TaskTimes>,
     /// By event: the last task that was issued before it on its stream.
@@ -77,6 +79,8 @@ pub(crate) struct RankPass {
     pub(crate) square: Option<f32>,
     /// Sum of squares of the gradients that the optimizer reads, if it is requested.
     pub(crate) squares: f64,
+    /// Sums of squares of the requested parts of gradients.
+    pub(crate) part_squares: Vec<f32>,
     /// Nanoseconds.
     pub(crate) duration: u64,
     /// Nanoseconds in which the host issued work, without waits.
@@ -92,6 +96,7 @@ impl RankPass {
             losses: report.losses.clone(),
             square: report.square,
             squares: report.squares,
+            part_squares: report.part_squares.clone(),
             duration: report.end.saturating_sub(report.start),
             host: report.host(),
             peak_allocated: report.memory.peak_allocated,
@@ -117,6 +122,8 @@ impl RankPass {
         w.u8(u8::from(self.square.is_some()));
         w.f32(self.square.unwrap_or(0.0));
         w.f64(self.squares);
+        w.u32(self.part_squares.len() as u32);
+        self.part_squares.iter().for_each(|&s| w.f32(s));
         w.u64(self.duration);
         w.u64(self.host);
         w.u64(self.peak_allocated.0);
@@ -132,6 +139,7 @@ impl RankPass {
             losses,
             square: has.then_some(square),
             squares: r.f64()?,
+            part_squares: r.list(Reader::f32)?,
             duration: r.u64()?,
             host: r.u64()?,
             peak_allocated: Bytes(r.u64()?),

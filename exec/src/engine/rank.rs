@@ -9,9 +9,11 @@ use super::memory::RankMemory;
 use super::offsets::Offsets;
 use super::pass::{Issued, PassInputs, PassReport};
 use super::readback::{Readback, Readbacks};
+use super::squares::{self, GradientPart};
 use super::{ExecError, regions};
 use crate::base::delay::Delays;
 use crate::base::divergence::LocalProgress;
+use crate::base::operand::RawRange;
 use crate::base::options::ExecOptions;
 use crate::base::progress::Progress;
 use crate::device::{Abort, Command, Device, Pass, Region, Stop};
@@ -187,9 +189,10 @@ impl<D: Device> Rank<D> {
         self.pass.record = with.record;
         self.pass.waited = 0;
         self.memory.begin(with.step);
+        let parts = self.parts(&program, section, &with);
         self.device.begin(Pass {
             hyper: with.hyper,
-            slots: readbacks.slots,
+            slots: readbacks.slots + with.inputs.gradient_parts.len() as u32,
             record: with.record,
             replay_as_instructions: with.replay_as_instructions,
             inputs: with.inputs.all().cloned().collect(),
@@ -201,6 +204,7 @@ impl<D: Device> Rank<D> {
         let start = self.device.now();
         let mut next_readback = 0;
         let mut next_square = 0;
+        let mut part_squares = vec![None; with.inputs.gradient_parts.len()];
         let mut at = section.instrs.start;
         while at < section.instrs.end {
             let id = InstrId(at);
@@ -266,6 +270,19 @@ impl<D: Device> Rank<D> {
                     },
                 )?;
             }
+            for &(part, stream) in parts.get(&id).into_iter().flatten() {
+                let from = self.part(&program, id, &with.inputs.gradient_parts[part])?;
+                let slot = readbacks.slots + part as u32;
+                self.submit(
+                    stream,
+                    Command::Squares {
+                        instr: id,
+                        from: std::iter::once(from).collect(),
+                        slot,
+                    },
+                )?;
+                part_squares[part] = Some(slot);
+            }
             if matches!(instr.op, Op::HostWait(_)) {
                 self.check_flags(&readbacks, id)?;
             }
@@ -296,6 +313,10 @@ impl<D: Device> Rank<D> {
                 .iter()
                 .map(|s| f64::from(self.device.slot(s.2)))
                 .sum(),
+            part_squares: part_squares
+                .iter()
+                .map(|slot| slot.map_or(f32::NAN, |s| self.device.slot(s)))
+                .collect(),
             tasks: std::mem::take(&mut self.pass.issued),
             times: if with.record {
                 self.device.times()
@@ -305,6 +326,32 @@ impl<D: Device> Rank<D> {
             behind: std::mem::take(&mut self.pass.behind),
             samples: std::mem::take(&mut self.pass.samples),
         })
+    }
+}
+
+/// Requested parts of gradients by the instruction after which they can be read, with its stream.
+type Parts = BTreeMap<InstrId, Vec<(usize, StreamId)>>;
+
+impl<D: Device> Rank<D> {
+    /// Finds the requested parts of gradients in a section.
+    fn parts(&self, program: &Program, section: &Section, with: &PassInputs<'_>) -> Parts {
+        let mut parts = Parts::new();
+        if with.inputs.gradient_parts.is_empty() {
+            return parts;
+        }
+        let places = squares::places(program, section);
+        for (n, part) in with.inputs.gradient_parts.iter().enumerate() {
+            if let Some(&(id, stream)) = places.get(&part.grad) {
+                parts.entry(id).or_default().push((n, stream));
+            }
+        }
+        parts
+    }
+
+    fn part(&self, program: &Program, id: InstrId, part: &GradientPart) -> Result<RawRange, Stop> {
+        let start = part.grad.offset_on(&program.meta.mesh, self.id) + part.bytes.start;
+        let bytes = part.bytes.end - part.bytes.start;
+        self.range(id, part.grad.buffer, start, bytes)
     }
 }
 

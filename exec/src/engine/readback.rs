@@ -165,15 +165,10 @@ fn flag(program: &Program, id: InstrId, instr: &Instr) -> Option<Readback> {
 /// moments may follow it. Returns none if the launch sums gradients itself, because they exist
 /// nowhere else.
 fn gradients(program: &Program, op: &Op) -> Vec<u32> {
-    let Op::Launch { kernel, reads, .. } = *op else {
+    let Op::Launch { reads, .. } = *op else {
         return Vec::new();
     };
-    let body = &program.kernels[kernel.index()].body;
-    let update = match body.first().map(|b| b.op) {
-        Some(OpKind::Shard(op)) => op.update(),
-        _ => None,
-    };
-    if update.is_some_and(|u| u.pieces.is_some()) {
+    if program.sums_pieces(op) {
         return Vec::new();
     }
     let tensors = program.updates(op).into_iter();

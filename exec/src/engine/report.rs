@@ -102,6 +102,7 @@ impl Log {
             loss,
             grad_norm,
             grad_squares: world.iter().map(|r| r.squares).collect(),
+            part_squares: world.iter().map(|r| r.part_squares.clone()).collect(),
             record,
             ranks: (0..).zip(world).map(|(r, pass)| pass.times(r)).collect(),
             spans,
@@ -328,6 +329,7 @@ mod tests {
                     losses: Vec::new(),
                     square: None,
                     squares: 0.0,
+                    part_squares: Vec::new(),
                     tasks: vec![Issued {
                         instr,
                         stream: COMPUTE,
@@ -403,6 +405,7 @@ mod tests {
             losses: Vec::new(),
             square: None,
             squares: 0.0,
+            part_squares: Vec::new(),
             tasks,
             times,
             behind: BTreeMap::new(),

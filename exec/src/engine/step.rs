@@ -1,5 +1,6 @@
 //! Inputs and results of a training step.
 
+use super::squares::GradientPart;
 use shardlab_plan::ir::ConstId;
 use shardlab_plan::record::{MemorySample, Span, StepRecord};
 use shardlab_plan::units::Bytes;
@@ -11,6 +12,8 @@ use std::time::Duration;
 pub struct RankInputs {
     /// By micro-batch.
     pub micro_batches: Vec<Vec<(ConstId, Arc<[u8]>)>>,
+    /// Parts of gradients whose sums of squares are requested.
+    pub gradient_parts: Arc<[GradientPart]>,
 }
 
 impl RankInputs {
@@ -71,6 +74,9 @@ pub struct StepResult {
     /// [`ExecOptions::grad_squares`](super::ExecOptions::grad_squares)). Ranks may hold copies of
     /// the same gradients.
     pub grad_squares: Vec<f64>,
+    /// By rank: sums of squares of the requested parts of gradients, in their order. A part whose
+    /// gradient the step does not compute has NaN.
+    pub part_squares: Vec<Vec<f32>>,
     /// Times (of the slowest rank) and memory peaks.
     pub record: StepRecord,
     /// Times of all ranks of the world, in rank order.

@@ -4,6 +4,7 @@
 //! its launches, because moments and gradients follow the weights of their launch element by
 //! element.
 
+use crate::engine::GradientPart;
 use shardlab_plan::Program;
 use shardlab_plan::ir::{Access, BufferId, CopyKind, DType, ParamId, Role};
 use shardlab_plan::program::{Contents, NoSlice, Op, SectionKind};
@@ -163,6 +164,23 @@ impl StateLayout {
         own.into_iter().zip(all).map(of).collect()
     }
 
+    /// Returns, by rank, the parts of gradients that its optimizer reads, each with its parameter.
+    /// Every element is in one part of one rank. `None` if a launch adds up a gradient itself,
+    /// which then exists nowhere else.
+    ///
+    /// # Errors
+    /// See [`LayoutError`].
+    pub fn gradient_parts(program: &Program) -> Result<Option<Vec<GradientParts>>, LayoutError> {
+        let map = Map::new(program);
+        if map.tensors.iter().any(|t| t.sums) {
+            return Ok(None);
+        }
+        let mut seen = BTreeSet::new();
+        let ranks = 0..program.meta.mesh.world();
+        let parts = ranks.map(|rank| map.gradient_parts(rank, &mut seen));
+        parts.collect::<Result<_, _>>().map(Some)
+    }
+
     /// Like [`StateLayout::primaries`], for persistent gradients. Empty if gradients do not
     /// persist.
     #[must_use]
@@ -195,6 +213,9 @@ pub fn resolve(program: &Program, rank: u32, access: &Access) -> Range<u64> {
     start..start + access.bytes
 }
 
+/// Parts of gradients with their parameters.
+pub type GradientParts = Vec<(ParamId, GradientPart)>;
+
 /// A tensor of an optimizer launch.
 struct Tensor {
     weight: Access,
@@ -202,6 +223,8 @@ struct Tensor {
     /// State: a buffer and maybe that of its scales, for each moment; and the first element there.
     moments: Vec<(BufferId, Option<BufferId>)>,
     base: u64,
+    /// Whether the launch adds up pieces of the gradient.
+    sums: bool,
 }
 
 struct Map<'a> {
@@ -288,6 +311,44 @@ impl<'a> Map<'a> {
             }
         }
         Ok(state)
+    }
+
+    /// Returns the parts of the gradients of a rank's optimizer that hold elements which are not in
+    /// `seen`: a parameter, and the first of the elements.
+    fn gradient_parts(
+        &self,
+        rank: u32,
+        seen: &mut BTreeSet<(ParamId, u64)>,
+    ) -> Result<GradientParts, LayoutError> {
+        let mesh = &self.program.meta.mesh;
+        let size = |a: &Access| self.program.buffers[a.buffer.index()].dtype.size();
+        let mut parts = GradientParts::new();
+        for t in &self.tensors {
+            let (each, grad) = (size(&t.weight), size(&t.grad));
+            let start = t.weight.offset_on(mesh, rank) / each;
+            let end = start + t.weight.bytes / each;
+            for held in self.contents.of(rank, t.weight.buffer)? {
+                let numel = held.elements.end - held.elements.start;
+                let first = held.at.max(start);
+                let last = (held.at + numel).min(end);
+                if first >= last {
+                    continue;
+                }
+                let local = held.elements.start + first - held.at;
+                let param = &self.program.params[held.param.index()];
+                let runs = param.full_ranges(mesh, rank, local..local + last - first);
+                let place = runs.first().map_or(0, |(_, elements)| elements.start);
+                if seen.insert((held.param, place)) {
+                    let bytes = (first - start) * grad..(last - start) * grad;
+                    let part = GradientPart {
+                        grad: t.grad,
+                        bytes,
+                    };
+                    parts.push((held.param, part));
+                }
+            }
+        }
+        Ok(parts)
     }
 
     /// Returns the spans inside an access, with their distance in elements from its start.
@@ -378,6 +439,7 @@ fn tensors(program: &Program) -> Vec<Tensor> {
                 grad: tensor.grad,
                 moments: moments.clone(),
                 base,
+                sums: program.sums_pieces(&instr.op),
             });
             let size = program.buffers[tensor.weight.buffer.index()].dtype.size();
             base += tensor.weight.bytes / size;

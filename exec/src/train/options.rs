@@ -75,6 +75,19 @@ pub struct StepReport {
     pub tokens: u64,
 }
 
+/// Norms of a parameter after a step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParamNorm {
+    /// Name: that of the published model, if there is one.
+    pub name: String,
+    /// Norm of the weights after their update.
+    pub weight: f64,
+    /// Norm of the gradient that was reduced over ranks, before clipping. `None` if the parameter
+    /// is not trained, or if its gradient exists only within the optimizer's kernel or within a
+    /// captured step.
+    pub gradient: Option<f64>,
+}
+
 /// What to do after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flow {
@@ -112,6 +125,9 @@ pub trait Observer {
 
     /// Called after a validation, with the number of steps done.
     fn validation(&mut self, _step: u64, _loss: f64) {}
+
+    /// Called with the norms of all parameters after a step, with the number of steps done.
+    fn param_norms(&mut self, _step: u64, _norms: &[ParamNorm]) {}
 
     /// Called with a note for the user.
     fn note(&mut self, _text: &str) {}

@@ -2,14 +2,15 @@
 
 use super::checkpoint::{Progress, Saver, Snapshot};
 use super::data::{Feed, RankFeed};
-use super::layout::StateLayout;
-use super::options::{Flow, Observer, RunOptions, RunStart, StepReport};
+use super::layout::{GradientParts, StateLayout};
+use super::options::{Flow, Observer, ParamNorm, RunOptions, RunStart, StepReport};
 use super::state::{StateIo, With};
 use super::{TrainError, adapter, hf, resume, schedule, weights};
 use crate::device::{CpuFactory, Device, DeviceFactory};
 use crate::engine::{ExecOptions, RankInputs, Session, StepInputs, StepResult};
 use crate::process::World;
-use shardlab_plan::ir::BufferId;
+use shardlab_plan::config::CudaGraph;
+use shardlab_plan::ir::{BufferId, Param};
 use shardlab_plan::record::Run;
 use shardlab_plan::tape_of;
 use shardlab_plan::{Program, Scenario};
@@ -33,6 +34,9 @@ pub struct Outcome {
     pub weight_norms: Vec<f64>,
     /// Norm of every parameter's last gradient, if gradients persist.
     pub grad_norms: Option<Vec<f64>>,
+    /// Norms of all parameters, with the number of steps done, every
+    /// [`param_norms_every`](shardlab_plan::config::Train::param_norms_every) steps.
+    pub param_norms: Vec<(u64, Vec<ParamNorm>)>,
 }
 
 impl<D: Device> StateIo for Session<D> {
@@ -136,6 +140,9 @@ struct Trainer<'a, D: Device> {
     /// Ranks whose gradients are not copies of another rank's.
     distinct: Vec<bool>,
     validations: Vec<(u64, f64)>,
+    /// By rank: parts of gradients whose norms are reported; empty if none are or can be.
+    parts: Vec<GradientParts>,
+    param_norms: Vec<(u64, Vec<ParamNorm>)>,
     export: Option<PathBuf>,
     skip_grad_norms: bool,
     /// Creates devices with their kernels, and then weights.
@@ -237,6 +244,13 @@ impl<'a, D: Device> Trainer<'a, D> {
             progress,
             distinct: distinct.unwrap_or_default(),
             validations: Vec::new(),
+            // A captured step computes the sums that it was captured with.
+            parts: match scenario.train.param_norms_every {
+                0 => Vec::new(),
+                _ if scenario.compile.cuda_graph == CudaGraph::FullIteration => Vec::new(),
+                _ => StateLayout::gradient_parts(program)?.unwrap_or_default(),
+            },
+            param_norms: Vec::new(),
             export: options.export,
             skip_grad_norms,
             seconds,
@@ -267,7 +281,14 @@ impl<'a, D: Device> Trainer<'a, D> {
         }
         while self.progress.step < self.steps {
             let step = self.progress.step;
-            let inputs = self.inputs(self.feed.step(step));
+            let every = u64::from(self.scenario.train.param_norms_every);
+            let norms = every > 0 && (step + 1).is_multiple_of(every);
+            let mut inputs = self.inputs(self.feed.step(step));
+            if norms {
+                for (rank, parts) in inputs.ranks.iter_mut().zip(&self.parts) {
+                    rank.gradient_parts = parts.iter().map(|(_, part)| part.clone()).collect();
+                }
+            }
             let hyper = schedule::hyper(&self.scenario.train, step);
             let left = self.steps - step;
             self.session.set_recording(freely || left <= recorded);
@@ -291,6 +312,11 @@ impl<'a, D: Device> Trainer<'a, D> {
                 time,
                 tokens,
             }))?;
+            if norms {
+                let norms = self.param_norms(&result)?;
+                observer.param_norms(step + 1, &norms);
+                self.param_norms.push((step + 1, norms));
+            }
             if validate > 0 && (step + 1).is_multiple_of(validate) {
                 let inputs = self.inputs(self.feed.validation((step + 1) / validate - 1));
                 let loss = self.session.validate(&inputs)?.loss;
@@ -327,6 +353,7 @@ impl<'a, D: Device> Trainer<'a, D> {
                 .into_iter()
                 .map(|m| m.into_iter().map(|(id, data)| (id, data.into())).collect())
                 .collect(),
+            ..RankInputs::default()
         };
         StepInputs {
             ranks: ranks.into_iter().map(of).collect(),
@@ -341,6 +368,29 @@ impl<'a, D: Device> Trainer<'a, D> {
             let distinct = ranks.filter(|(_, distinct)| **distinct).map(|(s, _)| s);
             (!self.skip_grad_norms).then(|| distinct.sum::<f64>().sqrt())
         })
+    }
+
+    /// Returns the norms of all parameters after a step that computed those of gradients.
+    fn param_norms(&mut self, result: &StepResult) -> Result<Vec<ParamNorm>, TrainError> {
+        let params = &self.program.params;
+        let mut squares: Vec<Option<f64>> = vec![None; params.len()];
+        for (parts, sums) in self.parts.iter().zip(&result.part_squares) {
+            for ((param, _), sum) in parts.iter().zip(sums) {
+                *squares[param.index()].get_or_insert(0.0) += f64::from(*sum);
+            }
+        }
+        let names = hf::published_names(&self.program);
+        let weights = self.layout.weight_norms(&mut self.session, params.len())?;
+        let norms = params.iter().zip(weights).zip(squares).enumerate();
+        let norm = |(n, ((param, weight), square)): (usize, ((&Param, f64), Option<f64>))| {
+            let published = names.as_ref().map(|names| names[n].clone());
+            ParamNorm {
+                name: published.unwrap_or_else(|| param.name.clone()),
+                weight,
+                gradient: square.map(f64::sqrt),
+            }
+        };
+        Ok(norms.map(norm).collect())
     }
 
     /// Ends the run if a loss is not a number, because all later results would not be numbers
@@ -416,6 +466,7 @@ impl<'a, D: Device> Trainer<'a, D> {
             validations: self.validations,
             weight_norms,
             grad_norms,
+            param_norms: self.param_norms,
         })
     }
 }

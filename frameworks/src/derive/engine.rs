@@ -93,6 +93,7 @@ pub(super) fn decide(
             if let Some(given) = draft.fact(Fact::DistributedOptimizer) {
                 draft.none(given.row, Lack::Nothing, "part of Megatron-FSDP");
             }
+            precision_aware(draft)?;
             Ok(Kind::Megatron)
         }
         Engine::MegatronOptimizer => {
@@ -107,6 +108,7 @@ pub(super) fn decide(
                 }
                 None => draft.set(row, "fsdp.strategy", quoted("no_shard"))?,
             }
+            precision_aware(draft)?;
             Ok(Kind::Megatron)
         }
         Engine::Ddp => {
@@ -116,6 +118,17 @@ pub(super) fn decide(
             }
             Ok(Kind::Ddp)
         }
+    }
+}
+
+/// Megatron-LM's precision-aware optimizer reads gradients in the type they are kept in.
+fn precision_aware(draft: &mut Draft) -> Result<(), ConfigError> {
+    match draft.fact(Fact::PrecisionAwareOptimizer) {
+        Some(given) => {
+            let value = (given.value == 1).to_string();
+            draft.set(given.row, "fsdp.decoupled_gradients", value)
+        }
+        None => Ok(()),
     }
 }
 

@@ -126,6 +126,12 @@ const KEYS: &[Key] = &[
             node.truth()?.into(),
         ))
     }),
+    with("use-precision-aware-optimizer", |node| {
+        Ok(Effect::Fact(
+            Fact::PrecisionAwareOptimizer,
+            node.truth()?.into(),
+        ))
+    }),
     with("use-megatron-fsdp", |node| {
         if_true(node, Effect::Engine(Engine::Megatron))
     }),
@@ -425,7 +431,6 @@ const ASIDES: &[(&str, &[&str])] = &[
             "no-async-tensor-model-parallel-allreduce",
             "no-rope-fusion",
             "no-bias-swiglu-fusion",
-            "use-precision-aware-optimizer",
         ],
     ),
     (

@@ -95,7 +95,8 @@ impl Walk<'_> {
         let sums = kernel.and_then(pieces);
         let squares = kernel.is_some_and(squares);
         let updates = kernel.is_some_and(|k| k.class == KernelClass::Optimizer);
-        if !squares {
+        let looks = work.instr.rule == Rule::NanCheck;
+        if !squares && !looks {
             for a in reads {
                 self.norm_used(work.id, a.buffer);
             }

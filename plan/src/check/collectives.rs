@@ -138,7 +138,9 @@ fn aliasing(p: &Program, c: &Collective, instr: InstrId, sink: &mut Sink) {
             };
             let own = n == m
                 && shard.offset == full.offset
-                && axes.single().is_none_or(|x| shard.per_rank == Some(x));
+                && axes
+                    .single()
+                    .is_none_or(|x| shard.per_rank == Some(x.into()));
             if !own && !apart(shard, full) {
                 bad(p, sink, rule, instr, || {
                     format!(
@@ -146,7 +148,7 @@ fn aliasing(p: &Program, c: &Collective, instr: InstrId, sink: &mut Sink) {
                         describe::range(p, shard),
                         shard
                             .per_rank
-                            .map_or("the same on all ranks", AxisId::label),
+                            .map_or("the same on all ranks", |p| p.axis.label()),
                         describe::range(p, full),
                         axes.label(),
                         full.offset

@@ -3,7 +3,10 @@
 use super::describe;
 use super::report::Sink;
 use super::rules::RuleId;
-use crate::ir::{Access, BufferId, DType, GroupId, Holds, InstrId, ParamId, Role, STATE_BLOCK};
+use crate::config::Atomic;
+use crate::ir::{
+    Access, BufferId, DType, GroupId, Holds, InstrId, Param, ParamId, Role, STATE_BLOCK,
+};
 use crate::program::{Op, Program, SectionKind};
 use crate::shard::{FlatLayout, Group, Layout, PerParamLayout};
 use std::collections::HashMap;
@@ -139,17 +142,17 @@ fn flat(p: &Program, id: GroupId, g: &Group, l: &FlatLayout, sink: &mut Sink) {
                 param.name, l.numel
             ));
         }
-        let row = param.flat_row().max(1);
+        let (whole, what) = indivisible(param, l.atomic);
         if shard == 0 || shards == 1 {
             continue;
         }
-        // Every boundary within the parameter is a whole number of rows after its start.
+        // Every boundary within the parameter is a whole number of these after its start.
         let mut boundary = (i.offset / shard + 1) * shard;
         while boundary < end {
-            if !(boundary - i.offset).is_multiple_of(row) {
+            if !(boundary - i.offset).is_multiple_of(whole) {
                 bad(format!(
-                    "shard boundary {boundary} cuts row {} of `{}` (rows of {row} from {})",
-                    (boundary - i.offset) / row,
+                    "shard boundary {boundary} cuts {what} {} of `{}` ({what}s of {whole} from {})",
+                    (boundary - i.offset) / whole,
                     param.name,
                     i.offset
                 ));
@@ -158,14 +161,28 @@ fn flat(p: &Program, id: GroupId, g: &Group, l: &FlatLayout, sink: &mut Sink) {
             boundary += shard;
         }
     }
-    if g.params.iter().any(|x| {
-        !l.chunk_factor
-            .is_multiple_of(p.params[x.index()].flat_row().max(1))
-    }) {
+    let packed = l.atomic == Atomic::Tensor && shards > 1;
+    if !packed
+        && g.params.iter().any(|x| {
+            !l.chunk_factor
+                .is_multiple_of(p.params[x.index()].flat_row().max(1))
+        })
+    {
         bad(format!(
             "chunk factor {} is not a multiple of every row",
             l.chunk_factor
         ));
+    }
+}
+
+/// Returns the number of elements of a parameter that shards may not divide, and what they are.
+fn indivisible(param: &Param, atomic: Atomic) -> (u64, &'static str) {
+    let row = param.flat_row().max(1);
+    match atomic {
+        Atomic::Row => (row, "row"),
+        Atomic::Block(_) if row == 1 => (row, "row"),
+        Atomic::Block(rows) => (row * u64::from(rows), "block"),
+        Atomic::Tensor => (param.numel().max(1), "tensor"),
     }
 }
 

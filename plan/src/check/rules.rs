@@ -219,6 +219,9 @@ rules! {
     Float8Sum = "FP8-SUM", State, Error,
         "gradients of 8-bit matmuls add up in float32",
         "sums of one sign in the precision of tensor cores are 7 to 21 % too small";
+    NanCheck = "NAN-CHECK", State, Error,
+        "checks for NaN cover all operands and results of collectives",
+        "Megatron-LM's `check_for_nan_in_grad` looks at gradients before their reduction only";
 }
 
 impl RuleId {

@@ -122,6 +122,28 @@ pub enum Reshard {
     Group(u32),
 }
 
+/// `atomic`: what a boundary between the shards of a flat buffer never cuts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Atomic {
+    /// A row of a parameter.
+    #[default]
+    Row,
+    /// A parameter (TensorAtomic).
+    Tensor,
+    /// This many rows of a parameter of two dimensions or more, counted from its first one
+    /// (BlockAtomic).
+    Block(u32),
+}
+
+impl Atomic {
+    /// Returns whether it is a row.
+    #[must_use]
+    pub fn is_row(&self) -> bool {
+        *self == Self::Row
+    }
+}
+
 /// `gradient_sync`: in which micro-batches of a step gradients are reduced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GradientSync {
@@ -219,6 +241,12 @@ pub struct Fsdp {
     pub reshard_after_backward: bool,
     /// Which micro-batches reduce.
     pub gradient_sync: GradientSync,
+    /// What shards of flat buffers do not divide.
+    #[serde(skip_serializing_if = "Atomic::is_row")]
+    pub atomic: Atomic,
+    /// Globs of units that only the last micro-batch reduces, whatever `gradient_sync` says.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub no_sync_units: Vec<String>,
     /// Prefetch in forward.
     pub prefetch_forward: Prefetch,
     /// Prefetch in backward.
@@ -262,7 +290,9 @@ pub struct Fsdp {
     /// What the sum of gradients over ranks is multiplied by; `None` for one over the ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gradient_scaling_factor: Option<f64>,
-    /// Check shards and gradients for NaN around every collective.
+    /// The optimizer reads gradients in their own dtype, instead of casts to that of main weights.
+    pub decoupled_gradients: bool,
+    /// Check operands of collectives for NaN before, and results after each of them.
     pub nan_check: bool,
     /// State that is kept in host memory.
     pub offload: Offload,

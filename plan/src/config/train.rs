@@ -196,4 +196,6 @@ pub struct Train {
     pub steps: u32,
     /// Steps between validation forwards; 0 for none.
     pub validate_every: u32,
+    /// Steps between reports of the norms of single parameters and gradients; 0 for none.
+    pub param_norms_every: u32,
 }

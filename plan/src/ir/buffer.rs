@@ -5,6 +5,7 @@ use super::{
 };
 use crate::units::Bytes;
 use serde::{Deserialize, Serialize, Serializer};
+use std::ops::Range;
 
 /// What a buffer is for. Peaks are broken down by role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -147,26 +148,72 @@ pub struct Access {
     pub offset: u64,
     /// Length.
     pub bytes: u64,
-    /// Axis along which ranks have consecutive ranges: the offset grows by the range's length times
-    /// the rank's coordinate. Ranks that differ only on other axes have the same range.
+    /// Axis along which ranks have different ranges. Ranks that differ only on other axes have the
+    /// same range.
     #[serde(serialize_with = "per_rank")]
-    pub per_rank: Option<AxisId>,
+    pub per_rank: Option<PerRank>,
+}
+
+/// How a range moves from rank to rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PerRank {
+    /// Axis: the offset grows with a rank's coordinate on it.
+    pub axis: AxisId,
+    /// Bytes between a rank's range and the next one's.
+    pub gap: u64,
+}
+
+/// Ranges of ranks that follow each other without gaps.
+impl From<AxisId> for PerRank {
+    fn from(axis: AxisId) -> Self {
+        Self { axis, gap: 0 }
+    }
 }
 
 impl Access {
     /// Returns the first byte of a rank's range.
     #[must_use]
     pub fn offset_on(&self, mesh: &DeviceMesh, rank: u32) -> u64 {
-        let steps = self.per_rank.map_or(0, |a| mesh.coordinate(a, rank));
-        self.offset + u64::from(steps) * self.bytes
+        let steps = self.per_rank.map_or(0, |p| mesh.coordinate(p.axis, rank));
+        self.offset + u64::from(steps) * self.step()
+    }
+
+    /// Returns the bytes from the start of a rank's range to that of the next one's; 0 if all ranks
+    /// have the same range.
+    #[must_use]
+    pub fn step(&self) -> u64 {
+        self.per_rank.map_or(0, |p| self.bytes + p.gap)
+    }
+
+    /// Returns a part of the range, which every rank has at the same place of its own range.
+    ///
+    /// # Panics
+    /// If the part is not within the range.
+    #[must_use]
+    pub fn part(&self, bytes: Range<u64>) -> Self {
+        assert!(bytes.start <= bytes.end && bytes.end <= self.bytes);
+        let len = bytes.end - bytes.start;
+        Self {
+            offset: self.offset + bytes.start,
+            bytes: len,
+            per_rank: self.per_rank.map(|p| PerRank {
+                gap: self.step() - len,
+                ..p
+            }),
+            ..*self
+        }
     }
 }
 
-/// A digest's number of an axis, 0 for none.
+/// Writes the number of the axis, 0 for none, and the gap if there is one, to a digest.
 #[allow(
     clippy::trivially_copy_pass_by_ref,
     reason = "serde asks for a reference"
 )]
-fn per_rank<S: Serializer>(axis: &Option<AxisId>, to: S) -> Result<S::Ok, S::Error> {
-    to.serialize_u16(axis.map_or(0, |a| u16::from(a.0) + 1))
+fn per_rank<S: Serializer>(is: &Option<PerRank>, to: S) -> Result<S::Ok, S::Error> {
+    let axis = is.map_or(0, |p| u16::from(p.axis.0) + 1);
+    match is.map_or(0, |p| p.gap) {
+        0 => to.serialize_u16(axis),
+        gap => (axis, gap).serialize(to),
+    }
 }

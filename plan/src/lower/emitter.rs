@@ -1,12 +1,14 @@
 //! The growing program: buffers, launches and communicators that policies add to it.
 
-use super::builder::{Builder, NewBuffer};
+use super::builder::{Builder, CollectiveLaunch, NewBuffer};
 use super::inputs::LoweringInputs;
 use super::kernels::{KernelLaunch, Kernels};
+use crate::config::CudaGraph;
 use crate::ir::{
-    AxisId, AxisSet, BufferId, COMPUTE, CommId, DType, GroupId, Holds, Role, StreamId, UnitId,
+    Access, AxisId, AxisSet, BufferId, COMPUTE, CommId, DType, EventId, GroupId, Holds, Role,
+    ShardOp, StreamId, UnitId,
 };
-use crate::program::Communicator;
+use crate::program::{Communicator, Rule, is_packed};
 use std::collections::HashMap;
 
 /// The growing program, which the walk and the policies emit into.
@@ -18,6 +20,8 @@ pub(crate) struct Emitter<'a> {
     pub(crate) made: HashMap<(Role, GroupId, StreamId), BufferId>,
     /// Memory that kernels need in addition to their operands while they run, by name and size.
     scratch: HashMap<(&'static str, u64), BufferId>,
+    /// Results of checks for NaN, by stream.
+    flags: HashMap<StreamId, BufferId>,
 }
 
 impl<'a> Emitter<'a> {
@@ -28,6 +32,7 @@ impl<'a> Emitter<'a> {
             kernels: Kernels::default(),
             made: HashMap::new(),
             scratch: HashMap::new(),
+            flags: HashMap::new(),
         }
     }
 
@@ -123,6 +128,65 @@ impl<'a> Emitter<'a> {
             launch.reads.iter().copied(),
             launch.writes.iter().copied(),
         );
+    }
+
+    /// Waits on the host for an event, unless the step is captured (a capture may not block).
+    pub(crate) fn host_sync(&mut self, rule: Rule, event: EventId) {
+        if self.inputs.scenario.compile.cuda_graph == CudaGraph::Off {
+            self.b.host_wait(rule, event);
+        }
+    }
+
+    /// Launches a collective. With `fsdp.nan_check`, operands are checked before it, and results
+    /// after it.
+    pub(crate) fn collective(&mut self, launch: CollectiveLaunch) {
+        if !self.inputs.scenario.fsdp.nan_check {
+            self.b.collective(launch);
+            return;
+        }
+        let stream = launch.stream;
+        let operands: Vec<Access> = launch.parts.iter().map(|p| p.input).collect();
+        let results: Vec<Access> = launch.parts.iter().map(|p| p.output).collect();
+        operands.into_iter().for_each(|a| self.check_nan(stream, a));
+        self.b.collective(launch);
+        results.into_iter().for_each(|a| self.check_nan(stream, a));
+    }
+
+    /// Checks a range for NaN on a stream; the host waits for the result.
+    fn check_nan(&mut self, stream: StreamId, what: Access) {
+        let buffer = self.b.program().buffers[what.buffer.index()];
+        let (params, groups) = (&self.inputs.tape.params, &self.inputs.groups);
+        if !buffer.dtype.is_float() || is_packed(buffer.holds, params, groups) {
+            return;
+        }
+        let (elements, unit) = (what.bytes / buffer.dtype.size(), self.b.unit());
+        let pool = self.inputs.persistent_pool;
+        let new = NewBuffer {
+            role: Role::Temporary,
+            bytes: 4,
+            dtype: DType::F32,
+            pool,
+            stream,
+            unit,
+            holds: Holds::Named("NaN flag"),
+        };
+        let b = &mut self.b;
+        let flag = *self.flags.entry(stream).or_insert_with(|| b.buffer(new));
+        let rule = Rule::NanCheck;
+        self.b.alloc(rule, flag);
+        let result = self.b.whole(flag);
+        self.run(KernelLaunch {
+            rule,
+            op: ShardOp::NanCheck,
+            elements,
+            dtype: DType::F32,
+            stream,
+            reads: &[what],
+            writes: &[result],
+        });
+        let checked = self.b.record(rule, stream);
+        self.host_sync(rule, checked);
+        self.b.free(rule, flag);
     }
 
     /// Adds the communicators that the mesh needs: of each axis that groups are sharded over, with

@@ -5,7 +5,7 @@ use crate::ir::DType;
 /// Properties of a policy's engine that do not depend on its schedule.
 pub(crate) struct Engine {
     /// Whether a framework runs on the host: its dispatch, hooks and optimizer take host time, and
-    /// the optimizer keeps a step counter per tensor on the device.
+    /// the optimizer keeps states per parameter, with a step counter on the device.
     pub(crate) framework: bool,
     /// Whether the optimizer's kernel scales gradients by their norm and writes compute weights
     /// together with main weights. In other engines, these are separate kernels.

@@ -28,6 +28,7 @@ use crate::program::Rule;
 use crate::shard::{Layout, placements};
 use smallvec::smallvec;
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// How one group is sharded.
 #[derive(Clone, Copy, Debug)]
@@ -46,10 +47,17 @@ impl Sharded {
     pub(super) fn part(&self, of: Access) -> Access {
         Access {
             bytes: of.bytes / self.ranks,
-            per_rank: Some(self.over),
+            per_rank: Some(self.over.into()),
             ..of
         }
     }
+}
+
+/// Elements of the optimizer's part of a group that have one state.
+#[derive(Clone, Debug)]
+pub(crate) struct Tensor {
+    pub(super) elements: Range<u64>,
+    pub(super) moments: Option<Moments>,
 }
 
 /// Buffers of one group.
@@ -65,8 +73,8 @@ pub(crate) struct GroupState {
     pub(crate) main: Option<BufferId>,
     /// Persistent G.
     pub(crate) grad: Option<Access>,
-    /// Optimizer state.
-    pub(crate) moments: Option<Moments>,
+    /// Tensors that the optimizer updates, in order of their elements.
+    pub(crate) tensors: Vec<Tensor>,
     /// Gathered weights.
     pub(crate) full: Option<BufferId>,
     /// Result of the inner reduction of the gradient, in the communication dtype, while the outer
@@ -75,6 +83,42 @@ pub(crate) struct GroupState {
     pub(crate) outer_comm: Option<BufferId>,
     /// S.
     pub(crate) numel: u64,
+}
+
+impl GroupState {
+    /// Returns the optimizer's states.
+    pub(crate) fn moments(&self) -> impl Iterator<Item = &Moments> {
+        self.tensors.iter().filter_map(|t| t.moments.as_ref())
+    }
+}
+
+// Note [State of single parameters]
+//
+// Optimizers of PyTorch keep states per parameter: here, of the rank's part of it. Parts differ
+// from rank to rank, since shards begin anywhere in a group. A program has one list of buffers,
+// with the sizes of rank 0. Other ranks keep as many elements, and cut them in the same places;
+// the sum is the same, and updates are element by element.
+
+/// Makes the optimizer's states of a group, of which this rank updates `own` elements: by parameter
+/// in the engines of frameworks, otherwise as one tensor. See Note [State of single parameters].
+fn tensors(out: &mut Emitter<'_>, g: GroupId, own: u64) -> Vec<Tensor> {
+    let unit = out.inputs.group(g).unit;
+    let framework = out.inputs.engine.framework;
+    let parts = match &out.inputs.group(g).layout {
+        Layout::Flat(layout) if framework => layout.cut(0..own),
+        _ => std::iter::once(0..own).collect(),
+    };
+    let tensor = |elements: Range<u64>| Tensor {
+        moments: moments(
+            out,
+            unit,
+            elements.end - elements.start,
+            Holds::Group(g),
+            framework,
+        ),
+        elements,
+    };
+    parts.into_iter().map(tensor).collect()
 }
 
 /// State and building blocks.
@@ -155,7 +199,7 @@ impl Flat {
             params: Vec::new(),
             main: None,
             grad: None,
-            moments: None,
+            tensors: Vec::new(),
             full: None,
             outer_comm: None,
             numel,
@@ -215,7 +259,7 @@ impl Flat {
                 let (bytes, stream) = (reduced * self.c.size(), self.streams.outer);
                 out.transient(Role::ReduceOutput, bytes, self.c, stream, id)
             });
-            state.moments = moments(out, group.unit, own, holds, out.inputs.engine.framework);
+            state.tensors = tensors(out, id, own);
         }
         if weight_sharded {
             let stream = self.streams.gather;
@@ -284,8 +328,8 @@ impl Flat {
         for (i, state) in self.groups.iter().enumerate() {
             out.b
                 .at(out.inputs.groups[i].unit, crate::program::Phase::Init);
-            let moments = state.moments.filter(|m| m.offloaded);
-            let moments = moments.iter().flat_map(Moments::buffers);
+            let moments = state.moments().filter(|m| m.offloaded);
+            let moments = moments.flat_map(Moments::buffers);
             let persistent = state.weight.iter().chain(&state.params).chain(&state.main);
             for id in persistent.copied().chain(moments) {
                 out.b.alloc(
@@ -369,7 +413,7 @@ impl Flat {
         let whole = out.b.whole(rest);
         let input = Access {
             bytes: whole.bytes / self.outer,
-            per_rank: Some(AxisId::DP_OUTER),
+            per_rank: Some(AxisId::DP_OUTER.into()),
             ..whole
         };
         out.b.join(Rule::GatherGate, COMPUTE, self.streams.outer);
@@ -378,7 +422,7 @@ impl Flat {
             output: whole
         }];
         let stream = self.streams.outer;
-        out.b.collective(CollectiveLaunch {
+        out.collective(CollectiveLaunch {
             rule: Rule::OuterGather,
             stream,
             kind: CollectiveKind::AllGather,
@@ -439,12 +483,7 @@ impl Flat {
         };
         let Some(comm) = comm else { return };
         let part = Part { input, output };
-        if from.is_none() {
-            // Only its own part: the outer axis has refreshed that, while the others' parts are as
-            // old as the last step.
-            self.nan_check(out, stream, g, part.input);
-        }
-        out.b.collective(CollectiveLaunch {
+        out.collective(CollectiveLaunch {
             rule,
             stream,
             kind: CollectiveKind::AllGather,

@@ -236,6 +236,23 @@ impl<'a> LoweringInputs<'a> {
         }
     }
 
+    /// Returns whether a micro-batch's gradients of a group are reduced over `dp_shard` (or, with
+    /// `outer`, over `dp_replicate`); `last` says that it is the step's last one.
+    pub(crate) fn reduces(&self, g: GroupId, outer: bool, last: bool) -> bool {
+        let fsdp = &self.scenario.fsdp;
+        let unit = &self.unit(self.group(g).unit).spec.name;
+        let waits = fsdp.no_sync_units.iter().any(|glob| matches(glob, unit));
+        last || !waits && fsdp.reduces(outer, last)
+    }
+
+    /// Returns the groups in the order of their first parameters, as `Module.parameters` lists them
+    /// for an optimizer.
+    pub(crate) fn groups_by_param(&self) -> Vec<GroupId> {
+        let mut groups: Vec<GroupId> = self.group_ids().collect();
+        groups.sort_by_key(|g| self.group(*g).params.first().copied());
+        groups
+    }
+
     pub(crate) fn groups_of(&self, u: UnitId) -> Vec<GroupId> {
         self.units[u.index()].groups.clone()
     }

@@ -61,7 +61,7 @@ impl InFlight {
         self.arrive_for(out, &[part.input, part.output]);
         let (comm, stream) = lanes.of(collective.axis);
         out.b.join(rule, COMPUTE, stream);
-        out.b.collective(CollectiveLaunch {
+        out.collective(CollectiveLaunch {
             rule,
             stream,
             kind: collective.kind,

@@ -31,7 +31,7 @@ impl Flat {
             }
             if what.optimizer {
                 offloaded.extend(state.main);
-                if let Some(m) = &mut state.moments {
+                for m in state.tensors.iter_mut().filter_map(|t| t.moments.as_mut()) {
                     m.offloaded = true;
                     offloaded.extend(m.buffers());
                 }

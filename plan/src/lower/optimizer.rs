@@ -75,17 +75,19 @@ pub(crate) fn moments(
         return None;
     }
     let types = out.inputs.types.moments;
-    let blocks = types == MomentType::Block8 && has_blocks(numel, holds, counter);
+    let blocks = types == MomentType::Block8 && has_blocks(numel, counter);
     let dtype = match types {
         MomentType::Block8 if !blocks => DType::F32,
         _ => types.dtype(),
     };
+    let fused_adam = out.inputs.scenario.fsdp.decoupled_gradients;
     let mut extra = |bytes, what| {
         let (role, holds) = (Role::Workspace, Holds::Named(what));
         Some(out.persistent(role, bytes, DType::F32, unit, holds))
     };
     let extras = match types {
-        _ if !counter => [None, None],
+        // FusedAdam counts steps on the host.
+        _ if !counter || fused_adam => [None, None],
         // `OptimState8bit` has a table of factors per tensor.
         MomentType::Block8 if blocks => {
             let mut table = || extra(1024, "table of 8-bit codes");
@@ -118,10 +120,9 @@ pub(crate) fn moments(
 
 /// Returns whether moments of this number of elements are in 8 bits where that is asked for:
 /// bitsandbytes and torchao keep those of small tensors in float32, and torchao those that are no
-/// whole number of blocks (`_new_buffer`). `framework` says that the optimizer is one of PyTorch.
-fn has_blocks(numel: u64, holds: Holds, framework: bool) -> bool {
-    let apart = framework && matches!(holds, Holds::Param(_));
-    numel >= SMALL && (!apart || numel.is_multiple_of(STATE_BLOCK))
+/// whole number of blocks (`_new_buffer`). `framework` says that the optimizer is torchao's.
+fn has_blocks(numel: u64, framework: bool) -> bool {
+    numel >= SMALL && (!framework || numel.is_multiple_of(STATE_BLOCK))
 }
 
 /// Elements from which moments are in 8 bits (`min_8bit_size`).
@@ -329,7 +330,7 @@ fn sum_over(out: &mut Emitter<'_>, scalar: Access, axes: AxisSet) {
         input: scalar,
         output: scalar,
     };
-    out.b.collective(CollectiveLaunch {
+    out.collective(CollectiveLaunch {
         rule: Rule::Clip,
         stream: COMPUTE,
         kind: CollectiveKind::AllReduce,

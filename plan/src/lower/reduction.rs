@@ -32,7 +32,7 @@ pub(crate) fn scatter(
     };
     let kind = CollectiveKind::ReduceScatter;
     let parts = smallvec![Part { input, output }];
-    out.b.collective(CollectiveLaunch {
+    out.collective(CollectiveLaunch {
         rule: Rule::Reduce,
         stream,
         kind,
@@ -59,7 +59,7 @@ pub(crate) fn all_reduce(
         input: what,
         output: what
     }];
-    out.b.collective(CollectiveLaunch {
+    out.collective(CollectiveLaunch {
         rule: Rule::OuterReduce,
         stream,
         kind,

@@ -9,8 +9,8 @@ use super::optimizer;
 use crate::compile::tape::TapeOp;
 use crate::config::{CompileMode, CudaGraph, Loss};
 use crate::ir::{
-    Access, BufferId, COMPUTE, DType, EventId, HostWorkKind, KernelClass, KernelId,
-    ModelCollective, ModuleId, ModuleKind, ParamId, Part, ScopeId, Source, UnitId,
+    Access, BufferId, COMPUTE, DType, HostWorkKind, KernelClass, KernelId, ModelCollective,
+    ModuleId, ModuleKind, ParamId, Part, ScopeId, Source, UnitId,
 };
 use crate::program::{Phase, Rule, workspace};
 
@@ -278,7 +278,7 @@ impl<'c, 'a> Walk<'c, 'a> {
                 TapeOp::HostRead => {
                     if self.framework {
                         let done = self.out.b.record(Rule::Model, COMPUTE);
-                        host_sync(self.out, Rule::Model, done);
+                        self.out.host_sync(Rule::Model, done);
                     }
                 }
                 TapeOp::GradReady(p) => {
@@ -520,12 +520,5 @@ fn is_compiled(inputs: &LoweringInputs<'_>) -> bool {
         CompileMode::Off => false,
         CompileMode::Regions => inputs.tape.forward.iter().any(guard),
         CompileMode::Blocks | CompileMode::Full => true,
-    }
-}
-
-/// Waits on the host for an event, unless the step is captured (a capture may not block).
-pub(crate) fn host_sync(out: &mut Emitter<'_>, rule: Rule, event: EventId) {
-    if out.inputs.scenario.compile.cuda_graph == CudaGraph::Off {
-        out.b.host_wait(rule, event);
     }
 }

@@ -251,9 +251,8 @@ impl Lifecycle for Fsdp2 {
             }
         }
         self.reshard_after_backward(out, unit);
-        let reduces = out.inputs.scenario.fsdp.reduces(false, self.last);
         for g in groups {
-            if reduces {
+            if out.inputs.reduces(g, false, self.last) {
                 self.reduce(out, g);
             } else {
                 hooks(out, Rule::Accumulate, out.inputs.group(g).params.len());

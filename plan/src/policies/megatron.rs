@@ -510,13 +510,15 @@ impl Lifecycle for Megatron {
     }
 
     fn optimizer_state(&mut self, out: &mut Emitter<'_>) -> Vec<ShardState> {
-        let mut states = self.flat.optimizer_state(out, out.inputs.group_ids());
+        let groups = out.inputs.groups_by_param();
+        let mut states = self.flat.optimizer_state(out, groups.iter().copied());
         let types = out.inputs.types;
-        let Some(main) = types.main.filter(|m| *m != types.grads) else {
+        let decoupled = out.inputs.scenario.fsdp.decoupled_gradients;
+        let Some(main) = types.main.filter(|m| *m != types.grads && !decoupled) else {
             return states;
         };
         // `update_main_grads`: the optimizer sees gradients in the main dtype.
-        self.casts.cast(out, main, &mut states);
+        self.casts.cast(out, main, &groups, &mut states);
         states
     }
 

@@ -319,13 +319,15 @@ impl Lifecycle for MegatronV2 {
     /// Casts gradients for the optimizer (`step_pre_hook`). Clipping comes before that in the
     /// source; here it works on the casts, whose norm is the same.
     fn optimizer_state(&mut self, out: &mut Emitter<'_>) -> Vec<ShardState> {
-        let mut states = self.flat.optimizer_state(out, out.inputs.group_ids());
+        let groups = out.inputs.groups_by_param();
+        let mut states = self.flat.optimizer_state(out, groups.iter().copied());
         let stored = out.inputs.types.stored();
-        if stored != out.inputs.types.grads {
+        let decoupled = out.inputs.scenario.fsdp.decoupled_gradients;
+        if stored != out.inputs.types.grads && !decoupled {
             let trained = out.inputs.tape.params.iter().filter(|p| p.requires_grad);
             let count = CAST * trained.count() as u16;
             out.b.host(Rule::Optimizer, HostWorkKind::HookParam, count);
-            self.casts.cast(out, stored, &mut states);
+            self.casts.cast(out, stored, &groups, &mut states);
         }
         states
     }

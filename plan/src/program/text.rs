@@ -5,6 +5,7 @@
 //! ```
 
 use super::{Instr, Op, Program, Section, SectionKind};
+use crate::config::Atomic;
 use crate::ir::{
     Access, AxisId, BufferId, GroupId, Holds, KernelClass, ParamId, Pool, ReduceOp, StreamId,
     UnitId,
@@ -238,6 +239,7 @@ fn write_header(program: &Program, units: Option<&[UnitId]>, out: &mut String) {
 /// Describes the contents of a parameter group, without its number and name.
 fn group_text(program: &Program, group: &Group) -> String {
     let kind = match &group.layout {
+        Layout::Flat(l) if l.atomic == Atomic::Tensor => "flat, whole parameters".to_owned(),
         Layout::Flat(l) => format!("flat, rows of {}", count(l.chunk_factor)),
         Layout::PerParam(_) => "per parameter".to_owned(),
     };

@@ -2,7 +2,8 @@
 //! packed weights.
 
 use super::{InstrId, Op, Program};
-use crate::ir::{Access, BodyOp, BufferId, Holds, Kernel, ParamId, Place};
+use crate::ir::{Access, BodyOp, BufferId, Holds, Kernel, Param, ParamId, Place};
+use crate::shard::Group;
 use std::collections::BTreeSet;
 
 /// Outputs of launches and collectives that may keep elements of what was in memory before, or that
@@ -84,14 +85,28 @@ impl Program {
         UnfilledWrites(found)
     }
 
+    /// Returns whether a buffer holds numbers of at least 16 bits, which a check for NaN can read.
+    pub(crate) fn has_numbers(&self, buffer: BufferId) -> bool {
+        self.buffers[buffer.index()].dtype.is_float() && !self.is_packed(buffer)
+    }
+
     /// Returns whether a buffer holds weights in four bits.
     fn is_packed(&self, buffer: BufferId) -> bool {
-        let packed = |p: ParamId| self.params[p.index()].nf4.is_some();
-        match self.buffers[buffer.index()].holds {
-            Holds::Param(p) => packed(p),
-            Holds::Group(g) => self.groups[g.index()].params.iter().any(|p| packed(*p)),
-            Holds::Storage(_) | Holds::Const(_) | Holds::Named(_) => false,
-        }
+        is_packed(
+            self.buffers[buffer.index()].holds,
+            &self.params,
+            &self.groups,
+        )
+    }
+}
+
+/// Returns whether a buffer with these contents holds weights in four bits.
+pub(crate) fn is_packed(holds: Holds, params: &[Param], groups: &[Group]) -> bool {
+    let packed = |p: &ParamId| params[p.index()].nf4.is_some();
+    match holds {
+        Holds::Param(p) => packed(&p),
+        Holds::Group(g) => groups[g.index()].params.iter().any(packed),
+        Holds::Storage(_) | Holds::Const(_) | Holds::Named(_) => false,
     }
 }
 

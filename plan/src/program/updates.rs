@@ -2,7 +2,7 @@
 
 use super::contents::{Contents, NoSlice};
 use super::{Op, Program};
-use crate::ir::{Access, InstrId, KernelClass, Role};
+use crate::ir::{Access, InstrId, KernelClass, OpKind, Role};
 use std::collections::BTreeMap;
 
 /// A tensor of an optimizer launch.
@@ -53,6 +53,21 @@ impl Program {
             at += 2 + state.len();
         }
         found
+    }
+
+    /// Returns whether an instruction launches an optimizer that adds up pieces of gradients, which
+    /// exist nowhere else as sums.
+    #[must_use]
+    pub fn sums_pieces(&self, op: &Op) -> bool {
+        let Op::Launch { kernel, .. } = *op else {
+            return false;
+        };
+        let op = self.kernels[kernel.index()].body.first().map(|b| b.op);
+        let update = match op {
+            Some(OpKind::Shard(op)) => op.update(),
+            _ => None,
+        };
+        update.is_some_and(|u| u.pieces.is_some())
     }
 
     /// Returns, by launch of an optimizer, the parameter groups of its weights on a rank, tensor by

@@ -201,6 +201,7 @@ fn train(d: &Document, seq_len: u64) -> Train {
         grad_norm: d.setting(Key::GradNorm),
         steps: d.setting(Key::Steps),
         validate_every: d.setting(Key::ValidateEvery),
+        param_norms_every: d.setting(Key::ParamNormsEvery),
     }
 }
 
@@ -308,6 +309,8 @@ fn fsdp(d: &Document, mesh: &Mesh) -> Result<Fsdp, ScenarioError> {
         reshard_root: d.setting(Key::ReshardRoot),
         reshard_after_backward: d.setting(Key::ReshardAfterBackward),
         gradient_sync: d.given(Key::GradientSync).unwrap_or(defaults.gradient_sync),
+        atomic: d.setting(Key::Atomic),
+        no_sync_units: d.setting(Key::NoSyncUnits),
         prefetch_forward: d.given(Key::PrefetchForward).unwrap_or(defaults.prefetch),
         prefetch_backward: d.given(Key::PrefetchBackward).unwrap_or(defaults.prefetch),
         prefetch_lists: d.setting(Key::PrefetchLists),
@@ -337,6 +340,7 @@ fn fsdp(d: &Document, mesh: &Mesh) -> Result<Fsdp, ScenarioError> {
         average_in_collective: d.setting(Key::AverageInCollective),
         per_token_loss: d.setting(Key::PerTokenLoss),
         gradient_scaling_factor: d.given(Key::GradientScalingFactor),
+        decoupled_gradients: d.setting(Key::DecoupledGradients),
         nan_check: d.setting(Key::NanCheck),
         offload: d.setting(Key::Offload),
         frozen: d.setting(Key::Frozen),

@@ -4,7 +4,7 @@ use super::keys::{KEYS, Key};
 use super::merge::Document;
 use super::value::{Datum, Value, convert};
 use crate::config::{
-    Bias, CudaGraph, Family, LoraTargets, Offload, ParamGroup, Prefetch, PrefetchList,
+    Atomic, Bias, CudaGraph, Family, LoraTargets, Offload, ParamGroup, Prefetch, PrefetchList,
     RecomputeLayers, Reshard, Scope, Words,
 };
 use crate::units::Bytes;
@@ -220,6 +220,16 @@ impl Setting for Reshard {
             Datum::Bool(false) => Some(Self::Never),
             Datum::Str(_) => Some(Self::Auto),
             _ => u32::of(value).map(Self::Group),
+        }
+    }
+}
+
+impl Setting for Atomic {
+    fn of(value: &Value) -> Option<Self> {
+        match value.str() {
+            Some("tensor") => Some(Self::Tensor),
+            Some(_) => Some(Self::Row),
+            None => u32::of(value).map(Self::Block),
         }
     }
 }

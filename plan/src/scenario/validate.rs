@@ -38,6 +38,7 @@ pub(crate) fn check(s: &Scenario, d: &Document, is_default: &dyn Fn(Key) -> bool
     mesh::check(s, d)?;
     fsdp::check(s, d, is_default)?;
     prefetch::check(s, d)?;
+    prefetch::no_sync(s, d)?;
     compile::check(s, d)?;
     refuse_if(s, d, |_| true)?;
     without_effect::check(s, d, is_default)?;

@@ -9,6 +9,7 @@
 //! fragments without gaps instead, which can cut a row.)
 
 use super::LayoutError;
+use crate::config::Atomic;
 use crate::ir::ParamId;
 use serde::Serialize;
 use std::ops::Range;
@@ -30,10 +31,14 @@ pub struct FlatLayout {
     /// Number of elements of the full buffer, including padding: a multiple of `chunk_factor *
     /// shards` if padded.
     pub numel: u64,
-    /// Least common multiple of the parameters' rows.
+    /// Least common multiple of what shards do not divide: of the parameters' rows, or blocks of
+    /// rows; a shard, if those are whole parameters.
     pub chunk_factor: u64,
     /// Number of shards.
     pub shards: u32,
+    /// What shards do not divide.
+    #[serde(skip_serializing_if = "Atomic::is_row")]
+    pub atomic: Atomic,
     /// Parameters in the group's order.
     pub items: Vec<FlatItem>,
 }
@@ -75,6 +80,25 @@ impl FlatLayout {
             0..0
         }
     }
+
+    /// Cuts a range of the full buffer where parameters begin. Padding belongs to the parameter
+    /// before it, that at the start of the range to the first one.
+    #[must_use]
+    pub fn cut(&self, range: Range<u64>) -> Vec<Range<u64>> {
+        let begins = self.items.iter().filter(|i| i.numel > 0).map(|i| i.offset);
+        let mut cuts: Vec<u64> = begins
+            .filter(|at| range.start < *at && *at < range.end)
+            .collect();
+        cuts.sort_unstable();
+        let begun = |i: &FlatItem| i.offset <= range.start && range.start < i.offset + i.numel;
+        if !self.items.iter().any(begun) && !cuts.is_empty() {
+            cuts.remove(0);
+        }
+        let starts = std::iter::once(range.start).chain(cuts.iter().copied());
+        let ends = cuts.iter().copied().chain([range.end]);
+        let parts = starts.zip(ends).map(|(start, end)| start..end);
+        parts.filter(|part| !part.is_empty()).collect()
+    }
 }
 
 /// Maximum size of a layout, so that no sum below can overflow.
@@ -82,7 +106,8 @@ const MAX_NUMEL: u64 = 1 << 59;
 /// Padding that is always accepted, in elements, in addition to as much padding as payload.
 const PADDING_SLACK: u64 = 1 << 30;
 
-/// Lays `items` (parameter, elements, elements per row) out over `shards` ranks.
+/// Lays `items` (parameter, elements, elements that shards do not divide) out over `shards` ranks.
+/// `atomic` says what the last are; whole parameters are packed instead (see [`whole_tensors`]).
 ///
 /// With `pad` the buffer is padded to a multiple of chunk factor times shards. Without it
 /// (`no_shard`) nothing is cut: the layout ends with its last parameter and has one shard for any
@@ -96,6 +121,7 @@ pub fn flat_layout(
     items: &[(ParamId, u64, u64)],
     shards: u32,
     pad: bool,
+    atomic: Atomic,
 ) -> Result<FlatLayout, LayoutError> {
     if shards == 0 {
         return Err(LayoutError::NoShards);
@@ -125,11 +151,20 @@ pub fn flat_layout(
             padded,
         }
     };
+    let limit = u128::from(payload) * 2 + u128::from(PADDING_SLACK);
+    if pad && atomic == Atomic::Tensor {
+        let layout = whole_tensors(items, shards);
+        let padded = u128::from(layout.numel);
+        return if padded > limit {
+            Err(refuse(Some(padded)))
+        } else {
+            Ok(layout)
+        };
+    }
     let factor = items
         .iter()
         .try_fold(1, |f, i| lcm(f, i.2))
         .ok_or_else(|| refuse(None))?;
-    let limit = u128::from(payload) * 2 + u128::from(PADDING_SLACK);
     let grid = u128::from(factor) * u128::from(shards);
     if (pad && payload > 0 && grid > limit) || factor > MAX_NUMEL {
         return Err(refuse(Some(grid)));
@@ -158,8 +193,46 @@ pub fn flat_layout(
         numel: numel as u64,
         chunk_factor: factor,
         shards,
+        atomic,
         items,
     })
+}
+
+/// Elements to which shards of whole parameters are padded, so that collectives of any type start
+/// and end on 16 bytes.
+const SHARD_STEP: u64 = 128;
+
+/// Gives each parameter to the shard with the fewest elements, the largest first; shards are padded
+/// to the largest one. Parameters of a shard follow each other in their order.
+fn whole_tensors(items: &[(ParamId, u64, u64)], shards: u32) -> FlatLayout {
+    let mut order: Vec<usize> = (0..items.len()).collect();
+    order.sort_by_key(|&i| std::cmp::Reverse(items[i].1));
+    let mut load = vec![0u64; shards as usize];
+    let mut home = vec![0; items.len()];
+    for i in order {
+        let least = (0..load.len()).min_by_key(|&s| load[s]).unwrap_or(0);
+        load[least] += items[i].1;
+        home[i] = least;
+    }
+    let largest = load.iter().copied().max().unwrap_or(0);
+    let shard = largest.next_multiple_of(SHARD_STEP);
+    let mut used = vec![0u64; load.len()];
+    let place = |(&(param, numel, _), home): (&(ParamId, u64, u64), &usize)| {
+        let offset = *home as u64 * shard + used[*home];
+        used[*home] += numel;
+        FlatItem {
+            param,
+            offset,
+            numel,
+        }
+    };
+    FlatLayout {
+        numel: shard * u64::from(shards),
+        chunk_factor: shard.max(1),
+        shards,
+        atomic: Atomic::Tensor,
+        items: items.iter().zip(&home).map(place).collect(),
+    }
 }
 
 /// Places parameters. Offsets stay below 2^62: regular items occupy less than twice their size, and
@@ -287,7 +360,13 @@ mod tests {
     /// (1,6) on 5 ranks.
     #[test]
     fn megatron_worked_example() {
-        let l = flat_layout(&items(&[(2, 6), (4, 4), (4, 4), (1, 2), (1, 6)]), 5, true).unwrap();
+        let l = flat_layout(
+            &items(&[(2, 6), (4, 4), (4, 4), (1, 2), (1, 6)]),
+            5,
+            true,
+            Atomic::Row,
+        )
+        .unwrap();
         assert_eq!((l.chunk_factor, l.numel, l.shard_numel()), (12, 60, 12));
         assert_eq!(offsets(&l), [0, 12, 32, 28, 48]);
         // The third tensor is elements 32..48 of the buffer: rank 2 holds 24..36, rank 3 holds
@@ -302,7 +381,7 @@ mod tests {
     /// 2 ranks.
     #[test]
     fn left_over_fragments_stay_within_a_grid() {
-        let l = flat_layout(&items(&[(1, 3), (2, 2)]), 2, true).unwrap();
+        let l = flat_layout(&items(&[(1, 3), (2, 2)]), 2, true, Atomic::Row).unwrap();
         assert_eq!(l.chunk_factor, 6);
         assert_eq!(offsets(&l), [6, 0]);
         assert_eq!((l.numel, l.shard_numel()), (12, 6));
@@ -312,7 +391,7 @@ mod tests {
     /// BENCHMARKS.md).
     #[test]
     fn measured_sizes() {
-        let l = flat_layout(&items(&[(2048, 1), (128_256, 2048)]), 4, true).unwrap();
+        let l = flat_layout(&items(&[(2048, 1), (128_256, 2048)]), 4, true, Atomic::Row).unwrap();
         assert_eq!(l.numel, 262_676_480);
 
         let block = [
@@ -326,22 +405,69 @@ mod tests {
             (2048, 1),
             (2048, 1),
         ];
-        let l = flat_layout(&items(&block), 4, true).unwrap();
+        let l = flat_layout(&items(&block), 4, true, Atomic::Row).unwrap();
         assert_eq!(l.chunk_factor, 8192);
         assert_eq!(l.shard_numel() * 2, 30_425_088);
     }
 
+    /// Cuts are where parameters begin, in the order of their places; padding never stands alone.
+    #[test]
+    fn ranges_are_cut_where_parameters_begin() {
+        let l = flat_layout(
+            &items(&[(2, 6), (4, 4), (4, 4), (1, 2), (1, 6)]),
+            5,
+            true,
+            Atomic::Row,
+        )
+        .unwrap();
+        // Offsets 0, 12, 32, 28, 48; 12, 16, 16, 2 and 6 elements; 60 in all.
+        assert_eq!(l.cut(0..60), [0..12, 12..28, 28..32, 32..48, 48..60]);
+        assert_eq!(l.cut(0..12), vec![0..12]);
+        assert_eq!(l.cut(24..36), [24..28, 28..32, 32..36]);
+        // Begins with padding.
+        assert_eq!(l.cut(30..40), vec![30..40]);
+        assert_eq!(l.cut(30..60), [30..48, 48..60]);
+        assert_eq!(l.cut(6..6), []);
+    }
+
+    /// Whole parameters: the largest first to the emptiest shard; nothing is cut, and the largest
+    /// shard is that of longest-processing-time-first scheduling.
+    #[test]
+    fn whole_parameters_stay_on_one_rank() {
+        let shapes = [(64, 8), (64, 7), (64, 6), (64, 5), (64, 5)];
+        let l = flat_layout(&items(&shapes), 2, true, Atomic::Tensor).unwrap();
+        // 8 + 5 + 5 and 7 + 6 times 64, rounded up to 128.
+        assert_eq!((l.shard_numel(), l.numel), (1152, 2304));
+        assert_eq!(offsets(&l), [0, 1152, 1152 + 448, 512, 832]);
+        for i in 0..shapes.len() {
+            let parts = (0..2).filter(|rank| !l.local(i, *rank).is_empty());
+            assert_eq!(parts.count(), 1);
+        }
+        // A shard may be empty.
+        let l = flat_layout(&items(&[(3, 5)]), 2, true, Atomic::Tensor).unwrap();
+        assert_eq!((l.numel, l.local(0, 0), l.local(0, 1)), (256, 0..15, 0..0));
+        let e = flat_layout(&items(&[(1 << 20, 1 << 11)]), 4, true, Atomic::Tensor);
+        assert!(matches!(e, Err(LayoutError::Padding { .. })), "{e:?}");
+        let l = flat_layout(&items(&shapes), 2, false, Atomic::Tensor).unwrap();
+        assert_eq!(l.shards, 1);
+    }
+
     #[test]
     fn unpadded_ends_with_its_last_parameter() {
-        let l = flat_layout(&items(&[(2, 6), (4, 4), (1, 2)]), 4, false).unwrap();
+        let l = flat_layout(&items(&[(2, 6), (4, 4), (1, 2)]), 4, false, Atomic::Row).unwrap();
         assert_eq!((l.numel, l.shards), (30, 1));
         assert_eq!(l.local(1, 0), 12..28);
     }
 
     #[test]
     fn incompatible_rows_are_refused_by_name() {
-        let e =
-            flat_layout(&items(&[(8, 18_432), (8, 16_384), (8, 7_169)]), 512, true).unwrap_err();
+        let e = flat_layout(
+            &items(&[(8, 18_432), (8, 16_384), (8, 7_169)]),
+            512,
+            true,
+            Atomic::Row,
+        )
+        .unwrap_err();
         let LayoutError::Padding { rows, shards, .. } = &e else {
             panic!("{e}")
         };
@@ -355,23 +481,27 @@ mod tests {
             &items(&[(1, 4_194_301), (1, 4_194_303), (1, 4_194_305)]),
             2,
             true,
+            Atomic::Row,
         )
         .unwrap_err();
         assert!(e.to_string().contains("2^64"), "{e}");
         assert_eq!(
-            flat_layout(&items(&[(3, 0)]), 2, true),
+            flat_layout(&items(&[(3, 0)]), 2, true, Atomic::Row),
             Err(LayoutError::EmptyRow)
         );
         assert_eq!(
-            flat_layout(&[(ParamId(0), u64::MAX, 1)], 2, true),
+            flat_layout(&[(ParamId(0), u64::MAX, 1)], 2, true, Atomic::Row),
             Err(LayoutError::TooLarge)
         );
-        assert_eq!(flat_layout(&[], 0, true), Err(LayoutError::NoShards));
+        assert_eq!(
+            flat_layout(&[], 0, true, Atomic::Row),
+            Err(LayoutError::NoShards)
+        );
     }
 
     #[test]
     fn empty_group() {
-        let l = flat_layout(&[], 4, true).unwrap();
+        let l = flat_layout(&[], 4, true, Atomic::Row).unwrap();
         assert_eq!((l.numel, l.payload_numel()), (0, 0));
     }
 
@@ -386,7 +516,7 @@ mod tests {
             shards in prop::sample::select(vec![1u32, 2, 3, 4, 5, 8]),
         ) {
             let given = items(&shapes);
-            let l = flat_layout(&given, shards, true).unwrap();
+            let l = flat_layout(&given, shards, true, Atomic::Row).unwrap();
             prop_assert_eq!(l.numel % (l.chunk_factor * u64::from(shards)), 0);
             let mut seen = vec![false; l.numel as usize];
             for (i, &(_, numel, row)) in given.iter().enumerate() {

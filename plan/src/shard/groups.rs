@@ -3,7 +3,7 @@
 use super::pattern::{has_place_for_parameters, hint};
 use super::{FlatItem, Group, Layout, LayoutError, ShardError, flat_layout, per_param_layout};
 use crate::config::pattern::{covers, matches};
-use crate::config::{UnitPattern, Units};
+use crate::config::{Atomic, UnitPattern, Units};
 use crate::ir::{Module, ModuleId, ModuleKind, Param, ParamId, Placements, UnitId};
 
 /// A unit before its parameters are known.
@@ -30,6 +30,8 @@ pub enum LayoutKind {
         shards: u32,
         /// Whether it is padded to equal shards; `false` if nothing is sharded.
         pad: bool,
+        /// What shards do not divide.
+        atomic: Atomic,
     },
     /// Every parameter is cut separately.
     PerParam {
@@ -55,14 +57,18 @@ impl LayoutKind {
             Ok((shape(p).first().copied().unwrap_or(1), row))
         };
         match self {
-            Self::Flat { shards, pad } => {
+            Self::Flat {
+                shards,
+                pad,
+                atomic,
+            } => {
                 // Runs of parameters are laid out as if each were one parameter, and then split.
                 let mut runs: Vec<(ParamId, u64, u64)> = Vec::new();
                 let mut members: Vec<Vec<FlatItem>> = Vec::new();
                 for id in params {
                     let (param, (dim0, row)) = (*id, dims(id)?);
                     let numel = dim0.checked_mul(row).ok_or(LayoutError::TooLarge)?;
-                    let row = table[id.index()].flat_row();
+                    let row = grain(&table[id.index()], atomic);
                     let member = |offset| FlatItem {
                         param,
                         offset,
@@ -84,7 +90,13 @@ impl LayoutKind {
                         }
                     }
                 }
-                let mut layout = flat_layout(&runs, shards, pad)?;
+                // A run whose members begin within blocks stays whole.
+                for (run, of) in runs.iter_mut().zip(&members) {
+                    if of.iter().any(|member| !member.offset.is_multiple_of(run.2)) {
+                        run.2 = run.1;
+                    }
+                }
+                let mut layout = flat_layout(&runs, shards, pad, atomic)?;
                 for (run, of) in layout.items.iter().zip(&mut members) {
                     of.iter_mut().for_each(|item| item.offset += run.offset);
                 }
@@ -99,6 +111,17 @@ impl LayoutKind {
                 per_param_layout(&items, shards).map(Layout::PerParam)
             }
         }
+    }
+}
+
+/// Returns the number of elements of a parameter that shards do not divide.
+fn grain(param: &Param, atomic: Atomic) -> u64 {
+    let row = param.flat_row();
+    match atomic {
+        Atomic::Row | Atomic::Tensor => row,
+        // Blocks are of matrices; one that has fewer rows is a block.
+        Atomic::Block(_) if row == 1 => row,
+        Atomic::Block(n) => row * u64::from(n).min(param.numel() / row.max(1)).max(1),
     }
 }
 

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 use shardlab_exec::engine::RankTimes;
-use shardlab_exec::train::{RunStart, StepReport};
+use shardlab_exec::train::{ParamNorm, RunStart, StepReport};
 
 /// Something that happened. `null` stands for a number that is not finite.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -46,6 +46,13 @@ pub(crate) enum Event {
         /// Loss.
         loss: Option<f64>,
     },
+    /// Norms of single parameters after a step.
+    ParamNorms {
+        /// Steps done.
+        step: u64,
+        /// One entry per parameter.
+        params: Vec<Norms>,
+    },
     /// Something that the user should know.
     Note {
         /// Text of the note.
@@ -80,7 +87,45 @@ pub(crate) struct Rank {
     pub(crate) peak_reserved_bytes: u64,
 }
 
+/// Norms of a parameter.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Norms {
+    /// Name.
+    pub(crate) name: String,
+    /// Norm of the weights after their update.
+    pub(crate) weight: Option<f64>,
+    /// Norm of the gradient before clipping; `null` if there is none.
+    pub(crate) gradient: Option<f64>,
+}
+
+impl Norms {
+    pub(super) fn of(n: &ParamNorm) -> Self {
+        Self {
+            name: n.name.clone(),
+            weight: finite(n.weight),
+            gradient: n.gradient.and_then(finite),
+        }
+    }
+
+    /// Returns the norms that these were written from.
+    #[cfg(feature = "dash")]
+    pub(crate) fn norm(self) -> ParamNorm {
+        ParamNorm {
+            name: self.name,
+            weight: self.weight.unwrap_or(f64::NAN),
+            gradient: self.gradient,
+        }
+    }
+}
+
 impl Event {
+    pub(super) fn param_norms(step: u64, norms: &[ParamNorm]) -> Self {
+        Self::ParamNorms {
+            step,
+            params: norms.iter().map(Norms::of).collect(),
+        }
+    }
+
     pub(super) fn begun(b: &RunStart) -> Self {
         Self::Begun {
             ranks: b.ranks,

@@ -9,7 +9,7 @@ use crate::cli::keep::Saved;
 use crate::cli::output::Failure;
 use json::Json;
 use shardlab_exec::engine::RankTimes;
-use shardlab_exec::train::{Flow, Observer, Outcome, RunStart, StepReport};
+use shardlab_exec::train::{Flow, Observer, Outcome, ParamNorm, RunStart, StepReport};
 use shardlab_plan::Scenario;
 use std::io::{IsTerminal, Write};
 use text::Text;
@@ -131,6 +131,10 @@ impl Observer for Progress {
 
     fn validation(&mut self, step: u64, loss: f64) {
         self.observer().validation(step, loss);
+    }
+
+    fn param_norms(&mut self, step: u64, norms: &[ParamNorm]) {
+        self.observer().param_norms(step, norms);
     }
 
     fn note(&mut self, text: &str) {

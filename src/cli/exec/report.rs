@@ -3,13 +3,15 @@
 use crate::cli::output::{Failure, Out};
 use crate::cli::sim::report::{collectives, composition, heading};
 use crate::cli::table::Table;
-use shardlab_exec::train::{Outcome, schedule};
+use shardlab_exec::train::{Outcome, ParamNorm, schedule};
 use shardlab_plan::program::SectionKind;
 use shardlab_plan::units::thousands;
 use shardlab_plan::{Program, Scenario};
 
 /// Number of steps in the table.
 const MAX_STEPS: usize = 10;
+/// Number of parameters in the table of norms.
+const MAX_PARAMS: usize = 12;
 
 pub(super) fn print(
     scenario: &Scenario,
@@ -26,7 +28,31 @@ pub(super) fn print(
     for (step, loss) in &o.validations {
         out.line(format_args!("validation after step {step}: loss {loss:.4}"))?;
     }
+    if let Some((step, norms)) = o.param_norms.last() {
+        out.blank()?;
+        out.line(format_args!("norms of parameters after step {step}"))?;
+        out.text(param_norms(norms))?;
+        let more = norms.len().saturating_sub(MAX_PARAMS);
+        if more > 0 {
+            out.line(format_args!("and {more} more: --json has all"))?;
+        }
+    }
     Ok(())
+}
+
+/// Returns a table of the parameters with the largest gradients.
+fn param_norms(norms: &[ParamNorm]) -> Table {
+    let mut table = Table::new(["parameter", ">weights", ">gradient"]);
+    let mut order: Vec<&ParamNorm> = norms.iter().collect();
+    let gradient = |n: &ParamNorm| n.gradient.unwrap_or(-1.0);
+    order.sort_by(|a, b| gradient(b).total_cmp(&gradient(a)));
+    for n in order.into_iter().take(MAX_PARAMS) {
+        let gradient = n
+            .gradient
+            .map_or_else(|| "-".to_owned(), |g| format!("{g:.4}"));
+        table.row([n.name.clone(), format!("{:.4}", n.weight), gradient]);
+    }
+    table
 }
 
 fn summary(scenario: &Scenario, o: &Outcome, out: &mut Out) -> Result<(), Failure> {

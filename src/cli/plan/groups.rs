@@ -3,6 +3,7 @@
 use super::super::output::{Failure, Out};
 use super::super::table::Table;
 use serde::Serialize;
+use shardlab_plan::config::Atomic;
 use shardlab_plan::ir::{AxisId, UnitId};
 use shardlab_plan::shard::{Group, Layout};
 use shardlab_plan::units::{Bytes, count};
@@ -87,6 +88,7 @@ pub(super) fn report(scenario: &Scenario, program: &Program, units: Option<&[Uni
 fn group_report(program: &Program, index: usize, group: &Group) -> GroupReport {
     let layout = &group.layout;
     let (name, chunk_factor, shards) = match layout {
+        Layout::Flat(l) if l.atomic == Atomic::Tensor => ("flat, whole parameters", None, l.shards),
         Layout::Flat(l) => ("flat", Some(l.chunk_factor), l.shards),
         Layout::PerParam(l) => ("per_param", None, l.shards),
     };

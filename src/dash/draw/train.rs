@@ -11,6 +11,7 @@ use crate::dash::train::End;
 use crate::dash::whole::Whole;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
+use shardlab_exec::train::ParamNorm;
 use shardlab_plan::units::thousands;
 use std::time::Duration;
 
@@ -48,7 +49,19 @@ pub(super) fn draw(app: &App, buf: &mut Buffer, body: Rect) {
             width: middle.width - half,
             ..middle
         };
-        times(app, buf, right);
+        match &app.train.param_norms {
+            None => times(app, buf, right),
+            Some((step, norms)) => {
+                let height = right.height / 2;
+                times(app, buf, Rect { height, ..right });
+                let below = Rect {
+                    y: right.y + height,
+                    height: right.height - height,
+                    ..right
+                };
+                largest_gradients(app, buf, below, *step, norms);
+            }
+        }
     }
     rank_table(
         app,
@@ -281,6 +294,33 @@ fn times(app: &App, buf: &mut Buffer, area: Rect) {
     curves(buf, inner, &[curve], theme);
 }
 
+/// Draws the parameters with the largest gradients.
+fn largest_gradients(app: &App, buf: &mut Buffer, area: Rect, step: u64, norms: &[ParamNorm]) {
+    let theme = app.theme;
+    let title = format!("Largest gradients, step {step}");
+    let inner = pane(buf, area, &title, false, theme);
+    let (x, width) = (inner.x + 1, inner.width.saturating_sub(1));
+    for (y, n) in (inner.y..inner.bottom()).zip(by_gradient(norms)) {
+        let value = gradient(n);
+        let room = width.saturating_sub(value.len() as u16 + 2);
+        put(buf, x, y, room, &n.name, theme.text());
+        put_right(buf, inner.x, y, width, &value, theme.strong());
+    }
+}
+
+/// Returns parameters, that with the largest gradient first.
+fn by_gradient(norms: &[ParamNorm]) -> Vec<&ParamNorm> {
+    let mut order: Vec<&ParamNorm> = norms.iter().collect();
+    let of = |n: &ParamNorm| n.gradient.unwrap_or(-1.0);
+    order.sort_by(|a, b| of(b).total_cmp(&of(a)));
+    order
+}
+
+fn gradient(n: &ParamNorm) -> String {
+    n.gradient
+        .map_or_else(|| "-".to_owned(), |g| format!("{g:.4}"))
+}
+
 fn rank_table(app: &App, buf: &mut Buffer, area: Rect) {
     let theme = app.theme;
     let inner = pane(buf, area, "Ranks", false, theme);
@@ -368,6 +408,14 @@ pub(super) fn whole(app: &App, whole: &Whole, buf: &mut Buffer, body: Rect) {
     for (text, style) in end.into_iter().chain(notes) {
         let wrapped = lines(&text, usize::from(width));
         rows.extend(wrapped.into_iter().map(|line| (line, style)));
+    }
+    if let Some((step, norms)) = &t.param_norms {
+        let title = format!("norms of gradients and weights after step {step}");
+        rows.push((title, theme.strong()));
+        for n in by_gradient(norms) {
+            let line = format!("{:>12}  {:>12.4}  {}", gradient(n), n.weight, n.name);
+            rows.push((line, theme.text()));
+        }
     }
     if rows.is_empty() {
         rows.push(("no output yet".to_owned(), theme.dim()));

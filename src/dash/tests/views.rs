@@ -14,6 +14,7 @@ use crate::dash::worker::Stop;
 use crate::predict::Profiles;
 use insta::assert_snapshot;
 use ratatui::style::Color;
+use shardlab_exec::train::ParamNorm;
 use shardlab_plan::config::Gate;
 use shardlab_plan::record::RunKind;
 use shardlab_plan::scenario::BatchUnit;
@@ -198,6 +199,13 @@ fn training() {
     };
     stage.news(News::Ranks((0..4).map(now).collect()));
     both("train_running", &mut stage);
+    let norm = |i: u32| ParamNorm {
+        name: format!("layers.{i}.attn.qkv.weight"),
+        weight: 10.0 + f64::from(i),
+        gradient: (i > 0).then(|| f64::from(i % 5) / 8.0),
+    };
+    stage.news(News::ParamNorms(20, (0..12).map(norm).collect()));
+    both("train_norms", &mut stage);
     stage.keys("s");
     stage.run(step(RunKind::Exec, 0));
     assert_snapshot!("train_stopped_80x24", stage.screen(80, 24));

@@ -86,8 +86,9 @@ impl CudaFactory {
             .iter()
             .filter(|i| matches!(i.op, Op::Launch { .. }))
             .count();
-        // At most one slot per launch, as on the CPU.
-        let slots = launches + usize::from(program.meta.micro_batches) + 2;
+        // As on the CPU.
+        let params = program.params.len();
+        let slots = launches + usize::from(program.meta.micro_batches) + 2 * params + 2;
         let mut scratch = 0;
         let bytes = SUMS_AT as usize + streams.len() * SUMS as usize * 8;
         // SAFETY: the output is a local address.

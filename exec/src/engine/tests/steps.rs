@@ -145,6 +145,7 @@ fn inputs_reach_their_buffers_and_are_checked() {
     };
     let rank = |x| RankInputs {
         micro_batches: vec![pair(x), pair(x + 1.0)],
+        ..RankInputs::default()
     };
     let mut s = Session::with_launcher(Arc::clone(&p), quick(), shard_ops).unwrap();
     let inputs = StepInputs {

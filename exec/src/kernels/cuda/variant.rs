@@ -87,14 +87,14 @@ fn same_of(r: &RawRange, writes: &[RawRange]) -> Option<u8> {
 
 fn arg(program: &Program, access: &Access) -> Arg {
     let buffer = &program.buffers[access.buffer.index()];
-    let step = match access.per_rank {
-        None => 0,
-        _ => access.bytes,
-    };
     // Allocators align every buffer to at least 16 bytes, even if it asks for less.
     Arg {
         dtype: buffer.dtype,
-        align: alignment([u64::from(buffer.align).max(16), access.offset, step]),
+        align: alignment([
+            u64::from(buffer.align).max(16),
+            access.offset,
+            access.step(),
+        ]),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Tables of the small program: model, groups, streams, kernels, buffers.
 
 use super::{AG, NUMEL, RANKS, RS, SHARD, Shape, Toy, UNITS};
+use crate::config::Atomic;
 use crate::ir::*;
 use crate::program::*;
 use crate::shard::{FlatItem, FlatLayout, Group, Layout};
@@ -106,6 +107,7 @@ pub(super) fn program(shape: Shape) -> ProgramBuilder {
             numel: NUMEL,
             chunk_factor: 16,
             shards: RANKS as u32,
+            atomic: Atomic::Row,
             items: vec![
                 FlatItem {
                     param: ParamId(2 * u as u32),

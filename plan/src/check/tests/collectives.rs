@@ -195,11 +195,11 @@ fn an_in_place_gather_from_the_wrong_part() {
     // A replicated weight of which each rank refreshed its own slice.
     let mut t = Toy::new(Shape::default());
     let full = t.all(t.full[1]);
-    let mut gather = |offset, per_rank| {
+    let mut gather = |offset, axis: Option<AxisId>| {
         t.b.program.collectives[2].parts[0].input = Access {
             offset,
             bytes: full.bytes / 4,
-            per_rank,
+            per_rank: axis.map(Into::into),
             ..full
         };
         check(&t.b.program)

@@ -241,7 +241,7 @@ fn gradients_of_any_type_are_as_long_as_kernels_take_them_to_be() {
 
 #[test]
 fn every_option_passes() {
-    const OPTIONS: [&[&str]; 55] = [
+    const OPTIONS: [&[&str]; 62] = [
         &[],
         &[
             "fsdp.copy_engine_reduce=true",
@@ -372,7 +372,22 @@ fn every_option_passes() {
         ],
         &["mesh.dp_shard=1"],
         &["mesh.dp_shard=1", "mesh.dp_outer=4"],
+        &["fsdp.atomic=tensor", "train.grad_accum=2"],
+        &["fsdp.atomic=4"],
         &["fsdp.nan_check=true"],
+        &[
+            "fsdp.nan_check=true",
+            "mesh.dp_outer=2",
+            "train.grad_accum=2",
+        ],
+        &["fsdp.nan_check=true", "compile.mode=full"],
+        &["fsdp.no_sync_units=[\"layers.1\"]", "train.grad_accum=3"],
+        &[
+            "fsdp.no_sync_units=[\"layers.*\"]",
+            "train.grad_accum=2",
+            "mesh.dp_outer=2",
+        ],
+        &["fsdp.decoupled_gradients=true", "train.clip_norm=1"],
         &[
             "precision.main_params=f32",
             "precision.main_grads=f32",

@@ -196,7 +196,7 @@ fn a_range_that_leaves_its_buffer_on_the_last_rank() {
     // Rank 0's half fits; the second of four ranks has no space left.
     part.output = Access {
         bytes: part.input.bytes / 2,
-        per_rank: Some(AxisId::DP_SHARD),
+        per_rank: Some(AxisId::DP_SHARD.into()),
         ..part.input
     };
     let r = check(&t.b.program);

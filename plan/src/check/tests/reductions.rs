@@ -54,11 +54,11 @@ fn an_output_over_another_ranks_part_of_the_input() {
     let input = t.b.program.collectives[id.index()].parts[0].input;
     let shard = input.bytes / 4;
     let name = t.b.program.buffer_name(input.buffer);
-    let mut output = |offset, per_rank| {
+    let mut output = |offset, axis: Option<AxisId>| {
         t.b.program.collectives[id.index()].parts[0].output = Access {
             offset,
             bytes: shard,
-            per_rank,
+            per_rank: axis.map(Into::into),
             ..input
         };
         let r = check(&t.b.program);

@@ -2,6 +2,7 @@
 
 use crate::check::testing::{Shape, Toy};
 use crate::check::{RuleId, check};
+use crate::config::Atomic;
 use crate::ir::*;
 use crate::shard::{FlatLayout, Layout, PerParamItem, PerParamLayout};
 
@@ -33,6 +34,7 @@ fn a_shard_boundary_within_a_row() {
         numel: 12,
         chunk_factor: 6,
         shards: 2,
+        atomic: Atomic::Row,
         items: l.items.clone(),
     };
     l.items[0] = crate::shard::FlatItem {
@@ -53,6 +55,30 @@ fn a_shard_boundary_within_a_row() {
     // With its start on the boundary no row is cut.
     flat(&mut t, 0).items[1].offset = 6;
     assert!(check(&t.b.program).of(RuleId::Layout).next().is_none());
+}
+
+/// Blocks of rows and whole parameters that a boundary cuts.
+#[test]
+fn a_shard_boundary_within_a_block_or_a_parameter() {
+    // 64 rows of 16 over four ranks of 272 elements: 17 rows each.
+    let mut t = Toy::new(Shape::default());
+    assert!(check(&t.b.program).of(RuleId::Layout).next().is_none());
+    flat(&mut t, 1).atomic = Atomic::Block(17);
+    assert!(check(&t.b.program).of(RuleId::Layout).next().is_none());
+    flat(&mut t, 1).atomic = Atomic::Block(8);
+    let m = message(&t, RuleId::Layout);
+    assert!(
+        m.contains("shard boundary 272 cuts block 2 of `layers.1.weight` (blocks of 128 from 0)"),
+        "{m}"
+    );
+    flat(&mut t, 1).atomic = Atomic::Tensor;
+    let m = message(&t, RuleId::Layout);
+    assert!(
+        m.contains(
+            "shard boundary 272 cuts tensor 0 of `layers.1.weight` (tensors of 1024 from 0)"
+        ),
+        "{m}"
+    );
 }
 
 #[test]

@@ -1,23 +1,40 @@
 //! What the optimizer of the flat policies updates, and the refresh of compute weights after it.
 
-use super::{Flat, GroupState, Sharded};
+use super::{Flat, GroupState, Sharded, Tensor};
 use crate::config::Strategy;
-use crate::ir::{Access, AxisId, COMPUTE, GroupId, ShardOp, StreamId};
+use crate::ir::{Access, AxisId, COMPUTE, GroupId, PerRank, ShardOp, StreamId};
 use crate::lower::emitter::Emitter;
 use crate::lower::inputs::LoweringInputs;
 use crate::lower::kernels::KernelLaunch;
 use crate::lower::optimizer::{OptimizerItem, ShardState};
 use crate::program::Rule;
 use crate::shard::{Layout, placements};
+use std::ops::Range;
+
+/// Returns the tensors of a group whose weights are one range of `numel` elements.
+fn items(state: &GroupState, weight: Access, grad: Access, numel: u64) -> Vec<OptimizerItem> {
+    let part = |of: Access, elements: &Range<u64>| {
+        // (A gradient in unreduced pieces has several values per element.)
+        let size = of.bytes / numel.max(1);
+        of.part(elements.start * size..elements.end * size)
+    };
+    let item = |t: &Tensor| OptimizerItem {
+        weight: part(weight, &t.elements),
+        grad: part(grad, &t.elements),
+        numel: t.elements.end - t.elements.start,
+        state: t.moments,
+    };
+    state.tensors.iter().map(item).collect()
+}
 
 impl Flat {
     /// Returns how the optimizer's part of a buffer moves from rank to rank; `sharded` says that
     /// the buffer already holds only the inner shard.
-    fn optimizer_slice(&self, of: Sharded, sharded: fn(Strategy) -> bool) -> Option<AxisId> {
+    fn optimizer_slice(&self, of: Sharded, sharded: fn(Strategy) -> bool) -> Option<PerRank> {
         if self.outer_optim {
-            Some(AxisId::DP_OUTER)
+            Some(AxisId::DP_OUTER.into())
         } else if placements::optim_sharded(of.strategy) && !sharded(of.strategy) {
-            Some(of.over)
+            Some(of.over.into())
         } else {
             None
         }
@@ -66,14 +83,8 @@ impl Flat {
                 let state = self.state(g);
                 let grad = self.optimizer_grad(out.inputs, g)?;
                 let numel = self.optimizer_numel(state);
-                let item = |weight, grad, numel, moments| OptimizerItem {
-                    weight,
-                    grad,
-                    numel,
-                    state: moments,
-                };
                 let items = match state.main {
-                    Some(main) => vec![item(out.b.whole(main), grad, numel, state.moments)],
+                    Some(main) => items(state, out.b.whole(main), grad, numel),
                     None => self.items_of_weights(out, g, grad, numel),
                 };
                 Some(ShardState {
@@ -103,7 +114,7 @@ impl Flat {
             return weights;
         }
         // Parameters end within blocks of states.
-        if state.moments.is_some_and(|m| m.scales[0].is_some()) {
+        if state.moments().any(|m| m.scales[0].is_some()) {
             return Vec::new();
         }
         let mut placed: Vec<(u64, u64, Access)> = layout
@@ -137,17 +148,18 @@ impl Flat {
         let state = self.state(g);
         let weights = self.own_weights(out, state);
         if weights.len() == 1 && state.weight.is_some() {
-            return vec![OptimizerItem {
-                weight: weights[0],
-                grad,
-                numel,
-                state: state.moments,
-            }];
+            return items(state, weights[0], grad, numel);
         }
         let group = out.inputs.group(g);
         let Layout::Flat(layout) = &group.layout else {
             return Vec::new();
         };
+        let moments = |at: u64| {
+            let tensors = state.tensors.iter();
+            let mut of_it = tensors.filter(|t| t.elements.start == at);
+            of_it.next().and_then(|t| t.moments)
+        };
+        let single = state.tensors.len() == 1;
         layout
             .items
             .iter()
@@ -161,8 +173,8 @@ impl Flat {
                     ..grad
                 },
                 numel: item.numel,
-                // The moments are one flat buffer per group; the launch names them once.
-                state: state.moments.filter(|_| i == 0),
+                // A launch names the moments of a whole group once.
+                state: moments(if single { 0 } else { item.offset }).filter(|_| !single || i == 0),
             })
             .collect()
     }

@@ -100,7 +100,6 @@ impl Flat {
     ) -> Reduction {
         let rs = self.streams.reduce;
         out.b.join(Rule::ReduceFork, COMPUTE, rs);
-        self.nan_check(out, rs, g, input);
         let sharded = self.state(g).sharded;
         if let (true, Some(comm)) = (
             out.inputs.scenario.fsdp.copy_engine_reduce,
@@ -125,7 +124,7 @@ impl Flat {
         };
         if let Some(comm) = sharded.comms.reduce {
             let parts = smallvec![Part { input, output }];
-            out.b.collective(CollectiveLaunch {
+            out.collective(CollectiveLaunch {
                 rule: Rule::Reduce,
                 stream: rs,
                 kind: CollectiveKind::ReduceScatter,
@@ -184,7 +183,7 @@ impl Flat {
             input,
             output: whole
         }];
-        out.b.collective(CollectiveLaunch {
+        out.collective(CollectiveLaunch {
             rule: Rule::Reduce,
             stream: rs,
             kind: CollectiveKind::AllToAll,
@@ -248,7 +247,6 @@ impl Flat {
         last: bool,
     ) -> Reduction {
         let rs = self.streams.reduce;
-        self.nan_check(out, rs, g, grad);
         let input_free = out.b.record(Rule::Reduce, rs);
         let outer = if last {
             self.reduce_outer(out, g, grad, rs)
@@ -275,7 +273,6 @@ impl Flat {
         let (numel, shards) = (self.state(g).numel, self.state(g).sharded);
         let queued = out.inputs.engine.copies_for_comm;
         out.b.join(Rule::ReduceFork, COMPUTE, rs);
-        self.nan_check(out, rs, g, grad);
         // Without an inner reduction there is no reason to cast: the outer one casts what it needs
         // itself.
         let cast = (self.c != self.g && shards.comms.reduce.is_some()).then(|| {
@@ -312,7 +309,7 @@ impl Flat {
                 input,
                 output: part(input)
             }];
-            out.b.collective(CollectiveLaunch {
+            out.collective(CollectiveLaunch {
                 rule: Rule::Reduce,
                 stream: rs,
                 kind,
@@ -398,7 +395,7 @@ impl Flat {
             if self.outer_optim {
                 Access {
                     bytes: a.bytes / self.outer,
-                    per_rank: Some(AxisId::DP_OUTER),
+                    per_rank: Some(AxisId::DP_OUTER.into()),
                     ..a
                 }
             } else {
@@ -412,7 +409,7 @@ impl Flat {
         };
         let output = part(input);
         let parts = smallvec![Part { input, output }];
-        out.b.collective(CollectiveLaunch {
+        out.collective(CollectiveLaunch {
             rule: Rule::OuterReduce,
             stream,
             kind,
@@ -425,31 +422,5 @@ impl Flat {
             cast(out, output, part(reduced), self.g);
         }
         Some(out.b.record(Rule::OuterReduce, stream))
-    }
-
-    pub(crate) fn nan_check(
-        &self,
-        out: &mut Emitter<'_>,
-        stream: StreamId,
-        g: GroupId,
-        what: Access,
-    ) {
-        if out.inputs.scenario.fsdp.nan_check {
-            let flag = out.transient_on(Role::Temporary, 4, DType::F32, stream, g);
-            out.b.alloc(Rule::NanCheck, flag);
-            let result = out.b.whole(flag);
-            out.run(KernelLaunch {
-                rule: Rule::NanCheck,
-                op: ShardOp::NanCheck,
-                elements: what.bytes / 2,
-                dtype: DType::F32,
-                stream,
-                reads: &[what],
-                writes: &[result],
-            });
-            let event = out.b.record(Rule::NanCheck, stream);
-            crate::lower::walk::host_sync(out, Rule::NanCheck, event);
-            out.b.free(Rule::NanCheck, flag);
-        }
     }
 }

@@ -166,3 +166,37 @@ fn the_next_micro_batch_finds_the_parameters() {
     let slices = "fsdp.reshard_after_forward=2";
     assert_eq!(gathers(&[slices, keep]).0, [2 * n - 1, n - 1, n - 1]);
 }
+
+/// A unit that opts out of reductions reduces once, while the others reduce in every micro-batch.
+/// Its full gradient lives until then.
+#[test]
+fn single_units_leave_their_reduction_to_the_last_micro_batch() {
+    for policy in ["native", "fsdp2"] {
+        for outer in ["mesh.dp_outer=1", "mesh.dp_outer=2"] {
+            let policy = format!("fsdp.policy={policy}");
+            let set = [&policy, outer, "fsdp.no_sync_units=[\"layers.1\"]"];
+            let p = three(&set);
+            let scattered = |unit: &str| -> Vec<u16> {
+                let all = collectives(&p, CollectiveKind::ReduceScatter).into_iter();
+                let instrs = all.map(|at| &steady(&p)[at]);
+                let of_unit = instrs.filter(|i| p.units[i.unit.index()].name == unit);
+                of_unit.map(|i| i.micro_batch).collect()
+            };
+            assert_eq!(scattered("layers.1"), [2], "{set:?}");
+            assert_eq!(scattered("layers.0"), [0, 1, 2], "{set:?}");
+            let sums = full_gradients(&p, DType::F32);
+            let unit = |b: &Buffer| p.units[b.unit.index()].name.clone();
+            let kept: Vec<BufferId> = sums
+                .iter()
+                .filter(|(id, b)| unit(b) == "layers.1" && allocations(&p, *id) == [0])
+                .map(|(id, _)| *id)
+                .collect();
+            assert!(!kept.is_empty(), "{set:?}");
+            for id in kept {
+                let freed = frees(&p, id);
+                let at = freed.iter().map(|at| steady(&p)[*at].micro_batch);
+                assert_eq!(at.collect::<Vec<_>>(), [2], "{set:?}");
+            }
+        }
+    }
+}

@@ -2,7 +2,7 @@
 
 use super::{LLAMA, at_rest, program};
 use crate::check::{RuleId, check};
-use crate::ir::{Holds, Role};
+use crate::ir::{Access, DType, Holds, Role};
 use crate::program::Program;
 use crate::units::Bytes;
 
@@ -53,30 +53,84 @@ fn fsdp2_keeps_what_torchao_keeps() {
 /// Shards of flat buffers may end inside a block.
 #[test]
 fn shards_of_flat_buffers_have_blocks_of_their_own() {
-    for policy in ["native", "megatron"] {
-        for (optimizer, states) in [("adamw", 2), ("lion", 1)] {
-            for strategy in ["no_shard", "optim", "optim_grads_params"] {
-                let set = [
-                    format!("fsdp.policy={policy}"),
-                    format!("fsdp.strategy={strategy}"),
-                    format!("train.optimizer={optimizer}"),
-                    "mesh.dp_shard=3".to_owned(),
-                    "precision.moments=8bit".to_owned(),
-                ];
-                let set: Vec<&str> = set.iter().map(String::as_str).collect();
-                let p = program(LLAMA, &set);
-                let ranks = if strategy == "no_shard" { 1 } else { 3 };
-                let shards = p.groups.iter().map(|g| g.layout.full_numel() / ranks);
-                let bytes: u64 = shards
-                    .map(|n| match n {
-                        0..4096 => n * 4,
-                        _ => n + n.div_ceil(256) * 4,
-                    })
-                    .sum();
-                let kept = at_rest(&p)[&Role::OptimizerState];
-                assert_eq!(kept, Bytes(states * bytes), "{set:?}");
-                assert!(check(&p).is_ok(), "{set:?}");
+    for (optimizer, states) in [("adamw", 2), ("lion", 1)] {
+        for strategy in ["no_shard", "optim", "optim_grads_params"] {
+            let set = [
+                "fsdp.policy=native".to_owned(),
+                format!("fsdp.strategy={strategy}"),
+                format!("train.optimizer={optimizer}"),
+                "mesh.dp_shard=3".to_owned(),
+                "precision.moments=8bit".to_owned(),
+            ];
+            let set: Vec<&str> = set.iter().map(String::as_str).collect();
+            let p = program(LLAMA, &set);
+            let ranks = if strategy == "no_shard" { 1 } else { 3 };
+            let shards = p.groups.iter().map(|g| g.layout.full_numel() / ranks);
+            let bytes: u64 = shards
+                .map(|n| match n {
+                    0..4096 => n * 4,
+                    _ => n + n.div_ceil(256) * 4,
+                })
+                .sum();
+            let kept = at_rest(&p)[&Role::OptimizerState];
+            assert_eq!(kept, Bytes(states * bytes), "{set:?}");
+            assert!(check(&p).is_ok(), "{set:?}");
+        }
+    }
+}
+
+/// torch's optimizers keep a state per parameter, of the rank's part of it: on rank 0, the part of
+/// the parameter in the first shard, with the padding behind it.
+#[test]
+fn engines_of_frameworks_keep_a_state_per_parameter() {
+    for policy in ["megatron", "megatron_v2"] {
+        for ranks in [2u32, 3] {
+            let set = [
+                format!("fsdp.policy={policy}"),
+                format!("mesh.dp_shard={ranks}"),
+                // Gradients are cast for the optimizer, each for itself.
+                "precision.main_grads=bf16".to_owned(),
+                "precision.compute=bf16".to_owned(),
+            ];
+            let set: Vec<&str> = set.iter().map(String::as_str).collect();
+            let p = program(LLAMA, &set);
+            assert!(check(&p).is_ok(), "{set:?}\n{}", check(&p));
+            let mut expected = Vec::new();
+            for group in &p.groups {
+                let crate::shard::Layout::Flat(layout) = &group.layout else {
+                    panic!()
+                };
+                let shard = layout.numel / u64::from(ranks);
+                // By element: the parameter that covers it, or the last one before it.
+                let mut owners: Vec<(u64, u64)> = Vec::new();
+                for item in &layout.items {
+                    if item.offset < shard {
+                        owners.push((item.offset, (item.offset + item.numel).min(shard)));
+                    }
+                }
+                owners.sort_unstable();
+                let ends = owners.iter().skip(1).map(|o| o.0).chain([shard]);
+                expected.extend(owners.iter().zip(ends).map(|(o, end)| (end - o.0) * 4));
             }
+            let sizes = |role, named: bool| {
+                let of = p.buffers.iter().filter(move |b| b.role == role);
+                let of = of.filter(move |b| named == matches!(b.holds, Holds::Group(_)));
+                let mut sizes: Vec<u64> = of.map(|b| b.bytes.0).collect();
+                sizes.sort_unstable();
+                sizes
+            };
+            let mut states: Vec<u64> = expected.iter().flat_map(|n| [*n, *n]).collect();
+            states.sort_unstable();
+            assert_eq!(sizes(Role::OptimizerState, true), states, "{set:?}");
+            expected.sort_unstable();
+            let casts = sizes(Role::ReduceOutput, true);
+            let missing = expected.iter().filter(|n| !casts.contains(n));
+            assert_eq!(missing.count(), 0, "{set:?}: {casts:?}");
+            let counters = p
+                .buffers
+                .iter()
+                .filter(|b| b.holds == Holds::Named("adam step counter"));
+            assert_eq!(counters.count(), expected.len(), "{set:?}");
         }
     }
 }
@@ -101,8 +155,10 @@ fn states_without_a_scale_per_block_are_reported() {
     let mut p = program(LLAMA, &["fsdp.policy=megatron", "precision.moments=8bit"]);
     assert!(check(&p).is_ok());
     let launch = p.instrs.iter().find_map(|i| {
-        let state = p.updates(&i.op).into_iter().flat_map(|u| u.state).last();
-        state.map(|a| a.buffer)
+        let codes = |a: &&Access| p.buffers[a.buffer.index()].dtype == DType::U8;
+        let mut updates = p.updates(&i.op).into_iter();
+        let quantized = updates.find(|u| u.state.first().is_some_and(|a| codes(&a)));
+        quantized.and_then(|u| u.state.last()).map(|a| a.buffer)
     });
     let scales = launch.unwrap();
     for a in &mut p.accesses {
@@ -113,4 +169,52 @@ fn states_without_a_scale_per_block_are_reported() {
     let report = check(&p);
     let message = &report.of(RuleId::StateSharded).next().unwrap().message;
     assert!(message.contains("a scale per 256"), "{message}");
+}
+
+/// With decoupled gradients the optimizer reads those that are kept: nothing is cast, and
+/// FusedAdam counts steps on the host.
+#[test]
+fn decoupled_gradients_are_not_cast() {
+    for policy in ["megatron", "megatron_v2"] {
+        let policy = format!("fsdp.policy={policy}");
+        let base = [&policy, "precision.compute=bf16", "train.clip_norm=1"];
+        let decoupled = [&base[..], &["fsdp.decoupled_gradients=true"]].concat();
+        let (cast, plain) = (program(LLAMA, &base), program(LLAMA, &decoupled));
+        assert!(check(&plain).is_ok(), "{}", check(&plain));
+        let read = |p: &Program| -> Vec<(Role, DType)> {
+            let updates = p.instrs.iter().flat_map(|i| p.updates(&i.op));
+            let grads = updates.map(|u| &p.buffers[u.grad.buffer.index()]);
+            grads.map(|b| (b.role, b.dtype)).collect()
+        };
+        assert!(
+            read(&cast)
+                .iter()
+                .all(|g| *g == (Role::ReduceOutput, DType::F32))
+        );
+        assert!(
+            read(&plain)
+                .iter()
+                .all(|g| *g == (Role::MainGrad, DType::Bf16))
+        );
+        let counters = |p: &Program| {
+            let named = Holds::Named("adam step counter");
+            p.buffers.iter().filter(|b| b.holds == named).count()
+        };
+        assert!(counters(&cast) > 0 && counters(&plain) == 0, "{policy}");
+    }
+}
+
+/// FusedAdam skips a parameter without a gradient; a program in which one is missing is wrong.
+#[test]
+fn a_missing_decoupled_gradient_is_reported() {
+    let set = ["fsdp.policy=megatron_v2", "fsdp.decoupled_gradients=true"];
+    let p = program(LLAMA, &set);
+    let updates = (0..p.instrs.len()).filter(|i| !p.updates(&p.instrs[*i].op).is_empty());
+    let last = updates.last().unwrap();
+    let mut q = p.clone();
+    q.instrs[last].op = crate::program::Op::HostWork {
+        kind: crate::ir::HostWorkKind::Hook,
+        count: 0,
+    };
+    assert!(check(&q).of(RuleId::ReduceMissing).next().is_some());
 }

@@ -52,7 +52,7 @@ impl Fsdp2 {
         let output = out.b.whole(buffer);
         let slice = Access {
             bytes: input_numel * w.size(),
-            per_rank,
+            per_rank: per_rank.map(Into::into),
             ..output
         };
         out.run(KernelLaunch {
@@ -70,7 +70,7 @@ impl Fsdp2 {
                 input: slice,
                 output
             }];
-            out.b.collective(CollectiveLaunch {
+            out.collective(CollectiveLaunch {
                 rule,
                 stream: self.streams.gather,
                 kind: CollectiveKind::AllGather,
@@ -291,7 +291,7 @@ impl Fsdp2 {
                 out.b.alloc(Rule::ReshardGroup, slice);
                 let from = Access {
                     bytes,
-                    per_rank: Some(AxisId::SUB_SHARD),
+                    per_rank: Some(AxisId::SUB_SHARD.into()),
                     ..whole
                 };
                 let to = out.b.whole(slice);

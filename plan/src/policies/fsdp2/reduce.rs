@@ -135,7 +135,7 @@ impl Fsdp2 {
         out.b.join(Rule::ReduceFork, COMPUTE, rs);
         let replicas = self.comms.outer;
         // A sum that is not all-reduced yet is kept as it is (`_partial_reduce_output`).
-        let partial = replicas.is_some() && !out.inputs.scenario.fsdp.reduces(true, self.last);
+        let partial = replicas.is_some() && !out.inputs.reduces(g, true, self.last);
         let first = self.groups[g.index()].reduced.is_none();
         let output = if partial && self.groups[g.index()].partial.is_none() {
             self.partial(out, g, c)

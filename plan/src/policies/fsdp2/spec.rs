@@ -9,7 +9,6 @@ use crate::config::{
 use crate::ir::DType;
 use crate::lower::engine::Engine;
 use crate::lower::{Lowering, per_param_layout};
-use crate::policies::NO_NAN_CHECK;
 use crate::policies::spec::{Defaults, PolicySpec, Refusal, Rules, fully_compiled};
 
 pub(crate) const SPEC: PolicySpec = PolicySpec {
@@ -30,7 +29,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         optimizes_code: false,
     },
     rules: Rules {
-        options: &["prefetch_lists", "reshard_root"],
+        options: &["no_sync_units", "prefetch_lists", "reshard_root"],
         refuses: REFUSES,
         without_effect: &[],
     },
@@ -109,12 +108,6 @@ const REFUSES: &[Refusal] = &[
         when: |s| s.fsdp.offload.any(),
         message: "policy fsdp2 has no host offload; only policy native has it",
         help: "set fsdp.policy = \"native\", or fsdp.offload = []",
-    },
-    Refusal {
-        keys: &["fsdp.nan_check", "fsdp.policy"],
-        when: |s| s.fsdp.nan_check && !fully_compiled(s),
-        message: "policy fsdp2 does not check for NaN: torch `fully_shard` has no such check",
-        help: NO_NAN_CHECK,
     },
     Refusal {
         keys: &["compile.fuse_projections", "fsdp.policy"],

@@ -41,7 +41,7 @@ impl Full {
         let output = out.b.whole(buffer);
         let slice = Access {
             bytes: output.bytes / u64::from(out.inputs.mesh.size(bucket.axis)),
-            per_rank: Some(bucket.axis),
+            per_rank: Some(bucket.axis.into()),
             ..output
         };
         let shards: Vec<Access> = bucket
@@ -63,7 +63,7 @@ impl Full {
             input: slice,
             output
         }];
-        out.b.collective(CollectiveLaunch {
+        out.collective(CollectiveLaunch {
             rule,
             stream: self.streams.gather,
             kind: CollectiveKind::AllGather,

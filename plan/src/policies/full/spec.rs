@@ -6,8 +6,8 @@ use crate::config::{
     CudaGraph, GradientSync, MergeProjections, OuterStrategy, PolicyKind, Reshard, Strategy,
 };
 use crate::lower::{Lowering, per_param_layout};
+use crate::policies::fsdp2;
 use crate::policies::spec::{Refusal, Rules, WithoutEffect};
-use crate::policies::{NO_NAN_CHECK, fsdp2};
 
 /// The schedule, whose graph replaces the policy's hooks.
 pub(crate) const LOWERING: Lowering = Lowering {
@@ -57,12 +57,6 @@ const REFUSES: &[Refusal] = &[
         message: "compile mode full has no host offload: offload needs collectives outside of \
                   the graph",
         help: "use compile.mode off, regions or blocks, or set fsdp.offload = []",
-    },
-    Refusal {
-        keys: &["fsdp.nan_check", "compile.mode"],
-        when: |s| s.fsdp.nan_check,
-        message: "compile mode full does not check for NaN around its collectives",
-        help: NO_NAN_CHECK,
     },
     Refusal {
         keys: &["fsdp.reshard_after_backward", "compile.mode"],

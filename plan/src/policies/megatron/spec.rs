@@ -29,7 +29,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         optimizes_code: false,
     },
     rules: Rules {
-        options: &[],
+        options: &["decoupled_gradients"],
         refuses: REFUSES,
         without_effect: &[
             WithoutEffect {

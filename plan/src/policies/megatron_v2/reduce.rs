@@ -115,7 +115,7 @@ impl MegatronV2 {
             reads: &[grad],
             writes: &[whole],
         });
-        out.b.collective(CollectiveLaunch {
+        out.collective(CollectiveLaunch {
             rule: Rule::OuterReduce,
             stream,
             kind: CollectiveKind::AllReduce,

@@ -8,8 +8,8 @@ use crate::config::{
 };
 use crate::lower::engine::Engine;
 use crate::lower::{Lowering, flat_layout};
+use crate::policies::GRADIENTS_ADDED_UP;
 use crate::policies::spec::{Defaults, PolicySpec, Refusal, Rules, WithoutEffect};
-use crate::policies::{GRADIENTS_ADDED_UP, NO_NAN_CHECK};
 
 pub(crate) const SPEC: PolicySpec = PolicySpec {
     kind: PolicyKind::MegatronV2,
@@ -27,7 +27,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         optimizes_code: false,
     },
     rules: Rules {
-        options: &[],
+        options: &["decoupled_gradients"],
         refuses: REFUSES,
         without_effect: &[
             WithoutEffect {
@@ -186,13 +186,6 @@ const REFUSES: &[Refusal] = &[
         when: |s| s.fsdp.offload.any(),
         message: "policy megatron_v2 has no host offload; only policy native has it",
         help: "set fsdp.policy = \"native\", or fsdp.offload = []",
-    },
-    Refusal {
-        keys: &["fsdp.nan_check", "fsdp.policy"],
-        when: |s| s.fsdp.nan_check,
-        message: "policy megatron_v2 does not check for NaN: the experimental engine has no such \
-                  check",
-        help: NO_NAN_CHECK,
     },
     Refusal {
         keys: &["fsdp.gradient_scaling_factor", "fsdp.policy"],

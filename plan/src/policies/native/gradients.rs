@@ -40,7 +40,7 @@ impl Gradients {
     ) -> Location {
         let (g, _) = out.inputs.home[p.index()];
         let (main, sharded) = (out.inputs.types.grads, flat.grad_sharded(g));
-        let once = !out.inputs.scenario.fsdp.reduces(false, false);
+        let once = !out.inputs.reduces(g, false, false);
         let (base, dtype) = if !sharded && micro.first {
             let grad = flat.state(g).grad;
             (grad.expect("only trained parameters have gradients"), main)
@@ -128,7 +128,7 @@ impl Gradients {
         };
         let whole = out.b.whole(sum);
         self.add_to(out, g, whole);
-        if !out.inputs.scenario.fsdp.reduces(false, micro.last) {
+        if !out.inputs.reduces(g, false, micro.last) {
             return None;
         }
         self.sums[g.index()] = None;

@@ -54,7 +54,7 @@ fn fetch(out: &mut Emitter<'_>, flat: &Flat, g: GroupId, norm: bool) -> Option<E
         flat.start_fetch(out, grad.buffer, true);
     }
     if !norm {
-        let moments = state.moments.iter().flat_map(Moments::buffers);
+        let moments = state.moments().flat_map(Moments::buffers);
         // Without main weights the optimizer updates the compute weights themselves.
         let weights = state.main.or(state.weight);
         for id in weights.into_iter().chain(moments) {
@@ -82,7 +82,7 @@ pub(super) fn evict(out: &mut Emitter<'_>, flat: &Flat, g: GroupId, norm: bool) 
     if let Some(weight) = state.weight {
         flat.evict_to_host(out, weight, true, COMPUTE);
     }
-    let moments = state.moments.iter().flat_map(Moments::buffers);
+    let moments = state.moments().flat_map(Moments::buffers);
     for id in state.main.into_iter().chain(moments) {
         flat.evict_to_host(out, id, true, COMPUTE);
     }

@@ -113,7 +113,7 @@ impl Reductions {
     ) {
         // The root's buffer lives through all of backward and joins the others in flight here.
         self.make_room(out, flat);
-        let first = micro.first || !out.inputs.scenario.fsdp.reduces(false, false);
+        let first = micro.first || !out.inputs.reduces(g, false, false);
         if let (true, true, Some(grad)) = (
             first,
             flat.grads_of_a_step(out.inputs, g),

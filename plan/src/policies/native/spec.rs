@@ -27,8 +27,10 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
     },
     rules: Rules {
         options: &[
+            "atomic",
             "cast_before_all_gather",
             "copy_engine_reduce_scatter",
+            "no_sync_units",
             "optimizer_in_backward",
             "prefetch_lists",
             "prefetch_next_step",

@@ -313,7 +313,7 @@ impl Unshard {
             out.b.alloc(Rule::ReshardGroup, slice);
             let from = Access {
                 bytes,
-                per_rank: Some(AxisId::SUB_SHARD),
+                per_rank: Some(AxisId::SUB_SHARD.into()),
                 ..whole
             };
             let to = out.b.whole(slice);

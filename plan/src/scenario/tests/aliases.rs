@@ -74,7 +74,13 @@ fn former_names_of_keys_stay() {
     assert_eq!(key_of("mesh.dp_shard"), "mesh.dp_shard");
     let json = serde_json::to_value(minimal(&["lora.r=8"]).unwrap()).unwrap();
     // Placements are another way to write strategies. Without a value, some are left out.
-    let left_out = ["placements", "prefetch_lists", "gradient_scaling_factor"];
+    let left_out = [
+        "placements",
+        "no_sync_units",
+        "atomic",
+        "prefetch_lists",
+        "gradient_scaling_factor",
+    ];
     for info in KEYS.iter().filter(|info| !left_out.contains(&info.key)) {
         assert!(
             json[info.section].get(info.field).is_some(),

@@ -337,18 +337,18 @@ fn sweeps_have_a_limit() {
     assert!(e.message().contains("100000 points"), "{e}");
 }
 
-/// A base may set what a later text makes idle; the defaults say nothing; a check for NaNs is never
-/// dropped.
+/// A base may set what a later text makes idle; the defaults say nothing; what would be lost is
+/// never dropped.
 #[test]
 fn what_a_later_text_makes_idle_is_no_mistake() {
     let base = format!(
-        "{MINIMAL}[fsdp]\nprefetch_forward = 2\nnan_check = true\n[compile]\nmode = \"off\"\n"
+        "{MINIMAL}[fsdp]\nprefetch_forward = 2\noffload = [\"params\"]\n[compile]\nmode = \"off\"\n"
     );
     let with = |sets: &[&str]| {
         let sets: Vec<String> = sets.iter().map(|s| (*s).to_owned()).collect();
         parse("x.toml", &base, &sets)
     };
-    let full = ["fsdp.nan_check=false", "compile.mode=full"];
+    let full = ["fsdp.offload=[]", "compile.mode=full"];
     with(&full).unwrap();
     with(&[&full[..], &["fsdp.prefetch_forward=1"]].concat()).unwrap();
     let e = with(&[&full[..], &["fsdp.prefetch_forward=3"]].concat()).unwrap_err();
@@ -357,7 +357,7 @@ fn what_a_later_text_makes_idle_is_no_mistake() {
         "{e}"
     );
     let e = with(&full[1..]).unwrap_err();
-    assert!(e.message().contains("does not check for NaN"), "{e}");
+    assert!(e.message().contains("has no host offload"), "{e}");
 }
 
 /// A path is relative to the file that it is written in, wherever that is extended from; one from

@@ -1,7 +1,9 @@
 //! Rules for `[fsdp]`.
 
 use super::{Checked, cannot, refuse};
-use crate::config::{AllocatorKind, CudaGraph, OuterStrategy, Reshard, Scenario, Strategy};
+use crate::config::{
+    AllocatorKind, CudaGraph, MomentType, Optimizer, OuterStrategy, Reshard, Scenario, Strategy,
+};
 use crate::ir::{AxisId, AxisSet};
 use crate::policies::{self, spec::Rules};
 use crate::scenario::keys::Key;
@@ -18,6 +20,7 @@ pub(super) fn check(s: &Scenario, d: &Document, is_default: &dyn Fn(Key) -> bool
     next_step(s, d)?;
     in_backward(s, d)?;
     in_optimizer(s, d)?;
+    decoupled(s, d)?;
     cast_before_all_gather(s, d)?;
     resharded_root(s, d)?;
     refuse(s, d, "fsdp.reshard_after_backward")?;
@@ -279,6 +282,28 @@ fn in_backward(s: &Scenario, d: &Document) -> Checked {
         return Ok(());
     };
     Err(cannot(d, Key::OptimizerInBackward, keys, why, "false"))
+}
+
+/// Refuses decoupled gradients for optimizers other than FusedAdam.
+fn decoupled(s: &Scenario, d: &Document) -> Checked {
+    let t = &s.train;
+    if !s.fsdp.decoupled_gradients {
+        return Ok(());
+    }
+    let (key, why) = if t.optimizer != Optimizer::Adamw {
+        (
+            Key::Optimizer,
+            "needs FusedAdam: no other optimizer reads `decoupled_grad`",
+        )
+    } else if s.precision.moments == MomentType::Block8 {
+        (
+            Key::Moments,
+            "needs FusedAdam, which has no blockwise states in 8 bits",
+        )
+    } else {
+        return Ok(());
+    };
+    Err(cannot(d, Key::DecoupledGradients, &[key], why, "false"))
 }
 
 /// Refuses to leave sums to the optimizer where something else needs them first.

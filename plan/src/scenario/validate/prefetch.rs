@@ -1,4 +1,4 @@
-//! Rules for lists of units that others gather ahead.
+//! Rules for lists of units: those that others gather ahead, and those that reduce later.
 
 use super::Checked;
 use crate::config::Scenario;
@@ -56,6 +56,23 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
                 }
             }
         }
+    }
+    Ok(())
+}
+
+/// Refuses patterns of `no_sync_units` that match no unit.
+pub(super) fn no_sync(s: &Scenario, d: &Document) -> Checked {
+    let given = d.value(Key::NoSyncUnits).and_then(Value::array);
+    let globs = given.unwrap_or_default();
+    if globs.is_empty() {
+        return Ok(());
+    }
+    let tree = models::declare(s, s.model.layers).tree;
+    let Ok(units) = assign_units(&s.fsdp.units, &tree.modules) else {
+        return Ok(());
+    };
+    for glob in globs {
+        of_pattern(d, glob, &units)?;
     }
     Ok(())
 }

@@ -256,6 +256,7 @@ fn errors_name_the_nearest() {
         |_| LayoutKind::Flat {
             shards: 2,
             pad: true,
+            atomic: Atomic::Row,
         },
         &[],
         true,

@@ -2,7 +2,7 @@
 
 use crate::cli::exec::events::Event;
 use shardlab_exec::engine::RankTimes;
-use shardlab_exec::train::{Flow, Observer, Outcome, RunStart, StepReport};
+use shardlab_exec::train::{Flow, Observer, Outcome, ParamNorm, RunStart, StepReport};
 use shardlab_reports::store::Id;
 use std::io::Write;
 use std::sync::mpsc::{Sender, channel};
@@ -82,6 +82,10 @@ impl Observer for Json {
 
     fn validation(&mut self, step: u64, loss: f64) {
         self.say(Event::validation(step, loss));
+    }
+
+    fn param_norms(&mut self, step: u64, norms: &[ParamNorm]) {
+        self.say(Event::param_norms(step, norms));
     }
 
     fn note(&mut self, text: &str) {

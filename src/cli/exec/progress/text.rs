@@ -1,6 +1,6 @@
 //! Progress output for people: one line that is redrawn on a terminal, occasional lines otherwise.
 
-use shardlab_exec::train::{Flow, Observer, StepReport};
+use shardlab_exec::train::{Flow, Observer, ParamNorm, StepReport};
 use shardlab_plan::units::thousands;
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -136,6 +136,20 @@ impl Observer for Text {
         }
         self.end();
         eprintln!("validation after step {step}: loss {loss:.4}");
+    }
+
+    fn param_norms(&mut self, step: u64, norms: &[ParamNorm]) {
+        if self.output == Output::Nowhere {
+            return;
+        }
+        let trained = norms.iter().filter_map(|n| Some((n, n.gradient?)));
+        if let Some((n, gradient)) = trained.max_by(|a, b| a.1.total_cmp(&b.1)) {
+            self.end();
+            eprintln!(
+                "norms after step {step}: largest gradient {gradient:.4} of {}",
+                n.name
+            );
+        }
     }
 
     fn note(&mut self, text: &str) {

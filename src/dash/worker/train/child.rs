@@ -1,7 +1,7 @@
 //! Trains in a separate process, `shardlab exec`, which reports events and saves the run.
 
 use super::{Trainer, What};
-use crate::cli::events::{Event, Rank};
+use crate::cli::events::{Event, Norms, Rank};
 use crate::dash::event::{News, RankStep, StepNews};
 use crate::dash::judge;
 use crate::dash::keys::{self, Command as Key, Place};
@@ -225,6 +225,10 @@ impl Watch<'_> {
             }
             Some(Event::Validation { step, loss }) => {
                 say(News::Validation(step, loss.unwrap_or(f64::NAN)));
+            }
+            Some(Event::ParamNorms { step, params }) => {
+                let norms = params.into_iter().map(Norms::norm).collect();
+                say(News::ParamNorms(step, norms));
             }
             Some(Event::Note { text }) => say(News::Note(text)),
             Some(Event::End {

@@ -6,7 +6,9 @@ use crate::dash::event::{News, RankNow, RankStep, StepNews};
 use crate::dash::lanes::Lanes;
 use crate::dash::worker::{Ended, Reporter, Stop};
 use shardlab_exec::engine::{ExecOptions, Progress, RankTimes};
-use shardlab_exec::train::{Flow, Observer, RunOptions, RunStart, StepReport, train as run};
+use shardlab_exec::train::{
+    Flow, Observer, ParamNorm, RunOptions, RunStart, StepReport, train as run,
+};
 use shardlab_plan::Program;
 use shardlab_plan::ir::InstrId;
 use shardlab_plan::program::SectionKind;
@@ -132,6 +134,10 @@ impl Observer for Watch<'_> {
 
     fn validation(&mut self, step: u64, loss: f64) {
         self.reporter.say(News::Validation(step, loss));
+    }
+
+    fn param_norms(&mut self, step: u64, norms: &[ParamNorm]) {
+        self.reporter.say(News::ParamNorms(step, norms.to_vec()));
     }
 
     fn note(&mut self, text: &str) {

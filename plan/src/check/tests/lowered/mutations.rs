@@ -694,3 +694,26 @@ fn a_captured_step_with_an_unjoined_stream() {
         v.message
     );
 }
+
+/// A collective whose operand or result is not checked, in a program that checks for NaN.
+#[test]
+fn a_collective_without_its_check_for_nan() {
+    for policy in POLICIES {
+        for set in [
+            &["fsdp.nan_check=true"][..],
+            &["fsdp.nan_check=true", "mesh.dp_outer=2"],
+        ] {
+            let p = good(policy, set);
+            let collectives = find(&p, |i| collective(&p, i).is_some());
+            let checks = find(&p, |i| is_launch(i) && i.rule == Rule::NanCheck);
+            assert_eq!(checks.len(), 2 * collectives.len(), "{policy} {set:?}");
+            for i in checks.iter().step_by(5) {
+                let mut q = p.clone();
+                drop(&mut q, *i);
+                let r = check(&q);
+                first(&q, &r, RuleId::NanCheck, policy);
+                assert_eq!(r.of(RuleId::NanCheck).count(), 1, "{policy} {set:?}");
+            }
+        }
+    }
+}
