@@ -2,7 +2,7 @@
 
 use super::ParamGroup;
 use super::pattern::covers;
-use crate::ir::UpdateRule;
+use crate::ir::{Documents, UpdateRule};
 use serde::Serialize;
 
 /// Activation recomputation.
@@ -142,6 +142,8 @@ words!(LrSchedule {
 pub struct Train {
     /// Tokens per sample (rows per sample for `linear`; 1 for `cnn`).
     pub seq_len: u64,
+    /// Lengths of the documents that a sequence is packed from.
+    pub document_lengths: Documents,
     /// Samples per rank and micro-batch.
     pub micro_batch: u64,
     /// Micro-batches per step.
@@ -196,4 +198,12 @@ pub struct Train {
     pub steps: u32,
     /// Steps between validation forwards; 0 for none.
     pub validate_every: u32,
+}
+
+impl Train {
+    /// Returns the documents of a sequence; [`Documents::NONE`] if it is one.
+    #[must_use]
+    pub fn documents(&self) -> Documents {
+        self.document_lengths.in_sequence(self.seq_len)
+    }
 }

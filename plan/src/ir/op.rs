@@ -10,7 +10,7 @@
 //! crate, in `kernels/ops/<family>.rs`. Both dispatch through [`match_op!`](crate::match_op): an
 //! operation that lacks a part does not compile.
 
-use super::{DType, Nf4Scales, Real, ScoreMod, ShardOp};
+use super::{DType, Documents, Nf4Scales, Real, ScoreMod, ShardOp};
 use serde::Serialize;
 
 /// Generates a struct per operation, [`OpKind`] and `match_op!` from the list of operations. The
@@ -393,7 +393,7 @@ ops! {
         /// Factor of the scores.
         scale: Real = Real(1.0),
         /// Changes of the scaled scores.
-        score_mod: ScoreMod = ScoreMod { softcap: Real(2.0), alibi: true, window: 3 },
+        score_mod: ScoreMod = ScoreMod { softcap: Real(2.0), alibi: true, window: 3, documents: Documents::of(&[4, 1]) },
     };
     /// `d_out, q, k, v, out, lse, seed, offset -> d_q, d_k, d_v` of [`FlexAttention`].
     FlexAttentionGrad {
@@ -402,7 +402,7 @@ ops! {
         /// As in the forward op.
         scale: Real = Real(1.0),
         /// As in the forward op.
-        score_mod: ScoreMod = ScoreMod { softcap: Real(2.0), alibi: true, window: 3 },
+        score_mod: ScoreMod = ScoreMod { softcap: Real(2.0), alibi: true, window: 3, documents: Documents::of(&[4, 1]) },
     };
     /// `ids -> local`: the experts `[tokens, k]` as each of `ranks` ranks numbers its own,
     /// `[ranks * tokens, k]`. Block `r` is `ids - r * experts`, so that numbers outside

@@ -15,10 +15,11 @@ use crate::config::{
     NormPosition, Optimizer, OuterStrategy, PackedQkv, PolicyKind, PositionEmbedding,
     ProjectorNorm, QkNorm, Recompute, Residual, RopeType, Router, Scope, Strategy,
 };
+use crate::ir::MAX_DOCUMENTS;
 use crate::models;
 use applies::{
-    ADAPTERS, CHUNKED_LOSS, FLOAT8, MODE_FULL, RECOMPUTE, SELECTIVE, SEVERAL_DATA_RANKS,
-    SEVERAL_MICRO_BATCHES, SEVERAL_RANKS, SOME_FROZEN,
+    ADAPTERS, ATTENTION, CHUNKED_LOSS, FLOAT8, MODE_FULL, RECOMPUTE, SELECTIVE,
+    SEVERAL_DATA_RANKS, SEVERAL_MICRO_BATCHES, SEVERAL_RANKS, SOME_FROZEN,
 };
 use std::borrow::Cow;
 
@@ -72,6 +73,8 @@ pub enum Accept {
     List(&'static Accept),
     /// A list of exactly this length.
     Tuple(&'static Accept, usize),
+    /// A list of up to this length that is not empty.
+    Short(&'static Accept, usize),
     /// The empty list.
     Empty,
     /// An inline table with any of these keys, at least one.
@@ -172,6 +175,7 @@ impl Accept {
             Self::Text => "a string".into(),
             Self::List(of) => format!("a list of {}", of.describe_many()),
             Self::Tuple(of, n) => format!("a list of {n} {}", of.describe_many()),
+            Self::Short(of, n) => format!("a list of up to {n} {}", of.describe_many()),
             Self::Empty => "an empty list".into(),
             Self::Table(fields) => {
                 let f: Vec<String> = fields
@@ -186,7 +190,7 @@ impl Accept {
     /// Returns the form of a list's items.
     pub(crate) fn items(&self) -> Option<Self> {
         match self {
-            Self::List(of) | Self::Tuple(of, _) => Some(**of),
+            Self::List(of) | Self::Tuple(of, _) | Self::Short(of, _) => Some(**of),
             _ => None,
         }
     }
@@ -286,7 +290,9 @@ pub fn keys() -> &'static [KeyInfo] {
     KEYS
 }
 
-use Accept::{Bool, Bytes, Choice, Empty, Integer, List, Number, Path, Size, Table, Text, Tuple};
+use Accept::{
+    Bool, Bytes, Choice, Empty, Integer, List, Number, Path, Short, Size, Table, Text, Tuple,
+};
 
 const ABOVE_0: f64 = f64::MIN_POSITIVE;
 const MIB: u64 = 1 << 20;
@@ -465,6 +471,7 @@ keys! {
     UseRslora: "lora" "use_rslora" [Bool] "false" "Scale by lora_alpha / sqrt(r) instead" needs [ADAPTERS];
 
     SeqLen: "train" "seq_len" [Integer(1, 4 * MIB)] "(max_seq_len up to 8192; encoder: 512; linear, cnn: 1)" "Tokens per sequence";
+    DocumentLengths: "train" "document_lengths" also ["document_length"] [Integer(1, 4 * MIB), Short(&Integer(1, 4 * MIB), MAX_DOCUMENTS), Empty] "[]" "Packed sequences: lengths of the documents of a sequence, one after another, repeated until it is full. Attention sees the query's document only, and positions start again with each one; empty: a sequence is one document" needs [ATTENTION];
     MicroBatch: "train" "micro_batch" also ["micro_batch_size", "local_batch_size", "per_device_train_batch_size"] [Integer(1, MIB)] "1" "Sequences per rank and micro-batch";
     GradAccum: "train" "grad_accum" also ["gradient_accumulation_steps", "grad_accum_steps"] [Integer(1, 4096)] "1" "Micro-batches per step (gradient accumulation)";
     Recompute: "train" "recompute" also ["activation_checkpoint"] [Choice(Recompute::WORDS)] "\"none\"" "Activation checkpointing: none (keep all activations), full (recompute whole blocks in backward), selective (keep the results of matmuls and attention, recompute the rest), pointwise (compiled code only: recompute elementwise results inside backward kernels that read their operands anyway)";

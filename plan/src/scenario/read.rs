@@ -172,6 +172,7 @@ fn lora(d: &Document) -> Option<Lora> {
 fn train(d: &Document, seq_len: u64) -> Train {
     Train {
         seq_len,
+        document_lengths: d.setting(Key::DocumentLengths),
         micro_batch: d.setting(Key::MicroBatch),
         grad_accum: d.setting(Key::GradAccum),
         recompute: d.setting(Key::Recompute),

@@ -4,7 +4,7 @@
 use crate::part::Part;
 use serde::Deserialize;
 use shardlab_plan::config::AttentionBackend;
-use shardlab_plan::ir::{AttentionShape, CollectiveKind, DType, KernelClass};
+use shardlab_plan::ir::{AttentionShape, CollectiveKind, DType, Documents, KernelClass};
 use std::collections::BTreeMap;
 
 /// A machine: device, host, network, and tables of what was measured on it.
@@ -461,6 +461,7 @@ impl AttentionRow {
             head_dim,
             causal,
             window: None,
+            documents: Documents::NONE,
         }
     }
 }

@@ -42,6 +42,13 @@ pub(super) const SEVERAL_MICRO_BATCHES: Need = Need {
     otherwise: "with train.grad_accum = 1, the only micro-batch is also the last",
 };
 
+pub(super) const ATTENTION: Need = Need {
+    by: Key::Family,
+    holds: |s| s.model.family.spec().attention.is_some(),
+    words: "attention",
+    otherwise: "the model has no attention",
+};
+
 pub(super) const ADAPTERS: Need = Need {
     by: Key::LoraR,
     holds: |s| s.lora.is_some(),

@@ -1,7 +1,10 @@
 //! Rules for `[train]`.
 
 use super::Checked;
-use crate::config::{CompileMode, Loss, LrSchedule, Recompute, RecomputeLayers, Scenario};
+use crate::config::{
+    CompileMode, Family, LayerType, Loss, LrSchedule, Recompute, RecomputeLayers,
+    Scenario,
+};
 use crate::models::Inputs;
 use crate::names::nearest;
 use crate::ops::forward_names;
@@ -55,6 +58,7 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
             .with_help("set compile.mode = \"regions\", or train.recompute = \"selective\""));
     }
     saved_operations(d)?;
+    documents(s, d)?;
     if let RecomputeLayers::First(n) = t.recompute_layers
         && n > m.layers
     {
@@ -85,6 +89,32 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
         return Err(d.conflict(&[Key::Betas], "both betas must be below 1"));
     }
     Ok(())
+}
+
+/// Refuses packed sequences in models whose layers have no form for them.
+fn documents(s: &Scenario, d: &Document) -> Checked {
+    let m = &s.model;
+    let of_layers = || (0..m.layers as usize).map(|layer| m.layer_type(layer));
+    let recurrent = |kind: &LayerType| !kind.is_attention() && *kind != LayerType::None;
+    let why = if s.train.documents().is_none() {
+        return Ok(());
+    } else if let Some(kind) = of_layers().find(recurrent) {
+        format!(
+            "layers of type {} keep their state from document to document",
+            kind.name()
+        )
+    } else if m.options.vision.is_some() || m.family == Family::Vit {
+        "the patches of an image are one sequence".to_owned()
+    } else if m.options.relative_buckets > 0 || m.options.encoder_layers > 0 {
+        "relative biases and cross attention are not planned with documents".to_owned()
+    } else if m.options.attention_sinks {
+        "attention sinks are not planned with documents".to_owned()
+    } else {
+        return Ok(());
+    };
+    let message = format!("sequences of this model cannot be packed: {why}");
+    let error = d.conflict(&[Key::DocumentLengths], message);
+    Err(error.with_help("leave out `document_lengths`: a sequence is one document"))
 }
 
 /// Refuses names in `recompute_save` that no operation has whose results can be kept.
