@@ -289,6 +289,11 @@ fn lost(s: &Scenario) -> Vec<Unexpressed> {
         "set torch._functorch.config.activation_memory_budget instead",
     );
     unless(
+        !s.train.use_reentrant,
+        "train.use_reentrant=true".to_owned(),
+        "the code's wrappers are not reentrant, as PyTorch recommends",
+    );
+    unless(
         s.compile.mode != CompileMode::Full,
         "compile.mode=full".to_owned(),
         "fully_shard has hooks, which are no part of one graph",

@@ -7,7 +7,7 @@ use crate::convert::{
     PREFERENCES, QUANTIZED, SAVING, STORAGE, TENSOR, VALUES, all_linear, chunked_loss, clip,
     compiled_regions, decay_of_matrices, double_quantization, float8, four_bits_twice,
     full_recompute, if_true, liger_norms, mixed_bf16, mixed_f16, optimizer, rank_stabilized,
-    replicas, schedule, shard_ranks, targets, warmup,
+    reentrant, replicas, schedule, shard_ranks, targets, warmup,
 };
 use crate::table::{
     Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, To, decisive, fact, integer, key,
@@ -62,6 +62,7 @@ const KEYS: &[Key] = &[
     with("fp16", mixed_f16),
     with("float16", |node| if_true(node, Effect::Weights(Dtype::F16))),
     with("gradient_checkpointing", full_recompute),
+    with("gradient_checkpointing_kwargs.use_reentrant", reentrant),
     with("activation_offloading", |node| {
         if_true(
             node,

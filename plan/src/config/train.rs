@@ -158,6 +158,9 @@ pub struct Train {
     /// Selective recompute runs every n-th matmul of a block again, although it keeps the results
     /// of others; 0: none.
     pub recompute_nth_matmul: u32,
+    /// Blocks are recomputed by an autograd function that runs the whole block again and then a
+    /// backward of its own (`torch.utils.checkpoint` with `use_reentrant=True`).
+    pub use_reentrant: bool,
     /// Eager selective recompute keeps every result that it may keep until the block's forward runs
     /// again, also those that backward does not need, as `create_selective_checkpoint_contexts`
     /// does. Compiled code keeps what backward needs.

@@ -58,6 +58,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             recompute_layers: RecomputeLayers::All,
             recompute_save: None,
             recompute_nth_matmul: 0,
+            use_reentrant: false,
             caches_unneeded: false,
             loss: Loss::Materialized,
             loss_chunk_rows: 4096,

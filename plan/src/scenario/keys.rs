@@ -18,7 +18,7 @@ use crate::config::{
 use crate::ir::MAX_DOCUMENTS;
 use crate::models;
 use applies::{
-    ADAPTERS, ATTENTION, CHUNKED_LOSS, FLOAT8, MODE_FULL, RECOMPUTE, SELECTIVE,
+    ADAPTERS, ATTENTION, CHUNKED_LOSS, FLOAT8, FULL_RECOMPUTE, MODE_FULL, RECOMPUTE, SELECTIVE,
     SEVERAL_DATA_RANKS, SEVERAL_MICRO_BATCHES, SEVERAL_RANKS, SOME_FROZEN,
 };
 use std::borrow::Cow;
@@ -478,6 +478,7 @@ keys! {
     RecomputeLayers: "train" "recompute_layers" also ["recompute_num_layers"] [Choice(&["all"]), Integer(1, 4096), List(&Text)] "\"all\"" "Blocks that `recompute` applies to: all, the first N (Megatron's recompute_num_layers with method block), or those in modules that match a list of globs, for example [\"layers.*0\"]; the others keep their activations" needs [RECOMPUTE];
     RecomputeSave: "train" "recompute_save" also ["op_sac_save_list"] [List(&Text)] "(mm, addmm, attention, conv)" "Operations whose results selective recompute keeps, by the names of kernels in `shardlab plan` (create_selective_checkpoint_contexts); results of collectives are always kept" needs [SELECTIVE];
     RecomputeNthMatmul: "train" "recompute_nth_matmul" [Integer(0, 64)] "0" "Selective recompute runs every Nth matmul (mm) of a block again; torchtitan's per-op policy: 2; 0: none" needs [SELECTIVE];
+    UseReentrant: "train" "use_reentrant" [Bool] "false" "Full recompute by an autograd function (torch.utils.checkpoint with use_reentrant=True): the whole block runs again, without early stop, before its backward hooks run" needs [FULL_RECOMPUTE];
     Loss: "train" "loss" [Choice(Loss::WORDS)] "\"materialized\"" "Cross entropy: materialized (all logits at once), chunked (computes logits, loss and their gradients chunk by chunk, so that the full logits never exist)";
     LossChunkRows: "train" "loss_chunk_tokens" as "loss_chunk_rows" also ["loss_chunk_rows"] [Integer(1, 4 * MIB)] "4096" "Tokens per chunk of the chunked loss: smaller chunks use less memory, larger ones are faster" needs [CHUNKED_LOSS];
     AttentionBackend: "train" "attention_backend" also ["sdpa_backend"] [Choice(AttentionBackend::WORDS)] "(the one that PyTorch picks)" "Library of the fused attention kernels, which predictions price (torch.nn.attention.sdpa_kernel): cudnn, flash (FlashAttention 2), efficient (CUTLASS), triton (FlashAttention 1 in Triton)";

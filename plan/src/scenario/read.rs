@@ -179,6 +179,10 @@ fn train(d: &Document, seq_len: u64) -> Train {
         recompute_layers: d.setting(Key::RecomputeLayers),
         recompute_save: d.given(Key::RecomputeSave),
         recompute_nth_matmul: d.setting(Key::RecomputeNthMatmul),
+        // A later text that recomputes otherwise has no use for it.
+        use_reentrant: d.setting(Key::UseReentrant)
+            && (d.setting::<Recompute>(Key::Recompute) == Recompute::Full
+                || d.layer(Key::Recompute) <= d.layer(Key::UseReentrant)),
         caches_unneeded: !d
             .setting::<PolicyKind>(Key::Policy)
             .spec()

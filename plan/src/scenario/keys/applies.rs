@@ -77,6 +77,13 @@ pub(super) const RECOMPUTE: Need = Need {
     otherwise: "nothing is recomputed",
 };
 
+pub(super) const FULL_RECOMPUTE: Need = Need {
+    by: Key::Recompute,
+    holds: |s| s.train.recompute == Recompute::Full,
+    words: "full `recompute`",
+    otherwise: "only full recompute can be reentrant",
+};
+
 pub(super) const SELECTIVE: Need = Need {
     by: Key::Recompute,
     holds: |s| s.train.recompute == Recompute::Selective,

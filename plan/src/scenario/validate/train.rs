@@ -2,7 +2,7 @@
 
 use super::Checked;
 use crate::config::{
-    CompileMode, Family, LayerType, Loss, LrSchedule, Recompute, RecomputeLayers,
+    CompileMode, CudaGraph, Family, LayerType, Loss, LrSchedule, Recompute, RecomputeLayers,
     Scenario,
 };
 use crate::models::Inputs;
@@ -59,6 +59,15 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
     }
     saved_operations(d)?;
     documents(s, d)?;
+    let captured = s.compile.cuda_graph != CudaGraph::Off;
+    if t.use_reentrant && (s.compile.mode != CompileMode::Off || captured) {
+        let message = "reentrant recompute is a function of eager autograd: compilers and CUDA graphs do not contain it";
+        return Err(d
+            .conflict(&[Key::UseReentrant, Key::Mode, Key::CudaGraph], message)
+            .with_help(
+                "set train.use_reentrant = false, or compile.mode = \"off\" without cuda_graph",
+            ));
+    }
     if let RecomputeLayers::First(n) = t.recompute_layers
         && n > m.layers
     {
