@@ -71,6 +71,7 @@ const KEYS: &[Key] = &[
         Ok(set("train.recompute", mode))
     }),
     with("use_unsloth_gc", full_recompute),
+    with("use_reentrant_gc", reentrant),
     with("quantization_bit", |node| {
         Ok(match node.integer()? {
             4 => Effect::Fact(Fact::FourBits, 2),

@@ -86,7 +86,7 @@ impl Documents {
             }
             start += length;
         }
-        unreachable!("a position lies within the period that starts before it")
+        unreachable!("a position is in the period that starts before it")
     }
 
     /// Returns the length of the longest document in a sequence of `seq` positions.
@@ -112,12 +112,13 @@ mod tests {
     fn documents_repeat_until_the_sequence_is_full() {
         let spans = |lengths: &[u64], seq| {
             let documents = Documents::new(lengths).unwrap();
-            documents.spans(seq).collect::<Vec<_>>()
+            let ends = documents.spans(seq).map(|d| (d.start, d.end));
+            ends.collect::<Vec<_>>()
         };
-        assert_eq!(spans(&[3, 2], 9), [0..3, 3..5, 5..8, 8..9]);
-        assert_eq!(spans(&[4], 8), [0..4, 4..8]);
-        assert_eq!(spans(&[], 8), [0..8]);
-        assert_eq!(spans(&[9, 1], 8), [0..8]);
+        assert_eq!(spans(&[3, 2], 9), [(0, 3), (3, 5), (5, 8), (8, 9)]);
+        assert_eq!(spans(&[4], 8), [(0, 4), (4, 8)]);
+        assert_eq!(spans(&[], 8), [(0, 8)]);
+        assert_eq!(spans(&[9, 1], 8), [(0, 8)]);
     }
 
     #[test]
