@@ -92,6 +92,53 @@ fn policies_and_strategies_end_with_the_same_weights() {
     }
 }
 
+/// The optimizer works on host memory, and gradients of later micro-batches are added there.
+#[test]
+fn offloaded_state_ends_with_the_same_weights() {
+    const OFFLOAD: &str = "fsdp.offload=[\"params\", \"grads\", \"optimizer\"]";
+    let policy = "fsdp.policy=fsdp2";
+    for base in [
+        &["mesh.dp_shard=4", "train.micro_batch=1"][..],
+        &[
+            "mesh.dp_shard=2",
+            "train.micro_batch=2",
+            "train.grad_accum=2",
+        ],
+        &[
+            "mesh.dp_shard=2",
+            "mesh.dp_replicate=2",
+            "train.micro_batch=1",
+            "train.grad_accum=2",
+            "fsdp.gradient_sync=last",
+        ],
+        &[
+            "mesh.dp_shard=4",
+            "train.micro_batch=1",
+            "train.clip_norm=0.5",
+            "train.optimizer=lion",
+        ],
+        &[
+            "mesh.dp_shard=4",
+            "train.micro_batch=1",
+            "fsdp.frozen=[\"layers.*.attention\"]",
+            "train.recompute=full",
+        ],
+        &[
+            "mesh.dp_shard=4",
+            "train.micro_batch=1",
+            "precision.compute=bf16",
+        ],
+    ] {
+        let base = [base, &[policy]].concat();
+        same("llama-tiny", &base, &[&[OFFLOAD]]);
+        // Groups of two ranks keep slices of their own on the device.
+        if base.contains(&"mesh.dp_shard=4") {
+            let groups = "fsdp.reshard_after_forward=2";
+            same("llama-tiny", &base, &[&[OFFLOAD, groups]]);
+        }
+    }
+}
+
 /// Biases of queries, keys and values alone are sharded, reduced and updated like other parameters.
 #[test]
 fn biases_of_some_layers_end_with_the_same_values() {

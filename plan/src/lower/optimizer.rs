@@ -8,7 +8,7 @@ use super::walk::Lifecycle;
 use crate::config::{Implementation, MomentType};
 use crate::ir::{
     Access, AxisId, AxisSet, BufferId, COMPUTE, CollectiveKind, CommId, DType, Holds, HostWorkKind,
-    Part, Pieces, ReduceOp, Role, STATE_BLOCK, ShardOp, StreamId, UnitId, Update,
+    Part, Pieces, Pool, ReduceOp, Role, STATE_BLOCK, ShardOp, StreamId, UnitId, Update,
 };
 use crate::program::{Phase, Rule};
 use smallvec::smallvec;
@@ -142,6 +142,7 @@ pub(crate) fn step(out: &mut Emitter<'_>, life: &mut dyn Lifecycle) {
     let clips = out.inputs.scenario.train.clip_norm > 0.0;
     let wanted = clips || out.inputs.scenario.train.grad_norm;
     let late = late_norm(out.inputs);
+    let stream = life.optimizer_stream();
     let mut known = (wanted && !late).then(|| norm(out, life, &states, clips));
     out.b.at(UnitId(0), Phase::Optimizer);
     if out.inputs.engine.framework {
@@ -159,7 +160,7 @@ pub(crate) fn step(out: &mut Emitter<'_>, life: &mut dyn Lifecycle) {
         out.b.at(state.unit, Phase::Optimizer);
         life.before_state(out, index, false);
         if !life.is_updated(index) {
-            update(out, state, scale, COMPUTE);
+            update(out, state, scale, stream);
         }
         life.after_state(out, index, false);
     }
@@ -247,12 +248,13 @@ fn norm(
     clips: bool,
 ) -> BufferId {
     let pool = out.inputs.persistent_pool;
+    let stream = life.optimizer_stream();
     let norm = out.b.buffer(NewBuffer {
         role: Role::Temporary,
         bytes: 4,
         dtype: DType::F32,
-        pool,
-        stream: COMPUTE,
+        pool: if stream == COMPUTE { pool } else { Pool::Host },
+        stream,
         unit: UnitId(0),
         holds: Holds::Named("gradient norm"),
     });
@@ -272,7 +274,7 @@ fn norm(
     let mut divided = order.first().map_or(AxisSet::EMPTY, |&n| apart(&states[n]));
     for (position, n) in order.into_iter().enumerate() {
         let state = &states[n];
-        sum_over(out, scalar, divided.without(apart(state)));
+        sum_over(out, scalar, divided.without(apart(state)), stream);
         divided = apart(state);
         let mut grads: Vec<Access> = state.items.iter().map(|i| i.grad).collect();
         if position > 0 {
@@ -285,14 +287,14 @@ fn norm(
             op: ShardOp::SumSquares,
             elements,
             dtype: DType::F32,
-            stream: COMPUTE,
+            stream,
             reads: &grads,
             writes: &[scalar],
         });
         life.after_state(out, n, true);
     }
-    sum_over(out, scalar, divided);
-    sum_over(out, scalar, shards);
+    sum_over(out, scalar, divided, stream);
+    sum_over(out, scalar, shards, stream);
     if clips && !out.inputs.engine.fused_optimizer {
         for state in states {
             let grads: Vec<Access> = state.items.iter().map(|i| i.grad).collect();
@@ -303,7 +305,7 @@ fn norm(
                 op: ShardOp::ClipScale,
                 elements,
                 dtype: DType::F32,
-                stream: COMPUTE,
+                stream,
                 reads: &reads,
                 writes: &grads,
             });
@@ -312,8 +314,8 @@ fn norm(
     norm
 }
 
-/// Adds up a scalar over axes.
-fn sum_over(out: &mut Emitter<'_>, scalar: Access, axes: AxisSet) {
+/// Adds up a scalar of a stream over axes. Devices also reach pinned host memory.
+fn sum_over(out: &mut Emitter<'_>, scalar: Access, axes: AxisSet, stream: StreamId) {
     // The ranks often have a communicator already; another would cost device memory.
     let known = out
         .b
@@ -329,6 +331,7 @@ fn sum_over(out: &mut Emitter<'_>, scalar: Access, axes: AxisSet) {
         input: scalar,
         output: scalar,
     };
+    out.b.join(Rule::Clip, stream, COMPUTE);
     out.b.collective(CollectiveLaunch {
         rule: Rule::Clip,
         stream: COMPUTE,
@@ -338,6 +341,7 @@ fn sum_over(out: &mut Emitter<'_>, scalar: Access, axes: AxisSet) {
         dtype: DType::F32,
         parts: smallvec![part],
     });
+    out.b.join(Rule::Clip, COMPUTE, stream);
 }
 
 /// Returns the axes over which optimizer shards differ: the inner one if anything is sharded, both

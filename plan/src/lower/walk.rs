@@ -10,7 +10,7 @@ use crate::compile::tape::TapeOp;
 use crate::config::{CompileMode, CudaGraph, Loss};
 use crate::ir::{
     Access, BufferId, COMPUTE, DType, EventId, HostWorkKind, KernelClass, KernelId,
-    ModelCollective, ModuleId, ModuleKind, ParamId, Part, ScopeId, Source, UnitId,
+    ModelCollective, ModuleId, ModuleKind, ParamId, Part, ScopeId, Source, StreamId, UnitId,
 };
 use crate::program::{Phase, Rule, workspace};
 
@@ -55,6 +55,10 @@ pub(crate) trait Lifecycle {
     fn grad(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location;
     /// Returns what the optimizer works on, after `backward_end` of the last micro-batch.
     fn optimizer_state(&mut self, out: &mut Emitter<'_>) -> Vec<optimizer::ShardState>;
+    /// Returns the stream of the optimizer and of clipping.
+    fn optimizer_stream(&self) -> StreamId {
+        COMPUTE
+    }
     /// Returns the order in which the states of `optimizer_state` are updated. A norm is summed in
     /// the order of the states themselves.
     fn update_order(&self, _inputs: &LoweringInputs<'_>, states: usize) -> Vec<usize> {

@@ -535,7 +535,7 @@ keys! {
     PerTokenLoss: "fsdp" "per_token_loss" also ["calculate_per_token_loss"] [Bool] "false" "The loss is a sum over tokens, so gradients are not scaled by 1/dp";
     GradientScalingFactor: "fsdp" "gradient_scaling_factor" [Number(ABOVE_0, 1e9)] "(1 over all data-parallel ranks)" "What the sum of gradients over ranks is multiplied by, in their reduction (Megatron-FSDP: gradient_scaling_factor; `set_gradient_divide_factor` of fully_shard takes its inverse)" needs [SEVERAL_DATA_RANKS];
     NanCheck: "fsdp" "nan_check" also ["check_for_nan_in_grad"] [Bool] "false" "Check shards and gradients for NaN around every collective (native and megatron; not with mode full)";
-    Offload: "fsdp" "offload" [List(&Choice(&["params", "grads", "optimizer"])), Empty] "[]" "State kept in host memory and copied to the device for use: any of params, grads, optimizer";
+    Offload: "fsdp" "offload" [List(&Choice(&["params", "grads", "optimizer"])), Empty] "[]" "State kept in host memory: any of params, grads, optimizer under policy native, which copies it to the device for use; all or none under fsdp2, with the optimizer on the CPU (CPUOffloadPolicy)";
     Frozen: "fsdp" "frozen" [List(&Text), Empty] "[]" "Globs of modules that are not trained, with everything inside them";
 
     Compute: "precision" "param_dtype" as "compute" also ["compute"] [Choice(DTYPES)] "\"bf16\"" "Type of gathered parameters, activations and matmuls (MixedPrecisionPolicy: param_dtype)";
