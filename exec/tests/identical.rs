@@ -139,6 +139,43 @@ fn offloaded_state_ends_with_the_same_weights() {
     }
 }
 
+/// What forward saves returns from host memory as it was.
+#[test]
+fn activations_from_host_memory_are_the_same() {
+    const OFFLOAD: &str = "train.activation_offload=true";
+    for base in [
+        &[
+            "mesh.dp_shard=2",
+            "train.micro_batch=2",
+            "train.grad_accum=2",
+        ][..],
+        &[
+            "mesh.dp_shard=4",
+            "train.micro_batch=1",
+            "fsdp.policy=fsdp2",
+        ],
+        &[
+            "mesh.dp_shard=4",
+            "train.micro_batch=1",
+            "fsdp.policy=fsdp2",
+            "train.recompute=full",
+        ],
+        &[
+            "mesh.dp_shard=4",
+            "train.micro_batch=1",
+            "fsdp.policy=megatron",
+            "train.recompute=selective",
+        ],
+        &[
+            "mesh.dp_shard=4",
+            "train.micro_batch=1",
+            "compile.mode=blocks",
+        ],
+    ] {
+        same("llama-tiny", base, &[&[OFFLOAD]]);
+    }
+}
+
 /// Biases of queries, keys and values alone are sharded, reduced and updated like other parameters.
 #[test]
 fn biases_of_some_layers_end_with_the_same_values() {

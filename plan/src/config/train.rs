@@ -161,6 +161,8 @@ pub struct Train {
     /// Blocks are recomputed by an autograd function that runs the whole block again and then a
     /// backward of its own (`torch.utils.checkpoint` with `use_reentrant=True`).
     pub use_reentrant: bool,
+    /// Saved activations are in host memory between forward and backward.
+    pub activation_offload: bool,
     /// Eager selective recompute keeps every result that it may keep until the block's forward runs
     /// again, also those that backward does not need, as `create_selective_checkpoint_contexts`
     /// does. Compiled code keeps what backward needs.

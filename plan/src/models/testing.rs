@@ -59,6 +59,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             recompute_save: None,
             recompute_nth_matmul: 0,
             use_reentrant: false,
+            activation_offload: false,
             caches_unneeded: false,
             loss: Loss::Materialized,
             loss_chunk_rows: 4096,

@@ -25,6 +25,8 @@ pub enum StreamKind {
     Model,
     /// Operators on the CPU, over operands in host memory.
     Cpu,
+    /// Copies of activations to host memory and back.
+    Offload,
 }
 
 impl StreamKind {
@@ -41,6 +43,7 @@ impl StreamKind {
             Self::D2h => "d2h",
             Self::Model => "model",
             Self::Cpu => "cpu",
+            Self::Offload => "offload",
         }
     }
 }

@@ -183,6 +183,7 @@ fn train(d: &Document, seq_len: u64) -> Train {
         use_reentrant: d.setting(Key::UseReentrant)
             && (d.setting::<Recompute>(Key::Recompute) == Recompute::Full
                 || d.layer(Key::Recompute) <= d.layer(Key::UseReentrant)),
+        activation_offload: d.setting(Key::ActivationOffload),
         caches_unneeded: !d
             .setting::<PolicyKind>(Key::Policy)
             .spec()

@@ -1,7 +1,8 @@
 //! Operations that selective recompute runs again.
 
 use super::{LLAMA, TapeOp, matmuls, scenario};
-use crate::ir::ModuleKind;
+use crate::ir::{CopyKind, ModuleKind, Pool};
+use crate::program::Op;
 use crate::scenario::parse;
 
 const SELECTIVE: &str = "train.recompute=selective";
@@ -114,6 +115,33 @@ fn reentrant_backward_keeps_results_and_gradients() {
     let row = 2 * 32 * 64 * 2;
     assert_eq!(reentrant[1] - full[1], row, "{full:?} {reentrant:?}");
     assert_eq!(reentrant[2] - full[2], 2 * row, "{full:?} {reentrant:?}");
+}
+
+/// Activations of 1 KiB and more leave the device after forward, but for the last few.
+#[test]
+fn offloaded_activations_are_copied_to_the_host_and_back() {
+    let offload = "train.activation_offload=true";
+    for policy in ["native", "fsdp2", "megatron"] {
+        let policy = format!("fsdp.policy={policy}");
+        let p = super::find::checked(&[&policy, offload]);
+        let [mut there, mut back] = [Vec::new(), Vec::new()];
+        for instr in super::steady(&p) {
+            if let Op::Copy { id, .. } = instr.op {
+                let copy = &p.copies[id.index()];
+                match copy.kind {
+                    CopyKind::D2h => there.push(copy.from.bytes),
+                    CopyKind::H2d => back.push(copy.from.bytes),
+                    CopyKind::D2d => {}
+                }
+            }
+        }
+        assert!(there.len() > 20, "{policy}: {there:?}");
+        // Those that wait for their copy when backward starts are still on the device.
+        assert_eq!(back.len(), there.len() - 5, "{policy}");
+        assert!(there.iter().all(|bytes| *bytes >= 1024), "{policy}");
+        let on_host = p.buffers.iter().filter(|b| b.pool == Pool::Host).count();
+        assert_eq!(on_host, there.len(), "{policy}");
+    }
 }
 
 /// Under FSDP2, the next unit is prefetched by the hook before a block's backward, which comes

@@ -68,6 +68,18 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
                 "set train.use_reentrant = false, or compile.mode = \"off\" without cuda_graph",
             ));
     }
+    let captured = s.compile.cuda_graph != CudaGraph::Off;
+    if t.activation_offload && (s.compile.mode == CompileMode::Full || captured) {
+        let message = "activations are moved to host memory by hooks of autograd, which neither a step compiled as one graph nor CUDA graphs contain";
+        return Err(d
+            .conflict(
+                &[Key::ActivationOffload, Key::Mode, Key::CudaGraph],
+                message,
+            )
+            .with_help(
+                "set train.activation_offload = false, or another compile.mode without cuda_graph",
+            ));
+    }
     if let RecomputeLayers::First(n) = t.recompute_layers
         && n > m.layers
     {
