@@ -413,13 +413,15 @@ ops! {
         /// Experts of one rank.
         experts: u64 = 3,
     };
-    /// `x, w[, bias] -> y`: causal depthwise convolution over positions, then SiLU. `x` is `[batch,
-    /// seq, channels]`, `w` is `[channels, 1, kernel]`.
+    /// `x, w[, bias] -> y`: causal depthwise convolution over positions, then SiLU if asked for.
+    /// `x` is `[batch, seq, channels]`, `w` is `[channels, 1, kernel]`.
     CausalConv1d {
         /// Positions that a result sees: its own and those before.
         kernel: u64 = 3,
         /// Has the third input.
         bias: bool = true,
+        /// Ends with SiLU.
+        silu: bool = true,
     };
     /// `d_y, x, w[, bias] -> d_x, d_w[, d_bias]` of [`CausalConv1d`].
     CausalConv1dGrad {
@@ -427,6 +429,8 @@ ops! {
         kernel: u64 = 3,
         /// As in the forward op.
         bias: bool = true,
+        /// As in the forward op.
+        silu: bool = true,
     };
     /// `x, dt, a_log, b, c, d, z -> y, states`: the selective scan of Mamba. `x`, `dt` and `z` are
     /// `[batch, seq, inner]`, `a_log` is `[inner, state]`, `b` and `c` are `[batch, seq, state]`.

@@ -414,7 +414,7 @@ keys! {
     RopeScaling: "model" "rope_scaling" [Table(ROPE_SCALING)] "(none)" "Scaling of rotary frequencies, with the fields of transformers. It changes numbers, not the time or memory of a step";
     RopeLocalTheta: "model" "rope_local_theta" also ["rope_local_base_freq"] [Number(1.0, 1e12)] "(rope_theta)" "Base of the rotary embedding of layers with a sliding window (Gemma 3)";
     SlidingWindow: "model" "sliding_window" [Integer(1, 4 * MIB)] "(none)" "Positions that attention with a sliding window sees, the query's own included";
-    LayerTypes: "model" "layer_types" [List(&Choice(LayerType::WORDS)), Empty] "[]" "What the attention of each layer sees, repeated over the layers: full_attention, sliding_attention, full_attention_no_rope; or has in its place: linear_attention (gated delta rule: Qwen3-Next), mamba, mamba2, none; empty: the window in every layer, if there is one";
+    LayerTypes: "model" "layer_types" [List(&Choice(LayerType::WORDS)), Empty] "[]" "What the attention of each layer sees, repeated over the layers: full_attention, sliding_attention, full_attention_no_rope; or has in its place: linear_attention (gated delta rule: Qwen3-Next), mamba, mamba2, conv (a gated short convolution, whose sizes ssm has: LFM2), none; empty: the window in every layer, if there is one";
     MlpLayerTypes: "model" "mlp_layer_types" [List(&Choice(MlpType::WORDS)), Empty] "[]" "What each block has after attention, repeated over the layers: dense (a feed-forward layer), sparse (experts), none; empty: as dense_layers and moe_every say";
     AttentionGate: "model" "attention_gate" [Choice(AttentionGate::WORDS)] "\"none\"" "Gate of what attention makes: none, element (a sigmoid per number, from the projection of queries: Qwen3-Next), head (a sigmoid per head: Step-3)";
     LayerScale: "model" "layer_scale" [Bool] "false" "Multiply what attention and the feed-forward layer add by a learned vector (InternViT)";
@@ -422,6 +422,7 @@ keys! {
     LinearAttention: "model" "linear_attention" [Table(LINEAR_ATTENTION)] "(none)" "Sizes of layers of type linear_attention: key_heads, value_heads, key_dim, value_dim, conv (positions of the convolution), projections (2: Qwen3-Next, 4: Qwen3.5)";
     EncoderLayers: "model" "encoder_layers" [Integer(0, 4096)] "0" "Blocks of an encoder of as many tokens, whose result the blocks of the decoder attend to (T5); 0: no encoder";
     RelativeBuckets: "model" "relative_buckets" also ["relative_attention_num_buckets"] [Integer(0, 65536)] "0" "Rows of the tables of learned biases of attention scores by distance, one for the encoder and one for the decoder (T5); 0: none";
+    RelativeBiasPerLayer: "model" "relative_bias_per_layer" [Bool] "false" "Each layer has a table of relative_buckets rows of its own (UMT5); false: all layers share that of the first one";
     Vision: "model" "vision" [Table(VISION)] "(none)" "Vision tower and projector in front of a language model, whose rows replace the first tokens of a sample. The tower's keys are those of the model; patches: patches per sample; positions: rows of the table of positions (0: none); merge: patches that become one token, concatenated or (pool) averaged; projector_layers: widths of the projector's layers before the last one; deepstack: blocks whose results are added to the first layers of the language model; pooling_head: a head that no loss depends on";
     VisionPatches: "model" "vision_patches" [Integer(1, 4 * MIB)] "(that of vision)" "Patches of a sample that the vision tower encodes";
     LayerKvHeads: "model" "layer_kv_heads" [List(&Integer(0, 65536)), Empty] "[]" "Key and value heads of each layer, where layers differ (Nemotron-NAS); 0: no attention; empty: kv_heads everywhere";
@@ -446,6 +447,7 @@ keys! {
     IndexHeadDim: "model" "index_head_dim" [Integer(1, 65536)] "128" "Dimension of a head of the indexer";
     IndexTopK: "model" "index_topk" [Integer(1, 4 * MIB)] "2048" "Positions that the indexer chooses; attention is priced as with a window of this size";
     ExpertBias: "model" "expert_bias" [Bool] "false" "Routers and experts have biases (gpt-oss)";
+    RouterBias: "model" "router_bias" [Bool] "false" "Experts are chosen by the sum of their scores and a bias that no gradient trains (ERNIE 4.5)";
     AttentionSinks: "model" "attention_sinks" [Bool] "false" "The softmax of attention has one more, learned column for each head (gpt-oss)";
     Experts: "model" "experts" also ["num_experts", "num_local_experts", "n_routed_experts"] [Integer(2, 4096)] "8" "Experts of a layer";
     TopK: "model" "top_k" also ["num_experts_per_tok", "moe_router_topk"] [Integer(1, 4096)] "2" "Experts that take each token";
