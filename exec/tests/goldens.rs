@@ -108,6 +108,34 @@ fn norms_of_queries_and_keys() {
     }
 }
 
+/// Packed sequences, against documents that went through the model one by one: learned positions,
+/// which start again with each document, and windows.
+#[test]
+fn packed_sequences() {
+    const LENGTHS: &str = "train.document_lengths=[10, 23, 5]";
+    for golden in [&GPT2, &GEMMA3] {
+        let packed = golden.recorded("packed.json");
+        assert_eq!(packed["lengths"].to_string(), "[10,23,5]");
+        let alone = ["mesh.dp_shard=1", "train.micro_batch="];
+        let batch = format!("{}{}", alone[1], packed["B"]);
+        golden.matches_run(&packed, &[LENGTHS, alone[0], &batch], None);
+        for set in [
+            &["fsdp.policy=fsdp2", "train.recompute=full"][..],
+            &["compile.mode=full"],
+            &["compile.mode=blocks", "train.recompute=selective"],
+        ] {
+            let split = [
+                "mesh.dp_shard=2",
+                "train.micro_batch=2",
+                "train.grad_accum=",
+            ];
+            let accum = format!("{}{}", split[2], packed["B"].as_u64().unwrap() / 4);
+            let set = [&[LENGTHS, split[0], split[1], &accum][..], set].concat();
+            golden.matches_run(&packed, &set, FEW);
+        }
+    }
+}
+
 /// Families of transformers: on one rank as torch ran them, then sharded, compiled and recomputed.
 fn family(golden: &Golden) {
     golden.matches(&[], None);

@@ -107,6 +107,90 @@ fn policies_and_strategies_end_with_the_same_weights() {
     assert!(results("gpt2-tiny", &some) != wanted);
 }
 
+/// The optimizer works on host memory, and gradients of later micro-batches are added there.
+#[test]
+fn offloaded_state_ends_with_the_same_weights() {
+    const OFFLOAD: &str = "fsdp.offload=[\"params\", \"grads\", \"optimizer\"]";
+    let policy = "fsdp.policy=fsdp2";
+    for base in [
+        &["mesh.dp_shard=4", "train.micro_batch=1"][..],
+        &[
+            "mesh.dp_shard=2",
+            "train.micro_batch=2",
+            "train.grad_accum=2",
+        ],
+        &[
+            "mesh.dp_shard=2",
+            "mesh.dp_replicate=2",
+            "train.micro_batch=1",
+            "train.grad_accum=2",
+            "fsdp.gradient_sync=last",
+        ],
+        &[
+            "mesh.dp_shard=4",
+            "train.micro_batch=1",
+            "train.clip_norm=0.5",
+            "train.optimizer=lion",
+        ],
+        &[
+            "mesh.dp_shard=4",
+            "train.micro_batch=1",
+            "fsdp.frozen=[\"layers.*.attention\"]",
+            "train.recompute=full",
+        ],
+        &[
+            "mesh.dp_shard=4",
+            "train.micro_batch=1",
+            "precision.compute=bf16",
+        ],
+    ] {
+        let base = [base, &[policy]].concat();
+        same("llama-tiny", &base, &[&[OFFLOAD]]);
+        // Groups of two ranks keep slices of their own on the device.
+        if base.contains(&"mesh.dp_shard=4") {
+            let groups = "fsdp.reshard_after_forward=2";
+            same("llama-tiny", &base, &[&[OFFLOAD, groups]]);
+        }
+    }
+}
+
+/// What forward saves returns from host memory as it was.
+#[test]
+fn activations_from_host_memory_are_the_same() {
+    const OFFLOAD: &str = "train.activation_offload=true";
+    for base in [
+        &[
+            "mesh.dp_shard=2",
+            "train.micro_batch=2",
+            "train.grad_accum=2",
+        ][..],
+        &[
+            "mesh.dp_shard=4",
+            "train.micro_batch=1",
+            "fsdp.policy=fsdp2",
+        ],
+        &[
+            "mesh.dp_shard=4",
+            "train.micro_batch=1",
+            "fsdp.policy=fsdp2",
+            "train.recompute=full",
+        ],
+        &[
+            "mesh.dp_shard=4",
+            "train.micro_batch=1",
+            "fsdp.policy=megatron",
+            "train.recompute=selective",
+        ],
+        &[
+            "mesh.dp_shard=4",
+            "train.micro_batch=1",
+            "compile.mode=blocks",
+        ],
+    ] {
+        same("llama-tiny", base, &[&[OFFLOAD]]);
+    }
+}
+
 /// Biases of queries, keys and values alone are sharded, reduced and updated like other parameters.
 #[test]
 fn biases_of_some_layers_end_with_the_same_values() {

@@ -92,6 +92,19 @@ pub(crate) fn full_recompute(node: &Node) -> Converted {
     if_true(node, set("train.recompute", "full"))
 }
 
+/// Moves saved activations to host memory.
+pub(crate) fn offloaded_activations(node: &Node) -> Converted {
+    if_true(
+        node,
+        Effect::Set("train.activation_offload", "true".to_owned()),
+    )
+}
+
+/// Reads whether recompute of the model's code is reentrant.
+pub(crate) fn reentrant(node: &Node) -> Converted {
+    Ok(Effect::Fact(Fact::Reentrant, node.truth()?.into()))
+}
+
 /// Computes the loss chunk by chunk.
 pub(crate) fn chunked_loss(node: &Node) -> Converted {
     if_true(node, fused_loss())

@@ -9,7 +9,7 @@ use crate::draft::Draft;
 use crate::error::ConfigError;
 use crate::model::{self, Model};
 use crate::reader::Reader;
-use crate::row::{Lack, Status};
+use crate::row::{Lack, Row, Setting, Status};
 use crate::table::{Fact, quoted};
 
 /// Decides the scenario keys that no single key decides.
@@ -40,6 +40,7 @@ pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), Confi
         draft.set(given.row, "train.recompute", quoted("full"))?;
         draft.approximates(given.row, "no key says which operations are kept");
     }
+    reentrant(draft)?;
     adapters(draft);
     four_bits(draft)?;
     let engine = engine::decide(draft, &reader.formats, accelerated)?;
@@ -71,6 +72,43 @@ pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), Confi
         }
     }
     Ok(())
+}
+
+/// Decides whether recompute is reentrant. Wrappers that FSDP's options ask for never are
+/// (`CheckpointImpl.NO_REENTRANT`).
+///
+/// # Errors
+/// Another key that decides the same differently.
+fn reentrant(draft: &mut Draft) -> Result<(), ConfigError> {
+    let Some(given) = draft.fact(Fact::Reentrant).filter(|f| f.value == 1) else {
+        return Ok(());
+    };
+    let full = quoted("full");
+    let recomputes = |row: &&Row| {
+        let is = |s: &Setting| s.key == "train.recompute" && s.value == full;
+        row.settings.iter().any(is)
+    };
+    match draft.rows.iter().find(recomputes) {
+        None => Ok(()),
+        Some(by) if by.key.contains("fsdp") => {
+            draft.none(
+                given.row,
+                Lack::Nothing,
+                "FSDP's wrappers are not reentrant",
+            );
+            Ok(())
+        }
+        Some(_)
+            if draft
+                .value("compile.mode")
+                .is_some_and(|m| m != quoted("off")) =>
+        {
+            let why = "recompute of compiled code is predicted as not reentrant";
+            draft.none(given.row, Lack::Accuracy, why);
+            Ok(())
+        }
+        Some(_) => draft.set(given.row, "train.use_reentrant", "true".to_owned()),
+    }
 }
 
 /// Drops the options of adapters if none are trained, and gives them a rank if they are.

@@ -106,6 +106,8 @@ pub(crate) enum Fact {
     DoubleQuantization,
     /// 1: whole blocks are recomputed, unless another key says which operations.
     Recompute,
+    /// 1: `torch.utils.checkpoint` with `use_reentrant=True`, where the model's code recomputes.
+    Reentrant,
     /// 1: matmuls of linear layers run in 8 bits.
     Float8,
     /// 1: their scales are per row; 0: per tensor.

@@ -300,7 +300,7 @@ fn engines_set_policy_precision_and_accumulation() {
         (
             "fsdp: full_shard offload\nbf16: true\n",
             vec![
-                ("fsdp.policy", Some("\"native\"")),
+                ("fsdp.policy", Some("\"fsdp2\"")),
                 (
                     "fsdp.offload",
                     Some("[\"params\", \"grads\", \"optimizer\"]"),

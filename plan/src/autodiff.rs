@@ -47,6 +47,10 @@ pub struct Backward {
     pub one: Option<ValueId>,
     /// Recomputed forwards, in order.
     pub sections: Vec<Section>,
+    /// Whether these run before the hooks of a block's backward ([`Train::use_reentrant`]).
+    ///
+    /// [`Train::use_reentrant`]: crate::config::Train::use_reentrant
+    pub reentrant: bool,
 }
 
 /// A gradient that waits for its node to run.
@@ -82,6 +86,7 @@ pub(crate) fn differentiate(m: &mut ModelGraph, recompute: &Recomputed, seed: f6
         uses,
         out: Backward {
             first,
+            reentrant: recompute.reentrant,
             ..Backward::default()
         },
         recompute: state,
@@ -150,7 +155,8 @@ impl Engine<'_> {
             return;
         }
         self.g().module = Some(op.module);
-        self.enter_section(at, op.module);
+        let given: SmallVec<[ValueId; 4]> = grads.iter().flatten().map(|p| p.value).collect();
+        self.enter_section(at, op.module, &given);
         let (mark_ops, mark_buffers) = (self.m.graph.ops.len(), self.m.graph.buffers.len() as u32);
         self.g().nodes += 1;
         self.m.graph.node = Some(self.m.graph.nodes);

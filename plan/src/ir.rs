@@ -7,6 +7,7 @@
 mod attention;
 mod buffer;
 mod collective;
+mod documents;
 mod dtype;
 mod host_work;
 mod id;
@@ -26,6 +27,7 @@ pub use buffer::{Access, Buffer, Holds, PerRank, Pool, Role};
 pub use collective::{
     Collective, CollectiveKind, CopyDesc, CopyKind, ModelCollective, Part, ReduceOp,
 };
+pub use documents::{Documents, MAX_DOCUMENTS};
 pub use dtype::{DType, Numeric, Values};
 pub use host_work::HostWorkKind;
 pub use id::{

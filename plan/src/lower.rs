@@ -4,6 +4,7 @@
 //! reductions and state through `flat.rs`, `optimizer.rs` and the builder. Steps after the first
 //! are the first one without its one-time allocations.
 
+pub(crate) mod activation_offload;
 pub(crate) mod autograd;
 mod buffers;
 pub(crate) mod builder;
@@ -32,6 +33,7 @@ use crate::shard::placements::shard_axis;
 use crate::shard::{
     Group, Layout, LayoutKind, ShardError, UnitSpec, assign_units, build_groups, check_frozen,
 };
+use activation_offload::ActivationOffload;
 use buffers::TapeBuffers;
 use emitter::Emitter;
 use engine::Engine;
@@ -232,7 +234,10 @@ fn sections(
     out.b.at(UnitId(0), Phase::Init);
     buffers.init(out);
     out.b.end_section(SectionKind::Init);
-    Walk::new(out, life, buffers, lanes).step();
+    let offload = ActivationOffload::new(out, buffers);
+    Walk::new(out, life, buffers, lanes)
+        .offloading(offload)
+        .step();
     let first = out.b.end_section(SectionKind::First);
     out.b.steady_after(first);
     out.b.end_section(SectionKind::Steady);

@@ -130,7 +130,7 @@ impl Rules {
                 let shortage = ONE - over(mul(p.kernel_bandwidth, sms) + p.collective_bandwidth);
                 mul(sms, ONE - mul(task.bandwidth, shortage)).max(ONE / 64)
             }
-            Load::Copy => ONE,
+            Load::Copy | Load::Cpu => ONE,
             Load::ToDevice => slowed_by(p.to_host, self.loss_to_device),
             Load::ToHost => slowed_by(p.to_device, self.loss_to_host),
         }
@@ -207,6 +207,7 @@ impl Pressure {
                 self.moves += 1;
                 self.collective_bandwidth += task.bandwidth;
             }
+            Load::Cpu => {}
         }
     }
 }

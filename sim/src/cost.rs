@@ -16,7 +16,7 @@ use crate::network::Network;
 use crate::part::Part;
 use crate::price::{Cost, Load, Price, copy_gbps, fixed_share};
 use shardlab_plan::ir::{BodyOp, BufferId, CopyKind, DType, InstrId, Kernel, KernelClass};
-use shardlab_plan::program::{Op, Program, Traffic};
+use shardlab_plan::program::{Op, Program, StreamKind, Traffic};
 use shardlab_plan::units::Picos;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -46,8 +46,13 @@ impl Costs {
         let collectives = program.kernels.len();
         let copies = collectives + program.collectives.len();
         let mut all = Vec::with_capacity(copies + program.copies.len());
-        for (kernel, moved) in program.kernels.iter().zip(moved(program)) {
-            let mut cost = kernel_cost(kernel, moved, profile);
+        let on_cpu = on_cpu(program);
+        for ((kernel, moved), on_cpu) in program.kernels.iter().zip(moved(program)).zip(on_cpu) {
+            // A device that is a CPU has no other one.
+            let mut cost = match on_cpu && profile.device.shared_cores.is_none() {
+                true => cpu_cost(moved, profile),
+                false => kernel_cost(kernel, moved, profile),
+            };
             if cost.load == Load::Compute && program.meta.mesh.world() > 1 {
                 cost.work = (cost.work as f64 / profile.device.loaded_rate) as u64;
             }
@@ -159,6 +164,42 @@ fn copy_cost(kind: CopyKind, bytes: u64, profile: &Profile) -> Cost {
         on_engines: false,
         local_copy_share: 0,
         measured: false,
+    }
+}
+
+/// Returns whether each kernel runs on the CPU, over operands in host memory.
+fn on_cpu(program: &Program) -> Vec<bool> {
+    let mut out = vec![false; program.kernels.len()];
+    let mut elsewhere = out.clone();
+    for instr in &program.instrs {
+        if let Op::Launch { kernel, stream, .. } = instr.op {
+            let cpu = program.streams[stream.index()].kind == StreamKind::Cpu;
+            let found = if cpu { &mut out } else { &mut elsewhere };
+            found[kernel.index()] = true;
+        }
+    }
+    out.iter()
+        .zip(elsewhere)
+        .map(|(cpu, other)| *cpu && !other)
+        .collect()
+}
+
+/// Prices an operator on the CPU by its bytes: the optimizer computes little.
+fn cpu_cost(traffic: Traffic, profile: &Profile) -> Cost {
+    let gbps = profile.host.cpu_gbps.unwrap_or(profile.device.h2d_gbps);
+    Cost {
+        work: Picos::from_us(traffic.moved().0 as f64 / gbps / 1e3).0,
+        load: Load::Cpu,
+        bandwidth: 0,
+        nvlink: 0,
+        nic: 0,
+        headroom: crate::clock::ONE,
+        bytes: 0,
+        comm: 0,
+        fills: false,
+        on_engines: false,
+        local_copy_share: 0,
+        measured: profile.host.cpu_gbps.is_some(),
     }
 }
 

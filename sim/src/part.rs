@@ -52,6 +52,7 @@ impl Part {
             Load::Memory | Load::Copy => Self::Memory,
             Load::Collective => Self::Collectives,
             Load::ToDevice | Load::ToHost => Self::HostCopies,
+            Load::Cpu => Self::Host,
         }
     }
 }

@@ -26,6 +26,8 @@ pub(crate) enum Load {
     ToDevice,
     /// A copy to host memory.
     ToHost,
+    /// An operator on the CPU of a machine with GPUs.
+    Cpu,
 }
 
 /// Cost of one kernel, collective, copy or input: what the engine needs to know about it.

@@ -4,7 +4,7 @@ use super::{single, typical};
 use crate::base::operand::{LaunchContext, RawRange};
 use crate::device::NO_HYPER;
 use crate::kernels;
-use shardlab_plan::ir::{AttentionShape, DType, KernelClass, OpKind, Real, op};
+use shardlab_plan::ir::{AttentionShape, DType, Documents, KernelClass, OpKind, Real, op};
 use std::time::{Duration, Instant};
 
 /// Element types that models compute in.
@@ -153,6 +153,7 @@ pub(super) fn attention(budget: Duration) -> Vec<AttentionRows> {
                     head_dim,
                     causal: false,
                     window: None,
+                    documents: Documents::NONE,
                 });
             }
         }
@@ -223,6 +224,7 @@ mod tests {
                 head_dim,
                 causal: true,
                 window: None,
+                documents: Documents::NONE,
             };
             attend(shape, DType::F32, backward, Duration::ZERO)
         };

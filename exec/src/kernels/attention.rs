@@ -267,11 +267,15 @@ impl Geometry {
     /// Returns the keys that a row sees.
     fn seen(self, row: usize) -> Range<usize> {
         let window = self.kind.window();
+        let document = self.kind.score_mod.documents;
+        let document = document.span(row as u64, self.seq as u64);
         let end = match self.kind.causal {
             true => row + 1,
-            false => self.seq.min(row.saturating_add(window)),
+            false => row.saturating_add(window).min(document.end as usize),
         };
-        (row + 1).saturating_sub(window)..end
+        (row + 1)
+            .saturating_sub(window)
+            .max(document.start as usize)..end
     }
 }
 

@@ -20,7 +20,7 @@ use crate::base::random::Sequence;
 use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 use rayon::slice::{ParallelSlice, ParallelSliceMut};
 use shardlab_plan::config::{Family, Model, Scenario};
-use shardlab_plan::ir::{BufferId, Const, ConstId, DType, DeviceMesh, Holds};
+use shardlab_plan::ir::{BufferId, Const, ConstId, DType, DeviceMesh, Documents, Holds};
 use shardlab_plan::models::{Inputs, approximation};
 use shardlab_plan::program::Program;
 use std::ops::Range;
@@ -44,6 +44,7 @@ pub struct Feed {
     micro_batches: u64,
     micro_batch: u64,
     seq_len: u64,
+    documents: Documents,
     /// Constants that are new in every micro-batch.
     inputs: Vec<(ConstId, Const)>,
     /// Contents of the tables that are constant during the run.
@@ -105,6 +106,7 @@ impl Feed {
             micro_batches: u64::from(scenario.train.grad_accum),
             micro_batch: scenario.train.micro_batch,
             seq_len,
+            documents: scenario.train.documents(),
             inputs: Vec::new(),
             tables: Vec::new(),
             samples,
@@ -282,6 +284,12 @@ impl Feed {
             .collect()
     }
 
+    /// Returns the position of each token in its document.
+    fn positions(&self) -> impl Iterator<Item = u64> {
+        let documents = self.documents.spans(self.seq_len);
+        documents.flat_map(|d| 0..d.end - d.start)
+    }
+
     /// Computes the contents of a table.
     fn table(&self, known: &Const) -> Result<Vec<u8>, DataError> {
         let m = &self.model;
@@ -289,14 +297,15 @@ impl Feed {
         match known.name {
             "rope_cos" | "rope_sin" | "rope_local_cos" | "rope_local_sin" => {
                 let pairs = known.bytes.0 / known.dtype.size() / self.seq_len;
+                let longest = self.documents.longest(self.seq_len);
                 let local = known.name.starts_with("rope_local");
-                let rope = rope::Frequencies::new(m, pairs, self.seq_len, local);
+                let rope = rope::Frequencies::new(m, pairs, longest, local);
                 let of = if known.name.ends_with("cos") {
                     f32::cos
                 } else {
                     f32::sin
                 };
-                for position in 0..self.seq_len {
+                for position in self.positions() {
                     for frequency in &rope.each {
                         let v = of(position as f32 * frequency) * rope.factor;
                         push(&mut out, known.dtype, v);
@@ -312,8 +321,8 @@ impl Feed {
                     "positions" => 0,
                     _ => m.options.position_offset as i64,
                 };
-                for position in first..first + self.seq_len as i64 {
-                    out.extend_from_slice(&position.to_le_bytes());
+                for position in self.positions() {
+                    out.extend_from_slice(&(first + position as i64).to_le_bytes());
                 }
             }
             other => return Err(DataError::UnknownConst(other.to_owned())),

@@ -67,7 +67,12 @@ impl Golden {
     }
 
     pub(crate) fn reference(&self) -> serde_json::Value {
-        serde_json::from_slice(&std::fs::read(self.dir().join("reference.json")).unwrap()).unwrap()
+        self.recorded("reference.json")
+    }
+
+    /// Reads a run of torch.
+    pub(crate) fn recorded(&self, file: &str) -> serde_json::Value {
+        serde_json::from_slice(&std::fs::read(self.dir().join(file)).unwrap()).unwrap()
     }
 
     pub(crate) fn tokens(&self) -> Tokens {
@@ -138,8 +143,21 @@ impl Golden {
     /// # Panics
     /// If something differs.
     pub(crate) fn matches(&self, set: &[&str], steps: Option<u64>) {
-        let outcome = self.train(set, steps, ExecOptions::default());
-        let reference = self.reference();
+        self.matches_run(&self.reference(), set, steps);
+    }
+
+    /// Trains and compares with a run of torch from the same weights.
+    ///
+    /// # Panics
+    /// If something differs.
+    pub(crate) fn matches_run(
+        &self,
+        reference: &serde_json::Value,
+        set: &[&str],
+        steps: Option<u64>,
+    ) {
+        let all = reference["steps"].as_u64().unwrap();
+        let outcome = self.train(set, steps.or(Some(all)), ExecOptions::default());
         let list = |key: &str| -> Vec<f64> {
             reference[key]
                 .as_array()
@@ -156,7 +174,6 @@ impl Golden {
                 self.name
             );
         };
-        let all = reference["steps"].as_u64().unwrap();
         let n = steps.unwrap_or(all) as usize;
         assert_eq!(outcome.run.losses.len(), n);
         for (what, ours) in [

@@ -15,7 +15,6 @@ pub(super) enum Kind {
 }
 
 const FSDP1: &str = "FSDP1's schedule is predicted as that of FSDP2";
-const OFFLOAD: &str = "offload is predicted with shardlab's own schedule";
 const UNSHARDED: &str = "offload is modeled for parameters sharded over at least two ranks only";
 const NO_SYNC: &str = "Accelerate accumulates under no_sync";
 const ZERO: &str = "ZeRO's schedule is predicted as shardlab's own";
@@ -150,19 +149,15 @@ fn fsdp(draft: &mut Draft, row: usize, version: u64) -> Result<(), ConfigError> 
         if draft.value("mesh.dp_shard") == Some("1") {
             draft.none(offload.row, Lack::Everything, UNSHARDED);
         }
-        draft.set(policy_row, "fsdp.policy", quoted("native"))?;
         let state = r#"["params", "grads", "optimizer"]"#.to_owned();
         draft.set(offload.row, "fsdp.offload", state)?;
-        draft.approximates(policy_row, OFFLOAD);
-        torch_allocator(draft);
-    } else {
-        draft.set(policy_row, "fsdp.policy", quoted("fsdp2"))?;
-        if one {
-            draft.approximates(policy_row, FSDP1);
-        }
-        let why = "the optimizer is predicted after backward: FSDP2 has no other order here";
-        draft.unset("fsdp.optimizer_in_backward", Lack::Accuracy, why);
     }
+    draft.set(policy_row, "fsdp.policy", quoted("fsdp2"))?;
+    if one {
+        draft.approximates(policy_row, FSDP1);
+    }
+    let why = "the optimizer is predicted after backward: FSDP2 has no other order here";
+    draft.unset("fsdp.optimizer_in_backward", Lack::Accuracy, why);
     if let Some(given) = reshard {
         draft.set(
             given.row,

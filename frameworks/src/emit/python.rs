@@ -289,6 +289,16 @@ fn lost(s: &Scenario) -> Vec<Unexpressed> {
         "set torch._functorch.config.activation_memory_budget instead",
     );
     unless(
+        !s.train.activation_offload,
+        "train.activation_offload=true".to_owned(),
+        "run forward under OffloadActivations of torchtune or TRL",
+    );
+    unless(
+        !s.train.use_reentrant,
+        "train.use_reentrant=true".to_owned(),
+        "the code's wrappers are not reentrant, as PyTorch recommends",
+    );
+    unless(
         s.compile.mode != CompileMode::Full,
         "compile.mode=full".to_owned(),
         "fully_shard has hooks, which are no part of one graph",

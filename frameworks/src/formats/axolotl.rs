@@ -6,8 +6,8 @@ use crate::convert::{
     ADAPTER, CONTEXT, DATA, DROPOUT, EVALUATION, FLOAT8_GATHER, KERNELS, LAUNCH, LOGGING, NF4,
     PREFERENCES, QUANTIZED, SAVING, STORAGE, TENSOR, VALUES, all_linear, chunked_loss, clip,
     compiled_regions, decay_of_matrices, double_quantization, float8, four_bits_twice,
-    full_recompute, if_true, liger_norms, mixed_bf16, mixed_f16, optimizer, rank_stabilized,
-    replicas, schedule, shard_ranks, targets, warmup,
+    full_recompute, if_true, liger_norms, mixed_bf16, mixed_f16, offloaded_activations, optimizer,
+    rank_stabilized, reentrant, replicas, schedule, shard_ranks, targets, warmup,
 };
 use crate::table::{
     Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, To, decisive, fact, integer, key,
@@ -62,11 +62,10 @@ const KEYS: &[Key] = &[
     with("fp16", mixed_f16),
     with("float16", |node| if_true(node, Effect::Weights(Dtype::F16))),
     with("gradient_checkpointing", full_recompute),
-    with("activation_offloading", |node| {
-        if_true(
-            node,
-            Effect::Lost("activations are predicted as on the device"),
-        )
+    with("gradient_checkpointing_kwargs.use_reentrant", reentrant),
+    with("activation_offloading", |node| match node.text() {
+        Some("legacy" | "disk") => Ok(Effect::Lost("activations are predicted as on the device")),
+        _ => offloaded_activations(node),
     }),
     with("torch_compile", compiled_regions),
     with("liger_fused_linear_cross_entropy", chunked_loss),

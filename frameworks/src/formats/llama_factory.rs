@@ -4,7 +4,7 @@ use super::{fsdp, trainer};
 use crate::convert::{
     ADAPTER, DATA, DROPOUT, EVALUATION, FLOAT8_GATHER, KERNELS, LOGGING, NF4, PREFERENCES,
     QUANTIZED, SAVING, VALUES, double_quantization, float8, full_recompute, liger_kernels,
-    rank_stabilized, set, targets,
+    rank_stabilized, reentrant, set, targets,
 };
 use crate::table::{
     Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, decisive, integer, lost, number,
@@ -71,6 +71,7 @@ const KEYS: &[Key] = &[
         Ok(set("train.recompute", mode))
     }),
     with("use_unsloth_gc", full_recompute),
+    with("use_reentrant_gc", reentrant),
     with("quantization_bit", |node| {
         Ok(match node.integer()? {
             4 => Effect::Fact(Fact::FourBits, 2),
@@ -200,7 +201,6 @@ const ASIDES: &[(&str, &[&str])] = &[
         &[
             "rope_scaling",
             "moe_aux_loss_coef",
-            "use_reentrant_gc",
             "use_dft_loss",
             "use_asft_loss",
             "use_eaft_loss",

@@ -2,7 +2,8 @@
 
 use crate::convert::{
     DATA, DROPOUT, EVALUATION, LAUNCH, LOGGING, PAGED, SAVING, VALUES, betas, clip,
-    compiled_blocks, four_bits_twice, full_recompute, if_true, in_8_bits, replicas, set, targets,
+    compiled_blocks, four_bits_twice, full_recompute, if_true, in_8_bits, offloaded_activations,
+    replicas, set, targets,
 };
 use crate::table::{
     Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, fact, integer, lost, number, quoted,
@@ -70,10 +71,7 @@ const KEYS: &[Key] = &[
         )
     }),
     with("enable_activation_checkpointing", full_recompute),
-    lost(
-        "enable_activation_offloading",
-        "activations are predicted as on the device",
-    ),
+    with("enable_activation_offloading", offloaded_activations),
     with("custom_sharded_layers", units),
     with("fsdp_cpu_offload", |node| {
         Ok(Effect::Fact(Fact::OffloadAll, node.truth()?.into()))

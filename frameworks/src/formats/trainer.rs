@@ -6,7 +6,8 @@ use crate::convert::{
     ADAPTER, DATA, DROPOUT, EVALUATION, KERNELS, LAUNCH, LOGGING, NF4, PREFERENCES, QUANTIZED,
     SAVING, STORAGE, VALUES, adapter, clip, compiled_regions, decay_of_matrices,
     double_quantization, four_bits, full_recompute, liger_kernels, mixed_bf16, mixed_f16,
-    optimizer, rank_stabilized, replicas, schedule, shard_ranks, targets, warmup, weights,
+    offloaded_activations, optimizer, rank_stabilized, reentrant, replicas, schedule, shard_ranks,
+    targets, warmup, weights,
 };
 use crate::table::{
     Effect, Engine, Fact, Fallback, Format, Key, Table, To, decisive, fact, integer, key, lost,
@@ -79,6 +80,7 @@ const KEYS: &[Key] = &[
     with("bf16", mixed_bf16),
     with("fp16", mixed_f16),
     with("gradient_checkpointing", full_recompute),
+    with("gradient_checkpointing_kwargs.use_reentrant", reentrant),
     with("activation_checkpointing", full_recompute),
     with("torch_compile", compiled_regions),
     with("use_liger_kernel", liger_kernels),
@@ -268,10 +270,7 @@ const TRL: &[Key] = &[
     with("bnb_4bit_use_double_quant", double_quantization),
     decisive("load_in_8bit", QUANTIZED),
     decisive("beta", PREFERENCES),
-    lost(
-        "activation_offloading",
-        "activations are predicted as on the device",
-    ),
+    with("activation_offloading", offloaded_activations),
     with("packing", |node| {
         Ok(Effect::Aside(if node.truth()? {
             "sequences are predicted as full"

@@ -20,6 +20,8 @@ pub(crate) struct Recomputed {
     /// Eager code keeps all results that selective recompute keeps, also those that backward does
     /// not need (see `Train::caches_unneeded`).
     caches_unneeded: bool,
+    /// Blocks are recomputed by `CheckpointFunction` (see `Train::use_reentrant`).
+    pub(crate) reentrant: bool,
     /// Block that each module belongs to.
     block_of: Vec<Option<ModuleId>>,
     /// Whether the mode applies to a module, for each module: to the blocks that were chosen and
@@ -52,6 +54,7 @@ impl Recomputed {
             save: train.recompute_save.clone(),
             nth_matmul: train.recompute_nth_matmul,
             caches_unneeded: train.caches_unneeded,
+            reentrant: train.use_reentrant,
             block_of,
             chosen,
         }
@@ -112,11 +115,16 @@ pub(super) struct State {
     kept: Vec<bool>,
     /// Whether eager code keeps them although backward does not need them.
     caches_unneeded: bool,
+    /// Whether backward of a block is a backward of its own, which keeps the block's inputs,
+    /// results and their gradients to its end.
+    reentrant: bool,
     /// Forward ops of each block, by module.
     ops_of: Vec<Range<usize>>,
     /// Recomputed values by forward value.
     stands_for: Vec<Option<ValueId>>,
     current: Option<ModuleId>,
+    /// Buffers that the current block's reentrant backward keeps to its end.
+    held: Vec<u32>,
 }
 
 /// Returns whether forward ops of a block run again before its backward. Kernel fusion decides what
@@ -134,9 +142,11 @@ impl State {
                 block_of: vec![],
                 kept: vec![],
                 caches_unneeded: false,
+                reentrant: false,
                 ops_of: vec![],
                 stands_for: vec![],
                 current: None,
+                held: vec![],
             };
         }
         let modules = m.modules();
@@ -160,9 +170,11 @@ impl State {
             block_of,
             kept: what.kept(&m.graph.ops),
             caches_unneeded: what.caches_unneeded,
+            reentrant: what.reentrant,
             ops_of,
             stands_for: vec![None; m.graph.values.len()],
             current: None,
+            held: vec![],
         }
     }
 
@@ -188,7 +200,8 @@ impl State {
 
 impl Engine<'_> {
     /// Recomputes the block that `module` belongs to, unless that is done or not asked for.
-    pub(super) fn enter_section(&mut self, at: usize, module: ModuleId) {
+    /// `gradients` are those of the results of op `at`, with which the block's backward starts.
+    pub(super) fn enter_section(&mut self, at: usize, module: ModuleId, gradients: &[ValueId]) {
         if !reruns(self.recompute.mode) {
             return;
         }
@@ -196,13 +209,17 @@ impl Engine<'_> {
         if block == self.recompute.current {
             return;
         }
+        self.leave_section();
         self.recompute.current = block;
         let Some(block) = block else { return };
         let start = self.m.graph.ops.len() as u32;
         let range = self.recompute.ops_of[block.index()].clone();
         debug_assert!(range.contains(&at));
-        for i in range {
+        for i in range.clone() {
             self.recompute_op(i);
+        }
+        if self.recompute.reentrant {
+            self.recompute.held = self.reentrant_locals(range, at, gradients);
         }
         self.g().module = Some(module);
         let end = self.m.graph.ops.len() as u32;
@@ -210,6 +227,27 @@ impl Engine<'_> {
             module: block,
             ops: start..end,
         });
+    }
+
+    /// Returns the buffers of the local variables of `CheckpointFunction.backward`: the inputs of
+    /// the block, its results, and their gradients.
+    fn reentrant_locals(&self, block: Range<usize>, at: usize, gradients: &[ValueId]) -> Vec<u32> {
+        let g = &self.m.graph;
+        let from_outside = |v: &ValueId| (g.producer[v.index()] as usize) < block.start;
+        let inputs = g.ops[block.clone()].iter().flat_map(|op| &op.inputs);
+        let inputs = inputs.copied().filter(from_outside);
+        let results = g.ops[at].outputs.iter().map(|&v| self.recompute.get(v));
+        let all = inputs.chain(results).chain(gradients.iter().copied());
+        all.filter_map(|v| g.buffer_of(v)).collect()
+    }
+
+    /// Ends the lives of what the backward of a reentrant block has kept.
+    pub(super) fn leave_section(&mut self) {
+        let held = std::mem::take(&mut self.recompute.held);
+        if let Some(last) = self.m.graph.ops.len().checked_sub(1) {
+            let ends = held.into_iter().map(|buffer| (last as u32, buffer));
+            self.g().holds.extend(ends);
+        }
     }
 
     fn recompute_op(&mut self, i: usize) {
@@ -278,9 +316,10 @@ impl Engine<'_> {
     }
 
     /// Drops recomputed ops that nothing uses: recomputation stops once every saved tensor is
-    /// available.
+    /// available, unless it is reentrant.
     pub(super) fn finish_sections(&mut self) {
-        if self.out.sections.is_empty() {
+        self.leave_section();
+        if self.out.sections.is_empty() || self.recompute.reentrant {
             return;
         }
         let g = &mut self.m.graph;

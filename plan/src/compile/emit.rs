@@ -39,6 +39,7 @@ pub(super) fn emit(
         kind: HostWorkKind::Dispatch,
         counts_modules,
         forward: true,
+        reentrant: b.reentrant,
     };
     let training: Vec<&Step> = plan.forward.iter().chain(&plan.backward).collect();
     let split = plan.forward.len();
@@ -166,6 +167,8 @@ struct Emitter<'m> {
     counts_modules: bool,
     /// Whether a forward pass is written.
     forward: bool,
+    /// Whether backward enters a block after the block has been recomputed.
+    reentrant: bool,
 }
 
 impl Emitter<'_> {
@@ -182,7 +185,12 @@ impl Emitter<'_> {
             match step.section {
                 Some(section) => {
                     let block = phase.sections[section as usize];
-                    self.enter(Some(block), &mut out);
+                    let module = &self.m.modules()[block.index()];
+                    let around = match self.reentrant {
+                        true => module.parent,
+                        false => Some(block),
+                    };
+                    self.enter(around, &mut out);
                     self.enter_again(block, step.module, &mut out);
                 }
                 None => {

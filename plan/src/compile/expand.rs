@@ -117,7 +117,9 @@ impl<'t> Expander<'t> {
         };
         let mut starts = Vec::with_capacity(order.len() + 1);
         for &b in &order {
-            starts.push(ops.iter().position(|op| *op == TapeOp::Enter(module(b)))?);
+            // Reentrant recompute comes before the block is entered.
+            let first = [TapeOp::Enter(module(b)), TapeOp::EnterRecompute(module(b))];
+            starts.push(ops.iter().position(|op| first.contains(op))?);
         }
         let last = module(order[order.len() - 1]);
         starts.push(ops.iter().position(|op| *op == TapeOp::Exit(last))? + 1);

@@ -173,6 +173,8 @@ pub enum LayerType {
     Mamba,
     /// The same by heads and chunks (Mamba-2).
     Mamba2,
+    /// A gated short convolution in place of attention (LFM2).
+    Conv,
     /// Nothing in place of attention.
     None,
 }
@@ -184,6 +186,7 @@ words!(LayerType {
     Linear = "linear_attention",
     Mamba = "mamba",
     Mamba2 = "mamba2",
+    Conv = "conv",
     None = "none",
 });
 

@@ -15,6 +15,8 @@ pub struct Experts {
     pub expert_latent: Option<u64>,
     /// The router and the routed experts have biases.
     pub expert_bias: bool,
+    /// Experts are chosen by the sum of score and a bias, which is not trained by gradients.
+    pub router_bias: bool,
     /// Width of the expert that takes every token; 0 for none.
     pub shared_expert_ffn: u64,
     /// The shared expert's result is multiplied by the sigmoid of a projection of its input.
@@ -50,6 +52,7 @@ impl Default for Experts {
             expert_ffn: None,
             expert_latent: None,
             expert_bias: false,
+            router_bias: false,
             shared_expert_ffn: 0,
             shared_expert_gate: false,
             dense_layers: 0,

@@ -331,4 +331,10 @@ impl Offload {
     pub const fn any(self) -> bool {
         self.params || self.grads || self.optimizer
     }
+
+    /// Returns whether everything is offloaded.
+    #[must_use]
+    pub const fn all(self) -> bool {
+        self.params && self.grads && self.optimizer
+    }
 }

@@ -162,6 +162,8 @@ pub struct ModelOptions {
     pub encoder_layers: u64,
     /// Rows of the tables of learned biases of attention scores, by distance; 0: no such tables.
     pub relative_buckets: u64,
+    /// Each layer has such a table, not the first one for all.
+    pub relative_bias_per_layer: bool,
     /// Vision tower and projector.
     pub vision: Option<Vision>,
     /// Patches of a sample, in place of those of `vision`, which has the same number.
@@ -218,6 +220,7 @@ impl Default for ModelOptions {
             linear_attention: None,
             encoder_layers: 0,
             relative_buckets: 0,
+            relative_bias_per_layer: false,
             vision: None,
             vision_patches: None,
             latent: Latent::default(),

@@ -2,7 +2,7 @@
 
 use super::ParamGroup;
 use super::pattern::covers;
-use crate::ir::UpdateRule;
+use crate::ir::{Documents, UpdateRule};
 use serde::Serialize;
 
 /// Activation recomputation.
@@ -142,6 +142,8 @@ words!(LrSchedule {
 pub struct Train {
     /// Tokens per sample (rows per sample for `linear`; 1 for `cnn`).
     pub seq_len: u64,
+    /// Lengths of the documents that a sequence is packed from.
+    pub document_lengths: Documents,
     /// Samples per rank and micro-batch.
     pub micro_batch: u64,
     /// Micro-batches per step.
@@ -156,6 +158,11 @@ pub struct Train {
     /// Selective recompute runs every n-th matmul of a block again, although it keeps the results
     /// of others; 0: none.
     pub recompute_nth_matmul: u32,
+    /// Blocks are recomputed by an autograd function that runs the whole block again and then a
+    /// backward of its own (`torch.utils.checkpoint` with `use_reentrant=True`).
+    pub use_reentrant: bool,
+    /// Saved activations are in host memory between forward and backward.
+    pub activation_offload: bool,
     /// Eager selective recompute keeps every result that it may keep until the block's forward runs
     /// again, also those that backward does not need, as `create_selective_checkpoint_contexts`
     /// does. Compiled code keeps what backward needs.
@@ -198,4 +205,12 @@ pub struct Train {
     pub validate_every: u32,
     /// Steps between reports of the norms of single parameters and gradients; 0 for none.
     pub param_norms_every: u32,
+}
+
+impl Train {
+    /// Returns the documents of a sequence; [`Documents::NONE`] if it is one.
+    #[must_use]
+    pub fn documents(&self) -> Documents {
+        self.document_lengths.in_sequence(self.seq_len)
+    }
 }

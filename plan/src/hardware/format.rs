@@ -274,6 +274,7 @@ pub const SECTIONS: &[Section] = &[
         "host_wait_us" Number(NotNegative), "us", Required, "waking up from a wait for an event";
         "alloc_us" Number(NotNegative), "us", Required, "allocation from the allocator's cache, or a free";
         "device_alloc_us" Number(NotNegative), "us", Required, "allocation from the device";
+        "cpu_gbps" Number(Positive), "GB/s", Unknown, "optimizer on the CPU (`fsdp.offload` under policy fsdp2): bytes that it reads and writes, of one rank; without it `device.h2d_gbps`";
         "graph_launch_us" Number(NotNegative), "us", Required, "launch of a CUDA graph";
         "queue_depth" Integer(1, MAX), "", Required, "launches that a stream can hold";
         "steps_in_flight" Integer(1, 2), "", Is("2"), "steps that may be in flight; with 1 the host begins a step when the device has finished the one before";

@@ -1,10 +1,11 @@
 //! Sizes and variants of attention.
 
-use super::Real;
+use super::{Documents, Real};
 use serde::Serialize;
+use std::ops::Range;
 
 /// Changes of attention scores before the softmax, in this order: the soft cap, the slopes, the
-/// window.
+/// window, the documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct ScoreMod {
     /// Soft limit of the scaled scores: `cap * tanh(score / cap)`; 0: none.
@@ -14,6 +15,8 @@ pub struct ScoreMod {
     /// Number of positions that a query sees, its own included; without a causal mask as many on
     /// both sides. 0: all.
     pub window: u64,
+    /// Documents of a sequence: a query sees keys of its own only.
+    pub documents: Documents,
 }
 
 impl ScoreMod {
@@ -22,6 +25,7 @@ impl ScoreMod {
         softcap: Real(0.0),
         alibi: false,
         window: 0,
+        documents: Documents::NONE,
     };
 }
 
@@ -56,6 +60,9 @@ pub struct AttentionShape {
     /// Window ([`ScoreMod::window`]).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub window: Option<u64>,
+    /// Documents ([`ScoreMod::documents`]).
+    #[serde(skip_serializing_if = "Documents::is_none")]
+    pub documents: Documents,
 }
 
 impl AttentionShape {
@@ -74,6 +81,7 @@ impl AttentionShape {
             head_dim,
             causal,
             window: None,
+            documents: Documents::NONE,
         };
         (shape.keys() == *k && kv_heads > 0 && heads.is_multiple_of(kv_heads)).then_some(shape)
     }
@@ -105,26 +113,53 @@ impl AttentionShape {
         }
     }
 
-    /// Counts the FLOPs: two matmuls of `seq x seq x head_dim` per query head, half of each under a
-    /// causal mask, those of the pairs in the window if there is one; backward five.
+    /// Returns the attention within documents.
+    #[must_use]
+    pub fn within(self, documents: Documents) -> Self {
+        Self { documents, ..self }
+    }
+
+    /// Returns the sizes of an attention without documents that costs about the same: with as many
+    /// positions, in sequences of the length that a position's document has on average.
+    #[must_use]
+    pub fn unpacked(&self) -> Self {
+        if self.documents.is_none() {
+            return *self;
+        }
+        let lengths = || self.documents.spans(self.seq).map(|d| d.end - d.start);
+        let seq = (lengths().map(|n| n * n).sum::<u64>() / self.seq.max(1)).max(1);
+        Self {
+            batch: (self.batch * self.seq).div_ceil(seq),
+            seq,
+            documents: Documents::NONE,
+            ..*self
+        }
+    }
+
+    /// Counts the FLOPs: two matmuls of `seq x seq x head_dim` per query head and document, half of
+    /// each under a causal mask, those of the pairs in the window if there is one; backward five.
     #[must_use]
     pub fn flops(&self, backward: bool) -> u64 {
-        let full = 4 * self.rows() * self.seq * self.head_dim;
-        let forward = match self.window {
-            Some(w) => 4 * self.batch * self.heads * self.head_dim * self.pairs(w),
-            None if self.causal => full / 2,
-            None => full,
+        let each = 4 * self.batch * self.heads * self.head_dim;
+        let of = |document: Range<u64>| {
+            let seq = document.end - document.start;
+            match self.window {
+                Some(w) => each * self.pairs(w.min(seq), seq),
+                None if self.causal => each * seq * seq / 2,
+                None => each * seq * seq,
+            }
         };
+        let forward: u64 = self.documents.spans(self.seq).map(of).sum();
         if backward { forward / 2 * 5 } else { forward }
     }
 
-    /// Counts the pairs of positions at most `window - 1` apart.
-    fn pairs(&self, window: u64) -> u64 {
-        let earlier = window * self.seq - window * (window - 1) / 2;
+    /// Counts the pairs of `seq` positions that are at most `window - 1` apart.
+    fn pairs(&self, window: u64, seq: u64) -> u64 {
+        let earlier = window * seq - window * (window - 1) / 2;
         if self.causal {
             earlier
         } else {
-            2 * earlier - self.seq
+            2 * earlier - seq
         }
     }
 }
@@ -167,5 +202,39 @@ mod tests {
             assert_eq!(AttentionShape::of(&s.queries(), &k, true), None, "{k:?}");
         }
         assert_eq!(AttentionShape::of(&[2, 8, 16], &[2, 2, 16], true), None);
+    }
+    /// Positions see those of their document only: as attention over each document.
+    #[test]
+    fn documents_are_sequences_of_their_own() {
+        let shape = |seq, causal| {
+            let q = [3, 4, seq, 8];
+            AttentionShape::of(&q, &q, causal).unwrap()
+        };
+        let documents = Documents::new(&[4, 2]).unwrap();
+        for causal in [false, true] {
+            // 4, 2, 4, and 1 position of the last document.
+            let alone = [4, 2, 4, 1].map(|n| shape(n, causal).flops(false));
+            let packed = shape(11, causal).within(documents);
+            assert_eq!(packed.flops(false), alone.iter().sum::<u64>(), "{causal}");
+            let seen = |(i, j): &(u64, u64)| {
+                let same = documents.span(*i, 11) == documents.span(*j, 11);
+                same && i.abs_diff(*j) < 3 && (!causal || j <= i)
+            };
+            let pairs = (0..11).flat_map(|i| (0..11).map(move |j| (i, j)));
+            let windowed = packed.windowed(3).flops(false);
+            assert_eq!(windowed, 4 * 3 * 4 * 8 * pairs.filter(seen).count() as u64);
+        }
+        let eight = shape(64, true)
+            .within(Documents::new(&[8]).unwrap())
+            .unpacked();
+        assert_eq!(
+            eight,
+            AttentionShape {
+                batch: 24,
+                ..shape(8, true)
+            }
+        );
+        // (4 * 4 + 2 * 2) / 6 positions on average.
+        assert_eq!(shape(6, true).within(documents).unpacked().seq, 3);
     }
 }

@@ -10,7 +10,7 @@
 //! crate, in `kernels/ops/<family>.rs`. Both dispatch through [`match_op!`](crate::match_op): an
 //! operation that lacks a part does not compile.
 
-use super::{DType, Nf4Scales, Real, ScoreMod, ShardOp};
+use super::{DType, Documents, Nf4Scales, Real, ScoreMod, ShardOp};
 use serde::Serialize;
 
 /// Generates a struct per operation, [`OpKind`] and `match_op!` from the list of operations. The
@@ -393,7 +393,7 @@ ops! {
         /// Factor of the scores.
         scale: Real = Real(1.0),
         /// Changes of the scaled scores.
-        score_mod: ScoreMod = ScoreMod { softcap: Real(2.0), alibi: true, window: 3 },
+        score_mod: ScoreMod = ScoreMod { softcap: Real(2.0), alibi: true, window: 3, documents: Documents::of(&[4, 1]) },
     };
     /// `d_out, q, k, v, out, lse, seed, offset -> d_q, d_k, d_v` of [`FlexAttention`].
     FlexAttentionGrad {
@@ -402,7 +402,7 @@ ops! {
         /// As in the forward op.
         scale: Real = Real(1.0),
         /// As in the forward op.
-        score_mod: ScoreMod = ScoreMod { softcap: Real(2.0), alibi: true, window: 3 },
+        score_mod: ScoreMod = ScoreMod { softcap: Real(2.0), alibi: true, window: 3, documents: Documents::of(&[4, 1]) },
     };
     /// `ids -> local`: the experts `[tokens, k]` as each of `ranks` ranks numbers its own,
     /// `[ranks * tokens, k]`. Block `r` is `ids - r * experts`, so that numbers outside
@@ -413,13 +413,15 @@ ops! {
         /// Experts of one rank.
         experts: u64 = 3,
     };
-    /// `x, w[, bias] -> y`: causal depthwise convolution over positions, then SiLU. `x` is `[batch,
-    /// seq, channels]`, `w` is `[channels, 1, kernel]`.
+    /// `x, w[, bias] -> y`: causal depthwise convolution over positions, then SiLU if asked for.
+    /// `x` is `[batch, seq, channels]`, `w` is `[channels, 1, kernel]`.
     CausalConv1d {
         /// Positions that a result sees: its own and those before.
         kernel: u64 = 3,
         /// Has the third input.
         bias: bool = true,
+        /// Ends with SiLU.
+        silu: bool = true,
     };
     /// `d_y, x, w[, bias] -> d_x, d_w[, d_bias]` of [`CausalConv1d`].
     CausalConv1dGrad {
@@ -427,6 +429,8 @@ ops! {
         kernel: u64 = 3,
         /// As in the forward op.
         bias: bool = true,
+        /// As in the forward op.
+        silu: bool = true,
     };
     /// `x, dt, a_log, b, c, d, z -> y, states`: the selective scan of Mamba. `x`, `dt` and `z` are
     /// `[batch, seq, inner]`, `a_log` is `[inner, state]`, `b` and `c` are `[batch, seq, state]`.

@@ -197,8 +197,26 @@ impl Builder {
         stream: StreamId,
     ) {
         let (from, to) = (self.whole(from), self.whole(to));
+        self.copy_range(rule, kind, from, to, stream);
+    }
+
+    /// Copies a range to another of the same size by copy engine.
+    pub(crate) fn copy_range(
+        &mut self,
+        rule: Rule,
+        kind: CopyKind,
+        from: Access,
+        to: Access,
+        stream: StreamId,
+    ) {
         let id = self.core.add_copy(kind, from, to);
         self.work(rule, stream, Op::Copy { id, stream });
+    }
+
+    /// Moves a buffer that has not been used to host memory, where operators of `stream` use it.
+    pub(crate) fn move_to_host(&mut self, id: BufferId, stream: StreamId) {
+        let buffer = &mut self.core.program.buffers[id.index()];
+        (buffer.pool, buffer.stream) = (Pool::Host, stream);
     }
 
     /// Returns an event after everything issued on `stream` so far; reuses the last one if nothing

@@ -8,7 +8,7 @@ use super::walk::Lifecycle;
 use crate::config::{Implementation, MomentType};
 use crate::ir::{
     Access, AxisId, AxisSet, BufferId, COMPUTE, CollectiveKind, CommId, DType, Holds, HostWorkKind,
-    Part, Pieces, ReduceOp, Role, STATE_BLOCK, ShardOp, StreamId, UnitId, Update,
+    Part, Pieces, Pool, ReduceOp, Role, STATE_BLOCK, ShardOp, StreamId, UnitId, Update,
 };
 use crate::program::{Phase, Rule};
 use smallvec::smallvec;
@@ -143,6 +143,7 @@ pub(crate) fn step(out: &mut Emitter<'_>, life: &mut dyn Lifecycle) {
     let clips = out.inputs.scenario.train.clip_norm > 0.0;
     let wanted = clips || out.inputs.scenario.train.grad_norm;
     let late = late_norm(out.inputs);
+    let stream = life.optimizer_stream();
     let mut known = (wanted && !late).then(|| norm(out, life, &states, clips));
     out.b.at(UnitId(0), Phase::Optimizer);
     if out.inputs.engine.framework {
@@ -160,7 +161,7 @@ pub(crate) fn step(out: &mut Emitter<'_>, life: &mut dyn Lifecycle) {
         out.b.at(state.unit, Phase::Optimizer);
         life.before_state(out, index, false);
         if !life.is_updated(index) {
-            update(out, state, scale, COMPUTE);
+            update(out, state, scale, stream);
         }
         life.after_state(out, index, false);
     }
@@ -248,12 +249,13 @@ fn norm(
     clips: bool,
 ) -> BufferId {
     let pool = out.inputs.persistent_pool;
+    let stream = life.optimizer_stream();
     let norm = out.b.buffer(NewBuffer {
         role: Role::Temporary,
         bytes: 4,
         dtype: DType::F32,
-        pool,
-        stream: COMPUTE,
+        pool: if stream == COMPUTE { pool } else { Pool::Host },
+        stream,
         unit: UnitId(0),
         holds: Holds::Named("gradient norm"),
     });
@@ -273,7 +275,7 @@ fn norm(
     let mut divided = order.first().map_or(AxisSet::EMPTY, |&n| apart(&states[n]));
     for (position, n) in order.into_iter().enumerate() {
         let state = &states[n];
-        sum_over(out, scalar, divided.without(apart(state)));
+        sum_over(out, scalar, divided.without(apart(state)), stream);
         divided = apart(state);
         let mut grads: Vec<Access> = state.items.iter().map(|i| i.grad).collect();
         if position > 0 {
@@ -286,14 +288,14 @@ fn norm(
             op: ShardOp::SumSquares,
             elements,
             dtype: DType::F32,
-            stream: COMPUTE,
+            stream,
             reads: &grads,
             writes: &[scalar],
         });
         life.after_state(out, n, true);
     }
-    sum_over(out, scalar, divided);
-    sum_over(out, scalar, shards);
+    sum_over(out, scalar, divided, stream);
+    sum_over(out, scalar, shards, stream);
     if clips && !out.inputs.engine.fused_optimizer {
         for state in states {
             let grads: Vec<Access> = state.items.iter().map(|i| i.grad).collect();
@@ -304,7 +306,7 @@ fn norm(
                 op: ShardOp::ClipScale,
                 elements,
                 dtype: DType::F32,
-                stream: COMPUTE,
+                stream,
                 reads: &reads,
                 writes: &grads,
             });
@@ -313,8 +315,8 @@ fn norm(
     norm
 }
 
-/// Adds up a scalar over axes.
-fn sum_over(out: &mut Emitter<'_>, scalar: Access, axes: AxisSet) {
+/// Adds up a scalar of a stream over axes. Devices also reach pinned host memory.
+fn sum_over(out: &mut Emitter<'_>, scalar: Access, axes: AxisSet, stream: StreamId) {
     // The ranks often have a communicator already; another would cost device memory.
     let known = out
         .b
@@ -330,6 +332,7 @@ fn sum_over(out: &mut Emitter<'_>, scalar: Access, axes: AxisSet) {
         input: scalar,
         output: scalar,
     };
+    out.b.join(Rule::Clip, stream, COMPUTE);
     out.collective(CollectiveLaunch {
         rule: Rule::Clip,
         stream: COMPUTE,
@@ -339,6 +342,7 @@ fn sum_over(out: &mut Emitter<'_>, scalar: Access, axes: AxisSet) {
         dtype: DType::F32,
         parts: smallvec![part],
     });
+    out.b.join(Rule::Clip, COMPUTE, stream);
 }
 
 /// Returns the axes over which optimizer shards differ: the inner one if anything is sharded, both

@@ -1,5 +1,6 @@
 //! The walk: runs the tape through a policy's hooks and emits the step.
 
+use super::activation_offload::ActivationOffload;
 use super::buffers::{TapeBuffers, unit_of_module};
 use super::capture::captured;
 use super::emitter::Emitter;
@@ -10,7 +11,7 @@ use crate::compile::tape::TapeOp;
 use crate::config::{CompileMode, CudaGraph, Loss};
 use crate::ir::{
     Access, BufferId, COMPUTE, DType, HostWorkKind, KernelClass, KernelId, ModelCollective,
-    ModuleId, ModuleKind, ParamId, Part, ScopeId, Source, UnitId,
+    ModuleId, ModuleKind, ParamId, Part, ScopeId, Source, StorageId, StreamId, UnitId,
 };
 use crate::program::{Phase, Rule, workspace};
 
@@ -55,6 +56,10 @@ pub(crate) trait Lifecycle {
     fn grad(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location;
     /// Returns what the optimizer works on, after `backward_end` of the last micro-batch.
     fn optimizer_state(&mut self, out: &mut Emitter<'_>) -> Vec<optimizer::ShardState>;
+    /// Returns the stream of the optimizer and of clipping.
+    fn optimizer_stream(&self) -> StreamId {
+        COMPUTE
+    }
     /// Returns the order in which the states of `optimizer_state` are updated. A norm is summed in
     /// the order of the states themselves.
     fn update_order(&self, _inputs: &LoweringInputs<'_>, states: usize) -> Vec<usize> {
@@ -101,6 +106,7 @@ pub(crate) struct Walk<'c, 'a> {
     pub(crate) buffers: &'c TapeBuffers,
     lanes: &'c ModelLanes,
     in_flight: InFlight,
+    offload: Option<ActivationOffload>,
     units: Vec<UnitId>,
     /// Whether framework host work applies (not for the native engine).
     framework: bool,
@@ -129,6 +135,7 @@ impl<'c, 'a> Walk<'c, 'a> {
             buffers,
             lanes,
             in_flight: InFlight::default(),
+            offload: None,
             units,
             framework,
             compiled,
@@ -137,6 +144,11 @@ impl<'c, 'a> Walk<'c, 'a> {
             micro: 0,
             workspaces_made: [false; 2],
         }
+    }
+
+    /// Moves saved activations to host memory.
+    pub(crate) fn offloading(self, offload: Option<ActivationOffload>) -> Self {
+        Self { offload, ..self }
     }
 
     /// Emits one training step: all micro-batches, clipping, optimizer, refresh.
@@ -247,9 +259,12 @@ impl<'c, 'a> Walk<'c, 'a> {
                     .b
                     .alloc(Rule::Model, self.buffers.storages[s.index()]),
                 TapeOp::Free(s) => {
-                    let id = self.buffers.storages[s.index()];
+                    let id = self.buffer_of(s);
                     self.in_flight.arrive(self.out, |b| b == id);
-                    self.out.b.free(Rule::Model, id);
+                    let moved = self.offload.as_mut();
+                    if !moved.is_some_and(|moved| moved.end(self.out, s)) {
+                        self.out.b.free(Rule::Model, id);
+                    }
                 }
                 TapeOp::Launch {
                     kernel,
@@ -257,14 +272,20 @@ impl<'c, 'a> Walk<'c, 'a> {
                     writes,
                     end,
                 } => {
+                    self.require(pass, reads..end);
                     self.launch(kernel, reads, writes, end);
                     self.life.after_launch(self.out, pass, position as u32);
+                    self.leave(pass, position as u32);
                 }
                 TapeOp::Collective {
                     collective,
                     dtype,
                     operands,
-                } => self.collective(collective, dtype, operands),
+                } => {
+                    self.require(pass, operands..operands + 2);
+                    self.collective(collective, dtype, operands);
+                    self.leave(pass, position as u32);
+                }
                 TapeOp::Host { kind, count } => {
                     if self.framework {
                         let rule = if kind == HostWorkKind::Guard {
@@ -297,6 +318,9 @@ impl<'c, 'a> Walk<'c, 'a> {
             }
         }
         self.in_flight.arrive_all(self.out);
+        if let Some(offload) = &mut self.offload {
+            offload.release(self.out);
+        }
         self.out.b.at(
             UnitId(0),
             if pass == Pass::Backward {
@@ -464,6 +488,32 @@ impl<'c, 'a> Walk<'c, 'a> {
         }
     }
 
+    /// Makes activations in host memory available to an op of backward.
+    fn require(&mut self, pass: Pass, operands: std::ops::Range<u32>) {
+        if let (Some(offload), Pass::Backward) = (&mut self.offload, pass) {
+            let operands = operands.start as usize..operands.end as usize;
+            offload.require(self.out, &self.out.inputs.tape.operands[operands]);
+        }
+    }
+
+    /// Moves the activations to host memory that forward has used for the last time.
+    fn leave(&mut self, pass: Pass, position: u32) {
+        let (Some(offload), Pass::Forward) = (&mut self.offload, pass) else {
+            return;
+        };
+        for s in offload.leave_after(position) {
+            let id = self.buffers.storages[s.index()];
+            self.in_flight.arrive(self.out, |b| b == id);
+            offload.leave(self.out, self.buffers, s);
+        }
+    }
+
+    /// Returns the buffer that a storage has now.
+    fn buffer_of(&self, s: StorageId) -> BufferId {
+        let moved = self.offload.as_ref().and_then(|o| o.buffer(s));
+        moved.unwrap_or_else(|| self.buffers.storage(s))
+    }
+
     fn collective(&mut self, collective: ModelCollective, dtype: DType, operands: u32) {
         let tape = self.out.inputs.tape;
         let [input, output] = [operands, operands + 1].map(|o| tape.operands[o as usize]);
@@ -485,7 +535,7 @@ impl<'c, 'a> Walk<'c, 'a> {
         let size = self.out.inputs.types.compute.size();
         match o.source {
             Source::Storage(s) => Access {
-                buffer: self.buffers.storages[s.index()],
+                buffer: self.buffer_of(s),
                 offset: o.offset,
                 bytes: o.bytes,
                 per_rank: None,

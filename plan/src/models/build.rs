@@ -358,6 +358,10 @@ impl<'s> Builder<'s> {
         score_mod: ScoreMod,
     ) -> ValueId {
         let scale = Real(scale);
+        let score_mod = ScoreMod {
+            documents: self.s.train.documents(),
+            ..score_mod
+        };
         let kind = if score_mod == ScoreMod::NONE {
             OpKind::Attention(op::Attention { causal, scale })
         } else {

@@ -58,6 +58,8 @@ pub(super) struct Decoder {
 struct Block {
     module: ModuleId,
     layer: usize,
+    /// Biases of this layer's scores alone.
+    bias: Option<RelativeBias>,
     /// `None` in a layer without attention, or what replaces it.
     mixer: Option<Mixer>,
     /// Attention to what an encoder computes.
@@ -185,8 +187,8 @@ impl Decoder {
         let names = names::of(o.model_type.as_deref());
         let vision = o.vision.as_ref().map(|of| Tower::new(d, m, of));
         let embedding = Embedding::new(d, &names, m);
-        let encoder = (o.encoder_layers > 0).then(|| Encoder::new(d, m));
-        let bias = RelativeBias::new(d, ROOT, m);
+        let encoder = (o.encoder_layers > 0).then(|| Encoder::new(d, &embedding, m));
+        let bias = RelativeBias::shared(d, ROOT, m);
         if bias.is_some() {
             d.blocks_differ();
         }
@@ -255,6 +257,9 @@ impl Block {
         Self {
             module,
             layer,
+            bias: (m.options.relative_bias_per_layer)
+                .then(|| RelativeBias::new(d, module, m))
+                .flatten(),
             mixer: Mixer::new(d, module, m, layer),
             cross: (m.options.encoder_layers > 0)
                 .then(|| Attention::named(d, module, "cross_attention", m)),
@@ -302,9 +307,12 @@ impl Block {
             | LayerType::Linear
             | LayerType::Mamba
             | LayerType::Mamba2
+            | LayerType::Conv
             | LayerType::None => None,
         };
         let window = b.s.model.window(self.layer, b.seq());
+        let own = self.bias.as_ref().map(|table| table.forward(b));
+        let bias = own.or(bias);
         let around = Around { bias, memory: None };
         attention.forward(b, y, rope, window, around)
     }
@@ -348,6 +356,9 @@ impl Block {
             let (o, of_attention) = cross.forward(b, y, None, None, around);
             locals.extend(of_attention.into_iter().chain([x1, y]));
             x1 = b.within(cross.module, |b| b.g.binary(OpKind::Add, x1, o));
+            if let Some(norm) = cross.sum_norm {
+                x1 = norm.apply(b, x1);
+            }
         }
         locals.extend([x, x1]);
         let mut out = x1;
@@ -462,7 +473,10 @@ impl Forward for Decoder {
         let memory = self.encoder.as_ref().map(|encoder| {
             let (batch, seq) = (b.batch(), b.seq());
             let ids = b.constant("encoder_tokens", &[batch, seq], DType::I64, true);
-            let x = self.embedding.forward(b, Some(ids));
+            let x = match encoder.embedding() {
+                Some(own) => own.forward(b, ids),
+                None => self.embedding.forward(b, Some(ids)),
+            };
             encoder.forward(b, x)
         });
         let by = Surroundings {

@@ -5,7 +5,7 @@ use super::declare::Tree;
 use super::spec::{Inputs, Mask};
 use crate::config::{LayerType, Model, Scenario};
 use crate::graph::{Act, Graph, Root, ValueId, View};
-use crate::ir::{AttentionShape, OpKind, Param};
+use crate::ir::{AttentionShape, Documents, OpKind, Param};
 use crate::units::Flops;
 
 /// GEMMs that have a gradient of their input.
@@ -122,6 +122,7 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
             },
             causal: mask == Mask::Causal,
             window: m.window(layer, t),
+            documents: s.train.documents(),
         };
         shape.flops(false)
     };
@@ -161,6 +162,7 @@ fn vision_attention(m: &Model, batch: u64) -> u64 {
         head_dim: of.hidden / of.heads.max(1),
         causal: false,
         window: None,
+        documents: Documents::NONE,
     };
     3 * of.layers * shape.flops(false)
 }
@@ -180,6 +182,7 @@ fn encoder_attention(m: &Model, batch: u64, seq: u64) -> u64 {
         head_dim: m.head_dim,
         causal: false,
         window: None,
+        documents: Documents::NONE,
     };
     3 * (layers + u64::from(m.layers)) * shape.flops(false)
 }

@@ -27,12 +27,13 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
 };
 
 /// Keys of experts, which follow those of decoders.
-const OF_EXPERTS: [&str; 17] = [
+const OF_EXPERTS: [&str; 18] = [
     "experts",
     "top_k",
     "expert_ffn",
     "expert_latent",
     "expert_bias",
+    "router_bias",
     "shared_expert_ffn",
     "shared_expert_gate",
     "dense_layers",

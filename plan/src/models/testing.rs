@@ -1,7 +1,7 @@
 //! Scenarios for tests, built by hand.
 
 use crate::config::*;
-use crate::ir::{DType, Module, Param};
+use crate::ir::{DType, Documents, Module, Param};
 
 /// Returns whether a family has Llama's attention.
 fn is_llama(family: Family) -> bool {
@@ -51,12 +51,15 @@ pub(crate) fn tiny(family: Family) -> Scenario {
         },
         train: Train {
             seq_len: if family == Family::Cnn { 1 } else { 5 },
+            document_lengths: Documents::NONE,
             micro_batch: 2,
             grad_accum: 1,
             recompute: Recompute::None,
             recompute_layers: RecomputeLayers::All,
             recompute_save: None,
             recompute_nth_matmul: 0,
+            use_reentrant: false,
+            activation_offload: false,
             caches_unneeded: false,
             loss: Loss::Materialized,
             loss_chunk_rows: 4096,

@@ -25,7 +25,9 @@ impl Attention {
     fn shape(self, at: &Operands<'_>, q: usize) -> AttentionShape {
         let shape = AttentionShape::of(&at.input(q).shape, &at.input(q + 1).shape, self.causal);
         let shape = shape.expect("queries and keys of one attention");
-        shape.windowed(self.score_mod.window)
+        shape
+            .windowed(self.score_mod.window)
+            .within(self.score_mod.documents)
     }
 
     fn flops(self, at: &Operands<'_>, q: usize, backward: bool) -> u64 {

@@ -100,7 +100,8 @@ impl Scan for op::CausalConv1d {
     }
 
     fn arithmetic(&self, at: &Operands<'_>, first: usize) -> u64 {
-        (2 * self.kernel + GATE_FLOPS) * at.input(first).numel()
+        let activation = GATE_FLOPS * u64::from(self.silu);
+        (2 * self.kernel + activation) * at.input(first).numel()
     }
 
     fn class_of(&self, _: &Operands<'_>, _: usize, _: u64) -> KernelClass {
@@ -302,7 +303,7 @@ macro_rules! scan {
     };
 }
 
-scan!(CausalConv1d, "causal_conv1d", CausalConv1dGrad, "causal_conv1d_backward", kernel bias);
+scan!(CausalConv1d, "causal_conv1d", CausalConv1dGrad, "causal_conv1d_backward", kernel bias silu);
 scan!(
     SelectiveScan,
     "selective_scan",

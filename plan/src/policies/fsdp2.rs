@@ -13,6 +13,7 @@
 //!   the end of backward.
 
 mod gather;
+mod offload;
 mod reduce;
 mod spec;
 mod tables;
@@ -31,7 +32,7 @@ use crate::lower::optimizer::{OptimizerItem, ShardState, moments};
 use crate::lower::streams::CommStreams;
 use crate::lower::walk::{Lifecycle, Location};
 use crate::program::{Phase, Rule, StreamKind};
-use crate::shard::{Layout, PerParamLayout};
+use crate::shard::{Layout, PerParamItem, PerParamLayout};
 use std::collections::VecDeque;
 
 /// A gather between its issue and its copy-out.
@@ -68,6 +69,8 @@ struct GroupState {
     all_reduced: Option<BufferId>,
     /// End of the group's last reduction, including cast and accumulation.
     post_reduce: Option<EventId>,
+    /// Host offload: what is copied to the device before a gather, and gradients in host memory.
+    host: Option<offload::HostState>,
     /// Slices kept by integer reshard, until the backward's copy-out.
     kept: Vec<BufferId>,
     /// Event after these slices were made (`_reshard_after_forward_event`).
@@ -92,6 +95,9 @@ pub(crate) struct Fsdp2 {
     backward: bool,
     last: bool,
     in_flight: usize,
+    /// Stream of operators on the CPU, if parameters, gradients and optimizer state are in host
+    /// memory (`CPUOffloadPolicy`).
+    cpu: Option<StreamId>,
 }
 
 impl Fsdp2 {
@@ -106,11 +112,13 @@ impl Fsdp2 {
             COMPUTE
         };
         let streams = CommStreams::new(out, sharded, -1, 0);
+        let offloads = out.inputs.scenario.fsdp.offload.any();
+        let cpu = offloads.then(|| out.b.add_stream(StreamKind::Cpu, 0));
         let comms = out.communicators(separate);
         let groups = out
             .inputs
             .group_ids()
-            .map(|g| Self::group_state(out, g))
+            .map(|g| Self::group_state(out, g, copy_in, cpu))
             .collect();
         Self {
             comms,
@@ -125,10 +133,16 @@ impl Fsdp2 {
             backward: false,
             last: true,
             in_flight,
+            cpu,
         }
     }
 
-    fn group_state(out: &mut Emitter<'_>, g: GroupId) -> GroupState {
+    fn group_state(
+        out: &mut Emitter<'_>,
+        g: GroupId,
+        copy_in: StreamId,
+        cpu: Option<StreamId>,
+    ) -> GroupState {
         let group = out.inputs.group(g).clone();
         let types = out.inputs.types;
         let Layout::PerParam(layout) = &group.layout else {
@@ -163,6 +177,9 @@ impl Fsdp2 {
                 holds,
             });
             state.full.push(id);
+        }
+        if let Some(cpu) = cpu {
+            state.host = Some(offload::HostState::new(out, g, &state, copy_in, cpu));
         }
         state
     }
@@ -272,15 +289,23 @@ impl Lifecycle for Fsdp2 {
             self.reshard_after_backward(out, unit);
         }
         // `finalize_backward` of every group, then the last inputs of the root's.
+        let offloads = self.cpu.is_some();
         for state in &mut self.groups {
             if let Some(event) = state.post_reduce.take() {
                 out.b.wait(Rule::FinalFence, event, COMPUTE);
+                if offloads {
+                    // `grad_offload_event.synchronize()`
+                    out.host_sync(Rule::Offload, event);
+                }
             }
             if let Some(buffer) = state.all_reduced.take() {
                 out.b.free(Rule::ReduceRelease, buffer);
             }
         }
         self.recycle(out, 0, Rule::FinalFence);
+        if let Some(cpu) = self.cpu {
+            out.b.join(Rule::Offload, COMPUTE, cpu);
+        }
     }
 
     fn weight(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location {
@@ -304,17 +329,25 @@ impl Lifecycle for Fsdp2 {
             .filter_map(|g| {
                 let group = out.inputs.group(g);
                 let state = &self.groups[g.index()];
-                let reduced = state.reduced?;
+                let offloaded = state.host.as_ref().and_then(|h| h.gradients());
+                let reduced = state.reduced;
+                let grad_of = |item: &PerParamItem, n: usize| match offloaded {
+                    Some(grads) => Some((grads[n], 0)),
+                    None => Some((reduced?, item.shard_offset * stored.size())),
+                };
+                reduced.or_else(|| offloaded.map(|grads| grads[0]))?;
                 let packed = state.trained.iter().zip(&state.grads.items);
                 let items = packed
                     .zip(&state.moments)
-                    .filter_map(|((&i, item), &moments)| {
+                    .enumerate()
+                    .filter_map(|(n, ((&i, item), &moments))| {
                         let local = item.local(0);
                         let numel = local.end - local.start;
                         if numel == 0 {
                             return None;
                         }
                         let bytes = numel * stored.size();
+                        let (buffer, offset) = grad_of(item, n)?;
                         Some(OptimizerItem {
                             weight: Access {
                                 buffer: state.shards[i],
@@ -323,8 +356,8 @@ impl Lifecycle for Fsdp2 {
                                 per_rank: None,
                             },
                             grad: Access {
-                                buffer: reduced,
-                                offset: item.shard_offset * stored.size(),
+                                buffer,
+                                offset,
                                 bytes,
                                 per_rank: None,
                             },
@@ -344,12 +377,20 @@ impl Lifecycle for Fsdp2 {
             .collect()
     }
 
+    fn optimizer_stream(&self) -> StreamId {
+        self.cpu.unwrap_or(COMPUTE)
+    }
+
     fn step_end(&mut self, out: &mut Emitter<'_>) {
+        self.after_host_step(out);
         // `zero_grad(set_to_none=True)`. The gradients came from the reduce stream, which learns of
         // the optimizer's reads only through the next step's first reduction: that one waits for
         // compute before it writes.
         for g in out.inputs.group_ids() {
-            if let Some(id) = self.groups[g.index()].reduced.take() {
+            let state = &mut self.groups[g.index()];
+            let offloaded = state.host.as_mut().map(|h| h.take_gradients());
+            let all = state.reduced.take().into_iter();
+            for id in all.chain(offloaded.unwrap_or_default()) {
                 out.b.at(out.inputs.group(g).unit, Phase::Optimizer);
                 out.b.free(Rule::ZeroGrad, id);
             }

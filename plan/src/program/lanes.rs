@@ -23,6 +23,10 @@ pub enum StreamKind {
     D2h,
     /// Collectives of the model graph, along one axis.
     Model,
+    /// Operators on the CPU, over operands in host memory.
+    Cpu,
+    /// Copies of activations to host memory and back.
+    Offload,
 }
 
 impl StreamKind {
@@ -38,6 +42,8 @@ impl StreamKind {
             Self::H2d => "h2d",
             Self::D2h => "d2h",
             Self::Model => "model",
+            Self::Cpu => "cpu",
+            Self::Offload => "offload",
         }
     }
 }

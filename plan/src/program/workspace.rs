@@ -104,7 +104,7 @@ pub fn kernel_bytes(kernel: &Kernel, deterministic: bool) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ir::{AttentionShape, DType};
+    use crate::ir::{AttentionShape, DType, Documents};
     use crate::units::Flops;
 
     fn backward(batch: u64, heads: u64, seq: u64, head_dim: u64, dtype: DType) -> Kernel {
@@ -119,6 +119,7 @@ mod tests {
                     head_dim,
                     causal: true,
                     window: None,
+                    documents: Documents::NONE,
                 },
                 backward: true,
             },

@@ -39,6 +39,9 @@ fn accepted(accept: &Accept, value: &Value) -> bool {
         (Accept::Tuple(of, n), Datum::Array(values)) => {
             values.len() == *n && values.iter().all(|v| accepted(of, v))
         }
+        (Accept::Short(of, n), Datum::Array(values)) => {
+            (1..=*n).contains(&values.len()) && values.iter().all(|v| accepted(of, v))
+        }
         (Accept::Empty, Datum::Array(values)) => values.is_empty(),
         (Accept::Table(fields), Datum::Table(entries)) => {
             let known = |name: &str| fields.iter().find(|(k, _)| *k == name);
@@ -66,14 +69,14 @@ fn refuse(document: &Document, path: &str, accepts: &[Accept], value: &Value) ->
     match &value.datum {
         Datum::Array(values) => {
             for accept in accepts {
-                let (Accept::List(of) | Accept::Tuple(of, _)) = accept else {
+                let Some(of) = accept.items() else {
                     continue;
                 };
-                if let Some(i) = values.iter().position(|v| !accepted(of, v)) {
+                if let Some(i) = values.iter().position(|v| !accepted(&of, v)) {
                     return refuse(
                         document,
                         &format!("{path}[{i}]"),
-                        std::slice::from_ref(of),
+                        std::slice::from_ref(&of),
                         &values[i],
                     );
                 }

@@ -15,10 +15,11 @@ use crate::config::{
     NormPosition, Optimizer, OuterStrategy, PackedQkv, PolicyKind, PositionEmbedding,
     ProjectorNorm, QkNorm, Recompute, Residual, RopeType, Router, Scope, Strategy,
 };
+use crate::ir::MAX_DOCUMENTS;
 use crate::models;
 use applies::{
-    ADAPTERS, CHUNKED_LOSS, FLOAT8, MODE_FULL, RECOMPUTE, SELECTIVE, SEVERAL_DATA_RANKS,
-    SEVERAL_MICRO_BATCHES, SEVERAL_RANKS, SOME_FROZEN,
+    ADAPTERS, ATTENTION, CHUNKED_LOSS, FLOAT8, FULL_RECOMPUTE, MODE_FULL, RECOMPUTE, SELECTIVE,
+    SEVERAL_DATA_RANKS, SEVERAL_MICRO_BATCHES, SEVERAL_RANKS, SOME_FROZEN,
 };
 use std::borrow::Cow;
 
@@ -72,6 +73,8 @@ pub enum Accept {
     List(&'static Accept),
     /// A list of exactly this length.
     Tuple(&'static Accept, usize),
+    /// A list of up to this length that is not empty.
+    Short(&'static Accept, usize),
     /// The empty list.
     Empty,
     /// An inline table with any of these keys, at least one.
@@ -172,6 +175,7 @@ impl Accept {
             Self::Text => "a string".into(),
             Self::List(of) => format!("a list of {}", of.describe_many()),
             Self::Tuple(of, n) => format!("a list of {n} {}", of.describe_many()),
+            Self::Short(of, n) => format!("a list of up to {n} {}", of.describe_many()),
             Self::Empty => "an empty list".into(),
             Self::Table(fields) => {
                 let f: Vec<String> = fields
@@ -186,7 +190,7 @@ impl Accept {
     /// Returns the form of a list's items.
     pub(crate) fn items(&self) -> Option<Self> {
         match self {
-            Self::List(of) | Self::Tuple(of, _) => Some(**of),
+            Self::List(of) | Self::Tuple(of, _) | Self::Short(of, _) => Some(**of),
             _ => None,
         }
     }
@@ -286,7 +290,9 @@ pub fn keys() -> &'static [KeyInfo] {
     KEYS
 }
 
-use Accept::{Bool, Bytes, Choice, Empty, Integer, List, Number, Path, Size, Table, Text, Tuple};
+use Accept::{
+    Bool, Bytes, Choice, Empty, Integer, List, Number, Path, Short, Size, Table, Text, Tuple,
+};
 
 const ABOVE_0: f64 = f64::MIN_POSITIVE;
 const MIB: u64 = 1 << 20;
@@ -408,7 +414,7 @@ keys! {
     RopeScaling: "model" "rope_scaling" [Table(ROPE_SCALING)] "(none)" "Scaling of rotary frequencies, with the fields of transformers. It changes numbers, not the time or memory of a step";
     RopeLocalTheta: "model" "rope_local_theta" also ["rope_local_base_freq"] [Number(1.0, 1e12)] "(rope_theta)" "Base of the rotary embedding of layers with a sliding window (Gemma 3)";
     SlidingWindow: "model" "sliding_window" [Integer(1, 4 * MIB)] "(none)" "Positions that attention with a sliding window sees, the query's own included";
-    LayerTypes: "model" "layer_types" [List(&Choice(LayerType::WORDS)), Empty] "[]" "What the attention of each layer sees, repeated over the layers: full_attention, sliding_attention, full_attention_no_rope; or has in its place: linear_attention (gated delta rule: Qwen3-Next), mamba, mamba2, none; empty: the window in every layer, if there is one";
+    LayerTypes: "model" "layer_types" [List(&Choice(LayerType::WORDS)), Empty] "[]" "What the attention of each layer sees, repeated over the layers: full_attention, sliding_attention, full_attention_no_rope; or has in its place: linear_attention (gated delta rule: Qwen3-Next), mamba, mamba2, conv (a gated short convolution, whose sizes ssm has: LFM2), none; empty: the window in every layer, if there is one";
     MlpLayerTypes: "model" "mlp_layer_types" [List(&Choice(MlpType::WORDS)), Empty] "[]" "What each block has after attention, repeated over the layers: dense (a feed-forward layer), sparse (experts), none; empty: as dense_layers and moe_every say";
     AttentionGate: "model" "attention_gate" [Choice(AttentionGate::WORDS)] "\"none\"" "Gate of what attention makes: none, element (a sigmoid per number, from the projection of queries: Qwen3-Next), head (a sigmoid per head: Step-3)";
     LayerScale: "model" "layer_scale" [Bool] "false" "Multiply what attention and the feed-forward layer add by a learned vector (InternViT)";
@@ -416,6 +422,7 @@ keys! {
     LinearAttention: "model" "linear_attention" [Table(LINEAR_ATTENTION)] "(none)" "Sizes of layers of type linear_attention: key_heads, value_heads, key_dim, value_dim, conv (positions of the convolution), projections (2: Qwen3-Next, 4: Qwen3.5)";
     EncoderLayers: "model" "encoder_layers" [Integer(0, 4096)] "0" "Blocks of an encoder of as many tokens, whose result the blocks of the decoder attend to (T5); 0: no encoder";
     RelativeBuckets: "model" "relative_buckets" also ["relative_attention_num_buckets"] [Integer(0, 65536)] "0" "Rows of the tables of learned biases of attention scores by distance, one for the encoder and one for the decoder (T5); 0: none";
+    RelativeBiasPerLayer: "model" "relative_bias_per_layer" [Bool] "false" "Each layer has a table of relative_buckets rows of its own (UMT5); false: all layers share that of the first one";
     Vision: "model" "vision" [Table(VISION)] "(none)" "Vision tower and projector in front of a language model, whose rows replace the first tokens of a sample. The tower's keys are those of the model; patches: patches per sample; positions: rows of the table of positions (0: none); merge: patches that become one token, concatenated or (pool) averaged; projector_layers: widths of the projector's layers before the last one; deepstack: blocks whose results are added to the first layers of the language model; pooling_head: a head that no loss depends on";
     VisionPatches: "model" "vision_patches" [Integer(1, 4 * MIB)] "(that of vision)" "Patches of a sample that the vision tower encodes";
     LayerKvHeads: "model" "layer_kv_heads" [List(&Integer(0, 65536)), Empty] "[]" "Key and value heads of each layer, where layers differ (Nemotron-NAS); 0: no attention; empty: kv_heads everywhere";
@@ -440,6 +447,7 @@ keys! {
     IndexHeadDim: "model" "index_head_dim" [Integer(1, 65536)] "128" "Dimension of a head of the indexer";
     IndexTopK: "model" "index_topk" [Integer(1, 4 * MIB)] "2048" "Positions that the indexer chooses; attention is priced as with a window of this size";
     ExpertBias: "model" "expert_bias" [Bool] "false" "Routers and experts have biases (gpt-oss)";
+    RouterBias: "model" "router_bias" [Bool] "false" "Experts are chosen by the sum of their scores and a bias that no gradient trains (ERNIE 4.5)";
     AttentionSinks: "model" "attention_sinks" [Bool] "false" "The softmax of attention has one more, learned column for each head (gpt-oss)";
     Experts: "model" "experts" also ["num_experts", "num_local_experts", "n_routed_experts"] [Integer(2, 4096)] "8" "Experts of a layer";
     TopK: "model" "top_k" also ["num_experts_per_tok", "moe_router_topk"] [Integer(1, 4096)] "2" "Experts that take each token";
@@ -465,12 +473,15 @@ keys! {
     UseRslora: "lora" "use_rslora" [Bool] "false" "Scale by lora_alpha / sqrt(r) instead" needs [ADAPTERS];
 
     SeqLen: "train" "seq_len" [Integer(1, 4 * MIB)] "(max_seq_len up to 8192; encoder: 512; linear, cnn: 1)" "Tokens per sequence";
+    DocumentLengths: "train" "document_lengths" also ["document_length"] [Integer(1, 4 * MIB), Short(&Integer(1, 4 * MIB), MAX_DOCUMENTS), Empty] "[]" "Packed sequences: lengths of the documents of a sequence, one after another, repeated until it is full. Attention sees the query's document only, and positions start again with each one; empty: a sequence is one document" needs [ATTENTION];
     MicroBatch: "train" "micro_batch" also ["micro_batch_size", "local_batch_size", "per_device_train_batch_size"] [Integer(1, MIB)] "1" "Sequences per rank and micro-batch";
     GradAccum: "train" "grad_accum" also ["gradient_accumulation_steps", "grad_accum_steps"] [Integer(1, 4096)] "1" "Micro-batches per step (gradient accumulation)";
     Recompute: "train" "recompute" also ["activation_checkpoint"] [Choice(Recompute::WORDS)] "\"none\"" "Activation checkpointing: none (keep all activations), full (recompute whole blocks in backward), selective (keep the results of matmuls and attention, recompute the rest), pointwise (compiled code only: recompute elementwise results inside backward kernels that read their operands anyway)";
     RecomputeLayers: "train" "recompute_layers" also ["recompute_num_layers"] [Choice(&["all"]), Integer(1, 4096), List(&Text)] "\"all\"" "Blocks that `recompute` applies to: all, the first N (Megatron's recompute_num_layers with method block), or those in modules that match a list of globs, for example [\"layers.*0\"]; the others keep their activations" needs [RECOMPUTE];
     RecomputeSave: "train" "recompute_save" also ["op_sac_save_list"] [List(&Text)] "(mm, addmm, attention, conv)" "Operations whose results selective recompute keeps, by the names of kernels in `shardlab plan` (create_selective_checkpoint_contexts); results of collectives are always kept" needs [SELECTIVE];
     RecomputeNthMatmul: "train" "recompute_nth_matmul" [Integer(0, 64)] "0" "Selective recompute runs every Nth matmul (mm) of a block again; torchtitan's per-op policy: 2; 0: none" needs [SELECTIVE];
+    UseReentrant: "train" "use_reentrant" [Bool] "false" "Full recompute by an autograd function (torch.utils.checkpoint with use_reentrant=True): the whole block runs again, without early stop, before its backward hooks run" needs [FULL_RECOMPUTE];
+    ActivationOffload: "train" "activation_offload" also ["activation_offloading", "enable_activation_offloading"] [Bool] "false" "Copy what forward saves to pinned host memory on a stream of its own, and back before backward uses it (OffloadActivations of torchtune and TRL); tensors below 1 KiB stay";
     Loss: "train" "loss" [Choice(Loss::WORDS)] "\"materialized\"" "Cross entropy: materialized (all logits at once), chunked (computes logits, loss and their gradients chunk by chunk, so that the full logits never exist)";
     LossChunkRows: "train" "loss_chunk_tokens" as "loss_chunk_rows" also ["loss_chunk_rows"] [Integer(1, 4 * MIB)] "4096" "Tokens per chunk of the chunked loss: smaller chunks use less memory, larger ones are faster" needs [CHUNKED_LOSS];
     AttentionBackend: "train" "attention_backend" also ["sdpa_backend"] [Choice(AttentionBackend::WORDS)] "(the one that PyTorch picks)" "Library of the fused attention kernels, which predictions price (torch.nn.attention.sdpa_kernel): cudnn, flash (FlashAttention 2), efficient (CUTLASS), triton (FlashAttention 1 in Triton)";
@@ -531,7 +542,7 @@ keys! {
     GradientScalingFactor: "fsdp" "gradient_scaling_factor" [Number(ABOVE_0, 1e9)] "(1 over all data-parallel ranks)" "What the sum of gradients over ranks is multiplied by, in their reduction (Megatron-FSDP: gradient_scaling_factor; `set_gradient_divide_factor` of fully_shard takes its inverse)" needs [SEVERAL_DATA_RANKS];
     DecoupledGradients: "fsdp" "decoupled_gradients" also ["use_decoupled_grad", "megatron_fsdp_use_decoupled_grad"] [Bool] "false" "The optimizer reads gradients in the dtype of `main_grads`, instead of casts to that of main weights (Megatron-FSDP's `decoupled_grad`, with TransformerEngine's FusedAdam, which keeps no step counters on the device)";
     NanCheck: "fsdp" "nan_check" also ["check_for_nan_in_grad"] [Bool] "false" "Check operands of collectives for NaN before, and results after each of them";
-    Offload: "fsdp" "offload" [List(&Choice(&["params", "grads", "optimizer"])), Empty] "[]" "State kept in host memory and copied to the device for use: any of params, grads, optimizer";
+    Offload: "fsdp" "offload" [List(&Choice(&["params", "grads", "optimizer"])), Empty] "[]" "State kept in host memory: any of params, grads, optimizer under policy native, which copies it to the device for use; all or none under fsdp2, with the optimizer on the CPU (CPUOffloadPolicy)";
     Frozen: "fsdp" "frozen" [List(&Text), Empty] "[]" "Globs of modules that are not trained, with everything inside them";
 
     Compute: "precision" "param_dtype" as "compute" also ["compute"] [Choice(DTYPES)] "\"bf16\"" "Type of gathered parameters, activations and matmuls (MixedPrecisionPolicy: param_dtype)";

@@ -172,12 +172,18 @@ fn lora(d: &Document) -> Option<Lora> {
 fn train(d: &Document, seq_len: u64) -> Train {
     Train {
         seq_len,
+        document_lengths: d.setting(Key::DocumentLengths),
         micro_batch: d.setting(Key::MicroBatch),
         grad_accum: d.setting(Key::GradAccum),
         recompute: d.setting(Key::Recompute),
         recompute_layers: d.setting(Key::RecomputeLayers),
         recompute_save: d.given(Key::RecomputeSave),
         recompute_nth_matmul: d.setting(Key::RecomputeNthMatmul),
+        // A later text that recomputes otherwise has no use for it.
+        use_reentrant: d.setting(Key::UseReentrant)
+            && (d.setting::<Recompute>(Key::Recompute) == Recompute::Full
+                || d.layer(Key::Recompute) <= d.layer(Key::UseReentrant)),
+        activation_offload: d.setting(Key::ActivationOffload),
         caches_unneeded: !d
             .setting::<PolicyKind>(Key::Policy)
             .spec()

@@ -89,6 +89,7 @@ fn accepts(forms: &[Accept]) -> String {
             Accept::List(Accept::Text) => "list of strings".to_owned(),
             Accept::List(of) => format!("list of {}", accepts(&[**of])),
             Accept::Tuple(of, n) => format!("list of {n}: {}", accepts(&[**of])),
+            Accept::Short(of, n) => format!("list of up to {n}: {}", accepts(&[**of])),
             Accept::Empty => "`[]`".to_owned(),
             Accept::Table(fields) => {
                 let all: Vec<String> = fields

@@ -123,6 +123,9 @@ fn form(accept: &Accept) -> Value {
         Accept::Tuple(of, n) => {
             json!({ "type": "array", "minItems": n, "maxItems": n, "items": form(of) })
         }
+        Accept::Short(of, n) => {
+            json!({ "type": "array", "minItems": 1, "maxItems": n, "items": form(of) })
+        }
         Accept::Empty => json!({ "type": "array", "maxItems": 0 }),
         Accept::Table(fields) => {
             let properties: Map<String, Value> =

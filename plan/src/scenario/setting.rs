@@ -7,6 +7,7 @@ use crate::config::{
     Atomic, Bias, CudaGraph, Family, LoraTargets, Offload, ParamGroup, Prefetch, PrefetchList,
     RecomputeLayers, Reshard, Scope, Words,
 };
+use crate::ir::Documents;
 use crate::units::Bytes;
 use serde::de::value::{Error as InvalidValue, MapDeserializer, SeqDeserializer};
 use serde::de::{
@@ -191,6 +192,15 @@ impl Setting for RecomputeLayers {
         first
             .or_else(some)
             .or_else(|| value.str().map(|_| Self::All))
+    }
+}
+
+impl Setting for Documents {
+    fn of(value: &Value) -> Option<Self> {
+        match u64::of(value) {
+            Some(length) => Self::new(&[length]),
+            None => Self::new(&Vec::of(value)?),
+        }
     }
 }
 

@@ -24,6 +24,7 @@ pub(super) fn price(kernel: &Kernel, moved: Bytes, profile: &Profile) -> Price {
     let peak = profile.peak_flops(kernel.dtype);
     let (mut weight, mut efficiency) = (1.0 / 9.0, by_default / 9.0);
     let mut nearest = f64::INFINITY;
+    let like = shape.unpacked();
     let tables = profile.attention_tables();
     let same = |t: &&AttentionTable| (t.causal, t.backward) == (shape.causal, backward);
     for table in tables.filter(|t| t.dtype == kernel.dtype).filter(same) {
@@ -38,8 +39,8 @@ pub(super) fn price(kernel: &Kernel, moved: Bytes, profile: &Profile) -> Price {
             let log = |a: u64, b: u64| (a as f64 / b as f64).log2().abs();
             // Batch and heads only multiply the number of independent tiles; sequence and head size
             // change the kernel.
-            let distance = 0.5 * log(measured.batch * measured.heads, shape.batch * shape.heads)
-                + log(measured.seq, shape.seq)
+            let distance = 0.5 * log(measured.batch * measured.heads, like.batch * like.heads)
+                + log(measured.seq, like.seq)
                 + 2.0 * log(measured.head_dim, shape.head_dim);
             let w = 1.0 / (distance * distance).max(1e-3);
             nearest = nearest.min(distance);

@@ -4,7 +4,7 @@
 use crate::part::Part;
 use serde::Deserialize;
 use shardlab_plan::config::AttentionBackend;
-use shardlab_plan::ir::{AttentionShape, CollectiveKind, DType, KernelClass};
+use shardlab_plan::ir::{AttentionShape, CollectiveKind, DType, Documents, KernelClass};
 use std::collections::BTreeMap;
 
 /// A machine: device, host, network, and tables of what was measured on it.
@@ -154,6 +154,9 @@ pub struct Host {
     pub alloc_us: f64,
     /// Taking memory from the device (`cudaMalloc` or mapping), each call.
     pub device_alloc_us: f64,
+    /// Rate of operators on the CPU, bytes read plus written, in GB/s of one rank; that of copies
+    /// from pinned memory if not given.
+    pub cpu_gbps: Option<f64>,
     /// Launching a captured graph.
     pub graph_launch_us: f64,
     /// Maximum number of launches in a stream before the host has to wait.
@@ -461,6 +464,7 @@ impl AttentionRow {
             head_dim,
             causal,
             window: None,
+            documents: Documents::NONE,
         }
     }
 }

@@ -124,7 +124,7 @@ fn value(accept: &Accept, c: &mut Choices<'_>, out: &mut String) {
         }
         Accept::Path(_) => out.push_str("\"no-such-profile.toml\""),
         Accept::Text => write!(out, "\"{}\"", c.pick(PATTERNS)).expect("writing to a string"),
-        Accept::List(of) => {
+        Accept::List(of) | Accept::Short(of, _) => {
             out.push('[');
             for i in 0..c.below(4) {
                 out.push_str(if i > 0 { ", " } else { "" });

@@ -40,12 +40,19 @@ HYBRIDS = {
     "nemotron_h": dict(NEMOTRON, layers_block_type=["mamba", "moe", "attention", "mlp"], moe_shared_expert_intermediate_size=32),
     "nemotron_h-latent": dict(NEMOTRON, layers_block_type=["mamba", "moe", "attention"], moe_latent_size=20, moe_shared_expert_intermediate_size=32),
 }
+GRANITE = dict(LLAMA, num_hidden_layers=4, layer_types=["linear_attention", "linear_attention", "full_attention", "linear_attention"], mamba_n_heads=8, mamba_d_state=10, shared_intermediate_size=40)
+HYBRIDS |= {
+    "granitemoehybrid": dict(GRANITE, num_local_experts=6), "granitemoehybrid-keys": dict(GRANITE, num_local_experts=0, position_embedding_type="rope", tie_word_embeddings=True),
+    "lfm2": dict(LLAMA, num_hidden_layers=4, full_attn_idxs=[1, 3], block_multiple_of=16, conv_bias=True),
+    "ernie4_5_moe": dict(LLAMA, num_hidden_layers=5, moe_intermediate_size=24, moe_num_experts=6, moe_k=2, moe_layer_interval=2, moe_layer_start_index=2),
+}
 HYBRIDS |= {
     "deepseek_v32": dict(LLAMA, **DEEPSEEK, num_key_value_heads=4, n_shared_experts=1, first_k_dense_replace=1, q_lora_rank=12, index_n_heads=2, index_head_dim=8, index_topk=16, n_group=1, topk_group=1),
     "gpt_oss": dict(LLAMA, head_dim=16, num_local_experts=4, num_experts_per_tok=2),
 }
 T5 = dict(vocab_size=256, d_model=64, d_ff=96, d_kv=12, num_layers=3, num_decoder_layers=2, num_heads=4)
-SEQ2SEQ = {"t5": dict(T5), "mt5": dict(T5)}
+BART = dict(vocab_size=256, d_model=64, encoder_layers=3, decoder_layers=2, encoder_ffn_dim=96, decoder_ffn_dim=96, encoder_attention_heads=4, decoder_attention_heads=4, max_position_embeddings=96)
+SEQ2SEQ = {"t5": dict(T5), "mt5": dict(T5), "umt5": dict(T5), "bart": dict(BART)}
 TOWER = dict(hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4, patch_size=4, image_size=16)
 QWEN_TOWER = dict(depth=3, hidden_size=48, intermediate_size=80, num_heads=4, patch_size=4, spatial_merge_size=2, temporal_patch_size=2, out_hidden_size=64)
 WRAPPERS = {

@@ -6,7 +6,7 @@ use super::recipe::{COMPUTE_STREAM, Operand, Recipe, Single};
 use super::{Measured, middle};
 use crate::calibrate::grid::AttentionRows;
 use crate::device::{Device, Stop};
-use shardlab_plan::ir::{AttentionShape, DType, KernelClass, OpKind, Real, op};
+use shardlab_plan::ir::{AttentionShape, DType, Documents, KernelClass, OpKind, Real, op};
 use std::collections::BTreeMap;
 
 /// Numbers of tokens per rank.
@@ -252,6 +252,7 @@ pub(super) const fn causal(sizes: [u64; 5]) -> AttentionShape {
         head_dim,
         causal: true,
         window: None,
+        documents: Documents::NONE,
     }
 }
 

@@ -20,11 +20,15 @@ use crate::device::{DeviceFactory, Failure, FailureKind, Setup};
 use crate::kernels::cuda::Agree;
 use cudarc::driver::sys;
 use shardlab_plan::ir::InstrId;
-use shardlab_plan::program::Op;
+use shardlab_plan::program::{Op, StreamKind};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
+
+/// Why a program with operators on the CPU is refused.
+const ON_CPU: &str = "`fsdp.offload` under policy fsdp2 runs the optimizer on the CPU, which exec does on CPU \
+                      devices only: use `fsdp.policy = \"native\"`, which moves state to the GPU for its updates, or `--device cpu`";
 
 /// Options of CUDA devices.
 #[derive(Clone, Debug, Default)]
@@ -69,6 +73,10 @@ impl CudaFactory {
         (opened, ready): (Ticket<'_>, Ticket<'_>),
     ) -> Result<Option<CudaDevice>, String> {
         let words = |e: super::Error| e.to_string();
+        let kinds = setup.program.streams.iter().map(|s| s.kind);
+        if kinds.into_iter().any(|kind| kind == StreamKind::Cpu) {
+            return Err(ON_CPU.to_owned());
+        }
         let context = Context::new(gpu, &self.options.library_path).map_err(|e| e.to_string())?;
         let program = &setup.program;
         let streams = program

@@ -4,7 +4,7 @@
 //! The tests of the CPU kernels use it too; `terms` contains the names that differ between the two
 //! crates.
 
-use super::terms::{BodyOp, OpKind, SAVED, Slot, op};
+use super::terms::{BodyOp, Documents, OpKind, SAVED, Slot, op};
 
 #[path = "semantics/experts.rs"]
 mod experts;
@@ -126,6 +126,7 @@ pub(crate) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
                     cap,
                     slopes,
                     window,
+                    documents: score_mod.documents,
                 },
             )
         }
@@ -146,6 +147,7 @@ pub(crate) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
                     cap,
                     slopes,
                     window,
+                    documents: score_mod.documents,
                 },
             )
         }
@@ -484,6 +486,8 @@ struct Scores {
     slopes: bool,
     /// Positions seen to each side, or 0 for all.
     window: usize,
+    /// Documents that do not see each other.
+    documents: Documents,
 }
 
 impl Scores {
@@ -494,12 +498,15 @@ impl Scores {
             cap: 0.0,
             slopes: false,
             window: 0,
+            documents: Documents::NONE,
         }
     }
 
     /// Returns the score of head `h` of `heads` from a dot product, and its derivative.
     fn of(&self, dot: f64, [h, heads, i, j]: [usize; 4]) -> (f64, f64) {
-        let hidden = self.causal && j > i || self.window > 0 && i.abs_diff(j) >= self.window;
+        let far = self.window > 0 && i.abs_diff(j) >= self.window;
+        let document = |n: usize| self.documents.span(n as u64, u64::MAX);
+        let hidden = self.causal && j > i || far || document(i) != document(j);
         if hidden {
             return (f64::NEG_INFINITY, 0.0);
         }

@@ -3,7 +3,8 @@
 use super::find::{checked, collectives, frees, kernels, output, recorded, stream, waits};
 use super::steady;
 use crate::ir::{
-    COMPUTE, CollectiveKind, DType, EventId, Holds, Real, ReduceOp, Role, ShardOp, StreamId,
+    COMPUTE, CollectiveKind, CopyKind, DType, EventId, Holds, KernelClass, Pool, Real, ReduceOp,
+    Role, ShardOp, StreamId,
 };
 use crate::program::{Instr, Op, Phase, Program, Rule, SectionKind, StreamKind};
 
@@ -402,4 +403,65 @@ fn a_root_that_reshards_is_gathered_again_behind_the_loss() {
         [vec![Phase::Forward; n], vec![Phase::Backward; n]].concat()
     );
     assert!(behind && root);
+}
+
+/// `CPUOffloadPolicy`: shards, gradients and optimizer state are in host memory for good; what the
+/// device keeps between steps is nothing.
+#[test]
+fn offloaded_state_is_in_host_memory() {
+    let offload = "fsdp.offload=[\"params\", \"grads\", \"optimizer\"]";
+    let p = fsdp2(&[offload]);
+    let plain = fsdp2(&[]);
+    for role in [Role::MainWeight, Role::OptimizerState] {
+        assert_eq!(
+            super::at_rest(&p).get(&role),
+            super::at_rest(&plain).get(&role),
+            "{role:?}"
+        );
+        let of = p.buffers.iter().filter(|b| b.role == role);
+        assert!(of.clone().count() > 0);
+        assert!(of.into_iter().all(|b| b.pool == Pool::Host), "{role:?}");
+    }
+    let cpu = stream(&p, StreamKind::Cpu);
+    let (mut h2d, mut d2h, mut updates) = (0, 0, 0);
+    for instr in steady(&p).iter() {
+        match instr.op {
+            Op::Copy { id, .. } => match p.copies[id.index()].kind {
+                CopyKind::H2d => h2d += 1,
+                CopyKind::D2h => d2h += 1,
+                CopyKind::D2d => panic!("a copy within the device"),
+            },
+            Op::Launch { kernel, stream, .. }
+                if p.kernels[kernel.index()].class == KernelClass::Optimizer =>
+            {
+                assert_eq!(stream, cpu);
+                updates += 1;
+            }
+            _ => {}
+        }
+    }
+    let params = p.params.len();
+    // Every parameter once in forward, and once more in backward if it is in a block.
+    let blocks = p
+        .params
+        .iter()
+        .filter(|x| x.name.starts_with("layers."))
+        .count();
+    assert_eq!((h2d, d2h), (params + blocks, params));
+    assert_eq!(updates, p.groups.len());
+}
+
+#[test]
+fn some_state_in_host_memory_is_refused() {
+    let set = [
+        "fsdp.policy=fsdp2".to_owned(),
+        "fsdp.offload=[\"optimizer\"]".to_owned(),
+    ];
+    let message = crate::scenario::parse("test", super::LLAMA, &set)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        message.contains("all state is in host memory or none"),
+        "{message}"
+    );
 }

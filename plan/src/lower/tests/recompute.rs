@@ -1,6 +1,8 @@
 //! Operations that selective recompute runs again.
 
-use super::{LLAMA, matmuls, scenario};
+use super::{LLAMA, TapeOp, matmuls, scenario};
+use crate::ir::{CopyKind, ModuleKind, Pool};
+use crate::program::Op;
 use crate::scenario::parse;
 
 const SELECTIVE: &str = "train.recompute=selective";
@@ -70,5 +72,119 @@ fn names_and_keys_that_choose_nothing_are_refused() {
     assert!(
         full.contains("only selective recompute chooses among operations"),
         "{full}"
+    );
+}
+
+/// The last matmul of a block and the sum after it run again, too, although backward needs neither.
+#[test]
+fn reentrant_recompute_runs_whole_blocks() {
+    let full = "train.recompute=full";
+    let reentrant = "train.use_reentrant=true";
+    assert_eq!(matmuls(&[full])[1], BACKWARD + 2 * 6);
+    assert_eq!(matmuls(&[full, reentrant])[1], BACKWARD + 2 * 7);
+}
+
+/// The results of a block that ran again, and their gradient, live to the end of its backward, as
+/// the local variables of `CheckpointFunction.backward` do.
+#[test]
+fn reentrant_backward_keeps_results_and_gradients() {
+    let most = |set: &[&str]| {
+        let tape = crate::tape_of(&scenario(LLAMA, set)).unwrap();
+        // Bytes of storages alive, whenever a gradient of queries is computed in the last block.
+        let (mut alive, mut found) = (0i64, Vec::new());
+        for op in tape.forward.iter().chain(&tape.backward) {
+            match op {
+                TapeOp::Alloc(s) => alive += tape.storages[s.index()].bytes.0 as i64,
+                TapeOp::Free(s) => alive -= tape.storages[s.index()].bytes.0 as i64,
+                TapeOp::Launch { kernel, .. }
+                    if tape.kernels[kernel.index()].name == "rms_norm_backward" =>
+                {
+                    found.push(alive);
+                }
+                _ => {}
+            }
+        }
+        found
+    };
+    let full = most(&["train.recompute=full"]);
+    let reentrant = most(&["train.recompute=full", "train.use_reentrant=true"]);
+    // The first norm in backward is the one before the head, outside of the blocks.
+    assert_eq!(full[0], reentrant[0]);
+    // 2 samples of 32 tokens of 64 channels in bfloat16. The gradient of the result is also needed
+    // by the sum before the second norm, but not by the first one.
+    let row = 2 * 32 * 64 * 2;
+    assert_eq!(reentrant[1] - full[1], row, "{full:?} {reentrant:?}");
+    assert_eq!(reentrant[2] - full[2], 2 * row, "{full:?} {reentrant:?}");
+}
+
+/// Activations of 1 KiB and more leave the device after forward, but for the last few.
+#[test]
+fn offloaded_activations_are_copied_to_the_host_and_back() {
+    let offload = "train.activation_offload=true";
+    for policy in ["native", "fsdp2", "megatron"] {
+        let policy = format!("fsdp.policy={policy}");
+        let p = super::find::checked(&[&policy, offload]);
+        let [mut there, mut back] = [Vec::new(), Vec::new()];
+        for instr in super::steady(&p) {
+            if let Op::Copy { id, .. } = instr.op {
+                let copy = &p.copies[id.index()];
+                match copy.kind {
+                    CopyKind::D2h => there.push(copy.from.bytes),
+                    CopyKind::H2d => back.push(copy.from.bytes),
+                    CopyKind::D2d => {}
+                }
+            }
+        }
+        assert!(there.len() > 20, "{policy}: {there:?}");
+        // Those that wait for their copy when backward starts are still on the device.
+        assert_eq!(back.len(), there.len() - 5, "{policy}");
+        assert!(there.iter().all(|bytes| *bytes >= 1024), "{policy}");
+        let on_host = p.buffers.iter().filter(|b| b.pool == Pool::Host).count();
+        assert_eq!(on_host, there.len(), "{policy}");
+    }
+}
+
+/// Under FSDP2, the next unit is prefetched by the hook before a block's backward, which comes
+/// after recompute if that is reentrant.
+#[test]
+fn reentrant_recompute_comes_before_the_backward_hook() {
+    let order = |set: &[&str]| {
+        let tape = crate::tape_of(&scenario(LLAMA, set)).unwrap();
+        let block = |m: &crate::ir::ModuleId| tape.modules[m.index()].kind == ModuleKind::Block;
+        let marks = tape.backward.iter().filter_map(|op| match op {
+            TapeOp::Enter(m) if block(m) => Some("backward"),
+            TapeOp::EnterRecompute(m) if block(m) => Some("recompute"),
+            TapeOp::Exit(m) if block(m) => Some("end"),
+            _ => None,
+        });
+        marks.collect::<Vec<_>>()
+    };
+    let full = "train.recompute=full";
+    let usual = ["backward", "recompute", "end"];
+    let reentrant = ["recompute", "backward", "end"];
+    assert_eq!(order(&[full]), [usual, usual].concat());
+    let set = [full, "train.use_reentrant=true"];
+    assert_eq!(order(&set), [reentrant, reentrant].concat());
+    // Deep models are expanded from shallow ones.
+    let deep = order(&[full, "train.use_reentrant=true", "model.layers=9"]);
+    assert_eq!(deep, [reentrant; 9].concat());
+}
+
+#[test]
+fn reentrant_recompute_is_for_eager_code_alone() {
+    let fault = |set: &[&str]| {
+        let set: Vec<String> = set.iter().map(|s| (*s).to_owned()).collect();
+        parse("test", LLAMA, &set).unwrap_err().to_string()
+    };
+    let reentrant = "train.use_reentrant=true";
+    let none = fault(&[reentrant]);
+    assert!(
+        none.contains("only full recompute can be reentrant"),
+        "{none}"
+    );
+    let compiled = fault(&[reentrant, "train.recompute=full", "compile.mode=blocks"]);
+    assert!(
+        compiled.contains("a function of eager autograd"),
+        "{compiled}"
     );
 }

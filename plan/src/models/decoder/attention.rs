@@ -201,6 +201,7 @@ impl Attention {
                 }),
                 alibi: options.position_embedding == PositionEmbedding::Alibi,
                 window: window.unwrap_or(0),
+                ..ScoreMod::NONE
             };
             let causal = b.s.model.family.spec().attention == Some(Mask::Causal);
             let causal = causal && around.memory.is_none();

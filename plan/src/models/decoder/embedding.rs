@@ -55,6 +55,21 @@ impl Embedding {
         })
     }
 
+    /// Declares what an encoder reads if positions are learned: the same table of tokens, and one
+    /// of positions of its own.
+    pub(super) fn of_encoder(&self, d: &mut Declare, at: ModuleId, m: &Model) -> Option<Tables> {
+        let Self::Learned(tables) = self else {
+            return None;
+        };
+        let shape = [m.max_seq_len + m.options.position_offset, m.hidden];
+        Some(Tables {
+            module: at,
+            tokens: tables.tokens,
+            positions: d.table(at, ("wpe", ""), ModuleKind::Layer, shape),
+            types: None,
+        })
+    }
+
     /// Returns the table of tokens, if there is one.
     pub(super) fn tokens(&self) -> Option<Layer> {
         match self {
@@ -76,7 +91,8 @@ impl Embedding {
 }
 
 impl Tables {
-    fn forward(&self, b: &mut Builder<'_>, ids: ValueId) -> ValueId {
+    /// Embeds token ids and their positions.
+    pub(super) fn forward(&self, b: &mut Builder<'_>, ids: ValueId) -> ValueId {
         let name = match b.s.model.options.position_offset {
             0 => "positions",
             _ => "positions_with_offset",

@@ -15,6 +15,7 @@ use crate::models::activation::activate;
 use crate::models::build::Builder;
 use crate::models::declare::{Declare, Layer, Order};
 use crate::models::defaults;
+use smallvec::SmallVec;
 
 /// Returns the width of one expert.
 pub(in crate::models) fn width(m: &Model) -> u64 {
@@ -27,6 +28,8 @@ pub(super) struct Experts {
     /// Norm of what it reads.
     pub(super) norm: Option<Norm>,
     router: Layer,
+    /// What is added to scores before experts are chosen, `[experts]`.
+    router_bias: Option<Layer>,
     dispatch: Dispatch,
     routed: ModuleId,
     /// `[experts, 2 ffn, hidden]`: of each expert of this rank, the gate's rows, then those of the
@@ -67,6 +70,12 @@ impl Experts {
         });
         let router = ("router", names.router);
         let router = d.linear(at, router, [of.experts, h], of.expert_bias);
+        let router_bias = of.router_bias.then(|| {
+            let module = d.module(at, "router_bias", ModuleKind::Layer);
+            let bias = d.parameters(module, "", &[of.experts], false);
+            d.untrained(bias);
+            bias
+        });
         let routed = d.module(at, "experts", ModuleKind::Layer);
         let mut stack = |name, parts, shape: [u64; 3]| {
             let module = d.module(routed, name, ModuleKind::Layer);
@@ -112,6 +121,7 @@ impl Experts {
             module: at,
             norm,
             router,
+            router_bias,
             dispatch: Dispatch::new(&d.mesh, of.experts),
             routed,
             gate_up,
@@ -164,7 +174,7 @@ impl Experts {
             scale: Real(of.route_scale),
             groups: of.router_groups,
             kept: of.router_group_top_k,
-            bias: false,
+            bias: self.router_bias.is_some(),
         })
     }
 
@@ -174,7 +184,10 @@ impl Experts {
         let (hidden, ffn) = (b.g.value(x).cols(), width(&b.s.model));
         let activation = defaults::activation(&b.s.model);
         let choices = [b.g.value(x).rows(), k];
-        let chosen = b.compute(route, &[logits], &[&choices, &choices]);
+        let bias = self.router_bias.map(|bias| b.weight(bias));
+        let bias = bias.map(|bias| b.as_operand(route, 1, bias));
+        let inputs: SmallVec<[ValueId; 2]> = [logits].into_iter().chain(bias).collect();
+        let chosen = b.compute(route, &inputs, &[&choices, &choices]);
         let (weights, ids) = (chosen[0], chosen[1]);
         let (gate_up, down) = (b.weight(self.gate_up), b.weight(self.down));
         b.within(self.routed, |b| {

@@ -25,6 +25,7 @@ enum Kind {
     Mamba(Mamba),
     Mamba2(Mamba2),
     Delta(GatedDelta),
+    Conv(ShortConv),
 }
 
 impl Recurrent {
@@ -57,6 +58,9 @@ impl Recurrent {
             (LayerType::Linear, _, Some(of)) => declare("linear_attn", &|d, at| {
                 Kind::Delta(GatedDelta::new(d, at, m, of))
             }),
+            (LayerType::Conv, Some(of), _) => {
+                declare("conv", &|d, at| Kind::Conv(ShortConv::new(d, at, m, of)))
+            }
             _ => return None,
         })
     }
@@ -68,6 +72,7 @@ impl Recurrent {
                 Kind::Mamba(layer) => layer.forward(b, y),
                 Kind::Mamba2(layer) => layer.forward(b, y),
                 Kind::Delta(layer) => layer.forward(b, y),
+                Kind::Conv(layer) => layer.forward(b, y),
             };
             scaled(b, out, b.s.model.options.residual_multiplier)
         })
@@ -86,12 +91,13 @@ fn conv(d: &mut Declare, at: ModuleId, channels: u64, kernel: u64, bias: bool) -
     d.parameters(module, "", &[channels, 1, kernel], bias)
 }
 
-/// Applies a causal convolution and SiLU to `[batch, seq, channels]`.
-fn convolve(b: &mut Builder<'_>, layer: Layer, x: ValueId) -> ValueId {
+/// Applies a causal convolution to `[batch, seq, channels]`, and SiLU if asked for.
+fn convolve(b: &mut Builder<'_>, layer: Layer, x: ValueId, silu: bool) -> ValueId {
     let (w, bias) = (b.weight(layer), b.bias(layer));
     let kind = OpKind::CausalConv1d(op::CausalConv1d {
         kernel: b.g.value(w).cols(),
         bias: bias.is_some(),
+        silu,
     });
     let shape = b.g.value(x).shape.clone();
     let inputs: SmallVec<[ValueId; 3]> = [x, w].into_iter().chain(bias).collect();
@@ -163,7 +169,7 @@ impl Mamba {
         let (inner, state) = (self.of.inner, self.of.state);
         let both = b.linear(self.input, y);
         let [x, z] = cut(b, both, [inner, inner]);
-        let x = convolve(b, self.conv, x);
+        let x = convolve(b, self.conv, x, true);
         let made = b.linear(self.x, x);
         let mut made = cut(b, made, [self.of.dt_rank, state, state]);
         if let Some(norms) = self.norms {
@@ -222,7 +228,7 @@ impl Mamba2 {
         let states = of.groups * of.state;
         let made = b.linear(self.input, y);
         let [z, convolved, dt] = cut(b, made, [of.inner, of.inner + 2 * states, of.heads]);
-        let convolved = convolve(b, self.conv, convolved);
+        let convolved = convolve(b, self.conv, convolved, true);
         let [x, b_of, c_of] = cut(b, convolved, [of.inner, states, states]);
         let x = heads(b, x, of.heads);
         let [b_of, c_of] = [b_of, c_of].map(|v| heads(b, v, of.groups));
@@ -294,7 +300,7 @@ impl GatedDelta {
             }
             _ => unreachable!("a layer has two or four projections"),
         };
-        let qkv = convolve(b, self.conv, qkv);
+        let qkv = convolve(b, self.conv, qkv, true);
         let [q, k, v] = cut(b, qkv, [keys, keys, values]);
         let [q, k] = [q, k].map(|x| heads(b, x, of.key_heads));
         let v = heads(b, v, n);
@@ -311,5 +317,34 @@ impl GatedDelta {
         let y = gated(b, y, z);
         let y = b.g.reshape(y, &[batch, seq, values]);
         b.linear(self.output, y)
+    }
+}
+
+/// LFM2's layer: a short convolution between two gates.
+struct ShortConv {
+    /// Makes the gate before the convolution, that after it, and what is convolved.
+    input: Layer,
+    conv: Layer,
+    output: Layer,
+}
+
+impl ShortConv {
+    fn new(d: &mut Declare, at: ModuleId, m: &Model, of: &Ssm) -> Self {
+        let (h, inner) = (m.hidden, of.inner);
+        Self {
+            input: d.linear(at, ("in", "conv.in_proj"), [3 * inner, h], of.bias),
+            conv: conv(d, at, inner, of.conv, of.conv_bias),
+            output: d.linear(at, ("out", "conv.out_proj"), [h, inner], of.bias),
+        }
+    }
+
+    fn forward(&self, b: &mut Builder<'_>, y: ValueId) -> ValueId {
+        let made = b.linear(self.input, y);
+        let inner = b.g.value(made).cols() / 3;
+        let [before, after, x] = cut(b, made, [inner; 3]);
+        let x = b.g.binary(OpKind::Mul, before, x);
+        let x = convolve(b, self.conv, x, false);
+        let x = b.g.binary(OpKind::Mul, after, x);
+        b.linear(self.output, x)
     }
 }

@@ -1,9 +1,10 @@
 //! Encoders in front of a decoder, and learned biases of attention scores (T5).
 
 use super::attention::Around;
+use super::embedding::{Embedding, Tables};
 use super::norm::Norm;
 use super::{Block, Surroundings};
-use crate::config::{Family, Model, Scenario};
+use crate::config::{Family, Model, NormPosition, Scenario};
 use crate::graph::ValueId;
 use crate::ir::{DType, ModuleId, ModuleKind};
 use crate::models::build::Builder;
@@ -29,31 +30,53 @@ pub(super) fn scenario(s: &Scenario) -> Option<Scenario> {
 
 /// Reads as many tokens as the decoder.
 pub(super) struct Encoder {
+    /// Tables of tokens and of positions, if positions are learned.
+    embedding: Option<Tables>,
+    embedding_norm: Option<Norm>,
     bias: Option<RelativeBias>,
     blocks: Vec<Block>,
-    norm: Norm,
+    norm: Option<Norm>,
 }
 
 impl Encoder {
-    pub(super) fn new(d: &mut Declare, m: &Model) -> Self {
+    /// Declares it; `embedding` is that of the decoder.
+    pub(super) fn new(d: &mut Declare, embedding: &Embedding, m: &Model) -> Self {
         let inner = model(m);
         let module = d.module(ROOT, "encoder", ModuleKind::Layer);
-        let bias = RelativeBias::new(d, module, m);
+        let embedding = embedding.of_encoder(d, module, m);
+        let mut norm = |name| Norm::new(d, module, (name, ""), m.hidden, m, Order::Declared);
+        let embedding_norm = m.options.embedding_norm.then(|| norm("embedding_norm"));
+        let bias = RelativeBias::shared(d, module, m);
         let block = |n: u32| {
             let name = format!("layers.{n}");
             let at = d.module(module, &name, ModuleKind::Block);
             Block::new(d, at, &inner, n as usize)
         };
         let blocks = (0..inner.layers).map(block).collect();
-        let norm = Norm::new(d, module, ("norm", ""), m.hidden, m, Order::Declared);
+        let norm = (m.options.norm_position != NormPosition::Sum)
+            .then(|| Norm::new(d, module, ("norm", ""), m.hidden, m, Order::Declared));
         // What it computes is used by all blocks of the decoder.
         d.blocks_differ();
-        Self { bias, blocks, norm }
+        Self {
+            embedding,
+            embedding_norm,
+            bias,
+            blocks,
+            norm,
+        }
+    }
+
+    /// Returns the tables that it has apart from the decoder's.
+    pub(super) fn embedding(&self) -> Option<&Tables> {
+        self.embedding.as_ref()
     }
 
     /// Encodes embedded tokens, `[batch, seq, hidden]`.
     pub(super) fn forward(&self, b: &mut Builder<'_>, mut x: ValueId) -> ValueId {
         b.inside(|b| {
+            if let Some(norm) = self.embedding_norm {
+                x = norm.apply(b, x);
+            }
             let around = Around {
                 bias: self.bias.as_ref().map(|bias| bias.forward(b)),
                 memory: None,
@@ -65,7 +88,7 @@ impl Encoder {
             for block in &self.blocks {
                 x = block.forward(b, x, surroundings, &mut Vec::new());
             }
-            self.norm.apply(b, x)
+            self.norm.map_or(x, |norm| norm.apply(b, x))
         })
     }
 }
@@ -74,6 +97,15 @@ impl Encoder {
 pub(super) struct RelativeBias(Layer);
 
 impl RelativeBias {
+    /// Declares the table that all layers share, unless each has one.
+    pub(super) fn shared(d: &mut Declare, parent: ModuleId, m: &Model) -> Option<Self> {
+        match m.options.relative_bias_per_layer {
+            true => None,
+            false => Self::new(d, parent, m),
+        }
+    }
+
+    /// Declares a table, if the model has any.
     pub(super) fn new(d: &mut Declare, parent: ModuleId, m: &Model) -> Option<Self> {
         let rows = m.options.relative_buckets;
         (rows > 0).then(|| {

@@ -51,6 +51,7 @@ pub(in crate::models) const KEYS: &[&str] = &[
     "linear_attention",
     "encoder_layers",
     "relative_buckets",
+    "relative_bias_per_layer",
     "vision",
     "vision_patches",
     "layer_kv_heads",
@@ -236,6 +237,13 @@ pub(in crate::models) fn check(m: &Model) -> Result<(), Conflict> {
         return Err(Conflict::new(
             &["relative_buckets", "position_embedding"],
             message.to_owned(),
+        ));
+    }
+    if o.relative_bias_per_layer && o.relative_buckets == 0 {
+        let message = "there is no table of relative biases: `relative_buckets` is 0".to_owned();
+        return Err(Conflict::new(
+            &["relative_bias_per_layer", "relative_buckets"],
+            message,
         ));
     }
     let lists = [

@@ -42,10 +42,13 @@ impl Fsdp2 {
             kept
         };
         let sources: Vec<Access> = sources.into_iter().map(|id| out.b.whole(id)).collect();
-        let (from, cast) = if self.groups[g.index()].kept.is_empty() {
-            self.cast(out, g, sources)
+        let (from, held) = if !self.groups[g.index()].kept.is_empty() {
+            (sources, Vec::new())
+        } else if let Some(staged) = self.stage(out, g) {
+            staged
         } else {
-            (sources, None)
+            let (from, cast) = self.cast(out, g, sources);
+            (from, cast.into_iter().collect())
         };
         let buffer = out.transient_on(Role::GatherBuffer, full * w.size(), w, self.copy_in, g);
         out.b.alloc(rule, buffer);
@@ -81,8 +84,8 @@ impl Fsdp2 {
             });
         }
         let done = out.b.record(rule, self.streams.gather);
-        // The cast buffer lives until the host call that made it returns.
-        if let Some(id) = cast {
+        // What was cast lives until the host call that made it returns.
+        for id in held {
             out.b.free(Rule::CopyIn, id);
         }
         self.issued[g.index()] = Some(Gather {

@@ -136,12 +136,13 @@ impl Fsdp2 {
         let replicas = self.comms.outer;
         // A sum that is not all-reduced yet is kept as it is (`_partial_reduce_output`).
         let partial = replicas.is_some() && !out.inputs.reduces(g, true, self.last);
+        let offloads = self.cpu.is_some();
         let first = self.groups[g.index()].reduced.is_none();
         let output = if partial && self.groups[g.index()].partial.is_none() {
             self.partial(out, g, c)
         } else {
             // The output of the first reduction becomes the gradient; later ones are added to it.
-            let role = if !partial && first && c == stored {
+            let role = if !partial && first && c == stored && !offloads {
                 Role::MainGrad
             } else {
                 Role::ReduceOutput
@@ -171,7 +172,7 @@ impl Fsdp2 {
                 reduction::all_reduce(out, comm, (rs, tail), division.over_replicas, shard);
             }
             divide(out, out.b.whole(output), division.after, c, tail);
-            if c == stored && first {
+            if c == stored && first && !offloads {
                 self.groups[g.index()].reduced = Some(output);
             } else {
                 held.extend(self.accumulate(out, g, output, tail));
@@ -309,8 +310,8 @@ impl Fsdp2 {
         // `_to_dtype_if_needed`: a separate gradient, which becomes the sharded one or is added to
         // it.
         let role = match at_rest {
-            None => Role::MainGrad,
-            Some(_) => Role::Temporary,
+            None if self.cpu.is_none() => Role::MainGrad,
+            _ => Role::Temporary,
         };
         let new = (c != stored).then(|| {
             let id = out.transient_on(role, n * stored.size(), stored, stream, g);
@@ -327,6 +328,10 @@ impl Fsdp2 {
             });
             id
         });
+        if self.cpu.is_some() {
+            self.offload_gradient(out, g, new.unwrap_or(output), stream);
+            return new;
+        }
         let Some(grad) = at_rest else {
             self.groups[g.index()].reduced = new;
             return None;

@@ -105,9 +105,10 @@ const REFUSES: &[Refusal] = &[
     },
     Refusal {
         keys: &["fsdp.offload", "fsdp.policy"],
-        when: |s| s.fsdp.offload.any(),
-        message: "policy fsdp2 has no host offload; only policy native has it",
-        help: "set fsdp.policy = \"native\", or fsdp.offload = []",
+        when: |s| s.fsdp.offload.any() && !s.fsdp.offload.all(),
+        message: "with policy fsdp2, all state is in host memory or none: `CPUOffloadPolicy` keeps \
+                  parameters, gradients and optimizer state there",
+        help: "set fsdp.offload = [\"params\", \"grads\", \"optimizer\"], or fsdp.policy = \"native\"",
     },
     Refusal {
         keys: &["compile.fuse_projections", "fsdp.policy"],

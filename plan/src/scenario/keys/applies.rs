@@ -42,6 +42,13 @@ pub(super) const SEVERAL_MICRO_BATCHES: Need = Need {
     otherwise: "with train.grad_accum = 1, the only micro-batch is also the last",
 };
 
+pub(super) const ATTENTION: Need = Need {
+    by: Key::Family,
+    holds: |s| s.model.family.spec().attention.is_some(),
+    words: "attention",
+    otherwise: "the model has no attention",
+};
+
 pub(super) const ADAPTERS: Need = Need {
     by: Key::LoraR,
     holds: |s| s.lora.is_some(),
@@ -68,6 +75,13 @@ pub(super) const RECOMPUTE: Need = Need {
     holds: |s| s.train.recompute != Recompute::None,
     words: "`recompute`",
     otherwise: "nothing is recomputed",
+};
+
+pub(super) const FULL_RECOMPUTE: Need = Need {
+    by: Key::Recompute,
+    holds: |s| s.train.recompute == Recompute::Full,
+    words: "full `recompute`",
+    otherwise: "only full recompute can be reentrant",
 };
 
 pub(super) const SELECTIVE: Need = Need {

@@ -1,7 +1,10 @@
 //! Rules for `[train]`.
 
 use super::Checked;
-use crate::config::{CompileMode, Loss, LrSchedule, Recompute, RecomputeLayers, Scenario};
+use crate::config::{
+    CompileMode, CudaGraph, Family, LayerType, Loss, LrSchedule, Recompute, RecomputeLayers,
+    Scenario,
+};
 use crate::models::Inputs;
 use crate::names::nearest;
 use crate::ops::forward_names;
@@ -55,6 +58,28 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
             .with_help("set compile.mode = \"regions\", or train.recompute = \"selective\""));
     }
     saved_operations(d)?;
+    documents(s, d)?;
+    let captured = s.compile.cuda_graph != CudaGraph::Off;
+    if t.use_reentrant && (s.compile.mode != CompileMode::Off || captured) {
+        let message = "reentrant recompute is a function of eager autograd: compilers and CUDA graphs do not contain it";
+        return Err(d
+            .conflict(&[Key::UseReentrant, Key::Mode, Key::CudaGraph], message)
+            .with_help(
+                "set train.use_reentrant = false, or compile.mode = \"off\" without cuda_graph",
+            ));
+    }
+    let captured = s.compile.cuda_graph != CudaGraph::Off;
+    if t.activation_offload && (s.compile.mode == CompileMode::Full || captured) {
+        let message = "activations are moved to host memory by hooks of autograd, which neither a step compiled as one graph nor CUDA graphs contain";
+        return Err(d
+            .conflict(
+                &[Key::ActivationOffload, Key::Mode, Key::CudaGraph],
+                message,
+            )
+            .with_help(
+                "set train.activation_offload = false, or another compile.mode without cuda_graph",
+            ));
+    }
     if let RecomputeLayers::First(n) = t.recompute_layers
         && n > m.layers
     {
@@ -85,6 +110,32 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
         return Err(d.conflict(&[Key::Betas], "both betas must be below 1"));
     }
     Ok(())
+}
+
+/// Refuses packed sequences in models whose layers have no form for them.
+fn documents(s: &Scenario, d: &Document) -> Checked {
+    let m = &s.model;
+    let of_layers = || (0..m.layers as usize).map(|layer| m.layer_type(layer));
+    let recurrent = |kind: &LayerType| !kind.is_attention() && *kind != LayerType::None;
+    let why = if s.train.documents().is_none() {
+        return Ok(());
+    } else if let Some(kind) = of_layers().find(recurrent) {
+        format!(
+            "layers of type {} keep their state from document to document",
+            kind.name()
+        )
+    } else if m.options.vision.is_some() || m.family == Family::Vit {
+        "the patches of an image are one sequence".to_owned()
+    } else if m.options.relative_buckets > 0 || m.options.encoder_layers > 0 {
+        "relative biases and cross attention are not planned with documents".to_owned()
+    } else if m.options.attention_sinks {
+        "attention sinks are not planned with documents".to_owned()
+    } else {
+        return Ok(());
+    };
+    let message = format!("sequences of this model cannot be packed: {why}");
+    let error = d.conflict(&[Key::DocumentLengths], message);
+    Err(error.with_help("leave out `document_lengths`: a sequence is one document"))
 }
 
 /// Refuses names in `recompute_save` that no operation has whose results can be kept.

@@ -2,7 +2,7 @@
 // between tiles of rows in shared memory. Thread (ty, tx) has the scores of rows ty + 16 r and columns tx + 16 c, and of what is
 // summed up over the columns, rows ty + 16 r and components 4 tx + 64 w and the three behind. Sums run in a fixed order.
 // The generator defines BATCH, HEADS, KV, SEQ, D, STAT (row pitch of the log-sum-exp), CAUSAL, SCALE, TILE, what changes scores
-// (WINDOW, CAPPED, CAP, ALIBI, SLOPES) and the readers q_, k_, v_, dy_, y_ (address of a row's first element) and their element
+// (WINDOW, CAPPED, CAP, ALIBI, SLOPES, DOCUMENTS, LENGTHS, PERIOD) and the readers q_, k_, v_, dy_, y_ (address of a row's first element) and their element
 // strides.
 #define GROUP (HEADS / KV)
 #define TILES ((SEQ + TILE - 1) / TILE)
@@ -104,14 +104,42 @@ template <class T> DEV void put(const float (&acc)[W][4], float factor, T* to, u
       if (d < D) down(acc[w][v] * factor, to[d * step]);
     }
 }
-// Whether the query sees the key. With a window, that is fewer than WINDOW positions away.
+#if DOCUMENTS
+// The first position of the document of a position, and the position behind its last one. Documents have LENGTHS, again and again.
+DEV u32 document_start(u32 i) {
+  u32 start = i / PERIOD * PERIOD, next = start;
+#pragma unroll
+  for (int n = 0; n < DOCUMENTS; n++) {
+    next += LENGTHS[n];
+    if (next <= i) start = next;
+  }
+  return start;
+}
+DEV u32 document_end(u32 i) {
+  u32 end = i / PERIOD * PERIOD;
+#pragma unroll
+  for (int n = 0; n < DOCUMENTS; n++)
+    if (end <= i) end += LENGTHS[n];
+  return min(end, SEQ);
+}
+#else
+DEV u32 document_start(u32) { return 0; }
+DEV u32 document_end(u32) { return SEQ; }
+#endif
+// Whether the query sees the key, of the same document. With a window, that is fewer than WINDOW positions away.
 DEV bool sees(u32 query, u32 key) {
   const bool near = WINDOW == 0 || ((key > query || query - key < WINDOW) && (key <= query || key - query < WINDOW));
-  return query < SEQ && key < SEQ && (!CAUSAL || key <= query) && near;
+  const bool same = key >= document_start(query) && (CAUSAL || key < document_end(query));
+  return query < SEQ && key < SEQ && (!CAUSAL || key <= query) && near && same;
 }
 // The first and the last tile of keys that a tile of queries sees, and the last tile of queries that sees a tile of keys.
-DEV u32 first_tile(u32 tile) { return WINDOW == 0 || tile * TILE < WINDOW ? 0 : (tile * TILE + 1 - WINDOW) / TILE; }
-DEV u32 reach(u32 tile) { return WINDOW == 0 ? TILES - 1 : min((tile * TILE + TILE - 1 + WINDOW - 1) / TILE, TILES - 1); }
+DEV u32 first_near(u32 tile) { return WINDOW == 0 || tile * TILE < WINDOW ? 0 : (tile * TILE + 1 - WINDOW) / TILE; }
+DEV u32 first_tile(u32 tile) { return max(first_near(tile), document_start(tile * TILE) / TILE); }
+DEV u32 reach(u32 tile) {
+  const u32 last = min(tile * TILE + TILE, SEQ) - 1;
+  const u32 near = WINDOW == 0 ? TILES - 1 : min((tile * TILE + TILE - 1 + WINDOW - 1) / TILE, TILES - 1);
+  return min(near, (document_end(last) - 1) / TILE);
+}
 DEV u32 last_tile(u32 tile) { return CAUSAL ? tile : reach(tile); }
 DEV u32 last_query(u32 tile) { return reach(tile); }
 // The score of a query and a key from their dot product: scaled, softly limited, and with the slope of the head.

@@ -61,8 +61,21 @@ impl Geometry {
             ),
             false => "#define ALIBI 0\n".to_owned(),
         };
+        let lengths: Vec<String> = score_mod
+            .documents
+            .lengths()
+            .map(|n| format!("{n}u"))
+            .collect();
+        let period: u64 = score_mod.documents.lengths().sum();
+        let documents = match lengths.len() {
+            0 => "#define DOCUMENTS 0\n".to_owned(),
+            n => format!(
+                "#define DOCUMENTS {n}\n#define PERIOD {period}u\n__constant__ u32 LENGTHS[] = {{{}}};\n",
+                lengths.join(", ")
+            ),
+        };
         format!(
-            "{alibi}#define WINDOW {}u\n#define CAPPED {}\n#define CAP {}\n#define BATCH {}u\n#define HEADS {}u\n#define KV {}u\n#define SEQ {}u\n#define D {}u\n#define STAT {}u\n#define CAUSAL {}\n#define SCALE {}\n#define TILE {}u\n{COMMON}",
+            "{alibi}{documents}#define WINDOW {}u\n#define CAPPED {}\n#define CAP {}\n#define BATCH {}u\n#define HEADS {}u\n#define KV {}u\n#define SEQ {}u\n#define D {}u\n#define STAT {}u\n#define CAUSAL {}\n#define SCALE {}\n#define TILE {}u\n{COMMON}",
             score_mod.window,
             u8::from(score_mod.softcap.0 != 0.0),
             float(score_mod.softcap.0 as f32),

@@ -6,7 +6,7 @@ use crate::models::hf::{
     POSITIONS, ROPE_THETA, TIED, VOCAB, field,
 };
 use crate::models::llama::{ATTENTION_BIAS, HEAD_DIM, KV_HEADS, NORM_EPS};
-use crate::models::windows::{ASKED_WINDOW, USES_WINDOW, WINDOW};
+use crate::models::windows::{ASKED_WINDOW, USES_WINDOW, WINDOW, layers, repeated};
 use serde_json::Value;
 
 pub(super) const TOP_K: Field = field(&["num_experts_per_tok"], Meaning::Required("top_k"));
@@ -552,21 +552,109 @@ pub(super) const TYPES: &[HfType] = &[
                 &["num_experts_per_tok"],
                 Meaning::Default("top_k", Given::Int(2)),
             ),
-            field(
-                &["embedding_multiplier"],
-                Meaning::Optional("embedding_multiplier"),
-            ),
-            field(
-                &["attention_multiplier"],
-                Meaning::Default("attention_multiplier", Given::Float(1.0)),
-            ),
-            field(
-                &["residual_multiplier"],
-                Meaning::Optional("residual_multiplier"),
-            ),
-            field(&["logits_scaling"], Meaning::Optional("logits_scaling")),
+            EMBEDDING_MULTIPLIER,
+            ATTENTION_MULTIPLIER,
+            RESIDUAL_MULTIPLIER,
+            LOGITS_SCALING,
         ],
     },
+    HfType {
+        model_type: "ernie4_5_moe",
+        architecture: "Ernie4_5_MoeForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("ernie4_5_moe")),
+            ("position_embedding", Given::Str("rotary_interleaved")),
+            ("router_bias", Given::Bool(true)),
+            ("normalize_top_k", Given::Bool(true)),
+        ],
+        common: SHAPE_OF_ALL,
+        fields: &[
+            KV_HEADS,
+            RMS_EPS_5,
+            super::TIED_BY_DEFAULT,
+            FFN,
+            Field {
+                names: &["moe_num_experts", "num_experts"],
+                meaning: Meaning::Default("experts", Given::Int(64)),
+            },
+            Field {
+                names: &["moe_k", "num_experts_per_tok"],
+                meaning: Meaning::Default("top_k", Given::Int(6)),
+            },
+            field(
+                &["moe_intermediate_size"],
+                Meaning::Default("expert_ffn", Given::Int(1536)),
+            ),
+            number(
+                &["moe_num_shared_experts"],
+                "shared_expert_ffn",
+                |file| {
+                    let number = |name: &str, default| {
+                        file(name).and_then(|n| n.as_u64()).unwrap_or(default)
+                    };
+                    let count = number("moe_num_shared_experts", 2);
+                    Ok(Some((count * number("moe_intermediate_size", 1536)).into()))
+                },
+                |model| {
+                    let [all, each] =
+                        ["shared_expert_ffn", "expert_ffn"].map(|k| model[k].as_u64());
+                    Some((all? / each?.max(1)).into())
+                },
+            ),
+            derived(
+                "mlp_layer_types",
+                &[
+                    "moe_layer_start_index",
+                    "moe_layer_end_index",
+                    "moe_layer_interval",
+                    "moe_norm_min",
+                ],
+                |file| {
+                    let number = |name: &str, default: i64| {
+                        file(name).and_then(|n| n.as_i64()).unwrap_or(default)
+                    };
+                    let count = layers(file) as i64;
+                    let start = number("moe_layer_start_index", 1);
+                    let end = match number("moe_layer_end_index", -1) {
+                        -1 => count - 1,
+                        end => end,
+                    };
+                    let every = number("moe_layer_interval", 1).max(1);
+                    let kind = |n: i64| match (n + 1) % every == 0 && (start..=end).contains(&n) {
+                        true => "sparse",
+                        false => "dense",
+                    };
+                    Ok(Some(repeated(&(0..count).map(kind).collect::<Vec<_>>())))
+                },
+            ),
+            derived("bias", &["use_bias"], |file| {
+                match file("use_bias") == Some(true.into()) {
+                    true => Err("`use_bias` must be false: experts with biases in shared layers alone are not planned".to_owned()),
+                    false => Ok(None),
+                }
+            }),
+        ],
+    },
+];
+
+pub(super) const EMBEDDING_MULTIPLIER: Field = field(
+    &["embedding_multiplier"],
+    Meaning::Optional("embedding_multiplier"),
+);
+pub(super) const ATTENTION_MULTIPLIER: Field = field(
+    &["attention_multiplier"],
+    Meaning::Default("attention_multiplier", Given::Float(1.0)),
+);
+pub(super) const RESIDUAL_MULTIPLIER: Field = field(
+    &["residual_multiplier"],
+    Meaning::Optional("residual_multiplier"),
+);
+pub(super) const LOGITS_SCALING: Field =
+    field(&["logits_scaling"], Meaning::Optional("logits_scaling"));
+
+/// Sizes of all layers.
+const SHAPE_OF_ALL: &[Field] = &[
+    VOCAB, HIDDEN, LAYERS, HEADS, HIDDEN_ACT, POSITIONS, ROPE_THETA,
 ];
 
 pub(super) const SIGMOID_LATENT: &[Field] = &concat::<{ LATENT.len() + 5 }>(

@@ -298,6 +298,57 @@ pub(super) const TYPES: &[HfType] = &[
         fields: &[FFN, delta(DeltaProjections::Four)],
     },
     HfType {
+        model_type: "lfm2",
+        architecture: "Lfm2ForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("lfm2")),
+            ("qk_norm", Given::Bool(true)),
+        ],
+        common: &[
+            VOCAB, HIDDEN, LAYERS, HEADS, KV_HEADS, POSITIONS, ROPE_THETA,
+        ],
+        fields: &[
+            field(&["norm_eps"], Meaning::Optional("norm_eps")),
+            Field {
+                names: &["tie_word_embeddings", "tie_embedding"],
+                ..TIED_BY_DEFAULT
+            },
+            derived(
+                "ffn",
+                &[
+                    "intermediate_size",
+                    "block_ff_dim",
+                    "block_multiple_of",
+                    "block_ffn_dim_multiplier",
+                    "block_auto_adjust_ff_dim",
+                ],
+                |file| Ok(Some(lfm2_ffn(file).into())),
+            ),
+            derived("layer_types", &["layer_types", "full_attn_idxs"], |file| {
+                let listed = words(file, "layer_types");
+                let full = file("full_attn_idxs");
+                let full = full.as_ref().and_then(Value::as_array);
+                Ok(Some(by_layer(layers(file), |layer| {
+                    let attends = match (&listed, full) {
+                        (Some(words), _) => words.get(layer as usize).is_none_or(|w| w == FULL),
+                        (None, Some(indices)) => indices.iter().any(|n| *n == layer),
+                        (None, None) => true,
+                    };
+                    if attends { FULL } else { "conv" }
+                })))
+            }),
+            derived("ssm", &["conv_L_cache", "conv_bias", "conv_dim"], |file| {
+                let bias = flag(file, "conv_bias", false);
+                Ok(Some(json!({
+                    "inner": integer(file, "hidden_size", 2560),
+                    "conv": integer(file, "conv_L_cache", 3),
+                    "conv_bias": bias,
+                    "bias": bias,
+                })))
+            }),
+        ],
+    },
+    HfType {
         model_type: "bamba",
         architecture: "BambaForCausalLM",
         fixed: &[("model_type", Given::Str("bamba"))],
@@ -324,6 +375,22 @@ pub(super) const TYPES: &[HfType] = &[
         ],
     },
 ];
+
+/// Returns the width of LFM2's feed-forward layers (`Lfm2MLP`): two thirds of the field, times a
+/// factor, rounded up.
+fn lfm2_ffn(file: Fields<'_>) -> u64 {
+    let given = integer(
+        file,
+        "block_ff_dim",
+        integer(file, "intermediate_size", 12288),
+    );
+    if !flag(file, "block_auto_adjust_ff_dim", true) {
+        return given;
+    }
+    let factor = file("block_ffn_dim_multiplier").and_then(|x| x.as_f64());
+    let ffn = (factor.unwrap_or(1.0) * (2 * given / 3) as f64) as u64;
+    ffn.next_multiple_of(integer(file, "block_multiple_of", 256).max(1))
+}
 
 /// Sizes as Bamba and Granite 4 name them.
 const MAMBA2_D: Field = derived(
@@ -386,8 +453,85 @@ fn per_block(
     Ok(Some(repeated(&all?)))
 }
 
+/// Returns whether a Granite 4 has routed experts.
+fn granite_routes(file: Fields<'_>) -> bool {
+    integer(file, "num_local_experts", 8) > 0
+}
+
 /// Types of family `moe`.
 pub(super) const EXPERTS: &[HfType] = &[
+    // Without routed experts, the shared one is a dense layer.
+    HfType {
+        model_type: "granitemoehybrid",
+        architecture: "GraniteMoeHybridForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("granitemoehybrid")),
+            ("router", Given::Str("topk_softmax")),
+            ("packed_gate_up", Given::Bool(true)),
+        ],
+        common: &[
+            VOCAB,
+            HIDDEN,
+            LAYERS,
+            HEADS,
+            KV_HEADS,
+            HIDDEN_ACT,
+            POSITIONS,
+            NORM_EPS,
+            ROPE_THETA,
+            TIED,
+            ATTENTION_BIAS,
+            super::experts::EMBEDDING_MULTIPLIER,
+            super::experts::ATTENTION_MULTIPLIER,
+            super::experts::RESIDUAL_MULTIPLIER,
+            super::experts::LOGITS_SCALING,
+        ],
+        fields: &[
+            derived("ffn", &["shared_intermediate_size"], |file| {
+                Ok(Some(integer(file, "shared_intermediate_size", 1024).into()))
+            }),
+            derived("shared_expert_ffn", &[], |file| {
+                let shared = integer(file, "shared_intermediate_size", 1024);
+                Ok(granite_routes(file).then(|| shared.into()))
+            }),
+            derived("expert_ffn", &["intermediate_size"], |file| {
+                let width = integer(file, "intermediate_size", 11008);
+                Ok(granite_routes(file).then(|| width.into()))
+            }),
+            derived("experts", &["num_local_experts"], |file| {
+                let count = integer(file, "num_local_experts", 8);
+                Ok(granite_routes(file).then(|| count.into()))
+            }),
+            derived("top_k", &["num_experts_per_tok"], |file| {
+                let count = integer(file, "num_experts_per_tok", 2);
+                Ok(granite_routes(file).then(|| count.into()))
+            }),
+            derived("mlp_layer_types", &[], |file| {
+                Ok((!granite_routes(file)).then(|| json!(["dense"])))
+            }),
+            derived("position_embedding", &["position_embedding_type"], |file| {
+                let kind = file("position_embedding_type");
+                let rotates = kind.as_ref().and_then(Value::as_str) == Some("rope");
+                Ok(Some(if rotates { "rotary" } else { "none" }.into()))
+            }),
+            derived(
+                "layer_types",
+                &["layer_types", "layers_block_type"],
+                |file| {
+                    let listed =
+                        words(file, "layer_types").or_else(|| words(file, "layers_block_type"));
+                    Ok(Some(by_layer(layers(file), |layer| {
+                        let word = listed.as_ref().and_then(|l| l.get(layer as usize));
+                        match word.map(String::as_str) {
+                            Some("attention" | FULL) => FULL,
+                            _ => "mamba2",
+                        }
+                    })))
+                },
+            ),
+            MAMBA2_D,
+        ],
+    },
     HfType {
         model_type: "qwen3_next",
         architecture: "Qwen3NextForCausalLM",

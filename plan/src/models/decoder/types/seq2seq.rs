@@ -1,7 +1,7 @@
 //! Types with an encoder and a decoder.
 
 use super::{TIED_BY_DEFAULT, derived, number};
-use crate::models::hf::{Field, Fields, Given, HfType, Meaning, VOCAB, field};
+use crate::models::hf::{Field, Fields, Given, HfType, Meaning, POSITIONS, VOCAB, field};
 use serde_json::Value;
 
 /// Blocks of the decoder; of the encoder, if the file does not say otherwise.
@@ -100,4 +100,94 @@ pub(super) const TYPES: &[HfType] = &[
             }),
         ],
     ),
+    t5(
+        "umt5",
+        "UMT5ForConditionalGeneration",
+        &[
+            derived("model_type", &[], |_| Ok(Some("umt5".into()))),
+            derived("relative_bias_per_layer", &[], |_| Ok(Some(true.into()))),
+            derived("activation", &["feed_forward_proj"], |file| {
+                Ok(Some(activation(file, "gated-gelu")?.0.into()))
+            }),
+            derived("gated_mlp", &[], |file| {
+                Ok(Some(activation(file, "gated-gelu")?.1.into()))
+            }),
+        ],
+    ),
+    HfType {
+        model_type: "bart",
+        architecture: "BartForConditionalGeneration",
+        fixed: &[
+            ("model_type", Given::Str("bart")),
+            ("norm", Given::Str("layer_norm")),
+            ("norm_position", Given::Str("sum")),
+            ("bias", Given::Bool(true)),
+            ("gated_mlp", Given::Bool(false)),
+            ("position_embedding", Given::Str("learned")),
+            ("position_offset", Given::Int(2)),
+            ("embedding_norm", Given::Bool(true)),
+        ],
+        common: &[VOCAB, POSITIONS, TIED_BY_DEFAULT],
+        fields: &[
+            field(&["d_model"], Meaning::Required("hidden")),
+            field(&["encoder_layers"], Meaning::Required("encoder_layers")),
+            field(&["decoder_layers"], Meaning::Required("layers")),
+            number(
+                &["decoder_ffn_dim"],
+                "ffn",
+                |file| same(file, ["encoder_ffn_dim", "decoder_ffn_dim"]),
+                |model| Some(model["ffn"].clone()),
+            ),
+            number(
+                &["decoder_attention_heads"],
+                "heads",
+                |file| same(file, ["encoder_attention_heads", "decoder_attention_heads"]),
+                |model| Some(model["heads"].clone()),
+            ),
+            derived(
+                "embedding_multiplier",
+                &["scale_embedding"],
+                |file| match file("scale_embedding") == Some(true.into()) {
+                    true => Err(
+                        "`scale_embedding` must be false: scaled tokens are not planned".to_owned(),
+                    ),
+                    false => Ok(None),
+                },
+            ),
+            field(
+                &["activation_function"],
+                Meaning::Choice(
+                    "activation",
+                    &[
+                        ("gelu", "gelu"),
+                        ("relu", "relu"),
+                        ("silu", "silu"),
+                        ("gelu_new", "gelu_tanh"),
+                    ],
+                ),
+            ),
+            derived(
+                "num_labels",
+                &[
+                    "encoder_ffn_dim",
+                    "encoder_attention_heads",
+                    "encoder_layerdrop",
+                    "decoder_layerdrop",
+                    "classifier_dropout",
+                    "init_std",
+                ],
+                |_| Ok(None),
+            ),
+        ],
+    },
 ];
+
+/// Returns a size that encoder and decoder have in common.
+fn same(file: Fields<'_>, names: [&str; 2]) -> Result<Option<Value>, String> {
+    let [of_encoder, of_decoder] = names.map(file);
+    if of_encoder != of_decoder {
+        let [a, b] = names;
+        return Err(format!("`{a}` and `{b}` must be equal"));
+    }
+    Ok(of_decoder)
+}
