@@ -332,7 +332,7 @@ impl Attention {
             Some(HeadNorm::Plain(norm)) => norm.apply(b, x),
             Some(HeadNorm::Each(layer)) => {
                 let width = b.g.value(x).cols();
-                let ones = b.ones(width);
+                let ones = b.ones(layer.module(), width);
                 let y = b.layer_norm_by(layer.module(), x, ones, None);
                 let w = b.weight(layer);
                 b.within(layer.module(), |b| b.g.binary(OpKind::Mul, y, w))

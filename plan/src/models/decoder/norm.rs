@@ -74,7 +74,7 @@ impl Norm {
             }
             (None, _) => {
                 let width = b.g.value(x).cols();
-                let ones = b.ones(width);
+                let ones = b.ones(self.module, width);
                 b.layer_norm_by(self.module, x, ones, None)
             }
         }
@@ -89,9 +89,10 @@ impl Norm {
 }
 
 impl Builder<'_> {
-    /// Adds a table of ones, in the type of the activations.
-    pub(super) fn ones(&mut self, width: u64) -> ValueId {
+    /// Adds a table of ones for a module, in the type of the activations. The module casts it: an op
+    /// of another module would leave the block, and FSDP would gather it again.
+    pub(super) fn ones(&mut self, module: ModuleId, width: u64) -> ValueId {
         let ones = self.constant("ones", &[width], DType::F32, false);
-        self.as_activation(ones)
+        self.within(module, |b| b.as_activation(ones))
     }
 }
