@@ -427,8 +427,8 @@ fn arguments_of_megatron_can_be_yaml() {
     assert_eq!(row.unwrap().key, "language_model.num_layers");
 }
 
-/// Megatron-LM's precision-aware optimizer reads decoupled gradients, and buffers that NCCL knows are
-/// a double buffer, in its FSDP alone.
+/// Megatron-LM's precision-aware optimizer reads decoupled gradients, and buffers that NCCL knows
+/// are a double buffer, in its FSDP alone.
 #[test]
 fn optimizers_and_buffers_of_megatron_are_read() {
     let script = |engine: &str| {
