@@ -93,6 +93,16 @@ fn policies_and_strategies_end_with_the_same_weights() {
             &["fsdp.atomic=tensor", "fsdp.strategy=optim"],
         ],
     );
+    // Passes without gradients leave nothing behind: no unit stays full, and none is stale.
+    let zero2 = |set: &&&[&str]| set.contains(&"fsdp.strategy=optim_grads");
+    for base in EACH.iter().filter(|set| !zero2(set)) {
+        let first = [two, base].concat();
+        let more = [&first[..], &["train.no_grad_forwards=2"]].concat();
+        assert!(
+            results("gpt2-tiny", &more) == results("gpt2-tiny", &first),
+            "{base:?}"
+        );
+    }
     let all = "fsdp.no_sync_units=[\"*\", \"*.*\"]";
     let units: [&[&str]; 2] = [&[all], &[all, "fsdp.policy=fsdp2"]];
     for set in ONCE_SHARDED.iter().chain(&units) {

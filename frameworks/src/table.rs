@@ -90,6 +90,8 @@ pub(crate) enum Fact {
     DistributedOptimizer,
     /// 1: Megatron-LM's optimizer reads gradients in their own type.
     PrecisionAwareOptimizer,
+    /// 1: Megatron-LM registers communication buffers with NCCL.
+    NcclUb,
     /// ZeRO stage of DeepSpeed.
     ZeroStage,
     /// PyTorch's `ShardingStrategy`, by its number: 1 FULL_SHARD, 2 SHARD_GRAD_OP, 3 NO_SHARD,

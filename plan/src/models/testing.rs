@@ -79,6 +79,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             sync: false,
             steps: 3,
             validate_every: 0,
+            no_grad_forwards: 0,
             param_norms_every: 0,
         },
         mesh: Mesh {

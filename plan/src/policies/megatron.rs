@@ -62,6 +62,8 @@ pub(crate) struct Megatron {
     /// Units that backward reaches.
     reached: Vec<bool>,
     first: bool,
+    /// Whether no forward of this step has begun.
+    step_begins: bool,
     last: bool,
     /// Elements that may wait in the reduce queue, which is also the target of prefetch.
     capacity: u64,
@@ -111,6 +113,7 @@ impl Megatron {
                 .map(|u| out.inputs.backward_order.contains(&UnitId(u)))
                 .collect(),
             first: true,
+            step_begins: true,
             last: true,
             capacity,
             double_buffer,
@@ -421,11 +424,12 @@ impl Lifecycle for Megatron {
 
     fn micro_batch(&mut self, index: u16, last: bool) {
         self.first = index == 0;
+        self.step_begins = self.first;
         self.last = last;
     }
 
     fn forward_start(&mut self, out: &mut Emitter<'_>) {
-        if self.first {
+        if std::mem::take(&mut self.step_begins) {
             // The pipeline is reset: resident buckets keep their storage, their content is stale.
             self.full.fill(false);
             self.gathered.fill(None);

@@ -76,6 +76,8 @@ pub(crate) struct MegatronV2 {
     issued: Option<u32>,
     casts: GradCasts,
     first: bool,
+    /// Whether no forward of this step has begun.
+    step_begins: bool,
     last: bool,
     /// Whether the loss is computed from outputs of the root, so that hooks of the root run before
     /// it in forward and after it in backward.
@@ -102,6 +104,7 @@ impl MegatronV2 {
             issued: None,
             casts: GradCasts::new(groups),
             first: true,
+            step_begins: true,
             last: true,
             loss_apart: loss && out.inputs.scenario.train.loss == Loss::Materialized,
         }
@@ -214,12 +217,13 @@ impl Lifecycle for MegatronV2 {
 
     fn micro_batch(&mut self, index: u16, last: bool) {
         self.first = index == 0;
+        self.step_begins = self.first;
         self.last = last;
     }
 
     /// The root's `pre_forward`, as far as it does not depend on the root's parameters.
     fn forward_start(&mut self, out: &mut Emitter<'_>) {
-        if self.first {
+        if std::mem::take(&mut self.step_begins) {
             // Replicated weights are gathered in the first micro-batch.
             self.full.fill(false);
         }

@@ -1,6 +1,7 @@
 //! The JSON contract of a run.
 
 use super::{BasisKind, ErrorBand, Run};
+use crate::program::SectionKind;
 use crate::units::Picos;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -62,6 +63,9 @@ pub struct Summary {
     pub hardware: String,
     /// Step times.
     pub step_ms: StepSummary,
+    /// Time of the first step in seconds, which allocates optimizer states; `null` if the run does
+    /// not have it.
+    pub first_step_s: Option<f64>,
     /// Tokens per second and GPU.
     pub tokens_per_s_per_gpu: f64,
     /// Model FLOPs utilisation, 0 to 1; `null` if the device's peak is not known.
@@ -142,6 +146,14 @@ impl Run {
         }
     }
 
+    /// Returns the time of the first step; `None` if the run does not have it.
+    #[must_use]
+    pub fn first_step(&self) -> Option<Picos> {
+        let mut steps = self.steps.iter();
+        let first = steps.find(|s| s.section == SectionKind::First)?;
+        Some(first.end - first.start)
+    }
+
     /// Returns the tokens (or samples) per second and GPU.
     #[must_use]
     pub fn tokens_per_s(&self) -> f64 {
@@ -168,6 +180,7 @@ impl Run {
             world_size: self.world_size,
             policy: self.policy.clone(),
             hardware: self.hardware.clone(),
+            first_step_s: self.first_step().map(|t| t.ms() / 1e3),
             tokens_per_s_per_gpu: self.tokens_per_s(),
             step_ms: StepSummary {
                 median: self.step_ms(),

@@ -500,6 +500,7 @@ keys! {
     GradNorm: "train" "grad_norm" [Bool] "false" "Compute the global gradient norm in every step, even without clipping";
     Steps: "train" "steps" [Integer(1, 1_000_000)] "20" "Steps of a run";
     ValidateEvery: "train" "validate_every" [Integer(0, 1_000_000)] "0" "Run a validation forward every N steps; 0: never";
+    NoGradForwards: "train" "no_grad_forwards" [Integer(0, 64)] "0" "Forward passes without gradients (`torch.no_grad`) over the samples of each micro-batch before its forward and backward, as reinforcement learning computes log-probabilities of the old policy; their results are not used";
     ParamNormsEvery: "train" "param_norms_every" [Integer(0, 1_000_000)] "0" "Report the norm of every parameter and of its gradient (before clipping) every N steps of a run; 0: never. Predictions do not include the time";
 
     Hardware: "mesh" "hardware" [Choice(&HARDWARE), Path(".toml")] "(required)" "Hardware profile: the name of a shipped profile, or the path of a profile file (relative to the scenario file, or to the working directory with --set)";

@@ -207,6 +207,7 @@ fn train(d: &Document, seq_len: u64) -> Train {
         grad_norm: d.setting(Key::GradNorm),
         steps: d.setting(Key::Steps),
         validate_every: d.setting(Key::ValidateEvery),
+        no_grad_forwards: d.setting(Key::NoGradForwards),
         param_norms_every: d.setting(Key::ParamNormsEvery),
     }
 }

@@ -75,6 +75,12 @@ fn summary(scenario: &Scenario, o: &Outcome, out: &mut Out) -> Result<(), Failur
         )
     };
     out.labelled("step", &step)?;
+    if let Some(first) = o.run.first_step() {
+        let setup = o.run.environment.get("seconds.devices");
+        let setup = setup.map_or_else(String::new, |s| format!("   devices and kernels {s} s"));
+        let seconds = first.ms() / 1e3;
+        out.labelled("first", &format!("{seconds:.3} s{setup}"))?;
+    }
     if let (Some(first), Some(last)) = (o.run.losses.first(), o.run.losses.last()) {
         let resumed = match o.resumed_from {
             0 => String::new(),

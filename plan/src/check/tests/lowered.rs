@@ -241,7 +241,7 @@ fn gradients_of_any_type_are_as_long_as_kernels_take_them_to_be() {
 
 #[test]
 fn every_option_passes() {
-    const OPTIONS: [&[&str]; 62] = [
+    const OPTIONS: [&[&str]; 75] = [
         &[],
         &[
             "fsdp.copy_engine_reduce=true",
@@ -372,6 +372,38 @@ fn every_option_passes() {
         ],
         &["mesh.dp_shard=1"],
         &["mesh.dp_shard=1", "mesh.dp_outer=4"],
+        &["train.no_grad_forwards=2", "train.grad_accum=2"],
+        &["train.no_grad_forwards=1", "fsdp.strategy=optim"],
+        &["train.no_grad_forwards=1", "fsdp.strategy=no_shard"],
+        &["train.no_grad_forwards=1", "fsdp.strategy=optim_grads"],
+        &[
+            "train.no_grad_forwards=1",
+            "fsdp.reshard_after_forward=false",
+            "train.validate_every=1",
+        ],
+        &["train.no_grad_forwards=1", "fsdp.reshard_after_forward=2"],
+        &["train.no_grad_forwards=1", "compile.mode=full"],
+        &[
+            "train.no_grad_forwards=1",
+            "fsdp.reshard_after_backward=false",
+            "train.grad_accum=2",
+        ],
+        &[
+            "train.no_grad_forwards=1",
+            "fsdp.offload=[\"params\", \"optimizer\"]",
+        ],
+        &[
+            "train.no_grad_forwards=1",
+            "mesh.dp_outer=2",
+            "fsdp.outer_strategy=optim",
+        ],
+        &[
+            "train.no_grad_forwards=1",
+            "compile.cuda_graph=full_iteration",
+            "fsdp.allocator=pool",
+        ],
+        &["train.no_grad_forwards=1", "fsdp.allocator=double_buffer"],
+        &["train.no_grad_forwards=1", "train.recompute=full"],
         &["fsdp.atomic=tensor", "train.grad_accum=2"],
         &["fsdp.atomic=4"],
         &["fsdp.nan_check=true"],

@@ -28,14 +28,27 @@ pub(crate) const RULES: Rules = Rules {
     without_effect: WITHOUT_EFFECT,
 };
 
+/// Returns whether a strategy shards something, but not parameters.
+fn partly_sharded(strategy: Strategy) -> bool {
+    matches!(strategy, Strategy::Optim | Strategy::OptimGrads)
+}
+
 const REFUSES: &[Refusal] = &[
     Refusal {
         keys: &["fsdp.strategy", "fsdp.placements", "compile.mode"],
         // Each strategy of policy fsdp2 keeps parameters sharded.
-        when: |s| {
-            s.fsdp.policy == PolicyKind::Native && s.fsdp.strategy != Strategy::OptimGradsParams
-        },
-        message: "compile mode full always shards parameters, gradients and optimizer state",
+        when: |s| s.fsdp.policy == PolicyKind::Native && partly_sharded(s.fsdp.strategy),
+        message: "compile mode full shards parameters, gradients and optimizer state: SimpleFSDP, \
+                  which it follows, has modes replicate, fully_shard and hybrid_shard, and none \
+                  that shards less",
+        help: "use strategy optim_grads_params, or mode regions or blocks",
+    },
+    Refusal {
+        keys: &["fsdp.strategy", "fsdp.placements", "compile.mode"],
+        when: |s| s.fsdp.policy == PolicyKind::Native && s.fsdp.strategy == Strategy::NoShard,
+        message: "compile mode full shards parameters, gradients and optimizer state: \
+                  SimpleFSDP's mode replicate is not modeled, and DistributedDataParallel splits \
+                  the graph at its buckets (DDPOptimizer)",
         help: "use strategy optim_grads_params, or mode regions or blocks",
     },
     Refusal {

@@ -109,7 +109,8 @@ const REFUSES: &[Refusal] = &[
         keys: &["compile.mode", "fsdp.policy"],
         when: fully_compiled,
         message: "compile mode full makes collectives graph nodes, but policy megatron issues \
-                  them from hooks",
+                  them from hooks, in which Megatron-FSDP disables the compiler (Megatron-LM \
+                  #2425)",
         help: "use mode regions or blocks, or policy native or fsdp2",
     },
 ];

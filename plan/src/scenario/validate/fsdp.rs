@@ -2,7 +2,8 @@
 
 use super::{Checked, cannot, refuse};
 use crate::config::{
-    AllocatorKind, CudaGraph, MomentType, Optimizer, OuterStrategy, Reshard, Scenario, Strategy,
+    AllocatorKind, CudaGraph, MomentType, Optimizer, OuterStrategy, PolicyKind, Reshard, Scenario,
+    Strategy,
 };
 use crate::ir::{AxisId, AxisSet};
 use crate::policies::{self, spec::Rules};
@@ -21,6 +22,7 @@ pub(super) fn check(s: &Scenario, d: &Document, is_default: &dyn Fn(Key) -> bool
     in_backward(s, d)?;
     in_optimizer(s, d)?;
     decoupled(s, d)?;
+    no_grad_forwards(s, d)?;
     cast_before_all_gather(s, d)?;
     resharded_root(s, d)?;
     refuse(s, d, "fsdp.reshard_after_backward")?;
@@ -282,6 +284,27 @@ fn in_backward(s: &Scenario, d: &Document) -> Checked {
         return Ok(());
     };
     Err(cannot(d, Key::OptimizerInBackward, keys, why, "false"))
+}
+
+/// Refuses passes without gradients where the first pass of a step gathers weights for all.
+fn no_grad_forwards(s: &Scenario, d: &Document) -> Checked {
+    let f = &s.fsdp;
+    let once = matches!(f.strategy, Strategy::Optim | Strategy::OptimGrads);
+    if s.train.no_grad_forwards == 0 {
+        return Ok(());
+    }
+    if f.prefetch_next_step > 0 {
+        let why = "is not modeled with `prefetch_next_step`, whose units are those of a forward that \
+                   backward follows";
+        let keys = [Key::PrefetchNextStep];
+        return Err(cannot(d, Key::NoGradForwards, &keys, why, "0"));
+    }
+    if !once || f.policy == PolicyKind::Fsdp2 {
+        return Ok(());
+    }
+    let why = "is not modeled with replicated weights of which ranks update parts: their first forward \
+               in a step gathers them for all others";
+    Err(cannot(d, Key::NoGradForwards, &[Key::Strategy], why, "0"))
 }
 
 /// Refuses decoupled gradients for optimizers other than FusedAdam.
