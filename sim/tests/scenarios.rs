@@ -406,8 +406,8 @@ fn matmuls_in_8_bits_have_rates_of_their_own() {
     assert!(step(&bf16, &unknown).is_ok());
 }
 
-/// Under FSDP2, the optimizer of offloaded state takes the time in which the CPU moves its bytes, and
-/// nothing overlaps with it.
+/// Under FSDP2, the optimizer of offloaded state takes the time in which the CPU moves its bytes,
+/// and nothing overlaps with it.
 #[test]
 fn an_optimizer_on_the_cpu_has_the_rate_of_the_cpu() {
     let offload = "fsdp.offload=[\"params\", \"grads\", \"optimizer\"]";
