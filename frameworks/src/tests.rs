@@ -327,6 +327,38 @@ fn engines_set_policy_precision_and_accumulation() {
     }
 }
 
+/// Reentrant recompute is that of the model's code, in eager jobs.
+#[test]
+fn only_recompute_of_the_models_code_is_reentrant() {
+    const ON: &str = "gradient_checkpointing: true\n";
+    const KWARGS: &str = "gradient_checkpointing_kwargs:\n  use_reentrant: true\n";
+    let reentrant = |text: &str| {
+        let text = format!(
+            "model_name_or_path: Qwen/Qwen3-8B\nmax_length: 1024\nbf16: true\n{text}{KWARGS}"
+        );
+        let job = try_text("job.yaml", &text, &eight()).unwrap();
+        setting(&job, "train.use_reentrant")
+    };
+    assert_eq!(
+        reentrant(&format!("fsdp: true\n{ON}")).as_deref(),
+        Some("true")
+    );
+    let of_fsdp = "fsdp: true\nfsdp_config:\n  activation_checkpointing: true\n";
+    assert_eq!(reentrant(of_fsdp), None);
+    assert_eq!(reentrant(&format!("{ON}torch_compile: true\n")), None);
+    assert_eq!(reentrant("fsdp: true\n"), None);
+}
+
+#[test]
+fn activations_of_trl_go_to_the_host() {
+    let text = "model_name_or_path: Qwen/Qwen3-8B\nmax_length: 1024\nactivation_offloading: true\n";
+    let job = try_text("job.yaml", text, &eight()).unwrap();
+    assert_eq!(
+        setting(&job, "train.activation_offload").as_deref(),
+        Some("true")
+    );
+}
+
 #[test]
 fn hybrid_sharding_replicates_over_nodes() {
     let text = "model_name_or_path: Qwen/Qwen3-8B\nfsdp: hybrid_shard auto_wrap\nbf16: true\nmax_length: 512\n";

@@ -129,7 +129,7 @@ impl Costs {
             return;
         }
         for cost in &mut self.all {
-            if Part::of(cost.load) == part {
+            if Part::of(cost.load) == Some(part) {
                 cost.work = (cost.work as f64 * factor) as u64;
             }
             // A rank copies its local chunk at the speed of its memory, however long the other

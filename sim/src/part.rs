@@ -45,14 +45,15 @@ impl Part {
         }
     }
 
-    /// Returns the part that does work of this kind on the device.
-    pub(crate) const fn of(load: Load) -> Self {
-        match load {
+    /// Returns the part that does work of this kind; `None` for operators on the CPU, which
+    /// [`Part::Host`] only issues.
+    pub(crate) const fn of(load: Load) -> Option<Self> {
+        Some(match load {
             Load::Compute => Self::Arithmetic,
             Load::Memory | Load::Copy => Self::Memory,
             Load::Collective => Self::Collectives,
             Load::ToDevice | Load::ToHost => Self::HostCopies,
-            Load::Cpu => Self::Host,
-        }
+            Load::Cpu => return None,
+        })
     }
 }

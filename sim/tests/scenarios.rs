@@ -405,3 +405,42 @@ fn matmuls_in_8_bits_have_rates_of_their_own() {
     );
     assert!(step(&bf16, &unknown).is_ok());
 }
+
+/// Under FSDP2, the optimizer of offloaded state takes the time in which the CPU moves its bytes,
+/// and nothing overlaps with it.
+#[test]
+fn an_optimizer_on_the_cpu_has_the_rate_of_the_cpu() {
+    let offload = "fsdp.offload=[\"params\", \"grads\", \"optimizer\"]";
+    let no_norm = ["train.clip_norm=0.0", "train.grad_norm=false"];
+    let program = planned("llama3-8b-8xh100", &[&[offload][..], &no_norm].concat());
+    let step = |gbps: f64| {
+        let mut profile = hardware::load(&program.meta.hardware).unwrap();
+        profile.host.cpu_gbps = Some(gbps);
+        let r = simulate(&program, &profile, &Options::default()).unwrap();
+        r.step_samples[0].0 as f64 / 1e12
+    };
+    let parameters: u64 = program.params.iter().map(|p| p.numel()).sum();
+    // Weight, gradient and two moments are read, and all but the gradient written.
+    let bytes = 28.0 * parameters as f64 / 8.0;
+    let longer = step(20.0) - step(50.0);
+    let expected = bytes / 1e9 * (1.0 / 20.0 - 1.0 / 50.0);
+    assert!(
+        (longer / expected - 1.0).abs() < 0.01,
+        "{longer} {expected}"
+    );
+}
+
+/// What leaves the device after forward is not there at the peak.
+#[test]
+fn offloaded_activations_lower_the_peak() {
+    let peak = |set: &[&str]| {
+        let program = planned("llama3-8b-8xh100", set);
+        run(&program, &Options::default()).memory.peak_allocated.0
+    };
+    let recompute = "train.recompute=none";
+    let [kept, moved] = [
+        peak(&[recompute]),
+        peak(&[recompute, "train.activation_offload=true"]),
+    ];
+    assert!(moved < kept / 2, "{moved} of {kept}");
+}

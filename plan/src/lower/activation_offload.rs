@@ -3,9 +3,9 @@
 //!
 //! - What forward has saved is copied after its last use there. A few copies may be under way; then
 //!   computation waits for the oldest one, and its tensor is freed.
-//! - Backward copies a tensor back where it first needs it. The host issues that early, and the copy
-//!   overlaps with what computes before: it waits only until the tensors of the operation before
-//!   that one are free.
+//! - Backward copies a tensor back where it first needs it. The host issues that early, and the
+//!   copy overlaps with what computes before: it waits only until the tensors of the operation
+//!   before that one are free.
 
 use super::buffers::TapeBuffers;
 use super::builder::NewBuffer;
