@@ -28,7 +28,7 @@ mod tests;
 
 pub use answer::{Answer, Proposal};
 pub use evaluate::Watch;
-pub use inverse::{Fewest, Longest, fewest_gpus, longest_sequence};
+pub use inverse::{Fewest, Largest, Size, fewest_gpus, largest};
 pub use keep::{Kept, all_but, freed, kept};
 pub use reasons::{Changed, Reason};
 pub use score::{Goal, Limits, Score};

@@ -55,6 +55,15 @@ impl Times {
         self.0.len()
     }
 
+    /// Returns the time that a tenth of them stay below, in microseconds; 0 without times.
+    fn low_us(&self) -> f64 {
+        let mut sorted = self.0.clone();
+        sorted.sort_unstable();
+        sorted
+            .get(sorted.len() / 10)
+            .map_or(0.0, |ns| *ns as f64 / 1e3)
+    }
+
     /// Returns the shortest in microseconds; 0 without times.
     #[must_use]
     pub fn fastest_us(&self) -> f64 {
@@ -70,6 +79,29 @@ impl Times {
             0 => 0.0,
             n => (sorted[(n - 1) / 2] + sorted[n / 2]) as f64 / 2e3,
         }
+    }
+}
+
+/// Fewest launches that show the speed of a host.
+const LAUNCHES: usize = 100;
+
+/// Exponent of [`Costs::host_factor`], fitted on eleven jobs of three machines that were timed
+/// without the profiler, too: `benchmarks/replay.md`. Fitted on two of the machines, it is 0.39 to
+/// 0.43.
+const HOST_EXPONENT: f64 = 0.41;
+
+impl Costs {
+    /// Returns how many times as long this machine's host takes as one whose kernel launches take
+    /// `launch_us` without a profiler; `None` if the trace has too few launches to tell.
+    ///
+    /// The profiler slows operators down by amounts that depend on what it records, but hardly the
+    /// quickest launches: their time is spent in the driver. A host with slower launches is slower
+    /// in Python, too, but by less.
+    #[must_use]
+    pub fn host_factor(&self, launch_us: f64) -> Option<f64> {
+        let low = self.launches.low_us();
+        let known = self.launches.count() >= LAUNCHES && low > 0.0 && launch_us > 0.0;
+        known.then(|| (low / launch_us).powf(HOST_EXPONENT))
     }
 }
 
@@ -217,6 +249,23 @@ impl Costs {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_host_with_slower_launches_is_slower_by_less() {
+        let mut costs = Costs::default();
+        for i in 0..LAUNCHES as u64 {
+            assert_eq!(costs.host_factor(3.2), None);
+            // One launch of ten is quick: a tenth of them stays below 6.4 us.
+            costs.launches.add(if i < 11 { 6400 } else { 20_000 });
+        }
+        let factor = costs.host_factor(3.2).unwrap();
+        assert!(
+            (factor - 2_f64.powf(HOST_EXPONENT)).abs() < 1e-9,
+            "{factor}"
+        );
+        assert!((costs.host_factor(6.4).unwrap() - 1.0).abs() < 1e-9);
+        assert_eq!(costs.host_factor(0.0), None);
+    }
 
     #[test]
     fn operators_become_rows() {

@@ -196,7 +196,7 @@ pub fn measured(
     let run = Run {
         scenario: labels.name,
         program_digest: String::new(),
-        kind: RunKind::Exec,
+        kind: RunKind::Import,
         world_size: labels.world_size,
         policy: labels.policy,
         hardware: trace.head.devices.first().cloned().unwrap_or_default(),

@@ -38,8 +38,38 @@ use std::collections::BTreeMap;
 pub enum RunKind {
     /// Predicted.
     Sim,
-    /// Measured.
+    /// Measured by this engine.
     Exec,
+    /// Measured by another one: read from a profiler's trace.
+    Import,
+}
+
+impl RunKind {
+    /// Returns the command that makes such runs.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Sim => "sim",
+            Self::Exec => "exec",
+            Self::Import => "import",
+        }
+    }
+
+    /// Returns whether times and memory were measured.
+    #[must_use]
+    pub const fn is_measured(self) -> bool {
+        !matches!(self, Self::Sim)
+    }
+
+    /// Returns `predicted` or `measured`.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        if self.is_measured() {
+            "measured"
+        } else {
+            "predicted"
+        }
+    }
 }
 
 /// One pass over a step section.
@@ -139,7 +169,8 @@ pub struct MemoryReport {
     pub peak_allocated: Bytes,
     /// Peak of reserved bytes.
     pub peak_reserved: Bytes,
-    /// Peak of the whole device: reserved plus context, communicators and libraries.
+    /// Peak of the whole device: reserved plus context, communicators and libraries. 0 if it was
+    /// not measured: see [`Self::device`].
     pub peak_device: Bytes,
     /// Bytes that stay allocated between steps.
     pub persistent: Bytes,
@@ -155,6 +186,15 @@ pub struct MemoryReport {
     pub retries: u32,
     /// Timeline of the recorded step.
     pub timeline: Vec<MemorySample>,
+}
+
+impl MemoryReport {
+    /// Returns the peak of the whole device; `None` if it was not measured. A profiler's trace
+    /// records what the allocator does, not what else uses the device.
+    #[must_use]
+    pub fn device(&self) -> Option<Bytes> {
+        (self.peak_device > Bytes::ZERO).then_some(self.peak_device)
+    }
 }
 
 /// Totals of one kind of collective over the recorded step.

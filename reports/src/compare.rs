@@ -30,7 +30,6 @@ pub(crate) use why::tokens;
 use crate::stats::{self, Options, Samples};
 use crate::view::{Difference, RunView, differences};
 use serde::Serialize;
-use shardlab_plan::record::RunKind;
 use std::collections::BTreeMap;
 
 /// A run with a short name for tables and sentences.
@@ -61,7 +60,7 @@ impl<'a> Side<'a> {
             return (self.medians.to_vec(), false);
         }
         let noisy =
-            self.run.run.kind == RunKind::Exec || self.run.run.environment.contains_key("jitter");
+            self.run.run.kind.is_measured() || self.run.run.environment.contains_key("jitter");
         if noisy {
             (self.run.samples_ms(), false)
         } else {
@@ -77,7 +76,7 @@ pub struct Head {
     pub label: String,
     /// Scenario.
     pub scenario: String,
-    /// `sim` or `exec`.
+    /// `sim`, `exec` or `import`.
     pub kind: &'static str,
     /// Policy.
     pub policy: String,

@@ -20,7 +20,7 @@ pub use work::{bytes, flops, name};
 use serde::{Deserialize, Serialize};
 use shardlab_plan::ir::{AxisId, UnitId};
 use shardlab_plan::program::{Op, SectionKind};
-use shardlab_plan::record::{ExposedGap, Run, RunKind, Span, awaited_names, awaited_units};
+use shardlab_plan::record::{ExposedGap, Run, Span, awaited_names, awaited_units};
 use shardlab_plan::scenario::BatchUnit;
 use shardlab_plan::units::Picos;
 use shardlab_plan::{Program, Scenario};
@@ -320,20 +320,19 @@ impl RunView {
         self.run.exposed_total().ms()
     }
 
-    /// Returns whether the peak is within the device's memory; `None` if its capacity is unknown.
+    /// Returns whether the peak is within the device's memory; `None` if its capacity is unknown. A
+    /// run whose device memory was not measured did fit.
     #[must_use]
     pub fn fits(&self) -> Option<bool> {
         let memory = &self.run.memory;
-        memory.capacity.map(|c| memory.peak_device <= c)
+        let capacity = memory.capacity?;
+        Some(memory.device().is_none_or(|used| used <= capacity))
     }
 
-    /// `sim` or `exec`.
+    /// `sim`, `exec` or `import`.
     #[must_use]
     pub fn kind(&self) -> &'static str {
-        match self.run.kind {
-            RunKind::Sim => "sim",
-            RunKind::Exec => "exec",
-        }
+        self.run.kind.name()
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! The table is a CSV file. Required columns: `scenario` and `overrides` (values for `--set`,
 //! separated by `;`). Any of the measured columns of [`Metric`] may follow; an empty cell means
-//! that the value was not measured. `name` and `source` are optional.
+//! that the value was not measured. `name` and `source` are optional, and so is `out_of_memory`: a
+//! run with `true` ran out of memory and has no measured values.
 
 mod null;
 mod table;
@@ -10,7 +11,7 @@ mod table;
 pub use null::{Null, null_models};
 pub use table::{Row, TableError, read};
 
-use crate::predict::{PredictError, Prediction, Profiles, Residual, predict_light};
+use crate::predict::{Fit, PredictError, Prediction, Profiles, Residual, predict_light};
 use rayon::prelude::*;
 use serde::Serialize;
 use shardlab_plan::program::SectionKind;
@@ -101,6 +102,8 @@ pub struct Compared {
     pub row: Row,
     /// Cells in the order of [`Metric::ALL`].
     pub cells: [Option<Cell>; 4],
+    /// Whether the run is predicted to fit.
+    pub fit: Fit,
     /// Model FLOPs per rank and step.
     pub model_flops: f64,
     /// Peak rate of the GPU in the compute dtype, FLOP/s.
@@ -126,6 +129,42 @@ pub struct Errors {
     pub worst_percent: f64,
     /// Label of the row with that error.
     pub worst_row: String,
+}
+
+impl Compared {
+    /// Returns whether the run is predicted to run out of memory if and only if it did.
+    #[must_use]
+    pub fn fits_as_measured(&self) -> bool {
+        self.fit.is_ok() != self.row.out_of_memory
+    }
+}
+
+/// How many runs ran out of memory, and of how many that was predicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct OutOfMemory {
+    /// Number of runs that ran out of memory.
+    pub measured: usize,
+    /// Number of them that are predicted not to fit.
+    pub predicted: usize,
+    /// Number of runs that fitted.
+    pub ran: usize,
+    /// Number of them that are predicted to fit.
+    pub predicted_to_fit: usize,
+}
+
+/// Returns how many predictions of whether a run fits are right; `None` if no run ran out of
+/// memory.
+#[must_use]
+pub fn out_of_memory(rows: &[Compared]) -> Option<OutOfMemory> {
+    let (failed, ran): (Vec<&Compared>, Vec<&Compared>) =
+        rows.iter().partition(|r| r.row.out_of_memory);
+    let right = |rows: &[&Compared]| rows.iter().filter(|r| r.fits_as_measured()).count();
+    (!failed.is_empty()).then(|| OutOfMemory {
+        measured: failed.len(),
+        predicted: right(&failed),
+        ran: ran.len(),
+        predicted_to_fit: right(&ran),
+    })
 }
 
 /// A row that cannot be predicted.
@@ -175,6 +214,7 @@ pub fn compare(
                     reserved_percent: reserved,
                     ..Residual::of(&p.program, &p.profile)
                 },
+                fit: p.fit.clone(),
                 model_flops: p.program.meta.model_flops.0 as f64,
                 peak_flops: p.profile.peak_flops(p.program.meta.compute),
                 tokens: p.program.meta.tokens as f64,

@@ -195,7 +195,7 @@ const SOME_VALUES: [(&str, &[&str]); 10] = [
 pub fn is_settable(policy: PolicyKind, setting: &str) -> bool {
     let (key, value) = setting.split_once('=').unwrap_or((setting, ""));
     /// Options that are fixed in the code of PyTorch and Megatron-FSDP.
-    const ENGINE: [&str; 12] = [
+    const ENGINE: [&str; 13] = [
         "fsdp.async_reduce",
         "fsdp.copy_engine_all_gather",
         "fsdp.copy_engine_reduce_scatter",
@@ -208,6 +208,8 @@ pub fn is_settable(policy: PolicyKind, setting: &str) -> bool {
         "compile.gemm_epilogue_fusion",
         "compile.fuse_projections",
         "compile.mix_order_reductions",
+        // They send tokens in another way than the collectives that are predicted.
+        "mesh.ep",
     ];
     /// Options that torch `fully_shard` fixes too, or that duplicate `reshard_after_forward`.
     const FULLY_SHARD: [&str; 4] = [

@@ -6,18 +6,19 @@ use super::output::{Failure, Out, Status, say};
 use super::table::Table;
 use crate::predict::{PredictError, Prediction, predict_program};
 use serde_json::{Value, json};
+use shardlab_import::costs::Costs;
 use shardlab_import::replay::{Traced, tape};
 use shardlab_plan::record::{Cause, Run};
 use shardlab_plan::units::{Bytes, Picos, signed, thousands};
 use shardlab_plan::{Scenario, plan_tape, scenario};
-use shardlab_sim::Options;
+use shardlab_sim::{Options, Part};
 use std::path::PathBuf;
 
 const NOTES: &str = "\
 Builds a program from a trace, without a model: each unit's kernels with their measured times, its
 parameters and the bytes that it saves. The program is sharded again with the options of --set and
 predicted. Collectives, copies around them, the optimizer and the host are priced by the hardware
-profile.
+profile; the host is as fast as the kernel launches of the trace say, unless --set names hardware.
 
 Units are called layers.0, layers.1, … (blocks) and by the names in the trace. The first row is the
 recorded run itself: how far its prediction is off says how far the other rows can be trusted.
@@ -56,10 +57,16 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         out.text(&traced.scenario.text)?;
         return Ok(Status::Done);
     }
-    let recorded = one(&traced, &run_name, &hardware_only(&args.overrides.set))?;
+    let costs = &imported.costs;
+    let recorded = one(
+        &traced,
+        costs,
+        &run_name,
+        &hardware_only(&args.overrides.set),
+    )?;
     let changed = match args.overrides.set.is_empty() {
         true => None,
-        false => Some(one(&traced, &run_name, &args.overrides.set)?),
+        false => Some(one(&traced, costs, &run_name, &args.overrides.set)?.prediction),
     };
     let measured = &imported.measured.run;
     if args.json {
@@ -73,14 +80,15 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
                 "peak_allocated_bytes": measured.memory.peak_allocated,
                 "peak_reserved_bytes": measured.memory.peak_reserved,
             },
-            "recorded": object(&recorded),
+            "recorded": object(&recorded.prediction),
             "replayed": changed.as_ref().map(object),
             "set": args.overrides.set,
+            "host_factor": recorded.host,
             "notes": notes(&traced, measured, &recorded),
         }))?;
         return Ok(Status::Done);
     }
-    print(args, measured, &recorded, changed.as_ref(), out)?;
+    print(args, measured, &recorded.prediction, changed.as_ref(), out)?;
     out.flush()?;
     for note in notes(&traced, measured, &recorded) {
         say(format_args!("note: {note}"));
@@ -95,17 +103,22 @@ fn host_wait(measured: &Run) -> Picos {
     waits.copied().sum()
 }
 
-/// Returns what the replay lacks. The host is priced by the profile, so waits for a slower one are
-/// not in it.
-fn notes(traced: &Traced, measured: &Run, recorded: &Prediction) -> Vec<String> {
+/// Returns what the replay assumes. The host is priced by the profile and the launches of the
+/// trace, which the profiler hardly slows down.
+fn notes(traced: &Traced, measured: &Run, recorded: &Recorded) -> Vec<String> {
     let mut notes = traced.notes.clone();
+    let hardware = &recorded.prediction.run.hardware;
+    if let Some(factor) = recorded.host {
+        notes.push(format!(
+            "the host of the trace takes {factor:.2} times as long as that of {hardware}, by its kernel launches; a replay on another machine has the host of its profile"
+        ));
+    }
     let wait = host_wait(measured);
     if wait.ms() > 0.05 * measured.step_ms() {
         notes.push(format!(
-            "in the trace, the device waits {} ms per step for the host, its own or that of another rank; the profiler makes the host slower. The host of {} needs {} ms per step and is not waited for in the replay",
+            "in the trace, the device waits {} ms per step for the host, its own or that of another rank. The profiler makes the host slower; without it, the host needs about {} ms per step",
             thousands(wait.ms(), 2),
-            recorded.run.hardware,
-            thousands(recorded.run.host.ms(), 2),
+            thousands(recorded.prediction.run.host.ms(), 2),
         ));
     }
     notes
@@ -117,25 +130,48 @@ fn hardware_only(set: &[String]) -> Vec<String> {
     machine.cloned().collect()
 }
 
+/// A replay with its assumption on the host.
+struct Recorded {
+    prediction: Prediction,
+    /// Time of the trace's host relative to that of the profile; `None` if the trace does not tell,
+    /// or the machine is another one.
+    host: Option<f64>,
+}
+
 /// Shards the tape with the options of the trace and some overrides, and predicts it.
-fn one(traced: &Traced, name: &str, set: &[String]) -> Result<Prediction, Failure> {
+fn one(traced: &Traced, costs: &Costs, name: &str, set: &[String]) -> Result<Recorded, Failure> {
     let scenario = options(traced, name, set)?;
     let program = plan_tape(&scenario, &traced.tape)
         .map_err(|e| Failure::bad_input(format_args!("{name}: {e}")))?;
     let profile = profiles()
         .get(&scenario.mesh.hardware)
         .map_err(|e| Failure::from(PredictError::from(e)))?;
+    let same_machine = !asks_hardware(set);
+    let host = costs
+        .host_factor(profile.host.launch_us)
+        .filter(|_| same_machine);
     let options = Options {
         kernel_times: traced.times.clone(),
         // Measured times contain it.
         contention: false,
+        slower: host
+            .map(|factor| (Part::Host, factor))
+            .into_iter()
+            .collect(),
         ..Options::default()
     };
-    Ok(predict_program(&scenario, program, profile, &options)?)
+    Ok(Recorded {
+        prediction: predict_program(&scenario, program, profile, &options)?,
+        host,
+    })
+}
+
+fn asks_hardware(set: &[String]) -> bool {
+    set.iter().any(|s| s.starts_with("mesh.hardware="))
 }
 
 fn options(traced: &Traced, name: &str, set: &[String]) -> Result<Scenario, Failure> {
-    let asks_hardware = set.iter().any(|s| s.starts_with("mesh.hardware="));
+    let asks_hardware = asks_hardware(set);
     if let Some(missing) = traced
         .scenario
         .missing

@@ -14,8 +14,8 @@ use super::subject::Subject;
 use crate::analysis::verdict::Verdict;
 use crate::predict::{Prediction, Profiles, predict};
 use crate::tune::{
-    Answer, Goal, Kept, Limits, Request, Score, Watch, all_but, fewest_gpus, freed, kept,
-    longest_sequence, tune,
+    Answer, Goal, Kept, Limits, Request, Score, Size, Watch, all_but, fewest_gpus, freed, kept,
+    largest, tune,
 };
 use shardlab_frameworks::Gpus;
 use shardlab_plan::scenario::ScenarioError;
@@ -42,6 +42,7 @@ Examples:
   shardlab tune sft.yaml --gpus 8xh100 --budget 70GiB --keep train.micro_batch
   shardlab tune job.toml --free fsdp.policy --goal memory
   shardlab tune job.toml --longest-sequence
+  shardlab tune job.toml --largest-micro-batch
   shardlab tune job.toml --report front.html";
 
 #[derive(clap::Args)]
@@ -79,13 +80,16 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
     /// Find the longest sequence that fits instead
-    #[arg(long, conflicts_with = "fewest_gpus")]
+    #[arg(long, conflicts_with_all = ["fewest_gpus", "largest_micro_batch"])]
     longest_sequence: bool,
+    /// Find the largest micro-batch that fits instead; a step then has more samples
+    #[arg(long, conflicts_with = "fewest_gpus")]
+    largest_micro_batch: bool,
     /// Find the fewest GPUs on which some settings fit, and the best settings for them
     #[arg(long)]
     fewest_gpus: bool,
     /// Also write the answer, with a drawing of the front, to this file: .html or .md
-    #[arg(long, value_name = "FILE", conflicts_with = "longest_sequence")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["longest_sequence", "largest_micro_batch"])]
     report: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long, conflicts_with = "emit")]
@@ -216,10 +220,14 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     let mut job = Job::read(args)?;
     let profiles = profiles();
     let follow = Follow(Progress::new("tuning", 1, args.json));
-    if args.longest_sequence {
-        let longest = ask(args, &job, &profiles, |r| longest_sequence(r, &follow))?;
+    let sizes = [
+        (args.longest_sequence, Size::Sequence),
+        (args.largest_micro_batch, Size::MicroBatch),
+    ];
+    if let Some((_, size)) = sizes.into_iter().find(|(asked, _)| *asked) {
+        let found = ask(args, &job, &profiles, |r| largest(r, size, &follow))?;
         drop(follow);
-        return print::longest(&job, &longest, args.json, out);
+        return print::largest(&job, size, &found, args.json, out);
     }
     if args.fewest_gpus {
         let fewest = ask(args, &job, &profiles, |r| fewest_gpus(r, &follow))?;

@@ -8,7 +8,8 @@ use super::output::{Failure, Out, Status};
 use super::progress::Progress;
 use super::table::Table;
 use crate::analysis::validation::{
-    Compared, Errors, Metric, Null, compare, errors, errors_by_project, null_models, read,
+    Compared, Errors, Metric, Null, OutOfMemory, compare, errors, errors_by_project, null_models,
+    out_of_memory, read,
 };
 use crate::predict::{Profiles, Residual};
 use serde::Serialize;
@@ -21,9 +22,10 @@ pub(super) struct Args {
     /// Tables of measured runs, or a hardware profile
     ///
     /// A table is a CSV file with the columns scenario, overrides (separated by `;`), step_ms,
-    /// peak_allocated_mib, peak_reserved_mib and device_mib, and optionally name and source. A
-    /// hardware profile is a name or a file (.toml): its measured collectives are compared with
-    /// predictions that do not use their table, and with NCCL's own estimates.
+    /// peak_allocated_mib, peak_reserved_mib and device_mib, and optionally name, source and
+    /// out_of_memory (true: the run ran out of memory, so the row has no values). A hardware
+    /// profile is a name or a file (.toml): its measured collectives are compared with predictions
+    /// that do not use their table, and with NCCL's own estimates.
     #[arg(value_name = "TABLE.csv|PROFILE", required = true)]
     tables: Vec<PathBuf>,
     /// Only rows whose name, source, scenario or overrides contain TEXT; for a profile: whose kind,
@@ -39,7 +41,8 @@ pub(super) struct Args {
     /// Print the error of every row as CSV, from which the error bands of predictions are derived
     #[arg(long, conflicts_with_all = ["json", "markdown", "max_error"])]
     residuals: bool,
-    /// Fail (status 1) if any predicted time or memory is off by more than PERCENT
+    /// Fail (status 1) if any predicted time or memory is off by more than PERCENT, or if a run
+    /// that ran out of memory is predicted to fit
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     max_error: Option<f64>,
 }
@@ -87,6 +90,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     }
     let (errors, nulls) = (errors(&compared), null_models(&compared));
     let by_source = errors_by_project(&compared);
+    let out_of_memory = out_of_memory(&compared);
     if args.json {
         for row in &compared {
             out.json(&RowObject::of(row))?;
@@ -98,10 +102,14 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
                 .map(|(name, e)| (*name, e.as_slice()))
                 .collect(),
             null_models: &nulls,
+            out_of_memory,
         })?;
     } else {
         rows(args.markdown, &compared, out)?;
         totals(args.markdown, &errors, &by_source, out)?;
+        if let Some(count) = out_of_memory {
+            out.paragraph(0, &fits(count))?;
+        }
         null_lines(&nulls, out)?;
     }
     let off = args.max_error.map_or(0, |limit| beyond(&compared, limit));
@@ -136,7 +144,7 @@ fn predicted(table: &Path, args: &Args, profiles: &Profiles) -> Result<Vec<Compa
 fn residuals(compared: &[Compared], out: &mut Out) -> Result<(), Failure> {
     let rounded = |percent: Option<f64>| percent.map(|p| (p * 100.0).round() / 100.0 + 0.0);
     let mut writer = csv::Writer::from_writer(out);
-    for row in compared {
+    for row in compared.iter().filter(|c| !c.row.out_of_memory) {
         let residual = Residual {
             step_percent: rounded(row.residual.step_percent),
             reserved_percent: rounded(row.residual.reserved_percent),
@@ -154,6 +162,13 @@ fn residuals(compared: &[Compared], out: &mut Out) -> Result<(), Failure> {
 fn beyond(compared: &[Compared], limit: f64) -> usize {
     let mut off = 0;
     for c in compared {
+        if c.row.out_of_memory && !c.fits_as_measured() {
+            eprintln!(
+                "{}: ran out of memory, and is predicted to fit",
+                c.row.label()
+            );
+            off += 1;
+        }
         for (metric, cell) in Metric::ALL.iter().zip(c.cells) {
             if let Some(e) = cell.map(|c| c.error_percent).filter(|e| e.abs() > limit) {
                 eprintln!(
@@ -176,6 +191,8 @@ struct RowObject<'a> {
     overrides: &'a [String],
     #[serde(flatten)]
     metrics: BTreeMap<&'static str, crate::analysis::validation::Cell>,
+    out_of_memory: bool,
+    fits: &'static str,
 }
 
 impl<'a> RowObject<'a> {
@@ -189,6 +206,8 @@ impl<'a> RowObject<'a> {
             metrics: cells
                 .filter_map(|(m, cell)| Some((m.name(), cell?)))
                 .collect(),
+            out_of_memory: c.row.out_of_memory,
+            fits: c.fit.word(),
         }
     }
 }
@@ -199,6 +218,8 @@ struct Totals<'a> {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     by_source: BTreeMap<&'a str, &'a [Errors]>,
     null_models: &'a [Null],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    out_of_memory: Option<OutOfMemory>,
 }
 
 /// Short titles of the metrics.
@@ -237,6 +258,20 @@ impl Sheet {
         }
         Ok(())
     }
+}
+
+/// Says how many runs that ran out of memory are predicted not to fit.
+fn fits(count: OutOfMemory) -> String {
+    let OutOfMemory {
+        measured,
+        predicted,
+        ran,
+        predicted_to_fit,
+    } = count;
+    format!(
+        "Ran out of memory: {measured}, of which {predicted} are predicted not to fit. Fitted: {ran}, \
+         of which {predicted_to_fit} are predicted to fit."
+    )
 }
 
 /// Prints a line per row.
@@ -327,8 +362,20 @@ fn null_lines(nulls: &[Null], out: &mut Out) -> Result<(), Failure> {
 
 fn line(r: &Compared, columns: &[usize]) -> Vec<String> {
     let mut cells = vec![r.row.label()];
-    for &i in columns {
+    for (place, &i) in columns.iter().enumerate() {
         match r.cells[i] {
+            None if r.row.out_of_memory && place == 0 => {
+                let predicted = if r.fit.is_ok() {
+                    "fits"
+                } else {
+                    "does not fit"
+                };
+                cells.extend([
+                    "out of memory".to_owned(),
+                    predicted.to_owned(),
+                    String::new(),
+                ]);
+            }
             Some(c) => cells.extend([
                 format!("{:.2}", c.measured),
                 format!("{:.2}", c.predicted),

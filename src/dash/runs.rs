@@ -12,7 +12,6 @@ use super::names::changes;
 use super::prompt::{Asks, Prompt};
 use super::query::{Fields, Query, rank};
 use super::timeline::Timeline;
-use shardlab_plan::record::RunKind;
 use shardlab_plan::units::Bytes;
 use shardlab_reports::RunView;
 use std::collections::{BTreeSet, HashSet};
@@ -317,12 +316,9 @@ impl RunsView {
     /// measurement, or the reverse.
     #[must_use]
     pub fn counterpart(&self, lanes: &Lanes) -> Option<Arc<Lanes>> {
-        let other = match lanes.view.run.kind {
-            RunKind::Sim => RunKind::Exec,
-            RunKind::Exec => RunKind::Sim,
-        };
+        let measured = lanes.view.run.kind.is_measured();
         let fits = |k: &&Kept| {
-            k.lanes.view.run.kind == other
+            k.lanes.view.run.kind.is_measured() != measured
                 && k.lanes.view.program.digest == lanes.view.program.digest
         };
         self.kept
@@ -454,8 +450,8 @@ pub(super) fn keep(app: &mut App, number: u32) -> Vec<Effect> {
 pub(super) fn show(app: &mut App, lanes: Arc<Lanes>) {
     let other = app.runs.counterpart(&lanes);
     // The prediction is above the measurement.
-    let (first, second) = match (lanes.view.run.kind, other) {
-        (RunKind::Exec, Some(sim)) => (sim, Some(lanes)),
+    let (first, second) = match (lanes.view.run.kind.is_measured(), other) {
+        (true, Some(sim)) => (sim, Some(lanes)),
         (_, other) => (lanes, other),
     };
     app.timeline.open(first);

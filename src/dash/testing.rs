@@ -92,7 +92,7 @@ pub(crate) fn step(kind: RunKind, slow: u64) -> Arc<RunView> {
     ];
     run.losses = match kind {
         RunKind::Sim => Vec::new(),
-        RunKind::Exec => (0..20).map(|i| 5.0 / f64::from(i + 1) + 1.0).collect(),
+        RunKind::Exec | RunKind::Import => (0..20).map(|i| 5.0 / f64::from(i + 1) + 1.0).collect(),
     };
     view.scenario.name = "llama-tiny".into();
     view.scenario.overrides = Vec::new();

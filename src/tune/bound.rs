@@ -1,27 +1,78 @@
 //! Groups of points, and the least step time that each can have.
 //!
-//! Points with the same micro-batch and recompute form a group. A group is left out if it does not
-//! fit with the leanest choice on every other axis. Its bound is the time of its computation alone,
-//! with the fastest choice on every other axis. Both take it that the choice that is leanest or
-//! fastest next to today's settings is so next to others, too; the tests compare the bound with
-//! exhaustive searches.
+//! Points with the same micro-batch and recompute form a group. Its bound is the time of its
+//! computation alone, with the fastest choice on every other axis, taking it that the choice that
+//! is fastest next to today's settings is so next to others, too. A group is left out if it does
+//! not fit with the leanest choices: first with those that are leanest next to today's settings,
+//! then axis by axis. The tests compare both with exhaustive searches.
 
 use super::evaluate::{Evaluator, Scored};
 use super::recompute;
 use super::score::Order;
-use super::space::{GROUPS, Point};
+use super::space::{GROUPS, LAYERS, Point, Space};
+use std::cmp::Reverse;
+
+/// Share of its memory that a group may lack with the choices that are leanest next to today's
+/// settings. If it lacks more, no other choices are tried.
+const NEAR: f64 = 0.4;
 
 /// Points with the same micro-batch and recompute.
 pub(super) struct Group {
     /// The point with the fastest choices.
-    pub(super) start: Point,
-    /// A point that fits.
+    start: Point,
+    /// The point with the leanest choices; recomputes the fewest blocks, if it fits.
     pub(super) lean: Scored,
     /// No step of the group has a shorter [`Score::time`](super::Score::time).
     pub(super) floor: f64,
 }
 
-/// Returns the groups that can fit, the fastest ones first.
+impl Group {
+    fn new(eval: &Evaluator<'_>, order: &Order, fast: &Point, lean: Scored) -> Self {
+        // The fewest recomputed blocks with which the group fits.
+        let fewest = recompute::fewest(eval, order, &lean.0);
+        Self {
+            start: fast.clone(),
+            lean: fewest.unwrap_or(lean),
+            floor: f64::NAN,
+        }
+    }
+
+    /// Returns the point with the fastest choices and as many recomputed blocks as the leanest one.
+    pub(super) fn start(&self, space: &Space) -> Point {
+        match space.axis(LAYERS) {
+            Some(axis) if self.lean.1.fits() => self.start.with(axis, self.lean.0.0[axis]),
+            _ => self.start.clone(),
+        }
+    }
+
+    /// Looks for a point of the group that fits, axis by axis. Returns whether there is one.
+    pub(super) fn fit(&mut self, eval: &Evaluator<'_>, order: &Order) -> bool {
+        let fixed: Vec<usize> = GROUPS.iter().filter_map(|k| eval.space.axis(k)).collect();
+        let blocks = eval.space.axis(LAYERS);
+        let axes = (0..eval.space.axes.len()).filter(|a| !fixed.contains(a) && Some(*a) != blocks);
+        let axes: Vec<usize> = axes.collect();
+        let mut before = None;
+        while !self.lean.1.fits() && before.as_ref() != Some(&self.lean.0) && !eval.stopped() {
+            before = Some(self.lean.0.clone());
+            for &axis in &axes {
+                let choices = 0..eval.space.axes[axis].choices.len() as u16;
+                let all = eval.all(choices.map(|c| self.lean.0.with(axis, c)));
+                let same = |p: &Point| fixed.iter().all(|a| p.0[*a] == self.lean.0.0[*a]);
+                let own = all.into_iter().filter(|(p, _)| same(p));
+                let leanest = own.max_by_key(|(p, score)| (score.slack, Reverse(p.clone())));
+                if let Some(other) = leanest.filter(|(_, s)| s.slack > self.lean.1.slack) {
+                    self.lean = other;
+                }
+            }
+        }
+        if let Some(fewest) = recompute::fewest(eval, order, &self.lean.0) {
+            self.lean = fewest;
+        }
+        self.lean.1.fits()
+    }
+}
+
+/// Returns the groups that fit or nearly do, the fastest ones of each kind first.
 pub(super) fn groups(
     eval: &Evaluator<'_>,
     order: &Order,
@@ -39,30 +90,24 @@ pub(super) fn groups(
         pairs = all.collect();
     }
     eval.all(pairs.iter().map(|(_, lean)| lean.clone()));
-    let mut starts = Vec::new();
+    let mut groups: Vec<Group> = Vec::new();
     for (fast, lean) in pairs {
         let Some(scored) = eval.one(lean) else {
             continue;
         };
-        if !scored.1.fits() {
-            continue;
+        let reserved = scored.1.effect.peak_reserved.0 as f64;
+        if -scored.1.slack as f64 <= NEAR * reserved {
+            groups.push(Group::new(eval, order, &fast, scored));
         }
-        // The fewest recomputed blocks with which the group fits.
-        let fewest = recompute::fewest(eval, order, &scored.0);
-        let blocks = eval.space.axis(super::space::LAYERS);
-        let start = match (&fewest, blocks) {
-            (Some((p, _)), Some(axis)) => fast.with(axis, p.0[axis]),
-            _ => fast,
-        };
-        starts.push((start, fewest.unwrap_or(scored)));
     }
-    let points: Vec<Point> = starts.iter().map(|(start, _)| start.clone()).collect();
-    let floors = eval.floors(&points);
-    let mut groups: Vec<Group> = starts
-        .into_iter()
-        .zip(floors)
-        .map(|((start, lean), floor)| Group { start, lean, floor })
-        .collect();
-    groups.sort_by(|a, b| a.floor.total_cmp(&b.floor));
+    let starts: Vec<Point> = groups.iter().map(|g| g.start(eval.space)).collect();
+    for (group, floor) in groups.iter_mut().zip(eval.floors(&starts)) {
+        group.floor = floor;
+    }
+    // Those that fit come first: they may make it needless to look at others.
+    groups.sort_by(|a, b| {
+        let fits = |g: &Group| g.lean.1.fits();
+        fits(b).cmp(&fits(a)).then(a.floor.total_cmp(&b.floor))
+    });
     groups
 }

@@ -12,9 +12,13 @@ use std::collections::BTreeSet;
 /// Points that are predicted at once.
 const BATCH: usize = 12;
 /// Batches without an improvement after which a climb ends.
-const PATIENCE: usize = 2;
+const PATIENCE: usize = 3;
 /// Estimated time, relative to the best, above which a point is not predicted.
 const WORSE: f64 = 1.02;
+
+/// Share of the reserved memory by which estimates are off: points that seem to exceed the limits
+/// by less are predicted, too.
+const UNSURE: f64 = 0.03;
 
 /// Relative to today's choice on the same axis.
 #[derive(Clone, Copy, Debug, Default)]
@@ -103,8 +107,8 @@ impl<'a> Climb<'a> {
         }
         let time = from.1.time() * log_time.exp();
         let reserved = from.1.effect.peak_reserved.0 as f64 + memory;
-        self.order
-            .value(from.1.slack as f64 - memory, time, reserved)
+        let slack = from.1.slack as f64 - memory + UNSURE * reserved;
+        self.order.value(slack, time, reserved)
     }
 
     /// Returns today's choices, but on each axis the one with the shortest step (`memory` false) or
@@ -131,12 +135,26 @@ impl<'a> Climb<'a> {
             let scored = self.eval.all(batch);
             self.learn(&best, &scored);
             let before = best.0.clone();
+            let leaner = self.leaner(&best, &scored);
             best = scored.into_iter().fold(best, |a, b| self.better(a, b));
-            best = self.fewest_blocks(best);
+            for point in [Some(best.clone()), leaner].into_iter().flatten() {
+                let fewer = self.fewest_blocks(point);
+                best = self.better(best, fewer);
+            }
             idle = if best.0 == before { idle + 1 } else { 0 };
             self.eval.report(&self.order, &best.1);
         }
         best
+    }
+
+    /// Returns the fastest of some points that leave more memory free than another one, and could
+    /// use it to recompute fewer blocks.
+    fn leaner(&self, than: &Scored, scored: &[Scored]) -> Option<Scored> {
+        let leaner = scored
+            .iter()
+            .filter(|(_, s)| s.fits() && s.slack > than.1.slack);
+        let near = leaner.filter(|(_, s)| s.time() < than.1.time() * WORSE);
+        near.min_by(|a, b| self.order.compare(&a.1, &b.1)).cloned()
     }
 
     /// Recomputes the fewest blocks that fit.

@@ -1,4 +1,5 @@
-//! The inverse questions: the longest sequence and the fewest GPUs that fit, by bisection.
+//! The inverse questions: the longest sequence, the largest micro-batch and the fewest GPUs that
+//! fit, by bisection.
 
 use super::climb::Climb;
 use super::evaluate::{Evaluator, Scored, Watch, predicted};
@@ -10,17 +11,54 @@ use shardlab_plan::Scenario;
 
 /// Sequences are multiples of this number of tokens, if today's length is one.
 const TOKENS: u64 = 128;
-/// Times today's length up to which sequences are tried.
-const LONGER: u64 = 1024;
+/// Times today's size up to which sequences and micro-batches are tried.
+const LARGER: u64 = 1024;
 /// Times today's ranks up to which meshes are tried.
 const MORE_RANKS: u64 = 64;
 
-/// The longest sequences that fit.
+/// A size of the job that is to be as large as possible.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Size {
+    /// Tokens of a sequence.
+    Sequence,
+    /// Samples of a micro-batch. More of them make up a larger batch per optimizer step.
+    MicroBatch,
+}
+
+impl Size {
+    /// Returns the key of the size.
+    const fn key(self) -> &'static str {
+        match self {
+            Self::Sequence => "train.seq_len",
+            Self::MicroBatch => "train.micro_batch",
+        }
+    }
+
+    /// Returns the size of a job, and the number of which it stays a multiple.
+    fn of(self, scenario: &Scenario) -> (u64, u64) {
+        let train = &scenario.train;
+        match self {
+            Self::Sequence if train.seq_len.is_multiple_of(TOKENS) => (train.seq_len, TOKENS),
+            Self::Sequence => (train.seq_len, 1),
+            Self::MicroBatch => (train.micro_batch, 1),
+        }
+    }
+
+    /// Returns whether an override of other settings would change the size itself.
+    fn is_set_by(self, set: &str) -> bool {
+        match self {
+            Self::Sequence => false,
+            Self::MicroBatch => is_size(set) && !set.starts_with("mesh."),
+        }
+    }
+}
+
+/// The largest sizes that fit.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Longest {
-    /// Tokens with today's settings; `None` if no length fits.
+pub struct Largest {
+    /// With today's settings; `None` if no size fits.
     pub today: Option<u64>,
-    /// Tokens with the leanest settings, these settings, and their score at that length.
+    /// With the leanest settings, these settings, and their score at that size.
     pub lean: Option<(u64, Vec<String>, Score)>,
 }
 
@@ -33,31 +71,30 @@ pub struct Fewest {
     pub set: Vec<String>,
 }
 
-/// Finds the longest sequence that fits, with today's settings and with those that need the least
-/// memory.
+/// Finds the longest sequence or the largest micro-batch that fits, with today's settings and with
+/// those that need the least memory.
 ///
 /// # Errors
 /// The job cannot be predicted.
-pub fn longest_sequence(request: &Request<'_>, watch: &dyn Watch) -> Result<Longest, PredictError> {
-    let base = (request.load)(&[])?;
-    let length = base.train.seq_len;
-    let unit = if length.is_multiple_of(TOKENS) {
-        TOKENS
-    } else {
-        1
-    };
-    let lean = leanest(request, watch)?;
+pub fn largest(
+    request: &Request<'_>,
+    size: Size,
+    watch: &dyn Watch,
+) -> Result<Largest, PredictError> {
+    let (now, unit) = size.of(&(request.load)(&[])?);
+    let mut lean = leanest(request, watch)?;
+    lean.retain(|set| !size.is_set_by(set));
     let score = |units: u64, set: &[String]| {
-        let length = [format!("train.seq_len={}", units * unit)];
-        score(request, &[set, &length[..]].concat())
+        let own = [format!("{}={}", size.key(), units * unit)];
+        score(request, &[set, &own[..]].concat())
     };
-    let longest = |set: &[String]| {
+    let largest = |set: &[String]| {
         let fits = |units: u64| score(units, set).is_some_and(|s| s.fits());
-        last(length / unit, LONGER.saturating_mul(length / unit), &fits)
+        last(now / unit, LARGER.saturating_mul(now / unit), &fits)
     };
-    let today = longest(&[]);
-    let of_lean = longest(&lean).and_then(|units| Some((units, score(units, &lean)?)));
-    Ok(Longest {
+    let today = largest(&[]);
+    let of_lean = largest(&lean).and_then(|units| Some((units, score(units, &lean)?)));
+    Ok(Largest {
         today: today.map(|units| units * unit),
         lean: of_lean.map(|(units, score)| (units * unit, lean, score)),
     })

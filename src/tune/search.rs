@@ -71,17 +71,25 @@ fn large(
 ) -> (Scored, Option<f64>) {
     let mut best = climb.neighbours(&today);
     let (fast, lean) = (climb.composite(false), climb.composite(true));
-    let groups = bound::groups(eval, &order, &fast, &lean);
-    for group in &groups {
+    let mut groups = bound::groups(eval, &order, &fast, &lean);
+    for group in groups.iter().filter(|g| g.lean.1.fits()) {
         best = climb.better(best, group.lean.clone());
     }
     best = climb.climb(best);
-    for group in &groups {
+    let mut floors = Vec::new();
+    for group in &mut groups {
         let done = eval.stopped() || eval.evaluated() > MOST;
         if done || is_pruned(group, &order, &best) {
+            floors.push(group.floor);
             continue;
         }
-        let start = eval.one(group.start.clone());
+        if !group.lean.1.fits() && !group.fit(eval, &order) {
+            // The one that lacks the least is the answer if nothing fits.
+            best = climb.better(best, group.lean.clone());
+            continue;
+        }
+        floors.push(group.floor);
+        let start = eval.one(group.start(eval.space));
         let start = start.map_or_else(
             || group.lean.clone(),
             |s| climb.better(s, group.lean.clone()),
@@ -102,8 +110,7 @@ fn large(
         best = climb.better(best, reached);
     }
     best = polished(climb, eval, best);
-    let floors = groups.iter().map(|g| g.floor);
-    let bound = floors.min_by(f64::total_cmp);
+    let bound = floors.into_iter().min_by(f64::total_cmp);
     let bound = bound.map(|floor| floor.min(best.1.time()));
     (best, bound)
 }

@@ -1,6 +1,7 @@
 //! Searches against exhaustive ones, and properties of answers.
 
 use super::evaluate::{Evaluator, Scored, Watch, digest, predicted};
+use super::score::Order;
 use super::search::search;
 use super::space::Space;
 use super::{Answer, Goal, Limits, Request, Score, tune};
@@ -10,21 +11,22 @@ use crate::predict::{Profiles, predict_light};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use shardlab_plan::Scenario;
+use shardlab_plan::config::PolicyKind;
 use shardlab_plan::scenario::{self, ScenarioError, keys};
 use shardlab_plan::units::Bytes;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// Ends a search after this number of reports.
 struct Until(AtomicUsize, usize);
 
 impl Watch for Until {
     fn stopped(&self) -> bool {
-        self.0.load(Ordering::Relaxed) >= self.1
+        self.0.load(Relaxed) >= self.1
     }
 
     fn best(&self, _: usize, _: &Score, _: bool) {
-        self.0.fetch_add(1, Ordering::Relaxed);
+        self.0.fetch_add(1, Relaxed);
     }
 }
 
@@ -79,9 +81,9 @@ fn with<T>(text: &str, free: Option<&[&str]>, test: impl FnOnce(&Job<'_>) -> T) 
     })
 }
 
-/// Compares searches with bounds within random budgets to the best of all points. Returns the
-/// number of searches that found another point than the best one, or one that ties.
-fn misses(text: &str, free: &[&str], budgets: u32, least: u64) -> usize {
+/// Compares searches with bounds within random budgets to the best of all points. Returns those
+/// that found another point than the best one, or one that ties.
+fn misses(text: &str, free: &[&str], budgets: u32, least: u64) -> Vec<String> {
     with(text, Some(free), |job| {
         let unlimited = job.request(Some(Bytes(u64::MAX >> 1)));
         let today = predict_light(&(job.load)(&[]).unwrap(), job.profiles).unwrap();
@@ -102,7 +104,7 @@ fn misses(text: &str, free: &[&str], budgets: u32, least: u64) -> usize {
         let reserved = scores.iter().map(|(_, s)| s.effect.peak_reserved.0);
         let (low, high) = (reserved.clone().min().unwrap(), reserved.max().unwrap());
         let mut random = ChaCha8Rng::seed_from_u64(7);
-        let mut missed = 0;
+        let mut missed = Vec::new();
         for _ in 0..budgets {
             let share = f64::from(random.next_u32()) / f64::from(u32::MAX);
             let budget = Bytes(low + ((high - low) as f64 * share) as u64);
@@ -116,7 +118,17 @@ fn misses(text: &str, free: &[&str], budgets: u32, least: u64) -> usize {
             let found = search(&eval, (space.today(), today), 1, 0);
             let step = found.best.1.effect.step_ms;
             let hit = found.best.1.fits() && step <= best * (1.0 + TOLERANCE);
-            missed += usize::from(!hit);
+            if !hit {
+                let is_best =
+                    |(_, s): &&Scored| s.within(budget).fits() && s.effect.step_ms == best;
+                let point = &scores.iter().find(is_best).unwrap().0;
+                missed.push(format!(
+                    "{budget} ({share:.2} of the range): {step:.3} instead of {best:.3} ms, after {}: {:?} instead of {:?}",
+                    eval.evaluated(),
+                    space.overrides(&found.best.0),
+                    space.overrides(point),
+                ));
+            }
             // A bound above the optimum would be no bound.
             if let Some(bound) = found.bound {
                 let step = bound / found.best.1.time() * step;
@@ -138,7 +150,8 @@ const FEW: [&str; 5] = [
 #[test]
 fn searches_find_the_optimum_of_all_points() {
     for text in [model(3, 2, FSDP2), model(4, 1, "")] {
-        assert_eq!(misses(&text, &FEW, 8, 60), 0, "{text}");
+        let missed = misses(&text, &FEW, 8, 60);
+        assert!(missed.is_empty(), "{text}: {missed:#?}");
     }
 }
 
@@ -157,15 +170,19 @@ fn large_searches_find_the_optimum_of_all_points() {
         ],
     ]
     .concat();
-    let mut missed = 0;
+    let mut missed = Vec::new();
     for text in [
         model(6, 2, FSDP2),
         model(4, 4, FSDP2),
         model(5, 2, "fsdp = { policy = \"megatron\" }\n"),
     ] {
-        missed += misses(&text, &more, 67, 20_000);
+        missed.extend(misses(&text, &more, 67, 20_000));
     }
-    assert!(missed <= 4, "{missed} of 201 searches missed the optimum");
+    println!(
+        "{} of 201 searches missed the optimum: {missed:#?}",
+        missed.len()
+    );
+    assert!(missed.len() <= 4, "{}", missed.len());
 }
 
 fn tuned(job: &Job<'_>, budget: Option<Bytes>, threads: usize) -> Answer {
@@ -304,66 +321,126 @@ fn validation_decides_which_choices_there_are() {
     });
 }
 
-/// Measured runs that differ only in options: the one that is predicted to be the fastest is within
-/// 2 % of the fastest measured one. Runs on different machines do not compare.
-#[test]
-#[ignore = "minutes; run with --release"]
-fn the_predicted_best_of_measured_runs_is_nearly_the_best() {
-    /// Keys that make it another job.
-    const JOB: [&str; 6] = [
-        "model.",
-        "mesh.",
-        "train.micro_batch=",
-        "train.grad_accum=",
-        "train.seq_len=",
-        "fsdp.policy=",
-    ];
+/// A measured run with what is predicted of it.
+struct Measured {
+    name: String,
+    score: Score,
+    /// Milliseconds per step; `None` if the run ran out of memory.
+    step_ms: Option<f64>,
+}
+
+/// Returns the measured runs of a table by job: runs of one model, engine, machine, number of ranks
+/// and samples per step.
+fn jobs(table: &str) -> BTreeMap<String, Vec<Measured>> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data");
-    let (mut groups, mut misses) = (0, Vec::new());
-    for name in [
+    let path = std::path::PathBuf::from(format!("{folder}/{table}.csv"));
+    let profiles = Profiles::default();
+    let mut jobs: BTreeMap<String, Vec<Measured>> = BTreeMap::new();
+    for row in validation::read(&path).unwrap() {
+        let step_ms = row.measured[0];
+        if step_ms.is_none() && !row.out_of_memory {
+            continue;
+        }
+        let scenario = scenario::load(row.scenario.as_ref(), &row.overrides).unwrap();
+        let train = &scenario.train;
+        // Tables name the machine of a run last: m1, m2, m3.
+        let machine = row.name.rsplit(' ').next().unwrap_or_default();
+        let is_machine = machine.len() == 2 && machine.starts_with('m');
+        let job = format!(
+            "{table} {} {:?} {:?} {:?} {:?} {} {} {} {} {:?} {}",
+            if is_machine { machine } else { "" },
+            scenario.model,
+            scenario.lora,
+            scenario.fsdp.policy,
+            // `tune` changes neither the recipe of 8-bit matmuls nor, for other engines, `ep`.
+            scenario.precision.float8,
+            if scenario.fsdp.policy == PolicyKind::Native {
+                0
+            } else {
+                scenario.mesh.ep
+            },
+            scenario.mesh.hardware,
+            scenario.mesh.world(),
+            train.micro_batch * u64::from(train.grad_accum),
+            train.seq_len,
+            train.clip_norm,
+        );
+        let prediction = predict_light(&scenario, &profiles).unwrap();
+        jobs.entry(job).or_default().push(Measured {
+            name: row.label(),
+            // All of the device: its usual headroom would exclude runs that did fit.
+            score: Score::of(
+                &prediction,
+                Limits {
+                    budget: Some(Bytes(u64::MAX >> 1)),
+                },
+            ),
+            step_ms,
+        });
+    }
+    jobs.retain(|_, runs| runs.len() > 1);
+    jobs
+}
+
+/// Picks that are more than 2 % slower than the fastest run of their group, and by how much at
+/// most. Runs of this setting differ by 10 % among themselves.
+const SLOWER: [(&str, &str, f64); 1] = [("transformers_h100", "1b compiled", 0.03)];
+
+/// Of the measured runs of a job, `tune` picks one within 2 % of the fastest, and none that ran out
+/// of memory.
+#[test]
+fn the_pick_among_measured_runs_is_nearly_the_fastest() {
+    const TABLES: [&str; 12] = [
         "exec_h100",
         "exec_h200",
         "exec_h200_later",
         "exec_h200_options",
+        "float8_h100",
         "h200x4",
         "h200x4_heldout",
-    ] {
-        let path = std::path::PathBuf::from(format!("{folder}/{name}.csv"));
-        let rows = validation::read(&path).unwrap();
-        let compared = validation::compare(&path, rows, &Profiles::default(), &|| ()).unwrap();
-        let mut by_job: BTreeMap<String, Vec<[f64; 2]>> = BTreeMap::new();
-        for row in compared {
-            let Some(step) = &row.cells[0] else {
-                continue;
-            };
-            let job = row.row.overrides.iter();
-            let job: Vec<&str> = job
-                .map(String::as_str)
-                .filter(|set| JOB.iter().any(|key| set.starts_with(key)))
-                .collect();
-            // Tables name the machine of a run last: m1, m2, m3.
-            let machine = row.row.name.rsplit(' ').next().unwrap_or_default();
-            let is_machine = machine.len() == 2 && machine.starts_with('m');
-            let machine = if is_machine { machine } else { "" };
-            let key = format!("{name} {machine} {} {}", row.row.scenario, job.join(" "));
-            by_job
-                .entry(key)
-                .or_default()
-                .push([step.predicted, step.measured]);
-        }
-        for (job, rows) in by_job.into_iter().filter(|(_, rows)| rows.len() > 1) {
+        "peers_h100x2",
+        "published_a100",
+        "published_h100",
+        "toys_h200x4",
+        "transformers_h100",
+    ];
+    let order = Order {
+        goal: Goal::Throughput,
+        today: None,
+    };
+    let (mut groups, mut failed, mut misses) = (0, 0, Vec::new());
+    for table in TABLES {
+        for runs in jobs(table).into_values() {
             groups += 1;
-            let pick = rows.iter().min_by(|a, b| a[0].total_cmp(&b[0])).unwrap()[1];
-            let best = rows.iter().map(|r| r[1]).fold(f64::MAX, f64::min);
-            if pick > best * 1.02 {
+            let ran_out = runs.iter().filter(|r| r.step_ms.is_none());
+            failed += ran_out.count();
+            let picked = runs.iter().min_by(|a, b| order.compare(&a.score, &b.score));
+            let picked = picked.unwrap();
+            let steps = runs.iter().filter_map(|r| r.step_ms);
+            let fastest = steps.fold(f64::MAX, f64::min);
+            let loss = picked
+                .step_ms
+                .map_or(f64::INFINITY, |ms| ms / fastest - 1.0);
+            let known = SLOWER
+                .iter()
+                .find(|known| (known.0, known.1) == (table, &picked.name));
+            if loss > known.map_or(0.02, |known| known.2) {
+                let names: Vec<String> = runs
+                    .iter()
+                    .map(|r| {
+                        let predicted = r.score.effect.step_ms;
+                        format!("{} {:?}, predicted {predicted:.2}", r.name, r.step_ms)
+                    })
+                    .collect();
+                let percent = 100.0 * loss;
                 misses.push(format!(
-                    "{job}: {:.1} % slower",
-                    100.0 * (pick / best - 1.0)
+                    "{table}: {} {percent:.1} % slower: {names:#?}",
+                    picked.name
                 ));
             }
         }
     }
-    assert!(groups > 40, "{groups}");
+    assert!(groups > 50 && failed > 1, "{groups} {failed}");
     assert!(
         misses.is_empty(),
         "{} of {groups}: {misses:#?}",

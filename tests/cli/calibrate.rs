@@ -157,6 +157,17 @@ fn a_profile_is_made_from_traces() {
         "{}",
         share(&own)
     );
+    // The host is as slow as the launches of the trace say.
+    let section = &profile[profile.find("[scale]").unwrap()..];
+    let host = section.lines().find_map(|l| l.strip_prefix("host = "));
+    let scale: f64 = host.unwrap().parse().unwrap();
+    let ms = |run: &serde_json::Value| run["host_ms"].as_f64().unwrap();
+    // The shipped profile has 1.15 itself.
+    let factor = ms(&own) / ms(&shipped);
+    assert!(
+        factor > 1.1 && (factor * 1.15 / scale - 1.0).abs() < 0.01,
+        "{factor} {scale}"
+    );
     // Another tool's database and a trace of another device are refused.
     let snapshot = format!("{traces}/oom.snapshot.pickle.gz");
     shardlab(&["calibrate", "--from-trace", &snapshot])

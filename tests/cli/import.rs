@@ -400,7 +400,23 @@ fn a_saved_run_is_one_like_any_other() {
         .assert()
         .success();
     let shown = stdout(&["runs", "--store", store]);
-    assert!(shown.contains("fsdp2-units"), "{shown}");
+    let row = shown.lines().find(|l| l.contains("fsdp2-units")).unwrap();
+    assert!(row.contains(" import "), "{shown}");
+    let of_kind = |kind: &str| json(&["runs", "--kind", kind, "--json", "--store", store]).len();
+    assert_eq!((of_kind("import"), of_kind("exec")), (1, 0));
+    // A trace records what the allocator does, if asked to, and never what else uses the device.
+    let memory = |run: &str| {
+        let text = stdout(&["runs", "show", run, "--store", store]);
+        let line = text.lines().find(|l| l.starts_with("memory"));
+        line.unwrap().to_owned()
+    };
+    assert_eq!(memory("base"), "memory    not recorded");
+    let with_memory = at("base.json.gz");
+    shardlab(&["import", &with_memory, "--name", "other", "--store", store])
+        .assert()
+        .success();
+    let line = memory("other");
+    assert!(line.contains("GiB, device not recorded"), "{line}");
     let compared = json(&["compare", "base", scenario, "--store", store, "--json"]);
     assert!(compared[0].to_string().contains("layers.0"));
     let report = dir.path().join("report.html");

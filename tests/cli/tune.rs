@@ -183,6 +183,46 @@ fn the_longest_sequence_fits_and_a_longer_one_does_not() {
 }
 
 #[test]
+fn the_largest_micro_batch_fits_and_a_larger_one_does_not() {
+    let args = ["small-fsdp2", "--gpus", "4xh100", "--budget", "128MiB"];
+    let limit = 128 << 20;
+    let answer = object(0, &[&args[..], &["--largest-micro-batch"]].concat());
+    let reserved = |samples: u64, set: &Value| {
+        let sets = set.as_array().unwrap().iter().map(|s| s.as_str().unwrap());
+        let mut sets: Vec<String> = sets.map(str::to_owned).collect();
+        sets.extend([
+            format!("train.micro_batch={samples}"),
+            "mesh.hardware=h100-80".to_owned(),
+            "mesh.dp_shard=4".to_owned(),
+        ]);
+        let sets = sets.iter().flat_map(|s| ["--set", s.as_str()]);
+        let call: Vec<&str> = ["sim", "small-fsdp2", "--json"]
+            .into_iter()
+            .chain(sets)
+            .collect();
+        let run = crate::json(&call);
+        run[0]["memory"]["peak_reserved_bytes"].as_u64().unwrap()
+    };
+    let today = answer["today"].as_u64().unwrap();
+    let none = Value::Array(Vec::new());
+    assert!(
+        reserved(today, &none) <= limit && reserved(today + 1, &none) > limit,
+        "{answer}"
+    );
+    let lean = &answer["largest"];
+    let samples = lean["samples"].as_u64().unwrap();
+    let set = &lean["settings"]["set"];
+    assert!(samples >= today);
+    assert!(
+        reserved(samples, set) <= limit && reserved(samples + 1, set) > limit,
+        "{answer}"
+    );
+    // It does not go with another question.
+    let both = error(&[&args[..], &["--largest-micro-batch", "--longest-sequence"]].concat());
+    assert!(both.contains("cannot be used with"), "{both}");
+}
+
+#[test]
 fn the_fewest_gpus_keep_the_batch() {
     let args = ["small-fsdp2", "--gpus", "4xh100", "--fewest-gpus"];
     let answer = object(0, &args);

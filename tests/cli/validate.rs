@@ -426,6 +426,57 @@ fn published_steps_are_predicted_better_than_by_null_models() {
     );
 }
 
+/// Two published runs ran out of memory. They are predicted not to fit, and the others to fit.
+#[test]
+fn runs_out_of_memory_are_predicted() {
+    let mut lines = json(&["validate", PUBLISHED_A100, PUBLISHED, "--json"]);
+    let totals = lines.pop().unwrap();
+    let count = &totals["out_of_memory"];
+    assert_eq!(
+        (&count["measured"], &count["predicted"]),
+        (&2.into(), &2.into())
+    );
+    assert_eq!(
+        (&count["ran"], &count["predicted_to_fit"]),
+        (&20.into(), &20.into())
+    );
+    let failed = lines.iter().filter(|row| row["out_of_memory"] == true);
+    for row in failed {
+        assert!(row["fits"] == "no" && row["step_ms"].is_null(), "{row}");
+    }
+    let text = stdout(&["validate", PUBLISHED_A100, "--rows", "mb2"]);
+    assert_narrow(&text);
+    assert!(text.contains("out of memory   does not fit"), "{text}");
+    assert!(text.contains("Ran out of memory: 2, of which 2"), "{text}");
+    // A prediction that it fits is an error beyond any limit.
+    let folder = tempfile::tempdir().unwrap();
+    let table = folder.path().join("table.csv");
+    let path = table.to_str().unwrap();
+    std::fs::write(
+        &table,
+        "name,scenario,step_ms,out_of_memory\nsmall,small-fsdp2,,true\n",
+    )
+    .unwrap();
+    let output = shardlab(&["validate", path, "--max-error", "1000"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let words = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        words.contains("small: ran out of memory, and is predicted to fit"),
+        "{words}"
+    );
+    let bad = "name,scenario,step_ms,out_of_memory\nsmall,small-fsdp2,3,true\n";
+    std::fs::write(&table, bad).unwrap();
+    let output = shardlab(&["validate", path]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let words = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        words.contains("table.csv:2: out_of_memory = `true`"),
+        "{words}"
+    );
+}
+
 /// A limit on errors makes the command a check, whether or not its output is read.
 #[test]
 fn errors_beyond_a_limit_fail() {

@@ -220,7 +220,6 @@ pub(super) fn build(
     }
     if let Some((allocated, sample, place)) = peak {
         report.peak_allocated = Bytes(allocated);
-        report.peak_device = report.peak_reserved;
         report.at = PeakAt {
             step: 0,
             instr: sample.instr,

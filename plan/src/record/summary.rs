@@ -30,8 +30,8 @@ pub struct MemorySummary {
     pub peak_allocated_bytes: u64,
     /// Peak of reserved bytes.
     pub peak_reserved_bytes: u64,
-    /// Peak of device bytes.
-    pub peak_device_bytes: u64,
+    /// Peak of device bytes; `None` if it was not measured.
+    pub peak_device_bytes: Option<u64>,
     /// Bytes at rest between steps.
     pub persistent_bytes: u64,
     /// Device capacity.
@@ -193,7 +193,7 @@ impl Run {
             memory: MemorySummary {
                 peak_allocated_bytes: self.memory.peak_allocated.0,
                 peak_reserved_bytes: self.memory.peak_reserved.0,
-                peak_device_bytes: self.memory.peak_device.0,
+                peak_device_bytes: self.memory.device().map(|b| b.0),
                 persistent_bytes: self.memory.persistent.0,
                 capacity_bytes: self.memory.capacity.map(|b| b.0),
                 retries: self.memory.retries,

@@ -5,7 +5,7 @@ use crate::view::{RunView, Work};
 use serde::Serialize;
 use shardlab_plan::ir::InstrId;
 use shardlab_plan::program::Phase;
-use shardlab_plan::record::{RunKind, Span};
+use shardlab_plan::record::Span;
 use shardlab_plan::units::Picos;
 
 /// Maximum number of changes that are listed.
@@ -181,10 +181,9 @@ impl<'a> Aligned<'a> {
     }
 
     pub(super) fn prediction(&self) -> Option<Prediction> {
-        let [a, b] = self.sides.map(|s| s.run.kind);
-        let measured = match (a, b) {
-            (RunKind::Exec, RunKind::Sim) => 0,
-            (RunKind::Sim, RunKind::Exec) => 1,
+        let measured = match self.sides.map(|s| s.run.kind.is_measured()) {
+            [true, false] => 0,
+            [false, true] => 1,
             _ => return None,
         };
         // The prediction may be of another program than the measurement. The program of an imported

@@ -101,7 +101,7 @@ fn described(view: &RunView) -> String {
     match run.kind {
         RunKind::Sim => format!("simulated {name} on {} x {}", run.world_size, run.hardware),
         RunKind::Exec if is_cpu(&run.hardware) => format!("CPU training of {name}"),
-        RunKind::Exec => format!(
+        RunKind::Exec | RunKind::Import => format!(
             "training of {name} on {} x {}",
             run.world_size, run.hardware
         ),
@@ -143,14 +143,16 @@ impl<'a> Facts<'a> {
     fn new(views: &'a [&'a RunView]) -> Self {
         let scenarios: Vec<&ScenarioView> = views.iter().map(|v| &v.scenario).collect();
         let keys = differences(&scenarios).into_iter().map(|d| d.key);
-        let of = |kind: RunKind| views.iter().filter(move |v| v.run.kind == kind);
-        let machines_agree = of(RunKind::Sim).all(|predicted| {
-            of(RunKind::Exec)
-                .all(|measured| may_be(&predicted.run.hardware, &measured.run.hardware))
+        let of = |measured: bool| {
+            let views = views.iter();
+            views.filter(move |v| v.run.kind.is_measured() == measured)
+        };
+        let machines_agree = of(false).all(|predicted| {
+            of(true).all(|measured| may_be(&predicted.run.hardware, &measured.run.hardware))
         });
         Self {
             views,
-            kinds: views.iter().map(|v| v.kind()).collect(),
+            kinds: views.iter().map(|v| v.run.kind.word()).collect(),
             keys: keys.filter(|key| !key.starts_with("gate.")).collect(),
             machines_agree,
         }
@@ -231,10 +233,7 @@ impl<'a> Facts<'a> {
         };
         let mut all = Vec::new();
         if self.kinds.len() > 1 {
-            let of = |v: &RunView| match v.run.kind {
-                RunKind::Sim => "predicted".to_owned(),
-                RunKind::Exec => "measured".to_owned(),
-            };
+            let of = |v: &RunView| v.run.kind.word().to_owned();
             all.push(values(&of));
             if !self.same_program() {
                 all.push("different programs".to_owned());

@@ -158,7 +158,8 @@ const COLUMNS: [Column; 10] = [
         v.run.memory.peak_reserved.0 as f64 / GIB
     }),
     ("device_gib", "device GiB", Unit::Memory, true, |v| {
-        v.run.memory.peak_device.0 as f64 / GIB
+        let device = v.run.memory.device();
+        device.map_or(f64::NAN, |b| b.0 as f64 / GIB)
     }),
     ("allocator_retries", "retries", Unit::Count, true, |v| {
         f64::from(v.run.memory.retries)

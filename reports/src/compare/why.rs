@@ -5,7 +5,7 @@ use super::waits::Wait;
 use crate::gate::facts::section_name;
 use crate::view::{RunView, changed_counts};
 use shardlab_plan::program::Rule;
-use shardlab_plan::record::{Cause, Clock};
+use shardlab_plan::record::{Cause, Clock, RunKind};
 use shardlab_plan::scenario::BatchUnit;
 use shardlab_plan::units::{self, Bytes, Picos};
 
@@ -190,7 +190,7 @@ fn made_of(pair: &Pair, sides: [&RunView; 2], worth: impl Fn(i128) -> bool) -> O
             .all(|s| !s.run.exposed.is_empty())
             .then(|| format!("Exposed time: {}{by}.", delta(exposed)));
     }
-    let measured = pair.runs.iter().any(|r| r.kind == "exec");
+    let measured = pair.runs.iter().any(|r| r.kind != RunKind::Sim.name());
     let which = if measured { "Recorded step: " } else { "" };
     let compute = signed(pair.breakdown.compute);
     // Pauses between kernels that are too short to count as exposed.

@@ -21,7 +21,7 @@ impl Facts {
     pub fn run_view(&self, kind: RunKind) -> Option<RunView> {
         let measured = match kind {
             RunKind::Sim => None,
-            RunKind::Exec => Some(self.measured.as_ref()?),
+            RunKind::Exec | RunKind::Import => Some(self.measured.as_ref()?),
         };
         let curve = measured.and_then(|m| m.curves.first());
         let memory = measured
@@ -35,7 +35,7 @@ impl Facts {
         }
         let (step, host) = match kind {
             RunKind::Sim => (Some(Picos(self.time.step_ps)), Picos(self.time.host_ps)),
-            RunKind::Exec => (None, Picos::ZERO),
+            RunKind::Exec | RunKind::Import => (None, Picos::ZERO),
         };
         let exposed = self
             .time

@@ -8,7 +8,6 @@ mod sweep;
 
 use super::{Block, Item, Report, Section};
 use crate::plots;
-use shardlab_plan::record::RunKind;
 use shardlab_plan::units::{Bytes, thousands};
 use std::borrow::Cow;
 
@@ -145,10 +144,7 @@ fn memory(items: &[Item]) -> Option<Section> {
 
 /// Returns whether a run was predicted or measured, as a word.
 fn kind(item: &Item) -> &'static str {
-    match item.view.run.kind {
-        RunKind::Sim => "predicted",
-        RunKind::Exec => "measured",
-    }
+    item.view.run.kind.word()
 }
 
 /// Formats a number with this many decimals and commas between thousands; `–` for NaN.

@@ -3,6 +3,7 @@
 use super::error::StoreError;
 use super::id::Id;
 use super::{Entry, Store, names_in};
+use shardlab_plan::record::RunKind;
 use shardlab_plan::scenario::parse_bytes;
 use shardlab_plan::units::Bytes;
 use std::collections::BTreeSet;
@@ -81,7 +82,8 @@ impl Store {
         let named: BTreeSet<Id> = self.names()?.into_iter().map(|(_, id)| id).collect();
         let mut oldest: Vec<Entry> = self.list()?.runs;
         oldest.retain(|e| e.id != *newest && !named.contains(&e.id));
-        oldest.sort_by(|a, b| (a.kind != "sim", &a.id).cmp(&(b.kind != "sim", &b.id)));
+        let is_measured = |e: &Entry| e.kind != RunKind::Sim.name();
+        oldest.sort_by(|a, b| (is_measured(a), &a.id).cmp(&(is_measured(b), &b.id)));
         let share = |n: u64| n - n * (100 - ROOM) / 100;
         let most = (share(cap.runs as u64) as usize, share(cap.bytes.0));
         let mut removed = 0;

@@ -7,6 +7,7 @@ use crate::environment::MACHINE;
 use crate::view::{RunView, what_if};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use shardlab_plan::record::RunKind;
 use shardlab_plan::scenario::json_path_of;
 use std::collections::BTreeMap;
 use std::fs;
@@ -166,7 +167,7 @@ impl Entry {
     /// Returns a key that is equal for equal predictions: it covers everything except when and
     /// where they were made. Measurements have no key, since no two are the same.
     pub(super) fn identity(&self) -> Option<String> {
-        if self.kind != "sim" {
+        if self.kind != RunKind::Sim.name() {
             return None;
         }
         let mut environment = self.environment.clone();

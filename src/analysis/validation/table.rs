@@ -18,6 +18,8 @@ pub struct Row {
     pub overrides: Vec<String>,
     /// Measured values, in the order of [`Metric::ALL`].
     pub measured: [Option<f64>; 4],
+    /// Whether the run ran out of memory. Such a row has no measured values.
+    pub out_of_memory: bool,
 }
 
 impl Row {
@@ -82,7 +84,22 @@ pub enum TableError {
         /// Content of the cell.
         cell: String,
     },
+    /// A row contradicts itself, or a truth value is none.
+    #[error("{table}:{line}: out_of_memory = `{cell}`: {expected}")]
+    OutOfMemory {
+        /// Table.
+        table: String,
+        /// Line number.
+        line: u64,
+        /// Content of the cell.
+        cell: String,
+        /// What is expected instead.
+        expected: &'static str,
+    },
 }
+
+/// Column of runs that ran out of memory.
+const OUT_OF_MEMORY: &str = "out_of_memory";
 
 /// Reads a table of measured runs.
 ///
@@ -102,15 +119,17 @@ pub fn read(path: &Path) -> Result<Vec<Row>, TableError> {
     let columns = reader.headers().map_err(of_csv)?.clone();
     let column = |name: &str| columns.iter().position(|c| c == name);
     let known = |c: &str| {
-        matches!(c, "scenario" | "overrides" | "name" | "source")
-            || Metric::ALL.iter().any(|m| m.name() == c)
+        matches!(
+            c,
+            "scenario" | "overrides" | "name" | "source" | OUT_OF_MEMORY
+        ) || Metric::ALL.iter().any(|m| m.name() == c)
     };
     if let Some(unknown) = columns.iter().find(|c| !known(c)) {
         let metrics: Vec<&str> = Metric::ALL.iter().map(|m| m.name()).collect();
         return Err(TableError::Columns {
             table: table(),
             message: format!(
-                "unknown column `{unknown}`; columns are scenario, overrides, name, source, {}",
+                "unknown column `{unknown}`; columns are scenario, overrides, name, source, {OUT_OF_MEMORY}, {}",
                 metrics.join(", ")
             ),
         });
@@ -129,6 +148,7 @@ pub fn read(path: &Path) -> Result<Vec<Row>, TableError> {
         });
     }
     let (overrides, name, source) = (column("overrides"), column("name"), column("source"));
+    let out_of_memory = column(OUT_OF_MEMORY);
     let mut rows = Vec::new();
     for record in reader.records() {
         let record = record.map_err(of_csv)?;
@@ -152,6 +172,21 @@ pub fn read(path: &Path) -> Result<Vec<Row>, TableError> {
                 }
             };
         }
+        let cell = text(out_of_memory);
+        let wrong = |expected| TableError::OutOfMemory {
+            table: table(),
+            line,
+            cell: cell.to_owned(),
+            expected,
+        };
+        let out_of_memory = match cell {
+            "true" => true,
+            "" | "false" => false,
+            _ => return Err(wrong("`true`, `false` or nothing is expected")),
+        };
+        if out_of_memory && measured.iter().any(Option::is_some) {
+            return Err(wrong("a run that ran out of memory has no measured values"));
+        }
         rows.push(Row {
             line,
             name: text(name).to_owned(),
@@ -159,6 +194,7 @@ pub fn read(path: &Path) -> Result<Vec<Row>, TableError> {
             scenario: text(Some(scenario)).to_owned(),
             overrides: split(text(overrides)),
             measured,
+            out_of_memory,
         });
     }
     Ok(rows)
@@ -203,5 +239,37 @@ mod tests {
             ["a.b=1", "c.d=[\"x;y\", 2]", "e.f='p;q'"]
         );
         assert!(split("").is_empty());
+    }
+
+    fn table(cells: &str) -> Result<Vec<Row>, TableError> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("table.csv");
+        let text = format!("name,scenario,step_ms,out_of_memory\n{cells}\n");
+        std::fs::write(&path, text).unwrap();
+        read(&path)
+    }
+
+    #[test]
+    fn runs_that_ran_out_of_memory_have_no_values() {
+        for (cells, ran_out) in [
+            ("a,s,,true", true),
+            ("a,s,1,false", false),
+            ("a,s,1,", false),
+        ] {
+            assert_eq!(table(cells).unwrap()[0].out_of_memory, ran_out, "{cells}");
+        }
+        for (cells, reason) in [
+            (
+                "a,s,1,true",
+                "a run that ran out of memory has no measured values",
+            ),
+            (
+                "a,s,1,oom",
+                "out_of_memory = `oom`: `true`, `false` or nothing is expected",
+            ),
+        ] {
+            let error = table(cells).unwrap_err().to_string();
+            assert!(error.contains(reason) && error.contains(":2:"), "{error}");
+        }
     }
 }

@@ -12,7 +12,6 @@ use super::{Args, binary};
 use crate::predict::{Profiles, predict};
 use shardlab_exec::engine::ExecOptions;
 use shardlab_exec::train::{Flow, Observer, RunOptions, StepReport};
-use shardlab_plan::record::RunKind;
 use shardlab_plan::scenario::{find_shipped, is_stdin, nearest, shipped};
 use shardlab_reports::RunView;
 use shardlab_reports::compare::Side;
@@ -147,7 +146,7 @@ pub(super) fn make(args: &Args, plans: &[Plan]) -> Result<Vec<Made>, Failure> {
     // A baseline shows its training if compared with trainings, and its prediction if compared with
     // predictions.
     let trained = made.iter().flatten();
-    let trained = args.exec || trained.clone().any(|m| m.view.run.kind == RunKind::Exec);
+    let trained = args.exec || trained.clone().any(|m| m.view.run.kind.is_measured());
     for (plan, made) in plans.iter().zip(&mut made) {
         if let Plan::Baseline(kept) = plan {
             let (view, origin) = kept.view(trained)?;

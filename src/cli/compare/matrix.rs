@@ -3,6 +3,7 @@
 use super::super::output::{Failure, Out};
 use super::super::table::{Table, fits, key_title, room};
 use super::input::Made;
+use shardlab_plan::record::RunKind;
 use shardlab_reports::compare::{Matrix, Metric};
 use shardlab_reports::view::Difference;
 
@@ -141,9 +142,9 @@ fn texts(cells: &[String]) -> impl Iterator<Item = &str> {
 }
 
 fn scenario(name: &str, kind: &str) -> String {
-    if kind == "exec" {
-        format!("{name} (exec)")
-    } else {
+    if kind == RunKind::Sim.name() {
         name.to_owned()
+    } else {
+        format!("{name} ({kind})")
     }
 }

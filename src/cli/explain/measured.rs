@@ -46,10 +46,7 @@ pub(super) fn run(view: &RunView, args: &Args, out: &mut Out) -> Result<Status, 
         return Ok(Status::Done);
     }
     let listed = if args.all { MAX_LISTED_ALL } else { MAX_LISTED };
-    let kind = match view.kind() {
-        "exec" => "measured",
-        _ => "predicted",
-    };
+    let kind = run.kind.word();
     out.heading(format_args!(
         "{}: {kind}, {} ms per step on {} x {}",
         view.scenario.name,

@@ -4,7 +4,6 @@ use super::Job;
 use crate::cli::output::Failure;
 use crate::gate::collect::Collect;
 use serde_json::Value;
-use shardlab_plan::record::RunKind;
 use shardlab_reports::gate::{Curve, Measured, MemoryFacts};
 use shardlab_reports::store::{Store, open_dir};
 use std::collections::BTreeMap;
@@ -75,7 +74,7 @@ fn one(path: &Path, store: &Store) -> Result<(String, Measured), String> {
         id.and_then(|id| store.open(&id))
     }
     .map_err(|e| e.to_string())?;
-    if view.run.kind != RunKind::Exec {
+    if !view.run.kind.is_measured() {
         return Err("is a prediction: a measured run is expected".to_owned());
     }
     if view.run.step_samples.is_empty() {

@@ -4,7 +4,6 @@ use super::{Args, report};
 use crate::cli::import;
 use crate::cli::output::{Failure, Out, Status};
 use shardlab_plan::config::{Gate, GatePreset};
-use shardlab_plan::record::RunKind;
 use shardlab_plan::scenario;
 use shardlab_reports::RunView;
 use shardlab_reports::gate::{Limits, runs};
@@ -38,7 +37,7 @@ fn view(args: &Args, files: &[PathBuf], option: &str) -> Result<RunView, Failure
         Some(view) => view,
         None => import::view_of_files(files)?,
     };
-    if view.run.kind != RunKind::Exec {
+    if !view.run.kind.is_measured() {
         let name = files[0].display();
         return Err(Failure::bad_input(format_args!(
             "{option} {name} is a prediction: a measured run is expected"

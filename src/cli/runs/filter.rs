@@ -17,8 +17,8 @@ pub(in crate::cli) struct Filter {
     /// Only runs of this scenario
     #[arg(long, value_name = "NAME")]
     scenario: Option<String>,
-    /// Only predicted or only measured runs
-    #[arg(long, value_name = "sim|exec", value_parser = ["sim", "exec"])]
+    /// Only predicted runs, only those of `exec`, or only imported ones
+    #[arg(long, value_name = "sim|exec|import", value_parser = ["sim", "exec", "import"])]
     kind: Option<String>,
     /// Only runs of this policy
     #[arg(long, value_name = "NAME")]

@@ -2,7 +2,7 @@
 
 use super::super::output::{Failure, Out, Status};
 use super::super::table::Table;
-use shardlab_plan::record::Cause;
+use shardlab_plan::record::{Cause, MemoryReport};
 use shardlab_plan::units::{Bytes, thousands};
 use shardlab_reports::RunView;
 use shardlab_reports::store::{Entry, Store};
@@ -109,17 +109,7 @@ fn print(entry: &Entry, view: &RunView, store: &Store, out: &mut Out) -> Result<
         "exposed",
         &format!("{:.2} ms ({})", view.exposed_ms(), causes.join(", ")),
     )?;
-    let m = &run.memory;
-    out.labelled(
-        "memory",
-        &format!(
-            "allocated {}, reserved {}, device {}; at the peak: {}",
-            m.peak_allocated,
-            m.peak_reserved,
-            m.peak_device,
-            roles(&m.by_role).join(", ")
-        ),
-    )?;
+    out.labelled("memory", &memory(&run.memory))?;
     if let (Some(first), Some(last)) = (run.losses.first(), run.losses.last()) {
         let steps = run.losses.len();
         out.labelled("loss", &format!("{first:.6} to {last:.6} in {steps} steps"))?;
@@ -144,6 +134,23 @@ fn print(entry: &Entry, view: &RunView, store: &Store, out: &mut Out) -> Result<
     }
     out.text(table)?;
     Ok(())
+}
+
+/// Describes the memory of a run. A trace may lack all of it, and always lacks that of the device.
+fn memory(m: &MemoryReport) -> String {
+    if m.peak_allocated == Bytes::ZERO {
+        return "not recorded".to_owned();
+    }
+    let device = match m.device() {
+        Some(device) => device.to_string(),
+        None => "not recorded".to_owned(),
+    };
+    format!(
+        "allocated {}, reserved {}, device {device}; at the peak: {}",
+        m.peak_allocated,
+        m.peak_reserved,
+        roles(&m.by_role).join(", ")
+    )
 }
 
 fn roles(by_role: &[(shardlab_plan::ir::Role, Bytes)]) -> Vec<String> {

@@ -9,7 +9,7 @@ use super::{Job, json};
 use crate::analysis::verdict::Verdict;
 use crate::analysis::warnings;
 use crate::predict::Prediction;
-use crate::tune::{Answer, Longest, Proposal, words};
+use crate::tune::{Answer, Largest, Proposal, Size, words};
 use serde_json::json;
 use shardlab_plan::record::basis::number;
 
@@ -126,37 +126,46 @@ pub(super) fn next(job: &Job, set: &[String]) -> String {
     }
 }
 
-/// Prints the longest sequences.
-pub(super) fn longest(
+/// Prints the longest sequences or the largest micro-batches.
+pub(super) fn largest(
     job: &Job,
-    found: &Longest,
+    size: Size,
+    found: &Largest,
     as_json: bool,
     out: &mut Out,
 ) -> Result<Status, Failure> {
+    let (field, unit) = match size {
+        Size::Sequence => ("longest", "tokens"),
+        Size::MicroBatch => ("largest", "samples"),
+    };
     if as_json {
         let lean = found.lean.as_ref();
         out.json(&json!({
             "format": 1,
             "today": found.today,
-            "longest": lean.map(|(tokens, set, score)| json!({
-                "tokens": tokens,
+            (field): lean.map(|(n, set, score)| json!({
+                (unit): n,
                 "settings": json::proposal(job, &Proposal {
                     set: set.clone(), changes: set.len(), score: score.clone(),
                 }),
             })),
         }))?;
     } else {
-        let limit = job.load(&[]).map(|base| base.model.max_seq_len).ok();
-        let tokens = |n: Option<u64>| match n {
-            None => "no length fits".to_owned(),
-            Some(n) if Some(n) == limit => format!("{n} tokens (the model's limit)"),
-            Some(n) => format!("{n} tokens"),
+        let limit = match size {
+            Size::Sequence => job.load(&[]).map(|base| base.model.max_seq_len).ok(),
+            Size::MicroBatch => None,
         };
-        out.labelled("today's", &format!("settings: {}", tokens(found.today)))?;
+        let sized = |n: Option<u64>| match n {
+            None => "nothing fits".to_owned(),
+            Some(n) if Some(n) == limit => format!("{n} {unit} (the model's limit)"),
+            Some(1) => format!("1 {}", unit.trim_end_matches('s')),
+            Some(n) => format!("{n} {unit}"),
+        };
+        out.labelled("today's", &format!("settings: {}", sized(found.today)))?;
         let lean = found.lean.as_ref();
         out.labelled(
             "leanest",
-            &format!("settings: {}", tokens(lean.map(|l| l.0))),
+            &format!("settings: {}", sized(lean.map(|l| l.0))),
         )?;
         if let Some((_, set, score)) = lean {
             if !set.is_empty() {

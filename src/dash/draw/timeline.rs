@@ -140,7 +140,7 @@ fn titles(app: &App, room: usize) -> Vec<String> {
         let kind = match (l.view.run.kind, basis) {
             (RunKind::Sim, Some(basis)) => format!("predicted (basis: {})", badge(basis)),
             (RunKind::Sim, None) => "predicted".to_owned(),
-            (RunKind::Exec, _) => "measured".to_owned(),
+            (kind @ (RunKind::Exec | RunKind::Import), _) => kind.word().to_owned(),
         };
         let mut kept = app.runs.kept.iter();
         // An open run has a number, which the other views use as its name.
@@ -376,7 +376,7 @@ fn lanes(app: &App, buf: &mut Buffer, body: Rect, plan: &Plan, from: u16, bottom
 fn lane_name(t: &Timeline, run: usize, name: &str) -> String {
     match (run, t.run(run).map(|r| r.view.run.kind)) {
         (0, _) => name.to_owned(),
-        (_, Some(RunKind::Exec)) => " measured".to_owned(),
+        (_, Some(kind)) if kind.is_measured() => " measured".to_owned(),
         _ => " other run".to_owned(),
     }
 }

@@ -122,7 +122,7 @@ fn pair(app: &mut App) {
     let Some(main) = &t.main else { return };
     let missing = match main.view.run.kind {
         RunKind::Sim => "train (1, x)",
-        RunKind::Exec => "simulate (1, r)",
+        RunKind::Exec | RunKind::Import => "simulate (1, r)",
     };
     let mut others: Vec<&Arc<Lanes>> = app.runs.kept.iter().map(|k| &k.lanes).collect();
     others.retain(|l| !Arc::ptr_eq(l, main));

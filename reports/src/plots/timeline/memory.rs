@@ -364,11 +364,14 @@ fn describe(view: &RunView, points: &[Point]) -> String {
         Some(limit) => format!(" of {limit}"),
         None => String::new(),
     };
+    let device = match m.device() {
+        Some(device) => format!(", {device}{limit} used on the device"),
+        None => String::new(),
+    };
     format!(
-        "{} allocated at the peak, {} reserved, {}{limit} used on the device; largest at any time: {}",
+        "{} allocated at the peak, {} reserved{device}; largest at any time: {}",
         m.peak_allocated,
         m.peak_reserved,
-        m.peak_device,
         largest.join(", ")
     )
 }

@@ -4,7 +4,6 @@ use super::{bytes, kind, number, sweep};
 use crate::compare::{Matrix, Metric, Unit};
 use crate::report::{Card, Change, Fact, Item};
 use crate::view::RunView;
-use shardlab_plan::record::RunKind;
 use shardlab_plan::record::basis::milliseconds;
 use shardlab_plan::units::{Bytes, signed};
 
@@ -109,7 +108,13 @@ fn card(item: &Item, change: impl Fn(&str) -> Option<Change>) -> Card {
             ),
             fact("allocated", bytes(memory.peak_allocated.0), "allocated_gib"),
             fact("reserved", bytes(memory.peak_reserved.0), "reserved_gib"),
-            fact("on the device", bytes(memory.peak_device.0), "device_gib"),
+            fact(
+                "on the device",
+                memory
+                    .device()
+                    .map_or_else(|| "not measured".to_owned(), |b| bytes(b.0)),
+                "device_gib",
+            ),
             fact("fits", fits(item), ""),
         ],
     }
@@ -126,11 +131,10 @@ fn mfu(item: &Item) -> f64 {
 /// Says whether a run fits the device, and by how much.
 fn fits(item: &Item) -> String {
     let memory = &item.view.run.memory;
-    let (used, capacity) = (memory.peak_device, memory.capacity);
-    match capacity {
+    match memory.device().zip(memory.capacity) {
         None => "unknown".to_owned(),
-        Some(c) if used <= c => format!("yes, {} of {c} free", Bytes(c.0 - used.0)),
-        Some(c) => format!("no, {} more than {c}", Bytes(used.0 - c.0)),
+        Some((used, c)) if used <= c => format!("yes, {} of {c} free", Bytes(c.0 - used.0)),
+        Some((used, c)) => format!("no, {} more than {c}", Bytes(used.0 - c.0)),
     }
 }
 
@@ -146,7 +150,7 @@ fn step(item: &Item) -> String {
 /// Returns what a run's times rest on.
 fn basis(item: &Item) -> String {
     match (&item.view.run.basis, item.view.run.kind) {
-        (_, RunKind::Exec) => "measured run".to_owned(),
+        (_, kind) if kind.is_measured() => "measured run".to_owned(),
         (Some(basis), _) => basis.sentence(),
         (None, _) => "unknown".to_owned(),
     }

@@ -150,7 +150,7 @@ struct Group {
 }
 
 pub(super) fn prediction(items: &[Item]) -> Option<Section> {
-    let measured = items.iter().filter(|i| i.view.run.kind == RunKind::Exec);
+    let measured = items.iter().filter(|i| i.view.run.kind.is_measured());
     let mut blocks = Vec::new();
     for (i, exec) in measured.enumerate() {
         let digest = &exec.view.program.digest;

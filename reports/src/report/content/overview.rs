@@ -7,7 +7,6 @@ use crate::plots::{self, StepBar};
 use crate::report::{Block, Item, Section, Table};
 use crate::stats::{Options, ratio_of_medians};
 use crate::view::RunView;
-use shardlab_plan::record::RunKind;
 
 /// Maximum number of runs that are compared with the first in a sentence.
 const SENTENCES: usize = 4;
@@ -28,7 +27,7 @@ pub(super) fn bases(items: &[Item]) -> Vec<String> {
         let run = &item.view.run;
         let machine = format!("{} x {}", run.world_size, run.hardware);
         match (&run.basis, run.kind) {
-            (_, RunKind::Exec) => format!("Measured run on {machine}."),
+            (_, kind) if kind.is_measured() => format!("Measured run on {machine}."),
             (Some(basis), _) => format!("Predicted for {machine}; {}.", basis.sentence()),
             (None, _) => format!("Predicted for {machine}; basis and error unknown."),
         }
@@ -167,7 +166,7 @@ pub(super) fn step_times(items: &[Item], told: &[Item]) -> Option<Section> {
         .filter(|i| i.view.step_ms().is_finite())
         .map(|item| {
             let samples = samples(item);
-            let measured = item.view.run.kind == RunKind::Exec && samples.len() >= 2;
+            let measured = item.view.run.kind.is_measured() && samples.len() >= 2;
             let options = options(samples.len());
             // The interval of a median is that of its ratio to 1.
             let interval = measured.then(|| ratio_of_medians(&[1.0], &samples, &options));

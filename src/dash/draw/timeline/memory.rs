@@ -183,7 +183,7 @@ fn composition(app: &App, main: &Lanes, buf: &mut Buffer, area: Rect) {
     }
     let label = match main.view.run.kind {
         RunKind::Sim => "at the peak",
-        RunKind::Exec => "at its peak",
+        RunKind::Exec | RunKind::Import => "at its peak",
     };
     put(buf, area.x + 1, area.y, GUTTER - 1, label, theme.dim());
     let parts: Vec<Part> = Family::ALL
