@@ -89,8 +89,8 @@ impl Norm {
 }
 
 impl Builder<'_> {
-    /// Adds a table of ones for a module, in the type of the activations. The module casts it: an op
-    /// of another module would leave the block, and FSDP would gather it again.
+    /// Adds a table of ones for a module, in the type of the activations. The module casts it: an
+    /// op of another module would leave the block, and FSDP would gather it again.
     pub(super) fn ones(&mut self, module: ModuleId, width: u64) -> ValueId {
         let ones = self.constant("ones", &[width], DType::F32, false);
         self.within(module, |b| b.as_activation(ones))
