@@ -304,7 +304,14 @@ fn validation_decides_which_choices_there_are() {
             choices.cloned().collect()
         };
         assert!(choices("fsdp.optimizer_in_backward").is_empty());
-        assert!(choices("fsdp.offload").is_empty());
+        // `CPUOffloadPolicy` moves all state.
+        let offload = choices("fsdp.offload");
+        let all = |c: &String| {
+            ["params", "grads", "optimizer"]
+                .iter()
+                .all(|s| c.contains(s))
+        };
+        assert!(offload.len() == 1 && offload.iter().all(all), "{offload:?}");
         assert!(choices("train.recompute").contains(&"train.recompute=pointwise".to_owned()));
         assert!(choices("fsdp.units")[0].contains("layers.0+layers.1"));
         assert_eq!(
