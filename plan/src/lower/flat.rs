@@ -100,11 +100,18 @@ impl GroupState {
 // the sum is the same, and updates are element by element.
 
 /// Makes the optimizer's states of a group, of which this rank updates `own` elements: by parameter
-/// in the engines of frameworks, otherwise as one tensor. See Note [State of single parameters].
-fn tensors(out: &mut Emitter<'_>, g: GroupId, own: u64) -> Vec<Tensor> {
+/// in the engines of frameworks, otherwise as one tensor. `apart` says that the optimizer updates
+/// parameters in buffers of their own, without padding. See Note [State of single parameters].
+fn tensors(out: &mut Emitter<'_>, g: GroupId, own: u64, apart: bool) -> Vec<Tensor> {
     let unit = out.inputs.group(g).unit;
     let framework = out.inputs.engine.framework;
     let parts = match &out.inputs.group(g).layout {
+        Layout::Flat(layout) if framework && apart => {
+            let items = layout.items.iter().filter(|i| i.numel > 0);
+            let mut parts: Vec<Range<u64>> = items.map(|i| i.offset..i.offset + i.numel).collect();
+            parts.sort_unstable_by_key(|part| part.start);
+            parts
+        }
         Layout::Flat(layout) if framework => layout.cut(0..own),
         _ => std::iter::once(0..own).collect(),
     };
@@ -259,7 +266,8 @@ impl Flat {
                 let (bytes, stream) = (reduced * self.c.size(), self.streams.outer);
                 out.transient(Role::ReduceOutput, bytes, self.c, stream, id)
             });
-            state.tensors = tensors(out, id, own);
+            let apart = !state.params.is_empty() && state.main.is_none();
+            state.tensors = tensors(out, id, own, apart);
         }
         if weight_sharded {
             let stream = self.streams.gather;
