@@ -111,11 +111,20 @@ fn compare(text: &str, sets: &[&str]) {
         } else {
             Bytes::ZERO
         };
+        // Optimizers of PyTorch update weights that are not sharded where they are, without padding.
+        let apart = s.fsdp.policy != PolicyKind::Native
+            && (s.mesh.dp_shard == 1 || s.fsdp.strategy == Strategy::NoShard)
+            && forms.main_weight == Bytes::ZERO
+            && forms.model_weight.0 == layout.payload_numel() * s.precision.compute.size();
+        let optimizer = match apart {
+            true => Bytes(forms.optimizer.0 / layout.numel * layout.payload_numel()),
+            false => forms.optimizer,
+        };
         for (role, bytes) in [
             (Role::ModelWeight, forms.model_weight),
             (Role::MainWeight, forms.main_weight),
             (Role::MainGrad, main_grad),
-            (Role::OptimizerState, forms.optimizer),
+            (Role::OptimizerState, optimizer),
         ] {
             *want.entry(role).or_insert(Bytes::ZERO) += bytes;
         }
