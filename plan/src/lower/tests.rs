@@ -111,7 +111,7 @@ fn compare(text: &str, sets: &[&str]) {
         } else {
             Bytes::ZERO
         };
-        // Optimizers of PyTorch update weights that are not sharded where they are, without padding.
+        // Optimizers of PyTorch update weights that are not sharded in place, without padding.
         let apart = s.fsdp.policy != PolicyKind::Native
             && (s.mesh.dp_shard == 1 || s.fsdp.strategy == Strategy::NoShard)
             && forms.main_weight == Bytes::ZERO

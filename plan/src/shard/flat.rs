@@ -107,7 +107,7 @@ const MAX_NUMEL: u64 = 1 << 59;
 const PADDING_SLACK: u64 = 1 << 30;
 
 /// Lays `items` (parameter, elements, elements that shards do not divide) out over `shards` ranks.
-/// `atomic` says what the last are; whole parameters are packed instead (see [`whole_tensors`]).
+/// `atomic` says what the last are; whole parameters are packed instead (see `whole_tensors`).
 ///
 /// With `pad` the buffer is padded to a multiple of chunk factor times shards. Without it
 /// (`no_shard`) nothing is cut: the layout ends with its last parameter and has one shard for any
