@@ -71,6 +71,20 @@ SEVERAL = ["small-offload"]
 MESH = ["small-hsdp", "small-hfsdp", "small-selective"]
 
 
+def against_cpu(stage, title, name, sets, limit):
+    """A run and the same on the CPU device: losses within `limit`, gradient norms within three times that, equal memory."""
+    code, ours, err, s = train(name, "--check-nan", sets=sets, timeout=60)
+    if code:
+        return row(stage, title, False, last_line(err))
+    code, cpu, err, _ = reference(name, sets=sets, timeout=120)
+    if code:
+        return row(stage, f"{title}, CPU", False, last_line(err))
+    losses, norms = worst(ours["losses"], cpu["losses"]), worst(ours["grad_norms"], cpu["grad_norms"])
+    ok = losses < limit and norms < 3 * limit
+    same = ours["memory"]["peak_allocated_bytes"] == cpu["memory"]["peak_allocated_bytes"]
+    row(stage, title, ok and same, f"losses {losses:.1e}, norms {norms:.1e}, memory {'equal' if same else 'DIFFERS'}, {s:.1f} s")
+
+
 def small():
     """Every option's small scenario against the CPU device, float32 and bf16."""
     names = os.environ["ONLY"].split(",") if os.environ.get("ONLY") else (REHEARSED if CPU else SMALL) + MESH
@@ -83,16 +97,7 @@ def small():
             # cuBLASLt multiplies no float32 factors into bf16 gradients.
             sets = [*mesh, f'precision.compute="{dtype}"', *(['precision.comm_grads="f32"'] if dtype == "f32" else [])]
             title = f"{name} {dtype} on {world}"
-            code, ours, err, s = train(name, "--check-nan", sets=sets, timeout=60)
-            if code:
-                return row("small", title, False, last_line(err))
-            code, cpu, err, _ = reference(name, sets=sets, timeout=120)
-            if code:
-                return row("small", f"{title}, CPU", False, last_line(err))
-            losses, norms = worst(ours["losses"], cpu["losses"]), worst(ours["grad_norms"], cpu["grad_norms"])
-            ok = losses < limit and norms < 3 * limit
-            same = ours["memory"]["peak_allocated_bytes"] == cpu["memory"]["peak_allocated_bytes"]
-            row("small", title, ok and same, f"losses {losses:.1e}, norms {norms:.1e}, memory {'equal' if same else 'DIFFERS'}, {s:.1f} s")
+            against_cpu("small", title, name, sets, limit)
         return job
     jobs = []
     for name in names:
@@ -127,17 +132,7 @@ def moe():
 
     def case(title, sets, limit):
         def job():
-            mesh = fit(every)
-            code, ours, err, s = train(name, "--check-nan", sets=[*mesh, *sets], timeout=60)
-            if code:
-                return row("moe", title, False, last_line(err))
-            code, cpu, err, _ = reference(name, sets=[*mesh, *sets], timeout=120)
-            if code:
-                return row("moe", f"{title}, CPU", False, last_line(err))
-            losses, norms = worst(ours["losses"], cpu["losses"]), worst(ours["grad_norms"], cpu["grad_norms"])
-            same = ours["memory"]["peak_allocated_bytes"] == cpu["memory"]["peak_allocated_bytes"]
-            ok = losses < limit and norms < 3 * limit and same
-            row("moe", title, ok, f"losses {losses:.1e}, norms {norms:.1e}, memory {'equal' if same else 'DIFFERS'}, {s:.1f} s")
+            against_cpu("moe", title, name, [*fit(every), *sets], limit)
         return job
 
     def replayed(ep):
@@ -168,16 +163,7 @@ def float8():
 
     def case(title, sets):
         def job():
-            sets_here = [*fit(every), *sets]
-            code, ours, err, s = train(name, "--check-nan", sets=sets_here, timeout=60)
-            if code:
-                return row("float8", title, False, last_line(err))
-            code, cpu, err, _ = reference(name, sets=sets_here, timeout=120)
-            if code:
-                return row("float8", f"{title}, CPU", False, last_line(err))
-            losses, norms = worst(ours["losses"], cpu["losses"]), worst(ours["grad_norms"], cpu["grad_norms"])
-            same = ours["memory"]["peak_allocated_bytes"] == cpu["memory"]["peak_allocated_bytes"]
-            row("float8", title, losses < 3e-2 and norms < 9e-2 and same, f"losses {losses:.1e}, norms {norms:.1e}, memory {'equal' if same else 'DIFFERS'}, {s:.1f} s")
+            against_cpu("float8", title, name, [*fit(every), *sets], 3e-2)
         return job
 
     def alike(title, sets, more):
