@@ -151,19 +151,10 @@ fn copy_cost(kind: CopyKind, bytes: u64, profile: &Profile) -> Cost {
         CopyKind::D2h => (Load::ToHost, d.d2h_gbps, d.d2h_gbps / d.memory_gbps),
         CopyKind::D2d => (Load::Copy, d.memory_gbps * 0.4, 0.8),
     };
+    let work = Picos::from_us(d.copy_latency_us + bytes as f64 / gbps / 1e3).0;
     Cost {
-        work: Picos::from_us(d.copy_latency_us + bytes as f64 / gbps / 1e3).0,
-        load,
         bandwidth: fixed_share(bandwidth),
-        nvlink: 0,
-        nic: 0,
-        headroom: crate::clock::ONE,
-        bytes: 0,
-        comm: 0,
-        fills: false,
-        on_engines: false,
-        local_copy_share: 0,
-        measured: false,
+        ..Cost::of(work, load)
     }
 }
 
@@ -187,19 +178,10 @@ fn on_cpu(program: &Program) -> Vec<bool> {
 /// Prices an operator on the CPU by its bytes: the optimizer computes little.
 fn cpu_cost(traffic: Traffic, profile: &Profile) -> Cost {
     let gbps = profile.host.cpu_gbps.unwrap_or(profile.device.h2d_gbps);
+    let work = Picos::from_us(traffic.moved().0 as f64 / gbps / 1e3).0;
     Cost {
-        work: Picos::from_us(traffic.moved().0 as f64 / gbps / 1e3).0,
-        load: Load::Cpu,
-        bandwidth: 0,
-        nvlink: 0,
-        nic: 0,
-        headroom: crate::clock::ONE,
-        bytes: 0,
-        comm: 0,
-        fills: false,
-        on_engines: false,
-        local_copy_share: 0,
         measured: profile.host.cpu_gbps.is_some(),
+        ..Cost::of(work, Load::Cpu)
     }
 }
 
@@ -337,23 +319,16 @@ fn kernel_cost(kernel: &Kernel, traffic: Traffic, profile: &Profile) -> Cost {
         }
         _ => price.us >= profile.contention.start_wait_min_us,
     };
+    let load = if bound_by_memory {
+        Load::Memory
+    } else {
+        Load::Compute
+    };
     Cost {
-        work: Picos::from_us(price.us).0,
-        load: if bound_by_memory {
-            Load::Memory
-        } else {
-            Load::Compute
-        },
         bandwidth: fixed_share(bandwidth),
-        nvlink: 0,
-        nic: 0,
-        headroom: crate::clock::ONE,
-        bytes: 0,
-        comm: 0,
-        on_engines: false,
-        local_copy_share: 0,
         fills: fills && price.us >= profile.contention.start_wait_min_us,
         measured: price.measured,
+        ..Cost::of(Picos::from_us(price.us).0, load)
     }
 }
 

@@ -62,6 +62,26 @@ pub(crate) struct Cost {
     pub(crate) measured: bool,
 }
 
+impl Cost {
+    /// Makes the cost of work that takes nothing from others but its resource.
+    pub(crate) const fn of(work: u64, load: Load) -> Self {
+        Self {
+            work,
+            load,
+            bandwidth: 0,
+            nvlink: 0,
+            nic: 0,
+            headroom: crate::clock::ONE,
+            bytes: 0,
+            comm: 0,
+            fills: false,
+            on_engines: false,
+            local_copy_share: 0,
+            measured: false,
+        }
+    }
+}
+
 /// Returns a share (0 to 1) in units of [`crate::clock::ONE`].
 pub(crate) fn fixed_share(x: f64) -> u32 {
     (x.clamp(0.0, 1.0) * f64::from(crate::clock::ONE)).round() as u32
