@@ -117,7 +117,7 @@ fn reentrant_backward_keeps_results_and_gradients() {
     assert_eq!(reentrant[2] - full[2], 2 * row, "{full:?} {reentrant:?}");
 }
 
-/// Activations of 1 KiB and more leave the device after forward, but for the last few.
+/// Activations of 1 KiB and more leave the device after forward, except the last few.
 #[test]
 fn offloaded_activations_are_copied_to_the_host_and_back() {
     let offload = "train.activation_offload=true";
