@@ -198,8 +198,11 @@ pub(super) fn problem(
         place => req.arg(place),
     };
     let (fa, fb, fc) = (arg(a)?, arg(b)?, arg(c)?);
-    let inverses = match scaled {
-        Some(_) => Some([input(2)?, input(3)?]),
+    let scaled = match scaled {
+        Some(gemm) => {
+            let inverses = [input(2)?, input(3)?];
+            Some((scaling(gemm, [m, n], inverses)?, inverses))
+        }
         None => None,
     };
     if scaled.is_none() && fa.dtype != fb.dtype {
@@ -218,14 +221,9 @@ pub(super) fn problem(
             s.offset * arg.dtype.size(),
         ]))
     };
-    let bias = if bias {
-        Some(input(2 + inverses.map_or(0, |i| i.len()))?)
-    } else {
-        None
-    };
-    let scaling = match (scaled, inverses) {
-        (Some(gemm), Some(inverses)) => Some(scaling(gemm, [m, n], inverses)?),
-        _ => None,
+    let bias = match bias {
+        true => Some(input(2 + scaled.map_or(0, |(_, inverses)| inverses.len()))?),
+        false => None,
     };
     let problem = GemmProblem {
         m,
@@ -235,7 +233,7 @@ pub(super) fn problem(
         tb,
         pitch: [sa.pitch, sb.pitch, out(before)?, out(c)?],
         factors: [fa.dtype, fb.dtype],
-        scaling,
+        scaling: scaled.map(|(scaling, _)| scaling),
         result: fc.dtype,
         bias: bias.map(arg).transpose()?.map(|a| a.dtype),
         accumulate,
@@ -247,7 +245,7 @@ pub(super) fn problem(
         Operands {
             a: place(a),
             b: place(b),
-            inverses: inverses.map(|i| i.map(place)),
+            inverses: scaled.map(|(_, inverses)| inverses.map(place)),
             bias: bias.map(place),
             before: place(before),
             c: place(c),

@@ -19,9 +19,7 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
     if tables.is_empty() {
         return Ok(());
     }
-    let tree = models::declare(s, s.model.layers).tree;
-    // What is wrong with units is reported where they are planned.
-    let Ok(units) = assign_units(&s.fsdp.units, &tree.modules) else {
+    let Some((modules, units)) = units(s) else {
         return Ok(());
     };
     for (table, list) in tables.iter().zip(&s.fsdp.prefetch_lists) {
@@ -45,7 +43,7 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
             let targets = field(name).and_then(|v| v.array()).unwrap_or_default();
             for target in targets {
                 for to in of_pattern(d, target, &units)? {
-                    let early = |u: &&&UnitSpec| !is_later(to, u, &tree.modules, backward);
+                    let early = |u: &&&UnitSpec| !is_later(to, u, &modules, backward);
                     if let Some(unit) = from.iter().find(early) {
                         let message = format!(
                             "`{}` cannot be gathered ahead by `{}`: it is used before that in {name}",
@@ -67,14 +65,21 @@ pub(super) fn no_sync(s: &Scenario, d: &Document) -> Checked {
     if globs.is_empty() {
         return Ok(());
     }
-    let tree = models::declare(s, s.model.layers).tree;
-    let Ok(units) = assign_units(&s.fsdp.units, &tree.modules) else {
+    let Some((_, units)) = units(s) else {
         return Ok(());
     };
     for glob in globs {
         of_pattern(d, glob, &units)?;
     }
     Ok(())
+}
+
+/// Returns the modules of a model and its units. `None` if something is wrong with the units, which
+/// is reported where they are planned.
+fn units(s: &Scenario) -> Option<(Vec<Module>, Vec<UnitSpec>)> {
+    let modules = models::declare(s, s.model.layers).tree.modules;
+    let units = assign_units(&s.fsdp.units, &modules).ok()?;
+    Some((modules, units))
 }
 
 /// Returns the units that a pattern matches, at least one.

@@ -128,28 +128,7 @@ impl<'a> Tiles<'a> {
                 "#pragma unroll\nfor (int v = 0; v < {LANES}; v++) held{n}[v][k * {size} / 4] |= (u32){pack}.e[v].x << (k * {bits} % 32);",
                 bits = 8 * size
             ));
-            let vectors = ROWS * size / VECTOR;
-            written += &format!(
-                "  if (inside)
-#pragma unroll
-    for (int v = 0; v < {LANES}; v++)
-#pragma unroll
-      for (int w = 0; w < {size}; w++) tile[(column + v) * {pitch}u + deep * {size} + w] = held{n}[v][w];
-  __syncthreads();
-  for (u32 x = threadIdx.x; x < {}u; x += {THREADS}u) {{
-    const u32 c = x / {vectors}u, h = x % {vectors}u;
-    const IDX column = (IDX)blockIdx.x * {COLS}u + c, row = (IDX)blockIdx.y * {ROWS}u + h * {per}u;
-    if (column >= {cols}u || row >= {rows}u) continue;
-    const u32* from = tile + c * {pitch}u + h * 4;
-    *reinterpret_cast<uint4*>({address} + column * {rows}u + row) = make_uint4(from[0], from[1], from[2], from[3]);
-  }}
-  __syncthreads();
-",
-                COLS * vectors,
-                pitch = pitch(size),
-                per = VECTOR / size,
-                address = req.address(output.slot)?,
-            );
+            written += &self.written(n, size, &req.address(output.slot)?);
         }
         g.close();
         let transposed = (self.outputs.iter().enumerate())
@@ -199,6 +178,34 @@ KERNEL({THREADS}) k0({operands}) {{
             }],
             scratch: 0,
         })
+    }
+}
+
+impl Tiles<'_> {
+    /// Writes result `n`, of elements of `size` bytes, through the tile to an address.
+    fn written(&self, n: usize, size: usize, address: &str) -> String {
+        let (rows, cols) = (self.rows, self.cols);
+        let vectors = ROWS * size / VECTOR;
+        format!(
+            "  if (inside)
+#pragma unroll
+    for (int v = 0; v < {LANES}; v++)
+#pragma unroll
+      for (int w = 0; w < {size}; w++) tile[(column + v) * {pitch}u + deep * {size} + w] = held{n}[v][w];
+  __syncthreads();
+  for (u32 x = threadIdx.x; x < {}u; x += {THREADS}u) {{
+    const u32 c = x / {vectors}u, h = x % {vectors}u;
+    const IDX column = (IDX)blockIdx.x * {COLS}u + c, row = (IDX)blockIdx.y * {ROWS}u + h * {per}u;
+    if (column >= {cols}u || row >= {rows}u) continue;
+    const u32* from = tile + c * {pitch}u + h * 4;
+    *reinterpret_cast<uint4*>({address} + column * {rows}u + row) = make_uint4(from[0], from[1], from[2], from[3]);
+  }}
+  __syncthreads();
+",
+            COLS * vectors,
+            pitch = pitch(size),
+            per = VECTOR / size,
+        )
     }
 }
 
