@@ -2,6 +2,7 @@
 
 benchmarks/accuracy.svg: errors of predictions, from tests/data/*.csv through `shardlab validate --json`.
 benchmarks/training.svg: step time and memory of compiled training, from benchmarks/training.csv.
+docs/pictures/convergence.svg: loss curves of our engine and FSDP2, from benchmarks/convergence.csv.
 """
 import csv
 import json
@@ -124,6 +125,38 @@ def training():
     svg.write(HERE / "training.svg")
 
 
+def convergence():
+    """Means over the last 20 steps of every curve: all runs in bf16, and runs in 8 bits next to those of the same seed."""
+    window, first = 20, 40
+    with open(HERE / "convergence.csv", newline="") as file:
+        table = list(csv.DictReader(file))
+    panel, gap, top, height, left = 400, 70, 40, 260, 50
+    svg = Svg(left + 2 * panel + gap + 20, top + height + 90)
+    for column, (title, steps, names) in enumerate([
+        ("1b in bf16, two seeds", 300, ["fsdp2, seed 1", "ours, seed 1", "fsdp2, seed 2", "ours, seed 2"]),
+        ("1b in 8 bits, and bf16 with the same seed", 200, ["fsdp2, seed 1", "ours, seed 1", "fsdp2 tensorwise", "ours tensorwise"]),
+    ]):
+        x0 = left + column * (panel + gap)
+        at = lambda step: x0 + panel * (step - first) / (steps - first)
+        down = lambda loss: top + height * (5.0 - loss) / 2.75
+        svg.text(x0, 20, title, weight="bold", size=13)
+        for loss in (2.5, 3.0, 3.5, 4.0, 4.5, 5.0):
+            svg.line(x0, down(loss), x0 + panel, down(loss))
+            svg.text(x0 - 8, down(loss) + 4, f"{loss:.1f}", "end", SOFT)
+        for step in range(first, steps + 1, 40):
+            svg.text(at(step), top + height + 18, step, "middle", SOFT)
+        for i, name in enumerate(names):
+            losses = [float(row[name]) for row in table[:steps] if row[name]]
+            points = " ".join(f"{at(n):.1f},{down(statistics.mean(losses[n - window:n])):.1f}" for n in range(first, len(losses) + 1, 2))
+            style = {"stroke": COLORS[2 if "ours" in name else 1], "stroke_dasharray": "none" if i < 2 else "5 3"}
+            svg.add("polyline", points=points, fill="none", stroke_width="1.6", **style)
+            x, y = x0 + (i % 2) * 170, top + height + 42 + 18 * (i // 2)
+            svg.add("line", x1=x, y1=y - 4, x2=x + 26, y2=y - 4, stroke_width=2, **style)
+            svg.text(x + 32, y, name)
+    svg.write(ROOT / "docs/pictures/convergence.svg")
+
+
 if __name__ == "__main__":
     accuracy(sys.argv[1] if len(sys.argv) > 1 else str(ROOT / "target/release/shardlab"))
     training()
+    convergence()
