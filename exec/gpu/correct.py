@@ -1,6 +1,6 @@
 """Stages that check: each prints a line a case."""
 import json, os, re, shutil, signal, subprocess, sys, tempfile, time
-from tools import CPU, OUT, ROOT, SHARED, call, end, fit, gpus, last_line, on_device, reference, row, shardlab, together, train, worst
+from tools import CPU, OUT, ROOT, SHARED, call, chosen, end, fit, gpus, last_line, on_device, reference, row, shardlab, together, train, worst
 import tools
 
 # Runs that share the GPUs: each takes seconds to start and little to compute, but collectives of several take turns.
@@ -109,6 +109,49 @@ def small():
         if name in POLICIES and every > 2:
             jobs.append(case(name, 2, "f32", 1e-3))
     together(jobs, 1 if CPU else AT_ONCE)
+
+
+# Options without a scenario of their own: what they are set on, and how.
+LISTS = '[{unit="layers.0", forward=["layers.1", "layers.2"]}, {unit="layers.2", backward=["layers.1", "layers.0"]}]'
+SHARDING = {
+    "packed sequences": ("small-native", ["train.document_lengths=[7, 5, 12]"]),
+    "packed sequences, regions": ("small-native", ["train.document_lengths=[7, 5, 12]", "compile.mode=regions"]),
+    "packed sequences, fsdp2": ("small-native", ["train.document_lengths=[7, 5, 12]", "fsdp.policy=fsdp2"]),
+    "reentrant checkpointing": ("small-native", ["train.recompute=full", "train.use_reentrant=true"]),
+    "reentrant checkpointing, fsdp2": ("small-native", ["train.recompute=full", "train.use_reentrant=true", "fsdp.policy=fsdp2"]),
+    "activation offload": ("small-native", ["train.activation_offload=true"]),
+    "activation offload, fsdp2": ("small-native", ["train.activation_offload=true", "fsdp.policy=fsdp2"]),
+    "megatron_v2": ("small-megatron-v2", []),
+    "prefetch lists": ("small-native", [f"fsdp.prefetch_lists={LISTS}"]),
+    "prefetch lists, fsdp2": ("small-native", [f"fsdp.prefetch_lists={LISTS}", "fsdp.policy=fsdp2"]),
+    "units without synchronization": ("small-native", ["train.grad_accum=2", 'fsdp.no_sync_units=["layers.1"]']),
+    "units without synchronization, fsdp2": ("small-native", ["train.grad_accum=2", 'fsdp.no_sync_units=["layers.1"]', "fsdp.policy=fsdp2"]),
+    "forwards without gradients": ("small-native", ["train.no_grad_forwards=2"]),
+    "forwards without gradients, fsdp2": ("small-native", ["train.no_grad_forwards=2", "fsdp.policy=fsdp2"]),
+    "whole tensors per rank": ("small-native", ["fsdp.atomic=tensor"]),
+    "whole blocks of 4 x 4": ("small-native", ["fsdp.atomic=4"]),
+    "gradient scaling factor": ("small-native", ["fsdp.gradient_scaling_factor=0.3"]),
+    "gradient scaling factor, megatron": ("small-megatron", ["fsdp.gradient_scaling_factor=0.3"]),
+    "decoupled gradients": ("small-megatron", ["fsdp.decoupled_gradients=true"]),
+    "shards cast per gather": ("small-native", ["fsdp.cast_before_all_gather=true"]),
+    "norms of parameters": ("small-native", ["train.param_norms_every=2"]),
+}
+# These need several types.
+BF16_ALONE = ["decoupled gradients", "shards cast per gather"]
+
+
+def sharding():
+    """Options of the sharding engine, packed sequences and checkpointing against the CPU device, float32 and bf16."""
+    every = gpus()
+
+    def case(title, name, sets, dtype, limit):
+        def job():
+            types = [f'precision.compute="{dtype}"', *(['precision.comm_grads="f32"'] if dtype == "f32" else [])]
+            against_cpu("sharding", f"{title}, {dtype}", name, [*fit(every), *types, *sets], limit)
+        return job
+    titles = chosen(SHARDING)
+    together([case(t, *SHARDING[t], dtype, limit) for dtype, limit in (("f32", 1e-3), ("bf16", 3e-2)) for t in titles
+              if dtype == "bf16" or t not in BF16_ALONE], 1 if CPU else AT_ONCE)
 
 
 def moe():
