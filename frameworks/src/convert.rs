@@ -1,5 +1,6 @@
 //! Conversions that several frameworks share.
 
+use crate::adapters::Targets;
 use crate::reader::float;
 use crate::table::{Dtype, Effect, Fact, quoted};
 use crate::tree::{Node, Value};
@@ -275,24 +276,14 @@ pub(crate) fn adapter(node: &Node) -> Converted {
     Ok(Effect::Fact(Fact::Adapter, node.truth()?.into()))
 }
 
-/// Reads the layers that get adapters: names, or a word for all of them.
+/// Reads the layers that get adapters: names, a word for all of them, or a regular expression.
 pub(crate) fn targets(node: &Node) -> Converted {
-    let words = node
-        .words()
-        .ok_or_else(|| node.expected("a list of layers"))?;
-    let names: Vec<&str> = words.split([' ', ',']).filter(|w| !w.is_empty()).collect();
-    Ok(match names.as_slice() {
-        ["all" | "all-linear"] => set("lora.target_modules", "all-linear"),
-        _ => {
-            let names: Vec<String> = names.into_iter().map(quoted).collect();
-            Effect::Set("lora.target_modules", format!("[{}]", names.join(", ")))
-        }
-    })
+    Targets::of(node).map(Effect::Targets)
 }
 
 /// Puts adapters on all linear layers of the blocks.
 pub(crate) fn all_linear(node: &Node) -> Converted {
-    if_true(node, set("lora.target_modules", "all-linear"))
+    if_true(node, Effect::Targets(Targets::AllLinear))
 }
 
 /// Scales adapters by the root of their rank.

@@ -5,12 +5,13 @@ mod mesh;
 mod precision;
 
 use crate::Options;
+use crate::adapters::Targets;
 use crate::draft::Draft;
 use crate::error::ConfigError;
 use crate::model::{self, Model};
 use crate::reader::Reader;
 use crate::row::{Lack, Row, Setting, Status};
-use crate::table::{Fact, quoted};
+use crate::table::{Fact, list, quoted};
 
 /// Decides the scenario keys that no single key decides.
 ///
@@ -41,7 +42,7 @@ pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), Confi
         draft.approximates(given.row, "no key says which operations are kept");
     }
     reentrant(draft)?;
-    adapters(draft);
+    adapters(draft)?;
     four_bits(draft)?;
     let engine = engine::decide(draft, &reader.formats, accelerated)?;
     precision::decide(draft, engine, accelerated)?;
@@ -112,18 +113,33 @@ fn reentrant(draft: &mut Draft) -> Result<(), ConfigError> {
 }
 
 /// Drops the options of adapters if none are trained, and gives them a rank if they are.
-fn adapters(draft: &mut Draft) {
+///
+/// # Errors
+/// Another key that names other layers.
+fn adapters(draft: &mut Draft) -> Result<(), ConfigError> {
+    let (rows, targets) = draft.take_targets();
     if draft.fact(Fact::Adapter).is_some_and(|a| a.value == 1) {
         draft.assume("lora.r", "8", "the default of PEFT");
-        return;
+        let value = targets.map(|targets| match targets {
+            Targets::AllLinear => quoted("all-linear"),
+            Targets::Named(names) => list(&names),
+        });
+        for (row, value) in rows.into_iter().zip(value.iter().cycle()) {
+            draft.set(row, "lora.target_modules", value.clone())?;
+        }
+        return Ok(());
     }
-    for key in ["r", "lora_alpha", "target_modules", "use_rslora"] {
+    for row in rows {
+        draft.none(row, Lack::Nothing, "no adapters are trained");
+    }
+    for key in ["r", "lora_alpha", "use_rslora"] {
         draft.unset(
             &format!("lora.{key}"),
             Lack::Nothing,
             "no adapters are trained",
         );
     }
+    Ok(())
 }
 
 /// Keeps the frozen model in four bits (QLoRA).
@@ -155,6 +171,24 @@ fn batch(draft: &mut Draft, ranks: u64) -> Result<(), ConfigError> {
         let length = number(draft, "train.seq_len").unwrap_or(2048).max(1);
         let sequences = (tokens.value / length).max(1);
         draft.set(tokens.row, "train.micro_batch", sequences.to_string())?;
+    }
+    if let Some(each) = draft.fact(Fact::RankBatch) {
+        let micro = number(draft, "train.micro_batch").unwrap_or(1).max(1);
+        if draft.value("train.grad_accum").is_some() {
+            draft.none(each.row, Lack::Nothing, "the accumulation steps decide");
+        } else if each.value < micro {
+            let message = format!(
+                "a batch of {} is smaller than a micro-batch of {micro}",
+                each.value
+            );
+            return Err(draft.error(each.row, message));
+        } else {
+            draft.set(
+                each.row,
+                "train.grad_accum",
+                (each.value / micro).to_string(),
+            )?;
+        }
     }
     let sequences = draft.fact(Fact::GlobalBatch);
     let tokens = draft.fact(Fact::StepTokens);

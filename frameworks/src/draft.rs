@@ -1,8 +1,9 @@
 //! A scenario in the making: the keys so far, and the quantities that are still to be combined.
 
+use crate::adapters::Targets;
 use crate::error::{ConfigError, Place};
 use crate::row::{Lack, Row, Setting, Status};
-use crate::table::{Dtype, Effect, Engine, Fact};
+use crate::table::{Dtype, Effect, Engine, Fact, list};
 use std::collections::BTreeMap;
 
 /// A value and the row that gave it.
@@ -26,6 +27,8 @@ pub(crate) struct Draft {
     facts: BTreeMap<Fact, Given<u64>>,
     /// Rows that say the same as an earlier one, with that one.
     agreeing: Vec<(usize, usize)>,
+    /// Layers that get adapters, by the rows that name them.
+    targets: Vec<(usize, Targets)>,
     pub(crate) engine: Option<Given<Engine>>,
     pub(crate) mixed: Option<Given<Dtype>>,
     pub(crate) weights: Option<Given<Dtype>>,
@@ -68,6 +71,7 @@ impl Draft {
                 self.approximates(row, why);
             }
             Effect::Fact(fact, value) => self.give(row, fact, value)?,
+            Effect::Targets(targets) => self.targets.push((row, targets)),
             Effect::Engine(engine) => {
                 let first = *self.engine.get_or_insert(Given { value: engine, row });
                 if first.value != engine {
@@ -171,6 +175,49 @@ impl Draft {
         self.error_at(&self.rows[row], message)
     }
 
+    /// Takes the rows that name layers with adapters, and all these layers.
+    pub(crate) fn take_targets(&mut self) -> (Vec<usize>, Option<Targets>) {
+        let given = std::mem::take(&mut self.targets);
+        let rows = given.iter().map(|(row, _)| *row).collect();
+        let all = given.into_iter().map(|(_, targets)| targets);
+        (rows, all.reduce(|all, more| all.join(&more)))
+    }
+
+    /// Removes an item from a list that rows set, if others are left. Returns whether it did.
+    pub(crate) fn drop_item(&mut self, key: &str, item: &str, why: &str) -> bool {
+        let mut dropped = false;
+        for row in &mut self.rows {
+            for setting in row.settings.iter_mut().filter(|s| s.key == key) {
+                let Some(mut items) = items(&setting.value) else {
+                    continue;
+                };
+                let before = items.len();
+                items.retain(|i| i != item);
+                if items.len() == before || items.is_empty() {
+                    continue;
+                }
+                setting.value = list(&items);
+                dropped = true;
+            }
+        }
+        if dropped {
+            let named = |row: &&mut Row| row.value.split([' ', ',', '[', ']']).any(|w| w == item);
+            let rows = self
+                .rows
+                .iter_mut()
+                .filter(|r| r.settings.iter().any(|s| s.key == key));
+            for row in rows.filter(named) {
+                row.status = Status::Assumed;
+                let why = format!("{why}: {item}");
+                row.why = Some(match row.why.take() {
+                    Some(before) => format!("{before}; {why}"),
+                    None => why,
+                });
+            }
+        }
+        dropped
+    }
+
     /// Returns a quantity.
     pub(crate) fn fact(&self, fact: Fact) -> Option<Given<u64>> {
         self.facts.get(&fact).copied()
@@ -239,4 +286,11 @@ impl Draft {
         self.rows
             .retain(|r| r.place.is_some() || !r.settings.is_empty());
     }
+}
+
+/// Reads a list of texts that is written as TOML.
+fn items(text: &str) -> Option<Vec<String>> {
+    let table: toml::Table = toml::from_str(&format!("list = {text}")).ok()?;
+    let items = table.get("list")?.as_array()?.iter();
+    items.map(|i| i.as_str().map(str::to_owned)).collect()
 }

@@ -5,7 +5,7 @@ use crate::error::Place;
 use crate::reader::Reader;
 use crate::row::{Lack, Row, Status, UNSET_VARIABLE};
 use shardlab_plan::Scenario;
-use shardlab_plan::scenario::{self, ScenarioError, ScenarioErrorKind};
+use shardlab_plan::scenario::{self, Position, ScenarioError, ScenarioErrorKind};
 use std::fmt::{self, Write};
 use std::path::PathBuf;
 
@@ -19,6 +19,9 @@ const SECTIONS: [&str; 7] = [
     "precision",
     "compile",
 ];
+/// What becomes of a name in a list of layers that the model does not have: PEFT needs one that
+/// matches.
+const NO_SUCH_LAYER: &str = "skipped, as PEFT does where the model has no such layer";
 /// Column at which comments start.
 const COMMENT: usize = 40;
 
@@ -147,6 +150,9 @@ impl Job {
                     let why = format!("no effect here: {}", error.message());
                     self.draft.unset(&key, Lack::Nothing, &why);
                 }
+                (ScenarioErrorKind::NoMatch, Some(_), Some(key))
+                    if let Some(name) = quoted_at(&text, error.position())
+                        && self.draft.drop_item(&key, name, NO_SUCH_LAYER) => {}
                 (_, row, _) => {
                     let row = row.map(|i| &self.rows()[i]);
                     let variables = if from_text && row.is_none() {
@@ -188,6 +194,14 @@ fn key_at(text: &str, line: usize) -> Option<String> {
         .rev()
         .find_map(|l| l.strip_prefix('[')?.strip_suffix(']'))?;
     Some(format!("{section}.{key}"))
+}
+
+/// Returns the text in quotation marks at a position.
+fn quoted_at(text: &str, position: Option<Position>) -> Option<&str> {
+    let at = position?;
+    let line = text.lines().nth(at.line.checked_sub(1)? as usize)?;
+    let rest = line.get(at.column.checked_sub(1)? as usize..)?;
+    rest.strip_prefix('"')?.split('"').next()
 }
 
 impl fmt::Display for JobError {

@@ -1,5 +1,6 @@
 //! The tables of keys: what a key of a framework means for a scenario.
 
+use crate::adapters::Targets;
 use crate::tree::Node;
 
 /// A key of a framework.
@@ -44,6 +45,8 @@ pub(crate) enum Effect {
     Assume(&'static str, String, &'static str),
     /// Gives a quantity.
     Fact(Fact, u64),
+    /// Adds layers that get adapters.
+    Targets(Targets),
     /// Names the program that shards.
     Engine(Engine),
     /// Type of computation under mixed precision.
@@ -81,6 +84,8 @@ pub(crate) enum Fact {
     Expert,
     /// Sequences per step over all ranks.
     GlobalBatch,
+    /// Sequences per step and rank, from which accumulation follows.
+    RankBatch,
     /// Tokens per rank and micro-batch.
     MicroBatchTokens,
     /// Tokens per step over all ranks.
@@ -316,6 +321,12 @@ pub(crate) const fn fact(name: &'static str, fact: Fact) -> Key {
 /// Returns a key.
 pub(crate) const fn key(name: &'static str, to: To) -> Key {
     Key { name, to }
+}
+
+/// Writes a list of texts as TOML.
+pub(crate) fn list(items: &[String]) -> String {
+    let items: Vec<String> = items.iter().map(|i| quoted(i)).collect();
+    format!("[{}]", items.join(", "))
 }
 
 /// Returns the TOML text of a string.

@@ -201,8 +201,8 @@ fn bad_input_says_where_and_what_to_write() {
         "job.yaml:3:1: 3 shards, but the job has 8 data-parallel ranks"
     );
     assert_eq!(
-        error("micro_batch_size: 3\nbatch_size: 64\n"),
-        "job.yaml:4:1: a batch of 64 sequences is not a multiple of micro-batches of 3 on 8 ranks"
+        error("micro_batch_size: 3\nbatch_size: 2\n"),
+        "job.yaml:4:1: a batch of 2 is smaller than a micro-batch of 3"
     );
     assert_eq!(
         error("fsdp_version: 3\nfsdp: [full_shard]\n"),
@@ -214,6 +214,58 @@ fn bad_input_says_where_and_what_to_write() {
     assert!(
         refused.starts_with("job.yaml:3:1: micro_batch_size = 0: "),
         "{refused}"
+    );
+}
+
+/// Axolotl divides its `batch_size` by the micro-batch alone: it is that of a rank.
+#[test]
+fn the_batch_of_axolotl_is_that_of_a_rank() {
+    let steps = |text: &str| {
+        let text = format!("base_model: Qwen/Qwen3-8B\nmicro_batch_size: 3\n{text}");
+        let job = try_text("job.yaml", &text, &eight()).unwrap();
+        setting(&job, "train.grad_accum")
+    };
+    assert_eq!(steps("batch_size: 64\n").as_deref(), Some("21"));
+    let both = "batch_size: 64\ngradient_accumulation_steps: 2\n";
+    assert_eq!(steps(both).as_deref(), Some("2"));
+}
+
+#[test]
+fn layers_with_adapters_are_those_of_all_keys() {
+    let targets = |text: &str| {
+        let text = format!("base_model: Qwen/Qwen3-8B\nmicro_batch_size: 1\nadapter: lora\n{text}");
+        let job = try_text("job.yaml", &text, &eight()).unwrap();
+        (setting(&job, "lora.target_modules").unwrap(), table(&job))
+    };
+    let linear = "lora_target_modules: [q_proj]\nlora_target_linear: true\n";
+    assert_eq!(targets(linear).0, "\"all-linear\"");
+    let expression = "lora_target_modules: 'model.layers.[\\d]+.self_attn.(q|v)_proj'\n";
+    assert_eq!(
+        targets(expression).0,
+        "[\"self_attn.q_proj\", \"self_attn.v_proj\"]"
+    );
+    // PEFT needs one name that the model has.
+    let (kept, rows) = targets("lora_target_modules: [q_proj, in_proj]\n");
+    assert_eq!(kept, "[\"q_proj\"]");
+    assert!(
+        rows.contains("skipped, as PEFT does where the model has no such layer: in_proj"),
+        "{rows}"
+    );
+    let none = "base_model: Qwen/Qwen3-8B\nadapter: lora\nlora_target_modules: [in_proj]\n";
+    let error = try_text("job.yaml", none, &eight())
+        .map(|j| table(&j))
+        .unwrap_err();
+    assert!(error.contains("matches no linear layer"), "{error}");
+}
+
+#[test]
+fn torchtune_names_layers_with_adapters_by_its_own_names() {
+    let text = "model:\n  _component_: torchtune.models.llama3_1.lora_llama3_1_8b\n  lora_attn_modules: ['q_proj', 'output_proj']\n  \
+                apply_lora_to_mlp: True\n  lora_rank: 8\nbatch_size: 2\n";
+    let job = try_text("job.yaml", text, &eight()).unwrap();
+    assert_eq!(
+        setting(&job, "lora.target_modules").as_deref(),
+        Some("[\"q_proj\", \"o_proj\", \"gate_proj\", \"down_proj\", \"up_proj\"]")
     );
 }
 

@@ -4,6 +4,7 @@ use crate::error::ConfigError;
 use crate::tree::{Name, Node, Value, plain};
 use saphyr_parser::{Event, Marker, Parser, ScalarStyle, Tag};
 use shardlab_plan::scenario::Position;
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 /// Values of a file at most, with those that anchors repeat.
@@ -36,6 +37,48 @@ enum Kind {
 /// A syntax error, a repeated name, a tag such as `!include`, a second document, a file that is too
 /// large or too deep.
 pub(crate) fn parse(file: &str, text: &str) -> Result<Node, ConfigError> {
+    let mut text = Cow::Borrowed(text);
+    loop {
+        match document(file, &text) {
+            Err(Fault { error, line }) => match indented(&text, line) {
+                Some(better) => text = Cow::Owned(better),
+                None => return Err(error),
+            },
+            Ok(node) => return Ok(node),
+        }
+    }
+}
+
+/// Why a text is refused, and the line where the parser stopped.
+struct Fault {
+    error: ConfigError,
+    line: Option<usize>,
+}
+
+impl From<ConfigError> for Fault {
+    fn from(error: ConfigError) -> Self {
+        Self { error, line: None }
+    }
+}
+
+/// Moves the bracket that a line begins with to the right. YAML wants the end of a list deeper
+/// than its key; PyYAML, which reads these files, does not mind. `None` for other lines, and for
+/// one that is deep enough.
+fn indented(text: &str, line: Option<usize>) -> Option<String> {
+    let mut lines: Vec<&str> = text.lines().collect();
+    let at = line?.checked_sub(1)?;
+    let bracket = lines.get(at)?.trim_start();
+    let depth = lines.get(at)?.len() - bracket.len();
+    if !bracket.starts_with([']', '}']) || depth > MOST_DEPTH * 4 {
+        return None;
+    }
+    let moved = format!("{}{bracket}", " ".repeat(depth + 4));
+    lines[at] = &moved;
+    Some(lines.join("\n"))
+}
+
+/// Reads a document that the parser takes as it is.
+fn document(file: &str, text: &str) -> Result<Node, Fault> {
     let mut reader = Reader {
         file,
         open: Vec::new(),
@@ -44,19 +87,21 @@ pub(crate) fn parse(file: &str, text: &str) -> Result<Node, ConfigError> {
         root: None,
     };
     for event in Parser::new_from_str(text) {
-        let (event, span) = event.map_err(|e| {
-            ConfigError::at(
+        let (event, span) = event.map_err(|e| Fault {
+            error: ConfigError::at(
                 file,
                 position(e.marker()),
                 format!("not valid YAML: {}", e.info()),
-            )
+            ),
+            line: (e.info() == "invalid indentation").then(|| e.marker().line()),
         })?;
         reader.event(event, position(&span.start))?;
     }
-    reader.root.ok_or_else(|| ConfigError::File {
+    let empty = || ConfigError::File {
         file: file.to_owned(),
         message: "the file is empty".to_owned(),
-    })
+    };
+    Ok(reader.root.ok_or_else(empty)?)
 }
 
 fn position(mark: &Marker) -> Position {
@@ -264,6 +309,16 @@ mod tests {
         assert_eq!((b.at.line, b.count()), (2, Ok(500_000_000)));
         assert_eq!(root.get("a.c").unwrap().text(), Some("1"));
         assert!(root.get("d").unwrap().is_unset());
+    }
+
+    #[test]
+    fn brackets_may_end_a_list_where_pyyaml_lets_them() {
+        let text = "a:\n  b: [\n      \"x\",\n      \"y\",\n  ]\n  c: 1\n";
+        let node = parse("a.yaml", text).unwrap();
+        let deeper = parse("a.yaml", &text.replace("\n  ]", "\n     ]")).unwrap();
+        assert_eq!(format!("{:?}", node.value), format!("{:?}", deeper.value));
+        let bad = parse("a.yaml", "a:\n    b: 1\n  c: 2\n").unwrap_err();
+        assert!(bad.to_string().contains("a.yaml:3:"), "{bad}");
     }
 
     #[test]

@@ -47,7 +47,7 @@ const KEYS: &[Key] = &[
     integer("sequence_len", "train.seq_len"),
     integer("micro_batch_size", "train.micro_batch"),
     integer("gradient_accumulation_steps", "train.grad_accum"),
-    fact("batch_size", Fact::GlobalBatch),
+    fact("batch_size", Fact::RankBatch),
     number("learning_rate", "train.lr"),
     with("weight_decay", decay_of_matrices),
     number("adam_epsilon", "train.eps"),

@@ -1,9 +1,10 @@
 //! torchtune's recipe configurations.
 
+use crate::adapters::Targets;
 use crate::convert::{
     DATA, DROPOUT, EVALUATION, LAUNCH, LOGGING, PAGED, SAVING, VALUES, betas, clip,
     compiled_blocks, four_bits_twice, full_recompute, if_true, in_8_bits, offloaded_activations,
-    replicas, set, targets,
+    replicas, set,
 };
 use crate::table::{
     Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, fact, integer, lost, number, quoted,
@@ -33,10 +34,29 @@ const KEYS: &[Key] = &[
     with("model._component_", model),
     integer("model.lora_rank", "lora.r"),
     number("model.lora_alpha", "lora.lora_alpha"),
-    with("model.lora_attn_modules", targets),
+    with("model.lora_attn_modules", |node| {
+        // The only name that differs from transformers' ones.
+        let words = node
+            .words()
+            .ok_or_else(|| node.expected("a list of layers"))?;
+        let names: Vec<&str> = words.split_whitespace().collect();
+        let of = |name| {
+            if name == "output_proj" {
+                "o_proj"
+            } else {
+                name
+            }
+        };
+        let names: Vec<&str> = names.into_iter().map(of).collect();
+        Ok(Effect::Targets(Targets::named(&names)))
+    }),
+    with("model.apply_lora_to_mlp", |node| {
+        let layers = Targets::named(&["gate_proj", "down_proj", "up_proj"]);
+        if_true(node, Effect::Targets(layers))
+    }),
     lost(
-        "model.apply_lora_to_mlp",
-        "adapters of feed-forward layers: name all layers with --set lora.target_modules",
+        "model.apply_lora_to_output",
+        "adapters of the output projection",
     ),
     lost("model.lora_dropout", DROPOUT),
     with("model.quantize_base", four_bits_twice),
@@ -194,7 +214,9 @@ fn units(node: &Node) -> Result<Effect, String> {
         .words()
         .ok_or_else(|| node.expected("a list of modules"))?;
     let mut units = vec![quoted("layers.*")];
-    for name in names.split_whitespace() {
+    // Models with several inputs have them in `decoder`.
+    let names = names.split_whitespace();
+    for name in names.map(|n| n.strip_prefix("decoder.").unwrap_or(n)) {
         if !matches!(name, "tok_embeddings" | "output" | "norm") {
             return Err(format!(
                 "expected tok_embeddings, norm or output, got `{name}`"

@@ -55,6 +55,8 @@ pub enum ScenarioErrorKind {
     Conflict,
     /// A key has no effect.
     NoEffect,
+    /// A name or glob in a list matches nothing in the model.
+    NoMatch,
 }
 
 /// Why a scenario is refused.

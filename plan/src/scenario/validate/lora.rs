@@ -48,7 +48,9 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
         if !linears.iter().any(|paths| targets(text, *paths)) {
             let message = format!("target_modules pattern `{text}` matches no linear layer");
             let error = d.error(pattern.origin, message);
-            return Err(error.with_help(hint(text, &linears)));
+            return Err(error
+                .of(ScenarioErrorKind::NoMatch)
+                .with_help(hint(text, &linears)));
         }
     }
     Ok(())

@@ -1,0 +1,185 @@
+//! Layers that get adapters, as PEFT and torchtune name them.
+
+use crate::tree::{Node, Value};
+use regex::Regex;
+
+/// Paths of the blocks' list in transformers' models, of text alone and with other inputs.
+const BLOCKS: [&str; 5] = [
+    "model.layers",
+    "model.language_model.layers",
+    "language_model.model.layers",
+    "model.text_model.layers",
+    "transformer.h",
+];
+/// Linear layers of a block in transformers' models, by the module that holds them.
+const LAYERS: [(&str, &[&str]); 6] = [
+    (
+        "self_attn",
+        &[
+            "q_proj",
+            "k_proj",
+            "v_proj",
+            "o_proj",
+            "qkv_proj",
+            "out_proj",
+            "q_a_proj",
+            "q_b_proj",
+            "kv_a_proj_with_mqa",
+            "kv_b_proj",
+        ],
+    ),
+    (
+        "mlp",
+        &[
+            "gate_proj",
+            "up_proj",
+            "down_proj",
+            "gate_up_proj",
+            "fc1",
+            "fc2",
+        ],
+    ),
+    ("mlp.shared_expert", &["gate_proj", "up_proj", "down_proj"]),
+    ("mlp.shared_experts", &["gate_proj", "up_proj", "down_proj"]),
+    ("attn", &["c_attn", "c_proj"]),
+    ("attention", &["query_key_value", "dense"]),
+];
+/// Numbers of blocks with which an expression is tried: one for some of them gives different
+/// answers.
+const NUMBERS: [&str; 4] = ["0", "1", "7", "23"];
+/// Characters that a list of names has not.
+const OF_EXPRESSIONS: &[char] = &['\\', '(', '[', '^', '$', '|', '+', '?', '{'];
+
+/// Layers that get adapters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Targets {
+    /// All linear layers of the blocks.
+    AllLinear,
+    /// Names, or ends of their paths.
+    Named(Vec<String>),
+}
+
+impl Targets {
+    /// Reads a list of names, a word for all of them, or a regular expression.
+    ///
+    /// # Errors
+    /// What was expected; an expression that matches no layer, or layers of some blocks alone.
+    pub(crate) fn of(node: &Node) -> Result<Self, String> {
+        let words = node
+            .words()
+            .ok_or_else(|| node.expected("a list of layers"))?;
+        if matches!(node.value, Value::Text(_)) && words.contains(OF_EXPRESSIONS) {
+            return matching(&words);
+        }
+        let names: Vec<&str> = words.split([' ', ',']).filter(|w| !w.is_empty()).collect();
+        Ok(match names.as_slice() {
+            ["all" | "all-linear"] => Self::AllLinear,
+            _ => Self::named(&names),
+        })
+    }
+
+    /// Returns targets of these names.
+    pub(crate) fn named(names: &[&str]) -> Self {
+        Self::Named(names.iter().map(|&n| n.to_owned()).collect())
+    }
+
+    /// Adds those of another key.
+    pub(crate) fn join(self, other: &Self) -> Self {
+        match (self, other) {
+            (Self::Named(mut names), Self::Named(more)) => {
+                let new: Vec<String> = more
+                    .iter()
+                    .filter(|n| !names.contains(n))
+                    .cloned()
+                    .collect();
+                names.extend(new);
+                Self::Named(names)
+            }
+            _ => Self::AllLinear,
+        }
+    }
+}
+
+/// Returns the layers whose whole path an expression matches, as PEFT's `re.fullmatch`.
+fn matching(expression: &str) -> Result<Targets, String> {
+    let whole = Regex::new(&format!("^(?:{expression})$"))
+        .map_err(|_| format!("expected a regular expression, got `{expression}`"))?;
+    let mut found = Vec::new();
+    for (module, names) in LAYERS {
+        for name in names {
+            let end = format!("{module}.{name}");
+            let in_block = |number: &&&str| {
+                BLOCKS
+                    .iter()
+                    .any(|blocks| whole.is_match(&format!("{blocks}.{number}.{end}")))
+            };
+            match NUMBERS.iter().filter(in_block).count() {
+                0 => {}
+                n if n == NUMBERS.len() => {
+                    found.push(end);
+                }
+                _ => {
+                    return Err(format!(
+                        "`{expression}` matches `{end}` in some blocks alone: adapters are modeled in all blocks"
+                    ));
+                }
+            }
+        }
+    }
+    if found.is_empty() {
+        return Err(format!(
+            "`{expression}` matches no linear layer of a block, such as `model.layers.0.self_attn.q_proj`"
+        ));
+    }
+    Ok(Targets::Named(found))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(expression: &str) -> Result<Vec<String>, String> {
+        matching(expression).map(|t| match t {
+            Targets::Named(names) => names,
+            Targets::AllLinear => panic!("an expression has names"),
+        })
+    }
+
+    #[test]
+    fn an_expression_names_the_layers_that_it_matches_in_every_block() {
+        let all = r"model.language_model.layers.[\d]+.(_checkpoint_wrapped_module.)?(mlp|self_attn).(up|down|gate|q|k|v|o)_proj";
+        assert_eq!(
+            names(all).unwrap(),
+            [
+                "self_attn.q_proj",
+                "self_attn.k_proj",
+                "self_attn.v_proj",
+                "self_attn.o_proj",
+                "mlp.gate_proj",
+                "mlp.up_proj",
+                "mlp.down_proj",
+            ]
+        );
+        assert_eq!(
+            names(r".*\.self_attn\.(q|v)_proj").unwrap(),
+            ["self_attn.q_proj", "self_attn.v_proj"]
+        );
+    }
+
+    #[test]
+    fn an_expression_for_some_blocks_or_none_is_refused() {
+        let some = names(r"model\.layers\.[0-9]\..*proj").unwrap_err();
+        assert!(some.contains("in some blocks alone"), "{some}");
+        let none = names(r"vision_tower\..*").unwrap_err();
+        assert!(none.contains("matches no linear layer"), "{none}");
+        assert!(names("(").unwrap_err().contains("a regular expression"));
+    }
+
+    #[test]
+    fn keys_add_up() {
+        let q = Targets::named(&["q_proj"]);
+        let joined = q.clone().join(&Targets::named(&["o_proj"]));
+        assert_eq!(joined, Targets::named(&["q_proj", "o_proj"]));
+        assert_eq!(q.join(&Targets::AllLinear), Targets::AllLinear);
+    }
+}
