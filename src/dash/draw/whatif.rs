@@ -1,7 +1,9 @@
 //! Draws what changes would do, and the best settings.
 
 use super::charts::{Curve, curves};
-use super::kit::{bytes, cut, estimated_ms, over_all, pane, put, put_right, wrap};
+use super::kit::{
+    MORE, bytes, estimated_ms, excerpt, over_all, pane, put, put_right, shorten, wrap,
+};
 use super::page::{self, Line, tone_style};
 use crate::analysis::whatif::Effect;
 use crate::dash::app::{App, Hit};
@@ -204,7 +206,7 @@ fn answer(
     let (tone, verdict) = &found.verdict;
     let mut all: Vec<(String, Style)> = Vec::new();
     let mut add = |text: &str, style: Style| {
-        let lines = wrap(text, width).into_iter().take(most);
+        let lines = excerpt(text, width, most, MORE).into_iter();
         all.extend(lines.map(|line| (line, style)));
     };
     add(verdict, tone_style(theme, *tone));
@@ -277,7 +279,7 @@ fn changes(app: &App, of: Ask, buf: &mut Buffer, area: Rect, found: &Explained) 
                 put(buf, place.x, y, place.width, &blank, style);
                 let mark = if is_selected { "▸" } else { " " };
                 put(buf, place.x, y, 1, mark, style);
-                let label = cut(&proposal.label, usize::from(room));
+                let label = shorten(&proposal.label, usize::from(room));
                 put(buf, place.x + 2, y, room, &label, style);
                 match &proposal.outcome {
                     Ok(effect) => {
