@@ -100,6 +100,15 @@ pub(super) fn shorten(name: &str, width: usize) -> String {
         .collect()
 }
 
+/// Shortens a name in its middle, and other texts, which are read from the start, at the end.
+pub(super) fn abridge(text: &str, width: usize) -> String {
+    let is_name = text.starts_with(char::is_alphabetic) && !text.contains(' ');
+    match is_name {
+        true => shorten(text, width),
+        false => cut(text, width),
+    }
+}
+
 /// Breaks a text into lines of at most `width` characters, between words if possible.
 pub(super) fn wrap(text: &str, width: usize) -> Vec<String> {
     let width = width.max(1);
@@ -242,6 +251,9 @@ mod tests {
         assert_eq!(shorten("model-a-fast", 7), "mod…ast");
         assert_eq!(shorten("model-a-fast", 8), "mode…ast");
         assert_eq!(shorten("model", 5), "model");
+        assert_eq!(abridge("model-a-fast", 7), "mod…ast");
+        assert_eq!(abridge("a=1 b=2 c=3", 7), "a=1 b=…");
+        assert_eq!(abridge("█████", 3), "██…");
         assert_eq!(shorten("model", 1), "…");
         assert_eq!(wrap("one two three", 7), ["one two", "three"]);
         assert_eq!(wrap("abcdefgh ij", 3), ["abc", "def", "gh", "ij"]);
