@@ -41,6 +41,7 @@ pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), Confi
         draft.set(given.row, "train.recompute", quoted("full"))?;
         draft.approximates(given.row, "no key says which operations are kept");
     }
+    compilation(draft)?;
     reentrant(draft)?;
     adapters(draft)?;
     four_bits(draft)?;
@@ -71,6 +72,23 @@ pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), Confi
             };
             row.why = Some(why.to_owned());
         }
+    }
+    Ok(())
+}
+
+/// Decides what is compiled: the model, with FSDP's hooks in it, or each block.
+///
+/// # Errors
+/// Another key that decides the same differently.
+fn compilation(draft: &mut Draft) -> Result<(), ConfigError> {
+    let Some(given) = draft.fact(Fact::Compiled) else {
+        return Ok(());
+    };
+    let regional = draft.fact(Fact::RegionalCompilation);
+    let regional = regional.filter(|r| r.value == 1);
+    let mode = quoted(regional.map_or("regions", |_| "blocks"));
+    for row in regional.iter().map(|r| r.row).chain([given.row]) {
+        draft.set(row, "compile.mode", mode.clone())?;
     }
     Ok(())
 }

@@ -121,6 +121,10 @@ pub(crate) enum Fact {
     Float8Rowwise,
     /// 1: the first and last blocks stay in 16 bits.
     Float8InnerBlocks,
+    /// 1: the model is compiled.
+    Compiled,
+    /// 1: its blocks are compiled one by one.
+    RegionalCompilation,
     /// 1: parameters, gradients and optimizer state are in host memory.
     OffloadAll,
     /// 1: parameters are in host memory.

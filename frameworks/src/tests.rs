@@ -657,3 +657,29 @@ proptest! {
         let _ = reader.text(Path::new(&format!("x.{ending}")), &text, None);
     }
 }
+
+/// Accelerate compiles a model with its hooks, or block by block before it shards them.
+#[test]
+fn regional_compilation_is_that_of_blocks() {
+    let mode = |dynamo: &str| {
+        let text = format!(
+            "distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config:\n  fsdp_version: 2\n\
+             dynamo_config:\n{dynamo}"
+        );
+        let options = Options {
+            model: Some(format!("{DATA}/trainer/mistralai/Mistral-7B-v0.1").into()),
+            ..eight()
+        };
+        setting(
+            &try_text("accelerate.yaml", &text, &options).unwrap(),
+            "compile.mode",
+        )
+    };
+    let backend = "  dynamo_backend: INDUCTOR\n";
+    let regional = "  dynamo_use_regional_compilation: true\n";
+    assert_eq!(mode(backend).as_deref(), Some("\"regions\""));
+    for both in [[backend, regional], [regional, backend]] {
+        assert_eq!(mode(&both.concat()).as_deref(), Some("\"blocks\""));
+    }
+    assert_eq!(mode(&format!("  dynamo_backend: 'NO'\n{regional}")), None);
+}

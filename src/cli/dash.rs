@@ -31,7 +31,7 @@ pub(super) struct Args {
     gpus: Option<Gpus>,
     #[command(flatten)]
     overrides: Overrides,
-    /// Colour theme; NO_COLOR is respected [default: that of last time, else dark]
+    /// Color theme; NO_COLOR is respected [default: that of last time, else dark]
     #[arg(long, value_name = "dark|light|safe|mono", value_parser = theme)]
     theme: Option<Name>,
     /// Do not capture the mouse

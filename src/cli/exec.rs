@@ -48,8 +48,7 @@ pub(super) struct Args {
     /// Seed of weights and synthetic data [default: that of the resumed run, else 0]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Start from the weights in a Hugging Face folder (config.json and safetensors; llama and
-    /// gpt2)
+    /// Start from the weights in a Hugging Face folder (config.json and safetensors)
     #[arg(long, value_name = "DIR")]
     init: Option<PathBuf>,
     /// Start from the adapters in a PEFT folder (adapter_config.json and

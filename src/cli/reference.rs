@@ -103,7 +103,8 @@ fn meaning(arg: &Arg) -> String {
             })
             .collect();
         if !values.is_empty() {
-            let _ = write!(text, ". Values: {}", values.join("; "));
+            let dot = if text.ends_with('.') { "" } else { "." };
+            let _ = write!(text, "{dot} Values: {}", values.join("; "));
         }
         for default in arg.get_default_values() {
             let _ = write!(text, ". Default: `{}`", default.to_string_lossy());

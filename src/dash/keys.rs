@@ -330,7 +330,7 @@ table! {
     Everywhere: [c('8')] C::View(7), "", "what-if: what changes would do";
     Everywhere: [c('9')] C::View(8), "", "fit: whether it fits, and what takes up the memory";
     Everywhere: [c('0')] C::View(9), "", "tune: the best settings (in the timeline, 0 shows the whole step)";
-    Everywhere: [c('t')] C::Theme, "", "next theme: dark, light, safe (colour-blind), mono";
+    Everywhere: [c('t')] C::Theme, "", "next theme: dark, light, safe (color-blind), mono";
     Everywhere: [ctrl('t')] C::Mouse, "", "mouse on or off; off, the terminal selects text";
     Everywhere: [k(KeyCode::Esc)] C::Back, "", "close, clear the filter, or cancel";
     Everywhere: [k(KeyCode::Up), c('k')] C::Up, "", "up";

@@ -84,7 +84,7 @@ pub const COLUMNS: [(&str, &str); 7] = [
     ("run", ""),
     ("kind", "kind"),
     ("scenario", "scenario"),
-    ("kept", "created"),
+    ("saved", "created"),
     ("step ms", "step"),
     ("alloc", "alloc"),
     ("loss", "loss"),
@@ -484,10 +484,11 @@ pub(super) fn arrived(
     number
 }
 
-/// Records that a run has been saved under this id.
-pub(super) fn saved(app: &mut App, number: u32, id: String) {
+/// Records that a run has been saved under this id, and lists the store again.
+pub(super) fn saved(app: &mut App, number: u32, id: String) -> Vec<Effect> {
     app.say(Tone::Good, format!("run #{number} saved as {id}"));
     if let Some(kept) = app.runs.kept.iter_mut().find(|k| k.number == number) {
         kept.stored = Some(id);
     }
+    app.start(Task::ListStore)
 }

@@ -438,7 +438,7 @@ fn news(app: &mut App, id: JobId, news: News) -> Vec<Effect> {
         },
         News::Trained(lanes, id) => {
             let number = trained(app, lanes, Some(id.clone()));
-            runs::saved(app, number, id);
+            return runs::saved(app, number, id);
         }
         News::TooLarge(reason) => {
             app.train.end = Some(End::TooLarge(reason));
@@ -463,7 +463,7 @@ fn news(app: &mut App, id: JobId, news: News) -> Vec<Effect> {
             app.runs.list(runs);
             app.runs.store_error = None;
         }
-        News::Kept(number, id) => runs::saved(app, number, id),
+        News::Kept(number, id) => return runs::saved(app, number, id),
         News::Exists => export::exists(app),
         News::Removed(id) => {
             app.runs.forget(&id);

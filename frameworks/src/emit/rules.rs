@@ -68,7 +68,8 @@ const RULES: &[Rule] = rules! {
     ACCELERATE: RECOMPUTE = "none" => ["fsdp_config.fsdp_activation_checkpointing" = "false"];
     ACCELERATE: "fsdp.prefetch_forward" = "1" => ["fsdp_config.fsdp_forward_prefetch" = "true"];
     ACCELERATE: MODE = "off" => ["dynamo_config.dynamo_backend" = "NO"];
-    ACCELERATE: MODE = "regions" => ["dynamo_config.dynamo_backend" = "INDUCTOR"];
+    ACCELERATE: MODE = "regions" => ["dynamo_config.dynamo_backend" = "INDUCTOR", "dynamo_config.dynamo_use_regional_compilation" = "false"];
+    ACCELERATE: MODE = "blocks" => ["dynamo_config.dynamo_backend" = "INDUCTOR", "dynamo_config.dynamo_use_regional_compilation" = "true"];
     ACCELERATE: "precision.param_dtype" = "bf16" => ["mixed_precision" = "bf16"];
     ACCELERATE: "precision.param_dtype" = "f16" => ["mixed_precision" = "fp16"];
     ACCELERATE: "precision.param_dtype" = "f32" => ["mixed_precision" = "no"];

@@ -2,7 +2,7 @@
 
 use super::deepspeed::DEEPSPEED;
 use super::fsdp;
-use crate::convert::{CONTEXT, LAUNCH, SAVING, compiled_regions, replicas, set, shard_ranks};
+use crate::convert::{CONTEXT, LAUNCH, SAVING, replicas, shard_ranks};
 use crate::table::{
     Dtype, Effect, Engine, Fact, Format, Key, Table, To, fact, integer, key, lost, number, with,
 };
@@ -45,10 +45,15 @@ pub(crate) static ACCELERATE: Format = Format {
                 with("backend", |node| {
                     Ok(match node.full().to_ascii_lowercase().as_str() {
                         "no" => Effect::Aside("off"),
-                        _ => set("compile.mode", "regions"),
+                        _ => Effect::Fact(Fact::Compiled, 1),
                     })
                 }),
-                with("use_regional_compilation", compiled_regions),
+                with("use_regional_compilation", |node| {
+                    Ok(Effect::Fact(
+                        Fact::RegionalCompilation,
+                        node.truth()?.into(),
+                    ))
+                }),
             ],
             asides: &[(
                 "compiled code is predicted as of Inductor's defaults",

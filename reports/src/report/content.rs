@@ -8,6 +8,7 @@ mod sweep;
 
 use super::{Block, Item, Report, Section};
 use crate::plots;
+use shardlab_plan::record::basis;
 use shardlab_plan::units::{Bytes, thousands};
 use std::borrow::Cow;
 
@@ -153,6 +154,16 @@ fn number(x: f64, digits: usize) -> String {
         thousands(x, digits)
     } else {
         "–".to_owned()
+    }
+}
+
+/// Formats a number of a run, with the digits that its basis justifies.
+fn priced(item: &Item, x: f64, digits: usize) -> String {
+    match &item.view.run.basis {
+        Some(basis) if basis.is_estimate() && x.is_finite() => {
+            basis::number(x, digits, Some(basis))
+        }
+        _ => number(x, digits),
     }
 }
 

@@ -174,10 +174,15 @@ impl Alike<'_> {
 
 pub(super) fn print(report: &Report, out: &mut Out) -> Result<(), Failure> {
     out.heading(format_args!(
-        "{}: {} parameter groups over {} shards, gathered in {}",
+        "{}: {} parameter groups over {} {}, gathered in {}",
         report.scenario,
         count(report.groups.len() as u64),
         count(report.shards.into()),
+        if report.shards == 1 {
+            "shard"
+        } else {
+            "shards"
+        },
         report.compute
     ))?;
     let Parameters { total, trainable } = report.parameters;

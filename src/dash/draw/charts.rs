@@ -9,6 +9,7 @@ use ratatui::style::{Modifier, Style};
 use ratatui::symbols::Marker;
 use ratatui::text::Span;
 use ratatui::widgets::{Axis, Chart, Dataset, GraphType, Widget};
+use shardlab_plan::units::thousands;
 
 /// A part of a stacked bar.
 #[derive(Clone, Debug)]
@@ -176,7 +177,7 @@ pub(super) fn curves(buf: &mut Buffer, area: Rect, all: &[Curve<'_>], theme: The
 pub(super) fn number(v: f64) -> String {
     match v.abs() {
         a if a >= 1e5 => format!("{v:.1e}"),
-        a if a >= 100.0 || v.fract() == 0.0 => format!("{v:.0}"),
+        a if a >= 100.0 || v.fract() == 0.0 => thousands(v, 0),
         a if a >= 1.0 => format!("{v:.3}"),
         _ => format!("{v:.4}"),
     }

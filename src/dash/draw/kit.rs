@@ -85,6 +85,30 @@ pub(super) fn cut(text: &str, width: usize) -> String {
     short
 }
 
+/// Returns a name of at most `width` characters. Of a longer one, both ends stay, since names often
+/// differ in the last word only.
+pub(super) fn shorten(name: &str, width: usize) -> String {
+    let all: Vec<char> = name.chars().collect();
+    if all.len() <= width {
+        return name.to_owned();
+    }
+    let shown = width.saturating_sub(1);
+    let tail = shown / 2;
+    let head = all[..shown - tail].iter();
+    head.chain(['…'].iter())
+        .chain(&all[all.len() - tail..])
+        .collect()
+}
+
+/// Shortens a name in its middle, and other texts, which are read from the start, at the end.
+pub(super) fn abridge(text: &str, width: usize) -> String {
+    let is_name = text.starts_with(char::is_alphabetic) && !text.contains(' ');
+    match is_name {
+        true => shorten(text, width),
+        false => cut(text, width),
+    }
+}
+
 /// Breaks a text into lines of at most `width` characters, between words if possible.
 pub(super) fn wrap(text: &str, width: usize) -> Vec<String> {
     let width = width.max(1);
@@ -224,6 +248,13 @@ mod tests {
     fn texts_are_cut_and_wrapped_to_their_width() {
         assert_eq!(cut("abcdef", 4), "abc…");
         assert_eq!(cut("abcd", 4), "abcd");
+        assert_eq!(shorten("model-a-fast", 7), "mod…ast");
+        assert_eq!(shorten("model-a-fast", 8), "mode…ast");
+        assert_eq!(shorten("model", 5), "model");
+        assert_eq!(abridge("model-a-fast", 7), "mod…ast");
+        assert_eq!(abridge("a=1 b=2 c=3", 7), "a=1 b=…");
+        assert_eq!(abridge("█████", 3), "██…");
+        assert_eq!(shorten("model", 1), "…");
         assert_eq!(wrap("one two three", 7), ["one two", "three"]);
         assert_eq!(wrap("abcdefgh ij", 3), ["abc", "def", "gh", "ij"]);
         assert_eq!(wrap("", 3), [""]);

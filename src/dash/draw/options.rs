@@ -1,6 +1,6 @@
 //! Draws the option editor.
 
-use super::kit::{MORE, cut, excerpt, pane, put, wrap};
+use super::kit::{MORE, cut, excerpt, pane, put, shorten, wrap};
 use super::prompt;
 
 use crate::dash::app::{App, Hit};
@@ -10,8 +10,13 @@ use crate::dash::scenarios::Pane;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 
-/// Columns of the keys and of the values.
-const KEY: u16 = 22;
+/// Returns the columns for keys: in a wide pane, those of the longest ones.
+const fn key_width(pane: Rect) -> u16 {
+    match pane.width {
+        80.. => 26,
+        _ => 22,
+    }
+}
 
 enum Line {
     Section(&'static str),
@@ -107,10 +112,10 @@ pub(super) fn draw(app: &App, buf: &mut Buffer, area: Rect) {
             p,
             buf,
             Rect {
-                x: place.x + KEY + 4,
+                x: place.x + key_width(place) + 4,
                 // Below the reason.
                 y: place.y + reason as u16,
-                width: place.width.saturating_sub(KEY + 4),
+                width: place.width.saturating_sub(key_width(place) + 4),
                 ..place
             },
         );
@@ -153,6 +158,7 @@ fn row_of(
 ) -> bool {
     let theme = app.theme;
     let s = &app.scenarios;
+    let key = key_width(place);
     let info = options::all()[option];
     let path = options::path(info);
     let style = match (selected, focused) {
@@ -172,11 +178,11 @@ fn row_of(
         buf,
         place.x + 2,
         place.y,
-        KEY,
-        &cut(info.key, usize::from(KEY)),
+        key,
+        &shorten(info.key, usize::from(key)),
         style,
     );
-    let x = place.x + KEY + 3;
+    let x = place.x + key + 3;
     let room = place.right().saturating_sub(x);
     let editing = app
         .prompt

@@ -1,7 +1,7 @@
 //! Draws pages of tables: comparisons and gates.
 
 use super::charts::{Curve, curves};
-use super::kit::{cut, lines as kept, pane, put, put_right, wrap};
+use super::kit::{abridge, lines as kept, pane, put, put_right, wrap};
 use crate::dash::app::{App, Purpose, Tone};
 use crate::dash::cursor::Cursor;
 use crate::dash::tables::{Page, Table};
@@ -92,7 +92,7 @@ impl Line {
                 let mut x = inner.x + 1;
                 for ((text, right), w) in cells.iter().zip(widths) {
                     let w = (*w as u16).min(inner.right().saturating_sub(x));
-                    let text = cut(text, usize::from(w));
+                    let text = abridge(text, usize::from(w));
                     if *right {
                         put_right(buf, x, y, w, &text, *style);
                     } else {

@@ -33,7 +33,7 @@ pub(super) fn draw(app: &App, buf: &mut Buffer, body: Rect) {
     let rows = r.rows();
     let all = r.all().len();
     let mut title = format!(
-        "Runs {} here, {} in the store",
+        "Runs {} open, {} in the store",
         r.kept.len(),
         r.stored.len()
     );
@@ -154,7 +154,7 @@ fn layout(app: &App, rows: &[Row], width: u16) -> Vec<Column> {
         listed().any(|r| r.loss().is_some()),
     );
     columns.retain(|c| match c.title {
-        "kept" => dates,
+        "saved" => dates,
         "loss" => losses,
         _ => true,
     });
@@ -164,7 +164,7 @@ fn layout(app: &App, rows: &[Row], width: u16) -> Vec<Column> {
         .max()
         .unwrap_or(0);
     let wanted = OPTIONS.min(most as u16);
-    for least in ["loss", "kept"] {
+    for least in ["loss", "saved"] {
         if used(&columns) + wanted + 1 > width {
             columns.retain(|c| c.title != least || c.of == Some(app.runs.sort));
         }

@@ -2,8 +2,8 @@
 
 use super::charts::{Part, stacked};
 use super::kit::{
-    MORE, bytes, change, cut, excerpt, lines as kept, ms, over_all, pane, pieces, put, put_right,
-    step_ms, wrap,
+    MORE, bytes, change, estimated_ms, excerpt, lines as kept, over_all, pane, pieces, put,
+    put_right, shorten, step_ms, wrap,
 };
 use crate::dash::app::{App, Hit};
 use crate::dash::glance::{Brief, Glance};
@@ -74,8 +74,9 @@ fn list(app: &App, buf: &mut Buffer, area: Rect) {
     if about > 0
         && let Some(source) = s.current()
     {
-        let lines = wrap(&source.about, usize::from(inner.width) - 2);
-        for (i, line) in lines.iter().take(usize::from(about) - 1).enumerate() {
+        let width = usize::from(inner.width) - 2;
+        let lines = excerpt(&source.about, width, usize::from(about) - 1, "…");
+        for (i, line) in lines.iter().enumerate() {
             let y = body.bottom() + 1 + i as u16;
             put(buf, inner.x + 1, y, inner.width - 1, line, theme.dim());
         }
@@ -125,7 +126,7 @@ fn list(app: &App, buf: &mut Buffer, area: Rect) {
             body.x + 2,
             y,
             room,
-            &cut(&source.name, usize::from(room)),
+            &shorten(&source.name, usize::from(room)),
             style,
         );
         let (text, tone) = match s.brief(source) {
@@ -200,7 +201,15 @@ fn prediction(app: &App, buf: &mut Buffer, area: Rect) {
     let error = s.error.as_ref().map(|e| format!("✗ {e}"));
     let error = error.map_or_else(Vec::new, |e| excerpt(&e, width, usize::from(most), MORE));
     let rows = error.into_iter().map(|l| Row::Text(vec![(l, theme.bad())]));
-    let rows: Vec<Row> = rows.chain(prediction_rows(app, width)).collect();
+    let mut rows: Vec<Row> = rows.chain(prediction_rows(app, width)).collect();
+    let shown = usize::from(inner.height);
+    if rows.len() > shown
+        && let Some(Row::Text(parts)) = shown.checked_sub(1).and_then(|last| rows.get_mut(last))
+        && let [(text, _)] = parts.as_mut_slice()
+    {
+        let room = width.saturating_sub(MORE.chars().count());
+        *text = text.chars().take(room).collect::<String>() + MORE;
+    }
     write(app, buf, inner, &rows);
 }
 
@@ -319,7 +328,10 @@ fn lines(app: &App, g: &Glance, base: Option<&Glance>, width: usize) -> Vec<Row>
             label("step"),
             (format!("{} ms", step_ms(b)), theme.strong()),
             against(b.step_ms, old.map(|o| o.step_ms), true),
-            plain(format!("   MFU {:.1} %", 100.0 * b.mfu)),
+            plain(format!(
+                "   MFU {} %",
+                number(100.0 * b.mfu, 1, b.basis.as_deref())
+            )),
         ]),
         Row::Text(vec![
             label(b.counted_in.name()),
@@ -349,15 +361,16 @@ fn lines(app: &App, g: &Glance, base: Option<&Glance>, width: usize) -> Vec<Row>
             (format!("   {}", basis.on), theme.dim()),
         ]));
     }
+    let part = |time: f64| estimated_ms(time, b.basis.as_deref());
     let mut exposed = vec![
         label("exposed"),
-        plain(format!("{} ms", ms(b.exposed_ms))),
+        plain(format!("{} ms", part(b.exposed_ms))),
         against(b.exposed_ms, old.map(|o| o.exposed_ms), true),
         plain("  ".into()),
     ];
     for (cause, time) in g.exposed.iter().filter(|(_, t)| *t >= 0.01) {
         exposed.push((format!("{}", letter(*cause)), theme.cause(*cause)));
-        exposed.push((format!(" {} {}  ", cause.name(), ms(*time)), theme.dim()));
+        exposed.push((format!(" {} {}  ", cause.name(), part(*time)), theme.dim()));
     }
     rows.push(Row::Text(exposed));
     let wide = width >= 60;

@@ -410,8 +410,10 @@ pub(super) fn whole(app: &App, whole: &Whole, buf: &mut Buffer, body: Rect) {
         rows.extend(wrapped.into_iter().map(|line| (line, style)));
     }
     if let Some((step, norms)) = &t.param_norms {
-        let title = format!("norms of gradients and weights after step {step}");
+        let title = format!("norms of parameters after step {step}");
         rows.push((title, theme.strong()));
+        let head = format!("{:>12}  {:>12}  parameter", "gradient", "weights");
+        rows.push((head, theme.dim()));
         for n in by_gradient(norms) {
             let line = format!("{:>12}  {:>12.4}  {}", gradient(n), n.weight, n.name);
             rows.push((line, theme.text()));

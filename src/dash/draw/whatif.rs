@@ -1,7 +1,9 @@
 //! Draws what changes would do, and the best settings.
 
 use super::charts::{Curve, curves};
-use super::kit::{bytes, cut, estimated_ms, over_all, pane, put, put_right, wrap};
+use super::kit::{
+    MORE, abridge, bytes, estimated_ms, excerpt, over_all, pane, put, put_right, wrap,
+};
 use super::page::{self, Line, tone_style};
 use crate::analysis::whatif::Effect;
 use crate::dash::app::{App, Hit};
@@ -200,11 +202,15 @@ fn answer(
     height: u16,
 ) -> Vec<(String, Style)> {
     let theme = app.theme;
-    let most = if height >= 30 { 4 } else { 2 };
+    let most = match height {
+        u16::MAX => usize::MAX,
+        30.. => 4,
+        _ => 2,
+    };
     let (tone, verdict) = &found.verdict;
     let mut all: Vec<(String, Style)> = Vec::new();
     let mut add = |text: &str, style: Style| {
-        let lines = wrap(text, width).into_iter().take(most);
+        let lines = excerpt(text, width, most, MORE).into_iter();
         all.extend(lines.map(|line| (line, style)));
     };
     add(verdict, tone_style(theme, *tone));
@@ -277,7 +283,7 @@ fn changes(app: &App, of: Ask, buf: &mut Buffer, area: Rect, found: &Explained) 
                 put(buf, place.x, y, place.width, &blank, style);
                 let mark = if is_selected { "▸" } else { " " };
                 put(buf, place.x, y, 1, mark, style);
-                let label = cut(&proposal.label, usize::from(room));
+                let label = abridge(&proposal.label, usize::from(room));
                 put(buf, place.x + 2, y, room, &label, style);
                 match &proposal.outcome {
                     Ok(effect) => {
@@ -376,12 +382,12 @@ fn describe(app: &App, of: Ask, buf: &mut Buffer, area: Rect) {
         .iter()
         .map(|o| format!("--set {o}"))
         .collect();
-    let mut lines = wrap(&sets.join(" "), width);
-    let mut style = theme.text();
-    if let Err(reason) = &proposal.outcome {
-        lines = wrap(&format!("✗ {reason}"), width);
-        style = theme.bad();
-    }
+    let (text, style) = match &proposal.outcome {
+        Ok(_) => (sets.join(" "), theme.text()),
+        Err(reason) => (format!("✗ {reason}"), theme.bad()),
+    };
+    let rows = usize::from(area.height.saturating_sub(1));
+    let lines = excerpt(&text, width, rows, "…");
     let rule = "─".repeat(width);
     put(buf, area.x + 1, area.y, area.width - 1, &rule, theme.dim());
     for (y, line) in (area.y + 1..area.bottom()).zip(&lines) {

@@ -98,7 +98,7 @@ fn memory(p: &Prediction) -> Table {
         ),
         None => format!("Memory of a GPU at the peak: {}", m.peak_device),
     };
-    let mut table = Table::new(title, &["memory", ">bytes", ">share", ""]);
+    let mut table = Table::new(title, &["memory", ">bytes", ">of the GPU", ""]);
     let mut row = |tone, name: &str, bytes: Bytes| {
         let share = bytes.0 as f64 / device.0.max(1) as f64;
         let bar = "█".repeat((share * BAR).round().min(2.0 * BAR) as usize);

@@ -227,8 +227,13 @@ fn choose_expert_parallelism() {
 }
 
 #[test]
+fn train_adapters() {
+    paste("docs/how-to/adapters.md", 3, 2);
+}
+
+#[test]
 fn train() {
-    paste("docs/how-to/train.md", 3, 2);
+    paste("docs/how-to/train.md", 5, 3);
 }
 
 #[test]
@@ -305,10 +310,9 @@ fn every_command_of_a_guide_is_tested() {
                 continue;
             }
             let page = std::fs::read_to_string(&path).unwrap();
-            for (before, _) in page
-                .match_indices("```sh\n")
-                .map(|(at, _)| page.split_at(at))
-            {
+            let fences = ["```sh\n", "```bash\n", "```console\n"];
+            let commands = fences.into_iter().flat_map(|f| page.match_indices(f));
+            for (before, _) in commands.map(|(at, _)| page.split_at(at)) {
                 seen += 1;
                 let above = before.trim_end().lines().last().unwrap_or_default();
                 let comment = above

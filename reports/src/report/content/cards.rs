@@ -1,10 +1,9 @@
 //! Cards: the main numbers of a run, and how those of the second of two runs differ.
 
-use super::{bytes, kind, number, sweep};
+use super::{bytes, kind, priced, sweep};
 use crate::compare::{Matrix, Metric, Unit};
 use crate::report::{Card, Change, Fact, Item};
 use crate::view::RunView;
-use shardlab_plan::record::basis::milliseconds;
 use shardlab_plan::units::{Bytes, signed};
 
 /// Maximum number of runs with a card.
@@ -91,19 +90,23 @@ fn card(item: &Item, change: impl Fn(&str) -> Option<Change>) -> Card {
             run.world_size,
             run.hardware
         ),
-        head: format!("{} per step", step(item)),
+        head: format!("{} ms per step", priced(item, item.view.step_ms(), 2)),
         change: change("step_ms"),
         facts: vec![
             fact("basis", basis(item), ""),
             fact(
                 RunView::counted_in([&item.view]).rate(),
-                number(item.view.tokens_per_s(), 0),
+                priced(item, item.view.tokens_per_s(), 0),
                 "tokens_per_s_per_gpu",
             ),
-            fact("MFU", format!("{} %", number(mfu(item), 1)), "mfu_percent"),
+            fact(
+                "MFU",
+                format!("{} %", priced(item, mfu(item), 1)),
+                "mfu_percent",
+            ),
             fact(
                 "exposed",
-                format!("{} ms", number(item.view.exposed_ms(), 2)),
+                format!("{} ms", priced(item, item.view.exposed_ms(), 2)),
                 "exposed_ms",
             ),
             fact("allocated", bytes(memory.peak_allocated.0), "allocated_gib"),
@@ -131,19 +134,11 @@ fn mfu(item: &Item) -> f64 {
 /// Says whether a run fits the device, and by how much.
 fn fits(item: &Item) -> String {
     let memory = &item.view.run.memory;
-    match memory.device().zip(memory.capacity) {
-        None => "unknown".to_owned(),
-        Some((used, c)) if used <= c => format!("yes, {} of {c} free", Bytes(c.0 - used.0)),
-        Some((used, c)) => format!("no, {} more than {c}", Bytes(used.0 - c.0)),
-    }
-}
-
-/// Returns the step time with the digits that its basis justifies.
-fn step(item: &Item) -> String {
-    let run = &item.view.run;
-    match &run.basis {
-        Some(basis) if basis.is_estimate() => milliseconds(item.view.step_ms(), Some(basis)),
-        _ => format!("{} ms", number(item.view.step_ms(), 2)),
+    match (memory.device(), memory.capacity) {
+        (_, None) => "unknown".to_owned(),
+        (None, Some(c)) => format!("yes: it ran, on {c}"),
+        (Some(used), Some(c)) if used <= c => format!("yes, {} of {c} free", Bytes(c.0 - used.0)),
+        (Some(used), Some(c)) => format!("no, {} more than {c}", Bytes(used.0 - c.0)),
     }
 }
 

@@ -123,6 +123,16 @@ pub(super) fn composition(items: &[Item]) -> Option<Block> {
     if rows.is_empty() {
         return None;
     }
+    // A trace shows no more than what was allocated while it was recorded.
+    let rest = |i: &Item| {
+        let memory = &i.view.run.memory;
+        let known: u64 = memory.by_role.iter().map(|(_, b)| b.0).sum();
+        memory.peak_allocated.0.saturating_sub(known)
+    };
+    let unknown = items.iter().any(|i| rest(i) > 0).then(|| {
+        let cells = items.iter().map(|i| bytes(rest(i)));
+        std::iter::once("unknown".to_owned()).chain(cells).collect()
+    });
     let place = |i: &Item| {
         let at = &i.view.run.memory.at;
         format!("{} {}", at.phase.name(), i.view.unit(at.unit))
@@ -132,7 +142,10 @@ pub(super) fn composition(items: &[Item]) -> Option<Block> {
         .iter()
         .map(|i| bytes(i.view.run.memory.peak_allocated.0));
     let total = std::iter::once("all".to_owned()).chain(total);
-    let rows = rows.into_iter().chain([total.collect(), places.collect()]);
+    let rows = rows
+        .into_iter()
+        .chain(unknown)
+        .chain([total.collect(), places.collect()]);
     Some(Block::Table(Table {
         caption: "Allocated at the peak".to_owned(),
         head: titles("role", items),

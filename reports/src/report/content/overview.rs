@@ -1,7 +1,7 @@
 //! Cards, the table of all runs, and step times.
 
 use super::compare::judged;
-use super::{bytes, cards, kind, number, sweep};
+use super::{bytes, cards, kind, number, priced, sweep};
 use crate::compare::{self, Matrix, Metric, Pair, Unit};
 use crate::plots::{self, StepBar};
 use crate::report::{Block, Item, Section, Table};
@@ -93,7 +93,7 @@ fn table(items: &[Item]) -> Table {
         row.push(kind(item).to_owned());
         for (metric, best) in &columns {
             let mark = if best[i] { " ★" } else { "" };
-            row.push(format!("{}{mark}", cell(metric, i)));
+            row.push(format!("{}{mark}", cell(item, metric, i)));
         }
         row.push(fits(item).to_owned());
         row
@@ -121,11 +121,12 @@ fn table(items: &[Item]) -> Table {
 }
 
 /// Formats a value of a metric; memory in a suitable unit.
-fn cell(metric: &Metric, run: usize) -> String {
+fn cell(item: &Item, metric: &Metric, run: usize) -> String {
     const GIB: f64 = (1u64 << 30) as f64;
     match metric.unit {
         Unit::Memory if metric.values[run].is_finite() => bytes((metric.values[run] * GIB) as u64),
-        unit => number(metric.values[run], unit.decimals()),
+        Unit::Memory => number(metric.values[run], Unit::Memory.decimals()),
+        unit => priced(item, metric.values[run], unit.decimals()),
     }
 }
 

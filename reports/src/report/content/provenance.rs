@@ -82,7 +82,7 @@ pub(super) fn origin(items: &[Item]) -> Section {
         ">measured costs",
     ];
     let mut blocks = vec![Block::Table(Table {
-        caption: "Equal programs have equal digests; costs that no table of measurements covers are modelled".to_owned(),
+        caption: "Equal programs have equal digests; costs that no table of measurements covers are modeled".to_owned(),
         head: head.map(str::to_owned).into(),
         rows,
     })];

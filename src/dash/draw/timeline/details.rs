@@ -176,9 +176,9 @@ fn describe(app: &App, run: &Lanes, s: Selected) -> Vec<Line> {
     let mut second = vec![
         text(format!("{length}")),
         dim("  from "),
-        text(format!("{}", at(span.start))),
+        text(instant(at(span.start), length)),
         dim(" to "),
-        text(format!("{}", at(span.end))),
+        text(instant(at(span.end), length)),
     ];
     if span.alone.0 + span.alone.0 / 1000 < length.0 {
         second.push(dim("  alone: "));
@@ -199,9 +199,9 @@ fn describe(app: &App, run: &Lanes, s: Selected) -> Vec<Line> {
     }
     let mut fourth = vec![
         dim("launched "),
-        text(format!("{}", at(span.issued))),
+        text(instant(at(span.issued), length)),
         dim(", ready "),
-        text(format!("{}", at(span.ready))),
+        text(instant(at(span.ready), length)),
     ];
     let late = span.start.saturating_sub(span.ready);
     if late.0 > length.0 / 100 {
@@ -218,6 +218,21 @@ fn describe(app: &App, run: &Lanes, s: Selected) -> Vec<Line> {
         ));
     }
     vec![first, second, third, fourth]
+}
+
+/// Formats a time of a span, with digits that show a tenth of the span's length.
+fn instant(time: Picos, length: Picos) -> String {
+    let step = (length.0 / 10).max(1);
+    let decimals = 9_u32.saturating_sub(step.ilog10());
+    let plain_is_enough = match time.ms() {
+        ms if ms < 1.0 => true,
+        ms if ms < 1000.0 => decimals <= 2,
+        _ => decimals == 0,
+    };
+    match plain_is_enough {
+        true => time.to_string(),
+        false => format!("{} ms", time.show_ms(decimals as usize)),
+    }
 }
 
 fn rates(moved: u64, flops: u64, length: Picos) -> Vec<String> {
@@ -239,4 +254,22 @@ fn rates(moved: u64, flops: u64, length: Picos) -> Vec<String> {
         });
     }
     all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_of_short_spans_differ() {
+        let start = Picos::from_us(971_216.6);
+        let length = Picos::from_us(2.0);
+        assert_eq!(instant(start, length), "971.2166 ms");
+        assert_eq!(instant(start + length, length), "971.2186 ms");
+        assert_eq!(instant(start, Picos::from_us(400.0)), "971.22 ms");
+        assert_eq!(instant(Picos::from_us(7.7), length), "7.7 us");
+        let late = Picos::from_secs(1.5);
+        assert_eq!(instant(late, Picos::from_secs(0.1)), "1.500 s");
+        assert_eq!(instant(late, length), "1,500.0000 ms");
+    }
 }

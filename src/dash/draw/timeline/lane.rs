@@ -173,7 +173,12 @@ fn highlight(app: &App, bins: &[Bin], buf: &mut Buffer, area: Rect, run_index: u
     for x in from..to.min(columns) {
         for y in area.y..area.bottom() {
             if let Some(cell) = buf.cell_mut((area.x + GUTTER + x, y)) {
-                cell.set_style(Style::new().add_modifier(Modifier::REVERSED | Modifier::BOLD));
+                // A full block has no background to reverse: it would vanish.
+                if cell.symbol() == "█" {
+                    cell.set_symbol("▓");
+                } else {
+                    cell.set_style(Style::new().add_modifier(Modifier::REVERSED | Modifier::BOLD));
+                }
             }
         }
     }
