@@ -6,7 +6,7 @@ use crate::shard::Group;
 use std::collections::BTreeMap;
 
 /// Gives parameters that one matmul reads one scale (merged projections), and numbers the scales
-/// anew.
+/// again.
 pub(super) fn share_scales(tape: &Tape, groups: &mut [Group]) {
     // Elements from the start of a parameter that some kernel reads as one matrix.
     let mut reach: BTreeMap<u32, u64> = BTreeMap::new();

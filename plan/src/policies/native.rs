@@ -87,8 +87,8 @@ impl Native {
         }
     }
 
-    /// Makes scales and codes of the weights that the first step starts with. Later steps find those
-    /// that the end of the step before has made.
+    /// Makes scales and codes of the weights that the first step starts with. Later steps find
+    /// those that the end of the step before has made.
     fn cast_first_step(&mut self, out: &mut Emitter<'_>) {
         if !self.flat.gathers_float8() {
             return;

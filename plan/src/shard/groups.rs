@@ -340,11 +340,11 @@ pub fn owners(specs: &[UnitSpec], modules: &[Module], params: &[Param]) -> Vec<U
 
 /// Returns the parameter groups of all units, laid out: units in their order, within a unit (if
 /// `frozen_apart`) by first occurrence of `requires_grad`, of placements along the axes that divide
-/// the model, and of whether ranks gather them in 8 bits (`float8`, by parameter; empty if none are);
-/// parameters in registration order. Every parameter in 8 bits has a scale of its own. Units without parameters have no group.
-/// `kind` is the layout of parameters with these placements. A flat layout leaves no gap between a
-/// parameter and the next one if `contiguous_with_next` (by parameter) says so and both have rows
-/// of one length.
+/// the model, and of whether ranks gather them in 8 bits; parameters in registration order. Units
+/// without parameters have no group. `float8` says by parameter what ranks gather in 8 bits (empty
+/// for nothing); each of these has a scale of its own. `kind` is the layout of parameters with
+/// these placements. A flat layout leaves no gap between a parameter and the next one if
+/// `contiguous_with_next` (by parameter) says so and both have rows of one length.
 ///
 /// # Errors
 /// [`ShardError::Layout`] with the unit's name.

@@ -1,6 +1,6 @@
 //! Weights that ranks gather in 8 bits: scales over all ranks, and casts of shards.
 //!
-//! After the optimizer, each rank finds the largest absolute values of its shards, tensor by tensor;
+//! After the optimizer, each rank finds the largest absolute values of its shards, by tensor;
 //! one all-reduce makes them those of whole tensors; a kernel makes the scales, and each rank casts
 //! its shards. Main weights are rounded to bfloat16 before, so that codes equal those of a bfloat16
 //! weight that is cast after its gather.

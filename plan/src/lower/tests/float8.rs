@@ -44,8 +44,8 @@ fn state_between_steps_stays_the_same() {
     }
 }
 
-/// Gathers of codes have one byte per element, and so have the shards between steps. Nothing casts a
-/// weight after its gather.
+/// Gathers of codes have one byte per element, and so have the shards between steps. Nothing casts
+/// a weight after its gather.
 #[test]
 fn gathers_of_codes_have_a_byte_per_element() {
     let gathered = [TENSORWISE, "precision.float8_all_gather=true"];

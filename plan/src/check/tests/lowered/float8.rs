@@ -209,7 +209,7 @@ fn skipped(name: &str) -> Program {
     p
 }
 
-/// The scales are made anew, but the codes of a shard are those of the step before.
+/// The scales are made again, but the codes of a shard are those of the step before.
 #[test]
 fn codes_of_older_scales_are_found() {
     let r = check(&skipped("shard_float8_cast"));
