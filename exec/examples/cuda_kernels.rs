@@ -672,6 +672,7 @@ mod bench {
                 hyper: HYPER,
                 shapes: &shapes,
                 groups: runs.get(&id).map_or(&[], Vec::as_slice),
+                scales: &[],
             };
             // SAFETY: the ranges are in separate buffers.
             unsafe { shardlab_exec::kernels::launch(&context, &hr, &hw)? };
@@ -762,6 +763,7 @@ mod bench {
                 hyper: HYPER,
                 shapes: &[],
                 groups: &[],
+                scales: &[],
             };
             // SAFETY: the ranges are in separate buffers.
             unsafe { shardlab_exec::kernels::launch(&context, hr, &writes)? };

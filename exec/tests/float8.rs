@@ -65,3 +65,35 @@ fn one_rank_learns_what_several_learn() {
         assert!((a / b - 1.0).abs() < 5e-3, "{one:?} {several:?}");
     }
 }
+
+/// Gathers of codes change no bit of losses and weights: scales follow from maxima over all ranks,
+/// and codes from the weights in bfloat16, as after a gather of those. (Sums of squares for
+/// clipping have another order, since weights in 8 bits have groups of their own.)
+#[test]
+fn gathers_in_8_bits_end_with_the_same_weights() {
+    let both = ["train.clip_norm=0", "train.lr=1e-2"];
+    for ranks in ["mesh.dp_shard=2", "mesh.dp_shard=4"] {
+        for set in [
+            &["compile.mode=off"][..],
+            &["compile.mode=blocks"],
+            &["compile.mode=blocks", "compile.merge_projections=all"],
+            &["fsdp.cast_before_all_gather=true"],
+            &["fsdp.reshard_after_forward=false"],
+            &["fsdp.prefetch_next_step=2"],
+            &["fsdp.optimizer_in_backward=true"],
+            &["train.recompute=full", "train.grad_accum=2"],
+            &["train.validate_every=5"],
+            &[
+                "precision.float8_saved=float8",
+                "precision.float8_last_bf16=1",
+            ],
+            &["fsdp.units=\"root\""],
+            &["mesh.dp_replicate=2"],
+        ] {
+            let set = [&both[..], &[ranks], set].concat();
+            let wanted = train(&set);
+            let found = train(&[&set[..], &["precision.float8_all_gather=true"]].concat());
+            assert!(found == wanted, "{set:?}: {:?} {:?}", found.0, wanted.0);
+        }
+    }
+}

@@ -27,6 +27,8 @@ pub enum Root {
     Buffer(u32),
     /// A parameter.
     Param(ParamId),
+    /// The reciprocal of the scale of a parameter that is gathered in 8 bits.
+    Scale(ParamId),
     /// A parameter's gradient.
     Grad(ParamId),
     /// An input or table.

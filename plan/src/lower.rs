@@ -12,6 +12,7 @@ mod capture;
 pub(crate) mod emitter;
 pub(crate) mod engine;
 pub(crate) mod flat;
+mod float8;
 pub(crate) mod inputs;
 pub(crate) mod kernels;
 mod model_collective;
@@ -29,6 +30,7 @@ use crate::memory::{self, AllocError, ReplayError};
 use crate::models::declare::Tree;
 use crate::models::{self, Declared};
 use crate::program::{Phase, Program, SectionKind, Unit};
+use crate::recipes;
 use crate::shard::placements::shard_axis;
 use crate::shard::{
     Group, Layout, LayoutKind, ShardError, UnitSpec, assign_units, build_groups, check_frozen,
@@ -115,9 +117,22 @@ pub(crate) fn plan(
     if !params.iter().any(|p| p.requires_grad) {
         return Err(PlanError::NothingTrained);
     }
-    let (specs, groups) = units(scenario, lowering, modules, params)?;
+    let float8 = float8_gathers(scenario, &model.tree);
+    let (specs, mut groups) = units(scenario, lowering, modules, params, &float8)?;
     let tape = tape(scenario, engine, lowering, model, &specs, &groups);
+    float8::share_scales(&tape, &mut groups);
     lower(scenario, engine, lowering, &tape, specs, groups)
+}
+
+/// Returns which parameters ranks gather in 8 bits.
+fn float8_gathers(scenario: &Scenario, tree: &Tree) -> Vec<bool> {
+    let recipe = recipes::of(&scenario.precision);
+    let gathered = |p| {
+        recipe
+            .float8(p, tree.block_place(p))
+            .is_some_and(|l| l.gathered)
+    };
+    tree.params.iter().map(gathered).collect()
 }
 
 /// Plans a tape that does not come from a model with a schedule. Only the options of the scenario
@@ -135,7 +150,7 @@ pub(crate) fn plan_tape(
     if !tape.params.iter().any(|p| p.requires_grad) {
         return Err(PlanError::NothingTrained);
     }
-    let (specs, groups) = units(scenario, lowering, &tape.modules, &tape.params)?;
+    let (specs, groups) = units(scenario, lowering, &tape.modules, &tape.params, &[])?;
     lower(scenario, engine, lowering, tape, specs, groups)
 }
 
@@ -287,16 +302,19 @@ pub(crate) fn tape_of(
     let Tree {
         modules, params, ..
     } = &model.tree;
-    let (specs, groups) = units(scenario, lowering, modules, params)?;
+    let float8 = float8_gathers(scenario, &model.tree);
+    let (specs, groups) = units(scenario, lowering, modules, params, &float8)?;
     Ok(tape(scenario, engine, lowering, model, &specs, &groups))
 }
 
-/// Returns the units of a model, and the groups of their parameters.
+/// Returns the units of a model, and the groups of their parameters. `float8` says which ones ranks
+/// gather in 8 bits.
 fn units(
     scenario: &Scenario,
     lowering: &Lowering,
     modules: &[Module],
     params: &[Param],
+    float8: &[bool],
 ) -> Result<(Vec<UnitSpec>, Vec<Group>), PlanError> {
     let specs = assign_units(&scenario.fsdp.units, modules)?;
     let groups = build_groups(
@@ -306,6 +324,7 @@ fn units(
         |of| (lowering.layout)(scenario, of),
         &contiguous_with_next(scenario, lowering, params),
         lowering.frozen_apart,
+        float8,
     )?;
     Ok((specs, groups))
 }

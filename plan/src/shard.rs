@@ -23,6 +23,7 @@ pub(crate) use placements::persistent_bytes;
 
 use crate::ir::{ParamId, UnitId};
 use serde::Serialize;
+use std::ops::Range;
 
 /// A unit's parameters of one dtype and (except for policy `fsdp2`) `requires_grad`. They are
 /// gathered together, and those that are trained are reduced together.
@@ -36,6 +37,27 @@ pub struct Group {
     pub requires_grad: bool,
     /// Layout.
     pub layout: Layout,
+    /// If ranks gather it in 8 bits: the number of each parameter's scale among those of the
+    /// program. Parameters that one matmul reads share a scale. Otherwise empty.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub scales: Vec<u32>,
+}
+
+impl Group {
+    /// Returns whether ranks gather it in 8 bits.
+    #[must_use]
+    pub fn is_float8(&self) -> bool {
+        !self.scales.is_empty()
+    }
+
+    /// Returns the numbers of its scales, which follow each other.
+    #[must_use]
+    pub fn scale_range(&self) -> Range<u32> {
+        match (self.scales.first(), self.scales.last()) {
+            (Some(first), Some(last)) => *first..last + 1,
+            _ => 0..0,
+        }
+    }
 }
 
 /// Position of each parameter of a group in the group's full buffer.

@@ -109,6 +109,7 @@ impl Case {
             hyper: HYPER,
             shapes: &[],
             groups: &[],
+            scales: &[],
         };
         // SAFETY: the buffers outlive the call, on this thread alone.
         unsafe { kernels::launch(&ctx, &reads, &writes) }.expect("a well-formed launch");
@@ -265,6 +266,7 @@ fn optimizer(c: &mut Criterion) {
         hyper: HYPER,
         shapes: &[],
         groups: &[],
+        scales: &[],
     };
     g.throughput(Throughput::Bytes(n * 4 * 7));
     g.bench_function("adamw f32", |b| {

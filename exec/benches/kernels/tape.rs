@@ -145,6 +145,7 @@ impl Machine {
                 hyper: super::HYPER,
                 shapes: &[],
                 groups: &[],
+                scales: &[],
             };
             let start = Instant::now();
             // SAFETY: the machine's buffers outlive the call, on this thread alone.

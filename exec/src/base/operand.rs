@@ -2,7 +2,7 @@
 
 use shardlab_plan::config::{GroupSettings, MAX_PARAM_GROUPS};
 use shardlab_plan::ir::{DType, Kernel, Shape};
-use shardlab_plan::program::GroupRun;
+use shardlab_plan::program::{GroupRun, ScaleRun};
 
 /// A byte range of device memory, resolved for one rank, with its buffer's element type.
 ///
@@ -88,4 +88,6 @@ pub struct LaunchContext<'a> {
     pub shapes: &'a [Shape],
     /// For optimizers: parameter groups of the weights, in order. Empty if all are in group 0.
     pub groups: &'a [GroupRun],
+    /// For `ShardAmax` and `ShardCast`: scales of the weights, in order.
+    pub scales: &'a [ScaleRun],
 }

@@ -81,6 +81,7 @@ fn time(
         hyper: NO_HYPER,
         shapes: &[],
         groups: &[],
+        scales: &[],
     };
     let reads: Vec<RawRange> = reads.iter_mut().map(Operand::range).collect();
     let writes: Vec<RawRange> = writes.iter_mut().map(Operand::range).collect();

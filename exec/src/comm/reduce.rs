@@ -22,10 +22,11 @@ pub(super) unsafe fn reduce(
     outputs: &[*mut u8],
     bytes: usize,
 ) {
-    let factor = match op {
-        ReduceOp::None | ReduceOp::Sum => None,
-        ReduceOp::Avg => Some(1.0 / sources.len() as f32),
-        ReduceOp::PremulSum(f) => Some(f as f32),
+    let combine = match op {
+        ReduceOp::None | ReduceOp::Sum => Combine::Sum(None),
+        ReduceOp::Avg => Combine::Sum(Some(1.0 / sources.len() as f32)),
+        ReduceOp::PremulSum(f) => Combine::Sum(Some(f as f32)),
+        ReduceOp::Max => Combine::Max,
     };
     let n = bytes / dtype.size() as usize;
     assert!(
@@ -33,17 +34,20 @@ pub(super) unsafe fn reduce(
         "calls that reduce integers are refused before data moves"
     );
     // SAFETY: the caller's contract, element by element.
-    unsafe { match_dtype!(dtype, T => run::<T>(factor, sources, outputs, n)) }
+    unsafe { match_dtype!(dtype, T => run::<T>(combine, sources, outputs, n)) }
+}
+
+/// How values of two sources become one.
+#[derive(Clone, Copy)]
+enum Combine {
+    /// Their sum, each multiplied by the factor.
+    Sum(Option<f32>),
+    Max,
 }
 
 /// # Safety
 /// As [`reduce`], for `n` elements.
-unsafe fn run<T: Element>(
-    factor: Option<f32>,
-    sources: &[*const u8],
-    outputs: &[*mut u8],
-    n: usize,
-) {
+unsafe fn run<T: Element>(combine: Combine, sources: &[*const u8], outputs: &[*mut u8], n: usize) {
     let mut acc = [0f32; BLOCK];
     let mut at = 0;
     while at < n {
@@ -53,17 +57,25 @@ unsafe fn run<T: Element>(
             // this loop, below.
             let from = unsafe { std::slice::from_raw_parts(source.cast::<T>().add(at), len) };
             let acc = &mut acc[..len];
-            match (i, factor) {
-                (0, None) => acc.iter_mut().zip(from).for_each(|(a, x)| *a = x.widen()),
-                (0, Some(f)) => acc
+            match (i, combine) {
+                (0, Combine::Sum(None) | Combine::Max) => {
+                    acc.iter_mut().zip(from).for_each(|(a, x)| *a = x.widen())
+                }
+                (0, Combine::Sum(Some(f))) => acc
                     .iter_mut()
                     .zip(from)
                     .for_each(|(a, x)| *a = x.widen() * f),
-                (_, None) => acc.iter_mut().zip(from).for_each(|(a, x)| *a += x.widen()),
-                (_, Some(f)) => acc
+                (_, Combine::Sum(None)) => {
+                    acc.iter_mut().zip(from).for_each(|(a, x)| *a += x.widen())
+                }
+                (_, Combine::Sum(Some(f))) => acc
                     .iter_mut()
                     .zip(from)
                     .for_each(|(a, x)| *a += x.widen() * f),
+                (_, Combine::Max) => acc
+                    .iter_mut()
+                    .zip(from)
+                    .for_each(|(a, x)| *a = a.max(x.widen())),
             }
         }
         for output in outputs {

@@ -107,6 +107,7 @@ unsafe fn encode(call: &Call) -> Vec<u8> {
         ReduceOp::Sum => (1, 0.0),
         ReduceOp::Avg => (2, 0.0),
         ReduceOp::PremulSum(f) => (3, f),
+        ReduceOp::Max => (4, 0.0),
     };
     w.u8(tag);
     w.f64(factor);
@@ -130,6 +131,7 @@ fn decode(data: &[u8], copies: &mut Copies) -> Option<Call> {
         1 => ReduceOp::Sum,
         2 => ReduceOp::Avg,
         3 => ReduceOp::PremulSum(factor),
+        4 => ReduceOp::Max,
         _ => return None,
     };
     let mut parts = SmallVec::new();

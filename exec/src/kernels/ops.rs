@@ -14,7 +14,7 @@ mod cuda;
 mod dequantize;
 mod embedding;
 mod experts;
-mod float8;
+pub(super) mod float8;
 mod gemm;
 mod loss;
 mod norm;

@@ -1,5 +1,6 @@
 //! Kernels of the sharding engine, on byte ranges.
 
+mod float8;
 mod layout;
 mod optimizer;
 
@@ -198,6 +199,9 @@ pub(super) fn run(
             multiply(writes, clip_factor(square, ctx.hyper.clip_norm))
         }
         ShardOp::NanCheck => nan_check(reads, writes),
+        ShardOp::ShardAmax => float8::amax(ctx.scales, reads, writes),
+        ShardOp::ShardScales { to } => float8::scales(to, reads, writes),
+        ShardOp::ShardCast => float8::cast(ctx.scales, reads, writes),
         ShardOp::AdamW { .. } | ShardOp::Lion { .. } | ShardOp::Sgd { .. } => {
             let mut update = op.update().into_iter();
             update.try_for_each(|u| optimizer::update(ctx, u, reads, writes))

@@ -41,7 +41,7 @@ macro_rules! wide {
     ($($(#[$meta:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block)*) => {$(
         $(#[$meta])*
         #[allow(clippy::too_many_arguments)]
-        pub(super) fn $name($($arg: $ty),*) $(-> $ret)? {
+        pub(in crate::kernels) fn $name($($arg: $ty),*) $(-> $ret)? {
             #[inline(always)]
             fn body($($arg: $ty),*) $(-> $ret)? $body
             #[cfg(target_arch = "x86_64")]

@@ -297,8 +297,10 @@ impl<'a> Map<'a> {
             }
         }
         for &id in &self.persistent {
-            let role = self.program.buffers[id.index()].role;
-            if !matches!(role, Role::ModelWeight | Role::MainWeight) {
+            let buffer = &self.program.buffers[id.index()];
+            let weights = matches!(buffer.role, Role::ModelWeight | Role::MainWeight);
+            // Codes follow from the main weights.
+            if !weights || buffer.dtype.is_float8() {
                 continue;
             }
             for span in self.buffer(rank, id)? {

@@ -168,6 +168,7 @@ pub(super) fn launch(
         hyper,
         shapes,
         groups: &[],
+        scales: &[],
     };
     launch_in(&ctx, reads, writes)
 }

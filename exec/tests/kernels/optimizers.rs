@@ -39,6 +39,7 @@ fn steps(
             hyper: Hyper { step, ..hyper },
             shapes: &[],
             groups: runs,
+            scales: &[],
         };
         let weight = weights.range();
         let reads = [&[weight, grad.range()][..], &states].concat();

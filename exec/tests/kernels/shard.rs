@@ -567,6 +567,7 @@ fn parameter_groups_have_their_own_settings() {
             hyper: h,
             shapes: &[],
             groups: &runs,
+            scales: &[],
         };
         launch_in(&ctx, &reads, &writes).unwrap();
         near(&all(&w), &want, 1e-5);

@@ -24,7 +24,7 @@ impl Factor {
     /// Returns the factor of a collective over these ranks.
     pub(super) fn of(op: ReduceOp, ranks: Option<RankGroup>) -> Self {
         Self(match op {
-            ReduceOp::None | ReduceOp::Sum => 1.0,
+            ReduceOp::None | ReduceOp::Sum | ReduceOp::Max => 1.0,
             ReduceOp::Avg => 1.0 / ranks.map_or(1.0, |g| f64::from(g.size)),
             ReduceOp::PremulSum(factor) => factor,
         })

@@ -6,7 +6,10 @@
 use super::describe;
 use super::report::Sink;
 use super::rules::RuleId;
-use crate::ir::{Access, BodyOp, BufferId, DType, InstrId, OpKind, Place, Role, Slot};
+use crate::ir::{
+    Access, AxisId, AxisSet, BodyOp, BufferId, Collective, CollectiveKind, DType, InstrId, OpKind,
+    Place, ReduceOp, Role, ShardOp, Slot,
+};
 use crate::program::{Op, Phase, Program};
 use std::collections::BTreeMap;
 
@@ -30,6 +33,10 @@ struct State {
     /// Instruction that wrote a scale or its reciprocal.
     scales: BTreeMap<Start, InstrId>,
     codes: BTreeMap<Start, Codes>,
+    /// Codes of shards of weights, and of what ranks have gathered of them.
+    gathered: BTreeMap<BufferId, Codes>,
+    /// Maxima of a rank's shards that no other rank has added its own to.
+    partial: BTreeMap<Start, InstrId>,
 }
 
 /// Checks all matmuls in 8 bits.
@@ -47,9 +54,11 @@ pub(super) fn check(p: &Program, sink: &mut Sink) {
                     for op in &p.kernels[kernel.index()].body {
                         let launch = Launch { p, id, op };
                         launch.formats(sink);
+                        launch.shards(&mut state, sink);
                         launch.follow(&mut state, sink);
                     }
                 }
+                Op::Collective { id: c, .. } => state.exchange(p, &p.collectives[c.index()]),
                 _ => {}
             }
         }
@@ -57,10 +66,45 @@ pub(super) fn check(p: &Program, sink: &mut Sink) {
 }
 
 impl State {
+    /// Follows codes through gathers, and maxima through reductions over the ranks that hold parts
+    /// of a weight.
+    fn exchange(&mut self, p: &Program, c: &Collective) {
+        for part in &c.parts {
+            match (c.kind, c.reduce) {
+                (CollectiveKind::AllGather, _) => {
+                    match self.gathered.get(&part.input.buffer).copied() {
+                        Some(codes) => self.gathered.insert(part.output.buffer, codes),
+                        None => self.gathered.remove(&part.output.buffer),
+                    };
+                }
+                (CollectiveKind::AllReduce, ReduceOp::Max) => {
+                    let axes = p.communicators[c.comm.index()].axes;
+                    let holders = AxisSet::of(AxisId::DP_SHARD);
+                    let whole = |at: &Start| axes.contains(holders) && covers(part.output, *at);
+                    self.partial.retain(|at, _| !whole(at));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Returns the codes that start here.
+    fn codes_at(&self, at: Start) -> Option<Codes> {
+        let gathered = || self.gathered.get(&at.0);
+        self.codes.get(&at).or_else(gathered).copied()
+    }
+
     fn forget(&mut self, b: BufferId) {
+        self.gathered.remove(&b);
+        self.partial.retain(|at, _| at.0 != b);
         self.scales.retain(|at, _| at.0 != b);
         self.codes.retain(|at, _| at.0 != b);
     }
+}
+
+/// Returns whether a range contains a byte.
+fn covers(range: Access, at: Start) -> bool {
+    range.buffer == at.0 && (range.offset..range.offset + range.bytes).contains(&at.1)
 }
 
 /// One operation of a launch.
@@ -87,6 +131,75 @@ impl Launch<'_> {
         Some((at.buffer, at.offset + slot.offset * slot.dtype.size()))
     }
 
+    /// Follows the maxima, scales and codes of sharded weights, and checks that scales follow from
+    /// maxima over all ranks, and that as many codes are written as there are weights.
+    fn shards(&self, state: &mut State, sink: &mut Sink) {
+        let p = self.p;
+        let launch = &p.instrs[self.id.index()].op;
+        let (reads, writes) = (p.reads(launch), p.writes(launch));
+        let OpKind::Shard(op) = self.op.op else {
+            return;
+        };
+        match (op, reads, writes) {
+            (ShardOp::ShardAmax, [_], [maxima]) => {
+                let several = p.meta.mesh.size(AxisId::DP_SHARD) > 1;
+                let at = (maxima.buffer, maxima.offset);
+                state.partial.extend(several.then_some((at, self.id)));
+            }
+            (ShardOp::ShardScales { .. }, [maxima], scales) => {
+                sink.fact(RuleId::Float8Amax, 1);
+                let mut partial = state.partial.iter();
+                if let Some((_, &by)) = partial.find(|(at, _)| covers(*maxima, **at)) {
+                    sink.violation(RuleId::Float8Amax, Some(self.id), Some(by), || {
+                        format!(
+                            "makes scales of {}, where #{} wrote the maxima of this rank's shard; expected those of \
+                             all ranks of the dp_shard axis, by an all-reduce with max",
+                            describe::range(p, *maxima),
+                            by.0
+                        )
+                    });
+                }
+                for range in scales {
+                    let starts = range.offset..range.offset + range.bytes;
+                    let each = starts.step_by(DType::F32.size() as usize);
+                    let written = each.map(|at| ((range.buffer, at), self.id));
+                    state.scales.extend(written);
+                }
+            }
+            (ShardOp::ShardCast, [main, by], [codes]) => {
+                let numel = |a: &Access| a.bytes / p.buffers[a.buffer.index()].dtype.size();
+                sink.fact(RuleId::Float8Format, 1);
+                if numel(main) != numel(codes) {
+                    sink.violation(RuleId::Float8Format, Some(self.id), None, || {
+                        format!(
+                            "casts {} to {}; expected as many codes as weights",
+                            describe::range(p, *main),
+                            describe::range(p, *codes)
+                        )
+                    });
+                }
+                match state.scales.get(&(by.buffer, by.offset)) {
+                    Some(&scale) => state.gathered.insert(
+                        codes.buffer,
+                        Codes {
+                            scale,
+                            cast: self.id,
+                            of_weight: false,
+                        },
+                    ),
+                    None => state.gathered.remove(&codes.buffer),
+                };
+            }
+            (ShardOp::Copy, [from], [to]) => {
+                match state.gathered.get(&from.buffer).copied() {
+                    Some(codes) => state.gathered.insert(to.buffer, codes),
+                    None => state.gathered.remove(&to.buffer),
+                };
+            }
+            _ => {}
+        }
+    }
+
     /// Follows scales and codes, and checks the matmuls that read them.
     fn follow(&self, state: &mut State, sink: &mut Sink) {
         let (inputs, outputs) = (&self.op.inputs, &self.op.outputs);
@@ -100,6 +213,13 @@ impl Launch<'_> {
                 let scale = self.start(&inputs[1]).and_then(|at| state.scales.get(&at));
                 if let (Some(&scale), Some(at)) = (scale, self.start(&outputs[0])) {
                     state.codes.insert(at, self.codes(scale));
+                }
+            }
+            OpKind::Copy => {
+                // A transposed copy of a gathered weight.
+                let from = self.start(&inputs[0]).and_then(|at| state.codes_at(at));
+                if let (Some(from), Some(at)) = (from, self.start(&outputs[0])) {
+                    state.codes.insert(at, self.codes(from.scale));
                 }
             }
             OpKind::Float8CastRows(_) => {
@@ -135,7 +255,7 @@ impl Launch<'_> {
         let (Some(at), Some(by)) = (self.access(factor), self.start(inverse)) else {
             return;
         };
-        let codes = self.start(factor).and_then(|at| state.codes.get(&at));
+        let codes = self.start(factor).and_then(|at| state.codes_at(at));
         let scale = state.scales.get(&by);
         sink.fact(RuleId::Float8Scale, 1);
         let p = self.p;

@@ -219,6 +219,9 @@ rules! {
     Float8Sum = "FP8-SUM", State, Error,
         "gradients of 8-bit matmuls add up in float32",
         "sums of one sign in the precision of tensor cores are 7 to 21 % too small";
+    Float8Amax = "FP8-AMAX", State, Error,
+        "scales of sharded weights follow from maxima over all ranks",
+        "Megatron-LM #442, torchtitan #3109: maxima over some of the ranks, diverged after 1,000 steps, NaN at step 3";
     NanCheck = "NAN-CHECK", State, Error,
         "checks for NaN cover all operands and results of collectives",
         "Megatron-LM's `check_for_nan_in_grad` looks at gradients before their reduction only";

@@ -398,6 +398,7 @@ impl Emitter<'_> {
         let source = match t.root {
             Root::Buffer(b) => Source::Storage(StorageId(self.storage_of[b as usize])),
             Root::Param(p) => Source::Param(p),
+            Root::Scale(p) => Source::Scale(p),
             Root::Grad(p) => Source::Grad(p),
             Root::Const(c) => Source::Const(c),
         };

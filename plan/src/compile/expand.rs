@@ -192,6 +192,7 @@ impl<'t> Expander<'t> {
             let source = match o.source {
                 Source::Storage(s) => Source::Storage(self.neighbour(s, at)?),
                 Source::Param(p) => Source::Param(self.param(p, at)),
+                Source::Scale(p) => Source::Scale(self.param(p, at)),
                 Source::Grad(p) => Source::Grad(self.param(p, at)),
                 Source::Const(c) => Source::Const(c),
             };

@@ -15,6 +15,9 @@
 //! scales of forward. Matmuls that read the same tensor share its codes. With one scale per row,
 //! one kernel casts a tensor, and one its transposed copy, whose rows have other scales.
 //!
+//! Weights that ranks gather in 8 bits (`precision.float8_all_gather`) arrive as codes, so nothing
+//! casts them. The matmul of `d_x` reads a transposed copy.
+//!
 //! Nothing here decides what is saved: that follows from the uses in backward, as for every tensor.
 
 use super::schedule::Orders;
@@ -212,6 +215,11 @@ impl Casts<'_> {
         if let Some(codes) = self.made(i, &tensor, reading) {
             return codes;
         }
+        if let (Tensor::Weight(p, ..), true) = (&tensor, linear.gathered) {
+            let codes = self.gathered(i, v, *p, reading);
+            self.codes.insert((tensor, reading, region), codes);
+            return codes;
+        }
         let scale = match self.scales.get(&(tensor.clone(), reading.to)) {
             Some(&scale) => scale,
             None => self.scale(i, v, reading.to),
@@ -247,6 +255,31 @@ impl Casts<'_> {
             }
         }
         found.unwrap_or_else(|| unreachable!("the reading itself is always made"))
+    }
+
+    /// Returns the codes of a weight that ranks gather in 8 bits: as they are, or a transposed copy
+    /// of them.
+    fn gathered(&mut self, i: u32, v: ValueId, p: ParamId, reading: Reading) -> Codes {
+        let as_gathered = Value {
+            dtype: reading.to,
+            ..self.g.value(v).clone()
+        };
+        let codes = self.g.push_value(as_gathered, u32::MAX);
+        let inverse = Value {
+            shape: strides::shape(&[]),
+            strides: strides::contiguous(&[]),
+            offset: 0,
+            dtype: DType::F32,
+            root: Root::Scale(p),
+            requires_grad: false,
+        };
+        Codes {
+            codes: match reading.transposed {
+                true => self.transpose(i, codes),
+                false => codes,
+            },
+            inverse: self.g.push_value(inverse, u32::MAX),
+        }
     }
 
     /// Returns codes that have been made and may still be read.

@@ -84,6 +84,9 @@ pub struct Float8 {
     /// Tensor cores add up with their own precision in forward.
     #[serde(rename = "float8_fast_accum")]
     pub fast_accum: bool,
+    /// Gathers move codes of weights, with scales from maxima over all ranks.
+    #[serde(rename = "float8_all_gather")]
+    pub all_gather: bool,
 }
 
 impl Float8 {
@@ -106,6 +109,7 @@ impl Float8 {
             first_bf16: 0,
             last_bf16: 0,
             fast_accum: true,
+            all_gather: false,
         }
     }
 }

@@ -76,6 +76,9 @@ pub enum ReduceOp {
     Avg,
     /// Sum of inputs multiplied by a factor.
     PremulSum(f64),
+    // Last, because digests of programs depend on the order.
+    /// Maximum.
+    Max,
 }
 
 /// One input/output pair of a collective; coalesced launches have several.

@@ -1,6 +1,6 @@
 //! Operations of the kernels that sharding adds.
 
-use super::Real;
+use super::{DType, Real};
 use serde::Serialize;
 
 /// A gradient that ranks have exchanged but not yet summed, laid out `[rank][element]`. The pieces
@@ -152,6 +152,18 @@ pub enum ShardOp {
         #[serde(skip_serializing_if = "Option::is_none")]
         pieces: Option<Pieces>,
     },
+    /// A shard of main weights, rounded to bfloat16, to the largest absolute value of each tensor
+    /// that has a scale, in the order of [`Group::scales`](crate::shard::Group::scales). A tensor
+    /// without elements on this rank has 0.
+    ShardAmax,
+    /// Largest absolute values to as many scales (first write) and their reciprocals (second one).
+    ShardScales {
+        /// Type of the codes.
+        to: DType,
+    },
+    /// A shard of main weights (first read), rounded to bfloat16, times the scales of their tensors
+    /// (second read), to codes.
+    ShardCast,
 }
 
 impl ShardOp {
@@ -185,6 +197,9 @@ impl ShardOp {
             Self::AdamW { .. } => "adamw",
             Self::Lion { .. } => "lion",
             Self::Sgd { .. } => "sgd",
+            Self::ShardAmax => "shard_amax",
+            Self::ShardScales { .. } => "shard_scales",
+            Self::ShardCast => "shard_float8_cast",
         }
     }
 }

@@ -57,6 +57,8 @@ pub enum Source {
     Grad(ParamId),
     /// An input or table.
     Const(ConstId),
+    /// The reciprocal of the scale of a parameter that is gathered in 8 bits, a float32 scalar.
+    Scale(ParamId),
 }
 
 /// A byte range that a kernel touches.

@@ -6,6 +6,7 @@
 //! are kept between uses (Megatron-FSDP `param_and_grad_buffer.py`, DDP configuration tables).
 
 mod casts;
+mod float8;
 mod optimizer;
 mod reduce;
 
@@ -26,6 +27,7 @@ use crate::ir::{
 };
 use crate::program::Rule;
 use crate::shard::{Layout, placements};
+use float8::Scales;
 use smallvec::smallvec;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -64,6 +66,8 @@ pub(crate) struct Tensor {
 #[derive(Clone, Debug)]
 pub(crate) struct GroupState {
     pub(super) sharded: Sharded,
+    /// Element type of W: 8 bits if ranks gather codes.
+    pub(crate) w: DType,
     /// Persistent W: the shard, or all of it; `None` when every parameter has a separate buffer, or
     /// when gathers cast M.
     pub(crate) weight: Option<BufferId>,
@@ -139,7 +143,8 @@ pub(crate) struct Flat {
     pub(super) host: Option<(StreamId, StreamId)>,
     /// Buffer of all groups' G, if one allocation holds them.
     grad_arena: Option<BufferId>,
-    w: DType,
+    /// Scales of groups that are gathered in 8 bits.
+    scales: Option<Scales>,
     g: DType,
     c: DType,
     weight_sharded: bool,
@@ -162,7 +167,7 @@ impl Flat {
             host_copies: BTreeMap::new(),
             host: None,
             grad_arena: None,
-            w: types.compute,
+            scales: Scales::new(out),
             g: types.grads,
             c: types.comm,
             weight_sharded: placements::weight_sharded(out.inputs.strategy),
@@ -200,8 +205,10 @@ impl Flat {
             && weight_sharded
             && group.requires_grad
             && main.is_some();
+        let w = out.inputs.gathered_type(id);
         let mut state = GroupState {
             sharded,
+            w,
             weight: None,
             params: Vec::new(),
             main: None,
@@ -213,24 +220,19 @@ impl Flat {
         };
         if params_apart(out.inputs.scenario, out.inputs.engine) {
             for p in &group.params {
-                let bytes = out.inputs.tape.params[p.index()].numel() * self.w.size();
+                let bytes = out.inputs.tape.params[p.index()].numel() * w.size();
                 state.params.push(out.persistent(
                     Role::ModelWeight,
                     bytes,
-                    self.w,
+                    w,
                     group.unit,
                     Holds::Param(*p),
                 ));
             }
         } else if !casts {
             let n = if weight_sharded { shard } else { numel };
-            state.weight = Some(out.persistent(
-                Role::ModelWeight,
-                n * self.w.size(),
-                self.w,
-                group.unit,
-                holds,
-            ));
+            state.weight =
+                Some(out.persistent(Role::ModelWeight, n * w.size(), w, group.unit, holds));
         }
         let own = self.optimizer_numel(&state);
         // Nothing reads main weights of parameters that are not trained.
@@ -271,8 +273,7 @@ impl Flat {
         }
         if weight_sharded {
             let stream = self.streams.gather;
-            state.full =
-                Some(out.transient(Role::FullWeight, numel * self.w.size(), self.w, stream, id));
+            state.full = Some(out.transient(Role::FullWeight, numel * w.size(), w, stream, id));
         }
         state
     }
@@ -360,6 +361,9 @@ impl Flat {
         if let Some(arena) = self.grad_arena {
             out.b.alloc(Rule::State, arena);
         }
+        if let Some(scales) = &self.scales {
+            scales.init(out);
+        }
     }
 
     pub(crate) fn state(&self, g: GroupId) -> &GroupState {
@@ -391,7 +395,7 @@ impl Flat {
     pub(crate) fn weight(&self, inputs: &LoweringInputs<'_>, p: ParamId) -> Location {
         let (g, i) = inputs.home[p.index()];
         let state = self.state(g);
-        let element = self.w.size();
+        let element = state.w.size();
         let offset = inputs.flat_offset(p) * element;
         match (state.full, state.weight) {
             (Some(full), _) => Location {
@@ -436,21 +440,26 @@ impl Flat {
             kind: CollectiveKind::AllGather,
             comm,
             reduce: ReduceOp::None,
-            dtype: self.w,
+            dtype: self.state(g).w,
             parts,
         });
         out.b.join(Rule::OuterGather, stream, self.streams.gather);
     }
 
     /// Casts a group's M into this rank's slice of its full weights, and returns the slice.
-    fn cast(&self, out: &mut Emitter<'_>, state: &GroupState, full: Access) -> Access {
+    fn cast(&self, out: &mut Emitter<'_>, g: GroupId, full: Access) -> Access {
+        let state = self.state(g);
         let slice = state.sharded.part(full);
+        if state.w.is_float8() {
+            self.cast_float8(out, g, slice, Rule::CopyIn, self.streams.gather);
+            return slice;
+        }
         let main = state.main.map(|id| out.b.whole(id));
         out.run(KernelLaunch {
             rule: Rule::CopyIn,
             op: ShardOp::Copy,
-            elements: slice.bytes / self.w.size(),
-            dtype: self.w,
+            elements: slice.bytes / state.w.size(),
+            dtype: state.w,
             stream: self.streams.gather,
             reads: main.as_slice(),
             writes: &[slice],
@@ -480,7 +489,7 @@ impl Flat {
         let input = match (from, state.full, state.weight) {
             (Some(slice), ..) => slice,
             (None, Some(_), Some(rest)) => out.b.whole(rest),
-            (None, Some(_), None) => self.cast(out, state, output),
+            (None, Some(_), None) => self.cast(out, g, output),
             // Replicated W: every rank refreshed its slice, gather in place.
             (None, None, _) => state.sharded.part(output),
         };
@@ -497,7 +506,7 @@ impl Flat {
             kind: CollectiveKind::AllGather,
             comm,
             reduce: ReduceOp::None,
-            dtype: self.w,
+            dtype: state.w,
             parts: smallvec![part],
         });
     }

@@ -5,7 +5,8 @@ use crate::compile::tape::{Tape, TapeOp};
 use crate::config::pattern::matches;
 use crate::config::{AllocatorKind, OuterStrategy, Prefetch, Reshard, Scenario, Strategy};
 use crate::ir::{
-    AxisId, AxisSet, DeviceMesh, GroupId, ModuleId, ModuleKind, ParamId, Placements, Pool, UnitId,
+    AxisId, AxisSet, DType, DeviceMesh, GroupId, ModuleId, ModuleKind, ParamId, Placements, Pool,
+    UnitId,
 };
 use crate::program::ProgramMeta;
 use crate::recipes::{self, ParamTypes};
@@ -186,6 +187,14 @@ impl<'a> LoweringInputs<'a> {
 
     pub(crate) fn group(&self, g: GroupId) -> &Group {
         &self.groups[g.index()]
+    }
+
+    /// Returns the element type of a group's weights as they are gathered.
+    pub(crate) fn gathered_type(&self, g: GroupId) -> DType {
+        match self.group(g).is_float8() {
+            true => DType::F8E4m3,
+            false => self.types.compute,
+        }
     }
 
     /// Returns the placements of a group's parameters, which all of them share.

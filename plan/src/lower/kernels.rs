@@ -31,9 +31,13 @@ const fn class(op: ShardOp) -> KernelClass {
         ShardOp::Accumulate
         | ShardOp::SumPieces { .. }
         | ShardOp::Scale { .. }
-        | ShardOp::ClipScale => KernelClass::Pointwise,
+        | ShardOp::ClipScale
+        | ShardOp::ShardCast => KernelClass::Pointwise,
         ShardOp::Zero => KernelClass::Fill,
-        ShardOp::SumSquares | ShardOp::NanCheck => KernelClass::FullReduce,
+        ShardOp::SumSquares
+        | ShardOp::NanCheck
+        | ShardOp::ShardAmax
+        | ShardOp::ShardScales { .. } => KernelClass::FullReduce,
         ShardOp::AdamW { .. } | ShardOp::Lion { .. } | ShardOp::Sgd { .. } => {
             KernelClass::Optimizer
         }
@@ -46,7 +50,12 @@ const fn flops(op: ShardOp) -> u64 {
         return update.rule.flops() + sums(update.pieces);
     }
     match op {
-        ShardOp::Accumulate | ShardOp::Scale { .. } | ShardOp::ClipScale => 1,
+        ShardOp::Accumulate
+        | ShardOp::Scale { .. }
+        | ShardOp::ClipScale
+        | ShardOp::ShardAmax
+        | ShardOp::ShardScales { .. }
+        | ShardOp::ShardCast => 1,
         ShardOp::SumSquares => 2,
         ShardOp::SumPieces { ranks, .. } => 2 * ranks as u64,
         _ => 0,

@@ -54,6 +54,10 @@ pub(crate) trait Lifecycle {
     fn weight(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location;
     /// Returns the full gradient of a parameter; allocates it on first touch.
     fn grad(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location;
+    /// Returns the reciprocal of the scale of a parameter that ranks gather in 8 bits.
+    fn scale(&mut self, _out: &mut Emitter<'_>, _p: ParamId) -> Location {
+        unreachable!("the scenario refuses 8-bit gathers under other policies")
+    }
     /// Returns what the optimizer works on, after `backward_end` of the last micro-batch.
     fn optimizer_state(&mut self, out: &mut Emitter<'_>) -> Vec<optimizer::ShardState>;
     /// Returns the stream of the optimizer and of clipping.
@@ -553,7 +557,12 @@ impl<'c, 'a> Walk<'c, 'a> {
                     per_rank: None,
                 }
             }
-            Source::Param(p) => at(self.life.weight(self.out, p), size),
+            Source::Param(p) => {
+                let (group, _) = self.out.inputs.home[p.index()];
+                let size = self.out.inputs.gathered_type(group).size();
+                at(self.life.weight(self.out, p), size)
+            }
+            Source::Scale(p) => at(self.life.scale(self.out, p), 4),
             Source::Grad(p) => {
                 let l = self.life.grad(self.out, p);
                 at(l, size)

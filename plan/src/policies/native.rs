@@ -87,6 +87,19 @@ impl Native {
         }
     }
 
+    /// Makes scales and codes of the weights that the first step starts with. Later steps find
+    /// those that the end of the step before has made.
+    fn cast_first_step(&mut self, out: &mut Emitter<'_>) {
+        if !self.flat.gathers_float8() {
+            return;
+        }
+        let from = out.b.next_instr();
+        self.flat.refresh_float8(out);
+        out.b.join(Rule::Refresh, COMPUTE, self.flat.streams.gather);
+        let to = out.b.next_instr();
+        out.b.withhold_from_later(from..to);
+    }
+
     /// Gathers a unit for the next step once its last group, the optimizer's state `index`, has
     /// been updated.
     fn gather_for_next_step(&mut self, out: &mut Emitter<'_>, index: usize) {
@@ -123,8 +136,12 @@ impl Lifecycle for Native {
     }
 
     fn forward_start(&mut self, out: &mut Emitter<'_>) {
+        let first = self.micro.first && out.b.phase() != Phase::Validation;
+        if first {
+            self.cast_first_step(out);
+        }
         self.unshard.start_forward(out, &self.flat);
-        if self.micro.first && out.b.phase() != Phase::Validation {
+        if first {
             self.unshard.gather_first_step(out, &self.flat, self.micro);
         }
     }
@@ -190,6 +207,10 @@ impl Lifecycle for Native {
         self.flat.weight(out.inputs, p)
     }
 
+    fn scale(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location {
+        self.flat.reciprocal(out.inputs, p)
+    }
+
     fn grad(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location {
         let (flat, micro) = (&self.flat, self.micro);
         self.gradients
@@ -223,7 +244,8 @@ impl Lifecycle for Native {
         if !norm && !late_norm(out.inputs) && !self.is_updated(index) {
             self.reductions.free_gradient(out, &self.flat, index);
         }
-        if !norm {
+        // Scales follow from the weights of all groups.
+        if !norm && !self.flat.gathers_float8() {
             self.gather_for_next_step(out, index);
         }
         if let Some(g) = self.reductions.group(index) {
@@ -235,6 +257,7 @@ impl Lifecycle for Native {
         if !self.flat.offloads() {
             self.flat.refresh(out, COMPUTE);
         }
+        self.flat.refresh_float8(out);
         if late_norm(out.inputs) {
             self.reductions.free_gradients(out, &self.flat);
         }

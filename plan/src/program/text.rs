@@ -115,6 +115,7 @@ pub(super) fn op(program: &Program, instr: &Instr) -> String {
                 ReduceOp::None => String::new(),
                 ReduceOp::Sum => " sum".to_owned(),
                 ReduceOp::Avg => " avg".to_owned(),
+                ReduceOp::Max => " max".to_owned(),
                 ReduceOp::PremulSum(f) => format!(" premul_sum({f})"),
             };
             let parts: Vec<String> = c

@@ -2,7 +2,7 @@
 
 use super::contents::{Contents, NoSlice};
 use super::{Op, Program};
-use crate::ir::{Access, InstrId, KernelClass, OpKind, Role};
+use crate::ir::{Access, InstrId, KernelClass, OpKind, ParamId, Role, ShardOp};
 use std::collections::BTreeMap;
 
 /// A tensor of an optimizer launch.
@@ -23,6 +23,15 @@ pub struct Updated<'a> {
 pub struct GroupRun {
     /// Group.
     pub group: u8,
+    /// Elements.
+    pub numel: u64,
+}
+
+/// Adjacent weights of a rank's shard that are cast with the same scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScaleRun {
+    /// Number of the scale among those of the group; `None` for padding.
+    pub scale: Option<u32>,
     /// Elements.
     pub numel: u64,
 }
@@ -59,14 +68,7 @@ impl Program {
     /// exist nowhere else as sums.
     #[must_use]
     pub fn sums_pieces(&self, op: &Op) -> bool {
-        let Op::Launch { kernel, .. } = *op else {
-            return false;
-        };
-        let op = self.kernels[kernel.index()].body.first().map(|b| b.op);
-        let update = match op {
-            Some(OpKind::Shard(op)) => op.update(),
-            _ => None,
-        };
+        let update = self.shard_op(op).and_then(ShardOp::update);
         update.is_some_and(|u| u.pieces.is_some())
     }
 
@@ -81,11 +83,16 @@ impl Program {
             return Ok(all);
         }
         let contents = Contents::new(self);
+        let group_of = |p: Option<ParamId>| p.map_or(0, |p| self.params[p.index()].group);
         for (i, instr) in self.instrs.iter().enumerate() {
             let mut runs = Vec::new();
             for tensor in self.updates(&instr.op) {
-                self.runs_of(&contents, rank, &tensor.weight, &mut runs)?;
+                self.runs_of(&contents, rank, &tensor.weight, group_of, &mut runs)?;
             }
+            let runs = runs.into_iter();
+            let runs: Vec<_> = runs
+                .map(|(group, numel)| GroupRun { group, numel })
+                .collect();
             if !runs.is_empty() {
                 all.insert(InstrId(i as u32), runs);
             }
@@ -93,16 +100,66 @@ impl Program {
         Ok(all)
     }
 
-    fn runs_of(
+    /// Returns, by launch of [`ShardOp::ShardAmax`] or [`ShardOp::ShardCast`], the scales of its
+    /// weights on a rank.
+    ///
+    /// # Errors
+    /// [`NoSlice`].
+    pub fn scale_runs(&self, rank: u32) -> Result<BTreeMap<InstrId, Vec<ScaleRun>>, NoSlice> {
+        let mut all = BTreeMap::new();
+        let float8 = self.groups.iter().filter(|g| g.is_float8());
+        let scales: BTreeMap<ParamId, u32> = float8
+            .flat_map(|g| {
+                let first = g.scale_range().start;
+                let scales = g.params.iter().zip(&g.scales);
+                scales.map(move |(p, scale)| (*p, scale - first))
+            })
+            .collect();
+        if scales.is_empty() {
+            return Ok(all);
+        }
+        let contents = Contents::new(self);
+        for (i, instr) in self.instrs.iter().enumerate() {
+            let Some(ShardOp::ShardAmax | ShardOp::ShardCast) = self.shard_op(&instr.op) else {
+                continue;
+            };
+            let Some(weight) = self.reads(&instr.op).first() else {
+                continue;
+            };
+            let scale_of = |p: Option<ParamId>| p.and_then(|p| scales.get(&p).copied());
+            let mut runs = Vec::new();
+            self.runs_of(&contents, rank, weight, scale_of, &mut runs)?;
+            let runs = runs.into_iter();
+            let runs = runs.map(|(scale, numel)| ScaleRun { scale, numel });
+            all.insert(InstrId(i as u32), runs.collect());
+        }
+        Ok(all)
+    }
+
+    /// Returns the sharding operation that an instruction launches, if it launches one.
+    pub(crate) fn shard_op(&self, op: &Op) -> Option<ShardOp> {
+        let Op::Launch { kernel, .. } = *op else {
+            return None;
+        };
+        match self.kernels[kernel.index()].body.first()?.op {
+            OpKind::Shard(op) => Some(op),
+            _ => None,
+        }
+    }
+
+    /// Appends what `of` says of the parameters in a range of weights, with the number of elements;
+    /// `None` is padding.
+    fn runs_of<K: Copy + PartialEq>(
         &self,
         contents: &Contents<'_>,
         rank: u32,
         weight: &Access,
-        runs: &mut Vec<GroupRun>,
+        of: impl Fn(Option<ParamId>) -> K,
+        runs: &mut Vec<(K, u64)>,
     ) -> Result<(), NoSlice> {
-        let mut push = |group: u8, numel: u64| match runs.last_mut() {
-            Some(last) if last.group == group => last.numel += numel,
-            _ if numel > 0 => runs.push(GroupRun { group, numel }),
+        let mut push = |key: K, numel: u64| match runs.last_mut() {
+            Some(last) if last.0 == key => last.1 += numel,
+            _ if numel > 0 => runs.push((key, numel)),
             _ => {}
         };
         let size = self.buffers[weight.buffer.index()].dtype.size();
@@ -113,12 +170,12 @@ impl Program {
             let numel = held.elements.end - held.elements.start;
             let (first, last) = (held.at.max(at), (held.at + numel).min(end));
             if first < last {
-                push(0, first - at);
-                push(self.params[held.param.index()].group, last - first);
+                push(of(None), first - at);
+                push(of(Some(held.param)), last - first);
                 at = last;
             }
         }
-        push(0, end - at);
+        push(of(None), end - at);
         Ok(())
     }
 }

@@ -15,6 +15,8 @@ pub(crate) struct Float8Linear {
     pub(crate) saves_codes: bool,
     /// Forward adds up with the precision of tensor cores.
     pub(crate) fast_accum: bool,
+    /// Ranks gather its codes, so matmuls read them as they are.
+    pub(crate) gathered: bool,
 }
 
 /// Place of a block in its stack.
@@ -46,5 +48,6 @@ pub(crate) fn linear(of: &Float8, p: &Param, block: Option<BlockPlace>) -> Optio
         grad: of.grad.dtype(),
         saves_codes: of.saved == Float8Saved::Float8,
         fast_accum: of.fast_accum,
+        gathered: of.all_gather && p.requires_grad,
     })
 }

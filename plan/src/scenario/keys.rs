@@ -560,6 +560,7 @@ keys! {
     Float8FirstBf16: "precision" "float8_first_bf16" also ["num_layers_at_start_in_bf16"] [Integer(0, 65535)] "0" "Blocks at the start of the stack that stay in param_dtype" needs [FLOAT8];
     Float8LastBf16: "precision" "float8_last_bf16" also ["num_layers_at_end_in_bf16"] [Integer(0, 65535)] "0" "Blocks at the end of the stack that stay in param_dtype" needs [FLOAT8];
     Float8FastAccum: "precision" "float8_fast_accum" also ["use_fast_accum"] [Bool] "true" "Forward matmuls add up with the precision of tensor cores; those of backward never do" needs [FLOAT8];
+    Float8AllGather: "precision" "float8_all_gather" also ["enable_fsdp_float8_all_gather"] [Bool] "false" "All-gathers move the 8-bit codes of weights, one byte per element. After the optimizer, ranks agree on the largest absolute values with one all-reduce, and each casts its shards. Weights that stay in param_dtype are gathered in groups of their own. Losses are those of casts after the gather" needs [FLOAT8, SEVERAL_RANKS];
 
     Mode: "compile" "mode" [Choice(CompileMode::WORDS)] "\"off\"" "Compiled code: off (none: eager kernels), regions (code between FSDP hooks; every hook breaks the graph), blocks (each block as one graph, hooks outside: torch.compile(block) before fully_shard), full (the whole step as one graph with bucketed collectives)";
     BucketBytes: "compile" "bucket_bytes" [Bytes(0, 1 << 40)] "104857600" "Merge collectives into buckets of up to this size; 0: one collective per parameter" needs [MODE_FULL];

@@ -422,6 +422,7 @@ fn float8(d: &Document) -> Float8 {
         first_bf16: d.setting(Key::Float8FirstBf16),
         last_bf16: d.setting(Key::Float8LastBf16),
         fast_accum: d.setting(Key::Float8FastAccum),
+        all_gather: d.setting(Key::Float8AllGather),
     }
 }
 

@@ -57,6 +57,7 @@ shipped![
     "small-encoder",
     "small-engines",
     "small-fp8",
+    "small-fp8-gather",
     "small-frozen",
     "small-fsdp2",
     "small-full",

@@ -339,11 +339,12 @@ pub fn owners(specs: &[UnitSpec], modules: &[Module], params: &[Param]) -> Vec<U
 }
 
 /// Returns the parameter groups of all units, laid out: units in their order, within a unit (if
-/// `frozen_apart`) by first occurrence of `requires_grad`, and of placements along the axes that
-/// divide the model; parameters in registration order. Units without parameters have no group.
-/// `kind` is the layout of parameters with these placements. A flat layout leaves no gap between a
-/// parameter and the next one if `contiguous_with_next` (by parameter) says so and both have rows
-/// of one length.
+/// `frozen_apart`) by first occurrence of `requires_grad`, of placements along the axes that divide
+/// the model, and of whether ranks gather them in 8 bits; parameters in registration order. Units
+/// without parameters have no group. `float8` says by parameter what ranks gather in 8 bits (empty
+/// for nothing); each of these has a scale of its own. `kind` is the layout of parameters with
+/// these placements. A flat layout leaves no gap between a parameter and the next one if
+/// `contiguous_with_next` (by parameter) says so and both have rows of one length.
 ///
 /// # Errors
 /// [`ShardError::Layout`] with the unit's name.
@@ -354,24 +355,28 @@ pub fn build_groups(
     kind: impl Fn(Placements) -> LayoutKind,
     contiguous_with_next: &[bool],
     frozen_apart: bool,
+    float8: &[bool],
 ) -> Result<Vec<Group>, ShardError> {
-    let mut members: Vec<Vec<(bool, Placements, Vec<ParamId>)>> = vec![Vec::new(); specs.len()];
+    type Alike = (bool, (Placements, bool), Vec<ParamId>);
+    let mut members: Vec<Vec<Alike>> = vec![Vec::new(); specs.len()];
     for ((i, param), unit) in (0..).zip(params).zip(owners(specs, modules, params)) {
         let of_unit = &mut members[unit.index()];
-        match of_unit.iter_mut().find(|(grad, placements, _)| {
+        let codes = float8.get(i as usize) == Some(&true);
+        let like = (param.placements, codes);
+        match of_unit.iter_mut().find(|(grad, known, _)| {
             let alike = !frozen_apart || *grad == param.requires_grad;
-            alike && *placements == param.placements
+            alike && *known == like
         }) {
             Some((grad, _, ids)) => {
                 *grad |= param.requires_grad;
                 ids.push(ParamId(i));
             }
-            None => of_unit.push((param.requires_grad, param.placements, vec![ParamId(i)])),
+            None => of_unit.push((param.requires_grad, like, vec![ParamId(i)])),
         }
     }
-    let mut groups = Vec::new();
+    let (mut groups, mut scales) = (Vec::new(), 0u32..);
     for ((unit, of_unit), spec) in (0u16..).zip(members).zip(specs) {
-        for (requires_grad, placements, ids) in of_unit {
+        for (requires_grad, (placements, codes), ids) in of_unit {
             let layout = kind(placements)
                 .layout(&ids, params, contiguous_with_next)
                 .map_err(|source| ShardError::Layout {
@@ -380,6 +385,10 @@ pub fn build_groups(
                 })?;
             groups.push(Group {
                 unit: UnitId(unit),
+                scales: match codes {
+                    true => scales.by_ref().take(ids.len()).collect(),
+                    false => Vec::new(),
+                },
                 params: ids,
                 requires_grad,
                 layout,

@@ -191,6 +191,7 @@ impl Worker {
             hyper: *lock(&shared.hyper),
             shapes: shared.shapes.of(instr),
             groups: shared.groups.get(&instr).map_or(&[], Vec::as_slice),
+            scales: shared.scales.get(&instr).map_or(&[], Vec::as_slice),
         };
         let running = shared.abort.running();
         // SAFETY: the interpreter's contract for ranges that it submits.

@@ -82,7 +82,7 @@ impl SingleRank {
     fn factor(c: &Collective) -> f32 {
         match c.reduce {
             ReduceOp::PremulSum(factor) => factor as f32,
-            ReduceOp::None | ReduceOp::Sum | ReduceOp::Avg => 1.0,
+            ReduceOp::None | ReduceOp::Sum | ReduceOp::Avg | ReduceOp::Max => 1.0,
         }
     }
 }

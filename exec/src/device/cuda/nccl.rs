@@ -459,6 +459,7 @@ impl Member {
         Ok(match c.reduce {
             ReduceOp::None | ReduceOp::Sum => RedOp::SUM,
             ReduceOp::Avg => RedOp::AVG,
+            ReduceOp::Max => RedOp::MAX,
             ReduceOp::PremulSum(factor) => {
                 let key = (element::cuda(c.dtype).nccl.0, factor.to_bits());
                 let sum = self.sums.get(&key).ok_or(nccl_rs::Error::Argument {

@@ -343,6 +343,9 @@ pub(super) fn work(
                 before: 0,
             });
         }
+        ShardOp::ShardAmax | ShardOp::ShardScales { .. } | ShardOp::ShardCast => {
+            return Err(OperandError::Unsupported);
+        }
         ShardOp::AdamW { .. } | ShardOp::Lion { .. } | ShardOp::Sgd { .. } => {
             if let Some(rule) = op.update() {
                 update(&mut w, rule, groups, reads, writes)?;

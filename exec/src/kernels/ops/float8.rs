@@ -73,7 +73,7 @@ impl RowCode for op::RowAmax {
 }
 
 /// Returns the largest number of an 8-bit type.
-fn most(to: DType) -> Result<f32, OperandError> {
+pub(in crate::kernels) fn most(to: DType) -> Result<f32, OperandError> {
     to.float8_max().ok_or(OperandError::Type(to))
 }
 

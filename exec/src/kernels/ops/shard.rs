@@ -17,6 +17,11 @@ impl CpuKernel for ShardOp {
 #[cfg(feature = "cuda")]
 impl CudaKernel for ShardOp {
     fn code(&self) -> CudaCode<'_> {
-        CudaCode::Ranges(*self)
+        match self {
+            Self::ShardAmax | Self::ShardScales { .. } | Self::ShardCast => CudaCode::Absent(
+                "8-bit gathers (precision.float8_all_gather) run on CPUs, and are predicted for GPUs",
+            ),
+            _ => CudaCode::Ranges(*self),
+        }
     }
 }

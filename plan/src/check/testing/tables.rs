@@ -103,6 +103,7 @@ pub(super) fn program(shape: Shape) -> ProgramBuilder {
         unit: UnitId(u as u16),
         params: vec![ParamId(2 * u as u32), ParamId(2 * u as u32 + 1)],
         requires_grad: true,
+        scales: Vec::new(),
         layout: Layout::Flat(FlatLayout {
             numel: NUMEL,
             chunk_factor: 16,

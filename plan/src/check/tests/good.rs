@@ -75,7 +75,13 @@ fn most_rules_have_facts_to_look_at() {
         .collect();
     // Symmetry is only defined for several programs, this one's norm sums no squares, none of its
     // matmuls is in 8 bits, and it does not check for NaN.
-    let float8 = ["FP8-SCALE", "FP8-WEIGHT", "FP8-FORMAT", "FP8-SUM"];
+    let float8 = [
+        "FP8-SCALE",
+        "FP8-WEIGHT",
+        "FP8-FORMAT",
+        "FP8-SUM",
+        "FP8-AMAX",
+    ];
     let expected = [&["INV-28", "MOE-NORM"][..], &float8, &["NAN-CHECK"]];
     assert_eq!(idle, expected.concat());
     assert_eq!(r.rules.len(), RULES.len());

@@ -60,7 +60,7 @@ impl Flat {
     fn own_weights(&self, out: &Emitter<'_>, state: &GroupState) -> Vec<Access> {
         match state.weight {
             Some(rest) => {
-                let bytes = self.optimizer_numel(state) * self.w.size();
+                let bytes = self.optimizer_numel(state) * state.w.size();
                 vec![Access {
                     buffer: rest,
                     offset: 0,
@@ -103,7 +103,7 @@ impl Flat {
     /// no M, or if [`Flat::refresh`] casts it.
     fn written_with_main(&self, out: &Emitter<'_>, g: GroupId) -> Vec<Access> {
         let state = self.state(g);
-        if state.main.is_none() || !out.inputs.engine.fused_optimizer {
+        if state.main.is_none() || state.w.is_float8() || !out.inputs.engine.fused_optimizer {
             return Vec::new();
         }
         let weights = self.own_weights(out, state);
@@ -197,6 +197,10 @@ impl Flat {
                 // Gathers cast M.
                 return;
             }
+            if state.w.is_float8() {
+                // Casts need scales.
+                return;
+            }
             if !self.written_with_main(out, g).is_empty() {
                 return;
             }
@@ -213,7 +217,7 @@ impl Flat {
                     rule: Rule::Refresh,
                     op: ShardOp::Copy,
                     elements: n,
-                    dtype: self.w,
+                    dtype: state.w,
                     stream,
                     reads: &[whole],
                     writes: &to,
@@ -237,7 +241,7 @@ impl Flat {
                 rule: Rule::Refresh,
                 op: ShardOp::MultiCopy,
                 elements: n,
-                dtype: self.w,
+                dtype: state.w,
                 stream,
                 reads: &from,
                 writes: &to,

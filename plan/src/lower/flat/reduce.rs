@@ -232,7 +232,7 @@ impl Flat {
         let of_op = match op {
             ReduceOp::Avg => 1.0 / f64::from(inputs.inner(g)),
             ReduceOp::PremulSum(factor) => factor,
-            ReduceOp::Sum | ReduceOp::None => 1.0,
+            ReduceOp::Sum | ReduceOp::Max | ReduceOp::None => 1.0,
         };
         Real(of_op * before.map_or(1.0, |by| by.0))
     }

@@ -2,7 +2,8 @@
 
 use super::{LLAMA, program};
 use crate::check::check;
-use crate::ir::{OpKind, Role};
+use crate::ir::{Access, AxisId, Buffer, Holds, OpKind, Role};
+use crate::program::{Instr, Op, Program};
 use crate::scenario::parse;
 
 const TENSORWISE: &str = "precision.float8_recipe=tensorwise";
@@ -41,6 +42,68 @@ fn state_between_steps_stays_the_same() {
     for role in Role::ALL {
         assert_eq!(base.get(&role), cast.get(&role), "{role:?}");
     }
+}
+
+/// Gathers of codes have one byte per element, and so have the shards between steps. Nothing casts
+/// a weight after its gather.
+#[test]
+fn gathers_of_codes_have_a_byte_per_element() {
+    let gathered = [TENSORWISE, "precision.float8_all_gather=true"];
+    let (base, codes) = (program(LLAMA, &[TENSORWISE]), program(LLAMA, &gathered));
+    let bytes = |p: &Program, role: Role, codes: bool| {
+        let of = |b: &&Buffer| b.role == role && b.dtype.is_float8() == codes;
+        let group = |b: &&Buffer| matches!(b.holds, Holds::Group(_));
+        p.buffers
+            .iter()
+            .filter(of)
+            .filter(group)
+            .map(|b| b.bytes.0)
+            .sum::<u64>()
+    };
+    let float8 = codes.groups.iter().filter(|g| g.is_float8());
+    let full: u64 = float8.map(|g| g.layout.full_numel()).sum();
+    let ranks = u64::from(codes.meta.mesh.size(AxisId::DP_SHARD));
+    assert!(full > 0);
+    assert_eq!(bytes(&codes, Role::FullWeight, true), full);
+    assert_eq!(bytes(&codes, Role::ModelWeight, true), full / ranks);
+    let [before, rest] = [&base, &codes].map(|p| bytes(p, Role::FullWeight, false));
+    // Padding aside, the rest is gathered as before.
+    assert!(before - rest > 2 * full * 9 / 10, "{before} {rest}");
+    let casts_of_weights = |p: &Program| {
+        let reads = |i: &&Instr| {
+            let launched = match i.op {
+                Op::Launch { kernel, .. } => &p.kernels[kernel.index()].body[..],
+                _ => &[],
+            };
+            let casts = launched.iter().any(|op| op.op == OpKind::Float8Cast);
+            let of_weight = |a: &Access| p.buffers[a.buffer.index()].role == Role::FullWeight;
+            casts && p.reads(&i.op).iter().any(of_weight)
+        };
+        p.instrs.iter().filter(reads).count()
+    };
+    assert!(casts_of_weights(&base) > 0);
+    assert_eq!(casts_of_weights(&codes), 0);
+    let before = [&gathered[..], &["fsdp.cast_before_all_gather=true"]].concat();
+    assert_eq!(bytes(&program(LLAMA, &before), Role::ModelWeight, true), 0);
+}
+
+/// Parameters that one matmul reads have one scale, other parameters one each.
+#[test]
+fn merged_projections_share_a_scale() {
+    let set = [
+        TENSORWISE,
+        "precision.float8_all_gather=true",
+        "compile.mode=blocks",
+    ];
+    let of = |merge: &str| {
+        let merge = format!("compile.merge_projections={merge}");
+        let p = program(LLAMA, &[&set[..], &[merge.as_str()]].concat());
+        let group = p.groups.iter().find(|g| g.is_float8()).expect("a group");
+        let first = group.scales[0];
+        group.scales.iter().map(|s| s - first).collect::<Vec<_>>()
+    };
+    assert_eq!(of("none"), [0, 1, 2, 3, 4, 5, 6]);
+    assert_eq!(of("all"), [0, 0, 0, 1, 2, 2, 3]);
 }
 
 #[test]
@@ -92,6 +155,62 @@ fn what_they_cannot_be_is_refused_with_its_reason() {
         (
             &["precision.float8_saved=float8"],
             "`float8_saved` has no effect here: no matmul runs in 8 bits",
+        ),
+        (
+            &[
+                "precision.float8_recipe=rowwise",
+                "precision.float8_all_gather=true",
+            ],
+            "`float8_all_gather` gathers codes with one scale per tensor",
+        ),
+        (
+            &[
+                TENSORWISE,
+                "precision.float8_all_gather=true",
+                "mesh.dp_shard=1",
+            ],
+            "`float8_all_gather` gathers shards of weights, but `mesh.dp_shard` is 1",
+        ),
+        (
+            &[
+                TENSORWISE,
+                "precision.float8_all_gather=true",
+                "fsdp.policy=fsdp2",
+            ],
+            "`float8_all_gather` is built for policy native",
+        ),
+        (
+            &[
+                TENSORWISE,
+                "precision.float8_all_gather=true",
+                "fsdp.strategy=optim_grads",
+            ],
+            "`float8_all_gather` casts sharded weights",
+        ),
+        (
+            &[
+                TENSORWISE,
+                "precision.float8_all_gather=true",
+                "precision.main_params=none",
+            ],
+            "`float8_all_gather` casts main weights",
+        ),
+        (
+            &[
+                TENSORWISE,
+                "precision.float8_all_gather=true",
+                "mesh.dp_replicate=2",
+                "fsdp.outer_strategy=optim",
+            ],
+            "`float8_all_gather` casts whole shards",
+        ),
+        (
+            &[
+                TENSORWISE,
+                "precision.float8_all_gather=true",
+                "fsdp.offload=[\"optimizer\"]",
+            ],
+            "`float8_all_gather` reads main weights on the device",
         ),
         (
             &["precision.float8_recipe=tensor"],

@@ -308,7 +308,7 @@ impl Unshard {
             };
             let whole = out.b.whole(full);
             let bytes = whole.bytes / u64::from(ranks);
-            let dtype = out.inputs.types.compute;
+            let dtype = out.inputs.gathered_type(g);
             let slice = out.transient_on(Role::GatherInput, bytes, dtype, COMPUTE, g);
             out.b.alloc(Rule::ReshardGroup, slice);
             let from = Access {

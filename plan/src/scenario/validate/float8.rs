@@ -1,12 +1,14 @@
 //! Rules for matmuls in 8 bits.
 
 use super::{Checked, cannot};
-use crate::config::{Float8Format, Float8Recipe, Scenario};
+use crate::config::{Float8Format, Float8Recipe, OuterStrategy, PolicyKind, Scenario};
 use crate::ir::DType;
 use crate::models;
+use crate::policies::spec::fully_compiled;
 use crate::recipes::{self, FLOAT8_ALIGNMENT};
 use crate::scenario::keys::Key;
 use crate::scenario::merge::Document;
+use crate::shard::placements;
 
 /// GPUs whose tensor cores do not read 8-bit floats (compute capability below 8.9).
 const WITHOUT_FLOAT8: [&str; 2] = ["a100-80", "a100-40"];
@@ -39,7 +41,56 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
         let error = d.conflict(&[Key::Float8Grad, key], message);
         return Err(error.with_help("set float8_grad = \"e4m3\""));
     }
+    all_gather(s, d)?;
     dimensions(s, d)
+}
+
+/// Refuses 8-bit gathers where there is no shard of main weights to cast, or no scale for it.
+fn all_gather(s: &Scenario, d: &Document) -> Checked {
+    let (p, f) = (&s.precision, &s.fsdp);
+    if !p.float8.all_gather {
+        return Ok(());
+    }
+    let (keys, why): (&[Key], _) = if f.policy != PolicyKind::Native || fully_compiled(s) {
+        (
+            &[Key::Policy, Key::Mode],
+            "is built for policy native and compile modes off, regions and blocks",
+        )
+    } else if s.mesh.dp_shard == 1 {
+        (
+            &[Key::DpShard],
+            "gathers shards of weights, but `mesh.dp_shard` is 1",
+        )
+    } else if p.float8.recipe != Float8Recipe::Tensorwise {
+        (
+            &[Key::Float8Recipe],
+            "gathers codes with one scale per tensor; rows of a weight and of its transpose have \
+             different scales",
+        )
+    } else if !placements::weight_sharded(f.strategy) {
+        (
+            &[Key::Strategy],
+            "casts sharded weights, but with this strategy weights are not sharded",
+        )
+    } else if p.main_params.is_none_or(|main| main == p.compute) {
+        (
+            &[Key::MainParams, Key::Compute],
+            "casts main weights, but there are none in a type other than param_dtype",
+        )
+    } else if f.outer_strategy == OuterStrategy::Optim {
+        (
+            &[Key::OuterStrategy],
+            "casts whole shards, but with this outer strategy a rank has main weights of a part of its shard",
+        )
+    } else if f.offload.any() {
+        (
+            &[Key::Offload],
+            "reads main weights on the device, but `offload` moves state to the host",
+        )
+    } else {
+        return Ok(());
+    };
+    Err(cannot(d, Key::Float8AllGather, keys, why, "false"))
 }
 
 /// Refuses dimensions that 8-bit matmuls cannot have, and scenarios without such a matmul.

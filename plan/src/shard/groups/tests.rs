@@ -86,6 +86,7 @@ fn grouped_as(
         |_| LayoutKind::PerParam { shards: 2 },
         &[],
         frozen_apart,
+        &[],
     )
     .unwrap()
     .into_iter()
@@ -260,6 +261,7 @@ fn errors_name_the_nearest() {
         },
         &[],
         true,
+        &[],
     )
     .unwrap_err();
     assert!(e.to_string().starts_with("unit `layers.0`: "), "{e}");
@@ -271,6 +273,7 @@ fn errors_name_the_nearest() {
         |_| LayoutKind::PerParam { shards: 2 },
         &[],
         true,
+        &[],
     )
     .unwrap_err();
     assert!(e.to_string().contains("2^59"), "{e}");

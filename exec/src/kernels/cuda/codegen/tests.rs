@@ -116,7 +116,7 @@ fn sources(who: &str, program: &Program, target: Target, out: &mut BTreeMap<Stri
         let taken = ticketed.contains(&kernel) && stream != COMPUTE;
         let kernel = &program.kernels[kernel.index()];
         assert!(!taken, "{who}: {}: tickets of another stream", kernel.name);
-        let OpKind::Shard(op) = kernel.body[0].op else {
+        let CudaCode::Ranges(op) = ops::cuda(&kernel.body[0].op) else {
             continue;
         };
         let reads = prepare::stand_ins(program, program.reads(&instr.op));

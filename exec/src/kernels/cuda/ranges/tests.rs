@@ -85,6 +85,7 @@ fn perform(kind: Ranges, p: &Piece, w: &Work) {
             hyper: NO_HYPER,
             shapes: &[],
             groups: &[],
+            scales: &[],
         };
         // SAFETY: the pieces are in the test's memory.
         unsafe { kernels::launch(&context, reads, writes) }.unwrap();
@@ -166,6 +167,7 @@ fn agree(
         hyper: NO_HYPER,
         shapes,
         groups: &[],
+        scales: &[],
     };
     // SAFETY: the ranges are in the test's memory.
     unsafe { kernels::launch(&context, &r, &w) }.unwrap();

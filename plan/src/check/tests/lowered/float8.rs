@@ -134,6 +134,130 @@ fn codes_of_a_weight_that_stay_for_backward_are_found() {
     assert_eq!(v.other, Some(cast));
 }
 
+const GATHERED: &str = "precision.float8_all_gather=true";
+
+#[test]
+fn programs_that_gather_codes_pass() {
+    for set in [
+        &["compile.mode=off"][..],
+        &["compile.mode=blocks"],
+        &["train.recompute=full"],
+        &["train.grad_accum=3"],
+        &["train.validate_every=2"],
+        &["fsdp.reshard_after_forward=false"],
+        &["fsdp.reshard_after_forward=2"],
+        &["fsdp.cast_before_all_gather=true"],
+        &["fsdp.prefetch_next_step=2"],
+        &["fsdp.optimizer_in_backward=true", "train.clip_norm=0"],
+        &["fsdp.nan_check=true"],
+        &["fsdp.units=root"],
+        &["mesh.dp_replicate=2"],
+        &["compile.cuda_graph=full_iteration"],
+    ] {
+        let p = program(&[&[GATHERED], set].concat());
+        let r = check(&p);
+        assert!(r.is_ok(), "{set:?}\n{r}");
+        for rule in RULES.into_iter().chain([RuleId::Float8Amax]) {
+            let row = r.rules.iter().find(|x| x.id == rule).expect("listed");
+            assert!(row.checked > 0, "{set:?}: {rule}");
+        }
+    }
+}
+
+/// Scales of the maxima of one rank's shards: the all-reduce adds up instead, or is that of another
+/// axis.
+#[test]
+fn maxima_of_some_of_the_ranks_are_found() {
+    let p = program(&[GATHERED, "mesh.dp_replicate=2"]);
+    let (scales, _) = launches(&p, "shard_scales")[0];
+    let of_max = |c: &Collective| c.reduce == ReduceOp::Max;
+    let at = p
+        .collectives
+        .iter()
+        .rposition(of_max)
+        .expect("an all-reduce");
+    let outer = p.communicators.iter().position(|c| c.name == "outer");
+    let outer = CommId(outer.expect("an outer axis") as u8);
+    let sum: fn(&mut Collective, CommId) = |c, _| c.reduce = ReduceOp::Sum;
+    let replicas: fn(&mut Collective, CommId) = |c, outer| c.comm = outer;
+    for fault in [sum, replicas] {
+        let mut p = p.clone();
+        fault(&mut p.collectives[at], outer);
+        let v = found(&check(&p), RuleId::Float8Amax, scales);
+        assert!(
+            v.message.contains("all ranks of the dp_shard"),
+            "{}",
+            v.message
+        );
+    }
+}
+
+/// Replaces the last launch with an operation of this name in the first step by the one before it,
+/// which is of another unit.
+fn skipped(name: &str) -> Program {
+    let mut p = program(&[GATHERED]);
+    let first = p.section(SectionKind::First).expect("a first step").clone();
+    let named = |i: &u32| match p.instrs[*i as usize].op {
+        Op::Launch { kernel, .. } => p.kernels[kernel.index()].name == name,
+        _ => false,
+    };
+    let found: Vec<u32> = first.instrs.filter(named).collect();
+    let [.., before, last] = found[..] else {
+        panic!("{name}: {found:?}")
+    };
+    p.instrs[last as usize].op = p.instrs[before as usize].op;
+    p
+}
+
+/// The scales are made again, but the codes of a shard are those of the step before.
+#[test]
+fn codes_of_older_scales_are_found() {
+    let r = check(&skipped("shard_float8_cast"));
+    assert!(r.of(RuleId::Float8Scale).next().is_some(), "{r}");
+    assert!(r.of(RuleId::StaleWeight).next().is_some(), "{r}");
+}
+
+/// The maxima are those of the weights before the update.
+#[test]
+fn maxima_of_older_weights_are_found() {
+    let r = check(&skipped("shard_amax"));
+    assert!(r.of(RuleId::StaleWeight).next().is_some(), "{r}");
+}
+
+/// The cast of a unit writes more codes than its shard has weights.
+#[test]
+fn casts_beyond_their_shard_are_found() {
+    let mut p = program(&[GATHERED]);
+    let (cast, _) = launches(&p, "shard_float8_cast")[0];
+    let main = read(&p, cast, 0);
+    p.accesses[main].bytes /= 2;
+    let v = found(&check(&p), RuleId::Float8Format, cast);
+    assert!(
+        v.message.contains("as many codes as weights"),
+        "{}",
+        v.message
+    );
+}
+
+/// The transposed copy for backward is made in forward, of a gather that reshard frees.
+#[test]
+fn transposed_codes_that_stay_for_backward_are_found() {
+    let mut p = program(&[GATHERED, "compile.mode=off"]);
+    let of_weight = |p: &Program, i: InstrId| {
+        let from = p.reads(&p.instrs[i.index()].op)[0].buffer;
+        p.buffers[from.index()].role == Role::FullWeight
+            && p.buffers[from.index()].dtype.is_float8()
+    };
+    let copies = launches(&p, "copy");
+    let copy = copies.iter().find(|c| of_weight(&p, c.0));
+    let (copy, _) = *copy.expect("a transposed copy");
+    assert_eq!(p.instrs[copy.index()].phase, Phase::Backward);
+    p.instrs[copy.index()].phase = Phase::Forward;
+    let r = check(&p);
+    let v = r.of(RuleId::Float8Weight).next().expect("a violation");
+    assert_eq!(v.other, Some(copy));
+}
+
 /// Changes the kernel of the last matmul, which is one of backward.
 fn change(f: impl FnOnce(&mut BodyOp)) -> (Report, InstrId) {
     let mut p = program(&[]);

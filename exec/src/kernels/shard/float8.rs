@@ -1,0 +1,122 @@
+//! Shards of main weights in 8 bits: maxima, scales and codes.
+//!
+//! The arithmetic is that of a bfloat16 weight whose maximum, scale and codes follow from the whole
+//! tensor: weights are rounded to bfloat16 first.
+
+use super::BLOCK;
+use crate::base::float8::scale;
+use crate::kernels::convert;
+use crate::kernels::error::OperandError;
+use crate::kernels::operands::same;
+use crate::kernels::ops::float8::{amax as largest, cast_row, most};
+use crate::kernels::scratch::Scratch;
+use crate::kernels::view::View;
+use crate::operand::RawRange;
+use shardlab_plan::ir::DType;
+use shardlab_plan::program::ScaleRun;
+
+/// Returns the `n`th of the ranges that a launch reads or writes, as a view.
+fn range(ranges: &[RawRange], n: usize, what: &'static str) -> Result<View, OperandError> {
+    let range = ranges.get(n).ok_or(OperandError::Count {
+        what,
+        needed: n + 1,
+        found: ranges.len(),
+    })?;
+    View::flat(*range)
+}
+
+/// Calls `f(scale, first element, block)` for blocks of weights in bfloat16 that share a scale.
+fn blocks(
+    main: &View,
+    runs: &[ScaleRun],
+    mut f: impl FnMut(Option<usize>, usize, &mut [f32]),
+) -> Result<(), OperandError> {
+    let all: u64 = runs.iter().map(|run| run.numel).sum();
+    same("the weights with scales", main.numel, all as usize)?;
+    let mut block = Scratch::take(BLOCK);
+    let mut at = 0;
+    for run in runs {
+        let end = at + run.numel as usize;
+        while at < end {
+            let x = &mut block[..BLOCK.min(end - at)];
+            main.load(at, x);
+            convert::round(DType::Bf16, x);
+            f(run.scale.map(|scale| scale as usize), at, x);
+            at += x.len();
+        }
+    }
+    Ok(())
+}
+
+/// Finds the largest absolute value of each tensor in a shard.
+pub(super) fn amax(
+    runs: &[ScaleRun],
+    reads: &[RawRange],
+    writes: &[RawRange],
+) -> Result<(), OperandError> {
+    let (main, out) = (range(reads, 0, "reads")?, range(writes, 0, "writes")?);
+    let mut found = vec![0.0f32; out.numel];
+    let mut beyond = 0;
+    blocks(&main, runs, |scale, _, x| {
+        let Some(scale) = scale else { return };
+        match found.get_mut(scale) {
+            Some(most) => *most = most.max(largest(x)),
+            None => beyond = scale + 1,
+        }
+    })?;
+    if beyond > 0 {
+        return Err(OperandError::Size {
+            what: "the maxima",
+            needed: beyond,
+            found: out.numel,
+        });
+    }
+    out.store(0, &found);
+    Ok(())
+}
+
+/// Makes scales and their reciprocals.
+pub(super) fn scales(
+    to: DType,
+    reads: &[RawRange],
+    writes: &[RawRange],
+) -> Result<(), OperandError> {
+    let amax = range(reads, 0, "reads")?;
+    let [scales, inverses] = [0, 1].map(|n| range(writes, n, "writes"));
+    let (scales, inverses) = (scales?, inverses?);
+    same("the scales", amax.numel, scales.numel)?;
+    same("their reciprocals", amax.numel, inverses.numel)?;
+    let most = most(to)?;
+    for n in 0..amax.numel {
+        let scale = scale(most, amax.get(n));
+        scales.store(n, &[scale]);
+        inverses.store(n, &[1.0 / scale]);
+    }
+    Ok(())
+}
+
+/// Casts a shard to codes.
+pub(super) fn cast(
+    runs: &[ScaleRun],
+    reads: &[RawRange],
+    writes: &[RawRange],
+) -> Result<(), OperandError> {
+    let (main, by) = (range(reads, 0, "reads")?, range(reads, 1, "reads")?);
+    let codes = range(writes, 0, "writes")?;
+    same("the codes", main.numel, codes.numel)?;
+    let most = runs.iter().filter_map(|run| run.scale).max();
+    if let Some(most) = most.filter(|most| *most as usize >= by.numel) {
+        return Err(OperandError::Size {
+            what: "the scales",
+            needed: most as usize + 1,
+            found: by.numel,
+        });
+    }
+    let mut scaled = Scratch::take(BLOCK);
+    blocks(&main, runs, |scale, at, x| {
+        let y = &mut scaled[..x.len()];
+        // Padding is 0.
+        cast_row(x, scale.map_or(1.0, |scale| by.get(scale)), y);
+        codes.store(at, y);
+    })
+}

@@ -1,0 +1,186 @@
+//! Weights that ranks gather in 8 bits: scales over all ranks, and casts of shards.
+//!
+//! After the optimizer, each rank finds the largest absolute values of its shards, by tensor;
+//! one all-reduce makes them those of whole tensors; a kernel makes the scales, and each rank casts
+//! its shards. Main weights are rounded to bfloat16 before, so that codes equal those of a bfloat16
+//! weight that is cast after its gather.
+
+use super::Flat;
+use crate::ir::{
+    Access, AxisId, BufferId, COMPUTE, CollectiveKind, DType, GroupId, Holds, ParamId, Part,
+    ReduceOp, Role, ShardOp, StreamId, UnitId,
+};
+use crate::lower::builder::CollectiveLaunch;
+use crate::lower::emitter::Emitter;
+use crate::lower::inputs::LoweringInputs;
+use crate::lower::kernels::KernelLaunch;
+use crate::lower::walk::Location;
+use crate::program::{Phase, Rule};
+use smallvec::smallvec;
+use std::ops::Range;
+
+/// Bytes of a scale.
+const SCALE: u64 = DType::F32.size();
+
+/// Buffers of as many float32 as the program has scales.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Scales {
+    amax: BufferId,
+    scales: BufferId,
+    inverses: BufferId,
+}
+
+impl Scales {
+    /// Makes the buffers; `None` if no group is gathered in 8 bits.
+    pub(super) fn new(out: &mut Emitter<'_>) -> Option<Self> {
+        let ends = out.inputs.groups.iter().map(|g| g.scale_range().end);
+        let count = u64::from(ends.max().unwrap_or(0));
+        let mut buffer = |name| {
+            let holds = Holds::Named(name);
+            out.persistent(
+                Role::ModelWeight,
+                count * SCALE,
+                DType::F32,
+                UnitId(0),
+                holds,
+            )
+        };
+        (count > 0).then(|| Self {
+            amax: buffer("maxima of weights"),
+            scales: buffer("scales of weights"),
+            inverses: buffer("reciprocals of scales"),
+        })
+    }
+
+    pub(super) fn init(self, out: &mut Emitter<'_>) {
+        out.b.at(UnitId(0), Phase::Init);
+        for id in [self.amax, self.scales, self.inverses] {
+            out.b.alloc(Rule::State, id);
+        }
+    }
+}
+
+/// Returns the part of a buffer of scales that belongs to a group.
+fn of_group(out: &Emitter<'_>, buffer: BufferId, scales: &Range<u32>) -> Access {
+    let at = |scale: u32| u64::from(scale) * SCALE;
+    out.b.whole(buffer).part(at(scales.start)..at(scales.end))
+}
+
+impl Flat {
+    /// Returns whether ranks gather any group in 8 bits.
+    pub(crate) fn gathers_float8(&self) -> bool {
+        self.scales.is_some()
+    }
+
+    /// Returns the reciprocal of a parameter's scale.
+    ///
+    /// # Panics
+    /// If its group is not gathered in 8 bits.
+    pub(crate) fn reciprocal(&self, inputs: &LoweringInputs<'_>, p: ParamId) -> Location {
+        let (g, i) = inputs.home[p.index()];
+        let scales = self.scales.expect("a group in 8 bits has scales");
+        Location {
+            buffer: scales.inverses,
+            offset: u64::from(inputs.group(g).scales[i as usize]) * SCALE,
+            element: SCALE,
+        }
+    }
+
+    /// Makes the scales of the weights as the optimizer has left them, and casts the shards that
+    /// persist. Communicates on the compute stream, as the gradient norm does.
+    pub(crate) fn refresh_float8(&self, out: &mut Emitter<'_>) {
+        let Some(scales) = self.scales else { return };
+        let (unit, phase) = (out.b.unit(), out.b.phase());
+        let groups = out.inputs.group_ids();
+        let groups: Vec<GroupId> = groups.filter(|g| self.state(*g).w.is_float8()).collect();
+        for &g in &groups {
+            let group = out.inputs.group(g);
+            out.b.at(group.unit, Phase::Refresh);
+            let slots = of_group(out, scales.amax, &group.scale_range());
+            self.run_over_main(
+                out,
+                g,
+                ShardOp::ShardAmax,
+                &[],
+                slots,
+                COMPUTE,
+                Rule::Refresh,
+            );
+        }
+        out.b.at(UnitId(0), Phase::Refresh);
+        let [amax, made, inverses] =
+            [scales.amax, scales.scales, scales.inverses].map(|id| out.b.whole(id));
+        // Weights in 8 bits are those of all ranks of this axis.
+        if let Some(comm) = self.comms.along(AxisId::DP_SHARD).reduce {
+            out.collective(CollectiveLaunch {
+                rule: Rule::Refresh,
+                stream: COMPUTE,
+                kind: CollectiveKind::AllReduce,
+                comm,
+                reduce: ReduceOp::Max,
+                dtype: DType::F32,
+                parts: smallvec![Part {
+                    input: amax,
+                    output: amax
+                }],
+            });
+        }
+        out.run(KernelLaunch {
+            rule: Rule::Refresh,
+            op: ShardOp::ShardScales { to: DType::F8E4m3 },
+            elements: amax.bytes / SCALE,
+            dtype: DType::F32,
+            stream: COMPUTE,
+            reads: &[amax],
+            writes: &[made, inverses],
+        });
+        for g in groups {
+            if let Some(weight) = self.state(g).weight {
+                out.b.at(out.inputs.group(g).unit, Phase::Refresh);
+                let whole = out.b.whole(weight);
+                self.cast_float8(out, g, whole, Rule::Refresh, COMPUTE);
+            }
+        }
+        out.b.at(unit, phase);
+    }
+
+    /// Casts a group's M to codes.
+    pub(super) fn cast_float8(
+        &self,
+        out: &mut Emitter<'_>,
+        g: GroupId,
+        to: Access,
+        rule: Rule,
+        stream: StreamId,
+    ) {
+        let Some(scales) = self.scales else { return };
+        let by = of_group(out, scales.scales, &out.inputs.group(g).scale_range());
+        self.run_over_main(out, g, ShardOp::ShardCast, &[by], to, stream, rule);
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "a launch, by its parts")]
+    fn run_over_main(
+        &self,
+        out: &mut Emitter<'_>,
+        g: GroupId,
+        op: ShardOp,
+        also: &[Access],
+        to: Access,
+        stream: StreamId,
+        rule: Rule,
+    ) {
+        let state = self.state(g);
+        let Some(main) = state.main else { return };
+        let mut reads = vec![out.b.whole(main)];
+        reads.extend(also);
+        out.run(KernelLaunch {
+            rule,
+            op,
+            elements: self.optimizer_numel(state),
+            dtype: out.b.program().buffers[to.buffer.index()].dtype,
+            stream,
+            reads: &reads,
+            writes: &[to],
+        });
+    }
+}
