@@ -83,6 +83,8 @@ fn exec_refuses_types_whose_plans_compute_something_else() {
             "it scales the inputs of experts",
         ),
         ("tiny--phimoe", "phimoe", "its router masks scores"),
+        ("tiny--nanochat", "nanochat", "in the opposite direction"),
+        ("tiny--ministral3", "ministral3", "scales queries"),
     ] {
         let path = scenario(folder.path(), config, "[train]\nseq_len = 64\n");
         let path = path.to_str().unwrap();

@@ -25,6 +25,8 @@ words!(Implementation {
 pub enum Norm {
     /// RMSNorm.
     Rms,
+    /// RMSNorm without a weight (nanochat).
+    RmsNoWeight,
     /// RMSNorm whose stored weight is the factor minus 1 (Gemma).
     RmsUnitOffset,
     /// LayerNorm with weight and bias.
@@ -39,6 +41,7 @@ pub enum Norm {
 
 words!(Norm {
     Rms = "rms_norm",
+    RmsNoWeight = "rms_norm_no_weight",
     RmsUnitOffset = "rms_norm_unit_offset",
     Layer = "layer_norm",
     LayerNoBias = "layer_norm_no_bias",
@@ -294,13 +297,13 @@ impl Bias {
     /// Returns whether the output projection of attention has a bias.
     #[must_use]
     pub fn attention_output(self) -> bool {
-        matches!(self, Self::Attention | Self::All)
+        matches!(self, Self::Attention | Self::AllButQkv | Self::All)
     }
 
     /// Returns whether the feed-forward layer has biases.
     #[must_use]
     pub fn mlp(self) -> bool {
-        matches!(self, Self::Mlp | Self::All)
+        matches!(self, Self::Mlp | Self::AllButQkv | Self::All)
     }
 }
 

@@ -240,6 +240,8 @@ pub enum Bias {
     Attention,
     /// Those of the feed-forward layer.
     Mlp,
+    /// All but those that make queries, keys and values (GPT-Neo).
+    AllButQkv,
     /// All, and convolutions.
     All,
 }
@@ -258,6 +260,7 @@ impl Serialize for Bias {
             Self::Qkv => to.serialize_str("qkv"),
             Self::Attention => to.serialize_str("attention"),
             Self::Mlp => to.serialize_str("mlp"),
+            Self::AllButQkv => to.serialize_str("all_but_qkv"),
             Self::All => to.serialize_bool(true),
         }
     }

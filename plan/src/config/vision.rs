@@ -63,8 +63,16 @@ pub struct Vision {
     /// Widths of the projector's layers before the last one, whose width is that of the language
     /// model.
     pub projector_layers: Vec<u64>,
+    /// Widths that the projector's layers read, if they are wider than what there is, which zeros
+    /// fill up (the defaults of Llama 4's class); empty: as wide as that.
+    pub projector_inputs: Vec<u64>,
     /// The projector's layers have a bias.
     pub projector_bias: bool,
+    /// Width of a gated layer after the projector's last one, with a projection and a norm before
+    /// it; 0: none (GLM-4.1V).
+    pub projector_gate: u64,
+    /// A learned row follows those of the image (LLaVA-NeXT).
+    pub newline: bool,
     /// Blocks whose results have projectors of their own; what these make is added to the hidden
     /// states of the first layers of the language model (Qwen3-VL).
     pub deepstack: Vec<u64>,
@@ -122,7 +130,10 @@ impl Default for Vision {
             pool: false,
             projector_norm: ProjectorNorm::None,
             projector_layers: Vec::new(),
+            projector_inputs: Vec::new(),
             projector_bias: true,
+            projector_gate: 0,
+            newline: false,
             deepstack: Vec::new(),
         }
     }
@@ -138,6 +149,12 @@ impl Vision {
     /// Returns the rows that the language model reads, per sample.
     #[must_use]
     pub fn tokens(&self) -> u64 {
+        self.projected() + u64::from(self.newline)
+    }
+
+    /// Returns the rows that the projector makes, per sample.
+    #[must_use]
+    pub fn projected(&self) -> u64 {
         self.patches / self.merge.max(1)
     }
 

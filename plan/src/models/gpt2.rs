@@ -6,7 +6,7 @@ use super::activation::activate;
 use super::build::Builder;
 use super::declare::{Declare, Layer, Order, ROOT, Weights};
 use super::defaults;
-use super::hf::{HfType, Meaning, TIED, VOCAB, field};
+use super::hf::{Field, HfType, Meaning, TIED, VOCAB, field};
 use super::loss::{self, Logits};
 use super::spec::{Conflict, DEFAULT_SEQ_LEN, Defaults, FamilySpec, Inputs, Mask};
 use crate::config::{Bias, Family, Model};
@@ -60,31 +60,38 @@ pub(super) const ACTIVATIONS: &[(&str, &str)] = &[
     ("relu2", "relu2"),
 ];
 
-const HF: &[HfType] = &[HfType {
-    model_type: "gpt2",
-    architecture: "GPT2LMHeadModel",
-    fixed: &[],
-    common: &[],
-    fields: &[
-        VOCAB,
-        field(&["n_embd"], Meaning::Required("hidden")),
-        field(&["n_inner"], Meaning::Optional("ffn")),
-        field(&["n_layer"], Meaning::Required("layers")),
-        field(&["n_head"], Meaning::Required("heads")),
-        field(&["n_positions"], Meaning::Optional("max_seq_len")),
-        field(
-            &["activation_function"],
-            Meaning::Choice("activation", ACTIVATIONS),
-        ),
-        field(&["layer_norm_epsilon"], Meaning::Optional("norm_eps")),
-        field(&["resid_pdrop"], Meaning::Dropout),
-        field(&["embd_pdrop"], Meaning::Dropout),
-        field(&["attn_pdrop"], Meaning::Dropout),
-        field(&["scale_attn_by_inverse_layer_idx"], Meaning::Off),
-        field(&["add_cross_attention"], Meaning::Off),
-        TIED,
-    ],
-}];
+const HF: &[HfType] = &[gpt2("gpt2"), gpt2("gpt-sw3")];
+
+const FIELDS: &[Field] = &[
+    VOCAB,
+    field(&["n_embd"], Meaning::Required("hidden")),
+    field(&["n_inner"], Meaning::Optional("ffn")),
+    field(&["n_layer"], Meaning::Required("layers")),
+    field(&["n_head"], Meaning::Required("heads")),
+    field(&["n_positions"], Meaning::Optional("max_seq_len")),
+    field(
+        &["activation_function"],
+        Meaning::Choice("activation", ACTIVATIONS),
+    ),
+    field(&["layer_norm_epsilon"], Meaning::Optional("norm_eps")),
+    field(&["resid_pdrop"], Meaning::Dropout),
+    field(&["embd_pdrop"], Meaning::Dropout),
+    field(&["attn_pdrop"], Meaning::Dropout),
+    field(&["scale_attn_by_inverse_layer_idx"], Meaning::Off),
+    field(&["add_cross_attention"], Meaning::Off),
+    TIED,
+];
+
+/// Returns the row of a type with GPT-2's code.
+const fn gpt2(model_type: &'static str) -> HfType {
+    HfType {
+        model_type,
+        architecture: "GPT2LMHeadModel",
+        fixed: &[],
+        common: &[],
+        fields: FIELDS,
+    }
+}
 
 struct Gpt2 {
     embedding: ModuleId,

@@ -155,6 +155,7 @@ impl BiasPart {
             (true, false, false) => Bias::Qkv,
             (true, true, false) => Bias::Attention,
             (false, false, true) => Bias::Mlp,
+            (false, true, true) => Bias::AllButQkv,
             (true, true, true) => Bias::All,
             _ => return None,
         })

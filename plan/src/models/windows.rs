@@ -80,6 +80,22 @@ pub(super) const fn every_without_rope<const N: u64>() -> Field {
     })
 }
 
+/// Layer types of classes in which all layers have the window, if there is one, unless the file
+/// lists others.
+pub(super) const LISTED: Field =
+    layer_types(|file| types(file, file("sliding_window").is_some(), &|_| SLIDING));
+
+/// As [`LISTED`], where all layers see all positions.
+pub(super) const ALL_FULL: Field = layer_types(|file| types(file, true, &|_| FULL));
+
+/// As [`LISTED`], where the first of four layers sees all positions.
+pub(super) const FIRST_OF_FOUR: Field = layer_types(|file| {
+    types(file, true, &|layer| match layer % 4 {
+        0 => FULL,
+        _ => SLIDING,
+    })
+});
+
 /// As [`LISTED`], where `no_rope_layers` marks the layers that have a rotary embedding with 1.
 pub(super) const ROPE_LAYERS: Field = layer_types(|file| {
     let interval = file("no_rope_layer_interval").and_then(|n| n.as_u64());

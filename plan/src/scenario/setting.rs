@@ -179,6 +179,7 @@ impl Setting for Bias {
             Some("qkv") => Some(Self::Qkv),
             Some("attention") => Some(Self::Attention),
             Some("mlp") => Some(Self::Mlp),
+            Some("all_but_qkv") => Some(Self::AllButQkv),
             Some(_) => None,
             None => bool::of(value).map(Self::from),
         }

@@ -75,8 +75,41 @@ WRAPPERS = {
     "idefics3": dict(text_config=dict(LLAMA, model_type="llama", pad_token_id=0), vision_config=dict(TOWER), scale_factor=2),
     "smolvlm": dict(text_config=dict(LLAMA, model_type="llama", pad_token_id=0), vision_config=dict(TOWER), scale_factor=2),
 }
+MLA = dict(kv_lora_rank=10, q_lora_rank=12, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=6, num_key_value_heads=4)
+ROUTED = dict(moe_intermediate_size=24, num_experts=6, num_experts_per_tok=2)
+INDEXER = dict(index_n_heads=2, index_head_dim=8, index_topk=16)
+EXPERTS |= {
+    "granitemoeshared": dict(LLAMA, num_local_experts=4, shared_intermediate_size=40), "hunyuan_v1_moe": dict(LLAMA, head_dim=16, num_experts=4, moe_topk=2),
+    "flex_olmo": dict(LLAMA, num_experts=6, num_experts_per_tok=2, pad_token_id=0),
+    "mellum": dict(LLAMA, head_dim=16, moe_intermediate_size=24, num_local_experts=6, num_experts_per_tok=2, layer_types=["sliding_attention", "full_attention", "sliding_attention"], sliding_window=16),
+    "exaone_moe": dict(LLAMA, **ROUTED, num_hidden_layers=5), "hy_v3": dict(LLAMA, **ROUTED, head_dim=24), "afmoe": dict(LLAMA, **ROUTED, num_hidden_layers=5, head_dim=24, mup_enabled=True),
+    "solar_open": dict(NO_FFN, head_dim=24, moe_intermediate_size=24, n_routed_experts=6, num_experts_per_tok=2),
+    "glm4_moe_lite": dict(LLAMA, **DEEPSEEK | MLA, n_shared_experts=1), "glm_moe_dsa": dict(LLAMA | DEEPSEEK | MLA | INDEXER, num_hidden_layers=5, n_shared_experts=1),
+    "mistral4": dict(LLAMA | DEEPSEEK | MLA, n_shared_experts=1), "sarvam_mla": dict(LLAMA | DEEPSEEK | MLA, n_shared_experts=1),
+    "lfm2_moe": dict(LLAMA, **ROUTED, num_hidden_layers=4, layer_types=["conv", "full_attention", "conv", "full_attention"]),
+}
+DENSE = {
+    "youtu": dict(LLAMA | MLA), "minicpm3": dict(LLAMA | MLA), "ministral": dict(LLAMA, head_dim=16, sliding_window=16), "ministral3": dict(LLAMA, head_dim=24),
+    "cwm": dict(LLAMA, num_hidden_layers=5, head_dim=24, pad_token_id=0, bos_token_id=0, eos_token_id=0), "iquestcoder": dict(LLAMA, head_dim=24), "helium": dict(LLAMA, head_dim=16, pad_token_id=0),
+    "hyperclovax": dict(LLAMA, head_dim=24), "hyperclovax-keys": dict(LLAMA, use_post_norm=False, mlp_bias=True), "jais2": dict(LLAMA, head_dim=24), "nanochat": dict(LLAMA), "vaultgemma": dict(LLAMA, head_dim=32),
+    "codegen": dict(GPT, rotary_dim=8), "gpt-sw3": dict(GPT), "persimmon": dict({k: v for k, v in LLAMA.items() if k != "num_key_value_heads"}), "biogpt": dict(BERT),
+    "gpt_neo": dict(vocab_size=256, hidden_size=64, num_layers=4, num_heads=4, max_position_embeddings=96, attention_types=[[["global", "local"], 2]], window_size=16),
+    "xglm": dict(vocab_size=256, d_model=64, ffn_dim=96, num_layers=3, attention_heads=4, max_position_embeddings=96),
+}
+ENCODERS = {
+    **{name: dict(BERT) for name in ("camembert", "data2vec-text", "xlm-roberta-xl", "ernie", "megatron-bert", "mpnet")},
+    "distilbert": dict(vocab_size=256, dim=64, hidden_dim=96, n_layers=3, n_heads=4, max_position_embeddings=66),
+}
+CLIP = dict(TOWER, model_type="clip_vision_model")
+WRAPPERS |= {
+    "llava_next": dict(text_config=dict(LLAMA, model_type="llama"), vision_config=CLIP),
+    "llava_onevision": dict(text_config=dict(LLAMA, model_type="qwen2"), vision_config=dict(TOWER, model_type="siglip_vision_model")),
+    "glm4v": dict(text_config=dict(LLAMA, pad_token_id=0), vision_config=dict(QWEN_TOWER, image_size=16)), "glm46v": dict(text_config=dict(LLAMA, model_type="glm4v_text", pad_token_id=0), vision_config=dict(QWEN_TOWER, image_size=16)),
+    "glm4v_moe": dict(text_config=dict(LLAMA, moe_intermediate_size=24, n_routed_experts=6, num_experts_per_tok=2, pad_token_id=0), vision_config=dict(QWEN_TOWER, image_size=16)),
+    "lfm2_vl": dict(text_config=dict(LLAMA, num_hidden_layers=4, full_attn_idxs=[1, 3], model_type="lfm2"), vision_config=dict(TOWER, num_patches=16, model_type="siglip2_vision_model"), projector_hidden_size=40),
+}
 CASES = {
-    **EXPERTS, **HYBRIDS, **WRAPPERS, **SEQ2SEQ,
+    **EXPERTS, **DENSE, **ENCODERS, **HYBRIDS, **WRAPPERS, **SEQ2SEQ,
     "arcee": dict(LLAMA), "cohere": dict(LLAMA, use_qk_norm=True), "cohere2": dict(LLAMA, num_hidden_layers=5),
     "ernie4_5": dict(LLAMA, use_bias=True), "exaone4": dict(LLAMA, num_hidden_layers=5), "gemma": dict(LLAMA, head_dim=32),
     "gemma2": dict(LLAMA, head_dim=32), "gemma3_text": dict(LLAMA, head_dim=32, num_hidden_layers=7), "glm": dict(LLAMA, head_dim=16, attention_bias=True, pad_token_id=0),
@@ -93,7 +126,7 @@ CASES = {
     "bert": dict(BERT), "roberta": dict(BERT), "xlm-roberta": dict(BERT), "modernbert": dict(BERT, num_hidden_layers=5, pad_token_id=0),
     "llama": dict(LLAMA, attention_bias=True), "granite": dict(LLAMA, mlp_bias=True), "gpt_neox": dict(BERT),
 }
-HEADS = {"llama": "LlamaForSequenceClassification", "qwen3": "Qwen3Model", "gemma2": "Gemma2ForTokenClassification", "bert": "BertForSequenceClassification", "roberta": "RobertaForTokenClassification",
+HEADS = {"camembert": "CamembertForSequenceClassification", "distilbert": "DistilBertForSequenceClassification", "mpnet": "MPNetModel", "llama": "LlamaForSequenceClassification", "qwen3": "Qwen3Model", "gemma2": "Gemma2ForTokenClassification", "bert": "BertForSequenceClassification", "roberta": "RobertaForTokenClassification",
          "mistral": "MistralForSequenceClassification"}
 
 
@@ -115,12 +148,13 @@ for name, values in CASES.items():
     model_type = re.sub(r"-(parallel|keys|groups|latent|siglip)$", "", name)
     config = AutoConfig.for_model(model_type, **values)
     table = transformers.models.auto.modeling_auto
-    causal = table.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if model_type not in ("bert", "roberta", "xlm-roberta", "modernbert") else table.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    causal = table.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if model_type not in ("bert", "roberta", "xlm-roberta", "modernbert", *ENCODERS) else table.MODEL_FOR_MASKED_LM_MAPPING_NAMES
     if name in SEQ2SEQ:
         causal = table.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
     if name in WRAPPERS:
         causal = table.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
-    write(name, config, causal[model_type], rows)
+    kind = causal.get(model_type) or table.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[model_type]
+    write(name, config, kind, rows)
     if name in HEADS:
         config = AutoConfig.for_model(model_type, **values, num_labels=5)
         write(f"{name}-head", config, HEADS[name], rows)

@@ -128,11 +128,31 @@ const GPT: Names = Names {
     ..LLAMA
 };
 
+/// Names of a type whose blocks are those of OPT.
+const OPT_LAYERS: Names = Names {
+    o: "self_attn.out_proj",
+    up: "fc1",
+    down: "fc2",
+    attention_norm: "self_attn_layer_norm",
+    mlp_norm: "final_layer_norm",
+    ..LLAMA
+};
+
 /// Returns the names of a type; without one, those of Llama.
 pub(super) fn of(model_type: Option<&str>) -> Names {
     match model_type.unwrap_or_default() {
-        "gemma2" | "gemma3_text" => Names {
+        "gemma2" | "gemma3_text" | "vaultgemma" => Names {
             mlp_norm: "pre_feedforward_layernorm",
+            ..LLAMA
+        },
+        "hyperclovax" => Names {
+            attention_post_norm: "post_norm1",
+            mlp_post_norm: "post_norm2",
+            ..LLAMA
+        },
+        "nanochat" => Names {
+            up: "mlp.fc1",
+            down: "mlp.fc2",
             ..LLAMA
         },
         "mixtral" => Names {
@@ -142,7 +162,9 @@ pub(super) fn of(model_type: Option<&str>) -> Names {
             expert_down: &["w2"],
             ..LLAMA
         },
-        "deepseek" | "deepseek_v2" | "deepseek_v3" | "kimi_k2" | "glm4_moe" | "dots1" => Names {
+        "deepseek" | "deepseek_v2" | "deepseek_v3" | "kimi_k2" | "glm4_moe" | "dots1"
+        | "glm4v_moe_text" | "glm4_moe_lite" | "glm_moe_dsa" | "sarvam_mla" | "exaone_moe"
+        | "solar_open" => Names {
             shared_expert: "mlp.shared_experts",
             ..LLAMA
         },
@@ -153,7 +175,7 @@ pub(super) fn of(model_type: Option<&str>) -> Names {
             expert_down: &["w2"],
             ..LLAMA
         },
-        "granitemoe" => Names {
+        "granitemoe" | "granitemoeshared" => Names {
             router: "block_sparse_moe.router.layer",
             experts: "block_sparse_moe",
             ..LLAMA
@@ -170,7 +192,7 @@ pub(super) fn of(model_type: Option<&str>) -> Names {
             experts: "ffn.experts.mlp",
             ..LLAMA
         },
-        "glm4" => Names {
+        "glm4" | "glm4v_text" => Names {
             attention_post_norm: "post_self_attn_layernorm",
             mlp_post_norm: "post_mlp_layernorm",
             ..LLAMA
@@ -199,17 +221,48 @@ pub(super) fn of(model_type: Option<&str>) -> Names {
             ..GPT
         },
         "gpt_bigcode" => GPT,
+        "gpt_neo" => Names {
+            q: "attn.attention.q_proj",
+            k: "attn.attention.k_proj",
+            v: "attn.attention.v_proj",
+            o: "attn.attention.out_proj",
+            ..GPT
+        },
+        "codegen" => Names {
+            qkv: "attn.qkv_proj",
+            o: "attn.out_proj",
+            up: "mlp.fc_in",
+            down: "mlp.fc_out",
+            ..GPT
+        },
+        "persimmon" => Names {
+            norm: "model.final_layernorm",
+            qkv: "self_attn.query_key_value",
+            o: "self_attn.dense",
+            q_norm: "self_attn.q_layernorm",
+            k_norm: "self_attn.k_layernorm",
+            up: "mlp.dense_h_to_4h",
+            down: "mlp.dense_4h_to_h",
+            ..LLAMA
+        },
+        "biogpt" => Names {
+            embedding: "biogpt.embed_tokens",
+            positions: "biogpt.embed_positions",
+            blocks: "biogpt.layers",
+            norm: "biogpt.layer_norm",
+            head: "output_projection",
+            ..OPT_LAYERS
+        },
+        "xglm" => Names {
+            norm: "model.layer_norm",
+            ..OPT_LAYERS
+        },
         "opt" => Names {
             embedding: "model.decoder.embed_tokens",
             positions: "model.decoder.embed_positions",
             blocks: "model.decoder.layers",
             norm: "model.decoder.final_layer_norm",
-            o: "self_attn.out_proj",
-            up: "fc1",
-            down: "fc2",
-            attention_norm: "self_attn_layer_norm",
-            mlp_norm: "final_layer_norm",
-            ..LLAMA
+            ..OPT_LAYERS
         },
         "bloom" => Names {
             embedding: "transformer.word_embeddings",
@@ -328,6 +381,13 @@ pub(super) fn of(model_type: Option<&str>) -> Names {
         "hunyuan_v1_dense" => Names {
             q_norm: "self_attn.query_layernorm",
             k_norm: "self_attn.key_layernorm",
+            ..LLAMA
+        },
+        "hunyuan_v1_moe" => Names {
+            q_norm: "self_attn.query_layernorm",
+            k_norm: "self_attn.key_layernorm",
+            router: "mlp.gate.wg",
+            shared_expert: "mlp.shared_mlp",
             ..LLAMA
         },
         _ => LLAMA,

@@ -32,7 +32,7 @@ impl Norm {
             Kind::RmsUnitOffset | Kind::LayerUnitOffset => Init::Zeros,
             _ => Init::Ones,
         };
-        if kind == Kind::LayerNoWeight {
+        if matches!(kind, Kind::LayerNoWeight | Kind::RmsNoWeight) {
             let module = d.module(parent, names.0, ModuleKind::Norm);
             let layer = None;
             return Self {
@@ -72,10 +72,13 @@ impl Norm {
                 let bias = b.bias(layer);
                 b.layer_norm_by(self.module, x, w, bias)
             }
-            (None, _) => {
+            (None, kind) => {
                 let width = b.g.value(x).cols();
                 let ones = b.ones(self.module, width);
-                b.layer_norm_by(self.module, x, ones, None)
+                match kind {
+                    Kind::RmsNoWeight => b.rms_norm_by(self.module, x, ones),
+                    _ => b.layer_norm_by(self.module, x, ones, None),
+                }
             }
         }
     }

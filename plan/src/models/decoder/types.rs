@@ -4,8 +4,10 @@ mod encoders;
 mod experts;
 mod gpt;
 mod hybrid;
+mod latent;
 mod llama_like;
 mod packed;
+mod routed;
 mod seq2seq;
 mod sparse;
 mod vision;
@@ -16,25 +18,58 @@ use crate::models::hf::{Computed, Field, Given, HfType, Meaning, field};
 use serde_json::Value;
 
 /// All decoders.
-pub(super) const ALL: &[HfType] = &joined::<6, { len(&PARTS) }>(&PARTS);
-const PARTS: [&[HfType]; 6] = [
+pub(super) const ALL: &[HfType] = &joined::<7, { len(&PARTS) }>(&PARTS);
+const PARTS: [&[HfType]; 7] = [
     windowed::TYPES,
     llama_like::TYPES,
     packed::TYPES,
     gpt::TYPES,
     hybrid::TYPES,
     seq2seq::TYPES,
+    latent::TYPES,
 ];
 
 /// Types that are planned and priced with their sizes, but may compute something else, and why.
 pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
     (
+        "afmoe",
+        "unlike its plan, its gate of attention has a projection of its own",
+    ),
+    (
+        "biogpt",
+        "unlike its plan, it scales embedded tokens before positions are added",
+    ),
+    (
+        "codegen",
+        "unlike its plan, it has four blocks of queries, values and keys in one projection",
+    ),
+    (
+        "distilbert",
+        "unlike its plan, its layer before the scores of a sequence ends with ReLU",
+    ),
+    (
         "llama4_text",
         "unlike its plan, it scales the inputs of experts, and normalizes queries and keys without weights",
     ),
     (
+        "ministral3",
+        "unlike its plan, it scales queries by their positions",
+    ),
+    (
+        "mistral4",
+        "unlike its plan, it scales queries by their positions",
+    ),
+    (
+        "nanochat",
+        "unlike its plan, it rotates queries and keys in the opposite direction",
+    ),
+    (
         "phimoe",
         "unlike its plan, its router masks scores that are far from the largest one",
+    ),
+    (
+        "xglm",
+        "unlike its plan, it adds sinusoids to embedded tokens",
     ),
     (
         "step3p7",
@@ -43,8 +78,13 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
 ];
 
 /// Types that are mixtures of experts.
-pub(in crate::models) const EXPERTS: &[HfType] = &joined::<3, { len(&SPARSE) }>(&SPARSE);
-const SPARSE: [&[HfType]; 3] = [experts::TYPES, sparse::TYPES, hybrid::EXPERTS];
+pub(in crate::models) const EXPERTS: &[HfType] = &joined::<4, { len(&SPARSE) }>(&SPARSE);
+const SPARSE: [&[HfType]; 4] = [
+    experts::TYPES,
+    sparse::TYPES,
+    hybrid::EXPERTS,
+    routed::TYPES,
+];
 
 const fn len<const P: usize>(parts: &[&[HfType]; P]) -> usize {
     let (mut all, mut part) = (0, 0);

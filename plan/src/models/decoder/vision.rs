@@ -3,7 +3,7 @@
 
 use super::norm::Norm;
 use super::{Block, Decoder, Surroundings, seq2seq};
-use crate::config::{Model, Norm as NormKind, ProjectorNorm, Scenario, Vision};
+use crate::config::{Activation, Model, Norm as NormKind, ProjectorNorm, Scenario, Vision};
 use crate::graph::ValueId;
 use crate::ir::{DType, ModuleId, ModuleKind, OpKind};
 use crate::models::activation::activate;
@@ -33,6 +33,7 @@ pub(super) struct Tower {
     post_norm: Option<Norm>,
     pooling: Option<PoolingHead>,
     projector: Projector,
+    newline: Option<Layer>,
     /// Projectors of the results of single blocks.
     deepstack: Vec<Projector>,
 }
@@ -79,8 +80,12 @@ impl Tower {
         let pooling = of
             .pooling_head
             .then(|| PoolingHead::new(d, module, of, &inner));
-        d.rows(Some(of.tokens()));
+        d.rows(Some(of.projected()));
         let projector = Projector::new(d, module, "projector", of, m, of.projector_norm);
+        let newline = of.newline.then(|| {
+            let at = d.module(module, "newline", ModuleKind::Layer);
+            d.parameters(at, "", &[1, 1, m.hidden], false)
+        });
         let deepstack = (0..of.deepstack.len())
             .map(|n| {
                 let name = format!("deepstack.{n}");
@@ -102,6 +107,7 @@ impl Tower {
             post_norm,
             pooling,
             projector,
+            newline,
             deepstack,
         }
     }
@@ -132,10 +138,25 @@ impl Tower {
         }
         let deepstack = self.deepstack.iter().zip(picked);
         let deepstack = deepstack.map(|(p, x)| p.forward(b, of, x)).collect();
-        Images {
-            rows: self.projector.forward(b, of, rows),
-            deepstack,
-        }
+        let rows = self.projector.forward(b, of, rows);
+        let rows = match self.newline {
+            Some(newline) => self.learned_row(b, newline, rows, false),
+            None => rows,
+        };
+        Images { rows, deepstack }
+    }
+
+    /// Puts a learned row before those of each sample, or after them.
+    fn learned_row(&self, b: &mut Builder<'_>, row: Layer, x: ValueId, before: bool) -> ValueId {
+        let (batch, width) = (b.batch(), b.g.value(x).cols());
+        let zeros = b.constant("zeros", &[batch, 1, width], DType::F32, false);
+        let row = b.weight(row);
+        b.within(self.module, |b| {
+            let zeros = b.as_activation(zeros);
+            let row = b.g.binary(OpKind::Add, zeros, row);
+            let both = if before { [row, x] } else { [x, row] };
+            b.g.cat(&both, 1)
+        })
     }
 
     /// Projects patches and adds a class and positions: `[batch, rows, hidden]`.
@@ -146,13 +167,7 @@ impl Tower {
         let patches = b.within(self.module, |b| b.as_activation(patches));
         let mut x = b.linear(self.patches, patches);
         if let Some(class) = self.class {
-            let zeros = b.constant("zeros", &[batch, 1, of.hidden], DType::F32, false);
-            let class = b.weight(class);
-            x = b.within(self.module, |b| {
-                let zeros = b.as_activation(zeros);
-                let class = b.g.binary(OpKind::Add, zeros, class);
-                b.g.cat(&[class, x], 1)
-            });
+            x = self.learned_row(b, class, x, true);
         }
         let Some(positions) = self.positions else {
             return x;
@@ -224,6 +239,40 @@ struct Projector {
     /// The norm is one of concatenated rows.
     after_merge: bool,
     layers: Vec<Layer>,
+    gated: Option<Gated>,
+}
+
+/// Projection, norm and gated layer at the end of a projector.
+struct Gated {
+    projection: Layer,
+    norm: Layer,
+    gate: Layer,
+    up: Layer,
+    down: Layer,
+}
+
+impl Gated {
+    fn new(d: &mut Declare, at: ModuleId, width: u64, h: u64) -> Self {
+        let module = d.module(at, "gated", ModuleKind::Layer);
+        Self {
+            projection: d.linear(module, ("proj", ""), [h, h], false),
+            norm: d.norm(module, ("norm", ""), h, true, Order::Declared),
+            gate: d.linear(module, ("w1", ""), [width, h], false),
+            up: d.linear(module, ("w3", ""), [width, h], false),
+            down: d.linear(module, ("w2", ""), [h, width], false),
+        }
+    }
+
+    fn forward(&self, b: &mut Builder<'_>, x: ValueId, activation: Activation) -> ValueId {
+        let y = b.linear(self.projection, x);
+        let y = b.layer_norm(self.norm, y);
+        let y = b.g.unary(OpKind::GeluErf, y);
+        let gate = b.linear(self.gate, y);
+        let gate = activate(b, activation, gate);
+        let up = b.linear(self.up, y);
+        let y = b.g.binary(OpKind::Mul, gate, up);
+        b.linear(self.down, y)
+    }
 }
 
 impl Projector {
@@ -239,7 +288,7 @@ impl Projector {
         let mut like = of.model(m);
         like.options.norm = match norm {
             ProjectorNorm::RmsPatch => NormKind::Rms,
-            ProjectorNorm::RmsPatchNoWeight => NormKind::LayerNoWeight,
+            ProjectorNorm::RmsPatchNoWeight => NormKind::RmsNoWeight,
             _ => of.norm,
         };
         let merged = of.merged_width();
@@ -250,6 +299,8 @@ impl Projector {
         let mut input = merged;
         let widths = of.projector_layers.iter().copied().chain([m.hidden]);
         let layer = |(n, width): (usize, u64)| {
+            let wider = of.projector_inputs.get(n).copied();
+            input = input.max(wider.unwrap_or_default());
             let name = format!("linear_{}", n + 1);
             let hf = format!("multi_modal_projector.{name}");
             let layer = d.linear(module, (&name, &hf), [width, input], of.projector_bias);
@@ -257,18 +308,21 @@ impl Projector {
             layer
         };
         let layers = widths.enumerate().map(layer).collect();
+        let gated =
+            (of.projector_gate > 0).then(|| Gated::new(d, module, of.projector_gate, m.hidden));
         Self {
             module,
             norm,
             after_merge,
             layers,
+            gated,
         }
     }
 
     /// Merges, normalizes and projects rows `[batch, rows, width]`; returns `[batch, tokens,
     /// hidden]`.
     fn forward(&self, b: &mut Builder<'_>, of: &Vision, mut x: ValueId) -> ValueId {
-        let (batch, tokens, merge) = (b.batch(), of.tokens(), of.merge);
+        let (batch, tokens, merge) = (b.batch(), of.projected(), of.merge);
         b.within(self.module, |b| {
             if of.class_token {
                 x = b.g.slice(x, 1, 1, of.patches);
@@ -294,9 +348,26 @@ impl Projector {
                 if n > 0 {
                     x = activate(b, of.activation, x);
                 }
+                let width = of.projector_inputs.get(n).copied();
+                x = widened(b, x, width.unwrap_or_default());
                 x = b.linear(layer, x);
             }
-            x
+            match &self.gated {
+                Some(gated) => gated.forward(b, x, of.activation),
+                None => x,
+            }
         })
     }
+}
+
+/// Fills `[batch, rows, numbers]` up with zeros to at least this width.
+fn widened(b: &mut Builder<'_>, x: ValueId, width: u64) -> ValueId {
+    let (batch, rows) = (b.batch(), b.g.value(x).shape[1]);
+    let more = width.saturating_sub(b.g.value(x).cols());
+    if more == 0 {
+        return x;
+    }
+    let zeros = b.constant("zeros", &[batch, rows, more], DType::F32, false);
+    let zeros = b.as_activation(zeros);
+    b.g.cat(&[x, zeros], 2)
 }

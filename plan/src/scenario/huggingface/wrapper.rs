@@ -57,7 +57,10 @@ impl<'t> Config<'t> {
         self.fields.remove("vision_config");
         if let Some(raw) = outer.get("architectures") {
             let classes: Vec<String> = serde_json::from_str(raw.get()).unwrap_or_default();
-            if classes.first().is_some_and(|c| c != wrapper.architecture) {
+            // Files of one type name it in different ways: `KimiK25...`, `Kimi_K25...`.
+            let whole =
+                |c: &String| *c == wrapper.architecture || c.ends_with("ForConditionalGeneration");
+            if classes.first().is_some_and(|c| !whole(c)) {
                 self.fields.insert("architectures".to_owned(), raw);
             }
         }

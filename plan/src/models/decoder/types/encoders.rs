@@ -1,6 +1,6 @@
 //! Types that are encoders.
 
-use super::{TIED_BY_DEFAULT, number};
+use super::{TIED_BY_DEFAULT, derived, number};
 use crate::models::hf::{
     BiasPart, Computed, FFN, Field, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS,
     VOCAB, field,
@@ -66,53 +66,158 @@ const fn roberta(
     }
 }
 
+/// BERT's blocks and tables.
+const BERT: [(&str, Given); 7] = [
+    LAYER_NORM,
+    SUM,
+    NO_GATE,
+    BIASES,
+    HEAD_BIAS,
+    LEARNED,
+    EMBEDDING_NORM,
+];
+/// The same, with rows for padding.
+const ROBERTA: [(&str, Given); 8] = [
+    LAYER_NORM,
+    SUM,
+    NO_GATE,
+    BIASES,
+    HEAD_BIAS,
+    LEARNED,
+    EMBEDDING_NORM,
+    OFFSET,
+];
+
+/// Returns the values of keys of a type: its name, and these.
+const fn with_type<const N: usize, const M: usize>(
+    model_type: &'static str,
+    more: &[(&'static str, Given); N],
+) -> [(&'static str, Given); M] {
+    assert!(M == N + 1, "a type has one name");
+    let mut all = [("model_type", Given::Str(model_type)); M];
+    let mut i = 0;
+    while i < N {
+        all[i + 1] = more[i];
+        i += 1;
+    }
+    all
+}
+
 pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "bert",
         architecture: "BertForMaskedLM",
-        fixed: &[
-            ("model_type", Given::Str("bert")),
-            LAYER_NORM,
-            SUM,
-            NO_GATE,
-            BIASES,
-            HEAD_BIAS,
-            LEARNED,
-            EMBEDDING_NORM,
-        ],
+        fixed: &with_type::<7, 8>("bert", &BERT),
         common: SHAPE,
         fields: &[EPS_12, GELU, TOKEN_TYPES, POSITIONS, ABSOLUTE, NO_DECODER],
     },
     roberta(
         "roberta",
         "RobertaForMaskedLM",
-        &[
-            ("model_type", Given::Str("roberta")),
-            LAYER_NORM,
-            SUM,
-            NO_GATE,
-            BIASES,
-            HEAD_BIAS,
-            LEARNED,
-            EMBEDDING_NORM,
-            OFFSET,
-        ],
+        &with_type::<8, 9>("roberta", &ROBERTA),
     ),
     roberta(
         "xlm-roberta",
         "XLMRobertaForMaskedLM",
-        &[
-            ("model_type", Given::Str("xlm-roberta")),
-            LAYER_NORM,
-            SUM,
-            NO_GATE,
-            BIASES,
-            HEAD_BIAS,
-            LEARNED,
-            EMBEDDING_NORM,
-            OFFSET,
-        ],
+        &with_type::<8, 9>("xlm-roberta", &ROBERTA),
     ),
+    roberta(
+        "camembert",
+        "CamembertForMaskedLM",
+        &with_type::<8, 9>("camembert", &ROBERTA),
+    ),
+    roberta(
+        "data2vec-text",
+        "Data2VecTextForMaskedLM",
+        &with_type::<8, 9>("data2vec-text", &ROBERTA),
+    ),
+    HfType {
+        model_type: "xlm-roberta-xl",
+        architecture: "XLMRobertaXLForMaskedLM",
+        fixed: &with_type::<6, 7>(
+            "xlm-roberta-xl",
+            &[LAYER_NORM, NO_GATE, BIASES, HEAD_BIAS, LEARNED, OFFSET],
+        ),
+        common: SHAPE,
+        fields: &[
+            field(&["layer_norm_eps"], Meaning::Optional("norm_eps")),
+            GELU,
+            field(
+                &["type_vocab_size"],
+                Meaning::Default("token_types", Given::Int(1)),
+            ),
+            ROWS,
+            ABSOLUTE,
+            NO_DECODER,
+        ],
+    },
+    HfType {
+        model_type: "ernie",
+        architecture: "ErnieForMaskedLM",
+        fixed: &with_type::<7, 8>("ernie", &BERT),
+        common: SHAPE,
+        fields: &[
+            EPS_12,
+            GELU,
+            TOKEN_TYPES,
+            POSITIONS,
+            ABSOLUTE,
+            NO_DECODER,
+            field(&["use_task_id"], Meaning::Off),
+            derived("num_labels", &["task_type_vocab_size"], |_| Ok(None)),
+        ],
+    },
+    HfType {
+        model_type: "megatron-bert",
+        architecture: "MegatronBertForMaskedLM",
+        fixed: &with_type::<5, 6>(
+            "megatron-bert",
+            &[LAYER_NORM, NO_GATE, BIASES, HEAD_BIAS, LEARNED],
+        ),
+        common: SHAPE,
+        fields: &[EPS_12, GELU, TOKEN_TYPES, POSITIONS, ABSOLUTE, NO_DECODER],
+    },
+    HfType {
+        model_type: "mpnet",
+        architecture: "MPNetForMaskedLM",
+        fixed: &with_type::<8, 9>("mpnet", &ROBERTA),
+        common: SHAPE,
+        fields: &[
+            EPS_12,
+            GELU,
+            ROWS,
+            field(
+                &["relative_attention_num_buckets"],
+                Meaning::Default("relative_buckets", Given::Int(32)),
+            ),
+        ],
+    },
+    HfType {
+        model_type: "distilbert",
+        architecture: "DistilBertForMaskedLM",
+        fixed: &with_type::<7, 8>("distilbert", &BERT),
+        common: &[VOCAB, POSITIONS, TIED_BY_DEFAULT],
+        fields: &[
+            field(&["dim"], Meaning::Required("hidden")),
+            field(&["hidden_dim"], Meaning::Required("ffn")),
+            field(&["n_layers"], Meaning::Required("layers")),
+            field(&["n_heads"], Meaning::Required("heads")),
+            field(
+                &["activation"],
+                Meaning::Choice("activation", &[("gelu", "gelu"), ("relu", "relu")]),
+            ),
+            derived("norm_eps", &["sinusoidal_pos_embds"], |file| {
+                let classes = file("architectures");
+                match classes.as_ref().and_then(|list| list.get(0)?.as_str()) {
+                    Some("DistilBertModel") => Err(
+                        "DistilBertModel has no pooler, which encoders without an output layer have"
+                            .to_owned(),
+                    ),
+                    _ => Ok(Some(1e-12.into())),
+                }
+            }),
+        ],
+    },
     HfType {
         model_type: "modernbert",
         architecture: "ModernBertForMaskedLM",

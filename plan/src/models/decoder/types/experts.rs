@@ -102,50 +102,57 @@ fn shared(file: Fields<'_>, name: &str) -> Result<Option<Value>, String> {
     Ok(Some((count * each).into()))
 }
 
-/// Fields of latent attention.
-const LATENT: &[Field] =
-    &[
-        field(&["kv_lora_rank"], Meaning::Required("kv_lora_rank")),
-        field(
-            &["q_lora_rank"],
-            Meaning::Nullable("q_lora_rank", Given::Int(1536)),
-        ),
-        field(&["qk_rope_head_dim"], Meaning::Required("qk_rope_head_dim")),
-        field(&["v_head_dim"], Meaning::Required("v_head_dim")),
-        number(
-            &["qk_nope_head_dim"],
-            "head_dim",
-            |file| {
-                let number = |name: &str| file(name).and_then(|n| n.as_u64());
-                let [plain, rotated] = ["qk_nope_head_dim", "qk_rope_head_dim"].map(number);
-                Ok(plain
-                    .zip(rotated)
-                    .map(|(plain, rotated)| (plain + rotated).into()))
-            },
-            |model| {
-                let [all, rotated] = ["head_dim", "qk_rope_head_dim"].map(|k| model[k].as_u64());
-                Some((all? - rotated?).into())
-            },
-        ),
-        // With YaRN, scores are multiplied by the square of the scale of the longest distance.
-        derived("attention_multiplier", &[], |file| {
-            let Some(scaling) = ["rope_scaling", "rope_parameters"]
-                .iter()
-                .find_map(|n| file(n))
-            else {
-                return Ok(None);
-            };
-            let number = |name: &str| scaling.get(name).and_then(Value::as_f64);
-            let size = |name: &str| file(name).and_then(|n| n.as_f64());
-            let found = (number("factor"), number("mscale_all_dim"));
-            let sizes = size("qk_nope_head_dim").zip(size("qk_rope_head_dim"));
-            let ((Some(factor), Some(all)), Some((plain, rotated))) = (found, sizes) else {
-                return Ok(None);
-            };
-            let scale = 1.0 + 0.1 * all * factor.max(1.0).ln();
-            Ok(Some((scale * scale / (plain + rotated).sqrt()).into()))
-        }),
-        number(
+/// Fields of latent attention that rotates halves.
+pub(super) const LATENT_HALVES: &[Field] = &[
+    field(&["kv_lora_rank"], Meaning::Required("kv_lora_rank")),
+    field(
+        &["q_lora_rank"],
+        Meaning::Nullable("q_lora_rank", Given::Int(1536)),
+    ),
+    field(&["qk_rope_head_dim"], Meaning::Required("qk_rope_head_dim")),
+    field(&["v_head_dim"], Meaning::Required("v_head_dim")),
+    number(
+        &["qk_nope_head_dim"],
+        "head_dim",
+        |file| {
+            let number = |name: &str| file(name).and_then(|n| n.as_u64());
+            let [plain, rotated] = ["qk_nope_head_dim", "qk_rope_head_dim"].map(number);
+            Ok(plain
+                .zip(rotated)
+                .map(|(plain, rotated)| (plain + rotated).into()))
+        },
+        |model| {
+            let [all, rotated] = ["head_dim", "qk_rope_head_dim"].map(|k| model[k].as_u64());
+            Some((all? - rotated?).into())
+        },
+    ),
+    // With YaRN, scores are multiplied by the square of the scale of the longest distance.
+    derived("attention_multiplier", &[], |file| {
+        let Some(scaling) = ["rope_scaling", "rope_parameters"]
+            .iter()
+            .find_map(|n| file(n))
+        else {
+            return Ok(None);
+        };
+        let number = |name: &str| scaling.get(name).and_then(Value::as_f64);
+        let size = |name: &str| file(name).and_then(|n| n.as_f64());
+        let found = (number("factor"), number("mscale_all_dim"));
+        let sizes = size("qk_nope_head_dim").zip(size("qk_rope_head_dim"));
+        let ((Some(factor), Some(all)), Some((plain, rotated))) = (found, sizes) else {
+            return Ok(None);
+        };
+        let scale = 1.0 + 0.1 * all * factor.max(1.0).ln();
+        Ok(Some((scale * scale / (plain + rotated).sqrt()).into()))
+    }),
+    field(&["num_key_value_heads"], Meaning::Optional("kv_heads")),
+    ATTENTION_BIAS,
+];
+
+/// Fields of latent attention that rotates adjacent pairs unless the file says otherwise.
+pub(super) const LATENT: &[Field] =
+    &concat::<{ LATENT_HALVES.len() + 1 }>(
+        LATENT_HALVES,
+        &[number(
             &["rope_interleave"],
             "position_embedding",
             |file| {
@@ -153,28 +160,16 @@ const LATENT: &[Field] =
                     .then(|| "rotary_interleaved".into()))
             },
             |model| Some((model["position_embedding"] == "rotary_interleaved").into()),
-        ),
-        field(&["num_key_value_heads"], Meaning::Optional("kv_heads")),
-        ATTENTION_BIAS,
-    ];
+        )],
+    );
 
-pub(super) const DEEPSEEK: &[Field] = &[
-    VOCAB,
-    HIDDEN,
-    FFN,
-    LAYERS,
-    HEADS,
-    HIDDEN_ACT,
-    POSITIONS,
-    NORM_EPS,
-    ROPE_THETA,
-    TIED,
-    ROUTED,
-    TOP_K,
-    EXPERT_FFN,
-    SHARED,
-    FIRST_DENSE,
-    LAYER_FREQUENCY,
+pub(super) const DEEPSEEK: &[Field] =
+    &concat::<{ DEEPSEEK_SIZES.len() + 2 }>(DEEPSEEK_SIZES, &[FIRST_DENSE, LAYER_FREQUENCY]);
+
+/// Sizes of DeepSeek's layers, without what says which layers have experts.
+pub(super) const DEEPSEEK_SIZES: &[Field] = &[
+    VOCAB, HIDDEN, FFN, LAYERS, HEADS, HIDDEN_ACT, POSITIONS, NORM_EPS, ROPE_THETA, TIED, ROUTED,
+    TOP_K, EXPERT_FFN, SHARED,
 ];
 
 /// Without the logits of the routers, transformers computes no loss of them.
@@ -209,7 +204,7 @@ fn aux_loss(file: Fields<'_>) -> Result<Option<Value>, String> {
     Ok(on.then(coefficient))
 }
 
-const SHAPE: &[Field] = &[
+pub(super) const SHAPE: &[Field] = &[
     VOCAB,
     HIDDEN,
     FFN,
@@ -306,7 +301,7 @@ pub(super) const TYPES: &[HfType] = &[
         common: SHAPE,
         fields: &[
             KV_HEADS,
-            field(&["head_dim"], Meaning::Default("head_dim", Given::Int(128))),
+            HEAD_DIM,
             ATTENTION_BIAS,
             ASKED_WINDOW,
             USES_WINDOW,

@@ -3,11 +3,12 @@
 use super::{LAYER_NORM_EPS, PARTIAL_HALF, TIED_BY_DEFAULT, derived, number};
 use crate::models::gpt2::ACTIVATIONS;
 use crate::models::hf::{
-    BiasPart, FFN, Field, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS, ROPE_THETA,
-    TIED, VOCAB, field,
+    BiasPart, FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS,
+    ROPE_THETA, TIED, VOCAB, field,
 };
 use crate::models::llama::KV_HEADS;
-use crate::models::windows::WINDOW;
+use crate::models::windows::{WINDOW, repeated};
+use serde_json::Value;
 
 const NO_GATE: (&str, Given) = ("gated_mlp", Given::Bool(false));
 const LAYER_NORM: (&str, Given) = ("norm", Given::Str("layer_norm"));
@@ -207,4 +208,190 @@ pub(super) const TYPES: &[HfType] = &[
             }),
         ],
     },
+    HfType {
+        model_type: "codegen",
+        architecture: "CodeGenForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("codegen")),
+            LAYER_NORM,
+            ONE_NORM,
+            NO_GATE,
+            ("bias", Given::Str("mlp")),
+            HEAD_BIAS,
+            ("position_embedding", Given::Str("rotary_interleaved")),
+            ("packed_qkv", Given::Str("concatenated")),
+        ],
+        common: &[VOCAB, N_EMBD, N_INNER, N_LAYER, N_HEAD, N_POSITIONS, TIED],
+        fields: &[LAYER_NORM_EPSILON, ACTIVATION_FUNCTION, ROTARY_DIM],
+    },
+    HfType {
+        model_type: "gpt_neo",
+        architecture: "GPTNeoForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("gpt_neo")),
+            LAYER_NORM,
+            NO_GATE,
+            LEARNED,
+            ("bias", Given::Str("all_but_qkv")),
+            ("attention_multiplier", Given::Float(1.0)),
+        ],
+        common: &[VOCAB, HIDDEN, POSITIONS, TIED_BY_DEFAULT],
+        fields: &[
+            field(&["num_layers"], Meaning::Required("layers")),
+            field(&["num_heads"], Meaning::Required("heads")),
+            field(&["intermediate_size"], Meaning::Optional("ffn")),
+            LAYER_NORM_EPSILON,
+            ACTIVATION_FUNCTION,
+            field(
+                &["window_size"],
+                Meaning::Default("sliding_window", Given::Int(256)),
+            ),
+            derived(
+                "layer_types",
+                &["attention_layers", "attention_types"],
+                |file| Ok(Some(local_layers(file)?)),
+            ),
+        ],
+    },
+    HfType {
+        model_type: "persimmon",
+        architecture: "PersimmonForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("persimmon")),
+            LAYER_NORM,
+            NO_GATE,
+            ALL_BIASES,
+            ("packed_qkv", Given::Str("per_head")),
+        ],
+        common: &[
+            VOCAB, HIDDEN, FFN, LAYERS, HEADS, POSITIONS, ROPE_THETA, TIED,
+        ],
+        fields: &[
+            LAYER_NORM_EPS,
+            field(
+                &["hidden_act"],
+                Meaning::Choice(
+                    "activation",
+                    &[
+                        ("relu2", "relu2"),
+                        ("relu", "relu"),
+                        ("gelu", "gelu"),
+                        ("silu", "silu"),
+                    ],
+                ),
+            ),
+            PARTIAL_HALF,
+            number(
+                &["qk_layernorm"],
+                "qk_norm",
+                |file| Ok(Some((file("qk_layernorm") != Some(false.into())).into())),
+                |model| Some(model["qk_norm"].clone()),
+            ),
+        ],
+    },
+    HfType {
+        model_type: "biogpt",
+        architecture: "BioGptForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("biogpt")),
+            LAYER_NORM,
+            NO_GATE,
+            ALL_BIASES,
+            LEARNED,
+            ("position_offset", Given::Int(2)),
+        ],
+        common: &[
+            VOCAB,
+            HIDDEN,
+            FFN,
+            LAYERS,
+            HEADS,
+            POSITIONS,
+            TIED_BY_DEFAULT,
+        ],
+        fields: &[
+            field(
+                &["layer_norm_eps"],
+                Meaning::Default("norm_eps", Given::Float(1e-12)),
+            ),
+            field(
+                &["hidden_act"],
+                Meaning::Choice("activation", &[("gelu", "gelu"), ("relu", "relu")]),
+            ),
+            derived("embedding_multiplier", &["scale_embedding"], |file| {
+                Ok(root_of_width(file, "hidden_size"))
+            }),
+        ],
+    },
+    HfType {
+        model_type: "xglm",
+        architecture: "XGLMForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("xglm")),
+            LAYER_NORM,
+            NO_GATE,
+            ALL_BIASES,
+            ("position_embedding", Given::Str("none")),
+        ],
+        common: &[VOCAB, POSITIONS, TIED_BY_DEFAULT],
+        fields: &[
+            field(&["d_model"], Meaning::Required("hidden")),
+            field(&["ffn_dim"], Meaning::Required("ffn")),
+            field(&["num_layers"], Meaning::Required("layers")),
+            field(&["attention_heads"], Meaning::Required("heads")),
+            field(
+                &["activation_function"],
+                Meaning::Choice("activation", &[("gelu", "gelu"), ("relu", "relu")]),
+            ),
+            field(&["add_cross_attention"], Meaning::Off),
+            derived(
+                "embedding_multiplier",
+                &["scale_embedding", "init_std", "layerdrop"],
+                |file| Ok(root_of_width(file, "d_model")),
+            ),
+        ],
+    },
 ];
+
+/// Returns the root of the width, which embedded tokens are multiplied by unless the file says that
+/// they are not.
+fn root_of_width(file: Fields<'_>, width: &str) -> Option<Value> {
+    let off = file("scale_embedding") == Some(false.into());
+    let width = file(width).and_then(|h| h.as_f64());
+    width.filter(|_| !off).map(|w| w.sqrt().into())
+}
+
+/// Returns the types of GPT-Neo's layers: listed, or lists that are repeated.
+fn local_layers(file: Fields<'_>) -> Result<Value, String> {
+    let mut all = Vec::new();
+    match (file("attention_layers"), file("attention_types")) {
+        (Some(Value::Array(listed)), _) => all = listed,
+        (_, Some(Value::Array(groups))) => {
+            for group in groups {
+                let (words, times) = (group[0].as_array(), group[1].as_u64());
+                let (Some(words), Some(times)) = (words, times) else {
+                    return Err(
+                        "`attention_types` must have lists of words and a number".to_owned()
+                    );
+                };
+                all.extend(
+                    words
+                        .iter()
+                        .cycle()
+                        .take(words.len() * times as usize)
+                        .cloned(),
+                );
+            }
+        }
+        _ => all.extend([Value::from("global"), Value::from("local")]),
+    }
+    let word = |v: &Value| match v.as_str() {
+        Some("global") => Ok("full_attention"),
+        Some("local") => Ok("sliding_attention"),
+        _ => Err(format!(
+            "a layer is of type {v}; known are global and local"
+        )),
+    };
+    let all: Vec<&str> = all.iter().map(word).collect::<Result<_, _>>()?;
+    Ok(repeated(&all))
+}

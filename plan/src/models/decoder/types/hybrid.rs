@@ -324,28 +324,8 @@ pub(super) const TYPES: &[HfType] = &[
                 ],
                 |file| Ok(Some(lfm2_ffn(file).into())),
             ),
-            derived("layer_types", &["layer_types", "full_attn_idxs"], |file| {
-                let listed = words(file, "layer_types");
-                let full = file("full_attn_idxs");
-                let full = full.as_ref().and_then(Value::as_array);
-                Ok(Some(by_layer(layers(file), |layer| {
-                    let attends = match (&listed, full) {
-                        (Some(words), _) => words.get(layer as usize).is_none_or(|w| w == FULL),
-                        (None, Some(indices)) => indices.iter().any(|n| *n == layer),
-                        (None, None) => true,
-                    };
-                    if attends { FULL } else { "conv" }
-                })))
-            }),
-            derived("ssm", &["conv_L_cache", "conv_bias", "conv_dim"], |file| {
-                let bias = flag(file, "conv_bias", false);
-                Ok(Some(json!({
-                    "inner": integer(file, "hidden_size", 2560),
-                    "conv": integer(file, "conv_L_cache", 3),
-                    "conv_bias": bias,
-                    "bias": bias,
-                })))
-            }),
+            CONV_LAYERS,
+            SHORT_CONV,
         ],
     },
     HfType {
@@ -391,6 +371,32 @@ fn lfm2_ffn(file: Fields<'_>) -> u64 {
     let ffn = (factor.unwrap_or(1.0) * (2 * given / 3) as f64) as u64;
     ffn.next_multiple_of(integer(file, "block_multiple_of", 256).max(1))
 }
+
+/// LFM2 has gated short convolutions in place of attention in some layers.
+const CONV_LAYERS: Field = derived("layer_types", &["layer_types", "full_attn_idxs"], |file| {
+    let listed = words(file, "layer_types");
+    let full = file("full_attn_idxs");
+    let full = full.as_ref().and_then(Value::as_array);
+    Ok(Some(by_layer(layers(file), |layer| {
+        let attends = match (&listed, full) {
+            (Some(words), _) => words.get(layer as usize).is_none_or(|w| w == FULL),
+            (None, Some(indices)) => indices.iter().any(|n| *n == layer),
+            (None, None) => true,
+        };
+        if attends { FULL } else { "conv" }
+    })))
+});
+
+/// Sizes of LFM2's short convolutions.
+const SHORT_CONV: Field = derived("ssm", &["conv_L_cache", "conv_bias", "conv_dim"], |file| {
+    let bias = flag(file, "conv_bias", false);
+    Ok(Some(json!({
+        "inner": integer(file, "hidden_size", 2560),
+        "conv": integer(file, "conv_L_cache", 3),
+        "conv_bias": bias,
+        "bias": bias,
+    })))
+});
 
 /// Sizes as Bamba and Granite 4 name them.
 const MAMBA2_D: Field = derived(
@@ -460,6 +466,46 @@ fn granite_routes(file: Fields<'_>) -> bool {
 
 /// Types of family `moe`.
 pub(super) const EXPERTS: &[HfType] = &[
+    HfType {
+        model_type: "lfm2_moe",
+        architecture: "Lfm2MoeForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("lfm2_moe")),
+            ("qk_norm", Given::Bool(true)),
+            ("router", Given::Str("sigmoid")),
+        ],
+        common: &[
+            VOCAB, HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, POSITIONS, ROPE_THETA,
+        ],
+        fields: &[
+            field(&["norm_eps"], Meaning::Optional("norm_eps")),
+            Field {
+                names: &["tie_word_embeddings", "tie_embedding"],
+                ..TIED_BY_DEFAULT
+            },
+            CONV_LAYERS,
+            SHORT_CONV,
+            field(
+                &["num_experts"],
+                Meaning::Default("experts", Given::Int(32)),
+            ),
+            field(
+                &["num_experts_per_tok"],
+                Meaning::Default("top_k", Given::Int(4)),
+            ),
+            field(
+                &["moe_intermediate_size"],
+                Meaning::Default("expert_ffn", Given::Int(1792)),
+            ),
+            field(
+                &["norm_topk_prob"],
+                Meaning::Default("normalize_top_k", Given::Bool(true)),
+            ),
+            super::experts::ROUTE_SCALE,
+            super::routed::mlp_types::<2>(),
+            derived("z_loss", &["use_expert_bias"], |_| Ok(None)),
+        ],
+    },
     // Without routed experts, the shared one is a dense layer.
     HfType {
         model_type: "granitemoehybrid",

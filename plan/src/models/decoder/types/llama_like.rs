@@ -8,11 +8,26 @@ use crate::models::hf::{
     ROPE_THETA, TIED, VOCAB, field,
 };
 use crate::models::llama::{ATTENTION_BIAS, HEAD_DIM, KV_HEADS, MLP_BIAS, NORM_EPS};
-use crate::models::windows::{ASKED_WINDOW, USES_WINDOW};
+use crate::models::windows::{
+    ASKED_WINDOW, FIRST_OF_FOUR, LISTED, USES_WINDOW, WINDOW, WINDOW_4096,
+};
 use serde_json::Value;
 
 const SHAPE: &[Field] = &[
     VOCAB, HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, POSITIONS, ROPE_THETA,
+];
+
+/// As `SHAPE`, with heads of 128 dimensions if the file does not say otherwise.
+const SHAPE_128: &[Field] = &[
+    VOCAB,
+    HIDDEN,
+    FFN,
+    LAYERS,
+    HEADS,
+    KV_HEADS,
+    field(&["head_dim"], Meaning::Default("head_dim", Given::Int(128))),
+    POSITIONS,
+    ROPE_THETA,
 ];
 
 const fn bias(name: &'static [&'static str; 1], part: BiasPart, default: bool) -> Field {
@@ -52,6 +67,40 @@ fn layer_ffn(file: Fields<'_>) -> Result<Vec<u64>, String> {
     };
     Ok(blocks(file, "ffn")?.iter().map(one).collect())
 }
+
+/// MiniCPM scales embedded tokens, what blocks add, and hidden states before the logits.
+pub(super) const MINICPM_SCALES: [Field; 3] = [
+    field(&["scale_emb"], Meaning::Optional("embedding_multiplier")),
+    number(
+        &["scale_depth"],
+        "residual_multiplier",
+        |file| {
+            let depth = file("scale_depth").and_then(|x| x.as_f64());
+            let layers = file("num_hidden_layers").and_then(|x| x.as_f64());
+            let by = depth
+                .zip(layers)
+                .map(|(depth, layers)| depth / layers.sqrt());
+            Ok(by.map(Into::into))
+        },
+        |model| {
+            let layers = model["layers"].as_f64()?;
+            Some((model["residual_multiplier"].as_f64()? * layers.sqrt()).into())
+        },
+    ),
+    number(
+        &["dim_model_base"],
+        "logits_scaling",
+        |file| {
+            let base = file("dim_model_base").and_then(|x| x.as_f64());
+            let width = file("hidden_size").and_then(|x| x.as_f64());
+            Ok(base.zip(width).map(|(base, width)| (width / base).into()))
+        },
+        |model| {
+            let width = model["hidden"].as_f64()?;
+            Some((width / model["logits_scaling"].as_f64()?).into())
+        },
+    ),
+];
 
 pub(super) const TYPES: &[HfType] = &[
     HfType {
@@ -152,36 +201,9 @@ pub(super) const TYPES: &[HfType] = &[
             HIDDEN_ACT,
             ATTENTION_BIAS,
             TIED_BY_DEFAULT,
-            field(&["scale_emb"], Meaning::Optional("embedding_multiplier")),
-            number(
-                &["scale_depth"],
-                "residual_multiplier",
-                |file| {
-                    let depth = file("scale_depth").and_then(|x| x.as_f64());
-                    let layers = file("num_hidden_layers").and_then(|x| x.as_f64());
-                    let by = depth
-                        .zip(layers)
-                        .map(|(depth, layers)| depth / layers.sqrt());
-                    Ok(by.map(Into::into))
-                },
-                |model| {
-                    let layers = model["layers"].as_f64()?;
-                    Some((model["residual_multiplier"].as_f64()? * layers.sqrt()).into())
-                },
-            ),
-            number(
-                &["dim_model_base"],
-                "logits_scaling",
-                |file| {
-                    let base = file("dim_model_base").and_then(|x| x.as_f64());
-                    let width = file("hidden_size").and_then(|x| x.as_f64());
-                    Ok(base.zip(width).map(|(base, width)| (width / base).into()))
-                },
-                |model| {
-                    let width = model["hidden"].as_f64()?;
-                    Some((width / model["logits_scaling"].as_f64()?).into())
-                },
-            ),
+            MINICPM_SCALES[0],
+            MINICPM_SCALES[1],
+            MINICPM_SCALES[2],
             field(&["num_experts"], Meaning::Off),
         ],
     },
@@ -310,6 +332,161 @@ pub(super) const TYPES: &[HfType] = &[
                 names: &["activation_function"],
                 ..HIDDEN_ACT
             },
+            TIED,
+        ],
+    },
+    HfType {
+        model_type: "ministral",
+        architecture: "MinistralForCausalLM",
+        fixed: &[("model_type", Given::Str("ministral"))],
+        common: SHAPE,
+        fields: &[NORM_EPS, HIDDEN_ACT, WINDOW_4096, LISTED, TIED],
+    },
+    HfType {
+        model_type: "ministral3",
+        architecture: "Ministral3ForCausalLM",
+        fixed: &[("model_type", Given::Str("ministral3"))],
+        common: SHAPE_128,
+        fields: &[RMS_EPS_5, HIDDEN_ACT, WINDOW, TIED],
+    },
+    HfType {
+        model_type: "cwm",
+        architecture: "CwmForCausalLM",
+        fixed: &[("model_type", Given::Str("cwm"))],
+        common: SHAPE_128,
+        fields: &[
+            RMS_EPS_5,
+            HIDDEN_ACT,
+            MLP_BIAS,
+            field(
+                &["sliding_window"],
+                Meaning::Nullable("sliding_window", Given::Int(8192)),
+            ),
+            FIRST_OF_FOUR,
+            TIED,
+        ],
+    },
+    HfType {
+        model_type: "iquestcoder",
+        architecture: "LlamaForCausalLM",
+        fixed: &[("model_type", Given::Str("iquestcoder"))],
+        common: SHAPE_128,
+        fields: &[RMS_EPS_5, HIDDEN_ACT, ATTENTION_BIAS, MLP_BIAS, TIED],
+    },
+    HfType {
+        model_type: "helium",
+        architecture: "HeliumForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("helium")),
+            ("position_embedding", Given::Str("rotary_interleaved")),
+        ],
+        common: &[
+            VOCAB, HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, POSITIONS, ROPE_THETA,
+        ],
+        fields: &[
+            // Its output projection is as wide as the model.
+            number(
+                &["head_dim"],
+                "head_dim",
+                |file| {
+                    let number = |name: &str| file(name).and_then(|n| n.as_u64());
+                    let each = number("head_dim").unwrap_or(128);
+                    let sizes = number("num_attention_heads").zip(number("hidden_size"));
+                    match sizes {
+                        Some((heads, hidden)) if heads * each != hidden => Err(format!(
+                            "`num_attention_heads` ({heads}) times `head_dim` ({each}) must be `hidden_size` ({hidden})"
+                        )),
+                        _ => Ok(Some(each.into())),
+                    }
+                },
+                |model| Some(model["head_dim"].clone()),
+            ),
+            field(
+                &["rms_norm_eps"],
+                Meaning::Default("norm_eps", Given::Float(1e-8)),
+            ),
+            HIDDEN_ACT,
+            bias(&["attention_bias"], BiasPart::Qkv, false),
+            MLP_BIAS,
+            TIED,
+        ],
+    },
+    HfType {
+        model_type: "hyperclovax",
+        architecture: "HyperCLOVAXForCausalLM",
+        fixed: &[("model_type", Given::Str("hyperclovax"))],
+        common: SHAPE,
+        fields: &[
+            NORM_EPS,
+            HIDDEN_ACT,
+            ATTENTION_BIAS,
+            MLP_BIAS,
+            super::experts::EMBEDDING_MULTIPLIER,
+            field(
+                &["attention_multiplier"],
+                Meaning::Optional("attention_multiplier"),
+            ),
+            super::experts::RESIDUAL_MULTIPLIER,
+            // Logits are multiplied by it.
+            number(
+                &["logits_scaling"],
+                "logits_scaling",
+                |file| {
+                    let by = file("logits_scaling").and_then(|x| x.as_f64());
+                    Ok(by.map(|by| (1.0 / by).into()))
+                },
+                |model| Some((1.0 / model["logits_scaling"].as_f64()?).into()),
+            ),
+            number(
+                &["use_post_norm"],
+                "norm_position",
+                |file| {
+                    let off = file("use_post_norm") == Some(false.into());
+                    Ok(Some(if off { "before" } else { "both" }.into()))
+                },
+                |model| Some((model["norm_position"] == "both").into()),
+            ),
+            TIED,
+        ],
+    },
+    HfType {
+        model_type: "jais2",
+        architecture: "Jais2ForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("jais2")),
+            ("norm", Given::Str("layer_norm")),
+            ("gated_mlp", Given::Bool(false)),
+            ("activation", Given::Str("relu2")),
+        ],
+        common: SHAPE,
+        fields: &[
+            LAYER_NORM_EPS,
+            bias(&["attention_bias"], BiasPart::Attention, true),
+            bias(&["mlp_bias"], BiasPart::Mlp, true),
+            field(&["hidden_act"], Meaning::Word(&["relu2"])),
+            TIED,
+        ],
+    },
+    HfType {
+        model_type: "nanochat",
+        architecture: "NanoChatForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("nanochat")),
+            ("norm", Given::Str("rms_norm_no_weight")),
+            ("embedding_norm", Given::Bool(true)),
+            ("qk_norm", Given::Str("after_rope")),
+            ("gated_mlp", Given::Bool(false)),
+            ("activation", Given::Str("relu2")),
+        ],
+        common: SHAPE,
+        fields: &[
+            NORM_EPS,
+            ATTENTION_BIAS,
+            field(&["hidden_act"], Meaning::Word(&["relu2"])),
+            field(
+                &["final_logit_softcapping"],
+                Meaning::Nullable("logits_softcap", Given::Float(15.0)),
+            ),
             TIED,
         ],
     },

@@ -125,6 +125,20 @@ pub(super) const TYPES: &[HfType] = &[
             TIED,
         ],
     },
+    // The language model of GLM-4.1V.
+    HfType {
+        model_type: "glm4v_text",
+        architecture: "Glm4vForConditionalGeneration",
+        fixed: &[
+            ("model_type", Given::Str("glm4v_text")),
+            GATE_UP,
+            INTERLEAVED,
+            ("norm_position", Given::Str("both")),
+            ("bias", Given::Str("qkv")),
+        ],
+        common: SHAPE,
+        fields: &[RMS_EPS_5, HIDDEN_ACT, PARTIAL_HALF, TIED],
+    },
     HfType {
         model_type: "chatglm",
         architecture: "ChatGLMModel",

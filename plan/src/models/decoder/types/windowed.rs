@@ -69,14 +69,14 @@ const HEAD_NORMS: Field = number(
 );
 
 /// The base of layers with a window.
-const LOCAL_THETA: Field = Field {
+pub(super) const LOCAL_THETA: Field = Field {
     names: &[
         "rope_local_base_freq",
         "rope_parameters.sliding_attention.rope_theta",
     ],
     meaning: Meaning::Default("rope_local_theta", Given::Float(1e4)),
 };
-const LARGE_THETA: Field = Field {
+pub(super) const LARGE_THETA: Field = Field {
     names: &[
         "rope_theta",
         "rope_parameters.full_attention.rope_theta",
@@ -273,6 +273,33 @@ pub(super) const TYPES: &[HfType] = &[
             TIED,
             WINDOW,
             every_without_rope::<4>(),
+        ],
+    },
+    HfType {
+        model_type: "vaultgemma",
+        architecture: "VaultGemmaForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("vaultgemma")),
+            ("norm", Given::Str("rms_norm_unit_offset")),
+        ],
+        common: SHAPE,
+        fields: &[
+            HEAD_DIM_256,
+            NORM_EPS,
+            GELU_TANH,
+            ROOT_OF_WIDTH,
+            TIED_BY_DEFAULT,
+            QUERY_SCALAR,
+            WINDOW_4096,
+            every::<2>(),
+            field(
+                &["attn_logit_softcapping"],
+                Meaning::Nullable("attention_softcap", Given::Float(50.0)),
+            ),
+            field(
+                &["final_logit_softcapping"],
+                Meaning::Nullable("logits_softcap", Given::Float(30.0)),
+            ),
         ],
     },
 ];

@@ -68,6 +68,18 @@ impl<'f> Tower<'f> {
         sizes.map(|(names, default)| self.int(names, default))
     }
 
+    /// Refuses a tower whose results are not as wide as the language model.
+    fn same_width(&self, name: &str, width: u64) -> Result<(), String> {
+        let text = (self.file)("text_config");
+        let text = text.as_ref().and_then(|t| t.get("hidden_size")?.as_u64());
+        match text {
+            Some(hidden) if hidden != width => Err(format!(
+                "`{name}` ({width}) must be `text_config.hidden_size` ({hidden})"
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// Returns the patches of an image of the size that the tower was trained with.
     fn square(&self, image: u64, patch: u64) -> u64 {
         let edge = self.int(&["image_size"], image) / self.int(&["patch_size"], patch).max(1);
@@ -120,6 +132,10 @@ fn qwen3(file: Fields<'_>, deepstack: Value) -> Result<Value, String> {
     let t = Tower::new(file)?;
     let shape = t.shape([(DEPTH, 27), (WIDTH, 1152), (HEADS, 16), (INNER, 4304)]);
     let merge = merged(&t, 2);
+    t.same_width(
+        "vision_config.out_hidden_size",
+        t.int(&["out_hidden_size"], 3584),
+    )?;
     let mut all = with(
         blocks(shape),
         json!({
@@ -154,6 +170,10 @@ fn qwen2_5_vl(file: Fields<'_>) -> Result<Value, String> {
         (INNER, 3420),
     ]);
     let merge = merged(&t, 2);
+    t.same_width(
+        "vision_config.out_hidden_size",
+        t.int(&["out_hidden_size"], 3584),
+    )?;
     Ok(with(
         blocks(shape),
         json!({
@@ -180,6 +200,7 @@ fn qwen2_vl(file: Fields<'_>) -> Result<Value, String> {
         t.shape([(DEPTH, 32), (&["embed_dim"], 1280), (HEADS, 16), (INNER, 0)]);
     let ratio = t.get("mlp_ratio").and_then(Value::as_f64).unwrap_or(4.0);
     let merge = merged(&t, 2);
+    t.same_width("vision_config.hidden_size", t.int(&["hidden_size"], 3584))?;
     Ok(with(
         blocks([layers, hidden, heads, (ratio * hidden as f64) as u64]),
         json!({
@@ -270,7 +291,12 @@ fn gemma3(file: Fields<'_>) -> Result<Value, String> {
 }
 
 fn paligemma(file: Fields<'_>) -> Result<Value, String> {
-    siglip(&Tower::new(file)?)
+    let t = Tower::new(file)?;
+    t.same_width(
+        "projection_dim",
+        t.outer("projection_dim", t.int(&["projection_dim"], 2048)),
+    )?;
+    siglip(&t)
 }
 
 fn llava(file: Fields<'_>) -> Result<Value, String> {
@@ -287,6 +313,60 @@ fn llava(file: Fields<'_>) -> Result<Value, String> {
     Ok(with(
         tower,
         json!({ "projector_layers": [width], "projector_bias": bias }),
+    ))
+}
+
+/// LLaVA, with a learned row after those of the image.
+fn llava_next(file: Fields<'_>) -> Result<Value, String> {
+    Ok(with(llava(file)?, json!({ "newline": true })))
+}
+
+/// The tower of GLM-4.1V, whose projector ends with a gated layer. Positions are added before the
+/// first norm, not after it.
+fn glm4v(file: Fields<'_>) -> Result<Value, String> {
+    let t = Tower::new(file)?;
+    if t.flag("attention_bias", false) {
+        return Err("`vision_config.attention_bias` must be false".to_owned());
+    }
+    let out = t.int(&["out_hidden_size"], 4096);
+    t.same_width("vision_config.out_hidden_size", out)?;
+    let [layers, hidden, heads, gate] =
+        t.shape([(DEPTH, 24), (WIDTH, 1536), (HEADS, 12), (INNER, 13696)]);
+    Ok(with(
+        blocks([layers, hidden, heads, out]),
+        json!({
+            "norm": "rms_norm",
+            "activation": t.activation("silu")?,
+            "gated_mlp": true,
+            "bias": false,
+            "packed_qkv": true,
+            "rotary": true,
+            "positions": t.square(336, 14),
+            "patch_dim": t.patch_dim(14, 2),
+            "patches": PATCHES,
+            "pre_norm": true,
+            "merge": merged(&t, 2),
+            "projector_gate": gate,
+        }),
+    ))
+}
+
+/// SigLIP 2 with pixel shuffle (LFM2-VL).
+fn lfm2_vl(file: Fields<'_>) -> Result<Value, String> {
+    let t = Tower::new(file)?;
+    let patches = t.int(&["num_patches"], 256);
+    let edge = t.outer("downsample_factor", 2);
+    let norm = file("projector_use_layernorm") != Some(false.into());
+    Ok(with(
+        siglip(&t)?,
+        json!({
+            "patches": patches,
+            "positions": patches,
+            "merge": edge * edge,
+            "projector_norm": if norm { "merged" } else { "none" },
+            "projector_layers": [t.outer("projector_hidden_size", 2560)],
+            "projector_bias": file("projector_bias") != Some(false.into()),
+        }),
     ))
 }
 
@@ -315,8 +395,23 @@ fn llama4(file: Fields<'_>) -> Result<Value, String> {
     let patches = t.square(448, 14);
     let ratio = t.get("pixel_shuffle_ratio").and_then(Value::as_f64);
     let merge = ratio.unwrap_or(0.5).powi(-2).round() as u64;
+    let [hidden, inner] = [shape[1], shape[3]];
+    let widths = ["projector_input_dim", "projector_output_dim"].map(|n| t.int(&[n], 4096));
+    let output = t.int(&["vision_output_dim"], 7680);
+    // The defaults of the class are wider than what the layers read.
+    let read = [merge * hidden, widths[0], widths[1]];
+    let inputs = [inner, widths[1], output];
+    if read.iter().zip(inputs).any(|(&read, input)| read > input) {
+        return Err(format!(
+            "the widths of the projector contradict each other: its layers get {read:?} numbers and read {inputs:?} (`intermediate_size`, `projector_output_dim`, `vision_output_dim`)"
+        ));
+    }
+    let mut shape = blocks(shape);
+    if read != inputs {
+        shape["projector_inputs"] = json!(inputs);
+    }
     Ok(with(
-        blocks(shape),
+        shape,
         json!({
             "activation": t.activation("gelu")?,
             "positions": patches + 1,
@@ -326,10 +421,7 @@ fn llama4(file: Fields<'_>) -> Result<Value, String> {
             "class_token": true,
             "pre_norm": true,
             "merge": merge,
-            "projector_layers": [
-                t.int(&["projector_input_dim"], 4096),
-                t.int(&["projector_output_dim"], 4096),
-            ],
+            "projector_layers": widths,
             "projector_bias": false,
         }),
     ))
@@ -514,5 +606,47 @@ pub const WRAPPERS: &[HfWrapper] = &[
         text: &[("llama", "llama")],
         defaults: LLAMA,
         vision: idefics3,
+    },
+    HfWrapper {
+        model_type: "llava_next",
+        architecture: "LlavaNextForConditionalGeneration",
+        text: &[("llama", "llama")],
+        defaults: LLAMA,
+        vision: llava_next,
+    },
+    HfWrapper {
+        model_type: "llava_onevision",
+        architecture: "LlavaOnevisionForConditionalGeneration",
+        text: &[("qwen2", "qwen2")],
+        defaults: &[],
+        vision: llava_next,
+    },
+    HfWrapper {
+        model_type: "glm4v",
+        architecture: "Glm4vForConditionalGeneration",
+        text: &[("glm4v_text", "glm4v_text")],
+        defaults: &[],
+        vision: glm4v,
+    },
+    HfWrapper {
+        model_type: "glm4v_moe",
+        architecture: "Glm4vMoeForConditionalGeneration",
+        text: &[("glm4v_moe_text", "glm4v_moe_text")],
+        defaults: &[],
+        vision: glm4v,
+    },
+    HfWrapper {
+        model_type: "glm46v",
+        architecture: "Glm46VForConditionalGeneration",
+        text: &[("glm4v_text", "glm4v_text")],
+        defaults: &[],
+        vision: glm4v,
+    },
+    HfWrapper {
+        model_type: "lfm2_vl",
+        architecture: "Lfm2VlForConditionalGeneration",
+        text: &[("lfm2", "lfm2")],
+        defaults: &[],
+        vision: lfm2_vl,
     },
 ];

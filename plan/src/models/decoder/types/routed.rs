@@ -1,0 +1,491 @@
+//! Mixtures of experts whose attention is that of a dense type.
+
+use super::experts::{
+    ATTENTION_MULTIPLIER, DEEPSEEK_SIZES, EMBEDDING_MULTIPLIER, EXPERT_FFN, GROUPS, KEPT_GROUPS,
+    LATENT, LOGITS_SCALING, RESIDUAL_MULTIPLIER, ROUTE_SCALE, ROUTED, SHAPE, SIGMOID_LATENT, TOP_K,
+    concat,
+};
+use super::windowed::{LARGE_THETA, LOCAL_THETA};
+use super::{HIDDEN_ACT, PARTIAL, PARTIAL_HALF, RMS_EPS_5, derived, number};
+use crate::models::hf::{
+    BiasPart, FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS,
+    ROPE_THETA, TIED, VOCAB, field,
+};
+use crate::models::llama::{ATTENTION_BIAS, HEAD_DIM, KV_HEADS, NORM_EPS};
+use crate::models::windows::{ALL_FULL, WINDOW, every_without_rope, layers, repeated};
+use serde_json::Value;
+
+const HEAD_DIM_128: Field = field(&["head_dim"], Meaning::Default("head_dim", Given::Int(128)));
+const NORMALIZED: Field = field(
+    &["norm_topk_prob"],
+    Meaning::Default("normalize_top_k", Given::Bool(true)),
+);
+const EXPERTS: Field = Field {
+    names: &["num_experts", "num_local_experts"],
+    meaning: Meaning::Required("experts"),
+};
+
+/// Returns what a layer has after attention, layer by layer: as the file lists it, or experts after
+/// the first layers, of which there are `DENSE` if the file does not say how many.
+pub(super) const fn mlp_types<const DENSE: u64>() -> Field {
+    derived(
+        "mlp_layer_types",
+        &[
+            "mlp_layer_types",
+            "first_k_dense_replace",
+            "num_dense_layers",
+        ],
+        |file| {
+            let listed = file("mlp_layer_types");
+            let dense = ["first_k_dense_replace", "num_dense_layers"];
+            let dense = dense.iter().find_map(|name| file(name)?.as_u64());
+            let dense = dense.unwrap_or(DENSE);
+            let kind = |layer: u64| {
+                let word = listed
+                    .as_ref()
+                    .and_then(|l| l.get(layer as usize)?.as_str());
+                match word {
+                    Some("dense") => Ok("dense"),
+                    Some("sparse") => Ok("sparse"),
+                    Some(other) => Err(format!(
+                        "layer {layer} has a feed-forward layer of type \"{other}\"; known are dense and sparse"
+                    )),
+                    None if layer < dense => Ok("dense"),
+                    None => Ok("sparse"),
+                }
+            };
+            let all: Vec<&str> = (0..layers(file)).map(kind).collect::<Result<_, _>>()?;
+            Ok(Some(repeated(&all)))
+        },
+    )
+}
+
+/// Shared experts are one of their total width. Files call their number by one of these names.
+const SHARED: Field = derived(
+    "shared_expert_ffn",
+    &["num_shared_experts", "n_shared_experts"],
+    |file| {
+        let number = |name: &str| file(name).and_then(|n| n.as_u64());
+        let count = number("num_shared_experts").or_else(|| number("n_shared_experts"));
+        let each = number("moe_intermediate_size").ok_or("`moe_intermediate_size` is missing")?;
+        Ok(Some((count.unwrap_or(1) * each).into()))
+    },
+);
+
+/// Returns a number that a file gives once, or as a list with one number per layer.
+fn of_all_layers(file: Fields<'_>, name: &str, default: u64) -> Result<u64, String> {
+    let Some(given) = file(name) else {
+        return Ok(default);
+    };
+    let all: Vec<Option<u64>> = match given {
+        Value::Array(list) => list.iter().map(Value::as_u64).collect(),
+        one => vec![one.as_u64()],
+    };
+    match (all.first(), all.iter().all(|n| *n == all[0])) {
+        (Some(Some(n)), true) => Ok(*n),
+        _ => Err(format!("`{name}` must be a number that all layers have")),
+    }
+}
+
+pub(super) const TYPES: &[HfType] = &[
+    HfType {
+        model_type: "granitemoeshared",
+        architecture: "GraniteMoeSharedForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("granitemoeshared")),
+            ("router", Given::Str("topk_softmax")),
+        ],
+        common: SHAPE,
+        fields: &[
+            KV_HEADS,
+            ATTENTION_BIAS,
+            field(
+                &["num_local_experts"],
+                Meaning::Default("experts", Given::Int(8)),
+            ),
+            field(
+                &["num_experts_per_tok"],
+                Meaning::Default("top_k", Given::Int(2)),
+            ),
+            field(
+                &["shared_intermediate_size"],
+                Meaning::Optional("shared_expert_ffn"),
+            ),
+            EMBEDDING_MULTIPLIER,
+            ATTENTION_MULTIPLIER,
+            RESIDUAL_MULTIPLIER,
+            LOGITS_SCALING,
+        ],
+    },
+    HfType {
+        model_type: "hunyuan_v1_moe",
+        architecture: "HunYuanMoEV1ForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("hunyuan_v1_moe")),
+            ("qk_norm", Given::Str("after_rope")),
+            ("normalize_top_k", Given::Bool(true)),
+        ],
+        common: &[
+            VOCAB, HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, HIDDEN_ACT, POSITIONS,
+            ROPE_THETA, TIED,
+        ],
+        fields: &[
+            RMS_EPS_5,
+            ATTENTION_BIAS,
+            number(
+                &["num_experts"],
+                "experts",
+                |file| Ok(Some(of_all_layers(file, "num_experts", 1)?.into())),
+                |model| Some(model["experts"].clone()),
+            ),
+            number(
+                &["moe_topk"],
+                "top_k",
+                |file| Ok(Some(of_all_layers(file, "moe_topk", 1)?.into())),
+                |model| Some(model["top_k"].clone()),
+            ),
+            // The shared expert and the routed ones have the same width.
+            derived("shared_expert_ffn", &[], |file| {
+                Ok(file("intermediate_size"))
+            }),
+        ],
+    },
+    HfType {
+        model_type: "flex_olmo",
+        architecture: "FlexOlmoForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("flex_olmo")),
+            ("norm_position", Given::Str("after")),
+            ("qk_norm", Given::Str("full")),
+            ("aux_loss_kind", Given::Str("hf")),
+        ],
+        common: SHAPE,
+        fields: &[
+            KV_HEADS,
+            ATTENTION_BIAS,
+            field(&["num_experts"], Meaning::Default("experts", Given::Int(7))),
+            field(
+                &["num_experts_per_tok"],
+                Meaning::Default("top_k", Given::Int(5)),
+            ),
+            super::experts::NORMALIZE,
+        ],
+    },
+    HfType {
+        model_type: "mellum",
+        architecture: "MellumForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("mellum")),
+            ("qk_norm", Given::Bool(true)),
+            ("aux_loss_kind", Given::Str("hf")),
+        ],
+        common: &[
+            VOCAB,
+            HIDDEN,
+            FFN,
+            LAYERS,
+            HEADS,
+            KV_HEADS,
+            HEAD_DIM_128,
+            HIDDEN_ACT,
+            POSITIONS,
+            NORM_EPS,
+            super::experts::HAS_AUX_LOSS,
+            super::experts::AUX_LOSS,
+            TIED,
+        ],
+        fields: &[
+            LARGE_THETA,
+            LOCAL_THETA,
+            ATTENTION_BIAS,
+            EXPERTS,
+            TOP_K,
+            EXPERT_FFN,
+            NORMALIZED,
+            mlp_types::<0>(),
+            WINDOW,
+            ALL_FULL,
+            derived(
+                "z_loss",
+                &[
+                    "mtp_layer_types",
+                    "mtp_mlp_layer_types",
+                    "num_nextn_predict_layers",
+                ],
+                |_| Ok(None),
+            ),
+        ],
+    },
+    HfType {
+        model_type: "exaone_moe",
+        architecture: "ExaoneMoeForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("exaone_moe")),
+            ("qk_norm", Given::Bool(true)),
+            ("router", Given::Str("sigmoid")),
+        ],
+        common: &[
+            VOCAB, HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, HIDDEN_ACT, POSITIONS,
+            ROPE_THETA, TIED,
+        ],
+        fields: &[
+            RMS_EPS_5,
+            EXPERTS,
+            TOP_K,
+            EXPERT_FFN,
+            SHARED,
+            NORMALIZED,
+            ROUTE_SCALE,
+            GROUPS,
+            KEPT_GROUPS,
+            mlp_types::<1>(),
+            WINDOW,
+            every_without_rope::<4>(),
+        ],
+    },
+    HfType {
+        model_type: "hy_v3",
+        architecture: "HYV3ForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("hy_v3")),
+            ("qk_norm", Given::Bool(true)),
+            ("router", Given::Str("sigmoid")),
+            ("normalize_top_k", Given::Bool(true)),
+        ],
+        common: &[
+            VOCAB,
+            HIDDEN,
+            FFN,
+            LAYERS,
+            HEADS,
+            KV_HEADS,
+            HEAD_DIM_128,
+            HIDDEN_ACT,
+            POSITIONS,
+            ROPE_THETA,
+            TIED,
+        ],
+        fields: &[
+            RMS_EPS_5,
+            ATTENTION_BIAS,
+            EXPERTS,
+            TOP_K,
+            EXPERT_FFN,
+            SHARED,
+            field(
+                &["router_scaling_factor"],
+                Meaning::Default("route_scale", Given::Float(2.826)),
+            ),
+            field(&["mlp_bias"], Meaning::Off),
+            mlp_types::<1>(),
+        ],
+    },
+    // Without dense layers, whose width a file need not give.
+    HfType {
+        model_type: "solar_open",
+        architecture: "SolarOpenForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("solar_open")),
+            ("router", Given::Str("sigmoid")),
+        ],
+        common: &[
+            VOCAB,
+            HIDDEN,
+            LAYERS,
+            HEADS,
+            KV_HEADS,
+            HEAD_DIM_128,
+            HIDDEN_ACT,
+            POSITIONS,
+            ROPE_THETA,
+            TIED,
+        ],
+        fields: &[
+            derived("ffn", &["intermediate_size"], |file| {
+                Ok(file("moe_intermediate_size"))
+            }),
+            RMS_EPS_5,
+            PARTIAL,
+            field(&["attention_bias"], Meaning::HasBias(BiasPart::Qkv, false)),
+            field(&["use_qk_norm"], Meaning::Off),
+            field(&["first_k_dense_replace"], Meaning::Off),
+            ROUTED,
+            TOP_K,
+            EXPERT_FFN,
+            SHARED,
+            NORMALIZED,
+            ROUTE_SCALE,
+            GROUPS,
+            KEPT_GROUPS,
+        ],
+    },
+    // The gate of attention has a projection of its own, which is planned with that of queries.
+    HfType {
+        model_type: "afmoe",
+        architecture: "AfmoeForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("afmoe")),
+            ("qk_norm", Given::Bool(true)),
+            ("norm_position", Given::Str("both")),
+            ("attention_gate", Given::Str("element")),
+            ("router", Given::Str("sigmoid")),
+            ("router_bias", Given::Bool(true)),
+        ],
+        common: &[
+            VOCAB,
+            HIDDEN,
+            FFN,
+            LAYERS,
+            HEADS,
+            KV_HEADS,
+            HEAD_DIM_128,
+            HIDDEN_ACT,
+            POSITIONS,
+            ROPE_THETA,
+            TIED,
+        ],
+        fields: &[
+            RMS_EPS_5,
+            field(&["attention_bias"], Meaning::Off),
+            EXPERTS,
+            TOP_K,
+            EXPERT_FFN,
+            SHARED,
+            field(&["score_func"], Meaning::Word(&["sigmoid"])),
+            field(
+                &["route_norm"],
+                Meaning::Default("normalize_top_k", Given::Bool(true)),
+            ),
+            field(
+                &["route_scale"],
+                Meaning::Default("route_scale", Given::Float(1.0)),
+            ),
+            mlp_types::<1>(),
+            derived("embedding_multiplier", &["mup_enabled"], |file| {
+                let on = file("mup_enabled") == Some(true.into());
+                let width = file("hidden_size").and_then(|h| h.as_f64());
+                Ok(width.filter(|_| on).map(|w| w.sqrt().into()))
+            }),
+            field(
+                &["sliding_window"],
+                Meaning::Nullable("sliding_window", Given::Int(1024)),
+            ),
+            derived(
+                "layer_types",
+                &["layer_types", "global_attn_every_n_layers"],
+                |file| {
+                    let n = file("global_attn_every_n_layers").and_then(|n| n.as_u64());
+                    let n = n.unwrap_or(4).max(1);
+                    let listed = file("layer_types");
+                    let word = |layer: u64| {
+                        let word = listed
+                            .as_ref()
+                            .and_then(|l| l.get(layer as usize)?.as_str());
+                        match word.map_or((layer + 1).is_multiple_of(n), |w| w == "full_attention")
+                        {
+                            true => "full_attention_no_rope",
+                            false => "sliding_attention",
+                        }
+                    };
+                    let all: Vec<&str> = (0..layers(file)).map(word).collect();
+                    Ok(Some(repeated(&all)))
+                },
+            ),
+        ],
+    },
+    // The language model of GLM-4.5V.
+    HfType {
+        model_type: "glm4v_moe_text",
+        architecture: "Glm4vMoeForConditionalGeneration",
+        fixed: &[
+            ("model_type", Given::Str("glm4v_moe_text")),
+            ("router", Given::Str("sigmoid")),
+        ],
+        common: DEEPSEEK_SIZES,
+        fields: &[
+            KV_HEADS,
+            HEAD_DIM,
+            PARTIAL_HALF,
+            field(&["attention_bias"], Meaning::HasBias(BiasPart::Qkv, true)),
+            field(&["use_qk_norm"], Meaning::Off),
+            NORMALIZED,
+            ROUTE_SCALE,
+            GROUPS,
+            KEPT_GROUPS,
+            mlp_types::<1>(),
+        ],
+    },
+    HfType {
+        model_type: "glm4_moe_lite",
+        architecture: "Glm4MoeLiteForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("glm4_moe_lite")),
+            ("router", Given::Str("sigmoid")),
+        ],
+        common: DEEPSEEK_SIZES,
+        fields: &concat::<{ SIGMOID_LATENT.len() + 1 }>(SIGMOID_LATENT, &[mlp_types::<1>()]),
+    },
+    HfType {
+        model_type: "mistral4",
+        architecture: "Mistral4ForCausalLM",
+        fixed: &[("model_type", Given::Str("mistral4"))],
+        common: DEEPSEEK_SIZES,
+        fields: &concat::<{ LATENT.len() + 5 }>(
+            LATENT,
+            &[
+                NORMALIZED,
+                ROUTE_SCALE,
+                GROUPS,
+                KEPT_GROUPS,
+                mlp_types::<0>(),
+            ],
+        ),
+    },
+    HfType {
+        model_type: "sarvam_mla",
+        architecture: "SarvamMLAForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("sarvam_mla")),
+            ("router", Given::Str("sigmoid")),
+        ],
+        common: DEEPSEEK_SIZES,
+        fields: &concat::<{ SIGMOID_LATENT.len() + 1 }>(SIGMOID_LATENT, &[mlp_types::<1>()]),
+    },
+    HfType {
+        model_type: "glm_moe_dsa",
+        architecture: "GlmMoeDsaForCausalLM",
+        fixed: &[
+            ("model_type", Given::Str("glm_moe_dsa")),
+            ("router", Given::Str("sigmoid")),
+        ],
+        common: DEEPSEEK_SIZES,
+        fields: &concat::<{ SIGMOID_LATENT.len() + 5 }>(
+            SIGMOID_LATENT,
+            &[
+                mlp_types::<3>(),
+                field(&["mlp_bias"], Meaning::Off),
+                field(
+                    &["index_head_dim"],
+                    Meaning::Default("index_head_dim", Given::Int(128)),
+                ),
+                field(&["index_topk"], Meaning::Optional("index_topk")),
+                number(
+                    &["index_n_heads"],
+                    "index_n_heads",
+                    |file| {
+                        let kinds = file("indexer_types");
+                        let kinds = kinds.as_ref().and_then(Value::as_array);
+                        if kinds.is_some_and(|all| all.iter().any(|kind| kind != "full")) {
+                            return Err(
+                                "`indexer_types` must be \"full\" everywhere: indexers that layers share are not planned"
+                                    .to_owned(),
+                            );
+                        }
+                        Ok(file("index_n_heads").or_else(|| Some(32.into())))
+                    },
+                    |model| Some(model["index_n_heads"].clone()),
+                ),
+            ],
+        ),
+    },
+];
