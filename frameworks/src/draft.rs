@@ -183,37 +183,30 @@ impl Draft {
         (rows, all.reduce(|all, more| all.join(&more)))
     }
 
-    /// Removes an item from a list that rows set, if others are left. Returns whether it did.
+    /// Removes an item from a list that rows set, if others are left, and says so in these rows.
+    /// Returns whether it did.
     pub(crate) fn drop_item(&mut self, key: &str, item: &str, why: &str) -> bool {
         let mut dropped = false;
         for row in &mut self.rows {
-            for setting in row.settings.iter_mut().filter(|s| s.key == key) {
-                let Some(mut items) = items(&setting.value) else {
-                    continue;
-                };
-                let before = items.len();
-                items.retain(|i| i != item);
-                if items.len() == before || items.is_empty() {
-                    continue;
-                }
-                setting.value = list(&items);
-                dropped = true;
+            let Some(setting) = row.settings.iter_mut().find(|s| s.key == key) else {
+                continue;
+            };
+            let Some(mut items) = items(&setting.value) else {
+                continue;
+            };
+            let before = items.len();
+            items.retain(|i| i != item);
+            if items.len() == before || items.is_empty() {
+                continue;
             }
-        }
-        if dropped {
-            let named = |row: &&mut Row| row.value.split([' ', ',', '[', ']']).any(|w| w == item);
-            let rows = self
-                .rows
-                .iter_mut()
-                .filter(|r| r.settings.iter().any(|s| s.key == key));
-            for row in rows.filter(named) {
-                row.status = Status::Assumed;
-                let why = format!("{why}: {item}");
-                row.why = Some(match row.why.take() {
-                    Some(before) => format!("{before}; {why}"),
-                    None => why,
-                });
-            }
+            setting.value = list(&items);
+            row.status = Status::Assumed;
+            row.why = Some(match row.why.take() {
+                Some(before) if before.contains(why) => format!("{before}, {item}"),
+                Some(before) => format!("{before}; {why}: {item}"),
+                None => format!("{why}: {item}"),
+            });
+            dropped = true;
         }
         dropped
     }

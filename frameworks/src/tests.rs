@@ -251,6 +251,14 @@ fn layers_with_adapters_are_those_of_all_keys() {
         rows.contains("skipped, as PEFT does where the model has no such layer: in_proj"),
         "{rows}"
     );
+    // The row shows a part of a long list, and its note every name.
+    let long =
+        "lora_target_modules: [q_proj, k_proj, v_proj, o_proj, gate_proj, in_proj, out_proj]\n";
+    assert!(
+        targets(long).1.contains("no such layer: in_proj, out_proj"),
+        "{}",
+        targets(long).1
+    );
     let none = "base_model: Qwen/Qwen3-8B\nadapter: lora\nlora_target_modules: [in_proj]\n";
     let error = try_text("job.yaml", none, &eight())
         .map(|j| table(&j))

@@ -4,7 +4,6 @@ use crate::error::ConfigError;
 use crate::tree::{Name, Node, Value, plain};
 use saphyr_parser::{Event, Marker, Parser, ScalarStyle, Tag};
 use shardlab_plan::scenario::Position;
-use std::borrow::Cow;
 use std::collections::HashMap;
 
 /// Values of a file at most, with those that anchors repeat.
@@ -37,44 +36,51 @@ enum Kind {
 /// A syntax error, a repeated name, a tag such as `!include`, a second document, a file that is too
 /// large or too deep.
 pub(crate) fn parse(file: &str, text: &str) -> Result<Node, ConfigError> {
-    let mut text = Cow::Borrowed(text);
-    loop {
-        match document(file, &text) {
-            Err(Fault { error, line }) => match indented(&text, line) {
-                Some(better) => text = Cow::Owned(better),
-                None => return Err(error),
-            },
-            Ok(node) => return Ok(node),
-        }
+    match document(file, text) {
+        Err(fault) if fault.is_indentation => Ok(document(file, &deepened(text))?),
+        result => Ok(result?),
     }
 }
 
-/// Why a text is refused, and the line where the parser stopped.
+/// Why a text is refused.
 struct Fault {
     error: ConfigError,
-    line: Option<usize>,
+    /// A line is not as deep as YAML wants it.
+    is_indentation: bool,
 }
 
 impl From<ConfigError> for Fault {
     fn from(error: ConfigError) -> Self {
-        Self { error, line: None }
+        Self {
+            error,
+            is_indentation: false,
+        }
     }
 }
 
-/// Moves the bracket that a line begins with to the right. YAML wants the end of a list deeper
-/// than its key; PyYAML, which reads these files, does not mind. `None` for other lines, and for
-/// one that is deep enough.
-fn indented(text: &str, line: Option<usize>) -> Option<String> {
-    let mut lines: Vec<&str> = text.lines().collect();
-    let at = line?.checked_sub(1)?;
-    let bracket = lines.get(at)?.trim_start();
-    let depth = lines.get(at)?.len() - bracket.len();
-    if !bracket.starts_with([']', '}']) || depth > MOST_DEPTH * 4 {
-        return None;
+impl From<Fault> for ConfigError {
+    fn from(fault: Fault) -> Self {
+        fault.error
     }
-    let moved = format!("{}{bracket}", " ".repeat(depth + 4));
-    lines[at] = &moved;
-    Some(lines.join("\n"))
+}
+
+/// Moves brackets at the beginning of a line below the end of the line before. YAML wants the end
+/// of a list deeper than its key; PyYAML, which reads these files, does not mind.
+fn deepened(text: &str) -> String {
+    let mut depth = 0;
+    let mut moved = String::with_capacity(text.len());
+    for line in text.lines() {
+        let words = line.trim_start();
+        let own = line.len() - words.len();
+        if words.starts_with([']', '}']) && own < depth {
+            moved.push_str(&" ".repeat(depth - own));
+        } else if !words.is_empty() {
+            depth = own;
+        }
+        moved.push_str(line);
+        moved.push('\n');
+    }
+    moved
 }
 
 /// Reads a document that the parser takes as it is.
@@ -93,7 +99,7 @@ fn document(file: &str, text: &str) -> Result<Node, Fault> {
                 position(e.marker()),
                 format!("not valid YAML: {}", e.info()),
             ),
-            line: (e.info() == "invalid indentation").then(|| e.marker().line()),
+            is_indentation: e.info() == "invalid indentation",
         })?;
         reader.event(event, position(&span.start))?;
     }
