@@ -25,6 +25,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     tensor_parallel: None,
     expert_parallel: None,
     torch_modules: true,
+    keeps_type: false,
     weights: Weights::Uniform,
     hf: &[],
     dimensions: |_| Vec::new(),

@@ -26,6 +26,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     tensor_parallel: None,
     expert_parallel: None,
     torch_modules: true,
+    keeps_type: false,
     weights: Weights::Uniform,
     hf: &[],
     dimensions: |m| vec![("hidden", m.hidden), ("ffn", m.ffn)],

@@ -43,6 +43,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     tensor_parallel: None,
     expert_parallel: None,
     torch_modules: false,
+    keeps_type: false,
     weights: Weights::Normal,
     hf: HF,
     dimensions: |m| vec![("vocab", m.vocab), ("hidden", m.hidden), ("ffn", m.ffn)],

@@ -14,7 +14,8 @@ pub struct HfType {
     pub model_type: &'static str,
     /// Class of the language model.
     pub architecture: &'static str,
-    /// Values of keys of `[model]` that every model of this type has.
+    /// Values of keys of `[model]` that every model of this type has, besides its own name
+    /// ([`FamilySpec::keeps_type`](super::FamilySpec::keeps_type)).
     pub fixed: &'static [(&'static str, Given)],
     /// Fields that it has in common with other types.
     pub common: &'static [Field],
@@ -256,7 +257,9 @@ impl HfType {
                 || self.all_fields().any(|f| f.says(key))
                 || values[key] == *default
         };
-        self.fixed.iter().all(is_fixed)
+        let is_named = !model.family.spec().keeps_type || values["model_type"] == self.model_type;
+        is_named
+            && self.fixed.iter().all(is_fixed)
             && self.all_fields().all(can_say)
             && self.says_bias(model.bias)
             && defaults.as_object().into_iter().flatten().all(has_default)

@@ -27,6 +27,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     tensor_parallel: Some(|m| ("hidden", m.hidden)),
     expert_parallel: None,
     torch_modules: true,
+    keeps_type: false,
     weights: Weights::Uniform,
     hf: &[],
     dimensions: |m| vec![("hidden", m.hidden)],

@@ -53,6 +53,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     tensor_parallel: None,
     expert_parallel: None,
     torch_modules: false,
+    keeps_type: false,
     weights: Weights::Normal,
     hf: HF,
     dimensions: |m| {
@@ -71,6 +72,9 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
 pub(super) const SILU: Field = field(&["hidden_act"], Meaning::Word(&["silu", "swish"]));
 pub(super) const KV_HEADS: Field = field(&["num_key_value_heads"], Meaning::Optional("kv_heads"));
 pub(super) const HEAD_DIM: Field = field(&["head_dim"], Meaning::Optional("head_dim"));
+/// As [`HEAD_DIM`], in classes whose heads have 128 dimensions by default.
+pub(super) const HEAD_DIM_128: Field =
+    field(&["head_dim"], Meaning::Default("head_dim", Given::Int(128)));
 pub(super) const NORM_EPS: Field = field(
     &["rms_norm_eps"],
     Meaning::Default("norm_eps", Given::Float(1e-6)),
@@ -197,7 +201,7 @@ const HF: &[HfType] = &[
             LAYERS,
             HEADS,
             KV_HEADS,
-            field(&["head_dim"], Meaning::Default("head_dim", Given::Int(128))),
+            HEAD_DIM_128,
             SILU,
             POSITIONS,
             NORM_EPS,

@@ -53,6 +53,9 @@ pub struct FamilySpec {
     /// Whether its code consists of `torch.nn` modules. Dynamo skips frames of such modules that
     /// have hooks.
     pub torch_modules: bool,
+    /// Whether its models keep their `model_type`, by which their weights have names and some
+    /// types differ in what they compute.
+    pub keeps_type: bool,
     /// Initialization of its weights.
     pub(crate) weights: Weights,
     /// Types of transformers that it covers.

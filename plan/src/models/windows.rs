@@ -161,10 +161,13 @@ const fn layer_types(read: fn(Fields<'_>) -> Result<Option<Value>, String>) -> F
     )
 }
 
+/// Layers of a model at most, as in its key.
+pub(super) const MOST_LAYERS: u64 = 4096;
+
 pub(super) fn layers(file: Fields<'_>) -> u64 {
     let names = ["num_hidden_layers", "n_layer", "num_layers"];
     let found = names.iter().find_map(|name| file(name)?.as_u64());
-    found.unwrap_or(1).clamp(1, 4096)
+    found.unwrap_or(1).clamp(1, MOST_LAYERS)
 }
 
 /// Returns the first layer with a window in Qwen's classes.

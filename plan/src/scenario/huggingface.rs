@@ -201,6 +201,10 @@ impl<'t> Config<'t> {
         };
         let key = |name: &str| Key::find("model", name).expect("a family's keys exist");
         let mut out = vec![(Key::Family, own(Datum::Str(kind.family.name.to_owned())))];
+        if kind.family.keeps_type {
+            let name = kind.hf.model_type.to_owned();
+            out.push((Key::ModelType, own(Datum::Str(name))));
+        }
         for &(name, given) in kind.hf.fixed {
             out.push((key(name), own(datum(given.into()))));
         }

@@ -88,6 +88,7 @@ pub(in crate::models) const SPEC: FamilySpec = FamilySpec {
     tensor_parallel: None,
     expert_parallel: None,
     torch_modules: false,
+    keeps_type: true,
     weights: Weights::Normal,
     hf: types::ALL,
     dimensions: |m| {

@@ -52,22 +52,18 @@ const ROWS: Field = number(
 );
 
 /// Returns the row of a type with RoBERTa's code.
-const fn roberta(
-    model_type: &'static str,
-    architecture: &'static str,
-    fixed: &'static [(&'static str, Given)],
-) -> HfType {
+const fn roberta(model_type: &'static str, architecture: &'static str) -> HfType {
     HfType {
         model_type,
         architecture,
-        fixed,
+        fixed: ROBERTA,
         common: SHAPE,
         fields: &[EPS_12, GELU, TOKEN_TYPES, ROWS, ABSOLUTE, NO_DECODER],
     }
 }
 
 /// BERT's blocks and tables.
-const BERT: [(&str, Given); 7] = [
+const BERT: &[(&str, Given)] = &[
     LAYER_NORM,
     SUM,
     NO_GATE,
@@ -77,7 +73,7 @@ const BERT: [(&str, Given); 7] = [
     EMBEDDING_NORM,
 ];
 /// The same, with rows for padding.
-const ROBERTA: [(&str, Given); 8] = [
+const ROBERTA: &[(&str, Given)] = &[
     LAYER_NORM,
     SUM,
     NO_GATE,
@@ -88,56 +84,22 @@ const ROBERTA: [(&str, Given); 8] = [
     OFFSET,
 ];
 
-/// Returns the values of keys of a type: its name, and these.
-const fn with_type<const N: usize, const M: usize>(
-    model_type: &'static str,
-    more: &[(&'static str, Given); N],
-) -> [(&'static str, Given); M] {
-    assert!(M == N + 1, "a type has one name");
-    let mut all = [("model_type", Given::Str(model_type)); M];
-    let mut i = 0;
-    while i < N {
-        all[i + 1] = more[i];
-        i += 1;
-    }
-    all
-}
-
 pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "bert",
         architecture: "BertForMaskedLM",
-        fixed: &with_type::<7, 8>("bert", &BERT),
+        fixed: BERT,
         common: SHAPE,
         fields: &[EPS_12, GELU, TOKEN_TYPES, POSITIONS, ABSOLUTE, NO_DECODER],
     },
-    roberta(
-        "roberta",
-        "RobertaForMaskedLM",
-        &with_type::<8, 9>("roberta", &ROBERTA),
-    ),
-    roberta(
-        "xlm-roberta",
-        "XLMRobertaForMaskedLM",
-        &with_type::<8, 9>("xlm-roberta", &ROBERTA),
-    ),
-    roberta(
-        "camembert",
-        "CamembertForMaskedLM",
-        &with_type::<8, 9>("camembert", &ROBERTA),
-    ),
-    roberta(
-        "data2vec-text",
-        "Data2VecTextForMaskedLM",
-        &with_type::<8, 9>("data2vec-text", &ROBERTA),
-    ),
+    roberta("roberta", "RobertaForMaskedLM"),
+    roberta("xlm-roberta", "XLMRobertaForMaskedLM"),
+    roberta("camembert", "CamembertForMaskedLM"),
+    roberta("data2vec-text", "Data2VecTextForMaskedLM"),
     HfType {
         model_type: "xlm-roberta-xl",
         architecture: "XLMRobertaXLForMaskedLM",
-        fixed: &with_type::<6, 7>(
-            "xlm-roberta-xl",
-            &[LAYER_NORM, NO_GATE, BIASES, HEAD_BIAS, LEARNED, OFFSET],
-        ),
+        fixed: &[LAYER_NORM, NO_GATE, BIASES, HEAD_BIAS, LEARNED, OFFSET],
         common: SHAPE,
         fields: &[
             field(&["layer_norm_eps"], Meaning::Optional("norm_eps")),
@@ -154,7 +116,7 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "ernie",
         architecture: "ErnieForMaskedLM",
-        fixed: &with_type::<7, 8>("ernie", &BERT),
+        fixed: BERT,
         common: SHAPE,
         fields: &[
             EPS_12,
@@ -170,17 +132,14 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "megatron-bert",
         architecture: "MegatronBertForMaskedLM",
-        fixed: &with_type::<5, 6>(
-            "megatron-bert",
-            &[LAYER_NORM, NO_GATE, BIASES, HEAD_BIAS, LEARNED],
-        ),
+        fixed: &[LAYER_NORM, NO_GATE, BIASES, HEAD_BIAS, LEARNED],
         common: SHAPE,
         fields: &[EPS_12, GELU, TOKEN_TYPES, POSITIONS, ABSOLUTE, NO_DECODER],
     },
     HfType {
         model_type: "mpnet",
         architecture: "MPNetForMaskedLM",
-        fixed: &with_type::<8, 9>("mpnet", &ROBERTA),
+        fixed: ROBERTA,
         common: SHAPE,
         fields: &[
             EPS_12,
@@ -195,7 +154,7 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "distilbert",
         architecture: "DistilBertForMaskedLM",
-        fixed: &with_type::<7, 8>("distilbert", &BERT),
+        fixed: BERT,
         common: &[VOCAB, POSITIONS, TIED_BY_DEFAULT],
         fields: &[
             field(&["dim"], Meaning::Required("hidden")),
@@ -222,7 +181,6 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "modernbert",
         architecture: "ModernBertForMaskedLM",
         fixed: &[
-            ("model_type", Given::Str("modernbert")),
             ("norm", Given::Str("layer_norm_no_bias")),
             ("packed_qkv", Given::Str("concatenated")),
             ("packed_gate_up", Given::Bool(true)),

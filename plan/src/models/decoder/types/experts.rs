@@ -16,8 +16,13 @@ pub(super) const NORMALIZE: Field = field(
     &["norm_topk_prob"],
     Meaning::Default("normalize_top_k", Given::Bool(false)),
 );
+/// As [`NORMALIZE`], in classes that normalize by default.
+pub(super) const NORMALIZED: Field = field(
+    &["norm_topk_prob"],
+    Meaning::Default("normalize_top_k", Given::Bool(true)),
+);
 /// Transformers 5 writes the second name.
-const EXPERTS: Field = Field {
+pub(super) const EXPERTS: Field = Field {
     names: &["num_experts", "num_local_experts"],
     meaning: Meaning::Required("experts"),
 };
@@ -64,7 +69,7 @@ pub(super) const SHARED: Field = field(
         "shared_expert_ffn",
         Computed {
             also: &[],
-            read: |file| shared(file, "n_shared_experts"),
+            read: |file| shared(file, &["n_shared_experts"], 0),
             write: |model| {
                 let [all, each] = ["shared_expert_ffn", "expert_ffn"].map(|k| model[k].as_u64());
                 Some((all? / each?.max(1)).into())
@@ -94,10 +99,16 @@ const SCORES: Field = number(
     },
 );
 
-/// Returns the width of all shared experts together.
-fn shared(file: Fields<'_>, name: &str) -> Result<Option<Value>, String> {
+/// Returns the width of all shared experts together. A file gives their number by one of these
+/// names, or there are `default`.
+pub(super) fn shared(
+    file: Fields<'_>,
+    names: &[&str],
+    default: u64,
+) -> Result<Option<Value>, String> {
     let number = |name: &str| file(name).and_then(|n| n.as_u64());
-    let count = number(name).unwrap_or_default();
+    let count = names.iter().find_map(|name| number(name));
+    let count = count.unwrap_or(default);
     let each = number("moe_intermediate_size").ok_or("`moe_intermediate_size` is missing")?;
     Ok(Some((count * each).into()))
 }
@@ -224,7 +235,6 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "mixtral",
         architecture: "MixtralForCausalLM",
         fixed: &[
-            ("model_type", Given::Str("mixtral")),
             ("bias", Given::Bool(false)),
             ("normalize_top_k", Given::Bool(true)),
             ("aux_loss_kind", Given::Str("hf")),
@@ -267,7 +277,6 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "qwen2_moe",
         architecture: "Qwen2MoeForCausalLM",
         fixed: &[
-            ("model_type", Given::Str("qwen2_moe")),
             ("shared_expert_gate", Given::Bool(true)),
             ("aux_loss_kind", Given::Str("hf")),
         ],
@@ -294,7 +303,6 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "qwen3_moe",
         architecture: "Qwen3MoeForCausalLM",
         fixed: &[
-            ("model_type", Given::Str("qwen3_moe")),
             ("qk_norm", Given::Bool(true)),
             ("aux_loss_kind", Given::Str("hf")),
         ],
@@ -317,7 +325,6 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "olmoe",
         architecture: "OlmoeForCausalLM",
         fixed: &[
-            ("model_type", Given::Str("olmoe")),
             ("qk_norm", Given::Str("full")),
             ("aux_loss_kind", Given::Str("hf")),
         ],
@@ -356,14 +363,14 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "deepseek",
         architecture: "DeepseekForCausalLM",
-        fixed: &[("model_type", Given::Str("deepseek"))],
+        fixed: &[],
         common: DEEPSEEK,
         fields: &[KV_HEADS, ATTENTION_BIAS, SCORES, NORMALIZE],
     },
     HfType {
         model_type: "deepseek_v2",
         architecture: "DeepseekV2ForCausalLM",
-        fixed: &[("model_type", Given::Str("deepseek_v2"))],
+        fixed: &[],
         common: DEEPSEEK,
         fields: &concat::<{ LATENT.len() + 5 }>(
             LATENT,
@@ -373,30 +380,21 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "deepseek_v3",
         architecture: "DeepseekV3ForCausalLM",
-        fixed: &[
-            ("model_type", Given::Str("deepseek_v3")),
-            ("router", Given::Str("sigmoid")),
-        ],
+        fixed: &[("router", Given::Str("sigmoid"))],
         common: DEEPSEEK,
         fields: SIGMOID_LATENT,
     },
     HfType {
         model_type: "kimi_k2",
         architecture: "DeepseekV3ForCausalLM",
-        fixed: &[
-            ("model_type", Given::Str("kimi_k2")),
-            ("router", Given::Str("sigmoid")),
-        ],
+        fixed: &[("router", Given::Str("sigmoid"))],
         common: DEEPSEEK,
         fields: SIGMOID_LATENT,
     },
     HfType {
         model_type: "glm4_moe",
         architecture: "Glm4MoeForCausalLM",
-        fixed: &[
-            ("model_type", Given::Str("glm4_moe")),
-            ("router", Given::Str("sigmoid")),
-        ],
+        fixed: &[("router", Given::Str("sigmoid"))],
         common: &[
             VOCAB, HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, HIDDEN_ACT, POSITIONS, ROPE_THETA, TIED,
             ROUTED, TOP_K, EXPERT_FFN, SHARED,
@@ -411,10 +409,7 @@ pub(super) const TYPES: &[HfType] = &[
                 &["first_k_dense_replace"],
                 Meaning::Default("dense_layers", Given::Int(1)),
             ),
-            field(
-                &["norm_topk_prob"],
-                Meaning::Default("normalize_top_k", Given::Bool(true)),
-            ),
+            NORMALIZED,
             ROUTE_SCALE,
             GROUPS,
             KEPT_GROUPS,
@@ -424,7 +419,6 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "dots1",
         architecture: "Dots1ForCausalLM",
         fixed: &[
-            ("model_type", Given::Str("dots1")),
             ("router", Given::Str("sigmoid")),
             ("qk_norm", Given::Bool(true)),
         ],
@@ -443,7 +437,6 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "minimax_m2",
         architecture: "MiniMaxM2ForCausalLM",
         fixed: &[
-            ("model_type", Given::Str("minimax_m2")),
             ("bias", Given::Bool(false)),
             ("router", Given::Str("sigmoid")),
         ],
@@ -484,7 +477,6 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "dbrx",
         architecture: "DbrxForCausalLM",
         fixed: &[
-            ("model_type", Given::Str("dbrx")),
             ("bias", Given::Bool(false)),
             ("norm", Given::Str("layer_norm_no_bias")),
             ("packed_qkv", Given::Str("concatenated")),
@@ -513,10 +505,7 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "phimoe",
         architecture: "PhimoeForCausalLM",
-        fixed: &[
-            ("model_type", Given::Str("phimoe")),
-            ("norm", Given::Str("layer_norm")),
-        ],
+        fixed: &[("norm", Given::Str("layer_norm"))],
         common: &[
             VOCAB, HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, HIDDEN_ACT, POSITIONS, ROPE_THETA, TIED,
             TOP_K,
@@ -531,10 +520,7 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "granitemoe",
         architecture: "GraniteMoeForCausalLM",
-        fixed: &[
-            ("model_type", Given::Str("granitemoe")),
-            ("router", Given::Str("topk_softmax")),
-        ],
+        fixed: &[("router", Given::Str("topk_softmax"))],
         common: SHAPE,
         fields: &[
             KV_HEADS,
@@ -557,7 +543,6 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "ernie4_5_moe",
         architecture: "Ernie4_5_MoeForCausalLM",
         fixed: &[
-            ("model_type", Given::Str("ernie4_5_moe")),
             ("position_embedding", Given::Str("rotary_interleaved")),
             ("router_bias", Given::Bool(true)),
             ("normalize_top_k", Given::Bool(true)),
@@ -656,10 +641,7 @@ pub(super) const SIGMOID_LATENT: &[Field] = &concat::<{ LATENT.len() + 5 }>(
     LATENT,
     &[
         field(&["scoring_func"], Meaning::Word(&["sigmoid"])),
-        field(
-            &["norm_topk_prob"],
-            Meaning::Default("normalize_top_k", Given::Bool(true)),
-        ),
+        NORMALIZED,
         ROUTE_SCALE,
         GROUPS,
         KEPT_GROUPS,

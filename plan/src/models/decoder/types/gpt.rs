@@ -7,7 +7,7 @@ use crate::models::hf::{
     ROPE_THETA, TIED, VOCAB, field,
 };
 use crate::models::llama::KV_HEADS;
-use crate::models::windows::{WINDOW, repeated};
+use crate::models::windows::{MOST_LAYERS, WINDOW, repeated};
 use serde_json::Value;
 
 const NO_GATE: (&str, Given) = ("gated_mlp", Given::Bool(false));
@@ -65,14 +65,7 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "phi",
         architecture: "PhiForCausalLM",
-        fixed: &[
-            ("model_type", Given::Str("phi")),
-            LAYER_NORM,
-            ONE_NORM,
-            NO_GATE,
-            ALL_BIASES,
-            HEAD_BIAS,
-        ],
+        fixed: &[LAYER_NORM, ONE_NORM, NO_GATE, ALL_BIASES, HEAD_BIAS],
         common: &[
             VOCAB, HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, POSITIONS, ROPE_THETA, TIED,
         ],
@@ -92,7 +85,6 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "gptj",
         architecture: "GPTJForCausalLM",
         fixed: &[
-            ("model_type", Given::Str("gptj")),
             LAYER_NORM,
             ONE_NORM,
             NO_GATE,
@@ -112,13 +104,7 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "gpt_bigcode",
         architecture: "GPTBigCodeForCausalLM",
-        fixed: &[
-            ("model_type", Given::Str("gpt_bigcode")),
-            LAYER_NORM,
-            NO_GATE,
-            ALL_BIASES,
-            LEARNED,
-        ],
+        fixed: &[LAYER_NORM, NO_GATE, ALL_BIASES, LEARNED],
         common: &[
             VOCAB,
             N_EMBD,
@@ -149,11 +135,7 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "starcoder2",
         architecture: "Starcoder2ForCausalLM",
-        fixed: &[
-            ("model_type", Given::Str("starcoder2")),
-            LAYER_NORM,
-            NO_GATE,
-        ],
+        fixed: &[LAYER_NORM, NO_GATE],
         common: &[
             VOCAB,
             HIDDEN,
@@ -182,7 +164,6 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "opt",
         architecture: "OPTForCausalLM",
         fixed: &[
-            ("model_type", Given::Str("opt")),
             LAYER_NORM,
             NO_GATE,
             LEARNED,
@@ -212,7 +193,6 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "codegen",
         architecture: "CodeGenForCausalLM",
         fixed: &[
-            ("model_type", Given::Str("codegen")),
             LAYER_NORM,
             ONE_NORM,
             NO_GATE,
@@ -228,7 +208,6 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "gpt_neo",
         architecture: "GPTNeoForCausalLM",
         fixed: &[
-            ("model_type", Given::Str("gpt_neo")),
             LAYER_NORM,
             NO_GATE,
             LEARNED,
@@ -257,7 +236,6 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "persimmon",
         architecture: "PersimmonForCausalLM",
         fixed: &[
-            ("model_type", Given::Str("persimmon")),
             LAYER_NORM,
             NO_GATE,
             ALL_BIASES,
@@ -293,7 +271,6 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "biogpt",
         architecture: "BioGptForCausalLM",
         fixed: &[
-            ("model_type", Given::Str("biogpt")),
             LAYER_NORM,
             NO_GATE,
             ALL_BIASES,
@@ -327,7 +304,6 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "xglm",
         architecture: "XGLMForCausalLM",
         fixed: &[
-            ("model_type", Given::Str("xglm")),
             LAYER_NORM,
             NO_GATE,
             ALL_BIASES,
@@ -374,13 +350,10 @@ fn local_layers(file: Fields<'_>) -> Result<Value, String> {
                         "`attention_types` must have lists of words and a number".to_owned()
                     );
                 };
-                all.extend(
-                    words
-                        .iter()
-                        .cycle()
-                        .take(words.len() * times as usize)
-                        .cloned(),
-                );
+                // No model has more layers than the key of their number allows.
+                let times = times.min(MOST_LAYERS) as usize;
+                let repeated = words.iter().cycle().take(words.len() * times);
+                all.extend(repeated.take(MOST_LAYERS as usize).cloned());
             }
         }
         _ => all.extend([Value::from("global"), Value::from("local")]),

@@ -1,5 +1,7 @@
 //! Types with state-space layers or linear attention.
 
+use super::experts::{NORMALIZED, ROUTE_SCALE};
+use super::routed::mlp_types;
 use super::{HIDDEN_ACT, PARTIAL, derived, number};
 use crate::models::hf::{
     FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS, ROPE_THETA, TIED,
@@ -211,26 +213,14 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "mamba",
         architecture: "MambaForCausalLM",
-        fixed: &[
-            ("model_type", Given::Str("mamba")),
-            MAMBA_LAYERS,
-            NO_MLP,
-            NO_POSITIONS,
-            ONE_HEAD,
-        ],
+        fixed: &[MAMBA_LAYERS, NO_MLP, NO_POSITIONS, ONE_HEAD],
         common: &[VOCAB, HIDDEN, LAYERS],
         fields: &[MAMBA_EPS, MAMBA_SIZES, TIED_BY_DEFAULT],
     },
     HfType {
         model_type: "falcon_mamba",
         architecture: "FalconMambaForCausalLM",
-        fixed: &[
-            ("model_type", Given::Str("falcon_mamba")),
-            MAMBA_LAYERS,
-            NO_MLP,
-            NO_POSITIONS,
-            ONE_HEAD,
-        ],
+        fixed: &[MAMBA_LAYERS, NO_MLP, NO_POSITIONS, ONE_HEAD],
         common: &[VOCAB, HIDDEN, LAYERS],
         fields: &[MAMBA_EPS, MAMBA_SIZES, TIED_BY_DEFAULT],
     },
@@ -238,7 +228,6 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "mamba2",
         architecture: "Mamba2ForCausalLM",
         fixed: &[
-            ("model_type", Given::Str("mamba2")),
             ("layer_types", Given::Words(&["mamba2"])),
             NO_MLP,
             NO_POSITIONS,
@@ -288,22 +277,14 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "qwen3_5_text",
         architecture: "Qwen3_5ForCausalLM",
-        fixed: &[
-            ("model_type", Given::Str("qwen3_5_text")),
-            DELTA_FIXED[0],
-            DELTA_FIXED[1],
-            DELTA_FIXED[2],
-        ],
+        fixed: &[DELTA_FIXED[0], DELTA_FIXED[1], DELTA_FIXED[2]],
         common: DELTA_SHAPE,
         fields: &[FFN, delta(DeltaProjections::Four)],
     },
     HfType {
         model_type: "lfm2",
         architecture: "Lfm2ForCausalLM",
-        fixed: &[
-            ("model_type", Given::Str("lfm2")),
-            ("qk_norm", Given::Bool(true)),
-        ],
+        fixed: &[("qk_norm", Given::Bool(true))],
         common: &[
             VOCAB, HIDDEN, LAYERS, HEADS, KV_HEADS, POSITIONS, ROPE_THETA,
         ],
@@ -331,7 +312,7 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "bamba",
         architecture: "BambaForCausalLM",
-        fixed: &[("model_type", Given::Str("bamba"))],
+        fixed: &[],
         common: &[
             VOCAB, HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, HIDDEN_ACT, POSITIONS, NORM_EPS,
             ROPE_THETA, TIED,
@@ -470,7 +451,6 @@ pub(super) const EXPERTS: &[HfType] = &[
         model_type: "lfm2_moe",
         architecture: "Lfm2MoeForCausalLM",
         fixed: &[
-            ("model_type", Given::Str("lfm2_moe")),
             ("qk_norm", Given::Bool(true)),
             ("router", Given::Str("sigmoid")),
         ],
@@ -497,12 +477,9 @@ pub(super) const EXPERTS: &[HfType] = &[
                 &["moe_intermediate_size"],
                 Meaning::Default("expert_ffn", Given::Int(1792)),
             ),
-            field(
-                &["norm_topk_prob"],
-                Meaning::Default("normalize_top_k", Given::Bool(true)),
-            ),
-            super::experts::ROUTE_SCALE,
-            super::routed::mlp_types::<2>(),
+            NORMALIZED,
+            ROUTE_SCALE,
+            mlp_types::<2>(),
             derived("z_loss", &["use_expert_bias"], |_| Ok(None)),
         ],
     },
@@ -511,7 +488,6 @@ pub(super) const EXPERTS: &[HfType] = &[
         model_type: "granitemoehybrid",
         architecture: "GraniteMoeHybridForCausalLM",
         fixed: &[
-            ("model_type", Given::Str("granitemoehybrid")),
             ("router", Given::Str("topk_softmax")),
             ("packed_gate_up", Given::Bool(true)),
         ],
@@ -582,7 +558,6 @@ pub(super) const EXPERTS: &[HfType] = &[
         model_type: "qwen3_next",
         architecture: "Qwen3NextForCausalLM",
         fixed: &[
-            ("model_type", Given::Str("qwen3_next")),
             DELTA_FIXED[0],
             DELTA_FIXED[1],
             DELTA_FIXED[2],
@@ -599,7 +574,6 @@ pub(super) const EXPERTS: &[HfType] = &[
         model_type: "qwen3_5_moe_text",
         architecture: "Qwen3_5MoeForCausalLM",
         fixed: &[
-            ("model_type", Given::Str("qwen3_5_moe_text")),
             DELTA_FIXED[0],
             DELTA_FIXED[1],
             DELTA_FIXED[2],
@@ -617,7 +591,6 @@ pub(super) const EXPERTS: &[HfType] = &[
         model_type: "nemotron_h",
         architecture: "NemotronHForCausalLM",
         fixed: &[
-            ("model_type", Given::Str("nemotron_h")),
             NO_POSITIONS,
             ("gated_mlp", Given::Bool(false)),
             ("router", Given::Str("sigmoid")),
@@ -735,7 +708,6 @@ pub(super) const EXPERTS: &[HfType] = &[
         model_type: "jamba",
         architecture: "JambaForCausalLM",
         fixed: &[
-            ("model_type", Given::Str("jamba")),
             ("bias", Given::Bool(false)),
             ("normalize_top_k", Given::Bool(false)),
             NO_POSITIONS,

@@ -3,9 +3,7 @@
 use super::experts::{LATENT, LATENT_HALVES, concat};
 use super::llama_like::MINICPM_SCALES;
 use super::{HIDDEN_ACT, RMS_EPS_5, TIED_BY_DEFAULT};
-use crate::models::hf::{
-    FFN, Field, Given, HEADS, HIDDEN, HfType, LAYERS, POSITIONS, ROPE_THETA, VOCAB,
-};
+use crate::models::hf::{FFN, Field, HEADS, HIDDEN, HfType, LAYERS, POSITIONS, ROPE_THETA, VOCAB};
 use crate::models::llama::{MLP_BIAS, NORM_EPS};
 
 const SHAPE: &[Field] = &[
@@ -25,14 +23,14 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "youtu",
         architecture: "YoutuForCausalLM",
-        fixed: &[("model_type", Given::Str("youtu"))],
+        fixed: &[],
         common: SHAPE,
         fields: &concat::<{ LATENT.len() + 1 }>(LATENT, &[NORM_EPS]),
     },
     HfType {
         model_type: "minicpm3",
         architecture: "MiniCPM3ForCausalLM",
-        fixed: &[("model_type", Given::Str("minicpm3"))],
+        fixed: &[],
         common: SHAPE,
         fields: &concat::<{ LATENT_HALVES.len() + 4 }>(
             LATENT_HALVES,

@@ -7,7 +7,7 @@ use crate::models::hf::{
     BiasPart, FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS,
     ROPE_THETA, TIED, VOCAB, field,
 };
-use crate::models::llama::{ATTENTION_BIAS, HEAD_DIM, KV_HEADS, MLP_BIAS, NORM_EPS};
+use crate::models::llama::{ATTENTION_BIAS, HEAD_DIM, HEAD_DIM_128, KV_HEADS, MLP_BIAS, NORM_EPS};
 use crate::models::windows::{
     ASKED_WINDOW, FIRST_OF_FOUR, LISTED, USES_WINDOW, WINDOW, WINDOW_4096,
 };
@@ -25,7 +25,7 @@ const SHAPE_128: &[Field] = &[
     LAYERS,
     HEADS,
     KV_HEADS,
-    field(&["head_dim"], Meaning::Default("head_dim", Given::Int(128))),
+    HEAD_DIM_128,
     POSITIONS,
     ROPE_THETA,
 ];
@@ -106,10 +106,7 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "stablelm",
         architecture: "StableLmForCausalLM",
-        fixed: &[
-            ("model_type", Given::Str("stablelm")),
-            ("norm", Given::Str("layer_norm")),
-        ],
+        fixed: &[("norm", Given::Str("layer_norm"))],
         common: SHAPE,
         fields: &[
             LAYER_NORM_EPS,
@@ -141,7 +138,6 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "nemotron",
         architecture: "NemotronForCausalLM",
         fixed: &[
-            ("model_type", Given::Str("nemotron")),
             ("norm", Given::Str("layer_norm_unit_offset")),
             ("gated_mlp", Given::Bool(false)),
         ],
@@ -170,7 +166,6 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "arcee",
         architecture: "ArceeForCausalLM",
         fixed: &[
-            ("model_type", Given::Str("arcee")),
             ("activation", Given::Str("relu2")),
             ("gated_mlp", Given::Bool(false)),
         ],
@@ -180,7 +175,7 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "seed_oss",
         architecture: "SeedOssForCausalLM",
-        fixed: &[("model_type", Given::Str("seed_oss"))],
+        fixed: &[],
         common: SHAPE,
         fields: &[
             NORM_EPS,
@@ -194,7 +189,7 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "minicpm",
         architecture: "MiniCPMForCausalLM",
-        fixed: &[("model_type", Given::Str("minicpm"))],
+        fixed: &[],
         common: SHAPE,
         fields: &[
             NORM_EPS,
@@ -210,10 +205,7 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "ernie4_5",
         architecture: "Ernie4_5ForCausalLM",
-        fixed: &[
-            ("model_type", Given::Str("ernie4_5")),
-            ("position_embedding", Given::Str("rotary_interleaved")),
-        ],
+        fixed: &[("position_embedding", Given::Str("rotary_interleaved"))],
         common: SHAPE,
         fields: &[
             RMS_EPS_5,
@@ -225,17 +217,14 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "hunyuan_v1_dense",
         architecture: "HunYuanDenseV1ForCausalLM",
-        fixed: &[
-            ("model_type", Given::Str("hunyuan_v1_dense")),
-            ("qk_norm", Given::Str("after_rope")),
-        ],
+        fixed: &[("qk_norm", Given::Str("after_rope"))],
         common: SHAPE,
         fields: &[RMS_EPS_5, HIDDEN_ACT, ATTENTION_BIAS, TIED],
     },
     HfType {
         model_type: "internlm",
         architecture: "InternLMForCausalLM",
-        fixed: &[("model_type", Given::Str("internlm"))],
+        fixed: &[],
         common: SHAPE,
         fields: &[
             NORM_EPS,
@@ -247,7 +236,7 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "internlm3",
         architecture: "InternLM3ForCausalLM",
-        fixed: &[("model_type", Given::Str("internlm3"))],
+        fixed: &[],
         common: SHAPE,
         fields: &[
             NORM_EPS,
@@ -260,10 +249,7 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "orion",
         architecture: "OrionForCausalLM",
-        fixed: &[
-            ("model_type", Given::Str("orion")),
-            ("norm", Given::Str("layer_norm")),
-        ],
+        fixed: &[("norm", Given::Str("layer_norm"))],
         common: SHAPE,
         fields: &[
             field(&["rms_norm_eps"], Meaning::Optional("norm_eps")),
@@ -275,10 +261,7 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "mimo",
         architecture: "MiMoForCausalLM",
-        fixed: &[
-            ("model_type", Given::Str("mimo")),
-            ("bias", Given::Str("qkv")),
-        ],
+        fixed: &[("bias", Given::Str("qkv"))],
         common: SHAPE,
         fields: &[
             NORM_EPS,
@@ -292,7 +275,7 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "nemotron-nas",
         architecture: "DeciLMForCausalLM",
-        fixed: &[("model_type", Given::Str("nemotron-nas"))],
+        fixed: &[],
         common: &[VOCAB, HIDDEN, LAYERS, HEADS, POSITIONS, ROPE_THETA],
         fields: &[
             NORM_EPS,
@@ -318,7 +301,7 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "exaone",
         architecture: "ExaoneForCausalLM",
-        fixed: &[("model_type", Given::Str("exaone"))],
+        fixed: &[],
         common: &[
             VOCAB, HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM, POSITIONS, ROPE_THETA,
         ],
@@ -338,21 +321,21 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "ministral",
         architecture: "MinistralForCausalLM",
-        fixed: &[("model_type", Given::Str("ministral"))],
+        fixed: &[],
         common: SHAPE,
         fields: &[NORM_EPS, HIDDEN_ACT, WINDOW_4096, LISTED, TIED],
     },
     HfType {
         model_type: "ministral3",
         architecture: "Ministral3ForCausalLM",
-        fixed: &[("model_type", Given::Str("ministral3"))],
+        fixed: &[],
         common: SHAPE_128,
         fields: &[RMS_EPS_5, HIDDEN_ACT, WINDOW, TIED],
     },
     HfType {
         model_type: "cwm",
         architecture: "CwmForCausalLM",
-        fixed: &[("model_type", Given::Str("cwm"))],
+        fixed: &[],
         common: SHAPE_128,
         fields: &[
             RMS_EPS_5,
@@ -369,17 +352,14 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "iquestcoder",
         architecture: "LlamaForCausalLM",
-        fixed: &[("model_type", Given::Str("iquestcoder"))],
+        fixed: &[],
         common: SHAPE_128,
         fields: &[RMS_EPS_5, HIDDEN_ACT, ATTENTION_BIAS, MLP_BIAS, TIED],
     },
     HfType {
         model_type: "helium",
         architecture: "HeliumForCausalLM",
-        fixed: &[
-            ("model_type", Given::Str("helium")),
-            ("position_embedding", Given::Str("rotary_interleaved")),
-        ],
+        fixed: &[("position_embedding", Given::Str("rotary_interleaved"))],
         common: &[
             VOCAB, HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, POSITIONS, ROPE_THETA,
         ],
@@ -414,7 +394,7 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "hyperclovax",
         architecture: "HyperCLOVAXForCausalLM",
-        fixed: &[("model_type", Given::Str("hyperclovax"))],
+        fixed: &[],
         common: SHAPE,
         fields: &[
             NORM_EPS,
@@ -453,7 +433,6 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "jais2",
         architecture: "Jais2ForCausalLM",
         fixed: &[
-            ("model_type", Given::Str("jais2")),
             ("norm", Given::Str("layer_norm")),
             ("gated_mlp", Given::Bool(false)),
             ("activation", Given::Str("relu2")),
@@ -471,7 +450,6 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "nanochat",
         architecture: "NanoChatForCausalLM",
         fixed: &[
-            ("model_type", Given::Str("nanochat")),
             ("norm", Given::Str("rms_norm_no_weight")),
             ("embedding_norm", Given::Bool(true)),
             ("qk_norm", Given::Str("after_rope")),

@@ -5,7 +5,7 @@ use crate::models::hf::{
     BiasPart, FFN, Field, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS, ROPE_THETA,
     TIED, VOCAB, field,
 };
-use crate::models::llama::{KV_HEADS, NORM_EPS};
+use crate::models::llama::{HEAD_DIM_128, KV_HEADS, NORM_EPS};
 use crate::models::windows::WINDOW;
 
 const SHAPE: &[Field] = &[
@@ -75,7 +75,7 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "phi3",
         architecture: "Phi3ForCausalLM",
-        fixed: &[("model_type", Given::Str("phi3")), CONCATENATED, GATE_UP],
+        fixed: &[CONCATENATED, GATE_UP],
         common: SHAPE,
         fields: &[
             RMS_EPS_5,
@@ -89,10 +89,10 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "glm",
         architecture: "GlmForCausalLM",
-        fixed: &[("model_type", Given::Str("glm")), GATE_UP, INTERLEAVED],
+        fixed: &[GATE_UP, INTERLEAVED],
         common: SHAPE,
         fields: &[
-            field(&["head_dim"], Meaning::Default("head_dim", Given::Int(128))),
+            HEAD_DIM_128,
             field(
                 &["rms_norm_eps"],
                 Meaning::Default("norm_eps", Given::Float(1.5625e-7)),
@@ -106,15 +106,10 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "glm4",
         architecture: "Glm4ForCausalLM",
-        fixed: &[
-            ("model_type", Given::Str("glm4")),
-            GATE_UP,
-            INTERLEAVED,
-            ("norm_position", Given::Str("both")),
-        ],
+        fixed: &[GATE_UP, INTERLEAVED, ("norm_position", Given::Str("both"))],
         common: SHAPE,
         fields: &[
-            field(&["head_dim"], Meaning::Default("head_dim", Given::Int(128))),
+            HEAD_DIM_128,
             field(
                 &["rms_norm_eps"],
                 Meaning::Default("norm_eps", Given::Float(1.5625e-7)),
@@ -130,7 +125,6 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "glm4v_text",
         architecture: "Glm4vForConditionalGeneration",
         fixed: &[
-            ("model_type", Given::Str("glm4v_text")),
             GATE_UP,
             INTERLEAVED,
             ("norm_position", Given::Str("both")),
@@ -143,7 +137,6 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "chatglm",
         architecture: "ChatGLMModel",
         fixed: &[
-            ("model_type", Given::Str("chatglm")),
             CONCATENATED,
             GATE_UP,
             INTERLEAVED,
@@ -185,7 +178,7 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "baichuan",
         architecture: "BaichuanForCausalLM",
-        fixed: &[("model_type", Given::Str("baichuan")), CONCATENATED],
+        fixed: &[CONCATENATED],
         common: &[
             VOCAB, HIDDEN, FFN, LAYERS, HEADS, ROPE_THETA, NORM_EPS, HIDDEN_ACT, TIED,
         ],
@@ -200,11 +193,7 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "qwen",
         architecture: "QWenLMHeadModel",
-        fixed: &[
-            ("model_type", Given::Str("qwen")),
-            CONCATENATED,
-            ("bias", Given::Str("qkv")),
-        ],
+        fixed: &[CONCATENATED, ("bias", Given::Str("qkv"))],
         common: &[VOCAB, HIDDEN, LAYERS, HEADS, TIED],
         fields: &[
             // Gate and up are two halves of it.
@@ -236,10 +225,7 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "internlm2",
         architecture: "InternLM2ForCausalLM",
-        fixed: &[
-            ("model_type", Given::Str("internlm2")),
-            ("packed_qkv", Given::Str("per_group")),
-        ],
+        fixed: &[("packed_qkv", Given::Str("per_group"))],
         common: SHAPE,
         fields: &[
             NORM_EPS,
@@ -251,11 +237,7 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "falcon",
         architecture: "FalconForCausalLM",
-        fixed: &[
-            ("model_type", Given::Str("falcon")),
-            LAYER_NORM,
-            ("gated_mlp", Given::Bool(false)),
-        ],
+        fixed: &[LAYER_NORM, ("gated_mlp", Given::Bool(false))],
         common: &[
             VOCAB,
             HIDDEN,
@@ -287,7 +269,6 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "bloom",
         architecture: "BloomForCausalLM",
         fixed: &[
-            ("model_type", Given::Str("bloom")),
             LAYER_NORM,
             ("packed_qkv", Given::Str("per_head")),
             ("gated_mlp", Given::Bool(false)),
@@ -319,7 +300,6 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "mpt",
         architecture: "MptForCausalLM",
         fixed: &[
-            ("model_type", Given::Str("mpt")),
             ("norm", Given::Str("layer_norm_no_bias")),
             CONCATENATED,
             ("gated_mlp", Given::Bool(false)),

@@ -1,9 +1,9 @@
 //! Mixtures of experts whose attention is that of a dense type.
 
 use super::experts::{
-    ATTENTION_MULTIPLIER, DEEPSEEK_SIZES, EMBEDDING_MULTIPLIER, EXPERT_FFN, GROUPS, KEPT_GROUPS,
-    LATENT, LOGITS_SCALING, RESIDUAL_MULTIPLIER, ROUTE_SCALE, ROUTED, SHAPE, SIGMOID_LATENT, TOP_K,
-    concat,
+    ATTENTION_MULTIPLIER, AUX_LOSS, DEEPSEEK_SIZES, EMBEDDING_MULTIPLIER, EXPERT_FFN, EXPERTS,
+    GROUPS, HAS_AUX_LOSS, KEPT_GROUPS, LATENT, LOGITS_SCALING, NORMALIZE, NORMALIZED,
+    RESIDUAL_MULTIPLIER, ROUTE_SCALE, ROUTED, SHAPE, SIGMOID_LATENT, TOP_K, concat, shared,
 };
 use super::windowed::{LARGE_THETA, LOCAL_THETA};
 use super::{HIDDEN_ACT, PARTIAL, PARTIAL_HALF, RMS_EPS_5, derived, number};
@@ -11,19 +11,9 @@ use crate::models::hf::{
     BiasPart, FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS,
     ROPE_THETA, TIED, VOCAB, field,
 };
-use crate::models::llama::{ATTENTION_BIAS, HEAD_DIM, KV_HEADS, NORM_EPS};
+use crate::models::llama::{ATTENTION_BIAS, HEAD_DIM, HEAD_DIM_128, KV_HEADS, NORM_EPS};
 use crate::models::windows::{ALL_FULL, WINDOW, every_without_rope, layers, repeated};
 use serde_json::Value;
-
-const HEAD_DIM_128: Field = field(&["head_dim"], Meaning::Default("head_dim", Given::Int(128)));
-const NORMALIZED: Field = field(
-    &["norm_topk_prob"],
-    Meaning::Default("normalize_top_k", Given::Bool(true)),
-);
-const EXPERTS: Field = Field {
-    names: &["num_experts", "num_local_experts"],
-    meaning: Meaning::Required("experts"),
-};
 
 /// Returns what a layer has after attention, layer by layer: as the file lists it, or experts after
 /// the first layers, of which there are `DENSE` if the file does not say how many.
@@ -60,16 +50,11 @@ pub(super) const fn mlp_types<const DENSE: u64>() -> Field {
     )
 }
 
-/// Shared experts are one of their total width. Files call their number by one of these names.
+/// Shared experts are one of their total width.
 const SHARED: Field = derived(
     "shared_expert_ffn",
     &["num_shared_experts", "n_shared_experts"],
-    |file| {
-        let number = |name: &str| file(name).and_then(|n| n.as_u64());
-        let count = number("num_shared_experts").or_else(|| number("n_shared_experts"));
-        let each = number("moe_intermediate_size").ok_or("`moe_intermediate_size` is missing")?;
-        Ok(Some((count.unwrap_or(1) * each).into()))
-    },
+    |file| shared(file, &["num_shared_experts", "n_shared_experts"], 1),
 );
 
 /// Returns a number that a file gives once, or as a list with one number per layer.
@@ -91,10 +76,7 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "granitemoeshared",
         architecture: "GraniteMoeSharedForCausalLM",
-        fixed: &[
-            ("model_type", Given::Str("granitemoeshared")),
-            ("router", Given::Str("topk_softmax")),
-        ],
+        fixed: &[("router", Given::Str("topk_softmax"))],
         common: SHAPE,
         fields: &[
             KV_HEADS,
@@ -121,7 +103,6 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "hunyuan_v1_moe",
         architecture: "HunYuanMoEV1ForCausalLM",
         fixed: &[
-            ("model_type", Given::Str("hunyuan_v1_moe")),
             ("qk_norm", Given::Str("after_rope")),
             ("normalize_top_k", Given::Bool(true)),
         ],
@@ -154,7 +135,6 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "flex_olmo",
         architecture: "FlexOlmoForCausalLM",
         fixed: &[
-            ("model_type", Given::Str("flex_olmo")),
             ("norm_position", Given::Str("after")),
             ("qk_norm", Given::Str("full")),
             ("aux_loss_kind", Given::Str("hf")),
@@ -168,14 +148,13 @@ pub(super) const TYPES: &[HfType] = &[
                 &["num_experts_per_tok"],
                 Meaning::Default("top_k", Given::Int(5)),
             ),
-            super::experts::NORMALIZE,
+            NORMALIZE,
         ],
     },
     HfType {
         model_type: "mellum",
         architecture: "MellumForCausalLM",
         fixed: &[
-            ("model_type", Given::Str("mellum")),
             ("qk_norm", Given::Bool(true)),
             ("aux_loss_kind", Given::Str("hf")),
         ],
@@ -190,8 +169,8 @@ pub(super) const TYPES: &[HfType] = &[
             HIDDEN_ACT,
             POSITIONS,
             NORM_EPS,
-            super::experts::HAS_AUX_LOSS,
-            super::experts::AUX_LOSS,
+            HAS_AUX_LOSS,
+            AUX_LOSS,
             TIED,
         ],
         fields: &[
@@ -220,7 +199,6 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "exaone_moe",
         architecture: "ExaoneMoeForCausalLM",
         fixed: &[
-            ("model_type", Given::Str("exaone_moe")),
             ("qk_norm", Given::Bool(true)),
             ("router", Given::Str("sigmoid")),
         ],
@@ -247,7 +225,6 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "hy_v3",
         architecture: "HYV3ForCausalLM",
         fixed: &[
-            ("model_type", Given::Str("hy_v3")),
             ("qk_norm", Given::Bool(true)),
             ("router", Given::Str("sigmoid")),
             ("normalize_top_k", Given::Bool(true)),
@@ -284,10 +261,7 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "solar_open",
         architecture: "SolarOpenForCausalLM",
-        fixed: &[
-            ("model_type", Given::Str("solar_open")),
-            ("router", Given::Str("sigmoid")),
-        ],
+        fixed: &[("router", Given::Str("sigmoid"))],
         common: &[
             VOCAB,
             HIDDEN,
@@ -324,7 +298,6 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "afmoe",
         architecture: "AfmoeForCausalLM",
         fixed: &[
-            ("model_type", Given::Str("afmoe")),
             ("qk_norm", Given::Bool(true)),
             ("norm_position", Given::Str("both")),
             ("attention_gate", Given::Str("element")),
@@ -397,10 +370,7 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "glm4v_moe_text",
         architecture: "Glm4vMoeForConditionalGeneration",
-        fixed: &[
-            ("model_type", Given::Str("glm4v_moe_text")),
-            ("router", Given::Str("sigmoid")),
-        ],
+        fixed: &[("router", Given::Str("sigmoid"))],
         common: DEEPSEEK_SIZES,
         fields: &[
             KV_HEADS,
@@ -418,17 +388,14 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "glm4_moe_lite",
         architecture: "Glm4MoeLiteForCausalLM",
-        fixed: &[
-            ("model_type", Given::Str("glm4_moe_lite")),
-            ("router", Given::Str("sigmoid")),
-        ],
+        fixed: &[("router", Given::Str("sigmoid"))],
         common: DEEPSEEK_SIZES,
         fields: &concat::<{ SIGMOID_LATENT.len() + 1 }>(SIGMOID_LATENT, &[mlp_types::<1>()]),
     },
     HfType {
         model_type: "mistral4",
         architecture: "Mistral4ForCausalLM",
-        fixed: &[("model_type", Given::Str("mistral4"))],
+        fixed: &[],
         common: DEEPSEEK_SIZES,
         fields: &concat::<{ LATENT.len() + 5 }>(
             LATENT,
@@ -444,20 +411,14 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "sarvam_mla",
         architecture: "SarvamMLAForCausalLM",
-        fixed: &[
-            ("model_type", Given::Str("sarvam_mla")),
-            ("router", Given::Str("sigmoid")),
-        ],
+        fixed: &[("router", Given::Str("sigmoid"))],
         common: DEEPSEEK_SIZES,
         fields: &concat::<{ SIGMOID_LATENT.len() + 1 }>(SIGMOID_LATENT, &[mlp_types::<1>()]),
     },
     HfType {
         model_type: "glm_moe_dsa",
         architecture: "GlmMoeDsaForCausalLM",
-        fixed: &[
-            ("model_type", Given::Str("glm_moe_dsa")),
-            ("router", Given::Str("sigmoid")),
-        ],
+        fixed: &[("router", Given::Str("sigmoid"))],
         common: DEEPSEEK_SIZES,
         fields: &concat::<{ SIGMOID_LATENT.len() + 5 }>(
             SIGMOID_LATENT,

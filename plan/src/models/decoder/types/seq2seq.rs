@@ -118,7 +118,6 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "bart",
         architecture: "BartForConditionalGeneration",
         fixed: &[
-            ("model_type", Given::Str("bart")),
             ("norm", Given::Str("layer_norm")),
             ("norm_position", Given::Str("sum")),
             ("bias", Given::Bool(true)),

@@ -17,7 +17,6 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "llama4_text",
         architecture: "Llama4ForCausalLM",
         fixed: &[
-            ("model_type", Given::Str("llama4_text")),
             ("router", Given::Str("sigmoid")),
             ("normalize_top_k", Given::Bool(false)),
             ("aux_loss_kind", Given::Str("hf")),
@@ -71,10 +70,7 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "deepseek_v32",
         architecture: "DeepseekV32ForCausalLM",
-        fixed: &[
-            ("model_type", Given::Str("deepseek_v32")),
-            ("router", Given::Str("sigmoid")),
-        ],
+        fixed: &[("router", Given::Str("sigmoid"))],
         common: DEEPSEEK,
         fields: &concat::<{ SIGMOID_LATENT.len() + 3 }>(
             SIGMOID_LATENT,
@@ -92,7 +88,6 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "gpt_oss",
         architecture: "GptOssForCausalLM",
         fixed: &[
-            ("model_type", Given::Str("gpt_oss")),
             ("router", Given::Str("topk_softmax")),
             ("expert_bias", Given::Bool(true)),
             ("attention_sinks", Given::Bool(true)),
@@ -150,7 +145,6 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "step3p7",
         architecture: "Step3p7FlashForCausalLM",
         fixed: &[
-            ("model_type", Given::Str("step3p7")),
             ("router", Given::Str("sigmoid")),
             ("qk_norm", Given::Bool(true)),
             ("attention_gate", Given::Str("head")),

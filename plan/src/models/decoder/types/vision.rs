@@ -14,7 +14,6 @@ pub(super) const TYPES: &[HfType] = &[HfType {
     model_type: "vit",
     architecture: "ViTForImageClassification",
     fixed: &[
-        ("model_type", Given::Str("vit")),
         ("norm", Given::Str("layer_norm")),
         ("gated_mlp", Given::Bool(false)),
         ("bias", Given::Bool(true)),

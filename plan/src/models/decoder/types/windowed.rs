@@ -85,14 +85,31 @@ pub(super) const LARGE_THETA: Field = Field {
     meaning: Meaning::Default("rope_theta", Given::Float(1e6)),
 };
 
+/// Fields of Gemma 2 next to its shape.
+const GEMMA2: &[Field] = &[
+    HEAD_DIM_256,
+    NORM_EPS,
+    GELU_TANH,
+    ROOT_OF_WIDTH,
+    TIED_BY_DEFAULT,
+    QUERY_SCALAR,
+    WINDOW_4096,
+    every::<2>(),
+    field(
+        &["attn_logit_softcapping"],
+        Meaning::Nullable("attention_softcap", Given::Float(50.0)),
+    ),
+    field(
+        &["final_logit_softcapping"],
+        Meaning::Nullable("logits_softcap", Given::Float(30.0)),
+    ),
+];
+
 pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "gemma",
         architecture: "GemmaForCausalLM",
-        fixed: &[
-            ("model_type", Given::Str("gemma")),
-            ("norm", Given::Str("rms_norm_unit_offset")),
-        ],
+        fixed: &[("norm", Given::Str("rms_norm_unit_offset"))],
         common: SHAPE,
         fields: &[
             HEAD_DIM_256,
@@ -106,35 +123,16 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "gemma2",
         architecture: "Gemma2ForCausalLM",
         fixed: &[
-            ("model_type", Given::Str("gemma2")),
             ("norm", Given::Str("rms_norm_unit_offset")),
             ("norm_position", Given::Str("both")),
         ],
         common: SHAPE,
-        fields: &[
-            HEAD_DIM_256,
-            NORM_EPS,
-            GELU_TANH,
-            ROOT_OF_WIDTH,
-            TIED_BY_DEFAULT,
-            QUERY_SCALAR,
-            WINDOW_4096,
-            every::<2>(),
-            field(
-                &["attn_logit_softcapping"],
-                Meaning::Nullable("attention_softcap", Given::Float(50.0)),
-            ),
-            field(
-                &["final_logit_softcapping"],
-                Meaning::Nullable("logits_softcap", Given::Float(30.0)),
-            ),
-        ],
+        fields: GEMMA2,
     },
     HfType {
         model_type: "gemma3_text",
         architecture: "Gemma3ForCausalLM",
         fixed: &[
-            ("model_type", Given::Str("gemma3_text")),
             ("norm", Given::Str("rms_norm_unit_offset")),
             ("norm_position", Given::Str("both")),
             ("qk_norm", Given::Bool(true)),
@@ -174,7 +172,6 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "cohere",
         architecture: "CohereForCausalLM",
         fixed: &[
-            ("model_type", Given::Str("cohere")),
             ("norm", Given::Str("layer_norm_no_bias")),
             ("residual", Given::Str("parallel_one_norm")),
             ("position_embedding", Given::Str("rotary_interleaved")),
@@ -193,7 +190,6 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "cohere2",
         architecture: "Cohere2ForCausalLM",
         fixed: &[
-            ("model_type", Given::Str("cohere2")),
             ("norm", Given::Str("layer_norm_no_bias")),
             ("residual", Given::Str("parallel_one_norm")),
             ("position_embedding", Given::Str("rotary_interleaved")),
@@ -212,10 +208,7 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "olmo",
         architecture: "OlmoForCausalLM",
-        fixed: &[
-            ("model_type", Given::Str("olmo")),
-            ("norm", Given::Str("layer_norm_no_weight")),
-        ],
+        fixed: &[("norm", Given::Str("layer_norm_no_weight"))],
         common: SHAPE,
         fields: &[HIDDEN_ACT, TIED, field(&["clip_qkv"], Meaning::Off)],
     },
@@ -223,7 +216,6 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "olmo2",
         architecture: "Olmo2ForCausalLM",
         fixed: &[
-            ("model_type", Given::Str("olmo2")),
             ("norm_position", Given::Str("after")),
             ("qk_norm", Given::Str("full")),
         ],
@@ -234,7 +226,6 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "olmo3",
         architecture: "Olmo3ForCausalLM",
         fixed: &[
-            ("model_type", Given::Str("olmo3")),
             ("norm_position", Given::Str("after")),
             ("qk_norm", Given::Str("full")),
         ],
@@ -244,7 +235,7 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "smollm3",
         architecture: "SmolLM3ForCausalLM",
-        fixed: &[("model_type", Given::Str("smollm3"))],
+        fixed: &[],
         common: SHAPE,
         fields: &[
             NORM_EPS,
@@ -261,7 +252,6 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "exaone4",
         architecture: "Exaone4ForCausalLM",
         fixed: &[
-            ("model_type", Given::Str("exaone4")),
             ("norm_position", Given::Str("after")),
             ("qk_norm", Given::Bool(true)),
         ],
@@ -278,28 +268,8 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "vaultgemma",
         architecture: "VaultGemmaForCausalLM",
-        fixed: &[
-            ("model_type", Given::Str("vaultgemma")),
-            ("norm", Given::Str("rms_norm_unit_offset")),
-        ],
+        fixed: &[("norm", Given::Str("rms_norm_unit_offset"))],
         common: SHAPE,
-        fields: &[
-            HEAD_DIM_256,
-            NORM_EPS,
-            GELU_TANH,
-            ROOT_OF_WIDTH,
-            TIED_BY_DEFAULT,
-            QUERY_SCALAR,
-            WINDOW_4096,
-            every::<2>(),
-            field(
-                &["attn_logit_softcapping"],
-                Meaning::Nullable("attention_softcap", Given::Float(50.0)),
-            ),
-            field(
-                &["final_logit_softcapping"],
-                Meaning::Nullable("logits_softcap", Given::Float(30.0)),
-            ),
-        ],
+        fields: GEMMA2,
     },
 ];
