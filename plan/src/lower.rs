@@ -124,8 +124,11 @@ pub(crate) fn plan(
     lower(scenario, engine, lowering, &tape, specs, groups)
 }
 
-/// Returns which parameters ranks gather in 8 bits.
+/// Returns which parameters ranks gather in 8 bits, or nothing if there are none.
 fn float8_gathers(scenario: &Scenario, tree: &Tree) -> Vec<bool> {
+    if !scenario.precision.float8.all_gather {
+        return Vec::new();
+    }
     let recipe = recipes::of(&scenario.precision);
     let gathered = |p| {
         recipe

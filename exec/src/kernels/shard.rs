@@ -149,6 +149,23 @@ fn copy(from: &View, first: usize, to: &View, start: usize, n: usize, block: &mu
     }
 }
 
+/// Returns all of a launch's ranges, of which there are `N`.
+fn exactly<const N: usize>(
+    ranges: &[RawRange],
+    what: &'static str,
+) -> Result<[View; N], OperandError> {
+    let count = |_| OperandError::Count {
+        what,
+        needed: N,
+        found: ranges.len(),
+    };
+    let views: SmallVec<[View; N]> = ranges
+        .iter()
+        .map(|r| View::flat(*r))
+        .collect::<Result<_, _>>()?;
+    views.into_inner().map_err(count)
+}
+
 /// Returns a float32 scalar.
 fn scalar(range: Option<&RawRange>) -> Result<View, OperandError> {
     let view = View::flat(*range.ok_or(OperandError::Count {

@@ -8,6 +8,9 @@ use std::collections::BTreeMap;
 /// Gives parameters that one matmul reads one scale (merged projections), and numbers the scales
 /// again.
 pub(super) fn share_scales(tape: &Tape, groups: &mut [Group]) {
+    if !groups.iter().any(Group::is_float8) {
+        return;
+    }
     // Elements from the start of a parameter that some kernel reads as one matrix.
     let mut reach: BTreeMap<u32, u64> = BTreeMap::new();
     for operand in &tape.operands {

@@ -562,7 +562,7 @@ impl<'c, 'a> Walk<'c, 'a> {
                 let size = self.out.inputs.gathered_type(group).size();
                 at(self.life.weight(self.out, p), size)
             }
-            Source::Scale(p) => at(self.life.scale(self.out, p), 4),
+            Source::Scale(p) => at(self.life.scale(self.out, p), DType::F32.size()),
             Source::Grad(p) => {
                 let l = self.life.grad(self.out, p);
                 at(l, size)

@@ -3,7 +3,7 @@
 //! The arithmetic is that of a bfloat16 weight whose maximum, scale and codes follow from the whole
 //! tensor: weights are rounded to bfloat16 first.
 
-use super::BLOCK;
+use super::{BLOCK, exactly};
 use crate::base::float8::scale;
 use crate::kernels::convert;
 use crate::kernels::error::OperandError;
@@ -14,16 +14,6 @@ use crate::kernels::view::View;
 use crate::operand::RawRange;
 use shardlab_plan::ir::DType;
 use shardlab_plan::program::ScaleRun;
-
-/// Returns the `n`th of the ranges that a launch reads or writes, as a view.
-fn range(ranges: &[RawRange], n: usize, what: &'static str) -> Result<View, OperandError> {
-    let range = ranges.get(n).ok_or(OperandError::Count {
-        what,
-        needed: n + 1,
-        found: ranges.len(),
-    })?;
-    View::flat(*range)
-}
 
 /// Calls `f(scale, first element, block)` for blocks of weights in bfloat16 that share a scale.
 fn blocks(
@@ -54,7 +44,8 @@ pub(super) fn amax(
     reads: &[RawRange],
     writes: &[RawRange],
 ) -> Result<(), OperandError> {
-    let (main, out) = (range(reads, 0, "reads")?, range(writes, 0, "writes")?);
+    let [main] = exactly(reads, "reads")?;
+    let [out] = exactly(writes, "writes")?;
     let mut found = vec![0.0f32; out.numel];
     let mut beyond = 0;
     blocks(&main, runs, |scale, _, x| {
@@ -81,9 +72,8 @@ pub(super) fn scales(
     reads: &[RawRange],
     writes: &[RawRange],
 ) -> Result<(), OperandError> {
-    let amax = range(reads, 0, "reads")?;
-    let [scales, inverses] = [0, 1].map(|n| range(writes, n, "writes"));
-    let (scales, inverses) = (scales?, inverses?);
+    let [amax] = exactly(reads, "reads")?;
+    let [scales, inverses] = exactly(writes, "writes")?;
     same("the scales", amax.numel, scales.numel)?;
     same("their reciprocals", amax.numel, inverses.numel)?;
     let most = most(to)?;
@@ -101,8 +91,8 @@ pub(super) fn cast(
     reads: &[RawRange],
     writes: &[RawRange],
 ) -> Result<(), OperandError> {
-    let (main, by) = (range(reads, 0, "reads")?, range(reads, 1, "reads")?);
-    let codes = range(writes, 0, "writes")?;
+    let [main, by] = exactly(reads, "reads")?;
+    let [codes] = exactly(writes, "writes")?;
     same("the codes", main.numel, codes.numel)?;
     let most = runs.iter().filter_map(|run| run.scale).max();
     if let Some(most) = most.filter(|most| *most as usize >= by.numel) {

@@ -5,7 +5,7 @@ use super::super::error::OperandError;
 use super::super::operands::same;
 use super::super::scratch::Scratch;
 use super::super::view::View;
-use super::{BLOCK, copy};
+use super::{BLOCK, copy, exactly};
 use crate::operand::RawRange;
 use shardlab_plan::ir::Shape;
 
@@ -14,17 +14,6 @@ fn shard(shape: &Shape, ranks: usize) -> usize {
     let rows = shape.first().copied().unwrap_or(1) as usize;
     let row: u64 = shape.iter().skip(1).product();
     rows.div_ceil(ranks.max(1)) * row as usize
-}
-
-fn one(ranges: &[RawRange], what: &'static str) -> Result<View, OperandError> {
-    match ranges {
-        [r] => View::flat(*r),
-        _ => Err(OperandError::Count {
-            what,
-            needed: 1,
-            found: ranges.len(),
-        }),
-    }
 }
 
 /// Calls `f(parameter, its first element, position in the packed buffer, elements, padding after
@@ -71,7 +60,7 @@ pub(super) fn copy_out(
     reads: &[RawRange],
     writes: &[RawRange],
 ) -> Result<(), OperandError> {
-    let packed = one(reads, "reads")?;
+    let [packed] = exactly(reads, "reads")?;
     let mut block = Scratch::take(BLOCK);
     shards(ranks, shapes, writes, &packed, |param, first, at, n, _| {
         copy(&packed, at, param, first, n, &mut block);
@@ -85,7 +74,7 @@ pub(super) fn chunk_cat(
     reads: &[RawRange],
     writes: &[RawRange],
 ) -> Result<(), OperandError> {
-    let packed = one(writes, "writes")?;
+    let [packed] = exactly(writes, "writes")?;
     let mut block = Scratch::take(BLOCK);
     shards(ranks, shapes, reads, &packed, |grad, first, at, n, pad| {
         copy(grad, first, &packed, at, n, &mut block);

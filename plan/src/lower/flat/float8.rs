@@ -97,15 +97,16 @@ impl Flat {
             let group = out.inputs.group(g);
             out.b.at(group.unit, Phase::Refresh);
             let slots = of_group(out, scales.amax, &group.scale_range());
-            self.run_over_main(
-                out,
-                g,
-                ShardOp::ShardAmax,
-                &[],
-                slots,
-                COMPUTE,
-                Rule::Refresh,
-            );
+            let (main, elements) = self.main_weights(out, g);
+            out.run(KernelLaunch {
+                rule: Rule::Refresh,
+                op: ShardOp::ShardAmax,
+                elements,
+                dtype: DType::F32,
+                stream: COMPUTE,
+                reads: &[main],
+                writes: &[slots],
+            });
         }
         out.b.at(UnitId(0), Phase::Refresh);
         let [amax, made, inverses] =
@@ -155,32 +156,25 @@ impl Flat {
     ) {
         let Some(scales) = self.scales else { return };
         let by = of_group(out, scales.scales, &out.inputs.group(g).scale_range());
-        self.run_over_main(out, g, ShardOp::ShardCast, &[by], to, stream, rule);
-    }
-
-    #[allow(clippy::too_many_arguments, reason = "a launch, by its parts")]
-    fn run_over_main(
-        &self,
-        out: &mut Emitter<'_>,
-        g: GroupId,
-        op: ShardOp,
-        also: &[Access],
-        to: Access,
-        stream: StreamId,
-        rule: Rule,
-    ) {
-        let state = self.state(g);
-        let Some(main) = state.main else { return };
-        let mut reads = vec![out.b.whole(main)];
-        reads.extend(also);
+        let (main, elements) = self.main_weights(out, g);
         out.run(KernelLaunch {
             rule,
-            op,
-            elements: self.optimizer_numel(state),
-            dtype: out.b.program().buffers[to.buffer.index()].dtype,
+            op: ShardOp::ShardCast,
+            elements,
+            dtype: self.state(g).w,
             stream,
-            reads: &reads,
+            reads: &[main, by],
             writes: &[to],
         });
+    }
+
+    /// Returns a group's M, and the number of its elements.
+    ///
+    /// # Panics
+    /// If it has none: scenarios refuse 8-bit gathers without main weights.
+    fn main_weights(&self, out: &Emitter<'_>, g: GroupId) -> (Access, u64) {
+        let state = self.state(g);
+        let main = state.main.expect("a group in 8 bits has main weights");
+        (out.b.whole(main), self.optimizer_numel(state))
     }
 }

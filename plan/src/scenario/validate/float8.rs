@@ -45,7 +45,7 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
     dimensions(s, d)
 }
 
-/// Refuses 8-bit gathers where there is no shard of main weights to cast, or no scale for it.
+/// Refuses 8-bit gathers without sharded main weights, or without one scale per tensor.
 fn all_gather(s: &Scenario, d: &Document) -> Checked {
     let (p, f) = (&s.precision, &s.fsdp);
     if !p.float8.all_gather {
