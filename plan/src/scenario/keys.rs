@@ -399,7 +399,7 @@ keys! {
     Height: "model" "height" [Integer(1, 16384)] "(cnn: 64)" "Image height";
     Width: "model" "width" [Integer(1, 16384)] "(cnn: 64)" "Image width";
     Kernel: "model" "kernel" [Integer(1, 255)] "(cnn: 3)" "Edge length of the convolution kernels; must be odd";
-    Bias: "model" "bias" [Bool, Choice(&["qkv", "attention", "mlp", "all_but_qkv"])] "(llama, decoder: false, others: true)" "Which linear layers and convolutions have a bias: true (all), false (none), qkv (only queries, keys and values, as in Qwen2), attention (these and the output of attention), mlp (only the feed-forward layer), all_but_qkv (all but queries, keys and values, as in GPT-Neo); the last four: llama, decoder";
+    Bias: "model" "bias" [Bool, Choice(&["qkv", "attention", "mlp", "all_but_qkv"])] "(llama, decoder: false, others: true)" "Which linear layers and convolutions have a bias: true (all), false (none), qkv (only queries, keys and values, as in Qwen2), attention (these and the output of attention), mlp (only the feed-forward layer), all_but_qkv (all but queries, keys and values, as in GPT-Neo); the last four are for llama and decoder only";
     QkNorm: "model" "qk_norm" [Bool, Choice(QkNorm::WORDS)] "false" "Normalize queries and keys: true (per head before the rotary embedding, as in Qwen3), full (all heads together, as in OLMo 2), each_head (a LayerNorm weight per head, as in Command R+), after_rope (per head after the rotary embedding, as in Hunyuan)";
     Implementation: "model" "implementation" [Choice(Implementation::WORDS)] "(policy native: \"native\", others: \"torchtitan\")" "Code of the model, which decides kernels and saved tensors: torchtitan (fused norms), transformers (the modeling code of transformers 5 with sdpa attention: norms, rotary embeddings and softcaps in single operations, masks that the host reads), native (that of shardlab exec)";
     ModelType: "model" "model_type" [Text] "(none)" "model_type of transformers whose names the weights have in files; none: the names of Llama";
@@ -510,7 +510,7 @@ keys! {
     DpShard: "mesh" "dp_shard" also ["data_parallel_shard_degree"] [Integer(1, MIB)] "(required)" "Ranks that shard parameters: the inner data-parallel mesh dimension (torchtitan: data_parallel_shard_degree)";
     DpOuter: "mesh" "dp_replicate" as "dp_outer" also ["dp_outer", "data_parallel_replicate_degree"] [Integer(1, MIB)] "1" "Outer data-parallel mesh dimension: number of replicas (HSDP), or of outer shards with `outer_strategy = \"optim\"` (torchtitan: data_parallel_replicate_degree)";
     Tp: "mesh" "tp" also ["tensor_parallel_degree"] [Integer(1, 1024)] "1" "Ranks that divide the layers among themselves: tensor parallelism, within the data-parallel dimensions (family linear; torchtitan: tensor_parallel_degree)";
-    Ep: "mesh" "ep" also ["expert_parallel_degree", "expert_model_parallel_size", "ep_size"] [Integer(1, MIB)] "1" "Ranks that divide the experts of a layer among themselves: expert parallelism, of adjacent ranks of `dp_shard`, which it divides (torchtitan: expert_parallel_degree)";
+    Ep: "mesh" "ep" also ["expert_parallel_degree", "expert_model_parallel_size", "ep_size"] [Integer(1, MIB)] "1" "Ranks that divide the experts of a layer among themselves: expert parallelism. They are adjacent ranks of `dp_shard`, which must be a multiple of it (torchtitan: expert_parallel_degree)";
     GpusPerNode: "mesh" "gpus_per_node" also ["nproc_per_node"] [Integer(1, 1024)] "(8, or fewer when there are fewer ranks)" "GPUs per node, connected by NVLink";
 
     Policy: "fsdp" "policy" [Choice(PolicyKind::WORDS)] "\"native\"" "Engine to model: native (that of `shardlab exec`), fsdp2 (fully_shard of torch 2.11), megatron (megatron-fsdp 0.6.1), megatron_v2 (its experimental engine)";
@@ -589,5 +589,5 @@ keys! {
     GateFinalLoss: "gate" "final_loss" [Number(0.0, 1e6)] "1e-3" "How much worse the final loss may be, relative";
     GateGradNorm: "gate" "grad_norm" [Number(0.0, 1e6)] "0.01" "Relative tolerance of each gradient norm; 0: bitwise equal";
     GateSeeds: "gate" "seeds" [Integer(1, 64)] "1" "Runs with seeds 0, 1, …; with 3 or more their final losses are tested instead of a single curve";
-    GateProgram: "gate" "program" [Choice(GateProgram::WORDS)] "(budget: \"off\", strict: \"exact\")" "What of the program may not change: anything, instruction counts, nothing";
+    GateProgram: "gate" "program" [Choice(GateProgram::WORDS)] "(budget: \"off\", strict: \"exact\")" "Parts of the program that may not change: all of it, instruction counts, or none";
 }
