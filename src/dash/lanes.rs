@@ -133,8 +133,10 @@ impl Lanes {
             })
             .collect();
         let mut length = run.recorded_to.0.saturating_sub(from).max(1);
+        let instrs: Vec<Option<&InstrView>> =
+            run.spans.iter().map(|s| view.instr(s.instr)).collect();
         for (i, span) in run.spans.iter().enumerate() {
-            let work = view.instr(span.instr).and_then(|i| i.work);
+            let work = instrs[i].and_then(|i| i.work);
             let item = Item {
                 start: span.start.0.saturating_sub(from),
                 end: span.end.0.saturating_sub(from),
@@ -175,7 +177,7 @@ impl Lanes {
             critical: critical(&view),
             gaps,
             longest,
-            segments: segments(&view, &lanes),
+            segments: segments(&instrs, &lanes),
             memory: MemoryCurve::new(&view),
             places,
             lanes,
@@ -281,15 +283,15 @@ fn critical(view: &RunView) -> Vec<bool> {
     on
 }
 
-fn segments(view: &RunView, lanes: &[Lane]) -> Vec<Segment> {
+/// Returns the segments of the first lane. `instrs` are the instructions by span.
+fn segments(instrs: &[Option<&InstrView>], lanes: &[Lane]) -> Vec<Segment> {
     let mut all: Vec<Segment> = Vec::new();
     let items = lanes
         .first()
         .map(|l| l.items.as_slice())
         .unwrap_or_default();
     for item in items {
-        let span = &view.run.spans[item.span as usize];
-        let Some(instr) = view.instr(span.instr) else {
+        let Some(instr) = instrs[item.span as usize] else {
             continue;
         };
         match all.last_mut() {

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 /// An allocation by the instruction itself counts, and a free by it has happened.
 #[must_use]
 pub fn alive_at(program: &Program, at: InstrId) -> Vec<BufferId> {
-    let mut since: BTreeMap<BufferId, usize> = BTreeMap::new();
+    let mut since: Vec<Option<u32>> = vec![None; program.buffers.len()];
     let order = [
         SectionKind::Init,
         SectionKind::First,
@@ -26,17 +26,17 @@ pub fn alive_at(program: &Program, at: InstrId) -> Vec<BufferId> {
             match program.instrs[i as usize].op {
                 // Host memory takes up none of the device's.
                 Op::Alloc(b) if program.buffers[b.index()].pool != Pool::Host => {
-                    since.insert(b, clock);
+                    since[b.index()] = Some(clock);
                     clock += 1;
                 }
-                Op::Free(b) => {
-                    since.remove(&b);
-                }
+                Op::Free(b) => since[b.index()] = None,
                 _ => {}
             }
             if i == at.0 {
-                let mut alive: Vec<(usize, BufferId)> =
-                    since.into_iter().map(|(b, t)| (t, b)).collect();
+                let mut alive: Vec<(u32, BufferId)> = (0..)
+                    .zip(since)
+                    .filter_map(|(b, t)| Some((t?, BufferId(b))))
+                    .collect();
                 alive.sort_unstable();
                 return alive.into_iter().map(|(_, b)| b).collect();
             }

@@ -101,7 +101,11 @@ impl Occupancy {
         for columns in spans {
             visit(self.levels.len(), columns, |level, at, covered| {
                 let node = &self.levels[level][at];
-                taken.push(if covered { &node.any.0 } else { &node.all.0 });
+                let ranges = if covered { &node.any.0 } else { &node.all.0 };
+                // Most nodes hold nothing yet when the largest keys are placed.
+                if !ranges.is_empty() {
+                    taken.push(ranges);
+                }
                 if level == 0 && !covered {
                     work::add(self.parts[at].len());
                     let overlapping = self.parts[at]
@@ -178,9 +182,10 @@ fn lowest_gap(taken: &mut [&[(u64, u64)]], size: u64, align: u64) -> u64 {
         let before = at;
         work::add(taken.len());
         for list in &mut *taken {
-            // Ranges below stay below.
-            let below = list.partition_point(|r| r.1 <= at);
-            *list = &list[below..];
+            // Ranges below stay below. Most lists have none, and need no search.
+            if list.first().is_some_and(|r| r.1 <= at) {
+                *list = &list[list.partition_point(|r| r.1 <= at)..];
+            }
             while let Some((&(lo, hi), rest)) = list.split_first()
                 && lo < at + size
             {
