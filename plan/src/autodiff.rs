@@ -53,6 +53,17 @@ pub struct Backward {
     pub reentrant: bool,
 }
 
+/// How the gradients of a parameter with several uses (tied weights) are added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sums {
+    /// Into the first one.
+    InPlace,
+    /// As PyTorch's engine does (`can_accumulate_inplace` of torch 2.11): into the first one if
+    /// nothing else refers to its memory, or else into a new tensor. The weight gradient of a
+    /// linear layer is a transposed view, which refers to its base.
+    Autograd,
+}
+
 /// A gradient that waits for its node to run.
 #[derive(Clone, Copy)]
 struct Pending {
@@ -69,13 +80,19 @@ struct Engine<'m> {
     /// Buffer of the first value a buffer was made for.
     out: Backward,
     recompute: recompute::State,
+    sums: Sums,
     /// Gradient of the objective.
     seed: f64,
 }
 
 /// Appends the backward ops of `m.objective` to `m.graph`, starting from a gradient of `seed`. (1
 /// over the micro-batches of a step makes their gradients add up to that of the step's mean loss.)
-pub(crate) fn differentiate(m: &mut ModelGraph, recompute: &Recomputed, seed: f64) -> Backward {
+pub(crate) fn differentiate(
+    m: &mut ModelGraph,
+    recompute: &Recomputed,
+    sums: Sums,
+    seed: f64,
+) -> Backward {
     let first = m.graph.ops.len() as u32;
     let pending = vec![None; m.graph.values.len()];
     let uses = contributions(m);
@@ -90,6 +107,7 @@ pub(crate) fn differentiate(m: &mut ModelGraph, recompute: &Recomputed, seed: f6
             ..Backward::default()
         },
         recompute: state,
+        sums,
         seed,
     };
     e.m.graph.in_backward = true;
@@ -234,9 +252,13 @@ impl Engine<'_> {
     }
 
     /// Computes the first contribution directly into the gradient, and adds later ones (tied
-    /// parameters) to it.
+    /// parameters) as [`Sums`] says.
     fn accumulate_param(&mut self, v: ValueId, p: ParamId, new: Pending) {
-        match self.pending[v.index()] {
+        let sum = match self.pending[v.index()] {
+            None if self.uses[p.index()] > 1 && self.is_shared_view(new.value) => Pending {
+                value: new.value,
+                exclusive: false,
+            },
             None => {
                 // A collective's result has the activation's type, which a gradient's need not be.
                 let fits = self.covers(new.value) && !self.is_received(new.value);
@@ -251,16 +273,26 @@ impl Engine<'_> {
                         .compute(OpKind::Copy, &[new.value], &[(&shape, dtype)])[0]
                 };
                 self.root_in_grad(value, p);
-                self.pending[v.index()] = Some(Pending {
+                Pending {
                     value,
                     exclusive: true,
-                });
+                }
             }
-            Some(old) => {
+            Some(old) if old.exclusive => {
                 let inputs = [old.value, new.value];
                 self.g().compute_into(OpKind::Add, &inputs, old.value);
+                old
             }
-        }
+            Some(old) => {
+                let value = self.g().binary(OpKind::Add, old.value, new.value);
+                self.root_in_grad(value, p);
+                Pending {
+                    value,
+                    exclusive: true,
+                }
+            }
+        };
+        self.pending[v.index()] = Some(sum);
         self.uses[p.index()] -= 1;
         if self.uses[p.index()] == 0 {
             self.pending[v.index()] = None;
@@ -277,6 +309,14 @@ impl Engine<'_> {
                 after,
             });
         }
+    }
+
+    /// Returns whether PyTorch holds a weight gradient as a view of another tensor.
+    fn is_shared_view(&self, v: ValueId) -> bool {
+        let g = &self.m.graph;
+        let maker = g.ops.get(g.producer[v.index()] as usize);
+        let gemm = maker.is_some_and(|op| matches!(op.act, Act::Compute(OpKind::Gemm { .. })));
+        self.sums == Sums::Autograd && gemm
     }
 
     fn last_writer(&self, root: Root) -> u32 {

@@ -23,7 +23,7 @@ pub mod tape;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use crate::autodiff::{self, recompute::Recomputed};
+use crate::autodiff::{self, Sums, recompute::Recomputed};
 use crate::config::{CompileMode, Implementation, MergeProjections, Scenario};
 use crate::ir::{ModuleId, Param, ParamId};
 use crate::models::declare::{Blocks, Tree};
@@ -182,7 +182,7 @@ fn full(scenario: &Scenario, model: Declared, sharding: Sharding<'_>) -> Tape {
     recipes::convert(&mut m.graph, &*recipe);
     let seed = build::seed(scenario, m.tokens);
     let recompute = Recomputed::new(&scenario.train, m.modules());
-    let mut backward = autodiff::differentiate(&mut m, &recompute, seed);
+    let mut backward = autodiff::differentiate(&mut m, &recompute, sums(scenario), seed);
     let plan = schedule::plan(
         &mut m,
         &mut backward,
@@ -194,6 +194,20 @@ fn full(scenario: &Scenario, model: Declared, sharding: Sharding<'_>) -> Tape {
     let python = scenario.implementation() == Implementation::Transformers;
     let tape = emit::emit(&m, &backward, &plan, sharding.is_unit, python);
     finish(m.tree, tape, (m.model_flops, m.tokens))
+}
+
+/// Returns how gradients of tied weights are added. They belong to the root, outside of compiled
+/// blocks.
+fn sums(scenario: &Scenario) -> Sums {
+    let eager = matches!(
+        scenario.compile.mode,
+        CompileMode::Off | CompileMode::Blocks
+    );
+    if eager && scenario.implementation() != Implementation::Native {
+        Sums::Autograd
+    } else {
+        Sums::InPlace
+    }
 }
 
 /// Finishes a tape of repeated blocks.

@@ -1,5 +1,5 @@
 use super::*;
-use crate::autodiff::{self, recompute::Recomputed};
+use crate::autodiff::{self, Sums, recompute::Recomputed};
 use crate::graph::{Act, Value};
 use crate::models::testing::{llama, tiny};
 use crate::models::{self, ModelGraph};
@@ -120,7 +120,7 @@ fn operands_are_converted_in_front_of_the_operations_that_ask_for_it() {
     );
     // Gradients have the types of the values they belong to.
     let recompute = Recomputed::new(&s.train, m.modules());
-    let backward = autodiff::differentiate(&mut m, &recompute, 1.0);
+    let backward = autodiff::differentiate(&mut m, &recompute, Sums::InPlace, 1.0);
     assert_eq!(backward.ready.len(), m.params.len());
     let trained =
         |v: &&Value| v.requires_grad && v.root == crate::graph::Root::Param(crate::ir::ParamId(0));
