@@ -7,7 +7,7 @@ mod names;
 mod spans;
 
 pub use collectives::{CollectiveSpan, Pure, bytes_of, of_rank, pure_times};
-pub use memory::{UnitMemory, role_at};
+pub use memory::{Activation, role_at};
 pub(crate) use names::{IMPORTED, shapes};
 
 use crate::attribute::{Attributed, Step, Work};
@@ -62,8 +62,11 @@ pub struct Measured {
     pub streams: Vec<String>,
     /// Floating-point operations per step; 0 without shapes.
     pub flops: u64,
-    /// Activations by unit, an index into `units`; empty if memory was not recorded.
-    pub activations: BTreeMap<u32, UnitMemory>,
+    /// Activations of the first micro-batch; empty if memory was not recorded.
+    pub activations: Vec<Activation>,
+    /// Host times at which forward leaves the root and backward enters it in the first micro-batch,
+    /// since the trace's start: the loss is computed between them. `None` if hooks do not show it.
+    pub loss: Option<[Picos; 2]>,
 }
 
 /// Device times of a step, in nanoseconds of the trace.
@@ -229,8 +232,26 @@ pub fn measured(
         units: a.units.names().to_vec(),
         streams,
         flops,
-        activations: memory::of_units(trace, a, shown),
+        activations: memory::activations(trace, a, shown, origin),
+        loss: loss(trace, a, shown).map(|times| times.map(ps)),
     }
+}
+
+/// Returns when forward leaves the root and backward enters it, by the hooks of FSDP2.
+fn loss(trace: &Trace, a: &Attributed, shown: Option<StepTime>) -> Option<[i64; 2]> {
+    let shown = shown?;
+    let find = |name: &str| {
+        let mut events = trace.host.iter().zip(&a.host);
+        let (event, _) = events.find(|(event, place)| {
+            let first = place.is_some_and(|p| p.step == shown.step && p.micro_batch == 0);
+            // The root's ranges have no name in parentheses.
+            first && trace.name(event.name) == name
+        })?;
+        Some(event)
+    };
+    let left = find("FSDP::post_forward")?.end;
+    let entered = find("FSDP::pre_backward")?.start;
+    Some([left, entered])
 }
 
 /// Returns the times of steps. If some follow another step, only these count, since the first one

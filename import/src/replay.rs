@@ -1,9 +1,10 @@
-//! A tape without a model: the kernels, parameters and saved bytes of each unit as a trace shows
+//! A tape without a model: the kernels, parameters and activations of each unit as a trace shows
 //! them, ready to be sharded again.
 //!
 //! Kernels keep their measured times. What the engine itself launches (gathers, reductions, the
 //! copies around them, the optimizer) is left out: the policy that shards the tape makes its own.
 
+mod lives;
 mod modules;
 mod passes;
 

@@ -50,92 +50,80 @@ pub(super) fn peak(trace: &Trace, steps: &[Step], step: u32) -> (u64, u64) {
     within.fold((0, 0), |p, m| (p.0.max(m.allocated), p.1.max(m.reserved)))
 }
 
-/// Activations of a unit in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct UnitMemory {
-    /// Allocated in forward and freed after it.
-    pub saved: u64,
-    /// Most that forward needs in addition.
-    pub forward: u64,
-    /// Most that backward needs in addition.
-    pub backward: u64,
+/// A tensor that the model's code allocates in the first micro-batch of a step, and frees in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Activation {
+    /// Bytes.
+    pub bytes: u64,
+    /// Unit, an index into [`super::Measured::units`].
+    pub unit: u32,
+    /// Whether forward allocates it.
+    pub in_forward: bool,
+    /// Whether the engine takes it: a gradient that it reduces.
+    pub is_gradient: bool,
+    /// Host time of the allocation, since the trace's start.
+    pub from: Picos,
+    /// Host time of the free.
+    pub to: Picos,
 }
 
-/// Sums the activations of units over the events of a step.
-#[derive(Default)]
-struct Activations {
-    units: BTreeMap<u32, UnitMemory>,
-    /// Bytes of each live activation, with its unit and whether forward allocated it.
-    live: HashMap<u64, (u64, u32, bool)>,
-    now: BTreeMap<(u32, bool), u64>,
-    most: BTreeMap<(u32, bool), u64>,
-}
-
-impl Activations {
-    fn alloc(&mut self, address: u64, bytes: u64, place: Place, role: Role) {
-        let forward = match (place.phase, role) {
-            (Phase::Forward, Role::Activation | Role::Logits) => true,
-            (Phase::Backward | Phase::Recompute, Role::Activation | Role::Temporary) => false,
-            _ => return,
-        };
-        self.live.insert(address, (bytes, place.unit, forward));
-        let now = self.now.entry((place.unit, forward)).or_default();
-        *now += bytes;
-        let most = self.most.entry((place.unit, forward)).or_default();
-        *most = (*most).max(*now);
-    }
-
-    fn free(&mut self, address: u64, phase: Phase) {
-        let Some((bytes, unit, forward)) = self.live.remove(&address) else {
-            return;
-        };
-        if let Some(now) = self.now.get_mut(&(unit, forward)) {
-            *now -= bytes;
-        }
-        if forward && !matches!(phase, Phase::Forward | Phase::Start) {
-            self.units.entry(unit).or_default().saved += bytes;
-        }
-    }
-
-    fn finish(mut self) -> BTreeMap<u32, UnitMemory> {
-        for ((unit, forward), most) in self.most {
-            let of = self.units.entry(unit).or_default();
-            match forward {
-                true => of.forward = most.saturating_sub(of.saved),
-                false => of.backward = most,
-            }
-        }
-        self.units
-    }
-}
-
-/// Returns the activations of each unit in the shown step.
-pub(super) fn of_units(
+/// Returns the activations of the shown step, in order of their frees. What is not freed within the
+/// micro-batch, such as a gradient that is added to, is none.
+pub(super) fn activations(
     trace: &Trace,
     a: &Attributed,
     shown: Option<StepTime>,
-) -> BTreeMap<u32, UnitMemory> {
+    origin: i64,
+) -> Vec<Activation> {
     let Some(shown) = shown else {
-        return BTreeMap::new();
+        return Vec::new();
     };
     let (from, to) = window(&a.steps.all, shown.step);
     let within = trace.memory.iter().filter(|m| m.at >= from && m.at < to);
-    let mut all = Activations::default();
+    let time = |at: i64| Picos((at - origin).max(0).cast_unsigned() * 1000);
+    let mut live: HashMap<u64, Activation> = HashMap::new();
+    let mut all = Vec::new();
+    let mut micro_batch = 0;
     for event in within {
         let op = a.tree.at(trace, event.thread, event.at);
-        let Some(place) = op.and_then(|o| a.host[o]) else {
+        let place = op.and_then(|o| a.host[o]);
+        micro_batch = place.map_or(micro_batch, |p| p.micro_batch);
+        let around = op.into_iter().flat_map(|o| a.tree.around(o));
+        let names = around.map(|o| trace.name(trace.host[o].name));
+        if event.bytes < 0 {
+            // Python frees tensors outside of operators.
+            let role = place.map(|p| role_at(p.phase, names));
+            let freed = live.remove(&event.address).filter(|_| micro_batch == 0);
+            all.extend(freed.map(|f| Activation {
+                is_gradient: !f.in_forward && role == Some(Role::ReduceInput),
+                to: time(event.at),
+                ..f
+            }));
             continue;
+        }
+        let Some(place) = place else { continue };
+        let role = role_at(place.phase, names);
+        let in_forward = match (place.phase, role) {
+            (Phase::Forward, Role::Activation | Role::Logits) => true,
+            (
+                Phase::Backward | Phase::Recompute,
+                Role::Activation | Role::Temporary | Role::Logits,
+            ) => false,
+            _ => continue,
         };
-        if event.bytes >= 0 {
-            let around = op.into_iter().flat_map(|o| a.tree.around(o));
-            let names = around.map(|o| trace.name(trace.host[o].name));
-            let role = role_at(place.phase, names);
-            all.alloc(event.address, event.bytes.cast_unsigned(), place, role);
-        } else {
-            all.free(event.address, place.phase);
+        if place.micro_batch == 0 {
+            let activation = Activation {
+                bytes: event.bytes.cast_unsigned(),
+                unit: place.unit,
+                in_forward,
+                is_gradient: false,
+                from: time(event.at),
+                to: Picos::ZERO,
+            };
+            live.insert(event.address, activation);
         }
     }
-    all.finish()
+    all
 }
 
 /// Returns the memory of the shown step. Its samples get new instructions after those of device

@@ -16,6 +16,8 @@ pub(super) struct Units {
     pub(super) owned: Vec<Vec<ParamId>>,
     /// Module of each unit of the run, by the unit's index.
     pub(super) of_unit: BTreeMap<u32, ModuleId>,
+    /// Module of the loss, if it is computed outside of the root.
+    pub(super) loss: Option<ModuleId>,
     /// Patterns of `fsdp.units` that give the recorded units.
     pub(super) patterns: Vec<UnitPattern>,
 }
@@ -37,6 +39,7 @@ pub(super) fn build(facts: &Facts, measured: &Measured) -> Result<Units, String>
         params: Vec::new(),
         owned: vec![Vec::new()],
         of_unit: BTreeMap::new(),
+        loss: None,
         patterns: Vec::new(),
     };
     // Kept units are marked; a setting for all units needs no marks.
@@ -87,6 +90,15 @@ pub(super) fn build(facts: &Facts, measured: &Measured) -> Result<Units, String>
             keep: false,
         };
         units.patterns.insert(0, all);
+    }
+    if measured.loss.is_some() {
+        units.loss = Some(ModuleId(units.modules.len() as u32));
+        units.modules.push(Module {
+            path: "loss".into(),
+            parent: Some(ModuleId(0)),
+            kind: ModuleKind::Loss,
+        });
+        units.owned.push(Vec::new());
     }
     Ok(units)
 }

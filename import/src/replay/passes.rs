@@ -1,12 +1,13 @@
 //! Forward and backward of a trace as operations of a tape.
 
+use super::lives::Lives;
 use super::modules::Units;
 use crate::RunImport;
-use crate::measured::{IMPORTED, Instr, UnitMemory};
+use crate::measured::{IMPORTED, Instr};
 use shardlab_plan::compile::tape::TapeOp;
 use shardlab_plan::ir::{
     COMPUTE, DType, HostWorkKind, Kernel, KernelClass, KernelId, ModuleId, Operand, ParamId,
-    Source, Storage, StorageId, StorageRole,
+    Source, Storage,
 };
 use shardlab_plan::program::Phase;
 use shardlab_plan::record::Work;
@@ -31,6 +32,8 @@ pub(super) struct Passes {
 struct Measured<'a> {
     instr: &'a Instr,
     name: &'a str,
+    /// Host time of its launch.
+    issued: Picos,
     time: Picos,
 }
 
@@ -56,6 +59,7 @@ pub(super) fn build(run: &RunImport, units: &Units) -> Result<Passes, String> {
             (own && kind).then_some(Measured {
                 instr,
                 name: &m.names[instr.name as usize],
+                issued: span.issued,
                 time: span.end - span.start,
             })
         })
@@ -72,61 +76,54 @@ pub(super) fn build(run: &RunImport, units: &Units) -> Result<Passes, String> {
     };
     let of = |phases: &[Phase]| {
         let chosen = kernels.iter().filter(|k| phases.contains(&k.instr.phase));
-        runs(chosen.copied(), units)
+        runs(chosen.copied(), |k| module_of(k, units, m.loss))
     };
-    let forward = of(&[Phase::Forward]);
-    let backward = of(&[Phase::Backward, Phase::Recompute]);
+    let mut forward = of(&[Phase::Forward]);
+    let mut backward = of(&[Phase::Backward, Phase::Recompute]);
+    // The loss is outside of the root: after it in forward, before it in backward.
+    let is_loss = |run: &Run<'_>| Some(run.module) == units.loss;
+    forward.sort_by_key(is_loss);
+    backward.sort_by_key(|run| !is_loss(run));
     if forward.is_empty() || backward.is_empty() {
         return Err("the trace shows no kernels of forward and backward passes (CUDA graphs launch them as a whole)".into());
     }
-    let memory = memory_of(&m.activations, units);
-    let saved: BTreeMap<ModuleId, StorageId> = memory
-        .iter()
-        .filter(|(_, of)| of.saved > 0)
-        .map(|(module, of)| {
-            let id = passes.storage(of.saved, StorageRole::Saved, *module);
-            (*module, id)
-        })
-        .collect();
     let compute = run.facts.compute.as_ref().map_or("bf16", |c| c.value);
     let compute = DType::ALL.into_iter().find(|t| t.name() == compute);
     let element = compute.unwrap_or(DType::Bf16).size();
     let visit = |module: ModuleId| Visit {
-        module,
         params: &units.owned[module.index()],
         sizes: &units.params,
         element,
-        saved: saved.get(&module).copied(),
-        memory: memory.get(&module).copied().unwrap_or_default(),
     };
-    passes.forward(&forward, &visit);
-    passes.backward(&backward, &visit, &units.owned);
+    let all = forward.iter().chain(&backward).flat_map(|r| &r.kernels);
+    let mut lives = Lives::new(&m.activations, units, element, all.map(|k| k.issued));
+    passes.storages = lives.storages();
+    passes.forward(&forward, units, &visit, &mut lives);
+    passes.backward(&backward, units, &visit, &mut lives);
     Ok(passes)
 }
 
-/// Returns the activations of each module. Units that are not modules belong to the root.
-fn memory_of(
-    activations: &BTreeMap<u32, UnitMemory>,
-    units: &Units,
-) -> BTreeMap<ModuleId, UnitMemory> {
-    let mut all: BTreeMap<ModuleId, UnitMemory> = BTreeMap::new();
-    for (unit, memory) in activations {
-        let module = units.of_unit.get(unit).copied().unwrap_or(ModuleId(0));
-        let of = all.entry(module).or_default();
-        of.saved += memory.saved;
-        of.forward = of.forward.max(memory.forward);
-        of.backward = of.backward.max(memory.backward);
+/// Returns the module of a kernel. `loss` are the times between which the root's kernels are those
+/// of the loss.
+fn module_of(kernel: &Measured<'_>, units: &Units, loss: Option<[Picos; 2]>) -> ModuleId {
+    let unit = u32::from(kernel.instr.unit.0);
+    let module = units.of_unit.get(&unit).copied().unwrap_or(ModuleId(0));
+    let outside = loss.is_some_and(|[left, entered]| (left..entered).contains(&kernel.issued));
+    match units.loss {
+        Some(loss) if outside && module == ModuleId(0) => loss,
+        _ => module,
     }
-    all
 }
 
 /// Splits kernels into runs of one module. A module other than the root runs once in each pass:
 /// later kernels join its first run.
-fn runs<'a>(kernels: impl Iterator<Item = Measured<'a>>, units: &Units) -> Vec<Run<'a>> {
+fn runs<'a>(
+    kernels: impl Iterator<Item = Measured<'a>>,
+    module_of: impl Fn(&Measured<'_>) -> ModuleId,
+) -> Vec<Run<'a>> {
     let mut all: Vec<Run<'a>> = Vec::new();
     for kernel in kernels {
-        let unit = u32::from(kernel.instr.unit.0);
-        let module = units.of_unit.get(&unit).copied().unwrap_or(ModuleId(0));
+        let module = module_of(&kernel);
         let recompute = kernel.instr.phase == Phase::Recompute;
         let fits = |run: &Run<'_>| run.module == module && run.recompute == recompute;
         let known = match module {
@@ -147,13 +144,10 @@ fn runs<'a>(kernels: impl Iterator<Item = Measured<'a>>, units: &Units) -> Vec<R
 
 /// What a run of a module refers to.
 struct Visit<'a> {
-    module: ModuleId,
     params: &'a [ParamId],
     sizes: &'a [shardlab_plan::ir::Param],
     /// Bytes of an element in the type of computation.
     element: u64,
-    saved: Option<StorageId>,
-    memory: UnitMemory,
 }
 
 impl Visit<'_> {
@@ -168,43 +162,54 @@ impl Visit<'_> {
 }
 
 impl Passes {
-    fn forward<'a>(&mut self, runs: &[Run<'_>], visit: &impl Fn(ModuleId) -> Visit<'a>) {
-        let root = visit(ModuleId(0));
+    fn forward<'a>(
+        &mut self,
+        runs: &[Run<'_>],
+        units: &Units,
+        visit: &impl Fn(ModuleId) -> Visit<'a>,
+        lives: &mut Lives,
+    ) {
         let mut ops = vec![TapeOp::Enter(ModuleId(0))];
-        ops.extend(root.saved.map(TapeOp::Alloc));
         for run in runs {
-            let v = visit(run.module);
+            if Some(run.module) == units.loss {
+                ops.push(TapeOp::Exit(ModuleId(0)));
+            }
             let inner = run.module != ModuleId(0);
             if inner {
                 ops.push(TapeOp::Enter(run.module));
-                ops.extend(v.saved.map(TapeOp::Alloc));
             }
-            let temporary = self.temporary(v.memory.forward, StorageRole::Temporary, &v, &mut ops);
-            self.launches(run, &v, &[], &mut ops);
-            ops.extend(temporary.map(TapeOp::Free));
+            self.launches(run, &visit(run.module), &[], lives, &mut ops);
             if inner {
                 ops.push(TapeOp::Exit(run.module));
             }
         }
-        ops.push(TapeOp::Exit(ModuleId(0)));
+        if runs.last().map(|r| r.module) != units.loss {
+            ops.push(TapeOp::Exit(ModuleId(0)));
+        }
         self.forward = ops;
     }
 
     fn backward<'a>(
         &mut self,
         runs: &[Run<'_>],
+        units: &Units,
         visit: &impl Fn(ModuleId) -> Visit<'a>,
-        owned: &[Vec<ParamId>],
+        lives: &mut Lives,
     ) {
-        let root = visit(ModuleId(0));
+        let owned = &units.owned;
         let last_of_root = runs.iter().rposition(|r| r.module == ModuleId(0));
-        let mut ops = vec![TapeOp::Enter(ModuleId(0))];
+        let mut ops = Vec::new();
+        let mut in_root = false;
         let mut seen = vec![false; owned.len()];
         for (i, run) in runs.iter().enumerate() {
+            if !in_root && Some(run.module) != units.loss {
+                ops.push(TapeOp::Enter(ModuleId(0)));
+                in_root = true;
+            }
             let v = visit(run.module);
             if run.recompute {
                 ops.push(TapeOp::EnterRecompute(run.module));
-                self.launches(run, &v, &[], &mut ops);
+                self.launches(run, &v, &[], lives, &mut ops);
                 ops.push(TapeOp::ExitRecompute(run.module));
                 continue;
             }
@@ -217,16 +222,15 @@ impl Passes {
             if inner {
                 ops.push(TapeOp::Enter(run.module));
             }
-            let temporary =
-                self.temporary(v.memory.backward, StorageRole::ActivationGrad, &v, &mut ops);
-            self.launches(run, &v, grads, &mut ops);
-            ops.extend(temporary.map(TapeOp::Free));
+            self.launches(run, &v, grads, lives, &mut ops);
             ops.extend(grads.iter().map(|p| TapeOp::GradReady(*p)));
             seen[run.module.index()] |= !grads.is_empty();
             if inner {
-                ops.extend(v.saved.map(TapeOp::Free));
                 ops.push(TapeOp::Exit(run.module));
             }
+        }
+        if !in_root {
+            ops.push(TapeOp::Enter(ModuleId(0)));
         }
         // Gradients of units without a kernel in backward are zero and complete at its end.
         for (module, params) in owned.iter().enumerate().filter(|(m, _)| !seen[*m]) {
@@ -237,40 +241,24 @@ impl Passes {
             }
             ops.extend(params.iter().map(|p| TapeOp::GradReady(*p)));
             if inner {
-                ops.extend(visit(id).saved.map(TapeOp::Free));
                 ops.push(TapeOp::Exit(id));
             }
         }
-        ops.extend(root.saved.map(TapeOp::Free));
+        ops.extend(lives.rest());
         ops.push(TapeOp::Exit(ModuleId(0)));
         self.backward = ops;
     }
 
-    fn temporary(
-        &mut self,
-        bytes: u64,
-        role: StorageRole,
-        v: &Visit<'_>,
-        ops: &mut Vec<TapeOp>,
-    ) -> Option<StorageId> {
-        let id = (bytes > 0).then(|| self.storage(bytes, role, v.module));
-        ops.extend(id.map(TapeOp::Alloc));
-        id
-    }
-
-    fn storage(&mut self, bytes: u64, role: StorageRole, module: ModuleId) -> StorageId {
-        self.storages.push(Storage {
-            bytes: Bytes(bytes),
-            dtype: DType::Bf16,
-            role,
-            module,
-        });
-        StorageId((self.storages.len() - 1) as u32)
-    }
-
     /// Adds the kernels of a run. All read the module's parameters; gradients are written in equal
     /// parts over the run, the last parameter's first, as backward makes them.
-    fn launches(&mut self, run: &Run<'_>, v: &Visit<'_>, grads: &[ParamId], ops: &mut Vec<TapeOp>) {
+    fn launches(
+        &mut self,
+        run: &Run<'_>,
+        v: &Visit<'_>,
+        grads: &[ParamId],
+        lives: &mut Lives,
+        ops: &mut Vec<TapeOp>,
+    ) {
         let backward = run.kernels.iter().any(|k| k.instr.phase == Phase::Backward);
         let kind = match (self.eager, backward) {
             (true, false) => HostWorkKind::Dispatch,
@@ -280,6 +268,7 @@ impl Passes {
         let n = run.kernels.len();
         let mut written = 0;
         for (i, kernel) in run.kernels.iter().enumerate() {
+            ops.extend(lives.before_next());
             if self.eager || i == 0 {
                 ops.push(TapeOp::Host { kind, count: 1 });
             }

@@ -1,0 +1,177 @@
+//! Activations between the kernels of a tape.
+
+use super::modules::Units;
+use crate::measured::Activation;
+use shardlab_plan::compile::tape::TapeOp;
+use shardlab_plan::ir::{DType, ModuleId, Storage, StorageId, StorageRole};
+use shardlab_plan::units::{Bytes, Picos};
+use std::cmp::Reverse;
+
+/// Bytes to which PyTorch's allocator rounds sizes.
+const ROUNDING: u64 = 512;
+
+/// Allocations and frees in the order of a tape's kernels.
+pub(super) struct Lives {
+    storages: Vec<Storage>,
+    /// Operations with the number of the kernel that they precede, the last first.
+    left: Vec<(usize, TapeOp)>,
+    /// Number of kernels that were launched.
+    launched: usize,
+}
+
+impl Lives {
+    /// Places activations between kernels, in the order of the tape, issued at these host times.
+    ///
+    /// An allocation comes before the kernel that the host launched next, a free too. Later kernels
+    /// of a unit join its first run, so a free can come before its allocation in the order of the
+    /// tape; such a tensor lives during one kernel. Tensors that no kernel separates are left out.
+    pub(super) fn new(
+        activations: &[Activation],
+        units: &Units,
+        element: u64,
+        issued: impl Iterator<Item = Picos>,
+    ) -> Self {
+        let gradients = gradients(activations, units, element);
+        let kept = activations.iter().zip(gradients).filter(|a| !a.1);
+        Self::between(kept.map(|(a, _)| (*a, module(a, units))), issued)
+    }
+
+    /// Places activations with their modules between kernels that were issued at these times.
+    fn between(
+        activations: impl Iterator<Item = (Activation, ModuleId)>,
+        issued: impl Iterator<Item = Picos>,
+    ) -> Self {
+        let mut issued: Vec<(Picos, usize)> = issued.zip(0..).collect();
+        let count = issued.len();
+        issued.sort_unstable();
+        let next = |at: Picos| {
+            let after = issued.partition_point(|k| k.0 < at);
+            (after, issued.get(after).map_or(count, |k| k.1))
+        };
+        let mut storages = Vec::new();
+        // Position, host time, and the operation.
+        let mut ops: Vec<(usize, Picos, TapeOp)> = Vec::new();
+        for (a, module) in activations {
+            let ((first, from), (last, to)) = (next(a.from), next(a.to));
+            if first == last || from == count {
+                continue;
+            }
+            let to = to.max(from + 1);
+            let id = StorageId(storages.len() as u32);
+            storages.push(Storage {
+                bytes: Bytes(a.bytes),
+                dtype: DType::Bf16,
+                role: match a.in_forward {
+                    true => StorageRole::Saved,
+                    false => StorageRole::ActivationGrad,
+                },
+                module,
+            });
+            ops.push((from, a.from, TapeOp::Alloc(id)));
+            ops.push((to, a.to, TapeOp::Free(id)));
+        }
+        ops.sort_by_key(|&(position, at, _)| (position, at));
+        Self {
+            storages,
+            left: ops.into_iter().rev().map(|(p, _, op)| (p, op)).collect(),
+            launched: 0,
+        }
+    }
+
+    /// Returns the storages of all activations.
+    pub(super) fn storages(&self) -> Vec<Storage> {
+        self.storages.clone()
+    }
+
+    /// Returns what precedes the next kernel of the tape.
+    pub(super) fn before_next(&mut self) -> Vec<TapeOp> {
+        let at = self.launched;
+        self.launched += 1;
+        std::iter::from_fn(|| Some(self.left.pop_if(|op| op.0 <= at)?.1)).collect()
+    }
+
+    /// Returns what follows the last kernel.
+    pub(super) fn rest(&mut self) -> Vec<TapeOp> {
+        let ops = std::mem::take(&mut self.left);
+        ops.into_iter().rev().map(|op| op.1).collect()
+    }
+}
+
+/// Returns the module of an activation. Units that are not modules belong to the root.
+fn module(a: &Activation, units: &Units) -> ModuleId {
+    units.of_unit.get(&a.unit).copied().unwrap_or(ModuleId(0))
+}
+
+/// Returns which activations are gradients of parameters: the policy allocates them. If the trace
+/// does not show that an engine takes them, they are those of a parameter's size that live longest.
+fn gradients(activations: &[Activation], units: &Units, element: u64) -> Vec<bool> {
+    let mut found: Vec<bool> = activations.iter().map(|a| a.is_gradient).collect();
+    if found.contains(&true) {
+        return found;
+    }
+    let mut longest: Vec<usize> = (0..activations.len())
+        .filter(|&i| !activations[i].in_forward)
+        .collect();
+    longest.sort_by_key(|&i| Reverse(activations[i].to - activations[i].from));
+    for (m, params) in units.owned.iter().enumerate() {
+        for p in params {
+            let bytes = units.params[p.index()].numel() * element;
+            let bytes = bytes.next_multiple_of(ROUNDING);
+            let gradient = longest.iter().copied().find(|&i| {
+                let a = &activations[i];
+                !found[i] && module(a, units).index() == m && a.bytes == bytes
+            });
+            if let Some(i) = gradient {
+                found[i] = true;
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Three kernels, of which the host issued the last one of the tape second.
+    #[test]
+    fn tensors_live_between_the_kernels_around_them() {
+        let life = |from: u64, to: u64| {
+            let activation = Activation {
+                bytes: 512,
+                unit: 0,
+                in_forward: true,
+                is_gradient: false,
+                from: Picos(from),
+                to: Picos(to),
+            };
+            (activation, ModuleId(0))
+        };
+        let lives = [
+            life(5, 15),
+            life(12, 25),
+            life(22, 40),
+            life(21, 22),
+            life(5, 17),
+        ];
+        let issued = [10, 30, 20].map(Picos);
+        let mut lives = Lives::between(lives.into_iter(), issued.into_iter());
+        let ops = |found: Vec<TapeOp>| -> Vec<(bool, u32)> {
+            let id = |op: &TapeOp| match *op {
+                TapeOp::Alloc(s) => (true, s.0),
+                TapeOp::Free(s) => (false, s.0),
+                _ => panic!("{op:?}"),
+            };
+            found.iter().map(id).collect()
+        };
+        // The fourth has no kernel; frees before the second kernel issued come before the third.
+        assert_eq!(lives.storages().len(), 4);
+        assert_eq!(ops(lives.before_next()), [(true, 0), (true, 3)]);
+        assert_eq!(ops(lives.before_next()), [(true, 2)]);
+        assert_eq!(
+            ops(lives.before_next()),
+            [(true, 1), (false, 0), (false, 3)]
+        );
+        assert_eq!(ops(lives.rest()), [(false, 1), (false, 2)]);
+    }
+}
