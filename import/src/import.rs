@@ -9,7 +9,7 @@ use crate::measured::{Labels, Measured, StepTime, measured, pure_times, step_tim
 use crate::ranks::{self, Rank, RankSummary};
 use crate::snapshot::{self, SnapshotOptions, SnapshotReport};
 use crate::source::{Format, Source, expand};
-use crate::{ImportError, execution, nsys};
+use crate::{ImportError, execution, joined, nsys};
 use shardlab_plan::Program;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -111,8 +111,13 @@ pub fn import_with(
         .map(|p| (p, Format::Kineto))
         .chain(of(Format::Sqlite).map(|p| (p, Format::Sqlite)))
         .collect();
+    for path in of(Format::Snapshot) {
+        let reports = snapshot::read(Source::open(path)?, path, &options.snapshot)?;
+        all.snapshots.push((path.to_owned(), reports));
+    }
     if !traces.is_empty() {
-        all.run = Some(traces_to_run(&traces, name)?);
+        let snapshots: Vec<&SnapshotReport> = all.snapshots.iter().flat_map(|s| &s.1).collect();
+        all.run = Some(traces_to_run(&traces, &snapshots, name)?);
     }
     for path in of(Format::ExecutionTrace) {
         let trace = execution::read(Source::open(path)?, path)?;
@@ -125,10 +130,6 @@ pub fn import_with(
                 facts: facts::find(&trace, &a, step),
             },
         ));
-    }
-    for path in of(Format::Snapshot) {
-        let reports = snapshot::read(Source::open(path)?, path, &options.snapshot)?;
-        all.snapshots.push((path.to_owned(), reports));
     }
     let mut records = Vec::new();
     for (i, path) in of(Format::Flight).enumerate() {
@@ -242,7 +243,11 @@ fn read(path: &Path, format: Format) -> Result<Vec<Trace>, ImportError> {
     Ok(traces)
 }
 
-fn traces_to_run(paths: &[(&Path, Format)], name: &str) -> Result<RunImport, ImportError> {
+fn traces_to_run(
+    paths: &[(&Path, Format)],
+    snapshots: &[&SnapshotReport],
+    name: &str,
+) -> Result<RunImport, ImportError> {
     let mut ranks: Vec<Rank> = Vec::new();
     let mut first: Option<(u32, First)> = None;
     let mut unmatched: BTreeMap<String, (u64, u64)> = BTreeMap::new();
@@ -272,9 +277,13 @@ fn traces_to_run(paths: &[(&Path, Format)], name: &str) -> Result<RunImport, Imp
     }
     ranks.sort_by_key(|r| r.rank);
     ranks::check(&ranks)?;
-    let Some((_, first)) = first else {
+    let Some((_, mut first)) = first else {
         return Err(ImportError::NoTrace);
     };
+    if first.trace.memory.is_empty() {
+        let snapshots = snapshots.iter().copied();
+        first.trace.memory = joined::memory(&first.trace, &first.attributed, snapshots);
+    }
     let lists: Vec<&[_]> = ranks.iter().map(|r| r.collectives.as_slice()).collect();
     let (pure, alone, late) = pure_times(&lists);
     let step = typical(&first.times).map(|t| t.step);
@@ -426,7 +435,7 @@ fn undetermined(trace: &Trace, a: &Attributed, facts: &Facts) -> Vec<String> {
     }
     if trace.memory.is_empty() {
         say(
-            "memory over time: the trace was recorded without profile_memory=True (a snapshot contains it, too)",
+            "memory over time: the trace was recorded without profile_memory=True (give a snapshot of the same steps and device, too)",
         );
     }
     if a.steps.all.iter().all(|s| !s.is_whole()) {

@@ -28,6 +28,7 @@ pub mod facts;
 pub mod flight;
 mod import;
 pub mod infer;
+mod joined;
 pub mod kineto;
 mod limits;
 pub mod measured;

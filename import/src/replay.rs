@@ -45,7 +45,7 @@ pub fn tape(run: &RunImport, name: &str) -> Result<Traced, String> {
     let mut notes = Vec::new();
     if run.measured.activations.is_empty() {
         notes.push(
-            "memory of activations: the trace was recorded without profile_memory=True, so it is not part of the peak"
+            "memory of activations: the trace was recorded without profile_memory=True, so it is not part of the peak; a snapshot of the same steps adds it"
                 .into(),
         );
     }

@@ -11,6 +11,7 @@ mod replay;
 mod roles;
 
 pub use export::export;
+pub use history::Change;
 pub use oom::{OutOfMemory, Tried};
 pub use replay::{Agreement, Replay};
 
@@ -75,6 +76,9 @@ pub struct SnapshotReport {
     pub replays: Vec<Replay>,
     /// What cannot be determined.
     pub notes: Vec<String>,
+    /// The history, for a trace of the same process.
+    #[serde(skip)]
+    pub changes: Vec<Change>,
 }
 
 /// Bytes of a role or unit.
@@ -143,6 +147,7 @@ pub fn read(
         let before = past.is_complete().then_some(0);
         let mut report = device_report(device, &own, history, &annotations, before);
         replays(&mut report, &past, options);
+        report.changes = past.changes();
         report.settings = settings(value.get("allocator_settings"));
         let names: Vec<String> = report.by_unit.iter().map(|u| u.name.clone()).collect();
         let prefix = common_prefix(&names);

@@ -31,7 +31,8 @@ Examples:
 #[derive(clap::Args)]
 #[command(after_help = NOTES)]
 pub(super) struct Args {
-    /// Trace of the PyTorch profiler, or the traces of several ranks
+    /// Trace of the PyTorch profiler, or the traces of several ranks; a memory snapshot of the same
+    /// steps adds allocations that the trace lacks
     #[arg(value_name = "TRACE", required = true)]
     files: Vec<PathBuf>,
     #[command(flatten)]

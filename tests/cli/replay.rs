@@ -2,6 +2,7 @@
 
 use crate::{json, shardlab, stdout};
 use serde_json::Value;
+use std::io::Read;
 
 const TRACES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/traces");
 
@@ -43,6 +44,43 @@ fn memory_of_replays_is_close_to_the_recorded_one() {
         );
         assert!(error("peak_reserved_bytes").abs() < 0.06, "{name}: {found}");
     }
+}
+
+/// A trace without memory events takes them from a snapshot of the same steps. Its sizes leave out
+/// what a block has beyond its tensor.
+#[test]
+fn a_snapshot_gives_a_trace_its_memory() {
+    let path = format!("{TRACES}/fsdp2-compiled-rank0.json.gz");
+    let mut text = String::new();
+    let file = std::fs::File::open(&path).unwrap();
+    flate2::read::GzDecoder::new(file)
+        .read_to_string(&mut text)
+        .unwrap();
+    let mut trace: Value = serde_json::from_str(&text).unwrap();
+    let events = trace["traceEvents"].as_array_mut().unwrap();
+    events.retain(|e| e["name"] != "[memory]");
+    let folder = tempfile::tempdir().unwrap();
+    let bare = folder.path().join("rank0.json");
+    std::fs::write(&bare, trace.to_string()).unwrap();
+    let bare = bare.to_str().unwrap();
+    let snapshot = format!("{TRACES}/fsdp2-compiled.snapshot.pickle.gz");
+    let run = |files: &[&str]| json(&[&["replay", "--json"], files].concat()).remove(0);
+    let (with, without) = (run(&[bare, &snapshot]), run(&[bare]));
+    let own = replay("fsdp2-compiled-rank0", &[]);
+    let bytes = |of: &Value, run: &str, key: &str| of[run][key].as_f64().unwrap();
+    for (run, key) in [
+        ("measured", "peak_allocated_bytes"),
+        ("measured", "peak_reserved_bytes"),
+        ("recorded", "peak_allocated_bytes"),
+        ("recorded", "peak_reserved_bytes"),
+    ] {
+        let error = bytes(&with, run, key) / bytes(&own, run, key) - 1.0;
+        assert!(error.abs() < 0.002, "{run} {key}: {error}");
+    }
+    assert_eq!(bytes(&without, "measured", "peak_allocated_bytes"), 0.0);
+    // The snapshot of another job is not of the trace's time.
+    let other = format!("{TRACES}/start-default.snapshot.pickle.gz");
+    assert_eq!(run(&[bare, &other])["recorded"], without["recorded"]);
 }
 
 /// Steps without the profiler, from the table in `tests/data/traces/README.md` and from that of

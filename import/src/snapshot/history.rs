@@ -29,7 +29,27 @@ pub(super) struct Event {
     /// Requested bytes of an allocation, bytes of a segment.
     pub(super) size: u64,
     pub(super) stream: StreamId,
+    /// Microseconds since 1970; 0 if not recorded.
+    pub(super) time: u64,
 }
+
+/// An allocation or a free at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// Microseconds since 1970; 0 if not recorded.
+    pub time: u64,
+    /// Address.
+    pub address: u64,
+    /// Bytes; negative for a free.
+    pub bytes: i64,
+    /// Allocated bytes after it.
+    pub allocated: u64,
+    /// Reserved bytes after it.
+    pub reserved: u64,
+}
+
+/// Bytes to which PyTorch's allocator rounds sizes.
+const ROUNDING: u64 = 512;
 
 /// Memory of a device over time.
 #[derive(Clone, Debug, Default)]
@@ -160,6 +180,39 @@ impl History {
         (now, peak)
     }
 
+    /// Returns the allocations and frees with their times.
+    pub(super) fn changes(&self) -> Vec<Change> {
+        let rounded = |bytes: u64| bytes.next_multiple_of(ROUNDING);
+        let live = self.start.iter().flat_map(|s| &s.live);
+        let mut allocated: u64 = live.map(|block| rounded(block.1)).sum();
+        let mut reserved: u64 = self.start.iter().map(|s| s.size).sum();
+        let mut changes = Vec::new();
+        for e in &self.events {
+            let bytes = match e.action {
+                Action::Alloc => rounded(e.size).cast_signed(),
+                Action::FreeCompleted => -rounded(e.size).cast_signed(),
+                Action::Take => {
+                    reserved += e.size;
+                    continue;
+                }
+                Action::Return => {
+                    reserved = reserved.saturating_sub(e.size);
+                    continue;
+                }
+                Action::OutOfMemory => continue,
+            };
+            allocated = allocated.saturating_add_signed(bytes);
+            changes.push(Change {
+                time: e.time,
+                address: e.address,
+                bytes,
+                allocated,
+                reserved,
+            });
+        }
+        changes
+    }
+
     /// Returns whether the history covers the run from its first allocation.
     pub(super) fn is_complete(&self) -> bool {
         self.start.is_empty() && !self.events.is_empty()
@@ -180,6 +233,7 @@ fn event(value: &Value, streams: &mut Streams) -> Option<Event> {
         address: number(value, "addr"),
         size: number(value, "size"),
         stream: streams.of(number(value, "stream")),
+        time: number(value, "time_us"),
     })
 }
 
